@@ -1,0 +1,53 @@
+#pragma once
+// Block-sparse softmax attention, one pass over the allowed key blocks of each query block (Dao 2023,
+// arXiv:2307.08691); no [T, T] buffer exists.
+//   s[q,k] = scale * <q, k>,  p = softmax over the allowed k,  y[q] = sum_k p[q,k] v[k],  lse[q] = log sum exp s[q,k]
+// Shapes: q, k, v, y [T, H D] (head-major columns, any row stride); lse [H, T].
+
+#include "kernels/types.hpp"
+
+namespace nanorun::kernels {
+
+/// Tokens of a block of the mask; T is a multiple of it.
+inline constexpr int attention_block = 128;
+
+/// Query q sees exactly the keys first_key[q] <= k <= q. Because documents are contiguous and windows move with the
+/// query, first_key never decreases; so the key blocks of a query block, and the query blocks of a key block, are
+/// intervals. All pointers are in the tensors' memory space.
+struct AttentionMask {
+  int length = 0;                           ///< T
+  const std::int32_t* first_key = nullptr;  ///< [T]
+  /// Per query block b: key blocks [key_begin[b], b] hold an allowed pair; of these, every pair of the blocks
+  /// [key_full[b], b) is allowed. key_full[b] <= b.
+  const std::int32_t* key_begin = nullptr;
+  const std::int32_t* key_full = nullptr;
+  /// Per key block b: query blocks [b, query_end[b]) hold an allowed pair; of these, every pair of the blocks
+  /// (b, query_full[b]) is allowed. query_full[b] >= b + 1.
+  const std::int32_t* query_end = nullptr;
+  const std::int32_t* query_full = nullptr;
+};
+
+namespace portable {
+
+template <class T>
+struct AttentionInputs {
+  Mat<const T> q, k, v;
+  int heads = 0;
+  T scale = 0;
+};
+
+/// Bytes of scratch that either direction needs.
+template <class T>
+std::size_t attention_workspace(int length, int heads, int head_dim);
+
+template <class T>
+void attention_forward(Stream stream, Mat<T> y, Mat<T> lse, const AttentionInputs<T>& in, const AttentionMask& mask,
+                       Workspace workspace);
+
+/// d_q, d_k, d_v = gradients (overwritten); y and lse are the forward's.
+template <class T>
+void attention_backward(Stream stream, Mat<T> d_q, Mat<T> d_k, Mat<T> d_v, Mat<const T> y, Mat<const T> lse,
+                        Mat<const T> d_y, const AttentionInputs<T>& in, const AttentionMask& mask, Workspace workspace);
+
+}  // namespace portable
+}  // namespace nanorun::kernels

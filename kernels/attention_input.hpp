@@ -1,0 +1,49 @@
+#pragma once
+// From the fused projection [q k v] to what attention reads: norm of q and k over each head, rotary position
+// embedding (Su et al. 2021, arXiv:2104.09864), and the value mix.
+//   q'[t,h] = R_t norm(q[t,h]),  k'[t,h] = R_t norm(k[t,h]),  v'[t] = l0 * v[t] + l1 * u[t]
+//   R_t on the pair (x[j], x[j+D/2]):  y[j] = x[j] c + x[j+D/2] s,  y[j+D/2] = -x[j] s + x[j+D/2] c
+//   with c = cos[t,j], s = sin[t,j], 0 <= j < D/2.
+// Shapes: qkv, out [T, 3 H D] (columns: all of q, then k, then v; head-major); cos, sin [T, D/2];
+// rstd [T, 2 H] (q heads, then k heads); u [T, H D].
+
+#include "kernels/types.hpp"
+
+namespace nanorun::kernels::portable {
+
+/// Second source u of the values.
+template <class T>
+struct ValueMix {
+  /// lambda [2]: (l0, l1); with `interpolate` lambda [1] = l and (l0, l1) = (1 - l, l).
+  const T* lambda = nullptr;
+  bool interpolate = false;
+  /// u[t] = source[index[t]], or source[t] where index is null. A null source means v' = l0 * v.
+  Mat<const T> source;
+  const Token* index = nullptr;
+};
+
+template <class T>
+struct ValueMixGradients {
+  T* d_lambda = nullptr;  ///< same size as lambda, +=
+  Mat<T> d_source;        ///< same rows as source (scattered through index), +=
+};
+
+template <class T>
+struct Rotary {
+  int heads = 0;
+  Mat<const T> cos;
+  Mat<const T> sin;
+};
+
+template <class T>
+void attention_input_forward(Stream stream, Mat<T> out, Mat<T> rstd, Mat<const T> qkv, const Rotary<T>& rotary,
+                             const ValueMix<T>& mix, double eps);
+
+/// d_qkv = gradient of qkv, where d_out is the gradient of out. `out` and `rstd` are the forward's; v [T, H D] is
+/// the value part of its qkv. `d_qkv` may be `d_out`.
+template <class T>
+void attention_input_backward(Stream stream, Mat<T> d_qkv, const ValueMixGradients<T>& d_mix, Mat<const T> out,
+                              Mat<const T> rstd, Mat<const T> v, Mat<const T> d_out, const Rotary<T>& rotary,
+                              const ValueMix<T>& mix);
+
+}  // namespace nanorun::kernels::portable

@@ -1,0 +1,39 @@
+#include "kernels/fill.hpp"
+
+#include "kernels/portable.hpp"
+
+namespace nanorun::kernels::portable {
+
+template <class T>
+void fill(Stream, Vec<T> x, double value) {
+  const T v = static_cast<T>(value);
+  for_chunks("fill", x.size(), [=](std::size_t first, std::size_t last) {
+    for (std::size_t i = first; i < last; ++i) x[i] = v;
+  });
+}
+
+template <class T>
+void scale(Stream, Vec<T> x, double factor) {
+  const T f = static_cast<T>(factor);
+  for_chunks("scale", x.size(), [=](std::size_t first, std::size_t last) {
+    for (std::size_t i = first; i < last; ++i) x[i] *= f;
+  });
+}
+
+template <class T>
+double sum_of_squares(Stream, Vec<const T> x) {
+  double sum = 0;
+#pragma omp simd reduction(+ : sum)
+  for (std::size_t i = 0; i < x.size(); ++i) sum += static_cast<double>(x[i]) * x[i];
+  return sum;
+}
+
+#define NANORUN_INSTANTIATE(T)                 \
+  template void fill(Stream, Vec<T>, double);  \
+  template void scale(Stream, Vec<T>, double); \
+  template double sum_of_squares(Stream, Vec<const T>);
+NANORUN_INSTANTIATE(float)
+NANORUN_INSTANTIATE(double)
+#undef NANORUN_INSTANTIATE
+
+}  // namespace nanorun::kernels::portable

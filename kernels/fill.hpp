@@ -1,0 +1,20 @@
+#pragma once
+// Elementwise helpers on flat tensors [n].
+
+#include "kernels/types.hpp"
+
+namespace nanorun::kernels::portable {
+
+/// x[i] = value
+template <class T>
+void fill(Stream stream, Vec<T> x, double value);
+
+/// x[i] *= factor
+template <class T>
+void scale(Stream stream, Vec<T> x, double factor);
+
+/// Returns sum_i x[i]², accumulated in double.
+template <class T>
+double sum_of_squares(Stream stream, Vec<const T> x);
+
+}  // namespace nanorun::kernels::portable

@@ -1,0 +1,42 @@
+#pragma once
+// Output head and loss, fused so that only a chunk of rows of the logits ever exists.
+//   z = x wᵀ,  logit = c tanh(z / c),  loss[t] = logsumexp_v logit[t,v] - logit[t, target[t]]
+// Shapes: x [T, d]; w [V, d] (V includes the padded columns, which count in the sum); targets [T].
+//
+// With Fp8 the product is emulated as the tensor cores form it, saturating on conversion (Micikevicius et al. 2022,
+// arXiv:2209.05433; e4m3 has no infinity and reaches 448, e5m2 reaches 57344; round to nearest even):
+//   xq = e4m3(x sx), wq = e4m3(w sw), z = bf16(xq wqᵀ / (sx sw))
+//   gq = e5m2(g sg), d_x = gq wq / (sg sw), d_w = gqᵀ xq / (sg sx), where g is the gradient of z.
+
+#include "kernels/types.hpp"
+
+namespace nanorun::kernels {
+
+enum class HeadPrecision { working, fp8 };
+
+struct HeadOptions {
+  double softcap = 15;
+  HeadPrecision precision = HeadPrecision::working;
+  double scale_x = 1;
+  double scale_w = 1;
+  double scale_g = 1;
+};
+
+namespace portable {
+
+/// Bytes of scratch that either function below needs.
+template <class T>
+std::size_t head_workspace(int length, int vocabulary, int width, HeadPrecision precision);
+
+/// Returns sum_t loss[t].
+template <class T>
+double head_loss_forward(Stream stream, Mat<const T> x, Mat<const T> w, Vec<const Token> targets,
+                         const HeadOptions& options, Workspace workspace);
+
+/// Loss and gradients of the mean loss over the T rows in one sweep: d_x =, d_w +=. Returns sum_t loss[t].
+template <class T>
+double head_loss_backward(Stream stream, Mat<T> d_x, Mat<T> d_w, Mat<const T> x, Mat<const T> w,
+                          Vec<const Token> targets, const HeadOptions& options, Workspace workspace);
+
+}  // namespace portable
+}  // namespace nanorun::kernels

@@ -1,0 +1,34 @@
+#pragma once
+// Linear layer without bias: out = x wᵀ, weights stored [out features, in features].
+// Shapes: x [M, K]; w [N, K]; out [M, N]. Accumulation in T; the portable bodies call the host BLAS.
+
+#include "kernels/types.hpp"
+
+namespace nanorun::kernels::portable {
+
+/// out = x wᵀ
+template <class T>
+void linear_forward(Stream stream, Mat<T> out, Mat<const T> x, Mat<const T> w);
+
+/// out += x wᵀ (adds a branch to the residual stream)
+template <class T>
+void linear_add_forward(Stream stream, Mat<T> out, Mat<const T> x, Mat<const T> w);
+
+/// d_x = d_out w
+template <class T>
+void linear_backward_input(Stream stream, Mat<T> d_x, Mat<const T> d_out, Mat<const T> w);
+
+/// d_w += d_outᵀ x
+template <class T>
+void linear_backward_weight(Stream stream, Mat<T> d_w, Mat<const T> d_out, Mat<const T> x);
+
+/// Squared-relu layer: h = relu(x wᵀ)² (So et al. 2021, arXiv:2109.08668).
+template <class T>
+void linear_relu2_forward(Stream stream, Mat<T> h, Mat<const T> x, Mat<const T> w);
+
+/// Gradient through the layer above h and the square: d_z = (d_out w_next) ∘ 2 sqrt(h), where z = x wᵀ and
+/// out = h w_nextᵀ. Shapes: d_out [M, K']; w_next [K', N]; h, d_z [M, N].
+template <class T>
+void linear_relu2_backward(Stream stream, Mat<T> d_z, Mat<const T> d_out, Mat<const T> w_next, Mat<const T> h);
+
+}  // namespace nanorun::kernels::portable

@@ -1,0 +1,18 @@
+#pragma once
+// Root-mean-square norm without gain over the last axis (Zhang and Sennrich 2019, arXiv:1910.07467).
+//   rstd[t] = 1 / sqrt(mean_j x[t,j]^2 + eps),  out[t,j] = x[t,j] * rstd[t]
+// Shapes: x, out [T, d]; rstd [T].
+
+#include "kernels/types.hpp"
+
+namespace nanorun::kernels::portable {
+
+/// `out` may be `x`.
+template <class T>
+void rms_norm_forward(Stream stream, Mat<T> out, Vec<T> rstd, Mat<const T> x, double eps);
+
+/// d_x += rstd * (d_out - out * mean_j(d_out * out)); needs the forward's out and rstd, not its x.
+template <class T>
+void rms_norm_backward(Stream stream, Mat<T> d_x, Mat<const T> out, Vec<const T> rstd, Mat<const T> d_out);
+
+}  // namespace nanorun::kernels::portable

@@ -1,0 +1,45 @@
+#pragma once
+// Row loops and host BLAS calls shared by the portable bodies. Portable bodies run where host code runs: on Kokkos'
+// default host execution space.
+
+#include <cblas.h>
+#include <Kokkos_Core.hpp>
+
+#include <algorithm>
+
+#include "kernels/types.hpp"
+
+namespace nanorun::kernels::portable {
+
+using Exec = Kokkos::DefaultHostExecutionSpace;
+
+/// body(i) for 0 <= i < n, in parallel and in no fixed order.
+template <class Body>
+void for_rows(const char* label, int n, Body&& body) {
+  Kokkos::parallel_for(label, Kokkos::RangePolicy<Exec>(0, n), body);
+}
+
+/// body(first, last) on consecutive ranges that cover [0, n), in parallel and in no fixed order.
+template <class Body>
+void for_chunks(const char* label, std::size_t n, Body&& body) {
+  constexpr std::size_t chunk = 1 << 14;
+  const auto chunks = static_cast<int>((n + chunk - 1) / chunk);
+  for_rows(label, chunks, [=](int i) { body(i * chunk, std::min((i + 1) * chunk, n)); });
+}
+
+enum class Op : int { none = CblasNoTrans, transpose = CblasTrans };
+
+/// c = alpha op(a) op(b) + beta c through the host BLAS.
+template <class T>
+void gemm(Op op_a, Op op_b, T alpha, Mat<const T> a, Mat<const T> b, T beta, Mat<T> c) {
+  const int inner = op_a == Op::none ? a.cols : a.rows;
+  const auto ta = static_cast<CBLAS_TRANSPOSE>(op_a);
+  const auto tb = static_cast<CBLAS_TRANSPOSE>(op_b);
+  if constexpr (std::is_same_v<T, float>) {
+    cblas_sgemm(CblasRowMajor, ta, tb, c.rows, c.cols, inner, alpha, a.data, a.ld, b.data, b.ld, beta, c.data, c.ld);
+  } else {
+    cblas_dgemm(CblasRowMajor, ta, tb, c.rows, c.cols, inner, alpha, a.data, a.ld, b.data, b.ld, beta, c.data, c.ld);
+  }
+}
+
+}  // namespace nanorun::kernels::portable

@@ -1,0 +1,37 @@
+#pragma once
+// Head of a block: mixes the residual stream with the embedding stream and a U-net skip, then norms.
+//   x = a[0] * (x_prev + s * skip) + a[1] * x0,   n = rms_norm(x)
+// Shapes: x, x_prev, skip, x0, n [T, d]; rstd [T]; a [2] and s [1] learned scalars in the tensors' memory space.
+// A null `skip` means a block without a skip: s is not read and d_s, d_skip are not written.
+
+#include "kernels/types.hpp"
+
+namespace nanorun::kernels::portable {
+
+template <class T>
+struct ResidualInputs {
+  Mat<const T> x_prev;
+  Mat<const T> x0;
+  const T* a = nullptr;
+  Mat<const T> skip;
+  const T* s = nullptr;
+};
+
+template <class T>
+struct ResidualGradients {
+  Mat<T> d_x;        ///< in: gradient of x; out: gradient of x_prev (replaced in place)
+  Mat<T> d_x0;       ///< +=
+  T* d_a = nullptr;  ///< [2], +=
+  Mat<T> d_skip;     ///< =
+  T* d_s = nullptr;  ///< [1], +=
+};
+
+/// `x` may be `in.x_prev.data`.
+template <class T>
+void residual_mix_norm_forward(Stream stream, Mat<T> x, Mat<T> n, Vec<T> rstd, const ResidualInputs<T>& in, double eps);
+
+/// The mix alone: the norm's gradient must already be part of d.d_x (see rms_norm_backward).
+template <class T>
+void residual_mix_backward(Stream stream, const ResidualGradients<T>& d, const ResidualInputs<T>& in);
+
+}  // namespace nanorun::kernels::portable

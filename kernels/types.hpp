@@ -1,0 +1,68 @@
+#pragma once
+// Views that every op takes. Views never own memory; the arenas of src/ do.
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <type_traits>
+
+namespace nanorun::kernels {
+
+/// Token id as token shards store it.
+using Token = std::uint16_t;
+
+template <class T>
+using Vec = std::span<T>;
+
+/// Row-major matrix [rows, cols]; consecutive rows begin `ld` elements apart.
+template <class T>
+struct Mat {
+  T* data = nullptr;
+  int rows = 0;
+  int cols = 0;
+  int ld = 0;
+
+  Mat() = default;
+  Mat(T* data, int rows, int cols) : Mat(data, rows, cols, cols) {}
+  Mat(T* data, int rows, int cols, int ld) : data(data), rows(rows), cols(cols), ld(ld) {}
+  template <class U>
+  requires(std::is_same_v<T, const U>) Mat(const Mat<U>& other) : Mat(other.data, other.rows, other.cols, other.ld) {}
+
+  T* row(int i) const { return data + static_cast<std::ptrdiff_t>(i) * ld; }
+  Mat row_block(int first, int count) const { return {row(first), count, cols, ld}; }
+  Mat col_block(int first, int count) const { return {data + first, rows, count, ld}; }
+  std::size_t size() const { return static_cast<std::size_t>(rows) * cols; }
+  explicit operator bool() const { return data != nullptr; }
+};
+
+/// Execution stream of a device; ignored by the portable bodies.
+struct Stream {
+  void* handle = nullptr;
+};
+
+/// Scratch memory of an op, aligned to 64 bytes; its size comes from the op's `<op>_workspace` function.
+using Workspace = std::span<std::byte>;
+
+/// Cuts typed pieces, each aligned to 64 bytes, from a workspace.
+class WorkspaceCutter {
+ public:
+  explicit WorkspaceCutter(Workspace space) : space_(space) {}
+
+  template <class T>
+  T* take(std::size_t count) {
+    T* piece = reinterpret_cast<T*>(space_.data() + used_);
+    used_ += bytes<T>(count);
+    return piece;
+  }
+
+  template <class T>
+  static constexpr std::size_t bytes(std::size_t count) {
+    return (count * sizeof(T) + 63) / 64 * 64;
+  }
+
+ private:
+  Workspace space_;
+  std::size_t used_ = 0;
+};
+
+}  // namespace nanorun::kernels

@@ -1,0 +1,192 @@
+#include "src/comm.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+#include <condition_variable>
+#include <cstdio>
+#include <cstdlib>
+#include <mutex>
+#include <thread>
+
+#include "src/error.hpp"
+
+namespace nanorun {
+
+/// A thread that ends the job when a collective outlasts the timeout.
+class Comm::Watchdog {
+ public:
+  explicit Watchdog(int rank) : rank_(rank), thread_([this](std::stop_token stop) { watch(stop); }) {}
+
+  /// Watches from construction to destruction.
+  class Guard {
+   public:
+    Guard(Watchdog& dog, const char* what) : dog_(dog) { dog_.arm(what); }
+    ~Guard() { dog_.arm(nullptr); }
+
+   private:
+    Watchdog& dog_;
+  };
+
+  void set_timeout(double seconds) {
+    std::lock_guard lock(mutex_);
+    timeout_ = std::chrono::duration<double>(seconds);
+  }
+  void set_step(long step) { step_ = step; }
+
+ private:
+  using Clock = std::chrono::steady_clock;
+
+  void arm(const char* what) {
+    std::lock_guard lock(mutex_);
+    what_ = what;
+    since_ = Clock::now();
+  }
+
+  void watch(std::stop_token stop) {
+    std::unique_lock lock(mutex_);
+    while (!stop.stop_requested()) {
+      wake_.wait_for(lock, stop, std::chrono::milliseconds(200), [] { return false; });
+      if (what_ != nullptr && Clock::now() - since_ > timeout_) expire();
+    }
+  }
+
+  [[noreturn]] void expire() const {
+    const std::string line = fmt::format(
+        "nanorun: rank {}: {} at step {} did not complete within {:.0f} s; another rank has died or hangs "
+        "(comm.timeout_seconds)\n",
+        rank_, what_, step_.load(), timeout_.count());
+    std::fputs(line.c_str(), stderr);
+    std::fflush(stderr);
+    MPI_Abort(MPI_COMM_WORLD, static_cast<int>(ExitCode::communication));
+    std::_Exit(static_cast<int>(ExitCode::communication));
+  }
+
+  int rank_;
+  std::mutex mutex_;
+  std::condition_variable_any wake_;
+  const char* what_ = nullptr;
+  Clock::time_point since_;
+  std::chrono::duration<double> timeout_{300};
+  std::atomic<long> step_{0};
+  std::jthread thread_;
+};
+
+namespace {
+
+template <class T>
+MPI_Datatype mpi_type();
+template <>
+MPI_Datatype mpi_type<float>() {
+  return MPI_FLOAT;
+}
+template <>
+MPI_Datatype mpi_type<double>() {
+  return MPI_DOUBLE;
+}
+template <>
+MPI_Datatype mpi_type<std::uint64_t>() {
+  return MPI_UINT64_T;
+}
+
+MPI_Op mpi_op(Reduce op) {
+  switch (op) {
+    case Reduce::min:
+      return MPI_MIN;
+    case Reduce::max:
+      return MPI_MAX;
+    default:
+      return MPI_SUM;
+  }
+}
+
+/// Elements exchanged at a time: large enough for bandwidth, small enough to stay in cache for the sum.
+constexpr std::size_t exchange_chunk = 1 << 18;
+
+}  // namespace
+
+Comm::Comm(MPI_Comm comm) : comm_(comm) {
+  MPI_Comm_rank(comm_, &rank_);
+  MPI_Comm_size(comm_, &size_);
+  watchdog_ = std::make_unique<Watchdog>(rank_);
+}
+
+Comm::~Comm() = default;
+
+void Comm::set_timeout(double seconds) { watchdog_->set_timeout(seconds); }
+void Comm::set_step(long step) { watchdog_->set_step(step); }
+
+void Comm::barrier() {
+  Watchdog::Guard guard(*watchdog_, "barrier");
+  MPI_Barrier(comm_);
+}
+
+void Comm::broadcast(std::span<std::byte> data) {
+  Watchdog::Guard guard(*watchdog_, "broadcast");
+  MPI_Bcast(data.data(), static_cast<int>(data.size()), MPI_BYTE, 0, comm_);
+}
+
+std::string Comm::broadcast(const std::string& text) {
+  std::uint64_t size = text.size();
+  broadcast(std::as_writable_bytes(std::span(&size, 1)));
+  std::string copy = text;
+  copy.resize(size);
+  broadcast(std::as_writable_bytes(std::span(copy)));
+  return copy;
+}
+
+template <class T>
+void Comm::all_reduce(std::span<T> data, Reduce op) {
+  Watchdog::Guard guard(*watchdog_, "all_reduce");
+  MPI_Allreduce(MPI_IN_PLACE, data.data(), static_cast<int>(data.size()), mpi_type<T>(), mpi_op(op), comm_);
+}
+
+template <class T>
+void Comm::reduce_scatter(std::span<T> data, const Bounds& bounds) {
+  Watchdog::Guard guard(*watchdog_, "reduce_scatter");
+  std::vector<T> incoming(size_ > 1 ? exchange_chunk : 0);
+  // Pairwise exchange: in round k each rank sends its copy of the part of rank + k to its owner.
+  for (int k = 1; k < size_; ++k) {
+    const int to = (rank_ + k) % size_;
+    const int from = (rank_ - k + size_) % size_;
+    const std::span<T> outgoing = data.subspan(bounds[to], bounds[to + 1] - bounds[to]);
+    const std::span<T> own = data.subspan(bounds[rank_], bounds[rank_ + 1] - bounds[rank_]);
+    for (std::size_t at = 0; at < std::max(outgoing.size(), own.size()); at += exchange_chunk) {
+      const std::size_t send = at < outgoing.size() ? std::min(exchange_chunk, outgoing.size() - at) : 0;
+      const std::size_t receive = at < own.size() ? std::min(exchange_chunk, own.size() - at) : 0;
+      MPI_Sendrecv(outgoing.data() + at, static_cast<int>(send), mpi_type<T>(), to, 0, incoming.data(),
+                   static_cast<int>(receive), mpi_type<T>(), from, 0, comm_, MPI_STATUS_IGNORE);
+      for (std::size_t i = 0; i < receive; ++i) own[at + i] += incoming[i];
+    }
+    bytes_sent_ += outgoing.size_bytes();
+  }
+}
+
+template <class T>
+void Comm::all_gather(std::span<T> data, const Bounds& bounds) {
+  Watchdog::Guard guard(*watchdog_, "all_gather");
+  std::vector<int> counts(size_), offsets(size_);
+  for (int r = 0; r < size_; ++r) {
+    counts[r] = static_cast<int>(bounds[r + 1] - bounds[r]);
+    offsets[r] = static_cast<int>(bounds[r]);
+  }
+  MPI_Allgatherv(MPI_IN_PLACE, 0, MPI_DATATYPE_NULL, data.data(), counts.data(), offsets.data(), mpi_type<T>(), comm_);
+  bytes_sent_ += (bounds[rank_ + 1] - bounds[rank_]) * sizeof(T) * (size_ - 1);
+}
+
+std::vector<double> Comm::gather(double value) {
+  Watchdog::Guard guard(*watchdog_, "gather");
+  std::vector<double> values(size_);
+  MPI_Allgather(&value, 1, MPI_DOUBLE, values.data(), 1, MPI_DOUBLE, comm_);
+  return values;
+}
+
+template void Comm::all_reduce(std::span<double>, Reduce);
+template void Comm::all_reduce(std::span<std::uint64_t>, Reduce);
+template void Comm::reduce_scatter(std::span<float>, const Bounds&);
+template void Comm::reduce_scatter(std::span<double>, const Bounds&);
+template void Comm::all_gather(std::span<float>, const Bounds&);
+template void Comm::all_gather(std::span<double>, const Bounds&);
+
+}  // namespace nanorun

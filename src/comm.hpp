@@ -1,0 +1,72 @@
+#pragma once
+// Collectives on spans. Every collective is watched: one that takes longer than the timeout ends the job with a
+// message that names the rank, the collective and the step.
+
+#include <mpi.h>
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+namespace nanorun {
+
+/// Boundaries of the ranks' parts of a span: rank r owns [bounds[r], bounds[r+1]).
+using Bounds = std::vector<std::size_t>;
+
+enum class Reduce { sum, min, max };
+
+class Comm {
+ public:
+  explicit Comm(MPI_Comm comm);
+  ~Comm();
+  Comm(const Comm&) = delete;
+  Comm& operator=(const Comm&) = delete;
+
+  int rank() const { return rank_; }
+  int size() const { return size_; }
+  bool root() const { return rank_ == 0; }
+  MPI_Comm handle() const { return comm_; }
+
+  void set_timeout(double seconds);
+  /// Step named by the watchdog's message.
+  void set_step(long step);
+
+  void barrier();
+  /// From rank 0 to all.
+  void broadcast(std::span<std::byte> data);
+  std::string broadcast(const std::string& text);
+  /// In place, T = double or std::uint64_t.
+  template <class T>
+  void all_reduce(std::span<T> data, Reduce op);
+  template <class T>
+  T all_reduce(T value, Reduce op) {
+    all_reduce(std::span<T>(&value, 1), op);
+    return value;
+  }
+  /// Sums each rank's part over the ranks; the result stands in place in the owner's part, other parts hold garbage.
+  /// The order of the sum depends on the rank count alone. T = float or double.
+  template <class T>
+  void reduce_scatter(std::span<T> data, const Bounds& bounds);
+  /// Fills every rank's span with each owner's part.
+  template <class T>
+  void all_gather(std::span<T> data, const Bounds& bounds);
+  /// Gathers one value of each rank on all ranks.
+  std::vector<double> gather(double value);
+
+  /// Bytes that this rank has sent in reduce_scatter and all_gather so far.
+  std::uint64_t bytes_sent() const { return bytes_sent_; }
+
+ private:
+  class Watchdog;
+  MPI_Comm comm_;
+  int rank_ = 0;
+  int size_ = 1;
+  std::uint64_t bytes_sent_ = 0;
+  std::unique_ptr<Watchdog> watchdog_;
+};
+
+}  // namespace nanorun

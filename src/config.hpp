@@ -1,0 +1,151 @@
+#pragma once
+// The deck: typed settings filled from a TOML file and command-line overrides. One row of the key table in
+// config.cpp describes each key; the reference of all keys is printed from the same rows.
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace nanorun {
+
+enum class ValuePath { none, first, embeddings };
+enum class RotaryKind { full, half_truncated };
+enum class WindowKind { token, block };
+enum class Rounding { floor, ceil };
+enum class HeadChoice { automatic, fp32, bf16, fp8 };
+enum class EndOfData { error, wrap };
+
+struct RunConfig {
+  std::string name = "run";
+  std::string outputs = "outputs";
+  std::int64_t seed = 1;
+  int log_every = 10;
+};
+
+struct ModelConfig {
+  int vocabulary = 50257;
+  int width = 768;
+  int heads = 6;
+  int head_dim = 128;
+  int layers = 12;
+  int mlp_ratio = 4;
+  double norm_eps = 1.19e-7;
+  ValuePath value_path = ValuePath::embeddings;
+  int value_embeddings = 3;
+  std::vector<int> layers_without_attention;
+  RotaryKind rotary = RotaryKind::half_truncated;
+  double rotary_base = 1024;
+  double attention_scale = 0;  ///< 0: 1 / sqrt(head_dim)
+  double softcap = 15;
+  double init_scale = 1;     ///< uniform bound of weight matrices: init_scale / sqrt(fan_in)
+  bool zero_outputs = true;  ///< W_o, W2 and W_head start at zero
+};
+
+struct HeadConfig {
+  HeadChoice precision = HeadChoice::automatic;
+  double scale_x = 2;
+  double scale_w = 512;
+  double scale_g = 524288;
+};
+
+struct WindowConfig {
+  WindowKind kind = WindowKind::block;
+  std::string layers = "L";  ///< one letter for all layers, or one per layer: L long, S short (half the blocks)
+  double first = 0;          ///< tokens at step 0, before rounding
+  double last = 1728;        ///< tokens at the last step, before rounding
+  int quantum = 128;         ///< the window is a multiple of this, at least one
+  Rounding rounding = Rounding::ceil;
+};
+
+struct TrainConfig {
+  int steps = 1770;
+  int sequences = 8;             ///< per step, over all ranks
+  int length = 49152;            ///< tokens of a sequence
+  double cooldown = 0.4;         ///< last fraction of the steps, in which the learning rates fall linearly
+  double final_lr_factor = 0.1;  ///< reached at the last step
+};
+
+struct ValidationConfig {
+  int every = 125;  ///< steps; 0: only after the last step
+  std::int64_t tokens = 10485760;
+  int length = 262144;
+};
+
+struct DataConfig {
+  std::vector<std::string> train;  ///< token shards, in stream order; glob patterns expand sorted
+  std::vector<std::string> validation;
+  EndOfData end = EndOfData::error;
+  int prefetch_steps = 4;
+};
+
+struct OptimizerConfig {
+  double muon_lr = 0.05;
+  double muon_momentum_first = 0.85;
+  double muon_momentum_last = 0.95;
+  int muon_momentum_steps = 300;
+  double adam_beta1 = 0.8;
+  double adam_beta2 = 0.95;
+  double adam_eps = 1e-10;
+  double lr_embedding = 0.6;
+  double lr_head = 0.008;
+  double lr_scalar = 0.04;
+  double lr_skip = 0.04;
+};
+
+struct CheckpointConfig {
+  int every = 0;                 ///< steps; 0: only when a run stops early
+  int keep = 2;                  ///< newest checkpoints kept
+  int milestone_every = 0;       ///< steps whose checkpoints are kept for good; 0: none
+  bool at_end = true;            ///< write one after the last step
+  std::string restart = "auto";  ///< auto, none, or a checkpoint file
+};
+
+struct StopConfig {
+  double walltime_seconds = 0;  ///< from program start; 0: no limit
+  std::string file;             ///< stop when it appears; empty: <outputs>/<name>/stop
+  int step = 0;                 ///< stop before this step as if interrupted; 0: never
+};
+
+struct TraceConfig {
+  bool enabled = true;
+  std::vector<int> json_steps;  ///< steps that go into trace.json
+  int flush_every = 50;         ///< steps between writes of trace.h5
+};
+
+struct CommConfig {
+  double timeout_seconds = 300;  ///< a collective that takes longer ends the job
+};
+
+struct Config {
+  RunConfig run;
+  ModelConfig model;
+  HeadConfig head;
+  WindowConfig window;
+  TrainConfig train;
+  ValidationConfig validation;
+  DataConfig data;
+  OptimizerConfig optimizer;
+  CheckpointConfig checkpoint;
+  StopConfig stop;
+  TraceConfig trace;
+  CommConfig comm;
+};
+
+/// Fills a Config from TOML text and overrides of the form "section.key=value" (value in TOML syntax; a bare word is
+/// a string). Unknown keys, wrong types and impossible values throw Error(usage) naming key, file and line (or the
+/// override) and the nearest known key. `file` is used in messages only.
+Config parse_deck(const std::string& text, const std::string& file, const std::vector<std::string>& overrides);
+
+/// Checks that involve several keys (for example width = heads * head_dim) and the rank count. Throws Error(usage).
+void check_config(const Config& config, int ranks);
+
+/// The resolved deck as TOML: every key with its value and help; parses back to the same Config.
+std::string to_toml(const Config& config);
+
+/// Reference of all keys as Markdown.
+std::string key_reference();
+
+/// Columns of the head: the vocabulary padded to a multiple of 128.
+int padded_vocabulary(const ModelConfig& model);
+
+}  // namespace nanorun

@@ -1,0 +1,78 @@
+#pragma once
+// Token shards in HDF5 and the streams that training and validation read from them.
+//
+// Shard format 1: root attributes format ("nanorun token shard"), format_version, vocabulary, end_of_text, count,
+// source, block; dataset /tokens uint16 [count]; dataset /checksums uint64 [ceil(count / block)]: h5::checksum of each
+// block of tokens, indices counted from the shard's start.
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "kernels/types.hpp"
+#include "src/config.hpp"
+
+namespace nanorun {
+
+using kernels::Token;
+
+struct ShardInfo {
+  std::string path;
+  std::uint64_t count = 0;
+  std::uint64_t vocabulary = 0;
+  std::uint64_t end_of_text = 0;
+};
+
+/// Opens a shard, checks its format, and returns its attributes. Throws Error(data).
+ShardInfo read_shard_info(const std::string& path);
+
+/// Glob patterns and names to files, in order; a pattern that matches nothing throws Error(data).
+std::vector<std::string> expand_paths(const std::vector<std::string>& patterns);
+
+/// Place in a stream: the next step reads at `offset` tokens of shard `shard`.
+struct Cursor {
+  std::uint64_t shard = 0;
+  std::uint64_t offset = 0;
+  std::uint64_t epoch = 0;  ///< times the stream has wrapped
+};
+
+/// Where the steps of a stream begin. A step takes the next `step_tokens` tokens (+1 for the last target); when fewer
+/// remain in a shard, the stream moves to the next one. At the end: Error(data) or the first shard again.
+class TokenStream {
+ public:
+  TokenStream(std::vector<ShardInfo> shards, std::uint64_t step_tokens, EndOfData end);
+  /// The place where the step at `cursor` really begins (moved to the next shard where too little is left).
+  Cursor place(Cursor cursor) const;
+  /// The place of the step after the one at `cursor`.
+  Cursor next(Cursor cursor) const;
+  const std::vector<ShardInfo>& shards() const { return shards_; }
+  std::uint64_t step_tokens() const { return step_tokens_; }
+
+ private:
+  std::vector<ShardInfo> shards_;
+  std::uint64_t step_tokens_;
+  EndOfData end_;
+};
+
+/// Reads a rank's sequences of each step on a thread of its own, `prefetch_steps` ahead.
+class Loader {
+ public:
+  /// This rank reads sequences [first_sequence, first_sequence + sequences) of every step, each of `length` tokens.
+  Loader(TokenStream stream, Cursor start, int first_sequence, int sequences, int length, int vocabulary,
+         int prefetch_steps);
+  ~Loader();
+
+  /// Tokens of the next step: `sequences` rows of length + 1 tokens (inputs and, one later, targets). Valid until the
+  /// next call. Rethrows what the reader met: a token id >= vocabulary or a read failure, with file and position.
+  std::span<const Token> next();
+  /// Place of the step that the next call of next() returns; goes into checkpoints.
+  Cursor cursor() const;
+
+ private:
+  class Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace nanorun
