@@ -1,0 +1,49 @@
+#pragma once
+// Branch-free exp and tanh that compilers vectorise inside `#pragma omp simd` loops. float: polynomials with a relative
+// error below 2e-7 (exp) and 3e-7 (tanh); double: the standard library. NaN gives NaN.
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <cstdint>
+
+namespace nanorun::kernels {
+
+/// e^x. float: 0 below -87.7 (also at -infinity), infinity above 88.4.
+inline float fast_exp(float x) {
+  // x = n ln2 + r with |r| <= ln2/2. Adding 1.5 2^23 rounds to an integer and leaves n in the low bits; the clamp keeps
+  // n in [-127, 128], where the exponent field of 2^n reads 0 and infinity at the ends.
+  constexpr float round_to_integer = 12582912.0f;
+  constexpr float log2_e = 1.44269504f, ln2_high = 0.693359375f, ln2_low = -2.12194440e-4f;
+  x = std::min(std::max(x, -88.0f), 89.0f);
+  const float shifted = x * log2_e + round_to_integer;
+  const float n = shifted - round_to_integer;
+  const float r = (x - n * ln2_high) - n * ln2_low;
+  float q = 1.3814632e-3f;
+  q = q * r + 8.3687072e-3f;
+  q = q * r + 4.1668386e-2f;
+  q = q * r + 1.6666521e-1f;
+  q = q * r + 4.9999993e-1f;
+  const float power = std::bit_cast<float>((std::bit_cast<std::uint32_t>(shifted) + 127u) << 23);
+  return (r * r * q + r + 1.0f) * power;
+}
+
+inline double fast_exp(double x) { return std::exp(x); }
+
+/// tanh x.
+inline float fast_tanh(float x) {
+  const float magnitude = std::abs(x);
+  const float z = x * x;
+  float q = -5.71704e-3f;
+  q = q * z + 2.065059e-2f;
+  q = q * z - 5.37435e-2f;
+  q = q * z + 1.3331491e-1f;
+  q = q * z - 3.3333284e-1f;
+  const float small = q * z * x + x;
+  const float large = std::copysign(1.0f - 2.0f / (fast_exp(2.0f * magnitude) + 1.0f), x);
+  return magnitude < 0.625f ? small : large;
+}
+
+inline double fast_tanh(double x) { return std::tanh(x); }
+
+}  // namespace nanorun::kernels
