@@ -1,0 +1,131 @@
+#include "kernels/muon.hpp"
+
+#include <cassert>
+#include <cmath>
+#include <utility>
+
+#include "kernels/fill.hpp"
+#include "kernels/portable.hpp"
+
+namespace nanorun::kernels::portable {
+namespace {
+
+constexpr double a = 3.4445, b = -4.7750, c = 2.0315;
+constexpr int iterations = 5;
+
+/// Upper triangle of out = alpha x xᵀ + beta out, or alpha xᵀ x + beta out with Op::transpose.
+template <class T>
+void syrk(Op op, T alpha, Mat<const T> x, T beta, Mat<T> out) {
+  const int inner = op == Op::none ? x.cols : x.rows;
+  const auto tx = static_cast<CBLAS_TRANSPOSE>(op);
+  if constexpr (std::is_same_v<T, float>) {
+    cblas_ssyrk(CblasRowMajor, CblasUpper, tx, out.rows, inner, alpha, x.data, x.ld, beta, out.data, out.ld);
+  } else {
+    cblas_dsyrk(CblasRowMajor, CblasUpper, tx, out.rows, inner, alpha, x.data, x.ld, beta, out.data, out.ld);
+  }
+}
+
+/// out = s x (CblasLeft) or x s (CblasRight), reading only the upper triangle of the symmetric s.
+template <class T>
+void symm(CBLAS_SIDE side, Mat<const T> s, Mat<const T> x, Mat<T> out) {
+  if constexpr (std::is_same_v<T, float>) {
+    cblas_ssymm(CblasRowMajor, side, CblasUpper, out.rows, out.cols, 1, s.data, s.ld, x.data, x.ld, 0, out.data,
+                out.ld);
+  } else {
+    cblas_dsymm(CblasRowMajor, side, CblasUpper, out.rows, out.cols, 1, s.data, s.ld, x.data, x.ld, 0, out.data,
+                out.ld);
+  }
+}
+
+/// Completes s from its upper triangle and copies it to `copy`, tile by tile because columns are read too.
+template <class T>
+void mirror_and_copy(Mat<T> s, Mat<T> copy) {
+  constexpr int tile = 32;
+  const int n = s.rows;
+  for_rows("mirror_and_copy", (n + tile - 1) / tile, [=](int block) {
+    const int row_end = std::min(n, (block + 1) * tile);
+    for (int j0 = block * tile; j0 < n; j0 += tile) {
+      for (int i = block * tile; i < row_end; ++i) {
+        for (int j = std::max(i, j0); j < std::min(n, j0 + tile); ++j) {
+          copy.row(i)[j] = s.row(i)[j];
+          s.row(j)[i] = s.row(i)[j];
+        }
+      }
+    }
+  });
+}
+
+/// One step out = (a I + b A + c A A) x with A = x xᵀ. Tall matrices multiply from the right with A = xᵀ x, which
+/// is the same step on the transposed matrix. p is scratch like A.
+template <class T>
+void newton_schulz_step(Mat<T> out, Mat<const T> x, Mat<T> A, Mat<T> p) {
+  const bool tall = x.rows > x.cols;
+  syrk<T>(tall ? Op::transpose : Op::none, 1, x, 0, A);
+  mirror_and_copy(A, p);
+  syrk<T>(Op::none, static_cast<T>(c), A, static_cast<T>(b), p);
+  for (int i = 0; i < p.rows; ++i) p.row(i)[i] += static_cast<T>(a);
+  symm<T>(tall ? CblasRight : CblasLeft, p, x, out);
+}
+
+}  // namespace
+
+template <class T>
+void nesterov_momentum(Stream, Vec<T> g, Vec<T> buf, double momentum) {
+  assert(g.size() == buf.size());
+  const T m = static_cast<T>(momentum), rest = static_cast<T>(1 - momentum);
+  for_chunks("nesterov_momentum", g.size(), [=](std::size_t first, std::size_t last) {
+#pragma omp simd
+    for (std::size_t i = first; i < last; ++i) {
+      buf[i] = m * buf[i] + rest * g[i];
+      g[i] = rest * g[i] + m * buf[i];
+    }
+  });
+}
+
+template <class T>
+std::size_t newton_schulz_workspace(const MatrixBatch& shape) {
+  const std::size_t n = std::min(shape.rows, shape.cols);
+  const std::size_t size = static_cast<std::size_t>(shape.rows) * shape.cols;
+  return WorkspaceCutter::bytes<T>(size) + 2 * WorkspaceCutter::bytes<T>(n * n);
+}
+
+template <class T>
+void newton_schulz(Stream stream, Vec<T> x, const MatrixBatch& shape, Workspace workspace) {
+  const int n = std::min(shape.rows, shape.cols);
+  const std::size_t size = static_cast<std::size_t>(shape.rows) * shape.cols;
+  assert(x.size() == shape.count * size && workspace.size() >= newton_schulz_workspace<T>(shape));
+  WorkspaceCutter cutter(workspace);
+  T* const scratch = cutter.take<T>(size);
+  const Mat<T> A(cutter.take<T>(static_cast<std::size_t>(n) * n), n, n);
+  const Mat<T> p(cutter.take<T>(static_cast<std::size_t>(n) * n), n, n);
+  static_assert(iterations % 2 == 1, "an odd number of swaps ends in x");
+  for (int i = 0; i < shape.count; ++i) {
+    const Vec<T> matrix = x.subspan(i * size, size);
+    const double norm = std::sqrt(sum_of_squares<T>(stream, matrix));
+    const T factor = static_cast<T>(1 / (norm + 1e-7));
+    for (std::size_t j = 0; j < size; ++j) scratch[j] = factor * matrix[j];
+    Mat<T> from(scratch, shape.rows, shape.cols), to(matrix.data(), shape.rows, shape.cols);
+    for (int k = 0; k < iterations; ++k, std::swap(from, to)) newton_schulz_step<T>(to, from, A, p);
+  }
+}
+
+template <class T>
+void add_scaled(Stream, Vec<T> w, Vec<const T> x, double alpha) {
+  assert(w.size() == x.size());
+  const T factor = static_cast<T>(alpha);
+  for_chunks("add_scaled", w.size(), [=](std::size_t first, std::size_t last) {
+#pragma omp simd
+    for (std::size_t i = first; i < last; ++i) w[i] += factor * x[i];
+  });
+}
+
+#define NANORUN_INSTANTIATE(T)                                                \
+  template void nesterov_momentum(Stream, Vec<T>, Vec<T>, double);            \
+  template std::size_t newton_schulz_workspace<T>(const MatrixBatch&);        \
+  template void newton_schulz(Stream, Vec<T>, const MatrixBatch&, Workspace); \
+  template void add_scaled(Stream, Vec<T>, Vec<const T>, double);
+NANORUN_INSTANTIATE(float)
+NANORUN_INSTANTIATE(double)
+#undef NANORUN_INSTANTIATE
+
+}  // namespace nanorun::kernels::portable

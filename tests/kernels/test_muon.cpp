@@ -1,0 +1,161 @@
+#include "kernels/muon.hpp"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <vector>
+
+#include "kernels/check.hpp"
+
+namespace nanorun::kernels::portable {
+namespace {
+
+struct Matrix {
+  int rows, cols;
+  std::vector<double> values;
+  double& at(int i, int j) { return values[static_cast<std::size_t>(i) * cols + j]; }
+  double at(int i, int j) const { return values[static_cast<std::size_t>(i) * cols + j]; }
+};
+
+Matrix zeros(int rows, int cols) { return {rows, cols, std::vector<double>(static_cast<std::size_t>(rows) * cols)}; }
+
+Matrix transposed(const Matrix& x) {
+  Matrix out = zeros(x.cols, x.rows);
+  for (int i = 0; i < x.rows; ++i)
+    for (int j = 0; j < x.cols; ++j) out.at(j, i) = x.at(i, j);
+  return out;
+}
+
+Matrix product(const Matrix& x, const Matrix& y) {
+  Matrix out = zeros(x.rows, y.cols);
+  for (int i = 0; i < x.rows; ++i)
+    for (int k = 0; k < x.cols; ++k)
+      for (int j = 0; j < y.cols; ++j) out.at(i, j) += x.at(i, k) * y.at(k, j);
+  return out;
+}
+
+/// The iteration as published, matrix by matrix.
+Matrix naive_newton_schulz(Matrix u) {
+  if (u.rows > u.cols) return transposed(naive_newton_schulz(transposed(u)));
+  double squares = 0;
+  for (const double value : u.values) squares += value * value;
+  for (double& value : u.values) value /= std::sqrt(squares) + 1e-7;
+  for (int step = 0; step < 5; ++step) {
+    const Matrix a = product(u, transposed(u)), aa = product(a, a);
+    Matrix b = zeros(a.rows, a.cols);
+    for (std::size_t i = 0; i < b.values.size(); ++i) b.values[i] = -4.7750 * a.values[i] + 2.0315 * aa.values[i];
+    const Matrix bu = product(b, u);
+    for (std::size_t i = 0; i < u.values.size(); ++i) u.values[i] = 3.4445 * u.values[i] + bu.values[i];
+  }
+  return u;
+}
+
+template <class T>
+std::vector<T> orthogonalised(std::vector<T> x, const MatrixBatch& shape) {
+  std::vector<std::byte> workspace(newton_schulz_workspace<T>(shape) + 64);
+  const std::size_t skip = 64 - reinterpret_cast<std::uintptr_t>(workspace.data()) % 64;
+  newton_schulz<T>({}, x, shape, Workspace(workspace).subspan(skip));
+  return x;
+}
+
+/// Eigenvalues of a symmetric matrix by cyclic Jacobi rotations.
+std::vector<double> eigenvalues(Matrix s) {
+  const int n = s.rows;
+  for (int sweep = 0; sweep < 12; ++sweep) {
+    for (int p = 0; p < n; ++p) {
+      for (int q = p + 1; q < n; ++q) {
+        const double angle = 0.5 * std::atan2(2 * s.at(p, q), s.at(q, q) - s.at(p, p));
+        const double cosine = std::cos(angle), sine = std::sin(angle);
+        for (int k = 0; k < n; ++k) {
+          const double x = s.at(p, k), y = s.at(q, k);
+          s.at(p, k) = cosine * x - sine * y;
+          s.at(q, k) = sine * x + cosine * y;
+        }
+        for (int k = 0; k < n; ++k) {
+          const double x = s.at(k, p), y = s.at(k, q);
+          s.at(k, p) = cosine * x - sine * y;
+          s.at(k, q) = sine * x + cosine * y;
+        }
+      }
+    }
+  }
+  std::vector<double> values(n);
+  for (int i = 0; i < n; ++i) values[i] = s.at(i, i);
+  return values;
+}
+
+class NewtonSchulz : public testing::TestWithParam<std::pair<int, int>> {};
+
+TEST_P(NewtonSchulz, EqualsTheNaiveIteration) {
+  const auto [rows, cols] = GetParam();
+  const Matrix u{rows, cols, test::random_values(static_cast<std::size_t>(rows) * cols, 3)};
+  const Matrix expected = naive_newton_schulz(u);
+  const MatrixBatch shape{1, rows, cols};
+  EXPECT_LT(test::relative_error(orthogonalised(u.values, shape), expected.values), 1e-12);
+  EXPECT_LT(test::relative_error(orthogonalised(test::convert<float>(u.values), shape), expected.values), 1e-4);
+}
+
+TEST_P(NewtonSchulz, SingularValuesLieInTheBand) {
+  const auto [rows, cols] = GetParam();
+  Matrix u{rows, cols, test::random_values(static_cast<std::size_t>(rows) * cols, 4)};
+  // A dominant diagonal keeps the smallest singular value of the square case away from zero.
+  for (int i = 0; i < std::min(rows, cols); ++i) u.at(i, i) += 8;
+  const MatrixBatch shape{1, rows, cols};
+  const Matrix x{rows, cols, test::convert<double>(orthogonalised(test::convert<float>(u.values), shape))};
+  const Matrix gram = rows > cols ? product(transposed(x), x) : product(x, transposed(x));
+  for (const double eigenvalue : eigenvalues(gram)) {
+    EXPECT_GT(std::sqrt(eigenvalue), 0.68);
+    EXPECT_LT(std::sqrt(eigenvalue), 1.13);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Orientations, NewtonSchulz,
+                         testing::Values(std::pair{40, 40}, std::pair{33, 97}, std::pair{97, 33}, std::pair{1, 70}));
+
+TEST(NewtonSchulzBatch, EqualsOneByOne) {
+  const int rows = 37, cols = 70;
+  const std::size_t size = rows * cols;
+  const std::vector<float> batch = test::convert<float>(test::random_values(3 * size, 5));
+  const std::vector<float> together = orthogonalised(batch, {3, rows, cols});
+  for (int i = 0; i < 3; ++i) {
+    const std::vector<float> one(batch.begin() + i * size, batch.begin() + (i + 1) * size);
+    const std::vector<float> expected = orthogonalised(one, {1, rows, cols});
+    for (std::size_t j = 0; j < size; ++j) ASSERT_EQ(together[i * size + j], expected[j]) << i << ", " << j;
+  }
+}
+
+TEST(NewtonSchulzBatch, ZeroMatrixStaysZeroAndScaleDoesNotMatter) {
+  const MatrixBatch shape{1, 16, 48};
+  for (const float value : orthogonalised(std::vector<float>(16 * 48), shape)) ASSERT_EQ(value, 0);
+  std::vector<float> u = test::convert<float>(test::random_values(16 * 48, 6));
+  const std::vector<float> expected = orthogonalised(u, shape);
+  for (float& value : u) value *= 1024;
+  EXPECT_LT(test::relative_error(orthogonalised(u, shape), expected), 1e-5);
+}
+
+TEST(Momentum, IsNesterovs) {
+  const std::size_t n = 20'011;
+  const double m = 0.9;
+  std::vector<double> buf = test::random_values(n, 7), g = test::random_values(n, 8);
+  std::vector<double> expected_buf(n), expected_u(n);
+  for (std::size_t i = 0; i < n; ++i) {
+    expected_buf[i] = m * buf[i] + (1 - m) * g[i];
+    expected_u[i] = (1 - m) * g[i] + m * expected_buf[i];
+  }
+  std::vector<float> buf32 = test::convert<float>(buf), g32 = test::convert<float>(g);
+  nesterov_momentum<double>({}, g, buf, m);
+  nesterov_momentum<float>({}, g32, buf32, m);
+  EXPECT_LT(test::relative_error(buf, expected_buf), 1e-15);
+  EXPECT_LT(test::relative_error(g, expected_u), 1e-15);
+  EXPECT_LT(test::relative_error(buf32, expected_buf), 1e-6);
+  EXPECT_LT(test::relative_error(g32, expected_u), 1e-6);
+}
+
+TEST(AddScaled, AddsEveryElement) {
+  std::vector<float> w(20'011, 1), x(20'011, 4);
+  add_scaled<float>({}, w, x, -0.5);
+  for (const float value : w) ASSERT_EQ(value, -1);
+}
+
+}  // namespace
+}  // namespace nanorun::kernels::portable
