@@ -18,7 +18,7 @@ class Mask {
   explicit Mask(int max_length);
 
   /// tokens [T], T a positive multiple of kernels::attention_block; window >= 1 token (a positive multiple of the
-  /// block for WindowKind::block).
+  /// block for WindowKind::block). Throws Error(internal) when they are not, or T exceeds max_length.
   void build(std::span<const kernels::Token> tokens, kernels::Token end_of_text, WindowKind kind, int window);
 
   kernels::AttentionMask view() const;

@@ -1,0 +1,68 @@
+#include "src/mask.hpp"
+
+#include <algorithm>
+
+#include "src/error.hpp"
+
+namespace nanorun {
+
+namespace {
+
+constexpr int block = kernels::attention_block;
+
+/// First key that the window of query q reaches, before the document cuts it.
+int window_begin(int q, WindowKind kind, int window) {
+  if (kind == WindowKind::token) return q - window + 1;
+  return (q / block - window / block + 1) * block;
+}
+
+}  // namespace
+
+Mask::Mask(int max_length)
+    : first_key_(max_length),
+      key_begin_(max_length / block),
+      key_full_(max_length / block),
+      query_end_(max_length / block),
+      query_full_(max_length / block) {}
+
+void Mask::build(std::span<const kernels::Token> tokens, kernels::Token end_of_text, WindowKind kind, int window) {
+  if (tokens.empty() || tokens.size() % block != 0 || tokens.size() > first_key_.size()) {
+    throw Error(ExitCode::internal, fmt::format("mask of {} tokens: not a positive multiple of {} up to {}",
+                                                tokens.size(), block, first_key_.size()));
+  }
+  if (window < 1 || (kind == WindowKind::block && window % block != 0)) {
+    throw Error(ExitCode::internal, fmt::format("attention window of {} tokens", window));
+  }
+  length_ = static_cast<int>(tokens.size());
+  int document_begin = 0;
+  for (int q = 0; q < length_; ++q) {
+    if (tokens[q] == end_of_text) document_begin = q;
+    first_key_[q] = std::max(document_begin, window_begin(q, kind, window));
+  }
+
+  const int blocks = length_ / block;
+  for (int b = 0; b < blocks; ++b) {
+    key_begin_[b] = first_key_[b * block] / block;
+    key_full_[b] = std::min(b, (first_key_[b * block + block - 1] + block - 1) / block);
+  }
+  // key_begin and key_full never decrease, so the ends of the key blocks' intervals move forward too.
+  for (int b = 0, end = 0, full = 0; b < blocks; ++b) {
+    while (end < blocks && key_begin_[end] <= b) ++end;
+    full = std::max(full, b + 1);
+    while (full < blocks && key_full_[full] <= b) ++full;
+    query_end_[b] = end;
+    query_full_[b] = full;
+  }
+}
+
+kernels::AttentionMask Mask::view() const {
+  return {length_, first_key_.data(), key_begin_.data(), key_full_.data(), query_end_.data(), query_full_.data()};
+}
+
+std::int64_t Mask::allowed_pairs() const {
+  std::int64_t pairs = 0;
+  for (int q = 0; q < length_; ++q) pairs += q - first_key_[q] + 1;
+  return pairs;
+}
+
+}  // namespace nanorun
