@@ -6,6 +6,7 @@
 #include <Kokkos_Core.hpp>
 
 #include <algorithm>
+#include <array>
 
 #include "kernels/types.hpp"
 
@@ -25,6 +26,36 @@ void for_chunks(const char* label, std::size_t n, Body&& body) {
   constexpr std::size_t chunk = 1 << 14;
   const auto chunks = static_cast<int>((n + chunk - 1) / chunk);
   for_rows(label, chunks, [=](int i) { body(i * chunk, std::min((i + 1) * chunk, n)); });
+}
+
+/// Sum over 0 <= i < n of row(i), each a std::array<double, N>. Rows run in parallel, yet the order of the additions
+/// depends on n alone, so that the sum is reproducible.
+template <std::size_t N, class Row>
+std::array<double, N> sum_rows(const char* label, int n, const Row& row) {
+  constexpr int blocks = 256;
+  std::array<std::array<double, N>, blocks> block_sums{};
+  auto* sums = block_sums.data();
+  for_rows(label, blocks, [=](int block) {
+    const auto begin = [=](int b) { return static_cast<int>(static_cast<std::int64_t>(b) * n / blocks); };
+    for (int i = begin(block); i < begin(block + 1); ++i) {
+      const std::array<double, N> value = row(i);
+      for (std::size_t k = 0; k < N; ++k) sums[block][k] += value[k];
+    }
+  });
+  std::array<double, N> total{};
+  for (const auto& sum : block_sums) {
+    for (std::size_t k = 0; k < N; ++k) total[k] += sum[k];
+  }
+  return total;
+}
+
+/// sum_j a[j] b[j] over 0 <= j < n
+template <class T>
+T dot(const T* a, const T* b, int n) {
+  T sum = 0;
+#pragma omp simd reduction(+ : sum)
+  for (int j = 0; j < n; ++j) sum += a[j] * b[j];
+  return sum;
 }
 
 enum class Op : int { none = CblasNoTrans, transpose = CblasTrans };

@@ -1,0 +1,41 @@
+#include "kernels/norm.hpp"
+
+#include <cmath>
+
+#include "kernels/portable.hpp"
+
+namespace nanorun::kernels::portable {
+
+template <class T>
+void rms_norm_forward(Stream, Mat<T> out, Vec<T> rstd, Mat<const T> x, double eps) {
+  for_rows("rms_norm_forward", x.rows, [=](int t) {
+    const T* from = x.row(t);
+    T* to = out.row(t);
+    const T r = 1 / std::sqrt(dot(from, from, x.cols) / x.cols + static_cast<T>(eps));
+    rstd[t] = r;
+#pragma omp simd
+    for (int j = 0; j < x.cols; ++j) to[j] = from[j] * r;
+  });
+}
+
+template <class T>
+void rms_norm_backward(Stream, Mat<T> d_x, Mat<const T> out, Vec<const T> rstd, Mat<const T> d_out) {
+  for_rows("rms_norm_backward", out.rows, [=](int t) {
+    const T* y = out.row(t);
+    const T* d_y = d_out.row(t);
+    T* d = d_x.row(t);
+    const T mean = dot(d_y, y, out.cols) / out.cols;
+    const T r = rstd[t];
+#pragma omp simd
+    for (int j = 0; j < out.cols; ++j) d[j] += r * (d_y[j] - y[j] * mean);
+  });
+}
+
+#define NANORUN_INSTANTIATE(T)                                                  \
+  template void rms_norm_forward(Stream, Mat<T>, Vec<T>, Mat<const T>, double); \
+  template void rms_norm_backward(Stream, Mat<T>, Mat<const T>, Vec<const T>, Mat<const T>);
+NANORUN_INSTANTIATE(float)
+NANORUN_INSTANTIATE(double)
+#undef NANORUN_INSTANTIATE
+
+}  // namespace nanorun::kernels::portable

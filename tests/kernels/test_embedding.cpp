@@ -1,0 +1,68 @@
+#include "kernels/embedding.hpp"
+
+#include <gtest/gtest.h>
+
+#include <vector>
+
+#include "kernels/check.hpp"
+#include "kernels/strided.hpp"
+
+namespace nanorun::kernels::portable {
+namespace {
+
+using test::Strided;
+using Values = std::vector<double>;
+
+constexpr int vocabulary = 7, cols = 37;
+const std::vector<Token> tokens = {3, 0, 3, 6, 1, 3, 0};
+constexpr int rows = 7;
+
+template <class T>
+Values forward(const Values& table_values) {
+  Strided<T> out(rows, cols), table(vocabulary, cols, table_values);
+  embedding_forward<T>({}, out.mat(), tokens, table.mat());
+  return out.dense();
+}
+
+template <class T>
+Values backward(const Values& d_out_values, const Values& start) {
+  Strided<T> d_table(vocabulary, cols, start), d_out(rows, cols, d_out_values);
+  embedding_backward<T>({}, d_table.mat(), tokens, d_out.mat());
+  return d_table.dense();
+}
+
+TEST(Embedding, CopiesTheRowsOfTheTokens) {
+  const Values table = test::random_values(vocabulary * cols, 1);
+  const Values out = forward<double>(table);
+  for (int t = 0; t < rows; ++t) {
+    for (int j = 0; j < cols; ++j) EXPECT_EQ(out[t * cols + j], table[tokens[t] * cols + j]);
+  }
+}
+
+TEST(Embedding, GradientAddsUpRepeatedTokens) {
+  Values table = test::random_values(vocabulary * cols, 1);
+  const Values d_out = test::random_values(rows * cols, 2);
+  const Values start = test::random_values(vocabulary * cols, 3);
+  const Values d_table = test::difference(backward<double>(d_out, start), start);
+  const auto loss = [&] { return test::inner_product(d_out, forward<double>(table)); };
+  test::check_gradient("table", loss, table, d_table, 1e-7, 1e-3, table.size());
+}
+
+TEST(Embedding, FloatAgreesWithDouble) {
+  const Values table = test::random_values(vocabulary * cols, 1);
+  const Values d_out = test::random_values(rows * cols, 2);
+  const Values start = test::random_values(vocabulary * cols, 3);
+  EXPECT_LT(test::relative_error(forward<float>(table), forward<double>(table)), 1e-6);
+  EXPECT_LT(test::relative_error(backward<float>(d_out, start), backward<double>(d_out, start)), 1e-6);
+}
+
+TEST(Embedding, AddsInAscendingOrderOfPosition) {
+  // In float, 1 + 2⁻²⁴ + 2⁻²⁴ is 1 from the left and more than 1 from the right.
+  const std::vector<Token> same = {0, 0, 0};
+  std::vector<float> d_out = {1.0f, 0x1p-24f, 0x1p-24f}, d_table = {0.0f};
+  embedding_backward<float>({}, {d_table.data(), 1, 1}, same, Mat<const float>(d_out.data(), 3, 1));
+  EXPECT_EQ(d_table[0], 1.0f);
+}
+
+}  // namespace
+}  // namespace nanorun::kernels::portable
