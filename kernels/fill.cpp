@@ -21,6 +21,16 @@ void scale(Stream, Vec<T> x, double factor) {
 }
 
 template <class T>
+void add(Stream, Mat<T> out, Mat<const T> x) {
+  for_rows("add", out.rows, [=](int i) {
+    T* o = out.row(i);
+    const T* r = x.row(i);
+#pragma omp simd
+    for (int j = 0; j < out.cols; ++j) o[j] += r[j];
+  });
+}
+
+template <class T>
 double sum_of_squares(Stream, Vec<const T> x) {
   double sum = 0;
 #pragma omp simd reduction(+ : sum)
@@ -30,6 +40,7 @@ double sum_of_squares(Stream, Vec<const T> x) {
 
 #define NANORUN_INSTANTIATE(T)                 \
   template void fill(Stream, Vec<T>, double);  \
+  template void add(Stream, Mat<T>, Mat<const T>); \
   template void scale(Stream, Vec<T>, double); \
   template double sum_of_squares(Stream, Vec<const T>);
 NANORUN_INSTANTIATE(float)

@@ -13,6 +13,10 @@ void fill(Stream stream, Vec<T> x, double value);
 template <class T>
 void scale(Stream stream, Vec<T> x, double factor);
 
+/// out += x, both [rows, cols]
+template <class T>
+void add(Stream stream, Mat<T> out, Mat<const T> x);
+
 /// Returns sum_i x[i]², accumulated in double.
 template <class T>
 double sum_of_squares(Stream stream, Vec<const T> x);

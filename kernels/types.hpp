@@ -43,16 +43,19 @@ struct Stream {
 /// Scratch memory of an op, aligned to 64 bytes; its size comes from the op's `<op>_workspace` function.
 using Workspace = std::span<std::byte>;
 
-/// Cuts typed pieces, each aligned to 64 bytes, from a workspace.
+/// Cuts typed pieces, each aligned to 64 bytes, from a workspace. On an empty workspace it only counts: cut once to
+/// learn the size with used(), allocate, and cut again.
 class WorkspaceCutter {
  public:
   explicit WorkspaceCutter(Workspace space) : space_(space) {}
 
+  std::size_t used() const { return used_; }
+
   template <class T>
   T* take(std::size_t count) {
-    T* piece = reinterpret_cast<T*>(space_.data() + used_);
+    const std::size_t at = used_;
     used_ += bytes<T>(count);
-    return piece;
+    return space_.empty() ? nullptr : reinterpret_cast<T*>(space_.data() + at);
   }
 
   template <class T>

@@ -1,0 +1,57 @@
+#pragma once
+// What the forward pass leaves for the backward pass, and the scratch of both, cut from one arena. Sequences that are
+// only evaluated keep one block's buffers for all layers and the outputs that skips read.
+
+#include <vector>
+
+#include "kernels/ops.hpp"
+#include "src/config.hpp"
+
+namespace nanorun {
+
+/// Saved by one block. Shapes: T tokens, d width, H heads, m d hidden units.
+template <class T>
+struct BlockActivations {
+  kernels::Mat<T> x;        ///< residual stream after the block [T, d]
+  kernels::Mat<T> n_mix;    ///< norm of the mixed residual stream [T, d]
+  kernels::Vec<T> rstd_mix; ///< [T]
+  kernels::Mat<T> qkv;      ///< projection [T, 3d]
+  kernels::Mat<T> qkv_in;   ///< after norm, rotary and value mix [T, 3d]
+  kernels::Mat<T> rstd_qk;  ///< [T, 2H]
+  kernels::Mat<T> y;        ///< attention [T, d]
+  kernels::Mat<T> lse;      ///< [H, T]
+  kernels::Mat<T> n_mlp;    ///< norm of the stream before the MLP [T, d]
+  kernels::Vec<T> rstd_mlp; ///< [T]
+  kernels::Mat<T> h;        ///< squared relu [T, m d]
+};
+
+template <class T>
+struct Activations {
+  int length = 0;
+  std::vector<BlockActivations<T>> block;
+  kernels::Mat<T> x0;  ///< normed embedding [T, d]
+  kernels::Vec<T> rstd0;
+  kernels::Mat<T> v_first;  ///< value projection of layer 0 (value_path "first")
+  kernels::Mat<T> n_final;  ///< norm of the last block's output [T, d]
+  kernels::Vec<T> rstd_final;
+
+  // Gradients; training only.
+  kernels::Mat<T> d_x;                   ///< residual stream [T, d]
+  kernels::Mat<T> d_x0;                  ///< [T, d]
+  kernels::Mat<T> d_narrow;              ///< any branch of width d
+  kernels::Mat<T> d_wide;                ///< any branch of width 3d or m d
+  std::vector<kernels::Mat<T>> d_skip;   ///< per encoder block [T, d]
+  kernels::Mat<T> d_v_first;             ///< [T, d]
+
+  kernels::Workspace workspace;  ///< scratch of attention and head, which never run at once
+
+  Activations() = default;
+  /// Cuts everything from `cutter`.
+  Activations(const Config& config, int length, bool training, kernels::WorkspaceCutter& cutter);
+
+ private:
+  void cut_blocks(const ModelConfig& model, bool training, kernels::WorkspaceCutter& cutter);
+  void cut_gradients(const ModelConfig& model, kernels::WorkspaceCutter& cutter);
+};
+
+}  // namespace nanorun

@@ -1,0 +1,292 @@
+#include "src/model.hpp"
+
+#include <algorithm>
+#include <cmath>
+
+#include "src/schedule.hpp"
+
+namespace nanorun {
+
+using kernels::Mat;
+using kernels::Stream;
+using kernels::Token;
+using kernels::Vec;
+using kernels::WorkspaceCutter;
+
+namespace {
+
+int longest_sequence(const Config& config) { return std::max(config.train.length, config.validation.length); }
+
+/// Angular frequency of pair j of D/2.
+double rotary_frequency(const ModelConfig& model, int j) {
+  const int pairs = model.head_dim / 2;
+  if (model.rotary == RotaryKind::full) return std::pow(model.rotary_base, -static_cast<double>(j) / pairs);
+  const int turning = pairs / 2;
+  if (j >= turning) return 0;
+  return std::pow(1 / model.rotary_base, turning > 1 ? static_cast<double>(j) / (turning - 1) : 0.0);
+}
+
+/// Cosines [length, D/2], then sines [length, D/2].
+template <class T>
+TensorArena<T> make_rotary_table(const ModelConfig& model, int length) {
+  const int pairs = model.head_dim / 2;
+  const std::size_t half = static_cast<std::size_t>(length) * pairs;
+  TensorArena<T> table(2 * half);
+  for (int j = 0; j < pairs; ++j) {
+    const double frequency = rotary_frequency(model, j);
+    for (int t = 0; t < length; ++t) {
+      const std::size_t at = static_cast<std::size_t>(t) * pairs + j;
+      table.data()[at] = static_cast<T>(std::cos(frequency * t));
+      table.data()[half + at] = static_cast<T>(std::sin(frequency * t));
+    }
+  }
+  return table;
+}
+
+kernels::HeadOptions head_options(const Config& config) {
+  const bool fp8 = config.head.precision == HeadChoice::fp8;
+  return {config.model.softcap, fp8 ? kernels::HeadPrecision::fp8 : kernels::HeadPrecision::working,
+          config.head.scale_x, config.head.scale_w, config.head.scale_g};
+}
+
+}  // namespace
+
+template <class T>
+Model<T>::Model(const Config& config, const ParameterTable& table, std::span<T> weights, std::span<T> gradients,
+                Token end_of_text)
+    : config_(config),
+      w_(bind(table, config.model, weights.data())),
+      d_(bind(table, config.model, gradients.data())),
+      end_of_text_(end_of_text),
+      head_(head_options(config)),
+      long_mask_(longest_sequence(config)),
+      short_mask_(longest_sequence(config)),
+      rotary_table_(make_rotary_table<T>(config.model, longest_sequence(config))),
+      arena_(activation_bytes(config)) {
+  WorkspaceCutter training(arena_.space()), validation(arena_.space());
+  training_ = Activations<T>(config, config.train.length, true, training);
+  validation_ = Activations<T>(config, config.validation.length, false, validation);
+}
+
+template <class T>
+std::size_t Model<T>::activation_bytes(const Config& config) {
+  WorkspaceCutter training({}), validation({});
+  Activations<T>(config, config.train.length, true, training);
+  Activations<T>(config, config.validation.length, false, validation);
+  return std::max(training.used(), validation.used());
+}
+
+template <class T>
+double Model<T>::forward_backward(Stream stream, Trace& trace, const Sequence& sequence, int window) {
+  Activations<T>& a = training_;
+  {
+    Region region(trace, Phase::forward);
+    prepare(sequence, window);
+    forward(stream, a, sequence.tokens);
+  }
+  double loss = 0;
+  {
+    Region region(trace, Phase::head);
+    loss = ops::head_loss_backward<T>(stream, a.d_narrow, d_.head, a.n_final, w_.head, sequence.targets, head_,
+                                      a.workspace);
+  }
+  Region region(trace, Phase::backward);
+  backward(stream, a, sequence.tokens);
+  return loss / a.length;
+}
+
+template <class T>
+double Model<T>::validate(Stream stream, Trace& trace, const Sequence& sequence, int window) {
+  Region region(trace, Phase::validation);
+  prepare(sequence, window);
+  forward(stream, validation_, sequence.tokens);
+  kernels::HeadOptions options = head_;
+  options.precision = kernels::HeadPrecision::working;
+  const double loss = ops::head_loss_forward<T>(stream, validation_.n_final, w_.head, sequence.targets, options,
+                                                validation_.workspace);
+  return loss / validation_.length;
+}
+
+template <class T>
+void Model<T>::prepare(const Sequence& sequence, int window) {
+  long_mask_.build(sequence.tokens, end_of_text_, config_.window.kind, window);
+  short_mask_.build(sequence.tokens, end_of_text_, config_.window.kind, short_window(config_.window, window));
+}
+
+template <class T>
+void Model<T>::forward(Stream stream, Activations<T>& a, std::span<const Token> tokens) {
+  const double eps = config_.model.norm_eps;
+  ops::embedding_forward<T>(stream, a.x0, tokens, w_.embedding);
+  ops::rms_norm_forward<T>(stream, a.x0, a.rstd0, a.x0, eps);
+  for (int i = 0; i < config_.model.layers; ++i) block_forward(stream, a, tokens, i);
+  ops::rms_norm_forward<T>(stream, a.n_final, a.rstd_final, a.block.back().x, eps);
+}
+
+/// Expects the gradient of n_final in d_narrow.
+template <class T>
+void Model<T>::backward(Stream stream, Activations<T>& a, std::span<const Token> tokens) {
+  ops::fill<T>(stream, {a.d_x.data, a.d_x.size()}, 0);
+  ops::fill<T>(stream, {a.d_x0.data, a.d_x0.size()}, 0);
+  if (a.d_v_first) ops::fill<T>(stream, {a.d_v_first.data, a.d_v_first.size()}, 0);
+  ops::rms_norm_backward<T>(stream, a.d_x, a.n_final, a.rstd_final, a.d_narrow);
+  for (int i = config_.model.layers - 1; i >= 0; --i) block_backward(stream, a, tokens, i);
+
+  ops::add<T>(stream, a.d_x0, a.d_x);
+  ops::fill<T>(stream, {a.d_narrow.data, a.d_narrow.size()}, 0);
+  ops::rms_norm_backward<T>(stream, a.d_narrow, a.x0, a.rstd0, a.d_x0);
+  ops::embedding_backward<T>(stream, d_.embedding, tokens, a.d_narrow);
+}
+
+template <class T>
+void Model<T>::block_forward(Stream stream, Activations<T>& a, std::span<const Token> tokens, int layer) {
+  BlockActivations<T>& s = a.block[layer];
+  const BlockTensors<T>& w = w_.block[layer];
+  const double eps = config_.model.norm_eps;
+  const bool attends = has_attention(config_.model, layer);
+
+  // Without attention the norm of the mixed stream is the one that the MLP reads.
+  ops::residual_mix_norm_forward<T>(stream, s.x, attends ? s.n_mix : s.n_mlp, attends ? s.rstd_mix : s.rstd_mlp,
+                                    residual_inputs(a, layer), eps);
+  if (attends) {
+    ops::linear_forward<T>(stream, s.qkv, s.n_mix, w.qkv);
+    ops::attention_input_forward<T>(stream, s.qkv_in, s.rstd_qk, s.qkv, rotary(a), value_mix(a, tokens, layer), eps);
+    ops::attention_forward<T>(stream, s.y, s.lse, attention_inputs(a, layer), mask(layer), a.workspace);
+    ops::linear_add_forward<T>(stream, s.x, s.y, w.attention_out);
+    ops::rms_norm_forward<T>(stream, s.n_mlp, s.rstd_mlp, s.x, eps);
+  }
+  ops::linear_relu2_forward<T>(stream, s.h, s.n_mlp, w.mlp_in);
+  ops::linear_add_forward<T>(stream, s.x, s.h, w.mlp_out);
+}
+
+template <class T>
+void Model<T>::block_backward(Stream stream, Activations<T>& a, std::span<const Token> tokens, int layer) {
+  const BlockActivations<T>& s = a.block[layer];
+  const BlockTensors<T>& w = w_.block[layer];
+  const BlockTensors<T>& d = d_.block[layer];
+  const int width = config_.model.width;
+
+  if (layer < config_.model.layers / 2) ops::add<T>(stream, a.d_x, a.d_skip[layer]);
+
+  const Mat<T> d_z = a.d_wide.col_block(0, config_.model.mlp_ratio * width);
+  ops::linear_backward_weight<T>(stream, d.mlp_out, a.d_x, s.h);
+  ops::linear_relu2_backward<T>(stream, d_z, a.d_x, w.mlp_out, s.h);
+  ops::linear_backward_weight<T>(stream, d.mlp_in, d_z, s.n_mlp);
+  ops::linear_backward_input<T>(stream, a.d_narrow, d_z, w.mlp_in);
+  ops::rms_norm_backward<T>(stream, a.d_x, s.n_mlp, s.rstd_mlp, a.d_narrow);
+
+  if (has_attention(config_.model, layer)) {
+    const Mat<T> d_qkv = a.d_wide.col_block(0, 3 * width);
+    const Mat<T> d_v = d_qkv.col_block(2 * width, width);
+    ops::linear_backward_weight<T>(stream, d.attention_out, a.d_x, s.y);
+    ops::linear_backward_input<T>(stream, a.d_narrow, a.d_x, w.attention_out);
+    ops::attention_backward<T>(stream, d_qkv.col_block(0, width), d_qkv.col_block(width, width), d_v, s.y, s.lse,
+                               a.d_narrow, attention_inputs(a, layer), mask(layer), a.workspace);
+    ops::attention_input_backward<T>(stream, d_qkv, value_mix_gradients(a, layer), s.qkv_in, s.rstd_qk,
+                                     s.qkv.col_block(2 * width, width), d_qkv, rotary(a),
+                                     value_mix(a, tokens, layer));
+    if (layer == 0 && a.d_v_first) ops::add<T>(stream, d_v, a.d_v_first);
+    ops::linear_backward_weight<T>(stream, d.qkv, d_qkv, s.n_mix);
+    ops::linear_backward_input<T>(stream, a.d_narrow, d_qkv, w.qkv);
+    ops::rms_norm_backward<T>(stream, a.d_x, s.n_mix, s.rstd_mix, a.d_narrow);
+  }
+  ops::residual_mix_backward<T>(stream, residual_gradients(a, layer), residual_inputs(a, layer));
+}
+
+template <class T>
+ops::ResidualInputs<T> Model<T>::residual_inputs(const Activations<T>& a, int layer) const {
+  const int layers = config_.model.layers;
+  ops::ResidualInputs<T> in;
+  in.x_prev = layer == 0 ? a.x0 : a.block[layer - 1].x;
+  in.x0 = a.x0;
+  in.a = w_.block[layer].residual_mix;
+  if (layer >= layers / 2) {
+    in.skip = a.block[layers - 1 - layer].x;
+    in.s = w_.skip[layer - layers / 2];
+  }
+  return in;
+}
+
+template <class T>
+ops::ResidualGradients<T> Model<T>::residual_gradients(const Activations<T>& a, int layer) {
+  const int layers = config_.model.layers;
+  ops::ResidualGradients<T> d;
+  d.d_x = a.d_x;
+  d.d_x0 = a.d_x0;
+  d.d_a = d_.block[layer].residual_mix;
+  if (layer >= layers / 2) {
+    d.d_skip = a.d_skip[layers - 1 - layer];
+    d.d_s = d_.skip[layer - layers / 2];
+  }
+  return d;
+}
+
+template <class T>
+ops::ValueMix<T> Model<T>::value_mix(const Activations<T>& a, std::span<const Token> tokens, int layer) const {
+  ops::ValueMix<T> mix;
+  mix.lambda = w_.block[layer].value_mix;
+  const int embedding = value_embedding_of(config_.model, layer);
+  if (embedding >= 0) {
+    mix.source = w_.value_embedding[embedding];
+    mix.index = tokens.data();
+  }
+  if (config_.model.value_path == ValuePath::first) {
+    mix.interpolate = true;
+    mix.source = a.v_first;
+  }
+  return mix;
+}
+
+template <class T>
+ops::ValueMixGradients<T> Model<T>::value_mix_gradients(const Activations<T>& a, int layer) {
+  ops::ValueMixGradients<T> d;
+  d.d_lambda = d_.block[layer].value_mix;
+  const int embedding = value_embedding_of(config_.model, layer);
+  if (embedding >= 0) d.d_source = d_.value_embedding[embedding];
+  if (config_.model.value_path == ValuePath::first) d.d_source = a.d_v_first;
+  return d;
+}
+
+template <class T>
+ops::AttentionInputs<T> Model<T>::attention_inputs(const Activations<T>& a, int layer) const {
+  const ModelConfig& model = config_.model;
+  const Mat<T>& qkv = a.block[layer].qkv_in;
+  const double scale = model.attention_scale > 0 ? model.attention_scale : 1 / std::sqrt(model.head_dim);
+  return {qkv.col_block(0, model.width), qkv.col_block(model.width, model.width),
+          qkv.col_block(2 * model.width, model.width), model.heads, static_cast<T>(scale)};
+}
+
+template <class T>
+ops::Rotary<T> Model<T>::rotary(const Activations<T>& a) const {
+  const int pairs = config_.model.head_dim / 2;
+  const std::size_t half = rotary_table_.size() / 2;
+  return {config_.model.heads, Mat<const T>(rotary_table_.data(), a.length, pairs),
+          Mat<const T>(rotary_table_.data() + half, a.length, pairs)};
+}
+
+template <class T>
+kernels::AttentionMask Model<T>::mask(int layer) const {
+  return is_long_layer(config_.window, layer) ? long_mask_.view() : short_mask_.view();
+}
+
+template class Model<float>;
+template class Model<double>;
+
+double flops_per_sequence(const Config& config, const ParameterTable& table, int window) {
+  const ModelConfig& model = config.model;
+  const double tokens = config.train.length;
+  double weights = 0;
+  for (const Parameter& p : table.parameters()) {
+    if (p.group == Group::matrix || p.group == Group::head) weights += static_cast<double>(p.size());
+  }
+  double attention = 0;
+  for (int i = 0; i < model.layers; ++i) {
+    if (!has_attention(model, i)) continue;
+    const double reach = std::min<double>(
+        config.train.length, is_long_layer(config.window, i) ? window : short_window(config.window, window));
+    const double pairs = reach * (tokens - reach / 2);
+    attention += 14 * pairs * model.width;  // 2 products forward, 5 backward
+  }
+  return 6 * weights * tokens + attention;
+}
+
+}  // namespace nanorun

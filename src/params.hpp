@@ -1,0 +1,113 @@
+#pragma once
+// The parameter table: one row per tensor. Everything that treats parameters alike (initialisation, optimizer,
+// communication, checkpoint) iterates this table; the tensors lie in its order in one arena.
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "kernels/types.hpp"
+#include "src/comm.hpp"
+#include "src/config.hpp"
+
+namespace nanorun {
+
+enum class Init { zero, constant, normal, uniform };
+/// Which update and learning rate a tensor takes.
+enum class Group { matrix, embedding, head, scalar, skip };
+
+struct Parameter {
+  std::string name;
+  int matrices = 1;  ///< matrices stacked along the rows, each orthogonalised on its own
+  int rows = 1;      ///< of one matrix
+  int cols = 1;
+  Group group = Group::scalar;
+  Init init = Init::zero;
+  double bound = 0;           ///< of Init::uniform
+  std::vector<double> start;  ///< of Init::constant, one per element
+  std::size_t offset = 0;     ///< of the first element in the arena
+
+  std::size_t size() const { return static_cast<std::size_t>(matrices) * rows * cols; }
+};
+
+/// Consecutive tensors that are reduced, updated and gathered together. Ranks own whole units: a matrix with Muon, a
+/// row or an element with Adam.
+struct Bucket {
+  Group group = Group::scalar;
+  std::size_t offset = 0;
+  std::size_t units = 0;
+  std::size_t unit_size = 0;
+  int rows = 0;  ///< shape of one matrix (Group::matrix)
+  int cols = 0;
+
+  std::size_t size() const { return units * unit_size; }
+  /// Parts of the ranks, relative to `offset`; unit counts differ by at most one.
+  Bounds bounds(int ranks) const;
+};
+
+/// Rows [first_row, first_row + row_count) of a tensor seen as [total_rows, cols], which this rank owns.
+struct OwnedRows {
+  const Parameter* parameter = nullptr;
+  std::uint64_t total_rows = 0;
+  std::uint64_t cols = 0;
+  std::uint64_t first_row = 0;
+  std::uint64_t row_count = 0;
+  std::size_t offset = 0;  ///< of the first owned element in the arena
+};
+
+class ParameterTable {
+ public:
+  explicit ParameterTable(const ModelConfig& config);
+
+  const std::vector<Parameter>& parameters() const { return parameters_; }
+  const std::vector<Bucket>& buckets() const { return buckets_; }
+  std::size_t size() const { return size_; }  ///< elements of all tensors
+  const Parameter& find(const std::string& name) const;
+  /// One entry per tensor of the bucket, in order; empty where this rank owns none of it.
+  std::vector<OwnedRows> owned(const Bucket& bucket, int rank, int ranks) const;
+
+ private:
+  void add(const std::string& name, int matrices, int rows, int cols, Group group, Init init, double bound = 0,
+           std::vector<double> start = {});
+  void add_matrices(const ModelConfig& config);
+  void add_scalars(const ModelConfig& config);
+  void close_bucket(std::size_t unit_size);
+
+  std::vector<Parameter> parameters_;
+  std::vector<Bucket> buckets_;
+  std::size_t size_ = 0;
+  std::size_t bucket_begin_ = 0;
+};
+
+/// Initial values of the whole arena. Element i of a tensor depends on the seed, the tensor's name and i alone, so
+/// the values do not depend on the rank count; each rank draws its part and all gather.
+///   key = mix(seed xor fnv1a64(name)),  r(i) = mix(key + i * 0x9E3779B97F4A7C15),  u(i) = (r(i) >> 11) / 2^53
+///   uniform(-b, b): b (2 u(i) - 1);  normal: sqrt(-2 ln(1 - u(2i))) cos(2 pi u(2i+1))
+/// where mix is SplitMix64's output function (Steele, Lea and Flood 2014).
+template <class T>
+void initialise(std::span<T> weights, const ParameterTable& table, std::int64_t seed, Comm& comm);
+
+bool has_attention(const ModelConfig& config, int layer);
+/// Index of the value embedding that layer mixes in, or -1.
+int value_embedding_of(const ModelConfig& config, int layer);
+
+/// The tensors of the table as views into an arena of weights or of gradients.
+template <class T>
+struct BlockTensors {
+  kernels::Mat<T> qkv, attention_out, mlp_in, mlp_out;
+  T* residual_mix = nullptr;
+  T* value_mix = nullptr;
+};
+
+template <class T>
+struct Tensors {
+  kernels::Mat<T> embedding, head;
+  std::vector<kernels::Mat<T>> value_embedding;
+  std::vector<BlockTensors<T>> block;
+  std::vector<T*> skip;
+};
+
+template <class T>
+Tensors<T> bind(const ParameterTable& table, const ModelConfig& config, T* arena);
+
+}  // namespace nanorun
