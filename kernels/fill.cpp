@@ -38,10 +38,10 @@ double sum_of_squares(Stream, Vec<const T> x) {
   return sum;
 }
 
-#define NANORUN_INSTANTIATE(T)                 \
-  template void fill(Stream, Vec<T>, double);  \
+#define NANORUN_INSTANTIATE(T)                     \
+  template void fill(Stream, Vec<T>, double);      \
   template void add(Stream, Mat<T>, Mat<const T>); \
-  template void scale(Stream, Vec<T>, double); \
+  template void scale(Stream, Vec<T>, double);     \
   template double sum_of_squares(Stream, Vec<const T>);
 NANORUN_INSTANTIATE(float)
 NANORUN_INSTANTIATE(double)

@@ -42,8 +42,7 @@ BlockActivations<T> cut_block(const ModelConfig& model, int length, WorkspaceCut
 }  // namespace
 
 template <class T>
-Activations<T>::Activations(const Config& config, int length, bool training, WorkspaceCutter& cutter)
-    : length(length) {
+Activations<T>::Activations(const Config& config, int length, bool training, WorkspaceCutter& cutter) : length(length) {
   const ModelConfig& model = config.model;
   x0 = matrix<T>(cutter, length, model.width);
   rstd0 = vector<T>(cutter, length);
@@ -55,9 +54,8 @@ Activations<T>::Activations(const Config& config, int length, bool training, Wor
   const kernels::HeadPrecision precision = training && config.head.precision == HeadChoice::fp8
                                                ? kernels::HeadPrecision::fp8
                                                : kernels::HeadPrecision::working;
-  const std::size_t bytes =
-      std::max(ops::attention_workspace<T>(length, model.heads, model.head_dim),
-               ops::head_workspace<T>(length, padded_vocabulary(model), model.width, precision));
+  const std::size_t bytes = std::max(ops::attention_workspace<T>(length, model.heads, model.head_dim),
+                                     ops::head_workspace<T>(length, padded_vocabulary(model), model.width, precision));
   workspace = {cutter.take<std::byte>(bytes), bytes};
 }
 

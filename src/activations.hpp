@@ -12,17 +12,17 @@ namespace nanorun {
 /// Saved by one block. Shapes: T tokens, d width, H heads, m d hidden units.
 template <class T>
 struct BlockActivations {
-  kernels::Mat<T> x;        ///< residual stream after the block [T, d]
-  kernels::Mat<T> n_mix;    ///< norm of the mixed residual stream [T, d]
-  kernels::Vec<T> rstd_mix; ///< [T]
-  kernels::Mat<T> qkv;      ///< projection [T, 3d]
-  kernels::Mat<T> qkv_in;   ///< after norm, rotary and value mix [T, 3d]
-  kernels::Mat<T> rstd_qk;  ///< [T, 2H]
-  kernels::Mat<T> y;        ///< attention [T, d]
-  kernels::Mat<T> lse;      ///< [H, T]
-  kernels::Mat<T> n_mlp;    ///< norm of the stream before the MLP [T, d]
-  kernels::Vec<T> rstd_mlp; ///< [T]
-  kernels::Mat<T> h;        ///< squared relu [T, m d]
+  kernels::Mat<T> x;         ///< residual stream after the block [T, d]
+  kernels::Mat<T> n_mix;     ///< norm of the mixed residual stream [T, d]
+  kernels::Vec<T> rstd_mix;  ///< [T]
+  kernels::Mat<T> qkv;       ///< projection [T, 3d]
+  kernels::Mat<T> qkv_in;    ///< after norm, rotary and value mix [T, 3d]
+  kernels::Mat<T> rstd_qk;   ///< [T, 2H]
+  kernels::Mat<T> y;         ///< attention [T, d]
+  kernels::Mat<T> lse;       ///< [H, T]
+  kernels::Mat<T> n_mlp;     ///< norm of the stream before the MLP [T, d]
+  kernels::Vec<T> rstd_mlp;  ///< [T]
+  kernels::Mat<T> h;         ///< squared relu [T, m d]
 };
 
 template <class T>
@@ -36,12 +36,12 @@ struct Activations {
   kernels::Vec<T> rstd_final;
 
   // Gradients; training only.
-  kernels::Mat<T> d_x;                   ///< residual stream [T, d]
-  kernels::Mat<T> d_x0;                  ///< [T, d]
-  kernels::Mat<T> d_narrow;              ///< any branch of width d
-  kernels::Mat<T> d_wide;                ///< any branch of width 3d or m d
-  std::vector<kernels::Mat<T>> d_skip;   ///< per encoder block [T, d]
-  kernels::Mat<T> d_v_first;             ///< [T, d]
+  kernels::Mat<T> d_x;                  ///< residual stream [T, d]
+  kernels::Mat<T> d_x0;                 ///< [T, d]
+  kernels::Mat<T> d_narrow;             ///< any branch of width d
+  kernels::Mat<T> d_wide;               ///< any branch of width 3d or m d
+  std::vector<kernels::Mat<T>> d_skip;  ///< per encoder block [T, d]
+  kernels::Mat<T> d_v_first;            ///< [T, d]
 
   kernels::Workspace workspace;  ///< scratch of attention and head, which never run at once
 

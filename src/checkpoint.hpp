@@ -19,8 +19,8 @@ namespace nanorun {
 
 /// What a run has done so far.
 struct Progress {
-  long step = 0;         ///< updates made
-  Cursor cursor;         ///< where the next step reads
+  long step = 0;  ///< updates made
+  Cursor cursor;  ///< where the next step reads
   double train_seconds = 0;
   std::uint64_t tokens = 0;
 };

@@ -102,8 +102,8 @@ double Model<T>::validate(Stream stream, Trace& trace, const Sequence& sequence,
   forward(stream, validation_, sequence.tokens);
   kernels::HeadOptions options = head_;
   options.precision = kernels::HeadPrecision::working;
-  const double loss = ops::head_loss_forward<T>(stream, validation_.n_final, w_.head, sequence.targets, options,
-                                                validation_.workspace);
+  const double loss =
+      ops::head_loss_forward<T>(stream, validation_.n_final, w_.head, sequence.targets, options, validation_.workspace);
   return loss / validation_.length;
 }
 
@@ -182,8 +182,7 @@ void Model<T>::block_backward(Stream stream, Activations<T>& a, std::span<const 
     ops::attention_backward<T>(stream, d_qkv.col_block(0, width), d_qkv.col_block(width, width), d_v, s.y, s.lse,
                                a.d_narrow, attention_inputs(a, layer), mask(layer), a.workspace);
     ops::attention_input_backward<T>(stream, d_qkv, value_mix_gradients(a, layer), s.qkv_in, s.rstd_qk,
-                                     s.qkv.col_block(2 * width, width), d_qkv, rotary(a),
-                                     value_mix(a, tokens, layer));
+                                     s.qkv.col_block(2 * width, width), d_qkv, rotary(a), value_mix(a, tokens, layer));
     if (layer == 0 && a.d_v_first) ops::add<T>(stream, d_v, a.d_v_first);
     ops::linear_backward_weight<T>(stream, d.qkv, d_qkv, s.n_mix);
     ops::linear_backward_input<T>(stream, a.d_narrow, d_qkv, w.qkv);

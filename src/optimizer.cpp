@@ -42,8 +42,8 @@ std::size_t workspace_size(const ParameterTable& table, int rank, int ranks) {
 }  // namespace
 
 template <class T>
-Optimizer<T>::Optimizer(const Config& config, const ParameterTable& table, std::span<T> weights,
-                        std::span<T> gradients, Comm& comm)
+Optimizer<T>::Optimizer(const Config& config, const ParameterTable& table, std::span<T> weights, std::span<T> gradients,
+                        Comm& comm)
     : config_(config),
       table_(table),
       weights_(weights),
@@ -121,11 +121,16 @@ void Optimizer<T>::update_elements(Stream stream, const Shard& shard, long step)
 template <class T>
 double Optimizer<T>::learning_rate(Group group) const {
   switch (group) {
-    case Group::matrix: return config_.optimizer.muon_lr;
-    case Group::embedding: return config_.optimizer.lr_embedding;
-    case Group::head: return config_.optimizer.lr_head;
-    case Group::skip: return config_.optimizer.lr_skip;
-    default: return config_.optimizer.lr_scalar;
+    case Group::matrix:
+      return config_.optimizer.muon_lr;
+    case Group::embedding:
+      return config_.optimizer.lr_embedding;
+    case Group::head:
+      return config_.optimizer.lr_head;
+    case Group::skip:
+      return config_.optimizer.lr_skip;
+    default:
+      return config_.optimizer.lr_scalar;
   }
 }
 

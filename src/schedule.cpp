@@ -20,7 +20,8 @@ double muon_momentum(const OptimizerConfig& config, long step) {
 }
 
 int long_window(const WindowConfig& config, long step, long steps) {
-  const double tokens = config.first + (config.last - config.first) * static_cast<double>(step) / static_cast<double>(steps);
+  const double tokens =
+      config.first + (config.last - config.first) * static_cast<double>(step) / static_cast<double>(steps);
   const double quanta = tokens / config.quantum;
   const double whole = config.rounding == Rounding::floor ? std::floor(quanta) : std::ceil(quanta);
   return config.quantum * std::max(1, static_cast<int>(whole));
