@@ -1,14 +1,17 @@
 #pragma once
-// HDF5 handles that close themselves, slabs of datasets, and checksums. The HDF5 library may not be thread-safe:
-// every function here takes one process-wide lock, so a reader thread and the main thread may both call it.
-// Failures throw Error(data) by default, naming the file and the object; see set_failure_code.
+// HDF5 files, slabs of datasets, and checksums. The HDF5 library may not be thread-safe: every function here takes one
+// process-wide lock, so a reader thread and the main thread may both call it. Failures throw Error with the code the
+// file was opened with; the message is one line that names the file, the object and HDF5's innermost reason.
 
 #include <hdf5.h>
 #include <mpi.h>
 
+#include <bit>
 #include <cstdint>
 #include <span>
 #include <string>
+#include <type_traits>
+#include <utility>
 #include <vector>
 
 #include "src/error.hpp"
@@ -28,7 +31,10 @@ class Handle {
   }
   hid_t get() const { return id_; }
   explicit operator bool() const { return id_ >= 0; }
+  /// Closes the identifier.
   void reset();
+  /// Gives up the identifier without closing it.
+  hid_t release() { return std::exchange(id_, -1); }
 
  private:
   void swap(Handle& other) noexcept;
@@ -36,67 +42,100 @@ class Handle {
   herr_t (*close_)(hid_t) = nullptr;
 };
 
-/// Element types that files hold; on disk little-endian.
+/// Order-independent checksum of the elements [first, first + data.size()) of a tensor: the sum modulo 2^64 over the
+/// elements i of mix(bits_i + (i + 1) * 0x9e3779b97f4a7c15), where bits_i are the element's bits extended by zeros to
+/// 64, arithmetic is modulo 2^64, and mix is the bijection
+///   z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9;  z = (z ^ z >> 27) * 0x94d049bb133111eb;  z ^ z >> 31.
+/// Parts computed by different ranks add up to the whole; a change of one element always changes the sum.
 template <class T>
-hid_t native_type();  // float, double, std::uint16_t, std::int32_t, std::int64_t, std::uint64_t
+std::uint64_t checksum(std::span<const T> data, std::uint64_t first) {
+  static_assert(std::is_arithmetic_v<T> && sizeof(T) <= 8);
+  using Bits = std::conditional_t<sizeof(T) == 8, std::uint64_t,
+                                  std::conditional_t<sizeof(T) == 4, std::uint32_t,
+                                                     std::conditional_t<sizeof(T) == 2, std::uint16_t, std::uint8_t>>>;
+  std::uint64_t sum = 0;
+#pragma omp simd reduction(+ : sum)
+  for (std::size_t i = 0; i < data.size(); ++i) {
+    std::uint64_t z = std::bit_cast<Bits>(data[i]) + (first + i + 1) * 0x9e3779b97f4a7c15u;
+    z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9u;
+    z = (z ^ z >> 27) * 0x94d049bb133111ebu;
+    sum += z ^ z >> 31;
+  }
+  return sum;
+}
 
-/// Order-independent checksum of the elements [first, first + data.size()) of a tensor: the sum modulo 2^64 of a
-/// 64-bit mix of each element's bits and its index. Parts computed by different ranks add up to the whole.
-template <class T>
-std::uint64_t checksum(std::span<const T> data, std::uint64_t first);
+/// Sizes or positions, one per axis.
+using Extent = std::vector<std::uint64_t>;
 
-/// A file opened for one purpose. With a communicator the file is shared: creating datasets and attributes and
-/// collective slabs must then be called by all its ranks.
+/// A file opened for one purpose. With a communicator the file is shared by its ranks, all of which must make the same
+/// calls in the same order; slabs then move collectively, and a rank with nothing to move passes a count of 0.
+/// T is one of float, double, std::uint8_t, std::uint16_t, std::int32_t, std::int64_t, std::uint64_t, on disk
+/// little-endian. Objects are named by their path; "/" is the root group.
 class File {
  public:
-  static File create(const std::string& path, MPI_Comm comm = MPI_COMM_NULL);
-  static File open(const std::string& path, MPI_Comm comm = MPI_COMM_NULL);         ///< read only
-  static File open_append(const std::string& path, MPI_Comm comm = MPI_COMM_NULL);  ///< read and write
+  /// Replaces an existing file.
+  static File create(const std::string& path, MPI_Comm comm = MPI_COMM_NULL, ExitCode code = ExitCode::data);
+  /// Read only.
+  static File open(const std::string& path, MPI_Comm comm = MPI_COMM_NULL, ExitCode code = ExitCode::data);
+  /// Read and write.
+  static File open_append(const std::string& path, MPI_Comm comm = MPI_COMM_NULL, ExitCode code = ExitCode::data);
 
-  /// Code of the Errors this file throws (ExitCode::data unless set).
-  void set_failure_code(ExitCode code) { code_ = code; }
   const std::string& path() const { return path_; }
 
   bool exists(const std::string& object) const;
+  /// Creates the group and its missing parents; an existing group stays as it is.
   void create_group(const std::string& group);
   /// Names of the members of a group, sorted.
   std::vector<std::string> members(const std::string& group) const;
-  std::vector<std::uint64_t> shape(const std::string& dataset) const;
+  Extent shape(const std::string& dataset) const;
 
   /// A fixed-size dataset of T; missing parent groups are created.
   template <class T>
-  void create_dataset(const std::string& name, const std::vector<std::uint64_t>& shape);
-  /// A dataset that grows along its first axis, chunked by chunk_rows.
+  void create_dataset(const std::string& name, const Extent& shape);
+  /// A dataset that grows along its first axis, stored in chunks of chunk_rows; the other axes must not be empty.
   template <class T>
-  void create_growing_dataset(const std::string& name, const std::vector<std::uint64_t>& shape,
-                              std::uint64_t chunk_rows);
-  void resize(const std::string& dataset, const std::vector<std::uint64_t>& shape);
+  void create_growing_dataset(const std::string& name, const Extent& shape, std::uint64_t chunk_rows);
+  void resize(const std::string& dataset, const Extent& shape);
 
-  /// n-d slabs given by start and count per axis; data is row-major. Independent unless the file has a communicator.
+  /// Slabs [start, start + count) of a dataset that holds exactly T; data is row-major with one element for each
+  /// element of the slab. A slab outside the dataset throws.
   template <class T>
-  void write(const std::string& dataset, const std::vector<std::uint64_t>& start,
-             const std::vector<std::uint64_t>& count, std::span<const T> data);
+  void write(const std::string& dataset, const Extent& start, const Extent& count, std::span<const T> data);
   template <class T>
-  void read(const std::string& dataset, const std::vector<std::uint64_t>& start,
-            const std::vector<std::uint64_t>& count, std::span<T> data) const;
+  void read(const std::string& dataset, const Extent& start, const Extent& count, std::span<T> data) const;
 
+  /// Attributes hold one value; an existing one is replaced. Text is at most 64,000 bytes without zero bytes.
   void write_attribute(const std::string& object, const std::string& name, const std::string& value);
   void write_attribute(const std::string& object, const std::string& name, std::uint64_t value);
   void write_attribute(const std::string& object, const std::string& name, double value);
+  bool has_attribute(const std::string& object, const std::string& name) const;
   std::string read_text_attribute(const std::string& object, const std::string& name) const;
   std::uint64_t read_integer_attribute(const std::string& object, const std::string& name) const;
   double read_real_attribute(const std::string& object, const std::string& name) const;
-  bool has_attribute(const std::string& object, const std::string& name) const;
 
   void flush();
+  /// Closes the file and reports what could not be written; the destructor closes silently.
   void close();
 
  private:
-  File(Handle handle, std::string path, MPI_Comm comm);
+  enum class Mode { create, read, append };
+  File(const std::string& path, MPI_Comm comm, ExitCode code, Mode mode);
+
+  [[noreturn]] void fail(const std::string& object, const std::string& what) const;
+  Handle own(hid_t id, herr_t (*close)(hid_t), const std::string& object, const char* action) const;
+  void check(herr_t status, const std::string& object, const char* action) const;
+  Handle dataset(const std::string& name) const;
+  Handle attribute(const std::string& object, const std::string& name, H5T_class_t type) const;
+  Handle select(const Handle& dataset, const std::string& name, const Extent& start, const Extent& count) const;
+  Handle transfer(const Handle& dataset, const std::string& name, hid_t disk_type) const;
+  void make_dataset(const std::string& name, hid_t type, const Extent& shape, std::uint64_t chunk_rows);
+  void make_attribute(const std::string& object, const std::string& name, hid_t disk_type, hid_t type,
+                      const void* value);
+
   Handle handle_;
   std::string path_;
-  MPI_Comm comm_ = MPI_COMM_NULL;
-  ExitCode code_ = ExitCode::data;
+  ExitCode code_;
+  bool collective_;
 };
 
 }  // namespace nanorun::h5

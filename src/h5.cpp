@@ -1,0 +1,370 @@
+#include "src/h5.hpp"
+
+#include <algorithm>
+#include <filesystem>
+#include <functional>
+#include <mutex>
+#include <numeric>
+#include <utility>
+
+namespace nanorun::h5 {
+
+namespace {
+
+constexpr std::size_t max_attribute_text = 64'000;  // an object header message holds less than 64 KiB
+
+/// Holds the process-wide lock; the first one also silences HDF5's own printing.
+class Locked {
+ public:
+  Locked() : guard_(mutex()) {
+    [[maybe_unused]] static const herr_t silent = H5Eset_auto2(H5E_DEFAULT, nullptr, nullptr);
+  }
+
+ private:
+  static std::recursive_mutex& mutex() {
+    static std::recursive_mutex mutex;
+    return mutex;
+  }
+  std::lock_guard<std::recursive_mutex> guard_;
+};
+
+/// The innermost message of the last HDF5 call, on one line; empty if that call succeeded.
+std::string reason() {
+  std::string text;
+  const auto keep_innermost = [](unsigned n, const H5E_error2_t* error, void* text) -> herr_t {
+    if (n == 0 && error->desc != nullptr) *static_cast<std::string*>(text) = error->desc;
+    return 0;
+  };
+  H5Ewalk2(H5E_DEFAULT, H5E_WALK_UPWARD, keep_innermost, &text);
+  for (char& c : text) {
+    if (c == '\n') c = ' ';
+  }
+  return text;
+}
+
+/// An element type in memory and on disk.
+struct Type {
+  hid_t memory;
+  hid_t disk;
+};
+
+template <class T>
+Type type_of() {
+  if constexpr (std::is_same_v<T, float>) return {H5T_NATIVE_FLOAT, H5T_IEEE_F32LE};
+  if constexpr (std::is_same_v<T, double>) return {H5T_NATIVE_DOUBLE, H5T_IEEE_F64LE};
+  if constexpr (std::is_same_v<T, std::uint8_t>) return {H5T_NATIVE_UINT8, H5T_STD_U8LE};
+  if constexpr (std::is_same_v<T, std::uint16_t>) return {H5T_NATIVE_UINT16, H5T_STD_U16LE};
+  if constexpr (std::is_same_v<T, std::int32_t>) return {H5T_NATIVE_INT32, H5T_STD_I32LE};
+  if constexpr (std::is_same_v<T, std::int64_t>) return {H5T_NATIVE_INT64, H5T_STD_I64LE};
+  if constexpr (std::is_same_v<T, std::uint64_t>) return {H5T_NATIVE_UINT64, H5T_STD_U64LE};
+}
+
+std::vector<hsize_t> dims(const Extent& extent) { return {extent.begin(), extent.end()}; }
+
+std::uint64_t elements(const Extent& count) {
+  return std::accumulate(count.begin(), count.end(), std::uint64_t{1}, std::multiplies<>());
+}
+
+std::string text_of(const Extent& extent) { return fmt::format("[{}]", fmt::join(extent, ", ")); }
+
+}  // namespace
+
+void Handle::reset() {
+  if (id_ < 0) return;
+  Locked locked;
+  close_(std::exchange(id_, -1));
+}
+
+void Handle::swap(Handle& other) noexcept {
+  std::swap(id_, other.id_);
+  std::swap(close_, other.close_);
+}
+
+File::File(const std::string& path, MPI_Comm comm, ExitCode code, Mode mode)
+    : path_(path), code_(code), collective_(comm != MPI_COMM_NULL) {
+  Locked locked;
+  const Handle access = own(H5Pcreate(H5P_FILE_ACCESS), H5Pclose, "", "file access list");
+  if (collective_) {
+    check(H5Pset_fapl_mpio(access.get(), comm, MPI_INFO_NULL), "", "cannot be shared by the ranks");
+  } else {
+    // Parallel file systems are often mounted without locks.
+    check(H5Pset_file_locking(access.get(), true, true), "", "file locking");
+  }
+  if (mode == Mode::create) {
+    handle_ = own(H5Fcreate(path.c_str(), H5F_ACC_TRUNC, H5P_DEFAULT, access.get()), H5Fclose, "", "cannot be created");
+    return;
+  }
+  const hid_t id = H5Fopen(path.c_str(), mode == Mode::read ? H5F_ACC_RDONLY : H5F_ACC_RDWR, access.get());
+  std::error_code ignored;
+  if (id < 0 && !std::filesystem::exists(path, ignored)) throw Error(code_, fmt::format("{}: no such file", path_));
+  handle_ = own(id, H5Fclose, "", "cannot be opened as an HDF5 file");
+}
+
+File File::create(const std::string& path, MPI_Comm comm, ExitCode code) { return {path, comm, code, Mode::create}; }
+File File::open(const std::string& path, MPI_Comm comm, ExitCode code) { return {path, comm, code, Mode::read}; }
+File File::open_append(const std::string& path, MPI_Comm comm, ExitCode code) {
+  return {path, comm, code, Mode::append};
+}
+
+void File::fail(const std::string& object, const std::string& what) const {
+  const std::string why = reason();
+  throw Error(code_, fmt::format("{}{}{}: {}{}{}", path_, object.empty() ? "" : ": ", object, what,
+                                 why.empty() ? "" : ": ", why));
+}
+
+Handle File::own(hid_t id, herr_t (*close)(hid_t), const std::string& object, const char* action) const {
+  if (id < 0) fail(object, action);
+  return {id, close};
+}
+
+void File::check(herr_t status, const std::string& object, const char* action) const {
+  if (status < 0) fail(object, action);
+}
+
+Handle File::dataset(const std::string& name) const {
+  return own(H5Dopen2(handle_.get(), name.c_str(), H5P_DEFAULT), H5Dclose, name, "no such dataset");
+}
+
+bool File::exists(const std::string& object) const {
+  Locked locked;
+  return static_cast<bool>(Handle(H5Oopen(handle_.get(), object.c_str(), H5P_DEFAULT), H5Oclose));
+}
+
+void File::create_group(const std::string& group) {
+  Locked locked;
+  if (exists(group)) return;
+  const Handle links = own(H5Pcreate(H5P_LINK_CREATE), H5Pclose, group, "link list");
+  check(H5Pset_create_intermediate_group(links.get(), 1), group, "link list");
+  own(H5Gcreate2(handle_.get(), group.c_str(), links.get(), H5P_DEFAULT, H5P_DEFAULT), H5Gclose, group,
+      "cannot create the group");
+}
+
+std::vector<std::string> File::members(const std::string& group) const {
+  Locked locked;
+  const Handle id = own(H5Gopen2(handle_.get(), group.c_str(), H5P_DEFAULT), H5Gclose, group, "no such group");
+  H5G_info_t info;
+  check(H5Gget_info(id.get(), &info), group, "cannot list the group");
+  std::vector<std::string> names;
+  for (hsize_t i = 0; i < info.nlinks; ++i) {
+    const auto name_of = [&](char* text, std::size_t size) {
+      const ssize_t length = H5Lget_name_by_idx(id.get(), ".", H5_INDEX_NAME, H5_ITER_INC, i, text, size, H5P_DEFAULT);
+      if (length < 0) fail(group, "cannot list the group");
+      return static_cast<std::size_t>(length);
+    };
+    std::string name(name_of(nullptr, 0), '\0');
+    name_of(name.data(), name.size() + 1);
+    names.push_back(std::move(name));
+  }
+  return names;
+}
+
+Extent File::shape(const std::string& name) const {
+  Locked locked;
+  const Handle data = dataset(name);
+  const Handle space = own(H5Dget_space(data.get()), H5Sclose, name, "no extent");
+  const int axes = H5Sget_simple_extent_ndims(space.get());
+  if (axes < 0) fail(name, "no extent");
+  std::vector<hsize_t> sizes(axes);
+  check(H5Sget_simple_extent_dims(space.get(), sizes.data(), nullptr), name, "no extent");
+  return {sizes.begin(), sizes.end()};
+}
+
+void File::make_dataset(const std::string& name, hid_t type, const Extent& shape, std::uint64_t chunk_rows) {
+  Locked locked;
+  const Handle links = own(H5Pcreate(H5P_LINK_CREATE), H5Pclose, name, "link list");
+  check(H5Pset_create_intermediate_group(links.get(), 1), name, "link list");
+  const Handle layout = own(H5Pcreate(H5P_DATASET_CREATE), H5Pclose, name, "layout list");
+  std::vector<hsize_t> limit = dims(shape);
+  if (chunk_rows > 0) {
+    std::vector<hsize_t> chunk = dims(shape);
+    chunk.at(0) = chunk_rows;
+    limit.at(0) = H5S_UNLIMITED;
+    check(H5Pset_chunk(layout.get(), static_cast<int>(chunk.size()), chunk.data()), name, "cannot set the chunk size");
+  }
+  const int axes = static_cast<int>(shape.size());
+  const Handle space =
+      own(H5Screate_simple(axes, dims(shape).data(), limit.data()), H5Sclose, name, "impossible shape");
+  own(H5Dcreate2(handle_.get(), name.c_str(), type, space.get(), links.get(), layout.get(), H5P_DEFAULT), H5Dclose,
+      name, "cannot create the dataset");
+}
+
+template <class T>
+void File::create_dataset(const std::string& name, const Extent& shape) {
+  Locked locked;
+  make_dataset(name, type_of<T>().disk, shape, 0);
+}
+
+template <class T>
+void File::create_growing_dataset(const std::string& name, const Extent& shape, std::uint64_t chunk_rows) {
+  Locked locked;
+  make_dataset(name, type_of<T>().disk, shape, std::max<std::uint64_t>(chunk_rows, 1));
+}
+
+void File::resize(const std::string& name, const Extent& shape) {
+  Locked locked;
+  const Handle data = dataset(name);
+  if (this->shape(name).size() != shape.size()) fail(name, "cannot be resized to " + text_of(shape));
+  check(H5Dset_extent(data.get(), dims(shape).data()), name, "cannot be resized");
+}
+
+/// The dataset's space with the slab selected, after checking that the slab lies inside.
+Handle File::select(const Handle& data, const std::string& name, const Extent& start, const Extent& count) const {
+  const Extent whole = shape(name);
+  bool inside = start.size() == whole.size() && count.size() == whole.size();
+  for (std::size_t i = 0; inside && i < whole.size(); ++i) {
+    inside = count[i] <= whole[i] && start[i] <= whole[i] - count[i];
+  }
+  if (!inside) {
+    fail(name, fmt::format("elements {} from {} asked of shape {}", text_of(count), text_of(start), text_of(whole)));
+  }
+  Handle space = own(H5Dget_space(data.get()), H5Sclose, name, "no extent");
+  if (elements(count) == 0) {
+    check(H5Sselect_none(space.get()), name, "cannot select");
+  } else {
+    check(H5Sselect_hyperslab(space.get(), H5S_SELECT_SET, dims(start).data(), nullptr, dims(count).data(), nullptr),
+          name, "cannot select");
+  }
+  return space;
+}
+
+/// The transfer list, after checking that the dataset's elements are of `disk_type`.
+Handle File::transfer(const Handle& data, const std::string& name, hid_t disk_type) const {
+  const Handle stored = own(H5Dget_type(data.get()), H5Tclose, name, "no element type");
+  if (H5Tequal(stored.get(), disk_type) <= 0) fail(name, "holds elements of another type than expected");
+  Handle list = own(H5Pcreate(H5P_DATASET_XFER), H5Pclose, name, "transfer list");
+  if (collective_) check(H5Pset_dxpl_mpio(list.get(), H5FD_MPIO_COLLECTIVE), name, "transfer list");
+  return list;
+}
+
+template <class T>
+void File::write(const std::string& name, const Extent& start, const Extent& count, std::span<const T> values) {
+  Locked locked;
+  const Type type = type_of<T>();
+  const Handle data = dataset(name);
+  const Handle list = transfer(data, name, type.disk);
+  const Handle space = select(data, name, start, count);
+  const hsize_t size = values.size();
+  if (size != elements(count)) fail(name, fmt::format("{} values given for slab {}", size, text_of(count)));
+  const Handle memory = own(H5Screate_simple(1, &size, nullptr), H5Sclose, name, "cannot select");
+  check(H5Dwrite(data.get(), type.memory, memory.get(), space.get(), list.get(), values.data()), name,
+        "cannot be written");
+}
+
+template <class T>
+void File::read(const std::string& name, const Extent& start, const Extent& count, std::span<T> values) const {
+  Locked locked;
+  const Type type = type_of<T>();
+  const Handle data = dataset(name);
+  const Handle list = transfer(data, name, type.disk);
+  const Handle space = select(data, name, start, count);
+  const hsize_t size = values.size();
+  if (size != elements(count)) fail(name, fmt::format("{} values asked of slab {}", size, text_of(count)));
+  const Handle memory = own(H5Screate_simple(1, &size, nullptr), H5Sclose, name, "cannot select");
+  check(H5Dread(data.get(), type.memory, memory.get(), space.get(), list.get(), values.data()), name, "cannot be read");
+}
+
+void File::make_attribute(const std::string& object, const std::string& name, hid_t disk_type, hid_t type,
+                          const void* value) {
+  const std::string label = object + " @" + name;
+  const Handle owner = own(H5Oopen(handle_.get(), object.c_str(), H5P_DEFAULT), H5Oclose, object, "no such object");
+  if (has_attribute(object, name)) check(H5Adelete(owner.get(), name.c_str()), label, "cannot be replaced");
+  const Handle space = own(H5Screate(H5S_SCALAR), H5Sclose, label, "no extent");
+  const Handle attribute = own(H5Acreate2(owner.get(), name.c_str(), disk_type, space.get(), H5P_DEFAULT, H5P_DEFAULT),
+                               H5Aclose, label, "cannot create the attribute");
+  check(H5Awrite(attribute.get(), type, value), label, "cannot be written");
+}
+
+void File::write_attribute(const std::string& object, const std::string& name, const std::string& value) {
+  Locked locked;
+  const std::string label = object + " @" + name;
+  if (value.size() > max_attribute_text || value.find('\0') != std::string::npos) fail(label, "unfit for an attribute");
+  const Handle type = own(H5Tcopy(H5T_C_S1), H5Tclose, label, "text type");
+  // One byte longer than the text: HDF5 has no empty string, and readers may expect the final zero.
+  check(H5Tset_size(type.get(), value.size() + 1), label, "text type");
+  check(H5Tset_cset(type.get(), H5T_CSET_UTF8), label, "text type");
+  make_attribute(object, name, type.get(), type.get(), value.c_str());
+}
+
+void File::write_attribute(const std::string& object, const std::string& name, std::uint64_t value) {
+  Locked locked;
+  make_attribute(object, name, H5T_STD_U64LE, H5T_NATIVE_UINT64, &value);
+}
+
+void File::write_attribute(const std::string& object, const std::string& name, double value) {
+  Locked locked;
+  make_attribute(object, name, H5T_IEEE_F64LE, H5T_NATIVE_DOUBLE, &value);
+}
+
+bool File::has_attribute(const std::string& object, const std::string& name) const {
+  Locked locked;
+  return H5Aexists_by_name(handle_.get(), object.c_str(), name.c_str(), H5P_DEFAULT) > 0;
+}
+
+/// An attribute that holds one value of the given class.
+Handle File::attribute(const std::string& object, const std::string& name, H5T_class_t expected) const {
+  const std::string label = object + " @" + name;
+  Handle attribute = own(H5Aopen_by_name(handle_.get(), object.c_str(), name.c_str(), H5P_DEFAULT, H5P_DEFAULT),
+                         H5Aclose, label, "no such attribute");
+  const Handle space = own(H5Aget_space(attribute.get()), H5Sclose, label, "no extent");
+  const Handle type = own(H5Aget_type(attribute.get()), H5Tclose, label, "no type");
+  if (H5Sget_simple_extent_npoints(space.get()) != 1) fail(label, "holds more than one value");
+  if (H5Tget_class(type.get()) != expected) fail(label, "holds a value of another type than expected");
+  return attribute;
+}
+
+std::string File::read_text_attribute(const std::string& object, const std::string& name) const {
+  Locked locked;
+  const std::string label = object + " @" + name;
+  const Handle id = attribute(object, name, H5T_STRING);
+  const Handle type = own(H5Aget_type(id.get()), H5Tclose, label, "no type");
+  const std::size_t size = H5Tget_size(type.get());
+  if (H5Tis_variable_str(type.get()) != 0 || size > max_attribute_text + 1) fail(label, "is not fixed-length text");
+  std::string text(size, '\0');
+  check(H5Aread(id.get(), type.get(), text.data()), label, "cannot be read");
+  return text.c_str();
+}
+
+std::uint64_t File::read_integer_attribute(const std::string& object, const std::string& name) const {
+  Locked locked;
+  std::uint64_t value = 0;
+  const Handle id = attribute(object, name, H5T_INTEGER);
+  check(H5Aread(id.get(), H5T_NATIVE_UINT64, &value), object + " @" + name, "cannot be read");
+  return value;
+}
+
+double File::read_real_attribute(const std::string& object, const std::string& name) const {
+  Locked locked;
+  double value = 0;
+  const Handle id = attribute(object, name, H5T_FLOAT);
+  check(H5Aread(id.get(), H5T_NATIVE_DOUBLE, &value), object + " @" + name, "cannot be read");
+  return value;
+}
+
+void File::flush() {
+  Locked locked;
+  check(H5Fflush(handle_.get(), H5F_SCOPE_LOCAL), "", "cannot be written");
+}
+
+void File::close() {
+  Locked locked;
+  if (!handle_) return;
+  flush();
+  Handle closing = std::move(handle_);
+  check(H5Fclose(closing.release()), "", "cannot be closed");
+}
+
+#define NANORUN_INSTANTIATE(T)                                                                        \
+  template void File::create_dataset<T>(const std::string&, const Extent&);                           \
+  template void File::create_growing_dataset<T>(const std::string&, const Extent&, std::uint64_t);    \
+  template void File::write<T>(const std::string&, const Extent&, const Extent&, std::span<const T>); \
+  template void File::read<T>(const std::string&, const Extent&, const Extent&, std::span<T>) const;
+NANORUN_INSTANTIATE(float)
+NANORUN_INSTANTIATE(double)
+NANORUN_INSTANTIATE(std::uint8_t)
+NANORUN_INSTANTIATE(std::uint16_t)
+NANORUN_INSTANTIATE(std::int32_t)
+NANORUN_INSTANTIATE(std::int64_t)
+NANORUN_INSTANTIATE(std::uint64_t)
+#undef NANORUN_INSTANTIATE
+
+}  // namespace nanorun::h5

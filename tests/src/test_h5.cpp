@@ -1,0 +1,196 @@
+#include "src/h5.hpp"
+
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <fstream>
+#include <numeric>
+
+#include "tests/temp_folder.hpp"
+
+namespace nanorun {
+namespace {
+
+using h5::File;
+
+/// The message of the Error that `body` throws; empty if it throws none.
+template <class Body>
+std::string error_of(Body&& body, ExitCode code = ExitCode::data) {
+  try {
+    body();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), code);
+    EXPECT_EQ(std::string(error.what()).find('\n'), std::string::npos);
+    return error.what();
+  }
+  return "";
+}
+
+bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
+
+template <class T>
+std::vector<T> counting(std::size_t n) {
+  std::vector<T> values(n);
+  std::iota(values.begin(), values.end(), T{1});
+  return values;
+}
+
+template <class T>
+class Types : public testing::Test {};
+using ElementTypes =
+    testing::Types<float, double, std::uint8_t, std::uint16_t, std::int32_t, std::int64_t, std::uint64_t>;
+TYPED_TEST_SUITE(Types, ElementTypes);
+
+TYPED_TEST(Types, SlabsOfThreeAxesComeBack) {
+  using T = TypeParam;
+  const TempFolder folder;
+  File file = File::create(folder / "a.h5");
+  file.create_dataset<T>("group/inner/x", {2, 3, 4});
+  const auto whole = counting<T>(24);
+  file.write<T>("group/inner/x", {0, 0, 0}, {1, 3, 4}, std::span(whole).first(12));
+  file.write<T>("group/inner/x", {1, 0, 0}, {1, 3, 4}, std::span(whole).last(12));
+  file.close();
+
+  const File again = File::open(folder / "a.h5");
+  EXPECT_EQ(again.shape("group/inner/x"), (h5::Extent{2, 3, 4}));
+  std::vector<T> part(4);
+  again.read<T>("group/inner/x", {0, 1, 2}, {2, 1, 2}, part);
+  EXPECT_EQ(part, (std::vector<T>{7, 8, 19, 20}));
+  again.read<T>("group/inner/x", {2, 0, 0}, {0, 3, 4}, {});
+}
+
+TEST(H5, ElementsLieLittleEndianInTheFile) {
+  const TempFolder folder;
+  File file = File::create(folder / "a.h5");
+  file.create_dataset<std::uint16_t>("x", {2});
+  file.write<std::uint16_t>("x", {0}, {2}, std::vector<std::uint16_t>{0xa1b2, 0xc3d4});
+  file.close();
+  std::ifstream in(folder / "a.h5", std::ios::binary);
+  const std::string bytes(std::istreambuf_iterator<char>(in), {});
+  EXPECT_NE(bytes.find("\xb2\xa1\xd4\xc3"), std::string::npos);
+}
+
+TEST(H5, GrowingDatasetKeepsItsRows) {
+  const TempFolder folder;
+  {
+    File file = File::create(folder / "a.h5");
+    file.create_growing_dataset<double>("rows", {0, 3}, 2);
+    for (std::uint64_t i = 0; i < 5; ++i) {
+      file.resize("rows", {i + 1, 3});
+      file.write<double>("rows", {i, 0}, {1, 3}, std::vector<double>(3, static_cast<double>(i)));
+    }
+  }
+  File file = File::open_append(folder / "a.h5");
+  file.resize("rows", {4, 3});
+  std::vector<double> rows(12);
+  file.read<double>("rows", {0, 0}, {4, 3}, rows);
+  for (int i = 0; i < 12; ++i) EXPECT_EQ(rows[i], i / 3);
+}
+
+TEST(H5, AttributesAndGroups) {
+  const TempFolder folder;
+  {
+    File file = File::create(folder / "a.h5");
+    file.create_group("b/c");
+    file.create_group("b/c");
+    file.create_group("a");
+    file.write_attribute("/", "name", std::string("first"));
+    file.write_attribute("/", "name", std::string("größer"));
+    file.write_attribute("b/c", "empty", std::string());
+    file.write_attribute("/", "count", ~std::uint64_t{0});
+    file.write_attribute("b", "rate", 0.1);
+  }
+  const File file = File::open(folder / "a.h5");
+  EXPECT_EQ(file.members("/"), (std::vector<std::string>{"a", "b"}));
+  EXPECT_EQ(file.read_text_attribute("/", "name"), "größer");
+  EXPECT_EQ(file.read_text_attribute("b/c", "empty"), "");
+  EXPECT_EQ(file.read_integer_attribute("/", "count"), ~std::uint64_t{0});
+  EXPECT_EQ(file.read_real_attribute("b", "rate"), 0.1);
+  EXPECT_TRUE(file.has_attribute("/", "name"));
+  EXPECT_FALSE(file.has_attribute("/", "nome"));
+  EXPECT_TRUE(file.exists("/"));
+  EXPECT_TRUE(file.exists("b/c"));
+  EXPECT_FALSE(file.exists("x/y/z"));
+  EXPECT_TRUE(contains(error_of([&] { file.read_text_attribute("/", "count"); }), "another type"));
+  EXPECT_TRUE(
+      contains(error_of([&] { file.read_integer_attribute("/", "nome"); }), "a.h5: / @nome: no such attribute"));
+}
+
+TEST(H5, FilesThatAreNoneAreRefused) {
+  const TempFolder folder;
+  EXPECT_EQ(error_of([&] { File::open(folder / "a.h5"); }), (folder / "a.h5") + ": no such file");
+  std::ofstream(folder / "a.h5") << std::string(4000, 'x');
+  EXPECT_TRUE(contains(error_of([&] { File::open(folder / "a.h5"); }), "a.h5: cannot be opened as an HDF5 file: "));
+  EXPECT_TRUE(contains(
+      error_of([&] { File::open(folder / "a.h5", MPI_COMM_NULL, ExitCode::checkpoint); }, ExitCode::checkpoint),
+      "a.h5"));
+  EXPECT_TRUE(contains(error_of([&] { File::create(folder / "none/a.h5"); }), "cannot be created: "));
+}
+
+TEST(H5, TruncatedFileIsRefused) {
+  const TempFolder folder;
+  {
+    File file = File::create(folder / "a.h5");
+    file.create_dataset<float>("x", {1000});
+    file.write<float>("x", {0}, {1000}, std::vector<float>(1000, 1.0f));
+  }
+  std::filesystem::resize_file(folder / "a.h5", std::filesystem::file_size(folder / "a.h5") - 1);
+  EXPECT_TRUE(contains(error_of([&] { File::open(folder / "a.h5"); }), "truncated"));
+}
+
+TEST(H5, WrongSlabsAndTypesAreRefused) {
+  const TempFolder folder;
+  File file = File::create(folder / "a.h5");
+  file.create_dataset<float>("x", {4, 4});
+  std::vector<float> values(16);
+  const auto read = [&](const char* name, const h5::Extent& start, const h5::Extent& count) {
+    return error_of([&] { file.read<float>(name, start, count, values); });
+  };
+  EXPECT_EQ(read("x", {0, 0}, {4, 4}), "");
+  EXPECT_TRUE(contains(read("y", {0, 0}, {4, 4}), "a.h5: y: no such dataset: "));
+  EXPECT_TRUE(contains(read("x", {1, 0}, {4, 4}), "a.h5: x: elements [4, 4] from [1, 0] asked of shape [4, 4]"));
+  EXPECT_TRUE(contains(read("x", {~std::uint64_t{0}, 0}, {4, 4}), "asked of shape"));
+  EXPECT_TRUE(contains(read("x", {0}, {16}), "asked of shape"));
+  EXPECT_TRUE(contains(read("x", {0, 0}, {2, 4}), "16 values asked of slab [2, 4]"));
+  std::vector<double> doubles(16);
+  EXPECT_TRUE(contains(error_of([&] { file.read<double>("x", {0, 0}, {4, 4}, doubles); }), "another type"));
+}
+
+TEST(Checksum, IsTheDocumentedSum) {
+  const auto mix = [](std::uint64_t z) {
+    z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9u;
+    z = (z ^ z >> 27) * 0x94d049bb133111ebu;
+    return z ^ z >> 31;
+  };
+  const std::vector<float> x{1.0f, -0.0f};
+  const std::uint64_t golden = 0x9e3779b97f4a7c15u;
+  EXPECT_EQ(h5::checksum<float>(x, 6), mix(0x3f800000u + 7 * golden) + mix(0x80000000u + 8 * golden));
+  // First output of splitmix64 from state 0.
+  EXPECT_EQ(h5::checksum<std::uint16_t>(std::vector<std::uint16_t>{0}, 0), 0xe220a8397b1dcdafu);
+}
+
+template <class T>
+class ChecksumOf : public Types<T> {};
+TYPED_TEST_SUITE(ChecksumOf, ElementTypes);
+
+TYPED_TEST(ChecksumOf, PartsAddUpAndEveryBitCounts) {
+  using T = TypeParam;
+  auto x = counting<T>(101);
+  const std::uint64_t whole = h5::checksum<T>(x, 0);
+  EXPECT_EQ(whole, h5::checksum<T>(std::span<const T>(x).first(37), 0) +
+                       h5::checksum<T>(std::span<const T>(x).subspan(37), 37));
+  EXPECT_NE(whole, h5::checksum<T>(x, 1));
+  std::swap(x[3], x[90]);
+  EXPECT_NE(whole, h5::checksum<T>(x, 0));
+  std::swap(x[3], x[90]);
+  auto* bytes = reinterpret_cast<unsigned char*>(x.data());
+  for (std::size_t bit = 0; bit < 8 * sizeof(T); ++bit) {
+    bytes[50 * sizeof(T) + bit / 8] ^= 1u << bit % 8;
+    EXPECT_NE(whole, h5::checksum<T>(x, 0)) << bit;
+    bytes[50 * sizeof(T) + bit / 8] ^= 1u << bit % 8;
+  }
+  EXPECT_EQ(whole, h5::checksum<T>(x, 0));
+}
+
+}  // namespace
+}  // namespace nanorun
