@@ -1,0 +1,141 @@
+#include "kernels/attention_input.hpp"
+
+#include <cmath>
+
+#include "kernels/portable.hpp"
+
+namespace nanorun::kernels::portable {
+namespace {
+
+/// (l0, l1)
+template <class T>
+std::array<T, 2> coefficients(const ValueMix<T>& mix) {
+  if (mix.interpolate) return {1 - mix.lambda[0], mix.lambda[0]};
+  return {mix.lambda[0], mix.lambda[1]};
+}
+
+/// Row of the second source that position t reads.
+template <class T>
+int source_row(const ValueMix<T>& mix, int t) {
+  return mix.index ? mix.index[t] : t;
+}
+
+/// y = R norm(x) on one head of 2 * half columns, with the angles' cosines c and sines s; returns rstd.
+template <class T>
+T norm_rotate(T* y, const T* x, const T* c, const T* s, int half, T eps) {
+  const T rstd = 1 / std::sqrt(dot(x, x, 2 * half) / (2 * half) + eps);
+#pragma omp simd
+  for (int j = 0; j < half; ++j) {
+    const T x1 = x[j] * rstd, x2 = x[j + half] * rstd;
+    y[j] = x1 * c[j] + x2 * s[j];
+    y[j + half] = x2 * c[j] - x1 * s[j];
+  }
+  return rstd;
+}
+
+/// d_x of norm_rotate: rstd Rᵀ (d_y - y mean(d_y y)). A rotation keeps inner products, so the norm's mean may be
+/// taken on the rotated side. `d_x` may be `d_y`.
+template <class T>
+void norm_rotate_backward(T* d_x, const T* y, T rstd, const T* d_y, const T* c, const T* s, int half) {
+  const T mean = dot(d_y, y, 2 * half) / (2 * half);
+#pragma omp simd
+  for (int j = 0; j < half; ++j) {
+    const T g1 = rstd * (d_y[j] - y[j] * mean), g2 = rstd * (d_y[j + half] - y[j + half] * mean);
+    d_x[j] = g1 * c[j] - g2 * s[j];
+    d_x[j + half] = g1 * s[j] + g2 * c[j];
+  }
+}
+
+/// out = l0 * v + l1 * u on one row
+template <class T>
+void mix_values(T* out, const T* v, int t, int cols, const ValueMix<T>& mix) {
+  const auto [l0, l1] = coefficients(mix);
+  if (mix.source) {
+    const T* u = mix.source.row(source_row(mix, t));
+#pragma omp simd
+    for (int j = 0; j < cols; ++j) out[j] = l0 * v[j] + l1 * u[j];
+  } else {
+#pragma omp simd
+    for (int j = 0; j < cols; ++j) out[j] = l0 * v[j];
+  }
+}
+
+/// d_source += l1 * d_out, row by row through the index. Serial over t: rows repeat, and a fixed order keeps the sums
+/// reproducible.
+template <class T>
+void scatter_source_gradient(Mat<T> d_source, Mat<const T> d_out, const ValueMix<T>& mix) {
+  const T l1 = coefficients(mix)[1];
+  for (int t = 0; t < d_out.rows; ++t) {
+    const T* from = d_out.row(t);
+    T* to = d_source.row(source_row(mix, t));
+#pragma omp simd
+    for (int j = 0; j < d_out.cols; ++j) to[j] += l1 * from[j];
+  }
+}
+
+/// Gradients of the value mix, where d_out [T, H D] is the gradient of v'. `d_v` may be `d_out`.
+template <class T>
+void value_mix_backward(Mat<T> d_v, const ValueMixGradients<T>& d_mix, Mat<const T> v, Mat<const T> d_out,
+                        const ValueMix<T>& mix) {
+  if (mix.source) scatter_source_gradient(d_mix.d_source, d_out, mix);
+  const T l0 = coefficients(mix)[0];
+  const auto [by_v, by_u] = sum_rows<2>("value_mix_backward", d_out.rows, [=](int t) {
+    const T* from = d_out.row(t);
+    const T dot_v = dot(from, v.row(t), v.cols);
+    const T dot_u = mix.source ? dot(from, mix.source.row(source_row(mix, t)), v.cols) : 0;
+    T* to = d_v.row(t);
+#pragma omp simd
+    for (int j = 0; j < v.cols; ++j) to[j] = l0 * from[j];
+    return std::array<double, 2>{dot_v, dot_u};
+  });
+  if (mix.interpolate) {
+    d_mix.d_lambda[0] += static_cast<T>(by_u - by_v);
+  } else {
+    d_mix.d_lambda[0] += static_cast<T>(by_v);
+    d_mix.d_lambda[1] += static_cast<T>(by_u);
+  }
+}
+
+}  // namespace
+
+template <class T>
+void attention_input_forward(Stream, Mat<T> out, Mat<T> rstd, Mat<const T> qkv, const Rotary<T>& rotary,
+                             const ValueMix<T>& mix, double eps) {
+  const int width = qkv.cols / 3, half = width / rotary.heads / 2;
+  for_rows("attention_input_forward", qkv.rows, [=](int t) {
+    T* to = out.row(t);
+    const T* from = qkv.row(t);
+    for (int head = 0; head < 2 * rotary.heads; ++head) {
+      const int first = head * 2 * half;
+      rstd.row(t)[head] =
+          norm_rotate(to + first, from + first, rotary.cos.row(t), rotary.sin.row(t), half, static_cast<T>(eps));
+    }
+    mix_values(to + 2 * width, from + 2 * width, t, width, mix);
+  });
+}
+
+template <class T>
+void attention_input_backward(Stream, Mat<T> d_qkv, const ValueMixGradients<T>& d_mix, Mat<const T> out,
+                              Mat<const T> rstd, Mat<const T> v, Mat<const T> d_out, const Rotary<T>& rotary,
+                              const ValueMix<T>& mix) {
+  const int width = d_out.cols / 3, half = width / rotary.heads / 2;
+  for_rows("attention_input_backward", d_out.rows, [=](int t) {
+    for (int head = 0; head < 2 * rotary.heads; ++head) {
+      const int first = head * 2 * half;
+      norm_rotate_backward(d_qkv.row(t) + first, out.row(t) + first, rstd.row(t)[head], d_out.row(t) + first,
+                           rotary.cos.row(t), rotary.sin.row(t), half);
+    }
+  });
+  value_mix_backward(d_qkv.col_block(2 * width, width), d_mix, v, d_out.col_block(2 * width, width), mix);
+}
+
+#define NANORUN_INSTANTIATE(T)                                                                                      \
+  template void attention_input_forward(Stream, Mat<T>, Mat<T>, Mat<const T>, const Rotary<T>&, const ValueMix<T>&, \
+                                        double);                                                                    \
+  template void attention_input_backward(Stream, Mat<T>, const ValueMixGradients<T>&, Mat<const T>, Mat<const T>,   \
+                                         Mat<const T>, Mat<const T>, const Rotary<T>&, const ValueMix<T>&);
+NANORUN_INSTANTIATE(float)
+NANORUN_INSTANTIATE(double)
+#undef NANORUN_INSTANTIATE
+
+}  // namespace nanorun::kernels::portable

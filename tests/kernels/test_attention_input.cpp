@@ -1,0 +1,193 @@
+#include "kernels/attention_input.hpp"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <string>
+#include <vector>
+
+#include "kernels/check.hpp"
+#include "kernels/strided.hpp"
+
+namespace nanorun::kernels::portable {
+namespace {
+
+using test::Strided;
+using Values = std::vector<double>;
+
+constexpr double eps = 1.0 / 128;
+constexpr int source_rows = 5;  // of a table read through the index; fewer than T, so rows repeat
+
+/// How the values are mixed.
+struct Mode {
+  enum Source { none, rows, table } source;
+  bool interpolate;
+};
+
+/// Inputs of one case, upstream gradient of out, and what the accumulated gradients start from.
+struct Case {
+  int tokens, heads, head_dim;
+  Mode mode;
+  Values qkv, cos, sin, lambda, source, d_out, start_lambda, start_source;
+  std::vector<Token> index;
+
+  Case(int tokens, int heads, int head_dim, Mode mode) : tokens(tokens), heads(heads), head_dim(head_dim), mode(mode) {
+    const std::size_t size = static_cast<std::size_t>(tokens) * 3 * width();
+    qkv = test::random_values(size, 1);
+    d_out = test::random_values(size, 2);
+    for (const double angle : test::random_values(tokens * head_dim / 2, 3, -4, 4)) {
+      cos.push_back(std::cos(angle));
+      sin.push_back(std::sin(angle));
+    }
+    lambda = mode.interpolate ? Values{0.3} : Values{0.7, -0.4};
+    start_lambda = mode.interpolate ? Values{2.0} : Values{2.0, -1.0};
+    source = test::random_values(n_source_rows() * width(), 4);
+    start_source = test::random_values(source.size(), 5);
+    for (int t = 0; t < tokens; ++t) index.push_back(static_cast<Token>(t * t % source_rows));
+  }
+
+  int width() const { return heads * head_dim; }
+  int n_source_rows() const { return mode.source == Mode::table ? source_rows : tokens; }
+  /// u[t, j]
+  double second(int t, int j) const {
+    if (mode.source == Mode::none) return 0;
+    return source[(mode.source == Mode::table ? index[t] : t) * width() + j];
+  }
+};
+
+/// The inputs of a case as the op takes them.
+template <class T>
+struct Inputs {
+  const Case& c;
+  Strided<T> qkv, cos, sin, source;
+  std::vector<T> lambda;
+
+  explicit Inputs(const Case& c)
+      : c(c),
+        qkv(c.tokens, 3 * c.width(), c.qkv),
+        cos(c.tokens, c.head_dim / 2, c.cos),
+        sin(c.tokens, c.head_dim / 2, c.sin),
+        source(c.n_source_rows(), c.width(), c.source),
+        lambda(test::convert<T>(c.lambda)) {}
+
+  Rotary<T> rotary() { return {c.heads, cos.mat(), sin.mat()}; }
+  ValueMix<T> mix() {
+    ValueMix<T> mix{lambda.data(), c.mode.interpolate, {}, nullptr};
+    if (c.mode.source != Mode::none) mix.source = source.mat();
+    if (c.mode.source == Mode::table) mix.index = c.index.data();
+    return mix;
+  }
+};
+
+struct Forward {
+  Values out, rstd;
+};
+
+template <class T>
+Forward forward(const Case& c) {
+  Inputs<T> in(c);
+  Strided<T> out(c.tokens, 3 * c.width()), rstd(c.tokens, 2 * c.heads);
+  attention_input_forward<T>({}, out.mat(), rstd.mat(), in.qkv.mat(), in.rotary(), in.mix(), eps);
+  return {out.dense(), rstd.dense()};
+}
+
+/// What backward wrote, less the start values of the accumulated gradients.
+struct Gradients {
+  Values qkv, lambda, source;
+};
+
+template <class T>
+Gradients backward(const Case& c, bool in_place) {
+  Inputs<T> in(c);
+  const Forward saved = forward<T>(c);
+  Strided<T> out(c.tokens, 3 * c.width(), saved.out), rstd(c.tokens, 2 * c.heads, saved.rstd);
+  Strided<T> d_out(c.tokens, 3 * c.width(), c.d_out), separate(c.tokens, 3 * c.width());
+  Strided<T>& d_qkv = in_place ? d_out : separate;
+  auto d_lambda = test::convert<T>(c.start_lambda);
+  Strided<T> d_source(c.n_source_rows(), c.width(), c.start_source);
+  ValueMixGradients<T> d_mix{d_lambda.data(), {}};
+  if (c.mode.source != Mode::none) d_mix.d_source = d_source.mat();
+  const Mat<T> v = in.qkv.mat().col_block(2 * c.width(), c.width());
+  attention_input_backward<T>({}, d_qkv.mat(), d_mix, out.mat(), rstd.mat(), v, d_out.mat(), in.rotary(), in.mix());
+  return {d_qkv.dense(), test::difference(test::convert<double>(d_lambda), c.start_lambda),
+          test::difference(d_source.dense(), c.start_source)};
+}
+
+class AttentionInput : public testing::TestWithParam<Mode> {};
+
+TEST_P(AttentionInput, QueriesAndKeysAreNormedAndRotated) {
+  const Case c(7, 3, 10, GetParam());
+  const Forward result = forward<double>(c);
+  const int half = c.head_dim / 2;
+  for (int t = 0; t < c.tokens; ++t) {
+    for (int head = 0; head < 2 * c.heads; ++head) {
+      const int first = t * 3 * c.width() + head * c.head_dim;
+      double squares = 0;
+      for (int j = 0; j < c.head_dim; ++j) squares += c.qkv[first + j] * c.qkv[first + j];
+      const double rstd = 1 / std::sqrt(squares / c.head_dim + eps);
+      EXPECT_NEAR(result.rstd[t * 2 * c.heads + head], rstd, 1e-14);
+      for (int j = 0; j < half; ++j) {
+        const double x1 = c.qkv[first + j] * rstd, x2 = c.qkv[first + j + half] * rstd;
+        const double cos = c.cos[t * half + j], sin = c.sin[t * half + j];
+        EXPECT_NEAR(result.out[first + j], x1 * cos + x2 * sin, 1e-14);
+        EXPECT_NEAR(result.out[first + j + half], -x1 * sin + x2 * cos, 1e-14);
+      }
+    }
+  }
+}
+
+TEST_P(AttentionInput, ValuesAreMixed) {
+  const Case c(7, 3, 10, GetParam());
+  const Forward result = forward<double>(c);
+  const double l0 = c.mode.interpolate ? 1 - c.lambda[0] : c.lambda[0];
+  const double l1 = c.mode.interpolate ? c.lambda[0] : c.lambda[1];
+  for (int t = 0; t < c.tokens; ++t) {
+    for (int j = 0; j < c.width(); ++j) {
+      const int i = (3 * t + 2) * c.width() + j;
+      EXPECT_NEAR(result.out[i], l0 * c.qkv[i] + l1 * c.second(t, j), 1e-14);
+    }
+  }
+}
+
+TEST_P(AttentionInput, GradientsAreTheDerivatives) {
+  Case c(7, 2, 6, GetParam());
+  const Gradients d = backward<double>(c, false);
+  const auto loss = [&] { return test::inner_product(c.d_out, forward<double>(c).out); };
+  test::check_gradient("qkv", loss, c.qkv, d.qkv, 1e-7, 1e-5, c.qkv.size());
+  test::check_gradient("lambda", loss, c.lambda, d.lambda);
+  test::check_gradient("source", loss, c.source, d.source);
+}
+
+TEST_P(AttentionInput, GradientMayReplaceTheUpstreamGradient) {
+  const Case c(7, 2, 6, GetParam());
+  const Gradients separate = backward<double>(c, false), in_place = backward<double>(c, true);
+  EXPECT_EQ(in_place.qkv, separate.qkv);
+  EXPECT_EQ(in_place.lambda, separate.lambda);
+  EXPECT_EQ(in_place.source, separate.source);
+}
+
+TEST_P(AttentionInput, FloatAgreesWithDouble) {
+  const Case c(300, 2, 128, GetParam());
+  const Forward f = forward<float>(c), reference = forward<double>(c);
+  EXPECT_LT(test::relative_error(f.out, reference.out), 1e-6);
+  EXPECT_LT(test::relative_error(f.rstd, reference.rstd), 1e-6);
+  const Gradients d = backward<float>(c, false), d_reference = backward<double>(c, false);
+  EXPECT_LT(test::relative_error(d.qkv, d_reference.qkv), 1e-6);
+  EXPECT_LT(test::relative_error(d.lambda, d_reference.lambda), 1e-5);
+  if (c.mode.source != Mode::none) {
+    EXPECT_LT(test::relative_error(d.source, d_reference.source), 2e-6);
+  }
+}
+
+std::string mode_name(const testing::TestParamInfo<Mode>& info) {
+  const char* const sources[] = {"NoSource", "Rows", "Table"};
+  return std::string(sources[info.param.source]) + (info.param.interpolate ? "Interpolated" : "");
+}
+
+INSTANTIATE_TEST_SUITE_P(Mix, AttentionInput,
+                         testing::Values(Mode{Mode::none, false}, Mode{Mode::rows, false}, Mode{Mode::table, false},
+                                         Mode{Mode::none, true}, Mode{Mode::rows, true}, Mode{Mode::table, true}),
+                         mode_name);
+
+}  // namespace
+}  // namespace nanorun::kernels::portable
