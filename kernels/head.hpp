@@ -15,7 +15,7 @@ namespace nanorun::kernels {
 enum class HeadPrecision { working, fp8 };
 
 struct HeadOptions {
-  double softcap = 15;
+  double softcap = 15;  ///< c, at most 75: e^logit is summed in fp32 without a shift
   HeadPrecision precision = HeadPrecision::working;
   double scale_x = 1;
   double scale_w = 1;

@@ -1,0 +1,225 @@
+#include "kernels/head.hpp"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <random>
+#include <vector>
+
+#include "kernels/check.hpp"
+#include "kernels/float_format.hpp"
+
+namespace nanorun::kernels::portable {
+namespace {
+
+constexpr HeadOptions fp8_options{
+    .softcap = 15, .precision = HeadPrecision::fp8, .scale_x = 2, .scale_w = 32, .scale_g = 0x1p20};
+
+/// x [length, width] in rows of `stride`; w [vocabulary, width].
+struct Problem {
+  int length, vocabulary, width;
+  int stride = width;
+  std::vector<double> x = test::random_values(static_cast<std::size_t>(length) * stride, 1, -2, 2);
+  std::vector<double> w = test::random_values(static_cast<std::size_t>(vocabulary) * width, 2);
+  std::vector<Token> targets = random_targets();
+
+  std::vector<Token> random_targets() const {
+    std::mt19937 generator(3);
+    std::vector<Token> tokens(length);
+    for (Token& token : tokens) token = static_cast<Token>(generator() % vocabulary);
+    return tokens;
+  }
+};
+
+struct Result {
+  double loss = 0;
+  std::vector<double> d_x, d_w;
+};
+
+/// Scratch memory aligned to 64 bytes.
+class Scratch {
+ public:
+  explicit Scratch(std::size_t bytes) : memory_(bytes + 64) {}
+  Workspace get() { return Workspace(memory_).subspan(64 - reinterpret_cast<std::uintptr_t>(memory_.data()) % 64); }
+
+ private:
+  std::vector<std::byte> memory_;
+};
+
+template <class T>
+double forward(const Problem& p, const HeadOptions& options) {
+  const std::vector<T> x = test::convert<T>(p.x), w = test::convert<T>(p.w);
+  Scratch scratch(head_workspace<T>(p.length, p.vocabulary, p.width, options.precision));
+  return head_loss_forward<T>({}, Mat<const T>(x.data(), p.length, p.width, p.stride),
+                              Mat<const T>(w.data(), p.vocabulary, p.width), p.targets, options, scratch.get());
+}
+
+/// d_w starts at zero and d_x at NaN.
+template <class T>
+Result backward(const Problem& p, const HeadOptions& options) {
+  const std::vector<T> x = test::convert<T>(p.x), w = test::convert<T>(p.w);
+  std::vector<T> d_x = test::poisoned<T>(static_cast<std::size_t>(p.length) * p.width), d_w(w.size());
+  Scratch scratch(head_workspace<T>(p.length, p.vocabulary, p.width, options.precision));
+  Result result;
+  result.loss =
+      head_loss_backward<T>({}, Mat<T>(d_x.data(), p.length, p.width), Mat<T>(d_w.data(), p.vocabulary, p.width),
+                            Mat<const T>(x.data(), p.length, p.width, p.stride),
+                            Mat<const T>(w.data(), p.vocabulary, p.width), p.targets, options, scratch.get());
+  result.d_x = test::convert<double>(d_x);
+  result.d_w = test::convert<double>(d_w);
+  return result;
+}
+
+double dot(const double* a, const double* b, int n) {
+  double sum = 0;
+  for (int i = 0; i < n; ++i) sum += a[i] * b[i];
+  return sum;
+}
+
+/// The definition, one row of logits at a time, shifted by the largest logit.
+Result naive(const Problem& p, const HeadOptions& o) {
+  const bool fp8 = o.precision == HeadPrecision::fp8;
+  const auto quantised = [=](const test::FloatFormat& format, double scale, double value) -> double {
+    return fp8 ? format.round(static_cast<float>(scale * value)) / scale : value;
+  };
+  std::vector<double> x, w;
+  for (int t = 0; t < p.length; ++t)
+    for (int j = 0; j < p.width; ++j) x.push_back(quantised(test::e4m3, o.scale_x, p.x[t * p.stride + j]));
+  for (const double value : p.w) w.push_back(quantised(test::e4m3, o.scale_w, value));
+  Result result{0, std::vector<double>(x.size()), std::vector<double>(w.size())};
+  std::vector<double> u(p.vocabulary), softmax(p.vocabulary);
+  for (int t = 0; t < p.length; ++t) {
+    const double* const x_t = &x[t * p.width];
+    double sum = 0;
+    for (int v = 0; v < p.vocabulary; ++v) {
+      u[v] = std::tanh(quantised(test::bf16, 1, dot(x_t, &w[v * p.width], p.width)) / o.softcap);
+    }
+    const double largest = *std::max_element(u.begin(), u.end());
+    for (int v = 0; v < p.vocabulary; ++v) sum += softmax[v] = std::exp(o.softcap * (u[v] - largest));
+    result.loss += std::log(sum) + o.softcap * (largest - u[p.targets[t]]);
+    for (int v = 0; v < p.vocabulary; ++v) {
+      const double of_logit = (softmax[v] / sum - (v == p.targets[t])) / p.length;
+      const double g = quantised(test::e5m2, o.scale_g, of_logit * (1 - u[v] * u[v]));
+      for (int j = 0; j < p.width; ++j) {
+        result.d_x[t * p.width + j] += g * w[v * p.width + j];
+        result.d_w[v * p.width + j] += g * x_t[j];
+      }
+    }
+  }
+  return result;
+}
+
+void expect_near(const Result& actual, const Result& expected, double tolerance) {
+  EXPECT_NEAR(actual.loss, expected.loss, tolerance * expected.loss);
+  EXPECT_LT(test::relative_error(actual.d_x, expected.d_x), tolerance);
+  EXPECT_LT(test::relative_error(actual.d_w, expected.d_w), tolerance);
+}
+
+TEST(Head, GradientsMatchFiniteDifferences) {
+  for (const double softcap : {2.0, 15.0}) {
+    Problem p{.length = 5, .vocabulary = 37, .width = 7};
+    const HeadOptions options{.softcap = softcap};
+    const Result result = backward<double>(p, options);
+    const auto loss = [&] { return forward<double>(p, options) / p.length; };
+    test::check_gradient("x", loss, p.x, result.d_x);
+    test::check_gradient("w", loss, p.w, result.d_w, 1e-7, 1e-5, 259);
+  }
+}
+
+TEST(Head, EqualsTheDefinitionAcrossChunks) {
+  // 300 rows are two full chunks and a part; 2100 columns are two blocks of the sum and a part.
+  for (const Problem& p : {Problem{.length = 300, .vocabulary = 101, .width = 12},
+                           Problem{.length = 128, .vocabulary = 96, .width = 5, .stride = 9},
+                           Problem{.length = 3, .vocabulary = 2100, .width = 16, .stride = 20}}) {
+    for (const double softcap : {4.0, 30.0}) {
+      const Result expected = naive(p, {.softcap = softcap});
+      expect_near(backward<double>(p, {.softcap = softcap}), expected, 1e-13);
+      const Result single = backward<float>(p, {.softcap = softcap});
+      expect_near(single, expected, 2e-6);
+      EXPECT_NEAR(single.loss, expected.loss, 1e-6 * expected.loss);
+    }
+  }
+}
+
+TEST(Head, ForwardGivesTheLossOfBackward) {
+  const Problem p{.length = 131, .vocabulary = 99, .width = 12};
+  for (const HeadOptions& options : {HeadOptions{}, fp8_options}) {
+    EXPECT_EQ(forward<double>(p, options), backward<double>(p, options).loss);
+    EXPECT_EQ(forward<float>(p, options), backward<float>(p, options).loss);
+  }
+}
+
+TEST(Head, WeightGradientAccumulates) {
+  const Problem p{.length = 140, .vocabulary = 65, .width = 8};
+  const std::vector<double> start = test::random_values(p.w.size(), 5);
+  for (const HeadOptions& options : {HeadOptions{}, fp8_options}) {
+    std::vector<double> d_x(p.x.size()), d_w = start, expected = start;
+    Scratch scratch(head_workspace<double>(p.length, p.vocabulary, p.width, options.precision));
+    head_loss_backward<double>({}, Mat<double>(d_x.data(), p.length, p.width),
+                               Mat<double>(d_w.data(), p.vocabulary, p.width),
+                               Mat<const double>(p.x.data(), p.length, p.width),
+                               Mat<const double>(p.w.data(), p.vocabulary, p.width), p.targets, options, scratch.get());
+    const Result once = backward<double>(p, options);
+    for (std::size_t i = 0; i < expected.size(); ++i) expected[i] += once.d_w[i];
+    EXPECT_LT(test::relative_error(d_w, expected), 1e-15);
+    EXPECT_EQ(d_x, once.d_x);
+  }
+}
+
+TEST(Head, ZeroWeightsGiveTheUniformLossOverAllColumns) {
+  Problem p{.length = 3, .vocabulary = 50304, .width = 4};
+  std::fill(p.w.begin(), p.w.end(), 0.0);
+  for (const HeadOptions& options : {HeadOptions{}, HeadOptions{.softcap = 30}, fp8_options}) {
+    EXPECT_NEAR(forward<double>(p, options) / p.length, std::log(50304.0), 1e-12);
+    EXPECT_NEAR(forward<float>(p, options) / p.length, std::log(50304.0), 1e-6);
+  }
+}
+
+TEST(Head, PaddedColumnsCountInLossAndGradient) {
+  Problem p{.length = 4, .vocabulary = 64, .width = 4};
+  for (Token& target : p.targets) target %= 50;
+  const double before = forward<double>(p, {});
+  p.vocabulary = 65;  // one more column, of logit 0, that is never a target
+  p.w.resize(65 * 4, 0.0);
+  const Result after = backward<double>(p, {});
+  EXPECT_GT(after.loss, before);
+  for (int j = 0; j < p.width; ++j) EXPECT_NE(after.d_w[64 * 4 + j], 0);
+}
+
+TEST(Head, SaturatedLogitsStayFinite) {
+  Problem p{.length = 20, .vocabulary = 200, .width = 8};
+  for (double& value : p.x) value *= 100;
+  for (const double softcap : {15.0, 30.0, 75.0}) {
+    const Result expected = naive(p, {.softcap = softcap});
+    expect_near(backward<double>(p, {.softcap = softcap}), expected, 1e-12);
+    EXPECT_NEAR(forward<float>(p, {.softcap = softcap}), expected.loss, 1e-6 * expected.loss);
+    for (const double g : backward<float>(p, {.softcap = softcap}).d_x) ASSERT_TRUE(std::isfinite(g));
+  }
+}
+
+TEST(Head, Fp8EqualsTheEmulationByTables) {
+  for (Problem p : {Problem{.length = 150, .vocabulary = 100, .width = 24},
+                    Problem{.length = 9, .vocabulary = 1500, .width = 16, .stride = 17}}) {
+    p.x[3] = 300;  // saturates: 2 * 300 > 448
+    p.w[5] = -20;  // saturates: 32 * 20 > 448
+    const Result expected = naive(p, fp8_options);
+    expect_near(backward<double>(p, fp8_options), expected, 1e-12);
+    // In fp32 a value within rounding error of a midpoint may fall to the other side.
+    const Result single = backward<float>(p, fp8_options);
+    EXPECT_NEAR(single.loss, expected.loss, 1e-6 * expected.loss);
+    EXPECT_LT(test::relative_error(single.d_x, expected.d_x), 1e-3);
+    EXPECT_LT(test::relative_error(single.d_w, expected.d_w), 1e-3);
+    const Result unrounded = backward<double>(p, {});
+    EXPECT_GT(test::relative_error(unrounded.d_x, expected.d_x), 1e-2) << "rounding must be visible";
+  }
+}
+
+TEST(Head, NotANumberReachesTheLoss) {
+  Problem p{.length = 2, .vocabulary = 64, .width = 4};
+  p.x[1] = std::numeric_limits<double>::quiet_NaN();
+  EXPECT_TRUE(std::isnan(forward<float>(p, {})));
+  EXPECT_TRUE(std::isnan(forward<float>(p, fp8_options)));
+}
+
+}  // namespace
+}  // namespace nanorun::kernels::portable
