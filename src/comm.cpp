@@ -122,17 +122,17 @@ void Comm::barrier() {
   MPI_Barrier(comm_);
 }
 
-void Comm::broadcast(std::span<std::byte> data) {
+void Comm::broadcast(std::span<std::byte> data, int root) {
   Watchdog::Guard guard(*watchdog_, "broadcast");
-  MPI_Bcast(data.data(), static_cast<int>(data.size()), MPI_BYTE, 0, comm_);
+  MPI_Bcast(data.data(), static_cast<int>(data.size()), MPI_BYTE, root, comm_);
 }
 
-std::string Comm::broadcast(const std::string& text) {
+std::string Comm::broadcast(const std::string& text, int root) {
   std::uint64_t size = text.size();
-  broadcast(std::as_writable_bytes(std::span(&size, 1)));
+  broadcast(std::as_writable_bytes(std::span(&size, 1)), root);
   std::string copy = text;
   copy.resize(size);
-  broadcast(std::as_writable_bytes(std::span(copy)));
+  broadcast(std::as_writable_bytes(std::span(copy)), root);
   return copy;
 }
 
@@ -180,6 +180,22 @@ std::vector<double> Comm::gather(double value) {
   std::vector<double> values(size_);
   MPI_Allgather(&value, 1, MPI_DOUBLE, values.data(), 1, MPI_DOUBLE, comm_);
   return values;
+}
+
+void Comm::together(const std::function<void()>& work) {
+  int code = 0;
+  std::string message;
+  try {
+    work();
+  } catch (const Error& error) {
+    code = static_cast<int>(error.code());
+    message = error.what();
+  }
+  const std::vector<double> codes = gather(code);
+  for (int r = 0; r < size_; ++r) {
+    if (codes[r] == 0) continue;
+    throw Error(static_cast<ExitCode>(static_cast<int>(codes[r])), broadcast(message, r), Scope::all_ranks);
+  }
 }
 
 template void Comm::all_reduce(std::span<double>, Reduce);

@@ -36,9 +36,9 @@ class Comm {
   void set_step(long step);
 
   void barrier();
-  /// From rank 0 to all.
-  void broadcast(std::span<std::byte> data);
-  std::string broadcast(const std::string& text);
+  /// From `root` to all.
+  void broadcast(std::span<std::byte> data, int root = 0);
+  std::string broadcast(const std::string& text, int root = 0);
   /// In place, T = double or std::uint64_t.
   template <class T>
   void all_reduce(std::span<T> data, Reduce op);
@@ -56,6 +56,9 @@ class Comm {
   void all_gather(std::span<T> data, const Bounds& bounds);
   /// Gathers one value of each rank on all ranks.
   std::vector<double> gather(double value);
+  /// Runs `work` (which must not use this communicator) on every rank. Where it throws an Error on any of them, all
+  /// ranks throw the one of the lowest such rank, with Scope::all_ranks.
+  void together(const std::function<void()>& work);
 
   /// Bytes that this rank has sent in reduce_scatter and all_gather so far.
   std::uint64_t bytes_sent() const { return bytes_sent_; }

@@ -56,6 +56,10 @@ class TokenStream {
   EndOfData end_;
 };
 
+/// Reads out.size() tokens at `offset` of a shard. Throws Error(data) naming file and position of a token id that is
+/// not below `vocabulary`.
+void read_tokens(const ShardInfo& shard, std::uint64_t offset, std::span<Token> out, int vocabulary);
+
 /// Reads a rank's sequences of each step on a thread of its own, `prefetch_steps` ahead.
 class Loader {
  public:

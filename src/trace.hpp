@@ -44,6 +44,7 @@ class Trace {
 
   void begin_step(long step);
   void end_step(double tokens, double loss);
+  void add_validation(long step, double loss);
   /// Collective: writes the rows gathered since the last write. Called by end_step every flush_every steps.
   void flush();
   /// Collective: flushes, and writes trace.json if any steps were chosen.

@@ -1,0 +1,122 @@
+#include "src/report.hpp"
+
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include <cmath>
+#include <cstdio>
+#include <nlohmann/json.hpp>
+
+#include "src/model.hpp"
+#include "src/optimizer.hpp"
+#include "src/schedule.hpp"
+
+namespace nanorun {
+
+namespace {
+
+std::string clock_time(double seconds) {
+  const long s = std::lround(std::max(0.0, seconds));
+  if (s >= 3600) return fmt::format("{}:{:02}:{:02}", s / 3600, s / 60 % 60, s % 60);
+  return fmt::format("{:02}:{:02}", s / 60, s % 60);
+}
+
+std::string in_units(double value, const char* unit, double base = 1000) {
+  const char* prefixes[] = {"", "k", "M", "G", "T", "P", "E"};
+  int i = 0;
+  for (; std::abs(value) >= base && i < 6; ++i) value /= base;
+  return fmt::format("{:.4g} {}{}{}", value, prefixes[i], base == 1024 && i > 0 ? "i" : "", unit);
+}
+
+}  // namespace
+
+Log::Log(const std::string& file, bool active) : active_(active), terminal_(active && isatty(STDOUT_FILENO) != 0) {
+  if (active_) file_.open(file, std::ios::app);
+}
+
+void Log::line(const std::string& text) {
+  if (!active_) return;
+  if (live_shown_) std::fputs("\r\033[K", stdout);
+  live_shown_ = false;
+  std::fputs((text + "\n").c_str(), stdout);
+  std::fflush(stdout);
+  file_ << text << std::endl;
+}
+
+void Log::live(const std::string& text) {
+  if (!terminal_) return;
+  std::fputs(("\r\033[K" + text).c_str(), stdout);
+  std::fflush(stdout);
+  live_shown_ = true;
+}
+
+std::string format_step(const StepReport& r) {
+  return fmt::format("step {:>5}/{}  loss {:.5f}  window {:>4}  {:.1f} ms/step  {:.0f} tokens/s  ETA {}", r.step,
+                     r.steps, r.loss, r.window, r.step_seconds * 1e3, r.tokens_per_second, clock_time(r.seconds_left));
+}
+
+std::uint64_t peak_memory_bytes() {
+  rusage usage{};
+  getrusage(RUSAGE_SELF, &usage);
+  return static_cast<std::uint64_t>(usage.ru_maxrss) * 1024;
+}
+
+std::string summary_json(const RunSummary& s) {
+  nlohmann::ordered_json json;
+  json["version"] = NANORUN_VERSION;
+  json["finished"] = s.stop == StopReason::none;
+  json["stopped_by"] = stop_reason_text(s.stop);
+  json["steps"] = s.progress.step;
+  json["tokens"] = s.progress.tokens;
+  json["ranks"] = s.ranks;
+  json["final_train_loss"] = s.train_loss;
+  json["final_val_loss"] = s.validation_loss ? nlohmann::ordered_json(*s.validation_loss) : nullptr;
+  json["train_seconds"] = s.progress.train_seconds;
+  json["tokens_per_second"] = s.run_seconds > 0 ? static_cast<double>(s.run_tokens) / s.run_seconds : 0;
+  json["time_to_first_step_seconds"] = s.time_to_first_step;
+  json["peak_memory_bytes"] = s.peak_memory;
+  json["peak_memory_bytes_all_ranks"] = s.peak_memory_total;
+  for (int i = 0; i < Trace::phases; ++i) {
+    json["phases"][phase_name(static_cast<Phase>(i))] = {
+        {"min_seconds", s.phases.min[i]}, {"avg_seconds", s.phases.avg[i]}, {"max_seconds", s.phases.max[i]}};
+  }
+  return json.dump(2) + "\n";
+}
+
+std::string closing_lines(const RunSummary& s) {
+  std::string text = timing_table(s.phases);
+  const auto merit = [&](const char* name, double value) { text += fmt::format("FOM {} {:.6g}\n", name, value); };
+  merit("tokens_per_second", s.run_seconds > 0 ? static_cast<double>(s.run_tokens) / s.run_seconds : 0);
+  merit("train_seconds", s.progress.train_seconds);
+  merit("time_to_first_step_seconds", s.time_to_first_step);
+  merit("peak_memory_bytes", static_cast<double>(s.peak_memory));
+  merit("final_train_loss", s.train_loss);
+  if (s.validation_loss) merit("final_val_loss", *s.validation_loss);
+  text.pop_back();
+  return text;
+}
+
+std::string plan(const Config& config, const ParameterTable& table, int ranks) {
+  const double tensors = static_cast<double>(table.size()) * sizeof(float);
+  const auto state = static_cast<double>(Optimizer<float>::state_bytes(table, ranks));
+  const auto activations = static_cast<double>(Model<float>::activation_bytes(config));
+  const int window = long_window(config.window, config.train.steps, config.train.steps);
+  const double tokens = static_cast<double>(config.train.sequences) * config.train.length;
+  std::string text;
+  const auto row = [&](const char* what, const std::string& value) { text += fmt::format("{:<32} {}\n", what, value); };
+  row("ranks", std::to_string(ranks));
+  row("parameters", fmt::format("{} ({})", table.size(), in_units(static_cast<double>(table.size()), "")));
+  row("memory per rank", in_units(2 * tensors + state + activations, "B", 1024));
+  row("  weights", in_units(tensors, "B", 1024));
+  row("  gradients", in_units(tensors, "B", 1024));
+  row("  optimizer state and scratch", in_units(state, "B", 1024));
+  row("  activations", in_units(activations, "B", 1024));
+  row("tokens per step", fmt::format("{:.0f}", tokens));
+  row("FLOPs per step, widest window",
+      in_units(config.train.sequences * flops_per_sequence(config, table, window), "FLOP"));
+  row("bytes sent per rank and step",
+      in_units(static_cast<double>(Optimizer<float>::bytes_sent_per_step(table, ranks)), "B", 1024));
+  return text;
+}
+
+}  // namespace nanorun

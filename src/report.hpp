@@ -1,0 +1,69 @@
+#pragma once
+// What a run tells its user: progress lines, the timing table and figures of merit at the end, summary.json, and the
+// plan of a dry run. Rank 0 alone writes.
+
+#include <fstream>
+#include <optional>
+#include <string>
+
+#include "src/checkpoint.hpp"
+#include "src/comm.hpp"
+#include "src/config.hpp"
+#include "src/params.hpp"
+#include "src/stop.hpp"
+#include "src/trace.hpp"
+
+namespace nanorun {
+
+/// Lines to standard output and to log.txt, and on a terminal a live line for the current step.
+class Log {
+ public:
+  /// Appends to `file`; silent where not `active`.
+  Log(const std::string& file, bool active);
+
+  void line(const std::string& text);
+  /// Overwrites the live line; only on a terminal.
+  void live(const std::string& text);
+
+ private:
+  bool active_;
+  bool terminal_;
+  bool live_shown_ = false;
+  std::ofstream file_;
+};
+
+/// One progress line: step, loss, window, step time, tokens per second, time left.
+struct StepReport {
+  long step = 0;
+  long steps = 0;
+  double loss = 0;
+  int window = 0;
+  double step_seconds = 0;
+  double tokens_per_second = 0;
+  double seconds_left = 0;
+};
+std::string format_step(const StepReport& report);
+
+struct RunSummary {
+  Progress progress;
+  int ranks = 1;
+  double train_loss = 0;
+  std::optional<double> validation_loss;
+  double run_seconds = 0;  ///< of training steps in this program run
+  std::uint64_t run_tokens = 0;
+  double time_to_first_step = 0;
+  std::uint64_t peak_memory = 0;        ///< bytes, of the rank that used most
+  std::uint64_t peak_memory_total = 0;  ///< bytes, summed over ranks
+  StopReason stop = StopReason::none;
+  Trace::Summary phases;
+};
+std::string summary_json(const RunSummary& summary);
+std::string closing_lines(const RunSummary& summary);
+
+/// Largest resident memory of this process so far, in bytes.
+std::uint64_t peak_memory_bytes();
+
+/// Parameters, memory per rank, floating-point operations and bytes sent per step.
+std::string plan(const Config& config, const ParameterTable& table, int ranks);
+
+}  // namespace nanorun

@@ -1,0 +1,293 @@
+#include "src/train.hpp"
+
+#include <cmath>
+#include <cstdio>
+
+#include "src/checkpoint.hpp"
+#include "src/data.hpp"
+#include "src/model.hpp"
+#include "src/optimizer.hpp"
+#include "src/report.hpp"
+#include "src/run_folder.hpp"
+#include "src/schedule.hpp"
+#include "src/stop.hpp"
+#include "src/trace.hpp"
+
+namespace nanorun {
+
+namespace {
+
+std::vector<ShardInfo> read_shards(Comm& comm, const std::vector<std::string>& patterns, const Config& config) {
+  std::vector<ShardInfo> shards;
+  comm.together([&] {
+    for (const std::string& path : expand_paths(patterns)) {
+      shards.push_back(read_shard_info(path));
+      if (shards.back().vocabulary > static_cast<std::uint64_t>(config.model.vocabulary)) {
+        throw Error(ExitCode::data, fmt::format("{}: its vocabulary is {}, larger than model.vocabulary = {}", path,
+                                                shards.back().vocabulary, config.model.vocabulary));
+      }
+    }
+  });
+  return shards;
+}
+
+std::uint64_t step_tokens(const TrainConfig& train) {
+  return static_cast<std::uint64_t>(train.sequences) * train.length;
+}
+
+/// Where each validation sequence begins: the stream from its start, one sequence after the other.
+std::vector<Cursor> find_validation_places(Comm& comm, const std::vector<ShardInfo>& shards,
+                                           const ValidationConfig& validation) {
+  std::vector<Cursor> places;
+  comm.together([&] {
+    const std::int64_t sequences = validation.tokens / validation.length;
+    if (sequences == 0) return;
+    const TokenStream stream(shards, validation.length, EndOfData::error);
+    Cursor cursor;
+    for (std::int64_t j = 0; j < sequences; ++j) {
+      places.push_back(stream.place(cursor));
+      cursor = stream.next(places.back());
+    }
+  });
+  return places;
+}
+
+class Training {
+ public:
+  Training(Context& context, const Config& config);
+  ExitCode run();
+
+ private:
+  void restore();
+  void start_loader();
+  void train_step();
+  void agree(double local_loss);
+  void validate();
+  void save();
+  void log_step(double seconds);
+  ExitCode finish();
+
+  bool finished() const { return progress_.step == config_.train.steps; }
+  bool validation_due() const;
+  bool checkpoint_due() const;
+  int window() const { return long_window(config_.window, progress_.step, config_.train.steps); }
+
+  Context& context_;
+  Comm& comm_;
+  const Config& config_;
+  RunFolder folder_;
+  Log log_;
+  std::vector<ShardInfo> train_shards_, validation_shards_;
+  std::vector<Cursor> validation_places_;
+  std::vector<Token> validation_row_;
+  ParameterTable table_;
+  TensorArena<float> weights_, gradients_;
+  Model<float> model_;
+  Optimizer<float> optimizer_;
+  Checkpoints checkpoints_;
+  StopMonitor stop_;
+  std::unique_ptr<Trace> trace_;
+  std::unique_ptr<Loader> loader_;
+
+  Progress progress_;
+  long first_step_ = 0;
+  long saved_step_ = -1;
+  double loss_ = 0;
+  std::optional<double> validation_loss_;
+  StopReason stop_reason_ = StopReason::none;
+  double run_seconds_ = 0;
+  double time_to_first_step_ = 0;
+};
+
+Training::Training(Context& context, const Config& config)
+    : context_(context),
+      comm_(context.comm()),
+      config_(config),
+      folder_(comm_, config),
+      log_(folder_.file("log.txt"), comm_.root()),
+      train_shards_(read_shards(comm_, config.data.train, config)),
+      validation_shards_(read_shards(comm_, config.data.validation, config)),
+      validation_places_(find_validation_places(comm_, validation_shards_, config.validation)),
+      validation_row_(config.validation.length + 1),
+      table_(config.model),
+      weights_(table_.size()),
+      gradients_(table_.size()),
+      model_(config, table_, weights_.span(), gradients_.span(), static_cast<Token>(train_shards_.front().end_of_text)),
+      optimizer_(config, table_, weights_.span(), gradients_.span(), comm_),
+      checkpoints_(comm_, config.checkpoint, folder_.checkpoints(), to_toml(config), model_fingerprint(table_)),
+      stop_(config.stop, folder_.stop_file(config.stop), comm_.root()) {
+  comm_.set_timeout(config.comm.timeout_seconds);
+  restore();
+  trace_ = std::make_unique<Trace>(comm_, config.trace, folder_.path(), progress_.step);
+  start_loader();
+  ops::fill<float>(context_.stream(), gradients_.span(), 0);
+}
+
+void Training::restore() {
+  log_.line(fmt::format("nanorun {} on {} ranks: {} parameters, output in {}", NANORUN_VERSION, comm_.size(),
+                        table_.size(), folder_.path()));
+  if (const std::optional<Progress> found = checkpoints_.restore(optimizer_.slabs())) {
+    progress_ = *found;
+    optimizer_.gather_weights();
+    log_.line(fmt::format("restarted from the checkpoint of step {}", progress_.step));
+  } else {
+    initialise(weights_.span(), table_, config_.run.seed, comm_);
+  }
+  first_step_ = progress_.step;
+  saved_step_ = first_step_;
+}
+
+void Training::start_loader() {
+  const int local = config_.train.sequences / comm_.size();
+  TokenStream stream(train_shards_, step_tokens(config_.train), config_.data.end);
+  loader_ = std::make_unique<Loader>(std::move(stream), progress_.cursor, comm_.rank() * local, local,
+                                     config_.train.length, config_.model.vocabulary, config_.data.prefetch_steps);
+}
+
+ExitCode Training::run() {
+  while (true) {
+    trace_->begin_step(progress_.step);
+    comm_.set_step(progress_.step);
+    if (stop_reason_ != StopReason::none && !finished()) break;
+    if (validation_due()) validate();
+    if (checkpoint_due()) save();
+    if (finished()) break;
+    train_step();
+  }
+  return finish();
+}
+
+void Training::train_step() {
+  const double begin = context_.seconds_since_start();
+  const std::size_t row = config_.train.length + 1;
+  std::span<const Token> tokens;
+  {
+    Region region(*trace_, Phase::data);
+    tokens = loader_->next();
+  }
+  double loss = 0;
+  for (std::size_t at = 0; at < tokens.size(); at += row) {
+    loss += model_.forward_backward(context_.stream(), *trace_, Sequence::of(tokens.subspan(at, row)), window());
+  }
+  agree(loss);
+  optimizer_.step(context_.stream(), *trace_, progress_.step);
+
+  const double seconds = context_.seconds_since_start() - begin;
+  run_seconds_ += seconds;
+  progress_.train_seconds += seconds;
+  progress_.tokens += step_tokens(config_.train);
+  log_step(seconds);
+  progress_.step += 1;
+  if (progress_.step == first_step_ + 1) time_to_first_step_ = context_.seconds_since_start();
+  trace_->end_step(static_cast<double>(step_tokens(config_.train)), loss_);
+}
+
+/// One reduction carries the loss and what any rank has seen that should stop the run.
+void Training::agree(double local_loss) {
+  Region region(*trace_, Phase::agree);
+  const StopReason seen = stop_.poll(progress_.step + 1, context_.seconds_since_start());
+  loss_ = comm_.all_reduce(local_loss, Reduce::sum) / config_.train.sequences;
+  stop_reason_ = static_cast<StopReason>(static_cast<int>(comm_.all_reduce(static_cast<double>(seen), Reduce::max)));
+  if (std::isfinite(loss_)) return;
+  const std::vector<std::string> saved = checkpoints_.list();
+  throw Error(ExitCode::non_finite,
+              fmt::format("the loss is {} at step {}; last good checkpoint: {}", loss_, progress_.step + 1,
+                          saved.empty() ? "none" : saved.back()),
+              Scope::all_ranks);
+}
+
+void Training::log_step(double seconds) {
+  const auto tokens = static_cast<double>(step_tokens(config_.train));
+  const long done = progress_.step + 1;
+  const double average = run_seconds_ / static_cast<double>(done - first_step_);
+  const StepReport report{done,
+                          config_.train.steps,
+                          loss_,
+                          window(),
+                          seconds,
+                          tokens / seconds,
+                          average * static_cast<double>(config_.train.steps - done)};
+  Region region(*trace_, Phase::output);
+  if (done % config_.run.log_every == 0 || done == config_.train.steps || done == first_step_ + 1) {
+    log_.line(format_step(report));
+  } else {
+    log_.live(format_step(report));
+  }
+}
+
+bool Training::validation_due() const {
+  if (validation_places_.empty()) return false;
+  return finished() || (config_.validation.every > 0 && progress_.step % config_.validation.every == 0);
+}
+
+/// Mean over the validation sequences, which are dealt to the ranks in turn.
+void Training::validate() {
+  double loss = 0;
+  for (std::size_t j = comm_.rank(); j < validation_places_.size(); j += comm_.size()) {
+    {
+      Region region(*trace_, Phase::data);
+      const Cursor& place = validation_places_[j];
+      read_tokens(validation_shards_[place.shard], place.offset, validation_row_, config_.model.vocabulary);
+    }
+    loss += model_.validate(context_.stream(), *trace_, Sequence::of(validation_row_), window());
+  }
+  validation_loss_ = comm_.all_reduce(loss, Reduce::sum) / static_cast<double>(validation_places_.size());
+  trace_->add_validation(progress_.step, *validation_loss_);
+  log_.line(
+      fmt::format("validation at step {}/{}: loss {:.5f}", progress_.step, config_.train.steps, *validation_loss_));
+}
+
+bool Training::checkpoint_due() const {
+  if (progress_.step == saved_step_) return false;
+  if (finished()) return config_.checkpoint.at_end;
+  return config_.checkpoint.every > 0 && progress_.step % config_.checkpoint.every == 0;
+}
+
+void Training::save() {
+  Region region(*trace_, Phase::checkpoint);
+  trace_->flush();
+  progress_.cursor = loader_->cursor();
+  const std::string file = checkpoints_.save(progress_, optimizer_.slabs());
+  saved_step_ = progress_.step;
+  log_.line(fmt::format("checkpoint {}", file));
+}
+
+ExitCode Training::finish() {
+  if (!finished() && progress_.step != saved_step_) save();
+  trace_->finish();
+  RunSummary summary;
+  summary.progress = progress_;
+  summary.ranks = comm_.size();
+  summary.train_loss = loss_;
+  summary.validation_loss = validation_loss_;
+  summary.run_seconds = run_seconds_;
+  summary.run_tokens = step_tokens(config_.train) * (progress_.step - first_step_);
+  summary.time_to_first_step = time_to_first_step_;
+  const std::uint64_t memory = peak_memory_bytes();
+  summary.peak_memory = comm_.all_reduce(memory, Reduce::max);
+  summary.peak_memory_total = comm_.all_reduce(memory, Reduce::sum);
+  summary.stop = finished() ? StopReason::none : stop_reason_;
+  summary.phases = trace_->summarise();
+  comm_.together([&] {
+    if (comm_.root()) folder_.write("summary.json", summary_json(summary));
+  });
+  log_.line(closing_lines(summary));
+  if (finished()) return ExitCode::ok;
+  log_.line(fmt::format("stopped at step {}: {}; run the same command again to continue", progress_.step,
+                        stop_reason_text(stop_reason_)));
+  return ExitCode::requeue;
+}
+
+}  // namespace
+
+ExitCode run_training(Context& context, const Config& config, bool dry_run) {
+  check_config(config, context.comm().size());
+  if (!dry_run) return Training(context, config).run();
+  if (context.comm().root()) {
+    const std::string text = to_toml(config) + "\n" + plan(config, ParameterTable(config.model), context.comm().size());
+    std::fputs(text.c_str(), stdout);
+  }
+  return ExitCode::ok;
+}
+
+}  // namespace nanorun
