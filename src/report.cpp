@@ -1,5 +1,6 @@
 #include "src/report.hpp"
 
+#include <fmt/format.h>
 #include <sys/resource.h>
 #include <unistd.h>
 
