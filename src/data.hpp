@@ -1,9 +1,10 @@
 #pragma once
 // Token shards in HDF5 and the streams that training and validation read from them.
 //
-// Shard format 1: root attributes format ("nanorun token shard"), format_version, vocabulary, end_of_text, count,
-// source, block; dataset /tokens uint16 [count]; dataset /checksums uint64 [ceil(count / block)]: h5::checksum of each
-// block of tokens, indices counted from the shard's start.
+// Shard format 1: root attributes format ("nanorun token shard"), format_version (1), vocabulary (1 to 65536; token ids
+// are smaller), end_of_text, count (at least 1), source (name of the input), block (65536); dataset /tokens uint16
+// [count]; dataset /checksums uint64 [ceil(count / block)]: h5::checksum of each block of tokens, indices counted from
+// the shard's start. A shard made from a .bin file also holds that file's header as /bin_header int32 [256].
 
 #include <cstdint>
 #include <memory>
@@ -18,6 +19,11 @@ namespace nanorun {
 
 using kernels::Token;
 
+inline constexpr const char* shard_format = "nanorun token shard";
+inline constexpr std::uint64_t shard_version = 1;
+inline constexpr std::uint64_t shard_block = 65536;  ///< tokens that share a checksum
+inline constexpr std::uint64_t max_vocabulary = 65536;
+
 struct ShardInfo {
   std::string path;
   std::uint64_t count = 0;
@@ -25,10 +31,16 @@ struct ShardInfo {
   std::uint64_t end_of_text = 0;
 };
 
-/// Opens a shard, checks its format, and returns its attributes. Throws Error(data).
+/// Opens a shard, checks its attributes and the extents of its datasets against each other (not its tokens), and
+/// returns its attributes. Throws Error(data).
 ShardInfo read_shard_info(const std::string& path);
 
-/// Glob patterns and names to files, in order; a pattern that matches nothing throws Error(data).
+/// Throws Error(data) naming `file` and the position of the first token id >= vocabulary; tokens[0] is token `first`.
+void check_tokens(std::span<const Token> tokens, std::uint64_t first, std::uint64_t vocabulary,
+                  const std::string& file);
+
+/// Glob patterns and names to files, in order, each pattern's matches sorted; a pattern or name that matches nothing
+/// throws Error(data).
 std::vector<std::string> expand_paths(const std::vector<std::string>& patterns);
 
 /// Place in a stream: the next step reads at `offset` tokens of shard `shard`.
@@ -39,14 +51,18 @@ struct Cursor {
 };
 
 /// Where the steps of a stream begin. A step takes the next `step_tokens` tokens (+1 for the last target); when fewer
-/// remain in a shard, the stream moves to the next one. At the end: Error(data) or the first shard again.
+/// remain in a shard, the stream moves to the next one. At the end: Error(data) on
+/// all ranks, or the first shard again.
 class TokenStream {
  public:
+  /// Throws Error(data) if no shard holds a whole step.
   TokenStream(std::vector<ShardInfo> shards, std::uint64_t step_tokens, EndOfData end);
   /// The place where the step at `cursor` really begins (moved to the next shard where too little is left).
   Cursor place(Cursor cursor) const;
-  /// The place of the step after the one at `cursor`.
+  /// Where the stream goes on after the step at `cursor`; place() of it is where the next step begins.
   Cursor next(Cursor cursor) const;
+  /// Steps between the stream's start and its end.
+  std::uint64_t steps() const;
   const std::vector<ShardInfo>& shards() const { return shards_; }
   std::uint64_t step_tokens() const { return step_tokens_; }
 
@@ -64,14 +80,16 @@ void read_tokens(const ShardInfo& shard, std::uint64_t offset, std::span<Token> 
 class Loader {
  public:
   /// This rank reads sequences [first_sequence, first_sequence + sequences) of every step, each of `length` tokens.
+  /// `vocabulary`: the model's; `prefetch_steps` at least 1.
   Loader(TokenStream stream, Cursor start, int first_sequence, int sequences, int length, int vocabulary,
          int prefetch_steps);
   ~Loader();
 
   /// Tokens of the next step: `sequences` rows of length + 1 tokens (inputs and, one later, targets). Valid until the
-  /// next call. Rethrows what the reader met: a token id >= vocabulary or a read failure, with file and position.
+  /// next call. Throws what the reader met: a token id >= vocabulary, a read failure, a shard that vanished or changed
+  /// since the stream was made, or the end of the data, with file and position.
   std::span<const Token> next();
-  /// Place of the step that the next call of next() returns; goes into checkpoints.
+  /// Where the stream goes on after the steps that next() returned; goes into checkpoints.
   Cursor cursor() const;
 
  private:

@@ -1,0 +1,268 @@
+#include "src/data.hpp"
+
+#include <glob.h>
+
+#include <algorithm>
+#include <condition_variable>
+#include <exception>
+#include <filesystem>
+#include <mutex>
+#include <stop_token>
+#include <thread>
+#include <utility>
+
+#include "src/error.hpp"
+#include "src/h5.hpp"
+
+namespace nanorun {
+
+namespace fs = std::filesystem;
+
+namespace {
+
+template <class... Args>
+[[noreturn]] void fail(fmt::format_string<Args...> format, Args&&... args) {
+  throw Error(ExitCode::data, fmt::format(format, std::forward<Args>(args)...));
+}
+
+ShardInfo read_info(const h5::File& file) {
+  const std::string& path = file.path();
+  if (!file.has_attribute("/", "format") || file.read_text_attribute("/", "format") != shard_format) {
+    fail("{}: is not a token shard", path);
+  }
+  const auto integer = [&](const char* name) { return file.read_integer_attribute("/", name); };
+  if (integer("format_version") != shard_version) {
+    fail("{}: shard format {} is not format {}", path, integer("format_version"), shard_version);
+  }
+  const ShardInfo info{path, integer("count"), integer("vocabulary"), integer("end_of_text")};
+  if (integer("block") != shard_block) fail("{}: @block is {}, not {}", path, integer("block"), shard_block);
+  if (info.vocabulary < 1 || info.vocabulary > max_vocabulary || info.end_of_text >= info.vocabulary) {
+    fail("{}: impossible vocabulary {} with end-of-text token {}", path, info.vocabulary, info.end_of_text);
+  }
+  if (info.count < 1 || file.shape("tokens") != h5::Extent{info.count}) {
+    fail("{}: @count is {}, but /tokens has shape [{}]", path, info.count, fmt::join(file.shape("tokens"), ", "));
+  }
+  if (file.shape("checksums") != h5::Extent{(info.count - 1) / shard_block + 1}) {
+    fail("{}: /checksums has shape [{}], which does not suit {} tokens", path, fmt::join(file.shape("checksums"), ", "),
+         info.count);
+  }
+  return info;
+}
+
+/// A shard held open for reading, which notices when the file changes underneath.
+class OpenShard {
+ public:
+  explicit OpenShard(const ShardInfo& expected) : state_(state(expected.path)), file_(h5::File::open(expected.path)) {
+    const ShardInfo found = read_info(file_);
+    if (found.count != expected.count || found.vocabulary != expected.vocabulary) {
+      fail("{}: changed since the run began: {} tokens of vocabulary {} then, {} of {} now", expected.path,
+           expected.count, expected.vocabulary, found.count, found.vocabulary);
+    }
+  }
+
+  /// Fills `tokens` with the shard's tokens from `first` on; all must be smaller than `vocabulary`.
+  void read(std::uint64_t first, std::span<Token> tokens, std::uint64_t vocabulary) const {
+    file_.read<Token>("tokens", {first}, {tokens.size()}, tokens);
+    // HDF5 reads zeros where a file has lost its tail.
+    if (state(file_.path()) != state_) fail("{}: changed while the run was reading it", file_.path());
+    check_tokens(tokens, first, vocabulary, file_.path());
+  }
+
+ private:
+  using State = std::pair<std::uintmax_t, fs::file_time_type>;  // size and time of the last change
+
+  static State state(const std::string& path) {
+    std::error_code error;
+    const State state{fs::file_size(path, error), fs::last_write_time(path, error)};
+    if (error) fail("{}: {}", path, error.message());
+    return state;
+  }
+
+  State state_;
+  h5::File file_;
+};
+
+}  // namespace
+
+void check_tokens(std::span<const Token> tokens, std::uint64_t first, std::uint64_t vocabulary,
+                  const std::string& file) {
+  // A maximum is a vector operation, a search for the first offender is not.
+  Token largest = 0;
+  for (const Token token : tokens) largest = std::max(largest, token);
+  if (largest < vocabulary) return;
+  const auto bad = std::find_if(tokens.begin(), tokens.end(), [&](Token token) { return token >= vocabulary; });
+  fail("{}: token {} has id {}, outside the vocabulary of {}", file, first + (bad - tokens.begin()), *bad, vocabulary);
+}
+
+ShardInfo read_shard_info(const std::string& path) { return read_info(h5::File::open(path)); }
+
+std::vector<std::string> expand_paths(const std::vector<std::string>& patterns) {
+  std::vector<std::string> paths;
+  for (const std::string& pattern : patterns) {
+    std::error_code ignored;
+    if (fs::exists(pattern, ignored)) {
+      paths.push_back(pattern);
+      continue;
+    }
+    glob_t matches{};
+    const int status = ::glob(pattern.c_str(), 0, nullptr, &matches);
+    paths.insert(paths.end(), matches.gl_pathv, matches.gl_pathv + matches.gl_pathc);
+    ::globfree(&matches);
+    if (status == GLOB_NOMATCH) fail("{}: no such file", pattern);
+    if (status != 0) fail("{}: cannot be searched", pattern);
+  }
+  return paths;
+}
+
+TokenStream::TokenStream(std::vector<ShardInfo> shards, std::uint64_t step_tokens, EndOfData end)
+    : shards_(std::move(shards)), step_tokens_(step_tokens), end_(end) {
+  if (step_tokens_ == 0) throw Error(ExitCode::internal, "a step of a token stream needs at least one token");
+  if (steps() > 0) return;
+  std::uint64_t largest = 0;
+  for (const ShardInfo& shard : shards_) largest = std::max(largest, shard.count);
+  throw Error(ExitCode::data,
+              fmt::format("no shard holds the {} tokens of one step: the largest of {} shards holds {}",
+                          step_tokens_ + 1, shards_.size(), largest),
+              Scope::all_ranks);
+}
+
+std::uint64_t TokenStream::steps() const {
+  std::uint64_t steps = 0;
+  for (const ShardInfo& shard : shards_) steps += shard.count == 0 ? 0 : (shard.count - 1) / step_tokens_;
+  return steps;
+}
+
+Cursor TokenStream::place(Cursor cursor) const {
+  const auto fits = [&] {
+    const std::uint64_t count = shards_[cursor.shard].count;
+    return cursor.offset < count && count - cursor.offset > step_tokens_;
+  };
+  while (cursor.shard >= shards_.size() || !fits()) {
+    cursor = {cursor.shard + 1, 0, cursor.epoch};
+    if (cursor.shard < shards_.size()) continue;
+    if (end_ == EndOfData::error) {
+      throw Error(
+          ExitCode::data,
+          fmt::format("the data end at {}: {} shards hold {} steps; give more shards or set data.end = \"wrap\"",
+                      shards_.back().path, shards_.size(), steps()),
+          Scope::all_ranks);
+    }
+    cursor = {0, 0, cursor.epoch + 1};
+  }
+  return cursor;
+}
+
+Cursor TokenStream::next(Cursor cursor) const {
+  cursor = place(cursor);
+  cursor.offset += step_tokens_;
+  return cursor;
+}
+
+/// A ring of prefetch_steps + 1 slots: the reader fills up to prefetch_steps of them while the caller holds one.
+class Loader::Impl {
+ public:
+  Impl(TokenStream stream, Cursor start, int first_sequence, int sequences, int length, int vocabulary,
+       int prefetch_steps)
+      : stream_(std::move(stream)),
+        cursor_(start),
+        first_token_(static_cast<std::uint64_t>(first_sequence) * length),
+        sequences_(sequences),
+        length_(length),
+        vocabulary_(vocabulary),
+        slots_(prefetch_steps + 1) {
+    for (Slot& slot : slots_) slot.rows.resize(sequences_ * (length_ + 1));
+    run_.resize(sequences_ * length_ + 1);
+    thread_ = std::jthread([this, start](std::stop_token stop) { produce(stop, start); });
+  }
+
+  std::span<const Token> next() {
+    std::unique_lock lock(mutex_);
+    filled_.wait(lock, [&] { return produced_ > consumed_ || failure_; });
+    if (produced_ == consumed_) std::rethrow_exception(failure_);
+    const Slot& slot = slots_[consumed_ % slots_.size()];
+    ++consumed_;
+    cursor_ = slot.after;
+    freed_.notify_one();
+    return slot.rows;
+  }
+
+  Cursor cursor() const { return cursor_; }
+
+ private:
+  struct Slot {
+    std::vector<Token> rows;
+    Cursor after;  ///< where the stream goes on
+  };
+
+  /// Body of the reader thread.
+  void produce(std::stop_token stop, Cursor cursor) {
+    try {
+      while (true) {
+        {
+          std::unique_lock lock(mutex_);
+          const auto has_room = [&] { return produced_ - consumed_ + 1 < slots_.size(); };
+          if (!freed_.wait(lock, stop, has_room)) return;
+        }
+        Slot& slot = slots_[produced_ % slots_.size()];
+        read_step(stream_.place(cursor), slot.rows);
+        slot.after = cursor = stream_.next(cursor);
+        std::lock_guard lock(mutex_);
+        ++produced_;
+        filled_.notify_one();
+      }
+    } catch (...) {
+      std::lock_guard lock(mutex_);
+      failure_ = std::current_exception();
+      filled_.notify_one();
+    }
+  }
+
+  /// The rank's part of the step at `place`: one contiguous run, laid out as rows that share their end tokens.
+  void read_step(Cursor place, std::span<Token> rows) {
+    if (!shard_ || place.shard != open_) shard_ = std::make_unique<OpenShard>(stream_.shards()[place.shard]);
+    open_ = place.shard;
+    shard_->read(place.offset + first_token_, run_, vocabulary_);
+    for (std::size_t i = 0; i < sequences_; ++i) {
+      std::copy_n(run_.begin() + i * length_, length_ + 1, rows.begin() + i * (length_ + 1));
+    }
+  }
+
+  const TokenStream stream_;
+  Cursor cursor_;
+  const std::uint64_t first_token_;
+  const std::size_t sequences_;
+  const std::size_t length_;
+  const std::uint64_t vocabulary_;
+
+  std::vector<Slot> slots_;
+  std::vector<Token> run_;
+  std::unique_ptr<OpenShard> shard_;  ///< of index open_
+  std::uint64_t open_ = 0;
+
+  std::mutex mutex_;  ///< guards the members down to failure_
+  std::condition_variable filled_;
+  std::condition_variable_any freed_;
+  std::uint64_t produced_ = 0;
+  std::uint64_t consumed_ = 0;
+  std::exception_ptr failure_;
+  std::jthread thread_;  ///< last: its end comes before that of what it uses
+};
+
+Loader::Loader(TokenStream stream, Cursor start, int first_sequence, int sequences, int length, int vocabulary,
+               int prefetch_steps) {
+  if (first_sequence < 0 || sequences < 1 || length < 1 || prefetch_steps < 1 ||
+      (static_cast<std::uint64_t>(first_sequence) + sequences) * length > stream.step_tokens()) {
+    throw Error(ExitCode::internal,
+                fmt::format("sequences {} to {} of {} tokens do not fit a step of {} tokens", first_sequence,
+                            first_sequence + sequences, length, stream.step_tokens()));
+  }
+  impl_ =
+      std::make_unique<Impl>(std::move(stream), start, first_sequence, sequences, length, vocabulary, prefetch_steps);
+}
+
+Loader::~Loader() = default;
+
+std::span<const Token> Loader::next() { return impl_->next(); }
+Cursor Loader::cursor() const { return impl_->cursor(); }
+
+}  // namespace nanorun

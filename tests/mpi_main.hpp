@@ -1,0 +1,62 @@
+#pragma once
+// main() of a test program that uses MPI, alone or under mpirun; include it once. Rank 0 prints the progress, every
+// rank its failures. A fatal failure ends the whole job: the other ranks may wait in a collective for ever.
+
+#include <gtest/gtest.h>
+#include <mpi.h>
+
+#include <cstdio>
+#include <optional>
+#include <string>
+
+#include "src/context.hpp"
+#include "tests/temp_folder.hpp"
+
+namespace nanorun {
+
+inline Context* test_context = nullptr;
+
+/// All ranks of the test program.
+inline Comm& test_comm() { return test_context->comm(); }
+
+/// One folder for all ranks of a test. Construction and destruction are collective.
+class SharedFolder {
+ public:
+  SharedFolder() {
+    if (test_comm().root()) folder_.emplace();
+    path_ = test_comm().broadcast(folder_ ? *folder_ / "" : std::string());
+  }
+  ~SharedFolder() { test_comm().barrier(); }
+  SharedFolder(const SharedFolder&) = delete;
+  SharedFolder& operator=(const SharedFolder&) = delete;
+
+  std::string operator/(const std::string& name) const { return path_ + name; }
+
+ private:
+  std::optional<TempFolder> folder_;
+  std::string path_;
+};
+
+class FailureReport : public testing::EmptyTestEventListener {
+  void OnTestPartResult(const testing::TestPartResult& result) override {
+    if (!result.failed()) return;
+    if (!test_comm().root()) {
+      std::fprintf(stderr, "rank %d: %s:%d: %s\n", test_comm().rank(), result.file_name() ? result.file_name() : "?",
+                   result.line_number(), result.message());
+    }
+    std::fflush(nullptr);
+    if (result.fatally_failed() && test_comm().size() > 1) Context::abort(1);
+  }
+};
+
+}  // namespace nanorun
+
+int main(int argc, char** argv) {
+  testing::InitGoogleTest(&argc, argv);
+  nanorun::Context context(argc, argv);
+  nanorun::test_context = &context;
+  auto& listeners = testing::UnitTest::GetInstance()->listeners();
+  if (!context.comm().root()) delete listeners.Release(listeners.default_result_printer());
+  listeners.Append(new nanorun::FailureReport);
+  return RUN_ALL_TESTS();
+}

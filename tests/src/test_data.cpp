@@ -1,0 +1,257 @@
+#include "src/data.hpp"
+
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <fstream>
+#include <ostream>
+
+#include "src/error.hpp"
+#include "src/h5.hpp"
+#include "tests/temp_folder.hpp"
+
+namespace nanorun {
+
+bool operator==(const Cursor& a, const Cursor& b) {
+  return a.shard == b.shard && a.offset == b.offset && a.epoch == b.epoch;
+}
+std::ostream& operator<<(std::ostream& out, const Cursor& c) {
+  return out << "{" << c.shard << ", " << c.offset << ", " << c.epoch << "}";
+}
+
+namespace {
+
+constexpr int vocabulary = 60'000;
+
+/// The message of the Error(data) that `body` throws; empty if it throws none.
+template <class Body>
+std::string error_of(Body&& body) {
+  try {
+    body();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ExitCode::data);
+    return error.what();
+  }
+  return "";
+}
+
+bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
+
+/// Tokens that tell shard and position apart.
+std::vector<Token> some_tokens(std::size_t n, int shard) {
+  std::vector<Token> tokens(n);
+  for (std::size_t i = 0; i < n; ++i) tokens[i] = static_cast<Token>((i * 7 + shard * 20'011) % vocabulary);
+  return tokens;
+}
+
+ShardInfo write_shard(const std::string& path, const std::vector<Token>& tokens) {
+  const std::uint64_t blocks = (tokens.size() - 1) / shard_block + 1;
+  h5::File file = h5::File::create(path);
+  file.create_dataset<Token>("tokens", {tokens.size()});
+  file.write<Token>("tokens", {0}, {tokens.size()}, tokens);
+  file.create_dataset<std::uint64_t>("checksums", {blocks});
+  file.write_attribute("/", "format", std::string(shard_format));
+  file.write_attribute("/", "format_version", shard_version);
+  file.write_attribute("/", "vocabulary", std::uint64_t{vocabulary});
+  file.write_attribute("/", "end_of_text", std::uint64_t{0});
+  file.write_attribute("/", "count", std::uint64_t{tokens.size()});
+  file.write_attribute("/", "source", std::string("test"));
+  file.write_attribute("/", "block", shard_block);
+  file.close();
+  return read_shard_info(path);
+}
+
+/// Shards of a stream and their tokens.
+struct Shards {
+  explicit Shards(const std::vector<std::size_t>& counts) {
+    for (std::size_t i = 0; i < counts.size(); ++i) {
+      tokens.push_back(some_tokens(counts[i], static_cast<int>(i)));
+      infos.push_back(write_shard(folder / fmt::format("s{}.h5", i), tokens.back()));
+    }
+  }
+  TempFolder folder;
+  std::vector<std::vector<Token>> tokens;
+  std::vector<ShardInfo> infos;
+};
+
+/// The steps of one pass, each with its one token more, cut in the plainest way.
+std::vector<std::vector<Token>> naive_steps(const Shards& shards, std::size_t step_tokens) {
+  std::vector<std::vector<Token>> steps;
+  for (const auto& tokens : shards.tokens) {
+    for (std::size_t at = 0; at + step_tokens + 1 <= tokens.size(); at += step_tokens) {
+      steps.emplace_back(tokens.begin() + at, tokens.begin() + at + step_tokens + 1);
+    }
+  }
+  return steps;
+}
+
+const std::vector<std::size_t> counts{101, 40, 7, 81, 80};  // one shard too short for a step of 40, two just so
+
+TEST(TokenStream, MovesOnWhenAStepAndOneTokenDoNotFit) {
+  const Shards shards(counts);
+  const TokenStream stream(shards.infos, 40, EndOfData::error);
+  EXPECT_EQ(stream.steps(), 5u);
+  const std::vector<Cursor> expected{{0, 0, 0}, {0, 40, 0}, {3, 0, 0}, {3, 40, 0}, {4, 0, 0}};
+  Cursor cursor;
+  for (const Cursor& place : expected) {
+    EXPECT_EQ(stream.place(cursor), place);
+    cursor = stream.next(cursor);
+  }
+  const std::string message = error_of([&] { stream.place(cursor); });
+  EXPECT_TRUE(contains(message, "s4.h5")) << message;
+  EXPECT_TRUE(contains(message, "5 steps")) << message;
+  EXPECT_TRUE(contains(message, "data.end = \"wrap\"")) << message;
+}
+
+TEST(TokenStream, WrapsAndCountsEpochs) {
+  const Shards shards(counts);
+  const TokenStream stream(shards.infos, 40, EndOfData::wrap);
+  Cursor cursor;
+  for (int step = 0; step < 10; ++step) cursor = stream.next(cursor);
+  EXPECT_EQ(stream.place(cursor), (Cursor{0, 0, 2}));
+}
+
+TEST(TokenStream, NoShardWithAWholeStepIsAnErrorEvenWhenWrapping) {
+  const Shards shards({40, 40});
+  EXPECT_TRUE(contains(error_of([&] { TokenStream(shards.infos, 40, EndOfData::wrap); }),
+                       "no shard holds the 41 tokens of one step: the largest of 2 shards holds 40"));
+  EXPECT_NE(error_of([&] { TokenStream({}, 40, EndOfData::wrap); }), "");
+}
+
+TEST(Loader, RowsOfEveryRankSplitAreTheNaiveSlices) {
+  const Shards shards(counts);
+  constexpr int length = 10;
+  const auto steps = naive_steps(shards, 40);
+  ASSERT_EQ(steps.size(), 5u);
+  for (const int ranks : {1, 2, 4}) {
+    const int sequences = 4 / ranks;
+    for (int rank = 0; rank < ranks; ++rank) {
+      Loader loader(TokenStream(shards.infos, 40, EndOfData::error), {}, rank * sequences, sequences, length,
+                    vocabulary, 3);
+      for (const auto& step : steps) {
+        const auto rows = loader.next();
+        ASSERT_EQ(rows.size(), static_cast<std::size_t>(sequences) * (length + 1));
+        for (int j = 0; j < sequences; ++j) {
+          const auto naive = std::span(step).subspan((rank * sequences + j) * length, length + 1);
+          EXPECT_TRUE(std::ranges::equal(rows.subspan(j * (length + 1), length + 1), naive));
+        }
+      }
+      EXPECT_TRUE(contains(error_of([&] { loader.next(); }), "the data end"));
+      EXPECT_TRUE(contains(error_of([&] { loader.next(); }), "the data end"));
+    }
+  }
+}
+
+TEST(Loader, ResumesFromEveryCursorAndWraps) {
+  const Shards shards(counts);
+  const TokenStream stream(shards.infos, 40, EndOfData::wrap);
+  const auto steps = naive_steps(shards, 40);
+  Loader loader(stream, {}, 0, 4, 10, vocabulary, 2);
+  for (std::size_t step = 0; step < 3 * steps.size(); ++step) {
+    Loader resumed(stream, loader.cursor(), 0, 4, 10, vocabulary, 5);
+    const auto rows = loader.next();
+    EXPECT_TRUE(std::ranges::equal(rows, resumed.next()));
+    EXPECT_EQ(rows.front(), steps[step % steps.size()].front());
+    EXPECT_EQ(rows.back(), steps[step % steps.size()].back());
+  }
+  EXPECT_EQ(stream.place(loader.cursor()), (Cursor{0, 0, 3}));
+}
+
+TEST(Loader, LastCursorStandsAtTheEndAndThrowsOnlyWhenUsed) {
+  const Shards shards(counts);
+  const TokenStream stream(shards.infos, 40, EndOfData::error);
+  Loader loader(stream, {}, 0, 4, 10, vocabulary, 8);
+  for (int step = 0; step < 5; ++step) loader.next();
+  const Cursor cursor = loader.cursor();
+  EXPECT_EQ(cursor, (Cursor{4, 40, 0}));
+  Loader again(stream, cursor, 0, 4, 10, vocabulary, 1);
+  EXPECT_TRUE(contains(error_of([&] { again.next(); }), "the data end"));
+}
+
+TEST(Loader, TokenOutsideTheVocabularyIsNamedAfterTheStepsBeforeIt) {
+  const TempFolder folder;
+  auto tokens = some_tokens(101, 0);
+  tokens[57] = vocabulary - 1;
+  const ShardInfo info = write_shard(folder / "s.h5", tokens);
+  Loader fits(TokenStream({info}, 20, EndOfData::error), {}, 0, 2, 10, vocabulary, 2);
+  for (int step = 0; step < 5; ++step) fits.next();
+  Loader loader(TokenStream({info}, 20, EndOfData::error), {}, 0, 2, 10, vocabulary - 1, 2);
+  loader.next();
+  loader.next();
+  const std::string message = error_of([&] { loader.next(); });
+  EXPECT_TRUE(contains(message, "s.h5: token 57 has id 59999, outside the vocabulary of 59999")) << message;
+}
+
+TEST(Loader, ShardThatVanishesOrChangesIsAnError) {
+  const Shards shards({100, 100, 100});
+  const auto step_two_hundred = [&] {
+    Loader loader(TokenStream(shards.infos, 20, EndOfData::wrap), {}, 0, 2, 10, vocabulary, 1);
+    for (int step = 0; step < 200; ++step) loader.next();
+  };
+  EXPECT_EQ(error_of(step_two_hundred), "");
+  write_shard(shards.infos[1].path, some_tokens(99, 1));
+  EXPECT_TRUE(contains(error_of(step_two_hundred), "s1.h5: changed since the run began"));
+  std::filesystem::remove(shards.infos[1].path);
+  EXPECT_TRUE(contains(error_of(step_two_hundred), "s1.h5: "));
+}
+
+TEST(Loader, ShardTruncatedWhileOpenIsAnError) {
+  const Shards shards({100'000});
+  Loader loader(TokenStream(shards.infos, 20, EndOfData::wrap), {}, 0, 2, 10, vocabulary, 1);
+  loader.next();
+  std::filesystem::resize_file(shards.infos[0].path, std::filesystem::file_size(shards.infos[0].path) - 1000);
+  EXPECT_TRUE(contains(error_of([&] {
+                         for (int step = 0; step < 5000; ++step) loader.next();
+                       }),
+                       "s0.h5: changed while the run was reading it"));
+}
+
+TEST(Loader, EndsAtOnceWhateverTheReaderDoes) {
+  const Shards shards(counts);
+  for (int repeat = 0; repeat < 50; ++repeat) {
+    Loader loader(TokenStream(shards.infos, 40, EndOfData::wrap), {}, 0, 4, 10, vocabulary, 1 + repeat % 4);
+    for (int step = 0; step < repeat % 5; ++step) loader.next();
+  }
+}
+
+TEST(ShardInfo, ForeignAndLyingFilesAreRefused) {
+  const TempFolder folder;
+  const std::string path = folder / "s.h5";
+  const auto refusal = [&](auto&& change) {
+    write_shard(path, some_tokens(100, 0));
+    h5::File file = h5::File::open_append(path);
+    change(file);
+    file.close();
+    return error_of([&] { read_shard_info(path); });
+  };
+  const auto with = [&](const char* name, std::uint64_t value) {
+    return refusal([&](h5::File& file) { file.write_attribute("/", name, value); });
+  };
+  EXPECT_EQ(refusal([](h5::File&) {}), "");
+  EXPECT_TRUE(contains(with("format_version", 2), "format 2 is not format 1"));
+  EXPECT_TRUE(contains(with("count", 1'000'000'000'000), "s.h5: @count is 1000000000000, but /tokens has shape [100]"));
+  EXPECT_TRUE(contains(with("count", 0), "@count is 0"));
+  EXPECT_TRUE(contains(with("vocabulary", 0), "impossible vocabulary"));
+  EXPECT_TRUE(contains(with("vocabulary", 65537), "impossible vocabulary"));
+  EXPECT_TRUE(contains(with("end_of_text", vocabulary), "impossible vocabulary"));
+  EXPECT_TRUE(contains(with("block", 1), "@block is 1"));
+
+  h5::File::create(path).create_dataset<Token>("tokens", {5});
+  EXPECT_EQ(error_of([&] { read_shard_info(path); }), path + ": is not a token shard");
+  std::ofstream(path) << "text";
+  EXPECT_TRUE(contains(error_of([&] { read_shard_info(path); }), "cannot be opened as an HDF5 file"));
+}
+
+TEST(ExpandPaths, KeepsTheOrderAndSortsWithinAPattern) {
+  const TempFolder folder;
+  for (const char* name : {"b2", "a1", "b10", "b1", "c[1]"}) std::ofstream(folder / name) << name;
+  EXPECT_EQ(expand_paths({folder / "b*", folder / "a1", folder / "c[1]"}),
+            (std::vector<std::string>{folder / "b1", folder / "b10", folder / "b2", folder / "a1", folder / "c[1]"}));
+  EXPECT_EQ(error_of([&] { expand_paths({folder / "d*"}); }), (folder / "d*") + ": no such file");
+  EXPECT_EQ(error_of([&] { expand_paths({folder / "a1", folder / "a2"}); }), (folder / "a2") + ": no such file");
+}
+
+}  // namespace
+}  // namespace nanorun
