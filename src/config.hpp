@@ -1,6 +1,6 @@
 #pragma once
 // The deck: typed settings filled from a TOML file and command-line overrides. One row of the key table in
-// config.cpp describes each key; the reference of all keys is printed from the same rows.
+// config_keys.cpp describes each key; the reference of all keys is printed from the same rows.
 
 #include <cstdint>
 #include <string>

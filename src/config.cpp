@@ -1,0 +1,278 @@
+#include "src/config.hpp"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <toml++/toml.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <numeric>
+#include <optional>
+#include <sstream>
+#include <string_view>
+
+#include "src/config_keys.hpp"
+#include "src/error.hpp"
+
+namespace nanorun {
+
+namespace {
+
+// Every rank reads the same deck, so all meet these errors alike.
+[[noreturn]] void fail(const std::string& message) { throw Error(ExitCode::usage, message, Scope::all_ranks); }
+
+// --- Names ---------------------------------------------------------------------------------------------------------
+
+std::size_t edit_distance(std::string_view a, std::string_view b) {
+  std::vector<std::size_t> row(b.size() + 1);
+  std::iota(row.begin(), row.end(), std::size_t{0});
+  for (std::size_t i = 0; i < a.size(); ++i) {
+    std::size_t diagonal = row[0]++;
+    for (std::size_t j = 0; j < b.size(); ++j) {
+      const std::size_t replaced = diagonal + (a[i] != b[j]);
+      diagonal = row[j + 1];
+      row[j + 1] = std::min({replaced, row[j] + 1, row[j + 1] + 1});
+    }
+  }
+  return row.back();
+}
+
+/// The known key whose name is nearest; a wrong section counts as two letters at most.
+std::string nearest_key(std::string_view section, std::string_view name) {
+  const auto distance = [&](const Key& key) {
+    return edit_distance(name, key.name) + std::min<std::size_t>(2, edit_distance(section, key.section));
+  };
+  return std::ranges::min_element(key_table(), {}, distance)->path();
+}
+
+std::string nearest_section(std::string_view section) {
+  const auto distance = [&](const Key& key) { return edit_distance(section, key.section); };
+  return std::ranges::min_element(key_table(), {}, distance)->section;
+}
+
+const Key* find_key(std::string_view section, std::string_view name) {
+  const auto& keys = key_table();
+  const auto at =
+      std::ranges::find_if(keys, [&](const Key& key) { return section == key.section && name == key.name; });
+  return at == keys.end() ? nullptr : &*at;
+}
+
+bool is_section(std::string_view name) {
+  return std::ranges::any_of(key_table(), [&](const Key& key) { return name == key.section; });
+}
+
+// --- Types: name, text and reading of each type of a key ------------------------------------------------------------
+
+std::string type_name(const bool&) { return "true or false"; }
+std::string type_name(const int&) { return "32-bit integer"; }
+std::string type_name(const std::int64_t&) { return "64-bit integer"; }
+std::string type_name(const double&) { return "number"; }
+std::string type_name(const std::string&) { return "string"; }
+template <class T>
+std::string type_name(const std::vector<T>&) {
+  return fmt::format("list of {}s", type_name(T{}));
+}
+template <class E>
+requires std::is_enum_v<E> std::string type_name(const E&) {
+  std::string text = "one of";
+  for (const auto& [name, value] : names_of<E>) text += fmt::format(" \"{}\"", name);
+  return text;
+}
+
+std::string to_text(bool value) { return value ? "true" : "false"; }
+std::string to_text(int value) { return fmt::format("{}", value); }
+std::string to_text(std::int64_t value) { return fmt::format("{}", value); }
+std::string to_text(double value) {
+  const std::string text = fmt::format("{}", value);  // the shortest text that reads back exactly
+  return text.find_first_of(".e") == std::string::npos ? text + ".0" : text;
+}
+std::string to_text(const std::string& value) {
+  std::string text = "\"";
+  for (const char c : value) {
+    if (c == '"' || c == '\\') {
+      text += {'\\', c};
+    } else if (static_cast<unsigned char>(c) < 0x20 || c == 0x7f) {
+      text += fmt::format("\\u{:04X}", static_cast<unsigned>(c));
+    } else {
+      text += c;
+    }
+  }
+  return text + '"';
+}
+template <class E>
+requires std::is_enum_v<E> std::string to_text(E value) {
+  const auto at = std::ranges::find(names_of<E>, value, &Named<E>::value);
+  return fmt::format("\"{}\"", at->name);
+}
+template <class T>
+std::string to_text(const std::vector<T>& values) {
+  std::vector<std::string> texts;
+  for (const T& value : values) texts.push_back(to_text(value));
+  return fmt::format("[{}]", fmt::join(texts, ", "));
+}
+
+/// Each returns whether the node holds a value of the type that passes the check.
+bool read(const toml::node& node, const Check&, bool& out) {
+  if (!node.is_boolean()) return false;
+  out = **node.as_boolean();
+  return true;
+}
+template <class I>
+requires std::is_same_v<I, int> || std::is_same_v<I, std::int64_t>
+bool read(const toml::node& node, const Check& check, I& out) {
+  if (!node.is_integer()) return false;
+  const std::int64_t value = **node.as_integer();
+  if (value < std::numeric_limits<I>::min() || value > std::numeric_limits<I>::max()) return false;
+  out = static_cast<I>(value);
+  return check.number(static_cast<double>(value));
+}
+bool read(const toml::node& node, const Check& check, double& out) {
+  if (!node.is_number()) return false;
+  out = node.is_integer() ? static_cast<double>(**node.as_integer()) : **node.as_floating_point();
+  return std::isfinite(out) && check.number(out);
+}
+bool read(const toml::node& node, const Check& check, std::string& out) {
+  if (!node.is_string()) return false;
+  out = **node.as_string();
+  return check.text(out);
+}
+template <class E>
+requires std::is_enum_v<E>
+bool read(const toml::node& node, const Check&, E& out) {
+  if (!node.is_string()) return false;
+  const auto at = std::ranges::find(names_of<E>, **node.as_string(), &Named<E>::name);
+  if (at == names_of<E>.end()) return false;
+  out = at->value;
+  return true;
+}
+template <class T>
+bool read(const toml::node& node, const Check& check, std::vector<T>& out) {
+  if (!node.is_array()) return false;
+  out.clear();
+  for (const toml::node& element : *node.as_array()) {
+    if (!read(element, check, out.emplace_back())) return false;
+  }
+  return true;
+}
+
+// --- Deck and overrides ----------------------------------------------------------------------------------------------
+
+/// Type and check of a key in words.
+std::string allowed(const Key& key) {
+  Config defaults;
+  const std::string type = std::visit([](auto* member) { return type_name(*member); }, key.field(defaults));
+  if (key.check.allowed.empty()) return type;
+  return fmt::format("{}, {}{}", type, type.starts_with("list") ? "each " : "", key.check.allowed);
+}
+
+/// A node's text on one line, cut where it is long.
+std::string one_line(const toml::node& node) {
+  std::ostringstream stream;
+  node.visit([&](const auto& value) { stream << value; });
+  std::string text = stream.str();
+  std::ranges::replace(text, '\n', ' ');
+  return text.size() > 60 ? text.substr(0, 57) + "..." : text;
+}
+
+/// Sets one key. `where` begins the message of an error: FILE:LINE, or the override.
+void set_key(Config& config, const std::string& where, std::string_view section, std::string_view name,
+             const toml::node& node) {
+  const Key* key = find_key(section, name);
+  if (key == nullptr) {
+    fail(fmt::format("{}: unknown key {}.{}; nearest known key: {}", where, section, name, nearest_key(section, name)));
+  }
+  const bool good = std::visit([&](auto* member) { return read(node, key->check, *member); }, key->field(config));
+  if (!good) fail(fmt::format("{}: {}: got {}, allowed: {}", where, key->path(), one_line(node), allowed(*key)));
+}
+
+void read_section(Config& config, const std::string& file, const toml::key& section, const toml::node& node) {
+  const std::string where = fmt::format("{}:{}", file, section.source().begin.line);
+  const bool known = is_section(section);
+  if (known && !node.is_table())
+    fail(fmt::format("{}: {} is a section: write [{}]", where, section.str(), section.str()));
+  if (!known && node.is_table()) {
+    fail(fmt::format("{}: unknown section [{}]; nearest known section: [{}]", where, section.str(),
+                     nearest_section(section)));
+  }
+  if (!known) {
+    fail(fmt::format("{}: unknown key {} outside any section; nearest known key: {}", where, section.str(),
+                     nearest_key("", section)));
+  }
+  for (const auto& [name, value] : *node.as_table()) {
+    set_key(config, fmt::format("{}:{}", file, name.source().begin.line), section, name, value);
+  }
+}
+
+toml::table parse_toml(const std::string& text, const std::string& file) {
+  try {
+    return toml::parse(text, file);
+  } catch (const toml::parse_error& error) {
+    fail(fmt::format("{}:{}: syntax error: {}", file, error.source().begin.line, error.description()));
+  }
+}
+
+/// The value of an override; text that is no TOML value but a bare word is a string.
+toml::table parse_override_value(const std::string& where, const std::string& text) {
+  constexpr const char* word = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_-+./*?~:@%";
+  try {
+    toml::table table = toml::parse("value = " + text);
+    if (table.size() == 1) return table;
+  } catch (const toml::parse_error&) {
+    if (!text.empty() && text.find_first_not_of(word) == std::string::npos) return toml::table{{"value", text}};
+  }
+  fail(where + ": the value is neither a TOML value nor a bare word");
+}
+
+void apply_override(Config& config, const std::string& text) {
+  std::string where = "override " + text;
+  std::ranges::replace(where, '\n', ' ');
+  const std::size_t equals = text.find('=');
+  const std::size_t dot = text.find('.');
+  if (equals == std::string::npos || dot == std::string::npos || dot > equals) {
+    fail(where + ": an override has the form section.key=value");
+  }
+  const toml::table value = parse_override_value(where, text.substr(equals + 1));
+  set_key(config, where, text.substr(0, dot), text.substr(dot + 1, equals - dot - 1), *value.get("value"));
+}
+
+}  // namespace
+
+Config parse_deck(const std::string& text, const std::string& file, const std::vector<std::string>& overrides) {
+  Config config;
+  for (const auto& [section, node] : parse_toml(text, file)) read_section(config, file, section, node);
+  for (const std::string& override_text : overrides) apply_override(config, override_text);
+  return config;
+}
+
+std::string to_toml(const Config& config) {
+  Config copy = config;
+  std::string text, section;
+  for (const Key& key : key_table()) {
+    if (section != key.section) text += fmt::format("{}[{}]\n", section.empty() ? "" : "\n", key.section);
+    section = key.section;
+    const std::string value = std::visit([](auto* member) { return to_text(*member); }, key.field(copy));
+    text += fmt::format("{} = {}  # {}\n", key.name, value, key.help);
+  }
+  return text;
+}
+
+std::string key_reference() {
+  Config defaults;
+  std::string text =
+      "# Keys of the deck\n\n"
+      "A deck is a TOML file of sections and keys. Every key has a default; a key on the command line, as\n"
+      "`section.key=value`, goes before the deck's. An integer may stand where a number is asked for.\n";
+  std::string section;
+  for (const Key& key : key_table()) {
+    if (section != key.section) {
+      text += fmt::format("\n## [{}]\n\n| key | default | allowed | meaning |\n|---|---|---|---|\n", key.section);
+    }
+    section = key.section;
+    const std::string value = std::visit([](auto* member) { return to_text(*member); }, key.field(defaults));
+    text += fmt::format("| `{}` | `{}` | {} | {} |\n", key.name, value, allowed(key), key.help);
+  }
+  return text;
+}
+
+}  // namespace nanorun

@@ -1,0 +1,183 @@
+#include "src/config_keys.hpp"
+
+#include <fmt/format.h>
+
+namespace nanorun {
+
+namespace {
+
+Check any() { return {}; }
+Check at_least(double least) {
+  return {.allowed = fmt::format(">= {}", least), .number = [=](double x) { return x >= least; }};
+}
+Check above(double bound) {
+  return {.allowed = fmt::format("> {}", bound), .number = [=](double x) { return x > bound; }};
+}
+Check between(double least, double most) {
+  return {.allowed = fmt::format("from {} to {}", least, most),
+          .number = [=](double x) { return x >= least && x <= most; }};
+}
+Check fraction_below_one() {
+  return {.allowed = ">= 0 and < 1", .number = [](double x) { return x >= 0 && x < 1; }};
+}
+Check multiple_of(int unit) {
+  return {.allowed = fmt::format("a positive multiple of {}", unit),
+          .number = [=](double x) { return x > 0 && static_cast<std::int64_t>(x) % unit == 0; }};
+}
+Check not_empty() {
+  return {.allowed = "not empty", .text = [](const std::string& s) { return !s.empty(); }};
+}
+Check folder_name() {
+  return {.allowed = "naming one folder: not empty, without '/', not '.' or '..'", .text = [](const std::string& s) {
+            return !s.empty() && s != "." && s != ".." && s.find('/') == std::string::npos;
+          }};
+}
+Check letters_of_layers() {
+  return {.allowed = "of letters L and S",
+          .text = [](const std::string& s) { return !s.empty() && s.find_first_not_of("LS") == std::string::npos; }};
+}
+
+/// Section, name and member from one spelling, so that they cannot disagree.
+#define NANORUN_KEY(section, name) #section, #name, [](Config & config) -> Field { return &config.section.name; }
+
+std::vector<Key> run_keys() {
+  return {
+      {NANORUN_KEY(run, name), folder_name(), "name of the run and of its folder in run.outputs"},
+      {NANORUN_KEY(run, outputs), not_empty(), "folder that holds the folders of runs"},
+      {NANORUN_KEY(run, seed), at_least(0), "seed of the initial weights"},
+      {NANORUN_KEY(run, log_every), at_least(1), "steps between lines of the log"},
+  };
+}
+
+std::vector<Key> model_keys() {
+  return {
+      {NANORUN_KEY(model, vocabulary), between(2, 65536),
+       "token ids are below this; the head has as many columns, padded to a multiple of 128"},
+      {NANORUN_KEY(model, width), multiple_of(4), "width d of the residual stream; equals heads * head_dim"},
+      {NANORUN_KEY(model, heads), at_least(1), "attention heads"},
+      {NANORUN_KEY(model, head_dim), multiple_of(4), "width of a head"},
+      {NANORUN_KEY(model, layers), multiple_of(2), "blocks; skips join the first half to the second"},
+      {NANORUN_KEY(model, mlp_ratio), at_least(1), "hidden width of the MLP in units of model.width"},
+      {NANORUN_KEY(model, norm_eps), above(0), "eps of norm(x) = x / sqrt(mean(x^2) + eps)"},
+      {NANORUN_KEY(model, value_path), any(),
+       "what mixes into the values: none, the values of layer 0 (first), or value embeddings"},
+      {NANORUN_KEY(model, value_embeddings), at_least(1),
+       "tables n of value embeddings, used on the first n layers and again on the last n"},
+      {NANORUN_KEY(model, layers_without_attention), at_least(0), "layers, counted from 0, that have only the MLP"},
+      {NANORUN_KEY(model, rotary), any(), "rotary frequencies: all pairs turn, or only the first half of them"},
+      {NANORUN_KEY(model, rotary_base), above(1), "base of the rotary frequencies"},
+      {NANORUN_KEY(model, attention_scale), at_least(0), "factor on q k^T; 0: 1 / sqrt(head_dim)"},
+      {NANORUN_KEY(model, softcap), above(0), "c of logits c tanh(z / c)"},
+      {NANORUN_KEY(model, init_scale), at_least(0),
+       "weight matrices start uniform in +-b, b = init_scale / sqrt(fan_in)"},
+      {NANORUN_KEY(model, zero_outputs), any(), "output projections and the head start at zero"},
+  };
+}
+
+std::vector<Key> head_keys() {
+  return {
+      {NANORUN_KEY(head, precision), any(), "format of the head's products in training; auto: the device's best"},
+      {NANORUN_KEY(head, scale_x), above(0), "fp8: factor on the activations before rounding to e4m3"},
+      {NANORUN_KEY(head, scale_w), above(0), "fp8: factor on the weights before rounding to e4m3"},
+      {NANORUN_KEY(head, scale_g), above(0),
+       "fp8: factor on the gradient of the mean loss before rounding to e5m2; belongs to train.length"},
+  };
+}
+
+std::vector<Key> window_keys() {
+  return {
+      {NANORUN_KEY(window, kind), any(), "unit in which the attention window slides: token, or block of 128 tokens"},
+      {NANORUN_KEY(window, layers), letters_of_layers(),
+       "one letter for all layers or one per layer: L the whole window, S half its blocks"},
+      {NANORUN_KEY(window, first), at_least(0), "window in tokens at step 0, before rounding"},
+      {NANORUN_KEY(window, last), at_least(0), "window in tokens at the last step, before rounding"},
+      {NANORUN_KEY(window, quantum), at_least(1),
+       "tokens; the window is rounded to a multiple of this, at least one; a multiple of 128 for block windows"},
+      {NANORUN_KEY(window, rounding), any(), "direction of that rounding"},
+  };
+}
+
+std::vector<Key> train_keys() {
+  return {
+      {NANORUN_KEY(train, steps), at_least(1), "optimizer steps"},
+      {NANORUN_KEY(train, sequences), at_least(1), "sequences of a step over all ranks; a multiple of the rank count"},
+      {NANORUN_KEY(train, length), multiple_of(128), "tokens of a sequence"},
+      {NANORUN_KEY(train, cooldown), between(0, 1), "last fraction of the steps, where learning rates fall linearly"},
+      {NANORUN_KEY(train, final_lr_factor), between(0, 1), "factor on the learning rates reached at the last step"},
+  };
+}
+
+std::vector<Key> validation_keys() {
+  return {
+      {NANORUN_KEY(validation, every), at_least(0), "steps between validations; 0: only after the last step"},
+      {NANORUN_KEY(validation, tokens), at_least(1), "tokens of a validation; a multiple of validation.length"},
+      {NANORUN_KEY(validation, length), multiple_of(128), "tokens of a validation sequence"},
+  };
+}
+
+std::vector<Key> data_keys() {
+  return {
+      {NANORUN_KEY(data, train), not_empty(), "token shards in stream order; glob patterns expand sorted"},
+      {NANORUN_KEY(data, validation), not_empty(), "token shards of validation, likewise; none: no validation"},
+      {NANORUN_KEY(data, end), any(), "at the end of the training shards: stop with an error, or wrap to the first"},
+      {NANORUN_KEY(data, prefetch_steps), at_least(1), "steps whose tokens are read ahead"},
+  };
+}
+
+std::vector<Key> optimizer_keys() {
+  return {
+      {NANORUN_KEY(optimizer, muon_lr), at_least(0), "Muon: learning rate of the matrices of the blocks"},
+      {NANORUN_KEY(optimizer, muon_momentum_first), fraction_below_one(), "Muon: momentum at step 0"},
+      {NANORUN_KEY(optimizer, muon_momentum_last), fraction_below_one(), "Muon: momentum after the warm-up"},
+      {NANORUN_KEY(optimizer, muon_momentum_steps), at_least(1), "Muon: steps of the linear warm-up of the momentum"},
+      {NANORUN_KEY(optimizer, adam_beta1), fraction_below_one(), "Adam: decay of the first moment"},
+      {NANORUN_KEY(optimizer, adam_beta2), fraction_below_one(), "Adam: decay of the second moment"},
+      {NANORUN_KEY(optimizer, adam_eps), above(0), "Adam: added to the root of the second moment"},
+      {NANORUN_KEY(optimizer, lr_embedding), at_least(0), "Adam: learning rate of token and value embeddings"},
+      {NANORUN_KEY(optimizer, lr_head), at_least(0), "Adam: learning rate of the head"},
+      {NANORUN_KEY(optimizer, lr_scalar), at_least(0), "Adam: learning rate of the blocks' scalar weights"},
+      {NANORUN_KEY(optimizer, lr_skip), at_least(0), "Adam: learning rate of the skip weights"},
+  };
+}
+
+std::vector<Key> checkpoint_keys() {
+  return {
+      {NANORUN_KEY(checkpoint, every), at_least(0), "steps between checkpoints; 0: only when a run stops early"},
+      {NANORUN_KEY(checkpoint, keep), at_least(1), "newest checkpoints kept"},
+      {NANORUN_KEY(checkpoint, milestone_every), at_least(0), "steps whose checkpoints are kept for good; 0: none"},
+      {NANORUN_KEY(checkpoint, at_end), any(), "write a checkpoint after the last step"},
+      {NANORUN_KEY(checkpoint, restart), not_empty(),
+       "auto: the newest checkpoint that verifies; none: from step 0; or a checkpoint file"},
+  };
+}
+
+std::vector<Key> control_keys() {
+  return {
+      {NANORUN_KEY(stop, walltime_seconds), at_least(0),
+       "stop in time with a checkpoint, this long after the program's start; 0: no limit"},
+      {NANORUN_KEY(stop, file), any(), "stop when this file appears; empty: <run.outputs>/<run.name>/stop"},
+      {NANORUN_KEY(stop, step), at_least(0), "stop before this step as if interrupted; 0: never"},
+      {NANORUN_KEY(trace, enabled), any(), "record the time of each phase of each step in trace.h5"},
+      {NANORUN_KEY(trace, json_steps), at_least(0), "steps that also go into trace.json"},
+      {NANORUN_KEY(trace, flush_every), at_least(1), "steps between writes of trace.h5"},
+      {NANORUN_KEY(comm, timeout_seconds), above(0), "a collective that takes longer ends the job"},
+  };
+}
+
+#undef NANORUN_KEY
+
+}  // namespace
+
+const std::vector<Key>& key_table() {
+  static const std::vector<Key> table = [] {
+    std::vector<Key> all;
+    for (auto part : {run_keys, model_keys, head_keys, window_keys, train_keys, validation_keys, data_keys,
+                      optimizer_keys, checkpoint_keys, control_keys}) {
+      for (Key& key : part()) all.push_back(std::move(key));
+    }
+    return all;
+  }();
+  return table;
+}
+
+}  // namespace nanorun

@@ -1,0 +1,314 @@
+#include "src/config.hpp"
+
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <limits>
+#include <map>
+#include <sstream>
+
+#include "src/config_keys.hpp"
+#include "src/error.hpp"
+
+using namespace nanorun;
+
+namespace {
+
+/// Message of the Error(usage, all_ranks) that `action` throws.
+template <class Action>
+std::string error_of(Action&& action) {
+  try {
+    action();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ExitCode::usage);
+    EXPECT_EQ(error.scope(), Scope::all_ranks);
+    EXPECT_EQ(std::string(error.what()).find('\n'), std::string::npos);
+    return error.what();
+  }
+  ADD_FAILURE() << "no error";
+  return "";
+}
+
+std::string deck_error(const std::string& text) {
+  return error_of([&] { parse_deck(text, "d.toml", {}); });
+}
+
+std::string override_error(const std::string& text) {
+  return error_of([&] { parse_deck("", "d.toml", {text}); });
+}
+
+std::string check_error(const std::vector<std::string>& overrides, int ranks = 1) {
+  std::vector<std::string> all = {"data.train=[\"t.h5\"]"};
+  all.insert(all.end(), overrides.begin(), overrides.end());
+  return error_of([&] { check_config(parse_deck("", "d.toml", all), ranks); });
+}
+
+/// Converts to the type of any member, which lets members be counted.
+struct Anything {
+  template <class T>
+  operator T() const;
+};
+
+template <class S, class... Members>
+constexpr int member_count() {
+  if constexpr (requires { S{Members{}..., Anything{}}; }) {
+    return member_count<S, Members..., Anything>();
+  } else {
+    return sizeof...(Members);
+  }
+}
+
+int rows_of(const std::string& section) {
+  return static_cast<int>(std::ranges::count_if(key_table(), [&](const Key& key) { return section == key.section; }));
+}
+
+std::vector<std::string> lines_of(const std::string& text) {
+  std::istringstream stream(text);
+  std::vector<std::string> lines;
+  for (std::string line; std::getline(stream, line);) lines.push_back(line);
+  return lines;
+}
+
+/// Lines of a resolved deck that differ from those of the default.
+std::vector<std::string> changed_lines(const Config& config) {
+  const std::vector<std::string> before = lines_of(to_toml(Config{})), after = lines_of(to_toml(config));
+  EXPECT_EQ(before.size(), after.size());
+  std::vector<std::string> changed;
+  for (std::size_t i = 0; i < std::min(before.size(), after.size()); ++i) {
+    if (before[i] != after[i]) changed.push_back(after[i]);
+  }
+  return changed;
+}
+
+}  // namespace
+
+TEST(Config, EmptyDeckGivesDefaults) {
+  EXPECT_EQ(parse_deck("", "d.toml", {}).model.width, ModelConfig{}.width);
+  EXPECT_EQ(changed_lines(parse_deck("", "d.toml", {})), std::vector<std::string>{});
+  EXPECT_EQ(changed_lines(parse_deck(to_toml(Config{}), "d.toml", {})), std::vector<std::string>{});
+}
+
+TEST(Config, ReadsEveryType) {
+  const Config config = parse_deck(
+      "[run]\nname = \"a\"\nseed = 9007199254740993\n"
+      "[model]\nvalue_path = \"first\"\nlayers_without_attention = [7, 3]\nsoftcap = 30\nzero_outputs = false\n"
+      "[head]\nprecision = \"auto\"\nscale_g = 0.5\n"
+      "[data]\ntrain = [\"a*.h5\", \"b.h5\"]\n",
+      "d.toml", {});
+  EXPECT_EQ(config.run.name, "a");
+  EXPECT_EQ(config.run.seed, 9007199254740993);
+  EXPECT_EQ(config.model.value_path, ValuePath::first);
+  EXPECT_EQ(config.model.layers_without_attention, (std::vector<int>{7, 3}));
+  EXPECT_EQ(config.model.softcap, 30.0);
+  EXPECT_FALSE(config.model.zero_outputs);
+  EXPECT_EQ(config.head.precision, HeadChoice::automatic);
+  EXPECT_EQ(config.head.scale_g, 0.5);
+  EXPECT_EQ(config.data.train, (std::vector<std::string>{"a*.h5", "b.h5"}));
+}
+
+TEST(Config, EveryMemberHasARow) {
+  EXPECT_EQ(rows_of("run"), member_count<RunConfig>());
+  EXPECT_EQ(rows_of("model"), member_count<ModelConfig>());
+  EXPECT_EQ(rows_of("head"), member_count<HeadConfig>());
+  EXPECT_EQ(rows_of("window"), member_count<WindowConfig>());
+  EXPECT_EQ(rows_of("train"), member_count<TrainConfig>());
+  EXPECT_EQ(rows_of("validation"), member_count<ValidationConfig>());
+  EXPECT_EQ(rows_of("data"), member_count<DataConfig>());
+  EXPECT_EQ(rows_of("optimizer"), member_count<OptimizerConfig>());
+  EXPECT_EQ(rows_of("checkpoint"), member_count<CheckpointConfig>());
+  EXPECT_EQ(rows_of("stop"), member_count<StopConfig>());
+  EXPECT_EQ(rows_of("trace"), member_count<TraceConfig>());
+  EXPECT_EQ(rows_of("comm"), member_count<CommConfig>());
+}
+
+// Every key takes at least one of these values, differing from its default, and changes nothing but its own line.
+TEST(Config, EveryKeyIsSetAndReadBack) {
+  const std::vector<std::string> values = {"true",      "false",      "256",      "0.25",     "\"SL\"",
+                                           "[5]",       "[\"a.h5\"]", "\"none\"", "\"full\"", "\"token\"",
+                                           "\"floor\"", "\"bf16\"",   "\"wrap\""};
+  for (const Key& key : key_table()) {
+    int taken = 0;
+    for (const std::string& value : values) {
+      Config config;
+      try {
+        config = parse_deck("", "d.toml", {key.path() + "=" + value});
+      } catch (const Error&) {
+        continue;
+      }
+      const std::vector<std::string> changed = changed_lines(config);
+      EXPECT_EQ(changed_lines(parse_deck(to_toml(config), "d.toml", {})), changed) << key.path();
+      if (changed.empty()) continue;  // the default
+      ASSERT_EQ(changed.size(), 1u) << key.path();
+      EXPECT_TRUE(changed[0].starts_with(fmt::format("{} = {}", key.name, value))) << changed[0];
+      ++taken;
+    }
+    EXPECT_GT(taken, 0) << key.path();
+  }
+}
+
+TEST(Config, NumbersRoundTripExactly) {
+  using Limits = std::numeric_limits<double>;
+  for (const double value : {0.1 + 0.2, 1.0 / 3.0, 1e-10, 0.0078125, 536870912.0, 1e22, Limits::max(), Limits::min(),
+                             Limits::denorm_min(), 1 + Limits::epsilon()}) {
+    Config config;
+    config.head.scale_g = value;
+    EXPECT_EQ(parse_deck(to_toml(config), "d.toml", {}).head.scale_g, value);
+  }
+  Config config;
+  config.run.seed = std::numeric_limits<std::int64_t>::max();
+  EXPECT_EQ(parse_deck(to_toml(config), "d.toml", {}).run.seed, config.run.seed);
+}
+
+TEST(Config, StringsRoundTripExactly) {
+  Config config;
+  config.data.train = {"a \"quoted\" \\ name", "tab\there\nline\x7f", "größe.h5", "# no comment"};
+  EXPECT_EQ(parse_deck(to_toml(config), "d.toml", {}).data.train, config.data.train);
+}
+
+TEST(Config, UnknownKeyNamesTheNearest) {
+  EXPECT_EQ(deck_error("[model]\nwidth = 768\nlayer = 3\n"),
+            "d.toml:3: unknown key model.layer; nearest known key: model.layers");
+  EXPECT_EQ(deck_error("[model]\nsteps = 3\n"), "d.toml:2: unknown key model.steps; nearest known key: train.steps");
+  EXPECT_EQ(deck_error("[train]\nlenght = 3\n"), "d.toml:2: unknown key train.lenght; nearest known key: train.length");
+  EXPECT_EQ(deck_error("[train]\nstep = 3\n"), "d.toml:2: unknown key train.step; nearest known key: train.steps");
+  EXPECT_EQ(deck_error("\nsteps = 3\n"),
+            "d.toml:2: unknown key steps outside any section; nearest known key: train.steps");
+  EXPECT_EQ(deck_error("[model]\n[model.head]\nx = 1\n"),
+            "d.toml:2: unknown key model.head; nearest known key: model.heads");
+}
+
+TEST(Config, UnknownSectionNamesTheNearest) {
+  EXPECT_EQ(deck_error("[run]\n[modle]\nwidth = 768\n"),
+            "d.toml:2: unknown section [modle]; nearest known section: [model]");
+  EXPECT_EQ(deck_error("\n\nmodel = 3\n"), "d.toml:3: model is a section: write [model]");
+}
+
+TEST(Config, WrongTypeNamesWhatIsAllowed) {
+  EXPECT_EQ(deck_error("[model]\n\nheads = \"six\"\n"),
+            "d.toml:3: model.heads: got 'six', allowed: 32-bit integer, >= 1");
+  EXPECT_EQ(deck_error("[model]\nheads = 6.0\n"), "d.toml:2: model.heads: got 6.0, allowed: 32-bit integer, >= 1");
+  EXPECT_EQ(deck_error("[model]\nsoftcap = true\n"), "d.toml:2: model.softcap: got true, allowed: number, > 0");
+  EXPECT_EQ(deck_error("[model]\nzero_outputs = 1\n"), "d.toml:2: model.zero_outputs: got 1, allowed: true or false");
+  EXPECT_EQ(deck_error("[run]\noutputs = 1\n"), "d.toml:2: run.outputs: got 1, allowed: string, not empty");
+  EXPECT_EQ(deck_error("[data]\ntrain = \"a.h5\"\n"),
+            "d.toml:2: data.train: got 'a.h5', allowed: list of strings, each not empty");
+  EXPECT_EQ(deck_error("[trace]\njson_steps = [1, \"2\"]\n"),
+            "d.toml:2: trace.json_steps: got [ 1, '2' ], allowed: list of 32-bit integers, each >= 0");
+  EXPECT_EQ(deck_error("[window]\nkind = 3\n"), "d.toml:2: window.kind: got 3, allowed: one of \"token\" \"block\"");
+}
+
+TEST(Config, ImpossibleValueNamesWhatIsAllowed) {
+  EXPECT_EQ(deck_error("[head]\nprecision = \"fp16\"\n"),
+            "d.toml:2: head.precision: got 'fp16', allowed: one of \"auto\" \"fp32\" \"bf16\" \"fp8\"");
+  EXPECT_EQ(deck_error("[train]\nlength = 1000\n"),
+            "d.toml:2: train.length: got 1000, allowed: 32-bit integer, a positive multiple of 128");
+  EXPECT_EQ(deck_error("[train]\ncooldown = 1.5\n"), "d.toml:2: train.cooldown: got 1.5, allowed: number, from 0 to 1");
+  EXPECT_EQ(deck_error("[train]\nsteps = 4294967297\n"),
+            "d.toml:2: train.steps: got 4294967297, allowed: 32-bit integer, >= 1");
+  EXPECT_EQ(deck_error("[optimizer]\nadam_beta1 = 1\n"),
+            "d.toml:2: optimizer.adam_beta1: got 1, allowed: number, >= 0 and < 1");
+  EXPECT_EQ(deck_error("[optimizer]\nmuon_lr = nan\n"), "d.toml:2: optimizer.muon_lr: got nan, allowed: number, >= 0");
+  EXPECT_EQ(deck_error("[optimizer]\nmuon_lr = inf\n"), "d.toml:2: optimizer.muon_lr: got inf, allowed: number, >= 0");
+  EXPECT_EQ(deck_error("[window]\nlayers = \"LSX\"\n"),
+            "d.toml:2: window.layers: got 'LSX', allowed: string, of letters L and S");
+  EXPECT_EQ(deck_error("[trace]\njson_steps = [3, -1]\n"),
+            "d.toml:2: trace.json_steps: got [ 3, -1 ], allowed: list of 32-bit integers, each >= 0");
+  EXPECT_EQ(deck_error("[model]\nlayers = 7\n"),
+            "d.toml:2: model.layers: got 7, allowed: 32-bit integer, a positive multiple of 2");
+  EXPECT_EQ(deck_error("[model]\nhead_dim = 6\n"),
+            "d.toml:2: model.head_dim: got 6, allowed: 32-bit integer, a positive multiple of 4");
+  EXPECT_EQ(deck_error("[run]\nname = \"a/b\"\n").substr(0, 49), "d.toml:2: run.name: got 'a/b', allowed: string, n");
+}
+
+TEST(Config, SyntaxErrorNamesItsLine) {
+  EXPECT_TRUE(deck_error("[model]\nwidth = \n").starts_with("d.toml:2: syntax error: "));
+  EXPECT_TRUE(deck_error("[model\n").starts_with("d.toml:1: syntax error: "));
+  EXPECT_TRUE(deck_error("[model]\nwidth = 1\nwidth = 2\n").starts_with("d.toml:3: syntax error: "));
+  EXPECT_TRUE(deck_error("[model]\nwidth = 1 2\n").starts_with("d.toml:2: syntax error: "));
+  EXPECT_TRUE(deck_error("[run]\nseed = 9223372036854775808\n").starts_with("d.toml:2: syntax error: "));
+}
+
+TEST(Config, OverridesGoBeforeTheDeck) {
+  const Config config = parse_deck("[train]\nsteps = 5\n[run]\nname = \"deck\"\n", "d.toml",
+                                   {"train.steps=7", "run.name=word", "checkpoint.restart=outputs/a-1/step_2.h5",
+                                    "data.train=[\"a.h5\", \"b.h5\"]", "window.kind=token", "trace.enabled=false",
+                                    "optimizer.adam_eps=1e-8", "run.outputs=\"two words\"", "train.steps=8"});
+  EXPECT_EQ(config.train.steps, 8);
+  EXPECT_EQ(config.run.name, "word");
+  EXPECT_EQ(config.checkpoint.restart, "outputs/a-1/step_2.h5");
+  EXPECT_EQ(config.data.train, (std::vector<std::string>{"a.h5", "b.h5"}));
+  EXPECT_EQ(config.window.kind, WindowKind::token);
+  EXPECT_FALSE(config.trace.enabled);
+  EXPECT_EQ(config.optimizer.adam_eps, 1e-8);
+  EXPECT_EQ(config.run.outputs, "two words");
+}
+
+TEST(Config, OverrideErrorsNameTheOverride) {
+  EXPECT_EQ(override_error("train.step=3"),
+            "override train.step=3: unknown key train.step; nearest known key: train.steps");
+  EXPECT_EQ(override_error("modle.widht=3"),
+            "override modle.widht=3: unknown key modle.widht; nearest known key: model.width");
+  EXPECT_EQ(override_error("train.steps=many"),
+            "override train.steps=many: train.steps: got 'many', allowed: 32-bit integer, >= 1");
+  EXPECT_EQ(override_error("train.steps=0"),
+            "override train.steps=0: train.steps: got 0, allowed: 32-bit integer, >= 1");
+  for (const char* text : {"train.steps", "steps=3", "=", "name=a.b"}) {
+    EXPECT_EQ(override_error(text), fmt::format("override {}: an override has the form section.key=value", text));
+  }
+  for (const char* text : {"train.steps=", "run.name=two words", "run.name=\"open"}) {
+    EXPECT_EQ(override_error(text),
+              fmt::format("override {}: the value is neither a TOML value nor a bare word", text));
+  }
+  EXPECT_EQ(override_error("train.steps=3\nx=1"),
+            "override train.steps=3 x=1: the value is neither a TOML value nor a bare word");
+}
+
+TEST(CheckConfig, DefaultsWithDataPass) {
+  Config config;
+  config.data.train = {"t.h5"};
+  for (const int ranks : {1, 2, 4, 8}) EXPECT_NO_THROW(check_config(config, ranks));
+}
+
+TEST(CheckConfig, RefusesKeysThatDoNotFitTogether) {
+  EXPECT_EQ(check_error({"model.width=256"}), "model.width = 256 must equal model.heads * model.head_dim = 6 * 128");
+  EXPECT_EQ(check_error({"model.layers_without_attention=[12]"}),
+            "model.layers_without_attention names layer 12; layers are 0 to 11");
+  EXPECT_EQ(check_error({"model.layers_without_attention=[7, 7]"}),
+            "model.layers_without_attention names layer 7 twice");
+  EXPECT_EQ(check_error({"model.layers_without_attention=[0]", "model.value_path=first"}),
+            "model.value_path = \"first\" needs the values of layer 0, which model.layers_without_attention excludes");
+  EXPECT_EQ(check_error({"model.value_embeddings=7"}),
+            "model.value_embeddings = 7 must be at most half of model.layers = 12");
+  EXPECT_EQ(check_error({"window.layers=LS"}), "window.layers has 2 letters; one, or one for each of the 12 layers");
+  EXPECT_EQ(check_error({"window.quantum=64"}),
+            "window.quantum = 64 must be a multiple of 128 for window.kind = \"block\"");
+  EXPECT_EQ(check_error({"data.validation=[\"v.h5\"]", "validation.tokens=300000"}),
+            "validation.tokens = 300000 must be a multiple of validation.length = 262144");
+  EXPECT_EQ(check_error({"data.train=[]"}), "data.train names no token shards");
+}
+
+TEST(CheckConfig, RefusesRankCountsThatDoNotDivide) {
+  EXPECT_EQ(check_error({"train.sequences=12"}, 8),
+            "train.sequences = 12 cannot be shared by 8 ranks; rank counts that divide it: 1, 2, 3, 4, 6, 12");
+  EXPECT_EQ(check_error({}, 16),
+            "train.sequences = 8 cannot be shared by 16 ranks; rank counts that divide it: 1, 2, 4, 8");
+}
+
+TEST(CheckConfig, IgnoresKeysThatAreNotUsed) {
+  for (const std::vector<std::string>& overrides : {std::vector<std::string>{"window.kind=token", "window.quantum=64"},
+                                                    {"model.value_path=none", "model.value_embeddings=7"},
+                                                    {"data.validation=[]", "validation.tokens=300000"}}) {
+    std::vector<std::string> all = overrides;
+    all.push_back("data.train=[\"t.h5\"]");
+    EXPECT_NO_THROW(check_config(parse_deck("", "d.toml", all), 1));
+  }
+}
+
+TEST(Config, PadsTheVocabulary) {
+  ModelConfig model;
+  for (const auto& [vocabulary, columns] : std::map<int, int>{{50257, 50304}, {257, 384}, {128, 128}, {65536, 65536}}) {
+    model.vocabulary = vocabulary;
+    EXPECT_EQ(padded_vocabulary(model), columns);
+  }
+}
