@@ -55,6 +55,14 @@ void check_ranks(int sequences, int ranks) {
           fmt::join(divisors, ", "));
 }
 
+void check_validation(const Config& config) {
+  const ValidationConfig& validation = config.validation;
+  require(validation.tokens == 0 || !config.data.validation.empty(),
+          "data.validation names no token shards; validation.tokens = 0 trains without validation");
+  require(validation.tokens % validation.length == 0,
+          "validation.tokens = {} must be a multiple of validation.length = {}", validation.tokens, validation.length);
+}
+
 }  // namespace
 
 void check_config(const Config& config, int ranks) {
@@ -62,9 +70,7 @@ void check_config(const Config& config, int ranks) {
   check_window(config.window, config.model.layers);
   check_ranks(config.train.sequences, ranks);
   require(!config.data.train.empty(), "data.train names no token shards");
-  require(config.data.validation.empty() || config.validation.tokens % config.validation.length == 0,
-          "validation.tokens = {} must be a multiple of validation.length = {}", config.validation.tokens,
-          config.validation.length);
+  check_validation(config);
 }
 
 int padded_vocabulary(const ModelConfig& model) { return (model.vocabulary + 127) / 128 * 128; }

@@ -110,7 +110,8 @@ std::vector<Key> train_keys() {
 std::vector<Key> validation_keys() {
   return {
       {NANORUN_KEY(validation, every), at_least(0), "steps between validations; 0: only after the last step"},
-      {NANORUN_KEY(validation, tokens), at_least(1), "tokens of a validation; a multiple of validation.length"},
+      {NANORUN_KEY(validation, tokens), at_least(0),
+       "tokens of a validation; a multiple of validation.length; 0: no validation"},
       {NANORUN_KEY(validation, length), multiple_of(128), "tokens of a validation sequence"},
   };
 }
@@ -118,7 +119,7 @@ std::vector<Key> validation_keys() {
 std::vector<Key> data_keys() {
   return {
       {NANORUN_KEY(data, train), not_empty(), "token shards in stream order; glob patterns expand sorted"},
-      {NANORUN_KEY(data, validation), not_empty(), "token shards of validation, likewise; none: no validation"},
+      {NANORUN_KEY(data, validation), not_empty(), "token shards of validation, likewise"},
       {NANORUN_KEY(data, end), any(), "at the end of the training shards: stop with an error, or wrap to the first"},
       {NANORUN_KEY(data, prefetch_steps), at_least(1), "steps whose tokens are read ahead"},
   };

@@ -39,7 +39,7 @@ std::string override_error(const std::string& text) {
 }
 
 std::string check_error(const std::vector<std::string>& overrides, int ranks = 1) {
-  std::vector<std::string> all = {"data.train=[\"t.h5\"]"};
+  std::vector<std::string> all = {"data.train=[\"t.h5\"]", "data.validation=[\"v.h5\"]"};
   all.insert(all.end(), overrides.begin(), overrides.end());
   return error_of([&] { check_config(parse_deck("", "d.toml", all), ranks); });
 }
@@ -267,6 +267,7 @@ TEST(Config, OverrideErrorsNameTheOverride) {
 TEST(CheckConfig, DefaultsWithDataPass) {
   Config config;
   config.data.train = {"t.h5"};
+  config.data.validation = {"v.h5"};
   for (const int ranks : {1, 2, 4, 8}) EXPECT_NO_THROW(check_config(config, ranks));
 }
 
@@ -283,9 +284,11 @@ TEST(CheckConfig, RefusesKeysThatDoNotFitTogether) {
   EXPECT_EQ(check_error({"window.layers=LS"}), "window.layers has 2 letters; one, or one for each of the 12 layers");
   EXPECT_EQ(check_error({"window.quantum=64"}),
             "window.quantum = 64 must be a multiple of 128 for window.kind = \"block\"");
-  EXPECT_EQ(check_error({"data.validation=[\"v.h5\"]", "validation.tokens=300000"}),
+  EXPECT_EQ(check_error({"validation.tokens=300000"}),
             "validation.tokens = 300000 must be a multiple of validation.length = 262144");
   EXPECT_EQ(check_error({"data.train=[]"}), "data.train names no token shards");
+  EXPECT_EQ(check_error({"data.validation=[]"}),
+            "data.validation names no token shards; validation.tokens = 0 trains without validation");
 }
 
 TEST(CheckConfig, RefusesRankCountsThatDoNotDivide) {
@@ -298,9 +301,9 @@ TEST(CheckConfig, RefusesRankCountsThatDoNotDivide) {
 TEST(CheckConfig, IgnoresKeysThatAreNotUsed) {
   for (const std::vector<std::string>& overrides : {std::vector<std::string>{"window.kind=token", "window.quantum=64"},
                                                     {"model.value_path=none", "model.value_embeddings=7"},
-                                                    {"data.validation=[]", "validation.tokens=300000"}}) {
-    std::vector<std::string> all = overrides;
-    all.push_back("data.train=[\"t.h5\"]");
+                                                    {"validation.tokens=0", "data.validation=[]"}}) {
+    std::vector<std::string> all = {"data.train=[\"t.h5\"]", "data.validation=[\"v.h5\"]"};
+    all.insert(all.end(), overrides.begin(), overrides.end());
     EXPECT_NO_THROW(check_config(parse_deck("", "d.toml", all), 1));
   }
 }
