@@ -200,22 +200,19 @@ TEST(AttentionRange, ScoresBeyondTheRangeOfExpStayAccurate) {
   EXPECT_LT(relative_error(p.lse, exact.lse), 5e-7);
 }
 
-/// Poisons the key block 0 and expects the rows from `first` on, which do not see it, to stay bit for bit: a body that
-/// read the block and masked it afterwards would spread the NaN, as 0 * NaN is NaN.
-void expect_block_unread(const Case& c, int first) {
+/// Poisons q, k and v of block `poisoned_block` and expects the rows [first, last), which have no pair with it, to stay
+/// bit for bit: a body that computed such a pair and masked it afterwards would spread the NaN, as 0 * NaN is NaN.
+void expect_block_untouched(const Case& c, int poisoned_block, int first, int last) {
   const Mask mask = c.mask();
   Problem<float> clean(c.length), dirty(c.length);
-  for (const int part : {1, 2}) {
-    for (int t = 0; t < attention_block; ++t) {
-      for (int j = 0; j < width; ++j) dirty.part(dirty.qkv, part).row(t)[j] = std::numeric_limits<float>::quiet_NaN();
-    }
-  }
+  const auto begin = dirty.qkv.begin() + poisoned_block * attention_block * 3 * width;
+  std::fill_n(begin, attention_block * 3 * width, std::numeric_limits<float>::quiet_NaN());
   for (auto* p : {&clean, &dirty}) {
     p->forward(mask);
     p->backward(mask);
   }
-  EXPECT_TRUE(std::isnan(dirty.lse[0]));
-  for (int t = first; t < c.length; ++t) {
+  EXPECT_TRUE(std::isnan(dirty.lse[poisoned_block * attention_block]));
+  for (int t = first; t < last; ++t) {
     for (int h = 0; h < heads; ++h) ASSERT_EQ(dirty.lse[h * c.length + t], clean.lse[h * c.length + t]) << t;
     for (int j = 0; j < width; ++j) {
       ASSERT_EQ(dirty.values(dirty.y).row(t)[j], clean.values(clean.y).row(t)[j]) << t;
@@ -227,13 +224,19 @@ void expect_block_unread(const Case& c, int first) {
 }
 
 TEST(AttentionSparsity, SkipsBlocksOutsideTheWindow) {
-  expect_block_unread({"", 512, WindowKind::block, 128, {}}, 128);
-  expect_block_unread({"", 512, WindowKind::block, 256, {}}, 256);
+  const Case one_block{"", 512, WindowKind::block, 128, {}};
+  expect_block_untouched(one_block, 1, 0, 128);
+  expect_block_untouched(one_block, 1, 256, 512);
+  const Case two_blocks{"", 512, WindowKind::block, 256, {}};
+  expect_block_untouched(two_blocks, 0, 256, 512);
+  expect_block_untouched(two_blocks, 3, 0, 256);
 }
 
-TEST(AttentionSparsity, SkipsBlocksOfEarlierDocuments) {
-  expect_block_unread({"", 512, WindowKind::token, everything, {128}}, 128);
-  expect_block_unread({"", 512, WindowKind::token, everything, {100, 300}}, 384);
+TEST(AttentionSparsity, SkipsBlocksOfOtherDocuments) {
+  expect_block_untouched({"", 512, WindowKind::token, everything, {128}}, 0, 128, 512);
+  const Case inside_blocks{"", 512, WindowKind::token, everything, {100, 300}};
+  expect_block_untouched(inside_blocks, 0, 384, 512);
+  expect_block_untouched(inside_blocks, 3, 0, 256);
 }
 
 }  // namespace
