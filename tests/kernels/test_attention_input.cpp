@@ -175,7 +175,7 @@ TEST_P(AttentionInput, FloatAgreesWithDouble) {
   EXPECT_LT(test::relative_error(d.qkv, d_reference.qkv), 1e-6);
   EXPECT_LT(test::relative_error(d.lambda, d_reference.lambda), 1e-5);
   if (c.mode.source != Mode::none) {
-    EXPECT_LT(test::relative_error(d.source, d_reference.source), 2e-6);
+    EXPECT_LT(test::relative_error(d.source, d_reference.source), 1e-6);
   }
 }
 
