@@ -1,0 +1,108 @@
+#include "src/command_line.hpp"
+
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <limits>
+
+#include "src/config.hpp"
+#include "src/error.hpp"
+
+namespace nanorun {
+
+namespace {
+
+constexpr auto largest = std::numeric_limits<std::uint64_t>::max();
+
+void add_train(CLI::App& app, CommandLine& line) {
+  CLI::App* train = app.add_subcommand("train", "Train as a deck says");
+  train->add_option("DECK", line.deck, "TOML file; nanorun keys lists its keys")->required();
+  train->add_option("OVERRIDE", line.overrides, "section.key=value, goes before the deck's");
+  train->add_flag("--dry-run", line.dry_run, "Check the deck, print what would be done, and end");
+}
+
+void add_shard(CLI::App& app, CommandLine& line) {
+  CLI::App* shard = app.add_subcommand("shard", "Convert .bin or text files into token shards");
+  ShardOptions& options = line.shard;
+  shard->add_option("OUTPUT", options.output, "Shards become OUTPUT.h5, or OUTPUT_000000.h5 and so on")->required();
+  shard->add_option("INPUT", options.inputs, ".bin files, or text files with --text");
+  shard->add_option("--list", line.shard_list, "File that names further inputs, one a line");
+  CLI::Option* text = shard->add_flag("--text", options.text, "Inputs are text: a document a file, a token a byte");
+  shard->add_option("--tokens-per-shard", options.tokens_per_shard, "Size at which a new shard begins")
+      ->capture_default_str()
+      ->check(CLI::Range(std::uint64_t{1}, largest))
+      ->needs(text);
+  shard->add_option("--vocabulary", options.vocabulary, "Token ids are below this (.bin only)")
+      ->capture_default_str()
+      ->check(CLI::Range(std::uint64_t{1}, std::uint64_t{65536}))
+      ->excludes(text);
+  shard->add_option("--end-of-text", options.end_of_text, "Token that begins a document (.bin only)")
+      ->capture_default_str()
+      ->check(CLI::Range(std::uint64_t{0}, std::uint64_t{65535}))
+      ->excludes(text);
+  shard->callback([&line, &options] {
+    if (options.inputs.empty() && line.shard_list.empty()) {
+      throw CLI::ValidationError("no input: name files or give --list FILE");
+    }
+    if (options.end_of_text >= options.vocabulary) {
+      throw CLI::ValidationError("--end-of-text must be below --vocabulary");
+    }
+  });
+}
+
+void add_export(CLI::App& app, CommandLine& line) {
+  CLI::App* to_bin = app.add_subcommand("export", "Convert a token shard back into a .bin file");
+  to_bin->add_option("SHARD", line.export_shard, "Token shard")->required();
+  to_bin->add_option("BIN", line.export_bin, "File to write")->required();
+}
+
+void add_verify(CLI::App& app, CommandLine& line) {
+  CLI::App* verify = app.add_subcommand("verify", "Verify the checksums of token shards and checkpoints");
+  verify->add_option("FILE", line.verify_files, "Token shards and checkpoints")->required();
+}
+
+Command chosen_command(const std::string& name) {
+  if (name == "train") return Command::train;
+  if (name == "shard") return Command::shard;
+  if (name == "export") return Command::export_bin;
+  if (name == "verify") return Command::verify;
+  return Command::print;
+}
+
+/// The chosen subcommand, or nullptr.
+const CLI::App* chosen(const CLI::App& app) {
+  const auto apps = app.get_subcommands();
+  return apps.empty() ? nullptr : apps.front();
+}
+
+}  // namespace
+
+CommandLine parse_command_line(const std::vector<std::string>& arguments) {
+  CommandLine line;
+  CLI::App app("The NanoGPT speedrun recipe as an MPI batch application", "nanorun");
+  app.set_version_flag("--version", "nanorun " NANORUN_VERSION);
+  app.require_subcommand(1);
+  add_train(app, line);
+  add_shard(app, line);
+  add_export(app, line);
+  add_verify(app, line);
+  app.add_subcommand("keys", "Print the reference of all keys of a deck, as Markdown");
+  try {
+    app.parse(std::vector<std::string>(arguments.rbegin(), arguments.rend()));
+    line.command = chosen_command(chosen(app)->get_name());
+    if (line.command == Command::print) line.text = key_reference();
+  } catch (const CLI::CallForHelp&) {
+    line.text = app.help();
+  } catch (const CLI::CallForVersion& version) {
+    line.text = fmt::format("{}\n", version.what());
+  } catch (const CLI::ParseError& error) {
+    const std::string command = chosen(app) ? " " + chosen(app)->get_name() : "";
+    std::string problem = error.what();
+    std::ranges::replace(problem, '\n', ' ');
+    throw Error(ExitCode::usage, fmt::format("{}; see nanorun{} --help", problem, command), Scope::all_ranks);
+  }
+  return line;
+}
+
+}  // namespace nanorun

@@ -1,0 +1,32 @@
+#pragma once
+// The command line, parsed the same way on every rank.
+
+#include <string>
+#include <vector>
+
+#include "src/import.hpp"
+
+namespace nanorun {
+
+enum class Command { print, train, shard, export_bin, verify };
+
+struct CommandLine {
+  Command command = Command::print;
+  std::string text;  ///< print: help, version or key reference, ready for standard output
+
+  std::string deck;  ///< train
+  std::vector<std::string> overrides;
+  bool dry_run = false;
+
+  ShardOptions shard;      ///< shard
+  std::string shard_list;  ///< file that names further inputs, one a line; empty: none
+
+  std::string export_shard, export_bin;  ///< export
+
+  std::vector<std::string> verify_files;  ///< verify
+};
+
+/// Parses the arguments that follow the program's name. Throws Error(usage, all_ranks): one line and a hint on help.
+CommandLine parse_command_line(const std::vector<std::string>& arguments);
+
+}  // namespace nanorun

@@ -1,0 +1,113 @@
+#include "src/command_line.hpp"
+
+#include <gtest/gtest.h>
+
+#include "src/config.hpp"
+#include "src/error.hpp"
+
+using namespace nanorun;
+
+namespace {
+
+/// Message of the Error(usage, all_ranks) that the arguments give.
+std::string error_of(const std::vector<std::string>& arguments) {
+  try {
+    parse_command_line(arguments);
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ExitCode::usage);
+    EXPECT_EQ(error.scope(), Scope::all_ranks);
+    EXPECT_EQ(std::string(error.what()).find('\n'), std::string::npos);
+    return error.what();
+  }
+  ADD_FAILURE() << "no error";
+  return "";
+}
+
+using Strings = std::vector<std::string>;
+
+}  // namespace
+
+TEST(CommandLine, Train) {
+  const CommandLine line = parse_command_line({"train", "d.toml", "train.steps=5", "--dry-run", "run.name=a b"});
+  EXPECT_EQ(line.command, Command::train);
+  EXPECT_EQ(line.deck, "d.toml");
+  EXPECT_EQ(line.overrides, (Strings{"train.steps=5", "run.name=a b"}));
+  EXPECT_TRUE(line.dry_run);
+  EXPECT_FALSE(parse_command_line({"train", "d.toml"}).dry_run);
+}
+
+TEST(CommandLine, OverridesAreTakenAsWritten) {
+  const Strings overrides = {"data.train=[\"a.h5\", \"b.h5\"]", "model.layers_without_attention=[7]",
+                             "trace.json_steps=[]", "run.name=\"x\""};
+  Strings arguments = {"train", "d.toml"};
+  arguments.insert(arguments.end(), overrides.begin(), overrides.end());
+  EXPECT_EQ(parse_command_line(arguments).overrides, overrides);
+}
+
+TEST(CommandLine, Shard) {
+  CommandLine line =
+      parse_command_line({"shard", "out", "a.bin", "b.bin", "--vocabulary", "100", "--end-of-text", "99"});
+  EXPECT_EQ(line.command, Command::shard);
+  EXPECT_EQ(line.shard.output, "out");
+  EXPECT_EQ(line.shard.inputs, (Strings{"a.bin", "b.bin"}));
+  EXPECT_FALSE(line.shard.text);
+  EXPECT_EQ(line.shard.vocabulary, 100u);
+  EXPECT_EQ(line.shard.end_of_text, 99u);
+
+  line = parse_command_line({"shard", "out", "--text", "--list", "names.txt", "--tokens-per-shard", "5000000000"});
+  EXPECT_TRUE(line.shard.text);
+  EXPECT_EQ(line.shard_list, "names.txt");
+  EXPECT_EQ(line.shard.tokens_per_shard, 5000000000u);
+  EXPECT_EQ(line.shard.vocabulary, ShardOptions{}.vocabulary);
+}
+
+TEST(CommandLine, ExportAndVerify) {
+  CommandLine line = parse_command_line({"export", "s.h5", "s.bin"});
+  EXPECT_EQ(line.command, Command::export_bin);
+  EXPECT_EQ(line.export_shard, "s.h5");
+  EXPECT_EQ(line.export_bin, "s.bin");
+
+  line = parse_command_line({"verify", "a.h5", "b.h5"});
+  EXPECT_EQ(line.command, Command::verify);
+  EXPECT_EQ(line.verify_files, (Strings{"a.h5", "b.h5"}));
+}
+
+TEST(CommandLine, PrintsHelpVersionAndKeys) {
+  CommandLine line = parse_command_line({"--help"});
+  EXPECT_EQ(line.command, Command::print);
+  for (const char* command : {"train", "shard", "export", "verify", "keys"}) {
+    EXPECT_NE(line.text.find(command), std::string::npos) << command;
+  }
+
+  line = parse_command_line({"train", "--help"});
+  EXPECT_EQ(line.command, Command::print);
+  EXPECT_NE(line.text.find("--dry-run"), std::string::npos);
+
+  line = parse_command_line({"--version"});
+  EXPECT_EQ(line.command, Command::print);
+  EXPECT_EQ(line.text.substr(0, 8), "nanorun ");
+  EXPECT_EQ(line.text.back(), '\n');
+
+  line = parse_command_line({"keys"});
+  EXPECT_EQ(line.command, Command::print);
+  EXPECT_EQ(line.text, key_reference());
+}
+
+TEST(CommandLine, WrongUsageIsOneLineWithAHint) {
+  EXPECT_EQ(error_of({}), "A subcommand is required; see nanorun --help");
+  EXPECT_EQ(error_of({"train"}), "DECK is required; see nanorun train --help");
+  EXPECT_EQ(error_of({"export", "s.h5"}), "BIN is required; see nanorun export --help");
+  EXPECT_EQ(error_of({"verify"}), "FILE is required; see nanorun verify --help");
+  EXPECT_EQ(error_of({"shard", "out"}), "no input: name files or give --list FILE; see nanorun shard --help");
+  EXPECT_EQ(error_of({"shard", "out", "a.bin", "--end-of-text", "100", "--vocabulary", "100"}),
+            "--end-of-text must be below --vocabulary; see nanorun shard --help");
+  for (const Strings& arguments : {Strings{"trian", "d.toml"},
+                                   {"train", "d.toml", "--fast"},
+                                   {"shard", "out", "a.bin", "--vocabulary", "65537"},
+                                   {"shard", "out", "a.txt", "--text", "--vocabulary", "100"},
+                                   {"shard", "out", "a.bin", "--tokens-per-shard", "9"},
+                                   {"shard", "out", "a.txt", "--text", "--tokens-per-shard", "0"},
+                                   {"keys", "extra"}}) {
+    EXPECT_NE(error_of(arguments).find("; see nanorun"), std::string::npos);
+  }
+}
