@@ -8,6 +8,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <mutex>
+#include <numeric>
 #include <thread>
 
 #include "src/error.hpp"
@@ -196,6 +197,19 @@ void Comm::together(const std::function<void()>& work) {
     if (codes[r] == 0) continue;
     throw Error(static_cast<ExitCode>(static_cast<int>(codes[r])), broadcast(message, r), Scope::all_ranks);
   }
+}
+
+std::vector<std::string> Comm::gather(const std::string& text) {
+  Watchdog::Guard guard(*watchdog_, "gather");
+  const int size = static_cast<int>(text.size());
+  std::vector<int> sizes(size_), offsets(size_);
+  MPI_Gather(&size, 1, MPI_INT, sizes.data(), 1, MPI_INT, 0, comm_);
+  std::exclusive_scan(sizes.begin(), sizes.end(), offsets.begin(), 0);
+  std::string all(root() ? offsets.back() + sizes.back() : 0, '\0');
+  MPI_Gatherv(text.data(), size, MPI_CHAR, all.data(), sizes.data(), offsets.data(), MPI_CHAR, 0, comm_);
+  std::vector<std::string> texts(root() ? size_ : 0);
+  for (std::size_t r = 0; r < texts.size(); ++r) texts[r] = all.substr(offsets[r], sizes[r]);
+  return texts;
 }
 
 template void Comm::all_reduce(std::span<double>, Reduce);

@@ -59,6 +59,8 @@ class Comm {
   /// Runs `work` (which must not use this communicator) on every rank. Where it throws an Error on any of them, all
   /// ranks throw the one of the lowest such rank, with Scope::all_ranks.
   void together(const std::function<void()>& work);
+  /// Gathers a text of each rank, at most 2 GiB in all, on rank 0; empty elsewhere.
+  std::vector<std::string> gather(const std::string& text);
 
   /// Bytes that this rank has sent in reduce_scatter and all_gather so far.
   std::uint64_t bytes_sent() const { return bytes_sent_; }

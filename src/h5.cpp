@@ -180,6 +180,8 @@ void File::make_dataset(const std::string& name, hid_t type, const Extent& shape
     chunk.at(0) = chunk_rows;
     limit.at(0) = H5S_UNLIMITED;
     check(H5Pset_chunk(layout.get(), static_cast<int>(chunk.size()), chunk.data()), name, "cannot set the chunk size");
+    // Collective writes to several new chunks fail where a serial program created the dataset with late allocation.
+    check(H5Pset_alloc_time(layout.get(), H5D_ALLOC_TIME_EARLY), name, "cannot set the allocation time");
   }
   const int axes = static_cast<int>(shape.size());
   const Handle space =

@@ -38,20 +38,27 @@ class Trace {
   static constexpr int phases = static_cast<int>(Phase::count);
   using Row = std::array<double, phases>;  ///< seconds
 
-  /// `folder`: outputs/<name>. A resumed run appends to trace.h5 and drops rows of steps >= first_step.
+  /// Collective. `folder`: outputs/<name>, which exists. A run from step 0 starts a new trace.h5; a resumed one keeps
+  /// the rows of steps < first_step and the validations of steps <= first_step, and moves a trace.h5 that cannot be
+  /// read out of the way. With config.enabled = false no file is written; the sums of summarise() are always kept.
   Trace(Comm& comm, const TraceConfig& config, const std::string& folder, long first_step);
   ~Trace();
 
+  /// Regions open and close within one step, or outside of steps; then their time counts for the sums alone.
   void begin_step(long step);
+  /// Collective. tokens: of the step, over all ranks. loss: mean over those tokens.
   void end_step(double tokens, double loss);
+  /// loss: mean over the validation tokens with the weights that `step` begins with. Replaces what earlier calls
+  /// recorded for this step and later ones.
   void add_validation(long step, double loss);
-  /// Collective: writes the rows gathered since the last write. Called by end_step every flush_every steps.
+  /// Collective: writes the rows gathered since the last write. Called by end_step every flush_every steps. Throws
+  /// Error(output).
   void flush();
-  /// Collective: flushes, and writes trace.json if any steps were chosen.
+  /// Collective: flushes, and writes trace.json if any of the chosen steps ran. Throws Error(output).
   void finish();
 
   struct Summary {
-    Row min, avg, max;  ///< over ranks, of the seconds summed over the steps of this program run
+    Row min, avg, max;  ///< over ranks, of the seconds summed over this program run
   };
   /// Collective.
   Summary summarise();
@@ -62,7 +69,8 @@ class Trace {
   std::unique_ptr<Impl> impl_;
 };
 
-/// The timing table: phase, min, avg, max over ranks, % of total.
+/// The timing table: phase, min, avg, max over ranks, % of the total of the averages. Phases that took no time are
+/// left out.
 std::string timing_table(const Trace::Summary& summary);
 
 /// Measures from construction to destruction; regions nest, an inner region's time does not count for the outer.
@@ -74,7 +82,10 @@ class Region {
   Region& operator=(const Region&) = delete;
 
  private:
-  Trace& trace_;
+  Trace::Impl& trace_;
+  Phase phase_;
+  int outer_;
+  std::chrono::steady_clock::time_point begin_;
 };
 
 }  // namespace nanorun
