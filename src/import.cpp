@@ -1,0 +1,338 @@
+#include "src/import.hpp"
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <optional>
+#include <utility>
+
+#include "src/data.hpp"
+#include "src/error.hpp"
+#include "src/h5.hpp"
+
+namespace nanorun {
+
+namespace fs = std::filesystem;
+
+namespace {
+
+static_assert(std::endian::native == std::endian::little, ".bin files and shards are read and written as they lie");
+
+using BinHeader = std::array<std::int32_t, 256>;  // magic, version, token count, other words
+constexpr std::int32_t bin_magic = 20240520;
+constexpr std::int32_t bin_version = 1;
+
+constexpr std::uint64_t text_vocabulary = 257;
+constexpr std::uint64_t text_end_of_text = 256;
+
+constexpr std::uint64_t buffer_blocks = 64;  // blocks that a rank holds in memory at a time
+
+template <class... Args>
+[[noreturn]] void fail(fmt::format_string<Args...> format, Args&&... args) {
+  throw Error(ExitCode::data, fmt::format(format, std::forward<Args>(args)...));
+}
+
+/// Runs body on every rank; if it throws on any, all ranks throw the lowest such rank's message.
+void agree(Comm& comm, const std::function<void()>& body) {
+  std::string message;
+  try {
+    body();
+  } catch (const std::exception& error) {
+    message = error.what();
+  }
+  const auto size = static_cast<std::uint64_t>(comm.size());
+  const auto rank = static_cast<std::uint64_t>(comm.rank());
+  const std::uint64_t failed = comm.all_reduce(message.empty() ? size : rank, Reduce::min);
+  if (failed == size) return;
+  if (failed != rank) message.clear();
+  // A sum in which the others hold zeros is a broadcast from the failed rank.
+  std::vector<std::uint64_t> letters(comm.all_reduce(std::uint64_t{message.size()}, Reduce::sum));
+  std::copy(message.begin(), message.end(), letters.begin());
+  comm.all_reduce(std::span(letters), Reduce::sum);
+  throw Error(ExitCode::data, std::string(letters.begin(), letters.end()), Scope::all_ranks);
+}
+
+std::uint64_t file_size(const std::string& path) {
+  std::error_code error;
+  const std::uint64_t size = fs::file_size(path, error);
+  if (error) fail("{}: {}", path, error.message());
+  return size;
+}
+
+void read_bytes(const std::string& path, std::uint64_t offset, std::span<std::byte> bytes) {
+  std::ifstream in(path, std::ios::binary);
+  if (!in) fail("{}: cannot be opened", path);
+  in.seekg(static_cast<std::streamoff>(offset));
+  in.read(reinterpret_cast<char*>(bytes.data()), static_cast<std::streamsize>(bytes.size()));
+  if (!in) fail("{}: {} bytes at {} cannot be read", path, bytes.size(), offset);
+}
+
+/// One shard to be written.
+struct ShardPlan {
+  std::string path;
+  std::string input;   ///< named by messages
+  std::string source;  ///< attribute
+  std::uint64_t count = 0;
+  std::uint64_t vocabulary = 0;
+  std::uint64_t end_of_text = 0;
+  std::optional<BinHeader> header;
+  std::function<void(std::uint64_t first, std::span<Token> tokens)> read;  ///< tokens of the shard from `first` on
+};
+
+BinHeader read_bin_header(const std::string& path) {
+  BinHeader header;
+  const std::uint64_t size = file_size(path);
+  if (size < sizeof(header)) fail("{}: {} bytes are too few for the header of a .bin file", path, size);
+  read_bytes(path, 0, std::as_writable_bytes(std::span(header)));
+  if (header[0] != bin_magic) fail("{}: magic {} is not {}: not a .bin file of tokens", path, header[0], bin_magic);
+  if (header[1] != bin_version) fail("{}: .bin version {} is not {}", path, header[1], bin_version);
+  if (header[2] < 1) fail("{}: impossible token count {}", path, header[2]);
+  const std::uint64_t expected = sizeof(header) + sizeof(Token) * static_cast<std::uint64_t>(header[2]);
+  if (size != expected) fail("{}: {} tokens need {} bytes, but the file has {}", path, header[2], expected, size);
+  return header;
+}
+
+std::vector<ShardPlan> plan_bin(const ShardOptions& options) {
+  if (options.vocabulary < 1 || options.vocabulary > max_vocabulary || options.end_of_text >= options.vocabulary) {
+    fail("impossible vocabulary {} with end-of-text token {}", options.vocabulary, options.end_of_text);
+  }
+  std::vector<ShardPlan> plans;
+  for (const std::string& path : options.inputs) {
+    ShardPlan plan;
+    plan.input = path;
+    plan.source = fs::path(path).filename();
+    plan.header = read_bin_header(path);
+    plan.count = static_cast<std::uint64_t>((*plan.header)[2]);
+    plan.vocabulary = options.vocabulary;
+    plan.end_of_text = options.end_of_text;
+    plan.read = [path](std::uint64_t first, std::span<Token> tokens) {
+      read_bytes(path, sizeof(BinHeader) + sizeof(Token) * first, std::as_writable_bytes(tokens));
+    };
+    plans.push_back(std::move(plan));
+  }
+  return plans;
+}
+
+/// The documents of text files, one after the other.
+class TextStream {
+ public:
+  /// Collective: each rank asks for the sizes of its share of the files.
+  TextStream(Comm& comm, std::vector<std::string> paths) : paths_(std::move(paths)), starts_(paths_.size() + 1) {
+    agree(comm, [&] {
+      for (std::size_t i = comm.rank(); i < paths_.size(); i += comm.size()) starts_[i + 1] = file_size(paths_[i]) + 1;
+    });
+    comm.all_reduce(std::span(starts_), Reduce::sum);
+    for (std::size_t i = 1; i < starts_.size(); ++i) starts_[i] += starts_[i - 1];
+  }
+
+  std::uint64_t count() const { return starts_.back(); }
+
+  void read(std::uint64_t first, std::span<Token> tokens) const {
+    std::vector<unsigned char> bytes;
+    auto document = std::upper_bound(starts_.begin(), starts_.end(), first) - starts_.begin() - 1;
+    for (; !tokens.empty(); ++document) {
+      if (first == starts_[document]) {
+        tokens.front() = text_end_of_text;
+        tokens = tokens.subspan(1);
+        ++first;
+      }
+      bytes.resize(std::min<std::uint64_t>(tokens.size(), starts_[document + 1] - first));
+      if (!bytes.empty())
+        read_bytes(paths_[document], first - starts_[document] - 1, std::as_writable_bytes(std::span(bytes)));
+      std::copy(bytes.begin(), bytes.end(), tokens.begin());
+      tokens = tokens.subspan(bytes.size());
+      first += bytes.size();
+    }
+  }
+
+ private:
+  std::vector<std::string> paths_;
+  std::vector<std::uint64_t> starts_;  ///< first token of each document, and the end of the last
+};
+
+std::vector<ShardPlan> plan_text(Comm& comm, const ShardOptions& options) {
+  const auto stream = std::make_shared<TextStream>(comm, options.inputs);
+  std::vector<ShardPlan> plans;
+  for (std::uint64_t start = 0; start < stream->count(); start += options.tokens_per_shard) {
+    ShardPlan plan;
+    plan.input = plan.source = fmt::format("{} text files", options.inputs.size());
+    plan.count = std::min(options.tokens_per_shard, stream->count() - start);
+    plan.vocabulary = text_vocabulary;
+    plan.end_of_text = text_end_of_text;
+    plan.read = [stream, start](std::uint64_t first, std::span<Token> tokens) { stream->read(start + first, tokens); };
+    plans.push_back(std::move(plan));
+  }
+  return plans;
+}
+
+void name_shards(std::vector<ShardPlan>& plans, const std::string& output) {
+  const std::string stem = output.ends_with(".h5") ? output.substr(0, output.size() - 3) : output;
+  for (std::size_t i = 0; i < plans.size(); ++i) {
+    plans[i].path = plans.size() == 1 ? stem + ".h5" : fmt::format("{}_{:06}.h5", stem, i);
+  }
+}
+
+std::uint64_t blocks_of(std::uint64_t count) { return (count - 1) / shard_block + 1; }
+
+/// Consecutive blocks [first, last).
+struct Blocks {
+  std::uint64_t first;
+  std::uint64_t last;
+};
+
+/// A rank's part of the blocks.
+Blocks share(const Comm& comm, std::uint64_t blocks) {
+  return {blocks * comm.rank() / comm.size(), blocks * (comm.rank() + 1) / comm.size()};
+}
+
+h5::File create_shard(Comm& comm, const ShardPlan& plan, const std::string& path) {
+  h5::File file = h5::File::create(path, comm.handle());
+  file.write_attribute("/", "format", std::string(shard_format));
+  file.write_attribute("/", "format_version", shard_version);
+  file.write_attribute("/", "vocabulary", plan.vocabulary);
+  file.write_attribute("/", "end_of_text", plan.end_of_text);
+  file.write_attribute("/", "count", plan.count);
+  file.write_attribute("/", "source", plan.source);
+  file.write_attribute("/", "block", shard_block);
+  file.create_dataset<Token>("tokens", {plan.count});
+  file.create_dataset<std::uint64_t>("checksums", {blocks_of(plan.count)});
+  if (plan.header) {
+    const std::uint64_t words = comm.root() ? plan.header->size() : 0;
+    file.create_dataset<std::int32_t>("bin_header", {plan.header->size()});
+    file.write<std::int32_t>("bin_header", {0}, {words}, std::span(*plan.header).first(words));
+  }
+  return file;
+}
+
+/// Copies this rank's blocks of the plan's tokens, a buffer at a time; every rank takes part in every round.
+void write_blocks(Comm& comm, const ShardPlan& plan, h5::File& file) {
+  const Blocks own = share(comm, blocks_of(plan.count));
+  const std::uint64_t most = comm.all_reduce(own.last - own.first, Reduce::max);
+  std::vector<Token> buffer;
+  std::vector<std::uint64_t> checksums;
+  for (std::uint64_t round = 0; round < most; round += buffer_blocks) {
+    const Blocks part{std::min(own.first + round, own.last), std::min(own.first + round + buffer_blocks, own.last)};
+    const std::uint64_t first = std::min(part.first * shard_block, plan.count);
+    buffer.resize(std::min(part.last * shard_block, plan.count) - first);
+    checksums.clear();
+    agree(comm, [&] {
+      if (!buffer.empty()) plan.read(first, buffer);
+      check_tokens(buffer, first, plan.vocabulary, plan.input);
+    });
+    for (std::uint64_t at = 0; at < buffer.size(); at += shard_block) {
+      const auto block = std::span<const Token>(buffer).subspan(at, std::min(shard_block, buffer.size() - at));
+      checksums.push_back(h5::checksum(block, first + at));
+    }
+    agree(comm, [&] {
+      file.write<Token>("tokens", {first}, {buffer.size()}, buffer);
+      file.write<std::uint64_t>("checksums", {part.first}, {checksums.size()}, checksums);
+    });
+  }
+}
+
+void write_shard(Comm& comm, const ShardPlan& plan) {
+  const std::string partial = plan.path + ".partial";
+  try {
+    std::optional<h5::File> file;
+    agree(comm, [&] { file = create_shard(comm, plan, partial); });
+    write_blocks(comm, plan, *file);
+    agree(comm, [&] { file->close(); });
+    agree(comm, [&] {
+      if (comm.root()) fs::rename(partial, plan.path);
+    });
+  } catch (...) {
+    std::error_code ignored;
+    if (comm.root()) fs::remove(partial, ignored);
+    throw;
+  }
+}
+
+/// Reads the blocks a buffer at a time, verifies checksums and token ids, and hands the tokens to `visit`.
+void read_blocks(const h5::File& file, const ShardInfo& info, Blocks blocks,
+                 const std::function<void(std::span<const Token>)>& visit) {
+  std::vector<Token> buffer;
+  std::vector<std::uint64_t> checksums;
+  for (std::uint64_t begin = blocks.first; begin < blocks.last; begin += buffer_blocks) {
+    const std::uint64_t end = std::min(begin + buffer_blocks, blocks.last);
+    const std::uint64_t first = begin * shard_block;
+    buffer.resize(std::min(end * shard_block, info.count) - first);
+    checksums.resize(end - begin);
+    file.read<Token>("tokens", {first}, {buffer.size()}, buffer);
+    file.read<std::uint64_t>("checksums", {begin}, {checksums.size()}, checksums);
+    for (std::uint64_t i = 0; i < checksums.size(); ++i) {
+      const std::uint64_t at = i * shard_block;
+      const auto block = std::span<const Token>(buffer).subspan(at, std::min(shard_block, buffer.size() - at));
+      if (h5::checksum(block, first + at) == checksums[i]) continue;
+      fail("{}: block {} (tokens {} to {}) does not match its checksum", info.path, begin + i, first + at,
+           first + at + block.size() - 1);
+    }
+    check_tokens(buffer, first, info.vocabulary, info.path);
+    visit(buffer);
+  }
+}
+
+BinHeader export_header(const h5::File& file, const ShardInfo& info) {
+  BinHeader header{};
+  if (info.count > INT32_MAX) fail("{}: {} tokens are too many for a .bin file", info.path, info.count);
+  if (file.exists("bin_header")) file.read<std::int32_t>("bin_header", {0}, {header.size()}, header);
+  header[0] = bin_magic;
+  header[1] = bin_version;
+  header[2] = static_cast<std::int32_t>(info.count);
+  return header;
+}
+
+}  // namespace
+
+std::vector<std::string> make_shards(Comm& comm, const ShardOptions& options) {
+  std::vector<ShardPlan> plans;
+  if (options.inputs.empty()) throw Error(ExitCode::data, "no input files", Scope::all_ranks);
+  if (options.tokens_per_shard == 0) throw Error(ExitCode::data, "a shard of no tokens", Scope::all_ranks);
+  if (options.text) {
+    plans = plan_text(comm, options);
+  } else {
+    agree(comm, [&] { plans = plan_bin(options); });
+  }
+  name_shards(plans, options.output);
+  std::vector<std::string> paths;
+  for (const ShardPlan& plan : plans) {
+    write_shard(comm, plan);
+    paths.push_back(plan.path);
+  }
+  return paths;
+}
+
+void export_shard(const std::string& shard, const std::string& bin) {
+  const ShardInfo info = read_shard_info(shard);
+  const h5::File file = h5::File::open(shard);
+  const BinHeader header = export_header(file, info);
+  const std::string partial = bin + ".partial";
+  try {
+    std::ofstream out(partial, std::ios::binary);
+    const auto put = [&](std::span<const std::byte> bytes) {
+      out.write(reinterpret_cast<const char*>(bytes.data()), static_cast<std::streamsize>(bytes.size()));
+      if (!out) fail("{}: cannot be written", partial);
+    };
+    put(std::as_bytes(std::span(header)));
+    read_blocks(file, info, {0, blocks_of(info.count)},
+                [&](std::span<const Token> tokens) { put(std::as_bytes(tokens)); });
+    out.close();
+    if (!out) fail("{}: cannot be written", partial);
+    fs::rename(partial, bin);
+  } catch (const std::exception& error) {
+    std::error_code ignored;
+    fs::remove(partial, ignored);
+    throw Error(ExitCode::data, error.what());
+  }
+}
+
+void verify_shard(Comm& comm, const std::string& path) {
+  agree(comm, [&] {
+    const ShardInfo info = read_shard_info(path);
+    read_blocks(h5::File::open(path), info, share(comm, blocks_of(info.count)), [](std::span<const Token>) {});
+  });
+}
+
+}  // namespace nanorun

@@ -1,0 +1,179 @@
+#include "src/import.hpp"
+
+#include <gtest/gtest.h>
+
+#include <filesystem>
+
+#include "src/h5.hpp"
+#include "tests/mpi_main.hpp"
+#include "tests/shard_files.hpp"
+
+namespace nanorun {
+namespace {
+
+namespace fs = std::filesystem;
+
+bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
+
+ShardOptions bin_options(const std::vector<std::string>& inputs, const std::string& output) {
+  ShardOptions options;
+  options.inputs = inputs;
+  options.output = output;
+  return options;
+}
+
+std::vector<Token> tokens_of(const std::string& shard) {
+  std::vector<Token> tokens(read_shard_info(shard).count);
+  h5::File::open(shard).read<Token>("tokens", {0}, {tokens.size()}, tokens);
+  return tokens;
+}
+
+TEST(Import, BinComesBackByteForByte) {
+  const TempFolder folder;
+  for (const std::size_t count : {1, 65535, 65536, 65537, 300'000}) {
+    BinHeader header = bin_header(count);
+    header[3] = -7;
+    header[255] = 99;
+    const auto tokens = varied_tokens(count, 50257);
+    write_bin(folder / "a.bin", header, tokens);
+    const auto paths = make_shards(test_comm(), bin_options({folder / "a.bin"}, folder / "a.h5"));
+    EXPECT_EQ(paths, std::vector{folder / "a.h5"});
+    EXPECT_EQ(tokens_of(paths[0]), tokens);
+    EXPECT_EQ(h5::File::open(paths[0]).read_text_attribute("/", "source"), "a.bin");
+    verify_shard(test_comm(), paths[0]);
+    export_shard(paths[0], folder / "b.bin");
+    EXPECT_TRUE(read_file(folder / "a.bin") == read_file(folder / "b.bin")) << count;
+    EXPECT_FALSE(fs::exists(folder / "a.h5.partial"));
+    EXPECT_FALSE(fs::exists(folder / "b.bin.partial"));
+  }
+}
+
+TEST(Import, SeveralBinFilesBecomeNumberedShards) {
+  const TempFolder folder;
+  for (const std::size_t count : {10, 20}) {
+    write_bin(folder / fmt::format("{}.bin", count), bin_header(count), varied_tokens(count, 100));
+  }
+  ShardOptions options = bin_options({folder / "20.bin", folder / "10.bin"}, folder / "s");
+  options.vocabulary = 100;
+  options.end_of_text = 99;
+  const auto paths = make_shards(test_comm(), options);
+  EXPECT_EQ(paths, (std::vector{folder / "s_000000.h5", folder / "s_000001.h5"}));
+  EXPECT_EQ(tokens_of(paths[0]), varied_tokens(20, 100));
+  EXPECT_EQ(tokens_of(paths[1]), varied_tokens(10, 100));
+  EXPECT_EQ(read_shard_info(paths[1]).vocabulary, 100u);
+  EXPECT_EQ(read_shard_info(paths[1]).end_of_text, 99u);
+}
+
+/// The refusal of a .bin file.
+std::string refusal(const TempFolder& folder, const BinHeader& header, const std::vector<Token>& tokens) {
+  write_bin(folder / "a.bin", header, tokens);
+  return data_error_of([&] { make_shards(test_comm(), bin_options({folder / "a.bin"}, folder / "a.h5")); });
+}
+
+TEST(Import, LyingBinFilesAreRefused) {
+  const TempFolder folder;
+  const auto tokens = varied_tokens(1000, 50257);
+  EXPECT_TRUE(
+      contains(refusal(folder, bin_header(1001), tokens), "a.bin: 1001 tokens need 3026 bytes, but the file has 3024"));
+  EXPECT_TRUE(contains(refusal(folder, bin_header(999), tokens), "but the file has 3024"));
+  EXPECT_TRUE(contains(refusal(folder, bin_header(2'000'000'000), tokens), "need 4000001024 bytes"));
+  EXPECT_TRUE(contains(refusal(folder, bin_header(-1), tokens), "impossible token count -1"));
+  EXPECT_TRUE(contains(refusal(folder, bin_header(0), {}), "impossible token count 0"));
+  EXPECT_TRUE(contains(refusal(folder, {20240801, 1, 1000}, tokens), "magic 20240801 is not 20240520"));
+  EXPECT_TRUE(contains(refusal(folder, {20240520, 7, 1000}, tokens), ".bin version 7 is not 1"));
+  std::ofstream(folder / "a.bin", std::ios::trunc) << "short";
+  const auto options = bin_options({folder / "a.bin"}, folder / "a.h5");
+  EXPECT_TRUE(contains(data_error_of([&] { make_shards(test_comm(), options); }), "5 bytes are too few"));
+  EXPECT_TRUE(contains(data_error_of([&] { make_shards(test_comm(), bin_options({folder / "no.bin"}, "x.h5")); }),
+                       "no.bin: No such file"));
+  EXPECT_FALSE(fs::exists(folder / "a.h5"));
+}
+
+TEST(Import, TokenOutsideTheVocabularyLeavesTheOldShardAlone) {
+  const TempFolder folder;
+  auto tokens = varied_tokens(150'000, 50257);
+  EXPECT_EQ(refusal(folder, bin_header(tokens.size()), tokens), "");
+  const std::string old = read_file(folder / "a.h5");
+  tokens[140'001] = 50257;
+  tokens[140'003] = 65535;
+  EXPECT_EQ(refusal(folder, bin_header(tokens.size()), tokens),
+            (folder / "a.bin") + ": token 140001 has id 50257, outside the vocabulary of 50257");
+  EXPECT_TRUE(read_file(folder / "a.h5") == old);
+  EXPECT_FALSE(fs::exists(folder / "a.h5.partial"));
+}
+
+TEST(Import, DamageIsFoundWithItsPlace) {
+  const TempFolder folder;
+  const auto tokens = varied_tokens(200'000, 50257);
+  const std::string shard = folder / "a.h5";
+  EXPECT_EQ(refusal(folder, bin_header(tokens.size()), tokens), "");
+  flip_bit(shard, tokens, 131'072);
+  const std::string place = shard + ": block 2 (tokens 131072 to 196607) does not match its checksum";
+  EXPECT_EQ(data_error_of([&] { verify_shard(test_comm(), shard); }), place);
+  EXPECT_EQ(data_error_of([&] { export_shard(shard, folder / "b.bin"); }), place);
+  EXPECT_FALSE(fs::exists(folder / "b.bin"));
+  EXPECT_FALSE(fs::exists(folder / "b.bin.partial"));
+  flip_bit(shard, varied_tokens(1000, 50257), 0);  // elsewhere: block 0 now fails first
+  EXPECT_TRUE(contains(data_error_of([&] { verify_shard(test_comm(), shard); }), "block 0 (tokens 0 to 65535)"));
+  fs::resize_file(shard, fs::file_size(shard) / 2);
+  EXPECT_TRUE(contains(data_error_of([&] { verify_shard(test_comm(), shard); }), "a.h5: cannot be opened"));
+}
+
+TEST(Import, TokenIdsThatTheChecksumAllowsAreVerifiedToo) {
+  const TempFolder folder;
+  EXPECT_EQ(refusal(folder, bin_header(70'000), varied_tokens(70'000, 50257)), "");
+  auto file = h5::File::open_append(folder / "a.h5");
+  file.write<Token>("tokens", {69'999}, {1}, std::vector<Token>{60'000});
+  std::vector<Token> block(70'000 - 65'536);
+  file.read<Token>("tokens", {65'536}, {block.size()}, block);
+  file.write<std::uint64_t>("checksums", {1}, {1}, std::vector{h5::checksum<Token>(block, 65'536)});
+  file.close();
+  EXPECT_TRUE(contains(data_error_of([&] { verify_shard(test_comm(), folder / "a.h5"); }),
+                       "token 69999 has id 60000, outside the vocabulary of 50257"));
+}
+
+TEST(Import, TextFilesBecomeDocumentsOfBytes) {
+  const TempFolder folder;
+  std::string all_bytes;
+  for (int i = 0; i < 256; ++i) all_bytes += static_cast<char>(i);
+  const std::vector<std::string> documents{"second\n", "", all_bytes, "f"};
+  ShardOptions options;
+  options.text = true;
+  options.output = folder / "t.h5";
+  std::vector<Token> expected;
+  for (std::size_t i = 0; i < documents.size(); ++i) {
+    options.inputs.push_back(folder / fmt::format("{}.txt", 9 - i));
+    std::ofstream(options.inputs.back(), std::ios::binary) << documents[i];
+    expected.push_back(256);
+    for (const unsigned char byte : documents[i]) expected.push_back(byte);
+  }
+  const auto paths = make_shards(test_comm(), options);
+  ASSERT_EQ(paths.size(), 1u);
+  EXPECT_EQ(tokens_of(paths[0]), expected);
+  EXPECT_EQ(read_shard_info(paths[0]).vocabulary, 257u);
+  EXPECT_EQ(read_shard_info(paths[0]).end_of_text, 256u);
+  EXPECT_EQ(h5::File::open(paths[0]).read_text_attribute("/", "source"), "4 text files");
+
+  export_shard(paths[0], folder / "t.bin");
+  write_bin(folder / "naive.bin", bin_header(expected.size()), expected);
+  EXPECT_TRUE(read_file(folder / "t.bin") == read_file(folder / "naive.bin"));
+
+  options.tokens_per_shard = 100;
+  const auto cut = make_shards(test_comm(), options);
+  ASSERT_EQ(cut.size(), 3u);
+  std::vector<Token> joined;
+  for (const std::string& path : cut) {
+    const auto tokens = tokens_of(path);
+    EXPECT_LE(tokens.size(), 100u);
+    joined.insert(joined.end(), tokens.begin(), tokens.end());
+  }
+  EXPECT_EQ(joined, expected);
+
+  options.inputs.push_back(folder / "missing.txt");
+  EXPECT_TRUE(contains(data_error_of([&] { make_shards(test_comm(), options); }), "missing.txt: No such file"));
+  options.inputs.clear();
+  EXPECT_EQ(data_error_of([&] { make_shards(test_comm(), options); }), "no input files");
+}
+
+}  // namespace
+}  // namespace nanorun
