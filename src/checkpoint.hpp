@@ -3,8 +3,9 @@
 // count may read what any other wrote.
 //
 // Checkpoint format 1: root attributes format ("nanorun checkpoint"), format_version, model (fingerprint of the
-// parameter table), deck (TOML text), step, and the cursor and totals of Progress; one dataset a tensor as named by
-// Slab::dataset, each with the attribute checksum (h5::checksum over the whole tensor).
+// parameter table), deck (TOML text), step, cursor_shard, cursor_offset, cursor_epoch, train_seconds, tokens, tensors
+// (number of datasets) and checksum (of the attributes from model to tensors); one dataset a tensor as named by
+// Slab::dataset, float32 [rows, cols], each with the attribute checksum (h5::checksum over the whole tensor).
 
 #include <optional>
 #include <string>
@@ -25,32 +26,41 @@ struct Progress {
   std::uint64_t tokens = 0;
 };
 
-/// Identifies tensors and shapes: names and shapes of the parameter table hashed into a short text.
+/// Identifies tensors and shapes: names and shapes of the parameter table hashed into 16 hexadecimal digits.
 std::string model_fingerprint(const ParameterTable& table);
 
 class Checkpoints {
  public:
-  /// `folder` is created on the first save.
+  /// `folder` is created on the first save; `deck` is the resolved deck as TOML, `model` its model_fingerprint.
   Checkpoints(Comm& comm, const CheckpointConfig& config, std::string folder, std::string deck, std::string model);
 
-  /// Collective. Writes checkpoint_<step>.h5 and then removes old ones beyond keep and milestones. Throws
-  /// Error(checkpoint); the previous checkpoints stay untouched.
+  /// Collective. Writes checkpoint_<step>.h5 and then removes older ones beyond keep and milestones; returns its path.
+  /// Throws Error(checkpoint) on all ranks alike; the previous checkpoints stay untouched.
   std::string save(const Progress& progress, const std::vector<Slab<float>>& slabs);
 
   /// Collective. Resolves config.restart: "none" → nothing; a file → that file, or Error; "auto" → the newest file in
-  /// the folder that verifies (others are reported by `warn` and passed over). Fills the slabs.
+  /// the folder that verifies (damaged ones are warned of and passed over), nothing if there is none at all, or Error
+  /// if none of them verifies or the newest belongs to another model. Fills the slabs. Throws Error(checkpoint) on all
+  /// ranks alike; the slabs then hold anything.
   std::optional<Progress> restore(const std::vector<Slab<float>>& slabs);
 
-  /// Checkpoint files in the folder, oldest first.
+  /// Checkpoint files in the folder, in the order of their steps.
   std::vector<std::string> list() const;
 
  private:
+  std::string path_of(long step) const;
+  Progress load(const std::string& path, const std::vector<Slab<float>>& slabs);
+  std::optional<Progress> load_newest(const std::vector<std::string>& files, const std::vector<Slab<float>>& slabs);
+  void remove_leftovers() const;
+  void prune(long step) const;
+
   Comm& comm_;
   const CheckpointConfig& config_;
   std::string folder_, deck_, model_;
 };
 
-/// Verifies format and every tensor's checksum. Throws Error(checkpoint) with one line naming file and object.
+/// Collective. Verifies format and every tensor's checksum, the tensors' rows spread over the ranks. Throws
+/// Error(checkpoint) on all ranks alike, with one line naming file and object.
 void verify_checkpoint(Comm& comm, const std::string& path);
 
 }  // namespace nanorun

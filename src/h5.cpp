@@ -174,15 +174,18 @@ void File::make_dataset(const std::string& name, hid_t type, const Extent& shape
   const Handle links = own(H5Pcreate(H5P_LINK_CREATE), H5Pclose, name, "link list");
   check(H5Pset_create_intermediate_group(links.get(), 1), name, "link list");
   const Handle layout = own(H5Pcreate(H5P_DATASET_CREATE), H5Pclose, name, "layout list");
+  // Without times, equal contents make equal files.
+  check(H5Pset_obj_track_times(layout.get(), false), name, "cannot set time tracking");
   std::vector<hsize_t> limit = dims(shape);
   if (chunk_rows > 0) {
     std::vector<hsize_t> chunk = dims(shape);
     chunk.at(0) = chunk_rows;
     limit.at(0) = H5S_UNLIMITED;
     check(H5Pset_chunk(layout.get(), static_cast<int>(chunk.size()), chunk.data()), name, "cannot set the chunk size");
-    // Collective writes to several new chunks fail where a serial program created the dataset with late allocation.
-    check(H5Pset_alloc_time(layout.get(), H5D_ALLOC_TIME_EARLY), name, "cannot set the allocation time");
   }
+  // Space is assigned at once: one rank may lay out a file that all ranks fill, and collective writes to several new
+  // chunks fail where a serial program created the dataset with late allocation.
+  check(H5Pset_alloc_time(layout.get(), H5D_ALLOC_TIME_EARLY), name, "cannot set the allocation time");
   const int axes = static_cast<int>(shape.size());
   const Handle space =
       own(H5Screate_simple(axes, dims(shape).data(), limit.data()), H5Sclose, name, "impossible shape");
