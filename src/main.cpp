@@ -1,6 +1,140 @@
+// nanorun: trains the NanoGPT speedrun recipe as a deck says, and makes and checks its token shards.
+
+#include <fmt/format.h>
+
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <sstream>
+#include <system_error>
+
+#include "src/checkpoint.hpp"
+#include "src/command_line.hpp"
+#include "src/config.hpp"
 #include "src/context.hpp"
+#include "src/error.hpp"
+#include "src/h5.hpp"
+#include "src/import.hpp"
+#include "src/train.hpp"
+
+namespace nanorun {
+namespace {
+
+void print(Comm& comm, const std::string& text) {
+  if (comm.root()) std::fputs(text.c_str(), stdout);
+}
+
+/// Text of a file, read by rank 0 for all ranks. Throws Error(usage, all_ranks).
+std::string read_file(Comm& comm, const std::string& path) {
+  std::string text;
+  comm.together([&] {
+    if (!comm.root()) return;
+    std::error_code ignored;
+    const bool folder = std::filesystem::is_directory(path, ignored);
+    std::ifstream file(path, std::ios::binary);
+    if (folder || !file) {
+      throw Error(ExitCode::usage, fmt::format("{}: {}", path, std::strerror(folder ? EISDIR : errno)));
+    }
+    text.assign(std::istreambuf_iterator<char>(file), {});
+  });
+  return comm.broadcast(text);
+}
+
+ExitCode train(Context& context, const CommandLine& line) {
+  const Config config = parse_deck(read_file(context.comm(), line.deck), line.deck, line.overrides);
+  check_config(config, context.comm().size());
+  return run_training(context, config, line.dry_run);
+}
+
+void shard(Comm& comm, const CommandLine& line) {
+  ShardOptions options = line.shard;
+  if (!line.shard_list.empty()) {
+    std::istringstream list(read_file(comm, line.shard_list));
+    for (std::string path; std::getline(list, path);) {
+      if (!path.empty()) options.inputs.push_back(path);
+    }
+  }
+  for (const std::string& path : make_shards(comm, options)) print(comm, path + "\n");
+}
+
+/// Verifies a file of any of the program's formats.
+void verify_file(Comm& comm, const std::string& path) {
+  std::string format;
+  comm.together([&] { format = h5::File::open(path).read_text_attribute("/", "format"); });
+  if (format == "nanorun token shard") {
+    verify_shard(comm, path);
+  } else if (format == "nanorun checkpoint") {
+    verify_checkpoint(comm, path);
+  } else {
+    throw Error(ExitCode::data, fmt::format("{}: unknown format \"{}\"", path, format), Scope::all_ranks);
+  }
+  print(comm, path + ": verified\n");
+}
+
+ExitCode carry_out(Context& context, const CommandLine& line) {
+  Comm& comm = context.comm();
+  switch (line.command) {
+    case Command::print:
+      print(comm, line.text);
+      break;
+    case Command::train:
+      return train(context, line);
+    case Command::shard:
+      shard(comm, line);
+      break;
+    case Command::export_bin:
+      comm.together([&] {
+        if (comm.root()) export_shard(line.export_shard, line.export_bin);
+      });
+      break;
+    case Command::verify:
+      for (const std::string& path : line.verify_files) verify_file(comm, path);
+      break;
+  }
+  return ExitCode::ok;
+}
+
+/// Reports the error being handled. What all ranks met ends them in order; what this rank met alone ends the job.
+ExitCode report_error(const Comm& comm) {
+  ExitCode code = ExitCode::internal;
+  std::string message = "unknown error";
+  Scope scope = Scope::this_rank;
+  try {
+    throw;
+  } catch (const Error& error) {
+    code = error.code();
+    message = error.what();
+    scope = error.scope();
+  } catch (const std::exception& error) {
+    message = error.what();
+  }
+  if (scope == Scope::this_rank) {
+    fmt::print(stderr, "nanorun: rank {}: {}\n", comm.rank(), message);
+    Context::abort(static_cast<int>(code));
+  }
+  if (comm.root()) fmt::print(stderr, "nanorun: {}\n", message);
+  return code;
+}
+
+}  // namespace
+}  // namespace nanorun
 
 int main(int argc, char** argv) {
-  nanorun::Context context(argc, argv);
-  return 0;
+  using namespace nanorun;
+  // 1. Start MPI and Kokkos. They see no arguments, for Kokkos answers --help itself; both read the environment.
+  int program_name_only = 1;
+  Context context(program_name_only, argv);
+  ExitCode code;
+  try {
+    // 2. Read the command line.
+    const CommandLine line = parse_command_line({argv + 1, argv + argc});
+    // 3. Do what it says.
+    code = carry_out(context, line);
+  } catch (...) {
+    code = report_error(context.comm());
+  }
+  return static_cast<int>(code);
 }
