@@ -158,6 +158,10 @@ Cursor TokenStream::next(Cursor cursor) const {
   return cursor;
 }
 
+void read_tokens(const ShardInfo& shard, std::uint64_t offset, std::span<Token> out, int vocabulary) {
+  OpenShard(shard).read(offset, out, vocabulary);
+}
+
 /// A ring of prefetch_steps + 1 slots: the reader fills up to prefetch_steps of them while the caller holds one.
 class Loader::Impl {
  public:
