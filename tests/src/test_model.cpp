@@ -1,0 +1,149 @@
+#include "src/model.hpp"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <random>
+
+#include "src/schedule.hpp"
+#include "tests/mpi_main.hpp"
+
+namespace nanorun {
+namespace {
+
+constexpr kernels::Token end_of_text = 199;
+
+Config small_config() {
+  Config config;
+  config.model.vocabulary = 200;
+  config.model.width = 32;
+  config.model.heads = 2;
+  config.model.head_dim = 16;
+  config.model.layers = 6;
+  config.model.norm_eps = 0.0078125;
+  config.model.zero_outputs = false;
+  config.head.precision = HeadChoice::fp32;
+  config.window.layers = "LSSSSL";
+  config.train.length = 384;
+  config.validation.length = 384;
+  config.trace.enabled = false;
+  return config;
+}
+
+Config record13_features() {
+  Config config = small_config();
+  config.model.value_path = ValuePath::first;
+  config.model.rotary = RotaryKind::full;
+  config.model.rotary_base = 10000;
+  config.model.softcap = 30;
+  config.window = {WindowKind::token, "L", 64, 1792, 64, Rounding::floor};
+  return config;
+}
+
+Config record21_features() {
+  Config config = small_config();
+  config.model.layers_without_attention = {3};
+  config.model.attention_scale = 0.12;
+  config.model.init_scale = 0.8660254037844386;
+  return config;
+}
+
+std::vector<kernels::Token> random_tokens(int count) {
+  std::mt19937 generator(5);
+  std::vector<kernels::Token> tokens(count);
+  for (auto& token : tokens) token = static_cast<kernels::Token>(generator() % end_of_text);
+  for (const int at : {0, 50, 177, 300}) tokens[at] = end_of_text;
+  return tokens;
+}
+
+/// A model in double with its arenas.
+struct Fixture {
+  explicit Fixture(const Config& config)
+      : config(config),
+        table(config.model),
+        weights(table.size()),
+        gradients(table.size()),
+        trace(test_comm(), this->config.trace, "", 0),
+        model(this->config, table, weights.span(), gradients.span(), end_of_text),
+        tokens(random_tokens(config.train.length + 1)) {
+    initialise(weights.span(), table, 7, test_comm());
+    ops::fill<double>({}, gradients.span(), 0);
+  }
+
+  double loss(int window) { return model.validate({}, trace, Sequence::of(tokens), window); }
+  double forward_backward(int window) { return model.forward_backward({}, trace, Sequence::of(tokens), window); }
+
+  Config config;
+  ParameterTable table;
+  TensorArena<double> weights, gradients;
+  Trace trace;
+  Model<double> model;
+  std::vector<kernels::Token> tokens;
+};
+
+/// `silent` names a tensor whose gradient must be exactly zero.
+void check_all_gradients(const Config& config, int window, const std::string& silent = "") {
+  Fixture f(config);
+  EXPECT_NEAR(f.forward_backward(window), f.loss(window), 1e-12);
+  for (const Parameter& p : f.table.parameters()) {
+    double scale = 0;
+    for (std::size_t i = 0; i < p.size(); ++i) scale = std::max(scale, std::abs(f.gradients.data()[p.offset + i]));
+    EXPECT_EQ(scale == 0, p.name == silent) << p.name << ": largest gradient " << scale;
+    for (std::size_t i = 0; i < p.size(); i += std::max<std::size_t>(1, p.size() / 7)) {
+      double& w = f.weights.data()[p.offset + i];
+      const double kept = w, h = 1e-5;
+      w = kept + h;
+      const double above = f.loss(window);
+      w = kept - h;
+      const double below = f.loss(window);
+      w = kept;
+      EXPECT_NEAR(f.gradients.data()[p.offset + i], (above - below) / (2 * h), 1e-6 * scale + 1e-11)
+          << p.name << "[" << i << "]";
+    }
+  }
+}
+
+TEST(Model, GradientsOfRecord13FeaturesMatchFiniteDifferences) {
+  // Layer 0 interpolates between v and v itself, so its value mix has no effect.
+  check_all_gradients(record13_features(), 192, "block.0.value_mix");
+}
+
+TEST(Model, GradientsOfRecord21FeaturesMatchFiniteDifferences) { check_all_gradients(record21_features(), 256); }
+
+TEST(Model, GradientsWithoutValuePathMatchFiniteDifferences) {
+  Config config = record21_features();
+  config.model.value_path = ValuePath::none;
+  check_all_gradients(config, 128);
+}
+
+TEST(Model, ZeroOutputsGiveUniformLoss) {
+  Config config = record21_features();
+  config.model.zero_outputs = true;
+  Fixture f(config);
+  EXPECT_NEAR(f.loss(128), std::log(padded_vocabulary(config.model)), 1e-12);
+}
+
+TEST(Model, GradientsAddUpOverSequences) {
+  Fixture f(record21_features());
+  f.forward_backward(128);
+  const std::vector<double> once(f.gradients.span().begin(), f.gradients.span().end());
+  f.forward_backward(128);
+  for (std::size_t i = 0; i < once.size(); ++i) ASSERT_NEAR(f.gradients.data()[i], 2 * once[i], 1e-12);
+}
+
+TEST(Model, LossDependsOnlyOnTheSameDocument) {
+  Fixture f(record21_features());
+  Config config = record21_features();
+  // The last document begins at 300; with a changed token before it, the losses of its positions stay. Measured as
+  // the change of the mean loss against the change over the first 300 positions alone.
+  config.train.length = config.validation.length = 256;
+  Fixture head(config);
+  const double whole = f.loss(1024), part = head.loss(1024);
+  f.tokens[10] = head.tokens[10] = 3;
+  const double whole_changed = f.loss(1024), part_changed = head.loss(1024);
+  EXPECT_NE(part, part_changed);
+  EXPECT_NEAR((whole_changed - whole) * 384, (part_changed - part) * 256, 1e-9);
+}
+
+}  // namespace
+}  // namespace nanorun
