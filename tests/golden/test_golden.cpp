@@ -1,0 +1,70 @@
+// The whole model and optimizer against reference.py: same initial values, same tokens, 20 steps.
+
+#include <gtest/gtest.h>
+
+#include <nlohmann/json.hpp>
+
+#include "tests/mpi_main.hpp"
+#include "tests/tiny_training.hpp"
+
+namespace nanorun {
+namespace {
+
+const std::string folder = NANORUN_GOLDEN_FOLDER "/";
+
+/// Agreement that the fp32 programs must reach, relative. The fp8 head rounds to few bits, so a last-bit difference
+/// may move a value to the neighbouring code.
+struct Tolerance {
+  double loss = 1e-4;
+  double norm = 1e-4;
+};
+
+void expect_close(double value, double golden, double tolerance, double& worst, const std::string& what) {
+  const double error = std::abs(value - golden) / std::max(std::abs(golden), 1e-6);
+  worst = std::max(worst, error);
+  EXPECT_LE(error, tolerance) << what << ": " << value << " against " << golden;
+}
+
+void expect_norms(const ParameterTable& table, std::span<const float> arena, double factor,
+                  const nlohmann::json& golden, double tolerance, const std::string& what) {
+  ASSERT_EQ(golden.size(), table.parameters().size());
+  double worst = 0;
+  for (const Parameter& p : table.parameters()) {
+    expect_close(factor * tensor_norm(p, arena), golden.at(p.name), tolerance, worst, what + " of " + p.name);
+  }
+  std::printf("largest relative difference, %s: %.1e\n", what.c_str(), worst);
+}
+
+void compare(const std::string& name, const Tolerance& tolerance) {
+  const std::string deck = folder + name + ".toml";
+  const nlohmann::json golden = nlohmann::json::parse(read_text(folder + name + ".json"));
+  const Config config = parse_deck(read_text(deck), deck, {});
+  TinyTraining training(config, read_bin_tokens(folder + "tokens.bin"), golden.at("end_of_text"), test_comm());
+  const ParameterTable& table = training.table();
+
+  expect_norms(table, training.weights(), 1, golden.at("initial_norms"), 1e-6, "initial norm");
+  std::vector<double> losses{training.forward_backward()};
+  expect_norms(table, training.gradients(), 1.0 / config.train.sequences, golden.at("gradient_norms_step1"),
+               tolerance.norm, "gradient norm");
+  training.update();
+  for (const double loss : training.run(config.train.steps - 1)) losses.push_back(loss);
+
+  ASSERT_EQ(golden.at("losses").size(), losses.size());
+  double worst = 0;
+  for (std::size_t s = 0; s < losses.size(); ++s) {
+    expect_close(losses[s], golden.at("losses")[s], tolerance.loss, worst, fmt::format("loss of step {}", s));
+  }
+  std::printf("largest relative difference, loss: %.1e\n", worst);
+  EXPECT_LT(losses.back(), losses.front() - 1) << "the golden run learns";
+  expect_norms(table, training.weights(), 1, golden.at("final_norms"), tolerance.norm, "final norm");
+}
+
+TEST(Golden, Record13) { compare("record13", {}); }
+TEST(Golden, Record18) { compare("record18", {}); }
+TEST(Golden, Record20) { compare("record20", {}); }
+TEST(Golden, Record21) { compare("record21", {}); }
+TEST(Golden, Record21StartingFromZeroOutputs) { compare("record21_zero", {}); }
+TEST(Golden, Record21WithFp8Head) { compare("record21_fp8", {}); }
+
+}  // namespace
+}  // namespace nanorun

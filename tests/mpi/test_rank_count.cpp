@@ -1,0 +1,82 @@
+// One deck gives the same training on any number of ranks, and the same bits on the same number.
+
+#include <gtest/gtest.h>
+
+#include <random>
+
+#include "tests/mpi_main.hpp"
+#include "tests/tiny_training.hpp"
+
+namespace nanorun {
+namespace {
+
+constexpr int steps = 20;
+
+Config small_config() {
+  Config config;
+  config.model.vocabulary = 300;
+  config.model.width = 32;
+  config.model.heads = 2;
+  config.model.head_dim = 16;
+  config.model.layers = 6;
+  config.model.norm_eps = 0.0078125;
+  config.model.layers_without_attention = {3};
+  config.model.attention_scale = 0.12;
+  config.head.precision = HeadChoice::fp32;
+  config.window.layers = "LSSSSL";
+  config.train.steps = steps;
+  config.train.sequences = 4;
+  config.train.length = 256;
+  config.validation.length = 256;
+  return config;
+}
+
+/// Tokens with structure to learn: mostly the previous token plus one.
+std::vector<kernels::Token> tokens_of(const Config& config) {
+  std::mt19937 generator(11);
+  std::vector<kernels::Token> tokens(static_cast<std::size_t>(steps) * config.train.sequences * config.train.length +
+                                     1);
+  for (std::size_t i = 0; i < tokens.size(); ++i) {
+    const unsigned draw = generator();
+    tokens[i] = draw % 97 == 0 ? 299 : draw % 3 == 0 || i == 0 ? draw / 3 % 299 : (tokens[i - 1] + 1) % 299;
+  }
+  return tokens;
+}
+
+/// Losses of a run on the first `ranks` ranks, known to all ranks.
+std::vector<double> losses_on(int ranks) {
+  const Config config = small_config();
+  MPI_Comm group;
+  MPI_Comm_split(test_comm().handle(), test_comm().rank() < ranks ? 0 : MPI_UNDEFINED, test_comm().rank(), &group);
+  std::vector<double> losses(steps);
+  if (group != MPI_COMM_NULL) {
+    {
+      Comm comm(group);
+      losses = TinyTraining(config, tokens_of(config), 299, comm).run(steps);
+    }
+    MPI_Comm_free(&group);
+  }
+  test_comm().broadcast(std::as_writable_bytes(std::span(losses)));
+  return losses;
+}
+
+TEST(RankCount, LossesAgreeOnOneTwoAndFourRanks) {
+  const std::vector<double> one = losses_on(1);
+  EXPECT_LT(one.back(), one.front() - 0.5);
+  for (int ranks = 2; ranks <= test_comm().size(); ranks *= 2) {
+    const std::vector<double> many = losses_on(ranks);
+    double worst = 0;
+    for (int s = 0; s < steps; ++s) {
+      worst = std::max(worst, std::abs(many[s] - one[s]) / one[s]);
+      EXPECT_NEAR(many[s], one[s], 1e-5 * one[s]) << "step " << s << ", " << ranks << " ranks";
+    }
+    if (test_comm().root()) std::printf("largest relative difference, %d ranks: %.1e\n", ranks, worst);
+  }
+}
+
+TEST(RankCount, TheSameRankCountGivesTheSameBits) {
+  EXPECT_EQ(losses_on(test_comm().size()), losses_on(test_comm().size()));
+}
+
+}  // namespace
+}  // namespace nanorun
