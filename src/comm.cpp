@@ -147,13 +147,16 @@ template <class T>
 void Comm::reduce_scatter(std::span<T> data, const Bounds& bounds) {
   Watchdog::Guard guard(*watchdog_, "reduce_scatter");
   std::vector<T> incoming(size_ > 1 ? exchange_chunk : 0);
+  // All ranks exchange the same number of messages, of which those past the end of a part are empty.
+  std::size_t largest = 0;
+  for (int r = 0; r < size_; ++r) largest = std::max(largest, bounds[r + 1] - bounds[r]);
   // Pairwise exchange: in round k each rank sends its copy of the part of rank + k to its owner.
   for (int k = 1; k < size_; ++k) {
     const int to = (rank_ + k) % size_;
     const int from = (rank_ - k + size_) % size_;
     const std::span<T> outgoing = data.subspan(bounds[to], bounds[to + 1] - bounds[to]);
     const std::span<T> own = data.subspan(bounds[rank_], bounds[rank_ + 1] - bounds[rank_]);
-    for (std::size_t at = 0; at < std::max(outgoing.size(), own.size()); at += exchange_chunk) {
+    for (std::size_t at = 0; at < largest; at += exchange_chunk) {
       const std::size_t send = at < outgoing.size() ? std::min(exchange_chunk, outgoing.size() - at) : 0;
       const std::size_t receive = at < own.size() ? std::min(exchange_chunk, own.size() - at) : 0;
       MPI_Sendrecv(outgoing.data() + at, static_cast<int>(send), mpi_type<T>(), to, 0, incoming.data(),

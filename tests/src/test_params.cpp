@@ -117,6 +117,7 @@ TEST(Initialise, FollowsTheDocumentedDistributions) {
 TEST(Initialise, SeedAndNameBothMatter) {
   ModelConfig model = record21_model();
   model.vocabulary = 100;
+  model.width = 32;
   const ParameterTable table(model);
   TensorArena<float> first(table.size()), second(table.size());
   initialise(first.span(), table, 1, test_comm());
