@@ -21,7 +21,7 @@ void limit_blas_threads() {
 Context::Context(int& argc, char**& argv) : start_(std::chrono::steady_clock::now()) {
   int provided = MPI_THREAD_SINGLE;
   MPI_Init_thread(&argc, &argv, MPI_THREAD_FUNNELED, &provided);
-  Kokkos::initialize(argc, argv);
+  Kokkos::initialize();
   limit_blas_threads();
   comm_ = std::make_unique<Comm>(MPI_COMM_WORLD);
 }

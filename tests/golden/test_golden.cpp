@@ -1,5 +1,6 @@
 // The whole model and optimizer against reference.py: same initial values, same tokens, 20 steps.
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <nlohmann/json.hpp>
@@ -12,12 +13,15 @@ namespace {
 
 const std::string folder = NANORUN_GOLDEN_FOLDER "/";
 
-/// Agreement that the fp32 programs must reach, relative. The fp8 head rounds to few bits, so a last-bit difference
-/// may move a value to the neighbouring code.
+/// Relative agreement that the fp32 programs must reach.
 struct Tolerance {
   double loss = 1e-4;
   double norm = 1e-4;
 };
+
+/// The fp8 head rounds to so few bits that a last-bit difference moves values to a neighbouring code: the reference
+/// in fp32 and in double differ from each other by 1.5e-4 in the losses and 9e-4 in the norms. Twice that is allowed.
+constexpr Tolerance fp8_tolerance{3e-4, 1.8e-3};
 
 void expect_close(double value, double golden, double tolerance, double& worst, const std::string& what) {
   const double error = std::abs(value - golden) / std::max(std::abs(golden), 1e-6);
@@ -64,7 +68,7 @@ TEST(Golden, Record18) { compare("record18", {}); }
 TEST(Golden, Record20) { compare("record20", {}); }
 TEST(Golden, Record21) { compare("record21", {}); }
 TEST(Golden, Record21StartingFromZeroOutputs) { compare("record21_zero", {}); }
-TEST(Golden, Record21WithFp8Head) { compare("record21_fp8", {}); }
+TEST(Golden, Record21WithFp8Head) { compare("record21_fp8", fp8_tolerance); }
 
 }  // namespace
 }  // namespace nanorun

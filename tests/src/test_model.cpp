@@ -52,7 +52,9 @@ std::vector<kernels::Token> random_tokens(int count) {
   std::mt19937 generator(5);
   std::vector<kernels::Token> tokens(count);
   for (auto& token : tokens) token = static_cast<kernels::Token>(generator() % end_of_text);
-  for (const int at : {0, 50, 177, 300}) tokens[at] = end_of_text;
+  for (const int at : {0, 50, 177, 300}) {
+    if (at < count) tokens[at] = end_of_text;
+  }
   return tokens;
 }
 
@@ -91,13 +93,14 @@ void check_all_gradients(const Config& config, int window, const std::string& si
     EXPECT_EQ(scale == 0, p.name == silent) << p.name << ": largest gradient " << scale;
     for (std::size_t i = 0; i < p.size(); i += std::max<std::size_t>(1, p.size() / 7)) {
       double& w = f.weights.data()[p.offset + i];
+      // The second term of the tolerance is the rounding of a loss near 5, divided by 2 h.
       const double kept = w, h = 1e-5;
       w = kept + h;
       const double above = f.loss(window);
       w = kept - h;
       const double below = f.loss(window);
       w = kept;
-      EXPECT_NEAR(f.gradients.data()[p.offset + i], (above - below) / (2 * h), 1e-6 * scale + 1e-11)
+      EXPECT_NEAR(f.gradients.data()[p.offset + i], (above - below) / (2 * h), 1e-6 * scale + 3e-10)
           << p.name << "[" << i << "]";
     }
   }
