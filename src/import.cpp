@@ -6,6 +6,7 @@
 #include <filesystem>
 #include <fstream>
 #include <functional>
+#include <memory>
 #include <optional>
 #include <utility>
 
@@ -35,31 +36,17 @@ template <class... Args>
   throw Error(ExitCode::data, fmt::format(format, std::forward<Args>(args)...));
 }
 
-/// Runs body on every rank; if it throws on any, all ranks throw the lowest such rank's message.
-void agree(Comm& comm, const std::function<void()>& body) {
-  std::string message;
-  try {
-    body();
-  } catch (const std::exception& error) {
-    message = error.what();
-  }
-  const auto size = static_cast<std::uint64_t>(comm.size());
-  const auto rank = static_cast<std::uint64_t>(comm.rank());
-  const std::uint64_t failed = comm.all_reduce(message.empty() ? size : rank, Reduce::min);
-  if (failed == size) return;
-  if (failed != rank) message.clear();
-  // A sum in which the others hold zeros is a broadcast from the failed rank.
-  std::vector<std::uint64_t> letters(comm.all_reduce(std::uint64_t{message.size()}, Reduce::sum));
-  std::copy(message.begin(), message.end(), letters.begin());
-  comm.all_reduce(std::span(letters), Reduce::sum);
-  throw Error(ExitCode::data, std::string(letters.begin(), letters.end()), Scope::all_ranks);
-}
-
 std::uint64_t file_size(const std::string& path) {
   std::error_code error;
   const std::uint64_t size = fs::file_size(path, error);
   if (error) fail("{}: {}", path, error.message());
   return size;
+}
+
+void rename_file(const std::string& from, const std::string& to) {
+  std::error_code error;
+  fs::rename(from, to, error);
+  if (error) fail("{}: cannot be renamed to {}: {}", from, to, error.message());
 }
 
 void read_bytes(const std::string& path, std::uint64_t offset, std::span<std::byte> bytes) {
@@ -121,7 +108,7 @@ class TextStream {
  public:
   /// Collective: each rank asks for the sizes of its share of the files.
   TextStream(Comm& comm, std::vector<std::string> paths) : paths_(std::move(paths)), starts_(paths_.size() + 1) {
-    agree(comm, [&] {
+    comm.together([&] {
       for (std::size_t i = comm.rank(); i < paths_.size(); i += comm.size()) starts_[i + 1] = file_size(paths_[i]) + 1;
     });
     comm.all_reduce(std::span(starts_), Reduce::sum);
@@ -218,7 +205,7 @@ void write_blocks(Comm& comm, const ShardPlan& plan, h5::File& file) {
     const std::uint64_t first = std::min(part.first * shard_block, plan.count);
     buffer.resize(std::min(part.last * shard_block, plan.count) - first);
     checksums.clear();
-    agree(comm, [&] {
+    comm.together([&] {
       if (!buffer.empty()) plan.read(first, buffer);
       check_tokens(buffer, first, plan.vocabulary, plan.input);
     });
@@ -226,7 +213,7 @@ void write_blocks(Comm& comm, const ShardPlan& plan, h5::File& file) {
       const auto block = std::span<const Token>(buffer).subspan(at, std::min(shard_block, buffer.size() - at));
       checksums.push_back(h5::checksum(block, first + at));
     }
-    agree(comm, [&] {
+    comm.together([&] {
       file.write<Token>("tokens", {first}, {buffer.size()}, buffer);
       file.write<std::uint64_t>("checksums", {part.first}, {checksums.size()}, checksums);
     });
@@ -237,11 +224,11 @@ void write_shard(Comm& comm, const ShardPlan& plan) {
   const std::string partial = plan.path + ".partial";
   try {
     std::optional<h5::File> file;
-    agree(comm, [&] { file = create_shard(comm, plan, partial); });
+    comm.together([&] { file = create_shard(comm, plan, partial); });
     write_blocks(comm, plan, *file);
-    agree(comm, [&] { file->close(); });
-    agree(comm, [&] {
-      if (comm.root()) fs::rename(partial, plan.path);
+    comm.together([&] { file->close(); });
+    comm.together([&] {
+      if (comm.root()) rename_file(partial, plan.path);
     });
   } catch (...) {
     std::error_code ignored;
@@ -293,7 +280,7 @@ std::vector<std::string> make_shards(Comm& comm, const ShardOptions& options) {
   if (options.text) {
     plans = plan_text(comm, options);
   } else {
-    agree(comm, [&] { plans = plan_bin(options); });
+    comm.together([&] { plans = plan_bin(options); });
   }
   name_shards(plans, options.output);
   std::vector<std::string> paths;
@@ -320,16 +307,16 @@ void export_shard(const std::string& shard, const std::string& bin) {
                 [&](std::span<const Token> tokens) { put(std::as_bytes(tokens)); });
     out.close();
     if (!out) fail("{}: cannot be written", partial);
-    fs::rename(partial, bin);
-  } catch (const std::exception& error) {
+    rename_file(partial, bin);
+  } catch (...) {
     std::error_code ignored;
     fs::remove(partial, ignored);
-    throw Error(ExitCode::data, error.what());
+    throw;
   }
 }
 
 void verify_shard(Comm& comm, const std::string& path) {
-  agree(comm, [&] {
+  comm.together([&] {
     const ShardInfo info = read_shard_info(path);
     read_blocks(h5::File::open(path), info, share(comm, blocks_of(info.count)), [](std::span<const Token>) {});
   });

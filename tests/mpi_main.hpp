@@ -51,6 +51,11 @@ class FailureReport : public testing::EmptyTestEventListener {
 
 }  // namespace nanorun
 
+#ifdef __SANITIZE_ADDRESS__
+// MPI libraries leave memory to the end of the process.
+extern "C" const char* __asan_default_options() { return "detect_leaks=0"; }
+#endif
+
 int main(int argc, char** argv) {
   testing::InitGoogleTest(&argc, argv);
   nanorun::Context context(argc, argv);
