@@ -14,7 +14,7 @@
 #include "src/comm.hpp"
 #include "src/config.hpp"
 #include "src/data.hpp"
-#include "src/optimizer.hpp"
+#include "src/params.hpp"
 
 namespace nanorun {
 

@@ -29,9 +29,12 @@ std::string in_units(double value, const char* unit, double base = 1000) {
   return fmt::format("{:.4g} {}{}{}", value, prefixes[i], base == 1024 && i > 0 ? "i" : "", unit);
 }
 
+/// mpirun gives rank 0 a pseudo-terminal for its standard output wherever that goes, but not for its standard error.
+bool on_terminal() { return isatty(STDOUT_FILENO) != 0 && isatty(STDERR_FILENO) != 0; }
+
 }  // namespace
 
-Log::Log(const std::string& file, bool active) : active_(active), terminal_(active && isatty(STDOUT_FILENO) != 0) {
+Log::Log(const std::string& file, bool active) : active_(active), terminal_(active && on_terminal()) {
   if (active_) file_.open(file, std::ios::app);
 }
 

@@ -1,0 +1,75 @@
+#!/usr/bin/env python3
+"""Checks the include directions of src/ and kernels/. Usage: check_includes.py SOURCE_DIR; exit 1 names each breach."""
+
+import re
+import sys
+from pathlib import Path
+
+# A module may include modules of the lines above its own, and itself.
+LAYERS = """
+error arena
+config config_keys config_check comm h5
+context mask schedule stop params data trace run_folder
+import activations
+model optimizer checkpoint command_line
+report
+train
+main
+""".split("\n")
+LEVEL = {name: level for level, line in enumerate(LAYERS) for name in line.split()}
+
+# Which modules may see a library.
+ROOMS = {
+    "mpi.h": {"context", "comm", "h5"},
+    "nccl.h": {"context", "comm"},
+    "hdf5.h": {"h5"},
+    "src/h5.hpp": {"h5", "data", "checkpoint", "trace", "import", "main"},
+    "toml++/toml.h": {"config", "config_keys"},
+    "CLI/": {"command_line"},
+    "nlohmann/json.hpp": {"report", "trace"},
+    "cblas.h": {"portable"},
+}
+
+
+def breaches_of(path, root):
+    module = path.stem
+    in_kernels = path.parent.name == "kernels"
+    for number, line in enumerate(path.read_text().splitlines(), 1):
+        match = re.match(r'\s*#include [<"]([^>"]+)[>"]', line)
+        if not match:
+            continue
+        header = match.group(1)
+        where = f"{path.relative_to(root)}:{number}: {header}"
+        for library, rooms in ROOMS.items():
+            if header.startswith(library) and module not in rooms:
+                yield f"{where} belongs to {', '.join(sorted(rooms))}"
+        if in_kernels and header.startswith("src/"):
+            yield f"{where}: kernels never include src"
+        if path.suffix in (".cu", ".cuh") and header.startswith("Kokkos"):
+            yield f"{where}: CUDA bodies see no Kokkos"
+        if not in_kernels and header.startswith("kernels/") and Path(header).stem in ("portable", "vector_math"):
+            yield f"{where} is private to kernels"
+        if not in_kernels and header.startswith("src/"):
+            other = Path(header).stem
+            if other != module and LEVEL[other] >= LEVEL[module] and not other.startswith(module + "_") and not (
+                module.startswith(other + "_")
+            ):
+                yield f"{where} does not lie below {module}"
+
+
+def main():
+    root = Path(sys.argv[1])
+    files = [p for folder in ("src", "kernels") for p in sorted((root / folder).iterdir())]
+    files = [p for p in files if p.suffix in (".hpp", ".cpp", ".cu", ".cuh")]
+    unknown = [p.name for p in files if p.parent.name == "src" and p.stem not in LEVEL]
+    breaches = [f"src/{name} has no place among the layers" for name in unknown]
+    if not unknown:
+        breaches = [breach for path in files for breach in breaches_of(path, root)]
+    long = [(p, len(p.read_text().splitlines())) for p in files]
+    breaches += [f"{p.relative_to(root)} has {n} lines, more than 500" for p, n in long if n > 500]
+    print("\n".join(breaches) or f"{len(files)} files in order")
+    sys.exit(1 if breaches or not files else 0)
+
+
+if __name__ == "__main__":
+    main()
