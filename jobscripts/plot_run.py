@@ -56,8 +56,8 @@ def draw_losses(axes, trace):
     import numpy as np
 
     step, loss = trace["step"], trace["loss"]
-    axes.plot(step, loss, color=FAINT, linewidth=1, label="training, each step")
     window = max(1, len(loss) // 30)
+    axes.plot(step, loss, color=FAINT if window > 1 else INK, linewidth=1, label="training, each step")
     if window > 1:
         smooth = np.convolve(loss, np.ones(window) / window, mode="valid")
         axes.plot(np.convolve(step, np.ones(window) / window, mode="valid"), smooth, color=INK, linewidth=1.8, label=f"training, mean of {window} steps")
@@ -68,6 +68,7 @@ def draw_losses(axes, trace):
                       xytext=(7, 0), textcoords="offset points", va="center", color=ACCENT, fontweight="bold")
     axes.set(title="Loss", xlabel="step", ylabel="cross-entropy (nats per token)")
     axes.set_xlim(0, 1.16 * max(1, step[-1]))
+    axes.xaxis.get_major_locator().set_params(integer=True)
     axes.legend(frameon=False)
 
 
@@ -89,6 +90,7 @@ def draw_step_time(axes, trace, colour):
         floor = floor + height[:, i]
     axes.set(title="Training step", xlabel="step", ylabel="ms, mean over ranks")
     axes.set_xlim(begin[0], begin[-1])
+    axes.xaxis.get_major_locator().set_params(integer=True)
     axes.set_ylim(0, 1.25 * np.percentile(floor, 95))
     families = {"computing": "forward", "communication": "reduce_gradients", "the rest": "other"}
     axes.legend([Patch(color=colour[phase]) for phase in families.values()], families, ncols=3, frameon=False,

@@ -73,12 +73,12 @@ $(basename "$0"): the build needs what these packages hold:
 EOF
 }
 
-# Open MPI refuses root unless told twice, and counts cores as slots where one machine may well take more ranks.
+# Open MPI refuses root unless told twice, and takes a core for the most a rank may share.
 mpi_environment() {
   if [[ $EUID -eq 0 ]]; then
     export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
   fi
-  export OMPI_MCA_rmaps_base_oversubscribe=1 OMPI_MCA_hwloc_base_binding_policy=none
+  export OMPI_MCA_rmaps_base_oversubscribe=1
 }
 
 # setup PRESET TARGET...
