@@ -73,7 +73,7 @@ $(basename "$0"): the build needs what these packages hold:
 EOF
 }
 
-# Open MPI refuses root unless told twice, and takes a core for the most a rank may share.
+# Open MPI refuses root unless told twice, and starts no more ranks than there are cores unless told so.
 mpi_environment() {
   if [[ $EUID -eq 0 ]]; then
     export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1

@@ -137,8 +137,9 @@ class TraceFile {
   }
 
   static Rows read_rows(const h5::File& file, std::int64_t first_step) {
-    if (file.read_text_attribute("/", "phases") != joined_phase_names()) {
-      throw Error(ExitCode::output, file.path() + ": written with other phases");
+    if (file.read_integer_attribute("/", "format_version") != file_version ||
+        file.read_text_attribute("/", "phases") != joined_phase_names()) {
+      throw Error(ExitCode::output, file.path() + ": written by another version of the program");
     }
     Rows rows;
     rows.step = read_first<std::int64_t>(file, "/step", file.shape("/step")[0]);

@@ -13,7 +13,7 @@
 #include <thread>
 
 #include "src/h5.hpp"
-#include "tests/temp_folder.hpp"
+#include "tests/mpi_main.hpp"
 
 namespace nanorun {
 namespace {
@@ -73,7 +73,7 @@ struct Content {
 class TraceTest : public testing::Test {
  protected:
   std::unique_ptr<Trace> trace(long first_step = 0) {
-    return std::make_unique<Trace>(comm_, config_, folder_ / "", first_step);
+    return std::make_unique<Trace>(test_comm(), config_, folder_ / "", first_step);
   }
 
   Content read() const {
@@ -92,7 +92,6 @@ class TraceTest : public testing::Test {
 
   json events() const { return json::parse(std::ifstream(folder_ / "trace.json")).at("traceEvents"); }
 
-  Comm comm_{MPI_COMM_WORLD};
   TraceConfig config_;
   TempFolder folder_;
 };
@@ -199,6 +198,7 @@ TEST_F(TraceTest, ResumeOnFewerRanksKeepsTheirColumns) {
   const std::string phases = read().phases;
   {
     h5::File file = h5::File::create(folder_ / "trace.h5");
+    file.write_attribute("/", "format_version", std::uint64_t{1});
     file.write_attribute("/", "phases", phases);
     put(file, "/step", {2}, Integers{0, 1});
     put(file, "/ranks", {2}, Integers{3, 3});
@@ -230,6 +230,14 @@ TEST_F(TraceTest, ResumeMovesAnUnreadableFileAside) {
   std::ostringstream kept;
   kept << std::ifstream(folder_ / "trace.h5.unreadable").rdbuf();
   EXPECT_EQ(kept.str(), "no HDF5");
+}
+
+TEST_F(TraceTest, ResumeMovesAFileOfAnotherVersionAside) {
+  trace()->finish();
+  h5::File::open_append(folder_ / "trace.h5").write_attribute("/", "format_version", std::uint64_t{2});
+  trace(1)->finish();
+  EXPECT_EQ(h5::File::open(folder_ / "trace.h5.unreadable").read_integer_attribute("/", "format_version"), 2u);
+  EXPECT_EQ(h5::File::open(folder_ / "trace.h5").read_integer_attribute("/", "format_version"), 1u);
 }
 
 TEST_F(TraceTest, FailureToWriteIsAnOutputError) {
@@ -384,11 +392,3 @@ TEST(TimingTable, OfNoTimeHasNoPercentages) { EXPECT_EQ(timing_table({}).find("n
 
 }  // namespace
 }  // namespace nanorun
-
-int main(int argc, char** argv) {
-  MPI_Init(&argc, &argv);
-  testing::InitGoogleTest(&argc, argv);
-  const int failed = RUN_ALL_TESTS();
-  MPI_Finalize();
-  return failed;
-}
