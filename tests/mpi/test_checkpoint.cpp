@@ -1,4 +1,5 @@
 #include "src/checkpoint.hpp"
+#include "src/optimizer.hpp"
 
 #include <sys/resource.h>
 
