@@ -1,0 +1,211 @@
+"""Runs the program under mpirun in a temporary folder, for the fault tests. Standard library only."""
+
+import argparse
+import json
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import unittest
+from pathlib import Path
+
+PROGRAM = MPIRUN = None
+TIMEOUT = 60  # seconds until a job counts as hanging
+
+DECK = """
+[run]
+log_every = 1
+[model]
+vocabulary = 257
+width = 32
+heads = 2
+head_dim = 16
+layers = 4
+value_embeddings = 1
+[window]
+first = 128
+last = 256
+[train]
+steps = 12
+sequences = 4
+length = 256
+[validation]
+every = 0
+tokens = 1024
+length = 256
+[data]
+train = ["data.h5"]
+validation = ["data.h5"]
+end = "wrap"
+"""
+
+
+def gather(stream, lines):
+    with stream:
+        for line in stream:
+            lines.append(line)
+
+
+class Job:
+    """A started job; its output gathers while it runs."""
+
+    def __init__(self, folder, ranks, arguments, wrapper=()):
+        """`wrapper` is a command that starts the program on each rank with the arguments that follow."""
+        command = [MPIRUN, "--oversubscribe", "-n", str(ranks), *wrapper, PROGRAM, *map(str, arguments)]
+        self.process = subprocess.Popen(command, cwd=folder, text=True, errors="replace", stdin=subprocess.DEVNULL,
+                                        stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        self.ranks = ranks
+        self.output, self.errors = [], []
+        self.readers = [threading.Thread(target=gather, args=pair)
+                        for pair in ((self.process.stdout, self.output), (self.process.stderr, self.errors))]
+        for reader in self.readers:
+            reader.start()
+
+    def until(self, condition, what):
+        """Waits for a condition while the job runs; the job must not end before it holds."""
+        limit = time.monotonic() + TIMEOUT
+        while not condition():
+            if self.process.poll() is not None or time.monotonic() > limit:
+                self.kill()
+                raise AssertionError(f"no {what}:\n{self.text()}")
+            time.sleep(0.002)
+
+    def until_step(self, step):
+        self.until(lambda: any(re.match(rf"step +{step}/", line) for line in self.output), f"step {step}")
+
+    def wait(self):
+        """The job's exit code, once it has ended."""
+        try:
+            self.process.wait(TIMEOUT)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            raise AssertionError(f"the job hangs:\n{self.text()}") from None
+        for reader in self.readers:
+            reader.join(TIMEOUT)
+        return self.process.returncode
+
+    def rank_pids(self):
+        """Processes of the ranks, which are children of mpirun."""
+        pids = []
+        for stat in Path("/proc").glob("[0-9]*/stat"):
+            try:
+                parent = int(stat.read_text().rsplit(")", 1)[1].split()[1])
+            except (OSError, IndexError):
+                continue  # the process has just ended
+            if parent == self.process.pid:
+                pids.append(int(stat.parent.name))
+        assert len(pids) == self.ranks, pids
+        return sorted(pids)
+
+    def kill(self):
+        """Ends mpirun and all ranks at once, as a power failure would."""
+        try:
+            pids = self.rank_pids()
+        except AssertionError:
+            pids = []
+        for pid in [self.process.pid, *pids]:
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                pass
+        self.process.wait()
+        for reader in self.readers:
+            reader.join()
+
+    def text(self):
+        return "".join(self.output) + "".join(self.errors)
+
+    def messages(self):
+        """Lines on standard error without what mpirun itself says: its boxes, and lines that begin with its name."""
+        lines, boxed = [], False
+        for line in self.errors:
+            if line.startswith("-----"):
+                boxed = not boxed
+            elif not boxed and line.strip() and not line.startswith(("mpirun", "[")):
+                lines.append(line.rstrip("\n"))
+        return lines
+
+
+class FaultTest(unittest.TestCase):
+    """Each test has a folder of its own with a deck and a token shard."""
+
+    def setUp(self):
+        temporary = tempfile.TemporaryDirectory(prefix="nanorun-fault-")
+        self.addCleanup(temporary.cleanup)
+        self.folder = Path(temporary.name)
+        self.prepare(self.folder)
+
+    def prepare(self, folder):
+        """Writes deck.toml and data.h5."""
+        folder.mkdir(exist_ok=True)
+        (folder / "deck.toml").write_text(DECK)
+        draw = random.Random(0)
+        words = ["".join(draw.choices("abcdefghij", k=draw.randint(2, 8))) for _ in range(200)]
+        for i in range(20):
+            (folder / f"{i:02}.txt").write_text(" ".join(draw.choices(words, k=400)))
+        texts = sorted(path.name for path in folder.glob("*.txt"))
+        job = Job(folder, 1, ["shard", "data.h5", *texts, "--text"])
+        self.assertEqual(job.wait(), 0, job.text())
+
+    def start(self, ranks, *overrides, folder=None, wrapper=()):
+        return Job(folder or self.folder, ranks, ["train", "deck.toml", *overrides], wrapper)
+
+    def train(self, ranks, *overrides, folder=None, wrapper=(), code=0):
+        """Trains to the end and checks the exit code."""
+        job = self.start(ranks, *overrides, folder=folder, wrapper=wrapper)
+        self.assertEqual(job.wait(), code, job.text())
+        return job
+
+    def verify(self, *files, code=0):
+        job = Job(self.folder, 1, ["verify", *files])
+        self.assertEqual(job.wait(), code, job.text())
+        return job
+
+    def assert_refused(self, job, *parts):
+        """The program said why in exactly one line that holds all the parts."""
+        messages = job.messages()
+        self.assertEqual(len(messages), 1, messages)
+        self.assertTrue(messages[0].startswith("nanorun: "), messages)
+        for part in parts:
+            self.assertIn(str(part), messages[0])
+
+    def run_folder(self, folder=None):
+        return (folder or self.folder) / "outputs" / "run"
+
+    def checkpoint(self, step, folder=None):
+        return self.run_folder(folder) / "checkpoints" / f"checkpoint_{step:08}.h5"
+
+    def files(self, folder=None):
+        """Names in the checkpoint folder."""
+        return sorted(path.name for path in (self.run_folder(folder) / "checkpoints").iterdir())
+
+    def summary(self, folder=None):
+        return json.loads((self.run_folder(folder) / "summary.json").read_text())
+
+
+def losses(job):
+    """Loss of each logged step."""
+    return {int(m[1]): float(m[2]) for m in re.finditer(r"step +(\d+)/\d+ +loss (\S+)", "".join(job.output))}
+
+
+def restarted_from(job):
+    """Step of the checkpoint that the job continued, or None."""
+    found = re.search(r"restarted from the checkpoint of step (\d+)", "".join(job.output))
+    return int(found[1]) if found else None
+
+
+def main():
+    """Runs the tests of the calling script: SCRIPT PROGRAM MPIRUN [unittest arguments]."""
+    global PROGRAM, MPIRUN
+    parser = argparse.ArgumentParser()
+    parser.add_argument("program")
+    parser.add_argument("mpirun")
+    known, rest = parser.parse_known_args()
+    harness = sys.modules["harness"]
+    harness.PROGRAM, harness.MPIRUN = str(Path(known.program).resolve()), known.mpirun
+    unittest.main(argv=[sys.argv[0], *rest])

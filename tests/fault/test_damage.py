@@ -1,0 +1,98 @@
+"""Checkpoints that are damaged, foreign or cannot be written."""
+
+import random
+import time
+
+import harness
+from harness import FaultTest, restarted_from
+
+
+class Damage(FaultTest):
+    def two_checkpoints(self):
+        """Trains 6 of 12 steps with checkpoints of steps 3 and 6; returns the newer one."""
+        self.train(2, "checkpoint.every=3", "stop.step=6", code=75)
+        self.assertEqual(self.files(), ["checkpoint_00000003.h5", "checkpoint_00000006.h5"])
+        return self.checkpoint(6)
+
+    def assert_file_refused(self, path, *parts):
+        self.assert_refused(self.train(2, f"checkpoint.restart={path}", code=4), path, *parts)
+
+    def assert_passed_over(self, path, *parts):
+        """With "auto" the older checkpoint is taken, and a warning says why."""
+        job = self.train(2)
+        self.assert_refused(job, "warning", path.name, *parts)
+        self.assertEqual(restarted_from(job), 3)
+
+    def test_flipped_byte(self):
+        path = self.two_checkpoints()
+        damaged = bytearray(path.read_bytes())
+        damaged[len(damaged) // 2] ^= 1
+        path.write_bytes(damaged)
+        self.assert_refused(self.verify(path, code=4), path, "checksum")
+        self.assert_file_refused(path, "checksum")
+        self.assert_passed_over(path, "checksum")
+
+    def test_truncated(self):
+        path = self.two_checkpoints()
+        path.write_bytes(path.read_bytes()[:-1000])
+        self.assert_file_refused(path, "truncated")
+        self.assert_passed_over(path, "truncated")
+
+    def test_foreign_file(self):
+        path = self.two_checkpoints()
+        path.write_bytes((self.folder / "data.h5").read_bytes())
+        self.assert_file_refused(path, "is not a nanorun checkpoint")
+        self.assert_passed_over(path, "is not a nanorun checkpoint")
+
+    def test_no_checkpoint_readable(self):
+        self.two_checkpoints()
+        for step in (3, 6):
+            self.checkpoint(step).write_text("not HDF5")
+        job = self.train(2, code=4)
+        self.assertEqual(len(job.messages()), 3, job.messages())  # a warning for each, then the refusal
+        self.assertIn("none of its checkpoints can be read", job.messages()[-1])
+        self.assertEqual(self.files(), ["checkpoint_00000003.h5", "checkpoint_00000006.h5"])
+
+    def test_another_model(self):
+        self.two_checkpoints()
+        job = self.train(2, "model.width=64", "model.heads=4", code=4)
+        self.assert_refused(job, "checkpoint_00000006.h5", "belongs to another model", "[96, 32]", "[192, 64]")
+        self.verify(self.checkpoint(3), self.checkpoint(6))
+
+    def test_full_disk(self):
+        """A limit on the size of files stands for a full disk."""
+        large = "model.vocabulary=20000"
+        self.train(2, large, "checkpoint.every=3", "stop.step=3", code=75)
+
+        limit = 1 << 24
+        self.assertGreater(self.checkpoint(3).stat().st_size, limit)
+        wrapper = ["sh", "-c", f"trap '' XFSZ; ulimit -f {limit // 512}; exec \"$@\"", "sh"]
+        job = self.train(2, large, "checkpoint.every=3", wrapper=wrapper, code=4)
+        self.assert_refused(job, "checkpoint_00000006.h5.partial", "no space for the checkpoint")
+        self.assertEqual(self.files(), ["checkpoint_00000003.h5"])
+        self.assertEqual(restarted_from(self.train(2, large, "train.steps=4")), 3)
+
+    def test_killed_while_writing(self):
+        """All ranks die at random moments of a write: complete checkpoints stay sound and the run goes on."""
+        arguments = ["model.vocabulary=20000", "checkpoint.every=1", "train.steps=1000"]
+        draw = random.Random(1)
+        newest, interrupted = None, 0
+        for _ in range(6):
+            job = self.start(2, *arguments)
+            folder = self.run_folder() / "checkpoints"
+            job.until(lambda: restarted_from(job) == newest and len(harness.losses(job)) > 1, "second step")
+            job.until(lambda: any(folder.glob("*.partial")), "checkpoint write")
+            time.sleep(draw.uniform(0, 0.06))
+            job.kill()
+            complete = sorted(folder.glob("checkpoint_*.h5"))
+            interrupted += any(folder.glob("*.partial"))
+            self.verify(*complete)
+            newest = int(complete[-1].stem.split("_")[1])
+        self.assertGreaterEqual(interrupted, 1)
+        job = self.train(2, *arguments, f"stop.step={newest + 1}", code=75)
+        self.assertEqual(restarted_from(job), newest)
+        self.assertFalse(any(folder.glob("*.partial")))
+
+
+if __name__ == "__main__":
+    harness.main()

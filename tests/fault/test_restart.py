@@ -1,0 +1,61 @@
+"""Restarted runs continue as if they had never stopped."""
+
+import harness
+from harness import FaultTest, losses, restarted_from
+
+
+def differing_windows(a, b, width=8):
+    """Smallest number of windows of `width` bytes that hold all differences of two byte strings."""
+    count, end = 0, -1
+    for i, (x, y) in enumerate(zip(a, b)):
+        if x != y and i >= end:
+            count, end = count + 1, i + width
+    return count
+
+
+class Restart(FaultTest):
+    def compare_runs(self, first_ranks, second_ranks):
+        """Interrupts a run at step 6, continues it, and returns both final losses and jobs of whole and parts."""
+        whole = self.folder / "whole"
+        self.prepare(whole)
+        uninterrupted = self.train(first_ranks, folder=whole)
+        first = self.train(first_ranks, "stop.step=6", code=75)
+        second = self.train(second_ranks)
+        self.assertEqual(restarted_from(second), 6)
+        self.assertEqual(sorted(losses(first) | losses(second)), list(range(1, 13)))
+        self.assertFalse(losses(first).keys() & losses(second).keys())
+        return whole, uninterrupted, losses(first) | losses(second)
+
+    def test_same_ranks_is_bit_exact(self):
+        whole, uninterrupted, parts = self.compare_runs(2, 2)
+        self.assertEqual(parts, losses(uninterrupted))
+        for key in ("final_train_loss", "final_val_loss", "tokens", "steps"):
+            self.assertEqual(self.summary()[key], self.summary(whole)[key], key)
+        a, b = self.checkpoint(12).read_bytes(), self.checkpoint(12, whole).read_bytes()
+        self.assertEqual(len(a), len(b))
+        # The attributes train_seconds and, because of it, the checksum of the attributes.
+        self.assertEqual(differing_windows(a, b), 2)
+
+    def assert_close(self, whole, uninterrupted, parts):
+        expected = losses(uninterrupted)
+        for step, loss in parts.items():
+            self.assertAlmostEqual(loss, expected[step], delta=1e-5 * expected[step] + 1e-5)  # printed to 1e-5
+        for key in ("final_train_loss", "final_val_loss"):
+            self.assertAlmostEqual(self.summary()[key] / self.summary(whole)[key], 1, delta=1e-5)
+
+    def test_two_ranks_to_one(self):
+        self.assert_close(*self.compare_runs(2, 1))
+
+    def test_one_rank_to_four(self):
+        self.assert_close(*self.compare_runs(1, 4))
+
+    def test_restart_none_starts_anew_and_keeps_the_old_folder(self):
+        self.train(2, "train.steps=3")
+        again = self.train(2, "train.steps=3", "checkpoint.restart=none")
+        self.assertIsNone(restarted_from(again))
+        self.assertEqual(sorted(losses(again)), [1, 2, 3])
+        self.assertTrue((self.folder / "outputs" / "run.1" / "checkpoints" / "checkpoint_00000003.h5").exists())
+
+
+if __name__ == "__main__":
+    harness.main()
