@@ -82,7 +82,7 @@ class Damage(FaultTest):
             folder = self.run_folder() / "checkpoints"
             job.until(lambda: restarted_from(job) == newest and len(harness.losses(job)) > 1, "second step")
             job.until(lambda: any(folder.glob("*.partial")), "checkpoint write")
-            time.sleep(draw.uniform(0, 0.06))
+            time.sleep(draw.uniform(0, 0.04))
             job.kill()
             complete = sorted(folder.glob("checkpoint_*.h5"))
             interrupted += any(folder.glob("*.partial"))
