@@ -359,6 +359,9 @@ Progress Checkpoints::load(const std::string& path, const Slabs& slabs) {
     header = read_header(file);
     difference = model_difference(file, header, model_, slabs);
   });
+  if (!difference.empty() && header.model == model_) {
+    throw checkpoint_error(fmt::format("{}: {}; the file is damaged", path, difference));
+  }
   if (!difference.empty()) throw OtherModel(fmt::format("{}: belongs to another model: {}", path, difference));
   read_tensors(comm_, path, slabs);
   return header.progress;

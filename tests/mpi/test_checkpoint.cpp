@@ -308,6 +308,24 @@ TEST(Checkpoint, UnreadableFilesAreRefusedOrPassedOver) {
   expect_refused(folder, read_file(other), "is not a nanorun checkpoint");
 }
 
+TEST(Checkpoint, ATensorLostFromTheSameModelIsDamage) {
+  const SharedFolder folder;
+  save_steps(folder / "c", {1});
+  std::string renamed = read_file(folder / "c/checkpoint_00000001.h5");
+  const std::size_t name = renamed.find("block.0.mlp_in");
+  ASSERT_NE(name, std::string::npos);
+  renamed[name + 6] = 'x';
+  const std::string path = folder / "c/checkpoint_00000002.h5";
+  on_root([&] { write_file(path, renamed); });
+  Training run(test_comm(), 0);
+  const auto progress = run.checkpoints(folder / "c").restore(run.optimizer.slabs());
+  ASSERT_TRUE(progress.has_value());
+  EXPECT_EQ(progress->step, 1);
+  run.config.checkpoint.restart = path;
+  const std::string error = error_of([&] { run.checkpoints(folder / "c").restore(run.optimizer.slabs()); });
+  EXPECT_TRUE(contains(error, path + ": has no /") && contains(error, "damaged")) << error;
+}
+
 TEST(Checkpoint, NewerFormatVersionsAreRefusedByNumber) {
   const SharedFolder folder;
   save_steps(folder / "c", {1});
