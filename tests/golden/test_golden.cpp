@@ -5,7 +5,7 @@
 
 #include <nlohmann/json.hpp>
 
-#include "tests/mpi_main.hpp"
+#include "tests/environment.hpp"
 #include "tests/tiny_training.hpp"
 
 namespace nanorun {

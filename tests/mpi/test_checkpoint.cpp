@@ -10,7 +10,7 @@
 #include <iterator>
 
 #include "src/h5.hpp"
-#include "tests/mpi_main.hpp"
+#include "tests/environment.hpp"
 
 namespace nanorun {
 namespace {

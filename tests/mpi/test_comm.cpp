@@ -5,7 +5,7 @@
 #include <numeric>
 
 #include "src/error.hpp"
-#include "tests/mpi_main.hpp"
+#include "tests/environment.hpp"
 
 namespace nanorun {
 namespace {

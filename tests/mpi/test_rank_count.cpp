@@ -4,7 +4,7 @@
 
 #include <random>
 
-#include "tests/mpi_main.hpp"
+#include "tests/environment.hpp"
 #include "tests/tiny_training.hpp"
 
 namespace nanorun {

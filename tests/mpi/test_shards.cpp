@@ -7,7 +7,7 @@
 #include "src/data.hpp"
 #include "src/h5.hpp"
 #include "src/import.hpp"
-#include "tests/mpi_main.hpp"
+#include "tests/environment.hpp"
 #include "tests/shard_files.hpp"
 
 namespace nanorun {

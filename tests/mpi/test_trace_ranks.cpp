@@ -9,7 +9,7 @@
 
 #include "src/h5.hpp"
 #include "src/trace.hpp"
-#include "tests/mpi_main.hpp"
+#include "tests/environment.hpp"
 
 namespace nanorun {
 namespace {

@@ -5,7 +5,7 @@
 #include <filesystem>
 
 #include "src/h5.hpp"
-#include "tests/mpi_main.hpp"
+#include "tests/environment.hpp"
 #include "tests/shard_files.hpp"
 
 namespace nanorun {

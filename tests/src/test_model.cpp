@@ -6,7 +6,7 @@
 #include <random>
 
 #include "src/schedule.hpp"
-#include "tests/mpi_main.hpp"
+#include "tests/environment.hpp"
 
 namespace nanorun {
 namespace {

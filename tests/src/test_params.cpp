@@ -6,7 +6,7 @@
 #include <set>
 
 #include "src/arena.hpp"
-#include "tests/mpi_main.hpp"
+#include "tests/environment.hpp"
 
 namespace nanorun {
 namespace {

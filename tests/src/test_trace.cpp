@@ -13,7 +13,7 @@
 #include <thread>
 
 #include "src/h5.hpp"
-#include "tests/mpi_main.hpp"
+#include "tests/environment.hpp"
 
 namespace nanorun {
 namespace {

@@ -1,41 +1,14 @@
-#pragma once
-// main() of a test program that uses MPI, alone or under mpirun; include it once. Rank 0 prints the progress, every
-// rank its failures. A fatal failure ends the whole job: the other ranks may wait in a collective for ever.
+// main() of every test program, alone or under mpirun. Rank 0 prints the progress, every rank its failures. A fatal
+// failure ends the whole job: the other ranks may wait in a collective for ever.
 
 #include <gtest/gtest.h>
-#include <mpi.h>
 
 #include <cstdio>
-#include <optional>
-#include <string>
 
-#include "src/context.hpp"
-#include "tests/temp_folder.hpp"
+#include "tests/environment.hpp"
 
 namespace nanorun {
-
-inline Context* test_context = nullptr;
-
-/// All ranks of the test program.
-inline Comm& test_comm() { return test_context->comm(); }
-
-/// One folder for all ranks of a test. Construction and destruction are collective.
-class SharedFolder {
- public:
-  SharedFolder() {
-    if (test_comm().root()) folder_.emplace();
-    path_ = test_comm().broadcast(folder_ ? *folder_ / "" : std::string());
-  }
-  ~SharedFolder() { test_comm().barrier(); }
-  SharedFolder(const SharedFolder&) = delete;
-  SharedFolder& operator=(const SharedFolder&) = delete;
-
-  std::string operator/(const std::string& name) const { return path_ + name; }
-
- private:
-  std::optional<TempFolder> folder_;
-  std::string path_;
-};
+namespace {
 
 class FailureReport : public testing::EmptyTestEventListener {
   void OnTestPartResult(const testing::TestPartResult& result) override {
@@ -49,6 +22,7 @@ class FailureReport : public testing::EmptyTestEventListener {
   }
 };
 
+}  // namespace
 }  // namespace nanorun
 
 #ifdef __SANITIZE_ADDRESS__

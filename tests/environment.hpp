@@ -1,0 +1,37 @@
+#pragma once
+// What every test program has: MPI and Kokkos started by tests/main.cpp, the communicator of all ranks, and a folder
+// that they share.
+
+#include <optional>
+#include <string>
+
+#include "src/context.hpp"
+#include "tests/temp_folder.hpp"
+
+namespace nanorun {
+
+/// Set by main() before the tests run.
+inline Context* test_context = nullptr;
+
+/// All ranks of the test program.
+inline Comm& test_comm() { return test_context->comm(); }
+
+/// One folder for all ranks of a test. Construction and destruction are collective.
+class SharedFolder {
+ public:
+  SharedFolder() {
+    if (test_comm().root()) folder_.emplace();
+    path_ = test_comm().broadcast(folder_ ? *folder_ / "" : std::string());
+  }
+  ~SharedFolder() { test_comm().barrier(); }
+  SharedFolder(const SharedFolder&) = delete;
+  SharedFolder& operator=(const SharedFolder&) = delete;
+
+  std::string operator/(const std::string& name) const { return path_ + name; }
+
+ private:
+  std::optional<TempFolder> folder_;
+  std::string path_;
+};
+
+}  // namespace nanorun
