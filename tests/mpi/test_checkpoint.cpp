@@ -1,6 +1,7 @@
 #include "src/checkpoint.hpp"
 #include "src/optimizer.hpp"
 
+#include <gtest/gtest.h>
 #include <sys/resource.h>
 
 #include <bit>
