@@ -1,17 +1,13 @@
 #include "src/checkpoint.hpp"
 
-#include <fcntl.h>
-#include <unistd.h>
-
 #include <algorithm>
-#include <cerrno>
 #include <charconv>
 #include <cstdio>
-#include <cstring>
 #include <exception>
 #include <filesystem>
 #include <map>
 
+#include "src/files.hpp"
 #include "src/h5.hpp"
 
 namespace nanorun {
@@ -99,34 +95,6 @@ Header read_header(const h5::File& file) {
   return header;
 }
 
-/// Runs a file operation and names path and `action` if it fails.
-template <class Call>
-void on_path(const std::string& path, const char* action, Call&& call) {
-  std::error_code error;
-  call(error);
-  if (error) throw checkpoint_error(fmt::format("{}: {}: {}", path, action, error.message()));
-}
-
-/// Opens `path`, applies `call` to the descriptor, and names path and `action` if that fails.
-template <class Call>
-void on_descriptor(const std::string& path, int flags, const char* action, Call&& call) {
-  const int descriptor = ::open(path.c_str(), flags | O_CLOEXEC, 0666);
-  const bool done = descriptor >= 0 && call(descriptor) == 0;
-  const int reason = errno;
-  if (descriptor >= 0) ::close(descriptor);
-  if (!done) throw checkpoint_error(fmt::format("{}: {}: {}", path, action, std::strerror(reason)));
-}
-
-void sync(const std::string& path) { on_descriptor(path, O_RDONLY, "cannot be flushed to disk", ::fsync); }
-
-/// Takes disk space for the first `bytes` of a file, created if need be.
-void reserve_space(const std::string& path, std::uint64_t bytes) {
-  on_descriptor(path, O_RDWR | O_CREAT, "no space for the checkpoint", [&](int descriptor) {
-    const int status = ::fallocate(descriptor, 0, 0, static_cast<off_t>(bytes));
-    return status != 0 && errno == EOPNOTSUPP ? 0 : status;
-  });
-}
-
 /// Bytes of the tensors and, generously, of what HDF5 adds.
 std::uint64_t expected_bytes(const Header& header, const Slabs& slabs) {
   std::uint64_t bytes = 65536 + header.deck.size();
@@ -137,7 +105,7 @@ std::uint64_t expected_bytes(const Header& header, const Slabs& slabs) {
 /// Creates the file with everything but the tensors' values. The space is taken first, since HDF5 cannot give up in
 /// order a file that it fails to write, and again for the finished file, so that the ranks find room for the values.
 void lay_out(const std::string& path, const Header& header, const Slabs& slabs, const Sums& sums) {
-  reserve_space(path, expected_bytes(header, slabs));
+  reserve_space(path, expected_bytes(header, slabs), ExitCode::checkpoint);
   h5::File file = h5::File::create(path, MPI_COMM_NULL, ExitCode::checkpoint);
   write_header(file, header);
   for (std::size_t i = 0; i < slabs.size(); ++i) {
@@ -145,7 +113,7 @@ void lay_out(const std::string& path, const Header& header, const Slabs& slabs, 
     file.write_attribute(slabs[i].dataset, "checksum", sums[i]);
   }
   file.close();
-  reserve_space(path, fs::file_size(path));
+  reserve_space(path, fs::file_size(path), ExitCode::checkpoint);
 }
 
 /// Collective.
@@ -330,17 +298,17 @@ std::string Checkpoints::save(const Progress& progress, const Slabs& slabs) {
   try {
     comm_.together([&] {
       if (!comm_.root()) return;
-      on_path(folder_, "cannot be created", [&](std::error_code& error) { fs::create_directories(folder_, error); });
+      std::error_code error;
+      fs::create_directories(folder_, error);
+      if (error) throw checkpoint_error(fmt::format("{}: cannot be created: {}", folder_, error.message()));
       remove_leftovers();
       lay_out(partial, {model_, deck_, progress, slabs.size()}, slabs, sums);
     });
     comm_.together([&] { write_rows(comm_, partial, slabs); });
-    comm_.together([&] { sync(partial); });
+    comm_.together([&] { sync_to_disk(partial, ExitCode::checkpoint); });
     read_tensors(comm_, partial, without_data(slabs));
     comm_.together([&] {
-      if (!comm_.root()) return;
-      on_path(partial, "cannot be renamed", [&](std::error_code& error) { fs::rename(partial, path, error); });
-      sync(folder_);
+      if (comm_.root()) rename_file(partial, path, ExitCode::checkpoint);
     });
   } catch (const Error&) {
     std::error_code ignored;

@@ -12,6 +12,7 @@
 
 #include "src/data.hpp"
 #include "src/error.hpp"
+#include "src/files.hpp"
 #include "src/h5.hpp"
 
 namespace nanorun {
@@ -41,12 +42,6 @@ std::uint64_t file_size(const std::string& path) {
   const std::uint64_t size = fs::file_size(path, error);
   if (error) fail("{}: {}", path, error.message());
   return size;
-}
-
-void rename_file(const std::string& from, const std::string& to) {
-  std::error_code error;
-  fs::rename(from, to, error);
-  if (error) fail("{}: cannot be renamed to {}: {}", from, to, error.message());
 }
 
 void read_bytes(const std::string& path, std::uint64_t offset, std::span<std::byte> bytes) {
@@ -175,8 +170,11 @@ Blocks share(const Comm& comm, std::uint64_t blocks) {
   return {blocks * comm.rank() / comm.size(), blocks * (comm.rank() + 1) / comm.size()};
 }
 
-h5::File create_shard(Comm& comm, const ShardPlan& plan, const std::string& path) {
-  h5::File file = h5::File::create(path, comm.handle());
+/// Creates the file with everything but tokens and checksums. Space is taken first for what HDF5 writes here, then for
+/// what the ranks are to fill in.
+void lay_out(const ShardPlan& plan, const std::string& path) {
+  reserve_space(path, 65536 + sizeof(Token) * plan.count, ExitCode::data);
+  h5::File file = h5::File::create(path);
   file.write_attribute("/", "format", std::string(shard_format));
   file.write_attribute("/", "format_version", shard_version);
   file.write_attribute("/", "vocabulary", plan.vocabulary);
@@ -187,11 +185,11 @@ h5::File create_shard(Comm& comm, const ShardPlan& plan, const std::string& path
   file.create_dataset<Token>("tokens", {plan.count});
   file.create_dataset<std::uint64_t>("checksums", {blocks_of(plan.count)});
   if (plan.header) {
-    const std::uint64_t words = comm.root() ? plan.header->size() : 0;
     file.create_dataset<std::int32_t>("bin_header", {plan.header->size()});
-    file.write<std::int32_t>("bin_header", {0}, {words}, std::span(*plan.header).first(words));
+    file.write<std::int32_t>("bin_header", {0}, {plan.header->size()}, *plan.header);
   }
-  return file;
+  file.close();
+  reserve_space(path, file_size(path), ExitCode::data);
 }
 
 /// Copies this rank's blocks of the plan's tokens, a buffer at a time; every rank takes part in every round.
@@ -213,22 +211,25 @@ void write_blocks(Comm& comm, const ShardPlan& plan, h5::File& file) {
       const auto block = std::span<const Token>(buffer).subspan(at, std::min(shard_block, buffer.size() - at));
       checksums.push_back(h5::checksum(block, first + at));
     }
-    comm.together([&] {
-      file.write<Token>("tokens", {first}, {buffer.size()}, buffer);
-      file.write<std::uint64_t>("checksums", {part.first}, {checksums.size()}, checksums);
-    });
+    // One collective write at a time: a rank whose write failed would not take part in another.
+    comm.together([&] { file.write<Token>("tokens", {first}, {buffer.size()}, buffer); });
+    comm.together([&] { file.write<std::uint64_t>("checksums", {part.first}, {checksums.size()}, checksums); });
   }
 }
 
 void write_shard(Comm& comm, const ShardPlan& plan) {
   const std::string partial = plan.path + ".partial";
   try {
+    comm.together([&] {
+      if (comm.root()) lay_out(plan, partial);
+    });
     std::optional<h5::File> file;
-    comm.together([&] { file = create_shard(comm, plan, partial); });
+    comm.together([&] { file = h5::File::open_append(partial, comm.handle()); });
     write_blocks(comm, plan, *file);
     comm.together([&] { file->close(); });
+    comm.together([&] { sync_to_disk(partial, ExitCode::data); });
     comm.together([&] {
-      if (comm.root()) rename_file(partial, plan.path);
+      if (comm.root()) rename_file(partial, plan.path, ExitCode::data);
     });
   } catch (...) {
     std::error_code ignored;
@@ -307,7 +308,8 @@ void export_shard(const std::string& shard, const std::string& bin) {
                 [&](std::span<const Token> tokens) { put(std::as_bytes(tokens)); });
     out.close();
     if (!out) fail("{}: cannot be written", partial);
-    rename_file(partial, bin);
+    sync_to_disk(partial, ExitCode::data);
+    rename_file(partial, bin, ExitCode::data);
   } catch (...) {
     std::error_code ignored;
     fs::remove(partial, ignored);

@@ -68,7 +68,7 @@ class Damage(FaultTest):
         self.assertGreater(self.checkpoint(3).stat().st_size, limit)
         wrapper = ["sh", "-c", f"trap '' XFSZ; ulimit -f {limit // 512}; exec \"$@\"", "sh"]
         job = self.train(2, large, "checkpoint.every=3", wrapper=wrapper, code=4)
-        self.assert_refused(job, "checkpoint_00000006.h5.partial", "no space for the checkpoint")
+        self.assert_refused(job, "checkpoint_00000006.h5.partial", "no space for the file")
         self.assertEqual(self.files(), ["checkpoint_00000003.h5"])
         self.assertEqual(restarted_from(self.train(2, large, "train.steps=4")), 3)
 

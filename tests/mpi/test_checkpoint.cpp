@@ -1,17 +1,16 @@
 #include "src/checkpoint.hpp"
-#include "src/optimizer.hpp"
 
 #include <gtest/gtest.h>
-#include <sys/resource.h>
 
 #include <bit>
-#include <csignal>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
 
 #include "src/h5.hpp"
+#include "src/optimizer.hpp"
 #include "tests/environment.hpp"
+#include "tests/file_size_limit.hpp"
 
 namespace nanorun {
 namespace {
@@ -399,23 +398,6 @@ TEST(Checkpoint, LeftoversOfInterruptedWritesGo) {
   EXPECT_FALSE(fs::exists(leftover));
   EXPECT_TRUE(fs::exists(foreign));
 }
-
-/// Limits the size of files that this rank may write, as a full disk would.
-class FileSizeLimit {
- public:
-  explicit FileSizeLimit(rlim_t bytes) {
-    std::signal(SIGXFSZ, SIG_IGN);
-    getrlimit(RLIMIT_FSIZE, &before_);
-    const rlimit limit{bytes, before_.rlim_max};
-    setrlimit(RLIMIT_FSIZE, &limit);
-  }
-  ~FileSizeLimit() { setrlimit(RLIMIT_FSIZE, &before_); }
-  FileSizeLimit(const FileSizeLimit&) = delete;
-  FileSizeLimit& operator=(const FileSizeLimit&) = delete;
-
- private:
-  rlimit before_{};
-};
 
 TEST(Checkpoint, AFailedSaveLeavesThePreviousOne) {
   const SharedFolder folder;

@@ -3,11 +3,13 @@
 #include <gtest/gtest.h>
 
 #include <filesystem>
+#include <optional>
 
 #include "src/data.hpp"
 #include "src/h5.hpp"
 #include "src/import.hpp"
 #include "tests/environment.hpp"
+#include "tests/file_size_limit.hpp"
 #include "tests/shard_files.hpp"
 
 namespace nanorun {
@@ -124,6 +126,31 @@ TEST(Shards, FlippedBitIsFoundByAllRanks) {
   test_comm().barrier();
   EXPECT_EQ(data_error_of([&] { verify_shard(test_comm(), folder / "a.h5"); }),
             fmt::format("{}: block 6 (tokens 393216 to 458751) does not match its checksum", folder / "a.h5"));
+}
+
+TEST(Shards, AFullDiskLeavesTheOldShardAlone) {
+  const SharedFolder folder;
+  const auto small = varied_tokens(100, 50257), large = varied_tokens(4 * shard_block, 50257);
+  EXPECT_EQ(make_shard(folder, small), "");
+  if (test_comm().root()) write_bin(folder / "a.bin", bin_header(large.size()), large);
+  test_comm().barrier();
+  ShardOptions options;
+  options.inputs = {folder / "a.bin"};
+  options.output = folder / "a.h5";
+  // Full for all ranks, then for the last one alone.
+  for (const int first : {0, test_comm().size() - 1}) {
+    std::optional<FileSizeLimit> limit;
+    if (test_comm().rank() >= first) limit.emplace(200'000);
+    const std::string error = data_error_of([&] { make_shards(test_comm(), options); });
+    if (first == 0) {
+      EXPECT_TRUE(error.starts_with((folder / "a.h5.partial") + ": no space for the file: ")) << error;
+    }
+    const bool failed = test_comm().all_reduce(std::uint64_t{!error.empty()}, Reduce::sum) != 0;
+    EXPECT_EQ(error.empty(), !failed);
+    EXPECT_FALSE(fs::exists(folder / "a.h5.partial"));
+    expect_shard(folder / "a.h5", failed ? small : large);
+    test_comm().barrier();
+  }
 }
 
 TEST(Shards, TextFilesOfAllSizesKeepTheirOrder) {
