@@ -9,9 +9,10 @@ data=outputs/quickstart-data
 run=outputs/quickstart
 max_bytes=40000000
 
-# The headers in a random but fixed order, so that training and validation meet the same mixture, up to max_bytes.
+# Short headers in a random but fixed order, so that every step and the validation meet much the same mixture, up to
+# max_bytes.
 list_documents() {
-  find /usr/include -type f -size -512k \
+  find /usr/include -type f -size -16k \
     \( -name '*.h' -o -name '*.hpp' -o -path '*/c++/*' ! -name '*.*' \) -printf '%p\t%s\n' |
     LC_ALL=C sort | awk 'BEGIN { srand(1) } { printf "%.6f\t%s\n", rand(), $0 }' | LC_ALL=C sort |
     awk -F '\t' -v max="$max_bytes" '(sum += $3) <= max { print $2 }'
