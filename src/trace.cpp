@@ -11,6 +11,7 @@
 #include <numeric>
 #include <span>
 
+#include "src/files.hpp"
 #include "src/h5.hpp"
 
 namespace nanorun {
@@ -79,7 +80,6 @@ class TraceFile {
     });
     const h5::File file = h5::File::open(path_, comm_.handle(), ExitCode::output);
     stored_ = file.shape("/seconds")[0];
-    columns_ = file.shape("/seconds")[1];
     validations_ = read_validations(file);
   }
 
@@ -108,14 +108,14 @@ class TraceFile {
         validations.truncate(first_step + 1);
       } catch (const Error& error) {
         const std::string aside = path_ + ".unreadable";
-        std::filesystem::rename(path_, aside);
+        rename_file(path_, aside, ExitCode::output);
         fmt::print(stderr, "nanorun: warning: {}; the file is kept as {}\n", error.what(), aside);
         rows = {}, validations = {}, columns = 0;
       }
     }
     const std::string partial = path_ + ".partial";
     create(partial, std::max<std::uint64_t>(columns, comm_.size()), rows, columns, validations);
-    std::filesystem::rename(partial, path_);
+    rename_file(partial, path_, ExitCode::output);
   }
 
   static void create(const std::string& path, std::uint64_t columns, const Rows& rows, std::uint64_t row_columns,
@@ -192,7 +192,6 @@ class TraceFile {
   Comm& comm_;
   std::string path_;
   std::uint64_t stored_ = 0;
-  std::uint64_t columns_ = 0;
   Validations validations_;
 };
 
