@@ -99,40 +99,40 @@ void value_mix_backward(Mat<T> d_v, const ValueMixGradients<T>& d_mix, Mat<const
 }  // namespace
 
 template <class T>
-void attention_input_forward(Stream, Mat<T> out, Mat<T> rstd, Mat<const T> qkv, const Rotary<T>& rotary,
+void attention_input_forward(Stream, Mat<T> qk, Mat<T> v_mixed, Mat<T> rstd, Mat<const T> qkv, const Rotary<T>& rotary,
                              const ValueMix<T>& mix, double eps) {
   const int width = qkv.cols / 3, half = width / rotary.heads / 2;
   for_rows("attention_input_forward", qkv.rows, [=](int t) {
-    T* to = out.row(t);
+    T* to = qk.row(t);
     const T* from = qkv.row(t);
     for (int head = 0; head < 2 * rotary.heads; ++head) {
       const int first = head * 2 * half;
       rstd.row(t)[head] =
           norm_rotate(to + first, from + first, rotary.cos.row(t), rotary.sin.row(t), half, static_cast<T>(eps));
     }
-    mix_values(to + 2 * width, from + 2 * width, t, width, mix);
+    mix_values(v_mixed.row(t), from + 2 * width, t, width, mix);
   });
 }
 
 template <class T>
-void attention_input_backward(Stream, Mat<T> d_qkv, const ValueMixGradients<T>& d_mix, Mat<const T> out,
+void attention_input_backward(Stream, Mat<T> d_qkv, const ValueMixGradients<T>& d_mix, Mat<const T> qk,
                               Mat<const T> rstd, Mat<const T> v, Mat<const T> d_out, const Rotary<T>& rotary,
                               const ValueMix<T>& mix) {
   const int width = d_out.cols / 3, half = width / rotary.heads / 2;
   for_rows("attention_input_backward", d_out.rows, [=](int t) {
     for (int head = 0; head < 2 * rotary.heads; ++head) {
       const int first = head * 2 * half;
-      norm_rotate_backward(d_qkv.row(t) + first, out.row(t) + first, rstd.row(t)[head], d_out.row(t) + first,
+      norm_rotate_backward(d_qkv.row(t) + first, qk.row(t) + first, rstd.row(t)[head], d_out.row(t) + first,
                            rotary.cos.row(t), rotary.sin.row(t), half);
     }
   });
   value_mix_backward(d_qkv.col_block(2 * width, width), d_mix, v, d_out.col_block(2 * width, width), mix);
 }
 
-#define NANORUN_INSTANTIATE(T)                                                                                      \
-  template void attention_input_forward(Stream, Mat<T>, Mat<T>, Mat<const T>, const Rotary<T>&, const ValueMix<T>&, \
-                                        double);                                                                    \
-  template void attention_input_backward(Stream, Mat<T>, const ValueMixGradients<T>&, Mat<const T>, Mat<const T>,   \
+#define NANORUN_INSTANTIATE(T)                                                                                    \
+  template void attention_input_forward(Stream, Mat<T>, Mat<T>, Mat<T>, Mat<const T>, const Rotary<T>&,           \
+                                        const ValueMix<T>&, double);                                              \
+  template void attention_input_backward(Stream, Mat<T>, const ValueMixGradients<T>&, Mat<const T>, Mat<const T>, \
                                          Mat<const T>, Mat<const T>, const Rotary<T>&, const ValueMix<T>&);
 NANORUN_INSTANTIATE(float)
 NANORUN_INSTANTIATE(double)

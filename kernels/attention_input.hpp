@@ -4,8 +4,8 @@
 //   q'[t,h] = R_t norm(q[t,h]),  k'[t,h] = R_t norm(k[t,h]),  v'[t] = l0 * v[t] + l1 * u[t]
 //   R_t on the pair (x[j], x[j+D/2]):  y[j] = x[j] c + x[j+D/2] s,  y[j+D/2] = -x[j] s + x[j+D/2] c
 //   with c = cos[t,j], s = sin[t,j], 0 <= j < D/2.
-// Shapes: qkv, out [T, 3 H D] (columns: all of q, then k, then v; head-major); cos, sin [T, D/2];
-// rstd [T, 2 H] (q heads, then k heads); u [T, H D].
+// Shapes: qkv [T, 3 H D] (columns: all of q, then k, then v; head-major); qk = [q' k'] [T, 2 H D]; v', v, u [T, H D];
+// cos, sin [T, D/2]; rstd [T, 2 H] (q heads, then k heads).
 
 #include "kernels/types.hpp"
 
@@ -35,14 +35,15 @@ struct Rotary {
   Mat<const T> sin;
 };
 
+/// `qk` may be the first 2 H D columns of `qkv`.
 template <class T>
-void attention_input_forward(Stream stream, Mat<T> out, Mat<T> rstd, Mat<const T> qkv, const Rotary<T>& rotary,
-                             const ValueMix<T>& mix, double eps);
+void attention_input_forward(Stream stream, Mat<T> qk, Mat<T> v_mixed, Mat<T> rstd, Mat<const T> qkv,
+                             const Rotary<T>& rotary, const ValueMix<T>& mix, double eps);
 
-/// d_qkv = gradient of qkv, where d_out is the gradient of out. `out` and `rstd` are the forward's; v [T, H D] is
-/// the value part of its qkv. `d_qkv` may be `d_out`.
+/// d_qkv = gradient of qkv, where d_out [T, 3 H D] is the gradient of [q' k' v']. `qk` and `rstd` are the forward's;
+/// v is the value part of its qkv. `d_qkv` may be `d_out`.
 template <class T>
-void attention_input_backward(Stream stream, Mat<T> d_qkv, const ValueMixGradients<T>& d_mix, Mat<const T> out,
+void attention_input_backward(Stream stream, Mat<T> d_qkv, const ValueMixGradients<T>& d_mix, Mat<const T> qk,
                               Mat<const T> rstd, Mat<const T> v, Mat<const T> d_out, const Rotary<T>& rotary,
                               const ValueMix<T>& mix);
 

@@ -22,21 +22,23 @@ Vec<T> vector(WorkspaceCutter& cutter, int size) {
   return {cutter.take<T>(size), static_cast<std::size_t>(size)};
 }
 
+/// What the attention half of a block saves.
 template <class T>
-BlockActivations<T> cut_block(const ModelConfig& model, int length, WorkspaceCutter& cutter) {
-  const int width = model.width;
-  BlockActivations<T> block;
-  block.n_mix = matrix<T>(cutter, length, width);
+void cut_attention(BlockActivations<T>& block, const ModelConfig& model, int length, WorkspaceCutter& cutter) {
+  block.n_mix = matrix<T>(cutter, length, model.width);
   block.rstd_mix = vector<T>(cutter, length);
-  block.qkv = matrix<T>(cutter, length, 3 * width);
-  block.qkv_in = matrix<T>(cutter, length, 3 * width);
+  block.qkv = matrix<T>(cutter, length, 3 * model.width);
+  block.v_mixed = matrix<T>(cutter, length, model.width);
   block.rstd_qk = matrix<T>(cutter, length, 2 * model.heads);
-  block.y = matrix<T>(cutter, length, width);
+  block.y = matrix<T>(cutter, length, model.width);
   block.lse = matrix<T>(cutter, model.heads, length);
-  block.n_mlp = matrix<T>(cutter, length, width);
+}
+
+/// What the MLP half of a block saves, the hidden units aside.
+template <class T>
+void cut_mlp(BlockActivations<T>& block, const ModelConfig& model, int length, WorkspaceCutter& cutter) {
+  block.n_mlp = matrix<T>(cutter, length, model.width);
   block.rstd_mlp = vector<T>(cutter, length);
-  block.h = matrix<T>(cutter, length, model.mlp_ratio * width);
-  return block;
 }
 
 }  // namespace
@@ -48,8 +50,13 @@ Activations<T>::Activations(const Config& config, int length, bool training, Wor
   rstd0 = vector<T>(cutter, length);
   n_final = matrix<T>(cutter, length, model.width);
   rstd_final = vector<T>(cutter, length);
-  cut_blocks(model, training, cutter);
-  if (training) cut_gradients(model, cutter);
+  if (training) {
+    cut_training_blocks(config, cutter);
+    cut_gradients(model, cutter);
+  } else {
+    cut_evaluation_blocks(model, cutter);
+  }
+  if (model.value_path == ValuePath::first) v_first = block[0].qkv.col_block(2 * model.width, model.width);
 
   const kernels::HeadPrecision precision = training && config.head.precision == HeadChoice::fp8
                                                ? kernels::HeadPrecision::fp8
@@ -59,21 +66,34 @@ Activations<T>::Activations(const Config& config, int length, bool training, Wor
   workspace = {cutter.take<std::byte>(bytes), bytes};
 }
 
+/// Every block has buffers of its own.
 template <class T>
-void Activations<T>::cut_blocks(const ModelConfig& model, bool training, WorkspaceCutter& cutter) {
-  BlockActivations<T> shared = cut_block<T>(model, length, cutter);
-  Mat<T> shared_x = matrix<T>(cutter, length, model.width);
+void Activations<T>::cut_training_blocks(const Config& config, WorkspaceCutter& cutter) {
+  const ModelConfig& model = config.model;
+  const auto hidden = [&] { return matrix<T>(cutter, length, model.mlp_ratio * model.width); };
+  const bool shares_h = config.train.recompute == Recompute::mlp;
+  const Mat<T> shared_h = shares_h ? hidden() : Mat<T>();
   for (int i = 0; i < model.layers; ++i) {
-    BlockActivations<T> saved = training && i > 0 ? cut_block<T>(model, length, cutter) : shared;
-    const bool keeps_x = training || i < model.layers / 2;
-    saved.x = keeps_x ? matrix<T>(cutter, length, model.width) : shared_x;
+    BlockActivations<T> saved;
+    saved.x = matrix<T>(cutter, length, model.width);
+    if (has_attention(model, i)) cut_attention(saved, model, length, cutter);
+    cut_mlp(saved, model, length, cutter);
+    saved.h = shares_h ? shared_h : hidden();
     block.push_back(saved);
   }
-  if (model.value_path == ValuePath::first) {
-    // Evaluation overwrites the shared projection, so layer 0 keeps one of its own.
-    if (!training) block[0].qkv = matrix<T>(cutter, length, 3 * model.width);
-    v_first = block[0].qkv.col_block(2 * model.width, model.width);
-  }
+}
+
+/// The blocks share their buffers, but for what later blocks read: the outputs of the encoder half and v_first.
+template <class T>
+void Activations<T>::cut_evaluation_blocks(const ModelConfig& model, WorkspaceCutter& cutter) {
+  BlockActivations<T> shared;
+  shared.x = matrix<T>(cutter, length, model.width);
+  cut_attention(shared, model, length, cutter);
+  cut_mlp(shared, model, length, cutter);
+  shared.h = matrix<T>(cutter, length, model.mlp_ratio * model.width);
+  block.assign(model.layers, shared);
+  for (int i = 0; i < model.layers / 2; ++i) block[i].x = matrix<T>(cutter, length, model.width);
+  if (model.value_path == ValuePath::first) block[0].qkv = matrix<T>(cutter, length, 3 * model.width);
 }
 
 template <class T>
@@ -82,7 +102,8 @@ void Activations<T>::cut_gradients(const ModelConfig& model, WorkspaceCutter& cu
   d_x0 = matrix<T>(cutter, length, model.width);
   d_narrow = matrix<T>(cutter, length, model.width);
   d_wide = matrix<T>(cutter, length, std::max(3, model.mlp_ratio) * model.width);
-  for (int i = 0; i < model.layers / 2; ++i) d_skip.push_back(matrix<T>(cutter, length, model.width));
+  // When the backward pass leaves a decoder block, nothing reads the block's output any more.
+  for (int i = 0; i < model.layers / 2; ++i) d_skip.push_back(block[model.layers - 1 - i].x);
   if (model.value_path == ValuePath::first) d_v_first = matrix<T>(cutter, length, model.width);
 }
 

@@ -15,14 +15,14 @@ struct BlockActivations {
   kernels::Mat<T> x;         ///< residual stream after the block [T, d]
   kernels::Mat<T> n_mix;     ///< norm of the mixed residual stream [T, d]
   kernels::Vec<T> rstd_mix;  ///< [T]
-  kernels::Mat<T> qkv;       ///< projection [T, 3d]
-  kernels::Mat<T> qkv_in;    ///< after norm, rotary and value mix [T, 3d]
+  kernels::Mat<T> qkv;       ///< q and k after norm and rotary, v as projected [T, 3d]
+  kernels::Mat<T> v_mixed;   ///< [T, d]
   kernels::Mat<T> rstd_qk;   ///< [T, 2H]
   kernels::Mat<T> y;         ///< attention [T, d]
   kernels::Mat<T> lse;       ///< [H, T]
   kernels::Mat<T> n_mlp;     ///< norm of the stream before the MLP [T, d]
   kernels::Vec<T> rstd_mlp;  ///< [T]
-  kernels::Mat<T> h;         ///< squared relu [T, m d]
+  kernels::Mat<T> h;         ///< squared relu [T, m d]; one buffer for all blocks under Recompute::mlp
 };
 
 template <class T>
@@ -40,7 +40,7 @@ struct Activations {
   kernels::Mat<T> d_x0;                 ///< [T, d]
   kernels::Mat<T> d_narrow;             ///< any branch of width d
   kernels::Mat<T> d_wide;               ///< any branch of width 3d or m d
-  std::vector<kernels::Mat<T>> d_skip;  ///< per encoder block [T, d]
+  std::vector<kernels::Mat<T>> d_skip;  ///< per encoder block [T, d]; stands where its decoder block's x was
   kernels::Mat<T> d_v_first;            ///< [T, d]
 
   kernels::Workspace workspace;  ///< scratch of attention and head, which never run at once
@@ -50,7 +50,8 @@ struct Activations {
   Activations(const Config& config, int length, bool training, kernels::WorkspaceCutter& cutter);
 
  private:
-  void cut_blocks(const ModelConfig& model, bool training, kernels::WorkspaceCutter& cutter);
+  void cut_training_blocks(const Config& config, kernels::WorkspaceCutter& cutter);
+  void cut_evaluation_blocks(const ModelConfig& model, kernels::WorkspaceCutter& cutter);
   void cut_gradients(const ModelConfig& model, kernels::WorkspaceCutter& cutter);
 };
 

@@ -14,6 +14,7 @@ enum class WindowKind { token, block };
 enum class Rounding { floor, ceil };
 enum class HeadChoice { automatic, fp32, bf16, fp8 };
 enum class EndOfData { error, wrap };
+enum class Recompute { none, mlp };
 
 struct RunConfig {
   std::string name = "run";
@@ -59,10 +60,11 @@ struct WindowConfig {
 
 struct TrainConfig {
   int steps = 1770;
-  int sequences = 8;             ///< per step, over all ranks
-  int length = 49152;            ///< tokens of a sequence
-  double cooldown = 0.4;         ///< last fraction of the steps, in which the learning rates fall linearly
-  double final_lr_factor = 0.1;  ///< reached at the last step
+  int sequences = 8;                      ///< per step, over all ranks
+  int length = 49152;                     ///< tokens of a sequence
+  Recompute recompute = Recompute::none;  ///< mlp: form the hidden units again in the backward pass, to save memory
+  double cooldown = 0.4;                  ///< last fraction of the steps, in which the learning rates fall linearly
+  double final_lr_factor = 0.1;           ///< reached at the last step
 };
 
 struct ValidationConfig {

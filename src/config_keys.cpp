@@ -102,6 +102,8 @@ std::vector<Key> train_keys() {
       {NANORUN_KEY(train, steps), at_least(1), "optimizer steps"},
       {NANORUN_KEY(train, sequences), at_least(1), "sequences of a step over all ranks; a multiple of the rank count"},
       {NANORUN_KEY(train, length), multiple_of(128), "tokens of a sequence"},
+      {NANORUN_KEY(train, recompute), any(),
+       "what the backward pass forms again instead of keeping it: none, or mlp (the hidden units; saves memory)"},
       {NANORUN_KEY(train, cooldown), between(0, 1), "last fraction of the steps, where learning rates fall linearly"},
       {NANORUN_KEY(train, final_lr_factor), between(0, 1), "factor on the learning rates reached at the last step"},
   };

@@ -42,10 +42,14 @@ inline constexpr auto names_of<HeadChoice> = std::to_array<Named<HeadChoice>>({{
 template <>
 inline constexpr auto names_of<EndOfData> = std::to_array<Named<EndOfData>>({{"error", EndOfData::error},
                                                                              {"wrap", EndOfData::wrap}});
+template <>
+inline constexpr auto names_of<Recompute> = std::to_array<Named<Recompute>>({{"none", Recompute::none},
+                                                                             {"mlp", Recompute::mlp}});
 
 /// The member of a Config that a key sets.
-using Field = std::variant<bool*, int*, std::int64_t*, double*, std::string*, std::vector<std::string>*,
-                           std::vector<int>*, ValuePath*, RotaryKind*, WindowKind*, Rounding*, HeadChoice*, EndOfData*>;
+using Field =
+    std::variant<bool*, int*, std::int64_t*, double*, std::string*, std::vector<std::string>*, std::vector<int>*,
+                 ValuePath*, RotaryKind*, WindowKind*, Rounding*, HeadChoice*, EndOfData*, Recompute*>;
 
 /// What a key accepts beyond its type. Lists are checked element by element.
 struct Check {

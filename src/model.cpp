@@ -149,7 +149,8 @@ void Model<T>::block_forward(Stream stream, Activations<T>& a, std::span<const T
                                     residual_inputs(a, layer), eps);
   if (attends) {
     ops::linear_forward<T>(stream, s.qkv, s.n_mix, w.qkv);
-    ops::attention_input_forward<T>(stream, s.qkv_in, s.rstd_qk, s.qkv, rotary(a), value_mix(a, tokens, layer), eps);
+    ops::attention_input_forward<T>(stream, s.qkv.col_block(0, 2 * config_.model.width), s.v_mixed, s.rstd_qk, s.qkv,
+                                    rotary(a), value_mix(a, tokens, layer), eps);
     ops::attention_forward<T>(stream, s.y, s.lse, attention_inputs(a, layer), mask(layer), a.workspace);
     ops::linear_add_forward<T>(stream, s.x, s.y, w.attention_out);
     ops::rms_norm_forward<T>(stream, s.n_mlp, s.rstd_mlp, s.x, eps);
@@ -167,6 +168,7 @@ void Model<T>::block_backward(Stream stream, Activations<T>& a, std::span<const 
 
   if (layer < config_.model.layers / 2) ops::add<T>(stream, a.d_x, a.d_skip[layer]);
 
+  if (config_.train.recompute == Recompute::mlp) ops::linear_relu2_forward<T>(stream, s.h, s.n_mlp, w.mlp_in);
   const Mat<T> d_z = a.d_wide.col_block(0, config_.model.mlp_ratio * width);
   ops::linear_backward_weight<T>(stream, d.mlp_out, a.d_x, s.h);
   ops::linear_relu2_backward<T>(stream, d_z, a.d_x, w.mlp_out, s.h);
@@ -181,8 +183,9 @@ void Model<T>::block_backward(Stream stream, Activations<T>& a, std::span<const 
     ops::linear_backward_input<T>(stream, a.d_narrow, a.d_x, w.attention_out);
     ops::attention_backward<T>(stream, d_qkv.col_block(0, width), d_qkv.col_block(width, width), d_v, s.y, s.lse,
                                a.d_narrow, attention_inputs(a, layer), mask(layer), a.workspace);
-    ops::attention_input_backward<T>(stream, d_qkv, value_mix_gradients(a, layer), s.qkv_in, s.rstd_qk,
-                                     s.qkv.col_block(2 * width, width), d_qkv, rotary(a), value_mix(a, tokens, layer));
+    ops::attention_input_backward<T>(stream, d_qkv, value_mix_gradients(a, layer), s.qkv.col_block(0, 2 * width),
+                                     s.rstd_qk, s.qkv.col_block(2 * width, width), d_qkv, rotary(a),
+                                     value_mix(a, tokens, layer));
     if (layer == 0 && a.d_v_first) ops::add<T>(stream, d_v, a.d_v_first);
     ops::linear_backward_weight<T>(stream, d.qkv, d_qkv, s.n_mix);
     ops::linear_backward_input<T>(stream, a.d_narrow, d_qkv, w.qkv);
@@ -248,10 +251,10 @@ ops::ValueMixGradients<T> Model<T>::value_mix_gradients(const Activations<T>& a,
 template <class T>
 ops::AttentionInputs<T> Model<T>::attention_inputs(const Activations<T>& a, int layer) const {
   const ModelConfig& model = config_.model;
-  const Mat<T>& qkv = a.block[layer].qkv_in;
+  const Mat<T>& qkv = a.block[layer].qkv;
   const double scale = model.attention_scale > 0 ? model.attention_scale : 1 / std::sqrt(model.head_dim);
-  return {qkv.col_block(0, model.width), qkv.col_block(model.width, model.width),
-          qkv.col_block(2 * model.width, model.width), model.heads, static_cast<T>(scale)};
+  return {qkv.col_block(0, model.width), qkv.col_block(model.width, model.width), a.block[layer].v_mixed, model.heads,
+          static_cast<T>(scale)};
 }
 
 template <class T>

@@ -231,6 +231,7 @@ void Training::validate() {
     }
     loss += model_.validate(context_.stream(), *trace_, Sequence::of(validation_row_), window());
   }
+  Region region(*trace_, Phase::validation);
   validation_loss_ = comm_.all_reduce(loss, Reduce::sum) / static_cast<double>(validation_places_.size());
   trace_->add_validation(progress_.step, *validation_loss_);
   log_.line(

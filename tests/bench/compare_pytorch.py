@@ -49,7 +49,7 @@ def main():
     parser.add_argument("--deck", default=ROOT / "tests/bench/small_gpt2.toml")
     parser.add_argument("--nanorun", default=ROOT / "build/cpu/bin/nanorun")
     parser.add_argument("--pairs", type=int, default=3)
-    arguments = parser.parse_args()
+    arguments = parser.parse_intermixed_args()
     if os.geteuid() == 0:
         os.environ |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
 

@@ -87,7 +87,8 @@ template <class T>
 Forward forward(const Case& c) {
   Inputs<T> in(c);
   Strided<T> out(c.tokens, 3 * c.width()), rstd(c.tokens, 2 * c.heads);
-  attention_input_forward<T>({}, out.mat(), rstd.mat(), in.qkv.mat(), in.rotary(), in.mix(), eps);
+  attention_input_forward<T>({}, out.mat().col_block(0, 2 * c.width()), out.mat().col_block(2 * c.width(), c.width()),
+                             rstd.mat(), in.qkv.mat(), in.rotary(), in.mix(), eps);
   return {out.dense(), rstd.dense()};
 }
 
@@ -108,7 +109,8 @@ Gradients backward(const Case& c, bool in_place) {
   ValueMixGradients<T> d_mix{d_lambda.data(), {}};
   if (c.mode.source != Mode::none) d_mix.d_source = d_source.mat();
   const Mat<T> v = in.qkv.mat().col_block(2 * c.width(), c.width());
-  attention_input_backward<T>({}, d_qkv.mat(), d_mix, out.mat(), rstd.mat(), v, d_out.mat(), in.rotary(), in.mix());
+  const Mat<T> qk = out.mat().col_block(0, 2 * c.width());
+  attention_input_backward<T>({}, d_qkv.mat(), d_mix, qk, rstd.mat(), v, d_out.mat(), in.rotary(), in.mix());
   return {d_qkv.dense(), test::difference(test::convert<double>(d_lambda), c.start_lambda),
           test::difference(d_source.dense(), c.start_source)};
 }
@@ -133,6 +135,20 @@ TEST_P(AttentionInput, QueriesAndKeysAreNormedAndRotated) {
         EXPECT_NEAR(result.out[first + j + half], -x1 * sin + x2 * cos, 1e-14);
       }
     }
+  }
+}
+
+TEST_P(AttentionInput, QueriesAndKeysMayReplaceTheirProjection) {
+  const Case c(7, 3, 10, GetParam());
+  const Forward separate = forward<double>(c);
+  Inputs<double> in(c);
+  Strided<double> v_mixed(c.tokens, c.width()), rstd(c.tokens, 2 * c.heads);
+  const Mat<double> qk = in.qkv.mat().col_block(0, 2 * c.width());
+  attention_input_forward<double>({}, qk, v_mixed.mat(), rstd.mat(), in.qkv.mat(), in.rotary(), in.mix(), eps);
+  for (int t = 0; t < c.tokens; ++t) {
+    const double* out = &separate.out[static_cast<std::size_t>(t) * 3 * c.width()];
+    for (int j = 0; j < 2 * c.width(); ++j) ASSERT_EQ(qk.row(t)[j], out[j]);
+    for (int j = 0; j < c.width(); ++j) ASSERT_EQ(v_mixed.mat().row(t)[j], out[2 * c.width() + j]);
   }
 }
 

@@ -126,6 +126,17 @@ TEST(Model, ZeroOutputsGiveUniformLoss) {
   EXPECT_NEAR(f.loss(128), std::log(padded_vocabulary(config.model)), 1e-12);
 }
 
+TEST(Model, RecomputingTheMlpChangesNoBitAndSavesMemory) {
+  Config config = record21_features();
+  Fixture kept(config);
+  config.train.recompute = Recompute::mlp;
+  Fixture formed_again(config);
+  EXPECT_EQ(kept.forward_backward(256), formed_again.forward_backward(256));
+  for (std::size_t i = 0; i < kept.table.size(); ++i)
+    ASSERT_EQ(kept.gradients.data()[i], formed_again.gradients.data()[i]);
+  EXPECT_LT(Model<double>::activation_bytes(formed_again.config), Model<double>::activation_bytes(kept.config));
+}
+
 TEST(Model, GradientsAddUpOverSequences) {
   Fixture f(record21_features());
   f.forward_backward(128);
