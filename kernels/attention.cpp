@@ -173,7 +173,7 @@ std::size_t attention_workspace(int, int heads, int) {
 }
 
 template <class T>
-void attention_forward(Stream, Mat<T> y, Mat<T> lse, const AttentionInputs<T>& in, const AttentionMask& mask,
+void attention_forward(Stream, Mat<T> y, Mat<acc_t<T>> lse, const AttentionInputs<T>& in, const AttentionMask& mask,
                        Workspace workspace) {
   for_rows("attention_forward", in.heads, [=](int h) {
     const Scratch<T> scratch(workspace, h);
@@ -186,8 +186,9 @@ void attention_forward(Stream, Mat<T> y, Mat<T> lse, const AttentionInputs<T>& i
 }
 
 template <class T>
-void attention_backward(Stream, Mat<T> d_q, Mat<T> d_k, Mat<T> d_v, Mat<const T> y, Mat<const T> lse, Mat<const T> d_y,
-                        const AttentionInputs<T>& in, const AttentionMask& mask, Workspace workspace) {
+void attention_backward(Stream, Mat<T> d_q, Mat<T> d_k, Mat<T> d_v, Mat<const T> y, Mat<const acc_t<T>> lse,
+                        Mat<const T> d_y, const AttentionInputs<T>& in, const AttentionMask& mask,
+                        Workspace workspace) {
   for_rows("attention_backward", in.heads, [=](int h) {
     const Scratch<T> scratch(workspace, h);
     const auto in_h = head_of(in, h);

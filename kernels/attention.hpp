@@ -33,7 +33,7 @@ template <class T>
 struct AttentionInputs {
   Mat<const T> q, k, v;
   int heads = 0;
-  T scale = 0;
+  acc_t<T> scale = 0;
 };
 
 /// Bytes of scratch that either direction needs.
@@ -41,12 +41,12 @@ template <class T>
 std::size_t attention_workspace(int length, int heads, int head_dim);
 
 template <class T>
-void attention_forward(Stream stream, Mat<T> y, Mat<T> lse, const AttentionInputs<T>& in, const AttentionMask& mask,
-                       Workspace workspace);
+void attention_forward(Stream stream, Mat<T> y, Mat<acc_t<T>> lse, const AttentionInputs<T>& in,
+                       const AttentionMask& mask, Workspace workspace);
 
 /// d_q, d_k, d_v = gradients (overwritten); y and lse are the forward's.
 template <class T>
-void attention_backward(Stream stream, Mat<T> d_q, Mat<T> d_k, Mat<T> d_v, Mat<const T> y, Mat<const T> lse,
+void attention_backward(Stream stream, Mat<T> d_q, Mat<T> d_k, Mat<T> d_v, Mat<const T> y, Mat<const acc_t<T>> lse,
                         Mat<const T> d_y, const AttentionInputs<T>& in, const AttentionMask& mask, Workspace workspace);
 
 }  // namespace portable

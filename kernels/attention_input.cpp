@@ -63,7 +63,7 @@ void mix_values(T* out, const T* v, int t, int cols, const ValueMix<T>& mix) {
 /// d_source += l1 * d_out, row by row through the index. Serial over t: rows repeat, and a fixed order keeps the sums
 /// reproducible.
 template <class T>
-void scatter_source_gradient(Mat<T> d_source, Mat<const T> d_out, const ValueMix<T>& mix) {
+void scatter_source_gradient(Mat<acc_t<T>> d_source, Mat<const T> d_out, const ValueMix<T>& mix) {
   const T l1 = coefficients(mix)[1];
   for (int t = 0; t < d_out.rows; ++t) {
     const T* from = d_out.row(t);
@@ -99,8 +99,8 @@ void value_mix_backward(Mat<T> d_v, const ValueMixGradients<T>& d_mix, Mat<const
 }  // namespace
 
 template <class T>
-void attention_input_forward(Stream, Mat<T> qk, Mat<T> v_mixed, Mat<T> rstd, Mat<const T> qkv, const Rotary<T>& rotary,
-                             const ValueMix<T>& mix, double eps) {
+void attention_input_forward(Stream, Mat<T> qk, Mat<T> v_mixed, Mat<acc_t<T>> rstd, Mat<const T> qkv,
+                             const Rotary<T>& rotary, const ValueMix<T>& mix, double eps) {
   const int width = qkv.cols / 3, half = width / rotary.heads / 2;
   for_rows("attention_input_forward", qkv.rows, [=](int t) {
     T* to = qk.row(t);
@@ -116,7 +116,7 @@ void attention_input_forward(Stream, Mat<T> qk, Mat<T> v_mixed, Mat<T> rstd, Mat
 
 template <class T>
 void attention_input_backward(Stream, Mat<T> d_qkv, const ValueMixGradients<T>& d_mix, Mat<const T> qk,
-                              Mat<const T> rstd, Mat<const T> v, Mat<const T> d_out, const Rotary<T>& rotary,
+                              Mat<const acc_t<T>> rstd, Mat<const T> v, Mat<const T> d_out, const Rotary<T>& rotary,
                               const ValueMix<T>& mix) {
   const int width = d_out.cols / 3, half = width / rotary.heads / 2;
   for_rows("attention_input_backward", d_out.rows, [=](int t) {

@@ -15,7 +15,7 @@ namespace nanorun::kernels::portable {
 template <class T>
 struct ValueMix {
   /// lambda [2]: (l0, l1); with `interpolate` lambda [1] = l and (l0, l1) = (1 - l, l).
-  const T* lambda = nullptr;
+  const acc_t<T>* lambda = nullptr;
   bool interpolate = false;
   /// u[t] = source[index[t]], or source[t] where index is null. A null source means v' = l0 * v.
   Mat<const T> source;
@@ -24,27 +24,27 @@ struct ValueMix {
 
 template <class T>
 struct ValueMixGradients {
-  T* d_lambda = nullptr;  ///< same size as lambda, +=
-  Mat<T> d_source;        ///< same rows as source (scattered through index), +=
+  acc_t<T>* d_lambda = nullptr;  ///< same size as lambda, +=
+  Mat<acc_t<T>> d_source;        ///< same rows as source (scattered through index), +=
 };
 
 template <class T>
 struct Rotary {
   int heads = 0;
-  Mat<const T> cos;
-  Mat<const T> sin;
+  Mat<const acc_t<T>> cos;
+  Mat<const acc_t<T>> sin;
 };
 
 /// `qk` may be the first 2 H D columns of `qkv`.
 template <class T>
-void attention_input_forward(Stream stream, Mat<T> qk, Mat<T> v_mixed, Mat<T> rstd, Mat<const T> qkv,
+void attention_input_forward(Stream stream, Mat<T> qk, Mat<T> v_mixed, Mat<acc_t<T>> rstd, Mat<const T> qkv,
                              const Rotary<T>& rotary, const ValueMix<T>& mix, double eps);
 
 /// d_qkv = gradient of qkv, where d_out [T, 3 H D] is the gradient of [q' k' v']. `qk` and `rstd` are the forward's;
 /// v is the value part of its qkv. `d_qkv` may be `d_out`.
 template <class T>
 void attention_input_backward(Stream stream, Mat<T> d_qkv, const ValueMixGradients<T>& d_mix, Mat<const T> qk,
-                              Mat<const T> rstd, Mat<const T> v, Mat<const T> d_out, const Rotary<T>& rotary,
+                              Mat<const acc_t<T>> rstd, Mat<const T> v, Mat<const T> d_out, const Rotary<T>& rotary,
                               const ValueMix<T>& mix);
 
 }  // namespace nanorun::kernels::portable

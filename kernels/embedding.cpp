@@ -12,7 +12,7 @@ void embedding_forward(Stream, Mat<T> out, Vec<const Token> tokens, Mat<const T>
 }
 
 template <class T>
-void embedding_backward(Stream, Mat<T> d_table, Vec<const Token> tokens, Mat<const T> d_out) {
+void embedding_backward(Stream, Mat<acc_t<T>> d_table, Vec<const Token> tokens, Mat<const T> d_out) {
   // Serial over t: tokens repeat, and a fixed order keeps the sums reproducible.
   for (int t = 0; t < d_out.rows; ++t) {
     const T* from = d_out.row(t);

@@ -11,6 +11,6 @@ void embedding_forward(Stream stream, Mat<T> out, Vec<const Token> tokens, Mat<c
 
 /// d_table[tokens[t]] += d_out[t], tokens in ascending t.
 template <class T>
-void embedding_backward(Stream stream, Mat<T> d_table, Vec<const Token> tokens, Mat<const T> d_out);
+void embedding_backward(Stream stream, Mat<acc_t<T>> d_table, Vec<const Token> tokens, Mat<const T> d_out);
 
 }  // namespace nanorun::kernels::portable

@@ -154,8 +154,8 @@ double head_loss_forward(Stream, Mat<const T> x, Mat<const T> w, Vec<const Token
 }
 
 template <class T>
-double head_loss_backward(Stream, Mat<T> d_x, Mat<T> d_w, Mat<const T> x, Mat<const T> w, Vec<const Token> targets,
-                          const HeadOptions& options, Workspace workspace) {
+double head_loss_backward(Stream, Mat<T> d_x, Mat<acc_t<T>> d_w, Mat<const T> x, Mat<const T> w,
+                          Vec<const Token> targets, const HeadOptions& options, Workspace workspace) {
   const Head<T> head = make_head(x, w, options, workspace);
   double loss = 0;
   for_row_chunks(head, [&](int first, Mat<T> z) {

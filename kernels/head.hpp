@@ -35,7 +35,7 @@ double head_loss_forward(Stream stream, Mat<const T> x, Mat<const T> w, Vec<cons
 
 /// Loss and gradients of the mean loss over the T rows in one sweep: d_x =, d_w +=. Returns sum_t loss[t].
 template <class T>
-double head_loss_backward(Stream stream, Mat<T> d_x, Mat<T> d_w, Mat<const T> x, Mat<const T> w,
+double head_loss_backward(Stream stream, Mat<T> d_x, Mat<acc_t<T>> d_w, Mat<const T> x, Mat<const T> w,
                           Vec<const Token> targets, const HeadOptions& options, Workspace workspace);
 
 }  // namespace portable

@@ -22,7 +22,7 @@ void linear_backward_input(Stream, Mat<T> d_x, Mat<const T> d_out, Mat<const T> 
 }
 
 template <class T>
-void linear_backward_weight(Stream, Mat<T> d_w, Mat<const T> d_out, Mat<const T> x) {
+void linear_backward_weight(Stream, Mat<acc_t<T>> d_w, Mat<const T> d_out, Mat<const T> x) {
   gemm<T>(Op::transpose, Op::none, 1, d_out, x, 1, d_w);
 }
 

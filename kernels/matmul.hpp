@@ -20,7 +20,7 @@ void linear_backward_input(Stream stream, Mat<T> d_x, Mat<const T> d_out, Mat<co
 
 /// d_w += d_outᵀ x
 template <class T>
-void linear_backward_weight(Stream stream, Mat<T> d_w, Mat<const T> d_out, Mat<const T> x);
+void linear_backward_weight(Stream stream, Mat<acc_t<T>> d_w, Mat<const T> d_out, Mat<const T> x);
 
 /// Squared-relu layer: h = relu(x wᵀ)² (So et al. 2021, arXiv:2109.08668).
 template <class T>

@@ -7,7 +7,7 @@
 namespace nanorun::kernels::portable {
 
 template <class T>
-void rms_norm_forward(Stream, Mat<T> out, Vec<T> rstd, Mat<const T> x, double eps) {
+void rms_norm_forward(Stream, Mat<T> out, Vec<acc_t<T>> rstd, Mat<const T> x, double eps) {
   for_rows("rms_norm_forward", x.rows, [=](int t) {
     const T* from = x.row(t);
     T* to = out.row(t);
@@ -19,7 +19,7 @@ void rms_norm_forward(Stream, Mat<T> out, Vec<T> rstd, Mat<const T> x, double ep
 }
 
 template <class T>
-void rms_norm_backward(Stream, Mat<T> d_x, Mat<const T> out, Vec<const T> rstd, Mat<const T> d_out) {
+void rms_norm_backward(Stream, Mat<T> d_x, Mat<const T> out, Vec<const acc_t<T>> rstd, Mat<const T> d_out) {
   for_rows("rms_norm_backward", out.rows, [=](int t) {
     const T* y = out.row(t);
     const T* d_y = d_out.row(t);

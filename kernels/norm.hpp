@@ -9,10 +9,10 @@ namespace nanorun::kernels::portable {
 
 /// `out` may be `x`.
 template <class T>
-void rms_norm_forward(Stream stream, Mat<T> out, Vec<T> rstd, Mat<const T> x, double eps);
+void rms_norm_forward(Stream stream, Mat<T> out, Vec<acc_t<T>> rstd, Mat<const T> x, double eps);
 
 /// d_x += rstd * (d_out - out * mean_j(d_out * out)); needs the forward's out and rstd, not its x.
 template <class T>
-void rms_norm_backward(Stream stream, Mat<T> d_x, Mat<const T> out, Vec<const T> rstd, Mat<const T> d_out);
+void rms_norm_backward(Stream stream, Mat<T> d_x, Mat<const T> out, Vec<const acc_t<T>> rstd, Mat<const T> d_out);
 
 }  // namespace nanorun::kernels::portable

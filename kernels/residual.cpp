@@ -37,7 +37,8 @@ T mix_row(int t, Mat<T> x, const ResidualInputs<T>& in) {
 }  // namespace
 
 template <class T>
-void residual_mix_norm_forward(Stream, Mat<T> x, Mat<T> n, Vec<T> rstd, const ResidualInputs<T>& in, double eps) {
+void residual_mix_norm_forward(Stream, Mat<T> x, Mat<T> n, Vec<acc_t<T>> rstd, const ResidualInputs<T>& in,
+                               double eps) {
   for_rows("residual_mix_norm_forward", x.rows, [=](int t) {
     const T r = 1 / std::sqrt(mix_row(t, x, in) / x.cols + static_cast<T>(eps));
     const T* from = x.row(t);

@@ -12,23 +12,24 @@ template <class T>
 struct ResidualInputs {
   Mat<const T> x_prev;
   Mat<const T> x0;
-  const T* a = nullptr;
+  const acc_t<T>* a = nullptr;
   Mat<const T> skip;
-  const T* s = nullptr;
+  const acc_t<T>* s = nullptr;
 };
 
 template <class T>
 struct ResidualGradients {
-  Mat<T> d_x;        ///< in: gradient of x; out: gradient of x_prev (replaced in place)
-  Mat<T> d_x0;       ///< +=
-  T* d_a = nullptr;  ///< [2], +=
-  Mat<T> d_skip;     ///< =
-  T* d_s = nullptr;  ///< [1], +=
+  Mat<T> d_x;               ///< in: gradient of x; out: gradient of x_prev (replaced in place)
+  Mat<T> d_x0;              ///< +=
+  acc_t<T>* d_a = nullptr;  ///< [2], +=
+  Mat<T> d_skip;            ///< =
+  acc_t<T>* d_s = nullptr;  ///< [1], +=
 };
 
 /// `x` may be `in.x_prev.data`.
 template <class T>
-void residual_mix_norm_forward(Stream stream, Mat<T> x, Mat<T> n, Vec<T> rstd, const ResidualInputs<T>& in, double eps);
+void residual_mix_norm_forward(Stream stream, Mat<T> x, Mat<T> n, Vec<acc_t<T>> rstd, const ResidualInputs<T>& in,
+                               double eps);
 
 /// The mix alone: the norm's gradient must already be part of d.d_x (see rms_norm_backward).
 template <class T>

@@ -11,6 +11,23 @@ namespace nanorun::kernels {
 /// Token id as token shards store it.
 using Token = std::uint16_t;
 
+/// bfloat16, the upper half of an IEEE single; only the CUDA bodies compute with it.
+struct bf16 {
+  std::uint16_t bits = 0;
+};
+
+/// What sums, statistics, learned scalars and parameter gradients are held in where activations and weights are T.
+template <class T>
+struct AccumulatorOf {
+  using type = T;
+};
+template <>
+struct AccumulatorOf<bf16> {
+  using type = float;
+};
+template <class T>
+using acc_t = typename AccumulatorOf<T>::type;
+
 template <class T>
 using Vec = std::span<T>;
 

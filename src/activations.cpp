@@ -6,6 +6,7 @@
 
 namespace nanorun {
 
+using kernels::acc_t;
 using kernels::Mat;
 using kernels::Vec;
 using kernels::WorkspaceCutter;
@@ -26,19 +27,19 @@ Vec<T> vector(WorkspaceCutter& cutter, int size) {
 template <class T>
 void cut_attention(BlockActivations<T>& block, const ModelConfig& model, int length, WorkspaceCutter& cutter) {
   block.n_mix = matrix<T>(cutter, length, model.width);
-  block.rstd_mix = vector<T>(cutter, length);
+  block.rstd_mix = vector<acc_t<T>>(cutter, length);
   block.qkv = matrix<T>(cutter, length, 3 * model.width);
   block.v_mixed = matrix<T>(cutter, length, model.width);
-  block.rstd_qk = matrix<T>(cutter, length, 2 * model.heads);
+  block.rstd_qk = matrix<acc_t<T>>(cutter, length, 2 * model.heads);
   block.y = matrix<T>(cutter, length, model.width);
-  block.lse = matrix<T>(cutter, model.heads, length);
+  block.lse = matrix<acc_t<T>>(cutter, model.heads, length);
 }
 
 /// What the MLP half of a block saves, the hidden units aside.
 template <class T>
 void cut_mlp(BlockActivations<T>& block, const ModelConfig& model, int length, WorkspaceCutter& cutter) {
   block.n_mlp = matrix<T>(cutter, length, model.width);
-  block.rstd_mlp = vector<T>(cutter, length);
+  block.rstd_mlp = vector<acc_t<T>>(cutter, length);
 }
 
 }  // namespace
@@ -47,9 +48,9 @@ template <class T>
 Activations<T>::Activations(const Config& config, int length, bool training, WorkspaceCutter& cutter) : length(length) {
   const ModelConfig& model = config.model;
   x0 = matrix<T>(cutter, length, model.width);
-  rstd0 = vector<T>(cutter, length);
+  rstd0 = vector<acc_t<T>>(cutter, length);
   n_final = matrix<T>(cutter, length, model.width);
-  rstd_final = vector<T>(cutter, length);
+  rstd_final = vector<acc_t<T>>(cutter, length);
   if (training) {
     cut_training_blocks(config, cutter);
     cut_gradients(model, cutter);
@@ -104,7 +105,7 @@ void Activations<T>::cut_gradients(const ModelConfig& model, WorkspaceCutter& cu
   d_wide = matrix<T>(cutter, length, std::max(3, model.mlp_ratio) * model.width);
   // When the backward pass leaves a decoder block, nothing reads the block's output any more.
   for (int i = 0; i < model.layers / 2; ++i) d_skip.push_back(block[model.layers - 1 - i].x);
-  if (model.value_path == ValuePath::first) d_v_first = matrix<T>(cutter, length, model.width);
+  if (model.value_path == ValuePath::first) d_v_first = matrix<acc_t<T>>(cutter, length, model.width);
 }
 
 template struct Activations<float>;

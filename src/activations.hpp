@@ -12,17 +12,17 @@ namespace nanorun {
 /// Saved by one block. Shapes: T tokens, d width, H heads, m d hidden units.
 template <class T>
 struct BlockActivations {
-  kernels::Mat<T> x;         ///< residual stream after the block [T, d]
-  kernels::Mat<T> n_mix;     ///< norm of the mixed residual stream [T, d]
-  kernels::Vec<T> rstd_mix;  ///< [T]
-  kernels::Mat<T> qkv;       ///< q and k after norm and rotary, v as projected [T, 3d]
-  kernels::Mat<T> v_mixed;   ///< [T, d]
-  kernels::Mat<T> rstd_qk;   ///< [T, 2H]
-  kernels::Mat<T> y;         ///< attention [T, d]
-  kernels::Mat<T> lse;       ///< [H, T]
-  kernels::Mat<T> n_mlp;     ///< norm of the stream before the MLP [T, d]
-  kernels::Vec<T> rstd_mlp;  ///< [T]
-  kernels::Mat<T> h;         ///< squared relu [T, m d]; one buffer for all blocks under Recompute::mlp
+  kernels::Mat<T> x;                         ///< residual stream after the block [T, d]
+  kernels::Mat<T> n_mix;                     ///< norm of the mixed residual stream [T, d]
+  kernels::Vec<kernels::acc_t<T>> rstd_mix;  ///< [T]
+  kernels::Mat<T> qkv;                       ///< q and k after norm and rotary, v as projected [T, 3d]
+  kernels::Mat<T> v_mixed;                   ///< [T, d]
+  kernels::Mat<kernels::acc_t<T>> rstd_qk;   ///< [T, 2H]
+  kernels::Mat<T> y;                         ///< attention [T, d]
+  kernels::Mat<kernels::acc_t<T>> lse;       ///< [H, T]
+  kernels::Mat<T> n_mlp;                     ///< norm of the stream before the MLP [T, d]
+  kernels::Vec<kernels::acc_t<T>> rstd_mlp;  ///< [T]
+  kernels::Mat<T> h;                         ///< squared relu [T, m d]; one buffer for all blocks under Recompute::mlp
 };
 
 template <class T>
@@ -30,18 +30,18 @@ struct Activations {
   int length = 0;
   std::vector<BlockActivations<T>> block;
   kernels::Mat<T> x0;  ///< normed embedding [T, d]
-  kernels::Vec<T> rstd0;
+  kernels::Vec<kernels::acc_t<T>> rstd0;
   kernels::Mat<T> v_first;  ///< value projection of layer 0 (value_path "first")
   kernels::Mat<T> n_final;  ///< norm of the last block's output [T, d]
-  kernels::Vec<T> rstd_final;
+  kernels::Vec<kernels::acc_t<T>> rstd_final;
 
   // Gradients; training only.
-  kernels::Mat<T> d_x;                  ///< residual stream [T, d]
-  kernels::Mat<T> d_x0;                 ///< [T, d]
-  kernels::Mat<T> d_narrow;             ///< any branch of width d
-  kernels::Mat<T> d_wide;               ///< any branch of width 3d or m d
-  std::vector<kernels::Mat<T>> d_skip;  ///< per encoder block [T, d]; stands where its decoder block's x was
-  kernels::Mat<T> d_v_first;            ///< [T, d]
+  kernels::Mat<T> d_x;                        ///< residual stream [T, d]
+  kernels::Mat<T> d_x0;                       ///< [T, d]
+  kernels::Mat<T> d_narrow;                   ///< any branch of width d
+  kernels::Mat<T> d_wide;                     ///< any branch of width 3d or m d
+  std::vector<kernels::Mat<T>> d_skip;        ///< per encoder block [T, d]; stands where its decoder block's x was
+  kernels::Mat<kernels::acc_t<T>> d_v_first;  ///< [T, d]
 
   kernels::Workspace workspace;  ///< scratch of attention and head, which never run at once
 
