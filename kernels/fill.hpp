@@ -22,3 +22,10 @@ template <class T>
 double sum_of_squares(Stream stream, Vec<const T> x);
 
 }  // namespace nanorun::kernels::portable
+
+namespace nanorun::kernels::cuda {
+
+template <class T>
+void fill(Stream stream, Vec<T> x, double value);
+
+}  // namespace nanorun::kernels::cuda
