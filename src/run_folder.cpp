@@ -4,6 +4,7 @@
 #include <fstream>
 
 #include "src/error.hpp"
+#include "src/files.hpp"
 
 namespace nanorun {
 
@@ -42,9 +43,8 @@ void RunFolder::write(const std::string& name, const std::string& text) const {
   std::ofstream out(temporary, std::ios::binary);
   out << text;
   out.close();
-  std::error_code failed;
-  if (out) fs::rename(temporary, target, failed);
-  if (!out || failed) throw Error(ExitCode::output, "cannot write " + target);
+  if (!out) throw Error(ExitCode::output, "cannot write " + temporary);
+  rename_file(temporary, target, ExitCode::output);
 }
 
 }  // namespace nanorun
