@@ -16,4 +16,5 @@ endif()
 include(FindPackageHandleStandardArgs)
 find_package_handle_standard_args(KokkosShim
   REASON_FAILURE_MESSAGE "install libtrilinos-kokkos-dev or a Kokkos of at least 3.4"
-  REQUIRED_VARS Kokkos_FOUND)
+  REQUIRED_VARS Kokkos_DIR
+  VERSION_VAR Kokkos_VERSION)

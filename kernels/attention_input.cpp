@@ -49,7 +49,8 @@ void norm_rotate_backward(T* d_x, const T* y, T rstd, const T* d_y, const T* c, 
 /// out = l0 * v + l1 * u on one row
 template <class T>
 void mix_values(T* out, const T* v, int t, int cols, const ValueMix<T>& mix) {
-  const auto [l0, l1] = coefficients(mix);
+  const std::array<T, 2> l = coefficients(mix);
+  const T l0 = l[0], l1 = l[1];
   if (mix.source) {
     const T* u = mix.source.row(source_row(mix, t));
 #pragma omp simd

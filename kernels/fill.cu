@@ -23,7 +23,7 @@ void fill(Stream stream, Vec<T> x, double value) {
   constexpr int threads = 256;
   const int blocks = static_cast<int>(std::min<std::size_t>((x.size() + threads - 1) / threads, 132 * 16));
   fill_kernel<<<blocks, threads, 0, static_cast<cudaStream_t>(stream.handle)>>>(x.data(), x.size(),
-                                                                                 static_cast<T>(value));
+                                                                                static_cast<T>(value));
   check_launch("fill");
 }
 

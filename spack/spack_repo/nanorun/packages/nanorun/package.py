@@ -1,0 +1,47 @@
+# SPDX-License-Identifier: BSD-3-Clause
+from spack_repo.builtin.build_systems.cmake import CMakePackage
+from spack_repo.builtin.build_systems.cuda import CudaPackage
+
+from spack.package import *
+
+
+class Nanorun(CMakePackage, CudaPackage):
+    """Trains the NanoGPT speedrun recipe as an MPI batch program: one rank per GPU or core, parallel HDF5 for data and
+    checkpoints, a TOML deck for every setting. It is built from a checkout: spack dev-build nanorun@main."""
+
+    license("BSD-3-Clause")
+
+    version("main")
+
+    variant("tests", default=False, description="Build the tests")
+
+    generator("ninja")
+
+    depends_on("c", type="build")
+    depends_on("cxx", type="build")
+    depends_on("cmake@3.25:", type="build")
+
+    depends_on("mpi")
+    depends_on("hdf5@1.10: +mpi")
+    depends_on("kokkos@4: cxxstd=20")
+    depends_on("openblas")
+    depends_on("fmt")
+    depends_on("tomlplusplus")
+    depends_on("cli11")
+    depends_on("nlohmann-json")
+    depends_on("googletest", type="build", when="+tests")
+    depends_on("python@3.9:", type="build", when="+tests")
+
+    with when("+cuda"):
+        # The build itself asks for 90a; other packages know 90 only.
+        requires("cuda_arch=90", msg="the CUDA kernels are for compute capability 9.0")
+        depends_on("cuda@13:")
+        depends_on("nccl +cuda cuda_arch=90")
+
+    def cmake_args(self):
+        return [
+            # Spack's compiler wrapper names the processor.
+            self.define("NANORUN_NATIVE", False),
+            self.define_from_variant("NANORUN_CUDA", "cuda"),
+            self.define_from_variant("NANORUN_TESTS", "tests"),
+        ]

@@ -1,0 +1,59 @@
+"""Installs the program, moves the prefix, and runs it from there. Usage: test_prefix.py CMAKE BUILD_DIR."""
+
+import subprocess
+import sys
+import tempfile
+import unittest
+from pathlib import Path
+
+
+class Prefix(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        temporary = tempfile.TemporaryDirectory(prefix="nanorun-install-")
+        cls.addClassCleanup(temporary.cleanup)
+        installed = Path(temporary.name) / "installed"
+        subprocess.run([CMAKE, "--install", BUILD, "--prefix", installed], check=True, stdout=subprocess.DEVNULL)
+        cls.prefix = installed.rename(Path(temporary.name) / "moved")
+        cls.elsewhere = Path(temporary.name)
+
+    def run_program(self, *arguments):
+        """Standard output of the installed program, started outside its prefix."""
+        command = [self.prefix / "bin" / "nanorun", *arguments]
+        job = subprocess.run(command, cwd=self.elsewhere, capture_output=True, text=True)
+        self.assertEqual(job.returncode, 0, job.stderr)
+        return job.stdout
+
+    def test_version(self):
+        self.assertRegex(self.run_program("--version"), r"^nanorun \d+\.\d+\.\d+\n$")
+
+    def test_decks(self):
+        decks = sorted((self.prefix / "share" / "nanorun" / "inputs").glob("*.toml"))
+        self.assertIn("record21.toml", [deck.name for deck in decks])
+        for deck in decks:
+            self.assertRegex(self.run_program("train", "--dry-run", deck), r"\nparameters +\d+")
+        self.assertEqual(list(self.elsewhere.iterdir()), [self.prefix], "a dry run writes nothing")
+
+    def test_documents_and_job_scripts(self):
+        documents = self.prefix / "share" / "doc" / "nanorun"
+        for name in ("README.md", "LICENSE", "docs/keys.md", "docs/building.md"):
+            self.assertTrue((documents / name).is_file(), name)
+        scripts = sorted((self.prefix / "share" / "nanorun" / "jobscripts").iterdir())
+        self.assertIn("plot_run.py", [script.name for script in scripts])
+        for script in scripts:
+            self.assertNotRegex(script.read_text(), r"source .*setup\.sh", f"{script.name} needs the sources")
+
+    def test_run_path_follows_the_program(self):
+        """Of the build folder, no library is needed; the prefix's own library folder is searched relative to bin."""
+        dynamic = subprocess.run(
+            ["readelf", "--dynamic", self.prefix / "bin" / "nanorun"], check=True, capture_output=True, text=True
+        ).stdout
+        paths = [line.split("[")[1].rstrip("]").split(":") for line in dynamic.splitlines() if "RUNPATH" in line]
+        self.assertEqual(len(paths), 1, dynamic)
+        self.assertTrue(any(path.startswith("$ORIGIN/../lib") for path in paths[0]), paths)
+        self.assertNotIn(str(BUILD), dynamic)
+
+
+if __name__ == "__main__":
+    CMAKE, BUILD = sys.argv[1], Path(sys.argv[2])
+    unittest.main(argv=[sys.argv[0], *sys.argv[3:]])
