@@ -34,7 +34,7 @@ Config read_deck(const std::string& name) {
 TEST(Inputs, AllDecksPassOnEveryUsualRankCount) {
   int decks = 0;
   for (const auto& entry : std::filesystem::directory_iterator(source_folder / "inputs")) {
-    if (entry.path().extension() != ".toml") continue;
+    if (entry.path().extension() != ".toml" || entry.path().stem().string().starts_with("study_")) continue;
     ++decks;
     const std::string name = entry.path().stem().string();
     Config config = read_deck(name);

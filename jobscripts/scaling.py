@@ -1,0 +1,60 @@
+#!/usr/bin/env python3
+"""Runs a scaling study and reports on it.
+
+Starts the runs of a study file that have not finished yet, then gathers all finished ones into runs.csv, report.html
+and report.png in the study's folder. Started again, it continues where it stopped. Exit codes: 0 all runs are in the
+report, 1 some are missing there, 2 the study cannot be run.
+"""
+
+import argparse
+import pathlib
+import sys
+
+from scaling import StudyError
+from scaling.launch import LAUNCHERS, launch
+from scaling.study import claim_folder, read_study
+
+BUILT = pathlib.Path(__file__).resolve().parent.parent / "build" / "cpu" / "bin" / "nanorun"
+
+
+def parse_arguments():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("study", type=pathlib.Path, help="study file, for example inputs/study_strong.toml")
+    parser.add_argument("--launcher", choices=[*LAUNCHERS, "none"], default="mpirun",
+                        help="mpirun: run here; slurm: submit jobs, and report when called again; none: only report")
+    parser.add_argument("--program", default=str(BUILT) if BUILT.exists() else "nanorun",
+                        help="nanorun (default: that of build/cpu, or else the one on the PATH)")
+    return parser.parse_args()
+
+
+def say(text):
+    print(text, flush=True)
+
+
+def main():
+    arguments = parse_arguments()
+    study = read_study(arguments.study)
+    claim_folder(study)
+    if arguments.launcher != "none":
+        launch(study, arguments.launcher, arguments.program, say)
+    try:
+        from scaling import analysis, gather, report
+    except ImportError as error:  # a login node may lack them
+        raise StudyError(f"the report needs numpy, h5py and matplotlib: {error}") from None
+
+    measurements, missing = gather.gather(study)
+    for run, why in missing:
+        say(f"missing: {run.name} {why}, see {run.log}")
+    if not measurements:
+        say("no run has finished, so there is no report yet")
+        return 1
+    for path in report.write(analysis.analyse(study, measurements, missing)):
+        say(str(path))
+    return 1 if missing else 0
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except StudyError as error:
+        sys.exit(print(f"scaling.py: {error}", file=sys.stderr) or 2)

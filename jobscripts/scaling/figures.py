@@ -1,0 +1,255 @@
+"""The plots of a study, each drawn on axes it is given."""
+
+import io
+
+import matplotlib
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+import numpy as np
+from matplotlib import colormaps
+from matplotlib.lines import Line2D
+from matplotlib.ticker import FixedFormatter, FixedLocator, FuncFormatter, LogLocator, NullLocator, PercentFormatter
+from plot_run import ACCENT, FAINT, INK, colours
+
+from . import gather
+from .model import PARTS
+
+COMPUTE, COMMUNICATION, WAITING, IDEAL = "#2b6ca3", "#e6821e", "#f7c88f", "#8a949e"
+STYLE = {
+    "font.size": 10, "text.color": INK, "axes.labelcolor": INK, "axes.edgecolor": FAINT, "axes.titleweight": "bold",
+    "axes.titlelocation": "left", "axes.titlepad": 10, "axes.spines.top": False, "axes.spines.right": False,
+    "axes.grid": True, "axes.axisbelow": True, "grid.color": "#eceff2", "xtick.color": INK, "ytick.color": INK,
+    "legend.frameon": False, "legend.fontsize": 8.5, "svg.fonttype": "path", "svg.hashsalt": "nanorun",
+}
+# Blues compute, oranges communicate, as in the phases.
+PART_COLOURS = dict(zip(PARTS, [*colormaps["Blues"]([0.85, 0.65, 0.47, 0.3]), *colormaps["Oranges"]([0.75, 0.5, 0.3])]))
+
+
+def ranks_axis(axes, ranks, most=12):
+    """Logarithmic, with ticks at rank counts."""
+    axes.set_xscale("log", base=2)
+    shown = ranks if len(ranks) <= most else [n for n in ranks if n & (n - 1) == 0][::2]
+    axes.xaxis.set_major_locator(FixedLocator(shown))
+    axes.xaxis.set_major_formatter(FixedFormatter([f"{n:,}" for n in shown]))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.set_xlabel("ranks")
+
+
+def doubling_axis(axes, **ticks):
+    """Logarithmic in y, so that perfect scaling is a straight line."""
+    axes.set_yscale("log")
+    low, high = axes.get_ylim()
+    axes.set_ylim(low / 1.1, high * 1.1)
+    axes.yaxis.set_major_locator(LogLocator(**ticks))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:,.10g}"))
+    axes.yaxis.set_minor_locator(NullLocator())
+
+
+def labels(analysis):
+    """Rank counts; a star marks those that share cores."""
+    return [f"{m.ranks}{'*' if analysis.oversubscribed(m.ranks) else ''}" for m in analysis.points]
+
+
+def draw_points(axes, analysis, value, ideal):
+    """Median runs joined by a line, whiskers over the repeats, hollow where ranks share cores."""
+    ranks = [m.ranks for m in analysis.points]
+    middle = [value(m) for m in analysis.points]
+    every = [[value(m) for m in analysis.repeats(n)] for n in ranks]
+    axes.plot(ranks, [ideal(n) for n in ranks], "--", color=IDEAL, linewidth=1.2, label="perfect scaling")
+    whiskers = [[v - min(e) for v, e in zip(middle, every)], [max(e) - v for v, e in zip(middle, every)]]
+    axes.errorbar(ranks, middle, yerr=whiskers, color=COMPUTE, linewidth=1.8, elinewidth=1, capsize=3, zorder=3)
+    for n, v in zip(ranks, middle):
+        face = "white" if analysis.oversubscribed(n) else COMPUTE
+        axes.plot(n, v, "o", markersize=7, markerfacecolor=face, markeredgecolor=COMPUTE, markeredgewidth=1.6, zorder=4)
+    ranks_axis(axes, ranks)
+    if len(ranks) > 1:
+        axes.set_xlim(ranks[0] / 1.12, ranks[-1] * 1.12)
+
+
+def draw_throughput(axes, analysis):
+    base = analysis.base
+    draw_points(axes, analysis, lambda m: m.rate, lambda n: base.rate * n / base.ranks)
+    doubling_axis(axes, subs=(1, 2, 5))
+    axes.set(title="Throughput", ylabel="tokens per second")
+    axes.legend(loc="upper left")
+
+
+def draw_speed_up(axes, analysis):
+    draw_points(axes, analysis, lambda m: gather.speed_up(m, analysis.base), lambda n: n)
+    doubling_axis(axes, base=2)
+    axes.set(title="Speed-up" if analysis.study.kind == "strong" else "Scaled speed-up",
+             ylabel="in units of one rank")
+    axes.legend(loc="upper left")
+
+
+def draw_efficiency(axes, analysis):
+    draw_points(axes, analysis, lambda m: gather.speed_up(m, analysis.base) / m.ranks, lambda n: 1)
+    axes.set_ylim(0, max(1.12, 1.05 * axes.get_ylim()[1]))
+    axes.yaxis.set_major_formatter(PercentFormatter(1))
+    axes.set(title="Efficiency", ylabel="speed-up / ranks")
+    axes.legend(loc="lower left")
+
+
+def stack(axes, analysis, series, colour, unit=1.0):
+    """Stacked bars by rank count; series: name -> one value a point."""
+    floor = np.zeros(len(analysis.points))
+    for name, values in series.items():
+        height = unit * np.array(values)
+        axes.bar(range(len(floor)), height, bottom=floor, width=0.62, color=colour[name], label=name.replace("_", " "),
+                 edgecolor="white", linewidth=0.4)
+        floor += height
+    axes.set_xticks(range(len(floor)), labels(analysis))
+    axes.set_xlim(-0.6, len(floor) - 0.4)
+    axes.grid(axis="x", visible=False)
+    axes.tick_params(axis="x", length=0, pad=5)
+    axes.set_xlabel("ranks")
+    return floor
+
+
+def beside(axes, **options):
+    """A legend right of the axes, in the order of the stack."""
+    handles, names = axes.get_legend_handles_labels()
+    axes.legend(handles[::-1], names[::-1], loc="center left", bbox_to_anchor=(1.0, 0.5), handlelength=1,
+                handleheight=1, **options)
+
+
+def draw_phases(axes, analysis):
+    names = list(analysis.base.phases)
+    whole = max(sum(m.phases.values()) for m in analysis.points)
+    shown = [n for n in names if max(m.phases[n] for m in analysis.points) > 0.004 * whole]
+    series = {n: [m.phases[n] for m in analysis.points] for n in shown}
+    floor = stack(axes, analysis, series, colours(names), 1e3)
+    axes.set_ylim(0, 1.08 * floor.max())
+    axes.set(title="Step time by phase", ylabel="ms, mean over ranks")
+    beside(axes)
+
+
+def draw_split(axes, analysis):
+    whole = [m.computing + m.transfer + m.waiting for m in analysis.points]
+    series = {"computing": [m.computing for m in analysis.points],
+              "communication": [m.transfer for m in analysis.points],
+              "waiting for ranks": [m.waiting for m in analysis.points]}
+    series = {name: [v / w for v, w in zip(values, whole)] for name, values in series.items()}
+    stack(axes, analysis, series,
+          {"computing": COMPUTE, "communication": COMMUNICATION, "waiting for ranks": WAITING})
+    for x, m in enumerate(analysis.points):
+        if m.ranks > 1 and m.overlap == m.overlap:
+            axes.annotate(f"overlap {m.overlap:.0%}", (x, 1), xytext=(0, 3), textcoords="offset points", ha="center",
+                          fontsize=8, color=INK)
+    axes.set_ylim(0, 1.08)
+    axes.yaxis.set_major_formatter(PercentFormatter(1))
+    axes.set(title="Computing and communication", ylabel="share of the step")
+    beside(axes)
+
+
+def draw_ranks(axes, analysis):
+    """A dot a rank; the one with the most work is marked."""
+    for x, m in enumerate(analysis.points):
+        work = 1e3 * m.work
+        offsets = np.linspace(-0.22, 0.22, len(work)) if len(work) > 1 else [0]
+        axes.plot(x + np.array(offsets), work, "o", markersize=6 if len(work) <= 16 else 3, color=COMPUTE, alpha=0.75,
+                  markeredgewidth=0)
+        axes.plot(x + offsets[m.slowest], work[m.slowest], "o", markersize=8, color=ACCENT, markeredgewidth=0)
+        if len(work) > 1:
+            axes.annotate(f"rank {m.slowest}\n+{m.work.max() / m.work.mean() - 1:.1%}",
+                          (x + offsets[m.slowest], work[m.slowest]), xytext=(0, 8), textcoords="offset points",
+                          ha="center", va="bottom", fontsize=8, color=ACCENT)
+    axes.set_xticks(range(len(analysis.points)), labels(analysis))
+    axes.set_xlim(-0.6, len(analysis.points) - 0.4)
+    axes.set_ylim(0, 1.22 * max(1e3 * m.work.max() for m in analysis.points))
+    axes.set(title="Spread over ranks", ylabel="ms outside of collectives", xlabel="ranks")
+    axes.grid(axis="x", visible=False)
+    axes.legend([Line2D([], [], marker="o", linestyle="", color=c) for c in (COMPUTE, ACCENT)],
+                ["a rank", "the slowest, and its excess over the mean"], loc="lower left", handletextpad=0.1)
+
+
+def draw_model(axes, analysis):
+    """Measured steps, the fit, and what each point's absence makes the others predict for it."""
+    ranks = [m.ranks for m in analysis.points]
+    axes.plot(ranks, [1e3 * analysis.fitted_step(m) for m in analysis.points], "-", color=IDEAL, linewidth=1.6,
+              label="model")
+    for i, m in enumerate(analysis.points):
+        face = "white" if analysis.oversubscribed(m.ranks) else COMPUTE
+        axes.plot(m.ranks, 1e3 * m.step, "o", markersize=7, markerfacecolor=face, markeredgecolor=COMPUTE,
+                  markeredgewidth=1.6, label="measured" if i == 0 else None)
+    for i, (m, error) in enumerate(zip(analysis.points, analysis.errors)):
+        y = 1e3 * m.step * (1 + error)
+        axes.plot(m.ranks, y, "x", markersize=8, color=ACCENT, markeredgewidth=2,
+                  label="predicted from the other points" if i == 0 else None)
+        axes.annotate(f"{error:+.0%}", (m.ranks, y), xytext=(0, 9 if error > 0 else -15), textcoords="offset points",
+                      ha="center", fontsize=8.5, color=ACCENT)
+    ranks_axis(axes, ranks)
+    if len(ranks) > 1:
+        axes.set_xlim(ranks[0] / 1.25, ranks[-1] * 1.25)
+    axes.set_ylim(0, 1.32 * axes.get_ylim()[1])
+    axes.set(title="Model and measurement", ylabel="ms per step")
+    axes.legend(loc="upper left", ncols=2, handlelength=1.2, columnspacing=1.2)
+
+
+def draw_forecast_parts(axes, analysis):
+    forecast = analysis.forecast
+    shares = {name: [parts[name] / step for parts, step in zip(forecast.parts, forecast.steps)] for name in PARTS}
+    axes.stackplot(forecast.ranks, list(shares.values()), labels=list(shares), colors=list(PART_COLOURS.values()),
+                   linewidth=0)
+    ranks_axis(axes, forecast.ranks)
+    axes.set_xlim(forecast.ranks[0], max(2, forecast.ranks[-1]))
+    axes.set_ylim(0, 1)
+    axes.yaxis.set_major_formatter(PercentFormatter(1))
+    axes.set(title="Prediction: what fills a step", ylabel="share of the step")
+    beside(axes)
+
+
+def draw_forecast(axes, analysis):
+    forecast = analysis.forecast
+    efficiency = forecast.efficiency
+    axes.axhline(1, linestyle="--", color=IDEAL, linewidth=1.2)
+    axes.axhline(0.5, linestyle=":", color=IDEAL, linewidth=1.2)
+    axes.plot(forecast.ranks, efficiency, "-", color=COMPUTE, linewidth=2, label="predicted")
+    if analysis.errors:
+        error = max(map(abs, analysis.errors))
+        axes.fill_between(forecast.ranks, efficiency / (1 + error), np.minimum(2, efficiency / max(1 - error, 1e-3)),
+                          color=COMPUTE, alpha=0.13, linewidth=0,
+                          label=f"a step ±{error:.0%}, as the worst measured point")
+    i = forecast.first_below(0.5)
+    if i is not None:
+        n = forecast.ranks[i]
+        axes.plot(n, efficiency[i], "o", color=ACCENT, markersize=8)
+        axes.annotate(f"below 50% from {n:,} ranks:\n{forecast.losses(i)[0][0]}", (n, efficiency[i]),
+                      xytext=(-10, -4), textcoords="offset points", ha="right", va="top", color=ACCENT, fontsize=8.5,
+                      fontweight="bold")
+    ranks_axis(axes, forecast.ranks)
+    axes.set_xlim(forecast.ranks[0], max(2, forecast.ranks[-1]))
+    axes.set_ylim(0, 1.12)
+    axes.yaxis.set_major_formatter(PercentFormatter(1))
+    axes.set(title="Prediction: efficiency", ylabel="speed-up / ranks")
+    axes.legend(loc="lower left")
+
+
+# In the order of the overview, three a row; those in the last column have a legend beside them.
+PANELS = {"throughput": draw_throughput, "efficiency": draw_efficiency, "phases": draw_phases,
+          "speed_up": draw_speed_up, "ranks": draw_ranks, "split": draw_split,
+          "model": draw_model, "forecast": draw_forecast, "forecast_parts": draw_forecast_parts}
+
+
+def svg(name, analysis):
+    """One panel as the bytes of an SVG file."""
+    with plt.rc_context(STYLE):
+        figure, axes = plt.subplots(figsize=(6.2, 3.7), layout="constrained")
+        PANELS[name](axes, analysis)
+        out = io.BytesIO()
+        figure.savefig(out, format="svg", metadata={"Date": None})
+        plt.close(figure)
+    return out.getvalue()
+
+
+def save_overview(path, analysis, heading):
+    """All panels on one PNG."""
+    with plt.rc_context(STYLE):
+        figure = plt.figure(figsize=(16, 12), dpi=120, layout="constrained")
+        figure.get_layout_engine().set(rect=(0.005, 0.005, 0.99, 0.985), h_pad=0.1, w_pad=0.1)
+        figure.suptitle(heading, x=0.012, ha="left", fontsize=13)
+        for axes, draw in zip(figure.subplots(3, 3).flat, PANELS.values()):
+            draw(axes, analysis)
+        figure.savefig(path)
+        plt.close(figure)

@@ -1,0 +1,178 @@
+"""Measurements of runs, from their summary.json, trace.h5 and trace.json, and the table of them.
+
+A step lasts as long as on its slowest rank. Of the counted steps of a run, the middle half by time are averaged; so are
+the phases, whose times therefore add up. Of the repeats of a rank count the one with the median step time stands
+for it.
+"""
+
+import csv
+import json
+from dataclasses import dataclass
+
+import numpy as np
+from plot_run import COMMUNICATION, read_trace
+
+from .launch import finished
+
+# Phases of which a study measures nothing.
+OUTSIDE = {"validation", "checkpoint"}
+UPDATES = {"muon", "adam"}
+# In the order of the step: each ends the waiting of faster ranks that the one before has left over.
+COLLECTIVES = ("agree", "reduce_gradients", "gather_weights")
+
+
+@dataclass
+class Measurement:
+    """One run. Times are seconds a step."""
+
+    run: object
+    tokens: float  # of a step
+    step: float
+    phases: dict  # phase -> mean over ranks
+    path: dict  # computing, muon, adam: slowest rank of each step; collectives: quickest rank, who waits least
+    work: np.ndarray  # [ranks] outside of collectives
+    slowest: int  # rank with most of it
+    slowest_share: float  # of the counted steps in which that rank was the slowest
+    overlap: float  # share of the communication that ran beside computing; nan without trace.json
+
+    @property
+    def ranks(self):
+        return self.run.ranks
+
+    @property
+    def rate(self):
+        """Tokens per second."""
+        return self.tokens / self.step
+
+    @property
+    def transfer(self):
+        """Communication without the waiting for slower ranks."""
+        return sum(self.path[name] for name in COLLECTIVES)
+
+    @property
+    def waiting(self):
+        return sum(self.phases.get(name, 0) for name in COLLECTIVES) - self.transfer
+
+    @property
+    def computing(self):
+        return sum(self.phases.values()) - self.transfer - self.waiting
+
+    @property
+    def spread(self):
+        """(most - least) / mean over the ranks of the time outside of collectives."""
+        return (self.work.max() - self.work.min()) / self.work.mean()
+
+
+def middle_half(times):
+    """Indices of the steps from the first to the third quartile of time."""
+    quarter = len(times) // 4
+    return np.sort(np.argsort(times, kind="stable")[quarter:len(times) - quarter])
+
+
+def critical_path(seconds, phases):
+    """Mean over steps of what each part of a step takes on the rank that determines it; seconds [steps, ranks, phases].
+    """
+    def part(names):
+        return seconds[:, :, [i for i, name in enumerate(phases) if name in names]].sum(axis=2)
+
+    computing = set(phases) - set(COMMUNICATION) - OUTSIDE - UPDATES
+    slowest = {"computing": computing, "muon": {"muon"}, "adam": {"adam"}}
+    path = {name: float(part(names).max(axis=1).mean()) for name, names in slowest.items()}
+    return path | {name: float(part({name}).min(axis=1).mean()) for name in COLLECTIVES}
+
+
+def union_length(intervals):
+    """Time that at least one of the intervals (begin, end) covers."""
+    total, reach = 0.0, float("-inf")
+    for begin, end in sorted(intervals):
+        total += max(0.0, end - max(begin, reach))
+        reach = max(reach, end)
+    return total
+
+
+def measure_overlap(path, trace):
+    """Phases exclude each other, so trace.h5 holds the communication that delayed computing. What its events in
+    trace.json last beyond that ran beside computing."""
+    try:
+        events = json.loads(path.read_text())["traceEvents"]
+    except (OSError, ValueError, KeyError):
+        return float("nan")
+    intervals = {}
+    for event in events:
+        if event["ph"] == "X" and event["name"] in COMMUNICATION:
+            key = event["args"]["step"], event["pid"]
+            intervals.setdefault(key, []).append((event["ts"], event["ts"] + event["dur"]))
+    columns = [i for i, name in enumerate(trace["phases"]) if name in COMMUNICATION]
+    row = {int(step): i for i, step in enumerate(trace["step"])}
+    total = sum(union_length(spans) * 1e-6 for spans in intervals.values())
+    exposed = sum(trace["seconds"][row[step], rank, columns].sum() for step, rank in intervals if step in row)
+    return round(max(0.0, 1 - exposed / total), 6) if total > 0 else float("nan")
+
+
+def measure(run, warmup, steps):
+    """Reads a finished run. Throws OSError, KeyError or ValueError where its files are not what they should be."""
+    trace = read_trace(run.folder / "trace.h5")
+    if len(trace["step"]) != steps or any(trace["ranks"] != run.ranks):
+        raise ValueError(f"trace.h5 holds {len(trace['step'])} steps of {steps}")
+    phases = trace["phases"]
+    counted = [i for i, name in enumerate(phases) if name not in OUTSIDE]
+    seconds = trace["seconds"].filled(0)[warmup:]
+    times = seconds[:, :, counted].sum(axis=2).max(axis=1)
+    middle = middle_half(times)
+    outside = [i for i in counted if phases[i] not in COMMUNICATION]
+    work = seconds[middle][:, :, outside].sum(axis=2)  # [steps, ranks]
+    mean = work.mean(axis=0)
+    slowest = int(mean.argmax())
+    return Measurement(
+        run=run, tokens=float(trace["tokens"][-1]), step=float(times[middle].mean()),
+        phases={phases[i]: float(seconds[middle][:, :, i].mean()) for i in counted},
+        path=critical_path(seconds[middle], phases), work=mean, slowest=slowest,
+        slowest_share=float((work.argmax(axis=1) == slowest).mean()),
+        overlap=measure_overlap(run.folder / "trace.json", trace))
+
+
+def gather(study):
+    """Returns the measurements of all finished runs, and (run, why) of the others."""
+    measurements, missing = [], []
+    for run in study.runs():
+        if not finished(run, study.steps):
+            missing.append((run, "not finished" if run.log.exists() else "not started"))
+            continue
+        try:
+            measurements.append(measure(run, study.warmup, study.steps))
+        except (OSError, KeyError, ValueError) as error:
+            missing.append((run, f"unreadable: {error}"))
+    return sorted(measurements, key=lambda m: (m.ranks, m.run.repeat)), missing
+
+
+def representatives(measurements):
+    """Of each rank count the repeat with the (lower) median step time, by ascending rank count."""
+    groups = {}
+    for m in measurements:
+        groups.setdefault(m.ranks, []).append(m)
+    return [sorted(group, key=lambda m: m.step)[(len(group) - 1) // 2] for _, group in sorted(groups.items())]
+
+
+def speed_up(m, base):
+    """In units of one rank: perfect scaling gives m.ranks."""
+    return base.ranks * m.rate / base.rate
+
+
+def table(measurements):
+    """Rows of the CSV: a header, then one a run. Speed-ups refer to the median run on the fewest ranks."""
+    phases = list(measurements[0].phases)
+    base = representatives(measurements)[0]
+    rows = [["ranks", "repeat", "sequences", "tokens", "step_seconds", "tokens_per_second", "speed_up", "efficiency",
+             "computing_seconds", "communication_seconds", "waiting_seconds", "overlap", "spread", "slowest_rank",
+             "slowest_share", *(f"{name}_seconds" for name in phases)]]
+    for m in measurements:
+        gain = speed_up(m, base)
+        values = [m.step, m.rate, gain, gain / m.ranks, m.computing, m.transfer, m.waiting, m.overlap, m.spread]
+        rows.append([m.ranks, m.run.repeat, m.run.sequences, int(m.tokens), *(f"{v:.6g}" for v in values), m.slowest,
+                     f"{m.slowest_share:.3f}", *(f"{m.phases[name]:.6g}" for name in phases)])
+    return rows
+
+
+def write_csv(path, rows):
+    with open(path, "w", newline="") as file:
+        csv.writer(file, lineterminator="\n").writerows(rows)

@@ -1,0 +1,108 @@
+"""Starts the runs of a study that have not finished, under mpirun or as Slurm jobs."""
+
+import json
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+from . import StudyError
+
+BATCH_SCRIPT = Path(__file__).resolve().parent.parent / "scaling.sbatch"
+
+
+def finished(run, steps):
+    """Whether the run has ended in order."""
+    try:
+        summary = json.loads((run.folder / "summary.json").read_text())
+    except (OSError, json.JSONDecodeError):
+        return False
+    return bool(summary.get("finished")) and summary.get("ranks") == run.ranks and summary.get("steps") == steps
+
+
+def find_program(name):
+    program = shutil.which(name)
+    if program is None:
+        raise StudyError(f"{name}: no such program; build it, or name it with --program")
+    return str(Path(program).resolve())
+
+
+def environment():
+    """Open MPI refuses root unless told twice."""
+    as_root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"} if os.geteuid() == 0 else {}
+    return os.environ | as_root
+
+
+def check_deck(program, run):
+    """Lets the program judge the deck before any run starts."""
+    dry = subprocess.run([program, *run.arguments, "--dry-run"], env=environment(), text=True, errors="replace",
+                         stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    if dry.returncode != 0:
+        said = [line for line in dry.stderr.splitlines() if line.startswith("nanorun: ")]
+        raise StudyError(said[0] if said else f"{program} cannot read the deck: {dry.stderr.strip()}")
+
+
+class Mpirun:
+    """Runs on this machine or in this allocation, one after the other."""
+
+    def __init__(self, study):
+        self.command = [find_launcher("mpirun"), *study.launch.mpirun]
+
+    def start(self, run, program):
+        """Runs to the end; returns a word or two on the outcome."""
+        command = [*self.command, "-n", str(run.ranks), program, *run.arguments]
+        with open(run.log, "w") as log:
+            code = subprocess.run(command, env=environment(), stdin=subprocess.DEVNULL, stdout=log,
+                                  stderr=subprocess.STDOUT).returncode
+        return "done" if code == 0 else f"failed with exit code {code}, see {run.log}"
+
+
+class Slurm:
+    """Submits each run as a job of its own; `<run>.job` remembers it until it has left the queue."""
+
+    def __init__(self, study):
+        self.command = [find_launcher("sbatch"), "--parsable", *study.launch.sbatch]
+        self.squeue = find_launcher("squeue")
+
+    def start(self, run, program):
+        record = run.folder.with_suffix(".job")
+        if record.exists() and self.queued(record.read_text().strip()):
+            return f"still queued as job {record.read_text().strip()}"
+        command = [*self.command, f"--ntasks={run.ranks}", f"--job-name={run.folder.parent.name}.{run.name}",
+                   f"--output={run.log}", str(BATCH_SCRIPT), program, *run.arguments]
+        submitted = subprocess.run(command, text=True, stdin=subprocess.DEVNULL, capture_output=True)
+        if submitted.returncode != 0:
+            return f"not submitted: {submitted.stderr.strip()}"
+        job = submitted.stdout.strip().split(";")[0]
+        record.write_text(job + "\n")
+        return f"submitted as job {job}"
+
+    def queued(self, job):
+        """Slurm forgets ended jobs and calls them invalid; any other complaint leaves the answer open."""
+        asked = subprocess.run([self.squeue, "--noheader", "--jobs", job, "--format=%T"], text=True,
+                               capture_output=True)
+        if asked.returncode != 0 and "Invalid job id" not in asked.stderr:
+            raise StudyError(f"cannot ask for job {job}: {asked.stderr.strip()}")
+        return bool(asked.stdout.strip())
+
+
+def find_launcher(name):
+    path = shutil.which(name)
+    if path is None:
+        raise StudyError(f"{name} is not on the PATH")
+    return path
+
+
+LAUNCHERS = {"mpirun": Mpirun, "slurm": Slurm}
+
+
+def launch(study, launcher, program, say):
+    """Starts what has not finished. A run that fails is told of, and the others go on."""
+    waiting = [run for run in study.runs() if not finished(run, study.steps)]
+    if not waiting:
+        return
+    program = find_program(program)
+    starter = LAUNCHERS[launcher](study)
+    check_deck(program, waiting[0])
+    for i, run in enumerate(waiting, 1):
+        say(f"[{i}/{len(waiting)}] {run.name}: {starter.start(run, program)}")

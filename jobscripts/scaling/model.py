@@ -1,0 +1,265 @@
+"""A model of the step time, fitted to measured critical paths, and what it predicts for larger machines.
+
+    step = [ c s + c0 + m M(P) + a E / P ] + (1 - overlap) [ reduce-scatter + all-gather ] + all-reduce
+
+s sequences of a rank; M(P) floating-point operations of Muon on the rank that owns most matrices; E elements that
+Adam updates. Each collective takes latency * messages + bytes / bandwidth, counted as src/comm.cpp exchanges them. All
+coefficients are non-negative; each part is fitted to its own measured time by least squares of relative errors. Where
+ranks share cores, every part takes ranks / cores times as long.
+"""
+
+import itertools
+from dataclasses import dataclass
+
+import numpy as np
+
+ELEMENT_BYTES = 4
+EXCHANGE_CHUNK = 1 << 18  # elements of a message of the reduce-scatter (src/comm.cpp)
+NEWTON_SCHULZ_STEPS = 5
+ALL_REDUCES = 2  # of a step: loss, stop flags
+NO_OVERLAP = 0.01  # shares below this are the rounding of the clocks
+
+PARTS = ("forward, backward", "fixed work", "Muon", "Adam", "reduce-scatter", "all-gather", "all-reduce")
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """Units that ranks own whole (src/params.cpp): matrices of Muon, rows or elements of Adam."""
+
+    units: int
+    unit_size: int
+    rows: int = 0  # of a matrix
+    cols: int = 0
+
+    @property
+    def size(self):
+        return self.units * self.unit_size
+
+    def largest(self, ranks):
+        return -(-self.units // ranks) * self.unit_size
+
+    def smallest(self, ranks):
+        return self.units // ranks * self.unit_size
+
+
+def buckets(model):
+    """The parameter table of src/params.cpp; `model`: the section of a resolved deck."""
+    width, layers = model["width"], model["layers"]
+    hidden, attention = model["mlp_ratio"] * width, layers - len(model["layers_without_attention"])
+    embeddings = 1 + (model["value_embeddings"] if model["value_path"] == "embeddings" else 0)
+    padded = -(-model["vocabulary"] // 128) * 128
+    mix = 1 if model["value_path"] == "first" else 2
+    all_buckets = [Bucket(4 * attention, width * width, width, width), Bucket(layers, hidden * width, hidden, width),
+                   Bucket(layers, hidden * width, width, hidden), Bucket(embeddings * model["vocabulary"], width),
+                   Bucket(padded, width), Bucket(2 * layers + mix * attention, 1), Bucket(layers // 2, 1)]
+    return [b for b in all_buckets if b.units > 0]
+
+
+def newton_schulz_flops(bucket):
+    """Of one matrix: X Xᵀ, A A and B X in each iteration."""
+    short, long = sorted((bucket.rows, bucket.cols))
+    return NEWTON_SCHULZ_STEPS * (4 * short * short * long + 2 * short**3)
+
+
+class Workload:
+    """What a step asks of a rank, by rank count."""
+
+    def __init__(self, model):
+        self.buckets = buckets(model)
+        self.matrices = [b for b in self.buckets if b.rows]
+
+    def muon_flops(self, ranks):
+        return sum(-(-b.units // ranks) * newton_schulz_flops(b) for b in self.matrices)
+
+    def adam_elements(self, ranks):
+        return sum(b.largest(ranks) for b in self.buckets if not b.rows)
+
+    def reduce_scatter(self, ranks):
+        """(messages, bytes) one after another: pairwise rounds, each as long as the largest part of a bucket."""
+        messages = sum(-(-b.largest(ranks) // EXCHANGE_CHUNK) for b in self.buckets)
+        return (ranks - 1) * messages, (ranks - 1) * ELEMENT_BYTES * sum(b.largest(ranks) for b in self.buckets)
+
+    def all_gather(self, ranks):
+        """(messages, bytes) of rings."""
+        received = sum(b.size - b.smallest(ranks) for b in self.buckets) if ranks > 1 else 0
+        return (ranks - 1) * len(self.buckets), ELEMENT_BYTES * received
+
+    def all_reduce(self, ranks):
+        """Messages by recursive doubling."""
+        return ALL_REDUCES * (ranks - 1).bit_length()
+
+    def last_muon_split(self):
+        """Rank count from which Muon's work shrinks no more: one matrix of each shape a rank."""
+        return max(b.units for b in self.matrices)
+
+
+def non_negative_least_squares(columns, target):
+    """Coefficients x >= 0 that minimise |columns x - target|: the best of the solutions on all subsets of columns.
+    Of equally good ones the first with the fewest columns. Meant for a handful of columns."""
+    columns, target = np.asarray(columns, float), np.asarray(target, float)
+    scale = np.abs(columns).max(axis=0, initial=0)
+    usable = [j for j in range(columns.shape[1]) if scale[j] > 0]
+    best, least = np.zeros(columns.shape[1]), float(target @ target)
+    tolerance = 1e-12 * least
+    for count in range(1, len(usable) + 1):
+        for subset in itertools.combinations(usable, count):
+            scaled = columns[:, subset] / scale[list(subset)]
+            x, _, rank, _ = np.linalg.lstsq(scaled, target, rcond=None)
+            error = float(np.sum((scaled @ x - target) ** 2))
+            if rank == count and x.min() >= 0 and error < least - tolerance:
+                best, least = np.zeros(columns.shape[1]), error
+                best[list(subset)] = x / scale[list(subset)]
+    return best
+
+
+def relative_fit(rows, times):
+    """Non-negative coefficients that minimise the relative errors of the times; those of no time say nothing."""
+    rows, times = np.asarray(rows, float), np.asarray(times, float)
+    kept = times > 0
+    return non_negative_least_squares(rows[kept] / times[kept, None], np.ones(kept.sum()))
+
+
+@dataclass(frozen=True)
+class Link:
+    """A collective's network: seconds of a message, seconds of a byte."""
+
+    latency: float
+    seconds_per_byte: float
+
+    def time(self, messages, size):
+        return self.latency * messages + self.seconds_per_byte * size
+
+
+@dataclass(frozen=True)
+class Model:
+    workload: Workload
+    per_sequence: float  # seconds of a sequence
+    constant: float  # seconds of a step
+    muon: float  # seconds of a floating-point operation
+    adam: float  # seconds of an element
+    reduce_scatter: Link
+    all_gather: Link
+    all_reduce: Link
+    overlap: float  # share of reduce-scatter and all-gather that runs beside computing; 0 unless traces show some
+
+    def parts(self, ranks, sequences, sharing=1.0):
+        """Seconds of each part of a step in which a rank has `sequences`, `sharing` ranks to a core."""
+        load = self.workload
+        exposed = 1 - self.overlap
+        seconds = (self.per_sequence * sequences, self.constant, self.muon * load.muon_flops(ranks),
+                   self.adam * load.adam_elements(ranks), exposed * self.reduce_scatter.time(*load.reduce_scatter(ranks)),
+                   exposed * self.all_gather.time(*load.all_gather(ranks)),
+                   self.all_reduce.time(load.all_reduce(ranks), 0))
+        return {name: sharing * value for name, value in zip(PARTS, seconds)}
+
+    def step(self, ranks, sequences, sharing=1.0):
+        return sum(self.parts(ranks, sequences, sharing).values())
+
+
+@dataclass(frozen=True)
+class Point:
+    """A measured rank count: its critical path (gather.Measurement.path) and the step time, seconds."""
+
+    ranks: int
+    sequences: float  # of a rank
+    step: float
+    path: dict
+    sharing: float = 1.0
+    overlap: float = 0.0
+
+
+def fit_overlap(points):
+    """Share h of the communication that is hidden, by least squares of hidden = h * all; 0 unless the traces show it."""
+    hidden, total = [], []
+    for p in points:
+        exposed = p.path["reduce_gradients"] + p.path["gather_weights"]
+        if p.ranks > 1 and p.overlap == p.overlap and p.overlap < 1:
+            total.append(exposed / (1 - p.overlap))
+            hidden.append(total[-1] - exposed)
+    total, hidden = np.array(total), np.array(hidden)
+    share = float(hidden @ total / (total @ total)) if total.any() else 0.0
+    return share if share > NO_OVERLAP else 0.0
+
+
+def fit_link(points, phase, exposed, traffic):
+    """The bandwidth comes first: from a single rank count it alone is fitted."""
+    joined = [p for p in points if p.ranks > 1]
+    rows = [[traffic(p.ranks)[1], traffic(p.ranks)[0]] for p in joined]
+    times = [p.path[phase] / p.sharing / exposed for p in joined]
+    per_byte, latency = relative_fit(rows, times) if joined else (0.0, 0.0)
+    return Link(float(latency), float(per_byte))
+
+
+def fit(points, workload):
+    """The model that fits the points best, part by part."""
+    def coefficients(name, row):
+        return map(float, relative_fit([row(p) for p in points], [p.path[name] / p.sharing for p in points]))
+
+    overlap = fit_overlap(points)
+    per_sequence, constant = coefficients("computing", lambda p: [p.sequences, 1])
+    muon, = coefficients("muon", lambda p: [workload.muon_flops(p.ranks)])
+    adam, = coefficients("adam", lambda p: [workload.adam_elements(p.ranks)])
+    return Model(workload, per_sequence, constant, muon, adam,
+                 fit_link(points, "reduce_gradients", 1 - overlap, workload.reduce_scatter),
+                 fit_link(points, "gather_weights", 1 - overlap, workload.all_gather),
+                 fit_link(points, "agree", 1.0, lambda ranks: (workload.all_reduce(ranks), 0)), overlap)
+
+
+def leave_one_out(points, workload):
+    """For each point the relative error of the step time that the other points predict; empty below two points."""
+    if len(points) < 2:
+        return []
+    errors = []
+    for i, p in enumerate(points):
+        model = fit(points[:i] + points[i + 1:], workload)
+        errors.append(model.step(p.ranks, p.sequences, p.sharing) / p.step - 1)
+    return errors
+
+
+def on_network(model, latency, bandwidth):
+    """The model with the network of another machine; 0 leaves what was fitted."""
+    def link(fitted):
+        return Link(latency or fitted.latency, 1 / bandwidth if bandwidth else fitted.seconds_per_byte)
+
+    return Model(model.workload, model.per_sequence, model.constant, model.muon, model.adam,
+                 link(model.reduce_scatter), link(model.all_gather), link(model.all_reduce), model.overlap)
+
+
+class Forecast:
+    """Step times of a model on all rank counts that a study of its kind can have, up to max_ranks."""
+
+    def __init__(self, model, kind, sequences, max_ranks):
+        self.model, self.kind, self.sequences = model, kind, sequences
+        self.ranks = [n for n in range(1, max_ranks + 1) if kind == "weak" or sequences % n == 0]
+        self.parts = [model.parts(n, self.local_sequences(n)) for n in self.ranks]
+        self.steps = np.array([sum(parts.values()) for parts in self.parts])
+
+    def local_sequences(self, ranks):
+        return self.sequences / ranks if self.kind == "strong" else self.sequences
+
+    def ideal(self, ranks):
+        """Factor on the times of one rank that perfect scaling gives."""
+        return 1 / ranks if self.kind == "strong" else 1.0
+
+    @property
+    def efficiency(self):
+        return np.array([self.steps[0] * self.ideal(n) / step for n, step in zip(self.ranks, self.steps)])
+
+    def first_below(self, level):
+        """Index of the first rank count whose efficiency is below `level`, or None."""
+        below = np.flatnonzero(self.efficiency < level)
+        return int(below[0]) if len(below) else None
+
+    def losses(self, i):
+        """Seconds by which each part exceeds perfect scaling, largest first."""
+        ideal = self.ideal(self.ranks[i])
+        lost = {name: seconds - ideal * self.parts[0][name] for name, seconds in self.parts[i].items()}
+        return sorted(lost.items(), key=lambda item: -item[1])
+
+    def traffic_exceeds_computing(self):
+        """First rank count where the gradients' and weights' traffic takes longer than all computing, or None."""
+        for n, parts in zip(self.ranks, self.parts):
+            traffic = parts["reduce-scatter"] + parts["all-gather"]
+            if traffic > parts["forward, backward"] + parts["fixed work"] + parts["Muon"] + parts["Adam"]:
+                return n
+        return None

@@ -1,0 +1,221 @@
+"""The report of a study: one HTML page that needs no other file, one picture, one table."""
+
+import base64
+import datetime
+import html
+
+from . import figures, gather
+from .analysis import sharing
+
+STYLE = """
+body { font: 15px/1.5 system-ui, "Segoe UI", "Helvetica Neue", Arial, sans-serif; color: #22303c; background: #f6f7f9;
+  margin: 0; }
+main { max-width: 1180px; margin: 0 auto; padding: 2rem 1.5rem 4rem; }
+h1 { font-size: 1.7rem; margin: 0 0 .2rem; } h2 { font-size: 1.15rem; margin: 2.4rem 0 .6rem; }
+.sub { color: #64717d; margin: 0 0 1.4rem; }
+.tiles { display: grid; grid-template-columns: repeat(auto-fit, minmax(200px, 1fr)); gap: .8rem; }
+.tile, figure, .table, .note { background: #fff; border: 1px solid #e3e7eb; border-radius: 8px; }
+.tile { padding: .8rem 1rem; } .tile b { display: block; font-size: 1.45rem; } .tile span { color: #64717d; }
+.figures { display: grid; grid-template-columns: repeat(auto-fit, minmax(440px, 1fr)); gap: .8rem; }
+figure { margin: 0; padding: .8rem; } figure img { width: 100%; display: block; }
+.table { overflow-x: auto; padding: .4rem .8rem; }
+table { border-collapse: collapse; font-variant-numeric: tabular-nums; width: 100%; }
+th, td { text-align: right; padding: .3rem .6rem; white-space: nowrap; }
+th { color: #64717d; font-weight: 600; } tr + tr td { border-top: 1px solid #eef1f4; }
+.note { padding: .6rem 1rem; border-left: 4px solid #d1495b; }
+code { font-size: .9em; background: #eef1f4; padding: .1em .3em; border-radius: 4px; }
+"""
+
+
+def seconds(value):
+    for unit, factor in (("s", 1), ("ms", 1e3), ("µs", 1e6)):
+        if value * factor >= 1 or unit == "µs":
+            return f"{value * factor:.3g} {unit}"
+
+
+def with_prefix(value, unit):
+    for prefix, factor in (("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
+        if value >= factor:
+            return f"{value / factor:.3g} {prefix}{unit}"
+    return f"{value:.3g} {unit}"
+
+
+def date_of(analysis):
+    newest = max((m.run.folder / "summary.json").stat().st_mtime for m in analysis.measurements)
+    return datetime.datetime.fromtimestamp(newest, datetime.timezone.utc).date().isoformat()
+
+
+def heading(analysis):
+    study = analysis.study
+    size = f"{study.sequences} sequence{'s' if study.sequences > 1 else ''} a {'step' if study.kind == 'strong' else 'rank'}"
+    parts = [f"{study.name}: {study.kind} scaling, {size}", study.machine, date_of(analysis)]
+    if any(analysis.oversubscribed(m.ranks) for m in analysis.points):
+        parts.append(f"* more ranks than the {study.launch.cores} cores")
+    return "  ·  ".join(part for part in parts if part)
+
+
+def table(rows):
+    def row(cells, tag):
+        return "<tr>" + "".join(f"<{tag}>{html.escape(str(c))}</{tag}>" for c in cells) + "</tr>"
+
+    return f'<div class="table"><table>{row(rows[0], "th")}{"".join(row(r, "td") for r in rows[1:])}</table></div>'
+
+
+def figure(name, alternative, analysis):
+    data = base64.b64encode(figures.svg(name, analysis)).decode()
+    return f'<figure><img alt="{alternative}" src="data:image/svg+xml;base64,{data}"></figure>'
+
+
+def section(title, *content):
+    return f"<h2>{title}</h2>" + "".join(content)
+
+
+def side_by_side(*content):
+    return f'<div class="figures">{"".join(content)}</div>'
+
+
+def paragraph(text):
+    return f"<p>{html.escape(text)}</p>"
+
+
+def tiles(analysis):
+    best = max(analysis.points, key=lambda m: m.rate)
+    last = analysis.points[-1]
+    gain = gather.speed_up(last, analysis.base)
+    worst = max((abs(e) for e in analysis.errors), default=None)
+    content = [(f"{best.rate:,.0f}", f"tokens per second on {best.ranks} ranks"),
+               (f"{gain:.2f}", f"speed-up on {last.ranks} ranks"),
+               (f"{gain / last.ranks:.0%}", f"efficiency on {last.ranks} ranks"),
+               ("—" if worst is None else f"{worst:.0%}", "largest error of the model, leave-one-out")]
+    return '<div class="tiles">' + "".join(
+        f'<div class="tile"><b>{b}</b><span>{html.escape(s)}</span></div>' for b, s in content) + "</div>"
+
+
+def missing_section(analysis):
+    if not analysis.missing:
+        return paragraph("All runs of the study have finished.")
+    items = "".join(f"<li><code>{html.escape(run.name)}</code> {html.escape(why)}; log <code>{html.escape(str(run.log))}"
+                    "</code></li>" for run, why in analysis.missing)
+    return f'<div class="note">{len(analysis.missing)} of the runs are missing here:<ul>{items}</ul></div>'
+
+
+def ranks_table(analysis):
+    rows = [["ranks", "slowest rank", "slowest in", "spread", "most", "mean", "least"]]
+    for m in analysis.points:
+        rows.append([m.ranks, m.slowest, f"{m.slowest_share:.0%} of the steps", f"{m.spread:.1%}",
+                     seconds(m.work.max()), seconds(m.work.mean()), seconds(m.work.min())])
+    return table(rows)
+
+
+def coefficients(analysis):
+    fitted = analysis.model
+    rows = [["part", "fitted to the measured time"],
+            ["computing", f"{seconds(fitted.per_sequence)} a sequence + {seconds(fitted.constant)} a step"],
+            ["Muon", with_prefix(1 / fitted.muon, "FLOP/s") if fitted.muon else "no time"],
+            ["Adam", with_prefix(1 / fitted.adam, "elements/s") if fitted.adam else "no time"]]
+    for name, link in (("reduce-scatter", fitted.reduce_scatter), ("all-gather", fitted.all_gather),
+                       ("all-reduce", fitted.all_reduce)):
+        bandwidth = with_prefix(1 / link.seconds_per_byte, "B/s") if link.seconds_per_byte else "not resolved"
+        latency = seconds(link.latency) if link.latency else "not resolved"
+        rows.append([name, f"latency {latency}" + ("" if name == "all-reduce" else f", bandwidth {bandwidth}")])
+    rows.append(["overlap", f"{fitted.overlap:.0%}" if fitted.overlap else "none in the traces"])
+    return table(rows)
+
+
+def error_table(analysis):
+    rows = [["ranks", "measured", "model", "error of the fit", "predicted from the others", "error"]]
+    errors = analysis.errors or [None]
+    for m, error in zip(analysis.points, errors):
+        fitted = analysis.fitted_step(m)
+        left_out = ["—", "—"] if error is None else [seconds(m.step * (1 + error)), f"{error:+.1%}"]
+        rows.append([m.ranks, seconds(m.step), seconds(fitted), f"{fitted / m.step - 1:+.1%}", *left_out])
+    return table(rows)
+
+
+def findings(analysis):
+    """Sentences on where scaling stops, by the forecast."""
+    forecast, workload = analysis.forecast, analysis.workload
+    last = forecast.ranks[-1]
+    i = forecast.first_below(0.5)
+    if i is None:
+        found = [f"Efficiency stays above 50% up to {last:,} ranks, where it is {forecast.efficiency[-1]:.0%}."]
+    else:
+        (name, lost), n = forecast.losses(i)[0], forecast.ranks[i]
+        found = [f"Efficiency falls below 50% from {n:,} ranks on ({forecast.efficiency[i]:.0%} there). The largest loss "
+                 f"is {name}: {seconds(lost)} of a step of {seconds(forecast.steps[i])}."]
+    found.append(f"Muon's work of a rank shrinks up to {workload.last_muon_split():,} ranks, where the busiest rank has "
+                 "one matrix of each shape; from there on it is constant.")
+    n = forecast.traffic_exceeds_computing()
+    found.append(f"Gradients and weights travel for longer than a rank computes from {n:,} ranks on." if n else
+                 f"Gradients and weights travel for less time than a rank computes up to {last:,} ranks.")
+    return found
+
+
+def network(analysis):
+    prediction = analysis.study.prediction
+    latency = seconds(prediction.latency) if prediction.latency else "the fitted latency"
+    bandwidth = with_prefix(prediction.bandwidth, "B/s") if prediction.bandwidth else "the fitted bandwidth"
+    unit = "step" if analysis.study.kind == "strong" else "rank"
+    return (f"Ranks as fast as those measured, on a flat network of {latency} a message and {bandwidth} a rank; "
+            f"{analysis.forecast_sequences} sequences a {unit}; rank counts that divide them.")
+
+
+def forecast_table(analysis):
+    forecast, efficiency = analysis.forecast, analysis.forecast.efficiency
+    powers = [i for i, n in enumerate(forecast.ranks) if n & (n - 1) == 0 or n == forecast.ranks[-1]]
+    names = list(forecast.parts[0])
+    rows = [["ranks", "step", "efficiency", *names]]
+    for i in powers:
+        rows.append([f"{forecast.ranks[i]:,}", seconds(forecast.steps[i]), f"{efficiency[i]:.0%}",
+                     *(seconds(forecast.parts[i][name]) for name in names)])
+    return table(rows)
+
+
+def setup(analysis):
+    study = analysis.study
+    shared = [m.ranks for m in analysis.points if sharing(study, m.ranks) > 1]
+    rows = [["setting", "value"], ["deck", study.deck], ["overrides", " ".join(study.overrides) or "none"],
+            ["steps", f"{study.steps}, of which the first {study.warmup} do not count"],
+            ["repeats", study.repeats], ["machine", study.machine or "not named"],
+            ["rank counts that share cores", ", ".join(map(str, shared)) or "none"]]
+    return table(rows)
+
+
+def page(analysis):
+    title = html.escape(f"Scaling study {analysis.study.name}")
+    body = [
+        f"<h1>{title}</h1>", f'<p class="sub">{html.escape(heading(analysis))}</p>', tiles(analysis),
+        section("Runs", missing_section(analysis)),
+        section("Throughput and efficiency", side_by_side(
+            figure("throughput", "Tokens per second by rank count", analysis),
+            figure("speed_up", "Speed-up by rank count", analysis),
+            figure("efficiency", "Efficiency by rank count", analysis))),
+        section("Where the time goes", paragraph(
+            "Means over the middle half of the counted steps of the median repeat; whiskers span the repeats. Waiting is "
+            "what a rank spends in a collective beyond the quickest rank of that step. Overlap is the share of the "
+            "communication that ran beside computing."), side_by_side(
+            figure("phases", "Step time by phase and rank count", analysis),
+            figure("split", "Shares of computing, communication and waiting", analysis))),
+        section("Ranks", side_by_side(figure("ranks", "Work of each rank", analysis), ranks_table(analysis))),
+        section("Model", side_by_side(figure("model", "Measured, fitted and predicted steps", analysis),
+                                      coefficients(analysis)), error_table(analysis)),
+        section("Prediction", paragraph(network(analysis)), side_by_side(
+            figure("forecast", "Predicted efficiency", analysis),
+            figure("forecast_parts", "Predicted parts of a step", analysis)),
+            "<ul>" + "".join(f"<li>{html.escape(s)}</li>" for s in findings(analysis)) + "</ul>",
+            forecast_table(analysis)),
+        section("All runs", table(gather.table(analysis.measurements))),
+        section("Setup", setup(analysis)),
+    ]
+    return (f'<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"><title>{title}</title>'
+            f"<style>{STYLE}</style></head><body><main>{''.join(body)}</main></body></html>\n")
+
+
+def write(analysis):
+    """Writes runs.csv, report.html and report.png into the study's folder and returns their paths."""
+    folder = analysis.study.folder
+    paths = folder / "runs.csv", folder / "report.html", folder / "report.png"
+    gather.write_csv(paths[0], gather.table(analysis.measurements))
+    paths[1].write_text(page(analysis))
+    figures.save_overview(paths[2], analysis, heading(analysis))
+    return paths

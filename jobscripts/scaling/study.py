@@ -1,0 +1,205 @@
+"""A study file, and the runs that it stands for."""
+
+import dataclasses
+import json
+import tomllib
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from . import StudyError
+
+KINDS = ("strong", "weak")
+
+# What a run of a study must not do, and what it records for the report.
+FIXED = (
+    "data.validation=[]", "validation.tokens=0", "validation.every=0", "checkpoint.every=0",
+    "checkpoint.milestone_every=0", "checkpoint.at_end=false", "checkpoint.restart=none", "trace.enabled=true",
+)
+# Keys of the deck that the study sets itself.
+OWNED = ("run.name", "run.outputs", "train.steps", "train.sequences", "trace.json_steps", "stop.step",
+         *(line.split("=")[0] for line in FIXED))
+
+
+@dataclass(frozen=True)
+class Run:
+    """One program run of a study; `folder` is what the program writes into, `log` what it prints."""
+
+    ranks: int
+    repeat: int
+    sequences: int  # of a step
+    folder: Path
+    arguments: tuple  # of the program
+
+    @property
+    def name(self):
+        return self.folder.name
+
+    @property
+    def log(self):
+        return self.folder.with_suffix(".log")
+
+
+@dataclass(frozen=True)
+class Launch:
+    """How runs are started. More ranks than `cores` share them: such runs are marked as oversubscribed."""
+
+    cores: int = 0  # processors or devices of a rank's own; 0: as many as there are ranks
+    mpirun: tuple = ()  # options of mpirun
+    sbatch: tuple = ()  # options of sbatch
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """The larger machine: ranks as fast as the measured ones behind a flat network."""
+
+    latency: float = 0.0  # seconds of a message; 0: as fitted
+    bandwidth: float = 0.0  # bytes per second of a rank, each way; 0: as fitted
+    max_ranks: int = 4096
+    sequences: int = 0  # as study.sequences; 0: the same
+
+
+@dataclass(frozen=True)
+class Study:
+    name: str
+    kind: str  # strong: `sequences` a step; weak: `sequences` a rank
+    deck: Path
+    ranks: tuple
+    sequences: int
+    steps: int
+    warmup: int  # first steps of a run that are not counted
+    repeats: int = 1
+    machine: str = ""  # as the report names it
+    outputs: str = "outputs"
+    overrides: tuple = ()  # section.key=value, as on the command line
+    launch: Launch = field(default_factory=Launch)
+    prediction: Prediction = field(default_factory=Prediction)
+
+    @property
+    def folder(self):
+        return Path(self.outputs) / self.name
+
+    def step_sequences(self, ranks):
+        return self.sequences if self.kind == "strong" else self.sequences * ranks
+
+    def runs(self):
+        """All runs; the rank counts take turns, so that a machine that slows down slows all of them."""
+        return [self.run(ranks, repeat) for repeat in range(1, self.repeats + 1) for ranks in self.ranks]
+
+    def run(self, ranks, repeat):
+        sequences = self.step_sequences(ranks)
+        folder = self.folder / f"ranks{ranks}_repeat{repeat}"
+        own = (f"run.name={folder.name}", f"run.outputs={self.folder}", f"train.steps={self.steps}",
+               f"train.sequences={sequences}", f"trace.json_steps=[{self.steps - 1}]")
+        return Run(ranks, repeat, sequences, folder, ("train", str(self.deck), *self.overrides, *FIXED, *own))
+
+    def identity(self):
+        """What two runs must share to be compared."""
+        return {"kind": self.kind, "deck": self.deck.read_text(), "sequences": self.sequences, "steps": self.steps,
+                "overrides": list(self.overrides)}
+
+
+def type_name(kind):
+    return {str: "a string", int: "an integer", float: "a number", tuple: "a list", Path: "a string"}[kind]
+
+
+def typed(value, kind, where):
+    """A value of the file as the type of its field."""
+    if kind is float and isinstance(value, int) and not isinstance(value, bool):
+        value = float(value)
+    if kind is tuple and isinstance(value, list):
+        return tuple(value)
+    if kind is Path and isinstance(value, str):
+        return Path(value)
+    if type(value) is not kind:
+        raise StudyError(f"{where} must be {type_name(kind)}")
+    return value
+
+
+def section(record, table, where):
+    """`record` filled from a table of the file; its fields are the keys that exist."""
+    fields = {f.name: f for f in dataclasses.fields(record) if f.name not in ("launch", "prediction")}
+    for key in table:
+        if key not in fields:
+            raise StudyError(f"{where}.{key} is no key of a study; keys of [{where}]: {', '.join(fields)}")
+    missing = [name for name, f in fields.items()
+               if name not in table and f.default is dataclasses.MISSING]
+    if missing:
+        raise StudyError(f"{where}.{missing[0]} is missing")
+    return {key: typed(value, fields[key].type, f"{where}.{key}") for key, value in table.items()}
+
+
+def check_ranks(study):
+    ranks = study.ranks
+    if not ranks or any(type(n) is not int or n < 1 for n in ranks) or list(ranks) != sorted(set(ranks)):
+        raise StudyError("study.ranks must be a list of rank counts, ascending from 1 or more")
+    refused = [n for n in ranks if study.step_sequences(n) % n]
+    if refused:
+        divisors = [n for n in range(1, study.sequences + 1) if study.sequences % n == 0]
+        raise StudyError(f"study.ranks: {study.sequences} sequences a step cannot be shared by {refused[0]} ranks; "
+                         f"rank counts that divide them: {', '.join(map(str, divisors))}")
+
+
+def check_overrides(study):
+    for line in study.overrides:
+        if not isinstance(line, str) or "=" not in line:
+            raise StudyError(f"study.overrides: {line!r} is not of the form section.key=value")
+        if line.split("=")[0] in OWNED:
+            raise StudyError(f"study.overrides: {line.split('=')[0]} is set by the study itself")
+
+
+def check(study):
+    if not study.name or "/" in study.name or study.name in (".", ".."):
+        raise StudyError("study.name must name one folder")
+    if study.kind not in KINDS:
+        raise StudyError(f"study.kind must be one of {', '.join(KINDS)}")
+    for key in ("sequences", "steps", "repeats"):
+        if getattr(study, key) < 1:
+            raise StudyError(f"study.{key} must be at least 1")
+    if not 0 <= study.warmup < study.steps:
+        raise StudyError("study.warmup must be at least 0 and less than study.steps")
+    prediction = study.prediction
+    if min(prediction.latency, prediction.bandwidth, prediction.sequences, study.launch.cores) < 0:
+        raise StudyError("launch.cores and the keys of [prediction] must not be negative")
+    if prediction.max_ranks < 1:
+        raise StudyError("prediction.max_ranks must be at least 1")
+    if not study.deck.is_file():
+        raise StudyError(f"study.deck: {study.deck}: no such file")
+    check_ranks(study)
+    check_overrides(study)
+
+
+def read_study(path):
+    """Reads and checks a study file; the deck is named relative to it. Throws StudyError."""
+    path = Path(path)
+    try:
+        tables = tomllib.loads(path.read_text())
+    except OSError as error:
+        raise StudyError(f"{path}: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise StudyError(f"{path}: {error}") from None
+    try:
+        for name, table in tables.items():
+            if name not in ("study", "launch", "prediction") or not isinstance(table, dict):
+                raise StudyError(f"[{name}] is no section of a study; sections: study, launch, prediction")
+        study = Study(**section(Study, tables.get("study", {}), "study"),
+                      launch=Launch(**section(Launch, tables.get("launch", {}), "launch")),
+                      prediction=Prediction(**section(Prediction, tables.get("prediction", {}), "prediction")))
+        study = dataclasses.replace(study, deck=path.parent / study.deck)
+        check(study)
+    except StudyError as error:
+        raise StudyError(f"{path}: {error}") from None
+    return study
+
+
+def claim_folder(study):
+    """Makes the study's folder, or makes sure that the runs in it are of this study."""
+    record = study.folder / "study.json"
+    if not record.exists():
+        study.folder.mkdir(parents=True, exist_ok=True)
+        record.write_text(json.dumps(study.identity(), indent=2) + "\n")
+        return
+    before, now = json.loads(record.read_text()), study.identity()
+    changed = [key for key in now if before.get(key) != now[key]]
+    if changed:
+        raise StudyError(f"{study.folder} holds runs of another study ({', '.join(changed)} changed); "
+                         "choose another study.name or remove the folder")

@@ -1,0 +1,167 @@
+"""Starting runs: resumption, failures, Slurm jobs. The programs are scripts that stand in for the real ones."""
+
+import json
+import os
+
+import support
+from support import ScalingTest
+
+from scaling import StudyError
+from scaling.launch import launch
+from scaling.study import claim_folder, read_study
+
+MPIRUN = """#!/usr/bin/env bash
+printf '%s\\n' "$*" >> mpirun.calls
+while [[ $1 != -n ]]; do shift; done
+export FAKE_RANKS=$2
+shift 2
+exec "$@"
+"""
+
+# Finishes unless a file fail_RANKS exists.
+PROGRAM = """#!/usr/bin/env bash
+for argument in "$@"; do
+  case $argument in
+    run.outputs=*) outputs=${argument#*=} ;;
+    run.name=*) name=${argument#*=} ;;
+    train.steps=*) steps=${argument#*=} ;;
+    --dry-run) [[ ! -e bad_deck ]] || { echo "nanorun: deck.toml:3: no such key" >&2; exit 2; }; exit 0 ;;
+  esac
+done
+echo "training $name"
+[[ ! -e fail_$FAKE_RANKS ]] || exit 3
+mkdir -p "$outputs/$name"
+echo "{\\"finished\\": true, \\"ranks\\": $FAKE_RANKS, \\"steps\\": $steps}" > "$outputs/$name/summary.json"
+"""
+
+# Job 1, 2, ...; while the file hold exists they stay in the queue.
+SBATCH = """#!/usr/bin/env bash
+printf '%s\\n' "$*" >> sbatch.calls
+[[ ! -e no_slurm ]] || { echo "sbatch: error: Invalid partition" >&2; exit 1; }
+while [[ $1 == --* ]]; do
+  case $1 in
+    --ntasks=*) ranks=${1#*=} ;;
+    --output=*) log=${1#*=} ;;
+  esac
+  shift
+done
+[[ -e hold ]] || FAKE_RANKS=$ranks "$@" > "$log" 2>&1 || true
+wc -l < sbatch.calls
+"""
+SRUN = '#!/usr/bin/env bash\nexec "$@"\n'
+SQUEUE = """#!/usr/bin/env bash
+[[ ! -e hold ]] || { echo PENDING; exit 0; }
+echo "slurm_load_jobs error: Invalid job id specified" >&2
+exit 1
+"""
+
+
+class Launch(ScalingTest):
+    def setUp(self):
+        super().setUp()
+        commands = self.folder / "commands"
+        commands.mkdir()
+        for name, text in (("mpirun", MPIRUN), ("nanorun", PROGRAM), ("sbatch", SBATCH), ("srun", SRUN),
+                           ("squeue", SQUEUE)):
+            (commands / name).write_text(text)
+            (commands / name).chmod(0o755)
+        path = os.environ["PATH"]
+        os.environ["PATH"] = f"{commands}{os.pathsep}{path}"
+        self.addCleanup(os.environ.__setitem__, "PATH", path)
+        self.program = str(commands / "nanorun")
+
+    def launch(self, launcher="mpirun", program=None, **values):
+        """Returns what the launch says, a line a run."""
+        study = read_study(self.write_study(**values))
+        claim_folder(study)
+        said = []
+        launch(study, launcher, program or self.program, said.append)
+        return said
+
+    def calls(self, command):
+        record = self.folder / f"{command}.calls"
+        return record.read_text().splitlines() if record.exists() else []
+
+    def test_runs_everything_once(self):
+        said = self.launch(repeats=2, more='[launch]\nmpirun = ["--bind-to", "none"]')
+        self.assertEqual(said, ["[1/4] ranks1_repeat1: done", "[2/4] ranks2_repeat1: done",
+                                "[3/4] ranks1_repeat2: done", "[4/4] ranks2_repeat2: done"])
+        calls = self.calls("mpirun")
+        self.assertEqual(len(calls), 4)
+        self.assertTrue(calls[1].startswith(f"--bind-to none -n 2 {self.program} train deck.toml "), calls[1])
+        self.assertEqual((self.folder / "outputs/test/ranks2_repeat1.log").read_text(), "training ranks2_repeat1\n")
+
+    def test_resumes_what_is_missing(self):
+        self.launch(repeats=2)
+        (self.folder / "outputs/test/ranks2_repeat1/summary.json").unlink()
+        other = self.folder / "outputs/test/ranks1_repeat2/summary.json"
+        other.write_text(json.dumps(json.loads(other.read_text()) | {"finished": False}))
+        said = self.launch(repeats=2)
+        self.assertEqual(said, ["[1/2] ranks2_repeat1: done", "[2/2] ranks1_repeat2: done"])
+        self.assertEqual(len(self.calls("mpirun")), 6)
+        self.assertEqual(self.launch(repeats=2), [])
+        self.assertEqual(self.launch(repeats=2, ranks=(1, 2, 4)),
+                         ["[1/2] ranks4_repeat1: done", "[2/2] ranks4_repeat2: done"])
+
+    def test_a_failed_run_is_named_and_the_others_go_on(self):
+        (self.folder / "fail_2").touch()
+        said = self.launch(ranks=(1, 2, 4))
+        self.assertEqual(said[1], "[2/3] ranks2_repeat1: failed with exit code 3, see outputs/test/ranks2_repeat1.log")
+        self.assertEqual(said[2], "[3/3] ranks4_repeat1: done")
+        (self.folder / "fail_2").unlink()
+        self.assertEqual(self.launch(ranks=(1, 2, 4)), ["[1/1] ranks2_repeat1: done"])
+
+    def test_a_bad_deck_starts_no_run(self):
+        (self.folder / "bad_deck").touch()
+        with self.assertRaisesRegex(StudyError, "deck.toml:3: no such key"):
+            self.launch()
+        self.assertEqual(self.calls("mpirun"), [])
+
+    def test_missing_programs(self):
+        with self.assertRaisesRegex(StudyError, "/no/nanorun: no such program"):
+            self.launch(program="/no/nanorun")
+        os.environ["PATH"] = "/nowhere"
+        with self.assertRaisesRegex(StudyError, "mpirun is not on the PATH"):
+            self.launch()
+
+    def test_slurm_submits_a_job_a_run(self):
+        said = self.launch("slurm", more='[launch]\nsbatch = ["--partition=gpu", "--time=00:05:00"]')
+        self.assertEqual(said, ["[1/2] ranks1_repeat1: submitted as job 1", "[2/2] ranks2_repeat1: submitted as job 2"])
+        call = self.calls("sbatch")[1]
+        self.assertTrue(call.startswith("--parsable --partition=gpu --time=00:05:00 --ntasks=2 "), call)
+        self.assertIn("--output=outputs/test/ranks2_repeat1.log", call)
+        self.assertIn(f"scaling.sbatch {self.program} train deck.toml ", call)
+        self.assertEqual((self.folder / "outputs/test/ranks2_repeat1.log").read_text(), "training ranks2_repeat1\n")
+        self.assertEqual(self.launch("slurm"), [])
+
+    def test_slurm_jobs_in_the_queue_are_left_alone(self):
+        (self.folder / "hold").touch()
+        self.launch("slurm")
+        self.assertEqual(self.launch("slurm"), ["[1/2] ranks1_repeat1: still queued as job 1",
+                                                "[2/2] ranks2_repeat1: still queued as job 2"])
+        (self.folder / "hold").unlink()
+        self.assertEqual(self.launch("slurm")[0], "[1/2] ranks1_repeat1: submitted as job 3")
+        self.assertEqual(len(self.calls("sbatch")), 4)
+
+    def test_slurm_refuses(self):
+        (self.folder / "no_slurm").touch()
+        self.assertEqual(self.launch("slurm", ranks=[1]),
+                         ["[1/1] ranks1_repeat1: not submitted: sbatch: error: Invalid partition"])
+
+    def test_the_script_reports_nothing_before_a_run_has_finished(self):
+        (self.folder / "hold").touch()
+        study = self.write_study()
+        said = self.script(study, "--launcher", "slurm", "--program", self.program,
+                           commands=self.folder / "commands", code=1)
+        self.assertIn("missing: ranks2_repeat1 not started", said)
+        self.assertIn("there is no report yet", said)
+        self.assertFalse((self.folder / "outputs/test/report.html").exists())
+
+    def test_the_script_names_mistakes(self):
+        said = self.script(self.write_study(sequences=3), code=2)
+        self.assertEqual(said.count("\n"), 1)
+        self.assertIn("scaling.py: study.toml: study.ranks: 3 sequences", said)
+
+
+if __name__ == "__main__":
+    support.main()

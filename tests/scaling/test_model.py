@@ -1,0 +1,213 @@
+"""The model of the step time: counts of work and traffic, the fit, and the forecast."""
+
+import math
+import re
+import subprocess
+import tomllib
+from dataclasses import replace
+
+import numpy as np
+import support
+from support import MODEL, ROOT, ScalingTest
+
+from scaling import model
+from scaling.model import Forecast, Link, Model, Point, Workload
+
+TRUE = dict(per_sequence=0.05, constant=0.004, muon=2e-11, adam=3e-9, reduce_scatter=Link(5e-6, 1 / 2e9),
+            all_gather=Link(8e-6, 1 / 3e9), all_reduce=Link(4e-6, 0.0))
+
+
+def true_model(overlap=0.0):
+    return Model(Workload(MODEL), **TRUE, overlap=overlap)
+
+
+def point(truth, ranks, sequences, noise=None, sharing=1.0):
+    """A measurement of a machine that behaves as `truth`; noise(): factor on each time."""
+    noise = noise or (lambda: 1.0)
+    parts = {name: seconds * noise() for name, seconds in truth.parts(ranks, sequences, sharing).items()}
+    work, fixed, muon, adam, scatter, gather, reduce = parts.values()
+    path = {"computing": work + fixed, "muon": muon, "adam": adam, "reduce_gradients": scatter,
+            "gather_weights": gather, "agree": reduce}
+    return Point(ranks, sequences, sum(path.values()), path, sharing, truth.overlap if ranks > 1 else math.nan)
+
+
+def points(truth, counts=(1, 2, 4, 8, 16), sequences=16, **options):
+    return [point(truth, n, sequences / n, **options) for n in counts]
+
+
+class Counts(ScalingTest):
+    def test_parameters_are_those_of_the_program(self):
+        """The program counts the parameters of every deck; so does the model."""
+        decks = sorted(p for p in (ROOT / "inputs").glob("*.toml") if not p.stem.startswith("study_"))
+        self.assertGreaterEqual(len(decks), 6)
+        for deck in decks:
+            shown = subprocess.run([support.PROGRAM, "train", str(deck), "--dry-run"], check=True, text=True,
+                                   stdin=subprocess.DEVNULL, stdout=subprocess.PIPE).stdout
+            resolved = tomllib.loads(shown[:shown.index("\nranks ")])
+            counted = int(re.search(r"^parameters +(\d+)", shown, re.MULTILINE)[1])
+            self.assertEqual(sum(b.size for b in model.buckets(resolved["model"])), counted, deck)
+
+    def test_muon_work_shrinks_to_one_matrix_of_each_shape(self):
+        load = Workload(MODEL)
+        self.assertEqual([b.units for b in load.matrices], [16, 4, 4])
+        square = 5 * 6 * 64**3
+        wide = 5 * (4 * 64 * 64 * 256 + 2 * 64**3)
+        self.assertEqual(load.muon_flops(1), 16 * square + 8 * wide)
+        self.assertEqual(load.muon_flops(3), 6 * square + 4 * wide)
+        self.assertEqual(load.muon_flops(4096), square + 2 * wide)
+        self.assertEqual(load.last_muon_split(), 16)
+        self.assertEqual(load.muon_flops(16), load.muon_flops(17))
+        self.assertGreater(load.muon_flops(15), load.muon_flops(16))
+
+    def test_traffic(self):
+        load = Workload(MODEL)
+        size = sum(b.size for b in load.buckets)
+        self.assertEqual(load.reduce_scatter(1), (0, 0))
+        self.assertEqual(load.all_gather(1), (0, 0))
+        self.assertEqual(load.all_reduce(1), 0)
+        self.assertEqual(load.reduce_scatter(2)[0], len(load.buckets))
+        self.assertAlmostEqual(load.reduce_scatter(2)[1], 2 * size, delta=0.001 * size)
+        self.assertAlmostEqual(load.all_gather(4)[1], 3 * size, delta=0.01 * size)
+        self.assertEqual([load.all_reduce(n) for n in (2, 3, 4, 5, 8, 4096)], [2, 4, 4, 6, 6, 24])
+        # An owner of a whole matrix receives it from every rank; what is gathered is never more than everything.
+        self.assertGreater(load.reduce_scatter(512)[1], 10 * load.reduce_scatter(16)[1])
+        self.assertLessEqual(load.all_gather(4096)[1], 4 * size)
+
+
+class LeastSquares(ScalingTest):
+    def test_solutions_are_optimal(self):
+        """Karush-Kuhn-Tucker: no gradient where positive, none that would help where zero."""
+        draw = np.random.default_rng(3)
+        zeros = 0
+        for _ in range(200):
+            a, b = draw.normal(size=(6, 3)), draw.normal(size=6)
+            x = model.non_negative_least_squares(a, b)
+            gradient = a.T @ (a @ x - b)
+            self.assertTrue(np.all(x >= 0))
+            self.assertTrue(np.allclose(gradient[x > 0], 0, atol=1e-10))
+            self.assertTrue(np.all(gradient[x == 0] > -1e-10))
+            zeros += np.sum(x == 0)
+        self.assertGreater(zeros, 100)
+
+    def test_columns_that_cannot_be_told_apart(self):
+        x = model.non_negative_least_squares([[2, 1], [2, 1]], [4, 4])
+        self.assertTrue(np.allclose(x, [2, 0]))
+        self.assertTrue(np.allclose(model.non_negative_least_squares([[0.0], [0.0]], [1, 2]), [0]))
+
+    def test_scales_of_bytes_and_seconds(self):
+        a = np.array([[1e9, 3], [3e9, 7], [2e9, 40]])
+        x = model.non_negative_least_squares(a, a @ [1e-10, 2e-6])
+        self.assertTrue(np.allclose(x, [1e-10, 2e-6], rtol=1e-6, atol=0))
+
+
+class Fit(ScalingTest):
+    def assert_recovered(self, fitted, truth, tolerance):
+        pairs = [(getattr(fitted, name), getattr(truth, name)) for name in ("per_sequence", "constant", "muon", "adam")]
+        for name in ("reduce_scatter", "all_gather", "all_reduce"):
+            a, b = getattr(fitted, name), getattr(truth, name)
+            pairs += [(a.latency, b.latency), (a.seconds_per_byte, b.seconds_per_byte)]
+        for found, true in pairs:
+            self.assertLessEqual(abs(found - true), tolerance * true, (fitted, truth))
+
+    def test_exact_times_give_the_parameters(self):
+        truth = true_model()
+        fitted = model.fit(points(truth), truth.workload)
+        self.assert_recovered(fitted, truth, 1e-6)
+        self.assertEqual(fitted.overlap, 0)
+        for error in model.leave_one_out(points(truth), truth.workload):
+            self.assertLess(abs(error), 1e-6)
+
+    def test_shared_cores_give_the_parameters(self):
+        truth = true_model()
+        shared = [point(truth, n, 16 / n, sharing=max(1, n / 4)) for n in (1, 2, 4, 8, 16)]
+        self.assert_recovered(model.fit(shared, truth.workload), truth, 1e-6)
+
+    def test_noisy_times_give_them_within_a_tenth(self):
+        """Times that scatter by 1 %: what makes up a step comes out within 10 %, steps left out within 5 %."""
+        truth = true_model()
+        for seed in range(5):
+            draw = np.random.default_rng(seed)
+            noisy = points(truth, noise=lambda: draw.normal(1, 0.01))
+            fitted = model.fit(noisy, truth.workload)
+            for name in ("per_sequence", "muon", "adam"):
+                self.assertLess(abs(getattr(fitted, name) / getattr(truth, name) - 1), 0.1)
+            self.assertLess(abs(fitted.all_reduce.latency / truth.all_reduce.latency - 1), 0.1)
+            for n in (1, 16, 32):
+                self.assertLess(abs(fitted.step(n, 4) / truth.step(n, 4) - 1), 0.05)
+            for error in model.leave_one_out(noisy, truth.workload):
+                self.assertLess(abs(error), 0.05)
+
+    def test_leave_one_out_sees_what_the_model_lacks(self):
+        truth = true_model()
+        odd = points(truth)
+        odd[2] = replace(odd[2], step=2 * odd[2].step, path={k: 2 * v for k, v in odd[2].path.items()})
+        errors = model.leave_one_out(odd, truth.workload)
+        self.assertLess(errors[2], -0.45)
+        self.assertEqual(model.leave_one_out(odd[:1], truth.workload), [])
+
+    def test_weak_points(self):
+        truth = true_model()
+        weak = [point(truth, n, 2) for n in (1, 2, 4, 8)]
+        fitted = model.fit(weak, truth.workload)
+        for n in (1, 8, 64):
+            self.assertAlmostEqual(fitted.step(n, 2) / truth.step(n, 2), 1, places=6)
+
+    def test_overlap_is_fitted_where_the_traces_show_it(self):
+        truth = true_model(overlap=0.6)
+        fitted = model.fit(points(truth), truth.workload)
+        self.assertAlmostEqual(fitted.overlap, 0.6, places=6)
+        self.assert_recovered(fitted, truth, 1e-6)
+        rounding = [replace(p, overlap=0.004) for p in points(true_model())]
+        self.assertEqual(model.fit(rounding, truth.workload).overlap, 0)
+
+    def test_one_rank_count(self):
+        truth = true_model()
+        fitted = model.fit(points(truth, counts=(1,)), truth.workload)
+        self.assertEqual(fitted.reduce_scatter, Link(0.0, 0.0))
+        self.assertAlmostEqual(fitted.step(1, 16), truth.step(1, 16))
+
+
+class Prediction(ScalingTest):
+    def test_network_of_another_machine(self):
+        other = model.on_network(true_model(), 1e-6, 4e9)
+        self.assertEqual(other.reduce_scatter, Link(1e-6, 1 / 4e9))
+        self.assertEqual(other.all_reduce.latency, 1e-6)
+        self.assertEqual(other.per_sequence, TRUE["per_sequence"])
+        fitted = true_model()
+        self.assertEqual(model.on_network(fitted, 0, 0), fitted)
+
+    def test_rank_counts(self):
+        self.assertEqual(Forecast(true_model(), "strong", 12, 4096).ranks, [1, 2, 3, 4, 6, 12])
+        self.assertEqual(Forecast(true_model(), "weak", 1, 5).ranks, [1, 2, 3, 4, 5])
+        self.assertEqual(Forecast(true_model(), "weak", 1, 4096).ranks[-1], 4096)
+
+    def test_perfect_scaling(self):
+        perfect = Model(Workload(MODEL), 0.1, 0, 0, 0, Link(0, 0), Link(0, 0), Link(0, 0), 0)
+        for kind in ("strong", "weak"):
+            forecast = Forecast(perfect, kind, 64, 64)
+            self.assertTrue(np.allclose(forecast.efficiency, 1))
+            self.assertIsNone(forecast.first_below(0.5))
+            self.assertIsNone(forecast.traffic_exceeds_computing())
+
+    def test_fixed_work_halves_the_efficiency(self):
+        """10 ms a sequence and 1 s a step: 64 sequences on P ranks have the efficiency 1.64 / (0.64 + P)."""
+        truth = Model(Workload(MODEL), 0.01, 1, 0, 0, Link(0, 0), Link(0, 0), Link(0, 0), 0)
+        forecast = Forecast(truth, "strong", 64, 64)
+        self.assertTrue(np.allclose(forecast.efficiency, [1.64 / (0.64 + n) for n in forecast.ranks]))
+        i = forecast.first_below(0.5)
+        self.assertEqual(forecast.ranks[i], 4)
+        name, lost = forecast.losses(i)[0]
+        self.assertEqual(name, "fixed work")
+        self.assertAlmostEqual(lost, 0.75)
+
+    def test_slow_network_dominates(self):
+        forecast = Forecast(model.on_network(true_model(), 1e-6, 1e7), "weak", 1, 64)
+        i = forecast.first_below(0.5)
+        self.assertIn(forecast.losses(i)[0][0], ("reduce-scatter", "all-gather"))
+        n = forecast.traffic_exceeds_computing()
+        parts = forecast.parts[forecast.ranks.index(n)]
+        self.assertGreater(parts["reduce-scatter"] + parts["all-gather"], parts["forward, backward"])
+
+
+if __name__ == "__main__":
+    support.main()

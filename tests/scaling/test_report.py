@@ -1,0 +1,197 @@
+"""Measurements and the report, from traces with known times."""
+
+import base64
+import csv
+import html.parser
+import json
+import math
+import re
+from pathlib import Path
+
+import numpy as np
+import support
+from support import PHASES, ScalingTest, write_run
+
+from scaling import analysis, gather, report
+from scaling.study import read_study
+
+STEPS, WARMUP = 10, 2
+TOKENS = 4096
+
+
+def times(ranks, factor=1.0):
+    """[STEPS, ranks, phases] of a machine whose last rank computes 20 % longer, while the others wait for it."""
+    seconds = np.zeros((STEPS, ranks, len(PHASES)))
+    part = {name: seconds[:, :, i] for i, name in enumerate(PHASES)}
+    part["forward"][:], part["backward"][:] = 0.4 / ranks, 0.6 / ranks
+    part["muon"][:], part["adam"][:] = 0.02 / ranks, 0.01 / ranks
+    if ranks > 1:
+        part["forward"][:, -1] += 0.2 / ranks
+        part["agree"][:] = 0.001
+        part["agree"][:, :-1] += 0.2 / ranks
+        part["reduce_gradients"][:], part["gather_weights"][:] = 0.03, 0.02
+    seconds *= factor
+    seconds[:WARMUP] *= 5  # a slow start
+    seconds[-1] *= 7  # a disturbed step
+    return seconds
+
+
+class Page(html.parser.HTMLParser):
+    """Headings, pictures and tags of a page; every tag must be closed in order."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.open, self.headings, self.pictures, self.links = [], [], [], []
+        self.feed(text)
+        assert not self.open, self.open
+
+    def handle_starttag(self, tag, attributes):
+        self.links += [value for name, value in attributes if name in ("src", "href")]
+        if tag == "img":
+            self.pictures.append(dict(attributes))
+        if tag not in ("img", "meta"):
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag, tag
+
+    def handle_data(self, data):
+        if self.open and self.open[-1] in ("h1", "h2"):
+            self.headings.append(data)
+
+
+class Measurements(ScalingTest):
+    def measure(self, seconds):
+        study = read_study(self.write_study(steps=STEPS, warmup=WARMUP, ranks=[seconds.shape[1]]))
+        run, = study.runs()
+        write_run(run.folder, seconds, TOKENS)
+        return gather.measure(run, WARMUP, STEPS)
+
+    def test_a_step_is_that_of_the_slowest_rank_in_the_middle_half(self):
+        m = self.measure(times(4))
+        self.assertAlmostEqual(m.step, 1.2 / 4 + 0.03 / 4 + 0.051)
+        self.assertAlmostEqual(m.rate, TOKENS / m.step)
+        self.assertAlmostEqual(sum(m.phases.values()), m.step)
+
+    def test_computing_communication_waiting(self):
+        m = self.measure(times(4))
+        self.assertAlmostEqual(m.transfer, 0.051)
+        self.assertAlmostEqual(m.waiting, 0.75 * 0.2 / 4)
+        self.assertAlmostEqual(m.computing, (1 + 0.05 + 0.03) / 4)
+        self.assertAlmostEqual(m.path["computing"], 1.2 / 4)
+        self.assertAlmostEqual(m.path["muon"], 0.02 / 4)
+        self.assertAlmostEqual(m.path["agree"], 0.001)
+
+    def test_slowest_rank(self):
+        m = self.measure(times(4))
+        self.assertEqual((m.slowest, m.slowest_share), (3, 1.0))
+        self.assertAlmostEqual(m.spread, 0.2 / (1.03 + 0.05))
+
+    def write_events(self, path, seconds, longer):
+        """Communication events of rank 0 in step 4 that last `longer` times what trace.h5 says."""
+        begin, events = 100.0, [{"ph": "M", "name": "process_name", "pid": 0, "tid": 0, "args": {"name": "rank 0"}}]
+        for name in ("agree", "reduce_gradients", "gather_weights"):
+            length = 1e6 * longer * seconds[4, 0, PHASES.index(name)]
+            events.append({"ph": "X", "name": name, "pid": 0, "tid": 1, "ts": begin, "dur": length, "args": {"step": 4}})
+            begin += 2 * length
+        path.write_text(json.dumps({"traceEvents": events}))
+
+    def test_overlap(self):
+        self.assertTrue(math.isnan(self.measure(times(4)).overlap))
+        study = read_study("study.toml")
+        run, = study.runs()
+        for longer, overlap in ((1, 0), (2, 0.5), (4, 0.75)):
+            self.write_events(run.folder / "trace.json", times(4), longer)
+            self.assertAlmostEqual(gather.measure(run, WARMUP, STEPS).overlap, overlap, places=5)
+
+    def test_intervals_count_once(self):
+        self.assertEqual(gather.union_length([(0, 4), (1, 2), (3, 6), (8, 9)]), 7)
+        self.assertEqual(gather.union_length([]), 0)
+
+
+class Report(ScalingTest):
+    def study(self, leave_out=(), **values):
+        study = read_study(self.write_study(**{"steps": STEPS, "warmup": WARMUP, "ranks": (1, 2, 4), "sequences": 4,
+                                               "repeats": 3, **values}))
+        for run in study.runs():
+            if run.name not in leave_out:
+                write_run(run.folder, times(run.ranks, (1.0, 1.5, 0.9)[run.repeat - 1]), TOKENS)
+        return study
+
+    def analyse(self, study):
+        return analysis.analyse(study, *gather.gather(study))
+
+    def test_sections_and_pictures(self):
+        _, page, picture = report.write(self.analyse(self.study()))
+        text = page.read_text()
+        found = Page(text)
+        self.assertEqual(found.headings, ["Scaling study test", "Runs", "Throughput and efficiency",
+                                          "Where the time goes", "Ranks", "Model", "Prediction", "All runs", "Setup"])
+        self.assertEqual(len(found.pictures), 9)
+        self.assertTrue(all(p["alt"] for p in found.pictures))
+        self.assertTrue(picture.read_bytes().startswith(b"\x89PNG"))
+        self.assertIn("All runs of the study have finished.", text)
+        self.check_references(text, found.links)
+
+    def check_references(self, text, links):
+        """The page and the pictures in it refer to nothing outside."""
+        self.assertTrue(all(link.startswith("data:image/svg+xml;base64,") for link in links))
+        self.assertNotRegex(text, r"https?:|//[a-z]|@import|url\(")
+        for link in links:
+            svg = base64.b64decode(link.split(",")[1]).decode()
+            self.assertLessEqual({target[0] for target in re.findall(r'href="([^"]*)"', svg)}, {"#"})
+            self.assertLessEqual(set(re.findall(r"url\((.)", svg)), {"#"})
+
+    def test_the_median_repeat_stands_for_its_rank_count(self):
+        result = self.analyse(self.study())
+        self.assertEqual([m.run.repeat for m in result.points], [1, 1, 1])
+        self.assertAlmostEqual(gather.speed_up(result.points[1], result.base), 1.03 / (1.23 / 2 + 0.051))
+
+    def test_table(self):
+        gather.write_csv("runs.csv", gather.table(self.analyse(self.study()).measurements))
+        with open("runs.csv") as file:
+            rows = list(csv.DictReader(file))
+        self.assertEqual([(r["ranks"], r["repeat"]) for r in rows],
+                         [(str(n), str(k)) for n in (1, 2, 4) for k in (1, 2, 3)])
+        four = rows[6]
+        step = 1.23 / 4 + 0.051
+        self.assertAlmostEqual(float(four["step_seconds"]), step, places=5)
+        self.assertAlmostEqual(float(four["tokens_per_second"]), TOKENS / step, delta=0.1)
+        self.assertAlmostEqual(float(four["efficiency"]), 1.03 / step / 4, places=5)
+        self.assertAlmostEqual(float(four["backward_seconds"]), 0.15, places=5)
+        self.assertEqual(four["slowest_rank"], "3")
+
+    def test_missing_runs_are_named(self):
+        study = self.study(leave_out=("ranks2_repeat1", "ranks4_repeat3"))
+        study.run(2, 1).log.write_text("nanorun: no data\n")
+        Path(study.run(1, 2).folder / "trace.h5").write_text("no HDF5")
+        result = self.analyse(study)
+        self.assertEqual({run.name: why.split(":")[0] for run, why in result.missing}, {
+            "ranks2_repeat1": "not finished", "ranks4_repeat3": "not started", "ranks1_repeat2": "unreadable"})
+        text = report.missing_section(result)
+        self.assertIn("3 of the runs are missing", text)
+        self.assertIn("outputs/test/ranks2_repeat1.log", text)
+
+    def test_oversubscribed_rank_counts_are_marked(self):
+        result = self.analyse(self.study(more="[launch]\ncores = 2"))
+        self.assertEqual([result.oversubscribed(m.ranks) for m in result.points], [False, False, True])
+        self.assertIn("* more ranks than the 2 cores", report.heading(result))
+
+    def test_prediction_says_where_scaling_stops(self):
+        more = "[prediction]\nlatency = 1e-3\nbandwidth = 1e9\nmax_ranks = 64\nsequences = 64"
+        result = self.analyse(self.study(more=more))
+        text = " ".join(report.findings(result))
+        i = result.forecast.first_below(0.5)
+        self.assertIn(f"Efficiency falls below 50% from {result.forecast.ranks[i]} ranks on", text)
+        self.assertIn(f"The largest loss is {result.forecast.losses(i)[0][0]}", text)
+        self.assertIn("Muon's work of a rank shrinks up to 16 ranks", text)
+        self.assertEqual(result.forecast.ranks[-1], 64)
+
+    def test_a_single_rank_count(self):
+        result = self.analyse(self.study(ranks=[2], kind="weak", repeats=1))
+        self.assertEqual(result.errors, [])
+        self.assertEqual(len(Page(report.page(result)).pictures), 9)
+
+
+if __name__ == "__main__":
+    support.main()

@@ -1,0 +1,97 @@
+"""Study files: expansion into runs, and the mistakes they may hold."""
+
+import support
+from support import ROOT, ScalingTest, study_text
+
+from scaling import StudyError
+from scaling.study import OWNED, claim_folder, read_study
+
+
+class Study(ScalingTest):
+    def read(self, **values):
+        return read_study(self.write_study(**values))
+
+    def assert_refused(self, text, *parts):
+        (self.folder / "bad.toml").write_text(text)
+        with self.assertRaises(StudyError) as caught:
+            read_study("bad.toml")
+        for part in ("bad.toml", *parts):
+            self.assertIn(part, str(caught.exception))
+
+    def test_strong_keeps_the_sequences_of_a_step(self):
+        runs = self.read(ranks=(1, 2, 4), sequences=8, repeats=2).runs()
+        self.assertEqual([(r.ranks, r.repeat) for r in runs], [(1, 1), (2, 1), (4, 1), (1, 2), (2, 2), (4, 2)])
+        for run in runs:
+            self.assertEqual(run.sequences, 8)
+            self.assertIn("train.sequences=8", run.arguments)
+
+    def test_weak_keeps_the_sequences_of_a_rank(self):
+        runs = self.read(kind="weak", ranks=(1, 3, 4), sequences=2).runs()
+        self.assertEqual([r.sequences for r in runs], [2, 6, 8])
+        for run in runs:
+            self.assertIn(f"train.sequences={2 * run.ranks}", run.arguments)
+
+    def test_arguments_of_a_run(self):
+        run = self.read(name="abc", steps=9, more='overrides = ["model.width=64"]').runs()[1]
+        self.assertEqual(run.arguments[:3], ("train", "deck.toml", "model.width=64"))
+        for argument in ("run.name=ranks2_repeat1", "run.outputs=outputs/abc", "train.steps=9", "validation.tokens=0",
+                         "trace.json_steps=[8]", "checkpoint.restart=none", "checkpoint.at_end=false"):
+            self.assertIn(argument, run.arguments)
+        self.assertEqual(str(run.folder), "outputs/abc/ranks2_repeat1")
+        self.assertEqual(str(run.log), "outputs/abc/ranks2_repeat1.log")
+        keys = [argument.split("=")[0] for argument in run.arguments[2:]]
+        self.assertEqual(len(keys), len(set(keys)))
+
+    def test_unknown_and_missing_keys(self):
+        self.assert_refused(study_text(more="stpes = 3"), "study.stpes is no key", "steps")
+        self.assert_refused(study_text(more="[launch]\ncpus = 3"), "launch.cpus is no key", "cores")
+        self.assert_refused(study_text() + "[model]\nwidth = 3\n", "[model] is no section")
+        self.assert_refused('[study]\nname = "a"\n', "study.kind is missing")
+
+    def test_values_that_cannot_be(self):
+        self.assert_refused(study_text(kind="sideways"), "study.kind", "strong, weak")
+        self.assert_refused(study_text(steps='"four"'), "study.steps must be an integer")
+        self.assert_refused(study_text(steps="true"), "study.steps must be an integer")
+        self.assert_refused(study_text(warmup=4), "study.warmup", "less than study.steps")
+        self.assert_refused(study_text(ranks=(2, 1)), "study.ranks", "ascending")
+        self.assert_refused(study_text(ranks=()), "study.ranks")
+        self.assert_refused(study_text(name="a/b"), "study.name")
+        self.assert_refused(study_text(repeats=0), "study.repeats")
+        self.assert_refused(study_text(more="[prediction]\nlatency = -1"), "negative")
+        self.assert_refused(study_text().replace("deck.toml", "none.toml"), "study.deck", "none.toml", "no such file")
+        self.assert_refused("[study\n", "bad.toml")
+
+    def test_ranks_that_do_not_divide_the_sequences(self):
+        self.assert_refused(study_text(ranks=(1, 2, 3), sequences=12 - 4), "8 sequences", "3 ranks", "1, 2, 4, 8")
+
+    def test_overrides_of_keys_that_the_study_sets(self):
+        self.assertIn("train.sequences", OWNED)
+        self.assertIn("validation.tokens", OWNED)
+        for key in OWNED:
+            self.assert_refused(study_text(more=f'overrides = ["{key}=1"]'), key, "set by the study itself")
+        self.assert_refused(study_text(more='overrides = ["width"]'), "'width'", "section.key=value")
+
+    def test_no_study_file(self):
+        with self.assertRaisesRegex(StudyError, "nothing.toml: No such file"):
+            read_study("nothing.toml")
+
+    def test_a_folder_belongs_to_one_study(self):
+        claim_folder(self.read())
+        claim_folder(self.read(ranks=(1, 2, 4), repeats=3, warmup=2))  # more of the same
+        with self.assertRaisesRegex(StudyError, "outputs/test holds .*steps changed"):
+            claim_folder(self.read(steps=7))
+        (self.folder / "deck.toml").write_text("[model]\nwidth = 64\n")
+        with self.assertRaisesRegex(StudyError, "deck changed"):
+            claim_folder(self.read())
+
+    def test_studies_of_inputs(self):
+        studies = sorted((ROOT / "inputs").glob("study_*.toml"))
+        self.assertGreaterEqual(len(studies), 4)
+        for path in studies:
+            study = read_study(path)
+            self.assertEqual(study.name, path.stem)
+            self.assertIn(study.kind, path.stem)
+
+
+if __name__ == "__main__":
+    support.main()
