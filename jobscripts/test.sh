@@ -12,6 +12,9 @@ for argument in "$@"; do
   esac
 done
 
+# tests/slurm starts a Slurm of its own; a machine that has one already keeps it.
+command -v srun >/dev/null || packages+=(slurmctld slurmd slurm-client munge)
+
 for preset in "${presets[@]}"; do
   setup "$preset" all
   ctest --preset "$preset" --parallel 2

@@ -1,0 +1,88 @@
+#!/usr/bin/env python3
+"""Compares runs of one deck with different seeds: prints the final losses, their mean and spread, and how surely the
+mean validation loss is below a target.
+
+Reads deck.toml and summary.json of each output folder. Standard library only.
+"""
+
+import argparse
+import json
+import math
+import pathlib
+import re
+import statistics
+import sys
+
+
+def parse_arguments():
+    parser = argparse.ArgumentParser(description=__doc__.split(":")[0])
+    parser.add_argument("folder", type=pathlib.Path, nargs="+", help="output folders of the runs")
+    parser.add_argument("--target", type=float, default=3.28, help="validation loss to reach (default: %(default)s)")
+    return parser.parse_args()
+
+
+def t_cdf(t, degrees):
+    """P(T <= t) of Student's t distribution with a whole number of degrees of freedom, to an absolute 1e-14 or so.
+
+    Abramowitz and Stegun, Handbook of Mathematical Functions, 26.7.3 and 26.7.4: finite sums for P(|T| <= t).
+    """
+    angle = math.atan(t / math.sqrt(degrees))
+    cosine = math.cos(angle)
+    odd = degrees % 2
+    power = cosine if odd else 1.0  # this term of the sum without the factor sin(angle)
+    total = 0.0
+    for k in range(1 + odd, degrees, 2):
+        total += power
+        power *= cosine * cosine * k / (k + 1)
+    total *= math.sin(angle)
+    central = 2 / math.pi * (angle + total) if odd else total
+    return (1 + central) / 2
+
+
+def p_value(losses, target):
+    """One-sided t test: how likely so low a mean is if the expected loss is the target."""
+    error = statistics.stdev(losses) / math.sqrt(len(losses))
+    difference = statistics.mean(losses) - target
+    if error == 0:
+        return 0.5 if difference == 0 else float(difference > 0)
+    return t_cdf(difference / error, len(losses) - 1)
+
+
+def read_run(folder):
+    """Seed, steps, training loss and validation loss of a run that has finished, else None."""
+    try:
+        summary = json.loads((folder / "summary.json").read_text())
+        seed = re.search(r"^\[run\]$.*?^seed = (\d+)", (folder / "deck.toml").read_text(), re.M | re.S)
+    except FileNotFoundError as error:
+        print(f"left out: {error.filename} is missing", file=sys.stderr)
+        return None
+    if not summary["finished"] or summary["final_val_loss"] is None:
+        print(f"left out: {folder} has no final validation loss", file=sys.stderr)
+        return None
+    return int(seed[1]), summary["steps"], summary["final_train_loss"], summary["final_val_loss"]
+
+
+def table(runs, target):
+    lines = [f"{'seed':>9}  {'steps':>8}  {'training loss':>13}  {'validation loss':>15}"]
+    lines += [f"{seed:9}  {steps:8}  {train:13.5f}  {validation:15.5f}" for seed, steps, train, validation in runs]
+    train, validation = [run[2] for run in runs], [run[3] for run in runs]
+    rows = [("mean", statistics.mean)]
+    if len(runs) > 1:
+        rows += [("deviation", statistics.stdev)]
+    lines += [f"{name:>9}  {'':8}  {measure(train):13.5f}  {measure(validation):15.5f}" for name, measure in rows]
+    if len(runs) > 1:
+        lines += [f"p-value of mean validation loss <= {target:g}: {p_value(validation, target):.3g} "
+                  f"(one-sided t test, {len(runs)} runs)"]
+    return "\n".join(lines)
+
+
+def main():
+    arguments = parse_arguments()
+    runs = sorted(run for folder in arguments.folder if (run := read_run(folder)))
+    if not runs:
+        sys.exit("no finished run")
+    print(table(runs, arguments.target))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,197 @@
+"""A private Slurm of one node, for the tests of the job scripts: munged, slurmctld and slurmd in a temporary folder.
+
+Standard library only. Every process that it starts, jobs included, is a descendant of this one and ends with it.
+"""
+
+import atexit
+import ctypes
+import os
+import random
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+
+PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "scontrol", "scancel")
+PATH = os.environ.get("PATH", "") + ":/usr/sbin:/usr/local/sbin"
+TIMEOUT = 60  # seconds until a daemon or a job counts as hanging
+PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
+
+# Requeued jobs start after cred_expire seconds, on a real cluster 120.
+CONFIGURATION = """
+ClusterName=private
+SlurmctldHost={host}(127.0.0.1)
+SlurmctldPort={controller_port}
+SlurmdPort={node_port}
+CommunicationParameters=NoCtldInAddrAny,NoInAddrAny
+SlurmUser={user}
+SlurmdUser={user}
+AuthType=auth/munge
+AuthInfo=socket={folder}/munge.socket,cred_expire=5
+StateSaveLocation={folder}/state
+SlurmdSpoolDir={folder}/spool
+TmpFS={folder}
+SlurmctldPidFile={folder}/slurmctld.pid
+SlurmdPidFile={folder}/slurmd.pid
+FirstJobId={first_job}
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+SelectType=select/cons_tres
+SelectTypeParameters=CR_CPU
+MpiDefault=pmix
+SchedulerType=sched/builtin
+SchedulerParameters=sched_interval=1
+SlurmdParameters=config_overrides
+ReturnToService=2
+MailProg=/bin/true
+GresTypes=gpu
+NodeName={host} NodeAddr=127.0.0.1 CPUs=4 Gres=gpu:2
+PartitionName=main Nodes=ALL Default=YES State=UP
+"""
+
+# Slurm asks of a GPU only that its device file exists.
+GPUS = "Name=gpu File=/dev/null\nName=gpu File=/dev/zero\n"
+
+
+def find(program):
+    return shutil.which(program, path=PATH)
+
+
+def missing():
+    return [program for program in PROGRAMS if find(program) is None]
+
+
+def free_ports(count):
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    ports = [s.getsockname()[1] for s in sockets]
+    for s in sockets:
+        s.close()
+    return ports
+
+
+def children():
+    """Process ids by the id of their parent."""
+    found = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            parent = int(stat.read_text().rsplit(")", 1)[1].split()[1])
+        except (OSError, IndexError):
+            continue  # the process has just ended
+        found.setdefault(parent, []).append(int(stat.parent.name))
+    return found
+
+
+def descendants():
+    """All processes below this one."""
+    found, known = [os.getpid()], children()
+    for parent in found:
+        found += known.get(parent, [])
+    return found[1:]
+
+
+def die_with_parent():
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+class Cluster:
+    """A running Slurm. `environment` is that of its commands and of the jobs they submit."""
+
+    def __init__(self):
+        # Orphans, such as the job steps of slurmd, become children of this process.
+        ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
+        self.temporary = tempfile.TemporaryDirectory(prefix="slurm-")
+        self.folder = Path(self.temporary.name)
+        self.host = socket.gethostname().split(".")[0]
+        self.daemons = {}
+        # What an outer job, its MPI or a user's settings left in the environment means nothing here.
+        self.environment = {key: value for key, value in os.environ.items()
+                            if not key.startswith(("SLURM", "SBATCH_", "SCANCEL_", "PMI", "OMPI_COMM", "SRUN_"))}
+        self.environment |= {"PATH": PATH, "SLURM_CONF": f"{self.folder}/slurm.conf"}
+        atexit.register(self.stop)
+        self.start()
+
+    def start(self):
+        for name in ("state", "spool"):
+            (self.folder / name).mkdir()
+        key = self.folder / "munge.key"
+        key.write_bytes(os.urandom(128))
+        key.chmod(0o600)
+        controller_port, node_port = free_ports(2)
+        (self.folder / "slurm.conf").write_text(CONFIGURATION.format(
+            host=self.host, folder=self.folder, controller_port=controller_port, node_port=node_port,
+            user=Path("/proc/self").owner(), first_job=random.randint(100000, 900000)))
+        (self.folder / "gres.conf").write_text(GPUS)
+        # The temporary folder is this user's alone, which munged takes for a mistake: --force.
+        self.daemon("munged", "--foreground", "--force", f"--socket={self.folder}/munge.socket", f"--key-file={key}",
+                    f"--pid-file={self.folder}/munge.pid", f"--seed-file={self.folder}/munge.seed")
+        self.until((self.folder / "munge.socket").exists, "munged")
+        self.daemon("slurmctld", "-D", "-c")
+        self.daemon("slurmd", "-D")
+        self.until_idle()
+
+    def daemon(self, program, *arguments):
+        with open(self.folder / f"{program}.log", "wb") as log:
+            self.daemons[program] = subprocess.Popen(
+                [find(program), *arguments], cwd=self.folder, env=self.environment, stdin=subprocess.DEVNULL,
+                stdout=log, stderr=log, start_new_session=True, preexec_fn=die_with_parent)
+
+    def stop(self):
+        """Kills all processes that this one started, and those that they start meanwhile. May be called again."""
+        while pids := descendants():
+            for pid in pids:
+                try:
+                    os.kill(pid, signal.SIGKILL)
+                    os.waitpid(pid, os.WNOHANG)
+                except (ChildProcessError, ProcessLookupError):
+                    pass  # a grandchild, or ended already
+            time.sleep(0.02)
+        for daemon in self.daemons.values():
+            daemon.wait()
+        self.daemons.clear()
+
+    def until_idle(self):
+        self.until(lambda: "State=IDLE " in self.command("scontrol", "show", "node"), "idle node")
+
+    def set_node_down(self):
+        """The controller takes the node back when it next hears from it."""
+        self.command("scontrol", "update", f"NodeName={self.host}", "State=DOWN", "Reason=test")
+
+    def until(self, condition, what, seconds=TIMEOUT):
+        """Waits for a condition, and returns its value."""
+        limit = time.monotonic() + seconds
+        while not (value := condition()):
+            dead = [name for name, daemon in self.daemons.items() if daemon.poll() is not None]
+            if dead or time.monotonic() > limit:
+                raise AssertionError(f"no {what}; ended: {dead}\n{self.logs()}")
+            time.sleep(0.05)
+        return value
+
+    def logs(self):
+        """The last lines of the daemons."""
+        texts = []
+        for path in sorted(self.folder.glob("*.log")):
+            lines = path.read_text(errors="replace").splitlines()
+            texts.append("\n".join([f"--- {path.name}", *lines[-40:]]))
+        return "\n".join(texts)
+
+    def command(self, program, *arguments, folder=None):
+        """Runs a command of Slurm and returns what it printed."""
+        done = subprocess.run([find(program), *map(str, arguments)], cwd=folder or self.folder, env=self.environment,
+                              stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+                              timeout=TIMEOUT, check=False)
+        return done.stdout
+
+    def job(self, number):
+        """What Slurm says about a job: a dictionary of strings."""
+        return dict(re.findall(r"(\w+)=(\S*)", self.command("scontrol", "show", "job", "-o", number)))
+
+
+def end_on_signals(seconds=160):
+    """SIGTERM and the end of the time for one test are handled like Ctrl-C: whatever was started ends."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    signal.signal(signal.SIGALRM, signal.default_int_handler)
+    signal.alarm(seconds)
