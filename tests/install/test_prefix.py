@@ -43,7 +43,7 @@ class Prefix(unittest.TestCase):
         scripts = [file for file in files if file.is_file()]
         self.assertIn("plot_run.py", [script.name for script in scripts])
         for script in scripts:
-            self.assertNotRegex(script.read_text(), r"source .*setup\.sh", f"{script.name} needs the sources")
+            self.assertNotRegex(script.read_text(), r"source .*setup\.sh|ctest", f"{script.name} needs the sources")
 
     def test_run_path_follows_the_program(self):
         """Of the build folder, no library is needed; the prefix's own library folder is searched relative to bin."""
