@@ -22,4 +22,16 @@ template <class T>
 void adam_update(Stream stream, Vec<T> w, Vec<T> m, Vec<T> v, Vec<const T> g, const AdamOptions& options);
 
 }  // namespace portable
+
+namespace cuda {
+
+/// T = float
+template <class T>
+void adam_update(Stream stream, Vec<T> w, Vec<T> m, Vec<T> v, Vec<const T> g, const AdamOptions& options);
+
+/// The same, and copy [n] = w rounded to bf16, for the products that read it.
+void adam_update_with_copy(Stream stream, Vec<float> w, Vec<bf16> copy, Vec<float> m, Vec<float> v, Vec<const float> g,
+                           const AdamOptions& options);
+
+}  // namespace cuda
 }  // namespace nanorun::kernels

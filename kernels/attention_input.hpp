@@ -48,3 +48,22 @@ void attention_input_backward(Stream stream, Mat<T> d_qkv, const ValueMixGradien
                               const ValueMix<T>& mix);
 
 }  // namespace nanorun::kernels::portable
+
+namespace nanorun::kernels::cuda {
+
+using portable::Rotary;
+using portable::ValueMix;
+using portable::ValueMixGradients;
+
+/// T = bf16; rows are whole 16-byte vectors, D a power of two from 16 to 512.
+template <class T>
+void attention_input_forward(Stream stream, Mat<T> qk, Mat<T> v_mixed, Mat<acc_t<T>> rstd, Mat<const T> qkv,
+                             const Rotary<T>& rotary, const ValueMix<T>& mix, double eps);
+
+/// Adds to d_source and d_lambda by atomics, so the order of the sums is not fixed.
+template <class T>
+void attention_input_backward(Stream stream, Mat<T> d_qkv, const ValueMixGradients<T>& d_mix, Mat<const T> qk,
+                              Mat<const acc_t<T>> rstd, Mat<const T> v, Mat<const T> d_out, const Rotary<T>& rotary,
+                              const ValueMix<T>& mix);
+
+}  // namespace nanorun::kernels::cuda

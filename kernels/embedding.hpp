@@ -14,3 +14,15 @@ template <class T>
 void embedding_backward(Stream stream, Mat<acc_t<T>> d_table, Vec<const Token> tokens, Mat<const T> d_out);
 
 }  // namespace nanorun::kernels::portable
+
+namespace nanorun::kernels::cuda {
+
+/// T = bf16; rows are whole 16-byte vectors.
+template <class T>
+void embedding_forward(Stream stream, Mat<T> out, Vec<const Token> tokens, Mat<const T> table);
+
+/// Adds by atomics, so the order of the sums is not fixed.
+template <class T>
+void embedding_backward(Stream stream, Mat<acc_t<T>> d_table, Vec<const Token> tokens, Mat<const T> d_out);
+
+}  // namespace nanorun::kernels::cuda

@@ -1,32 +1,130 @@
-#include <algorithm>
-
-#include "kernels/error.cuh"
 #include "kernels/fill.hpp"
 
-namespace nanorun::kernels::cuda {
+#include <numeric>
+#include <vector>
 
+#include "kernels/vec.cuh"
+
+namespace nanorun::kernels::cuda {
 namespace {
 
 template <class T>
-__global__ void fill_kernel(T* x, std::size_t n, T value) {
-  const std::size_t stride = static_cast<std::size_t>(gridDim.x) * blockDim.x;
-  for (std::size_t i = static_cast<std::size_t>(blockIdx.x) * blockDim.x + threadIdx.x; i < n; i += stride) {
-    x[i] = value;
+struct Fill {
+  T* x;
+  T value;
+  template <int W>
+  __device__ void apply(std::size_t i) const {
+    Pack<T, W> p;
+#pragma unroll
+    for (int k = 0; k < W; ++k) p.v[k] = value;
+    store_pack(x + i, p);
   }
+};
+
+template <class T>
+struct Scale {
+  T* x;
+  T factor;
+  template <int W>
+  __device__ void apply(std::size_t i) const {
+    Pack<T, W> p = load_pack<W>(x + i);
+#pragma unroll
+    for (int k = 0; k < W; ++k) p.v[k] *= factor;
+    store_pack(x + i, p);
+  }
+};
+
+__device__ Float8 load_floats(const bf16* p) { return unpack(load8(p)); }
+__device__ Float8 load_floats(const float* p) { return load8(p); }
+
+template <class X>
+__global__ void __launch_bounds__(block_threads) add_kernel(Mat<bf16> out, Mat<const X> x) {
+  const unsigned vectors = out.cols / 8;
+  const unsigned total = vectors * out.rows;
+  for (unsigned k = blockIdx.x * block_threads + threadIdx.x; k < total; k += gridDim.x * block_threads) {
+    const int row = k / vectors, col = k % vectors * 8;
+    bf16* to = out.row(row) + col;
+    Float8 sum = unpack(load8(to));
+    const Float8 term = load_floats(x.row(row) + col);
+#pragma unroll
+    for (int i = 0; i < 8; ++i) sum.v[i] += term.v[i];
+    store8(to, pack(sum));
+  }
+}
+
+template <class X>
+void launch_add(Stream stream, Mat<bf16> out, Mat<const X> x) {
+  require_vectors("add", out);
+  require_vectors("add", x);
+  if (out.size() == 0) return;
+  add_kernel<X><<<blocks_for(out.size() / 8), block_threads, 0, cuda_stream(stream)>>>(out, x);
+  check_launch("add");
+}
+
+constexpr int sum_blocks = 256;
+
+/// partial[block] = the block's share of sum x², in an order that depends on n alone.
+__global__ void __launch_bounds__(block_threads) sum_of_squares_kernel(double* partial, const float* x, std::size_t n) {
+  __shared__ double sums[block_threads];
+  double sum = 0;
+  for (std::size_t i = blockIdx.x * block_threads + threadIdx.x; i < n; i += sum_blocks * block_threads) {
+    sum += static_cast<double>(x[i]) * x[i];
+  }
+  sums[threadIdx.x] = sum;
+  for (int half = block_threads / 2; half > 0; half /= 2) {
+    __syncthreads();
+    if (threadIdx.x < half) sums[threadIdx.x] += sums[threadIdx.x + half];
+  }
+  if (threadIdx.x == 0) partial[blockIdx.x] = sums[0];
 }
 
 }  // namespace
 
 template <class T>
 void fill(Stream stream, Vec<T> x, double value) {
-  if (x.empty()) return;
-  constexpr int threads = 256;
-  const int blocks = static_cast<int>(std::min<std::size_t>((x.size() + threads - 1) / threads, 132 * 16));
-  fill_kernel<<<blocks, threads, 0, static_cast<cudaStream_t>(stream.handle)>>>(x.data(), x.size(),
-                                                                                static_cast<T>(value));
-  check_launch("fill");
+  if constexpr (std::is_same_v<T, bf16>) {
+    const auto rounded = __nv_bfloat16_raw(__float2bfloat16(static_cast<float>(value)));
+    launch_elementwise<8>("fill", stream, x.size(), Fill<bf16>{x.data(), {rounded.x}}, x.data());
+  } else {
+    launch_elementwise<4>("fill", stream, x.size(), Fill<T>{x.data(), static_cast<T>(value)}, x.data());
+  }
+}
+
+template <class T>
+void scale(Stream stream, Vec<T> x, double factor) {
+  launch_elementwise<4>("scale", stream, x.size(), Scale<T>{x.data(), static_cast<T>(factor)}, x.data());
+}
+
+template <class T>
+void add(Stream stream, Mat<T> out, Mat<const T> x) {
+  launch_add<T>(stream, out, x);
+}
+
+template <class T>
+requires(!std::is_same_v<T, acc_t<T>>) void add(Stream stream, Mat<T> out, Mat<const acc_t<T>> x) {
+  launch_add<acc_t<T>>(stream, out, x);
+}
+
+template <class T>
+double sum_of_squares(Stream stream, Vec<const T> x) {
+  const cudaStream_t s = cuda_stream(stream);
+  double* partial = nullptr;
+  std::vector<double> sums(sum_blocks);
+  check(cudaMallocAsync(&partial, sum_blocks * sizeof(double), s), "sum_of_squares: cudaMallocAsync");
+  sum_of_squares_kernel<<<sum_blocks, block_threads, 0, s>>>(partial, x.data(), x.size());
+  check_launch("sum_of_squares");
+  check(cudaMemcpyAsync(sums.data(), partial, sum_blocks * sizeof(double), cudaMemcpyDeviceToHost, s),
+        "sum_of_squares: cudaMemcpyAsync");
+  check(cudaFreeAsync(partial, s), "sum_of_squares: cudaFreeAsync");
+  check(cudaStreamSynchronize(s), "sum_of_squares: cudaStreamSynchronize");
+  return std::accumulate(sums.begin(), sums.end(), 0.0);
 }
 
 template void fill(Stream, Vec<float>, double);
+template void fill(Stream, Vec<bf16>, double);
+template void scale(Stream, Vec<float>, double);
+template void add<bf16>(Stream, Mat<bf16>, Mat<const bf16>);
+template void add<bf16>(Stream, Mat<bf16>, Mat<const float>);
+template double sum_of_squares(Stream, Vec<const float>);
 
 }  // namespace nanorun::kernels::cuda

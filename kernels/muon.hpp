@@ -35,4 +35,18 @@ template <class T>
 void add_scaled(Stream stream, Vec<T> w, Vec<const T> x, double alpha);
 
 }  // namespace portable
+
+namespace cuda {
+
+/// T = float
+template <class T>
+void nesterov_momentum(Stream stream, Vec<T> g, Vec<T> buf, double momentum);
+
+template <class T>
+void add_scaled(Stream stream, Vec<T> w, Vec<const T> x, double alpha);
+
+/// The same, and copy [size of w] = w rounded to bf16, for the products that read it.
+void add_scaled_with_copy(Stream stream, Vec<float> w, Vec<bf16> copy, Vec<const float> x, double alpha);
+
+}  // namespace cuda
 }  // namespace nanorun::kernels

@@ -16,3 +16,14 @@ template <class T>
 void rms_norm_backward(Stream stream, Mat<T> d_x, Mat<const T> out, Vec<const acc_t<T>> rstd, Mat<const T> d_out);
 
 }  // namespace nanorun::kernels::portable
+
+namespace nanorun::kernels::cuda {
+
+/// T = bf16; rows are whole 16-byte vectors, d <= 4096.
+template <class T>
+void rms_norm_forward(Stream stream, Mat<T> out, Vec<acc_t<T>> rstd, Mat<const T> x, double eps);
+
+template <class T>
+void rms_norm_backward(Stream stream, Mat<T> d_x, Mat<const T> out, Vec<const acc_t<T>> rstd, Mat<const T> d_out);
+
+}  // namespace nanorun::kernels::cuda

@@ -36,3 +36,19 @@ template <class T>
 void residual_mix_backward(Stream stream, const ResidualGradients<T>& d, const ResidualInputs<T>& in);
 
 }  // namespace nanorun::kernels::portable
+
+namespace nanorun::kernels::cuda {
+
+using portable::ResidualGradients;
+using portable::ResidualInputs;
+
+/// T = bf16; rows are whole 16-byte vectors, d <= 4096.
+template <class T>
+void residual_mix_norm_forward(Stream stream, Mat<T> x, Mat<T> n, Vec<acc_t<T>> rstd, const ResidualInputs<T>& in,
+                               double eps);
+
+/// The blocks' shares of d_a and d_s are added by atomics, in no fixed order.
+template <class T>
+void residual_mix_backward(Stream stream, const ResidualGradients<T>& d, const ResidualInputs<T>& in);
+
+}  // namespace nanorun::kernels::cuda

@@ -31,7 +31,7 @@ using acc_t = typename AccumulatorOf<T>::type;
 template <class T>
 using Vec = std::span<T>;
 
-/// Row-major matrix [rows, cols]; consecutive rows begin `ld` elements apart.
+/// Row-major matrix [rows, cols]; consecutive rows begin `ld` elements apart. What is constexpr, kernels may call.
 template <class T>
 struct Mat {
   T* data = nullptr;
@@ -45,11 +45,11 @@ struct Mat {
   template <class U>
   requires(std::is_same_v<T, const U>) Mat(const Mat<U>& other) : Mat(other.data, other.rows, other.cols, other.ld) {}
 
-  T* row(int i) const { return data + static_cast<std::ptrdiff_t>(i) * ld; }
+  constexpr T* row(int i) const { return data + static_cast<std::ptrdiff_t>(i) * ld; }
   Mat row_block(int first, int count) const { return {row(first), count, cols, ld}; }
   Mat col_block(int first, int count) const { return {data + first, rows, count, ld}; }
-  std::size_t size() const { return static_cast<std::size_t>(rows) * cols; }
-  explicit operator bool() const { return data != nullptr; }
+  constexpr std::size_t size() const { return static_cast<std::size_t>(rows) * cols; }
+  explicit constexpr operator bool() const { return data != nullptr; }
 };
 
 /// Execution stream of a device; ignored by the portable bodies.

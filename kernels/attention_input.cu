@@ -1,0 +1,205 @@
+#include "kernels/attention_input.hpp"
+
+#include <bit>
+
+#include "kernels/vec.cuh"
+
+namespace nanorun::kernels::cuda {
+namespace {
+
+/// Each thread treats 8 columns of both halves of one head of q or k, and 8 columns of the values: 2 H D / 16 threads a
+/// row. The D / 16 threads of a head are neighbours in one warp.
+struct Shape {
+  unsigned total;    ///< threads of all rows
+  unsigned per_row;  ///< 2 H D / 16
+  unsigned per_head;
+  int width;  ///< H D
+};
+
+struct Position {
+  int row, head, pair, col;  ///< head of 2 H; columns of the pair's first half in [0, D/2) and of the values
+};
+
+__device__ Position position(const Shape& shape, unsigned i) {
+  const unsigned column = i % shape.per_row, lane = column % shape.per_head;
+  return {static_cast<int>(i / shape.per_row), static_cast<int>(column / shape.per_head), static_cast<int>(8 * lane),
+          static_cast<int>(8 * column)};
+}
+
+/// Both halves of a pair, and the cosines and sines of its angles.
+struct Pair {
+  Float8 first, second;
+};
+__device__ Pair load_pair(const bf16* head, int half) { return {unpack(load8(head)), unpack(load8(head + half))}; }
+__device__ void store_pair(bf16* head, int half, const Pair& x) {
+  store8(head, pack(x.first));
+  store8(head + half, pack(x.second));
+}
+
+__device__ float2 coefficients(const ValueMix<bf16>& mix) {
+  if (mix.interpolate) return {1 - mix.lambda[0], mix.lambda[0]};
+  return {mix.lambda[0], mix.lambda[1]};
+}
+
+__device__ int source_row(const ValueMix<bf16>& mix, int t) { return mix.index ? mix.index[t] : t; }
+
+/// out = l0 v + l1 u at one position
+__device__ void mix_values(bf16* out, const bf16* v, const Position& at, const ValueMix<bf16>& mix, float2 l) {
+  Float8 y = unpack(load8(v));
+  Float8 u;
+  if (mix.source) u = unpack(load8(mix.source.row(source_row(mix, at.row)) + at.col));
+#pragma unroll
+  for (int k = 0; k < 8; ++k) y.v[k] = l.x * y.v[k] + l.y * u.v[k];
+  store8(out, pack(y));
+}
+
+__global__ void __launch_bounds__(block_threads)
+    attention_input_forward_kernel(Shape shape, Mat<bf16> qk, Mat<bf16> v_mixed, Mat<float> rstd, Mat<const bf16> qkv,
+                                   Rotary<bf16> rotary, ValueMix<bf16> mix, float eps) {
+  const int half = 8 * shape.per_head;
+  const float2 l = coefficients(mix);
+  for (unsigned i = blockIdx.x * block_threads + threadIdx.x; i / warp_size * warp_size < shape.total;
+       i += gridDim.x * block_threads) {
+    const bool inside = i < shape.total;  // all lanes of a warp take part in the sums
+    const Position at = position(shape, inside ? i : 0);
+    const int first = at.head * 2 * half + at.pair;
+    const Pair x = load_pair(qkv.row(at.row) + first, half);
+    const Float8 c = load8(rotary.cos.row(at.row) + at.pair), s = load8(rotary.sin.row(at.row) + at.pair);
+    const float squares = group_sum(dot(x.first, x.first) + dot(x.second, x.second), shape.per_head);
+    const float r = rsqrtf(squares / (2 * half) + eps);
+    if (!inside) continue;
+    Pair y;
+#pragma unroll
+    for (int k = 0; k < 8; ++k) {
+      const float x1 = x.first.v[k] * r, x2 = x.second.v[k] * r;
+      y.first.v[k] = x1 * c.v[k] + x2 * s.v[k];
+      y.second.v[k] = x2 * c.v[k] - x1 * s.v[k];
+    }
+    if (at.pair == 0) rstd.row(at.row)[at.head] = r;
+    store_pair(qk.row(at.row) + first, half, y);
+    mix_values(v_mixed.row(at.row) + at.col, qkv.row(at.row) + 2 * shape.width + at.col, at, mix, l);
+  }
+}
+
+/// Gradient of the value mix on row t, columns [col, col + 4); adds its shares of sum d_out v and sum d_out u. `d_v`
+/// may be `d_out`.
+__device__ void value_mix_backward(bf16* d_v, const ValueMixGradients<bf16>& d_mix, const bf16* v, const bf16* d_out,
+                                   int t, int col, const ValueMix<bf16>& mix, float2 l, float& by_v, float& by_u) {
+  Pack<float, 4> d = load_floats<4>(d_out + col);
+  const Pack<float, 4> value = load_floats<4>(v + col);
+#pragma unroll
+  for (int k = 0; k < 4; ++k) by_v += d.v[k] * value.v[k];
+  if (mix.source) {
+    const int row = source_row(mix, t);
+    const Pack<float, 4> u = load_floats<4>(mix.source.row(row) + col);
+    Pack<float, 4> d_u;
+#pragma unroll
+    for (int k = 0; k < 4; ++k) {
+      by_u += d.v[k] * u.v[k];
+      d_u.v[k] = l.y * d.v[k];
+    }
+    atomic_add(d_mix.d_source.row(row) + col, d_u);
+  }
+#pragma unroll
+  for (int k = 0; k < 4; ++k) d.v[k] *= l.x;
+  store_rounded(d_v + col, d);
+}
+
+__global__ void __launch_bounds__(block_threads)
+    attention_input_backward_kernel(Shape shape, Mat<bf16> d_qkv, ValueMixGradients<bf16> d_mix, Mat<const bf16> qk,
+                                    Mat<const float> rstd, Mat<const bf16> v, Mat<const bf16> d_out,
+                                    Rotary<bf16> rotary, ValueMix<bf16> mix) {
+  const int half = 8 * shape.per_head;
+  const float2 l = coefficients(mix);
+  float by_v = 0, by_u = 0;
+  for (unsigned i = blockIdx.x * block_threads + threadIdx.x; i / warp_size * warp_size < shape.total;
+       i += gridDim.x * block_threads) {
+    const bool inside = i < shape.total;  // all lanes of a warp take part in the sums
+    const Position at = position(shape, inside ? i : 0);
+    const int first = at.head * 2 * half + at.pair;
+    const Pair y = load_pair(qk.row(at.row) + first, half), d_y = load_pair(d_out.row(at.row) + first, half);
+    const Float8 c = load8(rotary.cos.row(at.row) + at.pair), s = load8(rotary.sin.row(at.row) + at.pair);
+    const float r = rstd.row(at.row)[at.head];
+    const float mean = group_sum(dot(d_y.first, y.first) + dot(d_y.second, y.second), shape.per_head) / (2 * half);
+    if (!inside) continue;
+    Pair d_x;
+#pragma unroll
+    for (int k = 0; k < 8; ++k) {
+      const float g1 = r * (d_y.first.v[k] - y.first.v[k] * mean), g2 = r * (d_y.second.v[k] - y.second.v[k] * mean);
+      d_x.first.v[k] = g1 * c.v[k] - g2 * s.v[k];
+      d_x.second.v[k] = g1 * s.v[k] + g2 * c.v[k];
+    }
+    store_pair(d_qkv.row(at.row) + first, half, d_x);
+    // Two groups of 4 columns, so that the atomics of neighbours meet.
+    bf16* const d_v = d_qkv.row(at.row) + 2 * shape.width;
+    const bf16* const d_v_mixed = d_out.row(at.row) + 2 * shape.width;
+    for (const int col : {at.col / 2, (at.col + shape.width) / 2}) {
+      value_mix_backward(d_v, d_mix, v.row(at.row), d_v_mixed, at.row, col, mix, l, by_v, by_u);
+    }
+  }
+  if (mix.interpolate) {
+    block_add(d_mix.d_lambda, by_u - by_v);
+  } else {
+    block_add(d_mix.d_lambda, by_v);
+    block_add(d_mix.d_lambda + 1, by_u);
+  }
+}
+
+/// Throws std::invalid_argument unless the columns divide into heads of D = 16, 32 ... 512.
+Shape shape_of(const char* op, int rows, int cols, int heads) {
+  const unsigned width = cols / 3, per_head = width / heads / 16;
+  if (per_head * heads * 48 != static_cast<unsigned>(cols) || !std::has_single_bit(per_head) || per_head > warp_size) {
+    throw std::invalid_argument(std::string(op) + ": the head width must be a power of two from 16 to 512");
+  }
+  const unsigned per_row = 2 * heads * per_head;
+  return {per_row * rows, per_row, per_head, static_cast<int>(width)};
+}
+
+void require_tables(const char* op, const Rotary<bf16>& rotary, const ValueMix<bf16>& mix) {
+  require_vectors(op, rotary.cos);
+  require_vectors(op, rotary.sin);
+  require_vectors(op, mix.source);
+}
+
+}  // namespace
+
+template <class T>
+void attention_input_forward(Stream stream, Mat<T> qk, Mat<T> v_mixed, Mat<acc_t<T>> rstd, Mat<const T> qkv,
+                             const Rotary<T>& rotary, const ValueMix<T>& mix, double eps) {
+  constexpr const char* op = "attention_input_forward";
+  const Shape shape = shape_of(op, qkv.rows, qkv.cols, rotary.heads);
+  require_vectors(op, qk);
+  require_vectors(op, v_mixed);
+  require_vectors(op, qkv);
+  require_tables(op, rotary, mix);
+  if (qkv.rows == 0) return;
+  attention_input_forward_kernel<<<blocks_for(shape.total), block_threads, 0, cuda_stream(stream)>>>(
+      shape, qk, v_mixed, rstd, qkv, rotary, mix, static_cast<float>(eps));
+  check_launch(op);
+}
+
+template <class T>
+void attention_input_backward(Stream stream, Mat<T> d_qkv, const ValueMixGradients<T>& d_mix, Mat<const T> qk,
+                              Mat<const acc_t<T>> rstd, Mat<const T> v, Mat<const T> d_out, const Rotary<T>& rotary,
+                              const ValueMix<T>& mix) {
+  constexpr const char* op = "attention_input_backward";
+  const Shape shape = shape_of(op, d_out.rows, d_out.cols, rotary.heads);
+  require_vectors(op, d_qkv);
+  require_vectors(op, d_mix.d_source);
+  require_vectors(op, qk);
+  require_vectors(op, v);
+  require_vectors(op, d_out);
+  require_tables(op, rotary, mix);
+  if (d_out.rows == 0) return;
+  attention_input_backward_kernel<<<blocks_for(shape.total), block_threads, 0, cuda_stream(stream)>>>(
+      shape, d_qkv, d_mix, qk, rstd, v, d_out, rotary, mix);
+  check_launch(op);
+}
+
+template void attention_input_forward(Stream, Mat<bf16>, Mat<bf16>, Mat<float>, Mat<const bf16>, const Rotary<bf16>&,
+                                      const ValueMix<bf16>&, double);
+template void attention_input_backward(Stream, Mat<bf16>, const ValueMixGradients<bf16>&, Mat<const bf16>,
+                                       Mat<const float>, Mat<const bf16>, Mat<const bf16>, const Rotary<bf16>&,
+                                       const ValueMix<bf16>&);
+
+}  // namespace nanorun::kernels::cuda

@@ -1,0 +1,95 @@
+#include "kernels/norm.hpp"
+#include "kernels/vec.cuh"
+
+namespace nanorun::kernels::cuda {
+namespace {
+
+/// One warp a row, N vectors of 8 elements a lane.
+template <int N>
+__global__ void __launch_bounds__(block_threads)
+    rms_norm_forward_kernel(Mat<bf16> out, float* rstd, Mat<const bf16> x, float eps) {
+  const int row = blockIdx.x * block_warps + threadIdx.x / warp_size, lane = threadIdx.x % warp_size;
+  if (row >= x.rows) return;
+  Bf16x8 v[N];
+#pragma unroll
+  for (int i = 0; i < N; ++i) {
+    const int col = 8 * (lane + warp_size * i);
+    if (col < x.cols) v[i] = load8(x.row(row) + col);
+  }
+  float squares = 0;
+#pragma unroll
+  for (int i = 0; i < N; ++i) squares += dot(unpack(v[i]), unpack(v[i]));
+  const float r = rsqrtf(warp_sum(squares) / x.cols + eps);
+  if (lane == 0) rstd[row] = r;
+#pragma unroll
+  for (int i = 0; i < N; ++i) {
+    const int col = 8 * (lane + warp_size * i);
+    Float8 y = unpack(v[i]);
+#pragma unroll
+    for (int k = 0; k < 8; ++k) y.v[k] *= r;
+    if (col < x.cols) store8(out.row(row) + col, pack(y));
+  }
+}
+
+/// As above; the row of d_x is read early to overlap its latency with the reduction.
+template <int N>
+__global__ void __launch_bounds__(block_threads)
+    rms_norm_backward_kernel(Mat<bf16> d_x, Mat<const bf16> out, const float* rstd, Mat<const bf16> d_out) {
+  const int row = blockIdx.x * block_warps + threadIdx.x / warp_size, lane = threadIdx.x % warp_size;
+  if (row >= out.rows) return;
+  Bf16x8 y[N], d_y[N], d[N];
+#pragma unroll
+  for (int i = 0; i < N; ++i) {
+    const int col = 8 * (lane + warp_size * i);
+    if (col >= out.cols) continue;
+    y[i] = load8(out.row(row) + col);
+    d_y[i] = load8(d_out.row(row) + col);
+    d[i] = load8(d_x.row(row) + col);
+  }
+  const float r = rstd[row];
+  float sum = 0;
+#pragma unroll
+  for (int i = 0; i < N; ++i) sum += dot(unpack(y[i]), unpack(d_y[i]));
+  const float mean = warp_sum(sum) / out.cols;
+#pragma unroll
+  for (int i = 0; i < N; ++i) {
+    const int col = 8 * (lane + warp_size * i);
+    const Float8 value = unpack(y[i]), gradient = unpack(d_y[i]);
+    Float8 total = unpack(d[i]);
+#pragma unroll
+    for (int k = 0; k < 8; ++k) total.v[k] += r * (gradient.v[k] - value.v[k] * mean);
+    if (col < out.cols) store8(d_x.row(row) + col, pack(total));
+  }
+}
+
+}  // namespace
+
+template <class T>
+void rms_norm_forward(Stream stream, Mat<T> out, Vec<acc_t<T>> rstd, Mat<const T> x, double eps) {
+  require_vectors("rms_norm_forward", out);
+  require_vectors("rms_norm_forward", x);
+  if (x.rows == 0) return;
+  for_vectors_per_lane("rms_norm_forward", x.cols, [&](auto n) {
+    rms_norm_forward_kernel<n()>
+        <<<row_blocks(x.rows), block_threads, 0, cuda_stream(stream)>>>(out, rstd.data(), x, static_cast<float>(eps));
+  });
+  check_launch("rms_norm_forward");
+}
+
+template <class T>
+void rms_norm_backward(Stream stream, Mat<T> d_x, Mat<const T> out, Vec<const acc_t<T>> rstd, Mat<const T> d_out) {
+  require_vectors("rms_norm_backward", d_x);
+  require_vectors("rms_norm_backward", out);
+  require_vectors("rms_norm_backward", d_out);
+  if (out.rows == 0) return;
+  for_vectors_per_lane("rms_norm_backward", out.cols, [&](auto n) {
+    rms_norm_backward_kernel<n()>
+        <<<row_blocks(out.rows), block_threads, 0, cuda_stream(stream)>>>(d_x, out, rstd.data(), d_out);
+  });
+  check_launch("rms_norm_backward");
+}
+
+template void rms_norm_forward(Stream, Mat<bf16>, Vec<float>, Mat<const bf16>, double);
+template void rms_norm_backward(Stream, Mat<bf16>, Mat<const bf16>, Vec<const float>, Mat<const bf16>);
+
+}  // namespace nanorun::kernels::cuda

@@ -1,0 +1,193 @@
+#pragma once
+// Device helpers of the row and elementwise kernels: 16-byte accesses, sums over warps and blocks, launch shapes.
+
+#include <cuda_bf16.h>
+#include <cuda_runtime.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <stdexcept>
+#include <string>
+#include <type_traits>
+
+#include "kernels/error.cuh"
+#include "kernels/types.hpp"
+
+namespace nanorun::kernels::cuda {
+
+constexpr int warp_size = 32;
+/// Threads of a block of every row and elementwise kernel.
+constexpr int block_threads = 256;
+constexpr int block_warps = block_threads / warp_size;
+
+inline cudaStream_t cuda_stream(Stream stream) { return static_cast<cudaStream_t>(stream.handle); }
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Eight bf16 at a time
+
+/// Eight bf16 as they lie in memory, and the same as floats.
+struct alignas(16) Bf16x8 {
+  std::uint32_t pair[4] = {};
+};
+struct Float8 {
+  float v[8] = {};
+};
+
+__device__ inline Bf16x8 load8(const bf16* p) { return *reinterpret_cast<const Bf16x8*>(p); }
+__device__ inline void store8(bf16* p, const Bf16x8& x) { *reinterpret_cast<Bf16x8*>(p) = x; }
+
+__device__ inline Float8 load8(const float* p) {
+  const float4 low = reinterpret_cast<const float4*>(p)[0], high = reinterpret_cast<const float4*>(p)[1];
+  return {{low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w}};
+}
+
+__device__ inline Float8 unpack(const Bf16x8& x) {
+  Float8 y;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    y.v[2 * i] = __uint_as_float(x.pair[i] << 16);
+    y.v[2 * i + 1] = __uint_as_float(x.pair[i] & 0xFFFF0000u);
+  }
+  return y;
+}
+
+/// Rounds to nearest even.
+__device__ inline Bf16x8 pack(const Float8& x) {
+  Bf16x8 y;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const __nv_bfloat162 pair = __floats2bfloat162_rn(x.v[2 * i], x.v[2 * i + 1]);
+    y.pair[i] = *reinterpret_cast<const std::uint32_t*>(&pair);
+  }
+  return y;
+}
+
+__device__ inline float dot(const Float8& a, const Float8& b) {
+  float sum = 0;
+#pragma unroll
+  for (int i = 0; i < 8; ++i) sum += a.v[i] * b.v[i];
+  return sum;
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Sums
+
+/// Sum over each group of `width` consecutive lanes (a power of two up to 32), in every lane of the group.
+__device__ inline float group_sum(float x, int width) {
+  for (int offset = width / 2; offset > 0; offset /= 2) x += __shfl_xor_sync(0xFFFFFFFFu, x, offset);
+  return x;
+}
+
+__device__ inline float warp_sum(float x) { return group_sum(x, warp_size); }
+
+/// *target += the sum of x over the block, in one atomic addition: the order of the blocks is not fixed. All threads of
+/// a block of block_threads call it.
+__device__ inline void block_add(float* target, float x) {
+  __shared__ float sums[block_warps];
+  const int lane = threadIdx.x % warp_size;
+  x = warp_sum(x);
+  __syncthreads();  // an earlier call's sums have been read
+  if (lane == 0) sums[threadIdx.x / warp_size] = x;
+  __syncthreads();
+  if (threadIdx.x >= warp_size) return;
+  x = warp_sum(lane < block_warps ? sums[lane] : 0);
+  if (lane == 0) atomicAdd(target, x);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Launch shapes
+
+/// Blocks that give each of `tasks` a thread, but no more than keep a device of 132 multiprocessors evenly busy:
+/// kernels stride.
+inline int blocks_for(std::size_t tasks) {
+  constexpr std::size_t most = 132 * 32;
+  return static_cast<int>(std::min((tasks + block_threads - 1) / block_threads, most));
+}
+
+/// Blocks that give each row a warp.
+inline int row_blocks(int rows) { return (rows + block_warps - 1) / block_warps; }
+
+/// N consecutive elements, moved in one access.
+template <class T, int N>
+struct alignas(N * sizeof(T)) Pack {
+  T v[N];
+};
+template <int N, class T>
+__device__ Pack<T, N> load_pack(const T* p) {
+  return *reinterpret_cast<const Pack<T, N>*>(p);
+}
+template <class T, int N>
+__device__ void store_pack(T* p, const Pack<T, N>& x) {
+  *reinterpret_cast<Pack<T, N>*>(p) = x;
+}
+
+template <int N>
+__device__ Pack<float, N> load_floats(const bf16* p) {
+  const Pack<bf16, N> x = load_pack<N>(p);
+  Pack<float, N> y;
+#pragma unroll
+  for (int k = 0; k < N; ++k) y.v[k] = __uint_as_float(static_cast<std::uint32_t>(x.v[k].bits) << 16);
+  return y;
+}
+
+/// p[0..4) += x, safe against other threads that add to the same place; the order of such additions is not fixed. Fast
+/// where the lanes of a warp add to consecutive addresses.
+__device__ inline void atomic_add(float* p, const Pack<float, 4>& x) {
+  atomicAdd(reinterpret_cast<float4*>(p), make_float4(x.v[0], x.v[1], x.v[2], x.v[3]));
+}
+
+/// Rounds to nearest even.
+template <int N>
+__device__ void store_rounded(bf16* p, const Pack<float, N>& x) {
+  Pack<bf16, N> rounded;
+#pragma unroll
+  for (int k = 0; k < N; ++k) rounded.v[k].bits = __bfloat16_as_ushort(__float2bfloat16_rn(x.v[k]));
+  store_pack(p, rounded);
+}
+
+/// body.apply<W>(i) treats elements [i, i + W); the last n % W elements come one by one.
+template <int W, class Body>
+__global__ void __launch_bounds__(block_threads) elementwise(std::size_t n, Body body) {
+  const std::size_t first = static_cast<std::size_t>(blockIdx.x) * block_threads + threadIdx.x;
+  const std::size_t stride = static_cast<std::size_t>(gridDim.x) * block_threads;
+  for (std::size_t k = first; k < n / W; k += stride) body.template apply<W>(k * W);
+  if (first < n % W) body.template apply<1>(n / W * W + first);
+}
+
+/// Runs `body` over flat tensors of n elements: W at a time if `pointers` all begin at whole packs of W, else singly.
+template <int W, class Body, class... T>
+void launch_elementwise(const char* op, Stream stream, std::size_t n, const Body& body, const T*... pointers) {
+  if (n == 0) return;
+  const bool aligned = ((reinterpret_cast<std::uintptr_t>(pointers) % (W * sizeof(T)) == 0) && ...);
+  const cudaStream_t s = cuda_stream(stream);
+  if (aligned) {
+    elementwise<W><<<blocks_for((n + W - 1) / W), block_threads, 0, s>>>(n, body);
+  } else {
+    elementwise<1><<<blocks_for(n), block_threads, 0, s>>>(n, body);
+  }
+  check_launch(op);
+}
+
+/// Throws std::invalid_argument unless rows of x may be read 16 bytes at a time. A null matrix passes.
+template <class T>
+void require_vectors(const char* op, const Mat<T>& x) {
+  constexpr int vector = 16 / sizeof(T);
+  const bool aligned = reinterpret_cast<std::uintptr_t>(x.data) % 16 == 0 && x.ld % vector == 0 && x.cols % 8 == 0;
+  if (x && !aligned) throw std::invalid_argument(std::string(op) + ": rows must be whole, aligned 16-byte vectors");
+}
+
+/// Calls launch(std::integral_constant<int, N>()) with N vectors of 8 elements a lane, the fewest with which a warp
+/// covers a row of `cols`. Throws std::invalid_argument beyond 4096 columns.
+template <class Launch>
+void for_vectors_per_lane(const char* op, int cols, Launch&& launch) {
+  const int needed = (cols / 8 + warp_size - 1) / warp_size;
+  if (needed <= 1) return launch(std::integral_constant<int, 1>());
+  if (needed <= 2) return launch(std::integral_constant<int, 2>());
+  if (needed <= 3) return launch(std::integral_constant<int, 3>());
+  if (needed <= 4) return launch(std::integral_constant<int, 4>());
+  if (needed <= 8) return launch(std::integral_constant<int, 8>());
+  if (needed <= 16) return launch(std::integral_constant<int, 16>());
+  throw std::invalid_argument(std::string(op) + ": at most 4096 columns");
+}
+
+}  // namespace nanorun::kernels::cuda

@@ -1,0 +1,234 @@
+// Rates of the CUDA row and elementwise ops at the recipe's shapes, as bytes that must move (each operand read or
+// written once) over the time between two events, beside the rate of a large copy. "of_copy" is the fraction of
+// the 3.02 TB/s that such a copy reaches on an H100.
+
+#include <benchmark/benchmark.h>
+#include <cuda_runtime.h>
+
+#include <algorithm>
+#include <cmath>
+#include <functional>
+#include <random>
+#include <stdexcept>
+#include <unordered_set>
+#include <vector>
+
+#include "kernels/ops.hpp"
+
+namespace nanorun::kernels {
+namespace {
+
+constexpr int tokens = 49152, width = 768, heads = 6, head_dim = 128, vocabulary = 50304;
+constexpr std::size_t matrix = 12ull * 3072 * width;  // elements of all MLP matrices of one shape
+constexpr double copy_rate = 3.02e12, eps = 1e-6;
+
+void check(cudaError_t status) {
+  if (status != cudaSuccess) throw std::runtime_error(cudaGetErrorString(status));
+}
+
+float random_value(std::mt19937& generator, float) { return std::uniform_real_distribution<float>(0.1f, 1)(generator); }
+/// Either sign, magnitude from 0.5 to 2.
+bf16 random_value(std::mt19937& generator, bf16) {
+  const auto bits = static_cast<std::uint32_t>(generator());
+  return {static_cast<std::uint16_t>((bits & 0x80FF) | 0x3F00)};
+}
+/// Log-uniform, about as words are distributed.
+Token random_value(std::mt19937& generator, Token) {
+  const double u = std::uniform_real_distribution<double>()(generator);
+  return static_cast<Token>(std::exp(u * std::log(vocabulary)) - 1);
+}
+
+/// Device memory with random values that repeat every million elements.
+template <class T>
+struct Tensor {
+  explicit Tensor(std::size_t size) : size(size), head(std::min<std::size_t>(size, 1 << 20)) {
+    std::mt19937 generator(1);
+    for (T& value : head) value = random_value(generator, T{});
+    check(cudaMalloc(&data, size * sizeof(T)));
+    for (std::size_t at = 0; at < size; at += head.size()) {
+      const std::size_t count = std::min(head.size(), size - at);
+      check(cudaMemcpy(data + at, head.data(), count * sizeof(T), cudaMemcpyHostToDevice));
+    }
+  }
+  Tensor(int rows, int cols) : Tensor(static_cast<std::size_t>(rows) * cols) { mat = {data, rows, cols}; }
+  ~Tensor() { cudaFree(data); }
+  Tensor(const Tensor&) = delete;
+  Tensor& operator=(const Tensor&) = delete;
+
+  operator Mat<T>() const { return mat; }
+  operator Mat<const T>() const { return mat; }
+  Vec<T> flat() const { return {data, size}; }
+
+  std::size_t size;
+  std::vector<T> head;
+  T* data = nullptr;
+  Mat<T> mat;
+};
+
+/// Times `op` alone on the device.
+void measure(benchmark::State& state, double bytes, const std::function<void()>& op) {
+  cudaEvent_t begin, end;
+  check(cudaEventCreate(&begin));
+  check(cudaEventCreate(&end));
+  for (int i = 0; i < 3; ++i) op();
+  double seconds = 0;
+  for (auto _ : state) {
+    check(cudaEventRecord(begin));
+    op();
+    check(cudaEventRecord(end));
+    check(cudaEventSynchronize(end));
+    float milliseconds = 0;
+    check(cudaEventElapsedTime(&milliseconds, begin, end));
+    state.SetIterationTime(milliseconds * 1e-3);
+    seconds += milliseconds * 1e-3;
+  }
+  const double rate = bytes * static_cast<double>(state.iterations()) / seconds;
+  state.counters["GB/s"] = rate * 1e-9;
+  state.counters["of_copy"] = rate / copy_rate;
+  cudaEventDestroy(begin);
+  cudaEventDestroy(end);
+}
+
+constexpr double narrow = 2.0 * tokens * width;  // bytes of one bf16 activation [T, d]
+
+std::size_t distinct(const std::vector<Token>& ids) { return std::unordered_set<Token>(ids.begin(), ids.end()).size(); }
+
+void device_copy(benchmark::State& state) {
+  Tensor<float> from(1 << 28), to(1 << 28);
+  measure(state, 8.0 * static_cast<double>(from.size),
+          [&] { check(cudaMemcpyAsync(to.data, from.data, from.size * sizeof(float), cudaMemcpyDeviceToDevice)); });
+}
+
+void rms_norm_forward(benchmark::State& state) {
+  Tensor<bf16> x(tokens, width), out(tokens, width);
+  Tensor<float> rstd(tokens);
+  measure(state, 2 * narrow + 4.0 * tokens, [&] { cuda::rms_norm_forward<bf16>({}, out, rstd.flat(), x, eps); });
+}
+
+void rms_norm_backward(benchmark::State& state) {
+  Tensor<bf16> d_x(tokens, width), out(tokens, width), d_out(tokens, width);
+  Tensor<float> rstd(tokens);
+  measure(state, 4 * narrow + 4.0 * tokens, [&] { cuda::rms_norm_backward<bf16>({}, d_x, out, rstd.flat(), d_out); });
+}
+
+/// Argument: whether a skip joins.
+void residual_mix_norm_forward(benchmark::State& state) {
+  Tensor<bf16> x_prev(tokens, width), x0(tokens, width), skip(tokens, width), x(tokens, width), n(tokens, width);
+  Tensor<float> rstd(tokens), scalars(4);
+  cuda::ResidualInputs<bf16> in{x_prev, x0, scalars.data, {}, nullptr};
+  if (state.range(0)) in.skip = skip, in.s = scalars.data + 2;
+  measure(state, (4.0 + static_cast<double>(state.range(0))) * narrow + 4.0 * tokens,
+          [&] { cuda::residual_mix_norm_forward<bf16>({}, x, n, rstd.flat(), in, eps); });
+}
+
+void residual_mix_backward(benchmark::State& state) {
+  Tensor<bf16> x_prev(tokens, width), x0(tokens, width), skip(tokens, width);
+  Tensor<bf16> d_x(tokens, width), d_x0(tokens, width), d_skip(tokens, width);
+  Tensor<float> scalars(4), d_scalars(4);
+  cuda::ResidualInputs<bf16> in{x_prev, x0, scalars.data, {}, nullptr};
+  cuda::ResidualGradients<bf16> d{d_x, d_x0, d_scalars.data, {}, nullptr};
+  if (state.range(0)) in.skip = skip, in.s = scalars.data + 2, d.d_skip = d_skip, d.d_s = d_scalars.data + 2;
+  measure(state, (6.0 + 2.0 * static_cast<double>(state.range(0))) * narrow,
+          [&] { cuda::residual_mix_backward<bf16>({}, d, in); });
+}
+
+/// Argument: whether the values mix in rows of a table.
+void attention_input_forward(benchmark::State& state) {
+  Tensor<bf16> qkv(tokens, 3 * width), v_mixed(tokens, width), table(vocabulary, width);
+  Tensor<float> rstd(tokens, 2 * heads), cos(tokens, head_dim / 2), sin(tokens, head_dim / 2), lambda(2);
+  Tensor<Token> ids(tokens);
+  cuda::ValueMix<bf16> mix{lambda.data, false, {}, nullptr};
+  double bytes = 6 * narrow + 4.0 * tokens * (2 * heads + head_dim);
+  if (state.range(0)) {
+    mix.source = table, mix.index = ids.data;
+    bytes += 2.0 * width * static_cast<double>(distinct(ids.head));
+  }
+  const Mat<bf16> qk = qkv.mat.col_block(0, 2 * width);
+  measure(state, bytes, [&] {
+    cuda::attention_input_forward<bf16>({}, qk, v_mixed, rstd, qkv, {heads, cos, sin}, mix, eps);
+  });
+}
+
+void attention_input_backward(benchmark::State& state) {
+  Tensor<bf16> qkv(tokens, 3 * width), d_qkv(tokens, 3 * width), table(vocabulary, width);
+  Tensor<float> rstd(tokens, 2 * heads), cos(tokens, head_dim / 2), sin(tokens, head_dim / 2), lambda(2), d_lambda(2);
+  Tensor<float> d_table(vocabulary, width);
+  Tensor<Token> ids(tokens);
+  cuda::ValueMix<bf16> mix{lambda.data, false, {}, nullptr};
+  cuda::ValueMixGradients<bf16> d_mix{d_lambda.data, {}};
+  double bytes = 9 * narrow + 4.0 * tokens * (2 * heads + head_dim);
+  if (state.range(0)) {
+    mix.source = table, mix.index = ids.data, d_mix.d_source = d_table;
+    bytes += (2.0 + 8.0) * width * static_cast<double>(distinct(ids.head));
+  }
+  const Mat<bf16> qk = qkv.mat.col_block(0, 2 * width), v = qkv.mat.col_block(2 * width, width);
+  measure(state, bytes, [&] {
+    cuda::attention_input_backward<bf16>({}, d_qkv, d_mix, qk, rstd, v, d_qkv, {heads, cos, sin}, mix);
+  });
+}
+
+void embedding_forward(benchmark::State& state) {
+  Tensor<bf16> out(tokens, width), table(vocabulary, width);
+  Tensor<Token> ids(tokens);
+  measure(state, narrow + 2.0 * width * static_cast<double>(distinct(ids.head)),
+          [&] { cuda::embedding_forward<bf16>({}, out, ids.flat(), table); });
+}
+
+void embedding_backward(benchmark::State& state) {
+  Tensor<bf16> d_out(tokens, width);
+  Tensor<float> d_table(vocabulary, width);
+  Tensor<Token> ids(tokens);
+  measure(state, narrow + 8.0 * width * static_cast<double>(distinct(ids.head)),
+          [&] { cuda::embedding_backward<bf16>({}, d_table, ids.flat(), d_out); });
+}
+
+void add(benchmark::State& state) {
+  Tensor<bf16> out(tokens, width), x(tokens, width);
+  measure(state, 3 * narrow, [&] { cuda::add<bf16>({}, out, x); });
+}
+
+void fill(benchmark::State& state) {
+  Tensor<float> x(static_cast<std::size_t>(vocabulary) * width);
+  measure(state, 4.0 * static_cast<double>(x.size), [&] { cuda::fill<float>({}, x.flat(), 0); });
+}
+
+void adam_update_with_copy(benchmark::State& state) {
+  const std::size_t n = static_cast<std::size_t>(vocabulary) * width;
+  Tensor<float> w(n), m(n), v(n), g(n);
+  Tensor<bf16> copy(n);
+  measure(state, 30.0 * static_cast<double>(n),
+          [&] { cuda::adam_update_with_copy({}, w.flat(), copy.flat(), m.flat(), v.flat(), g.flat(), {.lr = 1e-3}); });
+}
+
+void nesterov_momentum(benchmark::State& state) {
+  Tensor<float> g(matrix), buf(matrix);
+  measure(state, 16.0 * matrix, [&] { cuda::nesterov_momentum<float>({}, g.flat(), buf.flat(), 0.95); });
+}
+
+void add_scaled_with_copy(benchmark::State& state) {
+  Tensor<float> w(matrix), x(matrix);
+  Tensor<bf16> copy(matrix);
+  measure(state, 14.0 * matrix, [&] { cuda::add_scaled_with_copy({}, w.flat(), copy.flat(), x.flat(), 1e-3); });
+}
+
+#define NANORUN_BENCHMARK(op) BENCHMARK(op)->UseManualTime()->Unit(benchmark::kMicrosecond)
+NANORUN_BENCHMARK(device_copy);
+NANORUN_BENCHMARK(rms_norm_forward);
+NANORUN_BENCHMARK(rms_norm_backward);
+NANORUN_BENCHMARK(residual_mix_norm_forward)->Arg(0)->Arg(1);
+NANORUN_BENCHMARK(residual_mix_backward)->Arg(0)->Arg(1);
+NANORUN_BENCHMARK(attention_input_forward)->Arg(0)->Arg(1);
+NANORUN_BENCHMARK(attention_input_backward)->Arg(0)->Arg(1);
+NANORUN_BENCHMARK(embedding_forward);
+NANORUN_BENCHMARK(embedding_backward);
+NANORUN_BENCHMARK(add);
+NANORUN_BENCHMARK(fill);
+NANORUN_BENCHMARK(adam_update_with_copy);
+NANORUN_BENCHMARK(nesterov_momentum);
+NANORUN_BENCHMARK(add_scaled_with_copy);
+#undef NANORUN_BENCHMARK
+
+}  // namespace
+}  // namespace nanorun::kernels
+
+BENCHMARK_MAIN();

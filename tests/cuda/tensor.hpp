@@ -1,0 +1,127 @@
+#pragma once
+// A matrix held twice, for the comparison of a CUDA body with the portable one.
+
+#include <gtest/gtest.h>
+
+#include <bit>
+#include <cmath>
+#include <limits>
+#include <random>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "kernels/types.hpp"
+#include "tests/cuda_memory.hpp"
+
+namespace nanorun::kernels::test {
+
+inline float to_float(float x) { return x; }
+inline float to_float(bf16 x) { return std::bit_cast<float>(static_cast<std::uint32_t>(x.bits) << 16); }
+
+/// x in T: itself, or rounded to the nearest bf16, ties to even.
+template <class T>
+T from_float(float x) {
+  if constexpr (std::is_same_v<T, float>) {
+    return x;
+  } else {
+    const auto bits = std::bit_cast<std::uint32_t>(x);
+    if (std::isnan(x)) return {0xFFFF};
+    return {static_cast<std::uint16_t>((bits + 0x7FFF + (bits >> 16 & 1)) >> 16)};
+  }
+}
+
+/// In float on the host, where the portable body works, and in T on the device; random values are exact in both. Rows
+/// begin `ld` elements apart.
+template <class T>
+class Tensor {
+ public:
+  struct Range {
+    float low = -1, high = 1;
+  };
+
+  /// Uniform random values, also between the rows.
+  Tensor(int rows, int cols, unsigned seed, Range range = {-1, 1}, int ld = 0)
+      : Tensor(rows, cols, random_values(static_cast<std::size_t>(rows) * (ld > 0 ? ld : cols), seed, range), ld) {}
+
+  /// An output: NaN everywhere, so that an element that is not written fails the comparison.
+  static Tensor poisoned(int rows, int cols, int ld = 0) {
+    const std::size_t size = static_cast<std::size_t>(rows) * (ld > 0 ? ld : cols);
+    return Tensor(rows, cols, std::vector<float>(size, std::numeric_limits<float>::quiet_NaN()), ld);
+  }
+
+  Mat<float> host() { return {host_.data(), rows_, cols_, ld_}; }
+  Mat<T> device() const { return {device_.data(), rows_, cols_, ld_}; }
+  Vec<float> host_flat() { return host_; }
+  Vec<T> device_flat() const { return {device_.data(), device_.size()}; }
+
+  /// The device's elements, each as float.
+  std::vector<float> device_values() const {
+    std::vector<float> values;
+    for (const T x : device_.host()) values.push_back(to_float(x));
+    return values;
+  }
+
+  /// Every element of the rows within `relative` * |host's| + `absolute`, every other element untouched. A float that
+  /// is rounded to bf16 moves by at most 2^-8 of itself, the default.
+  void expect_match(const char* name, double absolute = 1e-5, double relative = 0x1p-8) const {
+    const std::vector<T> got = device_.host();
+    std::size_t wrong = 0, first = 0;
+    for (std::size_t i = 0; i < got.size(); ++i) {
+      const double want = host_[i], difference = std::abs(to_float(got[i]) - want);
+      const bool in_row = i % ld_ < static_cast<std::size_t>(cols_);
+      const bool right = in_row ? difference <= relative * std::abs(want) + absolute : same(got[i], host_[i]);
+      if (!right && wrong++ == 0) first = i;
+    }
+    EXPECT_EQ(wrong, 0u) << name << ": of " << got.size() << " elements; the first in row " << first / ld_
+                         << ", column " << first % ld_ << ": " << to_float(got[first]) << " instead of "
+                         << host_[first];
+  }
+
+ private:
+  Tensor(int rows, int cols, std::vector<float> values, int ld)
+      : rows_(rows), cols_(cols), ld_(ld > 0 ? ld : cols), host_(std::move(values)), device_(convert(host_)) {}
+
+  static std::vector<float> random_values(std::size_t n, unsigned seed, Range range) {
+    std::mt19937 generator(seed);
+    std::vector<float> values(n);
+    for (float& value : values) {
+      const float u = static_cast<float>(generator()) * 0x1p-32f;
+      value = to_float(from_float<T>(range.low + (range.high - range.low) * u));
+    }
+    return values;
+  }
+
+  static std::vector<T> convert(const std::vector<float>& values) {
+    std::vector<T> converted(values.size());
+    for (std::size_t i = 0; i < values.size(); ++i) converted[i] = from_float<T>(values[i]);
+    return converted;
+  }
+
+  static bool same(T got, float want) {
+    return to_float(got) == want || (std::isnan(to_float(got)) && std::isnan(want));
+  }
+
+  int rows_, cols_, ld_;
+  std::vector<float> host_;
+  DeviceVector<T> device_;
+};
+
+/// Token ids below `vocabulary`, on both sides.
+struct Tokens {
+  Tokens(int count, int vocabulary, unsigned seed) : host(draw(count, vocabulary, seed)), device(host) {}
+  Vec<const Token> device_span() const { return {device.data(), device.size()}; }
+
+  static std::vector<Token> draw(int count, int vocabulary, unsigned seed) {
+    std::mt19937 generator(seed);
+    std::uniform_int_distribution<int> id(0, vocabulary - 1);
+    std::vector<Token> tokens(count);
+    for (Token& token : tokens) token = static_cast<Token>(id(generator));
+    return tokens;
+  }
+
+  std::vector<Token> host;
+  DeviceVector<Token> device;
+};
+
+}  // namespace nanorun::kernels::test

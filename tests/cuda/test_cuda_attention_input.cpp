@@ -1,0 +1,128 @@
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <string>
+
+#include "kernels/attention_input.hpp"
+#include "tests/cuda/tensor.hpp"
+
+namespace nanorun::kernels::cuda {
+namespace {
+
+using test::Tensor;
+using test::Tokens;
+
+constexpr double eps = 1e-6;
+
+/// How v' is formed: a fixed factor, interpolation with another tensor, or a row of a table for each token.
+enum class Source { none, interpolated, table };
+
+/// One call's arguments, on both sides. d_qkv replaces d_out in place, its rows 4 H D apart as the model keeps them.
+struct Case {
+  Case(int rows, int heads, int head_dim, Source source)
+      : source(source),
+        heads(heads),
+        width(heads * head_dim),
+        vocabulary(rows > 1000 ? 50304 : 5),
+        qkv(rows, 3 * width, 1),
+        cos(rows, head_dim / 2, 2),
+        sin(rows, head_dim / 2, 3),
+        lambda(1, 2, 4),
+        u(source == Source::table ? vocabulary : rows, width, 5),
+        tokens(rows, vocabulary, 6),
+        qk(rows, 2 * width, 7),
+        rstd(rows, 2 * heads, 8, {0.5f, 2}),
+        d_qkv(rows, 3 * width, 9, {-1, 1}, 4 * width),
+        d_lambda(1, 2, 10),
+        d_u(source == Source::table ? vocabulary : rows, width, 11) {}
+
+  portable::ValueMix<float> host_mix() {
+    portable::ValueMix<float> mix{lambda.host().data, source == Source::interpolated, {}, nullptr};
+    if (source != Source::none) mix.source = u.host();
+    if (source == Source::table) mix.index = tokens.host.data();
+    return mix;
+  }
+  ValueMix<bf16> device_mix() const {
+    ValueMix<bf16> mix{lambda.device().data, source == Source::interpolated, {}, nullptr};
+    if (source != Source::none) mix.source = u.device();
+    if (source == Source::table) mix.index = tokens.device.data();
+    return mix;
+  }
+
+  Source source;
+  int heads, width, vocabulary;
+  Tensor<bf16> qkv;
+  Tensor<float> cos, sin, lambda;
+  Tensor<bf16> u;
+  Tokens tokens;
+  Tensor<bf16> qk;
+  Tensor<float> rstd;
+  Tensor<bf16> d_qkv;
+  Tensor<float> d_lambda, d_u;
+};
+
+void compare_forward(Case& c, bool in_place) {
+  const int rows = c.qkv.host().rows;
+  Tensor<bf16> v_mixed = Tensor<bf16>::poisoned(rows, c.width), qk = Tensor<bf16>::poisoned(rows, 2 * c.width);
+  Tensor<float> rstd = Tensor<float>::poisoned(rows, 2 * c.heads);
+  const Mat<float> host_qk = in_place ? c.qkv.host().col_block(0, 2 * c.width) : qk.host();
+  const Mat<bf16> device_qk = in_place ? c.qkv.device().col_block(0, 2 * c.width) : qk.device();
+  portable::attention_input_forward<float>({}, host_qk, v_mixed.host(), rstd.host(), c.qkv.host(),
+                                           {c.heads, c.cos.host(), c.sin.host()}, c.host_mix(), eps);
+  cuda::attention_input_forward<bf16>({}, device_qk, v_mixed.device(), rstd.device(), c.qkv.device(),
+                                      {c.heads, c.cos.device(), c.sin.device()}, c.device_mix(), eps);
+  (in_place ? c.qkv : qk).expect_match("qk");
+  v_mixed.expect_match("v_mixed");
+  rstd.expect_match("rstd", 0, 1e-5);
+}
+
+void compare_backward(Case& c) {
+  const int rows = c.qkv.host().rows;
+  portable::ValueMixGradients<float> host_d{c.d_lambda.host().data, {}};
+  ValueMixGradients<bf16> device_d{c.d_lambda.device().data, {}};
+  if (c.source != Source::none) host_d.d_source = c.d_u.host(), device_d.d_source = c.d_u.device();
+  portable::attention_input_backward<float>({}, c.d_qkv.host(), host_d, c.qk.host(), c.rstd.host(),
+                                            c.qkv.host().col_block(2 * c.width, c.width), c.d_qkv.host(),
+                                            {c.heads, c.cos.host(), c.sin.host()}, c.host_mix());
+  cuda::attention_input_backward<bf16>({}, c.d_qkv.device(), device_d, c.qk.device(), c.rstd.device(),
+                                       c.qkv.device().col_block(2 * c.width, c.width), c.d_qkv.device(),
+                                       {c.heads, c.cos.device(), c.sin.device()}, c.device_mix());
+  c.d_qkv.expect_match("d_qkv");
+  // Float sums in another order: of rows / vocabulary terms; and of rows * H D products of random sign, to whose total
+  // thousands of blocks add.
+  c.d_u.expect_match("d_source", 2e-6 * (1 + 1.0 * rows / c.vocabulary), 1e-6);
+  c.d_lambda.expect_match("d_lambda", 1e-6 * std::sqrt(static_cast<double>(rows) * c.width), 1e-5);
+}
+
+void compare(int rows, int heads, int head_dim, Source source) {
+  SCOPED_TRACE("D " + std::to_string(head_dim) + ", source " + std::to_string(static_cast<int>(source)));
+  Case c(rows, heads, head_dim, source);
+  compare_forward(c, rows % 2 == 1);
+  compare_backward(c);
+}
+
+TEST(CudaAttentionInput, SmallShapesMatchPortable) {
+  SKIP_WITHOUT_DEVICE();
+  for (const Source source : {Source::none, Source::interpolated, Source::table}) {
+    compare(1, 1, 16, source);
+    compare(37, 3, 16, source);  // 6 threads a row: warps span rows
+    compare(30, 2, 64, source);
+    compare(21, 6, 128, source);
+    compare(4, 1, 512, source);
+  }
+}
+
+TEST(CudaAttentionInput, RecipeShapeMatchesPortable) {
+  SKIP_WITHOUT_DEVICE();
+  compare(49152, 6, 128, Source::table);
+  compare(8191, 6, 128, Source::interpolated);
+}
+
+TEST(CudaAttentionInput, RefusesOtherHeadWidths) {
+  SKIP_WITHOUT_DEVICE();
+  EXPECT_THROW(compare(4, 2, 48, Source::none), std::invalid_argument);
+  EXPECT_THROW(compare(4, 2, 8, Source::none), std::invalid_argument);
+}
+
+}  // namespace
+}  // namespace nanorun::kernels::cuda

@@ -1,0 +1,60 @@
+#include <gtest/gtest.h>
+
+#include "kernels/norm.hpp"
+#include "tests/cuda/tensor.hpp"
+
+namespace nanorun::kernels::cuda {
+namespace {
+
+using test::Tensor;
+
+constexpr double eps = 1e-6;
+
+void compare_forward(int rows, int cols, int ld, bool in_place = false) {
+  Tensor<bf16> x(rows, cols, 1, {-2, 3}, ld);
+  Tensor<float> rstd = Tensor<float>::poisoned(1, rows);
+  Tensor<bf16> out = Tensor<bf16>::poisoned(rows, cols);
+  Tensor<bf16>& target = in_place ? x : out;
+  portable::rms_norm_forward<float>({}, target.host(), rstd.host_flat(), x.host(), eps);
+  cuda::rms_norm_forward<bf16>({}, target.device(), rstd.device_flat(), x.device(), eps);
+  target.expect_match("out");
+  rstd.expect_match("rstd", 0, 1e-5);
+}
+
+void compare_backward(int rows, int cols, int ld) {
+  Tensor<bf16> out(rows, cols, 1, {-2, 2}), d_out(rows, cols, 2), d_x(rows, cols, 3, {}, ld);
+  Tensor<float> rstd(1, rows, 4, {0.2f, 2});
+  portable::rms_norm_backward<float>({}, d_x.host(), out.host(), rstd.host_flat(), d_out.host());
+  cuda::rms_norm_backward<bf16>({}, d_x.device(), out.device(), rstd.device_flat(), d_out.device());
+  d_x.expect_match("d_x");
+}
+
+// One width for each count of vectors a lane, the widest among them.
+struct Shape {
+  int rows, cols, ld;
+};
+constexpr Shape shapes[] = {{1, 8, 8}, {9, 264, 272}, {17, 128, 128}, {8, 776, 776}, {33, 2048, 2048}, {5, 4096, 4104}};
+
+TEST(CudaNorm, SmallShapesMatchPortable) {
+  SKIP_WITHOUT_DEVICE();
+  for (const auto& [rows, cols, ld] : shapes) {
+    SCOPED_TRACE(cols);
+    compare_forward(rows, cols, ld);
+    compare_forward(rows, cols, ld, true);
+    compare_backward(rows, cols, ld);
+  }
+}
+
+TEST(CudaNorm, RecipeShapeMatchesPortable) {
+  SKIP_WITHOUT_DEVICE();
+  compare_forward(49152, 768, 768);
+  compare_backward(49152, 768, 768);
+}
+
+TEST(CudaNorm, RefusesMoreThan4096Columns) {
+  SKIP_WITHOUT_DEVICE();
+  EXPECT_THROW(compare_forward(1, 4104, 4104), std::invalid_argument);
+}
+
+}  // namespace
+}  // namespace nanorun::kernels::cuda
