@@ -147,7 +147,8 @@ class Model:
         load = self.workload
         exposed = 1 - self.overlap
         seconds = (self.per_sequence * sequences, self.constant, self.muon * load.muon_flops(ranks),
-                   self.adam * load.adam_elements(ranks), exposed * self.reduce_scatter.time(*load.reduce_scatter(ranks)),
+                   self.adam * load.adam_elements(ranks),
+                   exposed * self.reduce_scatter.time(*load.reduce_scatter(ranks)),
                    exposed * self.all_gather.time(*load.all_gather(ranks)),
                    self.all_reduce.time(load.all_reduce(ranks), 0))
         return {name: sharing * value for name, value in zip(PARTS, seconds)}
@@ -169,7 +170,7 @@ class Point:
 
 
 def fit_overlap(points):
-    """Share h of the communication that is hidden, by least squares of hidden = h * all; 0 unless the traces show it."""
+    """Share h of the communication that is hidden: least squares of hidden = h * all. 0 unless the traces show it."""
     hidden, total = [], []
     for p in points:
         exposed = p.path["reduce_gradients"] + p.path["gather_weights"]

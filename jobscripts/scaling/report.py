@@ -28,9 +28,15 @@ code { font-size: .9em; background: #eef1f4; padding: .1em .3em; border-radius: 
 
 
 def seconds(value):
+    if value == 0:
+        return "0"
     for unit, factor in (("s", 1), ("ms", 1e3), ("µs", 1e6)):
         if value * factor >= 1 or unit == "µs":
             return f"{value * factor:.3g} {unit}"
+
+
+def ranks_text(n):
+    return "1 rank" if n == 1 else f"{n:,} ranks"
 
 
 def with_prefix(value, unit):
@@ -40,6 +46,10 @@ def with_prefix(value, unit):
     return f"{value:.3g} {unit}"
 
 
+def size_text(kind, sequences):
+    return f"{sequences:,} sequence{'s' if sequences > 1 else ''} a {'step' if kind == 'strong' else 'rank'}"
+
+
 def date_of(analysis):
     newest = max((m.run.folder / "summary.json").stat().st_mtime for m in analysis.measurements)
     return datetime.datetime.fromtimestamp(newest, datetime.timezone.utc).date().isoformat()
@@ -47,8 +57,8 @@ def date_of(analysis):
 
 def heading(analysis):
     study = analysis.study
-    size = f"{study.sequences} sequence{'s' if study.sequences > 1 else ''} a {'step' if study.kind == 'strong' else 'rank'}"
-    parts = [f"{study.name}: {study.kind} scaling, {size}", study.machine, date_of(analysis)]
+    title = f"{study.name}: {study.kind} scaling, {size_text(study.kind, study.sequences)}"
+    parts = [title, study.machine, date_of(analysis)]
     if any(analysis.oversubscribed(m.ranks) for m in analysis.points):
         parts.append(f"* more ranks than the {study.launch.cores} cores")
     return "  ·  ".join(part for part in parts if part)
@@ -83,9 +93,9 @@ def tiles(analysis):
     last = analysis.points[-1]
     gain = gather.speed_up(last, analysis.base)
     worst = max((abs(e) for e in analysis.errors), default=None)
-    content = [(f"{best.rate:,.0f}", f"tokens per second on {best.ranks} ranks"),
-               (f"{gain:.2f}", f"speed-up on {last.ranks} ranks"),
-               (f"{gain / last.ranks:.0%}", f"efficiency on {last.ranks} ranks"),
+    content = [(f"{best.rate:,.0f}", f"tokens per second on {ranks_text(best.ranks)}"),
+               (f"{gain:.2f}", f"speed-up on {ranks_text(last.ranks)}"),
+               (f"{gain / last.ranks:.0%}", f"efficiency on {ranks_text(last.ranks)}"),
                ("—" if worst is None else f"{worst:.0%}", "largest error of the model, leave-one-out")]
     return '<div class="tiles">' + "".join(
         f'<div class="tile"><b>{b}</b><span>{html.escape(s)}</span></div>' for b, s in content) + "</div>"
@@ -94,8 +104,8 @@ def tiles(analysis):
 def missing_section(analysis):
     if not analysis.missing:
         return paragraph("All runs of the study have finished.")
-    items = "".join(f"<li><code>{html.escape(run.name)}</code> {html.escape(why)}; log <code>{html.escape(str(run.log))}"
-                    "</code></li>" for run, why in analysis.missing)
+    items = "".join(f"<li><code>{html.escape(run.name)}</code> {html.escape(why)}; "
+                    f"log <code>{html.escape(str(run.log))}</code></li>" for run, why in analysis.missing)
     return f'<div class="note">{len(analysis.missing)} of the runs are missing here:<ul>{items}</ul></div>'
 
 
@@ -138,16 +148,16 @@ def findings(analysis):
     last = forecast.ranks[-1]
     i = forecast.first_below(0.5)
     if i is None:
-        found = [f"Efficiency stays above 50% up to {last:,} ranks, where it is {forecast.efficiency[-1]:.0%}."]
+        found = [f"Efficiency stays above 50% up to {ranks_text(last)}, where it is {forecast.efficiency[-1]:.0%}."]
     else:
         (name, lost), n = forecast.losses(i)[0], forecast.ranks[i]
-        found = [f"Efficiency falls below 50% from {n:,} ranks on ({forecast.efficiency[i]:.0%} there). The largest loss "
-                 f"is {name}: {seconds(lost)} of a step of {seconds(forecast.steps[i])}."]
-    found.append(f"Muon's work of a rank shrinks up to {workload.last_muon_split():,} ranks, where the busiest rank has "
-                 "one matrix of each shape; from there on it is constant.")
+        found = [f"Efficiency falls below 50% from {ranks_text(n)} on ({forecast.efficiency[i]:.0%} there). "
+                 f"The largest loss is {name}: {seconds(lost)} of a step of {seconds(forecast.steps[i])}."]
+    found.append(f"Muon's work of a rank shrinks up to {ranks_text(workload.last_muon_split())}, where the busiest "
+                 "rank has one matrix of each shape; from there on it is constant.")
     n = forecast.traffic_exceeds_computing()
-    found.append(f"Gradients and weights travel for longer than a rank computes from {n:,} ranks on." if n else
-                 f"Gradients and weights travel for less time than a rank computes up to {last:,} ranks.")
+    found.append(f"Gradients and weights travel for longer than a rank computes from {ranks_text(n)} on." if n else
+                 f"Gradients and weights travel for less time than a rank computes up to {ranks_text(last)}.")
     return found
 
 
@@ -155,9 +165,8 @@ def network(analysis):
     prediction = analysis.study.prediction
     latency = seconds(prediction.latency) if prediction.latency else "the fitted latency"
     bandwidth = with_prefix(prediction.bandwidth, "B/s") if prediction.bandwidth else "the fitted bandwidth"
-    unit = "step" if analysis.study.kind == "strong" else "rank"
     return (f"Ranks as fast as those measured, on a flat network of {latency} a message and {bandwidth} a rank; "
-            f"{analysis.forecast_sequences} sequences a {unit}; rank counts that divide them.")
+            f"{size_text(analysis.study.kind, analysis.forecast_sequences)}.")
 
 
 def forecast_table(analysis):
@@ -191,8 +200,8 @@ def page(analysis):
             figure("speed_up", "Speed-up by rank count", analysis),
             figure("efficiency", "Efficiency by rank count", analysis))),
         section("Where the time goes", paragraph(
-            "Means over the middle half of the counted steps of the median repeat; whiskers span the repeats. Waiting is "
-            "what a rank spends in a collective beyond the quickest rank of that step. Overlap is the share of the "
+            "Means over the middle half of the counted steps of the median repeat; whiskers span the repeats. Waiting "
+            "is what a rank spends in a collective beyond the quickest rank of that step. Overlap is the share of the "
             "communication that ran beside computing."), side_by_side(
             figure("phases", "Step time by phase and rank count", analysis),
             figure("split", "Shares of computing, communication and waiting", analysis))),

@@ -46,7 +46,8 @@ class RealStudy(ScalingTest):
         self.assertIn("data.h5", (self.folder / "outputs/test/ranks1_repeat1.log").read_text())
 
     def test_a_deck_that_the_program_refuses(self):
-        said = self.script(self.write_study(more='overrides = ["model.widht=64"]'), "--program", support.PROGRAM, code=2)
+        study = self.write_study(more='overrides = ["model.widht=64"]')
+        said = self.script(study, "--program", support.PROGRAM, code=2)
         self.assertEqual(said.count("\n"), 1)
         self.assertIn("widht", said)
 

@@ -92,7 +92,8 @@ class Measurements(ScalingTest):
         begin, events = 100.0, [{"ph": "M", "name": "process_name", "pid": 0, "tid": 0, "args": {"name": "rank 0"}}]
         for name in ("agree", "reduce_gradients", "gather_weights"):
             length = 1e6 * longer * seconds[4, 0, PHASES.index(name)]
-            events.append({"ph": "X", "name": name, "pid": 0, "tid": 1, "ts": begin, "dur": length, "args": {"step": 4}})
+            events.append({"ph": "X", "name": name, "pid": 0, "tid": 1, "ts": begin, "dur": length,
+                           "args": {"step": 4}})
             begin += 2 * length
         path.write_text(json.dumps({"traceEvents": events}))
 
