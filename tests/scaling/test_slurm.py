@@ -1,0 +1,52 @@
+"""A study whose runs are jobs of a real Slurm, a private one."""
+
+import os
+import sys
+
+import support
+from support import ROOT, ScalingTest
+
+sys.path.append(str(ROOT / "tests" / "slurm"))
+import cluster  # noqa: E402
+
+NOT_RUN = 77
+
+
+class Jobs(ScalingTest):
+    def setUp(self):
+        super().setUp()
+        self.slurm = cluster.Cluster()
+        self.addCleanup(self.slurm.stop)
+        before = dict(os.environ)
+        self.addCleanup(os.environ.update, before)
+        os.environ.update(self.slurm.environment | {"SLURM_MPI_TYPE": "pmix", "OMPI_MCA_mpi_yield_when_idle": "1"})
+
+    def submit(self, study, code):
+        return self.script(study, "--launcher", "slurm", "--program", support.PROGRAM, code=code)
+
+    def wait(self):
+        self.slurm.until(lambda: not self.slurm.command("squeue", "--noheader").strip(), "empty queue", 100)
+
+    def test_jobs_are_submitted_once_and_reported(self):
+        study = self.write_study(ranks=(1, 2))
+        said = self.submit(study, 1)  # there is no data.h5: the jobs fail
+        self.assertRegex(said, r"\[1/2\] ranks1_repeat1: submitted as job \d+\n\[2/2\] ranks2_repeat1: submitted")
+        self.wait()
+        self.assertIn("data.h5", (self.folder / "outputs/test/ranks2_repeat1.log").read_text())
+        self.write_data()
+        self.slurm.command("scontrol", "update", "PartitionName=main", "State=DOWN")
+        self.assertIn("ranks2_repeat1: submitted", self.submit(study, 1))
+        self.assertIn("ranks2_repeat1: still queued as job", self.submit(study, 1))
+        self.slurm.command("scontrol", "update", "PartitionName=main", "State=UP")
+        self.wait()
+        said = self.submit(study, 0)
+        self.assertNotIn("submitted", said)
+        self.assertIn("All runs of the study have finished.", (self.folder / "outputs/test/report.html").read_text())
+
+
+if __name__ == "__main__":
+    if missing := cluster.missing():
+        print(f"skipped: {', '.join(missing)} not found")
+        sys.exit(NOT_RUN)
+    cluster.end_on_signals()
+    support.main()
