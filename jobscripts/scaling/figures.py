@@ -208,7 +208,7 @@ def draw_forecast(axes, analysis):
     axes.plot(forecast.ranks, efficiency, "-", color=COMPUTE, linewidth=2, label="predicted")
     if analysis.errors:
         error = max(map(abs, analysis.errors))
-        axes.fill_between(forecast.ranks, efficiency / (1 + error), np.minimum(2, efficiency / max(1 - error, 1e-3)),
+        axes.fill_between(forecast.ranks, efficiency / (1 + error), efficiency / max(1 - error, 1e-3),
                           color=COMPUTE, alpha=0.13, linewidth=0,
                           label=f"a step ±{error:.0%}, as the worst measured point")
     i = forecast.first_below(0.5)
@@ -220,7 +220,7 @@ def draw_forecast(axes, analysis):
                       fontweight="bold")
     ranks_axis(axes, forecast.ranks)
     axes.set_xlim(forecast.ranks[0], max(2, forecast.ranks[-1]))
-    axes.set_ylim(0, 1.12)
+    axes.set_ylim(0, 1.12 * max(1, efficiency.max()))
     axes.yaxis.set_major_formatter(PercentFormatter(1))
     axes.set(title="Prediction: efficiency", ylabel="speed-up / ranks")
     axes.legend(loc="lower left")
