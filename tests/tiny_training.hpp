@@ -26,6 +26,7 @@ inline std::string read_text(const std::string& path) {
 inline std::vector<kernels::Token> read_bin_tokens(const std::string& path) {
   const std::string bytes = read_text(path);
   constexpr std::size_t header = 256 * sizeof(std::int32_t);
+  if (bytes.size() < header) throw std::runtime_error(path + " is too short for a .bin file");
   std::vector<kernels::Token> tokens((bytes.size() - header) / sizeof(kernels::Token));
   std::copy_n(bytes.data() + header, tokens.size() * sizeof(kernels::Token), reinterpret_cast<char*>(tokens.data()));
   return tokens;

@@ -6,6 +6,7 @@
 #include <cstdlib>
 #include <nlohmann/json.hpp>
 
+#include "src/h5.hpp"
 #include "tests/environment.hpp"
 #include "tests/tiny_training.hpp"
 
@@ -22,6 +23,8 @@ TEST(RealText, LossesFollowTheReferenceWithinOnePercent) {
 
   std::vector<kernels::Token> tokens = read_bin_tokens(bin);
   tokens.resize(static_cast<std::size_t>(config.train.steps) * config.train.sequences * config.train.length + 1);
+  ASSERT_EQ(h5::checksum<kernels::Token>(tokens, 0), golden.at("data").at("checksum_of_tokens").get<std::uint64_t>())
+      << bin << " is not the text that the golden run used";
   const std::vector<double> losses =
       TinyTraining(config, tokens, golden.at("end_of_text"), test_comm()).run(config.train.steps);
 
