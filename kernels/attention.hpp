@@ -50,4 +50,23 @@ void attention_backward(Stream stream, Mat<T> d_q, Mat<T> d_k, Mat<T> d_v, Mat<c
                         Mat<const T> d_y, const AttentionInputs<T>& in, const AttentionMask& mask, Workspace workspace);
 
 }  // namespace portable
+
+/// T = bf16, head_dim = 128; rows of T and first_key begin at multiples of 16 bytes. d_q is summed by float atomics in
+/// no fixed order; all else is reproducible bit for bit. Throw std::invalid_argument on other shapes.
+namespace cuda {
+
+using portable::AttentionInputs;
+
+template <class T>
+std::size_t attention_workspace(int length, int heads, int head_dim);
+
+template <class T>
+void attention_forward(Stream stream, Mat<T> y, Mat<acc_t<T>> lse, const AttentionInputs<T>& in,
+                       const AttentionMask& mask, Workspace workspace);
+
+template <class T>
+void attention_backward(Stream stream, Mat<T> d_q, Mat<T> d_k, Mat<T> d_v, Mat<const T> y, Mat<const acc_t<T>> lse,
+                        Mat<const T> d_y, const AttentionInputs<T>& in, const AttentionMask& mask, Workspace workspace);
+
+}  // namespace cuda
 }  // namespace nanorun::kernels

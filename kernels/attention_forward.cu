@@ -1,0 +1,333 @@
+// Forward attention for Hopper, after FlashAttention-3 (Shah et al. 2024, arXiv:2407.08608). Thread blocks stay on
+// their multiprocessor and fetch tiles (128 queries of one head) from a counter. Per key block, from the diagonal down:
+//   s = q kᵀ runs on the tensor cores together with y += p v of the key block before, while the softmax of the other
+//   warpgroup uses the other units.
+
+#include <cmath>
+
+#include "kernels/attention_tiles.cuh"
+
+namespace nanorun::kernels::cuda {
+
+namespace {
+
+using namespace sm90;
+
+constexpr AttentionTiles tiles = attention_tiles();
+constexpr int warps = tiles.consumers / 32;
+constexpr int producer_registers = 40, consumer_registers = 232;
+
+struct QueryTile {
+  int head, block;  ///< a negative head: no tiles are left
+  int key_begin, key_full;
+};
+
+struct alignas(1024) Shared {
+  std::byte q[tiles.stages][tile_bytes(tiles.block)];
+  std::byte k[tiles.stages][tile_bytes(tiles.block)];
+  std::byte v[tiles.stages][tile_bytes(tiles.block)];
+  std::byte y[2][tile_bytes(tiles.half)];
+  QueryTile tile[tiles.stages];  ///< what q belongs to; travels with its barriers
+  Barrier q_full[tiles.stages], q_empty[tiles.stages], k_full[tiles.stages], k_empty[tiles.stages],
+      v_full[tiles.stages], v_empty[tiles.stages];
+};
+
+struct Parameters {
+  AttentionMask mask;
+  TileOrder order;
+  Mat<float> lse;
+  float scale;
+  int* next_tile;  ///< tiles taken so far beyond the first of each thread block
+};
+
+__device__ QueryTile query_tile(const Parameters& p, int tile) {
+  const auto [head, rank] = p.order.tile(tile);
+  const int block = p.order.blocks - 1 - rank;
+  return {head, block, p.mask.key_begin[block], p.mask.key_full[block]};
+}
+
+/// One thread: fetches tiles and keeps the copy engine busy.
+__device__ void produce(Shared& s, const CUtensorMap& q, const CUtensorMap& k, const CUtensorMap& v,
+                        const Parameters& p) {
+  RingPosition<tiles.stages> q_at, at;
+  for (int tile = blockIdx.x; tile < p.order.count(); q_at.advance()) {
+    const QueryTile t = query_tile(p, tile);
+    tile = gridDim.x + atomicAdd(p.next_tile, 1);
+    barrier_wait(s.q_empty[q_at.stage], q_at.parity ^ 1);
+    s.tile[q_at.stage] = t;
+    barrier_arrive_expect(s.q_full[q_at.stage], sizeof(s.q[0]));
+    load_box(s.q[q_at.stage], q, 0, t.block * tiles.block, 2 * t.head, s.q_full[q_at.stage]);
+    for (int b = t.block; b >= t.key_begin; --b, at.advance()) {
+      barrier_wait(s.k_empty[at.stage], at.parity ^ 1);
+      barrier_arrive_expect(s.k_full[at.stage], sizeof(s.k[0]));
+      load_box(s.k[at.stage], k, 0, b * tiles.block, 2 * t.head, s.k_full[at.stage]);
+      barrier_wait(s.v_empty[at.stage], at.parity ^ 1);
+      barrier_arrive_expect(s.v_full[at.stage], sizeof(s.v[0]));
+      load_box(s.v[at.stage], v, 0, b * tiles.block, 2 * t.head, s.v_full[at.stage]);
+    }
+  }
+  barrier_wait(s.q_empty[q_at.stage], q_at.parity ^ 1);
+  s.tile[q_at.stage].head = -1;
+  barrier_arrive(s.q_full[q_at.stage]);
+}
+
+/// Running softmax of a consumer thread's two rows, `row` and `row + 8` of its fragments.
+struct Softmax {
+  float max[2] = {-INFINITY, -INFINITY};  ///< of q kᵀ, unscaled
+  float sum[2] = {};                      ///< this thread's columns only
+  float factor[2];                        ///< what the newest maximum multiplies earlier sums by
+};
+
+/// s = q kᵀ, not waited for.
+__device__ __forceinline__ void start_scores(float (&s)[64], std::uint32_t q, std::uint32_t k) {
+  mma_fence();
+#pragma unroll
+  for (int i = 0; i < tiles.head_dim / 16; ++i) {
+    const int at = i / 4 * column_bytes(tiles.block) + i % 4 * 32;
+    mma<Major::k, Major::k>(s, operand(q + at), operand(k + at), i > 0);
+  }
+  mma_commit();
+}
+
+/// y (+)= p v, not waited for.
+__device__ __forceinline__ void start_values(float (&y)[64], std::uint32_t (&p)[32], std::uint32_t v, bool accumulate) {
+  mma_fence();
+#pragma unroll
+  for (int i = 0; i < tiles.block / 16; ++i) {
+    mma<Major::mn>(y, p + 4 * i, operand(v + i * 16 * 128, column_bytes(tiles.block)), i > 0 || accumulate);
+  }
+  mma_commit();
+}
+
+/// Minus infinity where key k of block b is not one of first_key <= k <= row.
+__device__ __forceinline__ void mask_scores(float (&s)[64], const int (&first_key)[2], int row, int b) {
+  const int first_column = b * tiles.block + 2 * (threadIdx.x % 4);
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    const int low = first_key[r] - first_column, high = row + 8 * r - first_column;
+#pragma unroll
+    for (int j = 0; j < 16; ++j) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const int column = 8 * j + i;
+        if (column < low || column > high) s[4 * j + 2 * r + i] = -INFINITY;
+      }
+    }
+  }
+}
+
+/// s becomes exp(scale (s - max)) with the running maximum and sum of each row.
+__device__ __forceinline__ void online_softmax(float (&s)[64], Softmax& rows, float scale_log2) {
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    float max = rows.max[r];
+#pragma unroll
+    for (int j = 0; j < 16; ++j) max = fmaxf(max, fmaxf(s[4 * j + 2 * r], s[4 * j + 2 * r + 1]));
+    max = fmaxf(max, __shfl_xor_sync(0xFFFFFFFF, max, 1));
+    max = fmaxf(max, __shfl_xor_sync(0xFFFFFFFF, max, 2));
+    const float offset = max * scale_log2;
+    rows.factor[r] = exp2_fast(rows.max[r] * scale_log2 - offset);
+    rows.max[r] = max;
+    float sum = 0;
+#pragma unroll
+    for (int j = 0; j < 16; ++j) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        float& x = s[4 * j + 2 * r + i];
+        x = exp2_fast(x * scale_log2 - offset);
+        sum += x;
+      }
+    }
+    rows.sum[r] = rows.sum[r] * rows.factor[r] + sum;
+  }
+}
+
+__device__ __forceinline__ void round_to_operand(std::uint32_t (&p)[32], const float (&s)[64]) {
+#pragma unroll
+  for (int i = 0; i < 32; ++i) p[i] = pack_bf16(s[2 * i], s[2 * i + 1]);
+}
+
+__device__ __forceinline__ void scale_rows(float (&y)[64], const float (&factor)[2]) {
+#pragma unroll
+  for (int i = 0; i < 64; ++i) y[i] *= factor[i / 2 % 2];
+}
+
+/// Lane 0 of each warp tells the producer that the warp has read a stage.
+__device__ __forceinline__ void release(Barrier& barrier) {
+  if (threadIdx.x % 32 == 0) barrier_arrive(barrier);
+}
+
+/// Barriers 1 and 2: whose turn it is on the tensor cores. Barriers 3 and 4: threads of one warpgroup.
+__device__ __forceinline__ void wait_turn(int group) { named_barrier_sync(1 + group, tiles.consumers); }
+__device__ __forceinline__ void pass_turn(int group) { named_barrier_arrive(2 - group, tiles.consumers); }
+__device__ __forceinline__ void sync_group(int group) { named_barrier_sync(3 + group, warpgroup_size); }
+
+/// Row of the block that this thread's fragments begin with.
+__device__ __forceinline__ int row_of(int group) {
+  const int thread = threadIdx.x % warpgroup_size;
+  return group * tiles.half + thread / 32 * 16 + thread % 32 / 4;
+}
+
+/// Divides y by the row sums, writes lse, and leaves y to the copy engine.
+__device__ __forceinline__ void write_tile(float (&y)[64], const Softmax& rows, Shared& s, const CUtensorMap& y_map,
+                                           const Parameters& p, const QueryTile& t, int group) {
+  const int thread = threadIdx.x % warpgroup_size, lane = thread % 32;
+  const int row = t.block * tiles.block + row_of(group);
+  float inverse[2];
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    float sum = rows.sum[r];
+    sum += __shfl_xor_sync(0xFFFFFFFF, sum, 1);
+    sum += __shfl_xor_sync(0xFFFFFFFF, sum, 2);
+    inverse[r] = 1 / sum;
+    if (threadIdx.x % 4 == 0) p.lse.row(t.head)[row + 8 * r] = rows.max[r] * p.scale + logf(sum);
+  }
+  scale_rows(y, inverse);
+
+  const std::uint32_t tile = shared_address(s.y[group]);
+  if (thread == 0) wait_stores_read<0>();
+  sync_group(group);
+#pragma unroll
+  for (int i = 0; i < tiles.head_dim / 16; ++i) {
+    const std::uint32_t pairs[4] = {pack_bf16(y[8 * i], y[8 * i + 1]), pack_bf16(y[8 * i + 2], y[8 * i + 3]),
+                                    pack_bf16(y[8 * i + 4], y[8 * i + 5]), pack_bf16(y[8 * i + 6], y[8 * i + 7])};
+    const int chunk = 2 * i + lane / 16;
+    store_matrices(tile + chunk / 8 * column_bytes(tiles.half) + swizzled(thread / 32 * 16 + lane % 16, chunk % 8),
+                   pairs);
+  }
+  fence_async_proxy();
+  sync_group(group);
+  if (thread == 0) {
+    store_box(y_map, s.y[group], 0, t.block * tiles.block + group * tiles.half, 2 * t.head);
+    commit_stores();
+  }
+}
+
+/// The key blocks of all tiles form one stream: the scores of the next block are started together with the values of
+/// the current one, across the boundaries of tiles too.
+__device__ __forceinline__ void consume(Shared& s, const CUtensorMap& y_map, const Parameters& p, int group) {
+  const float scale_log2 = p.scale * log2_e;
+  const auto q_rows = [&](int stage) { return shared_address(s.q[stage]) + group * tiles.half * 128; };
+  float y[64], scores[64];
+  std::uint32_t probabilities[32];
+
+  RingPosition<tiles.stages> q_at, at;
+  barrier_wait(s.q_full[0], 0);
+  QueryTile t = s.tile[0];
+  Softmax rows;
+  const int row = t.block * tiles.block + row_of(group);
+  const int first_key[] = {p.mask.first_key[row], p.mask.first_key[row + 8]};
+  barrier_wait(s.k_full[0], 0);
+  start_scores(scores, q_rows(0), shared_address(s.k[0]));
+  mma_wait<0>();
+  pin(scores);
+  release(s.k_empty[0]);
+  if (t.block == t.key_begin) release(s.q_empty[0]);
+  mask_scores(scores, first_key, row, t.block);
+  online_softmax(scores, rows, scale_log2);
+  round_to_operand(probabilities, scores);
+
+  if (group == 1) pass_turn(group);
+  for (int b = t.block;;) {
+    const bool last = b == t.key_begin;
+    QueryTile next = t;
+    if (last) {
+      q_at.advance();
+      barrier_wait(s.q_full[q_at.stage], q_at.parity);
+      next = s.tile[q_at.stage];
+      if (next.head < 0) break;
+    }
+    const int next_b = last ? next.block : b - 1;
+    const RingPosition<tiles.stages> before = at;
+    at.advance();
+    barrier_wait(s.k_full[at.stage], at.parity);
+    wait_turn(group);
+    start_scores(scores, q_rows(q_at.stage), shared_address(s.k[at.stage]));
+    barrier_wait(s.v_full[before.stage], before.parity);
+    start_values(y, probabilities, shared_address(s.v[before.stage]), b < t.block);
+    pass_turn(group);
+
+    const Softmax finished = rows;
+    if (last) rows = {};
+    const bool partial = last || next_b < next.key_full;
+    const int row = next.block * tiles.block + row_of(group);
+    int first_key[2];
+    if (partial) {
+      first_key[0] = p.mask.first_key[row];
+      first_key[1] = p.mask.first_key[row + 8];
+    }
+    mma_wait<1>();
+    pin(scores);
+    release(s.k_empty[at.stage]);
+    if (next_b == next.key_begin) release(s.q_empty[q_at.stage]);
+    if (partial) mask_scores(scores, first_key, row, next_b);
+    online_softmax(scores, rows, scale_log2);
+    mma_wait<0>();
+    pin(y);
+    pin(probabilities);
+    release(s.v_empty[before.stage]);
+    if (last) {
+      write_tile(y, finished, s, y_map, p, t, group);
+    } else {
+      scale_rows(y, rows.factor);
+    }
+    round_to_operand(probabilities, scores);
+    t = next;
+    b = next_b;
+  }
+  barrier_wait(s.v_full[at.stage], at.parity);
+  start_values(y, probabilities, shared_address(s.v[at.stage]), t.block > t.key_begin);
+  mma_wait<0>();
+  pin(y);
+  write_tile(y, rows, s, y_map, p, t, group);
+  if (threadIdx.x % warpgroup_size == 0) wait_stores();
+}
+
+__global__ void __launch_bounds__(tiles.threads, 1)
+    forward_kernel(const __grid_constant__ CUtensorMap q, const __grid_constant__ CUtensorMap k,
+                   const __grid_constant__ CUtensorMap v, const __grid_constant__ CUtensorMap y,
+                   const __grid_constant__ Parameters p) {
+  extern __shared__ __align__(1024) std::byte memory[];
+  Shared& s = *reinterpret_cast<Shared*>(memory);
+  if (threadIdx.x == 0) {
+    for (int i = 0; i < tiles.stages; ++i) {
+      barrier_init(s.q_full[i], 1);
+      barrier_init(s.q_empty[i], warps);
+      barrier_init(s.k_full[i], 1);
+      barrier_init(s.v_full[i], 1);
+      barrier_init(s.k_empty[i], warps);
+      barrier_init(s.v_empty[i], warps);
+    }
+    barrier_init_fence();
+  }
+  __syncthreads();
+  const int warpgroup = __shfl_sync(0xFFFFFFFF, threadIdx.x / warpgroup_size, 0);
+  if (warpgroup == 0) {
+    shrink_registers<producer_registers>();
+    if (threadIdx.x == 0) produce(s, q, k, v, p);
+  } else {
+    grow_registers<consumer_registers>();
+    consume(s, y, p, warpgroup - 1);
+  }
+}
+
+}  // namespace
+
+template <class T>
+void attention_forward(Stream stream, Mat<T> y, Mat<acc_t<T>> lse, const AttentionInputs<T>& in,
+                       const AttentionMask& mask, Workspace workspace) {
+  require_attention(in, mask, lse);
+  const cudaStream_t s = cuda_stream(stream);
+  const int k_and_v_of_token = 2 * tile_bytes(1);
+  const Parameters p{mask, TileOrder(mask.length, in.heads, k_and_v_of_token), lse, in.scale,
+                     WorkspaceCutter(workspace).take<int>(1)};
+  check(cudaMemsetAsync(p.next_tile, 0, sizeof(int), s), "attention_forward");
+  launch_attention<Shared>("attention_forward", forward_kernel, std::min(p.order.count(), multiprocessors), s,
+                           column_map(in.q, tiles.block, tiles.head_dim), column_map(in.k, tiles.block, tiles.head_dim),
+                           column_map(in.v, tiles.block, tiles.head_dim), column_map(y, tiles.half, tiles.head_dim), p);
+}
+
+template void attention_forward(Stream, Mat<bf16>, Mat<float>, const AttentionInputs<bf16>&, const AttentionMask&,
+                                Workspace);
+
+}  // namespace nanorun::kernels::cuda

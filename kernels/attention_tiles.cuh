@@ -1,0 +1,83 @@
+#pragma once
+// Shared by the two directions of Hopper attention: tile sizes, the order of the tiles, checks of the arguments.
+
+#include <algorithm>
+#include <stdexcept>
+#include <string>
+
+#include "kernels/attention.hpp"
+#include "kernels/sm90.cuh"
+#include "kernels/tensor_map.cuh"
+#include "kernels/vec.cuh"
+
+namespace nanorun::kernels::cuda {
+
+/// A thread block is one warpgroup that feeds the copy engine and two that compute, each half of the block's rows.
+struct AttentionTiles {
+  int head_dim = 128;
+  int block = attention_block;     ///< queries and keys of a forward tile, keys of a backward tile
+  int half = attention_block / 2;  ///< rows of one computing warpgroup, queries of a backward step
+  int stages = 2;
+  int threads = 3 * sm90::warpgroup_size;
+  int consumers = 2 * sm90::warpgroup_size;
+};
+constexpr AttentionTiles attention_tiles() { return {}; }
+
+/// Bytes of a [rows, head_dim] tile.
+constexpr int tile_bytes(int rows) { return rows * attention_tiles().head_dim * static_cast<int>(sizeof(bf16)); }
+/// Bytes between the left and the right 64 columns of a tile.
+constexpr int column_bytes(int rows) { return rows * 128; }
+
+constexpr int multiprocessors = 132;  // H100 and H200, SXM
+constexpr float log2_e = 1.4426950408889634f;
+
+/// Order of the (head, block) tiles: heads in groups whose rows stay in the L2 cache together; within a group, the
+/// tiles of a causal mask go from the longest to the shortest.
+struct TileOrder {
+  int blocks = 0;
+  int heads = 0;
+  int group = 1;
+
+  TileOrder() = default;
+  TileOrder(int length, int heads, int bytes_per_token)
+      : blocks(length / attention_block),
+        heads(heads),
+        group(static_cast<int>(
+            std::clamp<std::int64_t>(l2_share / (static_cast<std::int64_t>(length) * bytes_per_token), 1, heads))) {}
+
+  struct Tile {
+    int head, rank;  ///< rank 0 is the longest
+  };
+  __host__ __device__ int count() const { return blocks * heads; }
+  __device__ Tile tile(int i) const {
+    const int first_head = i / (group * blocks) * group;
+    const int in_group = i - first_head * blocks;
+    const int width = min(group, heads - first_head);
+    return {first_head + in_group % width, in_group / width};
+  }
+
+ private:
+  static constexpr std::int64_t l2_share = 32 << 20;
+};
+
+/// Throws std::invalid_argument unless the CUDA bodies take these shapes.
+inline void require_attention(const AttentionInputs<bf16>& in, const AttentionMask& mask, Mat<const float> lse) {
+  const auto require = [](bool holds, const char* what) {
+    if (!holds) throw std::invalid_argument(std::string("attention: ") + what);
+  };
+  require(in.heads > 0 && in.q.cols == in.heads * attention_tiles().head_dim, "head_dim must be 128");
+  require(mask.length > 0 && mask.length % attention_block == 0, "length must be a positive multiple of 128");
+  require(in.q.rows == mask.length && lse.cols == mask.length, "mask and tensors differ in length");
+  require(reinterpret_cast<std::uintptr_t>(mask.first_key) % 16 == 0, "first_key must be aligned to 16 bytes");
+}
+
+/// Launches with all the shared memory that `Shared` needs.
+template <class Shared, class... Parameters, class... Arguments>
+void launch_attention(const char* name, void (*kernel)(Parameters...), int blocks, cudaStream_t stream,
+                      const Arguments&... arguments) {
+  check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, sizeof(Shared)), name);
+  kernel<<<blocks, attention_tiles().threads, sizeof(Shared), stream>>>(arguments...);
+  check_launch(name);
+}
+
+}  // namespace nanorun::kernels::cuda

@@ -1,0 +1,267 @@
+#pragma once
+// All PTX of the project: what Hopper (sm_90a) offers and CUDA C++ has no words for. Addresses of shared memory are
+// passed as 32-bit integers, see shared_address(). Names follow the PTX manual.
+
+#include <cuda.h>
+#include <cuda_bf16.h>
+#include <cuda_runtime.h>
+
+#include <cstdint>
+
+namespace nanorun::kernels::cuda::sm90 {
+
+constexpr int warpgroup_size = 128;
+
+__device__ __forceinline__ std::uint32_t shared_address(const void* shared) {
+  return static_cast<std::uint32_t>(__cvta_generic_to_shared(shared));
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Barriers in shared memory. A barrier's phase ends when all its arrivals and all its expected bytes have come.
+
+using Barrier = std::uint64_t;
+
+__device__ __forceinline__ void barrier_init(Barrier& barrier, int arrivals) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(&barrier)), "r"(arrivals));
+}
+
+/// Makes initialised barriers visible to the copy engine; the thread block must synchronise after it.
+__device__ __forceinline__ void barrier_init_fence() {
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+
+__device__ __forceinline__ void barrier_arrive(Barrier& barrier) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(&barrier)) : "memory");
+}
+
+/// Arrives, and makes the phase wait for that many bytes of bulk copies too.
+__device__ __forceinline__ void barrier_arrive_expect(Barrier& barrier, int bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(&barrier)), "r"(bytes)
+               : "memory");
+}
+
+/// Waits until the phase of this parity has ended. A fresh barrier is in phase 0, so that waiting for parity 1 returns
+/// at once.
+__device__ __forceinline__ void barrier_wait(Barrier& barrier, int parity) {
+  asm volatile(
+      "{\n"
+      ".reg .pred done;\n"
+      "wait:\n"
+      "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+      "@done bra end;\n"
+      "bra wait;\n"
+      "end:\n"
+      "}\n" ::"r"(shared_address(&barrier)),
+      "r"(parity)
+      : "memory");
+}
+
+/// Position in a ring of stages, each with a full and an empty barrier.
+template <int stages>
+struct RingPosition {
+  int stage = 0;
+  int parity = 0;
+
+  __device__ void advance() {
+    if (++stage == stages) {
+      stage = 0;
+      parity ^= 1;
+    }
+  }
+};
+
+/// Waits for `threads` threads at one of the block's 16 hardware barriers; 0 is __syncthreads'.
+__device__ __forceinline__ void named_barrier_sync(int id, int threads) {
+  asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+
+/// Counts as one of the `threads` threads without waiting.
+__device__ __forceinline__ void named_barrier_arrive(int id, int threads) {
+  asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Bulk copies. One thread issues them.
+
+/// Orders this thread's writes to shared memory before later reads by the copy engine and the tensor cores; a barrier
+/// between the writers and the thread that starts the read must follow.
+__device__ __forceinline__ void fence_async_proxy() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
+/// Box of a 3-d tensor map at coordinates (x, y, z), x fastest, to shared memory.
+__device__ __forceinline__ void load_box(void* shared, const CUtensorMap& map, int x, int y, int z, Barrier& barrier) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4}], [%5];" ::
+          "r"(shared_address(shared)),
+      "l"(&map), "r"(x), "r"(y), "r"(z), "r"(shared_address(&barrier))
+      : "memory");
+}
+
+__device__ __forceinline__ void store_box(const CUtensorMap& map, const void* shared, int x, int y, int z) {
+  asm volatile("cp.async.bulk.tensor.3d.global.shared::cta.bulk_group [%0, {%1, %2, %3}], [%4];" ::"l"(&map), "r"(x),
+               "r"(y), "r"(z), "r"(shared_address(shared))
+               : "memory");
+}
+
+/// `bytes` consecutive bytes, a multiple of 16 at addresses that are multiples of 16.
+__device__ __forceinline__ void load_bytes(void* shared, const void* global, int bytes, Barrier& barrier) {
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
+                   shared_address(shared)),
+               "l"(global), "r"(bytes), "r"(shared_address(&barrier))
+               : "memory");
+}
+
+__device__ __forceinline__ void commit_stores() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
+
+/// Waits until all but the newest `pending` committed stores have read shared memory.
+template <int pending>
+__device__ __forceinline__ void wait_stores_read() {
+  asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(pending) : "memory");
+}
+
+/// Waits until all committed stores are complete.
+__device__ __forceinline__ void wait_stores() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Matrix products of a warpgroup: d (+)= a b with bf16 factors and float sums. A tile in shared memory has rows of
+// 64 bf16 (128 bytes) in the 128-byte swizzle: the 16-byte chunk c of row r lies at chunk c ^ (r % 8). Tiles are
+// aligned to 1024 bytes. Accumulator fragment of m64nN: thread t holds in d[4 j + i] the element
+//   row 16 (t / 32) + t % 32 / 4 + 8 (i / 2),  column 8 j + 2 (t % 4) + i % 2.
+// A product runs between its start and mma_wait(): call mma_fence() before the first of a group, mma_commit() after the
+// last, and pin() its registers after the wait.
+
+/// Byte offset of 16-byte chunk `chunk` of row `row` in a swizzled tile.
+__device__ __forceinline__ std::uint32_t swizzled(int row, int chunk) {
+  return static_cast<std::uint32_t>(row * 128 + ((chunk ^ (row & 7)) << 4));
+}
+
+/// Descriptor of an operand that begins at `shared`. Reduction index along a row (K-major): leading_bytes is unused.
+/// Reduction index across rows (MN-major): the next 64 of the other index lie leading_bytes further.
+__device__ __forceinline__ std::uint64_t operand(std::uint32_t shared, int leading_bytes = 16) {
+  constexpr std::uint64_t swizzle_128 = 1ull << 62, eight_rows = 1024 / 16;
+  return swizzle_128 | eight_rows << 32 | static_cast<std::uint64_t>(leading_bytes / 16) << 16 |
+         ((shared & 0x3FFFF) >> 4);
+}
+
+/// The operand `bytes` further.
+__device__ __forceinline__ std::uint64_t advanced(std::uint64_t operand, int bytes) { return operand + bytes / 16; }
+
+__device__ __forceinline__ void mma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+__device__ __forceinline__ void mma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+
+/// Waits until all but the newest `pending` committed groups are complete.
+template <int pending>
+__device__ __forceinline__ void mma_wait() {
+  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(pending) : "memory");
+}
+
+/// Keeps the compiler from moving accesses of registers that a product reads or writes across this point.
+template <int n>
+__device__ __forceinline__ void pin(float (&registers)[n]) {
+#pragma unroll
+  for (int i = 0; i < n; ++i) asm volatile("" : "+f"(registers[i])::"memory");
+}
+template <int n>
+__device__ __forceinline__ void pin(std::uint32_t (&registers)[n]) {
+#pragma unroll
+  for (int i = 0; i < n; ++i) asm volatile("" : "+r"(registers[i])::"memory");
+}
+
+enum class Major : int { k = 0, mn = 1 };
+
+#define NANORUN_D8(i)                                                                                         \
+  "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), "+f"(d[i + 6]), \
+      "+f"(d[i + 7])
+#define NANORUN_D32(i) NANORUN_D8(i), NANORUN_D8(i + 8), NANORUN_D8(i + 16), NANORUN_D8(i + 24)
+#define NANORUN_R32                                                                                                \
+  "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, " \
+  "%24, "                                                                                                          \
+  "%25, %26, %27, %28, %29, %30, %31"
+#define NANORUN_R64                                                                                                  \
+  NANORUN_R32                                                                                                        \
+  ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, %53, " \
+  "%54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+
+/// d [64, 64] (+)= a [64, 16] b [16, 64], both operands in shared memory.
+template <Major major_a, Major major_b>
+__device__ __forceinline__ void mma(float (&d)[32], std::uint64_t a, std::uint64_t b, bool accumulate) {
+  asm volatile(
+      "{\n.reg .pred p;\nsetp.ne.b32 p, %34, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {" NANORUN_R32 "}, %32, %33, p, 1, 1, %35, %36;\n}\n"
+      : NANORUN_D32(0)
+      : "l"(a), "l"(b), "r"(static_cast<int>(accumulate)), "n"(static_cast<int>(major_a)),
+        "n"(static_cast<int>(major_b)));
+}
+
+/// d [64, 128] (+)= a [64, 16] b [16, 128], both operands in shared memory.
+template <Major major_a, Major major_b>
+__device__ __forceinline__ void mma(float (&d)[64], std::uint64_t a, std::uint64_t b, bool accumulate) {
+  asm volatile(
+      "{\n.reg .pred p;\nsetp.ne.b32 p, %66, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {" NANORUN_R64 "}, %64, %65, p, 1, 1, %67, %68;\n}\n"
+      : NANORUN_D32(0), NANORUN_D32(32)
+      : "l"(a), "l"(b), "r"(static_cast<int>(accumulate)), "n"(static_cast<int>(major_a)),
+        "n"(static_cast<int>(major_b)));
+}
+
+/// d [64, 128] (+)= a [64, 16] b [16, 128], a in registers: a[2 j + i] holds, as pairs of bf16, what d[8 j + 2 i] and
+/// d[8 j + 2 i + 1] would hold of an m64n16 accumulator.
+template <Major major_b>
+__device__ __forceinline__ void mma(float (&d)[64], const std::uint32_t* a, std::uint64_t b, bool accumulate) {
+  asm volatile(
+      "{\n.reg .pred p;\nsetp.ne.b32 p, %69, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {" NANORUN_R64
+      "}, {%64, %65, %66, %67}, %68, p, 1, 1, %70;\n}\n"
+      : NANORUN_D32(0), NANORUN_D32(32)
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(accumulate)),
+        "n"(static_cast<int>(major_b)));
+}
+
+#undef NANORUN_R64
+#undef NANORUN_R32
+#undef NANORUN_D32
+#undef NANORUN_D8
+
+/// Changes the registers of every thread of the warpgroup; the kernel needs __launch_bounds__(threads, 1).
+template <int count>
+__device__ __forceinline__ void grow_registers() {
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(count));
+}
+template <int count>
+__device__ __forceinline__ void shrink_registers() {
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(count));
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Registers.
+
+/// (low, high) as a pair of bf16.
+__device__ __forceinline__ std::uint32_t pack_bf16(float low, float high) {
+  std::uint32_t pair;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+  return pair;
+}
+
+/// 2^x; 0 for minus infinity.
+__device__ __forceinline__ float exp2_fast(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+/// Stores four 8 x 8 matrices of bf16 that lie in a warp's registers as accumulator fragments do; lane l gives the
+/// address of row l % 8 of matrix l / 8.
+__device__ __forceinline__ void store_matrices(std::uint32_t shared, const std::uint32_t* r) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(shared), "r"(r[0]), "r"(r[1]),
+               "r"(r[2]), "r"(r[3])
+               : "memory");
+}
+
+/// x[0..3] += value, each element atomically; x is aligned to 16 bytes.
+__device__ __forceinline__ void atomic_add4(float* x, const float* value) {
+  asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(x), "f"(value[0]), "f"(value[1]),
+               "f"(value[2]), "f"(value[3])
+               : "memory");
+}
+
+}  // namespace nanorun::kernels::cuda::sm90

@@ -1,0 +1,339 @@
+#include "kernels/attention.hpp"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <limits>
+#include <ostream>
+#include <string>
+#include <vector>
+
+#include "src/mask.hpp"
+#include "tests/cuda_memory.hpp"
+#include "tests/kernels/check.hpp"
+
+namespace nanorun::kernels::cuda {
+namespace {
+
+using test::DeviceVector;
+using test::relative_error;
+
+constexpr int head_dim = 128, spare = 8;  // columns between the rows, which must stay as they are
+constexpr int everything = std::numeric_limits<int>::max();
+constexpr Token end_of_text = 50256;
+constexpr float scale = 0.12f;
+constexpr std::uint16_t poison = 0xFFFF;  // a NaN
+
+float to_float(bf16 x) { return std::bit_cast<float>(static_cast<std::uint32_t>(x.bits) << 16); }
+
+/// Uniform in (-bound, bound), rounded down to bf16.
+std::vector<bf16> random_bf16(std::size_t n, std::uint32_t seed, float bound) {
+  std::vector<bf16> values(n);
+  std::uint64_t state = 0x9E3779B97F4A7C15u * (seed + 1);
+  for (bf16& value : values) {
+    state = state * 6364136223846793005u + 1442695040888963407u;
+    const float unit = static_cast<float>(state >> 40) * 0x1p-23f - 1;
+    value.bits = static_cast<std::uint16_t>(std::bit_cast<std::uint32_t>(bound * unit) >> 16);
+  }
+  return values;
+}
+
+struct Case {
+  std::string name;
+  int length, heads;
+  WindowKind kind;
+  int window;
+  std::vector<int> document_begins;
+
+  int width() const { return heads * head_dim; }
+  Mask mask() const {
+    std::vector<Token> tokens(length, 7);
+    for (const int t : document_begins) tokens[t] = end_of_text;
+    Mask mask(length);
+    mask.build(tokens, end_of_text, kind, window);
+    return mask;
+  }
+};
+
+void PrintTo(const Case& c, std::ostream* out) { *out << c.name; }
+
+std::vector<int> regular_documents(int length, int mean) {
+  std::vector<int> begins;
+  for (int t = 0, i = 0; t < length; ++i, t += mean / 4 + i * 7919 % (3 * mean / 2)) begins.push_back(t);
+  return begins;
+}
+
+/// The mask of a case in device memory.
+struct DeviceMask {
+  DeviceVector<std::int32_t> first_key, key_begin, key_full, query_end, query_full;
+  int length;
+
+  explicit DeviceMask(const AttentionMask& m)
+      : first_key(values(m.first_key, m.length)),
+        key_begin(values(m.key_begin, m.length / attention_block)),
+        key_full(values(m.key_full, m.length / attention_block)),
+        query_end(values(m.query_end, m.length / attention_block)),
+        query_full(values(m.query_full, m.length / attention_block)),
+        length(m.length) {}
+
+  static std::vector<std::int32_t> values(const std::int32_t* data, int n) { return {data, data + n}; }
+  AttentionMask view() const {
+    return {length, first_key.data(), key_begin.data(), key_full.data(), query_end.data(), query_full.data()};
+  }
+};
+
+/// What one head's y, lse and gradients of q, k and v come to.
+struct HeadResult {
+  std::vector<float> y, lse, d_q, d_k, d_v;
+};
+
+/// Inputs on the host and on the device; q, k and v are column blocks of one buffer, and so are their gradients.
+struct Problem {
+  Case c;
+  DeviceMask mask;
+  std::vector<bf16> host_qkv, host_d_y;
+  DeviceVector<bf16> qkv, d_y, y, d_qkv;
+  DeviceVector<float> lse;
+  DeviceVector<std::byte> workspace;
+
+  explicit Problem(const Case& c, float q_factor = 1)
+      : c(c),
+        mask(c.mask().view()),
+        host_qkv(random_bf16(static_cast<std::size_t>(c.length) * qkv_columns(), 1, 2)),
+        host_d_y(random_bf16(static_cast<std::size_t>(c.length) * y_columns(), 2, 1)),
+        qkv(scaled_q(q_factor)),
+        d_y(host_d_y),
+        y(host_d_y.size()),
+        d_qkv(host_qkv.size()),
+        lse(static_cast<std::size_t>(c.heads) * c.length),
+        workspace(attention_workspace<bf16>(c.length, c.heads, head_dim)) {}
+
+  int qkv_columns() const { return 3 * c.width() + spare; }
+  int y_columns() const { return c.width() + spare; }
+
+  /// Multiplies q by a power of two, which is exact.
+  const std::vector<bf16>& scaled_q(float factor) {
+    if (factor == 1) return host_qkv;
+    for (std::size_t i = 0; i < host_qkv.size(); ++i) {
+      if (static_cast<int>(i % qkv_columns()) >= c.width()) continue;
+      host_qkv[i].bits = static_cast<std::uint16_t>(std::bit_cast<std::uint32_t>(factor * to_float(host_qkv[i])) >> 16);
+    }
+    return host_qkv;
+  }
+
+  Mat<bf16> part(const DeviceVector<bf16>& buffer, int i) const {
+    return Mat<bf16>(buffer.data(), c.length, qkv_columns()).col_block(i * c.width(), c.width());
+  }
+  Mat<bf16> values(const DeviceVector<bf16>& buffer) const {
+    return Mat<bf16>(buffer.data(), c.length, y_columns()).col_block(0, c.width());
+  }
+  AttentionInputs<bf16> inputs() const { return {part(qkv, 0), part(qkv, 1), part(qkv, 2), c.heads, scale}; }
+  Workspace scratch() const { return {workspace.data(), workspace.size()}; }
+
+  void run() const {
+    const Mat<float> lse_mat(lse.data(), c.heads, c.length);
+    cuda::attention_forward<bf16>({}, values(y), lse_mat, inputs(), mask.view(), scratch());
+    cuda::attention_backward<bf16>({}, part(d_qkv, 0), part(d_qkv, 1), part(d_qkv, 2), values(y), lse_mat, values(d_y),
+                                   inputs(), mask.view(), scratch());
+  }
+
+  /// Columns [first, first + head_dim) as floats.
+  std::vector<float> columns(const std::vector<bf16>& buffer, int buffer_columns, int first) const {
+    std::vector<float> out;
+    out.reserve(static_cast<std::size_t>(c.length) * head_dim);
+    for (int t = 0; t < c.length; ++t) {
+      const bf16* row = buffer.data() + static_cast<std::size_t>(t) * buffer_columns + first;
+      std::transform(row, row + head_dim, std::back_inserter(out), to_float);
+    }
+    return out;
+  }
+
+  /// What the portable body computes from the same inputs, in float; backward these include the device's y.
+  HeadResult expected(int head, const std::vector<float>& device_y) const {
+    const auto input = [&](int i) { return columns(host_qkv, qkv_columns(), i * c.width() + head * head_dim); };
+    std::vector<float> q = input(0), k = input(1), v = input(2), d = columns(host_d_y, y_columns(), head * head_dim),
+                       y_input = device_y;
+    HeadResult r{std::vector<float>(q.size()), std::vector<float>(c.length), std::vector<float>(q.size()),
+                 std::vector<float>(q.size()), std::vector<float>(q.size())};
+    const auto mat = [&](std::vector<float>& x) { return Mat<float>(x.data(), c.length, head_dim); };
+    const Mat<float> lse_mat(r.lse.data(), 1, c.length);
+    std::vector<std::byte> memory(portable::attention_workspace<float>(c.length, 1, head_dim) + 64);
+    const auto misaligned = reinterpret_cast<std::uintptr_t>(memory.data()) % 64;
+    const Workspace space = Workspace(memory).subspan(misaligned ? 64 - misaligned : 0);
+    const portable::AttentionInputs<float> in{mat(q), mat(k), mat(v), 1, scale};
+    const Mask host_mask = c.mask();
+    portable::attention_forward<float>({}, mat(r.y), lse_mat, in, host_mask.view(), space);
+    portable::attention_backward<float>({}, mat(r.d_q), mat(r.d_k), mat(r.d_v), mat(y_input), lse_mat, mat(d), in,
+                                        host_mask.view(), space);
+    return r;
+  }
+
+  /// Results of all heads, copied once.
+  struct Copy {
+    std::vector<bf16> y, d_qkv;
+    std::vector<float> lse;
+  };
+  Copy copy() const { return {y.host(), d_qkv.host(), lse.host()}; }
+
+  HeadResult head(const Copy& all, int head) const {
+    const auto gradient = [&](int i) { return columns(all.d_qkv, qkv_columns(), i * c.width() + head * head_dim); };
+    const auto lse_row = all.lse.begin() + static_cast<std::ptrdiff_t>(head) * c.length;
+    return {columns(all.y, y_columns(), head * head_dim),
+            {lse_row, lse_row + c.length},
+            gradient(0),
+            gradient(1),
+            gradient(2)};
+  }
+};
+
+/// Every element is written but the spare columns at the end of each row.
+void expect_written(const char* name, const std::vector<bf16>& buffer, int columns) {
+  std::size_t missing = 0, beyond = 0;
+  for (std::size_t i = 0; i < buffer.size(); ++i) {
+    if (static_cast<int>(i % columns) < columns - spare) {
+      missing += buffer[i].bits == poison;
+    } else {
+      beyond += buffer[i].bits != poison;
+    }
+  }
+  EXPECT_EQ(missing, 0u) << name;
+  EXPECT_EQ(beyond, 0u) << name;
+}
+
+/// Each result is rounded to bf16 (relative norm 1.7e-3), after products whose factor p or d_s was rounded too; lse is
+/// never rounded.
+void expect_near(const HeadResult& got, const HeadResult& expected) {
+  EXPECT_LT(relative_error(got.y, expected.y), 4e-3);
+  EXPECT_LT(relative_error(got.lse, expected.lse), 1e-5);
+  EXPECT_LT(relative_error(got.d_q, expected.d_q), 4e-3);
+  EXPECT_LT(relative_error(got.d_k, expected.d_k), 4e-3);
+  EXPECT_LT(relative_error(got.d_v, expected.d_v), 4e-3);
+}
+
+class CudaAttention : public testing::TestWithParam<Case> {};
+
+TEST_P(CudaAttention, AgreesWithThePortableBody) {
+  SKIP_WITHOUT_DEVICE();
+  const Problem p(GetParam());
+  p.run();
+  const auto all = p.copy();
+  expect_written("y", all.y, p.y_columns());
+  expect_written("d_qkv", all.d_qkv, p.qkv_columns());
+  EXPECT_TRUE(std::all_of(all.lse.begin(), all.lse.end(), [](float x) { return std::isfinite(x); }));
+  for (const int head : {0, p.c.heads - 1}) {
+    const HeadResult got = p.head(all, head);
+    expect_near(got, p.expected(head, got.y));
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Masks, CudaAttention,
+    testing::Values(Case{"smallest", 128, 1, WindowKind::token, everything, {}},
+                    Case{"causal", 640, 2, WindowKind::token, everything, {}},
+                    Case{"documents", 384, 2, WindowKind::token, everything, {0, 50, 200, 201, 300}},
+                    Case{"one_block", 384, 3, WindowKind::block, 128, {}},
+                    Case{"two_blocks_and_documents", 512, 2, WindowKind::block, 256, {128, 130, 300}},
+                    Case{"two_tokens", 384, 1, WindowKind::token, 2, {}},
+                    Case{"100_tokens", 384, 1, WindowKind::token, 100, {}},
+                    Case{"200_tokens_and_documents", 512, 2, WindowKind::token, 200, {70, 400}},
+                    Case{"more_tiles_than_multiprocessors", 1024, 40, WindowKind::token, everything, {}},
+                    Case{"groups_of_heads", 8192, 10, WindowKind::token, everything, {}},
+                    Case{"recipe", 49152, 6, WindowKind::block, 1792, regular_documents(49152, 1000)}),
+    [](const auto& info) { return info.param.name; });
+
+TEST(CudaAttentionSingleKey, YieldsItsValueAndNoGradientOfScores) {
+  SKIP_WITHOUT_DEVICE();
+  const Problem p({"", 384, 1, WindowKind::token, 1, {}});
+  p.run();
+  const HeadResult got = p.head(p.copy(), 0), expected = p.expected(0, got.y);
+  EXPECT_EQ(got.y, expected.y);
+  EXPECT_LT(relative_error(got.d_v, expected.d_v), 4e-3);
+  // p = 1 and d_p = delta but for the order of float sums, about 1 in size.
+  for (const float x : got.d_q) ASSERT_NEAR(x, 0, 1e-4);
+  for (const float x : got.d_k) ASSERT_NEAR(x, 0, 1e-4);
+}
+
+TEST(CudaAttentionRange, ScoresBeyondTheRangeOfExpStayAccurate) {
+  SKIP_WITHOUT_DEVICE();
+  const Problem p({"", 256, 1, WindowKind::token, everything, {}}, 32);
+  p.run();
+  const HeadResult got = p.head(p.copy(), 0), expected = p.expected(0, got.y);
+  EXPECT_GT(*std::max_element(expected.lse.begin(), expected.lse.end()), 150);  // exp overflows float at 88.7
+  EXPECT_LT(relative_error(got.y, expected.y), 4e-3);
+  EXPECT_LT(relative_error(got.lse, expected.lse), 1e-5);
+}
+
+TEST(CudaAttentionOrder, OnlyTheSumOfDqVariesBetweenRuns) {
+  SKIP_WITHOUT_DEVICE();
+  const Problem p({"", 2048, 6, WindowKind::token, 700, {500, 1300}});
+  p.run();
+  const auto first = p.copy();
+  for (int i = 0; i < 5; ++i) {
+    p.run();
+    const auto again = p.copy();
+    const auto same = [](bf16 a, bf16 b) { return a.bits == b.bits; };
+    EXPECT_TRUE(std::equal(first.y.begin(), first.y.end(), again.y.begin(), same));
+    EXPECT_EQ(first.lse, again.lse);
+    for (int head = 0; head < p.c.heads; ++head) {
+      const HeadResult a = p.head(first, head), b = p.head(again, head);
+      EXPECT_EQ(a.d_k, b.d_k);
+      EXPECT_EQ(a.d_v, b.d_v);
+      EXPECT_LT(relative_error(a.d_q, b.d_q), 1e-3);
+    }
+  }
+}
+
+/// Poisons q, k and v of block `poisoned_block` and expects the rows [first, last), which have no pair with it, to stay
+/// as they were: a body that computed such a pair and masked it afterwards would spread the NaN, as 0 * NaN is NaN.
+void expect_block_untouched(const Case& c, int poisoned_block, int first, int last) {
+  const Problem p(c);
+  p.run();
+  const HeadResult clean = p.head(p.copy(), 0);
+  const std::size_t row_bytes = p.qkv_columns() * sizeof(bf16);
+  test::cuda_check(
+      cudaMemset(p.qkv.data() + static_cast<std::size_t>(poisoned_block) * attention_block * p.qkv_columns(), 0xFF,
+                 attention_block * row_bytes));
+  p.run();
+  const HeadResult dirty = p.head(p.copy(), 0);
+  EXPECT_TRUE(std::isnan(dirty.d_v[static_cast<std::size_t>(poisoned_block) * attention_block * head_dim]));
+  const auto same = [&](const std::vector<float>& a, const std::vector<float>& b) {
+    return std::equal(a.begin() + first * head_dim, a.begin() + last * head_dim, b.begin() + first * head_dim);
+  };
+  EXPECT_TRUE(same(dirty.y, clean.y));
+  EXPECT_TRUE(same(dirty.d_k, clean.d_k));
+  EXPECT_TRUE(same(dirty.d_v, clean.d_v));
+  EXPECT_TRUE(std::none_of(dirty.d_q.begin() + first * head_dim, dirty.d_q.begin() + last * head_dim,
+                           [](float x) { return std::isnan(x); }));
+}
+
+TEST(CudaAttentionSparsity, SkipsBlocksWithoutAPair) {
+  SKIP_WITHOUT_DEVICE();
+  const Case one_block{"", 512, 1, WindowKind::block, 128, {}};
+  expect_block_untouched(one_block, 1, 0, 128);
+  expect_block_untouched(one_block, 1, 256, 512);
+  const Case two_blocks{"", 512, 1, WindowKind::block, 256, {}};
+  expect_block_untouched(two_blocks, 0, 256, 512);
+  expect_block_untouched(two_blocks, 3, 0, 256);
+  const Case documents{"", 512, 1, WindowKind::token, everything, {100, 300}};
+  expect_block_untouched(documents, 0, 384, 512);
+  expect_block_untouched(documents, 3, 0, 256);
+}
+
+TEST(CudaAttentionArguments, RefusesWhatTheKernelsCannotTake) {
+  SKIP_WITHOUT_DEVICE();
+  const Problem p({"", 256, 2, WindowKind::token, everything, {}});
+  const Mat<float> lse(p.lse.data(), 2, 256);
+  auto in = p.inputs();
+  in.heads = 4;  // head_dim 64
+  EXPECT_THROW(cuda::attention_forward<bf16>({}, p.values(p.y), lse, in, p.mask.view(), p.scratch()),
+               std::invalid_argument);
+  in = p.inputs();
+  in.q.data += 1;  // rows no longer begin at multiples of 16 bytes
+  EXPECT_THROW(cuda::attention_forward<bf16>({}, p.values(p.y), lse, in, p.mask.view(), p.scratch()),
+               std::invalid_argument);
+}
+
+}  // namespace
+}  // namespace nanorun::kernels::cuda
