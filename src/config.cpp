@@ -11,6 +11,7 @@
 #include <optional>
 #include <sstream>
 #include <string_view>
+#include <utility>
 
 #include "src/config_keys.hpp"
 #include "src/error.hpp"
@@ -38,12 +39,23 @@ std::size_t edit_distance(std::string_view a, std::string_view b) {
   return row.back();
 }
 
-/// The known key whose name is nearest; a wrong section counts as two letters at most.
+/// Whether one name may have been meant by the other: it holds the other, or differs in few letters.
+bool alike(std::string_view a, std::string_view b) {
+  const std::size_t shorter = std::min(a.size(), b.size());
+  if (shorter == 0) return false;
+  return a.find(b) != a.npos || b.find(a) != b.npos || edit_distance(a, b) <= std::max<std::size_t>(1, shorter / 3);
+}
+
+/// The known key whose name is nearest: one of the section if a name there is alike, else the same name in another
+/// section, else a name that is alike, else one of the section. Within these a wrong section counts as two letters.
 std::string nearest_key(std::string_view section, std::string_view name) {
-  const auto distance = [&](const Key& key) {
-    return edit_distance(name, key.name) + std::min<std::size_t>(2, edit_distance(section, key.section));
+  const auto order = [&](const Key& key) {
+    const bool near = alike(name, key.name);
+    const int group = section == key.section ? (near ? 0 : 3) : name == key.name ? 1 : near ? 2 : 4;
+    const auto far = std::min<std::size_t>(2, edit_distance(section, key.section));
+    return std::pair(group, edit_distance(name, key.name) + far);
   };
-  return std::ranges::min_element(key_table(), {}, distance)->path();
+  return std::ranges::min_element(key_table(), {}, order)->path();
 }
 
 std::string nearest_section(std::string_view section) {
@@ -184,6 +196,7 @@ void set_key(Config& config, const std::string& where, std::string_view section,
   }
   const bool good = std::visit([&](auto* member) { return read(node, key->check, *member); }, key->field(config));
   if (!good) fail(fmt::format("{}: {}: got {}, allowed: {}", where, key->path(), one_line(node), allowed(*key)));
+  config.places[key->path()] = where;
 }
 
 void read_section(Config& config, const std::string& file, const toml::key& section, const toml::node& node) {

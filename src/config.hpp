@@ -3,6 +3,7 @@
 // config_keys.cpp describes each key; the reference of all keys is printed from the same rows.
 
 #include <cstdint>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -47,6 +48,7 @@ struct HeadConfig {
   double scale_x = 2;
   double scale_w = 512;
   double scale_g = 524288;
+  int scale_g_length = 49152;  ///< tokens of a sequence that scale_g was chosen for
 };
 
 struct WindowConfig {
@@ -131,6 +133,9 @@ struct Config {
   StopConfig stop;
   TraceConfig trace;
   CommConfig comm;
+
+  /// Where each key that is not left at its default was set: "FILE:LINE" or "override SECTION.KEY=VALUE". For messages.
+  std::map<std::string, std::string> places;
 };
 
 /// Fills a Config from TOML text and overrides of the form "section.key=value" (value in TOML syntax; a bare word is
@@ -138,7 +143,8 @@ struct Config {
 /// override) and the nearest known key. `file` is used in messages only.
 Config parse_deck(const std::string& text, const std::string& file, const std::vector<std::string>& overrides);
 
-/// Checks that involve several keys (for example width = heads * head_dim) and the rank count. Throws Error(usage).
+/// Checks that involve several keys (for example width = heads * head_dim) and the rank count. Throws Error(usage)
+/// whose message begins with the place of the first key at fault that the deck or an override set.
 void check_config(const Config& config, int ranks);
 
 /// The resolved deck as TOML: every key with its value and help; parses back to the same Config.

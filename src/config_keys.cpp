@@ -6,12 +6,25 @@ namespace nanorun {
 
 namespace {
 
+// Upper bounds keep products of sizes within their types: steps * sequences * length within 64 bits, and
+// model.width * model.mlp_ratio within 32. Keys in seconds stay within the range of clocks.
+constexpr int most_width = 16384;
+constexpr int most_layers = 1024;
+constexpr int most_length = 4194304;
+constexpr int most_steps = 10'000'000;
+constexpr std::int64_t most_tokens = std::int64_t{1} << 50;
+constexpr double most_seconds = 1e8;
+
 Check any() { return {}; }
 Check at_least(double least) {
   return {.allowed = fmt::format(">= {}", least), .number = [=](double x) { return x >= least; }};
 }
 Check above(double bound) {
   return {.allowed = fmt::format("> {}", bound), .number = [=](double x) { return x > bound; }};
+}
+Check above(double bound, double most) {
+  return {.allowed = fmt::format("> {} and <= {}", bound, most),
+          .number = [=](double x) { return x > bound && x <= most; }};
 }
 Check between(double least, double most) {
   return {.allowed = fmt::format("from {} to {}", least, most),
@@ -20,9 +33,9 @@ Check between(double least, double most) {
 Check fraction_below_one() {
   return {.allowed = ">= 0 and < 1", .number = [](double x) { return x >= 0 && x < 1; }};
 }
-Check multiple_of(int unit) {
-  return {.allowed = fmt::format("a positive multiple of {}", unit),
-          .number = [=](double x) { return x > 0 && static_cast<std::int64_t>(x) % unit == 0; }};
+Check multiple_of(int unit, int most) {
+  return {.allowed = fmt::format("a multiple of {} from {} to {}", unit, unit, most),
+          .number = [=](double x) { return x > 0 && x <= most && static_cast<std::int64_t>(x) % unit == 0; }};
 }
 Check not_empty() {
   return {.allowed = "not empty", .text = [](const std::string& s) { return !s.empty(); }};
@@ -45,7 +58,7 @@ std::vector<Key> run_keys() {
       {NANORUN_KEY(run, name), folder_name(), "name of the run and of its folder in run.outputs"},
       {NANORUN_KEY(run, outputs), not_empty(), "folder that holds the folders of runs"},
       {NANORUN_KEY(run, seed), at_least(0), "seed of the initial weights"},
-      {NANORUN_KEY(run, log_every), at_least(1), "steps between lines of the log"},
+      {NANORUN_KEY(run, log_every), between(1, most_steps), "steps between lines of the log"},
   };
 }
 
@@ -53,21 +66,23 @@ std::vector<Key> model_keys() {
   return {
       {NANORUN_KEY(model, vocabulary), between(2, 65536),
        "token ids are below this; the head has as many columns, padded to a multiple of 128"},
-      {NANORUN_KEY(model, width), multiple_of(4), "width d of the residual stream; equals heads * head_dim"},
-      {NANORUN_KEY(model, heads), at_least(1), "attention heads"},
-      {NANORUN_KEY(model, head_dim), multiple_of(4), "width of a head"},
-      {NANORUN_KEY(model, layers), multiple_of(2), "blocks; skips join the first half to the second"},
-      {NANORUN_KEY(model, mlp_ratio), at_least(1), "hidden width of the MLP in units of model.width"},
+      {NANORUN_KEY(model, width), multiple_of(4, most_width),
+       "width d of the residual stream; equals heads * head_dim"},
+      {NANORUN_KEY(model, heads), between(1, 1024), "attention heads"},
+      {NANORUN_KEY(model, head_dim), multiple_of(4, 4096), "width of a head"},
+      {NANORUN_KEY(model, layers), multiple_of(2, most_layers), "blocks; skips join the first half to the second"},
+      {NANORUN_KEY(model, mlp_ratio), between(1, 64), "hidden width of the MLP in units of model.width"},
       {NANORUN_KEY(model, norm_eps), above(0), "eps of norm(x) = x / sqrt(mean(x^2) + eps)"},
       {NANORUN_KEY(model, value_path), any(),
        "what mixes into the values: none, the values of layer 0 (first), or value embeddings"},
-      {NANORUN_KEY(model, value_embeddings), at_least(1),
+      {NANORUN_KEY(model, value_embeddings), between(1, most_layers / 2),
        "tables n of value embeddings, used on the first n layers and again on the last n"},
-      {NANORUN_KEY(model, layers_without_attention), at_least(0), "layers, counted from 0, that have only the MLP"},
+      {NANORUN_KEY(model, layers_without_attention), between(0, most_layers - 1),
+       "layers, counted from 0, that have only the MLP"},
       {NANORUN_KEY(model, rotary), any(), "rotary frequencies: all pairs turn, or only the first half of them"},
       {NANORUN_KEY(model, rotary_base), above(1), "base of the rotary frequencies"},
       {NANORUN_KEY(model, attention_scale), at_least(0), "factor on q k^T; 0: 1 / sqrt(head_dim)"},
-      {NANORUN_KEY(model, softcap), above(0), "c of logits c tanh(z / c)"},
+      {NANORUN_KEY(model, softcap), above(0, 75), "c of logits c tanh(z / c)"},
       {NANORUN_KEY(model, init_scale), at_least(0),
        "weight matrices start uniform in +-b, b = init_scale / sqrt(fan_in)"},
       {NANORUN_KEY(model, zero_outputs), any(), "output projections and the head start at zero"},
@@ -80,7 +95,9 @@ std::vector<Key> head_keys() {
       {NANORUN_KEY(head, scale_x), above(0), "fp8: factor on the activations before rounding to e4m3"},
       {NANORUN_KEY(head, scale_w), above(0), "fp8: factor on the weights before rounding to e4m3"},
       {NANORUN_KEY(head, scale_g), above(0),
-       "fp8: factor on the gradient of the mean loss before rounding to e5m2; belongs to train.length"},
+       "fp8: factor on the gradient of the mean loss before rounding to e5m2; belongs to head.scale_g_length"},
+      {NANORUN_KEY(head, scale_g_length), multiple_of(128, most_length),
+       "tokens of a sequence that head.scale_g was chosen for"},
   };
 }
 
@@ -89,9 +106,9 @@ std::vector<Key> window_keys() {
       {NANORUN_KEY(window, kind), any(), "unit in which the attention window slides: token, or block of 128 tokens"},
       {NANORUN_KEY(window, layers), letters_of_layers(),
        "one letter for all layers or one per layer: L the whole window, S half its blocks"},
-      {NANORUN_KEY(window, first), at_least(0), "window in tokens at step 0, before rounding"},
-      {NANORUN_KEY(window, last), at_least(0), "window in tokens at the last step, before rounding"},
-      {NANORUN_KEY(window, quantum), at_least(1),
+      {NANORUN_KEY(window, first), between(0, most_length), "window in tokens at step 0, before rounding"},
+      {NANORUN_KEY(window, last), between(0, most_length), "window in tokens at the last step, before rounding"},
+      {NANORUN_KEY(window, quantum), between(1, most_length),
        "tokens; the window is rounded to a multiple of this, at least one; a multiple of 128 for block windows"},
       {NANORUN_KEY(window, rounding), any(), "direction of that rounding"},
   };
@@ -99,9 +116,10 @@ std::vector<Key> window_keys() {
 
 std::vector<Key> train_keys() {
   return {
-      {NANORUN_KEY(train, steps), at_least(1), "optimizer steps"},
-      {NANORUN_KEY(train, sequences), at_least(1), "sequences of a step over all ranks; a multiple of the rank count"},
-      {NANORUN_KEY(train, length), multiple_of(128), "tokens of a sequence"},
+      {NANORUN_KEY(train, steps), between(1, most_steps), "optimizer steps"},
+      {NANORUN_KEY(train, sequences), between(1, 65536),
+       "sequences of a step over all ranks; a multiple of the rank count"},
+      {NANORUN_KEY(train, length), multiple_of(128, most_length), "tokens of a sequence"},
       {NANORUN_KEY(train, recompute), any(),
        "what the backward pass forms again instead of keeping it: none, or mlp (the hidden units; saves memory)"},
       {NANORUN_KEY(train, cooldown), between(0, 1), "last fraction of the steps, where learning rates fall linearly"},
@@ -112,9 +130,9 @@ std::vector<Key> train_keys() {
 std::vector<Key> validation_keys() {
   return {
       {NANORUN_KEY(validation, every), at_least(0), "steps between validations; 0: only after the last step"},
-      {NANORUN_KEY(validation, tokens), at_least(0),
+      {NANORUN_KEY(validation, tokens), between(0, most_tokens),
        "tokens of a validation; a multiple of validation.length; 0: no validation"},
-      {NANORUN_KEY(validation, length), multiple_of(128), "tokens of a validation sequence"},
+      {NANORUN_KEY(validation, length), multiple_of(128, most_length), "tokens of a validation sequence"},
   };
 }
 
@@ -123,7 +141,7 @@ std::vector<Key> data_keys() {
       {NANORUN_KEY(data, train), not_empty(), "token shards in stream order; glob patterns expand sorted"},
       {NANORUN_KEY(data, validation), not_empty(), "token shards of validation, likewise"},
       {NANORUN_KEY(data, end), any(), "at the end of the training shards: stop with an error, or wrap to the first"},
-      {NANORUN_KEY(data, prefetch_steps), at_least(1), "steps whose tokens are read ahead"},
+      {NANORUN_KEY(data, prefetch_steps), between(1, 1024), "steps whose tokens are read ahead"},
   };
 }
 
@@ -132,7 +150,8 @@ std::vector<Key> optimizer_keys() {
       {NANORUN_KEY(optimizer, muon_lr), at_least(0), "Muon: learning rate of the matrices of the blocks"},
       {NANORUN_KEY(optimizer, muon_momentum_first), fraction_below_one(), "Muon: momentum at step 0"},
       {NANORUN_KEY(optimizer, muon_momentum_last), fraction_below_one(), "Muon: momentum after the warm-up"},
-      {NANORUN_KEY(optimizer, muon_momentum_steps), at_least(1), "Muon: steps of the linear warm-up of the momentum"},
+      {NANORUN_KEY(optimizer, muon_momentum_steps), between(1, most_steps),
+       "Muon: steps of the linear warm-up of the momentum"},
       {NANORUN_KEY(optimizer, adam_beta1), fraction_below_one(), "Adam: decay of the first moment"},
       {NANORUN_KEY(optimizer, adam_beta2), fraction_below_one(), "Adam: decay of the second moment"},
       {NANORUN_KEY(optimizer, adam_eps), above(0), "Adam: added to the root of the second moment"},
@@ -146,7 +165,7 @@ std::vector<Key> optimizer_keys() {
 std::vector<Key> checkpoint_keys() {
   return {
       {NANORUN_KEY(checkpoint, every), at_least(0), "steps between checkpoints; 0: only when a run stops early"},
-      {NANORUN_KEY(checkpoint, keep), at_least(1), "newest checkpoints kept"},
+      {NANORUN_KEY(checkpoint, keep), between(1, 1024), "newest checkpoints kept"},
       {NANORUN_KEY(checkpoint, milestone_every), at_least(0), "steps whose checkpoints are kept for good; 0: none"},
       {NANORUN_KEY(checkpoint, at_end), any(), "write a checkpoint after the last step"},
       {NANORUN_KEY(checkpoint, restart), not_empty(),
@@ -156,14 +175,14 @@ std::vector<Key> checkpoint_keys() {
 
 std::vector<Key> control_keys() {
   return {
-      {NANORUN_KEY(stop, walltime_seconds), at_least(0),
+      {NANORUN_KEY(stop, walltime_seconds), between(0, most_seconds),
        "stop in time with a checkpoint, this long after the program's start; 0: no limit"},
       {NANORUN_KEY(stop, file), any(), "stop when this file appears; empty: <run.outputs>/<run.name>/stop"},
       {NANORUN_KEY(stop, step), at_least(0), "stop before this step as if interrupted; 0: never"},
       {NANORUN_KEY(trace, enabled), any(), "record the time of each phase of each step in trace.h5"},
       {NANORUN_KEY(trace, json_steps), at_least(0), "steps that also go into trace.json"},
-      {NANORUN_KEY(trace, flush_every), at_least(1), "steps between writes of trace.h5"},
-      {NANORUN_KEY(comm, timeout_seconds), above(0), "a collective that takes longer ends the job"},
+      {NANORUN_KEY(trace, flush_every), between(1, 100000), "steps between writes of trace.h5"},
+      {NANORUN_KEY(comm, timeout_seconds), above(0, most_seconds), "a collective that takes longer ends the job"},
   };
 }
 

@@ -8,6 +8,7 @@
 #include <filesystem>
 #include <fstream>
 #include <iterator>
+#include <new>
 #include <sstream>
 #include <system_error>
 
@@ -46,7 +47,14 @@ std::string read_file(Comm& comm, const std::string& path) {
 ExitCode train(Context& context, const CommandLine& line) {
   const Config config = parse_deck(read_file(context.comm(), line.deck), line.deck, line.overrides);
   check_config(config, context.comm().size());
-  return run_training(context, config, line.dry_run);
+  try {
+    return run_training(context, config, line.dry_run);
+  } catch (const std::bad_alloc&) {
+    // This rank alone: the report begins with its number.
+    throw Error(ExitCode::internal,
+                "out of memory: nanorun train DECK --dry-run prints the memory that a rank needs; shorten train.length "
+                "or use more ranks");
+  }
 }
 
 void shard(Comm& comm, const CommandLine& line) {
@@ -56,20 +64,29 @@ void shard(Comm& comm, const CommandLine& line) {
     for (std::string path; std::getline(list, path);) {
       if (!path.empty()) options.inputs.push_back(path);
     }
+    if (options.inputs.empty()) {
+      throw Error(ExitCode::usage, fmt::format("{}: the list names no files", line.shard_list), Scope::all_ranks);
+    }
   }
   for (const std::string& path : make_shards(comm, options)) print(comm, path + "\n");
 }
 
-/// Verifies a file of any of the program's formats.
+/// Verifies a file of any of the program's formats that has checksums.
 void verify_file(Comm& comm, const std::string& path) {
   std::string format;
-  comm.together([&] { format = h5::File::open(path).read_text_attribute("/", "format"); });
+  comm.together([&] {
+    const h5::File file = h5::File::open(path);
+    if (file.has_attribute("/", "format")) format = file.read_text_attribute("/", "format");
+  });
   if (format == "nanorun token shard") {
     verify_shard(comm, path);
   } else if (format == "nanorun checkpoint") {
     verify_checkpoint(comm, path);
+  } else if (format == "nanorun trace") {
+    throw Error(ExitCode::data, path + ": a trace, not a token shard or checkpoint: it has no checksums to verify",
+                Scope::all_ranks);
   } else {
-    throw Error(ExitCode::data, fmt::format("{}: unknown format \"{}\"", path, format), Scope::all_ranks);
+    throw Error(ExitCode::data, path + ": not a nanorun file", Scope::all_ranks);
   }
   print(comm, path + ": verified\n");
 }

@@ -27,7 +27,7 @@ DEFAULTS = {
         "rotary": "half_truncated", "rotary_base": 1024, "attention_scale": 0, "softcap": 15, "init_scale": 1,
         "zero_outputs": True,
     },
-    "head": {"precision": "auto", "scale_x": 2, "scale_w": 512, "scale_g": 524288},
+    "head": {"precision": "auto", "scale_x": 2, "scale_w": 512, "scale_g": 524288, "scale_g_length": 49152},
     "window": {"kind": "block", "layers": "L", "first": 0, "last": 1728, "quantum": 128, "rounding": "ceil"},
     "train": {"steps": 1770, "sequences": 8, "length": 49152, "cooldown": 0.4, "final_lr_factor": 0.1},
     "optimizer": {

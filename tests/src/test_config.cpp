@@ -124,9 +124,9 @@ TEST(Config, EveryMemberHasARow) {
 
 // Every key takes at least one of these values, differing from its default, and changes nothing but its own line.
 TEST(Config, EveryKeyIsSetAndReadBack) {
-  const std::vector<std::string> values = {"true",      "false",      "256",      "0.25",     "\"SL\"",
-                                           "[5]",       "[\"a.h5\"]", "\"none\"", "\"full\"", "\"token\"",
-                                           "\"floor\"", "\"bf16\"",   "\"wrap\"", "\"mlp\""};
+  const std::vector<std::string> values = {"true",      "false",     "256",        "2",        "0.25",
+                                           "\"SL\"",    "[5]",       "[\"a.h5\"]", "\"none\"", "\"full\"",
+                                           "\"token\"", "\"floor\"", "\"bf16\"",   "\"wrap\"", "\"mlp\""};
   for (const Key& key : key_table()) {
     int taken = 0;
     for (const std::string& value : values) {
@@ -172,6 +172,15 @@ TEST(Config, UnknownKeyNamesTheNearest) {
   EXPECT_EQ(deck_error("[model]\nsteps = 3\n"), "d.toml:2: unknown key model.steps; nearest known key: train.steps");
   EXPECT_EQ(deck_error("[train]\nlenght = 3\n"), "d.toml:2: unknown key train.lenght; nearest known key: train.length");
   EXPECT_EQ(deck_error("[train]\nstep = 3\n"), "d.toml:2: unknown key train.step; nearest known key: train.steps");
+  EXPECT_EQ(deck_error("[optimizer]\nlr = 1\n"),
+            "d.toml:2: unknown key optimizer.lr; nearest known key: optimizer.muon_lr");
+  EXPECT_EQ(deck_error("[optimizer]\nadam_beta = 1\n"),
+            "d.toml:2: unknown key optimizer.adam_beta; nearest known key: optimizer.adam_beta1");
+  EXPECT_EQ(deck_error("[train]\nlr = 1\n"),
+            "d.toml:2: unknown key train.lr; nearest known key: train.final_lr_factor");
+  EXPECT_EQ(deck_error("[window]\nlr = 1\n"), "d.toml:2: unknown key window.lr; nearest known key: optimizer.muon_lr");
+  EXPECT_EQ(deck_error("[checkpoint]\nsoftcap = 1\n"),
+            "d.toml:2: unknown key checkpoint.softcap; nearest known key: model.softcap");
   EXPECT_EQ(deck_error("\nsteps = 3\n"),
             "d.toml:2: unknown key steps outside any section; nearest known key: train.steps");
   EXPECT_EQ(deck_error("[model]\n[model.head]\nx = 1\n"),
@@ -186,9 +195,11 @@ TEST(Config, UnknownSectionNamesTheNearest) {
 
 TEST(Config, WrongTypeNamesWhatIsAllowed) {
   EXPECT_EQ(deck_error("[model]\n\nheads = \"six\"\n"),
-            "d.toml:3: model.heads: got 'six', allowed: 32-bit integer, >= 1");
-  EXPECT_EQ(deck_error("[model]\nheads = 6.0\n"), "d.toml:2: model.heads: got 6.0, allowed: 32-bit integer, >= 1");
-  EXPECT_EQ(deck_error("[model]\nsoftcap = true\n"), "d.toml:2: model.softcap: got true, allowed: number, > 0");
+            "d.toml:3: model.heads: got 'six', allowed: 32-bit integer, from 1 to 1024");
+  EXPECT_EQ(deck_error("[model]\nheads = 6.0\n"),
+            "d.toml:2: model.heads: got 6.0, allowed: 32-bit integer, from 1 to 1024");
+  EXPECT_EQ(deck_error("[model]\nsoftcap = true\n"),
+            "d.toml:2: model.softcap: got true, allowed: number, > 0 and <= 75");
   EXPECT_EQ(deck_error("[model]\nzero_outputs = 1\n"), "d.toml:2: model.zero_outputs: got 1, allowed: true or false");
   EXPECT_EQ(deck_error("[run]\noutputs = 1\n"), "d.toml:2: run.outputs: got 1, allowed: string, not empty");
   EXPECT_EQ(deck_error("[data]\ntrain = \"a.h5\"\n"),
@@ -202,10 +213,10 @@ TEST(Config, ImpossibleValueNamesWhatIsAllowed) {
   EXPECT_EQ(deck_error("[head]\nprecision = \"fp16\"\n"),
             "d.toml:2: head.precision: got 'fp16', allowed: one of \"auto\" \"fp32\" \"bf16\" \"fp8\"");
   EXPECT_EQ(deck_error("[train]\nlength = 1000\n"),
-            "d.toml:2: train.length: got 1000, allowed: 32-bit integer, a positive multiple of 128");
+            "d.toml:2: train.length: got 1000, allowed: 32-bit integer, a multiple of 128 from 128 to 4194304");
   EXPECT_EQ(deck_error("[train]\ncooldown = 1.5\n"), "d.toml:2: train.cooldown: got 1.5, allowed: number, from 0 to 1");
   EXPECT_EQ(deck_error("[train]\nsteps = 4294967297\n"),
-            "d.toml:2: train.steps: got 4294967297, allowed: 32-bit integer, >= 1");
+            "d.toml:2: train.steps: got 4294967297, allowed: 32-bit integer, from 1 to 10000000");
   EXPECT_EQ(deck_error("[optimizer]\nadam_beta1 = 1\n"),
             "d.toml:2: optimizer.adam_beta1: got 1, allowed: number, >= 0 and < 1");
   EXPECT_EQ(deck_error("[optimizer]\nmuon_lr = nan\n"), "d.toml:2: optimizer.muon_lr: got nan, allowed: number, >= 0");
@@ -215,9 +226,9 @@ TEST(Config, ImpossibleValueNamesWhatIsAllowed) {
   EXPECT_EQ(deck_error("[trace]\njson_steps = [3, -1]\n"),
             "d.toml:2: trace.json_steps: got [ 3, -1 ], allowed: list of 32-bit integers, each >= 0");
   EXPECT_EQ(deck_error("[model]\nlayers = 7\n"),
-            "d.toml:2: model.layers: got 7, allowed: 32-bit integer, a positive multiple of 2");
+            "d.toml:2: model.layers: got 7, allowed: 32-bit integer, a multiple of 2 from 2 to 1024");
   EXPECT_EQ(deck_error("[model]\nhead_dim = 6\n"),
-            "d.toml:2: model.head_dim: got 6, allowed: 32-bit integer, a positive multiple of 4");
+            "d.toml:2: model.head_dim: got 6, allowed: 32-bit integer, a multiple of 4 from 4 to 4096");
   EXPECT_EQ(deck_error("[run]\nname = \"a/b\"\n").substr(0, 49), "d.toml:2: run.name: got 'a/b', allowed: string, n");
 }
 
@@ -250,9 +261,9 @@ TEST(Config, OverrideErrorsNameTheOverride) {
   EXPECT_EQ(override_error("modle.widht=3"),
             "override modle.widht=3: unknown key modle.widht; nearest known key: model.width");
   EXPECT_EQ(override_error("train.steps=many"),
-            "override train.steps=many: train.steps: got 'many', allowed: 32-bit integer, >= 1");
+            "override train.steps=many: train.steps: got 'many', allowed: 32-bit integer, from 1 to 10000000");
   EXPECT_EQ(override_error("train.steps=0"),
-            "override train.steps=0: train.steps: got 0, allowed: 32-bit integer, >= 1");
+            "override train.steps=0: train.steps: got 0, allowed: 32-bit integer, from 1 to 10000000");
   for (const char* text : {"train.steps", "steps=3", "=", "name=a.b"}) {
     EXPECT_EQ(override_error(text), fmt::format("override {}: an override has the form section.key=value", text));
   }
@@ -272,30 +283,112 @@ TEST(CheckConfig, DefaultsWithDataPass) {
 }
 
 TEST(CheckConfig, RefusesKeysThatDoNotFitTogether) {
-  EXPECT_EQ(check_error({"model.width=256"}), "model.width = 256 must equal model.heads * model.head_dim = 6 * 128");
+  EXPECT_EQ(check_error({"model.width=256"}),
+            "override model.width=256: model.width = 256 must equal model.heads * model.head_dim = 6 * 128");
   EXPECT_EQ(check_error({"model.layers_without_attention=[12]"}),
-            "model.layers_without_attention names layer 12; layers are 0 to 11");
+            "override model.layers_without_attention=[12]: model.layers_without_attention names layer 12; layers are 0 "
+            "to 11");
   EXPECT_EQ(check_error({"model.layers_without_attention=[7, 7]"}),
-            "model.layers_without_attention names layer 7 twice");
+            "override model.layers_without_attention=[7, 7]: model.layers_without_attention names layer 7 twice");
   EXPECT_EQ(check_error({"model.layers_without_attention=[0]", "model.value_path=first"}),
-            "model.value_path = \"first\" needs the values of layer 0, which model.layers_without_attention excludes");
+            "override model.value_path=first: model.value_path = \"first\" needs the values of layer 0, which "
+            "model.layers_without_attention excludes");
   EXPECT_EQ(check_error({"model.value_embeddings=7"}),
-            "model.value_embeddings = 7 must be at most half of model.layers = 12");
-  EXPECT_EQ(check_error({"window.layers=LS"}), "window.layers has 2 letters; one, or one for each of the 12 layers");
+            "override model.value_embeddings=7: model.value_embeddings = 7 must be at most half of model.layers = 12");
+  EXPECT_EQ(check_error({"window.layers=LS"}),
+            "override window.layers=LS: window.layers has 2 letters; one, or one for each of the 12 layers");
   EXPECT_EQ(check_error({"window.quantum=64"}),
-            "window.quantum = 64 must be a multiple of 128 for window.kind = \"block\"");
-  EXPECT_EQ(check_error({"validation.tokens=300000"}),
-            "validation.tokens = 300000 must be a multiple of validation.length = 262144");
-  EXPECT_EQ(check_error({"data.train=[]"}), "data.train names no token shards");
+            "override window.quantum=64: window.quantum = 64 must be a multiple of 128 for window.kind = \"block\"");
+  EXPECT_EQ(
+      check_error({"validation.tokens=300000"}),
+      "override validation.tokens=300000: validation.tokens = 300000 must be a multiple of validation.length = 262144");
+  EXPECT_EQ(check_error({"data.train=[]"}), "override data.train=[]: data.train names no token shards");
   EXPECT_EQ(check_error({"data.validation=[]"}),
-            "data.validation names no token shards; validation.tokens = 0 trains without validation");
+            "override data.validation=[]: data.validation names no token shards; validation.tokens = 0 trains without "
+            "validation");
 }
 
 TEST(CheckConfig, RefusesRankCountsThatDoNotDivide) {
   EXPECT_EQ(check_error({"train.sequences=12"}, 8),
-            "train.sequences = 12 cannot be shared by 8 ranks; rank counts that divide it: 1, 2, 3, 4, 6, 12");
+            "override train.sequences=12: train.sequences = 12 cannot be shared by 8 ranks; rank counts that divide "
+            "it: 1, 2, 3, 4, 6, 12");
   EXPECT_EQ(check_error({}, 16),
             "train.sequences = 8 cannot be shared by 16 ranks; rank counts that divide it: 1, 2, 4, 8");
+}
+
+TEST(CheckConfig, NamesThePlaceOfTheKeyAtFault) {
+  const auto error = [](const std::string& text, const std::vector<std::string>& overrides) {
+    const std::string deck = "[data]\ntrain = [\"t.h5\"]\nvalidation = [\"v.h5\"]\n" + text;
+    return error_of([&] { check_config(parse_deck(deck, "d.toml", overrides), 1); });
+  };
+  const std::string message = "model.width = 512 must equal model.heads * model.head_dim = 6 * 128";
+  EXPECT_EQ(error("[model]\nheads = 6\nwidth = 512\n", {}), "d.toml:6: " + message);
+  EXPECT_EQ(error("[model]\nwidth = 512\n", {"model.heads=6"}), "d.toml:5: " + message);
+  EXPECT_EQ(error("[model]\nwidth = 768\n", {"model.width=512"}), "override model.width=512: " + message);
+  EXPECT_EQ(error("[model]\nlayers = 4\n", {}),
+            "d.toml:5: model.value_embeddings = 3 must be at most half of model.layers = 4");
+  EXPECT_EQ(error_of([] { check_config(Config{}, 1); }), "data.train names no token shards");
+}
+
+TEST(Config, PlacesAreKeptOfTheKeysThatWereSet) {
+  const Config config = parse_deck("[train]\nsteps = 5\nlength = 128\n", "d.toml", {"train.steps=7", "run.name=word"});
+  const std::map<std::string, std::string> places = {
+      {"train.steps", "override train.steps=7"}, {"train.length", "d.toml:3"}, {"run.name", "override run.name=word"}};
+  EXPECT_EQ(config.places, places);
+}
+
+// The sizes whose products are taken, each at its upper bound.
+TEST(Config, BoundsKeepProductsInRange) {
+  const auto most = [](const std::string& path) {
+    std::int64_t least = 128, beyond = std::int64_t{1} << 31;  // in steps of 128, which every unit divides
+    while (beyond - least > 128) {
+      const std::int64_t value = (least + beyond) / 256 * 128;
+      try {
+        parse_deck("", "d.toml", {fmt::format("{}={}", path, value)});
+        least = value;
+      } catch (const Error&) {
+        beyond = value;
+      }
+    }
+    return static_cast<double>(beyond);
+  };
+  EXPECT_LT(most("model.width") * 64, 0x1p31);
+  EXPECT_LT(most("model.width") * most("model.vocabulary"), 0x1p31);
+  EXPECT_LT(most("window.quantum") + most("window.quantum"), 0x1p31);
+  EXPECT_LT(most("train.steps") * most("train.sequences") * most("train.length"), 0x1p63);
+  EXPECT_EQ(deck_error("[model]\nmlp_ratio = 65\n"),
+            "d.toml:2: model.mlp_ratio: got 65, allowed: 32-bit integer, from 1 to 64");
+}
+
+TEST(Config, AbsurdValuesAreRefused) {
+  for (const char* text : {"run.log_every=2147483647",
+                           "model.vocabulary=65537",
+                           "model.width=16388",
+                           "model.heads=1025",
+                           "model.head_dim=4100",
+                           "model.layers=1026",
+                           "model.value_embeddings=513",
+                           "model.layers_without_attention=[1024]",
+                           "window.first=4194305",
+                           "window.last=1e300",
+                           "window.quantum=4194432",
+                           "train.steps=2147483647",
+                           "train.sequences=65537",
+                           "train.length=4194432",
+                           "validation.tokens=9223372036854775807",
+                           "validation.length=4194432",
+                           "data.prefetch_steps=1025",
+                           "optimizer.muon_momentum_steps=2147483647",
+                           "checkpoint.keep=2147483647",
+                           "trace.flush_every=100001",
+                           "stop.walltime_seconds=1e300",
+                           "comm.timeout_seconds=1e300",
+                           "head.scale_g_length=4194432",
+                           "model.softcap=75.001",
+                           "model.softcap=0"}) {
+    EXPECT_NE(override_error(text).find(", allowed: "), std::string::npos) << text;
+  }
+  EXPECT_EQ(parse_deck("", "d.toml", {"model.softcap=75", "train.length=4194304"}).model.softcap, 75.0);
 }
 
 TEST(CheckConfig, IgnoresKeysThatAreNotUsed) {

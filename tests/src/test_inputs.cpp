@@ -98,9 +98,20 @@ TEST(Inputs, RecordsHaveThePublishedArithmetic) {
   }
   EXPECT_EQ(read_deck("record20").head.scale_w, std::ldexp(1.0, 5));
   EXPECT_EQ(read_deck("record20").head.scale_g, std::ldexp(1.0, 29));
+  EXPECT_EQ(read_deck("record20").head.scale_g_length, 65536);
   EXPECT_EQ(read_deck("record21").head.scale_w, std::ldexp(1.0, 9));
   EXPECT_EQ(read_deck("record21").head.scale_g, std::ldexp(1.0, 19));
+  EXPECT_EQ(read_deck("record21").head.scale_g_length, 49152);
   EXPECT_EQ(read_deck("record21").model.init_scale, std::sqrt(3.0) / 2);
+}
+
+TEST(Inputs, GradientScalesOfFp8BelongToTheLength) {
+  for (const char* name : {"record20", "record21", "scaling_strong", "scaling_weak"}) {
+    const Config config = read_deck(name);
+    EXPECT_EQ(config.head.precision, HeadChoice::fp8) << name;
+    EXPECT_EQ(config.head.scale_g_length, config.train.length) << name;
+    EXPECT_TRUE(config.places.contains("head.scale_g_length")) << name;
+  }
 }
 
 TEST(Inputs, KeyReferenceIsCurrent) {

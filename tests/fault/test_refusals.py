@@ -1,0 +1,43 @@
+"""Files and decks that are refused: one line says what they are and what to do."""
+
+import harness
+from harness import FaultTest, Job
+
+
+class Refusals(FaultTest):
+    def test_verify_trace(self):
+        self.train(1, "train.steps=1")
+        trace = self.run_folder() / "trace.h5"
+        self.assert_refused(self.verify(trace, code=3), f"{trace}: a trace, not a token shard or checkpoint")
+
+    def test_verify_foreign(self):
+        """Without its mark a shard is any other program's HDF5 file."""
+        foreign = self.folder / "foreign.h5"
+        data = (self.folder / "data.h5").read_bytes()
+        for mark, other in ((b"format\0", b"tamrof\0"), (b"nanorun token shard", b"another token shard")):
+            self.assertEqual(data.count(mark), 1)
+            foreign.write_bytes(data.replace(mark, other))
+            self.assert_refused(self.verify(foreign, code=3), f"{foreign}: not a nanorun file")
+
+    def test_empty_list(self):
+        (self.folder / "empty.txt").write_text("\n\n")
+        job = Job(self.folder, 2, ["shard", "out", "--text", "--list", "empty.txt"])
+        self.assertEqual(job.wait(), 2, job.text())
+        self.assert_refused(job, "empty.txt: the list names no files")
+
+    def test_out_of_memory(self):
+        """A model of petabytes."""
+        job = self.train(1, "model.width=16384", "model.heads=512", "model.head_dim=32", "model.layers=1024",
+                         "model.mlp_ratio=64", code=1)
+        self.assert_refused(job, "rank 0: out of memory", "--dry-run", "train.length")
+
+    def test_keys_that_do_not_fit(self):
+        self.assert_refused(self.train(1, "model.width=64", code=2), "nanorun: override model.width=64: model.width = 64")
+        deck = self.folder / "deck.toml"
+        line = deck.read_text().splitlines().index("width = 32") + 1
+        deck.write_text(deck.read_text().replace("width = 32", "width = 64"))
+        self.assert_refused(self.train(1, code=2), f"nanorun: deck.toml:{line}: model.width = 64 must equal")
+
+
+if __name__ == "__main__":
+    harness.main()

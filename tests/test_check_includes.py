@@ -1,0 +1,43 @@
+"""Breaches of the include directions that check_includes.py must find. Usage: test_check_includes.py"""
+
+import tempfile
+import unittest
+from pathlib import Path
+
+import check_includes
+
+
+class CheckIncludes(unittest.TestCase):
+    def breaches(self, path, line):
+        """What is found in a file that holds one line."""
+        with tempfile.TemporaryDirectory() as folder:
+            file = Path(folder) / path
+            file.parent.mkdir()
+            file.write_text(line + "\n")
+            return list(check_includes.breaches_of(file, Path(folder)))
+
+    def assert_breach(self, path, line):
+        found = self.breaches(path, line)
+        self.assertEqual(len(found), 1, (line, found))
+        self.assertTrue(found[0].startswith(f"{path}:1: "), found)
+
+    def test_every_spelling_is_seen(self):
+        for directive in ("#include", "# include", "#  include  ", "  #\tinclude\t"):
+            for name in ("<mpi.h>", '"src/train.hpp"'):
+                with self.subTest(directive=directive, name=name):
+                    self.assert_breach("src/model.cpp", f"{directive} {name}")
+        self.assert_breach("src/model.cpp", "#include<mpi.h>")
+
+    def test_host_code_sees_few_kernel_headers(self):
+        for name in ("ops", "types", "attention"):
+            self.assertEqual(self.breaches("src/model.cpp", f'#include "kernels/{name}.hpp"'), [])
+        for name in ("matmul.hpp", "head.hpp", "portable.hpp", "vector_math.hpp", "vec.cuh", "attention.cuh"):
+            self.assert_breach("src/model.cpp", f'#include "kernels/{name}"')
+
+    def test_kernels_never_include_src(self):
+        self.assert_breach("kernels/head.cpp", '#include "src/model.hpp"')
+        self.assert_breach("kernels/head.cu", "#include <Kokkos_Core.hpp>")
+
+
+if __name__ == "__main__":
+    unittest.main()
