@@ -32,7 +32,8 @@ class Refusals(FaultTest):
         self.assert_refused(job, "rank 0: out of memory", "--dry-run", "train.length")
 
     def test_keys_that_do_not_fit(self):
-        self.assert_refused(self.train(1, "model.width=64", code=2), "nanorun: override model.width=64: model.width = 64")
+        job = self.train(1, "model.width=64", code=2)
+        self.assert_refused(job, "nanorun: override model.width=64: model.width = 64 must equal")
         deck = self.folder / "deck.toml"
         line = deck.read_text().splitlines().index("width = 32") + 1
         deck.write_text(deck.read_text().replace("width = 32", "width = 64"))
