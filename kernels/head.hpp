@@ -39,4 +39,21 @@ double head_loss_backward(Stream stream, Mat<T> d_x, Mat<acc_t<T>> d_w, Mat<cons
                           Vec<const Token> targets, const HeadOptions& options, Workspace workspace);
 
 }  // namespace portable
+
+// T = bf16, on a stream with create_blas; z and, in the working precision, its gradient are rounded to bf16. *loss, in
+// device memory, becomes the sum of the losses, so that nothing waits for the device. Every call quantises w. Throws
+// std::invalid_argument unless V and d are multiples of 8, with Fp8 T, V and d multiples of 16, and V is at most
+// 113000.
+namespace cuda {
+
+template <class T>
+std::size_t head_workspace(int length, int vocabulary, int width, HeadPrecision precision);
+template <class T>
+void head_loss_forward(Stream stream, double* loss, Mat<const T> x, Mat<const T> w, Vec<const Token> targets,
+                       const HeadOptions& options, Workspace workspace);
+template <class T>
+void head_loss_backward(Stream stream, double* loss, Mat<T> d_x, Mat<acc_t<T>> d_w, Mat<const T> x, Mat<const T> w,
+                        Vec<const Token> targets, const HeadOptions& options, Workspace workspace);
+
+}  // namespace cuda
 }  // namespace nanorun::kernels

@@ -32,3 +32,24 @@ template <class T>
 void linear_relu2_backward(Stream stream, Mat<T> d_z, Mat<const T> d_out, Mat<const T> w_next, Mat<const T> h);
 
 }  // namespace nanorun::kernels::portable
+
+namespace nanorun::kernels::cuda {
+
+// T = bf16, summed in fp32; linear_add_forward may round the product before it adds. Rows begin at whole 16-byte
+// vectors. The first four need a stream with create_blas; the layer of the squared relu needs K, K' and N to be
+// multiples of 64 and throws std::invalid_argument otherwise.
+
+template <class T>
+void linear_forward(Stream stream, Mat<T> out, Mat<const T> x, Mat<const T> w);
+template <class T>
+void linear_add_forward(Stream stream, Mat<T> out, Mat<const T> x, Mat<const T> w);
+template <class T>
+void linear_backward_input(Stream stream, Mat<T> d_x, Mat<const T> d_out, Mat<const T> w);
+template <class T>
+void linear_backward_weight(Stream stream, Mat<acc_t<T>> d_w, Mat<const T> d_out, Mat<const T> x);
+template <class T>
+void linear_relu2_forward(Stream stream, Mat<T> h, Mat<const T> x, Mat<const T> w);
+template <class T>
+void linear_relu2_backward(Stream stream, Mat<T> d_z, Mat<const T> d_out, Mat<const T> w_next, Mat<const T> h);
+
+}  // namespace nanorun::kernels::cuda

@@ -48,5 +48,12 @@ void add_scaled(Stream stream, Vec<T> w, Vec<const T> x, double alpha);
 /// The same, and copy [size of w] = w rounded to bf16, for the products that read it.
 void add_scaled_with_copy(Stream stream, Vec<float> w, Vec<bf16> copy, Vec<const float> x, double alpha);
 
+/// T = float; the products of the iteration are bf16, summed in fp32, on a stream with create_blas. Throws
+/// std::invalid_argument unless rows and cols are multiples of 8.
+template <class T>
+std::size_t newton_schulz_workspace(const MatrixBatch& shape);
+template <class T>
+void newton_schulz(Stream stream, Vec<T> x, const MatrixBatch& shape, Workspace workspace);
+
 }  // namespace cuda
 }  // namespace nanorun::kernels

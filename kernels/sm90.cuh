@@ -249,6 +249,20 @@ __device__ __forceinline__ float exp2_fast(float x) {
   return y;
 }
 
+/// 1 / x, to about 2^-23 of itself.
+__device__ __forceinline__ float reciprocal_fast(float x) {
+  float y;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+/// Square root, to about 2^-23 of itself.
+__device__ __forceinline__ float sqrt_fast(float x) {
+  float y;
+  asm("sqrt.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
 /// Stores four 8 x 8 matrices of bf16 that lie in a warp's registers as accumulator fragments do; lane l gives the
 /// address of row l % 8 of matrix l / 8.
 __device__ __forceinline__ void store_matrices(std::uint32_t shared, const std::uint32_t* r) {

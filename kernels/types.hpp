@@ -54,7 +54,8 @@ struct Mat {
 
 /// Execution stream of a device; ignored by the portable bodies.
 struct Stream {
-  void* handle = nullptr;
+  void* handle = nullptr;  ///< cudaStream_t
+  void* blas = nullptr;    ///< state of the matrix products, see cublas.hpp
 };
 
 /// Scratch memory of an op, aligned to 64 bytes; its size comes from the op's `<op>_workspace` function.

@@ -1,0 +1,275 @@
+#include "kernels/cublas.hpp"
+
+#include <cublasLt.h>
+
+#include <algorithm>
+#include <array>
+#include <cassert>
+#include <limits>
+#include <map>
+
+#include "kernels/error.cuh"
+
+namespace nanorun::kernels::cuda {
+namespace {
+
+constexpr std::size_t workspace_bytes = std::size_t{32} << 20;
+constexpr int most_candidates = 8;
+constexpr int timed_runs = 3;
+
+void check(cublasStatus_t status, const char* call) {
+  if (status != CUBLAS_STATUS_SUCCESS) {
+    throw std::runtime_error(std::string(call) + ": " + cublasLtGetStatusString(status));
+  }
+}
+
+/// A matrix as cuBLASLt sees it: the row-major matrix [rows, cols] is the column-major matrix [cols, rows].
+struct Operand {
+  const void* data;
+  cudaDataType_t type;
+  int rows, cols, ld;
+  bool transposed = false;
+};
+
+/// Largest power of two up to 256 that divides the address.
+std::uint32_t alignment(const void* data) {
+  const auto address = reinterpret_cast<std::uintptr_t>(data) | 256u;
+  return static_cast<std::uint32_t>(address & (~address + 1));
+}
+
+struct Product {
+  GemmOptions options;
+  Operand a, b, c;
+  void* d;
+
+  bool in_place() const { return c.data == d; }
+  std::size_t result_bytes() const {
+    const std::size_t elements = static_cast<std::size_t>(c.rows) * c.ld * options.count;
+    return elements * (c.type == CUDA_R_32F ? sizeof(float) : sizeof(bf16));
+  }
+};
+
+/// What decides which algorithm is fastest.
+using Key = std::array<std::int64_t, 23>;
+
+Key key_of(const Product& p) {
+  Key key;
+  std::size_t at = 0;
+  for (const Operand& m : {p.a, p.b, p.c}) {
+    for (const std::int64_t value : {std::int64_t{m.type}, std::int64_t{m.rows}, std::int64_t{m.cols},
+                                     std::int64_t{m.ld}, std::int64_t{m.transposed}, std::int64_t{alignment(m.data)}}) {
+      key[at++] = value;
+    }
+  }
+  key[at++] = alignment(p.d);
+  key[at++] = p.options.beta != 0;
+  key[at++] = p.options.count;
+  key[at++] = p.options.fast_accumulation;
+  key[at++] = p.in_place();
+  assert(at == key.size());
+  return key;
+}
+
+/// Descriptors of a product, and the algorithm once it is chosen.
+struct Plan {
+  cublasLtMatmulDescOpaque_t product;
+  cublasLtMatrixLayoutOpaque_t a, b, d;
+  cublasLtMatmulAlgo_t algorithm;
+};
+
+struct Candidates {
+  cublasLtMatmulHeuristicResult_t results[most_candidates] = {};
+  int count = 0;
+};
+
+template <class T>
+void set(cublasLtMatmulDescOpaque_t& product, cublasLtMatmulDescAttributes_t attribute, T value) {
+  check(cublasLtMatmulDescSetAttribute(&product, attribute, &value, sizeof value), "cublasLtMatmulDescSetAttribute");
+}
+
+void describe(cublasLtMatrixLayoutOpaque_t& layout, const Operand& m, std::int32_t count) {
+  check(cublasLtMatrixLayoutInit(&layout, m.type, m.cols, m.rows, m.ld), "cublasLtMatrixLayoutInit");
+  const std::int64_t stride = static_cast<std::int64_t>(m.rows) * m.ld;
+  check(cublasLtMatrixLayoutSetAttribute(&layout, CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, &count, sizeof count),
+        "batch count");
+  check(cublasLtMatrixLayoutSetAttribute(&layout, CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, &stride, sizeof stride),
+        "batch stride");
+}
+
+/// The row-major d = a b is the column-major dᵀ = bᵀ aᵀ: cuBLASLt's first operand is b.
+Plan describe(const Product& p) {
+  Plan plan;
+  check(cublasLtMatmulDescInit(&plan.product, CUBLAS_COMPUTE_32F, CUDA_R_32F), "cublasLtMatmulDescInit");
+  const auto op = [](const Operand& m) { return std::int32_t{m.transposed ? CUBLAS_OP_T : CUBLAS_OP_N}; };
+  set(plan.product, CUBLASLT_MATMUL_DESC_TRANSA, op(p.b));
+  set(plan.product, CUBLASLT_MATMUL_DESC_TRANSB, op(p.a));
+  set(plan.product, CUBLASLT_MATMUL_DESC_FAST_ACCUM, std::int8_t{p.options.fast_accumulation});
+  describe(plan.a, p.a, p.options.count);
+  describe(plan.b, p.b, p.options.count);
+  describe(plan.d, p.c, p.options.count);
+  return plan;
+}
+
+struct TemporaryMemory {
+  explicit TemporaryMemory(std::size_t bytes) {
+    if (bytes > 0) cuda::check(cudaMalloc(&data, bytes), "cudaMalloc");
+  }
+  ~TemporaryMemory() { cudaFree(data); }
+  TemporaryMemory(const TemporaryMemory&) = delete;
+  void* data = nullptr;
+};
+
+/// A pair of events around work on a stream.
+class Stopwatch {
+ public:
+  explicit Stopwatch(cudaStream_t stream) : stream_(stream) {
+    for (cudaEvent_t& event : events_) cuda::check(cudaEventCreate(&event), "cudaEventCreate");
+  }
+  ~Stopwatch() {
+    for (const cudaEvent_t event : events_) cudaEventDestroy(event);
+  }
+  Stopwatch(const Stopwatch&) = delete;
+
+  void start() { cuda::check(cudaEventRecord(events_[0], stream_), "cudaEventRecord"); }
+  /// Waits for the work; milliseconds since start().
+  float stop() {
+    cuda::check(cudaEventRecord(events_[1], stream_), "cudaEventRecord");
+    cuda::check(cudaEventSynchronize(events_[1]), "cudaEventSynchronize");
+    float milliseconds = 0;
+    cuda::check(cudaEventElapsedTime(&milliseconds, events_[0], events_[1]), "cudaEventElapsedTime");
+    return milliseconds;
+  }
+
+ private:
+  cudaStream_t stream_;
+  cudaEvent_t events_[2] = {};
+};
+
+class Blas {
+ public:
+  Blas() {
+    check(cublasLtCreate(&handle_), "cublasLtCreate");
+    const cudaError_t status = cudaMalloc(&workspace_, workspace_bytes);
+    if (status != cudaSuccess) cublasLtDestroy(handle_);
+    cuda::check(status, "cudaMalloc");
+  }
+  ~Blas() {
+    cudaFree(workspace_);
+    cublasLtDestroy(handle_);
+  }
+  Blas(const Blas&) = delete;
+
+  void run(cudaStream_t stream, const Product& product) {
+    const Key key = key_of(product);
+    auto found = plans_.find(key);
+    if (found == plans_.end()) found = plans_.emplace(key, choose(stream, product)).first;
+    check(launch(stream, product, found->second, product.c.data, product.d), "cublasLtMatmul");
+  }
+
+ private:
+  cublasStatus_t launch(cudaStream_t stream, const Product& p, Plan& plan, const void* c, void* d) const {
+    return cublasLtMatmul(handle_, &plan.product, &p.options.alpha, p.b.data, &plan.b, p.a.data, &plan.a,
+                          &p.options.beta, c, &plan.d, d, &plan.d, &plan.algorithm, workspace_, workspace_bytes,
+                          stream);
+  }
+
+  Candidates ask(const Product& p, Plan& plan) const {
+    cublasLtMatmulPreferenceOpaque_t preference;
+    check(cublasLtMatmulPreferenceInit(&preference), "cublasLtMatmulPreferenceInit");
+    const auto prefer = [&](cublasLtMatmulPreferenceAttributes_t attribute, auto value) {
+      check(cublasLtMatmulPreferenceSetAttribute(&preference, attribute, &value, sizeof value), "preference");
+    };
+    prefer(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, workspace_bytes);
+    // Sums that are split over blocks stay in fp32 until they are complete.
+    prefer(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, std::uint32_t{CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE});
+    prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, alignment(p.b.data));
+    prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, alignment(p.a.data));
+    prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, alignment(p.c.data));
+    prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, alignment(p.d));
+    Candidates found;
+    check(cublasLtMatmulAlgoGetHeuristic(handle_, &plan.product, &plan.b, &plan.a, &plan.d, &plan.d, &preference,
+                                         most_candidates, found.results, &found.count),
+          "cublasLtMatmulAlgoGetHeuristic");
+    return found;
+  }
+
+  /// Times the candidates. What a product in place adds to is left alone: those write to memory of their own.
+  Plan choose(cudaStream_t stream, const Product& p) const {
+    cudaStreamCaptureStatus capture;
+    cuda::check(cudaStreamIsCapturing(stream, &capture), "cudaStreamIsCapturing");
+    if (capture != cudaStreamCaptureStatusNone) {
+      throw std::runtime_error("a matrix product was captured into a graph before it had run once");
+    }
+    Plan plan = describe(p);
+    const TemporaryMemory scratch(p.in_place() && p.options.beta != 0 ? p.result_bytes() : 0);
+    void* const d = scratch.data ? scratch.data : p.d;
+    Stopwatch watch(stream);
+    float best = std::numeric_limits<float>::infinity();
+    cublasLtMatmulAlgo_t fastest{};
+    const Candidates found = ask(p, plan);
+    for (int k = 0; k < found.count; ++k) {
+      const cublasLtMatmulHeuristicResult_t& candidate = found.results[k];
+      plan.algorithm = candidate.algo;
+      const auto run = [&] { return launch(stream, p, plan, p.in_place() ? d : p.c.data, d); };
+      if (candidate.state != CUBLAS_STATUS_SUCCESS || run() != CUBLAS_STATUS_SUCCESS) continue;
+      watch.start();
+      for (int i = 0; i < timed_runs; ++i) check(run(), "cublasLtMatmul");
+      const float time = watch.stop();
+      if (time >= best) continue;
+      best = time;
+      fastest = candidate.algo;
+    }
+    if (best == std::numeric_limits<float>::infinity()) throw std::runtime_error("cuBLASLt has no algorithm");
+    plan.algorithm = fastest;
+    return plan;
+  }
+
+  cublasLtHandle_t handle_ = nullptr;
+  void* workspace_ = nullptr;
+  std::map<Key, Plan> plans_;
+};
+
+template <class T>
+constexpr cudaDataType_t type_of() {
+  if constexpr (std::is_same_v<T, float>) return CUDA_R_32F;
+  if constexpr (std::is_same_v<T, bf16>) return CUDA_R_16BF;
+  if constexpr (std::is_same_v<T, e4m3>) return CUDA_R_8F_E4M3;
+  if constexpr (std::is_same_v<T, e5m2>) return CUDA_R_8F_E5M2;
+}
+
+template <class T>
+Operand operand(Mat<T> m, Op op = Op::none) {
+  return {m.data, type_of<std::remove_const_t<T>>(), m.rows, m.cols, m.ld, op == Op::transpose};
+}
+
+}  // namespace
+
+void create_blas(Stream& stream) { stream.blas = new Blas; }
+
+void destroy_blas(Stream& stream) {
+  delete static_cast<Blas*>(stream.blas);
+  stream.blas = nullptr;
+}
+
+template <class A, class B, class D>
+void gemm(Stream stream, const GemmOptions& options, Op op_a, Mat<const A> a, Op op_b, Mat<const B> b, Mat<const D> c,
+          Mat<D> d) {
+  assert((op_a == Op::none ? a.rows : a.cols) == d.rows && (op_b == Op::none ? b.cols : b.rows) == d.cols);
+  assert((op_a == Op::none ? a.cols : a.rows) == (op_b == Op::none ? b.rows : b.cols));
+  assert(c.rows == d.rows && c.cols == d.cols && c.ld == d.ld);
+  if (!stream.blas) throw std::logic_error("a matrix product on a stream without create_blas");
+  static_cast<Blas*>(stream.blas)
+      ->run(static_cast<cudaStream_t>(stream.handle),
+            {options, operand(a, op_a), operand(b, op_b), operand(c), d.data});
+}
+
+#define NANORUN_INSTANTIATE(A, B, D) \
+  template void gemm(Stream, const GemmOptions&, Op, Mat<const A>, Op, Mat<const B>, Mat<const D>, Mat<D>);
+NANORUN_INSTANTIATE(bf16, bf16, bf16)
+NANORUN_INSTANTIATE(bf16, bf16, float)
+NANORUN_INSTANTIATE(e4m3, e4m3, bf16)
+NANORUN_INSTANTIATE(e5m2, e4m3, bf16)
+NANORUN_INSTANTIATE(e5m2, e4m3, float)
+#undef NANORUN_INSTANTIATE
+
+}  // namespace nanorun::kernels::cuda

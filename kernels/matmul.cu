@@ -1,0 +1,35 @@
+#include "kernels/matmul.hpp"
+
+#include "kernels/cublas.hpp"
+
+namespace nanorun::kernels::cuda {
+
+template <class T>
+void linear_forward(Stream stream, Mat<T> out, Mat<const T> x, Mat<const T> w) {
+  gemm<T, T, T>(stream, {}, Op::none, x, Op::transpose, w, out);
+}
+
+template <class T>
+void linear_add_forward(Stream stream, Mat<T> out, Mat<const T> x, Mat<const T> w) {
+  gemm<T, T, T>(stream, {.beta = 1}, Op::none, x, Op::transpose, w, out);
+}
+
+template <class T>
+void linear_backward_input(Stream stream, Mat<T> d_x, Mat<const T> d_out, Mat<const T> w) {
+  gemm<T, T, T>(stream, {}, Op::none, d_out, Op::none, w, d_x);
+}
+
+template <class T>
+void linear_backward_weight(Stream stream, Mat<acc_t<T>> d_w, Mat<const T> d_out, Mat<const T> x) {
+  gemm<T, T, acc_t<T>>(stream, {.beta = 1}, Op::transpose, d_out, Op::none, x, d_w);
+}
+
+#define NANORUN_INSTANTIATE(T)                                                     \
+  template void linear_forward(Stream, Mat<T>, Mat<const T>, Mat<const T>);        \
+  template void linear_add_forward(Stream, Mat<T>, Mat<const T>, Mat<const T>);    \
+  template void linear_backward_input(Stream, Mat<T>, Mat<const T>, Mat<const T>); \
+  template void linear_backward_weight<T>(Stream, Mat<acc_t<T>>, Mat<const T>, Mat<const T>);
+NANORUN_INSTANTIATE(bf16)
+#undef NANORUN_INSTANTIATE
+
+}  // namespace nanorun::kernels::cuda

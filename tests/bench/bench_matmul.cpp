@@ -1,0 +1,199 @@
+// Rates of the matrix products, the head and Newton-Schulz on one GPU at the shapes of record 21, beside those of a
+// device copy and a large product. Time is the device's; inputs are random, since products of zeros run faster.
+
+#include <benchmark/benchmark.h>
+#include <cuda_runtime.h>
+
+#include <algorithm>
+#include <bit>
+#include <functional>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "kernels/cublas.hpp"
+#include "kernels/head.hpp"
+#include "kernels/matmul.hpp"
+#include "kernels/muon.hpp"
+
+namespace nanorun::kernels {
+namespace {
+
+constexpr int tokens = 49152, width = 768, hidden = 4 * width, vocabulary = 50304;
+
+void check(cudaError_t status) {
+  if (status != cudaSuccess) throw std::runtime_error(cudaGetErrorString(status));
+}
+
+/// Device memory filled with random numbers below `scale`.
+template <class T>
+class Values {
+ public:
+  explicit Values(std::size_t size, float scale = 1) : size_(size) {
+    check(cudaMalloc(&data_, size * sizeof(T)));
+    constexpr std::size_t period = 1 << 22;
+    std::vector<T> values(std::min(size, period));
+    std::uint32_t state = 1;
+    for (T& value : values)
+      value = element(scale * (static_cast<int>((state = state * 1664525 + 1013904223)) / 0x1p31f));
+    for (std::size_t at = 0; at < size; at += period) {
+      const std::size_t count = std::min(period, size - at);
+      check(cudaMemcpy(data_ + at, values.data(), count * sizeof(T), cudaMemcpyHostToDevice));
+    }
+  }
+  ~Values() { cudaFree(data_); }
+  Values(const Values&) = delete;
+
+  T* data() const { return data_; }
+  std::size_t size() const { return size_; }
+  Mat<T> mat(int rows, int cols) const { return {data_, rows, cols}; }
+
+ private:
+  static T element(float x) {
+    if constexpr (std::is_same_v<T, float>) return x;
+    if constexpr (std::is_same_v<T, bf16>) return {static_cast<std::uint16_t>(std::bit_cast<std::uint32_t>(x) >> 16)};
+    if constexpr (std::is_same_v<T, Token>) return static_cast<Token>((x + 1) * 25000);
+    if constexpr (std::is_same_v<T, std::byte>) return std::byte{0};
+  }
+  T* data_ = nullptr;
+  std::size_t size_;
+};
+
+/// Runs `work` once to warm up, then times each run; `flops` and `bytes` are those of one run.
+template <class Work>
+void measure(benchmark::State& state, double flops, double bytes, Work&& work) {
+  cudaEvent_t start, stop;
+  check(cudaEventCreate(&start));
+  check(cudaEventCreate(&stop));
+  work();
+  for (auto _ : state) {
+    check(cudaEventRecord(start));
+    work();
+    check(cudaEventRecord(stop));
+    check(cudaEventSynchronize(stop));
+    float milliseconds = 0;
+    check(cudaEventElapsedTime(&milliseconds, start, stop));
+    state.SetIterationTime(milliseconds * 1e-3);
+  }
+  using benchmark::Counter;
+  const auto rate = [&](double amount) { return Counter(amount, Counter::kIsIterationInvariantRate); };
+  if (flops > 0) state.counters["TFLOP/s"] = rate(flops * 1e-12);
+  if (bytes > 0) state.counters["TB/s"] = rate(bytes * 1e-12);
+  check(cudaEventDestroy(start));
+  check(cudaEventDestroy(stop));
+}
+
+Stream stream;
+
+void copy(benchmark::State& state) {
+  const std::size_t bytes = std::size_t{1} << 30;
+  const Values<std::byte> from(bytes), to(bytes);
+  measure(state, 0, 2.0 * bytes,
+          [&] { check(cudaMemcpyAsync(to.data(), from.data(), bytes, cudaMemcpyDeviceToDevice)); });
+}
+
+enum class Linear { forward, add_forward, backward_input, backward_weight, relu2_forward, relu2_backward };
+
+/// x [rows, in], w [out, in]
+void linear(benchmark::State& state, Linear op, int rows, int in, int out) {
+  using In = Mat<const bf16>;
+  const std::size_t m = rows, k = in, n = out;
+  const Values<bf16> x(m * k), w(n * k, 0.05f), y(m * n), d_x(m * k), h(m * k);
+  const Values<float> d_w(n * k);
+  const In x_in = x.mat(rows, in), w_in = w.mat(out, in), y_in = y.mat(rows, out), h_in = h.mat(rows, in);
+  measure(state, 2.0 * m * n * k, 0, [&] {
+    switch (op) {
+      case Linear::forward:
+        return cuda::linear_forward<bf16>(stream, y.mat(rows, out), x_in, w_in);
+      case Linear::add_forward:
+        return cuda::linear_add_forward<bf16>(stream, y.mat(rows, out), x_in, w_in);
+      case Linear::backward_input:
+        return cuda::linear_backward_input<bf16>(stream, d_x.mat(rows, in), y_in, w_in);
+      case Linear::backward_weight:
+        return cuda::linear_backward_weight<bf16>(stream, d_w.mat(out, in), y_in, x_in);
+      case Linear::relu2_forward:
+        return cuda::linear_relu2_forward<bf16>(stream, y.mat(rows, out), x_in, w_in);
+      case Linear::relu2_backward:
+        return cuda::linear_relu2_backward<bf16>(stream, d_x.mat(rows, in), y_in, w_in, h_in);
+    }
+  });
+}
+
+void head(benchmark::State& state, HeadPrecision precision, bool backward) {
+  const HeadOptions options{.precision = precision, .scale_x = 2, .scale_w = 512, .scale_g = 0x1p19};
+  const Values<bf16> x(std::size_t{tokens} * width, 2), w(std::size_t{vocabulary} * width, 0.1f),
+      d_x(std::size_t{tokens} * width);
+  const Values<float> d_w(std::size_t{vocabulary} * width);
+  const Values<Token> targets(tokens);
+  const Values<std::byte> scratch(cuda::head_workspace<bf16>(tokens, vocabulary, width, precision));
+  const Values<float> loss(2);
+  auto* const sum = reinterpret_cast<double*>(loss.data());
+  const Mat<const bf16> x_in = x.mat(tokens, width), w_in = w.mat(vocabulary, width);
+  const Vec<const Token> target_in(targets.data(), tokens);
+  const Workspace workspace(scratch.data(), scratch.size());
+  state.counters["workspace_GB"] = static_cast<double>(scratch.size()) * 1e-9;
+  measure(state, (backward ? 6.0 : 2.0) * tokens * width * vocabulary, 0, [&] {
+    if (backward) {
+      cuda::head_loss_backward<bf16>(stream, sum, d_x.mat(tokens, width), d_w.mat(vocabulary, width), x_in, w_in,
+                                     target_in, options, workspace);
+    } else {
+      cuda::head_loss_forward<bf16>(stream, sum, x_in, w_in, target_in, options, workspace);
+    }
+  });
+}
+
+void newton_schulz(benchmark::State& state, MatrixBatch shape) {
+  const double n = std::min(shape.rows, shape.cols), m = std::max(shape.rows, shape.cols);
+  const Values<float> x(std::size_t{1} * shape.count * shape.rows * shape.cols);
+  const Values<std::byte> scratch(cuda::newton_schulz_workspace<float>(shape));
+  measure(state, 5 * shape.count * (4 * n * n * m + 2 * n * n * n), 0, [&] {
+    cuda::newton_schulz<float>(stream, {x.data(), x.size()}, shape, {scratch.data(), scratch.size()});
+  });
+}
+
+void add(const std::string& name, std::function<void(benchmark::State&)> body) {
+  benchmark::RegisterBenchmark(name.c_str(), std::move(body))
+      ->UseManualTime()
+      ->Unit(benchmark::kMillisecond)
+      ->MinTime(0.05);
+}
+
+void add_linear(const char* name, Linear op, int rows, int in, int out) {
+  add(std::string(name) + "/" + std::to_string(rows) + "x" + std::to_string(in) + "->" + std::to_string(out),
+      [=](benchmark::State& state) { linear(state, op, rows, in, out); });
+}
+
+void add_all() {
+  add("copy", copy);
+  add_linear("linear_forward", Linear::forward, 8192, 8192, 8192);
+  for (const auto& [in, out] : {std::pair{width, 3 * width}, {width, width}, {width, hidden}, {hidden, width}}) {
+    add_linear("linear_forward", Linear::forward, tokens, in, out);
+    add_linear("linear_backward_input", Linear::backward_input, tokens, in, out);
+    add_linear("linear_backward_weight", Linear::backward_weight, tokens, in, out);
+  }
+  add_linear("linear_add_forward", Linear::add_forward, tokens, width, width);
+  add_linear("linear_add_forward", Linear::add_forward, tokens, hidden, width);
+  add_linear("linear_relu2_forward", Linear::relu2_forward, tokens, width, hidden);
+  add_linear("linear_relu2_backward", Linear::relu2_backward, tokens, hidden, width);
+  for (const bool backward : {false, true}) {
+    const std::string name = backward ? "head_loss_backward" : "head_loss_forward";
+    add(name + "/working", [=](benchmark::State& state) { head(state, HeadPrecision::working, backward); });
+    add(name + "/fp8", [=](benchmark::State& state) { head(state, HeadPrecision::fp8, backward); });
+  }
+  for (const MatrixBatch& shape : {MatrixBatch{44, width, width}, {12, hidden, width}, {12, width, hidden}}) {
+    add("newton_schulz/" + std::to_string(shape.count) + "x" + std::to_string(shape.rows) + "x" +
+            std::to_string(shape.cols),
+        [=](benchmark::State& state) { newton_schulz(state, shape); });
+  }
+}
+
+}  // namespace
+}  // namespace nanorun::kernels
+
+int main(int argc, char** argv) {
+  benchmark::Initialize(&argc, argv);
+  nanorun::kernels::cuda::create_blas(nanorun::kernels::stream);
+  nanorun::kernels::add_all();
+  benchmark::RunSpecifiedBenchmarks();
+  nanorun::kernels::cuda::destroy_blas(nanorun::kernels::stream);
+}

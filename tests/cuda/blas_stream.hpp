@@ -1,0 +1,21 @@
+#pragma once
+// The default stream with the state of the matrix products.
+
+#include "kernels/cublas.hpp"
+
+namespace nanorun::kernels::test {
+
+class BlasStream {
+ public:
+  BlasStream() { cuda::create_blas(stream_); }
+  ~BlasStream() { cuda::destroy_blas(stream_); }
+  BlasStream(const BlasStream&) = delete;
+  BlasStream& operator=(const BlasStream&) = delete;
+
+  operator Stream() const { return stream_; }
+
+ private:
+  Stream stream_;
+};
+
+}  // namespace nanorun::kernels::test
