@@ -117,11 +117,12 @@ void lay_out(const std::string& path, const Header& header, const Slabs& slabs, 
 }
 
 /// Collective.
-void write_rows(const Comm& comm, const std::string& path, const Slabs& slabs) {
+void write_rows(Comm& comm, const std::string& path, const Slabs& slabs) {
   h5::File file = h5::File::open_append(path, comm.handle(), ExitCode::checkpoint);
   // A rank whose write fails goes on, since the others wait for it in the writes that follow.
   std::exception_ptr failure;
   const auto attempt = [&](auto&& call) {
+    const auto watch = comm.watch("write of a checkpoint");
     try {
       call();
     } catch (...) {

@@ -3,76 +3,12 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <chrono>
-#include <condition_variable>
-#include <cstdio>
-#include <cstdlib>
-#include <mutex>
+#include <filesystem>
 #include <numeric>
-#include <thread>
 
 #include "src/error.hpp"
 
 namespace nanorun {
-
-/// A thread that ends the job when a collective outlasts the timeout.
-class Comm::Watchdog {
- public:
-  explicit Watchdog(int rank) : rank_(rank), thread_([this](std::stop_token stop) { watch(stop); }) {}
-
-  /// Watches from construction to destruction.
-  class Guard {
-   public:
-    Guard(Watchdog& dog, const char* what) : dog_(dog) { dog_.arm(what); }
-    ~Guard() { dog_.arm(nullptr); }
-
-   private:
-    Watchdog& dog_;
-  };
-
-  void set_timeout(double seconds) {
-    std::lock_guard lock(mutex_);
-    timeout_ = std::chrono::duration<double>(seconds);
-  }
-  void set_step(long step) { step_ = step; }
-
- private:
-  using Clock = std::chrono::steady_clock;
-
-  void arm(const char* what) {
-    std::lock_guard lock(mutex_);
-    what_ = what;
-    since_ = Clock::now();
-  }
-
-  void watch(std::stop_token stop) {
-    std::unique_lock lock(mutex_);
-    while (!stop.stop_requested()) {
-      wake_.wait_for(lock, stop, std::chrono::milliseconds(200), [] { return false; });
-      if (what_ != nullptr && Clock::now() - since_ > timeout_) expire();
-    }
-  }
-
-  [[noreturn]] void expire() const {
-    const std::string line = fmt::format(
-        "nanorun: rank {}: {} at step {} did not complete within {:.0f} s; another rank has died or hangs "
-        "(comm.timeout_seconds)\n",
-        rank_, what_, step_.load(), timeout_.count());
-    std::fputs(line.c_str(), stderr);
-    std::fflush(stderr);
-    MPI_Abort(MPI_COMM_WORLD, static_cast<int>(ExitCode::communication));
-    std::_Exit(static_cast<int>(ExitCode::communication));
-  }
-
-  int rank_;
-  std::mutex mutex_;
-  std::condition_variable_any wake_;
-  const char* what_ = nullptr;
-  Clock::time_point since_;
-  std::chrono::duration<double> timeout_{300};
-  std::atomic<long> step_{0};
-  std::jthread thread_;
-};
 
 namespace {
 
@@ -110,7 +46,8 @@ constexpr std::size_t exchange_chunk = 1 << 18;
 Comm::Comm(MPI_Comm comm) : comm_(comm) {
   MPI_Comm_rank(comm_, &rank_);
   MPI_Comm_size(comm_, &size_);
-  watchdog_ = std::make_unique<Watchdog>(rank_);
+  const auto abort = [] { MPI_Abort(MPI_COMM_WORLD, static_cast<int>(ExitCode::communication)); };
+  watchdog_ = std::make_unique<Watchdog>(rank_, size_, abort);
 }
 
 Comm::~Comm() = default;
@@ -118,13 +55,26 @@ Comm::~Comm() = default;
 void Comm::set_timeout(double seconds) { watchdog_->set_timeout(seconds); }
 void Comm::set_step(long step) { watchdog_->set_step(step); }
 
+void Comm::share_heartbeats(const std::string& folder) {
+  together([&] {
+    if (!root()) return;
+    std::error_code error;
+    std::filesystem::remove_all(folder, error);  // of a job that crashed
+    std::filesystem::create_directories(folder, error);
+    if (error) throw Error(ExitCode::output, fmt::format("{}: cannot be created: {}", folder, error.message()));
+  });
+  together([&] { watchdog_->share_heartbeats(folder); });
+}
+
+Watchdog::Guard Comm::watch(const char* what) { return {*watchdog_, what}; }
+
 void Comm::barrier() {
-  Watchdog::Guard guard(*watchdog_, "barrier");
+  const Watchdog::Guard guard = watch("barrier");
   MPI_Barrier(comm_);
 }
 
 void Comm::broadcast(std::span<std::byte> data, int root) {
-  Watchdog::Guard guard(*watchdog_, "broadcast");
+  const Watchdog::Guard guard = watch("broadcast");
   MPI_Bcast(data.data(), static_cast<int>(data.size()), MPI_BYTE, root, comm_);
 }
 
@@ -139,13 +89,13 @@ std::string Comm::broadcast(const std::string& text, int root) {
 
 template <class T>
 void Comm::all_reduce(std::span<T> data, Reduce op) {
-  Watchdog::Guard guard(*watchdog_, "all_reduce");
+  const Watchdog::Guard guard = watch("all_reduce");
   MPI_Allreduce(MPI_IN_PLACE, data.data(), static_cast<int>(data.size()), mpi_type<T>(), mpi_op(op), comm_);
 }
 
 template <class T>
 void Comm::reduce_scatter(std::span<T> data, const Bounds& bounds) {
-  Watchdog::Guard guard(*watchdog_, "reduce_scatter");
+  const Watchdog::Guard guard = watch("reduce_scatter");
   std::vector<T> incoming(size_ > 1 ? exchange_chunk : 0);
   // All ranks exchange the same number of messages, of which those past the end of a part are empty.
   std::size_t largest = 0;
@@ -169,7 +119,7 @@ void Comm::reduce_scatter(std::span<T> data, const Bounds& bounds) {
 
 template <class T>
 void Comm::all_gather(std::span<T> data, const Bounds& bounds) {
-  Watchdog::Guard guard(*watchdog_, "all_gather");
+  const Watchdog::Guard guard = watch("all_gather");
   std::vector<int> counts(size_), offsets(size_);
   for (int r = 0; r < size_; ++r) {
     counts[r] = static_cast<int>(bounds[r + 1] - bounds[r]);
@@ -180,7 +130,7 @@ void Comm::all_gather(std::span<T> data, const Bounds& bounds) {
 }
 
 std::vector<double> Comm::gather(double value) {
-  Watchdog::Guard guard(*watchdog_, "gather");
+  const Watchdog::Guard guard = watch("gather");
   std::vector<double> values(size_);
   MPI_Allgather(&value, 1, MPI_DOUBLE, values.data(), 1, MPI_DOUBLE, comm_);
   return values;
@@ -203,7 +153,7 @@ void Comm::together(const std::function<void()>& work) {
 }
 
 std::vector<std::string> Comm::gather(const std::string& text) {
-  Watchdog::Guard guard(*watchdog_, "gather");
+  const Watchdog::Guard guard = watch("gather");
   const int size = static_cast<int>(text.size());
   std::vector<int> sizes(size_), offsets(size_);
   MPI_Gather(&size, 1, MPI_INT, sizes.data(), 1, MPI_INT, 0, comm_);

@@ -1,16 +1,17 @@
 #pragma once
 // Collectives on spans. Every collective is watched: one that takes longer than the timeout ends the job with a
-// message that names the rank, the collective and the step.
+// message that names the collective, the step and the rank to blame.
 
 #include <mpi.h>
 
-#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <memory>
 #include <span>
 #include <string>
 #include <vector>
+
+#include "src/watchdog.hpp"
 
 namespace nanorun {
 
@@ -34,6 +35,11 @@ class Comm {
   void set_timeout(double seconds);
   /// Step named by the watchdog's message.
   void set_step(long step);
+  /// Collective. Lets the ranks' watchdogs see each other in `folder`, which all ranks see; without it the message of
+  /// a timeout does not name the rank to blame. Throws Error(output) on all ranks alike.
+  void share_heartbeats(const std::string& folder);
+  /// Watches a collective that another library makes on handle(), while the result lives.
+  [[nodiscard]] Watchdog::Guard watch(const char* what);
 
   void barrier();
   /// From `root` to all.
@@ -66,7 +72,6 @@ class Comm {
   std::uint64_t bytes_sent() const { return bytes_sent_; }
 
  private:
-  class Watchdog;
   MPI_Comm comm_;
   int rank_ = 0;
   int size_ = 1;

@@ -16,6 +16,7 @@ enum class Rounding { floor, ceil };
 enum class HeadChoice { automatic, fp32, bf16, fp8 };
 enum class EndOfData { error, wrap };
 enum class Recompute { none, mlp };
+enum class OnFailure { stop, go_on };
 
 struct RunConfig {
   std::string name = "run";
@@ -97,11 +98,12 @@ struct OptimizerConfig {
 };
 
 struct CheckpointConfig {
-  int every = 0;                 ///< steps; 0: only when a run stops early
-  int keep = 2;                  ///< newest checkpoints kept
-  int milestone_every = 0;       ///< steps whose checkpoints are kept for good; 0: none
-  bool at_end = true;            ///< write one after the last step
-  std::string restart = "auto";  ///< auto, none, or a checkpoint file
+  int every = 0;                           ///< steps; 0: only when a run stops early
+  int keep = 2;                            ///< newest checkpoints kept
+  int milestone_every = 0;                 ///< steps whose checkpoints are kept for good; 0: none
+  bool at_end = true;                      ///< write one after the last step
+  std::string restart = "auto";            ///< auto, none, or a checkpoint file
+  OnFailure on_failure = OnFailure::stop;  ///< when a checkpoint cannot be written
 };
 
 struct StopConfig {

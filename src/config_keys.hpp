@@ -45,11 +45,14 @@ inline constexpr auto names_of<EndOfData> = std::to_array<Named<EndOfData>>({{"e
 template <>
 inline constexpr auto names_of<Recompute> = std::to_array<Named<Recompute>>({{"none", Recompute::none},
                                                                              {"mlp", Recompute::mlp}});
+template <>
+inline constexpr auto names_of<OnFailure> = std::to_array<Named<OnFailure>>({{"stop", OnFailure::stop},
+                                                                             {"continue", OnFailure::go_on}});
 
 /// The member of a Config that a key sets.
 using Field =
     std::variant<bool*, int*, std::int64_t*, double*, std::string*, std::vector<std::string>*, std::vector<int>*,
-                 ValuePath*, RotaryKind*, WindowKind*, Rounding*, HeadChoice*, EndOfData*, Recompute*>;
+                 ValuePath*, RotaryKind*, WindowKind*, Rounding*, HeadChoice*, EndOfData*, Recompute*, OnFailure*>;
 
 /// What a key accepts beyond its type. Lists are checked element by element.
 struct Check {

@@ -14,7 +14,7 @@ enum class ExitCode : int {
   usage = 2,          ///< command line or deck
   data = 3,           ///< token shards
   checkpoint = 4,     ///< reading or writing a checkpoint
-  non_finite = 5,     ///< the loss is not a finite number
+  non_finite = 5,     ///< the loss is not a finite number, or gradients or weights overflowed
   communication = 6,  ///< a rank died or stopped answering
   output = 7,         ///< the output folder or the disk
   requeue = 75,       ///< stopped early with a checkpoint: submit the same job again

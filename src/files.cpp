@@ -1,12 +1,17 @@
 #include "src/files.hpp"
 
 #include <fcntl.h>
+#include <sys/file.h>
 #include <unistd.h>
 
+#include <array>
 #include <cerrno>
+#include <chrono>
 #include <cstdio>
 #include <cstring>
 #include <filesystem>
+#include <thread>
+#include <utility>
 
 namespace nanorun {
 
@@ -45,5 +50,33 @@ void rename_file(const std::string& from, const std::string& to, ExitCode code) 
   const auto folder = std::filesystem::path(to).parent_path();
   sync_to_disk(folder.empty() ? "." : folder.string(), code);
 }
+
+FileLock::FileLock(const std::string& path, const std::string& note, ExitCode code)
+    : descriptor_(::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666)) {
+  if (descriptor_ < 0) fail(code, path, "cannot be opened", errno);
+  const auto patience = std::chrono::steady_clock::now() + std::chrono::seconds(3);
+  int status;
+  while ((status = ::flock(descriptor_, LOCK_EX | LOCK_NB)) != 0 && errno == EWOULDBLOCK &&
+         std::chrono::steady_clock::now() < patience) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  }
+  if (status != 0 && errno == EWOULDBLOCK) {
+    std::array<char, 256> text{};
+    const ssize_t size = ::pread(descriptor_, text.data(), text.size(), 0);
+    held_by_ = std::string(text.data(), std::max<ssize_t>(size, 0));
+    return;
+  }
+  supported_ = status == 0;
+  // The note only informs; it may be lost on a full disk.
+  if (::ftruncate(descriptor_, 0) == 0) [[maybe_unused]]
+    const ssize_t n = ::pwrite(descriptor_, note.data(), note.size(), 0);
+}
+
+FileLock::~FileLock() {
+  if (descriptor_ >= 0) ::close(descriptor_);
+}
+
+FileLock::FileLock(FileLock&& other) noexcept
+    : descriptor_(std::exchange(other.descriptor_, -1)), supported_(other.supported_), held_by_(other.held_by_) {}
 
 }  // namespace nanorun

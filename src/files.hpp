@@ -3,6 +3,7 @@
 // the file and the system's reason.
 
 #include <cstdint>
+#include <optional>
 #include <string>
 
 #include "src/error.hpp"
@@ -18,5 +19,28 @@ void sync_to_disk(const std::string& path, ExitCode code);
 
 /// Gives a file its final name, in place of any file of that name; the name is on disk when it returns.
 void rename_file(const std::string& from, const std::string& to, ExitCode code);
+
+/// An exclusive lock on a file, held until destruction or the end of the process, whichever way that ends. Relies on
+/// flock(2), which NFS and Lustre (mounted with -o flock) extend over nodes; the lock of a crashed node ends when the
+/// file server notices, on NFS 4 after its lease time.
+class FileLock {
+ public:
+  /// Creates the file if need be. Where another process holds the lock for longer than the few seconds that a dying job
+  /// may take, held_by() is what that process noted, else `note` goes into the file. Throws Error(code) if there can be
+  /// no file.
+  FileLock(const std::string& path, const std::string& note, ExitCode code);
+  ~FileLock();
+  FileLock(FileLock&& other) noexcept;
+  FileLock& operator=(FileLock&&) = delete;
+
+  const std::optional<std::string>& held_by() const { return held_by_; }
+  /// False on a file system without locks.
+  bool supported() const { return supported_; }
+
+ private:
+  int descriptor_;
+  bool supported_ = true;
+  std::optional<std::string> held_by_;
+};
 
 }  // namespace nanorun

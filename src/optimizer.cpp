@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 
 #include "src/schedule.hpp"
 
@@ -71,6 +72,7 @@ Optimizer<T>::Optimizer(const Config& config, const ParameterTable& table, std::
 
 template <class T>
 void Optimizer<T>::step(Stream stream, Trace& trace, long step) {
+  overflowed_ = false;
   for (const Shard& shard : shards_) {
     const std::span<T> gradients = gradients_.subspan(shard.bucket.offset, shard.bucket.size());
     const std::span<T> weights = weights_.subspan(shard.bucket.offset, shard.bucket.size());
@@ -91,13 +93,21 @@ void Optimizer<T>::step(Stream stream, Trace& trace, long step) {
 template <class T>
 void Optimizer<T>::update(Stream stream, Trace& trace, const Shard& shard, long step) {
   if (shard.weights.empty()) return;
-  if (shard.bucket.group == Group::matrix) {
-    Region region(trace, Phase::muon);
+  const bool matrices = shard.bucket.group == Group::matrix;
+  Region region(trace, matrices ? Phase::muon : Phase::adam);
+  check_range(stream, shard.gradients);
+  if (matrices) {
     update_matrices(stream, shard, step);
   } else {
-    Region region(trace, Phase::adam);
     update_elements(stream, shard, step);
   }
+  check_range(stream, shard.weights);
+}
+
+template <class T>
+void Optimizer<T>::check_range(Stream stream, std::span<const T> tensor) {
+  const double sum = ops::sum_of_squares<T>(stream, tensor);
+  if (!(sum <= std::numeric_limits<T>::max())) overflowed_ = true;
 }
 
 template <class T>

@@ -26,6 +26,11 @@ class Optimizer {
   /// call it. `step` counts from 0.
   void step(kernels::Stream stream, Trace& trace, long step);
 
+  /// Whether in the last step gradients or weights of this rank's part were not finite, or so large that their sum of
+  /// squares is not a finite T: norms then come out as infinite and what is divided by them as zero, unseen in the
+  /// loss.
+  bool overflowed() const { return overflowed_; }
+
   /// Completes every rank's weights from the owned parts.
   void gather_weights();
 
@@ -50,6 +55,7 @@ class Optimizer {
   void update_matrices(kernels::Stream stream, const Shard& shard, long step);
   void update_elements(kernels::Stream stream, const Shard& shard, long step);
   double learning_rate(Group group) const;
+  void check_range(kernels::Stream stream, std::span<const T> tensor);
 
   const Config& config_;
   const ParameterTable& table_;
@@ -58,6 +64,7 @@ class Optimizer {
   TensorArena<T> state_;
   Arena workspace_;
   std::vector<Shard> shards_;
+  bool overflowed_ = false;
 };
 
 }  // namespace nanorun

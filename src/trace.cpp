@@ -80,13 +80,18 @@ class TraceFile {
     });
     const h5::File file = h5::File::open(path_, comm_.handle(), ExitCode::output);
     stored_ = file.shape("/seconds")[0];
+    columns_ = file.shape("/seconds")[1];
     validations_ = read_validations(file);
   }
 
   Validations& validations() { return validations_; }
 
-  /// Collective.
+  /// Collective. Throws Error(output) on all ranks alike.
   void append(const Rows& rows) {
+    comm_.together([&] {
+      if (comm_.root()) reserve(rows.size());
+    });
+    const auto watch = comm_.watch("write of trace.h5");
     h5::File file = h5::File::open_append(path_, comm_.handle(), ExitCode::output);
     write_rows(file, stored_, rows, comm_.rank(), 1, comm_.root());
     write_validations(file, validations_, comm_.root());
@@ -114,13 +119,40 @@ class TraceFile {
       }
     }
     const std::string partial = path_ + ".partial";
-    create(partial, std::max<std::uint64_t>(columns, comm_.size()), rows, columns, validations);
-    rename_file(partial, path_, ExitCode::output);
+    try {
+      create(partial, std::max<std::uint64_t>(columns, comm_.size()), rows, columns, validations);
+      rename_file(partial, path_, ExitCode::output);
+    } catch (...) {
+      std::error_code ignored;
+      std::filesystem::remove(partial, ignored);
+      throw;
+    }
+  }
+
+  /// Rank 0: takes space for what is to be appended, since HDF5 cannot give up in order a file that it fails to write.
+  void reserve(std::uint64_t steps) const {
+    std::error_code error;
+    const std::uint64_t size = std::filesystem::file_size(path_, error);
+    if (error) throw Error(ExitCode::output, fmt::format("{}: {}", path_, error.message()));
+    try {
+      reserve_space(path_, size + bytes_of(steps, columns_, validations_), ExitCode::output);
+    } catch (...) {
+      std::error_code ignored;
+      std::filesystem::resize_file(path_, size, ignored);
+      throw;
+    }
+  }
+
+  /// Bytes that so many steps take at most: whole chunks, and, generously, what HDF5 adds.
+  static std::uint64_t bytes_of(std::uint64_t steps, std::uint64_t columns, const Validations& validations) {
+    const std::uint64_t numbers =
+        4 * (steps + chunk) + (steps + seconds_chunk) * columns * Trace::phases + 2 * (validations.step.size() + chunk);
+    return 65536 + numbers * sizeof(double) + 64 * steps;
   }
 
   static void create(const std::string& path, std::uint64_t columns, const Rows& rows, std::uint64_t row_columns,
                      const Validations& validations) {
-    constexpr std::uint64_t chunk = 256;
+    reserve_space(path, bytes_of(rows.size(), columns, validations), ExitCode::output);
     h5::File file = h5::File::create(path, MPI_COMM_NULL, ExitCode::output);
     file.write_attribute("/", "format", file_format);
     file.write_attribute("/", "format_version", file_version);
@@ -129,7 +161,7 @@ class TraceFile {
     file.create_growing_dataset<std::int64_t>("/ranks", {0}, chunk);
     file.create_growing_dataset<double>("/tokens", {0}, chunk);
     file.create_growing_dataset<double>("/loss", {0}, chunk);
-    file.create_growing_dataset<double>("/seconds", {0, columns, Trace::phases}, 16);
+    file.create_growing_dataset<double>("/seconds", {0, columns, Trace::phases}, seconds_chunk);
     file.create_growing_dataset<std::int64_t>("/validation_step", {0}, chunk);
     file.create_growing_dataset<double>("/validation_loss", {0}, chunk);
     write_rows(file, 0, rows, 0, row_columns, true);
@@ -189,9 +221,12 @@ class TraceFile {
     append_column(file, "/validation_loss", 0, validations.loss, shared);
   }
 
+  static constexpr std::uint64_t chunk = 256, seconds_chunk = 16;  // steps
+
   Comm& comm_;
   std::string path_;
   std::uint64_t stored_ = 0;
+  std::uint64_t columns_ = 0;
   Validations validations_;
 };
 
@@ -270,14 +305,14 @@ class Trace::Impl {
     step_begin_ = enter(other);
     move_to_sums();
     step_ = step;
-    recording_ = config_.enabled && std::ranges::find(config_.json_steps, step) != config_.json_steps.end();
+    recording_ = file_ && std::ranges::find(config_.json_steps, step) != config_.json_steps.end();
   }
 
   void end_step(double tokens, double loss) {
     const Clock::time_point now = enter(idle);
     record(idle, step_begin_, now);
     recording_ = false;
-    if (config_.enabled) {
+    if (file_) {
       rows_.step.push_back(step_);
       rows_.ranks.push_back(comm_.size());
       rows_.tokens.push_back(tokens);
@@ -288,7 +323,7 @@ class Trace::Impl {
   }
 
   void add_validation(long step, double loss) {
-    if (!config_.enabled) return;
+    if (!file_) return;
     Validations& validations = file_->validations();
     validations.truncate(step);
     validations.step.push_back(step);
@@ -298,8 +333,7 @@ class Trace::Impl {
   bool full() const { return rows_.size() >= static_cast<std::size_t>(config_.flush_every) && rows_.size() > 0; }
 
   void flush() {
-    if (!config_.enabled) return;
-    file_->append(rows_);
+    attempt([&] { file_->append(rows_); });
     rows_.clear();
   }
 
@@ -307,8 +341,10 @@ class Trace::Impl {
     flush();
     if (events_.empty()) return;
     const std::vector<std::string> texts = comm_.gather(chrome_events(events_, comm_.rank(), origin_).dump());
-    comm_.together([&] {
-      if (comm_.root()) write_chrome_trace(folder_ + "/trace.json", texts);
+    attempt([&] {
+      comm_.together([&] {
+        if (comm_.root()) write_chrome_trace(folder_ + "/trace.json", texts);
+      });
     });
   }
 
@@ -323,6 +359,19 @@ class Trace::Impl {
   }
 
  private:
+  /// Collective: ends the trace where it cannot be written, for training is worth more.
+  template <class Write>
+  void attempt(Write&& write) {
+    if (!file_) return;
+    try {
+      write();
+    } catch (const Error& error) {
+      if (error.scope() != Scope::all_ranks) throw;
+      if (comm_.root()) fmt::print(stderr, "nanorun: warning: {}; the trace ends here\n", error.what());
+      file_.reset();
+    }
+  }
+
   void move_to_sums() {
     for (int phase = 0; phase < phases; ++phase) sums_[phase] += row_[phase];
     row_.fill(0);

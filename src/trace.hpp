@@ -41,6 +41,8 @@ class Trace {
   /// Collective. `folder`: outputs/<name>, which exists. A run from step 0 starts a new trace.h5; a resumed one keeps
   /// the rows of steps < first_step and the validations of steps <= first_step, and moves a trace.h5 that cannot be
   /// read out of the way. With config.enabled = false no file is written; the sums of summarise() are always kept.
+  /// Throws Error(output) where trace.h5 cannot be made. Where it can no longer be written later, for example on a full
+  /// disk, a warning says so and the trace ends, not the run.
   Trace(Comm& comm, const TraceConfig& config, const std::string& folder, long first_step);
   ~Trace();
 
@@ -51,10 +53,9 @@ class Trace {
   /// loss: mean over the validation tokens with the weights that `step` begins with. Replaces what earlier calls
   /// recorded for this step and later ones.
   void add_validation(long step, double loss);
-  /// Collective: writes the rows gathered since the last write. Called by end_step every flush_every steps. Throws
-  /// Error(output).
+  /// Collective: writes the rows gathered since the last write. Called by end_step every flush_every steps.
   void flush();
-  /// Collective: flushes, and writes trace.json if any of the chosen steps ran. Throws Error(output).
+  /// Collective: flushes, and writes trace.json if any of the chosen steps ran.
   void finish();
 
   struct Summary {

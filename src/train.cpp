@@ -1,7 +1,10 @@
 #include "src/train.hpp"
 
+#include <array>
 #include <cmath>
 #include <cstdio>
+#include <exception>
+#include <limits>
 
 #include "src/checkpoint.hpp"
 #include "src/data.hpp"
@@ -61,6 +64,7 @@ class Training {
   void restore();
   void start_loader();
   void train_step();
+  double forward_backward();
   void agree(double local_loss);
   void validate();
   void save();
@@ -88,6 +92,7 @@ class Training {
   StopMonitor stop_;
   std::unique_ptr<Trace> trace_;
   std::unique_ptr<Loader> loader_;
+  std::exception_ptr data_failure_;
 
   Progress progress_;
   long first_step_ = 0;
@@ -117,6 +122,7 @@ Training::Training(Context& context, const Config& config)
       checkpoints_(comm_, config.checkpoint, folder_.checkpoints(), to_toml(config), model_fingerprint(table_)),
       stop_(config.stop, folder_.stop_file(config.stop), comm_.root()) {
   comm_.set_timeout(config.comm.timeout_seconds);
+  comm_.share_heartbeats(folder_.heartbeats());
   restore();
   trace_ = std::make_unique<Trace>(comm_, config.trace, folder_.path(), progress_.step);
   start_loader();
@@ -159,18 +165,9 @@ ExitCode Training::run() {
 
 void Training::train_step() {
   const double begin = context_.seconds_since_start();
-  const std::size_t row = config_.train.length + 1;
-  std::span<const Token> tokens;
-  {
-    Region region(*trace_, Phase::data);
-    tokens = loader_->next();
-  }
-  double loss = 0;
-  for (std::size_t at = 0; at < tokens.size(); at += row) {
-    loss += model_.forward_backward(context_.stream(), *trace_, Sequence::of(tokens.subspan(at, row)), window());
-  }
-  agree(loss);
+  const double loss = forward_backward();
   optimizer_.step(context_.stream(), *trace_, progress_.step);
+  agree(loss);
 
   const double seconds = context_.seconds_since_start() - begin;
   run_seconds_ += seconds;
@@ -182,16 +179,44 @@ void Training::train_step() {
   trace_->end_step(static_cast<double>(step_tokens(config_.train)), loss_);
 }
 
-/// One reduction carries the loss and what any rank has seen that should stop the run.
+/// This rank's sequences of the step; returns the sum of their losses. Where their tokens cannot be read that is not a
+/// number, and data_failure_ says why.
+double Training::forward_backward() {
+  const std::size_t row = config_.train.length + 1;
+  std::span<const Token> tokens;
+  try {
+    Region region(*trace_, Phase::data);
+    tokens = loader_->next();
+  } catch (const Error&) {
+    data_failure_ = std::current_exception();
+    return std::numeric_limits<double>::quiet_NaN();
+  }
+  double loss = 0;
+  for (std::size_t at = 0; at < tokens.size(); at += row) {
+    loss += model_.forward_backward(context_.stream(), *trace_, Sequence::of(tokens.subspan(at, row)), window());
+  }
+  return loss;
+}
+
+/// Ends every step: one reduction carries the loss, another what any rank has seen that should stop the run. Nothing
+/// of a step that fails here reaches a checkpoint.
 void Training::agree(double local_loss) {
   Region region(*trace_, Phase::agree);
-  const StopReason seen = stop_.poll(progress_.step + 1, context_.seconds_since_start());
+  const StopReason reason = stop_.poll(progress_.step + 1, context_.seconds_since_start());
+  std::array<double, 2> seen = {static_cast<double>(reason), optimizer_.overflowed() ? 1.0 : 0.0};
   loss_ = comm_.all_reduce(local_loss, Reduce::sum) / config_.train.sequences;
-  stop_reason_ = static_cast<StopReason>(static_cast<int>(comm_.all_reduce(static_cast<double>(seen), Reduce::max)));
-  if (std::isfinite(loss_)) return;
+  comm_.all_reduce(std::span<double>(seen), Reduce::max);
+  stop_reason_ = static_cast<StopReason>(static_cast<int>(seen[0]));
+  const bool overflowed = seen[1] != 0;
+  if (std::isfinite(loss_) && !overflowed) return;
+  comm_.together([&] {
+    if (data_failure_) std::rethrow_exception(data_failure_);
+  });
   const std::vector<std::string> saved = checkpoints_.list();
+  const std::string what = std::isfinite(loss_) ? fmt::format("gradients or weights overflowed (the loss is {})", loss_)
+                                                : fmt::format("the loss is {}", loss_);
   throw Error(ExitCode::non_finite,
-              fmt::format("the loss is {} at step {}; last good checkpoint: {}", loss_, progress_.step + 1,
+              fmt::format("{} at step {}; last good checkpoint: {}", what, progress_.step + 1,
                           saved.empty() ? "none" : saved.back()),
               Scope::all_ranks);
 }
@@ -248,9 +273,15 @@ void Training::save() {
   Region region(*trace_, Phase::checkpoint);
   trace_->flush();
   progress_.cursor = loader_->cursor();
-  const std::string file = checkpoints_.save(progress_, optimizer_.slabs());
-  saved_step_ = progress_.step;
-  log_.line(fmt::format("checkpoint {}", file));
+  try {
+    const std::string file = checkpoints_.save(progress_, optimizer_.slabs());
+    saved_step_ = progress_.step;
+    log_.line(fmt::format("checkpoint {}", file));
+  } catch (const Error& error) {
+    const bool last = finished() || stop_reason_ != StopReason::none;
+    if (last || config_.checkpoint.on_failure == OnFailure::stop || error.scope() != Scope::all_ranks) throw;
+    if (comm_.root()) fmt::print(stderr, "nanorun: warning: {}; training goes on without it\n", error.what());
+  }
 }
 
 ExitCode Training::finish() {

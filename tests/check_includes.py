@@ -8,6 +8,7 @@ from pathlib import Path
 # A module may include modules of the lines above its own, and itself.
 LAYERS = """
 error arena
+watchdog
 config config_keys config_check comm h5 files
 context mask schedule stop params data trace run_folder
 import activations

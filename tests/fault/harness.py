@@ -51,6 +51,14 @@ def gather(stream, lines):
             lines.append(line)
 
 
+def running(pid):
+    """Whether the process lives; one that nobody has waited for yet does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
 class Job:
     """A started job; its output gathers while it runs."""
 

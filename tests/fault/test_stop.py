@@ -1,8 +1,9 @@
-"""Early stops: by signal, walltime, stop file, a loss that is not finite, a rank that dies or hangs."""
+"""Early stops: by signal, walltime, stop file, numbers that are not finite, a rank that dies or hangs."""
 
 import os
 import re
 import signal
+import time
 
 import harness
 from harness import FaultTest, restarted_from
@@ -45,14 +46,22 @@ class Stop(FaultTest):
         (self.run_folder() / "stop").touch()
         self.assert_stopped(job, "stop file found")
 
-    def test_loss_not_finite(self):
+    def assert_not_finite(self, lr, what, step):
+        """A learning rate that breaks the weights after step 4 ends the run at `step` and leaves what was saved."""
         self.train(2, "stop.step=4", code=75)
-        job = self.train(2, "optimizer.lr_embedding=1e300", "checkpoint.every=4", code=5)
+        job = self.train(2, f"optimizer.lr_embedding={lr}", "checkpoint.every=1", code=5)
         self.assertEqual(restarted_from(job), 4)
-        self.assert_refused(job, "the loss is", "at step 6", self.checkpoint(4).name)
+        self.assert_refused(job, what, f"at step {step};", self.checkpoint(4).name)
         self.assertEqual(self.files(), [self.checkpoint(4).name])
         self.verify(self.checkpoint(4))
         self.assertEqual(restarted_from(self.train(2)), 4)
+
+    def test_weights_not_finite(self):
+        self.assert_not_finite("1e300", "gradients or weights overflowed", 5)
+
+    def test_weights_whose_squares_overflow(self):
+        """The weights are finite, but norms of them are not, and what is divided by those is zero."""
+        self.assert_not_finite("1e30", "gradients or weights overflowed", 5)
 
     def test_killed_rank_ends_the_job(self):
         job = self.start(2, *self.long_run, "checkpoint.every=2")
@@ -63,12 +72,38 @@ class Stop(FaultTest):
         self.assertRegex("".join(job.errors), r"rank 1 .*signal 9|rank 1: .*did not complete")
         self.verify(*(self.run_folder() / "checkpoints").glob("*.h5"))
 
-    def test_hanging_rank_ends_the_job(self):
-        job = self.start(2, *self.long_run, "comm.timeout_seconds=3")
-        job.until_step(3)
-        os.kill(job.rank_pids()[1], signal.SIGSTOP)
+    def assert_named(self, job, pids, culprit):
+        """The watchdogs of other ranks blame `culprit`, and no rank is left."""
         self.assertEqual(job.wait(), 6, job.text())
-        self.assertRegex("".join(job.errors), r"nanorun: rank 0: \w+ at step \d+ did not complete within 3 s")
+        lines = [line for line in job.messages() if "did not complete within 2 s: " in line]
+        self.assertTrue(lines, job.text())
+        for line in lines:
+            self.assertRegex(line, rf"nanorun: rank \d: [\w .]+ at step \d+ did not complete within 2 s: {culprit}")
+        limit = time.monotonic() + harness.TIMEOUT
+        while any(map(harness.running, pids)) and time.monotonic() < limit:
+            time.sleep(0.05)
+        self.assertFalse(list(filter(harness.running, pids)))
+
+    def stop_a_rank(self, ranks, silent):
+        job = self.start(ranks, *self.long_run, "comm.timeout_seconds=2")
+        job.until_step(3)
+        pids = job.rank_pids()
+        os.kill(pids[silent], signal.SIGSTOP)
+        self.assert_named(job, pids, f"no sign of life from rank {silent}, stopped or dead")
+
+    def test_stopped_rank_is_named(self):
+        self.stop_a_rank(4, 2)
+
+    def test_stopped_root_is_named(self):
+        self.stop_a_rank(2, 0)
+
+    def test_rank_that_hangs_outside_collectives_is_named(self):
+        trigger = self.folder / "hang"
+        wrapper = ["env", f"LD_PRELOAD={os.environ['NANORUN_HANG']}", "HANG_RANK=1", f"HANG_FILE={trigger}"]
+        job = self.start(4, *self.long_run, "comm.timeout_seconds=2", wrapper=wrapper)
+        job.until_step(3)
+        trigger.touch()
+        self.assert_named(job, job.rank_pids(), r"rank 1 of step \d+ hangs outside of collectives")
 
 
 if __name__ == "__main__":

@@ -16,11 +16,10 @@ Context* context = nullptr;
 
 Comm& comm() { return context->comm(); }
 
-InputFile::InputFile(std::span<const std::uint8_t> bytes, std::size_t least_size)
+InputFile::InputFile(std::span<const std::uint8_t> bytes)
     : descriptor_(::memfd_create("input", MFD_CLOEXEC)), path_(fmt::format("/proc/self/fd/{}", descriptor_)) {
   const ssize_t written = ::write(descriptor_, bytes.data(), bytes.size());
-  const bool filled = bytes.size() >= least_size || ::ftruncate(descriptor_, static_cast<off_t>(least_size)) == 0;
-  require(filled && written == static_cast<ssize_t>(bytes.size()), "no file in memory for the input");
+  require(written == static_cast<ssize_t>(bytes.size()), "no file in memory for the input");
 }
 
 InputFile::~InputFile() { ::close(descriptor_); }

@@ -22,8 +22,7 @@ Comm& comm();
 /// An input as a file in memory.
 class InputFile {
  public:
-  /// Zeros follow the bytes until the file has `least_size` bytes: HDF5 looks no further at a file that is too short.
-  explicit InputFile(std::span<const std::uint8_t> bytes, std::size_t least_size = 0);
+  explicit InputFile(std::span<const std::uint8_t> bytes);
   ~InputFile();
   InputFile(const InputFile&) = delete;
   InputFile& operator=(const InputFile&) = delete;

@@ -32,7 +32,7 @@ struct Target {
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   static Target target;
-  const fuzz::InputFile file({data, size}, 1 << 16);
+  const fuzz::InputFile file({data, size});
   CheckpointConfig config;
   config.restart = file.path();
   const bool verified = fuzz::accepts([&] { verify_checkpoint(fuzz::comm(), file.path()); });

@@ -10,7 +10,7 @@
 using namespace nanorun;
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
-  const fuzz::InputFile file({data, size}, 1 << 16);
+  const fuzz::InputFile file({data, size});
   fuzz::accepts([&] {
     const ShardInfo info = read_shard_info(file.path());
     std::vector<Token> tokens(std::min<std::uint64_t>(info.count, 100));

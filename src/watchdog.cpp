@@ -1,0 +1,170 @@
+#include "src/watchdog.hpp"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cinttypes>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <optional>
+#include <utility>
+
+#include "src/error.hpp"
+
+namespace nanorun {
+
+namespace {
+
+constexpr const char* unknown_culprit = "another rank has died or hangs";
+
+std::string list_of(const std::vector<int>& ranks) {
+  const auto end = ranks.begin() + std::min<std::ptrdiff_t>(std::ssize(ranks), 8);
+  return fmt::format("{} {}{}", ranks.size() == 1 ? "rank" : "ranks", fmt::join(ranks.begin(), end, ", "),
+                     end == ranks.end() ? "" : ", ...");
+}
+
+}  // namespace
+
+Watchdog::Watchdog(int rank, int ranks, std::function<void()> abort)
+    : rank_(rank),
+      ranks_(ranks),
+      abort_(std::move(abort)),
+      culprit_(unknown_culprit),
+      watching_([this](std::stop_token stop) { watch(stop); }) {}
+
+Watchdog::~Watchdog() {
+  if (!beating_.joinable()) return;
+  beating_.request_stop();
+  beating_.join();
+  std::error_code ignored;
+  std::filesystem::remove(file_of(rank_), ignored);
+  std::filesystem::remove(folder_, ignored);
+}
+
+void Watchdog::set_timeout(double seconds) {
+  std::lock_guard lock(mutex_);
+  timeout_ = Seconds(seconds);
+}
+
+void Watchdog::share_heartbeats(const std::string& folder) {
+  folder_ = folder;
+  if (!write({})) {
+    throw Error(ExitCode::output, fmt::format("{}: cannot be written: {}", file_of(rank_), std::strerror(errno)));
+  }
+  beating_ = std::jthread([this](std::stop_token stop) { beat(stop); });
+}
+
+void Watchdog::arm(const char* what) {
+  std::lock_guard lock(mutex_);
+  what_ = what;
+  since_ = Clock::now();
+  ++collectives_;
+}
+
+void Watchdog::disarm() {
+  std::lock_guard lock(mutex_);
+  what_ = nullptr;
+  culprit_ = unknown_culprit;
+}
+
+/// Body of the thread that ends the job.
+void Watchdog::watch(std::stop_token stop) {
+  Clock::time_point last = Clock::now();
+  std::unique_lock lock(mutex_);
+  while (!stop.stop_requested()) {
+    wake_.wait_for(lock, stop, std::chrono::milliseconds(200), [] { return false; });
+    // Time in which this process itself was stopped is nobody else's fault.
+    const Clock::duration pause = Clock::now() - std::exchange(last, Clock::now());
+    if (pause > std::chrono::seconds(1)) since_ += pause;
+    if (what_ != nullptr && Clock::now() - since_ > timeout_) expire();
+  }
+}
+
+void Watchdog::expire() {
+  const std::string line =
+      fmt::format("nanorun: rank {}: {} at step {} did not complete within {:.4g} s: {} (comm.timeout_seconds)\n",
+                  rank_, what_, step_.load(), timeout_.count(), culprit_);
+  std::fputs(line.c_str(), stderr);
+  std::fflush(stderr);
+  abort_();
+  std::abort();
+}
+
+/// Body of the thread that writes this rank's line, and reads all lines in the second half of a timeout.
+void Watchdog::beat(std::stop_token stop) {
+  std::optional<std::vector<Heartbeat>> halfway;
+  std::uint64_t halfway_collective = 0;
+  Heartbeat own;
+  std::unique_lock lock(mutex_);
+  while (!stop.stop_requested()) {
+    ++own.beats;
+    own.collectives = collectives_;
+    own.inside = what_ != nullptr;
+    own.step = step_;
+    const bool late = own.inside && Clock::now() - since_ > timeout_ / 2;
+    const Seconds interval = std::min(timeout_ / 16, Seconds(10));
+    lock.unlock();
+    write(own);
+    std::string culprit;
+    if (!late || halfway_collective != own.collectives) halfway.reset();
+    if (late && halfway) {
+      culprit = find_culprit(*halfway, read_all());
+    } else if (late) {
+      halfway = read_all();
+      halfway_collective = own.collectives;
+    }
+    lock.lock();
+    if (!culprit.empty() && what_ != nullptr && collectives_ == own.collectives) culprit_ = culprit;
+    wake_.wait_for(lock, stop, interval, [] { return false; });
+  }
+}
+
+std::string Watchdog::file_of(int rank) const { return fmt::format("{}/{}", folder_, rank); }
+
+bool Watchdog::write(const Heartbeat& heartbeat) const {
+  const std::string line = fmt::format("{:>20} {:>20} {:>1} {:>20}\n", heartbeat.beats, heartbeat.collectives,
+                                       static_cast<int>(heartbeat.inside), heartbeat.step);
+  const int descriptor = ::open(file_of(rank_).c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0666);
+  if (descriptor < 0) return false;
+  const bool written = ::write(descriptor, line.data(), line.size()) == static_cast<ssize_t>(line.size());
+  return ::close(descriptor) == 0 && written;
+}
+
+/// The lines of all ranks; zeros for one that cannot be read.
+std::vector<Watchdog::Heartbeat> Watchdog::read_all() const {
+  std::vector<Heartbeat> heartbeats(ranks_);
+  for (int rank = 0; rank < ranks_; ++rank) {
+    std::FILE* file = std::fopen(file_of(rank).c_str(), "r");
+    if (file == nullptr) continue;
+    Heartbeat& h = heartbeats[rank];
+    int inside = 0;
+    if (std::fscanf(file, "%" SCNu64 " %" SCNu64 " %d %ld", &h.beats, &h.collectives, &inside, &h.step) != 4) h = {};
+    h.inside = inside != 0;
+    std::fclose(file);
+  }
+  return heartbeats;
+}
+
+/// Whom the lines of half a timeout blame for the collective that this rank waits in.
+std::string Watchdog::find_culprit(const std::vector<Heartbeat>& then, const std::vector<Heartbeat>& now) const {
+  // Where the folder does not even take this rank's lines, the others' say nothing.
+  if (now[rank_].beats == then[rank_].beats) return unknown_culprit;
+  std::vector<int> silent, outside, behind;
+  for (int rank = 0; rank < ranks_; ++rank) {
+    if (now[rank].beats == then[rank].beats) silent.push_back(rank);
+    if (now[rank].collectives >= now[rank_].collectives) continue;
+    (now[rank].inside ? behind : outside).push_back(rank);
+  }
+  if (!silent.empty()) return fmt::format("no sign of life from {}, stopped or dead", list_of(silent));
+  if (!outside.empty()) {
+    return fmt::format("{} of step {} hangs outside of collectives", list_of(outside), now[outside.front()].step);
+  }
+  if (!behind.empty()) return fmt::format("{} waits in an earlier collective", list_of(behind));
+  return "all ranks live and have come to it, so communication itself hangs";
+}
+
+}  // namespace nanorun

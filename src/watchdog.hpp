@@ -1,0 +1,86 @@
+#pragma once
+// Ends the job when a collective outlasts its timeout, and names the rank to blame.
+//
+// To find that rank, each rank's watchdog keeps a line about its rank in a file of its own in a folder that all ranks
+// see, and reads the others' while a collective takes long: a line that stands still belongs to a rank that is stopped
+// or dead, one that counts fewer collectives to a rank that lives and hangs elsewhere. Files reach over nodes where
+// MPI may be what hangs, and need no open ports. A line is as long as any other and each access opens and closes the
+// file, so close-to-open consistency, as of NFS, is enough; the clocks of hosts are not compared. The files have a
+// thread of their own, since a file system that hangs must not hold up the end of the job.
+
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <cstdint>
+#include <functional>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+namespace nanorun {
+
+class Watchdog {
+ public:
+  /// `abort` ends the job and does not return; it is called on a thread of the watchdog.
+  Watchdog(int rank, int ranks, std::function<void()> abort);
+  /// Removes this rank's heartbeat file, and the folder with the last of them.
+  ~Watchdog();
+
+  /// Watches from construction to destruction.
+  class Guard {
+   public:
+    Guard(Watchdog& dog, const char* what) : dog_(dog) { dog_.arm(what); }
+    ~Guard() { dog_.disarm(); }
+    Guard(const Guard&) = delete;
+    Guard& operator=(const Guard&) = delete;
+
+   private:
+    Watchdog& dog_;
+  };
+
+  void set_timeout(double seconds);
+  /// Step named by the message.
+  void set_step(long step) { step_ = step; }
+  /// Starts the heartbeats of this rank in `folder`, which exists. Throws Error(output) if its file cannot be written.
+  void share_heartbeats(const std::string& folder);
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  using Seconds = std::chrono::duration<double>;
+
+  /// What a rank's line says.
+  struct Heartbeat {
+    std::uint64_t beats = 0;        ///< lines written
+    std::uint64_t collectives = 0;  ///< begun
+    bool inside = false;            ///< one of them
+    long step = 0;
+  };
+
+  void arm(const char* what);
+  void disarm();
+  void watch(std::stop_token stop);
+  void beat(std::stop_token stop);
+  [[noreturn]] void expire();
+
+  std::string file_of(int rank) const;
+  bool write(const Heartbeat& heartbeat) const;
+  std::vector<Heartbeat> read_all() const;
+  std::string find_culprit(const std::vector<Heartbeat>& then, const std::vector<Heartbeat>& now) const;
+
+  const int rank_, ranks_;
+  const std::function<void()> abort_;
+  std::string folder_;
+  std::atomic<long> step_{0};
+
+  std::mutex mutex_;  ///< guards the members down to culprit_
+  std::condition_variable_any wake_;
+  const char* what_ = nullptr;  ///< the collective that is under way
+  Clock::time_point since_;
+  std::uint64_t collectives_ = 0;
+  Seconds timeout_{300};
+  std::string culprit_;
+  std::jthread watching_, beating_;  ///< last: they end before what they use
+};
+
+}  // namespace nanorun

@@ -1,0 +1,45 @@
+"""Token shards that change while a run reads them."""
+
+import os
+import shutil
+
+import harness
+from harness import FaultTest, losses, restarted_from
+
+
+class Data(FaultTest):
+    arguments = ("train.steps=60", "checkpoint.every=10")
+
+    def assert_survives(self, damage, reason):
+        """`damage` harms the shard during a run; with the shard as it was, the run resumes and ends bit-identically."""
+        shard, kept = self.folder / "data.h5", self.folder / "kept.h5"
+        shutil.copy(shard, kept)
+        whole = self.train(2, *self.arguments, "run.name=whole")
+
+        job = self.start(2, *self.arguments)
+        job.until_step(12)
+        damage(shard)
+        self.assertEqual(job.wait(), 3, job.text())
+        self.assert_refused(job, "data.h5", reason)
+        self.assertLess(max(losses(job)), 60)
+        newest = self.files()[-1]
+        self.verify(self.run_folder() / "checkpoints" / newest)
+
+        shutil.copy(kept, shard)
+        again = self.train(2, *self.arguments)
+        self.assertEqual(newest, self.checkpoint(restarted_from(again)).name)
+        for step, loss in losses(again).items():
+            self.assertEqual(loss, losses(whole)[step])
+        summaries = [harness.json.loads((self.folder / "outputs" / name / "summary.json").read_text())
+                     for name in ("run", "whole")]
+        self.assertEqual(*(summary["final_train_loss"] for summary in summaries))
+
+    def test_shard_vanishes(self):
+        self.assert_survives(lambda shard: shard.unlink(), "No such file or directory")
+
+    def test_shard_is_truncated(self):
+        self.assert_survives(lambda shard: os.truncate(shard, shard.stat().st_size // 2), "changed while the run")
+
+
+if __name__ == "__main__":
+    harness.main()

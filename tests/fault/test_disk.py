@@ -1,0 +1,155 @@
+"""Disks that fill up, output folders that cannot be written, and folders that two jobs want."""
+
+import os
+import re
+import socket
+import subprocess
+
+import harness
+from harness import FaultTest, restarted_from
+
+
+class Disk(FaultTest):
+    # Checkpoints of some 2 MB.
+    model = ("model.vocabulary=2000", "checkpoint.every=3", "checkpoint.keep=1")
+    long_run = (*model, "train.steps=100000")
+
+    def mount(self, *options):
+        """Mounts a file system in memory as the folder of outputs; None where that is not allowed."""
+        folder = self.folder / "outputs"
+        folder.mkdir()
+        command = ["mount", "-t", "tmpfs", *options, "none", folder]
+        if os.geteuid() != 0 or subprocess.run(command, capture_output=True).returncode != 0:
+            return None
+        self.addCleanup(subprocess.run, ["umount", "-l", folder], check=True)
+        return folder
+
+    def fill(self, left):
+        """Leaves so many bytes of the disk; returns the file that takes the rest."""
+        disk = self.folder / "outputs"
+        filler = disk / "filler"
+        status = os.statvfs(disk)
+        with filler.open("wb") as file:
+            os.posix_fallocate(file.fileno(), 0, max(status.f_bavail * status.f_frsize - left, 1))
+        return filler
+
+    def no_space(self, *overrides, code):
+        """Trains from a checkpoint of step 3 with too little space for that of step 6."""
+        self.train(2, *self.model, "stop.step=3", code=75)
+        if self.mounted:
+            self.filler = self.fill(1 << 20)
+            return self.train(2, *self.model, *overrides, code=code)
+        limit = 1 << 20
+        self.assertGreater(self.checkpoint(3).stat().st_size, limit)
+        wrapper = ["sh", "-c", f"trap '' XFSZ; ulimit -f {limit // 512}; exec \"$@\"", "sh"]
+        return self.train(2, *self.model, *overrides, wrapper=wrapper, code=code)
+
+    def assert_continues_from_3(self):
+        """The checkpoint of step 3 is sound, the run goes on from there, and nothing half-written stays."""
+        self.assertEqual(self.files(), ["checkpoint_00000003.h5"])
+        self.verify(self.checkpoint(3))
+        if self.mounted:
+            self.filler.unlink()
+        job = self.train(2, *self.model)
+        self.assertEqual(restarted_from(job), 3)
+        self.assertEqual(self.files(), ["checkpoint_00000012.h5"])
+        self.assertEqual(list(self.run_folder().rglob("*.partial")), [])
+
+    def test_full_disk_stops_the_run(self):
+        self.mounted = self.mount("-o", "size=8m")
+        job = self.no_space(code=4)
+        self.assert_refused(job, "checkpoint_00000006.h5.partial", "no space for the file")
+        self.assert_continues_from_3()
+
+    def test_full_disk_at_the_last_checkpoint_stops_the_run_always(self):
+        self.mounted = self.mount("-o", "size=8m")
+        job = self.no_space("checkpoint.on_failure=continue", code=4)
+        self.assertEqual([re.search(r"checkpoint_\d+.h5", line)[0] for line in job.messages()],
+                         [f"checkpoint_{step:08}.h5" for step in (6, 9, 12)])
+        for line in job.messages()[:2]:
+            self.assertRegex(line, "^nanorun: warning: .*no space for the file.*; training goes on without it$")
+        self.assert_continues_from_3()
+
+    def test_checkpoints_resume_when_the_disk_has_space(self):
+        if not self.mount("-o", "size=8m"):
+            self.skipTest("needs the right to mount")
+        job = self.start(2, *self.long_run, "checkpoint.on_failure=continue")
+        job.until(lambda: any(self.run_folder().glob("checkpoints/*.h5")), "checkpoint")
+        filler = self.fill(1 << 20)
+        job.until(lambda: any("training goes on without it" in line for line in job.errors), "warning")
+        before = self.files()
+        filler.unlink()
+        job.until(lambda: self.files() != before and not self.files()[0].endswith(".partial"), "another checkpoint")
+        (self.run_folder() / "stop").touch()
+        self.assertEqual(job.wait(), 75, job.text())
+        self.verify(*(self.run_folder() / "checkpoints").iterdir())
+
+    def test_full_disk_ends_the_trace_but_not_the_run(self):
+        if not self.mount("-o", "size=8m"):
+            self.skipTest("needs the right to mount")
+        job = self.start(2, "model.vocabulary=2000", "train.steps=100000", "trace.flush_every=1")
+        job.until_step(3)
+        filler = self.fill(0)
+        job.until(lambda: any("trace" in line for line in job.errors), "warning")
+        filler.unlink()
+        (self.run_folder() / "stop").touch()
+        self.assertEqual(job.wait(), 75, job.text())
+        self.assert_refused(job, "warning", "trace.h5: no space for the file", "the trace ends here")
+        self.assertEqual(len(self.files()), 1)
+        self.verify(self.checkpoint(self.summary()["steps"]))
+        again = self.train(2, "model.vocabulary=2000", f"stop.step={self.summary()['steps'] + 1}", code=75)
+        self.assertEqual(again.messages(), [])  # the trace is readable too
+        self.assertEqual(list(self.run_folder().rglob("*.partial")), [])
+
+    def assert_output_refused(self, *parts, overrides=()):
+        """Refused before training."""
+        job = self.train(2, *overrides, code=7)
+        self.assert_refused(job, *parts)
+        self.assertEqual(harness.losses(job), {})
+
+    def test_output_below_a_file(self):
+        (self.folder / "blocked").touch()
+        self.assert_output_refused("blocked/run", "Not a directory", overrides=["run.outputs=blocked"])
+
+    def test_output_folder_is_a_file(self):
+        self.run_folder().parent.mkdir()
+        self.run_folder().touch()
+        self.assert_output_refused("outputs/run", "Not a directory")
+
+    def test_checkpoint_folder_is_a_file(self):
+        self.run_folder().mkdir(parents=True)
+        (self.run_folder() / "checkpoints").touch()
+        self.assert_output_refused("outputs/run/checkpoints", "Not a directory")
+
+    def test_read_only_file_system(self):
+        if not self.mount("-o", "ro"):
+            self.skipTest("needs the right to mount")
+        self.assert_output_refused("outputs/run", "Read-only file system")
+
+    def test_output_folder_becomes_a_file(self):
+        job = self.start(2, *self.long_run)
+        job.until(lambda: any(self.run_folder().glob("checkpoints/*.h5")), "checkpoint")
+        kept = self.folder / "outputs" / "kept"
+        self.run_folder().rename(kept)
+        self.run_folder().touch()
+        self.assertEqual(job.wait(), 4, job.text())
+        self.assertRegex(job.messages()[-1], "^nanorun: outputs/run/checkpoints.*Not a directory")
+        self.run_folder().unlink()
+        kept.rename(self.run_folder())
+        job = self.train(2, *self.model, "train.steps=100000", "stop.walltime_seconds=0.1", code=75)
+        self.assertIsNotNone(restarted_from(job))
+
+    def test_two_jobs_on_one_folder(self):
+        job = self.start(2, *self.long_run)
+        job.until(lambda: any(self.run_folder().glob("checkpoints/*.h5")), "checkpoint")
+        holder = f"outputs/run is in use by process {job.rank_pids()[0]} on host {socket.gethostname()}"
+        self.assert_output_refused(holder, overrides=self.model)
+        self.assert_output_refused(holder, overrides=[*self.model, "checkpoint.restart=none"])
+        self.assertEqual([path.name for path in self.run_folder().parent.iterdir()], ["run"])
+        job.kill()
+        again = self.train(2, *self.long_run, "stop.walltime_seconds=0.1", code=75)
+        self.assertIsNotNone(restarted_from(again))  # the lock of the dead job holds nobody up
+
+
+if __name__ == "__main__":
+    harness.main()
