@@ -97,7 +97,8 @@ class Disk(FaultTest):
         self.assert_refused(job, "warning", "trace.h5: no space for the file", "the trace ends here")
         self.assertEqual(len(self.files()), 1)
         self.verify(self.checkpoint(self.summary()["steps"]))
-        again = self.train(2, "model.vocabulary=2000", f"stop.step={self.summary()['steps'] + 1}", code=75)
+        stop = f"stop.step={self.summary()['steps'] + 1}"
+        again = self.train(2, "model.vocabulary=2000", "train.steps=100000", stop, code=75)
         self.assertEqual(again.messages(), [])  # the trace is readable too
         self.assertEqual(list(self.run_folder().rglob("*.partial")), [])
 
