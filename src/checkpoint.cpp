@@ -287,6 +287,8 @@ void Checkpoints::prune(long step) const {
   for (std::size_t i = 0; i + keep < files.size(); ++i) {
     const int milestone = config_.milestone_every;
     if (milestone > 0 && step_of(files[i]).value() % milestone == 0) continue;
+    std::error_code other;  // the file that the deck restarts from stays
+    if (fs::equivalent(files[i], config_.restart, other)) continue;
     std::error_code error;
     fs::remove(files[i], error);
     if (error) warn(comm_, fmt::format("{}: cannot be removed: {}", files[i], error.message()));

@@ -34,7 +34,7 @@ bool on_terminal() { return isatty(STDOUT_FILENO) != 0 && isatty(STDERR_FILENO) 
 
 }  // namespace
 
-Log::Log(const std::string& file, bool active) : active_(active), terminal_(active && on_terminal()) {
+Log::Log(const std::string& file, bool active) : active_(active), terminal_(active && on_terminal()), path_(file) {
   if (active_) file_.open(file, std::ios::app);
 }
 
@@ -44,7 +44,15 @@ void Log::line(const std::string& text) {
   live_shown_ = false;
   std::fputs((text + "\n").c_str(), stdout);
   std::fflush(stdout);
+  note(text);
+}
+
+void Log::note(const std::string& text) {
+  if (!active_) return;
   file_ << text << std::endl;
+  if (file_ || warned_) return;
+  warned_ = true;
+  fmt::print(stderr, "nanorun: warning: {}: cannot be written; the log goes on on standard output alone\n", path_);
 }
 
 void Log::live(const std::string& text) {
@@ -68,8 +76,8 @@ std::uint64_t peak_memory_bytes() {
 std::string summary_json(const RunSummary& s) {
   nlohmann::ordered_json json;
   json["version"] = NANORUN_VERSION;
-  json["finished"] = s.stop == StopReason::none;
-  json["stopped_by"] = stop_reason_text(s.stop);
+  json["finished"] = s.stopped_by.empty();
+  json["stopped_by"] = s.stopped_by;
   json["steps"] = s.progress.step;
   json["tokens"] = s.progress.tokens;
   json["ranks"] = s.ranks;

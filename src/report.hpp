@@ -10,7 +10,6 @@
 #include "src/comm.hpp"
 #include "src/config.hpp"
 #include "src/params.hpp"
-#include "src/stop.hpp"
 #include "src/trace.hpp"
 
 namespace nanorun {
@@ -22,6 +21,8 @@ class Log {
   Log(const std::string& file, bool active);
 
   void line(const std::string& text);
+  /// To log.txt alone.
+  void note(const std::string& text);
   /// Overwrites the live line; only on a terminal.
   void live(const std::string& text);
 
@@ -29,6 +30,8 @@ class Log {
   bool active_;
   bool terminal_;
   bool live_shown_ = false;
+  bool warned_ = false;
+  std::string path_;
   std::ofstream file_;
 };
 
@@ -54,7 +57,7 @@ struct RunSummary {
   double time_to_first_step = 0;
   std::uint64_t peak_memory = 0;        ///< bytes, of the rank that used most
   std::uint64_t peak_memory_total = 0;  ///< bytes, summed over ranks
-  StopReason stop = StopReason::none;
+  std::string stopped_by;               ///< empty for a run that made all its steps
   Trace::Summary phases;
 };
 std::string summary_json(const RunSummary& summary);

@@ -51,7 +51,8 @@ StopReason StopMonitor::poll(long steps_done, double seconds) {
     std::error_code ignored;
     if (std::filesystem::exists(stop_file_, ignored)) return StopReason::file;
   }
-  if (config_.step > 0 && steps_done >= config_.step) return StopReason::step;
+  // Only a run that passes the step stops there: the run that continues it goes on.
+  if (config_.step > 0 && steps_done == config_.step) return StopReason::step;
   return StopReason::none;
 }
 

@@ -20,40 +20,68 @@ namespace nanorun {
 
 namespace {
 
-std::vector<ShardInfo> read_shards(Comm& comm, const std::vector<std::string>& patterns, const Config& config) {
+/// What a run reads: shards that fit the model, and where each validation sequence begins.
+struct RunData {
+  std::vector<ShardInfo> train, validation;
+  std::vector<Cursor> validation_places;
+};
+
+std::vector<ShardInfo> read_shards(const std::vector<std::string>& patterns, const ModelConfig& model) {
   std::vector<ShardInfo> shards;
-  comm.together([&] {
-    for (const std::string& path : expand_paths(patterns)) {
-      shards.push_back(read_shard_info(path));
-      if (shards.back().vocabulary > static_cast<std::uint64_t>(config.model.vocabulary)) {
-        throw Error(ExitCode::data, fmt::format("{}: its vocabulary is {}, larger than model.vocabulary = {}", path,
-                                                shards.back().vocabulary, config.model.vocabulary));
-      }
+  for (const std::string& path : expand_paths(patterns)) {
+    shards.push_back(read_shard_info(path));
+    if (shards.back().vocabulary > static_cast<std::uint64_t>(model.vocabulary)) {
+      throw Error(ExitCode::data, fmt::format("{}: its vocabulary is {}, larger than model.vocabulary = {}", path,
+                                              shards.back().vocabulary, model.vocabulary));
     }
-  });
+  }
   return shards;
+}
+
+/// Documents begin with one token, whichever shard they are in.
+void require_one_end_of_text(const RunData& data) {
+  const ShardInfo& first = data.train.front();
+  for (const std::vector<ShardInfo>* shards : {&data.train, &data.validation}) {
+    for (const ShardInfo& shard : *shards) {
+      if (shard.end_of_text == first.end_of_text) continue;
+      throw Error(ExitCode::data, fmt::format("{}: its end-of-text token is {}, that of {} is {}", shard.path,
+                                              shard.end_of_text, first.path, first.end_of_text));
+    }
+  }
+}
+
+/// The validation stream from its start, one sequence after the other.
+std::vector<Cursor> find_validation_places(const std::vector<ShardInfo>& shards, const ValidationConfig& validation) {
+  std::vector<Cursor> places;
+  const std::int64_t sequences = validation.tokens / validation.length;
+  if (sequences == 0) return places;
+  const TokenStream stream(shards, validation.length, EndOfData::error);
+  Cursor cursor;
+  for (std::int64_t j = 0; j < sequences; ++j) {
+    places.push_back(stream.place(cursor));
+    cursor = stream.next(places.back());
+  }
+  return places;
+}
+
+/// Collective.
+RunData open_data(Comm& comm, const Config& config) {
+  RunData data;
+  comm.together([&] {
+    data.train = read_shards(config.data.train, config.model);
+    data.validation = read_shards(config.data.validation, config.model);
+    require_one_end_of_text(data);
+    data.validation_places = find_validation_places(data.validation, config.validation);
+  });
+  return data;
 }
 
 std::uint64_t step_tokens(const TrainConfig& train) {
   return static_cast<std::uint64_t>(train.sequences) * train.length;
 }
 
-/// Where each validation sequence begins: the stream from its start, one sequence after the other.
-std::vector<Cursor> find_validation_places(Comm& comm, const std::vector<ShardInfo>& shards,
-                                           const ValidationConfig& validation) {
-  std::vector<Cursor> places;
-  comm.together([&] {
-    const std::int64_t sequences = validation.tokens / validation.length;
-    if (sequences == 0) return;
-    const TokenStream stream(shards, validation.length, EndOfData::error);
-    Cursor cursor;
-    for (std::int64_t j = 0; j < sequences; ++j) {
-      places.push_back(stream.place(cursor));
-      cursor = stream.next(places.back());
-    }
-  });
-  return places;
-}
+/// Seconds after which a progress line comes before log_every says so.
+constexpr double longest_silence = 10;
 
 class Training {
  public:
@@ -69,7 +97,11 @@ class Training {
   void validate();
   void save();
   void log_step(double seconds);
+  void step_until_done();
   ExitCode finish();
+  RunSummary write_summary(const std::string& stopped_by);
+  void record_failure(const Error& error);
+  [[noreturn]] void fail_not_finite(const std::string& what, long step);
 
   bool finished() const { return progress_.step == config_.train.steps; }
   bool validation_due() const;
@@ -79,10 +111,9 @@ class Training {
   Context& context_;
   Comm& comm_;
   const Config& config_;
+  RunData data_;  // opened before the folder of an earlier run is touched
   RunFolder folder_;
   Log log_;
-  std::vector<ShardInfo> train_shards_, validation_shards_;
-  std::vector<Cursor> validation_places_;
   std::vector<Token> validation_row_;
   ParameterTable table_;
   TensorArena<float> weights_, gradients_;
@@ -102,22 +133,21 @@ class Training {
   StopReason stop_reason_ = StopReason::none;
   double run_seconds_ = 0;
   double time_to_first_step_ = 0;
+  double last_line_ = 0;
 };
 
 Training::Training(Context& context, const Config& config)
     : context_(context),
       comm_(context.comm()),
       config_(config),
+      data_(open_data(comm_, config)),
       folder_(comm_, config),
       log_(folder_.file("log.txt"), comm_.root()),
-      train_shards_(read_shards(comm_, config.data.train, config)),
-      validation_shards_(read_shards(comm_, config.data.validation, config)),
-      validation_places_(find_validation_places(comm_, validation_shards_, config.validation)),
       validation_row_(config.validation.length + 1),
       table_(config.model),
       weights_(table_.size()),
       gradients_(table_.size()),
-      model_(config, table_, weights_.span(), gradients_.span(), static_cast<Token>(train_shards_.front().end_of_text)),
+      model_(config, table_, weights_.span(), gradients_.span(), static_cast<Token>(data_.train.front().end_of_text)),
       optimizer_(config, table_, weights_.span(), gradients_.span(), comm_),
       checkpoints_(comm_, config.checkpoint, folder_.checkpoints(), to_toml(config), model_fingerprint(table_)),
       stop_(config.stop, folder_.stop_file(config.stop), comm_.root()) {
@@ -136,6 +166,12 @@ void Training::restore() {
     progress_ = *found;
     optimizer_.gather_weights();
     log_.line(fmt::format("restarted from the checkpoint of step {}", progress_.step));
+    if (progress_.step > config_.train.steps) {
+      throw Error(ExitCode::usage,
+                  fmt::format("the checkpoint in {} has made {} steps already, more than train.steps = {}",
+                              folder_.checkpoints(), progress_.step, config_.train.steps),
+                  Scope::all_ranks);
+    }
   } else {
     initialise(weights_.span(), table_, config_.run.seed, comm_);
   }
@@ -145,22 +181,51 @@ void Training::restore() {
 
 void Training::start_loader() {
   const int local = config_.train.sequences / comm_.size();
-  TokenStream stream(train_shards_, step_tokens(config_.train), config_.data.end);
+  TokenStream stream(data_.train, step_tokens(config_.train), config_.data.end);
+  comm_.together([&] {
+    // Data that end too early end the run now rather than after hours.
+    Cursor cursor = progress_.cursor;
+    for (long step = progress_.step; step < config_.train.steps; ++step) cursor = stream.next(stream.place(cursor));
+  });
   loader_ = std::make_unique<Loader>(std::move(stream), progress_.cursor, comm_.rank() * local, local,
                                      config_.train.length, config_.model.vocabulary, config_.data.prefetch_steps);
 }
 
 ExitCode Training::run() {
+  if (first_step_ > 0 && finished()) {
+    log_.line(fmt::format("the run is finished: all {} steps are made", progress_.step));
+    return ExitCode::ok;
+  }
+  try {
+    step_until_done();
+  } catch (const Error& error) {
+    if (error.scope() == Scope::all_ranks) record_failure(error);
+    throw;
+  }
+  return finish();
+}
+
+void Training::step_until_done() {
   while (true) {
     trace_->begin_step(progress_.step);
-    comm_.set_step(progress_.step);
+    comm_.set_step(progress_.step + 1);
     if (stop_reason_ != StopReason::none && !finished()) break;
     if (validation_due()) validate();
     if (checkpoint_due()) save();
     if (finished()) break;
     train_step();
   }
-  return finish();
+}
+
+/// Leaves the message, the trace and the summary of a run that all ranks give up.
+void Training::record_failure(const Error& error) {
+  log_.note(fmt::format("error: {}", error.what()));
+  try {
+    trace_->finish();
+    write_summary(error.what());
+  } catch (const Error& further) {
+    log_.note(fmt::format("error: {}", further.what()));
+  }
 }
 
 void Training::train_step() {
@@ -212,12 +277,15 @@ void Training::agree(double local_loss) {
   comm_.together([&] {
     if (data_failure_) std::rethrow_exception(data_failure_);
   });
+  fail_not_finite(std::isfinite(loss_) ? fmt::format("gradients or weights overflowed (the loss is {})", loss_)
+                                       : fmt::format("the loss is {}", loss_),
+                  progress_.step + 1);
+}
+
+void Training::fail_not_finite(const std::string& what, long step) {
   const std::vector<std::string> saved = checkpoints_.list();
-  const std::string what = std::isfinite(loss_) ? fmt::format("gradients or weights overflowed (the loss is {})", loss_)
-                                                : fmt::format("the loss is {}", loss_);
   throw Error(ExitCode::non_finite,
-              fmt::format("{} at step {}; last good checkpoint: {}", what, progress_.step + 1,
-                          saved.empty() ? "none" : saved.back()),
+              fmt::format("{} at step {}; last good checkpoint: {}", what, step, saved.empty() ? "none" : saved.back()),
               Scope::all_ranks);
 }
 
@@ -233,34 +301,39 @@ void Training::log_step(double seconds) {
                           tokens / seconds,
                           average * static_cast<double>(config_.train.steps - done)};
   Region region(*trace_, Phase::output);
-  if (done % config_.run.log_every == 0 || done == config_.train.steps || done == first_step_ + 1) {
+  const double now = context_.seconds_since_start();
+  const bool due = done % config_.run.log_every == 0 || done == config_.train.steps || done == first_step_ + 1;
+  if (due || now - last_line_ > longest_silence) {
     log_.line(format_step(report));
+    last_line_ = now;
   } else {
     log_.live(format_step(report));
   }
 }
 
 bool Training::validation_due() const {
-  if (validation_places_.empty()) return false;
+  if (data_.validation_places.empty()) return false;
   return finished() || (config_.validation.every > 0 && progress_.step % config_.validation.every == 0);
 }
 
 /// Mean over the validation sequences, which are dealt to the ranks in turn.
 void Training::validate() {
   double loss = 0;
-  for (std::size_t j = comm_.rank(); j < validation_places_.size(); j += comm_.size()) {
+  for (std::size_t j = comm_.rank(); j < data_.validation_places.size(); j += comm_.size()) {
     {
       Region region(*trace_, Phase::data);
-      const Cursor& place = validation_places_[j];
-      read_tokens(validation_shards_[place.shard], place.offset, validation_row_, config_.model.vocabulary);
+      const Cursor& place = data_.validation_places[j];
+      read_tokens(data_.validation[place.shard], place.offset, validation_row_, config_.model.vocabulary);
     }
     loss += model_.validate(context_.stream(), *trace_, Sequence::of(validation_row_), window());
   }
   Region region(*trace_, Phase::validation);
-  validation_loss_ = comm_.all_reduce(loss, Reduce::sum) / static_cast<double>(validation_places_.size());
+  validation_loss_ = comm_.all_reduce(loss, Reduce::sum) / static_cast<double>(data_.validation_places.size());
   trace_->add_validation(progress_.step, *validation_loss_);
   log_.line(
       fmt::format("validation at step {}/{}: loss {:.5f}", progress_.step, config_.train.steps, *validation_loss_));
+  if (!std::isfinite(*validation_loss_))
+    fail_not_finite(fmt::format("the validation loss is {}", *validation_loss_), progress_.step);
 }
 
 bool Training::checkpoint_due() const {
@@ -287,6 +360,17 @@ void Training::save() {
 ExitCode Training::finish() {
   if (!finished() && progress_.step != saved_step_) save();
   trace_->finish();
+  const RunSummary summary = write_summary(finished() ? "" : stop_reason_text(stop_reason_));
+  log_.line(closing_lines(summary));
+  if (finished()) return ExitCode::ok;
+  const bool continues = config_.checkpoint.restart == "auto";
+  log_.line(fmt::format("stopped at step {}: {}; run the same command again{} to continue", progress_.step,
+                        stop_reason_text(stop_reason_), continues ? "" : " with checkpoint.restart=auto"));
+  return ExitCode::requeue;
+}
+
+/// Collective. `stopped_by` is empty for a run that made all its steps.
+RunSummary Training::write_summary(const std::string& stopped_by) {
   RunSummary summary;
   summary.progress = progress_;
   summary.ranks = comm_.size();
@@ -298,16 +382,12 @@ ExitCode Training::finish() {
   const std::uint64_t memory = peak_memory_bytes();
   summary.peak_memory = comm_.all_reduce(memory, Reduce::max);
   summary.peak_memory_total = comm_.all_reduce(memory, Reduce::sum);
-  summary.stop = finished() ? StopReason::none : stop_reason_;
+  summary.stopped_by = stopped_by;
   summary.phases = trace_->summarise();
   comm_.together([&] {
     if (comm_.root()) folder_.write("summary.json", summary_json(summary));
   });
-  log_.line(closing_lines(summary));
-  if (finished()) return ExitCode::ok;
-  log_.line(fmt::format("stopped at step {}: {}; run the same command again to continue", progress_.step,
-                        stop_reason_text(stop_reason_)));
-  return ExitCode::requeue;
+  return summary;
 }
 
 }  // namespace
