@@ -90,6 +90,7 @@ class Training {
 
  private:
   void restore();
+  void warn_of_gradient_scale();
   void start_loader();
   void train_step();
   double forward_backward();
@@ -162,6 +163,7 @@ Training::Training(Context& context, const Config& config)
 void Training::restore() {
   log_.line(fmt::format("nanorun {} on {} ranks: {} parameters, output in {}", NANORUN_VERSION, comm_.size(),
                         table_.size(), folder_.path()));
+  warn_of_gradient_scale();
   if (const std::optional<Progress> found = checkpoints_.restore(optimizer_.slabs())) {
     progress_ = *found;
     optimizer_.gather_weights();
@@ -177,6 +179,17 @@ void Training::restore() {
   }
   first_step_ = progress_.step;
   saved_step_ = first_step_;
+}
+
+/// The fp8 gradient scale is absolute and belongs to the mean over a certain number of tokens.
+void Training::warn_of_gradient_scale() {
+  if (config_.head.precision != HeadChoice::fp8) return;
+  const double ratio = static_cast<double>(config_.train.length) / config_.head.scale_g_length;
+  if (ratio >= 0.5 && ratio <= 2) return;
+  log_.line(
+      fmt::format("warning: head.scale_g = {} was chosen for sequences of {} tokens (head.scale_g_length), "
+                  "train.length is {}",
+                  config_.head.scale_g, config_.head.scale_g_length, config_.train.length));
 }
 
 void Training::start_loader() {
