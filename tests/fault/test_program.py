@@ -198,7 +198,9 @@ class Program(FaultTest):
 
     def test_restart_none_keeps_the_old_folder(self):
         def content(folder):
-            return {path.relative_to(folder): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+            """All but the lock, which names the run that renamed the folder."""
+            files = [path for path in folder.rglob("*") if path.is_file() and path.name != "lock"]
+            return {path.relative_to(folder): path.read_bytes() for path in files}
 
         first = self.folder / "outputs" / "run.1"
         self.train(2, "train.steps=2")
