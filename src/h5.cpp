@@ -1,7 +1,10 @@
 #include "src/h5.hpp"
 
 #include <algorithm>
+#include <array>
+#include <cstring>
 #include <filesystem>
+#include <fstream>
 #include <functional>
 #include <mutex>
 #include <numeric>
@@ -40,6 +43,17 @@ std::string reason() {
     if (c == '\n') c = ' ';
   }
   return text;
+}
+
+/// Whether the file has an HDF5 driver block, which no driver in use here writes. HDF5 allocates up to 4 GiB as that
+/// block asks, whatever the size of the file.
+bool has_driver_block(const std::string& path) {
+  std::array<unsigned char, 64> head{};
+  std::ifstream(path, std::ios::binary).read(reinterpret_cast<char*>(head.data()), head.size());
+  const int version = head[8];  // of the superblock, after the signature; the block's address stands in 0 and 1
+  if (std::memcmp(head.data(), "\x89HDF\r\n\x1a\n", 8) != 0 || version > 1) return false;
+  const auto address = head.begin() + (version == 0 ? 48 : 52);
+  return std::any_of(address, address + 8, [](unsigned char byte) { return byte != 0xff; });
 }
 
 /// An element type in memory and on disk.
@@ -94,6 +108,7 @@ File::File(const std::string& path, MPI_Comm comm, ExitCode code, Mode mode)
     handle_ = own(H5Fcreate(path.c_str(), H5F_ACC_TRUNC, H5P_DEFAULT, access.get()), H5Fclose, "", "cannot be created");
     return;
   }
+  if (has_driver_block(path)) throw Error(code_, fmt::format("{}: has an HDF5 driver block, unfit for reading", path_));
   const hid_t id = H5Fopen(path.c_str(), mode == Mode::read ? H5F_ACC_RDONLY : H5F_ACC_RDWR, access.get());
   std::error_code ignored;
   if (id < 0 && !std::filesystem::exists(path, ignored)) throw Error(code_, fmt::format("{}: no such file", path_));

@@ -138,6 +138,17 @@ TEST(H5, TruncatedFileIsRefused) {
   EXPECT_TRUE(contains(error_of([&] { File::open(folder / "a.h5"); }), "truncated"));
 }
 
+TEST(H5, ADriverBlockIsRefused) {
+  const TempFolder folder;
+  File::create(folder / "a.h5").close();
+  constexpr int address = 48;  // of the block, in a superblock of version 0; all bits set where there is none
+  std::fstream file(folder / "a.h5", std::ios::binary | std::ios::in | std::ios::out);
+  ASSERT_EQ(file.seekg(8).get(), 0);
+  ASSERT_EQ(file.seekg(address).get(), 0xff);
+  file.seekp(address).put(0x60).flush();
+  EXPECT_TRUE(contains(error_of([&] { File::open(folder / "a.h5"); }), "a.h5: has an HDF5 driver block"));
+}
+
 TEST(H5, WrongSlabsAndTypesAreRefused) {
   const TempFolder folder;
   File file = File::create(folder / "a.h5");
