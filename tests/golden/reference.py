@@ -29,7 +29,10 @@ DEFAULTS = {
     },
     "head": {"precision": "auto", "scale_x": 2, "scale_w": 512, "scale_g": 524288, "scale_g_length": 49152},
     "window": {"kind": "block", "layers": "L", "first": 0, "last": 1728, "quantum": 128, "rounding": "ceil"},
-    "train": {"steps": 1770, "sequences": 8, "length": 49152, "cooldown": 0.4, "final_lr_factor": 0.1},
+    "train": {
+        "steps": 1770, "sequences": 8, "length": 49152, "cooldown": 0.4, "final_lr_factor": 0.1,
+        "recompute": "none",  # changes memory, not results
+    },
     "optimizer": {
         "muon_lr": 0.05, "muon_momentum_first": 0.85, "muon_momentum_last": 0.95, "muon_momentum_steps": 300,
         "adam_beta1": 0.8, "adam_beta2": 0.95, "adam_eps": 1e-10, "lr_embedding": 0.6, "lr_head": 0.008,
