@@ -1,0 +1,93 @@
+#pragma once
+// The device that the ops run on: its streams, events and memory. On hosts work is done when the call returns, events
+// are clock times, and all memory is the host's. Failures throw std::runtime_error; a lack of memory std::bad_alloc.
+
+#include <chrono>
+#include <string>
+
+#include "kernels/types.hpp"
+
+namespace nanorun::kernels {
+
+namespace portable {
+
+/// A moment on a stream, once recorded.
+struct Event {
+  std::chrono::steady_clock::time_point time;
+};
+
+int device_count();
+/// Same text for the same physical device, whatever number a process gives it; empty where devices are not exclusive.
+std::string device_identity(int device);
+std::string device_name(int device);
+/// Makes the device the one of this thread's further calls; every thread that makes calls does so once.
+void use_device(int device);
+/// Device memory in use on this rank's device, by all processes, in bytes; 0 where ops run on hosts.
+std::size_t device_memory_in_use();
+
+/// A stream of the device in use; `products`: matrix products will run on it.
+Stream create_stream(bool products);
+void destroy_stream(Stream& stream);
+/// Waits for all work on the stream.
+void synchronize(Stream stream);
+
+Event create_event();
+void destroy_event(Event& event);
+void record(Stream stream, Event& event);
+/// Work enqueued on the stream from now on begins after the event.
+void wait(Stream stream, const Event& event);
+void synchronize(const Event& event);
+/// Seconds from one to the other, both recorded and passed.
+double seconds_between(const Event& from, const Event& to);
+
+/// Memory that ops work on, aligned to 256 bytes.
+void* allocate(std::size_t bytes);
+void release(void* memory);
+/// Host memory whose copies to and from the device do not wait.
+void* allocate_pinned(std::size_t bytes);
+void release_pinned(void* memory);
+/// Between memory of the host and of the device; enqueued, and done at once where the host's is not pinned.
+void copy_to_device(Stream stream, void* device, const void* host, std::size_t bytes);
+void copy_to_host(Stream stream, void* host, const void* device, std::size_t bytes);
+
+/// Names the host's work from now on for a profiler; ranges nest.
+void begin_range(const char* name);
+void end_range();
+
+}  // namespace portable
+
+namespace cuda {
+
+struct Event {
+  void* handle = nullptr;  ///< cudaEvent_t
+};
+
+int device_count();
+std::string device_identity(int device);
+std::string device_name(int device);
+void use_device(int device);
+std::size_t device_memory_in_use();
+
+Stream create_stream(bool products);
+void destroy_stream(Stream& stream);
+void synchronize(Stream stream);
+
+Event create_event();
+void destroy_event(Event& event);
+void record(Stream stream, Event& event);
+void wait(Stream stream, const Event& event);
+void synchronize(const Event& event);
+double seconds_between(const Event& from, const Event& to);
+
+void* allocate(std::size_t bytes);
+void release(void* memory);
+void* allocate_pinned(std::size_t bytes);
+void release_pinned(void* memory);
+void copy_to_device(Stream stream, void* device, const void* host, std::size_t bytes);
+void copy_to_host(Stream stream, void* host, const void* device, std::size_t bytes);
+
+void begin_range(const char* name);
+void end_range();
+
+}  // namespace cuda
+}  // namespace nanorun::kernels
