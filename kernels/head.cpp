@@ -145,34 +145,30 @@ std::size_t head_workspace(int length, int vocabulary, int width, HeadPrecision 
 }
 
 template <class T>
-double head_loss_forward(Stream, Mat<const T> x, Mat<const T> w, Vec<const Token> targets, const HeadOptions& options,
-                         Workspace workspace) {
+void head_loss_forward(Stream, double* total, Mat<const T> x, Mat<const T> w, Vec<const Token> targets,
+                       const HeadOptions& options, Workspace workspace) {
   const Head<T> head = make_head(x, w, options, workspace);
-  double loss = 0;
-  for_row_chunks(head, [&](int first, Mat<T> z) { loss += chunk_loss(head, z, first, targets, options); });
-  return loss;
+  for_row_chunks(head, [&](int first, Mat<T> z) { *total += chunk_loss(head, z, first, targets, options); });
 }
 
 template <class T>
-double head_loss_backward(Stream, Mat<T> d_x, Mat<acc_t<T>> d_w, Mat<const T> x, Mat<const T> w,
-                          Vec<const Token> targets, const HeadOptions& options, Workspace workspace) {
+void head_loss_backward(Stream, double* total, Mat<T> d_x, Mat<acc_t<T>> d_w, Mat<const T> x, Mat<const T> w,
+                        Vec<const Token> targets, const HeadOptions& options, Workspace workspace) {
   const Head<T> head = make_head(x, w, options, workspace);
-  double loss = 0;
   for_row_chunks(head, [&](int first, Mat<T> z) {
-    loss += chunk_loss(head, z, first, targets, options);
+    *total += chunk_loss(head, z, first, targets, options);
     chunk_gradient(head, z, first, targets, options);
     gemm<T>(Op::none, Op::none, head.unscale_dx, z, head.w, 0, d_x.row_block(first, z.rows));
     gemm<T>(Op::transpose, Op::none, head.unscale_dw, z, head.x.row_block(first, z.rows), 1, d_w);
   });
-  return loss;
 }
 
-#define NANORUN_INSTANTIATE(T)                                                                                \
-  template std::size_t head_workspace<T>(int, int, int, HeadPrecision);                                       \
-  template double head_loss_forward(Stream, Mat<const T>, Mat<const T>, Vec<const Token>, const HeadOptions&, \
-                                    Workspace);                                                               \
-  template double head_loss_backward(Stream, Mat<T>, Mat<T>, Mat<const T>, Mat<const T>, Vec<const Token>,    \
-                                     const HeadOptions&, Workspace);
+#define NANORUN_INSTANTIATE(T)                                                                                       \
+  template std::size_t head_workspace<T>(int, int, int, HeadPrecision);                                              \
+  template void head_loss_forward(Stream, double*, Mat<const T>, Mat<const T>, Vec<const Token>, const HeadOptions&, \
+                                  Workspace);                                                                        \
+  template void head_loss_backward(Stream, double*, Mat<T>, Mat<T>, Mat<const T>, Mat<const T>, Vec<const Token>,    \
+                                   const HeadOptions&, Workspace);
 NANORUN_INSTANTIATE(float)
 NANORUN_INSTANTIATE(double)
 #undef NANORUN_INSTANTIATE

@@ -225,7 +225,7 @@ void launch_softcap(Stream stream, Mat<bf16> z, float* loss, const Token* target
   check_launch("softcap_row");
 }
 
-/// One block: *total = sum of x, in a fixed order.
+/// One block: *total += the sum of x, in a fixed order.
 __global__ void __launch_bounds__(row_threads) sum_losses(double* total, const float* x, int n) {
   __shared__ double sums[row_threads];
   double sum = 0;
@@ -235,7 +235,7 @@ __global__ void __launch_bounds__(row_threads) sum_losses(double* total, const f
     __syncthreads();
     if (threadIdx.x < half) sums[threadIdx.x] += sums[threadIdx.x + half];
   }
-  if (threadIdx.x == 0) *total = sums[0];
+  if (threadIdx.x == 0) *total += sums[0];
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -322,10 +322,10 @@ void chunk_gradients(const Problem& p, int first, Mat<bf16> z, Mat<bf16> d_x, Ma
                           g_t, Op::transpose, p.head.x_t.col_block(0, z.rows), d_w);
 }
 
-/// Quantises the weights, runs body(first, z) for each chunk of rows, z being its part of the logits, and sums the
-/// losses.
+/// Quantises the weights, runs body(first, z) for each chunk of rows, z being its part of the logits, and adds the
+/// losses to *total.
 template <class Body>
-void for_row_chunks(const Problem& p, double* loss, bool with_gradient, Body&& body) {
+void for_row_chunks(const Problem& p, double* total, bool with_gradient, Body&& body) {
   if (p.fp8()) quantise(p.stream, p.head.w, with_gradient ? p.head.w_t : Mat<e4m3>(), p.w, p.options.scale_w);
   const int chunk = p.head.z.rows;
   for (int first = 0; first < p.x.rows; first += chunk) {
@@ -333,7 +333,7 @@ void for_row_chunks(const Problem& p, double* loss, bool with_gradient, Body&& b
     logits(p, first, z, with_gradient);
     body(first, z);
   }
-  sum_losses<<<1, row_threads, 0, cuda_stream(p.stream)>>>(loss, p.head.loss, p.x.rows);
+  sum_losses<<<1, row_threads, 0, cuda_stream(p.stream)>>>(total, p.head.loss, p.x.rows);
   check_launch("sum_losses");
 }
 
@@ -347,19 +347,19 @@ std::size_t head_workspace(int length, int vocabulary, int width, HeadPrecision 
 }
 
 template <class T>
-void head_loss_forward(Stream stream, double* loss, Mat<const T> x, Mat<const T> w, Vec<const Token> targets,
+void head_loss_forward(Stream stream, double* total, Mat<const T> x, Mat<const T> w, Vec<const Token> targets,
                        const HeadOptions& options, Workspace workspace) {
   const Problem p = make_problem(stream, x, w, targets, options, workspace);
-  for_row_chunks(p, loss, false, [&](int first, Mat<bf16> z) {
+  for_row_chunks(p, total, false, [&](int first, Mat<bf16> z) {
     launch_softcap<NoGradient>(stream, z, p.head.loss + first, targets.data() + first, options.softcap, 0);
   });
 }
 
 template <class T>
-void head_loss_backward(Stream stream, double* loss, Mat<T> d_x, Mat<acc_t<T>> d_w, Mat<const T> x, Mat<const T> w,
+void head_loss_backward(Stream stream, double* total, Mat<T> d_x, Mat<acc_t<T>> d_w, Mat<const T> x, Mat<const T> w,
                         Vec<const Token> targets, const HeadOptions& options, Workspace workspace) {
   const Problem p = make_problem(stream, x, w, targets, options, workspace);
-  for_row_chunks(p, loss, true, [&](int first, Mat<bf16> z) {
+  for_row_chunks(p, total, true, [&](int first, Mat<bf16> z) {
     float* const losses = p.head.loss + first;
     const Token* const t = targets.data() + first;
     if (p.fp8()) {

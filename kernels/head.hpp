@@ -28,31 +28,30 @@ namespace portable {
 template <class T>
 std::size_t head_workspace(int length, int vocabulary, int width, HeadPrecision precision);
 
-/// Returns sum_t loss[t].
+/// *total += sum_t loss[t], *total in the tensors' memory.
 template <class T>
-double head_loss_forward(Stream stream, Mat<const T> x, Mat<const T> w, Vec<const Token> targets,
-                         const HeadOptions& options, Workspace workspace);
+void head_loss_forward(Stream stream, double* total, Mat<const T> x, Mat<const T> w, Vec<const Token> targets,
+                       const HeadOptions& options, Workspace workspace);
 
-/// Loss and gradients of the mean loss over the T rows in one sweep: d_x =, d_w +=. Returns sum_t loss[t].
+/// The same, and the gradients of the mean loss over the T rows in one sweep: d_x =, d_w +=.
 template <class T>
-double head_loss_backward(Stream stream, Mat<T> d_x, Mat<acc_t<T>> d_w, Mat<const T> x, Mat<const T> w,
-                          Vec<const Token> targets, const HeadOptions& options, Workspace workspace);
+void head_loss_backward(Stream stream, double* total, Mat<T> d_x, Mat<acc_t<T>> d_w, Mat<const T> x, Mat<const T> w,
+                        Vec<const Token> targets, const HeadOptions& options, Workspace workspace);
 
 }  // namespace portable
 
-// T = bf16, on a stream with create_blas; z and, in the working precision, its gradient are rounded to bf16. *loss, in
-// device memory, becomes the sum of the losses, so that nothing waits for the device. Every call quantises w. Throws
-// std::invalid_argument unless V and d are multiples of 8, with Fp8 T, V and d multiples of 16, and V is at most
-// 113000.
+// T = bf16, on a stream with create_blas; z and, in the working precision, its gradient are rounded to bf16. Every call
+// quantises w. Throws std::invalid_argument unless V and d are multiples of 8, with Fp8 T, V and d multiples of 16, and
+// V is at most 113000.
 namespace cuda {
 
 template <class T>
 std::size_t head_workspace(int length, int vocabulary, int width, HeadPrecision precision);
 template <class T>
-void head_loss_forward(Stream stream, double* loss, Mat<const T> x, Mat<const T> w, Vec<const Token> targets,
+void head_loss_forward(Stream stream, double* total, Mat<const T> x, Mat<const T> w, Vec<const Token> targets,
                        const HeadOptions& options, Workspace workspace);
 template <class T>
-void head_loss_backward(Stream stream, double* loss, Mat<T> d_x, Mat<acc_t<T>> d_w, Mat<const T> x, Mat<const T> w,
+void head_loss_backward(Stream stream, double* total, Mat<T> d_x, Mat<acc_t<T>> d_w, Mat<const T> x, Mat<const T> w,
                         Vec<const Token> targets, const HeadOptions& options, Workspace workspace);
 
 }  // namespace cuda

@@ -87,8 +87,8 @@ double Model<T>::forward_backward(Stream stream, Trace& trace, const Sequence& s
   double loss = 0;
   {
     Region region(trace, Phase::head);
-    loss = ops::head_loss_backward<T>(stream, a.d_narrow, d_.head, a.n_final, w_.head, sequence.targets, head_,
-                                      a.workspace);
+    ops::head_loss_backward<T>(stream, &loss, a.d_narrow, d_.head, a.n_final, w_.head, sequence.targets, head_,
+                               a.workspace);
   }
   Region region(trace, Phase::backward);
   backward(stream, a, sequence.tokens);
@@ -102,8 +102,9 @@ double Model<T>::validate(Stream stream, Trace& trace, const Sequence& sequence,
   forward(stream, validation_, sequence.tokens);
   kernels::HeadOptions options = head_;
   options.precision = kernels::HeadPrecision::working;
-  const double loss =
-      ops::head_loss_forward<T>(stream, validation_.n_final, w_.head, sequence.targets, options, validation_.workspace);
+  double loss = 0;
+  ops::head_loss_forward<T>(stream, &loss, validation_.n_final, w_.head, sequence.targets, options,
+                            validation_.workspace);
   return loss / validation_.length;
 }
 

@@ -35,22 +35,26 @@ struct Problem {
   test::Tokens targets;
 };
 
-double read(const test::DeviceVector<double>& value) { return value.host()[0]; }
+/// What the loss is added to.
+constexpr double start_loss = 0.5;
+
+/// What was added.
+double loss_added(const test::DeviceVector<double>& loss) { return loss.host()[0] - start_loss; }
 
 double forward(Problem& p, const HeadOptions& options) {
   const test::BlasStream stream;
-  const test::DeviceVector<double> loss(1);
+  const test::DeviceVector<double> loss(std::vector{start_loss});
   const test::DeviceVector<std::byte> scratch(
       head_workspace<bf16>(p.length(), p.vocabulary(), p.width(), options.precision));
   head_loss_forward<bf16>(stream, loss.data(), p.x.device(), p.w.device(), p.targets.device_span(), options,
                           {scratch.data(), scratch.size()});
-  return read(loss);
+  return loss_added(loss);
 }
 
 /// d_w starts at zero unless `d_w` is given.
 Result backward(Problem& p, const HeadOptions& options, std::vector<float> d_w = {}) {
   const test::BlasStream stream;
-  const test::DeviceVector<double> loss(1);
+  const test::DeviceVector<double> loss(std::vector{start_loss});
   const test::DeviceVector<std::byte> scratch(
       head_workspace<bf16>(p.length(), p.vocabulary(), p.width(), options.precision));
   const auto d_x = test::Tensor<bf16>::poisoned(p.length(), p.width());
@@ -59,7 +63,7 @@ Result backward(Problem& p, const HeadOptions& options, std::vector<float> d_w =
   head_loss_backward<bf16>(stream, loss.data(), d_x.device(), Mat<float>(sums.data(), p.vocabulary(), p.width()),
                            p.x.device(), p.w.device(), p.targets.device_span(), options,
                            {scratch.data(), scratch.size()});
-  return {read(loss), d_x.device_values(), sums.host()};
+  return {loss_added(loss), d_x.device_values(), sums.host()};
 }
 
 Result portable_backward(Mat<const float> x, Mat<const float> w, Vec<const Token> targets, const HeadOptions& options) {
@@ -68,9 +72,9 @@ Result portable_backward(Mat<const float> x, Mat<const float> w, Vec<const Token
   result.d_w.resize(w.size());
   std::vector<std::byte> memory(portable::head_workspace<float>(x.rows, w.rows, x.cols, options.precision) + 64);
   const std::size_t skip = 64 - reinterpret_cast<std::uintptr_t>(memory.data()) % 64;
-  result.loss = portable::head_loss_backward<float>({}, Mat<float>(result.d_x.data(), x.rows, x.cols),
-                                                    Mat<float>(result.d_w.data(), w.rows, w.cols), x, w, targets,
-                                                    options, Workspace(memory).subspan(skip));
+  portable::head_loss_backward<float>({}, &result.loss, Mat<float>(result.d_x.data(), x.rows, x.cols),
+                                      Mat<float>(result.d_w.data(), w.rows, w.cols), x, w, targets, options,
+                                      Workspace(memory).subspan(skip));
   return result;
 }
 

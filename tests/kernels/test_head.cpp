@@ -50,8 +50,10 @@ template <class T>
 double forward(const Problem& p, const HeadOptions& options) {
   const std::vector<T> x = test::convert<T>(p.x), w = test::convert<T>(p.w);
   Scratch scratch(head_workspace<T>(p.length, p.vocabulary, p.width, options.precision));
-  return head_loss_forward<T>({}, Mat<const T>(x.data(), p.length, p.width, p.stride),
-                              Mat<const T>(w.data(), p.vocabulary, p.width), p.targets, options, scratch.get());
+  double loss = 0;
+  head_loss_forward<T>({}, &loss, Mat<const T>(x.data(), p.length, p.width, p.stride),
+                       Mat<const T>(w.data(), p.vocabulary, p.width), p.targets, options, scratch.get());
+  return loss;
 }
 
 /// d_w starts at zero and d_x at NaN.
@@ -61,10 +63,9 @@ Result backward(const Problem& p, const HeadOptions& options) {
   std::vector<T> d_x = test::poisoned<T>(static_cast<std::size_t>(p.length) * p.width), d_w(w.size());
   Scratch scratch(head_workspace<T>(p.length, p.vocabulary, p.width, options.precision));
   Result result;
-  result.loss =
-      head_loss_backward<T>({}, Mat<T>(d_x.data(), p.length, p.width), Mat<T>(d_w.data(), p.vocabulary, p.width),
-                            Mat<const T>(x.data(), p.length, p.width, p.stride),
-                            Mat<const T>(w.data(), p.vocabulary, p.width), p.targets, options, scratch.get());
+  head_loss_backward<T>({}, &result.loss, Mat<T>(d_x.data(), p.length, p.width),
+                        Mat<T>(d_w.data(), p.vocabulary, p.width), Mat<const T>(x.data(), p.length, p.width, p.stride),
+                        Mat<const T>(w.data(), p.vocabulary, p.width), p.targets, options, scratch.get());
   result.d_x = test::convert<double>(d_x);
   result.d_w = test::convert<double>(d_w);
   return result;
@@ -149,13 +150,14 @@ TEST(Head, ForwardGivesTheLossOfBackward) {
   }
 }
 
-TEST(Head, WeightGradientAccumulates) {
+TEST(Head, LossAndWeightGradientAccumulate) {
   const Problem p{.length = 140, .vocabulary = 65, .width = 8};
   const std::vector<double> start = test::random_values(p.w.size(), 5);
   for (const HeadOptions& options : {HeadOptions{}, fp8_options}) {
     std::vector<double> d_x(p.x.size()), d_w = start, expected = start;
+    double loss = 1000;
     Scratch scratch(head_workspace<double>(p.length, p.vocabulary, p.width, options.precision));
-    head_loss_backward<double>({}, Mat<double>(d_x.data(), p.length, p.width),
+    head_loss_backward<double>({}, &loss, Mat<double>(d_x.data(), p.length, p.width),
                                Mat<double>(d_w.data(), p.vocabulary, p.width),
                                Mat<const double>(p.x.data(), p.length, p.width),
                                Mat<const double>(p.w.data(), p.vocabulary, p.width), p.targets, options, scratch.get());
@@ -163,6 +165,10 @@ TEST(Head, WeightGradientAccumulates) {
     for (std::size_t i = 0; i < expected.size(); ++i) expected[i] += once.d_w[i];
     EXPECT_LT(test::relative_error(d_w, expected), 1e-15);
     EXPECT_EQ(d_x, once.d_x);
+    EXPECT_NEAR(loss, 1000 + once.loss, 1e-12 * loss);
+    head_loss_forward<double>({}, &loss, Mat<const double>(p.x.data(), p.length, p.width),
+                              Mat<const double>(p.w.data(), p.vocabulary, p.width), p.targets, options, scratch.get());
+    EXPECT_NEAR(loss, 1000 + 2 * once.loss, 1e-12 * loss);
   }
 }
 
