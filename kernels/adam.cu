@@ -8,7 +8,7 @@ namespace nanorun::kernels::cuda {
 namespace {
 
 struct AdamFactors {
-  float beta1, rest1, beta2, rest2, lr, root, eps;
+  float beta1, rest1, beta2, rest2, lr, root, eps, gradient_scale;
 };
 
 AdamFactors factors(const AdamOptions& o) {
@@ -19,48 +19,52 @@ AdamFactors factors(const AdamOptions& o) {
           static_cast<float>(1 - o.beta2),
           static_cast<float>(o.lr / (1 - std::pow(o.beta1, t))),
           static_cast<float>(1 / std::sqrt(1 - std::pow(o.beta2, t))),
-          static_cast<float>(o.eps)};
+          static_cast<float>(o.eps),
+          static_cast<float>(o.gradient_scale)};
 }
 
-template <bool has_copy>
-struct Adam {
-  float *w, *m, *v;
+template <class T>
+struct Adam : SumOfSquares {
+  float* w;
+  T* copy;
+  float *m, *v;
   const float* g;
-  bf16* copy;
   AdamFactors f;
 
   template <int W>
-  __device__ void apply(std::size_t i) const {
+  __device__ void apply(std::size_t i) {
     Pack<float, W> weight = load_pack<W>(w + i), mean = load_pack<W>(m + i), square = load_pack<W>(v + i);
-    const Pack<float, W> gradient = load_pack<W>(g + i);
+    const Pack<float, W> raw = load_pack<W>(g + i);
 #pragma unroll
     for (int k = 0; k < W; ++k) {
-      mean.v[k] = f.beta1 * mean.v[k] + f.rest1 * gradient.v[k];
-      square.v[k] = f.beta2 * square.v[k] + f.rest2 * gradient.v[k] * gradient.v[k];
+      const float gradient = f.gradient_scale * raw.v[k];
+      mean.v[k] = f.beta1 * mean.v[k] + f.rest1 * gradient;
+      square.v[k] = f.beta2 * square.v[k] + f.rest2 * gradient * gradient;
       weight.v[k] -= f.lr * mean.v[k] / (sqrtf(square.v[k]) * f.root + f.eps);
+      add_square(gradient);
+      add_square(weight.v[k]);
     }
     store_pack(m + i, mean);
     store_pack(v + i, square);
     store_pack(w + i, weight);
-    if (has_copy) store_rounded(copy + i, weight);
+    if constexpr (!std::is_same_v<T, float>) store_rounded(copy + i, weight);
   }
 };
 
 }  // namespace
 
 template <class T>
-void adam_update(Stream stream, Vec<T> w, Vec<T> m, Vec<T> v, Vec<const T> g, const AdamOptions& options) {
-  const Adam<false> body{w.data(), m.data(), v.data(), g.data(), nullptr, factors(options)};
-  launch_elementwise<4>("adam_update", stream, w.size(), body, w.data(), m.data(), v.data(), g.data());
+void adam_update(Stream stream, Vec<acc_t<T>> w, Vec<T> copy, Vec<acc_t<T>> m, Vec<acc_t<T>> v, Vec<const acc_t<T>> g,
+                 const AdamOptions& options, double* squares) {
+  const Adam<T> body{{squares}, w.data(), copy.data(), m.data(), v.data(), g.data(), factors(options)};
+  launch_elementwise<4>("adam_update", stream, w.size(), body, w.data(), copy.data(), m.data(), v.data(), g.data());
 }
 
-void adam_update_with_copy(Stream stream, Vec<float> w, Vec<bf16> copy, Vec<float> m, Vec<float> v, Vec<const float> g,
-                           const AdamOptions& options) {
-  const Adam<true> body{w.data(), m.data(), v.data(), g.data(), copy.data(), factors(options)};
-  launch_elementwise<4>("adam_update_with_copy", stream, w.size(), body, w.data(), m.data(), v.data(), g.data(),
-                        copy.data());
-}
-
-template void adam_update(Stream, Vec<float>, Vec<float>, Vec<float>, Vec<const float>, const AdamOptions&);
+#define NANORUN_INSTANTIATE(T)                                                                       \
+  template void adam_update<T>(Stream, Vec<float>, Vec<T>, Vec<float>, Vec<float>, Vec<const float>, \
+                               const AdamOptions&, double*);
+NANORUN_INSTANTIATE(float)
+NANORUN_INSTANTIATE(bf16)
+#undef NANORUN_INSTANTIATE
 
 }  // namespace nanorun::kernels::cuda

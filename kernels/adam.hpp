@@ -2,7 +2,7 @@
 // Adam with bias correction and without weight decay (Kingma and Ba 2015, arXiv:1412.6980).
 //   m = b1 m + (1 - b1) g,  v = b2 v + (1 - b2) g²
 //   w -= lr * (m / (1 - b1^t)) / (sqrt(v / (1 - b2^t)) + eps),  t = 1 for the first update
-// Shapes: w, m, v, g [n].
+// Shapes: w, copy, m, v, g [n].
 
 #include "kernels/types.hpp"
 
@@ -14,24 +14,26 @@ struct AdamOptions {
   double beta2 = 0.95;
   double eps = 1e-10;
   long t = 1;
+  double gradient_scale = 1;  ///< of what is passed as g
 };
 
 namespace portable {
 
+/// copy = w rounded to T, for the products that read it; where T is its own accumulator type, copy is w. *squares, in
+/// the tensors' memory, += sum of (gradient_scale g)² + w², w the new one, in double: not finite where any of them is
+/// not.
 template <class T>
-void adam_update(Stream stream, Vec<T> w, Vec<T> m, Vec<T> v, Vec<const T> g, const AdamOptions& options);
+void adam_update(Stream stream, Vec<acc_t<T>> w, Vec<T> copy, Vec<acc_t<T>> m, Vec<acc_t<T>> v, Vec<const acc_t<T>> g,
+                 const AdamOptions& options, double* squares);
 
 }  // namespace portable
 
 namespace cuda {
 
-/// T = float
+/// T = bf16 or float. The order of the sum is not fixed.
 template <class T>
-void adam_update(Stream stream, Vec<T> w, Vec<T> m, Vec<T> v, Vec<const T> g, const AdamOptions& options);
-
-/// The same, and copy [n] = w rounded to bf16, for the products that read it.
-void adam_update_with_copy(Stream stream, Vec<float> w, Vec<bf16> copy, Vec<float> m, Vec<float> v, Vec<const float> g,
-                           const AdamOptions& options);
+void adam_update(Stream stream, Vec<acc_t<T>> w, Vec<T> copy, Vec<acc_t<T>> m, Vec<acc_t<T>> v, Vec<const acc_t<T>> g,
+                 const AdamOptions& options, double* squares);
 
 }  // namespace cuda
 }  // namespace nanorun::kernels

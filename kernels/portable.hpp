@@ -20,12 +20,15 @@ void for_rows(const char* label, int n, Body&& body) {
   Kokkos::parallel_for(label, Kokkos::RangePolicy<Exec>(0, n), body);
 }
 
+/// Elements of a range that one task treats.
+constexpr std::size_t chunk = 1 << 14;
+
+inline int chunks(std::size_t n) { return static_cast<int>((n + chunk - 1) / chunk); }
+
 /// body(first, last) on consecutive ranges that cover [0, n), in parallel and in no fixed order.
 template <class Body>
 void for_chunks(const char* label, std::size_t n, Body&& body) {
-  constexpr std::size_t chunk = 1 << 14;
-  const auto chunks = static_cast<int>((n + chunk - 1) / chunk);
-  for_rows(label, chunks, [=](int i) { body(i * chunk, std::min((i + 1) * chunk, n)); });
+  for_rows(label, chunks(n), [=](int i) { body(i * chunk, std::min((i + 1) * chunk, n)); });
 }
 
 /// Sum over 0 <= i < n of row(i), each a std::array<double, N>. Rows run in parallel, yet the order of the additions
@@ -47,6 +50,18 @@ std::array<double, N> sum_rows(const char* label, int n, const Row& row) {
     for (std::size_t k = 0; k < N; ++k) total[k] += sum[k];
   }
   return total;
+}
+
+/// Sum of body(first, last) over consecutive ranges that cover [0, n), as reproducible as sum_rows.
+template <class Body>
+double sum_chunks(const char* label, std::size_t n, const Body& body) {
+  const auto row = [=](int i) { return std::array<double, 1>{body(i * chunk, std::min((i + 1) * chunk, n))}; };
+  return sum_rows<1>(label, chunks(n), row)[0];
+}
+
+template <class T>
+double square(T x) {
+  return static_cast<double>(x) * x;
 }
 
 /// sum_j a[j] b[j] over 0 <= j < n

@@ -73,26 +73,40 @@ __device__ inline float dot(const Float8& a, const Float8& b) {
 // Sums
 
 /// Sum over each group of `width` consecutive lanes (a power of two up to 32), in every lane of the group.
-__device__ inline float group_sum(float x, int width) {
+template <class T>
+__device__ T group_sum(T x, int width) {
   for (int offset = width / 2; offset > 0; offset /= 2) x += __shfl_xor_sync(0xFFFFFFFFu, x, offset);
   return x;
 }
 
-__device__ inline float warp_sum(float x) { return group_sum(x, warp_size); }
+template <class T>
+__device__ T warp_sum(T x) {
+  return group_sum(x, warp_size);
+}
 
 /// *target += the sum of x over the block, in one atomic addition: the order of the blocks is not fixed. All threads of
 /// a block of block_threads call it.
-__device__ inline void block_add(float* target, float x) {
-  __shared__ float sums[block_warps];
+template <class T>
+__device__ void block_add(T* target, T x) {
+  __shared__ T sums[block_warps];
   const int lane = threadIdx.x % warp_size;
   x = warp_sum(x);
   __syncthreads();  // an earlier call's sums have been read
   if (lane == 0) sums[threadIdx.x / warp_size] = x;
   __syncthreads();
   if (threadIdx.x >= warp_size) return;
-  x = warp_sum(lane < block_warps ? sums[lane] : 0);
+  x = warp_sum(lane < block_warps ? sums[lane] : T(0));
   if (lane == 0) atomicAdd(target, x);
 }
+
+/// Base of the body of an elementwise op that adds a sum of squares to *squares, in no fixed order.
+struct SumOfSquares {
+  double* squares;
+  double sum = 0;
+
+  __device__ void add_square(float x) { sum += static_cast<double>(x) * x; }
+  __device__ void finish() const { block_add(squares, sum); }
+};
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Launch shapes
@@ -145,13 +159,15 @@ __device__ void store_rounded(bf16* p, const Pack<float, N>& x) {
   store_pack(p, rounded);
 }
 
-/// body.apply<W>(i) treats elements [i, i + W); the last n % W elements come one by one.
+/// body.apply<W>(i) treats elements [i, i + W); the last n % W elements come one by one. Then every thread calls
+/// body.finish(), where there is one.
 template <int W, class Body>
 __global__ void __launch_bounds__(block_threads) elementwise(std::size_t n, Body body) {
   const std::size_t first = static_cast<std::size_t>(blockIdx.x) * block_threads + threadIdx.x;
   const std::size_t stride = static_cast<std::size_t>(gridDim.x) * block_threads;
   for (std::size_t k = first; k < n / W; k += stride) body.template apply<W>(k * W);
   if (first < n % W) body.template apply<1>(n / W * W + first);
+  if constexpr (requires { body.finish(); }) body.finish();
 }
 
 /// Runs `body` over flat tensors of n elements: W at a time if `pointers` all begin at whole packs of W, else singly.

@@ -124,8 +124,9 @@ template <class T>
 void Optimizer<T>::update_elements(Stream stream, const Shard& shard, long step) {
   const OptimizerConfig& o = config_.optimizer;
   const double lr = learning_rate(shard.bucket.group) * lr_factor(config_.train, step);
-  ops::adam_update<T>(stream, shard.weights, shard.moment1, shard.moment2, shard.gradients,
-                      {lr, o.adam_beta1, o.adam_beta2, o.adam_eps, step + 1});
+  double squares = 0;
+  ops::adam_update<T>(stream, shard.weights, shard.weights, shard.moment1, shard.moment2, shard.gradients,
+                      {lr, o.adam_beta1, o.adam_beta2, o.adam_eps, step + 1}, &squares);
 }
 
 template <class T>

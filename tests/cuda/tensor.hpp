@@ -78,6 +78,16 @@ class Tensor {
                          << host_[first];
   }
 
+  /// Elements [first, ...) are those of the device's x, rounded; the ones before are not written.
+  template <class X>
+  void expect_rounded(const Tensor<X>& x, std::size_t first) const {
+    const std::vector<float> got = device_values(), exact = x.device_values();
+    for (std::size_t i = 0; i < got.size(); ++i) {
+      const float want = i < first ? host_[i] : to_float(from_float<T>(exact[i]));
+      ASSERT_TRUE(got[i] == want || (std::isnan(got[i]) && std::isnan(want))) << i << ": " << got[i] << ", " << want;
+    }
+  }
+
  private:
   Tensor(int rows, int cols, std::vector<float> values, int ld)
       : rows_(rows), cols_(cols), ld_(ld > 0 ? ld : cols), host_(std::move(values)), device_(convert(host_)) {}
@@ -105,6 +115,17 @@ class Tensor {
   int rows_, cols_, ld_;
   std::vector<float> host_;
   DeviceVector<T> device_;
+};
+
+/// A sum in device memory that begins at 0.5; added() waits for the device.
+class DeviceSum {
+ public:
+  double* data() const { return sum_.data(); }
+  double added() const { return sum_.host()[0] - start; }
+
+ private:
+  static constexpr double start = 0.5;
+  DeviceVector<double> sum_{std::vector{start}};
 };
 
 /// Token ids below `vocabulary`, on both sides.

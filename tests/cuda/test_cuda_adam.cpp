@@ -1,5 +1,8 @@
 #include <gtest/gtest.h>
 
+#include <cmath>
+#include <limits>
+
 #include "kernels/adam.hpp"
 #include "tests/cuda/tensor.hpp"
 
@@ -8,49 +11,73 @@ namespace {
 
 using test::Tensor;
 
-constexpr AdamOptions options{.lr = 0.1, .t = 3};
+constexpr AdamOptions options{.lr = 0.1, .t = 3, .gradient_scale = 1.0 / 3};
 
 /// The state begins `first` elements into its memory.
-void compare(int n, int first, bool with_copy) {
+template <class T>
+void compare(int n, int first) {
   SCOPED_TRACE(n);
   Tensor<float> w(1, n, 1), m(1, n, 2), v(1, n, 3, {0.01f, 1}), g(1, n, 4);
-  Tensor<bf16> copy = Tensor<bf16>::poisoned(1, n);
+  const Tensor<bf16> rounded = Tensor<bf16>::poisoned(1, n);
+  const test::DeviceSum squares;
+  double host_squares = 0;
   const auto tail = [first](const auto& span) { return span.subspan(first); };
-  portable::adam_update<float>({}, tail(w.host_flat()), tail(m.host_flat()), tail(v.host_flat()), tail(g.host_flat()),
-                               options);
-  if (with_copy) {
-    cuda::adam_update_with_copy({}, tail(w.device_flat()), tail(copy.device_flat()), tail(m.device_flat()),
-                                tail(v.device_flat()), tail(g.device_flat()), options);
+  const Vec<float> host_w = tail(w.host_flat());
+  portable::adam_update<float>({}, host_w, host_w, tail(m.host_flat()), tail(v.host_flat()), tail(g.host_flat()),
+                               options, &host_squares);
+  const auto update = [&](Vec<T> copy) {
+    cuda::adam_update<T>({}, tail(w.device_flat()), copy, tail(m.device_flat()), tail(v.device_flat()),
+                         tail(g.device_flat()), options, squares.data());
+  };
+  if constexpr (std::is_same_v<T, float>) {
+    update(tail(w.device_flat()));
   } else {
-    cuda::adam_update<float>({}, tail(w.device_flat()), tail(m.device_flat()), tail(v.device_flat()),
-                             tail(g.device_flat()), options);
+    update(tail(rounded.device_flat()));
+    rounded.expect_rounded(w, first);
   }
   // A few float roundings of numbers of order 1.
   m.expect_match("m", 1e-6, 1e-6);
   v.expect_match("v", 1e-6, 1e-6);
   w.expect_match("w", 1e-6, 1e-6);
-  const std::vector<float> weights = w.device_values(), copied = copy.device_values();
-  for (int i = 0; with_copy && i < n; ++i) {
-    if (i < first)
-      ASSERT_TRUE(std::isnan(copied[i]));
-    else
-      ASSERT_EQ(copied[i], test::to_float(test::from_float<bf16>(weights[i]))) << i;
-  }
+  EXPECT_NEAR(squares.added(), host_squares, 1e-6 * host_squares);
 }
 
 TEST(CudaAdam, SmallSizesMatchPortable) {
   SKIP_WITHOUT_DEVICE();
-  for (const bool with_copy : {false, true}) {
-    compare(1, 0, with_copy);
-    compare(1003, 0, with_copy);
-    compare(1003, 1, with_copy);  // not aligned
-    compare(4096, 4, with_copy);
+  for (const auto& [n, first] : {std::pair{1, 0}, {1003, 0}, {1003, 1}, {4096, 4}}) {  // 1: not aligned
+    compare<float>(n, first);
+    compare<bf16>(n, first);
   }
 }
 
 TEST(CudaAdam, RecipeSizeMatchesPortable) {
   SKIP_WITHOUT_DEVICE();
-  compare(50304 * 768, 0, true);
+  compare<bf16>(50304 * 768, 0);
+}
+
+/// The sum of squares of one update whose last gradient and weight are these, all others small.
+double squares_with(float gradient, float weight) {
+  constexpr std::size_t n = 20'011;
+  std::vector<float> ones(n, 1), gradients(n, 0.5f);
+  gradients.back() = gradient;
+  ones.back() = weight;
+  const test::DeviceVector<float> w(ones), m{std::vector<float>(n)}, v{std::vector<float>(n)}, g(gradients);
+  const test::DeviceVector<bf16> copy(n);
+  const test::DeviceSum squares;
+  cuda::adam_update<bf16>({}, {w.data(), n}, {copy.data(), n}, {m.data(), n}, {v.data(), n},
+                          Vec<const float>(g.data(), n), {.lr = 0.25, .t = 1, .gradient_scale = 4}, squares.data());
+  return squares.added();
+}
+
+TEST(CudaAdam, SumOfSquaresTellsOfNumbersOutOfRange) {
+  SKIP_WITHOUT_DEVICE();
+  constexpr float infinity = std::numeric_limits<float>::infinity(), nan = std::numeric_limits<float>::quiet_NaN();
+  EXPECT_LT(squares_with(1, 1), 5 * 20'011);
+  EXPECT_NEAR(squares_with(0x1p100f, 0), 0x1p204, 0x1p180) << "beyond the range of a float's square";
+  EXPECT_FALSE(std::isfinite(squares_with(0x1p127f, 1))) << "the scaled gradient overflows";
+  EXPECT_FALSE(std::isfinite(squares_with(nan, 1)));
+  EXPECT_FALSE(std::isfinite(squares_with(1, infinity)));
+  EXPECT_FALSE(std::isfinite(squares_with(1, nan)));
 }
 
 }  // namespace

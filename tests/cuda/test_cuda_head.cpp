@@ -35,26 +35,20 @@ struct Problem {
   test::Tokens targets;
 };
 
-/// What the loss is added to.
-constexpr double start_loss = 0.5;
-
-/// What was added.
-double loss_added(const test::DeviceVector<double>& loss) { return loss.host()[0] - start_loss; }
-
 double forward(Problem& p, const HeadOptions& options) {
   const test::BlasStream stream;
-  const test::DeviceVector<double> loss(std::vector{start_loss});
+  const test::DeviceSum loss;
   const test::DeviceVector<std::byte> scratch(
       head_workspace<bf16>(p.length(), p.vocabulary(), p.width(), options.precision));
   head_loss_forward<bf16>(stream, loss.data(), p.x.device(), p.w.device(), p.targets.device_span(), options,
                           {scratch.data(), scratch.size()});
-  return loss_added(loss);
+  return loss.added();
 }
 
 /// d_w starts at zero unless `d_w` is given.
 Result backward(Problem& p, const HeadOptions& options, std::vector<float> d_w = {}) {
   const test::BlasStream stream;
-  const test::DeviceVector<double> loss(std::vector{start_loss});
+  const test::DeviceSum loss;
   const test::DeviceVector<std::byte> scratch(
       head_workspace<bf16>(p.length(), p.vocabulary(), p.width(), options.precision));
   const auto d_x = test::Tensor<bf16>::poisoned(p.length(), p.width());
@@ -63,7 +57,7 @@ Result backward(Problem& p, const HeadOptions& options, std::vector<float> d_w =
   head_loss_backward<bf16>(stream, loss.data(), d_x.device(), Mat<float>(sums.data(), p.vocabulary(), p.width()),
                            p.x.device(), p.w.device(), p.targets.device_span(), options,
                            {scratch.data(), scratch.size()});
-  return {loss_added(loss), d_x.device_values(), sums.host()};
+  return {loss.added(), d_x.device_values(), sums.host()};
 }
 
 Result portable_backward(Mat<const float> x, Mat<const float> w, Vec<const Token> targets, const HeadOptions& options) {

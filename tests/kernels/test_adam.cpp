@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <limits>
 #include <vector>
 
 #include "kernels/check.hpp"
@@ -15,32 +16,37 @@ constexpr std::size_t n = 20'011;  // more than one chunk, with a remainder
 /// The published formula, one element at a time.
 struct Reference {
   std::vector<double> w, m, v;
+  double squares = 0;
 
   void step(const std::vector<double>& g, const AdamOptions& o) {
     for (std::size_t i = 0; i < w.size(); ++i) {
-      m[i] = o.beta1 * m[i] + (1 - o.beta1) * g[i];
-      v[i] = o.beta2 * v[i] + (1 - o.beta2) * std::pow(g[i], 2);
+      const double gradient = o.gradient_scale * g[i];
+      m[i] = o.beta1 * m[i] + (1 - o.beta1) * gradient;
+      v[i] = o.beta2 * v[i] + (1 - o.beta2) * std::pow(gradient, 2);
       const double m_hat = m[i] / (1 - std::pow(o.beta1, o.t));
       const double v_hat = v[i] / (1 - std::pow(o.beta2, o.t));
       w[i] -= o.lr * m_hat / (std::sqrt(v_hat) + o.eps);
+      squares += std::pow(gradient, 2) + std::pow(w[i], 2);
     }
   }
 };
 
-/// Largest of the relative errors of w, m and v after seven steps of changing learning rate.
+/// Largest of the relative errors of w, m, v and the sum of squares after seven steps of changing learning rate.
 template <class T>
 double error_after_seven_steps(double eps) {
   const std::vector<double> start = test::random_values(n, 1);
   Reference reference{start, std::vector<double>(n), std::vector<double>(n)};
   std::vector<T> w = test::convert<T>(start), m(n), v(n);
+  double squares = 0;
   for (int t = 1; t <= 7; ++t) {
-    const AdamOptions options{.lr = 0.6 / t, .beta1 = 0.8, .beta2 = 0.95, .eps = eps, .t = t};
-    const std::vector<T> g = test::convert<T>(test::random_values(n, 100 + t, -1e-3, 1e-3));
-    adam_update<T>({}, w, m, v, g, options);
+    const AdamOptions options{
+        .lr = 0.6 / t, .beta1 = 0.8, .beta2 = 0.95, .eps = eps, .t = t, .gradient_scale = 1.0 / 7};
+    const std::vector<T> g = test::convert<T>(test::random_values(n, 100 + t, -7e-3, 7e-3));
+    adam_update<T>({}, w, w, m, v, g, options, &squares);
     reference.step(test::convert<double>(g), options);
   }
   return std::max({test::relative_error(w, reference.w), test::relative_error(m, reference.m),
-                   test::relative_error(v, reference.v)});
+                   test::relative_error(v, reference.v), std::abs(squares / reference.squares - 1)});
 }
 
 TEST(Adam, FollowsTheFormulaOverSeveralSteps) {
@@ -56,10 +62,31 @@ TEST(Adam, EpsStandsOutsideTheRootOfTheCorrectedMoment) {
 TEST(Adam, FirstStepMovesByTheLearningRateAgainstTheGradient) {
   std::vector<double> w{1, 1, 1}, m(3), v(3);
   const std::vector<double> g{5, -0.01, 0};
-  adam_update<double>({}, w, m, v, g, {.lr = 0.25, .t = 1});
+  double squares = 0;
+  adam_update<double>({}, w, w, m, v, g, {.lr = 0.25, .t = 1}, &squares);
   EXPECT_NEAR(w[0], 0.75, 1e-8);
   EXPECT_NEAR(w[1], 1.25, 1e-8);
   EXPECT_EQ(w[2], 1);
+}
+
+/// The sum of squares of one update whose last gradient and weight are these, all others small.
+double squares_with(float gradient, float weight) {
+  std::vector<float> w(n, 1), m(n), v(n), g(n, 0.5f);
+  g.back() = gradient;
+  w.back() = weight;
+  double squares = 0;
+  adam_update<float>({}, w, w, m, v, g, {.lr = 0.25, .t = 1, .gradient_scale = 4}, &squares);
+  return squares;
+}
+
+TEST(Adam, SumOfSquaresTellsOfNumbersOutOfRange) {
+  constexpr float infinity = std::numeric_limits<float>::infinity(), nan = std::numeric_limits<float>::quiet_NaN();
+  EXPECT_LT(squares_with(1, 1), 5 * n);
+  EXPECT_NEAR(squares_with(0x1p100f, 0), 0x1p204, 0x1p180) << "beyond the range of a float's square";
+  EXPECT_FALSE(std::isfinite(squares_with(0x1p127f, 1))) << "the scaled gradient overflows";
+  EXPECT_FALSE(std::isfinite(squares_with(nan, 1)));
+  EXPECT_FALSE(std::isfinite(squares_with(1, infinity)));
+  EXPECT_FALSE(std::isfinite(squares_with(1, nan)));
 }
 
 }  // namespace
