@@ -60,11 +60,9 @@ void adam_update(Stream stream, Vec<acc_t<T>> w, Vec<T> copy, Vec<acc_t<T>> m, V
   launch_elementwise<4>("adam_update", stream, w.size(), body, w.data(), copy.data(), m.data(), v.data(), g.data());
 }
 
-#define NANORUN_INSTANTIATE(T)                                                                       \
-  template void adam_update<T>(Stream, Vec<float>, Vec<T>, Vec<float>, Vec<float>, Vec<const float>, \
-                               const AdamOptions&, double*);
-NANORUN_INSTANTIATE(float)
-NANORUN_INSTANTIATE(bf16)
-#undef NANORUN_INSTANTIATE
+template void adam_update<float>(Stream, Vec<float>, Vec<float>, Vec<float>, Vec<float>, Vec<const float>,
+                                 const AdamOptions&, double*);
+template void adam_update<bf16>(Stream, Vec<float>, Vec<bf16>, Vec<float>, Vec<float>, Vec<const float>,
+                                const AdamOptions&, double*);
 
 }  // namespace nanorun::kernels::cuda

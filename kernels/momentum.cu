@@ -6,14 +6,16 @@
 namespace nanorun::kernels::cuda {
 namespace {
 
-struct NesterovMomentum {
+struct NesterovMomentum : SumOfSquares {
   float *g, *buf;
-  float m, rest;
+  float m, rest, scale;
   template <int W>
-  __device__ void apply(std::size_t i) const {
+  __device__ void apply(std::size_t i) {
     Pack<float, W> gradient = load_pack<W>(g + i), momentum = load_pack<W>(buf + i);
 #pragma unroll
     for (int k = 0; k < W; ++k) {
+      gradient.v[k] *= scale;
+      add_square(gradient.v[k]);
       momentum.v[k] = m * momentum.v[k] + rest * gradient.v[k];
       gradient.v[k] = rest * gradient.v[k] + m * momentum.v[k];
     }
@@ -22,43 +24,47 @@ struct NesterovMomentum {
   }
 };
 
-template <bool has_copy>
-struct AddScaled {
+template <class T>
+struct AddScaled : SumOfSquares {
   float* w;
+  T* copy;
   const float* x;
-  bf16* copy;
   float alpha;
   template <int W>
-  __device__ void apply(std::size_t i) const {
+  __device__ void apply(std::size_t i) {
     Pack<float, W> weight = load_pack<W>(w + i);
     const Pack<float, W> term = load_pack<W>(x + i);
 #pragma unroll
-    for (int k = 0; k < W; ++k) weight.v[k] += alpha * term.v[k];
+    for (int k = 0; k < W; ++k) {
+      weight.v[k] += alpha * term.v[k];
+      add_square(weight.v[k]);
+    }
     store_pack(w + i, weight);
-    if (has_copy) store_rounded(copy + i, weight);
+    if constexpr (!std::is_same_v<T, float>) store_rounded(copy + i, weight);
   }
 };
 
 }  // namespace
 
-template <class T>
-void nesterov_momentum(Stream stream, Vec<T> g, Vec<T> buf, double momentum) {
-  const NesterovMomentum body{g.data(), buf.data(), static_cast<float>(momentum), static_cast<float>(1 - momentum)};
+template <class A>
+void nesterov_momentum(Stream stream, Vec<A> g, Vec<A> buf, double momentum, double gradient_scale, double* squares) {
+  const NesterovMomentum body{{squares},
+                              g.data(),
+                              buf.data(),
+                              static_cast<float>(momentum),
+                              static_cast<float>(1 - momentum),
+                              static_cast<float>(gradient_scale)};
   launch_elementwise<4>("nesterov_momentum", stream, g.size(), body, g.data(), buf.data());
 }
 
 template <class T>
-void add_scaled(Stream stream, Vec<T> w, Vec<const T> x, double alpha) {
-  const AddScaled<false> body{w.data(), x.data(), nullptr, static_cast<float>(alpha)};
-  launch_elementwise<4>("add_scaled", stream, w.size(), body, w.data(), x.data());
+void add_scaled(Stream stream, Vec<acc_t<T>> w, Vec<T> copy, Vec<const acc_t<T>> x, double alpha, double* squares) {
+  const AddScaled<T> body{{squares}, w.data(), copy.data(), x.data(), static_cast<float>(alpha)};
+  launch_elementwise<4>("add_scaled", stream, w.size(), body, w.data(), copy.data(), x.data());
 }
 
-void add_scaled_with_copy(Stream stream, Vec<float> w, Vec<bf16> copy, Vec<const float> x, double alpha) {
-  const AddScaled<true> body{w.data(), x.data(), copy.data(), static_cast<float>(alpha)};
-  launch_elementwise<4>("add_scaled_with_copy", stream, w.size(), body, w.data(), x.data(), copy.data());
-}
-
-template void nesterov_momentum(Stream, Vec<float>, Vec<float>, double);
-template void add_scaled(Stream, Vec<float>, Vec<const float>, double);
+template void nesterov_momentum(Stream, Vec<float>, Vec<float>, double, double, double*);
+template void add_scaled<float>(Stream, Vec<float>, Vec<float>, Vec<const float>, double, double*);
+template void add_scaled<bf16>(Stream, Vec<float>, Vec<bf16>, Vec<const float>, double, double*);
 
 }  // namespace nanorun::kernels::cuda

@@ -69,16 +69,20 @@ void newton_schulz_step(Mat<T> out, Mat<const T> x, Mat<T> A, Mat<T> p) {
 
 }  // namespace
 
-template <class T>
-void nesterov_momentum(Stream, Vec<T> g, Vec<T> buf, double momentum) {
+template <class A>
+void nesterov_momentum(Stream, Vec<A> g, Vec<A> buf, double momentum, double gradient_scale, double* squares) {
   assert(g.size() == buf.size());
-  const T m = static_cast<T>(momentum), rest = static_cast<T>(1 - momentum);
-  for_chunks("nesterov_momentum", g.size(), [=](std::size_t first, std::size_t last) {
-#pragma omp simd
+  const A m = static_cast<A>(momentum), rest = static_cast<A>(1 - momentum), scale = static_cast<A>(gradient_scale);
+  *squares += sum_chunks("nesterov_momentum", g.size(), [=](std::size_t first, std::size_t last) {
+    double sum = 0;
+#pragma omp simd reduction(+ : sum)
     for (std::size_t i = first; i < last; ++i) {
-      buf[i] = m * buf[i] + rest * g[i];
-      g[i] = rest * g[i] + m * buf[i];
+      const A gradient = scale * g[i];
+      buf[i] = m * buf[i] + rest * gradient;
+      g[i] = rest * gradient + m * buf[i];
+      sum += square(gradient);
     }
+    return sum;
   });
 }
 
@@ -110,20 +114,26 @@ void newton_schulz(Stream stream, Vec<T> x, const MatrixBatch& shape, Workspace 
 }
 
 template <class T>
-void add_scaled(Stream, Vec<T> w, Vec<const T> x, double alpha) {
-  assert(w.size() == x.size());
+void add_scaled(Stream, Vec<acc_t<T>> w, [[maybe_unused]] Vec<T> copy, Vec<const acc_t<T>> x, double alpha,
+                double* squares) {
+  assert(w.size() == x.size() && copy.data() == w.data() && copy.size() == w.size());
   const T factor = static_cast<T>(alpha);
-  for_chunks("add_scaled", w.size(), [=](std::size_t first, std::size_t last) {
-#pragma omp simd
-    for (std::size_t i = first; i < last; ++i) w[i] += factor * x[i];
+  *squares += sum_chunks("add_scaled", w.size(), [=](std::size_t first, std::size_t last) {
+    double sum = 0;
+#pragma omp simd reduction(+ : sum)
+    for (std::size_t i = first; i < last; ++i) {
+      w[i] += factor * x[i];
+      sum += square(w[i]);
+    }
+    return sum;
   });
 }
 
-#define NANORUN_INSTANTIATE(T)                                                \
-  template void nesterov_momentum(Stream, Vec<T>, Vec<T>, double);            \
-  template std::size_t newton_schulz_workspace<T>(const MatrixBatch&);        \
-  template void newton_schulz(Stream, Vec<T>, const MatrixBatch&, Workspace); \
-  template void add_scaled(Stream, Vec<T>, Vec<const T>, double);
+#define NANORUN_INSTANTIATE(T)                                                      \
+  template void nesterov_momentum(Stream, Vec<T>, Vec<T>, double, double, double*); \
+  template std::size_t newton_schulz_workspace<T>(const MatrixBatch&);              \
+  template void newton_schulz(Stream, Vec<T>, const MatrixBatch&, Workspace);       \
+  template void add_scaled<T>(Stream, Vec<T>, Vec<T>, Vec<const T>, double, double*);
 NANORUN_INSTANTIATE(float)
 NANORUN_INSTANTIATE(double)
 #undef NANORUN_INSTANTIATE

@@ -113,11 +113,13 @@ void Optimizer<T>::check_range(Stream stream, std::span<const T> tensor) {
 template <class T>
 void Optimizer<T>::update_matrices(Stream stream, const Shard& shard, long step) {
   const Bucket& bucket = shard.bucket;
-  ops::nesterov_momentum<T>(stream, shard.gradients, shard.moment1, muon_momentum(config_.optimizer, step));
+  double squares = 0;
+  ops::nesterov_momentum<T>(stream, shard.gradients, shard.moment1, muon_momentum(config_.optimizer, step), 1,
+                            &squares);
   ops::newton_schulz<T>(stream, shard.gradients, batch(bucket, shard.gradients.size()), workspace_.space());
   const double shape_factor = std::sqrt(std::max(1.0, static_cast<double>(bucket.rows) / bucket.cols));
   const double lr = config_.optimizer.muon_lr * lr_factor(config_.train, step);
-  ops::add_scaled<T>(stream, shard.weights, shard.gradients, -lr * shape_factor);
+  ops::add_scaled<T>(stream, shard.weights, shard.weights, shard.gradients, -lr * shape_factor, &squares);
 }
 
 template <class T>

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <limits>
 #include <vector>
 
 #include "kernels/check.hpp"
@@ -135,26 +136,46 @@ TEST(NewtonSchulzBatch, ZeroMatrixStaysZeroAndScaleDoesNotMatter) {
 
 TEST(Momentum, IsNesterovs) {
   const std::size_t n = 20'011;
-  const double m = 0.9;
+  const double m = 0.9, scale = 1.0 / 7;
   std::vector<double> buf = test::random_values(n, 7), g = test::random_values(n, 8);
   std::vector<double> expected_buf(n), expected_u(n);
+  double expected_squares = 0;
   for (std::size_t i = 0; i < n; ++i) {
-    expected_buf[i] = m * buf[i] + (1 - m) * g[i];
-    expected_u[i] = (1 - m) * g[i] + m * expected_buf[i];
+    expected_buf[i] = m * buf[i] + (1 - m) * (scale * g[i]);
+    expected_u[i] = (1 - m) * (scale * g[i]) + m * expected_buf[i];
+    expected_squares += std::pow(scale * g[i], 2);
   }
   std::vector<float> buf32 = test::convert<float>(buf), g32 = test::convert<float>(g);
-  nesterov_momentum<double>({}, g, buf, m);
-  nesterov_momentum<float>({}, g32, buf32, m);
+  double squares = 1000, squares32 = 1000;
+  nesterov_momentum<double>({}, g, buf, m, scale, &squares);
+  nesterov_momentum<float>({}, g32, buf32, m, scale, &squares32);
   EXPECT_LT(test::relative_error(buf, expected_buf), 1e-15);
   EXPECT_LT(test::relative_error(g, expected_u), 1e-15);
   EXPECT_LT(test::relative_error(buf32, expected_buf), 1e-6);
   EXPECT_LT(test::relative_error(g32, expected_u), 1e-6);
+  EXPECT_NEAR(squares, 1000 + expected_squares, 1e-12 * squares);
+  EXPECT_NEAR(squares32, 1000 + expected_squares, 1e-6 * squares);
 }
 
 TEST(AddScaled, AddsEveryElement) {
-  std::vector<float> w(20'011, 1), x(20'011, 4);
-  add_scaled<float>({}, w, x, -0.5);
-  for (const float value : w) ASSERT_EQ(value, -1);
+  std::vector<float> w(20'011, 1), x(20'011, 5);
+  double squares = 1000;
+  add_scaled<float>({}, w, w, x, -0.5, &squares);
+  for (const float value : w) ASSERT_EQ(value, -1.5f);
+  EXPECT_EQ(squares, 1000 + 2.25 * 20'011);
+}
+
+TEST(MuonSquares, TellOfNumbersOutOfRange) {
+  constexpr float largest = std::numeric_limits<float>::max(), nan = std::numeric_limits<float>::quiet_NaN();
+  for (const float value : {largest, nan}) {
+    std::vector<float> g(20'011, 1), buf(20'011), w = g;
+    g.back() = value;
+    double of_gradient = 0, of_weights = 0;
+    add_scaled<float>({}, w, w, g, 1e10, &of_weights);
+    nesterov_momentum<float>({}, g, buf, 0.9, 2, &of_gradient);
+    EXPECT_FALSE(std::isfinite(of_gradient));
+    EXPECT_FALSE(std::isfinite(of_weights));
+  }
 }
 
 }  // namespace
