@@ -1,5 +1,7 @@
 #include "kernels/fill.hpp"
 
+#include <cassert>
+
 #include "kernels/portable.hpp"
 
 namespace nanorun::kernels::portable {
@@ -9,6 +11,16 @@ void fill(Stream, Vec<T> x, double value) {
   const T v = static_cast<T>(value);
   for_chunks("fill", x.size(), [=](std::size_t first, std::size_t last) {
     for (std::size_t i = first; i < last; ++i) x[i] = v;
+  });
+}
+
+template <class T>
+void round_to(Stream, Vec<T> out, Vec<const acc_t<T>> x) {
+  static_assert(std::is_same_v<T, acc_t<T>>);
+  assert(out.size() == x.size());
+  if (out.data() == x.data()) return;
+  for_chunks("round_to", x.size(), [=](std::size_t first, std::size_t last) {
+    for (std::size_t i = first; i < last; ++i) out[i] = x[i];
   });
 }
 
@@ -38,10 +50,11 @@ double sum_of_squares(Stream, Vec<const T> x) {
   return sum;
 }
 
-#define NANORUN_INSTANTIATE(T)                     \
-  template void fill(Stream, Vec<T>, double);      \
-  template void add(Stream, Mat<T>, Mat<const T>); \
-  template void scale(Stream, Vec<T>, double);     \
+#define NANORUN_INSTANTIATE(T)                             \
+  template void fill(Stream, Vec<T>, double);              \
+  template void round_to<T>(Stream, Vec<T>, Vec<const T>); \
+  template void add(Stream, Mat<T>, Mat<const T>);         \
+  template void scale(Stream, Vec<T>, double);             \
   template double sum_of_squares(Stream, Vec<const T>);
 NANORUN_INSTANTIATE(float)
 NANORUN_INSTANTIATE(double)

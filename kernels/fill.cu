@@ -22,6 +22,21 @@ struct Fill {
 };
 
 template <class T>
+struct RoundTo {
+  T* out;
+  const float* x;
+  template <int W>
+  __device__ void apply(std::size_t i) const {
+    const Pack<float, W> p = load_pack<W>(x + i);
+    if constexpr (std::is_same_v<T, float>) {
+      store_pack(out + i, p);
+    } else {
+      store_rounded(out + i, p);
+    }
+  }
+};
+
+template <class T>
 struct Scale {
   T* x;
   T factor;
@@ -82,12 +97,21 @@ __global__ void __launch_bounds__(block_threads) sum_of_squares_kernel(double* p
 
 template <class T>
 void fill(Stream stream, Vec<T> x, double value) {
+  constexpr int width = 16 / sizeof(T);
   if constexpr (std::is_same_v<T, bf16>) {
     const auto rounded = __nv_bfloat16_raw(__float2bfloat16(static_cast<float>(value)));
-    launch_elementwise<8>("fill", stream, x.size(), Fill<bf16>{x.data(), {rounded.x}}, x.data());
+    launch_elementwise<width>("fill", stream, x.size(), Fill<bf16>{x.data(), {rounded.x}}, x.data());
   } else {
-    launch_elementwise<4>("fill", stream, x.size(), Fill<T>{x.data(), static_cast<T>(value)}, x.data());
+    launch_elementwise<width>("fill", stream, x.size(), Fill<T>{x.data(), static_cast<T>(value)}, x.data());
   }
+}
+
+template <class T>
+void round_to(Stream stream, Vec<T> out, Vec<const acc_t<T>> x) {
+  if constexpr (std::is_same_v<T, float>) {
+    if (out.data() == x.data()) return;
+  }
+  launch_elementwise<4>("round_to", stream, x.size(), RoundTo<T>{out.data(), x.data()}, out.data(), x.data());
 }
 
 template <class T>
@@ -122,6 +146,9 @@ double sum_of_squares(Stream stream, Vec<const T> x) {
 
 template void fill(Stream, Vec<float>, double);
 template void fill(Stream, Vec<bf16>, double);
+template void fill(Stream, Vec<double>, double);
+template void round_to<float>(Stream, Vec<float>, Vec<const float>);
+template void round_to<bf16>(Stream, Vec<bf16>, Vec<const float>);
 template void scale(Stream, Vec<float>, double);
 template void add<bf16>(Stream, Mat<bf16>, Mat<const bf16>);
 template void add<bf16>(Stream, Mat<bf16>, Mat<const float>);

@@ -9,6 +9,10 @@ namespace nanorun::kernels::portable {
 template <class T>
 void fill(Stream stream, Vec<T> x, double value);
 
+/// out[i] = x[i], rounded to T. out may be x where T is its own accumulator type; then nothing happens.
+template <class T>
+void round_to(Stream stream, Vec<T> out, Vec<const acc_t<T>> x);
+
 /// x[i] *= factor
 template <class T>
 void scale(Stream stream, Vec<T> x, double factor);
@@ -25,9 +29,13 @@ double sum_of_squares(Stream stream, Vec<const T> x);
 
 namespace nanorun::kernels::cuda {
 
-/// T = float or bf16
+/// T = bf16, float or double
 template <class T>
 void fill(Stream stream, Vec<T> x, double value);
+
+/// T = bf16 or float
+template <class T>
+void round_to(Stream stream, Vec<T> out, Vec<const acc_t<T>> x);
 
 /// T = float
 template <class T>

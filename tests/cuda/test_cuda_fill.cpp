@@ -1,6 +1,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <limits>
 
 #include "kernels/fill.hpp"
 #include "tests/cuda/tensor.hpp"
@@ -20,17 +21,45 @@ TEST(CudaFill, WritesEveryElementAndNoOther) {
     for (const std::size_t first : {0, 1}) {
       DeviceVector<float> x(n + first + 1);
       DeviceVector<bf16> y(n + first + 1);
+      DeviceVector<double> z(n + first + 1);
       fill<float>({}, {x.data() + first, n}, 1.5);
       fill<bf16>({}, {y.data() + first, n}, 1.5);
+      fill<double>({}, {z.data() + first, n}, 1.5);
       const auto floats = x.host();
       const auto halves = y.host();
+      const auto doubles = z.host();
       for (std::size_t i = 0; i < n + first + 1; ++i) {
         const bool inside = i >= first && i < first + n;
         ASSERT_EQ(floats[i] == 1.5f, inside) << i;
         ASSERT_EQ(test::to_float(halves[i]) == 1.5f, inside) << i;
+        ASSERT_EQ(doubles[i] == 1.5, inside) << i;
       }
     }
   }
+}
+
+TEST(CudaFill, RoundsToNearestEven) {
+  SKIP_WITHOUT_DEVICE();
+  for (const int n : {1, 1003, 2'000'002}) {
+    for (const int first : {0, 1}) {
+      const Tensor<float> x(1, n + first, 1);
+      const auto halves = Tensor<bf16>::poisoned(1, n + first);
+      const auto floats = Tensor<float>::poisoned(1, n + first);
+      const Vec<const float> from = x.device_flat().subspan(first);
+      round_to<bf16>({}, halves.device_flat().subspan(first), from);
+      round_to<float>({}, floats.device_flat().subspan(first), from);
+      halves.expect_rounded(x, first);
+      floats.expect_rounded(x, first);
+    }
+  }
+  // Between 1 and its successor 1 + 2^-7, and that one's; the largest float rounds to infinity.
+  const DeviceVector<float> ties(std::vector<float>{1 + 0x1p-8f, 1 + 0x1.8p-7f, std::numeric_limits<float>::max()});
+  const DeviceVector<bf16> rounded(3);
+  round_to<bf16>({}, {rounded.data(), 3}, Vec<const float>(ties.data(), 3));
+  const auto bits = rounded.host();
+  EXPECT_EQ(test::to_float(bits[0]), 1);
+  EXPECT_EQ(test::to_float(bits[1]), 1 + 0x1p-6f);
+  EXPECT_TRUE(std::isinf(test::to_float(bits[2])));
 }
 
 TEST(CudaFill, ScaleMatchesPortable) {

@@ -4,6 +4,8 @@
 
 #include <vector>
 
+#include "kernels/check.hpp"
+
 namespace nanorun::kernels::portable {
 namespace {
 
@@ -13,6 +15,16 @@ TEST(Fill, WritesEveryElementAndScales) {
   scale<float>({}, x, 0.5);
   for (const float value : x) ASSERT_EQ(value, 1.5f);
   EXPECT_DOUBLE_EQ(sum_of_squares<float>({}, x), 2.25 * 40'001);
+}
+
+TEST(RoundTo, CopiesWhereNothingIsToBeRounded) {
+  std::vector<float> x(20'011);
+  for (std::size_t i = 0; i < x.size(); ++i) x[i] = static_cast<float>(i) / 3;
+  std::vector<float> out = test::poisoned<float>(x.size());
+  round_to<float>({}, out, x);
+  EXPECT_EQ(out, x);
+  round_to<float>({}, out, out);
+  EXPECT_EQ(out, x);
 }
 
 }  // namespace
