@@ -11,6 +11,7 @@
 #include "kernels/matmul.hpp"
 #include "kernels/muon.hpp"
 #include "kernels/norm.hpp"
+#include "kernels/random.hpp"
 #include "kernels/residual.hpp"
 #include "kernels/types.hpp"
 

@@ -2,22 +2,13 @@
 
 #include <algorithm>
 #include <cmath>
-#include <numbers>
 
+#include "kernels/ops.hpp"
 #include "src/error.hpp"
 
 namespace nanorun {
 
 namespace {
-
-constexpr std::uint64_t golden_gamma = 0x9E3779B97F4A7C15;
-
-std::uint64_t mix(std::uint64_t z) {
-  z += golden_gamma;
-  z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9;
-  z = (z ^ (z >> 27)) * 0x94D049BB133111EB;
-  return z ^ (z >> 31);
-}
 
 std::uint64_t fnv1a64(const std::string& text) {
   std::uint64_t hash = 0xCBF29CE484222325;
@@ -25,32 +16,22 @@ std::uint64_t fnv1a64(const std::string& text) {
   return hash;
 }
 
-/// Uniform numbers of a tensor by counter.
-class Draw {
- public:
-  Draw(std::int64_t seed, const std::string& name) : key_(mix(static_cast<std::uint64_t>(seed) ^ fnv1a64(name))) {}
-  double unit(std::uint64_t i) const { return static_cast<double>(mix(key_ + i * golden_gamma) >> 11) * 0x1p-53; }
-  double normal(std::uint64_t i) const {
-    return std::sqrt(-2 * std::log(1 - unit(2 * i))) * std::cos(2 * std::numbers::pi * unit(2 * i + 1));
-  }
-
- private:
-  std::uint64_t key_;
-};
-
 template <class T>
 void initialise_rows(T* weights, const OwnedRows& rows, std::int64_t seed) {
   const Parameter& p = *rows.parameter;
-  const Draw draw(seed, p.name);
+  const std::uint64_t key = kernels::splitmix64(static_cast<std::uint64_t>(seed) ^ fnv1a64(p.name));
   const std::uint64_t first = rows.first_row * rows.cols;
-  const std::uint64_t count = rows.row_count * rows.cols;
-  for (std::uint64_t k = 0; k < count; ++k) {
-    const std::uint64_t i = first + k;
-    double value = 0;
-    if (p.init == Init::constant) value = p.start[i];
-    if (p.init == Init::normal) value = draw.normal(i);
-    if (p.init == Init::uniform) value = p.bound * (2 * draw.unit(i) - 1);
-    weights[rows.offset + k] = static_cast<T>(value);
+  const std::span<T> owned(weights + rows.offset, rows.row_count * rows.cols);
+  switch (p.init) {
+    case Init::zero:
+      return ops::fill<T>({}, owned, 0);
+    case Init::constant:
+      for (std::size_t k = 0; k < owned.size(); ++k) owned[k] = static_cast<T>(p.start[first + k]);
+      return;
+    case Init::normal:
+      return ops::fill_normal<T>({}, owned, key, first);
+    case Init::uniform:
+      return ops::fill_uniform<T>({}, owned, key, first, p.bound);
   }
 }
 

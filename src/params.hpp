@@ -93,10 +93,8 @@ class ParameterTable {
 };
 
 /// Initial values of the whole arena. Element i of a tensor depends on the seed, the tensor's name and i alone, so
-/// the values do not depend on the rank count; each rank draws its part and all gather.
-///   key = mix(seed xor fnv1a64(name)),  r(i) = mix(key + i * 0x9E3779B97F4A7C15),  u(i) = (r(i) >> 11) / 2^53
-///   uniform(-b, b): b (2 u(i) - 1);  normal: sqrt(-2 ln(1 - u(2i))) cos(2 pi u(2i+1))
-/// where mix is SplitMix64's output function (Steele, Lea and Flood 2014).
+/// the values do not depend on the rank count; each rank draws its part and all gather. Normal and uniform values are
+/// those of kernels/random.hpp with key = mix(seed xor fnv1a64(name)).
 template <class T>
 void initialise(std::span<T> weights, const ParameterTable& table, std::int64_t seed, Comm& comm);
 
