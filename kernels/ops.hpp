@@ -14,6 +14,7 @@
 #include "kernels/random.hpp"
 #include "kernels/residual.hpp"
 #include "kernels/types.hpp"
+#include "kernels/wire.hpp"
 
 namespace nanorun {
 #if NANORUN_CUDA

@@ -7,6 +7,8 @@
 #include <string>
 #include <vector>
 
+#include "kernels/wire.hpp"
+
 namespace nanorun {
 
 enum class ValuePath { none, first, embeddings };
@@ -119,7 +121,9 @@ struct TraceConfig {
 };
 
 struct CommConfig {
-  double timeout_seconds = 300;  ///< a collective that takes longer ends the job
+  double timeout_seconds = 300;                               ///< a collective that takes longer ends the job
+  kernels::WireFormat gradients = kernels::WireFormat::fp32;  ///< in which gradients travel to the rank that sums them
+  double gradient_scale = 65536;                              ///< e5m2: factor on the gradients of a rank's sequences
 };
 
 struct Config {

@@ -185,6 +185,11 @@ std::vector<Key> control_keys() {
       {NANORUN_KEY(trace, json_steps), at_least(0), "steps that also go into trace.json"},
       {NANORUN_KEY(trace, flush_every), between(1, 100000), "steps between writes of trace.h5"},
       {NANORUN_KEY(comm, timeout_seconds), above(0, most_seconds), "a collective that takes longer ends the job"},
+      {NANORUN_KEY(comm, gradients), any(),
+       "format in which gradients travel to the rank that sums them, in fp32: fp32, or rounded to bf16 or e5m2"},
+      {NANORUN_KEY(comm, gradient_scale), between(1e-30, 1e30),
+       "e5m2: factor on the gradients, summed over a rank's sequences, before rounding; products beyond 57344 "
+       "saturate"},
   };
 }
 

@@ -10,7 +10,8 @@ LAYERS = """
 error arena
 watchdog
 config config_keys config_check comm h5 files
-context mask schedule stop params data trace run_folder
+context tensor_comm tensor_comm_mpi tensor_comm_nccl mask schedule stop data trace run_folder
+params
 import activations
 model optimizer checkpoint command_line
 report
@@ -21,8 +22,8 @@ LEVEL = {name: level for level, line in enumerate(LAYERS) for name in line.split
 
 # Which modules may see a library.
 ROOMS = {
-    "mpi.h": {"context", "comm", "h5"},
-    "nccl.h": {"context", "comm"},
+    "mpi.h": {"context", "comm", "h5", "tensor_comm_mpi"},
+    "nccl.h": {"tensor_comm_nccl"},
     "hdf5.h": {"h5"},
     "src/h5.hpp": {"h5", "data", "checkpoint", "trace", "import", "main"},
     "toml++/toml.h": {"config", "config_keys"},
@@ -31,8 +32,8 @@ ROOMS = {
     "cblas.h": {"portable"},
 }
 
-# What src/ may see of kernels/: the dispatcher, the views, and the mask that the host builds.
-KERNEL_HEADERS = {"kernels/ops.hpp", "kernels/types.hpp", "kernels/attention.hpp"}
+# What src/ may see of kernels/: the dispatcher, the views, the mask that the host builds, and what the deck names.
+KERNEL_HEADERS = {"kernels/ops.hpp", "kernels/types.hpp", "kernels/attention.hpp", "kernels/wire.hpp"}
 
 
 def breaches_of(path, root):

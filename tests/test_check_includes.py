@@ -29,7 +29,7 @@ class CheckIncludes(unittest.TestCase):
         self.assert_breach("src/model.cpp", "#include<mpi.h>")
 
     def test_host_code_sees_few_kernel_headers(self):
-        for name in ("ops", "types", "attention"):
+        for name in ("ops", "types", "attention", "wire"):
             self.assertEqual(self.breaches("src/model.cpp", f'#include "kernels/{name}.hpp"'), [])
         for name in ("matmul.hpp", "head.hpp", "portable.hpp", "vector_math.hpp", "vec.cuh", "attention.cuh"):
             self.assert_breach("src/model.cpp", f'#include "kernels/{name}"')

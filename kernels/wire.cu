@@ -1,0 +1,120 @@
+#include "kernels/wire.hpp"
+
+#include <cuda_fp16.h>
+#include <cuda_fp8.h>
+
+#include "kernels/vec.cuh"
+
+namespace nanorun::kernels::cuda {
+namespace {
+
+// One codec a format: Code is what travels.
+
+struct Fp32 {
+  using Code = float;
+  __device__ Code encode(float x) const { return x; }
+  __device__ float decode(Code code) const { return code; }
+};
+
+struct Bf16 {
+  using Code = std::uint16_t;
+  __device__ Code encode(float x) const { return __bfloat16_as_ushort(__float2bfloat16_rn(x)); }
+  __device__ float decode(Code code) const { return __uint_as_float(static_cast<std::uint32_t>(code) << 16); }
+};
+
+/// The upper half of a half-precision number, infinities and NaN included.
+struct E5m2 {
+  using Code = std::uint8_t;
+  float scale, inverse;
+  __device__ Code encode(float x) const {
+    const float product = scale * x;
+    const Code code = __nv_cvt_float_to_fp8(product, __NV_SATFINITE, __NV_E5M2);
+    return isinf(product) ? (code & 0x80u) | 0x7Cu : code;
+  }
+  __device__ float decode(Code code) const {
+    const float value = __half2float(__ushort_as_half(static_cast<unsigned short>(code << 8)));
+    // Kept apart from the addition that follows, as the contract has it.
+    return __fmul_rn(value, inverse);
+  }
+};
+
+/// Elements of a thread: 16 bytes of codes, but no more than two 16-byte vectors of floats.
+template <class Codec>
+constexpr int pack_width = sizeof(typename Codec::Code) == 4 ? 4 : 8;
+
+template <class Codec>
+struct Encode {
+  typename Codec::Code* out;
+  const float* x;
+  Codec codec;
+
+  template <int W>
+  __device__ void apply(std::size_t i) const {
+    const Pack<float, W> values = load_pack<W>(x + i);
+    Pack<typename Codec::Code, W> codes;
+#pragma unroll
+    for (int k = 0; k < W; ++k) codes.v[k] = codec.encode(values.v[k]);
+    store_pack(out + i, codes);
+  }
+};
+
+template <class Codec>
+struct AddDecoded {
+  float* sum;
+  const std::byte* in;
+  int count;
+  std::size_t stride;
+  Codec codec;
+
+  template <int W>
+  __device__ void apply(std::size_t i) const {
+    using Code = typename Codec::Code;
+    Pack<float, W> total = load_pack<W>(sum + i);
+#pragma unroll 4
+    for (int k = 0; k < count; ++k) {
+      const Pack<Code, W> codes = load_pack<W>(reinterpret_cast<const Code*>(in + k * stride) + i);
+#pragma unroll
+      for (int j = 0; j < W; ++j) total.v[j] += codec.decode(codes.v[j]);
+    }
+    store_pack(sum + i, total);
+  }
+};
+
+/// body(codec) with the codec of the wire.
+template <class Body>
+void with_codec(const Wire& wire, Body&& body) {
+  switch (wire.format) {
+    case WireFormat::fp32:
+      return body(Fp32());
+    case WireFormat::bf16:
+      return body(Bf16());
+    case WireFormat::e5m2:
+      return body(E5m2{static_cast<float>(wire.scale), static_cast<float>(1 / wire.scale)});
+  }
+}
+
+}  // namespace
+
+template <class A>
+void encode(Stream stream, std::byte* out, Vec<const A> x, const Wire& wire) {
+  with_codec(wire, [&]<class Codec>(const Codec& codec) {
+    auto* codes = reinterpret_cast<typename Codec::Code*>(out);
+    const Encode<Codec> body{codes, x.data(), codec};
+    launch_elementwise<pack_width<Codec>>("encode", stream, x.size(), body, codes, x.data());
+  });
+}
+
+template <class A>
+void add_decoded(Stream stream, Vec<A> sum, const std::byte* in, int count, std::size_t stride, const Wire& wire) {
+  with_codec(wire, [&]<class Codec>(const Codec& codec) {
+    const AddDecoded<Codec> body{sum.data(), in, count, stride, codec};
+    const auto* first = reinterpret_cast<const typename Codec::Code*>(in);
+    const auto* second = reinterpret_cast<const typename Codec::Code*>(in + stride);
+    launch_elementwise<pack_width<Codec>>("add_decoded", stream, sum.size(), body, sum.data(), first, second);
+  });
+}
+
+template void encode(Stream, std::byte*, Vec<const float>, const Wire&);
+template void add_decoded(Stream, Vec<float>, const std::byte*, int, std::size_t, const Wire&);
+
+}  // namespace nanorun::kernels::cuda

@@ -1,0 +1,52 @@
+#pragma once
+// Encoding of tensors that ranks exchange to sum them: every element for itself, in a format that may be narrower than
+// the tensor's own.
+//   fp32: as it is, a double too
+//   bf16: rounded to the nearest, ties to even
+//   e5m2: times the scale, in fp32, then rounded likewise; finite products saturate at +-57344. Its sum adds the
+//         decoded element times 1 / scale, in fp32.
+// NaN and infinities arrive as such, so that a sum shows an overflow.
+// Shapes: x, sum [n]; an encoded tensor has n * wire_bytes<A>(format) bytes and begins at a multiple of wire_bytes.
+
+#include "kernels/types.hpp"
+
+namespace nanorun::kernels {
+
+enum class WireFormat { fp32, bf16, e5m2 };
+
+struct Wire {
+  WireFormat format = WireFormat::fp32;
+  double scale = 1;  ///< > 0; e5m2 only
+};
+
+/// Bytes of an encoded element.
+template <class A>
+constexpr std::size_t wire_bytes(WireFormat format) {
+  if (format == WireFormat::e5m2) return 1;
+  return format == WireFormat::bf16 ? 2 : sizeof(A);
+}
+
+namespace portable {
+
+template <class A>
+void encode(Stream stream, std::byte* out, Vec<const A> x, const Wire& wire);
+
+/// Adds `count` encoded tensors to `sum`, one after the other, so that the order of every element's sum is fixed; they
+/// begin `stride` bytes apart.
+template <class A>
+void add_decoded(Stream stream, Vec<A> sum, const std::byte* in, int count, std::size_t stride, const Wire& wire);
+
+}  // namespace portable
+
+namespace cuda {
+
+/// A = float
+template <class A>
+void encode(Stream stream, std::byte* out, Vec<const A> x, const Wire& wire);
+
+/// A = float
+template <class A>
+void add_decoded(Stream stream, Vec<A> sum, const std::byte* in, int count, std::size_t stride, const Wire& wire);
+
+}  // namespace cuda
+}  // namespace nanorun::kernels

@@ -1,0 +1,121 @@
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <limits>
+#include <random>
+
+#include "kernels/wire.hpp"
+#include "tests/cuda/tensor.hpp"
+
+namespace nanorun::kernels::cuda {
+namespace {
+
+using test::DeviceVector;
+
+constexpr float infinity = std::numeric_limits<float>::infinity();
+constexpr float nan = std::numeric_limits<float>::quiet_NaN();
+
+// Scales whose products and quotients are exact, so that the bodies agree bit for bit.
+const Wire wires[] = {{}, {WireFormat::bf16}, {WireFormat::e5m2, 1}, {WireFormat::e5m2, 65536}};
+
+constexpr std::size_t sizes[] = {1, 7, 1000, 3'000'001};
+
+/// Random bit patterns and values in the range of the formats, the ends of the range first.
+std::vector<float> all_sorts(std::size_t n, unsigned seed) {
+  std::mt19937 generator(seed);
+  std::vector<float> x(n);
+  for (std::size_t i = 0; i < n; ++i) {
+    const auto bits = static_cast<std::uint32_t>(generator());
+    const float near = std::ldexp(static_cast<float>(bits), -40 - static_cast<int>(i % 30));
+    x[i] = i % 3 == 0 ? std::bit_cast<float>(bits) : i % 3 == 1 ? near : -near;
+  }
+  const float ends[] = {0, nan, infinity, -infinity, -0.0f, 3e38f, -3e38f, 57344, 65536, 1e-45f};
+  std::copy_n(ends, std::min(std::size(ends), n), x.begin());
+  return x;
+}
+
+/// Where portable's code is a NaN, any NaN will do.
+bool is_nan_code(const std::byte* code, WireFormat format) {
+  if (format == WireFormat::e5m2) return (std::to_integer<unsigned>(*code) & 0x7Fu) > 0x7Cu;
+  std::uint32_t bits = 0;
+  const std::size_t bytes = wire_bytes<float>(format);
+  std::memcpy(reinterpret_cast<std::byte*>(&bits) + 4 - bytes, code, bytes);
+  return std::isnan(std::bit_cast<float>(bits));
+}
+
+void compare_encode(const Wire& wire, std::size_t n, std::size_t first) {
+  const std::size_t bytes = wire_bytes<float>(wire.format);
+  const std::vector<float> x = all_sorts(n + first, 1);
+  const DeviceVector<float> device_x(x);
+  std::vector<std::byte> want((n + first + 1) * bytes, std::byte(0xFF));
+  const DeviceVector<std::byte> out(want.size());
+  portable::encode<float>({}, want.data() + first * bytes, std::span(x).subspan(first), wire);
+  cuda::encode<float>({}, out.data() + first * bytes, {device_x.data() + first, n}, wire);
+  const std::vector<std::byte> got = out.host();
+  for (std::size_t i = 0; i <= n + first; ++i) {
+    const bool inside = i >= first && i < first + n;
+    const bool same = std::memcmp(&got[i * bytes], &want[i * bytes], bytes) == 0;
+    const bool both_nan =
+        inside && is_nan_code(&got[i * bytes], wire.format) && is_nan_code(&want[i * bytes], wire.format);
+    ASSERT_TRUE(same || both_nan) << "element " << i << " of " << n << ", format " << static_cast<int>(wire.format);
+  }
+}
+
+TEST(CudaWire, EncodesAsPortableDoes) {
+  SKIP_WITHOUT_DEVICE();
+  for (const Wire& wire : wires) {
+    for (const std::size_t n : sizes) {
+      for (const std::size_t first : {0, 1}) compare_encode(wire, n, first);
+    }
+  }
+}
+
+void compare_sum(const Wire& wire, std::size_t n, std::size_t first, std::size_t gap) {
+  const int count = 7;
+  const std::size_t bytes = wire_bytes<float>(wire.format), stride = (n + gap + 15) / 16 * 16 * bytes + gap * bytes;
+  std::vector<std::byte> in(count * stride);
+  for (int k = 0; k < count; ++k) {
+    portable::encode<float>({}, in.data() + k * stride, all_sorts(n, k), wire);
+  }
+  std::vector<float> sum(n + first + 1, 0.25f);
+  const DeviceVector<std::byte> device_in(in);
+  const DeviceVector<float> device_sum(sum);
+  portable::add_decoded<float>({}, std::span(sum).subspan(first, n), in.data(), count, stride, wire);
+  cuda::add_decoded<float>({}, {device_sum.data() + first, n}, device_in.data(), count, stride, wire);
+  const std::vector<float> got = device_sum.host();
+  for (std::size_t i = 0; i < sum.size(); ++i) {
+    ASSERT_TRUE(got[i] == sum[i] || (std::isnan(got[i]) && std::isnan(sum[i])))
+        << "element " << i << " of " << n << ", format " << static_cast<int>(wire.format) << ": " << got[i]
+        << " instead of " << sum[i];
+  }
+}
+
+TEST(CudaWire, AddsAsPortableDoes) {
+  SKIP_WITHOUT_DEVICE();
+  for (const Wire& wire : wires) {
+    for (const std::size_t n : sizes) {
+      for (const std::size_t first : {0, 1}) {
+        for (const std::size_t gap : {0, 1}) compare_sum(wire, n, first, gap);
+      }
+    }
+  }
+}
+
+TEST(CudaWire, NanAndInfinityArrive) {
+  SKIP_WITHOUT_DEVICE();
+  for (const Wire& wire : wires) {
+    const DeviceVector<float> x(std::vector<float>{nan, infinity, -infinity, 1});
+    const DeviceVector<std::byte> wired(4 * wire_bytes<float>(wire.format));
+    const DeviceVector<float> sum(std::vector<float>(4, 0));
+    cuda::encode<float>({}, wired.data(), {x.data(), 4}, wire);
+    cuda::add_decoded<float>({}, {sum.data(), 4}, wired.data(), 1, 0, wire);
+    const std::vector<float> got = sum.host();
+    EXPECT_TRUE(std::isnan(got[0]));
+    EXPECT_EQ(got[1], infinity);
+    EXPECT_EQ(got[2], -infinity);
+    EXPECT_EQ(got[3], wire.scale == 65536 ? 0.875f : 1.0f);
+  }
+}
+
+}  // namespace
+}  // namespace nanorun::kernels::cuda

@@ -1,0 +1,162 @@
+#include "kernels/wire.hpp"
+
+#include <gtest/gtest.h>
+
+#include <bit>
+#include <cstring>
+#include <limits>
+#include <random>
+
+#include "kernels/check.hpp"
+#include "kernels/float_format.hpp"
+
+namespace nanorun::kernels::portable {
+namespace {
+
+constexpr float infinity = std::numeric_limits<float>::infinity();
+constexpr float nan = std::numeric_limits<float>::quiet_NaN();
+constexpr auto poison = std::byte(0x5a);
+
+/// The value of the code at `i` by the definition of its format; an e5m2 code's still has the scale.
+template <class A>
+double value_of(const std::vector<std::byte>& encoded, std::size_t i, WireFormat format) {
+  if (format == WireFormat::fp32) {
+    A value;
+    std::memcpy(&value, &encoded[i * sizeof value], sizeof value);
+    return value;
+  }
+  const test::FloatFormat& table = format == WireFormat::bf16 ? test::bf16 : test::e5m2;
+  unsigned code = 0;
+  const std::size_t bytes = wire_bytes<A>(format);
+  std::memcpy(&code, &encoded[i * bytes], bytes);
+  const unsigned sign = 1u << (8 * bytes - 1), magnitude = code & (sign - 1);
+  const auto largest = static_cast<unsigned>(table.finite_codes);
+  const double value = magnitude < largest ? table.values[magnitude] : magnitude == largest ? infinity : nan;
+  return std::copysign(value, code & sign ? -1 : 1);
+}
+
+/// What the value of x's code shall be.
+template <class A>
+double expected_value(A x, const Wire& wire) {
+  if (wire.format == WireFormat::fp32) return x;
+  if (wire.format == WireFormat::bf16) return test::bf16.round(static_cast<float>(x));
+  const float product = static_cast<float>(wire.scale) * static_cast<float>(x);
+  return std::isinf(product) ? product : test::e5m2.round(product);
+}
+
+void expect_same(double got, double want, std::size_t i) {
+  if (std::isnan(want)) {
+    ASSERT_TRUE(std::isnan(got)) << i;
+  } else {
+    ASSERT_EQ(got, want) << i;
+    ASSERT_EQ(std::signbit(got), std::signbit(want)) << i;
+  }
+}
+
+/// Random bit patterns, values near the middle of the range, and the ends of the range.
+template <class A>
+std::vector<A> all_sorts(std::size_t n, unsigned seed) {
+  std::mt19937 generator(seed);
+  std::vector<A> x(n);
+  for (std::size_t i = 0; i < n; ++i) {
+    const auto bits = static_cast<std::uint32_t>(generator());
+    x[i] =
+        i % 2 == 0 ? std::bit_cast<float>(bits) : std::ldexp(static_cast<float>(bits), -40 - static_cast<int>(i % 30));
+    if (i % 4 == 1) x[i] = -x[i];
+  }
+  const float ends[] = {nan, -nan, infinity, -infinity, 0.0f, -0.0f, 3e38f, -3e38f, 57344, 65536, 1e-45f};
+  for (std::size_t i = 0; i < std::min(std::size(ends), n); ++i) x[i] = ends[i];
+  return x;
+}
+
+const Wire wires[] = {
+    {}, {WireFormat::bf16}, {WireFormat::e5m2, 1}, {WireFormat::e5m2, 65536}, {WireFormat::e5m2, 1.7}};
+
+template <class A>
+void check_encode() {
+  for (const Wire& wire : wires) {
+    const std::size_t bytes = wire_bytes<A>(wire.format);
+    for (const std::size_t n : {0, 1, 7, 40'003}) {
+      const std::vector<A> x = all_sorts<A>(n + 1, 1);
+      std::vector<std::byte> out((n + 2) * bytes, poison);
+      // Beside the first element, in the tensor and on the wire.
+      encode<A>({}, out.data() + bytes, std::span(x).subspan(1), wire);
+      for (std::size_t i = 0; i < n; ++i) {
+        expect_same(value_of<A>(out, i + 1, wire.format), expected_value(x[i + 1], wire), i);
+      }
+      for (std::size_t b = 0; b < bytes; ++b) {
+        ASSERT_EQ(out[b], poison);
+        ASSERT_EQ(out[(n + 1) * bytes + b], poison);
+      }
+    }
+  }
+}
+
+TEST(Wire, EncodesToTheNearestValueOfTheFormat) {
+  check_encode<float>();
+  check_encode<double>();
+}
+
+TEST(Wire, E5m2SaturatesFiniteValuesAlone) {
+  const std::vector<float> x = {1, -1, 1e30f, infinity, -infinity, nan};
+  std::vector<std::byte> out(x.size());
+  encode<float>({}, out.data(), x, {WireFormat::e5m2, 65536});
+  std::vector<float> sum(x.size(), 0);
+  add_decoded<float>({}, sum, out.data(), 1, 0, {WireFormat::e5m2, 65536});
+  EXPECT_EQ(sum[0], 0.875f);
+  EXPECT_EQ(sum[1], -0.875f);
+  EXPECT_EQ(sum[2], 0.875f);
+  EXPECT_EQ(sum[3], infinity);
+  EXPECT_EQ(sum[4], -infinity);
+  EXPECT_TRUE(std::isnan(sum[5]));
+}
+
+/// Every code, decoded.
+TEST(Wire, DecodesEveryCode) {
+  for (const WireFormat format : {WireFormat::bf16, WireFormat::e5m2}) {
+    const std::size_t bytes = wire_bytes<float>(format), codes = std::size_t{1} << (8 * bytes);
+    std::vector<std::byte> in(codes * bytes);
+    for (std::size_t code = 0; code < codes; ++code) std::memcpy(&in[code * bytes], &code, bytes);
+    // -0 is the neutral element of the sum.
+    std::vector<float> sum(codes, -0.0f);
+    add_decoded<float>({}, sum, in.data(), 1, 0, {format, 4});
+    for (std::size_t code = 0; code < codes; ++code) {
+      expect_same(sum[code], value_of<float>(in, code, format) / (format == WireFormat::e5m2 ? 4 : 1), code);
+    }
+  }
+}
+
+/// Several tensors with a gap between them, against a sum element by element.
+template <class A>
+void check_sum() {
+  for (const Wire& wire : wires) {
+    const std::size_t n = 20'001, bytes = wire_bytes<A>(wire.format), stride = n * bytes + 3 * bytes;
+    const int count = 3;
+    std::vector<std::byte> in(count * stride, poison);
+    std::vector<A> sum = test::convert<A>(test::random_values(n + 2, 9));
+    std::vector<A> want = sum;
+    for (int k = 0; k < count; ++k) {
+      const std::vector<A> x = test::convert<A>(test::random_values(n, k));
+      encode<A>({}, in.data() + k * stride, x, wire);
+      const float inverse = wire.format == WireFormat::e5m2 ? static_cast<float>(1 / wire.scale) : 1;
+      for (std::size_t i = 0; i < n; ++i) {
+        const A value = expected_value(x[i], wire);
+        want[i + 1] += wire.format == WireFormat::fp32 ? value : static_cast<float>(value) * inverse;
+      }
+    }
+    add_decoded<A>({}, std::span(sum).subspan(1, n), in.data(), count, stride, wire);
+    EXPECT_EQ(sum.front(), want.front());
+    EXPECT_EQ(sum.back(), want.back());
+    // The compiler may fuse the product with 1 / scale and the addition.
+    const double tolerance = wire.scale == 1.7 ? 1e-6 : 0;
+    for (std::size_t i = 1; i <= n; ++i) ASSERT_NEAR(sum[i], want[i], tolerance) << i;
+  }
+}
+
+TEST(Wire, AddsTensorsInOrder) {
+  check_sum<float>();
+  check_sum<double>();
+}
+
+}  // namespace
+}  // namespace nanorun::kernels::portable

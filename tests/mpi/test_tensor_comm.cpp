@@ -1,0 +1,208 @@
+// Collectives on tensors, in the memory of the build's ops: of the host, or of one device a rank.
+
+#include "src/tensor_comm.hpp"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <limits>
+
+#include "src/error.hpp"
+#include "tests/environment.hpp"
+
+namespace nanorun {
+namespace {
+
+using kernels::Wire;
+using kernels::WireFormat;
+
+constexpr bool on_hosts = std::is_same_v<ops::Event, kernels::portable::Event>;
+
+/// False, with the reason, where a test cannot run; on devices each rank needs one of its own.
+bool device_ready() {
+  if (!on_hosts && ops::device_count() < test_comm().size()) return false;
+  if (test_context->device() < 0) test_context->open_device();
+  return true;
+}
+#define SKIP_WITHOUT_DEVICES() \
+  if (!device_ready()) GTEST_SKIP() << "fewer devices than ranks"
+
+/// A tensor of the ops' memory, filled from the host and read back.
+template <class T>
+class Tensor {
+ public:
+  explicit Tensor(const std::vector<T>& values)
+      : size_(values.size()), data_(static_cast<T*>(ops::allocate(size_ * sizeof(T)))) {
+    ops::copy_to_device(test_context->comm_stream(), data_, values.data(), size_ * sizeof(T));
+  }
+  ~Tensor() { ops::release(data_); }
+  Tensor(const Tensor&) = delete;
+  Tensor& operator=(const Tensor&) = delete;
+
+  std::span<T> span() { return {data_, size_}; }
+  std::vector<T> host() const {
+    std::vector<T> values(size_);
+    ops::copy_to_host(test_context->comm_stream(), values.data(), data_, size_ * sizeof(T));
+    ops::synchronize(test_context->comm_stream());
+    return values;
+  }
+
+ private:
+  std::size_t size_;
+  T* data_;
+};
+
+/// Uneven parts, the first one empty where there are several ranks.
+Bounds uneven_bounds(int ranks, std::size_t unit) {
+  Bounds bounds(ranks + 1, 0);
+  for (int r = 0; r < ranks; ++r) bounds[r + 1] = bounds[r] + (ranks > 1 ? r : 1) * unit;
+  return bounds;
+}
+
+/// One rank owns everything.
+Bounds lopsided_bounds(int ranks, std::size_t size) {
+  Bounds bounds(ranks + 1, size);
+  bounds[0] = 0;
+  if (ranks > 1) bounds[1] = 0;
+  return bounds;
+}
+
+/// A rank's copy of a tensor, the same on whichever rank it is asked for.
+template <class A>
+std::vector<A> copy_of_rank(int rank, std::size_t size) {
+  std::vector<A> values(size);
+  std::uint32_t bits = rank + 1;
+  for (A& value : values) {
+    bits = 1664525 * bits + 1013904223;
+    value = static_cast<A>(static_cast<std::int32_t>(bits)) * static_cast<A>(0x1p-32);
+  }
+  return values;
+}
+
+/// The owner's elements exactly, then the other ranks' as they arrive, each from the rank before.
+template <class A>
+std::vector<A> expected_part(const Bounds& bounds, const Wire& wire) {
+  const int rank = test_comm().rank(), ranks = test_comm().size();
+  const std::size_t begin = bounds[rank], size = bounds[rank + 1] - begin;
+  const std::vector<A> own = copy_of_rank<A>(rank, bounds.back());
+  std::vector<A> sum(own.begin() + begin, own.begin() + begin + size);
+  std::vector<std::byte> encoded(size * kernels::wire_bytes<A>(wire.format));
+  for (int k = 1; k < ranks; ++k) {
+    const std::vector<A> other = copy_of_rank<A>((rank - k + ranks) % ranks, bounds.back());
+    kernels::portable::encode<A>({}, encoded.data(), std::span(other).subspan(begin, size), wire);
+    kernels::portable::add_decoded<A>({}, sum, encoded.data(), 1, 0, wire);
+  }
+  return sum;
+}
+
+template <class A>
+void check_reduce_scatter(const Bounds& bounds, const Wire& wire) {
+  Comm& comm = test_comm();
+  TensorComm tensors(comm, test_context->comm_stream(), wire);
+  const std::vector<A> before = copy_of_rank<A>(comm.rank(), bounds.back());
+  Tensor<A> tensor(before);
+  tensors.reduce_scatter(tensor.span(), bounds);
+  const std::vector<A> got = tensor.host(), want = expected_part<A>(bounds, wire);
+  tensors.check();
+  const std::size_t begin = bounds[comm.rank()], end = bounds[comm.rank() + 1];
+  for (std::size_t i = 0; i < got.size(); ++i) {
+    ASSERT_EQ(got[i], i >= begin && i < end ? want[i - begin] : before[i]) << "element " << i;
+  }
+  EXPECT_EQ(tensors.bytes_sent(),
+            comm.size() == 1 ? 0 : (bounds.back() - (end - begin)) * kernels::wire_bytes<A>(wire.format));
+}
+
+const Wire wires[] = {{}, {WireFormat::bf16}, {WireFormat::e5m2, 4096}};
+
+TEST(TensorComm, ReduceScatterSumsInAFixedOrder) {
+  SKIP_WITHOUT_DEVICES();
+  const int ranks = test_comm().size();
+  // From parts of one element to parts that exceed the buffers on hosts, at places that no vector begins at.
+  for (const Wire& wire : wires) {
+    for (const std::size_t unit : {1, 37, 300'001}) check_reduce_scatter<float>(uneven_bounds(ranks, unit), wire);
+    check_reduce_scatter<float>(lopsided_bounds(ranks, 5'000'003), wire);
+  }
+}
+
+/// Double, where there is any.
+template <class A>
+void check_double() {
+  if constexpr (on_hosts) {
+    for (const Wire& wire : wires) check_reduce_scatter<A>(uneven_bounds(test_comm().size(), 300'001), wire);
+  }
+}
+
+TEST(TensorComm, ReduceScatterOfDoubles) { check_double<double>(); }
+
+TEST(TensorComm, PiecesOfLargePartsAreSummedLikeOne) {
+  SKIP_WITHOUT_DEVICES();
+  // More than the buffers hold on devices.
+  if (on_hosts) GTEST_SKIP() << "the other tests exceed the buffers of hosts";
+  check_reduce_scatter<float>(lopsided_bounds(test_comm().size(), 40'000'003), {});
+}
+
+template <class T>
+void check_all_gather(const Bounds& bounds) {
+  Comm& comm = test_comm();
+  TensorComm tensors(comm, test_context->comm_stream(), {WireFormat::e5m2, 1});
+  const auto value = [](std::size_t i) {
+    const auto bits = static_cast<std::uint16_t>(i * 31 % 30011);
+    if constexpr (std::is_same_v<T, kernels::bf16>)
+      return bits;
+    else
+      return static_cast<T>(bits);
+  };
+  const auto bits_of = [](T x) {
+    if constexpr (std::is_same_v<T, kernels::bf16>)
+      return x.bits;
+    else
+      return x;
+  };
+  std::vector<T> values(bounds.back());
+  for (std::size_t i = bounds[comm.rank()]; i < bounds[comm.rank() + 1]; ++i) values[i] = T{value(i)};
+  Tensor<T> tensor(values);
+  tensors.all_gather(tensor.span(), bounds);
+  const std::vector<T> got = tensor.host();
+  for (std::size_t i = 0; i < got.size(); ++i) ASSERT_EQ(bits_of(got[i]), value(i)) << "element " << i;
+  const std::size_t own = bounds[comm.rank() + 1] - bounds[comm.rank()];
+  EXPECT_EQ(tensors.bytes_sent(), own * sizeof(T) * (comm.size() - 1));
+}
+
+TEST(TensorComm, AllGatherFillsEveryPart) {
+  SKIP_WITHOUT_DEVICES();
+  const int ranks = test_comm().size();
+  for (const std::size_t unit : {1, 37, 300'001}) {
+    check_all_gather<float>(uneven_bounds(ranks, unit));
+    check_all_gather<double>(uneven_bounds(ranks, unit));
+    check_all_gather<kernels::bf16>(uneven_bounds(ranks, unit));
+  }
+  check_all_gather<float>(lopsided_bounds(ranks, 5'000'003));
+}
+
+TEST(TensorComm, NanAndInfinityOfAnyRankReachTheSum) {
+  SKIP_WITHOUT_DEVICES();
+  Comm& comm = test_comm();
+  const float infinity = std::numeric_limits<float>::infinity();
+  for (const Wire& wire : wires) {
+    TensorComm tensors(comm, test_context->comm_stream(), wire);
+    const bool last = comm.rank() == comm.size() - 1;
+    Tensor<float> tensor({last ? std::nanf("") : 1, last ? infinity : 1, 1});
+    Bounds bounds(comm.size() + 1, 3);
+    bounds[0] = 0;
+    tensors.reduce_scatter(tensor.span(), bounds);
+    if (!comm.root()) continue;
+    const std::vector<float> sum = tensor.host();
+    EXPECT_TRUE(std::isnan(sum[0]));
+    EXPECT_EQ(sum[1], infinity);
+    EXPECT_EQ(sum[2], static_cast<float>(comm.size()));
+  }
+}
+
+TEST(TensorComm, OneRankNeedsNoBuffers) {
+  EXPECT_EQ(TensorComm::buffer_bytes(1, {WireFormat::bf16}), 0u);
+  EXPECT_GT(TensorComm::buffer_bytes(2, {}), 0u);
+  EXPECT_EQ(TensorComm::buffer_bytes(8, {WireFormat::bf16}), 2 * TensorComm::buffer_bytes(8, {}));
+}
+
+}  // namespace
+}  // namespace nanorun
