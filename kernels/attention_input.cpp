@@ -1,5 +1,6 @@
 #include "kernels/attention_input.hpp"
 
+#include <cassert>
 #include <cmath>
 
 #include "kernels/portable.hpp"
@@ -99,6 +100,17 @@ void value_mix_backward(Mat<T> d_v, const ValueMixGradients<T>& d_mix, Mat<const
 
 }  // namespace
 
+template <class A>
+void rotary_table(Stream, Mat<A> cos, Mat<A> sin, Vec<const double> frequency) {
+  assert(cos.rows == sin.rows && cos.cols == sin.cols && frequency.size() == static_cast<std::size_t>(cos.cols));
+  for_rows("rotary_table", cos.rows, [=](int t) {
+    for (int j = 0; j < cos.cols; ++j) {
+      cos.row(t)[j] = static_cast<A>(std::cos(frequency[j] * t));
+      sin.row(t)[j] = static_cast<A>(std::sin(frequency[j] * t));
+    }
+  });
+}
+
 template <class T>
 void attention_input_forward(Stream, Mat<T> qk, Mat<T> v_mixed, Mat<acc_t<T>> rstd, Mat<const T> qkv,
                              const Rotary<T>& rotary, const ValueMix<T>& mix, double eps) {
@@ -131,6 +143,7 @@ void attention_input_backward(Stream, Mat<T> d_qkv, const ValueMixGradients<T>& 
 }
 
 #define NANORUN_INSTANTIATE(T)                                                                                    \
+  template void rotary_table(Stream, Mat<T>, Mat<T>, Vec<const double>);                                          \
   template void attention_input_forward(Stream, Mat<T>, Mat<T>, Mat<T>, Mat<const T>, const Rotary<T>&,           \
                                         const ValueMix<T>&, double);                                              \
   template void attention_input_backward(Stream, Mat<T>, const ValueMixGradients<T>&, Mat<const T>, Mat<const T>, \

@@ -1,6 +1,7 @@
 #include "kernels/attention_input.hpp"
 
 #include <bit>
+#include <cassert>
 
 #include "kernels/vec.cuh"
 
@@ -40,6 +41,19 @@ __device__ float2 coefficients(const ValueMix<bf16>& mix) {
   if (mix.interpolate) return {1 - mix.lambda[0], mix.lambda[0]};
   return {mix.lambda[0], mix.lambda[1]};
 }
+
+struct RotaryTable {
+  Mat<float> cos, sin;
+  const double* frequency;
+  template <int W>
+  __device__ void apply(std::size_t i) const {
+    const int t = static_cast<int>(i / cos.cols), j = static_cast<int>(i % cos.cols);
+    double s, c;
+    sincos(frequency[j] * t, &s, &c);
+    cos.row(t)[j] = static_cast<float>(c);
+    sin.row(t)[j] = static_cast<float>(s);
+  }
+};
 
 __device__ int source_row(const ValueMix<bf16>& mix, int t) { return mix.index ? mix.index[t] : t; }
 
@@ -163,6 +177,12 @@ void require_tables(const char* op, const Rotary<bf16>& rotary, const ValueMix<b
 
 }  // namespace
 
+template <class A>
+void rotary_table(Stream stream, Mat<A> cos, Mat<A> sin, Vec<const double> frequency) {
+  assert(cos.rows == sin.rows && cos.cols == sin.cols && frequency.size() == static_cast<std::size_t>(cos.cols));
+  launch_elementwise<1>("rotary_table", stream, cos.size(), RotaryTable{cos, sin, frequency.data()}, cos.data);
+}
+
 template <class T>
 void attention_input_forward(Stream stream, Mat<T> qk, Mat<T> v_mixed, Mat<acc_t<T>> rstd, Mat<const T> qkv,
                              const Rotary<T>& rotary, const ValueMix<T>& mix, double eps) {
@@ -196,6 +216,7 @@ void attention_input_backward(Stream stream, Mat<T> d_qkv, const ValueMixGradien
   check_launch(op);
 }
 
+template void rotary_table(Stream, Mat<float>, Mat<float>, Vec<const double>);
 template void attention_input_forward(Stream, Mat<bf16>, Mat<bf16>, Mat<float>, Mat<const bf16>, const Rotary<bf16>&,
                                       const ValueMix<bf16>&, double);
 template void attention_input_backward(Stream, Mat<bf16>, const ValueMixGradients<bf16>&, Mat<const bf16>,

@@ -35,6 +35,11 @@ struct Rotary {
   Mat<const acc_t<T>> sin;
 };
 
+/// cos[t,j] = cos(frequency[j] t) and the sines likewise, computed in double. frequency [D/2], in radians a position,
+/// lies in the tensors' memory.
+template <class A>
+void rotary_table(Stream stream, Mat<A> cos, Mat<A> sin, Vec<const double> frequency);
+
 /// `qk` may be the first 2 H D columns of `qkv`.
 template <class T>
 void attention_input_forward(Stream stream, Mat<T> qk, Mat<T> v_mixed, Mat<acc_t<T>> rstd, Mat<const T> qkv,
@@ -54,6 +59,10 @@ namespace nanorun::kernels::cuda {
 using portable::Rotary;
 using portable::ValueMix;
 using portable::ValueMixGradients;
+
+/// A = float. The last place may differ from the portable body's.
+template <class A>
+void rotary_table(Stream stream, Mat<A> cos, Mat<A> sin, Vec<const double> frequency);
 
 /// T = bf16; rows are whole 16-byte vectors, D a power of two from 16 to 512.
 template <class T>

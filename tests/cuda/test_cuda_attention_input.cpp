@@ -2,6 +2,7 @@
 
 #include <cmath>
 #include <string>
+#include <vector>
 
 #include "kernels/attention_input.hpp"
 #include "tests/cuda/tensor.hpp"
@@ -116,6 +117,21 @@ TEST(CudaAttentionInput, RecipeShapeMatchesPortable) {
   SKIP_WITHOUT_DEVICE();
   compare(49152, 6, 128, Source::table);
   compare(8191, 6, 128, Source::interpolated);
+}
+
+TEST(CudaAttentionInput, RotaryTableMatchesPortable) {
+  SKIP_WITHOUT_DEVICE();
+  std::vector<double> frequency(64);
+  for (int j = 0; j < 32; ++j) frequency[j] = std::pow(1024, -j / 31.0);  // the other half does not turn
+  const test::DeviceVector<double> on_device(frequency);
+  for (const int rows : {1, 37, 65536}) {
+    auto cos = Tensor<float>::poisoned(rows, 64, 72), sin = Tensor<float>::poisoned(rows, 64, 72);
+    portable::rotary_table<float>({}, cos.host(), sin.host(), frequency);
+    cuda::rotary_table<float>({}, cos.device(), sin.device(), Vec<const double>(on_device.data(), 64));
+    // The double may differ in its last place, and so the float it is rounded to.
+    cos.expect_match("cos", 0, 0x1p-23);
+    sin.expect_match("sin", 0, 0x1p-23);
+  }
 }
 
 TEST(CudaAttentionInput, RefusesOtherHeadWidths) {

@@ -195,6 +195,27 @@ TEST_P(AttentionInput, FloatAgreesWithDouble) {
   }
 }
 
+TEST(RotaryTable, HoldsTheAnglesOfEveryPosition) {
+  const int length = 3000;
+  const Values frequency{1, 0.1, 1.0 / 1024, 0};
+  const int pairs = static_cast<int>(frequency.size());
+  Strided<double> cos(length, pairs), sin(length, pairs);
+  Strided<float> cos32(length, pairs), sin32(length, pairs);
+  rotary_table<double>({}, cos.mat(), sin.mat(), frequency);
+  rotary_table<float>({}, cos32.mat(), sin32.mat(), frequency);
+  Values expected_cos, expected_sin;
+  for (int t = 0; t < length; ++t) {
+    for (const double f : frequency) {
+      expected_cos.push_back(std::cos(f * t));
+      expected_sin.push_back(std::sin(f * t));
+    }
+  }
+  EXPECT_LT(test::relative_error(cos.dense(), expected_cos), 1e-15);
+  EXPECT_LT(test::relative_error(sin.dense(), expected_sin), 1e-15);
+  EXPECT_LT(test::relative_error(cos32.dense(), expected_cos), 6e-8);  // a float's rounding, also of large angles
+  EXPECT_LT(test::relative_error(sin32.dense(), expected_sin), 6e-8);
+}
+
 std::string mode_name(const testing::TestParamInfo<Mode>& info) {
   const char* const sources[] = {"NoSource", "Rows", "Table"};
   return std::string(sources[info.param.source]) + (info.param.interpolate ? "Interpolated" : "");
