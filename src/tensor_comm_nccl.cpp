@@ -11,10 +11,14 @@ namespace nanorun {
 
 namespace {
 
-void require(ncclResult_t result, const char* call) {
+/// Throws if the call failed. The communicator is given up first: what it has enqueued may never end, and the memory in
+/// use could not be released.
+void require(ncclResult_t result, const char* call, void*& handle) {
   if (result == ncclSuccess) return;
-  throw Error(ExitCode::communication,
-              fmt::format("{}: {}: {}", call, ncclGetErrorString(result), ncclGetLastError(nullptr)));
+  const std::string message = fmt::format("{}: {}: {}", call, ncclGetErrorString(result), ncclGetLastError(nullptr));
+  if (handle != nullptr) ncclCommAbort(static_cast<ncclComm_t>(handle));
+  handle = nullptr;
+  throw Error(ExitCode::communication, message);
 }
 
 }  // namespace
@@ -24,16 +28,18 @@ const std::size_t TensorComm::incoming_bytes = std::size_t{64} << 20;
 void TensorComm::connect() {
   ncclUniqueId id{};
   comm_.together([&] {
-    if (comm_.root()) require(ncclGetUniqueId(&id), "ncclGetUniqueId");
+    if (comm_.root()) require(ncclGetUniqueId(&id), "ncclGetUniqueId", handle_);
   });
   comm_.broadcast(std::as_writable_bytes(std::span(&id, 1)));
   const Watchdog::Guard guard = comm_.watch("set-up of NCCL");
   ncclComm_t handle = nullptr;
-  require(ncclCommInitRank(&handle, comm_.size(), id, comm_.rank()), "ncclCommInitRank");
+  const ncclResult_t result = ncclCommInitRank(&handle, comm_.size(), id, comm_.rank());
+  require(result, "ncclCommInitRank", handle_);
   handle_ = handle;
 }
 
 void TensorComm::disconnect() {
+  if (handle_ == nullptr) return;
   const Watchdog::Guard guard = comm_.watch("end of NCCL");
   const auto handle = static_cast<ncclComm_t>(handle_);
   // After an error of this rank the others may never come to the collectives that it has enqueued.
@@ -45,22 +51,29 @@ void TensorComm::disconnect() {
 }
 
 void TensorComm::check() {
-  if (handle_ == nullptr) return;
+  if (comm_.size() == 1) return;
   ncclResult_t failure = ncclSuccess;
-  require(ncclCommGetAsyncError(static_cast<ncclComm_t>(handle_), &failure), "ncclCommGetAsyncError");
-  require(failure, "a collective of NCCL");
+  require(ncclCommGetAsyncError(static_cast<ncclComm_t>(handle_), &failure), "ncclCommGetAsyncError", handle_);
+  require(failure, "a collective of NCCL", handle_);
 }
 
 void TensorComm::exchange(std::span<const Message> messages) {
   const auto handle = static_cast<ncclComm_t>(handle_);
   const auto stream = static_cast<cudaStream_t>(stream_.handle);
-  require(ncclGroupStart(), "ncclGroupStart");
+  require(ncclGroupStart(), "ncclGroupStart", handle_);
+  ncclResult_t sent = ncclSuccess, received = ncclSuccess;
   for (const auto& [to, out, from, in] : messages) {
-    if (!out.empty()) require(ncclSend(out.data(), out.size(), ncclUint8, to, handle, stream), "ncclSend");
-    if (!in.empty()) require(ncclRecv(in.data(), in.size(), ncclUint8, from, handle, stream), "ncclRecv");
+    if (!out.empty() && sent == ncclSuccess) sent = ncclSend(out.data(), out.size(), ncclUint8, to, handle, stream);
+    if (!in.empty() && received == ncclSuccess) {
+      received = ncclRecv(in.data(), in.size(), ncclUint8, from, handle, stream);
+    }
     bytes_sent_ += out.size();
   }
-  require(ncclGroupEnd(), "ncclGroupEnd");
+  // The group ends in any case: within it the communicator could not be given up.
+  const ncclResult_t ended = ncclGroupEnd();
+  require(sent, "ncclSend", handle_);
+  require(received, "ncclRecv", handle_);
+  require(ended, "ncclGroupEnd", handle_);
 }
 
 }  // namespace nanorun
