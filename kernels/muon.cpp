@@ -4,7 +4,6 @@
 #include <cmath>
 #include <utility>
 
-#include "kernels/fill.hpp"
 #include "kernels/portable.hpp"
 
 namespace nanorun::kernels::portable {
@@ -12,6 +11,16 @@ namespace {
 
 constexpr double a = 3.4445, b = -4.7750, c = 2.0315;
 constexpr int iterations = 5;
+
+template <class T>
+double sum_of_squares(Vec<const T> x) {
+  return sum_chunks("sum_of_squares", x.size(), [=](std::size_t first, std::size_t last) {
+    double sum = 0;
+#pragma omp simd reduction(+ : sum)
+    for (std::size_t i = first; i < last; ++i) sum += square(x[i]);
+    return sum;
+  });
+}
 
 /// Upper triangle of out = alpha x xᵀ + beta out, or alpha xᵀ x + beta out with Op::transpose.
 template <class T>
@@ -94,7 +103,7 @@ std::size_t newton_schulz_workspace(const MatrixBatch& shape) {
 }
 
 template <class T>
-void newton_schulz(Stream stream, Vec<T> x, const MatrixBatch& shape, Workspace workspace) {
+void newton_schulz(Stream, Vec<T> x, const MatrixBatch& shape, Workspace workspace) {
   const int n = std::min(shape.rows, shape.cols);
   const std::size_t size = static_cast<std::size_t>(shape.rows) * shape.cols;
   assert(x.size() == shape.count * size && workspace.size() >= newton_schulz_workspace<T>(shape));
@@ -105,7 +114,7 @@ void newton_schulz(Stream stream, Vec<T> x, const MatrixBatch& shape, Workspace 
   static_assert(iterations % 2 == 1, "an odd number of swaps ends in x");
   for (int i = 0; i < shape.count; ++i) {
     const Vec<T> matrix = x.subspan(i * size, size);
-    const double norm = std::sqrt(sum_of_squares<T>(stream, matrix));
+    const double norm = std::sqrt(sum_of_squares<T>(matrix));
     const T factor = static_cast<T>(1 / (norm + 1e-7));
     for (std::size_t j = 0; j < size; ++j) scratch[j] = factor * matrix[j];
     Mat<T> from(scratch, shape.rows, shape.cols), to(matrix.data(), shape.rows, shape.cols);
