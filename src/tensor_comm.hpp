@@ -55,13 +55,14 @@ class TensorComm {
   void exchange(std::span<const Message> messages);
   void gather_bytes(std::span<std::byte> data, const Bounds& bounds, std::size_t element);
   template <class A>
-  void reduce_piece(std::span<A> data, const Bounds& bounds, std::size_t at, std::size_t most);
+  void reduce_piece(std::span<A> data, const Bounds& bounds, std::size_t at, std::size_t most, int first, int last);
   int rank_after(int k) const { return (comm_.rank() + k) % comm_.size(); }
   int rank_before(int k) const { return (comm_.rank() - k + comm_.size()) % comm_.size(); }
 
-  /// What reduce_scatter receives at a time: large enough for bandwidth; on hosts small enough to stay in cache for the
-  /// sum.
+  /// What reduce_scatter receives at a time and from how many ranks: large enough for bandwidth; on hosts small enough
+  /// to stay in cache for the sum.
   static const std::size_t incoming_bytes;
+  static const int peers_at_once;
 
   Comm& comm_;
   kernels::Stream stream_;
@@ -78,14 +79,21 @@ void TensorComm::reduce_scatter(std::span<A> data, const Bounds& bounds) {
   const Watchdog::Guard guard = comm_.watch("reduce_scatter");
   std::size_t largest = 0;
   for (int r = 0; r < comm_.size(); ++r) largest = std::max(largest, bounds[r + 1] - bounds[r]);
-  // Elements of each part that the buffers hold; whole vectors, so that every rank's copies lie aligned.
-  const std::size_t most = incoming_.bytes() / (comm_.size() - 1) / kernels::wire_bytes<A>(wire_.format) / 16 * 16;
-  for (std::size_t at = 0; at < largest; at += most) reduce_piece(data, bounds, at, most);
+  const int peers = std::min(comm_.size() - 1, peers_at_once);
+  // Elements of a message; whole vectors, so that every rank's copies lie aligned.
+  const std::size_t most = incoming_bytes / peers / kernels::wire_bytes<A>(wire_.format) / 16 * 16;
+  for (std::size_t at = 0; at < largest; at += most) {
+    for (int k = 1; k < comm_.size(); k += peers) {
+      reduce_piece(data, bounds, at, most, k, std::min(k + peers, comm_.size()));
+    }
+  }
 }
 
-/// Sums up to `most` elements of each part, from its element `at` on.
+/// Adds up to `most` elements of this rank's part, from its element `at` on, of the ranks that come before this one by
+/// [first, last).
 template <class A>
-void TensorComm::reduce_piece(std::span<A> data, const Bounds& bounds, std::size_t at, std::size_t most) {
+void TensorComm::reduce_piece(std::span<A> data, const Bounds& bounds, std::size_t at, std::size_t most, int first,
+                              int last) {
   const std::size_t element = kernels::wire_bytes<A>(wire_.format), stride = most * element;
   const auto piece_of = [&](int rank) {
     const std::size_t begin = std::min(bounds[rank] + at, bounds[rank + 1]);
@@ -93,9 +101,9 @@ void TensorComm::reduce_piece(std::span<A> data, const Bounds& bounds, std::size
   };
   const std::span<A> own = piece_of(comm_.rank());
   messages_.clear();
-  for (int k = 1; k < comm_.size(); ++k) {
+  for (int k = first; k < last; ++k) {
     const std::span<const A> piece = piece_of(rank_after(k));
-    const std::size_t place = (k - 1) * stride;
+    const std::size_t place = (k - first) * stride;
     std::span<const std::byte> out = std::as_bytes(piece);
     if (wire_.format != kernels::WireFormat::fp32) {
       const std::span<std::byte> codes = outgoing_.space().subspan(place, piece.size() * element);
@@ -105,7 +113,7 @@ void TensorComm::reduce_piece(std::span<A> data, const Bounds& bounds, std::size
     messages_.push_back({rank_after(k), out, rank_before(k), incoming_.space().subspan(place, own.size() * element)});
   }
   exchange(messages_);
-  ops::add_decoded<A>(stream_, own, incoming_.space().data(), comm_.size() - 1, stride, wire_);
+  ops::add_decoded<A>(stream_, own, incoming_.space().data(), last - first, stride, wire_);
 }
 
 }  // namespace nanorun

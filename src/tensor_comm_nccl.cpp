@@ -24,6 +24,7 @@ void require(ncclResult_t result, const char* call, void*& handle) {
 }  // namespace
 
 const std::size_t TensorComm::incoming_bytes = std::size_t{64} << 20;
+const int TensorComm::peers_at_once = 8;
 
 void TensorComm::connect() {
   ncclUniqueId id{};

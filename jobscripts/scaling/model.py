@@ -3,9 +3,9 @@
     step = [ c s + c0 + m M(P) + a E / P ] + (1 - overlap) [ reduce-scatter + all-gather ] + all-reduce
 
 s sequences of a rank; M(P) floating-point operations of Muon on the rank that owns most matrices; E elements that
-Adam updates. Each collective takes latency * messages + bytes / bandwidth, counted as src/comm.cpp exchanges them. All
-coefficients are non-negative; each part is fitted to its own measured time by least squares of relative errors. Where
-ranks share cores, every part takes ranks / cores times as long.
+Adam updates. Each collective takes latency * messages + bytes / bandwidth, counted as src/tensor_comm.hpp exchanges
+them. All coefficients are non-negative; each part is fitted to its own measured time by least squares of relative
+errors. Where ranks share cores, every part takes ranks / cores times as long.
 """
 
 import itertools
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 ELEMENT_BYTES = 4
-EXCHANGE_CHUNK = 1 << 18  # elements of a message of the reduce-scatter (src/comm.cpp)
+EXCHANGE_CHUNK = 1 << 18  # elements of a message of the reduce-scatter (src/tensor_comm_mpi.cpp)
 NEWTON_SCHULZ_STEPS = 5
 ALL_REDUCES = 2  # of a step: loss, stop flags
 NO_OVERLAP = 0.01  # shares below this are the rounding of the clocks
@@ -80,7 +80,7 @@ class Workload:
         return (ranks - 1) * messages, (ranks - 1) * ELEMENT_BYTES * sum(b.largest(ranks) for b in self.buckets)
 
     def all_gather(self, ranks):
-        """(messages, bytes) of rings."""
+        """(messages, bytes) from every other rank."""
         received = sum(b.size - b.smallest(ranks) for b in self.buckets) if ranks > 1 else 0
         return (ranks - 1) * len(self.buckets), ELEMENT_BYTES * received
 
