@@ -92,6 +92,9 @@ std::string summary_json(const RunSummary& s) {
     json["phases"][phase_name(static_cast<Phase>(i))] = {
         {"min_seconds", s.phases.min[i]}, {"avg_seconds", s.phases.avg[i]}, {"max_seconds", s.phases.max[i]}};
   }
+  if (s.phases.communication > 0) {
+    json["communication"] = {{"avg_seconds", s.phases.communication}, {"hidden_share", s.phases.hidden}};
+  }
   return json.dump(2) + "\n";
 }
 

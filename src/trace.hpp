@@ -1,14 +1,15 @@
 #pragma once
-// Time by phase: a Region measures a phase of the current step on this rank; the rows go to trace.h5, chosen steps to
-// trace.json (Chrome trace format, opens in Perfetto), and the run's sums to the timing table and summary.json.
+// Time by phase: a Region measures a phase of the current step on this rank's compute stream, a Transfer a collective
+// on a stream of its own; the rows go to trace.h5, chosen steps to trace.json (Chrome trace format, opens in Perfetto),
+// and the run's sums to the timing table and summary.json. Times are those of the streams: on devices the host only
+// enqueues marks, and reads them once the step is over.
 
 #include <array>
-#include <chrono>
-#include <cstdint>
+#include <cstddef>
 #include <memory>
 #include <string>
-#include <vector>
 
+#include "kernels/types.hpp"
 #include "src/comm.hpp"
 #include "src/config.hpp"
 
@@ -38,43 +39,48 @@ class Trace {
   static constexpr int phases = static_cast<int>(Phase::count);
   using Row = std::array<double, phases>;  ///< seconds
 
-  /// Collective. `folder`: outputs/<name>, which exists. A run from step 0 starts a new trace.h5; a resumed one keeps
-  /// the rows of steps < first_step and the validations of steps <= first_step, and moves a trace.h5 that cannot be
-  /// read out of the way. With config.enabled = false no file is written; the sums of summarise() are always kept.
-  /// Throws Error(output) where trace.h5 cannot be made. Where it can no longer be written later, for example on a full
-  /// disk, a warning says so and the trace ends, not the run.
-  Trace(Comm& comm, const TraceConfig& config, const std::string& folder, long first_step);
+  /// Collective. `stream`: that of the regions. `folder`: outputs/<name>, which exists. A run from step 0 starts a new
+  /// trace.h5; a resumed one keeps the rows of steps < first_step and the validations of steps <= first_step, and moves
+  /// a trace.h5 that cannot be read out of the way. With config.enabled = false no file is written; the sums of
+  /// summarise() are always kept. Throws Error(output) where trace.h5 cannot be made. Where it can no longer be written
+  /// later, for example on a full disk, a warning says so and the trace ends, not the run.
+  Trace(Comm& comm, kernels::Stream stream, const TraceConfig& config, const std::string& folder, long first_step);
   ~Trace();
 
-  /// Regions open and close within one step, or outside of steps; then their time counts for the sums alone.
+  /// Regions and transfers begin and end within one step, or outside of steps; then they count for the sums alone.
   void begin_step(long step);
-  /// Collective. tokens: of the step, over all ranks. loss: mean over those tokens.
+  /// Collective. Waits for the regions and transfers of the step where they have not passed. tokens: of the step, over
+  /// all ranks. loss: mean over those tokens.
   void end_step(double tokens, double loss);
   /// loss: mean over the validation tokens with the weights that `step` begins with. Replaces what earlier calls
   /// recorded for this step and later ones.
   void add_validation(long step, double loss);
   /// Collective: writes the rows gathered since the last write. Called by end_step every flush_every steps.
   void flush();
-  /// Collective: flushes, and writes trace.json if any of the chosen steps ran.
+  /// Collective, outside of regions: flushes, and writes trace.json if any of the chosen steps ran.
   void finish();
 
   struct Summary {
-    Row min, avg, max;  ///< over ranks, of the seconds summed over this program run
+    Row min, avg, max;         ///< over ranks, of the seconds summed over this program run
+    double communication = 0;  ///< mean over ranks of the seconds of transfers of gradients and weights; 0 without any
+    double hidden = 0;         ///< share of `communication` that the compute stream did not wait for
   };
-  /// Collective.
+  /// Collective, outside of regions.
   Summary summarise();
 
  private:
   friend class Region;
+  friend class Transfer;
   class Impl;
   std::unique_ptr<Impl> impl_;
 };
 
-/// The timing table: phase, min, avg, max over ranks, % of the total of the averages. Phases that took no time are
-/// left out.
+/// The timing table: phase, min, avg, max over ranks, % of the total of the averages; then the communication, if there
+/// were transfers. Phases that took no time are left out.
 std::string timing_table(const Trace::Summary& summary);
 
-/// Measures from construction to destruction; regions nest, an inner region's time does not count for the outer.
+/// Measures what is enqueued on the trace's stream from construction to destruction, and names it for profilers.
+/// Regions nest, an inner region's time does not count for the outer.
 class Region {
  public:
   Region(Trace& trace, Phase phase);
@@ -86,7 +92,23 @@ class Region {
   Trace::Impl& trace_;
   Phase phase_;
   int outer_;
-  std::chrono::steady_clock::time_point begin_;
+  std::size_t begin_;
+};
+
+/// Measures what is enqueued on `stream`, that of the collectives, from construction to destruction. Transfers do not
+/// nest and all take the same stream, so they run one after another. A region of the same phase is then the time for
+/// which the compute stream waits.
+class Transfer {
+ public:
+  Transfer(Trace& trace, Phase phase, kernels::Stream stream);
+  ~Transfer();
+  Transfer(const Transfer&) = delete;
+  Transfer& operator=(const Transfer&) = delete;
+
+ private:
+  Trace::Impl& trace_;
+  Phase phase_;
+  kernels::Stream stream_;
 };
 
 }  // namespace nanorun

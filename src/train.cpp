@@ -155,7 +155,7 @@ Training::Training(Context& context, const Config& config)
   comm_.set_timeout(config.comm.timeout_seconds);
   comm_.share_heartbeats(folder_.heartbeats());
   restore();
-  trace_ = std::make_unique<Trace>(comm_, config.trace, folder_.path(), progress_.step);
+  trace_ = std::make_unique<Trace>(comm_, context_.stream(), config.trace, folder_.path(), progress_.step);
   start_loader();
   ops::fill<float>(context_.stream(), gradients_.span(), 0);
 }

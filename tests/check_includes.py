@@ -10,7 +10,7 @@ LAYERS = """
 error arena
 watchdog
 config config_keys config_check comm h5 files
-context tensor_comm tensor_comm_mpi tensor_comm_nccl mask schedule stop data trace run_folder
+context tensor_comm tensor_comm_mpi tensor_comm_nccl mask schedule stop data trace trace_file run_folder
 params
 import activations
 model optimizer checkpoint command_line
@@ -25,7 +25,7 @@ ROOMS = {
     "mpi.h": {"context", "comm", "h5", "tensor_comm_mpi"},
     "nccl.h": {"tensor_comm_nccl"},
     "hdf5.h": {"h5"},
-    "src/h5.hpp": {"h5", "data", "checkpoint", "trace", "import", "main"},
+    "src/h5.hpp": {"h5", "data", "checkpoint", "trace_file", "import", "main"},
     "toml++/toml.h": {"config", "config_keys"},
     "CLI/": {"command_line"},
     "nlohmann/json.hpp": {"report", "trace"},

@@ -41,7 +41,7 @@ class TinyTraining {
         table_(config.model),
         weights_(table_.size()),
         gradients_(table_.size()),
-        trace_(comm, untraced(), "", 0),
+        trace_(comm, {}, untraced(), "", 0),
         model_(config_, table_, weights_.span(), gradients_.span(), end_of_text),
         optimizer_(config_, table_, weights_.span(), gradients_.span(), comm) {
     initialise(weights_.span(), table_, config.run.seed, comm);

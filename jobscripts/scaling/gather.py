@@ -1,4 +1,4 @@
-"""Measurements of runs, from their summary.json, trace.h5 and trace.json, and the table of them.
+"""Measurements of runs, from their summary.json, trace.h5 and, of older runs, trace.json, and the table of them.
 
 A step lasts as long as on its slowest rank. Of the counted steps of a run, the middle half by time are averaged; so are
 the phases, whose times therefore add up. Of the repeats of a rank count the one with the median step time stands
@@ -19,6 +19,7 @@ OUTSIDE = {"validation", "checkpoint"}
 UPDATES = {"muon", "adam"}
 # In the order of the step: each ends the waiting of faster ranks that the one before has left over.
 COLLECTIVES = ("agree", "reduce_gradients", "gather_weights")
+TRANSFERS = ("reduce_gradients", "gather_weights")  # of gradients and weights: those of /communication
 
 
 @dataclass
@@ -33,7 +34,7 @@ class Measurement:
     work: np.ndarray  # [ranks] outside of collectives
     slowest: int  # rank with most of it
     slowest_share: float  # of the counted steps in which that rank was the slowest
-    overlap: float  # share of the communication that ran beside computing; nan without trace.json
+    overlap: float  # share of the communication that ran beside computing; nan where the trace does not say
 
     @property
     def ranks(self):
@@ -90,9 +91,17 @@ def union_length(intervals):
     return total
 
 
-def measure_overlap(path, trace):
-    """Phases exclude each other, so trace.h5 holds the communication that delayed computing. What its events in
-    trace.json last beyond that ran beside computing."""
+def measure_overlap(trace, rows):
+    """Of the given rows of trace.h5: phases exclude each other and say what communication computing waited for;
+    /communication is all that there was."""
+    total = trace["communication"][rows].sum()
+    exposed = trace["seconds"][rows][:, :, [trace["phases"].index(name) for name in TRANSFERS]].sum()
+    return round(max(0.0, 1 - exposed / total), 6) if total > 0 else float("nan")
+
+
+def measure_overlap_of_events(path, trace):
+    """For traces without /communication: what the events of the communication in trace.json last beyond its phases in
+    trace.h5 ran beside computing."""
     try:
         events = json.loads(path.read_text())["traceEvents"]
     except (OSError, ValueError, KeyError):
@@ -128,7 +137,8 @@ def measure(run, warmup, steps):
         phases={phases[i]: float(seconds[middle][:, :, i].mean()) for i in counted},
         path=critical_path(seconds[middle], phases), work=mean, slowest=slowest,
         slowest_share=float((work.argmax(axis=1) == slowest).mean()),
-        overlap=measure_overlap(run.folder / "trace.json", trace))
+        overlap=measure_overlap(trace, warmup + middle) if "communication" in trace
+        else measure_overlap_of_events(run.folder / "trace.json", trace))
 
 
 def gather(study):

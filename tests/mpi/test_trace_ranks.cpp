@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 #include <thread>
 
+#include "kernels/ops.hpp"
 #include "src/h5.hpp"
 #include "src/trace.hpp"
 #include "tests/environment.hpp"
@@ -14,11 +15,17 @@
 namespace nanorun {
 namespace {
 
-/// Steps [first, last); rank r spends r + 1 ms of each in the forward pass.
-void run_steps(Trace& trace, long first, long last) {
+struct TestStream {
+  kernels::Stream handle = ops::create_stream(false);
+  ~TestStream() { ops::destroy_stream(handle); }
+};
+
+/// Steps [first, last); rank r spends r + 1 ms of each in the forward pass, beside a transfer.
+void run_steps(Trace& trace, const TestStream& collectives, long first, long last) {
   for (long step = first; step < last; ++step) {
     trace.begin_step(step);
     {
+      Transfer reduce(trace, Phase::reduce_gradients, collectives.handle);
       Region forward(trace, Phase::forward);
       std::this_thread::sleep_for(std::chrono::milliseconds(test_comm().rank() + 1));
     }
@@ -27,46 +34,55 @@ void run_steps(Trace& trace, long first, long last) {
 }
 
 TEST(TraceRanks, EachHasAColumnAndEvents) {
+  if (ops::device_count() == 0) GTEST_SKIP() << "no device";
+  const TestStream compute, collectives;
   const SharedFolder folder;
   constexpr long steps = 40;
   const auto ranks = static_cast<std::uint64_t>(test_comm().size());
   TraceConfig config;
   config.json_steps = {3};
   config.flush_every = 30;
-  Trace first(test_comm(), config, folder / "", 0);
-  run_steps(first, 0, steps);
+  Trace first(test_comm(), compute.handle, config, folder / "", 0);
+  run_steps(first, collectives, 0, steps);
   first.finish();
-  Trace second(test_comm(), config, folder / "", steps / 2);
-  run_steps(second, steps / 2, steps);
+  Trace second(test_comm(), compute.handle, config, folder / "", steps / 2);
+  run_steps(second, collectives, steps / 2, steps);
   second.finish();
   const Trace::Summary summary = second.summarise();
   const auto forward = static_cast<int>(Phase::forward);
   EXPECT_GE(summary.max[forward], 1e-3 * test_comm().size() * steps / 2);
   EXPECT_LE(summary.min[forward], summary.avg[forward]);
   EXPECT_LE(summary.avg[forward], summary.max[forward]);
+  EXPECT_GE(summary.communication, 0.5e-3 * (test_comm().size() + 1) * steps / 2);
+  EXPECT_EQ(summary.hidden, 1);
   test_comm().barrier();
 
   const h5::File file = h5::File::open(folder / "trace.h5");
   ASSERT_EQ(file.shape("/seconds"), (h5::Extent{steps, ranks, Trace::phases}));
-  std::vector<double> seconds(steps * ranks * Trace::phases);
+  ASSERT_EQ(file.shape("/communication"), (h5::Extent{steps, ranks}));
+  std::vector<double> seconds(steps * ranks * Trace::phases), communication(steps * ranks);
+  file.read<double>("/communication", {0, 0}, {steps, ranks}, std::span<double>(communication));
   file.read<double>("/seconds", {0, 0, 0}, {steps, ranks, Trace::phases}, std::span<double>(seconds));
   for (std::uint64_t row = 0; row < steps * ranks; ++row) {
     const double* phase = seconds.data() + row * Trace::phases;
     EXPECT_GE(phase[forward], 1e-3 * static_cast<double>(row % ranks + 1));
     EXPECT_EQ(phase[static_cast<int>(Phase::backward)], 0);
+    EXPECT_GE(communication[row], 1e-3 * static_cast<double>(row % ranks + 1));
   }
 
   std::map<int, std::string> names;
-  std::map<int, int> regions;
+  std::map<int, int> regions, transfers;
   const auto trace_json = nlohmann::json::parse(std::ifstream(folder / "trace.json"));
   for (const nlohmann::json& event : trace_json.at("traceEvents")) {
     if (event.at("name") == "process_name") names[event.at("pid")] = event.at("args").at("name");
     if (event.at("name") == "forward") ++regions[event.at("pid")];
+    if (event.at("name") == "reduce_gradients") ++transfers[event.at("pid")];
   }
   EXPECT_EQ(names.size(), ranks);
   for (int rank = 0; rank < test_comm().size(); ++rank) {
     EXPECT_EQ(names[rank], "rank " + std::to_string(rank));
     EXPECT_EQ(regions[rank], 1);
+    EXPECT_EQ(transfers[rank], 1);
   }
 }
 

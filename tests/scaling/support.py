@@ -58,8 +58,8 @@ def study_text(name="test", kind="strong", ranks=(1, 2), sequences=4, steps=4, w
                         repeats=repeats, more=more)
 
 
-def write_trace(path, seconds, tokens):
-    """trace.h5 of times [steps, ranks, phases]."""
+def write_trace(path, seconds, tokens, communication=None):
+    """trace.h5 of times [steps, ranks, phases] and [steps, ranks], the latter absent in version 1."""
     import h5py
     import numpy as np
 
@@ -71,18 +71,20 @@ def write_trace(path, seconds, tokens):
         file["tokens"] = np.full(steps, float(tokens))
         file["loss"] = np.ones(steps)
         file["seconds"] = seconds
+        if communication is not None:
+            file["communication"] = communication
         file["validation_step"] = np.zeros(0, int)
         file["validation_loss"] = np.zeros(0)
 
 
-def write_run(folder, seconds, tokens):
+def write_run(folder, seconds, tokens, communication=None):
     """The files of a finished run of the model MODEL."""
     folder.mkdir(parents=True)
     steps, ranks = seconds.shape[:2]
     (folder / "summary.json").write_text(json.dumps({"finished": True, "steps": steps, "ranks": ranks}))
     lines = [f"{key} = {json.dumps(value)}" for key, value in MODEL.items()]
     (folder / "deck.toml").write_text("[model]\n" + "\n".join(lines) + "\n")
-    write_trace(folder / "trace.h5", seconds, tokens)
+    write_trace(folder / "trace.h5", seconds, tokens, communication)
 
 
 class ScalingTest(unittest.TestCase):

@@ -6,6 +6,7 @@ import html.parser
 import json
 import math
 import re
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -61,10 +62,10 @@ class Page(html.parser.HTMLParser):
 
 
 class Measurements(ScalingTest):
-    def measure(self, seconds):
+    def measure(self, seconds, communication=None):
         study = read_study(self.write_study(steps=STEPS, warmup=WARMUP, ranks=[seconds.shape[1]]))
         run, = study.runs()
-        write_run(run.folder, seconds, TOKENS)
+        write_run(run.folder, seconds, TOKENS, communication)
         return gather.measure(run, WARMUP, STEPS)
 
     def test_a_step_is_that_of_the_slowest_rank_in_the_middle_half(self):
@@ -98,6 +99,21 @@ class Measurements(ScalingTest):
         path.write_text(json.dumps({"traceEvents": events}))
 
     def test_overlap(self):
+        """The phases of gradients and weights take 0.05 s a step, the agreement does not count."""
+        for total, overlap in ((0.05, 0), (0.2, 0.75), (0.04, 0)):
+            communication = np.full((STEPS, 4), total)
+            communication[:WARMUP], communication[-1] = 100, 100  # steps that do not count
+            with self.subTest(total=total):
+                self.assertAlmostEqual(self.measure(times(4), communication).overlap, overlap, places=5)
+                shutil.rmtree("outputs")
+        self.assertTrue(math.isnan(self.measure(times(1), np.zeros((STEPS, 1))).overlap))
+
+    def test_overlap_of_ranks_is_that_of_their_sums(self):
+        communication = np.full((STEPS, 2), 0.05)
+        communication[:, 1] = 0.15
+        self.assertAlmostEqual(self.measure(times(2), communication).overlap, 0.5, places=5)
+
+    def test_overlap_of_a_version_1_trace(self):
         self.assertTrue(math.isnan(self.measure(times(4)).overlap))
         study = read_study("study.toml")
         run, = study.runs()

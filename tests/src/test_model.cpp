@@ -65,7 +65,7 @@ struct Fixture {
         table(config.model),
         weights(table.size()),
         gradients(table.size()),
-        trace(test_comm(), this->config.trace, "", 0),
+        trace(test_comm(), {}, this->config.trace, "", 0),
         model(this->config, table, weights.span(), gradients.span(), end_of_text),
         tokens(random_tokens(config.train.length + 1)) {
     initialise(weights.span(), table, 7, test_comm());

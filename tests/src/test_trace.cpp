@@ -11,7 +11,9 @@
 #include <numeric>
 #include <sstream>
 #include <thread>
+#include <type_traits>
 
+#include "kernels/ops.hpp"
 #include "src/h5.hpp"
 #include "tests/environment.hpp"
 
@@ -66,14 +68,63 @@ void put(h5::File& file, const std::string& name, const h5::Extent& shape, const
 /// What trace.h5 holds.
 struct Content {
   Integers step, ranks, validation_step;
-  Reals tokens, loss, seconds, validation_loss;
+  Reals tokens, loss, seconds, communication, validation_loss;
   std::string phases;
 };
 
 class TraceTest : public testing::Test {
  protected:
+  void SetUp() override {
+    if (ops::device_count() == 0) GTEST_SKIP() << "no device";
+    compute_ = ops::create_stream(false);
+    collectives_ = ops::create_stream(false);
+    event_ = ops::create_event();
+  }
+  void TearDown() override {
+    if (ops::device_count() == 0) return;
+    ops::destroy_event(event_);
+    ops::destroy_stream(compute_);
+    ops::destroy_stream(collectives_);
+  }
+
   std::unique_ptr<Trace> trace(long first_step = 0) {
-    return std::make_unique<Trace>(test_comm(), config_, folder_ / "", first_step);
+    return std::make_unique<Trace>(test_comm(), compute_, config_, folder_ / "", first_step);
+  }
+
+  /// What is enqueued on `then` from now on begins after all that was enqueued on `first`.
+  void order(kernels::Stream first, kernels::Stream then) {
+    ops::record(first, event_);
+    ops::wait(then, event_);
+  }
+
+  /// A transfer that the compute stream waits for.
+  void exposed_transfer(Trace& trace, Phase phase) {
+    Region wait(trace, phase);
+    order(compute_, collectives_);
+    {
+      Transfer transfer(trace, phase, collectives_);
+      work();
+    }
+    order(collectives_, compute_);
+  }
+
+  /// Steps [first, last) with a transfer beside the backward pass and two that the compute stream waits for.
+  void run_steps_with_transfers(Trace& trace, long first, long last) {
+    for (long step = first; step < last; ++step) {
+      trace.begin_step(step);
+      {
+        Transfer reduce(trace, Phase::reduce_gradients, collectives_);
+        order(collectives_, compute_);
+        {
+          Region backward(trace, Phase::backward);
+          work();
+        }
+        order(compute_, collectives_);
+      }
+      exposed_transfer(trace, Phase::gather_weights);
+      exposed_transfer(trace, Phase::agree);
+      trace.end_step(1, 1);
+    }
   }
 
   Content read() const {
@@ -84,16 +135,25 @@ class TraceTest : public testing::Test {
     content.tokens = read_all<double>(file, "/tokens");
     content.loss = read_all<double>(file, "/loss");
     content.seconds = read_all<double>(file, "/seconds");
+    content.communication = read_all<double>(file, "/communication");
     content.validation_step = read_all<std::int64_t>(file, "/validation_step");
     content.validation_loss = read_all<double>(file, "/validation_loss");
     content.phases = file.read_text_attribute("/", "phases");
     return content;
   }
 
+  /// trace.h5 after the end of the trace.
+  h5::File finished(Trace& trace) const {
+    trace.finish();
+    return h5::File::open(folder_ / "trace.h5");
+  }
+
   json events() const { return json::parse(std::ifstream(folder_ / "trace.json")).at("traceEvents"); }
 
   TraceConfig config_;
   TempFolder folder_;
+  kernels::Stream compute_, collectives_;
+  ops::Event event_;
 };
 
 TEST_F(TraceTest, ExclusiveTimesAddUpToTheStep) {
@@ -139,6 +199,10 @@ TEST_F(TraceTest, FileHoldsEveryStep) {
   EXPECT_EQ(content.tokens, (Reals{1000, 1001, 1002, 1003, 1004}));
   EXPECT_EQ(content.loss, (Reals{10, 9, 8, 7, 6}));
   EXPECT_EQ(content.seconds.size(), 5u * Trace::phases);
+  ASSERT_EQ(content.communication.size(), 5u);
+  for (int step = 0; step < 5; ++step) {  // without transfers, the phases of gradients and weights
+    EXPECT_EQ(content.communication[step], content.seconds[step * Trace::phases + index(Phase::reduce_gradients)]);
+  }
   EXPECT_EQ(content.phases,
             "data,forward,head,backward,reduce_gradients,muon,adam,gather_weights,agree,validation,checkpoint,output,"
             "other");
@@ -187,6 +251,9 @@ TEST_F(TraceTest, ResumeDropsLaterRows) {
   EXPECT_EQ(after.loss, (Reals{10, 9, 0.5}));
   EXPECT_EQ(after.seconds.size(), 3u * Trace::phases);
   EXPECT_TRUE(std::equal(before.seconds.begin(), before.seconds.begin() + 2 * Trace::phases, after.seconds.begin()));
+  ASSERT_EQ(after.communication.size(), 3u);
+  EXPECT_TRUE(std::equal(before.communication.begin(), before.communication.begin() + 2, after.communication.begin()));
+  EXPECT_EQ(after.communication[2], 0);
   EXPECT_EQ(after.validation_step, (Integers{0, 2}));
   EXPECT_EQ(after.validation_loss, (Reals{11, 5.5}));
 }
@@ -198,13 +265,14 @@ TEST_F(TraceTest, ResumeOnFewerRanksKeepsTheirColumns) {
   const std::string phases = read().phases;
   {
     h5::File file = h5::File::create(folder_ / "trace.h5");
-    file.write_attribute("/", "format_version", std::uint64_t{1});
+    file.write_attribute("/", "format_version", std::uint64_t{2});
     file.write_attribute("/", "phases", phases);
     put(file, "/step", {2}, Integers{0, 1});
     put(file, "/ranks", {2}, Integers{3, 3});
     put(file, "/tokens", {2}, Reals{8, 8});
     put(file, "/loss", {2}, Reals{2, 1});
     put(file, "/seconds", {2, 3, Trace::phases}, seconds);
+    put(file, "/communication", {2, 3}, Reals{1, 2, 3, 4, 5, 6});
     put(file, "/validation_step", {0}, Integers{});
     put(file, "/validation_loss", {0}, Reals{});
   }
@@ -219,6 +287,7 @@ TEST_F(TraceTest, ResumeOnFewerRanksKeepsTheirColumns) {
   EXPECT_TRUE(std::equal(content.seconds.begin(), row, seconds.begin()));
   EXPECT_GE(row[index(Phase::agree)], 0.002);
   EXPECT_EQ(std::count(row + Trace::phases, content.seconds.end(), 0.0), 2 * Trace::phases);
+  EXPECT_EQ(content.communication, (Reals{1, 2, 3, row[index(Phase::reduce_gradients)], 0, 0}));
 }
 
 TEST_F(TraceTest, ResumeMovesAnUnreadableFileAside) {
@@ -233,11 +302,21 @@ TEST_F(TraceTest, ResumeMovesAnUnreadableFileAside) {
 }
 
 TEST_F(TraceTest, ResumeMovesAFileOfAnotherVersionAside) {
-  trace()->finish();
-  h5::File::open_append(folder_ / "trace.h5").write_attribute("/", "format_version", std::uint64_t{2});
-  trace(1)->finish();
-  EXPECT_EQ(h5::File::open(folder_ / "trace.h5.unreadable").read_integer_attribute("/", "format_version"), 2u);
-  EXPECT_EQ(h5::File::open(folder_ / "trace.h5").read_integer_attribute("/", "format_version"), 1u);
+  for (const std::uint64_t version : {1, 3}) {
+    const auto first = trace();
+    run_steps(*first, 0, 1);
+    first->finish();
+    h5::File::open_append(folder_ / "trace.h5").write_attribute("/", "format_version", version);
+    testing::internal::CaptureStderr();
+    trace(1)->finish();
+    const std::string warning = testing::internal::GetCapturedStderr();
+    EXPECT_NE(warning.find("trace.h5: written by another version of the program"), std::string::npos) << warning;
+    const h5::File kept = h5::File::open(folder_ / "trace.h5.unreadable");
+    EXPECT_EQ(kept.read_integer_attribute("/", "format_version"), version);
+    EXPECT_EQ(read_all<std::int64_t>(kept, "/step"), (Integers{0}));
+    EXPECT_EQ(h5::File::open(folder_ / "trace.h5").read_integer_attribute("/", "format_version"), 2u);
+    EXPECT_EQ(read().step, (Integers{}));
+  }
 }
 
 TEST_F(TraceTest, AFailureToWriteEndsTheTraceWithOneWarning) {
@@ -314,6 +393,7 @@ TEST_F(TraceTest, DisabledWritesNothingButKeepsSums) {
   const Trace::Summary summary = trace->summarise();
   EXPECT_GE(summary.avg[index(Phase::agree)], 0.004);
   EXPECT_GE(summary.avg[index(Phase::other)], 0.004);
+  EXPECT_EQ(summary.communication, 0);
 }
 
 TEST_F(TraceTest, SummaryAddsStepsAndWhatLiesBetween) {
@@ -338,10 +418,115 @@ TEST_F(TraceTest, SummaryAddsStepsAndWhatLiesBetween) {
   }
 }
 
+TEST_F(TraceTest, TransfersHaveATrackOfTheirOwn) {
+  config_.json_steps = {1};
+  const auto trace = this->trace();
+  run_steps_with_transfers(*trace, 0, 3);
+  trace->finish();
+
+  std::map<std::string, Span> regions, transfers;
+  for (const json& event : events()) {
+    if (event.at("ph") != "X") continue;
+    EXPECT_EQ(event.at("args").at("step"), 1);
+    const bool transfer = event.at("cat") == "transfer";
+    EXPECT_EQ(event.at("tid"), transfer ? 1 : 0) << event;
+    (transfer ? transfers : regions).emplace(event.at("name"), event);
+  }
+  ASSERT_EQ(regions.size(), 4u);
+  ASSERT_EQ(transfers.size(), 3u);
+  for (const auto& [name, transfer] : transfers) {
+    EXPECT_GE(transfer.end - transfer.begin, 2000) << name;
+    EXPECT_TRUE(transfer.within(regions.at("step 1"))) << name;
+  }
+  EXPECT_TRUE(transfers.at("reduce_gradients").before(transfers.at("gather_weights")));
+  EXPECT_TRUE(transfers.at("gather_weights").before(transfers.at("agree")));
+  EXPECT_TRUE(regions.at("backward").within(transfers.at("reduce_gradients")));
+  EXPECT_TRUE(transfers.at("gather_weights").within(regions.at("gather_weights")));
+}
+
+TEST_F(TraceTest, CommunicationIsTheTimeOfTransfers) {
+  config_.json_steps = {0, 1};
+  const auto trace = this->trace();
+  run_steps_with_transfers(*trace, 0, 2);
+  trace->finish();
+
+  Reals lasted(2);  // of the transfers of gradients and weights in trace.json
+  for (const json& event : events()) {
+    if (event.at("ph") != "X" || event.at("cat") != "transfer" || event.at("name") == "agree") continue;
+    lasted.at(event.at("args").at("step")) += event.at("dur").get<double>() / 1e6;
+  }
+  const Content content = read();
+  ASSERT_EQ(content.communication.size(), 2u);
+  double exposed = 0;
+  for (int step = 0; step < 2; ++step) {
+    EXPECT_GE(content.communication[step], 0.004);
+    EXPECT_NEAR(content.communication[step], lasted[step], 1e-8);
+    exposed += content.seconds[step * Trace::phases + index(Phase::gather_weights)];
+    EXPECT_EQ(content.seconds[step * Trace::phases + index(Phase::reduce_gradients)], 0);
+  }
+  const Trace::Summary summary = trace->summarise();
+  EXPECT_NEAR(summary.communication, lasted[0] + lasted[1], 1e-8);
+  EXPECT_NEAR(summary.hidden, 1 - exposed / (lasted[0] + lasted[1]), 1e-6);
+  EXPECT_GT(summary.hidden, 0);
+  EXPECT_LT(summary.hidden, 1);
+}
+
+TEST_F(TraceTest, WaitingLongerThanTheTransfersHidesNothing) {
+  const auto trace = this->trace();
+  trace->begin_step(0);
+  {
+    Region slower_ranks(*trace, Phase::gather_weights);
+    work();
+    exposed_transfer(*trace, Phase::gather_weights);
+  }
+  trace->end_step(1, 1);
+  const Trace::Summary summary = trace->summarise();
+  EXPECT_GT(summary.communication, 0);
+  EXPECT_EQ(summary.hidden, 0);
+  EXPECT_EQ(read_all<double>(finished(*trace), "/communication"), (Reals{summary.communication}));
+}
+
+TEST_F(TraceTest, StepsMayHaveAnyNumberOfRegionsAndTransfers) {
+  config_.json_steps = {1};
+  const auto trace = this->trace();
+  const auto run = [&](int count) {
+    for (int i = 0; i < count; ++i) {
+      Region forward(*trace, Phase::forward);
+      Transfer reduce(*trace, Phase::reduce_gradients, collectives_);
+    }
+  };
+  run(3000);  // before the first step
+  for (long step = 0; step < 3; ++step) {
+    trace->begin_step(step);
+    run(step == 1 ? 3000 : 1);
+    trace->end_step(1, 1);
+  }
+  trace->finish();
+  std::map<std::string, int> count;
+  double last = 0;
+  for (const json& event : events()) {
+    if (event.at("ph") != "X") continue;
+    ++count[event.at("cat")];
+    EXPECT_TRUE(event.at("name") == "step 1" || event.at("tid") == 0 || event.at("ts") >= last);
+    if (event.at("tid") == 1) last = event.at("ts");
+  }
+  EXPECT_EQ(count, (std::map<std::string, int>{{"step", 1}, {"phase", 3000}, {"transfer", 3000}}));
+  const Content content = read();
+  const Trace::Summary summary = trace->summarise();
+  double forward = 0, communication = 0;
+  for (int step = 0; step < 3; ++step) {
+    forward += content.seconds[step * Trace::phases + index(Phase::forward)];
+    communication += content.communication[step];
+  }
+  EXPECT_GT(summary.avg[index(Phase::forward)], forward);  // and what lies before the steps
+  EXPECT_GT(summary.communication, communication);
+}
+
 std::vector<std::string> pushed;
 int popped = 0;
 
 TEST_F(TraceTest, RegionsReachAProfilingTool) {
+  if (!std::is_same_v<ops::Event, kernels::portable::Event>) GTEST_SKIP() << "regions on devices are NVTX ranges";
   namespace tools = Kokkos::Tools::Experimental;
   tools::set_push_region_callback([](const char* name) { pushed.push_back(name); });
   tools::set_pop_region_callback([] { ++popped; });
@@ -387,6 +572,25 @@ TEST(TimingTable, AddsUpToTheWhole) {
   EXPECT_NEAR(percent, 100, 0.005 * Trace::phases);
   EXPECT_EQ(rows.at("total").size(), 2u);
   EXPECT_NEAR(rows.at("total")[0], seconds, 5e-4 * Trace::phases);
+}
+
+TEST(TimingTable, NamesTheCommunicationOfTransfers) {
+  Trace::Summary summary{};
+  summary.avg[index(Phase::gather_weights)] = 0.5;
+  EXPECT_EQ(timing_table(summary).find("hidden"), std::string::npos);
+  summary.communication = 2.5;
+  summary.hidden = 0.8;
+  const std::string table = timing_table(summary);
+  const std::string line = table.substr(table.find("communication"));
+  std::istringstream fields(line);
+  std::string name, percent, rest;
+  double seconds = 0;
+  fields >> name >> seconds >> percent;
+  std::getline(fields, rest);
+  EXPECT_EQ(seconds, 2.5);
+  EXPECT_EQ(percent, "80.00%");
+  EXPECT_EQ(rest, " hidden behind computation");
+  EXPECT_LT(table.find("total  "), table.find("communication"));
 }
 
 TEST(TimingTable, OfNoTimeHasNoPercentages) { EXPECT_EQ(timing_table({}).find("nan"), std::string::npos); }

@@ -1,0 +1,201 @@
+#include "src/trace_file.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <filesystem>
+#include <span>
+
+#include "src/files.hpp"
+#include "src/h5.hpp"
+
+namespace nanorun {
+
+namespace {
+
+constexpr const char* file_format = "nanorun trace";
+constexpr std::uint64_t file_version = 2;
+
+constexpr std::uint64_t chunk = 256, columns_chunk = 16;  // steps
+
+std::string joined_phase_names() {
+  std::string names;
+  for (int phase = 0; phase < Trace::phases; ++phase) {
+    names += fmt::format("{}{}", phase > 0 ? "," : "", phase_name(static_cast<Phase>(phase)));
+  }
+  return names;
+}
+
+template <class T>
+std::vector<T> read_first(const h5::File& file, const std::string& dataset, std::uint64_t count) {
+  std::vector<T> values(count);
+  if (count > 0) file.read<T>(dataset, {0}, {count}, std::span<T>(values));
+  return values;
+}
+
+/// Bytes that so many steps take at most: whole chunks, and, generously, what HDF5 adds.
+std::uint64_t bytes_of(std::uint64_t steps, std::uint64_t columns, const TraceValidations& validations) {
+  const std::uint64_t numbers = 4 * (steps + chunk) + (steps + columns_chunk) * columns * (Trace::phases + 1) +
+                                2 * (validations.step.size() + chunk);
+  return 65536 + numbers * sizeof(double) + 64 * steps;
+}
+
+TraceRows read_rows(const h5::File& file, std::int64_t first_step) {
+  if (file.read_integer_attribute("/", "format_version") != file_version ||
+      file.read_text_attribute("/", "phases") != joined_phase_names()) {
+    throw Error(ExitCode::output, file.path() + ": written by another version of the program");
+  }
+  TraceRows rows;
+  rows.step = read_first<std::int64_t>(file, "/step", file.shape("/step")[0]);
+  const std::uint64_t keep = std::lower_bound(rows.step.begin(), rows.step.end(), first_step) - rows.step.begin();
+  const std::uint64_t columns = file.shape("/seconds")[1];
+  rows.step.resize(keep);
+  rows.ranks = read_first<std::int64_t>(file, "/ranks", keep);
+  rows.tokens = read_first<double>(file, "/tokens", keep);
+  rows.loss = read_first<double>(file, "/loss", keep);
+  rows.seconds.resize(keep * columns * Trace::phases);
+  rows.communication.resize(keep * columns);
+  if (keep > 0) {
+    file.read<double>("/seconds", {0, 0, 0}, {keep, columns, Trace::phases}, std::span<double>(rows.seconds));
+    file.read<double>("/communication", {0, 0}, {keep, columns}, std::span<double>(rows.communication));
+  }
+  return rows;
+}
+
+TraceValidations read_validations(const h5::File& file) {
+  const std::uint64_t count = file.shape("/validation_step")[0];
+  return {read_first<std::int64_t>(file, "/validation_step", count),
+          read_first<double>(file, "/validation_loss", count)};
+}
+
+template <class T>
+void append_column(h5::File& file, const std::string& name, std::uint64_t at, const std::vector<T>& values,
+                   bool shared) {
+  const std::uint64_t count = shared ? values.size() : 0;
+  file.resize(name, {at + values.size()});
+  file.write<T>(name, {at}, {count}, std::span(values).first(count));
+}
+
+/// Appends rows after the first `at`: the columns from `column` on, and, where `shared`, what all ranks know.
+void write_rows(h5::File& file, std::uint64_t at, const TraceRows& rows, std::uint64_t column, std::uint64_t columns,
+                bool shared) {
+  const std::uint64_t n = rows.size();
+  if (n == 0) return;
+  append_column(file, "/step", at, rows.step, shared);
+  append_column(file, "/ranks", at, rows.ranks, shared);
+  append_column(file, "/tokens", at, rows.tokens, shared);
+  append_column(file, "/loss", at, rows.loss, shared);
+  file.resize("/seconds", {at + n, file.shape("/seconds")[1], Trace::phases});
+  file.write<double>("/seconds", {at, column, 0}, {n, columns, Trace::phases}, rows.seconds);
+  file.resize("/communication", {at + n, file.shape("/communication")[1]});
+  file.write<double>("/communication", {at, column}, {n, columns}, rows.communication);
+}
+
+void write_validations(h5::File& file, const TraceValidations& validations, bool shared) {
+  if (validations.step.empty()) return;
+  append_column(file, "/validation_step", 0, validations.step, shared);
+  append_column(file, "/validation_loss", 0, validations.loss, shared);
+}
+
+void create(const std::string& path, std::uint64_t columns, const TraceRows& rows, std::uint64_t row_columns,
+            const TraceValidations& validations) {
+  reserve_space(path, bytes_of(rows.size(), columns, validations), ExitCode::output);
+  h5::File file = h5::File::create(path, MPI_COMM_NULL, ExitCode::output);
+  file.write_attribute("/", "format", file_format);
+  file.write_attribute("/", "format_version", file_version);
+  file.write_attribute("/", "phases", joined_phase_names());
+  file.create_growing_dataset<std::int64_t>("/step", {0}, chunk);
+  file.create_growing_dataset<std::int64_t>("/ranks", {0}, chunk);
+  file.create_growing_dataset<double>("/tokens", {0}, chunk);
+  file.create_growing_dataset<double>("/loss", {0}, chunk);
+  file.create_growing_dataset<double>("/seconds", {0, columns, Trace::phases}, columns_chunk);
+  file.create_growing_dataset<double>("/communication", {0, columns}, columns_chunk);
+  file.create_growing_dataset<std::int64_t>("/validation_step", {0}, chunk);
+  file.create_growing_dataset<double>("/validation_loss", {0}, chunk);
+  write_rows(file, 0, rows, 0, row_columns, true);
+  write_validations(file, validations, true);
+}
+
+/// Writes a trace.h5 with the rows that stay and a column for each of `ranks` and of the ranks before.
+void start(const std::string& path, std::uint64_t ranks, long first_step) {
+  TraceRows rows;
+  TraceValidations validations;
+  std::uint64_t columns = 0;
+  if (first_step > 0 && std::filesystem::exists(path)) {
+    try {
+      const h5::File file = h5::File::open(path, MPI_COMM_NULL, ExitCode::output);
+      columns = file.shape("/seconds")[1];
+      rows = read_rows(file, first_step);
+      validations = read_validations(file);
+      validations.truncate(first_step + 1);
+    } catch (const Error& error) {
+      const std::string aside = path + ".unreadable";
+      rename_file(path, aside, ExitCode::output);
+      fmt::print(stderr, "nanorun: warning: {}; the file is kept as {}\n", error.what(), aside);
+      rows = {}, validations = {}, columns = 0;
+    }
+  }
+  const std::string partial = path + ".partial";
+  try {
+    create(partial, std::max(columns, ranks), rows, columns, validations);
+    rename_file(partial, path, ExitCode::output);
+  } catch (...) {
+    std::error_code ignored;
+    std::filesystem::remove(partial, ignored);
+    throw;
+  }
+}
+
+/// Takes space for what is to be appended, since HDF5 cannot give up in order a file that it fails to write.
+void reserve(const std::string& path, std::uint64_t bytes) {
+  std::error_code error;
+  const std::uint64_t size = std::filesystem::file_size(path, error);
+  if (error) throw Error(ExitCode::output, fmt::format("{}: {}", path, error.message()));
+  try {
+    reserve_space(path, size + bytes, ExitCode::output);
+  } catch (...) {
+    std::error_code ignored;
+    std::filesystem::resize_file(path, size, ignored);
+    throw;
+  }
+}
+
+}  // namespace
+
+void TraceRows::reserve(std::size_t steps) {
+  step.reserve(steps), ranks.reserve(steps), tokens.reserve(steps), loss.reserve(steps);
+  seconds.reserve(steps * Trace::phases), communication.reserve(steps);
+}
+
+void TraceRows::clear() {
+  step.clear(), ranks.clear(), tokens.clear(), loss.clear(), seconds.clear(), communication.clear();
+}
+
+void TraceValidations::truncate(std::int64_t first) {
+  const auto keep = std::lower_bound(step.begin(), step.end(), first) - step.begin();
+  step.resize(keep), loss.resize(keep);
+}
+
+TraceFile::TraceFile(Comm& comm, const std::string& path, long first_step) : comm_(comm), path_(path) {
+  comm_.together([&] {
+    if (comm_.root()) start(path_, comm_.size(), first_step);
+  });
+  const h5::File file = h5::File::open(path_, comm_.handle(), ExitCode::output);
+  stored_ = file.shape("/seconds")[0];
+  columns_ = file.shape("/seconds")[1];
+  validations_ = read_validations(file);
+}
+
+void TraceFile::append(const TraceRows& rows) {
+  comm_.together([&] {
+    if (comm_.root()) reserve(path_, bytes_of(rows.size(), columns_, validations_));
+  });
+  const auto watch = comm_.watch("write of trace.h5");
+  h5::File file = h5::File::open_append(path_, comm_.handle(), ExitCode::output);
+  write_rows(file, stored_, rows, comm_.rank(), 1, comm_.root());
+  write_validations(file, validations_, comm_.root());
+  stored_ += rows.size();
+}
+
+}  // namespace nanorun

@@ -1,0 +1,54 @@
+#pragma once
+// trace.h5, see docs/file_formats.md: closed between writes, so that a killed run leaves a whole file and others may
+// read it meanwhile.
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "src/comm.hpp"
+#include "src/trace.hpp"
+
+namespace nanorun {
+
+/// Rows of steps: this rank's between two writes, or all ranks' columns of an older trace.h5.
+struct TraceRows {
+  std::vector<std::int64_t> step, ranks;
+  std::vector<double> tokens, loss;
+  std::vector<double> seconds;        ///< [steps, columns, phases]
+  std::vector<double> communication;  ///< [steps, columns], seconds
+
+  std::size_t size() const { return step.size(); }
+  void reserve(std::size_t steps);
+  void clear();
+};
+
+struct TraceValidations {
+  std::vector<std::int64_t> step;
+  std::vector<double> loss;
+
+  /// Forgets the validations of steps >= first.
+  void truncate(std::int64_t first);
+};
+
+class TraceFile {
+ public:
+  /// Collective. A run from step 0 starts a new file; a resumed one keeps the rows of steps < first_step and the
+  /// validations of steps <= first_step, and moves a file that cannot be read out of the way. Throws Error(output).
+  TraceFile(Comm& comm, const std::string& path, long first_step);
+
+  /// Those that the next append writes.
+  TraceValidations& validations() { return validations_; }
+
+  /// Collective. Throws Error(output) on all ranks alike.
+  void append(const TraceRows& rows);
+
+ private:
+  Comm& comm_;
+  std::string path_;
+  std::uint64_t stored_ = 0;
+  std::uint64_t columns_ = 0;
+  TraceValidations validations_;
+};
+
+}  // namespace nanorun
