@@ -5,6 +5,7 @@
 #include <toml++/toml.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <limits>
 #include <numeric>
@@ -72,6 +73,20 @@ const Key* find_key(std::string_view section, std::string_view name) {
 
 bool is_section(std::string_view name) {
   return std::ranges::any_of(key_table(), [&](const Key& key) { return name == key.section; });
+}
+
+/// Whether the key bears on names, files and time alone, not on what is trained.
+bool is_beside_training(const Key& key) {
+  constexpr std::array sections = {"checkpoint", "stop", "trace", "comm"};
+  constexpr std::array keys = {"run.name", "run.outputs", "run.log_every", "train.recompute", "data.prefetch_steps"};
+  return std::ranges::find(sections, std::string_view(key.section)) != sections.end() ||
+         std::ranges::find(keys, key.path()) != keys.end();
+}
+
+/// Whether a training keeps the key from start to end: with another value it becomes a different training.
+bool stays_the_same(const Key& key) {
+  constexpr std::array keys = {"run.seed", "train.sequences", "train.length", "data.train"};
+  return std::ranges::find(keys, key.path()) != keys.end();
 }
 
 // --- Types: name, text and reading of each type of a key ------------------------------------------------------------
@@ -268,6 +283,31 @@ std::string to_toml(const Config& config) {
     text += fmt::format("{} = {}  # {}\n", key.name, value, key.help);
   }
   return text;
+}
+
+std::vector<std::string> deck_changes(const std::string& checkpoint_deck, const Config& now) {
+  Config before, after = now;
+  try {
+    before = parse_deck(checkpoint_deck, "the checkpoint's deck", {});
+  } catch (const Error& error) {
+    return {fmt::format("warning: changes of the deck are not known: {}", error.what())};
+  }
+  std::vector<std::string> kept, others;
+  for (const Key& key : key_table()) {
+    const auto text = [&](Config& config) {
+      return std::visit([](auto* member) { return to_text(*member); }, key.field(config));
+    };
+    if (is_beside_training(key) || text(before) == text(after)) continue;
+    (stays_the_same(key) ? kept : others).push_back(fmt::format("{}: {} -> {}", key.path(), text(before), text(after)));
+  }
+  std::vector<std::string> lines;
+  if (!others.empty()) lines.push_back(fmt::format("changed since the checkpoint: {}", fmt::join(others, "; ")));
+  if (!kept.empty()) {
+    lines.push_back(
+        fmt::format("warning: changed since the checkpoint, so that this is no longer the same training: {}",
+                    fmt::join(kept, "; ")));
+  }
+  return lines;
 }
 
 std::string key_reference() {

@@ -168,6 +168,7 @@ void Training::restore() {
     progress_ = *found;
     optimizer_.gather_weights();
     log_.line(fmt::format("restarted from the checkpoint of step {}", progress_.step));
+    for (const std::string& line : deck_changes(checkpoints_.restored_deck(), config_)) log_.line(line);
     if (progress_.step > config_.train.steps) {
       throw Error(ExitCode::usage,
                   fmt::format("the checkpoint in {} has made {} steps already, more than train.steps = {}",

@@ -49,6 +49,19 @@ class Restart(FaultTest):
     def test_one_rank_to_four(self):
         self.assert_close(*self.compare_runs(1, 4))
 
+    def test_another_deck_is_noted(self):
+        self.train(2, "stop.step=3", code=75)
+        same = self.train(2, "stop.step=6", "run.log_every=2", "trace.enabled=false", code=75)
+        self.assertEqual(restarted_from(same), 3)
+        self.assertNotIn("changed since the checkpoint", same.text())
+        job = self.train(2, "train.steps=8", "optimizer.muon_lr=0.1", "train.length=128")
+        for said in ("".join(job.output), (self.run_folder() / "log.txt").read_text()):
+            lines = [line for line in said.splitlines() if "changed since the checkpoint" in line]
+            self.assertEqual(lines, [
+                "changed since the checkpoint: train.steps: 12 -> 8; optimizer.muon_lr: 0.05 -> 0.1",
+                "warning: changed since the checkpoint, so that this is no longer the same training: "
+                "train.length: 256 -> 128"])
+
     def test_restart_none_starts_anew_and_keeps_the_old_folder(self):
         self.train(2, "train.steps=3")
         again = self.train(2, "train.steps=3", "checkpoint.restart=none")

@@ -171,8 +171,11 @@ TEST(Checkpoint, RestoresEveryBitAndTheProgress) {
   const SharedFolder folder;
   save_steps(folder / "c", {7});
   Training run(test_comm(), 0);
-  const auto progress = run.checkpoints(folder / "c").restore(run.optimizer.slabs());
+  auto checkpoints = run.checkpoints(folder / "c");
+  EXPECT_EQ(checkpoints.restored_deck(), "");
+  const auto progress = checkpoints.restore(run.optimizer.slabs());
   ASSERT_TRUE(progress.has_value());
+  EXPECT_EQ(checkpoints.restored_deck(), "[run]\nname = \"test\"\n");
   EXPECT_EQ(progress->step, 7);
   EXPECT_EQ(progress->cursor.shard, 3u);
   EXPECT_EQ(progress->cursor.offset, 1007u);
@@ -292,8 +295,8 @@ TEST(Checkpoint, UnreadableFilesAreRefusedOrPassedOver) {
   const SharedFolder folder;
   save_steps(folder / "c", {1});
   const std::string sound = read_file(folder / "c/checkpoint_00000001.h5");
-  expect_refused(folder, "", "cannot be opened");
-  expect_refused(folder, "not HDF5 at all", "cannot be opened");
+  expect_refused(folder, "", "not an HDF5 file");
+  expect_refused(folder, "not HDF5 at all", "not an HDF5 file");
   expect_refused(folder, sound.substr(0, sound.size() / 2), "cannot be opened");
   expect_refused(folder, sound.substr(0, sound.size() - 1), "cannot be opened");
 

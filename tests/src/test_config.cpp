@@ -401,6 +401,47 @@ TEST(CheckConfig, IgnoresKeysThatAreNotUsed) {
   }
 }
 
+TEST(DeckChanges, NameTheKeysThatDiffer) {
+  const Config before = parse_deck("[train]\nsteps = 100\n", "d.toml", {});
+  const Config after = parse_deck("", "d.toml", {"train.steps=200", "window.kind=token", "optimizer.adam_eps=1e-8"});
+  EXPECT_EQ(deck_changes(to_toml(before), after),
+            (std::vector<std::string>{"changed since the checkpoint: window.kind: \"block\" -> \"token\"; train.steps: "
+                                      "100 -> 200; optimizer.adam_eps: 1e-10 -> 1e-08"}));
+  EXPECT_TRUE(deck_changes(to_toml(after), after).empty());
+}
+
+TEST(DeckChanges, WarnOfAnotherTraining) {
+  const Config before = parse_deck("", "d.toml", {"data.train=[\"a.h5\"]"});
+  const Config after = parse_deck(
+      "", "d.toml",
+      {"run.seed=3", "train.sequences=16", "train.length=128", "data.train=[\"b.h5\"]", "validation.every=3"});
+  EXPECT_EQ(deck_changes(to_toml(before), after),
+            (std::vector<std::string>{"changed since the checkpoint: validation.every: 125 -> 3",
+                                      "warning: changed since the checkpoint, so that this is no longer the same "
+                                      "training: run.seed: 1 -> 3; train.sequences: 8 -> 16; train.length: 49152 -> "
+                                      "128; data.train: [\"a.h5\"] -> [\"b.h5\"]"}));
+}
+
+TEST(DeckChanges, LeaveOutKeysBesideTheTraining) {
+  const Config other =
+      parse_deck("", "d.toml",
+                 {"run.name=b", "run.outputs=c", "run.log_every=1", "train.recompute=mlp", "data.prefetch_steps=1",
+                  "stop.step=5", "stop.walltime_seconds=9", "checkpoint.restart=none", "checkpoint.every=7",
+                  "trace.enabled=false", "comm.timeout_seconds=5"});
+  EXPECT_TRUE(deck_changes(to_toml(Config{}), other).empty());
+}
+
+// Decks are stored with every key, of which another version of the program may know others.
+TEST(DeckChanges, OfADeckThatCannotBeReadAreNotKnown) {
+  for (const char* deck : {"[train]\nstages = 3\n", "[train]\nsteps = \"many\"\n", "[train\n"}) {
+    const std::vector<std::string> lines = deck_changes(deck, Config{});
+    ASSERT_EQ(lines.size(), 1u) << deck;
+    EXPECT_TRUE(lines[0].starts_with("warning: changes of the deck are not known: the checkpoint's deck:")) << lines[0];
+  }
+  EXPECT_EQ(deck_changes("[train]\nsteps = 5\n", Config{}),
+            (std::vector<std::string>{"changed since the checkpoint: train.steps: 5 -> 1770"}));
+}
+
 TEST(Config, PadsTheVocabulary) {
   ModelConfig model;
   for (const auto& [vocabulary, columns] : std::map<int, int>{{50257, 50304}, {257, 384}, {128, 128}, {65536, 65536}}) {
