@@ -88,6 +88,14 @@ void check_data(const Config& config) {
           "validation.tokens = {} must be a multiple of validation.length = {}", validation.tokens, validation.length);
 }
 
+void check_trace(const Config& config) {
+  if (!config.trace.enabled) return;
+  for (const int step : config.trace.json_steps) {
+    require(step < config.train.steps, config, {"trace.json_steps", "train.steps"},
+            "trace.json_steps names step {}; the steps are 0 to {}", step, config.train.steps - 1);
+  }
+}
+
 }  // namespace
 
 void check_config(const Config& config, int ranks) {
@@ -95,6 +103,7 @@ void check_config(const Config& config, int ranks) {
   check_window(config);
   check_ranks(config, ranks);
   check_data(config);
+  check_trace(config);
 }
 
 int padded_vocabulary(const ModelConfig& model) { return (model.vocabulary + 127) / 128 * 128; }

@@ -391,9 +391,15 @@ TEST(Config, AbsurdValuesAreRefused) {
   EXPECT_EQ(parse_deck("", "d.toml", {"model.softcap=75", "train.length=4194304"}).model.softcap, 75.0);
 }
 
+TEST(CheckConfig, RefusesTracesOfStepsThatNeverRun) {
+  EXPECT_EQ(check_error({"train.steps=20", "trace.json_steps=[19, 20]"}),
+            "override trace.json_steps=[19, 20]: trace.json_steps names step 20; the steps are 0 to 19");
+}
+
 TEST(CheckConfig, IgnoresKeysThatAreNotUsed) {
   for (const std::vector<std::string>& overrides : {std::vector<std::string>{"window.kind=token", "window.quantum=64"},
                                                     {"model.value_path=none", "model.value_embeddings=7"},
+                                                    {"trace.enabled=false", "trace.json_steps=[10000000]"},
                                                     {"validation.tokens=0", "data.validation=[]"}}) {
     std::vector<std::string> all = {"data.train=[\"t.h5\"]", "data.validation=[\"v.h5\"]"};
     all.insert(all.end(), overrides.begin(), overrides.end());
