@@ -23,10 +23,11 @@ std::string clock_time(double seconds) {
 }
 
 std::string in_units(double value, const char* unit, double base = 1000) {
-  const char* prefixes[] = {"", "k", "M", "G", "T", "P", "E"};
+  constexpr const char* decimal[] = {"", "k", "M", "G", "T", "P", "E"};
+  constexpr const char* binary[] = {"", "Ki", "Mi", "Gi", "Ti", "Pi", "Ei"};
   int i = 0;
   for (; std::abs(value) >= base && i < 6; ++i) value /= base;
-  return fmt::format("{:.4g} {}{}{}", value, prefixes[i], base == 1024 && i > 0 ? "i" : "", unit);
+  return fmt::format("{:.4g} {}{}", value, (base == 1024 ? binary : decimal)[i], unit);
 }
 
 /// mpirun gives rank 0 a pseudo-terminal for its standard output wherever that goes, but not for its standard error.

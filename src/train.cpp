@@ -64,6 +64,11 @@ std::vector<Cursor> find_validation_places(const std::vector<ShardInfo>& shards,
   return places;
 }
 
+/// Throws Error(data) where the stream ends before it has given `steps` steps from `cursor` on.
+void require_steps(const TokenStream& stream, Cursor cursor, long steps) {
+  for (long step = 0; step < steps; ++step) cursor = stream.next(stream.place(cursor));
+}
+
 /// Collective.
 RunData open_data(Comm& comm, const Config& config) {
   RunData data;
@@ -198,8 +203,7 @@ void Training::start_loader() {
   TokenStream stream(data_.train, step_tokens(config_.train), config_.data.end);
   comm_.together([&] {
     // Data that end too early end the run now rather than after hours.
-    Cursor cursor = progress_.cursor;
-    for (long step = progress_.step; step < config_.train.steps; ++step) cursor = stream.next(stream.place(cursor));
+    require_steps(stream, progress_.cursor, config_.train.steps - progress_.step);
   });
   loader_ = std::make_unique<Loader>(std::move(stream), progress_.cursor, comm_.rank() * local, local,
                                      config_.train.length, config_.model.vocabulary, config_.data.prefetch_steps);
@@ -404,6 +408,33 @@ RunSummary Training::write_summary(const std::string& stopped_by) {
   return summary;
 }
 
+/// Prints as warnings why a run would refuse the data; a deck is often checked where its data are not.
+void warn_of_data(const Config& config) {
+  bool complete = true;
+  const auto attempt = [&](auto&& check) {
+    try {
+      check();
+    } catch (const Error& error) {
+      fmt::print(stderr, "nanorun: warning: {}\n", error.what());
+      complete = false;
+    }
+  };
+  const auto read_all = [&](const std::vector<std::string>& patterns, std::vector<ShardInfo>& shards) {
+    for (const std::string& pattern : patterns) {
+      attempt([&] {
+        for (ShardInfo& shard : read_shards({pattern}, config.model)) shards.push_back(std::move(shard));
+      });
+    }
+  };
+  RunData data;
+  read_all(config.data.train, data.train);
+  read_all(config.data.validation, data.validation);
+  if (!complete) return;
+  attempt([&] { require_one_end_of_text(data); });
+  attempt([&] { require_steps({data.train, step_tokens(config.train), config.data.end}, {}, config.train.steps); });
+  attempt([&] { find_validation_places(data.validation, config.validation); });
+}
+
 }  // namespace
 
 ExitCode run_training(Context& context, const Config& config, bool dry_run) {
@@ -412,6 +443,7 @@ ExitCode run_training(Context& context, const Config& config, bool dry_run) {
   if (context.comm().root()) {
     const std::string text = to_toml(config) + "\n" + plan(config, ParameterTable(config.model), context.comm().size());
     std::fputs(text.c_str(), stdout);
+    warn_of_data(config);
   }
   return ExitCode::ok;
 }

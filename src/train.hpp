@@ -7,8 +7,8 @@
 
 namespace nanorun {
 
-/// Trains as the deck says, or with dry_run prints what it would do. Returns ok, or requeue when it stopped early with
-/// a checkpoint. Throws Error.
+/// Trains as the deck says, or with dry_run prints what it would do, and warnings where the data are missing or too
+/// short. Returns ok, or requeue when it stopped early with a checkpoint. Throws Error.
 ExitCode run_training(Context& context, const Config& config, bool dry_run);
 
 }  // namespace nanorun
