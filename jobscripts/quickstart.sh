@@ -36,9 +36,9 @@ train() {
 }
 
 setup cpu nanorun
+find_python
 make_shards
 train "$@"
-find_python
 "$python" jobscripts/plot_run.py "$run" >/dev/null
 
 cat <<EOF

@@ -13,8 +13,6 @@ packages=(
   libfmt-dev libtomlplusplus-dev libcli11-dev nlohmann-json3-dev libgtest-dev
   python3-h5py python3-matplotlib
 )
-spack_packages="cmake ninja openmpi hdf5+mpi kokkos openblas fmt tomlplusplus cli11 nlohmann-json googletest"
-spack_packages+=" py-h5py py-matplotlib"
 
 say() { printf '%s: %s\n' "$(basename "$0")" "$*"; }
 die() {
@@ -68,8 +66,7 @@ explain_packages() {
 
 $(basename "$0"): the build needs what these packages hold:
   Debian 12:  ${packages[*]}
-  Spack:      ${spack_packages}
-              (spack env create nanorun; spack -e nanorun add ...; spack -e nanorun install; spack env activate nanorun)
+  Spack:      spack env create nanorun spack.yaml && spack env activate nanorun && spack install
 EOF
 }
 
