@@ -1,9 +1,7 @@
 """Runs the program under mpirun in a temporary folder, for the fault tests. Standard library only."""
 
-import argparse
 import json
 import os
-import random
 import re
 import signal
 import subprocess
@@ -14,35 +12,10 @@ import time
 import unittest
 from pathlib import Path
 
-PROGRAM = MPIRUN = None
-TIMEOUT = 60  # seconds until a job counts as hanging
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+import small_run  # noqa: E402
 
-DECK = """
-[run]
-log_every = 1
-[model]
-vocabulary = 257
-width = 32
-heads = 2
-head_dim = 16
-layers = 4
-value_embeddings = 1
-[window]
-first = 128
-last = 256
-[train]
-steps = 12
-sequences = 4
-length = 256
-[validation]
-every = 0
-tokens = 1024
-length = 256
-[data]
-train = ["data.h5"]
-validation = ["data.h5"]
-end = "wrap"
-"""
+TIMEOUT = 60  # seconds until a job counts as hanging
 
 
 def gather(stream, lines):
@@ -64,7 +37,8 @@ class Job:
 
     def __init__(self, folder, ranks, arguments, wrapper=()):
         """`wrapper` is a command that starts the program on each rank with the arguments that follow."""
-        command = [MPIRUN, "--oversubscribe", "-n", str(ranks), *wrapper, PROGRAM, *map(str, arguments)]
+        command = [small_run.MPIRUN, "--oversubscribe", "-n", str(ranks), *wrapper, small_run.PROGRAM,
+                   *map(str, arguments)]
         self.process = subprocess.Popen(command, cwd=folder, text=True, errors="replace", stdin=subprocess.DEVNULL,
                                         stdout=subprocess.PIPE, stderr=subprocess.PIPE)
         self.ranks = ranks
@@ -151,14 +125,8 @@ class FaultTest(unittest.TestCase):
     def prepare(self, folder):
         """Writes deck.toml and data.h5."""
         folder.mkdir(exist_ok=True)
-        (folder / "deck.toml").write_text(DECK)
-        draw = random.Random(0)
-        words = ["".join(draw.choices("abcdefghij", k=draw.randint(2, 8))) for _ in range(200)]
-        for i in range(20):
-            (folder / f"{i:02}.txt").write_text(" ".join(draw.choices(words, k=400)))
-        texts = sorted(path.name for path in folder.glob("*.txt"))
-        job = Job(folder, 1, ["shard", "data.h5", *texts, "--text"])
-        self.assertEqual(job.wait(), 0, job.text())
+        small_run.write_deck(folder)
+        small_run.write_data(folder)
 
     def start(self, ranks, *overrides, folder=None, wrapper=()):
         return Job(folder or self.folder, ranks, ["train", "deck.toml", *overrides], wrapper)
@@ -205,15 +173,3 @@ def restarted_from(job):
     """Step of the checkpoint that the job continued, or None."""
     found = re.search(r"restarted from the checkpoint of step (\d+)", "".join(job.output))
     return int(found[1]) if found else None
-
-
-def main():
-    """Runs the tests of the calling script: SCRIPT PROGRAM MPIRUN [unittest arguments]."""
-    global PROGRAM, MPIRUN
-    parser = argparse.ArgumentParser()
-    parser.add_argument("program")
-    parser.add_argument("mpirun")
-    known, rest = parser.parse_known_args()
-    harness = sys.modules["harness"]
-    harness.PROGRAM, harness.MPIRUN = str(Path(known.program).resolve()), known.mpirun
-    unittest.main(argv=[sys.argv[0], *rest])

@@ -5,7 +5,7 @@ import struct
 import time
 
 import harness
-from harness import FaultTest, restarted_from
+from harness import FaultTest, restarted_from, small_run
 
 
 class Damage(FaultTest):
@@ -93,4 +93,4 @@ class Damage(FaultTest):
 
 
 if __name__ == "__main__":
-    harness.main()
+    small_run.main()

@@ -4,7 +4,7 @@ import os
 import shutil
 
 import harness
-from harness import FaultTest, losses, restarted_from
+from harness import FaultTest, losses, restarted_from, small_run
 
 
 class Data(FaultTest):
@@ -42,4 +42,4 @@ class Data(FaultTest):
 
 
 if __name__ == "__main__":
-    harness.main()
+    small_run.main()

@@ -6,7 +6,7 @@ import socket
 import subprocess
 
 import harness
-from harness import FaultTest, restarted_from
+from harness import FaultTest, restarted_from, small_run
 
 
 class Disk(FaultTest):
@@ -153,4 +153,4 @@ class Disk(FaultTest):
 
 
 if __name__ == "__main__":
-    harness.main()
+    small_run.main()

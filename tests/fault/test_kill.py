@@ -4,8 +4,7 @@ import random
 import re
 import time
 
-import harness
-from harness import FaultTest, losses, restarted_from
+from harness import FaultTest, losses, restarted_from, small_run
 
 
 class Kill(FaultTest):
@@ -46,4 +45,4 @@ class Kill(FaultTest):
 
 
 if __name__ == "__main__":
-    harness.main()
+    small_run.main()

@@ -8,8 +8,7 @@ import struct
 import time
 import tomllib
 
-import harness
-from harness import FaultTest, Job, losses, restarted_from
+from harness import FaultTest, Job, losses, restarted_from, small_run
 
 RANKS, STEPS, SEQUENCES, LENGTH, VOCABULARY = 2, 12, 4, 256, 257  # of the harness's deck, but for the ranks
 WIDTH, LAYERS, PADDED_VOCABULARY = 32, 4, 384
@@ -147,10 +146,33 @@ class Program(FaultTest):
         self.assertEqual(job.messages() + again.messages(), [])
         self.assertFalse((self.folder / "outputs").exists())
 
+    def test_dry_run_checks_the_data(self):
+        def warnings(*overrides):
+            job = self.job(RANKS, "train", "deck.toml", *overrides, "--dry-run")
+            self.assertIn("memory per rank", job.text())
+            for line in job.messages():
+                self.assertTrue(line.startswith("nanorun: warning: "), line)
+            return [line.removeprefix("nanorun: warning: ") for line in job.messages()]
+
+        self.assertEqual(warnings('data.train=["a.h5", "data.h5", "b_*.h5"]', 'data.validation=["c.h5"]'),
+                         ["a.h5: no such file", "b_*.h5: no such file", "c.h5: no such file"])
+        self.assertEqual(warnings('data.train=["deck.toml"]'),
+                         ["deck.toml: not an HDF5 file, so neither a token shard, a checkpoint nor a trace"])
+        vocabulary, = warnings("model.vocabulary=200", 'data.validation=[]', "validation.tokens=0")
+        self.assertIn("data.h5: its vocabulary is 257, larger than model.vocabulary = 200", vocabulary)
+        steps = (sum(1 + len(path.read_bytes()) for path in self.folder.glob("*.txt")) - 1) // (SEQUENCES * LENGTH)
+        self.assertEqual(warnings("data.end=error", f"train.steps={steps}"), [])
+        short, = warnings("data.end=error", f"train.steps={steps + 1}")
+        self.assertIn(f"the data end at data.h5: 1 shards hold {steps} steps", short)
+        self.assertEqual(warnings(f"train.steps={steps + 1}"), [])
+        validation, = warnings("validation.tokens=1048576")
+        self.assertIn("the data end at data.h5", validation)
+        self.assertFalse((self.folder / "outputs").exists())
+
     def check_plan(self, plan):
         def binary(name):
             number, unit = re.fullmatch(r"(\S+) (\w*)B", plan[name]).groups()
-            return float(number) * BINARY[unit.capitalize()]
+            return float(number) * BINARY[unit]
 
         def assert_close(name, expected):  # four digits are printed
             self.assertAlmostEqual(binary(name) / expected, 1, delta=5.1e-4, msg=name)
@@ -194,7 +216,7 @@ class Program(FaultTest):
     def test_output_below_a_file(self):
         job = self.train(2, "run.outputs=deck.toml", code=7)
         self.assert_refused(job, "deck.toml/run", "Not a directory")
-        self.assertEqual((self.folder / "deck.toml").read_text(), harness.DECK)
+        self.assertEqual((self.folder / "deck.toml").read_text(), small_run.DECK)
 
     def test_restart_none_keeps_the_old_folder(self):
         def content(folder):
@@ -246,4 +268,4 @@ class Program(FaultTest):
 
 
 if __name__ == "__main__":
-    harness.main()
+    small_run.main()

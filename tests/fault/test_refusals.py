@@ -1,7 +1,6 @@
 """Files and decks that are refused: one line says what they are and what to do."""
 
-import harness
-from harness import FaultTest, Job
+from harness import FaultTest, Job, small_run
 
 
 class Refusals(FaultTest):
@@ -18,6 +17,12 @@ class Refusals(FaultTest):
             self.assertEqual(data.count(mark), 1)
             foreign.write_bytes(data.replace(mark, other))
             self.assert_refused(self.verify(foreign, code=3), f"{foreign}: not a nanorun file")
+
+    def test_verify_text(self):
+        said = "deck.toml: not an HDF5 file, so neither a token shard, a checkpoint nor a trace"
+        self.assert_refused(self.verify("deck.toml", code=3), said)
+        self.assert_refused(self.train(1, 'data.train=["deck.toml"]', code=3), said)
+        self.assert_refused(self.train(1, "checkpoint.restart=deck.toml", code=4), said)
 
     def test_empty_list(self):
         (self.folder / "empty.txt").write_text("\n\n")
@@ -41,4 +46,4 @@ class Refusals(FaultTest):
 
 
 if __name__ == "__main__":
-    harness.main()
+    small_run.main()

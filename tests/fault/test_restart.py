@@ -1,7 +1,6 @@
 """Restarted runs continue as if they had never stopped."""
 
-import harness
-from harness import FaultTest, losses, restarted_from
+from harness import FaultTest, losses, restarted_from, small_run
 
 
 def differing_windows(a, b, width=8):
@@ -71,4 +70,4 @@ class Restart(FaultTest):
 
 
 if __name__ == "__main__":
-    harness.main()
+    small_run.main()

@@ -6,7 +6,7 @@ import signal
 import time
 
 import harness
-from harness import FaultTest, restarted_from
+from harness import FaultTest, restarted_from, small_run
 
 
 class Stop(FaultTest):
@@ -107,4 +107,4 @@ class Stop(FaultTest):
 
 
 if __name__ == "__main__":
-    harness.main()
+    small_run.main()

@@ -1,9 +1,7 @@
 """What the tests of the scaling studies share: the scripts, a deck, study files, and runs with known times."""
 
-import argparse
 import json
 import os
-import random
 import subprocess
 import sys
 import tempfile
@@ -11,32 +9,13 @@ import unittest
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "jobscripts"))
-
-PROGRAM = MPIRUN = None
+sys.path[:0] = [str(ROOT / "jobscripts"), str(ROOT / "tests")]
+import small_run  # noqa: E402
 
 PHASES = ("data", "forward", "head", "backward", "reduce_gradients", "muon", "adam", "gather_weights", "agree",
           "validation", "checkpoint", "output", "other")
 MODEL = {"vocabulary": 257, "width": 64, "heads": 2, "head_dim": 32, "layers": 4, "mlp_ratio": 4,
          "value_path": "embeddings", "value_embeddings": 1, "layers_without_attention": []}
-
-DECK = """
-[model]
-vocabulary = 257
-width = 32
-heads = 2
-head_dim = 16
-layers = 4
-value_embeddings = 1
-[window]
-first = 128
-last = 128
-[train]
-length = 128
-[data]
-train = ["data.h5"]
-end = "wrap"
-"""
 
 STUDY = """
 [study]
@@ -96,37 +75,18 @@ class ScalingTest(unittest.TestCase):
         self.addCleanup(os.chdir, os.getcwd())
         self.folder = Path(temporary.name)
         os.chdir(self.folder)
-        (self.folder / "deck.toml").write_text(DECK)
+        small_run.write_deck(self.folder)
 
     def write_study(self, **values):
         path = Path("study.toml")
         path.write_text(study_text(**values))
         return path
 
-    def write_data(self):
-        """data.h5, the shard of DECK."""
-        words = random.Random(0).choices(["alpha", "beta", "gamma", "delta"], k=4000)
-        Path("text.txt").write_text(" ".join(words))
-        subprocess.run([MPIRUN, "-n", "1", PROGRAM, "shard", "data.h5", "text.txt", "--text"], check=True,
-                       stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
-
     def script(self, *arguments, commands=None, code=0):
         """Runs scaling.py, which finds mpirun, or whatever `commands` holds, first; returns what it printed."""
-        search = f"{commands or Path(MPIRUN).parent}{os.pathsep}{os.environ['PATH']}"
+        search = f"{commands or Path(small_run.MPIRUN).parent}{os.pathsep}{os.environ['PATH']}"
         job = subprocess.run([sys.executable, "-B", str(ROOT / "jobscripts" / "scaling.py"), *map(str, arguments)],
                              env=os.environ | {"PATH": search}, text=True, stdin=subprocess.DEVNULL,
                              stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
         self.assertEqual(job.returncode, code, job.stdout)
         return job.stdout
-
-
-def main():
-    """Runs the tests of the calling script: SCRIPT PROGRAM MPIRUN [unittest arguments]."""
-    global PROGRAM, MPIRUN
-    parser = argparse.ArgumentParser()
-    parser.add_argument("program")
-    parser.add_argument("mpirun")
-    known, rest = parser.parse_known_args()
-    support = sys.modules["support"]
-    support.PROGRAM, support.MPIRUN = str(Path(known.program).resolve()), known.mpirun
-    unittest.main(argv=[sys.argv[0], *rest])

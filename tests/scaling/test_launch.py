@@ -3,8 +3,7 @@
 import json
 import os
 
-import support
-from support import ScalingTest
+from support import ScalingTest, small_run
 
 from scaling import StudyError
 from scaling.launch import launch
@@ -164,4 +163,4 @@ class Launch(ScalingTest):
 
 
 if __name__ == "__main__":
-    support.main()
+    small_run.main()

@@ -7,8 +7,7 @@ import tomllib
 from dataclasses import replace
 
 import numpy as np
-import support
-from support import MODEL, ROOT, ScalingTest
+from support import MODEL, ROOT, ScalingTest, small_run
 
 from scaling import model
 from scaling.model import Forecast, Link, Model, Point, Workload
@@ -41,7 +40,7 @@ class Counts(ScalingTest):
         decks = sorted(p for p in (ROOT / "inputs").glob("*.toml") if not p.stem.startswith("study_"))
         self.assertGreaterEqual(len(decks), 6)
         for deck in decks:
-            shown = subprocess.run([support.PROGRAM, "train", str(deck), "--dry-run"], check=True, text=True,
+            shown = subprocess.run([small_run.PROGRAM, "train", str(deck), "--dry-run"], check=True, text=True,
                                    stdin=subprocess.DEVNULL, stdout=subprocess.PIPE).stdout
             resolved = tomllib.loads(shown[:shown.index("\nranks ")])
             counted = int(re.search(r"^parameters +(\d+)", shown, re.MULTILINE)[1])
@@ -210,4 +209,4 @@ class Prediction(ScalingTest):
 
 
 if __name__ == "__main__":
-    support.main()
+    small_run.main()

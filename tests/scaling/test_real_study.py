@@ -3,15 +3,14 @@
 import csv
 import json
 
-import support
-from support import ScalingTest
+from support import ScalingTest, small_run
 
 
 class RealStudy(ScalingTest):
     def test_one_and_two_ranks(self):
-        self.write_data()
+        small_run.write_data(self.folder)
         study = self.write_study(steps=6, warmup=2, more="[prediction]\nlatency = 1e-6\nbandwidth = 1e10")
-        said = self.script(study, "--program", support.PROGRAM)
+        said = self.script(study, "--program", small_run.PROGRAM)
         self.assertIn("[2/2] ranks2_repeat1: done", said)
         folder = self.folder / "outputs/test"
         self.assertIn("outputs/test/report.html", said)
@@ -20,7 +19,7 @@ class RealStudy(ScalingTest):
             rows = list(csv.DictReader(file))
         self.assertEqual([(r["ranks"], r["repeat"]) for r in rows], [("1", "1"), ("2", "1")])
         for row in rows:
-            self.assertEqual(int(row["tokens"]), 4 * 128)
+            self.assertEqual(int(row["tokens"]), 4 * 256)
             self.assertGreater(float(row["forward_seconds"]), 0)
             parts = sum(float(row[f"{name}_seconds"]) for name in ("computing", "communication", "waiting"))
             self.assertLessEqual(parts, float(row["step_seconds"]) * (1 + 1e-4))
@@ -31,26 +30,26 @@ class RealStudy(ScalingTest):
         """Only what is missing runs again; other settings are refused."""
         kept = (folder / "ranks1_repeat1/summary.json").stat().st_mtime_ns
         (folder / "ranks2_repeat1/summary.json").unlink()
-        said = self.script(study, "--program", support.PROGRAM)
+        said = self.script(study, "--program", small_run.PROGRAM)
         self.assertIn("[1/1] ranks2_repeat1: done", said)
         self.assertEqual((folder / "ranks1_repeat1/summary.json").stat().st_mtime_ns, kept)
         self.assertTrue(json.loads((folder / "ranks2_repeat1/summary.json").read_text())["finished"])
-        said = self.script(self.write_study(steps=7), "--program", support.PROGRAM, code=2)
+        said = self.script(self.write_study(steps=7), "--program", small_run.PROGRAM, code=2)
         self.assertIn("steps changed", said)
 
     def test_runs_that_fail_are_named(self):
         study = self.write_study()  # there is no data.h5
-        said = self.script(study, "--program", support.PROGRAM, code=1)
+        said = self.script(study, "--program", small_run.PROGRAM, code=1)
         self.assertIn("[1/2] ranks1_repeat1: failed with exit code 3, see outputs/test/ranks1_repeat1.log", said)
         self.assertIn("no run has finished", said)
         self.assertIn("data.h5", (self.folder / "outputs/test/ranks1_repeat1.log").read_text())
 
     def test_a_deck_that_the_program_refuses(self):
         study = self.write_study(more='overrides = ["model.widht=64"]')
-        said = self.script(study, "--program", support.PROGRAM, code=2)
+        said = self.script(study, "--program", small_run.PROGRAM, code=2)
         self.assertEqual(said.count("\n"), 1)
         self.assertIn("widht", said)
 
 
 if __name__ == "__main__":
-    support.main()
+    small_run.main()

@@ -10,8 +10,7 @@ import shutil
 from pathlib import Path
 
 import numpy as np
-import support
-from support import PHASES, ScalingTest, write_run
+from support import PHASES, ScalingTest, small_run, write_run
 
 from scaling import analysis, gather, report
 from scaling.study import read_study
@@ -211,4 +210,4 @@ class Report(ScalingTest):
 
 
 if __name__ == "__main__":
-    support.main()
+    small_run.main()

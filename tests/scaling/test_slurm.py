@@ -3,8 +3,7 @@
 import os
 import sys
 
-import support
-from support import ROOT, ScalingTest
+from support import ROOT, ScalingTest, small_run
 
 sys.path.append(str(ROOT / "tests" / "slurm"))
 import cluster  # noqa: E402
@@ -22,7 +21,7 @@ class Jobs(ScalingTest):
         os.environ.update(self.slurm.environment | {"SLURM_MPI_TYPE": "pmix", "OMPI_MCA_mpi_yield_when_idle": "1"})
 
     def submit(self, study, code):
-        return self.script(study, "--launcher", "slurm", "--program", support.PROGRAM, code=code)
+        return self.script(study, "--launcher", "slurm", "--program", small_run.PROGRAM, code=code)
 
     def wait(self):
         self.slurm.until(lambda: not self.slurm.command("squeue", "--noheader").strip(), "empty queue", 100)
@@ -33,7 +32,7 @@ class Jobs(ScalingTest):
         self.assertRegex(said, r"\[1/2\] ranks1_repeat1: submitted as job \d+\n\[2/2\] ranks2_repeat1: submitted")
         self.wait()
         self.assertIn("data.h5", (self.folder / "outputs/test/ranks2_repeat1.log").read_text())
-        self.write_data()
+        small_run.write_data(self.folder)
         self.slurm.command("scontrol", "update", "PartitionName=main", "State=DOWN")
         self.assertIn("ranks2_repeat1: submitted", self.submit(study, 1))
         self.assertIn("ranks2_repeat1: still queued as job", self.submit(study, 1))
@@ -49,4 +48,4 @@ if __name__ == "__main__":
         print(f"skipped: {', '.join(missing)} not found")
         sys.exit(NOT_RUN)
     cluster.end_on_signals()
-    support.main()
+    small_run.main()

@@ -1,7 +1,6 @@
 """Study files: expansion into runs, and the mistakes they may hold."""
 
-import support
-from support import ROOT, ScalingTest, study_text
+from support import ROOT, ScalingTest, small_run, study_text
 
 from scaling import StudyError
 from scaling.study import OWNED, claim_folder, read_study
@@ -94,4 +93,4 @@ class Study(ScalingTest):
 
 
 if __name__ == "__main__":
-    support.main()
+    small_run.main()

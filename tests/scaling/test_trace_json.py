@@ -5,8 +5,7 @@ import json
 import math
 import subprocess
 
-import support
-from support import ScalingTest
+from support import ScalingTest, small_run
 
 RANKS, STEPS, CHOSEN = 2, 4, [1, 3]
 COMMUNICATION = {"reduce_gradients", "gather_weights", "agree"}
@@ -79,9 +78,9 @@ class TraceJson(ScalingTest):
         """trace.json and the times of trace.h5."""
         import h5py
 
-        self.write_data()
+        small_run.write_data(self.folder)
         job = subprocess.run(
-            [support.MPIRUN, "-n", str(RANKS), support.PROGRAM, "train", "deck.toml", f"train.steps={STEPS}",
+            [small_run.MPIRUN, "-n", str(RANKS), small_run.PROGRAM, "train", "deck.toml", f"train.steps={STEPS}",
              "train.sequences=4", f"trace.json_steps={CHOSEN}", "validation.tokens=0", "checkpoint.at_end=false"],
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         self.assertEqual(job.returncode, 0, job.stdout)
@@ -144,4 +143,4 @@ class TraceJson(ScalingTest):
 
 
 if __name__ == "__main__":
-    support.main()
+    small_run.main()

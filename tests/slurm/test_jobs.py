@@ -13,8 +13,7 @@ import cluster
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 sys.path.append(str(REPOSITORY / "tests" / "fault"))
-import harness  # noqa: E402
-from harness import FaultTest  # noqa: E402
+from harness import FaultTest, small_run  # noqa: E402
 from test_restart import differing_windows  # noqa: E402
 
 OVER = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL")
@@ -39,7 +38,7 @@ class SlurmTest(FaultTest):
         self.slurm = cluster.Cluster()
         self.addCleanup(self.slurm.stop)
         self.slurm.environment |= {
-            "NANORUN_BUILD": str(Path(harness.PROGRAM).parents[1]),
+            "NANORUN_BUILD": str(Path(small_run.PROGRAM).parents[1]),
             "OMPI_MCA_mpi_yield_when_idle": "1",  # there may be more ranks than cores
         }
 
@@ -228,4 +227,4 @@ if __name__ == "__main__":
         print(f"skipped: {', '.join(cluster.missing())} not found; install slurmctld, slurmd, slurm-client and munge")
         sys.exit(77)
     cluster.end_on_signals()
-    harness.main()
+    small_run.main()

@@ -1,0 +1,66 @@
+"""What the tests that run the program share: a small deck, its token shard, and the arguments of a test script.
+Standard library only."""
+
+import argparse
+import random
+import subprocess
+import sys
+import unittest
+from pathlib import Path
+
+PROGRAM = MPIRUN = None
+
+DECK = """
+[run]
+log_every = 1
+[model]
+vocabulary = 257
+width = 32
+heads = 2
+head_dim = 16
+layers = 4
+value_embeddings = 1
+[window]
+first = 128
+last = 256
+[train]
+steps = 12
+sequences = 4
+length = 256
+[validation]
+every = 0
+tokens = 1024
+length = 256
+[data]
+train = ["data.h5"]
+validation = ["data.h5"]
+end = "wrap"
+"""
+
+
+def write_deck(folder):
+    """deck.toml."""
+    (folder / "deck.toml").write_text(DECK)
+
+
+def write_data(folder):
+    """data.h5, the shard of DECK, and the texts 00.txt to 19.txt that it is made from."""
+    draw = random.Random(0)
+    words = ["".join(draw.choices("abcdefghij", k=draw.randint(2, 8))) for _ in range(200)]
+    texts = [f"{i:02}.txt" for i in range(20)]
+    for text in texts:
+        (folder / text).write_text(" ".join(draw.choices(words, k=400)))
+    job = subprocess.run([MPIRUN, "-n", "1", PROGRAM, "shard", "data.h5", *texts, "--text"], cwd=folder, timeout=60,
+                         stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    assert job.returncode == 0, job.stdout
+
+
+def main():
+    """Runs the tests of the calling script: SCRIPT PROGRAM MPIRUN [unittest arguments]."""
+    global PROGRAM, MPIRUN
+    parser = argparse.ArgumentParser()
+    parser.add_argument("program", type=Path)
+    parser.add_argument("mpirun")
+    known, rest = parser.parse_known_args()
+    PROGRAM, MPIRUN = str(known.program.resolve()), known.mpirun
+    unittest.main(argv=[sys.argv[0], *rest])
