@@ -5,7 +5,7 @@ import re
 import sys
 from pathlib import Path
 
-# A module may include modules of the lines above its own, and itself.
+# A module may include modules of the lines above its own, and itself. docs/architecture.md shows the same lines.
 LAYERS = """
 error arena
 watchdog
@@ -17,8 +17,8 @@ model optimizer checkpoint command_line
 report
 train
 main
-""".split("\n")
-LEVEL = {name: level for level, line in enumerate(LAYERS) for name in line.split()}
+"""
+LEVEL = {name: level for level, line in enumerate(LAYERS.splitlines()) for name in line.split()}
 
 # Which modules may see a library.
 ROOMS = {

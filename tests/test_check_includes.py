@@ -1,6 +1,7 @@
 """Breaches of the include directions that check_includes.py must find. Usage: test_check_includes.py"""
 
 import tempfile
+import textwrap
 import unittest
 from pathlib import Path
 
@@ -37,6 +38,10 @@ class CheckIncludes(unittest.TestCase):
     def test_kernels_never_include_src(self):
         self.assert_breach("kernels/head.cpp", '#include "src/model.hpp"')
         self.assert_breach("kernels/head.cu", "#include <Kokkos_Core.hpp>")
+
+    def test_the_page_on_architecture_shows_the_layers(self):
+        page = (Path(__file__).resolve().parents[1] / "docs" / "architecture.md").read_text()
+        self.assertIn(textwrap.indent(check_includes.LAYERS.strip(), "    "), page)
 
 
 if __name__ == "__main__":
