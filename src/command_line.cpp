@@ -19,7 +19,7 @@ void add_train(CLI::App& app, CommandLine& line) {
   CLI::App* train = app.add_subcommand("train", "Train as a deck says");
   train->add_option("DECK", line.deck, "TOML file; nanorun keys lists its keys")->required();
   train->add_option("OVERRIDE", line.overrides, "section.key=value, goes before the deck's");
-  train->add_flag("--dry-run", line.dry_run, "Check the deck, print what would be done, and end");
+  train->add_flag("--dry-run", line.dry_run, "Check deck and data, print what would be done, and end");
 }
 
 void add_shard(CLI::App& app, CommandLine& line) {
