@@ -1,160 +1,19 @@
-#include "src/trace.hpp"
+// Regions and transfers: their times, trace.json, the sums of a run and the timing table.
 
 #include <gtest/gtest.h>
 #include <Kokkos_Core.hpp>
-#include <nlohmann/json.hpp>
 
-#include <algorithm>
 #include <filesystem>
-#include <fstream>
 #include <map>
-#include <numeric>
 #include <sstream>
-#include <thread>
 #include <type_traits>
 
-#include "kernels/ops.hpp"
-#include "src/h5.hpp"
-#include "tests/environment.hpp"
+#include "tests/trace_test.hpp"
 
 namespace nanorun {
 namespace {
 
 using nlohmann::json;
-using Integers = std::vector<std::int64_t>;
-using Reals = std::vector<double>;
-
-constexpr int index(Phase phase) { return static_cast<int>(phase); }
-
-/// Much longer than a region itself costs, so that time counted twice shows.
-void work() { std::this_thread::sleep_for(std::chrono::milliseconds(2)); }
-
-/// Steps [first, last) with nested regions; every phase but `other` gets one work() a step.
-void run_steps(Trace& trace, long first, long last) {
-  for (long step = first; step < last; ++step) {
-    trace.begin_step(step);
-    {
-      Region backward(trace, Phase::backward);
-      work();
-      {
-        Region reduce(trace, Phase::reduce_gradients);
-        work();
-      }
-      {
-        Region reduce(trace, Phase::reduce_gradients);
-        Region agree(trace, Phase::agree);
-        work();
-      }
-    }
-    work();
-    trace.end_step(1000.0 + step, 10.0 - step);
-  }
-}
-
-template <class T>
-std::vector<T> read_all(const h5::File& file, const std::string& name) {
-  const h5::Extent shape = file.shape(name);
-  std::vector<T> values(std::accumulate(shape.begin(), shape.end(), std::uint64_t{1}, std::multiplies<>()));
-  file.read<T>(name, h5::Extent(shape.size()), shape, std::span<T>(values));
-  return values;
-}
-
-template <class T>
-void put(h5::File& file, const std::string& name, const h5::Extent& shape, const std::vector<T>& values) {
-  file.create_growing_dataset<T>(name, shape, 8);
-  file.write<T>(name, h5::Extent(shape.size()), shape, std::span<const T>(values));
-}
-
-/// What trace.h5 holds.
-struct Content {
-  Integers step, ranks, validation_step;
-  Reals tokens, loss, seconds, communication, validation_loss;
-  std::string phases;
-};
-
-class TraceTest : public testing::Test {
- protected:
-  void SetUp() override {
-    if (ops::device_count() == 0) GTEST_SKIP() << "no device";
-    compute_ = ops::create_stream(false);
-    collectives_ = ops::create_stream(false);
-    event_ = ops::create_event();
-  }
-  void TearDown() override {
-    if (ops::device_count() == 0) return;
-    ops::destroy_event(event_);
-    ops::destroy_stream(compute_);
-    ops::destroy_stream(collectives_);
-  }
-
-  std::unique_ptr<Trace> trace(long first_step = 0) {
-    return std::make_unique<Trace>(test_comm(), compute_, config_, folder_ / "", first_step);
-  }
-
-  /// What is enqueued on `then` from now on begins after all that was enqueued on `first`.
-  void order(kernels::Stream first, kernels::Stream then) {
-    ops::record(first, event_);
-    ops::wait(then, event_);
-  }
-
-  /// A transfer that the compute stream waits for.
-  void exposed_transfer(Trace& trace, Phase phase) {
-    Region wait(trace, phase);
-    order(compute_, collectives_);
-    {
-      Transfer transfer(trace, phase, collectives_);
-      work();
-    }
-    order(collectives_, compute_);
-  }
-
-  /// Steps [first, last) with a transfer beside the backward pass and two that the compute stream waits for.
-  void run_steps_with_transfers(Trace& trace, long first, long last) {
-    for (long step = first; step < last; ++step) {
-      trace.begin_step(step);
-      {
-        Transfer reduce(trace, Phase::reduce_gradients, collectives_);
-        order(collectives_, compute_);
-        {
-          Region backward(trace, Phase::backward);
-          work();
-        }
-        order(compute_, collectives_);
-      }
-      exposed_transfer(trace, Phase::gather_weights);
-      exposed_transfer(trace, Phase::agree);
-      trace.end_step(1, 1);
-    }
-  }
-
-  Content read() const {
-    const h5::File file = h5::File::open(folder_ / "trace.h5");
-    Content content;
-    content.step = read_all<std::int64_t>(file, "/step");
-    content.ranks = read_all<std::int64_t>(file, "/ranks");
-    content.tokens = read_all<double>(file, "/tokens");
-    content.loss = read_all<double>(file, "/loss");
-    content.seconds = read_all<double>(file, "/seconds");
-    content.communication = read_all<double>(file, "/communication");
-    content.validation_step = read_all<std::int64_t>(file, "/validation_step");
-    content.validation_loss = read_all<double>(file, "/validation_loss");
-    content.phases = file.read_text_attribute("/", "phases");
-    return content;
-  }
-
-  /// trace.h5 after the end of the trace.
-  h5::File finished(Trace& trace) const {
-    trace.finish();
-    return h5::File::open(folder_ / "trace.h5");
-  }
-
-  json events() const { return json::parse(std::ifstream(folder_ / "trace.json")).at("traceEvents"); }
-
-  TraceConfig config_;
-  TempFolder folder_;
-  kernels::Stream compute_, collectives_;
-  ops::Event event_;
-};
 
 TEST_F(TraceTest, ExclusiveTimesAddUpToTheStep) {
   config_.json_steps = {0, 1};
@@ -184,153 +43,6 @@ TEST_F(TraceTest, ExclusiveTimesAddUpToTheStep) {
     }
     EXPECT_EQ(row(Phase::muon), 0);
   }
-}
-
-TEST_F(TraceTest, FileHoldsEveryStep) {
-  config_.flush_every = 2;
-  const auto trace = this->trace();
-  run_steps(*trace, 0, 5);
-  EXPECT_EQ(read().step, (Integers{0, 1, 2, 3}));  // written every two steps, readable meanwhile
-  trace->finish();
-
-  const Content content = read();
-  EXPECT_EQ(content.step, (Integers{0, 1, 2, 3, 4}));
-  EXPECT_EQ(content.ranks, (Integers{1, 1, 1, 1, 1}));
-  EXPECT_EQ(content.tokens, (Reals{1000, 1001, 1002, 1003, 1004}));
-  EXPECT_EQ(content.loss, (Reals{10, 9, 8, 7, 6}));
-  EXPECT_EQ(content.seconds.size(), 5u * Trace::phases);
-  ASSERT_EQ(content.communication.size(), 5u);
-  for (int step = 0; step < 5; ++step) {  // without transfers, the phases of gradients and weights
-    EXPECT_EQ(content.communication[step], content.seconds[step * Trace::phases + index(Phase::reduce_gradients)]);
-  }
-  EXPECT_EQ(content.phases,
-            "data,forward,head,backward,reduce_gradients,muon,adam,gather_weights,agree,validation,checkpoint,output,"
-            "other");
-  EXPECT_STREQ(phase_name(Phase::gather_weights), "gather_weights");
-  EXPECT_FALSE(std::filesystem::exists(folder_ / "trace.json"));
-}
-
-TEST_F(TraceTest, ManyRowsAreWrittenAtOnce) {
-  config_.flush_every = 300;
-  const auto trace = this->trace();
-  for (long step = 0; step < 1000; ++step) {
-    trace->begin_step(step);
-    trace->end_step(1, static_cast<double>(step));
-  }
-  trace->finish();
-  const Content content = read();
-  ASSERT_EQ(content.step.size(), 1000u);
-  ASSERT_EQ(content.seconds.size(), 1000u * Trace::phases);
-  for (long step = 0; step < 1000; ++step) {
-    EXPECT_EQ(content.step[step], step);
-    EXPECT_EQ(content.loss[step], step);
-    EXPECT_GT(content.seconds[step * Trace::phases + index(Phase::other)], 0);
-  }
-}
-
-TEST_F(TraceTest, ResumeDropsLaterRows) {
-  const auto first = trace();
-  first->add_validation(0, 11);
-  run_steps(*first, 0, 4);
-  first->add_validation(2, 5);
-  first->add_validation(3, 4);
-  first->finish();
-  const Content before = read();
-  EXPECT_EQ(before.validation_step, (Integers{0, 2, 3}));
-
-  const auto second = trace(2);
-  EXPECT_EQ(read().step, (Integers{0, 1}));
-  EXPECT_EQ(read().validation_step, (Integers{0, 2}));
-  second->add_validation(2, 5.5);
-  second->begin_step(2);
-  second->end_step(77, 0.5);
-  second->finish();
-  const Content after = read();
-  EXPECT_EQ(after.step, (Integers{0, 1, 2}));
-  EXPECT_EQ(after.tokens, (Reals{1000, 1001, 77}));
-  EXPECT_EQ(after.loss, (Reals{10, 9, 0.5}));
-  EXPECT_EQ(after.seconds.size(), 3u * Trace::phases);
-  EXPECT_TRUE(std::equal(before.seconds.begin(), before.seconds.begin() + 2 * Trace::phases, after.seconds.begin()));
-  ASSERT_EQ(after.communication.size(), 3u);
-  EXPECT_TRUE(std::equal(before.communication.begin(), before.communication.begin() + 2, after.communication.begin()));
-  EXPECT_EQ(after.communication[2], 0);
-  EXPECT_EQ(after.validation_step, (Integers{0, 2}));
-  EXPECT_EQ(after.validation_loss, (Reals{11, 5.5}));
-}
-
-TEST_F(TraceTest, ResumeOnFewerRanksKeepsTheirColumns) {
-  Reals seconds(2 * 3 * Trace::phases);
-  std::iota(seconds.begin(), seconds.end(), 1.0);
-  trace()->finish();
-  const std::string phases = read().phases;
-  {
-    h5::File file = h5::File::create(folder_ / "trace.h5");
-    file.write_attribute("/", "format_version", std::uint64_t{2});
-    file.write_attribute("/", "phases", phases);
-    put(file, "/step", {2}, Integers{0, 1});
-    put(file, "/ranks", {2}, Integers{3, 3});
-    put(file, "/tokens", {2}, Reals{8, 8});
-    put(file, "/loss", {2}, Reals{2, 1});
-    put(file, "/seconds", {2, 3, Trace::phases}, seconds);
-    put(file, "/communication", {2, 3}, Reals{1, 2, 3, 4, 5, 6});
-    put(file, "/validation_step", {0}, Integers{});
-    put(file, "/validation_loss", {0}, Reals{});
-  }
-  const auto resumed = trace(1);
-  run_steps(*resumed, 1, 2);
-  resumed->finish();
-
-  const Content content = read();
-  EXPECT_EQ(content.ranks, (Integers{3, 1}));
-  ASSERT_EQ(content.seconds.size(), seconds.size());
-  const auto row = content.seconds.begin() + 3 * Trace::phases;
-  EXPECT_TRUE(std::equal(content.seconds.begin(), row, seconds.begin()));
-  EXPECT_GE(row[index(Phase::agree)], 0.002);
-  EXPECT_EQ(std::count(row + Trace::phases, content.seconds.end(), 0.0), 2 * Trace::phases);
-  EXPECT_EQ(content.communication, (Reals{1, 2, 3, row[index(Phase::reduce_gradients)], 0, 0}));
-}
-
-TEST_F(TraceTest, ResumeMovesAnUnreadableFileAside) {
-  std::ofstream(folder_ / "trace.h5") << "no HDF5";
-  const auto trace = this->trace(3);
-  run_steps(*trace, 3, 4);
-  trace->finish();
-  EXPECT_EQ(read().step, (Integers{3}));
-  std::ostringstream kept;
-  kept << std::ifstream(folder_ / "trace.h5.unreadable").rdbuf();
-  EXPECT_EQ(kept.str(), "no HDF5");
-}
-
-TEST_F(TraceTest, ResumeMovesAFileOfAnotherVersionAside) {
-  for (const std::uint64_t version : {1, 3}) {
-    const auto first = trace();
-    run_steps(*first, 0, 1);
-    first->finish();
-    h5::File::open_append(folder_ / "trace.h5").write_attribute("/", "format_version", version);
-    testing::internal::CaptureStderr();
-    trace(1)->finish();
-    const std::string warning = testing::internal::GetCapturedStderr();
-    EXPECT_NE(warning.find("trace.h5: written by another version of the program"), std::string::npos) << warning;
-    const h5::File kept = h5::File::open(folder_ / "trace.h5.unreadable");
-    EXPECT_EQ(kept.read_integer_attribute("/", "format_version"), version);
-    EXPECT_EQ(read_all<std::int64_t>(kept, "/step"), (Integers{0}));
-    EXPECT_EQ(h5::File::open(folder_ / "trace.h5").read_integer_attribute("/", "format_version"), 2u);
-    EXPECT_EQ(read().step, (Integers{}));
-  }
-}
-
-TEST_F(TraceTest, AFailureToWriteEndsTheTraceWithOneWarning) {
-  const auto trace = this->trace();
-  run_steps(*trace, 0, 1);
-  std::filesystem::remove(folder_ / "trace.h5");
-  testing::internal::CaptureStderr();
-  trace->flush();
-  run_steps(*trace, 1, 2);
-  trace->finish();
-  const std::string warning = testing::internal::GetCapturedStderr();
-  EXPECT_NE(warning.find("trace.h5: No such file or directory; the trace ends here"), std::string::npos) << warning;
-  EXPECT_EQ(std::count(warning.begin(), warning.end(), '\n'), 1) << warning;
-  EXPECT_FALSE(std::filesystem::exists(folder_ / "trace.h5"));
 }
 
 /// An event's [begin, end) in microseconds.
@@ -418,7 +130,63 @@ TEST_F(TraceTest, SummaryAddsStepsAndWhatLiesBetween) {
   }
 }
 
-TEST_F(TraceTest, TransfersHaveATrackOfTheirOwn) {
+class TransferTest : public TraceTest {
+ protected:
+  void SetUp() override {
+    TraceTest::SetUp();
+    if (IsSkipped()) return;
+    collectives_ = ops::create_stream(false);
+    event_ = ops::create_event();
+  }
+  void TearDown() override {
+    if (ops::device_count() > 0) {
+      ops::destroy_event(event_);
+      ops::destroy_stream(collectives_);
+    }
+    TraceTest::TearDown();
+  }
+
+  /// What is enqueued on `then` from now on begins after all that was enqueued on `first`.
+  void order(kernels::Stream first, kernels::Stream then) {
+    ops::record(first, event_);
+    ops::wait(then, event_);
+  }
+
+  /// A transfer that the compute stream waits for.
+  void exposed_transfer(Trace& trace, Phase phase) {
+    Region wait(trace, phase);
+    order(compute_, collectives_);
+    {
+      Transfer transfer(trace, phase, collectives_);
+      work();
+    }
+    order(collectives_, compute_);
+  }
+
+  /// Steps [first, last) with a transfer beside the backward pass and two that the compute stream waits for.
+  void run_steps_with_transfers(Trace& trace, long first, long last) {
+    for (long step = first; step < last; ++step) {
+      trace.begin_step(step);
+      {
+        Transfer reduce(trace, Phase::reduce_gradients, collectives_);
+        order(collectives_, compute_);
+        {
+          Region backward(trace, Phase::backward);
+          work();
+        }
+        order(compute_, collectives_);
+      }
+      exposed_transfer(trace, Phase::gather_weights);
+      exposed_transfer(trace, Phase::agree);
+      trace.end_step(1, 1);
+    }
+  }
+
+  kernels::Stream collectives_;
+  ops::Event event_;
+};
+
+TEST_F(TransferTest, TransfersHaveATrackOfTheirOwn) {
   config_.json_steps = {1};
   const auto trace = this->trace();
   run_steps_with_transfers(*trace, 0, 3);
@@ -444,7 +212,7 @@ TEST_F(TraceTest, TransfersHaveATrackOfTheirOwn) {
   EXPECT_TRUE(transfers.at("gather_weights").within(regions.at("gather_weights")));
 }
 
-TEST_F(TraceTest, CommunicationIsTheTimeOfTransfers) {
+TEST_F(TransferTest, CommunicationIsTheTimeOfTransfers) {
   config_.json_steps = {0, 1};
   const auto trace = this->trace();
   run_steps_with_transfers(*trace, 0, 2);
@@ -471,7 +239,7 @@ TEST_F(TraceTest, CommunicationIsTheTimeOfTransfers) {
   EXPECT_LT(summary.hidden, 1);
 }
 
-TEST_F(TraceTest, WaitingLongerThanTheTransfersHidesNothing) {
+TEST_F(TransferTest, WaitingLongerThanTheTransfersHidesNothing) {
   const auto trace = this->trace();
   trace->begin_step(0);
   {
@@ -483,10 +251,11 @@ TEST_F(TraceTest, WaitingLongerThanTheTransfersHidesNothing) {
   const Trace::Summary summary = trace->summarise();
   EXPECT_GT(summary.communication, 0);
   EXPECT_EQ(summary.hidden, 0);
-  EXPECT_EQ(read_all<double>(finished(*trace), "/communication"), (Reals{summary.communication}));
+  trace->finish();
+  EXPECT_EQ(read().communication, (Reals{summary.communication}));
 }
 
-TEST_F(TraceTest, StepsMayHaveAnyNumberOfRegionsAndTransfers) {
+TEST_F(TransferTest, StepsMayHaveAnyNumberOfRegionsAndTransfers) {
   config_.json_steps = {1};
   const auto trace = this->trace();
   const auto run = [&](int count) {
