@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Builds everything and runs every test. With --asan also the unit tests under the address and undefined-behaviour
-# sanitizers.
+# Builds everything and runs every test. Where CUDA 13 or newer is installed also builds for GPUs and runs the tests of
+# the CUDA kernels, which are skipped without a GPU. With --asan also the unit tests under the address and
+# undefined-behaviour sanitizers. Compiles through ccache where that is installed.
 # shellcheck source=jobscripts/setup.sh
 source "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
 
@@ -12,10 +13,33 @@ for argument in "$@"; do
   esac
 done
 
+# The compiler of CUDA 13 or newer: the first on the PATH, or the one where NVIDIA's installer puts it.
+find_nvcc() {
+  local candidate release
+  for candidate in nvcc /usr/local/cuda/bin/nvcc; do
+    release=$("$candidate" --version 2>/dev/null | sed -n 's/.*release \([0-9]*\)\..*/\1/p') || continue
+    if [[ ${release:-0} -ge 13 ]]; then
+      command -v "$candidate"
+      return 0
+    fi
+  done
+  return 1
+}
+
 # tests/slurm starts a Slurm of its own; a machine that has one already keeps it.
 command -v srun >/dev/null || packages+=(slurmctld slurmd slurm-client munge)
+
+# CMake takes compilers and launchers from these variables when it first configures a build.
+if command -v ccache >/dev/null; then
+  export CMAKE_C_COMPILER_LAUNCHER=ccache CMAKE_CXX_COMPILER_LAUNCHER=ccache CMAKE_CUDA_COMPILER_LAUNCHER=ccache
+fi
+if CUDACXX=$(find_nvcc); then
+  export CUDACXX
+  presets+=(h100)
+fi
 
 for preset in "${presets[@]}"; do
   setup "$preset" all
   ctest --preset "$preset" --parallel 2
 done
+[[ -n $CUDACXX ]] || say "no CUDA 13 found: the build for GPUs and the tests of the CUDA kernels were left out"
