@@ -11,6 +11,9 @@ namespace nanorun::kernels {
 
 namespace portable {
 
+/// Whether the ops' memory is the host's.
+inline constexpr bool on_host = true;
+
 /// A moment on a stream, once recorded.
 struct Event {
   std::chrono::steady_clock::time_point time;
@@ -57,6 +60,8 @@ void end_range();
 }  // namespace portable
 
 namespace cuda {
+
+inline constexpr bool on_host = false;
 
 struct Event {
   void* handle = nullptr;  ///< cudaEvent_t

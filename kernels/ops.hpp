@@ -17,9 +17,13 @@
 #include "kernels/wire.hpp"
 
 namespace nanorun {
+/// Real: type of a training run's activations and of the weights that products read; its sums, statistics, masters and
+/// gradients are acc_t<Real>.
 #if NANORUN_CUDA
 namespace ops = kernels::cuda;
+using Real = kernels::bf16;
 #else
 namespace ops = kernels::portable;
+using Real = float;
 #endif
 }  // namespace nanorun

@@ -44,6 +44,12 @@ void cut_mlp(BlockActivations<T>& block, const ModelConfig& model, int length, W
 
 }  // namespace
 
+kernels::HeadPrecision head_precision(const Config& config) {
+  const HeadChoice choice = config.head.precision;
+  const bool fp8 = choice == HeadChoice::fp8 || (choice == HeadChoice::automatic && !ops::on_host);
+  return fp8 ? kernels::HeadPrecision::fp8 : kernels::HeadPrecision::working;
+}
+
 template <class T>
 Activations<T>::Activations(const Config& config, int length, bool training, WorkspaceCutter& cutter) : length(length) {
   const ModelConfig& model = config.model;
@@ -59,9 +65,7 @@ Activations<T>::Activations(const Config& config, int length, bool training, Wor
   }
   if (model.value_path == ValuePath::first) v_first = block[0].qkv.col_block(2 * model.width, model.width);
 
-  const kernels::HeadPrecision precision = training && config.head.precision == HeadChoice::fp8
-                                               ? kernels::HeadPrecision::fp8
-                                               : kernels::HeadPrecision::working;
+  const kernels::HeadPrecision precision = training ? head_precision(config) : kernels::HeadPrecision::working;
   const std::size_t bytes = std::max(ops::attention_workspace<T>(length, model.heads, model.head_dim),
                                      ops::head_workspace<T>(length, padded_vocabulary(model), model.width, precision));
   workspace = {cutter.take<std::byte>(bytes), bytes};
@@ -108,7 +112,9 @@ void Activations<T>::cut_gradients(const ModelConfig& model, WorkspaceCutter& cu
   if (model.value_path == ValuePath::first) d_v_first = matrix<acc_t<T>>(cutter, length, model.width);
 }
 
-template struct Activations<float>;
+template struct Activations<Real>;
+#if !NANORUN_CUDA
 template struct Activations<double>;
+#endif
 
 }  // namespace nanorun

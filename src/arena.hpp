@@ -1,32 +1,45 @@
 #pragma once
-// One block of memory that holds many tensors; sized before the first step, never grown.
+// Memory of the run: arenas that hold many tensors, sized before the first step and never grown, and the small pieces
+// through which the host and the device exchange values.
 
-#include <cstdlib>
+#include <fmt/format.h>
+
 #include <memory>
 #include <new>
+#include <span>
+#include <type_traits>
+#include <vector>
 
-#include "kernels/types.hpp"
+#include "kernels/ops.hpp"
+#include "src/error.hpp"
 
 namespace nanorun {
 
+/// One block of the memory that ops work on.
 class Arena {
  public:
   Arena() = default;
-  /// Throws std::bad_alloc.
-  explicit Arena(std::size_t bytes) : bytes_((bytes + 63) / 64 * 64) {
-    data_.reset(static_cast<std::byte*>(std::aligned_alloc(64, bytes_)));
-    if (data_ == nullptr && bytes_ > 0) throw std::bad_alloc();
+  /// `content` and `remedy` complete the message of the Error(internal) where the memory does not suffice: "<content>
+  /// needs ...; <remedy>".
+  explicit Arena(std::size_t bytes, const char* content = "a tensor", const char* remedy = "use a smaller model")
+      : bytes_(bytes) {
+    try {
+      data_.reset(static_cast<std::byte*>(ops::allocate(bytes)));
+    } catch (const std::bad_alloc&) {
+      throw Error(ExitCode::internal, fmt::format("out of memory: {} needs {:.2f} GiB; {}", content,
+                                                  static_cast<double>(bytes) / (1 << 30), remedy));
+    }
   }
 
   kernels::Workspace space() const { return {data_.get(), bytes_}; }
   std::size_t bytes() const { return bytes_; }
 
  private:
-  struct Free {
-    void operator()(std::byte* p) const { std::free(p); }
+  struct Release {
+    void operator()(std::byte* p) const { ops::release(p); }
   };
   std::size_t bytes_ = 0;
-  std::unique_ptr<std::byte, Free> data_;
+  std::unique_ptr<std::byte, Release> data_;
 };
 
 /// An arena of `count` elements of one type.
@@ -34,7 +47,8 @@ template <class T>
 class TensorArena {
  public:
   TensorArena() = default;
-  explicit TensorArena(std::size_t count) : count_(count), arena_(count * sizeof(T)) {}
+  template <class... Message>
+  explicit TensorArena(std::size_t count, Message... message) : count_(count), arena_(count * sizeof(T), message...) {}
   T* data() const { return reinterpret_cast<T*>(arena_.space().data()); }
   std::span<T> span() const { return {data(), count_}; }
   std::size_t size() const { return count_; }
@@ -42,6 +56,67 @@ class TensorArena {
  private:
   std::size_t count_ = 0;
   Arena arena_;
+};
+
+/// Host memory whose copies to and from the device do not wait.
+class PinnedArena {
+ public:
+  explicit PinnedArena(std::size_t bytes) : bytes_(bytes), data_(static_cast<std::byte*>(ops::allocate_pinned(bytes))) {}
+  kernels::Workspace space() const { return {data_.get(), bytes_}; }
+
+ private:
+  struct Release {
+    void operator()(std::byte* p) const { ops::release_pinned(p); }
+  };
+  std::size_t bytes_;
+  std::unique_ptr<std::byte, Release> data_;
+};
+
+/// A sum that ops add to on the device and the host reads once a step.
+class RunningSum {
+ public:
+  explicit RunningSum(kernels::Stream stream) : device_(1), host_(sizeof(double)) { clear(stream); }
+
+  double* device() const { return device_.data(); }
+  /// Enqueues the copy to the host and sets the sum to zero.
+  void collect(kernels::Stream stream) {
+    ops::copy_to_host(stream, host_.space().data(), device_.data(), sizeof(double));
+    clear(stream);
+  }
+  /// What collect() found, once the stream has been waited for.
+  double value() const { return *reinterpret_cast<const double*>(host_.space().data()); }
+
+ private:
+  void clear(kernels::Stream stream) { ops::fill<double>(stream, device_.span(), 0); }
+
+  TensorArena<double> device_;
+  PinnedArena host_;
+};
+
+/// A tensor as the host sees it: itself where ops work on the host's memory, elsewhere a copy.
+template <class T>
+class HostView {
+ public:
+  explicit HostView(std::span<T> tensor) : tensor_(tensor) {
+    if constexpr (!ops::on_host) copy_.resize(tensor.size());
+  }
+
+  std::span<T> span() {
+    if constexpr (ops::on_host) return tensor_;
+    return copy_;
+  }
+  /// Brings the copy up to date, once the stream has been waited for.
+  void download(kernels::Stream stream) {
+    if constexpr (!ops::on_host) ops::copy_to_host(stream, copy_.data(), tensor_.data(), tensor_.size_bytes());
+  }
+  /// Brings the tensor up to date with what the host wrote to the copy.
+  void upload(kernels::Stream stream) {
+    if constexpr (!ops::on_host) ops::copy_to_device(stream, tensor_.data(), copy_.data(), tensor_.size_bytes());
+  }
+
+ private:
+  std::span<T> tensor_;
+  std::vector<T> copy_;
 };
 
 }  // namespace nanorun

@@ -6,7 +6,7 @@
 #include <initializer_list>
 #include <set>
 
-#include "kernels/attention.hpp"
+#include "kernels/ops.hpp"
 #include "src/config.hpp"
 #include "src/error.hpp"
 
@@ -96,6 +96,18 @@ void check_trace(const Config& config) {
   }
 }
 
+/// What the CUDA bodies of the ops can do.
+void check_device(const Config& config) {
+  if constexpr (ops::on_host) return;
+  const ModelConfig& model = config.model;
+  require(model.head_dim == 128, config, {"model.head_dim"},
+          "model.head_dim = {}: attention on CUDA devices takes heads of 128", model.head_dim);
+  require(model.width % 64 == 0 && model.width <= 4096, config, {"model.width"},
+          "model.width = {} must be a multiple of 64 up to 4096 on CUDA devices", model.width);
+  require(config.head.precision != HeadChoice::fp32, config, {"head.precision"},
+          "head.precision = \"fp32\" is for hosts; CUDA devices take \"fp8\" or \"bf16\"");
+}
+
 }  // namespace
 
 void check_config(const Config& config, int ranks) {
@@ -104,6 +116,7 @@ void check_config(const Config& config, int ranks) {
   check_ranks(config, ranks);
   check_data(config);
   check_trace(config);
+  check_device(config);
 }
 
 int padded_vocabulary(const ModelConfig& model) { return (model.vocabulary + 127) / 128 * 128; }

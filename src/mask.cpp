@@ -18,22 +18,23 @@ int window_begin(int q, WindowKind kind, int window) {
 
 }  // namespace
 
-Mask::Mask(int max_length)
-    : first_key_(max_length),
-      key_begin_(max_length / block),
-      key_full_(max_length / block),
-      query_end_(max_length / block),
-      query_full_(max_length / block) {}
+Mask::Mask(int length, kernels::WorkspaceCutter& cutter) : length_(length) {
+  if (length < 1 || length % block != 0) {
+    throw Error(ExitCode::internal, fmt::format("mask of {} tokens: not a positive multiple of {}", length, block));
+  }
+  first_key_ = cutter.take<std::int32_t>(length);
+  for (std::int32_t** array : {&key_begin_, &key_full_, &query_end_, &query_full_}) {
+    *array = cutter.take<std::int32_t>(length / block);
+  }
+}
 
 void Mask::build(std::span<const kernels::Token> tokens, kernels::Token end_of_text, WindowKind kind, int window) {
-  if (tokens.empty() || tokens.size() % block != 0 || tokens.size() > first_key_.size()) {
-    throw Error(ExitCode::internal, fmt::format("mask of {} tokens: not a positive multiple of {} up to {}",
-                                                tokens.size(), block, first_key_.size()));
+  if (tokens.size() != static_cast<std::size_t>(length_)) {
+    throw Error(ExitCode::internal, fmt::format("mask of {} tokens for {}", length_, tokens.size()));
   }
   if (window < 1 || (kind == WindowKind::block && window % block != 0)) {
     throw Error(ExitCode::internal, fmt::format("attention window of {} tokens", window));
   }
-  length_ = static_cast<int>(tokens.size());
   int document_begin = 0;
   for (int q = 0; q < length_; ++q) {
     if (tokens[q] == end_of_text) document_begin = q;
@@ -56,7 +57,7 @@ void Mask::build(std::span<const kernels::Token> tokens, kernels::Token end_of_t
 }
 
 kernels::AttentionMask Mask::view() const {
-  return {length_, first_key_.data(), key_begin_.data(), key_full_.data(), query_end_.data(), query_full_.data()};
+  return {length_, first_key_, key_begin_, key_full_, query_end_, query_full_};
 }
 
 std::int64_t Mask::allowed_pairs() const {

@@ -5,7 +5,6 @@
 
 #include <cstdint>
 #include <span>
-#include <vector>
 
 #include "kernels/attention.hpp"
 #include "src/config.hpp"
@@ -14,20 +13,23 @@ namespace nanorun {
 
 class Mask {
  public:
-  /// Room for sequences of up to max_length tokens; build() does not allocate.
-  explicit Mask(int max_length);
+  Mask() = default;
+  /// Cuts the arrays of a sequence of `length` tokens, a positive multiple of kernels::attention_block. Throws
+  /// Error(internal) when it is not.
+  Mask(int length, kernels::WorkspaceCutter& cutter);
 
-  /// tokens [T], T a positive multiple of kernels::attention_block; window >= 1 token (a positive multiple of the
-  /// block for WindowKind::block). Throws Error(internal) when they are not, or T exceeds max_length.
+  /// Fills the arrays, which are in host memory. tokens [length]; window >= 1 token (a positive multiple of the block
+  /// for WindowKind::block). Throws Error(internal) when they are not.
   void build(std::span<const kernels::Token> tokens, kernels::Token end_of_text, WindowKind kind, int window);
 
   kernels::AttentionMask view() const;
-  /// Pairs of query and key that attend, a measure of the work.
+  /// Pairs of query and key that attend, a measure of the work. Host memory only.
   std::int64_t allowed_pairs() const;
 
  private:
   int length_ = 0;
-  std::vector<std::int32_t> first_key_, key_begin_, key_full_, query_end_, query_full_;
+  std::int32_t *first_key_ = nullptr, *key_begin_ = nullptr, *key_full_ = nullptr, *query_end_ = nullptr,
+               *query_full_ = nullptr;
 };
 
 }  // namespace nanorun

@@ -27,119 +27,128 @@ double rotary_frequency(const ModelConfig& model, int j) {
 }
 
 /// Cosines [length, D/2], then sines [length, D/2].
-template <class T>
-TensorArena<T> make_rotary_table(const ModelConfig& model, int length) {
+template <class A>
+TensorArena<A> make_rotary_table(const ModelConfig& model, int length, Stream stream) {
   const int pairs = model.head_dim / 2;
+  std::vector<double> frequency(pairs);
+  for (int j = 0; j < pairs; ++j) frequency[j] = rotary_frequency(model, j);
+  const TensorArena<double> device_frequency(pairs);
+  ops::copy_to_device(stream, device_frequency.data(), frequency.data(), pairs * sizeof(double));
+
   const std::size_t half = static_cast<std::size_t>(length) * pairs;
-  TensorArena<T> table(2 * half);
-  for (int j = 0; j < pairs; ++j) {
-    const double frequency = rotary_frequency(model, j);
-    for (int t = 0; t < length; ++t) {
-      const std::size_t at = static_cast<std::size_t>(t) * pairs + j;
-      table.data()[at] = static_cast<T>(std::cos(frequency * t));
-      table.data()[half + at] = static_cast<T>(std::sin(frequency * t));
-    }
-  }
+  TensorArena<A> table(2 * half, "the rotary table", "lower train.length or validation.length");
+  ops::rotary_table<A>(stream, Mat<A>(table.data(), length, pairs), Mat<A>(table.data() + half, length, pairs),
+                       device_frequency.span());
+  ops::synchronize(stream);
   return table;
 }
 
 kernels::HeadOptions head_options(const Config& config) {
-  const bool fp8 = config.head.precision == HeadChoice::fp8;
-  return {config.model.softcap, fp8 ? kernels::HeadPrecision::fp8 : kernels::HeadPrecision::working,
-          config.head.scale_x, config.head.scale_w, config.head.scale_g};
-}
-
-}  // namespace
-
-template <class T>
-Model<T>::Model(const Config& config, const ParameterTable& table, std::span<T> weights, std::span<T> gradients,
-                Token end_of_text)
-    : config_(config),
-      w_(bind(table, config.model, weights.data())),
-      d_(bind(table, config.model, gradients.data())),
-      end_of_text_(end_of_text),
-      head_(head_options(config)),
-      long_mask_(longest_sequence(config)),
-      short_mask_(longest_sequence(config)),
-      rotary_table_(make_rotary_table<T>(config.model, longest_sequence(config))),
-      arena_(activation_bytes(config)) {
-  WorkspaceCutter training(arena_.space()), validation(arena_.space());
-  training_ = Activations<T>(config, config.train.length, true, training);
-  validation_ = Activations<T>(config, config.validation.length, false, validation);
+  return {config.model.softcap, head_precision(config), config.head.scale_x, config.head.scale_w, config.head.scale_g};
 }
 
 template <class T>
-std::size_t Model<T>::activation_bytes(const Config& config) {
+std::size_t activation_bytes(const Config& config) {
   WorkspaceCutter training({}), validation({});
   Activations<T>(config, config.train.length, true, training);
   Activations<T>(config, config.validation.length, false, validation);
   return std::max(training.used(), validation.used());
 }
 
+}  // namespace
+
 template <class T>
-double Model<T>::forward_backward(Stream stream, Trace& trace, const Sequence& sequence, int window) {
+Model<T>::Model(const Config& config, const ParameterTable& table, const Weights<T>& weights,
+                std::span<Gradient> gradients, Token end_of_text, ModelStreams streams)
+    : config_(config),
+      w_(bind<T>(table, config.model, weights.tensors().data(), weights.scalars().data())),
+      d_(bind<Gradient>(table, config.model, gradients.data(), gradients.data() + table.tensor_size())),
+      streams_(streams),
+      head_(head_options(config)),
+      feed_(config, end_of_text, streams.upload),
+      loss_(streams.compute),
+      rotary_table_(make_rotary_table<Gradient>(config.model, longest_sequence(config), streams.compute)),
+      arena_(activation_bytes<T>(config), "the activations",
+             "lower train.length or validation.length, or set train.recompute = \"mlp\"") {
+  WorkspaceCutter training(arena_.space()), validation(arena_.space());
+  training_ = Activations<T>(config, config.train.length, true, training);
+  validation_ = Activations<T>(config, config.validation.length, false, validation);
+}
+
+template <class T>
+std::size_t Model<T>::memory_bytes(const Config& config) {
+  const std::size_t rotary = static_cast<std::size_t>(longest_sequence(config)) * config.model.head_dim;
+  return activation_bytes<T>(config) + rotary * sizeof(Gradient);
+}
+
+template <class T>
+void Model<T>::forward_backward(Trace& trace, const Sequence& sequence, int window, const LayerDone& layer_done) {
   Activations<T>& a = training_;
+  FedSequence fed;
   {
     Region region(trace, Phase::forward);
-    prepare(sequence, window);
-    forward(stream, a, sequence.tokens);
+    fed = feed_.load(streams_.compute, sequence, window);
+    forward(a, fed);
   }
-  double loss = 0;
   {
     Region region(trace, Phase::head);
-    ops::head_loss_backward<T>(stream, &loss, a.d_narrow, d_.head, a.n_final, w_.head, sequence.targets, head_,
-                               a.workspace);
+    ops::head_loss_backward<T>(streams_.compute, loss_.device(), a.d_narrow, d_.head, a.n_final, w_.head, fed.targets,
+                               head_, a.workspace);
   }
+  if (layer_done) layer_done(config_.model.layers);
   Region region(trace, Phase::backward);
-  backward(stream, a, sequence.tokens);
-  return loss / a.length;
+  backward(a, fed, layer_done);
+  feed_.release(streams_.compute);
 }
 
 template <class T>
-double Model<T>::validate(Stream stream, Trace& trace, const Sequence& sequence, int window) {
+double Model<T>::validate(Trace& trace, const Sequence& sequence, int window) {
   Region region(trace, Phase::validation);
-  prepare(sequence, window);
-  forward(stream, validation_, sequence.tokens);
+  const FedSequence fed = feed_.load(streams_.compute, sequence, window);
+  forward(validation_, fed);
   kernels::HeadOptions options = head_;
   options.precision = kernels::HeadPrecision::working;
-  double loss = 0;
-  ops::head_loss_forward<T>(stream, &loss, validation_.n_final, w_.head, sequence.targets, options,
+  ops::head_loss_forward<T>(streams_.compute, loss_.device(), validation_.n_final, w_.head, fed.targets, options,
                             validation_.workspace);
-  return loss / validation_.length;
+  feed_.release(streams_.compute);
+  loss_.collect(streams_.compute);
+  ops::synchronize(streams_.compute);
+  return loss_.value() / validation_.length;
 }
 
 template <class T>
-void Model<T>::prepare(const Sequence& sequence, int window) {
-  long_mask_.build(sequence.tokens, end_of_text_, config_.window.kind, window);
-  short_mask_.build(sequence.tokens, end_of_text_, config_.window.kind, short_window(config_.window, window));
-}
-
-template <class T>
-void Model<T>::forward(Stream stream, Activations<T>& a, std::span<const Token> tokens) {
+void Model<T>::forward(Activations<T>& a, const FedSequence& sequence) {
+  const Stream stream = streams_.compute;
   const double eps = config_.model.norm_eps;
-  ops::embedding_forward<T>(stream, a.x0, tokens, w_.embedding);
+  ops::embedding_forward<T>(stream, a.x0, sequence.tokens, w_.embedding);
   ops::rms_norm_forward<T>(stream, a.x0, a.rstd0, a.x0, eps);
-  for (int i = 0; i < config_.model.layers; ++i) block_forward(stream, a, tokens, i);
+  for (int i = 0; i < config_.model.layers; ++i) block_forward(a, sequence, i);
   ops::rms_norm_forward<T>(stream, a.n_final, a.rstd_final, a.block.back().x, eps);
 }
 
 /// Expects the gradient of n_final in d_narrow.
 template <class T>
-void Model<T>::backward(Stream stream, Activations<T>& a, std::span<const Token> tokens) {
+void Model<T>::backward(Activations<T>& a, const FedSequence& sequence, const LayerDone& layer_done) {
+  const Stream stream = streams_.compute;
   ops::fill<T>(stream, {a.d_x.data, a.d_x.size()}, 0);
   ops::fill<T>(stream, {a.d_x0.data, a.d_x0.size()}, 0);
-  if (a.d_v_first) ops::fill<T>(stream, {a.d_v_first.data, a.d_v_first.size()}, 0);
+  if (a.d_v_first) ops::fill<Gradient>(stream, {a.d_v_first.data, a.d_v_first.size()}, 0);
   ops::rms_norm_backward<T>(stream, a.d_x, a.n_final, a.rstd_final, a.d_narrow);
-  for (int i = config_.model.layers - 1; i >= 0; --i) block_backward(stream, a, tokens, i);
+  for (int i = config_.model.layers - 1; i >= 0; --i) {
+    block_backward(a, sequence, i);
+    if (layer_done) layer_done(i);
+  }
 
   ops::add<T>(stream, a.d_x0, a.d_x);
   ops::fill<T>(stream, {a.d_narrow.data, a.d_narrow.size()}, 0);
   ops::rms_norm_backward<T>(stream, a.d_narrow, a.x0, a.rstd0, a.d_x0);
-  ops::embedding_backward<T>(stream, d_.embedding, tokens, a.d_narrow);
+  ops::embedding_backward<T>(stream, d_.embedding, sequence.tokens, a.d_narrow);
+  if (layer_done) layer_done(-1);
 }
 
 template <class T>
-void Model<T>::block_forward(Stream stream, Activations<T>& a, std::span<const Token> tokens, int layer) {
+void Model<T>::block_forward(Activations<T>& a, const FedSequence& sequence, int layer) {
+  const Stream stream = streams_.compute;
   BlockActivations<T>& s = a.block[layer];
   const BlockTensors<T>& w = w_.block[layer];
   const double eps = config_.model.norm_eps;
@@ -151,8 +160,8 @@ void Model<T>::block_forward(Stream stream, Activations<T>& a, std::span<const T
   if (attends) {
     ops::linear_forward<T>(stream, s.qkv, s.n_mix, w.qkv);
     ops::attention_input_forward<T>(stream, s.qkv.col_block(0, 2 * config_.model.width), s.v_mixed, s.rstd_qk, s.qkv,
-                                    rotary(a), value_mix(a, tokens, layer), eps);
-    ops::attention_forward<T>(stream, s.y, s.lse, attention_inputs(a, layer), mask(layer), a.workspace);
+                                    rotary(a), value_mix(a, sequence, layer), eps);
+    ops::attention_forward<T>(stream, s.y, s.lse, attention_inputs(a, layer), mask(sequence, layer), a.workspace);
     ops::linear_add_forward<T>(stream, s.x, s.y, w.attention_out);
     ops::rms_norm_forward<T>(stream, s.n_mlp, s.rstd_mlp, s.x, eps);
   }
@@ -161,10 +170,11 @@ void Model<T>::block_forward(Stream stream, Activations<T>& a, std::span<const T
 }
 
 template <class T>
-void Model<T>::block_backward(Stream stream, Activations<T>& a, std::span<const Token> tokens, int layer) {
+void Model<T>::block_backward(Activations<T>& a, const FedSequence& sequence, int layer) {
+  const Stream stream = streams_.compute;
   const BlockActivations<T>& s = a.block[layer];
   const BlockTensors<T>& w = w_.block[layer];
-  const BlockTensors<T>& d = d_.block[layer];
+  const BlockTensors<Gradient>& d = d_.block[layer];
   const int width = config_.model.width;
 
   if (layer < config_.model.layers / 2) ops::add<T>(stream, a.d_x, a.d_skip[layer]);
@@ -183,10 +193,10 @@ void Model<T>::block_backward(Stream stream, Activations<T>& a, std::span<const 
     ops::linear_backward_weight<T>(stream, d.attention_out, a.d_x, s.y);
     ops::linear_backward_input<T>(stream, a.d_narrow, a.d_x, w.attention_out);
     ops::attention_backward<T>(stream, d_qkv.col_block(0, width), d_qkv.col_block(width, width), d_v, s.y, s.lse,
-                               a.d_narrow, attention_inputs(a, layer), mask(layer), a.workspace);
+                               a.d_narrow, attention_inputs(a, layer), mask(sequence, layer), a.workspace);
     ops::attention_input_backward<T>(stream, d_qkv, value_mix_gradients(a, layer), s.qkv.col_block(0, 2 * width),
                                      s.rstd_qk, s.qkv.col_block(2 * width, width), d_qkv, rotary(a),
-                                     value_mix(a, tokens, layer));
+                                     value_mix(a, sequence, layer));
     if (layer == 0 && a.d_v_first) ops::add<T>(stream, d_v, a.d_v_first);
     ops::linear_backward_weight<T>(stream, d.qkv, d_qkv, s.n_mix);
     ops::linear_backward_input<T>(stream, a.d_narrow, d_qkv, w.qkv);
@@ -224,13 +234,13 @@ ops::ResidualGradients<T> Model<T>::residual_gradients(const Activations<T>& a, 
 }
 
 template <class T>
-ops::ValueMix<T> Model<T>::value_mix(const Activations<T>& a, std::span<const Token> tokens, int layer) const {
+ops::ValueMix<T> Model<T>::value_mix(const Activations<T>& a, const FedSequence& sequence, int layer) const {
   ops::ValueMix<T> mix;
   mix.lambda = w_.block[layer].value_mix;
   const int embedding = value_embedding_of(config_.model, layer);
   if (embedding >= 0) {
     mix.source = w_.value_embedding[embedding];
-    mix.index = tokens.data();
+    mix.index = sequence.tokens.data();
   }
   if (config_.model.value_path == ValuePath::first) {
     mix.interpolate = true;
@@ -255,24 +265,26 @@ ops::AttentionInputs<T> Model<T>::attention_inputs(const Activations<T>& a, int 
   const Mat<T>& qkv = a.block[layer].qkv;
   const double scale = model.attention_scale > 0 ? model.attention_scale : 1 / std::sqrt(model.head_dim);
   return {qkv.col_block(0, model.width), qkv.col_block(model.width, model.width), a.block[layer].v_mixed, model.heads,
-          static_cast<T>(scale)};
+          static_cast<Gradient>(scale)};
 }
 
 template <class T>
 ops::Rotary<T> Model<T>::rotary(const Activations<T>& a) const {
   const int pairs = config_.model.head_dim / 2;
   const std::size_t half = rotary_table_.size() / 2;
-  return {config_.model.heads, Mat<const T>(rotary_table_.data(), a.length, pairs),
-          Mat<const T>(rotary_table_.data() + half, a.length, pairs)};
+  return {config_.model.heads, Mat<const Gradient>(rotary_table_.data(), a.length, pairs),
+          Mat<const Gradient>(rotary_table_.data() + half, a.length, pairs)};
 }
 
 template <class T>
-kernels::AttentionMask Model<T>::mask(int layer) const {
-  return is_long_layer(config_.window, layer) ? long_mask_.view() : short_mask_.view();
+const kernels::AttentionMask& Model<T>::mask(const FedSequence& sequence, int layer) const {
+  return is_long_layer(config_.window, layer) ? sequence.long_mask : sequence.short_mask;
 }
 
-template class Model<float>;
+template class Model<Real>;
+#if !NANORUN_CUDA
 template class Model<double>;
+#endif
 
 double flops_per_sequence(const Config& config, const ParameterTable& table, int window) {
   const ModelConfig& model = config.model;

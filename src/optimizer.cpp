@@ -13,14 +13,24 @@ using kernels::Stream;
 
 namespace {
 
+template <class T>
+constexpr bool own_master = std::is_same_v<T, kernels::acc_t<T>>;
+
 int moments(const Bucket& bucket) { return bucket.group == Group::matrix ? 1 : 2; }
 
+/// Masters that are not the weights themselves, and moments.
+template <class T>
+int state_tensors(const Bucket& bucket) {
+  return moments(bucket) + (own_master<T> || bucket.scalars() ? 0 : 1);
+}
+
 /// Elements of state of one rank's part of all buckets.
+template <class T>
 std::size_t state_size(const ParameterTable& table, int rank, int ranks) {
   std::size_t size = 0;
   for (const Bucket& bucket : table.buckets()) {
     const Bounds bounds = bucket.bounds(ranks);
-    size += moments(bucket) * (bounds[rank + 1] - bounds[rank]);
+    size += state_tensors<T>(bucket) * (bounds[rank + 1] - bounds[rank]);
   }
   return size;
 }
@@ -29,106 +39,174 @@ MatrixBatch batch(const Bucket& bucket, std::size_t owned_size) {
   return {static_cast<int>(owned_size / bucket.unit_size), bucket.rows, bucket.cols};
 }
 
-template <class T>
+template <class A>
 std::size_t workspace_size(const ParameterTable& table, int rank, int ranks) {
   std::size_t bytes = 0;
   for (const Bucket& bucket : table.buckets()) {
     if (bucket.group != Group::matrix) continue;
     const Bounds bounds = bucket.bounds(ranks);
-    bytes = std::max(bytes, ops::newton_schulz_workspace<T>(batch(bucket, bounds[rank + 1] - bounds[rank])));
+    bytes = std::max(bytes, ops::newton_schulz_workspace<A>(batch(bucket, bounds[rank + 1] - bounds[rank])));
   }
   return bytes;
 }
 
+constexpr const char* state_remedy = "share it over more ranks or use a smaller model";
+
 }  // namespace
 
 template <class T>
-Optimizer<T>::Optimizer(const Config& config, const ParameterTable& table, std::span<T> weights, std::span<T> gradients,
-                        Comm& comm)
+Optimizer<T>::Optimizer(const Config& config, const ParameterTable& table, const Weights<T>& weights,
+                        std::span<Master> gradients, TensorComm& comm, Stream stream)
     : config_(config),
       table_(table),
       weights_(weights),
       gradients_(gradients),
       comm_(comm),
-      state_(state_size(table, comm.rank(), comm.size())),
-      workspace_(workspace_size<T>(table, comm.rank(), comm.size())) {
-  std::size_t at = 0;
-  const auto take = [&](std::size_t size) {
-    at += size;
-    return state_.span().subspan(at - size, size);
+      stream_(stream),
+      state_(state_size<T>(table, comm.rank(), comm.size()), "the optimizer's state", state_remedy),
+      workspace_(workspace_size<Master>(table, comm.rank(), comm.size()), "Muon's scratch", state_remedy),
+      squares_(stream),
+      handed_over_(ops::create_event()) {
+  std::size_t state_used = 0;
+  for (const Bucket& bucket : table.buckets()) shards_.push_back(make_shard(bucket, weights, state_used));
+  // Buckets travel and are updated in the order in which the backward pass completes them.
+  std::ranges::stable_sort(shards_, std::greater(), [](const Shard& shard) { return shard.bucket.complete_after; });
+  ops::fill<Master>(stream_, state_.span(), 0);
+  ops::fill<Master>(stream_, gradients_, 0);
+}
+
+template <class T>
+Optimizer<T>::~Optimizer() {
+  for (Shard& shard : shards_) ops::destroy_event(shard.reduced);
+  ops::destroy_event(handed_over_);
+}
+
+template <class T>
+auto Optimizer<T>::make_shard(const Bucket& bucket, const Weights<T>& weights, std::size_t& state_used) -> Shard {
+  Shard shard{bucket, bucket.bounds(comm_.size()), {}, {}, {}, {}, {}, ops::create_event()};
+  const std::size_t first = bucket.offset + shard.bounds[comm_.rank()];
+  const std::size_t size = shard.bounds[comm_.rank() + 1] - shard.bounds[comm_.rank()];
+  const auto take = [&] {
+    state_used += size;
+    return state_.span().subspan(state_used - size, size);
   };
-  for (const Bucket& bucket : table.buckets()) {
-    Shard shard{bucket, bucket.bounds(comm.size()), {}, {}, {}, {}};
-    const std::size_t first = bucket.offset + shard.bounds[comm.rank()];
-    const std::size_t size = shard.bounds[comm.rank() + 1] - shard.bounds[comm.rank()];
-    shard.weights = weights.subspan(first, size);
-    shard.gradients = gradients.subspan(first, size);
-    shard.moment1 = take(size);
-    if (moments(bucket) == 2) shard.moment2 = take(size);
-    shards_.push_back(shard);
+  shard.gradients = gradients_.subspan(first, size);
+  if (bucket.scalars()) {
+    shard.master = weights.scalars().subspan(first - table_.tensor_size(), size);
+  } else {
+    shard.copy = weights.tensors().subspan(first, size);
+    if constexpr (own_master<T>) {
+      shard.master = shard.copy;
+    } else {
+      shard.master = take();
+    }
   }
-  ops::fill<T>({}, state_.span(), 0);
+  shard.moment1 = take();
+  if (moments(bucket) == 2) shard.moment2 = take();
+  return shard;
 }
 
 template <class T>
-void Optimizer<T>::step(Stream stream, Trace& trace, long step) {
-  overflowed_ = false;
+void Optimizer<T>::initialise(std::int64_t seed) {
+  ops::fill<Master>(stream_, state_.span(), 0);
   for (const Shard& shard : shards_) {
-    const std::span<T> gradients = gradients_.subspan(shard.bucket.offset, shard.bucket.size());
-    const std::span<T> weights = weights_.subspan(shard.bucket.offset, shard.bucket.size());
-    {
-      Region region(trace, Phase::reduce_gradients);
-      comm_.reduce_scatter(gradients, shard.bounds);
-      ops::scale<T>(stream, shard.gradients, 1.0 / config_.train.sequences);
-    }
-    update(stream, trace, shard, step);
-    {
-      Region region(trace, Phase::gather_weights);
-      comm_.all_gather(weights, shard.bounds);
+    const std::size_t first = shard.bucket.offset + shard.bounds[comm_.rank()];
+    for (const OwnedRows& rows : table_.owned(shard.bucket, comm_.rank(), comm_.size())) {
+      if (rows.row_count == 0) continue;
+      const std::span<Master> values = shard.master.subspan(rows.offset - first, rows.row_count * rows.cols);
+      nanorun::initialise<Master>(stream_, values, rows, seed);
     }
   }
-  ops::fill<T>(stream, gradients_, 0);
+  publish();
 }
 
 template <class T>
-void Optimizer<T>::update(Stream stream, Trace& trace, const Shard& shard, long step) {
-  if (shard.weights.empty()) return;
+void Optimizer<T>::reduce_gradients(Trace& trace, int layer) {
+  if (comm_.size() == 1) return;
+  for (Shard& shard : shards_) {
+    if (shard.bucket.complete_after != layer) continue;
+    Region region(trace, Phase::reduce_gradients);
+    ops::record(stream_, handed_over_);
+    ops::wait(comm_.stream(), handed_over_);
+    {
+      Transfer transfer(trace, Phase::reduce_gradients, comm_.stream());
+      comm_.reduce_scatter(gradients_.subspan(shard.bucket.offset, shard.bucket.size()), shard.bounds);
+    }
+    ops::record(comm_.stream(), shard.reduced);
+  }
+}
+
+template <class T>
+void Optimizer<T>::step(Trace& trace, long step) {
+  for (const Shard& shard : shards_) {
+    if (comm_.size() > 1) {
+      Region region(trace, Phase::reduce_gradients);
+      ops::wait(stream_, shard.reduced);
+    }
+    update(trace, shard, step);
+    if (comm_.size() > 1) gather(trace, shard);
+  }
+  ops::fill<Master>(stream_, gradients_, 0);
+  if (comm_.size() == 1) return;
+  Region region(trace, Phase::gather_weights);
+  ops::record(comm_.stream(), handed_over_);
+  ops::wait(stream_, handed_over_);
+}
+
+template <class T>
+void Optimizer<T>::gather(Trace& trace, const Shard& shard) {
+  Region region(trace, Phase::gather_weights);
+  ops::record(stream_, handed_over_);
+  ops::wait(comm_.stream(), handed_over_);
+  Transfer transfer(trace, Phase::gather_weights, comm_.stream());
+  gather_weights(shard);
+}
+
+template <class T>
+void Optimizer<T>::gather_weights(const Shard& shard) {
+  const Bucket& bucket = shard.bucket;
+  if (bucket.scalars()) {
+    const std::size_t first = bucket.offset - table_.tensor_size();
+    comm_.all_gather(weights_.scalars().subspan(first, bucket.size()), shard.bounds);
+  } else {
+    comm_.all_gather(weights_.tensors().subspan(bucket.offset, bucket.size()), shard.bounds);
+  }
+}
+
+template <class T>
+void Optimizer<T>::update(Trace& trace, const Shard& shard, long step) {
+  if (shard.master.empty()) return;
   const bool matrices = shard.bucket.group == Group::matrix;
   Region region(trace, matrices ? Phase::muon : Phase::adam);
-  check_range(stream, shard.gradients);
   if (matrices) {
-    update_matrices(stream, shard, step);
+    update_matrices(shard, step);
+  } else if (shard.bucket.scalars()) {
+    update_elements(shard, shard.master, step);
   } else {
-    update_elements(stream, shard, step);
+    update_elements(shard, shard.copy, step);
   }
-  check_range(stream, shard.weights);
 }
 
 template <class T>
-void Optimizer<T>::check_range(Stream stream, std::span<const T> tensor) {
-  const double sum = ops::sum_of_squares<T>(stream, tensor);
-  if (!(sum <= std::numeric_limits<T>::max())) overflowed_ = true;
-}
-
-template <class T>
-void Optimizer<T>::update_matrices(Stream stream, const Shard& shard, long step) {
+void Optimizer<T>::update_matrices(const Shard& shard, long step) {
   const Bucket& bucket = shard.bucket;
-  double squares = 0;
-  ops::nesterov_momentum<T>(stream, shard.gradients, shard.moment1, muon_momentum(config_.optimizer, step), 1,
-                            &squares);
-  ops::newton_schulz<T>(stream, shard.gradients, batch(bucket, shard.gradients.size()), workspace_.space());
+  ops::nesterov_momentum<Master>(stream_, shard.gradients, shard.moment1, muon_momentum(config_.optimizer, step),
+                                 1.0 / config_.train.sequences, squares_.device());
+  ops::newton_schulz<Master>(stream_, shard.gradients, batch(bucket, shard.gradients.size()), workspace_.space());
   const double shape_factor = std::sqrt(std::max(1.0, static_cast<double>(bucket.rows) / bucket.cols));
   const double lr = config_.optimizer.muon_lr * lr_factor(config_.train, step);
-  ops::add_scaled<T>(stream, shard.weights, shard.weights, shard.gradients, -lr * shape_factor, &squares);
+  ops::add_scaled<T>(stream_, shard.master, shard.copy, shard.gradients, -lr * shape_factor, squares_.device());
 }
 
+/// U: T, or for scalars Master.
 template <class T>
-void Optimizer<T>::update_elements(Stream stream, const Shard& shard, long step) {
+template <class U>
+void Optimizer<T>::update_elements(const Shard& shard, std::span<U> copy, long step) {
   const OptimizerConfig& o = config_.optimizer;
   const double lr = learning_rate(shard.bucket.group) * lr_factor(config_.train, step);
-  double squares = 0;
-  ops::adam_update<T>(stream, shard.weights, shard.weights, shard.moment1, shard.moment2, shard.gradients,
-                      {lr, o.adam_beta1, o.adam_beta2, o.adam_eps, step + 1}, &squares);
+  ops::adam_update<U>(stream_, shard.master, copy, shard.moment1, shard.moment2, shard.gradients,
+                      {lr, o.adam_beta1, o.adam_beta2, o.adam_eps, step + 1, 1.0 / config_.train.sequences},
+                      squares_.device());
 }
 
 template <class T>
@@ -148,29 +226,55 @@ double Optimizer<T>::learning_rate(Group group) const {
 }
 
 template <class T>
-void Optimizer<T>::gather_weights() {
+bool Optimizer<T>::overflowed() const {
+  return !(squares_.value() <= std::numeric_limits<Master>::max());
+}
+
+/// Brings every rank's weights up to date with the masters.
+template <class T>
+void Optimizer<T>::publish() {
   for (const Shard& shard : shards_) {
-    comm_.all_gather(weights_.subspan(shard.bucket.offset, shard.bucket.size()), shard.bounds);
+    if constexpr (!own_master<T>) {
+      if (!shard.bucket.scalars()) ops::round_to<T>(stream_, shard.copy, shard.master);
+    }
   }
+  ops::synchronize(stream_);
+  if (comm_.size() == 1) return;
+  for (const Shard& shard : shards_) gather_weights(shard);
+  ops::synchronize(comm_.stream());
 }
 
 template <class T>
-std::vector<Slab<T>> Optimizer<T>::slabs() {
-  std::vector<Slab<T>> slabs;
-  for (Shard& shard : shards_) {
-    const std::size_t first = shard.bucket.offset + shard.bounds[comm_.rank()];
-    for (const OwnedRows& rows : table_.owned(shard.bucket, comm_.rank(), comm_.size())) {
-      const auto add = [&](const char* group, std::span<T> owned) {
+std::vector<HostView<kernels::acc_t<T>>>& Optimizer<T>::host_views() {
+  if (!host_.empty()) return host_;
+  for (const Shard& shard : shards_) {
+    for (const std::span<Master> tensor : {shard.master, shard.moment1, shard.moment2}) host_.emplace_back(tensor);
+  }
+  return host_;
+}
+
+template <class T>
+auto Optimizer<T>::slabs() -> std::vector<Slab<Master>> {
+  std::vector<HostView<Master>>& views = host_views();
+  for (HostView<Master>& view : views) view.download(stream_);
+  ops::synchronize(stream_);
+
+  std::vector<Slab<Master>> slabs;
+  for (std::size_t i = 0; i < shards_.size(); ++i) {
+    const Bucket& bucket = shards_[i].bucket;
+    const std::size_t first = bucket.offset + shards_[i].bounds[comm_.rank()];
+    for (const OwnedRows& rows : table_.owned(bucket, comm_.rank(), comm_.size())) {
+      const auto add = [&](const char* group, HostView<Master>& view) {
         const std::size_t size = rows.row_count * rows.cols;
         slabs.push_back({std::string(group) + rows.parameter->name, rows.total_rows, rows.cols, rows.first_row,
-                         rows.row_count, size == 0 ? std::span<T>() : owned.subspan(rows.offset - first, size)});
+                         rows.row_count, size == 0 ? std::span<Master>() : view.span().subspan(rows.offset - first, size)});
       };
-      add("/weights/", shard.weights);
-      if (shard.bucket.group == Group::matrix) {
-        add("/muon/momentum/", shard.moment1);
+      add("/weights/", views[3 * i]);
+      if (bucket.group == Group::matrix) {
+        add("/muon/momentum/", views[3 * i + 1]);
       } else {
-        add("/adam/m/", shard.moment1);
-        add("/adam/v/", shard.moment2);
+        add("/adam/m/", views[3 * i + 1]);
+        add("/adam/v/", views[3 * i + 2]);
       }
     }
   }
@@ -178,21 +282,24 @@ std::vector<Slab<T>> Optimizer<T>::slabs() {
 }
 
 template <class T>
+void Optimizer<T>::restore() {
+  for (HostView<Master>& view : host_views()) view.upload(stream_);
+  publish();
+}
+
+template <class T>
 std::size_t Optimizer<T>::state_bytes(const ParameterTable& table, int ranks) {
   std::size_t most = 0;
   for (int rank = 0; rank < ranks; ++rank) {
-    most = std::max(most, state_size(table, rank, ranks) * sizeof(T) + workspace_size<T>(table, rank, ranks));
+    most = std::max(most, state_size<T>(table, rank, ranks) * sizeof(Master) +
+                              workspace_size<Master>(table, rank, ranks));
   }
   return most;
 }
 
-template <class T>
-std::size_t Optimizer<T>::bytes_sent_per_step(const ParameterTable& table, int ranks) {
-  // A reduce-scatter and an all-gather of every parameter each send all but the own part.
-  return 2 * table.size() * sizeof(T) * (ranks - 1) / ranks;
-}
-
-template class Optimizer<float>;
+template class Optimizer<Real>;
+#if !NANORUN_CUDA
 template class Optimizer<double>;
+#endif
 
 }  // namespace nanorun

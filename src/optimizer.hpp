@@ -1,6 +1,7 @@
 #pragma once
 // Muon and Adam over the parameter table. State and update work are sharded: of each bucket a rank owns whole units
-// (params.hpp), receives their summed gradients, updates them, and all ranks gather the new weights.
+// (params.hpp), receives their summed gradients, updates them, and all ranks gather the new weights. Collectives run on
+// a stream of their own: buckets travel while the backward pass goes on, and while others are updated.
 
 #include <span>
 #include <string>
@@ -8,63 +9,86 @@
 
 #include "kernels/ops.hpp"
 #include "src/arena.hpp"
-#include "src/comm.hpp"
 #include "src/config.hpp"
 #include "src/params.hpp"
+#include "src/tensor_comm.hpp"
 #include "src/trace.hpp"
 
 namespace nanorun {
 
+/// T: type of the weights that products read. Masters, state and gradients are acc_t<T>; where that is T itself the
+/// weights are their own masters.
 template <class T>
 class Optimizer {
  public:
-  /// Weights and gradients are arenas of table.size() elements and outlive the optimizer.
-  Optimizer(const Config& config, const ParameterTable& table, std::span<T> weights, std::span<T> gradients,
-            Comm& comm);
+  using Master = kernels::acc_t<T>;
 
-  /// One update from gradients that each rank has summed over its sequences; zeroes them afterwards. All ranks must
-  /// call it. `step` counts from 0.
-  void step(kernels::Stream stream, Trace& trace, long step);
+  /// Weights and gradients, the latter [table.size()], outlive the optimizer.
+  Optimizer(const Config& config, const ParameterTable& table, const Weights<T>& weights, std::span<Master> gradients,
+            TensorComm& comm, kernels::Stream stream);
+  ~Optimizer();
+  Optimizer(const Optimizer&) = delete;
+  Optimizer& operator=(const Optimizer&) = delete;
 
-  /// Whether in the last step gradients or weights of this rank's part were not finite, or so large that their sum of
-  /// squares is not a finite T: norms then come out as infinite and what is divided by them as zero, unseen in the
-  /// loss.
-  bool overflowed() const { return overflowed_; }
+  /// Initial weights on all ranks, and state of zeros.
+  void initialise(std::int64_t seed);
 
-  /// Completes every rank's weights from the owned parts.
-  void gather_weights();
+  /// Begins to sum over the ranks the gradients that are complete once the backward pass has left `layer`
+  /// (Bucket::complete_after). All ranks call it for the same layers in the same order before each step().
+  void reduce_gradients(Trace& trace, int layer);
 
-  /// Weights and state of the owned units, for checkpoints: /weights/<name>, /muon/momentum/<name>, /adam/m/<name>,
-  /// /adam/v/<name>. After reading into them call gather_weights().
-  std::vector<Slab<T>> slabs();
+  /// One update from gradients that each rank has summed over its sequences; zeroes them afterwards. `step` counts from
+  /// 0. Does not wait for the device.
+  void step(Trace& trace, long step);
 
-  /// Bytes of state and scratch on the rank that owns most.
+  /// Sum of the squares of this rank's part of gradients and updated weights since the last collect().
+  RunningSum& squares() { return squares_; }
+  /// Whether the collected sum says that one of those was not finite, or so large that norms come out as infinite and
+  /// what is divided by them as zero, unseen in the loss.
+  bool overflowed() const;
+
+  /// Weights and state of the owned units in host memory, as they are now, for checkpoints: /weights/<name>,
+  /// /muon/momentum/<name>, /adam/m/<name>, /adam/v/<name>. Waits for the device.
+  std::vector<Slab<Master>> slabs();
+  /// Takes over what was read into slabs(), and completes every rank's weights.
+  void restore();
+
+  /// Bytes of masters, state and scratch on the rank that owns most.
   static std::size_t state_bytes(const ParameterTable& table, int ranks);
-  /// Bytes that a rank sends in one step.
-  static std::size_t bytes_sent_per_step(const ParameterTable& table, int ranks);
 
  private:
-  /// A bucket with this rank's part of weights, gradients and state. Adam has two moments, Muon one.
+  /// A bucket with this rank's part of masters, gradients and state. Adam has two moments, Muon one.
   struct Shard {
     Bucket bucket;
     Bounds bounds;
-    std::span<T> weights, gradients, moment1, moment2;
+    std::span<Master> master, gradients, moment1, moment2;
+    std::span<T> copy;  ///< of the master for the products; the master itself where it has that type
+    ops::Event reduced;
   };
 
-  void update(kernels::Stream stream, Trace& trace, const Shard& shard, long step);
-  void update_matrices(kernels::Stream stream, const Shard& shard, long step);
-  void update_elements(kernels::Stream stream, const Shard& shard, long step);
+  Shard make_shard(const Bucket& bucket, const Weights<T>& weights, std::size_t& state_used);
+  void update(Trace& trace, const Shard& shard, long step);
+  void update_matrices(const Shard& shard, long step);
+  template <class U>
+  void update_elements(const Shard& shard, std::span<U> copy, long step);
+  void publish();
+  void gather(Trace& trace, const Shard& shard);
+  void gather_weights(const Shard& shard);
   double learning_rate(Group group) const;
-  void check_range(kernels::Stream stream, std::span<const T> tensor);
+  std::vector<HostView<Master>>& host_views();
 
   const Config& config_;
   const ParameterTable& table_;
-  std::span<T> weights_, gradients_;
-  Comm& comm_;
-  TensorArena<T> state_;
+  const Weights<T>& weights_;
+  std::span<Master> gradients_;
+  TensorComm& comm_;
+  kernels::Stream stream_;
+  TensorArena<Master> state_;
   Arena workspace_;
+  RunningSum squares_;
+  ops::Event handed_over_;  ///< from the ops' stream to the collectives', or back
   std::vector<Shard> shards_;
-  bool overflowed_ = false;
+  std::vector<HostView<Master>> host_;
 };
 
 }  // namespace nanorun

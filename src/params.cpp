@@ -2,37 +2,27 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numbers>
 
-#include "kernels/ops.hpp"
 #include "src/error.hpp"
 
 namespace nanorun {
 
 namespace {
 
+constexpr std::uint64_t golden_gamma = 0x9E3779B97F4A7C15;
+
+std::uint64_t mix(std::uint64_t z) {
+  z += golden_gamma;
+  z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9;
+  z = (z ^ (z >> 27)) * 0x94D049BB133111EB;
+  return z ^ (z >> 31);
+}
+
 std::uint64_t fnv1a64(const std::string& text) {
   std::uint64_t hash = 0xCBF29CE484222325;
   for (const unsigned char c : text) hash = (hash ^ c) * 0x100000001B3;
   return hash;
-}
-
-template <class T>
-void initialise_rows(T* weights, const OwnedRows& rows, std::int64_t seed) {
-  const Parameter& p = *rows.parameter;
-  const std::uint64_t key = kernels::splitmix64(static_cast<std::uint64_t>(seed) ^ fnv1a64(p.name));
-  const std::uint64_t first = rows.first_row * rows.cols;
-  const std::span<T> owned(weights + rows.offset, rows.row_count * rows.cols);
-  switch (p.init) {
-    case Init::zero:
-      return ops::fill<T>({}, owned, 0);
-    case Init::constant:
-      for (std::size_t k = 0; k < owned.size(); ++k) owned[k] = static_cast<T>(p.start[first + k]);
-      return;
-    case Init::normal:
-      return ops::fill_normal<T>({}, owned, key, first);
-    case Init::uniform:
-      return ops::fill_uniform<T>({}, owned, key, first, p.bound);
-  }
 }
 
 std::string block_name(int layer, const char* tensor) { return fmt::format("block.{}.{}", layer, tensor); }
@@ -60,45 +50,51 @@ int value_embedding_of(const ModelConfig& config, int layer) {
 
 ParameterTable::ParameterTable(const ModelConfig& config) {
   add_matrices(config);
-
-  const auto width = static_cast<std::size_t>(config.width);
-  add("embedding", 1, config.vocabulary, config.width, Group::embedding, Init::normal);
-  if (config.value_path == ValuePath::embeddings) {
-    for (int j = 0; j < config.value_embeddings; ++j) {
-      add(fmt::format("value_embedding.{}", j), 1, config.vocabulary, config.width, Group::embedding, Init::normal);
-    }
-  }
-  close_bucket(width);
-
-  const Init output_init = config.zero_outputs ? Init::zero : Init::uniform;
-  add("head", 1, padded_vocabulary(config), config.width, Group::head, output_init,
-      config.init_scale / std::sqrt(config.width));
-  close_bucket(width);
-
+  add_tables(config);
+  tensor_size_ = size_;
   add_scalars(config);
 }
 
-/// Matrices of one shape stand together, so that ranks share them out evenly and update them in batches.
+/// Matrices of one shape stand together, so that ranks share them out evenly and update them in batches; those of the
+/// decoder half, whose gradients the backward pass completes first, apart from those of the encoder half.
 void ParameterTable::add_matrices(const ModelConfig& config) {
   const int width = config.width, hidden = config.mlp_ratio * config.width;
   const double in_bound = config.init_scale / std::sqrt(width);
   const double hidden_bound = config.init_scale / std::sqrt(hidden);
   const Init output_init = config.zero_outputs ? Init::zero : Init::uniform;
 
-  for (int i = 0; i < config.layers; ++i) {
-    if (!has_attention(config, i)) continue;
-    add(block_name(i, "qkv"), 3, width, width, Group::matrix, Init::uniform, in_bound);
-    add(block_name(i, "attention_out"), 1, width, width, Group::matrix, output_init, in_bound);
+  const int half = config.layers / 2;
+  for (const int first : {half, 0}) {
+    for (int i = first; i < first + half; ++i) {
+      if (!has_attention(config, i)) continue;
+      add(block_name(i, "qkv"), 3, width, width, Group::matrix, Init::uniform, in_bound);
+      add(block_name(i, "attention_out"), 1, width, width, Group::matrix, output_init, in_bound);
+    }
+    close_bucket(static_cast<std::size_t>(width) * width, first);
+    for (int i = first; i < first + half; ++i) {
+      add(block_name(i, "mlp_in"), 1, hidden, width, Group::matrix, Init::uniform, in_bound);
+    }
+    close_bucket(static_cast<std::size_t>(hidden) * width, first);
+    for (int i = first; i < first + half; ++i) {
+      add(block_name(i, "mlp_out"), 1, width, hidden, Group::matrix, output_init, hidden_bound);
+    }
+    close_bucket(static_cast<std::size_t>(hidden) * width, first);
   }
-  close_bucket(static_cast<std::size_t>(width) * width);
-  for (int i = 0; i < config.layers; ++i) {
-    add(block_name(i, "mlp_in"), 1, hidden, width, Group::matrix, Init::uniform, in_bound);
+}
+
+void ParameterTable::add_tables(const ModelConfig& config) {
+  const auto width = static_cast<std::size_t>(config.width);
+  add("head", 1, padded_vocabulary(config), config.width, Group::head,
+      config.zero_outputs ? Init::zero : Init::uniform, config.init_scale / std::sqrt(config.width));
+  close_bucket(width, config.layers);
+  if (config.value_path == ValuePath::embeddings) {
+    for (int j = config.value_embeddings - 1; j >= 0; --j) {
+      add(fmt::format("value_embedding.{}", j), 1, config.vocabulary, config.width, Group::embedding, Init::normal);
+      close_bucket(width, j);
+    }
   }
-  close_bucket(static_cast<std::size_t>(hidden) * width);
-  for (int i = 0; i < config.layers; ++i) {
-    add(block_name(i, "mlp_out"), 1, width, hidden, Group::matrix, output_init, hidden_bound);
-  }
-  close_bucket(static_cast<std::size_t>(hidden) * width);
+  add("embedding", 1, config.vocabulary, config.width, Group::embedding, Init::normal);
+  close_bucket(width, -1);
 }
 
 void ParameterTable::add_scalars(const ModelConfig& config) {
@@ -110,11 +106,11 @@ void ParameterTable::add_scalars(const ModelConfig& config) {
     add(block_name(i, "value_mix"), 1, static_cast<int>(value_start.size()), 1, Group::scalar, Init::constant, 0,
         value_start);
   }
-  close_bucket(1);
+  close_bucket(1, -1);
   for (int j = 0; j < config.layers / 2; ++j) {
     add(fmt::format("skip.{}", j), 1, 1, 1, Group::skip, Init::constant, 0, {1});
   }
-  close_bucket(1);
+  close_bucket(1, -1);
 }
 
 void ParameterTable::add(const std::string& name, int matrices, int rows, int cols, Group group, Init init,
@@ -124,10 +120,11 @@ void ParameterTable::add(const std::string& name, int matrices, int rows, int co
 }
 
 /// Makes one bucket of the tensors added since the last call.
-void ParameterTable::close_bucket(std::size_t unit_size) {
+void ParameterTable::close_bucket(std::size_t unit_size, int complete_after) {
   if (size_ == bucket_begin_) return;
   const Parameter& last = parameters_.back();
-  buckets_.push_back({last.group, bucket_begin_, (size_ - bucket_begin_) / unit_size, unit_size, last.rows, last.cols});
+  buckets_.push_back({last.group, complete_after, bucket_begin_, (size_ - bucket_begin_) / unit_size, unit_size,
+                      last.rows, last.cols});
   bucket_begin_ = size_;
 }
 
@@ -152,30 +149,47 @@ std::vector<OwnedRows> ParameterTable::owned(const Bucket& bucket, int rank, int
   return rows;
 }
 
-template <class T>
-void initialise(std::span<T> weights, const ParameterTable& table, std::int64_t seed, Comm& comm) {
-  for (const Bucket& bucket : table.buckets()) {
-    for (const OwnedRows& rows : table.owned(bucket, comm.rank(), comm.size())) {
-      initialise_rows(weights.data(), rows, seed);
+template <class A>
+void initialise(kernels::Stream stream, std::span<A> values, const OwnedRows& rows, std::int64_t seed) {
+  const Parameter& p = *rows.parameter;
+  const std::uint64_t key = mix(static_cast<std::uint64_t>(seed) ^ fnv1a64(p.name));
+  const std::uint64_t first = rows.first_row * rows.cols;
+  switch (p.init) {
+    case Init::zero:
+      ops::fill<A>(stream, values, 0);
+      break;
+    case Init::constant: {
+      const std::vector<A> start(p.start.begin() + static_cast<std::ptrdiff_t>(first),
+                                 p.start.begin() + static_cast<std::ptrdiff_t>(first + values.size()));
+      ops::copy_to_device(stream, values.data(), start.data(), values.size_bytes());
+      ops::synchronize(stream);
+      break;
     }
-    comm.all_gather(weights.subspan(bucket.offset, bucket.size()), bucket.bounds(comm.size()));
+    case Init::normal:
+      ops::fill_normal<A>(stream, values, key, first);
+      break;
+    case Init::uniform:
+      ops::fill_uniform<A>(stream, values, key, first, p.bound);
+      break;
   }
 }
 
 template <class T>
-Tensors<T> bind(const ParameterTable& table, const ModelConfig& config, T* arena) {
-  const auto scalars = [&](const std::string& name) { return arena + table.find(name).offset; };
+Tensors<T> bind(const ParameterTable& table, const ModelConfig& config, T* tensors, kernels::acc_t<T>* scalars) {
+  const auto scalar = [&](const std::string& name) {
+    return scalars + (table.find(name).offset - table.tensor_size());
+  };
   const auto matrix = [&](const std::string& name) {
     const Parameter& p = table.find(name);
-    return kernels::Mat<T>(arena + p.offset, p.matrices * p.rows, p.cols);
+    return kernels::Mat<T>(tensors + p.offset, p.matrices * p.rows, p.cols);
   };
 
-  Tensors<T> tensors;
-  tensors.embedding = matrix("embedding");
-  tensors.head = matrix("head");
+  Tensors<T> bound;
+  bound.embedding = matrix("embedding");
+  bound.head = matrix("head");
   if (config.value_path == ValuePath::embeddings) {
     for (int j = 0; j < config.value_embeddings; ++j) {
-      tensors.value_embedding.push_back(matrix(fmt::format("value_embedding.{}", j)));
+      bound.value_embedding.push_back(matrix(fmt::format("value_embedding.{}", j)));
     }
   }
   for (int i = 0; i < config.layers; ++i) {
@@ -183,20 +197,24 @@ Tensors<T> bind(const ParameterTable& table, const ModelConfig& config, T* arena
     if (has_attention(config, i)) {
       block.qkv = matrix(block_name(i, "qkv"));
       block.attention_out = matrix(block_name(i, "attention_out"));
-      block.value_mix = scalars(block_name(i, "value_mix"));
+      block.value_mix = scalar(block_name(i, "value_mix"));
     }
     block.mlp_in = matrix(block_name(i, "mlp_in"));
     block.mlp_out = matrix(block_name(i, "mlp_out"));
-    block.residual_mix = scalars(block_name(i, "residual_mix"));
-    tensors.block.push_back(block);
+    block.residual_mix = scalar(block_name(i, "residual_mix"));
+    bound.block.push_back(block);
   }
-  for (int j = 0; j < config.layers / 2; ++j) tensors.skip.push_back(scalars(fmt::format("skip.{}", j)));
-  return tensors;
+  for (int j = 0; j < config.layers / 2; ++j) bound.skip.push_back(scalar(fmt::format("skip.{}", j)));
+  return bound;
 }
 
-template void initialise(std::span<float>, const ParameterTable&, std::int64_t, Comm&);
-template void initialise(std::span<double>, const ParameterTable&, std::int64_t, Comm&);
-template Tensors<float> bind(const ParameterTable&, const ModelConfig&, float*);
-template Tensors<double> bind(const ParameterTable&, const ModelConfig&, double*);
+template void initialise(kernels::Stream, std::span<float>, const OwnedRows&, std::int64_t);
+template Tensors<float> bind(const ParameterTable&, const ModelConfig&, float*, float*);
+#if NANORUN_CUDA
+template Tensors<kernels::bf16> bind(const ParameterTable&, const ModelConfig&, kernels::bf16*, float*);
+#else
+template void initialise(kernels::Stream, std::span<double>, const OwnedRows&, std::int64_t);
+template Tensors<double> bind(const ParameterTable&, const ModelConfig&, double*, double*);
+#endif
 
 }  // namespace nanorun

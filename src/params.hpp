@@ -1,13 +1,15 @@
 #pragma once
 // The parameter table: one row per tensor. Everything that treats parameters alike (initialisation, optimizer,
-// communication, checkpoint) iterates this table; the tensors lie in its order in one arena.
+// communication, checkpoint) iterates this table. Gradients lie in its order in one arena; of the weights, the tensors
+// lie in one and the learned scalars, which close the table, in another of the accumulators' type.
 
 #include <cstdint>
 #include <span>
 #include <string>
 #include <vector>
 
-#include "kernels/types.hpp"
+#include "kernels/ops.hpp"
+#include "src/arena.hpp"
 #include "src/comm.hpp"
 #include "src/config.hpp"
 
@@ -26,7 +28,7 @@ struct Parameter {
   Init init = Init::zero;
   double bound = 0;           ///< of Init::uniform
   std::vector<double> start;  ///< of Init::constant, one per element
-  std::size_t offset = 0;     ///< of the first element in the arena
+  std::size_t offset = 0;     ///< of the first element, counted over all parameters
 
   std::size_t size() const { return static_cast<std::size_t>(matrices) * rows * cols; }
 };
@@ -35,6 +37,9 @@ struct Parameter {
 /// row or an element with Adam.
 struct Bucket {
   Group group = Group::scalar;
+  /// The gradients are complete once the backward pass has left this layer: config.layers after the head, 0 after the
+  /// first block, -1 at its end.
+  int complete_after = -1;
   std::size_t offset = 0;
   std::size_t units = 0;
   std::size_t unit_size = 0;
@@ -42,6 +47,7 @@ struct Bucket {
   int cols = 0;
 
   std::size_t size() const { return units * unit_size; }
+  bool scalars() const { return group == Group::scalar || group == Group::skip; }
   /// Parts of the ranks, relative to `offset`; unit counts differ by at most one.
   Bounds bounds(int ranks) const;
 };
@@ -53,7 +59,7 @@ struct OwnedRows {
   std::uint64_t cols = 0;
   std::uint64_t first_row = 0;
   std::uint64_t row_count = 0;
-  std::size_t offset = 0;  ///< of the first owned element in the arena
+  std::size_t offset = 0;  ///< of the first owned element, counted over all parameters
 };
 
 /// This rank's part of one tensor-shaped quantity of a checkpoint: rows [first_row, first_row + row_count) of a
@@ -74,7 +80,9 @@ class ParameterTable {
 
   const std::vector<Parameter>& parameters() const { return parameters_; }
   const std::vector<Bucket>& buckets() const { return buckets_; }
-  std::size_t size() const { return size_; }  ///< elements of all tensors
+  std::size_t size() const { return size_; }  ///< elements of all parameters
+  /// Elements of the tensors that products and lookups read; the learned scalars come after them.
+  std::size_t tensor_size() const { return tensor_size_; }
   const Parameter& find(const std::string& name) const;
   /// One entry per tensor of the bucket, in order; empty where this rank owns none of it.
   std::vector<OwnedRows> owned(const Bucket& bucket, int rank, int ranks) const;
@@ -83,31 +91,51 @@ class ParameterTable {
   void add(const std::string& name, int matrices, int rows, int cols, Group group, Init init, double bound = 0,
            std::vector<double> start = {});
   void add_matrices(const ModelConfig& config);
+  void add_tables(const ModelConfig& config);
   void add_scalars(const ModelConfig& config);
-  void close_bucket(std::size_t unit_size);
+  void close_bucket(std::size_t unit_size, int complete_after);
 
   std::vector<Parameter> parameters_;
   std::vector<Bucket> buckets_;
   std::size_t size_ = 0;
+  std::size_t tensor_size_ = 0;
   std::size_t bucket_begin_ = 0;
 };
 
-/// Initial values of the whole arena. Element i of a tensor depends on the seed, the tensor's name and i alone, so
-/// the values do not depend on the rank count; each rank draws its part and all gather. Normal and uniform values are
-/// those of kernels/random.hpp with key = mix(seed xor fnv1a64(name)).
-template <class T>
-void initialise(std::span<T> weights, const ParameterTable& table, std::int64_t seed, Comm& comm);
+/// Initial values of the rows that a rank owns of a tensor, in `values` [row_count * cols]. Element i of a tensor
+/// depends on the seed, the tensor's name and i alone, so the values do not depend on the rank count.
+///   key = mix(seed xor fnv1a64(name)),  r(i) = mix(key + i * 0x9E3779B97F4A7C15),  u(i) = (r(i) >> 11) / 2^53
+///   uniform(-b, b): b (2 u(i) - 1);  normal: sqrt(-2 ln(1 - u(2i))) cos(2 pi u(2i+1))
+/// where mix is SplitMix64's output function (Steele, Lea and Flood 2014).
+template <class A>
+void initialise(kernels::Stream stream, std::span<A> values, const OwnedRows& rows, std::int64_t seed);
 
 bool has_attention(const ModelConfig& config, int layer);
 /// Index of the value embedding that layer mixes in, or -1.
 int value_embedding_of(const ModelConfig& config, int layer);
 
-/// The tensors of the table as views into an arena of weights or of gradients.
+/// The weights as the ops read them: tensors in T, learned scalars in its accumulators' type.
+template <class T>
+class Weights {
+ public:
+  using Scalar = kernels::acc_t<T>;
+  explicit Weights(const ParameterTable& table)
+      : tensors_(table.tensor_size(), "weights"), scalars_(table.size() - table.tensor_size(), "weights") {}
+
+  std::span<T> tensors() const { return tensors_.span(); }
+  std::span<Scalar> scalars() const { return scalars_.span(); }
+
+ private:
+  TensorArena<T> tensors_;
+  TensorArena<Scalar> scalars_;
+};
+
+/// The parameters, or their gradients, by name.
 template <class T>
 struct BlockTensors {
   kernels::Mat<T> qkv, attention_out, mlp_in, mlp_out;
-  T* residual_mix = nullptr;
-  T* value_mix = nullptr;
+  kernels::acc_t<T>* residual_mix = nullptr;
+  kernels::acc_t<T>* value_mix = nullptr;
 };
 
 template <class T>
@@ -115,10 +143,11 @@ struct Tensors {
   kernels::Mat<T> embedding, head;
   std::vector<kernels::Mat<T>> value_embedding;
   std::vector<BlockTensors<T>> block;
-  std::vector<T*> skip;
+  std::vector<kernels::acc_t<T>*> skip;
 };
 
+/// Views into tensors [table.tensor_size()] and scalars [table.size() - table.tensor_size()].
 template <class T>
-Tensors<T> bind(const ParameterTable& table, const ModelConfig& config, T* arena);
+Tensors<T> bind(const ParameterTable& table, const ModelConfig& config, T* tensors, kernels::acc_t<T>* scalars);
 
 }  // namespace nanorun

@@ -112,26 +112,38 @@ std::string closing_lines(const RunSummary& s) {
   return text;
 }
 
+/// Bytes that a rank sends in one step: its copies of all parts but its own, then its own part to all others.
+double bytes_sent_per_step(const Config& config, const ParameterTable& table, int ranks) {
+  const auto tensors = static_cast<double>(table.tensor_size()), all = static_cast<double>(table.size());
+  const double gradient = kernels::wire_bytes<kernels::acc_t<Real>>(config.comm.gradients);
+  const double gathered = tensors * sizeof(Real) + (all - tensors) * sizeof(kernels::acc_t<Real>);
+  return (all * gradient + gathered) * (ranks - 1) / ranks;
+}
+
 std::string plan(const Config& config, const ParameterTable& table, int ranks) {
-  const double tensors = static_cast<double>(table.size()) * sizeof(float);
-  const auto state = static_cast<double>(Optimizer<float>::state_bytes(table, ranks));
-  const auto activations = static_cast<double>(Model<float>::activation_bytes(config));
+  const double gradients = static_cast<double>(table.size()) * sizeof(kernels::acc_t<Real>);
+  const double weights = static_cast<double>(table.tensor_size()) * sizeof(Real) +
+                         static_cast<double>(table.size() - table.tensor_size()) * sizeof(kernels::acc_t<Real>);
+  const auto state = static_cast<double>(Optimizer<Real>::state_bytes(table, ranks));
+  const auto activations = static_cast<double>(Model<Real>::memory_bytes(config));
+  const auto buffers = static_cast<double>(
+      TensorComm::buffer_bytes(ranks, {config.comm.gradients, config.comm.gradient_scale}));
   const int window = long_window(config.window, config.train.steps, config.train.steps);
   const double tokens = static_cast<double>(config.train.sequences) * config.train.length;
   std::string text;
   const auto row = [&](const char* what, const std::string& value) { text += fmt::format("{:<32} {}\n", what, value); };
   row("ranks", std::to_string(ranks));
   row("parameters", fmt::format("{} ({})", table.size(), in_units(static_cast<double>(table.size()), "")));
-  row("memory per rank", in_units(2 * tensors + state + activations, "B", 1024));
-  row("  weights", in_units(tensors, "B", 1024));
-  row("  gradients", in_units(tensors, "B", 1024));
+  row("memory per rank", in_units(weights + gradients + state + activations + buffers, "B", 1024));
+  row("  weights", in_units(weights, "B", 1024));
+  row("  gradients", in_units(gradients, "B", 1024));
   row("  optimizer state and scratch", in_units(state, "B", 1024));
   row("  activations", in_units(activations, "B", 1024));
+  row("  buffers of collectives", in_units(buffers, "B", 1024));
   row("tokens per step", fmt::format("{:.0f}", tokens));
   row("FLOPs per step, widest window",
       in_units(config.train.sequences * flops_per_sequence(config, table, window), "FLOP"));
-  row("bytes sent per rank and step",
-      in_units(static_cast<double>(Optimizer<float>::bytes_sent_per_step(table, ranks)), "B", 1024));
+  row("bytes sent per rank and step", in_units(bytes_sent_per_step(config, table, ranks), "B", 1024));
   return text;
 }
 

@@ -11,6 +11,7 @@ namespace nanorun {
 
 /// Larger values win when ranks see different reasons.
 enum class StopReason : int { none = 0, step, file, walltime, user_signal, terminate };
+inline constexpr int stop_reasons = 6;
 const char* stop_reason_text(StopReason reason);
 
 /// Installs the signal handlers for its lifetime; one instance at a time.

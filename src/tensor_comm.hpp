@@ -23,6 +23,10 @@ class TensorComm {
   TensorComm(const TensorComm&) = delete;
   TensorComm& operator=(const TensorComm&) = delete;
 
+  int rank() const { return comm_.rank(); }
+  int size() const { return comm_.size(); }
+  kernels::Stream stream() const { return stream_; }
+
   /// Sums each rank's part over the ranks; the result stands in place in the owner's part, the other parts stay as they
   /// were. The order of the sum depends on the rank count alone; the owner's own elements enter it unrounded.
   /// A = float, on hosts also double.

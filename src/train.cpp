@@ -98,8 +98,8 @@ class Training {
   void warn_of_gradient_scale();
   void start_loader();
   void train_step();
-  double forward_backward();
-  void agree(double local_loss);
+  void forward_backward();
+  void agree();
   void validate();
   void save();
   void log_step(double seconds);
@@ -122,9 +122,11 @@ class Training {
   Log log_;
   std::vector<Token> validation_row_;
   ParameterTable table_;
-  TensorArena<float> weights_, gradients_;
-  Model<float> model_;
-  Optimizer<float> optimizer_;
+  TensorComm tensor_comm_;
+  Weights<Real> weights_;
+  TensorArena<kernels::acc_t<Real>> gradients_;
+  Model<Real> model_;
+  Optimizer<Real> optimizer_;
   Checkpoints checkpoints_;
   StopMonitor stop_;
   std::unique_ptr<Trace> trace_;
@@ -151,27 +153,32 @@ Training::Training(Context& context, const Config& config)
       log_(folder_.file("log.txt"), comm_.root()),
       validation_row_(config.validation.length + 1),
       table_(config.model),
-      weights_(table_.size()),
-      gradients_(table_.size()),
-      model_(config, table_, weights_.span(), gradients_.span(), static_cast<Token>(data_.train.front().end_of_text)),
-      optimizer_(config, table_, weights_.span(), gradients_.span(), comm_),
+      tensor_comm_(comm_, context.comm_stream(), {config.comm.gradients, config.comm.gradient_scale}),
+      weights_(table_),
+      gradients_(table_.size(), "gradients"),
+      model_(config, table_, weights_, gradients_.span(), static_cast<Token>(data_.train.front().end_of_text),
+             {context.stream(), context.upload_stream()}),
+      optimizer_(config, table_, weights_, gradients_.span(), tensor_comm_, context.stream()),
       checkpoints_(comm_, config.checkpoint, folder_.checkpoints(), to_toml(config), model_fingerprint(table_)),
       stop_(config.stop, folder_.stop_file(config.stop), comm_.root()) {
   comm_.set_timeout(config.comm.timeout_seconds);
   comm_.share_heartbeats(folder_.heartbeats());
   restore();
-  trace_ = std::make_unique<Trace>(comm_, context_.stream(), config.trace, folder_.path(), progress_.step);
+  trace_ = std::make_unique<Trace>(comm_, context.stream(), config.trace, folder_.path(), progress_.step);
   start_loader();
-  ops::fill<float>(context_.stream(), gradients_.span(), 0);
 }
 
 void Training::restore() {
   log_.line(fmt::format("nanorun {} on {} ranks: {} parameters, output in {}", NANORUN_VERSION, comm_.size(),
                         table_.size(), folder_.path()));
+  log_.line(fmt::format("device {}, head in {}", ops::device_name(context_.device()),
+                        head_precision(config_) == kernels::HeadPrecision::fp8 ? "fp8"
+                        : ops::on_host                                         ? "fp32"
+                                                                               : "bf16"));
   warn_of_gradient_scale();
   if (const std::optional<Progress> found = checkpoints_.restore(optimizer_.slabs())) {
     progress_ = *found;
-    optimizer_.gather_weights();
+    optimizer_.restore();
     log_.line(fmt::format("restarted from the checkpoint of step {}", progress_.step));
     for (const std::string& line : deck_changes(checkpoints_.restored_deck(), config_)) log_.line(line);
     if (progress_.step > config_.train.steps) {
@@ -181,7 +188,7 @@ void Training::restore() {
                   Scope::all_ranks);
     }
   } else {
-    initialise(weights_.span(), table_, config_.run.seed, comm_);
+    optimizer_.initialise(config_.run.seed);
   }
   first_step_ = progress_.step;
   saved_step_ = first_step_;
@@ -189,7 +196,7 @@ void Training::restore() {
 
 /// The fp8 gradient scale is absolute and belongs to the mean over a certain number of tokens.
 void Training::warn_of_gradient_scale() {
-  if (config_.head.precision != HeadChoice::fp8) return;
+  if (head_precision(config_) != kernels::HeadPrecision::fp8) return;
   const double ratio = static_cast<double>(config_.train.length) / config_.head.scale_g_length;
   if (ratio >= 0.5 && ratio <= 2) return;
   log_.line(
@@ -248,9 +255,9 @@ void Training::record_failure(const Error& error) {
 
 void Training::train_step() {
   const double begin = context_.seconds_since_start();
-  const double loss = forward_backward();
-  optimizer_.step(context_.stream(), *trace_, progress_.step);
-  agree(loss);
+  forward_backward();
+  optimizer_.step(*trace_, progress_.step);
+  agree();
 
   const double seconds = context_.seconds_since_start() - begin;
   run_seconds_ += seconds;
@@ -262,35 +269,50 @@ void Training::train_step() {
   trace_->end_step(static_cast<double>(step_tokens(config_.train)), loss_);
 }
 
-/// This rank's sequences of the step; returns the sum of their losses. Where their tokens cannot be read that is not a
-/// number, and data_failure_ says why.
-double Training::forward_backward() {
-  const std::size_t row = config_.train.length + 1;
+/// This rank's sequences of the step. Where their tokens cannot be read, data_failure_ says why, and the step goes on
+/// for the other ranks' sake.
+void Training::forward_backward() {
   std::span<const Token> tokens;
   try {
     Region region(*trace_, Phase::data);
     tokens = loader_->next();
   } catch (const Error&) {
     data_failure_ = std::current_exception();
-    return std::numeric_limits<double>::quiet_NaN();
   }
-  double loss = 0;
+  const auto reduce = [&](int layer) { optimizer_.reduce_gradients(*trace_, layer); };
+  const std::size_t row = config_.train.length + 1;
   for (std::size_t at = 0; at < tokens.size(); at += row) {
-    loss += model_.forward_backward(context_.stream(), *trace_, Sequence::of(tokens.subspan(at, row)), window());
+    const bool last = at + row == tokens.size();
+    model_.forward_backward(*trace_, Sequence::of(tokens.subspan(at, row)), window(),
+                            last ? Model<Real>::LayerDone(reduce) : nullptr);
   }
-  return loss;
+  if (!data_failure_) return;
+  for (int layer = config_.model.layers; layer >= -1; --layer) reduce(layer);
 }
 
-/// Ends every step: one reduction carries the loss, another what any rank has seen that should stop the run. Nothing
-/// of a step that fails here reaches a checkpoint.
-void Training::agree(double local_loss) {
+/// Ends every step: waits for the device, then one reduction carries the loss and what any rank has seen that should
+/// stop the run. Nothing of a step that fails here reaches a checkpoint.
+void Training::agree() {
   Region region(*trace_, Phase::agree);
-  const StopReason reason = stop_.poll(progress_.step + 1, context_.seconds_since_start());
-  std::array<double, 2> seen = {static_cast<double>(reason), optimizer_.overflowed() ? 1.0 : 0.0};
-  loss_ = comm_.all_reduce(local_loss, Reduce::sum) / config_.train.sequences;
-  comm_.all_reduce(std::span<double>(seen), Reduce::max);
-  stop_reason_ = static_cast<StopReason>(static_cast<int>(seen[0]));
-  const bool overflowed = seen[1] != 0;
+  model_.loss().collect(context_.stream());
+  optimizer_.squares().collect(context_.stream());
+  {
+    const auto watch = comm_.watch("the collectives of a step");
+    ops::synchronize(context_.stream());
+  }
+  tensor_comm_.check();
+
+  // Every sum over the ranks: the loss, the ranks that overflowed, and those that saw each reason to stop.
+  std::array<double, 2 + stop_reasons> seen{};
+  seen[0] = data_failure_ ? std::numeric_limits<double>::quiet_NaN() : model_.loss().value() / config_.train.length;
+  seen[1] = optimizer_.overflowed() ? 1 : 0;
+  seen[2 + static_cast<int>(stop_.poll(progress_.step + 1, context_.seconds_since_start()))] = 1;
+  comm_.all_reduce(std::span<double>(seen), Reduce::sum);
+  loss_ = seen[0] / config_.train.sequences;
+  for (int reason = 0; reason < stop_reasons; ++reason) {
+    if (seen[2 + reason] > 0) stop_reason_ = static_cast<StopReason>(reason);
+  }
+  const bool overflowed = seen[1] > 0;
   if (std::isfinite(loss_) && !overflowed) return;
   comm_.together([&] {
     if (data_failure_) std::rethrow_exception(data_failure_);
@@ -343,7 +365,7 @@ void Training::validate() {
       const Cursor& place = data_.validation_places[j];
       read_tokens(data_.validation[place.shard], place.offset, validation_row_, config_.model.vocabulary);
     }
-    loss += model_.validate(context_.stream(), *trace_, Sequence::of(validation_row_), window());
+    loss += model_.validate(*trace_, Sequence::of(validation_row_), window());
   }
   Region region(*trace_, Phase::validation);
   validation_loss_ = comm_.all_reduce(loss, Reduce::sum) / static_cast<double>(data_.validation_places.size());
@@ -439,7 +461,10 @@ void warn_of_data(const Config& config) {
 
 ExitCode run_training(Context& context, const Config& config, bool dry_run) {
   check_config(config, context.comm().size());
-  if (!dry_run) return Training(context, config).run();
+  if (!dry_run) {
+    context.open_device();
+    return Training(context, config).run();
+  }
   if (context.comm().root()) {
     const std::string text = to_toml(config) + "\n" + plan(config, ParameterTable(config.model), context.comm().size());
     std::fputs(text.c_str(), stdout);

@@ -39,31 +39,37 @@ class TinyTraining {
         comm_(comm),
         tokens_(std::move(tokens)),
         table_(config.model),
-        weights_(table_.size()),
+        tensor_comm_(comm, streams_.comm.stream),
+        weights_(table_),
         gradients_(table_.size()),
-        trace_(comm, {}, untraced(), "", 0),
-        model_(config_, table_, weights_.span(), gradients_.span(), end_of_text),
-        optimizer_(config_, table_, weights_.span(), gradients_.span(), comm) {
-    initialise(weights_.span(), table_, config.run.seed, comm);
-    ops::fill<float>({}, gradients_.span(), 0);
+        trace_(comm, streams_.compute.stream, untraced(), "", 0),
+        model_(config_, table_, weights_, gradients_.span(), end_of_text,
+               {streams_.compute.stream, streams_.upload.stream}),
+        optimizer_(config_, table_, weights_, gradients_.span(), tensor_comm_, streams_.compute.stream) {
+    optimizer_.initialise(config.run.seed);
   }
 
-  /// Loss and gradients of the next step, summed over this rank's sequences; returns the mean loss over all ranks.
+  /// Loss and gradients of the next step, summed over this rank's sequences and not yet over the ranks; returns the
+  /// mean loss over all ranks.
   double forward_backward() {
     const int local = config_.train.sequences / comm_.size();
     const std::size_t length = config_.train.length;
-    double loss = 0;
     for (int j = comm_.rank() * local; j < (comm_.rank() + 1) * local; ++j) {
       const std::size_t at = (static_cast<std::size_t>(step_) * config_.train.sequences + j) * length;
-      const std::span<const kernels::Token> row(&tokens_.at(at), length + 1);
       if (at + length + 1 > tokens_.size()) throw std::runtime_error("too few tokens");
-      loss += model_.forward_backward({}, trace_, Sequence::of(row),
-                                      long_window(config_.window, step_, config_.train.steps));
+      model_.forward_backward(trace_, Sequence::of(std::span(tokens_).subspan(at, length + 1)),
+                              long_window(config_.window, step_, config_.train.steps));
     }
+    model_.loss().collect(streams_.compute.stream);
+    ops::synchronize(streams_.compute.stream);
+    const double loss = model_.loss().value() / static_cast<double>(length);
     return comm_.all_reduce(loss, Reduce::sum) / config_.train.sequences;
   }
 
-  void update() { optimizer_.step({}, trace_, step_++); }
+  void update() {
+    for (int layer = config_.model.layers; layer >= -1; --layer) optimizer_.reduce_gradients(trace_, layer);
+    optimizer_.step(trace_, step_++);
+  }
 
   std::vector<double> run(int steps) {
     std::vector<double> losses;
@@ -74,31 +80,58 @@ class TinyTraining {
     return losses;
   }
 
+  const Config& config() const { return config_; }
   const ParameterTable& table() const { return table_; }
-  std::span<const float> weights() const { return weights_.span(); }
-  std::span<const float> gradients() const { return gradients_.span(); }
+  Optimizer<Real>& optimizer() { return optimizer_; }
+  /// l2 norm of the parameter's weights (the masters of this rank's part), or of its gradient.
+  double weight_norm(const Parameter& p) {
+    for (const Slab<float>& slab : optimizer_.slabs()) {
+      if (slab.dataset == "/weights/" + p.name) return std::sqrt(comm_.all_reduce(squares(slab.data), Reduce::sum));
+    }
+    throw std::runtime_error("no weights of " + p.name);
+  }
+  double gradient_norm(const Parameter& p) {
+    HostView<float> view(gradients_.span().subspan(p.offset, p.size()));
+    view.download(streams_.compute.stream);
+    ops::synchronize(streams_.compute.stream);
+    return std::sqrt(squares(view.span()));
+  }
 
  private:
+  struct OwnedStream {
+    explicit OwnedStream(bool products) : stream(ops::create_stream(products)) {}
+    ~OwnedStream() { ops::destroy_stream(stream); }
+    OwnedStream(const OwnedStream&) = delete;
+    OwnedStream& operator=(const OwnedStream&) = delete;
+    kernels::Stream stream;
+  };
+  struct Streams {
+    OwnedStream compute{true}, comm{false}, upload{false};
+  };
+
   static TraceConfig untraced() {
     TraceConfig config;
     config.enabled = false;
     return config;
+  }
+  static double squares(std::span<const float> values) {
+    double sum = 0;
+    for (const double x : values) sum += x * x;
+    return sum;
   }
 
   Config config_;
   Comm& comm_;
   std::vector<kernels::Token> tokens_;
   ParameterTable table_;
-  TensorArena<float> weights_, gradients_;
+  Streams streams_;
+  TensorComm tensor_comm_;
+  Weights<Real> weights_;
+  TensorArena<float> gradients_;
   Trace trace_;
-  Model<float> model_;
-  Optimizer<float> optimizer_;
+  Model<Real> model_;
+  Optimizer<Real> optimizer_;
   long step_ = 0;
 };
-
-/// l2 norm of a tensor that lies in an arena.
-inline double tensor_norm(const Parameter& p, std::span<const float> arena) {
-  return std::sqrt(ops::sum_of_squares<float>({}, arena.subspan(p.offset, p.size())));
-}
 
 }  // namespace nanorun

@@ -24,8 +24,10 @@ Config small_model() {
 struct Target {
   Config config = small_model();
   ParameterTable table{config.model};
-  TensorArena<float> weights{table.size()}, gradients{table.size()};
-  Optimizer<float> optimizer{config, table, weights.span(), gradients.span(), fuzz::comm()};
+  TensorComm comm{fuzz::comm(), {}};
+  Weights<float> weights{table};
+  TensorArena<float> gradients{table.size()};
+  Optimizer<float> optimizer{config, table, weights, gradients.span(), comm, {}};
 };
 
 }  // namespace

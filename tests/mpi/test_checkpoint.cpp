@@ -40,22 +40,25 @@ struct Training {
   Comm& comm;
   Config config;
   ParameterTable table;
-  std::vector<float> weights, gradients;
+  TensorComm tensor_comm;
+  Weights<float> weights;
+  TensorArena<float> gradients;
   Optimizer<float> optimizer;
 
   explicit Training(Comm& comm, int seed, Config config_in = small_config())
       : comm(comm),
         config(std::move(config_in)),
         table(config.model),
-        weights(table.size()),
+        tensor_comm(comm, {}),
+        weights(table),
         gradients(table.size()),
-        optimizer(config, table, weights, gradients, comm) {
+        optimizer(config, table, weights, gradients.span(), tensor_comm, {}) {
     for (const Slab<float>& slab : optimizer.slabs()) {
       for (std::size_t i = 0; i < slab.data.size(); ++i) {
         slab.data[i] = value(slab.dataset, slab.first_row * slab.cols + i, seed);
       }
     }
-    optimizer.gather_weights();
+    optimizer.restore();
   }
 
   Checkpoints checkpoints(const std::string& folder) {
@@ -73,10 +76,12 @@ struct Training {
         count += !same(slab.data[i], value(slab.dataset, slab.first_row * slab.cols + i, seed));
       }
     }
-    optimizer.gather_weights();
+    optimizer.restore();
     for (const Parameter& p : table.parameters()) {
       for (std::size_t i = 0; i < p.size(); ++i) {
-        count += !same(weights[p.offset + i], value("/weights/" + p.name, i, seed));
+        const float weight = p.offset < table.tensor_size() ? weights.tensors()[p.offset + i]
+                                                            : weights.scalars()[p.offset - table.tensor_size() + i];
+        count += !same(weight, value("/weights/" + p.name, i, seed));
       }
     }
     return count;

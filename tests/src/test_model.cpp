@@ -5,6 +5,7 @@
 #include <cmath>
 #include <random>
 
+#include "src/optimizer.hpp"
 #include "src/schedule.hpp"
 #include "tests/environment.hpp"
 
@@ -63,21 +64,31 @@ struct Fixture {
   explicit Fixture(const Config& config)
       : config(config),
         table(config.model),
-        weights(table.size()),
+        tensor_comm(test_comm(), {}),
+        weights(table),
         gradients(table.size()),
         trace(test_comm(), {}, this->config.trace, "", 0),
-        model(this->config, table, weights.span(), gradients.span(), end_of_text),
+        model(this->config, table, weights, gradients.span(), end_of_text, {}),
         tokens(random_tokens(config.train.length + 1)) {
-    initialise(weights.span(), table, 7, test_comm());
-    ops::fill<double>({}, gradients.span(), 0);
+    Optimizer<double>(this->config, table, weights, gradients.span(), tensor_comm, {}).initialise(7);
   }
 
-  double loss(int window) { return model.validate({}, trace, Sequence::of(tokens), window); }
-  double forward_backward(int window) { return model.forward_backward({}, trace, Sequence::of(tokens), window); }
+  double loss(int window) { return model.validate(trace, Sequence::of(tokens), window); }
+  double forward_backward(int window) {
+    model.forward_backward(trace, Sequence::of(tokens), window);
+    model.loss().collect({});
+    return model.loss().value() / config.train.length;
+  }
+  double& weight(const Parameter& p, std::size_t i) {
+    const std::size_t tensors = table.tensor_size();
+    return p.offset < tensors ? weights.tensors()[p.offset + i] : weights.scalars()[p.offset - tensors + i];
+  }
 
   Config config;
   ParameterTable table;
-  TensorArena<double> weights, gradients;
+  TensorComm tensor_comm;
+  Weights<double> weights;
+  TensorArena<double> gradients;
   Trace trace;
   Model<double> model;
   std::vector<kernels::Token> tokens;
@@ -92,7 +103,7 @@ void check_all_gradients(const Config& config, int window, const std::string& si
     for (std::size_t i = 0; i < p.size(); ++i) scale = std::max(scale, std::abs(f.gradients.data()[p.offset + i]));
     EXPECT_EQ(scale == 0, p.name == silent) << p.name << ": largest gradient " << scale;
     for (std::size_t i = 0; i < p.size(); i += std::max<std::size_t>(1, p.size() / 7)) {
-      double& w = f.weights.data()[p.offset + i];
+      double& w = f.weight(p, i);
       // The second term of the tolerance is the rounding of a loss near 5, divided by 2 h.
       const double kept = w, h = 1e-5;
       w = kept + h;
@@ -134,7 +145,7 @@ TEST(Model, RecomputingTheMlpChangesNoBitAndSavesMemory) {
   EXPECT_EQ(kept.forward_backward(256), formed_again.forward_backward(256));
   for (std::size_t i = 0; i < kept.table.size(); ++i)
     ASSERT_EQ(kept.gradients.data()[i], formed_again.gradients.data()[i]);
-  EXPECT_LT(Model<double>::activation_bytes(formed_again.config), Model<double>::activation_bytes(kept.config));
+  EXPECT_LT(Model<double>::memory_bytes(formed_again.config), Model<double>::memory_bytes(kept.config));
 }
 
 TEST(Model, GradientsAddUpOverSequences) {

@@ -4,9 +4,8 @@
 
 #include <cmath>
 #include <set>
+#include <vector>
 
-#include "src/arena.hpp"
-#include "tests/environment.hpp"
 
 namespace nanorun {
 namespace {
@@ -43,7 +42,7 @@ TEST(ParameterTable, TensorsTileTheArenaAndBucketsTileTheTensors) {
 }
 
 TEST(Bucket, SharesDifferByAtMostOneUnitAndCoverAll) {
-  const Bucket bucket{Group::matrix, 0, 44, 100, 10, 10};
+  const Bucket bucket{Group::matrix, -1, 0, 44, 100, 10, 10};
   for (const int ranks : {1, 2, 3, 7, 8, 64}) {
     const Bounds bounds = bucket.bounds(ranks);
     ASSERT_EQ(bounds.size(), static_cast<std::size_t>(ranks) + 1);
@@ -85,6 +84,42 @@ TEST(ParameterTable, OwnedRowsOfAllRanksCoverEveryTensorOnce) {
   }
 }
 
+/// All initial values.
+std::vector<double> initial_values(const ParameterTable& table, std::int64_t seed) {
+  std::vector<double> values(table.size());
+  for (const Bucket& bucket : table.buckets()) {
+    for (const OwnedRows& rows : table.owned(bucket, 0, 1)) {
+      initialise<double>({}, std::span(values).subspan(rows.offset, rows.row_count * rows.cols), rows, seed);
+    }
+  }
+  return values;
+}
+
+TEST(ParameterTable, BucketsKnowTheLayerThatCompletesThem) {
+  const ParameterTable table(record21_model());
+  const auto completed_after = [&](const std::string& name) {
+    const std::size_t at = table.find(name).offset;
+    for (const Bucket& bucket : table.buckets()) {
+      if (bucket.offset <= at && at < bucket.offset + bucket.size()) return bucket.complete_after;
+    }
+    return -2;
+  };
+  EXPECT_EQ(completed_after("head"), 12);
+  EXPECT_EQ(completed_after("block.11.qkv"), 6);
+  EXPECT_EQ(completed_after("block.6.mlp_out"), 6);
+  EXPECT_EQ(completed_after("block.5.mlp_in"), 0);
+  EXPECT_EQ(completed_after("value_embedding.2"), 2);
+  EXPECT_EQ(completed_after("value_embedding.0"), 0);
+  EXPECT_EQ(completed_after("embedding"), -1);
+  EXPECT_EQ(completed_after("skip.3"), -1);
+}
+
+TEST(ParameterTable, ScalarsCloseIt) {
+  const ParameterTable table(record21_model());
+  EXPECT_EQ(table.size() - table.tensor_size(), 24u + 22u + 6u);
+  for (const Bucket& bucket : table.buckets()) EXPECT_EQ(bucket.scalars(), bucket.offset >= table.tensor_size());
+}
+
 TEST(Initialise, FollowsTheDocumentedDistributions) {
   ModelConfig model = record21_model();
   model.width = 64;
@@ -93,13 +128,12 @@ TEST(Initialise, FollowsTheDocumentedDistributions) {
   model.vocabulary = 1000;
   model.init_scale = 0.5;
   const ParameterTable table(model);
-  TensorArena<double> weights(table.size());
-  initialise(weights.span(), table, 3, test_comm());
+  const std::vector<double> weights = initial_values(table, 3);
 
   const auto moment = [&](const std::string& name, int power) {
     const Parameter& p = table.find(name);
     double sum = 0;
-    for (std::size_t i = 0; i < p.size(); ++i) sum += std::pow(weights.data()[p.offset + i], power);
+    for (std::size_t i = 0; i < p.size(); ++i) sum += std::pow(weights[p.offset + i], power);
     return sum / static_cast<double>(p.size());
   };
   EXPECT_NEAR(moment("embedding", 1), 0, 0.02);
@@ -109,9 +143,26 @@ TEST(Initialise, FollowsTheDocumentedDistributions) {
   EXPECT_NEAR(moment("block.2.qkv", 2), bound * bound / 3, 0.05 * bound * bound);
   EXPECT_EQ(moment("head", 2), 0);
   EXPECT_EQ(moment("block.2.mlp_out", 2), 0);
-  EXPECT_EQ(weights.data()[table.find("block.4.residual_mix").offset], 1);
-  EXPECT_EQ(weights.data()[table.find("block.4.residual_mix").offset + 1], 0);
-  EXPECT_EQ(weights.data()[table.find("skip.1").offset], 1);
+  EXPECT_EQ(weights[table.find("block.4.residual_mix").offset], 1);
+  EXPECT_EQ(weights[table.find("block.4.residual_mix").offset + 1], 0);
+  EXPECT_EQ(weights[table.find("skip.1").offset], 1);
+}
+
+TEST(Initialise, PartsOfRanksMakeUpTheWhole) {
+  ModelConfig model = record21_model();
+  model.vocabulary = 101;
+  model.width = 32;
+  const ParameterTable table(model);
+  const std::vector<double> whole = initial_values(table, 1);
+  for (const Bucket& bucket : table.buckets()) {
+    for (int rank = 0; rank < 3; ++rank) {
+      for (const OwnedRows& rows : table.owned(bucket, rank, 3)) {
+        std::vector<double> part(rows.row_count * rows.cols);
+        initialise<double>({}, part, rows, 1);
+        for (std::size_t i = 0; i < part.size(); ++i) ASSERT_EQ(part[i], whole[rows.offset + i]);
+      }
+    }
+  }
 }
 
 TEST(Initialise, SeedAndNameBothMatter) {
@@ -119,12 +170,10 @@ TEST(Initialise, SeedAndNameBothMatter) {
   model.vocabulary = 100;
   model.width = 32;
   const ParameterTable table(model);
-  TensorArena<float> first(table.size()), second(table.size());
-  initialise(first.span(), table, 1, test_comm());
-  initialise(second.span(), table, 2, test_comm());
+  const std::vector<double> first = initial_values(table, 1), second = initial_values(table, 2);
   const std::size_t at = table.find("embedding").offset, other = table.find("value_embedding.0").offset;
-  EXPECT_NE(first.data()[at], second.data()[at]);
-  EXPECT_NE(first.data()[at], first.data()[other]);
+  EXPECT_NE(first[at], second[at]);
+  EXPECT_NE(first[at], first[other]);
 }
 
 }  // namespace

@@ -1,0 +1,77 @@
+#include "src/feed.hpp"
+
+#include <algorithm>
+
+#include "src/schedule.hpp"
+
+namespace nanorun {
+
+using kernels::Stream;
+using kernels::Token;
+using kernels::Workspace;
+using kernels::WorkspaceCutter;
+
+namespace {
+
+/// What a slot holds for a sequence of `length` tokens, in memory of the host or of the device alike.
+struct Layout {
+  Layout(int length, Workspace space) {
+    WorkspaceCutter cutter(space);
+    tokens = {cutter.take<Token>(length), static_cast<std::size_t>(length)};
+    targets = {cutter.take<Token>(length), static_cast<std::size_t>(length)};
+    long_mask = Mask(length, cutter);
+    short_mask = Mask(length, cutter);
+    bytes = cutter.used();
+  }
+
+  std::span<Token> tokens, targets;
+  Mask long_mask, short_mask;
+  std::size_t bytes;
+};
+
+std::size_t slot_bytes(const Config& config) {
+  return Layout(std::max(config.train.length, config.validation.length), {}).bytes;
+}
+
+}  // namespace
+
+Feed::Feed(const Config& config, Token end_of_text, Stream upload)
+    : config_(config),
+      end_of_text_(end_of_text),
+      upload_(upload),
+      slots_{Slot(slot_bytes(config)), Slot(slot_bytes(config))} {
+  for (Slot& slot : slots_) {
+    ops::record(upload_, slot.uploaded);
+    ops::record(upload_, slot.consumed);
+  }
+}
+
+Feed::~Feed() {
+  for (Slot& slot : slots_) {
+    ops::destroy_event(slot.uploaded);
+    ops::destroy_event(slot.consumed);
+  }
+}
+
+FedSequence Feed::load(Stream compute, const Sequence& sequence, int window) {
+  current_ = 1 - current_;
+  Slot& slot = slots_[current_];
+  const auto length = static_cast<int>(sequence.tokens.size());
+  ops::synchronize(slot.uploaded);  // two sequences ago: the host's buffer is free
+  Layout host(length, slot.host.space());
+  std::ranges::copy(sequence.tokens, host.tokens.begin());
+  std::ranges::copy(sequence.targets, host.targets.begin());
+  host.long_mask.build(sequence.tokens, end_of_text_, config_.window.kind, window);
+  host.short_mask.build(sequence.tokens, end_of_text_, config_.window.kind, short_window(config_.window, window));
+
+  ops::wait(upload_, slot.consumed);
+  ops::copy_to_device(upload_, slot.device.space().data(), slot.host.space().data(), host.bytes);
+  ops::record(upload_, slot.uploaded);
+  ops::wait(compute, slot.uploaded);
+  const Layout device(length, slot.device.space());
+  return {device.tokens, device.targets, device.long_mask.view(), device.short_mask.view()};
+}
+
+void Feed::release(Stream compute) { ops::record(compute, slots_[current_].consumed); }
+
+}  // namespace nanorun

@@ -1,0 +1,63 @@
+#pragma once
+// What the ops read of a sequence: its tokens and attention masks, prepared on the host and sent to the device.
+
+#include <array>
+#include <span>
+
+#include "kernels/ops.hpp"
+#include "src/arena.hpp"
+#include "src/config.hpp"
+#include "src/mask.hpp"
+
+namespace nanorun {
+
+/// One stream of `length` tokens with its targets (the same tokens one later), in host memory.
+struct Sequence {
+  std::span<const kernels::Token> tokens;
+  std::span<const kernels::Token> targets;
+
+  /// `row` holds length + 1 tokens.
+  static Sequence of(std::span<const kernels::Token> row) {
+    return {row.first(row.size() - 1), row.last(row.size() - 1)};
+  }
+};
+
+/// The same in the ops' memory, with the masks of the layers that see the whole window and half of it.
+struct FedSequence {
+  std::span<const kernels::Token> tokens;
+  std::span<const kernels::Token> targets;
+  kernels::AttentionMask long_mask, short_mask;
+};
+
+/// Two sets of buffers, so that the host prepares a sequence while the device still works on the one before.
+class Feed {
+ public:
+  /// Sequences have at most the longer of train.length and validation.length tokens. Copies run on `upload`.
+  Feed(const Config& config, kernels::Token end_of_text, kernels::Stream upload);
+  ~Feed();
+  Feed(const Feed&) = delete;
+  Feed& operator=(const Feed&) = delete;
+
+  /// Work that `compute` gets from now on may read the result, until release(). window: tokens of the long layers'
+  /// window. The host's tokens are not needed after the call.
+  FedSequence load(kernels::Stream compute, const Sequence& sequence, int window);
+  /// After the last work on the sequence that load() returned has been enqueued on `compute`.
+  void release(kernels::Stream compute);
+
+ private:
+  struct Slot {
+    explicit Slot(std::size_t bytes) : host(bytes), device(bytes) {}
+    PinnedArena host;
+    Arena device;
+    ops::Event uploaded = ops::create_event();
+    ops::Event consumed = ops::create_event();
+  };
+
+  const Config& config_;
+  kernels::Token end_of_text_;
+  kernels::Stream upload_;
+  std::array<Slot, 2> slots_;
+  int current_ = 0;
+};
+
+}  // namespace nanorun
