@@ -15,10 +15,6 @@ namespace {
 template <class T>
 MPI_Datatype mpi_type();
 template <>
-MPI_Datatype mpi_type<float>() {
-  return MPI_FLOAT;
-}
-template <>
 MPI_Datatype mpi_type<double>() {
   return MPI_DOUBLE;
 }
@@ -37,9 +33,6 @@ MPI_Op mpi_op(Reduce op) {
       return MPI_SUM;
   }
 }
-
-/// Elements exchanged at a time: large enough for bandwidth, small enough to stay in cache for the sum.
-constexpr std::size_t exchange_chunk = 1 << 18;
 
 }  // namespace
 
@@ -93,42 +86,6 @@ void Comm::all_reduce(std::span<T> data, Reduce op) {
   MPI_Allreduce(MPI_IN_PLACE, data.data(), static_cast<int>(data.size()), mpi_type<T>(), mpi_op(op), comm_);
 }
 
-template <class T>
-void Comm::reduce_scatter(std::span<T> data, const Bounds& bounds) {
-  const Watchdog::Guard guard = watch("reduce_scatter");
-  std::vector<T> incoming(size_ > 1 ? exchange_chunk : 0);
-  // All ranks exchange the same number of messages, of which those past the end of a part are empty.
-  std::size_t largest = 0;
-  for (int r = 0; r < size_; ++r) largest = std::max(largest, bounds[r + 1] - bounds[r]);
-  // Pairwise exchange: in round k each rank sends its copy of the part of rank + k to its owner.
-  for (int k = 1; k < size_; ++k) {
-    const int to = (rank_ + k) % size_;
-    const int from = (rank_ - k + size_) % size_;
-    const std::span<T> outgoing = data.subspan(bounds[to], bounds[to + 1] - bounds[to]);
-    const std::span<T> own = data.subspan(bounds[rank_], bounds[rank_ + 1] - bounds[rank_]);
-    for (std::size_t at = 0; at < largest; at += exchange_chunk) {
-      const std::size_t send = at < outgoing.size() ? std::min(exchange_chunk, outgoing.size() - at) : 0;
-      const std::size_t receive = at < own.size() ? std::min(exchange_chunk, own.size() - at) : 0;
-      MPI_Sendrecv(outgoing.data() + at, static_cast<int>(send), mpi_type<T>(), to, 0, incoming.data(),
-                   static_cast<int>(receive), mpi_type<T>(), from, 0, comm_, MPI_STATUS_IGNORE);
-      for (std::size_t i = 0; i < receive; ++i) own[at + i] += incoming[i];
-    }
-    bytes_sent_ += outgoing.size_bytes();
-  }
-}
-
-template <class T>
-void Comm::all_gather(std::span<T> data, const Bounds& bounds) {
-  const Watchdog::Guard guard = watch("all_gather");
-  std::vector<int> counts(size_), offsets(size_);
-  for (int r = 0; r < size_; ++r) {
-    counts[r] = static_cast<int>(bounds[r + 1] - bounds[r]);
-    offsets[r] = static_cast<int>(bounds[r]);
-  }
-  MPI_Allgatherv(MPI_IN_PLACE, 0, MPI_DATATYPE_NULL, data.data(), counts.data(), offsets.data(), mpi_type<T>(), comm_);
-  bytes_sent_ += (bounds[rank_ + 1] - bounds[rank_]) * sizeof(T) * (size_ - 1);
-}
-
 std::vector<double> Comm::gather(double value) {
   const Watchdog::Guard guard = watch("gather");
   std::vector<double> values(size_);
@@ -167,9 +124,5 @@ std::vector<std::string> Comm::gather(const std::string& text) {
 
 template void Comm::all_reduce(std::span<double>, Reduce);
 template void Comm::all_reduce(std::span<std::uint64_t>, Reduce);
-template void Comm::reduce_scatter(std::span<float>, const Bounds&);
-template void Comm::reduce_scatter(std::span<double>, const Bounds&);
-template void Comm::all_gather(std::span<float>, const Bounds&);
-template void Comm::all_gather(std::span<double>, const Bounds&);
 
 }  // namespace nanorun

@@ -1,6 +1,6 @@
 #pragma once
-// Collectives on spans. Every collective is watched: one that takes longer than the timeout ends the job with a
-// message that names the collective, the step and the rank to blame.
+// Collectives on values of the host. Every collective is watched: one that takes longer than the timeout ends the job
+// with a message that names the collective, the step and the rank to blame.
 
 #include <mpi.h>
 
@@ -53,13 +53,6 @@ class Comm {
     all_reduce(std::span<T>(&value, 1), op);
     return value;
   }
-  /// Sums each rank's part over the ranks; the result stands in place in the owner's part, other parts hold garbage.
-  /// The order of the sum depends on the rank count alone. T = float or double.
-  template <class T>
-  void reduce_scatter(std::span<T> data, const Bounds& bounds);
-  /// Fills every rank's span with each owner's part.
-  template <class T>
-  void all_gather(std::span<T> data, const Bounds& bounds);
   /// Gathers one value of each rank on all ranks.
   std::vector<double> gather(double value);
   /// Runs `work` (which must not use this communicator) on every rank. Where it throws an Error on any of them, all
@@ -68,14 +61,10 @@ class Comm {
   /// Gathers a text of each rank, at most 2 GiB in all, on rank 0; empty elsewhere.
   std::vector<std::string> gather(const std::string& text);
 
-  /// Bytes that this rank has sent in reduce_scatter and all_gather so far.
-  std::uint64_t bytes_sent() const { return bytes_sent_; }
-
  private:
   MPI_Comm comm_;
   int rank_ = 0;
   int size_ = 1;
-  std::uint64_t bytes_sent_ = 0;
   std::unique_ptr<Watchdog> watchdog_;
 };
 

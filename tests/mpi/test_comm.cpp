@@ -2,32 +2,11 @@
 
 #include <gtest/gtest.h>
 
-#include <numeric>
-
 #include "src/error.hpp"
 #include "tests/environment.hpp"
 
 namespace nanorun {
 namespace {
-
-/// Uneven parts, the first one empty where there are several ranks.
-Bounds uneven_bounds(int ranks, std::size_t unit) {
-  Bounds bounds(ranks + 1, 0);
-  for (int r = 0; r < ranks; ++r) bounds[r + 1] = bounds[r] + (ranks > 1 ? r : 1) * unit;
-  return bounds;
-}
-
-TEST(Comm, ReduceScatterThenAllGatherIsAnAllReduce) {
-  Comm& comm = test_comm();
-  // Larger than one exchange chunk, and not a multiple of it.
-  const Bounds bounds = uneven_bounds(comm.size(), 300'001);
-  std::vector<float> data(bounds.back());
-  for (std::size_t i = 0; i < data.size(); ++i) data[i] = static_cast<float>(i % 1000) * (comm.rank() + 1);
-  comm.reduce_scatter(std::span(data), bounds);
-  comm.all_gather(std::span(data), bounds);
-  const float factor = comm.size() * (comm.size() + 1) / 2.0f;
-  for (std::size_t i = 0; i < data.size(); ++i) ASSERT_EQ(data[i], factor * (i % 1000)) << i;
-}
 
 TEST(Comm, AllReduceKnowsSumMinAndMax) {
   Comm& comm = test_comm();
