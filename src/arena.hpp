@@ -61,7 +61,8 @@ class TensorArena {
 /// Host memory whose copies to and from the device do not wait.
 class PinnedArena {
  public:
-  explicit PinnedArena(std::size_t bytes) : bytes_(bytes), data_(static_cast<std::byte*>(ops::allocate_pinned(bytes))) {}
+  explicit PinnedArena(std::size_t bytes)
+      : bytes_(bytes), data_(static_cast<std::byte*>(ops::allocate_pinned(bytes))) {}
   kernels::Workspace space() const { return {data_.get(), bytes_}; }
 
  private:

@@ -267,7 +267,8 @@ auto Optimizer<T>::slabs() -> std::vector<Slab<Master>> {
       const auto add = [&](const char* group, HostView<Master>& view) {
         const std::size_t size = rows.row_count * rows.cols;
         slabs.push_back({std::string(group) + rows.parameter->name, rows.total_rows, rows.cols, rows.first_row,
-                         rows.row_count, size == 0 ? std::span<Master>() : view.span().subspan(rows.offset - first, size)});
+                         rows.row_count,
+                         size == 0 ? std::span<Master>() : view.span().subspan(rows.offset - first, size)});
       };
       add("/weights/", views[3 * i]);
       if (bucket.group == Group::matrix) {
@@ -291,8 +292,8 @@ template <class T>
 std::size_t Optimizer<T>::state_bytes(const ParameterTable& table, int ranks) {
   std::size_t most = 0;
   for (int rank = 0; rank < ranks; ++rank) {
-    most = std::max(most, state_size<T>(table, rank, ranks) * sizeof(Master) +
-                              workspace_size<Master>(table, rank, ranks));
+    most =
+        std::max(most, state_size<T>(table, rank, ranks) * sizeof(Master) + workspace_size<Master>(table, rank, ranks));
   }
   return most;
 }

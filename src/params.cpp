@@ -84,8 +84,8 @@ void ParameterTable::add_matrices(const ModelConfig& config) {
 
 void ParameterTable::add_tables(const ModelConfig& config) {
   const auto width = static_cast<std::size_t>(config.width);
-  add("head", 1, padded_vocabulary(config), config.width, Group::head,
-      config.zero_outputs ? Init::zero : Init::uniform, config.init_scale / std::sqrt(config.width));
+  add("head", 1, padded_vocabulary(config), config.width, Group::head, config.zero_outputs ? Init::zero : Init::uniform,
+      config.init_scale / std::sqrt(config.width));
   close_bucket(width, config.layers);
   if (config.value_path == ValuePath::embeddings) {
     for (int j = config.value_embeddings - 1; j >= 0; --j) {

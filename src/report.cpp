@@ -89,6 +89,7 @@ std::string summary_json(const RunSummary& s) {
   json["time_to_first_step_seconds"] = s.time_to_first_step;
   json["peak_memory_bytes"] = s.peak_memory;
   json["peak_memory_bytes_all_ranks"] = s.peak_memory_total;
+  if (s.device_memory > 0) json["device_memory_bytes"] = s.device_memory;
   for (int i = 0; i < Trace::phases; ++i) {
     json["phases"][phase_name(static_cast<Phase>(i))] = {
         {"min_seconds", s.phases.min[i]}, {"avg_seconds", s.phases.avg[i]}, {"max_seconds", s.phases.max[i]}};
@@ -106,6 +107,7 @@ std::string closing_lines(const RunSummary& s) {
   merit("train_seconds", s.progress.train_seconds);
   merit("time_to_first_step_seconds", s.time_to_first_step);
   merit("peak_memory_bytes", static_cast<double>(s.peak_memory));
+  if (s.device_memory > 0) merit("device_memory_bytes", static_cast<double>(s.device_memory));
   merit("final_train_loss", s.train_loss);
   if (s.validation_loss) merit("final_val_loss", *s.validation_loss);
   text.pop_back();
@@ -126,8 +128,8 @@ std::string plan(const Config& config, const ParameterTable& table, int ranks) {
                          static_cast<double>(table.size() - table.tensor_size()) * sizeof(kernels::acc_t<Real>);
   const auto state = static_cast<double>(Optimizer<Real>::state_bytes(table, ranks));
   const auto activations = static_cast<double>(Model<Real>::memory_bytes(config));
-  const auto buffers = static_cast<double>(
-      TensorComm::buffer_bytes(ranks, {config.comm.gradients, config.comm.gradient_scale}));
+  const auto buffers =
+      static_cast<double>(TensorComm::buffer_bytes(ranks, {config.comm.gradients, config.comm.gradient_scale}));
   const int window = long_window(config.window, config.train.steps, config.train.steps);
   const double tokens = static_cast<double>(config.train.sequences) * config.train.length;
   std::string text;

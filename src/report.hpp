@@ -57,6 +57,7 @@ struct RunSummary {
   double time_to_first_step = 0;
   std::uint64_t peak_memory = 0;        ///< bytes, of the rank that used most
   std::uint64_t peak_memory_total = 0;  ///< bytes, summed over ranks
+  std::uint64_t device_memory = 0;      ///< bytes in use on the device that has most in use; 0 on hosts
   std::string stopped_by;               ///< empty for a run that made all its steps
   Trace::Summary phases;
 };

@@ -422,6 +422,7 @@ RunSummary Training::write_summary(const std::string& stopped_by) {
   const std::uint64_t memory = peak_memory_bytes();
   summary.peak_memory = comm_.all_reduce(memory, Reduce::max);
   summary.peak_memory_total = comm_.all_reduce(memory, Reduce::sum);
+  summary.device_memory = comm_.all_reduce(std::uint64_t{ops::device_memory_in_use()}, Reduce::max);
   summary.stopped_by = stopped_by;
   summary.phases = trace_->summarise();
   comm_.together([&] {

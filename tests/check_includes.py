@@ -11,7 +11,7 @@ error arena
 watchdog
 config config_keys config_check comm h5 files
 context tensor_comm tensor_comm_mpi tensor_comm_nccl mask schedule stop data trace trace_file run_folder
-params
+params feed
 import activations
 model optimizer checkpoint command_line
 report

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "kernels/attention.hpp"
-#include "src/mask.hpp"
+#include "tests/owned_mask.hpp"
 
 namespace nanorun {
 namespace {
@@ -64,7 +64,7 @@ std::vector<Token> document_tokens(int length, int mean) {
 
 struct Attention {
   int length, heads, width;
-  Mask host_mask;
+  OwnedMask host_mask;
   std::int64_t block_pairs = 0;
   kernels::AttentionMask mask;
   std::vector<Buffer<std::int32_t>*> mask_buffers;

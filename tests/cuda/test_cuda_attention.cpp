@@ -10,9 +10,9 @@
 #include <string>
 #include <vector>
 
-#include "src/mask.hpp"
 #include "tests/cuda_memory.hpp"
 #include "tests/kernels/check.hpp"
+#include "tests/owned_mask.hpp"
 
 namespace nanorun::kernels::cuda {
 namespace {
@@ -48,10 +48,10 @@ struct Case {
   std::vector<int> document_begins;
 
   int width() const { return heads * head_dim; }
-  Mask mask() const {
+  OwnedMask mask() const {
     std::vector<Token> tokens(length, 7);
     for (const int t : document_begins) tokens[t] = end_of_text;
-    Mask mask(length);
+    OwnedMask mask(length);
     mask.build(tokens, end_of_text, kind, window);
     return mask;
   }
@@ -163,7 +163,7 @@ struct Problem {
     const auto misaligned = reinterpret_cast<std::uintptr_t>(memory.data()) % 64;
     const Workspace space = Workspace(memory).subspan(misaligned ? 64 - misaligned : 0);
     const portable::AttentionInputs<float> in{mat(q), mat(k), mat(v), 1, scale};
-    const Mask host_mask = c.mask();
+    const OwnedMask host_mask = c.mask();
     portable::attention_forward<float>({}, mat(r.y), lse_mat, in, host_mask.view(), space);
     portable::attention_backward<float>({}, mat(r.d_q), mat(r.d_k), mat(r.d_v), mat(y_input), lse_mat, mat(d), in,
                                         host_mask.view(), space);

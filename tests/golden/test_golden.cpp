@@ -17,14 +17,16 @@ const std::string folder = NANORUN_GOLDEN_FOLDER "/";
 struct Tolerance {
   double loss = 1e-4;
   double norm = 1e-4;
+  double scalar_norm = norm;  ///< of learned scalars
 };
 
 /// The fp8 head rounds to so few bits that a last-bit difference moves values to a neighbouring code: the reference
 /// in fp32 and in double differ from each other by 1.5e-4 in the losses and 9e-4 in the norms. Twice that is allowed.
 constexpr Tolerance fp8_tolerance{3e-4, 1.8e-3};
 
-/// Activations and weights of 8 bits against the reference's 24.
-constexpr Tolerance bf16_tolerance{1e-2, 3e-2};
+/// Activations and weights of 8 significant bits against the reference's 24. The gradients of learned scalars are sums
+/// over all elements of a tensor, in which far larger terms cancel.
+constexpr Tolerance bf16_tolerance{2e-3, 3e-2, 0.12};
 
 void expect_close(double value, double golden, double tolerance, double& worst, const std::string& what) {
   const double error = std::abs(value - golden) / std::max(std::abs(golden), 1e-6);
@@ -34,12 +36,14 @@ void expect_close(double value, double golden, double tolerance, double& worst, 
 
 /// norm(parameter) of every parameter.
 template <class Norm>
-void expect_norms(const ParameterTable& table, const Norm& norm, const nlohmann::json& golden, double tolerance,
-                  const std::string& what) {
+void expect_norms(const ParameterTable& table, const Norm& norm, const nlohmann::json& golden,
+                  const Tolerance& tolerance, const std::string& what) {
   ASSERT_EQ(golden.size(), table.parameters().size());
   double worst = 0;
   for (const Parameter& p : table.parameters()) {
-    expect_close(norm(p), golden.at(p.name), tolerance, worst, what + " of " + p.name);
+    const bool scalar = p.offset >= table.tensor_size();
+    expect_close(norm(p), golden.at(p.name), scalar ? tolerance.scalar_norm : tolerance.norm, worst,
+                 what + " of " + p.name);
   }
   std::printf("largest relative difference, %s: %.1e\n", what.c_str(), worst);
 }
@@ -59,9 +63,9 @@ void compare(const std::string& name, Tolerance tolerance = {}) {
 
   const auto weight_norm = [&](const Parameter& p) { return training.weight_norm(p); };
   const auto gradient_norm = [&](const Parameter& p) { return training.gradient_norm(p) / config.train.sequences; };
-  expect_norms(table, weight_norm, golden.at("initial_norms"), 1e-6, "initial norm");
+  expect_norms(table, weight_norm, golden.at("initial_norms"), {.norm = 1e-6}, "initial norm");
   std::vector<double> losses{training.forward_backward()};
-  expect_norms(table, gradient_norm, golden.at("gradient_norms_step1"), tolerance.norm, "gradient norm");
+  expect_norms(table, gradient_norm, golden.at("gradient_norms_step1"), tolerance, "gradient norm");
   training.update();
   for (const double loss : training.run(config.train.steps - 1)) losses.push_back(loss);
 
@@ -72,7 +76,7 @@ void compare(const std::string& name, Tolerance tolerance = {}) {
   }
   std::printf("largest relative difference, loss: %.1e\n", worst);
   EXPECT_LT(losses.back(), losses.front() - 1) << "the golden run learns";
-  expect_norms(table, weight_norm, golden.at("final_norms"), tolerance.norm, "final norm");
+  expect_norms(table, weight_norm, golden.at("final_norms"), tolerance, "final norm");
 }
 
 TEST(Golden, Record13) { compare("record13"); }

@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "kernels/check.hpp"
-#include "src/mask.hpp"
+#include "tests/owned_mask.hpp"
 
 namespace nanorun::kernels::portable {
 namespace {
@@ -39,8 +39,8 @@ struct Case {
     return tokens;
   }
 
-  Mask mask() const {
-    Mask mask(length);
+  OwnedMask mask() const {
+    OwnedMask mask(length);
     mask.build(tokens(), end_of_text, kind, window);
     return mask;
   }
@@ -136,7 +136,7 @@ TEST_P(Attention, ForwardIsTheDenseMaskedSoftmax) {
 
 TEST_P(Attention, BackwardIsTheGradient) {
   const Case& c = GetParam();
-  const Mask mask = c.mask();
+  const OwnedMask mask = c.mask();
   Problem<double> p(c.length);
   p.forward(mask);
   p.backward(mask);
@@ -157,7 +157,7 @@ TEST_P(Attention, BackwardIsTheGradient) {
 
 TEST_P(Attention, FloatAgreesWithDouble) {
   const Case& c = GetParam();
-  const Mask mask = c.mask();
+  const OwnedMask mask = c.mask();
   Problem<double> exact(c.length);
   Problem<float> p(c.length);
   // Both compute on the inputs that float can hold.
@@ -185,7 +185,7 @@ INSTANTIATE_TEST_SUITE_P(Masks, Attention,
 
 TEST(AttentionRange, ScoresBeyondTheRangeOfExpStayAccurate) {
   const Case c{"", 256, WindowKind::token, everything, {}};
-  const Mask mask = c.mask();
+  const OwnedMask mask = c.mask();
   Problem<float> p(c.length);
   for (int t = 0; t < c.length; ++t) {
     for (int j = 0; j < width; ++j) p.part(p.qkv, 0).row(t)[j] *= 30;
@@ -203,7 +203,7 @@ TEST(AttentionRange, ScoresBeyondTheRangeOfExpStayAccurate) {
 /// Poisons q, k and v of block `poisoned_block` and expects the rows [first, last), which have no pair with it, to stay
 /// bit for bit: a body that computed such a pair and masked it afterwards would spread the NaN, as 0 * NaN is NaN.
 void expect_block_untouched(const Case& c, int poisoned_block, int first, int last) {
-  const Mask mask = c.mask();
+  const OwnedMask mask = c.mask();
   Problem<float> clean(c.length), dirty(c.length);
   const auto begin = dirty.qkv.begin() + poisoned_block * attention_block * 3 * width;
   std::fill_n(begin, attention_block * 3 * width, std::numeric_limits<float>::quiet_NaN());

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "src/error.hpp"
+#include "tests/owned_mask.hpp"
 
 namespace nanorun {
 namespace {
@@ -40,18 +41,6 @@ std::vector<std::vector<bool>> all_pairs(const std::vector<Token>& tokens, Windo
   }
   return allowed;
 }
-
-/// A mask with memory of its own.
-struct OwnedMask : Mask {
-  explicit OwnedMask(int length) {
-    kernels::WorkspaceCutter count({});
-    Mask(length, count);
-    memory.resize(count.used());
-    kernels::WorkspaceCutter cutter(memory);
-    static_cast<Mask&>(*this) = Mask(length, cutter);
-  }
-  std::vector<std::byte> memory;
-};
 
 void expect_pairs(const kernels::AttentionMask& mask, const std::vector<std::vector<bool>>& allowed) {
   for (int q = 0; q < mask.length; ++q) {

@@ -6,7 +6,6 @@
 #include <set>
 #include <vector>
 
-
 namespace nanorun {
 namespace {
 
