@@ -7,8 +7,8 @@ from pathlib import Path
 
 # A module may include modules of the lines above its own, and itself. docs/architecture.md shows the same lines.
 LAYERS = """
-error arena
-watchdog
+error
+arena watchdog
 config config_keys config_check comm h5 files
 context tensor_comm tensor_comm_mpi tensor_comm_nccl mask schedule stop data trace trace_file run_folder
 params feed
