@@ -5,7 +5,7 @@
 # shellcheck source=jobscripts/setup.sh
 source "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
 
-presets=(cpu)
+presets=()
 for argument in "$@"; do
   case $argument in
     --asan) presets+=(asan) ;;
@@ -37,6 +37,7 @@ if CUDACXX=$(find_nvcc); then
   export CUDACXX
   presets+=(h100)
 fi
+presets+=(cpu)
 
 for preset in "${presets[@]}"; do
   setup "$preset" all

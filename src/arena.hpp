@@ -19,14 +19,15 @@ namespace nanorun {
 class Arena {
  public:
   Arena() = default;
-  /// `content` and `remedy` complete the message of the Error(internal) where the memory does not suffice: "<content>
-  /// needs ...; <remedy>".
-  explicit Arena(std::size_t bytes, const char* content = "a tensor", const char* remedy = "use a smaller model")
+  /// `content` and `remedy` complete the message of the Error(internal) where the memory does not suffice: "out of
+  /// memory for <content>, ...; <remedy>".
+  explicit Arena(std::size_t bytes, const char* content = "tensors",
+                 const char* remedy = "lower model.width or model.layers")
       : bytes_(bytes) {
     try {
       data_.reset(static_cast<std::byte*>(ops::allocate(bytes)));
     } catch (const std::bad_alloc&) {
-      throw Error(ExitCode::internal, fmt::format("out of memory: {} needs {:.2f} GiB; {}", content,
+      throw Error(ExitCode::internal, fmt::format("out of memory for {}, {:.2f} GiB; {}", content,
                                                   static_cast<double>(bytes) / (1 << 30), remedy));
     }
   }

@@ -50,7 +50,7 @@ std::size_t workspace_size(const ParameterTable& table, int rank, int ranks) {
   return bytes;
 }
 
-constexpr const char* state_remedy = "share it over more ranks or use a smaller model";
+constexpr const char* state_remedy = "use more ranks, or lower model.width or model.layers";
 
 }  // namespace
 

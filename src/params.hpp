@@ -120,7 +120,7 @@ class Weights {
  public:
   using Scalar = kernels::acc_t<T>;
   explicit Weights(const ParameterTable& table)
-      : tensors_(table.tensor_size(), "weights"), scalars_(table.size() - table.tensor_size(), "weights") {}
+      : tensors_(table.tensor_size(), "the weights"), scalars_(table.size() - table.tensor_size(), "the weights") {}
 
   std::span<T> tensors() const { return tensors_.span(); }
   std::span<Scalar> scalars() const { return scalars_.span(); }

@@ -37,8 +37,6 @@ constexpr int idle = Trace::phases;
 /// Rows of a rank in trace.json.
 enum Track { compute_track = 0, communication_track = 1 };
 
-bool is_communication(int phase) { return phase == reduce_gradients || phase == gather_weights || phase == agree; }
-
 /// The time that gradients and weights held up the compute stream.
 double exposed_communication(const Trace::Row& row) { return row[reduce_gradients] + row[gather_weights]; }
 
@@ -181,7 +179,6 @@ class Trace::Impl {
 
   void end_step(double tokens, double loss) {
     add(idle, 1, enter(idle));
-    const bool blocking = transfer_count_ == 0;
     resolve();
     if (!file_) return;
     rows_.step.push_back(step_);
@@ -189,7 +186,7 @@ class Trace::Impl {
     rows_.tokens.push_back(tokens);
     rows_.loss.push_back(loss);
     rows_.seconds.insert(rows_.seconds.end(), row_.begin(), row_.end());
-    rows_.communication.push_back(blocking ? exposed_communication(row_) : communication_);
+    rows_.communication.push_back(communication_);
   }
 
   void add_validation(long step, double loss) {
@@ -266,12 +263,10 @@ class Trace::Impl {
     }
   }
 
-  /// What trace.json shows of the step: collectives that block are on the track of communication.
+  /// What trace.json shows of the step.
   void add_spans() {
-    const bool blocking = transfer_count_ == 0;
     for (const MarkedSpan& marked : marked_) {
-      const Track track = blocking && is_communication(marked.phase) ? communication_track : compute_track;
-      spans_.push_back({marked.phase, marked.phase == idle ? "step" : "phase", track, step_,
+      spans_.push_back({marked.phase, marked.phase == idle ? "step" : "phase", compute_track, step_,
                         step_begin_ + offsets_[marked.begin] - offsets_[1],
                         offsets_[marked.end] - offsets_[marked.begin]});
     }

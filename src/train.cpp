@@ -155,7 +155,7 @@ Training::Training(Context& context, const Config& config)
       table_(config.model),
       tensor_comm_(comm_, context.comm_stream(), {config.comm.gradients, config.comm.gradient_scale}),
       weights_(table_),
-      gradients_(table_.size(), "gradients"),
+      gradients_(table_.size(), "the gradients"),
       model_(config, table_, weights_, gradients_.span(), static_cast<Token>(data_.train.front().end_of_text),
              {context.stream(), context.upload_stream()}),
       optimizer_(config, table_, weights_, gradients_.span(), tensor_comm_, context.stream()),

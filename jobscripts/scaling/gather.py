@@ -1,4 +1,4 @@
-"""Measurements of runs, from their summary.json, trace.h5 and, of older runs, trace.json, and the table of them.
+"""Measurements of runs, from their summary.json and trace.h5, and the table of them.
 
 A step lasts as long as on its slowest rank. Of the counted steps of a run, the middle half by time are averaged; so are
 the phases, whose times therefore add up. Of the repeats of a rank count the one with the median step time stands
@@ -6,7 +6,6 @@ for it.
 """
 
 import csv
-import json
 from dataclasses import dataclass
 
 import numpy as np
@@ -34,7 +33,7 @@ class Measurement:
     work: np.ndarray  # [ranks] outside of collectives
     slowest: int  # rank with most of it
     slowest_share: float  # of the counted steps in which that rank was the slowest
-    overlap: float  # share of the communication that ran beside computing; nan where the trace does not say
+    overlap: float  # share of the communication that ran beside computing; nan without any
 
     @property
     def ranks(self):
@@ -82,39 +81,11 @@ def critical_path(seconds, phases):
     return path | {name: float(part({name}).min(axis=1).mean()) for name in COLLECTIVES}
 
 
-def union_length(intervals):
-    """Time that at least one of the intervals (begin, end) covers."""
-    total, reach = 0.0, float("-inf")
-    for begin, end in sorted(intervals):
-        total += max(0.0, end - max(begin, reach))
-        reach = max(reach, end)
-    return total
-
-
 def measure_overlap(trace, rows):
     """Of the given rows of trace.h5: phases exclude each other and say what communication computing waited for;
     /communication is all that there was."""
     total = trace["communication"][rows].sum()
     exposed = trace["seconds"][rows][:, :, [trace["phases"].index(name) for name in TRANSFERS]].sum()
-    return round(max(0.0, 1 - exposed / total), 6) if total > 0 else float("nan")
-
-
-def measure_overlap_of_events(path, trace):
-    """For traces without /communication: what the events of the communication in trace.json last beyond its phases in
-    trace.h5 ran beside computing."""
-    try:
-        events = json.loads(path.read_text())["traceEvents"]
-    except (OSError, ValueError, KeyError):
-        return float("nan")
-    intervals = {}
-    for event in events:
-        if event["ph"] == "X" and event["name"] in COMMUNICATION:
-            key = event["args"]["step"], event["pid"]
-            intervals.setdefault(key, []).append((event["ts"], event["ts"] + event["dur"]))
-    columns = [i for i, name in enumerate(trace["phases"]) if name in COMMUNICATION]
-    row = {int(step): i for i, step in enumerate(trace["step"])}
-    total = sum(union_length(spans) * 1e-6 for spans in intervals.values())
-    exposed = sum(trace["seconds"][row[step], rank, columns].sum() for step, rank in intervals if step in row)
     return round(max(0.0, 1 - exposed / total), 6) if total > 0 else float("nan")
 
 
@@ -137,8 +108,7 @@ def measure(run, warmup, steps):
         phases={phases[i]: float(seconds[middle][:, :, i].mean()) for i in counted},
         path=critical_path(seconds[middle], phases), work=mean, slowest=slowest,
         slowest_share=float((work.argmax(axis=1) == slowest).mean()),
-        overlap=measure_overlap(trace, warmup + middle) if "communication" in trace
-        else measure_overlap_of_events(run.folder / "trace.json", trace))
+        overlap=measure_overlap(trace, warmup + middle))
 
 
 def gather(study):

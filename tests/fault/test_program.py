@@ -182,7 +182,7 @@ class Program(FaultTest):
         self.assertEqual(plan["tokens per step"], str(SEQUENCES * LENGTH))
         assert_close("weights", 4 * PARAMETERS)
         assert_close("gradients", 4 * PARAMETERS)
-        parts = ("weights", "gradients", "optimizer state and scratch", "activations")
+        parts = ("weights", "gradients", "optimizer state and scratch", "activations", "buffers of collectives")
         assert_close("memory per rank", sum(map(binary, parts)))
         # A reduce-scatter and an all-gather, of which each rank keeps its own half.
         assert_close("bytes sent per rank and step", 2 * 4 * PARAMETERS / 2)

@@ -351,7 +351,7 @@ TEST(Checkpoint, AnotherModelIsAnErrorAlsoWithAuto) {
   Training wide(test_comm(), 0, small_config(64));
   std::string error = error_of([&] { wide.checkpoints(folder / "c").restore(wide.optimizer.slabs()); });
   EXPECT_TRUE(contains(error, "checkpoint_00000001.h5: belongs to another model: ")) << error;
-  EXPECT_TRUE(contains(error, "/weights/block.3.qkv is [96, 32] there and [192, 64] in the deck")) << error;
+  EXPECT_TRUE(contains(error, "/weights/head is [128, 32] there and [128, 64] in the deck")) << error;
 
   Config deep_config = small_config();
   deep_config.model.layers = 6;

@@ -38,7 +38,7 @@ def study_text(name="test", kind="strong", ranks=(1, 2), sequences=4, steps=4, w
 
 
 def write_trace(path, seconds, tokens, communication=None):
-    """trace.h5 of times [steps, ranks, phases] and [steps, ranks], the latter absent in version 1."""
+    """trace.h5 of times [steps, ranks, phases] and, where there is communication, [steps, ranks]."""
     import h5py
     import numpy as np
 
@@ -50,8 +50,7 @@ def write_trace(path, seconds, tokens, communication=None):
         file["tokens"] = np.full(steps, float(tokens))
         file["loss"] = np.ones(steps)
         file["seconds"] = seconds
-        if communication is not None:
-            file["communication"] = communication
+        file["communication"] = np.zeros((steps, ranks)) if communication is None else communication
         file["validation_step"] = np.zeros(0, int)
         file["validation_loss"] = np.zeros(0)
 

@@ -3,7 +3,6 @@
 import base64
 import csv
 import html.parser
-import json
 import math
 import re
 import shutil
@@ -87,16 +86,6 @@ class Measurements(ScalingTest):
         self.assertEqual((m.slowest, m.slowest_share), (3, 1.0))
         self.assertAlmostEqual(m.spread, 0.2 / (1.03 + 0.05))
 
-    def write_events(self, path, seconds, longer):
-        """Communication events of rank 0 in step 4 that last `longer` times what trace.h5 says."""
-        begin, events = 100.0, [{"ph": "M", "name": "process_name", "pid": 0, "tid": 0, "args": {"name": "rank 0"}}]
-        for name in ("agree", "reduce_gradients", "gather_weights"):
-            length = 1e6 * longer * seconds[4, 0, PHASES.index(name)]
-            events.append({"ph": "X", "name": name, "pid": 0, "tid": 1, "ts": begin, "dur": length,
-                           "args": {"step": 4}})
-            begin += 2 * length
-        path.write_text(json.dumps({"traceEvents": events}))
-
     def test_overlap(self):
         """The phases of gradients and weights take 0.05 s a step, the agreement does not count."""
         for total, overlap in ((0.05, 0), (0.2, 0.75), (0.04, 0)):
@@ -111,18 +100,6 @@ class Measurements(ScalingTest):
         communication = np.full((STEPS, 2), 0.05)
         communication[:, 1] = 0.15
         self.assertAlmostEqual(self.measure(times(2), communication).overlap, 0.5, places=5)
-
-    def test_overlap_of_a_version_1_trace(self):
-        self.assertTrue(math.isnan(self.measure(times(4)).overlap))
-        study = read_study("study.toml")
-        run, = study.runs()
-        for longer, overlap in ((1, 0), (2, 0.5), (4, 0.75)):
-            self.write_events(run.folder / "trace.json", times(4), longer)
-            self.assertAlmostEqual(gather.measure(run, WARMUP, STEPS).overlap, overlap, places=5)
-
-    def test_intervals_count_once(self):
-        self.assertEqual(gather.union_length([(0, 4), (1, 2), (3, 6), (8, 9)]), 7)
-        self.assertEqual(gather.union_length([]), 0)
 
 
 class Report(ScalingTest):

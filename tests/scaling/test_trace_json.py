@@ -8,7 +8,7 @@ import subprocess
 from support import ScalingTest, small_run
 
 RANKS, STEPS, CHOSEN = 2, 4, [1, 3]
-COMMUNICATION = {"reduce_gradients", "gather_weights", "agree"}
+COLLECTIVES = ("reduce_gradients", "gather_weights")
 ROUNDING = 2e-3  # microseconds: the file holds three decimals
 
 
@@ -52,7 +52,7 @@ def check_trace(trace):
     complete = [e for e in events if e["ph"] == "X"]
     named = {(e["name"], e["pid"], e["tid"]): e["args"]["name"] for e in events if e["ph"] == "M"}
     for event in complete:
-        assert event["tid"] == (1 if event["name"] in COMMUNICATION else 0), event
+        assert event["tid"] == (1 if event["cat"] == "transfer" else 0), event
         assert ("thread_name", event["pid"], event["tid"]) in named, event
     for rank in {e["pid"] for e in complete}:
         assert named["process_name", rank, 0] == f"rank {rank}"
@@ -104,8 +104,10 @@ class TraceJson(ScalingTest):
             names = [e["name"] for e in mine if e["cat"] == "phase" and e["args"]["step"] == CHOSEN[0]]
             for name, count in (("forward", 2), ("backward", 2), ("agree", 1)):
                 self.assertEqual(names.count(name), count, names)
-            self.assertEqual(names.count("reduce_gradients"), names.count("gather_weights"))
-            self.assertLessEqual(COMMUNICATION | {"data", "forward", "head", "backward", "muon"}, set(names))
+            self.assertLessEqual({"data", "forward", "head", "backward", "muon", *COLLECTIVES}, set(names))
+            transfers = [e["name"] for e in mine if e["cat"] == "transfer" and e["args"]["step"] == CHOSEN[0]]
+            self.assertEqual(set(transfers), set(COLLECTIVES))
+            self.assertEqual(*map(transfers.count, COLLECTIVES))
 
     def test_collectives_overlap_in_time_across_ranks(self):
         """The ranks count from one moment: none can leave the reduction of a step before all have come."""
