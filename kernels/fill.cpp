@@ -25,14 +25,6 @@ void round_to(Stream, Vec<T> out, Vec<const acc_t<T>> x) {
 }
 
 template <class T>
-void scale(Stream, Vec<T> x, double factor) {
-  const T f = static_cast<T>(factor);
-  for_chunks("scale", x.size(), [=](std::size_t first, std::size_t last) {
-    for (std::size_t i = first; i < last; ++i) x[i] *= f;
-  });
-}
-
-template <class T>
 void add(Stream, Mat<T> out, Mat<const T> x) {
   for_rows("add", out.rows, [=](int i) {
     T* o = out.row(i);
@@ -42,20 +34,10 @@ void add(Stream, Mat<T> out, Mat<const T> x) {
   });
 }
 
-template <class T>
-double sum_of_squares(Stream, Vec<const T> x) {
-  double sum = 0;
-#pragma omp simd reduction(+ : sum)
-  for (std::size_t i = 0; i < x.size(); ++i) sum += static_cast<double>(x[i]) * x[i];
-  return sum;
-}
-
 #define NANORUN_INSTANTIATE(T)                             \
   template void fill(Stream, Vec<T>, double);              \
   template void round_to<T>(Stream, Vec<T>, Vec<const T>); \
-  template void add(Stream, Mat<T>, Mat<const T>);         \
-  template void scale(Stream, Vec<T>, double);             \
-  template double sum_of_squares(Stream, Vec<const T>);
+  template void add(Stream, Mat<T>, Mat<const T>);
 NANORUN_INSTANTIATE(float)
 NANORUN_INSTANTIATE(double)
 #undef NANORUN_INSTANTIATE

@@ -1,8 +1,5 @@
 #include "kernels/fill.hpp"
 
-#include <numeric>
-#include <vector>
-
 #include "kernels/vec.cuh"
 
 namespace nanorun::kernels::cuda {
@@ -36,19 +33,6 @@ struct RoundTo {
   }
 };
 
-template <class T>
-struct Scale {
-  T* x;
-  T factor;
-  template <int W>
-  __device__ void apply(std::size_t i) const {
-    Pack<T, W> p = load_pack<W>(x + i);
-#pragma unroll
-    for (int k = 0; k < W; ++k) p.v[k] *= factor;
-    store_pack(x + i, p);
-  }
-};
-
 __device__ Float8 load_floats(const bf16* p) { return unpack(load8(p)); }
 __device__ Float8 load_floats(const float* p) { return load8(p); }
 
@@ -76,23 +60,6 @@ void launch_add(Stream stream, Mat<bf16> out, Mat<const X> x) {
   check_launch("add");
 }
 
-constexpr int sum_blocks = 256;
-
-/// partial[block] = the block's share of sum x², in an order that depends on n alone.
-__global__ void __launch_bounds__(block_threads) sum_of_squares_kernel(double* partial, const float* x, std::size_t n) {
-  __shared__ double sums[block_threads];
-  double sum = 0;
-  for (std::size_t i = blockIdx.x * block_threads + threadIdx.x; i < n; i += sum_blocks * block_threads) {
-    sum += static_cast<double>(x[i]) * x[i];
-  }
-  sums[threadIdx.x] = sum;
-  for (int half = block_threads / 2; half > 0; half /= 2) {
-    __syncthreads();
-    if (threadIdx.x < half) sums[threadIdx.x] += sums[threadIdx.x + half];
-  }
-  if (threadIdx.x == 0) partial[blockIdx.x] = sums[0];
-}
-
 }  // namespace
 
 template <class T>
@@ -115,11 +82,6 @@ void round_to(Stream stream, Vec<T> out, Vec<const acc_t<T>> x) {
 }
 
 template <class T>
-void scale(Stream stream, Vec<T> x, double factor) {
-  launch_elementwise<4>("scale", stream, x.size(), Scale<T>{x.data(), static_cast<T>(factor)}, x.data());
-}
-
-template <class T>
 void add(Stream stream, Mat<T> out, Mat<const T> x) {
   launch_add<T>(stream, out, x);
 }
@@ -129,29 +91,12 @@ requires(!std::is_same_v<T, acc_t<T>>) void add(Stream stream, Mat<T> out, Mat<c
   launch_add<acc_t<T>>(stream, out, x);
 }
 
-template <class T>
-double sum_of_squares(Stream stream, Vec<const T> x) {
-  const cudaStream_t s = cuda_stream(stream);
-  double* partial = nullptr;
-  std::vector<double> sums(sum_blocks);
-  check(cudaMallocAsync(&partial, sum_blocks * sizeof(double), s), "sum_of_squares: cudaMallocAsync");
-  sum_of_squares_kernel<<<sum_blocks, block_threads, 0, s>>>(partial, x.data(), x.size());
-  check_launch("sum_of_squares");
-  check(cudaMemcpyAsync(sums.data(), partial, sum_blocks * sizeof(double), cudaMemcpyDeviceToHost, s),
-        "sum_of_squares: cudaMemcpyAsync");
-  check(cudaFreeAsync(partial, s), "sum_of_squares: cudaFreeAsync");
-  check(cudaStreamSynchronize(s), "sum_of_squares: cudaStreamSynchronize");
-  return std::accumulate(sums.begin(), sums.end(), 0.0);
-}
-
 template void fill(Stream, Vec<float>, double);
 template void fill(Stream, Vec<bf16>, double);
 template void fill(Stream, Vec<double>, double);
 template void round_to<float>(Stream, Vec<float>, Vec<const float>);
 template void round_to<bf16>(Stream, Vec<bf16>, Vec<const float>);
-template void scale(Stream, Vec<float>, double);
 template void add<bf16>(Stream, Mat<bf16>, Mat<const bf16>);
 template void add<bf16>(Stream, Mat<bf16>, Mat<const float>);
-template double sum_of_squares(Stream, Vec<const float>);
 
 }  // namespace nanorun::kernels::cuda

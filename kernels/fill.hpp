@@ -13,17 +13,9 @@ void fill(Stream stream, Vec<T> x, double value);
 template <class T>
 void round_to(Stream stream, Vec<T> out, Vec<const acc_t<T>> x);
 
-/// x[i] *= factor
-template <class T>
-void scale(Stream stream, Vec<T> x, double factor);
-
 /// out += x, both [rows, cols]
 template <class T>
 void add(Stream stream, Mat<T> out, Mat<const T> x);
-
-/// Returns sum_i x[i]², accumulated in double.
-template <class T>
-double sum_of_squares(Stream stream, Vec<const T> x);
 
 }  // namespace nanorun::kernels::portable
 
@@ -37,10 +29,6 @@ void fill(Stream stream, Vec<T> x, double value);
 template <class T>
 void round_to(Stream stream, Vec<T> out, Vec<const acc_t<T>> x);
 
-/// T = float
-template <class T>
-void scale(Stream stream, Vec<T> x, double factor);
-
 /// T = bf16; rows are whole 16-byte vectors.
 template <class T>
 void add(Stream stream, Mat<T> out, Mat<const T> x);
@@ -48,9 +36,5 @@ void add(Stream stream, Mat<T> out, Mat<const T> x);
 /// The same for an x held in the accumulators' type.
 template <class T>
 requires(!std::is_same_v<T, acc_t<T>>) void add(Stream stream, Mat<T> out, Mat<const acc_t<T>> x);
-
-/// T = float. Waits for the stream, and the sum's order depends on n alone; not for use within a step.
-template <class T>
-double sum_of_squares(Stream stream, Vec<const T> x);
 
 }  // namespace nanorun::kernels::cuda

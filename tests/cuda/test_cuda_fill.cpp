@@ -62,16 +62,6 @@ TEST(CudaFill, RoundsToNearestEven) {
   EXPECT_TRUE(std::isinf(test::to_float(bits[2])));
 }
 
-TEST(CudaFill, ScaleMatchesPortable) {
-  SKIP_WITHOUT_DEVICE();
-  for (const int n : {1, 1003, 2'000'002}) {
-    Tensor<float> x(1, n, 1);
-    portable::scale<float>({}, x.host_flat().subspan(1), 0.125);
-    cuda::scale<float>({}, x.device_flat().subspan(1), 0.125);
-    x.expect_match("x", 0, 0);
-  }
-}
-
 template <class X>
 void compare_add(int rows, int cols, int ld) {
   Tensor<bf16> out(rows, cols, 1, {}, ld);
@@ -87,16 +77,6 @@ TEST(CudaFill, AddMatchesPortable) {
   compare_add<bf16>(33, 40, 64);
   compare_add<float>(33, 40, 64);
   compare_add<bf16>(4096, 768, 3072);
-}
-
-TEST(CudaFill, SumOfSquaresMatchesPortable) {
-  SKIP_WITHOUT_DEVICE();
-  for (const int n : {1, 1003, 2'000'002}) {
-    Tensor<float> x(1, n, 1);
-    const double want = portable::sum_of_squares<float>({}, x.host_flat());
-    // Both sum in double.
-    EXPECT_NEAR(cuda::sum_of_squares<float>({}, x.device_flat()), want, 1e-12 * want);
-  }
 }
 
 TEST(CudaFill, RefusesRowsThatAreNotWholeVectors) {

@@ -9,12 +9,10 @@
 namespace nanorun::kernels::portable {
 namespace {
 
-TEST(Fill, WritesEveryElementAndScales) {
+TEST(Fill, WritesEveryElement) {
   std::vector<float> x(40'001, -1.0f);
-  fill<float>({}, x, 3.0);
-  scale<float>({}, x, 0.5);
+  fill<float>({}, x, 1.5);
   for (const float value : x) ASSERT_EQ(value, 1.5f);
-  EXPECT_DOUBLE_EQ(sum_of_squares<float>({}, x), 2.25 * 40'001);
 }
 
 TEST(RoundTo, CopiesWhereNothingIsToBeRounded) {
