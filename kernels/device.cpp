@@ -23,6 +23,7 @@ void destroy_event(Event&) {}
 void record(Stream, Event& event) { event.time = std::chrono::steady_clock::now(); }
 void wait(Stream, const Event&) {}
 void synchronize(const Event&) {}
+bool passed(const Event&) { return true; }
 double seconds_between(const Event& from, const Event& to) {
   return std::chrono::duration<double>(to.time - from.time).count();
 }

@@ -97,6 +97,13 @@ void wait(Stream stream, const Event& event) {
 
 void synchronize(const Event& event) { check(cudaEventSynchronize(handle_of(event)), "cudaEventSynchronize"); }
 
+bool passed(const Event& event) {
+  const cudaError_t status = cudaEventQuery(handle_of(event));
+  if (status == cudaErrorNotReady) return false;
+  check(status, "cudaEventQuery");
+  return true;
+}
+
 double seconds_between(const Event& from, const Event& to) {
   float milliseconds = 0;
   check(cudaEventElapsedTime(&milliseconds, handle_of(from), handle_of(to)), "cudaEventElapsedTime");

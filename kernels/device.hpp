@@ -40,6 +40,8 @@ void record(Stream stream, Event& event);
 /// Work enqueued on the stream from now on begins after the event.
 void wait(Stream stream, const Event& event);
 void synchronize(const Event& event);
+/// Whether the work before the event is done.
+bool passed(const Event& event);
 /// Seconds from one to the other, both recorded and passed.
 double seconds_between(const Event& from, const Event& to);
 
@@ -82,6 +84,7 @@ void destroy_event(Event& event);
 void record(Stream stream, Event& event);
 void wait(Stream stream, const Event& event);
 void synchronize(const Event& event);
+bool passed(const Event& event);
 double seconds_between(const Event& from, const Event& to);
 
 void* allocate(std::size_t bytes);

@@ -82,22 +82,23 @@ std::size_t Model<T>::memory_bytes(const Config& config) {
 }
 
 template <class T>
-void Model<T>::forward_backward(Trace& trace, const Sequence& sequence, int window, const LayerDone& layer_done) {
+void Model<T>::forward_backward(Trace& trace, const Sequence& sequence, int window, const LayerHooks& hooks) {
   Activations<T>& a = training_;
   FedSequence fed;
   {
     Region region(trace, Phase::forward);
     fed = feed_.load(streams_.compute, sequence, window);
-    forward(a, fed);
+    forward(a, fed, hooks);
   }
   {
     Region region(trace, Phase::head);
+    if (hooks.enter) hooks.enter(config_.model.layers);
     ops::head_loss_backward<T>(streams_.compute, loss_.device(), a.d_narrow, d_.head, a.n_final, w_.head, fed.targets,
                                head_, a.workspace);
   }
-  if (layer_done) layer_done(config_.model.layers);
+  if (hooks.leave) hooks.leave(config_.model.layers);
   Region region(trace, Phase::backward);
-  backward(a, fed, layer_done);
+  backward(a, fed, hooks);
   feed_.release(streams_.compute);
 }
 
@@ -105,7 +106,7 @@ template <class T>
 double Model<T>::validate(Trace& trace, const Sequence& sequence, int window) {
   Region region(trace, Phase::validation);
   const FedSequence fed = feed_.load(streams_.compute, sequence, window);
-  forward(validation_, fed);
+  forward(validation_, fed, {});
   kernels::HeadOptions options = head_;
   options.precision = kernels::HeadPrecision::working;
   ops::head_loss_forward<T>(streams_.compute, loss_.device(), validation_.n_final, w_.head, fed.targets, options,
@@ -117,18 +118,22 @@ double Model<T>::validate(Trace& trace, const Sequence& sequence, int window) {
 }
 
 template <class T>
-void Model<T>::forward(Activations<T>& a, const FedSequence& sequence) {
+void Model<T>::forward(Activations<T>& a, const FedSequence& sequence, const LayerHooks& hooks) {
   const Stream stream = streams_.compute;
   const double eps = config_.model.norm_eps;
+  if (hooks.enter) hooks.enter(-1);
   ops::embedding_forward<T>(stream, a.x0, sequence.tokens, w_.embedding);
   ops::rms_norm_forward<T>(stream, a.x0, a.rstd0, a.x0, eps);
-  for (int i = 0; i < config_.model.layers; ++i) block_forward(a, sequence, i);
+  for (int i = 0; i < config_.model.layers; ++i) {
+    if (hooks.enter) hooks.enter(i);
+    block_forward(a, sequence, i);
+  }
   ops::rms_norm_forward<T>(stream, a.n_final, a.rstd_final, a.block.back().x, eps);
 }
 
 /// Expects the gradient of n_final in d_narrow.
 template <class T>
-void Model<T>::backward(Activations<T>& a, const FedSequence& sequence, const LayerDone& layer_done) {
+void Model<T>::backward(Activations<T>& a, const FedSequence& sequence, const LayerHooks& hooks) {
   const Stream stream = streams_.compute;
   ops::fill<T>(stream, {a.d_x.data, a.d_x.size()}, 0);
   ops::fill<T>(stream, {a.d_x0.data, a.d_x0.size()}, 0);
@@ -136,14 +141,14 @@ void Model<T>::backward(Activations<T>& a, const FedSequence& sequence, const La
   ops::rms_norm_backward<T>(stream, a.d_x, a.n_final, a.rstd_final, a.d_narrow);
   for (int i = config_.model.layers - 1; i >= 0; --i) {
     block_backward(a, sequence, i);
-    if (layer_done) layer_done(i);
+    if (hooks.leave) hooks.leave(i);
   }
 
   ops::add<T>(stream, a.d_x0, a.d_x);
   ops::fill<T>(stream, {a.d_narrow.data, a.d_narrow.size()}, 0);
   ops::rms_norm_backward<T>(stream, a.d_narrow, a.x0, a.rstd0, a.d_x0);
   ops::embedding_backward<T>(stream, d_.embedding, sequence.tokens, a.d_narrow);
-  if (layer_done) layer_done(-1);
+  if (hooks.leave) hooks.leave(-1);
 }
 
 template <class T>

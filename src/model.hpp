@@ -25,9 +25,11 @@ template <class T>
 class Model {
  public:
   using Gradient = kernels::acc_t<T>;
-  /// Called when the backward pass has left a layer, see Bucket::complete_after: the work that completes those
-  /// gradients is enqueued.
-  using LayerDone = std::function<void(int layer)>;
+  /// Called between the ops of one layer and the next, with a layer as in Bucket::layer.
+  struct LayerHooks {
+    std::function<void(int layer)> enter;  ///< before the forward pass reads the layer's weights
+    std::function<void(int layer)> leave;  ///< after the backward pass has completed the layer's gradients
+  };
 
   /// Weights and gradients, the latter [table.size()], outlive the model.
   Model(const Config& config, const ParameterTable& table, const Weights<T>& weights, std::span<Gradient> gradients,
@@ -35,7 +37,7 @@ class Model {
 
   /// Adds the gradients of the sequence's mean loss to the gradients, and the sum of its tokens' losses to loss().
   /// window: tokens of the long layers' window. The length is train.length. Does not wait for the device.
-  void forward_backward(Trace& trace, const Sequence& sequence, int window, const LayerDone& layer_done = {});
+  void forward_backward(Trace& trace, const Sequence& sequence, int window, const LayerHooks& hooks = {});
   RunningSum& loss() { return loss_; }
 
   /// Mean loss of a sequence of validation.length tokens, the head in working precision. Waits for the device.
@@ -45,8 +47,8 @@ class Model {
   static std::size_t memory_bytes(const Config& config);
 
  private:
-  void forward(Activations<T>& a, const FedSequence& sequence);
-  void backward(Activations<T>& a, const FedSequence& sequence, const LayerDone& layer_done);
+  void forward(Activations<T>& a, const FedSequence& sequence, const LayerHooks& hooks);
+  void backward(Activations<T>& a, const FedSequence& sequence, const LayerHooks& hooks);
   void block_forward(Activations<T>& a, const FedSequence& sequence, int layer);
   void block_backward(Activations<T>& a, const FedSequence& sequence, int layer);
 

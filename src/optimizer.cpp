@@ -69,21 +69,26 @@ Optimizer<T>::Optimizer(const Config& config, const ParameterTable& table, const
       handed_over_(ops::create_event()) {
   std::size_t state_used = 0;
   for (const Bucket& bucket : table.buckets()) shards_.push_back(make_shard(bucket, weights, state_used));
-  // Buckets travel and are updated in the order in which the backward pass completes them.
-  std::ranges::stable_sort(shards_, std::greater(), [](const Shard& shard) { return shard.bucket.complete_after; });
+  // The layers whose gradients are there first are updated first; then the others, in the order in which the next
+  // forward pass needs them.
+  const int half = config.model.layers / 2;
+  std::ranges::stable_sort(shards_, std::less(), [half](const Shard& shard) {
+    const int layer = shard.bucket.layer;
+    return layer >= half ? std::pair(0, -layer) : std::pair(1, layer);
+  });
   ops::fill<Master>(stream_, state_.span(), 0);
   ops::fill<Master>(stream_, gradients_, 0);
 }
 
 template <class T>
 Optimizer<T>::~Optimizer() {
-  for (Shard& shard : shards_) ops::destroy_event(shard.reduced);
+  for (Shard& shard : shards_) ops::destroy_event(shard.reduced), ops::destroy_event(shard.gathered);
   ops::destroy_event(handed_over_);
 }
 
 template <class T>
 auto Optimizer<T>::make_shard(const Bucket& bucket, const Weights<T>& weights, std::size_t& state_used) -> Shard {
-  Shard shard{bucket, bucket.bounds(comm_.size()), {}, {}, {}, {}, {}, ops::create_event()};
+  Shard shard{bucket, bucket.bounds(comm_.size()), {}, {}, {}, {}, {}, ops::create_event(), ops::create_event()};
   const std::size_t first = bucket.offset + shard.bounds[comm_.rank()];
   const std::size_t size = shard.bounds[comm_.rank() + 1] - shard.bounds[comm_.rank()];
   const auto take = [&] {
@@ -124,7 +129,7 @@ template <class T>
 void Optimizer<T>::reduce_gradients(Trace& trace, int layer) {
   if (comm_.size() == 1) return;
   for (Shard& shard : shards_) {
-    if (shard.bucket.complete_after != layer) continue;
+    if (shard.bucket.layer != layer) continue;
     Region region(trace, Phase::reduce_gradients);
     ops::record(stream_, handed_over_);
     ops::wait(comm_.stream(), handed_over_);
@@ -138,7 +143,7 @@ void Optimizer<T>::reduce_gradients(Trace& trace, int layer) {
 
 template <class T>
 void Optimizer<T>::step(Trace& trace, long step) {
-  for (const Shard& shard : shards_) {
+  for (Shard& shard : shards_) {
     if (comm_.size() > 1) {
       Region region(trace, Phase::reduce_gradients);
       ops::wait(stream_, shard.reduced);
@@ -147,19 +152,37 @@ void Optimizer<T>::step(Trace& trace, long step) {
     if (comm_.size() > 1) gather(trace, shard);
   }
   ops::fill<Master>(stream_, gradients_, 0);
-  if (comm_.size() == 1) return;
-  Region region(trace, Phase::gather_weights);
-  ops::record(comm_.stream(), handed_over_);
-  ops::wait(stream_, handed_over_);
 }
 
 template <class T>
-void Optimizer<T>::gather(Trace& trace, const Shard& shard) {
+void Optimizer<T>::await_weights(Trace& trace, int layer) {
+  for (const Shard& shard : shards_) {
+    if (shard.bucket.layer == layer) await(trace, shard);
+  }
+}
+
+template <class T>
+void Optimizer<T>::await_weights(Trace& trace) {
+  for (const Shard& shard : shards_) await(trace, shard);
+}
+
+template <class T>
+void Optimizer<T>::await(Trace& trace, const Shard& shard) {
+  if (comm_.size() == 1) return;
+  Region region(trace, Phase::gather_weights);
+  ops::wait(stream_, shard.gathered);
+}
+
+template <class T>
+void Optimizer<T>::gather(Trace& trace, Shard& shard) {
   Region region(trace, Phase::gather_weights);
   ops::record(stream_, handed_over_);
   ops::wait(comm_.stream(), handed_over_);
-  Transfer transfer(trace, Phase::gather_weights, comm_.stream());
-  gather_weights(shard);
+  {
+    Transfer transfer(trace, Phase::gather_weights, comm_.stream());
+    gather_weights(shard);
+  }
+  ops::record(comm_.stream(), shard.gathered);
 }
 
 template <class T>

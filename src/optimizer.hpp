@@ -1,7 +1,8 @@
 #pragma once
 // Muon and Adam over the parameter table. State and update work are sharded: of each bucket a rank owns whole units
 // (params.hpp), receives their summed gradients, updates them, and all ranks gather the new weights. Collectives run on
-// a stream of their own: buckets travel while the backward pass goes on, and while others are updated.
+// a stream of their own: gradients travel while the backward pass goes on, weights while others are updated and while
+// the next forward pass goes on.
 
 #include <span>
 #include <string>
@@ -33,13 +34,16 @@ class Optimizer {
   /// Initial weights on all ranks, and state of zeros.
   void initialise(std::int64_t seed);
 
-  /// Begins to sum over the ranks the gradients that are complete once the backward pass has left `layer`
-  /// (Bucket::complete_after). All ranks call it for the same layers in the same order before each step().
+  /// Begins to sum over the ranks the gradients of a layer (Bucket::layer), once they are complete. All ranks call it
+  /// for the same layers in the same order before each step().
   void reduce_gradients(Trace& trace, int layer);
 
   /// One update from gradients that each rank has summed over its sequences; zeroes them afterwards. `step` counts from
-  /// 0. Does not wait for the device.
+  /// 0. Does not wait for the device. The weights of other ranks' units are complete after await_weights() alone.
   void step(Trace& trace, long step);
+  /// Makes the ops enqueued from now on wait for the weights of a layer (Bucket::layer), or of all.
+  void await_weights(Trace& trace, int layer);
+  void await_weights(Trace& trace);
 
   /// Sum of the squares of this rank's part of gradients and updated weights since the last collect().
   RunningSum& squares() { return squares_; }
@@ -63,7 +67,7 @@ class Optimizer {
     Bounds bounds;
     std::span<Master> master, gradients, moment1, moment2;
     std::span<T> copy;  ///< of the master for the products; the master itself where it has that type
-    ops::Event reduced;
+    ops::Event reduced, gathered;
   };
 
   Shard make_shard(const Bucket& bucket, const Weights<T>& weights, std::size_t& state_used);
@@ -72,7 +76,8 @@ class Optimizer {
   template <class U>
   void update_elements(const Shard& shard, std::span<U> copy, long step);
   void publish();
-  void gather(Trace& trace, const Shard& shard);
+  void gather(Trace& trace, Shard& shard);
+  void await(Trace& trace, const Shard& shard);
   void gather_weights(const Shard& shard);
   double learning_rate(Group group) const;
   std::vector<HostView<Master>>& host_views();
@@ -86,7 +91,7 @@ class Optimizer {
   TensorArena<Master> state_;
   Arena workspace_;
   RunningSum squares_;
-  ops::Event handed_over_;  ///< from the ops' stream to the collectives', or back
+  ops::Event handed_over_;  ///< from the ops' stream to the collectives'
   std::vector<Shard> shards_;
   std::vector<HostView<Master>> host_;
 };

@@ -120,10 +120,10 @@ void ParameterTable::add(const std::string& name, int matrices, int rows, int co
 }
 
 /// Makes one bucket of the tensors added since the last call.
-void ParameterTable::close_bucket(std::size_t unit_size, int complete_after) {
+void ParameterTable::close_bucket(std::size_t unit_size, int layer) {
   if (size_ == bucket_begin_) return;
   const Parameter& last = parameters_.back();
-  buckets_.push_back({last.group, complete_after, bucket_begin_, (size_ - bucket_begin_) / unit_size, unit_size,
+  buckets_.push_back({last.group, layer, bucket_begin_, (size_ - bucket_begin_) / unit_size, unit_size,
                       last.rows, last.cols});
   bucket_begin_ = size_;
 }

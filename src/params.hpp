@@ -37,9 +37,9 @@ struct Parameter {
 /// row or an element with Adam.
 struct Bucket {
   Group group = Group::scalar;
-  /// The gradients are complete once the backward pass has left this layer: config.layers after the head, 0 after the
-  /// first block, -1 at its end.
-  int complete_after = -1;
+  /// The lowest layer that uses the tensors: config.layers for the head, 0 for the first block, -1 for the embedding.
+  /// The forward pass needs the weights from there on; the gradients are complete once the backward pass has left it.
+  int layer = -1;
   std::size_t offset = 0;
   std::size_t units = 0;
   std::size_t unit_size = 0;
@@ -93,7 +93,7 @@ class ParameterTable {
   void add_matrices(const ModelConfig& config);
   void add_tables(const ModelConfig& config);
   void add_scalars(const ModelConfig& config);
-  void close_bucket(std::size_t unit_size, int complete_after);
+  void close_bucket(std::size_t unit_size, int layer);
 
   std::vector<Parameter> parameters_;
   std::vector<Bucket> buckets_;

@@ -9,6 +9,7 @@
 #include <fstream>
 #include <numeric>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "kernels/ops.hpp"
@@ -169,7 +170,6 @@ class Trace::Impl {
     if (in_step_) enter(idle);  // the last step was left without an end
     resolve();
     row_.fill(0);
-    communication_ = 0;
     enter(other);
     step_begin_ = std::chrono::duration<double>(Clock::now() - origin_).count();
     step_ = step;
@@ -180,13 +180,14 @@ class Trace::Impl {
   void end_step(double tokens, double loss) {
     add(idle, 1, enter(idle));
     resolve();
+    const double communication = std::exchange(communication_, 0);
     if (!file_) return;
     rows_.step.push_back(step_);
     rows_.ranks.push_back(comm_.size());
     rows_.tokens.push_back(tokens);
     rows_.loss.push_back(loss);
     rows_.seconds.insert(rows_.seconds.end(), row_.begin(), row_.end());
-    rows_.communication.push_back(communication_);
+    rows_.communication.push_back(communication);
   }
 
   void add_validation(long step, double loss) {
@@ -205,7 +206,7 @@ class Trace::Impl {
   }
 
   void finish() {
-    resolve();
+    resolve_all();
     flush();
     if (spans_.empty()) return;
     const std::vector<std::string> texts = comm_.gather(chrome_events(spans_, comm_.rank()).dump());
@@ -217,7 +218,7 @@ class Trace::Impl {
   }
 
   Summary summarise() {
-    resolve();
+    resolve_all();
     Summary summary{sums_, sums_, sums_};
     comm_.all_reduce(std::span<double>(summary.min), Reduce::min);
     comm_.all_reduce(std::span<double>(summary.avg), Reduce::sum);
@@ -232,10 +233,10 @@ class Trace::Impl {
 
  private:
   /// Turns the marks so far into times and ends the step, if one is open; the last mark stays, as the begin of the
-  /// current phase. In a step the first mark is idle and the second the step's begin.
+  /// current phase. In a step the first mark is idle and the second the step's begin. Transfers that have not passed
+  /// stay too.
   void resolve() {
     ops::synchronize(marks_[mark_count_ - 1].event);
-    if (transfer_count_ > 0) ops::synchronize(transfers_[transfer_count_ - 1].end);
     offsets_.assign(1, 0);
     for (std::size_t i = 0; i + 1 < mark_count_; ++i) {
       const double seconds = ops::seconds_between(marks_[i].event, marks_[i + 1].event);
@@ -248,33 +249,39 @@ class Trace::Impl {
     if (recording_) add_spans();
     std::swap(marks_[0], marks_[mark_count_ - 1]);
     mark_count_ = 1;
-    transfer_count_ = 0;
     marked_.clear();
     in_step_ = recording_ = false;
   }
 
-  /// The reduction of losses and flags does not count for the communication that computing hides or waits for.
   void resolve_transfers() {
-    for (std::size_t i = 0; i < transfer_count_; ++i) {
-      if (transfers_[i].phase == agree) continue;
-      const double seconds = ops::seconds_between(transfers_[i].begin, transfers_[i].end);
+    std::size_t passed = 0;
+    for (; passed < transfer_count_ && ops::passed(transfers_[passed].end); ++passed) {
+      const TransferMarks& transfer = transfers_[passed];
+      const double seconds = ops::seconds_between(transfer.begin, transfer.end);
+      if (recording_) {
+        spans_.push_back({transfer.phase, "transfer", communication_track, step_,
+                          step_begin_ + ops::seconds_between(marks_[1].event, transfer.begin), seconds});
+      }
+      // The reduction of losses and flags does not count for the communication that computing hides or waits for.
+      if (transfer.phase == agree) continue;
       communication_ += seconds;
       communication_sum_ += seconds;
     }
+    std::rotate(transfers_.begin(), transfers_.begin() + passed, transfers_.begin() + transfer_count_);
+    transfer_count_ -= passed;
   }
 
-  /// What trace.json shows of the step.
+  void resolve_all() {
+    if (transfer_count_ > 0) ops::synchronize(transfers_[transfer_count_ - 1].end);
+    resolve();
+  }
+
+  /// What trace.json shows of the step beside transfers.
   void add_spans() {
     for (const MarkedSpan& marked : marked_) {
       spans_.push_back({marked.phase, marked.phase == idle ? "step" : "phase", compute_track, step_,
                         step_begin_ + offsets_[marked.begin] - offsets_[1],
                         offsets_[marked.end] - offsets_[marked.begin]});
-    }
-    for (std::size_t i = 0; i < transfer_count_; ++i) {
-      const TransferMarks& transfer = transfers_[i];
-      spans_.push_back({transfer.phase, "transfer", communication_track, step_,
-                        step_begin_ + ops::seconds_between(marks_[1].event, transfer.begin),
-                        ops::seconds_between(transfer.begin, transfer.end)});
     }
   }
 
@@ -312,7 +319,7 @@ class Trace::Impl {
   double step_begin_ = 0;  ///< by the host's clock, seconds since origin_
   bool in_step_ = false, recording_ = false;
   Row row_{};                 ///< of the current step, as sums_ of the run
-  double communication_ = 0;  ///< transfers of the current step, as communication_sum_ of the run
+  double communication_ = 0;  ///< transfers that passed since the last step ended, as communication_sum_ in the run
   Row sums_{};
   double communication_sum_ = 0;
 };

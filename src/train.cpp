@@ -279,12 +279,14 @@ void Training::forward_backward() {
   } catch (const Error&) {
     data_failure_ = std::current_exception();
   }
+  const auto await = [&](int layer) { optimizer_.await_weights(*trace_, layer); };
   const auto reduce = [&](int layer) { optimizer_.reduce_gradients(*trace_, layer); };
   const std::size_t row = config_.train.length + 1;
   for (std::size_t at = 0; at < tokens.size(); at += row) {
-    const bool last = at + row == tokens.size();
-    model_.forward_backward(*trace_, Sequence::of(tokens.subspan(at, row)), window(),
-                            last ? Model<Real>::LayerDone(reduce) : nullptr);
+    Model<Real>::LayerHooks hooks;
+    if (at == 0) hooks.enter = await;
+    if (at + row == tokens.size()) hooks.leave = reduce;
+    model_.forward_backward(*trace_, Sequence::of(tokens.subspan(at, row)), window(), hooks);
   }
   if (!data_failure_) return;
   for (int layer = config_.model.layers; layer >= -1; --layer) reduce(layer);
@@ -358,6 +360,7 @@ bool Training::validation_due() const {
 
 /// Mean over the validation sequences, which are dealt to the ranks in turn.
 void Training::validate() {
+  optimizer_.await_weights(*trace_);
   double loss = 0;
   for (std::size_t j = comm_.rank(); j < data_.validation_places.size(); j += comm_.size()) {
     {

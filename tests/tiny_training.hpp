@@ -69,6 +69,7 @@ class TinyTraining {
   void update() {
     for (int layer = config_.model.layers; layer >= -1; --layer) optimizer_.reduce_gradients(trace_, layer);
     optimizer_.step(trace_, step_++);
+    optimizer_.await_weights(trace_);
   }
 
   std::vector<double> run(int steps) {

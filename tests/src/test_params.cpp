@@ -99,7 +99,7 @@ TEST(ParameterTable, BucketsKnowTheLayerThatCompletesThem) {
   const auto completed_after = [&](const std::string& name) {
     const std::size_t at = table.find(name).offset;
     for (const Bucket& bucket : table.buckets()) {
-      if (bucket.offset <= at && at < bucket.offset + bucket.size()) return bucket.complete_after;
+      if (bucket.offset <= at && at < bucket.offset + bucket.size()) return bucket.layer;
     }
     return -2;
   };
