@@ -69,13 +69,8 @@ Optimizer<T>::Optimizer(const Config& config, const ParameterTable& table, const
       handed_over_(ops::create_event()) {
   std::size_t state_used = 0;
   for (const Bucket& bucket : table.buckets()) shards_.push_back(make_shard(bucket, weights, state_used));
-  // The layers whose gradients are there first are updated first; then the others, in the order in which the next
-  // forward pass needs them.
-  const int half = config.model.layers / 2;
-  std::ranges::stable_sort(shards_, std::less(), [half](const Shard& shard) {
-    const int layer = shard.bucket.layer;
-    return layer >= half ? std::pair(0, -layer) : std::pair(1, layer);
-  });
+  // Buckets are updated in the order in which the backward pass completes them.
+  std::ranges::stable_sort(shards_, std::greater(), [](const Shard& shard) { return shard.bucket.layer; });
   ops::fill<Master>(stream_, state_.span(), 0);
   ops::fill<Master>(stream_, gradients_, 0);
 }
