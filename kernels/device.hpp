@@ -13,6 +13,8 @@ namespace portable {
 
 /// Whether the ops' memory is the host's.
 inline constexpr bool on_host = true;
+/// What driver and libraries take of a device's memory beside allocate(), in bytes.
+inline constexpr std::size_t runtime_bytes = 0;
 
 /// A moment on a stream, once recorded.
 struct Event {
@@ -64,6 +66,7 @@ void end_range();
 namespace cuda {
 
 inline constexpr bool on_host = false;
+inline constexpr std::size_t runtime_bytes = 616'000'000;  ///< seen on H100 and H200 with CUDA 13.0
 
 struct Event {
   void* handle = nullptr;  ///< cudaEvent_t

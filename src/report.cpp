@@ -129,19 +129,21 @@ std::string plan(const Config& config, const ParameterTable& table, int ranks) {
   const auto state = static_cast<double>(Optimizer<Real>::state_bytes(table, ranks));
   const auto activations = static_cast<double>(Model<Real>::memory_bytes(config));
   const auto buffers =
-      static_cast<double>(TensorComm::buffer_bytes(ranks, {config.comm.gradients, config.comm.gradient_scale}));
+      static_cast<double>(TensorComm::memory_bytes(ranks, {config.comm.gradients, config.comm.gradient_scale}));
   const int window = long_window(config.window, config.train.steps, config.train.steps);
   const double tokens = static_cast<double>(config.train.sequences) * config.train.length;
   std::string text;
   const auto row = [&](const char* what, const std::string& value) { text += fmt::format("{:<32} {}\n", what, value); };
   row("ranks", std::to_string(ranks));
   row("parameters", fmt::format("{} ({})", table.size(), in_units(static_cast<double>(table.size()), "")));
-  row("memory per rank", in_units(weights + gradients + state + activations + buffers, "B", 1024));
+  constexpr double runtime = ops::runtime_bytes;
+  row("memory per rank", in_units(weights + gradients + state + activations + buffers + runtime, "B", 1024));
   row("  weights", in_units(weights, "B", 1024));
   row("  gradients", in_units(gradients, "B", 1024));
   row("  optimizer state and scratch", in_units(state, "B", 1024));
   row("  activations", in_units(activations, "B", 1024));
   row("  buffers of collectives", in_units(buffers, "B", 1024));
+  if (runtime > 0) row("  CUDA and cuBLAS", in_units(runtime, "B", 1024));
   row("tokens per step", fmt::format("{:.0f}", tokens));
   row("FLOPs per step, widest window",
       in_units(config.train.sequences * flops_per_sequence(config, table, window), "FLOP"));

@@ -8,8 +8,8 @@ TensorComm::TensorComm(Comm& comm, kernels::Stream stream, kernels::Wire wire)
     : comm_(comm),
       stream_(stream),
       wire_(wire),
-      outgoing_(wire.format == kernels::WireFormat::fp32 ? 0 : buffer_bytes(comm.size(), {})),
-      incoming_(buffer_bytes(comm.size(), {})) {
+      outgoing_(wire.format == kernels::WireFormat::fp32 ? 0 : staging_bytes(comm.size())),
+      incoming_(staging_bytes(comm.size())) {
   messages_.reserve(comm.size());
   if (comm.size() > 1) connect();
 }
@@ -18,9 +18,11 @@ TensorComm::~TensorComm() {
   if (comm_.size() > 1) disconnect();
 }
 
-std::size_t TensorComm::buffer_bytes(int ranks, const kernels::Wire& wire) {
-  if (ranks == 1) return 0;
-  return wire.format == kernels::WireFormat::fp32 ? incoming_bytes : 2 * incoming_bytes;
+std::size_t TensorComm::staging_bytes(int ranks) { return ranks == 1 ? 0 : incoming_bytes; }
+
+std::size_t TensorComm::memory_bytes(int ranks, const kernels::Wire& wire) {
+  const int buffers = wire.format == kernels::WireFormat::fp32 ? 1 : 2;
+  return buffers * staging_bytes(ranks) + (ranks == 1 ? 0 : library_bytes(ranks));
 }
 
 void TensorComm::gather_bytes(std::span<std::byte> data, const Bounds& bounds, std::size_t element) {

@@ -42,8 +42,8 @@ class TensorComm {
 
   /// Bytes that this rank has sent so far.
   std::uint64_t bytes_sent() const { return bytes_sent_; }
-  /// Device memory of the buffers of reduce_scatter, in bytes.
-  static std::size_t buffer_bytes(int ranks, const kernels::Wire& wire);
+  /// Memory of the buffers of reduce_scatter and of those of the library below, the latter an estimate, in bytes.
+  static std::size_t memory_bytes(int ranks, const kernels::Wire& wire);
 
  private:
   /// What this rank sends to one rank and receives from another; either may be empty, for both sides alike.
@@ -65,6 +65,8 @@ class TensorComm {
 
   /// What reduce_scatter receives at a time and from how many ranks: large enough for bandwidth; on hosts small enough
   /// to stay in cache for the sum.
+  static std::size_t staging_bytes(int ranks);
+  static std::size_t library_bytes(int ranks);
   static const std::size_t incoming_bytes;
   static const int peers_at_once;
 

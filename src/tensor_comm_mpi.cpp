@@ -16,6 +16,8 @@ constexpr std::size_t longest_message = std::size_t{1} << 30;
 const std::size_t TensorComm::incoming_bytes = std::size_t{1} << 20;
 const int TensorComm::peers_at_once = 1;
 
+std::size_t TensorComm::library_bytes(int) { return 0; }
+
 void TensorComm::connect() {}
 void TensorComm::disconnect() {}
 void TensorComm::check() {}

