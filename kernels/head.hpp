@@ -41,8 +41,8 @@ void head_loss_backward(Stream stream, double* total, Mat<T> d_x, Mat<acc_t<T>> 
 }  // namespace portable
 
 // T = bf16, on a stream with create_blas; z and, in the working precision, its gradient are rounded to bf16. Every call
-// quantises w. Throws std::invalid_argument unless V and d are multiples of 8, with Fp8 T, V and d multiples of 16, and
-// V is at most 113000.
+// quantises x and w. Throws std::invalid_argument unless V and d are multiples of 8, with Fp8 T, V and d multiples of
+// 16, and V is at most 113000.
 namespace cuda {
 
 template <class T>

@@ -111,6 +111,18 @@ __device__ __forceinline__ void load_bytes(void* shared, const void* global, int
                : "memory");
 }
 
+/// The same for bytes that are read once: they leave the cache first.
+__device__ __forceinline__ void load_bytes_once(void* shared, const void* global, int bytes, Barrier& barrier) {
+  asm volatile(
+      "{\n"
+      ".reg .b64 policy;\n"
+      "createpolicy.fractional.L2::evict_first.b64 policy, 1.0;\n"
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], policy;\n"
+      "}\n" ::"r"(shared_address(shared)),
+      "l"(global), "r"(bytes), "r"(shared_address(&barrier))
+      : "memory");
+}
+
 __device__ __forceinline__ void commit_stores() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
 
 /// Waits until all but the newest `pending` committed stores have read shared memory.
@@ -249,6 +261,13 @@ __device__ __forceinline__ float exp2_fast(float x) {
   return y;
 }
 
+/// The smaller; NaN if either is.
+__device__ __forceinline__ float min_nan(float x, float y) {
+  float z;
+  asm("min.NaN.f32 %0, %1, %2;" : "=f"(z) : "f"(x), "f"(y));
+  return z;
+}
+
 /// 1 / x, to about 2^-23 of itself.
 __device__ __forceinline__ float reciprocal_fast(float x) {
   float y;
@@ -276,6 +295,17 @@ __device__ __forceinline__ void atomic_add4(float* x, const float* value) {
   asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(x), "f"(value[0]), "f"(value[1]),
                "f"(value[2]), "f"(value[3])
                : "memory");
+}
+
+/// Adds to what other blocks load_acquire: they then see what this thread has seen and written.
+__device__ __forceinline__ void add_release(int* x, int value) {
+  asm volatile("fence.acq_rel.gpu;\nred.relaxed.gpu.global.add.s32 [%0], %1;" ::"l"(x), "r"(value) : "memory");
+}
+
+__device__ __forceinline__ int load_acquire(const int* x) {
+  int value;
+  asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(value) : "l"(x) : "memory");
+  return value;
 }
 
 }  // namespace nanorun::kernels::cuda::sm90
