@@ -1,9 +1,11 @@
 // The squared-relu layer on the tensor cores: its elementwise part works on the sums while they are in registers.
 //   forward:  out = relu(a bᵀ)²,         a = x [M, K], b = w [N, K]
 //   backward: out = (a b) ∘ 2 sqrt(h),   a = d_out [M, K], b = w_next [K, N]
-// Thread blocks stay on their multiprocessor and take every gridDim.x-th tile of out. A warpgroup keeps the copy engine
-// busy with slices of a and b; two others each sum half the rows of the tile. The second starts two slices late, so
-// that one multiplies while the other finishes its tile.
+// Thread blocks stay on their multiprocessor, two to a cluster; a cluster takes every so many-th tile of out, and its
+// blocks halve the rows of the tile. In a block a warpgroup keeps the copy engine busy with slices of a, and with half
+// of those of b for both blocks; two other warpgroups each sum half the rows. The second of these starts late, so that
+// one multiplies while the other finishes its tile. What leaves a warpgroup's registers goes through shared memory
+// warp by warp.
 
 #include <algorithm>
 
@@ -18,75 +20,90 @@ namespace {
 using namespace sm90;
 
 struct Tiles {
-  int rows, cols;     ///< of out
-  int depth;          ///< of a slice
-  int stages;         ///< slices in shared memory
-  int consumer_rows;  ///< of a warpgroup
+  int cols;         ///< of out, for a block
+  int stages;       ///< slices in shared memory
+  int staged_cols;  ///< of out at a time, on its way through shared memory
 };
-constexpr Tiles relu2_tiles() { return {128, 256, 64, 3, 64}; }
-constexpr Tiles tiles = relu2_tiles();
-constexpr int consumers = tiles.rows / tiles.consumer_rows;
+/// The backward pass needs room for the h of a whole tile, so that its tiles are smaller.
+constexpr Tiles relu2_tiles(bool backward) { return backward ? Tiles{192, 4, 192} : Tiles{256, 4, 128}; }
+constexpr int tile_rows = 128, slice_depth = 64, consumer_rows = 64;
+constexpr int cluster = 2;  // blocks, which share slices of b
+constexpr int consumers = tile_rows / consumer_rows;
 constexpr int threads = (1 + consumers) * warpgroup_size;
-constexpr int multiprocessors = 132;  // H100 and H200, SXM
-/// Hardware barrier; the consumers' own are 1 and 2.
-constexpr int late_start = 3;
-constexpr int producer_registers = 40, consumer_registers = 232;
+constexpr int warps = consumers * 4, warp_rows = 16;  // of the consumers
+constexpr int multiprocessors = 132;                  // H100 and H200, SXM
+constexpr int lag = 2;                                // slices by which the second consumer starts late
+constexpr int late_start = 1;                         // hardware barrier
+constexpr int producer_registers = 24, consumer_registers = 240;
 /// Bytes of 64 columns, the width of a swizzled tile, of so many rows.
 constexpr int column_bytes(int rows) { return rows * 128; }
-constexpr int half_cols = tiles.cols / 2;  // of a tensor core instruction
+using Columns = std::byte[column_bytes(warp_rows)];
 
+template <bool backward>
 struct alignas(1024) Shared {
-  std::byte a[tiles.stages][column_bytes(tiles.rows)];
-  std::byte b[tiles.stages][column_bytes(tiles.cols)];
-  std::byte out[consumers][tiles.cols / 64][column_bytes(tiles.consumer_rows)];  ///< h before, in the backward pass
-  Barrier full[tiles.stages], empty[tiles.stages], h_full[consumers];
+  static constexpr Tiles tiles = relu2_tiles(backward);
+  std::byte a[tiles.stages][column_bytes(tile_rows)];
+  std::byte b[tiles.stages][cluster][column_bytes(tiles.cols) / cluster];  ///< each from another block of the cluster
+  Columns staged[warps][tiles.staged_cols / 64];                           ///< h, in the backward pass, then out
+  Barrier full[tiles.stages], empty[tiles.stages], h_full[warps];
 };
 
 struct Problem {
   CUtensorMap a, b, out, h;
-  int tile_rows, tile_cols, slices;
+  int rows, cols;  ///< of clusters' tiles
+  int slices;
 
-  __host__ __device__ int count() const { return tile_rows * tile_cols; }
+  __host__ __device__ int count() const { return rows * cols; }
 };
 
-/// One thread: slices of a and b for all tiles of this block.
+/// Origin of this block's part of its cluster's `index`-th tile.
 template <bool backward>
-__device__ void produce(Shared& s, const Problem& p) {
-  RingPosition<tiles.stages> at;
-  for (int tile = blockIdx.x; tile < p.count(); tile += gridDim.x) {
-    const int row = tile / p.tile_cols * tiles.rows, col = tile % p.tile_cols * tiles.cols;
+struct TilePosition {
+  int row, col;
+
+  __device__ TilePosition(const Problem& p, int index)
+      : row((index / p.cols * cluster + static_cast<int>(blockIdx.x) % cluster) * tile_rows),
+        col(index % p.cols * relu2_tiles(backward).cols) {}
+};
+
+/// One thread: slices of a, and its share of those of b for all blocks of the cluster.
+template <bool backward>
+__device__ void produce(Shared<backward>& s, const Problem& p) {
+  constexpr int everyone = (1 << cluster) - 1, share = relu2_tiles(backward).cols / cluster;
+  const int rank = blockIdx.x % cluster;
+  RingPosition<relu2_tiles(backward).stages> at;
+  for (int index = blockIdx.x / cluster; index < p.count(); index += gridDim.x / cluster) {
+    const TilePosition<backward> tile(p, index);
     for (int k = 0; k < p.slices; ++k, at.advance()) {
       Barrier& full = s.full[at.stage];
       barrier_wait(s.empty[at.stage], at.parity ^ 1);
       barrier_arrive_expect(full, sizeof(s.a[0]) + sizeof(s.b[0]));
-      load_box(s.a[at.stage], p.a, 0, row, k, full);
+      load_box(s.a[at.stage], p.a, 0, tile.row, k, full);
+      std::byte* const b = s.b[at.stage][rank];
       if constexpr (backward) {
-        load_box(s.b[at.stage], p.b, 0, k * tiles.depth, col / 64, full);
+        load_box_multicast(b, p.b, 0, k * slice_depth + slice_depth / cluster * rank, tile.col / 64, full, everyone);
       } else {
-        load_box(s.b[at.stage], p.b, 0, col, k, full);
+        load_box_multicast(b, p.b, 0, tile.col + share * rank, k, full, everyone);
       }
     }
   }
 }
 
 /// sums (+)= the product of a slice of a, of this warpgroup's rows, and a slice of b; not waited for.
-template <bool backward>
-__device__ __forceinline__ void multiply(float (&low)[64], float (&high)[64], const std::byte* a, const std::byte* b,
-                                         bool accumulate) {
-  const std::uint32_t a_at = shared_address(a), b_at = shared_address(b);
+template <bool backward, int n>
+__device__ __forceinline__ void multiply(float (&sums)[n], const std::byte* a, const std::byte* b, bool accumulate) {
+  constexpr int share_depth = slice_depth / cluster;  // of b's rows, in the backward pass
+  const std::uint64_t a_at = operand(shared_address(a)), b_at = operand(shared_address(b), column_bytes(share_depth));
   mma_fence();
 #pragma unroll
-  for (int i = 0; i < tiles.depth / 16; ++i) {
-    const std::uint64_t a_operand = operand(a_at + 32 * i);
+  for (int k = 0; k < slice_depth; k += 16) {
+    const std::uint64_t a_operand = advanced(a_at, 2 * k);
     if constexpr (backward) {
-      constexpr int columns = column_bytes(tiles.depth);  // of b's tile of 64 columns
-      const std::uint32_t b_row = b_at + column_bytes(16) * i;
-      mma<Major::k, Major::mn>(low, a_operand, operand(b_row, columns), accumulate || i > 0);
-      mma<Major::k, Major::mn>(high, a_operand, operand(b_row + half_cols / 64 * columns, columns),
-                               accumulate || i > 0);
+      const int share_at = column_bytes(2 * n) / cluster * (k / share_depth);
+      mma<Major::k, Major::mn>(sums, a_operand, advanced(b_at, share_at + column_bytes(k % share_depth)),
+                               accumulate || k > 0);
     } else {
-      mma<Major::k, Major::k>(low, a_operand, operand(b_at + 32 * i), accumulate || i > 0);
-      mma<Major::k, Major::k>(high, a_operand, operand(b_at + column_bytes(half_cols) + 32 * i), accumulate || i > 0);
+      mma<Major::k, Major::k>(sums, a_operand, advanced(b_at, 2 * k), accumulate || k > 0);
     }
   }
   mma_commit();
@@ -94,129 +111,139 @@ __device__ __forceinline__ void multiply(float (&low)[64], float (&high)[64], co
 
 __device__ __forceinline__ float relu2(float z) { return z < 0 ? 0 : z * z; }  // keeps a NaN
 
-/// Writes half the columns of a warpgroup's tile, from its sums and, in the backward pass, the h that lies there.
 template <bool backward>
-__device__ __forceinline__ void finish(std::byte (*out)[column_bytes(tiles.consumer_rows)], const float (&sums)[64]) {
-  constexpr int batch = 8;  // pairs of elements that are read before the first is written
-  const int thread = threadIdx.x % warpgroup_size;
-  const int first_row = thread / 32 * 16 + thread % 32 / 4;
-#pragma unroll
-  for (int first = 0; first < 32; first += batch) {
-    std::uint32_t* at[batch];
-    std::uint32_t pairs[batch];
-#pragma unroll
-    for (int i = 0; i < batch; ++i) {
-      const int j = (first + i) / 2, row = first_row + 8 * (i % 2);
-      at[i] = reinterpret_cast<std::uint32_t*>(out[j / 8] + swizzled(row, j % 8) + thread % 4 * 4);
-      if constexpr (backward) pairs[i] = *at[i];
-    }
-#pragma unroll
-    for (int i = 0; i < batch; ++i) {
-      const float low = sums[2 * (first + i)], high = sums[2 * (first + i) + 1];
-      if constexpr (backward) {
-        const float h_low = __uint_as_float(pairs[i] << 16), h_high = __uint_as_float(pairs[i] & 0xFFFF0000u);
-        pairs[i] = pack_bf16(2 * low * sqrt_fast(h_low), 2 * high * sqrt_fast(h_high));
-      } else {
-        pairs[i] = pack_bf16(relu2(low), relu2(high));
-      }
-    }
-#pragma unroll
-    for (int i = 0; i < batch; ++i) *at[i] = pairs[i];
+__device__ __forceinline__ std::uint32_t finished(float low, float high, std::uint32_t h) {
+  if constexpr (backward) {
+    const float h_low = __uint_as_float(h << 16), h_high = __uint_as_float(h & 0xFFFF0000u);
+    return pack_bf16(2 * low * sqrt_fast(h_low), 2 * high * sqrt_fast(h_high));
+  } else {
+    return pack_bf16(relu2(low), relu2(high));
   }
 }
 
-/// One thread: once the tile before has left shared memory, fetches h of the next in the backward pass.
-template <bool backward>
-__device__ __forceinline__ void prepare_out(Shared& s, const Problem& p, int consumer, int row, int col) {
-  wait_stores_read<0>();
-  if constexpr (backward) {
-    barrier_arrive_expect(s.h_full[consumer], sizeof(s.out[0]));
-    load_box(s.out[consumer], p.h, 0, row, col / 64, s.h_full[consumer]);
+/// Address of this lane's row of the i-th 16 x 16 block that a warp has staged.
+__device__ __forceinline__ std::uint32_t block_at(const Columns* staged, int i) {
+  const int lane = threadIdx.x % 32;
+  return shared_address(staged[i / 4]) + swizzled(lane % 16, i % 4 * 2 + lane / 16);
+}
+
+/// Writes a warp's part of out, which begins at (row, col), from its sums and the pairs of h that belong to them.
+template <bool backward, int n>
+__device__ __forceinline__ void finish(Columns* staged, const Problem& p, const float (&sums)[n],
+                                       const std::uint32_t (&h)[n / 2], int row, int col) {
+  constexpr int staged_cols = relu2_tiles(backward).staged_cols, pairs_size = staged_cols / 4;
+  const bool leader = threadIdx.x % 32 == 0;
+#pragma unroll
+  for (int first = 0; first < n / 2; first += pairs_size) {
+    std::uint32_t pairs[pairs_size];
+#pragma unroll
+    for (int i = 0; i < pairs_size; ++i) {
+      const float* const pair = sums + 2 * (first + i);
+      pairs[i] = finished<backward>(pair[0], pair[1], backward ? h[first + i] : 0);
+    }
+    if (leader) wait_stores_read<0>();
+    __syncwarp();
+#pragma unroll
+    for (int i = 0; i < pairs_size / 4; ++i) store_matrices(block_at(staged, i), pairs + 4 * i);
+    fence_async_proxy();
+    __syncwarp();
+    if (leader) {
+      store_box(p.out, staged, 0, row, (col + 4 * first) / 64);
+      commit_stores();
+    }
   }
 }
 
 /// A warpgroup: its rows of all tiles of this block.
 template <bool backward>
-__device__ void consume(Shared& s, const Problem& p, int consumer) {
-  const bool leader = threadIdx.x % warpgroup_size == 0;
-  auto* const out = s.out[consumer];
-  RingPosition<tiles.stages> at;
-  int h_parity = 0;
+__device__ void consume(Shared<backward>& s, const Problem& p, int consumer) {
+  constexpr int sums_size = relu2_tiles(backward).cols / 2;
+  const int thread = threadIdx.x % warpgroup_size, warp = consumer * 4 + __shfl_sync(~0u, thread / 32, 0);
+  const bool leader = thread % 32 == 0;
+  const auto release = [&](int stage) {
+    if (thread < cluster) barrier_arrive_at(s.empty[stage], thread);
+  };
+  RingPosition<relu2_tiles(backward).stages> at;
+  int h_parity = 0, start = min(lag, p.slices - 1);
   if (consumer == 1) named_barrier_sync(late_start, consumers * warpgroup_size);
-  for (int tile = blockIdx.x; tile < p.count(); tile += gridDim.x, h_parity ^= 1) {
-    const int row = tile / p.tile_cols * tiles.rows + consumer * tiles.consumer_rows;
-    const int col = tile % p.tile_cols * tiles.cols;
-    float low[64], high[64];
+  for (int index = blockIdx.x / cluster; index < p.count(); index += gridDim.x / cluster) {
+    const TilePosition<backward> tile(p, index);
+    const int row = tile.row + warp * warp_rows;
+    float sums[sums_size];
     int before = 0;
     for (int k = 0; k < p.slices; ++k, at.advance()) {
       barrier_wait(s.full[at.stage], at.parity);
-      multiply<backward>(low, high, s.a[at.stage] + column_bytes(tiles.consumer_rows) * consumer, s.b[at.stage], k > 0);
-      if (leader && k == p.slices / 2) prepare_out<backward>(s, p, consumer, row, col);
+      multiply<backward>(sums, s.a[at.stage] + column_bytes(consumer_rows) * consumer, s.b[at.stage][0], k > 0);
+      if (backward && leader && k == p.slices / 2) {
+        wait_stores_read<0>();
+        barrier_arrive_expect(s.h_full[warp], sizeof(s.staged[0]));
+        load_box(s.staged[warp], p.h, 0, row, tile.col / 64, s.h_full[warp]);
+      }
       mma_wait<1>();
-      if (k > 0 && leader) barrier_arrive(s.empty[before]);
+      if (k > 0) release(before);
       before = at.stage;
-      if (consumer == 0 && tile == blockIdx.x && k == min(2, p.slices - 1)) {
+      if (consumer == 0 && k == start) {
         named_barrier_arrive(late_start, consumers * warpgroup_size);
+        start = p.slices;  // once
       }
     }
-    mma_wait<0>();
-    pin(low);
-    pin(high);
-    if (leader) barrier_arrive(s.empty[before]);
-    if constexpr (backward) {
-      barrier_wait(s.h_full[consumer], h_parity);
-    } else {
-      named_barrier_sync(1 + consumer, warpgroup_size);  // the leader has waited for the tile before
+    std::uint32_t h[sums_size / 2];
+    if constexpr (backward) {  // while the last products run
+      barrier_wait(s.h_full[warp], h_parity);
+      h_parity ^= 1;
+#pragma unroll
+      for (int i = 0; i < sums_size / 8; ++i) load_matrices(h + 4 * i, block_at(s.staged[warp], i));
     }
-    finish<backward>(out, low);
-    finish<backward>(out + half_cols / 64, high);
-    fence_async_proxy();
-    named_barrier_sync(1 + consumer, warpgroup_size);
-    if (!leader) continue;
-    store_box(p.out, out, 0, row, col / 64);
-    commit_stores();
+    mma_wait<0>();
+    pin(sums);
+    release(before);
+    finish<backward>(s.staged[warp], p, sums, h, row, tile.col);
   }
   if (leader) wait_stores();
 }
 
 template <bool backward>
-__global__ void __launch_bounds__(threads, 1) relu2_product(const __grid_constant__ Problem p) {
-  extern __shared__ std::byte memory[];
-  Shared& s = *reinterpret_cast<Shared*>(memory + (1024 - shared_address(memory) % 1024) % 1024);
+__global__ void __cluster_dims__(cluster) __launch_bounds__(threads, 1)
+    relu2_product(const __grid_constant__ Problem p) {
+  extern __shared__ __align__(1024) std::byte memory[];
+  auto& s = *reinterpret_cast<Shared<backward>*>(memory);
   if (threadIdx.x == 0) {
-    for (int i = 0; i < tiles.stages; ++i) {
-      barrier_init(s.full[i], 1);
-      barrier_init(s.empty[i], consumers);
-    }
+    for (Barrier& barrier : s.full) barrier_init(barrier, 1);
+    for (Barrier& barrier : s.empty) barrier_init(barrier, consumers * cluster);
     for (Barrier& barrier : s.h_full) barrier_init(barrier, 1);
     barrier_init_fence();
   }
-  __syncthreads();
-  if (threadIdx.x < warpgroup_size) {
+  cluster_sync();
+  const int warpgroup = __shfl_sync(~0u, threadIdx.x / warpgroup_size, 0);
+  if (warpgroup == 0) {
     shrink_registers<producer_registers>();
     if (threadIdx.x == 0) produce<backward>(s, p);
   } else {
     grow_registers<consumer_registers>();
-    consume<backward>(s, p, threadIdx.x / warpgroup_size - 1);
+    consume<backward>(s, p, warpgroup - 1);
   }
+  cluster_sync();  // a block's shared memory serves the others until they are done
 }
 
 template <bool backward>
 void launch(const char* op, Stream stream, Mat<bf16> out, Mat<const bf16> a, Mat<const bf16> b, Mat<const bf16> h) {
   if (out.size() == 0) return;
   const auto tiles_of = [](int size, int tile) { return (size + tile - 1) / tile; };
+  constexpr Tiles tiles = relu2_tiles(backward);
+  constexpr int shared_bytes = sizeof(Shared<backward>);
+  static_assert(shared_bytes <= 227 * 1024);
   Problem p{};
-  p.a = column_map(a, tiles.rows, tiles.depth);
-  p.b = backward ? column_map(b, tiles.depth, tiles.cols) : column_map(b, tiles.cols, tiles.depth);
-  p.out = column_map(out, tiles.consumer_rows, tiles.cols);
-  p.h = column_map(h, tiles.consumer_rows, tiles.cols);
-  p.tile_rows = tiles_of(out.rows, tiles.rows);
-  p.tile_cols = tiles_of(out.cols, tiles.cols);
-  p.slices = a.cols / tiles.depth;
-  constexpr int shared_bytes = sizeof(Shared) + alignof(Shared);
+  p.a = column_map(a, tile_rows, slice_depth);
+  p.b = backward ? column_map(b, slice_depth / cluster, tiles.cols) : column_map(b, tiles.cols / cluster, slice_depth);
+  p.out = column_map(out, warp_rows, tiles.staged_cols);
+  p.h = column_map(h, warp_rows, tiles.staged_cols);
+  p.rows = tiles_of(out.rows, tile_rows * cluster);
+  p.cols = tiles_of(out.cols, tiles.cols);
+  p.slices = a.cols / slice_depth;
   check(cudaFuncSetAttribute(relu2_product<backward>, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes),
         "cudaFuncSetAttribute");
-  relu2_product<backward><<<std::min(p.count(), multiprocessors), threads, shared_bytes, cuda_stream(stream)>>>(p);
+  const int blocks = cluster * std::min(p.count(), multiprocessors / cluster);
+  relu2_product<backward><<<blocks, threads, shared_bytes, cuda_stream(stream)>>>(p);
   check_launch(op);
 }
 

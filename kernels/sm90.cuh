@@ -82,6 +82,27 @@ __device__ __forceinline__ void named_barrier_arrive(int id, int threads) {
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
+// Clusters: thread blocks that run at the same time and reach each other's shared memory.
+
+/// Waits for all threads of the cluster; writes before it are visible after it.
+__device__ __forceinline__ void cluster_sync() {
+  asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory");
+}
+
+/// Arrives at the barrier at this address in the cluster's block of that rank. A release for the whole cluster would
+/// first wait for all of this thread's writes to global memory; what the tensor cores have read needs none.
+__device__ __forceinline__ void barrier_arrive_at(Barrier& barrier, int rank) {
+  asm volatile(
+      "{\n"
+      ".reg .b32 there;\n"
+      "mapa.shared::cluster.u32 there, %0, %1;\n"
+      "mbarrier.arrive.shared::cluster.b64 _, [there];\n"
+      "}\n" ::"r"(shared_address(&barrier)),
+      "r"(rank)
+      : "memory");
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
 // Bulk copies. One thread issues them.
 
 /// Orders this thread's writes to shared memory before later reads by the copy engine and the tensor cores; a barrier
@@ -94,6 +115,17 @@ __device__ __forceinline__ void load_box(void* shared, const CUtensorMap& map, i
       "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4}], [%5];" ::
           "r"(shared_address(shared)),
       "l"(&map), "r"(x), "r"(y), "r"(z), "r"(shared_address(&barrier))
+      : "memory");
+}
+
+/// The same box to this address of every block of the cluster whose bit in `ranks` is set, each told by its own
+/// barrier.
+__device__ __forceinline__ void load_box_multicast(void* shared, const CUtensorMap& map, int x, int y, int z,
+                                                   Barrier& barrier, int ranks) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], "
+      "[%1, {%2, %3, %4}], [%5], %6;" ::"r"(shared_address(shared)),
+      "l"(&map), "r"(x), "r"(y), "r"(z), "r"(shared_address(&barrier)), "h"(static_cast<std::uint16_t>(ranks))
       : "memory");
 }
 
@@ -193,6 +225,14 @@ enum class Major : int { k = 0, mn = 1 };
   NANORUN_R32                                                                                                        \
   ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, %53, " \
   "%54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+#define NANORUN_R96                                                                                                 \
+  NANORUN_R64                                                                                                       \
+      ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, %80, %81, %82, %83, %84, " \
+      "%85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95"
+#define NANORUN_R128                                                                                               \
+  NANORUN_R96                                                                                                      \
+      ", %96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, %112, %113, " \
+      "%114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
 
 /// d [64, 64] (+)= a [64, 16] b [16, 64], both operands in shared memory.
 template <Major major_a, Major major_b>
@@ -216,6 +256,28 @@ __device__ __forceinline__ void mma(float (&d)[64], std::uint64_t a, std::uint64
         "n"(static_cast<int>(major_b)));
 }
 
+/// d [64, 192] (+)= a [64, 16] b [16, 192], both operands in shared memory.
+template <Major major_a, Major major_b>
+__device__ __forceinline__ void mma(float (&d)[96], std::uint64_t a, std::uint64_t b, bool accumulate) {
+  asm volatile(
+      "{\n.reg .pred p;\nsetp.ne.b32 p, %98, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n192k16.f32.bf16.bf16 {" NANORUN_R96 "}, %96, %97, p, 1, 1, %99, %100;\n}\n"
+      : NANORUN_D32(0), NANORUN_D32(32), NANORUN_D32(64)
+      : "l"(a), "l"(b), "r"(static_cast<int>(accumulate)), "n"(static_cast<int>(major_a)),
+        "n"(static_cast<int>(major_b)));
+}
+
+/// d [64, 256] (+)= a [64, 16] b [16, 256], both operands in shared memory.
+template <Major major_a, Major major_b>
+__device__ __forceinline__ void mma(float (&d)[128], std::uint64_t a, std::uint64_t b, bool accumulate) {
+  asm volatile(
+      "{\n.reg .pred p;\nsetp.ne.b32 p, %130, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16 {" NANORUN_R128 "}, %128, %129, p, 1, 1, %131, %132;\n}\n"
+      : NANORUN_D32(0), NANORUN_D32(32), NANORUN_D32(64), NANORUN_D32(96)
+      : "l"(a), "l"(b), "r"(static_cast<int>(accumulate)), "n"(static_cast<int>(major_a)),
+        "n"(static_cast<int>(major_b)));
+}
+
 /// d [64, 128] (+)= a [64, 16] b [16, 128], a in registers: a[2 j + i] holds, as pairs of bf16, what d[8 j + 2 i] and
 /// d[8 j + 2 i + 1] would hold of an m64n16 accumulator.
 template <Major major_b>
@@ -229,6 +291,8 @@ __device__ __forceinline__ void mma(float (&d)[64], const std::uint32_t* a, std:
         "n"(static_cast<int>(major_b)));
 }
 
+#undef NANORUN_R128
+#undef NANORUN_R96
 #undef NANORUN_R64
 #undef NANORUN_R32
 #undef NANORUN_D32
@@ -287,6 +351,14 @@ __device__ __forceinline__ float sqrt_fast(float x) {
 __device__ __forceinline__ void store_matrices(std::uint32_t shared, const std::uint32_t* r) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(shared), "r"(r[0]), "r"(r[1]),
                "r"(r[2]), "r"(r[3])
+               : "memory");
+}
+
+/// Loads four 8 x 8 matrices of bf16 to where store_matrices() takes them from.
+__device__ __forceinline__ void load_matrices(std::uint32_t* r, std::uint32_t shared) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+               : "r"(shared)
                : "memory");
 }
 
