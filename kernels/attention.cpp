@@ -186,7 +186,7 @@ void attention_forward(Stream, Mat<T> y, Mat<acc_t<T>> lse, const AttentionInput
 }
 
 template <class T>
-void attention_backward(Stream, Mat<T> d_q, Mat<T> d_k, Mat<T> d_v, Mat<const T> y, Mat<const acc_t<T>> lse,
+void attention_backward(Stream, Mat<acc_t<T>> d_q, Mat<T> d_k, Mat<T> d_v, Mat<const T> y, Mat<const acc_t<T>> lse,
                         Mat<const T> d_y, const AttentionInputs<T>& in, const AttentionMask& mask,
                         Workspace workspace) {
   for_rows("attention_backward", in.heads, [=](int h) {

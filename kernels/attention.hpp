@@ -44,18 +44,23 @@ template <class T>
 void attention_forward(Stream stream, Mat<T> y, Mat<acc_t<T>> lse, const AttentionInputs<T>& in,
                        const AttentionMask& mask, Workspace workspace);
 
-/// d_q, d_k, d_v = gradients (overwritten); y and lse are the forward's.
+/// d_q, d_k, d_v = gradients (overwritten); y and lse are the forward's. d_q, a sum over
+/// key blocks, is left unrounded for attention_input_backward.
 template <class T>
-void attention_backward(Stream stream, Mat<T> d_q, Mat<T> d_k, Mat<T> d_v, Mat<const T> y, Mat<const acc_t<T>> lse,
-                        Mat<const T> d_y, const AttentionInputs<T>& in, const AttentionMask& mask, Workspace workspace);
+void attention_backward(Stream stream, Mat<acc_t<T>> d_q, Mat<T> d_k, Mat<T> d_v, Mat<const T> y,
+                        Mat<const acc_t<T>> lse, Mat<const T> d_y, const AttentionInputs<T>& in,
+                        const AttentionMask& mask, Workspace workspace);
 
 }  // namespace portable
 
-/// T = bf16, head_dim = 128; rows of T and first_key begin at multiples of 16 bytes. d_q is summed by float atomics in
-/// no fixed order; all else is reproducible bit for bit. Throw std::invalid_argument on other shapes.
+/// T = bf16, head_dim = 128; rows and first_key begin at multiples of 16 bytes. d_q lies in panels of d_q_panel
+/// columns, [H D / d_q_panel, T, d_q_panel], and is summed by float atomics in no fixed order; all else is reproducible
+/// bit for bit. Throw std::invalid_argument on other shapes.
 namespace cuda {
 
 using portable::AttentionInputs;
+
+inline constexpr int d_q_panel = 8;
 
 template <class T>
 std::size_t attention_workspace(int length, int heads, int head_dim);
@@ -65,8 +70,9 @@ void attention_forward(Stream stream, Mat<T> y, Mat<acc_t<T>> lse, const Attenti
                        const AttentionMask& mask, Workspace workspace);
 
 template <class T>
-void attention_backward(Stream stream, Mat<T> d_q, Mat<T> d_k, Mat<T> d_v, Mat<const T> y, Mat<const acc_t<T>> lse,
-                        Mat<const T> d_y, const AttentionInputs<T>& in, const AttentionMask& mask, Workspace workspace);
+void attention_backward(Stream stream, Mat<acc_t<T>> d_q, Mat<T> d_k, Mat<T> d_v, Mat<const T> y,
+                        Mat<const acc_t<T>> lse, Mat<const T> d_y, const AttentionInputs<T>& in,
+                        const AttentionMask& mask, Workspace workspace);
 
 }  // namespace cuda
 }  // namespace nanorun::kernels

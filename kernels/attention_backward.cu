@@ -1,7 +1,8 @@
 // Backward attention for Hopper, after FlashAttention-3 (Shah et al. 2024, arXiv:2407.08608). A thread block owns one
 // key block of one head and steps through its queries, 64 at a time. With p and d_s transposed, keys by queries:
 //   pᵀ = exp(k qᵀ - lse),  d_sᵀ = pᵀ (v d_yᵀ - delta),  d_v += pᵀ d_y,  d_k += d_sᵀ q,  d_q += d_s k
-// where delta[q] = <d_y[q], y[q]>. d_k and d_v stay in registers; d_q is summed with atomics in the workspace.
+// where delta[q] = <d_y[q], y[q]>. d_k and d_v stay in registers. d_q is summed in device memory: a block's own keys
+// write its first terms, the other key blocks add theirs by atomics once those are there.
 
 #include <cmath>
 
@@ -17,7 +18,7 @@ constexpr AttentionTiles tiles = attention_tiles();
 constexpr int step = tiles.half;  ///< queries of a step
 constexpr int warps = tiles.consumers / 32;
 constexpr int producer_registers = 24, consumer_registers = 240;
-constexpr int d_q_step = step * tiles.head_dim;  ///< floats of a step's d_q
+constexpr int block_steps = tiles.block / step;
 
 /// Per head and step of `step` queries, in the workspace.
 struct Statistics {
@@ -25,41 +26,39 @@ struct Statistics {
   float delta[step];
 };
 
-/// What the kernels share in the workspace. d_q of a step lies as the two warpgroups' accumulators do, each 64 columns:
-/// [2][8][128 threads][4].
+/// What the kernels share in the workspace.
 struct Scratch {
   int* next_tile = nullptr;  ///< of the forward direction
   Statistics* statistics = nullptr;
-  float* d_q = nullptr;
-  int steps = 0;  ///< of a head
+  int* begun = nullptr;  ///< per head and query block, whether d_q holds its first terms
+  int steps = 0;         ///< of a head
 
   Scratch(WorkspaceCutter& cut, int length, int heads) : steps(length / step) {
     next_tile = cut.take<int>(1);
     statistics = cut.take<Statistics>(static_cast<std::size_t>(heads) * steps);
-    d_q = cut.take<float>(static_cast<std::size_t>(heads) * steps * d_q_step);
+    begun = cut.take<int>(static_cast<std::size_t>(heads) * (steps / block_steps));
   }
 
-  __device__ std::size_t index(int head, int i) const { return static_cast<std::size_t>(head) * steps + i; }
+  __device__ Statistics& step_statistics(int head, int i) const {
+    return statistics[static_cast<std::size_t>(head) * steps + i];
+  }
+  __device__ int& block_begun(int head, int block) const { return begun[head * (steps / block_steps) + block]; }
 };
 
 // ---------------------------------------------------------------------------------------------------------------------
-// Before and after the main kernel. Grid [steps, heads].
 
-constexpr int side_threads = 256;
+constexpr int prepare_threads = 256;
 
-/// Statistics, and zeros for the sums of d_q.
-__global__ void __launch_bounds__(side_threads)
+/// Before the main kernel. Grid [steps, heads].
+__global__ void __launch_bounds__(prepare_threads)
     prepare_kernel(Scratch scratch, Mat<const bf16> y, Mat<const bf16> d_y, Mat<const float> lse) {
   constexpr int lanes = tiles.head_dim / 8;
   const int i = blockIdx.x, head = blockIdx.y;
-  float4* d_q = reinterpret_cast<float4*>(scratch.d_q + scratch.index(head, i) * d_q_step);
-#pragma unroll
-  for (int j = threadIdx.x; j < d_q_step / 4; j += side_threads) d_q[j] = make_float4(0, 0, 0, 0);
-
-  Statistics& statistics = scratch.statistics[scratch.index(head, i)];
+  if (threadIdx.x == 0) scratch.block_begun(head, i / block_steps) = 0;
+  Statistics& statistics = scratch.step_statistics(head, i);
   const int lane = threadIdx.x % lanes, column = head * tiles.head_dim + 8 * lane;
 #pragma unroll
-  for (int r = threadIdx.x / lanes; r < step; r += side_threads / lanes) {
+  for (int r = threadIdx.x / lanes; r < step; r += prepare_threads / lanes) {
     const int row = i * step + r;
     const float delta = group_sum(dot(unpack(load8(y.row(row) + column)), unpack(load8(d_y.row(row) + column))), lanes);
     if (lane == 0) {
@@ -68,30 +67,6 @@ __global__ void __launch_bounds__(side_threads)
     }
   }
 }
-
-/// d_q = scale * its sums. A thread takes 8 columns of the rows r and r + 8.
-__global__ void __launch_bounds__(side_threads) round_kernel(Mat<bf16> d_q, Scratch scratch, float scale) {
-  const int i = blockIdx.x, head = blockIdx.y;
-  const float4* sums = reinterpret_cast<const float4*>(scratch.d_q + scratch.index(head, i) * d_q_step);
-#pragma unroll
-  for (int unit = threadIdx.x; unit < d_q_step / 16; unit += side_threads) {
-    const int j = unit % 8, row_of_8 = unit / 8 % 8, warp = unit / 64 % 4, half = unit / 256;
-    Float8 low, high;
-#pragma unroll
-    for (int lane = 0; lane < 4; ++lane) {
-      const float4 x = sums[(half * 8 + j) * warpgroup_size + warp * 32 + row_of_8 * 4 + lane];
-      low.v[2 * lane] = x.x * scale;
-      low.v[2 * lane + 1] = x.y * scale;
-      high.v[2 * lane] = x.z * scale;
-      high.v[2 * lane + 1] = x.w * scale;
-    }
-    const int row = i * step + warp * 16 + row_of_8, column = head * tiles.head_dim + half * 64 + j * 8;
-    store8(d_q.row(row) + column, pack(low));
-    store8(d_q.row(row + 8) + column, pack(high));
-  }
-}
-
-// ---------------------------------------------------------------------------------------------------------------------
 
 struct alignas(1024) Shared {
   std::byte k[tile_bytes(tiles.block)];
@@ -102,13 +77,21 @@ struct alignas(1024) Shared {
   Statistics statistics[tiles.stages];                  ///< travel with q
   int first_key[tiles.stages][step];
   Barrier k_v_full, q_full[tiles.stages], q_empty[tiles.stages], d_y_full[tiles.stages], d_y_empty[tiles.stages];
+  Barrier own_begun;  ///< the block's own queries' d_q is
+  int begun_end;      ///< d_q is begun in the query blocks from the block's own to before this one
 };
 
 struct Parameters {
   AttentionMask mask;
   TileOrder order;
   Scratch scratch;
+  float* d_q;  ///< in panels
   float scale;
+
+  /// Of the panel that begins at this column.
+  __device__ float* d_q_row(int column, int row) const {
+    return d_q + (static_cast<std::size_t>(column / d_q_panel) * mask.length + row) * d_q_panel;
+  }
 };
 
 struct KeyTile {
@@ -116,18 +99,18 @@ struct KeyTile {
   int first, last;  ///< steps [first, last)
 
   __device__ explicit KeyTile(const Parameters& p) {
-    const auto [tile_head, rank] = p.order.tile(blockIdx.x);
+    const auto [tile_head, tile_block] = p.order.tile(blockIdx.x);
     head = tile_head;
-    block = rank;
+    block = tile_block;
     query_full = p.mask.query_full[block];
-    first = block * (tiles.block / step);
-    last = p.mask.query_end[block] * (tiles.block / step);
+    first = block * block_steps;
+    last = p.mask.query_end[block] * block_steps;
     if (p.mask.first_key[(last - 1) * step] >= (block + 1) * tiles.block) --last;  // first_key never decreases
   }
 
   /// Whether some pair of this step may be forbidden.
   __device__ bool partial(int i) const {
-    const int query_block = i / (tiles.block / step);
+    const int query_block = i / block_steps;
     return query_block == block || query_block >= query_full;
   }
 };
@@ -139,16 +122,34 @@ __device__ void produce(Shared& s, const CUtensorMap& q, const CUtensorMap& k, c
   load_box(s.k, k, 0, t.block * tiles.block, 2 * t.head, s.k_v_full);
   load_box(s.v, v, 0, t.block * tiles.block, 2 * t.head, s.k_v_full);
   RingPosition<tiles.stages> at;
+#pragma unroll 1
   for (int i = t.first; i < t.last; ++i, at.advance()) {
     const int n = at.stage;
     barrier_wait(s.q_empty[n], at.parity ^ 1);
     barrier_arrive_expect(s.q_full[n], sizeof(s.q[n]) + sizeof(s.statistics[n]) + sizeof(s.first_key[n]));
     load_box(s.q[n], q, 0, i * step, 2 * t.head, s.q_full[n]);
-    load_bytes(&s.statistics[n], &p.scratch.statistics[p.scratch.index(t.head, i)], sizeof(Statistics), s.q_full[n]);
+    load_bytes(&s.statistics[n], &p.scratch.step_statistics(t.head, i), sizeof(Statistics), s.q_full[n]);
     load_bytes(s.first_key[n], p.mask.first_key + i * step, sizeof(s.first_key[n]), s.q_full[n]);
     barrier_wait(s.d_y_empty[n], at.parity ^ 1);
     barrier_arrive_expect(s.d_y_full[n], sizeof(s.d_y[n]));
     load_box(s.d_y[n], d_y, 0, i * step, 2 * t.head, s.d_y_full[n]);
+  }
+}
+
+/// One thread: tells the other thread blocks that the own queries' d_q is begun.
+__device__ void publish_begun(Shared& s, const Parameters& p, const KeyTile& t) {
+  barrier_wait(s.own_begun, 0);
+  store_release(&p.scratch.block_begun(t.head, t.block), 1);
+}
+
+/// One thread: tells this thread block which other queries' d_q is begun. Thread blocks start in the order of their
+/// index, so that those it waits for run.
+__device__ void watch_begun(Shared& s, const Parameters& p, const KeyTile& t) {
+#pragma unroll 1
+  for (int block = t.block + 1; block * block_steps < t.last; ++block) {
+    while (load_acquire(&p.scratch.block_begun(t.head, block)) == 0) {
+    }
+    store_release_shared(s.begun_end, block + 1);
   }
 }
 
@@ -236,6 +237,27 @@ __device__ __forceinline__ void release(Barrier& barrier) {
   if (threadIdx.x % 32 == 0) barrier_arrive(barrier);
 }
 
+/// d_q (+)= scale * sums, of 64 queries and 64 columns; `to` is this thread's first element, `panel` the floats of a
+/// panel. Neighbours exchange halves so that each has four columns of one row, of its upper row in even lanes and of
+/// its lower row in odd ones, and a warp 16 whole rows of a panel.
+__device__ __forceinline__ void add_query_sums(float* to, int panel, const float (&sums)[32], float scale, bool begin) {
+  const bool odd = threadIdx.x % 2;
+#pragma unroll
+  for (int j = 0; j < 8; ++j, to += panel) {
+    float x[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) x[i] = sums[4 * j + i] * scale;
+    const float first = __shfl_xor_sync(0xFFFFFFFF, odd ? x[0] : x[2], 1);
+    const float second = __shfl_xor_sync(0xFFFFFFFF, odd ? x[1] : x[3], 1);
+    const float four[] = {odd ? first : x[0], odd ? second : x[1], odd ? x[2] : first, odd ? x[3] : second};
+    if (begin) {
+      *reinterpret_cast<float4*>(to) = make_float4(four[0], four[1], four[2], four[3]);
+    } else {
+      atomic_add4(to, four);
+    }
+  }
+}
+
 __device__ __forceinline__ void sync_consumers() { named_barrier_sync(1, tiles.consumers); }
 __device__ __forceinline__ void sync_group(int group) { named_barrier_sync(2 + group, warpgroup_size); }
 
@@ -315,9 +337,15 @@ __device__ __forceinline__ void consume(Shared& s, const CUtensorMap& d_k_map, c
     pin(d_q);
     pin(d_v);
     release(s.d_y_empty[n]);
-    float* const sums = p.scratch.d_q + p.scratch.index(t.head, i) * d_q_step + group * (d_q_step / 2) + thread * 4;
-#pragma unroll
-    for (int j = 0; j < 8; ++j) atomic_add4(sums + j * 4 * warpgroup_size, d_q + 4 * j);
+    const bool own = i < t.first + block_steps;
+    while (!own && load_acquire_shared(s.begun_end) <= i / block_steps) {
+    }
+    add_query_sums(p.d_q_row(t.head * tiles.head_dim + group * 64, i * step + row + 8 * (lane % 2)) + lane % 4 / 2 * 4,
+                   p.mask.length * d_q_panel, d_q, p.scale, own);
+    if (own) {
+      __syncwarp();
+      release(s.own_begun);
+    }
     mma_wait<0>();
     pin(d_k);
     release(s.q_empty[n]);
@@ -335,8 +363,11 @@ __global__ void __launch_bounds__(tiles.threads, 1)
                     const __grid_constant__ Parameters p) {
   extern __shared__ __align__(1024) std::byte memory[];
   Shared& s = *reinterpret_cast<Shared*>(memory);
+  const KeyTile t(p);
   if (threadIdx.x == 0) {
+    s.begun_end = t.block + 1;
     barrier_init(s.k_v_full, 1);
+    barrier_init(s.own_begun, block_steps * warps);
     for (int i = 0; i < tiles.stages; ++i) {
       barrier_init(s.q_full[i], 1);
       barrier_init(s.d_y_full[i], 1);
@@ -347,10 +378,11 @@ __global__ void __launch_bounds__(tiles.threads, 1)
   }
   __syncthreads();
   const int warpgroup = __shfl_sync(0xFFFFFFFF, threadIdx.x / warpgroup_size, 0);
-  const KeyTile t(p);
   if (warpgroup == 0) {
     shrink_registers<producer_registers>();
     if (threadIdx.x == 0) produce(s, q, k, v, d_y, p, t);
+    if (threadIdx.x == 32) publish_begun(s, p, t);
+    if (threadIdx.x == 64) watch_begun(s, p, t);
   } else {
     grow_registers<consumer_registers>();
     consume(s, d_k, d_v, p, t, warpgroup - 1);
@@ -367,30 +399,28 @@ std::size_t attention_workspace(int length, int heads, int) {
 }
 
 template <class T>
-void attention_backward(Stream stream, Mat<T> d_q, Mat<T> d_k, Mat<T> d_v, Mat<const T> y, Mat<const acc_t<T>> lse,
-                        Mat<const T> d_y, const AttentionInputs<T>& in, const AttentionMask& mask,
-                        Workspace workspace) {
+void attention_backward(Stream stream, Mat<acc_t<T>> d_q, Mat<T> d_k, Mat<T> d_v, Mat<const T> y,
+                        Mat<const acc_t<T>> lse, Mat<const T> d_y, const AttentionInputs<T>& in,
+                        const AttentionMask& mask, Workspace workspace) {
   require_attention(in, mask, lse);
   require_vectors("attention_backward", y);
   require_vectors("attention_backward", d_q);
+  require_dense("attention_backward", d_q);
   const cudaStream_t s = cuda_stream(stream);
   WorkspaceCutter cut(workspace);
   const Scratch scratch(cut, mask.length, in.heads);
   const int q_d_y_and_d_q_of_token = 2 * tile_bytes(1) + tiles.head_dim * static_cast<int>(sizeof(float));
-  const Parameters p{mask, TileOrder(mask.length, in.heads, q_d_y_and_d_q_of_token), scratch, in.scale};
-  const dim3 grid(scratch.steps, in.heads);
-  prepare_kernel<<<grid, side_threads, 0, s>>>(scratch, y, d_y, lse);
+  const Parameters p{mask, TileOrder(mask.length, in.heads, q_d_y_and_d_q_of_token), scratch, d_q.data, in.scale};
+  prepare_kernel<<<dim3(scratch.steps, in.heads), prepare_threads, 0, s>>>(scratch, y, d_y, lse);
   check_launch("attention_backward");
   launch_attention<Shared>("attention_backward", backward_kernel, p.order.count(), s,
                            column_map(in.q, step, tiles.head_dim), column_map(in.k, tiles.block, tiles.head_dim),
                            column_map(in.v, tiles.block, tiles.head_dim), column_map(d_y, step, tiles.head_dim),
                            column_map(d_k, tiles.half, 64), column_map(d_v, tiles.half, 64), p);
-  round_kernel<<<grid, side_threads, 0, s>>>(d_q, scratch, in.scale);
-  check_launch("attention_backward");
 }
 
 template std::size_t attention_workspace<bf16>(int, int, int);
-template void attention_backward(Stream, Mat<bf16>, Mat<bf16>, Mat<bf16>, Mat<const bf16>, Mat<const float>,
+template void attention_backward(Stream, Mat<float>, Mat<bf16>, Mat<bf16>, Mat<const bf16>, Mat<const float>,
                                  Mat<const bf16>, const AttentionInputs<bf16>&, const AttentionMask&, Workspace);
 
 }  // namespace nanorun::kernels::cuda

@@ -41,8 +41,7 @@ struct Parameters {
 };
 
 __device__ QueryTile query_tile(const Parameters& p, int tile) {
-  const auto [head, rank] = p.order.tile(tile);
-  const int block = p.order.blocks - 1 - rank;
+  const auto [head, block] = p.order.tile(tile);
   return {head, block, p.mask.key_begin[block], p.mask.key_full[block]};
 }
 

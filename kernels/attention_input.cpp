@@ -129,17 +129,18 @@ void attention_input_forward(Stream, Mat<T> qk, Mat<T> v_mixed, Mat<acc_t<T>> rs
 
 template <class T>
 void attention_input_backward(Stream, Mat<T> d_qkv, const ValueMixGradients<T>& d_mix, Mat<const T> qk,
-                              Mat<const acc_t<T>> rstd, Mat<const T> v, Mat<const T> d_out, const Rotary<T>& rotary,
-                              const ValueMix<T>& mix) {
-  const int width = d_out.cols / 3, half = width / rotary.heads / 2;
-  for_rows("attention_input_backward", d_out.rows, [=](int t) {
+                              Mat<const acc_t<T>> rstd, Mat<const T> v, Mat<const acc_t<T>> d_q, Mat<const T> d_kv,
+                              const Rotary<T>& rotary, const ValueMix<T>& mix) {
+  const int width = d_q.cols, half = width / rotary.heads / 2;
+  for_rows("attention_input_backward", d_q.rows, [=](int t) {
     for (int head = 0; head < 2 * rotary.heads; ++head) {
       const int first = head * 2 * half;
-      norm_rotate_backward(d_qkv.row(t) + first, qk.row(t) + first, rstd.row(t)[head], d_out.row(t) + first,
-                           rotary.cos.row(t), rotary.sin.row(t), half);
+      const T* d_y = first < width ? d_q.row(t) + first : d_kv.row(t) + first - width;
+      norm_rotate_backward(d_qkv.row(t) + first, qk.row(t) + first, rstd.row(t)[head], d_y, rotary.cos.row(t),
+                           rotary.sin.row(t), half);
     }
   });
-  value_mix_backward(d_qkv.col_block(2 * width, width), d_mix, v, d_out.col_block(2 * width, width), mix);
+  value_mix_backward(d_qkv.col_block(2 * width, width), d_mix, v, d_kv.col_block(width, width), mix);
 }
 
 #define NANORUN_INSTANTIATE(T)                                                                                    \
@@ -147,7 +148,8 @@ void attention_input_backward(Stream, Mat<T> d_qkv, const ValueMixGradients<T>& 
   template void attention_input_forward(Stream, Mat<T>, Mat<T>, Mat<T>, Mat<const T>, const Rotary<T>&,           \
                                         const ValueMix<T>&, double);                                              \
   template void attention_input_backward(Stream, Mat<T>, const ValueMixGradients<T>&, Mat<const T>, Mat<const T>, \
-                                         Mat<const T>, Mat<const T>, const Rotary<T>&, const ValueMix<T>&);
+                                         Mat<const T>, Mat<const T>, Mat<const T>, const Rotary<T>&,              \
+                                         const ValueMix<T>&);
 NANORUN_INSTANTIATE(float)
 NANORUN_INSTANTIATE(double)
 #undef NANORUN_INSTANTIATE

@@ -3,6 +3,7 @@
 #include <bit>
 #include <cassert>
 
+#include "kernels/attention.hpp"
 #include "kernels/vec.cuh"
 
 namespace nanorun::kernels::cuda {
@@ -95,6 +96,34 @@ __global__ void __launch_bounds__(block_threads)
   }
 }
 
+/// Work of the backward direction. Each thread treats 8 columns of both halves of one head of q, k and the values; the
+/// D / 16 threads of a head are neighbours, and a warp treats consecutive rows of one head, as panels lie. A unit is
+/// what a warp treats at a time.
+struct Units {
+  int count;
+  int per_head;  ///< D / 16
+  int rows, heads;
+  int half;   ///< D / 2
+  int width;  ///< H D
+};
+
+struct UnitPosition {
+  int row, head, lane;  ///< lane of its head
+};
+
+/// Of this thread in unit i; its row may lie beyond the last.
+__device__ UnitPosition position(const Units& shape, int i) {
+  const int lane = threadIdx.x % warp_size;
+  return {i / shape.heads * (warp_size / shape.per_head) + lane / shape.per_head, i % shape.heads,
+          lane % shape.per_head};
+}
+
+/// Columns [col, col + 8) of row t of x, which lies in panels of as many columns.
+__device__ Float8 load_panel(const Mat<const float>& x, int t, int col) {
+  static_assert(d_q_panel == 8);
+  return load8(x.data + (static_cast<std::size_t>(col / d_q_panel) * x.rows + t) * d_q_panel);
+}
+
 /// Gradient of the value mix on row t, columns [col, col + 4); adds its shares of sum d_out v and sum d_out u. `d_v`
 /// may be `d_out`.
 __device__ void value_mix_backward(bf16* d_v, const ValueMixGradients<bf16>& d_mix, const bf16* v, const bf16* d_out,
@@ -119,36 +148,50 @@ __device__ void value_mix_backward(bf16* d_v, const ValueMixGradients<bf16>& d_m
   store_rounded(d_v + col, d);
 }
 
-__global__ void __launch_bounds__(block_threads)
-    attention_input_backward_kernel(Shape shape, Mat<bf16> d_qkv, ValueMixGradients<bf16> d_mix, Mat<const bf16> qk,
-                                    Mat<const float> rstd, Mat<const bf16> v, Mat<const bf16> d_out,
-                                    Rotary<bf16> rotary, ValueMix<bf16> mix) {
-  const int half = 8 * shape.per_head;
+/// d_x = r Rᵀ (d_y - y mean(d_y y)) on one head's pair; all lanes of a warp take part in the mean.
+__device__ Pair norm_rotate_backward(const Pair& d_y, const Pair& y, float r, const Float8& c, const Float8& s,
+                                     const Units& shape) {
+  const float sum = group_sum(dot(d_y.first, y.first) + dot(d_y.second, y.second), shape.per_head);
+  const float mean = sum / (2 * shape.half);
+  Pair d_x;
+#pragma unroll
+  for (int k = 0; k < 8; ++k) {
+    const float g1 = r * (d_y.first.v[k] - y.first.v[k] * mean), g2 = r * (d_y.second.v[k] - y.second.v[k] * mean);
+    d_x.first.v[k] = g1 * c.v[k] - g2 * s.v[k];
+    d_x.second.v[k] = g1 * s.v[k] + g2 * c.v[k];
+  }
+  return d_x;
+}
+
+__global__ void __launch_bounds__(block_threads, 2)
+    attention_input_backward_kernel(Units shape, Mat<bf16> d_qkv, ValueMixGradients<bf16> d_mix, Mat<const bf16> qk,
+                                    Mat<const float> rstd, Mat<const bf16> v, Mat<const float> d_q,
+                                    Mat<const bf16> d_kv, Rotary<bf16> rotary, ValueMix<bf16> mix) {
   const float2 l = coefficients(mix);
   float by_v = 0, by_u = 0;
-  for (unsigned i = blockIdx.x * block_threads + threadIdx.x; i / warp_size * warp_size < shape.total;
-       i += gridDim.x * block_threads) {
-    const bool inside = i < shape.total;  // all lanes of a warp take part in the sums
-    const Position at = position(shape, inside ? i : 0);
-    const int first = at.head * 2 * half + at.pair;
-    const Pair y = load_pair(qk.row(at.row) + first, half), d_y = load_pair(d_out.row(at.row) + first, half);
-    const Float8 c = load8(rotary.cos.row(at.row) + at.pair), s = load8(rotary.sin.row(at.row) + at.pair);
-    const float r = rstd.row(at.row)[at.head];
-    const float mean = group_sum(dot(d_y.first, y.first) + dot(d_y.second, y.second), shape.per_head) / (2 * half);
+  for (int i = blockIdx.x * block_warps + threadIdx.x / warp_size; i < shape.count; i += gridDim.x * block_warps) {
+    UnitPosition at = position(shape, i);
+    const bool inside = at.row < shape.rows;  // all lanes of a warp take part in the sums
+    if (!inside) at.row = 0;
+    const int first_of_head = at.head * 2 * shape.half, pair = 8 * at.lane, first = first_of_head + pair;
+    const Pair d_q_out = {load_panel(d_q, at.row, first), load_panel(d_q, at.row, first + shape.half)};
+    const Pair d_k_out = load_pair(d_kv.row(at.row) + first, shape.half);
+    const bf16* const y = qk.row(at.row) + first;
+    const Pair q = load_pair(y, shape.half), k = load_pair(y + shape.width, shape.half);
+    const Float8 c = load8(rotary.cos.row(at.row) + pair), s = load8(rotary.sin.row(at.row) + pair);
+    const float* const r = rstd.row(at.row) + at.head;
+    const Pair d_q_in = norm_rotate_backward(d_q_out, q, r[0], c, s, shape);
+    const Pair d_k_in = norm_rotate_backward(d_k_out, k, r[shape.heads], c, s, shape);
     if (!inside) continue;
-    Pair d_x;
+    bf16* const d_x = d_qkv.row(at.row);
+    store_pair(d_x + first, shape.half, d_q_in);
+    store_pair(d_x + shape.width + first, shape.half, d_k_in);
+    // Groups of 4 columns, so that the atomics of neighbours meet.
 #pragma unroll
-    for (int k = 0; k < 8; ++k) {
-      const float g1 = r * (d_y.first.v[k] - y.first.v[k] * mean), g2 = r * (d_y.second.v[k] - y.second.v[k] * mean);
-      d_x.first.v[k] = g1 * c.v[k] - g2 * s.v[k];
-      d_x.second.v[k] = g1 * s.v[k] + g2 * c.v[k];
-    }
-    store_pair(d_qkv.row(at.row) + first, half, d_x);
-    // Two groups of 4 columns, so that the atomics of neighbours meet.
-    bf16* const d_v = d_qkv.row(at.row) + 2 * shape.width;
-    const bf16* const d_v_mixed = d_out.row(at.row) + 2 * shape.width;
-    for (const int col : {at.col / 2, (at.col + shape.width) / 2}) {
-      value_mix_backward(d_v, d_mix, v.row(at.row), d_v_mixed, at.row, col, mix, l, by_v, by_u);
+    for (int part = 0; part < 4; ++part) {
+      const int col = first_of_head + 4 * at.lane + part * shape.half / 2;
+      value_mix_backward(d_x + 2 * shape.width, d_mix, v.row(at.row), d_kv.row(at.row) + shape.width, at.row, col, mix,
+                         l, by_v, by_u);
     }
   }
   if (mix.interpolate) {
@@ -167,6 +210,13 @@ Shape shape_of(const char* op, int rows, int cols, int heads) {
   }
   const unsigned per_row = 2 * heads * per_head;
   return {per_row * rows, per_row, per_head, static_cast<int>(width)};
+}
+
+/// The same for the backward direction.
+Units units_of(const char* op, int rows, int width, int heads) {
+  const Shape shape = shape_of(op, rows, 3 * width, heads);
+  const int per_head = static_cast<int>(shape.per_head), unit_rows = warp_size / per_head;
+  return {(rows + unit_rows - 1) / unit_rows * heads, per_head, rows, heads, 8 * per_head, width};
 }
 
 void require_tables(const char* op, const Rotary<bf16>& rotary, const ValueMix<bf16>& mix) {
@@ -200,19 +250,20 @@ void attention_input_forward(Stream stream, Mat<T> qk, Mat<T> v_mixed, Mat<acc_t
 
 template <class T>
 void attention_input_backward(Stream stream, Mat<T> d_qkv, const ValueMixGradients<T>& d_mix, Mat<const T> qk,
-                              Mat<const acc_t<T>> rstd, Mat<const T> v, Mat<const T> d_out, const Rotary<T>& rotary,
-                              const ValueMix<T>& mix) {
+                              Mat<const acc_t<T>> rstd, Mat<const T> v, Mat<const acc_t<T>> d_q, Mat<const T> d_kv,
+                              const Rotary<T>& rotary, const ValueMix<T>& mix) {
   constexpr const char* op = "attention_input_backward";
-  const Shape shape = shape_of(op, d_out.rows, d_out.cols, rotary.heads);
+  const Units shape = units_of(op, d_q.rows, d_q.cols, rotary.heads);
   require_vectors(op, d_qkv);
   require_vectors(op, d_mix.d_source);
   require_vectors(op, qk);
   require_vectors(op, v);
-  require_vectors(op, d_out);
+  require_dense(op, d_q);
+  require_vectors(op, d_kv);
   require_tables(op, rotary, mix);
-  if (d_out.rows == 0) return;
-  attention_input_backward_kernel<<<blocks_for(shape.total), block_threads, 0, cuda_stream(stream)>>>(
-      shape, d_qkv, d_mix, qk, rstd, v, d_out, rotary, mix);
+  if (d_q.rows == 0) return;
+  attention_input_backward_kernel<<<blocks_for(static_cast<std::size_t>(shape.count) * warp_size), block_threads, 0,
+                                    cuda_stream(stream)>>>(shape, d_qkv, d_mix, qk, rstd, v, d_q, d_kv, rotary, mix);
   check_launch(op);
 }
 
@@ -220,7 +271,7 @@ template void rotary_table(Stream, Mat<float>, Mat<float>, Vec<const double>);
 template void attention_input_forward(Stream, Mat<bf16>, Mat<bf16>, Mat<float>, Mat<const bf16>, const Rotary<bf16>&,
                                       const ValueMix<bf16>&, double);
 template void attention_input_backward(Stream, Mat<bf16>, const ValueMixGradients<bf16>&, Mat<const bf16>,
-                                       Mat<const float>, Mat<const bf16>, Mat<const bf16>, const Rotary<bf16>&,
-                                       const ValueMix<bf16>&);
+                                       Mat<const float>, Mat<const bf16>, Mat<const float>, Mat<const bf16>,
+                                       const Rotary<bf16>&, const ValueMix<bf16>&);
 
 }  // namespace nanorun::kernels::cuda

@@ -45,12 +45,12 @@ template <class T>
 void attention_input_forward(Stream stream, Mat<T> qk, Mat<T> v_mixed, Mat<acc_t<T>> rstd, Mat<const T> qkv,
                              const Rotary<T>& rotary, const ValueMix<T>& mix, double eps);
 
-/// d_qkv = gradient of qkv, where d_out [T, 3 H D] is the gradient of [q' k' v']. `qk` and `rstd` are the forward's;
-/// v is the value part of its qkv. `d_qkv` may be `d_out`.
+/// d_qkv = gradient of qkv, where d_q [T, H D] is the gradient of q' and d_kv [T, 2 H D] that of [k' v']. `qk` and
+/// `rstd` are the forward's; v is the value part of its qkv. `d_kv` may be the last 2 H D columns of `d_qkv`.
 template <class T>
 void attention_input_backward(Stream stream, Mat<T> d_qkv, const ValueMixGradients<T>& d_mix, Mat<const T> qk,
-                              Mat<const acc_t<T>> rstd, Mat<const T> v, Mat<const T> d_out, const Rotary<T>& rotary,
-                              const ValueMix<T>& mix);
+                              Mat<const acc_t<T>> rstd, Mat<const T> v, Mat<const acc_t<T>> d_q, Mat<const T> d_kv,
+                              const Rotary<T>& rotary, const ValueMix<T>& mix);
 
 }  // namespace nanorun::kernels::portable
 
@@ -69,10 +69,11 @@ template <class T>
 void attention_input_forward(Stream stream, Mat<T> qk, Mat<T> v_mixed, Mat<acc_t<T>> rstd, Mat<const T> qkv,
                              const Rotary<T>& rotary, const ValueMix<T>& mix, double eps);
 
-/// Adds to d_source and d_lambda by atomics, so the order of the sums is not fixed.
+/// d_q lies in panels, as attention_backward leaves it. Adds to d_source and d_lambda by atomics, so the order of the
+/// sums is not fixed.
 template <class T>
 void attention_input_backward(Stream stream, Mat<T> d_qkv, const ValueMixGradients<T>& d_mix, Mat<const T> qk,
-                              Mat<const acc_t<T>> rstd, Mat<const T> v, Mat<const T> d_out, const Rotary<T>& rotary,
-                              const ValueMix<T>& mix);
+                              Mat<const acc_t<T>> rstd, Mat<const T> v, Mat<const acc_t<T>> d_q, Mat<const T> d_kv,
+                              const Rotary<T>& rotary, const ValueMix<T>& mix);
 
 }  // namespace nanorun::kernels::cuda

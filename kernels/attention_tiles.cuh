@@ -31,8 +31,9 @@ constexpr int column_bytes(int rows) { return rows * 128; }
 constexpr int multiprocessors = 132;  // H100 and H200, SXM
 constexpr float log2_e = 1.4426950408889634f;
 
-/// Order of the (head, block) tiles: heads in groups whose rows stay in the L2 cache together; within a group, the
-/// tiles of a causal mask go from the longest to the shortest.
+/// Order of the (head, block) tiles: heads in groups whose rows stay in the L2 cache together; within a group, from the
+/// last block of the sequence to the first. Forward, that is from a causal mask's longest tile to its shortest;
+/// backward, key blocks come after those that begin the sums they add to.
 struct TileOrder {
   int blocks = 0;
   int heads = 0;
@@ -46,14 +47,14 @@ struct TileOrder {
             std::clamp<std::int64_t>(l2_share / (static_cast<std::int64_t>(length) * bytes_per_token), 1, heads))) {}
 
   struct Tile {
-    int head, rank;  ///< rank 0 is the longest
+    int head, block;
   };
   __host__ __device__ int count() const { return blocks * heads; }
   __device__ Tile tile(int i) const {
     const int first_head = i / (group * blocks) * group;
     const int in_group = i - first_head * blocks;
     const int width = min(group, heads - first_head);
-    return {first_head + in_group % width, in_group / width};
+    return {first_head + in_group % width, blocks - 1 - in_group / width};
   }
 
  private:

@@ -225,14 +225,14 @@ enum class Major : int { k = 0, mn = 1 };
   NANORUN_R32                                                                                                        \
   ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, %53, " \
   "%54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
-#define NANORUN_R96                                                                                                 \
-  NANORUN_R64                                                                                                       \
-      ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, %80, %81, %82, %83, %84, " \
-      "%85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95"
-#define NANORUN_R128                                                                                               \
-  NANORUN_R96                                                                                                      \
-      ", %96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, %112, %113, " \
-      "%114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
+#define NANORUN_R96                                                                                             \
+  NANORUN_R64                                                                                                   \
+  ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, %80, %81, %82, %83, %84, " \
+  "%85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95"
+#define NANORUN_R128                                                                                           \
+  NANORUN_R96                                                                                                  \
+  ", %96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, %112, %113, " \
+  "%114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
 
 /// d [64, 64] (+)= a [64, 16] b [16, 64], both operands in shared memory.
 template <Major major_a, Major major_b>
@@ -377,6 +377,22 @@ __device__ __forceinline__ void add_release(int* x, int value) {
 __device__ __forceinline__ int load_acquire(const int* x) {
   int value;
   asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(value) : "l"(x) : "memory");
+  return value;
+}
+
+/// Where no other thread adds to x.
+__device__ __forceinline__ void store_release(int* x, int value) {
+  asm volatile("st.release.gpu.global.s32 [%0], %1;" ::"l"(x), "r"(value) : "memory");
+}
+
+/// The same between the threads of a block, in shared memory.
+__device__ __forceinline__ void store_release_shared(int& x, int value) {
+  asm volatile("st.release.cta.shared::cta.s32 [%0], %1;" ::"r"(shared_address(&x)), "r"(value) : "memory");
+}
+
+__device__ __forceinline__ int load_acquire_shared(const int& x) {
+  int value;
+  asm volatile("ld.acquire.cta.shared::cta.s32 %0, [%1];" : "=r"(value) : "r"(shared_address(&x)) : "memory");
   return value;
 }
 

@@ -192,6 +192,12 @@ void require_vectors(const char* op, const Mat<T>& x) {
   if (x && !aligned) throw std::invalid_argument(std::string(op) + ": rows must be whole, aligned 16-byte vectors");
 }
 
+/// Throws std::invalid_argument if there is a gap between rows of x.
+template <class T>
+void require_dense(const char* op, const Mat<T>& x) {
+  if (x.ld != x.cols) throw std::invalid_argument(std::string(op) + ": rows must follow each other without a gap");
+}
+
 /// Calls launch(std::integral_constant<int, N>()) with N vectors of 8 elements a lane, the fewest with which a warp
 /// covers a row of `cols`. Throws std::invalid_argument beyond 4096 columns.
 template <class Launch>

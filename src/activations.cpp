@@ -9,6 +9,7 @@ namespace nanorun {
 using kernels::acc_t;
 using kernels::Mat;
 using kernels::Vec;
+using kernels::Workspace;
 using kernels::WorkspaceCutter;
 
 namespace {
@@ -64,11 +65,7 @@ Activations<T>::Activations(const Config& config, int length, bool training, Wor
     cut_evaluation_blocks(model, cutter);
   }
   if (model.value_path == ValuePath::first) v_first = block[0].qkv.col_block(2 * model.width, model.width);
-
-  const kernels::HeadPrecision precision = training ? head_precision(config) : kernels::HeadPrecision::working;
-  const std::size_t bytes = std::max(ops::attention_workspace<T>(length, model.heads, model.head_dim),
-                                     ops::head_workspace<T>(length, padded_vocabulary(model), model.width, precision));
-  workspace = {cutter.take<std::byte>(bytes), bytes};
+  cut_workspace(config, training, cutter);
 }
 
 /// Every block has buffers of its own.
@@ -110,6 +107,22 @@ void Activations<T>::cut_gradients(const ModelConfig& model, WorkspaceCutter& cu
   // When the backward pass leaves a decoder block, nothing reads the block's output any more.
   for (int i = 0; i < model.layers / 2; ++i) d_skip.push_back(block[model.layers - 1 - i].x);
   if (model.value_path == ValuePath::first) d_v_first = matrix<acc_t<T>>(cutter, length, model.width);
+}
+
+template <class T>
+void Activations<T>::cut_workspace(const Config& config, bool training, WorkspaceCutter& cutter) {
+  const ModelConfig& model = config.model;
+  const auto cut_attention = [&](Workspace space) {
+    WorkspaceCutter attention(space);
+    attention.take<std::byte>(ops::attention_workspace<T>(length, model.heads, model.head_dim));
+    if (training) d_q = matrix<acc_t<T>>(attention, length, model.width);
+    return attention.used();
+  };
+  const kernels::HeadPrecision precision = training ? head_precision(config) : kernels::HeadPrecision::working;
+  const std::size_t bytes =
+      std::max(cut_attention({}), ops::head_workspace<T>(length, padded_vocabulary(model), model.width, precision));
+  workspace = {cutter.take<std::byte>(bytes), bytes};
+  if (workspace.data() != nullptr) cut_attention(workspace);
 }
 
 template struct Activations<Real>;

@@ -46,7 +46,9 @@ struct Activations {
   std::vector<kernels::Mat<T>> d_skip;        ///< per encoder block [T, d]; stands where its decoder block's x was
   kernels::Mat<kernels::acc_t<T>> d_v_first;  ///< [T, d]
 
-  kernels::Workspace workspace;  ///< scratch of attention and head, which never run at once
+  /// Scratch of attention and head, which never run at once. In training d_q lies in it, behind attention's.
+  kernels::Workspace workspace;
+  kernels::Mat<kernels::acc_t<T>> d_q;  ///< gradient of the queries that attention reads [T, d]
 
   Activations() = default;
   /// Cuts everything from `cutter`.
@@ -56,6 +58,7 @@ struct Activations {
   void cut_training_blocks(const Config& config, kernels::WorkspaceCutter& cutter);
   void cut_evaluation_blocks(const ModelConfig& model, kernels::WorkspaceCutter& cutter);
   void cut_gradients(const ModelConfig& model, kernels::WorkspaceCutter& cutter);
+  void cut_workspace(const Config& config, bool training, kernels::WorkspaceCutter& cutter);
 };
 
 }  // namespace nanorun

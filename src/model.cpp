@@ -197,11 +197,11 @@ void Model<T>::block_backward(Activations<T>& a, const FedSequence& sequence, in
     const Mat<T> d_v = d_qkv.col_block(2 * width, width);
     ops::linear_backward_weight<T>(stream, d.attention_out, a.d_x, s.y);
     ops::linear_backward_input<T>(stream, a.d_narrow, a.d_x, w.attention_out);
-    ops::attention_backward<T>(stream, d_qkv.col_block(0, width), d_qkv.col_block(width, width), d_v, s.y, s.lse,
-                               a.d_narrow, attention_inputs(a, layer), mask(sequence, layer), a.workspace);
+    ops::attention_backward<T>(stream, a.d_q, d_qkv.col_block(width, width), d_v, s.y, s.lse, a.d_narrow,
+                               attention_inputs(a, layer), mask(sequence, layer), a.workspace);
     ops::attention_input_backward<T>(stream, d_qkv, value_mix_gradients(a, layer), s.qkv.col_block(0, 2 * width),
-                                     s.rstd_qk, s.qkv.col_block(2 * width, width), d_qkv, rotary(a),
-                                     value_mix(a, sequence, layer));
+                                     s.rstd_qk, s.qkv.col_block(2 * width, width), a.d_q,
+                                     d_qkv.col_block(width, 2 * width), rotary(a), value_mix(a, sequence, layer));
     if (layer == 0 && a.d_v_first) ops::add<T>(stream, d_v, a.d_v_first);
     ops::linear_backward_weight<T>(stream, d.qkv, d_qkv, s.n_mix);
     ops::linear_backward_input<T>(stream, a.d_narrow, d_qkv, w.qkv);

@@ -69,7 +69,7 @@ struct Attention {
   kernels::AttentionMask mask;
   std::vector<Buffer<std::int32_t>*> mask_buffers;
   Buffer<bf16> qkv, y, d_y, d_qkv;
-  Buffer<float> lse;
+  Buffer<float> lse, d_q;
   Buffer<std::byte> memory;
   kernels::Workspace workspace;
 
@@ -83,6 +83,7 @@ struct Attention {
         d_y(random_values(1ull * length * width)),
         d_qkv(random_values(3ull * length * width)),
         lse(std::vector<float>(1ull * length * heads)),
+        d_q(std::vector<float>(1ull * length * width)),
         memory(std::vector<std::byte>(kernels::cuda::attention_workspace<bf16>(length, heads, head_dim))),
         workspace(memory.data, kernels::cuda::attention_workspace<bf16>(length, heads, head_dim)) {
     host_mask.build(document_tokens(length, document), 50256, window ? WindowKind::block : WindowKind::token,
@@ -116,7 +117,7 @@ struct Attention {
                                            workspace);
   }
   void backward() const {
-    kernels::cuda::attention_backward<bf16>({}, part(d_qkv, 0), part(d_qkv, 1), part(d_qkv, 2),
+    kernels::cuda::attention_backward<bf16>({}, {d_q.data, length, width}, part(d_qkv, 1), part(d_qkv, 2),
                                             Mat<bf16>(y.data, length, width), Mat<float>(lse.data, heads, length),
                                             Mat<bf16>(d_y.data, length, width), inputs(), mask, workspace);
   }

@@ -4,12 +4,14 @@
 #include <string>
 #include <vector>
 
+#include "kernels/attention.hpp"
 #include "kernels/attention_input.hpp"
 #include "tests/cuda/tensor.hpp"
 
 namespace nanorun::kernels::cuda {
 namespace {
 
+using test::DeviceVector;
 using test::Tensor;
 using test::Tokens;
 
@@ -18,7 +20,7 @@ constexpr double eps = 1e-6;
 /// How v' is formed: a fixed factor, interpolation with another tensor, or a row of a table for each token.
 enum class Source { none, interpolated, table };
 
-/// One call's arguments, on both sides. d_qkv replaces d_out in place, its rows 4 H D apart as the model keeps them.
+/// One call's arguments, on both sides. d_qkv replaces d_kv in place, its rows 4 H D apart as the model keeps them.
 struct Case {
   Case(int rows, int heads, int head_dim, Source source)
       : source(source),
@@ -34,6 +36,8 @@ struct Case {
         qk(rows, 2 * width, 7),
         rstd(rows, 2 * heads, 8, {0.5f, 2}),
         d_qkv(rows, 3 * width, 9, {-1, 1}, 4 * width),
+        d_q(rows, width, 12),
+        d_q_panels(panels(d_q.host())),
         d_lambda(1, 2, 10),
         d_u(source == Source::table ? vocabulary : rows, width, 11) {}
 
@@ -50,6 +54,19 @@ struct Case {
     return mix;
   }
 
+  /// The same values as the device takes them.
+  static std::vector<float> panels(Mat<const float> x) {
+    std::vector<float> out(x.size());
+    for (int t = 0; t < x.rows; ++t) {
+      for (int j = 0; j < x.cols; ++j) {
+        const std::size_t panel = j / d_q_panel;
+        out[(panel * x.rows + t) * d_q_panel + j % d_q_panel] = x.row(t)[j];
+      }
+    }
+    return out;
+  }
+  Mat<const float> d_q_in_panels() { return {d_q_panels.data(), d_q.host().rows, width}; }
+
   Source source;
   int heads, width, vocabulary;
   Tensor<bf16> qkv;
@@ -59,6 +76,8 @@ struct Case {
   Tensor<bf16> qk;
   Tensor<float> rstd;
   Tensor<bf16> d_qkv;
+  Tensor<float> d_q;
+  DeviceVector<float> d_q_panels;
   Tensor<float> d_lambda, d_u;
 };
 
@@ -83,10 +102,12 @@ void compare_backward(Case& c) {
   ValueMixGradients<bf16> device_d{c.d_lambda.device().data, {}};
   if (c.source != Source::none) host_d.d_source = c.d_u.host(), device_d.d_source = c.d_u.device();
   portable::attention_input_backward<float>({}, c.d_qkv.host(), host_d, c.qk.host(), c.rstd.host(),
-                                            c.qkv.host().col_block(2 * c.width, c.width), c.d_qkv.host(),
+                                            c.qkv.host().col_block(2 * c.width, c.width), c.d_q.host(),
+                                            c.d_qkv.host().col_block(c.width, 2 * c.width),
                                             {c.heads, c.cos.host(), c.sin.host()}, c.host_mix());
   cuda::attention_input_backward<bf16>({}, c.d_qkv.device(), device_d, c.qk.device(), c.rstd.device(),
-                                       c.qkv.device().col_block(2 * c.width, c.width), c.d_qkv.device(),
+                                       c.qkv.device().col_block(2 * c.width, c.width), c.d_q_in_panels(),
+                                       c.d_qkv.device().col_block(c.width, 2 * c.width),
                                        {c.heads, c.cos.device(), c.sin.device()}, c.device_mix());
   c.d_qkv.expect_match("d_qkv");
   // Float sums in another order: of rows / vocabulary terms; and of rows * H D products of random sign, to whose total

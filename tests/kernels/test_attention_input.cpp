@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <string>
 #include <vector>
@@ -104,13 +105,16 @@ Gradients backward(const Case& c, bool in_place) {
   Strided<T> out(c.tokens, 3 * c.width(), saved.out), rstd(c.tokens, 2 * c.heads, saved.rstd);
   Strided<T> d_out(c.tokens, 3 * c.width(), c.d_out), separate(c.tokens, 3 * c.width());
   Strided<T>& d_qkv = in_place ? d_out : separate;
+  Strided<T> d_q(c.tokens, c.width());
+  for (int t = 0; t < c.tokens; ++t) std::copy_n(d_out.mat().row(t), c.width(), d_q.mat().row(t));
   auto d_lambda = test::convert<T>(c.start_lambda);
   Strided<T> d_source(c.n_source_rows(), c.width(), c.start_source);
   ValueMixGradients<T> d_mix{d_lambda.data(), {}};
   if (c.mode.source != Mode::none) d_mix.d_source = d_source.mat();
   const Mat<T> v = in.qkv.mat().col_block(2 * c.width(), c.width());
   const Mat<T> qk = out.mat().col_block(0, 2 * c.width());
-  attention_input_backward<T>({}, d_qkv.mat(), d_mix, qk, rstd.mat(), v, d_out.mat(), in.rotary(), in.mix());
+  attention_input_backward<T>({}, d_qkv.mat(), d_mix, qk, rstd.mat(), v, d_q.mat(),
+                              d_out.mat().col_block(c.width(), 2 * c.width()), in.rotary(), in.mix());
   return {d_qkv.dense(), test::difference(test::convert<double>(d_lambda), c.start_lambda),
           test::difference(d_source.dense(), c.start_source)};
 }
