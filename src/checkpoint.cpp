@@ -1,5 +1,7 @@
 #include "src/checkpoint.hpp"
 
+#include <fmt/ranges.h>
+
 #include <algorithm>
 #include <charconv>
 #include <cstdio>

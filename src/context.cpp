@@ -1,6 +1,7 @@
 #include "src/context.hpp"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <mpi.h>
 #include <Kokkos_Core.hpp>
 

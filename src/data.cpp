@@ -1,5 +1,6 @@
 #include "src/data.hpp"
 
+#include <fmt/ranges.h>
 #include <glob.h>
 
 #include <algorithm>

@@ -1,5 +1,7 @@
 #include "src/h5.hpp"
 
+#include <fmt/ranges.h>
+
 #include <algorithm>
 #include <array>
 #include <cstring>
