@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
-from spack_repo.builtin.build_systems.cmake import CMakePackage
+from pathlib import Path
+
+from spack_repo.builtin.build_systems.cmake import CMakePackage, generator
 from spack_repo.builtin.build_systems.cuda import CudaPackage
 
 from spack.package import *
@@ -9,9 +11,12 @@ class Nanorun(CMakePackage, CudaPackage):
     """Trains the NanoGPT speedrun recipe as an MPI batch program: one rank per GPU or core, parallel HDF5 for data and
     checkpoints, a TOML deck for every setting. It is built from a checkout: spack dev-build nanorun@main."""
 
+    # The checkout that holds this recipe.
+    git = Path(__file__).resolve().parents[5].as_uri()
+
     license("BSD-3-Clause")
 
-    version("main")
+    version("main", branch="main")
 
     variant("tests", default=False, description="Build the tests")
 
@@ -30,7 +35,7 @@ class Nanorun(CMakePackage, CudaPackage):
     depends_on("cli11")
     depends_on("nlohmann-json")
     depends_on("googletest", type="build", when="+tests")
-    depends_on("python@3.9:", type="build", when="+tests")
+    depends_on("python@3.11:", type="build", when="+tests")
 
     with when("+cuda"):
         # The build itself asks for 90a; other packages know 90 only.
