@@ -151,21 +151,12 @@ void Optimizer<T>::step(Trace& trace, long step) {
 
 template <class T>
 void Optimizer<T>::await_weights(Trace& trace, int layer) {
-  for (const Shard& shard : shards_) {
-    if (shard.bucket.layer == layer) await(trace, shard);
-  }
-}
-
-template <class T>
-void Optimizer<T>::await_weights(Trace& trace) {
-  for (const Shard& shard : shards_) await(trace, shard);
-}
-
-template <class T>
-void Optimizer<T>::await(Trace& trace, const Shard& shard) {
   if (comm_.size() == 1) return;
-  Region region(trace, Phase::gather_weights);
-  ops::wait(stream_, shard.gathered);
+  for (const Shard& shard : shards_) {
+    if (shard.bucket.layer != layer) continue;
+    Region region(trace, Phase::gather_weights);
+    ops::wait(stream_, shard.gathered);
+  }
 }
 
 template <class T>

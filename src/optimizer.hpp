@@ -39,11 +39,11 @@ class Optimizer {
   void reduce_gradients(Trace& trace, int layer);
 
   /// One update from gradients that each rank has summed over its sequences; zeroes them afterwards. `step` counts from
-  /// 0. Does not wait for the device. The weights of other ranks' units are complete after await_weights() alone.
+  /// 0. Does not wait for the device. Other ranks' weights are complete after await_weights(), or once the stream of
+  /// collectives has been waited for.
   void step(Trace& trace, long step);
-  /// Makes the ops enqueued from now on wait for the weights of a layer (Bucket::layer), or of all.
+  /// Makes the ops enqueued from now on wait for the weights of a layer (Bucket::layer).
   void await_weights(Trace& trace, int layer);
-  void await_weights(Trace& trace);
 
   /// Sum of the squares of this rank's part of gradients and updated weights since the last collect().
   RunningSum& squares() { return squares_; }
@@ -77,7 +77,6 @@ class Optimizer {
   void update_elements(const Shard& shard, std::span<U> copy, long step);
   void publish();
   void gather(Trace& trace, Shard& shard);
-  void await(Trace& trace, const Shard& shard);
   void gather_weights(const Shard& shard);
   double learning_rate(Group group) const;
   std::vector<HostView<Master>>& host_views();

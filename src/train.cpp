@@ -100,6 +100,7 @@ class Training {
   void train_step();
   void forward_backward();
   void agree();
+  void await_collectives();
   void validate();
   void save();
   void log_step(double seconds);
@@ -324,6 +325,12 @@ void Training::agree() {
                   progress_.step + 1);
 }
 
+/// Waits for the weights that the last step left under way; in training the next forward pass waits for them.
+void Training::await_collectives() {
+  const auto watch = comm_.watch("the collectives of a step");
+  ops::synchronize(context_.comm_stream());
+}
+
 void Training::fail_not_finite(const std::string& what, long step) {
   const std::vector<std::string> saved = checkpoints_.list();
   throw Error(ExitCode::non_finite,
@@ -360,7 +367,7 @@ bool Training::validation_due() const {
 
 /// Mean over the validation sequences, which are dealt to the ranks in turn.
 void Training::validate() {
-  optimizer_.await_weights(*trace_);
+  await_collectives();
   double loss = 0;
   for (std::size_t j = comm_.rank(); j < data_.validation_places.size(); j += comm_.size()) {
     {
@@ -401,6 +408,7 @@ void Training::save() {
 }
 
 ExitCode Training::finish() {
+  await_collectives();
   if (!finished() && progress_.step != saved_step_) save();
   trace_->finish();
   const RunSummary summary = write_summary(finished() ? "" : stop_reason_text(stop_reason_));

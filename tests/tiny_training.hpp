@@ -69,7 +69,7 @@ class TinyTraining {
   void update() {
     for (int layer = config_.model.layers; layer >= -1; --layer) optimizer_.reduce_gradients(trace_, layer);
     optimizer_.step(trace_, step_++);
-    optimizer_.await_weights(trace_);
+    ops::synchronize(streams_.comm.stream);
   }
 
   std::vector<double> run(int steps) {
