@@ -1,5 +1,6 @@
 """All that the report of a study says: measurements, the fitted model and its forecast."""
 
+import json
 import tomllib
 from dataclasses import dataclass
 
@@ -45,10 +46,16 @@ def model_point(study, m):
     return model.Point(m.ranks, m.run.sequences / m.ranks, m.step, m.path, sharing(study, m.ranks), m.overlap)
 
 
+def workload_of(run):
+    """Of a finished run; only runs on GPUs state the memory of a device."""
+    deck = tomllib.loads((run.folder / "deck.toml").read_text())
+    summary = json.loads((run.folder / "summary.json").read_text())
+    return model.Workload(deck["model"], deck["comm"]["gradients"], "device_memory_bytes" in summary)
+
+
 def analyse(study, measurements, missing):
     """`measurements` of at least one run and `missing` as gather.gather returns them."""
-    deck = tomllib.loads((measurements[0].run.folder / "deck.toml").read_text())
-    workload = model.Workload(deck["model"])
+    workload = workload_of(measurements[0].run)
     medians = gather.representatives(measurements)
     points = [model_point(study, m) for m in medians]
     fitted = model.fit(points, workload)

@@ -13,10 +13,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-ELEMENT_BYTES = 4
-EXCHANGE_CHUNK = 1 << 18  # elements of a message of the reduce-scatter (src/tensor_comm_mpi.cpp)
+GRADIENT_BYTES = {"fp32": 4, "bf16": 2, "e5m2": 1}  # by comm.gradients
+SCALAR_BYTES = 4  # of a learned scalar, on hosts and on GPUs
 NEWTON_SCHULZ_STEPS = 5
-ALL_REDUCES = 2  # of a step: loss, stop flags
 NO_OVERLAP = 0.01  # shares below this are the rounding of the clocks
 
 PARTS = ("forward, backward", "fixed work", "Muon", "Adam", "reduce-scatter", "all-gather", "all-reduce")
@@ -24,7 +23,8 @@ PARTS = ("forward, backward", "fixed work", "Muon", "Adam", "reduce-scatter", "a
 
 @dataclass(frozen=True)
 class Bucket:
-    """Units that ranks own whole (src/params.cpp): matrices of Muon, rows or elements of Adam."""
+    """Units that ranks own whole (src/params.cpp): matrices of Muon, rows or elements of Adam. The last rank has the
+    largest part of every bucket."""
 
     units: int
     unit_size: int
@@ -38,21 +38,21 @@ class Bucket:
     def largest(self, ranks):
         return -(-self.units // ranks) * self.unit_size
 
-    def smallest(self, ranks):
-        return self.units // ranks * self.unit_size
-
 
 def buckets(model):
     """The parameter table of src/params.cpp; `model`: the section of a resolved deck."""
-    width, layers = model["width"], model["layers"]
-    hidden, attention = model["mlp_ratio"] * width, layers - len(model["layers_without_attention"])
+    width, layers, vocabulary = model["width"], model["layers"], model["vocabulary"]
+    hidden, half, without = model["mlp_ratio"] * width, layers // 2, model["layers_without_attention"]
+    table = []
+    for first in (half, 0):
+        attention = half - sum(first <= layer < first + half for layer in without)
+        table += [Bucket(4 * attention, width * width, width, width), Bucket(half, hidden * width, hidden, width),
+                  Bucket(half, hidden * width, width, hidden)]
     embeddings = 1 + (model["value_embeddings"] if model["value_path"] == "embeddings" else 0)
-    padded = -(-model["vocabulary"] // 128) * 128
+    table += [Bucket(-(-vocabulary // 128) * 128, width), *embeddings * [Bucket(vocabulary, width)]]
     mix = 1 if model["value_path"] == "first" else 2
-    all_buckets = [Bucket(4 * attention, width * width, width, width), Bucket(layers, hidden * width, hidden, width),
-                   Bucket(layers, hidden * width, width, hidden), Bucket(embeddings * model["vocabulary"], width),
-                   Bucket(padded, width), Bucket(2 * layers + mix * attention, 1), Bucket(layers // 2, 1)]
-    return [b for b in all_buckets if b.units > 0]
+    table += [Bucket(2 * layers + mix * (layers - len(without)), 1), Bucket(half, 1)]
+    return [b for b in table if b.units > 0]
 
 
 def newton_schulz_flops(bucket):
@@ -62,11 +62,15 @@ def newton_schulz_flops(bucket):
 
 
 class Workload:
-    """What a step asks of a rank, by rank count."""
+    """What a step asks of a rank, by rank count. `gradients`: comm.gradients of the deck."""
 
-    def __init__(self, model):
+    def __init__(self, model, gradients, on_gpus):
         self.buckets = buckets(model)
         self.matrices = [b for b in self.buckets if b.rows]
+        self.gradient_bytes = GRADIENT_BYTES[gradients]
+        self.tensor_bytes = 2 if on_gpus else 4
+        # What a reduce-scatter receives at a time, and from how many ranks (src/tensor_comm_nccl.cpp, _mpi.cpp).
+        self.incoming_bytes, self.peers_at_once = (64 << 20, 8) if on_gpus else (1 << 20, 1)
 
     def muon_flops(self, ranks):
         return sum(-(-b.units // ranks) * newton_schulz_flops(b) for b in self.matrices)
@@ -75,21 +79,22 @@ class Workload:
         return sum(b.largest(ranks) for b in self.buckets if not b.rows)
 
     def reduce_scatter(self, ranks):
-        """(messages, bytes) one after another: pairwise rounds, each as long as the largest part of a bucket."""
-        messages = sum(-(-b.largest(ranks) // EXCHANGE_CHUNK) for b in self.buckets)
-        return (ranks - 1) * messages, (ranks - 1) * ELEMENT_BYTES * sum(b.largest(ranks) for b in self.buckets)
+        """(messages, bytes) that the last rank receives: its part of each bucket from every other rank, in pieces."""
+        piece = self.incoming_bytes // max(1, min(ranks - 1, self.peers_at_once))
+        parts = [self.gradient_bytes * b.largest(ranks) for b in self.buckets]
+        return (ranks - 1) * sum(-(-part // piece) for part in parts), (ranks - 1) * sum(parts)
 
     def all_gather(self, ranks):
-        """(messages, bytes) from every other rank."""
-        received = sum(b.size - b.smallest(ranks) for b in self.buckets) if ranks > 1 else 0
-        return (ranks - 1) * len(self.buckets), ELEMENT_BYTES * received
+        """(messages, bytes) that the last rank sends: its part of each bucket to every other rank."""
+        parts = [(self.tensor_bytes if b.unit_size > 1 else SCALAR_BYTES) * b.largest(ranks) for b in self.buckets]
+        return (ranks - 1) * len(parts), (ranks - 1) * sum(parts)
 
     def all_reduce(self, ranks):
         """Messages by recursive doubling."""
-        return ALL_REDUCES * (ranks - 1).bit_length()
+        return (ranks - 1).bit_length()
 
     def last_muon_split(self):
-        """Rank count from which Muon's work shrinks no more: one matrix of each shape a rank."""
+        """Rank count from which Muon's work shrinks no more: one matrix of each bucket a rank."""
         return max(b.units for b in self.matrices)
 
 

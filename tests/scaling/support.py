@@ -55,13 +55,13 @@ def write_trace(path, seconds, tokens, communication=None):
         file["validation_loss"] = np.zeros(0)
 
 
-def write_run(folder, seconds, tokens, communication=None):
-    """The files of a finished run of the model MODEL."""
+def write_run(folder, seconds, tokens, communication=None, **summary):
+    """The files of a finished run of the model MODEL; `summary`: what summary.json says further."""
     folder.mkdir(parents=True)
     steps, ranks = seconds.shape[:2]
-    (folder / "summary.json").write_text(json.dumps({"finished": True, "steps": steps, "ranks": ranks}))
+    (folder / "summary.json").write_text(json.dumps({"finished": True, "steps": steps, "ranks": ranks} | summary))
     lines = [f"{key} = {json.dumps(value)}" for key, value in MODEL.items()]
-    (folder / "deck.toml").write_text("[model]\n" + "\n".join(lines) + "\n")
+    (folder / "deck.toml").write_text("[model]\n" + "\n".join(lines) + "\n[comm]\ngradients = \"bf16\"\n")
     write_trace(folder / "trace.h5", seconds, tokens, communication)
 
 

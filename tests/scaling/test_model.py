@@ -12,12 +12,13 @@ from support import MODEL, ROOT, ScalingTest, small_run
 from scaling import model
 from scaling.model import Forecast, Link, Model, Point, Workload
 
+LOAD = Workload(MODEL, "fp32", on_gpus=False)
 TRUE = dict(per_sequence=0.05, constant=0.004, muon=2e-11, adam=3e-9, reduce_scatter=Link(5e-6, 1 / 2e9),
             all_gather=Link(8e-6, 1 / 3e9), all_reduce=Link(4e-6, 0.0))
 
 
 def true_model(overlap=0.0):
-    return Model(Workload(MODEL), **TRUE, overlap=overlap)
+    return Model(LOAD, **TRUE, overlap=overlap)
 
 
 def point(truth, ranks, sequences, noise=None, sharing=1.0):
@@ -34,43 +35,82 @@ def points(truth, counts=(1, 2, 4, 8, 16), sequences=16, **options):
     return [point(truth, n, sequences / n, **options) for n in counts]
 
 
+def dry_run(deck, *arguments, ranks=1):
+    """The resolved deck, and what follows it."""
+    shown = subprocess.run([small_run.MPIRUN, "-n", str(ranks), small_run.PROGRAM, "train", str(deck), "--dry-run",
+                            *arguments], check=True, text=True, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE).stdout
+    end = shown.index("\nranks ")
+    return tomllib.loads(shown[:end]), shown[end:]
+
+
 class Counts(ScalingTest):
     def test_parameters_are_those_of_the_program(self):
         """The program counts the parameters of every deck; so does the model."""
         decks = sorted(p for p in (ROOT / "inputs").glob("*.toml") if not p.stem.startswith("study_"))
         self.assertGreaterEqual(len(decks), 6)
         for deck in decks:
-            shown = subprocess.run([small_run.PROGRAM, "train", str(deck), "--dry-run"], check=True, text=True,
-                                   stdin=subprocess.DEVNULL, stdout=subprocess.PIPE).stdout
-            resolved = tomllib.loads(shown[:shown.index("\nranks ")])
-            counted = int(re.search(r"^parameters +(\d+)", shown, re.MULTILINE)[1])
+            resolved, plan = dry_run(deck)
+            counted = int(re.search(r"^parameters +(\d+)", plan, re.MULTILINE)[1])
             self.assertEqual(sum(b.size for b in model.buckets(resolved["model"])), counted, deck)
 
-    def test_muon_work_shrinks_to_one_matrix_of_each_shape(self):
-        load = Workload(MODEL)
-        self.assertEqual([b.units for b in load.matrices], [16, 4, 4])
+    def test_bytes_are_those_of_the_program(self):
+        """It tells what the ranks send on average; the last rank has up to a unit of each bucket more."""
+        for gradients in ("fp32", "bf16", "e5m2"):
+            resolved, plan = dry_run("deck.toml", f"comm.gradients={gradients}", ranks=2)
+            load = Workload(resolved["model"], gradients, on_gpus=False)
+            told = 1024 * float(re.search(r"^bytes sent per rank and step +(\S+) KiB", plan, re.MULTILINE)[1])
+            sent = load.reduce_scatter(2)[1] + load.all_gather(2)[1]
+            self.assertAlmostEqual(sent, told, delta=0.01 * told)
+
+    def test_buckets_are_those_of_the_program(self):
+        """By shape and half of the layers, the decoder half first; each table alone; scalars and skips."""
+        self.assertEqual([(b.units, b.unit_size) for b in model.buckets(MODEL)],
+                         2 * [(8, 64 * 64), (2, 256 * 64), (2, 64 * 256)]
+                         + [(384, 64), (257, 64), (257, 64), (16, 1), (2, 1)])
+        changed = MODEL | {"layers_without_attention": [2, 3], "value_path": "first"}
+        self.assertEqual([(b.units, b.unit_size) for b in model.buckets(changed)],
+                         [(2, 256 * 64), (2, 64 * 256), (8, 64 * 64), (2, 256 * 64), (2, 64 * 256), (384, 64),
+                          (257, 64), (10, 1), (2, 1)])
+
+    def test_muon_work_shrinks_to_one_matrix_of_each_bucket(self):
         square = 5 * 6 * 64**3
         wide = 5 * (4 * 64 * 64 * 256 + 2 * 64**3)
-        self.assertEqual(load.muon_flops(1), 16 * square + 8 * wide)
-        self.assertEqual(load.muon_flops(3), 6 * square + 4 * wide)
-        self.assertEqual(load.muon_flops(4096), square + 2 * wide)
-        self.assertEqual(load.last_muon_split(), 16)
-        self.assertEqual(load.muon_flops(16), load.muon_flops(17))
-        self.assertGreater(load.muon_flops(15), load.muon_flops(16))
+        self.assertEqual([b.units for b in LOAD.matrices], [8, 2, 2, 8, 2, 2])
+        self.assertEqual(LOAD.muon_flops(1), 16 * square + 8 * wide)
+        self.assertEqual(LOAD.muon_flops(3), 6 * square + 4 * wide)
+        self.assertEqual(LOAD.muon_flops(4096), 2 * square + 4 * wide)
+        self.assertEqual(LOAD.last_muon_split(), 8)
+        self.assertEqual(LOAD.muon_flops(8), LOAD.muon_flops(9))
+        self.assertGreater(LOAD.muon_flops(7), LOAD.muon_flops(8))
 
     def test_traffic(self):
-        load = Workload(MODEL)
-        size = sum(b.size for b in load.buckets)
-        self.assertEqual(load.reduce_scatter(1), (0, 0))
-        self.assertEqual(load.all_gather(1), (0, 0))
-        self.assertEqual(load.all_reduce(1), 0)
-        self.assertEqual(load.reduce_scatter(2)[0], len(load.buckets))
-        self.assertAlmostEqual(load.reduce_scatter(2)[1], 2 * size, delta=0.001 * size)
-        self.assertAlmostEqual(load.all_gather(4)[1], 3 * size, delta=0.01 * size)
-        self.assertEqual([load.all_reduce(n) for n in (2, 3, 4, 5, 8, 4096)], [2, 4, 4, 6, 6, 24])
-        # An owner of a whole matrix receives it from every rank; what is gathered is never more than everything.
-        self.assertGreater(load.reduce_scatter(512)[1], 10 * load.reduce_scatter(16)[1])
-        self.assertLessEqual(load.all_gather(4096)[1], 4 * size)
+        size = sum(b.size for b in LOAD.buckets)
+        self.assertEqual(LOAD.reduce_scatter(1), (0, 0))
+        self.assertEqual(LOAD.all_gather(1), (0, 0))
+        self.assertEqual(LOAD.all_reduce(1), 0)
+        self.assertEqual(LOAD.reduce_scatter(2)[0], len(LOAD.buckets))
+        # Of each of the two tables of 257 rows, one rank of two has half a row more than its share.
+        self.assertEqual(LOAD.reduce_scatter(2)[1], 4 * (size / 2 + 2 * 64 / 2))
+        self.assertEqual([LOAD.all_reduce(n) for n in (2, 3, 4, 5, 8, 4096)], [1, 2, 2, 3, 3, 12])
+        # The owner of a whole matrix receives it from every rank and sends it to every rank.
+        self.assertGreater(LOAD.reduce_scatter(512)[1], 10 * LOAD.reduce_scatter(16)[1])
+        for n in (2, 4, 512):
+            self.assertEqual(LOAD.all_gather(n), (11 * (n - 1), LOAD.reduce_scatter(n)[1]))
+
+    def test_traffic_of_gpus(self):
+        """Gradients travel as the deck says; of the weights, tensors as bf16 and scalars as fp32."""
+        size, scalars = sum(b.size for b in LOAD.buckets), 16 + 2
+        for gradients, element in (("fp32", 4), ("bf16", 2), ("e5m2", 1)):
+            load = Workload(MODEL, gradients, on_gpus=True)
+            self.assertEqual(load.reduce_scatter(4)[1], element * LOAD.reduce_scatter(4)[1] / 4)
+            self.assertEqual(load.all_gather(2)[1], 2 * ((size - scalars) / 2 + 2 * 64 / 2) + 4 * scalars / 2)
+
+    def test_pieces(self):
+        """A part of 32 MiB comes in pieces of 1 MiB to hosts, of 64 MiB / peers, at most 8, to GPUs."""
+        hosts, gpus = (Workload(MODEL, "fp32", on_gpus) for on_gpus in (False, True))
+        hosts.buckets = gpus.buckets = [model.Bucket(2, 1 << 23)]
+        self.assertEqual([hosts.reduce_scatter(n)[0] for n in (2, 4)], [32, 3 * 32])
+        self.assertEqual([gpus.reduce_scatter(n)[0] for n in (2, 4, 65)], [1, 3 * 2, 64 * 4])
 
 
 class LeastSquares(ScalingTest):
@@ -181,7 +221,7 @@ class Prediction(ScalingTest):
         self.assertEqual(Forecast(true_model(), "weak", 1, 4096).ranks[-1], 4096)
 
     def test_perfect_scaling(self):
-        perfect = Model(Workload(MODEL), 0.1, 0, 0, 0, Link(0, 0), Link(0, 0), Link(0, 0), 0)
+        perfect = Model(LOAD, 0.1, 0, 0, 0, Link(0, 0), Link(0, 0), Link(0, 0), 0)
         for kind in ("strong", "weak"):
             forecast = Forecast(perfect, kind, 64, 64)
             self.assertTrue(np.allclose(forecast.efficiency, 1))
@@ -190,7 +230,7 @@ class Prediction(ScalingTest):
 
     def test_fixed_work_halves_the_efficiency(self):
         """10 ms a sequence and 1 s a step: 64 sequences on P ranks have the efficiency 1.64 / (0.64 + P)."""
-        truth = Model(Workload(MODEL), 0.01, 1, 0, 0, Link(0, 0), Link(0, 0), Link(0, 0), 0)
+        truth = Model(LOAD, 0.01, 1, 0, 0, Link(0, 0), Link(0, 0), Link(0, 0), 0)
         forecast = Forecast(truth, "strong", 64, 64)
         self.assertTrue(np.allclose(forecast.efficiency, [1.64 / (0.64 + n) for n in forecast.ranks]))
         i = forecast.first_below(0.5)

@@ -177,8 +177,17 @@ class Report(ScalingTest):
         i = result.forecast.first_below(0.5)
         self.assertIn(f"Efficiency falls below 50% from {result.forecast.ranks[i]} ranks on", text)
         self.assertIn(f"The largest loss is {result.forecast.losses(i)[0][0]}", text)
-        self.assertIn("Muon's work of a rank shrinks up to 16 ranks", text)
+        self.assertIn("Muon's work of a rank shrinks up to 8 ranks", text)
         self.assertEqual(result.forecast.ranks[-1], 64)
+
+    def test_traffic_is_that_of_the_runs(self):
+        study = self.study(repeats=1)
+        self.assertEqual(self.analyse(study).workload.gradient_bytes, 2)
+        self.assertEqual(self.analyse(study).workload.tensor_bytes, 4)
+        shutil.rmtree(study.folder)
+        for run in study.runs():
+            write_run(run.folder, times(run.ranks), TOKENS, device_memory_bytes=1)
+        self.assertEqual(self.analyse(study).workload.tensor_bytes, 2)
 
     def test_a_single_rank_count(self):
         result = self.analyse(self.study(ranks=[2], kind="weak", repeats=1))
