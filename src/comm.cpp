@@ -47,6 +47,7 @@ Comm::~Comm() = default;
 
 void Comm::set_timeout(double seconds) { watchdog_->set_timeout(seconds); }
 void Comm::set_step(long step) { watchdog_->set_step(step); }
+long Comm::step() const { return watchdog_->step(); }
 
 void Comm::share_heartbeats(const std::string& folder) {
   together([&] {

@@ -35,6 +35,7 @@ class Comm {
   void set_timeout(double seconds);
   /// Step named by the watchdog's message.
   void set_step(long step);
+  long step() const;
   /// Collective. Lets the ranks' watchdogs see each other in `folder`, which all ranks see; without it the message of
   /// a timeout does not name the rank to blame. Throws Error(output) on all ranks alike.
   void share_heartbeats(const std::string& folder);

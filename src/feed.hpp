@@ -46,7 +46,8 @@ class Feed {
 
  private:
   struct Slot {
-    explicit Slot(std::size_t bytes) : host(bytes), device(bytes) {}
+    explicit Slot(std::size_t bytes)
+        : host(bytes), device(bytes, "tokens and masks", "lower train.length or validation.length") {}
     PinnedArena host;
     Arena device;
     ops::Event uploaded = ops::create_event();

@@ -250,7 +250,7 @@ void Optimizer<T>::publish() {
   ops::synchronize(stream_);
   if (comm_.size() == 1) return;
   for (const Shard& shard : shards_) gather_weights(shard);
-  ops::synchronize(comm_.stream());
+  comm_.synchronize();
 }
 
 template <class T>

@@ -4,12 +4,16 @@
 
 namespace nanorun {
 
+namespace {
+constexpr const char *buffers = "the buffers of collectives", *buffers_remedy = "lower train.length";
+}
+
 TensorComm::TensorComm(Comm& comm, kernels::Stream stream, kernels::Wire wire)
     : comm_(comm),
       stream_(stream),
       wire_(wire),
-      outgoing_(wire.format == kernels::WireFormat::fp32 ? 0 : staging_bytes(comm.size())),
-      incoming_(staging_bytes(comm.size())) {
+      outgoing_(wire.format == kernels::WireFormat::fp32 ? 0 : staging_bytes(comm.size()), buffers, buffers_remedy),
+      incoming_(staging_bytes(comm.size()), buffers, buffers_remedy) {
   messages_.reserve(comm.size());
   if (comm.size() > 1) connect();
 }
@@ -23,6 +27,12 @@ std::size_t TensorComm::staging_bytes(int ranks) { return ranks == 1 ? 0 : incom
 std::size_t TensorComm::memory_bytes(int ranks, const kernels::Wire& wire) {
   const int buffers = wire.format == kernels::WireFormat::fp32 ? 1 : 2;
   return buffers * staging_bytes(ranks) + (ranks == 1 ? 0 : library_bytes(ranks));
+}
+
+void TensorComm::synchronize() {
+  if (comm_.size() == 1) return;
+  const Watchdog::Guard guard = comm_.watch("the collectives on tensors");
+  ops::synchronize(stream_);
 }
 
 void TensorComm::gather_bytes(std::span<std::byte> data, const Bounds& bounds, std::size_t element) {

@@ -37,6 +37,8 @@ class TensorComm {
   void all_gather(std::span<T> data, const Bounds& bounds) {
     gather_bytes(std::as_writable_bytes(data), bounds, sizeof(T));
   }
+  /// Collective. Waits within the timeout until what has been enqueued is done.
+  void synchronize();
   /// For the end of a step: throws Error(communication) if a collective has failed.
   void check();
 
@@ -56,6 +58,7 @@ class TensorComm {
 
   void connect();
   void disconnect();
+  void require(int result, const char* call);
   void exchange(std::span<const Message> messages);
   void gather_bytes(std::span<std::byte> data, const Bounds& bounds, std::size_t element);
   template <class A>

@@ -9,19 +9,17 @@
 
 namespace nanorun {
 
-namespace {
-
-/// Throws if the call failed. The communicator is given up first: what it has enqueued may never end, and the memory in
-/// use could not be released.
-void require(ncclResult_t result, const char* call, void*& handle) {
+/// Throws if a call of NCCL failed. The communicator is given up first: what it has enqueued may never end, and the
+/// memory in use could not be released.
+void TensorComm::require(int result, const char* call) {
   if (result == ncclSuccess) return;
-  const std::string message = fmt::format("{}: {}: {}", call, ncclGetErrorString(result), ncclGetLastError(nullptr));
-  if (handle != nullptr) ncclCommAbort(static_cast<ncclComm_t>(handle));
-  handle = nullptr;
+  const std::string message =
+      fmt::format("{} at step {}: {}: {}", call, comm_.step(), ncclGetErrorString(static_cast<ncclResult_t>(result)),
+                  ncclGetLastError(nullptr));
+  if (handle_ != nullptr) ncclCommAbort(static_cast<ncclComm_t>(handle_));
+  handle_ = nullptr;
   throw Error(ExitCode::communication, message);
 }
-
-}  // namespace
 
 const std::size_t TensorComm::incoming_bytes = std::size_t{64} << 20;
 const int TensorComm::peers_at_once = 8;
@@ -32,13 +30,13 @@ std::size_t TensorComm::library_bytes(int ranks) { return 460'000'000 + std::siz
 void TensorComm::connect() {
   ncclUniqueId id{};
   comm_.together([&] {
-    if (comm_.root()) require(ncclGetUniqueId(&id), "ncclGetUniqueId", handle_);
+    if (comm_.root()) require(ncclGetUniqueId(&id), "ncclGetUniqueId");
   });
   comm_.broadcast(std::as_writable_bytes(std::span(&id, 1)));
   const Watchdog::Guard guard = comm_.watch("set-up of NCCL");
   ncclComm_t handle = nullptr;
   const ncclResult_t result = ncclCommInitRank(&handle, comm_.size(), id, comm_.rank());
-  require(result, "ncclCommInitRank", handle_);
+  require(result, "ncclCommInitRank");
   handle_ = handle;
 }
 
@@ -57,14 +55,14 @@ void TensorComm::disconnect() {
 void TensorComm::check() {
   if (comm_.size() == 1) return;
   ncclResult_t failure = ncclSuccess;
-  require(ncclCommGetAsyncError(static_cast<ncclComm_t>(handle_), &failure), "ncclCommGetAsyncError", handle_);
-  require(failure, "a collective of NCCL", handle_);
+  require(ncclCommGetAsyncError(static_cast<ncclComm_t>(handle_), &failure), "ncclCommGetAsyncError");
+  require(failure, "a collective of NCCL");
 }
 
 void TensorComm::exchange(std::span<const Message> messages) {
   const auto handle = static_cast<ncclComm_t>(handle_);
   const auto stream = static_cast<cudaStream_t>(stream_.handle);
-  require(ncclGroupStart(), "ncclGroupStart", handle_);
+  require(ncclGroupStart(), "ncclGroupStart");
   ncclResult_t sent = ncclSuccess, received = ncclSuccess;
   for (const auto& [to, out, from, in] : messages) {
     if (!out.empty() && sent == ncclSuccess) sent = ncclSend(out.data(), out.size(), ncclUint8, to, handle, stream);
@@ -75,9 +73,9 @@ void TensorComm::exchange(std::span<const Message> messages) {
   }
   // The group ends in any case: within it the communicator could not be given up.
   const ncclResult_t ended = ncclGroupEnd();
-  require(sent, "ncclSend", handle_);
-  require(received, "ncclRecv", handle_);
-  require(ended, "ncclGroupEnd", handle_);
+  require(sent, "ncclSend");
+  require(received, "ncclRecv");
+  require(ended, "ncclGroupEnd");
 }
 
 }  // namespace nanorun

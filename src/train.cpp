@@ -100,7 +100,6 @@ class Training {
   void train_step();
   void forward_backward();
   void agree();
-  void await_collectives();
   void validate();
   void save();
   void log_step(double seconds);
@@ -162,7 +161,6 @@ Training::Training(Context& context, const Config& config)
       optimizer_(config, table_, weights_, gradients_.span(), tensor_comm_, context.stream()),
       checkpoints_(comm_, config.checkpoint, folder_.checkpoints(), to_toml(config), model_fingerprint(table_)),
       stop_(config.stop, folder_.stop_file(config.stop), comm_.root()) {
-  comm_.set_timeout(config.comm.timeout_seconds);
   comm_.share_heartbeats(folder_.heartbeats());
   restore();
   trace_ = std::make_unique<Trace>(comm_, context.stream(), config.trace, folder_.path(), progress_.step);
@@ -170,8 +168,8 @@ Training::Training(Context& context, const Config& config)
 }
 
 void Training::restore() {
-  log_.line(fmt::format("nanorun {} on {} ranks: {} parameters, output in {}", NANORUN_VERSION, comm_.size(),
-                        table_.size(), folder_.path()));
+  log_.line(fmt::format("nanorun {} on {} rank{}: {} parameters, output in {}", NANORUN_VERSION, comm_.size(),
+                        comm_.size() == 1 ? "" : "s", table_.size(), folder_.path()));
   log_.line(fmt::format("device {}, head in {}", ops::device_name(context_.device()),
                         head_precision(config_) == kernels::HeadPrecision::fp8 ? "fp8"
                         : ops::on_host                                         ? "fp32"
@@ -325,12 +323,6 @@ void Training::agree() {
                   progress_.step + 1);
 }
 
-/// Waits for the weights that the last step left under way; in training the next forward pass waits for them.
-void Training::await_collectives() {
-  const auto watch = comm_.watch("the collectives of a step");
-  ops::synchronize(context_.comm_stream());
-}
-
 void Training::fail_not_finite(const std::string& what, long step) {
   const std::vector<std::string> saved = checkpoints_.list();
   throw Error(ExitCode::non_finite,
@@ -367,7 +359,7 @@ bool Training::validation_due() const {
 
 /// Mean over the validation sequences, which are dealt to the ranks in turn.
 void Training::validate() {
-  await_collectives();
+  tensor_comm_.synchronize();
   double loss = 0;
   for (std::size_t j = comm_.rank(); j < data_.validation_places.size(); j += comm_.size()) {
     {
@@ -408,7 +400,7 @@ void Training::save() {
 }
 
 ExitCode Training::finish() {
-  await_collectives();
+  tensor_comm_.synchronize();
   if (!finished() && progress_.step != saved_step_) save();
   trace_->finish();
   const RunSummary summary = write_summary(finished() ? "" : stop_reason_text(stop_reason_));
@@ -474,6 +466,7 @@ void warn_of_data(const Config& config) {
 ExitCode run_training(Context& context, const Config& config, bool dry_run) {
   check_config(config, context.comm().size());
   if (!dry_run) {
+    context.comm().set_timeout(config.comm.timeout_seconds);
     context.open_device();
     return Training(context, config).run();
   }

@@ -42,6 +42,7 @@ class Watchdog {
   void set_timeout(double seconds);
   /// Step named by the message.
   void set_step(long step) { step_ = step; }
+  long step() const { return step_; }
   /// Starts the heartbeats of this rank in `folder`, which exists. Throws Error(output) if its file cannot be written.
   void share_heartbeats(const std::string& folder);
 
