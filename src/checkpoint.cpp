@@ -337,6 +337,7 @@ Progress Checkpoints::load(const std::string& path, const Slabs& slabs) {
   }
   if (!difference.empty()) throw OtherModel(fmt::format("{}: belongs to another model: {}", path, difference));
   read_tensors(comm_, path, slabs);
+  restored_file_ = path;
   restored_deck_ = header.deck;
   return header.progress;
 }

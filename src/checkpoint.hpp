@@ -44,7 +44,8 @@ class Checkpoints {
   /// ranks alike; the slabs then hold anything.
   std::optional<Progress> restore(const std::vector<Slab<float>>& slabs);
 
-  /// The deck in the checkpoint that restore() found, as TOML; empty before.
+  /// The checkpoint that restore() found, and its deck as TOML; empty before.
+  const std::string& restored_file() const { return restored_file_; }
   const std::string& restored_deck() const { return restored_deck_; }
 
   /// Checkpoint files in the folder, in the order of their steps.
@@ -60,7 +61,7 @@ class Checkpoints {
   Comm& comm_;
   const CheckpointConfig& config_;
   std::string folder_, deck_, model_;
-  std::string restored_deck_;
+  std::string restored_file_, restored_deck_;
 };
 
 /// Collective. Verifies format and every tensor's checksum, the tensors' rows spread over the ranks. Throws

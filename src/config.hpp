@@ -157,9 +157,9 @@ void check_config(const Config& config, int ranks);
 std::string to_toml(const Config& config);
 
 /// Lines for the log on how the deck of a checkpoint differs from the one that continues it: none where nothing does,
-/// else the keys as "train.steps: 100 -> 200", with a line of warning for those that a training keeps from start to end.
-/// Keys that do not bear on the training itself (names, output, checkpoints, stopping, tracing) are left out. A deck
-/// that cannot be read, as an older program's may be, gives a line that says so.
+/// else the keys as "train.steps: 100 -> 200", with a line of warning for those that a training keeps from start to
+/// end. Keys that do not bear on the training itself (names, output, checkpoints, stopping, tracing) are left out. A
+/// deck that cannot be read, as an older program's may be, gives a line that says so.
 std::vector<std::string> deck_changes(const std::string& checkpoint_deck, const Config& now);
 
 /// Reference of all keys as Markdown.

@@ -72,7 +72,9 @@ std::vector<Key> model_keys() {
       {NANORUN_KEY(model, head_dim), multiple_of(4, 4096), "width of a head"},
       {NANORUN_KEY(model, layers), multiple_of(2, most_layers), "blocks; skips join the first half to the second"},
       {NANORUN_KEY(model, mlp_ratio), between(1, 64), "hidden width of the MLP in units of model.width"},
-      {NANORUN_KEY(model, norm_eps), above(0), "eps of norm(x) = x / sqrt(mean(x^2) + eps)"},
+      {NANORUN_KEY(model, norm_eps), above(0),
+       "eps of norm(x) = x / sqrt(mean(x^2) + eps); the records have 2^-7, with far smaller ones rounding grows at "
+       "first"},
       {NANORUN_KEY(model, value_path), any(),
        "what mixes into the values: none, the values of layer 0 (first), or value embeddings"},
       {NANORUN_KEY(model, value_embeddings), between(1, most_layers / 2),
@@ -169,7 +171,9 @@ std::vector<Key> checkpoint_keys() {
       {NANORUN_KEY(checkpoint, milestone_every), at_least(0), "steps whose checkpoints are kept for good; 0: none"},
       {NANORUN_KEY(checkpoint, at_end), any(), "write a checkpoint after the last step"},
       {NANORUN_KEY(checkpoint, restart), not_empty(),
-       "auto: the newest checkpoint that verifies; none: from step 0; or a checkpoint file"},
+       "auto: the newest checkpoint that verifies; none: from step 0, an older run of the name is kept as <name>.1, "
+       ".2, ...; "
+       "or a checkpoint file"},
       {NANORUN_KEY(checkpoint, on_failure), any(),
        "a checkpoint that cannot be written: stop, or warn and continue; the run's last one always stops it"},
   };

@@ -144,8 +144,8 @@ Cursor TokenStream::place(Cursor cursor) const {
     if (end_ == EndOfData::error) {
       throw Error(
           ExitCode::data,
-          fmt::format("the data end at {}: {} shards hold {} steps; give more shards or set data.end = \"wrap\"",
-                      shards_.back().path, shards_.size(), steps()),
+          fmt::format("the data end at {}: the shards hold {} steps; give more shards or set data.end = \"wrap\"",
+                      shards_.back().path, steps()),
           Scope::all_ranks);
     }
     cursor = {0, 0, cursor.epoch + 1};

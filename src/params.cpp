@@ -123,8 +123,8 @@ void ParameterTable::add(const std::string& name, int matrices, int rows, int co
 void ParameterTable::close_bucket(std::size_t unit_size, int layer) {
   if (size_ == bucket_begin_) return;
   const Parameter& last = parameters_.back();
-  buckets_.push_back({last.group, layer, bucket_begin_, (size_ - bucket_begin_) / unit_size, unit_size,
-                      last.rows, last.cols});
+  buckets_.push_back(
+      {last.group, layer, bucket_begin_, (size_ - bucket_begin_) / unit_size, unit_size, last.rows, last.cols});
   bucket_begin_ = size_;
 }
 

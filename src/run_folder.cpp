@@ -76,7 +76,6 @@ void RunFolder::prepare(const Config& config) {
     throw Error(ExitCode::output, fmt::format("cannot prepare the output folder {}: {}: {}", path_,
                                               error.path1().string(), error.code().message()));
   }
-  write("deck.toml", to_toml(config));
 }
 
 void RunFolder::lock() {

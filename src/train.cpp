@@ -163,6 +163,10 @@ Training::Training(Context& context, const Config& config)
       stop_(config.stop, folder_.stop_file(config.stop), comm_.root()) {
   comm_.share_heartbeats(folder_.heartbeats());
   restore();
+  comm_.together([&] {
+    // A run that refuses its checkpoint, or has no steps left, keeps the deck of the steps that were made.
+    if (comm_.root() && !finished()) folder_.write("deck.toml", to_toml(config));
+  });
   trace_ = std::make_unique<Trace>(comm_, context.stream(), config.trace, folder_.path(), progress_.step);
   start_loader();
 }
@@ -182,8 +186,8 @@ void Training::restore() {
     for (const std::string& line : deck_changes(checkpoints_.restored_deck(), config_)) log_.line(line);
     if (progress_.step > config_.train.steps) {
       throw Error(ExitCode::usage,
-                  fmt::format("the checkpoint in {} has made {} steps already, more than train.steps = {}",
-                              folder_.checkpoints(), progress_.step, config_.train.steps),
+                  fmt::format("{} has made {} steps already, more than train.steps = {}", checkpoints_.restored_file(),
+                              progress_.step, config_.train.steps),
                   Scope::all_ranks);
     }
   } else {
@@ -319,7 +323,7 @@ void Training::agree() {
     if (data_failure_) std::rethrow_exception(data_failure_);
   });
   fail_not_finite(std::isfinite(loss_) ? fmt::format("gradients or weights overflowed (the loss is {})", loss_)
-                                       : fmt::format("the loss is {}", loss_),
+                                       : fmt::format("the loss is {}", std::abs(loss_)),
                   progress_.step + 1);
 }
 
@@ -375,7 +379,7 @@ void Training::validate() {
   log_.line(
       fmt::format("validation at step {}/{}: loss {:.5f}", progress_.step, config_.train.steps, *validation_loss_));
   if (!std::isfinite(*validation_loss_))
-    fail_not_finite(fmt::format("the validation loss is {}", *validation_loss_), progress_.step);
+    fail_not_finite(fmt::format("the validation loss is {}", std::abs(*validation_loss_)), progress_.step);
 }
 
 bool Training::checkpoint_due() const {

@@ -163,7 +163,7 @@ class Program(FaultTest):
         steps = (sum(1 + len(path.read_bytes()) for path in self.folder.glob("*.txt")) - 1) // (SEQUENCES * LENGTH)
         self.assertEqual(warnings("data.end=error", f"train.steps={steps}"), [])
         short, = warnings("data.end=error", f"train.steps={steps + 1}")
-        self.assertIn(f"the data end at data.h5: 1 shards hold {steps} steps", short)
+        self.assertIn(f"the data end at data.h5: the shards hold {steps} steps;", short)
         self.assertEqual(warnings(f"train.steps={steps + 1}"), [])
         validation, = warnings("validation.tokens=1048576")
         self.assertIn("the data end at data.h5", validation)

@@ -63,6 +63,15 @@ class Stop(FaultTest):
         """The weights are finite, but norms of them are not, and what is divided by those is zero."""
         self.assert_not_finite("1e30", "gradients or weights overflowed", 5)
 
+    def test_loss_not_finite(self):
+        """Initial weights so large that the forward pass overflows."""
+        job = self.train(2, "model.init_scale=1e30", "model.zero_outputs=false", "validation.tokens=0", code=5)
+        self.assert_refused(job, "the loss is nan at step 1; last good checkpoint: none")
+
+    def test_validation_loss_not_finite(self):
+        job = self.train(2, "model.init_scale=1e30", "model.zero_outputs=false", "validation.every=1", code=5)
+        self.assert_refused(job, "the validation loss is nan at step 0; last good checkpoint: none")
+
     def test_killed_rank_ends_the_job(self):
         job = self.start(2, *self.long_run, "checkpoint.every=2")
         job.until_step(5)
