@@ -362,7 +362,16 @@ std::optional<Progress> Checkpoints::load_newest(const std::vector<std::string>&
 std::optional<Progress> Checkpoints::restore(const Slabs& slabs) {
   if (comm_.root()) remove_leftovers();
   if (config_.restart == "none") return std::nullopt;
-  if (config_.restart != "auto") return load(config_.restart, slabs);
+  if (config_.restart != "auto") {
+    comm_.together([&] {
+      std::error_code ignored;
+      if (!fs::is_directory(config_.restart, ignored)) return;
+      throw checkpoint_error(fmt::format(
+          "checkpoint.restart = {}: a folder; name a file in it or use \"auto\", the newest in the run's own folder",
+          config_.restart));
+    });
+    return load(config_.restart, slabs);
+  }
   // Rank 0's view, since ranks on other hosts may see the folder later.
   const std::string joined = comm_.broadcast(fmt::format("{}", fmt::join(list(), "\n")));
   std::vector<std::string> files;

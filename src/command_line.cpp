@@ -1,6 +1,6 @@
 #include "src/command_line.hpp"
 
-#include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
@@ -70,6 +70,12 @@ Command chosen_command(const std::string& name) {
   return Command::print;
 }
 
+std::string subcommand_names(const CLI::App& app) {
+  std::vector<std::string> names;
+  for (const CLI::App* command : app.get_subcommands({})) names.push_back(command->get_name());
+  return fmt::format("{}", fmt::join(names, ", "));
+}
+
 /// The chosen subcommand, or nullptr.
 const CLI::App* chosen(const CLI::App& app) {
   const auto apps = app.get_subcommands();
@@ -99,6 +105,9 @@ CommandLine parse_command_line(const std::vector<std::string>& arguments) {
   } catch (const CLI::ParseError& error) {
     const std::string command = chosen(app) ? " " + chosen(app)->get_name() : "";
     std::string problem = error.what();
+    if (!chosen(app) && !app.remaining().empty()) {
+      problem = fmt::format("\"{}\" is not one of the subcommands {}", app.remaining().front(), subcommand_names(app));
+    }
     std::ranges::replace(problem, '\n', ' ');
     throw Error(ExitCode::usage, fmt::format("{}; see nanorun{} --help", problem, command), Scope::all_ranks);
   }

@@ -110,11 +110,13 @@ File::File(const std::string& path, MPI_Comm comm, ExitCode code, Mode mode)
     handle_ = own(H5Fcreate(path.c_str(), H5F_ACC_TRUNC, H5P_DEFAULT, access.get()), H5Fclose, "", "cannot be created");
     return;
   }
+  std::error_code ignored;
+  if (std::filesystem::is_directory(path, ignored))
+    throw Error(code_, fmt::format("{}: a folder; name a file in it", path_));
   if (H5Fis_hdf5(path.c_str()) == 0)  // negative where there is no file
     throw Error(code_, fmt::format("{}: not an HDF5 file, so neither a token shard, a checkpoint nor a trace", path_));
   if (has_driver_block(path)) throw Error(code_, fmt::format("{}: has an HDF5 driver block, unfit for reading", path_));
   const hid_t id = H5Fopen(path.c_str(), mode == Mode::read ? H5F_ACC_RDONLY : H5F_ACC_RDWR, access.get());
-  std::error_code ignored;
   if (id < 0 && !std::filesystem::exists(path, ignored)) throw Error(code_, fmt::format("{}: no such file", path_));
   handle_ = own(id, H5Fclose, "", "cannot be opened as an HDF5 file");
 }

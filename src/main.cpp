@@ -10,7 +10,9 @@
 #include <iterator>
 #include <new>
 #include <sstream>
+#include <string>
 #include <system_error>
+#include <vector>
 
 #include "src/checkpoint.hpp"
 #include "src/command_line.hpp"
@@ -42,6 +44,28 @@ std::string read_file(Comm& comm, const std::string& path) {
     text.assign(std::istreambuf_iterator<char>(file), {});
   });
   return comm.broadcast(text);
+}
+
+/// Reports the error being handled and returns its code. What this rank met alone ends the job.
+ExitCode report_error(const Comm& comm) {
+  ExitCode code = ExitCode::internal;
+  std::string message = "unknown error";
+  Scope scope = Scope::this_rank;
+  try {
+    throw;
+  } catch (const Error& error) {
+    code = error.code();
+    message = error.what();
+    scope = error.scope();
+  } catch (const std::exception& error) {
+    message = error.what();
+  }
+  if (scope == Scope::this_rank) {
+    fmt::print(stderr, "nanorun: rank {}: {}\n", comm.rank(), message);
+    Context::abort(static_cast<int>(code));
+  }
+  if (comm.root()) fmt::print(stderr, "nanorun: {}\n", message);
+  return code;
 }
 
 ExitCode train(Context& context, const CommandLine& line) {
@@ -91,6 +115,20 @@ void verify_file(Comm& comm, const std::string& path) {
   print(comm, path + ": verified\n");
 }
 
+/// Verifies all files whatever it finds, a line on each; returns the code of the first error.
+ExitCode verify(Comm& comm, const std::vector<std::string>& paths) {
+  ExitCode first = ExitCode::ok;
+  for (const std::string& path : paths) {
+    try {
+      verify_file(comm, path);
+    } catch (...) {
+      const ExitCode code = report_error(comm);
+      if (first == ExitCode::ok) first = code;
+    }
+  }
+  return first;
+}
+
 ExitCode carry_out(Context& context, const CommandLine& line) {
   Comm& comm = context.comm();
   switch (line.command) {
@@ -108,32 +146,9 @@ ExitCode carry_out(Context& context, const CommandLine& line) {
       });
       break;
     case Command::verify:
-      for (const std::string& path : line.verify_files) verify_file(comm, path);
-      break;
+      return verify(comm, line.verify_files);
   }
   return ExitCode::ok;
-}
-
-/// Reports the error being handled. What all ranks met ends them in order; what this rank met alone ends the job.
-ExitCode report_error(const Comm& comm) {
-  ExitCode code = ExitCode::internal;
-  std::string message = "unknown error";
-  Scope scope = Scope::this_rank;
-  try {
-    throw;
-  } catch (const Error& error) {
-    code = error.code();
-    message = error.what();
-    scope = error.scope();
-  } catch (const std::exception& error) {
-    message = error.what();
-  }
-  if (scope == Scope::this_rank) {
-    fmt::print(stderr, "nanorun: rank {}: {}\n", comm.rank(), message);
-    Context::abort(static_cast<int>(code));
-  }
-  if (comm.root()) fmt::print(stderr, "nanorun: {}\n", message);
-  return code;
 }
 
 }  // namespace

@@ -73,8 +73,8 @@ void RunFolder::prepare(const Config& config) {
     // A stop file of the last run would end this one at once.
     fs::remove(stop_file(config.stop));
   } catch (const fs::filesystem_error& error) {
-    throw Error(ExitCode::output, fmt::format("cannot prepare the output folder {}: {}: {}", path_,
-                                              error.path1().string(), error.code().message()));
+    throw Error(ExitCode::output, fmt::format("cannot prepare the output folder: {}: {}", error.path1().string(),
+                                              error.code().message()));
   }
 }
 

@@ -40,6 +40,7 @@ class Damage(FaultTest):
     def test_truncated(self):
         path = self.two_checkpoints()
         path.write_bytes(path.read_bytes()[:-1000])
+        self.assert_refused(self.verify(path, code=3), path, "truncated")
         self.assert_file_refused(path, "truncated")
         self.assert_passed_over(path, "truncated")
 

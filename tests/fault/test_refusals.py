@@ -24,6 +24,27 @@ class Refusals(FaultTest):
         self.assert_refused(self.train(1, 'data.train=["deck.toml"]', code=3), said)
         self.assert_refused(self.train(1, "checkpoint.restart=deck.toml", code=4), said)
 
+    def test_verify_goes_on(self):
+        """A line on each file, and the code of the first error."""
+        self.train(1, "train.steps=1")
+        damaged = bytearray(self.checkpoint(1).read_bytes())
+        damaged[damaged.index(b"[optimizer]")] ^= 1  # in the deck
+        (self.folder / "damaged.h5").write_bytes(damaged)
+        for first, second, code in (("damaged.h5", "deck.toml", 4), ("deck.toml", "damaged.h5", 3)):
+            job = Job(self.folder, 2, ["verify", first, "data.h5", second, self.checkpoint(1)])
+            self.assertEqual(job.wait(), code, job.text())
+            self.assertEqual("".join(job.output), f"data.h5: verified\n{self.checkpoint(1)}: verified\n")
+            self.assertEqual([line.split(":")[:2] for line in job.messages()],
+                             [["nanorun", f" {path}"] for path in (first, second)])
+
+    def test_folder_for_a_file(self):
+        self.train(1, "train.steps=1")
+        said = "outputs: a folder; name a file in it"
+        self.assert_refused(self.verify("outputs", code=3), said)
+        self.assert_refused(self.train(2, 'data.train=["outputs"]', code=3), said)
+        job = self.train(2, "checkpoint.restart=outputs", code=4)
+        self.assert_refused(job, f'checkpoint.restart = {said} or use "auto"')
+
     def test_empty_list(self):
         (self.folder / "empty.txt").write_text("\n\n")
         job = Job(self.folder, 2, ["shard", "out", "--text", "--list", "empty.txt"])

@@ -95,14 +95,15 @@ TEST(CommandLine, PrintsHelpVersionAndKeys) {
 
 TEST(CommandLine, WrongUsageIsOneLineWithAHint) {
   EXPECT_EQ(error_of({}), "A subcommand is required; see nanorun --help");
+  EXPECT_EQ(error_of({"trian", "d.toml"}),
+            "\"trian\" is not one of the subcommands train, shard, export, verify, keys; see nanorun --help");
   EXPECT_EQ(error_of({"train"}), "DECK is required; see nanorun train --help");
   EXPECT_EQ(error_of({"export", "s.h5"}), "BIN is required; see nanorun export --help");
   EXPECT_EQ(error_of({"verify"}), "FILE is required; see nanorun verify --help");
   EXPECT_EQ(error_of({"shard", "out"}), "no input: name files or give --list FILE; see nanorun shard --help");
   EXPECT_EQ(error_of({"shard", "out", "a.bin", "--end-of-text", "100", "--vocabulary", "100"}),
             "--end-of-text must be below --vocabulary; see nanorun shard --help");
-  for (const Strings& arguments : {Strings{"trian", "d.toml"},
-                                   {"train", "d.toml", "--fast"},
+  for (const Strings& arguments : {Strings{"train", "d.toml", "--fast"},
                                    {"shard", "out", "a.bin", "--vocabulary", "65537"},
                                    {"shard", "out", "a.txt", "--text", "--vocabulary", "100"},
                                    {"shard", "out", "a.bin", "--tokens-per-shard", "9"},
