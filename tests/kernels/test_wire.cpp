@@ -27,7 +27,7 @@ double value_of(const std::vector<std::byte>& encoded, std::size_t i, WireFormat
   }
   const test::FloatFormat& table = format == WireFormat::bf16 ? test::bf16 : test::e5m2;
   unsigned code = 0;
-  const std::size_t bytes = wire_bytes<A>(format);
+  const std::size_t bytes = format == WireFormat::bf16 ? 2 : 1;
   std::memcpy(&code, &encoded[i * bytes], bytes);
   const unsigned sign = 1u << (8 * bytes - 1), magnitude = code & (sign - 1);
   const auto largest = static_cast<unsigned>(table.finite_codes);

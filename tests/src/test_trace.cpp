@@ -287,8 +287,8 @@ TEST_F(TransferTest, StepsMayHaveAnyNumberOfRegionsAndTransfers) {
     forward += content.seconds[step * Trace::phases + index(Phase::forward)];
     communication += content.communication[step];
   }
-  EXPECT_GT(summary.avg[index(Phase::forward)], forward);  // and what lies before the steps
-  EXPECT_GT(summary.communication, communication);
+  EXPECT_GT(summary.avg[index(Phase::forward)], forward);   // and what lies before the steps
+  EXPECT_NEAR(summary.communication, communication, 1e-9);  // what lies before counts for the first
 }
 
 std::vector<std::string> pushed;
