@@ -202,6 +202,12 @@ std::string one_line(const toml::node& node) {
   return text.size() > 60 ? text.substr(0, 57) + "..." : text;
 }
 
+/// For a string that reads as another TOML value, such as a number or a date.
+std::string how_to_quote(const Key& key) {
+  return fmt::format("; put the string in quotes: {} = \"...\" in a deck, '{}=\"...\"' on the command line", key.name,
+                     key.path());
+}
+
 /// Sets one key. `where` begins the message of an error: FILE:LINE, or the override.
 void set_key(Config& config, const std::string& where, std::string_view section, std::string_view name,
              const toml::node& node) {
@@ -209,8 +215,13 @@ void set_key(Config& config, const std::string& where, std::string_view section,
   if (key == nullptr) {
     fail(fmt::format("{}: unknown key {}.{}; nearest known key: {}", where, section, name, nearest_key(section, name)));
   }
-  const bool good = std::visit([&](auto* member) { return read(node, key->check, *member); }, key->field(config));
-  if (!good) fail(fmt::format("{}: {}: got {}, allowed: {}", where, key->path(), one_line(node), allowed(*key)));
+  const Field field = key->field(config);
+  const bool good = std::visit([&](auto* member) { return read(node, key->check, *member); }, field);
+  if (!good) {
+    const bool lacks_quotes = std::holds_alternative<std::string*>(field) && node.is_value() && !node.is_string();
+    fail(fmt::format("{}: {}: got {}, allowed: {}{}", where, key->path(), one_line(node), allowed(*key),
+                     lacks_quotes ? how_to_quote(*key) : ""));
+  }
   config.places[key->path()] = where;
 }
 

@@ -201,7 +201,10 @@ TEST(Config, WrongTypeNamesWhatIsAllowed) {
   EXPECT_EQ(deck_error("[model]\nsoftcap = true\n"),
             "d.toml:2: model.softcap: got true, allowed: number, > 0 and <= 75");
   EXPECT_EQ(deck_error("[model]\nzero_outputs = 1\n"), "d.toml:2: model.zero_outputs: got 1, allowed: true or false");
-  EXPECT_EQ(deck_error("[run]\noutputs = 1\n"), "d.toml:2: run.outputs: got 1, allowed: string, not empty");
+  EXPECT_EQ(
+      deck_error("[run]\noutputs = 1\n"),
+      "d.toml:2: run.outputs: got 1, allowed: string, not empty; put the string in quotes: outputs = \"...\" in a "
+      "deck, 'run.outputs=\"...\"' on the command line");
   EXPECT_EQ(deck_error("[data]\ntrain = \"a.h5\"\n"),
             "d.toml:2: data.train: got 'a.h5', allowed: list of strings, each not empty");
   EXPECT_EQ(deck_error("[trace]\njson_steps = [1, \"2\"]\n"),
@@ -262,6 +265,12 @@ TEST(Config, OverrideErrorsNameTheOverride) {
             "override modle.widht=3: unknown key modle.widht; nearest known key: model.width");
   EXPECT_EQ(override_error("train.steps=many"),
             "override train.steps=many: train.steps: got 'many', allowed: 32-bit integer, from 1 to 10000000");
+  EXPECT_EQ(
+      override_error("run.outputs=42"),
+      "override run.outputs=42: run.outputs: got 42, allowed: string, not empty; put the string in quotes: outputs "
+      "= \"...\" in a deck, 'run.outputs=\"...\"' on the command line");
+  EXPECT_TRUE(override_error("run.name=2026-11-21").ends_with("'run.name=\"...\"' on the command line"));
+  EXPECT_EQ(parse_deck("", "d.toml", {"run.name=\"42\""}).run.name, "42");
   EXPECT_EQ(override_error("train.steps=0"),
             "override train.steps=0: train.steps: got 0, allowed: 32-bit integer, from 1 to 10000000");
   for (const char* text : {"train.steps", "steps=3", "=", "name=a.b"}) {
