@@ -317,6 +317,11 @@ void export_shard(const std::string& shard, const std::string& bin) {
   }
 }
 
+std::string read_format(const std::string& path) {
+  const h5::File file = h5::File::open(path);
+  return file.has_attribute("/", "format") ? file.read_text_attribute("/", "format") : "";
+}
+
 void verify_shard(Comm& comm, const std::string& path) {
   comm.together([&] {
     const ShardInfo info = read_shard_info(path);

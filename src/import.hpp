@@ -31,6 +31,10 @@ std::vector<std::string> make_shards(Comm& comm, const ShardOptions& options);
 /// what it copies. Written as FILE.partial, renamed when complete. Throws Error(data). One rank calls this.
 void export_shard(const std::string& shard, const std::string& bin);
 
+/// What a file of the program says it is: its root attribute format, "" where it has none. Throws Error(data) where the
+/// file cannot be opened as HDF5.
+std::string read_format(const std::string& path);
+
 /// Verifies every block's checksum and every token id of a shard, the blocks spread over the ranks. Collective. Throws
 /// Error(data) on all ranks, naming file and position.
 void verify_shard(Comm& comm, const std::string& path);

@@ -19,7 +19,6 @@
 #include "src/config.hpp"
 #include "src/context.hpp"
 #include "src/error.hpp"
-#include "src/h5.hpp"
 #include "src/import.hpp"
 #include "src/train.hpp"
 
@@ -98,10 +97,7 @@ void shard(Comm& comm, const CommandLine& line) {
 /// Verifies a file of any of the program's formats that has checksums.
 void verify_file(Comm& comm, const std::string& path) {
   std::string format;
-  comm.together([&] {
-    const h5::File file = h5::File::open(path);
-    if (file.has_attribute("/", "format")) format = file.read_text_attribute("/", "format");
-  });
+  comm.together([&] { format = read_format(path); });
   if (format == "nanorun token shard") {
     verify_shard(comm, path);
   } else if (format == "nanorun checkpoint") {

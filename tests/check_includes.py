@@ -25,7 +25,7 @@ ROOMS = {
     "mpi.h": {"context", "comm", "h5", "tensor_comm_mpi"},
     "nccl.h": {"tensor_comm_nccl"},
     "hdf5.h": {"h5"},
-    "src/h5.hpp": {"h5", "data", "checkpoint", "trace_file", "import", "main"},
+    "src/h5.hpp": {"h5", "data", "checkpoint", "trace_file", "import"},
     "toml++/toml.h": {"config", "config_keys"},
     "CLI/": {"command_line"},
     "nlohmann/json.hpp": {"report", "trace"},
