@@ -34,7 +34,7 @@ struct ModelConfig {
   int head_dim = 128;
   int layers = 12;
   int mlp_ratio = 4;
-  double norm_eps = 1.19e-7;
+  double norm_eps = 0.0078125;
   ValuePath value_path = ValuePath::embeddings;
   int value_embeddings = 3;
   std::vector<int> layers_without_attention;

@@ -72,9 +72,7 @@ std::vector<Key> model_keys() {
       {NANORUN_KEY(model, head_dim), multiple_of(4, 4096), "width of a head"},
       {NANORUN_KEY(model, layers), multiple_of(2, most_layers), "blocks; skips join the first half to the second"},
       {NANORUN_KEY(model, mlp_ratio), between(1, 64), "hidden width of the MLP in units of model.width"},
-      {NANORUN_KEY(model, norm_eps), above(0),
-       "eps of norm(x) = x / sqrt(mean(x^2) + eps); the records have 2^-7, with far smaller ones rounding grows at "
-       "first"},
+      {NANORUN_KEY(model, norm_eps), above(0), "eps of norm(x) = x / sqrt(mean(x^2) + eps)"},
       {NANORUN_KEY(model, value_path), any(),
        "what mixes into the values: none, the values of layer 0 (first), or value embeddings"},
       {NANORUN_KEY(model, value_embeddings), between(1, most_layers / 2),

@@ -23,7 +23,7 @@ DEFAULTS = {
     "run": {"seed": 1, "name": "run", "outputs": "outputs", "log_every": 10},
     "model": {
         "vocabulary": 50257, "width": 768, "heads": 6, "head_dim": 128, "layers": 12, "mlp_ratio": 4,
-        "norm_eps": 1.19e-7, "value_path": "embeddings", "value_embeddings": 3, "layers_without_attention": [],
+        "norm_eps": 0.0078125, "value_path": "embeddings", "value_embeddings": 3, "layers_without_attention": [],
         "rotary": "half_truncated", "rotary_base": 1024, "attention_scale": 0, "softcap": 15, "init_scale": 1,
         "zero_outputs": True,
     },

@@ -19,7 +19,6 @@ Config small_config() {
   config.model.heads = 2;
   config.model.head_dim = 16;
   config.model.layers = 6;
-  config.model.norm_eps = 0.0078125;
   config.model.layers_without_attention = {3};
   config.model.attention_scale = 0.12;
   config.head.precision = HeadChoice::fp32;
