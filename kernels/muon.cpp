@@ -76,6 +76,22 @@ void newton_schulz_step(Mat<T> out, Mat<const T> x, Mat<T> A, Mat<T> p) {
   symm<T>(tall ? CblasRight : CblasLeft, p, x, out);
 }
 
+/// The iteration on matrix [rows, cols], in place; workspace as newton_schulz_workspace() gives it.
+template <class T>
+void orthogonalise(Mat<T> matrix, Workspace workspace) {
+  const int n = std::min(matrix.rows, matrix.cols);
+  WorkspaceCutter cutter(workspace);
+  T* const scratch = cutter.take<T>(matrix.size());
+  const Mat<T> A(cutter.take<T>(static_cast<std::size_t>(n) * n), n, n);
+  const Mat<T> p(cutter.take<T>(static_cast<std::size_t>(n) * n), n, n);
+  static_assert(iterations % 2 == 1, "an odd number of swaps ends in the matrix");
+  const double norm = std::sqrt(sum_of_squares<T>({matrix.data, matrix.size()}));
+  const T factor = static_cast<T>(1 / (norm + 1e-7));
+  for (std::size_t j = 0; j < matrix.size(); ++j) scratch[j] = factor * matrix.data[j];
+  Mat<T> from(scratch, matrix.rows, matrix.cols), to = matrix;
+  for (int k = 0; k < iterations; ++k, std::swap(from, to)) newton_schulz_step<T>(to, from, A, p);
+}
+
 }  // namespace
 
 template <class A>
@@ -96,29 +112,22 @@ void nesterov_momentum(Stream, Vec<A> g, Vec<A> buf, double momentum, double gra
 }
 
 template <class T>
-std::size_t newton_schulz_workspace(const MatrixBatch& shape) {
-  const std::size_t n = std::min(shape.rows, shape.cols);
-  const std::size_t size = static_cast<std::size_t>(shape.rows) * shape.cols;
-  return WorkspaceCutter::bytes<T>(size) + 2 * WorkspaceCutter::bytes<T>(n * n);
+std::size_t newton_schulz_workspace(std::span<const MatrixBatch<T>> pieces) {
+  std::size_t bytes = 0;
+  for (const MatrixBatch<T>& piece : pieces) {
+    const std::size_t n = std::min(piece.rows, piece.cols);
+    bytes = std::max(bytes, WorkspaceCutter::bytes<T>(piece.matrix_size()) + 2 * WorkspaceCutter::bytes<T>(n * n));
+  }
+  return bytes;
 }
 
 template <class T>
-void newton_schulz(Stream, Vec<T> x, const MatrixBatch& shape, Workspace workspace) {
-  const int n = std::min(shape.rows, shape.cols);
-  const std::size_t size = static_cast<std::size_t>(shape.rows) * shape.cols;
-  assert(x.size() == shape.count * size && workspace.size() >= newton_schulz_workspace<T>(shape));
-  WorkspaceCutter cutter(workspace);
-  T* const scratch = cutter.take<T>(size);
-  const Mat<T> A(cutter.take<T>(static_cast<std::size_t>(n) * n), n, n);
-  const Mat<T> p(cutter.take<T>(static_cast<std::size_t>(n) * n), n, n);
-  static_assert(iterations % 2 == 1, "an odd number of swaps ends in x");
-  for (int i = 0; i < shape.count; ++i) {
-    const Vec<T> matrix = x.subspan(i * size, size);
-    const double norm = std::sqrt(sum_of_squares<T>(matrix));
-    const T factor = static_cast<T>(1 / (norm + 1e-7));
-    for (std::size_t j = 0; j < size; ++j) scratch[j] = factor * matrix[j];
-    Mat<T> from(scratch, shape.rows, shape.cols), to(matrix.data(), shape.rows, shape.cols);
-    for (int k = 0; k < iterations; ++k, std::swap(from, to)) newton_schulz_step<T>(to, from, A, p);
+void newton_schulz(Stream, std::span<const MatrixBatch<T>> pieces, Workspace workspace) {
+  assert(workspace.size() >= newton_schulz_workspace<T>(pieces));
+  for (const MatrixBatch<T>& piece : pieces) {
+    for (int i = 0; i < piece.count; ++i) {
+      orthogonalise<T>({piece.data + i * piece.matrix_size(), piece.rows, piece.cols}, workspace);
+    }
   }
 }
 
@@ -140,8 +149,8 @@ void add_scaled(Stream, Vec<acc_t<T>> w, [[maybe_unused]] Vec<T> copy, Vec<const
 
 #define NANORUN_INSTANTIATE(T)                                                      \
   template void nesterov_momentum(Stream, Vec<T>, Vec<T>, double, double, double*); \
-  template std::size_t newton_schulz_workspace<T>(const MatrixBatch&);              \
-  template void newton_schulz(Stream, Vec<T>, const MatrixBatch&, Workspace);       \
+  template std::size_t newton_schulz_workspace(std::span<const MatrixBatch<T>>);    \
+  template void newton_schulz(Stream, std::span<const MatrixBatch<T>>, Workspace);  \
   template void add_scaled<T>(Stream, Vec<T>, Vec<T>, Vec<const T>, double, double*);
 NANORUN_INSTANTIATE(float)
 NANORUN_INSTANTIATE(double)

@@ -3,7 +3,7 @@
 #include <cassert>
 #include <utility>
 
-#include "kernels/cublas.hpp"
+#include "kernels/symmetric_product.hpp"
 #include "kernels/vec.cuh"
 
 namespace nanorun::kernels::cuda {
@@ -14,31 +14,73 @@ constexpr int iterations = 5;
 /// Blocks that share the norm of a matrix.
 constexpr int norm_blocks = 32;
 
-/// Pieces of the workspace, each for the whole batch.
+/// Side of the tiles in which matrices are converted, one a block.
+constexpr int tile_side = 64;
+constexpr int most_pieces = 32;
+
+/// Argument of the kernels that take any of the batch's matrices.
+struct Pieces {
+  MatrixBatch<float> piece[most_pieces];
+};
+
+/// Where one of a batch's matrices lies in its piece.
+struct PieceMatrix {
+  float* data;
+  int rows, cols;
+
+  __device__ PieceMatrix(const Pieces& pieces, int index) {
+    const MatrixBatch<float>* piece = pieces.piece;
+    for (; index >= piece->count; ++piece) index -= piece->count;
+    data = piece->data + index * piece->matrix_size();
+    rows = piece->rows, cols = piece->cols;
+  }
+  __device__ std::size_t size() const { return static_cast<std::size_t>(rows) * cols; }
+  __device__ bool tall() const { return rows > cols; }
+};
+
+/// The batch's matrices as the iteration sees them: `count` of [rows, cols], rows <= cols.
+struct Shape {
+  int count = 0, rows = 0, cols = 0;
+};
+
+Shape shape_of(std::span<const MatrixBatch<float>> pieces) {
+  Shape shape;
+  for (const MatrixBatch<float>& piece : pieces) {
+    const int rows = std::min(piece.rows, piece.cols), cols = std::max(piece.rows, piece.cols);
+    if (rows % 8 != 0 || cols % 8 != 0) throw std::invalid_argument("newton_schulz: sides of 8 n elements");
+    if (shape.cols > 0 && (rows != shape.rows || cols != shape.cols)) {
+      throw std::invalid_argument("newton_schulz: pieces of different shapes");
+    }
+    shape = {shape.count + piece.count, rows, cols};
+  }
+  return shape;
+}
+
+/// Parts of the workspace, each for the whole batch.
 struct Buffers {
   bf16 *x, *next, *A, *B;
   float* partial;  ///< [count, norm_blocks] sums of squares
 };
 
-Buffers cut(WorkspaceCutter& cutter, const MatrixBatch& shape) {
-  const std::size_t n = std::min(shape.rows, shape.cols), count = shape.count;
-  const std::size_t size = count * shape.rows * shape.cols;
+Buffers cut(WorkspaceCutter& cutter, const Shape& shape) {
+  const std::size_t n = shape.rows, count = shape.count;
   Buffers buffers;
-  buffers.x = cutter.take<bf16>(size);
-  buffers.next = cutter.take<bf16>(size);
+  buffers.x = cutter.take<bf16>(count * n * shape.cols);
+  buffers.next = cutter.take<bf16>(count * n * shape.cols);
   buffers.A = cutter.take<bf16>(count * n * n);
   buffers.B = cutter.take<bf16>(count * n * n);
   buffers.partial = cutter.take<float>(count * norm_blocks);
   return buffers;
 }
 
-/// Block (i, j) sums the squares of the i-th part of matrix j of `size` elements.
-__global__ void __launch_bounds__(block_threads) partial_squares(float* partial, const float* x, std::size_t size) {
+/// Block (i, j) sums the squares of the i-th part of matrix j.
+__global__ void __launch_bounds__(block_threads)
+    partial_squares(float* partial, const __grid_constant__ Pieces pieces) {
   __shared__ float sums[block_warps];
-  const float* const matrix = x + blockIdx.y * size;
+  const PieceMatrix x(pieces, blockIdx.y);
   float sum = 0;
-  for (std::size_t i = blockIdx.x * block_threads + threadIdx.x; i < size / 8; i += norm_blocks * block_threads) {
-    const Float8 v = load8(matrix + 8 * i);
+  for (std::size_t i = blockIdx.x * block_threads + threadIdx.x; i < x.size() / 8; i += norm_blocks * block_threads) {
+    const Float8 v = load8(x.data + 8 * i);
     sum += dot(v, v);
   }
   sum = warp_sum(sum);
@@ -49,79 +91,111 @@ __global__ void __launch_bounds__(block_threads) partial_squares(float* partial,
   if (threadIdx.x == 0) partial[blockIdx.y * norm_blocks + blockIdx.x] = sum;
 }
 
-/// out = x / (|x|_F + 1e-7) for matrix blockIdx.y
-__global__ void __launch_bounds__(block_threads)
-    normalise(bf16* out, const float* x, const float* partial, std::size_t size) {
-  static_assert(norm_blocks == warp_size);
-  const float squares = warp_sum(partial[blockIdx.y * norm_blocks + threadIdx.x % warp_size]);
-  const float factor = 1 / (sqrtf(squares) + 1e-7f);
-  const std::size_t first = blockIdx.y * size;
-  for (std::size_t i = blockIdx.x * block_threads + threadIdx.x; i < size / 8; i += norm_blocks * block_threads) {
-    Float8 v = load8(x + first + 8 * i);
+__device__ Float8 load_floats8(const float* x) { return load8(x); }
+__device__ Float8 load_floats8(const bf16* x) { return unpack(load8(x)); }
+
+__device__ void store_values8(bf16* out, const Bf16x8& x) { store8(out, x); }
+__device__ void store_values8(float* out, const Bf16x8& x) {
+  const Float8 v = unpack(x);
+  reinterpret_cast<float4*>(out)[0] = {v.v[0], v.v[1], v.v[2], v.v[3]};
+  reinterpret_cast<float4*>(out)[1] = {v.v[4], v.v[5], v.v[6], v.v[7]};
+}
+
+/// The block's tile of out = factor x, rounded to bf16, or of its transpose; x [rows, cols]. Eight threads share a row
+/// of 64 elements, in global memory on both sides.
+template <class To, class From>
+__device__ void convert_tile(To* out, const From* x, int rows, int cols, bool transpose, float factor) {
+  __shared__ std::uint32_t tile[tile_side][tile_side / 2 + 1];  // pairs; odd rows spread columns over the banks
+  constexpr int row_step = block_threads / 8;
+  const int across = (cols + tile_side - 1) / tile_side, vector = threadIdx.x % 8;
+  const int first_row = blockIdx.x / across * tile_side, first_col = blockIdx.x % across * tile_side;
+  for (int i = threadIdx.x / 8; i < tile_side; i += row_step) {
+    const int row = first_row + i, col = first_col + 8 * vector;
+    if (row >= rows || col >= cols) continue;
+    const std::size_t at = static_cast<std::size_t>(row) * cols + col;
+    Float8 v = load_floats8(x + at);
 #pragma unroll
     for (float& element : v.v) element *= factor;
-    store8(out + first + 8 * i, pack(v));
+    const Bf16x8 rounded = pack(v);
+    if (transpose) {
+#pragma unroll
+      for (int k = 0; k < 4; ++k) tile[i][4 * vector + k] = rounded.pair[k];
+    } else {
+      store_values8(out + at, rounded);
+    }
+  }
+  if (!transpose) return;
+  __syncthreads();
+  for (int i = threadIdx.x / 8; i < tile_side; i += row_step) {
+    const int row = first_row + 8 * vector, col = first_col + i;
+    if (row >= rows || col >= cols) continue;
+    const unsigned halves = i % 2 == 0 ? 0x5410 : 0x7632;  // which of each pair
+    Bf16x8 column;
+#pragma unroll
+    for (int k = 0; k < 4; ++k) {
+      column.pair[k] = __byte_perm(tile[8 * vector + 2 * k][i / 2], tile[8 * vector + 2 * k + 1][i / 2], halves);
+    }
+    store_values8(out + static_cast<std::size_t>(col) * rows + row, column);
   }
 }
 
-__global__ void __launch_bounds__(block_threads) widen(float* out, const bf16* x, std::size_t vectors) {
-  const std::size_t stride = static_cast<std::size_t>(gridDim.x) * block_threads;
-  for (std::size_t i = static_cast<std::size_t>(blockIdx.x) * block_threads + threadIdx.x; i < vectors; i += stride) {
-    const Float8 v = unpack(load8(x + 8 * i));
-    auto* const to = reinterpret_cast<float4*>(out + 8 * i);
-    to[0] = {v.v[0], v.v[1], v.v[2], v.v[3]};
-    to[1] = {v.v[4], v.v[5], v.v[6], v.v[7]};
-  }
+/// out = x / (|x|_F + 1e-7) for matrix blockIdx.y, made wide.
+__global__ void __launch_bounds__(block_threads)
+    normalise(bf16* out, const __grid_constant__ Pieces pieces, const float* partial) {
+  static_assert(norm_blocks == warp_size);
+  const PieceMatrix x(pieces, blockIdx.y);
+  const float squares = warp_sum(partial[blockIdx.y * norm_blocks + threadIdx.x % warp_size]);
+  convert_tile(out + blockIdx.y * x.size(), x.data, x.rows, x.cols, x.tall(), 1 / (sqrtf(squares) + 1e-7f));
 }
 
-/// One step next = a x + (b A + c A A) x with A = x xᵀ. Tall matrices multiply from the right with A = xᵀ x, which is
-/// the same step on the transposed matrix.
+/// The way back, without a factor: x [rows, cols] are the wide matrices.
+__global__ void __launch_bounds__(block_threads)
+    widen(const __grid_constant__ Pieces pieces, const bf16* x, int rows, int cols) {
+  const PieceMatrix out(pieces, blockIdx.y);
+  convert_tile(out.data, x + blockIdx.y * out.size(), rows, cols, out.tall(), 1);
+}
+
+/// One step next = a x + (b A + c A A) x with A = x xᵀ.
 void newton_schulz_step(Stream stream, Mat<bf16> next, Mat<const bf16> x, Mat<bf16> A, Mat<bf16> B, int count) {
-  using In = Mat<const bf16>;
-  const auto product = [&](float alpha, float beta, Op op_l, In l, Op op_r, In r, In addend, Mat<bf16> out) {
-    gemm<bf16, bf16, bf16>(stream, {.alpha = alpha, .beta = beta, .count = count}, op_l, l, op_r, r, addend, out);
-  };
-  const bool tall = x.rows > x.cols;
-  product(1, 0, tall ? Op::transpose : Op::none, x, tall ? Op::none : Op::transpose, x, A, A);
-  product(c, b, Op::none, A, Op::transpose, A, A, B);  // A is symmetric
-  if (tall) {
-    product(1, a, Op::none, x, Op::transpose, B, x, next);  // so is B
-  } else {
-    product(1, a, Op::none, B, Op::none, x, x, next);
-  }
+  symmetric_product(stream, {.count = count}, x, {}, A);
+  symmetric_product(stream, {.alpha = c, .beta = b, .count = count}, A, A, B);
+  gemm<bf16, bf16, bf16>(stream, {.beta = a, .count = count}, Op::none, B, Op::none, x, x, next);
 }
 
 }  // namespace
 
 template <class T>
-std::size_t newton_schulz_workspace(const MatrixBatch& shape) {
+std::size_t newton_schulz_workspace(std::span<const MatrixBatch<T>> pieces) {
   WorkspaceCutter cutter({});
-  cut(cutter, shape);
+  cut(cutter, shape_of(pieces));
   return cutter.used();
 }
 
 template <class T>
-void newton_schulz(Stream stream, Vec<T> x, const MatrixBatch& shape, Workspace workspace) {
-  const std::size_t size = static_cast<std::size_t>(shape.rows) * shape.cols;
-  assert(x.size() == shape.count * size && workspace.size() >= newton_schulz_workspace<T>(shape));
-  if (x.empty()) return;
-  if (shape.rows % 8 != 0 || shape.cols % 8 != 0) throw std::invalid_argument("newton_schulz: sides of 8 n elements");
+void newton_schulz(Stream stream, std::span<const MatrixBatch<T>> pieces, Workspace workspace) {
+  assert(workspace.size() >= newton_schulz_workspace<T>(pieces));
+  const Shape shape = shape_of(pieces);
+  if (shape.count == 0) return;
+  if (pieces.size() > most_pieces) throw std::invalid_argument("newton_schulz: too many pieces");
+  Pieces argument;
+  std::ranges::copy(pieces, argument.piece);
   WorkspaceCutter cutter(workspace);
   const Buffers buffers = cut(cutter, shape);
-  const dim3 grid(norm_blocks, shape.count);
+  const auto tiles = [](int size) { return (size + tile_side - 1) / tile_side; };
+  const dim3 grid(tiles(shape.rows) * tiles(shape.cols), shape.count);
   const cudaStream_t s = cuda_stream(stream);
-  partial_squares<<<grid, block_threads, 0, s>>>(buffers.partial, x.data(), size);
-  normalise<<<grid, block_threads, 0, s>>>(buffers.x, x.data(), buffers.partial, size);
-  const int n = std::min(shape.rows, shape.cols);
-  Mat<bf16> from(buffers.x, shape.rows, shape.cols), to(buffers.next, shape.rows, shape.cols);
+  partial_squares<<<{norm_blocks, grid.y}, block_threads, 0, s>>>(buffers.partial, argument);
+  normalise<<<grid, block_threads, 0, s>>>(buffers.x, argument, buffers.partial);
+  const int n = shape.rows;
+  Mat<bf16> from(buffers.x, n, shape.cols), to(buffers.next, n, shape.cols);
   for (int k = 0; k < iterations; ++k, std::swap(from, to)) {
     newton_schulz_step(stream, to, from, {buffers.A, n, n}, {buffers.B, n, n}, shape.count);
   }
-  widen<<<blocks_for(x.size() / 8), block_threads, 0, s>>>(x.data(), from.data, x.size() / 8);
+  widen<<<grid, block_threads, 0, s>>>(argument, from.data, n, shape.cols);
   check_launch("newton_schulz");
 }
 
-template std::size_t newton_schulz_workspace<float>(const MatrixBatch&);
-template void newton_schulz(Stream, Vec<float>, const MatrixBatch&, Workspace);
+template std::size_t newton_schulz_workspace(std::span<const MatrixBatch<float>>);
+template void newton_schulz(Stream, std::span<const MatrixBatch<float>>, Workspace);
 
 }  // namespace nanorun::kernels::cuda

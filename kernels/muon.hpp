@@ -4,16 +4,24 @@
 //   buf = m buf + (1 - m) g,  u = (1 - m) g + m buf
 //   X = u / (|u|_F + 1e-7), transposed if rows > cols; five times { A = X Xᵀ, B = b A + c A A, X = a X + B X }
 //   with (a, b, c) = (3.4445, -4.7750, 2.0315); transposed back.
-// Shapes: g, buf, w, copy, x [count * rows * cols] for `count` contiguous matrices of one shape.
+// Shapes: g, buf, w, copy, x [any size], the elements of any number of matrices.
+
+#include <span>
 
 #include "kernels/types.hpp"
 
 namespace nanorun::kernels {
 
+/// `count` contiguous matrices [rows, cols].
+template <class T>
 struct MatrixBatch {
+  T* data = nullptr;
   int count = 0;
   int rows = 0;
   int cols = 0;
+
+  constexpr std::size_t matrix_size() const { return static_cast<std::size_t>(rows) * cols; }
+  constexpr std::size_t size() const { return count * matrix_size(); }
 };
 
 namespace portable {
@@ -23,13 +31,14 @@ namespace portable {
 template <class A>
 void nesterov_momentum(Stream stream, Vec<A> g, Vec<A> buf, double momentum, double gradient_scale, double* squares);
 
-/// Bytes of scratch for newton_schulz.
+/// Bytes of scratch for newton_schulz; the pieces' data may be null.
 template <class T>
-std::size_t newton_schulz_workspace(const MatrixBatch& shape);
+std::size_t newton_schulz_workspace(std::span<const MatrixBatch<T>> pieces);
 
-/// Replaces each matrix of x by its approximate orthogonal factor.
+/// Replaces each matrix of the pieces by its approximate orthogonal factor. All matrices have one shape or its
+/// transpose: the iteration commutes with transposition, so that they may run as one batch.
 template <class T>
-void newton_schulz(Stream stream, Vec<T> x, const MatrixBatch& shape, Workspace workspace);
+void newton_schulz(Stream stream, std::span<const MatrixBatch<T>> pieces, Workspace workspace);
 
 /// w += alpha * x, and copy = w rounded to T, for the products that read it; where T is its own accumulator type, copy
 /// is w. *squares += sum of the new w², as above.
@@ -48,12 +57,13 @@ void nesterov_momentum(Stream stream, Vec<A> g, Vec<A> buf, double momentum, dou
 template <class T>
 void add_scaled(Stream stream, Vec<acc_t<T>> w, Vec<T> copy, Vec<const acc_t<T>> x, double alpha, double* squares);
 
-/// T = float; the products of the iteration are bf16, summed in fp32, on a stream with create_blas. Throws
-/// std::invalid_argument unless rows and cols are multiples of 8.
+/// T = float, data aligned to 16 bytes; the products of the iteration are bf16, summed in fp32, on a stream with
+/// create_blas. Throws std::invalid_argument unless rows and cols are multiples of 8, if shapes differ otherwise than
+/// by transposition, and on more than 32 pieces.
 template <class T>
-std::size_t newton_schulz_workspace(const MatrixBatch& shape);
+std::size_t newton_schulz_workspace(std::span<const MatrixBatch<T>> pieces);
 template <class T>
-void newton_schulz(Stream stream, Vec<T> x, const MatrixBatch& shape, Workspace workspace);
+void newton_schulz(Stream stream, std::span<const MatrixBatch<T>> pieces, Workspace workspace);
 
 }  // namespace cuda
 }  // namespace nanorun::kernels

@@ -354,6 +354,13 @@ __device__ __forceinline__ void store_matrices(std::uint32_t shared, const std::
                : "memory");
 }
 
+/// The same, each matrix transposed: the addresses are those of its columns.
+__device__ __forceinline__ void store_matrices_transposed(std::uint32_t shared, const std::uint32_t* r) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(shared), "r"(r[0]),
+               "r"(r[1]), "r"(r[2]), "r"(r[3])
+               : "memory");
+}
+
 /// Loads four 8 x 8 matrices of bf16 to where store_matrices() takes them from.
 __device__ __forceinline__ void load_matrices(std::uint32_t* r, std::uint32_t shared) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"

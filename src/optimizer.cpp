@@ -35,8 +35,10 @@ std::size_t state_size(const ParameterTable& table, int rank, int ranks) {
   return size;
 }
 
-MatrixBatch batch(const Bucket& bucket, std::size_t owned_size) {
-  return {static_cast<int>(owned_size / bucket.unit_size), bucket.rows, bucket.cols};
+/// The matrices of a bucket that a rank owns; data may be null.
+template <class A>
+MatrixBatch<A> batch(const Bucket& bucket, A* data, std::size_t owned_size) {
+  return {data, static_cast<int>(owned_size / bucket.unit_size), bucket.rows, bucket.cols};
 }
 
 template <class A>
@@ -45,7 +47,8 @@ std::size_t workspace_size(const ParameterTable& table, int rank, int ranks) {
   for (const Bucket& bucket : table.buckets()) {
     if (bucket.group != Group::matrix) continue;
     const Bounds bounds = bucket.bounds(ranks);
-    bytes = std::max(bytes, ops::newton_schulz_workspace<A>(batch(bucket, bounds[rank + 1] - bounds[rank])));
+    const MatrixBatch<A> pieces[] = {batch<A>(bucket, nullptr, bounds[rank + 1] - bounds[rank])};
+    bytes = std::max(bytes, ops::newton_schulz_workspace<A>(pieces));
   }
   return bytes;
 }
@@ -201,7 +204,8 @@ void Optimizer<T>::update_matrices(const Shard& shard, long step) {
   const Bucket& bucket = shard.bucket;
   ops::nesterov_momentum<Master>(stream_, shard.gradients, shard.moment1, muon_momentum(config_.optimizer, step),
                                  1.0 / config_.train.sequences, squares_.device());
-  ops::newton_schulz<Master>(stream_, shard.gradients, batch(bucket, shard.gradients.size()), workspace_.space());
+  const MatrixBatch<Master> pieces[] = {batch(bucket, shard.gradients.data(), shard.gradients.size())};
+  ops::newton_schulz<Master>(stream_, pieces, workspace_.space());
   const double shape_factor = std::sqrt(std::max(1.0, static_cast<double>(bucket.rows) / bucket.cols));
   const double lr = config_.optimizer.muon_lr * lr_factor(config_.train, step);
   ops::add_scaled<T>(stream_, shard.master, shard.copy, shard.gradients, -lr * shape_factor, squares_.device());

@@ -165,11 +165,12 @@ void head(benchmark::State& state) {
 BENCHMARK(head)->ArgName("fp8")->Arg(0)->Arg(1)->Unit(benchmark::kMillisecond);
 
 void newton_schulz(benchmark::State& state) {
-  const kernels::MatrixBatch shape{1, static_cast<int>(state.range(0)), static_cast<int>(state.range(1))};
-  Tensor x(shape.rows, shape.cols);
-  std::vector<std::byte> workspace(ops::newton_schulz_workspace<float>(shape));
-  for (auto _ : state) ops::newton_schulz<float>({}, x.flat(), shape, workspace);
-  const double n = std::min(shape.rows, shape.cols), m = std::max(shape.rows, shape.cols);
+  const int rows = static_cast<int>(state.range(0)), cols = static_cast<int>(state.range(1));
+  Tensor x(rows, cols);
+  const kernels::MatrixBatch<float> pieces[] = {{x.values.data(), 1, rows, cols}};
+  std::vector<std::byte> workspace(ops::newton_schulz_workspace<float>(pieces));
+  for (auto _ : state) ops::newton_schulz<float>({}, pieces, workspace);
+  const double n = std::min(rows, cols), m = std::max(rows, cols);
   count(state, 5 * (n * n * m + n * n * n + 2 * n * n * m), 0);
 }
 BENCHMARK(newton_schulz)->Args({width, width})->Args({hidden, width})->Unit(benchmark::kMillisecond);

@@ -11,10 +11,10 @@
 #include <string>
 #include <vector>
 
-#include "kernels/cublas.hpp"
 #include "kernels/head.hpp"
 #include "kernels/matmul.hpp"
 #include "kernels/muon.hpp"
+#include "kernels/symmetric_product.hpp"
 
 namespace nanorun::kernels {
 namespace {
@@ -59,21 +59,22 @@ class Values {
   std::size_t size_;
 };
 
-/// Runs `work` once to warm up, then times each run; `flops` and `bytes` are those of one run.
+/// Runs `work` once to warm up, then times runs, so many at a time that the host's calls do not count; `flops` and
+/// `bytes` are those of one run.
 template <class Work>
-void measure(benchmark::State& state, double flops, double bytes, Work&& work) {
+void measure(benchmark::State& state, double flops, double bytes, Work&& work, int runs = 1) {
   cudaEvent_t start, stop;
   check(cudaEventCreate(&start));
   check(cudaEventCreate(&stop));
   work();
   for (auto _ : state) {
     check(cudaEventRecord(start));
-    work();
+    for (int i = 0; i < runs; ++i) work();
     check(cudaEventRecord(stop));
     check(cudaEventSynchronize(stop));
     float milliseconds = 0;
     check(cudaEventElapsedTime(&milliseconds, start, stop));
-    state.SetIterationTime(milliseconds * 1e-3);
+    state.SetIterationTime(milliseconds * 1e-3 / runs);
   }
   using benchmark::Counter;
   const auto rate = [&](double amount) { return Counter(amount, Counter::kIsIterationInvariantRate); };
@@ -145,13 +146,39 @@ void head(benchmark::State& state, HeadPrecision precision, bool backward) {
   });
 }
 
-void newton_schulz(benchmark::State& state, MatrixBatch shape) {
-  const double n = std::min(shape.rows, shape.cols), m = std::max(shape.rows, shape.cols);
-  const Values<float> x(std::size_t{1} * shape.count * shape.rows * shape.cols);
-  const Values<std::byte> scratch(cuda::newton_schulz_workspace<float>(shape));
-  measure(state, 5 * shape.count * (4 * n * n * m + 2 * n * n * n), 0, [&] {
-    cuda::newton_schulz<float>(stream, {x.data(), x.size()}, shape, {scratch.data(), scratch.size()});
-  });
+/// One batch of `wide` [width, cols] and `tall` [cols, width]; the rate is as if all products were computed in full.
+void newton_schulz(benchmark::State& state, int wide, int tall, int cols) {
+  const double n = width, m = cols;
+  const int count = wide + tall;
+  const Values<float> x(std::size_t{width} * cols * count);
+  float* const first_tall = x.data() + std::size_t{width} * cols * wide;
+  const MatrixBatch<float> pieces[] = {{x.data(), wide, width, cols}, {first_tall, tall, cols, width}};
+  const Values<std::byte> scratch(cuda::newton_schulz_workspace<float>(pieces));
+  measure(
+      state, 5 * count * (4 * n * n * m + 2 * n * n * n), 0,
+      [&] {
+        cuda::newton_schulz<float>(stream, pieces, {scratch.data(), scratch.size()});
+      },
+      4);
+}
+
+/// Products of `count` [width, cols] with their transposes, by the own kernel or in full; the rate is the latter's.
+void symmetric_product(benchmark::State& state, bool own, int count, int cols, bool with_addend) {
+  const std::size_t square = std::size_t{width} * width;
+  const Values<bf16> x(count * std::size_t{width} * cols), addend(count * square), out(count * square);
+  const cuda::GemmOptions options{.alpha = 2, .beta = with_addend ? -4.0f : 0.0f, .count = count};
+  const Mat<const bf16> x_in = x.mat(width, cols), addend_in = addend.mat(width, width);
+  measure(
+      state, 2.0 * count * square * cols, 0,
+      [&] {
+        if (own) {
+          cuda::symmetric_product(stream, options, x_in, addend_in, out.mat(width, width));
+        } else {
+          cuda::gemm<bf16, bf16, bf16>(stream, options, cuda::Op::none, x_in, cuda::Op::transpose, x_in, addend_in,
+                                       out.mat(width, width));
+        }
+      },
+      20);
 }
 
 void add(const std::string& name, std::function<void(benchmark::State&)> body) {
@@ -164,6 +191,17 @@ void add(const std::string& name, std::function<void(benchmark::State&)> body) {
 void add_linear(const char* name, Linear op, int rows, int in, int out) {
   add(std::string(name) + "/" + std::to_string(rows) + "x" + std::to_string(in) + "->" + std::to_string(out),
       [=](benchmark::State& state) { linear(state, op, rows, in, out); });
+}
+
+void add_newton_schulz(int wide, int tall, int cols) {
+  add("newton_schulz/" + std::to_string(wide) + "+" + std::to_string(tall) + "x" + std::to_string(cols),
+      [=](benchmark::State& state) { newton_schulz(state, wide, tall, cols); });
+}
+
+void add_symmetric_product(bool own, int count, int cols, bool with_addend) {
+  add(std::string(own ? "symmetric_product/" : "full_product/") + std::to_string(count) + "x" + std::to_string(cols) +
+          (with_addend ? "/add" : ""),
+      [=](benchmark::State& state) { symmetric_product(state, own, count, cols, with_addend); });
 }
 
 void add_all() {
@@ -183,10 +221,17 @@ void add_all() {
     add(name + "/working", [=](benchmark::State& state) { head(state, HeadPrecision::working, backward); });
     add(name + "/fp8", [=](benchmark::State& state) { head(state, HeadPrecision::fp8, backward); });
   }
-  for (const MatrixBatch& shape : {MatrixBatch{44, width, width}, {12, hidden, width}, {12, width, hidden}}) {
-    add("newton_schulz/" + std::to_string(shape.count) + "x" + std::to_string(shape.rows) + "x" +
-            std::to_string(shape.cols),
-        [=](benchmark::State& state) { newton_schulz(state, shape); });
+  // Muon's matrices on one GPU, a quarter and an eighth of them, and the MLP's by themselves.
+  for (const int count : {44, 11, 6}) add_newton_schulz(count, 0, width);
+  for (const auto& [wide, tall] : {std::pair{12, 12}, {12, 0}, {0, 12}, {3, 3}, {2, 1}}) {
+    add_newton_schulz(wide, tall, hidden);
+  }
+  for (const bool own : {false, true}) {
+    for (const int count : {44, 24, 11, 6, 3}) {
+      add_symmetric_product(own, count, width, false);
+      add_symmetric_product(own, count, width, true);
+      if (count < 44) add_symmetric_product(own, count, hidden, false);
+    }
   }
 }
 

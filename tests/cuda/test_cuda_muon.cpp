@@ -13,21 +13,60 @@
 namespace nanorun::kernels::cuda {
 namespace {
 
-constexpr MatrixBatch shapes[] = {{2, 8, 8},     {3, 64, 64},    {2, 16, 40},   {3, 40, 16},
-                                  {2, 768, 768}, {1, 3072, 768}, {1, 768, 3072}};
+struct Shape {
+  int count, rows, cols;
+};
+using Shapes = std::vector<Shape>;
 
-std::vector<float> newton_schulz_of(const std::vector<float>& x, const MatrixBatch& shape) {
+/// Batches of one or several pieces: squares, wide, tall and both; sides that tiles divide, and others.
+const Shapes batches[] = {{{2, 8, 8}},
+                          {{3, 64, 64}},
+                          {{2, 16, 40}},
+                          {{3, 40, 16}},
+                          {{11, 128, 128}},
+                          {{3, 200, 136}, {1, 136, 200}},
+                          {{1, 256, 384}, {7, 384, 256}, {0, 384, 256}, {3, 256, 384}},
+                          {{2, 768, 768}, {1, 768, 768}},
+                          {{1, 3072, 768}, {1, 768, 3072}}};
+
+std::string name_of(const Shapes& shapes) {
+  std::string name;
+  for (const Shape& s : shapes) {
+    name += std::to_string(s.count) + "x" + std::to_string(s.rows) + "x" + std::to_string(s.cols) + " ";
+  }
+  return name;
+}
+
+std::size_t size_of(const Shapes& shapes) {
+  std::size_t size = 0;
+  for (const Shape& s : shapes) size += static_cast<std::size_t>(s.count) * s.rows * s.cols;
+  return size;
+}
+
+/// Pieces that follow each other from `data` on.
+std::vector<MatrixBatch<float>> pieces_of(float* data, const Shapes& shapes) {
+  std::vector<MatrixBatch<float>> pieces;
+  for (const Shape& s : shapes) {
+    pieces.push_back({data, s.count, s.rows, s.cols});
+    data += pieces.back().size();
+  }
+  return pieces;
+}
+
+std::vector<float> newton_schulz_of(const std::vector<float>& x, const Shapes& shapes) {
   const test::BlasStream stream;
   const test::DeviceVector<float> values(x);
-  const test::DeviceVector<std::byte> scratch(newton_schulz_workspace<float>(shape));
-  newton_schulz<float>(stream, {values.data(), values.size()}, shape, {scratch.data(), scratch.size()});
+  const auto pieces = pieces_of(values.data(), shapes);
+  const test::DeviceVector<std::byte> scratch(newton_schulz_workspace<float>(pieces));  // of NaN
+  newton_schulz<float>(stream, pieces, {scratch.data(), scratch.size()});
   return values.host();
 }
 
-std::vector<float> portable_newton_schulz(std::vector<float> x, const MatrixBatch& shape) {
-  std::vector<std::byte> memory(portable::newton_schulz_workspace<float>(shape) + 64);
+std::vector<float> portable_newton_schulz(std::vector<float> x, const Shapes& shapes) {
+  const auto pieces = pieces_of(x.data(), shapes);
+  std::vector<std::byte> memory(portable::newton_schulz_workspace<float>(pieces) + 64);
   const std::size_t skip = 64 - reinterpret_cast<std::uintptr_t>(memory.data()) % 64;
-  portable::newton_schulz<float>({}, x, shape, Workspace(memory).subspan(skip));
+  portable::newton_schulz<float>({}, pieces, Workspace(memory).subspan(skip));
   return x;
 }
 
@@ -57,61 +96,83 @@ void rounded_iteration(Mat<float> x) {
   std::copy(X.begin(), X.end(), x.data);
 }
 
+void turn(float* to, const float* from, int rows, int cols) {
+  for (int r = 0; r < rows; ++r)
+    for (int c = 0; c < cols; ++c) to[c * rows + r] = from[r * cols + c];
+}
+
+std::vector<float> emulation(std::vector<float> x, const Shapes& shapes) {
+  for (const MatrixBatch<float>& piece : pieces_of(x.data(), shapes)) {
+    for (int i = 0; i < piece.count; ++i) {
+      float* const matrix = piece.data + i * piece.matrix_size();
+      if (piece.rows <= piece.cols) {
+        rounded_iteration({matrix, piece.rows, piece.cols});
+        continue;
+      }
+      std::vector<float> turned(piece.matrix_size());
+      turn(turned.data(), matrix, piece.rows, piece.cols);
+      rounded_iteration({turned.data(), piece.cols, piece.rows});
+      turn(matrix, turned.data(), piece.cols, piece.rows);
+    }
+  }
+  return x;
+}
+
 TEST(CudaMuon, NewtonSchulzIsTheIterationRoundedToBf16) {
   SKIP_WITHOUT_DEVICE();
-  for (const MatrixBatch& shape : shapes) {
-    SCOPED_TRACE(std::to_string(shape.rows) + "x" + std::to_string(shape.cols));
-    const std::size_t size = static_cast<std::size_t>(shape.rows) * shape.cols;
-    auto x = test::convert<float>(test::random_values(shape.count * size, 7, -0.02, 0.02));
-    const std::vector<float> result = newton_schulz_of(x, shape);
-    const std::vector<float> exact = portable_newton_schulz(x, shape);
+  for (const Shapes& shapes : batches) {
+    SCOPED_TRACE(name_of(shapes));
+    const auto x = test::convert<float>(test::random_values(size_of(shapes), 7, -0.02, 0.02));
+    const std::vector<float> result = newton_schulz_of(x, shapes);
+    const std::vector<float> exact = portable_newton_schulz(x, shapes);
 
     // Rounding to bf16 costs what the emulation says: five steps multiply small singular values, and the roundings of
     // the first step with them, by 3.4445^5 = 485.
-    std::vector<float> emulated = x;
-    for (int i = 0; i < shape.count; ++i) {
-      float* const matrix = emulated.data() + i * size;
-      if (shape.rows <= shape.cols) {
-        rounded_iteration({matrix, shape.rows, shape.cols});
-        continue;
-      }
-      std::vector<float> turned(size);
-      const auto turn = [](float* to, const float* from, int rows, int cols) {
-        for (int r = 0; r < rows; ++r)
-          for (int c = 0; c < cols; ++c) to[c * rows + r] = from[r * cols + c];
-      };
-      turn(turned.data(), matrix, shape.rows, shape.cols);
-      rounded_iteration({turned.data(), shape.cols, shape.rows});
-      turn(matrix, turned.data(), shape.cols, shape.rows);
-    }
+    const std::vector<float> emulated = emulation(x, shapes);
     const double of_emulation = test::relative_error(emulated, exact);
     EXPECT_LT(of_emulation, 0.1);
     EXPECT_LT(test::relative_error(result, exact), 1.25 * of_emulation + 1e-3);
     EXPECT_LT(test::relative_error(result, emulated), 0.75 * of_emulation + 1e-3);
-    RecordProperty("error_" + std::to_string(shape.rows) + "x" + std::to_string(shape.cols),
-                   std::to_string(test::relative_error(result, exact)));
+    RecordProperty("error " + name_of(shapes), std::to_string(test::relative_error(result, exact)));
+  }
+}
+
+TEST(CudaMuon, EveryMatrixIsItsOwn) {
+  SKIP_WITHOUT_DEVICE();
+  // Each scaled differently: a norm or an element of another matrix would show.
+  const Shapes shapes{{2, 128, 192}, {3, 192, 128}, {1, 128, 192}};
+  constexpr std::size_t size = 128 * 192;
+  auto x = test::convert<float>(test::random_values(size_of(shapes), 8));
+  for (std::size_t i = 0; i < x.size(); ++i) x[i] *= static_cast<float>(1 + i / size * 10);
+  const std::vector<float> exact = portable_newton_schulz(x, shapes), result = newton_schulz_of(x, shapes);
+  for (std::size_t at = 0; at < x.size(); at += size) {
+    const auto part = [&](const std::vector<float>& v) {
+      return std::vector<float>(v.begin() + at, v.begin() + at + size);
+    };
+    EXPECT_LT(test::relative_error(part(result), part(exact)), 0.03) << at / size;
   }
 }
 
 TEST(CudaMuon, ScaleOfTheInputDoesNotMatter) {
   SKIP_WITHOUT_DEVICE();
-  const MatrixBatch shape{2, 64, 96};
+  const Shapes shapes{{2, 64, 96}};
   auto x = test::convert<float>(test::random_values(2 * 64 * 96, 3));
-  const std::vector<float> result = newton_schulz_of(x, shape);
+  const std::vector<float> result = newton_schulz_of(x, shapes);
   for (float& value : x) value *= 0x1p-10f;
   // The 1e-7 beside the norm, then 0.03, is all that differs.
-  EXPECT_LT(test::relative_error(newton_schulz_of(x, shape), result), 2e-2);
+  EXPECT_LT(test::relative_error(newton_schulz_of(x, shapes), result), 2e-2);
 }
 
 TEST(CudaMuon, ZeroStaysZero) {
   SKIP_WITHOUT_DEVICE();
-  const MatrixBatch shape{2, 16, 24};
-  for (const float value : newton_schulz_of(std::vector<float>(2 * 16 * 24), shape)) ASSERT_EQ(value, 0);
+  for (const float value : newton_schulz_of(std::vector<float>(2 * 16 * 24), {{2, 16, 24}})) ASSERT_EQ(value, 0);
 }
 
-TEST(CudaMuon, RefusesOddSides) {
+TEST(CudaMuon, RefusesOddSidesAndDifferentShapes) {
   SKIP_WITHOUT_DEVICE();
-  EXPECT_THROW(newton_schulz_of(std::vector<float>(7 * 8), {1, 7, 8}), std::invalid_argument);
+  EXPECT_THROW(newton_schulz_of(std::vector<float>(7 * 8), {{1, 7, 8}}), std::invalid_argument);
+  EXPECT_THROW(newton_schulz_of(std::vector<float>(2 * 8 * 16), {{1, 8, 16}, {2, 8, 8}}), std::invalid_argument);
+  EXPECT_THROW(newton_schulz_of(std::vector<float>(33 * 8 * 8), Shapes(33, {1, 8, 8})), std::invalid_argument);
 }
 
 }  // namespace

@@ -51,11 +51,22 @@ Matrix naive_newton_schulz(Matrix u) {
   return u;
 }
 
+struct Shape {
+  int count, rows, cols;
+};
+
+/// Pieces of x, which follow each other.
 template <class T>
-std::vector<T> orthogonalised(std::vector<T> x, const MatrixBatch& shape) {
-  std::vector<std::byte> workspace(newton_schulz_workspace<T>(shape) + 64);
+std::vector<T> orthogonalised(std::vector<T> x, const std::vector<Shape>& shapes) {
+  std::vector<MatrixBatch<T>> pieces;
+  T* data = x.data();
+  for (const Shape& shape : shapes) {
+    pieces.push_back({data, shape.count, shape.rows, shape.cols});
+    data += pieces.back().size();
+  }
+  std::vector<std::byte> workspace(newton_schulz_workspace<T>(pieces) + 64);
   const std::size_t skip = 64 - reinterpret_cast<std::uintptr_t>(workspace.data()) % 64;
-  newton_schulz<T>({}, x, shape, Workspace(workspace).subspan(skip));
+  newton_schulz<T>({}, pieces, Workspace(workspace).subspan(skip));
   return x;
 }
 
@@ -91,7 +102,7 @@ TEST_P(NewtonSchulz, EqualsTheNaiveIteration) {
   const auto [rows, cols] = GetParam();
   const Matrix u{rows, cols, test::random_values(static_cast<std::size_t>(rows) * cols, 3)};
   const Matrix expected = naive_newton_schulz(u);
-  const MatrixBatch shape{1, rows, cols};
+  const std::vector<Shape> shape{{1, rows, cols}};
   EXPECT_LT(test::relative_error(orthogonalised(u.values, shape), expected.values), 1e-12);
   EXPECT_LT(test::relative_error(orthogonalised(test::convert<float>(u.values), shape), expected.values), 1e-4);
 }
@@ -101,7 +112,7 @@ TEST_P(NewtonSchulz, SingularValuesLieInTheBand) {
   Matrix u{rows, cols, test::random_values(static_cast<std::size_t>(rows) * cols, 4)};
   // A dominant diagonal keeps the smallest singular value of the square case away from zero.
   for (int i = 0; i < std::min(rows, cols); ++i) u.at(i, i) += 8;
-  const MatrixBatch shape{1, rows, cols};
+  const std::vector<Shape> shape{{1, rows, cols}};
   const Matrix x{rows, cols, test::convert<double>(orthogonalised(test::convert<float>(u.values), shape))};
   const Matrix gram = rows > cols ? product(transposed(x), x) : product(x, transposed(x));
   for (const double eigenvalue : eigenvalues(gram)) {
@@ -116,17 +127,19 @@ INSTANTIATE_TEST_SUITE_P(Orientations, NewtonSchulz,
 TEST(NewtonSchulzBatch, EqualsOneByOne) {
   const int rows = 37, cols = 70;
   const std::size_t size = rows * cols;
-  const std::vector<float> batch = test::convert<float>(test::random_values(3 * size, 5));
-  const std::vector<float> together = orthogonalised(batch, {3, rows, cols});
-  for (int i = 0; i < 3; ++i) {
+  const std::vector<float> batch = test::convert<float>(test::random_values(6 * size, 5));
+  const std::vector<float> together =
+      orthogonalised(batch, {{2, rows, cols}, {0, rows, cols}, {3, cols, rows}, {1, rows, cols}});
+  for (int i = 0; i < 6; ++i) {
     const std::vector<float> one(batch.begin() + i * size, batch.begin() + (i + 1) * size);
-    const std::vector<float> expected = orthogonalised(one, {1, rows, cols});
+    const bool tall = i >= 2 && i < 5;
+    const std::vector<float> expected = orthogonalised(one, {{1, tall ? cols : rows, tall ? rows : cols}});
     for (std::size_t j = 0; j < size; ++j) ASSERT_EQ(together[i * size + j], expected[j]) << i << ", " << j;
   }
 }
 
 TEST(NewtonSchulzBatch, ZeroMatrixStaysZeroAndScaleDoesNotMatter) {
-  const MatrixBatch shape{1, 16, 48};
+  const std::vector<Shape> shape{{1, 16, 48}};
   for (const float value : orthogonalised(std::vector<float>(16 * 48), shape)) ASSERT_EQ(value, 0);
   std::vector<float> u = test::convert<float>(test::random_values(16 * 48, 6));
   const std::vector<float> expected = orthogonalised(u, shape);
