@@ -195,11 +195,6 @@ class Blas {
 
   /// Times the candidates. What a product in place adds to is left alone: those write to memory of their own.
   Plan choose(cudaStream_t stream, const Product& p) const {
-    cudaStreamCaptureStatus capture;
-    cuda::check(cudaStreamIsCapturing(stream, &capture), "cudaStreamIsCapturing");
-    if (capture != cudaStreamCaptureStatusNone) {
-      throw std::runtime_error("a matrix product was captured into a graph before it had run once");
-    }
     Plan plan = describe(p);
     const TemporaryMemory scratch(p.in_place() && p.options.beta != 0 ? p.result_bytes() : 0);
     void* const d = scratch.data ? scratch.data : p.d;

@@ -4,8 +4,7 @@
 //   Stream stream{handle};  create_blas(stream);  ...  destroy_blas(stream);
 //
 // The first product of a shape times the library's candidates on its own operands and keeps the fastest, which
-// synchronises the stream and may allocate. Run every op once before capturing a graph: an unknown shape throws there.
-// Timing decides the choice, so two runs may round differently.
+// synchronises the stream and may allocate. Timing decides the choice, so two runs may round differently.
 
 #include <cstdint>
 

@@ -237,39 +237,6 @@ TEST(CudaMatmul, RecipeShapeOfRelu2Backward) {
   EXPECT_LT(error, bf16_norm);
 }
 
-TEST(CudaMatmul, CapturesKnownShapesOnly) {
-  SKIP_WITHOUT_DEVICE();
-  Stream stream;
-  cudaStream_t handle = nullptr;
-  test::cuda_check(cudaStreamCreate(&handle));
-  stream.handle = handle;
-  create_blas(stream);
-  Activations x(16, 8, 1), w(8, 8, 2);
-  const auto out = Activations::poisoned(16, 8);
-  cudaGraph_t graph = nullptr;
-  test::cuda_check(cudaStreamBeginCapture(handle, cudaStreamCaptureModeThreadLocal));
-  EXPECT_THROW(linear_forward<bf16>(stream, out.device(), x.device(), w.device()), std::runtime_error);
-  test::cuda_check(cudaStreamEndCapture(handle, &graph));
-  test::cuda_check(cudaGraphDestroy(graph));
-
-  linear_forward<bf16>(stream, out.device(), x.device(), w.device());
-  const std::vector<float> expected = out.device_values();
-  test::cuda_check(cudaMemset(out.device().data, 0xFF, 16 * 8 * sizeof(bf16)));
-  test::cuda_check(cudaStreamBeginCapture(handle, cudaStreamCaptureModeThreadLocal));
-  linear_forward<bf16>(stream, out.device(), x.device(), w.device());
-  test::cuda_check(cudaStreamEndCapture(handle, &graph));
-  cudaGraphExec_t replay = nullptr;
-  test::cuda_check(cudaGraphInstantiate(&replay, graph, 0));
-  test::cuda_check(cudaGraphLaunch(replay, handle));
-  EXPECT_EQ(out.device_values(), expected);
-
-  test::cuda_check(cudaGraphExecDestroy(replay));
-  test::cuda_check(cudaGraphDestroy(graph));
-  destroy_blas(stream);
-  EXPECT_EQ(stream.blas, nullptr);
-  test::cuda_check(cudaStreamDestroy(handle));
-}
-
 TEST(CudaMatmul, NeedsTheStateOfProducts) {
   SKIP_WITHOUT_DEVICE();
   Activations x(16, 8, 1), w(8, 8, 2), out(16, 8, 3);
