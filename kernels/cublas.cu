@@ -8,6 +8,7 @@
 #include <limits>
 #include <map>
 
+#include "kernels/device.hpp"
 #include "kernels/error.cuh"
 
 namespace nanorun::kernels::cuda {
@@ -43,11 +44,24 @@ struct Product {
   void* d;
 
   bool in_place() const { return c.data == d; }
-  std::size_t result_bytes() const {
-    const std::size_t elements = static_cast<std::size_t>(c.rows) * c.ld * options.count;
-    return elements * (c.type == CUDA_R_32F ? sizeof(float) : sizeof(bf16));
+  /// Whether a run changes what a second one would read.
+  bool adds_in_place() const { return in_place() && options.beta != 0; }
+  /// Memory of one row of all results.
+  std::size_t row_bytes() const {
+    return std::size_t{1} * c.ld * options.count * (c.type == CUDA_R_32F ? sizeof(float) : sizeof(bf16));
   }
 };
+
+/// The product's first rows, as many as the memory for timing holds of its result. They differ from all rows in nothing
+/// but their number, which is in the tens of thousands where it is not the whole.
+Product sample_of(const Product& p) {
+  constexpr int unit = 256;  // rows of the tallest tiles
+  const std::size_t fitting = std::max<std::size_t>(1, product_timing_bytes / p.row_bytes() / unit) * unit;
+  Product sample = p;
+  sample.c.rows = static_cast<int>(std::min<std::size_t>(p.c.rows, fitting));
+  (p.a.transposed ? sample.a.cols : sample.a.rows) = sample.c.rows;
+  return sample;
+}
 
 /// What decides which algorithm is fastest.
 using Key = std::array<std::int64_t, 23>;
@@ -112,7 +126,7 @@ Plan describe(const Product& p) {
 
 struct TemporaryMemory {
   explicit TemporaryMemory(std::size_t bytes) {
-    if (bytes > 0) cuda::check(cudaMalloc(&data, bytes), "cudaMalloc");
+    if (bytes > 0) check_memory(cudaMalloc(&data, bytes), "cudaMalloc");
   }
   ~TemporaryMemory() { cudaFree(data); }
   TemporaryMemory(const TemporaryMemory&) = delete;
@@ -151,7 +165,7 @@ class Blas {
     check(cublasLtCreate(&handle_), "cublasLtCreate");
     const cudaError_t status = cudaMalloc(&workspace_, workspace_bytes);
     if (status != cudaSuccess) cublasLtDestroy(handle_);
-    cuda::check(status, "cudaMalloc");
+    check_memory(status, "cudaMalloc");
   }
   ~Blas() {
     cudaFree(workspace_);
@@ -193,10 +207,12 @@ class Blas {
     return found;
   }
 
-  /// Times the candidates. What a product in place adds to is left alone: those write to memory of their own.
+  /// Times the candidates. What a product in place adds to is left alone: a sample of it writes to other memory.
   Plan choose(cudaStream_t stream, const Product& p) const {
     Plan plan = describe(p);
-    const TemporaryMemory scratch(p.in_place() && p.options.beta != 0 ? p.result_bytes() : 0);
+    const Product timed = p.adds_in_place() ? sample_of(p) : p;
+    Plan timed_plan = describe(timed);
+    const TemporaryMemory scratch(p.adds_in_place() ? timed.c.rows * timed.row_bytes() : 0);
     void* const d = scratch.data ? scratch.data : p.d;
     Stopwatch watch(stream);
     float best = std::numeric_limits<float>::infinity();
@@ -204,8 +220,8 @@ class Blas {
     const Candidates found = ask(p, plan);
     for (int k = 0; k < found.count; ++k) {
       const cublasLtMatmulHeuristicResult_t& candidate = found.results[k];
-      plan.algorithm = candidate.algo;
-      const auto run = [&] { return launch(stream, p, plan, p.in_place() ? d : p.c.data, d); };
+      timed_plan.algorithm = candidate.algo;
+      const auto run = [&] { return launch(stream, timed, timed_plan, p.in_place() ? d : p.c.data, d); };
       if (candidate.state != CUBLAS_STATUS_SUCCESS || run() != CUBLAS_STATUS_SUCCESS) continue;
       watch.start();
       for (int i = 0; i < timed_runs; ++i) check(run(), "cublasLtMatmul");

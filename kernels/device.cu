@@ -2,8 +2,6 @@
 
 #include <nvtx3/nvToolsExt.h>
 
-#include <new>
-
 #include "kernels/cublas.hpp"
 #include "kernels/error.cuh"
 
@@ -12,15 +10,6 @@ namespace {
 
 cudaStream_t handle_of(Stream stream) { return static_cast<cudaStream_t>(stream.handle); }
 cudaEvent_t handle_of(const Event& event) { return static_cast<cudaEvent_t>(event.handle); }
-
-/// Leaves no error behind for the next call to find.
-void check_memory(cudaError_t status, const char* call) {
-  if (status == cudaErrorMemoryAllocation) {
-    cudaGetLastError();
-    throw std::bad_alloc();
-  }
-  check(status, call);
-}
 
 cudaDeviceProp properties_of(int device) {
   cudaDeviceProp properties;

@@ -3,6 +3,7 @@
 #include <cmath>
 #include <vector>
 
+#include "kernels/device.hpp"
 #include "kernels/matmul.hpp"
 #include "tests/cuda/blas_stream.hpp"
 #include "tests/cuda/tensor.hpp"
@@ -214,6 +215,26 @@ TEST(CudaMatmul, RecipeShapes) {
                          }),
               long_sum_norm);
   }
+}
+
+/// So large that the algorithm is chosen on some of the rows.
+TEST(CudaMatmul, AddsOnceToManyRows) {
+  SKIP_WITHOUT_DEVICE();
+  const test::BlasStream stream;
+  constexpr int rows = 131072, in = 64, out = 768;
+  static_assert(sizeof(bf16) * rows * out > product_timing_bytes);
+  Pool pool;
+  const In x = pool.device(rows, in, 0), w = pool.device(out, in, 1);
+  const test::DeviceVector<bf16> memory(std::size_t{rows} * out);
+  const Mat<bf16> sum(memory.data(), rows, out);
+  test::cuda_check(
+      cudaMemcpy(sum.data, pool.device(rows, out, 2).data, sum.size() * sizeof(bf16), cudaMemcpyDeviceToDevice));
+  linear_add_forward<bf16>(stream, sum, x, w);
+  const double error = rows_error(sum, sample_rows(rows), [&](int i, Mat<float> row) {
+    std::copy_n(pool.host(rows, out, 2).row(i), row.cols, row.data);
+    portable::linear_add_forward<float>({}, row, pool.host(rows, in, 0).row_block(i, 1), pool.host(out, in, 1));
+  });
+  EXPECT_LT(error, bf16_norm);
 }
 
 TEST(CudaMatmul, RecipeShapeOfRelu2Backward) {
