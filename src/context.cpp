@@ -5,6 +5,7 @@
 #include <mpi.h>
 #include <Kokkos_Core.hpp>
 
+#include <algorithm>
 #include <cstdlib>
 #include <map>
 #include <utility>
@@ -111,6 +112,10 @@ Context::~Context() {
   comm_.reset();
   Kokkos::finalize();
   MPI_Finalize();
+}
+
+void Context::look_at_device_memory() {
+  peak_device_memory_ = std::max(peak_device_memory_, std::uint64_t{ops::device_memory_in_use()});
 }
 
 double Context::seconds_since_start() const {

@@ -2,6 +2,7 @@
 // Lifetime of MPI, Kokkos, the device and the communicator; created first, destroyed last.
 
 #include <chrono>
+#include <cstdint>
 #include <memory>
 #include <string>
 #include <vector>
@@ -44,6 +45,10 @@ class Context {
   kernels::Stream comm_stream() const { return comm_stream_; }
   /// The stream of copies from the host.
   kernels::Stream upload_stream() const { return upload_stream_; }
+  /// To be called after memory has been taken: the peak is the most that any call found in use on this rank's device,
+  /// by all processes, in bytes; 0 on hosts.
+  void look_at_device_memory();
+  std::uint64_t peak_device_memory() const { return peak_device_memory_; }
   /// Seconds since the program started.
   double seconds_since_start() const;
   /// Ends the job on all ranks at once.
@@ -53,6 +58,7 @@ class Context {
   std::chrono::steady_clock::time_point start_;
   std::unique_ptr<Comm> comm_;
   int device_ = -1;
+  std::uint64_t peak_device_memory_ = 0;
   kernels::Stream stream_, comm_stream_, upload_stream_;
 };
 

@@ -89,7 +89,7 @@ std::string summary_json(const RunSummary& s) {
   json["time_to_first_step_seconds"] = s.time_to_first_step;
   json["peak_memory_bytes"] = s.peak_memory;
   json["peak_memory_bytes_all_ranks"] = s.peak_memory_total;
-  if (s.device_memory > 0) json["device_memory_bytes"] = s.device_memory;
+  if (s.peak_device_memory > 0) json["peak_device_memory_bytes"] = s.peak_device_memory;
   for (int i = 0; i < Trace::phases; ++i) {
     json["phases"][phase_name(static_cast<Phase>(i))] = {
         {"min_seconds", s.phases.min[i]}, {"avg_seconds", s.phases.avg[i]}, {"max_seconds", s.phases.max[i]}};
@@ -107,7 +107,7 @@ std::string closing_lines(const RunSummary& s) {
   merit("train_seconds", s.progress.train_seconds);
   merit("time_to_first_step_seconds", s.time_to_first_step);
   merit("peak_memory_bytes", static_cast<double>(s.peak_memory));
-  if (s.device_memory > 0) merit("device_memory_bytes", static_cast<double>(s.device_memory));
+  if (s.peak_device_memory > 0) merit("peak_device_memory_bytes", static_cast<double>(s.peak_device_memory));
   merit("final_train_loss", s.train_loss);
   if (s.validation_loss) merit("final_val_loss", *s.validation_loss);
   text.pop_back();
@@ -143,7 +143,7 @@ std::string plan(const Config& config, const ParameterTable& table, int ranks) {
   row("  optimizer state and scratch", in_units(state, "B", 1024));
   row("  activations", in_units(activations, "B", 1024));
   row("  buffers of collectives", in_units(buffers, "B", 1024));
-  if (runtime > 0) row("  CUDA and cuBLAS", in_units(runtime, "B", 1024));
+  if (runtime > 0) row("  CUDA and cuBLAS, at most", in_units(runtime, "B", 1024));
   row("tokens per step", fmt::format("{:.0f}", tokens));
   row("FLOPs per step, widest window",
       in_units(config.train.sequences * flops_per_sequence(config, table, window), "FLOP"));

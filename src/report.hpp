@@ -57,8 +57,10 @@ struct RunSummary {
   double time_to_first_step = 0;
   std::uint64_t peak_memory = 0;        ///< bytes, of the rank that used most
   std::uint64_t peak_memory_total = 0;  ///< bytes, summed over ranks
-  std::uint64_t device_memory = 0;      ///< bytes in use on the device that has most in use; 0 on hosts
-  std::string stopped_by;               ///< empty for a run that made all its steps
+  /// Bytes, the most that was seen in use on any rank's device, by all processes: looked at once set up, after the
+  /// first step, after each validation and at the end. 0 on hosts.
+  std::uint64_t peak_device_memory = 0;
+  std::string stopped_by;  ///< empty for a run that made all its steps
   Trace::Summary phases;
 };
 std::string summary_json(const RunSummary& summary);

@@ -169,6 +169,7 @@ Training::Training(Context& context, const Config& config)
   });
   trace_ = std::make_unique<Trace>(comm_, context.stream(), config.trace, folder_.path(), progress_.step);
   start_loader();
+  context_.look_at_device_memory();
 }
 
 void Training::restore() {
@@ -268,7 +269,10 @@ void Training::train_step() {
   progress_.tokens += step_tokens(config_.train);
   log_step(seconds);
   progress_.step += 1;
-  if (progress_.step == first_step_ + 1) time_to_first_step_ = context_.seconds_since_start();
+  if (progress_.step == first_step_ + 1) {
+    time_to_first_step_ = context_.seconds_since_start();
+    context_.look_at_device_memory();
+  }
   trace_->end_step(static_cast<double>(step_tokens(config_.train)), loss_);
 }
 
@@ -375,6 +379,7 @@ void Training::validate() {
   }
   Region region(*trace_, Phase::validation);
   validation_loss_ = comm_.all_reduce(loss, Reduce::sum) / static_cast<double>(data_.validation_places.size());
+  context_.look_at_device_memory();
   trace_->add_validation(progress_.step, *validation_loss_);
   log_.line(
       fmt::format("validation at step {}/{}: loss {:.5f}", progress_.step, config_.train.steps, *validation_loss_));
@@ -429,7 +434,8 @@ RunSummary Training::write_summary(const std::string& stopped_by) {
   const std::uint64_t memory = peak_memory_bytes();
   summary.peak_memory = comm_.all_reduce(memory, Reduce::max);
   summary.peak_memory_total = comm_.all_reduce(memory, Reduce::sum);
-  summary.device_memory = comm_.all_reduce(std::uint64_t{ops::device_memory_in_use()}, Reduce::max);
+  context_.look_at_device_memory();
+  summary.peak_device_memory = comm_.all_reduce(context_.peak_device_memory(), Reduce::max);
   summary.stopped_by = stopped_by;
   summary.phases = trace_->summarise();
   comm_.together([&] {

@@ -50,7 +50,7 @@ def workload_of(run):
     """Of a finished run; only runs on GPUs state the memory of a device."""
     deck = tomllib.loads((run.folder / "deck.toml").read_text())
     summary = json.loads((run.folder / "summary.json").read_text())
-    return model.Workload(deck["model"], deck["comm"]["gradients"], "device_memory_bytes" in summary)
+    return model.Workload(deck["model"], deck["comm"]["gradients"], "peak_device_memory_bytes" in summary)
 
 
 def analyse(study, measurements, missing):

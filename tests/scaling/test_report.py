@@ -186,7 +186,7 @@ class Report(ScalingTest):
         self.assertEqual(self.analyse(study).workload.tensor_bytes, 4)
         shutil.rmtree(study.folder)
         for run in study.runs():
-            write_run(run.folder, times(run.ranks), TOKENS, device_memory_bytes=1)
+            write_run(run.folder, times(run.ranks), TOKENS, peak_device_memory_bytes=1)
         self.assertEqual(self.analyse(study).workload.tensor_bytes, 2)
 
     def test_a_single_rank_count(self):
