@@ -1,6 +1,6 @@
 // Rates of the CUDA row and elementwise ops at the recipe's shapes, as bytes that must move (each operand read or
-// written once) over the time between two events, beside the rate of a large copy. "of_copy" is the fraction of
-// the 3.02 TB/s that such a copy reaches on an H100.
+// written once) over the time between two events. "of_copy" is the fraction of what a copy of 1 GiB reaches in the same
+// run, the first row.
 
 #include <benchmark/benchmark.h>
 #include <cuda_runtime.h>
@@ -14,17 +14,16 @@
 #include <vector>
 
 #include "kernels/ops.hpp"
+#include "tests/bench/ceilings.hpp"
 
 namespace nanorun::kernels {
 namespace {
 
 constexpr int tokens = 49152, width = 768, heads = 6, head_dim = 128, vocabulary = 50304;
 constexpr std::size_t matrix = 12ull * 3072 * width;  // elements of all MLP matrices of one shape
-constexpr double copy_rate = 3.02e12, eps = 1e-6;
+constexpr double eps = 1e-6;
 
-void check(cudaError_t status) {
-  if (status != cudaSuccess) throw std::runtime_error(cudaGetErrorString(status));
-}
+using bench::check;
 
 float random_value(std::mt19937& generator, float) { return std::uniform_real_distribution<float>(0.1f, 1)(generator); }
 double random_value(std::mt19937& generator, double) { return random_value(generator, float{}); }
@@ -85,7 +84,7 @@ void measure(benchmark::State& state, double bytes, const std::function<void()>&
   }
   const double rate = bytes * static_cast<double>(state.iterations()) / seconds;
   state.counters["GB/s"] = rate * 1e-9;
-  state.counters["of_copy"] = rate / copy_rate;
+  state.counters["of_copy"] = rate / bench::copy_rate();
   cudaEventDestroy(begin);
   cudaEventDestroy(end);
 }
@@ -219,6 +218,37 @@ void add_scaled(benchmark::State& state) {
           [&] { cuda::add_scaled<bf16>({}, w.flat(), copy.flat(), x.flat(), 1e-3, squares.data); });
 }
 
+/// Argument: the format.
+void encode(benchmark::State& state) {
+  const auto format = static_cast<WireFormat>(state.range(0));
+  Tensor<float> x(matrix);
+  const std::size_t element = wire_bytes<float>(format);
+  Tensor<bf16> out(matrix * element / sizeof(bf16));
+  measure(state, (4.0 + static_cast<double>(element)) * matrix, [&] {
+    cuda::encode<float>({}, reinterpret_cast<std::byte*>(out.data), Vec<const float>(x.data, x.size), {format});
+  });
+}
+
+/// Arguments: the format and the tensors that are added.
+void add_decoded(benchmark::State& state) {
+  const auto format = static_cast<WireFormat>(state.range(0));
+  const int count = static_cast<int>(state.range(1));
+  const std::size_t stride = matrix * wire_bytes<float>(format);
+  Tensor<float> sum(matrix);
+  Tensor<bf16> in(count * stride / sizeof(bf16));
+  measure(state, 8.0 * matrix + static_cast<double>(count * stride), [&] {
+    cuda::add_decoded<float>({}, sum.flat(), reinterpret_cast<const std::byte*>(in.data), count, stride, {format});
+  });
+}
+void wire_formats(benchmark::internal::Benchmark* b) {
+  for (const WireFormat format : {WireFormat::bf16, WireFormat::e5m2}) b->Arg(static_cast<int>(format));
+}
+void wire_formats_and_counts(benchmark::internal::Benchmark* b) {
+  for (const WireFormat format : {WireFormat::fp32, WireFormat::bf16, WireFormat::e5m2}) {
+    for (const int count : {1, 3}) b->Args({static_cast<int>(format), count});
+  }
+}
+
 #define NANORUN_BENCHMARK(op) BENCHMARK(op)->UseManualTime()->Unit(benchmark::kMicrosecond)
 NANORUN_BENCHMARK(device_copy);
 NANORUN_BENCHMARK(rms_norm_forward);
@@ -234,6 +264,8 @@ NANORUN_BENCHMARK(fill);
 NANORUN_BENCHMARK(adam_update);
 NANORUN_BENCHMARK(nesterov_momentum);
 NANORUN_BENCHMARK(add_scaled);
+NANORUN_BENCHMARK(encode)->ArgName("format")->Apply(wire_formats);
+NANORUN_BENCHMARK(add_decoded)->ArgNames({"format", "count"})->Apply(wire_formats_and_counts);
 #undef NANORUN_BENCHMARK
 
 }  // namespace
