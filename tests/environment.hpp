@@ -5,6 +5,7 @@
 #include <optional>
 #include <string>
 
+#include "kernels/ops.hpp"
 #include "src/context.hpp"
 #include "tests/temp_folder.hpp"
 
@@ -15,6 +16,15 @@ inline Context* test_context = nullptr;
 
 /// All ranks of the test program.
 inline Comm& test_comm() { return test_context->comm(); }
+
+/// Opens the device for a test of the build's ops; false where a rank would find none of its own.
+inline bool device_ready() {
+  if (!ops::on_host && ops::device_count() < test_comm().size()) return false;
+  if (test_context->device() < 0) test_context->open_device();
+  return true;
+}
+#define SKIP_WITHOUT_DEVICES() \
+  if (!nanorun::device_ready()) GTEST_SKIP() << "fewer devices than ranks"
 
 /// One folder for all ranks of a test. Construction and destruction are collective.
 class SharedFolder {

@@ -11,6 +11,7 @@ from harness import FaultTest, restarted_from, small_run
 
 class Stop(FaultTest):
     long_run = ("train.steps=100000", "run.log_every=1")
+    timeout = 2  # seconds of a collective
 
     def assert_stopped(self, job, reason):
         """The job ended in order, with a checkpoint of the step at which it says that it stopped."""
@@ -84,17 +85,18 @@ class Stop(FaultTest):
     def assert_named(self, job, pids, culprit):
         """The watchdogs of other ranks blame `culprit`, and no rank is left."""
         self.assertEqual(job.wait(), 6, job.text())
-        lines = [line for line in job.messages() if "did not complete within 2 s: " in line]
+        lines = [line for line in job.messages() if f"did not complete within {self.timeout} s: " in line]
         self.assertTrue(lines, job.text())
         for line in lines:
-            self.assertRegex(line, rf"nanorun: rank \d: [\w .]+ at step \d+ did not complete within 2 s: {culprit}")
+            self.assertRegex(line, rf"nanorun: rank \d: [\w .]+ at step \d+ did not complete within {self.timeout} s: "
+                                   rf"{culprit}")
         limit = time.monotonic() + harness.TIMEOUT
         while any(map(harness.running, pids)) and time.monotonic() < limit:
             time.sleep(0.05)
         self.assertFalse(list(filter(harness.running, pids)))
 
     def stop_a_rank(self, ranks, silent):
-        job = self.start(ranks, *self.long_run, "comm.timeout_seconds=2")
+        job = self.start(ranks, *self.long_run, f"comm.timeout_seconds={self.timeout}")
         job.until_step(3)
         pids = job.rank_pids()
         os.kill(pids[silent], signal.SIGSTOP)
@@ -109,7 +111,7 @@ class Stop(FaultTest):
     def test_rank_that_hangs_outside_collectives_is_named(self):
         trigger = self.folder / "hang"
         wrapper = ["env", f"LD_PRELOAD={os.environ['NANORUN_HANG']}", "HANG_RANK=1", f"HANG_FILE={trigger}"]
-        job = self.start(4, *self.long_run, "comm.timeout_seconds=2", wrapper=wrapper)
+        job = self.start(4, *self.long_run, f"comm.timeout_seconds={self.timeout}", wrapper=wrapper)
         job.until_step(3)
         trigger.touch()
         self.assert_named(job, job.rank_pids(), r"rank 1 of step \d+ hangs outside of collectives")

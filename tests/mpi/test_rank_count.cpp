@@ -1,4 +1,4 @@
-// One deck gives the same training on any number of ranks, and the same bits on the same number.
+// One deck gives the same training on any number of ranks, and on hosts the same bits on the same number.
 
 #include <gtest/gtest.h>
 
@@ -12,16 +12,20 @@ namespace {
 
 constexpr int steps = 20;
 
+/// Between losses of different rank counts, relative. On devices weights are rounded to 8 bits and atomics add in no
+/// fixed order: what test_golden allows there in the losses.
+constexpr double tolerance = ops::on_host ? 1e-5 : 2e-3;
+
 Config small_config() {
   Config config;
   config.model.vocabulary = 300;
-  config.model.width = 32;
-  config.model.heads = 2;
-  config.model.head_dim = 16;
+  config.model.width = ops::on_host ? 32 : 128;
+  config.model.heads = ops::on_host ? 2 : 1;
+  config.model.head_dim = ops::on_host ? 16 : 128;
   config.model.layers = 6;
   config.model.layers_without_attention = {3};
   config.model.attention_scale = 0.12;
-  config.head.precision = HeadChoice::fp32;
+  config.head.precision = ops::on_host ? HeadChoice::fp32 : HeadChoice::bf16;
   config.window.layers = "LSSSSL";
   config.train.steps = steps;
   config.train.sequences = 4;
@@ -60,6 +64,7 @@ std::vector<double> losses_on(int ranks) {
 }
 
 TEST(RankCount, LossesAgreeOnOneTwoAndFourRanks) {
+  SKIP_WITHOUT_DEVICES();
   const std::vector<double> one = losses_on(1);
   EXPECT_LT(one.back(), one.front() - 0.5);
   for (int ranks = 2; ranks <= test_comm().size(); ranks *= 2) {
@@ -67,13 +72,14 @@ TEST(RankCount, LossesAgreeOnOneTwoAndFourRanks) {
     double worst = 0;
     for (int s = 0; s < steps; ++s) {
       worst = std::max(worst, std::abs(many[s] - one[s]) / one[s]);
-      EXPECT_NEAR(many[s], one[s], 1e-5 * one[s]) << "step " << s << ", " << ranks << " ranks";
+      EXPECT_NEAR(many[s], one[s], tolerance * one[s]) << "step " << s << ", " << ranks << " ranks";
     }
     if (test_comm().root()) std::printf("largest relative difference, %d ranks: %.1e\n", ranks, worst);
   }
 }
 
 TEST(RankCount, TheSameRankCountGivesTheSameBits) {
+  if (!ops::on_host) GTEST_SKIP() << "devices add gradients of embeddings in no fixed order";
   EXPECT_EQ(losses_on(test_comm().size()), losses_on(test_comm().size()));
 }
 

@@ -16,16 +16,7 @@ namespace {
 using kernels::Wire;
 using kernels::WireFormat;
 
-constexpr bool on_hosts = std::is_same_v<ops::Event, kernels::portable::Event>;
-
-/// False, with the reason, where a test cannot run; on devices each rank needs one of its own.
-bool device_ready() {
-  if (!on_hosts && ops::device_count() < test_comm().size()) return false;
-  if (test_context->device() < 0) test_context->open_device();
-  return true;
-}
-#define SKIP_WITHOUT_DEVICES() \
-  if (!device_ready()) GTEST_SKIP() << "fewer devices than ranks"
+constexpr bool on_hosts = ops::on_host;
 
 /// A tensor of the ops' memory, filled from the host and read back.
 template <class T>

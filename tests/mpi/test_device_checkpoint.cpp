@@ -1,0 +1,163 @@
+// Checkpoints of the build's optimizer, whose tensors lie in the memory of hosts or of one device a rank: files know
+// nothing of that.
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <bit>
+#include <cstring>
+#include <limits>
+
+#include "src/checkpoint.hpp"
+#include "src/h5.hpp"
+#include "src/optimizer.hpp"
+#include "tests/environment.hpp"
+
+namespace nanorun {
+namespace {
+
+Config small_config() {
+  Config config;
+  config.model.vocabulary = 61;
+  config.model.width = 128;
+  config.model.heads = 1;
+  config.model.head_dim = 128;
+  config.model.layers = 4;
+  config.model.value_embeddings = 1;
+  config.model.layers_without_attention = {2};
+  return config;
+}
+
+/// Element i of a dataset; most are no bf16.
+float value(const std::string& dataset, std::uint64_t i) {
+  const std::uint64_t hash = std::hash<std::string>{}(dataset) + 1000003 * i;
+  return static_cast<float>(hash * 0x9E3779B97F4A7C15 >> 40) * 0x1p-20f - 4;
+}
+
+/// x as weights of type Real hold it.
+template <class T>
+T stored(float x) {
+  if constexpr (std::is_same_v<T, float>) {
+    return x;
+  } else {
+    const auto bits = std::bit_cast<std::uint32_t>(x);
+    return {static_cast<std::uint16_t>((bits + 0x7FFF + (bits >> 16 & 1)) >> 16)};
+  }
+}
+
+template <class T>
+std::vector<T> download(std::span<T> tensor) {
+  HostView<T> view(tensor);
+  view.download(test_context->stream());
+  ops::synchronize(test_context->stream());
+  return {view.span().begin(), view.span().end()};
+}
+
+/// The tensors of a training run.
+struct Training {
+  Config config = small_config();
+  ParameterTable table{config.model};
+  TensorComm tensor_comm{test_comm(), test_context->comm_stream()};
+  Weights<Real> weights{table};
+  TensorArena<float> gradients{table.size()};
+  Optimizer<Real> optimizer{config, table, weights, gradients.span(), tensor_comm, test_context->stream()};
+
+  Checkpoints checkpoints(const std::string& folder) {
+    return {test_comm(), config.checkpoint, folder, "", model_fingerprint(table)};
+  }
+
+  void fill() {
+    for (const Slab<float>& slab : optimizer.slabs()) {
+      for (std::size_t i = 0; i < slab.data.size(); ++i) {
+        slab.data[i] = value(slab.dataset, slab.first_row * slab.cols + i);
+      }
+    }
+    optimizer.restore();
+  }
+
+  /// The optimizer's tensors, and every rank's weights that products read, are those of fill().
+  void expect_filled() {
+    if (!ops::on_host) {  // the host's copy is to be read anew
+      for (const Slab<float>& slab : optimizer.slabs()) {
+        std::ranges::fill(slab.data, std::numeric_limits<float>::quiet_NaN());
+      }
+    }
+    for (const Slab<float>& slab : optimizer.slabs()) {
+      for (std::size_t i = 0; i < slab.data.size(); ++i) {
+        ASSERT_EQ(slab.data[i], value(slab.dataset, slab.first_row * slab.cols + i)) << slab.dataset << " " << i;
+      }
+    }
+    const std::vector<Real> tensors = download(weights.tensors());
+    const std::vector<float> scalars = download(weights.scalars());
+    for (const Parameter& p : table.parameters()) {
+      for (std::size_t i = 0; i < p.size(); ++i) {
+        const float master = value("/weights/" + p.name, i);
+        if (p.offset < table.tensor_size()) {
+          const Real want = stored<Real>(master);
+          ASSERT_EQ(std::memcmp(&tensors[p.offset + i], &want, sizeof want), 0) << p.name << " " << i;
+        } else {
+          ASSERT_EQ(scalars[p.offset - table.tensor_size() + i], master) << p.name << " " << i;
+        }
+      }
+    }
+  }
+};
+
+/// The same slabs over memory of the host, filled.
+struct HostSlabs {
+  explicit HostSlabs(std::vector<Slab<float>> layout) : slabs(std::move(layout)), values(slabs.size()) {
+    for (std::size_t k = 0; k < slabs.size(); ++k) {
+      Slab<float>& slab = slabs[k];
+      for (std::size_t i = 0; i < slab.data.size(); ++i) {
+        values[k].push_back(value(slab.dataset, slab.first_row * slab.cols + i));
+      }
+      slab.data = values[k];
+    }
+  }
+  std::vector<Slab<float>> slabs;
+  std::vector<std::vector<float>> values;
+};
+
+std::vector<float> read_all(const std::string& file, const std::string& dataset) {
+  const h5::File opened = h5::File::open(file);
+  const h5::Extent shape = opened.shape(dataset);
+  std::vector<float> values(shape[0] * shape[1]);
+  opened.read<float>(dataset, {0, 0}, shape, values);
+  return values;
+}
+
+TEST(DeviceCheckpoint, TheOptimizerKeepsWhatItTakesOver) {
+  SKIP_WITHOUT_DEVICES();
+  Training run;
+  run.optimizer.initialise(1);
+  run.fill();
+  run.expect_filled();
+}
+
+TEST(DeviceCheckpoint, AHostsFileIsReadAndWrittenBack) {
+  SKIP_WITHOUT_DEVICES();
+  const SharedFolder folder;
+  Training run;
+  run.optimizer.initialise(1);
+  const Progress progress{3, {1, 1000, 0}, 1.5, 4096};
+  const std::string by_host = run.checkpoints(folder / "host").save(progress, HostSlabs(run.optimizer.slabs()).slabs);
+
+  Checkpoints checkpoints = run.checkpoints(folder / "host");
+  const std::optional<Progress> found = checkpoints.restore(run.optimizer.slabs());
+  ASSERT_TRUE(found.has_value());
+  run.optimizer.restore();
+  EXPECT_EQ(found->step, 3);
+  run.expect_filled();
+
+  const std::string by_device = run.checkpoints(folder / "device").save(progress, run.optimizer.slabs());
+  std::size_t elements = 0;
+  for (const Slab<float>& slab : run.optimizer.slabs()) {
+    const std::vector<float> values = read_all(by_device, slab.dataset);
+    EXPECT_EQ(values, read_all(by_host, slab.dataset)) << slab.dataset;
+    elements += values.size();
+  }
+  EXPECT_GT(elements, 2 * run.table.size());  // weights and at least one moment of each
+}
+
+}  // namespace
+}  // namespace nanorun
