@@ -124,28 +124,31 @@ __device__ Float8 load_panel(const Mat<const float>& x, int t, int col) {
   return load8(x.data + (static_cast<std::size_t>(col / d_q_panel) * x.rows + t) * d_q_panel);
 }
 
-/// Gradient of the value mix on row t, columns [col, col + 4); adds its shares of sum d_out v and sum d_out u. `d_v`
-/// may be `d_out`.
-__device__ void value_mix_backward(bf16* d_v, const ValueMixGradients<bf16>& d_mix, const bf16* v, const bf16* d_out,
-                                   int t, int col, const ValueMix<bf16>& mix, float2 l, float& by_v, float& by_u) {
-  Pack<float, 4> d = load_floats<4>(d_out + col);
-  const Pack<float, 4> value = load_floats<4>(v + col);
+/// What the gradient of the value mix reads on 4 columns of a row.
+struct MixColumns {
+  Pack<bf16, 4> d_out, v, u;
+};
+
+/// d_v = l0 d_out and, unless null, d_source += l1 d_out; adds the shares of sum d_out v and sum d_out u.
+__device__ void value_mix_backward(bf16* d_v, float* d_source, const MixColumns& x, float2 l, float& by_v,
+                                   float& by_u) {
+  Pack<float, 4> d = to_floats(x.d_out);
+  const Pack<float, 4> v = to_floats(x.v);
 #pragma unroll
-  for (int k = 0; k < 4; ++k) by_v += d.v[k] * value.v[k];
-  if (mix.source) {
-    const int row = source_row(mix, t);
-    const Pack<float, 4> u = load_floats<4>(mix.source.row(row) + col);
+  for (int k = 0; k < 4; ++k) by_v += d.v[k] * v.v[k];
+  if (d_source) {
+    const Pack<float, 4> u = to_floats(x.u);
     Pack<float, 4> d_u;
 #pragma unroll
     for (int k = 0; k < 4; ++k) {
       by_u += d.v[k] * u.v[k];
       d_u.v[k] = l.y * d.v[k];
     }
-    atomic_add(d_mix.d_source.row(row) + col, d_u);
+    atomic_add(d_source, d_u);
   }
 #pragma unroll
   for (int k = 0; k < 4; ++k) d.v[k] *= l.x;
-  store_rounded(d_v + col, d);
+  store_rounded(d_v, d);
 }
 
 /// d_x = r Rᵀ (d_y - y mean(d_y y)) on one head's pair; all lanes of a warp take part in the mean.
@@ -183,15 +186,23 @@ __global__ void __launch_bounds__(block_threads, 2)
     const Pair d_q_in = norm_rotate_backward(d_q_out, q, r[0], c, s, shape);
     const Pair d_k_in = norm_rotate_backward(d_k_out, k, r[shape.heads], c, s, shape);
     if (!inside) continue;
+    // Groups of 4 columns, so that the atomics of neighbours meet; all are read before anything is written.
+    const int source = mix.source ? source_row(mix, at.row) : 0;
+    const auto col = [&](int part) { return first_of_head + 4 * at.lane + part * shape.half / 2; };
+    MixColumns x[4];
+#pragma unroll
+    for (int part = 0; part < 4; ++part) {
+      x[part].d_out = load_pack<4>(d_kv.row(at.row) + shape.width + col(part));
+      x[part].v = load_pack<4>(v.row(at.row) + col(part));
+      if (mix.source) x[part].u = load_pack<4>(mix.source.row(source) + col(part));
+    }
     bf16* const d_x = d_qkv.row(at.row);
     store_pair(d_x + first, shape.half, d_q_in);
     store_pair(d_x + shape.width + first, shape.half, d_k_in);
-    // Groups of 4 columns, so that the atomics of neighbours meet.
 #pragma unroll
     for (int part = 0; part < 4; ++part) {
-      const int col = first_of_head + 4 * at.lane + part * shape.half / 2;
-      value_mix_backward(d_x + 2 * shape.width, d_mix, v.row(at.row), d_kv.row(at.row) + shape.width, at.row, col, mix,
-                         l, by_v, by_u);
+      float* const d_source = mix.source ? d_mix.d_source.row(source) + col(part) : nullptr;
+      value_mix_backward(d_x + 2 * shape.width + col(part), d_source, x[part], l, by_v, by_u);
     }
   }
   if (mix.interpolate) {

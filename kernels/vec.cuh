@@ -136,12 +136,15 @@ __device__ void store_pack(T* p, const Pack<T, N>& x) {
 }
 
 template <int N>
-__device__ Pack<float, N> load_floats(const bf16* p) {
-  const Pack<bf16, N> x = load_pack<N>(p);
+__device__ Pack<float, N> to_floats(const Pack<bf16, N>& x) {
   Pack<float, N> y;
 #pragma unroll
   for (int k = 0; k < N; ++k) y.v[k] = __uint_as_float(static_cast<std::uint32_t>(x.v[k].bits) << 16);
   return y;
+}
+template <int N>
+__device__ Pack<float, N> load_floats(const bf16* p) {
+  return to_floats(load_pack<N>(p));
 }
 
 /// p[0..4) += x, safe against other threads that add to the same place; the order of such additions is not fixed. Fast
