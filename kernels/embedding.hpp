@@ -1,6 +1,7 @@
 #pragma once
 // Token embedding: out[t] = table[tokens[t]].
-// Shapes: tokens [T]; table [vocabulary, d]; out [T, d].
+// Shapes: tokens, order [T]; table [vocabulary, d]; out [T, d]. `order` holds the positions sorted by token, those of
+// the same token ascending.
 
 #include "kernels/types.hpp"
 
@@ -9,20 +10,30 @@ namespace nanorun::kernels::portable {
 template <class T>
 void embedding_forward(Stream stream, Mat<T> out, Vec<const Token> tokens, Mat<const T> table);
 
+/// Bytes of scratch that embedding_backward needs.
+template <class T>
+std::size_t embedding_backward_workspace(int length, int width);
+
 /// d_table[tokens[t]] += d_out[t], tokens in ascending t.
 template <class T>
-void embedding_backward(Stream stream, Mat<acc_t<T>> d_table, Vec<const Token> tokens, Mat<const T> d_out);
+void embedding_backward(Stream stream, Mat<acc_t<T>> d_table, Vec<const Token> tokens, Vec<const std::int32_t> order,
+                        Mat<const T> d_out, Workspace workspace);
 
 }  // namespace nanorun::kernels::portable
 
 namespace nanorun::kernels::cuda {
 
-/// T = bf16; rows are whole 16-byte vectors.
+/// T = bf16; rows are whole 16-byte vectors, of at most 4096 columns.
 template <class T>
 void embedding_forward(Stream stream, Mat<T> out, Vec<const Token> tokens, Mat<const T> table);
 
-/// Adds by atomics, so the order of the sums is not fixed.
 template <class T>
-void embedding_backward(Stream stream, Mat<acc_t<T>> d_table, Vec<const Token> tokens, Mat<const T> d_out);
+std::size_t embedding_backward_workspace(int length, int width);
+
+/// Adds to each row of d_table once: the sum over the positions of its token, formed in an order that depends on the
+/// tokens alone.
+template <class T>
+void embedding_backward(Stream stream, Mat<acc_t<T>> d_table, Vec<const Token> tokens, Vec<const std::int32_t> order,
+                        Mat<const T> d_out, Workspace workspace);
 
 }  // namespace nanorun::kernels::cuda

@@ -120,7 +120,8 @@ void Activations<T>::cut_workspace(const Config& config, bool training, Workspac
   };
   const kernels::HeadPrecision precision = training ? head_precision(config) : kernels::HeadPrecision::working;
   const std::size_t bytes =
-      std::max(cut_attention({}), ops::head_workspace<T>(length, padded_vocabulary(model), model.width, precision));
+      std::max({cut_attention({}), ops::head_workspace<T>(length, padded_vocabulary(model), model.width, precision),
+                training ? ops::embedding_backward_workspace<T>(length, model.width) : 0});
   workspace = {cutter.take<std::byte>(bytes), bytes};
   if (workspace.data() != nullptr) cut_attention(workspace);
 }

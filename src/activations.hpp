@@ -46,7 +46,7 @@ struct Activations {
   std::vector<kernels::Mat<T>> d_skip;        ///< per encoder block [T, d]; stands where its decoder block's x was
   kernels::Mat<kernels::acc_t<T>> d_v_first;  ///< [T, d]
 
-  /// Scratch of attention and head, which never run at once. In training d_q lies in it, behind attention's.
+  /// Scratch of attention, head and embedding, which never run at once. In training d_q lies in it, behind attention's.
   kernels::Workspace workspace;
   kernels::Mat<kernels::acc_t<T>> d_q;  ///< gradient of the queries that attention reads [T, d]
 

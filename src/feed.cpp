@@ -1,6 +1,9 @@
 #include "src/feed.hpp"
 
 #include <algorithm>
+#include <limits>
+#include <numeric>
+#include <vector>
 
 #include "src/schedule.hpp"
 
@@ -19,12 +22,14 @@ struct Layout {
     WorkspaceCutter cutter(space);
     tokens = {cutter.take<Token>(length), static_cast<std::size_t>(length)};
     targets = {cutter.take<Token>(length), static_cast<std::size_t>(length)};
+    order = {cutter.take<std::int32_t>(length), static_cast<std::size_t>(length)};
     long_mask = Mask(length, cutter);
     short_mask = Mask(length, cutter);
     bytes = cutter.used();
   }
 
   std::span<Token> tokens, targets;
+  std::span<std::int32_t> order;
   Mask long_mask, short_mask;
   std::size_t bytes;
 };
@@ -34,6 +39,13 @@ std::size_t slot_bytes(const Config& config) {
 }
 
 }  // namespace
+
+void sort_by_token(std::span<std::int32_t> order, std::span<const Token> tokens) {
+  std::vector<std::int32_t> next(1 + std::numeric_limits<Token>::max());  // place of a token's next position
+  for (const Token token : tokens) next[token] += 1;
+  std::exclusive_scan(next.begin(), next.end(), next.begin(), 0);
+  for (std::size_t t = 0; t < tokens.size(); ++t) order[next[tokens[t]]++] = static_cast<std::int32_t>(t);
+}
 
 Feed::Feed(const Config& config, Token end_of_text, Stream upload)
     : config_(config),
@@ -61,6 +73,7 @@ FedSequence Feed::load(Stream compute, const Sequence& sequence, int window) {
   Layout host(length, slot.host.space());
   std::ranges::copy(sequence.tokens, host.tokens.begin());
   std::ranges::copy(sequence.targets, host.targets.begin());
+  sort_by_token(host.order, sequence.tokens);
   host.long_mask.build(sequence.tokens, end_of_text_, config_.window.kind, window);
   host.short_mask.build(sequence.tokens, end_of_text_, config_.window.kind, short_window(config_.window, window));
 
@@ -69,7 +82,7 @@ FedSequence Feed::load(Stream compute, const Sequence& sequence, int window) {
   ops::record(upload_, slot.uploaded);
   ops::wait(compute, slot.uploaded);
   const Layout device(length, slot.device.space());
-  return {device.tokens, device.targets, device.long_mask.view(), device.short_mask.view()};
+  return {device.tokens, device.targets, device.order, device.long_mask.view(), device.short_mask.view()};
 }
 
 void Feed::release(Stream compute) { ops::record(compute, slots_[current_].consumed); }

@@ -2,6 +2,7 @@
 // What the ops read of a sequence: its tokens and attention masks, prepared on the host and sent to the device.
 
 #include <array>
+#include <cstdint>
 #include <span>
 
 #include "kernels/ops.hpp"
@@ -22,10 +23,14 @@ struct Sequence {
   }
 };
 
+/// Positions of the tokens, sorted by token, those of the same token ascending. order [tokens.size()].
+void sort_by_token(std::span<std::int32_t> order, std::span<const kernels::Token> tokens);
+
 /// The same in the ops' memory, with the masks of the layers that see the whole window and half of it.
 struct FedSequence {
   std::span<const kernels::Token> tokens;
   std::span<const kernels::Token> targets;
+  std::span<const std::int32_t> order;  ///< of the tokens, as sort_by_token() makes it
   kernels::AttentionMask long_mask, short_mask;
 };
 

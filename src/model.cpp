@@ -147,7 +147,7 @@ void Model<T>::backward(Activations<T>& a, const FedSequence& sequence, const La
   ops::add<T>(stream, a.d_x0, a.d_x);
   ops::fill<T>(stream, {a.d_narrow.data, a.d_narrow.size()}, 0);
   ops::rms_norm_backward<T>(stream, a.d_narrow, a.x0, a.rstd0, a.d_x0);
-  ops::embedding_backward<T>(stream, d_.embedding, sequence.tokens, a.d_narrow);
+  ops::embedding_backward<T>(stream, d_.embedding, sequence.tokens, sequence.order, a.d_narrow, a.workspace);
   if (hooks.leave) hooks.leave(-1);
 }
 

@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cmath>
 #include <functional>
+#include <numeric>
 #include <random>
 #include <stdexcept>
 #include <unordered_set>
@@ -27,6 +28,7 @@ using bench::check;
 
 float random_value(std::mt19937& generator, float) { return std::uniform_real_distribution<float>(0.1f, 1)(generator); }
 double random_value(std::mt19937& generator, double) { return random_value(generator, float{}); }
+std::int32_t random_value(std::mt19937& generator, std::int32_t) { return static_cast<std::int32_t>(generator()); }
 /// Either sign, magnitude from 0.5 to 2.
 bf16 random_value(std::mt19937& generator, bf16) {
   const auto bits = static_cast<std::uint32_t>(generator());
@@ -177,12 +179,20 @@ void embedding_forward(benchmark::State& state) {
           [&] { cuda::embedding_forward<bf16>({}, out, ids.flat(), table); });
 }
 
+/// Bytes: the gradients, the positions, and the rows of the table that occur, once read and once written.
 void embedding_backward(benchmark::State& state) {
   Tensor<bf16> d_out(tokens, width);
   Tensor<float> d_table(vocabulary, width);
   Tensor<Token> ids(tokens);
-  measure(state, narrow + 8.0 * width * static_cast<double>(distinct(ids.head)),
-          [&] { cuda::embedding_backward<bf16>({}, d_table, ids.flat(), d_out); });
+  std::vector<std::int32_t> sorted(tokens);
+  std::iota(sorted.begin(), sorted.end(), 0);
+  std::ranges::stable_sort(sorted, {}, [&](std::int32_t t) { return ids.head[t]; });
+  Tensor<std::int32_t> order(tokens);
+  check(cudaMemcpy(order.data, sorted.data(), sorted.size() * sizeof(std::int32_t), cudaMemcpyHostToDevice));
+  Tensor<float> scratch(cuda::embedding_backward_workspace<bf16>(tokens, width) / sizeof(float));
+  const Workspace workspace(reinterpret_cast<std::byte*>(scratch.data), scratch.size * sizeof(float));
+  measure(state, narrow + 6.0 * tokens + 8.0 * width * static_cast<double>(distinct(ids.head)),
+          [&] { cuda::embedding_backward<bf16>({}, d_table, ids.flat(), order.flat(), d_out, workspace); });
 }
 
 void add(benchmark::State& state) {

@@ -2,10 +2,12 @@
 
 #include "kernels/embedding.hpp"
 #include "tests/cuda/tensor.hpp"
+#include "tests/kernels/check.hpp"
 
 namespace nanorun::kernels::cuda {
 namespace {
 
+using test::DeviceVector;
 using test::Tensor;
 using test::Tokens;
 
@@ -19,8 +21,18 @@ void compare(int count, int vocabulary, int cols) {
 
   Tensor<bf16> d_out(count, cols, 3);
   Tensor<float> d_table(vocabulary, cols, 4);
-  portable::embedding_backward<float>({}, d_table.host(), tokens.host, d_out.host());
-  cuda::embedding_backward<bf16>({}, d_table.device(), tokens.device_span(), d_out.device());
+  const std::vector<std::int32_t> order = test::sorted_positions(tokens.host);
+  const DeviceVector<std::int32_t> device_order(order);
+  const DeviceVector<std::byte> scratch(embedding_backward_workspace<bf16>(count, cols));
+  const auto backward = [&](Mat<float> out) {
+    cuda::embedding_backward<bf16>({}, out, tokens.device_span(), {device_order.data(), order.size()}, d_out.device(),
+                                   {scratch.data(), scratch.size()});
+  };
+  const Tensor<float> again(vocabulary, cols, 4);
+  portable::embedding_backward<float>({}, d_table.host(), tokens.host, order, d_out.host(), {});
+  backward(d_table.device());
+  backward(again.device());
+  EXPECT_EQ(d_table.device_values(), again.device_values()) << "sums in another order";
   // Float sums of count / vocabulary terms of order 1 in another order.
   d_table.expect_match("d_table", 2e-6 * (1 + 1.0 * count / vocabulary), 1e-6);
 }
@@ -30,6 +42,8 @@ TEST(CudaEmbedding, SmallShapesMatchPortable) {
   compare(1, 1, 8);
   compare(37, 50, 264);
   compare(1000, 3, 128);  // every row is hit by hundreds of tokens
+  compare(700, 2, 4096);  // whole chunks, and the widest rows
+  compare(40000, 1, 16);  // one row is hit by all
 }
 
 TEST(CudaEmbedding, RecipeShapeMatchesPortable) {

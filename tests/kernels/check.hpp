@@ -3,11 +3,15 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <functional>
 #include <limits>
+#include <numeric>
 #include <random>
 #include <vector>
+
+#include "kernels/types.hpp"
 
 namespace nanorun::kernels::test {
 
@@ -17,6 +21,14 @@ inline std::vector<double> random_values(std::size_t n, unsigned seed, double lo
   std::vector<double> values(n);
   for (double& value : values) value = draw(generator);
   return values;
+}
+
+/// Positions sorted by token, those of the same token ascending.
+inline std::vector<std::int32_t> sorted_positions(const std::vector<Token>& tokens) {
+  std::vector<std::int32_t> order(tokens.size());
+  std::iota(order.begin(), order.end(), 0);
+  std::ranges::stable_sort(order, {}, [&](std::int32_t t) { return tokens[t]; });
+  return order;
 }
 
 /// An output buffer whose unwritten elements show up in every comparison.

@@ -27,7 +27,7 @@ Values forward(const Values& table_values) {
 template <class T>
 Values backward(const Values& d_out_values, const Values& start) {
   Strided<T> d_table(vocabulary, cols, start), d_out(rows, cols, d_out_values);
-  embedding_backward<T>({}, d_table.mat(), tokens, d_out.mat());
+  embedding_backward<T>({}, d_table.mat(), tokens, test::sorted_positions(tokens), d_out.mat(), {});
   return d_table.dense();
 }
 
@@ -60,7 +60,8 @@ TEST(Embedding, AddsInAscendingOrderOfPosition) {
   // In float, 1 + 2⁻²⁴ + 2⁻²⁴ is 1 from the left and more than 1 from the right.
   const std::vector<Token> same = {0, 0, 0};
   std::vector<float> d_out = {1.0f, 0x1p-24f, 0x1p-24f}, d_table = {0.0f};
-  embedding_backward<float>({}, {d_table.data(), 1, 1}, same, Mat<const float>(d_out.data(), 3, 1));
+  embedding_backward<float>({}, {d_table.data(), 1, 1}, same, test::sorted_positions(same),
+                            Mat<const float>(d_out.data(), 3, 1), {});
   EXPECT_EQ(d_table[0], 1.0f);
 }
 

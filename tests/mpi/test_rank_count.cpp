@@ -79,7 +79,7 @@ TEST(RankCount, LossesAgreeOnOneTwoAndFourRanks) {
 }
 
 TEST(RankCount, TheSameRankCountGivesTheSameBits) {
-  if (!ops::on_host) GTEST_SKIP() << "devices add gradients of embeddings in no fixed order";
+  if (!ops::on_host) GTEST_SKIP() << "devices add gradients of value embeddings in no fixed order";
   EXPECT_EQ(losses_on(test_comm().size()), losses_on(test_comm().size()));
 }
 

@@ -1,0 +1,36 @@
+#include "src/feed.hpp"
+
+#include <gtest/gtest.h>
+
+#include <random>
+#include <vector>
+
+namespace nanorun {
+namespace {
+
+using kernels::Token;
+
+TEST(Feed, SortsPositionsByTokenThenPosition) {
+  std::vector<std::int32_t> order(7);
+  sort_by_token(order, std::vector<Token>{3, 0, 3, 65535, 1, 3, 0});
+  EXPECT_EQ(order, (std::vector<std::int32_t>{1, 6, 4, 0, 2, 5, 3}));
+}
+
+TEST(Feed, SortsManyPositions) {
+  std::mt19937 generator(1);
+  std::vector<Token> tokens(10000);
+  for (Token& token : tokens) token = static_cast<Token>(generator() % 3000);
+  std::vector<std::int32_t> order(tokens.size());
+  sort_by_token(order, tokens);
+  std::vector<bool> seen(tokens.size());
+  for (std::size_t i = 0; i < order.size(); ++i) {
+    seen[order[i]] = true;
+    if (i == 0) continue;
+    const Token before = tokens[order[i - 1]], token = tokens[order[i]];
+    ASSERT_TRUE(before < token || (before == token && order[i - 1] < order[i])) << i;
+  }
+  EXPECT_EQ(seen, std::vector<bool>(tokens.size(), true));
+}
+
+}  // namespace
+}  // namespace nanorun
