@@ -53,9 +53,9 @@ void attention_backward(Stream stream, Mat<acc_t<T>> d_q, Mat<T> d_k, Mat<T> d_v
 
 }  // namespace portable
 
-/// T = bf16, head_dim = 128; rows and first_key begin at multiples of 16 bytes. d_q lies in panels of d_q_panel
-/// columns, [H D / d_q_panel, T, d_q_panel], and is summed by float atomics in no fixed order; all else is reproducible
-/// bit for bit. Throw std::invalid_argument on other shapes.
+/// T = bf16, head_dim = 128, scale > 0; rows and first_key begin at multiples of 16 bytes. d_q lies in panels of
+/// d_q_panel columns, [H D / d_q_panel, T, d_q_panel], and is summed by float atomics in no fixed order; all else is
+/// reproducible bit for bit. Throw std::invalid_argument on other shapes.
 namespace cuda {
 
 using portable::AttentionInputs;

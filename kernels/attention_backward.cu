@@ -1,6 +1,7 @@
-// Backward attention for Hopper, after FlashAttention-3 (Shah et al. 2024, arXiv:2407.08608). A thread block owns one
-// key block of one head and steps through its queries, 64 at a time. With p and d_s transposed, keys by queries:
-//   pᵀ = exp(k qᵀ - lse),  d_sᵀ = pᵀ (v d_yᵀ - delta),  d_v += pᵀ d_y,  d_k += d_sᵀ q,  d_q += d_s k
+// Backward attention for Hopper, after FlashAttention-3 (Shah et al. 2024, arXiv:2407.08608). Thread blocks stay on
+// their multiprocessor and fetch tiles (128 keys of one head) from a counter; they step through a tile's queries, 64 at
+// a time. With p and d_s transposed, keys by queries, and both times `scale`:
+//   pᵀ = scale exp(scale k qᵀ - lse),  d_sᵀ = pᵀ (v d_yᵀ - delta),  scale d_v += pᵀ d_y,  d_k += d_sᵀ q,  d_q += d_s k
 // where delta[q] = <d_y[q], y[q]>. d_k and d_v stay in registers. d_q is summed in device memory: a block's own keys
 // write its first terms, the other key blocks add theirs by atomics once those are there.
 
@@ -9,7 +10,6 @@
 #include "kernels/attention_tiles.cuh"
 
 namespace nanorun::kernels::cuda {
-
 namespace {
 
 using namespace sm90;
@@ -20,73 +20,38 @@ constexpr int warps = tiles.consumers / 32;
 constexpr int producer_registers = 24, consumer_registers = 240;
 constexpr int block_steps = tiles.block / step;
 
-/// Per head and step of `step` queries, in the workspace.
-struct Statistics {
-  float lse[step];  ///< in units of log 2
-  float delta[step];
-};
-
-/// What the kernels share in the workspace.
+/// What thread blocks tell each other, in the workspace. All but delta is zero at first.
 struct Scratch {
-  int* next_tile = nullptr;  ///< of the forward direction
-  Statistics* statistics = nullptr;
-  int* begun = nullptr;  ///< per head and query block, whether d_q holds its first terms
-  int steps = 0;         ///< of a head
+  int* next_tile = nullptr;  ///< tiles taken so far; where the forward direction has its own
+  int* ready = nullptr;      ///< [H, T / step], whether delta is
+  int* begun = nullptr;      ///< [H, T / block], whether d_q holds its first terms
+  std::size_t zero_bytes = 0;
+  float* delta = nullptr;  ///< [H, T]
+  int length = 0;
 
-  Scratch(WorkspaceCutter& cut, int length, int heads) : steps(length / step) {
+  Scratch(WorkspaceCutter& cut, int length, int heads) : length(length) {
+    const std::size_t tokens = static_cast<std::size_t>(heads) * length;
     next_tile = cut.take<int>(1);
-    statistics = cut.take<Statistics>(static_cast<std::size_t>(heads) * steps);
-    begun = cut.take<int>(static_cast<std::size_t>(heads) * (steps / block_steps));
+    ready = cut.take<int>(tokens / step);
+    begun = cut.take<int>(tokens / tiles.block);
+    zero_bytes = cut.used();
+    delta = cut.take<float>(tokens);
   }
 
-  __device__ Statistics& step_statistics(int head, int i) const {
-    return statistics[static_cast<std::size_t>(head) * steps + i];
+  __device__ int& delta_ready(int head, int i) const { return ready[head * (length / step) + i]; }
+  __device__ int& block_begun(int head, int block) const { return begun[head * (length / tiles.block) + block]; }
+  __device__ float* step_delta(int head, int i) const {
+    return delta + static_cast<std::size_t>(head) * length + i * step;
   }
-  __device__ int& block_begun(int head, int block) const { return begun[head * (steps / block_steps) + block]; }
-};
-
-// ---------------------------------------------------------------------------------------------------------------------
-
-constexpr int prepare_threads = 256;
-
-/// Before the main kernel. Grid [steps, heads].
-__global__ void __launch_bounds__(prepare_threads)
-    prepare_kernel(Scratch scratch, Mat<const bf16> y, Mat<const bf16> d_y, Mat<const float> lse) {
-  constexpr int lanes = tiles.head_dim / 8;
-  const int i = blockIdx.x, head = blockIdx.y;
-  if (threadIdx.x == 0) scratch.block_begun(head, i / block_steps) = 0;
-  Statistics& statistics = scratch.step_statistics(head, i);
-  const int lane = threadIdx.x % lanes, column = head * tiles.head_dim + 8 * lane;
-#pragma unroll
-  for (int r = threadIdx.x / lanes; r < step; r += prepare_threads / lanes) {
-    const int row = i * step + r;
-    const float delta = group_sum(dot(unpack(load8(y.row(row) + column)), unpack(load8(d_y.row(row) + column))), lanes);
-    if (lane == 0) {
-      statistics.lse[r] = lse.row(head)[row] * log2_e;
-      statistics.delta[r] = delta;
-    }
-  }
-}
-
-struct alignas(1024) Shared {
-  std::byte k[tile_bytes(tiles.block)];
-  std::byte v[tile_bytes(tiles.block)];
-  std::byte q[tiles.stages][tile_bytes(step)];
-  std::byte d_y[tiles.stages][tile_bytes(step)];
-  std::byte d_s[2][tiles.block * step * sizeof(bf16)];  ///< [keys, queries]
-  Statistics statistics[tiles.stages];                  ///< travel with q
-  int first_key[tiles.stages][step];
-  Barrier k_v_full, q_full[tiles.stages], q_empty[tiles.stages], d_y_full[tiles.stages], d_y_empty[tiles.stages];
-  Barrier own_begun;  ///< the block's own queries' d_q is
-  int begun_end;      ///< d_q is begun in the query blocks from the block's own to before this one
 };
 
 struct Parameters {
   AttentionMask mask;
   TileOrder order;
   Scratch scratch;
+  Mat<const float> lse;
   float* d_q;  ///< in panels
-  float scale;
+  float scale_log2, log2_scale, inverse_scale;
 
   /// Of the panel that begins at this column.
   __device__ float* d_q_row(int column, int row) const {
@@ -95,19 +60,12 @@ struct Parameters {
 };
 
 struct KeyTile {
-  int head, block, query_full;
+  int head, block;  ///< a negative head: no tiles are left
+  int query_full;
   int first, last;  ///< steps [first, last)
 
-  __device__ explicit KeyTile(const Parameters& p) {
-    const auto [tile_head, tile_block] = p.order.tile(blockIdx.x);
-    head = tile_head;
-    block = tile_block;
-    query_full = p.mask.query_full[block];
-    first = block * block_steps;
-    last = p.mask.query_end[block] * block_steps;
-    if (p.mask.first_key[(last - 1) * step] >= (block + 1) * tiles.block) --last;  // first_key never decreases
-  }
-
+  /// Whether the queries of this step are those of the tile's own block.
+  __device__ bool own(int i) const { return i < first + block_steps; }
   /// Whether some pair of this step may be forbidden.
   __device__ bool partial(int i) const {
     const int query_block = i / block_steps;
@@ -115,41 +73,125 @@ struct KeyTile {
   }
 };
 
-/// One thread: keeps the copy engine busy.
+__device__ KeyTile key_tile(const Parameters& p, int tile) {
+  if (tile >= p.order.count()) return {-1};
+  const auto [head, block] = p.order.tile(tile);
+  int last = p.mask.query_end[block] * block_steps;
+  if (p.mask.first_key[(last - 1) * step] >= (block + 1) * tiles.block) --last;  // first_key never decreases
+  return {head, block, p.mask.query_full[block], block * block_steps, last};
+}
+
+struct alignas(1024) Shared {
+  std::byte k[tiles.stages][tile_bytes(tiles.block)];  ///< in the end d_k
+  std::byte v[tiles.stages][tile_bytes(tiles.block)];  ///< in the end d_v
+  std::byte q[tiles.stages][tile_bytes(step)];
+  std::byte d_y[tiles.stages][tile_bytes(step)];
+  std::byte d_s[tiles.stages][tile_bytes(step)];  ///< [keys, queries]; of own queries first y, loaded with d_y
+  float lse[tiles.stages][step];                  ///< travels with q
+  float delta[tiles.stages][step];                ///< travels with d_y but for own queries
+  int first_key[tiles.stages][step];              ///< travels with q
+  KeyTile tile[tiles.stages];                     ///< what k and v belong to; travels with them
+  int begun_end[tiles.stages];  ///< d_q is begun in the query blocks from the tile's own to before this one
+  Barrier tile_full[tiles.stages], tile_empty[tiles.stages], d_tile_full[tiles.stages];
+  Barrier q_full[tiles.stages], q_empty[tiles.stages], d_y_full[tiles.stages], d_y_empty[tiles.stages];
+  Barrier delta_ready[tiles.stages][block_steps];  ///< of own queries
+  Barrier own_begun[tiles.stages];                 ///< d_q of own queries
+};
+static_assert(tile_bytes(step) == tiles.block * step * sizeof(bf16));
+
+/// One thread: fetches tiles, and loads k, v and q.
 __device__ void produce(Shared& s, const CUtensorMap& q, const CUtensorMap& k, const CUtensorMap& v,
-                        const CUtensorMap& d_y, const Parameters& p, const KeyTile& t) {
-  barrier_arrive_expect(s.k_v_full, sizeof(s.k) + sizeof(s.v));
-  load_box(s.k, k, 0, t.block * tiles.block, 2 * t.head, s.k_v_full);
-  load_box(s.v, v, 0, t.block * tiles.block, 2 * t.head, s.k_v_full);
-  RingPosition<tiles.stages> at;
+                        const Parameters& p) {
+  RingPosition<tiles.stages> tile_at, at;
+  for (;; tile_at.advance()) {
+    const KeyTile t = key_tile(p, atomicAdd(p.scratch.next_tile, 1));
+    const int m = tile_at.stage;
+    barrier_wait(s.tile_empty[m], tile_at.parity ^ 1);
+    s.tile[m] = t;
+    if (t.head < 0) break;
+    s.begun_end[m] = t.block + 1;
+    barrier_arrive_expect(s.tile_full[m], sizeof(s.k[m]) + sizeof(s.v[m]));
+    load_box(s.k[m], k, 0, t.block * tiles.block, 2 * t.head, s.tile_full[m]);
+    load_box(s.v[m], v, 0, t.block * tiles.block, 2 * t.head, s.tile_full[m]);
 #pragma unroll 1
-  for (int i = t.first; i < t.last; ++i, at.advance()) {
-    const int n = at.stage;
-    barrier_wait(s.q_empty[n], at.parity ^ 1);
-    barrier_arrive_expect(s.q_full[n], sizeof(s.q[n]) + sizeof(s.statistics[n]) + sizeof(s.first_key[n]));
-    load_box(s.q[n], q, 0, i * step, 2 * t.head, s.q_full[n]);
-    load_bytes(&s.statistics[n], &p.scratch.step_statistics(t.head, i), sizeof(Statistics), s.q_full[n]);
-    load_bytes(s.first_key[n], p.mask.first_key + i * step, sizeof(s.first_key[n]), s.q_full[n]);
-    barrier_wait(s.d_y_empty[n], at.parity ^ 1);
-    barrier_arrive_expect(s.d_y_full[n], sizeof(s.d_y[n]));
-    load_box(s.d_y[n], d_y, 0, i * step, 2 * t.head, s.d_y_full[n]);
+    for (int i = t.first; i < t.last; ++i, at.advance()) {
+      const int n = at.stage;
+      barrier_wait(s.q_empty[n], at.parity ^ 1);
+      barrier_arrive_expect(s.q_full[n], sizeof(s.q[n]) + sizeof(s.lse[n]) + sizeof(s.first_key[n]));
+      load_box(s.q[n], q, 0, i * step, 2 * t.head, s.q_full[n]);
+      load_bytes(s.lse[n], p.lse.row(t.head) + i * step, sizeof(s.lse[n]), s.q_full[n]);
+      load_bytes(s.first_key[n], p.mask.first_key + i * step, sizeof(s.first_key[n]), s.q_full[n]);
+    }
+  }
+  barrier_arrive(s.tile_full[tile_at.stage]);
+}
+
+/// One thread: loads d_y, with y of own and with delta of other queries. Those belong to tiles of smaller numbers,
+/// which running thread blocks have taken before.
+__device__ void produce_d_y(Shared& s, const CUtensorMap& y, const CUtensorMap& d_y, const Parameters& p) {
+  RingPosition<tiles.stages> at;
+  for (RingPosition<tiles.stages> tile_at;; tile_at.advance()) {
+    barrier_wait(s.tile_full[tile_at.stage], tile_at.parity);
+    const KeyTile t = s.tile[tile_at.stage];
+    if (t.head < 0) break;
+#pragma unroll 1
+    for (int i = t.first; i < t.last; ++i, at.advance()) {
+      const int n = at.stage;
+      if (!t.own(i)) {
+        while (load_acquire(&p.scratch.delta_ready(t.head, i)) == 0) {
+        }
+        fence_async_proxy_global();
+      }
+      barrier_wait(s.d_y_empty[n], at.parity ^ 1);
+      barrier_arrive_expect(s.d_y_full[n], sizeof(s.d_y[n]) + (t.own(i) ? sizeof(s.d_s[n]) : sizeof(s.delta[n])));
+      load_box(s.d_y[n], d_y, 0, i * step, 2 * t.head, s.d_y_full[n]);
+      if (t.own(i)) {
+        load_box(s.d_s[n], y, 0, i * step, 2 * t.head, s.d_y_full[n]);
+      } else {
+        load_bytes(s.delta[n], p.scratch.step_delta(t.head, i), sizeof(s.delta[n]), s.d_y_full[n]);
+      }
+    }
+    barrier_arrive(s.tile_empty[tile_at.stage]);
   }
 }
 
-/// One thread: tells the other thread blocks that the own queries' d_q is begun.
-__device__ void publish_begun(Shared& s, const Parameters& p, const KeyTile& t) {
-  barrier_wait(s.own_begun, 0);
-  store_release(&p.scratch.block_begun(t.head, t.block), 1);
+/// One thread: tells the other thread blocks of a tile's own queries that delta is ready and d_q begun, and stores
+/// finished tiles.
+__device__ void finish(Shared& s, const CUtensorMap& d_k, const CUtensorMap& d_v, const Parameters& p) {
+  for (RingPosition<tiles.stages> at;; at.advance()) {
+    const int n = at.stage;
+    barrier_wait(s.tile_full[n], at.parity);
+    const KeyTile t = s.tile[n];
+    if (t.head < 0) break;
+    for (int i = 0; i < block_steps; ++i) {
+      barrier_wait(s.delta_ready[n][i], at.parity);
+      store_release(&p.scratch.delta_ready(t.head, t.first + i), 1);
+    }
+    barrier_wait(s.own_begun[n], at.parity);
+    store_release(&p.scratch.block_begun(t.head, t.block), 1);
+    barrier_wait(s.d_tile_full[n], at.parity);
+    store_box(d_v, s.v[n], 0, t.block * tiles.block, 2 * t.head);
+    store_box(d_k, s.k[n], 0, t.block * tiles.block, 2 * t.head);
+    commit_stores();
+    wait_stores_read<0>();
+    barrier_arrive(s.tile_empty[n]);
+  }
+  wait_stores();
 }
 
-/// One thread: tells this thread block which other queries' d_q is begun. Thread blocks start in the order of their
-/// index, so that those it waits for run.
-__device__ void watch_begun(Shared& s, const Parameters& p, const KeyTile& t) {
+/// One thread: tells this thread block which other queries' d_q is begun.
+__device__ void watch_begun(Shared& s, const Parameters& p) {
+  for (RingPosition<tiles.stages> at;; at.advance()) {
+    barrier_wait(s.tile_full[at.stage], at.parity);
+    const KeyTile t = s.tile[at.stage];
+    if (t.head < 0) break;
 #pragma unroll 1
-  for (int block = t.block + 1; block * block_steps < t.last; ++block) {
-    while (load_acquire(&p.scratch.block_begun(t.head, block)) == 0) {
+    for (int block = t.block + 1; block * block_steps < t.last; ++block) {
+      while (load_acquire(&p.scratch.block_begun(t.head, block)) == 0) {
+      }
+      store_release_shared(s.begun_end[at.stage], block + 1);
     }
-    store_release_shared(s.begun_end, block + 1);
+    barrier_arrive(s.tile_empty[at.stage]);
   }
 }
 
@@ -203,15 +245,32 @@ __device__ __forceinline__ void mask_scores(float (&s)[32], const int* first_key
 }
 
 /// s becomes p.
-__device__ __forceinline__ void probabilities(float (&s)[32], const float* lse, int column, float scale_log2) {
+__device__ __forceinline__ void probabilities(float (&s)[32], const float* lse, int column, const Parameters& p) {
 #pragma unroll
   for (int j = 0; j < 8; ++j) {
-    const float2 row = *reinterpret_cast<const float2*>(lse + 8 * j + column);
+    float2 row = *reinterpret_cast<const float2*>(lse + 8 * j + column);
+    row.x = row.x * log2_e - p.log2_scale;
+    row.y = row.y * log2_e - p.log2_scale;
 #pragma unroll
     for (int r = 0; r < 4; r += 2) {
-      s[4 * j + r] = exp2_fast(s[4 * j + r] * scale_log2 - row.x);
-      s[4 * j + r + 1] = exp2_fast(s[4 * j + r + 1] * scale_log2 - row.y);
+      s[4 * j + r] = exp2_fast(s[4 * j + r] * p.scale_log2 - row.x);
+      s[4 * j + r + 1] = exp2_fast(s[4 * j + r + 1] * p.scale_log2 - row.y);
     }
+  }
+}
+
+/// delta of the own queries of a step: each warp computes eight, for this thread block and the others.
+__device__ __forceinline__ void compute_delta(Shared& s, int stage, float* delta) {
+  constexpr int lanes = tiles.head_dim / 8, rows = step / warps;
+  const int warp = threadIdx.x / 32 - warpgroup_size / 32, lane = threadIdx.x % lanes;
+#pragma unroll
+  for (int i = 0; i < rows; i += 32 / lanes) {
+    const int row = warp * rows + i + threadIdx.x % 32 / lanes;
+    const int at = lane / 8 * column_bytes(step) + swizzled(row, lane % 8);
+    const Float8 y = unpack(*reinterpret_cast<const Bf16x8*>(s.d_s[stage] + at));
+    const Float8 d_y = unpack(*reinterpret_cast<const Bf16x8*>(s.d_y[stage] + at));
+    const float sum = group_sum(dot(y, d_y), lanes);
+    if (lane == 0) s.delta[stage][row] = delta[row] = sum;
   }
 }
 
@@ -233,20 +292,14 @@ __device__ __forceinline__ void round_to_operand(std::uint32_t (&a)[16], const f
   for (int i = 0; i < 16; ++i) a[i] = pack_bf16(x[2 * i], x[2 * i + 1]);
 }
 
-__device__ __forceinline__ void release(Barrier& barrier) {
-  if (threadIdx.x % 32 == 0) barrier_arrive(barrier);
-}
-
-/// d_q (+)= scale * sums, of 64 queries and 64 columns; `to` is this thread's first element, `panel` the floats of a
+/// d_q (+)= sums, of 64 queries and 64 columns; `to` is this thread's first element, `panel` the floats of a
 /// panel. Neighbours exchange halves so that each has four columns of one row, of its upper row in even lanes and of
 /// its lower row in odd ones, and a warp 16 whole rows of a panel.
-__device__ __forceinline__ void add_query_sums(float* to, int panel, const float (&sums)[32], float scale, bool begin) {
+__device__ __forceinline__ void add_query_sums(float* to, int panel, const float (&sums)[32], bool begin) {
   const bool odd = threadIdx.x % 2;
 #pragma unroll
   for (int j = 0; j < 8; ++j, to += panel) {
-    float x[4];
-#pragma unroll
-    for (int i = 0; i < 4; ++i) x[i] = sums[4 * j + i] * scale;
+    const float* const x = sums + 4 * j;
     const float first = __shfl_xor_sync(0xFFFFFFFF, odd ? x[0] : x[2], 1);
     const float second = __shfl_xor_sync(0xFFFFFFFF, odd ? x[1] : x[3], 1);
     const float four[] = {odd ? first : x[0], odd ? second : x[1], odd ? x[2] : first, odd ? x[3] : second};
@@ -259,66 +312,74 @@ __device__ __forceinline__ void add_query_sums(float* to, int panel, const float
 }
 
 __device__ __forceinline__ void sync_consumers() { named_barrier_sync(1, tiles.consumers); }
-__device__ __forceinline__ void sync_group(int group) { named_barrier_sync(2 + group, warpgroup_size); }
 
-/// Writes this warpgroup's d_k or d_v through its rows of `tile`, a [128, head_dim] tile that no one reads any more.
-__device__ __forceinline__ void write_keys(const float (&d)[64], float scale, std::byte* tile, const CUtensorMap& map,
-                                           const KeyTile& t, int group) {
-  const int thread = threadIdx.x % warpgroup_size, lane = thread % 32;
-  std::byte* const rows = tile + group * tiles.half * 128;
+/// Leaves this warpgroup's d_k or d_v in its rows of `tile`, which no one reads any more.
+__device__ __forceinline__ void write_keys(const float (&d)[64], float scale, std::byte* tile, int group) {
+  const int lane = threadIdx.x % 32, first_row = group * tiles.half + threadIdx.x % warpgroup_size / 32 * 16;
 #pragma unroll
   for (int i = 0; i < tiles.head_dim / 16; ++i) {
     std::uint32_t pairs[4];
 #pragma unroll
     for (int j = 0; j < 4; ++j) pairs[j] = pack_bf16(d[8 * i + 2 * j] * scale, d[8 * i + 2 * j + 1] * scale);
     const int chunk = 2 * i + lane / 16;
-    store_matrices(shared_address(rows) + chunk / 8 * column_bytes(tiles.block) +
-                       swizzled(thread / 32 * 16 + lane % 16, chunk % 8),
-                   pairs);
-  }
-  fence_async_proxy();
-  sync_group(group);
-  if (thread == 0) {
-    for (int half = 0; half < 2; ++half) {
-      store_box(map, rows + half * column_bytes(tiles.block), 0, t.block * tiles.block + group * tiles.half,
-                2 * t.head + half);
-    }
-    commit_stores();
+    store_matrices(
+        shared_address(tile) + chunk / 8 * column_bytes(tiles.block) + swizzled(first_row + lane % 16, chunk % 8),
+        pairs);
   }
 }
 
-__device__ __forceinline__ void consume(Shared& s, const CUtensorMap& d_k_map, const CUtensorMap& d_v_map,
-                                        const Parameters& p, const KeyTile& t, int group) {
+/// Leaves d_k and d_v where the tile's k and v were.
+__device__ __forceinline__ void write_tile(const float (&d_k)[64], const float (&d_v)[64], Shared& s,
+                                           const Parameters& p, int stage, int group) {
+  write_keys(d_v, p.inverse_scale, s.v[stage], group);
+  sync_consumers();  // both have read k
+  write_keys(d_k, 1, s.k[stage], group);
+  fence_async_proxy();
+  __syncwarp();
+  release(s.d_tile_full[stage]);
+}
+
+/// The steps of all tiles form one stream: the products that begin a tile run while d_k and d_v of the tile before are
+/// written.
+__device__ __forceinline__ void consume(Shared& s, const Parameters& p, int group) {
   const int thread = threadIdx.x % warpgroup_size, lane = thread % 32;
   const int row = thread / 32 * 16 + lane / 4;  // of the warpgroup's 64 keys; its other row is 8 further
   const int column = 2 * (lane % 4);
-  const int key = t.block * tiles.block + group * tiles.half + row;
-  const std::uint32_t k_rows = shared_address(s.k) + group * tiles.half * 128;
-  const std::uint32_t v_rows = shared_address(s.v) + group * tiles.half * 128;
-  const std::uint32_t k_columns = shared_address(s.k) + group * column_bytes(tiles.block);
-  const float scale_log2 = p.scale * log2_e;
   float d_k[64], d_v[64];
+  float pairs[32], d_pairs[32];  // s, then p; d_p, then d_s
 
-  barrier_wait(s.k_v_full, 0);
-  RingPosition<tiles.stages> at;
-  for (int i = t.first; i < t.last; ++i, at.advance()) {
-    const int n = at.stage;
-    float pairs[32], d_pairs[32];  // s, then p; d_p, then d_s
+  RingPosition<tiles.stages> tile_at, at;
+  const auto start = [&] {
+    const int m = tile_at.stage, n = at.stage, rows = group * tiles.half * 128;
     barrier_wait(s.q_full[n], at.parity);
-    start_pairs(pairs, k_rows, shared_address(s.q[n]));
+    start_pairs(pairs, shared_address(s.k[m]) + rows, shared_address(s.q[n]));
     barrier_wait(s.d_y_full[n], at.parity);
-    start_pairs(d_pairs, v_rows, shared_address(s.d_y[n]));
+    start_pairs(d_pairs, shared_address(s.v[m]) + rows, shared_address(s.d_y[n]));
+  };
+  barrier_wait(s.tile_full[0], 0);
+  start();
+  for (int i = s.tile[0].first;;) {
+    const int m = tile_at.stage, n = at.stage;
+    const KeyTile& t = s.tile[m];  // read where needed, as registers are short
+    const bool own = t.own(i);
+    if (own) {
+      compute_delta(s, n, p.scratch.step_delta(t.head, i));
+      __syncwarp();
+      release(s.delta_ready[m][i - t.first]);
+    }
     mma_wait<1>();
     pin(pairs);
-
-    if (t.partial(i)) mask_scores(pairs, s.first_key[n], key, i * step, column);
-    probabilities(pairs, s.statistics[n].lse, column, scale_log2);
+    if (t.partial(i)) {
+      mask_scores(pairs, s.first_key[n], t.block * tiles.block + group * tiles.half + row, i * step, column);
+    }
+    probabilities(pairs, s.lse[n], column, p);
     std::uint32_t p_operand[16];
     round_to_operand(p_operand, pairs);
     start_key_sums(d_v, p_operand, shared_address(s.d_y[n]), i > t.first);
     mma_wait<1>();
     pin(d_pairs);
-    softmax_backward(d_pairs, pairs, s.statistics[n].delta, column);
+    if (own) sync_consumers();  // all of delta is there, and y read
+    softmax_backward(d_pairs, pairs, s.delta[n], column);
     std::uint32_t d_s_operand[16];
     round_to_operand(d_s_operand, d_pairs);
     const std::uint32_t d_s = shared_address(s.d_s[n]);
@@ -331,44 +392,55 @@ __device__ __forceinline__ void consume(Shared& s, const CUtensorMap& d_k_map, c
     sync_consumers();
 
     float d_q[32];
-    start_query_sums(d_q, d_s, k_columns);
+    start_query_sums(d_q, d_s, shared_address(s.k[m]) + group * column_bytes(tiles.block));
     start_key_sums(d_k, d_s_operand, shared_address(s.q[n]), i > t.first);
     mma_wait<1>();
     pin(d_q);
     pin(d_v);
     release(s.d_y_empty[n]);
-    const bool own = i < t.first + block_steps;
-    while (!own && load_acquire_shared(s.begun_end) <= i / block_steps) {
+    while (!own && load_acquire_shared(s.begun_end[m]) <= i / block_steps) {
     }
     add_query_sums(p.d_q_row(t.head * tiles.head_dim + group * 64, i * step + row + 8 * (lane % 2)) + lane % 4 / 2 * 4,
-                   p.mask.length * d_q_panel, d_q, p.scale, own);
+                   p.mask.length * d_q_panel, d_q, own);
     if (own) {
       __syncwarp();
-      release(s.own_begun);
+      release(s.own_begun[m]);
     }
     mma_wait<0>();
     pin(d_k);
     release(s.q_empty[n]);
+
+    at.advance();
+    if (++i < t.last) {
+      start();
+      continue;
+    }
+    tile_at.advance();
+    barrier_wait(s.tile_full[tile_at.stage], tile_at.parity);
+    if (s.tile[tile_at.stage].head < 0) {
+      write_tile(d_k, d_v, s, p, m, group);
+      break;
+    }
+    start();
+    i = s.tile[tile_at.stage].first;
+    write_tile(d_k, d_v, s, p, m, group);
   }
-  write_keys(d_v, 1, s.v, d_v_map, t, group);
-  sync_consumers();  // both have read k
-  write_keys(d_k, p.scale, s.k, d_k_map, t, group);
-  if (thread == 0) wait_stores();
 }
 
 __global__ void __launch_bounds__(tiles.threads, 1)
     backward_kernel(const __grid_constant__ CUtensorMap q, const __grid_constant__ CUtensorMap k,
-                    const __grid_constant__ CUtensorMap v, const __grid_constant__ CUtensorMap d_y,
-                    const __grid_constant__ CUtensorMap d_k, const __grid_constant__ CUtensorMap d_v,
-                    const __grid_constant__ Parameters p) {
+                    const __grid_constant__ CUtensorMap v, const __grid_constant__ CUtensorMap y,
+                    const __grid_constant__ CUtensorMap d_y, const __grid_constant__ CUtensorMap d_k,
+                    const __grid_constant__ CUtensorMap d_v, const __grid_constant__ Parameters p) {
   extern __shared__ __align__(1024) std::byte memory[];
   Shared& s = *reinterpret_cast<Shared*>(memory);
-  const KeyTile t(p);
   if (threadIdx.x == 0) {
-    s.begun_end = t.block + 1;
-    barrier_init(s.k_v_full, 1);
-    barrier_init(s.own_begun, block_steps * warps);
     for (int i = 0; i < tiles.stages; ++i) {
+      for (Barrier& barrier : s.delta_ready[i]) barrier_init(barrier, warps);
+      barrier_init(s.own_begun[i], block_steps * warps);
+      barrier_init(s.tile_full[i], 1);
+      barrier_init(s.tile_empty[i], 3);
+      barrier_init(s.d_tile_full[i], warps);
       barrier_init(s.q_full[i], 1);
       barrier_init(s.d_y_full[i], 1);
       barrier_init(s.q_empty[i], warps);
@@ -380,12 +452,13 @@ __global__ void __launch_bounds__(tiles.threads, 1)
   const int warpgroup = __shfl_sync(0xFFFFFFFF, threadIdx.x / warpgroup_size, 0);
   if (warpgroup == 0) {
     shrink_registers<producer_registers>();
-    if (threadIdx.x == 0) produce(s, q, k, v, d_y, p, t);
-    if (threadIdx.x == 32) publish_begun(s, p, t);
-    if (threadIdx.x == 64) watch_begun(s, p, t);
+    if (threadIdx.x == 0) produce(s, q, k, v, p);
+    if (threadIdx.x == 32) produce_d_y(s, y, d_y, p);
+    if (threadIdx.x == 64) finish(s, d_k, d_v, p);
+    if (threadIdx.x == 96) watch_begun(s, p);
   } else {
     grow_registers<consumer_registers>();
-    consume(s, d_k, d_v, p, t, warpgroup - 1);
+    consume(s, p, warpgroup - 1);
   }
 }
 
@@ -403,20 +476,21 @@ void attention_backward(Stream stream, Mat<acc_t<T>> d_q, Mat<T> d_k, Mat<T> d_v
                         Mat<const acc_t<T>> lse, Mat<const T> d_y, const AttentionInputs<T>& in,
                         const AttentionMask& mask, Workspace workspace) {
   require_attention(in, mask, lse);
-  require_vectors("attention_backward", y);
+  require_vectors("attention_backward", lse);
   require_vectors("attention_backward", d_q);
   require_dense("attention_backward", d_q);
   const cudaStream_t s = cuda_stream(stream);
   WorkspaceCutter cut(workspace);
   const Scratch scratch(cut, mask.length, in.heads);
   const int q_d_y_and_d_q_of_token = 2 * tile_bytes(1) + tiles.head_dim * static_cast<int>(sizeof(float));
-  const Parameters p{mask, TileOrder(mask.length, in.heads, q_d_y_and_d_q_of_token), scratch, d_q.data, in.scale};
-  prepare_kernel<<<dim3(scratch.steps, in.heads), prepare_threads, 0, s>>>(scratch, y, d_y, lse);
-  check_launch("attention_backward");
-  launch_attention<Shared>("attention_backward", backward_kernel, p.order.count(), s,
+  const TileOrder order(mask.length, in.heads, q_d_y_and_d_q_of_token);
+  const Parameters p{mask, order, scratch, lse, d_q.data, in.scale * log2_e, std::log2(in.scale), 1 / in.scale};
+  check(cudaMemsetAsync(scratch.next_tile, 0, scratch.zero_bytes, s), "attention_backward");
+  launch_attention<Shared>("attention_backward", backward_kernel, std::min(p.order.count(), multiprocessors), s,
                            column_map(in.q, step, tiles.head_dim), column_map(in.k, tiles.block, tiles.head_dim),
-                           column_map(in.v, tiles.block, tiles.head_dim), column_map(d_y, step, tiles.head_dim),
-                           column_map(d_k, tiles.half, 64), column_map(d_v, tiles.half, 64), p);
+                           column_map(in.v, tiles.block, tiles.head_dim), column_map(y, step, tiles.head_dim),
+                           column_map(d_y, step, tiles.head_dim), column_map(d_k, tiles.block, tiles.head_dim),
+                           column_map(d_v, tiles.block, tiles.head_dim), p);
 }
 
 template std::size_t attention_workspace<bf16>(int, int, int);

@@ -2,13 +2,13 @@
 // their multiprocessor and fetch tiles (128 queries of one head) from a counter. Per key block, from the diagonal down:
 //   s = q kᵀ runs on the tensor cores together with y += p v of the key block before, while the softmax of the other
 //   warpgroup uses the other units.
+// The key blocks of all tiles form one stream, in which loads run ahead and results are stored across tiles.
 
 #include <cmath>
 
 #include "kernels/attention_tiles.cuh"
 
 namespace nanorun::kernels::cuda {
-
 namespace {
 
 using namespace sm90;
@@ -17,19 +17,20 @@ constexpr AttentionTiles tiles = attention_tiles();
 constexpr int warps = tiles.consumers / 32;
 constexpr int producer_registers = 40, consumer_registers = 232;
 
+constexpr int stages = 5;
+
 struct QueryTile {
   int head, block;  ///< a negative head: no tiles are left
   int key_begin, key_full;
 };
 
+/// The ring holds k(0), k(1), v(0), k(2), v(1) and so on: tiles of k and v in the order of their use.
 struct alignas(1024) Shared {
-  std::byte q[tiles.stages][tile_bytes(tiles.block)];
-  std::byte k[tiles.stages][tile_bytes(tiles.block)];
-  std::byte v[tiles.stages][tile_bytes(tiles.block)];
-  std::byte y[2][tile_bytes(tiles.half)];
-  QueryTile tile[tiles.stages];  ///< what q belongs to; travels with its barriers
-  Barrier q_full[tiles.stages], q_empty[tiles.stages], k_full[tiles.stages], k_empty[tiles.stages],
-      v_full[tiles.stages], v_empty[tiles.stages];
+  std::byte q[tiles.stages][tile_bytes(tiles.block)];  ///< in the end the tile's y
+  std::byte ring[stages][tile_bytes(tiles.block)];
+  int first_key[tiles.stages][tiles.block];  ///< of the tile's queries
+  QueryTile tile[tiles.stages];              ///< what q belongs to; travels with its barriers
+  Barrier q_full[tiles.stages], q_empty[tiles.stages], y_full[tiles.stages], full[stages], empty[stages];
 };
 
 struct Parameters {
@@ -41,6 +42,7 @@ struct Parameters {
 };
 
 __device__ QueryTile query_tile(const Parameters& p, int tile) {
+  if (tile >= p.order.count()) return {-1};
   const auto [head, block] = p.order.tile(tile);
   return {head, block, p.mask.key_begin[block], p.mask.key_full[block]};
 }
@@ -48,26 +50,52 @@ __device__ QueryTile query_tile(const Parameters& p, int tile) {
 /// One thread: fetches tiles and keeps the copy engine busy.
 __device__ void produce(Shared& s, const CUtensorMap& q, const CUtensorMap& k, const CUtensorMap& v,
                         const Parameters& p) {
-  RingPosition<tiles.stages> q_at, at;
-  for (int tile = blockIdx.x; tile < p.order.count(); q_at.advance()) {
-    const QueryTile t = query_tile(p, tile);
-    tile = gridDim.x + atomicAdd(p.next_tile, 1);
-    barrier_wait(s.q_empty[q_at.stage], q_at.parity ^ 1);
-    s.tile[q_at.stage] = t;
-    barrier_arrive_expect(s.q_full[q_at.stage], sizeof(s.q[0]));
-    load_box(s.q[q_at.stage], q, 0, t.block * tiles.block, 2 * t.head, s.q_full[q_at.stage]);
-    for (int b = t.block; b >= t.key_begin; --b, at.advance()) {
-      barrier_wait(s.k_empty[at.stage], at.parity ^ 1);
-      barrier_arrive_expect(s.k_full[at.stage], sizeof(s.k[0]));
-      load_box(s.k[at.stage], k, 0, b * tiles.block, 2 * t.head, s.k_full[at.stage]);
-      barrier_wait(s.v_empty[at.stage], at.parity ^ 1);
-      barrier_arrive_expect(s.v_full[at.stage], sizeof(s.v[0]));
-      load_box(s.v[at.stage], v, 0, b * tiles.block, 2 * t.head, s.v_full[at.stage]);
+  RingPosition<tiles.stages> q_at;
+  RingPosition<stages> at;
+  const auto load = [&](const CUtensorMap& map, int head, int b) {
+    barrier_wait(s.empty[at.stage], at.parity ^ 1);
+    barrier_arrive_expect(s.full[at.stage], sizeof(s.ring[0]));
+    load_box(s.ring[at.stage], map, 0, b * tiles.block, 2 * head, s.full[at.stage]);
+    at.advance();
+  };
+  int head = -1, block = 0;  // whose v comes next
+  QueryTile t = query_tile(p, blockIdx.x);
+  for (; t.head >= 0; q_at.advance()) {
+    const int n = q_at.stage;
+    barrier_wait(s.q_empty[n], q_at.parity ^ 1);
+    s.tile[n] = t;
+    barrier_arrive_expect(s.q_full[n], sizeof(s.q[n]) + sizeof(s.first_key[n]));
+    load_box(s.q[n], q, 0, t.block * tiles.block, 2 * t.head, s.q_full[n]);
+    load_bytes(s.first_key[n], p.mask.first_key + t.block * tiles.block, sizeof(s.first_key[n]), s.q_full[n]);
+    QueryTile next = t;
+    for (int b = t.block; b >= t.key_begin; --b) {
+      load(k, t.head, b);
+      if (b == t.key_begin) next = query_tile(p, gridDim.x + atomicAdd(p.next_tile, 1));
+      if (head >= 0) load(v, head, block);
+      head = t.head;
+      block = b;
     }
+    t = next;
   }
+  load(v, head, block);
   barrier_wait(s.q_empty[q_at.stage], q_at.parity ^ 1);
   s.tile[q_at.stage].head = -1;
   barrier_arrive(s.q_full[q_at.stage]);
+}
+
+/// One thread: stores finished tiles.
+__device__ void store(Shared& s, const CUtensorMap& y) {
+  for (RingPosition<tiles.stages> at;; at.advance()) {
+    const int n = at.stage;
+    barrier_wait(s.q_full[n], at.parity);
+    if (s.tile[n].head < 0) break;
+    barrier_wait(s.y_full[n], at.parity);
+    store_box(y, s.q[n], 0, s.tile[n].block * tiles.block, 2 * s.tile[n].head);
+    commit_stores();
+    wait_stores_read<0>();
+    barrier_arrive(s.q_empty[n]);
+  }
+  wait_stores();
 }
 
 /// Running softmax of a consumer thread's two rows, `row` and `row + 8` of its fragments.
@@ -98,18 +126,26 @@ __device__ __forceinline__ void start_values(float (&y)[64], std::uint32_t (&p)[
   mma_commit();
 }
 
+/// Of this thread's 32 columns 0, 1, 8, 9 ... (+ 2 (threadIdx.x % 4)) of a row of scores, how many lie before `column`.
+__device__ __forceinline__ int columns_before(int column) {
+  const int x = min(max(column, 0), tiles.block);
+  return x / 8 * 2 + min(max(x % 8 - 2 * static_cast<int>(threadIdx.x % 4), 0), 2);
+}
+
+/// Bits [n, 32).
+__device__ __forceinline__ std::uint32_t bits_from(int n) { return __funnelshift_lc(0u, ~0u, n); }
+
 /// Minus infinity where key k of block b is not one of first_key <= k <= row.
-__device__ __forceinline__ void mask_scores(float (&s)[64], const int (&first_key)[2], int row, int b) {
-  const int first_column = b * tiles.block + 2 * (threadIdx.x % 4);
+__device__ __forceinline__ void mask_scores(float (&s)[64], const int* first_key, int row, int b) {
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
-    const int low = first_key[r] - first_column, high = row + 8 * r - first_column;
+    const int begin = first_key[8 * r] - b * tiles.block, end = row + 8 * r + 1 - b * tiles.block;
+    const std::uint32_t allowed = bits_from(columns_before(begin)) & ~bits_from(columns_before(end));
 #pragma unroll
     for (int j = 0; j < 16; ++j) {
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        const int column = 8 * j + i;
-        if (column < low || column > high) s[4 * j + 2 * r + i] = -INFINITY;
+        if (!(allowed >> (2 * j + i) & 1)) s[4 * j + 2 * r + i] = -INFINITY;
       }
     }
   }
@@ -151,11 +187,6 @@ __device__ __forceinline__ void scale_rows(float (&y)[64], const float (&factor)
   for (int i = 0; i < 64; ++i) y[i] *= factor[i / 2 % 2];
 }
 
-/// Lane 0 of each warp tells the producer that the warp has read a stage.
-__device__ __forceinline__ void release(Barrier& barrier) {
-  if (threadIdx.x % 32 == 0) barrier_arrive(barrier);
-}
-
 /// Barriers 1 and 2: whose turn it is on the tensor cores. Barriers 3 and 4: threads of one warpgroup.
 __device__ __forceinline__ void wait_turn(int group) { named_barrier_sync(1 + group, tiles.consumers); }
 __device__ __forceinline__ void pass_turn(int group) { named_barrier_arrive(2 - group, tiles.consumers); }
@@ -167,11 +198,10 @@ __device__ __forceinline__ int row_of(int group) {
   return group * tiles.half + thread / 32 * 16 + thread % 32 / 4;
 }
 
-/// Divides y by the row sums, writes lse, and leaves y to the copy engine.
-__device__ __forceinline__ void write_tile(float (&y)[64], const Softmax& rows, Shared& s, const CUtensorMap& y_map,
-                                           const Parameters& p, const QueryTile& t, int group) {
-  const int thread = threadIdx.x % warpgroup_size, lane = thread % 32;
-  const int row = t.block * tiles.block + row_of(group);
+/// Divides y by the row sums, writes lse, and leaves y in this warpgroup's rows of q, which no one reads any more.
+__device__ __forceinline__ void write_tile(float (&y)[64], const Softmax& rows, Shared& s, const Parameters& p,
+                                           const QueryTile& t, int stage, int group) {
+  const int lane = threadIdx.x % 32, first_row = group * tiles.half + threadIdx.x % warpgroup_size / 32 * 16;
   float inverse[2];
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
@@ -179,50 +209,47 @@ __device__ __forceinline__ void write_tile(float (&y)[64], const Softmax& rows, 
     sum += __shfl_xor_sync(0xFFFFFFFF, sum, 1);
     sum += __shfl_xor_sync(0xFFFFFFFF, sum, 2);
     inverse[r] = 1 / sum;
-    if (threadIdx.x % 4 == 0) p.lse.row(t.head)[row + 8 * r] = rows.max[r] * p.scale + logf(sum);
+    const int row = t.block * tiles.block + row_of(group) + 8 * r;
+    if (threadIdx.x % 4 == 0) p.lse.row(t.head)[row] = rows.max[r] * p.scale + logf(sum);
   }
   scale_rows(y, inverse);
-
-  const std::uint32_t tile = shared_address(s.y[group]);
-  if (thread == 0) wait_stores_read<0>();
-  sync_group(group);
 #pragma unroll
   for (int i = 0; i < tiles.head_dim / 16; ++i) {
     const std::uint32_t pairs[4] = {pack_bf16(y[8 * i], y[8 * i + 1]), pack_bf16(y[8 * i + 2], y[8 * i + 3]),
                                     pack_bf16(y[8 * i + 4], y[8 * i + 5]), pack_bf16(y[8 * i + 6], y[8 * i + 7])};
     const int chunk = 2 * i + lane / 16;
-    store_matrices(tile + chunk / 8 * column_bytes(tiles.half) + swizzled(thread / 32 * 16 + lane % 16, chunk % 8),
-                   pairs);
+    store_matrices(
+        shared_address(s.q[stage]) + chunk / 8 * column_bytes(tiles.block) + swizzled(first_row + lane % 16, chunk % 8),
+        pairs);
   }
   fence_async_proxy();
-  sync_group(group);
-  if (thread == 0) {
-    store_box(y_map, s.y[group], 0, t.block * tiles.block + group * tiles.half, 2 * t.head);
-    commit_stores();
-  }
+  __syncwarp();
+  release(s.y_full[stage]);
 }
 
-/// The key blocks of all tiles form one stream: the scores of the next block are started together with the values of
-/// the current one, across the boundaries of tiles too.
-__device__ __forceinline__ void consume(Shared& s, const CUtensorMap& y_map, const Parameters& p, int group) {
+/// The scores of the next block are started together with the values of the current one, across the boundaries of tiles
+/// too.
+__device__ __forceinline__ void consume(Shared& s, const Parameters& p, int group) {
   const float scale_log2 = p.scale * log2_e;
   const auto q_rows = [&](int stage) { return shared_address(s.q[stage]) + group * tiles.half * 128; };
+  const auto mask = [&](float(&scores)[64], int stage, const QueryTile& t, int b) {
+    mask_scores(scores, &s.first_key[stage][row_of(group)], t.block * tiles.block + row_of(group), b);
+  };
   float y[64], scores[64];
   std::uint32_t probabilities[32];
 
-  RingPosition<tiles.stages> q_at, at;
+  RingPosition<tiles.stages> q_at;
+  RingPosition<stages> at;
   barrier_wait(s.q_full[0], 0);
   QueryTile t = s.tile[0];
   Softmax rows;
-  const int row = t.block * tiles.block + row_of(group);
-  const int first_key[] = {p.mask.first_key[row], p.mask.first_key[row + 8]};
-  barrier_wait(s.k_full[0], 0);
-  start_scores(scores, q_rows(0), shared_address(s.k[0]));
+  barrier_wait(s.full[0], 0);
+  start_scores(scores, q_rows(0), shared_address(s.ring[0]));
   mma_wait<0>();
   pin(scores);
-  release(s.k_empty[0]);
-  if (t.block == t.key_begin) release(s.q_empty[0]);
-  mask_scores(scores, first_key, row, t.block);
+  release(s.empty[0]);
+  at.advance();
+  mask(scores, 0, t, t.block);
   online_softmax(scores, rows, scale_log2);
   round_to_operand(probabilities, scores);
 
@@ -230,56 +257,52 @@ __device__ __forceinline__ void consume(Shared& s, const CUtensorMap& y_map, con
   for (int b = t.block;;) {
     const bool last = b == t.key_begin;
     QueryTile next = t;
+    RingPosition<tiles.stages> next_q = q_at;
     if (last) {
-      q_at.advance();
-      barrier_wait(s.q_full[q_at.stage], q_at.parity);
-      next = s.tile[q_at.stage];
+      next_q.advance();
+      barrier_wait(s.q_full[next_q.stage], next_q.parity);
+      next = s.tile[next_q.stage];
       if (next.head < 0) break;
     }
     const int next_b = last ? next.block : b - 1;
-    const RingPosition<tiles.stages> before = at;
+    const RingPosition<stages> k_at = at;
     at.advance();
-    barrier_wait(s.k_full[at.stage], at.parity);
+    const RingPosition<stages> v_at = at;
+    at.advance();
+    barrier_wait(s.full[k_at.stage], k_at.parity);
     wait_turn(group);
-    start_scores(scores, q_rows(q_at.stage), shared_address(s.k[at.stage]));
-    barrier_wait(s.v_full[before.stage], before.parity);
-    start_values(y, probabilities, shared_address(s.v[before.stage]), b < t.block);
+    start_scores(scores, q_rows(next_q.stage), shared_address(s.ring[k_at.stage]));
+    barrier_wait(s.full[v_at.stage], v_at.parity);
+    start_values(y, probabilities, shared_address(s.ring[v_at.stage]), b < t.block);
     pass_turn(group);
 
     const Softmax finished = rows;
     if (last) rows = {};
-    const bool partial = last || next_b < next.key_full;
-    const int row = next.block * tiles.block + row_of(group);
-    int first_key[2];
-    if (partial) {
-      first_key[0] = p.mask.first_key[row];
-      first_key[1] = p.mask.first_key[row + 8];
-    }
     mma_wait<1>();
     pin(scores);
-    release(s.k_empty[at.stage]);
-    if (next_b == next.key_begin) release(s.q_empty[q_at.stage]);
-    if (partial) mask_scores(scores, first_key, row, next_b);
+    release(s.empty[k_at.stage]);
+    if (last || next_b < next.key_full) mask(scores, next_q.stage, next, next_b);
     online_softmax(scores, rows, scale_log2);
     mma_wait<0>();
     pin(y);
     pin(probabilities);
-    release(s.v_empty[before.stage]);
+    release(s.empty[v_at.stage]);
     if (last) {
-      write_tile(y, finished, s, y_map, p, t, group);
+      write_tile(y, finished, s, p, t, q_at.stage, group);
     } else {
       scale_rows(y, rows.factor);
     }
     round_to_operand(probabilities, scores);
     t = next;
     b = next_b;
+    q_at = next_q;
   }
-  barrier_wait(s.v_full[at.stage], at.parity);
-  start_values(y, probabilities, shared_address(s.v[at.stage]), t.block > t.key_begin);
+  barrier_wait(s.full[at.stage], at.parity);
+  start_values(y, probabilities, shared_address(s.ring[at.stage]), t.block > t.key_begin);
   mma_wait<0>();
   pin(y);
-  write_tile(y, rows, s, y_map, p, t, group);
-  if (threadIdx.x % warpgroup_size == 0) wait_stores();
+  sync_group(group);  // all its warps have read q
+  write_tile(y, rows, s, p, t, q_at.stage, group);
 }
 
 __global__ void __launch_bounds__(tiles.threads, 1)
@@ -291,11 +314,12 @@ __global__ void __launch_bounds__(tiles.threads, 1)
   if (threadIdx.x == 0) {
     for (int i = 0; i < tiles.stages; ++i) {
       barrier_init(s.q_full[i], 1);
-      barrier_init(s.q_empty[i], warps);
-      barrier_init(s.k_full[i], 1);
-      barrier_init(s.v_full[i], 1);
-      barrier_init(s.k_empty[i], warps);
-      barrier_init(s.v_empty[i], warps);
+      barrier_init(s.q_empty[i], 1);
+      barrier_init(s.y_full[i], warps);
+    }
+    for (int i = 0; i < stages; ++i) {
+      barrier_init(s.full[i], 1);
+      barrier_init(s.empty[i], warps);
     }
     barrier_init_fence();
   }
@@ -304,9 +328,10 @@ __global__ void __launch_bounds__(tiles.threads, 1)
   if (warpgroup == 0) {
     shrink_registers<producer_registers>();
     if (threadIdx.x == 0) produce(s, q, k, v, p);
+    if (threadIdx.x == 32) store(s, y);
   } else {
     grow_registers<consumer_registers>();
-    consume(s, y, p, warpgroup - 1);
+    consume(s, p, warpgroup - 1);
   }
 }
 
@@ -323,7 +348,8 @@ void attention_forward(Stream stream, Mat<T> y, Mat<acc_t<T>> lse, const Attenti
   check(cudaMemsetAsync(p.next_tile, 0, sizeof(int), s), "attention_forward");
   launch_attention<Shared>("attention_forward", forward_kernel, std::min(p.order.count(), multiprocessors), s,
                            column_map(in.q, tiles.block, tiles.head_dim), column_map(in.k, tiles.block, tiles.head_dim),
-                           column_map(in.v, tiles.block, tiles.head_dim), column_map(y, tiles.half, tiles.head_dim), p);
+                           column_map(in.v, tiles.block, tiles.head_dim), column_map(y, tiles.block, tiles.head_dim),
+                           p);
 }
 
 template void attention_forward(Stream, Mat<bf16>, Mat<float>, const AttentionInputs<bf16>&, const AttentionMask&,

@@ -28,12 +28,20 @@ constexpr int tile_bytes(int rows) { return rows * attention_tiles().head_dim * 
 /// Bytes between the left and the right 64 columns of a tile.
 constexpr int column_bytes(int rows) { return rows * 128; }
 
+/// Lane 0 of each warp tells the producer that the warp has read a stage, or the storing thread that it has written
+/// one.
+__device__ __forceinline__ void release(sm90::Barrier& barrier) {
+  if (threadIdx.x % 32 == 0) sm90::barrier_arrive(barrier);
+}
+
 constexpr int multiprocessors = 132;  // H100 and H200, SXM
 constexpr float log2_e = 1.4426950408889634f;
 
-/// Order of the (head, block) tiles: heads in groups whose rows stay in the L2 cache together; within a group, from the
-/// last block of the sequence to the first. Forward, that is from a causal mask's longest tile to its shortest;
-/// backward, key blocks come after those that begin the sums they add to.
+/// Order of the (head, block) tiles: heads in groups whose rows stay in the L2 cache together, or where hardly one
+/// head's do, in groups of many, as then neighbouring blocks share rows only for as long as they run, and of memory
+/// whole rows are read at a time. Within a group, from the last block of the sequence to the first: forward, that is
+/// from a causal mask's longest tile to its shortest; backward, key blocks come after those that begin the sums they
+/// add to.
 struct TileOrder {
   int blocks = 0;
   int heads = 0;
@@ -43,8 +51,7 @@ struct TileOrder {
   TileOrder(int length, int heads, int bytes_per_token)
       : blocks(length / attention_block),
         heads(heads),
-        group(static_cast<int>(
-            std::clamp<std::int64_t>(l2_share / (static_cast<std::int64_t>(length) * bytes_per_token), 1, heads))) {}
+        group(group_of(heads, l2_share / (static_cast<std::int64_t>(length) * bytes_per_token))) {}
 
   struct Tile {
     int head, block;
@@ -59,6 +66,9 @@ struct TileOrder {
 
  private:
   static constexpr std::int64_t l2_share = 32 << 20;
+  static int group_of(int heads, std::int64_t fitting) {
+    return static_cast<int>(std::min<std::int64_t>(heads, fitting < 2 ? 8 : fitting));
+  }
 };
 
 /// Throws std::invalid_argument unless the CUDA bodies take these shapes.
@@ -69,6 +79,7 @@ inline void require_attention(const AttentionInputs<bf16>& in, const AttentionMa
   require(in.heads > 0 && in.q.cols == in.heads * attention_tiles().head_dim, "head_dim must be 128");
   require(mask.length > 0 && mask.length % attention_block == 0, "length must be a positive multiple of 128");
   require(in.q.rows == mask.length && lse.cols == mask.length, "mask and tensors differ in length");
+  require(in.scale > 0, "scale must be positive");
   require(reinterpret_cast<std::uintptr_t>(mask.first_key) % 16 == 0, "first_key must be aligned to 16 bytes");
 }
 

@@ -109,6 +109,9 @@ __device__ __forceinline__ void barrier_arrive_at(Barrier& barrier, int rank) {
 /// between the writers and the thread that starts the read must follow.
 __device__ __forceinline__ void fence_async_proxy() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
+/// Orders writes to global memory that this thread has seen before its later bulk copies.
+__device__ __forceinline__ void fence_async_proxy_global() { asm volatile("fence.proxy.async.global;" ::: "memory"); }
+
 /// Box of a 3-d tensor map at coordinates (x, y, z), x fastest, to shared memory.
 __device__ __forceinline__ void load_box(void* shared, const CUtensorMap& map, int x, int y, int z, Barrier& barrier) {
   asm volatile(

@@ -1,9 +1,11 @@
 // Rates of attention's CUDA body. "pairs" counts 4 head_dim operations forward and 10 backward for each allowed pair of
-// query and key; "blocks" for each pair of the blocks that hold one, which is what the kernels compute.
+// query and key; "blocks" for each pair of the blocks that hold one, which is what the kernels compute. "to dense" is
+// the time over what these blocks take at the rate of a dense causal mask; "bytes" counts each tensor once.
 
 #include <benchmark/benchmark.h>
 #include <cuda_runtime.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <limits>
@@ -28,13 +30,16 @@ void check(cudaError_t status) {
   std::exit(1);
 }
 
-/// Device memory that holds a copy of `values`.
+/// Device memory, as it comes or with `values`, again and again.
 template <class T>
 struct Buffer {
   T* data = nullptr;
-  explicit Buffer(const std::vector<T>& values) {
-    check(cudaMalloc(&data, values.size() * sizeof(T)));
-    check(cudaMemcpy(data, values.data(), values.size() * sizeof(T), cudaMemcpyHostToDevice));
+  explicit Buffer(std::size_t size) { check(cudaMalloc(&data, size * sizeof(T))); }
+  Buffer(std::size_t size, const std::vector<T>& values) : Buffer(size) {
+    for (std::size_t i = 0; i < size; i += values.size()) {
+      const std::size_t bytes = std::min(values.size(), size - i) * sizeof(T);
+      check(cudaMemcpy(data + i, i == 0 ? values.data() : data, bytes, cudaMemcpyDefault));
+    }
   }
   ~Buffer() { cudaFree(data); }
   Buffer(const Buffer&) = delete;
@@ -42,15 +47,18 @@ struct Buffer {
 };
 
 /// Uniform in (-1, 1).
-std::vector<bf16> random_values(std::size_t n) {
-  std::vector<bf16> values(n);
-  std::uint32_t state = 1;
-  for (bf16& value : values) {
-    state = state * 1664525 + 1013904223;
-    // A random sign, mantissa and one of the exponents of [1/4, 1).
-    value.bits =
-        static_cast<std::uint16_t>((state >> 31) << 15 | (125 + (state >> 30 & 1)) << 7 | (state >> 20 & 0x7F));
-  }
+const std::vector<bf16>& random_values() {
+  static const std::vector<bf16> values = [] {
+    std::vector<bf16> values((1 << 22) + 1);
+    std::uint32_t state = 1;
+    for (bf16& value : values) {
+      state = state * 1664525 + 1013904223;
+      // A random sign, mantissa and one of the exponents of [1/4, 1).
+      value.bits =
+          static_cast<std::uint16_t>((state >> 31) << 15 | (125 + (state >> 30 & 1)) << 7 | (state >> 20 & 0x7F));
+    }
+    return values;
+  }();
   return values;
 }
 
@@ -65,7 +73,7 @@ std::vector<Token> document_tokens(int length, int mean) {
 struct Attention {
   int length, heads, width;
   OwnedMask host_mask;
-  std::int64_t block_pairs = 0;
+  std::int64_t head_blocks = 0;  ///< allowed blocks of a head
   kernels::AttentionMask mask;
   std::vector<Buffer<std::int32_t>*> mask_buffers;
   Buffer<bf16> qkv, y, d_y, d_qkv;
@@ -78,19 +86,19 @@ struct Attention {
         heads(heads),
         width(heads * head_dim),
         host_mask(length),
-        qkv(random_values(3ull * length * width)),
-        y(random_values(1ull * length * width)),
-        d_y(random_values(1ull * length * width)),
-        d_qkv(random_values(3ull * length * width)),
-        lse(std::vector<float>(1ull * length * heads)),
-        d_q(std::vector<float>(1ull * length * width)),
-        memory(std::vector<std::byte>(kernels::cuda::attention_workspace<bf16>(length, heads, head_dim))),
+        qkv(3ull * length * width, random_values()),
+        y(1ull * length * width),
+        d_y(1ull * length * width, random_values()),
+        d_qkv(3ull * length * width),
+        lse(1ull * length * heads),
+        d_q(1ull * length * width),
+        memory(kernels::cuda::attention_workspace<bf16>(length, heads, head_dim)),
         workspace(memory.data, kernels::cuda::attention_workspace<bf16>(length, heads, head_dim)) {
     host_mask.build(document_tokens(length, document), 50256, window ? WindowKind::block : WindowKind::token,
                     window ? window : everything);
     const kernels::AttentionMask m = host_mask.view();
     const int blocks = length / block;
-    for (int b = 0; b < blocks; ++b) block_pairs += static_cast<std::int64_t>(b + 1 - m.key_begin[b]) * block * block;
+    for (int b = 0; b < blocks; ++b) head_blocks += b + 1 - m.key_begin[b];
     mask = {length,
             copy(m.first_key, length),
             copy(m.key_begin, blocks),
@@ -102,8 +110,9 @@ struct Attention {
     for (auto* buffer : mask_buffers) delete buffer;
   }
 
+  double blocks() const { return static_cast<double>(head_blocks) * heads; }
   const std::int32_t* copy(const std::int32_t* data, int n) {
-    mask_buffers.push_back(new Buffer<std::int32_t>({data, data + n}));
+    mask_buffers.push_back(new Buffer<std::int32_t>(n, {data, data + n}));
     return mask_buffers.back()->data;
   }
   Mat<bf16> part(const Buffer<bf16>& buffer, int i) const {
@@ -123,51 +132,92 @@ struct Attention {
   }
 };
 
-/// Times calls in batches, between two events of the device, so that the device never waits for the host.
-template <class Call>
-void measure(benchmark::State& state, const Attention& a, double flops_per_pair, Call&& call) {
-  constexpr int batch = 10;
+struct Forward {
+  static constexpr double flops_per_pair = 4.0 * head_dim;
+  static double bytes(const Attention& a) { return 1.0 * a.length * (4 * a.width * sizeof(bf16)); }  // q, k, v, y
+  static void call(const Attention& a) { a.forward(); }
+};
+
+struct Backward {
+  static constexpr double flops_per_pair = 10.0 * head_dim;
+  /// q, k, v, y, d_y, d_k, d_v and d_q.
+  static double bytes(const Attention& a) { return 1.0 * a.length * a.width * (7 * sizeof(bf16) + sizeof(float)); }
+  static void call(const Attention& a) { a.backward(); }
+};
+
+/// Times batches of calls between two events of the device, so that the device never waits for the host.
+struct Timer {
+  static constexpr int batch = 10;
   cudaEvent_t begin, end;
-  check(cudaEventCreate(&begin));
-  check(cudaEventCreate(&end));
-  for (auto _ : state) {
+  Timer() {
+    check(cudaEventCreate(&begin));
+    check(cudaEventCreate(&end));
+  }
+  ~Timer() {
+    check(cudaEventDestroy(begin));
+    check(cudaEventDestroy(end));
+  }
+
+  /// Seconds of a call, mean of a batch.
+  template <class Direction>
+  double seconds(const Attention& a) const {
     check(cudaEventRecord(begin));
-    for (int i = 0; i < batch; ++i) call();
+    for (int i = 0; i < batch; ++i) Direction::call(a);
     check(cudaEventRecord(end));
     check(cudaEventSynchronize(end));
     float milliseconds = 0;
     check(cudaEventElapsedTime(&milliseconds, begin, end));
-    state.SetIterationTime(milliseconds * 1e-3 / batch);
+    return milliseconds * 1e-3 / batch;
   }
-  check(cudaEventDestroy(begin));
-  check(cudaEventDestroy(end));
-  const auto rate = [&](std::int64_t pairs) {
-    return benchmark::Counter(flops_per_pair * a.heads * static_cast<double>(pairs),
-                              benchmark::Counter::kIsIterationInvariantRate);
+};
+
+/// Seconds of a block of a dense causal mask, those of its diagonal among them; median of batches, of which the first
+/// are faster than what the power limit sustains.
+template <class Direction>
+double dense_block_seconds() {
+  const Attention a(8192, 48, 0, 0);
+  const Timer timer;
+  a.forward();
+  Direction::call(a);
+  std::vector<double> seconds(25);
+  for (double& x : seconds) x = timer.seconds<Direction>(a);
+  std::nth_element(seconds.begin(), seconds.begin() + 12, seconds.end());
+  return seconds[12] / a.blocks();
+}
+
+template <class Direction>
+void measure(benchmark::State& state) {
+  static const double dense = dense_block_seconds<Direction>();
+  const auto argument = [&](int i) { return static_cast<int>(state.range(i)); };
+  const Attention a(argument(0), argument(1), argument(2), argument(3));
+  const Timer timer;
+  a.forward();
+  timer.seconds<Direction>(a);
+  double sum = 0;
+  for (auto _ : state) {
+    const double seconds = timer.seconds<Direction>(a);
+    sum += seconds;
+    state.SetIterationTime(seconds);
+  }
+  const auto rate = [&](double amount) {
+    return benchmark::Counter(amount, benchmark::Counter::kIsIterationInvariantRate);
   };
-  state.counters["pairs FLOP/s"] = rate(a.host_mask.allowed_pairs());
-  state.counters["blocks FLOP/s"] = rate(a.block_pairs);
+  state.counters["pairs FLOP/s"] = rate(Direction::flops_per_pair * a.heads * a.host_mask.allowed_pairs());
+  state.counters["blocks FLOP/s"] = rate(Direction::flops_per_pair * a.blocks() * block * block);
+  state.counters["bytes/s"] = rate(Direction::bytes(a));
+  state.counters["to dense"] = sum / state.iterations() / (dense * a.blocks());
 }
 
-int argument(const benchmark::State& state, int i) { return static_cast<int>(state.range(i)); }
+void forward(benchmark::State& state) { measure<Forward>(state); }
+void backward(benchmark::State& state) { measure<Backward>(state); }
 
-void forward(benchmark::State& state) {
-  const Attention a(argument(state, 0), argument(state, 1), argument(state, 2), argument(state, 3));
-  a.forward();
-  measure(state, a, 4.0 * head_dim, [&] { a.forward(); });
-}
-
-void backward(benchmark::State& state) {
-  const Attention a(argument(state, 0), argument(state, 1), argument(state, 2), argument(state, 3));
-  a.forward();
-  a.backward();
-  measure(state, a, 10.0 * head_dim, [&] { a.backward(); });
-}
-
-/// Dense, and the recipe's: long and short windows over documents.
+/// Dense, and the recipe's windows with and without documents.
 void shapes(benchmark::internal::Benchmark* b) {
-  b->ArgNames({"T", "H", "window", "document"})->UseManualTime()->Unit(benchmark::kMicrosecond);
-  b->Args({8192, 48, 0, 0})->Args({49152, 6, 1792, 1000})->Args({49152, 6, 384, 1000})->Args({49152, 6, 1792, 0});
+  b->ArgNames({"T", "H", "window", "document"})->UseManualTime()->Unit(benchmark::kMicrosecond)->Iterations(20);
+  b->Args({8192, 48, 0, 0});
+  for (const int document : {1000, 0}) {
+    for (const int window : {128, 384, 1792}) b->Args({49152, 6, window, document});
+  }
 }
 BENCHMARK(forward)->Apply(shapes);
 BENCHMARK(backward)->Apply(shapes);

@@ -40,6 +40,11 @@ std::vector<bf16> random_bf16(std::size_t n, std::uint32_t seed, float bound) {
   return values;
 }
 
+/// Rows [first, first + count) of a case.
+struct Rows {
+  int first, count;
+};
+
 struct Case {
   std::string name;
   int length, heads;
@@ -48,10 +53,15 @@ struct Case {
   std::vector<int> document_begins;
 
   int width() const { return heads * head_dim; }
-  OwnedMask mask() const {
-    std::vector<Token> tokens(length, 7);
-    for (const int t : document_begins) tokens[t] = end_of_text;
-    OwnedMask mask(length);
+  Rows all() const { return {0, length}; }
+  OwnedMask mask() const { return mask(all()); }
+  /// Of these rows, as if no others were.
+  OwnedMask mask(Rows rows) const {
+    std::vector<Token> tokens(rows.count, 7);
+    for (const int t : document_begins) {
+      if (t >= rows.first && t < rows.first + rows.count) tokens[t - rows.first] = end_of_text;
+    }
+    OwnedMask mask(rows.count);
     mask.build(tokens, end_of_text, kind, window);
     return mask;
   }
@@ -144,10 +154,10 @@ struct Problem {
   }
 
   /// Columns [first, first + head_dim) as floats.
-  std::vector<float> columns(const std::vector<bf16>& buffer, int buffer_columns, int first) const {
+  std::vector<float> columns(const std::vector<bf16>& buffer, int buffer_columns, int first, Rows rows) const {
     std::vector<float> out;
-    out.reserve(static_cast<std::size_t>(c.length) * head_dim);
-    for (int t = 0; t < c.length; ++t) {
+    out.reserve(static_cast<std::size_t>(rows.count) * head_dim);
+    for (int t = rows.first; t < rows.first + rows.count; ++t) {
       const bf16* row = buffer.data() + static_cast<std::size_t>(t) * buffer_columns + first;
       std::transform(row, row + head_dim, std::back_inserter(out), to_float);
     }
@@ -155,10 +165,10 @@ struct Problem {
   }
 
   /// d_q of one head.
-  std::vector<float> from_panels(const std::vector<float>& panels, int head) const {
+  std::vector<float> from_panels(const std::vector<float>& panels, int head, Rows rows) const {
     std::vector<float> out;
-    out.reserve(static_cast<std::size_t>(c.length) * head_dim);
-    for (int t = 0; t < c.length; ++t) {
+    out.reserve(static_cast<std::size_t>(rows.count) * head_dim);
+    for (int t = rows.first; t < rows.first + rows.count; ++t) {
       for (int column = head * head_dim; column < (head + 1) * head_dim; ++column) {
         const std::size_t panel = column / d_q_panel;
         out.push_back(panels[(panel * c.length + t) * d_q_panel + column % d_q_panel]);
@@ -168,19 +178,21 @@ struct Problem {
   }
 
   /// What the portable body computes from the same inputs, in float; backward these include the device's y.
-  HeadResult expected(int head, const std::vector<float>& device_y) const {
-    const auto input = [&](int i) { return columns(host_qkv, qkv_columns(), i * c.width() + head * head_dim); };
-    std::vector<float> q = input(0), k = input(1), v = input(2), d = columns(host_d_y, y_columns(), head * head_dim),
-                       y_input = device_y;
-    HeadResult r{std::vector<float>(q.size()), std::vector<float>(c.length), std::vector<float>(q.size()),
+  HeadResult expected(int head, const std::vector<float>& device_y) const { return expected(head, device_y, c.all()); }
+  /// The same of these rows, as if no others were.
+  HeadResult expected(int head, const std::vector<float>& device_y, Rows rows) const {
+    const auto input = [&](int i) { return columns(host_qkv, qkv_columns(), i * c.width() + head * head_dim, rows); };
+    std::vector<float> q = input(0), k = input(1), v = input(2),
+                       d = columns(host_d_y, y_columns(), head * head_dim, rows), y_input = device_y;
+    HeadResult r{std::vector<float>(q.size()), std::vector<float>(rows.count), std::vector<float>(q.size()),
                  std::vector<float>(q.size()), std::vector<float>(q.size())};
-    const auto mat = [&](std::vector<float>& x) { return Mat<float>(x.data(), c.length, head_dim); };
-    const Mat<float> lse_mat(r.lse.data(), 1, c.length);
-    std::vector<std::byte> memory(portable::attention_workspace<float>(c.length, 1, head_dim) + 64);
+    const auto mat = [&](std::vector<float>& x) { return Mat<float>(x.data(), rows.count, head_dim); };
+    const Mat<float> lse_mat(r.lse.data(), 1, rows.count);
+    std::vector<std::byte> memory(portable::attention_workspace<float>(rows.count, 1, head_dim) + 64);
     const auto misaligned = reinterpret_cast<std::uintptr_t>(memory.data()) % 64;
     const Workspace space = Workspace(memory).subspan(misaligned ? 64 - misaligned : 0);
     const portable::AttentionInputs<float> in{mat(q), mat(k), mat(v), 1, scale};
-    const OwnedMask host_mask = c.mask();
+    const OwnedMask host_mask = c.mask(rows);
     portable::attention_forward<float>({}, mat(r.y), lse_mat, in, host_mask.view(), space);
     portable::attention_backward<float>({}, mat(r.d_q), mat(r.d_k), mat(r.d_v), mat(y_input), lse_mat, mat(d), in,
                                         host_mask.view(), space);
@@ -194,12 +206,15 @@ struct Problem {
   };
   Copy copy() const { return {y.host(), d_kv.host(), lse.host(), d_q.host()}; }
 
-  HeadResult head(const Copy& all, int head) const {
-    const auto d_kv_part = [&](int i) { return columns(all.d_kv, kv_columns(), i * c.width() + head * head_dim); };
-    const auto lse_row = all.lse.begin() + static_cast<std::ptrdiff_t>(head) * c.length;
-    return {columns(all.y, y_columns(), head * head_dim),
-            {lse_row, lse_row + c.length},
-            from_panels(all.d_q, head),
+  HeadResult head(const Copy& all, int head) const { return this->head(all, head, c.all()); }
+  HeadResult head(const Copy& all, int head, Rows rows) const {
+    const auto d_kv_part = [&](int i) {
+      return columns(all.d_kv, kv_columns(), i * c.width() + head * head_dim, rows);
+    };
+    const auto lse_row = all.lse.begin() + static_cast<std::ptrdiff_t>(head) * c.length + rows.first;
+    return {columns(all.y, y_columns(), head * head_dim, rows),
+            {lse_row, lse_row + rows.count},
+            from_panels(all.d_q, head, rows),
             d_kv_part(0),
             d_kv_part(1)};
   }
@@ -260,6 +275,44 @@ INSTANTIATE_TEST_SUITE_P(
                     Case{"groups_of_heads", 8192, 10, WindowKind::token, everything, {}},
                     Case{"recipe", 49152, 6, WindowKind::block, 1792, regular_documents(49152, 1000)}),
     [](const auto& info) { return info.param.name; });
+
+/// Rows [first, last) of a result.
+HeadResult cut(const HeadResult& r, int first, int last) {
+  const auto part = [&](const std::vector<float>& x, int columns) {
+    return std::vector<float>(x.begin() + static_cast<std::ptrdiff_t>(first) * columns,
+                              x.begin() + static_cast<std::ptrdiff_t>(last) * columns);
+  };
+  return {part(r.y, head_dim), part(r.lse, 1), part(r.d_q, head_dim), part(r.d_k, head_dim), part(r.d_v, head_dim)};
+}
+
+/// Long sequences: samples of rows that the window keeps from all but their neighbours.
+class CudaAttentionLong : public testing::TestWithParam<Case> {};
+
+TEST_P(CudaAttentionLong, AgreesWithThePortableBodyOnSamples) {
+  SKIP_WITHOUT_DEVICE();
+  const Problem p(GetParam());
+  p.run();
+  const auto all = p.copy();
+  expect_written("y", all.y, p.y_columns());
+  expect_written("d_kv", all.d_kv, p.kv_columns());
+  const int reach = p.c.window, sample = 4 * reach, head = p.c.heads - 1;
+  for (const int first : {0, p.c.length / 2, p.c.length - sample}) {
+    SCOPED_TRACE(first);
+    const Rows rows{first, sample};
+    const HeadResult got = p.head(all, head, rows), expected = p.expected(head, got.y, rows);
+    // Queries further than the window from the sample's begin, and keys further from its end, miss no pair; the
+    // gradients of keys also need their queries' statistics.
+    const int begin = first == 0 ? 0 : reach, end = first + sample == p.c.length ? sample : sample - reach;
+    expect_near(cut(got, begin, end), cut(expected, begin, end));
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Lengths, CudaAttentionLong,
+    testing::Values(Case{"65536", 65536, 6, WindowKind::block, 384, regular_documents(65536, 1000)},
+                    Case{"65536_tokens", 65536, 2, WindowKind::token, 1024, regular_documents(65536, 3000)},
+                    Case{"262144", 262144, 2, WindowKind::block, 1792, regular_documents(262144, 1000)}),
+    [](const auto& info) { return "T" + info.param.name; });
 
 TEST(CudaAttentionSingleKey, YieldsItsValueAndNoGradientOfScores) {
   SKIP_WITHOUT_DEVICE();
@@ -345,6 +398,10 @@ TEST(CudaAttentionArguments, RefusesWhatTheKernelsCannotTake) {
   const Mat<float> lse(p.lse.data(), 2, 256);
   auto in = p.inputs();
   in.heads = 4;  // head_dim 64
+  EXPECT_THROW(cuda::attention_forward<bf16>({}, p.values(p.y), lse, in, p.mask.view(), p.scratch()),
+               std::invalid_argument);
+  in = p.inputs();
+  in.scale = 0;
   EXPECT_THROW(cuda::attention_forward<bf16>({}, p.values(p.y), lse, in, p.mask.view(), p.scratch()),
                std::invalid_argument);
   in = p.inputs();
