@@ -1,30 +1,13 @@
 #pragma once
 // Tensor maps describe global matrices to Hopper's copy engine.
 
-#include <cuda.h>
-#include <cuda_runtime.h>
-
 #include <cstdint>
 #include <stdexcept>
 
-#include "kernels/error.cuh"
+#include "kernels/driver.cuh"
 #include "kernels/types.hpp"
 
 namespace nanorun::kernels::cuda {
-
-/// The driver's encoder, asked of the runtime so that programs start on machines without a driver.
-inline auto tensor_map_encoder() {
-  using Encoder = decltype(&cuTensorMapEncodeTiled);
-  static const Encoder encoder = [] {
-    void* function = nullptr;
-    cudaDriverEntryPointQueryResult found{};
-    check(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, 12000, cudaEnableDefault, &found),
-          "cudaGetDriverEntryPointByVersion");
-    if (found != cudaDriverEntryPointSuccess) throw std::runtime_error("the driver has no cuTensorMapEncodeTiled");
-    return reinterpret_cast<Encoder>(function);
-  }();
-  return encoder;
-}
 
 /// Map of x [rows, cols] as columns of 64: coordinates (column in its 64, row, column / 64). A box is
 /// [box_columns / 64, box_rows, 64] in the 128-byte swizzle. Throws std::invalid_argument unless cols is a multiple of
@@ -39,11 +22,11 @@ inline CUtensorMap column_map(Mat<const bf16> x, int box_rows, int box_columns) 
   const cuuint32_t box[] = {columns, static_cast<cuuint32_t>(box_rows), static_cast<cuuint32_t>(box_columns / columns)};
   const cuuint32_t steps[] = {1, 1, 1};
   CUtensorMap map;
-  const CUresult status =
-      tensor_map_encoder()(&map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 3, const_cast<bf16*>(x.data), sizes, strides, box,
-                           steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-                           CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-  if (status != CUDA_SUCCESS) throw std::runtime_error("cuTensorMapEncodeTiled failed");
+  static const auto encode = driver_function<decltype(cuTensorMapEncodeTiled)>("cuTensorMapEncodeTiled", 12000);
+  check(encode(&map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 3, const_cast<bf16*>(x.data), sizes, strides, box, steps,
+               CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+               CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE),
+        "cuTensorMapEncodeTiled");
   return map;
 }
 

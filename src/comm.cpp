@@ -62,6 +62,17 @@ void Comm::share_heartbeats(const std::string& folder) {
 
 Watchdog::Guard Comm::watch(const char* what) { return {*watchdog_, what}; }
 
+std::pair<int, int> Comm::place_on_host() {
+  const Watchdog::Guard guard = watch("search for ranks of the same host");
+  MPI_Comm host = MPI_COMM_NULL;
+  int rank = 0, size = 0;
+  MPI_Comm_split_type(comm_, MPI_COMM_TYPE_SHARED, rank_, MPI_INFO_NULL, &host);
+  MPI_Comm_rank(host, &rank);
+  MPI_Comm_size(host, &size);
+  MPI_Comm_free(&host);
+  return {rank, size};
+}
+
 void Comm::barrier() {
   const Watchdog::Guard guard = watch("barrier");
   MPI_Barrier(comm_);

@@ -43,6 +43,9 @@ class Comm {
   [[nodiscard]] Watchdog::Guard watch(const char* what);
 
   void barrier();
+  /// Collective. How many ranks are on this rank's host, and this one's place among them.
+  int ranks_of_host() { return place_on_host().second; }
+  int rank_on_host() { return place_on_host().first; }
   /// From `root` to all.
   void broadcast(std::span<std::byte> data, int root = 0);
   std::string broadcast(const std::string& text, int root = 0);
@@ -63,6 +66,8 @@ class Comm {
   std::vector<std::string> gather(const std::string& text);
 
  private:
+  std::pair<int, int> place_on_host();
+
   MPI_Comm comm_;
   int rank_ = 0;
   int size_ = 1;

@@ -19,6 +19,7 @@ enum class HeadChoice { automatic, fp32, bf16, fp8 };
 enum class EndOfData { error, wrap };
 enum class Recompute { none, mlp };
 enum class OnFailure { stop, go_on };
+enum class TransportChoice { automatic, peers, nccl };
 
 struct RunConfig {
   std::string name = "run";
@@ -124,6 +125,7 @@ struct CommConfig {
   double timeout_seconds = 300;                               ///< a collective that takes longer ends the job
   kernels::WireFormat gradients = kernels::WireFormat::fp32;  ///< in which gradients travel to the rank that sums them
   double gradient_scale = 65536;                              ///< e5m2: factor on the gradients of a rank's sequences
+  TransportChoice transport = TransportChoice::automatic;     ///< between devices
 };
 
 struct Config {

@@ -49,13 +49,16 @@ template <>
 inline constexpr auto names_of<OnFailure> = std::to_array<Named<OnFailure>>({{"stop", OnFailure::stop},
                                                                              {"continue", OnFailure::go_on}});
 template <>
+inline constexpr auto names_of<TransportChoice> = std::to_array<Named<TransportChoice>>(
+    {{"auto", TransportChoice::automatic}, {"peers", TransportChoice::peers}, {"nccl", TransportChoice::nccl}});
+template <>
 inline constexpr auto names_of<kernels::WireFormat> = std::to_array<Named<kernels::WireFormat>>(
     {{"fp32", kernels::WireFormat::fp32}, {"bf16", kernels::WireFormat::bf16}, {"e5m2", kernels::WireFormat::e5m2}});
 
 /// The member of a Config that a key sets.
 using Field = std::variant<bool*, int*, std::int64_t*, double*, std::string*, std::vector<std::string>*,
                            std::vector<int>*, ValuePath*, RotaryKind*, WindowKind*, Rounding*, HeadChoice*, EndOfData*,
-                           Recompute*, OnFailure*, kernels::WireFormat*>;
+                           Recompute*, OnFailure*, TransportChoice*, kernels::WireFormat*>;
 
 /// What a key accepts beyond its type. Lists are checked element by element.
 struct Check {

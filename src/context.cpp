@@ -24,17 +24,6 @@ void limit_blas_threads() {
   if (std::getenv("OPENBLAS_NUM_THREADS") == nullptr) openblas_set_num_threads(1);
 }
 
-/// This rank's place among the ranks of its host.
-int rank_on_host(Comm& comm) {
-  const Watchdog::Guard guard = comm.watch("search for ranks of the same host");
-  MPI_Comm host = MPI_COMM_NULL;
-  int rank = 0;
-  MPI_Comm_split_type(comm.handle(), MPI_COMM_TYPE_SHARED, comm.rank(), MPI_INFO_NULL, &host);
-  MPI_Comm_rank(host, &rank);
-  MPI_Comm_free(&host);
-  return rank;
-}
-
 std::string host_name() {
   char name[MPI_MAX_PROCESSOR_NAME];
   int length = 0;
@@ -83,7 +72,7 @@ Context::Context(int& argc, char**& argv) : start_(std::chrono::steady_clock::no
 }
 
 void Context::open_device() {
-  const int local_rank = rank_on_host(*comm_);
+  const int local_rank = comm_->rank_on_host();
   DevicePlace place{host_name(), {}, {}, ops::device_count()};
   comm_->together([&] {
     if (place.visible > 0) return;

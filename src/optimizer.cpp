@@ -36,6 +36,12 @@ std::size_t state_size(const ParameterTable& table, int rank, int ranks) {
 }
 
 /// The matrices of a bucket that a rank owns; data may be null.
+/// Whether two buckets hold matrices of one shape or its transpose, which are orthogonalised as one batch.
+bool alike(const Bucket& a, const Bucket& b) {
+  return a.group == Group::matrix && b.group == Group::matrix &&
+         std::minmax(a.rows, a.cols) == std::minmax(b.rows, b.cols);
+}
+
 template <class A>
 MatrixBatch<A> batch(const Bucket& bucket, A* data, std::size_t owned_size) {
   return {data, static_cast<int>(owned_size / bucket.unit_size), bucket.rows, bucket.cols};
@@ -44,11 +50,14 @@ MatrixBatch<A> batch(const Bucket& bucket, A* data, std::size_t owned_size) {
 template <class A>
 std::size_t workspace_size(const ParameterTable& table, int rank, int ranks) {
   std::size_t bytes = 0;
-  for (const Bucket& bucket : table.buckets()) {
-    if (bucket.group != Group::matrix) continue;
-    const Bounds bounds = bucket.bounds(ranks);
-    const MatrixBatch<A> pieces[] = {batch<A>(bucket, nullptr, bounds[rank + 1] - bounds[rank])};
-    bytes = std::max(bytes, ops::newton_schulz_workspace<A>(pieces));
+  for (const Bucket& first : table.buckets()) {
+    std::vector<MatrixBatch<A>> pieces;
+    for (const Bucket& bucket : table.buckets()) {
+      if (!alike(bucket, first)) continue;
+      const Bounds bounds = bucket.bounds(ranks);
+      pieces.push_back(batch<A>(bucket, nullptr, bounds[rank + 1] - bounds[rank]));
+    }
+    if (!pieces.empty()) bytes = std::max(bytes, ops::newton_schulz_workspace<A>(pieces));
   }
   return bytes;
 }
@@ -72,6 +81,8 @@ Optimizer<T>::Optimizer(const Config& config, const ParameterTable& table, const
       handed_over_(ops::create_event()) {
   std::size_t state_used = 0;
   for (const Bucket& bucket : table.buckets()) shards_.push_back(make_shard(bucket, weights, state_used));
+  comm_.share(weights.tensors());
+  comm_.share(weights.scalars());
   // Buckets are updated in the order in which the backward pass completes them.
   std::ranges::stable_sort(shards_, std::greater(), [](const Shard& shard) { return shard.bucket.layer; });
   ops::fill<Master>(stream_, state_.span(), 0);
@@ -141,15 +152,46 @@ void Optimizer<T>::reduce_gradients(Trace& trace, int layer) {
 
 template <class T>
 void Optimizer<T>::step(Trace& trace, long step) {
+  open_weights();
   for (Shard& shard : shards_) {
     if (comm_.size() > 1) {
       Region region(trace, Phase::reduce_gradients);
       ops::wait(stream_, shard.reduced);
     }
-    update(trace, shard, step);
-    if (comm_.size() > 1) gather(trace, shard);
+    if (shard.bucket.group == Group::matrix) {
+      add_momentum(trace, shard, step);
+      if (last_alike(shard)) update_matrices(trace, shard.bucket, step);
+    } else {
+      update_elements(trace, shard, step);
+      gather(trace, shard);
+    }
+  }
+  for (Shard& shard : shards_) {
+    if (needed_late(shard)) gather(trace, shard);
   }
   ops::fill<Master>(stream_, gradients_, 0);
+}
+
+/// Lets other ranks write their new weights once this one's backward pass is over.
+template <class T>
+void Optimizer<T>::open_weights() {
+  ops::record(stream_, handed_over_);
+  ops::wait(comm_.stream(), handed_over_);
+  comm_.open_weights();
+}
+
+/// Of the shards with matrices alike the last one, after whose gradients all of them can be orthogonalised.
+template <class T>
+bool Optimizer<T>::last_alike(const Shard& shard) const {
+  const auto last = std::find_if(shards_.rbegin(), shards_.rend(),
+                                 [&](const Shard& other) { return alike(other.bucket, shard.bucket); });
+  return &*last == &shard;
+}
+
+/// Matrices that the forward pass does not need from its first block on: all others' weights travel before theirs.
+template <class T>
+bool Optimizer<T>::needed_late(const Shard& shard) const {
+  return shard.bucket.group == Group::matrix && shard.bucket.layer > 0;
 }
 
 template <class T>
@@ -164,6 +206,7 @@ void Optimizer<T>::await_weights(Trace& trace, int layer) {
 
 template <class T>
 void Optimizer<T>::gather(Trace& trace, Shard& shard) {
+  if (comm_.size() == 1) return;
   Region region(trace, Phase::gather_weights);
   ops::record(stream_, handed_over_);
   ops::wait(comm_.stream(), handed_over_);
@@ -185,41 +228,63 @@ void Optimizer<T>::gather_weights(const Shard& shard) {
   }
 }
 
+/// Turns the gradients of a shard into Muon's momentum.
 template <class T>
-void Optimizer<T>::update(Trace& trace, const Shard& shard, long step) {
+void Optimizer<T>::add_momentum(Trace& trace, const Shard& shard, long step) {
   if (shard.master.empty()) return;
-  const bool matrices = shard.bucket.group == Group::matrix;
-  Region region(trace, matrices ? Phase::muon : Phase::adam);
-  if (matrices) {
-    update_matrices(shard, step);
-  } else if (shard.bucket.scalars()) {
-    update_elements(shard, shard.master, step);
-  } else {
-    update_elements(shard, shard.copy, step);
+  Region region(trace, Phase::muon);
+  ops::nesterov_momentum<Master>(stream_, shard.gradients, shard.moment1, muon_momentum(config_.optimizer, step),
+                                 1.0 / config_.train.sequences, squares_.device());
+}
+
+/// Updates this rank's matrices alike those of the bucket, all at once, and lets those travel that the next forward
+/// pass begins with.
+template <class T>
+void Optimizer<T>::update_matrices(Trace& trace, const Bucket& kind, long step) {
+  {
+    Region region(trace, Phase::muon);
+    pieces_.clear();
+    for (const Shard& shard : shards_) {
+      if (alike(shard.bucket, kind) && !shard.gradients.empty()) {
+        pieces_.push_back(batch(shard.bucket, shard.gradients.data(), shard.gradients.size()));
+      }
+    }
+    if (!pieces_.empty()) ops::newton_schulz<Master>(stream_, pieces_, workspace_.space());
+  }
+  for (Shard& shard : shards_) {
+    if (!alike(shard.bucket, kind)) continue;
+    move_along(trace, shard, step);
+    if (!needed_late(shard)) gather(trace, shard);
   }
 }
 
+/// Moves a shard's matrices along their orthogonal factors.
 template <class T>
-void Optimizer<T>::update_matrices(const Shard& shard, long step) {
+void Optimizer<T>::move_along(Trace& trace, const Shard& shard, long step) {
+  if (shard.master.empty()) return;
+  Region region(trace, Phase::muon);
   const Bucket& bucket = shard.bucket;
-  ops::nesterov_momentum<Master>(stream_, shard.gradients, shard.moment1, muon_momentum(config_.optimizer, step),
-                                 1.0 / config_.train.sequences, squares_.device());
-  const MatrixBatch<Master> pieces[] = {batch(bucket, shard.gradients.data(), shard.gradients.size())};
-  ops::newton_schulz<Master>(stream_, pieces, workspace_.space());
   const double shape_factor = std::sqrt(std::max(1.0, static_cast<double>(bucket.rows) / bucket.cols));
   const double lr = config_.optimizer.muon_lr * lr_factor(config_.train, step);
   ops::add_scaled<T>(stream_, shard.master, shard.copy, shard.gradients, -lr * shape_factor, squares_.device());
 }
 
-/// U: T, or for scalars Master.
 template <class T>
-template <class U>
-void Optimizer<T>::update_elements(const Shard& shard, std::span<U> copy, long step) {
+void Optimizer<T>::update_elements(Trace& trace, const Shard& shard, long step) {
+  if (shard.master.empty()) return;
+  Region region(trace, Phase::adam);
   const OptimizerConfig& o = config_.optimizer;
   const double lr = learning_rate(shard.bucket.group) * lr_factor(config_.train, step);
-  ops::adam_update<U>(stream_, shard.master, copy, shard.moment1, shard.moment2, shard.gradients,
-                      {lr, o.adam_beta1, o.adam_beta2, o.adam_eps, step + 1, 1.0 / config_.train.sequences},
-                      squares_.device());
+  const auto update = [&](auto copy) {
+    ops::adam_update<typename decltype(copy)::value_type>(
+        stream_, shard.master, copy, shard.moment1, shard.moment2, shard.gradients,
+        {lr, o.adam_beta1, o.adam_beta2, o.adam_eps, step + 1, 1.0 / config_.train.sequences}, squares_.device());
+  };
+  if (shard.bucket.scalars()) {
+    update(shard.master);
+  } else {
+    update(shard.copy);
+  }
 }
 
 template <class T>
@@ -253,6 +318,7 @@ void Optimizer<T>::publish() {
   }
   ops::synchronize(stream_);
   if (comm_.size() == 1) return;
+  comm_.open_weights();
   for (const Shard& shard : shards_) gather_weights(shard);
   comm_.synchronize();
 }

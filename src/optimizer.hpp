@@ -24,7 +24,7 @@ class Optimizer {
  public:
   using Master = kernels::acc_t<T>;
 
-  /// Weights and gradients, the latter [table.size()], outlive the optimizer.
+  /// Collective. Gradients [table.size()] outlive the optimizer, weights the communicator of tensors too.
   Optimizer(const Config& config, const ParameterTable& table, const Weights<T>& weights, std::span<Master> gradients,
             TensorComm& comm, kernels::Stream stream);
   ~Optimizer();
@@ -71,10 +71,13 @@ class Optimizer {
   };
 
   Shard make_shard(const Bucket& bucket, const Weights<T>& weights, std::size_t& state_used);
-  void update(Trace& trace, const Shard& shard, long step);
-  void update_matrices(const Shard& shard, long step);
-  template <class U>
-  void update_elements(const Shard& shard, std::span<U> copy, long step);
+  void open_weights();
+  bool last_alike(const Shard& shard) const;
+  bool needed_late(const Shard& shard) const;
+  void add_momentum(Trace& trace, const Shard& shard, long step);
+  void update_matrices(Trace& trace, const Bucket& kind, long step);
+  void move_along(Trace& trace, const Shard& shard, long step);
+  void update_elements(Trace& trace, const Shard& shard, long step);
   void publish();
   void gather(Trace& trace, Shard& shard);
   void gather_weights(const Shard& shard);
@@ -92,6 +95,7 @@ class Optimizer {
   RunningSum squares_;
   ops::Event handed_over_;  ///< from the ops' stream to the collectives'
   std::vector<Shard> shards_;
+  std::vector<kernels::MatrixBatch<Master>> pieces_;  ///< of a batch, kept for its memory
   std::vector<HostView<Master>> host_;
 };
 

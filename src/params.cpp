@@ -31,7 +31,10 @@ std::string block_name(int layer, const char* tensor) { return fmt::format("bloc
 
 Bounds Bucket::bounds(int ranks) const {
   Bounds bounds(ranks + 1);
-  for (int r = 0; r <= ranks; ++r) bounds[r] = units * r / ranks * unit_size;
+  for (int r = 0; r < ranks; ++r) {
+    const bool one_more = (r + ranks - like_before % ranks) % ranks < units % ranks;
+    bounds[r + 1] = bounds[r] + (units / ranks + (one_more ? 1 : 0)) * unit_size;
+  }
   return bounds;
 }
 
@@ -123,8 +126,13 @@ void ParameterTable::add(const std::string& name, int matrices, int rows, int co
 void ParameterTable::close_bucket(std::size_t unit_size, int layer) {
   if (size_ == bucket_begin_) return;
   const Parameter& last = parameters_.back();
-  buckets_.push_back(
-      {last.group, layer, bucket_begin_, (size_ - bucket_begin_) / unit_size, unit_size, last.rows, last.cols});
+  std::size_t like_before = 0;
+  for (const Bucket& bucket : buckets_) {
+    const bool like = std::minmax(bucket.rows, bucket.cols) == std::minmax(last.rows, last.cols);
+    if (last.group == Group::matrix && like) like_before += bucket.units;
+  }
+  buckets_.push_back({last.group, layer, bucket_begin_, (size_ - bucket_begin_) / unit_size, unit_size, last.rows,
+                      last.cols, like_before});
   bucket_begin_ = size_;
 }
 

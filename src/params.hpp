@@ -45,10 +45,12 @@ struct Bucket {
   std::size_t unit_size = 0;
   int rows = 0;  ///< shape of one matrix (Group::matrix)
   int cols = 0;
+  std::size_t like_before = 0;  ///< matrices of this shape or its transpose in earlier buckets
 
   std::size_t size() const { return units * unit_size; }
   bool scalars() const { return group == Group::scalar || group == Group::skip; }
-  /// Parts of the ranks, relative to `offset`; unit counts differ by at most one.
+  /// Parts of the ranks, relative to `offset`. Unit counts differ by at most one, also those of matrices of like shapes
+  /// over all buckets.
   Bounds bounds(int ranks) const;
 };
 

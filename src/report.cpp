@@ -128,8 +128,7 @@ std::string plan(const Config& config, const ParameterTable& table, int ranks) {
                          static_cast<double>(table.size() - table.tensor_size()) * sizeof(kernels::acc_t<Real>);
   const auto state = static_cast<double>(Optimizer<Real>::state_bytes(table, ranks));
   const auto activations = static_cast<double>(Model<Real>::memory_bytes(config));
-  const auto buffers =
-      static_cast<double>(TensorComm::memory_bytes(ranks, {config.comm.gradients, config.comm.gradient_scale}));
+  const auto buffers = static_cast<double>(TensorComm::memory_bytes(ranks, config.comm));
   const int window = long_window(config.window, config.train.steps, config.train.steps);
   const double tokens = static_cast<double>(config.train.sequences) * config.train.length;
   std::string text;

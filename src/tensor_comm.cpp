@@ -1,42 +1,48 @@
-// What both bodies share; tensor_comm_mpi.cpp and tensor_comm_nccl.cpp hold the rest, of which the build takes one.
-
 #include "src/tensor_comm.hpp"
 
 namespace nanorun {
 
 namespace {
-constexpr const char *buffers = "the buffers of collectives", *buffers_remedy = "lower train.length";
+
+/// Copies in fewer bits than their gradients leave from a buffer of their own.
+std::size_t outgoing_bytes(int ranks, kernels::WireFormat format) {
+  return ranks == 1 || format == kernels::WireFormat::fp32 ? 0 : Transport::incoming_bytes;
 }
 
-TensorComm::TensorComm(Comm& comm, kernels::Stream stream, kernels::Wire wire)
+}  // namespace
+
+TensorComm::TensorComm(Comm& comm, kernels::Stream stream, const CommConfig& config)
     : comm_(comm),
       stream_(stream),
-      wire_(wire),
-      outgoing_(wire.format == kernels::WireFormat::fp32 ? 0 : staging_bytes(comm.size()), buffers, buffers_remedy),
-      incoming_(staging_bytes(comm.size()), buffers, buffers_remedy) {
+      wire_{config.gradients, config.gradient_scale},
+      transport_(comm.size() == 1 ? nullptr : connect(comm, stream, config.transport)),
+      outgoing_(outgoing_bytes(comm.size(), config.gradients), "the buffers of collectives", "lower train.length") {
   messages_.reserve(comm.size());
-  if (comm.size() > 1) connect();
 }
 
-TensorComm::~TensorComm() {
-  if (comm_.size() > 1) disconnect();
-}
-
-std::size_t TensorComm::staging_bytes(int ranks) { return ranks == 1 ? 0 : incoming_bytes; }
-
-std::size_t TensorComm::memory_bytes(int ranks, const kernels::Wire& wire) {
-  const int buffers = wire.format == kernels::WireFormat::fp32 ? 1 : 2;
-  return buffers * staging_bytes(ranks) + (ranks == 1 ? 0 : library_bytes(ranks));
+std::size_t TensorComm::memory_bytes(int ranks, const CommConfig& config) {
+  if (ranks == 1) return 0;
+  return Transport::incoming_bytes + outgoing_bytes(ranks, config.gradients) +
+         Transport::library_bytes(ranks, config.transport);
 }
 
 void TensorComm::synchronize() {
-  if (comm_.size() == 1) return;
+  if (!transport_) return;
   const Watchdog::Guard guard = comm_.watch("the collectives on tensors");
   ops::synchronize(stream_);
 }
 
+void TensorComm::check() {
+  if (transport_) transport_->check();
+}
+
+void TensorComm::exchange(Payload payload) {
+  transport_->exchange(payload, messages_);
+  for (const Message& message : messages_) bytes_sent_ += message.out.size();
+}
+
 void TensorComm::gather_bytes(std::span<std::byte> data, const Bounds& bounds, std::size_t element) {
-  if (comm_.size() == 1) return;
+  if (!transport_) return;
   const Watchdog::Guard guard = comm_.watch("all_gather");
   const auto part = [&](int rank) {
     return data.subspan(bounds[rank] * element, (bounds[rank + 1] - bounds[rank]) * element);
@@ -45,7 +51,7 @@ void TensorComm::gather_bytes(std::span<std::byte> data, const Bounds& bounds, s
   for (int k = 1; k < comm_.size(); ++k) {
     messages_.push_back({rank_after(k), part(comm_.rank()), rank_before(k), part(rank_before(k))});
   }
-  exchange(messages_);
+  exchange(Payload::weights);
 }
 
 }  // namespace nanorun

@@ -122,8 +122,8 @@ class Training {
   Log log_;
   std::vector<Token> validation_row_;
   ParameterTable table_;
-  TensorComm tensor_comm_;
   Weights<Real> weights_;
+  TensorComm tensor_comm_;
   TensorArena<kernels::acc_t<Real>> gradients_;
   Model<Real> model_;
   Optimizer<Real> optimizer_;
@@ -153,8 +153,8 @@ Training::Training(Context& context, const Config& config)
       log_(folder_.file("log.txt"), comm_.root()),
       validation_row_(config.validation.length + 1),
       table_(config.model),
-      tensor_comm_(comm_, context.comm_stream(), {config.comm.gradients, config.comm.gradient_scale}),
       weights_(table_),
+      tensor_comm_(comm_, context.comm_stream(), config.comm),
       gradients_(table_.size(), "the gradients"),
       model_(config, table_, weights_, gradients_.span(), static_cast<Token>(data_.train.front().end_of_text),
              {context.stream(), context.upload_stream()}),
@@ -175,10 +175,11 @@ Training::Training(Context& context, const Config& config)
 void Training::restore() {
   log_.line(fmt::format("nanorun {} on {} rank{}: {} parameters, output in {}", NANORUN_VERSION, comm_.size(),
                         comm_.size() == 1 ? "" : "s", table_.size(), folder_.path()));
-  log_.line(fmt::format("device {}, head in {}", ops::device_name(context_.device()),
+  log_.line(fmt::format("device {}, head in {}{}{}", ops::device_name(context_.device()),
                         head_precision(config_) == kernels::HeadPrecision::fp8 ? "fp8"
                         : ops::on_host                                         ? "fp32"
-                                                                               : "bf16"));
+                                                                               : "bf16",
+                        comm_.size() > 1 ? ", tensors travel through " : "", tensor_comm_.transport()));
   warn_of_gradient_scale();
   if (const std::optional<Progress> found = checkpoints_.restore(optimizer_.slabs())) {
     progress_ = *found;

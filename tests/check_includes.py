@@ -10,8 +10,9 @@ LAYERS = """
 error
 arena watchdog
 config config_keys config_check comm h5 files
-context tensor_comm tensor_comm_mpi tensor_comm_nccl mask schedule stop data trace trace_file run_folder
-params feed
+context transport mask schedule stop data trace trace_file run_folder
+transport_mpi transport_nccl transport_peers tensor_comm
+transport_devices params feed
 import activations
 model optimizer checkpoint command_line
 report
@@ -22,8 +23,9 @@ LEVEL = {name: level for level, line in enumerate(LAYERS.splitlines()) for name 
 
 # Which modules may see a library.
 ROOMS = {
-    "mpi.h": {"context", "comm", "h5", "tensor_comm_mpi"},
-    "nccl.h": {"tensor_comm_nccl"},
+    "mpi.h": {"context", "comm", "h5", "transport_mpi"},
+    "nccl.h": {"transport_nccl"},
+    "kernels/peer_memory.hpp": {"transport_peers", "peer_memory"},
     "hdf5.h": {"h5"},
     "src/h5.hpp": {"h5", "data", "checkpoint", "trace_file", "import"},
     "toml++/toml.h": {"config", "config_keys"},
@@ -33,7 +35,9 @@ ROOMS = {
 }
 
 # What src/ may see of kernels/: the dispatcher, the views, the mask that the host builds, and what the deck names.
-KERNEL_HEADERS = {"kernels/ops.hpp", "kernels/types.hpp", "kernels/attention.hpp", "kernels/wire.hpp"}
+KERNEL_HEADERS = {
+    f"kernels/{name}.hpp" for name in ("ops", "types", "attention", "wire", "peer_memory")
+}
 
 
 def breaches_of(path, root):

@@ -39,8 +39,8 @@ class TinyTraining {
         comm_(comm),
         tokens_(std::move(tokens)),
         table_(config.model),
-        tensor_comm_(comm, streams_.comm.stream),
         weights_(table_),
+        tensor_comm_(comm, streams_.comm.stream),
         gradients_(table_.size()),
         trace_(comm, streams_.compute.stream, untraced(), "", 0),
         model_(config_, table_, weights_, gradients_.span(), end_of_text,
@@ -126,8 +126,8 @@ class TinyTraining {
   std::vector<kernels::Token> tokens_;
   ParameterTable table_;
   Streams streams_;
-  TensorComm tensor_comm_;
   Weights<Real> weights_;
+  TensorComm tensor_comm_;
   TensorArena<float> gradients_;
   Trace trace_;
   Model<Real> model_;

@@ -9,7 +9,7 @@ errors. Where ranks share cores, every part takes ranks / cores times as long.
 """
 
 import itertools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -23,8 +23,7 @@ PARTS = ("forward, backward", "fixed work", "Muon", "Adam", "reduce-scatter", "a
 
 @dataclass(frozen=True)
 class Bucket:
-    """Units that ranks own whole (src/params.cpp): matrices of Muon, rows or elements of Adam. The last rank has the
-    largest part of every bucket."""
+    """Units that ranks own whole (src/params.cpp): matrices of Muon, rows or elements of Adam."""
 
     units: int
     unit_size: int
@@ -34,6 +33,11 @@ class Bucket:
     @property
     def size(self):
         return self.units * self.unit_size
+
+    @property
+    def kind(self):
+        """What is shared evenly over the ranks: matrices of like shapes over all buckets, else each bucket."""
+        return tuple(sorted((self.rows, self.cols))) if self.rows else id(self)
 
     def largest(self, ranks):
         return -(-self.units // ranks) * self.unit_size
@@ -61,15 +65,24 @@ def newton_schulz_flops(bucket):
     return NEWTON_SCHULZ_STEPS * (4 * short * short * long + 2 * short**3)
 
 
+def by_kind(table):
+    groups = {}
+    for bucket in table:
+        groups.setdefault(bucket.kind, []).append(bucket)
+    return list(groups.values())
+
+
 class Workload:
     """What a step asks of a rank, by rank count. `gradients`: comm.gradients of the deck."""
 
     def __init__(self, model, gradients, on_gpus):
         self.buckets = buckets(model)
-        self.matrices = [b for b in self.buckets if b.rows]
+        # Buckets as one rank's share sees them: those of one kind joined.
+        self.shares = [replace(group[0], units=sum(b.units for b in group)) for group in by_kind(self.buckets)]
+        self.matrices = [b for b in self.shares if b.rows]
         self.gradient_bytes = GRADIENT_BYTES[gradients]
         self.tensor_bytes = 2 if on_gpus else 4
-        # What a reduce-scatter receives at a time, and from how many ranks (src/tensor_comm_nccl.cpp, _mpi.cpp).
+        # What a reduce-scatter receives at a time, and from how many ranks (src/transport.cpp, _devices.cpp, _mpi.cpp).
         self.incoming_bytes, self.peers_at_once = (64 << 20, 8) if on_gpus else (1 << 20, 1)
 
     def muon_flops(self, ranks):
@@ -79,15 +92,15 @@ class Workload:
         return sum(b.largest(ranks) for b in self.buckets if not b.rows)
 
     def reduce_scatter(self, ranks):
-        """(messages, bytes) that the last rank receives: its part of each bucket from every other rank, in pieces."""
+        """(messages, bytes) that a rank receives: its part of each bucket from every other rank, in pieces."""
         piece = self.incoming_bytes // max(1, min(ranks - 1, self.peers_at_once))
-        parts = [self.gradient_bytes * b.largest(ranks) for b in self.buckets]
-        return (ranks - 1) * sum(-(-part // piece) for part in parts), (ranks - 1) * sum(parts)
+        pieces = sum(-(-self.gradient_bytes * b.largest(ranks) // piece) for b in self.buckets)
+        return (ranks - 1) * pieces, (ranks - 1) * sum(self.gradient_bytes * b.largest(ranks) for b in self.shares)
 
     def all_gather(self, ranks):
-        """(messages, bytes) that the last rank sends: its part of each bucket to every other rank."""
-        parts = [(self.tensor_bytes if b.unit_size > 1 else SCALAR_BYTES) * b.largest(ranks) for b in self.buckets]
-        return (ranks - 1) * len(parts), (ranks - 1) * sum(parts)
+        """(messages, bytes) that a rank sends: its part of each bucket to every other rank."""
+        parts = [(self.tensor_bytes if b.unit_size > 1 else SCALAR_BYTES) * b.largest(ranks) for b in self.shares]
+        return (ranks - 1) * len(self.buckets), (ranks - 1) * sum(parts)
 
     def all_reduce(self, ranks):
         """Messages by recursive doubling."""

@@ -40,8 +40,8 @@ struct Training {
   Comm& comm;
   Config config;
   ParameterTable table;
-  TensorComm tensor_comm;
   Weights<float> weights;
+  TensorComm tensor_comm;
   TensorArena<float> gradients;
   Optimizer<float> optimizer;
 
@@ -49,8 +49,8 @@ struct Training {
       : comm(comm),
         config(std::move(config_in)),
         table(config.model),
-        tensor_comm(comm, {}),
         weights(table),
+        tensor_comm(comm, {}),
         gradients(table.size()),
         optimizer(config, table, weights, gradients.span(), tensor_comm, {}) {
     for (const Slab<float>& slab : optimizer.slabs()) {

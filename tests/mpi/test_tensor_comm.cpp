@@ -6,6 +6,7 @@
 
 #include <cmath>
 #include <limits>
+#include <memory>
 
 #include "src/error.hpp"
 #include "tests/environment.hpp"
@@ -18,6 +19,22 @@ using kernels::WireFormat;
 
 constexpr bool on_hosts = ops::on_host;
 
+/// What may carry tensors: on hosts MPI whatever the deck says.
+const std::vector<TransportChoice> transports =
+    on_hosts ? std::vector{TransportChoice::automatic} : std::vector{TransportChoice::peers, TransportChoice::nccl};
+
+/// `wire` through each transport.
+std::vector<CommConfig> configs(const Wire& wire) {
+  std::vector<CommConfig> configs;
+  for (const TransportChoice transport : transports) {
+    CommConfig& config = configs.emplace_back();
+    config.gradients = wire.format;
+    config.gradient_scale = wire.scale;
+    config.transport = transport;
+  }
+  return configs;
+}
+
 /// A tensor of the ops' memory, filled from the host and read back.
 template <class T>
 class Tensor {
@@ -25,13 +42,16 @@ class Tensor {
   explicit Tensor(const std::vector<T>& values)
       : size_(values.size()), data_(static_cast<T*>(ops::allocate(size_ * sizeof(T)))) {
     ops::copy_to_device(test_context->comm_stream(), data_, values.data(), size_ * sizeof(T));
+    ops::synchronize(test_context->comm_stream());
   }
   ~Tensor() { ops::release(data_); }
   Tensor(const Tensor&) = delete;
   Tensor& operator=(const Tensor&) = delete;
 
   std::span<T> span() { return {data_, size_}; }
-  std::vector<T> host() const {
+  /// After the collectives on it.
+  std::vector<T> host(TensorComm& tensors) const {
+    tensors.synchronize();
     std::vector<T> values(size_);
     ops::copy_to_host(test_context->comm_stream(), values.data(), data_, size_ * sizeof(T));
     ops::synchronize(test_context->comm_stream());
@@ -87,13 +107,13 @@ std::vector<A> expected_part(const Bounds& bounds, const Wire& wire) {
 }
 
 template <class A>
-void check_reduce_scatter(const Bounds& bounds, const Wire& wire) {
+void check_reduce_scatter(const Bounds& bounds, const Wire& wire, const CommConfig& config) {
   Comm& comm = test_comm();
-  TensorComm tensors(comm, test_context->comm_stream(), wire);
+  TensorComm tensors(comm, test_context->comm_stream(), config);
   const std::vector<A> before = copy_of_rank<A>(comm.rank(), bounds.back());
   Tensor<A> tensor(before);
   tensors.reduce_scatter(tensor.span(), bounds);
-  const std::vector<A> got = tensor.host(), want = expected_part<A>(bounds, wire);
+  const std::vector<A> got = tensor.host(tensors), want = expected_part<A>(bounds, wire);
   tensors.check();
   const std::size_t begin = bounds[comm.rank()], end = bounds[comm.rank() + 1];
   for (std::size_t i = 0; i < got.size(); ++i) {
@@ -101,6 +121,11 @@ void check_reduce_scatter(const Bounds& bounds, const Wire& wire) {
   }
   EXPECT_EQ(tensors.bytes_sent(),
             comm.size() == 1 ? 0 : (bounds.back() - (end - begin)) * kernels::wire_bytes<A>(wire.format));
+}
+
+template <class A>
+void check_reduce_scatter(const Bounds& bounds, const Wire& wire) {
+  for (const CommConfig& config : configs(wire)) check_reduce_scatter<A>(bounds, wire, config);
 }
 
 const Wire wires[] = {{}, {WireFormat::bf16}, {WireFormat::e5m2, 4096}};
@@ -136,9 +161,8 @@ TEST(TensorComm, PiecesOfLargePartsAreSummedLikeOne) {
 }
 
 template <class T>
-void check_all_gather(const Bounds& bounds) {
+void check_all_gather(const Bounds& bounds, const CommConfig& config) {
   Comm& comm = test_comm();
-  TensorComm tensors(comm, test_context->comm_stream(), {WireFormat::e5m2, 1});
   const auto value = [](std::size_t i) {
     const auto bits = static_cast<std::uint16_t>(i * 31 % 30011);
     if constexpr (std::is_same_v<T, kernels::bf16>)
@@ -155,11 +179,19 @@ void check_all_gather(const Bounds& bounds) {
   std::vector<T> values(bounds.back());
   for (std::size_t i = bounds[comm.rank()]; i < bounds[comm.rank() + 1]; ++i) values[i] = T{value(i)};
   Tensor<T> tensor(values);
+  TensorComm tensors(comm, test_context->comm_stream(), config);
+  tensors.share(tensor.span());
+  tensors.open_weights();
   tensors.all_gather(tensor.span(), bounds);
-  const std::vector<T> got = tensor.host();
+  const std::vector<T> got = tensor.host(tensors);
   for (std::size_t i = 0; i < got.size(); ++i) ASSERT_EQ(bits_of(got[i]), value(i)) << "element " << i;
   const std::size_t own = bounds[comm.rank() + 1] - bounds[comm.rank()];
   EXPECT_EQ(tensors.bytes_sent(), own * sizeof(T) * (comm.size() - 1));
+}
+
+template <class T>
+void check_all_gather(const Bounds& bounds) {
+  for (const CommConfig& config : configs({WireFormat::e5m2, 1})) check_all_gather<T>(bounds, config);
 }
 
 TEST(TensorComm, AllGatherFillsEveryPart) {
@@ -170,32 +202,63 @@ TEST(TensorComm, AllGatherFillsEveryPart) {
     check_all_gather<double>(uneven_bounds(ranks, unit));
     check_all_gather<kernels::bf16>(uneven_bounds(ranks, unit));
   }
-  check_all_gather<float>(lopsided_bounds(ranks, 5'000'003));
+  // More than the buffers hold on devices.
+  check_all_gather<float>(lopsided_bounds(ranks, on_hosts ? 5'000'003 : 40'000'003));
 }
 
 TEST(TensorComm, NanAndInfinityOfAnyRankReachTheSum) {
   SKIP_WITHOUT_DEVICES();
   Comm& comm = test_comm();
   const float infinity = std::numeric_limits<float>::infinity();
+  const bool last = comm.rank() == comm.size() - 1;
+  Bounds bounds(comm.size() + 1, 3);
+  bounds[0] = 0;
   for (const Wire& wire : wires) {
-    TensorComm tensors(comm, test_context->comm_stream(), wire);
-    const bool last = comm.rank() == comm.size() - 1;
-    Tensor<float> tensor({last ? std::nanf("") : 1, last ? infinity : 1, 1});
-    Bounds bounds(comm.size() + 1, 3);
-    bounds[0] = 0;
-    tensors.reduce_scatter(tensor.span(), bounds);
-    if (!comm.root()) continue;
-    const std::vector<float> sum = tensor.host();
-    EXPECT_TRUE(std::isnan(sum[0]));
-    EXPECT_EQ(sum[1], infinity);
-    EXPECT_EQ(sum[2], static_cast<float>(comm.size()));
+    for (const CommConfig& config : configs(wire)) {
+      TensorComm tensors(comm, test_context->comm_stream(), config);
+      Tensor<float> tensor({last ? std::nanf("") : 1, last ? infinity : 1, 1});
+      tensors.reduce_scatter(tensor.span(), bounds);
+      if (!comm.root()) continue;
+      const std::vector<float> sum = tensor.host(tensors);
+      EXPECT_TRUE(std::isnan(sum[0]));
+      EXPECT_EQ(sum[1], infinity);
+      EXPECT_EQ(sum[2], static_cast<float>(comm.size()));
+    }
+  }
+}
+
+/// Collectives that follow each other at once, on tensors of changing lengths, do not overtake each other.
+TEST(TensorComm, CollectivesKeepTheirOrder) {
+  SKIP_WITHOUT_DEVICES();
+  Comm& comm = test_comm();
+  const int ranks = comm.size();
+  for (const CommConfig& config : configs({})) {
+    std::vector<std::unique_ptr<Tensor<float>>> all;
+    for (int i = 0; i < 40; ++i) {
+      const std::size_t size = uneven_bounds(ranks, 1 + 997 * (i % 7)).back();
+      all.push_back(std::make_unique<Tensor<float>>(std::vector<float>(size, comm.rank() + i)));
+    }
+    TensorComm tensors(comm, test_context->comm_stream(), config);
+    for (auto& tensor : all) tensors.share(tensor->span());
+    for (int i = 0; i < 40; ++i) {
+      const Bounds bounds = uneven_bounds(ranks, 1 + 997 * (i % 7));
+      tensors.reduce_scatter(all[i]->span(), bounds);
+      tensors.open_weights();
+      tensors.all_gather(all[i]->span(), bounds);
+    }
+    for (int i = 0; i < 40; ++i) {
+      const auto want = static_cast<float>(ranks * i + ranks * (ranks - 1) / 2);
+      for (const float value : all[i]->host(tensors)) ASSERT_EQ(value, want) << "tensor " << i;
+    }
   }
 }
 
 TEST(TensorComm, OneRankNeedsNoBuffers) {
-  EXPECT_EQ(TensorComm::memory_bytes(1, {WireFormat::bf16}), 0u);
+  CommConfig rounded;
+  rounded.gradients = WireFormat::bf16;
+  EXPECT_EQ(TensorComm::memory_bytes(1, rounded), 0u);
   EXPECT_GT(TensorComm::memory_bytes(2, {}), 0u);
-  EXPECT_GT(TensorComm::memory_bytes(8, {WireFormat::bf16}), TensorComm::memory_bytes(8, {}));
+  EXPECT_GT(TensorComm::memory_bytes(8, rounded), TensorComm::memory_bytes(8, {}));
 }
 
 }  // namespace

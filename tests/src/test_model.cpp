@@ -64,8 +64,8 @@ struct Fixture {
   explicit Fixture(const Config& config)
       : config(config),
         table(config.model),
-        tensor_comm(test_comm(), {}),
         weights(table),
+        tensor_comm(test_comm(), {}),
         gradients(table.size()),
         trace(test_comm(), {}, this->config.trace, "", 0),
         model(this->config, table, weights, gradients.span(), end_of_text, {}),
@@ -86,8 +86,8 @@ struct Fixture {
 
   Config config;
   ParameterTable table;
-  TensorComm tensor_comm;
   Weights<double> weights;
+  TensorComm tensor_comm;
   TensorArena<double> gradients;
   Trace trace;
   Model<double> model;

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <map>
 #include <set>
 #include <vector>
 
@@ -52,6 +53,29 @@ TEST(Bucket, SharesDifferByAtMostOneUnitAndCoverAll) {
       EXPECT_EQ(share % 100, 0u);
       EXPECT_GE(share / 100, 44u / ranks);
       EXPECT_LE(share / 100, 44u / ranks + 1);
+    }
+  }
+}
+
+TEST(Bucket, MatricesOfLikeShapesAreSharedEvenlyOverAllBuckets) {
+  const ParameterTable table(record21_model());
+  for (const int ranks : {2, 4, 5, 8, 16, 100}) {
+    std::map<int, std::vector<std::size_t>> owned;  // by the sum of the sides
+    std::map<int, std::size_t> total;
+    for (const Bucket& bucket : table.buckets()) {
+      if (bucket.group != Group::matrix) continue;
+      std::vector<std::size_t>& counts = owned[bucket.rows + bucket.cols];
+      counts.resize(ranks);
+      total[bucket.rows + bucket.cols] += bucket.units;
+      const Bounds bounds = bucket.bounds(ranks);
+      for (int r = 0; r < ranks; ++r) counts[r] += (bounds[r + 1] - bounds[r]) / bucket.unit_size;
+    }
+    ASSERT_EQ(owned.size(), 2u);  // squares, and the two matrices of the hidden layer
+    for (const auto& [sides, counts] : owned) {
+      for (const std::size_t count : counts) {
+        EXPECT_GE(count, total[sides] / ranks);
+        EXPECT_LE(count, total[sides] / ranks + 1);
+      }
     }
   }
 }

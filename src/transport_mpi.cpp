@@ -2,7 +2,9 @@
 
 #include <mpi.h>
 
-#include "src/tensor_comm.hpp"
+#include <vector>
+
+#include "src/transport.hpp"
 
 namespace nanorun {
 
@@ -11,18 +13,18 @@ namespace {
 /// MPI counts bytes in an int.
 constexpr std::size_t longest_message = std::size_t{1} << 30;
 
-}  // namespace
+class MpiTransport : public Transport {
+ public:
+  MpiTransport(Comm& comm, kernels::Stream stream) : Transport(stream, 1), comm_(comm) {}
 
-const std::size_t TensorComm::incoming_bytes = std::size_t{1} << 20;
-const int TensorComm::peers_at_once = 1;
+  const char* name() const override { return "MPI"; }
+  void exchange(Payload payload, std::span<const Message> messages) override;
 
-std::size_t TensorComm::library_bytes(int) { return 0; }
+ private:
+  Comm& comm_;
+};
 
-void TensorComm::connect() {}
-void TensorComm::disconnect() {}
-void TensorComm::check() {}
-
-void TensorComm::exchange(std::span<const Message> messages) {
+void MpiTransport::exchange(Payload, std::span<const Message> messages) {
   std::vector<MPI_Request> requests;
   for (const auto& [to, out, from, in] : messages) {
     for (std::size_t at = 0; at < in.size(); at += longest_message) {
@@ -33,9 +35,18 @@ void TensorComm::exchange(std::span<const Message> messages) {
       const auto count = static_cast<int>(std::min(longest_message, out.size() - at));
       MPI_Isend(out.data() + at, count, MPI_BYTE, to, 0, comm_.handle(), &requests.emplace_back());
     }
-    bytes_sent_ += out.size();
   }
   MPI_Waitall(static_cast<int>(requests.size()), requests.data(), MPI_STATUSES_IGNORE);
+}
+
+}  // namespace
+
+const std::size_t Transport::incoming_bytes = std::size_t{2} << 20;
+
+std::size_t Transport::library_bytes(int, TransportChoice) { return 0; }
+
+std::unique_ptr<Transport> connect(Comm& comm, kernels::Stream stream, TransportChoice) {
+  return std::make_unique<MpiTransport>(comm, stream);
 }
 
 }  // namespace nanorun

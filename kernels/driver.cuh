@@ -1,0 +1,30 @@
+#pragma once
+// Functions of the CUDA driver, asked of the runtime so that programs start on machines without a driver.
+
+#include <cuda.h>
+#include <cuda_runtime.h>
+
+#include <stdexcept>
+#include <string>
+
+#include "kernels/error.cuh"
+
+namespace nanorun::kernels::cuda {
+
+/// F: type of the function, as cuda.h declares it since that version of CUDA (12000 is 12.0).
+template <class F>
+F* driver_function(const char* name, unsigned version) {
+  void* function = nullptr;
+  cudaDriverEntryPointQueryResult found{};
+  check(cudaGetDriverEntryPointByVersion(name, &function, version, cudaEnableDefault, &found),
+        "cudaGetDriverEntryPointByVersion");
+  if (found != cudaDriverEntryPointSuccess) throw std::runtime_error(std::string("the driver has no ") + name);
+  return reinterpret_cast<F*>(function);
+}
+
+inline void check(CUresult status, const char* call) {
+  if (status == CUDA_SUCCESS) return;
+  throw std::runtime_error(std::string(call) + " failed: CUDA driver error " + std::to_string(status));
+}
+
+}  // namespace nanorun::kernels::cuda

@@ -1,0 +1,49 @@
+#include "kernels/peer_memory.hpp"
+
+#include <cstring>
+
+#include "kernels/driver.cuh"
+
+namespace nanorun::kernels::cuda {
+namespace {
+
+cudaStream_t handle_of(Stream stream) { return static_cast<cudaStream_t>(stream.handle); }
+CUdeviceptr address_of(const std::uint32_t* flag) { return reinterpret_cast<CUdeviceptr>(flag); }
+
+}  // namespace
+
+MemoryHandle export_memory(void* memory) {
+  cudaIpcMemHandle_t ipc{};
+  if (cudaIpcGetMemHandle(&ipc, memory) != cudaSuccess) cudaGetLastError();  // leaves none for the next call to find
+  MemoryHandle handle;
+  static_assert(sizeof(ipc) == sizeof(handle));
+  std::memcpy(handle.data(), &ipc, sizeof(ipc));
+  return handle;
+}
+
+void* import_memory(const MemoryHandle& handle) {
+  cudaIpcMemHandle_t ipc;
+  std::memcpy(&ipc, handle.data(), sizeof(ipc));
+  void* memory = nullptr;
+  if (cudaIpcOpenMemHandle(&memory, ipc, cudaIpcMemLazyEnablePeerAccess) == cudaSuccess) return memory;
+  cudaGetLastError();
+  return nullptr;
+}
+
+void close_memory(void* imported) { cudaIpcCloseMemHandle(imported); }
+
+void copy(Stream stream, void* to, const void* from, std::size_t bytes) {
+  check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, handle_of(stream)), "cudaMemcpyAsync");
+}
+
+void raise_flag(Stream stream, std::uint32_t* flag, std::uint32_t value) {
+  static const auto write = driver_function<decltype(cuStreamWriteValue32)>("cuStreamWriteValue32", 12000);
+  check(write(handle_of(stream), address_of(flag), value, CU_STREAM_WRITE_VALUE_DEFAULT), "cuStreamWriteValue32");
+}
+
+void await_flag(Stream stream, const std::uint32_t* flag, std::uint32_t value) {
+  static const auto wait = driver_function<decltype(cuStreamWaitValue32)>("cuStreamWaitValue32", 12000);
+  check(wait(handle_of(stream), address_of(flag), value, CU_STREAM_WAIT_VALUE_GEQ), "cuStreamWaitValue32");
+}
+
+}  // namespace nanorun::kernels::cuda
