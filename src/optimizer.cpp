@@ -135,49 +135,55 @@ void Optimizer<T>::initialise(std::int64_t seed) {
 }
 
 template <class T>
-void Optimizer<T>::reduce_gradients(Trace& trace, int layer) {
-  if (comm_.size() == 1) return;
+void Optimizer<T>::take_gradients(Trace& trace, int layer, long step) {
   for (Shard& shard : shards_) {
-    if (shard.bucket.layer != layer) continue;
-    Region region(trace, Phase::reduce_gradients);
-    ops::record(stream_, handed_over_);
-    ops::wait(comm_.stream(), handed_over_);
-    {
-      Transfer transfer(trace, Phase::reduce_gradients, comm_.stream());
-      comm_.reduce_scatter(gradients_.subspan(shard.bucket.offset, shard.bucket.size()), shard.bounds);
-    }
-    ops::record(comm_.stream(), shard.reduced);
+    if (shard.bucket.layer == layer) reduce(trace, shard);
   }
+  for (Shard& shard : shards_) {
+    if (shard.bucket.layer > layer && shard.bucket.group != Group::matrix && !shard.updated) update(trace, shard, step);
+  }
+}
+
+template <class T>
+void Optimizer<T>::reduce(Trace& trace, Shard& shard) {
+  if (comm_.size() == 1) return;
+  Region region(trace, Phase::reduce_gradients);
+  ops::record(stream_, handed_over_);
+  ops::wait(comm_.stream(), handed_over_);
+  {
+    Transfer transfer(trace, Phase::reduce_gradients, comm_.stream());
+    comm_.reduce_scatter(gradients_.subspan(shard.bucket.offset, shard.bucket.size()), shard.bounds);
+  }
+  ops::record(comm_.stream(), shard.reduced);
 }
 
 template <class T>
 void Optimizer<T>::step(Trace& trace, long step) {
-  open_weights();
   for (Shard& shard : shards_) {
-    if (comm_.size() > 1) {
-      Region region(trace, Phase::reduce_gradients);
-      ops::wait(stream_, shard.reduced);
-    }
-    if (shard.bucket.group == Group::matrix) {
-      add_momentum(trace, shard, step);
-      if (last_alike(shard)) update_matrices(trace, shard.bucket, step);
-    } else {
-      update_elements(trace, shard, step);
-      gather(trace, shard);
-    }
+    if (!shard.updated) update(trace, shard, step);
   }
   for (Shard& shard : shards_) {
     if (needed_late(shard)) gather(trace, shard);
+    shard.updated = false;
   }
   ops::fill<Master>(stream_, gradients_, 0);
 }
 
-/// Lets other ranks write their new weights once this one's backward pass is over.
+/// Updates a shard, or of matrices the first half, the second once all alike have come so far.
 template <class T>
-void Optimizer<T>::open_weights() {
-  ops::record(stream_, handed_over_);
-  ops::wait(comm_.stream(), handed_over_);
-  comm_.open_weights();
+void Optimizer<T>::update(Trace& trace, Shard& shard, long step) {
+  if (comm_.size() > 1) {
+    Region region(trace, Phase::reduce_gradients);
+    ops::wait(stream_, shard.reduced);
+  }
+  if (shard.bucket.group == Group::matrix) {
+    add_momentum(trace, shard, step);
+    if (last_alike(shard)) update_matrices(trace, shard.bucket, step);
+  } else {
+    update_elements(trace, shard, step);
+    gather(trace, shard);
+  }
+  shard.updated = true;
 }
 
 /// Of the shards with matrices alike the last one, after whose gradients all of them can be orthogonalised.
@@ -318,7 +324,6 @@ void Optimizer<T>::publish() {
   }
   ops::synchronize(stream_);
   if (comm_.size() == 1) return;
-  comm_.open_weights();
   for (const Shard& shard : shards_) gather_weights(shard);
   comm_.synchronize();
 }

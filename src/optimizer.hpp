@@ -34,13 +34,13 @@ class Optimizer {
   /// Initial weights on all ranks, and state of zeros.
   void initialise(std::int64_t seed);
 
-  /// Begins to sum over the ranks the gradients of a layer (Bucket::layer), once they are complete. All ranks call it
-  /// for the same layers in the same order before each step().
-  void reduce_gradients(Trace& trace, int layer);
+  /// Begins to sum over the ranks the gradients of a layer (Bucket::layer), which each has summed over its sequences
+  /// and which the backward pass has left. Tables whose gradients have been under way since the layer before are
+  /// updated. All ranks call it for all layers, from the highest on, before each step(). `step` counts from 0.
+  void take_gradients(Trace& trace, int layer, long step);
 
-  /// One update from gradients that each rank has summed over its sequences; zeroes them afterwards. `step` counts from
-  /// 0. Does not wait for the device. Other ranks' weights are complete after await_weights(), or once the stream of
-  /// collectives has been waited for.
+  /// Completes the update and zeroes the gradients. Does not wait for the device. Other ranks' weights are complete
+  /// after await_weights(), or once the stream of collectives has been waited for.
   void step(Trace& trace, long step);
   /// Makes the ops enqueued from now on wait for the weights of a layer (Bucket::layer).
   void await_weights(Trace& trace, int layer);
@@ -68,10 +68,12 @@ class Optimizer {
     std::span<Master> master, gradients, moment1, moment2;
     std::span<T> copy;  ///< of the master for the products; the master itself where it has that type
     ops::Event reduced, gathered;
+    bool updated = false;  ///< in this step
   };
 
   Shard make_shard(const Bucket& bucket, const Weights<T>& weights, std::size_t& state_used);
-  void open_weights();
+  void reduce(Trace& trace, Shard& shard);
+  void update(Trace& trace, Shard& shard, long step);
   bool last_alike(const Shard& shard) const;
   bool needed_late(const Shard& shard) const;
   void add_momentum(Trace& trace, const Shard& shard, long step);

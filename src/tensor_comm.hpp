@@ -37,10 +37,6 @@ class TensorComm {
   void share(std::span<T> memory) {
     if (transport_) transport_->share(std::as_writable_bytes(memory));
   }
-  /// Once the work on the stream is done, all_gather may write into this rank's shared memory, until the next call.
-  void open_weights() {
-    if (transport_) transport_->open_weights();
-  }
   /// Fills every rank's span, in shared memory, with each owner's part.
   template <class T>
   void all_gather(std::span<T> data, const Bounds& bounds) {

@@ -288,16 +288,16 @@ void Training::forward_backward() {
     data_failure_ = std::current_exception();
   }
   const auto await = [&](int layer) { optimizer_.await_weights(*trace_, layer); };
-  const auto reduce = [&](int layer) { optimizer_.reduce_gradients(*trace_, layer); };
+  const auto take = [&](int layer) { optimizer_.take_gradients(*trace_, layer, progress_.step); };
   const std::size_t row = config_.train.length + 1;
   for (std::size_t at = 0; at < tokens.size(); at += row) {
     Model<Real>::LayerHooks hooks;
     if (at == 0) hooks.enter = await;
-    if (at + row == tokens.size()) hooks.leave = reduce;
+    if (at + row == tokens.size()) hooks.leave = take;
     model_.forward_backward(*trace_, Sequence::of(tokens.subspan(at, row)), window(), hooks);
   }
   if (!data_failure_) return;
-  for (int layer = config_.model.layers; layer >= -1; --layer) reduce(layer);
+  for (int layer = config_.model.layers; layer >= -1; --layer) take(layer);
 }
 
 /// Ends every step: waits for the device, then one reduction carries the loss and what any rank has seen that should

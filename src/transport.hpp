@@ -34,14 +34,11 @@ class Transport {
   /// Collective. Memory of which all ranks have as much and that outlives the transport. What is sent out of it as
   /// weights arrives at the same place in that of the receiver.
   virtual void share(std::span<std::byte> /*memory*/) {}
-  /// Enqueued on the stream, or done when the call returns. Gradients arrive in one set of slots, those of successive
-  /// exchanges in alternating sets. Throws Error(communication).
+  /// Enqueued on the stream, or done when the call returns. All ranks make the same exchanges. Gradients arrive in one
+  /// set of slots, those of successive exchanges in alternating sets. Throws Error(communication).
   virtual void exchange(Payload payload, std::span<const Message> messages) = 0;
   /// Once the work on the stream is done, the last exchange of gradients needs its slots no more.
   virtual void free_slots() {}
-  /// Once the work on the stream is done, exchanges of weights may write into this rank's shared memory, until the next
-  /// call.
-  virtual void open_weights() {}
   /// Throws Error(communication) if an exchange has failed.
   virtual void check() {}
 

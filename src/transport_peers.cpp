@@ -99,8 +99,8 @@ void PeerTransport::let_go() {
       ops::copy_to_device(stream, flag(sign, comm_.rank(), other), &value, sizeof(Flag));
     };
     raise(Sign::slots_freed, slots_freed_);
-    raise(Sign::weights_opened, weights_opened_);
     raise(Sign::gradients_arrived, gradients_exchanged_);
+    raise(Sign::weights_awaited, weights_exchanged_);
     raise(Sign::weights_arrived, weights_exchanged_);
   }
   ops::destroy_stream(stream);
@@ -108,12 +108,10 @@ void PeerTransport::let_go() {
 
 void PeerTransport::free_slots() { raise_all(Sign::slots_freed, ++slots_freed_); }
 
-void PeerTransport::open_weights() { raise_all(Sign::weights_opened, ++weights_opened_); }
-
 /// Where the message through the i-th slot of a set arrives in the receiver's memory.
 std::byte* PeerTransport::landing(Payload payload, std::size_t i, const Message& message) const {
   if (payload == Payload::gradients) {
-    return regions_.front().of_rank[message.to] + (slot(gradients_exchanged_ % 2, i) - slot(0, 0));
+    return regions_.front().of_rank[message.to] + (slot((gradients_exchanged_ - 1) % 2, i) - slot(0, 0));
   }
   for (const Region& region : regions_) {
     const std::ptrdiff_t at = message.out.data() - region.own.data();
@@ -124,11 +122,12 @@ std::byte* PeerTransport::landing(Payload payload, std::size_t i, const Message&
 
 void PeerTransport::exchange(Payload payload, std::span<const Message> messages) {
   const bool gradients = payload == Payload::gradients;
-  const Sign room = gradients ? Sign::slots_freed : Sign::weights_opened;
+  const Flag number = gradients ? ++gradients_exchanged_ : ++weights_exchanged_;
+  if (!gradients) raise_all(Sign::weights_awaited, number);
+  // Of the exchanges of gradients before this one the last may still hold its set of slots.
+  const Sign room = gradients ? Sign::slots_freed : Sign::weights_awaited;
+  const Flag awaited = gradients ? std::max<Flag>(number, 2) - 2 : number;
   const Sign arrival = gradients ? Sign::gradients_arrived : Sign::weights_arrived;
-  // Of the exchanges of gradients before this one, the last may still hold its set of slots.
-  const Flag awaited = gradients ? std::max<Flag>(gradients_exchanged_, 1) - 1 : weights_opened_;
-  const Flag number = gradients ? gradients_exchanged_ + 1 : weights_exchanged_ + 1;
   for (std::size_t i = 0; i < messages.size(); ++i) {
     const Message& message = messages[i];
     if (message.out.empty()) continue;
@@ -139,7 +138,6 @@ void PeerTransport::exchange(Payload payload, std::span<const Message> messages)
   for (const Message& message : messages) {
     if (!message.in.empty()) kernels::cuda::await_flag(stream(), flag(arrival, comm_.rank(), message.from), number);
   }
-  (gradients ? gradients_exchanged_ : weights_exchanged_) = number;
 }
 
 }  // namespace nanorun

@@ -22,12 +22,11 @@ class PeerTransport : public Transport {
   void share(std::span<std::byte> memory) override;
   void exchange(Payload payload, std::span<const Message> messages) override;
   void free_slots() override;
-  void open_weights() override;
 
  private:
   using Flag = std::uint32_t;
   /// What flags say to a rank about another one.
-  enum class Sign { slots_freed, weights_opened, gradients_arrived, weights_arrived, count };
+  enum class Sign { slots_freed, gradients_arrived, weights_awaited, weights_arrived, count };
   /// Memory of which all ranks have as much, and where this one sees each rank's, its own included.
   struct Region {
     std::span<std::byte> own;
@@ -46,7 +45,7 @@ class PeerTransport : public Transport {
   Comm& comm_;
   std::vector<Region> regions_;  ///< the slots and flags, then what share() added
   /// Enqueued so far, as many on all ranks.
-  Flag gradients_exchanged_ = 0, slots_freed_ = 0, weights_exchanged_ = 0, weights_opened_ = 0;
+  Flag gradients_exchanged_ = 0, slots_freed_ = 0, weights_exchanged_ = 0;
 };
 
 }  // namespace nanorun

@@ -67,7 +67,7 @@ class TinyTraining {
   }
 
   void update() {
-    for (int layer = config_.model.layers; layer >= -1; --layer) optimizer_.reduce_gradients(trace_, layer);
+    for (int layer = config_.model.layers; layer >= -1; --layer) optimizer_.take_gradients(trace_, layer, step_);
     optimizer_.step(trace_, step_++);
     ops::synchronize(streams_.comm.stream);
   }

@@ -181,7 +181,6 @@ void check_all_gather(const Bounds& bounds, const CommConfig& config) {
   Tensor<T> tensor(values);
   TensorComm tensors(comm, test_context->comm_stream(), config);
   tensors.share(tensor.span());
-  tensors.open_weights();
   tensors.all_gather(tensor.span(), bounds);
   const std::vector<T> got = tensor.host(tensors);
   for (std::size_t i = 0; i < got.size(); ++i) ASSERT_EQ(bits_of(got[i]), value(i)) << "element " << i;
@@ -243,7 +242,6 @@ TEST(TensorComm, CollectivesKeepTheirOrder) {
     for (int i = 0; i < 40; ++i) {
       const Bounds bounds = uneven_bounds(ranks, 1 + 997 * (i % 7));
       tensors.reduce_scatter(all[i]->span(), bounds);
-      tensors.open_weights();
       tensors.all_gather(all[i]->span(), bounds);
     }
     for (int i = 0; i < 40; ++i) {
