@@ -34,11 +34,6 @@ class Bucket:
     def size(self):
         return self.units * self.unit_size
 
-    @property
-    def kind(self):
-        """What is shared evenly over the ranks: matrices of like shapes over all buckets, else each bucket."""
-        return tuple(sorted((self.rows, self.cols))) if self.rows else id(self)
-
     def largest(self, ranks):
         return -(-self.units // ranks) * self.unit_size
 
@@ -65,11 +60,15 @@ def newton_schulz_flops(bucket):
     return NEWTON_SCHULZ_STEPS * (4 * short * short * long + 2 * short**3)
 
 
-def by_kind(table):
-    groups = {}
+def shares(table):
+    """The buckets as ranks share them: those with matrices of one shape or its transpose as one."""
+    alike, others = {}, []
     for bucket in table:
-        groups.setdefault(bucket.kind, []).append(bucket)
-    return list(groups.values())
+        if bucket.rows:
+            alike.setdefault(tuple(sorted((bucket.rows, bucket.cols))), []).append(bucket)
+        else:
+            others.append(bucket)
+    return [replace(group[0], units=sum(b.units for b in group)) for group in alike.values()] + others
 
 
 class Workload:
@@ -77,8 +76,7 @@ class Workload:
 
     def __init__(self, model, gradients, on_gpus):
         self.buckets = buckets(model)
-        # Buckets as one rank's share sees them: those of one kind joined.
-        self.shares = [replace(group[0], units=sum(b.units for b in group)) for group in by_kind(self.buckets)]
+        self.shares = shares(self.buckets)
         self.matrices = [b for b in self.shares if b.rows]
         self.gradient_bytes = GRADIENT_BYTES[gradients]
         self.tensor_bytes = 2 if on_gpus else 4
@@ -107,7 +105,7 @@ class Workload:
         return (ranks - 1).bit_length()
 
     def last_muon_split(self):
-        """Rank count from which Muon's work shrinks no more: one matrix of each bucket a rank."""
+        """Rank count from which Muon's work shrinks no more: one matrix of each shape a rank."""
         return max(b.units for b in self.matrices)
 
 

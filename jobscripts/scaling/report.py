@@ -154,7 +154,7 @@ def findings(analysis):
         found = [f"Efficiency falls below 50% from {ranks_text(n)} on ({forecast.efficiency[i]:.0%} there). "
                  f"The largest loss is {name}: {seconds(lost)} of a step of {seconds(forecast.steps[i])}."]
     found.append(f"Muon's work of a rank shrinks up to {ranks_text(workload.last_muon_split())}, where the busiest "
-                 "rank has one matrix of each bucket; from there on it is constant.")
+                 "rank has one matrix of each shape; from there on it is constant.")
     n = forecast.traffic_exceeds_computing()
     found.append(f"Gradients and weights travel for longer than a rank computes from {ranks_text(n)} on." if n else
                  f"Gradients and weights travel for less time than a rank computes up to {ranks_text(last)}.")

@@ -72,16 +72,16 @@ class Counts(ScalingTest):
                          [(2, 256 * 64), (2, 64 * 256), (8, 64 * 64), (2, 256 * 64), (2, 64 * 256), (384, 64),
                           (257, 64), (10, 1), (2, 1)])
 
-    def test_muon_work_shrinks_to_one_matrix_of_each_bucket(self):
+    def test_muon_work_shrinks_to_one_matrix_of_each_shape(self):
         square = 5 * 6 * 64**3
         wide = 5 * (4 * 64 * 64 * 256 + 2 * 64**3)
-        self.assertEqual([b.units for b in LOAD.matrices], [8, 2, 2, 8, 2, 2])
+        self.assertEqual([b.units for b in LOAD.matrices], [16, 8])
         self.assertEqual(LOAD.muon_flops(1), 16 * square + 8 * wide)
-        self.assertEqual(LOAD.muon_flops(3), 6 * square + 4 * wide)
-        self.assertEqual(LOAD.muon_flops(4096), 2 * square + 4 * wide)
-        self.assertEqual(LOAD.last_muon_split(), 8)
-        self.assertEqual(LOAD.muon_flops(8), LOAD.muon_flops(9))
-        self.assertGreater(LOAD.muon_flops(7), LOAD.muon_flops(8))
+        self.assertEqual(LOAD.muon_flops(3), 6 * square + 3 * wide)
+        self.assertEqual(LOAD.muon_flops(4096), square + wide)
+        self.assertEqual(LOAD.last_muon_split(), 16)
+        self.assertEqual(LOAD.muon_flops(16), LOAD.muon_flops(17))
+        self.assertGreater(LOAD.muon_flops(15), LOAD.muon_flops(16))
 
     def test_traffic(self):
         size = sum(b.size for b in LOAD.buckets)

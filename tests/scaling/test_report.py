@@ -177,7 +177,7 @@ class Report(ScalingTest):
         i = result.forecast.first_below(0.5)
         self.assertIn(f"Efficiency falls below 50% from {result.forecast.ranks[i]} ranks on", text)
         self.assertIn(f"The largest loss is {result.forecast.losses(i)[0][0]}", text)
-        self.assertIn("Muon's work of a rank shrinks up to 8 ranks", text)
+        self.assertIn("Muon's work of a rank shrinks up to 16 ranks", text)
         self.assertEqual(result.forecast.ranks[-1], 64)
 
     def test_traffic_is_that_of_the_runs(self):

@@ -126,7 +126,7 @@ TEST(Config, EveryMemberHasARow) {
 TEST(Config, EveryKeyIsSetAndReadBack) {
   const std::vector<std::string> values = {
       "true",     "false",    "256",       "2",         "0.25",     "\"SL\"",   "[5]",     "[\"a.h5\"]",
-      "\"none\"", "\"full\"", "\"token\"", "\"floor\"", "\"bf16\"", "\"wrap\"", "\"mlp\"", "\"continue\""};
+      "\"none\"", "\"full\"", "\"token\"", "\"floor\"", "\"bf16\"", "\"wrap\"", "\"mlp\"", "\"continue\"", "\"nccl\""};
   for (const Key& key : key_table()) {
     int taken = 0;
     for (const std::string& value : values) {
