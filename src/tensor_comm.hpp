@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "kernels/ops.hpp"
@@ -25,7 +26,7 @@ class TensorComm {
   int size() const { return comm_.size(); }
   kernels::Stream stream() const { return stream_; }
   /// What carries the tensors; empty where there is one rank.
-  const char* transport() const { return transport_ ? transport_->name() : ""; }
+  std::string transport() const { return transport_ ? transport_->name() : ""; }
 
   /// Sums each rank's part over the ranks, as copies that travel in the deck's format; the result stands in place in
   /// the owner's part, the other parts stay as they were. The order of the sum depends on the rank count alone; the

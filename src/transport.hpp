@@ -4,6 +4,7 @@
 
 #include <memory>
 #include <span>
+#include <string>
 
 #include "kernels/ops.hpp"
 #include "src/arena.hpp"
@@ -30,7 +31,8 @@ class Transport {
   Transport(const Transport&) = delete;
   Transport& operator=(const Transport&) = delete;
 
-  virtual const char* name() const = 0;
+  /// For the log.
+  virtual std::string name() const = 0;
   /// Collective. Memory of which all ranks have as much and that outlives the transport. What is sent out of it as
   /// weights arrives at the same place in that of the receiver.
   virtual void share(std::span<std::byte> /*memory*/) {}

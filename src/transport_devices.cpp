@@ -27,7 +27,7 @@ std::unique_ptr<Transport> connect(Comm& comm, kernels::Stream stream, Transport
                 fmt::format("comm.transport = \"peers\" cannot serve: {}; use \"nccl\" or \"auto\"", reason),
                 Scope::all_ranks);
   }
-  return std::make_unique<NcclTransport>(comm, stream);
+  return std::make_unique<NcclTransport>(comm, stream, reason);
 }
 
 }  // namespace nanorun

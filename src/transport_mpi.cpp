@@ -17,7 +17,7 @@ class MpiTransport : public Transport {
  public:
   MpiTransport(Comm& comm, kernels::Stream stream) : Transport(stream, 1), comm_(comm) {}
 
-  const char* name() const override { return "MPI"; }
+  std::string name() const override { return "MPI"; }
   void exchange(Payload payload, std::span<const Message> messages) override;
 
  private:

@@ -12,8 +12,8 @@ namespace {
 constexpr int most_peers = 8;
 }
 
-NcclTransport::NcclTransport(Comm& comm, kernels::Stream stream)
-    : Transport(stream, std::min(comm.size() - 1, most_peers)), comm_(comm) {
+NcclTransport::NcclTransport(Comm& comm, kernels::Stream stream, std::string reason)
+    : Transport(stream, std::min(comm.size() - 1, most_peers)), comm_(comm), reason_(std::move(reason)) {
   ncclUniqueId id{};
   comm_.together([&] {
     if (comm_.root()) require(ncclGetUniqueId(&id), "ncclGetUniqueId");

@@ -1,17 +1,19 @@
 #pragma once
 // Tensors in device memory travel through NCCL, between hosts or within one.
 
+#include <string>
+
 #include "src/transport.hpp"
 
 namespace nanorun {
 
 class NcclTransport : public Transport {
  public:
-  /// Collective.
-  NcclTransport(Comm& comm, kernels::Stream stream);
+  /// Collective. `reason`: why it is not peers, if they were asked for.
+  NcclTransport(Comm& comm, kernels::Stream stream, std::string reason);
   ~NcclTransport() override;
 
-  const char* name() const override { return "NCCL"; }
+  std::string name() const override { return reason_.empty() ? "NCCL" : "NCCL, since " + reason_; }
   void exchange(Payload payload, std::span<const Message> messages) override;
   void check() override;
 
@@ -19,6 +21,7 @@ class NcclTransport : public Transport {
   void require(int result, const char* call);
 
   Comm& comm_;
+  std::string reason_;
   void* handle_ = nullptr;  ///< ncclComm_t
 };
 

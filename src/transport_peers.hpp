@@ -18,7 +18,7 @@ class PeerTransport : public Transport {
   static std::unique_ptr<Transport> connect(Comm& comm, kernels::Stream stream, std::string& reason);
   ~PeerTransport() override;
 
-  const char* name() const override { return "copies between peers"; }
+  std::string name() const override { return "copies between peers"; }
   void share(std::span<std::byte> memory) override;
   void exchange(Payload payload, std::span<const Message> messages) override;
   void free_slots() override;
