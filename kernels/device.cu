@@ -50,11 +50,7 @@ std::size_t device_memory_in_use() {
 
 Stream create_stream(bool products) {
   cudaStream_t handle = nullptr;
-  int lowest = 0, highest = 0;
-  check(cudaDeviceGetStreamPriorityRange(&lowest, &highest), "cudaDeviceGetStreamPriorityRange");
-  // What is small and waited for by others comes before the thread blocks of products that are still to start.
-  check(cudaStreamCreateWithPriority(&handle, cudaStreamNonBlocking, products ? lowest : highest),
-        "cudaStreamCreateWithPriority");
+  check(cudaStreamCreateWithFlags(&handle, cudaStreamNonBlocking), "cudaStreamCreateWithFlags");
   Stream stream{handle};
   if (products) create_blas(stream);
   return stream;
