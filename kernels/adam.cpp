@@ -18,7 +18,7 @@ void adam_update(Stream, Vec<acc_t<T>> w, [[maybe_unused]] Vec<T> copy, Vec<acc_
   const T lr = static_cast<T>(options.lr / (1 - std::pow(options.beta1, t)));
   const T root = static_cast<T>(1 / std::sqrt(1 - std::pow(options.beta2, t)));
   const T eps = static_cast<T>(options.eps), scale = static_cast<T>(options.gradient_scale);
-  *squares += sum_chunks("adam_update", w.size(), [=](std::size_t first, std::size_t last) {
+  const auto update = [=] KOKKOS_FUNCTION(std::size_t first, std::size_t last) {
     double sum = 0;
 #pragma omp simd reduction(+ : sum)
     for (std::size_t i = first; i < last; ++i) {
@@ -29,7 +29,8 @@ void adam_update(Stream, Vec<acc_t<T>> w, [[maybe_unused]] Vec<T> copy, Vec<acc_
       sum += square(gradient) + square(w[i]);
     }
     return sum;
-  });
+  };
+  add_to(squares, sum_chunks("adam_update", w.size(), update));
 }
 
 #define NANORUN_INSTANTIATE(T) \

@@ -10,20 +10,20 @@ namespace {
 
 /// (l0, l1)
 template <class T>
-std::array<T, 2> coefficients(const ValueMix<T>& mix) {
+KOKKOS_FUNCTION std::array<T, 2> coefficients(const ValueMix<T>& mix) {
   if (mix.interpolate) return {1 - mix.lambda[0], mix.lambda[0]};
   return {mix.lambda[0], mix.lambda[1]};
 }
 
 /// Row of the second source that position t reads.
 template <class T>
-int source_row(const ValueMix<T>& mix, int t) {
+KOKKOS_FUNCTION int source_row(const ValueMix<T>& mix, int t) {
   return mix.index ? mix.index[t] : t;
 }
 
 /// y = R norm(x) on one head of 2 * half columns, with the angles' cosines c and sines s; returns rstd.
 template <class T>
-T norm_rotate(T* y, const T* x, const T* c, const T* s, int half, T eps) {
+KOKKOS_FUNCTION T norm_rotate(T* y, const T* x, const T* c, const T* s, int half, T eps) {
   const T rstd = 1 / std::sqrt(dot(x, x, 2 * half) / (2 * half) + eps);
 #pragma omp simd
   for (int j = 0; j < half; ++j) {
@@ -37,7 +37,7 @@ T norm_rotate(T* y, const T* x, const T* c, const T* s, int half, T eps) {
 /// d_x of norm_rotate: rstd Rᵀ (d_y - y mean(d_y y)). A rotation keeps inner products, so the norm's mean may be
 /// taken on the rotated side. `d_x` may be `d_y`.
 template <class T>
-void norm_rotate_backward(T* d_x, const T* y, T rstd, const T* d_y, const T* c, const T* s, int half) {
+KOKKOS_FUNCTION void norm_rotate_backward(T* d_x, const T* y, T rstd, const T* d_y, const T* c, const T* s, int half) {
   const T mean = dot(d_y, y, 2 * half) / (2 * half);
 #pragma omp simd
   for (int j = 0; j < half; ++j) {
@@ -49,7 +49,7 @@ void norm_rotate_backward(T* d_x, const T* y, T rstd, const T* d_y, const T* c, 
 
 /// out = l0 * v + l1 * u on one row
 template <class T>
-void mix_values(T* out, const T* v, int t, int cols, const ValueMix<T>& mix) {
+KOKKOS_FUNCTION void mix_values(T* out, const T* v, int t, int cols, const ValueMix<T>& mix) {
   const std::array<T, 2> l = coefficients(mix);
   const T l0 = l[0], l1 = l[1];
   if (mix.source) {
@@ -66,13 +66,15 @@ void mix_values(T* out, const T* v, int t, int cols, const ValueMix<T>& mix) {
 /// reproducible.
 template <class T>
 void scatter_source_gradient(Mat<acc_t<T>> d_source, Mat<const T> d_out, const ValueMix<T>& mix) {
-  const T l1 = coefficients(mix)[1];
-  for (int t = 0; t < d_out.rows; ++t) {
-    const T* from = d_out.row(t);
-    T* to = d_source.row(source_row(mix, t));
+  for_columns("scatter_source_gradient", d_out.cols, [=] KOKKOS_FUNCTION(int first, int last) {
+    const T l1 = coefficients(mix)[1];
+    for (int t = 0; t < d_out.rows; ++t) {
+      const T* from = d_out.row(t);
+      T* to = d_source.row(source_row(mix, t));
 #pragma omp simd
-    for (int j = 0; j < d_out.cols; ++j) to[j] += l1 * from[j];
-  }
+      for (int j = first; j < last; ++j) to[j] += l1 * from[j];
+    }
+  });
 }
 
 /// Gradients of the value mix, where d_out [T, H D] is the gradient of v'. `d_v` may be `d_out`.
@@ -80,22 +82,25 @@ template <class T>
 void value_mix_backward(Mat<T> d_v, const ValueMixGradients<T>& d_mix, Mat<const T> v, Mat<const T> d_out,
                         const ValueMix<T>& mix) {
   if (mix.source) scatter_source_gradient(d_mix.d_source, d_out, mix);
-  const T l0 = coefficients(mix)[0];
-  const auto [by_v, by_u] = sum_rows<2>("value_mix_backward", d_out.rows, [=](int t) {
+  const Sums<2> by = sum_rows<2>("value_mix_backward", d_out.rows, [=] KOKKOS_FUNCTION(int t) {
+    const T l0 = coefficients(mix)[0];
     const T* from = d_out.row(t);
     const T dot_v = dot(from, v.row(t), v.cols);
     const T dot_u = mix.source ? dot(from, mix.source.row(source_row(mix, t)), v.cols) : 0;
     T* to = d_v.row(t);
 #pragma omp simd
     for (int j = 0; j < v.cols; ++j) to[j] = l0 * from[j];
-    return std::array<double, 2>{dot_v, dot_u};
+    return Sums<2>{{dot_v, dot_u}};
   });
-  if (mix.interpolate) {
-    d_mix.d_lambda[0] += static_cast<T>(by_u - by_v);
-  } else {
-    d_mix.d_lambda[0] += static_cast<T>(by_v);
-    d_mix.d_lambda[1] += static_cast<T>(by_u);
-  }
+  for_rows("value_mix_scalars", 1, [=] KOKKOS_FUNCTION(int) {
+    const auto [by_v, by_u] = by.values;
+    if (mix.interpolate) {
+      d_mix.d_lambda[0] += static_cast<T>(by_u - by_v);
+    } else {
+      d_mix.d_lambda[0] += static_cast<T>(by_v);
+      d_mix.d_lambda[1] += static_cast<T>(by_u);
+    }
+  });
 }
 
 }  // namespace
@@ -103,7 +108,7 @@ void value_mix_backward(Mat<T> d_v, const ValueMixGradients<T>& d_mix, Mat<const
 template <class A>
 void rotary_table(Stream, Mat<A> cos, Mat<A> sin, Vec<const double> frequency) {
   assert(cos.rows == sin.rows && cos.cols == sin.cols && frequency.size() == static_cast<std::size_t>(cos.cols));
-  for_rows("rotary_table", cos.rows, [=](int t) {
+  for_rows("rotary_table", cos.rows, [=] KOKKOS_FUNCTION(int t) {
     for (int j = 0; j < cos.cols; ++j) {
       cos.row(t)[j] = static_cast<A>(std::cos(frequency[j] * t));
       sin.row(t)[j] = static_cast<A>(std::sin(frequency[j] * t));
@@ -115,7 +120,7 @@ template <class T>
 void attention_input_forward(Stream, Mat<T> qk, Mat<T> v_mixed, Mat<acc_t<T>> rstd, Mat<const T> qkv,
                              const Rotary<T>& rotary, const ValueMix<T>& mix, double eps) {
   const int width = qkv.cols / 3, half = width / rotary.heads / 2;
-  for_rows("attention_input_forward", qkv.rows, [=](int t) {
+  for_rows("attention_input_forward", qkv.rows, [=] KOKKOS_FUNCTION(int t) {
     T* to = qk.row(t);
     const T* from = qkv.row(t);
     for (int head = 0; head < 2 * rotary.heads; ++head) {
@@ -132,7 +137,7 @@ void attention_input_backward(Stream, Mat<T> d_qkv, const ValueMixGradients<T>& 
                               Mat<const acc_t<T>> rstd, Mat<const T> v, Mat<const acc_t<T>> d_q, Mat<const T> d_kv,
                               const Rotary<T>& rotary, const ValueMix<T>& mix) {
   const int width = d_q.cols, half = width / rotary.heads / 2;
-  for_rows("attention_input_backward", d_q.rows, [=](int t) {
+  for_rows("attention_input_backward", d_q.rows, [=] KOKKOS_FUNCTION(int t) {
     for (int head = 0; head < 2 * rotary.heads; ++head) {
       const int first = head * 2 * half;
       const T* d_y = first < width ? d_q.row(t) + first : d_kv.row(t) + first - width;

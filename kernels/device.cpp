@@ -5,12 +5,71 @@
 #include <cstdlib>
 #include <cstring>
 #include <new>
+#include <stdexcept>
 
-namespace nanorun::kernels::portable {
+namespace nanorun::kernels {
 
-int device_count() { return 1; }
+void start_kokkos(int device) {
+  if (Kokkos::is_initialized()) return;
+#if KOKKOS_VERSION < 30700
+  Kokkos::InitArguments settings;
+  settings.device_id = device;
+#else
+  Kokkos::InitializationSettings settings;
+  settings.set_device_id(device);
+#endif
+  Kokkos::initialize(settings);
+}
+
+void stop_kokkos() {
+  if (Kokkos::is_initialized()) Kokkos::finalize();
+}
+
+namespace portable {
+namespace {
+
+using Memory = Kokkos::DefaultExecutionSpace::memory_space;
+static_assert(on_host == Kokkos::SpaceAccessibility<Kokkos::HostSpace, Memory>::accessible);
+
+void* host_allocate(std::size_t bytes) {
+  constexpr std::size_t alignment = 256;
+  void* memory = std::aligned_alloc(alignment, (bytes + alignment - 1) / alignment * alignment);
+  if (memory == nullptr && bytes > 0) throw std::bad_alloc();
+  return memory;
+}
+
+void* kokkos_allocate(std::size_t bytes) {
+  try {
+    return Kokkos::kokkos_malloc<Memory>("tensors", bytes);
+  } catch (const std::runtime_error&) {
+    throw std::bad_alloc();
+  }
+}
+
+/// Copies between memory of two spaces, and waits.
+template <class To, class From>
+void copy(void* to, const void* from, std::size_t bytes) {
+  if (bytes == 0) return;
+  if constexpr (on_host) {
+    std::memcpy(to, from, bytes);
+  } else {
+    using Unmanaged = Kokkos::MemoryTraits<Kokkos::Unmanaged>;
+    Kokkos::deep_copy(Kokkos::View<char*, To, Unmanaged>(static_cast<char*>(to), bytes),
+                      Kokkos::View<const char*, From, Unmanaged>(static_cast<const char*>(from), bytes));
+  }
+}
+
+}  // namespace
+
+int device_count() {
+#if NANORUN_KOKKOS_DEVICE
+  return Kokkos::num_devices();
+#else
+  return 1;
+#endif
+}
 std::string device_identity(int) { return {}; }
-std::string device_name(int) { return "host"; }
+std::string device_name(int) { return on_host ? "host" : Kokkos::DefaultExecutionSpace::name(); }
 void use_device(int) {}
 std::size_t device_memory_in_use() { return 0; }
 
@@ -28,21 +87,16 @@ double seconds_between(const Event& from, const Event& to) {
   return std::chrono::duration<double>(to.time - from.time).count();
 }
 
-void* allocate(std::size_t bytes) {
-  constexpr std::size_t alignment = 256;
-  void* memory = std::aligned_alloc(alignment, (bytes + alignment - 1) / alignment * alignment);
-  if (memory == nullptr && bytes > 0) throw std::bad_alloc();
-  return memory;
-}
-void release(void* memory) { std::free(memory); }
-void* allocate_pinned(std::size_t bytes) { return allocate(bytes); }
-void release_pinned(void* memory) { release(memory); }
+void* allocate(std::size_t bytes) { return on_host ? host_allocate(bytes) : kokkos_allocate(bytes); }
+void release(void* memory) { on_host ? std::free(memory) : Kokkos::kokkos_free<Memory>(memory); }
+void* allocate_pinned(std::size_t bytes) { return host_allocate(bytes); }
+void release_pinned(void* memory) { std::free(memory); }
 
 void copy_to_device(Stream, void* device, const void* host, std::size_t bytes) {
-  if (bytes > 0) std::memcpy(device, host, bytes);
+  copy<Memory, Kokkos::HostSpace>(device, host, bytes);
 }
 void copy_to_host(Stream, void* host, const void* device, std::size_t bytes) {
-  if (bytes > 0) std::memcpy(host, device, bytes);
+  copy<Kokkos::HostSpace, Memory>(host, device, bytes);
 }
 
 void begin_range(const char* name) {
@@ -52,4 +106,5 @@ void end_range() {
   if (Kokkos::Profiling::profileLibraryLoaded()) Kokkos::Profiling::popRegion();
 }
 
-}  // namespace nanorun::kernels::portable
+}  // namespace portable
+}  // namespace nanorun::kernels

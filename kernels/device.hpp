@@ -9,10 +9,20 @@
 
 namespace nanorun::kernels {
 
+/// Starts Kokkos, which the portable bodies run on, on the device of this number where it has a backend for devices.
+/// Comes before every portable op; nothing happens the second time.
+void start_kokkos(int device);
+/// Nothing happens where Kokkos was not started.
+void stop_kokkos();
+
 namespace portable {
 
-/// Whether the ops' memory is the host's.
+/// Whether the ops' memory is the host's: not where Kokkos has a backend for devices.
+#if NANORUN_KOKKOS_DEVICE
+inline constexpr bool on_host = false;
+#else
 inline constexpr bool on_host = true;
+#endif
 /// Most that driver and libraries take of a device's memory beside allocate(), in bytes.
 inline constexpr std::size_t runtime_bytes = 0;
 

@@ -1,14 +1,17 @@
 #include "kernels/embedding.hpp"
 
-#include <algorithm>
-
 #include "kernels/portable.hpp"
 
 namespace nanorun::kernels::portable {
 
 template <class T>
 void embedding_forward(Stream, Mat<T> out, Vec<const Token> tokens, Mat<const T> table) {
-  for_rows("embedding_forward", out.rows, [=](int t) { std::copy_n(table.row(tokens[t]), out.cols, out.row(t)); });
+  for_rows("embedding_forward", out.rows, [=] KOKKOS_FUNCTION(int t) {
+    const T* from = table.row(tokens[t]);
+    T* to = out.row(t);
+#pragma omp simd
+    for (int j = 0; j < out.cols; ++j) to[j] = from[j];
+  });
 }
 
 template <class T>
@@ -20,7 +23,7 @@ template <class T>
 void embedding_backward(Stream, Mat<acc_t<T>> d_table, Vec<const Token> tokens, Vec<const std::int32_t> order,
                         Mat<const T> d_out, Workspace) {
   // Whoever finds the first position of a token adds them all.
-  for_rows("embedding_backward", d_out.rows, [=](int i) {
+  for_rows("embedding_backward", d_out.rows, [=] KOKKOS_FUNCTION(int i) {
     const Token token = tokens[order[i]];
     if (i > 0 && tokens[order[i - 1]] == token) return;
     T* const to = d_table.row(token);

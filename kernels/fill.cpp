@@ -9,7 +9,7 @@ namespace nanorun::kernels::portable {
 template <class T>
 void fill(Stream, Vec<T> x, double value) {
   const T v = static_cast<T>(value);
-  for_chunks("fill", x.size(), [=](std::size_t first, std::size_t last) {
+  for_chunks("fill", x.size(), [=] KOKKOS_FUNCTION(std::size_t first, std::size_t last) {
     for (std::size_t i = first; i < last; ++i) x[i] = v;
   });
 }
@@ -19,14 +19,14 @@ void round_to(Stream, Vec<T> out, Vec<const acc_t<T>> x) {
   static_assert(std::is_same_v<T, acc_t<T>>);
   assert(out.size() == x.size());
   if (out.data() == x.data()) return;
-  for_chunks("round_to", x.size(), [=](std::size_t first, std::size_t last) {
+  for_chunks("round_to", x.size(), [=] KOKKOS_FUNCTION(std::size_t first, std::size_t last) {
     for (std::size_t i = first; i < last; ++i) out[i] = x[i];
   });
 }
 
 template <class T>
 void add(Stream, Mat<T> out, Mat<const T> x) {
-  for_rows("add", out.rows, [=](int i) {
+  for_rows("add", out.rows, [=] KOKKOS_FUNCTION(int i) {
     T* o = out.row(i);
     const T* r = x.row(i);
 #pragma omp simd

@@ -11,7 +11,7 @@ template <float (*round)(float), class T>
 void quantise(const char* label, Vec<T> out, Vec<const T> x, double scale) {
   assert(out.size() == x.size());
   const auto factor = static_cast<float>(scale);
-  for_chunks(label, x.size(), [=](std::size_t first, std::size_t last) {
+  for_chunks(label, x.size(), [=] KOKKOS_FUNCTION(std::size_t first, std::size_t last) {
 #pragma omp simd
     for (std::size_t i = first; i < last; ++i) out[i] = round(factor * static_cast<float>(x[i]));
   });

@@ -6,6 +6,8 @@
 //   bf16: the upper half of an IEEE single.
 // The scalar functions are branch-free and inline so that loops over them vectorise.
 
+#include <Kokkos_Macros.hpp>
+
 #include <bit>
 #include <cmath>
 
@@ -16,9 +18,9 @@ namespace nanorun::kernels::portable {
 /// Nearest value with `mantissa_bits` after the leading one and exponent at least `min_exponent` (below that the
 /// spacing stays that of the subnormals), at most `largest` in magnitude.
 template <int mantissa_bits, int min_exponent>
-inline float round_to_minifloat(float x, float largest) {
+KOKKOS_INLINE_FUNCTION float round_to_minifloat(float x, float largest) {
   const float magnitude = std::abs(x) > largest ? largest : std::abs(x);
-  constexpr std::uint32_t exponent_mask = 0x7f800000u, min_normal = (127u + min_exponent) << 23;
+  constexpr std::uint32_t exponent_mask = 0x7f800000u, min_normal = static_cast<std::uint32_t>(127 + min_exponent) << 23;
   const std::uint32_t exponent = std::bit_cast<std::uint32_t>(magnitude) & exponent_mask;
   // With 23 - mantissa_bits binades between them, a sum of this power of two and x has the spacing of the format.
   constexpr std::uint32_t binades = 23u - mantissa_bits;
@@ -26,10 +28,10 @@ inline float round_to_minifloat(float x, float largest) {
   return std::copysign((magnitude + shift) - shift, x);
 }
 
-inline float round_to_e4m3(float x) { return round_to_minifloat<3, -6>(x, 448.0f); }
-inline float round_to_e5m2(float x) { return round_to_minifloat<2, -14>(x, 57344.0f); }
+KOKKOS_INLINE_FUNCTION float round_to_e4m3(float x) { return round_to_minifloat<3, -6>(x, 448.0f); }
+KOKKOS_INLINE_FUNCTION float round_to_e5m2(float x) { return round_to_minifloat<2, -14>(x, 57344.0f); }
 
-inline float round_to_bf16(float x) {
+KOKKOS_INLINE_FUNCTION float round_to_bf16(float x) {
   const auto bits = std::bit_cast<std::uint32_t>(x);
   const std::uint32_t rounded = bits + 0x7fffu + ((bits >> 16) & 1u);
   const bool is_nan = (bits & 0x7fffffffu) > 0x7f800000u;

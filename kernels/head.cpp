@@ -10,8 +10,9 @@
 namespace nanorun::kernels::portable {
 namespace {
 
-/// Rows of the logits that exist at a time: enough to amortise reading w and d_w, few enough to stay in the last cache.
-constexpr int chunk_rows(int length) { return std::min(length, 128); }
+/// Rows of the logits that exist at a time: enough to amortise reading w and d_w, few enough to stay in the host's last
+/// cache; on devices enough to occupy them.
+constexpr int chunk_rows(int length) { return std::min(length, on_host ? 128 : 1024); }
 
 /// What the three products read, and the buffers of a chunk.
 template <class T>
@@ -59,7 +60,7 @@ Head<T> make_head(Mat<const T> x, Mat<const T> w, const HeadOptions& options, Wo
 
 /// z becomes tanh(z / c); returns the sum of e^(c tanh(z / c)), which cannot overflow because logits are at most c.
 template <HeadPrecision precision, class T>
-double softcap_row(T* z, int n, T c) {
+KOKKOS_FUNCTION double softcap_row(T* z, int n, T c) {
   constexpr int block = 1024;  // summed in T, the blocks in double
   const T inverse = 1 / c;
   double sum = 0;
@@ -80,7 +81,7 @@ double softcap_row(T* z, int n, T c) {
 
 /// From u = tanh(z / c) to the gradient (softmax - onehot) (1 - u²) / T of z, in place.
 template <HeadPrecision precision, class T>
-void gradient_row(T* u, int n, T c, double sum, Token target, int length, float scale_g) {
+KOKKOS_FUNCTION void gradient_row(T* u, int n, T c, double sum, Token target, int length, float scale_g) {
   const T inverse_sum = static_cast<T>(1 / sum), inverse_length = static_cast<T>(1.0 / length);
   const auto gradient = [=](T u, T onehot) -> T {
     const T g = (fast_exp(c * u) * inverse_sum - onehot) * (1 - u * u) * inverse_length;
@@ -92,21 +93,25 @@ void gradient_row(T* u, int n, T c, double sum, Token target, int length, float 
   u[target] = at_target;
 }
 
-/// Leaves tanh(z / c) and the sums of exponentials of rows [first, first + z.rows) in `head`; returns their loss.
+/// Leaves tanh(z / c) and the sums of exponentials of rows [first, first + z.rows) in `head`; adds their loss to
+/// *total.
 template <class T>
-double chunk_loss(const Head<T>& head, Mat<T> z, int first, Vec<const Token> targets, const HeadOptions& options) {
+void chunk_loss(double* total, const Head<T>& head, Mat<T> z, int first, Vec<const Token> targets,
+                const HeadOptions& options) {
   gemm<T>(Op::none, Op::transpose, head.unscale_z, head.x.row_block(first, z.rows), head.w, 0, z);
   const T c = static_cast<T>(options.softcap);
   const bool fp8 = options.precision == HeadPrecision::fp8;
-  for_rows("head_softcap", z.rows, [=](int i) {
+  for_rows("head_softcap", z.rows, [=] KOKKOS_FUNCTION(int i) {
     T* const row = z.row(i);
     head.sum[i] =
         fp8 ? softcap_row<HeadPrecision::fp8>(row, z.cols, c) : softcap_row<HeadPrecision::working>(row, z.cols, c);
     head.loss[i] = std::log(head.sum[i]) - static_cast<double>(c * row[targets[first + i]]);
   });
-  double loss = 0;
-  for (int i = 0; i < z.rows; ++i) loss += head.loss[i];
-  return loss;
+  for_rows("head_total", 1, [=] KOKKOS_FUNCTION(int) {
+    double loss = 0;
+    for (int i = 0; i < z.rows; ++i) loss += head.loss[i];
+    *total += loss;
+  });
 }
 
 /// Turns what chunk_loss left in z into the gradient of z.
@@ -116,7 +121,7 @@ void chunk_gradient(const Head<T>& head, Mat<T> z, int first, Vec<const Token> t
   const auto scale_g = static_cast<float>(options.scale_g);
   const bool fp8 = options.precision == HeadPrecision::fp8;
   const int length = head.x.rows;
-  for_rows("head_gradient", z.rows, [=](int i) {
+  for_rows("head_gradient", z.rows, [=] KOKKOS_FUNCTION(int i) {
     const Token target = targets[first + i];
     if (fp8) {
       gradient_row<HeadPrecision::fp8>(z.row(i), z.cols, c, head.sum[i], target, length, scale_g);
@@ -148,7 +153,7 @@ template <class T>
 void head_loss_forward(Stream, double* total, Mat<const T> x, Mat<const T> w, Vec<const Token> targets,
                        const HeadOptions& options, Workspace workspace) {
   const Head<T> head = make_head(x, w, options, workspace);
-  for_row_chunks(head, [&](int first, Mat<T> z) { *total += chunk_loss(head, z, first, targets, options); });
+  for_row_chunks(head, [&](int first, Mat<T> z) { chunk_loss(total, head, z, first, targets, options); });
 }
 
 template <class T>
@@ -156,7 +161,7 @@ void head_loss_backward(Stream, double* total, Mat<T> d_x, Mat<acc_t<T>> d_w, Ma
                         Vec<const Token> targets, const HeadOptions& options, Workspace workspace) {
   const Head<T> head = make_head(x, w, options, workspace);
   for_row_chunks(head, [&](int first, Mat<T> z) {
-    *total += chunk_loss(head, z, first, targets, options);
+    chunk_loss(total, head, z, first, targets, options);
     chunk_gradient(head, z, first, targets, options);
     gemm<T>(Op::none, Op::none, head.unscale_dx, z, head.w, 0, d_x.row_block(first, z.rows));
     gemm<T>(Op::transpose, Op::none, head.unscale_dw, z, head.x.row_block(first, z.rows), 1, d_w);

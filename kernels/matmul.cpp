@@ -29,7 +29,7 @@ void linear_backward_weight(Stream, Mat<acc_t<T>> d_w, Mat<const T> d_out, Mat<c
 template <class T>
 void linear_relu2_forward(Stream stream, Mat<T> h, Mat<const T> x, Mat<const T> w) {
   linear_forward<T>(stream, h, x, w);
-  for_rows("linear_relu2_forward", h.rows, [=](int t) {
+  for_rows("linear_relu2_forward", h.rows, [=] KOKKOS_FUNCTION(int t) {
     T* row = h.row(t);
 #pragma omp simd
     for (int j = 0; j < h.cols; ++j) {
@@ -42,7 +42,7 @@ void linear_relu2_forward(Stream stream, Mat<T> h, Mat<const T> x, Mat<const T> 
 template <class T>
 void linear_relu2_backward(Stream stream, Mat<T> d_z, Mat<const T> d_out, Mat<const T> w_next, Mat<const T> h) {
   linear_backward_input<T>(stream, d_z, d_out, w_next);
-  for_rows("linear_relu2_backward", h.rows, [=](int t) {
+  for_rows("linear_relu2_backward", h.rows, [=] KOKKOS_FUNCTION(int t) {
     const T* value = h.row(t);
     T* row = d_z.row(t);
 #pragma omp simd

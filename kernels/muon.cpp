@@ -14,7 +14,7 @@ constexpr int iterations = 5;
 
 template <class T>
 double sum_of_squares(Vec<const T> x) {
-  return sum_chunks("sum_of_squares", x.size(), [=](std::size_t first, std::size_t last) {
+  return sum_chunks("sum_of_squares", x.size(), [=] KOKKOS_FUNCTION(std::size_t first, std::size_t last) {
     double sum = 0;
 #pragma omp simd reduction(+ : sum)
     for (std::size_t i = first; i < last; ++i) sum += square(x[i]);
@@ -22,10 +22,13 @@ double sum_of_squares(Vec<const T> x) {
   });
 }
 
-/// Upper triangle of out = alpha x xᵀ + beta out, or alpha xᵀ x + beta out with Op::transpose.
+// Hosts leave out what symmetry makes superfluous; devices form whole products.
+
+/// Upper triangle of out = alpha x xᵀ + beta out, or alpha xᵀ x + beta out with Op::transpose; on devices all of it.
 template <class T>
 void syrk(Op op, T alpha, Mat<const T> x, T beta, Mat<T> out) {
-  const int inner = op == Op::none ? x.cols : x.rows;
+  if constexpr (!on_host) return gemm<T>(op, op == Op::none ? Op::transpose : Op::none, alpha, x, x, beta, out);
+  const int inner = inner_of(op, x);
   const auto tx = static_cast<CBLAS_TRANSPOSE>(op);
   if constexpr (std::is_same_v<T, float>) {
     cblas_ssyrk(CblasRowMajor, CblasUpper, tx, out.rows, inner, alpha, x.data, x.ld, beta, out.data, out.ld);
@@ -34,9 +37,11 @@ void syrk(Op op, T alpha, Mat<const T> x, T beta, Mat<T> out) {
   }
 }
 
-/// out = s x (CblasLeft) or x s (CblasRight), reading only the upper triangle of the symmetric s.
+/// out = s x (CblasLeft) or x s (CblasRight), of the symmetric s reading only the upper triangle on hosts.
 template <class T>
 void symm(CBLAS_SIDE side, Mat<const T> s, Mat<const T> x, Mat<T> out) {
+  if constexpr (!on_host)
+    return gemm<T>(Op::none, Op::none, 1, side == CblasLeft ? s : x, side == CblasLeft ? x : s, 0, out);
   if constexpr (std::is_same_v<T, float>) {
     cblas_ssymm(CblasRowMajor, side, CblasUpper, out.rows, out.cols, 1, s.data, s.ld, x.data, x.ld, 0, out.data,
                 out.ld);
@@ -46,12 +51,12 @@ void symm(CBLAS_SIDE side, Mat<const T> s, Mat<const T> x, Mat<T> out) {
   }
 }
 
-/// Completes s from its upper triangle and copies it to `copy`, tile by tile because columns are read too.
+/// Completes s from its upper triangle, which it copies to `copy`, tile by tile because columns are read too.
 template <class T>
 void mirror_and_copy(Mat<T> s, Mat<T> copy) {
   constexpr int tile = 32;
   const int n = s.rows;
-  for_rows("mirror_and_copy", (n + tile - 1) / tile, [=](int block) {
+  for_rows("mirror_and_copy", ceil_div(n, tile), [=] KOKKOS_FUNCTION(int block) {
     const int row_end = std::min(n, (block + 1) * tile);
     for (int j0 = block * tile; j0 < n; j0 += tile) {
       for (int i = block * tile; i < row_end; ++i) {
@@ -64,15 +69,22 @@ void mirror_and_copy(Mat<T> s, Mat<T> copy) {
   });
 }
 
+template <class T>
+void copy_all(Mat<T> s, Mat<T> copy) {
+  for_chunks("copy_all", s.size(), [=] KOKKOS_FUNCTION(std::size_t first, std::size_t last) {
+    for (std::size_t i = first; i < last; ++i) copy.data[i] = s.data[i];
+  });
+}
+
 /// One step out = (a I + b A + c A A) x with A = x xᵀ. Tall matrices multiply from the right with A = xᵀ x, which
 /// is the same step on the transposed matrix. p is scratch like A.
 template <class T>
 void newton_schulz_step(Mat<T> out, Mat<const T> x, Mat<T> A, Mat<T> p) {
   const bool tall = x.rows > x.cols;
   syrk<T>(tall ? Op::transpose : Op::none, 1, x, 0, A);
-  mirror_and_copy(A, p);
+  on_host ? mirror_and_copy(A, p) : copy_all(A, p);
   syrk<T>(Op::none, static_cast<T>(c), A, static_cast<T>(b), p);
-  for (int i = 0; i < p.rows; ++i) p.row(i)[i] += static_cast<T>(a);
+  for_rows("add_identity", p.rows, [=] KOKKOS_FUNCTION(int i) { p.row(i)[i] += static_cast<T>(a); });
   symm<T>(tall ? CblasRight : CblasLeft, p, x, out);
 }
 
@@ -87,7 +99,9 @@ void orthogonalise(Mat<T> matrix, Workspace workspace) {
   static_assert(iterations % 2 == 1, "an odd number of swaps ends in the matrix");
   const double norm = std::sqrt(sum_of_squares<T>({matrix.data, matrix.size()}));
   const T factor = static_cast<T>(1 / (norm + 1e-7));
-  for (std::size_t j = 0; j < matrix.size(); ++j) scratch[j] = factor * matrix.data[j];
+  for_chunks("normalise", matrix.size(), [=] KOKKOS_FUNCTION(std::size_t first, std::size_t last) {
+    for (std::size_t j = first; j < last; ++j) scratch[j] = factor * matrix.data[j];
+  });
   Mat<T> from(scratch, matrix.rows, matrix.cols), to = matrix;
   for (int k = 0; k < iterations; ++k, std::swap(from, to)) newton_schulz_step<T>(to, from, A, p);
 }
@@ -98,7 +112,7 @@ template <class A>
 void nesterov_momentum(Stream, Vec<A> g, Vec<A> buf, double momentum, double gradient_scale, double* squares) {
   assert(g.size() == buf.size());
   const A m = static_cast<A>(momentum), rest = static_cast<A>(1 - momentum), scale = static_cast<A>(gradient_scale);
-  *squares += sum_chunks("nesterov_momentum", g.size(), [=](std::size_t first, std::size_t last) {
+  const auto update = [=] KOKKOS_FUNCTION(std::size_t first, std::size_t last) {
     double sum = 0;
 #pragma omp simd reduction(+ : sum)
     for (std::size_t i = first; i < last; ++i) {
@@ -108,7 +122,8 @@ void nesterov_momentum(Stream, Vec<A> g, Vec<A> buf, double momentum, double gra
       sum += square(gradient);
     }
     return sum;
-  });
+  };
+  add_to(squares, sum_chunks("nesterov_momentum", g.size(), update));
 }
 
 template <class T>
@@ -136,7 +151,7 @@ void add_scaled(Stream, Vec<acc_t<T>> w, [[maybe_unused]] Vec<T> copy, Vec<const
                 double* squares) {
   assert(w.size() == x.size() && copy.data() == w.data() && copy.size() == w.size());
   const T factor = static_cast<T>(alpha);
-  *squares += sum_chunks("add_scaled", w.size(), [=](std::size_t first, std::size_t last) {
+  const auto update = [=] KOKKOS_FUNCTION(std::size_t first, std::size_t last) {
     double sum = 0;
 #pragma omp simd reduction(+ : sum)
     for (std::size_t i = first; i < last; ++i) {
@@ -144,7 +159,8 @@ void add_scaled(Stream, Vec<acc_t<T>> w, [[maybe_unused]] Vec<T> copy, Vec<const
       sum += square(w[i]);
     }
     return sum;
-  });
+  };
+  add_to(squares, sum_chunks("add_scaled", w.size(), update));
 }
 
 #define NANORUN_INSTANTIATE(T)                                                      \

@@ -8,7 +8,7 @@ namespace nanorun::kernels::portable {
 
 template <class T>
 void rms_norm_forward(Stream, Mat<T> out, Vec<acc_t<T>> rstd, Mat<const T> x, double eps) {
-  for_rows("rms_norm_forward", x.rows, [=](int t) {
+  for_rows("rms_norm_forward", x.rows, [=] KOKKOS_FUNCTION(int t) {
     const T* from = x.row(t);
     T* to = out.row(t);
     const T r = 1 / std::sqrt(dot(from, from, x.cols) / x.cols + static_cast<T>(eps));
@@ -20,7 +20,7 @@ void rms_norm_forward(Stream, Mat<T> out, Vec<acc_t<T>> rstd, Mat<const T> x, do
 
 template <class T>
 void rms_norm_backward(Stream, Mat<T> d_x, Mat<const T> out, Vec<const acc_t<T>> rstd, Mat<const T> d_out) {
-  for_rows("rms_norm_backward", out.rows, [=](int t) {
+  for_rows("rms_norm_backward", out.rows, [=] KOKKOS_FUNCTION(int t) {
     const T* y = out.row(t);
     const T* d_y = d_out.row(t);
     T* d = d_x.row(t);

@@ -9,14 +9,14 @@ namespace nanorun::kernels::portable {
 
 template <class A>
 void fill_uniform(Stream, Vec<A> x, std::uint64_t key, std::uint64_t first, double bound) {
-  for_chunks("fill_uniform", x.size(), [=](std::size_t begin, std::size_t end) {
+  for_chunks("fill_uniform", x.size(), [=] KOKKOS_FUNCTION(std::size_t begin, std::size_t end) {
     for (std::size_t k = begin; k < end; ++k) x[k] = static_cast<A>(bound * (2 * unit_uniform(key, first + k) - 1));
   });
 }
 
 template <class A>
 void fill_normal(Stream, Vec<A> x, std::uint64_t key, std::uint64_t first) {
-  for_chunks("fill_normal", x.size(), [=](std::size_t begin, std::size_t end) {
+  for_chunks("fill_normal", x.size(), [=] KOKKOS_FUNCTION(std::size_t begin, std::size_t end) {
     for (std::size_t k = begin; k < end; ++k) {
       const std::uint64_t i = 2 * (first + k);
       x[k] = static_cast<A>(std::sqrt(-2 * std::log(1 - unit_uniform(key, i))) *

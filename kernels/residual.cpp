@@ -10,7 +10,7 @@ namespace {
 
 /// x[t] = a0 (x_prev[t] + s skip[t]) + a1 x0[t]; returns sum_j x[t,j]².
 template <class T>
-T mix_row(int t, Mat<T> x, const ResidualInputs<T>& in) {
+KOKKOS_FUNCTION T mix_row(int t, Mat<T> x, const ResidualInputs<T>& in) {
   const T* x_prev = in.x_prev.row(t);
   const T* x0 = in.x0.row(t);
   T* to = x.row(t);
@@ -39,7 +39,7 @@ T mix_row(int t, Mat<T> x, const ResidualInputs<T>& in) {
 template <class T>
 void residual_mix_norm_forward(Stream, Mat<T> x, Mat<T> n, Vec<acc_t<T>> rstd, const ResidualInputs<T>& in,
                                double eps) {
-  for_rows("residual_mix_norm_forward", x.rows, [=](int t) {
+  for_rows("residual_mix_norm_forward", x.rows, [=] KOKKOS_FUNCTION(int t) {
     const T r = 1 / std::sqrt(mix_row(t, x, in) / x.cols + static_cast<T>(eps));
     const T* from = x.row(t);
     T* to = n.row(t);
@@ -52,9 +52,9 @@ void residual_mix_norm_forward(Stream, Mat<T> x, Mat<T> n, Vec<acc_t<T>> rstd, c
 template <class T>
 void residual_mix_backward(Stream, const ResidualGradients<T>& d, const ResidualInputs<T>& in) {
   const int cols = d.d_x.cols;
-  const T a0 = in.a[0], a1 = in.a[1];
-  const T s = in.skip ? in.s[0] : 0;
-  const auto [by_x_prev, by_x0, by_skip] = sum_rows<3>("residual_mix_backward", d.d_x.rows, [=](int t) {
+  const Sums<3> by = sum_rows<3>("residual_mix_backward", d.d_x.rows, [=] KOKKOS_FUNCTION(int t) {
+    const T a0 = in.a[0], a1 = in.a[1];
+    const T s = in.skip ? in.s[0] : 0;
     T* d_x = d.d_x.row(t);
     T* d_x0 = d.d_x0.row(t);
     // The dot products come first: d_x is replaced below.
@@ -71,11 +71,15 @@ void residual_mix_backward(Stream, const ResidualGradients<T>& d, const Residual
 #pragma omp simd
       for (int j = 0; j < cols; ++j) d_skip[j] = s * d_x[j];
     }
-    return std::array<double, 3>{dot_x_prev, dot_x0, dot_skip};
+    return Sums<3>{{dot_x_prev, dot_x0, dot_skip}};
   });
-  d.d_a[0] += static_cast<T>(by_x_prev + s * by_skip);
-  d.d_a[1] += static_cast<T>(by_x0);
-  if (in.skip) d.d_s[0] += static_cast<T>(a0 * by_skip);
+  for_rows("residual_scalars", 1, [=] KOKKOS_FUNCTION(int) {
+    const auto [by_x_prev, by_x0, by_skip] = by.values;
+    const T s = in.skip ? in.s[0] : 0;
+    d.d_a[0] += static_cast<T>(by_x_prev + s * by_skip);
+    d.d_a[1] += static_cast<T>(by_x0);
+    if (in.skip) d.d_s[0] += static_cast<T>(in.a[0] * by_skip);
+  });
 }
 
 #define NANORUN_INSTANTIATE(T)                                                                               \

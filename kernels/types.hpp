@@ -40,14 +40,15 @@ struct Mat {
   int ld = 0;
 
   Mat() = default;
-  Mat(T* data, int rows, int cols) : Mat(data, rows, cols, cols) {}
-  Mat(T* data, int rows, int cols, int ld) : data(data), rows(rows), cols(cols), ld(ld) {}
+  constexpr Mat(T* data, int rows, int cols) : Mat(data, rows, cols, cols) {}
+  constexpr Mat(T* data, int rows, int cols, int ld) : data(data), rows(rows), cols(cols), ld(ld) {}
   template <class U>
-  requires(std::is_same_v<T, const U>) Mat(const Mat<U>& other) : Mat(other.data, other.rows, other.cols, other.ld) {}
+  requires(std::is_same_v<T, const U>) constexpr Mat(const Mat<U>& other)
+      : Mat(other.data, other.rows, other.cols, other.ld) {}
 
   constexpr T* row(int i) const { return data + static_cast<std::ptrdiff_t>(i) * ld; }
-  Mat row_block(int first, int count) const { return {row(first), count, cols, ld}; }
-  Mat col_block(int first, int count) const { return {data + first, rows, count, ld}; }
+  constexpr Mat row_block(int first, int count) const { return {row(first), count, cols, ld}; }
+  constexpr Mat col_block(int first, int count) const { return {data + first, rows, count, ld}; }
   constexpr std::size_t size() const { return static_cast<std::size_t>(rows) * cols; }
   explicit constexpr operator bool() const { return data != nullptr; }
 };

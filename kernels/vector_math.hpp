@@ -2,6 +2,8 @@
 // Branch-free exp and tanh that compilers vectorise inside `#pragma omp simd` loops. float: polynomials with a relative
 // error below 2e-7 (exp) and 3e-7 (tanh); double: the standard library. NaN gives NaN.
 
+#include <Kokkos_Macros.hpp>
+
 #include <algorithm>
 #include <bit>
 #include <cmath>
@@ -10,7 +12,7 @@
 namespace nanorun::kernels {
 
 /// e^x. float: 0 below -87.7 (also at -infinity), infinity above 88.4.
-inline float fast_exp(float x) {
+KOKKOS_INLINE_FUNCTION float fast_exp(float x) {
   // x = n ln2 + r with |r| <= ln2/2. Adding 1.5 2^23 rounds to an integer and leaves n in the low bits; the clamp keeps
   // n in [-127, 128], where the exponent field of 2^n reads 0 and infinity at the ends.
   constexpr float round_to_integer = 12582912.0f;
@@ -28,10 +30,10 @@ inline float fast_exp(float x) {
   return (r * r * q + r + 1.0f) * power;
 }
 
-inline double fast_exp(double x) { return std::exp(x); }
+KOKKOS_INLINE_FUNCTION double fast_exp(double x) { return std::exp(x); }
 
 /// tanh x.
-inline float fast_tanh(float x) {
+KOKKOS_INLINE_FUNCTION float fast_tanh(float x) {
   const float magnitude = std::abs(x);
   const float z = x * x;
   float q = -5.71704e-3f;
@@ -44,6 +46,6 @@ inline float fast_tanh(float x) {
   return magnitude < 0.625f ? small : large;
 }
 
-inline double fast_tanh(double x) { return std::tanh(x); }
+KOKKOS_INLINE_FUNCTION double fast_tanh(double x) { return std::tanh(x); }
 
 }  // namespace nanorun::kernels

@@ -11,14 +11,16 @@ namespace {
 template <class A>
 struct Plain {
   using Code = A;
-  A encode(A x) const { return x; }
-  A decode(A code) const { return code; }
+  KOKKOS_FUNCTION A encode(A x) const { return x; }
+  KOKKOS_FUNCTION A decode(A code) const { return code; }
 };
 
 struct Bf16 {
   using Code = std::uint16_t;
-  Code encode(float x) const { return static_cast<Code>(std::bit_cast<std::uint32_t>(round_to_bf16(x)) >> 16); }
-  float decode(Code code) const { return std::bit_cast<float>(static_cast<std::uint32_t>(code) << 16); }
+  KOKKOS_FUNCTION Code encode(float x) const {
+    return static_cast<Code>(std::bit_cast<std::uint32_t>(round_to_bf16(x)) >> 16);
+  }
+  KOKKOS_FUNCTION float decode(Code code) const { return std::bit_cast<float>(static_cast<std::uint32_t>(code) << 16); }
 };
 
 /// Codes 0 to 3 are multiples of 2^-16, 0x7c is infinity, and larger ones are NaN.
@@ -28,7 +30,7 @@ struct E5m2 {
   static constexpr std::uint32_t bias_difference = 127 - 15;
   float scale, inverse;
 
-  Code encode(float x) const {
+  KOKKOS_FUNCTION Code encode(float x) const {
     const float product = scale * x;
     const std::uint32_t exact = std::bit_cast<std::uint32_t>(product) & 0x7fffffffu;
     const float magnitude = std::abs(round_to_e5m2(product));
@@ -40,7 +42,7 @@ struct E5m2 {
     return static_cast<Code>(code | (std::bit_cast<std::uint32_t>(product) >> 31 << 7));
   }
 
-  float decode(Code code) const {
+  KOKKOS_FUNCTION float decode(Code code) const {
     const std::uint32_t magnitude = code & 0x7fu;
     const float subnormal = static_cast<float>(magnitude) * 0x1p-16f;
     const float normal = std::bit_cast<float>((magnitude + (bias_difference << 2)) << 21);
@@ -63,30 +65,36 @@ void with_codec(const Wire& wire, Body&& body) {
   }
 }
 
+template <class A, class Codec>
+void encode_with(const Codec& codec, std::byte* out, Vec<const A> x) {
+  auto* codes = reinterpret_cast<typename Codec::Code*>(out);
+  for_chunks("encode", x.size(), [=] KOKKOS_FUNCTION(std::size_t first, std::size_t last) {
+#pragma omp simd
+    for (std::size_t i = first; i < last; ++i) codes[i] = codec.encode(x[i]);
+  });
+}
+
+template <class A, class Codec>
+void add_decoded_with(const Codec& codec, Vec<A> sum, const std::byte* in, int count, std::size_t stride) {
+  for_chunks("add_decoded", sum.size(), [=] KOKKOS_FUNCTION(std::size_t first, std::size_t last) {
+    for (int k = 0; k < count; ++k) {
+      const auto* codes = reinterpret_cast<const typename Codec::Code*>(in + k * stride);
+#pragma omp simd
+      for (std::size_t i = first; i < last; ++i) sum[i] += codec.decode(codes[i]);
+    }
+  });
+}
+
 }  // namespace
 
 template <class A>
 void encode(Stream, std::byte* out, Vec<const A> x, const Wire& wire) {
-  with_codec<A>(wire, [&]<class Codec>(const Codec& codec) {
-    auto* codes = reinterpret_cast<typename Codec::Code*>(out);
-    for_chunks("encode", x.size(), [=](std::size_t first, std::size_t last) {
-#pragma omp simd
-      for (std::size_t i = first; i < last; ++i) codes[i] = codec.encode(x[i]);
-    });
-  });
+  with_codec<A>(wire, [&](const auto& codec) { encode_with(codec, out, x); });
 }
 
 template <class A>
 void add_decoded(Stream, Vec<A> sum, const std::byte* in, int count, std::size_t stride, const Wire& wire) {
-  with_codec<A>(wire, [&]<class Codec>(const Codec& codec) {
-    for_chunks("add_decoded", sum.size(), [=](std::size_t first, std::size_t last) {
-      for (int k = 0; k < count; ++k) {
-        const auto* codes = reinterpret_cast<const typename Codec::Code*>(in + k * stride);
-#pragma omp simd
-        for (std::size_t i = first; i < last; ++i) sum[i] += codec.decode(codes[i]);
-      }
-    });
-  });
+  with_codec<A>(wire, [&](const auto& codec) { add_decoded_with(codec, sum, in, count, stride); });
 }
 
 #define NANORUN_INSTANTIATE(T)                                         \

@@ -118,7 +118,7 @@ class HostView {
 
  private:
   std::span<T> tensor_;
-  std::vector<T> copy_;
+  std::vector<std::remove_const_t<T>> copy_;
 };
 
 }  // namespace nanorun

@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <mpi.h>
-#include <Kokkos_Core.hpp>
 
 #include <algorithm>
 #include <cstdlib>
@@ -66,7 +65,6 @@ void require_own_devices(const std::vector<DevicePlace>& places) {
 Context::Context(int& argc, char**& argv) : start_(std::chrono::steady_clock::now()) {
   int provided = MPI_THREAD_SINGLE;
   MPI_Init_thread(&argc, &argv, MPI_THREAD_FUNNELED, &provided);
-  Kokkos::initialize();
   limit_blas_threads();
   comm_ = std::make_unique<Comm>(MPI_COMM_WORLD);
 }
@@ -88,6 +86,7 @@ void Context::open_device() {
   const std::vector<DevicePlace> places = gather_places(*comm_, place);
   comm_->together([&] { require_own_devices(places); });
   ops::use_device(device);
+  kernels::start_kokkos(device);
   stream_ = ops::create_stream(true);
   comm_stream_ = ops::create_stream(false);
   upload_stream_ = ops::create_stream(false);
@@ -99,7 +98,7 @@ Context::~Context() {
     for (kernels::Stream* stream : {&upload_stream_, &comm_stream_, &stream_}) ops::destroy_stream(*stream);
   }
   comm_.reset();
-  Kokkos::finalize();
+  kernels::stop_kokkos();
   MPI_Finalize();
 }
 

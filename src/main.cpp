@@ -153,7 +153,7 @@ ExitCode carry_out(Context& context, const CommandLine& line) {
 
 int main(int argc, char** argv) {
   using namespace nanorun;
-  // 1. Start MPI and Kokkos. They see no arguments, for Kokkos answers --help itself; both read the environment.
+  // 1. Start MPI. It sees no arguments.
   int program_name_only = 1;
   Context context(program_name_only, argv);
   ExitCode code;

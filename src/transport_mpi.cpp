@@ -1,4 +1,4 @@
-// Tensors in host memory travel through MPI.
+// Tensors travel through MPI, which sees memory of the host alone.
 
 #include <mpi.h>
 
@@ -25,8 +25,14 @@ class MpiTransport : public Transport {
 };
 
 void MpiTransport::exchange(Payload, std::span<const Message> messages) {
+  std::vector<HostView<const std::byte>> outgoing;
+  std::vector<HostView<std::byte>> incoming;
   std::vector<MPI_Request> requests;
-  for (const auto& [to, out, from, in] : messages) {
+  for (const Message& message : messages) {
+    const int to = message.to, from = message.from;
+    outgoing.emplace_back(message.out).download(stream());
+    const std::span<const std::byte> out = outgoing.back().span();
+    const std::span<std::byte> in = incoming.emplace_back(message.in).span();
     for (std::size_t at = 0; at < in.size(); at += longest_message) {
       const auto count = static_cast<int>(std::min(longest_message, in.size() - at));
       MPI_Irecv(in.data() + at, count, MPI_BYTE, from, 0, comm_.handle(), &requests.emplace_back());
@@ -37,6 +43,7 @@ void MpiTransport::exchange(Payload, std::span<const Message> messages) {
     }
   }
   MPI_Waitall(static_cast<int>(requests.size()), requests.data(), MPI_STATUSES_IGNORE);
+  for (HostView<std::byte>& tensor : incoming) tensor.upload(stream());
 }
 
 }  // namespace

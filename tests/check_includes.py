@@ -32,6 +32,7 @@ ROOMS = {
     "CLI/": {"command_line"},
     "nlohmann/json.hpp": {"report", "trace"},
     "cblas.h": {"portable"},
+    "Kokkos": {"portable", "device", "fp8", "vector_math"},
 }
 
 # What src/ may see of kernels/: the dispatcher, the views, the mask that the host builds, and what the deck names.

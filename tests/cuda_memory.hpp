@@ -7,6 +7,8 @@
 #include <stdexcept>
 #include <vector>
 
+#include "tests/shared_memory.hpp"
+
 namespace nanorun::kernels::test {
 
 inline void cuda_check(cudaError_t status) {
@@ -30,7 +32,7 @@ class DeviceVector {
     cuda_check(cudaMalloc(&data_, bytes()));
     cuda_check(cudaMemset(data_, 0xFF, bytes()));
   }
-  explicit DeviceVector(const std::vector<T>& values) : DeviceVector(values.size()) {
+  explicit DeviceVector(const test::Vector<T>& values) : DeviceVector(values.size()) {
     cuda_check(cudaMemcpy(data_, values.data(), bytes(), cudaMemcpyHostToDevice));
   }
   ~DeviceVector() { cudaFree(data_); }
@@ -41,8 +43,8 @@ class DeviceVector {
   std::size_t size() const { return size_; }
 
   /// Waits for the device, then copies.
-  std::vector<T> host() const {
-    std::vector<T> values(size_);
+  test::Vector<T> host() const {
+    test::Vector<T> values(size_);
     cuda_check(cudaDeviceSynchronize());
     cuda_check(cudaMemcpy(values.data(), data_, bytes(), cudaMemcpyDeviceToHost));
     return values;

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "src/mask.hpp"
+#include "tests/shared_memory.hpp"
 
 namespace nanorun {
 
@@ -14,13 +15,13 @@ class OwnedMask : public Mask {
   explicit OwnedMask(int length) {
     kernels::WorkspaceCutter count({});
     Mask(length, count);
-    memory_ = std::make_shared<std::vector<std::byte>>(count.used());
+    memory_ = std::make_shared<kernels::test::Vector<std::byte>>(count.used());
     kernels::WorkspaceCutter cutter(*memory_);
     static_cast<Mask&>(*this) = Mask(length, cutter);
   }
 
  private:
-  std::shared_ptr<std::vector<std::byte>> memory_;
+  std::shared_ptr<kernels::test::Vector<std::byte>> memory_;
 };
 
 }  // namespace nanorun

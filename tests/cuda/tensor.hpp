@@ -13,6 +13,7 @@
 
 #include "kernels/types.hpp"
 #include "tests/cuda_memory.hpp"
+#include "tests/shared_memory.hpp"
 
 namespace nanorun::kernels::test {
 
@@ -47,7 +48,7 @@ class Tensor {
   /// An output: NaN everywhere, so that an element that is not written fails the comparison.
   static Tensor poisoned(int rows, int cols, int ld = 0) {
     const std::size_t size = static_cast<std::size_t>(rows) * (ld > 0 ? ld : cols);
-    return Tensor(rows, cols, std::vector<float>(size, std::numeric_limits<float>::quiet_NaN()), ld);
+    return Tensor(rows, cols, test::Vector<float>(size, std::numeric_limits<float>::quiet_NaN()), ld);
   }
 
   Mat<float> host() { return {host_.data(), rows_, cols_, ld_}; }
@@ -56,8 +57,8 @@ class Tensor {
   Vec<T> device_flat() const { return {device_.data(), device_.size()}; }
 
   /// The device's elements, each as float.
-  std::vector<float> device_values() const {
-    std::vector<float> values;
+  test::Vector<float> device_values() const {
+    test::Vector<float> values;
     for (const T x : device_.host()) values.push_back(to_float(x));
     return values;
   }
@@ -65,7 +66,7 @@ class Tensor {
   /// Every element of the rows within `relative` * |host's| + `absolute`, every other element untouched. A float that
   /// is rounded to bf16 moves by at most 2^-8 of itself, the default.
   void expect_match(const char* name, double absolute = 1e-5, double relative = 0x1p-8) const {
-    const std::vector<T> got = device_.host();
+    const test::Vector<T> got = device_.host();
     std::size_t wrong = 0, first = 0;
     for (std::size_t i = 0; i < got.size(); ++i) {
       const double want = host_[i], difference = std::abs(to_float(got[i]) - want);
@@ -81,7 +82,7 @@ class Tensor {
   /// Elements [first, ...) are those of the device's x, rounded; the ones before are not written.
   template <class X>
   void expect_rounded(const Tensor<X>& x, std::size_t first) const {
-    const std::vector<float> got = device_values(), exact = x.device_values();
+    const test::Vector<float> got = device_values(), exact = x.device_values();
     for (std::size_t i = 0; i < got.size(); ++i) {
       const float want = i < first ? host_[i] : to_float(from_float<T>(exact[i]));
       ASSERT_TRUE(got[i] == want || (std::isnan(got[i]) && std::isnan(want))) << i << ": " << got[i] << ", " << want;
@@ -89,12 +90,12 @@ class Tensor {
   }
 
  private:
-  Tensor(int rows, int cols, std::vector<float> values, int ld)
+  Tensor(int rows, int cols, test::Vector<float> values, int ld)
       : rows_(rows), cols_(cols), ld_(ld > 0 ? ld : cols), host_(std::move(values)), device_(convert(host_)) {}
 
-  static std::vector<float> random_values(std::size_t n, unsigned seed, Range range) {
+  static test::Vector<float> random_values(std::size_t n, unsigned seed, Range range) {
     std::mt19937 generator(seed);
-    std::vector<float> values(n);
+    test::Vector<float> values(n);
     for (float& value : values) {
       const float u = static_cast<float>(generator()) * 0x1p-32f;
       value = to_float(from_float<T>(range.low + (range.high - range.low) * u));
@@ -102,8 +103,8 @@ class Tensor {
     return values;
   }
 
-  static std::vector<T> convert(const std::vector<float>& values) {
-    std::vector<T> converted(values.size());
+  static test::Vector<T> convert(const test::Vector<float>& values) {
+    test::Vector<T> converted(values.size());
     for (std::size_t i = 0; i < values.size(); ++i) converted[i] = from_float<T>(values[i]);
     return converted;
   }
@@ -113,7 +114,7 @@ class Tensor {
   }
 
   int rows_, cols_, ld_;
-  std::vector<float> host_;
+  test::Vector<float> host_;
   DeviceVector<T> device_;
 };
 
@@ -125,7 +126,7 @@ class DeviceSum {
 
  private:
   static constexpr double start = 0.5;
-  DeviceVector<double> sum_{std::vector{start}};
+  DeviceVector<double> sum_{test::Vector<double>{start}};
 };
 
 /// Token ids below `vocabulary`, on both sides.
@@ -133,15 +134,15 @@ struct Tokens {
   Tokens(int count, int vocabulary, unsigned seed) : host(draw(count, vocabulary, seed)), device(host) {}
   Vec<const Token> device_span() const { return {device.data(), device.size()}; }
 
-  static std::vector<Token> draw(int count, int vocabulary, unsigned seed) {
+  static test::Vector<Token> draw(int count, int vocabulary, unsigned seed) {
     std::mt19937 generator(seed);
     std::uniform_int_distribution<int> id(0, vocabulary - 1);
-    std::vector<Token> tokens(count);
+    test::Vector<Token> tokens(count);
     for (Token& token : tokens) token = static_cast<Token>(id(generator));
     return tokens;
   }
 
-  std::vector<Token> host;
+  test::Vector<Token> host;
   DeviceVector<Token> device;
 };
 

@@ -20,11 +20,11 @@ void compare(int n, int first) {
   Tensor<float> w(1, n, 1), m(1, n, 2), v(1, n, 3, {0.01f, 1}), g(1, n, 4);
   const Tensor<bf16> rounded = Tensor<bf16>::poisoned(1, n);
   const test::DeviceSum squares;
-  double host_squares = 0;
+  test::Vector<double> host_squares(1);
   const auto tail = [first](const auto& span) { return span.subspan(first); };
   const Vec<float> host_w = tail(w.host_flat());
   portable::adam_update<float>({}, host_w, host_w, tail(m.host_flat()), tail(v.host_flat()), tail(g.host_flat()),
-                               options, &host_squares);
+                               options, host_squares.data());
   const auto update = [&](Vec<T> copy) {
     cuda::adam_update<T>({}, tail(w.device_flat()), copy, tail(m.device_flat()), tail(v.device_flat()),
                          tail(g.device_flat()), options, squares.data());
@@ -39,7 +39,7 @@ void compare(int n, int first) {
   m.expect_match("m", 1e-6, 1e-6);
   v.expect_match("v", 1e-6, 1e-6);
   w.expect_match("w", 1e-6, 1e-6);
-  EXPECT_NEAR(squares.added(), host_squares, 1e-6 * host_squares);
+  EXPECT_NEAR(squares.added(), host_squares[0], 1e-6 * host_squares[0]);
 }
 
 TEST(CudaAdam, SmallSizesMatchPortable) {
@@ -58,10 +58,10 @@ TEST(CudaAdam, RecipeSizeMatchesPortable) {
 /// The sum of squares of one update whose last gradient and weight are these, all others small.
 double squares_with(float gradient, float weight) {
   constexpr std::size_t n = 20'011;
-  std::vector<float> ones(n, 1), gradients(n, 0.5f);
+  test::Vector<float> ones(n, 1), gradients(n, 0.5f);
   gradients.back() = gradient;
   ones.back() = weight;
-  const test::DeviceVector<float> w(ones), m{std::vector<float>(n)}, v{std::vector<float>(n)}, g(gradients);
+  const test::DeviceVector<float> w(ones), m{test::Vector<float>(n)}, v{test::Vector<float>(n)}, g(gradients);
   const test::DeviceVector<bf16> copy(n);
   const test::DeviceSum squares;
   cuda::adam_update<bf16>({}, {w.data(), n}, {copy.data(), n}, {m.data(), n}, {v.data(), n},

@@ -29,8 +29,8 @@ constexpr std::uint16_t poison = 0xFFFF;  // a NaN
 float to_float(bf16 x) { return std::bit_cast<float>(static_cast<std::uint32_t>(x.bits) << 16); }
 
 /// Uniform in (-bound, bound), rounded down to bf16.
-std::vector<bf16> random_bf16(std::size_t n, std::uint32_t seed, float bound) {
-  std::vector<bf16> values(n);
+test::Vector<bf16> random_bf16(std::size_t n, std::uint32_t seed, float bound) {
+  test::Vector<bf16> values(n);
   std::uint64_t state = 0x9E3779B97F4A7C15u * (seed + 1);
   for (bf16& value : values) {
     state = state * 6364136223846793005u + 1442695040888963407u;
@@ -57,7 +57,7 @@ struct Case {
   OwnedMask mask() const { return mask(all()); }
   /// Of these rows, as if no others were.
   OwnedMask mask(Rows rows) const {
-    std::vector<Token> tokens(rows.count, 7);
+    test::Vector<Token> tokens(rows.count, 7);
     for (const int t : document_begins) {
       if (t >= rows.first && t < rows.first + rows.count) tokens[t - rows.first] = end_of_text;
     }
@@ -88,7 +88,7 @@ struct DeviceMask {
         query_full(values(m.query_full, m.length / attention_block)),
         length(m.length) {}
 
-  static std::vector<std::int32_t> values(const std::int32_t* data, int n) { return {data, data + n}; }
+  static test::Vector<std::int32_t> values(const std::int32_t* data, int n) { return {data, data + n}; }
   AttentionMask view() const {
     return {length, first_key.data(), key_begin.data(), key_full.data(), query_end.data(), query_full.data()};
   }
@@ -96,7 +96,7 @@ struct DeviceMask {
 
 /// What one head's y, lse and gradients of q, k and v come to.
 struct HeadResult {
-  std::vector<float> y, lse, d_q, d_k, d_v;
+  test::Vector<float> y, lse, d_q, d_k, d_v;
 };
 
 /// Inputs on the host and on the device; q, k and v are column blocks of one buffer, and so are the gradients of k and
@@ -104,7 +104,7 @@ struct HeadResult {
 struct Problem {
   Case c;
   DeviceMask mask;
-  std::vector<bf16> host_qkv, host_d_y;
+  test::Vector<bf16> host_qkv, host_d_y;
   DeviceVector<bf16> qkv, d_y, y, d_kv;
   DeviceVector<float> lse, d_q;
   DeviceVector<std::byte> workspace;
@@ -127,7 +127,7 @@ struct Problem {
   int y_columns() const { return c.width() + spare; }
 
   /// Multiplies q by a power of two, which is exact.
-  const std::vector<bf16>& scaled_q(float factor) {
+  const test::Vector<bf16>& scaled_q(float factor) {
     if (factor == 1) return host_qkv;
     for (std::size_t i = 0; i < host_qkv.size(); ++i) {
       if (static_cast<int>(i % qkv_columns()) >= c.width()) continue;
@@ -154,8 +154,8 @@ struct Problem {
   }
 
   /// Columns [first, first + head_dim) as floats.
-  std::vector<float> columns(const std::vector<bf16>& buffer, int buffer_columns, int first, Rows rows) const {
-    std::vector<float> out;
+  test::Vector<float> columns(const test::Vector<bf16>& buffer, int buffer_columns, int first, Rows rows) const {
+    test::Vector<float> out;
     out.reserve(static_cast<std::size_t>(rows.count) * head_dim);
     for (int t = rows.first; t < rows.first + rows.count; ++t) {
       const bf16* row = buffer.data() + static_cast<std::size_t>(t) * buffer_columns + first;
@@ -165,8 +165,8 @@ struct Problem {
   }
 
   /// d_q of one head.
-  std::vector<float> from_panels(const std::vector<float>& panels, int head, Rows rows) const {
-    std::vector<float> out;
+  test::Vector<float> from_panels(const test::Vector<float>& panels, int head, Rows rows) const {
+    test::Vector<float> out;
     out.reserve(static_cast<std::size_t>(rows.count) * head_dim);
     for (int t = rows.first; t < rows.first + rows.count; ++t) {
       for (int column = head * head_dim; column < (head + 1) * head_dim; ++column) {
@@ -178,17 +178,17 @@ struct Problem {
   }
 
   /// What the portable body computes from the same inputs, in float; backward these include the device's y.
-  HeadResult expected(int head, const std::vector<float>& device_y) const { return expected(head, device_y, c.all()); }
+  HeadResult expected(int head, const test::Vector<float>& device_y) const { return expected(head, device_y, c.all()); }
   /// The same of these rows, as if no others were.
-  HeadResult expected(int head, const std::vector<float>& device_y, Rows rows) const {
+  HeadResult expected(int head, const test::Vector<float>& device_y, Rows rows) const {
     const auto input = [&](int i) { return columns(host_qkv, qkv_columns(), i * c.width() + head * head_dim, rows); };
-    std::vector<float> q = input(0), k = input(1), v = input(2),
-                       d = columns(host_d_y, y_columns(), head * head_dim, rows), y_input = device_y;
-    HeadResult r{std::vector<float>(q.size()), std::vector<float>(rows.count), std::vector<float>(q.size()),
-                 std::vector<float>(q.size()), std::vector<float>(q.size())};
-    const auto mat = [&](std::vector<float>& x) { return Mat<float>(x.data(), rows.count, head_dim); };
+    test::Vector<float> q = input(0), k = input(1), v = input(2),
+                        d = columns(host_d_y, y_columns(), head * head_dim, rows), y_input = device_y;
+    HeadResult r{test::Vector<float>(q.size()), test::Vector<float>(rows.count), test::Vector<float>(q.size()),
+                 test::Vector<float>(q.size()), test::Vector<float>(q.size())};
+    const auto mat = [&](test::Vector<float>& x) { return Mat<float>(x.data(), rows.count, head_dim); };
     const Mat<float> lse_mat(r.lse.data(), 1, rows.count);
-    std::vector<std::byte> memory(portable::attention_workspace<float>(rows.count, 1, head_dim) + 64);
+    test::Vector<std::byte> memory(portable::attention_workspace<float>(rows.count, 1, head_dim) + 64);
     const auto misaligned = reinterpret_cast<std::uintptr_t>(memory.data()) % 64;
     const Workspace space = Workspace(memory).subspan(misaligned ? 64 - misaligned : 0);
     const portable::AttentionInputs<float> in{mat(q), mat(k), mat(v), 1, scale};
@@ -201,8 +201,8 @@ struct Problem {
 
   /// Results of all heads, copied once.
   struct Copy {
-    std::vector<bf16> y, d_kv;
-    std::vector<float> lse, d_q;
+    test::Vector<bf16> y, d_kv;
+    test::Vector<float> lse, d_q;
   };
   Copy copy() const { return {y.host(), d_kv.host(), lse.host(), d_q.host()}; }
 
@@ -221,7 +221,7 @@ struct Problem {
 };
 
 /// Every element is written but the spare columns at the end of each row.
-void expect_written(const char* name, const std::vector<bf16>& buffer, int columns) {
+void expect_written(const char* name, const test::Vector<bf16>& buffer, int columns) {
   std::size_t missing = 0, beyond = 0;
   for (std::size_t i = 0; i < buffer.size(); ++i) {
     if (static_cast<int>(i % columns) < columns - spare) {
@@ -278,9 +278,9 @@ INSTANTIATE_TEST_SUITE_P(
 
 /// Rows [first, last) of a result.
 HeadResult cut(const HeadResult& r, int first, int last) {
-  const auto part = [&](const std::vector<float>& x, int columns) {
-    return std::vector<float>(x.begin() + static_cast<std::ptrdiff_t>(first) * columns,
-                              x.begin() + static_cast<std::ptrdiff_t>(last) * columns);
+  const auto part = [&](const test::Vector<float>& x, int columns) {
+    return test::Vector<float>(x.begin() + static_cast<std::ptrdiff_t>(first) * columns,
+                               x.begin() + static_cast<std::ptrdiff_t>(last) * columns);
   };
   return {part(r.y, head_dim), part(r.lse, 1), part(r.d_q, head_dim), part(r.d_k, head_dim), part(r.d_v, head_dim)};
 }
@@ -369,7 +369,7 @@ void expect_block_untouched(const Case& c, int poisoned_block, int first, int la
   p.run();
   const HeadResult dirty = p.head(p.copy(), 0);
   EXPECT_TRUE(std::isnan(dirty.d_v[static_cast<std::size_t>(poisoned_block) * attention_block * head_dim]));
-  const auto same = [&](const std::vector<float>& a, const std::vector<float>& b) {
+  const auto same = [&](const test::Vector<float>& a, const test::Vector<float>& b) {
     return std::equal(a.begin() + first * head_dim, a.begin() + last * head_dim, b.begin() + first * head_dim);
   };
   EXPECT_TRUE(same(dirty.y, clean.y));

@@ -55,8 +55,8 @@ struct Case {
   }
 
   /// The same values as the device takes them.
-  static std::vector<float> panels(Mat<const float> x) {
-    std::vector<float> out(x.size());
+  static test::Vector<float> panels(Mat<const float> x) {
+    test::Vector<float> out(x.size());
     for (int t = 0; t < x.rows; ++t) {
       for (int j = 0; j < x.cols; ++j) {
         const std::size_t panel = j / d_q_panel;
@@ -142,7 +142,7 @@ TEST(CudaAttentionInput, RecipeShapeMatchesPortable) {
 
 TEST(CudaAttentionInput, RotaryTableMatchesPortable) {
   SKIP_WITHOUT_DEVICE();
-  std::vector<double> frequency(64);
+  test::Vector<double> frequency(64);
   for (int j = 0; j < 32; ++j) frequency[j] = std::pow(1024, -j / 31.0);  // the other half does not turn
   const test::DeviceVector<double> on_device(frequency);
   for (const int rows : {1, 37, 65536}) {

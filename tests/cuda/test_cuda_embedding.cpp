@@ -21,7 +21,7 @@ void compare(int count, int vocabulary, int cols) {
 
   Tensor<bf16> d_out(count, cols, 3);
   Tensor<float> d_table(vocabulary, cols, 4);
-  const std::vector<std::int32_t> order = test::sorted_positions(tokens.host);
+  const test::Vector<std::int32_t> order = test::sorted_positions(tokens.host);
   const DeviceVector<std::int32_t> device_order(order);
   const DeviceVector<std::byte> scratch(embedding_backward_workspace<bf16>(count, cols));
   const auto backward = [&](Mat<float> out) {

@@ -53,7 +53,7 @@ TEST(CudaFill, RoundsToNearestEven) {
     }
   }
   // Between 1 and its successor 1 + 2^-7, and that one's; the largest float rounds to infinity.
-  const DeviceVector<float> ties(std::vector<float>{1 + 0x1p-8f, 1 + 0x1.8p-7f, std::numeric_limits<float>::max()});
+  const DeviceVector<float> ties(test::Vector<float>{1 + 0x1p-8f, 1 + 0x1.8p-7f, std::numeric_limits<float>::max()});
   const DeviceVector<bf16> rounded(3);
   round_to<bf16>({}, {rounded.data(), 3}, Vec<const float>(ties.data(), 3));
   const auto bits = rounded.host();

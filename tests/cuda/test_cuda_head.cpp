@@ -17,7 +17,7 @@ constexpr HeadOptions fp8{.precision = HeadPrecision::fp8, .scale_x = 2, .scale_
 
 struct Result {
   double loss = 0;
-  std::vector<float> d_x, d_w;
+  test::Vector<float> d_x, d_w;
 };
 
 /// x [length, width] and its targets; w [vocabulary, width]: logits of a few units.
@@ -46,7 +46,7 @@ double forward(Problem& p, const HeadOptions& options) {
 }
 
 /// d_w starts at zero unless `d_w` is given.
-Result backward(Problem& p, const HeadOptions& options, std::vector<float> d_w = {}) {
+Result backward(Problem& p, const HeadOptions& options, test::Vector<float> d_w = {}) {
   const test::BlasStream stream;
   const test::DeviceSum loss;
   const test::DeviceVector<std::byte> scratch(
@@ -62,13 +62,15 @@ Result backward(Problem& p, const HeadOptions& options, std::vector<float> d_w =
 
 Result portable_backward(Mat<const float> x, Mat<const float> w, Vec<const Token> targets, const HeadOptions& options) {
   Result result;
+  test::Vector<double> loss(1);
   result.d_x = test::poisoned<float>(x.size());
   result.d_w.resize(w.size());
-  std::vector<std::byte> memory(portable::head_workspace<float>(x.rows, w.rows, x.cols, options.precision) + 64);
+  test::Vector<std::byte> memory(portable::head_workspace<float>(x.rows, w.rows, x.cols, options.precision) + 64);
   const std::size_t skip = 64 - reinterpret_cast<std::uintptr_t>(memory.data()) % 64;
-  portable::head_loss_backward<float>({}, &result.loss, Mat<float>(result.d_x.data(), x.rows, x.cols),
+  portable::head_loss_backward<float>({}, loss.data(), Mat<float>(result.d_x.data(), x.rows, x.cols),
                                       Mat<float>(result.d_w.data(), w.rows, w.cols), x, w, targets, options,
                                       Workspace(memory).subspan(skip));
+  result.loss = loss[0];
   return result;
 }
 
@@ -137,8 +139,8 @@ TEST(CudaHead, RecipeShape) {
   constexpr int length = 49152, vocabulary = 50304, width = 768, used = 192;
   Problem p(length, vocabulary, width);
   Mat<float> x = p.x.host();
-  std::vector<float> kept;
-  std::vector<Token> kept_targets;
+  test::Vector<float> kept;
+  test::Vector<Token> kept_targets;
   for (int i = 0; i < length; ++i) {
     if (i % (length / used) == 7) {
       kept.insert(kept.end(), x.row(i), x.row(i) + width);
@@ -181,7 +183,7 @@ TEST(CudaHead, WeightGradientAccumulates) {
   for (const HeadOptions& options : {working, fp8}) {
     const auto start = test::convert<float>(test::random_values(p.w.host().size(), 5, -0.01, 0.01));
     const Result once = backward(p, options), added = backward(p, options, start);
-    std::vector<float> difference(start.size());
+    test::Vector<float> difference(start.size());
     for (std::size_t i = 0; i < start.size(); ++i) difference[i] = added.d_w[i] - start[i];
     EXPECT_LT(test::relative_error(difference, once.d_w), 1e-5);
   }
@@ -199,7 +201,7 @@ TEST(CudaHead, ZeroWeightsGiveTheUniformLossOverAllColumns) {
 TEST(CudaHead, SaturatedLogitsStayFinite) {
   SKIP_WITHOUT_DEVICE();
   Problem p(32, 256, 64);
-  std::vector<bf16> large;
+  test::Vector<bf16> large;
   for (const float value : p.x.host_flat()) large.push_back(test::from_float<bf16>(1000 * value));
   test::cuda_check(cudaMemcpy(p.x.device().data, large.data(), large.size() * sizeof(bf16), cudaMemcpyHostToDevice));
   for (const double softcap : {15.0, 75.0}) {

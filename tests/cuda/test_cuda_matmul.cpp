@@ -142,12 +142,12 @@ std::vector<int> sample_rows(int rows) {
 /// ‖device - host‖ / ‖host‖ over the given rows of `device`; compute(i, row) gives row i of the host.
 template <class T, class Compute>
 double rows_error(Mat<T> device, const std::vector<int>& rows, const Compute& compute) {
-  std::vector<float> got, want;
+  test::Vector<float> got, want;
   for (const int i : rows) {
-    std::vector<T> row(device.cols);
+    test::Vector<T> row(device.cols);
     test::cuda_check(cudaMemcpy(row.data(), device.row(i), row.size() * sizeof(T), cudaMemcpyDeviceToHost));
     for (const T value : row) got.push_back(test::to_float(value));
-    std::vector<float> expected(device.cols);
+    test::Vector<float> expected(device.cols);
     compute(i, Mat<float>(expected.data(), 1, device.cols));
     want.insert(want.end(), expected.begin(), expected.end());
   }
@@ -204,7 +204,7 @@ TEST(CudaMatmul, RecipeShapes) {
                       portable::linear_backward_input<float>({}, row, host_d.row_block(i, 1), host_w);
                     }),
               bf16_norm);
-    const test::DeviceVector<float> sums(std::vector<float>(host_w.size(), 0.5f));
+    const test::DeviceVector<float> sums(test::Vector<float>(host_w.size(), 0.5f));
     const Mat<float> d_w(sums.data(), s.out, s.in);
     linear_backward_weight<bf16>(stream, d_w, d_out, x);
     const std::vector<int> features{0, 1, s.out / 2 + 1, s.out - 1};
@@ -248,9 +248,9 @@ TEST(CudaMatmul, RecipeShapeOfRelu2Backward) {
   linear_relu2_forward<bf16>(stream, h, d_out, pool.device(hidden, width, 2));
   linear_relu2_backward<bf16>(stream, d_z, d_out, w_next, h);
   const double error = rows_error(d_z, sample_rows(tokens), [&](int i, Mat<float> row) {
-    std::vector<bf16> h_i(hidden);
+    test::Vector<bf16> h_i(hidden);
     test::cuda_check(cudaMemcpy(h_i.data(), h.row(i), hidden * sizeof(bf16), cudaMemcpyDeviceToHost));
-    std::vector<float> host_h;
+    test::Vector<float> host_h;
     for (const bf16 value : h_i) host_h.push_back(test::to_float(value));
     portable::linear_relu2_backward<float>({}, row, pool.host(tokens, width, 0).row_block(i, 1),
                                            pool.host(width, hidden, 1), HostIn(host_h.data(), 1, hidden));

@@ -15,13 +15,14 @@ using test::Tensor;
 void compare_momentum(int n, int first) {
   Tensor<float> g(1, n, 1), buf(1, n, 2);
   const test::DeviceSum squares;
-  double host_squares = 0;
+  test::Vector<double> host_squares(1);
   const auto tail = [first](const auto& span) { return span.subspan(first); };
-  portable::nesterov_momentum<float>({}, tail(g.host_flat()), tail(buf.host_flat()), 0.95, 1.0 / 3, &host_squares);
+  portable::nesterov_momentum<float>({}, tail(g.host_flat()), tail(buf.host_flat()), 0.95, 1.0 / 3,
+                                     host_squares.data());
   cuda::nesterov_momentum<float>({}, tail(g.device_flat()), tail(buf.device_flat()), 0.95, 1.0 / 3, squares.data());
   g.expect_match("g", 1e-6, 1e-6);
   buf.expect_match("buf", 1e-6, 1e-6);
-  EXPECT_NEAR(squares.added(), host_squares, 1e-6 * host_squares);
+  EXPECT_NEAR(squares.added(), host_squares[0], 1e-6 * host_squares[0]);
 }
 
 template <class T>
@@ -29,10 +30,10 @@ void compare_add_scaled(int n, int first) {
   Tensor<float> w(1, n, 1), x(1, n, 2);
   const Tensor<bf16> rounded = Tensor<bf16>::poisoned(1, n);
   const test::DeviceSum squares;
-  double host_squares = 0;
+  test::Vector<double> host_squares(1);
   const auto tail = [first](const auto& span) { return span.subspan(first); };
   const Vec<float> host_w = tail(w.host_flat());
-  portable::add_scaled<float>({}, host_w, host_w, tail(x.host_flat()), -0.03, &host_squares);
+  portable::add_scaled<float>({}, host_w, host_w, tail(x.host_flat()), -0.03, host_squares.data());
   const auto add = [&](Vec<T> copy) {
     cuda::add_scaled<T>({}, tail(w.device_flat()), copy, tail(x.device_flat()), -0.03, squares.data());
   };
@@ -43,7 +44,7 @@ void compare_add_scaled(int n, int first) {
     rounded.expect_rounded(w, first);
   }
   w.expect_match("w", 1e-6, 1e-6);
-  EXPECT_NEAR(squares.added(), host_squares, 1e-6 * host_squares);
+  EXPECT_NEAR(squares.added(), host_squares[0], 1e-6 * host_squares[0]);
 }
 
 TEST(CudaMomentum, SmallSizesMatchPortable) {
@@ -70,9 +71,9 @@ TEST(CudaMomentum, SumsOfSquaresTellOfNumbersOutOfRange) {
   constexpr std::size_t n = 20'011;
   constexpr float largest = std::numeric_limits<float>::max(), nan = std::numeric_limits<float>::quiet_NaN();
   for (const float value : {largest, nan}) {
-    std::vector<float> values(n, 1);
+    test::Vector<float> values(n, 1);
     values.back() = value;
-    const test::DeviceVector<float> g(values), buf(std::vector<float>(n, 0)), w(std::vector<float>(n, 1));
+    const test::DeviceVector<float> g(values), buf(test::Vector<float>(n, 0)), w(test::Vector<float>(n, 1));
     const test::DeviceVector<bf16> copy(n);
     const test::DeviceSum of_gradient, of_weights;
     cuda::add_scaled<bf16>({}, {w.data(), n}, {copy.data(), n}, Vec<const float>(g.data(), n), 1e10, of_weights.data());

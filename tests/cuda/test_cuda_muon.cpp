@@ -53,7 +53,7 @@ std::vector<MatrixBatch<float>> pieces_of(float* data, const Shapes& shapes) {
   return pieces;
 }
 
-std::vector<float> newton_schulz_of(const std::vector<float>& x, const Shapes& shapes) {
+test::Vector<float> newton_schulz_of(const test::Vector<float>& x, const Shapes& shapes) {
   const test::BlasStream stream;
   const test::DeviceVector<float> values(x);
   const auto pieces = pieces_of(values.data(), shapes);
@@ -62,15 +62,15 @@ std::vector<float> newton_schulz_of(const std::vector<float>& x, const Shapes& s
   return values.host();
 }
 
-std::vector<float> portable_newton_schulz(std::vector<float> x, const Shapes& shapes) {
+test::Vector<float> portable_newton_schulz(test::Vector<float> x, const Shapes& shapes) {
   const auto pieces = pieces_of(x.data(), shapes);
-  std::vector<std::byte> memory(portable::newton_schulz_workspace<float>(pieces) + 64);
+  test::Vector<std::byte> memory(portable::newton_schulz_workspace<float>(pieces) + 64);
   const std::size_t skip = 64 - reinterpret_cast<std::uintptr_t>(memory.data()) % 64;
   portable::newton_schulz<float>({}, pieces, Workspace(memory).subspan(skip));
   return x;
 }
 
-void round(std::vector<float>& values) {
+void round(test::Vector<float>& values) {
   for (float& value : values) value = portable::round_to_bf16(value);
 }
 
@@ -79,7 +79,7 @@ void rounded_iteration(Mat<float> x) {
   const int n = x.rows, m = x.cols;
   double squares = 0;
   for (std::size_t i = 0; i < x.size(); ++i) squares += std::pow(static_cast<double>(x.data[i]), 2);
-  std::vector<float> X(x.data, x.data + x.size()), A(n * n), B(n * n), next(X.size());
+  test::Vector<float> X(x.data, x.data + x.size()), A(n * n), B(n * n), next(X.size());
   for (float& value : X) value /= static_cast<float>(std::sqrt(squares) + 1e-7);
   round(X);
   for (int k = 0; k < 5; ++k) {
@@ -101,7 +101,7 @@ void turn(float* to, const float* from, int rows, int cols) {
     for (int c = 0; c < cols; ++c) to[c * rows + r] = from[r * cols + c];
 }
 
-std::vector<float> emulation(std::vector<float> x, const Shapes& shapes) {
+test::Vector<float> emulation(test::Vector<float> x, const Shapes& shapes) {
   for (const MatrixBatch<float>& piece : pieces_of(x.data(), shapes)) {
     for (int i = 0; i < piece.count; ++i) {
       float* const matrix = piece.data + i * piece.matrix_size();
@@ -109,7 +109,7 @@ std::vector<float> emulation(std::vector<float> x, const Shapes& shapes) {
         rounded_iteration({matrix, piece.rows, piece.cols});
         continue;
       }
-      std::vector<float> turned(piece.matrix_size());
+      test::Vector<float> turned(piece.matrix_size());
       turn(turned.data(), matrix, piece.rows, piece.cols);
       rounded_iteration({turned.data(), piece.cols, piece.rows});
       turn(matrix, turned.data(), piece.cols, piece.rows);
@@ -123,12 +123,12 @@ TEST(CudaMuon, NewtonSchulzIsTheIterationRoundedToBf16) {
   for (const Shapes& shapes : batches) {
     SCOPED_TRACE(name_of(shapes));
     const auto x = test::convert<float>(test::random_values(size_of(shapes), 7, -0.02, 0.02));
-    const std::vector<float> result = newton_schulz_of(x, shapes);
-    const std::vector<float> exact = portable_newton_schulz(x, shapes);
+    const test::Vector<float> result = newton_schulz_of(x, shapes);
+    const test::Vector<float> exact = portable_newton_schulz(x, shapes);
 
     // Rounding to bf16 costs what the emulation says: five steps multiply small singular values, and the roundings of
     // the first step with them, by 3.4445^5 = 485.
-    const std::vector<float> emulated = emulation(x, shapes);
+    const test::Vector<float> emulated = emulation(x, shapes);
     const double of_emulation = test::relative_error(emulated, exact);
     EXPECT_LT(of_emulation, 0.1);
     EXPECT_LT(test::relative_error(result, exact), 1.25 * of_emulation + 1e-3);
@@ -144,10 +144,10 @@ TEST(CudaMuon, EveryMatrixIsItsOwn) {
   constexpr std::size_t size = 128 * 192;
   auto x = test::convert<float>(test::random_values(size_of(shapes), 8));
   for (std::size_t i = 0; i < x.size(); ++i) x[i] *= static_cast<float>(1 + i / size * 10);
-  const std::vector<float> exact = portable_newton_schulz(x, shapes), result = newton_schulz_of(x, shapes);
+  const test::Vector<float> exact = portable_newton_schulz(x, shapes), result = newton_schulz_of(x, shapes);
   for (std::size_t at = 0; at < x.size(); at += size) {
-    const auto part = [&](const std::vector<float>& v) {
-      return std::vector<float>(v.begin() + at, v.begin() + at + size);
+    const auto part = [&](const test::Vector<float>& v) {
+      return test::Vector<float>(v.begin() + at, v.begin() + at + size);
     };
     EXPECT_LT(test::relative_error(part(result), part(exact)), 0.03) << at / size;
   }
@@ -157,7 +157,7 @@ TEST(CudaMuon, ScaleOfTheInputDoesNotMatter) {
   SKIP_WITHOUT_DEVICE();
   const Shapes shapes{{2, 64, 96}};
   auto x = test::convert<float>(test::random_values(2 * 64 * 96, 3));
-  const std::vector<float> result = newton_schulz_of(x, shapes);
+  const test::Vector<float> result = newton_schulz_of(x, shapes);
   for (float& value : x) value *= 0x1p-10f;
   // The 1e-7 beside the norm, then 0.03, is all that differs.
   EXPECT_LT(test::relative_error(newton_schulz_of(x, shapes), result), 2e-2);
@@ -165,14 +165,14 @@ TEST(CudaMuon, ScaleOfTheInputDoesNotMatter) {
 
 TEST(CudaMuon, ZeroStaysZero) {
   SKIP_WITHOUT_DEVICE();
-  for (const float value : newton_schulz_of(std::vector<float>(2 * 16 * 24), {{2, 16, 24}})) ASSERT_EQ(value, 0);
+  for (const float value : newton_schulz_of(test::Vector<float>(2 * 16 * 24), {{2, 16, 24}})) ASSERT_EQ(value, 0);
 }
 
 TEST(CudaMuon, RefusesOddSidesAndDifferentShapes) {
   SKIP_WITHOUT_DEVICE();
-  EXPECT_THROW(newton_schulz_of(std::vector<float>(7 * 8), {{1, 7, 8}}), std::invalid_argument);
-  EXPECT_THROW(newton_schulz_of(std::vector<float>(2 * 8 * 16), {{1, 8, 16}, {2, 8, 8}}), std::invalid_argument);
-  EXPECT_THROW(newton_schulz_of(std::vector<float>(33 * 8 * 8), Shapes(33, {1, 8, 8})), std::invalid_argument);
+  EXPECT_THROW(newton_schulz_of(test::Vector<float>(7 * 8), {{1, 7, 8}}), std::invalid_argument);
+  EXPECT_THROW(newton_schulz_of(test::Vector<float>(2 * 8 * 16), {{1, 8, 16}, {2, 8, 8}}), std::invalid_argument);
+  EXPECT_THROW(newton_schulz_of(test::Vector<float>(33 * 8 * 8), Shapes(33, {1, 8, 8})), std::invalid_argument);
 }
 
 }  // namespace

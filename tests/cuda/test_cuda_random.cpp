@@ -22,10 +22,10 @@ void compare(int n, std::uint64_t first, int at) {
   portable::fill_normal<float>({}, normal.host_flat().subspan(at), key, first);
   cuda::fill_normal<float>({}, normal.device_flat().subspan(at), key, first);
   const Vec<float> host = uniform.host_flat();
-  const std::vector<float> of_device = uniform.device_values();
+  const test::Vector<float> of_device = uniform.device_values();
   for (int i = at; i < at + n; ++i) ASSERT_EQ(of_device[i], host[i]) << i;
   // Logarithm and cosine may differ in the last place of a double, and so their product rounded to float in its last.
-  const std::vector<float> normals = normal.device_values();
+  const test::Vector<float> normals = normal.device_values();
   for (int i = at; i < at + n; ++i) ASSERT_NEAR(normals[i], normal.host_flat()[i], 0x1p-23 * std::abs(normals[i])) << i;
   for (int i = 0; i < at; ++i) ASSERT_TRUE(std::isnan(of_device[i]) && std::isnan(normals[i])) << i;
 }

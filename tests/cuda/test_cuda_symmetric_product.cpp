@@ -22,17 +22,17 @@ constexpr Case cases[] = {{1, 128, 64},   {3, 128, 128}, {11, 128, 192}, {1, 256
                           {2, 64, 64},    {3, 136, 200}, {1, 128, 72}};
 
 /// Random symmetric matrices, one after the other; exact in bf16.
-std::vector<float> symmetric_matrices(const Case& c) {
+test::Vector<float> symmetric_matrices(const Case& c) {
   const std::size_t n = c.n;
-  std::vector<float> values = test::Tensor<bf16>(c.count * c.n, c.n, 5).device_values();
+  test::Vector<float> values = test::Tensor<bf16>(c.count * c.n, c.n, 5).device_values();
   for (std::size_t first = 0; first < values.size(); first += n * n)
     for (std::size_t i = 0; i < n; ++i)
       for (std::size_t j = 0; j < i; ++j) values[first + i * n + j] = values[first + j * n + i];
   return values;
 }
 
-std::vector<bf16> rounded(const std::vector<float>& values) {
-  std::vector<bf16> out;
+test::Vector<bf16> rounded(const test::Vector<float>& values) {
+  test::Vector<bf16> out;
   for (const float value : values) out.push_back(test::from_float<bf16>(value));
   return out;
 }
@@ -42,7 +42,7 @@ void check(const Case& c, float alpha, float beta) {
                std::to_string(beta));
   const test::BlasStream stream;
   test::Tensor<bf16> x(c.count * c.n, c.k, 3);
-  const std::vector<float> addend = symmetric_matrices(c);
+  const test::Vector<float> addend = symmetric_matrices(c);
   const test::DeviceVector<bf16> device_addend(rounded(addend));
   auto out = test::Tensor<bf16>::poisoned(c.count * c.n, c.n);
   symmetric_product(stream, {.alpha = alpha, .beta = beta, .count = c.count}, x.device().row_block(0, c.n),
@@ -55,7 +55,7 @@ void check(const Case& c, float alpha, float beta) {
   const Vec<float> expected = out.host_flat();
   for (std::size_t i = 0; i < addend.size(); ++i) expected[i] = alpha * expected[i] + beta * addend[i];
   out.expect_match("out", 1e-5 * c.k);
-  const std::vector<float> got = out.device_values();
+  const test::Vector<float> got = out.device_values();
   const std::size_t n = c.n;
   for (std::size_t first = 0; first < got.size(); first += n * n)
     for (std::size_t i = 0; i < n; ++i)
@@ -77,8 +77,8 @@ TEST(CudaSymmetricProduct, RepeatsBitByBit) {
   const Case c{11, 768, 768};
   const test::BlasStream stream;
   const test::Tensor<bf16> x(c.count * c.n, c.k, 3);
-  std::vector<float> results[2];
-  for (std::vector<float>& result : results) {
+  test::Vector<float> results[2];
+  for (test::Vector<float>& result : results) {
     const auto out = test::Tensor<bf16>::poisoned(c.count * c.n, c.n);
     symmetric_product(stream, {.count = c.count}, x.device().row_block(0, c.n), {}, out.device().row_block(0, c.n));
     result = out.device_values();

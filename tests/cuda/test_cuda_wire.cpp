@@ -21,9 +21,9 @@ const Wire wires[] = {{}, {WireFormat::bf16}, {WireFormat::e5m2, 1}, {WireFormat
 constexpr std::size_t sizes[] = {1, 7, 1000, 3'000'001};
 
 /// Random bit patterns and values in the range of the formats, the ends of the range first.
-std::vector<float> all_sorts(std::size_t n, unsigned seed) {
+test::Vector<float> all_sorts(std::size_t n, unsigned seed) {
   std::mt19937 generator(seed);
-  std::vector<float> x(n);
+  test::Vector<float> x(n);
   for (std::size_t i = 0; i < n; ++i) {
     const auto bits = static_cast<std::uint32_t>(generator());
     const float near = std::ldexp(static_cast<float>(bits), -40 - static_cast<int>(i % 30));
@@ -45,13 +45,13 @@ bool is_nan_code(const std::byte* code, WireFormat format) {
 
 void compare_encode(const Wire& wire, std::size_t n, std::size_t first) {
   const std::size_t bytes = wire_bytes<float>(wire.format);
-  const std::vector<float> x = all_sorts(n + first, 1);
+  const test::Vector<float> x = all_sorts(n + first, 1);
   const DeviceVector<float> device_x(x);
-  std::vector<std::byte> want((n + first + 1) * bytes, std::byte(0xFF));
+  test::Vector<std::byte> want((n + first + 1) * bytes, std::byte(0xFF));
   const DeviceVector<std::byte> out(want.size());
   portable::encode<float>({}, want.data() + first * bytes, std::span(x).subspan(first), wire);
   cuda::encode<float>({}, out.data() + first * bytes, {device_x.data() + first, n}, wire);
-  const std::vector<std::byte> got = out.host();
+  const test::Vector<std::byte> got = out.host();
   for (std::size_t i = 0; i <= n + first; ++i) {
     const bool inside = i >= first && i < first + n;
     const bool same = std::memcmp(&got[i * bytes], &want[i * bytes], bytes) == 0;
@@ -73,16 +73,16 @@ TEST(CudaWire, EncodesAsPortableDoes) {
 void compare_sum(const Wire& wire, std::size_t n, std::size_t first, std::size_t gap) {
   const int count = 7;
   const std::size_t bytes = wire_bytes<float>(wire.format), stride = (n + gap + 15) / 16 * 16 * bytes + gap * bytes;
-  std::vector<std::byte> in(count * stride);
+  test::Vector<std::byte> in(count * stride);
   for (int k = 0; k < count; ++k) {
     portable::encode<float>({}, in.data() + k * stride, all_sorts(n, k), wire);
   }
-  std::vector<float> sum(n + first + 1, 0.25f);
+  test::Vector<float> sum(n + first + 1, 0.25f);
   const DeviceVector<std::byte> device_in(in);
   const DeviceVector<float> device_sum(sum);
   portable::add_decoded<float>({}, std::span(sum).subspan(first, n), in.data(), count, stride, wire);
   cuda::add_decoded<float>({}, {device_sum.data() + first, n}, device_in.data(), count, stride, wire);
-  const std::vector<float> got = device_sum.host();
+  const test::Vector<float> got = device_sum.host();
   for (std::size_t i = 0; i < sum.size(); ++i) {
     ASSERT_TRUE(got[i] == sum[i] || (std::isnan(got[i]) && std::isnan(sum[i])))
         << "element " << i << " of " << n << ", format " << static_cast<int>(wire.format) << ": " << got[i]
@@ -104,12 +104,12 @@ TEST(CudaWire, AddsAsPortableDoes) {
 TEST(CudaWire, NanAndInfinityArrive) {
   SKIP_WITHOUT_DEVICE();
   for (const Wire& wire : wires) {
-    const DeviceVector<float> x(std::vector<float>{nan, infinity, -infinity, 1});
+    const DeviceVector<float> x(test::Vector<float>{nan, infinity, -infinity, 1});
     const DeviceVector<std::byte> wired(4 * wire_bytes<float>(wire.format));
-    const DeviceVector<float> sum(std::vector<float>(4, 0));
+    const DeviceVector<float> sum(test::Vector<float>(4, 0));
     cuda::encode<float>({}, wired.data(), {x.data(), 4}, wire);
     cuda::add_decoded<float>({}, {sum.data(), 4}, wired.data(), 1, 0, wire);
-    const std::vector<float> got = sum.host();
+    const test::Vector<float> got = sum.host();
     EXPECT_TRUE(std::isnan(got[0]));
     EXPECT_EQ(got[1], infinity);
     EXPECT_EQ(got[2], -infinity);

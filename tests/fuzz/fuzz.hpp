@@ -12,7 +12,7 @@
 
 /// The target: runs the reader on one input and returns 0.
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size);
-/// Starts MPI and Kokkos before the first input.
+/// Starts MPI before the first input.
 extern "C" int LLVMFuzzerInitialize(int* argc, char*** argv);
 
 namespace nanorun::fuzz {

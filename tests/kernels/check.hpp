@@ -12,20 +12,21 @@
 #include <vector>
 
 #include "kernels/types.hpp"
+#include "tests/shared_memory.hpp"
 
 namespace nanorun::kernels::test {
 
-inline std::vector<double> random_values(std::size_t n, unsigned seed, double low = -1, double high = 1) {
+inline test::Vector<double> random_values(std::size_t n, unsigned seed, double low = -1, double high = 1) {
   std::mt19937 generator(seed);
   std::uniform_real_distribution<double> draw(low, high);
-  std::vector<double> values(n);
+  test::Vector<double> values(n);
   for (double& value : values) value = draw(generator);
   return values;
 }
 
 /// Positions sorted by token, those of the same token ascending.
-inline std::vector<std::int32_t> sorted_positions(const std::vector<Token>& tokens) {
-  std::vector<std::int32_t> order(tokens.size());
+inline test::Vector<std::int32_t> sorted_positions(const test::Vector<Token>& tokens) {
+  test::Vector<std::int32_t> order(tokens.size());
   std::iota(order.begin(), order.end(), 0);
   std::ranges::stable_sort(order, {}, [&](std::int32_t t) { return tokens[t]; });
   return order;
@@ -33,18 +34,18 @@ inline std::vector<std::int32_t> sorted_positions(const std::vector<Token>& toke
 
 /// An output buffer whose unwritten elements show up in every comparison.
 template <class T>
-std::vector<T> poisoned(std::size_t n) {
-  return std::vector<T>(n, std::numeric_limits<T>::quiet_NaN());
+test::Vector<T> poisoned(std::size_t n) {
+  return test::Vector<T>(n, std::numeric_limits<T>::quiet_NaN());
 }
 
 template <class To, class From>
-std::vector<To> convert(const std::vector<From>& values) {
+test::Vector<To> convert(const test::Vector<From>& values) {
   return {values.begin(), values.end()};
 }
 
 /// ‖a - b‖ / ‖b‖; NaN when either holds one.
 template <class A, class B>
-double relative_error(const std::vector<A>& a, const std::vector<B>& b) {
+double relative_error(const test::Vector<A>& a, const test::Vector<B>& b) {
   EXPECT_EQ(a.size(), b.size());
   double difference = 0, norm = 0;
   for (std::size_t i = 0; i < a.size(); ++i) {
@@ -56,8 +57,8 @@ double relative_error(const std::vector<A>& a, const std::vector<B>& b) {
 
 /// Compares `gradient` of `loss` with respect to x, element by element (at most `samples` of them, spread evenly),
 /// with central differences of step h. `loss` reads x.
-inline void check_gradient(const char* name, const std::function<double()>& loss, std::vector<double>& x,
-                           const std::vector<double>& gradient, double tolerance = 1e-7, double h = 1e-5,
+inline void check_gradient(const char* name, const std::function<double()>& loss, test::Vector<double>& x,
+                           const test::Vector<double>& gradient, double tolerance = 1e-7, double h = 1e-5,
                            std::size_t samples = 64) {
   ASSERT_EQ(x.size(), gradient.size()) << name;
   double scale = 1e-12;

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "kernels/types.hpp"
+#include "tests/shared_memory.hpp"
 
 namespace nanorun::kernels::test {
 
@@ -22,15 +23,15 @@ class Strided {
         cols_(cols),
         values_(static_cast<std::size_t>(rows) * (cols + gap), std::numeric_limits<T>::quiet_NaN()) {}
 
-  Strided(int rows, int cols, const std::vector<double>& dense) : Strided(rows, cols) {
+  Strided(int rows, int cols, const test::Vector<double>& dense) : Strided(rows, cols) {
     EXPECT_EQ(dense.size(), mat().size());
     for (std::size_t i = 0; i < dense.size(); ++i) mat().row(i / cols)[i % cols] = static_cast<T>(dense[i]);
   }
 
   Mat<T> mat() { return {values_.data(), rows_, cols_, cols_ + gap}; }
 
-  std::vector<double> dense() const {
-    std::vector<double> dense;
+  test::Vector<double> dense() const {
+    test::Vector<double> dense;
     for (std::size_t i = 0; i < values_.size(); ++i) {
       if (static_cast<int>(i % (cols_ + gap)) < cols_) {
         dense.push_back(values_[i]);
@@ -44,11 +45,11 @@ class Strided {
  private:
   static constexpr int gap = 3;
   int rows_, cols_;
-  std::vector<T> values_;
+  test::Vector<T> values_;
 };
 
 /// sum_i a[i] b[i]
-inline double inner_product(const std::vector<double>& a, const std::vector<double>& b) {
+inline double inner_product(const test::Vector<double>& a, const test::Vector<double>& b) {
   EXPECT_EQ(a.size(), b.size());
   double sum = 0;
   for (std::size_t i = 0; i < a.size(); ++i) sum += a[i] * b[i];
@@ -56,7 +57,7 @@ inline double inner_product(const std::vector<double>& a, const std::vector<doub
 }
 
 /// a - b: what an accumulating op added to its start values b.
-inline std::vector<double> difference(std::vector<double> a, const std::vector<double>& b) {
+inline test::Vector<double> difference(test::Vector<double> a, const test::Vector<double>& b) {
   EXPECT_EQ(a.size(), b.size());
   for (std::size_t i = 0; i < a.size(); ++i) a[i] -= b[i];
   return a;

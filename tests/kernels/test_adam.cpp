@@ -15,10 +15,10 @@ constexpr std::size_t n = 20'011;  // more than one chunk, with a remainder
 
 /// The published formula, one element at a time.
 struct Reference {
-  std::vector<double> w, m, v;
+  test::Vector<double> w, m, v;
   double squares = 0;
 
-  void step(const std::vector<double>& g, const AdamOptions& o) {
+  void step(const test::Vector<double>& g, const AdamOptions& o) {
     for (std::size_t i = 0; i < w.size(); ++i) {
       const double gradient = o.gradient_scale * g[i];
       m[i] = o.beta1 * m[i] + (1 - o.beta1) * gradient;
@@ -34,19 +34,19 @@ struct Reference {
 /// Largest of the relative errors of w, m, v and the sum of squares after seven steps of changing learning rate.
 template <class T>
 double error_after_seven_steps(double eps) {
-  const std::vector<double> start = test::random_values(n, 1);
-  Reference reference{start, std::vector<double>(n), std::vector<double>(n)};
-  std::vector<T> w = test::convert<T>(start), m(n), v(n);
-  double squares = 0;
+  const test::Vector<double> start = test::random_values(n, 1);
+  Reference reference{start, test::Vector<double>(n), test::Vector<double>(n)};
+  test::Vector<T> w = test::convert<T>(start), m(n), v(n);
+  test::Vector<double> squares(1);
   for (int t = 1; t <= 7; ++t) {
     const AdamOptions options{
         .lr = 0.6 / t, .beta1 = 0.8, .beta2 = 0.95, .eps = eps, .t = t, .gradient_scale = 1.0 / 7};
-    const std::vector<T> g = test::convert<T>(test::random_values(n, 100 + t, -7e-3, 7e-3));
-    adam_update<T>({}, w, w, m, v, g, options, &squares);
+    const test::Vector<T> g = test::convert<T>(test::random_values(n, 100 + t, -7e-3, 7e-3));
+    adam_update<T>({}, w, w, m, v, g, options, squares.data());
     reference.step(test::convert<double>(g), options);
   }
   return std::max({test::relative_error(w, reference.w), test::relative_error(m, reference.m),
-                   test::relative_error(v, reference.v), std::abs(squares / reference.squares - 1)});
+                   test::relative_error(v, reference.v), std::abs(squares[0] / reference.squares - 1)});
 }
 
 TEST(Adam, FollowsTheFormulaOverSeveralSteps) {
@@ -60,10 +60,10 @@ TEST(Adam, EpsStandsOutsideTheRootOfTheCorrectedMoment) {
 }
 
 TEST(Adam, FirstStepMovesByTheLearningRateAgainstTheGradient) {
-  std::vector<double> w{1, 1, 1}, m(3), v(3);
-  const std::vector<double> g{5, -0.01, 0};
-  double squares = 0;
-  adam_update<double>({}, w, w, m, v, g, {.lr = 0.25, .t = 1}, &squares);
+  test::Vector<double> w{1, 1, 1}, m(3), v(3);
+  const test::Vector<double> g{5, -0.01, 0};
+  test::Vector<double> squares(1);
+  adam_update<double>({}, w, w, m, v, g, {.lr = 0.25, .t = 1}, squares.data());
   EXPECT_NEAR(w[0], 0.75, 1e-8);
   EXPECT_NEAR(w[1], 1.25, 1e-8);
   EXPECT_EQ(w[2], 1);
@@ -71,12 +71,12 @@ TEST(Adam, FirstStepMovesByTheLearningRateAgainstTheGradient) {
 
 /// The sum of squares of one update whose last gradient and weight are these, all others small.
 double squares_with(float gradient, float weight) {
-  std::vector<float> w(n, 1), m(n), v(n), g(n, 0.5f);
+  test::Vector<float> w(n, 1), m(n), v(n), g(n, 0.5f);
   g.back() = gradient;
   w.back() = weight;
-  double squares = 0;
-  adam_update<float>({}, w, w, m, v, g, {.lr = 0.25, .t = 1, .gradient_scale = 4}, &squares);
-  return squares;
+  test::Vector<double> squares(1);
+  adam_update<float>({}, w, w, m, v, g, {.lr = 0.25, .t = 1, .gradient_scale = 4}, squares.data());
+  return squares[0];
 }
 
 TEST(Adam, SumOfSquaresTellsOfNumbersOutOfRange) {

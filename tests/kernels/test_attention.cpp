@@ -33,8 +33,8 @@ struct Case {
   int window;
   std::vector<int> document_begins;
 
-  std::vector<Token> tokens() const {
-    std::vector<Token> tokens(length, 7);
+  test::Vector<Token> tokens() const {
+    test::Vector<Token> tokens(length, 7);
     for (const int t : document_begins) tokens[t] = end_of_text;
     return tokens;
   }
@@ -65,11 +65,11 @@ struct Problem {
   static constexpr int y_columns = width + 1;
   static constexpr T scale = T(0.3);
   int length;
-  std::vector<T> qkv, d_y, y, lse, d_qkv;
+  test::Vector<T> qkv, d_y, y, lse, d_qkv;
   struct alignas(64) Line {
     std::byte bytes[64];
   };
-  std::vector<Line> workspace;
+  test::Vector<Line> workspace;
 
   explicit Problem(int length)
       : length(length),
@@ -82,10 +82,10 @@ struct Problem {
     std::memset(workspace.data(), 0xff, workspace.size() * sizeof(Line));  // NaN
   }
 
-  Mat<T> part(std::vector<T>& buffer, int i) {
+  Mat<T> part(test::Vector<T>& buffer, int i) {
     return Mat<T>(buffer.data(), length, 3 * width).col_block(i * width, width);
   }
-  Mat<T> values(std::vector<T>& buffer) { return Mat<T>(buffer.data(), length, y_columns).col_block(0, width); }
+  Mat<T> values(test::Vector<T>& buffer) { return Mat<T>(buffer.data(), length, y_columns).col_block(0, width); }
   AttentionInputs<T> inputs() { return {part(qkv, 0), part(qkv, 1), part(qkv, 2), heads, scale}; }
   Workspace scratch() { return std::as_writable_bytes(std::span(workspace)); }
 

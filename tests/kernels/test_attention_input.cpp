@@ -14,7 +14,7 @@ namespace nanorun::kernels::portable {
 namespace {
 
 using test::Strided;
-using Values = std::vector<double>;
+using Values = test::Vector<double>;
 
 constexpr double eps = 1.0 / 128;
 constexpr int source_rows = 5;  // of a table read through the index; fewer than T, so rows repeat
@@ -30,7 +30,7 @@ struct Case {
   int tokens, heads, head_dim;
   Mode mode;
   Values qkv, cos, sin, lambda, source, d_out, start_lambda, start_source;
-  std::vector<Token> index;
+  test::Vector<Token> index;
 
   Case(int tokens, int heads, int head_dim, Mode mode) : tokens(tokens), heads(heads), head_dim(head_dim), mode(mode) {
     const std::size_t size = static_cast<std::size_t>(tokens) * 3 * width();
@@ -61,7 +61,7 @@ template <class T>
 struct Inputs {
   const Case& c;
   Strided<T> qkv, cos, sin, source;
-  std::vector<T> lambda;
+  test::Vector<T> lambda;
 
   explicit Inputs(const Case& c)
       : c(c),

@@ -11,23 +11,23 @@ namespace nanorun::kernels::portable {
 namespace {
 
 using test::Strided;
-using Values = std::vector<double>;
+using Values = test::Vector<double>;
 
 constexpr int vocabulary = 7, cols = 37;
-const std::vector<Token> tokens = {3, 0, 3, 6, 1, 3, 0};
 constexpr int rows = 7;
+test::Vector<Token> tokens() { return {3, 0, 3, 6, 1, 3, 0}; }
 
 template <class T>
 Values forward(const Values& table_values) {
   Strided<T> out(rows, cols), table(vocabulary, cols, table_values);
-  embedding_forward<T>({}, out.mat(), tokens, table.mat());
+  embedding_forward<T>({}, out.mat(), tokens(), table.mat());
   return out.dense();
 }
 
 template <class T>
 Values backward(const Values& d_out_values, const Values& start) {
   Strided<T> d_table(vocabulary, cols, start), d_out(rows, cols, d_out_values);
-  embedding_backward<T>({}, d_table.mat(), tokens, test::sorted_positions(tokens), d_out.mat(), {});
+  embedding_backward<T>({}, d_table.mat(), tokens(), test::sorted_positions(tokens()), d_out.mat(), {});
   return d_table.dense();
 }
 
@@ -35,7 +35,7 @@ TEST(Embedding, CopiesTheRowsOfTheTokens) {
   const Values table = test::random_values(vocabulary * cols, 1);
   const Values out = forward<double>(table);
   for (int t = 0; t < rows; ++t) {
-    for (int j = 0; j < cols; ++j) EXPECT_EQ(out[t * cols + j], table[tokens[t] * cols + j]);
+    for (int j = 0; j < cols; ++j) EXPECT_EQ(out[t * cols + j], table[tokens()[t] * cols + j]);
   }
 }
 
@@ -58,8 +58,8 @@ TEST(Embedding, FloatAgreesWithDouble) {
 
 TEST(Embedding, AddsInAscendingOrderOfPosition) {
   // In float, 1 + 2⁻²⁴ + 2⁻²⁴ is 1 from the left and more than 1 from the right.
-  const std::vector<Token> same = {0, 0, 0};
-  std::vector<float> d_out = {1.0f, 0x1p-24f, 0x1p-24f}, d_table = {0.0f};
+  const test::Vector<Token> same = {0, 0, 0};
+  test::Vector<float> d_out = {1.0f, 0x1p-24f, 0x1p-24f}, d_table = {0.0f};
   embedding_backward<float>({}, {d_table.data(), 1, 1}, same, test::sorted_positions(same),
                             Mat<const float>(d_out.data(), 3, 1), {});
   EXPECT_EQ(d_table[0], 1.0f);

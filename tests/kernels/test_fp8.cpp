@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "kernels/float_format.hpp"
+#include "tests/shared_memory.hpp"
 
 namespace nanorun::kernels::portable {
 namespace {
@@ -113,10 +114,10 @@ TEST(Format, HasThePublishedEnds) {
 template <class T>
 void check_quantise(void (*quantise)(Vec<T>, Vec<const T>, double), const test::FloatFormat& format, double scale) {
   std::mt19937 generator(2);
-  std::vector<T> x(40'003);
+  test::Vector<T> x(40'003);
   for (T& value : x) value = std::bit_cast<float>(static_cast<std::uint32_t>(generator()));
   x[7] = nan, x[8] = infinity, x[9] = T(-0.0);
-  std::vector<T> out(x.size(), nan);
+  test::Vector<T> out(x.size(), nan);
   quantise(out, x, scale);
   for (std::size_t i = 0; i < x.size(); ++i) {
     const float product = static_cast<float>(scale) * static_cast<float>(x[i]);

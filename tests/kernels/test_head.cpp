@@ -19,13 +19,13 @@ constexpr HeadOptions fp8_options{
 struct Problem {
   int length, vocabulary, width;
   int stride = width;
-  std::vector<double> x = test::random_values(static_cast<std::size_t>(length) * stride, 1, -2, 2);
-  std::vector<double> w = test::random_values(static_cast<std::size_t>(vocabulary) * width, 2);
-  std::vector<Token> targets = random_targets();
+  test::Vector<double> x = test::random_values(static_cast<std::size_t>(length) * stride, 1, -2, 2);
+  test::Vector<double> w = test::random_values(static_cast<std::size_t>(vocabulary) * width, 2);
+  test::Vector<Token> targets = random_targets();
 
-  std::vector<Token> random_targets() const {
+  test::Vector<Token> random_targets() const {
     std::mt19937 generator(3);
-    std::vector<Token> tokens(length);
+    test::Vector<Token> tokens(length);
     for (Token& token : tokens) token = static_cast<Token>(generator() % vocabulary);
     return tokens;
   }
@@ -33,7 +33,7 @@ struct Problem {
 
 struct Result {
   double loss = 0;
-  std::vector<double> d_x, d_w;
+  test::Vector<double> d_x, d_w;
 };
 
 /// Scratch memory aligned to 64 bytes.
@@ -43,32 +43,30 @@ class Scratch {
   Workspace get() { return Workspace(memory_).subspan(64 - reinterpret_cast<std::uintptr_t>(memory_.data()) % 64); }
 
  private:
-  std::vector<std::byte> memory_;
+  test::Vector<std::byte> memory_;
 };
 
 template <class T>
 double forward(const Problem& p, const HeadOptions& options) {
-  const std::vector<T> x = test::convert<T>(p.x), w = test::convert<T>(p.w);
+  const test::Vector<T> x = test::convert<T>(p.x), w = test::convert<T>(p.w);
   Scratch scratch(head_workspace<T>(p.length, p.vocabulary, p.width, options.precision));
-  double loss = 0;
-  head_loss_forward<T>({}, &loss, Mat<const T>(x.data(), p.length, p.width, p.stride),
+  test::Vector<double> loss(1);
+  head_loss_forward<T>({}, loss.data(), Mat<const T>(x.data(), p.length, p.width, p.stride),
                        Mat<const T>(w.data(), p.vocabulary, p.width), p.targets, options, scratch.get());
-  return loss;
+  return loss[0];
 }
 
 /// d_w starts at zero and d_x at NaN.
 template <class T>
 Result backward(const Problem& p, const HeadOptions& options) {
-  const std::vector<T> x = test::convert<T>(p.x), w = test::convert<T>(p.w);
-  std::vector<T> d_x = test::poisoned<T>(static_cast<std::size_t>(p.length) * p.width), d_w(w.size());
+  const test::Vector<T> x = test::convert<T>(p.x), w = test::convert<T>(p.w);
+  test::Vector<T> d_x = test::poisoned<T>(static_cast<std::size_t>(p.length) * p.width), d_w(w.size());
   Scratch scratch(head_workspace<T>(p.length, p.vocabulary, p.width, options.precision));
-  Result result;
-  head_loss_backward<T>({}, &result.loss, Mat<T>(d_x.data(), p.length, p.width),
+  test::Vector<double> loss(1);
+  head_loss_backward<T>({}, loss.data(), Mat<T>(d_x.data(), p.length, p.width),
                         Mat<T>(d_w.data(), p.vocabulary, p.width), Mat<const T>(x.data(), p.length, p.width, p.stride),
                         Mat<const T>(w.data(), p.vocabulary, p.width), p.targets, options, scratch.get());
-  result.d_x = test::convert<double>(d_x);
-  result.d_w = test::convert<double>(d_w);
-  return result;
+  return {loss[0], test::convert<double>(d_x), test::convert<double>(d_w)};
 }
 
 double dot(const double* a, const double* b, int n) {
@@ -83,12 +81,12 @@ Result naive(const Problem& p, const HeadOptions& o) {
   const auto quantised = [=](const test::FloatFormat& format, double scale, double value) -> double {
     return fp8 ? format.round(static_cast<float>(scale * value)) / scale : value;
   };
-  std::vector<double> x, w;
+  test::Vector<double> x, w;
   for (int t = 0; t < p.length; ++t)
     for (int j = 0; j < p.width; ++j) x.push_back(quantised(test::e4m3, o.scale_x, p.x[t * p.stride + j]));
   for (const double value : p.w) w.push_back(quantised(test::e4m3, o.scale_w, value));
-  Result result{0, std::vector<double>(x.size()), std::vector<double>(w.size())};
-  std::vector<double> u(p.vocabulary), softmax(p.vocabulary);
+  Result result{0, test::Vector<double>(x.size()), test::Vector<double>(w.size())};
+  test::Vector<double> u(p.vocabulary), softmax(p.vocabulary);
   for (int t = 0; t < p.length; ++t) {
     const double* const x_t = &x[t * p.width];
     double sum = 0;
@@ -152,12 +150,12 @@ TEST(Head, ForwardGivesTheLossOfBackward) {
 
 TEST(Head, LossAndWeightGradientAccumulate) {
   const Problem p{.length = 140, .vocabulary = 65, .width = 8};
-  const std::vector<double> start = test::random_values(p.w.size(), 5);
+  const test::Vector<double> start = test::random_values(p.w.size(), 5);
   for (const HeadOptions& options : {HeadOptions{}, fp8_options}) {
-    std::vector<double> d_x(p.x.size()), d_w = start, expected = start;
-    double loss = 1000;
+    test::Vector<double> d_x(p.x.size()), d_w = start, expected = start;
+    test::Vector<double> loss{1000};
     Scratch scratch(head_workspace<double>(p.length, p.vocabulary, p.width, options.precision));
-    head_loss_backward<double>({}, &loss, Mat<double>(d_x.data(), p.length, p.width),
+    head_loss_backward<double>({}, loss.data(), Mat<double>(d_x.data(), p.length, p.width),
                                Mat<double>(d_w.data(), p.vocabulary, p.width),
                                Mat<const double>(p.x.data(), p.length, p.width),
                                Mat<const double>(p.w.data(), p.vocabulary, p.width), p.targets, options, scratch.get());
@@ -165,10 +163,10 @@ TEST(Head, LossAndWeightGradientAccumulate) {
     for (std::size_t i = 0; i < expected.size(); ++i) expected[i] += once.d_w[i];
     EXPECT_LT(test::relative_error(d_w, expected), 1e-15);
     EXPECT_EQ(d_x, once.d_x);
-    EXPECT_NEAR(loss, 1000 + once.loss, 1e-12 * loss);
-    head_loss_forward<double>({}, &loss, Mat<const double>(p.x.data(), p.length, p.width),
+    EXPECT_NEAR(loss[0], 1000 + once.loss, 1e-12 * loss[0]);
+    head_loss_forward<double>({}, loss.data(), Mat<const double>(p.x.data(), p.length, p.width),
                               Mat<const double>(p.w.data(), p.vocabulary, p.width), p.targets, options, scratch.get());
-    EXPECT_NEAR(loss, 1000 + 2 * once.loss, 1e-12 * loss);
+    EXPECT_NEAR(loss[0], 1000 + 2 * once.loss, 1e-12 * loss[0]);
   }
 }
 

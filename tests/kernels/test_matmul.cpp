@@ -12,7 +12,7 @@ namespace nanorun::kernels::portable {
 namespace {
 
 using test::Strided;
-using Values = std::vector<double>;
+using Values = test::Vector<double>;
 
 /// Layer shapes: x [m, k], w [n, k], out and h [m, n]; the layer after h has w_next [p, n] and output [m, p].
 struct Shape {

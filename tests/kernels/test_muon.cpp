@@ -13,12 +13,12 @@ namespace {
 
 struct Matrix {
   int rows, cols;
-  std::vector<double> values;
+  test::Vector<double> values;
   double& at(int i, int j) { return values[static_cast<std::size_t>(i) * cols + j]; }
   double at(int i, int j) const { return values[static_cast<std::size_t>(i) * cols + j]; }
 };
 
-Matrix zeros(int rows, int cols) { return {rows, cols, std::vector<double>(static_cast<std::size_t>(rows) * cols)}; }
+Matrix zeros(int rows, int cols) { return {rows, cols, test::Vector<double>(static_cast<std::size_t>(rows) * cols)}; }
 
 Matrix transposed(const Matrix& x) {
   Matrix out = zeros(x.cols, x.rows);
@@ -57,21 +57,21 @@ struct Shape {
 
 /// Pieces of x, which follow each other.
 template <class T>
-std::vector<T> orthogonalised(std::vector<T> x, const std::vector<Shape>& shapes) {
+test::Vector<T> orthogonalised(test::Vector<T> x, const std::vector<Shape>& shapes) {
   std::vector<MatrixBatch<T>> pieces;
   T* data = x.data();
   for (const Shape& shape : shapes) {
     pieces.push_back({data, shape.count, shape.rows, shape.cols});
     data += pieces.back().size();
   }
-  std::vector<std::byte> workspace(newton_schulz_workspace<T>(pieces) + 64);
+  test::Vector<std::byte> workspace(newton_schulz_workspace<T>(pieces) + 64);
   const std::size_t skip = 64 - reinterpret_cast<std::uintptr_t>(workspace.data()) % 64;
   newton_schulz<T>({}, pieces, Workspace(workspace).subspan(skip));
   return x;
 }
 
 /// Eigenvalues of a symmetric matrix by cyclic Jacobi rotations.
-std::vector<double> eigenvalues(Matrix s) {
+test::Vector<double> eigenvalues(Matrix s) {
   const int n = s.rows;
   for (int sweep = 0; sweep < 12; ++sweep) {
     for (int p = 0; p < n; ++p) {
@@ -91,7 +91,7 @@ std::vector<double> eigenvalues(Matrix s) {
       }
     }
   }
-  std::vector<double> values(n);
+  test::Vector<double> values(n);
   for (int i = 0; i < n; ++i) values[i] = s.at(i, i);
   return values;
 }
@@ -127,22 +127,22 @@ INSTANTIATE_TEST_SUITE_P(Orientations, NewtonSchulz,
 TEST(NewtonSchulzBatch, EqualsOneByOne) {
   const int rows = 37, cols = 70;
   const std::size_t size = rows * cols;
-  const std::vector<float> batch = test::convert<float>(test::random_values(6 * size, 5));
-  const std::vector<float> together =
+  const test::Vector<float> batch = test::convert<float>(test::random_values(6 * size, 5));
+  const test::Vector<float> together =
       orthogonalised(batch, {{2, rows, cols}, {0, rows, cols}, {3, cols, rows}, {1, rows, cols}});
   for (int i = 0; i < 6; ++i) {
-    const std::vector<float> one(batch.begin() + i * size, batch.begin() + (i + 1) * size);
+    const test::Vector<float> one(batch.begin() + i * size, batch.begin() + (i + 1) * size);
     const bool tall = i >= 2 && i < 5;
-    const std::vector<float> expected = orthogonalised(one, {{1, tall ? cols : rows, tall ? rows : cols}});
+    const test::Vector<float> expected = orthogonalised(one, {{1, tall ? cols : rows, tall ? rows : cols}});
     for (std::size_t j = 0; j < size; ++j) ASSERT_EQ(together[i * size + j], expected[j]) << i << ", " << j;
   }
 }
 
 TEST(NewtonSchulzBatch, ZeroMatrixStaysZeroAndScaleDoesNotMatter) {
   const std::vector<Shape> shape{{1, 16, 48}};
-  for (const float value : orthogonalised(std::vector<float>(16 * 48), shape)) ASSERT_EQ(value, 0);
-  std::vector<float> u = test::convert<float>(test::random_values(16 * 48, 6));
-  const std::vector<float> expected = orthogonalised(u, shape);
+  for (const float value : orthogonalised(test::Vector<float>(16 * 48), shape)) ASSERT_EQ(value, 0);
+  test::Vector<float> u = test::convert<float>(test::random_values(16 * 48, 6));
+  const test::Vector<float> expected = orthogonalised(u, shape);
   for (float& value : u) value *= 1024;
   EXPECT_LT(test::relative_error(orthogonalised(u, shape), expected), 1e-5);
 }
@@ -150,44 +150,44 @@ TEST(NewtonSchulzBatch, ZeroMatrixStaysZeroAndScaleDoesNotMatter) {
 TEST(Momentum, IsNesterovs) {
   const std::size_t n = 20'011;
   const double m = 0.9, scale = 1.0 / 7;
-  std::vector<double> buf = test::random_values(n, 7), g = test::random_values(n, 8);
-  std::vector<double> expected_buf(n), expected_u(n);
+  test::Vector<double> buf = test::random_values(n, 7), g = test::random_values(n, 8);
+  test::Vector<double> expected_buf(n), expected_u(n);
   double expected_squares = 0;
   for (std::size_t i = 0; i < n; ++i) {
     expected_buf[i] = m * buf[i] + (1 - m) * (scale * g[i]);
     expected_u[i] = (1 - m) * (scale * g[i]) + m * expected_buf[i];
     expected_squares += std::pow(scale * g[i], 2);
   }
-  std::vector<float> buf32 = test::convert<float>(buf), g32 = test::convert<float>(g);
-  double squares = 1000, squares32 = 1000;
-  nesterov_momentum<double>({}, g, buf, m, scale, &squares);
-  nesterov_momentum<float>({}, g32, buf32, m, scale, &squares32);
+  test::Vector<float> buf32 = test::convert<float>(buf), g32 = test::convert<float>(g);
+  test::Vector<double> squares{1000}, squares32{1000};
+  nesterov_momentum<double>({}, g, buf, m, scale, squares.data());
+  nesterov_momentum<float>({}, g32, buf32, m, scale, squares32.data());
   EXPECT_LT(test::relative_error(buf, expected_buf), 1e-15);
   EXPECT_LT(test::relative_error(g, expected_u), 1e-15);
   EXPECT_LT(test::relative_error(buf32, expected_buf), 1e-6);
   EXPECT_LT(test::relative_error(g32, expected_u), 1e-6);
-  EXPECT_NEAR(squares, 1000 + expected_squares, 1e-12 * squares);
-  EXPECT_NEAR(squares32, 1000 + expected_squares, 1e-6 * squares);
+  EXPECT_NEAR(squares[0], 1000 + expected_squares, 1e-12 * squares[0]);
+  EXPECT_NEAR(squares32[0], 1000 + expected_squares, 1e-6 * squares[0]);
 }
 
 TEST(AddScaled, AddsEveryElement) {
-  std::vector<float> w(20'011, 1), x(20'011, 5);
-  double squares = 1000;
-  add_scaled<float>({}, w, w, x, -0.5, &squares);
+  test::Vector<float> w(20'011, 1), x(20'011, 5);
+  test::Vector<double> squares{1000};
+  add_scaled<float>({}, w, w, x, -0.5, squares.data());
   for (const float value : w) ASSERT_EQ(value, -1.5f);
-  EXPECT_EQ(squares, 1000 + 2.25 * 20'011);
+  EXPECT_EQ(squares[0], 1000 + 2.25 * 20'011);
 }
 
 TEST(MuonSquares, TellOfNumbersOutOfRange) {
   constexpr float largest = std::numeric_limits<float>::max(), nan = std::numeric_limits<float>::quiet_NaN();
   for (const float value : {largest, nan}) {
-    std::vector<float> g(20'011, 1), buf(20'011), w = g;
+    test::Vector<float> g(20'011, 1), buf(20'011), w = g;
     g.back() = value;
-    double of_gradient = 0, of_weights = 0;
-    add_scaled<float>({}, w, w, g, 1e10, &of_weights);
-    nesterov_momentum<float>({}, g, buf, 0.9, 2, &of_gradient);
-    EXPECT_FALSE(std::isfinite(of_gradient));
-    EXPECT_FALSE(std::isfinite(of_weights));
+    test::Vector<double> of_gradient(1), of_weights(1);
+    add_scaled<float>({}, w, w, g, 1e10, of_weights.data());
+    nesterov_momentum<float>({}, g, buf, 0.9, 2, of_gradient.data());
+    EXPECT_FALSE(std::isfinite(of_gradient[0]));
+    EXPECT_FALSE(std::isfinite(of_weights[0]));
   }
 }
 

@@ -12,7 +12,7 @@ namespace nanorun::kernels::portable {
 namespace {
 
 using test::Strided;
-using Values = std::vector<double>;
+using Values = test::Vector<double>;
 
 constexpr double eps = 1.0 / 128;  // large enough that a gradient without it is wrong
 

@@ -14,15 +14,15 @@ constexpr std::uint64_t key = 0x3A8CA9AAEF4D02C2;
 constexpr double bound = 0.25;
 
 template <class A>
-std::vector<A> uniform(std::size_t n, std::uint64_t first, std::uint64_t key = portable::key) {
-  std::vector<A> x = test::poisoned<A>(n);
+test::Vector<A> uniform(std::size_t n, std::uint64_t first, std::uint64_t key = portable::key) {
+  test::Vector<A> x = test::poisoned<A>(n);
   fill_uniform<A>({}, x, key, first, bound);
   return x;
 }
 
 template <class A>
-std::vector<A> normal(std::size_t n, std::uint64_t first, std::uint64_t key = portable::key) {
-  std::vector<A> x = test::poisoned<A>(n);
+test::Vector<A> normal(std::size_t n, std::uint64_t first, std::uint64_t key = portable::key) {
+  test::Vector<A> x = test::poisoned<A>(n);
   fill_normal<A>({}, x, key, first);
   return x;
 }
@@ -52,8 +52,8 @@ TEST(Random, FillingByPartsGivesTheSameNumbers) {
   const std::size_t n = 40'003;
   for (const std::size_t cut : {std::size_t{1}, std::size_t{16'384}, n - 1}) {
     for (const auto& draw : {uniform<float>, normal<float>}) {
-      std::vector<float> parts = draw(cut, 7, key);
-      const std::vector<float> rest = draw(n - cut, 7 + cut, key);
+      test::Vector<float> parts = draw(cut, 7, key);
+      const test::Vector<float> rest = draw(n - cut, 7 + cut, key);
       parts.insert(parts.end(), rest.begin(), rest.end());
       EXPECT_EQ(parts, draw(n, 7, key));
     }
@@ -68,7 +68,7 @@ TEST(Random, AnotherKeyGivesOtherNumbers) {
   EXPECT_LT(std::abs(product), 5 * bound * bound / 3 * std::sqrt(1000.0));
 }
 
-double moment(const std::vector<double>& x, int power) {
+double moment(const test::Vector<double>& x, int power) {
   double sum = 0;
   for (const double value : x) sum += std::pow(value, power);
   return sum / static_cast<double>(x.size());

@@ -12,7 +12,7 @@ namespace nanorun::kernels::portable {
 namespace {
 
 using test::Strided;
-using Values = std::vector<double>;
+using Values = test::Vector<double>;
 
 constexpr double eps = 1.0 / 128;
 
@@ -40,7 +40,7 @@ struct Case {
 template <class T>
 struct Inputs {
   Strided<T> x_prev, x0, skip;
-  std::vector<T> a, s;
+  test::Vector<T> a, s;
   bool with_skip;
 
   explicit Inputs(const Case& c)

@@ -19,7 +19,7 @@ constexpr auto poison = std::byte(0x5a);
 
 /// The value of the code at `i` by the definition of its format; an e5m2 code's still has the scale.
 template <class A>
-double value_of(const std::vector<std::byte>& encoded, std::size_t i, WireFormat format) {
+double value_of(const test::Vector<std::byte>& encoded, std::size_t i, WireFormat format) {
   if (format == WireFormat::fp32) {
     A value;
     std::memcpy(&value, &encoded[i * sizeof value], sizeof value);
@@ -55,9 +55,9 @@ void expect_same(double got, double want, std::size_t i) {
 
 /// Random bit patterns, values near the middle of the range, and the ends of the range.
 template <class A>
-std::vector<A> all_sorts(std::size_t n, unsigned seed) {
+test::Vector<A> all_sorts(std::size_t n, unsigned seed) {
   std::mt19937 generator(seed);
-  std::vector<A> x(n);
+  test::Vector<A> x(n);
   for (std::size_t i = 0; i < n; ++i) {
     const auto bits = static_cast<std::uint32_t>(generator());
     x[i] =
@@ -77,8 +77,8 @@ void check_encode() {
   for (const Wire& wire : wires) {
     const std::size_t bytes = wire_bytes<A>(wire.format);
     for (const std::size_t n : {0, 1, 7, 40'003}) {
-      const std::vector<A> x = all_sorts<A>(n + 1, 1);
-      std::vector<std::byte> out((n + 2) * bytes, poison);
+      const test::Vector<A> x = all_sorts<A>(n + 1, 1);
+      test::Vector<std::byte> out((n + 2) * bytes, poison);
       // Beside the first element, in the tensor and on the wire.
       encode<A>({}, out.data() + bytes, std::span(x).subspan(1), wire);
       for (std::size_t i = 0; i < n; ++i) {
@@ -98,10 +98,10 @@ TEST(Wire, EncodesToTheNearestValueOfTheFormat) {
 }
 
 TEST(Wire, E5m2SaturatesFiniteValuesAlone) {
-  const std::vector<float> x = {1, -1, 1e30f, infinity, -infinity, nan};
-  std::vector<std::byte> out(x.size());
+  const test::Vector<float> x = {1, -1, 1e30f, infinity, -infinity, nan};
+  test::Vector<std::byte> out(x.size());
   encode<float>({}, out.data(), x, {WireFormat::e5m2, 65536});
-  std::vector<float> sum(x.size(), 0);
+  test::Vector<float> sum(x.size(), 0);
   add_decoded<float>({}, sum, out.data(), 1, 0, {WireFormat::e5m2, 65536});
   EXPECT_EQ(sum[0], 0.875f);
   EXPECT_EQ(sum[1], -0.875f);
@@ -115,10 +115,10 @@ TEST(Wire, E5m2SaturatesFiniteValuesAlone) {
 TEST(Wire, DecodesEveryCode) {
   for (const WireFormat format : {WireFormat::bf16, WireFormat::e5m2}) {
     const std::size_t bytes = wire_bytes<float>(format), codes = std::size_t{1} << (8 * bytes);
-    std::vector<std::byte> in(codes * bytes);
+    test::Vector<std::byte> in(codes * bytes);
     for (std::size_t code = 0; code < codes; ++code) std::memcpy(&in[code * bytes], &code, bytes);
     // -0 is the neutral element of the sum.
-    std::vector<float> sum(codes, -0.0f);
+    test::Vector<float> sum(codes, -0.0f);
     add_decoded<float>({}, sum, in.data(), 1, 0, {format, 4});
     for (std::size_t code = 0; code < codes; ++code) {
       expect_same(sum[code], value_of<float>(in, code, format) / (format == WireFormat::e5m2 ? 4 : 1), code);
@@ -132,11 +132,11 @@ void check_sum() {
   for (const Wire& wire : wires) {
     const std::size_t n = 20'001, bytes = wire_bytes<A>(wire.format), stride = n * bytes + 3 * bytes;
     const int count = 3;
-    std::vector<std::byte> in(count * stride, poison);
-    std::vector<A> sum = test::convert<A>(test::random_values(n + 2, 9));
-    std::vector<A> want = sum;
+    test::Vector<std::byte> in(count * stride, poison);
+    test::Vector<A> sum = test::convert<A>(test::random_values(n + 2, 9));
+    test::Vector<A> want = sum;
     for (int k = 0; k < count; ++k) {
-      const std::vector<A> x = test::convert<A>(test::random_values(n, k));
+      const test::Vector<A> x = test::convert<A>(test::random_values(n, k));
       encode<A>({}, in.data() + k * stride, x, wire);
       const float inverse = wire.format == WireFormat::e5m2 ? static_cast<float>(1 / wire.scale) : 1;
       for (std::size_t i = 0; i < n; ++i) {

@@ -10,6 +10,7 @@
 
 #include "src/error.hpp"
 #include "tests/environment.hpp"
+#include "tests/shared_memory.hpp"
 
 namespace nanorun {
 namespace {
@@ -39,7 +40,7 @@ std::vector<CommConfig> configs(const Wire& wire) {
 template <class T>
 class Tensor {
  public:
-  explicit Tensor(const std::vector<T>& values)
+  explicit Tensor(const kernels::test::Vector<T>& values)
       : size_(values.size()), data_(static_cast<T*>(ops::allocate(size_ * sizeof(T)))) {
     ops::copy_to_device(test_context->comm_stream(), data_, values.data(), size_ * sizeof(T));
     ops::synchronize(test_context->comm_stream());
@@ -50,9 +51,9 @@ class Tensor {
 
   std::span<T> span() { return {data_, size_}; }
   /// After the collectives on it.
-  std::vector<T> host(TensorComm& tensors) const {
+  kernels::test::Vector<T> host(TensorComm& tensors) const {
     tensors.synchronize();
-    std::vector<T> values(size_);
+    kernels::test::Vector<T> values(size_);
     ops::copy_to_host(test_context->comm_stream(), values.data(), data_, size_ * sizeof(T));
     ops::synchronize(test_context->comm_stream());
     return values;
@@ -80,8 +81,8 @@ Bounds lopsided_bounds(int ranks, std::size_t size) {
 
 /// A rank's copy of a tensor, the same on whichever rank it is asked for.
 template <class A>
-std::vector<A> copy_of_rank(int rank, std::size_t size) {
-  std::vector<A> values(size);
+kernels::test::Vector<A> copy_of_rank(int rank, std::size_t size) {
+  kernels::test::Vector<A> values(size);
   std::uint32_t bits = rank + 1;
   for (A& value : values) {
     bits = 1664525 * bits + 1013904223;
@@ -92,14 +93,14 @@ std::vector<A> copy_of_rank(int rank, std::size_t size) {
 
 /// The owner's elements exactly, then the other ranks' as they arrive, each from the rank before.
 template <class A>
-std::vector<A> expected_part(const Bounds& bounds, const Wire& wire) {
+kernels::test::Vector<A> expected_part(const Bounds& bounds, const Wire& wire) {
   const int rank = test_comm().rank(), ranks = test_comm().size();
   const std::size_t begin = bounds[rank], size = bounds[rank + 1] - begin;
-  const std::vector<A> own = copy_of_rank<A>(rank, bounds.back());
-  std::vector<A> sum(own.begin() + begin, own.begin() + begin + size);
-  std::vector<std::byte> encoded(size * kernels::wire_bytes<A>(wire.format));
+  const kernels::test::Vector<A> own = copy_of_rank<A>(rank, bounds.back());
+  kernels::test::Vector<A> sum(own.begin() + begin, own.begin() + begin + size);
+  kernels::test::Vector<std::byte> encoded(size * kernels::wire_bytes<A>(wire.format));
   for (int k = 1; k < ranks; ++k) {
-    const std::vector<A> other = copy_of_rank<A>((rank - k + ranks) % ranks, bounds.back());
+    const kernels::test::Vector<A> other = copy_of_rank<A>((rank - k + ranks) % ranks, bounds.back());
     kernels::portable::encode<A>({}, encoded.data(), std::span(other).subspan(begin, size), wire);
     kernels::portable::add_decoded<A>({}, sum, encoded.data(), 1, 0, wire);
   }
@@ -110,10 +111,10 @@ template <class A>
 void check_reduce_scatter(const Bounds& bounds, const Wire& wire, const CommConfig& config) {
   Comm& comm = test_comm();
   TensorComm tensors(comm, test_context->comm_stream(), config);
-  const std::vector<A> before = copy_of_rank<A>(comm.rank(), bounds.back());
+  const kernels::test::Vector<A> before = copy_of_rank<A>(comm.rank(), bounds.back());
   Tensor<A> tensor(before);
   tensors.reduce_scatter(tensor.span(), bounds);
-  const std::vector<A> got = tensor.host(tensors), want = expected_part<A>(bounds, wire);
+  const kernels::test::Vector<A> got = tensor.host(tensors), want = expected_part<A>(bounds, wire);
   tensors.check();
   const std::size_t begin = bounds[comm.rank()], end = bounds[comm.rank() + 1];
   for (std::size_t i = 0; i < got.size(); ++i) {
@@ -176,13 +177,13 @@ void check_all_gather(const Bounds& bounds, const CommConfig& config) {
     else
       return x;
   };
-  std::vector<T> values(bounds.back());
+  kernels::test::Vector<T> values(bounds.back());
   for (std::size_t i = bounds[comm.rank()]; i < bounds[comm.rank() + 1]; ++i) values[i] = T{value(i)};
   Tensor<T> tensor(values);
   TensorComm tensors(comm, test_context->comm_stream(), config);
   tensors.share(tensor.span());
   tensors.all_gather(tensor.span(), bounds);
-  const std::vector<T> got = tensor.host(tensors);
+  const kernels::test::Vector<T> got = tensor.host(tensors);
   for (std::size_t i = 0; i < got.size(); ++i) ASSERT_EQ(bits_of(got[i]), value(i)) << "element " << i;
   const std::size_t own = bounds[comm.rank() + 1] - bounds[comm.rank()];
   EXPECT_EQ(tensors.bytes_sent(), own * sizeof(T) * (comm.size() - 1));
@@ -218,7 +219,7 @@ TEST(TensorComm, NanAndInfinityOfAnyRankReachTheSum) {
       Tensor<float> tensor({last ? std::nanf("") : 1, last ? infinity : 1, 1});
       tensors.reduce_scatter(tensor.span(), bounds);
       if (!comm.root()) continue;
-      const std::vector<float> sum = tensor.host(tensors);
+      const kernels::test::Vector<float> sum = tensor.host(tensors);
       EXPECT_TRUE(std::isnan(sum[0]));
       EXPECT_EQ(sum[1], infinity);
       EXPECT_EQ(sum[2], static_cast<float>(comm.size()));
@@ -235,7 +236,7 @@ TEST(TensorComm, CollectivesKeepTheirOrder) {
     std::vector<std::unique_ptr<Tensor<float>>> all;
     for (int i = 0; i < 40; ++i) {
       const std::size_t size = uneven_bounds(ranks, 1 + 997 * (i % 7)).back();
-      all.push_back(std::make_unique<Tensor<float>>(std::vector<float>(size, comm.rank() + i)));
+      all.push_back(std::make_unique<Tensor<float>>(kernels::test::Vector<float>(size, comm.rank() + i)));
     }
     TensorComm tensors(comm, test_context->comm_stream(), config);
     for (auto& tensor : all) tensors.share(tensor->span());
