@@ -139,6 +139,7 @@ void Optimizer<T>::take_gradients(Trace& trace, int layer, long step) {
   for (Shard& shard : shards_) {
     if (shard.bucket.layer == layer) reduce(trace, shard);
   }
+  if (comm_.holds_multiprocessors()) return;  // the backward pass needs them
   for (Shard& shard : shards_) {
     if (shard.bucket.layer > layer && shard.bucket.group != Group::matrix && !shard.updated) update(trace, shard, step);
   }

@@ -35,8 +35,9 @@ class Optimizer {
   void initialise(std::int64_t seed);
 
   /// Begins to sum over the ranks the gradients of a layer (Bucket::layer), which each has summed over its sequences
-  /// and which the backward pass has left. Tables whose gradients have been under way since the layer before are
-  /// updated. All ranks call it for all layers, from the highest on, before each step(). `step` counts from 0.
+  /// and which the backward pass has left; and where that leaves the device to the backward pass, updates tables whose
+  /// gradients have been under way since the layer before. All ranks call it for all layers, from the highest on,
+  /// before each step(). `step` counts from 0.
   void take_gradients(Trace& trace, int layer, long step);
 
   /// Completes the update and zeroes the gradients. Does not wait for the device. Other ranks' weights are complete

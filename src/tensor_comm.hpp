@@ -28,6 +28,9 @@ class TensorComm {
   /// What carries the tensors; empty where there is one rank.
   std::string transport() const { return transport_ ? transport_->name() : ""; }
 
+  /// Whether collectives hold multiprocessors, also while they wait for other ranks.
+  bool holds_multiprocessors() const { return transport_ && transport_->holds_multiprocessors(); }
+
   /// Sums each rank's part over the ranks, as copies that travel in the deck's format; the result stands in place in
   /// the owner's part, the other parts stay as they were. The order of the sum depends on the rank count alone; the
   /// owner's own elements enter it unrounded. A = float, on hosts also double.

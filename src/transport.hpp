@@ -33,6 +33,8 @@ class Transport {
 
   /// For the log.
   virtual std::string name() const = 0;
+  /// Whether an exchange holds multiprocessors, also while it waits for other ranks.
+  virtual bool holds_multiprocessors() const { return false; }
   /// Collective. Memory of which all ranks have as much and that outlives the transport. What is sent out of it as
   /// weights arrives at the same place in that of the receiver.
   virtual void share(std::span<std::byte> /*memory*/) {}

@@ -14,6 +14,7 @@ class NcclTransport : public Transport {
   ~NcclTransport() override;
 
   std::string name() const override { return reason_.empty() ? "NCCL" : "NCCL, since " + reason_; }
+  bool holds_multiprocessors() const override { return true; }
   void exchange(Payload payload, std::span<const Message> messages) override;
   void check() override;
 
