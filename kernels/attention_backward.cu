@@ -339,8 +339,7 @@ __device__ __forceinline__ void write_tile(const float (&d_k)[64], const float (
   release(s.d_tile_full[stage]);
 }
 
-/// The steps of all tiles form one stream: the products that begin a tile run while d_k and d_v of the tile before are
-/// written.
+/// The steps of all tiles form one stream: a tile's first products run while the last tile's d_k and d_v are written.
 __device__ __forceinline__ void consume(Shared& s, const Parameters& p, int group) {
   const int thread = threadIdx.x % warpgroup_size, lane = thread % 32;
   const int row = thread / 32 * 16 + lane / 4;  // of the warpgroup's 64 keys; its other row is 8 further
@@ -357,6 +356,7 @@ __device__ __forceinline__ void consume(Shared& s, const Parameters& p, int grou
     start_pairs(d_pairs, shared_address(s.v[m]) + rows, shared_address(s.d_y[n]));
   };
   barrier_wait(s.tile_full[0], 0);
+  if (s.tile[0].head < 0) return;  // the blocks that began before this one have taken all tiles
   start();
   for (int i = s.tile[0].first;;) {
     const int m = tile_at.stage, n = at.stage;

@@ -194,8 +194,8 @@ std::vector<Key> control_keys() {
        "e5m2: factor on the gradients, summed over a rank's sequences, before rounding; products beyond 57344 "
        "saturate"},
       {NANORUN_KEY(comm, transport), any(),
-       "what carries tensors between GPUs: peers (GPUs of one host copy into each other's memory, no multiprocessor "
-       "takes part), nccl, or auto: peers where all ranks are on one host and can, else nccl"},
+       "what carries tensors between GPUs: peers (GPUs of one host copy into each other's memory, which takes no "
+       "multiprocessor), nccl, or auto: peers where all ranks are on one host and can, else nccl"},
   };
 }
 

@@ -32,8 +32,8 @@ class Context {
   Context& operator=(const Context&) = delete;
 
   /// Collective; for commands that compute. Picks this rank's device by its place among the ranks of its host, whether
-  /// the rank sees all devices there or one, starts Kokkos on it and creates the streams. Throws Error(usage, all_ranks)
-  /// where a rank finds no device or two ranks pick the same one.
+  /// the rank sees all devices there or one, starts Kokkos on it and creates the streams. Throws Error(usage,
+  /// all_ranks) where a rank finds no device or two ranks pick the same one.
   void open_device();
 
   Comm& comm() { return *comm_; }

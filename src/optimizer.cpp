@@ -35,13 +35,13 @@ std::size_t state_size(const ParameterTable& table, int rank, int ranks) {
   return size;
 }
 
-/// The matrices of a bucket that a rank owns; data may be null.
 /// Whether two buckets hold matrices of one shape or its transpose, which are orthogonalised as one batch.
 bool alike(const Bucket& a, const Bucket& b) {
   return a.group == Group::matrix && b.group == Group::matrix &&
          std::minmax(a.rows, a.cols) == std::minmax(b.rows, b.cols);
 }
 
+/// The matrices of a bucket that a rank owns; data may be null.
 template <class A>
 MatrixBatch<A> batch(const Bucket& bucket, A* data, std::size_t owned_size) {
   return {data, static_cast<int>(owned_size / bucket.unit_size), bucket.rows, bucket.cols};

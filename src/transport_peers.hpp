@@ -1,6 +1,6 @@
 #pragma once
-// Tensors travel between the devices of one host as copies into each other's memory. No multiprocessor takes part, so
-// that products run beside them at full speed.
+// Tensors travel between the devices of one host as copies into each other's memory. Copies and waits take no
+// multiprocessor, so that products run beside them at full speed.
 
 #include <cstdint>
 #include <string>

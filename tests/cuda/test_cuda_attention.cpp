@@ -145,10 +145,10 @@ struct Problem {
   AttentionInputs<bf16> inputs() const { return {input(0), input(1), input(2), c.heads, scale}; }
   Workspace scratch() const { return {workspace.data(), workspace.size()}; }
 
-  void run() const {
+  void run(Stream stream = {}) const {
     const Mat<float> lse_mat(lse.data(), c.heads, c.length);
-    cuda::attention_forward<bf16>({}, values(y), lse_mat, inputs(), mask.view(), scratch());
-    cuda::attention_backward<bf16>({}, {d_q.data(), c.length, c.width()}, part(d_kv, kv_columns(), 0),
+    cuda::attention_forward<bf16>(stream, values(y), lse_mat, inputs(), mask.view(), scratch());
+    cuda::attention_backward<bf16>(stream, {d_q.data(), c.length, c.width()}, part(d_kv, kv_columns(), 0),
                                    part(d_kv, kv_columns(), 1), values(y), lse_mat, values(d_y), inputs(), mask.view(),
                                    scratch());
   }
@@ -354,6 +354,26 @@ TEST(CudaAttentionOrder, OnlyTheSumOfDqVariesBetweenRuns) {
       EXPECT_LT(relative_error(a.d_q, b.d_q), 1e-6);  // float sums of up to 7 terms
     }
   }
+}
+
+/// Beside other work on the device thread blocks may start when those before them have taken all tiles, or most.
+TEST(CudaAttentionOrder, ThreadBlocksMayStartLate) {
+  SKIP_WITHOUT_DEVICE();
+  const Problem other({"", 8192, 12, WindowKind::token, everything, {}});
+  const Problem p({"", 2048, 12, WindowKind::token, 128, {500, 1300}});
+  p.run();
+  const auto alone = p.copy();
+  cudaStream_t streams[2];
+  for (cudaStream_t& s : streams) test::cuda_check(cudaStreamCreateWithFlags(&s, cudaStreamNonBlocking));
+  for (int round = 0; round < 20; ++round) {
+    other.run({streams[0]});
+    for (int i = 0; i < 10; ++i) p.run({streams[1]});
+    const auto beside = p.copy();
+    const auto same = [](bf16 a, bf16 b) { return a.bits == b.bits; };
+    EXPECT_TRUE(std::equal(alone.y.begin(), alone.y.end(), beside.y.begin(), same));
+    EXPECT_TRUE(std::equal(alone.d_kv.begin(), alone.d_kv.end(), beside.d_kv.begin(), same));
+  }
+  for (const cudaStream_t s : streams) test::cuda_check(cudaStreamDestroy(s));
 }
 
 /// Poisons q, k and v of block `poisoned_block` and expects the rows [first, last), which have no pair with it, to stay
