@@ -25,8 +25,6 @@ constexpr AttentionTiles attention_tiles() { return {}; }
 
 /// Bytes of a [rows, head_dim] tile.
 constexpr int tile_bytes(int rows) { return rows * attention_tiles().head_dim * static_cast<int>(sizeof(bf16)); }
-/// Bytes between the left and the right 64 columns of a tile.
-constexpr int column_bytes(int rows) { return rows * 128; }
 
 /// Lane 0 of each warp tells the producer that the warp has read a stage, or the storing thread that it has written
 /// one.
@@ -34,7 +32,6 @@ __device__ __forceinline__ void release(sm90::Barrier& barrier) {
   if (threadIdx.x % 32 == 0) sm90::barrier_arrive(barrier);
 }
 
-constexpr int multiprocessors = 132;  // H100 and H200, SXM
 constexpr float log2_e = 1.4426950408889634f;
 
 /// Order of the (head, block) tiles: heads in groups whose rows stay in the L2 cache together, or where hardly one

@@ -31,12 +31,9 @@ constexpr int cluster = 2;  // blocks, which share slices of b
 constexpr int consumers = tile_rows / consumer_rows;
 constexpr int threads = (1 + consumers) * warpgroup_size;
 constexpr int warps = consumers * 4, warp_rows = 16;  // of the consumers
-constexpr int multiprocessors = 132;                  // H100 and H200, SXM
 constexpr int lag = 2;                                // slices by which the second consumer starts late
 constexpr int late_start = 1;                         // hardware barrier
 constexpr int producer_registers = 24, consumer_registers = 240;
-/// Bytes of 64 columns, the width of a swizzled tile, of so many rows.
-constexpr int column_bytes(int rows) { return rows * 128; }
 using Columns = std::byte[column_bytes(warp_rows)];
 
 template <bool backward>

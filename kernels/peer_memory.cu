@@ -3,11 +3,11 @@
 #include <cstring>
 
 #include "kernels/driver.cuh"
+#include "kernels/vec.cuh"
 
 namespace nanorun::kernels::cuda {
 namespace {
 
-cudaStream_t handle_of(Stream stream) { return static_cast<cudaStream_t>(stream.handle); }
 CUdeviceptr address_of(const std::uint32_t* flag) { return reinterpret_cast<CUdeviceptr>(flag); }
 
 }  // namespace
@@ -33,17 +33,17 @@ void* import_memory(const MemoryHandle& handle) {
 void close_memory(void* imported) { cudaIpcCloseMemHandle(imported); }
 
 void copy(Stream stream, void* to, const void* from, std::size_t bytes) {
-  check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, handle_of(stream)), "cudaMemcpyAsync");
+  check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, cuda_stream(stream)), "cudaMemcpyAsync");
 }
 
 void raise_flag(Stream stream, std::uint32_t* flag, std::uint32_t value) {
   static const auto write = driver_function<decltype(cuStreamWriteValue32)>("cuStreamWriteValue32", 12000);
-  check(write(handle_of(stream), address_of(flag), value, CU_STREAM_WRITE_VALUE_DEFAULT), "cuStreamWriteValue32");
+  check(write(cuda_stream(stream), address_of(flag), value, CU_STREAM_WRITE_VALUE_DEFAULT), "cuStreamWriteValue32");
 }
 
 void await_flag(Stream stream, const std::uint32_t* flag, std::uint32_t value) {
   static const auto wait = driver_function<decltype(cuStreamWaitValue32)>("cuStreamWaitValue32", 12000);
-  check(wait(handle_of(stream), address_of(flag), value, CU_STREAM_WAIT_VALUE_GEQ), "cuStreamWaitValue32");
+  check(wait(cuda_stream(stream), address_of(flag), value, CU_STREAM_WAIT_VALUE_GEQ), "cuStreamWaitValue32");
 }
 
 }  // namespace nanorun::kernels::cuda

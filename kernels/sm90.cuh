@@ -11,6 +11,10 @@
 namespace nanorun::kernels::cuda::sm90 {
 
 constexpr int warpgroup_size = 128;
+constexpr int multiprocessors = 132;  // H100 and H200, SXM
+
+/// Bytes of 64 columns of bf16, the width of a swizzled tile, of so many rows.
+constexpr int column_bytes(int rows) { return rows * 128; }
 
 __device__ __forceinline__ std::uint32_t shared_address(const void* shared) {
   return static_cast<std::uint32_t>(__cvta_generic_to_shared(shared));

@@ -22,13 +22,10 @@ constexpr int tile_side = 128, slice_depth = 64, consumer_rows = 64;
 constexpr int consumers = tile_side / consumer_rows;
 constexpr int consumer_threads = consumers * warpgroup_size;
 constexpr int threads = consumer_threads + 32;
-constexpr int multiprocessors = 132;       // H100 and H200, SXM
 constexpr int all_summed = 1, staged = 2;  // hardware barriers; the latter one a consumer
 /// Slices in shared memory.
 constexpr int stages_of(int blocks_together) { return blocks_together == 1 ? 6 : 3; }
 
-/// Bytes of 64 columns, the width of a swizzled tile, of so many rows.
-constexpr int column_bytes(int rows) { return rows * 128; }
 using Columns = std::byte[column_bytes(tile_side)];
 
 template <int stages>
