@@ -35,12 +35,6 @@ std::size_t state_size(const ParameterTable& table, int rank, int ranks) {
   return size;
 }
 
-/// Whether two buckets hold matrices of one shape or its transpose, which are orthogonalised as one batch.
-bool alike(const Bucket& a, const Bucket& b) {
-  return a.group == Group::matrix && b.group == Group::matrix &&
-         std::minmax(a.rows, a.cols) == std::minmax(b.rows, b.cols);
-}
-
 /// The matrices of a bucket that a rank owns; data may be null.
 template <class A>
 MatrixBatch<A> batch(const Bucket& bucket, A* data, std::size_t owned_size) {
@@ -147,15 +141,23 @@ void Optimizer<T>::take_gradients(Trace& trace, int layer, long step) {
 
 template <class T>
 void Optimizer<T>::reduce(Trace& trace, Shard& shard) {
+  transfer(trace, Phase::reduce_gradients, shard.reduced,
+           [&] { comm_.reduce_scatter(gradients_.subspan(shard.bucket.offset, shard.bucket.size()), shard.bounds); });
+}
+
+/// Enqueues a collective after the ops enqueued so far; `done` is recorded behind it.
+template <class T>
+template <class Collective>
+void Optimizer<T>::transfer(Trace& trace, Phase phase, ops::Event& done, const Collective& collective) {
   if (comm_.size() == 1) return;
-  Region region(trace, Phase::reduce_gradients);
+  Region region(trace, phase);
   ops::record(stream_, handed_over_);
   ops::wait(comm_.stream(), handed_over_);
   {
-    Transfer transfer(trace, Phase::reduce_gradients, comm_.stream());
-    comm_.reduce_scatter(gradients_.subspan(shard.bucket.offset, shard.bucket.size()), shard.bounds);
+    Transfer transfer(trace, phase, comm_.stream());
+    collective();
   }
-  ops::record(comm_.stream(), shard.reduced);
+  ops::record(comm_.stream(), done);
 }
 
 template <class T>
@@ -213,15 +215,7 @@ void Optimizer<T>::await_weights(Trace& trace, int layer) {
 
 template <class T>
 void Optimizer<T>::gather(Trace& trace, Shard& shard) {
-  if (comm_.size() == 1) return;
-  Region region(trace, Phase::gather_weights);
-  ops::record(stream_, handed_over_);
-  ops::wait(comm_.stream(), handed_over_);
-  {
-    Transfer transfer(trace, Phase::gather_weights, comm_.stream());
-    gather_weights(shard);
-  }
-  ops::record(comm_.stream(), shard.gathered);
+  transfer(trace, Phase::gather_weights, shard.gathered, [&] { gather_weights(shard); });
 }
 
 template <class T>

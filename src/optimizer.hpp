@@ -74,6 +74,8 @@ class Optimizer {
 
   Shard make_shard(const Bucket& bucket, const Weights<T>& weights, std::size_t& state_used);
   void reduce(Trace& trace, Shard& shard);
+  template <class Collective>
+  void transfer(Trace& trace, Phase phase, ops::Event& done, const Collective& collective);
   void update(Trace& trace, Shard& shard, long step);
   bool last_alike(const Shard& shard) const;
   bool needed_late(const Shard& shard) const;

@@ -38,6 +38,11 @@ Bounds Bucket::bounds(int ranks) const {
   return bounds;
 }
 
+bool alike(const Bucket& a, const Bucket& b) {
+  return a.group == Group::matrix && b.group == Group::matrix &&
+         std::minmax(a.rows, a.cols) == std::minmax(b.rows, b.cols);
+}
+
 bool has_attention(const ModelConfig& config, int layer) {
   const auto& without = config.layers_without_attention;
   return std::find(without.begin(), without.end(), layer) == without.end();
@@ -126,13 +131,11 @@ void ParameterTable::add(const std::string& name, int matrices, int rows, int co
 void ParameterTable::close_bucket(std::size_t unit_size, int layer) {
   if (size_ == bucket_begin_) return;
   const Parameter& last = parameters_.back();
-  std::size_t like_before = 0;
+  Bucket closed{last.group, layer, bucket_begin_, (size_ - bucket_begin_) / unit_size, unit_size, last.rows, last.cols};
   for (const Bucket& bucket : buckets_) {
-    const bool like = std::minmax(bucket.rows, bucket.cols) == std::minmax(last.rows, last.cols);
-    if (last.group == Group::matrix && like) like_before += bucket.units;
+    if (alike(bucket, closed)) closed.like_before += bucket.units;
   }
-  buckets_.push_back({last.group, layer, bucket_begin_, (size_ - bucket_begin_) / unit_size, unit_size, last.rows,
-                      last.cols, like_before});
+  buckets_.push_back(closed);
   bucket_begin_ = size_;
 }
 

@@ -54,6 +54,9 @@ struct Bucket {
   Bounds bounds(int ranks) const;
 };
 
+/// Whether two buckets hold matrices of one shape or its transpose.
+bool alike(const Bucket& a, const Bucket& b);
+
 /// Rows [first_row, first_row + row_count) of a tensor seen as [total_rows, cols], which this rank owns.
 struct OwnedRows {
   const Parameter* parameter = nullptr;
