@@ -170,8 +170,7 @@ std::vector<Key> checkpoint_keys() {
       {NANORUN_KEY(checkpoint, at_end), any(), "write a checkpoint after the last step"},
       {NANORUN_KEY(checkpoint, restart), not_empty(),
        "auto: the newest checkpoint that verifies; none: from step 0, an older run of the name is kept as <name>.1, "
-       ".2, ...; "
-       "or a checkpoint file"},
+       ".2, ...; or a checkpoint file"},
       {NANORUN_KEY(checkpoint, on_failure), any(),
        "a checkpoint that cannot be written: stop, or warn and continue; the run's last one always stops it"},
   };

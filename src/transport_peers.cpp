@@ -101,7 +101,7 @@ void PeerTransport::let_go() {
     const auto raise = [&](Sign sign, const Flag& value) {
       ops::copy_to_device(stream, flag(sign, comm_.rank(), other), &value, sizeof(Flag));
     };
-    raise(Sign::slots_freed, slots_freed_);
+    raise(Sign::slots_freed, gradients_exchanged_);
     raise(Sign::gradients_arrived, gradients_exchanged_);
     raise(Sign::weights_awaited, weights_exchanged_);
     raise(Sign::weights_arrived, weights_exchanged_);
@@ -109,18 +109,17 @@ void PeerTransport::let_go() {
   ops::destroy_stream(stream);
 }
 
-void PeerTransport::free_slots() { raise_all(Sign::slots_freed, ++slots_freed_); }
+void PeerTransport::free_slots() { raise_all(Sign::slots_freed, gradients_exchanged_); }
 
-/// Where the message through the i-th slot of a set arrives in the receiver's memory.
-std::byte* PeerTransport::landing(Payload payload, std::size_t i, const Message& message) const {
-  if (payload == Payload::gradients) {
-    return regions_.front().of_rank[message.to] + (slot((gradients_exchanged_ - 1) % 2, i) - slot(0, 0));
-  }
+/// Where a message arrives in the receiver's memory: gradients in the slot that this rank's own arrive in, weights at
+/// the place that they come from.
+std::byte* PeerTransport::landing(Payload payload, const Message& message) const {
+  const std::byte* const place = payload == Payload::gradients ? message.in.data() : message.out.data();
   for (const Region& region : regions_) {
-    const std::ptrdiff_t at = message.out.data() - region.own.data();
+    const std::ptrdiff_t at = place - region.own.data();
     if (at >= 0 && at < static_cast<std::ptrdiff_t>(region.own.size())) return region.of_rank[message.to] + at;
   }
-  throw Error(ExitCode::internal, "weights to be gathered lie outside of shared memory");
+  throw Error(ExitCode::internal, "a message between peers lies outside of the memory that they share");
 }
 
 void PeerTransport::exchange(Payload payload, std::span<const Message> messages) {
@@ -131,11 +130,10 @@ void PeerTransport::exchange(Payload payload, std::span<const Message> messages)
   const Sign room = gradients ? Sign::slots_freed : Sign::weights_awaited;
   const Flag awaited = gradients ? std::max<Flag>(number, 2) - 2 : number;
   const Sign arrival = gradients ? Sign::gradients_arrived : Sign::weights_arrived;
-  for (std::size_t i = 0; i < messages.size(); ++i) {
-    const Message& message = messages[i];
+  for (const Message& message : messages) {
     if (message.out.empty()) continue;
     kernels::cuda::await_flag(stream(), flag(room, comm_.rank(), message.to), awaited);
-    kernels::cuda::copy(stream(), landing(payload, i, message), message.out.data(), message.out.size());
+    kernels::cuda::copy(stream(), landing(payload, message), message.out.data(), message.out.size());
     kernels::cuda::raise_flag(stream(), flag(arrival, message.to, comm_.rank()), number);
   }
   for (const Message& message : messages) {

@@ -36,7 +36,7 @@ class PeerTransport : public Transport {
   PeerTransport(Comm& comm, kernels::Stream stream);
   static std::size_t flags_bytes(int ranks);
   bool import_region(std::span<std::byte> own);
-  std::byte* landing(Payload payload, std::size_t slot, const Message& message) const;
+  std::byte* landing(Payload payload, const Message& message) const;
   void raise_all(Sign sign, Flag value);
   void let_go();
   /// In the memory of `rank`, about `other`.
@@ -45,7 +45,7 @@ class PeerTransport : public Transport {
   Comm& comm_;
   std::vector<Region> regions_;  ///< the slots and flags, then what share() added
   /// Enqueued so far, as many on all ranks.
-  Flag gradients_exchanged_ = 0, slots_freed_ = 0, weights_exchanged_ = 0;
+  Flag gradients_exchanged_ = 0, weights_exchanged_ = 0;
 };
 
 }  // namespace nanorun
