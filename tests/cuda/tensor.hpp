@@ -12,25 +12,11 @@
 #include <vector>
 
 #include "kernels/types.hpp"
+#include "tests/bf16.hpp"
 #include "tests/cuda_memory.hpp"
 #include "tests/shared_memory.hpp"
 
 namespace nanorun::kernels::test {
-
-inline float to_float(float x) { return x; }
-inline float to_float(bf16 x) { return std::bit_cast<float>(static_cast<std::uint32_t>(x.bits) << 16); }
-
-/// x in T: itself, or rounded to the nearest bf16, ties to even.
-template <class T>
-T from_float(float x) {
-  if constexpr (std::is_same_v<T, float>) {
-    return x;
-  } else {
-    const auto bits = std::bit_cast<std::uint32_t>(x);
-    if (std::isnan(x)) return {0xFFFF};
-    return {static_cast<std::uint16_t>((bits + 0x7FFF + (bits >> 16 & 1)) >> 16)};
-  }
-}
 
 /// In float on the host, where the portable body works, and in T on the device; random values are exact in both. Rows
 /// begin `ld` elements apart.

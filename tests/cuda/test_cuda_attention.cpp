@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "tests/bf16.hpp"
 #include "tests/cuda_memory.hpp"
 #include "tests/kernels/check.hpp"
 #include "tests/owned_mask.hpp"
@@ -19,14 +20,13 @@ namespace {
 
 using test::DeviceVector;
 using test::relative_error;
+using test::to_float;
 
 constexpr int head_dim = 128, spare = 8;  // columns between the rows, which must stay as they are
 constexpr int everything = std::numeric_limits<int>::max();
 constexpr Token end_of_text = 50256;
 constexpr float scale = 0.12f;
 constexpr std::uint16_t poison = 0xFFFF;  // a NaN
-
-float to_float(bf16 x) { return std::bit_cast<float>(static_cast<std::uint32_t>(x.bits) << 16); }
 
 /// Uniform in (-bound, bound), rounded down to bf16.
 test::Vector<bf16> random_bf16(std::size_t n, std::uint32_t seed, float bound) {
@@ -159,7 +159,7 @@ struct Problem {
     out.reserve(static_cast<std::size_t>(rows.count) * head_dim);
     for (int t = rows.first; t < rows.first + rows.count; ++t) {
       const bf16* row = buffer.data() + static_cast<std::size_t>(t) * buffer_columns + first;
-      std::transform(row, row + head_dim, std::back_inserter(out), to_float);
+      std::transform(row, row + head_dim, std::back_inserter(out), [](bf16 x) { return to_float(x); });
     }
     return out;
   }

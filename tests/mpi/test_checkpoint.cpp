@@ -11,6 +11,7 @@
 #include "src/optimizer.hpp"
 #include "tests/environment.hpp"
 #include "tests/file_size_limit.hpp"
+#include "tests/slab_values.hpp"
 
 namespace nanorun {
 namespace {
@@ -27,12 +28,6 @@ Config small_config(int width = 32) {
   config.model.value_embeddings = 1;
   config.model.layers_without_attention = {2};
   return config;
-}
-
-/// Element i of a dataset in a run of the given seed.
-float value(const std::string& dataset, std::uint64_t i, int seed) {
-  const std::uint64_t hash = std::hash<std::string>{}(dataset) + 1000003 * i + static_cast<std::uint64_t>(seed);
-  return static_cast<float>(hash * 0x9E3779B97F4A7C15 >> 40) * 0x1p-20f - 4;
 }
 
 /// The tensors of a training run on a communicator, filled with values of a seed.
@@ -53,11 +48,7 @@ struct Training {
         tensor_comm(comm, {}),
         gradients(table.size()),
         optimizer(config, table, weights, gradients.span(), tensor_comm, {}) {
-    for (const Slab<float>& slab : optimizer.slabs()) {
-      for (std::size_t i = 0; i < slab.data.size(); ++i) {
-        slab.data[i] = value(slab.dataset, slab.first_row * slab.cols + i, seed);
-      }
-    }
+    fill(optimizer.slabs(), seed);
     optimizer.restore();
   }
 

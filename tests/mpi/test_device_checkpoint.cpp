@@ -4,14 +4,15 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <bit>
 #include <cstring>
 #include <limits>
 
 #include "src/checkpoint.hpp"
 #include "src/h5.hpp"
 #include "src/optimizer.hpp"
+#include "tests/bf16.hpp"
 #include "tests/environment.hpp"
+#include "tests/slab_values.hpp"
 
 namespace nanorun {
 namespace {
@@ -26,23 +27,6 @@ Config small_config() {
   config.model.value_embeddings = 1;
   config.model.layers_without_attention = {2};
   return config;
-}
-
-/// Element i of a dataset; most are no bf16.
-float value(const std::string& dataset, std::uint64_t i) {
-  const std::uint64_t hash = std::hash<std::string>{}(dataset) + 1000003 * i;
-  return static_cast<float>(hash * 0x9E3779B97F4A7C15 >> 40) * 0x1p-20f - 4;
-}
-
-/// x as weights of type Real hold it.
-template <class T>
-T stored(float x) {
-  if constexpr (std::is_same_v<T, float>) {
-    return x;
-  } else {
-    const auto bits = std::bit_cast<std::uint32_t>(x);
-    return {static_cast<std::uint16_t>((bits + 0x7FFF + (bits >> 16 & 1)) >> 16)};
-  }
 }
 
 template <class T>
@@ -66,15 +50,6 @@ struct Training {
     return {test_comm(), config.checkpoint, folder, "", model_fingerprint(table)};
   }
 
-  void fill() {
-    for (const Slab<float>& slab : optimizer.slabs()) {
-      for (std::size_t i = 0; i < slab.data.size(); ++i) {
-        slab.data[i] = value(slab.dataset, slab.first_row * slab.cols + i);
-      }
-    }
-    optimizer.restore();
-  }
-
   /// The optimizer's tensors, and every rank's weights that products read, are those of fill().
   void expect_filled() {
     if (!ops::on_host) {  // the host's copy is to be read anew
@@ -93,7 +68,7 @@ struct Training {
       for (std::size_t i = 0; i < p.size(); ++i) {
         const float master = value("/weights/" + p.name, i);
         if (p.offset < table.tensor_size()) {
-          const Real want = stored<Real>(master);
+          const Real want = kernels::test::from_float<Real>(master);
           ASSERT_EQ(std::memcmp(&tensors[p.offset + i], &want, sizeof want), 0) << p.name << " " << i;
         } else {
           ASSERT_EQ(scalars[p.offset - table.tensor_size() + i], master) << p.name << " " << i;
@@ -107,12 +82,10 @@ struct Training {
 struct HostSlabs {
   explicit HostSlabs(std::vector<Slab<float>> layout) : slabs(std::move(layout)), values(slabs.size()) {
     for (std::size_t k = 0; k < slabs.size(); ++k) {
-      Slab<float>& slab = slabs[k];
-      for (std::size_t i = 0; i < slab.data.size(); ++i) {
-        values[k].push_back(value(slab.dataset, slab.first_row * slab.cols + i));
-      }
-      slab.data = values[k];
+      values[k].resize(slabs[k].data.size());
+      slabs[k].data = values[k];
     }
+    fill(slabs);
   }
   std::vector<Slab<float>> slabs;
   std::vector<std::vector<float>> values;
@@ -130,7 +103,8 @@ TEST(DeviceCheckpoint, TheOptimizerKeepsWhatItTakesOver) {
   SKIP_WITHOUT_DEVICES();
   Training run;
   run.optimizer.initialise(1);
-  run.fill();
+  fill(run.optimizer.slabs());
+  run.optimizer.restore();
   run.expect_filled();
 }
 
