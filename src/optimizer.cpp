@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <ranges>
 
 #include "src/schedule.hpp"
 
@@ -77,7 +78,7 @@ Optimizer<T>::Optimizer(const Config& config, const ParameterTable& table, const
   for (const Bucket& bucket : table.buckets()) shards_.push_back(make_shard(bucket, weights, state_used));
   comm_.share(weights.tensors());
   comm_.share(weights.scalars());
-  // Buckets are updated in the order in which the backward pass completes them.
+  // In the order in which the backward pass completes them.
   std::ranges::stable_sort(shards_, std::greater(), [](const Shard& shard) { return shard.bucket.layer; });
   ops::fill<Master>(stream_, state_.span(), 0);
   ops::fill<Master>(stream_, gradients_, 0);
@@ -133,9 +134,13 @@ void Optimizer<T>::take_gradients(Trace& trace, int layer, long step) {
   for (Shard& shard : shards_) {
     if (shard.bucket.layer == layer) reduce(trace, shard);
   }
-  if (comm_.holds_multiprocessors()) return;  // the backward pass needs them
+  // What is left of the backward pass behind the first block is too short for a table's gradients to arrive in.
+  if (layer < 0 || comm_.holds_multiprocessors()) return;
   for (Shard& shard : shards_) {
-    if (shard.bucket.layer > layer && shard.bucket.group != Group::matrix && !shard.updated) update(trace, shard, step);
+    if (shard.bucket.layer <= layer || shard.bucket.group == Group::matrix || shard.updated) continue;
+    update_elements(trace, shard, step);
+    gather(trace, shard);
+    shard.updated = true;
   }
 }
 
@@ -160,47 +165,35 @@ void Optimizer<T>::transfer(Trace& trace, Phase phase, ops::Event& done, const C
   ops::record(comm_.stream(), done);
 }
 
+/// Matrices come first: the tables' gradients, which were handed over last, arrive meanwhile. New weights leave in the
+/// order in which the next forward pass needs them.
 template <class T>
 void Optimizer<T>::step(Trace& trace, long step) {
-  for (Shard& shard : shards_) {
-    if (!shard.updated) update(trace, shard, step);
+  for (const Shard& shard : shards_) {
+    if (first_alike(shard)) update_matrices(trace, shard.bucket, step);
   }
-  for (Shard& shard : shards_) {
-    if (needed_late(shard)) gather(trace, shard);
+  for (const Shard& shard : shards_) {
+    if (shard.bucket.group != Group::matrix && !shard.updated) update_elements(trace, shard, step);
+  }
+  for (Shard& shard : std::views::reverse(shards_)) {
+    if (!shard.updated) gather(trace, shard);
     shard.updated = false;
   }
   ops::fill<Master>(stream_, gradients_, 0);
 }
 
-/// Updates a shard, or of matrices the first half, the second once all alike have come so far.
+/// Whether a shard holds matrices and no shard before it holds any alike.
 template <class T>
-void Optimizer<T>::update(Trace& trace, Shard& shard, long step) {
-  if (comm_.size() > 1) {
-    Region region(trace, Phase::reduce_gradients);
-    ops::wait(stream_, shard.reduced);
-  }
-  if (shard.bucket.group == Group::matrix) {
-    add_momentum(trace, shard, step);
-    if (last_alike(shard)) update_matrices(trace, shard.bucket, step);
-  } else {
-    update_elements(trace, shard, step);
-    gather(trace, shard);
-  }
-  shard.updated = true;
+bool Optimizer<T>::first_alike(const Shard& shard) const {
+  const auto first = std::ranges::find_if(shards_, [&](const Shard& s) { return alike(s.bucket, shard.bucket); });
+  return first != shards_.end() && &*first == &shard;
 }
 
-/// Of the shards with matrices alike the last one, after whose gradients all of them can be orthogonalised.
 template <class T>
-bool Optimizer<T>::last_alike(const Shard& shard) const {
-  const auto last = std::find_if(shards_.rbegin(), shards_.rend(),
-                                 [&](const Shard& other) { return alike(other.bucket, shard.bucket); });
-  return &*last == &shard;
-}
-
-/// Matrices that the forward pass does not need from its first block on: all others' weights travel before theirs.
-template <class T>
-bool Optimizer<T>::needed_late(const Shard& shard) const {
-  return shard.bucket.group == Group::matrix && shard.bucket.layer > 0;
+void Optimizer<T>::await_gradients(Trace& trace, const Shard& shard) {
+  if (comm_.size() == 1) return;
+  Region region(trace, Phase::reduce_gradients);
+  ops::wait(stream_, shard.reduced);
 }
 
 template <class T>
@@ -229,41 +222,30 @@ void Optimizer<T>::gather_weights(const Shard& shard) {
   }
 }
 
-/// Turns the gradients of a shard into Muon's momentum.
-template <class T>
-void Optimizer<T>::add_momentum(Trace& trace, const Shard& shard, long step) {
-  if (shard.master.empty()) return;
-  Region region(trace, Phase::muon);
-  ops::nesterov_momentum<Master>(stream_, shard.gradients, shard.moment1, muon_momentum(config_.optimizer, step),
-                                 1.0 / config_.train.sequences, squares_.device());
-}
-
-/// Updates this rank's matrices alike those of the bucket, all at once, and lets those travel that the next forward
-/// pass begins with.
+/// Updates this rank's matrices alike those of the bucket, all at once.
 template <class T>
 void Optimizer<T>::update_matrices(Trace& trace, const Bucket& kind, long step) {
-  {
-    Region region(trace, Phase::muon);
-    pieces_.clear();
-    for (const Shard& shard : shards_) {
-      if (alike(shard.bucket, kind) && !shard.gradients.empty()) {
-        pieces_.push_back(batch(shard.bucket, shard.gradients.data(), shard.gradients.size()));
-      }
-    }
-    if (!pieces_.empty()) ops::newton_schulz<Master>(stream_, pieces_, workspace_.space());
-  }
-  for (Shard& shard : shards_) {
+  pieces_.clear();
+  for (const Shard& shard : shards_) {
     if (!alike(shard.bucket, kind)) continue;
-    move_along(trace, shard, step);
-    if (!needed_late(shard)) gather(trace, shard);
+    await_gradients(trace, shard);
+    if (shard.master.empty()) continue;
+    Region region(trace, Phase::muon);
+    ops::nesterov_momentum<Master>(stream_, shard.gradients, shard.moment1, muon_momentum(config_.optimizer, step),
+                                   1.0 / config_.train.sequences, squares_.device());
+    pieces_.push_back(batch(shard.bucket, shard.gradients.data(), shard.gradients.size()));
+  }
+  if (pieces_.empty()) return;
+  Region region(trace, Phase::muon);
+  ops::newton_schulz<Master>(stream_, pieces_, workspace_.space());
+  for (const Shard& shard : shards_) {
+    if (alike(shard.bucket, kind) && !shard.master.empty()) move_along(shard, step);
   }
 }
 
 /// Moves a shard's matrices along their orthogonal factors.
 template <class T>
-void Optimizer<T>::move_along(Trace& trace, const Shard& shard, long step) {
-  if (shard.master.empty()) return;
-  Region region(trace, Phase::muon);
+void Optimizer<T>::move_along(const Shard& shard, long step) {
   const Bucket& bucket = shard.bucket;
   const double shape_factor = std::sqrt(std::max(1.0, static_cast<double>(bucket.rows) / bucket.cols));
   const double lr = config_.optimizer.muon_lr * lr_factor(config_.train, step);
@@ -272,6 +254,7 @@ void Optimizer<T>::move_along(Trace& trace, const Shard& shard, long step) {
 
 template <class T>
 void Optimizer<T>::update_elements(Trace& trace, const Shard& shard, long step) {
+  await_gradients(trace, shard);
   if (shard.master.empty()) return;
   Region region(trace, Phase::adam);
   const OptimizerConfig& o = config_.optimizer;

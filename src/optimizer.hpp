@@ -36,7 +36,7 @@ class Optimizer {
 
   /// Begins to sum over the ranks the gradients of a layer (Bucket::layer), which each has summed over its sequences
   /// and which the backward pass has left; and where that leaves the device to the backward pass, updates tables whose
-  /// gradients have been under way since the layer before. All ranks call it for all layers, from the highest on,
+  /// gradients have been under way since the block before. All ranks call it for all layers, from the highest on,
   /// before each step(). `step` counts from 0.
   void take_gradients(Trace& trace, int layer, long step);
 
@@ -69,19 +69,17 @@ class Optimizer {
     std::span<Master> master, gradients, moment1, moment2;
     std::span<T> copy;  ///< of the master for the products; the master itself where it has that type
     ops::Event reduced, gathered;
-    bool updated = false;  ///< in this step
+    bool updated = false;  ///< in this step, while the backward pass goes on
   };
 
   Shard make_shard(const Bucket& bucket, const Weights<T>& weights, std::size_t& state_used);
   void reduce(Trace& trace, Shard& shard);
   template <class Collective>
   void transfer(Trace& trace, Phase phase, ops::Event& done, const Collective& collective);
-  void update(Trace& trace, Shard& shard, long step);
-  bool last_alike(const Shard& shard) const;
-  bool needed_late(const Shard& shard) const;
-  void add_momentum(Trace& trace, const Shard& shard, long step);
+  bool first_alike(const Shard& shard) const;
+  void await_gradients(Trace& trace, const Shard& shard);
   void update_matrices(Trace& trace, const Bucket& kind, long step);
-  void move_along(Trace& trace, const Shard& shard, long step);
+  void move_along(const Shard& shard, long step);
   void update_elements(Trace& trace, const Shard& shard, long step);
   void publish();
   void gather(Trace& trace, Shard& shard);

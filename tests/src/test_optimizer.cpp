@@ -1,0 +1,100 @@
+// When the optimizer updates what; test_golden and test_rank_count know what comes out.
+
+#include "src/optimizer.hpp"
+
+#include <gtest/gtest.h>
+
+#include <set>
+#include <string>
+#include <vector>
+
+#include "tests/environment.hpp"
+
+namespace nanorun {
+namespace {
+
+Config small_config() {
+  Config config;
+  config.model.vocabulary = 61;
+  config.model.width = 32;
+  config.model.heads = 2;
+  config.model.head_dim = 16;
+  config.trace.enabled = false;
+  return config;
+}
+
+/// An optimizer in double whose gradients are all one.
+struct Fixture {
+  explicit Fixture(const Config& config)
+      : config(config),
+        table(config.model),
+        weights(table),
+        tensor_comm(test_comm(), {}),
+        gradients(table.size()),
+        trace(test_comm(), {}, this->config.trace, "", 0),
+        optimizer(this->config, table, weights, gradients.span(), tensor_comm, {}) {
+    optimizer.initialise(7);
+    fill_gradients();
+  }
+
+  void fill_gradients() { ops::fill<double>({}, gradients.span(), 1); }
+  std::vector<double> values() const {
+    std::vector<double> all(weights.tensors().begin(), weights.tensors().end());
+    all.insert(all.end(), weights.scalars().begin(), weights.scalars().end());
+    return all;
+  }
+  /// Names of the parameters with an element that differs.
+  std::set<std::string> changed_since(const std::vector<double>& before) const {
+    const std::vector<double> now = values();
+    std::set<std::string> names;
+    for (const Parameter& p : table.parameters()) {
+      const std::span<const double> then(&before[p.offset], p.size());
+      if (!std::equal(then.begin(), then.end(), &now[p.offset])) names.insert(p.name);
+    }
+    return names;
+  }
+
+  Config config;
+  ParameterTable table;
+  Weights<double> weights;
+  TensorComm tensor_comm;
+  TensorArena<double> gradients;
+  Trace trace;
+  Optimizer<double> optimizer;
+};
+
+TEST(Optimizer, UpdatesInTheBackwardPassWaitForNoTransferThatABlockDoesNotHide) {
+  Fixture f(small_config());
+  ASSERT_EQ(f.config.model.layers, 12);
+  const std::vector<double> start = f.values();
+  // By the layer that the backward pass has just left: its block hides what was handed over before.
+  const std::map<int, std::set<std::string>> expected = {
+      {11, {"head"}}, {1, {"value_embedding.2"}}, {0, {"value_embedding.1"}}};
+  for (int layer = 12; layer >= -1; --layer) {
+    const std::vector<double> before = f.values();
+    f.optimizer.take_gradients(f.trace, layer, 0);
+    const auto found = expected.find(layer);
+    EXPECT_EQ(f.changed_since(before), found == expected.end() ? std::set<std::string>() : found->second) << layer;
+  }
+  f.optimizer.step(f.trace, 0);
+  EXPECT_EQ(f.changed_since(start).size(), f.table.parameters().size());
+}
+
+TEST(Optimizer, EveryStepUpdatesEveryTensorOnce) {
+  Fixture f(small_config());
+  for (int step = 0; step < 3; ++step) {
+    const std::vector<double> before = f.values();
+    for (int layer = f.config.model.layers; layer >= -1; --layer) f.optimizer.take_gradients(f.trace, layer, step);
+    f.optimizer.step(f.trace, step);
+    EXPECT_EQ(f.changed_since(before).size(), f.table.parameters().size());
+    // With gradients that never change Adam moves every element by the learning rate.
+    const double lr = f.config.optimizer.lr_head,
+                 moved = before[f.table.find("head").offset] - f.values()[f.table.find("head").offset];
+    EXPECT_NEAR(moved, lr, 1e-6 * lr) << step;
+    for (const double gradient : f.gradients.span()) ASSERT_EQ(gradient, 0);
+    f.fill_gradients();
+  }
+}
+
+}  // namespace
+}  // namespace nanorun
