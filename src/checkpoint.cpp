@@ -8,6 +8,7 @@
 #include <exception>
 #include <filesystem>
 #include <map>
+#include <set>
 
 #include "src/files.hpp"
 #include "src/h5.hpp"
@@ -241,11 +242,11 @@ Slabs slabs_of(const h5::File& file, int rank, int ranks) {
 }  // namespace
 
 std::string model_fingerprint(const ParameterTable& table) {
-  std::string text;
+  std::set<std::string> lines;
   for (const Parameter& p : table.parameters()) {
-    text += fmt::format("{} {} {} {}\n", p.name, p.matrices, p.rows, p.cols);
+    lines.insert(fmt::format("{} {} {} {}\n", p.name, p.matrices, p.rows, p.cols));
   }
-  return fmt::format("{:016x}", text_checksum(text));
+  return fmt::format("{:016x}", text_checksum(fmt::format("{}", fmt::join(lines, ""))));
 }
 
 Checkpoints::Checkpoints(Comm& comm, const CheckpointConfig& config, std::string folder, std::string deck,

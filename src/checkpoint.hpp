@@ -26,7 +26,8 @@ struct Progress {
   std::uint64_t tokens = 0;
 };
 
-/// Identifies tensors and shapes: names and shapes of the parameter table hashed into 16 hexadecimal digits.
+/// Identifies tensors and shapes, in whatever order: names and shapes of the parameter table hashed into 16 hexadecimal
+/// digits.
 std::string model_fingerprint(const ParameterTable& table);
 
 class Checkpoints {

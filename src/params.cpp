@@ -10,6 +10,9 @@ namespace nanorun {
 
 namespace {
 
+/// Consecutive layers, as many as in other groups or one less, that share a bucket for each shape of matrices.
+constexpr int layer_groups = 4;
+
 constexpr std::uint64_t golden_gamma = 0x9E3779B97F4A7C15;
 
 std::uint64_t mix(std::uint64_t z) {
@@ -63,27 +66,27 @@ ParameterTable::ParameterTable(const ModelConfig& config) {
   add_scalars(config);
 }
 
-/// Matrices of one shape stand together, so that ranks share them out evenly and update them in batches; those of the
-/// decoder half, whose gradients the backward pass completes first, apart from those of the encoder half.
+/// Matrices of one shape and consecutive layers stand together, the last layers first: their gradients travel in few
+/// large transfers, of which only that of the first layers, completed last, is not hidden by the backward pass.
 void ParameterTable::add_matrices(const ModelConfig& config) {
   const int width = config.width, hidden = config.mlp_ratio * config.width;
   const double in_bound = config.init_scale / std::sqrt(width);
   const double hidden_bound = config.init_scale / std::sqrt(hidden);
   const Init output_init = config.zero_outputs ? Init::zero : Init::uniform;
 
-  const int half = config.layers / 2;
-  for (const int first : {half, 0}) {
-    for (int i = first; i < first + half; ++i) {
+  for (int group = layer_groups - 1; group >= 0; --group) {
+    const int first = group * config.layers / layer_groups, last = (group + 1) * config.layers / layer_groups;
+    for (int i = first; i < last; ++i) {
       if (!has_attention(config, i)) continue;
       add(block_name(i, "qkv"), 3, width, width, Group::matrix, Init::uniform, in_bound);
       add(block_name(i, "attention_out"), 1, width, width, Group::matrix, output_init, in_bound);
     }
     close_bucket(static_cast<std::size_t>(width) * width, first);
-    for (int i = first; i < first + half; ++i) {
+    for (int i = first; i < last; ++i) {
       add(block_name(i, "mlp_in"), 1, hidden, width, Group::matrix, Init::uniform, in_bound);
     }
     close_bucket(static_cast<std::size_t>(hidden) * width, first);
-    for (int i = first; i < first + half; ++i) {
+    for (int i = first; i < last; ++i) {
       add(block_name(i, "mlp_out"), 1, width, hidden, Group::matrix, output_init, hidden_bound);
     }
     close_bucket(static_cast<std::size_t>(hidden) * width, first);
@@ -127,7 +130,7 @@ void ParameterTable::add(const std::string& name, int matrices, int rows, int co
   size_ += parameters_.back().size();
 }
 
-/// Makes one bucket of the tensors added since the last call.
+/// Makes one bucket of the tensors added since the last call, if there are any.
 void ParameterTable::close_bucket(std::size_t unit_size, int layer) {
   if (size_ == bucket_begin_) return;
   const Parameter& last = parameters_.back();

@@ -16,6 +16,7 @@ import numpy as np
 GRADIENT_BYTES = {"fp32": 4, "bf16": 2, "e5m2": 1}  # by comm.gradients
 SCALAR_BYTES = 4  # of a learned scalar, on hosts and on GPUs
 NEWTON_SCHULZ_STEPS = 5
+LAYER_GROUPS = 4  # consecutive layers whose matrices of one shape are a bucket (src/params.cpp)
 NO_OVERLAP = 0.01  # shares below this are the rounding of the clocks
 
 PARTS = ("forward, backward", "fixed work", "Muon", "Adam", "reduce-scatter", "all-gather", "all-reduce")
@@ -41,16 +42,18 @@ class Bucket:
 def buckets(model):
     """The parameter table of src/params.cpp; `model`: the section of a resolved deck."""
     width, layers, vocabulary = model["width"], model["layers"], model["vocabulary"]
-    hidden, half, without = model["mlp_ratio"] * width, layers // 2, model["layers_without_attention"]
+    hidden, without = model["mlp_ratio"] * width, model["layers_without_attention"]
     table = []
-    for first in (half, 0):
-        attention = half - sum(first <= layer < first + half for layer in without)
-        table += [Bucket(4 * attention, width * width, width, width), Bucket(half, hidden * width, hidden, width),
-                  Bucket(half, hidden * width, width, hidden)]
+    for group in reversed(range(LAYER_GROUPS)):
+        members = range(group * layers // LAYER_GROUPS, (group + 1) * layers // LAYER_GROUPS)
+        attention = sum(layer not in without for layer in members)
+        table += [Bucket(4 * attention, width * width, width, width),
+                  Bucket(len(members), hidden * width, hidden, width),
+                  Bucket(len(members), hidden * width, width, hidden)]
     embeddings = 1 + (model["value_embeddings"] if model["value_path"] == "embeddings" else 0)
     table += [Bucket(-(-vocabulary // 128) * 128, width), *embeddings * [Bucket(vocabulary, width)]]
     mix = 1 if model["value_path"] == "first" else 2
-    table += [Bucket(2 * layers + mix * (layers - len(without)), 1), Bucket(half, 1)]
+    table += [Bucket(2 * layers + mix * (layers - len(without)), 1), Bucket(layers // 2, 1)]
     return [b for b in table if b.units > 0]
 
 

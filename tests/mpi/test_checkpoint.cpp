@@ -357,6 +357,18 @@ TEST(Checkpoint, AnotherModelIsAnErrorAlsoWithAuto) {
   EXPECT_TRUE(contains(error, "another model: holds ")) << error;
 }
 
+TEST(Checkpoint, FingerprintIsThatOfTheSortedLines) {
+  ModelConfig model;
+  model.vocabulary = 2;
+  model.width = model.head_dim = 4;
+  model.heads = 1;
+  model.layers = 2;
+  model.mlp_ratio = 1;
+  model.value_path = ValuePath::none;
+  // From docs/file_formats.md alone: files stay readable however the table arranges its tensors.
+  EXPECT_EQ(model_fingerprint(ParameterTable(model)), "0b9728f10726a89b");
+}
+
 TEST(Checkpoint, NeverStartsAnewSilently) {
   const SharedFolder folder;
   save_steps(folder / "c", {1, 2});

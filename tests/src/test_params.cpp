@@ -128,13 +128,46 @@ TEST(ParameterTable, BucketsKnowTheLayerThatCompletesThem) {
     return -2;
   };
   EXPECT_EQ(completed_after("head"), 12);
-  EXPECT_EQ(completed_after("block.11.qkv"), 6);
+  EXPECT_EQ(completed_after("block.11.qkv"), 9);
   EXPECT_EQ(completed_after("block.6.mlp_out"), 6);
-  EXPECT_EQ(completed_after("block.5.mlp_in"), 0);
+  EXPECT_EQ(completed_after("block.5.mlp_in"), 3);
+  EXPECT_EQ(completed_after("block.2.attention_out"), 0);
   EXPECT_EQ(completed_after("value_embedding.2"), 2);
   EXPECT_EQ(completed_after("value_embedding.0"), 0);
   EXPECT_EQ(completed_after("embedding"), -1);
   EXPECT_EQ(completed_after("skip.3"), -1);
+}
+
+/// Layer of "block.<layer>.<tensor>".
+int layer_of(const std::string& name) { return std::stoi(name.substr(std::string("block.").size())); }
+
+TEST(ParameterTable, BucketsOfMatricesHoldAQuarterOfTheLayers) {
+  for (int layers = 2; layers <= 26; layers += 2) {
+    ModelConfig model;
+    model.layers = layers;
+    model.value_embeddings = 1;
+    for (const int without : {0, layers / 2, layers - 1}) {
+      model.layers_without_attention = {without};
+      const ParameterTable table(model);
+      std::map<std::pair<int, int>, int> buckets_of_shape;
+      std::set<std::string> seen;
+      for (const Bucket& bucket : table.buckets()) {
+        if (bucket.group != Group::matrix) continue;
+        buckets_of_shape[{bucket.rows, bucket.cols}] += 1;
+        for (const OwnedRows& rows : table.owned(bucket, 0, 1)) {
+          const int layer = layer_of(rows.parameter->name);
+          EXPECT_GE(layer, bucket.layer);
+          EXPECT_LT(layer - bucket.layer, (layers + 3) / 4) << layers << " layers";
+          EXPECT_EQ(rows.parameter->rows, bucket.rows);
+          EXPECT_EQ(rows.parameter->cols, bucket.cols);
+          EXPECT_TRUE(seen.insert(rows.parameter->name).second);
+        }
+      }
+      EXPECT_EQ(buckets_of_shape.size(), 3u);
+      for (const auto& [shape, count] : buckets_of_shape) EXPECT_LE(count, 4) << layers << " layers";
+      EXPECT_EQ(seen.size(), 4u * layers - 2);
+    }
+  }
 }
 
 TEST(ParameterTable, ScalarsCloseIt) {
