@@ -37,4 +37,13 @@ class Error : public std::runtime_error {
   Scope scope_;
 };
 
+/// For destructors: a device that has failed says so in the next call that may throw.
+template <class Work>
+void quietly(Work&& work) {
+  try {
+    work();
+  } catch (const std::exception&) {
+  }
+}
+
 }  // namespace nanorun

@@ -92,15 +92,6 @@ json chrome_events(const std::vector<Span>& spans, int rank) {
   return list;
 }
 
-/// For destructors: a device that has failed says so in the next call that may throw.
-template <class Work>
-void quietly(Work&& work) {
-  try {
-    work();
-  } catch (const std::exception&) {
-  }
-}
-
 void write_chrome_trace(const std::string& path, const std::vector<std::string>& events_by_rank) {
   json events = json::array();
   for (const std::string& text : events_by_rank) {

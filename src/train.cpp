@@ -91,6 +91,10 @@ constexpr double longest_silence = 10;
 class Training {
  public:
   Training(Context& context, const Config& config);
+  /// Collectives end before the memory goes that they work on.
+  ~Training() { tensor_comm_.close(); }
+  Training(const Training&) = delete;
+  Training& operator=(const Training&) = delete;
   ExitCode run();
 
  private:
@@ -251,6 +255,7 @@ void Training::step_until_done() {
 void Training::record_failure(const Error& error) {
   log_.note(fmt::format("error: {}", error.what()));
   try {
+    tensor_comm_.synchronize();
     trace_->finish();
     write_summary(error.what());
   } catch (const Error& further) {

@@ -49,11 +49,11 @@ std::unique_ptr<Transport> PeerTransport::connect(Comm& comm, Stream stream, std
 
 PeerTransport::~PeerTransport() {
   const bool failing = std::uncaught_exceptions() > 0;
-  if (failing && !regions_.empty()) let_go();
-  {
+  quietly([&] {
     const Watchdog::Guard guard = comm_.watch("end of the copies between peers");
+    if (failing && !regions_.empty()) let_go();
     ops::synchronize(stream());
-  }
+  });
   if (!failing) comm_.barrier();  // nobody copies any more
   for (const Region& region : regions_) {
     for (std::byte* const memory : region.of_rank) {
@@ -94,19 +94,26 @@ void PeerTransport::raise_all(Sign sign, Flag value) {
   }
 }
 
-/// After an error of this rank the others may never send what it waits for: ends the waits of its streams.
+/// After an error of this rank the others may never send what it waits for: ends the waits of its stream. Ranks that
+/// still run may set a flag back, so it is raised until the stream is done.
 void PeerTransport::let_go() {
-  Stream stream = ops::create_stream(false);
-  for (int other = 0; other < comm_.size(); ++other) {
-    const auto raise = [&](Sign sign, const Flag& value) {
-      ops::copy_to_device(stream, flag(sign, comm_.rank(), other), &value, sizeof(Flag));
-    };
-    raise(Sign::slots_freed, gradients_exchanged_);
-    raise(Sign::gradients_arrived, gradients_exchanged_);
-    raise(Sign::weights_awaited, weights_exchanged_);
-    raise(Sign::weights_arrived, weights_exchanged_);
-  }
-  ops::destroy_stream(stream);
+  ops::Event done = ops::create_event();
+  ops::record(stream(), done);
+  Stream raising = ops::create_stream(false);
+  do {
+    for (int other = 0; other < comm_.size(); ++other) {
+      const auto raise = [&](Sign sign, const Flag& value) {
+        ops::copy_to_device(raising, flag(sign, comm_.rank(), other), &value, sizeof(Flag));
+      };
+      raise(Sign::slots_freed, gradients_exchanged_);
+      raise(Sign::gradients_arrived, gradients_exchanged_);
+      raise(Sign::weights_awaited, weights_exchanged_);
+      raise(Sign::weights_arrived, weights_exchanged_);
+    }
+    ops::synchronize(raising);
+  } while (!ops::passed(done));
+  ops::destroy_stream(raising);
+  ops::destroy_event(done);
 }
 
 void PeerTransport::free_slots() { raise_all(Sign::slots_freed, gradients_exchanged_); }

@@ -90,6 +90,9 @@ class Stop(FaultTest):
         for line in lines:
             self.assertRegex(line, rf"nanorun: rank \d: [\w .]+ at step \d+ did not complete within {self.timeout} s: "
                                    rf"{culprit}")
+        self.assert_gone(pids)
+
+    def assert_gone(self, pids):
         limit = time.monotonic() + harness.TIMEOUT
         while any(map(harness.running, pids)) and time.monotonic() < limit:
             time.sleep(0.05)
@@ -108,13 +111,27 @@ class Stop(FaultTest):
     def test_stopped_root_is_named(self):
         self.stop_a_rank(2, 0)
 
-    def test_rank_that_hangs_outside_collectives_is_named(self):
-        trigger = self.folder / "hang"
-        wrapper = ["env", f"LD_PRELOAD={os.environ['NANORUN_HANG']}", "HANG_RANK=1", f"HANG_FILE={trigger}"]
-        job = self.start(4, *self.long_run, f"comm.timeout_seconds={self.timeout}", wrapper=wrapper)
+    def start_faulty(self, fault, *overrides):
+        """A job of four ranks, of which rank 1 meets the fault in mid-step from step 3 on, and its processes."""
+        trigger = self.folder / "fault"
+        wrapper = ["env", f"LD_PRELOAD={os.environ['NANORUN_FAULTY_PRODUCT']}", f"FAULT={fault}", "FAULT_RANK=1",
+                   f"FAULT_FILE={trigger}"]
+        job = self.start(4, *self.long_run, *overrides, wrapper=wrapper)
         job.until_step(3)
+        pids = job.rank_pids()
         trigger.touch()
-        self.assert_named(job, job.rank_pids(), r"rank 1 of step \d+ hangs outside of collectives")
+        return job, pids
+
+    def test_rank_that_hangs_outside_collectives_is_named(self):
+        job, pids = self.start_faulty("hang", f"comm.timeout_seconds={self.timeout}")
+        self.assert_named(job, pids, r"rank 1 of step \d+ hangs outside of collectives")
+
+    def test_rank_that_fails_in_a_step_ends_the_job(self):
+        """At once, with its own message: the others wait for it longer than a test may last."""
+        job, pids = self.start_faulty("throw", f"comm.timeout_seconds={2 * harness.TIMEOUT}")
+        self.assertEqual(job.wait(), 1, job.text())
+        self.assert_refused(job, "nanorun: rank 1: a faulty product")
+        self.assert_gone(pids)
 
 
 if __name__ == "__main__":

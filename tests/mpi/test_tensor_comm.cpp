@@ -252,6 +252,48 @@ TEST(TensorComm, CollectivesKeepTheirOrder) {
   }
 }
 
+/// Memory of collectives that goes before the communicator, as a training run's.
+struct Owner {
+  explicit Owner(const CommConfig& config) : tensors(test_comm(), test_context->comm_stream(), config) {
+    tensors.share(tensor.span());
+  }
+  ~Owner() { tensors.close(); }
+  void exchange(const Bounds& bounds) {
+    tensors.reduce_scatter(tensor.span(), bounds);
+    tensors.all_gather(tensor.span(), bounds);
+  }
+
+  TensorComm tensors;
+  Tensor<float> tensor{kernels::test::Vector<float>(12'000, 1)};
+};
+
+struct Failure {};
+
+TEST(TensorComm, AnErrorOfOneRankEndsWhatItWaitsFor) {
+  SKIP_WITHOUT_DEVICES();
+  Comm& comm = test_comm();
+  if (on_hosts || comm.size() == 1) GTEST_SKIP() << "nothing is under way when a collective has returned";
+  const std::size_t part = 12'000 / comm.size();
+  Bounds bounds;
+  for (int r = 0; r <= comm.size(); ++r) bounds.push_back(r * part);
+  for (const CommConfig& config : configs({})) {
+    try {
+      Owner owner(config);
+      owner.exchange(bounds);  // transports connect at the first
+      owner.tensors.synchronize();
+      if (comm.root()) {
+        for (int i = 0; i < 3; ++i) owner.exchange(bounds);
+      } else {
+        comm.barrier();  // the others' memory stays until the root has given up
+      }
+      throw Failure();
+    } catch (const Failure&) {
+    }
+    ops::synchronize(test_context->comm_stream());
+    if (comm.root()) comm.barrier();
+  }
+}
+
 TEST(TensorComm, OneRankNeedsNoBuffers) {
   CommConfig rounded;
   rounded.gradients = WireFormat::bf16;

@@ -1,0 +1,30 @@
+// Preloaded into the program: once the file FAULT_FILE exists, rank FAULT_RANK's next matrix product hangs, as it would
+// in a kernel that never ends (FAULT=hang), or throws (FAULT=throw).
+
+#include <dlfcn.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <stdexcept>
+#include <string>
+
+namespace {
+
+std::string variable(const char* name) {
+  const char* const value = std::getenv(name);
+  return value == nullptr ? "" : value;
+}
+
+bool fault_is_due() {
+  return variable("OMPI_COMM_WORLD_RANK") == variable("FAULT_RANK") && access(std::getenv("FAULT_FILE"), F_OK) == 0;
+}
+
+}  // namespace
+
+extern "C" void cblas_sgemm(int order, int trans_a, int trans_b, int m, int n, int k, float alpha, const float* a,
+                            int lda, const float* b, int ldb, float beta, float* c, int ldc) {
+  if (fault_is_due() && variable("FAULT") == "throw") throw std::runtime_error("a faulty product");
+  while (fault_is_due()) sleep(1);
+  static const auto next = reinterpret_cast<decltype(&cblas_sgemm)>(dlsym(RTLD_NEXT, "cblas_sgemm"));
+  next(order, trans_a, trans_b, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc);
+}
