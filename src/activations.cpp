@@ -47,7 +47,7 @@ void cut_mlp(BlockActivations<T>& block, const ModelConfig& model, int length, W
 
 kernels::HeadPrecision head_precision(const Config& config) {
   const HeadChoice choice = config.head.precision;
-  const bool fp8 = choice == HeadChoice::fp8 || (choice == HeadChoice::automatic && !std::is_same_v<Real, float>);
+  const bool fp8 = choice == HeadChoice::fp8 || (choice == HeadChoice::automatic && !computes_in_fp32);
   return fp8 ? kernels::HeadPrecision::fp8 : kernels::HeadPrecision::working;
 }
 

@@ -41,6 +41,7 @@ Comm::Comm(MPI_Comm comm) : comm_(comm) {
   MPI_Comm_size(comm_, &size_);
   const auto abort = [] { MPI_Abort(MPI_COMM_WORLD, static_cast<int>(ExitCode::communication)); };
   watchdog_ = std::make_unique<Watchdog>(rank_, size_, abort);
+  find_place_on_host();
 }
 
 Comm::~Comm() = default;
@@ -62,15 +63,13 @@ void Comm::share_heartbeats(const std::string& folder) {
 
 Watchdog::Guard Comm::watch(const char* what) { return {*watchdog_, what}; }
 
-std::pair<int, int> Comm::place_on_host() {
+void Comm::find_place_on_host() {
   const Watchdog::Guard guard = watch("search for ranks of the same host");
   MPI_Comm host = MPI_COMM_NULL;
-  int rank = 0, size = 0;
   MPI_Comm_split_type(comm_, MPI_COMM_TYPE_SHARED, rank_, MPI_INFO_NULL, &host);
-  MPI_Comm_rank(host, &rank);
-  MPI_Comm_size(host, &size);
+  MPI_Comm_rank(host, &rank_on_host_);
+  MPI_Comm_size(host, &ranks_of_host_);
   MPI_Comm_free(&host);
-  return {rank, size};
 }
 
 void Comm::barrier() {

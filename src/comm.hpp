@@ -22,6 +22,7 @@ enum class Reduce { sum, min, max };
 
 class Comm {
  public:
+  /// Collective.
   explicit Comm(MPI_Comm comm);
   ~Comm();
   Comm(const Comm&) = delete;
@@ -30,6 +31,9 @@ class Comm {
   int rank() const { return rank_; }
   int size() const { return size_; }
   bool root() const { return rank_ == 0; }
+  /// How many ranks are on this rank's host, and this one's place among them.
+  int ranks_of_host() const { return ranks_of_host_; }
+  int rank_on_host() const { return rank_on_host_; }
   MPI_Comm handle() const { return comm_; }
 
   void set_timeout(double seconds);
@@ -43,9 +47,6 @@ class Comm {
   [[nodiscard]] Watchdog::Guard watch(const char* what);
 
   void barrier();
-  /// Collective. How many ranks are on this rank's host, and this one's place among them.
-  int ranks_of_host() { return place_on_host().second; }
-  int rank_on_host() { return place_on_host().first; }
   /// From `root` to all.
   void broadcast(std::span<std::byte> data, int root = 0);
   std::string broadcast(const std::string& text, int root = 0);
@@ -66,11 +67,12 @@ class Comm {
   std::vector<std::string> gather(const std::string& text);
 
  private:
-  std::pair<int, int> place_on_host();
+  void find_place_on_host();
 
   MPI_Comm comm_;
   int rank_ = 0;
   int size_ = 1;
+  int ranks_of_host_ = 1, rank_on_host_ = 0;
   std::unique_ptr<Watchdog> watchdog_;
 };
 

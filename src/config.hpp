@@ -5,11 +5,15 @@
 #include <cstdint>
 #include <map>
 #include <string>
+#include <type_traits>
 #include <vector>
 
-#include "kernels/wire.hpp"
+#include "kernels/ops.hpp"
 
 namespace nanorun {
+
+/// Whether training computes in fp32, as on hosts; on CUDA devices it computes in bf16, or fp8, with sums in fp32.
+inline constexpr bool computes_in_fp32 = std::is_same_v<Real, float>;
 
 enum class ValuePath { none, first, embeddings };
 enum class RotaryKind { full, half_truncated };

@@ -98,7 +98,7 @@ void check_trace(const Config& config) {
 
 /// What the CUDA bodies of the ops can do.
 void check_device(const Config& config) {
-  if constexpr (std::is_same_v<Real, float>) return;
+  if constexpr (computes_in_fp32) return;
   const ModelConfig& model = config.model;
   require(model.head_dim == 128, config, {"model.head_dim"},
           "model.head_dim = {}: attention on CUDA devices takes heads of 128", model.head_dim);

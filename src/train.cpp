@@ -181,7 +181,7 @@ void Training::restore() {
                         comm_.size() == 1 ? "" : "s", table_.size(), folder_.path()));
   log_.line(fmt::format("device {}, head in {}{}{}", ops::device_name(context_.device()),
                         head_precision(config_) == kernels::HeadPrecision::fp8 ? "fp8"
-                        : std::is_same_v<Real, float>                          ? "fp32"
+                        : computes_in_fp32                                     ? "fp32"
                                                                                : "bf16",
                         comm_.size() > 1 ? ", tensors travel through " : "", tensor_comm_.transport()));
   warn_of_gradient_scale();

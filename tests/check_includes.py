@@ -35,9 +35,9 @@ ROOMS = {
     "Kokkos": {"portable", "device", "fp8", "vector_math"},
 }
 
-# What src/ may see of kernels/: the dispatcher, the views, the mask that the host builds, and what the deck names.
+# What src/ may see of kernels/: the dispatcher, the views, the mask that the host builds, and the memory of peers.
 KERNEL_HEADERS = {
-    f"kernels/{name}.hpp" for name in ("ops", "types", "attention", "wire", "peer_memory")
+    f"kernels/{name}.hpp" for name in ("ops", "types", "attention", "peer_memory")
 }
 
 

@@ -9,10 +9,46 @@ import harness
 from harness import FaultTest, restarted_from, small_run
 
 
-class Stop(FaultTest):
+class LostRanks:
+    """What happens where a rank dies or hangs, for tests on hosts and on devices."""
+
     long_run = ("train.steps=100000", "run.log_every=1")
     timeout = 2  # seconds of a collective
 
+    def kill_a_rank(self):
+        job = self.start(2, *self.long_run, "checkpoint.every=2")
+        job.until_step(5)
+        victim = job.rank_pids()[1]
+        os.kill(victim, signal.SIGKILL)
+        self.assertNotEqual(job.wait(), 0)
+        self.assertRegex("".join(job.errors), r"rank 1 .*signal 9|rank 1: .*did not complete")
+        self.verify(*(self.run_folder() / "checkpoints").glob("*.h5"))
+
+    def assert_named(self, job, pids, culprit):
+        """The watchdogs of other ranks blame `culprit`, and no rank is left."""
+        self.assertEqual(job.wait(), 6, job.text())
+        lines = [line for line in job.messages() if f"did not complete within {self.timeout} s: " in line]
+        self.assertTrue(lines, job.text())
+        for line in lines:
+            self.assertRegex(line, rf"nanorun: rank \d: [\w .]+ at step \d+ did not complete within {self.timeout} s: "
+                                   rf"{culprit}")
+        self.assert_gone(pids)
+
+    def assert_gone(self, pids):
+        limit = time.monotonic() + harness.TIMEOUT
+        while any(map(harness.running, pids)) and time.monotonic() < limit:
+            time.sleep(0.05)
+        self.assertFalse(list(filter(harness.running, pids)))
+
+    def stop_a_rank(self, ranks, silent):
+        job = self.start(ranks, *self.long_run, f"comm.timeout_seconds={self.timeout}")
+        job.until_step(3)
+        pids = job.rank_pids()
+        os.kill(pids[silent], signal.SIGSTOP)
+        self.assert_named(job, pids, f"no sign of life from rank {silent}, stopped or dead")
+
+
+class Stop(LostRanks, FaultTest):
     def assert_stopped(self, job, reason):
         """The job ended in order, with a checkpoint of the step at which it says that it stopped."""
         self.assertEqual(job.wait(), 75, job.text())
@@ -74,36 +110,7 @@ class Stop(FaultTest):
         self.assert_refused(job, "the validation loss is nan at step 0; last good checkpoint: none")
 
     def test_killed_rank_ends_the_job(self):
-        job = self.start(2, *self.long_run, "checkpoint.every=2")
-        job.until_step(5)
-        victim = job.rank_pids()[1]
-        os.kill(victim, signal.SIGKILL)
-        self.assertNotEqual(job.wait(), 0)
-        self.assertRegex("".join(job.errors), r"rank 1 .*signal 9|rank 1: .*did not complete")
-        self.verify(*(self.run_folder() / "checkpoints").glob("*.h5"))
-
-    def assert_named(self, job, pids, culprit):
-        """The watchdogs of other ranks blame `culprit`, and no rank is left."""
-        self.assertEqual(job.wait(), 6, job.text())
-        lines = [line for line in job.messages() if f"did not complete within {self.timeout} s: " in line]
-        self.assertTrue(lines, job.text())
-        for line in lines:
-            self.assertRegex(line, rf"nanorun: rank \d: [\w .]+ at step \d+ did not complete within {self.timeout} s: "
-                                   rf"{culprit}")
-        self.assert_gone(pids)
-
-    def assert_gone(self, pids):
-        limit = time.monotonic() + harness.TIMEOUT
-        while any(map(harness.running, pids)) and time.monotonic() < limit:
-            time.sleep(0.05)
-        self.assertFalse(list(filter(harness.running, pids)))
-
-    def stop_a_rank(self, ranks, silent):
-        job = self.start(ranks, *self.long_run, f"comm.timeout_seconds={self.timeout}")
-        job.until_step(3)
-        pids = job.rank_pids()
-        os.kill(pids[silent], signal.SIGSTOP)
-        self.assert_named(job, pids, f"no sign of life from rank {silent}, stopped or dead")
+        self.kill_a_rank()
 
     def test_stopped_rank_is_named(self):
         self.stop_a_rank(4, 2)

@@ -15,6 +15,12 @@ TEST(Comm, AllReduceKnowsSumMinAndMax) {
   EXPECT_EQ(comm.all_reduce(comm.rank() + 1.0, Reduce::max), comm.size());
 }
 
+TEST(Comm, KnowsItsPlaceOnTheHost) {
+  // All ranks of these tests are on one host.
+  EXPECT_EQ(test_comm().ranks_of_host(), test_comm().size());
+  EXPECT_EQ(test_comm().rank_on_host(), test_comm().rank());
+}
+
 TEST(Comm, BroadcastAndGather) {
   Comm& comm = test_comm();
   const int last = comm.size() - 1;
