@@ -9,25 +9,6 @@
 namespace nanorun::kernels::cuda {
 namespace {
 
-/// Each thread treats 8 columns of both halves of one head of q or k, and 8 columns of the values: 2 H D / 16 threads a
-/// row. The D / 16 threads of a head are neighbours in one warp.
-struct Shape {
-  unsigned total;    ///< threads of all rows
-  unsigned per_row;  ///< 2 H D / 16
-  unsigned per_head;
-  int width;  ///< H D
-};
-
-struct Position {
-  int row, head, pair, col;  ///< head of 2 H; columns of the pair's first half in [0, D/2) and of the values
-};
-
-__device__ Position position(const Shape& shape, unsigned i) {
-  const unsigned column = i % shape.per_row, lane = column % shape.per_head;
-  return {static_cast<int>(i / shape.per_row), static_cast<int>(column / shape.per_head), static_cast<int>(8 * lane),
-          static_cast<int>(8 * column)};
-}
-
 /// Both halves of a pair, and the cosines and sines of its angles.
 struct Pair {
   Float8 first, second;
@@ -57,44 +38,6 @@ struct RotaryTable {
 };
 
 __device__ int source_row(const ValueMix<bf16>& mix, int t) { return mix.index ? mix.index[t] : t; }
-
-/// out = l0 v + l1 u at one position
-__device__ void mix_values(bf16* out, const bf16* v, const Position& at, const ValueMix<bf16>& mix, float2 l) {
-  Float8 y = unpack(load8(v));
-  Float8 u;
-  if (mix.source) u = unpack(load8(mix.source.row(source_row(mix, at.row)) + at.col));
-#pragma unroll
-  for (int k = 0; k < 8; ++k) y.v[k] = l.x * y.v[k] + l.y * u.v[k];
-  store8(out, pack(y));
-}
-
-__global__ void __launch_bounds__(block_threads)
-    attention_input_forward_kernel(Shape shape, Mat<bf16> qk, Mat<bf16> v_mixed, Mat<float> rstd, Mat<const bf16> qkv,
-                                   Rotary<bf16> rotary, ValueMix<bf16> mix, float eps) {
-  const int half = 8 * shape.per_head;
-  const float2 l = coefficients(mix);
-  for (unsigned i = blockIdx.x * block_threads + threadIdx.x; i / warp_size * warp_size < shape.total;
-       i += gridDim.x * block_threads) {
-    const bool inside = i < shape.total;  // all lanes of a warp take part in the sums
-    const Position at = position(shape, inside ? i : 0);
-    const int first = at.head * 2 * half + at.pair;
-    const Pair x = load_pair(qkv.row(at.row) + first, half);
-    const Float8 c = load8(rotary.cos.row(at.row) + at.pair), s = load8(rotary.sin.row(at.row) + at.pair);
-    const float squares = group_sum(dot(x.first, x.first) + dot(x.second, x.second), shape.per_head);
-    const float r = rsqrtf(squares / (2 * half) + eps);
-    if (!inside) continue;
-    Pair y;
-#pragma unroll
-    for (int k = 0; k < 8; ++k) {
-      const float x1 = x.first.v[k] * r, x2 = x.second.v[k] * r;
-      y.first.v[k] = x1 * c.v[k] + x2 * s.v[k];
-      y.second.v[k] = x2 * c.v[k] - x1 * s.v[k];
-    }
-    if (at.pair == 0) rstd.row(at.row)[at.head] = r;
-    store_pair(qk.row(at.row) + first, half, y);
-    mix_values(v_mixed.row(at.row) + at.col, qkv.row(at.row) + 2 * shape.width + at.col, at, mix, l);
-  }
-}
 
 /// Work of the backward direction. Each thread treats 8 columns of both halves of one head of q, k and the values; the
 /// D / 16 threads of a head are neighbours, and a warp treats consecutive rows of one head, as panels lie. A unit is
@@ -214,20 +157,18 @@ __global__ void __launch_bounds__(block_threads, 2)
 }
 
 /// Throws std::invalid_argument unless the columns divide into heads of D = 16, 32 ... 512.
-Shape shape_of(const char* op, int rows, int cols, int heads) {
-  const unsigned width = cols / 3, per_head = width / heads / 16;
-  if (per_head * heads * 48 != static_cast<unsigned>(cols) || !std::has_single_bit(per_head) || per_head > warp_size) {
+Units units_of(const char* op, int rows, int width, int heads) {
+  const unsigned per_head = width / heads / 16;
+  if (per_head * heads * 16 != static_cast<unsigned>(width) || !std::has_single_bit(per_head) || per_head > warp_size) {
     throw std::invalid_argument(std::string(op) + ": the head width must be a power of two from 16 to 512");
   }
-  const unsigned per_row = 2 * heads * per_head;
-  return {per_row * rows, per_row, per_head, static_cast<int>(width)};
-}
-
-/// The same for the backward direction.
-Units units_of(const char* op, int rows, int width, int heads) {
-  const Shape shape = shape_of(op, rows, 3 * width, heads);
-  const int per_head = static_cast<int>(shape.per_head), unit_rows = warp_size / per_head;
-  return {(rows + unit_rows - 1) / unit_rows * heads, per_head, rows, heads, 8 * per_head, width};
+  const int unit_rows = warp_size / static_cast<int>(per_head);
+  return {(rows + unit_rows - 1) / unit_rows * heads,
+          static_cast<int>(per_head),
+          rows,
+          heads,
+          8 * static_cast<int>(per_head),
+          width};
 }
 
 void require_tables(const char* op, const Rotary<bf16>& rotary, const ValueMix<bf16>& mix) {
@@ -242,21 +183,6 @@ template <class A>
 void rotary_table(Stream stream, Mat<A> cos, Mat<A> sin, Vec<const double> frequency) {
   assert(cos.rows == sin.rows && cos.cols == sin.cols && frequency.size() == static_cast<std::size_t>(cos.cols));
   launch_elementwise<1>("rotary_table", stream, cos.size(), RotaryTable{cos, sin, frequency.data()}, cos.data);
-}
-
-template <class T>
-void attention_input_forward(Stream stream, Mat<T> qk, Mat<T> v_mixed, Mat<acc_t<T>> rstd, Mat<const T> qkv,
-                             const Rotary<T>& rotary, const ValueMix<T>& mix, double eps) {
-  constexpr const char* op = "attention_input_forward";
-  const Shape shape = shape_of(op, qkv.rows, qkv.cols, rotary.heads);
-  require_vectors(op, qk);
-  require_vectors(op, v_mixed);
-  require_vectors(op, qkv);
-  require_tables(op, rotary, mix);
-  if (qkv.rows == 0) return;
-  attention_input_forward_kernel<<<blocks_for(shape.total), block_threads, 0, cuda_stream(stream)>>>(
-      shape, qk, v_mixed, rstd, qkv, rotary, mix, static_cast<float>(eps));
-  check_launch(op);
 }
 
 template <class T>
@@ -279,8 +205,6 @@ void attention_input_backward(Stream stream, Mat<T> d_qkv, const ValueMixGradien
 }
 
 template void rotary_table(Stream, Mat<float>, Mat<float>, Vec<const double>);
-template void attention_input_forward(Stream, Mat<bf16>, Mat<bf16>, Mat<float>, Mat<const bf16>, const Rotary<bf16>&,
-                                      const ValueMix<bf16>&, double);
 template void attention_input_backward(Stream, Mat<bf16>, const ValueMixGradients<bf16>&, Mat<const bf16>,
                                        Mat<const float>, Mat<const bf16>, Mat<const float>, Mat<const bf16>,
                                        const Rotary<bf16>&, const ValueMix<bf16>&);

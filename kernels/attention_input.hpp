@@ -64,13 +64,9 @@ using portable::ValueMixGradients;
 template <class A>
 void rotary_table(Stream stream, Mat<A> cos, Mat<A> sin, Vec<const double> frequency);
 
-/// T = bf16; rows are whole 16-byte vectors, D a power of two from 16 to 512.
-template <class T>
-void attention_input_forward(Stream stream, Mat<T> qk, Mat<T> v_mixed, Mat<acc_t<T>> rstd, Mat<const T> qkv,
-                             const Rotary<T>& rotary, const ValueMix<T>& mix, double eps);
-
-/// d_q lies in panels, as attention_backward leaves it. Adds to d_source and d_lambda by atomics, so the order of the
-/// sums is not fixed.
+/// T = bf16; rows are whole 16-byte vectors, D a power of two from 16 to 512. d_q lies in panels, as attention_backward
+/// leaves it. The forward direction is part of the projection, see attention_projection.hpp. Adds to d_source and
+/// d_lambda by atomics, so the order of the sums is not fixed.
 template <class T>
 void attention_input_backward(Stream stream, Mat<T> d_qkv, const ValueMixGradients<T>& d_mix, Mat<const T> qk,
                               Mat<const acc_t<T>> rstd, Mat<const T> v, Mat<const acc_t<T>> d_q, Mat<const T> d_kv,

@@ -4,6 +4,7 @@
 #include "kernels/adam.hpp"
 #include "kernels/attention.hpp"
 #include "kernels/attention_input.hpp"
+#include "kernels/attention_projection.hpp"
 #include "kernels/device.hpp"
 #include "kernels/embedding.hpp"
 #include "kernels/fill.hpp"

@@ -163,9 +163,8 @@ void Model<T>::block_forward(Activations<T>& a, const FedSequence& sequence, int
   ops::residual_mix_norm_forward<T>(stream, s.x, attends ? s.n_mix : s.n_mlp, attends ? s.rstd_mix : s.rstd_mlp,
                                     residual_inputs(a, layer), eps);
   if (attends) {
-    ops::linear_forward<T>(stream, s.qkv, s.n_mix, w.qkv);
-    ops::attention_input_forward<T>(stream, s.qkv.col_block(0, 2 * config_.model.width), s.v_mixed, s.rstd_qk, s.qkv,
-                                    rotary(a), value_mix(a, sequence, layer), eps);
+    ops::attention_projection_forward<T>(stream, s.qkv, s.v_mixed, s.rstd_qk, s.n_mix, w.qkv, rotary(a),
+                                         value_mix(a, sequence, layer), eps);
     ops::attention_forward<T>(stream, s.y, s.lse, attention_inputs(a, layer), mask(sequence, layer), a.workspace);
     ops::linear_add_forward<T>(stream, s.x, s.y, w.attention_out);
     ops::rms_norm_forward<T>(stream, s.n_mlp, s.rstd_mlp, s.x, eps);

@@ -12,6 +12,7 @@
 #include <string>
 #include <vector>
 
+#include "kernels/attention_projection.hpp"
 #include "kernels/head.hpp"
 #include "kernels/matmul.hpp"
 #include "kernels/muon.hpp"
@@ -127,6 +128,23 @@ void linear(benchmark::State& state, Linear op, int rows, int in, int out) {
   });
 }
 
+/// With or without a table that the values mix in.
+void attention_projection(benchmark::State& state, bool table) {
+  constexpr int heads = 6, pairs = 64;
+  const Values<bf16> x(std::size_t{tokens} * width), w(std::size_t{3} * width * width, 0.05f),
+      qkv(std::size_t{3} * tokens * width), v_mixed(std::size_t{tokens} * width), u(std::size_t{vocabulary} * width);
+  const Values<float> rstd(std::size_t{2} * heads * tokens), angles(std::size_t{tokens} * pairs), lambda(2);
+  const Values<Token> ids(tokens);
+  const Mat<const float> cos = angles.mat(tokens, pairs);
+  cuda::ValueMix<bf16> mix{lambda.data(), false, {}, nullptr};
+  if (table) mix.source = u.mat(vocabulary, width), mix.index = ids.data();
+  measure(state, 6.0 * tokens * width * width, 0, [&] {
+    cuda::attention_projection_forward<bf16>(stream, qkv.mat(tokens, 3 * width), v_mixed.mat(tokens, width),
+                                             rstd.mat(tokens, 2 * heads), x.mat(tokens, width), w.mat(3 * width, width),
+                                             {heads, cos, cos}, mix, 1.0 / 128);
+  });
+}
+
 void head(benchmark::State& state, HeadPrecision precision, bool backward) {
   const HeadOptions options{.precision = precision, .scale_x = 2, .scale_w = 512, .scale_g = 0x1p19};
   const Values<bf16> x(std::size_t{tokens} * width, 2), w(std::size_t{vocabulary} * width, 0.1f),
@@ -221,6 +239,10 @@ void add_all() {
   add_linear("linear_add_forward", Linear::add_forward, tokens, hidden, width);
   add_linear("linear_relu2_forward", Linear::relu2_forward, tokens, width, hidden);
   add_linear("linear_relu2_backward", Linear::relu2_backward, tokens, hidden, width);
+  for (const bool table : {false, true}) {
+    add(std::string("attention_projection/") + (table ? "table" : "plain"),
+        [=](benchmark::State& state) { attention_projection(state, table); });
+  }
   for (const bool backward : {false, true}) {
     const std::string name = backward ? "head_loss_backward" : "head_loss_forward";
     add(name + "/working", [=](benchmark::State& state) { head(state, HeadPrecision::working, backward); });

@@ -137,22 +137,6 @@ void residual_mix_backward(benchmark::State& state) {
 }
 
 /// Argument: whether the values mix in rows of a table.
-void attention_input_forward(benchmark::State& state) {
-  Tensor<bf16> qkv(tokens, 3 * width), v_mixed(tokens, width), table(vocabulary, width);
-  Tensor<float> rstd(tokens, 2 * heads), cos(tokens, head_dim / 2), sin(tokens, head_dim / 2), lambda(2);
-  Tensor<Token> ids(tokens);
-  cuda::ValueMix<bf16> mix{lambda.data, false, {}, nullptr};
-  double bytes = 6 * narrow + 4.0 * tokens * (2 * heads + head_dim);
-  if (state.range(0)) {
-    mix.source = table, mix.index = ids.data;
-    bytes += 2.0 * width * static_cast<double>(distinct(ids.head));
-  }
-  const Mat<bf16> qk = qkv.mat.col_block(0, 2 * width);
-  measure(state, bytes, [&] {
-    cuda::attention_input_forward<bf16>({}, qk, v_mixed, rstd, qkv, {heads, cos, sin}, mix, eps);
-  });
-}
-
 void attention_input_backward(benchmark::State& state) {
   Tensor<bf16> qkv(tokens, 3 * width), d_qkv(tokens, 3 * width), table(vocabulary, width);
   Tensor<float> rstd(tokens, 2 * heads), cos(tokens, head_dim / 2), sin(tokens, head_dim / 2), lambda(2), d_lambda(2);
@@ -267,7 +251,6 @@ NANORUN_BENCHMARK(rms_norm_forward);
 NANORUN_BENCHMARK(rms_norm_backward);
 NANORUN_BENCHMARK(residual_mix_norm_forward)->Arg(0)->Arg(1);
 NANORUN_BENCHMARK(residual_mix_backward)->Arg(0)->Arg(1);
-NANORUN_BENCHMARK(attention_input_forward)->Arg(0)->Arg(1);
 NANORUN_BENCHMARK(attention_input_backward)->Arg(0)->Arg(1);
 NANORUN_BENCHMARK(embedding_forward);
 NANORUN_BENCHMARK(embedding_backward);

@@ -1,0 +1,157 @@
+// Heads of 128 columns: the two columns that a rotation turns lie in one thread's registers, and those of a head in
+// four neighbours', so that norm, rotation and mix need nothing but the sums.
+
+#include "kernels/attention_projection.hpp"
+
+#include "kernels/fused_product.cuh"
+
+namespace nanorun::kernels::cuda {
+namespace {
+
+using namespace sm90;
+using fused::WarpTile;
+
+constexpr int head_dim = 128, half = head_dim / 2, tile_heads = 2;
+
+struct AttentionProjection {
+  static constexpr fused::Tiles tiles{tile_heads * head_dim, 4, head_dim};
+  static constexpr Major b_major = Major::k;
+  /// Sums of a thread on one head: s[4 i + 2 r + j] is that of row r, column 8 i + column() + j, see sm90.cuh.
+  static constexpr int head_sums = head_dim / 2;
+  using Sums = float[tile_heads * head_sums];
+  struct Operand {};
+
+  CUtensorMap qkv, v_mixed;
+  Mat<float> rstd;
+  Mat<const float> cos, sin;
+  ValueMix<bf16> mix;
+  bool mixes_itself;  ///< the second source of the values is v
+  int tokens, width;
+  float eps;
+
+  __device__ void begin(const WarpTile&) const {}
+  __device__ void load(WarpTile&, Operand&) const {}
+
+  __device__ __forceinline__ void finish(const WarpTile& tile, Sums& sums, const Operand&) const {
+    // Queries and keys have an even number of heads together, so that a tile is theirs or the values'.
+    if (tile.col < 2 * width) {
+      norm_rotate(tile, sums);
+#pragma unroll
+      for (int h = 0; h < tile_heads; ++h) store_head(tile, qkv, sums + head_sums * h, tile.col + head_dim * h);
+    } else {
+#pragma unroll
+      for (int h = 0; h < tile_heads; ++h) {
+        if (tile.col + head_dim * h < 3 * width) mix_values(tile, sums + head_sums * h, tile.col + head_dim * h);
+      }
+    }
+  }
+
+ private:
+  /// This thread's r-th row; it may lie beyond the last.
+  static __device__ int row(const WarpTile& tile, int r) {
+    return tile.row + static_cast<int>(threadIdx.x) % 32 / 4 + 8 * r;
+  }
+  static __device__ int column() { return 2 * (threadIdx.x % 4); }
+
+  static __device__ __forceinline__ void store_head(const WarpTile& tile, const CUtensorMap& map, const float* sums,
+                                                    int col) {
+    std::uint32_t pairs[head_sums / 2];
+#pragma unroll
+    for (int i = 0; i < head_sums / 2; ++i) pairs[i] = pack_bf16(sums[2 * i], sums[2 * i + 1]);
+    store_columns(tile, map, pairs, col);
+  }
+
+  /// 1 / root mean square of a thread's r-th row of one head.
+  __device__ __forceinline__ float inverse_rms(const float* sums, int r) const {
+    float squares = 0;
+#pragma unroll
+    for (int i = 0; i < head_sums; i += 4) {
+      squares += sums[i + 2 * r] * sums[i + 2 * r] + sums[i + 2 * r + 1] * sums[i + 2 * r + 1];
+    }
+    return rsqrtf(group_sum(squares, 4) / head_dim + eps);
+  }
+
+  __device__ __forceinline__ void norm_rotate(const WarpTile& tile, Sums& sums) const {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const int t = min(row(tile, r), tokens - 1);
+      float scale[tile_heads];
+#pragma unroll
+      for (int h = 0; h < tile_heads; ++h) {
+        scale[h] = inverse_rms(sums + head_sums * h, r);
+        if (column() == 0 && row(tile, r) < tokens) rstd.row(t)[tile.col / head_dim + h] = scale[h];
+      }
+#pragma unroll
+      for (int i = 0; i < half / 8; ++i) {
+        const float2 c = reinterpret_cast<const float2*>(cos.row(t) + column())[4 * i];
+        const float2 s = reinterpret_cast<const float2*>(sin.row(t) + column())[4 * i];
+#pragma unroll
+        for (int h = 0; h < tile_heads; ++h) {
+          float* const first = sums + head_sums * h + 4 * i + 2 * r;
+          rotate(first[0], first[head_sums / 2], scale[h], c.x, s.x);
+          rotate(first[1], first[head_sums / 2 + 1], scale[h], c.y, s.y);
+        }
+      }
+    }
+  }
+
+  static __device__ __forceinline__ void rotate(float& first, float& second, float scale, float c, float s) {
+    const float x1 = first * scale, x2 = second * scale;
+    first = x1 * c + x2 * s;
+    second = x2 * c - x1 * s;
+  }
+
+  /// Stores one head of the values as they are and mixed.
+  __device__ __forceinline__ void mix_values(const WarpTile& tile, float* sums, int col) const {
+    const float l1 = mix.interpolate ? mix.lambda[0] : mix.lambda[1], l0 = mix.interpolate ? 1 - l1 : mix.lambda[0];
+    const bool mixes = mix.source && !mixes_itself;
+    std::uint32_t u[head_sums / 2] = {};
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      if (!mixes) break;
+      const int t = min(row(tile, r), tokens - 1);
+      const bf16* const from = mix.source.row(mix.index ? mix.index[t] : t) + col - 2 * width + column();
+#pragma unroll
+      for (int i = 0; i < head_dim / 8; ++i) u[2 * i + r] = *reinterpret_cast<const std::uint32_t*>(from + 8 * i);
+    }
+    store_head(tile, qkv, sums, col);
+    const float own = mixes_itself ? l0 + l1 : l0;
+#pragma unroll
+    for (int i = 0; i < head_sums / 2; ++i) {
+      sums[2 * i] = own * sums[2 * i] + l1 * __uint_as_float(u[i] << 16);
+      sums[2 * i + 1] = own * sums[2 * i + 1] + l1 * __uint_as_float(u[i] & 0xFFFF0000u);
+    }
+    store_head(tile, v_mixed, sums, col - 2 * width);
+  }
+};
+
+}  // namespace
+
+template <class T>
+void attention_projection_forward(Stream stream, Mat<T> qkv, Mat<T> v_mixed, Mat<acc_t<T>> rstd, Mat<const T> x,
+                                  Mat<const T> w, const Rotary<T>& rotary, const ValueMix<T>& mix, double eps) {
+  constexpr const char* name = "attention_projection_forward";
+  const int width = v_mixed.cols;
+  if (width != rotary.heads * head_dim) throw std::invalid_argument(std::string(name) + ": heads must be 128 wide");
+  require_vectors(name, rotary.cos);
+  require_vectors(name, rotary.sin);
+  require_vectors(name, mix.source);
+  if (x.rows == 0) return;
+  AttentionProjection op{};
+  op.qkv = fused::output_map<AttentionProjection>(qkv);
+  op.v_mixed = fused::output_map<AttentionProjection>(v_mixed);
+  op.rstd = rstd;
+  op.cos = rotary.cos;
+  op.sin = rotary.sin;
+  op.mix = mix;
+  op.mixes_itself = mix.source.data == qkv.col_block(2 * width, width).data;
+  op.tokens = x.rows;
+  op.width = width;
+  op.eps = static_cast<float>(eps);
+  fused::launch(name, stream, op, qkv.cols, x, w);
+}
+
+template void attention_projection_forward(Stream, Mat<bf16>, Mat<bf16>, Mat<float>, Mat<const bf16>, Mat<const bf16>,
+                                           const Rotary<bf16>&, const ValueMix<bf16>&, double);
+
+}  // namespace nanorun::kernels::cuda

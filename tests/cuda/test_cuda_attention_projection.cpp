@@ -1,0 +1,90 @@
+#include <gtest/gtest.h>
+
+#include <string>
+
+#include "kernels/attention_projection.hpp"
+#include "tests/cuda/tensor.hpp"
+
+namespace nanorun::kernels::cuda {
+namespace {
+
+using test::Tensor;
+using test::Tokens;
+
+constexpr double eps = 1.0 / 128;
+constexpr int head_dim = 128;
+
+/// How v' is formed: a fixed factor, interpolation with another tensor or with v itself, or a row of a table for each
+/// token.
+enum class Source { none, interpolated, itself, table };
+
+struct Shape {
+  int rows, in, heads, pad = 0;  ///< rows of qkv lie `pad` elements further apart than they must
+};
+
+void compare(const Shape& s, Source source) {
+  SCOPED_TRACE(std::to_string(s.rows) + " x " + std::to_string(s.in) + ", " + std::to_string(s.heads) +
+               " heads, source " + std::to_string(static_cast<int>(source)));
+  const int width = s.heads * head_dim, vocabulary = s.rows > 1000 ? 50304 : 5;
+  Tensor<bf16> x(s.rows, s.in, 1), w(3 * width, s.in, 2), u(source == Source::table ? vocabulary : s.rows, width, 3);
+  Tensor<float> cos(s.rows, head_dim / 2, 4), sin(s.rows, head_dim / 2, 5), lambda(1, 2, 6);
+  const Tokens tokens(s.rows, vocabulary, 7);
+  auto qkv = Tensor<bf16>::poisoned(s.rows, 3 * width, 3 * width + s.pad);
+  auto v_mixed = Tensor<bf16>::poisoned(s.rows, width);
+  auto rstd = Tensor<float>::poisoned(s.rows, 2 * s.heads);
+
+  const bool interpolates = source == Source::interpolated || source == Source::itself;
+  portable::ValueMix<float> host_mix{lambda.host().data, interpolates, {}, nullptr};
+  ValueMix<bf16> device_mix{lambda.device().data, interpolates, {}, nullptr};
+  if (source == Source::itself) {
+    host_mix.source = qkv.host().col_block(2 * width, width),
+    device_mix.source = qkv.device().col_block(2 * width, width);
+  } else if (source != Source::none) {
+    host_mix.source = u.host(), device_mix.source = u.device();
+  }
+  if (source == Source::table) host_mix.index = tokens.host.data(), device_mix.index = tokens.device.data();
+
+  portable::attention_projection_forward<float>({}, qkv.host(), v_mixed.host(), rstd.host(), x.host(), w.host(),
+                                                {s.heads, cos.host(), sin.host()}, host_mix, eps);
+  cuda::attention_projection_forward<bf16>({}, qkv.device(), v_mixed.device(), rstd.device(), x.device(), w.device(),
+                                           {s.heads, cos.device(), sin.device()}, device_mix, eps);
+  // Sums of up to 768 products, in another order, stand behind every element.
+  qkv.expect_match("qkv", 1e-3);
+  v_mixed.expect_match("v_mixed", 1e-3);
+  rstd.expect_match("rstd", 0, 1e-4);
+}
+
+class CudaAttentionProjection : public testing::TestWithParam<Source> {};
+
+TEST_P(CudaAttentionProjection, SmallShapesMatchPortable) {
+  SKIP_WITHOUT_DEVICE();
+  // Less than a tile, and more in both directions; with an odd number of heads the last tile of the values is half one.
+  for (const Shape& s : {Shape{1, 64, 1}, Shape{17, 128, 1, 128}, Shape{300, 576, 3, 16}, Shape{512, 64, 2}}) {
+    compare(s, GetParam());
+  }
+}
+
+TEST_P(CudaAttentionProjection, RecipeShapeMatchesPortable) {
+  SKIP_WITHOUT_DEVICE();
+  compare(GetParam() == Source::table ? Shape{49152, 768, 6} : Shape{8191, 768, 6}, GetParam());
+}
+
+INSTANTIATE_TEST_SUITE_P(Mix, CudaAttentionProjection,
+                         testing::Values(Source::none, Source::interpolated, Source::itself, Source::table));
+
+TEST(CudaAttentionProjection, RefusesOtherWidths) {
+  SKIP_WITHOUT_DEVICE();
+  const Tensor<bf16> x(16, 64, 1), w(3 * 128, 64, 2), qkv(16, 3 * 128, 3), v_mixed(16, 128, 4);
+  const Tensor<float> rstd(16, 4, 5), table(16, 64, 6), lambda(1, 2, 7);
+  const ValueMix<bf16> mix{lambda.device().data, false, {}, nullptr};
+  const auto project = [&](int heads, int in) {
+    cuda::attention_projection_forward<bf16>({}, qkv.device(), v_mixed.device(), rstd.device(),
+                                             x.device().col_block(0, in), w.device().col_block(0, in),
+                                             {heads, table.device(), table.device()}, mix, eps);
+  };
+  EXPECT_THROW(project(2, 64), std::invalid_argument);  // heads of 64
+  EXPECT_THROW(project(1, 32), std::invalid_argument);
+}
+
+}  // namespace
+}  // namespace nanorun::kernels::cuda
