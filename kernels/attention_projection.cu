@@ -19,29 +19,40 @@ struct AttentionProjection {
   /// Sums of a thread on one head: s[4 i + 2 r + j] is that of row r, column 8 i + column() + j, see sm90.cuh.
   static constexpr int head_sums = head_dim / 2;
   using Sums = float[tile_heads * head_sums];
-  struct Operand {};
+  /// Of the queries' and keys' tiles: cosines and sines of a row and two columns, as ahead[4 (2 i + r)]. Of the
+  /// values': pairs of u, as ahead[head_sums / 2 h + 2 i + r].
+  struct Operand {
+    std::uint32_t ahead[64];
+  };
 
   CUtensorMap qkv, v_mixed;
   Mat<float> rstd;
   Mat<const float> cos, sin;
   ValueMix<bf16> mix;
-  bool mixes_itself;  ///< the second source of the values is v
+  bool mixes, mixes_itself;  ///< whether the values have a second source that is not v, or v
   int tokens, width;
   float eps;
 
-  __device__ void begin(const WarpTile&) const {}
+  __device__ __forceinline__ void begin(const WarpTile& tile, Operand& operand) const {
+    if (tile.col < 2 * width) {
+      load_angles(tile, operand.ahead);
+    } else {
+      load_second_source(tile, operand.ahead);
+    }
+  }
   __device__ void load(WarpTile&, Operand&) const {}
 
-  __device__ __forceinline__ void finish(const WarpTile& tile, Sums& sums, const Operand&) const {
+  __device__ __forceinline__ void finish(const WarpTile& tile, Sums& sums, const Operand& operand) const {
     // Queries and keys have an even number of heads together, so that a tile is theirs or the values'.
     if (tile.col < 2 * width) {
-      norm_rotate(tile, sums);
+      norm_rotate(tile, sums, operand.ahead);
 #pragma unroll
       for (int h = 0; h < tile_heads; ++h) store_head(tile, qkv, sums + head_sums * h, tile.col + head_dim * h);
     } else {
 #pragma unroll
       for (int h = 0; h < tile_heads; ++h) {
-        if (tile.col + head_dim * h < 3 * width) mix_values(tile, sums + head_sums * h, tile.col + head_dim * h);
+        if (tile.col + head_dim * h >= 3 * width) break;
+        mix_values(tile, sums + head_sums * h, operand.ahead + head_sums / 2 * h, tile.col + head_dim * h);
       }
     }
   }
@@ -52,6 +63,38 @@ struct AttentionProjection {
     return tile.row + static_cast<int>(threadIdx.x) % 32 / 4 + 8 * r;
   }
   static __device__ int column() { return 2 * (threadIdx.x % 4); }
+
+  __device__ __forceinline__ void load_angles(const WarpTile& tile, std::uint32_t (&ahead)[64]) const {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const int t = min(row(tile, r), tokens - 1);
+#pragma unroll
+      for (int i = 0; i < half / 8; ++i) {
+        const uint2 c = *reinterpret_cast<const uint2*>(cos.row(t) + 8 * i + column());
+        const uint2 s = *reinterpret_cast<const uint2*>(sin.row(t) + 8 * i + column());
+        std::uint32_t* const at = ahead + 4 * (2 * i + r);
+        at[0] = c.x, at[1] = c.y, at[2] = s.x, at[3] = s.y;
+      }
+    }
+  }
+
+  __device__ __forceinline__ void load_second_source(const WarpTile& tile, std::uint32_t (&ahead)[64]) const {
+    const int col = tile.col - 2 * width;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const int t = min(row(tile, r), tokens - 1);
+      const bf16* const u = mixes ? mix.source.row(mix.index ? mix.index[t] : t) + col + column() : nullptr;
+#pragma unroll
+      for (int h = 0; h < tile_heads; ++h) {
+        const bool inside = mixes && col + head_dim * h < width;
+#pragma unroll
+        for (int i = 0; i < head_dim / 8; ++i) {
+          std::uint32_t& pair = ahead[head_sums / 2 * h + 2 * i + r];
+          pair = inside ? *reinterpret_cast<const std::uint32_t*>(u + head_dim * h + 8 * i) : 0;
+        }
+      }
+    }
+  }
 
   static __device__ __forceinline__ void store_head(const WarpTile& tile, const CUtensorMap& map, const float* sums,
                                                     int col) {
@@ -71,25 +114,24 @@ struct AttentionProjection {
     return rsqrtf(group_sum(squares, 4) / head_dim + eps);
   }
 
-  __device__ __forceinline__ void norm_rotate(const WarpTile& tile, Sums& sums) const {
+  __device__ __forceinline__ void norm_rotate(const WarpTile& tile, Sums& sums,
+                                              const std::uint32_t (&angles)[64]) const {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const int t = min(row(tile, r), tokens - 1);
       float scale[tile_heads];
 #pragma unroll
       for (int h = 0; h < tile_heads; ++h) {
         scale[h] = inverse_rms(sums + head_sums * h, r);
-        if (column() == 0 && row(tile, r) < tokens) rstd.row(t)[tile.col / head_dim + h] = scale[h];
+        if (column() == 0 && row(tile, r) < tokens) rstd.row(row(tile, r))[tile.col / head_dim + h] = scale[h];
       }
 #pragma unroll
       for (int i = 0; i < half / 8; ++i) {
-        const float2 c = reinterpret_cast<const float2*>(cos.row(t) + column())[4 * i];
-        const float2 s = reinterpret_cast<const float2*>(sin.row(t) + column())[4 * i];
+        const std::uint32_t* const angle = angles + 4 * (2 * i + r);
 #pragma unroll
         for (int h = 0; h < tile_heads; ++h) {
           float* const first = sums + head_sums * h + 4 * i + 2 * r;
-          rotate(first[0], first[head_sums / 2], scale[h], c.x, s.x);
-          rotate(first[1], first[head_sums / 2 + 1], scale[h], c.y, s.y);
+          rotate(first[0], first[head_sums / 2], scale[h], __uint_as_float(angle[0]), __uint_as_float(angle[2]));
+          rotate(first[1], first[head_sums / 2 + 1], scale[h], __uint_as_float(angle[1]), __uint_as_float(angle[3]));
         }
       }
     }
@@ -102,18 +144,8 @@ struct AttentionProjection {
   }
 
   /// Stores one head of the values as they are and mixed.
-  __device__ __forceinline__ void mix_values(const WarpTile& tile, float* sums, int col) const {
+  __device__ __forceinline__ void mix_values(const WarpTile& tile, float* sums, const std::uint32_t* u, int col) const {
     const float l1 = mix.interpolate ? mix.lambda[0] : mix.lambda[1], l0 = mix.interpolate ? 1 - l1 : mix.lambda[0];
-    const bool mixes = mix.source && !mixes_itself;
-    std::uint32_t u[head_sums / 2] = {};
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      if (!mixes) break;
-      const int t = min(row(tile, r), tokens - 1);
-      const bf16* const from = mix.source.row(mix.index ? mix.index[t] : t) + col - 2 * width + column();
-#pragma unroll
-      for (int i = 0; i < head_dim / 8; ++i) u[2 * i + r] = *reinterpret_cast<const std::uint32_t*>(from + 8 * i);
-    }
     store_head(tile, qkv, sums, col);
     const float own = mixes_itself ? l0 + l1 : l0;
 #pragma unroll
@@ -145,6 +177,7 @@ void attention_projection_forward(Stream stream, Mat<T> qkv, Mat<T> v_mixed, Mat
   op.sin = rotary.sin;
   op.mix = mix;
   op.mixes_itself = mix.source.data == qkv.col_block(2 * width, width).data;
+  op.mixes = mix.source && !op.mixes_itself;
   op.tokens = x.rows;
   op.width = width;
   op.eps = static_cast<float>(eps);

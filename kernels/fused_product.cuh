@@ -151,19 +151,23 @@ __device__ void consume(Shared<Op>& s, const Problem<Op>& p, int consumer) {
     tile.col = p.col(index);
     float sums[Op::tiles.cols / 2];
     int before = 0;
-    for (int k = 0; k < p.slices; ++k, at.advance()) {
-      sm90::barrier_wait(s.full[at.stage], at.parity);
-      multiply<Op>(sums, s.a[at.stage] + sm90::column_bytes(consumer_rows) * consumer, s.b[at.stage][0], k > 0);
-      if (k == p.slices / 2 && tile.leads()) p.op.begin(tile);
-      sm90::mma_wait<1>();
-      if (k > 0) release(before);
-      before = at.stage;
-      if (consumer == 0 && k == start) {
-        sm90::named_barrier_arrive(late_start, consumers * sm90::warpgroup_size);
-        start = p.slices;  // once
+    const auto sum_slices = [&](int first, int last) {
+      for (int k = first; k < last; ++k, at.advance()) {
+        sm90::barrier_wait(s.full[at.stage], at.parity);
+        multiply<Op>(sums, s.a[at.stage] + sm90::column_bytes(consumer_rows) * consumer, s.b[at.stage][0], k > 0);
+        sm90::mma_wait<1>();
+        if (k > 0) release(before);
+        before = at.stage;
+        if (consumer == 0 && k == start) {
+          sm90::named_barrier_arrive(late_start, consumers * sm90::warpgroup_size);
+          start = p.slices;  // once
+        }
       }
-    }
+    };
     typename Op::Operand operand;
+    sum_slices(0, p.slices / 2);
+    p.op.begin(tile, operand);
+    sum_slices(p.slices / 2, p.slices);
     p.op.load(tile, operand);
     sm90::mma_wait<0>();
     sm90::pin(sums);

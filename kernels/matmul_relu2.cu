@@ -18,7 +18,7 @@ struct Relu2Forward {
 
   CUtensorMap h;
 
-  __device__ void begin(const WarpTile&) const {}
+  __device__ void begin(const WarpTile&, Operand&) const {}
   __device__ void load(WarpTile&, Operand&) const {}
 
   static __device__ float relu2(float z) { return z < 0 ? 0 : z * z; }  // keeps a NaN
@@ -48,7 +48,8 @@ struct Relu2Backward {
 
   CUtensorMap d_z, h;
 
-  __device__ void begin(const WarpTile& tile) const {
+  __device__ __forceinline__ void begin(const WarpTile& tile, Operand&) const {
+    if (!tile.leads()) return;
     wait_stores_read<0>();
     barrier_arrive_expect(tile.loaded, tiles.staged_cols / 64 * sizeof(fused::Columns));
     load_box(tile.staged, h, 0, tile.row, tile.col / 64, tile.loaded);
