@@ -36,11 +36,9 @@ void linear_relu2_backward(Stream stream, Mat<T> d_z, Mat<const T> d_out, Mat<co
 namespace nanorun::kernels::cuda {
 
 // T = bf16, summed in fp32; linear_add_forward may round the product before it adds. Rows begin at whole 16-byte
-// vectors. The first four need a stream with create_blas; the layer of the squared relu needs K, K' and N to be
+// vectors. The first three need a stream with create_blas; the layer of the squared relu needs K, K' and N to be
 // multiples of 64 and throws std::invalid_argument otherwise.
 
-template <class T>
-void linear_forward(Stream stream, Mat<T> out, Mat<const T> x, Mat<const T> w);
 template <class T>
 void linear_add_forward(Stream stream, Mat<T> out, Mat<const T> x, Mat<const T> w);
 template <class T>

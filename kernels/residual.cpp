@@ -1,7 +1,9 @@
 #include "kernels/residual.hpp"
 
+#include <cassert>
 #include <cmath>
 
+#include "kernels/norm.hpp"
 #include "kernels/portable.hpp"
 
 namespace nanorun::kernels::portable {
@@ -50,9 +52,13 @@ void residual_mix_norm_forward(Stream, Mat<T> x, Mat<T> n, Vec<acc_t<T>> rstd, c
 }
 
 template <class T>
-void residual_mix_backward(Stream, const ResidualGradients<T>& d, const ResidualInputs<T>& in) {
+void residual_mix_norm_backward(Stream stream, const ResidualGradients<T>& d, const NormGradient<T>& norm,
+                                const ResidualInputs<T>& in) {
+  assert(!in.skip || !d.d_x_prev);
+  rms_norm_backward<T>(stream, d.d_x, norm.n, norm.rstd, norm.d_n);
   const int cols = d.d_x.cols;
-  const Sums<3> by = sum_rows<3>("residual_mix_backward", d.d_x.rows, [=] KOKKOS_FUNCTION(int t) {
+  const bool skip_is_x_prev = in.skip && in.skip.data == in.x_prev.data;
+  const Sums<3> by = sum_rows<3>("residual_mix_norm_backward", d.d_x.rows, [=] KOKKOS_FUNCTION(int t) {
     const T a0 = in.a[0], a1 = in.a[1];
     const T s = in.skip ? in.s[0] : 0;
     T* d_x = d.d_x.row(t);
@@ -66,10 +72,18 @@ void residual_mix_backward(Stream, const ResidualGradients<T>& d, const Residual
       d_x0[j] += a1 * d_x[j];
       d_x[j] *= a0;
     }
-    if (in.skip) {
+    if (skip_is_x_prev) {
+#pragma omp simd
+      for (int j = 0; j < cols; ++j) d_x[j] += s * d_x[j];
+    } else if (in.skip) {
       T* d_skip = d.d_skip.row(t);
 #pragma omp simd
       for (int j = 0; j < cols; ++j) d_skip[j] = s * d_x[j];
+    }
+    if (d.d_x_prev) {
+      const T* d_x_prev = d.d_x_prev.row(t);
+#pragma omp simd
+      for (int j = 0; j < cols; ++j) d_x[j] += d_x_prev[j];
     }
     return Sums<3>{{dot_x_prev, dot_x0, dot_skip}};
   });
@@ -84,7 +98,8 @@ void residual_mix_backward(Stream, const ResidualGradients<T>& d, const Residual
 
 #define NANORUN_INSTANTIATE(T)                                                                               \
   template void residual_mix_norm_forward(Stream, Mat<T>, Mat<T>, Vec<T>, const ResidualInputs<T>&, double); \
-  template void residual_mix_backward(Stream, const ResidualGradients<T>&, const ResidualInputs<T>&);
+  template void residual_mix_norm_backward(Stream, const ResidualGradients<T>&, const NormGradient<T>&,      \
+                                           const ResidualInputs<T>&);
 NANORUN_INSTANTIATE(float)
 NANORUN_INSTANTIATE(double)
 #undef NANORUN_INSTANTIATE

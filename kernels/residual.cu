@@ -1,5 +1,7 @@
 #include "kernels/residual.hpp"
 
+#include <cassert>
+
 #include "kernels/vec.cuh"
 
 namespace nanorun::kernels::cuda {
@@ -38,34 +40,66 @@ __global__ void __launch_bounds__(block_threads)
   }
 }
 
-/// One thread a vector of 8 elements, striding. The scalars' gradients are summed over the block, then added in one
-/// atomic each.
-template <bool has_skip>
-__global__ void __launch_bounds__(block_threads)
-    residual_mix_backward_kernel(ResidualGradients<bf16> d, ResidualInputs<bf16> in) {
-  const unsigned vectors = d.d_x.cols / 8, total = vectors * d.d_x.rows;
-  const float a0 = in.a[0], a1 = in.a[1], s = has_skip ? in.s[0] : 0;
+/// Gradients of the learned scalars, before their factors.
+struct ScalarSums {
   float by_x_prev = 0, by_x0 = 0, by_skip = 0;
-  for (unsigned i = blockIdx.x * block_threads + threadIdx.x; i < total; i += gridDim.x * block_threads) {
-    const int row = i / vectors, col = i % vectors * 8;
-    Float8 d_x = unpack(load8(d.d_x.row(row) + col)), d_x0 = unpack(load8(d.d_x0.row(row) + col));
-    by_x_prev += dot(d_x, unpack(load8(in.x_prev.row(row) + col)));
-    by_x0 += dot(d_x, unpack(load8(in.x0.row(row) + col)));
-    if (has_skip) by_skip += dot(d_x, unpack(load8(in.skip.row(row) + col)));
-    Float8 d_skip;
+};
+
+/// One warp a row, N vectors of 8 elements a lane, striding. The scalars' gradients are summed over the block, then
+/// added in one atomic each.
+template <int N, bool has_skip>
+__global__ void __launch_bounds__(block_threads, N > 3 ? 1 : 2)
+    residual_mix_norm_backward_kernel(ResidualGradients<bf16> d, NormGradient<bf16> norm, ResidualInputs<bf16> in) {
+  const int lane = threadIdx.x % warp_size, cols = d.d_x.cols;
+  const float a0 = in.a[0], a1 = in.a[1], s = has_skip ? in.s[0] : 0;
+  const bool skip_is_x_prev = has_skip && in.skip.data == in.x_prev.data;
+  ScalarSums sums;
+  for (int row = blockIdx.x * block_warps + threadIdx.x / warp_size; row < d.d_x.rows; row += gridDim.x * block_warps) {
+    Bf16x8 d_x[N], n[N], d_n[N], x_prev[N], x0[N], d_x0[N], skip[N], d_x_prev[N];
+    float sum = 0;
 #pragma unroll
-    for (int k = 0; k < 8; ++k) {
-      d_x0.v[k] += a1 * d_x.v[k];
-      d_x.v[k] *= a0;
-      d_skip.v[k] = s * d_x.v[k];
+    for (int i = 0; i < N; ++i) {
+      const int col = 8 * (lane + warp_size * i);
+      if (col >= cols) continue;
+      n[i] = load8(norm.n.row(row) + col);
+      d_n[i] = load8(norm.d_n.row(row) + col);
+      d_x[i] = load8(d.d_x.row(row) + col);
+      x_prev[i] = load8(in.x_prev.row(row) + col);
+      x0[i] = load8(in.x0.row(row) + col);
+      d_x0[i] = load8(d.d_x0.row(row) + col);
+      if (has_skip) skip[i] = load8(in.skip.row(row) + col);
+      if (!has_skip && d.d_x_prev) d_x_prev[i] = load8(d.d_x_prev.row(row) + col);
     }
-    store8(d.d_x0.row(row) + col, pack(d_x0));
-    store8(d.d_x.row(row) + col, pack(d_x));
-    if (has_skip) store8(d.d_skip.row(row) + col, pack(d_skip));
+    const float r = norm.rstd[row];
+#pragma unroll
+    for (int i = 0; i < N; ++i) sum += dot(unpack(n[i]), unpack(d_n[i]));
+    const float mean = warp_sum(sum) / cols;
+#pragma unroll
+    for (int i = 0; i < N; ++i) {
+      const int col = 8 * (lane + warp_size * i);
+      if (col >= cols) continue;
+      Float8 g = unpack(d_x[i]), to_x0 = unpack(d_x0[i]), to_skip;
+      const Float8 y = unpack(n[i]), d_y = unpack(d_n[i]), joins = unpack(d_x_prev[i]);
+#pragma unroll
+      for (int k = 0; k < 8; ++k) g.v[k] += r * (d_y.v[k] - y.v[k] * mean);
+      sums.by_x_prev += dot(g, unpack(x_prev[i]));
+      sums.by_x0 += dot(g, unpack(x0[i]));
+      if (has_skip) sums.by_skip += dot(g, unpack(skip[i]));
+#pragma unroll
+      for (int k = 0; k < 8; ++k) {
+        to_x0.v[k] += a1 * g.v[k];
+        g.v[k] *= a0;
+        to_skip.v[k] = s * g.v[k];
+        g.v[k] += joins.v[k] + (skip_is_x_prev ? to_skip.v[k] : 0);
+      }
+      store8(d.d_x0.row(row) + col, pack(to_x0));
+      store8(d.d_x.row(row) + col, pack(g));
+      if (has_skip && !skip_is_x_prev) store8(d.d_skip.row(row) + col, pack(to_skip));
+    }
   }
-  block_add(d.d_a, by_x_prev + s * by_skip);
-  block_add(d.d_a + 1, by_x0);
-  if (has_skip) block_add(d.d_s, a0 * by_skip);
+  block_add(d.d_a, sums.by_x_prev + s * sums.by_skip);
+  block_add(d.d_a + 1, sums.by_x0);
+  if (has_skip) block_add(d.d_s, a0 * sums.by_skip);
 }
 
 template <class T>
@@ -95,19 +129,29 @@ void residual_mix_norm_forward(Stream stream, Mat<T> x, Mat<T> n, Vec<acc_t<T>> 
 }
 
 template <class T>
-void residual_mix_backward(Stream stream, const ResidualGradients<T>& d, const ResidualInputs<T>& in) {
-  constexpr const char* op = "residual_mix_backward";
+void residual_mix_norm_backward(Stream stream, const ResidualGradients<T>& d, const NormGradient<T>& norm,
+                                const ResidualInputs<T>& in) {
+  constexpr const char* op = "residual_mix_norm_backward";
+  assert(!in.skip || !d.d_x_prev);
   require_vectors(op, d.d_x);
   require_vectors(op, d.d_x0);
   require_vectors(op, d.d_skip);
+  require_vectors(op, d.d_x_prev);
+  require_vectors(op, norm.n);
+  require_vectors(op, norm.d_n);
   require_inputs(op, in);
   if (d.d_x.rows == 0) return;
-  const auto kernel = in.skip ? residual_mix_backward_kernel<true> : residual_mix_backward_kernel<false>;
-  kernel<<<blocks_for(d.d_x.size() / 8), block_threads, 0, cuda_stream(stream)>>>(d, in);
+  for_vectors_per_lane(op, d.d_x.cols, [&](auto vectors) {
+    const auto kernel = in.skip ? residual_mix_norm_backward_kernel<vectors(), true>
+                                : residual_mix_norm_backward_kernel<vectors(), false>;
+    const std::size_t threads = static_cast<std::size_t>(d.d_x.rows) * warp_size;
+    kernel<<<blocks_for(threads), block_threads, 0, cuda_stream(stream)>>>(d, norm, in);
+  });
   check_launch(op);
 }
 
 template void residual_mix_norm_forward(Stream, Mat<bf16>, Mat<bf16>, Vec<float>, const ResidualInputs<bf16>&, double);
-template void residual_mix_backward(Stream, const ResidualGradients<bf16>&, const ResidualInputs<bf16>&);
+template void residual_mix_norm_backward(Stream, const ResidualGradients<bf16>&, const NormGradient<bf16>&,
+                                         const ResidualInputs<bf16>&);
 
 }  // namespace nanorun::kernels::cuda

@@ -19,11 +19,20 @@ struct ResidualInputs {
 
 template <class T>
 struct ResidualGradients {
-  Mat<T> d_x;               ///< in: gradient of x; out: gradient of x_prev (replaced in place)
+  Mat<T> d_x;               ///< in: gradient of x, n aside; out: gradient of x_prev (replaced in place)
   Mat<T> d_x0;              ///< +=
   acc_t<T>* d_a = nullptr;  ///< [2], +=
-  Mat<T> d_skip;            ///< =
+  Mat<T> d_skip;            ///< =; not written where skip is x_prev, whose gradient it then joins
   acc_t<T>* d_s = nullptr;  ///< [1], +=
+  Mat<const T> d_x_prev;    ///< gradient of x_prev from elsewhere, which joins it; null where there is a skip
+};
+
+/// What backward needs of the norm: the forward's n and rstd, and the gradient of n.
+template <class T>
+struct NormGradient {
+  Mat<const T> n;
+  Vec<const acc_t<T>> rstd;
+  Mat<const T> d_n;
 };
 
 /// `x` may be `in.x_prev.data`.
@@ -31,14 +40,15 @@ template <class T>
 void residual_mix_norm_forward(Stream stream, Mat<T> x, Mat<T> n, Vec<acc_t<T>> rstd, const ResidualInputs<T>& in,
                                double eps);
 
-/// The mix alone: the norm's gradient must already be part of d.d_x (see rms_norm_backward).
 template <class T>
-void residual_mix_backward(Stream stream, const ResidualGradients<T>& d, const ResidualInputs<T>& in);
+void residual_mix_norm_backward(Stream stream, const ResidualGradients<T>& d, const NormGradient<T>& norm,
+                                const ResidualInputs<T>& in);
 
 }  // namespace nanorun::kernels::portable
 
 namespace nanorun::kernels::cuda {
 
+using portable::NormGradient;
 using portable::ResidualGradients;
 using portable::ResidualInputs;
 
@@ -49,6 +59,7 @@ void residual_mix_norm_forward(Stream stream, Mat<T> x, Mat<T> n, Vec<acc_t<T>> 
 
 /// The blocks' shares of d_a and d_s are added by atomics, in no fixed order.
 template <class T>
-void residual_mix_backward(Stream stream, const ResidualGradients<T>& d, const ResidualInputs<T>& in);
+void residual_mix_norm_backward(Stream stream, const ResidualGradients<T>& d, const NormGradient<T>& norm,
+                                const ResidualInputs<T>& in);
 
 }  // namespace nanorun::kernels::cuda

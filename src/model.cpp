@@ -180,8 +180,7 @@ void Model<T>::block_backward(Activations<T>& a, const FedSequence& sequence, in
   const BlockTensors<T>& w = w_.block[layer];
   const BlockTensors<Gradient>& d = d_.block[layer];
   const int width = config_.model.width;
-
-  if (layer < config_.model.layers / 2) ops::add<T>(stream, a.d_x, a.d_skip[layer]);
+  const bool attends = has_attention(config_.model, layer);
 
   if (config_.train.recompute == Recompute::mlp) ops::linear_relu2_forward<T>(stream, s.h, s.n_mlp, w.mlp_in);
   const Mat<T> d_z = a.d_wide.col_block(0, config_.model.mlp_ratio * width);
@@ -189,9 +188,9 @@ void Model<T>::block_backward(Activations<T>& a, const FedSequence& sequence, in
   ops::linear_relu2_backward<T>(stream, d_z, a.d_x, w.mlp_out, s.h);
   ops::linear_backward_weight<T>(stream, d.mlp_in, d_z, s.n_mlp);
   ops::linear_backward_input<T>(stream, a.d_narrow, d_z, w.mlp_in);
-  ops::rms_norm_backward<T>(stream, a.d_x, s.n_mlp, s.rstd_mlp, a.d_narrow);
 
-  if (has_attention(config_.model, layer)) {
+  if (attends) {
+    ops::rms_norm_backward<T>(stream, a.d_x, s.n_mlp, s.rstd_mlp, a.d_narrow);
     const Mat<T> d_qkv = a.d_wide.col_block(0, 3 * width);
     const Mat<T> d_v = d_qkv.col_block(2 * width, width);
     ops::linear_backward_weight<T>(stream, d.attention_out, a.d_x, s.y);
@@ -204,9 +203,9 @@ void Model<T>::block_backward(Activations<T>& a, const FedSequence& sequence, in
     if (layer == 0 && a.d_v_first) ops::add<T>(stream, d_v, a.d_v_first);
     ops::linear_backward_weight<T>(stream, d.qkv, d_qkv, s.n_mix);
     ops::linear_backward_input<T>(stream, a.d_narrow, d_qkv, w.qkv);
-    ops::rms_norm_backward<T>(stream, a.d_x, s.n_mix, s.rstd_mix, a.d_narrow);
   }
-  ops::residual_mix_backward<T>(stream, residual_gradients(a, layer), residual_inputs(a, layer));
+  const ops::NormGradient<T> norm{attends ? s.n_mix : s.n_mlp, attends ? s.rstd_mix : s.rstd_mlp, a.d_narrow};
+  ops::residual_mix_norm_backward<T>(stream, residual_gradients(a, layer), norm, residual_inputs(a, layer));
 }
 
 template <class T>
@@ -233,6 +232,8 @@ ops::ResidualGradients<T> Model<T>::residual_gradients(const Activations<T>& a, 
   if (layer >= layers / 2) {
     d.d_skip = a.d_skip[layers - 1 - layer];
     d.d_s = d_.skip[layer - layers / 2];
+  } else if (layer > 0) {
+    d.d_x_prev = a.d_skip[layer - 1];
   }
   return d;
 }

@@ -98,7 +98,7 @@ void copy(benchmark::State& state) {
           [&] { check(cudaMemcpyAsync(to.data(), from.data(), bytes, cudaMemcpyDeviceToDevice)); });
 }
 
-enum class Linear { forward, add_forward, backward_input, backward_weight, relu2_forward, relu2_backward };
+enum class Linear { add_forward, backward_input, backward_weight, relu2_forward, relu2_backward };
 
 /// x [rows, in], w [out, in]
 void linear(benchmark::State& state, Linear op, int rows, int in, int out) {
@@ -112,8 +112,6 @@ void linear(benchmark::State& state, Linear op, int rows, int in, int out) {
   }
   measure(state, 2.0 * m * n * k, 0, [&] {
     switch (op) {
-      case Linear::forward:
-        return cuda::linear_forward<bf16>(stream, y.mat(rows, out), x_in, w_in);
       case Linear::add_forward:
         return cuda::linear_add_forward<bf16>(stream, y.mat(rows, out), x_in, w_in);
       case Linear::backward_input:
@@ -229,9 +227,8 @@ void add_symmetric_product(bool own, int count, int cols, bool with_addend) {
 
 void add_all() {
   add("copy", copy);
-  add_linear("linear_forward", Linear::forward, 8192, 8192, 8192);
+  add_linear("linear_backward_input", Linear::backward_input, 8192, 8192, 8192);
   for (const auto& [in, out] : {std::pair{width, 3 * width}, {width, width}, {width, hidden}, {hidden, width}}) {
-    add_linear("linear_forward", Linear::forward, tokens, in, out);
     add_linear("linear_backward_input", Linear::backward_input, tokens, in, out);
     add_linear("linear_backward_weight", Linear::backward_weight, tokens, in, out);
   }

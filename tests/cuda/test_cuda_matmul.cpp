@@ -40,19 +40,6 @@ std::string name(const Shape& s) {
   return std::to_string(s.rows) + "x" + std::to_string(s.in) + "->" + std::to_string(s.out);
 }
 
-TEST(CudaMatmul, LinearForward) {
-  SKIP_WITHOUT_DEVICE();
-  const test::BlasStream stream;
-  for (const Shape& s : small_shapes) {
-    SCOPED_TRACE(name(s));
-    Activations x(s.rows, s.in, 1, {-1, 1}, s.in + s.pad), w(s.out, s.in, 2);
-    auto out = Activations::poisoned(s.rows, s.out, s.out + s.pad);
-    linear_forward<bf16>(stream, out.device(), x.device(), w.device());
-    portable::linear_forward<float>({}, out.host(), x.host(), w.host());
-    out.expect_match("out", sum_error, roundoff);
-  }
-}
-
 TEST(CudaMatmul, LinearAddForward) {
   SKIP_WITHOUT_DEVICE();
   const test::BlasStream stream;
@@ -179,11 +166,6 @@ TEST(CudaMatmul, RecipeShapes) {
     const HostIn host_w = pool.host(s.out, s.in, 1);
     const Mat<bf16> out(memory.data(), s.rows, s.out), d_x(more_memory.data(), s.rows, s.in);
 
-    linear_forward<bf16>(stream, out, x, w);
-    const auto product = [&](int i, Mat<float> row) {
-      portable::linear_forward<float>({}, row, host_x.row_block(i, 1), host_w);
-    };
-    EXPECT_LT(error(out, product), bf16_norm);
     test::cuda_check(cudaMemcpy(out.data, d_out.data, out.size() * sizeof(bf16), cudaMemcpyDeviceToDevice));
     linear_add_forward<bf16>(stream, out, x, w);
     EXPECT_LT(error(out,
@@ -260,8 +242,8 @@ TEST(CudaMatmul, RecipeShapeOfRelu2Backward) {
 
 TEST(CudaMatmul, NeedsTheStateOfProducts) {
   SKIP_WITHOUT_DEVICE();
-  Activations x(16, 8, 1), w(8, 8, 2), out(16, 8, 3);
-  EXPECT_THROW(linear_forward<bf16>({}, out.device(), x.device(), w.device()), std::logic_error);
+  Activations d_x(16, 8, 1), w(8, 8, 2), d_out(16, 8, 3);
+  EXPECT_THROW(linear_backward_input<bf16>({}, d_x.device(), d_out.device(), w.device()), std::logic_error);
 }
 
 }  // namespace

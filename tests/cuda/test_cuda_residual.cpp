@@ -45,21 +45,32 @@ void compare_forward(int rows, int cols, bool has_skip, bool in_place = false) {
   rstd.expect_match("rstd", 0, 1e-5);
 }
 
-void compare_backward(int rows, int cols, bool has_skip) {
+/// With skip_is_x_prev the skip comes from x_prev; without a skip x_prev has another reader.
+void compare_backward(int rows, int cols, bool has_skip, bool skip_is_x_prev = false) {
   Inputs in(rows, cols, has_skip);
+  portable::ResidualInputs<float> host_in = in.host();
+  ResidualInputs<bf16> device_in = in.device();
+  if (skip_is_x_prev) host_in.skip = host_in.x_prev, device_in.skip = device_in.x_prev;
   Tensor<bf16> d_x(rows, cols, 6), d_x0(rows, cols, 7), d_skip = Tensor<bf16>::poisoned(rows, cols);
-  Tensor<float> d_a(1, 2, 8), d_s(1, 1, 9);
-  portable::ResidualGradients<float> host{d_x.host(), d_x0.host(), d_a.host().data, {}, nullptr};
-  ResidualGradients<bf16> device{d_x.device(), d_x0.device(), d_a.device().data, {}, nullptr};
+  Tensor<bf16> n(rows, cols, 10), d_n(rows, cols, 11), d_x_prev(rows, cols, 12);
+  Tensor<float> rstd(1, rows, 13, {0.5f, 2}), d_a(1, 2, 8), d_s(1, 1, 9);
+  portable::ResidualGradients<float> host{d_x.host(), d_x0.host(), d_a.host().data, {}, nullptr, {}};
+  ResidualGradients<bf16> device{d_x.device(), d_x0.device(), d_a.device().data, {}, nullptr, {}};
   if (has_skip) {
     host.d_skip = d_skip.host(), host.d_s = d_s.host().data;
     device.d_skip = d_skip.device(), device.d_s = d_s.device().data;
+  } else {
+    host.d_x_prev = d_x_prev.host(), device.d_x_prev = d_x_prev.device();
   }
-  portable::residual_mix_backward<float>({}, host, in.host());
-  cuda::residual_mix_backward<bf16>({}, device, in.device());
+  portable::residual_mix_norm_backward<float>({}, host, {n.host(), rstd.host_flat(), d_n.host()}, host_in);
+  cuda::residual_mix_norm_backward<bf16>({}, device, {n.device(), rstd.device_flat(), d_n.device()}, device_in);
   d_x.expect_match("d_x");
   d_x0.expect_match("d_x0");
-  if (has_skip) d_skip.expect_match("d_skip");
+  if (has_skip && !skip_is_x_prev) {
+    d_skip.expect_match("d_skip");
+  } else {
+    for (const float value : d_skip.device_values()) ASSERT_TRUE(std::isnan(value));
+  }
   // Sums of rows * cols float products of random sign; thousands of blocks round the total when they add to it.
   const double tolerance = 1e-6 * std::sqrt(static_cast<double>(rows) * cols);
   d_a.expect_match("d_a", tolerance, 1e-5);
@@ -75,6 +86,7 @@ TEST(CudaResidual, SmallShapesMatchPortable) {
       compare_forward(rows, cols, has_skip, true);
       compare_backward(rows, cols, has_skip);
     }
+    compare_backward(rows, cols, true, true);
   }
 }
 
