@@ -8,13 +8,11 @@
 //
 // An op is a struct that travels to the device as it is:
 //   static constexpr Tiles tiles;
-//   static constexpr sm90::Major b_major;  // k: the product is a bᵀ with b [N, K]; mn: a b with b [K, N]
-//   struct Operand;                        // registers that it needs beside the sums
-//   void begin(const WarpTile&) const;             // half way through the products, by one thread of the warp: may
-//   load
-//                                                  // its second operand to the warp's shared memory
-//   void load(WarpTile&, Operand&) const;          // while the last products run
-//   void finish(WarpTile&, const sums&, const Operand&) const;  // turns the sums into what it stores
+//   static constexpr sm90::Major b_major;        k: the product is a bᵀ with b [N, K]; mn: a b with b [K, N]
+//   struct Operand;                              registers that it needs beside the sums
+//   void begin(const WarpTile&, Operand&) const; half way through the products: starts to load what finish() reads
+//   void load(WarpTile&, Operand&) const;        while the last products run: ends that
+//   void finish(const WarpTile&, Sums&, const Operand&) const;  stores what it makes of the sums
 
 #include <algorithm>
 
@@ -54,7 +52,7 @@ struct WarpTile {
   }
 };
 
-/// Stores a warp's 16 rows of n / 4 * 8 columns, pairs of bf16 as they lie in an accumulator, at column `col` of map.
+/// Stores a warp's 16 rows of 4 n columns, pairs of bf16 as they lie in an accumulator, at column `col` of map.
 template <int n>
 __device__ __forceinline__ void store_columns(const WarpTile& tile, const CUtensorMap& map,
                                               const std::uint32_t (&pairs)[n], int col) {
