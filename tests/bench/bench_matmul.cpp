@@ -1,6 +1,7 @@
 // Rates of the matrix products, the head and Newton-Schulz on one GPU at the shapes of record 21. "of_product" is the
 // fraction of what cuBLASLt reaches in the same run with matrices of 8192 x 8192, of e4m3 for the fp8 head and bf16
-// otherwise. Time is the device's; inputs are random, since products of zeros run faster.
+// otherwise; "of_copy", of the head's step between its products, that of a copy of 1 GiB. Time is the device's; inputs
+// are random, since products of zeros run faster.
 
 #include <benchmark/benchmark.h>
 #include <cuda_runtime.h>
@@ -16,6 +17,7 @@
 #include "kernels/head.hpp"
 #include "kernels/matmul.hpp"
 #include "kernels/muon.hpp"
+#include "kernels/softcap.hpp"
 #include "kernels/symmetric_product.hpp"
 #include "tests/bench/ceilings.hpp"
 
@@ -60,17 +62,21 @@ class Values {
   std::size_t size_;
 };
 
-/// Runs `work` once to warm up, then times runs, so many at a time that the host's calls do not count; `flops` and
-/// `bytes` are those of one run.
+/// Runs `work` once to warm up, then times runs, so many at a time that the host's calls do not count, each time after
+/// `prepare`; `flops` and `bytes` are those of one run.
 template <class Work>
-void measure(benchmark::State& state, double flops, double bytes, Work&& work, int runs = 1, bool fp8 = false) {
+void measure(
+    benchmark::State& state, double flops, double bytes, Work&& work, int runs = 1, bool fp8 = false,
+    const std::function<void()>& prepare = [] {}) {
   const double ceiling = fp8 ? bench::product_rate<cuda::e4m3>() : bench::product_rate<bf16>();
   double seconds = 0;
   cudaEvent_t start, stop;
   check(cudaEventCreate(&start));
   check(cudaEventCreate(&stop));
+  prepare();
   work();
   for (auto _ : state) {
+    prepare();
     check(cudaEventRecord(start));
     for (int i = 0; i < runs; ++i) work();
     check(cudaEventRecord(stop));
@@ -85,6 +91,8 @@ void measure(benchmark::State& state, double flops, double bytes, Work&& work, i
   if (flops > 0) state.counters["TFLOP/s"] = rate(flops * 1e-12);
   if (flops > 0) state.counters["of_product"] = flops * static_cast<double>(state.iterations()) / seconds / ceiling;
   if (bytes > 0) state.counters["TB/s"] = rate(bytes * 1e-12);
+  if (bytes > 0)
+    state.counters["of_copy"] = bytes * static_cast<double>(state.iterations()) / seconds / bench::copy_rate();
   check(cudaEventDestroy(start));
   check(cudaEventDestroy(stop));
 }
@@ -167,6 +175,34 @@ void head(benchmark::State& state, HeadPrecision precision, bool backward) {
   measure(state, (backward ? 6.0 : 2.0) * tokens * width * vocabulary, 0, work, 1, precision == HeadPrecision::fp8);
 }
 
+enum class Gradient { none, bf16, fp8 };
+
+/// The head's step between its products, on the rows that it treats at a time. Bytes: z once read; its gradient once
+/// written, in e5m2 with its transpose.
+void softcap(benchmark::State& state, Gradient gradient) {
+  constexpr int rows = 8192;
+  const std::size_t size = std::size_t{rows} * vocabulary;
+  const Values<bf16> logits(size, 8), z(size), g_t(size / 2);
+  const Values<float> loss(rows), counts(cuda::softcap_counts(rows));
+  const Values<Token> targets(rows);
+  const cuda::Softcap in{z.mat(rows, vocabulary), targets.data(), 15, reinterpret_cast<int*>(counts.data())};
+  const Mat<cuda::e5m2> transpose(reinterpret_cast<cuda::e5m2*>(g_t.data()), vocabulary, rows);
+  const auto work = [&] {
+    switch (gradient) {
+      case Gradient::none:
+        return cuda::softcap_loss(stream, loss.data(), in);
+      case Gradient::bf16:
+        return cuda::softcap_gradient(stream, loss.data(), in, 1);
+      case Gradient::fp8:
+        cuda::softcap_gradient_fp8(stream, loss.data(), transpose, in, 16);
+    }
+  };
+  measure(state, 0, (gradient == Gradient::none ? 2.0 : 4.0) * static_cast<double>(size), work, 1, false, [&] {
+    check(cudaMemcpyAsync(z.data(), logits.data(), size * sizeof(bf16), cudaMemcpyDeviceToDevice));
+    check(cudaMemsetAsync(counts.data(), 0, counts.size() * sizeof(int)));
+  });
+}
+
 /// One batch of `wide` [width, cols] and `tall` [cols, width]; the rate is as if all products were computed in full.
 void newton_schulz(benchmark::State& state, int wide, int tall, int cols) {
   const double n = width, m = cols;
@@ -245,6 +281,9 @@ void add_all() {
     add(name + "/working", [=](benchmark::State& state) { head(state, HeadPrecision::working, backward); });
     add(name + "/fp8", [=](benchmark::State& state) { head(state, HeadPrecision::fp8, backward); });
   }
+  add("softcap/loss", [](benchmark::State& state) { softcap(state, Gradient::none); });
+  add("softcap/working", [](benchmark::State& state) { softcap(state, Gradient::bf16); });
+  add("softcap/fp8", [](benchmark::State& state) { softcap(state, Gradient::fp8); });
   // Muon's matrices on one GPU, a quarter and an eighth of them, and the MLP's by themselves.
   for (const int count : {44, 11, 6}) add_newton_schulz(count, 0, width);
   for (const auto& [wide, tall] : {std::pair{12, 12}, {12, 0}, {0, 12}, {3, 3}, {2, 1}}) {

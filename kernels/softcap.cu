@@ -1,0 +1,256 @@
+#include "kernels/softcap.hpp"
+
+#include <cassert>
+
+#include "kernels/bytes.cuh"
+#include "kernels/sm90.cuh"
+#include "kernels/vec.cuh"
+
+namespace nanorun::kernels::cuda {
+namespace {
+
+/// Threads that share a row of the logits; two such blocks run on a multiprocessor, one loads while the other stores.
+constexpr int row_threads = 512;
+constexpr int row_warps = row_threads / warp_size;
+/// Vectors of a row that are waited for together.
+constexpr int segment_vectors = 4 * row_threads;
+constexpr int most_segments = (largest_vocabulary / 8 + segment_vectors - 1) / segment_vectors;
+/// Rows of the gradient that are transposed together: a line of the cache in the transpose.
+constexpr int panel_rows = 128;
+constexpr int panels(int rows) { return (rows + panel_rows - 1) / panel_rows; }
+/// Rows by which the transposition follows the gradient: those in work, two a multiprocessor, and a panel. So few are
+/// still in the cache, and blocks hardly wait.
+constexpr int transpose_lag = 2 * sm90::multiprocessors + panel_rows;
+static_assert(transpose_lag >= panel_rows, "a block waits only for those that started before it");
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Softcap
+
+/// With r = 1 / (1 + e^(2 z / c)): tanh(z / c) = 1 - 2 r, its square's distance from one 4 r (1 - r).
+struct Tanh {
+  float to_exponent;  ///< 2 log2(e) / c
+  float log2_cap;     ///< c log2(e): e^(c u) = 2^(log2_cap u)
+
+  explicit Tanh(double c)
+      : to_exponent(static_cast<float>(2 * 1.4426950408889634 / c)),
+        log2_cap(static_cast<float>(c * 1.4426950408889634)) {}
+
+  /// 1 / r, bounded so that the product of two is finite; the bound is far beyond where tanh rounds to one.
+  __device__ float inverse_r(float z) const { return 1 + sm90::exp2_fast(sm90::min_nan(to_exponent * z, 60)); }
+  __device__ float r(float z) const { return sm90::reciprocal_fast(inverse_r(z)); }
+  __device__ float exponential(float r) const { return sm90::exp2_fast(log2_cap - 2 * log2_cap * r); }
+  /// Of the loss, less the logarithm of the sum of exponentials.
+  __device__ float negative_logit(float r) const { return log2_cap * 0.6931471805599453f * (2 * r - 1); }
+  /// Of the gradient, given the softmax less one at the target.
+  __device__ static float slope(float r) { return 4 * r * (1 - r); }
+
+  /// Turns z into e^logit r (1 - r), a quarter of what the gradient is proportional to; returns the sum of e^logit.
+  /// The special function unit is the bottleneck: two reciprocals are found from that of their product.
+  __device__ float weigh(Float8& z) const {
+    float sum = 0;
+#pragma unroll
+    for (int i = 0; i < 8; i += 2) {
+      const float a = inverse_r(z.v[i]), b = inverse_r(z.v[i + 1]), inverse = sm90::reciprocal_fast(a * b);
+      const float r[2] = {inverse * b, inverse * a};
+#pragma unroll
+      for (int k = 0; k < 2; ++k) {
+        const float p = exponential(r[k]);
+        sum += p;
+        z.v[i + k] = p * (r[k] - r[k] * r[k]);
+      }
+    }
+    return sum;
+  }
+};
+
+/// Sum over the block, in every thread, in a fixed order. The block synchronises before the next call.
+__device__ float row_sum(float x) {
+  __shared__ float sums[row_warps];
+  x = warp_sum(x);
+  if (threadIdx.x % warp_size == 0) sums[threadIdx.x / warp_size] = x;
+  __syncthreads();
+  float sum = 0;
+#pragma unroll
+  for (int i = 0; i < row_warps; ++i) sum += sums[i];
+  return sum;
+}
+
+__device__ float to_float(bf16 x) { return __uint_as_float(static_cast<std::uint32_t>(x.bits) << 16); }
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Transposition of the gradient
+
+/// out = xᵀ for bytes that a kernel writes row by row from the last to the first. Each panel of panel_rows rows is
+/// transposed once it is complete, by the blocks that start transpose_lag after those of its rows, so that x is read
+/// from the cache. Rows and columns are multiples of 16.
+struct Transpose {
+  Mat<const std::uint8_t> x;
+  Mat<std::uint8_t> out;
+  int* rows_done = nullptr;  ///< of each panel, at first zero
+
+  __device__ int panel_size(int panel) const { return min(panel_rows, x.rows - panel * panel_rows); }
+
+  /// Called by one thread once its block has written row t and synchronised.
+  __device__ void finish_row(int t) const { sm90::add_release(rows_done + t / panel_rows, 1); }
+
+  /// Waits for the panel of row t.
+  __device__ void wait(int t) const {
+    const int panel = t / panel_rows, size = panel_size(panel);
+    while (sm90::load_acquire(rows_done + panel) < size) __nanosleep(100);
+  }
+
+  /// All threads of a block: row t's share of its panel. A thread transposes patches of 16 rows and 8 columns; those of
+  /// a warp are whole lines of the transpose.
+  __device__ void share(int t) const {
+    constexpr int rows = 16, cols = 8, lanes_down = panel_rows / rows, lanes_across = warp_size / lanes_down;
+    const int panel = t / panel_rows, lane = threadIdx.x % warp_size;
+    const int warp = t % panel_rows * row_warps + static_cast<int>(threadIdx.x) / warp_size;
+    const int row = panel * panel_rows + lane % lanes_down * rows;
+    if (row >= x.rows) return;
+    const int stride = panel_size(panel) * row_warps * lanes_across * cols;
+    for (int col = (warp * lanes_across + lane / lanes_down) * cols; col < x.cols; col += stride) {
+      uint2 patch[rows];
+#pragma unroll
+      for (int i = 0; i < rows; ++i) patch[i] = __ldcs(reinterpret_cast<const uint2*>(x.row(row + i) + col));
+      std::uint32_t words[rows];
+#pragma unroll
+      for (int i = 0; i < rows; ++i) words[i] = patch[i].x;
+      store_columns(out.row(col) + row, out.ld, transpose_16x4(words));
+#pragma unroll
+      for (int i = 0; i < rows; ++i) words[i] = patch[i].y;
+      store_columns(out.row(col + 4) + row, out.ld, transpose_16x4(words));
+    }
+  }
+};
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Rows
+
+struct NoGradient {};
+
+/// Where the gradient of a row goes: over the row itself, whose stride stays that of the bf16 logits.
+template <class G>
+__device__ void store_gradient(void* row, int vector, const Float8& g) {
+  if constexpr (std::is_same_v<G, e5m2>) {
+    static_cast<uint2*>(row)[vector] = {pack_fp8<e5m2>(g.v), pack_fp8<e5m2>(g.v + 4)};
+  } else {
+    store8(static_cast<bf16*>(row) + 8 * vector, pack(g));
+  }
+}
+
+template <class G>
+__device__ void store_gradient_at(void* row, int index, float g) {
+  if constexpr (std::is_same_v<G, e5m2>) {
+    static_cast<std::uint8_t*>(row)[index] = __nv_cvt_float_to_fp8(g, __NV_SATFINITE, __NV_E5M2);
+  } else {
+    static_cast<__nv_bfloat16*>(row)[index] = __float2bfloat16_rn(g);
+  }
+}
+
+/// Starts the load of a row into shared memory, a barrier for each segment.
+__device__ void load_row(Bf16x8* shared, const bf16* row, int vectors, sm90::Barrier* loaded) {
+  const int segments = (vectors + segment_vectors - 1) / segment_vectors;
+  for (int s = 0; s < segments; ++s) sm90::barrier_init(loaded[s], 1);
+  sm90::barrier_init_fence();
+  for (int s = 0; s < segments; ++s) {
+    const int first = s * segment_vectors;
+    const int bytes = min(segment_vectors, vectors - first) * static_cast<int>(sizeof(Bf16x8));
+    sm90::barrier_arrive_expect(loaded[s], bytes);
+    sm90::load_bytes_once(shared + first, row + 8 * first, bytes, loaded[s]);
+  }
+}
+
+/// Turns z into what Tanh::weigh makes of it, segment by segment as it is loaded; returns the sum of e^logit.
+__device__ float weigh_row(Bf16x8* z, int vectors, const Tanh& tanh, sm90::Barrier* loaded) {
+  float sum = 0;
+  for (int s = 0; s * segment_vectors < vectors; ++s) {
+    sm90::barrier_wait(loaded[s], 0);
+    const int last = min(vectors, (s + 1) * segment_vectors);
+#pragma unroll 2
+    for (int i = s * segment_vectors + threadIdx.x; i < last; i += row_threads) {
+      Float8 v = unpack(z[i]);
+      sum += tanh.weigh(v);
+      z[i] = pack(v);
+    }
+  }
+  return row_sum(sum);
+}
+
+/// A block turns a row of z into its gradient times scale, a G, and writes its loss. Shared memory holds the row, then
+/// what Tanh::weigh makes of it in bf16, whose rounding is small beside that of z. The last rows, which the product
+/// wrote last, come first, while they are in the cache. While its row is loaded a block transposes its share of the
+/// gradient in e5m2, for which transpose_lag further blocks start at the end. Rows are taken in the order in which
+/// blocks start, whatever their indices: what a block waits for is then in the hands of blocks that have started.
+template <class G>
+__global__ void __launch_bounds__(row_threads, 2) softcap_row(Mat<bf16> z, float* loss, const Token* targets, Tanh tanh,
+                                                              float scale, Transpose transpose, int* started) {
+  constexpr int loader = 0, waiter = warp_size, finisher = 2 * warp_size;  // threads of different warps
+  extern __shared__ Bf16x8 kept[];
+  __shared__ sm90::Barrier loaded[most_segments];
+  __shared__ int turn;
+  if (threadIdx.x == 0) turn = atomicAdd(started, 1);
+  __syncthreads();
+  const int t = z.rows - 1 - turn, vectors = z.cols / 8;
+  bf16* const row = z.row(t);
+  const bool transposes = std::is_same_v<G, e5m2> && t + transpose_lag < z.rows;
+  int target = 0;
+  float r_target = 0;
+  if (threadIdx.x == loader && t >= 0) load_row(kept, row, vectors, loaded);
+  if (threadIdx.x == waiter && transposes) transpose.wait(t + transpose_lag);
+  if (threadIdx.x == finisher && t >= 0) {
+    target = targets[t];
+    r_target = tanh.r(to_float(row[target]));
+  }
+  __syncthreads();
+  if (transposes) transpose.share(t + transpose_lag);
+  if (t < 0) return;
+  const float sum = weigh_row(kept, vectors, tanh, loaded);
+  if (threadIdx.x == finisher) loss[t] = logf(sum) + tanh.negative_logit(r_target);
+  if constexpr (!std::is_same_v<G, NoGradient>) {
+    const float factor = 4 * scale / sum;
+    for (int i = threadIdx.x; i < vectors; i += row_threads) {
+      Float8 g = unpack(kept[i]);
+#pragma unroll
+      for (float& element : g.v) element *= factor;
+      store_gradient<G>(row, i, g);
+    }
+    __syncthreads();
+    if (threadIdx.x == finisher) {
+      store_gradient_at<G>(row, target, scale * (tanh.exponential(r_target) / sum - 1) * tanh.slope(r_target));
+      if (std::is_same_v<G, e5m2>) transpose.finish_row(t);
+    }
+  }
+}
+
+template <class G>
+void launch(Stream stream, float* loss, const Softcap& in, double scale, int blocks, Transpose transpose = {}) {
+  assert(in.z.cols % 8 == 0 && in.z.cols <= largest_vocabulary);
+  transpose.rows_done = in.counts + 1;
+  const int shared_bytes = in.z.cols * static_cast<int>(sizeof(bf16));
+  check(cudaFuncSetAttribute(softcap_row<G>, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes),
+        "cudaFuncSetAttribute");
+  softcap_row<G><<<blocks, row_threads, shared_bytes, cuda_stream(stream)>>>(
+      in.z, loss, in.targets, Tanh(in.cap), static_cast<float>(scale), transpose, in.counts);
+  check_launch("softcap_row");
+}
+
+}  // namespace
+
+std::size_t softcap_counts(int rows) { return 1 + panels(rows); }
+int softcap_blocks(int rows) { return rows + transpose_lag; }
+
+void softcap_loss(Stream stream, float* loss, const Softcap& in) { launch<NoGradient>(stream, loss, in, 0, in.z.rows); }
+
+void softcap_gradient(Stream stream, float* loss, const Softcap& in, double scale) {
+  launch<bf16>(stream, loss, in, scale, in.z.rows);
+}
+
+Mat<e5m2> softcap_gradient_fp8(Stream stream, float* loss, Mat<e5m2> g_t, const Softcap& in, double scale, int blocks) {
+  assert(in.z.rows % 16 == 0 && in.z.cols % 16 == 0);
+  const auto bytes = [](Mat<e5m2> m) { return Mat<std::uint8_t>(&m.data->bits, m.rows, m.cols, m.ld); };
+  const Mat<e5m2> g(reinterpret_cast<e5m2*>(in.z.data), in.z.rows, in.z.cols, 2 * in.z.ld);
+  launch<e5m2>(stream, loss, in, scale, blocks > 0 ? blocks : softcap_blocks(in.z.rows), {bytes(g), bytes(g_t)});
+  return g;
+}
+
+}  // namespace nanorun::kernels::cuda
