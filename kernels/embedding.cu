@@ -2,6 +2,7 @@
 
 #include <cassert>
 
+#include "kernels/sm90.cuh"
 #include "kernels/vec.cuh"
 
 namespace nanorun::kernels::cuda {
@@ -33,8 +34,12 @@ __global__ void __launch_bounds__(block_threads)
 // afterwards.
 
 constexpr int chunk_size = 128;
-/// Columns of a thread, so that neighbours write consecutive vectors, and what it reads at a time.
-constexpr int thread_cols = 4, batch = 8;
+/// Columns of a thread, so that neighbours write consecutive vectors.
+constexpr int thread_cols = 4;
+/// Rows of the gradient on their way to a block: stages that are waited for one after another.
+constexpr int stages = 2, stage_rows = 8;
+/// Partial sums that a thread reads at a time.
+constexpr int join_batch = 24;
 constexpr int chunks_of(int length) { return (length + chunk_size - 1) / chunk_size; }
 
 struct SortedTokens {
@@ -68,18 +73,35 @@ __device__ void add(Columns& sum, const Columns& x) {
   for (int k = 0; k < thread_cols; ++k) sum.v[k] += x.v[k];
 }
 
-/// Columns of consecutive rows.
-template <class T>
-struct Batch {
-  Pack<T, thread_cols> row[batch];
+/// Rows of the gradient, the block's columns of them, that the copy engine brings into shared memory: whole rows come
+/// faster from memory than the parts that warps would load.
+struct Ring {
+  bf16* memory;           ///< [stages * stage_rows, ld]
+  sm90::Barrier* loaded;  ///< [stages]
+  Mat<const bf16> from;
+  int ld;
 
-  /// Rows [first, last) of those that row_at(i) finds.
-  template <class RowAt>
-  __device__ void load(int first, int last, const RowAt& row_at) {
-#pragma unroll
-    for (int k = 0; k < batch; ++k) {
-      if (first + k < last) row[k] = load_pack<thread_cols>(row_at(first + k));
-    }
+  __device__ void init() const {
+    for (int s = 0; s < stages; ++s) sm90::barrier_init(loaded[s], 1);
+    sm90::barrier_init_fence();
+  }
+
+  /// Called by the first warp: starts the load of rows positions[0..count), at most stage_rows, once the block has read
+  /// what the batch `stages` before brought. The gradient is not needed again: it leaves the cache first.
+  __device__ void load(int batch, const int* positions, int count) const {
+    const int stage = batch % stages, lane = threadIdx.x, bytes = from.cols * static_cast<int>(sizeof(bf16));
+    count = min(count, stage_rows);
+    if (count <= 0) return;
+    if (lane == 0) sm90::barrier_arrive_expect(loaded[stage], count * bytes);
+    __syncwarp();
+    if (lane >= count) return;
+    sm90::load_bytes_once(memory + (stage * stage_rows + lane) * ld, from.row(positions[lane]), bytes, loaded[stage]);
+  }
+
+  /// Waits for a batch; returns its first row.
+  __device__ const bf16* wait(int batch) const {
+    sm90::barrier_wait(loaded[batch % stages], batch / stages % 2);
+    return memory + batch % stages * stage_rows * ld;
   }
 };
 
@@ -87,28 +109,37 @@ struct Batch {
 /// wait for what it adds to.
 __global__ void __launch_bounds__(block_threads)
     sum_runs(Mat<float> d_table, PartialSums partial, SortedTokens sorted, Mat<const bf16> d_out) {
-  __shared__ int rows[chunk_size], around[chunk_size + 2];
+  extern __shared__ __align__(128) bf16 ring_memory[];
+  __shared__ sm90::Barrier loaded[stages];
+  __shared__ int positions[chunk_size], around[chunk_size + 2];
   const int first = blockIdx.x * chunk_size, count = min(chunk_size, sorted.size - first), col = thread_col();
-  for (int i = threadIdx.x; i < count + 2; i += blockDim.x) around[i] = sorted[first + i - 1];
-  for (int i = threadIdx.x; i < count; i += blockDim.x) rows[i] = sorted.order[first + i];
+  const int block_cols = thread_cols * blockDim.x, first_col = blockIdx.y * block_cols;
+  const Ring ring{ring_memory, loaded, d_out.col_block(first_col, min(block_cols, d_out.cols - first_col)), block_cols};
+  if (threadIdx.x == 0) ring.init();
+  cudaGridDependencySynchronize();
+  cudaTriggerProgrammaticLaunchCompletion();  // join_runs may start: it waits where it reads what is written here
+  for (int i = threadIdx.x; i < count; i += blockDim.x) positions[i] = sorted.order[first + i];
   __syncthreads();
-  if (col >= d_out.cols) return;
+  const auto load = [&](int batch) {
+    const int begin = batch * stage_rows;
+    if (threadIdx.x < warp_size) ring.load(batch, positions + begin, count - begin);
+  };
+  for (int b = 0; b < stages; ++b) load(b);
+  for (int i = threadIdx.x; i < count + 2; i += blockDim.x) around[i] = sorted[first + i - 1];
+  __syncthreads();
   const int* const token = around + 1;
-  const auto row_at = [&](int i) { return d_out.row(rows[i]) + col; };
   bool from_before = token[-1] == token[0];
   Columns sum = {};
-  Batch<bf16> next;
-  next.load(0, count, row_at);
-  for (int base = 0; base < count; base += batch) {
-    const Batch<bf16> now = next;
-    next.load(base + batch, count, row_at);
+  for (int b = 0; b * stage_rows < count; ++b) {
+    const bf16* const rows = ring.wait(b) + thread_cols * threadIdx.x;
 #pragma unroll
-    for (int k = 0; k < batch; ++k) {
-      const int at = base + k;
+    for (int k = 0; k < stage_rows; ++k) {
+      const int at = b * stage_rows + k;
       if (at >= count) break;
-      add(sum, to_floats(now.row[k]));
+      add(sum, load_floats<thread_cols>(rows + k * block_cols));
       const bool goes_on = token[at] == token[at + 1];
       if (goes_on && at + 1 < count) continue;
+      if (col >= d_out.cols) continue;
       if (from_before) {
         store_pack(partial.from_before.row(blockIdx.x) + col, sum);
       } else if (goes_on) {
@@ -119,31 +150,60 @@ __global__ void __launch_bounds__(block_threads)
       sum = {};
       from_before = false;
     }
+    if ((b + stages) * stage_rows >= count) continue;
+    __syncthreads();
+    load(b + stages);
   }
 }
 
-/// The block of the chunk in which a run begins that goes on into the next adds its parts.
+/// The block of the chunk in which a run begins that goes on into the next adds its parts. It may start before sum_runs
+/// is done; so that nothing later does, a block waits for sum_runs in any case.
 __global__ void __launch_bounds__(block_threads)
     join_runs(Mat<float> d_table, PartialSums partial, SortedTokens sorted) {
   const int chunk = blockIdx.x, end = (chunk + 1) * chunk_size, token = sorted[end - 1];
-  if (token < 0 || sorted[end] != token || sorted[chunk * chunk_size - 1] == token) return;
+  const int before = sorted[chunk * chunk_size - 1], after = sorted[end];
+  const bool begins = token >= 0 && after == token && before != token;
+  if (chunk == 0) cudaGridDependencySynchronize();
+  if (!begins) return;
   const int threads = blockDim.x;
   int last = chunk + 1;  // the run goes on in chunks [chunk + 1, last)
   for (int found = threads; found == threads; last += found) {
     found = __syncthreads_count(sorted[(last + static_cast<int>(threadIdx.x)) * chunk_size] == token);
   }
+  cudaGridDependencySynchronize();
   const int col = thread_col();
   if (col >= d_table.cols) return;
   Columns sum = load_pack<thread_cols>(partial.into_next.row(chunk) + col);
-  for (int base = chunk + 1; base < last; base += batch) {
-    Batch<float> now;
-    now.load(base, last, [&](int i) { return partial.from_before.row(i) + col; });
+  for (int base = chunk + 1; base < last; base += join_batch) {
+    Columns parts[join_batch];
 #pragma unroll
-    for (int k = 0; k < batch; ++k) {
-      if (base + k < last) add(sum, now.row[k]);
+    for (int k = 0; k < join_batch; ++k) {
+      if (base + k < last) parts[k] = load_pack<thread_cols>(partial.from_before.row(base + k) + col);
+    }
+#pragma unroll
+    for (int k = 0; k < join_batch; ++k) {
+      if (base + k < last) add(sum, parts[k]);
     }
   }
   atomic_add(d_table.row(token) + col, sum);
+}
+
+/// Launches a kernel that may start when the one before on the stream ends or triggers it, and waits for its end by
+/// cudaGridDependencySynchronize: the launch itself then takes no time.
+template <class... Parameters, class... Arguments>
+void launch_beside(cudaStream_t stream, void (*kernel)(Parameters...), dim3 grid, int threads, int shared_bytes,
+                   const Arguments&... arguments) {
+  cudaLaunchAttribute beside{};
+  beside.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  beside.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config{};
+  config.gridDim = grid;
+  config.blockDim = dim3(threads);
+  config.dynamicSmemBytes = shared_bytes;
+  config.stream = stream;
+  config.attrs = &beside;
+  config.numAttrs = 1;
+  check(cudaLaunchKernelEx(&config, kernel, arguments...), "embedding_backward");
 }
 
 }  // namespace
@@ -182,10 +242,10 @@ void embedding_backward(Stream stream, Mat<acc_t<T>> d_table, Vec<const Token> t
   const int vectors = d_out.cols / thread_cols;
   const int threads = std::min(block_threads, (vectors + warp_size - 1) / warp_size * warp_size);
   const dim3 grid(chunks_of(d_out.rows), (vectors + threads - 1) / threads);
-  sum_runs<<<grid, threads, 0, cuda_stream(stream)>>>(d_table, partial, sorted, d_out);
-  check_launch("embedding_backward: sum_runs");
-  join_runs<<<grid, threads, 0, cuda_stream(stream)>>>(d_table, partial, sorted);
-  check_launch("embedding_backward: join_runs");
+  const int ring_bytes = stages * stage_rows * threads * thread_cols * static_cast<int>(sizeof(bf16));
+  const cudaStream_t queue = cuda_stream(stream);
+  launch_beside(queue, sum_runs, grid, threads, ring_bytes, d_table, partial, sorted, d_out);
+  launch_beside(queue, join_runs, grid, threads, 0, d_table, partial, sorted);
 }
 
 template void embedding_forward(Stream, Mat<bf16>, Vec<const Token>, Mat<const bf16>);
