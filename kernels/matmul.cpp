@@ -22,8 +22,8 @@ void linear_backward_input(Stream, Mat<T> d_x, Mat<const T> d_out, Mat<const T> 
 }
 
 template <class T>
-void linear_backward_weight(Stream, Mat<acc_t<T>> d_w, Mat<const T> d_out, Mat<const T> x) {
-  gemm<T>(Op::transpose, Op::none, 1, d_out, x, 1, d_w);
+void linear_backward_weight(Stream, Mat<acc_t<T>> d_w, Mat<const T> d_out, Mat<const T> x, bool add) {
+  gemm<T>(Op::transpose, Op::none, 1, d_out, x, add ? 1 : 0, d_w);
 }
 
 template <class T>
@@ -50,12 +50,12 @@ void linear_relu2_backward(Stream stream, Mat<T> d_z, Mat<const T> d_out, Mat<co
   });
 }
 
-#define NANORUN_INSTANTIATE(T)                                                      \
-  template void linear_forward(Stream, Mat<T>, Mat<const T>, Mat<const T>);         \
-  template void linear_add_forward(Stream, Mat<T>, Mat<const T>, Mat<const T>);     \
-  template void linear_backward_input(Stream, Mat<T>, Mat<const T>, Mat<const T>);  \
-  template void linear_backward_weight(Stream, Mat<T>, Mat<const T>, Mat<const T>); \
-  template void linear_relu2_forward(Stream, Mat<T>, Mat<const T>, Mat<const T>);   \
+#define NANORUN_INSTANTIATE(T)                                                            \
+  template void linear_forward(Stream, Mat<T>, Mat<const T>, Mat<const T>);               \
+  template void linear_add_forward(Stream, Mat<T>, Mat<const T>, Mat<const T>);           \
+  template void linear_backward_input(Stream, Mat<T>, Mat<const T>, Mat<const T>);        \
+  template void linear_backward_weight(Stream, Mat<T>, Mat<const T>, Mat<const T>, bool); \
+  template void linear_relu2_forward(Stream, Mat<T>, Mat<const T>, Mat<const T>);         \
   template void linear_relu2_backward(Stream, Mat<T>, Mat<const T>, Mat<const T>, Mat<const T>);
 NANORUN_INSTANTIATE(float)
 NANORUN_INSTANTIATE(double)

@@ -15,14 +15,14 @@ void linear_backward_input(Stream stream, Mat<T> d_x, Mat<const T> d_out, Mat<co
 }
 
 template <class T>
-void linear_backward_weight(Stream stream, Mat<acc_t<T>> d_w, Mat<const T> d_out, Mat<const T> x) {
-  gemm<T, T, acc_t<T>>(stream, {.beta = 1}, Op::transpose, d_out, Op::none, x, d_w);
+void linear_backward_weight(Stream stream, Mat<acc_t<T>> d_w, Mat<const T> d_out, Mat<const T> x, bool add) {
+  gemm<T, T, acc_t<T>>(stream, {.beta = add ? 1.0f : 0.0f}, Op::transpose, d_out, Op::none, x, d_w);
 }
 
 #define NANORUN_INSTANTIATE(T)                                                     \
   template void linear_add_forward(Stream, Mat<T>, Mat<const T>, Mat<const T>);    \
   template void linear_backward_input(Stream, Mat<T>, Mat<const T>, Mat<const T>); \
-  template void linear_backward_weight<T>(Stream, Mat<acc_t<T>>, Mat<const T>, Mat<const T>);
+  template void linear_backward_weight<T>(Stream, Mat<acc_t<T>>, Mat<const T>, Mat<const T>, bool);
 NANORUN_INSTANTIATE(bf16)
 #undef NANORUN_INSTANTIATE
 

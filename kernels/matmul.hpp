@@ -18,9 +18,9 @@ void linear_add_forward(Stream stream, Mat<T> out, Mat<const T> x, Mat<const T> 
 template <class T>
 void linear_backward_input(Stream stream, Mat<T> d_x, Mat<const T> d_out, Mat<const T> w);
 
-/// d_w += d_outᵀ x
+/// d_w = d_outᵀ x, or += with `add`
 template <class T>
-void linear_backward_weight(Stream stream, Mat<acc_t<T>> d_w, Mat<const T> d_out, Mat<const T> x);
+void linear_backward_weight(Stream stream, Mat<acc_t<T>> d_w, Mat<const T> d_out, Mat<const T> x, bool add);
 
 /// Squared-relu layer: h = relu(x wᵀ)² (So et al. 2021, arXiv:2109.08668).
 template <class T>
@@ -44,7 +44,7 @@ void linear_add_forward(Stream stream, Mat<T> out, Mat<const T> x, Mat<const T> 
 template <class T>
 void linear_backward_input(Stream stream, Mat<T> d_x, Mat<const T> d_out, Mat<const T> w);
 template <class T>
-void linear_backward_weight(Stream stream, Mat<acc_t<T>> d_w, Mat<const T> d_out, Mat<const T> x);
+void linear_backward_weight(Stream stream, Mat<acc_t<T>> d_w, Mat<const T> d_out, Mat<const T> x, bool add);
 template <class T>
 void linear_relu2_forward(Stream stream, Mat<T> h, Mat<const T> x, Mat<const T> w);
 template <class T>

@@ -63,6 +63,7 @@ Model<T>::Model(const Config& config, const ParameterTable& table, const Weights
     : config_(config),
       w_(bind<T>(table, config.model, weights.tensors().data(), weights.scalars().data())),
       d_(bind<Gradient>(table, config.model, gradients.data(), gradients.data() + table.tensor_size())),
+      d_sums_(gradients.subspan(table.matrix_size())),
       streams_(streams),
       head_(head_options(config)),
       feed_(config, end_of_text, streams.upload),
@@ -82,7 +83,8 @@ std::size_t Model<T>::memory_bytes(const Config& config) {
 }
 
 template <class T>
-void Model<T>::forward_backward(Trace& trace, const Sequence& sequence, int window, const LayerHooks& hooks) {
+void Model<T>::forward_backward(Trace& trace, const Sequence& sequence, int window, Gradients before,
+                                const LayerHooks& hooks) {
   Activations<T>& a = training_;
   FedSequence fed;
   {
@@ -92,13 +94,14 @@ void Model<T>::forward_backward(Trace& trace, const Sequence& sequence, int wind
   }
   {
     Region region(trace, Phase::head);
+    if (before == Gradients::none) ops::fill<Gradient>(streams_.compute, d_sums_, 0);
     if (hooks.enter) hooks.enter(config_.model.layers);
     ops::head_loss_backward<T>(streams_.compute, loss_.device(), a.d_narrow, d_.head, a.n_final, w_.head, fed.targets,
                                head_, a.workspace);
   }
   if (hooks.leave) hooks.leave(config_.model.layers);
   Region region(trace, Phase::backward);
-  backward(a, fed, hooks);
+  backward(a, fed, before, hooks);
   feed_.release(streams_.compute);
 }
 
@@ -133,14 +136,14 @@ void Model<T>::forward(Activations<T>& a, const FedSequence& sequence, const Lay
 
 /// Expects the gradient of n_final in d_narrow.
 template <class T>
-void Model<T>::backward(Activations<T>& a, const FedSequence& sequence, const LayerHooks& hooks) {
+void Model<T>::backward(Activations<T>& a, const FedSequence& sequence, Gradients before, const LayerHooks& hooks) {
   const Stream stream = streams_.compute;
   ops::fill<T>(stream, {a.d_x.data, a.d_x.size()}, 0);
   ops::fill<T>(stream, {a.d_x0.data, a.d_x0.size()}, 0);
   if (a.d_v_first) ops::fill<Gradient>(stream, {a.d_v_first.data, a.d_v_first.size()}, 0);
   ops::rms_norm_backward<T>(stream, a.d_x, a.n_final, a.rstd_final, a.d_narrow);
   for (int i = config_.model.layers - 1; i >= 0; --i) {
-    block_backward(a, sequence, i);
+    block_backward(a, sequence, before, i);
     if (hooks.leave) hooks.leave(i);
   }
 
@@ -174,26 +177,26 @@ void Model<T>::block_forward(Activations<T>& a, const FedSequence& sequence, int
 }
 
 template <class T>
-void Model<T>::block_backward(Activations<T>& a, const FedSequence& sequence, int layer) {
+void Model<T>::block_backward(Activations<T>& a, const FedSequence& sequence, Gradients before, int layer) {
   const Stream stream = streams_.compute;
   const BlockActivations<T>& s = a.block[layer];
   const BlockTensors<T>& w = w_.block[layer];
   const BlockTensors<Gradient>& d = d_.block[layer];
   const int width = config_.model.width;
-  const bool attends = has_attention(config_.model, layer);
+  const bool attends = has_attention(config_.model, layer), add = before == Gradients::sums;
 
   if (config_.train.recompute == Recompute::mlp) ops::linear_relu2_forward<T>(stream, s.h, s.n_mlp, w.mlp_in);
   const Mat<T> d_z = a.d_wide.col_block(0, config_.model.mlp_ratio * width);
-  ops::linear_backward_weight<T>(stream, d.mlp_out, a.d_x, s.h);
+  ops::linear_backward_weight<T>(stream, d.mlp_out, a.d_x, s.h, add);
   ops::linear_relu2_backward<T>(stream, d_z, a.d_x, w.mlp_out, s.h);
-  ops::linear_backward_weight<T>(stream, d.mlp_in, d_z, s.n_mlp);
+  ops::linear_backward_weight<T>(stream, d.mlp_in, d_z, s.n_mlp, add);
   ops::linear_backward_input<T>(stream, a.d_narrow, d_z, w.mlp_in);
 
   if (attends) {
     ops::rms_norm_backward<T>(stream, a.d_x, s.n_mlp, s.rstd_mlp, a.d_narrow);
     const Mat<T> d_qkv = a.d_wide.col_block(0, 3 * width);
     const Mat<T> d_v = d_qkv.col_block(2 * width, width);
-    ops::linear_backward_weight<T>(stream, d.attention_out, a.d_x, s.y);
+    ops::linear_backward_weight<T>(stream, d.attention_out, a.d_x, s.y, add);
     ops::linear_backward_input<T>(stream, a.d_narrow, a.d_x, w.attention_out);
     ops::attention_backward<T>(stream, a.d_q, d_qkv.col_block(width, width), d_v, s.y, s.lse, a.d_narrow,
                                attention_inputs(a, layer), mask(sequence, layer), a.workspace);
@@ -201,7 +204,7 @@ void Model<T>::block_backward(Activations<T>& a, const FedSequence& sequence, in
                                      s.rstd_qk, s.qkv.col_block(2 * width, width), a.d_q,
                                      d_qkv.col_block(width, 2 * width), rotary(a), value_mix(a, sequence, layer));
     if (layer == 0 && a.d_v_first) ops::add<T>(stream, d_v, a.d_v_first);
-    ops::linear_backward_weight<T>(stream, d.qkv, d_qkv, s.n_mix);
+    ops::linear_backward_weight<T>(stream, d.qkv, d_qkv, s.n_mix, add);
     ops::linear_backward_input<T>(stream, a.d_narrow, d_qkv, w.qkv);
   }
   const ops::NormGradient<T> norm{attends ? s.n_mix : s.n_mlp, attends ? s.rstd_mix : s.rstd_mlp, a.d_narrow};

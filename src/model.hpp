@@ -35,9 +35,14 @@ class Model {
   Model(const Config& config, const ParameterTable& table, const Weights<T>& weights, std::span<Gradient> gradients,
         kernels::Token end_of_text, ModelStreams streams);
 
-  /// Adds the gradients of the sequence's mean loss to the gradients, and the sum of its tokens' losses to loss().
-  /// window: tokens of the long layers' window. The length is train.length. Does not wait for the device.
-  void forward_backward(Trace& trace, const Sequence& sequence, int window, const LayerHooks& hooks = {});
+  /// What the gradients hold before a sequence: nothing, where it is the first of a step, or the sums of others.
+  enum class Gradients { none, sums };
+
+  /// Makes the gradients those of the sequence's mean loss, or adds these to them, and adds the sum of its tokens'
+  /// losses to loss(). window: tokens of the long layers' window. The length is train.length. Does not wait for the
+  /// device.
+  void forward_backward(Trace& trace, const Sequence& sequence, int window, Gradients before,
+                        const LayerHooks& hooks = {});
   RunningSum& loss() { return loss_; }
 
   /// Mean loss of a sequence of validation.length tokens, the head in working precision. Waits for the device.
@@ -48,9 +53,9 @@ class Model {
 
  private:
   void forward(Activations<T>& a, const FedSequence& sequence, const LayerHooks& hooks);
-  void backward(Activations<T>& a, const FedSequence& sequence, const LayerHooks& hooks);
+  void backward(Activations<T>& a, const FedSequence& sequence, Gradients before, const LayerHooks& hooks);
   void block_forward(Activations<T>& a, const FedSequence& sequence, int layer);
-  void block_backward(Activations<T>& a, const FedSequence& sequence, int layer);
+  void block_backward(Activations<T>& a, const FedSequence& sequence, Gradients before, int layer);
 
   ops::ResidualInputs<T> residual_inputs(const Activations<T>& a, int layer) const;
   ops::ResidualGradients<T> residual_gradients(const Activations<T>& a, int layer);
@@ -63,6 +68,7 @@ class Model {
   const Config& config_;
   Tensors<T> w_;
   Tensors<Gradient> d_;
+  std::span<Gradient> d_sums_;  ///< of all but the matrices: what ops add to
   ModelStreams streams_;
   kernels::HeadOptions head_;
   Feed feed_;

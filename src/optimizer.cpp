@@ -81,7 +81,6 @@ Optimizer<T>::Optimizer(const Config& config, const ParameterTable& table, const
   // In the order in which the backward pass completes them.
   std::ranges::stable_sort(shards_, std::greater(), [](const Shard& shard) { return shard.bucket.layer; });
   ops::fill<Master>(stream_, state_.span(), 0);
-  ops::fill<Master>(stream_, gradients_, 0);
 }
 
 template <class T>
@@ -179,7 +178,6 @@ void Optimizer<T>::step(Trace& trace, long step) {
     if (!shard.updated) gather(trace, shard);
     shard.updated = false;
   }
-  ops::fill<Master>(stream_, gradients_, 0);
 }
 
 /// Whether a shard holds matrices and no shard before it holds any alike.

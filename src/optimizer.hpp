@@ -40,7 +40,7 @@ class Optimizer {
   /// before each step(). `step` counts from 0.
   void take_gradients(Trace& trace, int layer, long step);
 
-  /// Completes the update and zeroes the gradients. Does not wait for the device. Other ranks' weights are complete
+  /// Completes the update and uses the gradients up. Does not wait for the device. Other ranks' weights are complete
   /// after await_weights(), or once the stream of collectives has been waited for.
   void step(Trace& trace, long step);
   /// Makes the ops enqueued from now on wait for the weights of a layer (Bucket::layer).

@@ -61,6 +61,7 @@ int value_embedding_of(const ModelConfig& config, int layer) {
 
 ParameterTable::ParameterTable(const ModelConfig& config) {
   add_matrices(config);
+  matrix_size_ = size_;
   add_tables(config);
   tensor_size_ = size_;
   add_scalars(config);

@@ -86,6 +86,8 @@ class ParameterTable {
   const std::vector<Parameter>& parameters() const { return parameters_; }
   const std::vector<Bucket>& buckets() const { return buckets_; }
   std::size_t size() const { return size_; }  ///< elements of all parameters
+  /// Elements of the matrices, which stand first.
+  std::size_t matrix_size() const { return matrix_size_; }
   /// Elements of the tensors that products and lookups read; the learned scalars come after them.
   std::size_t tensor_size() const { return tensor_size_; }
   const Parameter& find(const std::string& name) const;
@@ -103,6 +105,7 @@ class ParameterTable {
   std::vector<Parameter> parameters_;
   std::vector<Bucket> buckets_;
   std::size_t size_ = 0;
+  std::size_t matrix_size_ = 0;
   std::size_t tensor_size_ = 0;
   std::size_t bucket_begin_ = 0;
 };

@@ -299,7 +299,8 @@ void Training::forward_backward() {
     Model<Real>::LayerHooks hooks;
     if (at == 0) hooks.enter = await;
     if (at + row == tokens.size()) hooks.leave = take;
-    model_.forward_backward(*trace_, Sequence::of(tokens.subspan(at, row)), window(), hooks);
+    const auto before = at == 0 ? Model<Real>::Gradients::none : Model<Real>::Gradients::sums;
+    model_.forward_backward(*trace_, Sequence::of(tokens.subspan(at, row)), window(), before, hooks);
   }
   if (!data_failure_) return;
   for (int layer = config_.model.layers; layer >= -1; --layer) take(layer);

@@ -125,7 +125,7 @@ void linear(benchmark::State& state, Linear op, int rows, int in, int out) {
       case Linear::backward_input:
         return cuda::linear_backward_input<bf16>(stream, d_x.mat(rows, in), y_in, w_in);
       case Linear::backward_weight:
-        return cuda::linear_backward_weight<bf16>(stream, d_w.mat(out, in), y_in, x_in);
+        return cuda::linear_backward_weight<bf16>(stream, d_w.mat(out, in), y_in, x_in, false);
       case Linear::relu2_forward:
         return cuda::linear_relu2_forward<bf16>(stream, y.mat(rows, out), x_in, w_in);
       case Linear::relu2_backward:

