@@ -9,7 +9,7 @@
 namespace nanorun::kernels::cuda {
 namespace {
 
-/// Both halves of a pair, and the cosines and sines of its angles.
+/// 8 columns of both halves of a head.
 struct Pair {
   Float8 first, second;
 };
@@ -171,12 +171,6 @@ Units units_of(const char* op, int rows, int width, int heads) {
           width};
 }
 
-void require_tables(const char* op, const Rotary<bf16>& rotary, const ValueMix<bf16>& mix) {
-  require_vectors(op, rotary.cos);
-  require_vectors(op, rotary.sin);
-  require_vectors(op, mix.source);
-}
-
 }  // namespace
 
 template <class A>
@@ -197,7 +191,9 @@ void attention_input_backward(Stream stream, Mat<T> d_qkv, const ValueMixGradien
   require_vectors(op, v);
   require_dense(op, d_q);
   require_vectors(op, d_kv);
-  require_tables(op, rotary, mix);
+  require_vectors(op, rotary.cos);
+  require_vectors(op, rotary.sin);
+  require_vectors(op, mix.source);
   if (d_q.rows == 0) return;
   attention_input_backward_kernel<<<blocks_for(static_cast<std::size_t>(shape.count) * warp_size), block_threads, 0,
                                     cuda_stream(stream)>>>(shape, d_qkv, d_mix, qk, rstd, v, d_q, d_kv, rotary, mix);

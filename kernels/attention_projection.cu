@@ -3,6 +3,8 @@
 
 #include "kernels/attention_projection.hpp"
 
+#include <cassert>
+
 #include "kernels/fused_product.cuh"
 
 namespace nanorun::kernels::cuda {
@@ -164,6 +166,7 @@ void attention_projection_forward(Stream stream, Mat<T> qkv, Mat<T> v_mixed, Mat
                                   Mat<const T> w, const Rotary<T>& rotary, const ValueMix<T>& mix, double eps) {
   constexpr const char* name = "attention_projection_forward";
   const int width = v_mixed.cols;
+  assert(qkv.cols == 3 * width && w.rows == 3 * width);
   if (width != rotary.heads * head_dim) throw std::invalid_argument(std::string(name) + ": heads must be 128 wide");
   require_vectors(name, rotary.cos);
   require_vectors(name, rotary.sin);
@@ -178,6 +181,7 @@ void attention_projection_forward(Stream stream, Mat<T> qkv, Mat<T> v_mixed, Mat
   op.mix = mix;
   op.mixes_itself = mix.source.data == qkv.col_block(2 * width, width).data;
   op.mixes = mix.source && !op.mixes_itself;
+  assert(!op.mixes_itself || !mix.index);
   op.tokens = x.rows;
   op.width = width;
   op.eps = static_cast<float>(eps);

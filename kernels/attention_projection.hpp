@@ -7,7 +7,7 @@
 
 namespace nanorun::kernels::portable {
 
-/// qkv = [q' k' v]. The second source of the values may be the value part of qkv itself.
+/// qkv = [q' k' v]. The second source of the values may be the value part of qkv itself, then without an index.
 template <class T>
 void attention_projection_forward(Stream stream, Mat<T> qkv, Mat<T> v_mixed, Mat<acc_t<T>> rstd, Mat<const T> x,
                                   Mat<const T> w, const Rotary<T>& rotary, const ValueMix<T>& mix, double eps);

@@ -31,14 +31,14 @@ __device__ inline void transpose_4x4(const std::uint32_t in[4], std::uint32_t ou
 }
 
 /// Columns 0 to 3 of rows 0 to 15, given as the rows' words.
-struct Columns {
+struct ByteColumns {
   uint4 column[4];
 };
-__device__ inline Columns transpose_16x4(const std::uint32_t rows[16]) {
+__device__ inline ByteColumns transpose_16x4(const std::uint32_t rows[16]) {
   std::uint32_t turned[4][4];  // [four rows][column]
 #pragma unroll
   for (int k = 0; k < 4; ++k) transpose_4x4(rows + 4 * k, turned[k]);
-  Columns out;
+  ByteColumns out;
 #pragma unroll
   for (int i = 0; i < 4; ++i) out.column[i] = {turned[0][i], turned[1][i], turned[2][i], turned[3][i]};
   return out;
@@ -46,7 +46,7 @@ __device__ inline Columns transpose_16x4(const std::uint32_t rows[16]) {
 
 /// Puts the columns into four rows of x, `ld` bytes apart, which leave the cache first: it is better kept for what
 /// waits to be transposed.
-__device__ inline void store_columns(void* x, std::size_t ld, const Columns& columns) {
+__device__ inline void store_byte_columns(void* x, std::size_t ld, const ByteColumns& columns) {
 #pragma unroll
   for (int i = 0; i < 4; ++i) __stcs(reinterpret_cast<uint4*>(static_cast<std::byte*>(x) + i * ld), columns.column[i]);
 }

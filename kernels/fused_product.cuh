@@ -12,7 +12,8 @@
 //   struct Operand;                              registers that it needs beside the sums
 //   void begin(const WarpTile&, Operand&) const; half way through the products: starts to load what finish() reads
 //   void load(WarpTile&, Operand&) const;        while the last products run: ends that
-//   void finish(const WarpTile&, Sums&, const Operand&) const;  stores what it makes of the sums
+//   void finish(const WarpTile&, Sums&, const Operand&) const;  stores what it makes of the sums, float[tiles.cols / 2]
+//                                                as they lie in an accumulator, see sm90.cuh
 
 #include <algorithm>
 
@@ -35,12 +36,12 @@ constexpr int warps = consumers * 4, warp_rows = 16;  // of the consumers
 constexpr int lag = 2;                                // slices by which the second consumer starts late
 constexpr int late_start = 1;                         // hardware barrier
 constexpr int producer_registers = 24, consumer_registers = 240;
-using Columns = std::byte[sm90::column_bytes(warp_rows)];
+using StagedColumns = std::byte[sm90::column_bytes(warp_rows)];
 
 /// A warp's part of a tile, and its shared memory.
 struct WarpTile {
-  int row, col;     ///< origin in the product
-  Columns* staged;  ///< staged_cols / 64
+  int row, col;           ///< origin in the product
+  StagedColumns* staged;  ///< staged_cols / 64
   sm90::Barrier& loaded;
   int parity;  ///< of the barrier's next phase
 
@@ -72,7 +73,7 @@ template <class Op>
 struct alignas(1024) Shared {
   std::byte a[Op::tiles.stages][sm90::column_bytes(tile_rows)];
   std::byte b[Op::tiles.stages][cluster][sm90::column_bytes(Op::tiles.cols) / cluster];  ///< each from another block
-  Columns staged[warps][Op::tiles.staged_cols / 64];
+  StagedColumns staged[warps][Op::tiles.staged_cols / 64];
   sm90::Barrier full[Op::tiles.stages], empty[Op::tiles.stages], loaded[warps];
 };
 

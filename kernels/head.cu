@@ -52,7 +52,7 @@ __global__ void __launch_bounds__(block_threads)
   std::uint32_t rows[16];
 #pragma unroll
   for (int i = 0; i < 16; ++i) rows[i] = words[(16 * group + i) * row_words + (word + 4 * group) % row_words];
-  store_columns(q_t.row(first_col + 4 * word) + first_row + 16 * group, q_t.ld, transpose_16x4(rows));
+  store_byte_columns(q_t.row(first_col + 4 * word) + first_row + 16 * group, q_t.ld, transpose_16x4(rows));
 }
 
 void quantise(Stream stream, Mat<e4m3> q, Mat<e4m3> q_t, Mat<const bf16> x, double scale) {

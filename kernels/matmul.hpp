@@ -37,7 +37,8 @@ namespace nanorun::kernels::cuda {
 
 // T = bf16, summed in fp32; linear_add_forward may round the product before it adds. Rows begin at whole 16-byte
 // vectors. The first three need a stream with create_blas; the layer of the squared relu needs K, K' and N to be
-// multiples of 64 and throws std::invalid_argument otherwise.
+// multiples of 64 and throws std::invalid_argument otherwise. linear_forward is part of attention_projection_forward
+// and of the layer of the squared relu.
 
 template <class T>
 void linear_add_forward(Stream stream, Mat<T> out, Mat<const T> x, Mat<const T> w);

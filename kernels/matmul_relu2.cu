@@ -51,7 +51,7 @@ struct Relu2Backward {
   __device__ __forceinline__ void begin(const WarpTile& tile, Operand&) const {
     if (!tile.leads()) return;
     wait_stores_read<0>();
-    barrier_arrive_expect(tile.loaded, tiles.staged_cols / 64 * sizeof(fused::Columns));
+    barrier_arrive_expect(tile.loaded, tiles.staged_cols / 64 * sizeof(fused::StagedColumns));
     load_box(tile.staged, h, 0, tile.row, tile.col / 64, tile.loaded);
   }
 

@@ -27,7 +27,7 @@ struct ResidualGradients {
   Mat<const T> d_x_prev;    ///< gradient of x_prev from elsewhere, which joins it; null where there is a skip
 };
 
-/// What backward needs of the norm: the forward's n and rstd, and the gradient of n.
+/// What backward needs of the norm: the forward's n [T, d] and rstd [T], and the gradient of n [T, d].
 template <class T>
 struct NormGradient {
   Mat<const T> n;
@@ -40,6 +40,9 @@ template <class T>
 void residual_mix_norm_forward(Stream stream, Mat<T> x, Mat<T> n, Vec<acc_t<T>> rstd, const ResidualInputs<T>& in,
                                double eps);
 
+/// With g = d_x + rstd (d_n - n mean(d_n n)), the gradient of x:
+///   d_x = a[0] g + d_x_prev,  d_skip = a[0] s g,  d_x0 += a[1] g,
+///   d_a[0] += sum g (x_prev + s skip),  d_a[1] += sum g x0,  d_s += a[0] sum g skip
 template <class T>
 void residual_mix_norm_backward(Stream stream, const ResidualGradients<T>& d, const NormGradient<T>& norm,
                                 const ResidualInputs<T>& in);

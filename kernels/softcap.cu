@@ -115,10 +115,10 @@ struct Transpose {
       std::uint32_t words[rows];
 #pragma unroll
       for (int i = 0; i < rows; ++i) words[i] = patch[i].x;
-      store_columns(out.row(col) + row, out.ld, transpose_16x4(words));
+      store_byte_columns(out.row(col) + row, out.ld, transpose_16x4(words));
 #pragma unroll
       for (int i = 0; i < rows; ++i) words[i] = patch[i].y;
-      store_columns(out.row(col + 4) + row, out.ld, transpose_16x4(words));
+      store_byte_columns(out.row(col + 4) + row, out.ld, transpose_16x4(words));
     }
   }
 };

@@ -43,7 +43,8 @@ struct Activations {
   kernels::Mat<T> d_x0;                       ///< [T, d]
   kernels::Mat<T> d_narrow;                   ///< any branch of width d
   kernels::Mat<T> d_wide;                     ///< any branch of width 3d or m d
-  std::vector<kernels::Mat<T>> d_skip;        ///< per encoder block [T, d]; stands where its decoder block's x was
+  std::vector<kernels::Mat<T>> d_skip;        ///< per encoder block [T, d]; stands where its decoder block's x was. The
+                                              ///< last one's is part of d_x, as the next block reads x as skip too
   kernels::Mat<kernels::acc_t<T>> d_v_first;  ///< [T, d]
 
   /// Scratch of attention, head and embedding, which never run at once. In training d_q lies in it, behind attention's.

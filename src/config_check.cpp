@@ -6,7 +6,7 @@
 #include <initializer_list>
 #include <set>
 
-#include "kernels/ops.hpp"
+#include "kernels/attention.hpp"
 #include "src/config.hpp"
 #include "src/error.hpp"
 

@@ -68,7 +68,7 @@ class Model {
   const Config& config_;
   Tensors<T> w_;
   Tensors<Gradient> d_;
-  std::span<Gradient> d_sums_;  ///< of all but the matrices: what ops add to
+  std::span<Gradient> d_sums_;  ///< of all but the matrices; zeroed before the first sequence of a step
   ModelStreams streams_;
   kernels::HeadOptions head_;
   Feed feed_;

@@ -50,8 +50,8 @@ class TensorComm {
   void synchronize();
   /// For the end of a step: throws Error(communication) if a collective has failed.
   void check();
-  /// Does early what the destructor does (~Transport), for owners of memory that collectives work on and that goes
-  /// before the communicator: after an error, streams may wait with it for ever until then. No collective comes after.
+  /// Collective, except while an exception unwinds (~Transport). Ends what is under way, for owners of shared memory
+  /// that goes before this object. No collective comes after.
   void close() { transport_.reset(); }
 
   /// Bytes that this rank has sent so far.

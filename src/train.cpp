@@ -374,17 +374,14 @@ bool Training::validation_due() const {
 
 /// Mean over the validation sequences, which are dealt to the ranks in turn.
 void Training::validate() {
+  Region region(*trace_, Phase::validation);
   tensor_comm_.synchronize();
   double loss = 0;
   for (std::size_t j = comm_.rank(); j < data_.validation_places.size(); j += comm_.size()) {
-    {
-      Region region(*trace_, Phase::data);
-      const Cursor& place = data_.validation_places[j];
-      read_tokens(data_.validation[place.shard], place.offset, validation_row_, config_.model.vocabulary);
-    }
+    const Cursor& place = data_.validation_places[j];
+    read_tokens(data_.validation[place.shard], place.offset, validation_row_, config_.model.vocabulary);
     loss += model_.validate(*trace_, Sequence::of(validation_row_), window());
   }
-  Region region(*trace_, Phase::validation);
   validation_loss_ = comm_.all_reduce(loss, Reduce::sum) / static_cast<double>(data_.validation_places.size());
   context_.look_at_device_memory();
   trace_->add_validation(progress_.step, *validation_loss_);

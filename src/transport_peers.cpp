@@ -49,11 +49,11 @@ std::unique_ptr<Transport> PeerTransport::connect(Comm& comm, Stream stream, std
 
 PeerTransport::~PeerTransport() {
   const bool failing = std::uncaught_exceptions() > 0;
-  quietly([&] {
+  {
     const Watchdog::Guard guard = comm_.watch("end of the copies between peers");
-    if (failing && !regions_.empty()) let_go();
-    ops::synchronize(stream());
-  });
+    if (failing && !regions_.empty()) quietly([&] { let_go(); });
+    quietly([&] { ops::synchronize(stream()); });
+  }
   if (!failing) comm_.barrier();  // nobody copies any more
   for (const Region& region : regions_) {
     for (std::byte* const memory : region.of_rank) {

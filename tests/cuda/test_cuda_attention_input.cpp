@@ -79,8 +79,9 @@ struct Case {
   Tensor<float> d_lambda, d_u;
 };
 
-void compare_backward(Case& c) {
-  const int rows = c.qkv.host().rows;
+void compare(int rows, int heads, int head_dim, Source source) {
+  SCOPED_TRACE("D " + std::to_string(head_dim) + ", source " + std::to_string(static_cast<int>(source)));
+  Case c(rows, heads, head_dim, source);
   portable::ValueMixGradients<float> host_d{c.d_lambda.host().data, {}};
   ValueMixGradients<bf16> device_d{c.d_lambda.device().data, {}};
   if (c.source != Source::none) host_d.d_source = c.d_u.host(), device_d.d_source = c.d_u.device();
@@ -99,13 +100,7 @@ void compare_backward(Case& c) {
   c.d_lambda.expect_match("d_lambda", 1e-6 * std::sqrt(static_cast<double>(rows) * c.width), 1e-5);
 }
 
-void compare(int rows, int heads, int head_dim, Source source) {
-  SCOPED_TRACE("D " + std::to_string(head_dim) + ", source " + std::to_string(static_cast<int>(source)));
-  Case c(rows, heads, head_dim, source);
-  compare_backward(c);
-}
-
-TEST(CudaAttentionInput, SmallShapesMatchPortable) {
+TEST(CudaAttentionInput, BackwardOfSmallShapesMatchesPortable) {
   SKIP_WITHOUT_DEVICE();
   for (const Source source : {Source::none, Source::interpolated, Source::table}) {
     compare(1, 1, 16, source);
@@ -116,7 +111,7 @@ TEST(CudaAttentionInput, SmallShapesMatchPortable) {
   }
 }
 
-TEST(CudaAttentionInput, RecipeShapeMatchesPortable) {
+TEST(CudaAttentionInput, BackwardOfRecipeShapeMatchesPortable) {
   SKIP_WITHOUT_DEVICE();
   compare(49152, 6, 128, Source::table);
   compare(8191, 6, 128, Source::interpolated);
