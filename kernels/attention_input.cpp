@@ -8,19 +8,6 @@
 namespace nanorun::kernels::portable {
 namespace {
 
-/// (l0, l1)
-template <class T>
-KOKKOS_FUNCTION std::array<T, 2> coefficients(const ValueMix<T>& mix) {
-  if (mix.interpolate) return {1 - mix.lambda[0], mix.lambda[0]};
-  return {mix.lambda[0], mix.lambda[1]};
-}
-
-/// Row of the second source that position t reads.
-template <class T>
-KOKKOS_FUNCTION int source_row(const ValueMix<T>& mix, int t) {
-  return mix.index ? mix.index[t] : t;
-}
-
 /// y = R norm(x) on one head of 2 * half columns, with the angles' cosines c and sines s; returns rstd.
 template <class T>
 KOKKOS_FUNCTION T norm_rotate(T* y, const T* x, const T* c, const T* s, int half, T eps) {
@@ -50,10 +37,9 @@ KOKKOS_FUNCTION void norm_rotate_backward(T* d_x, const T* y, T rstd, const T* d
 /// out = l0 * v + l1 * u on one row
 template <class T>
 KOKKOS_FUNCTION void mix_values(T* out, const T* v, int t, int cols, const ValueMix<T>& mix) {
-  const std::array<T, 2> l = coefficients(mix);
-  const T l0 = l[0], l1 = l[1];
+  const T l0 = mix.factors().l0, l1 = mix.factors().l1;
   if (mix.source) {
-    const T* u = mix.source.row(source_row(mix, t));
+    const T* u = mix.source.row(mix.source_row(t));
 #pragma omp simd
     for (int j = 0; j < cols; ++j) out[j] = l0 * v[j] + l1 * u[j];
   } else {
@@ -67,10 +53,10 @@ KOKKOS_FUNCTION void mix_values(T* out, const T* v, int t, int cols, const Value
 template <class T>
 void scatter_source_gradient(Mat<acc_t<T>> d_source, Mat<const T> d_out, const ValueMix<T>& mix) {
   for_columns("scatter_source_gradient", d_out.cols, [=] KOKKOS_FUNCTION(int first, int last) {
-    const T l1 = coefficients(mix)[1];
+    const T l1 = mix.factors().l1;
     for (int t = 0; t < d_out.rows; ++t) {
       const T* from = d_out.row(t);
-      T* to = d_source.row(source_row(mix, t));
+      T* to = d_source.row(mix.source_row(t));
 #pragma omp simd
       for (int j = first; j < last; ++j) to[j] += l1 * from[j];
     }
@@ -83,10 +69,10 @@ void value_mix_backward(Mat<T> d_v, const ValueMixGradients<T>& d_mix, Mat<const
                         const ValueMix<T>& mix) {
   if (mix.source) scatter_source_gradient(d_mix.d_source, d_out, mix);
   const Sums<2> by = sum_rows<2>("value_mix_backward", d_out.rows, [=] KOKKOS_FUNCTION(int t) {
-    const T l0 = coefficients(mix)[0];
+    const T l0 = mix.factors().l0;
     const T* from = d_out.row(t);
     const T dot_v = dot(from, v.row(t), v.cols);
-    const T dot_u = mix.source ? dot(from, mix.source.row(source_row(mix, t)), v.cols) : 0;
+    const T dot_u = mix.source ? dot(from, mix.source.row(mix.source_row(t)), v.cols) : 0;
     T* to = d_v.row(t);
 #pragma omp simd
     for (int j = 0; j < v.cols; ++j) to[j] = l0 * from[j];

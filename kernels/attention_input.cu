@@ -19,11 +19,6 @@ __device__ void store_pair(bf16* head, int half, const Pair& x) {
   store8(head + half, pack(x.second));
 }
 
-__device__ float2 coefficients(const ValueMix<bf16>& mix) {
-  if (mix.interpolate) return {1 - mix.lambda[0], mix.lambda[0]};
-  return {mix.lambda[0], mix.lambda[1]};
-}
-
 struct RotaryTable {
   Mat<float> cos, sin;
   const double* frequency;
@@ -36,8 +31,6 @@ struct RotaryTable {
     sin.row(t)[j] = static_cast<float>(s);
   }
 };
-
-__device__ int source_row(const ValueMix<bf16>& mix, int t) { return mix.index ? mix.index[t] : t; }
 
 /// Work of the backward direction. Each thread treats 8 columns of both halves of one head of q, k and the values; the
 /// D / 16 threads of a head are neighbours, and a warp treats consecutive rows of one head, as panels lie. A unit is
@@ -113,7 +106,8 @@ __global__ void __launch_bounds__(block_threads, 2)
     attention_input_backward_kernel(Units shape, Mat<bf16> d_qkv, ValueMixGradients<bf16> d_mix, Mat<const bf16> qk,
                                     Mat<const float> rstd, Mat<const bf16> v, Mat<const float> d_q,
                                     Mat<const bf16> d_kv, Rotary<bf16> rotary, ValueMix<bf16> mix) {
-  const float2 l = coefficients(mix);
+  const auto [l0, l1] = mix.factors();
+  const float2 l = {l0, l1};
   float by_v = 0, by_u = 0;
   for (int i = blockIdx.x * block_warps + threadIdx.x / warp_size; i < shape.count; i += gridDim.x * block_warps) {
     UnitPosition at = position(shape, i);
@@ -130,7 +124,7 @@ __global__ void __launch_bounds__(block_threads, 2)
     const Pair d_k_in = norm_rotate_backward(d_k_out, k, r[shape.heads], c, s, shape);
     if (!inside) continue;
     // Groups of 4 columns, so that the atomics of neighbours meet; all are read before anything is written.
-    const int source = mix.source ? source_row(mix, at.row) : 0;
+    const int source = mix.source ? mix.source_row(at.row) : 0;
     const auto col = [&](int part) { return first_of_head + 4 * at.lane + part * shape.half / 2; };
     MixColumns x[4];
 #pragma unroll

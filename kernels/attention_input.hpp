@@ -20,6 +20,16 @@ struct ValueMix {
   /// u[t] = source[index[t]], or source[t] where index is null. A null source means v' = l0 * v.
   Mat<const T> source;
   const Token* index = nullptr;
+
+  struct Factors {
+    acc_t<T> l0, l1;
+  };
+  constexpr Factors factors() const {
+    if (interpolate) return {1 - lambda[0], lambda[0]};
+    return {lambda[0], lambda[1]};
+  }
+  /// Row of the source that position t reads.
+  constexpr int source_row(int t) const { return index ? index[t] : t; }
 };
 
 template <class T>

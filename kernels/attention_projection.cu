@@ -85,7 +85,7 @@ struct AttentionProjection {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const int t = min(row(tile, r), tokens - 1);
-      const bf16* const u = mixes ? mix.source.row(mix.index ? mix.index[t] : t) + col + column() : nullptr;
+      const bf16* const u = mixes ? mix.source.row(mix.source_row(t)) + col + column() : nullptr;
 #pragma unroll
       for (int h = 0; h < tile_heads; ++h) {
         const bool inside = mixes && col + head_dim * h < width;

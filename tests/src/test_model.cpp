@@ -9,7 +9,7 @@
 
 #include "src/optimizer.hpp"
 #include "src/schedule.hpp"
-#include "tests/environment.hpp"
+#include "tests/double_arenas.hpp"
 
 namespace nanorun {
 namespace {
@@ -62,14 +62,9 @@ std::vector<kernels::Token> random_tokens(int count) {
 }
 
 /// A model in double with its arenas.
-struct Fixture {
+struct Fixture : DoubleArenas {
   explicit Fixture(const Config& config)
-      : config(config),
-        table(config.model),
-        weights(table),
-        tensor_comm(test_comm(), {}),
-        gradients(table.size()),
-        trace(test_comm(), {}, this->config.trace, "", 0),
+      : DoubleArenas(config),
         model(this->config, table, weights, gradients.span(), end_of_text, {}),
         tokens(random_tokens(config.train.length + 1)) {
     Optimizer<double>(this->config, table, weights, gradients.span(), tensor_comm, {}).initialise(7);
@@ -86,12 +81,6 @@ struct Fixture {
     return p.offset < tensors ? weights.tensors()[p.offset + i] : weights.scalars()[p.offset - tensors + i];
   }
 
-  Config config;
-  ParameterTable table;
-  Weights<double> weights;
-  TensorComm tensor_comm;
-  TensorArena<double> gradients;
-  Trace trace;
   Model<double> model;
   std::vector<kernels::Token> tokens;
 };

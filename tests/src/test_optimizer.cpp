@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-#include "tests/environment.hpp"
+#include "tests/double_arenas.hpp"
 
 namespace nanorun {
 namespace {
@@ -27,15 +27,9 @@ Config small_config() {
 }
 
 /// An optimizer in double whose gradients are all one.
-struct Fixture {
+struct Fixture : DoubleArenas {
   explicit Fixture(const Config& config)
-      : config(config),
-        table(config.model),
-        weights(table),
-        tensor_comm(test_comm(), {}),
-        gradients(table.size()),
-        trace(test_comm(), {}, this->config.trace, "", 0),
-        optimizer(this->config, table, weights, gradients.span(), tensor_comm, {}) {
+      : DoubleArenas(config), optimizer(this->config, table, weights, gradients.span(), tensor_comm, {}) {
     optimizer.initialise(7);
     fill_gradients();
   }
@@ -57,12 +51,6 @@ struct Fixture {
     return names;
   }
 
-  Config config;
-  ParameterTable table;
-  Weights<double> weights;
-  TensorComm tensor_comm;
-  TensorArena<double> gradients;
-  Trace trace;
   Optimizer<double> optimizer;
 };
 
