@@ -147,7 +147,7 @@ struct AttentionProjection {
 
   /// Stores one head of the values as they are and mixed.
   __device__ __forceinline__ void mix_values(const WarpTile& tile, float* sums, const std::uint32_t* u, int col) const {
-    const float l1 = mix.interpolate ? mix.lambda[0] : mix.lambda[1], l0 = mix.interpolate ? 1 - l1 : mix.lambda[0];
+    const auto [l0, l1] = mix.factors();
     store_head(tile, qkv, sums, col);
     const float own = mixes_itself ? l0 + l1 : l0;
 #pragma unroll

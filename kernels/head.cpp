@@ -157,14 +157,14 @@ void head_loss_forward(Stream, double* total, Mat<const T> x, Mat<const T> w, Ve
 }
 
 template <class T>
-void head_loss_backward(Stream, double* total, Mat<T> d_x, Mat<acc_t<T>> d_w, Mat<const T> x, Mat<const T> w,
+void head_loss_backward(Stream, double* total, Mat<T> d_x, Mat<acc_t<T>> d_w, bool add, Mat<const T> x, Mat<const T> w,
                         Vec<const Token> targets, const HeadOptions& options, Workspace workspace) {
   const Head<T> head = make_head(x, w, options, workspace);
   for_row_chunks(head, [&](int first, Mat<T> z) {
     chunk_loss(total, head, z, first, targets, options);
     chunk_gradient(head, z, first, targets, options);
     gemm<T>(Op::none, Op::none, head.unscale_dx, z, head.w, 0, d_x.row_block(first, z.rows));
-    gemm<T>(Op::transpose, Op::none, head.unscale_dw, z, head.x.row_block(first, z.rows), 1, d_w);
+    gemm<T>(Op::transpose, Op::none, head.unscale_dw, z, head.x.row_block(first, z.rows), add || first > 0, d_w);
   });
 }
 
@@ -172,8 +172,8 @@ void head_loss_backward(Stream, double* total, Mat<T> d_x, Mat<acc_t<T>> d_w, Ma
   template std::size_t head_workspace<T>(int, int, int, HeadPrecision);                                              \
   template void head_loss_forward(Stream, double*, Mat<const T>, Mat<const T>, Vec<const Token>, const HeadOptions&, \
                                   Workspace);                                                                        \
-  template void head_loss_backward(Stream, double*, Mat<T>, Mat<T>, Mat<const T>, Mat<const T>, Vec<const Token>,    \
-                                   const HeadOptions&, Workspace);
+  template void head_loss_backward(Stream, double*, Mat<T>, Mat<T>, bool, Mat<const T>, Mat<const T>,                \
+                                   Vec<const Token>, const HeadOptions&, Workspace);
 NANORUN_INSTANTIATE(float)
 NANORUN_INSTANTIATE(double)
 #undef NANORUN_INSTANTIATE

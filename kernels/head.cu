@@ -149,22 +149,23 @@ Softcap softcap_of(const Problem& p, int first, Mat<bf16> z) {
   return {z, p.targets.data() + first, p.options.softcap, p.head.counts.row(first / p.head.z.rows)};
 }
 
-/// The losses of a chunk and, from the gradient of its logits, d_x = g w and d_w += gᵀ x.
-void chunk_backward(const Problem& p, int first, Mat<bf16> z, Mat<bf16> d_x, Mat<float> d_w) {
+/// The losses of a chunk and, from the gradient of its logits, d_x = g w and d_w = gᵀ x, or += with `add`.
+void chunk_backward(const Problem& p, int first, Mat<bf16> z, Mat<bf16> d_x, Mat<float> d_w, bool add) {
   const HeadOptions& o = p.options;
+  const float beta = add ? 1 : 0;
   float* const loss = p.head.loss + first;
   const Softcap softcap = softcap_of(p, first, z);
   if (!p.fp8()) {
     softcap_gradient(p.stream, loss, softcap, 1.0 / p.x.rows);
     gemm<bf16, bf16, bf16>(p.stream, {}, Op::none, z, Op::none, p.w, d_x);
-    gemm<bf16, bf16, float>(p.stream, {.beta = 1}, Op::transpose, z, Op::none, p.x.row_block(first, z.rows), d_w);
+    gemm<bf16, bf16, float>(p.stream, {.beta = beta}, Op::transpose, z, Op::none, p.x.row_block(first, z.rows), d_w);
     return;
   }
   const Mat<e5m2> g_t = p.head.gradient_t.col_block(0, z.rows);
   const Mat<e5m2> g = softcap_gradient_fp8(p.stream, loss, g_t, softcap, o.scale_g / p.x.rows);
   gemm<e5m2, e4m3, bf16>(p.stream, {.alpha = static_cast<float>(1 / (o.scale_g * o.scale_w))}, Op::none, g,
                          Op::transpose, p.head.w_t, d_x);
-  gemm<e5m2, e4m3, float>(p.stream, {.alpha = static_cast<float>(1 / (o.scale_g * o.scale_x)), .beta = 1}, Op::none,
+  gemm<e5m2, e4m3, float>(p.stream, {.alpha = static_cast<float>(1 / (o.scale_g * o.scale_x)), .beta = beta}, Op::none,
                           g_t, Op::transpose, p.head.x_t.col_block(first, z.rows), d_w);
 }
 
@@ -207,17 +208,18 @@ void head_loss_forward(Stream stream, double* total, Mat<const T> x, Mat<const T
 }
 
 template <class T>
-void head_loss_backward(Stream stream, double* total, Mat<T> d_x, Mat<acc_t<T>> d_w, Mat<const T> x, Mat<const T> w,
-                        Vec<const Token> targets, const HeadOptions& options, Workspace workspace) {
+void head_loss_backward(Stream stream, double* total, Mat<T> d_x, Mat<acc_t<T>> d_w, bool add, Mat<const T> x,
+                        Mat<const T> w, Vec<const Token> targets, const HeadOptions& options, Workspace workspace) {
   const Problem p = make_problem(stream, x, w, targets, options, workspace);
-  for_row_chunks(p, total, true,
-                 [&](int first, Mat<bf16> z) { chunk_backward(p, first, z, d_x.row_block(first, z.rows), d_w); });
+  for_row_chunks(p, total, true, [&](int first, Mat<bf16> z) {
+    chunk_backward(p, first, z, d_x.row_block(first, z.rows), d_w, add || first > 0);
+  });
 }
 
 template std::size_t head_workspace<bf16>(int, int, int, HeadPrecision);
 template void head_loss_forward(Stream, double*, Mat<const bf16>, Mat<const bf16>, Vec<const Token>, const HeadOptions&,
                                 Workspace);
-template void head_loss_backward<bf16>(Stream, double*, Mat<bf16>, Mat<float>, Mat<const bf16>, Mat<const bf16>,
+template void head_loss_backward<bf16>(Stream, double*, Mat<bf16>, Mat<float>, bool, Mat<const bf16>, Mat<const bf16>,
                                        Vec<const Token>, const HeadOptions&, Workspace);
 
 }  // namespace nanorun::kernels::cuda

@@ -33,10 +33,10 @@ template <class T>
 void head_loss_forward(Stream stream, double* total, Mat<const T> x, Mat<const T> w, Vec<const Token> targets,
                        const HeadOptions& options, Workspace workspace);
 
-/// The same, and the gradients of the mean loss over the T rows in one sweep: d_x =, d_w +=.
+/// The same, and the gradients of the mean loss over the T rows in one sweep: d_x =, and d_w =, or += with `add`.
 template <class T>
-void head_loss_backward(Stream stream, double* total, Mat<T> d_x, Mat<acc_t<T>> d_w, Mat<const T> x, Mat<const T> w,
-                        Vec<const Token> targets, const HeadOptions& options, Workspace workspace);
+void head_loss_backward(Stream stream, double* total, Mat<T> d_x, Mat<acc_t<T>> d_w, bool add, Mat<const T> x,
+                        Mat<const T> w, Vec<const Token> targets, const HeadOptions& options, Workspace workspace);
 
 }  // namespace portable
 
@@ -51,8 +51,8 @@ template <class T>
 void head_loss_forward(Stream stream, double* total, Mat<const T> x, Mat<const T> w, Vec<const Token> targets,
                        const HeadOptions& options, Workspace workspace);
 template <class T>
-void head_loss_backward(Stream stream, double* total, Mat<T> d_x, Mat<acc_t<T>> d_w, Mat<const T> x, Mat<const T> w,
-                        Vec<const Token> targets, const HeadOptions& options, Workspace workspace);
+void head_loss_backward(Stream stream, double* total, Mat<T> d_x, Mat<acc_t<T>> d_w, bool add, Mat<const T> x,
+                        Mat<const T> w, Vec<const Token> targets, const HeadOptions& options, Workspace workspace);
 
 }  // namespace cuda
 }  // namespace nanorun::kernels

@@ -63,7 +63,7 @@ Model<T>::Model(const Config& config, const ParameterTable& table, const Weights
     : config_(config),
       w_(bind<T>(table, config.model, weights.tensors().data(), weights.scalars().data())),
       d_(bind<Gradient>(table, config.model, gradients.data(), gradients.data() + table.tensor_size())),
-      d_sums_(gradients.subspan(table.matrix_size())),
+      d_sums_(gradients.subspan(d_.head.data + d_.head.size() - gradients.data())),
       streams_(streams),
       head_(head_options(config)),
       feed_(config, end_of_text, streams.upload),
@@ -96,8 +96,8 @@ void Model<T>::forward_backward(Trace& trace, const Sequence& sequence, int wind
     Region region(trace, Phase::head);
     if (before == Gradients::none) ops::fill<Gradient>(streams_.compute, d_sums_, 0);
     if (hooks.enter) hooks.enter(config_.model.layers);
-    ops::head_loss_backward<T>(streams_.compute, loss_.device(), a.d_narrow, d_.head, a.n_final, w_.head, fed.targets,
-                               head_, a.workspace);
+    ops::head_loss_backward<T>(streams_.compute, loss_.device(), a.d_narrow, d_.head, before == Gradients::sums,
+                               a.n_final, w_.head, fed.targets, head_, a.workspace);
   }
   if (hooks.leave) hooks.leave(config_.model.layers);
   Region region(trace, Phase::backward);

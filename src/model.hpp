@@ -68,7 +68,7 @@ class Model {
   const Config& config_;
   Tensors<T> w_;
   Tensors<Gradient> d_;
-  std::span<Gradient> d_sums_;  ///< of all but the matrices; zeroed before the first sequence of a step
+  std::span<Gradient> d_sums_;  ///< those behind the head: of tables and scalars; zeroed before a step's first sequence
   ModelStreams streams_;
   kernels::HeadOptions head_;
   Feed feed_;

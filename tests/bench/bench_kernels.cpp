@@ -159,7 +159,7 @@ void head(benchmark::State& state) {
   const kernels::HeadOptions options{15, precision, 2, 512, 524288};
   std::vector<std::byte> workspace(ops::head_workspace<float>(tokens, vocabulary, width, precision));
   double loss = 0;
-  for (auto _ : state) ops::head_loss_backward<float>({}, &loss, d_x, d_w, x, w, targets, options, workspace);
+  for (auto _ : state) ops::head_loss_backward<float>({}, &loss, d_x, d_w, false, x, w, targets, options, workspace);
   count(state, 6.0 * tokens * width * vocabulary, 0);
 }
 BENCHMARK(head)->ArgName("fp8")->Arg(0)->Arg(1)->Unit(benchmark::kMillisecond);

@@ -166,7 +166,7 @@ void head(benchmark::State& state, HeadPrecision precision, bool backward) {
   state.counters["workspace_GB"] = static_cast<double>(scratch.size()) * 1e-9;
   const auto work = [&] {
     if (backward) {
-      cuda::head_loss_backward<bf16>(stream, sum, d_x.mat(tokens, width), d_w.mat(vocabulary, width), x_in, w_in,
+      cuda::head_loss_backward<bf16>(stream, sum, d_x.mat(tokens, width), d_w.mat(vocabulary, width), false, x_in, w_in,
                                      target_in, options, workspace);
     } else {
       cuda::head_loss_forward<bf16>(stream, sum, x_in, w_in, target_in, options, workspace);

@@ -45,17 +45,16 @@ double forward(Problem& p, const HeadOptions& options) {
   return loss.added();
 }
 
-/// d_w starts at zero unless `d_w` is given.
-Result backward(Problem& p, const HeadOptions& options, test::Vector<float> d_w = {}) {
+/// Both gradients start at NaN; d_w is added to `start` where that is given.
+Result backward(Problem& p, const HeadOptions& options, const test::Vector<float>& start = {}) {
   const test::BlasStream stream;
   const test::DeviceSum loss;
   const test::DeviceVector<std::byte> scratch(
       head_workspace<bf16>(p.length(), p.vocabulary(), p.width(), options.precision));
   const auto d_x = test::Tensor<bf16>::poisoned(p.length(), p.width());
-  if (d_w.empty()) d_w.resize(p.w.host().size());
-  const test::DeviceVector<float> sums(d_w);
+  const test::DeviceVector<float> sums(start.empty() ? test::poisoned<float>(p.w.host().size()) : start);
   head_loss_backward<bf16>(stream, loss.data(), d_x.device(), Mat<float>(sums.data(), p.vocabulary(), p.width()),
-                           p.x.device(), p.w.device(), p.targets.device_span(), options,
+                           !start.empty(), p.x.device(), p.w.device(), p.targets.device_span(), options,
                            {scratch.data(), scratch.size()});
   return {loss.added(), d_x.device_values(), sums.host()};
 }
@@ -64,11 +63,11 @@ Result portable_backward(Mat<const float> x, Mat<const float> w, Vec<const Token
   Result result;
   test::Vector<double> loss(1);
   result.d_x = test::poisoned<float>(x.size());
-  result.d_w.resize(w.size());
+  result.d_w = test::poisoned<float>(w.size());
   test::Vector<std::byte> memory(portable::head_workspace<float>(x.rows, w.rows, x.cols, options.precision) + 64);
   const std::size_t skip = 64 - reinterpret_cast<std::uintptr_t>(memory.data()) % 64;
   portable::head_loss_backward<float>({}, loss.data(), Mat<float>(result.d_x.data(), x.rows, x.cols),
-                                      Mat<float>(result.d_w.data(), w.rows, w.cols), x, w, targets, options,
+                                      Mat<float>(result.d_w.data(), w.rows, w.cols), false, x, w, targets, options,
                                       Workspace(memory).subspan(skip));
   result.loss = loss[0];
   return result;

@@ -56,15 +56,17 @@ double forward(const Problem& p, const HeadOptions& options) {
   return loss[0];
 }
 
-/// d_w starts at zero and d_x at NaN.
+/// Both gradients start at NaN.
 template <class T>
 Result backward(const Problem& p, const HeadOptions& options) {
   const test::Vector<T> x = test::convert<T>(p.x), w = test::convert<T>(p.w);
-  test::Vector<T> d_x = test::poisoned<T>(static_cast<std::size_t>(p.length) * p.width), d_w(w.size());
+  test::Vector<T> d_x = test::poisoned<T>(static_cast<std::size_t>(p.length) * p.width);
+  test::Vector<T> d_w = test::poisoned<T>(w.size());
   Scratch scratch(head_workspace<T>(p.length, p.vocabulary, p.width, options.precision));
   test::Vector<double> loss(1);
   head_loss_backward<T>({}, loss.data(), Mat<T>(d_x.data(), p.length, p.width),
-                        Mat<T>(d_w.data(), p.vocabulary, p.width), Mat<const T>(x.data(), p.length, p.width, p.stride),
+                        Mat<T>(d_w.data(), p.vocabulary, p.width), false,
+                        Mat<const T>(x.data(), p.length, p.width, p.stride),
                         Mat<const T>(w.data(), p.vocabulary, p.width), p.targets, options, scratch.get());
   return {loss[0], test::convert<double>(d_x), test::convert<double>(d_w)};
 }
@@ -156,7 +158,7 @@ TEST(Head, LossAndWeightGradientAccumulate) {
     test::Vector<double> loss{1000};
     Scratch scratch(head_workspace<double>(p.length, p.vocabulary, p.width, options.precision));
     head_loss_backward<double>({}, loss.data(), Mat<double>(d_x.data(), p.length, p.width),
-                               Mat<double>(d_w.data(), p.vocabulary, p.width),
+                               Mat<double>(d_w.data(), p.vocabulary, p.width), true,
                                Mat<const double>(p.x.data(), p.length, p.width),
                                Mat<const double>(p.w.data(), p.vocabulary, p.width), p.targets, options, scratch.get());
     const Result once = backward<double>(p, options);
