@@ -34,10 +34,6 @@ struct Layout {
   std::size_t bytes;
 };
 
-std::size_t slot_bytes(const Config& config) {
-  return Layout(std::max(config.train.length, config.validation.length), {}).bytes;
-}
-
 }  // namespace
 
 void sort_by_token(std::span<std::int32_t> order, std::span<const Token> tokens) {
@@ -47,11 +43,12 @@ void sort_by_token(std::span<std::int32_t> order, std::span<const Token> tokens)
   for (std::size_t t = 0; t < tokens.size(); ++t) order[next[tokens[t]]++] = static_cast<std::int32_t>(t);
 }
 
-Feed::Feed(const Config& config, Token end_of_text, Stream upload)
-    : config_(config),
+Feed::Feed(int length, const WindowConfig& window, Token end_of_text, Stream upload)
+    : length_(length),
+      window_(window),
       end_of_text_(end_of_text),
       upload_(upload),
-      slots_{Slot(slot_bytes(config)), Slot(slot_bytes(config))} {
+      slots_{Slot(Layout(length, {}).bytes), Slot(Layout(length, {}).bytes)} {
   for (Slot& slot : slots_) {
     ops::record(upload_, slot.uploaded);
     ops::record(upload_, slot.consumed);
@@ -68,20 +65,19 @@ Feed::~Feed() {
 FedSequence Feed::load(Stream compute, const Sequence& sequence, int window) {
   current_ = 1 - current_;
   Slot& slot = slots_[current_];
-  const auto length = static_cast<int>(sequence.tokens.size());
   ops::synchronize(slot.uploaded);  // two sequences ago: the host's buffer is free
-  Layout host(length, slot.host.space());
+  Layout host(length_, slot.host.space());
   std::ranges::copy(sequence.tokens, host.tokens.begin());
   std::ranges::copy(sequence.targets, host.targets.begin());
   sort_by_token(host.order, sequence.tokens);
-  host.long_mask.build(sequence.tokens, end_of_text_, config_.window.kind, window);
-  host.short_mask.build(sequence.tokens, end_of_text_, config_.window.kind, short_window(config_.window, window));
+  host.long_mask.build(sequence.tokens, end_of_text_, window_.kind, window);
+  host.short_mask.build(sequence.tokens, end_of_text_, window_.kind, short_window(window_, window));
 
   ops::wait(upload_, slot.consumed);
   ops::copy_to_device(upload_, slot.device.space().data(), slot.host.space().data(), host.bytes);
   ops::record(upload_, slot.uploaded);
   ops::wait(compute, slot.uploaded);
-  const Layout device(length, slot.device.space());
+  const Layout device(length_, slot.device.space());
   return {device.tokens, device.targets, device.order, device.long_mask.view(), device.short_mask.view()};
 }
 

@@ -37,14 +37,14 @@ struct FedSequence {
 /// Two sets of buffers, so that the host prepares a sequence while the device still works on the one before.
 class Feed {
  public:
-  /// Sequences have at most the longer of train.length and validation.length tokens. Copies run on `upload`.
-  Feed(const Config& config, kernels::Token end_of_text, kernels::Stream upload);
+  /// Sequences have `length` tokens, documents begin with `end_of_text`. Copies run on `upload`.
+  Feed(int length, const WindowConfig& window, kernels::Token end_of_text, kernels::Stream upload);
   ~Feed();
   Feed(const Feed&) = delete;
   Feed& operator=(const Feed&) = delete;
 
-  /// Work that `compute` gets from now on may read the result, until release(). window: tokens of the long layers'
-  /// window. The host's tokens are not needed after the call.
+  /// Work that `compute` gets from now on may read the result, until release(), which comes before the next load().
+  /// window: tokens of the long layers' window. The host's tokens are not needed after the call.
   FedSequence load(kernels::Stream compute, const Sequence& sequence, int window);
   /// After the last work on the sequence that load() returned has been enqueued on `compute`.
   void release(kernels::Stream compute);
@@ -59,7 +59,8 @@ class Feed {
     ops::Event consumed = ops::create_event();
   };
 
-  const Config& config_;
+  int length_;
+  const WindowConfig& window_;
   kernels::Token end_of_text_;
   kernels::Stream upload_;
   std::array<Slot, 2> slots_;

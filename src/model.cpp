@@ -66,7 +66,8 @@ Model<T>::Model(const Config& config, const ParameterTable& table, const Weights
       d_sums_(gradients.subspan(d_.head.data + d_.head.size() - gradients.data())),
       streams_(streams),
       head_(head_options(config)),
-      feed_(config, end_of_text, streams.upload),
+      training_feed_(config.train.length, config.window, end_of_text, streams.upload),
+      validation_feed_(config.validation.length, config.window, end_of_text, streams.upload),
       loss_(streams.compute),
       rotary_table_(make_rotary_table<Gradient>(config.model, longest_sequence(config), streams.compute)),
       arena_(activation_bytes<T>(config), "the activations",
@@ -83,38 +84,40 @@ std::size_t Model<T>::memory_bytes(const Config& config) {
 }
 
 template <class T>
-void Model<T>::forward_backward(Trace& trace, const Sequence& sequence, int window, Gradients before,
-                                const LayerHooks& hooks) {
+FedSequence Model<T>::feed(const Sequence& sequence, int window) {
+  return training_feed_.load(streams_.compute, sequence, window);
+}
+
+template <class T>
+void Model<T>::forward_backward(Trace& trace, const FedSequence& sequence, Gradients before, const LayerHooks& hooks) {
   Activations<T>& a = training_;
-  FedSequence fed;
   {
     Region region(trace, Phase::forward);
-    fed = feed_.load(streams_.compute, sequence, window);
-    forward(a, fed, hooks);
+    forward(a, sequence, hooks);
   }
   {
     Region region(trace, Phase::head);
     if (before == Gradients::none) ops::fill<Gradient>(streams_.compute, d_sums_, 0);
     if (hooks.enter) hooks.enter(config_.model.layers);
     ops::head_loss_backward<T>(streams_.compute, loss_.device(), a.d_narrow, d_.head, before == Gradients::sums,
-                               a.n_final, w_.head, fed.targets, head_, a.workspace);
+                               a.n_final, w_.head, sequence.targets, head_, a.workspace);
   }
   if (hooks.leave) hooks.leave(config_.model.layers);
   Region region(trace, Phase::backward);
-  backward(a, fed, before, hooks);
-  feed_.release(streams_.compute);
+  backward(a, sequence, before, hooks);
+  training_feed_.release(streams_.compute);
 }
 
 template <class T>
 double Model<T>::validate(Trace& trace, const Sequence& sequence, int window) {
   Region region(trace, Phase::validation);
-  const FedSequence fed = feed_.load(streams_.compute, sequence, window);
+  const FedSequence fed = validation_feed_.load(streams_.compute, sequence, window);
   forward(validation_, fed, {});
   kernels::HeadOptions options = head_;
   options.precision = kernels::HeadPrecision::working;
   ops::head_loss_forward<T>(streams_.compute, loss_.device(), validation_.n_final, w_.head, fed.targets, options,
                             validation_.workspace);
-  feed_.release(streams_.compute);
+  validation_feed_.release(streams_.compute);
   loss_.collect(streams_.compute);
   ops::synchronize(streams_.compute);
   return loss_.value() / validation_.length;

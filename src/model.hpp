@@ -38,11 +38,13 @@ class Model {
   /// What the gradients hold before a sequence: nothing, where it is the first of a step, or the sums of others.
   enum class Gradients { none, sums };
 
+  /// Sends a sequence of train.length tokens to the device, for the next forward_backward(). While the device works,
+  /// this costs no time. window: tokens of the long layers' window.
+  FedSequence feed(const Sequence& sequence, int window);
+
   /// Makes the gradients those of the sequence's mean loss, or adds these to them, and adds the sum of its tokens'
-  /// losses to loss(). window: tokens of the long layers' window. The length is train.length. Does not wait for the
-  /// device.
-  void forward_backward(Trace& trace, const Sequence& sequence, int window, Gradients before,
-                        const LayerHooks& hooks = {});
+  /// losses to loss(). Does not wait for the device.
+  void forward_backward(Trace& trace, const FedSequence& sequence, Gradients before, const LayerHooks& hooks = {});
   RunningSum& loss() { return loss_; }
 
   /// Mean loss of a sequence of validation.length tokens, the head in working precision. Waits for the device.
@@ -71,7 +73,8 @@ class Model {
   std::span<Gradient> d_sums_;  ///< those behind the head: of tables and scalars; zeroed before a step's first sequence
   ModelStreams streams_;
   kernels::HeadOptions head_;
-  Feed feed_;
+  Feed training_feed_;
+  Feed validation_feed_;
   RunningSum loss_;
   TensorArena<Gradient> rotary_table_;
   Arena arena_;

@@ -88,6 +88,15 @@ std::uint64_t step_tokens(const TrainConfig& train) {
 /// Seconds after which a progress line comes before log_every says so.
 constexpr double longest_silence = 10;
 
+/// This rank's part of a step. Where its tokens could not be read, `failure` says why.
+struct Batch {
+  long step = -1;
+  std::span<const Token> tokens;  ///< rows of train.length + 1
+  FedSequence first;              ///< the first row, on its way to the device
+  Cursor after;                   ///< where the stream goes on
+  std::exception_ptr failure;
+};
+
 class Training {
  public:
   Training(Context& context, const Config& config);
@@ -102,8 +111,10 @@ class Training {
   void warn_of_gradient_scale();
   void start_loader();
   void train_step();
-  void forward_backward();
-  void agree();
+  Batch read_batch(long step);
+  FedSequence feed(const Batch& batch, std::size_t row);
+  void forward_backward(const Batch& batch);
+  void agree(const std::exception_ptr& data_failure);
   void validate();
   void save();
   void log_step(double seconds);
@@ -116,7 +127,7 @@ class Training {
   bool finished() const { return progress_.step == config_.train.steps; }
   bool validation_due() const;
   bool checkpoint_due() const;
-  int window() const { return long_window(config_.window, progress_.step, config_.train.steps); }
+  int window(long step) const { return long_window(config_.window, step, config_.train.steps); }
 
   Context& context_;
   Comm& comm_;
@@ -135,7 +146,7 @@ class Training {
   StopMonitor stop_;
   std::unique_ptr<Trace> trace_;
   std::unique_ptr<Loader> loader_;
-  std::exception_ptr data_failure_;
+  Batch ahead_;  ///< of the next step, read while the device works on the one before
 
   Progress progress_;
   long first_step_ = 0;
@@ -265,14 +276,17 @@ void Training::record_failure(const Error& error) {
 
 void Training::train_step() {
   const double begin = context_.seconds_since_start();
-  forward_backward();
+  const Batch batch = ahead_.step == progress_.step ? ahead_ : read_batch(progress_.step);
+  forward_backward(batch);
   optimizer_.step(*trace_, progress_.step);
-  agree();
+  if (progress_.step + 1 < config_.train.steps) ahead_ = read_batch(progress_.step + 1);
+  agree(batch.failure);
 
   const double seconds = context_.seconds_since_start() - begin;
   run_seconds_ += seconds;
   progress_.train_seconds += seconds;
   progress_.tokens += step_tokens(config_.train);
+  progress_.cursor = batch.after;
   log_step(seconds);
   progress_.step += 1;
   if (progress_.step == first_step_ + 1) {
@@ -282,33 +296,45 @@ void Training::train_step() {
   trace_->end_step(static_cast<double>(step_tokens(config_.train)), loss_);
 }
 
-/// This rank's sequences of the step. Where their tokens cannot be read, data_failure_ says why, and the step goes on
-/// for the other ranks' sake.
-void Training::forward_backward() {
-  std::span<const Token> tokens;
+Batch Training::read_batch(long step) {
+  Region region(*trace_, Phase::data);
+  Batch batch;
+  batch.step = step;
   try {
-    Region region(*trace_, Phase::data);
-    tokens = loader_->next();
+    batch.tokens = loader_->next();
   } catch (const Error&) {
-    data_failure_ = std::current_exception();
+    batch.failure = std::current_exception();
+    return batch;
   }
+  batch.after = loader_->cursor();
+  batch.first = feed(batch, 0);
+  return batch;
+}
+
+FedSequence Training::feed(const Batch& batch, std::size_t row) {
+  const std::size_t size = config_.train.length + 1;
+  return model_.feed(Sequence::of(batch.tokens.subspan(row * size, size)), window(batch.step));
+}
+
+/// A step whose tokens could not be read goes on for the other ranks' sake.
+void Training::forward_backward(const Batch& batch) {
   const auto await = [&](int layer) { optimizer_.await_weights(*trace_, layer); };
   const auto take = [&](int layer) { optimizer_.take_gradients(*trace_, layer, progress_.step); };
-  const std::size_t row = config_.train.length + 1;
-  for (std::size_t at = 0; at < tokens.size(); at += row) {
+  const std::size_t rows = batch.tokens.size() / (config_.train.length + 1);
+  for (std::size_t row = 0; row < rows; ++row) {
     Model<Real>::LayerHooks hooks;
-    if (at == 0) hooks.enter = await;
-    if (at + row == tokens.size()) hooks.leave = take;
-    const auto before = at == 0 ? Model<Real>::Gradients::none : Model<Real>::Gradients::sums;
-    model_.forward_backward(*trace_, Sequence::of(tokens.subspan(at, row)), window(), before, hooks);
+    if (row == 0) hooks.enter = await;
+    if (row + 1 == rows) hooks.leave = take;
+    const auto before = row == 0 ? Model<Real>::Gradients::none : Model<Real>::Gradients::sums;
+    model_.forward_backward(*trace_, row == 0 ? batch.first : feed(batch, row), before, hooks);
   }
-  if (!data_failure_) return;
+  if (!batch.failure) return;
   for (int layer = config_.model.layers; layer >= -1; --layer) take(layer);
 }
 
 /// Ends every step: waits for the device, then one reduction carries the loss and what any rank has seen that should
 /// stop the run. Nothing of a step that fails here reaches a checkpoint.
-void Training::agree() {
+void Training::agree(const std::exception_ptr& data_failure) {
   Region region(*trace_, Phase::agree);
   model_.loss().collect(context_.stream());
   optimizer_.squares().collect(context_.stream());
@@ -320,7 +346,7 @@ void Training::agree() {
 
   // Every sum over the ranks: the loss, the ranks that overflowed, and those that saw each reason to stop.
   std::array<double, 2 + stop_reasons> seen{};
-  seen[0] = data_failure_ ? std::numeric_limits<double>::quiet_NaN() : model_.loss().value() / config_.train.length;
+  seen[0] = data_failure ? std::numeric_limits<double>::quiet_NaN() : model_.loss().value() / config_.train.length;
   seen[1] = optimizer_.overflowed() ? 1 : 0;
   seen[2 + static_cast<int>(stop_.poll(progress_.step + 1, context_.seconds_since_start()))] = 1;
   comm_.all_reduce(std::span<double>(seen), Reduce::sum);
@@ -331,7 +357,7 @@ void Training::agree() {
   const bool overflowed = seen[1] > 0;
   if (std::isfinite(loss_) && !overflowed) return;
   comm_.together([&] {
-    if (data_failure_) std::rethrow_exception(data_failure_);
+    if (data_failure) std::rethrow_exception(data_failure);
   });
   fail_not_finite(std::isfinite(loss_) ? fmt::format("gradients or weights overflowed (the loss is {})", loss_)
                                        : fmt::format("the loss is {}", std::abs(loss_)),
@@ -352,7 +378,7 @@ void Training::log_step(double seconds) {
   const StepReport report{done,
                           config_.train.steps,
                           loss_,
-                          window(),
+                          window(progress_.step),
                           seconds,
                           tokens / seconds,
                           average * static_cast<double>(config_.train.steps - done)};
@@ -380,7 +406,7 @@ void Training::validate() {
   for (std::size_t j = comm_.rank(); j < data_.validation_places.size(); j += comm_.size()) {
     const Cursor& place = data_.validation_places[j];
     read_tokens(data_.validation[place.shard], place.offset, validation_row_, config_.model.vocabulary);
-    loss += model_.validate(*trace_, Sequence::of(validation_row_), window());
+    loss += model_.validate(*trace_, Sequence::of(validation_row_), window(progress_.step));
   }
   validation_loss_ = comm_.all_reduce(loss, Reduce::sum) / static_cast<double>(data_.validation_places.size());
   context_.look_at_device_memory();
@@ -400,7 +426,6 @@ bool Training::checkpoint_due() const {
 void Training::save() {
   Region region(*trace_, Phase::checkpoint);
   trace_->flush();
-  progress_.cursor = loader_->cursor();
   try {
     const std::string file = checkpoints_.save(progress_, optimizer_.slabs());
     saved_step_ = progress_.step;

@@ -58,9 +58,9 @@ class TinyTraining {
       const std::size_t at = (static_cast<std::size_t>(step_) * config_.train.sequences + j) * length;
       if (at + length + 1 > tokens_.size()) throw std::runtime_error("too few tokens");
       const bool first = j == comm_.rank() * local;
-      model_.forward_backward(trace_, Sequence::of(std::span(tokens_).subspan(at, length + 1)),
-                              long_window(config_.window, step_, config_.train.steps),
-                              first ? Model<Real>::Gradients::none : Model<Real>::Gradients::sums);
+      const FedSequence sequence = model_.feed(Sequence::of(std::span(tokens_).subspan(at, length + 1)),
+                                               long_window(config_.window, step_, config_.train.steps));
+      model_.forward_backward(trace_, sequence, first ? Model<Real>::Gradients::none : Model<Real>::Gradients::sums);
     }
     model_.loss().collect(streams_.compute.stream);
     ops::synchronize(streams_.compute.stream);
