@@ -80,6 +80,10 @@ Optimizer<T>::Optimizer(const Config& config, const ParameterTable& table, const
   comm_.share(weights.scalars());
   // In the order in which the backward pass completes them.
   std::ranges::stable_sort(shards_, std::greater(), [](const Shard& shard) { return shard.bucket.layer; });
+  for (const Shard& shard : std::views::reverse(shards_)) {
+    const auto known = [&](const Bucket& kind) { return alike(kind, shard.bucket); };
+    if (shard.bucket.group == Group::matrix && std::ranges::none_of(kinds_, known)) kinds_.push_back(shard.bucket);
+  }
   ops::fill<Master>(stream_, state_.span(), 0);
 }
 
@@ -164,15 +168,13 @@ void Optimizer<T>::transfer(Trace& trace, Phase phase, ops::Event& done, const C
   ops::record(comm_.stream(), done);
 }
 
-/// Matrices come first: the tables' gradients, which were handed over last, arrive meanwhile. New weights leave in the
-/// order in which the next forward pass needs them.
+/// The last tables come before the last kind of matrices: their gradients, which were handed over last, arrive during
+/// the kinds before it, and their new weights, which the next forward pass needs first, leave during that one.
 template <class T>
 void Optimizer<T>::step(Trace& trace, long step) {
-  for (const Shard& shard : shards_) {
-    if (first_alike(shard)) update_matrices(trace, shard.bucket, step);
-  }
-  for (const Shard& shard : shards_) {
-    if (shard.bucket.group != Group::matrix && !shard.updated) update_elements(trace, shard, step);
+  for (std::size_t i = 0; i < kinds_.size(); ++i) {
+    if (i + 1 == kinds_.size()) update_tables(trace, step);
+    update_matrices(trace, kinds_[i], step);
   }
   for (Shard& shard : std::views::reverse(shards_)) {
     if (!shard.updated) gather(trace, shard);
@@ -180,11 +182,19 @@ void Optimizer<T>::step(Trace& trace, long step) {
   }
 }
 
-/// Whether a shard holds matrices and no shard before it holds any alike.
+/// Updates what no layer has updated before and Adam updates. New weights leave in the order in which the next forward
+/// pass needs them.
 template <class T>
-bool Optimizer<T>::first_alike(const Shard& shard) const {
-  const auto first = std::ranges::find_if(shards_, [&](const Shard& s) { return alike(s.bucket, shard.bucket); });
-  return first != shards_.end() && &*first == &shard;
+void Optimizer<T>::update_tables(Trace& trace, long step) {
+  const auto late = [](const Shard& shard) { return shard.bucket.group != Group::matrix && !shard.updated; };
+  for (const Shard& shard : shards_) {
+    if (late(shard)) update_elements(trace, shard, step);
+  }
+  for (Shard& shard : std::views::reverse(shards_)) {
+    if (!late(shard)) continue;
+    gather(trace, shard);
+    shard.updated = true;
+  }
 }
 
 template <class T>

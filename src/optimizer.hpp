@@ -69,15 +69,15 @@ class Optimizer {
     std::span<Master> master, gradients, moment1, moment2;
     std::span<T> copy;  ///< of the master for the products; the master itself where it has that type
     ops::Event reduced, gathered;
-    bool updated = false;  ///< in this step, while the backward pass goes on
+    bool updated = false;  ///< in this step, and on its way to the other ranks
   };
 
   Shard make_shard(const Bucket& bucket, const Weights<T>& weights, std::size_t& state_used);
   void reduce(Trace& trace, Shard& shard);
   template <class Collective>
   void transfer(Trace& trace, Phase phase, ops::Event& done, const Collective& collective);
-  bool first_alike(const Shard& shard) const;
   void await_gradients(Trace& trace, const Shard& shard);
+  void update_tables(Trace& trace, long step);
   void update_matrices(Trace& trace, const Bucket& kind, long step);
   void move_along(const Shard& shard, long step);
   void update_elements(Trace& trace, const Shard& shard, long step);
@@ -98,6 +98,7 @@ class Optimizer {
   RunningSum squares_;
   ops::Event handed_over_;  ///< from the ops' stream to the collectives'
   std::vector<Shard> shards_;
+  std::vector<Bucket> kinds_;  ///< of matrices, each one of those alike, in the order of their updates
   std::vector<kernels::MatrixBatch<Master>> pieces_;  ///< of a batch, kept for its memory
   std::vector<HostView<Master>> host_;
 };

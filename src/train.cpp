@@ -7,10 +7,10 @@
 #include <limits>
 
 #include "src/checkpoint.hpp"
-#include "src/data.hpp"
 #include "src/model.hpp"
 #include "src/optimizer.hpp"
 #include "src/report.hpp"
+#include "src/run_data.hpp"
 #include "src/run_folder.hpp"
 #include "src/schedule.hpp"
 #include "src/stop.hpp"
@@ -19,71 +19,6 @@
 namespace nanorun {
 
 namespace {
-
-/// What a run reads: shards that fit the model, and where each validation sequence begins.
-struct RunData {
-  std::vector<ShardInfo> train, validation;
-  std::vector<Cursor> validation_places;
-};
-
-std::vector<ShardInfo> read_shards(const std::vector<std::string>& patterns, const ModelConfig& model) {
-  std::vector<ShardInfo> shards;
-  for (const std::string& path : expand_paths(patterns)) {
-    shards.push_back(read_shard_info(path));
-    if (shards.back().vocabulary > static_cast<std::uint64_t>(model.vocabulary)) {
-      throw Error(ExitCode::data, fmt::format("{}: its vocabulary is {}, larger than model.vocabulary = {}", path,
-                                              shards.back().vocabulary, model.vocabulary));
-    }
-  }
-  return shards;
-}
-
-/// Documents begin with one token, whichever shard they are in.
-void require_one_end_of_text(const RunData& data) {
-  const ShardInfo& first = data.train.front();
-  for (const std::vector<ShardInfo>* shards : {&data.train, &data.validation}) {
-    for (const ShardInfo& shard : *shards) {
-      if (shard.end_of_text == first.end_of_text) continue;
-      throw Error(ExitCode::data, fmt::format("{}: its end-of-text token is {}, that of {} is {}", shard.path,
-                                              shard.end_of_text, first.path, first.end_of_text));
-    }
-  }
-}
-
-/// The validation stream from its start, one sequence after the other.
-std::vector<Cursor> find_validation_places(const std::vector<ShardInfo>& shards, const ValidationConfig& validation) {
-  std::vector<Cursor> places;
-  const std::int64_t sequences = validation.tokens / validation.length;
-  if (sequences == 0) return places;
-  const TokenStream stream(shards, validation.length, EndOfData::error);
-  Cursor cursor;
-  for (std::int64_t j = 0; j < sequences; ++j) {
-    places.push_back(stream.place(cursor));
-    cursor = stream.next(places.back());
-  }
-  return places;
-}
-
-/// Throws Error(data) where the stream ends before it has given `steps` steps from `cursor` on.
-void require_steps(const TokenStream& stream, Cursor cursor, long steps) {
-  for (long step = 0; step < steps; ++step) cursor = stream.next(stream.place(cursor));
-}
-
-/// Collective.
-RunData open_data(Comm& comm, const Config& config) {
-  RunData data;
-  comm.together([&] {
-    data.train = read_shards(config.data.train, config.model);
-    data.validation = read_shards(config.data.validation, config.model);
-    require_one_end_of_text(data);
-    data.validation_places = find_validation_places(data.validation, config.validation);
-  });
-  return data;
-}
-
-std::uint64_t step_tokens(const TrainConfig& train) {
-  return static_cast<std::uint64_t>(train.sequences) * train.length;
-}
 
 /// Seconds after which a progress line comes before log_every says so.
 constexpr double longest_silence = 10;
@@ -109,7 +44,6 @@ class Training {
  private:
   void restore();
   void warn_of_gradient_scale();
-  void start_loader();
   void train_step();
   Batch read_batch(long step);
   FedSequence feed(const Batch& batch, std::size_t row);
@@ -163,7 +97,7 @@ Training::Training(Context& context, const Config& config)
     : context_(context),
       comm_(context.comm()),
       config_(config),
-      data_(open_data(comm_, config)),
+      data_(open_run_data(comm_, config)),
       folder_(comm_, config),
       log_(folder_.file("log.txt"), comm_.root()),
       validation_row_(config.validation.length + 1),
@@ -171,7 +105,7 @@ Training::Training(Context& context, const Config& config)
       weights_(table_),
       tensor_comm_(comm_, context.comm_stream(), config.comm),
       gradients_(table_.size(), "the gradients"),
-      model_(config, table_, weights_, gradients_.span(), static_cast<Token>(data_.train.front().end_of_text),
+      model_(config, table_, weights_, gradients_.span(), data_.end_of_text(),
              {context.stream(), context.upload_stream()}),
       optimizer_(config, table_, weights_, gradients_.span(), tensor_comm_, context.stream()),
       checkpoints_(comm_, config.checkpoint, folder_.checkpoints(), to_toml(config), model_fingerprint(table_)),
@@ -183,7 +117,7 @@ Training::Training(Context& context, const Config& config)
     if (comm_.root() && !finished()) folder_.write("deck.toml", to_toml(config));
   });
   trace_ = std::make_unique<Trace>(comm_, context.stream(), config.trace, folder_.path(), progress_.step);
-  start_loader();
+  loader_ = start_loader(comm_, config, data_, progress_.cursor, config.train.steps - progress_.step);
   context_.look_at_device_memory();
 }
 
@@ -223,17 +157,6 @@ void Training::warn_of_gradient_scale() {
       fmt::format("warning: head.scale_g = {} was chosen for sequences of {} tokens (head.scale_g_length), "
                   "train.length is {}",
                   config_.head.scale_g, config_.head.scale_g_length, config_.train.length));
-}
-
-void Training::start_loader() {
-  const int local = config_.train.sequences / comm_.size();
-  TokenStream stream(data_.train, step_tokens(config_.train), config_.data.end);
-  comm_.together([&] {
-    // Data that end too early end the run now rather than after hours.
-    require_steps(stream, progress_.cursor, config_.train.steps - progress_.step);
-  });
-  loader_ = std::make_unique<Loader>(std::move(stream), progress_.cursor, comm_.rank() * local, local,
-                                     config_.train.length, config_.model.vocabulary, config_.data.prefetch_steps);
 }
 
 ExitCode Training::run() {
@@ -471,33 +394,6 @@ RunSummary Training::write_summary(const std::string& stopped_by) {
     if (comm_.root()) folder_.write("summary.json", summary_json(summary));
   });
   return summary;
-}
-
-/// Prints as warnings why a run would refuse the data; a deck is often checked where its data are not.
-void warn_of_data(const Config& config) {
-  bool complete = true;
-  const auto attempt = [&](auto&& check) {
-    try {
-      check();
-    } catch (const Error& error) {
-      fmt::print(stderr, "nanorun: warning: {}\n", error.what());
-      complete = false;
-    }
-  };
-  const auto read_all = [&](const std::vector<std::string>& patterns, std::vector<ShardInfo>& shards) {
-    for (const std::string& pattern : patterns) {
-      attempt([&] {
-        for (ShardInfo& shard : read_shards({pattern}, config.model)) shards.push_back(std::move(shard));
-      });
-    }
-  };
-  RunData data;
-  read_all(config.data.train, data.train);
-  read_all(config.data.validation, data.validation);
-  if (!complete) return;
-  attempt([&] { require_one_end_of_text(data); });
-  attempt([&] { require_steps({data.train, step_tokens(config.train), config.data.end}, {}, config.train.steps); });
-  attempt([&] { find_validation_places(data.validation, config.validation); });
 }
 
 }  // namespace

@@ -13,7 +13,7 @@ config config_keys config_check comm h5 files
 context transport mask schedule stop data trace trace_file run_folder
 transport_mpi transport_nccl transport_peers tensor_comm
 transport_devices params feed
-import activations
+import activations run_data
 model optimizer checkpoint command_line
 report
 train
