@@ -33,19 +33,31 @@ __global__ void __launch_bounds__(block_threads)
 // busy. A token's positions are a run; runs that cross from a chunk into the next leave partial sums that are joined
 // afterwards.
 
-constexpr int chunk_size = 128;
+constexpr int longest_chunk = 96;
 /// Columns of a thread, so that neighbours write consecutive vectors.
 constexpr int thread_cols = 4;
 /// Rows of the gradient on their way to a block: stages that are waited for one after another.
 constexpr int stages = 2, stage_rows = 8;
 /// Partial sums that a thread reads at a time.
 constexpr int join_batch = 24;
-constexpr int chunks_of(int length) { return (length + chunk_size - 1) / chunk_size; }
+
+/// Chunks of at most longest_chunk positions, as many on each multiprocessor.
+struct Chunks {
+  int size, count;
+
+  explicit Chunks(int length) {
+    const auto divide_up = [](int a, int b) { return (a + b - 1) / b; };
+    const int positions = std::max(length, 1);
+    const int blocks = sm90::multiprocessors * divide_up(positions, sm90::multiprocessors * longest_chunk);
+    size = divide_up(positions, blocks);
+    count = divide_up(positions, size);
+  }
+};
 
 struct SortedTokens {
   const Token* tokens;
   const std::int32_t* order;
-  int size;
+  int size, chunk_size;
 
   /// The i-th smallest; -1 outside.
   __device__ int operator[](int i) const { return i >= 0 && i < size ? tokens[order[i]] : -1; }
@@ -58,7 +70,7 @@ struct PartialSums {
 
 PartialSums cut_sums(WorkspaceCutter& cutter, int length, int width) {
   const auto matrix = [&] {
-    const int rows = chunks_of(length);
+    const int rows = Chunks(length).count;
     return Mat<float>(cutter.take<float>(static_cast<std::size_t>(rows) * width), rows, width);
   };
   return {matrix(), matrix()};
@@ -111,8 +123,9 @@ __global__ void __launch_bounds__(block_threads)
     sum_runs(Mat<float> d_table, PartialSums partial, SortedTokens sorted, Mat<const bf16> d_out) {
   extern __shared__ __align__(128) bf16 ring_memory[];
   __shared__ sm90::Barrier loaded[stages];
-  __shared__ int positions[chunk_size], around[chunk_size + 2];
-  const int first = blockIdx.x * chunk_size, count = min(chunk_size, sorted.size - first), col = thread_col();
+  __shared__ int positions[longest_chunk], around[longest_chunk + 2];
+  const int first = blockIdx.x * sorted.chunk_size, count = min(sorted.chunk_size, sorted.size - first);
+  const int col = thread_col();
   const int block_cols = thread_cols * blockDim.x, first_col = blockIdx.y * block_cols;
   const Ring ring{ring_memory, loaded, d_out.col_block(first_col, min(block_cols, d_out.cols - first_col)), block_cols};
   if (threadIdx.x == 0) ring.init();
@@ -160,15 +173,15 @@ __global__ void __launch_bounds__(block_threads)
 /// is done; so that nothing later does, a block waits for sum_runs in any case.
 __global__ void __launch_bounds__(block_threads)
     join_runs(Mat<float> d_table, PartialSums partial, SortedTokens sorted) {
-  const int chunk = blockIdx.x, end = (chunk + 1) * chunk_size, token = sorted[end - 1];
-  const int before = sorted[chunk * chunk_size - 1], after = sorted[end];
+  const int size = sorted.chunk_size, chunk = blockIdx.x, end = (chunk + 1) * size, token = sorted[end - 1];
+  const int before = sorted[chunk * size - 1], after = sorted[end];
   const bool begins = token >= 0 && after == token && before != token;
   if (chunk == 0) cudaGridDependencySynchronize();
   if (!begins) return;
   const int threads = blockDim.x;
   int last = chunk + 1;  // the run goes on in chunks [chunk + 1, last)
   for (int found = threads; found == threads; last += found) {
-    found = __syncthreads_count(sorted[(last + static_cast<int>(threadIdx.x)) * chunk_size] == token);
+    found = __syncthreads_count(sorted[(last + static_cast<int>(threadIdx.x)) * size] == token);
   }
   cudaGridDependencySynchronize();
   const int col = thread_col();
@@ -238,10 +251,11 @@ void embedding_backward(Stream stream, Mat<acc_t<T>> d_table, Vec<const Token> t
   if (d_out.rows == 0) return;
   WorkspaceCutter cutter(workspace);
   const PartialSums partial = cut_sums(cutter, d_out.rows, d_out.cols);
-  const SortedTokens sorted{tokens.data(), order.data(), d_out.rows};
+  const Chunks chunks(d_out.rows);
+  const SortedTokens sorted{tokens.data(), order.data(), d_out.rows, chunks.size};
   const int vectors = d_out.cols / thread_cols;
   const int threads = std::min(block_threads, (vectors + warp_size - 1) / warp_size * warp_size);
-  const dim3 grid(chunks_of(d_out.rows), (vectors + threads - 1) / threads);
+  const dim3 grid(chunks.count, (vectors + threads - 1) / threads);
   const int ring_bytes = stages * stage_rows * threads * thread_cols * static_cast<int>(sizeof(bf16));
   const cudaStream_t queue = cuda_stream(stream);
   launch_beside(queue, sum_runs, grid, threads, ring_bytes, d_table, partial, sorted, d_out);
