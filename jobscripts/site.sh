@@ -14,5 +14,7 @@
 # How srun starts the ranks of this MPI; `srun --mpi=list` names what Slurm offers.
 export SLURM_MPI_TYPE=${SLURM_MPI_TYPE:-pmix}
 
+# The build that jobs run; for GPUs build/h100.
+# export NANORUN_BUILD=$PWD/build/h100
 export build=${NANORUN_BUILD:-$PWD/build/cpu}
 export nanorun=$build/bin/nanorun

@@ -63,7 +63,8 @@ void release(void* memory);
 /// Host memory whose copies to and from the device do not wait.
 void* allocate_pinned(std::size_t bytes);
 void release_pinned(void* memory);
-/// Between memory of the host and of the device; enqueued, and done at once where the host's is not pinned.
+/// Between memory of the host and of the device; enqueued. Where the host's is not pinned the call returns only when
+/// that may be reused, or holds the result.
 void copy_to_device(Stream stream, void* device, const void* host, std::size_t bytes);
 void copy_to_host(Stream stream, void* host, const void* device, std::size_t bytes);
 

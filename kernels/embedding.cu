@@ -41,7 +41,8 @@ constexpr int stages = 2, stage_rows = 8;
 /// Partial sums that a thread reads at a time.
 constexpr int join_batch = 24;
 
-/// Chunks of at most longest_chunk positions, as many on each multiprocessor.
+/// Chunks of equal length, at most longest_chunk positions: as many as fill every multiprocessor with one number of
+/// them.
 struct Chunks {
   int size, count;
 

@@ -17,7 +17,7 @@ constexpr int chunk_rows(int length) { return std::min(length, on_host ? 128 : 1
 /// What the three products read, and the buffers of a chunk.
 template <class T>
 struct Head {
-  Mat<const T> x, w;  ///< quantised under Fp8
+  Mat<const T> x, w;  ///< quantised in fp8
   T unscale_z = 1, unscale_dx = 1, unscale_dw = 1;
   Mat<T> z;                                ///< [chunk, V]
   double *sum = nullptr, *loss = nullptr;  ///< [chunk]
@@ -39,7 +39,7 @@ Mat<const T> quantised(WorkspaceCutter& cutter, Mat<const T> x, double scale) {
 template <class T>
 Head<T> make_head(Mat<const T> x, Mat<const T> w, const HeadOptions& options, Workspace workspace) {
   assert(workspace.size() >= head_workspace<T>(x.rows, w.rows, x.cols, options.precision));
-  assert(x.cols == w.cols && options.softcap > 0 && options.softcap <= 75);
+  assert(x.cols == w.cols && options.softcap > 0 && options.softcap <= largest_softcap);
   WorkspaceCutter cutter(workspace);
   Head<T> head;
   head.x = x;

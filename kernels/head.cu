@@ -78,7 +78,7 @@ __global__ void __launch_bounds__(sum_threads) sum_losses(double* total, const f
 // ---------------------------------------------------------------------------------------------------------------------
 // The three products of a chunk
 
-/// What the workspace holds; x to gradient_t under Fp8 only.
+/// What the workspace holds; x to gradient_t in fp8 only.
 struct Head {
   Mat<bf16> z;           ///< [chunk, V], then its gradient
   float* loss;           ///< [T]
@@ -122,14 +122,14 @@ struct Problem {
 Problem make_problem(Stream stream, Mat<const bf16> x, Mat<const bf16> w, Vec<const Token> targets,
                      const HeadOptions& options, Workspace workspace) {
   assert(workspace.size() >= head_workspace<bf16>(x.rows, w.rows, x.cols, options.precision));
-  assert(x.cols == w.cols && options.softcap > 0 && options.softcap <= 75);
+  assert(x.cols == w.cols && options.softcap > 0 && options.softcap <= largest_softcap);
   WorkspaceCutter cutter(workspace);
   const Problem p{stream, x, w, targets, options, cut(cutter, x.rows, w.rows, x.cols, options.precision)};
   require_vectors("head", x);
   require_vectors("head", w);
   const int multiple = p.fp8() ? 16 : 8;
   if (w.rows % multiple != 0 || x.cols % multiple != 0 || (p.fp8() && x.rows % multiple != 0)) {
-    throw std::invalid_argument("head: V, d and, with Fp8, T must be multiples of " + std::to_string(multiple));
+    throw std::invalid_argument("head: V, d and, in fp8, T must be multiples of " + std::to_string(multiple));
   }
   if (w.rows > largest_vocabulary) throw std::invalid_argument("head: V is too large");
   return p;

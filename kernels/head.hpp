@@ -3,8 +3,8 @@
 //   z = x wᵀ,  logit = c tanh(z / c),  loss[t] = logsumexp_v logit[t,v] - logit[t, target[t]]
 // Shapes: x [T, d]; w [V, d] (V includes the padded columns, which count in the sum); targets [T].
 //
-// With Fp8 the product is emulated as the tensor cores form it, saturating on conversion (Micikevicius et al. 2022,
-// arXiv:2209.05433; e4m3 has no infinity and reaches 448, e5m2 reaches 57344; round to nearest even):
+// With HeadPrecision::fp8 the product is emulated as the tensor cores form it, saturating on conversion (Micikevicius
+// et al. 2022, arXiv:2209.05433; e4m3 has no infinity and reaches 448, e5m2 reaches 57344; round to nearest even):
 //   xq = e4m3(x sx), wq = e4m3(w sw), z = bf16(xq wqᵀ / (sx sw))
 //   gq = e5m2(g sg), d_x = gq wq / (sg sw), d_w = gqᵀ xq / (sg sx), where g is the gradient of z.
 
@@ -14,8 +14,11 @@ namespace nanorun::kernels {
 
 enum class HeadPrecision { working, fp8 };
 
+/// e^logit is summed in fp32 without a shift.
+inline constexpr double largest_softcap = 75;
+
 struct HeadOptions {
-  double softcap = 15;  ///< c, at most 75: e^logit is summed in fp32 without a shift
+  double softcap = 15;  ///< c, at most largest_softcap
   HeadPrecision precision = HeadPrecision::working;
   double scale_x = 1;
   double scale_w = 1;
@@ -41,8 +44,8 @@ void head_loss_backward(Stream stream, double* total, Mat<T> d_x, Mat<acc_t<T>> 
 }  // namespace portable
 
 // T = bf16, on a stream with create_blas; z and, in the working precision, its gradient are rounded to bf16. Every call
-// quantises x and w. Throws std::invalid_argument unless V and d are multiples of 8, with Fp8 T, V and d multiples of
-// 16, and V is at most 113000.
+// quantises x and w. Throws std::invalid_argument unless V and d are multiples of 8, with HeadPrecision::fp8 T, V and d
+// multiples of 16, and V is at most 113000.
 namespace cuda {
 
 template <class T>

@@ -1,8 +1,9 @@
 #pragma once
 // Random numbers by counter: number i of a sequence depends on the sequence's key and i alone.
-//   r(i) = mix(key + i * 0x9E3779B97F4A7C15),  u(i) = (r(i) >> 11) / 2^53
+//   r(i) = splitmix64(key + i * 0x9E3779B97F4A7C15),  u(i) = (r(i) >> 11) / 2^53
 //   uniform on [-b, b): b (2 u(i) - 1);  normal: sqrt(-2 ln(1 - u(2i))) cos(2 pi u(2i+1))
-// where mix is SplitMix64's output function (Steele, Lea and Flood 2014). Computed in double, then rounded.
+// where splitmix64(z) is one step of SplitMix64 from state z: the constant is added, then the output function applied
+// (Steele, Lea and Flood 2014). Computed in double, then rounded.
 
 #include "kernels/types.hpp"
 
@@ -10,7 +11,7 @@ namespace nanorun::kernels {
 
 constexpr std::uint64_t golden_gamma = 0x9E3779B97F4A7C15;
 
-/// mix(z)
+/// One step of SplitMix64 from state z.
 constexpr std::uint64_t splitmix64(std::uint64_t z) {
   z += golden_gamma;
   z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9;

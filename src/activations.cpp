@@ -45,12 +45,6 @@ void cut_mlp(BlockActivations<T>& block, const ModelConfig& model, int length, W
 
 }  // namespace
 
-kernels::HeadPrecision head_precision(const Config& config) {
-  const HeadChoice choice = config.head.precision;
-  const bool fp8 = choice == HeadChoice::fp8 || (choice == HeadChoice::automatic && !computes_in_fp32);
-  return fp8 ? kernels::HeadPrecision::fp8 : kernels::HeadPrecision::working;
-}
-
 template <class T>
 Activations<T>::Activations(const Config& config, int length, bool training, WorkspaceCutter& cutter) : length(length) {
   const ModelConfig& model = config.model;

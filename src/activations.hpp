@@ -9,9 +9,6 @@
 
 namespace nanorun {
 
-/// Format of the head's products in training that head.precision means here.
-kernels::HeadPrecision head_precision(const Config& config);
-
 /// Saved by one block. Shapes: T tokens, d width, H heads, m d hidden units.
 template <class T>
 struct BlockActivations {

@@ -33,7 +33,6 @@ class Arena {
   }
 
   kernels::Workspace space() const { return {data_.get(), bytes_}; }
-  std::size_t bytes() const { return bytes_; }
 
  private:
   struct Release {

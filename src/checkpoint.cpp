@@ -19,7 +19,6 @@ namespace fs = std::filesystem;
 
 namespace {
 
-constexpr const char* format_name = "nanorun checkpoint";
 constexpr std::uint64_t format_version = 1;
 constexpr const char* groups[] = {"/weights", "/muon/momentum", "/adam/m", "/adam/v"};
 constexpr const char* partial_suffix = ".partial";
@@ -59,7 +58,7 @@ struct Header {
 };
 
 void write_header(h5::File& file, const Header& header) {
-  file.write_attribute("/", "format", std::string(format_name));
+  file.write_attribute("/", "format", std::string(checkpoint_format));
   file.write_attribute("/", "format_version", format_version);
   file.write_attribute("/", "model", header.model);
   file.write_attribute("/", "deck", header.deck);
@@ -74,7 +73,7 @@ void write_header(h5::File& file, const Header& header) {
 }
 
 Header read_header(const h5::File& file) {
-  if (!file.has_attribute("/", "format") || file.read_text_attribute("/", "format") != format_name) {
+  if (file.format() != checkpoint_format) {
     throw checkpoint_error(file.path() + ": is not a nanorun checkpoint");
   }
   const std::uint64_t version = file.read_integer_attribute("/", "format_version");
@@ -116,7 +115,7 @@ void lay_out(const std::string& path, const Header& header, const Slabs& slabs, 
     file.write_attribute(slabs[i].dataset, "checksum", sums[i]);
   }
   file.close();
-  reserve_space(path, fs::file_size(path), ExitCode::checkpoint);
+  reserve_space(path, file_size(path, ExitCode::checkpoint), ExitCode::checkpoint);
 }
 
 /// Collective.
@@ -223,7 +222,7 @@ std::optional<long> step_of(const fs::path& path) {
 
 /// Every tensor of the file, with an even part of its rows for this rank.
 Slabs slabs_of(const h5::File& file, int rank, int ranks) {
-  const std::uint64_t most = fs::file_size(file.path()) / sizeof(float);
+  const std::uint64_t most = file_size(file.path(), ExitCode::checkpoint) / sizeof(float);
   Slabs slabs;
   for (const std::string group : groups) {
     if (!file.exists(group)) continue;

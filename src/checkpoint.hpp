@@ -1,11 +1,6 @@
 #pragma once
-// Checkpoints: one parallel HDF5 file a step, written to FILE.partial, closed, verified, fsynced and renamed. Any rank
-// count may read what any other wrote.
-//
-// Checkpoint format 1: root attributes format ("nanorun checkpoint"), format_version, model (fingerprint of the
-// parameter table), deck (TOML text), step, cursor_shard, cursor_offset, cursor_epoch, train_seconds, tokens, tensors
-// (number of datasets) and checksum (of the attributes from model to tensors); one dataset a tensor as named by
-// Slab::dataset, float32 [rows, cols], each with the attribute checksum (h5::checksum over the whole tensor).
+// Checkpoints, see docs/file_formats.md: one parallel HDF5 file a step, written to FILE.partial, closed, verified,
+// fsynced and renamed. Any rank count may read what any other wrote.
 
 #include <optional>
 #include <string>
@@ -17,6 +12,8 @@
 #include "src/params.hpp"
 
 namespace nanorun {
+
+inline constexpr const char* checkpoint_format = "nanorun checkpoint";
 
 /// What a run has done so far.
 struct Progress {

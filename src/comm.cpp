@@ -97,8 +97,8 @@ void Comm::all_reduce(std::span<T> data, Reduce op) {
   MPI_Allreduce(MPI_IN_PLACE, data.data(), static_cast<int>(data.size()), mpi_type<T>(), mpi_op(op), comm_);
 }
 
-std::vector<double> Comm::gather(double value) {
-  const Watchdog::Guard guard = watch("gather");
+std::vector<double> Comm::all_gather(double value) {
+  const Watchdog::Guard guard = watch("all_gather");
   std::vector<double> values(size_);
   MPI_Allgather(&value, 1, MPI_DOUBLE, values.data(), 1, MPI_DOUBLE, comm_);
   return values;
@@ -113,7 +113,7 @@ void Comm::together(const std::function<void()>& work) {
     code = static_cast<int>(error.code());
     message = error.what();
   }
-  const std::vector<double> codes = gather(code);
+  const std::vector<double> codes = all_gather(code);
   for (int r = 0; r < size_; ++r) {
     if (codes[r] == 0) continue;
     throw Error(static_cast<ExitCode>(static_cast<int>(codes[r])), broadcast(message, r), Scope::all_ranks);

@@ -58,13 +58,13 @@ class Comm {
     all_reduce(std::span<T>(&value, 1), op);
     return value;
   }
-  /// Gathers one value of each rank on all ranks.
-  std::vector<double> gather(double value);
+  /// The value of each rank, on all ranks.
+  std::vector<double> all_gather(double value);
+  /// A text of each rank, at most 2 GiB in all, on rank 0; empty elsewhere.
+  std::vector<std::string> gather(const std::string& text);
   /// Runs `work` (which must not use this communicator) on every rank. Where it throws an Error on any of them, all
   /// ranks throw the one of the lowest such rank, with Scope::all_ranks.
   void together(const std::function<void()>& work);
-  /// Gathers a text of each rank, at most 2 GiB in all, on rank 0; empty elsewhere.
-  std::vector<std::string> gather(const std::string& text);
 
  private:
   void find_place_on_host();

@@ -326,7 +326,7 @@ std::string key_reference() {
   std::string text =
       "# Keys of the deck\n\n"
       "A deck is a TOML file of sections and keys. Every key has a default; a key on the command line, as\n"
-      "`section.key=value`, goes before the deck's. An integer may stand where a number is asked for.\n";
+      "`section.key=value`, overrides the deck's. An integer may stand where a number is asked for.\n";
   std::string section;
   for (const Key& key : key_table()) {
     if (section != key.section) {
@@ -337,6 +337,14 @@ std::string key_reference() {
     text += fmt::format("| `{}` | `{}` | {} | {} |\n", key.name, value, allowed(key), key.help);
   }
   return text;
+}
+
+int padded_vocabulary(const ModelConfig& model) { return (model.vocabulary + 127) / 128 * 128; }
+
+kernels::HeadPrecision head_precision(const Config& config) {
+  const HeadChoice choice = config.head.precision;
+  const bool fp8 = choice == HeadChoice::fp8 || (choice == HeadChoice::automatic && !computes_in_fp32);
+  return fp8 ? kernels::HeadPrecision::fp8 : kernels::HeadPrecision::working;
 }
 
 }  // namespace nanorun

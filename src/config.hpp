@@ -174,4 +174,7 @@ std::string key_reference();
 /// Columns of the head: the vocabulary padded to a multiple of 128.
 int padded_vocabulary(const ModelConfig& model);
 
+/// Format of the head's products in training: head.precision, with "auto" as this build takes it.
+kernels::HeadPrecision head_precision(const Config& config);
+
 }  // namespace nanorun

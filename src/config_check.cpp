@@ -119,6 +119,4 @@ void check_config(const Config& config, int ranks) {
   check_device(config);
 }
 
-int padded_vocabulary(const ModelConfig& model) { return (model.vocabulary + 127) / 128 * 128; }
-
 }  // namespace nanorun

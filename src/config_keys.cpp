@@ -82,7 +82,7 @@ std::vector<Key> model_keys() {
       {NANORUN_KEY(model, rotary), any(), "rotary frequencies: all pairs turn, or only the first half of them"},
       {NANORUN_KEY(model, rotary_base), above(1), "base of the rotary frequencies"},
       {NANORUN_KEY(model, attention_scale), at_least(0), "factor on q k^T; 0: 1 / sqrt(head_dim)"},
-      {NANORUN_KEY(model, softcap), above(0, 75), "c of logits c tanh(z / c)"},
+      {NANORUN_KEY(model, softcap), above(0, kernels::largest_softcap), "c of logits c tanh(z / c)"},
       {NANORUN_KEY(model, init_scale), at_least(0),
        "weight matrices start uniform in +-b, b = init_scale / sqrt(fan_in)"},
       {NANORUN_KEY(model, zero_outputs), any(), "output projections and the head start at zero"},
@@ -96,7 +96,7 @@ std::vector<Key> head_keys() {
       {NANORUN_KEY(head, scale_w), above(0), "fp8: factor on the weights before rounding to e4m3"},
       {NANORUN_KEY(head, scale_g), above(0),
        "fp8: factor on the gradient of the mean loss before rounding to e5m2; belongs to head.scale_g_length"},
-      {NANORUN_KEY(head, scale_g_length), multiple_of(128, most_length),
+      {NANORUN_KEY(head, scale_g_length), multiple_of(kernels::attention_block, most_length),
        "tokens of a sequence that head.scale_g was chosen for"},
   };
 }
@@ -119,7 +119,7 @@ std::vector<Key> train_keys() {
       {NANORUN_KEY(train, steps), between(1, most_steps), "optimizer steps"},
       {NANORUN_KEY(train, sequences), between(1, 65536),
        "sequences of a step over all ranks; a multiple of the rank count"},
-      {NANORUN_KEY(train, length), multiple_of(128, most_length), "tokens of a sequence"},
+      {NANORUN_KEY(train, length), multiple_of(kernels::attention_block, most_length), "tokens of a sequence"},
       {NANORUN_KEY(train, recompute), any(),
        "what the backward pass forms again instead of keeping it: none, or mlp (the hidden units; saves memory)"},
       {NANORUN_KEY(train, cooldown), between(0, 1), "last fraction of the steps, where learning rates fall linearly"},
@@ -132,7 +132,8 @@ std::vector<Key> validation_keys() {
       {NANORUN_KEY(validation, every), at_least(0), "steps between validations; 0: only after the last step"},
       {NANORUN_KEY(validation, tokens), between(0, most_tokens),
        "tokens of a validation; a multiple of validation.length; 0: no validation"},
-      {NANORUN_KEY(validation, length), multiple_of(128, most_length), "tokens of a validation sequence"},
+      {NANORUN_KEY(validation, length), multiple_of(kernels::attention_block, most_length),
+       "tokens of a validation sequence"},
   };
 }
 

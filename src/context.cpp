@@ -34,7 +34,7 @@ std::string host_name() {
 std::vector<DevicePlace> gather_places(Comm& comm, const DevicePlace& own) {
   const std::vector<std::string> hosts = comm.gather(own.host), identities = comm.gather(own.identity),
                                  names = comm.gather(own.name);
-  const std::vector<double> visible = comm.gather(own.visible);
+  const std::vector<double> visible = comm.all_gather(own.visible);
   std::vector<DevicePlace> places(hosts.size());
   for (std::size_t r = 0; r < places.size(); ++r) {
     places[r] = {hosts[r], identities[r], names[r], static_cast<int>(visible[r])};

@@ -28,9 +28,7 @@ template <class... Args>
 
 ShardInfo read_info(const h5::File& file) {
   const std::string& path = file.path();
-  if (!file.has_attribute("/", "format") || file.read_text_attribute("/", "format") != shard_format) {
-    fail("{}: is not a token shard", path);
-  }
+  if (file.format() != shard_format) fail("{}: is not a token shard", path);
   const auto integer = [&](const char* name) { return file.read_integer_attribute("/", name); };
   if (integer("format_version") != shard_version) {
     fail("{}: shard format {} is not format {}", path, integer("format_version"), shard_version);
@@ -43,7 +41,7 @@ ShardInfo read_info(const h5::File& file) {
   if (info.count < 1 || file.shape("tokens") != h5::Extent{info.count}) {
     fail("{}: @count is {}, but /tokens has shape [{}]", path, info.count, fmt::join(file.shape("tokens"), ", "));
   }
-  if (file.shape("checksums") != h5::Extent{(info.count - 1) / shard_block + 1}) {
+  if (file.shape("checksums") != h5::Extent{shard_blocks(info.count)}) {
     fail("{}: /checksums has shape [{}], which does not suit {} tokens", path, fmt::join(file.shape("checksums"), ", "),
          info.count);
   }

@@ -22,6 +22,8 @@ using kernels::Token;
 inline constexpr const char* shard_format = "nanorun token shard";
 inline constexpr std::uint64_t shard_version = 1;
 inline constexpr std::uint64_t shard_block = 65536;  ///< tokens that share a checksum
+/// Blocks of `count` tokens, at least one.
+constexpr std::uint64_t shard_blocks(std::uint64_t count) { return (count - 1) / shard_block + 1; }
 inline constexpr std::uint64_t max_vocabulary = 65536;
 
 struct ShardInfo {
@@ -51,8 +53,7 @@ struct Cursor {
 };
 
 /// Where the steps of a stream begin. A step takes the next `step_tokens` tokens (+1 for the last target); when fewer
-/// remain in a shard, the stream moves to the next one. At the end: Error(data) on
-/// all ranks, or the first shard again.
+/// remain in a shard, the stream moves to the next one. At the end: Error(data) on all ranks, or the first shard again.
 class TokenStream {
  public:
   /// Throws Error(data) if no shard holds a whole step.

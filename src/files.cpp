@@ -45,6 +45,13 @@ void sync_to_disk(const std::string& path, ExitCode code) {
   on_descriptor(path, O_RDONLY, code, "cannot be flushed to disk", ::fsync);
 }
 
+std::uint64_t file_size(const std::string& path, ExitCode code) {
+  std::error_code error;
+  const std::uint64_t size = std::filesystem::file_size(path, error);
+  if (error) throw Error(code, fmt::format("{}: {}", path, error.message()));
+  return size;
+}
+
 void rename_file(const std::string& from, const std::string& to, ExitCode code) {
   if (std::rename(from.c_str(), to.c_str()) != 0) fail(code, from, "cannot be renamed to " + to, errno);
   const auto folder = std::filesystem::path(to).parent_path();

@@ -3,6 +3,7 @@
 // the file and the system's reason.
 
 #include <cstdint>
+#include <filesystem>
 #include <optional>
 #include <string>
 
@@ -17,8 +18,26 @@ void reserve_space(const std::string& path, std::uint64_t bytes, ExitCode code);
 /// Returns when the contents of a file, or the names in a folder, are on disk.
 void sync_to_disk(const std::string& path, ExitCode code);
 
+std::uint64_t file_size(const std::string& path, ExitCode code);
+
 /// Gives a file its final name, in place of any file of that name; the name is on disk when it returns.
 void rename_file(const std::string& from, const std::string& to, ExitCode code);
+
+/// Replaces `path` by what write(partial) puts into the file `path`.partial: that is flushed to disk, then renamed.
+/// Where anything throws, the partial file is removed and `path` stays as it was.
+template <class Write>
+void replace_file(const std::string& path, ExitCode code, Write&& write) {
+  const std::string partial = path + ".partial";
+  try {
+    write(partial);
+    sync_to_disk(partial, code);
+    rename_file(partial, path, code);
+  } catch (...) {
+    std::error_code ignored;
+    std::filesystem::remove(partial, ignored);
+    throw;
+  }
+}
 
 /// An exclusive lock on a file, held until destruction or the end of the process, whichever way that ends. Relies on
 /// flock(2), which NFS and Lustre (mounted with -o flock) extend over nodes; the lock of a crashed node ends when the

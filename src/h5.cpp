@@ -151,15 +151,6 @@ bool File::exists(const std::string& object) const {
   return static_cast<bool>(Handle(H5Oopen(handle_.get(), object.c_str(), H5P_DEFAULT), H5Oclose));
 }
 
-void File::create_group(const std::string& group) {
-  Locked locked;
-  if (exists(group)) return;
-  const Handle links = own(H5Pcreate(H5P_LINK_CREATE), H5Pclose, group, "link list");
-  check(H5Pset_create_intermediate_group(links.get(), 1), group, "link list");
-  own(H5Gcreate2(handle_.get(), group.c_str(), links.get(), H5P_DEFAULT, H5P_DEFAULT), H5Gclose, group,
-      "cannot create the group");
-}
-
 std::vector<std::string> File::members(const std::string& group) const {
   Locked locked;
   const Handle id = own(H5Gopen2(handle_.get(), group.c_str(), H5P_DEFAULT), H5Gclose, group, "no such group");
@@ -366,15 +357,12 @@ double File::read_real_attribute(const std::string& object, const std::string& n
   return value;
 }
 
-void File::flush() {
-  Locked locked;
-  check(H5Fflush(handle_.get(), H5F_SCOPE_LOCAL), "", "cannot be written");
-}
+std::string File::format() const { return has_attribute("/", "format") ? read_text_attribute("/", "format") : ""; }
 
 void File::close() {
   Locked locked;
   if (!handle_) return;
-  flush();
+  check(H5Fflush(handle_.get(), H5F_SCOPE_LOCAL), "", "cannot be written");
   Handle closing = std::move(handle_);
   check(H5Fclose(closing.release()), "", "cannot be closed");
 }

@@ -83,8 +83,6 @@ class File {
   const std::string& path() const { return path_; }
 
   bool exists(const std::string& object) const;
-  /// Creates the group and its missing parents; an existing group stays as it is.
-  void create_group(const std::string& group);
   /// Names of the members of a group, sorted.
   std::vector<std::string> members(const std::string& group) const;
   Extent shape(const std::string& dataset) const;
@@ -112,8 +110,9 @@ class File {
   std::string read_text_attribute(const std::string& object, const std::string& name) const;
   std::uint64_t read_integer_attribute(const std::string& object, const std::string& name) const;
   double read_real_attribute(const std::string& object, const std::string& name) const;
+  /// The root's attribute `format`, by which the program's files say what they are; empty where there is none.
+  std::string format() const;
 
-  void flush();
   /// Closes the file and reports what could not be written; the destructor closes silently.
   void close();
 

@@ -37,13 +37,6 @@ template <class... Args>
   throw Error(ExitCode::data, fmt::format(format, std::forward<Args>(args)...));
 }
 
-std::uint64_t file_size(const std::string& path) {
-  std::error_code error;
-  const std::uint64_t size = fs::file_size(path, error);
-  if (error) fail("{}: {}", path, error.message());
-  return size;
-}
-
 void read_bytes(const std::string& path, std::uint64_t offset, std::span<std::byte> bytes) {
   std::ifstream in(path, std::ios::binary);
   if (!in) fail("{}: cannot be opened", path);
@@ -66,7 +59,7 @@ struct ShardPlan {
 
 BinHeader read_bin_header(const std::string& path) {
   BinHeader header;
-  const std::uint64_t size = file_size(path);
+  const std::uint64_t size = file_size(path, ExitCode::data);
   if (size < sizeof(header)) fail("{}: {} bytes are too few for the header of a .bin file", path, size);
   read_bytes(path, 0, std::as_writable_bytes(std::span(header)));
   if (header[0] != bin_magic) fail("{}: magic {} is not {}: not a .bin file of tokens", path, header[0], bin_magic);
@@ -104,7 +97,8 @@ class TextStream {
   /// Collective: each rank asks for the sizes of its share of the files.
   TextStream(Comm& comm, std::vector<std::string> paths) : paths_(std::move(paths)), starts_(paths_.size() + 1) {
     comm.together([&] {
-      for (std::size_t i = comm.rank(); i < paths_.size(); i += comm.size()) starts_[i + 1] = file_size(paths_[i]) + 1;
+      for (std::size_t i = comm.rank(); i < paths_.size(); i += comm.size())
+        starts_[i + 1] = file_size(paths_[i], ExitCode::data) + 1;
     });
     comm.all_reduce(std::span(starts_), Reduce::sum);
     for (std::size_t i = 1; i < starts_.size(); ++i) starts_[i] += starts_[i - 1];
@@ -157,8 +151,6 @@ void name_shards(std::vector<ShardPlan>& plans, const std::string& output) {
   }
 }
 
-std::uint64_t blocks_of(std::uint64_t count) { return (count - 1) / shard_block + 1; }
-
 /// Consecutive blocks [first, last).
 struct Blocks {
   std::uint64_t first;
@@ -183,18 +175,18 @@ void lay_out(const ShardPlan& plan, const std::string& path) {
   file.write_attribute("/", "source", plan.source);
   file.write_attribute("/", "block", shard_block);
   file.create_dataset<Token>("tokens", {plan.count});
-  file.create_dataset<std::uint64_t>("checksums", {blocks_of(plan.count)});
+  file.create_dataset<std::uint64_t>("checksums", {shard_blocks(plan.count)});
   if (plan.header) {
     file.create_dataset<std::int32_t>("bin_header", {plan.header->size()});
     file.write<std::int32_t>("bin_header", {0}, {plan.header->size()}, *plan.header);
   }
   file.close();
-  reserve_space(path, file_size(path), ExitCode::data);
+  reserve_space(path, file_size(path, ExitCode::data), ExitCode::data);
 }
 
 /// Copies this rank's blocks of the plan's tokens, a buffer at a time; every rank takes part in every round.
 void write_blocks(Comm& comm, const ShardPlan& plan, h5::File& file) {
-  const Blocks own = share(comm, blocks_of(plan.count));
+  const Blocks own = share(comm, shard_blocks(plan.count));
   const std::uint64_t most = comm.all_reduce(own.last - own.first, Reduce::max);
   std::vector<Token> buffer;
   std::vector<std::uint64_t> checksums;
@@ -296,36 +288,26 @@ void export_shard(const std::string& shard, const std::string& bin) {
   const ShardInfo info = read_shard_info(shard);
   const h5::File file = h5::File::open(shard);
   const BinHeader header = export_header(file, info);
-  const std::string partial = bin + ".partial";
-  try {
+  replace_file(bin, ExitCode::data, [&](const std::string& partial) {
     std::ofstream out(partial, std::ios::binary);
     const auto put = [&](std::span<const std::byte> bytes) {
       out.write(reinterpret_cast<const char*>(bytes.data()), static_cast<std::streamsize>(bytes.size()));
       if (!out) fail("{}: cannot be written", partial);
     };
     put(std::as_bytes(std::span(header)));
-    read_blocks(file, info, {0, blocks_of(info.count)},
+    read_blocks(file, info, {0, shard_blocks(info.count)},
                 [&](std::span<const Token> tokens) { put(std::as_bytes(tokens)); });
     out.close();
     if (!out) fail("{}: cannot be written", partial);
-    sync_to_disk(partial, ExitCode::data);
-    rename_file(partial, bin, ExitCode::data);
-  } catch (...) {
-    std::error_code ignored;
-    fs::remove(partial, ignored);
-    throw;
-  }
+  });
 }
 
-std::string read_format(const std::string& path) {
-  const h5::File file = h5::File::open(path);
-  return file.has_attribute("/", "format") ? file.read_text_attribute("/", "format") : "";
-}
+std::string read_format(const std::string& path) { return h5::File::open(path).format(); }
 
 void verify_shard(Comm& comm, const std::string& path) {
   comm.together([&] {
     const ShardInfo info = read_shard_info(path);
-    read_blocks(h5::File::open(path), info, share(comm, blocks_of(info.count)), [](std::span<const Token>) {});
+    read_blocks(h5::File::open(path), info, share(comm, shard_blocks(info.count)), [](std::span<const Token>) {});
   });
 }
 

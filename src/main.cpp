@@ -18,8 +18,10 @@
 #include "src/command_line.hpp"
 #include "src/config.hpp"
 #include "src/context.hpp"
+#include "src/data.hpp"
 #include "src/error.hpp"
 #include "src/import.hpp"
+#include "src/trace_file.hpp"
 #include "src/train.hpp"
 
 namespace nanorun {
@@ -69,7 +71,6 @@ ExitCode report_error(const Comm& comm) {
 
 ExitCode train(Context& context, const CommandLine& line) {
   const Config config = parse_deck(read_file(context.comm(), line.deck), line.deck, line.overrides);
-  check_config(config, context.comm().size());
   try {
     return run_training(context, config, line.dry_run);
   } catch (const std::bad_alloc&) {
@@ -99,11 +100,11 @@ void shard(Comm& comm, const CommandLine& line) {
 void verify_file(Comm& comm, const std::string& path) {
   std::string format;
   comm.together([&] { format = read_format(path); });
-  if (format == "nanorun token shard") {
+  if (format == shard_format) {
     verify_shard(comm, path);
-  } else if (format == "nanorun checkpoint") {
+  } else if (format == checkpoint_format) {
     verify_checkpoint(comm, path);
-  } else if (format == "nanorun trace") {
+  } else if (format == trace_format) {
     throw Error(ExitCode::data, path + ": a trace, not a token shard or checkpoint: it has no checksums to verify",
                 Scope::all_ranks);
   } else {

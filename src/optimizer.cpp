@@ -75,7 +75,7 @@ Optimizer<T>::Optimizer(const Config& config, const ParameterTable& table, const
       squares_(stream),
       handed_over_(ops::create_event()) {
   std::size_t state_used = 0;
-  for (const Bucket& bucket : table.buckets()) shards_.push_back(make_shard(bucket, weights, state_used));
+  for (const Bucket& bucket : table.buckets()) shards_.push_back(make_shard(bucket, state_used));
   comm_.share(weights.tensors());
   comm_.share(weights.scalars());
   // In the order in which the backward pass completes them.
@@ -94,7 +94,7 @@ Optimizer<T>::~Optimizer() {
 }
 
 template <class T>
-auto Optimizer<T>::make_shard(const Bucket& bucket, const Weights<T>& weights, std::size_t& state_used) -> Shard {
+auto Optimizer<T>::make_shard(const Bucket& bucket, std::size_t& state_used) -> Shard {
   Shard shard{bucket, bucket.bounds(comm_.size()), {}, {}, {}, {}, {}, ops::create_event(), ops::create_event()};
   const std::size_t first = bucket.offset + shard.bounds[comm_.rank()];
   const std::size_t size = shard.bounds[comm_.rank() + 1] - shard.bounds[comm_.rank()];
@@ -104,9 +104,9 @@ auto Optimizer<T>::make_shard(const Bucket& bucket, const Weights<T>& weights, s
   };
   shard.gradients = gradients_.subspan(first, size);
   if (bucket.scalars()) {
-    shard.master = weights.scalars().subspan(first - table_.tensor_size(), size);
+    shard.master = weights_.scalars().subspan(first - table_.tensor_size(), size);
   } else {
-    shard.copy = weights.tensors().subspan(first, size);
+    shard.copy = weights_.tensors().subspan(first, size);
     if constexpr (own_master<T>) {
       shard.master = shard.copy;
     } else {
@@ -182,8 +182,8 @@ void Optimizer<T>::step(Trace& trace, long step) {
   }
 }
 
-/// Updates what no layer has updated before and Adam updates. New weights leave in the order in which the next forward
-/// pass needs them.
+/// Updates the tables and scalars that take_gradients() has left. New weights leave in the order in which the next
+/// forward pass needs them.
 template <class T>
 void Optimizer<T>::update_tables(Trace& trace, long step) {
   const auto late = [](const Shard& shard) { return shard.bucket.group != Group::matrix && !shard.updated; };
@@ -256,7 +256,7 @@ template <class T>
 void Optimizer<T>::move_along(const Shard& shard, long step) {
   const Bucket& bucket = shard.bucket;
   const double shape_factor = std::sqrt(std::max(1.0, static_cast<double>(bucket.rows) / bucket.cols));
-  const double lr = config_.optimizer.muon_lr * lr_factor(config_.train, step);
+  const double lr = learning_rate(bucket.group, step);
   ops::add_scaled<T>(stream_, shard.master, shard.copy, shard.gradients, -lr * shape_factor, squares_.device());
 }
 
@@ -266,11 +266,16 @@ void Optimizer<T>::update_elements(Trace& trace, const Shard& shard, long step) 
   if (shard.master.empty()) return;
   Region region(trace, Phase::adam);
   const OptimizerConfig& o = config_.optimizer;
-  const double lr = learning_rate(shard.bucket.group) * lr_factor(config_.train, step);
   const auto update = [&](auto copy) {
-    ops::adam_update<typename decltype(copy)::value_type>(
-        stream_, shard.master, copy, shard.moment1, shard.moment2, shard.gradients,
-        {lr, o.adam_beta1, o.adam_beta2, o.adam_eps, step + 1, 1.0 / config_.train.sequences}, squares_.device());
+    ops::adam_update<typename decltype(copy)::value_type>(stream_, shard.master, copy, shard.moment1, shard.moment2,
+                                                          shard.gradients,
+                                                          {.lr = learning_rate(shard.bucket.group, step),
+                                                           .beta1 = o.adam_beta1,
+                                                           .beta2 = o.adam_beta2,
+                                                           .eps = o.adam_eps,
+                                                           .t = step + 1,
+                                                           .gradient_scale = 1.0 / config_.train.sequences},
+                                                          squares_.device());
   };
   if (shard.bucket.scalars()) {
     update(shard.master);
@@ -280,18 +285,20 @@ void Optimizer<T>::update_elements(Trace& trace, const Shard& shard, long step) 
 }
 
 template <class T>
-double Optimizer<T>::learning_rate(Group group) const {
+double Optimizer<T>::learning_rate(Group group, long step) const {
+  const OptimizerConfig& o = config_.optimizer;
+  const double factor = lr_factor(config_.train, step);
   switch (group) {
     case Group::matrix:
-      return config_.optimizer.muon_lr;
+      return factor * o.muon_lr;
     case Group::embedding:
-      return config_.optimizer.lr_embedding;
+      return factor * o.lr_embedding;
     case Group::head:
-      return config_.optimizer.lr_head;
+      return factor * o.lr_head;
     case Group::skip:
-      return config_.optimizer.lr_skip;
+      return factor * o.lr_skip;
     default:
-      return config_.optimizer.lr_scalar;
+      return factor * o.lr_scalar;
   }
 }
 

@@ -24,7 +24,8 @@ class Optimizer {
  public:
   using Master = kernels::acc_t<T>;
 
-  /// Collective. Gradients [table.size()] outlive the optimizer, weights the communicator of tensors too.
+  /// Collective. Gradients [table.size()] and weights outlive the optimizer; the communicator shares the weights' memory,
+  /// and ends or is closed before that goes.
   Optimizer(const Config& config, const ParameterTable& table, const Weights<T>& weights, std::span<Master> gradients,
             TensorComm& comm, kernels::Stream stream);
   ~Optimizer();
@@ -48,8 +49,8 @@ class Optimizer {
 
   /// Sum of the squares of this rank's part of gradients and updated weights since the last collect().
   RunningSum& squares() { return squares_; }
-  /// Whether the collected sum says that one of those was not finite, or so large that norms come out as infinite and
-  /// what is divided by them as zero, unseen in the loss.
+  /// Whether that sum is not finite, or beyond the largest Master: then norms would be infinite, and what is divided by
+  /// them zero, without showing in the loss.
   bool overflowed() const;
 
   /// Weights and state of the owned units in host memory, as they are now, for checkpoints: /weights/<name>,
@@ -72,7 +73,7 @@ class Optimizer {
     bool updated = false;  ///< in this step, and on its way to the other ranks
   };
 
-  Shard make_shard(const Bucket& bucket, const Weights<T>& weights, std::size_t& state_used);
+  Shard make_shard(const Bucket& bucket, std::size_t& state_used);
   void reduce(Trace& trace, Shard& shard);
   template <class Collective>
   void transfer(Trace& trace, Phase phase, ops::Event& done, const Collective& collective);
@@ -84,7 +85,7 @@ class Optimizer {
   void publish();
   void gather(Trace& trace, Shard& shard);
   void gather_weights(const Shard& shard);
-  double learning_rate(Group group) const;
+  double learning_rate(Group group, long step) const;
   std::vector<HostView<Master>>& host_views();
 
   const Config& config_;

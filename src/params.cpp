@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <numbers>
 
 #include "src/error.hpp"
 
@@ -12,15 +11,6 @@ namespace {
 
 /// Consecutive layers, as many as in other groups or one less, that share a bucket for each shape of matrices.
 constexpr int layer_groups = 4;
-
-constexpr std::uint64_t golden_gamma = 0x9E3779B97F4A7C15;
-
-std::uint64_t mix(std::uint64_t z) {
-  z += golden_gamma;
-  z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9;
-  z = (z ^ (z >> 27)) * 0x94D049BB133111EB;
-  return z ^ (z >> 31);
-}
 
 std::uint64_t fnv1a64(const std::string& text) {
   std::uint64_t hash = 0xCBF29CE484222325;
@@ -61,7 +51,6 @@ int value_embedding_of(const ModelConfig& config, int layer) {
 
 ParameterTable::ParameterTable(const ModelConfig& config) {
   add_matrices(config);
-  matrix_size_ = size_;
   add_tables(config);
   tensor_size_ = size_;
   add_scalars(config);
@@ -94,6 +83,7 @@ void ParameterTable::add_matrices(const ModelConfig& config) {
   }
 }
 
+/// The head comes first: the model zeroes the gradients of all that lies behind it (Model::Gradients).
 void ParameterTable::add_tables(const ModelConfig& config) {
   const auto width = static_cast<std::size_t>(config.width);
   add("head", 1, padded_vocabulary(config), config.width, Group::head, config.zero_outputs ? Init::zero : Init::uniform,
@@ -167,7 +157,7 @@ std::vector<OwnedRows> ParameterTable::owned(const Bucket& bucket, int rank, int
 template <class A>
 void initialise(kernels::Stream stream, std::span<A> values, const OwnedRows& rows, std::int64_t seed) {
   const Parameter& p = *rows.parameter;
-  const std::uint64_t key = mix(static_cast<std::uint64_t>(seed) ^ fnv1a64(p.name));
+  const std::uint64_t key = kernels::splitmix64(static_cast<std::uint64_t>(seed) ^ fnv1a64(p.name));
   const std::uint64_t first = rows.first_row * rows.cols;
   switch (p.init) {
     case Init::zero:

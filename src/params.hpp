@@ -86,8 +86,6 @@ class ParameterTable {
   const std::vector<Parameter>& parameters() const { return parameters_; }
   const std::vector<Bucket>& buckets() const { return buckets_; }
   std::size_t size() const { return size_; }  ///< elements of all parameters
-  /// Elements of the matrices, which stand first.
-  std::size_t matrix_size() const { return matrix_size_; }
   /// Elements of the tensors that products and lookups read; the learned scalars come after them.
   std::size_t tensor_size() const { return tensor_size_; }
   const Parameter& find(const std::string& name) const;
@@ -105,16 +103,13 @@ class ParameterTable {
   std::vector<Parameter> parameters_;
   std::vector<Bucket> buckets_;
   std::size_t size_ = 0;
-  std::size_t matrix_size_ = 0;
   std::size_t tensor_size_ = 0;
   std::size_t bucket_begin_ = 0;
 };
 
-/// Initial values of the rows that a rank owns of a tensor, in `values` [row_count * cols]. Element i of a tensor
-/// depends on the seed, the tensor's name and i alone, so the values do not depend on the rank count.
-///   key = mix(seed xor fnv1a64(name)),  r(i) = mix(key + i * 0x9E3779B97F4A7C15),  u(i) = (r(i) >> 11) / 2^53
-///   uniform(-b, b): b (2 u(i) - 1);  normal: sqrt(-2 ln(1 - u(2i))) cos(2 pi u(2i+1))
-/// where mix is SplitMix64's output function (Steele, Lea and Flood 2014).
+/// Initial values of the rows that a rank owns of a tensor, in `values` [row_count * cols]. Element i of a tensor is
+/// number i of the sequence (kernels/random.hpp) with the key splitmix64(seed xor fnv1a64(name)), so the values do not
+/// depend on the rank count. fnv1a64 is the 64-bit FNV-1a hash.
 template <class A>
 void initialise(kernels::Stream stream, std::span<A> values, const OwnedRows& rows, std::int64_t seed);
 

@@ -10,6 +10,7 @@
 
 #include "src/model.hpp"
 #include "src/optimizer.hpp"
+#include "src/run_data.hpp"
 #include "src/schedule.hpp"
 
 namespace nanorun {
@@ -32,6 +33,22 @@ std::string in_units(double value, const char* unit, double base = 1000) {
 
 /// mpirun gives rank 0 a pseudo-terminal for its standard output wherever that goes, but not for its standard error.
 bool on_terminal() { return isatty(STDOUT_FILENO) != 0 && isatty(STDERR_FILENO) != 0; }
+
+double tokens_per_second(const RunSummary& s) {
+  return s.run_seconds > 0 ? static_cast<double>(s.run_tokens) / s.run_seconds : 0;
+}
+
+/// Of the weights that every rank holds.
+double weight_bytes(const ParameterTable& table) {
+  const auto tensors = static_cast<double>(table.tensor_size()), all = static_cast<double>(table.size());
+  return tensors * sizeof(Real) + (all - tensors) * sizeof(kernels::acc_t<Real>);
+}
+
+/// Bytes that a rank sends in one step: its copies of all parts but its own, then its own part to all others.
+double bytes_sent_per_step(const Config& config, const ParameterTable& table, int ranks) {
+  const double gradient = kernels::wire_bytes<kernels::acc_t<Real>>(config.comm.gradients);
+  return (static_cast<double>(table.size()) * gradient + weight_bytes(table)) * (ranks - 1) / ranks;
+}
 
 }  // namespace
 
@@ -85,7 +102,7 @@ std::string summary_json(const RunSummary& s) {
   json["final_train_loss"] = s.train_loss;
   json["final_val_loss"] = s.validation_loss ? nlohmann::ordered_json(*s.validation_loss) : nullptr;
   json["train_seconds"] = s.progress.train_seconds;
-  json["tokens_per_second"] = s.run_seconds > 0 ? static_cast<double>(s.run_tokens) / s.run_seconds : 0;
+  json["tokens_per_second"] = tokens_per_second(s);
   json["time_to_first_step_seconds"] = s.time_to_first_step;
   json["peak_memory_bytes"] = s.peak_memory;
   json["peak_memory_bytes_all_ranks"] = s.peak_memory_total;
@@ -103,7 +120,7 @@ std::string summary_json(const RunSummary& s) {
 std::string closing_lines(const RunSummary& s) {
   std::string text = timing_table(s.phases);
   const auto merit = [&](const char* name, double value) { text += fmt::format("FOM {} {:.6g}\n", name, value); };
-  merit("tokens_per_second", s.run_seconds > 0 ? static_cast<double>(s.run_tokens) / s.run_seconds : 0);
+  merit("tokens_per_second", tokens_per_second(s));
   merit("train_seconds", s.progress.train_seconds);
   merit("time_to_first_step_seconds", s.time_to_first_step);
   merit("peak_memory_bytes", static_cast<double>(s.peak_memory));
@@ -114,23 +131,13 @@ std::string closing_lines(const RunSummary& s) {
   return text;
 }
 
-/// Bytes that a rank sends in one step: its copies of all parts but its own, then its own part to all others.
-double bytes_sent_per_step(const Config& config, const ParameterTable& table, int ranks) {
-  const auto tensors = static_cast<double>(table.tensor_size()), all = static_cast<double>(table.size());
-  const double gradient = kernels::wire_bytes<kernels::acc_t<Real>>(config.comm.gradients);
-  const double gathered = tensors * sizeof(Real) + (all - tensors) * sizeof(kernels::acc_t<Real>);
-  return (all * gradient + gathered) * (ranks - 1) / ranks;
-}
-
 std::string plan(const Config& config, const ParameterTable& table, int ranks) {
   const double gradients = static_cast<double>(table.size()) * sizeof(kernels::acc_t<Real>);
-  const double weights = static_cast<double>(table.tensor_size()) * sizeof(Real) +
-                         static_cast<double>(table.size() - table.tensor_size()) * sizeof(kernels::acc_t<Real>);
+  const double weights = weight_bytes(table);
   const auto state = static_cast<double>(Optimizer<Real>::state_bytes(table, ranks));
   const auto activations = static_cast<double>(Model<Real>::memory_bytes(config));
   const auto buffers = static_cast<double>(TensorComm::memory_bytes(ranks, config.comm));
   const int window = long_window(config.window, config.train.steps, config.train.steps);
-  const double tokens = static_cast<double>(config.train.sequences) * config.train.length;
   std::string text;
   const auto row = [&](const char* what, const std::string& value) { text += fmt::format("{:<32} {}\n", what, value); };
   row("ranks", std::to_string(ranks));
@@ -143,7 +150,7 @@ std::string plan(const Config& config, const ParameterTable& table, int ranks) {
   row("  activations", in_units(activations, "B", 1024));
   row("  buffers of collectives", in_units(buffers, "B", 1024));
   if (runtime > 0) row("  CUDA and cuBLAS, at most", in_units(runtime, "B", 1024));
-  row("tokens per step", fmt::format("{:.0f}", tokens));
+  row("tokens per step", std::to_string(step_tokens(config.train)));
   row("FLOPs per step, widest window",
       in_units(config.train.sequences * flops_per_sequence(config, table, window), "FLOP"));
   row("bytes sent per rank and step", in_units(bytes_sent_per_step(config, table, ranks), "B", 1024));

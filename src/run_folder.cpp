@@ -90,18 +90,12 @@ void RunFolder::lock() {
 }
 
 void RunFolder::write(const std::string& name, const std::string& text) const {
-  const std::string target = file(name), temporary = target + ".partial";
-  try {
-    std::ofstream out(temporary, std::ios::binary);
+  replace_file(file(name), ExitCode::output, [&](const std::string& partial) {
+    std::ofstream out(partial, std::ios::binary);
     out << text;
     out.close();
-    if (!out) throw Error(ExitCode::output, fmt::format("{}: cannot be written: {}", temporary, std::strerror(errno)));
-    rename_file(temporary, target, ExitCode::output);
-  } catch (...) {
-    std::error_code ignored;
-    fs::remove(temporary, ignored);
-    throw;
-  }
+    if (!out) throw Error(ExitCode::output, fmt::format("{}: cannot be written: {}", partial, std::strerror(errno)));
+  });
 }
 
 }  // namespace nanorun

@@ -2,7 +2,6 @@
 // Reasons to stop early: SIGTERM or SIGUSR2 to any rank, the walltime limit, a stop file, a step named in the deck.
 // A rank only notes what it sees; the ranks agree on it in the reduction that ends every step.
 
-#include <chrono>
 #include <string>
 
 #include "src/config.hpp"
@@ -10,8 +9,7 @@
 namespace nanorun {
 
 /// Larger values win when ranks see different reasons.
-enum class StopReason : int { none = 0, step, file, walltime, user_signal, terminate };
-inline constexpr int stop_reasons = 6;
+enum class StopReason : int { none, step, file, walltime, user_signal, terminate, count };
 const char* stop_reason_text(StopReason reason);
 
 /// Installs the signal handlers for its lifetime; one instance at a time.

@@ -14,6 +14,7 @@
 
 #include "kernels/ops.hpp"
 #include "src/error.hpp"
+#include "src/files.hpp"
 #include "src/trace_file.hpp"
 
 namespace nanorun {
@@ -97,10 +98,12 @@ void write_chrome_trace(const std::string& path, const std::vector<std::string>&
   for (const std::string& text : events_by_rank) {
     for (json& event : json::parse(text)) events.push_back(std::move(event));
   }
-  std::ofstream out(path);
-  out << json{{"traceEvents", std::move(events)}, {"displayTimeUnit", "ms"}}.dump() << '\n';
-  out.close();
-  if (!out) throw Error(ExitCode::output, path + ": cannot be written");
+  replace_file(path, ExitCode::output, [&](const std::string& partial) {
+    std::ofstream out(partial);
+    out << json{{"traceEvents", std::move(events)}, {"displayTimeUnit", "ms"}}.dump() << '\n';
+    out.close();
+    if (!out) throw Error(ExitCode::output, partial + ": cannot be written");
+  });
 }
 
 }  // namespace

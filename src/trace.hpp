@@ -50,8 +50,8 @@ class Trace {
   /// Regions begin and end within one step, or outside of steps; then they count for the sums alone. A transfer counts
   /// for the step at whose end it is found done, which may be the one after that of its begin.
   void begin_step(long step);
-  /// Collective. Waits for the regions of the step where they have not passed. tokens: of the step, over
-  /// all ranks. loss: mean over those tokens.
+  /// Collective. Waits for the regions of the step where they have not passed. tokens: of the step, over all ranks.
+  /// loss: mean over those tokens.
   void end_step(double tokens, double loss);
   /// loss: mean over the validation tokens with the weights that `step` begins with. Replaces what earlier calls
   /// recorded for this step and later ones.

@@ -14,7 +14,6 @@ namespace nanorun {
 
 namespace {
 
-constexpr const char* file_format = "nanorun trace";
 constexpr std::uint64_t file_version = 2;
 
 constexpr std::uint64_t chunk = 256, columns_chunk = 16;  // steps
@@ -42,7 +41,7 @@ std::uint64_t bytes_of(std::uint64_t steps, std::uint64_t columns, const TraceVa
 }
 
 TraceRows read_rows(const h5::File& file, std::int64_t first_step) {
-  if (file.read_integer_attribute("/", "format_version") != file_version ||
+  if (file.format() != trace_format || file.read_integer_attribute("/", "format_version") != file_version ||
       file.read_text_attribute("/", "phases") != joined_phase_names()) {
     throw Error(ExitCode::output, file.path() + ": written by another version of the program");
   }
@@ -102,7 +101,7 @@ void create(const std::string& path, std::uint64_t columns, const TraceRows& row
             const TraceValidations& validations) {
   reserve_space(path, bytes_of(rows.size(), columns, validations), ExitCode::output);
   h5::File file = h5::File::create(path, MPI_COMM_NULL, ExitCode::output);
-  file.write_attribute("/", "format", file_format);
+  file.write_attribute("/", "format", trace_format);
   file.write_attribute("/", "format_version", file_version);
   file.write_attribute("/", "phases", joined_phase_names());
   file.create_growing_dataset<std::int64_t>("/step", {0}, chunk);
@@ -115,6 +114,7 @@ void create(const std::string& path, std::uint64_t columns, const TraceRows& row
   file.create_growing_dataset<double>("/validation_loss", {0}, chunk);
   write_rows(file, 0, rows, 0, row_columns, true);
   write_validations(file, validations, true);
+  file.close();
 }
 
 /// Writes a trace.h5 with the rows that stay and a column for each of `ranks` and of the ranks before.
@@ -136,22 +136,14 @@ void start(const std::string& path, std::uint64_t ranks, long first_step) {
       rows = {}, validations = {}, columns = 0;
     }
   }
-  const std::string partial = path + ".partial";
-  try {
+  replace_file(path, ExitCode::output, [&](const std::string& partial) {
     create(partial, std::max(columns, ranks), rows, columns, validations);
-    rename_file(partial, path, ExitCode::output);
-  } catch (...) {
-    std::error_code ignored;
-    std::filesystem::remove(partial, ignored);
-    throw;
-  }
+  });
 }
 
 /// Takes space for what is to be appended, since HDF5 cannot give up in order a file that it fails to write.
 void reserve(const std::string& path, std::uint64_t bytes) {
-  std::error_code error;
-  const std::uint64_t size = std::filesystem::file_size(path, error);
-  if (error) throw Error(ExitCode::output, fmt::format("{}: {}", path, error.message()));
+  const std::uint64_t size = file_size(path, ExitCode::output);
   try {
     reserve_space(path, size + bytes, ExitCode::output);
   } catch (...) {
@@ -181,20 +173,25 @@ TraceFile::TraceFile(Comm& comm, const std::string& path, long first_step) : com
   comm_.together([&] {
     if (comm_.root()) start(path_, comm_.size(), first_step);
   });
-  const h5::File file = h5::File::open(path_, comm_.handle(), ExitCode::output);
-  stored_ = file.shape("/seconds")[0];
-  columns_ = file.shape("/seconds")[1];
-  validations_ = read_validations(file);
+  comm_.together([&] {
+    const h5::File file = h5::File::open(path_, comm_.handle(), ExitCode::output);
+    stored_ = file.shape("/seconds")[0];
+    columns_ = file.shape("/seconds")[1];
+    validations_ = read_validations(file);
+  });
 }
 
 void TraceFile::append(const TraceRows& rows) {
   comm_.together([&] {
     if (comm_.root()) reserve(path_, bytes_of(rows.size(), columns_, validations_));
   });
-  const auto watch = comm_.watch("write of trace.h5");
-  h5::File file = h5::File::open_append(path_, comm_.handle(), ExitCode::output);
-  write_rows(file, stored_, rows, comm_.rank(), 1, comm_.root());
-  write_validations(file, validations_, comm_.root());
+  comm_.together([&] {
+    const auto watch = comm_.watch("write of trace.h5");
+    h5::File file = h5::File::open_append(path_, comm_.handle(), ExitCode::output);
+    write_rows(file, stored_, rows, comm_.rank(), 1, comm_.root());
+    write_validations(file, validations_, comm_.root());
+    file.close();
+  });
   stored_ += rows.size();
 }
 

@@ -11,6 +11,8 @@
 
 namespace nanorun {
 
+inline constexpr const char* trace_format = "nanorun trace";
+
 /// Rows of steps: this rank's between two writes, or all ranks' columns of an older trace.h5.
 struct TraceRows {
   std::vector<std::int64_t> step, ranks;

@@ -268,13 +268,14 @@ void Training::agree(const std::exception_ptr& data_failure) {
   tensor_comm_.check();
 
   // Every sum over the ranks: the loss, the ranks that overflowed, and those that saw each reason to stop.
-  std::array<double, 2 + stop_reasons> seen{};
+  constexpr int reasons = static_cast<int>(StopReason::count);
+  std::array<double, 2 + reasons> seen{};
   seen[0] = data_failure ? std::numeric_limits<double>::quiet_NaN() : model_.loss().value() / config_.train.length;
   seen[1] = optimizer_.overflowed() ? 1 : 0;
   seen[2 + static_cast<int>(stop_.poll(progress_.step + 1, context_.seconds_since_start()))] = 1;
   comm_.all_reduce(std::span<double>(seen), Reduce::sum);
   loss_ = seen[0] / config_.train.sequences;
-  for (int reason = 0; reason < stop_reasons; ++reason) {
+  for (int reason = 0; reason < reasons; ++reason) {
     if (seen[2 + reason] > 0) stop_reason_ = static_cast<StopReason>(reason);
   }
   const bool overflowed = seen[1] > 0;
@@ -298,13 +299,13 @@ void Training::log_step(double seconds) {
   const auto tokens = static_cast<double>(step_tokens(config_.train));
   const long done = progress_.step + 1;
   const double average = run_seconds_ / static_cast<double>(done - first_step_);
-  const StepReport report{done,
-                          config_.train.steps,
-                          loss_,
-                          window(progress_.step),
-                          seconds,
-                          tokens / seconds,
-                          average * static_cast<double>(config_.train.steps - done)};
+  const StepReport report{.step = done,
+                          .steps = config_.train.steps,
+                          .loss = loss_,
+                          .window = window(progress_.step),
+                          .step_seconds = seconds,
+                          .tokens_per_second = tokens / seconds,
+                          .seconds_left = average * static_cast<double>(config_.train.steps - done)};
   Region region(*trace_, Phase::output);
   const double now = context_.seconds_since_start();
   const bool due = done % config_.run.log_every == 0 || done == config_.train.steps || done == first_step_ + 1;
@@ -321,15 +322,23 @@ bool Training::validation_due() const {
   return finished() || (config_.validation.every > 0 && progress_.step % config_.validation.every == 0);
 }
 
-/// Mean over the validation sequences, which are dealt to the ranks in turn.
+/// Mean over the validation sequences, which are dealt to the ranks in turn. Where they cannot be read, the run ends
+/// with a checkpoint.
 void Training::validate() {
   Region region(*trace_, Phase::validation);
   tensor_comm_.synchronize();
   double loss = 0;
-  for (std::size_t j = comm_.rank(); j < data_.validation_places.size(); j += comm_.size()) {
-    const Cursor& place = data_.validation_places[j];
-    read_tokens(data_.validation[place.shard], place.offset, validation_row_, config_.model.vocabulary);
-    loss += model_.validate(*trace_, Sequence::of(validation_row_), window(progress_.step));
+  try {
+    comm_.together([&] {
+      for (std::size_t j = comm_.rank(); j < data_.validation_places.size(); j += comm_.size()) {
+        const Cursor& place = data_.validation_places[j];
+        read_tokens(data_.validation[place.shard], place.offset, validation_row_, config_.model.vocabulary);
+        loss += model_.validate(*trace_, Sequence::of(validation_row_), window(progress_.step));
+      }
+    });
+  } catch (const Error&) {
+    if (progress_.step != saved_step_) save();
+    throw;
   }
   validation_loss_ = comm_.all_reduce(loss, Reduce::sum) / static_cast<double>(data_.validation_places.size());
   context_.look_at_device_memory();

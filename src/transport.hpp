@@ -38,9 +38,9 @@ class Transport {
   /// Collective. Memory of which all ranks have as much and that outlives the transport. What is sent out of it as
   /// weights arrives at the same place in that of the receiver.
   virtual void share(std::span<std::byte> /*memory*/) {}
-  /// Enqueued on the stream, or done when the call returns. All ranks make the same exchanges. The i-th message of
-  /// gradients arrives in the i-th slot of a set, on all ranks the same, those of successive exchanges in alternating
-  /// sets. Throws Error(communication).
+  /// Enqueued on the stream, or done when the call returns. All ranks make the same exchanges. Of gradients message i
+  /// arrives in slot i; successive exchanges take the two sets of slots in turn, all ranks the same set. Throws
+  /// Error(communication).
   virtual void exchange(Payload payload, std::span<const Message> messages) = 0;
   /// Once the work on the stream is done, the last exchange of gradients needs its slots no more.
   virtual void free_slots() {}

@@ -40,6 +40,21 @@ class Data(FaultTest):
     def test_shard_is_truncated(self):
         self.assert_survives(lambda shard: os.truncate(shard, shard.stat().st_size // 2), "changed while the run")
 
+    def test_validation_shard_vanishes(self):
+        """What a validation cannot read ends the run, but not without a checkpoint of the steps that were made."""
+        shard = self.folder / "val.h5"
+        shutil.copy(self.folder / "data.h5", shard)
+        job = self.start(2, "train.steps=60", "checkpoint.at_end=false", "validation.every=0",
+                         'data.validation=["val.h5"]')
+        job.until_step(12)
+        shard.unlink()
+        self.assertEqual(job.wait(), 3, job.text())
+        self.assert_refused(job, "val.h5", "No such file or directory")
+        self.assertEqual(self.files(), [self.checkpoint(60).name])
+        self.verify(self.checkpoint(60))
+        self.assertEqual(self.summary()["steps"], 60)
+        self.assertIn("val.h5", self.summary()["stopped_by"])
+
 
 if __name__ == "__main__":
     small_run.main()

@@ -25,7 +25,7 @@ TEST(Comm, BroadcastAndGather) {
   Comm& comm = test_comm();
   const int last = comm.size() - 1;
   EXPECT_EQ(comm.broadcast(comm.rank() == last ? "from the last rank" : "", last), "from the last rank");
-  const std::vector<double> ranks = comm.gather(comm.rank());
+  const std::vector<double> ranks = comm.all_gather(comm.rank());
   for (int r = 0; r < comm.size(); ++r) EXPECT_EQ(ranks[r], r);
 }
 

@@ -5,6 +5,7 @@
 #include <fstream>
 #include <sstream>
 
+#include "src/trace_file.hpp"
 #include "tests/trace_test.hpp"
 
 namespace nanorun {
@@ -94,6 +95,7 @@ TEST_F(TraceFileTest, ResumeOnFewerRanksKeepsTheirColumns) {
   const std::string phases = read().phases;
   {
     h5::File file = h5::File::create(folder_ / "trace.h5");
+    file.write_attribute("/", "format", trace_format);
     file.write_attribute("/", "format_version", std::uint64_t{2});
     file.write_attribute("/", "phases", phases);
     put(file, "/step", {2}, Integers{0, 1});
