@@ -11,6 +11,7 @@
 #include <type_traits>
 
 #include "kernels/error.cuh"
+#include "kernels/sm90.cuh"
 #include "kernels/types.hpp"
 
 namespace nanorun::kernels::cuda {
@@ -111,10 +112,9 @@ struct SumOfSquares {
 // ---------------------------------------------------------------------------------------------------------------------
 // Launch shapes
 
-/// Blocks that give each of `tasks` a thread, but no more than keep a device of 132 multiprocessors evenly busy:
-/// kernels stride.
+/// Blocks that give each of `tasks` a thread, but no more than keep the device evenly busy: kernels stride.
 inline int blocks_for(std::size_t tasks) {
-  constexpr std::size_t most = 132 * 32;
+  constexpr std::size_t most = sm90::multiprocessors * 32;
   return static_cast<int>(std::min((tasks + block_threads - 1) / block_threads, most));
 }
 

@@ -17,7 +17,7 @@ namespace nanorun {
 
 /// Phases of a step. Top-level phases add up to the step; each time belongs to exactly one phase (the innermost).
 enum class Phase {
-  data,
+  data,  ///< waiting for tokens, and preparing them for the device
   forward,
   head,
   backward,

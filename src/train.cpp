@@ -220,10 +220,10 @@ void Training::train_step() {
 }
 
 Batch Training::read_batch(long step) {
-  Region region(*trace_, Phase::data);
   Batch batch;
   batch.step = step;
   try {
+    Region region(*trace_, Phase::data);
     batch.tokens = loader_->next();
   } catch (const Error&) {
     batch.failure = std::current_exception();
@@ -235,6 +235,7 @@ Batch Training::read_batch(long step) {
 }
 
 FedSequence Training::feed(const Batch& batch, std::size_t row) {
+  Region region(*trace_, Phase::data);
   const std::size_t size = config_.train.length + 1;
   return model_.feed(Sequence::of(batch.tokens.subspan(row * size, size)), window(batch.step));
 }

@@ -40,6 +40,23 @@ class Data(FaultTest):
     def test_shard_is_truncated(self):
         self.assert_survives(lambda shard: os.truncate(shard, shard.stat().st_size // 2), "changed while the run")
 
+    def test_bad_token_of_one_rank(self):
+        """The step that reads it fails on all ranks; the one before, during which it was read, is kept."""
+        step, sequence, position = 7, 2, 100  # sequences 2 and 3 of a step are rank 1's
+        token = (4 * step + sequence) * 256 + position
+        shard = self.folder / "data.h5"
+        content = bytearray(shard.read_bytes())
+        text = (self.folder / "00.txt").read_text()[:100].encode("utf-16-le")
+        first = content.index(text) - 2  # a document begins with a token of its own
+        content[first + 2 * token:first + 2 * token + 2] = b"\xff\xff"
+        shard.write_bytes(content)
+
+        job = self.train(2, *self.arguments, "checkpoint.every=1", "validation.tokens=0", code=3)
+        self.assert_refused(job, "data.h5", token, 65535)
+        self.assertEqual(max(losses(job)), step)
+        self.assertEqual(self.files()[-1], self.checkpoint(step).name)
+        self.assertEqual(self.summary()["steps"], step)
+
     def test_validation_shard_vanishes(self):
         """What a validation cannot read ends the run, but not without a checkpoint of the steps that were made."""
         shard = self.folder / "val.h5"
