@@ -266,16 +266,15 @@ void Optimizer<T>::update_elements(Trace& trace, const Shard& shard, long step) 
   if (shard.master.empty()) return;
   Region region(trace, Phase::adam);
   const OptimizerConfig& o = config_.optimizer;
+  const kernels::AdamOptions options{.lr = learning_rate(shard.bucket.group, step),
+                                     .beta1 = o.adam_beta1,
+                                     .beta2 = o.adam_beta2,
+                                     .eps = o.adam_eps,
+                                     .t = step + 1,
+                                     .gradient_scale = 1.0 / config_.train.sequences};
   const auto update = [&](auto copy) {
     ops::adam_update<typename decltype(copy)::value_type>(stream_, shard.master, copy, shard.moment1, shard.moment2,
-                                                          shard.gradients,
-                                                          {.lr = learning_rate(shard.bucket.group, step),
-                                                           .beta1 = o.adam_beta1,
-                                                           .beta2 = o.adam_beta2,
-                                                           .eps = o.adam_eps,
-                                                           .t = step + 1,
-                                                           .gradient_scale = 1.0 / config_.train.sequences},
-                                                          squares_.device());
+                                                          shard.gradients, options, squares_.device());
   };
   if (shard.bucket.scalars()) {
     update(shard.master);
