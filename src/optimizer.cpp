@@ -138,13 +138,7 @@ void Optimizer<T>::take_gradients(Trace& trace, int layer, long step) {
     if (shard.bucket.layer == layer) reduce(trace, shard);
   }
   // What is left of the backward pass behind the first block is too short for a table's gradients to arrive in.
-  if (layer < 0 || comm_.holds_multiprocessors()) return;
-  for (Shard& shard : shards_) {
-    if (shard.bucket.layer <= layer || shard.bucket.group == Group::matrix || shard.updated) continue;
-    update_elements(trace, shard, step);
-    gather(trace, shard);
-    shard.updated = true;
-  }
+  if (layer >= 0 && !comm_.holds_multiprocessors()) update_tables(trace, layer + 1, step);
 }
 
 template <class T>
@@ -173,7 +167,7 @@ void Optimizer<T>::transfer(Trace& trace, Phase phase, ops::Event& done, const C
 template <class T>
 void Optimizer<T>::step(Trace& trace, long step) {
   for (std::size_t i = 0; i < kinds_.size(); ++i) {
-    if (i + 1 == kinds_.size()) update_tables(trace, step);
+    if (i + 1 == kinds_.size()) update_tables(trace, -1, step);
     update_matrices(trace, kinds_[i], step);
   }
   for (Shard& shard : std::views::reverse(shards_)) {
@@ -182,16 +176,18 @@ void Optimizer<T>::step(Trace& trace, long step) {
   }
 }
 
-/// Updates the tables and scalars that take_gradients() has left. New weights leave in the order in which the next
-/// forward pass needs them.
+/// Updates the tables and scalars from a layer up that have not been yet. New weights leave in the order in which the
+/// next forward pass needs them.
 template <class T>
-void Optimizer<T>::update_tables(Trace& trace, long step) {
-  const auto late = [](const Shard& shard) { return shard.bucket.group != Group::matrix && !shard.updated; };
+void Optimizer<T>::update_tables(Trace& trace, int lowest_layer, long step) {
+  const auto due = [&](const Shard& shard) {
+    return shard.bucket.group != Group::matrix && shard.bucket.layer >= lowest_layer && !shard.updated;
+  };
   for (const Shard& shard : shards_) {
-    if (late(shard)) update_elements(trace, shard, step);
+    if (due(shard)) update_elements(trace, shard, step);
   }
   for (Shard& shard : std::views::reverse(shards_)) {
-    if (!late(shard)) continue;
+    if (!due(shard)) continue;
     gather(trace, shard);
     shard.updated = true;
   }

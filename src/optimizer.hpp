@@ -78,7 +78,7 @@ class Optimizer {
   template <class Collective>
   void transfer(Trace& trace, Phase phase, ops::Event& done, const Collective& collective);
   void await_gradients(Trace& trace, const Shard& shard);
-  void update_tables(Trace& trace, long step);
+  void update_tables(Trace& trace, int lowest_layer, long step);
   void update_matrices(Trace& trace, const Bucket& kind, long step);
   void move_along(const Shard& shard, long step);
   void update_elements(Trace& trace, const Shard& shard, long step);

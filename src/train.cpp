@@ -338,7 +338,7 @@ void Training::validate() {
       }
     });
   } catch (const Error&) {
-    if (progress_.step != saved_step_) save();
+    save();
     throw;
   }
   validation_loss_ = comm_.all_reduce(loss, Reduce::sum) / static_cast<double>(data_.validation_places.size());
@@ -351,12 +351,13 @@ void Training::validate() {
 }
 
 bool Training::checkpoint_due() const {
-  if (progress_.step == saved_step_) return false;
   if (finished()) return config_.checkpoint.at_end;
   return config_.checkpoint.every > 0 && progress_.step % config_.checkpoint.every == 0;
 }
 
+/// Does nothing where no step has been made since the last checkpoint.
 void Training::save() {
+  if (progress_.step == saved_step_) return;
   Region region(*trace_, Phase::checkpoint);
   trace_->flush();
   try {
@@ -372,7 +373,7 @@ void Training::save() {
 
 ExitCode Training::finish() {
   tensor_comm_.synchronize();
-  if (!finished() && progress_.step != saved_step_) save();
+  if (!finished()) save();
   trace_->finish();
   const RunSummary summary = write_summary(finished() ? "" : stop_reason_text(stop_reason_));
   log_.line(closing_lines(summary));
