@@ -198,12 +198,13 @@ __device__ void watch_begun(Shared& s, const Parameters& p) {
 /// d [64 keys, 64 queries] = a bᵀ over the head dimension, not waited for: a are 64 rows of a key tile, b a step's
 /// rows.
 __device__ __forceinline__ void start_pairs(float (&d)[32], std::uint32_t a, std::uint32_t b) {
+  const std::uint64_t first_a = operand(a), first_b = operand(b);
   mma_fence();
 #pragma unroll
   for (int i = 0; i < tiles.head_dim / 16; ++i) {
     const int column = i % 4 * 32;
-    mma<Major::k, Major::k>(d, operand(a + i / 4 * column_bytes(tiles.block) + column),
-                            operand(b + i / 4 * column_bytes(step) + column), i > 0);
+    mma<Major::k, Major::k>(d, advanced(first_a, i / 4 * column_bytes(tiles.block) + column),
+                            advanced(first_b, i / 4 * column_bytes(step) + column), i > 0);
   }
   mma_commit();
 }
@@ -211,20 +212,22 @@ __device__ __forceinline__ void start_pairs(float (&d)[32], std::uint32_t a, std
 /// d [64 keys, head_dim] (+)= a [64 keys, 64 queries] b, b a step's rows; not waited for.
 __device__ __forceinline__ void start_key_sums(float (&d)[64], const std::uint32_t (&a)[16], std::uint32_t b,
                                                bool accumulate) {
+  const std::uint64_t first_b = operand(b, column_bytes(step));
   mma_fence();
 #pragma unroll
   for (int i = 0; i < step / 16; ++i) {
-    mma<Major::mn>(d, a + 4 * i, operand(b + i * 16 * 128, column_bytes(step)), i > 0 || accumulate);
+    mma<Major::mn>(d, a + 4 * i, advanced(first_b, i * 16 * 128), i > 0 || accumulate);
   }
   mma_commit();
 }
 
 /// d_q [64 queries, 64 columns] = d_s k over the block's keys, not waited for.
 __device__ __forceinline__ void start_query_sums(float (&d_q)[32], std::uint32_t d_s, std::uint32_t k_columns) {
+  const std::uint64_t first_a = operand(d_s), first_b = operand(k_columns);
   mma_fence();
 #pragma unroll
   for (int i = 0; i < tiles.block / 16; ++i) {
-    mma<Major::mn, Major::mn>(d_q, operand(d_s + i * 16 * 128), operand(k_columns + i * 16 * 128), i > 0);
+    mma<Major::mn, Major::mn>(d_q, advanced(first_a, i * 16 * 128), advanced(first_b, i * 16 * 128), i > 0);
   }
   mma_commit();
 }
@@ -292,21 +295,21 @@ __device__ __forceinline__ void round_to_operand(std::uint32_t (&a)[16], const f
   for (int i = 0; i < 16; ++i) a[i] = pack_bf16(x[2 * i], x[2 * i + 1]);
 }
 
-/// d_q (+)= sums, of 64 queries and 64 columns; `to` is this thread's first element, `panel` the floats of a
-/// panel. Neighbours exchange halves so that each has four columns of one row, of its upper row in even lanes and of
-/// its lower row in odd ones, and a warp 16 whole rows of a panel.
+/// d_q (+)= sums, of 64 queries and 64 columns; `to` is this thread's first element, `panel` the floats of a panel. A
+/// warp's eight rows of a panel lie one after another.
 __device__ __forceinline__ void add_query_sums(float* to, int panel, const float (&sums)[32], bool begin) {
-  const bool odd = threadIdx.x % 2;
+  constexpr int lower_row = 8 * d_q_panel;
+  if (begin) {
 #pragma unroll
-  for (int j = 0; j < 8; ++j, to += panel) {
-    const float* const x = sums + 4 * j;
-    const float first = __shfl_xor_sync(0xFFFFFFFF, odd ? x[0] : x[2], 1);
-    const float second = __shfl_xor_sync(0xFFFFFFFF, odd ? x[1] : x[3], 1);
-    const float four[] = {odd ? first : x[0], odd ? second : x[1], odd ? x[2] : first, odd ? x[3] : second};
-    if (begin) {
-      *reinterpret_cast<float4*>(to) = make_float4(four[0], four[1], four[2], four[3]);
-    } else {
-      atomic_add4(to, four);
+    for (int j = 0; j < 8; ++j, to += panel) {
+      *reinterpret_cast<float2*>(to) = make_float2(sums[4 * j], sums[4 * j + 1]);
+      *reinterpret_cast<float2*>(to + lower_row) = make_float2(sums[4 * j + 2], sums[4 * j + 3]);
+    }
+  } else {
+#pragma unroll
+    for (int j = 0; j < 8; ++j, to += panel) {
+      atomic_add2(to, sums[4 * j], sums[4 * j + 1]);
+      atomic_add2(to + lower_row, sums[4 * j + 2], sums[4 * j + 3]);
     }
   }
 }
@@ -328,44 +331,39 @@ __device__ __forceinline__ void write_keys(const float (&d)[64], float scale, st
   }
 }
 
-/// Leaves d_k and d_v where the tile's k and v were.
-__device__ __forceinline__ void write_tile(const float (&d_k)[64], const float (&d_v)[64], Shared& s,
-                                           const Parameters& p, int stage, int group) {
-  write_keys(d_v, p.inverse_scale, s.v[stage], group);
-  sync_consumers();  // both have read k
-  write_keys(d_k, 1, s.k[stage], group);
-  fence_async_proxy();
-  __syncwarp();
-  release(s.d_tile_full[stage]);
-}
-
-/// The steps of all tiles form one stream: a tile's first products run while the last tile's d_k and d_v are written.
-__device__ __forceinline__ void consume(Shared& s, const Parameters& p, int group) {
-  const int thread = threadIdx.x % warpgroup_size, lane = thread % 32;
-  const int row = thread / 32 * 16 + lane / 4;  // of the warpgroup's 64 keys; its other row is 8 further
-  const int column = 2 * (lane % 4);
-  float d_k[64], d_v[64];
-  float pairs[32], d_pairs[32];  // s, then p; d_p, then d_s
-
+/// A warpgroup that computes, on 64 keys of each tile. The steps of all tiles form one stream: a tile's first products
+/// run while the last tile's d_k and d_v are written.
+struct Consumer {
+  Shared& s;
+  const Parameters& p;
+  const int group;
+  const int lane = threadIdx.x % 32;
+  const int first_row = threadIdx.x % warpgroup_size / 32 * 16;  ///< the warp's, of the warpgroup's 64 keys
+  const int row = first_row + lane / 4;                          ///< this thread's; its other row is 8 further
+  const int column = 2 * (lane % 4);                             ///< of eight queries
   RingPosition<tiles.stages> tile_at, at;
-  const auto start = [&] {
+  float d_k[64], d_v[64];
+  float pairs[32], d_pairs[32];  ///< s, then p; d_p, then d_s
+
+  __device__ __forceinline__ Consumer(Shared& s, const Parameters& p, int group) : s(s), p(p), group(group) {}
+
+  /// s and d_p of a step.
+  __device__ __forceinline__ void start() {
     const int m = tile_at.stage, n = at.stage, rows = group * tiles.half * 128;
     barrier_wait(s.q_full[n], at.parity);
     start_pairs(pairs, shared_address(s.k[m]) + rows, shared_address(s.q[n]));
     barrier_wait(s.d_y_full[n], at.parity);
     start_pairs(d_pairs, shared_address(s.v[m]) + rows, shared_address(s.d_y[n]));
-  };
-  barrier_wait(s.tile_full[0], 0);
-  if (s.tile[0].head < 0) return;  // the blocks that began before this one have taken all tiles
-  start();
-  for (int i = s.tile[0].first;;) {
-    const int m = tile_at.stage, n = at.stage;
-    const KeyTile& t = s.tile[m];  // read where needed, as registers are short
+  }
+
+  /// p and d_s of a step, which it leaves in shared memory and returns as an operand; d_v's sums are started.
+  __device__ __forceinline__ void differentiate(const KeyTile& t, int i, std::uint32_t (&d_s_operand)[16]) {
+    const int n = at.stage;
     const bool own = t.own(i);
     if (own) {
       compute_delta(s, n, p.scratch.step_delta(t.head, i));
       __syncwarp();
-      release(s.delta_ready[m][i - t.first]);
+      release(s.delta_ready[tile_at.stage][i - t.first]);
     }
     mma_wait<1>();
     pin(pairs);
@@ -380,19 +378,22 @@ __device__ __forceinline__ void consume(Shared& s, const Parameters& p, int grou
     pin(d_pairs);
     if (own) sync_consumers();  // all of delta is there, and y read
     softmax_backward(d_pairs, pairs, s.delta[n], column);
-    std::uint32_t d_s_operand[16];
     round_to_operand(d_s_operand, d_pairs);
-    const std::uint32_t d_s = shared_address(s.d_s[n]);
 #pragma unroll
     for (int j = 0; j < step / 16; ++j) {
-      store_matrices(d_s + swizzled(group * tiles.half + thread / 32 * 16 + lane % 16, 2 * j + lane / 16),
+      store_matrices(shared_address(s.d_s[n]) + swizzled(group * tiles.half + first_row + lane % 16, 2 * j + lane / 16),
                      d_s_operand + 4 * j);
     }
     fence_async_proxy();
     sync_consumers();
+  }
 
+  /// d_q, d_k and d_v of a step.
+  __device__ __forceinline__ void sum(const KeyTile& t, int i, const std::uint32_t (&d_s_operand)[16]) {
+    const int m = tile_at.stage, n = at.stage;
+    const bool own = t.own(i);
     float d_q[32];
-    start_query_sums(d_q, d_s, shared_address(s.k[m]) + group * column_bytes(tiles.block));
+    start_query_sums(d_q, shared_address(s.d_s[n]), shared_address(s.k[m]) + group * column_bytes(tiles.block));
     start_key_sums(d_k, d_s_operand, shared_address(s.q[n]), i > t.first);
     mma_wait<1>();
     pin(d_q);
@@ -400,8 +401,8 @@ __device__ __forceinline__ void consume(Shared& s, const Parameters& p, int grou
     release(s.d_y_empty[n]);
     while (!own && load_acquire_shared(s.begun_end[m]) <= i / block_steps) {
     }
-    add_query_sums(p.d_q_row(t.head * tiles.head_dim + group * 64, i * step + row + 8 * (lane % 2)) + lane % 4 / 2 * 4,
-                   p.mask.length * d_q_panel, d_q, own);
+    add_query_sums(p.d_q_row(t.head * tiles.head_dim + group * 64, i * step + row) + column, p.mask.length * d_q_panel,
+                   d_q, own);
     if (own) {
       __syncwarp();
       release(s.own_begun[m]);
@@ -409,23 +410,45 @@ __device__ __forceinline__ void consume(Shared& s, const Parameters& p, int grou
     mma_wait<0>();
     pin(d_k);
     release(s.q_empty[n]);
-
-    at.advance();
-    if (++i < t.last) {
-      start();
-      continue;
-    }
-    tile_at.advance();
-    barrier_wait(s.tile_full[tile_at.stage], tile_at.parity);
-    if (s.tile[tile_at.stage].head < 0) {
-      write_tile(d_k, d_v, s, p, m, group);
-      break;
-    }
-    start();
-    i = s.tile[tile_at.stage].first;
-    write_tile(d_k, d_v, s, p, m, group);
   }
-}
+
+  /// Leaves d_k and d_v where the tile's k and v were.
+  __device__ __forceinline__ void write_tile(int m) {
+    write_keys(d_v, p.inverse_scale, s.v[m], group);
+    sync_consumers();  // both have read k
+    write_keys(d_k, 1, s.k[m], group);
+    fence_async_proxy();
+    __syncwarp();
+    release(s.d_tile_full[m]);
+  }
+
+  __device__ __forceinline__ void run() {
+    barrier_wait(s.tile_full[0], 0);
+    if (s.tile[0].head < 0) return;  // the blocks that began before this one have taken all tiles
+    start();
+    for (int i = s.tile[0].first;;) {
+      const int m = tile_at.stage;
+      const KeyTile t = s.tile[m];  // read before its fields are waited for, and not kept, as registers are short
+      std::uint32_t d_s_operand[16];
+      differentiate(t, i, d_s_operand);
+      sum(t, i, d_s_operand);
+      at.advance();
+      if (++i < t.last) {
+        start();
+        continue;
+      }
+      tile_at.advance();
+      barrier_wait(s.tile_full[tile_at.stage], tile_at.parity);
+      if (s.tile[tile_at.stage].head < 0) {
+        write_tile(m);
+        break;
+      }
+      start();
+      i = s.tile[tile_at.stage].first;
+      write_tile(m);
+    }
+  }
+};
 
 __global__ void __launch_bounds__(tiles.threads, 1)
     backward_kernel(const __grid_constant__ CUtensorMap q, const __grid_constant__ CUtensorMap k,
@@ -458,7 +481,7 @@ __global__ void __launch_bounds__(tiles.threads, 1)
     if (threadIdx.x == 96) watch_begun(s, p);
   } else {
     grow_registers<consumer_registers>();
-    consume(s, p, warpgroup - 1);
+    Consumer(s, p, warpgroup - 1).run();
   }
 }
 

@@ -107,21 +107,23 @@ struct Softmax {
 
 /// s = q kᵀ, not waited for.
 __device__ __forceinline__ void start_scores(float (&s)[64], std::uint32_t q, std::uint32_t k) {
+  const std::uint64_t first_q = operand(q), first_k = operand(k);
   mma_fence();
 #pragma unroll
   for (int i = 0; i < tiles.head_dim / 16; ++i) {
     const int at = i / 4 * column_bytes(tiles.block) + i % 4 * 32;
-    mma<Major::k, Major::k>(s, operand(q + at), operand(k + at), i > 0);
+    mma<Major::k, Major::k>(s, advanced(first_q, at), advanced(first_k, at), i > 0);
   }
   mma_commit();
 }
 
 /// y (+)= p v, not waited for.
 __device__ __forceinline__ void start_values(float (&y)[64], std::uint32_t (&p)[32], std::uint32_t v, bool accumulate) {
+  const std::uint64_t first_v = operand(v, column_bytes(tiles.block));
   mma_fence();
 #pragma unroll
   for (int i = 0; i < tiles.block / 16; ++i) {
-    mma<Major::mn>(y, p + 4 * i, operand(v + i * 16 * 128, column_bytes(tiles.block)), i > 0 || accumulate);
+    mma<Major::mn>(y, p + 4 * i, advanced(first_v, i * 16 * 128), i > 0 || accumulate);
   }
   mma_commit();
 }
@@ -227,83 +229,102 @@ __device__ __forceinline__ void write_tile(float (&y)[64], const Softmax& rows, 
   release(s.y_full[stage]);
 }
 
-/// The scores of the next block are started together with the values of the current one, across the boundaries of tiles
-/// too.
-__device__ __forceinline__ void consume(Shared& s, const Parameters& p, int group) {
+/// A warpgroup that computes, half of each tile's queries. The scores of the next block are started together with the
+/// values of the current one, across the boundaries of tiles too.
+struct Consumer {
+  Shared& s;
+  const Parameters& p;
+  const int group;
   const float scale_log2 = p.scale * log2_e;
-  const auto q_rows = [&](int stage) { return shared_address(s.q[stage]) + group * tiles.half * 128; };
-  const auto mask = [&](float(&scores)[64], int stage, const QueryTile& t, int b) {
-    mask_scores(scores, &s.first_key[stage][row_of(group)], t.block * tiles.block + row_of(group), b);
-  };
   float y[64], scores[64];
   std::uint32_t probabilities[32];
-
+  Softmax rows;
   RingPosition<tiles.stages> q_at;
   RingPosition<stages> at;
-  barrier_wait(s.q_full[0], 0);
-  QueryTile t = s.tile[0];
-  Softmax rows;
-  barrier_wait(s.full[0], 0);
-  start_scores(scores, q_rows(0), shared_address(s.ring[0]));
-  mma_wait<0>();
-  pin(scores);
-  release(s.empty[0]);
-  at.advance();
-  mask(scores, 0, t, t.block);
-  online_softmax(scores, rows, scale_log2);
-  round_to_operand(probabilities, scores);
 
-  if (group == 1) pass_turn(group);
-  for (int b = t.block;;) {
-    const bool last = b == t.key_begin;
-    QueryTile next = t;
-    RingPosition<tiles.stages> next_q = q_at;
-    if (last) {
-      next_q.advance();
-      barrier_wait(s.q_full[next_q.stage], next_q.parity);
-      next = s.tile[next_q.stage];
-      if (next.head < 0) break;
-    }
-    const int next_b = last ? next.block : b - 1;
-    const RingPosition<stages> k_at = at;
-    at.advance();
-    const RingPosition<stages> v_at = at;
-    at.advance();
-    barrier_wait(s.full[k_at.stage], k_at.parity);
-    wait_turn(group);
-    start_scores(scores, q_rows(next_q.stage), shared_address(s.ring[k_at.stage]));
-    barrier_wait(s.full[v_at.stage], v_at.parity);
-    start_values(y, probabilities, shared_address(s.ring[v_at.stage]), b < t.block);
-    pass_turn(group);
+  __device__ __forceinline__ Consumer(Shared& s, const Parameters& p, int group) : s(s), p(p), group(group) {}
 
-    const Softmax finished = rows;
-    if (last) rows = {};
-    mma_wait<1>();
+  __device__ __forceinline__ std::uint32_t q_rows(int stage) const {
+    return shared_address(s.q[stage]) + group * tiles.half * 128;
+  }
+  __device__ __forceinline__ void mask(int stage, const QueryTile& t, int b) {
+    mask_scores(scores, &s.first_key[stage][row_of(group)], t.block * tiles.block + row_of(group), b);
+  }
+
+  /// The scores of the very first block.
+  __device__ __forceinline__ void begin(const QueryTile& t) {
+    barrier_wait(s.full[0], 0);
+    start_scores(scores, q_rows(0), shared_address(s.ring[0]));
+    mma_wait<0>();
     pin(scores);
-    release(s.empty[k_at.stage]);
-    if (last || next_b < next.key_full) mask(scores, next_q.stage, next, next_b);
+    release(s.empty[0]);
+    at.advance();
+    mask(0, t, t.block);
     online_softmax(scores, rows, scale_log2);
+    round_to_operand(probabilities, scores);
+  }
+
+  /// The values of the very last block.
+  __device__ __forceinline__ void end(const QueryTile& t) {
+    barrier_wait(s.full[at.stage], at.parity);
+    start_values(y, probabilities, shared_address(s.ring[at.stage]), t.block > t.key_begin);
     mma_wait<0>();
     pin(y);
-    pin(probabilities);
-    release(s.empty[v_at.stage]);
-    if (last) {
-      write_tile(y, finished, s, p, t, q_at.stage, group);
-    } else {
-      scale_rows(y, rows.factor);
-    }
-    round_to_operand(probabilities, scores);
-    t = next;
-    b = next_b;
-    q_at = next_q;
+    sync_group(group);  // all its warps have read q
+    write_tile(y, rows, s, p, t, q_at.stage, group);
   }
-  barrier_wait(s.full[at.stage], at.parity);
-  start_values(y, probabilities, shared_address(s.ring[at.stage]), t.block > t.key_begin);
-  mma_wait<0>();
-  pin(y);
-  sync_group(group);  // all its warps have read q
-  write_tile(y, rows, s, p, t, q_at.stage, group);
-}
+
+  __device__ __forceinline__ void run() {
+    barrier_wait(s.q_full[0], 0);
+    QueryTile t = s.tile[0];
+    begin(t);
+    if (group == 1) pass_turn(group);
+    for (int b = t.block;;) {
+      const bool last = b == t.key_begin;
+      QueryTile next = t;
+      RingPosition<tiles.stages> next_q = q_at;
+      if (last) {
+        next_q.advance();
+        barrier_wait(s.q_full[next_q.stage], next_q.parity);
+        next = s.tile[next_q.stage];
+        if (next.head < 0) break;
+      }
+      const int next_b = last ? next.block : b - 1;
+      const RingPosition<stages> k_at = at;
+      at.advance();
+      const RingPosition<stages> v_at = at;
+      at.advance();
+      barrier_wait(s.full[k_at.stage], k_at.parity);
+      wait_turn(group);
+      start_scores(scores, q_rows(next_q.stage), shared_address(s.ring[k_at.stage]));
+      barrier_wait(s.full[v_at.stage], v_at.parity);
+      start_values(y, probabilities, shared_address(s.ring[v_at.stage]), b < t.block);
+      pass_turn(group);
+
+      const Softmax finished = rows;
+      if (last) rows = {};
+      mma_wait<1>();
+      pin(scores);
+      release(s.empty[k_at.stage]);
+      if (last || next_b < next.key_full) mask(next_q.stage, next, next_b);
+      online_softmax(scores, rows, scale_log2);
+      mma_wait<0>();
+      pin(y);
+      pin(probabilities);
+      release(s.empty[v_at.stage]);
+      if (last) {
+        write_tile(y, finished, s, p, t, q_at.stage, group);
+      } else {
+        scale_rows(y, rows.factor);
+      }
+      round_to_operand(probabilities, scores);
+      t = next;
+      b = next_b;
+      q_at = next_q;
+    }
+    end(t);
+  }
+};
 
 __global__ void __launch_bounds__(tiles.threads, 1)
     forward_kernel(const __grid_constant__ CUtensorMap q, const __grid_constant__ CUtensorMap k,
@@ -331,7 +352,7 @@ __global__ void __launch_bounds__(tiles.threads, 1)
     if (threadIdx.x == 32) store(s, y);
   } else {
     grow_registers<consumer_registers>();
-    consume(s, p, warpgroup - 1);
+    Consumer(s, p, warpgroup - 1).run();
   }
 }
 

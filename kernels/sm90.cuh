@@ -376,11 +376,9 @@ __device__ __forceinline__ void load_matrices(std::uint32_t* r, std::uint32_t sh
                : "memory");
 }
 
-/// x[0..3] += value, each element atomically; x is aligned to 16 bytes.
-__device__ __forceinline__ void atomic_add4(float* x, const float* value) {
-  asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(x), "f"(value[0]), "f"(value[1]),
-               "f"(value[2]), "f"(value[3])
-               : "memory");
+/// x[0] += first, x[1] += second, each atomically; x is aligned to 8 bytes.
+__device__ __forceinline__ void atomic_add2(float* x, float first, float second) {
+  asm volatile("red.relaxed.gpu.global.add.v2.f32 [%0], {%1, %2};" ::"l"(x), "f"(first), "f"(second) : "memory");
 }
 
 /// Adds to what other blocks load_acquire: they then see what this thread has seen and written.
