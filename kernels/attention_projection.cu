@@ -10,17 +10,17 @@
 namespace nanorun::kernels::cuda {
 namespace {
 
+using namespace fused;
 using namespace sm90;
-using fused::WarpTile;
 
-constexpr int head_dim = 128, half = head_dim / 2, tile_heads = 2;
+constexpr int head_dim = 128, half = head_dim / 2, tile_heads = tile_cols / head_dim;
+static_assert(staged_cols == head_dim);
 
 struct AttentionProjection {
-  static constexpr fused::Tiles tiles{tile_heads * head_dim, 4, head_dim};
   static constexpr Major b_major = Major::k;
+  static constexpr int fetches = 1;
   /// Sums of a thread on one head: s[4 i + 2 r + j] is that of row r, column 8 i + column() + j, see sm90.cuh.
   static constexpr int head_sums = head_dim / 2;
-  using Sums = float[tile_heads * head_sums];
   /// Of the queries' and keys' tiles: cosines and sines of a row and two columns, as ahead[4 (2 i + r)]. Of the
   /// values': pairs of u, as ahead[head_sums / 2 h + 2 i + r].
   struct Operand {
@@ -35,14 +35,13 @@ struct AttentionProjection {
   int tokens, width;
   float eps;
 
-  __device__ __forceinline__ void begin(const WarpTile& tile, Operand& operand) const {
+  __device__ __forceinline__ void fetch(const WarpTile& tile, Operand& operand, int) const {
     if (tile.col < 2 * width) {
       load_angles(tile, operand.ahead);
     } else {
       load_second_source(tile, operand.ahead);
     }
   }
-  __device__ void load(WarpTile&, Operand&) const {}
 
   __device__ __forceinline__ void finish(const WarpTile& tile, Sums& sums, const Operand& operand) const {
     // Queries and keys have an even number of heads together, so that a tile is theirs or the values'.
@@ -100,7 +99,7 @@ struct AttentionProjection {
 
   static __device__ __forceinline__ void store_head(const WarpTile& tile, const CUtensorMap& map, const float* sums,
                                                     int col) {
-    std::uint32_t pairs[head_sums / 2];
+    StagedPairs pairs;
 #pragma unroll
     for (int i = 0; i < head_sums / 2; ++i) pairs[i] = pack_bf16(sums[2 * i], sums[2 * i + 1]);
     store_columns(tile, map, pairs, col);
@@ -173,8 +172,8 @@ void attention_projection_forward(Stream stream, Mat<T> qkv, Mat<T> v_mixed, Mat
   require_vectors(name, mix.source);
   if (x.rows == 0) return;
   AttentionProjection op{};
-  op.qkv = fused::output_map<AttentionProjection>(qkv);
-  op.v_mixed = fused::output_map<AttentionProjection>(v_mixed);
+  op.qkv = staged_map(qkv);
+  op.v_mixed = staged_map(v_mixed);
   op.rstd = rstd;
   op.cos = rotary.cos;
   op.sin = rotary.sin;
@@ -185,7 +184,7 @@ void attention_projection_forward(Stream stream, Mat<T> qkv, Mat<T> v_mixed, Mat
   op.tokens = x.rows;
   op.width = width;
   op.eps = static_cast<float>(eps);
-  fused::launch(name, stream, op, qkv.cols, x, w);
+  launch(name, stream, op, qkv.cols, x, w);
 }
 
 template void attention_projection_forward(Stream, Mat<bf16>, Mat<bf16>, Mat<float>, Mat<const bf16>, Mat<const bf16>,

@@ -7,13 +7,11 @@
 // shared memory warp by warp.
 //
 // An op is a struct that travels to the device as it is:
-//   static constexpr Tiles tiles;
-//   static constexpr sm90::Major b_major;        k: the product is a bᵀ with b [N, K]; mn: a b with b [K, N]
-//   struct Operand;                              registers that it needs beside the sums
-//   void begin(const WarpTile&, Operand&) const; half way through the products: starts to load what finish() reads
-//   void load(WarpTile&, Operand&) const;        while the last products run: ends that
-//   void finish(const WarpTile&, Sums&, const Operand&) const;  stores what it makes of the sums, float[tiles.cols / 2]
-//                                                as they lie in an accumulator, see sm90.cuh
+//   static constexpr sm90::Major b_major;            k: the product is a bᵀ with b [N, K]; mn: a b with b [K, N]
+//   struct Operand;                                  registers that it needs beside the sums
+//   static constexpr int fetches;                    how often fetch() is called
+//   void fetch(WarpTile&, Operand&, int i) const;    evenly spread over the products: loads what finish() reads
+//   void finish(const WarpTile&, Sums&, const Operand&) const;  stores what it makes of the sums
 
 #include <algorithm>
 
@@ -23,12 +21,10 @@
 
 namespace nanorun::kernels::cuda::fused {
 
-struct Tiles {
-  int cols;         ///< of the product, for a block
-  int stages;       ///< slices in shared memory
-  int staged_cols;  ///< of what is stored at a time, on its way through shared memory
-};
-constexpr int tile_rows = 128, slice_depth = 64, consumer_rows = 64;
+constexpr int tile_rows = 128, tile_cols = 256;  // of the product, for a block
+constexpr int slice_depth = 64, stages = 4;      // slices in shared memory
+constexpr int staged_cols = 128;                 // that a warp loads or stores at a time, through shared memory
+constexpr int consumer_rows = 64;
 constexpr int cluster = 2;  // blocks, which share slices of b
 constexpr int consumers = tile_rows / consumer_rows;
 constexpr int threads = (1 + consumers) * sm90::warpgroup_size;
@@ -37,6 +33,9 @@ constexpr int lag = 2;                                // slices by which the sec
 constexpr int late_start = 1;                         // hardware barrier
 constexpr int producer_registers = 24, consumer_registers = 240;
 using StagedColumns = std::byte[sm90::column_bytes(warp_rows)];
+/// A thread's part of a tile and of staged columns, the latter in pairs, as they lie in an accumulator, see sm90.cuh.
+using Sums = float[tile_cols / 2];
+using StagedPairs = std::uint32_t[staged_cols / 4];
 
 /// A warp's part of a tile, and its shared memory.
 struct WarpTile {
@@ -53,14 +52,13 @@ struct WarpTile {
   }
 };
 
-/// Stores a warp's 16 rows of 4 n columns, pairs of bf16 as they lie in an accumulator, at column `col` of map.
-template <int n>
-__device__ __forceinline__ void store_columns(const WarpTile& tile, const CUtensorMap& map,
-                                              const std::uint32_t (&pairs)[n], int col) {
+/// Stores a warp's rows of as many columns as are staged, pairs of bf16, at column `col` of map.
+__device__ __forceinline__ void store_columns(const WarpTile& tile, const CUtensorMap& map, const StagedPairs& pairs,
+                                              int col) {
   if (tile.leads()) sm90::wait_stores_read<0>();
   __syncwarp();
 #pragma unroll
-  for (int i = 0; i < n / 4; ++i) sm90::store_matrices(tile.block_at(i), pairs + 4 * i);
+  for (int i = 0; i < staged_cols / 16; ++i) sm90::store_matrices(tile.block_at(i), pairs + 4 * i);
   sm90::fence_async_proxy();
   __syncwarp();
   if (tile.leads()) {
@@ -69,12 +67,11 @@ __device__ __forceinline__ void store_columns(const WarpTile& tile, const CUtens
   }
 }
 
-template <class Op>
 struct alignas(1024) Shared {
-  std::byte a[Op::tiles.stages][sm90::column_bytes(tile_rows)];
-  std::byte b[Op::tiles.stages][cluster][sm90::column_bytes(Op::tiles.cols) / cluster];  ///< each from another block
-  StagedColumns staged[warps][Op::tiles.staged_cols / 64];
-  sm90::Barrier full[Op::tiles.stages], empty[Op::tiles.stages], loaded[warps];
+  std::byte a[stages][sm90::column_bytes(tile_rows)];
+  std::byte b[stages][cluster][sm90::column_bytes(tile_cols) / cluster];  ///< each from another block
+  StagedColumns staged[warps][staged_cols / 64];
+  sm90::Barrier full[stages], empty[stages], loaded[warps];
 };
 
 template <class Op>
@@ -89,15 +86,15 @@ struct Problem {
   __device__ int row(int index) const {
     return (index / cols * cluster + static_cast<int>(blockIdx.x) % cluster) * tile_rows;
   }
-  __device__ int col(int index) const { return index % cols * Op::tiles.cols; }
+  __device__ int col(int index) const { return index % cols * tile_cols; }
 };
 
 /// One thread: slices of a, and its share of those of b for all blocks of the cluster.
 template <class Op>
-__device__ void produce(Shared<Op>& s, const Problem<Op>& p) {
-  constexpr int everyone = (1 << cluster) - 1, share = Op::tiles.cols / cluster;
+__device__ void produce(Shared& s, const Problem<Op>& p) {
+  constexpr int everyone = (1 << cluster) - 1, share = tile_cols / cluster;
   const int rank = blockIdx.x % cluster;
-  sm90::RingPosition<Op::tiles.stages> at;
+  sm90::RingPosition<stages> at;
   for (int index = blockIdx.x / cluster; index < p.count(); index += gridDim.x / cluster) {
     const int row = p.row(index), col = p.col(index);
     for (int k = 0; k < p.slices; ++k, at.advance()) {
@@ -116,8 +113,8 @@ __device__ void produce(Shared<Op>& s, const Problem<Op>& p) {
 }
 
 /// sums (+)= the product of a slice of a, of this warpgroup's rows, and a slice of b; not waited for.
-template <class Op, int n>
-__device__ __forceinline__ void multiply(float (&sums)[n], const std::byte* a, const std::byte* b, bool accumulate) {
+template <class Op>
+__device__ __forceinline__ void multiply(Sums& sums, const std::byte* a, const std::byte* b, bool accumulate) {
   constexpr int share_depth = slice_depth / cluster;  // of b's rows, where they are k
   const std::uint64_t a_at = sm90::operand(sm90::shared_address(a));
   const std::uint64_t b_at = sm90::operand(sm90::shared_address(b), sm90::column_bytes(share_depth));
@@ -126,7 +123,7 @@ __device__ __forceinline__ void multiply(float (&sums)[n], const std::byte* a, c
   for (int k = 0; k < slice_depth; k += 16) {
     int b_offset = 2 * k;
     if constexpr (Op::b_major == sm90::Major::mn) {
-      b_offset = sm90::column_bytes(2 * n) / cluster * (k / share_depth) + sm90::column_bytes(k % share_depth);
+      b_offset = sm90::column_bytes(tile_cols) / cluster * (k / share_depth) + sm90::column_bytes(k % share_depth);
     }
     sm90::mma<sm90::Major::k, Op::b_major>(sums, sm90::advanced(a_at, 2 * k), sm90::advanced(b_at, b_offset),
                                            accumulate || k > 0);
@@ -136,19 +133,19 @@ __device__ __forceinline__ void multiply(float (&sums)[n], const std::byte* a, c
 
 /// A warpgroup: its rows of all tiles of this block.
 template <class Op>
-__device__ void consume(Shared<Op>& s, const Problem<Op>& p, int consumer) {
+__device__ void consume(Shared& s, const Problem<Op>& p, int consumer) {
   const int thread = threadIdx.x % sm90::warpgroup_size, warp = consumer * 4 + __shfl_sync(~0u, thread / 32, 0);
   const auto release = [&](int stage) {
     if (thread < cluster) sm90::barrier_arrive_at(s.empty[stage], thread);
   };
   WarpTile tile{0, 0, s.staged[warp], s.loaded[warp], 0};
-  sm90::RingPosition<Op::tiles.stages> at;
+  sm90::RingPosition<stages> at;
   int start = min(lag, p.slices - 1);
   if (consumer == 1) sm90::named_barrier_sync(late_start, consumers * sm90::warpgroup_size);
   for (int index = blockIdx.x / cluster; index < p.count(); index += gridDim.x / cluster) {
     tile.row = p.row(index) + warp * warp_rows;
     tile.col = p.col(index);
-    float sums[Op::tiles.cols / 2];
+    Sums sums;
     int before = 0;
     const auto sum_slices = [&](int first, int last) {
       for (int k = first; k < last; ++k, at.advance()) {
@@ -164,10 +161,13 @@ __device__ void consume(Shared<Op>& s, const Problem<Op>& p, int consumer) {
       }
     };
     typename Op::Operand operand;
-    sum_slices(0, p.slices / 2);
-    p.op.begin(tile, operand);
-    sum_slices(p.slices / 2, p.slices);
-    p.op.load(tile, operand);
+    const auto slices_before = [&](int fetch) { return p.slices * fetch / (Op::fetches + 1); };
+#pragma unroll
+    for (int i = 0; i < Op::fetches; ++i) {
+      sum_slices(slices_before(i), slices_before(i + 1));
+      p.op.fetch(tile, operand, i);
+    }
+    sum_slices(slices_before(Op::fetches), p.slices);
     sm90::mma_wait<0>();
     sm90::pin(sums);
     release(before);
@@ -180,7 +180,7 @@ template <class Op>
 __global__ void __cluster_dims__(cluster) __launch_bounds__(threads, 1)
     fused_product(const __grid_constant__ Problem<Op> p) {
   extern __shared__ __align__(1024) std::byte memory[];
-  auto& s = *reinterpret_cast<Shared<Op>*>(memory);
+  auto& s = *reinterpret_cast<Shared*>(memory);
   if (threadIdx.x == 0) {
     for (sm90::Barrier& barrier : s.full) sm90::barrier_init(barrier, 1);
     for (sm90::Barrier& barrier : s.empty) sm90::barrier_init(barrier, consumers * cluster);
@@ -200,25 +200,22 @@ __global__ void __cluster_dims__(cluster) __launch_bounds__(threads, 1)
 }
 
 /// Of what an op stores, or loads beside a and b.
-template <class Op>
-CUtensorMap output_map(Mat<const bf16> x) {
-  return column_map(x, warp_rows, Op::tiles.staged_cols);
-}
+inline CUtensorMap staged_map(Mat<const bf16> x) { return column_map(x, warp_rows, staged_cols); }
 
 /// The product of a [rows, K] with b, `cols` columns wide. Throws std::invalid_argument unless K is a multiple of 64
 /// and rows begin at whole 16-byte vectors.
 template <class Op>
 void launch(const char* name, Stream stream, const Op& op, int cols, Mat<const bf16> a, Mat<const bf16> b) {
   const auto tiles_of = [](int size, int tile) { return (size + tile - 1) / tile; };
-  constexpr int shared_bytes = sizeof(Shared<Op>);
+  constexpr int shared_bytes = sizeof(Shared);
   static_assert(shared_bytes <= 227 * 1024);
   Problem<Op> p{};
   p.a = column_map(a, tile_rows, slice_depth);
-  p.b = Op::b_major == sm90::Major::mn ? column_map(b, slice_depth / cluster, Op::tiles.cols)
-                                       : column_map(b, Op::tiles.cols / cluster, slice_depth);
+  p.b = Op::b_major == sm90::Major::mn ? column_map(b, slice_depth / cluster, tile_cols)
+                                       : column_map(b, tile_cols / cluster, slice_depth);
   p.op = op;
   p.rows = tiles_of(a.rows, tile_rows * cluster);
-  p.cols = tiles_of(cols, Op::tiles.cols);
+  p.cols = tiles_of(cols, tile_cols);
   p.slices = a.cols / slice_depth;
   check(cudaFuncSetAttribute(fused_product<Op>, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes),
         "cudaFuncSetAttribute");

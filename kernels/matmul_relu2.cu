@@ -8,28 +8,26 @@
 namespace nanorun::kernels::cuda {
 namespace {
 
+using namespace fused;
 using namespace sm90;
-using fused::WarpTile;
 
 struct Relu2Forward {
-  static constexpr fused::Tiles tiles{256, 4, 128};
   static constexpr Major b_major = Major::k;
+  static constexpr int fetches = 0;
   struct Operand {};
 
   CUtensorMap h;
 
-  __device__ void begin(const WarpTile&, Operand&) const {}
-  __device__ void load(WarpTile&, Operand&) const {}
+  __device__ void fetch(const WarpTile&, Operand&, int) const {}
 
   static __device__ float relu2(float z) { return z < 0 ? 0 : z * z; }  // keeps a NaN
 
-  __device__ __forceinline__ void finish(const WarpTile& tile, const float (&sums)[tiles.cols / 2],
-                                         const Operand&) const {
+  __device__ __forceinline__ void finish(const WarpTile& tile, const Sums& sums, const Operand&) const {
 #pragma unroll
-    for (int first = 0; first < tiles.cols; first += tiles.staged_cols) {
-      std::uint32_t pairs[tiles.staged_cols / 4];
+    for (int first = 0; first < tile_cols; first += staged_cols) {
+      StagedPairs pairs;
 #pragma unroll
-      for (int i = 0; i < tiles.staged_cols / 4; ++i) {
+      for (int i = 0; i < staged_cols / 4; ++i) {
         const float* const pair = sums + first / 2 + 2 * i;
         pairs[i] = pack_bf16(relu2(pair[0]), relu2(pair[1]));
       }
@@ -38,40 +36,47 @@ struct Relu2Forward {
   }
 };
 
-/// Its tiles are smaller: the h of a whole one needs room in shared memory.
+/// h comes in parts, as that of a whole tile has no room in shared memory.
 struct Relu2Backward {
-  static constexpr fused::Tiles tiles{192, 4, 192};
   static constexpr Major b_major = Major::mn;
+  static constexpr int parts = tile_cols / staged_cols;
+  static constexpr int fetches = parts + 1;
   struct Operand {
-    std::uint32_t h[tiles.cols / 4];
+    StagedPairs h[parts];
   };
 
   CUtensorMap d_z, h;
 
-  __device__ __forceinline__ void begin(const WarpTile& tile, Operand&) const {
-    if (!tile.leads()) return;
-    wait_stores_read<0>();
-    barrier_arrive_expect(tile.loaded, tiles.staged_cols / 64 * sizeof(fused::StagedColumns));
-    load_box(tile.staged, h, 0, tile.row, tile.col / 64, tile.loaded);
-  }
-
-  __device__ __forceinline__ void load(WarpTile& tile, Operand& operand) const {
-    barrier_wait(tile.loaded, tile.parity);
-    tile.parity ^= 1;
+  /// Reads the part of h that was loaded before, and loads the next in its place.
+  __device__ __forceinline__ void fetch(WarpTile& tile, Operand& operand, int i) const {
+    if (i > 0) {
+      barrier_wait(tile.loaded, tile.parity);
+      tile.parity ^= 1;
 #pragma unroll
-    for (int i = 0; i < tiles.cols / 16; ++i) load_matrices(operand.h + 4 * i, tile.block_at(i));
-  }
-
-  __device__ __forceinline__ void finish(const WarpTile& tile, const float (&sums)[tiles.cols / 2],
-                                         const Operand& operand) const {
-    std::uint32_t pairs[tiles.cols / 4];
-#pragma unroll
-    for (int i = 0; i < tiles.cols / 4; ++i) {
-      const std::uint32_t h = operand.h[i];
-      const float low = __uint_as_float(h << 16), high = __uint_as_float(h & 0xFFFF0000u);
-      pairs[i] = pack_bf16(2 * sums[2 * i] * sqrt_fast(low), 2 * sums[2 * i + 1] * sqrt_fast(high));
+      for (int j = 0; j < staged_cols / 16; ++j) load_matrices(operand.h[i - 1] + 4 * j, tile.block_at(j));
+      fence_async_proxy();  // ends the reads before the next part arrives
+      __syncwarp();
     }
-    store_columns(tile, d_z, pairs, tile.col);
+    if (i == parts || !tile.leads()) return;
+    if (i == 0) wait_stores_read<0>();
+    barrier_arrive_expect(tile.loaded, staged_cols / 64 * sizeof(StagedColumns));
+    load_box(tile.staged, h, 0, tile.row, (tile.col + i * staged_cols) / 64, tile.loaded);
+  }
+
+  __device__ __forceinline__ void finish(const WarpTile& tile, const Sums& sums, const Operand& operand) const {
+#pragma unroll
+    for (int part = 0; part < parts; ++part) {
+      const int first = part * staged_cols;
+      StagedPairs pairs;
+#pragma unroll
+      for (int i = 0; i < staged_cols / 4; ++i) {
+        const std::uint32_t h = operand.h[part][i];
+        const float low = __uint_as_float(h << 16), high = __uint_as_float(h & 0xFFFF0000u);
+        const float* const pair = sums + first / 2 + 2 * i;
+        pairs[i] = pack_bf16(2 * pair[0] * sqrt_fast(low), 2 * pair[1] * sqrt_fast(high));
+      }
+      store_columns(tile, d_z, pairs, tile.col + first);
+    }
   }
 };
 
@@ -80,15 +85,15 @@ struct Relu2Backward {
 template <class T>
 void linear_relu2_forward(Stream stream, Mat<T> h, Mat<const T> x, Mat<const T> w) {
   if (h.size() == 0) return;
-  const Relu2Forward op{fused::output_map<Relu2Forward>(h)};
-  fused::launch("linear_relu2_forward", stream, op, h.cols, x, w);
+  const Relu2Forward op{staged_map(h)};
+  launch("linear_relu2_forward", stream, op, h.cols, x, w);
 }
 
 template <class T>
 void linear_relu2_backward(Stream stream, Mat<T> d_z, Mat<const T> d_out, Mat<const T> w_next, Mat<const T> h) {
   if (d_z.size() == 0) return;
-  const Relu2Backward op{fused::output_map<Relu2Backward>(d_z), fused::output_map<Relu2Backward>(h)};
-  fused::launch("linear_relu2_backward", stream, op, d_z.cols, d_out, w_next);
+  const Relu2Backward op{staged_map(d_z), staged_map(h)};
+  launch("linear_relu2_backward", stream, op, d_z.cols, d_out, w_next);
 }
 
 template void linear_relu2_forward(Stream, Mat<bf16>, Mat<const bf16>, Mat<const bf16>);
