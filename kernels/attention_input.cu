@@ -157,7 +157,7 @@ Units units_of(const char* op, int rows, int width, int heads) {
     throw std::invalid_argument(std::string(op) + ": the head width must be a power of two from 16 to 512");
   }
   const int unit_rows = warp_size / static_cast<int>(per_head);
-  return {(rows + unit_rows - 1) / unit_rows * heads,
+  return {ceil_div(rows, unit_rows) * heads,
           static_cast<int>(per_head),
           rows,
           heads,

@@ -33,7 +33,7 @@ static_assert(on_host == Kokkos::SpaceAccessibility<Kokkos::HostSpace, Memory>::
 
 void* host_allocate(std::size_t bytes) {
   constexpr std::size_t alignment = 256;
-  void* memory = std::aligned_alloc(alignment, (bytes + alignment - 1) / alignment * alignment);
+  void* memory = std::aligned_alloc(alignment, ceil_div(bytes, alignment) * alignment);
   if (memory == nullptr && bytes > 0) throw std::bad_alloc();
   return memory;
 }

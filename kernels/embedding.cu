@@ -47,11 +47,10 @@ struct Chunks {
   int size, count;
 
   explicit Chunks(int length) {
-    const auto divide_up = [](int a, int b) { return (a + b - 1) / b; };
     const int positions = std::max(length, 1);
-    const int blocks = sm90::multiprocessors * divide_up(positions, sm90::multiprocessors * longest_chunk);
-    size = divide_up(positions, blocks);
-    count = divide_up(positions, size);
+    const int blocks = sm90::multiprocessors * ceil_div(positions, sm90::multiprocessors * longest_chunk);
+    size = ceil_div(positions, blocks);
+    count = ceil_div(positions, size);
   }
 };
 
@@ -255,8 +254,8 @@ void embedding_backward(Stream stream, Mat<acc_t<T>> d_table, Vec<const Token> t
   const Chunks chunks(d_out.rows);
   const SortedTokens sorted{tokens.data(), order.data(), d_out.rows, chunks.size};
   const int vectors = d_out.cols / thread_cols;
-  const int threads = std::min(block_threads, (vectors + warp_size - 1) / warp_size * warp_size);
-  const dim3 grid(chunks.count, (vectors + threads - 1) / threads);
+  const int threads = std::min(block_threads, ceil_div(vectors, warp_size) * warp_size);
+  const dim3 grid(chunks.count, ceil_div(vectors, threads));
   const int ring_bytes = stages * stage_rows * threads * thread_cols * static_cast<int>(sizeof(bf16));
   const cudaStream_t queue = cuda_stream(stream);
   launch_beside(queue, sum_runs, grid, threads, ring_bytes, d_table, partial, sorted, d_out);

@@ -206,7 +206,6 @@ inline CUtensorMap staged_map(Mat<const bf16> x) { return column_map(x, warp_row
 /// and rows begin at whole 16-byte vectors.
 template <class Op>
 void launch(const char* name, Stream stream, const Op& op, int cols, Mat<const bf16> a, Mat<const bf16> b) {
-  const auto tiles_of = [](int size, int tile) { return (size + tile - 1) / tile; };
   constexpr int shared_bytes = sizeof(Shared);
   static_assert(shared_bytes <= 227 * 1024);
   Problem<Op> p{};
@@ -214,8 +213,8 @@ void launch(const char* name, Stream stream, const Op& op, int cols, Mat<const b
   p.b = Op::b_major == sm90::Major::mn ? column_map(b, slice_depth / cluster, tile_cols)
                                        : column_map(b, tile_cols / cluster, slice_depth);
   p.op = op;
-  p.rows = tiles_of(a.rows, tile_rows * cluster);
-  p.cols = tiles_of(cols, tile_cols);
+  p.rows = ceil_div(a.rows, tile_rows * cluster);
+  p.cols = ceil_div(cols, tile_cols);
   p.slices = a.cols / slice_depth;
   check(cudaFuncSetAttribute(fused_product<Op>, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes),
         "cudaFuncSetAttribute");

@@ -56,7 +56,7 @@ __global__ void __launch_bounds__(block_threads)
 }
 
 void quantise(Stream stream, Mat<e4m3> q, Mat<e4m3> q_t, Mat<const bf16> x, double scale) {
-  const dim3 grid((x.cols + transpose_tile - 1) / transpose_tile, (x.rows + transpose_tile - 1) / transpose_tile);
+  const dim3 grid(ceil_div(x.cols, transpose_tile), ceil_div(x.rows, transpose_tile));
   quantise_e4m3<<<grid, block_threads, 0, cuda_stream(stream)>>>(q, q_t, x, static_cast<float>(scale));
   check_launch("quantise_e4m3");
 }
@@ -105,7 +105,7 @@ Head cut(WorkspaceCutter& cutter, int length, int vocabulary, int width, HeadPre
     matrix(head.gradient_t, vocabulary, chunk);
   }
   // Last, since the products are slower where their operands' addresses are multiples of fewer bytes.
-  matrix(head.counts, chunk > 0 ? (length + chunk - 1) / chunk : 0, static_cast<int>(softcap_counts(chunk)));
+  matrix(head.counts, chunk > 0 ? ceil_div(length, chunk) : 0, static_cast<int>(softcap_counts(chunk)));
   return head;
 }
 

@@ -107,7 +107,7 @@ template <class To, class From>
 __device__ void convert_tile(To* out, const From* x, int rows, int cols, bool transpose, float factor) {
   __shared__ std::uint32_t tile[tile_side][tile_side / 2 + 1];  // pairs; odd rows spread columns over the banks
   constexpr int row_step = block_threads / 8;
-  const int across = (cols + tile_side - 1) / tile_side, vector = threadIdx.x % 8;
+  const int across = ceil_div(cols, tile_side), vector = threadIdx.x % 8;
   const int first_row = blockIdx.x / across * tile_side, first_col = blockIdx.x % across * tile_side;
   for (int i = threadIdx.x / 8; i < tile_side; i += row_step) {
     const int row = first_row + i, col = first_col + 8 * vector;
@@ -181,7 +181,7 @@ void newton_schulz(Stream stream, std::span<const MatrixBatch<T>> pieces, Worksp
   std::ranges::copy(pieces, argument.piece);
   WorkspaceCutter cutter(workspace);
   const Buffers buffers = cut(cutter, shape);
-  const auto tiles = [](int size) { return (size + tile_side - 1) / tile_side; };
+  const auto tiles = [](int size) { return ceil_div(size, tile_side); };
   const dim3 grid(tiles(shape.rows) * tiles(shape.cols), shape.count);
   const cudaStream_t s = cuda_stream(stream);
   partial_squares<<<{norm_blocks, grid.y}, block_threads, 0, s>>>(buffers.partial, argument);

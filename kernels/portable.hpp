@@ -40,12 +40,10 @@ KOKKOS_INLINE_FUNCTION void for_rows(const Team& team, int n, const Body& body) 
   team.team_barrier();
 }
 
-constexpr int ceil_div(int n, int by) { return (n + by - 1) / by; }
-
 /// Elements of a range that one task treats. On devices one, so that neighbouring threads read neighbouring elements.
 constexpr std::size_t chunk = on_host ? 1 << 14 : 1;
 
-inline int chunks(std::size_t n) { return static_cast<int>((n + chunk - 1) / chunk); }
+inline int chunks(std::size_t n) { return static_cast<int>(ceil_div(n, chunk)); }
 
 /// body(first, last) on consecutive ranges that cover [0, n), in parallel and in no fixed order.
 template <class Body>

@@ -14,10 +14,10 @@ constexpr int row_threads = 512;
 constexpr int row_warps = row_threads / warp_size;
 /// Vectors of a row that are waited for together.
 constexpr int segment_vectors = 4 * row_threads;
-constexpr int most_segments = (largest_vocabulary / 8 + segment_vectors - 1) / segment_vectors;
+constexpr int most_segments = ceil_div(largest_vocabulary / 8, segment_vectors);
 /// Rows of the gradient that are transposed together: a line of the cache in the transpose.
 constexpr int panel_rows = 128;
-constexpr int panels(int rows) { return (rows + panel_rows - 1) / panel_rows; }
+constexpr int panels(int rows) { return ceil_div(rows, panel_rows); }
 /// Rows by which the transposition follows the gradient: those in work, two a multiprocessor, and a panel. So few are
 /// still in the cache, and blocks hardly wait.
 constexpr int transpose_lag = 2 * sm90::multiprocessors + panel_rows;
@@ -149,7 +149,7 @@ __device__ void store_gradient_at(void* row, int index, float g) {
 
 /// Starts the load of a row into shared memory, a barrier for each segment.
 __device__ void load_row(Bf16x8* shared, const bf16* row, int vectors, sm90::Barrier* loaded) {
-  const int segments = (vectors + segment_vectors - 1) / segment_vectors;
+  const int segments = ceil_div(vectors, segment_vectors);
   for (int s = 0; s < segments; ++s) sm90::barrier_init(loaded[s], 1);
   sm90::barrier_init_fence();
   for (int s = 0; s < segments; ++s) {

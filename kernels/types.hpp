@@ -53,6 +53,11 @@ struct Mat {
   explicit constexpr operator bool() const { return data != nullptr; }
 };
 
+template <class T>
+constexpr T ceil_div(T n, std::type_identity_t<T> by) {
+  return (n + by - 1) / by;
+}
+
 /// Execution stream of a device; ignored by the portable bodies.
 struct Stream {
   void* handle = nullptr;  ///< cudaStream_t

@@ -115,11 +115,11 @@ struct SumOfSquares {
 /// Blocks that give each of `tasks` a thread, but no more than keep the device evenly busy: kernels stride.
 inline int blocks_for(std::size_t tasks) {
   constexpr std::size_t most = sm90::multiprocessors * 32;
-  return static_cast<int>(std::min((tasks + block_threads - 1) / block_threads, most));
+  return static_cast<int>(std::min(ceil_div(tasks, block_threads), most));
 }
 
 /// Blocks that give each row a warp.
-inline int row_blocks(int rows) { return (rows + block_warps - 1) / block_warps; }
+inline int row_blocks(int rows) { return ceil_div(rows, block_warps); }
 
 /// N consecutive elements, moved in one access.
 template <class T, int N>
@@ -180,7 +180,7 @@ void launch_elementwise(const char* op, Stream stream, std::size_t n, const Body
   const bool aligned = ((reinterpret_cast<std::uintptr_t>(pointers) % (W * sizeof(T)) == 0) && ...);
   const cudaStream_t s = cuda_stream(stream);
   if (aligned) {
-    elementwise<W><<<blocks_for((n + W - 1) / W), block_threads, 0, s>>>(n, body);
+    elementwise<W><<<blocks_for(ceil_div(n, W)), block_threads, 0, s>>>(n, body);
   } else {
     elementwise<1><<<blocks_for(n), block_threads, 0, s>>>(n, body);
   }
@@ -205,7 +205,7 @@ void require_dense(const char* op, const Mat<T>& x) {
 /// covers a row of `cols`. Throws std::invalid_argument beyond 4096 columns.
 template <class Launch>
 void for_vectors_per_lane(const char* op, int cols, Launch&& launch) {
-  const int needed = (cols / 8 + warp_size - 1) / warp_size;
+  const int needed = ceil_div(cols / 8, warp_size);
   if (needed <= 1) return launch(std::integral_constant<int, 1>());
   if (needed <= 2) return launch(std::integral_constant<int, 2>());
   if (needed <= 3) return launch(std::integral_constant<int, 3>());

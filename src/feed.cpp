@@ -1,9 +1,8 @@
 #include "src/feed.hpp"
 
 #include <algorithm>
-#include <limits>
 #include <numeric>
-#include <vector>
+#include <stdexcept>
 
 #include "src/schedule.hpp"
 
@@ -36,11 +35,11 @@ struct Layout {
 
 }  // namespace
 
-void sort_by_token(std::span<std::int32_t> order, std::span<const Token> tokens) {
-  std::vector<std::int32_t> next(1 + std::numeric_limits<Token>::max());  // place of a token's next position
-  for (const Token token : tokens) next[token] += 1;
-  std::exclusive_scan(next.begin(), next.end(), next.begin(), 0);
-  for (std::size_t t = 0; t < tokens.size(); ++t) order[next[tokens[t]]++] = static_cast<std::int32_t>(t);
+void TokenSorter::sort(std::span<std::int32_t> order, std::span<const Token> tokens) {
+  std::ranges::fill(next_, 0);
+  for (const Token token : tokens) next_[token] += 1;
+  std::exclusive_scan(next_.begin(), next_.end(), next_.begin(), 0);
+  for (std::size_t t = 0; t < tokens.size(); ++t) order[next_[tokens[t]]++] = static_cast<std::int32_t>(t);
 }
 
 Feed::Feed(int length, const WindowConfig& window, Token end_of_text, Stream upload)
@@ -63,13 +62,16 @@ Feed::~Feed() {
 }
 
 FedSequence Feed::load(Stream compute, const Sequence& sequence, int window) {
+  if (static_cast<int>(sequence.tokens.size()) != length_ || sequence.targets.size() != sequence.tokens.size()) {
+    throw std::invalid_argument("Feed: the sequence has another length than its buffers");
+  }
   current_ = 1 - current_;
   Slot& slot = slots_[current_];
   ops::synchronize(slot.uploaded);  // two sequences ago: the host's buffer is free
   Layout host(length_, slot.host.space());
   std::ranges::copy(sequence.tokens, host.tokens.begin());
   std::ranges::copy(sequence.targets, host.targets.begin());
-  sort_by_token(host.order, sequence.tokens);
+  sorter_.sort(host.order, sequence.tokens);
   host.long_mask.build(sequence.tokens, end_of_text_, window_.kind, window);
   host.short_mask.build(sequence.tokens, end_of_text_, window_.kind, short_window(window_, window));
 

@@ -3,7 +3,9 @@
 
 #include <array>
 #include <cstdint>
+#include <limits>
 #include <span>
+#include <vector>
 
 #include "kernels/ops.hpp"
 #include "src/arena.hpp"
@@ -23,14 +25,22 @@ struct Sequence {
   }
 };
 
-/// Positions of the tokens, sorted by token, those of the same token ascending. order [tokens.size()].
-void sort_by_token(std::span<std::int32_t> order, std::span<const kernels::Token> tokens);
+/// Sorts positions by their tokens, those of the same token ascending.
+class TokenSorter {
+ public:
+  /// order [tokens.size()]
+  void sort(std::span<std::int32_t> order, std::span<const kernels::Token> tokens);
+
+ private:
+  /// Place of each token's next position.
+  std::vector<std::int32_t> next_ = std::vector<std::int32_t>(1 + std::numeric_limits<kernels::Token>::max());
+};
 
 /// The same in the ops' memory, with the masks of the layers that see the whole window and half of it.
 struct FedSequence {
   std::span<const kernels::Token> tokens;
   std::span<const kernels::Token> targets;
-  std::span<const std::int32_t> order;  ///< of the tokens, as sort_by_token() makes it
+  std::span<const std::int32_t> order;  ///< of the tokens, as TokenSorter makes it
   kernels::AttentionMask long_mask, short_mask;
 };
 
@@ -44,7 +54,8 @@ class Feed {
   Feed& operator=(const Feed&) = delete;
 
   /// Work that `compute` gets from now on may read the result, until release(), which comes before the next load().
-  /// window: tokens of the long layers' window. The host's tokens are not needed after the call.
+  /// window: tokens of the long layers' window. The host's tokens are not needed after the call. Throws
+  /// std::invalid_argument unless the sequence has `length` tokens and targets.
   FedSequence load(kernels::Stream compute, const Sequence& sequence, int window);
   /// After the last work on the sequence that load() returned has been enqueued on `compute`.
   void release(kernels::Stream compute);
@@ -63,6 +74,7 @@ class Feed {
   const WindowConfig& window_;
   kernels::Token end_of_text_;
   kernels::Stream upload_;
+  TokenSorter sorter_;
   std::array<Slot, 2> slots_;
   int current_ = 0;
 };

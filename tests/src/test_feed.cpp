@@ -12,8 +12,23 @@ using kernels::Token;
 
 TEST(Feed, SortsPositionsByTokenThenPosition) {
   std::vector<std::int32_t> order(7);
-  sort_by_token(order, std::vector<Token>{3, 0, 3, 65535, 1, 3, 0});
+  TokenSorter().sort(order, std::vector<Token>{3, 0, 3, 65535, 1, 3, 0});
   EXPECT_EQ(order, (std::vector<std::int32_t>{1, 6, 4, 0, 2, 5, 3}));
+}
+
+TEST(Feed, SorterForgetsTheSequenceBefore) {
+  TokenSorter sorter;
+  std::vector<std::int32_t> order(3);
+  sorter.sort(order, std::vector<Token>{9, 9, 9});
+  sorter.sort(order, std::vector<Token>{9, 5, 7});
+  EXPECT_EQ(order, (std::vector<std::int32_t>{1, 2, 0}));
+}
+
+TEST(Feed, SequenceOfAnotherLengthIsRefused) {
+  const WindowConfig window;
+  Feed feed(128, window, 0, {});
+  const std::vector<Token> row(65, 1);
+  EXPECT_THROW(feed.load({}, Sequence::of(row), 128), std::invalid_argument);
 }
 
 TEST(Feed, SortsManyPositions) {
@@ -21,7 +36,7 @@ TEST(Feed, SortsManyPositions) {
   std::vector<Token> tokens(10000);
   for (Token& token : tokens) token = static_cast<Token>(generator() % 3000);
   std::vector<std::int32_t> order(tokens.size());
-  sort_by_token(order, tokens);
+  TokenSorter().sort(order, tokens);
   std::vector<bool> seen(tokens.size());
   for (std::size_t i = 0; i < order.size(); ++i) {
     seen[order[i]] = true;

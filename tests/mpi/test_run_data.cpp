@@ -1,0 +1,104 @@
+// What a run reads, on several ranks: shards that fit the model and each other, and data for all its steps.
+
+#include "src/run_data.hpp"
+
+#include <gtest/gtest.h>
+
+#include "src/import.hpp"
+#include "tests/environment.hpp"
+#include "tests/shard_files.hpp"
+
+namespace nanorun {
+namespace {
+
+constexpr int length = 16, vocabulary = 100;
+
+/// Shards of `tokens` tokens in a folder of their own, and a deck that reads them.
+struct SmallRun {
+  explicit SmallRun(std::size_t tokens) {
+    config.model.vocabulary = vocabulary;
+    config.train.length = length;
+    config.train.sequences = test_comm().size();
+    config.validation.length = length;
+    config.validation.tokens = 3 * length;
+    config.data.train = {add_shard("train", tokens)};
+    config.data.validation = {add_shard("validation", 4 * length + 1)};
+  }
+
+  /// Returns its path.
+  std::string add_shard(const std::string& name, std::size_t tokens, std::uint64_t shard_vocabulary = vocabulary,
+                        std::uint64_t end_of_text = 0) const {
+    const std::string bin = folder / (name + ".bin");
+    if (test_comm().root()) write_bin(bin, bin_header(tokens), varied_tokens(tokens, vocabulary));
+    test_comm().barrier();
+    ShardOptions options;
+    options.inputs = {bin};
+    options.output = folder / (name + ".h5");
+    options.vocabulary = shard_vocabulary;
+    options.end_of_text = end_of_text;
+    make_shards(test_comm(), options);
+    return options.output;
+  }
+
+  std::size_t step_tokens() const { return static_cast<std::size_t>(config.train.sequences) * length; }
+  RunData open() const { return open_run_data(test_comm(), config); }
+
+  SharedFolder folder;
+  Config config;
+};
+
+TEST(RunData, ValidationSequencesLieOneAfterTheOther) {
+  const SmallRun run(1000);
+  const RunData data = run.open();
+  EXPECT_EQ(data.end_of_text(), 0);
+  ASSERT_EQ(data.validation_places.size(), 3u);
+  for (std::uint64_t j = 0; j < 3; ++j) EXPECT_EQ(data.validation_places[j].offset, j * length);
+}
+
+TEST(RunData, TooLittleValidationIsRefused) {
+  SmallRun run(1000);
+  run.config.validation.tokens = 5 * length;
+  EXPECT_NE(data_error_of([&] { run.open(); }), "");
+}
+
+TEST(RunData, LargerVocabularyIsRefusedOnAllRanks) {
+  SmallRun run(1000);
+  run.config.data.validation = {run.add_shard("large", 100, vocabulary + 1)};
+  EXPECT_EQ(data_error_of([&] { run.open(); }),
+            (run.folder / "large.h5") + ": its vocabulary is 101, larger than model.vocabulary = 100");
+}
+
+TEST(RunData, ShardsThatBeginDocumentsDifferentlyAreRefusedOnAllRanks) {
+  SmallRun run(1000);
+  run.config.data.train.push_back(run.add_shard("other", 100, vocabulary, 7));
+  EXPECT_EQ(data_error_of([&] { run.open(); }),
+            (run.folder / "other.h5") + ": its end-of-text token is 7, that of " + (run.folder / "train.h5") + " is 0");
+}
+
+TEST(RunData, RanksReadTheirOwnSequencesOfAllSteps) {
+  constexpr long steps = 3;
+  SmallRun run(steps * length * test_comm().size() + 1);
+  const RunData data = run.open();
+  const auto loader = start_loader(test_comm(), run.config, data, {}, steps);
+  const std::vector<Token> tokens = varied_tokens(steps * run.step_tokens() + 1, vocabulary);
+  for (long step = 0; step < steps; ++step) {
+    const std::span<const Token> row = loader->next();
+    ASSERT_EQ(row.size(), length + 1u);
+    const std::size_t first = step * run.step_tokens() + test_comm().rank() * length;
+    EXPECT_TRUE(std::ranges::equal(row, std::span(tokens).subspan(first, length + 1))) << "step " << step;
+  }
+}
+
+TEST(RunData, MoreStepsThanDataAreRefusedBeforeTheFirst) {
+  constexpr long steps = 3;
+  SmallRun run(steps * length * test_comm().size() + 1);
+  const RunData data = run.open();
+  const auto start = [&](long count) { start_loader(test_comm(), run.config, data, {}, count); };
+  EXPECT_EQ(data_error_of([&] { start(steps); }), "");
+  EXPECT_NE(data_error_of([&] { start(steps + 1); }), "");
+  run.config.data.end = EndOfData::wrap;
+  EXPECT_EQ(data_error_of([&] { start(steps + 1); }), "");
+}
+
+}  // namespace
+}  // namespace nanorun
