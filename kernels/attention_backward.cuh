@@ -1,0 +1,191 @@
+#pragma once
+// Backward attention's thread blocks apart from what they compute: shared memory, what they tell each other, and the
+// threads of the first warpgroup that fill and empty it. See attention_backward.cu.
+
+#include "kernels/attention_tiles.cuh"
+
+namespace nanorun::kernels::cuda::backward {
+
+using namespace sm90;
+
+constexpr AttentionTiles tiles = attention_tiles();
+constexpr int step = tiles.half;  ///< queries of a step
+constexpr int warps = tiles.consumers / 32;
+constexpr int block_steps = tiles.block / step;
+
+/// What thread blocks tell each other, in the workspace. All but delta is zero at first.
+struct Scratch {
+  int* next_tile = nullptr;  ///< tiles taken so far; where the forward direction has its own
+  int* ready = nullptr;      ///< [H, T / step], whether delta is
+  int* begun = nullptr;      ///< [H, T / block], whether d_q holds its first terms
+  std::size_t zero_bytes = 0;
+  float* delta = nullptr;  ///< [H, T]
+  int length = 0;
+
+  Scratch(WorkspaceCutter& cut, int length, int heads) : length(length) {
+    const std::size_t tokens = static_cast<std::size_t>(heads) * length;
+    next_tile = cut.take<int>(1);
+    ready = cut.take<int>(tokens / step);
+    begun = cut.take<int>(tokens / tiles.block);
+    zero_bytes = cut.used();
+    delta = cut.take<float>(tokens);
+  }
+
+  __device__ int& delta_ready(int head, int i) const { return ready[head * (length / step) + i]; }
+  __device__ int& block_begun(int head, int block) const { return begun[head * (length / tiles.block) + block]; }
+  __device__ float* step_delta(int head, int i) const {
+    return delta + static_cast<std::size_t>(head) * length + i * step;
+  }
+};
+
+struct Parameters {
+  AttentionMask mask;
+  TileOrder order;
+  Scratch scratch;
+  Mat<const float> lse;
+  float* d_q;  ///< in panels
+  float scale_log2, log2_scale, inverse_scale;
+
+  /// Of the panel that begins at this column.
+  __device__ float* d_q_row(int column, int row) const {
+    return d_q + (static_cast<std::size_t>(column / d_q_panel) * mask.length + row) * d_q_panel;
+  }
+};
+
+struct KeyTile {
+  int head, block;  ///< a negative head: no tiles are left
+  int query_full;
+  int first, last;  ///< steps [first, last)
+
+  /// Whether the queries of this step are those of the tile's own block.
+  __device__ bool own(int i) const { return i < first + block_steps; }
+  /// Whether some pair of this step may be forbidden.
+  __device__ bool partial(int i) const {
+    const int query_block = i / block_steps;
+    return query_block == block || query_block >= query_full;
+  }
+};
+
+inline __device__ KeyTile key_tile(const Parameters& p, int tile) {
+  if (tile >= p.order.count()) return {-1};
+  const auto [head, block] = p.order.tile(tile);
+  int last = p.mask.query_end[block] * block_steps;
+  if (p.mask.first_key[(last - 1) * step] >= (block + 1) * tiles.block) --last;  // first_key never decreases
+  return {head, block, p.mask.query_full[block], block * block_steps, last};
+}
+
+struct alignas(1024) Shared {
+  std::byte k[tiles.stages][tile_bytes(tiles.block)];  ///< in the end d_k
+  std::byte v[tiles.stages][tile_bytes(tiles.block)];  ///< in the end d_v
+  std::byte q[tiles.stages][tile_bytes(step)];
+  std::byte d_y[tiles.stages][tile_bytes(step)];
+  std::byte d_s[tiles.stages][tile_bytes(step)];  ///< [keys, queries]; of own queries first y, loaded with d_y
+  float lse[tiles.stages][step];                  ///< travels with q
+  float delta[tiles.stages][step];                ///< travels with d_y but for own queries
+  int first_key[tiles.stages][step];              ///< travels with q
+  KeyTile tile[tiles.stages];                     ///< what k and v belong to; travels with them
+  int begun_end[tiles.stages];  ///< d_q is begun in the query blocks from the tile's own to before this one
+  Barrier tile_full[tiles.stages], tile_empty[tiles.stages], d_tile_full[tiles.stages];
+  Barrier q_full[tiles.stages], q_empty[tiles.stages], d_y_full[tiles.stages], d_y_empty[tiles.stages];
+  Barrier delta_ready[tiles.stages][block_steps];  ///< of own queries
+  Barrier own_begun[tiles.stages];                 ///< d_q of own queries
+};
+static_assert(tile_bytes(step) == tiles.block * step * sizeof(bf16));
+
+/// One thread: fetches tiles, and loads k, v and q.
+inline __device__ void produce(Shared& s, const CUtensorMap& q, const CUtensorMap& k, const CUtensorMap& v,
+                               const Parameters& p) {
+  RingPosition<tiles.stages> tile_at, at;
+  for (;; tile_at.advance()) {
+    const KeyTile t = key_tile(p, atomicAdd(p.scratch.next_tile, 1));
+    const int m = tile_at.stage;
+    barrier_wait(s.tile_empty[m], tile_at.parity ^ 1);
+    s.tile[m] = t;
+    if (t.head < 0) break;
+    s.begun_end[m] = t.block + 1;
+    barrier_arrive_expect(s.tile_full[m], sizeof(s.k[m]) + sizeof(s.v[m]));
+    load_box(s.k[m], k, 0, t.block * tiles.block, 2 * t.head, s.tile_full[m]);
+    load_box(s.v[m], v, 0, t.block * tiles.block, 2 * t.head, s.tile_full[m]);
+#pragma unroll 1
+    for (int i = t.first; i < t.last; ++i, at.advance()) {
+      const int n = at.stage;
+      barrier_wait(s.q_empty[n], at.parity ^ 1);
+      barrier_arrive_expect(s.q_full[n], sizeof(s.q[n]) + sizeof(s.lse[n]) + sizeof(s.first_key[n]));
+      load_box(s.q[n], q, 0, i * step, 2 * t.head, s.q_full[n]);
+      load_bytes(s.lse[n], p.lse.row(t.head) + i * step, sizeof(s.lse[n]), s.q_full[n]);
+      load_bytes(s.first_key[n], p.mask.first_key + i * step, sizeof(s.first_key[n]), s.q_full[n]);
+    }
+  }
+  barrier_arrive(s.tile_full[tile_at.stage]);
+}
+
+/// One thread: loads d_y, with y of own and with delta of other queries. Those belong to tiles of smaller numbers,
+/// which running thread blocks have taken before.
+inline __device__ void produce_d_y(Shared& s, const CUtensorMap& y, const CUtensorMap& d_y, const Parameters& p) {
+  RingPosition<tiles.stages> at;
+  for (RingPosition<tiles.stages> tile_at;; tile_at.advance()) {
+    barrier_wait(s.tile_full[tile_at.stage], tile_at.parity);
+    const KeyTile t = s.tile[tile_at.stage];
+    if (t.head < 0) break;
+#pragma unroll 1
+    for (int i = t.first; i < t.last; ++i, at.advance()) {
+      const int n = at.stage;
+      if (!t.own(i)) {
+        while (load_acquire(&p.scratch.delta_ready(t.head, i)) == 0) {
+        }
+        fence_async_proxy_global();
+      }
+      barrier_wait(s.d_y_empty[n], at.parity ^ 1);
+      barrier_arrive_expect(s.d_y_full[n], sizeof(s.d_y[n]) + (t.own(i) ? sizeof(s.d_s[n]) : sizeof(s.delta[n])));
+      load_box(s.d_y[n], d_y, 0, i * step, 2 * t.head, s.d_y_full[n]);
+      if (t.own(i)) {
+        load_box(s.d_s[n], y, 0, i * step, 2 * t.head, s.d_y_full[n]);
+      } else {
+        load_bytes(s.delta[n], p.scratch.step_delta(t.head, i), sizeof(s.delta[n]), s.d_y_full[n]);
+      }
+    }
+    barrier_arrive(s.tile_empty[tile_at.stage]);
+  }
+}
+
+/// One thread: tells the other thread blocks of a tile's own queries that delta is ready and d_q begun, and stores
+/// finished tiles.
+inline __device__ void finish(Shared& s, const CUtensorMap& d_k, const CUtensorMap& d_v, const Parameters& p) {
+  for (RingPosition<tiles.stages> at;; at.advance()) {
+    const int n = at.stage;
+    barrier_wait(s.tile_full[n], at.parity);
+    const KeyTile t = s.tile[n];
+    if (t.head < 0) break;
+    for (int i = 0; i < block_steps; ++i) {
+      barrier_wait(s.delta_ready[n][i], at.parity);
+      store_release(&p.scratch.delta_ready(t.head, t.first + i), 1);
+    }
+    barrier_wait(s.own_begun[n], at.parity);
+    store_release(&p.scratch.block_begun(t.head, t.block), 1);
+    barrier_wait(s.d_tile_full[n], at.parity);
+    store_box(d_v, s.v[n], 0, t.block * tiles.block, 2 * t.head);
+    store_box(d_k, s.k[n], 0, t.block * tiles.block, 2 * t.head);
+    commit_stores();
+    wait_stores_read<0>();
+    barrier_arrive(s.tile_empty[n]);
+  }
+  wait_stores();
+}
+
+/// One thread: tells this thread block which other queries' d_q is begun.
+inline __device__ void watch_begun(Shared& s, const Parameters& p) {
+  for (RingPosition<tiles.stages> at;; at.advance()) {
+    barrier_wait(s.tile_full[at.stage], at.parity);
+    const KeyTile t = s.tile[at.stage];
+    if (t.head < 0) break;
+#pragma unroll 1
+    for (int block = t.block + 1; block * block_steps < t.last; ++block) {
+      while (load_acquire(&p.scratch.block_begun(t.head, block)) == 0) {
+      }
+      store_release_shared(s.begun_end[at.stage], block + 1);
+    }
+    barrier_arrive(s.tile_empty[at.stage]);
+  }
+}
+
+}  // namespace nanorun::kernels::cuda::backward
