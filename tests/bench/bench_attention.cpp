@@ -1,14 +1,17 @@
 // Rates of attention's CUDA body. "pairs" counts 4 head_dim operations forward and 10 backward for each allowed pair of
 // query and key; "blocks" for each pair of the blocks that hold one, which is what the kernels compute. "to dense" is
-// the time over what these blocks take at the rate of a dense causal mask; "bytes" counts each tensor once.
+// the time over what these blocks take at the rate of a dense causal mask; "bytes" counts each tensor once. "rested" is
+// the rate by pairs of five calls after half a second's pause, all else is under continuous load.
 
 #include <benchmark/benchmark.h>
 #include <cuda_runtime.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <limits>
+#include <thread>
 #include <vector>
 
 #include "kernels/attention.hpp"
@@ -145,7 +148,7 @@ struct Backward {
   static void call(const Attention& a) { a.backward(); }
 };
 
-/// Times batches of calls between two events of the device, so that the device never waits for the host.
+/// Times calls between two events of the device, so many that the device never waits for the host.
 struct Timer {
   static constexpr int batch = 10;
   cudaEvent_t begin, end;
@@ -158,16 +161,16 @@ struct Timer {
     check(cudaEventDestroy(end));
   }
 
-  /// Seconds of a call, mean of a batch.
+  /// Seconds of a call, mean of several.
   template <class Direction>
-  double seconds(const Attention& a) const {
+  double seconds(const Attention& a, int calls = batch) const {
     check(cudaEventRecord(begin));
-    for (int i = 0; i < batch; ++i) Direction::call(a);
+    for (int i = 0; i < calls; ++i) Direction::call(a);
     check(cudaEventRecord(end));
     check(cudaEventSynchronize(end));
     float milliseconds = 0;
     check(cudaEventElapsedTime(&milliseconds, begin, end));
-    return milliseconds * 1e-3 / batch;
+    return milliseconds * 1e-3 / calls;
   }
 };
 
@@ -193,6 +196,9 @@ void measure(benchmark::State& state) {
   const Timer timer;
   a.forward();
   timer.seconds<Direction>(a);
+  std::this_thread::sleep_for(std::chrono::milliseconds(500));
+  const double rested = timer.seconds<Direction>(a, 5);
+  for (double loaded = 0; loaded < 0.5;) loaded += timer.batch * timer.seconds<Direction>(a);
   double sum = 0;
   for (auto _ : state) {
     const double seconds = timer.seconds<Direction>(a);
@@ -202,7 +208,9 @@ void measure(benchmark::State& state) {
   const auto rate = [&](double amount) {
     return benchmark::Counter(amount, benchmark::Counter::kIsIterationInvariantRate);
   };
-  state.counters["pairs FLOP/s"] = rate(Direction::flops_per_pair * a.heads * a.host_mask.allowed_pairs());
+  const double pair_flops = Direction::flops_per_pair * a.heads * a.host_mask.allowed_pairs();
+  state.counters["pairs FLOP/s"] = rate(pair_flops);
+  state.counters["rested FLOP/s"] = pair_flops / rested;
   state.counters["blocks FLOP/s"] = rate(Direction::flops_per_pair * a.blocks() * block * block);
   state.counters["bytes/s"] = rate(Direction::bytes(a));
   state.counters["to dense"] = sum / state.iterations() / (dense * a.blocks());
