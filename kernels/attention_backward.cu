@@ -184,7 +184,6 @@ struct Consumer {
     const bool own = t.own(i);
     if (own) {
       compute_delta(s, n, p.scratch.step_delta(t.head, i));
-      __syncwarp();
       release(s.delta_ready[tile_at.stage][i - t.first]);
     }
     mma_wait<1>();
@@ -225,10 +224,7 @@ struct Consumer {
     }
     add_query_sums(p.d_q_row(t.head * tiles.head_dim + group * 64, i * step + row) + column, p.mask.length * d_q_panel,
                    d_q, own);
-    if (own) {
-      __syncwarp();
-      release(s.own_begun[m]);
-    }
+    if (own) release(s.own_begun[m]);
     mma_wait<0>();
     pin(d_k);
     release(s.q_empty[n]);
@@ -240,7 +236,6 @@ struct Consumer {
     sync_consumers();  // both have read k
     write_keys(d_k, 1, s.k[m], group);
     fence_async_proxy();
-    __syncwarp();
     release(s.d_tile_full[m]);
   }
 

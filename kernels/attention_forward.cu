@@ -225,7 +225,6 @@ __device__ __forceinline__ void write_tile(float (&y)[64], const Softmax& rows, 
         pairs);
   }
   fence_async_proxy();
-  __syncwarp();
   release(s.y_full[stage]);
 }
 
