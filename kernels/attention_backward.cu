@@ -219,15 +219,14 @@ struct Consumer {
     mma_wait<1>();
     pin(d_q);
     pin(d_v);
-    release(s.d_y_empty[n]);
-    while (!own && load_acquire_shared(s.begun_end[m]) <= i / block_steps) {
-    }
+    barrier_arrive(s.d_y_empty[n]);
+    barrier_wait(s.begun[n], at.parity);
     add_query_sums(p.d_q_row(t.head * tiles.head_dim + group * 64, i * step + row) + column, p.mask.length * d_q_panel,
                    d_q, own);
     if (own) release(s.own_begun[m]);
     mma_wait<0>();
     pin(d_k);
-    release(s.q_empty[n]);
+    barrier_arrive(s.q_empty[n]);
   }
 
   /// Leaves d_k and d_v where the tile's k and v were.
@@ -278,13 +277,14 @@ __global__ void __launch_bounds__(tiles.threads, 1)
     for (int i = 0; i < tiles.stages; ++i) {
       for (Barrier& barrier : s.delta_ready[i]) barrier_init(barrier, warps);
       barrier_init(s.own_begun[i], block_steps * warps);
+      barrier_init(s.begun[i], 1);
       barrier_init(s.tile_full[i], 1);
       barrier_init(s.tile_empty[i], 3);
       barrier_init(s.d_tile_full[i], warps);
       barrier_init(s.q_full[i], 1);
       barrier_init(s.d_y_full[i], 1);
-      barrier_init(s.q_empty[i], warps);
-      barrier_init(s.d_y_empty[i], warps);
+      barrier_init(s.q_empty[i], tiles.consumers);
+      barrier_init(s.d_y_empty[i], tiles.consumers);
     }
     barrier_init_fence();
   }

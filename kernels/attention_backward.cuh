@@ -84,11 +84,12 @@ struct alignas(1024) Shared {
   float delta[tiles.stages][step];                ///< travels with d_y but for own queries
   int first_key[tiles.stages][step];              ///< travels with q
   KeyTile tile[tiles.stages];                     ///< what k and v belong to; travels with them
-  int begun_end[tiles.stages];  ///< d_q is begun in the query blocks from the tile's own to before this one
   Barrier tile_full[tiles.stages], tile_empty[tiles.stages], d_tile_full[tiles.stages];
+  /// Every consuming thread empties q and d_y, as each reads what travels with them.
   Barrier q_full[tiles.stages], q_empty[tiles.stages], d_y_full[tiles.stages], d_y_empty[tiles.stages];
   Barrier delta_ready[tiles.stages][block_steps];  ///< of own queries
   Barrier own_begun[tiles.stages];                 ///< d_q of own queries
+  Barrier begun[tiles.stages];                     ///< d_q of a step's queries, where they are not own
 };
 static_assert(tile_bytes(step) == tiles.block * step * sizeof(bf16));
 
@@ -102,7 +103,6 @@ inline __device__ void produce(Shared& s, const CUtensorMap& q, const CUtensorMa
     barrier_wait(s.tile_empty[m], tile_at.parity ^ 1);
     s.tile[m] = t;
     if (t.head < 0) break;
-    s.begun_end[m] = t.block + 1;
     barrier_arrive_expect(s.tile_full[m], sizeof(s.k[m]) + sizeof(s.v[m]));
     load_box(s.k[m], k, 0, t.block * tiles.block, 2 * t.head, s.tile_full[m]);
     load_box(s.v[m], v, 0, t.block * tiles.block, 2 * t.head, s.tile_full[m]);
@@ -172,19 +172,21 @@ inline __device__ void finish(Shared& s, const CUtensorMap& d_k, const CUtensorM
   wait_stores();
 }
 
-/// One thread: tells this thread block which other queries' d_q is begun.
+/// One thread: tells this thread block that d_q of a step's queries is begun. Where they are own, it need not be.
 inline __device__ void watch_begun(Shared& s, const Parameters& p) {
-  for (RingPosition<tiles.stages> at;; at.advance()) {
-    barrier_wait(s.tile_full[at.stage], at.parity);
-    const KeyTile t = s.tile[at.stage];
+  RingPosition<tiles.stages> at;
+  for (RingPosition<tiles.stages> tile_at;; tile_at.advance()) {
+    barrier_wait(s.tile_full[tile_at.stage], tile_at.parity);
+    const KeyTile t = s.tile[tile_at.stage];
     if (t.head < 0) break;
 #pragma unroll 1
-    for (int block = t.block + 1; block * block_steps < t.last; ++block) {
-      while (load_acquire(&p.scratch.block_begun(t.head, block)) == 0) {
+    for (int i = t.first; i < t.last; ++i, at.advance()) {
+      barrier_wait(s.q_empty[at.stage], at.parity ^ 1);
+      while (!t.own(i) && load_acquire(&p.scratch.block_begun(t.head, i / block_steps)) == 0) {
       }
-      store_release_shared(s.begun_end[at.stage], block + 1);
+      barrier_arrive(s.begun[at.stage]);
     }
-    barrier_arrive(s.tile_empty[at.stage]);
+    barrier_arrive(s.tile_empty[tile_at.stage]);
   }
 }
 

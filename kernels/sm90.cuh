@@ -397,15 +397,4 @@ __device__ __forceinline__ void store_release(int* x, int value) {
   asm volatile("st.release.gpu.global.s32 [%0], %1;" ::"l"(x), "r"(value) : "memory");
 }
 
-/// The same between the threads of a block, in shared memory.
-__device__ __forceinline__ void store_release_shared(int& x, int value) {
-  asm volatile("st.release.cta.shared::cta.s32 [%0], %1;" ::"r"(shared_address(&x)), "r"(value) : "memory");
-}
-
-__device__ __forceinline__ int load_acquire_shared(const int& x) {
-  int value;
-  asm volatile("ld.acquire.cta.shared::cta.s32 %0, [%1];" : "=r"(value) : "r"(shared_address(&x)) : "memory");
-  return value;
-}
-
 }  // namespace nanorun::kernels::cuda::sm90
