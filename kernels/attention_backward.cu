@@ -244,7 +244,7 @@ struct Consumer {
     start();
     for (int i = s.tile[0].first;;) {
       const int m = tile_at.stage;
-      const KeyTile t = s.tile[m];  // read before its fields are waited for, and not kept, as registers are short
+      const KeyTile t = s.tile[m];  // all fields at once, early; again each step, as registers are short
       std::uint32_t d_s_operand[16];
       differentiate(t, i, d_s_operand);
       sum(t, i, d_s_operand);

@@ -12,6 +12,8 @@
 //   static constexpr int fetches;                    how often fetch() is called
 //   void fetch(WarpTile&, Operand&, int i) const;    evenly spread over the products: loads what finish() reads
 //   void finish(const WarpTile&, Sums&, const Operand&) const;  stores what it makes of the sums
+// All lanes call both, fetch() while products run; with few slices several fetches follow each other. An op that loads
+// to where columns are staged waits first for its own stores, and for the load before finish().
 
 #include <algorithm>
 

@@ -109,8 +109,9 @@ __device__ __forceinline__ void barrier_arrive_at(Barrier& barrier, int rank) {
 // ---------------------------------------------------------------------------------------------------------------------
 // Bulk copies. One thread issues them.
 
-/// Orders this thread's writes to shared memory before later reads by the copy engine and the tensor cores; a barrier
-/// between the writers and the thread that starts the read must follow.
+/// Orders this thread's accesses of shared memory before later ones by the copy engine and the tensor cores; a barrier
+/// between these threads and the one that starts the later access must follow. Values that were read need it where
+/// nothing has used them yet.
 __device__ __forceinline__ void fence_async_proxy() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
 /// Orders writes to global memory that this thread has seen before its later bulk copies.

@@ -1,5 +1,6 @@
 #pragma once
-// Views that every op takes. Views never own memory; the arenas of src/ do.
+// What the declarations of all ops use: scalar types, views, streams and workspaces. Views never own memory; the arenas
+// of src/ do.
 
 #include <cstddef>
 #include <cstdint>
@@ -53,6 +54,7 @@ struct Mat {
   explicit constexpr operator bool() const { return data != nullptr; }
 };
 
+/// n / by, rounded up. n >= 0 and by > 0; n + by - 1 must fit T.
 template <class T>
 constexpr T ceil_div(T n, std::type_identity_t<T> by) {
   return (n + by - 1) / by;
@@ -84,7 +86,7 @@ class WorkspaceCutter {
 
   template <class T>
   static constexpr std::size_t bytes(std::size_t count) {
-    return (count * sizeof(T) + 63) / 64 * 64;
+    return ceil_div(count * sizeof(T), 64) * 64;
   }
 
  private:

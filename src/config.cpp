@@ -339,7 +339,7 @@ std::string key_reference() {
   return text;
 }
 
-int padded_vocabulary(const ModelConfig& model) { return (model.vocabulary + 127) / 128 * 128; }
+int padded_vocabulary(const ModelConfig& model) { return kernels::ceil_div(model.vocabulary, 128) * 128; }
 
 kernels::HeadPrecision head_precision(const Config& config) {
   const HeadChoice choice = config.head.precision;

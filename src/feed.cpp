@@ -2,8 +2,8 @@
 
 #include <algorithm>
 #include <numeric>
-#include <stdexcept>
 
+#include "src/error.hpp"
 #include "src/schedule.hpp"
 
 namespace nanorun {
@@ -63,7 +63,8 @@ Feed::~Feed() {
 
 FedSequence Feed::load(Stream compute, const Sequence& sequence, int window) {
   if (static_cast<int>(sequence.tokens.size()) != length_ || sequence.targets.size() != sequence.tokens.size()) {
-    throw std::invalid_argument("Feed: the sequence has another length than its buffers");
+    throw Error(ExitCode::internal, fmt::format("sequence of {} tokens and {} targets for {}", sequence.tokens.size(),
+                                                sequence.targets.size(), length_));
   }
   current_ = 1 - current_;
   Slot& slot = slots_[current_];

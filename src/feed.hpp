@@ -36,7 +36,7 @@ class TokenSorter {
   std::vector<std::int32_t> next_ = std::vector<std::int32_t>(1 + std::numeric_limits<kernels::Token>::max());
 };
 
-/// The same in the ops' memory, with the masks of the layers that see the whole window and half of it.
+/// A Sequence in the ops' memory, with the masks of the layers that see the whole window and half of it.
 struct FedSequence {
   std::span<const kernels::Token> tokens;
   std::span<const kernels::Token> targets;
@@ -55,7 +55,7 @@ class Feed {
 
   /// Work that `compute` gets from now on may read the result, until release(), which comes before the next load().
   /// window: tokens of the long layers' window. The host's tokens are not needed after the call. Throws
-  /// std::invalid_argument unless the sequence has `length` tokens and targets.
+  /// Error(internal) unless the sequence has `length` tokens and targets.
   FedSequence load(kernels::Stream compute, const Sequence& sequence, int window);
   /// After the last work on the sequence that load() returned has been enqueued on `compute`.
   void release(kernels::Stream compute);

@@ -44,7 +44,7 @@ void Mask::build(std::span<const kernels::Token> tokens, kernels::Token end_of_t
   const int blocks = length_ / block;
   for (int b = 0; b < blocks; ++b) {
     key_begin_[b] = first_key_[b * block] / block;
-    key_full_[b] = std::min(b, (first_key_[b * block + block - 1] + block - 1) / block);
+    key_full_[b] = std::min(b, kernels::ceil_div(first_key_[b * block + block - 1], block));
   }
   // key_begin and key_full never decrease, so the ends of the key blocks' intervals move forward too.
   for (int b = 0, end = 0, full = 0; b < blocks; ++b) {

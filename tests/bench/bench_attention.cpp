@@ -174,14 +174,19 @@ struct Timer {
   }
 };
 
-/// Seconds of a block of a dense causal mask, those of its diagonal among them; median of batches, of which the first
-/// are faster than what the power limit sustains.
+/// Calls for half a second: the first are faster than what the power limit sustains.
+template <class Direction>
+void load_device(const Attention& a, const Timer& timer) {
+  for (double seconds = 0; seconds < 0.5;) seconds += timer.batch * timer.seconds<Direction>(a);
+}
+
+/// Seconds of a block of a dense causal mask, those of its diagonal among them; median of batches.
 template <class Direction>
 double dense_block_seconds() {
   const Attention a(8192, 48, 0, 0);
   const Timer timer;
   a.forward();
-  Direction::call(a);
+  load_device<Direction>(a, timer);
   std::vector<double> seconds(25);
   for (double& x : seconds) x = timer.seconds<Direction>(a);
   std::nth_element(seconds.begin(), seconds.begin() + 12, seconds.end());
@@ -198,7 +203,7 @@ void measure(benchmark::State& state) {
   timer.seconds<Direction>(a);
   std::this_thread::sleep_for(std::chrono::milliseconds(500));
   const double rested = timer.seconds<Direction>(a, 5);
-  for (double loaded = 0; loaded < 0.5;) loaded += timer.batch * timer.seconds<Direction>(a);
+  load_device<Direction>(a, timer);
   double sum = 0;
   for (auto _ : state) {
     const double seconds = timer.seconds<Direction>(a);

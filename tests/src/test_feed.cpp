@@ -5,6 +5,8 @@
 #include <random>
 #include <vector>
 
+#include "src/error.hpp"
+
 namespace nanorun {
 namespace {
 
@@ -27,8 +29,11 @@ TEST(Feed, SorterForgetsTheSequenceBefore) {
 TEST(Feed, SequenceOfAnotherLengthIsRefused) {
   const WindowConfig window;
   Feed feed(128, window, 0, {});
-  const std::vector<Token> row(65, 1);
-  EXPECT_THROW(feed.load({}, Sequence::of(row), 128), std::invalid_argument);
+  const std::vector<Token> row(129, 1), short_row(65, 1);
+  EXPECT_THROW(feed.load({}, Sequence::of(short_row), 128), Error);
+  EXPECT_THROW(feed.load({}, {Sequence::of(row).tokens, Sequence::of(short_row).targets}, 128), Error);
+  EXPECT_EQ(feed.load({}, Sequence::of(row), 128).tokens.size(), 128u);
+  feed.release({});
 }
 
 TEST(Feed, SortsManyPositions) {
