@@ -119,33 +119,40 @@ inline __device__ void produce(Shared& s, const CUtensorMap& q, const CUtensorMa
   barrier_arrive(s.tile_full[tile_at.stage]);
 }
 
-/// One thread: loads d_y, with y of own and with delta of other queries. Those belong to tiles of smaller numbers,
-/// which running thread blocks have taken before.
-inline __device__ void produce_d_y(Shared& s, const CUtensorMap& y, const CUtensorMap& d_y, const Parameters& p) {
+/// Calls step_of(tile, i, position in the rings of steps) for the steps of all tiles, and tells the producer when it is
+/// done with a tile.
+template <class StepOf>
+__device__ __forceinline__ void follow_tiles(Shared& s, const StepOf& step_of) {
   RingPosition<tiles.stages> at;
   for (RingPosition<tiles.stages> tile_at;; tile_at.advance()) {
     barrier_wait(s.tile_full[tile_at.stage], tile_at.parity);
     const KeyTile t = s.tile[tile_at.stage];
     if (t.head < 0) break;
 #pragma unroll 1
-    for (int i = t.first; i < t.last; ++i, at.advance()) {
-      const int n = at.stage;
-      if (!t.own(i)) {
-        while (load_acquire(&p.scratch.delta_ready(t.head, i)) == 0) {
-        }
-        fence_async_proxy_global();
-      }
-      barrier_wait(s.d_y_empty[n], at.parity ^ 1);
-      barrier_arrive_expect(s.d_y_full[n], sizeof(s.d_y[n]) + (t.own(i) ? sizeof(s.d_s[n]) : sizeof(s.delta[n])));
-      load_box(s.d_y[n], d_y, 0, i * step, 2 * t.head, s.d_y_full[n]);
-      if (t.own(i)) {
-        load_box(s.d_s[n], y, 0, i * step, 2 * t.head, s.d_y_full[n]);
-      } else {
-        load_bytes(s.delta[n], p.scratch.step_delta(t.head, i), sizeof(s.delta[n]), s.d_y_full[n]);
-      }
-    }
+    for (int i = t.first; i < t.last; ++i, at.advance()) step_of(t, i, at);
     barrier_arrive(s.tile_empty[tile_at.stage]);
   }
+}
+
+/// One thread: loads d_y, with y of own and with delta of other queries. Those belong to tiles of smaller numbers,
+/// which running thread blocks have taken before.
+inline __device__ void produce_d_y(Shared& s, const CUtensorMap& y, const CUtensorMap& d_y, const Parameters& p) {
+  follow_tiles(s, [&](const KeyTile& t, int i, const RingPosition<tiles.stages>& at) {
+    const int n = at.stage;
+    if (!t.own(i)) {
+      while (load_acquire(&p.scratch.delta_ready(t.head, i)) == 0) {
+      }
+      fence_async_proxy_global();
+    }
+    barrier_wait(s.d_y_empty[n], at.parity ^ 1);
+    barrier_arrive_expect(s.d_y_full[n], sizeof(s.d_y[n]) + (t.own(i) ? sizeof(s.d_s[n]) : sizeof(s.delta[n])));
+    load_box(s.d_y[n], d_y, 0, i * step, 2 * t.head, s.d_y_full[n]);
+    if (t.own(i)) {
+      load_box(s.d_s[n], y, 0, i * step, 2 * t.head, s.d_y_full[n]);
+    } else {
+      load_bytes(s.delta[n], p.scratch.step_delta(t.head, i), sizeof(s.delta[n]), s.d_y_full[n]);
+    }
+  });
 }
 
 /// One thread: tells the other thread blocks of a tile's own queries that delta is ready and d_q begun, and stores
@@ -174,20 +181,12 @@ inline __device__ void finish(Shared& s, const CUtensorMap& d_k, const CUtensorM
 
 /// One thread: tells this thread block that d_q of a step's queries is begun. Where they are own, it need not be.
 inline __device__ void watch_begun(Shared& s, const Parameters& p) {
-  RingPosition<tiles.stages> at;
-  for (RingPosition<tiles.stages> tile_at;; tile_at.advance()) {
-    barrier_wait(s.tile_full[tile_at.stage], tile_at.parity);
-    const KeyTile t = s.tile[tile_at.stage];
-    if (t.head < 0) break;
-#pragma unroll 1
-    for (int i = t.first; i < t.last; ++i, at.advance()) {
-      barrier_wait(s.q_empty[at.stage], at.parity ^ 1);
-      while (!t.own(i) && load_acquire(&p.scratch.block_begun(t.head, i / block_steps)) == 0) {
-      }
-      barrier_arrive(s.begun[at.stage]);
+  follow_tiles(s, [&](const KeyTile& t, int i, const RingPosition<tiles.stages>& at) {
+    barrier_wait(s.q_empty[at.stage], at.parity ^ 1);
+    while (!t.own(i) && load_acquire(&p.scratch.block_begun(t.head, i / block_steps)) == 0) {
     }
-    barrier_arrive(s.tile_empty[tile_at.stage]);
-  }
+    barrier_arrive(s.begun[at.stage]);
+  });
 }
 
 }  // namespace nanorun::kernels::cuda::backward

@@ -69,6 +69,19 @@ __device__ __forceinline__ void store_columns(const WarpTile& tile, const CUtens
   }
 }
 
+/// Stores a warp's rows of a whole tile; pair_of(i) is what a thread stores in place of sums[2 i] and sums[2 i + 1].
+template <class PairOf>
+__device__ __forceinline__ void store_tile(const WarpTile& tile, const CUtensorMap& map, const PairOf& pair_of) {
+  constexpr int staged_pairs = staged_cols / 4;
+#pragma unroll
+  for (int part = 0; part < tile_cols / staged_cols; ++part) {
+    StagedPairs pairs;
+#pragma unroll
+    for (int i = 0; i < staged_pairs; ++i) pairs[i] = pair_of(part * staged_pairs + i);
+    store_columns(tile, map, pairs, tile.col + part * staged_cols);
+  }
+}
+
 struct alignas(1024) Shared {
   std::byte a[stages][sm90::column_bytes(tile_rows)];
   std::byte b[stages][cluster][sm90::column_bytes(tile_cols) / cluster];  ///< each from another block

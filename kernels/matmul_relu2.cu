@@ -23,16 +23,7 @@ struct Relu2Forward {
   static __device__ float relu2(float z) { return z < 0 ? 0 : z * z; }  // keeps a NaN
 
   __device__ __forceinline__ void finish(const WarpTile& tile, const Sums& sums, const Operand&) const {
-#pragma unroll
-    for (int first = 0; first < tile_cols; first += staged_cols) {
-      StagedPairs pairs;
-#pragma unroll
-      for (int i = 0; i < staged_cols / 4; ++i) {
-        const float* const pair = sums + first / 2 + 2 * i;
-        pairs[i] = pack_bf16(relu2(pair[0]), relu2(pair[1]));
-      }
-      store_columns(tile, h, pairs, tile.col + first);
-    }
+    store_tile(tile, h, [&](int i) { return pack_bf16(relu2(sums[2 * i]), relu2(sums[2 * i + 1])); });
   }
 };
 
@@ -42,7 +33,7 @@ struct Relu2Backward {
   static constexpr int parts = tile_cols / staged_cols;
   static constexpr int fetches = parts + 1;
   struct Operand {
-    StagedPairs h[parts];
+    std::uint32_t h[tile_cols / 4];
   };
 
   CUtensorMap d_z, h;
@@ -52,8 +43,9 @@ struct Relu2Backward {
     if (i > 0) {
       barrier_wait(tile.loaded, tile.parity);
       tile.parity ^= 1;
+      std::uint32_t* const h = operand.h + (i - 1) * (staged_cols / 4);
 #pragma unroll
-      for (int j = 0; j < staged_cols / 16; ++j) load_matrices(operand.h[i - 1] + 4 * j, tile.block_at(j));
+      for (int j = 0; j < staged_cols / 16; ++j) load_matrices(h + 4 * j, tile.block_at(j));
       fence_async_proxy();  // ends the reads before the next part arrives
       __syncwarp();
     }
@@ -64,19 +56,11 @@ struct Relu2Backward {
   }
 
   __device__ __forceinline__ void finish(const WarpTile& tile, const Sums& sums, const Operand& operand) const {
-#pragma unroll
-    for (int part = 0; part < parts; ++part) {
-      const int first = part * staged_cols;
-      StagedPairs pairs;
-#pragma unroll
-      for (int i = 0; i < staged_cols / 4; ++i) {
-        const std::uint32_t h = operand.h[part][i];
-        const float low = __uint_as_float(h << 16), high = __uint_as_float(h & 0xFFFF0000u);
-        const float* const pair = sums + first / 2 + 2 * i;
-        pairs[i] = pack_bf16(2 * pair[0] * sqrt_fast(low), 2 * pair[1] * sqrt_fast(high));
-      }
-      store_columns(tile, d_z, pairs, tile.col + first);
-    }
+    store_tile(tile, d_z, [&](int i) {
+      const std::uint32_t h = operand.h[i];
+      const float low = __uint_as_float(h << 16), high = __uint_as_float(h & 0xFFFF0000u);
+      return pack_bf16(2 * sums[2 * i] * sqrt_fast(low), 2 * sums[2 * i + 1] * sqrt_fast(high));
+    });
   }
 };
 

@@ -10,6 +10,7 @@
 #include <cstdio>
 #include <cstring>
 #include <filesystem>
+#include <fstream>
 #include <thread>
 #include <utility>
 
@@ -56,6 +57,15 @@ void rename_file(const std::string& from, const std::string& to, ExitCode code) 
   if (std::rename(from.c_str(), to.c_str()) != 0) fail(code, from, "cannot be renamed to " + to, errno);
   const auto folder = std::filesystem::path(to).parent_path();
   sync_to_disk(folder.empty() ? "." : folder.string(), code);
+}
+
+void replace_text(const std::string& path, ExitCode code, const std::string& text) {
+  replace_file(path, code, [&](const std::string& partial) {
+    std::ofstream out(partial, std::ios::binary);
+    out << text;
+    out.close();
+    if (!out) fail(code, partial, "cannot be written", errno);
+  });
 }
 
 FileLock::FileLock(const std::string& path, const std::string& note, ExitCode code)

@@ -39,6 +39,9 @@ void replace_file(const std::string& path, ExitCode code, Write&& write) {
   }
 }
 
+/// The same where the file is to hold `text`.
+void replace_text(const std::string& path, ExitCode code, const std::string& text);
+
 /// An exclusive lock on a file, held until destruction or the end of the process, whichever way that ends. Relies on
 /// flock(2), which NFS and Lustre (mounted with -o flock) extend over nodes; the lock of a crashed node ends when the
 /// file server notices, on NFS 4 after its lease time.

@@ -6,9 +6,7 @@
 #include <cerrno>
 #include <cstdio>
 #include <cstdlib>
-#include <cstring>
 #include <filesystem>
-#include <fstream>
 
 #include "src/error.hpp"
 
@@ -90,12 +88,7 @@ void RunFolder::lock() {
 }
 
 void RunFolder::write(const std::string& name, const std::string& text) const {
-  replace_file(file(name), ExitCode::output, [&](const std::string& partial) {
-    std::ofstream out(partial, std::ios::binary);
-    out << text;
-    out.close();
-    if (!out) throw Error(ExitCode::output, fmt::format("{}: cannot be written: {}", partial, std::strerror(errno)));
-  });
+  replace_text(file(name), ExitCode::output, text);
 }
 
 }  // namespace nanorun

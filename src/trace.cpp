@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
-#include <fstream>
 #include <numeric>
 #include <span>
 #include <utility>
@@ -98,12 +97,8 @@ void write_chrome_trace(const std::string& path, const std::vector<std::string>&
   for (const std::string& text : events_by_rank) {
     for (json& event : json::parse(text)) events.push_back(std::move(event));
   }
-  replace_file(path, ExitCode::output, [&](const std::string& partial) {
-    std::ofstream out(partial);
-    out << json{{"traceEvents", std::move(events)}, {"displayTimeUnit", "ms"}}.dump() << '\n';
-    out.close();
-    if (!out) throw Error(ExitCode::output, partial + ": cannot be written");
-  });
+  replace_text(path, ExitCode::output,
+               json{{"traceEvents", std::move(events)}, {"displayTimeUnit", "ms"}}.dump() + '\n');
 }
 
 }  // namespace
