@@ -272,9 +272,34 @@ INSTANTIATE_TEST_SUITE_P(
                     Case{"100_tokens", 384, 1, WindowKind::token, 100, {}},
                     Case{"200_tokens_and_documents", 512, 2, WindowKind::token, 200, {70, 400}},
                     Case{"more_tiles_than_multiprocessors", 1024, 40, WindowKind::token, everything, {}},
+                    Case{"two_steps_a_tile", 8192, 6, WindowKind::block, 128, {}},
+                    Case{"odd_number_of_blocks", 1664, 7, WindowKind::block, 384, {600, 900, 901}},
                     Case{"groups_of_heads", 8192, 10, WindowKind::token, everything, {}},
                     Case{"recipe", 49152, 6, WindowKind::block, 1792, regular_documents(49152, 1000)}),
     [](const auto& info) { return info.param.name; });
+
+/// Neighbouring tiles share none, some or all of their key blocks, in every order.
+TEST(CudaAttentionMasks, AnyDocumentsAndWindows) {
+  SKIP_WITHOUT_DEVICE();
+  std::uint32_t state = 1;
+  const auto below = [&](int n) {
+    state = state * 1664525 + 1013904223;
+    return static_cast<int>((state >> 8) % n);
+  };
+  for (int i = 0; i < 40; ++i) {
+    SCOPED_TRACE(i);
+    Case c{"", attention_block * (1 + below(24)), 1 + below(12), WindowKind::block, attention_block * (1 + below(20)),
+           {}};
+    const int mean = 64 << below(5);
+    for (int t = below(mean); t < c.length; t += 1 + below(2 * mean)) c.document_begins.push_back(t);
+    const Problem p(c);
+    p.run();
+    const auto all = p.copy();
+    const int head = below(c.heads);
+    const HeadResult got = p.head(all, head);
+    expect_near(got, p.expected(head, got.y));
+  }
+}
 
 /// Rows [first, last) of a result.
 HeadResult cut(const HeadResult& r, int first, int last) {
@@ -372,6 +397,7 @@ TEST(CudaAttentionOrder, ThreadBlocksMayStartLate) {
     const auto same = [](bf16 a, bf16 b) { return a.bits == b.bits; };
     EXPECT_TRUE(std::equal(alone.y.begin(), alone.y.end(), beside.y.begin(), same));
     EXPECT_TRUE(std::equal(alone.d_kv.begin(), alone.d_kv.end(), beside.d_kv.begin(), same));
+    EXPECT_LT(relative_error(beside.d_q, alone.d_q), 1e-6);  // float sums of two terms
   }
   for (const cudaStream_t s : streams) test::cuda_check(cudaStreamDestroy(s));
 }
