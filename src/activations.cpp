@@ -94,10 +94,7 @@ void Activations<T>::cut_evaluation_blocks(const ModelConfig& model, WorkspaceCu
 
 template <class T>
 void Activations<T>::cut_gradients(const ModelConfig& model, WorkspaceCutter& cutter) {
-  d_x = matrix<T>(cutter, length, model.width);
-  d_x0 = matrix<T>(cutter, length, model.width);
   d_narrow = matrix<T>(cutter, length, model.width);
-  d_wide = matrix<T>(cutter, length, std::max(3, model.mlp_ratio) * model.width);
   // When the backward pass leaves a decoder block, nothing reads the block's output any more.
   for (int i = 0; i < model.layers / 2; ++i) d_skip.push_back(block[model.layers - 1 - i].x);
   if (model.value_path == ValuePath::first) d_v_first = matrix<acc_t<T>>(cutter, length, model.width);
@@ -106,18 +103,23 @@ void Activations<T>::cut_gradients(const ModelConfig& model, WorkspaceCutter& cu
 template <class T>
 void Activations<T>::cut_workspace(const Config& config, bool training, WorkspaceCutter& cutter) {
   const ModelConfig& model = config.model;
-  const auto cut_attention = [&](Workspace space) {
-    WorkspaceCutter attention(space);
-    attention.take<std::byte>(ops::attention_workspace<T>(length, model.heads, model.head_dim));
-    if (training) d_q = matrix<acc_t<T>>(attention, length, model.width);
-    return attention.used();
+  const auto cut_blocks = [&](Workspace space) {
+    WorkspaceCutter blocks(space);
+    blocks.take<std::byte>(ops::attention_workspace<T>(length, model.heads, model.head_dim));
+    if (training) {
+      d_q = matrix<acc_t<T>>(blocks, length, model.width);
+      d_x = matrix<T>(blocks, length, model.width);
+      d_x0 = matrix<T>(blocks, length, model.width);
+      d_wide = matrix<T>(blocks, length, std::max(3, model.mlp_ratio) * model.width);
+    }
+    return blocks.used();
   };
   const kernels::HeadPrecision precision = training ? head_precision(config) : kernels::HeadPrecision::working;
   const std::size_t bytes =
-      std::max({cut_attention({}), ops::head_workspace<T>(length, padded_vocabulary(model), model.width, precision),
+      std::max({cut_blocks({}), ops::head_workspace<T>(length, padded_vocabulary(model), model.width, precision),
                 training ? ops::embedding_backward_workspace<T>(length, model.width) : 0});
   workspace = {cutter.take<std::byte>(bytes), bytes};
-  if (workspace.data() != nullptr) cut_attention(workspace);
+  if (workspace.data() != nullptr) cut_blocks(workspace);
 }
 
 template struct Activations<Real>;

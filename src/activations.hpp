@@ -36,17 +36,19 @@ struct Activations {
   kernels::Vec<kernels::acc_t<T>> rstd_final;
 
   // Gradients; training only.
-  kernels::Mat<T> d_x;                        ///< residual stream [T, d]
-  kernels::Mat<T> d_x0;                       ///< [T, d]
-  kernels::Mat<T> d_narrow;                   ///< any branch of width d
-  kernels::Mat<T> d_wide;                     ///< any branch of width 3d or m d
+  kernels::Mat<T> d_narrow;                   ///< of n_final, then of any branch of width d
   std::vector<kernels::Mat<T>> d_skip;        ///< per encoder block [T, d]; stands where its decoder block's x was. The
                                               ///< last one's is part of d_x, as the next block reads x as skip too
   kernels::Mat<kernels::acc_t<T>> d_v_first;  ///< [T, d]
 
-  /// Scratch of attention, head and embedding, which never run at once. In training d_q lies in it, behind attention's.
+  /// Scratch of attention, head and embedding, which never run at once.
   kernels::Workspace workspace;
-  kernels::Mat<kernels::acc_t<T>> d_q;  ///< gradient of the queries that attention reads [T, d]
+  // Gradients that exist only between the backward passes of head and embedding. They lie in the workspace, behind
+  // attention's scratch.
+  kernels::Mat<kernels::acc_t<T>> d_q;  ///< queries that attention reads [T, d]
+  kernels::Mat<T> d_x;                  ///< residual stream [T, d]
+  kernels::Mat<T> d_x0;                 ///< [T, d]
+  kernels::Mat<T> d_wide;               ///< any branch of width 3d or m d
 
   Activations() = default;
   /// Cuts everything from `cutter`.
