@@ -2,8 +2,8 @@
 
 #include <cassert>
 
-#include "kernels/bytes.cuh"
 #include "kernels/cublas.hpp"
+#include "kernels/quantise.hpp"
 #include "kernels/softcap.hpp"
 #include "kernels/vec.cuh"
 
@@ -12,54 +12,6 @@ namespace {
 
 /// Rows of the logits that exist at a time: fewer read and write d_w more often, more gain nothing.
 constexpr int chunk_rows(int length) { return std::min(length, 8192); }
-/// Side of the square of a quantised operand that a block transposes.
-constexpr int transpose_tile = 128;
-
-// ---------------------------------------------------------------------------------------------------------------------
-// Quantised operands, sum of the losses
-
-/// q = e4m3(scale x), q_t = qᵀ unless null; rows, cols and strides of q and q_t are multiples of 16. In shared memory,
-/// row r is rotated by r / 16 vectors, so that neither the writes of rows nor the reads of columns share banks.
-__global__ void __launch_bounds__(block_threads)
-    quantise_e4m3(Mat<e4m3> q, Mat<e4m3> q_t, Mat<const bf16> x, float scale) {
-  constexpr int row_vectors = transpose_tile / 16, row_words = transpose_tile / 4;
-  __shared__ uint4 tile[transpose_tile * row_vectors];
-  const int first_row = blockIdx.y * transpose_tile, first_col = blockIdx.x * transpose_tile;
-#pragma unroll
-  for (int i = threadIdx.x; i < transpose_tile * row_vectors; i += block_threads) {
-    const int row = i / row_vectors, vector = i % row_vectors, col = first_col + 16 * vector;
-    if (first_row + row >= x.rows || col >= x.cols) continue;
-    std::uint32_t words[4];
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      Float8 v = unpack(load8(x.row(first_row + row) + col + 8 * half));
-#pragma unroll
-      for (float& element : v.v) element *= scale;
-      words[2 * half] = pack_fp8<e4m3>(v.v);
-      words[2 * half + 1] = pack_fp8<e4m3>(v.v + 4);
-    }
-    const uint4 quantised = {words[0], words[1], words[2], words[3]};
-    *reinterpret_cast<uint4*>(q.row(first_row + row) + col) = quantised;
-    tile[row * row_vectors + (vector + row / 16) % row_vectors] = quantised;
-  }
-  if (!q_t) return;
-  __syncthreads();
-  // A thread turns a column of 16 words into four rows of 16 bytes.
-  static_assert(block_threads == row_vectors * row_words);
-  const int group = threadIdx.x % row_vectors, word = threadIdx.x / row_vectors;
-  if (first_row + 16 * group >= x.rows || first_col + 4 * word >= x.cols) return;
-  const auto* const words = reinterpret_cast<const std::uint32_t*>(tile);
-  std::uint32_t rows[16];
-#pragma unroll
-  for (int i = 0; i < 16; ++i) rows[i] = words[(16 * group + i) * row_words + (word + 4 * group) % row_words];
-  store_byte_columns(q_t.row(first_col + 4 * word) + first_row + 16 * group, q_t.ld, transpose_16x4(rows));
-}
-
-void quantise(Stream stream, Mat<e4m3> q, Mat<e4m3> q_t, Mat<const bf16> x, double scale) {
-  const dim3 grid(ceil_div(x.cols, transpose_tile), ceil_div(x.rows, transpose_tile));
-  quantise_e4m3<<<grid, block_threads, 0, cuda_stream(stream)>>>(q, q_t, x, static_cast<float>(scale));
-  check_launch("quantise_e4m3");
-}
 
 constexpr int sum_threads = 512;
 /// One block: *total += the sum of x, in a fixed order.
@@ -175,8 +127,8 @@ template <class Body>
 void for_row_chunks(const Problem& p, double* total, bool with_gradient, Body&& body) {
   if (p.fp8()) {
     const auto if_needed = [&](Mat<e4m3> transposed) { return with_gradient ? transposed : Mat<e4m3>(); };
-    quantise(p.stream, p.head.x, if_needed(p.head.x_t), p.x, p.options.scale_x);
-    quantise(p.stream, p.head.w, if_needed(p.head.w_t), p.w, p.options.scale_w);
+    quantise_e4m3(p.stream, p.head.x, if_needed(p.head.x_t), p.x, p.options.scale_x);
+    quantise_e4m3(p.stream, p.head.w, if_needed(p.head.w_t), p.w, p.options.scale_w);
   }
   check(cudaMemsetAsync(p.head.counts.data, 0, p.head.counts.size() * sizeof(int), cuda_stream(p.stream)),
         "head: cudaMemsetAsync");

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "kernels/ops.hpp"
+#include "kernels/quantise.hpp"
 #include "tests/bench/ceilings.hpp"
 
 namespace nanorun::kernels {
@@ -34,6 +35,7 @@ bf16 random_value(std::mt19937& generator, bf16) {
   const auto bits = static_cast<std::uint32_t>(generator());
   return {static_cast<std::uint16_t>((bits & 0x80FF) | 0x3F00)};
 }
+cuda::e4m3 random_value(std::mt19937& generator, cuda::e4m3) { return {static_cast<std::uint8_t>(generator() & 0x7)}; }
 /// Log-uniform, about as words are distributed.
 Token random_value(std::mt19937& generator, Token) {
   const double u = std::uniform_real_distribution<double>()(generator);
@@ -220,6 +222,13 @@ void add_scaled(benchmark::State& state) {
           [&] { cuda::add_scaled<bf16>({}, w.flat(), copy.flat(), x.flat(), 1e-3, squares.data); });
 }
 
+/// The head's x, with its transpose.
+void quantise_e4m3(benchmark::State& state) {
+  const Tensor<bf16> x(tokens, width);
+  Tensor<cuda::e4m3> q(tokens, width), q_t(width, tokens);
+  measure(state, 4.0 * tokens * width, [&] { cuda::quantise_e4m3({}, q, q_t, x, 2); });
+}
+
 /// Argument: the format.
 void encode(benchmark::State& state) {
   const auto format = static_cast<WireFormat>(state.range(0));
@@ -265,6 +274,7 @@ NANORUN_BENCHMARK(fill);
 NANORUN_BENCHMARK(adam_update);
 NANORUN_BENCHMARK(nesterov_momentum);
 NANORUN_BENCHMARK(add_scaled);
+NANORUN_BENCHMARK(quantise_e4m3);
 NANORUN_BENCHMARK(encode)->ArgName("format")->Apply(wire_formats);
 NANORUN_BENCHMARK(add_decoded)->ArgNames({"format", "count"})->Apply(wire_formats_and_counts);
 #undef NANORUN_BENCHMARK

@@ -1,0 +1,60 @@
+#include "kernels/quantise.hpp"
+
+#include <cassert>
+
+#include "kernels/bytes.cuh"
+#include "kernels/vec.cuh"
+
+namespace nanorun::kernels::cuda {
+namespace {
+
+/// Of a square that a block transposes.
+constexpr int side = 128;
+
+/// A block turns a square. In shared memory, row r is rotated by r / 16 vectors, so that neither the writes of rows nor
+/// the reads of columns share banks.
+__global__ void __launch_bounds__(block_threads)
+    quantise_square(Mat<e4m3> q, Mat<e4m3> q_t, Mat<const bf16> x, float scale) {
+  constexpr int row_vectors = side / 16, row_words = side / 4;
+  __shared__ uint4 tile[side * row_vectors];
+  const int first_row = blockIdx.y * side, first_col = blockIdx.x * side;
+#pragma unroll
+  for (int i = threadIdx.x; i < side * row_vectors; i += block_threads) {
+    const int row = i / row_vectors, vector = i % row_vectors, col = first_col + 16 * vector;
+    if (first_row + row >= x.rows || col >= x.cols) continue;
+    std::uint32_t words[4];
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      Float8 v = unpack(load8(x.row(first_row + row) + col + 8 * half));
+#pragma unroll
+      for (float& element : v.v) element *= scale;
+      words[2 * half] = pack_fp8<e4m3>(v.v);
+      words[2 * half + 1] = pack_fp8<e4m3>(v.v + 4);
+    }
+    const uint4 quantised = {words[0], words[1], words[2], words[3]};
+    *reinterpret_cast<uint4*>(q.row(first_row + row) + col) = quantised;
+    tile[row * row_vectors + (vector + row / 16) % row_vectors] = quantised;
+  }
+  if (!q_t) return;
+  __syncthreads();
+  // A thread turns a column of 16 words into four rows of 16 bytes.
+  static_assert(block_threads == row_vectors * row_words);
+  const int group = threadIdx.x % row_vectors, word = threadIdx.x / row_vectors;
+  if (first_row + 16 * group >= x.rows || first_col + 4 * word >= x.cols) return;
+  const auto* const words = reinterpret_cast<const std::uint32_t*>(tile);
+  std::uint32_t rows[16];
+#pragma unroll
+  for (int i = 0; i < 16; ++i) rows[i] = words[(16 * group + i) * row_words + (word + 4 * group) % row_words];
+  store_byte_columns(q_t.row(first_col + 4 * word) + first_row + 16 * group, q_t.ld, transpose_16x4(rows));
+}
+
+}  // namespace
+
+void quantise_e4m3(Stream stream, Mat<e4m3> q, Mat<e4m3> q_t, Mat<const bf16> x, double scale) {
+  assert(x.rows % 16 == 0 && x.cols % 16 == 0);
+  const dim3 grid(ceil_div(x.cols, side), ceil_div(x.rows, side));
+  quantise_square<<<grid, block_threads, 0, cuda_stream(stream)>>>(q, q_t, x, static_cast<float>(scale));
+  check_launch("quantise_e4m3");
+}
+
+}  // namespace nanorun::kernels::cuda
