@@ -9,20 +9,8 @@
 #include <vector>
 
 #include "src/data.hpp"
-#include "src/error.hpp"
 
 namespace nanorun {
-
-/// The message of the Error(data) that `body` throws; empty if it throws none.
-template <class Body>
-std::string data_error_of(Body&& body) {
-  try {
-    body();
-  } catch (const Error& error) {
-    return error.code() == ExitCode::data ? error.what() : std::string("wrong code: ") + error.what();
-  }
-  return "";
-}
 
 inline std::string read_file(const std::string& path) {
   std::ifstream in(path, std::ios::binary);

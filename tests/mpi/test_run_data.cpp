@@ -8,6 +8,7 @@
 #include <span>
 
 #include "src/import.hpp"
+#include "tests/data_error.hpp"
 #include "tests/environment.hpp"
 #include "tests/shard_files.hpp"
 

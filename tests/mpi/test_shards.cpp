@@ -8,6 +8,7 @@
 #include "src/data.hpp"
 #include "src/h5.hpp"
 #include "src/import.hpp"
+#include "tests/data_error.hpp"
 #include "tests/environment.hpp"
 #include "tests/file_size_limit.hpp"
 #include "tests/shard_files.hpp"

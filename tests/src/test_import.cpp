@@ -5,6 +5,7 @@
 #include <filesystem>
 
 #include "src/h5.hpp"
+#include "tests/data_error.hpp"
 #include "tests/environment.hpp"
 #include "tests/shard_files.hpp"
 
