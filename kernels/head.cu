@@ -56,7 +56,6 @@ Head cut(WorkspaceCutter& cutter, int length, int vocabulary, int width, HeadPre
     matrix(head.w_t, width, vocabulary);
     matrix(head.gradient_t, vocabulary, chunk);
   }
-  // Last, since the products are slower where their operands' addresses are multiples of fewer bytes.
   matrix(head.counts, chunk > 0 ? ceil_div(length, chunk) : 0, static_cast<int>(softcap_counts(chunk)));
   return head;
 }

@@ -69,8 +69,8 @@ struct Stream {
 /// Scratch memory of an op, aligned to 64 bytes; its size comes from the op's `<op>_workspace` function.
 using Workspace = std::span<std::byte>;
 
-/// Cuts typed pieces, each aligned to 64 bytes, from a workspace. On an empty workspace it only counts: cut once to
-/// learn the size with used(), allocate, and cut again.
+/// Cuts typed pieces from a workspace. On an empty workspace it only counts: cut once to learn the size with used(),
+/// allocate, and cut again.
 class WorkspaceCutter {
  public:
   explicit WorkspaceCutter(Workspace space) : space_(space) {}
@@ -86,10 +86,13 @@ class WorkspaceCutter {
 
   template <class T>
   static constexpr std::size_t bytes(std::size_t count) {
-    return ceil_div(count * sizeof(T), 64) * 64;
+    return ceil_div(count * sizeof(T), alignment) * alignment;
   }
 
  private:
+  /// Pieces begin at multiples of it, seen from the workspace: products on GPUs are slower where operands share lines of
+  /// the cache with others.
+  static constexpr std::size_t alignment = 256;
   Workspace space_;
   std::size_t used_ = 0;
 };
