@@ -30,7 +30,9 @@ struct alignas(1024) Shared {
   std::byte ring[stages][tile_bytes(tiles.block)];
   int first_key[tiles.stages][tiles.block];  ///< of the tile's queries
   QueryTile tile[tiles.stages];              ///< what q belongs to; travels with its barriers
-  Barrier q_full[tiles.stages], q_empty[tiles.stages], y_full[tiles.stages], full[stages], empty[stages];
+  Barrier q_full[tiles.stages], q_empty[tiles.stages];
+  Barrier y_full[tiles.stages];  ///< every consuming thread arrives, as each reads what travels with q
+  Barrier full[stages], empty[stages];
 };
 
 struct Parameters {
@@ -225,7 +227,7 @@ __device__ __forceinline__ void write_tile(float (&y)[64], const Softmax& rows, 
         pairs);
   }
   fence_async_proxy();
-  release(s.y_full[stage]);
+  barrier_arrive(s.y_full[stage]);
 }
 
 /// A warpgroup that computes, half of each tile's queries. The scores of the next block are started together with the
@@ -335,7 +337,7 @@ __global__ void __launch_bounds__(tiles.threads, 1)
     for (int i = 0; i < tiles.stages; ++i) {
       barrier_init(s.q_full[i], 1);
       barrier_init(s.q_empty[i], 1);
-      barrier_init(s.y_full[i], warps);
+      barrier_init(s.y_full[i], tiles.consumers);
     }
     for (int i = 0; i < stages; ++i) {
       barrier_init(s.full[i], 1);

@@ -26,7 +26,8 @@ constexpr AttentionTiles attention_tiles() { return {}; }
 /// Bytes of a [rows, head_dim] tile.
 constexpr int tile_bytes(int rows) { return rows * attention_tiles().head_dim * static_cast<int>(sizeof(bf16)); }
 
-/// Each warp tells the producer that its lanes have read a stage, or the storing thread that they have written one.
+/// Each warp tells the producer that its products have read a stage, or a storing thread that its lanes have written
+/// one.
 __device__ __forceinline__ void release(sm90::Barrier& barrier) {
   __syncwarp();
   if (threadIdx.x % 32 == 0) sm90::barrier_arrive(barrier);
