@@ -31,7 +31,8 @@ struct alignas(1024) Shared {
   int first_key[tiles.stages][tiles.block];  ///< of the tile's queries
   QueryTile tile[tiles.stages];              ///< what q belongs to; travels with its barriers
   Barrier q_full[tiles.stages], q_empty[tiles.stages];
-  Barrier y_full[tiles.stages];  ///< every consuming thread arrives, as each reads what travels with q
+  Barrier y_full[tiles.stages];  ///< every consuming thread arrives for what it has read of the tile: racecheck does
+                                 ///< not follow a warp whose lanes speak through one
   Barrier full[stages], empty[stages];
 };
 

@@ -26,8 +26,7 @@ constexpr AttentionTiles attention_tiles() { return {}; }
 /// Bytes of a [rows, head_dim] tile.
 constexpr int tile_bytes(int rows) { return rows * attention_tiles().head_dim * static_cast<int>(sizeof(bf16)); }
 
-/// Each warp tells the producer that its products have read a stage, or a storing thread that its lanes have written
-/// one.
+/// Each warp tells a thread of the first warpgroup that its products have read a stage, or that its lanes have written.
 __device__ __forceinline__ void release(sm90::Barrier& barrier) {
   __syncwarp();
   if (threadIdx.x % 32 == 0) sm90::barrier_arrive(barrier);

@@ -27,9 +27,6 @@ __global__ void __launch_bounds__(sum_threads) sum_losses(double* total, const f
   if (threadIdx.x == 0) *total += sums[0];
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// The three products of a chunk
-
 /// What the workspace holds; x to gradient_t in fp8 only.
 struct Head {
   Mat<bf16> z;           ///< [chunk, V], then its gradient

@@ -8,7 +8,7 @@
 namespace nanorun::kernels::cuda {
 namespace {
 
-/// Of a square that a block transposes.
+/// Side of the square that a block transposes.
 constexpr int side = 128;
 
 /// A block turns a square. In shared memory, row r is rotated by r / 16 vectors, so that neither the writes of rows nor
@@ -51,7 +51,8 @@ __global__ void __launch_bounds__(block_threads)
 }  // namespace
 
 void quantise_e4m3(Stream stream, Mat<e4m3> q, Mat<e4m3> q_t, Mat<const bf16> x, double scale) {
-  assert(x.rows % 16 == 0 && x.cols % 16 == 0);
+  assert(x.rows % 16 == 0 && x.cols % 16 == 0 && q.ld % 16 == 0 && (!q_t || q_t.ld % 16 == 0));
+  require_vectors("quantise_e4m3", x);
   const dim3 grid(ceil_div(x.cols, side), ceil_div(x.rows, side));
   quantise_square<<<grid, block_threads, 0, cuda_stream(stream)>>>(q, q_t, x, static_cast<float>(scale));
   check_launch("quantise_e4m3");

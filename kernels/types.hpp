@@ -90,8 +90,8 @@ class WorkspaceCutter {
   }
 
  private:
-  /// Pieces begin at multiples of it, seen from the workspace: products on GPUs are slower where operands share lines of
-  /// the cache with others.
+  /// Pieces begin at multiples of it, seen from the workspace: whole lines of the cache, and the most that cuBLASLt
+  /// tells apart. Products on GPUs are slower from other addresses.
   static constexpr std::size_t alignment = 256;
   Workspace space_;
   std::size_t used_ = 0;

@@ -36,15 +36,15 @@ struct Activations {
   kernels::Vec<kernels::acc_t<T>> rstd_final;
 
   // Gradients; training only.
-  kernels::Mat<T> d_narrow;                   ///< of n_final, then of any branch of width d
+  kernels::Mat<T> d_narrow;                   ///< of n_final, then of any branch of width d, then of the embedding
   std::vector<kernels::Mat<T>> d_skip;        ///< per encoder block [T, d]; stands where its decoder block's x was. The
                                               ///< last one's is part of d_x, as the next block reads x as skip too
   kernels::Mat<kernels::acc_t<T>> d_v_first;  ///< [T, d]
 
   /// Scratch of attention, head and embedding, which never run at once.
   kernels::Workspace workspace;
-  // Gradients that exist only between the backward passes of head and embedding. They lie in the workspace, behind
-  // attention's scratch.
+  // Gradients that exist only between the backward passes of head and embedding, neither of which reads or writes them.
+  // They lie in the workspace, behind attention's scratch.
   kernels::Mat<kernels::acc_t<T>> d_q;  ///< queries that attention reads [T, d]
   kernels::Mat<T> d_x;                  ///< residual stream [T, d]
   kernels::Mat<T> d_x0;                 ///< [T, d]

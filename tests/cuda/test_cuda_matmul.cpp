@@ -23,7 +23,7 @@ struct Shape {
 
 /// The smallest legal one, odd row counts, strides, and more than a tile in every direction.
 constexpr Shape small_shapes[] = {{1, 8, 8}, {17, 24, 40, 8}, {131, 64, 264}, {300, 520, 136, 16}};
-/// The squared-relu layer wants multiples of 64: less than a tile, and more in every direction.
+/// The squared-relu layer wants multiples of 64: less than a tile, more in every direction, and more than run at once.
 constexpr Shape relu2_shapes[] = {{1, 64, 64}, {17, 128, 64, 8}, {131, 64, 320}, {300, 576, 576, 16}, {17000, 64, 320}};
 /// The products of the recipe.
 constexpr Shape recipe_shapes[] = {{49152, 768, 2304}, {49152, 768, 768}, {49152, 768, 3072}, {49152, 3072, 768}};

@@ -2,6 +2,8 @@
 
 #include <cmath>
 #include <cstdint>
+#include <string>
+#include <utility>
 
 #include "kernels/fp8.hpp"
 #include "kernels/quantise.hpp"

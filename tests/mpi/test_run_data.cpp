@@ -8,8 +8,8 @@
 #include <span>
 
 #include "src/import.hpp"
-#include "tests/data_error.hpp"
 #include "tests/environment.hpp"
+#include "tests/error_of.hpp"
 #include "tests/shard_files.hpp"
 
 namespace nanorun {
@@ -61,20 +61,20 @@ TEST(RunData, ValidationSequencesLieOneAfterTheOther) {
 TEST(RunData, TooLittleValidationIsRefused) {
   SmallRun run(1000);
   run.config.validation.tokens = 5 * length;
-  EXPECT_NE(data_error_of([&] { run.open(); }).find("validation.h5"), std::string::npos);
+  EXPECT_NE(error_of([&] { run.open(); }).find("validation.h5"), std::string::npos);
 }
 
 TEST(RunData, LargerVocabularyIsRefusedOnAllRanks) {
   SmallRun run(1000);
   run.config.data.validation = {run.add_shard("large", 100, vocabulary + 1)};
-  EXPECT_EQ(data_error_of([&] { run.open(); }),
+  EXPECT_EQ(error_of([&] { run.open(); }),
             (run.folder / "large.h5") + ": its vocabulary is 101, larger than model.vocabulary = 100");
 }
 
 TEST(RunData, ShardsThatBeginDocumentsDifferentlyAreRefusedOnAllRanks) {
   SmallRun run(1000);
   run.config.data.train.push_back(run.add_shard("other", 100, vocabulary, 7));
-  EXPECT_EQ(data_error_of([&] { run.open(); }),
+  EXPECT_EQ(error_of([&] { run.open(); }),
             (run.folder / "other.h5") + ": its end-of-text token is 7, that of " + (run.folder / "train.h5") + " is 0");
 }
 
@@ -97,10 +97,10 @@ TEST(RunData, MoreStepsThanDataAreRefusedBeforeTheFirst) {
   SmallRun run(steps * length * test_comm().size() + 1);
   const RunData data = run.open();
   const auto start = [&](long count) { start_loader(test_comm(), run.config, data, {}, count); };
-  EXPECT_EQ(data_error_of([&] { start(steps); }), "");
-  EXPECT_NE(data_error_of([&] { start(steps + 1); }).find("the shards hold 3 steps"), std::string::npos);
+  EXPECT_EQ(error_of([&] { start(steps); }), "");
+  EXPECT_NE(error_of([&] { start(steps + 1); }).find("the shards hold 3 steps"), std::string::npos);
   run.config.data.end = EndOfData::wrap;
-  EXPECT_EQ(data_error_of([&] { start(steps + 1); }), "");
+  EXPECT_EQ(error_of([&] { start(steps + 1); }), "");
 }
 
 }  // namespace

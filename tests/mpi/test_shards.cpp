@@ -8,8 +8,8 @@
 #include "src/data.hpp"
 #include "src/h5.hpp"
 #include "src/import.hpp"
-#include "tests/data_error.hpp"
 #include "tests/environment.hpp"
+#include "tests/error_of.hpp"
 #include "tests/file_size_limit.hpp"
 #include "tests/shard_files.hpp"
 
@@ -49,7 +49,7 @@ std::string make_shard(const SharedFolder& folder, const std::vector<Token>& tok
   options.inputs = {folder / "a.bin"};
   options.output = folder / "a.h5";
   options.vocabulary = vocabulary;
-  return data_error_of([&] { make_shards(test_comm(), options); });
+  return error_of([&] { make_shards(test_comm(), options); });
 }
 
 TEST(SharedFile, RanksMoveTheirOwnSlabsAndEmptyOnes) {
@@ -80,13 +80,12 @@ TEST(SharedFile, RanksMoveTheirOwnSlabsAndEmptyOnes) {
 TEST(SharedFile, BadFilesAreRefusedOnAllRanks) {
   const SharedFolder folder;
   Comm& comm = test_comm();
-  EXPECT_EQ(data_error_of([&] { h5::File::open(folder / "x.h5", comm.handle()); }),
-            (folder / "x.h5") + ": no such file");
+  EXPECT_EQ(error_of([&] { h5::File::open(folder / "x.h5", comm.handle()); }), (folder / "x.h5") + ": no such file");
   comm.barrier();
   if (comm.root()) std::ofstream(folder / "x.h5") << std::string(5000, 'x');
   comm.barrier();
-  EXPECT_NE(data_error_of([&] { h5::File::open(folder / "x.h5", comm.handle()); }), "");
-  EXPECT_NE(data_error_of([&] { h5::File::create(folder / "none/x.h5", comm.handle()); }), "");
+  EXPECT_NE(error_of([&] { h5::File::open(folder / "x.h5", comm.handle()); }), "");
+  EXPECT_NE(error_of([&] { h5::File::create(folder / "none/x.h5", comm.handle()); }), "");
 }
 
 TEST(Shards, BinRoundTripOverUnevenParts) {
@@ -125,7 +124,7 @@ TEST(Shards, FlippedBitIsFoundByAllRanks) {
   EXPECT_EQ(make_shard(folder, tokens), "");
   if (test_comm().root()) flip_bit(folder / "a.h5", tokens, 6 * shard_block + 9);
   test_comm().barrier();
-  EXPECT_EQ(data_error_of([&] { verify_shard(test_comm(), folder / "a.h5"); }),
+  EXPECT_EQ(error_of([&] { verify_shard(test_comm(), folder / "a.h5"); }),
             fmt::format("{}: block 6 (tokens 393216 to 458751) does not match its checksum", folder / "a.h5"));
 }
 
@@ -142,7 +141,7 @@ TEST(Shards, AFullDiskLeavesTheOldShardAlone) {
   for (const int first : {0, test_comm().size() - 1}) {
     std::optional<FileSizeLimit> limit;
     if (test_comm().rank() >= first) limit.emplace(200'000);
-    const std::string error = data_error_of([&] { make_shards(test_comm(), options); });
+    const std::string error = error_of([&] { make_shards(test_comm(), options); });
     if (first == 0) {
       EXPECT_TRUE(error.starts_with((folder / "a.h5.partial") + ": no space for the file: ")) << error;
     }
@@ -178,8 +177,7 @@ TEST(Shards, TextFilesOfAllSizesKeepTheirOrder) {
     expect_shard(paths[i], std::vector<Token>(first, first + size));
   }
   options.inputs[31] += ".missing";
-  EXPECT_EQ(data_error_of([&] { make_shards(test_comm(), options); }),
-            options.inputs[31] + ": No such file or directory");
+  EXPECT_EQ(error_of([&] { make_shards(test_comm(), options); }), options.inputs[31] + ": No such file or directory");
 }
 
 TEST(Loaders, TheRanksRowsMakeUpEachStep) {

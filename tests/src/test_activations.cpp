@@ -43,5 +43,40 @@ TEST(Activations, OfEvaluationTakeOneBlockAndTheSkips) {
   EXPECT_LT(bytes(config, 262144, false) / 262144, bytes(config, 49152, true) / 49152 / 4);
 }
 
+/// The head's backward pass writes d_narrow, and its scratch takes the place of the gradients of the blocks.
+TEST(Activations, GradientsOfBlocksLieInTheWorkspaceAndNoOthers) {
+  Config config = record21();
+  config.model.width = 128;
+  config.model.heads = 1;
+  config.train.length = 256;
+  for (const ValuePath path : {ValuePath::embeddings, ValuePath::first}) {
+    config.model.value_path = path;
+    std::vector<std::byte> memory(bytes(config, config.train.length, true));
+    kernels::WorkspaceCutter cutter(memory);
+    const Activations<float> a(config, config.train.length, true, cutter);
+
+    struct Range {
+      const void *begin, *end;
+    };
+    const auto range = [](const auto& x) { return Range{x.data, x.data + x.size()}; };
+    const auto apart = [](Range x, Range y) { return x.end <= y.begin || y.end <= x.begin; };
+    const Range workspace{a.workspace.data(), a.workspace.data() + a.workspace.size()};
+    const std::vector<Range> gradients = {range(a.d_q), range(a.d_x), range(a.d_x0), range(a.d_wide)};
+    const void* scratch_end =
+        a.workspace.data() + ops::attention_workspace<float>(a.length, config.model.heads, config.model.head_dim);
+    for (const Range& gradient : gradients) {
+      EXPECT_LE(scratch_end, gradient.begin);
+      EXPECT_LE(gradient.end, workspace.end);
+      for (const Range& other : gradients) EXPECT_TRUE(&gradient == &other || apart(gradient, other));
+    }
+    EXPECT_TRUE(apart(workspace, range(a.d_narrow)));
+    EXPECT_TRUE(apart(workspace, range(a.n_final)));
+    for (const auto& skip : a.d_skip) EXPECT_TRUE(apart(workspace, range(skip)));
+    if (path == ValuePath::first) {
+      EXPECT_TRUE(apart(workspace, range(a.d_v_first)));
+    }
+  }
+}
+
 }  // namespace
 }  // namespace nanorun

@@ -9,7 +9,7 @@
 #include <ostream>
 
 #include "src/h5.hpp"
-#include "tests/data_error.hpp"
+#include "tests/error_of.hpp"
 #include "tests/temp_folder.hpp"
 
 namespace nanorun {
@@ -86,7 +86,7 @@ TEST(TokenStream, MovesOnWhenAStepAndOneTokenDoNotFit) {
     EXPECT_EQ(stream.place(cursor), place);
     cursor = stream.next(cursor);
   }
-  const std::string message = data_error_of([&] { stream.place(cursor); });
+  const std::string message = error_of([&] { stream.place(cursor); });
   EXPECT_TRUE(contains(message, "s4.h5")) << message;
   EXPECT_TRUE(contains(message, "5 steps")) << message;
   EXPECT_TRUE(contains(message, "data.end = \"wrap\"")) << message;
@@ -102,9 +102,9 @@ TEST(TokenStream, WrapsAndCountsEpochs) {
 
 TEST(TokenStream, NoShardWithAWholeStepIsAnErrorEvenWhenWrapping) {
   const Shards shards({40, 40});
-  EXPECT_TRUE(contains(data_error_of([&] { TokenStream(shards.infos, 40, EndOfData::wrap); }),
+  EXPECT_TRUE(contains(error_of([&] { TokenStream(shards.infos, 40, EndOfData::wrap); }),
                        "no shard holds the 41 tokens of one step: the largest of 2 shards holds 40"));
-  EXPECT_NE(data_error_of([&] { TokenStream({}, 40, EndOfData::wrap); }), "");
+  EXPECT_NE(error_of([&] { TokenStream({}, 40, EndOfData::wrap); }), "");
 }
 
 TEST(Loader, RowsOfEveryRankSplitAreTheNaiveSlices) {
@@ -125,8 +125,8 @@ TEST(Loader, RowsOfEveryRankSplitAreTheNaiveSlices) {
           EXPECT_TRUE(std::ranges::equal(rows.subspan(j * (length + 1), length + 1), naive));
         }
       }
-      EXPECT_TRUE(contains(data_error_of([&] { loader.next(); }), "the data end"));
-      EXPECT_TRUE(contains(data_error_of([&] { loader.next(); }), "the data end"));
+      EXPECT_TRUE(contains(error_of([&] { loader.next(); }), "the data end"));
+      EXPECT_TRUE(contains(error_of([&] { loader.next(); }), "the data end"));
     }
   }
 }
@@ -154,7 +154,7 @@ TEST(Loader, LastCursorStandsAtTheEndAndThrowsOnlyWhenUsed) {
   const Cursor cursor = loader.cursor();
   EXPECT_EQ(cursor, (Cursor{4, 40, 0}));
   Loader again(stream, cursor, 0, 4, 10, vocabulary, 1);
-  EXPECT_TRUE(contains(data_error_of([&] { again.next(); }), "the data end"));
+  EXPECT_TRUE(contains(error_of([&] { again.next(); }), "the data end"));
 }
 
 TEST(Loader, TokenOutsideTheVocabularyIsNamedAfterTheStepsBeforeIt) {
@@ -167,7 +167,7 @@ TEST(Loader, TokenOutsideTheVocabularyIsNamedAfterTheStepsBeforeIt) {
   Loader loader(TokenStream({info}, 20, EndOfData::error), {}, 0, 2, 10, vocabulary - 1, 2);
   loader.next();
   loader.next();
-  const std::string message = data_error_of([&] { loader.next(); });
+  const std::string message = error_of([&] { loader.next(); });
   EXPECT_TRUE(contains(message, "s.h5: token 57 has id 59999, outside the vocabulary of 59999")) << message;
 }
 
@@ -177,11 +177,11 @@ TEST(Loader, ShardThatVanishesOrChangesIsAnError) {
     Loader loader(TokenStream(shards.infos, 20, EndOfData::wrap), {}, 0, 2, 10, vocabulary, 1);
     for (int step = 0; step < 200; ++step) loader.next();
   };
-  EXPECT_EQ(data_error_of(step_two_hundred), "");
+  EXPECT_EQ(error_of(step_two_hundred), "");
   write_shard(shards.infos[1].path, some_tokens(99, 1));
-  EXPECT_TRUE(contains(data_error_of(step_two_hundred), "s1.h5: changed since the run began"));
+  EXPECT_TRUE(contains(error_of(step_two_hundred), "s1.h5: changed since the run began"));
   std::filesystem::remove(shards.infos[1].path);
-  EXPECT_TRUE(contains(data_error_of(step_two_hundred), "s1.h5: "));
+  EXPECT_TRUE(contains(error_of(step_two_hundred), "s1.h5: "));
 }
 
 TEST(Loader, ShardTruncatedWhileOpenIsAnError) {
@@ -189,7 +189,7 @@ TEST(Loader, ShardTruncatedWhileOpenIsAnError) {
   Loader loader(TokenStream(shards.infos, 20, EndOfData::wrap), {}, 0, 2, 10, vocabulary, 1);
   loader.next();
   std::filesystem::resize_file(shards.infos[0].path, std::filesystem::file_size(shards.infos[0].path) - 1000);
-  EXPECT_TRUE(contains(data_error_of([&] {
+  EXPECT_TRUE(contains(error_of([&] {
                          for (int step = 0; step < 5000; ++step) loader.next();
                        }),
                        "s0.h5: changed while the run was reading it"));
@@ -211,7 +211,7 @@ TEST(ShardInfo, ForeignAndLyingFilesAreRefused) {
     h5::File file = h5::File::open_append(path);
     change(file);
     file.close();
-    return data_error_of([&] { read_shard_info(path); });
+    return error_of([&] { read_shard_info(path); });
   };
   const auto with = [&](const char* name, std::uint64_t value) {
     return refusal([&](h5::File& file) { file.write_attribute("/", name, value); });
@@ -226,9 +226,9 @@ TEST(ShardInfo, ForeignAndLyingFilesAreRefused) {
   EXPECT_TRUE(contains(with("block", 1), "@block is 1"));
 
   h5::File::create(path).create_dataset<Token>("tokens", {5});
-  EXPECT_EQ(data_error_of([&] { read_shard_info(path); }), path + ": is not a token shard");
+  EXPECT_EQ(error_of([&] { read_shard_info(path); }), path + ": is not a token shard");
   std::ofstream(path) << "text";
-  EXPECT_TRUE(contains(data_error_of([&] { read_shard_info(path); }), "not an HDF5 file"));
+  EXPECT_TRUE(contains(error_of([&] { read_shard_info(path); }), "not an HDF5 file"));
 }
 
 TEST(ExpandPaths, KeepsTheOrderAndSortsWithinAPattern) {
@@ -236,8 +236,8 @@ TEST(ExpandPaths, KeepsTheOrderAndSortsWithinAPattern) {
   for (const char* name : {"b2", "a1", "b10", "b1", "c[1]"}) std::ofstream(folder / name) << name;
   EXPECT_EQ(expand_paths({folder / "b*", folder / "a1", folder / "c[1]"}),
             (std::vector<std::string>{folder / "b1", folder / "b10", folder / "b2", folder / "a1", folder / "c[1]"}));
-  EXPECT_EQ(data_error_of([&] { expand_paths({folder / "d*"}); }), (folder / "d*") + ": no such file");
-  EXPECT_EQ(data_error_of([&] { expand_paths({folder / "a1", folder / "a2"}); }), (folder / "a2") + ": no such file");
+  EXPECT_EQ(error_of([&] { expand_paths({folder / "d*"}); }), (folder / "d*") + ": no such file");
+  EXPECT_EQ(error_of([&] { expand_paths({folder / "a1", folder / "a2"}); }), (folder / "a2") + ": no such file");
 }
 
 }  // namespace

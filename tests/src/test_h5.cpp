@@ -6,7 +6,7 @@
 #include <fstream>
 #include <numeric>
 
-#include "tests/data_error.hpp"
+#include "tests/error_of.hpp"
 #include "tests/temp_folder.hpp"
 
 namespace nanorun {
@@ -98,21 +98,21 @@ TEST(H5, AttributesAndGroups) {
   EXPECT_TRUE(file.exists("/"));
   EXPECT_TRUE(file.exists("b/c"));
   EXPECT_FALSE(file.exists("x/y/z"));
-  EXPECT_TRUE(contains(data_error_of([&] { file.read_text_attribute("/", "count"); }), "another type"));
+  EXPECT_TRUE(contains(error_of([&] { file.read_text_attribute("/", "count"); }), "another type"));
   EXPECT_TRUE(
-      contains(data_error_of([&] { file.read_integer_attribute("/", "nome"); }), "a.h5: / @nome: no such attribute"));
+      contains(error_of([&] { file.read_integer_attribute("/", "nome"); }), "a.h5: / @nome: no such attribute"));
 }
 
 TEST(H5, FilesThatAreNoneAreRefused) {
   const TempFolder folder;
-  EXPECT_EQ(data_error_of([&] { File::open(folder / "a.h5"); }), (folder / "a.h5") + ": no such file");
+  EXPECT_EQ(error_of([&] { File::open(folder / "a.h5"); }), (folder / "a.h5") + ": no such file");
   std::ofstream(folder / "a.h5") << std::string(4000, 'x');
-  EXPECT_EQ(data_error_of([&] { File::open(folder / "a.h5"); }),
+  EXPECT_EQ(error_of([&] { File::open(folder / "a.h5"); }),
             (folder / "a.h5") + ": not an HDF5 file, so neither a token shard, a checkpoint nor a trace");
   EXPECT_TRUE(contains(
-      data_error_of([&] { File::open(folder / "a.h5", MPI_COMM_NULL, ExitCode::checkpoint); }, ExitCode::checkpoint),
+      error_of([&] { File::open(folder / "a.h5", MPI_COMM_NULL, ExitCode::checkpoint); }, ExitCode::checkpoint),
       "a.h5"));
-  EXPECT_TRUE(contains(data_error_of([&] { File::create(folder / "none/a.h5"); }), "cannot be created: "));
+  EXPECT_TRUE(contains(error_of([&] { File::create(folder / "none/a.h5"); }), "cannot be created: "));
 }
 
 TEST(H5, TruncatedFileIsRefused) {
@@ -123,7 +123,7 @@ TEST(H5, TruncatedFileIsRefused) {
     file.write<float>("x", {0}, {1000}, std::vector<float>(1000, 1.0f));
   }
   std::filesystem::resize_file(folder / "a.h5", std::filesystem::file_size(folder / "a.h5") - 1);
-  EXPECT_TRUE(contains(data_error_of([&] { File::open(folder / "a.h5"); }), "truncated"));
+  EXPECT_TRUE(contains(error_of([&] { File::open(folder / "a.h5"); }), "truncated"));
 }
 
 TEST(H5, ADriverBlockIsRefused) {
@@ -134,7 +134,7 @@ TEST(H5, ADriverBlockIsRefused) {
   ASSERT_EQ(file.seekg(8).get(), 0);
   ASSERT_EQ(file.seekg(address).get(), 0xff);
   file.seekp(address).put(0x60).flush();
-  EXPECT_TRUE(contains(data_error_of([&] { File::open(folder / "a.h5"); }), "a.h5: has an HDF5 driver block"));
+  EXPECT_TRUE(contains(error_of([&] { File::open(folder / "a.h5"); }), "a.h5: has an HDF5 driver block"));
 }
 
 TEST(H5, WrongSlabsAndTypesAreRefused) {
@@ -143,7 +143,7 @@ TEST(H5, WrongSlabsAndTypesAreRefused) {
   file.create_dataset<float>("x", {4, 4});
   std::vector<float> values(16);
   const auto read = [&](const char* name, const h5::Extent& start, const h5::Extent& count) {
-    return data_error_of([&] { file.read<float>(name, start, count, values); });
+    return error_of([&] { file.read<float>(name, start, count, values); });
   };
   EXPECT_EQ(read("x", {0, 0}, {4, 4}), "");
   EXPECT_TRUE(contains(read("y", {0, 0}, {4, 4}), "a.h5: y: no such dataset: "));
@@ -152,7 +152,7 @@ TEST(H5, WrongSlabsAndTypesAreRefused) {
   EXPECT_TRUE(contains(read("x", {0}, {16}), "asked of shape"));
   EXPECT_TRUE(contains(read("x", {0, 0}, {2, 4}), "16 values asked of slab [2, 4]"));
   std::vector<double> doubles(16);
-  EXPECT_TRUE(contains(data_error_of([&] { file.read<double>("x", {0, 0}, {4, 4}, doubles); }), "another type"));
+  EXPECT_TRUE(contains(error_of([&] { file.read<double>("x", {0, 0}, {4, 4}, doubles); }), "another type"));
 }
 
 TEST(Checksum, IsTheDocumentedSum) {

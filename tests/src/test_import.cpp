@@ -5,8 +5,8 @@
 #include <filesystem>
 
 #include "src/h5.hpp"
-#include "tests/data_error.hpp"
 #include "tests/environment.hpp"
+#include "tests/error_of.hpp"
 #include "tests/shard_files.hpp"
 
 namespace nanorun {
@@ -68,7 +68,7 @@ TEST(Import, SeveralBinFilesBecomeNumberedShards) {
 /// The refusal of a .bin file.
 std::string refusal(const TempFolder& folder, const BinHeader& header, const std::vector<Token>& tokens) {
   write_bin(folder / "a.bin", header, tokens);
-  return data_error_of([&] { make_shards(test_comm(), bin_options({folder / "a.bin"}, folder / "a.h5")); });
+  return error_of([&] { make_shards(test_comm(), bin_options({folder / "a.bin"}, folder / "a.h5")); });
 }
 
 TEST(Import, LyingBinFilesAreRefused) {
@@ -84,8 +84,8 @@ TEST(Import, LyingBinFilesAreRefused) {
   EXPECT_TRUE(contains(refusal(folder, {20240520, 7, 1000}, tokens), ".bin version 7 is not 1"));
   std::ofstream(folder / "a.bin", std::ios::trunc) << "short";
   const auto options = bin_options({folder / "a.bin"}, folder / "a.h5");
-  EXPECT_TRUE(contains(data_error_of([&] { make_shards(test_comm(), options); }), "5 bytes are too few"));
-  EXPECT_TRUE(contains(data_error_of([&] { make_shards(test_comm(), bin_options({folder / "no.bin"}, "x.h5")); }),
+  EXPECT_TRUE(contains(error_of([&] { make_shards(test_comm(), options); }), "5 bytes are too few"));
+  EXPECT_TRUE(contains(error_of([&] { make_shards(test_comm(), bin_options({folder / "no.bin"}, "x.h5")); }),
                        "no.bin: No such file"));
   EXPECT_FALSE(fs::exists(folder / "a.h5"));
 }
@@ -110,14 +110,14 @@ TEST(Import, DamageIsFoundWithItsPlace) {
   EXPECT_EQ(refusal(folder, bin_header(tokens.size()), tokens), "");
   flip_bit(shard, tokens, 131'072);
   const std::string place = shard + ": block 2 (tokens 131072 to 196607) does not match its checksum";
-  EXPECT_EQ(data_error_of([&] { verify_shard(test_comm(), shard); }), place);
-  EXPECT_EQ(data_error_of([&] { export_shard(shard, folder / "b.bin"); }), place);
+  EXPECT_EQ(error_of([&] { verify_shard(test_comm(), shard); }), place);
+  EXPECT_EQ(error_of([&] { export_shard(shard, folder / "b.bin"); }), place);
   EXPECT_FALSE(fs::exists(folder / "b.bin"));
   EXPECT_FALSE(fs::exists(folder / "b.bin.partial"));
   flip_bit(shard, varied_tokens(1000, 50257), 0);  // elsewhere: block 0 now fails first
-  EXPECT_TRUE(contains(data_error_of([&] { verify_shard(test_comm(), shard); }), "block 0 (tokens 0 to 65535)"));
+  EXPECT_TRUE(contains(error_of([&] { verify_shard(test_comm(), shard); }), "block 0 (tokens 0 to 65535)"));
   fs::resize_file(shard, fs::file_size(shard) / 2);
-  EXPECT_TRUE(contains(data_error_of([&] { verify_shard(test_comm(), shard); }), "a.h5: cannot be opened"));
+  EXPECT_TRUE(contains(error_of([&] { verify_shard(test_comm(), shard); }), "a.h5: cannot be opened"));
 }
 
 TEST(Import, TokenIdsThatTheChecksumAllowsAreVerifiedToo) {
@@ -129,7 +129,7 @@ TEST(Import, TokenIdsThatTheChecksumAllowsAreVerifiedToo) {
   file.read<Token>("tokens", {65'536}, {block.size()}, block);
   file.write<std::uint64_t>("checksums", {1}, {1}, std::vector{h5::checksum<Token>(block, 65'536)});
   file.close();
-  EXPECT_TRUE(contains(data_error_of([&] { verify_shard(test_comm(), folder / "a.h5"); }),
+  EXPECT_TRUE(contains(error_of([&] { verify_shard(test_comm(), folder / "a.h5"); }),
                        "token 69999 has id 60000, outside the vocabulary of 50257"));
 }
 
@@ -171,9 +171,9 @@ TEST(Import, TextFilesBecomeDocumentsOfBytes) {
   EXPECT_EQ(joined, expected);
 
   options.inputs.push_back(folder / "missing.txt");
-  EXPECT_TRUE(contains(data_error_of([&] { make_shards(test_comm(), options); }), "missing.txt: No such file"));
+  EXPECT_TRUE(contains(error_of([&] { make_shards(test_comm(), options); }), "missing.txt: No such file"));
   options.inputs.clear();
-  EXPECT_EQ(data_error_of([&] { make_shards(test_comm(), options); }), "no input files");
+  EXPECT_EQ(error_of([&] { make_shards(test_comm(), options); }), "no input files");
 }
 
 }  // namespace

@@ -1,5 +1,5 @@
 #pragma once
-// Errors of what the program reads.
+// Messages of errors.
 
 #include <gtest/gtest.h>
 
@@ -11,12 +11,12 @@ namespace nanorun {
 
 /// The message, one line, of the Error of this code that `body` throws; empty if it throws none.
 template <class Body>
-std::string data_error_of(Body&& body, ExitCode code = ExitCode::data) {
+std::string error_of(Body&& body, ExitCode code = ExitCode::data) {
   try {
     body();
   } catch (const Error& error) {
     EXPECT_EQ(error.code(), code);
-    EXPECT_EQ(std::string(error.what()).find('\n'), std::string::npos);
+    EXPECT_EQ(std::string(error.what()).find('\n'), std::string::npos) << error.what();
     return error.what();
   }
   return "";
