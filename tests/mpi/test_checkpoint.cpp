@@ -10,6 +10,7 @@
 #include "src/h5.hpp"
 #include "src/optimizer.hpp"
 #include "tests/environment.hpp"
+#include "tests/error_of.hpp"
 #include "tests/file_size_limit.hpp"
 #include "tests/slab_values.hpp"
 
@@ -103,19 +104,9 @@ class FirstRanks {
 
 Progress progress_at(long step) { return {step, {3, 1000 + static_cast<std::uint64_t>(step), 2}, 12.1, 1ull << 40}; }
 
-/// The message of the Error that `body` throws on every rank.
 template <class Body>
-std::string error_of(Body&& body) {
-  try {
-    body();
-  } catch (const Error& error) {
-    EXPECT_EQ(error.code(), ExitCode::checkpoint);
-    EXPECT_EQ(error.scope(), Scope::all_ranks);
-    EXPECT_EQ(std::string(error.what()).find('\n'), std::string::npos) << error.what();
-    return error.what();
-  }
-  ADD_FAILURE() << "no Error was thrown";
-  return "";
+std::string checkpoint_error_of(Body&& body) {
+  return error_on_all_ranks(ExitCode::checkpoint, body);
 }
 
 bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
@@ -246,8 +237,9 @@ TEST(Checkpoint, AFlippedBitInAnyTensorIsFound) {
       write_file(path, damaged);
     });
     const std::string expected = path + ": " + slab.dataset + ": ";
-    EXPECT_TRUE(contains(error_of([&] { verify_checkpoint(test_comm(), path); }), expected)) << expected;
-    EXPECT_TRUE(contains(error_of([&] { run.checkpoints(folder / "c").restore(run.optimizer.slabs()); }), expected));
+    EXPECT_TRUE(contains(checkpoint_error_of([&] { verify_checkpoint(test_comm(), path); }), expected)) << expected;
+    EXPECT_TRUE(
+        contains(checkpoint_error_of([&] { run.checkpoints(folder / "c").restore(run.optimizer.slabs()); }), expected));
   }
 }
 
@@ -262,7 +254,7 @@ TEST(Checkpoint, ChangedAttributesAreFound) {
       h5::File file = h5::File::open_append(path);
       file.write_attribute("/", name, file.read_integer_attribute("/", name) + 1);
     });
-    const std::string error = error_of([&] { verify_checkpoint(test_comm(), path); });
+    const std::string error = checkpoint_error_of([&] { verify_checkpoint(test_comm(), path); });
     EXPECT_TRUE(contains(error, path) && contains(error, "root attributes")) << error;
   }
 }
@@ -273,9 +265,9 @@ void expect_refused(const SharedFolder& folder, const std::string& bytes, const 
   on_root([&] { write_file(path, bytes); });
   Training run(test_comm(), 0);
   run.config.checkpoint.restart = path;
-  const std::string error = error_of([&] { run.checkpoints(folder / "c").restore(run.optimizer.slabs()); });
+  const std::string error = checkpoint_error_of([&] { run.checkpoints(folder / "c").restore(run.optimizer.slabs()); });
   EXPECT_TRUE(contains(error, path) && contains(error, reason)) << error;
-  EXPECT_EQ(error_of([&] { verify_checkpoint(test_comm(), path); }), error);
+  EXPECT_EQ(checkpoint_error_of([&] { verify_checkpoint(test_comm(), path); }), error);
 
   run.config.checkpoint.restart = "auto";
   testing::internal::CaptureStderr();
@@ -321,7 +313,7 @@ TEST(Checkpoint, ATensorLostFromTheSameModelIsDamage) {
   ASSERT_TRUE(progress.has_value());
   EXPECT_EQ(progress->step, 1);
   run.config.checkpoint.restart = path;
-  const std::string error = error_of([&] { run.checkpoints(folder / "c").restore(run.optimizer.slabs()); });
+  const std::string error = checkpoint_error_of([&] { run.checkpoints(folder / "c").restore(run.optimizer.slabs()); });
   EXPECT_TRUE(contains(error, path + ": has no /") && contains(error, "damaged")) << error;
 }
 
@@ -340,20 +332,20 @@ TEST(Checkpoint, AnotherModelIsAnErrorAlsoWithAuto) {
   const SharedFolder folder;
   save_steps(folder / "c", {1});
   Training wide(test_comm(), 0, small_config(64));
-  std::string error = error_of([&] { wide.checkpoints(folder / "c").restore(wide.optimizer.slabs()); });
+  std::string error = checkpoint_error_of([&] { wide.checkpoints(folder / "c").restore(wide.optimizer.slabs()); });
   EXPECT_TRUE(contains(error, "checkpoint_00000001.h5: belongs to another model: ")) << error;
   EXPECT_TRUE(contains(error, "/weights/head is [128, 32] there and [128, 64] in the deck")) << error;
 
   Config deep_config = small_config();
   deep_config.model.layers = 6;
   Training deep(test_comm(), 0, deep_config);
-  error = error_of([&] { deep.checkpoints(folder / "c").restore(deep.optimizer.slabs()); });
+  error = checkpoint_error_of([&] { deep.checkpoints(folder / "c").restore(deep.optimizer.slabs()); });
   EXPECT_TRUE(contains(error, "another model: has no /weights/block.4.qkv")) << error;
 
   Config shallow_config = small_config();
   shallow_config.model.layers = 3;
   Training shallow(test_comm(), 0, shallow_config);
-  error = error_of([&] { shallow.checkpoints(folder / "c").restore(shallow.optimizer.slabs()); });
+  error = checkpoint_error_of([&] { shallow.checkpoints(folder / "c").restore(shallow.optimizer.slabs()); });
   EXPECT_TRUE(contains(error, "another model: holds ")) << error;
 }
 
@@ -379,12 +371,12 @@ TEST(Checkpoint, NeverStartsAnewSilently) {
       fs::resize_file(path, fs::file_size(path) / 3);
     }
   });
-  std::string error = error_of([&] { run.checkpoints(folder / "c").restore(run.optimizer.slabs()); });
+  std::string error = checkpoint_error_of([&] { run.checkpoints(folder / "c").restore(run.optimizer.slabs()); });
   EXPECT_TRUE(contains(error, "none of its checkpoints can be read")) << error;
   EXPECT_TRUE(contains(error, "restart = \"none\"")) << error;
 
   run.config.checkpoint.restart = folder / "c/missing.h5";
-  error = error_of([&] { run.checkpoints(folder / "c").restore(run.optimizer.slabs()); });
+  error = checkpoint_error_of([&] { run.checkpoints(folder / "c").restore(run.optimizer.slabs()); });
   EXPECT_TRUE(contains(error, "missing.h5: no such file")) << error;
 
   run.config.checkpoint.restart = "none";
@@ -422,14 +414,14 @@ TEST(Checkpoint, AFailedSaveLeavesThePreviousOne) {
   {
     const FileSizeLimit limit(100'000);  // the disk is full for all ranks
     const std::string error =
-        error_of([&] { run.checkpoints(folder / "c").save(progress_at(2), run.optimizer.slabs()); });
+        checkpoint_error_of([&] { run.checkpoints(folder / "c").save(progress_at(2), run.optimizer.slabs()); });
     EXPECT_TRUE(contains(error, folder / "c/checkpoint_00000002.h5.partial")) << error;
   }
   expect_untouched();
   // The folder's name is taken by a file.
   on_root([&] { write_file(folder / "file", ""); });
   const std::string error =
-      error_of([&] { run.checkpoints(folder / "file").save(progress_at(2), run.optimizer.slabs()); });
+      checkpoint_error_of([&] { run.checkpoints(folder / "file").save(progress_at(2), run.optimizer.slabs()); });
   EXPECT_TRUE(contains(error, folder / "file")) << error;
   expect_untouched();
 }

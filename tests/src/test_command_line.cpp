@@ -3,24 +3,14 @@
 #include <gtest/gtest.h>
 
 #include "src/config.hpp"
-#include "src/error.hpp"
+#include "tests/error_of.hpp"
 
 using namespace nanorun;
 
 namespace {
 
-/// Message of the Error(usage, all_ranks) that the arguments give.
-std::string error_of(const std::vector<std::string>& arguments) {
-  try {
-    parse_command_line(arguments);
-  } catch (const Error& error) {
-    EXPECT_EQ(error.code(), ExitCode::usage);
-    EXPECT_EQ(error.scope(), Scope::all_ranks);
-    EXPECT_EQ(std::string(error.what()).find('\n'), std::string::npos);
-    return error.what();
-  }
-  ADD_FAILURE() << "no error";
-  return "";
+std::string usage_error_of(const std::vector<std::string>& arguments) {
+  return error_on_all_ranks(ExitCode::usage, [&] { parse_command_line(arguments); });
 }
 
 using Strings = std::vector<std::string>;
@@ -94,14 +84,14 @@ TEST(CommandLine, PrintsHelpVersionAndKeys) {
 }
 
 TEST(CommandLine, WrongUsageIsOneLineWithAHint) {
-  EXPECT_EQ(error_of({}), "A subcommand is required; see nanorun --help");
-  EXPECT_EQ(error_of({"trian", "d.toml"}),
+  EXPECT_EQ(usage_error_of({}), "A subcommand is required; see nanorun --help");
+  EXPECT_EQ(usage_error_of({"trian", "d.toml"}),
             "\"trian\" is not one of the subcommands train, shard, export, verify, keys; see nanorun --help");
-  EXPECT_EQ(error_of({"train"}), "DECK is required; see nanorun train --help");
-  EXPECT_EQ(error_of({"export", "s.h5"}), "BIN is required; see nanorun export --help");
-  EXPECT_EQ(error_of({"verify"}), "FILE is required; see nanorun verify --help");
-  EXPECT_EQ(error_of({"shard", "out"}), "no input: name files or give --list FILE; see nanorun shard --help");
-  EXPECT_EQ(error_of({"shard", "out", "a.bin", "--end-of-text", "100", "--vocabulary", "100"}),
+  EXPECT_EQ(usage_error_of({"train"}), "DECK is required; see nanorun train --help");
+  EXPECT_EQ(usage_error_of({"export", "s.h5"}), "BIN is required; see nanorun export --help");
+  EXPECT_EQ(usage_error_of({"verify"}), "FILE is required; see nanorun verify --help");
+  EXPECT_EQ(usage_error_of({"shard", "out"}), "no input: name files or give --list FILE; see nanorun shard --help");
+  EXPECT_EQ(usage_error_of({"shard", "out", "a.bin", "--end-of-text", "100", "--vocabulary", "100"}),
             "--end-of-text must be below --vocabulary; see nanorun shard --help");
   for (const Strings& arguments : {Strings{"train", "d.toml", "--fast"},
                                    {"shard", "out", "a.bin", "--vocabulary", "65537"},
@@ -109,6 +99,6 @@ TEST(CommandLine, WrongUsageIsOneLineWithAHint) {
                                    {"shard", "out", "a.bin", "--tokens-per-shard", "9"},
                                    {"shard", "out", "a.txt", "--text", "--tokens-per-shard", "0"},
                                    {"keys", "extra"}}) {
-    EXPECT_NE(error_of(arguments).find("; see nanorun"), std::string::npos);
+    EXPECT_NE(usage_error_of(arguments).find("; see nanorun"), std::string::npos);
   }
 }

@@ -9,39 +9,29 @@
 #include <sstream>
 
 #include "src/config_keys.hpp"
-#include "src/error.hpp"
+#include "tests/error_of.hpp"
 
 using namespace nanorun;
 
 namespace {
 
-/// Message of the Error(usage, all_ranks) that `action` throws.
 template <class Action>
-std::string error_of(Action&& action) {
-  try {
-    action();
-  } catch (const Error& error) {
-    EXPECT_EQ(error.code(), ExitCode::usage);
-    EXPECT_EQ(error.scope(), Scope::all_ranks);
-    EXPECT_EQ(std::string(error.what()).find('\n'), std::string::npos);
-    return error.what();
-  }
-  ADD_FAILURE() << "no error";
-  return "";
+std::string usage_error_of(Action&& action) {
+  return error_on_all_ranks(ExitCode::usage, action);
 }
 
 std::string deck_error(const std::string& text) {
-  return error_of([&] { parse_deck(text, "d.toml", {}); });
+  return usage_error_of([&] { parse_deck(text, "d.toml", {}); });
 }
 
 std::string override_error(const std::string& text) {
-  return error_of([&] { parse_deck("", "d.toml", {text}); });
+  return usage_error_of([&] { parse_deck("", "d.toml", {text}); });
 }
 
 std::string check_error(const std::vector<std::string>& overrides, int ranks = 1) {
   std::vector<std::string> all = {"data.train=[\"t.h5\"]", "data.validation=[\"v.h5\"]"};
   all.insert(all.end(), overrides.begin(), overrides.end());
-  return error_of([&] { check_config(parse_deck("", "d.toml", all), ranks); });
+  return usage_error_of([&] { check_config(parse_deck("", "d.toml", all), ranks); });
 }
 
 /// Converts to the type of any member, which lets members be counted.
@@ -328,7 +318,7 @@ TEST(CheckConfig, RefusesRankCountsThatDoNotDivide) {
 TEST(CheckConfig, NamesThePlaceOfTheKeyAtFault) {
   const auto error = [](const std::string& text, const std::vector<std::string>& overrides) {
     const std::string deck = "[data]\ntrain = [\"t.h5\"]\nvalidation = [\"v.h5\"]\n" + text;
-    return error_of([&] { check_config(parse_deck(deck, "d.toml", overrides), 1); });
+    return usage_error_of([&] { check_config(parse_deck(deck, "d.toml", overrides), 1); });
   };
   const std::string message = "model.width = 512 must equal model.heads * model.head_dim = 6 * 128";
   EXPECT_EQ(error("[model]\nheads = 6\nwidth = 512\n", {}), "d.toml:6: " + message);
@@ -336,7 +326,7 @@ TEST(CheckConfig, NamesThePlaceOfTheKeyAtFault) {
   EXPECT_EQ(error("[model]\nwidth = 768\n", {"model.width=512"}), "override model.width=512: " + message);
   EXPECT_EQ(error("[model]\nlayers = 4\n", {}),
             "d.toml:5: model.value_embeddings = 3 must be at most half of model.layers = 4");
-  EXPECT_EQ(error_of([] { check_config(Config{}, 1); }), "data.train names no token shards");
+  EXPECT_EQ(usage_error_of([] { check_config(Config{}, 1); }), "data.train names no token shards");
 }
 
 TEST(Config, PlacesAreKeptOfTheKeysThatWereSet) {

@@ -2,8 +2,8 @@
 
 #include <gtest/gtest.h>
 
-#include "src/error.hpp"
 #include "tests/environment.hpp"
+#include "tests/error_of.hpp"
 
 namespace nanorun {
 namespace {
@@ -14,14 +14,7 @@ DevicePlace place(const char* host, const char* identity, int visible = 8) {
 
 /// Message of the Error(usage, all_ranks); empty where the places pass.
 std::string refusal(const std::vector<DevicePlace>& places) {
-  try {
-    require_own_devices(places);
-  } catch (const Error& error) {
-    EXPECT_EQ(error.code(), ExitCode::usage);
-    EXPECT_EQ(error.scope(), Scope::all_ranks);
-    return error.what();
-  }
-  return "";
+  return error_of([&] { require_own_devices(places); }, ExitCode::usage, Scope::all_ranks);
 }
 
 TEST(Devices, OneRankPerDevicePasses) {
