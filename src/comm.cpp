@@ -3,10 +3,10 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <filesystem>
 #include <numeric>
 
 #include "src/error.hpp"
+#include "src/files.hpp"
 
 namespace nanorun {
 
@@ -53,10 +53,12 @@ long Comm::step() const { return watchdog_->step(); }
 void Comm::share_heartbeats(const std::string& folder) {
   together([&] {
     if (!root()) return;
-    std::error_code error;
-    std::filesystem::remove_all(folder, error);  // of a job that crashed
-    std::filesystem::create_directories(folder, error);
-    if (error) throw Error(ExitCode::output, fmt::format("{}: cannot be created: {}", folder, error.message()));
+    make_directories(folder, ExitCode::output);
+    for (const std::string& name : list_directory(folder, ExitCode::output)) {
+      // Of a job that crashed; a rank's file is named by its number.
+      const bool number = name.find_first_not_of("0123456789") == std::string::npos;
+      if (number) remove_file(folder + "/" + name, ExitCode::output);
+    }
   });
   together([&] { watchdog_->share_heartbeats(folder); });
 }

@@ -33,6 +33,7 @@ void add_shard(CLI::App& app, CommandLine& line) {
       ->capture_default_str()
       ->check(CLI::Range(std::uint64_t{1}, largest))
       ->needs(text);
+  shard->add_flag("--force", options.force, "Replace shards that exist");
   shard->add_option("--vocabulary", options.vocabulary, "Token ids are below this (.bin only)")
       ->capture_default_str()
       ->check(CLI::Range(std::uint64_t{1}, std::uint64_t{65536}))
@@ -55,6 +56,7 @@ void add_export(CLI::App& app, CommandLine& line) {
   CLI::App* to_bin = app.add_subcommand("export", "Convert a token shard back into a .bin file");
   to_bin->add_option("SHARD", line.export_shard, "Token shard")->required();
   to_bin->add_option("BIN", line.export_bin, "File to write")->required();
+  to_bin->add_flag("--force", line.export_force, "Replace BIN if it exists");
 }
 
 void add_verify(CLI::App& app, CommandLine& line) {

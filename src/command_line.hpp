@@ -22,6 +22,7 @@ struct CommandLine {
   std::string shard_list;  ///< file that names further inputs, one a line; empty: none
 
   std::string export_shard, export_bin;  ///< export
+  bool export_force = false;
 
   std::vector<std::string> verify_files;  ///< verify
 };

@@ -1,18 +1,22 @@
 #include "src/files.hpp"
 
+#include <dirent.h>
 #include <fcntl.h>
+#include <glob.h>
 #include <sys/file.h>
+#include <sys/stat.h>
+#include <sys/statvfs.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <chrono>
 #include <cstdio>
 #include <cstring>
 #include <filesystem>
-#include <fstream>
+#include <memory>
 #include <thread>
-#include <utility>
 
 namespace nanorun {
 
@@ -22,78 +26,314 @@ namespace {
   throw Error(code, fmt::format("{}: {}: {}", path, what, std::strerror(reason)));
 }
 
-/// Opens `path`, applies `call` to the descriptor, and throws with `failure` if that returns non-zero.
-template <class Call>
-void on_descriptor(const std::string& path, int flags, ExitCode code, const char* failure, Call&& call) {
-  const int descriptor = ::open(path.c_str(), flags | O_CLOEXEC, 0666);
-  if (descriptor < 0) fail(code, path, "cannot be opened", errno);
-  const bool done = call(descriptor) == 0;
-  const int reason = errno;
-  ::close(descriptor);
-  if (!done) fail(code, path, failure, reason);
+FileKind kind(const struct stat& status) {
+  if (S_ISREG(status.st_mode)) return FileKind::regular;
+  if (S_ISDIR(status.st_mode)) return FileKind::directory;
+  return S_ISLNK(status.st_mode) ? FileKind::symlink : FileKind::other;
+}
+
+const char* kind_text(FileKind kind) {
+  switch (kind) {
+    case FileKind::directory:
+      return "a directory";
+    case FileKind::symlink:
+      return "a symbolic link";
+    case FileKind::other:
+      return "a device, FIFO or socket";
+    default:
+      return "a file";
+  }
+}
+
+/// Nothing where the path is absent.
+template <class Stat>
+std::optional<struct stat> look(Stat&& stat, const std::string& path, ExitCode code) {
+  struct stat status {};
+  if (stat(path.c_str(), &status) == 0) return status;
+  if (errno == ENOENT) return std::nullopt;
+  fail(code, path, "cannot be examined", errno);
+}
+
+struct stat status_of(const std::string& path, ExitCode code) {
+  const std::optional<struct stat> status = look(::stat, path, code);
+  if (!status) throw Error(code, fmt::format("{}: {}", path, std::strerror(ENOENT)));
+  return *status;
+}
+
+void require_regular(const std::string& path, FileKind found, ExitCode code) {
+  if (found == FileKind::regular) return;
+  throw Error(code, fmt::format("{}: {}, not a regular file", path, kind_text(found)));
+}
+
+/// Opens a regular file, whatever kind of file `path` names without waiting for it.
+Descriptor open_regular(const std::string& path, int flags, ExitCode code) {
+  Descriptor file(::open(path.c_str(), flags | O_CLOEXEC | O_NONBLOCK | O_NOCTTY, 0666));
+  if (file.get() < 0) {
+    const int reason = errno;
+    const FileKind found = kind_of_entry(path, code);
+    const bool wrong_kind = reason == ELOOP || reason == EISDIR || reason == ENXIO;
+    if (wrong_kind && found != FileKind::absent) require_regular(path, found, code);
+    fail(code, path, "cannot be opened", reason);
+  }
+  struct stat status {};
+  if (::fstat(file.get(), &status) != 0) fail(code, path, "cannot be examined", errno);
+  require_regular(path, kind(status), code);
+  return file;
+}
+
+void write_all(const Descriptor& file, const std::string& path, std::span<const std::byte> bytes, ExitCode code) {
+  while (!bytes.empty()) {
+    const ssize_t written = ::write(file.get(), bytes.data(), bytes.size());
+    if (written < 0 && errno == EINTR) continue;
+    if (written < 0) fail(code, path, "cannot be written", errno);
+    bytes = bytes.subspan(static_cast<std::size_t>(written));
+  }
+}
+
+/// Some network file systems report only here that a write has failed.
+void close_written(Descriptor& file, const std::string& path, ExitCode code) {
+  if (::close(file.release()) != 0 && errno != EINTR) fail(code, path, "cannot be written", errno);
 }
 
 }  // namespace
 
-void reserve_space(const std::string& path, std::uint64_t bytes, ExitCode code) {
-  on_descriptor(path, O_RDWR | O_CREAT, code, "no space for the file", [&](int descriptor) {
-    const int status = ::fallocate(descriptor, 0, 0, static_cast<off_t>(bytes));
-    return status != 0 && errno == EOPNOTSUPP ? 0 : status;
-  });
+// --- Looking ---------------------------------------------------------------------------------------------------------
+
+FileKind kind_of(const std::string& path, ExitCode code) {
+  const std::optional<struct stat> status = look(::stat, path, code);
+  return status ? kind(*status) : FileKind::absent;
 }
 
-void sync_to_disk(const std::string& path, ExitCode code) {
-  on_descriptor(path, O_RDONLY, code, "cannot be flushed to disk", ::fsync);
+FileKind kind_of_entry(const std::string& path, ExitCode code) {
+  const std::optional<struct stat> status = look(::lstat, path, code);
+  return status ? kind(*status) : FileKind::absent;
 }
 
 std::uint64_t file_size(const std::string& path, ExitCode code) {
+  const struct stat status = status_of(path, code);
+  require_regular(path, kind(status), code);
+  return static_cast<std::uint64_t>(status.st_size);
+}
+
+FileState state_of(const std::string& path, ExitCode code) {
+  const struct stat status = status_of(path, code);
+  return {status.st_dev, status.st_ino, static_cast<std::uint64_t>(status.st_size), status.st_mtim.tv_sec,
+          status.st_mtim.tv_nsec};
+}
+
+bool same_file(const std::string& a, const std::string& b, ExitCode code) {
+  const std::optional<struct stat> first = look(::stat, a, code), second = look(::stat, b, code);
+  return first && second && first->st_dev == second->st_dev && first->st_ino == second->st_ino;
+}
+
+std::vector<std::string> list_directory(const std::string& path, ExitCode code) {
+  const auto close = [](DIR* directory) { ::closedir(directory); };
+  const std::unique_ptr<DIR, decltype(close)> directory(::opendir(path.c_str()), close);
+  if (!directory && errno == ENOENT) return {};
+  if (!directory) fail(code, path, "cannot be listed", errno);
+  std::vector<std::string> names;
+  while (true) {
+    errno = 0;
+    const dirent* entry = ::readdir(directory.get());
+    if (entry == nullptr && errno != 0) fail(code, path, "cannot be listed", errno);
+    if (entry == nullptr) break;
+    const std::string name = entry->d_name;
+    if (name != "." && name != "..") names.push_back(name);
+  }
+  std::ranges::sort(names);
+  return names;
+}
+
+std::vector<std::string> glob_paths(const std::string& pattern, ExitCode code) {
+  // glob(3) hands failures to a function without context.
+  thread_local std::pair<std::string, int> failure;
+  failure = {};
+  const auto keep = [](const char* path, int reason) {
+    if (reason == ENOENT) return 0;
+    failure = {path, reason};
+    return 1;
+  };
+  glob_t matches{};
+  const int status = ::glob(pattern.c_str(), 0, keep, &matches);
+  std::vector<std::string> paths(matches.gl_pathv, matches.gl_pathv + matches.gl_pathc);
+  ::globfree(&matches);
+  if (status == GLOB_ABORTED) fail(code, pattern, failure.first + " cannot be listed", failure.second);
+  if (status == GLOB_NOSPACE) fail(code, pattern, "cannot be searched", ENOMEM);
+  return paths;
+}
+
+std::uint64_t free_space(const std::string& path, ExitCode code) {
+  struct statvfs status {};
+  if (::statvfs(path.c_str(), &status) != 0) fail(code, path, "cannot be examined", errno);
+  return std::uint64_t{status.f_bavail} * status.f_frsize;
+}
+
+std::string name_of(const std::string& path) { return std::filesystem::path(path).filename().string(); }
+
+std::string directory_of(const std::string& path) {
+  const std::string directory = std::filesystem::path(path).parent_path().string();
+  return directory.empty() ? "." : directory;
+}
+
+// --- Reading ---------------------------------------------------------------------------------------------------------
+
+Descriptor::~Descriptor() {
+  if (number_ >= 0) ::close(number_);
+}
+
+Descriptor open_to_read(const std::string& path, ExitCode code) {
+  const FileKind found = kind_of(path, code);
+  if (found == FileKind::absent) throw Error(code, path + ": no such file");
+  if (found == FileKind::directory) throw Error(code, path + ": a directory; name a file in it");
+  return open_regular(path, O_RDONLY, code);
+}
+
+void read_at(const Descriptor& file, const std::string& path, std::uint64_t offset, std::span<std::byte> bytes,
+             ExitCode code) {
+  while (!bytes.empty()) {
+    const ssize_t count = ::pread(file.get(), bytes.data(), bytes.size(), static_cast<off_t>(offset));
+    if (count < 0 && errno == EINTR) continue;
+    if (count < 0) fail(code, path, fmt::format("{} bytes at {} cannot be read", bytes.size(), offset), errno);
+    if (count == 0) throw Error(code, fmt::format("{}: ends at {}, before {} more bytes", path, offset, bytes.size()));
+    offset += static_cast<std::uint64_t>(count);
+    bytes = bytes.subspan(static_cast<std::size_t>(count));
+  }
+}
+
+std::string read_text(const std::string& path, std::uint64_t max_bytes, ExitCode code) {
+  const Descriptor file = open_to_read(path, code);
+  const std::uint64_t size = file_size(path, code);
+  if (size > max_bytes) throw Error(code, fmt::format("{}: {} bytes are too many, {} at most", path, size, max_bytes));
+  std::string text(size, '\0');
+  read_at(file, path, 0, std::as_writable_bytes(std::span(text)), code);
+  return text;
+}
+
+// --- Writing ---------------------------------------------------------------------------------------------------------
+
+void make_directories(const std::string& path, ExitCode code) {
   std::error_code error;
-  const std::uint64_t size = std::filesystem::file_size(path, error);
-  if (error) throw Error(code, fmt::format("{}: {}", path, error.message()));
-  return size;
+  std::filesystem::create_directories(path, error);
+  if (error) fail(code, path, "cannot be created", error.value());
+  if (kind_of(path, code) != FileKind::directory) fail(code, path, "cannot be created", ENOTDIR);
+  if (::access(path.c_str(), W_OK | X_OK) != 0) fail(code, path, "cannot be written", errno);
+}
+
+void remove_file(const std::string& path, ExitCode code) {
+  const FileKind found = kind_of_entry(path, code);
+  if (found == FileKind::absent) return;
+  if (found != FileKind::regular)
+    throw Error(code, fmt::format("{}: {} stands where a file is to be removed", path, kind_text(found)));
+  if (::unlink(path.c_str()) != 0 && errno != ENOENT) fail(code, path, "cannot be removed", errno);
+}
+
+void create_file(const std::string& path, ExitCode code) {
+  remove_file(path, code);
+  Descriptor file = open_regular(path, O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW, code);
+  close_written(file, path, code);
+}
+
+void reserve_space(const std::string& path, std::uint64_t bytes, ExitCode code) {
+  const Descriptor file = open_regular(path, O_RDWR | O_NOFOLLOW, code);
+  if (::fallocate(file.get(), 0, 0, static_cast<off_t>(bytes)) == 0 || errno == EOPNOTSUPP || errno == ENOSYS) return;
+  fail(code, path, "no space for the file", errno);
+}
+
+void truncate_file(const std::string& path, std::uint64_t bytes, ExitCode code) {
+  const Descriptor file = open_regular(path, O_RDWR | O_NOFOLLOW, code);
+  if (::ftruncate(file.get(), static_cast<off_t>(bytes)) != 0) fail(code, path, "cannot be shortened", errno);
+}
+
+void sync_to_disk(const std::string& path, ExitCode code) {
+  Descriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
+  if (file.get() < 0) fail(code, path, "cannot be opened", errno);
+  if (::fsync(file.get()) != 0) fail(code, path, "cannot be flushed to disk", errno);
+  close_written(file, path, code);
 }
 
 void rename_file(const std::string& from, const std::string& to, ExitCode code) {
+  const FileKind found = kind_of_entry(to, code);
+  if (found != FileKind::absent && found != FileKind::regular)
+    throw Error(code, fmt::format("{}: {} stands in the place of the file", to, kind_text(found)));
   if (std::rename(from.c_str(), to.c_str()) != 0) fail(code, from, "cannot be renamed to " + to, errno);
-  const auto folder = std::filesystem::path(to).parent_path();
-  sync_to_disk(folder.empty() ? "." : folder.string(), code);
+  sync_to_disk(directory_of(to), code);
+}
+
+std::string set_aside(const std::string& path, ExitCode code) {
+  for (int number = 1;; ++number) {
+    const std::string to = fmt::format("{}.{}", path, number);
+    if (kind_of_entry(to, code) != FileKind::absent) continue;
+    if (std::rename(path.c_str(), to.c_str()) != 0) fail(code, path, "cannot be renamed to " + to, errno);
+    sync_to_disk(directory_of(to), code);
+    return to;
+  }
+}
+
+void require_free(const std::string& path, bool force, std::span<const std::string> inputs, ExitCode code) {
+  const FileKind found = kind_of_entry(path, code);
+  if (found == FileKind::absent) return;
+  for (const std::string& input : inputs) {
+    if (same_file(path, input, code))
+      throw Error(code, fmt::format("{}: is an input and cannot be the output; name another file", path));
+  }
+  if (found != FileKind::regular)
+    throw Error(code,
+                fmt::format("{}: {} stands in the place of the output; name another file", path, kind_text(found)));
+  if (!force) throw Error(code, fmt::format("{}: exists; name another file, or replace it with --force", path));
+}
+
+AppendFile::AppendFile(const std::string& path, ExitCode code)
+    : path_(path), code_(code), file_(open_regular(path, O_RDWR | O_APPEND | O_CREAT | O_NOFOLLOW, code)) {}
+
+void AppendFile::write(std::span<const std::byte> bytes) { write_all(file_, path_, bytes, code_); }
+
+void AppendFile::close() { close_written(file_, path_, code_); }
+
+bool AppendFile::in_place() const {
+  const std::optional<struct stat> named = look(::stat, path_, code_);
+  struct stat own {};
+  if (::fstat(file_.get(), &own) != 0) fail(code_, path_, "cannot be examined", errno);
+  return named && named->st_dev == own.st_dev && named->st_ino == own.st_ino;
+}
+
+std::string AppendFile::text() const {
+  struct stat own {};
+  if (::fstat(file_.get(), &own) != 0) fail(code_, path_, "cannot be examined", errno);
+  std::string text(static_cast<std::size_t>(own.st_size), '\0');
+  read_at(file_, path_, 0, std::as_writable_bytes(std::span(text)), code_);
+  return text;
 }
 
 void replace_text(const std::string& path, ExitCode code, const std::string& text) {
   replace_file(path, code, [&](const std::string& partial) {
-    std::ofstream out(partial, std::ios::binary);
-    out << text;
-    out.close();
-    if (!out) fail(code, partial, "cannot be written", errno);
+    AppendFile file(partial, code);
+    file.write(text);
+    file.close();
   });
 }
 
 FileLock::FileLock(const std::string& path, const std::string& note, ExitCode code)
-    : descriptor_(::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666)) {
-  if (descriptor_ < 0) fail(code, path, "cannot be opened", errno);
+    : file_(open_regular(path, O_RDWR | O_CREAT | O_NOFOLLOW, code)) {
+  struct stat status {};
+  // A second name would be some other file, which the note is not to replace.
+  if (::fstat(file_.get(), &status) == 0 && status.st_nlink > 1)
+    throw Error(code, path + ": has a second name, so it is no lock of a run; remove it");
   const auto patience = std::chrono::steady_clock::now() + std::chrono::seconds(3);
-  int status;
-  while ((status = ::flock(descriptor_, LOCK_EX | LOCK_NB)) != 0 && errno == EWOULDBLOCK &&
+  int locked;
+  while ((locked = ::flock(file_.get(), LOCK_EX | LOCK_NB)) != 0 && errno == EWOULDBLOCK &&
          std::chrono::steady_clock::now() < patience) {
     std::this_thread::sleep_for(std::chrono::milliseconds(50));
   }
-  if (status != 0 && errno == EWOULDBLOCK) {
+  if (locked != 0 && errno == EWOULDBLOCK) {
     std::array<char, 256> text{};
-    const ssize_t size = ::pread(descriptor_, text.data(), text.size(), 0);
+    const ssize_t size = ::pread(file_.get(), text.data(), text.size(), 0);
     held_by_ = std::string(text.data(), std::max<ssize_t>(size, 0));
     return;
   }
-  supported_ = status == 0;
+  supported_ = locked == 0;
   // The note only informs; it may be lost on a full disk.
-  if (::ftruncate(descriptor_, 0) == 0) [[maybe_unused]]
-    const ssize_t n = ::pwrite(descriptor_, note.data(), note.size(), 0);
+  if (::ftruncate(file_.get(), 0) == 0) [[maybe_unused]]
+    const ssize_t n = ::pwrite(file_.get(), note.data(), note.size(), 0);
 }
-
-FileLock::~FileLock() {
-  if (descriptor_ >= 0) ::close(descriptor_);
-}
-
-FileLock::FileLock(FileLock&& other) noexcept
-    : descriptor_(std::exchange(other.descriptor_, -1)), supported_(other.supported_), held_by_(other.held_by_) {}
 
 }  // namespace nanorun

@@ -1,43 +1,158 @@
 #pragma once
-// File operations behind outputs that must be complete or absent. Failures throw Error with the caller's code, naming
-// the file and the system's reason.
+// The file system by path: the only room that opens, lists, creates, renames and removes files other than HDF5's own.
+// No error is dropped: a file that is not there (ENOENT) is an answer, every other failure throws Error with the
+// caller's code, naming the file and the system's reason. What the program writes is complete or absent, and takes the
+// place of nothing but a regular file: no directory, device, FIFO or symbolic link is removed or renamed over.
 
 #include <cstdint>
-#include <filesystem>
 #include <optional>
+#include <span>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "src/error.hpp"
 
 namespace nanorun {
 
-/// Takes disk space for the first `bytes` of a file, created if need be; done before HDF5 writes the file, which cannot
-/// give up in order when a write fails. Does nothing on file systems that cannot reserve space.
-void reserve_space(const std::string& path, std::uint64_t bytes, ExitCode code);
+// --- Looking ---------------------------------------------------------------------------------------------------------
 
-/// Returns when the contents of a file, or the names in a folder, are on disk.
-void sync_to_disk(const std::string& path, ExitCode code);
+enum class FileKind { absent, regular, directory, symlink, other };  ///< other: a device, FIFO or socket
 
+/// What `path` names, symbolic links followed.
+FileKind kind_of(const std::string& path, ExitCode code);
+/// The same, but a symbolic link is one.
+FileKind kind_of_entry(const std::string& path, ExitCode code);
+
+inline bool exists(const std::string& path, ExitCode code) { return kind_of(path, code) != FileKind::absent; }
+
+/// Of a regular file, in bytes.
 std::uint64_t file_size(const std::string& path, ExitCode code);
 
-/// Gives a file its final name, in place of any file of that name; the name is on disk when it returns.
+/// Changes when a file is written or replaced.
+struct FileState {
+  std::uint64_t device = 0, inode = 0, size = 0;
+  std::int64_t seconds = 0, nanoseconds = 0;  ///< of the last change
+
+  bool operator==(const FileState&) const = default;
+};
+FileState state_of(const std::string& path, ExitCode code);
+
+/// Whether both paths exist and name the same file.
+bool same_file(const std::string& a, const std::string& b, ExitCode code);
+
+/// Names in a directory, sorted; none where the directory is absent.
+std::vector<std::string> list_directory(const std::string& path, ExitCode code);
+
+/// Paths that match a glob pattern, sorted. A directory on the way that cannot be read is an error.
+std::vector<std::string> glob_paths(const std::string& pattern, ExitCode code);
+
+/// Bytes that this user may still write on the file system of `path`.
+std::uint64_t free_space(const std::string& path, ExitCode code);
+
+/// The path's last component, and the path without it ("." where there is no other).
+std::string name_of(const std::string& path);
+std::string directory_of(const std::string& path);
+
+// --- Reading ---------------------------------------------------------------------------------------------------------
+
+/// Owns a file descriptor.
+class Descriptor {
+ public:
+  explicit Descriptor(int number = -1) : number_(number) {}
+  ~Descriptor();
+  Descriptor(Descriptor&& other) noexcept : number_(std::exchange(other.number_, -1)) {}
+  Descriptor& operator=(Descriptor&& other) noexcept {
+    std::swap(number_, other.number_);
+    return *this;
+  }
+  int get() const { return number_; }
+  int release() { return std::exchange(number_, -1); }
+
+ private:
+  int number_;
+};
+
+/// Opens a regular file for reading. Throws at once, and never waits, where `path` is a directory, device or FIFO.
+Descriptor open_to_read(const std::string& path, ExitCode code);
+
+/// Fills `bytes` with the file's bytes from `offset` on; throws where there are fewer.
+void read_at(const Descriptor& file, const std::string& path, std::uint64_t offset, std::span<std::byte> bytes,
+             ExitCode code);
+
+/// A regular file of at most max_bytes as text.
+std::string read_text(const std::string& path, std::uint64_t max_bytes, ExitCode code);
+
+// --- Writing ---------------------------------------------------------------------------------------------------------
+
+/// Creates the directory and those above it; does nothing where it is there. Throws where files cannot be made in it.
+void make_directories(const std::string& path, ExitCode code);
+
+/// Removes a regular file; does nothing where nothing is there, and throws where something else is.
+void remove_file(const std::string& path, ExitCode code);
+
+/// Creates an empty file of this program's own, in place of a regular file that a run which was cut short may have left
+/// there.
+void create_file(const std::string& path, ExitCode code);
+
+/// Takes disk space for the first `bytes` of a file; done before HDF5 writes the file, which cannot give up in order
+/// when a write fails. Does nothing on file systems that cannot reserve space.
+void reserve_space(const std::string& path, std::uint64_t bytes, ExitCode code);
+
+void truncate_file(const std::string& path, std::uint64_t bytes, ExitCode code);
+
+/// Returns when the contents of a file, or the names in a directory, are on disk.
+void sync_to_disk(const std::string& path, ExitCode code);
+
+/// Gives a file its final name, in place of any regular file of that name; the name is on disk when it returns.
 void rename_file(const std::string& from, const std::string& to, ExitCode code);
 
-/// Replaces `path` by what write(partial) puts into the file `path`.partial: that is flushed to disk, then renamed.
-/// Where anything throws, the partial file is removed and `path` stays as it was.
+/// Moves a file or directory to `path`.1, .2, ..., the first that is free; returns the new path.
+std::string set_aside(const std::string& path, ExitCode code);
+
+/// Throws where an output cannot be written to `path` without loss: something is there, unless it is a regular file and
+/// `force` says that it may be replaced, or it is one of the `inputs`.
+void require_free(const std::string& path, bool force, std::span<const std::string> inputs, ExitCode code);
+
+/// Where a file is written until it is complete.
+inline std::string partial_of(const std::string& path) { return path + ".partial"; }
+
+/// Replaces `path` by what write(partial) puts into the empty file partial_of(path): that is flushed to disk, then
+/// renamed. Where anything throws, the partial file is removed and `path` stays as it was.
 template <class Write>
 void replace_file(const std::string& path, ExitCode code, Write&& write) {
-  const std::string partial = path + ".partial";
+  const std::string partial = partial_of(path);
+  create_file(partial, code);
   try {
     write(partial);
     sync_to_disk(partial, code);
     rename_file(partial, path, code);
   } catch (...) {
-    std::error_code ignored;
-    std::filesystem::remove(partial, ignored);
+    quietly([&] { remove_file(partial, code); });
     throw;
   }
 }
+
+/// A file that grows at its end.
+class AppendFile {
+ public:
+  /// Opens or creates a regular file.
+  AppendFile(const std::string& path, ExitCode code);
+
+  void write(std::span<const std::byte> bytes);
+  void write(const std::string& text) { write(std::as_bytes(std::span(text))); }
+  /// Reports what could not be written.
+  void close();
+  /// Whether the path still names this file.
+  bool in_place() const;
+  /// Everything that the file holds, also when its name is gone.
+  std::string text() const;
+
+ private:
+  std::string path_;
+  ExitCode code_;
+  Descriptor file_;
+};
 
 /// The same where the file is to hold `text`.
 void replace_text(const std::string& path, ExitCode code, const std::string& text);
@@ -51,16 +166,13 @@ class FileLock {
   /// may take, held_by() is what that process noted, else `note` goes into the file. Throws Error(code) if there can be
   /// no file.
   FileLock(const std::string& path, const std::string& note, ExitCode code);
-  ~FileLock();
-  FileLock(FileLock&& other) noexcept;
-  FileLock& operator=(FileLock&&) = delete;
 
   const std::optional<std::string>& held_by() const { return held_by_; }
   /// False on a file system without locks.
   bool supported() const { return supported_; }
 
  private:
-  int descriptor_;
+  Descriptor file_;
   bool supported_ = true;
   std::optional<std::string> held_by_;
 };

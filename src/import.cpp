@@ -3,8 +3,6 @@
 #include <algorithm>
 #include <array>
 #include <bit>
-#include <filesystem>
-#include <fstream>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -16,8 +14,6 @@
 #include "src/h5.hpp"
 
 namespace nanorun {
-
-namespace fs = std::filesystem;
 
 namespace {
 
@@ -38,11 +34,7 @@ template <class... Args>
 }
 
 void read_bytes(const std::string& path, std::uint64_t offset, std::span<std::byte> bytes) {
-  std::ifstream in(path, std::ios::binary);
-  if (!in) fail("{}: cannot be opened", path);
-  in.seekg(static_cast<std::streamoff>(offset));
-  in.read(reinterpret_cast<char*>(bytes.data()), static_cast<std::streamsize>(bytes.size()));
-  if (!in) fail("{}: {} bytes at {} cannot be read", path, bytes.size(), offset);
+  read_at(open_to_read(path, ExitCode::data), path, offset, bytes, ExitCode::data);
 }
 
 /// One shard to be written.
@@ -78,7 +70,7 @@ std::vector<ShardPlan> plan_bin(const ShardOptions& options) {
   for (const std::string& path : options.inputs) {
     ShardPlan plan;
     plan.input = path;
-    plan.source = fs::path(path).filename();
+    plan.source = name_of(path);
     plan.header = read_bin_header(path);
     plan.count = static_cast<std::uint64_t>((*plan.header)[2]);
     plan.vocabulary = options.vocabulary;
@@ -165,6 +157,7 @@ Blocks share(const Comm& comm, std::uint64_t blocks) {
 /// Creates the file with everything but tokens and checksums. Space is taken first for what HDF5 writes here, then for
 /// what the ranks are to fill in.
 void lay_out(const ShardPlan& plan, const std::string& path) {
+  create_file(path, ExitCode::data);
   reserve_space(path, 65536 + sizeof(Token) * plan.count, ExitCode::data);
   h5::File file = h5::File::create(path);
   file.write_attribute("/", "format", std::string(shard_format));
@@ -210,7 +203,7 @@ void write_blocks(Comm& comm, const ShardPlan& plan, h5::File& file) {
 }
 
 void write_shard(Comm& comm, const ShardPlan& plan) {
-  const std::string partial = plan.path + ".partial";
+  const std::string partial = partial_of(plan.path);
   try {
     comm.together([&] {
       if (comm.root()) lay_out(plan, partial);
@@ -224,8 +217,7 @@ void write_shard(Comm& comm, const ShardPlan& plan) {
       if (comm.root()) rename_file(partial, plan.path, ExitCode::data);
     });
   } catch (...) {
-    std::error_code ignored;
-    if (comm.root()) fs::remove(partial, ignored);
+    if (comm.root()) quietly([&] { remove_file(partial, ExitCode::data); });
     throw;
   }
 }
@@ -276,6 +268,10 @@ std::vector<std::string> make_shards(Comm& comm, const ShardOptions& options) {
     comm.together([&] { plans = plan_bin(options); });
   }
   name_shards(plans, options.output);
+  comm.together([&] {
+    if (!comm.root()) return;
+    for (const ShardPlan& plan : plans) require_free(plan.path, options.force, options.inputs, ExitCode::data);
+  });
   std::vector<std::string> paths;
   for (const ShardPlan& plan : plans) {
     write_shard(comm, plan);
@@ -284,21 +280,17 @@ std::vector<std::string> make_shards(Comm& comm, const ShardOptions& options) {
   return paths;
 }
 
-void export_shard(const std::string& shard, const std::string& bin) {
+void export_shard(const std::string& shard, const std::string& bin, bool force) {
   const ShardInfo info = read_shard_info(shard);
+  require_free(bin, force, {&shard, 1}, ExitCode::data);
   const h5::File file = h5::File::open(shard);
   const BinHeader header = export_header(file, info);
   replace_file(bin, ExitCode::data, [&](const std::string& partial) {
-    std::ofstream out(partial, std::ios::binary);
-    const auto put = [&](std::span<const std::byte> bytes) {
-      out.write(reinterpret_cast<const char*>(bytes.data()), static_cast<std::streamsize>(bytes.size()));
-      if (!out) fail("{}: cannot be written", partial);
-    };
-    put(std::as_bytes(std::span(header)));
+    AppendFile out(partial, ExitCode::data);
+    out.write(std::as_bytes(std::span(header)));
     read_blocks(file, info, {0, shard_blocks(info.count)},
-                [&](std::span<const Token> tokens) { put(std::as_bytes(tokens)); });
+                [&](std::span<const Token> tokens) { out.write(std::as_bytes(tokens)); });
     out.close();
-    if (!out) fail("{}: cannot be written", partial);
   });
 }
 

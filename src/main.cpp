@@ -140,7 +140,7 @@ ExitCode carry_out(Context& context, const CommandLine& line) {
       break;
     case Command::export_bin:
       comm.together([&] {
-        if (comm.root()) export_shard(line.export_shard, line.export_bin);
+        if (comm.root()) export_shard(line.export_shard, line.export_bin, line.export_force);
       });
       break;
     case Command::verify:

@@ -53,7 +53,7 @@ double bytes_sent_per_step(const Config& config, const ParameterTable& table, in
 }  // namespace
 
 Log::Log(const std::string& file, bool active) : active_(active), terminal_(active && on_terminal()), path_(file) {
-  if (active_) file_.open(file, std::ios::app);
+  if (active_) file_.emplace(file, ExitCode::output);
 }
 
 void Log::line(const std::string& text) {
@@ -67,10 +67,25 @@ void Log::line(const std::string& text) {
 
 void Log::note(const std::string& text) {
   if (!active_) return;
-  file_ << text << std::endl;
-  if (file_ || warned_) return;
-  warned_ = true;
-  fmt::print(stderr, "nanorun: warning: {}: cannot be written; the log goes on on standard output alone\n", path_);
+  try {
+    write(text + "\n");
+  } catch (const Error& error) {
+    if (warned_) return;
+    warned_ = true;
+    fmt::print(stderr, "nanorun: warning: {}; the log goes on on standard output alone\n", error.what());
+  }
+}
+
+/// A log whose file was removed in mid-run continues in a new one, which begins with what the old one held.
+void Log::write(const std::string& text) {
+  if (!file_->in_place()) {
+    const std::string before = file_->text();
+    make_directories(directory_of(path_), ExitCode::output);
+    file_.emplace(path_, ExitCode::output);
+    file_->write(before);
+    fmt::print(stderr, "nanorun: warning: {}: was removed while the run goes on; written anew\n", path_);
+  }
+  file_->write(text);
 }
 
 void Log::live(const std::string& text) {

@@ -2,13 +2,13 @@
 // What a run tells its user: progress lines, the timing table and figures of merit at the end, summary.json, and the
 // plan of a dry run. Rank 0 alone writes.
 
-#include <fstream>
 #include <optional>
 #include <string>
 
 #include "src/checkpoint.hpp"
 #include "src/comm.hpp"
 #include "src/config.hpp"
+#include "src/files.hpp"
 #include "src/params.hpp"
 #include "src/trace.hpp"
 
@@ -17,7 +17,7 @@ namespace nanorun {
 /// Lines to standard output and to log.txt, and on a terminal a live line for the current step.
 class Log {
  public:
-  /// Appends to `file`; silent where not `active`.
+  /// Appends to `file`; silent where not `active`. Throws Error(output).
   Log(const std::string& file, bool active);
 
   void line(const std::string& text);
@@ -27,12 +27,14 @@ class Log {
   void live(const std::string& text);
 
  private:
+  void write(const std::string& text);
+
   bool active_;
   bool terminal_;
   bool live_shown_ = false;
   bool warned_ = false;
   std::string path_;
-  std::ofstream file_;
+  std::optional<AppendFile> file_;
 };
 
 /// One progress line: step, loss, window, step time, tokens per second, time left.

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <cstdio>
-#include <filesystem>
 #include <span>
 
 #include "src/files.hpp"
@@ -122,7 +121,7 @@ void start(const std::string& path, std::uint64_t ranks, long first_step) {
   TraceRows rows;
   TraceValidations validations;
   std::uint64_t columns = 0;
-  if (first_step > 0 && std::filesystem::exists(path)) {
+  if (first_step > 0 && exists(path, ExitCode::output)) {
     try {
       const h5::File file = h5::File::open(path, MPI_COMM_NULL, ExitCode::output);
       columns = file.shape("/seconds")[1];
@@ -147,8 +146,7 @@ void reserve(const std::string& path, std::uint64_t bytes) {
   try {
     reserve_space(path, size + bytes, ExitCode::output);
   } catch (...) {
-    std::error_code ignored;
-    std::filesystem::resize_file(path, size, ignored);
+    quietly([&] { truncate_file(path, size, ExitCode::output); });
     throw;
   }
 }

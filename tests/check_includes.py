@@ -8,8 +8,9 @@ from pathlib import Path
 # A module may include modules of the lines above its own, and itself. docs/architecture.md shows the same lines.
 LAYERS = """
 error
-arena watchdog
-config config_keys config_check comm h5 files
+arena files
+watchdog
+config config_keys config_check comm h5
 context transport mask schedule stop data trace trace_file run_folder
 transport_mpi transport_nccl transport_peers tensor_comm
 transport_devices params feed

@@ -48,6 +48,7 @@ std::string make_shard(const SharedFolder& folder, const std::vector<Token>& tok
   ShardOptions options;
   options.inputs = {folder / "a.bin"};
   options.output = folder / "a.h5";
+  options.force = true;
   options.vocabulary = vocabulary;
   return error_of([&] { make_shards(test_comm(), options); });
 }
@@ -98,7 +99,7 @@ TEST(Shards, BinRoundTripOverUnevenParts) {
     verify_shard(test_comm(), folder / "a.h5");
     test_comm().barrier();
     if (test_comm().root()) {
-      export_shard(folder / "a.h5", folder / "b.bin");
+      export_shard(folder / "a.h5", folder / "b.bin", true);
       EXPECT_TRUE(read_file(folder / "a.bin") == read_file(folder / "b.bin"));
       EXPECT_FALSE(fs::exists(folder / "a.h5.partial"));
     }
@@ -137,6 +138,7 @@ TEST(Shards, AFullDiskLeavesTheOldShardAlone) {
   ShardOptions options;
   options.inputs = {folder / "a.bin"};
   options.output = folder / "a.h5";
+  options.force = true;
   // Full for all ranks, then for the last one alone.
   for (const int first : {0, test_comm().size() - 1}) {
     std::optional<FileSizeLimit> limit;

@@ -1,0 +1,76 @@
+"""What shard and export write takes the place of nothing."""
+
+import os
+import stat
+
+from harness import FaultTest, Job, small_run
+
+
+class Outputs(FaultTest):
+    def job(self, *arguments, code=0):
+        job = Job(self.folder, 2, arguments)
+        self.assertEqual(job.wait(), code, job.text())
+        return job
+
+    def assert_kept(self, arguments, path, *said):
+        """The command is refused, with and without --force, and what stands at the path stays."""
+        def state():
+            status = path.lstat()
+            return stat.S_IFMT(status.st_mode), status.st_ino, path.read_bytes() if path.is_file() else None
+
+        before, names = state(), sorted(os.listdir(self.folder))
+        for force in ((), ("--force",)):
+            self.assert_refused(self.job(*arguments, *force, code=3), path.name, *said)
+            self.assertEqual(state(), before)
+            self.assertEqual(sorted(os.listdir(self.folder)), names)
+
+    def test_existing_output_needs_force(self):
+        taken = self.folder / "taken.h5"
+        for command in (("export", "data.h5", "taken.h5"), ("shard", "taken", "00.txt", "--text")):
+            taken.write_text("precious")
+            self.assert_refused(self.job(*command, code=3), "taken.h5: exists", "--force")
+            self.assertEqual(taken.read_text(), "precious")
+            self.job(*command, "--force")
+            self.assertNotEqual(taken.read_bytes()[:8], b"precious")
+
+    def test_one_of_several_shards_exists(self):
+        """Nothing is written before all names are known to be free."""
+        (self.folder / "many_000001.h5").write_text("precious")
+        arguments = ("shard", "many", "00.txt", "--text", "--tokens-per-shard", 1000)
+        self.assert_refused(self.job(*arguments, code=3), "many_000001.h5: exists")
+        self.assertFalse((self.folder / "many_000000.h5").exists())
+
+    def test_input_is_no_output(self):
+        self.assert_kept(("export", "data.h5", "data.h5"), self.folder / "data.h5", "is an input")
+        (self.folder / "alias.h5").symlink_to("data.h5")
+        self.assert_kept(("export", "data.h5", "alias.h5"), self.folder / "alias.h5", "is an input")
+        (self.folder / "text.h5").write_text("words")
+        self.assert_kept(("shard", "text", "text.h5", "--text"), self.folder / "text.h5", "is an input")
+
+    def test_nothing_but_files_is_replaced(self):
+        os.mkfifo(self.folder / "fifo.h5")
+        (self.folder / "directory.h5").mkdir()
+        (self.folder / "victim").write_text("precious")
+        (self.folder / "link.h5").symlink_to("victim")
+        for name, kind in (("fifo", "FIFO"), ("directory", "directory"), ("link", "symbolic link")):
+            path = self.folder / f"{name}.h5"
+            self.assert_kept(("export", "data.h5", path.name), path, kind)
+            self.assert_kept(("shard", name, "00.txt", "--text"), path, kind)
+
+    def test_planted_partial_is_not_followed(self):
+        (self.folder / "victim").write_text("precious")
+        for partial, command in (("out.bin.partial", ("export", "data.h5", "out.bin")),
+                                 ("out.h5.partial", ("shard", "out", "00.txt", "--text"))):
+            (self.folder / partial).symlink_to("victim")
+            self.assert_refused(self.job(*command, code=3), partial, "symbolic link")
+            self.assertEqual((self.folder / "victim").read_text(), "precious")
+
+    def test_inputs_are_regular_files(self):
+        os.mkfifo(self.folder / "fifo")
+        self.assert_refused(self.job("shard", "out", "fifo", "--text", code=3), "fifo: a device, FIFO or socket")
+        self.assert_refused(self.job("shard", "out", "fifo", code=3), "fifo: a device, FIFO or socket")
+        self.assert_refused(self.job("shard", "out", ".", "--text", code=3), "a directory")
+
+
+if __name__ == "__main__":
+    small_run.main()
