@@ -19,7 +19,11 @@ void add_train(CLI::App& app, CommandLine& line) {
   CLI::App* train = app.add_subcommand("train", "Train as a deck says");
   train->add_option("DECK", line.deck, "TOML file; nanorun keys lists its keys")->required();
   train->add_option("OVERRIDE", line.overrides, "section.key=value, overrides the deck's");
-  train->add_flag("--dry-run", line.dry_run, "Check deck and data, print what would be done, and end");
+  CLI::Option* dry_run =
+      train->add_flag("--dry-run", line.dry_run, "Check deck and data, print what would be done, and end");
+  train->add_option("--ranks", line.ranks, "Dry run for this many ranks, whatever number runs it")
+      ->check(CLI::Range(1, std::numeric_limits<int>::max()))
+      ->needs(dry_run);
 }
 
 void add_shard(CLI::App& app, CommandLine& line) {

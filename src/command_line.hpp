@@ -1,6 +1,7 @@
 #pragma once
 // The command line, parsed the same way on every rank.
 
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -17,6 +18,7 @@ struct CommandLine {
   std::string deck;  ///< train
   std::vector<std::string> overrides;
   bool dry_run = false;
+  std::optional<int> ranks;  ///< that a dry run plans for; absent: as many as run it
 
   ShardOptions shard;      ///< shard
   std::string shard_list;  ///< file that names further inputs, one a line; empty: none

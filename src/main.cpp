@@ -70,9 +70,14 @@ ExitCode report_error(const Comm& comm) {
 }
 
 ExitCode train(Context& context, const CommandLine& line) {
-  const Config config = parse_deck(read_file(context.comm(), line.deck), line.deck, line.overrides);
+  Comm& comm = context.comm();
+  const Config config = parse_deck(read_file(comm, line.deck), line.deck, line.overrides);
   try {
-    return run_training(context, config, line.dry_run);
+    if (!line.dry_run) return run_training(context, config);
+    comm.together([&] {
+      if (comm.root()) plan_training(config, line.ranks.value_or(comm.size()));
+    });
+    return ExitCode::ok;
   } catch (const std::bad_alloc&) {
     // This rank alone: the report begins with its number.
     throw Error(

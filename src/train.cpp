@@ -409,19 +409,18 @@ RunSummary Training::write_summary(const std::string& stopped_by) {
 
 }  // namespace
 
-ExitCode run_training(Context& context, const Config& config, bool dry_run) {
+ExitCode run_training(Context& context, const Config& config) {
   check_config(config, context.comm().size());
-  if (!dry_run) {
-    context.comm().set_timeout(config.comm.timeout_seconds);
-    context.open_device();
-    return Training(context, config).run();
-  }
-  if (context.comm().root()) {
-    const std::string text = to_toml(config) + "\n" + plan(config, ParameterTable(config.model), context.comm().size());
-    std::fputs(text.c_str(), stdout);
-    warn_of_data(config);
-  }
-  return ExitCode::ok;
+  context.comm().set_timeout(config.comm.timeout_seconds);
+  context.open_device();
+  return Training(context, config).run();
+}
+
+void plan_training(const Config& config, int ranks) {
+  check_config(config, ranks);
+  const std::string text = to_toml(config) + "\n" + plan(config, ParameterTable(config.model), ranks);
+  std::fputs(text.c_str(), stdout);
+  warn_of_data(config);
 }
 
 }  // namespace nanorun

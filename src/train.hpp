@@ -7,8 +7,11 @@
 
 namespace nanorun {
 
-/// Trains as the deck says, or with dry_run prints what it would do, and warnings where the data are missing or too
-/// short. Returns ok, or requeue when it stopped early with a checkpoint. Throws Error.
-ExitCode run_training(Context& context, const Config& config, bool dry_run);
+/// Trains as the deck says. Returns ok, or requeue when it stopped early with a checkpoint. Throws Error.
+ExitCode run_training(Context& context, const Config& config);
+
+/// Prints what run_training() on `ranks` ranks would do, and warnings where the data are missing or too short. Throws
+/// Error(usage) where check_config() refuses the deck. For one rank to call.
+void plan_training(const Config& config, int ranks);
 
 }  // namespace nanorun

@@ -146,6 +146,16 @@ class Program(FaultTest):
         self.assertEqual(job.messages() + again.messages(), [])
         self.assertFalse((self.folder / "outputs").exists())
 
+    def test_dry_run_for_other_ranks(self):
+        for ranks in (1, 4):
+            shown = self.job(1, "train", "deck.toml", "--dry-run", "--ranks", ranks)
+            same = self.job(ranks, "train", "deck.toml", "--dry-run")
+            self.assertRegex("".join(shown.output), rf"(?m)^ranks +{ranks}$")
+            self.assertEqual("".join(shown.output), "".join(same.output))
+        refused = self.job(1, "train", "deck.toml", "--dry-run", "--ranks", 3, code=2)
+        self.assert_refused(refused, "train.sequences = 4 cannot be shared by 3 ranks")
+        self.assert_refused(self.job(1, "train", "deck.toml", "--ranks", 2, code=2), "--ranks requires --dry-run")
+
     def test_dry_run_checks_the_data(self):
         def warnings(*overrides):
             job = self.job(RANKS, "train", "deck.toml", *overrides, "--dry-run")

@@ -26,6 +26,17 @@ TEST(CommandLine, Train) {
   EXPECT_FALSE(parse_command_line({"train", "d.toml"}).dry_run);
 }
 
+TEST(CommandLine, DryRunForOtherRanks) {
+  const CommandLine line = parse_command_line({"train", "d.toml", "--dry-run", "--ranks", "8", "train.steps=5"});
+  EXPECT_EQ(line.ranks, 8);
+  EXPECT_EQ(line.overrides, (Strings{"train.steps=5"}));
+  EXPECT_EQ(parse_command_line({"train", "d.toml", "--dry-run"}).ranks, std::nullopt);
+  EXPECT_EQ(usage_error_of({"train", "d.toml", "--ranks", "8"}), "--ranks requires --dry-run; see nanorun train --help");
+  for (const char* ranks : {"0", "-1", "2147483648", "two", ""}) {
+    EXPECT_NE(usage_error_of({"train", "d.toml", "--dry-run", "--ranks", ranks}).find("--ranks"), std::string::npos);
+  }
+}
+
 TEST(CommandLine, OverridesAreTakenAsWritten) {
   const Strings overrides = {"data.train=[\"a.h5\", \"b.h5\"]", "model.layers_without_attention=[7]",
                              "trace.json_steps=[]", "run.name=\"x\""};
