@@ -5,7 +5,6 @@
 #include <toml++/toml.h>
 
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <limits>
 #include <numeric>
@@ -75,20 +74,6 @@ bool is_section(std::string_view name) {
   return std::ranges::any_of(key_table(), [&](const Key& key) { return name == key.section; });
 }
 
-/// Whether the key bears on names, files and time alone, not on what is trained.
-bool is_beside_training(const Key& key) {
-  constexpr std::array sections = {"checkpoint", "stop", "trace", "comm"};
-  constexpr std::array keys = {"run.name", "run.outputs", "run.log_every", "train.recompute", "data.prefetch_steps"};
-  return std::ranges::find(sections, std::string_view(key.section)) != sections.end() ||
-         std::ranges::find(keys, key.path()) != keys.end();
-}
-
-/// Whether a training keeps the key from start to end: with another value it becomes a different training.
-bool stays_the_same(const Key& key) {
-  constexpr std::array keys = {"run.seed", "train.sequences", "train.length", "data.train"};
-  return std::ranges::find(keys, key.path()) != keys.end();
-}
-
 // --- Types: name, text and reading of each type of a key ------------------------------------------------------------
 
 std::string type_name(const bool&) { return "true or false"; }
@@ -137,6 +122,15 @@ std::string to_text(const std::vector<T>& values) {
   std::vector<std::string> texts;
   for (const T& value : values) texts.push_back(to_text(value));
   return fmt::format("[{}]", fmt::join(texts, ", "));
+}
+
+/// The value of a key in TOML.
+std::string value_text(const Key& key, Config& config) {
+  return std::visit([](auto* member) { return to_text(*member); }, key.field(config));
+}
+
+std::string role_name(Role role) {
+  return role == Role::trains ? "trains" : role == Role::identifies ? "identifies" : "operates";
 }
 
 /// Each returns whether the node holds a value of the type that passes the check.
@@ -290,34 +284,32 @@ std::string to_toml(const Config& config) {
   for (const Key& key : key_table()) {
     if (section != key.section) text += fmt::format("{}[{}]\n", section.empty() ? "" : "\n", key.section);
     section = key.section;
-    const std::string value = std::visit([](auto* member) { return to_text(*member); }, key.field(copy));
-    text += fmt::format("{} = {}  # {}\n", key.name, value, key.help);
+    text += fmt::format("{} = {}  # {}\n", key.name, value_text(key, copy), key.help);
   }
   return text;
 }
 
-std::vector<std::string> deck_changes(const std::string& checkpoint_deck, const Config& now) {
-  Config before, after = now;
-  try {
-    before = parse_deck(checkpoint_deck, "the checkpoint's deck", {});
-  } catch (const Error& error) {
-    return {fmt::format("warning: changes of the deck are not known: {}", error.what())};
-  }
-  std::vector<std::string> kept, others;
+std::vector<KeyChange> deck_changes(const std::string& earlier_deck, const Config& now) {
+  Config before = parse_deck(earlier_deck, "the earlier deck", {}), after = now;
+  std::vector<KeyChange> changes;
   for (const Key& key : key_table()) {
-    const auto text = [&](Config& config) {
-      return std::visit([](auto* member) { return to_text(*member); }, key.field(config));
-    };
-    if (is_beside_training(key) || text(before) == text(after)) continue;
-    (stays_the_same(key) ? kept : others).push_back(fmt::format("{}: {} -> {}", key.path(), text(before), text(after)));
+    const std::string from = value_text(key, before), to = value_text(key, after);
+    if (from != to) changes.push_back({key.role, key.path(), fmt::format("{}: {} -> {}", key.path(), from, to)});
   }
+  return changes;
+}
+
+std::vector<std::string> change_lines(const std::vector<KeyChange>& changes) {
   std::vector<std::string> lines;
-  if (!others.empty()) lines.push_back(fmt::format("changed since the checkpoint: {}", fmt::join(others, "; ")));
-  if (!kept.empty()) {
-    lines.push_back(
-        fmt::format("warning: changed since the checkpoint, so that this is no longer the same training: {}",
-                    fmt::join(kept, "; ")));
-  }
+  const auto add = [&](Role role, const char* line) {
+    std::vector<std::string> texts;
+    for (const KeyChange& change : changes) {
+      if (change.role == role) texts.push_back(change.text);
+    }
+    if (!texts.empty()) lines.push_back(fmt::format("{}: {}", line, fmt::join(texts, "; ")));
+  };
+  add(Role::trains, "changed since the checkpoint");
+  add(Role::identifies, "warning: changed since the checkpoint, so that this is no longer the same training");
   return lines;
 }
 
@@ -326,15 +318,19 @@ std::string key_reference() {
   std::string text =
       "# Keys of the deck\n\n"
       "A deck is a TOML file of sections and keys. Every key has a default; a key on the command line, as\n"
-      "`section.key=value`, overrides the deck's. An integer may stand where a number is asked for.\n";
+      "`section.key=value`, overrides the deck's. An integer may stand where a number is asked for.\n\n"
+      "The role of a key says what another value means to a training that continues from a checkpoint. A key that\n"
+      "*trains* changes the numbers from there on; one that *identifies* makes it a different training; one that\n"
+      "*operates* leaves the numbers as they are. The log names the changed keys of the first two roles.\n";
   std::string section;
   for (const Key& key : key_table()) {
     if (section != key.section) {
-      text += fmt::format("\n## [{}]\n\n| key | default | allowed | meaning |\n|---|---|---|---|\n", key.section);
+      text += fmt::format("\n## [{}]\n\n| key | default | allowed | role | meaning |\n|---|---|---|---|---|\n",
+                          key.section);
     }
     section = key.section;
-    const std::string value = std::visit([](auto* member) { return to_text(*member); }, key.field(defaults));
-    text += fmt::format("| `{}` | `{}` | {} | {} |\n", key.name, value, allowed(key), key.help);
+    text += fmt::format("| `{}` | `{}` | {} | {} | {} |\n", key.name, value_text(key, defaults), allowed(key),
+                        role_name(key.role), key.help);
   }
   return text;
 }

@@ -162,11 +162,27 @@ void check_config(const Config& config, int ranks);
 /// The resolved deck as TOML: every key with its value and help; parses back to the same Config.
 std::string to_toml(const Config& config);
 
-/// Lines for the log on how the deck of a checkpoint differs from the one that continues it: none where nothing does,
-/// else the keys as "train.steps: 100 -> 200", with a line of warning for those that a training keeps from start to
-/// end. Keys that do not bear on the training itself (names, output, checkpoints, stopping, tracing) are left out. A
-/// deck that cannot be read, as an older program's may be, gives a line that says so.
-std::vector<std::string> deck_changes(const std::string& checkpoint_deck, const Config& now);
+/// What another value of a key means to a training that has begun.
+enum class Role {
+  trains,      ///< the numbers change from here on
+  identifies,  ///< it is a different training
+  operates,    ///< the numbers stay: names, files, time, transport
+};
+
+/// A key whose value differs from an earlier deck's.
+struct KeyChange {
+  Role role;
+  std::string key;
+  std::string text;  ///< "train.steps: 100 -> 200"
+};
+
+/// Keys whose values differ between the resolved deck of an earlier run and this one, in the order of the key table.
+/// Throws Error(usage) where the earlier deck cannot be read, as an older program's may be.
+std::vector<KeyChange> deck_changes(const std::string& earlier_deck, const Config& now);
+
+/// Lines for the log on changes since a checkpoint: one of the keys that train, and one of warning of those that
+/// identify. None on keys that operate.
+std::vector<std::string> change_lines(const std::vector<KeyChange>& changes);
 
 /// Reference of all keys as Markdown.
 std::string key_reference();

@@ -15,6 +15,8 @@ constexpr int most_steps = 10'000'000;
 constexpr std::int64_t most_tokens = std::int64_t{1} << 50;
 constexpr double most_seconds = 1e8;
 
+using enum Role;
+
 Check any() { return {}; }
 Check at_least(double least) {
   return {.allowed = fmt::format(">= {}", least), .number = [=](double x) { return x >= least; }};
@@ -55,145 +57,156 @@ Check letters_of_layers() {
 
 std::vector<Key> run_keys() {
   return {
-      {NANORUN_KEY(run, name), folder_name(), "name of the run and of its folder in run.outputs"},
-      {NANORUN_KEY(run, outputs), not_empty(), "folder that holds the folders of runs"},
-      {NANORUN_KEY(run, seed), at_least(0), "seed of the initial weights"},
-      {NANORUN_KEY(run, log_every), between(1, most_steps), "steps between lines of the log"},
+      {NANORUN_KEY(run, name), operates, folder_name(), "name of the run and of its folder in run.outputs"},
+      {NANORUN_KEY(run, outputs), operates, not_empty(), "folder that holds the folders of runs"},
+      {NANORUN_KEY(run, seed), identifies, at_least(0), "seed of the initial weights"},
+      {NANORUN_KEY(run, log_every), operates, between(1, most_steps), "steps between lines of the log"},
   };
 }
 
 std::vector<Key> model_keys() {
   return {
-      {NANORUN_KEY(model, vocabulary), between(2, 65536),
+      {NANORUN_KEY(model, vocabulary), trains, between(2, 65536),
        "token ids are below this; the head has as many columns, padded to a multiple of 128"},
-      {NANORUN_KEY(model, width), multiple_of(4, most_width),
+      {NANORUN_KEY(model, width), trains, multiple_of(4, most_width),
        "width d of the residual stream; equals heads * head_dim"},
-      {NANORUN_KEY(model, heads), between(1, 1024), "attention heads"},
-      {NANORUN_KEY(model, head_dim), multiple_of(4, 4096), "width of a head"},
-      {NANORUN_KEY(model, layers), multiple_of(2, most_layers), "blocks; skips join the first half to the second"},
-      {NANORUN_KEY(model, mlp_ratio), between(1, 64), "hidden width of the MLP in units of model.width"},
-      {NANORUN_KEY(model, norm_eps), above(0), "eps of norm(x) = x / sqrt(mean(x^2) + eps)"},
-      {NANORUN_KEY(model, value_path), any(),
+      {NANORUN_KEY(model, heads), trains, between(1, 1024), "attention heads"},
+      {NANORUN_KEY(model, head_dim), trains, multiple_of(4, 4096), "width of a head"},
+      {NANORUN_KEY(model, layers), trains, multiple_of(2, most_layers),
+       "blocks; skips join the first half to the second"},
+      {NANORUN_KEY(model, mlp_ratio), trains, between(1, 64), "hidden width of the MLP in units of model.width"},
+      {NANORUN_KEY(model, norm_eps), trains, above(0), "eps of norm(x) = x / sqrt(mean(x^2) + eps)"},
+      {NANORUN_KEY(model, value_path), trains, any(),
        "what mixes into the values: none, the values of layer 0 (first), or value embeddings"},
-      {NANORUN_KEY(model, value_embeddings), between(1, most_layers / 2),
+      {NANORUN_KEY(model, value_embeddings), trains, between(1, most_layers / 2),
        "tables n of value embeddings, used on the first n layers and again on the last n"},
-      {NANORUN_KEY(model, layers_without_attention), between(0, most_layers - 1),
+      {NANORUN_KEY(model, layers_without_attention), trains, between(0, most_layers - 1),
        "layers, counted from 0, that have only the MLP"},
-      {NANORUN_KEY(model, rotary), any(), "rotary frequencies: all pairs turn, or only the first half of them"},
-      {NANORUN_KEY(model, rotary_base), above(1), "base of the rotary frequencies"},
-      {NANORUN_KEY(model, attention_scale), at_least(0), "factor on q k^T; 0: 1 / sqrt(head_dim)"},
-      {NANORUN_KEY(model, softcap), above(0, kernels::largest_softcap), "c of logits c tanh(z / c)"},
-      {NANORUN_KEY(model, init_scale), at_least(0),
+      {NANORUN_KEY(model, rotary), trains, any(), "rotary frequencies: all pairs turn, or only the first half of them"},
+      {NANORUN_KEY(model, rotary_base), trains, above(1), "base of the rotary frequencies"},
+      {NANORUN_KEY(model, attention_scale), trains, at_least(0), "factor on q k^T; 0: 1 / sqrt(head_dim)"},
+      {NANORUN_KEY(model, softcap), trains, above(0, kernels::largest_softcap), "c of logits c tanh(z / c)"},
+      {NANORUN_KEY(model, init_scale), trains, at_least(0),
        "weight matrices start uniform in +-b, b = init_scale / sqrt(fan_in)"},
-      {NANORUN_KEY(model, zero_outputs), any(), "output projections and the head start at zero"},
+      {NANORUN_KEY(model, zero_outputs), trains, any(), "output projections and the head start at zero"},
   };
 }
 
 std::vector<Key> head_keys() {
   return {
-      {NANORUN_KEY(head, precision), any(), "format of the head's products in training; auto: the device's best"},
-      {NANORUN_KEY(head, scale_x), above(0), "fp8: factor on the activations before rounding to e4m3"},
-      {NANORUN_KEY(head, scale_w), above(0), "fp8: factor on the weights before rounding to e4m3"},
-      {NANORUN_KEY(head, scale_g), above(0),
+      {NANORUN_KEY(head, precision), trains, any(),
+       "format of the head's products in training; auto: the device's best"},
+      {NANORUN_KEY(head, scale_x), trains, above(0), "fp8: factor on the activations before rounding to e4m3"},
+      {NANORUN_KEY(head, scale_w), trains, above(0), "fp8: factor on the weights before rounding to e4m3"},
+      {NANORUN_KEY(head, scale_g), trains, above(0),
        "fp8: factor on the gradient of the mean loss before rounding to e5m2; belongs to head.scale_g_length"},
-      {NANORUN_KEY(head, scale_g_length), multiple_of(kernels::attention_block, most_length),
+      {NANORUN_KEY(head, scale_g_length), operates, multiple_of(kernels::attention_block, most_length),
        "tokens of a sequence that head.scale_g was chosen for"},
   };
 }
 
 std::vector<Key> window_keys() {
   return {
-      {NANORUN_KEY(window, kind), any(), "unit in which the attention window slides: token, or block of 128 tokens"},
-      {NANORUN_KEY(window, layers), letters_of_layers(),
+      {NANORUN_KEY(window, kind), trains, any(),
+       "unit in which the attention window slides: token, or block of 128 tokens"},
+      {NANORUN_KEY(window, layers), trains, letters_of_layers(),
        "one letter for all layers or one per layer: L the whole window, S half its blocks"},
-      {NANORUN_KEY(window, first), between(0, most_length), "window in tokens at step 0, before rounding"},
-      {NANORUN_KEY(window, last), between(0, most_length), "window in tokens at the last step, before rounding"},
-      {NANORUN_KEY(window, quantum), between(1, most_length),
+      {NANORUN_KEY(window, first), trains, between(0, most_length), "window in tokens at step 0, before rounding"},
+      {NANORUN_KEY(window, last), trains, between(0, most_length),
+       "window in tokens at the last step, before rounding"},
+      {NANORUN_KEY(window, quantum), trains, between(1, most_length),
        "tokens; the window is rounded to a multiple of this, at least one; a multiple of 128 for block windows"},
-      {NANORUN_KEY(window, rounding), any(), "direction of that rounding"},
+      {NANORUN_KEY(window, rounding), trains, any(), "direction of that rounding"},
   };
 }
 
 std::vector<Key> train_keys() {
   return {
-      {NANORUN_KEY(train, steps), between(1, most_steps), "optimizer steps"},
-      {NANORUN_KEY(train, sequences), between(1, 65536),
+      {NANORUN_KEY(train, steps), trains, between(1, most_steps), "optimizer steps"},
+      {NANORUN_KEY(train, sequences), identifies, between(1, 65536),
        "sequences of a step over all ranks; a multiple of the rank count"},
-      {NANORUN_KEY(train, length), multiple_of(kernels::attention_block, most_length), "tokens of a sequence"},
-      {NANORUN_KEY(train, recompute), any(),
+      {NANORUN_KEY(train, length), identifies, multiple_of(kernels::attention_block, most_length),
+       "tokens of a sequence"},
+      {NANORUN_KEY(train, recompute), operates, any(),
        "what the backward pass forms again instead of keeping it: none, or mlp (the hidden units; saves memory)"},
-      {NANORUN_KEY(train, cooldown), between(0, 1), "last fraction of the steps, where learning rates fall linearly"},
-      {NANORUN_KEY(train, final_lr_factor), between(0, 1), "factor on the learning rates reached at the last step"},
+      {NANORUN_KEY(train, cooldown), trains, between(0, 1),
+       "last fraction of the steps, where learning rates fall linearly"},
+      {NANORUN_KEY(train, final_lr_factor), trains, between(0, 1),
+       "factor on the learning rates reached at the last step"},
   };
 }
 
 std::vector<Key> validation_keys() {
   return {
-      {NANORUN_KEY(validation, every), at_least(0), "steps between validations; 0: only after the last step"},
-      {NANORUN_KEY(validation, tokens), between(0, most_tokens),
+      {NANORUN_KEY(validation, every), trains, at_least(0), "steps between validations; 0: only after the last step"},
+      {NANORUN_KEY(validation, tokens), trains, between(0, most_tokens),
        "tokens of a validation; a multiple of validation.length; 0: no validation"},
-      {NANORUN_KEY(validation, length), multiple_of(kernels::attention_block, most_length),
+      {NANORUN_KEY(validation, length), trains, multiple_of(kernels::attention_block, most_length),
        "tokens of a validation sequence"},
   };
 }
 
 std::vector<Key> data_keys() {
   return {
-      {NANORUN_KEY(data, train), not_empty(), "token shards in stream order; glob patterns expand sorted"},
-      {NANORUN_KEY(data, validation), not_empty(), "token shards of validation, likewise"},
-      {NANORUN_KEY(data, end), any(), "at the end of the training shards: stop with an error, or wrap to the first"},
-      {NANORUN_KEY(data, prefetch_steps), between(1, 1024), "steps whose tokens are read ahead"},
+      {NANORUN_KEY(data, train), identifies, not_empty(), "token shards in stream order; glob patterns expand sorted"},
+      {NANORUN_KEY(data, validation), trains, not_empty(), "token shards of validation, likewise"},
+      {NANORUN_KEY(data, end), trains, any(),
+       "at the end of the training shards: stop with an error, or wrap to the first"},
+      {NANORUN_KEY(data, prefetch_steps), operates, between(1, 1024), "steps whose tokens are read ahead"},
   };
 }
 
 std::vector<Key> optimizer_keys() {
   return {
-      {NANORUN_KEY(optimizer, muon_lr), at_least(0), "Muon: learning rate of the matrices of the blocks"},
-      {NANORUN_KEY(optimizer, muon_momentum_first), fraction_below_one(), "Muon: momentum at step 0"},
-      {NANORUN_KEY(optimizer, muon_momentum_last), fraction_below_one(), "Muon: momentum after the warm-up"},
-      {NANORUN_KEY(optimizer, muon_momentum_steps), between(1, most_steps),
+      {NANORUN_KEY(optimizer, muon_lr), trains, at_least(0), "Muon: learning rate of the matrices of the blocks"},
+      {NANORUN_KEY(optimizer, muon_momentum_first), trains, fraction_below_one(), "Muon: momentum at step 0"},
+      {NANORUN_KEY(optimizer, muon_momentum_last), trains, fraction_below_one(), "Muon: momentum after the warm-up"},
+      {NANORUN_KEY(optimizer, muon_momentum_steps), trains, between(1, most_steps),
        "Muon: steps of the linear warm-up of the momentum"},
-      {NANORUN_KEY(optimizer, adam_beta1), fraction_below_one(), "Adam: decay of the first moment"},
-      {NANORUN_KEY(optimizer, adam_beta2), fraction_below_one(), "Adam: decay of the second moment"},
-      {NANORUN_KEY(optimizer, adam_eps), above(0), "Adam: added to the root of the second moment"},
-      {NANORUN_KEY(optimizer, lr_embedding), at_least(0), "Adam: learning rate of token and value embeddings"},
-      {NANORUN_KEY(optimizer, lr_head), at_least(0), "Adam: learning rate of the head"},
-      {NANORUN_KEY(optimizer, lr_scalar), at_least(0), "Adam: learning rate of the blocks' scalar weights"},
-      {NANORUN_KEY(optimizer, lr_skip), at_least(0), "Adam: learning rate of the skip weights"},
+      {NANORUN_KEY(optimizer, adam_beta1), trains, fraction_below_one(), "Adam: decay of the first moment"},
+      {NANORUN_KEY(optimizer, adam_beta2), trains, fraction_below_one(), "Adam: decay of the second moment"},
+      {NANORUN_KEY(optimizer, adam_eps), trains, above(0), "Adam: added to the root of the second moment"},
+      {NANORUN_KEY(optimizer, lr_embedding), trains, at_least(0), "Adam: learning rate of token and value embeddings"},
+      {NANORUN_KEY(optimizer, lr_head), trains, at_least(0), "Adam: learning rate of the head"},
+      {NANORUN_KEY(optimizer, lr_scalar), trains, at_least(0), "Adam: learning rate of the blocks' scalar weights"},
+      {NANORUN_KEY(optimizer, lr_skip), trains, at_least(0), "Adam: learning rate of the skip weights"},
   };
 }
 
 std::vector<Key> checkpoint_keys() {
   return {
-      {NANORUN_KEY(checkpoint, every), at_least(0), "steps between checkpoints; 0: only when a run stops early"},
-      {NANORUN_KEY(checkpoint, keep), between(1, 1024), "newest checkpoints kept"},
-      {NANORUN_KEY(checkpoint, milestone_every), at_least(0), "steps whose checkpoints are kept for good; 0: none"},
-      {NANORUN_KEY(checkpoint, at_end), any(), "write a checkpoint after the last step"},
-      {NANORUN_KEY(checkpoint, restart), not_empty(),
+      {NANORUN_KEY(checkpoint, every), operates, at_least(0),
+       "steps between checkpoints; 0: only when a run stops early"},
+      {NANORUN_KEY(checkpoint, keep), operates, between(1, 1024), "newest checkpoints kept"},
+      {NANORUN_KEY(checkpoint, milestone_every), operates, at_least(0),
+       "steps whose checkpoints are kept for good; 0: none"},
+      {NANORUN_KEY(checkpoint, at_end), operates, any(), "write a checkpoint after the last step"},
+      {NANORUN_KEY(checkpoint, restart), operates, not_empty(),
        "auto: the newest checkpoint that verifies; none: from step 0, an older run of the name is kept as <name>.1, "
        ".2, ...; or a checkpoint file"},
-      {NANORUN_KEY(checkpoint, on_failure), any(),
+      {NANORUN_KEY(checkpoint, on_failure), operates, any(),
        "a checkpoint that cannot be written: stop, or warn and continue; the run's last one always stops it"},
   };
 }
 
 std::vector<Key> control_keys() {
   return {
-      {NANORUN_KEY(stop, walltime_seconds), between(0, most_seconds),
+      {NANORUN_KEY(stop, walltime_seconds), operates, between(0, most_seconds),
        "stop in time with a checkpoint, this long after the program's start; 0: no limit"},
-      {NANORUN_KEY(stop, file), any(), "stop when this file appears; empty: <run.outputs>/<run.name>/stop"},
-      {NANORUN_KEY(stop, step), at_least(0), "stop before this step as if interrupted; 0: never"},
-      {NANORUN_KEY(trace, enabled), any(), "record the time of each phase of each step in trace.h5"},
-      {NANORUN_KEY(trace, json_steps), at_least(0),
+      {NANORUN_KEY(stop, file), operates, any(), "stop when this file appears; empty: <run.outputs>/<run.name>/stop"},
+      {NANORUN_KEY(stop, step), operates, at_least(0), "stop before this step as if interrupted; 0: never"},
+      {NANORUN_KEY(trace, enabled), operates, any(), "record the time of each phase of each step in trace.h5"},
+      {NANORUN_KEY(trace, json_steps), operates, at_least(0),
        "steps, counted from 0 and below train.steps, that also go into trace.json"},
-      {NANORUN_KEY(trace, flush_every), between(1, 100000), "steps between writes of trace.h5"},
-      {NANORUN_KEY(comm, timeout_seconds), above(0, most_seconds), "a collective that takes longer ends the job"},
-      {NANORUN_KEY(comm, gradients), any(),
+      {NANORUN_KEY(trace, flush_every), operates, between(1, 100000), "steps between writes of trace.h5"},
+      {NANORUN_KEY(comm, timeout_seconds), operates, above(0, most_seconds),
+       "a collective that takes longer ends the job"},
+      {NANORUN_KEY(comm, gradients), trains, any(),
        "format in which gradients travel to the rank that sums them, in fp32: fp32, or rounded to bf16 or e5m2"},
-      {NANORUN_KEY(comm, gradient_scale), between(1e-30, 1e30),
+      {NANORUN_KEY(comm, gradient_scale), trains, between(1e-30, 1e30),
        "e5m2: factor on the gradients, summed over a rank's sequences, before rounding; products beyond 57344 "
        "saturate"},
-      {NANORUN_KEY(comm, transport), any(),
+      {NANORUN_KEY(comm, transport), operates, any(),
        "what carries tensors between GPUs: peers (GPUs of one host copy into each other's memory, which takes no "
        "multiprocessor), nccl, or auto: peers where all ranks are on one host and can, else nccl"},
   };

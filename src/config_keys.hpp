@@ -71,6 +71,7 @@ struct Key {
   const char* section;
   const char* name;
   Field (*field)(Config&);
+  Role role;
   Check check;
   const char* help;
 

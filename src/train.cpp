@@ -43,6 +43,7 @@ class Training {
 
  private:
   void restore();
+  void log_changes(const std::string& checkpoint_deck);
   void warn_of_gradient_scale();
   void train_step();
   Batch read_batch(long step);
@@ -134,7 +135,7 @@ void Training::restore() {
     progress_ = *found;
     optimizer_.restore();
     log_.line(fmt::format("restarted from the checkpoint of step {}", progress_.step));
-    for (const std::string& line : deck_changes(checkpoints_.restored_deck(), config_)) log_.line(line);
+    log_changes(checkpoints_.restored_deck());
     if (progress_.step > config_.train.steps) {
       throw Error(ExitCode::usage,
                   fmt::format("{} has made {} steps already, more than train.steps = {}", checkpoints_.restored_file(),
@@ -146,6 +147,15 @@ void Training::restore() {
   }
   first_step_ = progress_.step;
   saved_step_ = first_step_;
+}
+
+/// Notes how the deck differs from the checkpoint's.
+void Training::log_changes(const std::string& checkpoint_deck) {
+  try {
+    for (const std::string& line : change_lines(deck_changes(checkpoint_deck, config_))) log_.line(line);
+  } catch (const Error& error) {
+    log_.line(fmt::format("warning: changes of the deck are not known: {}", error.what()));
+  }
 }
 
 /// The fp8 gradient scale is absolute and belongs to the mean over a certain number of tokens.

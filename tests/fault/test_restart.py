@@ -53,11 +53,12 @@ class Restart(FaultTest):
         same = self.train(2, "stop.step=6", "run.log_every=2", "trace.enabled=false", code=75)
         self.assertEqual(restarted_from(same), 3)
         self.assertNotIn("changed since the checkpoint", same.text())
-        job = self.train(2, "train.steps=8", "optimizer.muon_lr=0.1", "train.length=128")
+        job = self.train(2, "train.steps=8", "optimizer.muon_lr=0.1", "train.length=128", "comm.gradients=bf16")
         for said in ("".join(job.output), (self.run_folder() / "log.txt").read_text()):
             lines = [line for line in said.splitlines() if "changed since the checkpoint" in line]
             self.assertEqual(lines, [
-                "changed since the checkpoint: train.steps: 12 -> 8; optimizer.muon_lr: 0.05 -> 0.1",
+                "changed since the checkpoint: train.steps: 12 -> 8; optimizer.muon_lr: 0.05 -> 0.1; "
+                'comm.gradients: "fp32" -> "bf16"',
                 "warning: changed since the checkpoint, so that this is no longer the same training: "
                 "train.length: 256 -> 128"])
 

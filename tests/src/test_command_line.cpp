@@ -31,7 +31,8 @@ TEST(CommandLine, DryRunForOtherRanks) {
   EXPECT_EQ(line.ranks, 8);
   EXPECT_EQ(line.overrides, (Strings{"train.steps=5"}));
   EXPECT_EQ(parse_command_line({"train", "d.toml", "--dry-run"}).ranks, std::nullopt);
-  EXPECT_EQ(usage_error_of({"train", "d.toml", "--ranks", "8"}), "--ranks requires --dry-run; see nanorun train --help");
+  EXPECT_EQ(usage_error_of({"train", "d.toml", "--ranks", "8"}),
+            "--ranks requires --dry-run; see nanorun train --help");
   for (const char* ranks : {"0", "-1", "2147483648", "two", ""}) {
     EXPECT_NE(usage_error_of({"train", "d.toml", "--dry-run", "--ranks", ranks}).find("--ranks"), std::string::npos);
   }

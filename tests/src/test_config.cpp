@@ -53,6 +53,12 @@ int rows_of(const std::string& section) {
   return static_cast<int>(std::ranges::count_if(key_table(), [&](const Key& key) { return section == key.section; }));
 }
 
+using Strings = std::vector<std::string>;
+
+Strings lines_of_changes(const Config& before, const Config& after) {
+  return change_lines(deck_changes(to_toml(before), after));
+}
+
 std::vector<std::string> lines_of(const std::string& text) {
   std::istringstream stream(text);
   std::vector<std::string> lines;
@@ -409,10 +415,26 @@ TEST(CheckConfig, IgnoresKeysThatAreNotUsed) {
 TEST(DeckChanges, NameTheKeysThatDiffer) {
   const Config before = parse_deck("[train]\nsteps = 100\n", "d.toml", {});
   const Config after = parse_deck("", "d.toml", {"train.steps=200", "window.kind=token", "optimizer.adam_eps=1e-8"});
-  EXPECT_EQ(deck_changes(to_toml(before), after),
-            (std::vector<std::string>{"changed since the checkpoint: window.kind: \"block\" -> \"token\"; train.steps: "
-                                      "100 -> 200; optimizer.adam_eps: 1e-10 -> 1e-08"}));
+  EXPECT_EQ(lines_of_changes(before, after),
+            (Strings{"changed since the checkpoint: window.kind: \"block\" -> \"token\"; train.steps: 100 -> 200; "
+                     "optimizer.adam_eps: 1e-10 -> 1e-08"}));
   EXPECT_TRUE(deck_changes(to_toml(after), after).empty());
+}
+
+TEST(DeckChanges, TellTheRolesOfTheirKeys) {
+  const Config after =
+      parse_deck("", "d.toml", {"stop.step=5", "run.seed=3", "comm.gradients=bf16", "comm.transport=nccl"});
+  const std::vector<KeyChange> changes = deck_changes(to_toml(Config{}), after);
+  ASSERT_EQ(changes.size(), 4u);
+  const auto expect = [&](int i, Role role, const char* key, const char* text) {
+    EXPECT_EQ(changes[i].role, role) << key;
+    EXPECT_EQ(changes[i].key, key);
+    EXPECT_EQ(changes[i].text, text);
+  };
+  expect(0, Role::identifies, "run.seed", "run.seed: 1 -> 3");
+  expect(1, Role::operates, "stop.step", "stop.step: 0 -> 5");
+  expect(2, Role::trains, "comm.gradients", "comm.gradients: \"fp32\" -> \"bf16\"");
+  expect(3, Role::operates, "comm.transport", "comm.transport: \"auto\" -> \"nccl\"");
 }
 
 TEST(DeckChanges, WarnOfAnotherTraining) {
@@ -420,31 +442,30 @@ TEST(DeckChanges, WarnOfAnotherTraining) {
   const Config after = parse_deck(
       "", "d.toml",
       {"run.seed=3", "train.sequences=16", "train.length=128", "data.train=[\"b.h5\"]", "validation.every=3"});
-  EXPECT_EQ(deck_changes(to_toml(before), after),
-            (std::vector<std::string>{"changed since the checkpoint: validation.every: 125 -> 3",
-                                      "warning: changed since the checkpoint, so that this is no longer the same "
-                                      "training: run.seed: 1 -> 3; train.sequences: 8 -> 16; train.length: 49152 -> "
-                                      "128; data.train: [\"a.h5\"] -> [\"b.h5\"]"}));
+  EXPECT_EQ(lines_of_changes(before, after),
+            (Strings{"changed since the checkpoint: validation.every: 125 -> 3",
+                     "warning: changed since the checkpoint, so that this is no longer the same training: run.seed: 1 "
+                     "-> 3; train.sequences: 8 -> 16; train.length: 49152 -> 128; data.train: [\"a.h5\"] -> "
+                     "[\"b.h5\"]"}));
 }
 
-TEST(DeckChanges, LeaveOutKeysBesideTheTraining) {
+TEST(DeckChanges, LeaveKeysThatOperateOutOfTheLog) {
   const Config other =
       parse_deck("", "d.toml",
                  {"run.name=b", "run.outputs=c", "run.log_every=1", "train.recompute=mlp", "data.prefetch_steps=1",
                   "stop.step=5", "stop.walltime_seconds=9", "checkpoint.restart=none", "checkpoint.every=7",
-                  "trace.enabled=false", "comm.timeout_seconds=5"});
-  EXPECT_TRUE(deck_changes(to_toml(Config{}), other).empty());
+                  "trace.enabled=false", "comm.timeout_seconds=5", "comm.transport=nccl"});
+  EXPECT_EQ(deck_changes(to_toml(Config{}), other).size(), 12u);
+  EXPECT_EQ(lines_of_changes(Config{}, other), Strings{});
 }
 
 // Decks are stored with every key, of which another version of the program may know others.
-TEST(DeckChanges, OfADeckThatCannotBeReadAreNotKnown) {
+TEST(DeckChanges, RefuseADeckThatCannotBeRead) {
   for (const char* deck : {"[train]\nstages = 3\n", "[train]\nsteps = \"many\"\n", "[train\n"}) {
-    const std::vector<std::string> lines = deck_changes(deck, Config{});
-    ASSERT_EQ(lines.size(), 1u) << deck;
-    EXPECT_TRUE(lines[0].starts_with("warning: changes of the deck are not known: the checkpoint's deck:")) << lines[0];
+    EXPECT_TRUE(usage_error_of([&] { deck_changes(deck, Config{}); }).starts_with("the earlier deck:")) << deck;
   }
-  EXPECT_EQ(deck_changes("[train]\nsteps = 5\n", Config{}),
-            (std::vector<std::string>{"changed since the checkpoint: train.steps: 5 -> 1770"}));
+  EXPECT_EQ(change_lines(deck_changes("[train]\nsteps = 5\n", Config{})),
+            (Strings{"changed since the checkpoint: train.steps: 5 -> 1770"}));
 }
 
 TEST(Config, PadsTheVocabulary) {
