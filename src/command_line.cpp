@@ -90,10 +90,30 @@ const CLI::App* chosen(const CLI::App& app) {
 
 }  // namespace
 
+std::string program_version() { return "nanorun " NANORUN_VERSION; }
+
+void require_same_command(Comm& comm, const std::vector<std::string>& words) {
+  std::string own;
+  for (const std::string& word : words) own.append(word.c_str(), word.size() + 1);  // with its zero byte
+  const std::string first = comm.broadcast(own);
+  comm.together([&] {
+    if (own == first) return;
+    const auto differ = std::ranges::mismatch(own, first).in1 - own.begin();
+    const std::size_t begin = differ == 0 ? 0 : own.rfind('\0', differ - 1) + 1;
+    const auto word = [&](const std::string& all) {
+      return begin < all.size() ? fmt::format("\"{}\"", excerpt(all.c_str() + begin)) : "nothing";
+    };
+    throw Error(ExitCode::usage,
+                fmt::format("rank {} was started with {} where rank 0 was started with {}: start all ranks of a job "
+                            "with one program and one command line",
+                            comm.rank(), word(own), word(first)));
+  });
+}
+
 CommandLine parse_command_line(const std::vector<std::string>& arguments) {
   CommandLine line;
   CLI::App app("The NanoGPT speedrun recipe as an MPI batch application", "nanorun");
-  app.set_version_flag("--version", "nanorun " NANORUN_VERSION);
+  app.set_version_flag("--version", program_version());
   app.require_subcommand(1);
   add_train(app, line);
   add_shard(app, line);
@@ -114,8 +134,7 @@ CommandLine parse_command_line(const std::vector<std::string>& arguments) {
     if (!chosen(app) && !app.remaining().empty()) {
       problem = fmt::format("\"{}\" is not one of the subcommands {}", app.remaining().front(), subcommand_names(app));
     }
-    std::ranges::replace(problem, '\n', ' ');
-    throw Error(ExitCode::usage, fmt::format("{}; see nanorun{} --help", problem, command), Scope::all_ranks);
+    throw Error(ExitCode::usage, fmt::format("{}; see nanorun{} --help", excerpt(problem), command), Scope::all_ranks);
   }
   return line;
 }

@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "src/comm.hpp"
 #include "src/import.hpp"
 
 namespace nanorun {
@@ -28,6 +29,14 @@ struct CommandLine {
 
   std::vector<std::string> verify_files;  ///< verify
 };
+
+/// "nanorun VERSION".
+std::string program_version();
+
+/// Collective. Throws Error(usage) on all ranks unless all were started with the same `words`, the program's version
+/// and its arguments: as parts of one job they must make the same collectives. Names the lowest rank that differs from
+/// rank 0, and the first word that does.
+void require_same_command(Comm& comm, const std::vector<std::string>& words);
 
 /// Parses the arguments that follow the program's name. Throws Error(usage, all_ranks): one line and a hint on help.
 CommandLine parse_command_line(const std::vector<std::string>& arguments);

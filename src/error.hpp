@@ -6,6 +6,7 @@
 #include <exception>
 #include <stdexcept>
 #include <string>
+#include <string_view>
 
 namespace nanorun {
 
@@ -37,6 +38,20 @@ class Error : public std::runtime_error {
   ExitCode code_;
   Scope scope_;
 };
+
+/// Text of the user or of a file as a message shows it: on one line, and cut to `max_size` bytes where it is longer.
+inline std::string excerpt(std::string_view text, std::size_t max_size = 160) {
+  std::size_t size = text.size();
+  if (size > max_size) {
+    size = max_size - 3;
+    while (size > 0 && (static_cast<unsigned char>(text[size]) & 0xC0) == 0x80) --size;  // not within a character
+  }
+  std::string shown(text.substr(0, size));
+  for (char& c : shown) {
+    if (static_cast<unsigned char>(c) < 0x20 || c == 0x7f) c = ' ';
+  }
+  return size < text.size() ? shown + "..." : shown;
+}
 
 /// For destructors: a device that has failed says so in the next call that may throw.
 template <class Work>

@@ -165,7 +165,11 @@ int main(int argc, char** argv) {
   ExitCode code;
   try {
     // 2. Read the command line.
-    const CommandLine line = parse_command_line({argv + 1, argv + argc});
+    const std::vector<std::string> arguments(argv + 1, argv + argc);
+    std::vector<std::string> words = {program_version() + (computes_in_fp32 ? "" : " for CUDA devices")};
+    words.insert(words.end(), arguments.begin(), arguments.end());
+    require_same_command(context.comm(), words);
+    const CommandLine line = parse_command_line(arguments);
     // 3. Do what it says.
     code = carry_out(context, line);
   } catch (...) {

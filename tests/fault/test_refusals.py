@@ -57,6 +57,18 @@ class Refusals(FaultTest):
                          "model.mlp_ratio=64", code=1)
         self.assert_refused(job, "rank 0: out of memory for the weights, ", "model.layers")
 
+    def test_ranks_with_different_commands(self):
+        (self.folder / "other.toml").write_text((self.folder / "deck.toml").read_text())
+        first = ["train", "deck.toml", "train.steps=1"]
+        for second, given in ((["train", "other.toml", "train.steps=1"], '"other.toml"'),
+                              (["train", "deck.toml", "train.steps=2"], '"train.steps=2"'),
+                              (["train", "deck.toml"], "nothing"), (["keys"], '"keys"'), (["--version"], '"--version"')):
+            job = Job(self.folder, 2, [*first, ":", "-n", 1, small_run.PROGRAM, *second])
+            self.assertEqual(job.wait(), 2, job.text())
+            self.assert_refused(job, f"nanorun: rank 2 was started with {given} where rank 0 was started with ")
+            self.assertEqual(job.output, [])
+        self.assertFalse((self.folder / "outputs").exists())
+
     def test_keys_that_do_not_fit(self):
         job = self.train(1, "model.width=64", code=2)
         self.assert_refused(job, "nanorun: override model.width=64: model.width = 64 must equal")
