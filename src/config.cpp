@@ -2,7 +2,6 @@
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
-#include <toml++/toml.h>
 
 #include <algorithm>
 #include <cmath>
@@ -14,6 +13,7 @@
 #include <utility>
 
 #include "src/config_keys.hpp"
+#include "src/config_toml.hpp"
 #include "src/error.hpp"
 
 namespace nanorun {
@@ -69,6 +69,9 @@ const Key* find_key(std::string_view section, std::string_view name) {
       std::ranges::find_if(keys, [&](const Key& key) { return section == key.section && name == key.name; });
   return at == keys.end() ? nullptr : &*at;
 }
+
+/// A name of the user's in a message, and in the search for names like it.
+std::string name_excerpt(std::string_view name) { return excerpt(name, 60); }
 
 bool is_section(std::string_view name) {
   return std::ranges::any_of(key_table(), [&](const Key& key) { return name == key.section; });
@@ -191,9 +194,7 @@ std::string allowed(const Key& key) {
 std::string one_line(const toml::node& node) {
   std::ostringstream stream;
   node.visit([&](const auto& value) { stream << value; });
-  std::string text = stream.str();
-  std::ranges::replace(text, '\n', ' ');
-  return text.size() > 60 ? text.substr(0, 57) + "..." : text;
+  return excerpt(stream.str(), 60);
 }
 
 /// For a string that reads as another TOML value, such as a number or a date.
@@ -207,7 +208,9 @@ void set_key(Config& config, const std::string& where, std::string_view section,
              const toml::node& node) {
   const Key* key = find_key(section, name);
   if (key == nullptr) {
-    fail(fmt::format("{}: unknown key {}.{}; nearest known key: {}", where, section, name, nearest_key(section, name)));
+    const std::string shown_section = name_excerpt(section), shown = name_excerpt(name);
+    fail(fmt::format("{}: unknown key {}.{}; nearest known key: {}", where, shown_section, shown,
+                     nearest_key(shown_section, shown)));
   }
   const Field field = key->field(config);
   const bool good = std::visit([&](auto* member) { return read(node, key->check, *member); }, field);
@@ -221,27 +224,27 @@ void set_key(Config& config, const std::string& where, std::string_view section,
 
 void read_section(Config& config, const std::string& file, const toml::key& section, const toml::node& node) {
   const std::string where = fmt::format("{}:{}", file, section.source().begin.line);
+  const std::string shown = name_excerpt(section);
   const bool known = is_section(section);
-  if (known && !node.is_table())
-    fail(fmt::format("{}: {} is a section: write [{}]", where, section.str(), section.str()));
+  if (known && !node.is_table()) fail(fmt::format("{}: {} is a section: write [{}]", where, shown, shown));
   if (!known && node.is_table()) {
-    fail(fmt::format("{}: unknown section [{}]; nearest known section: [{}]", where, section.str(),
-                     nearest_section(section)));
+    fail(fmt::format("{}: unknown section [{}]; nearest known section: [{}]", where, shown, nearest_section(shown)));
   }
   if (!known) {
-    fail(fmt::format("{}: unknown key {} outside any section; nearest known key: {}", where, section.str(),
-                     nearest_key("", section)));
+    fail(fmt::format("{}: unknown key {} outside any section; nearest known key: {}", where, shown,
+                     nearest_key("", shown)));
   }
   for (const auto& [name, value] : *node.as_table()) {
     set_key(config, fmt::format("{}:{}", file, name.source().begin.line), section, name, value);
   }
 }
 
-toml::table parse_toml(const std::string& text, const std::string& file) {
+toml::table parse_file(const std::string& text, const std::string& file) {
   try {
-    return toml::parse(text, file);
-  } catch (const toml::parse_error& error) {
-    fail(fmt::format("{}:{}: syntax error: {}", file, error.source().begin.line, error.description()));
+    return parse_toml(text);
+  } catch (const TomlError& error) {
+    const std::string where = error.line == 0 ? file : fmt::format("{}:{}", file, error.line);
+    fail(fmt::format("{}: {}{}", where, error.syntax ? "syntax error: " : "", error.what));
   }
 }
 
@@ -249,17 +252,17 @@ toml::table parse_toml(const std::string& text, const std::string& file) {
 toml::table parse_override_value(const std::string& where, const std::string& text) {
   constexpr const char* word = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_-+./*?~:@%";
   try {
-    toml::table table = toml::parse("value = " + text);
+    toml::table table = parse_toml("value = " + text);
     if (table.size() == 1) return table;
-  } catch (const toml::parse_error&) {
+  } catch (const TomlError& error) {
+    if (!error.syntax) fail(fmt::format("{}: {}", where, error.what));
     if (!text.empty() && text.find_first_not_of(word) == std::string::npos) return toml::table{{"value", text}};
   }
   fail(where + ": the value is neither a TOML value nor a bare word");
 }
 
 void apply_override(Config& config, const std::string& text) {
-  std::string where = "override " + text;
-  std::ranges::replace(where, '\n', ' ');
+  const std::string where = "override " + excerpt(text);
   const std::size_t equals = text.find('=');
   const std::size_t dot = text.find('.');
   if (equals == std::string::npos || dot == std::string::npos || dot > equals) {
@@ -273,7 +276,7 @@ void apply_override(Config& config, const std::string& text) {
 
 Config parse_deck(const std::string& text, const std::string& file, const std::vector<std::string>& overrides) {
   Config config;
-  for (const auto& [section, node] : parse_toml(text, file)) read_section(config, file, section, node);
+  for (const auto& [section, node] : parse_file(text, file)) read_section(config, file, section, node);
   for (const std::string& override_text : overrides) apply_override(config, override_text);
   return config;
 }

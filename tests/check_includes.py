@@ -10,7 +10,7 @@ LAYERS = """
 error
 arena files
 watchdog
-config config_keys config_check comm h5
+config config_keys config_check config_toml comm h5
 context transport mask schedule stop data trace trace_file run_folder
 transport_mpi transport_nccl transport_peers tensor_comm
 transport_devices params feed
@@ -29,7 +29,7 @@ ROOMS = {
     "kernels/peer_memory.hpp": {"transport_peers", "peer_memory"},
     "hdf5.h": {"h5"},
     "src/h5.hpp": {"h5", "data", "checkpoint", "trace_file", "import"},
-    "toml++/toml.h": {"config", "config_keys"},
+    "toml++/toml.h": {"config_toml"},
     "CLI/": {"command_line"},
     "nlohmann/json.hpp": {"report", "trace"},
     "cblas.h": {"portable"},

@@ -34,6 +34,12 @@ std::string check_error(const std::vector<std::string>& overrides, int ranks = 1
   return usage_error_of([&] { check_config(parse_deck("", "d.toml", all), ranks); });
 }
 
+std::string repeat(const std::string& text, int times) {
+  std::string all;
+  for (int i = 0; i < times; ++i) all += text;
+  return all;
+}
+
 /// Converts to the type of any member, which lets members be counted.
 struct Anything {
   template <class T>
@@ -237,6 +243,68 @@ TEST(Config, SyntaxErrorNamesItsLine) {
   EXPECT_TRUE(deck_error("[model]\nwidth = 1\nwidth = 2\n").starts_with("d.toml:3: syntax error: "));
   EXPECT_TRUE(deck_error("[model]\nwidth = 1 2\n").starts_with("d.toml:2: syntax error: "));
   EXPECT_TRUE(deck_error("[run]\nseed = 9223372036854775808\n").starts_with("d.toml:2: syntax error: "));
+}
+
+TEST(Config, NestingIsBounded) {
+  const std::string arrays = repeat("[", 50000) + repeat("]", 50000),
+                    tables = repeat("{a=", 50000) + "1" + repeat("}", 50000), keys = "a" + repeat(".a", 50000),
+                    quoted = "'a'" + repeat(" . \"a\"", 50000), mixed = repeat("{a.a.a=[", 50000);
+  const std::string message = "brackets or dotted keys nest more than 16 deep";
+  for (const std::string& text :
+       {"x = " + arrays, "x = " + tables, keys + " = 1", quoted + " = 1", "[" + keys + "]", "[[" + quoted + "]]",
+        "x = " + mixed, "x = {" + keys + " = 1}", "x = [{}, {" + keys + "=1}]"}) {
+    EXPECT_EQ(deck_error("# [[[\n\n[run]\n" + text + "\n"), "d.toml:4: " + message) << text.substr(0, 20);
+  }
+  for (const std::string& value : {arrays, tables, mixed, "1\n[" + keys + "]", "{" + keys + " = 1}"}) {
+    const std::string error = override_error("train.steps=" + value);
+    EXPECT_TRUE(error.ends_with("...: " + message)) << error;
+    EXPECT_LT(error.size(), 300u);
+  }
+  EXPECT_TRUE(deck_error("[trace]\njson_steps = " + repeat("[", 17) + repeat("]", 17)).ends_with(message));
+  EXPECT_EQ(
+      deck_error("[trace]\njson_steps = " + repeat("[", 16) + repeat("]", 16)),
+      "d.toml:2: trace.json_steps: got [ [ [ [ [ [ [ [ [ [ [ [ [ [ [ [] ] ] ] ] ] ] ] ] ] ] ] ] ..., allowed: list of "
+      "32-bit integers, each >= 0");
+}
+
+TEST(Config, BracketsAndDotsOfStringsAndCommentsDoNotNest) {
+  const std::string b = repeat("[", 20) + repeat("{", 20) + repeat(".", 20);
+  const std::string deck = "# " + b + "\n[data]\ntrain = [ # '''" + b + "\n\"\\\"" + b + "\", '" + b +
+                           "\\',\n\"\"\"\n" + b + "\\\"\"\"\"\"\", '''\n" + b + "''''' ] # \" " + b + "\n";
+  EXPECT_EQ(parse_deck(deck, "d.toml", {}).data.train,
+            (std::vector<std::string>{"\"" + b, b + "\\", b + "\"\"\"", b + "''"}));
+}
+
+TEST(Config, ValuesBesideEachOtherDoNotNest) {
+  std::string deck = "[optimizer]\n";
+  for (const char* key : {"muon_lr", "adam_beta1", "adam_beta2", "adam_eps", "lr_head", "lr_skip", "lr_scalar"}) {
+    deck += fmt::format("{} = 0.5\n", key);
+  }
+  deck += "[trace]\njson_steps = [" + repeat("1, ", 100) + "]\n" + repeat("[trace.x]\n", 2);
+  EXPECT_TRUE(deck_error(deck).starts_with("d.toml:12: syntax error: "));  // the same section again
+}
+
+TEST(Config, SizeIsBounded) {
+  EXPECT_EQ(deck_error(repeat("\n", 1048577)), "d.toml: 1048577 bytes; a deck has at most 1048576");
+  EXPECT_NO_THROW(parse_deck(repeat("\n", 1048576), "d.toml", {}));
+}
+
+TEST(Config, LongTextIsCutInMessages) {
+  const std::string a = repeat("a", 1000000), cut = repeat("a", 57) + "...";
+  EXPECT_TRUE(deck_error(a + " = 1").starts_with("d.toml:1: unknown key " + cut + " outside any section; nearest"));
+  EXPECT_TRUE(deck_error("[" + a + "]").starts_with("d.toml:1: unknown section [" + cut + "]; nearest"));
+  EXPECT_TRUE(deck_error("[run]\n" + a + " = 1").starts_with("d.toml:2: unknown key run." + cut + "; nearest"));
+  EXPECT_TRUE(deck_error("[run]\nname = \"" + a + "/\"").starts_with("d.toml:2: run.name: got '" + cut.substr(1)));
+  EXPECT_TRUE(deck_error("x = " + repeat("1", 1000000)).starts_with("d.toml:1: syntax error: "));
+  for (const std::string& text : {"train.steps=" + a, a + "=1", a + "." + a + "=1", "train." + a + "=1"}) {
+    EXPECT_LT(override_error(text).size(), 400u);
+  }
+}
+
+TEST(Excerpt, IsOneLineOfWholeCharacters) {
+  EXPECT_EQ(excerpt("a\tb\n\x7f\x1b[0m"), "a b   [0m");
+  EXPECT_EQ(excerpt("größe", 7), "größe");
+  EXPECT_EQ(excerpt("größer", 6), "gr...");
 }
 
 TEST(Config, OverridesGoBeforeTheDeck) {
