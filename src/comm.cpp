@@ -109,16 +109,19 @@ std::vector<double> Comm::all_gather(double value) {
 void Comm::together(const std::function<void()>& work) {
   int code = 0;
   std::string message;
+  Cause cause = Cause::other;
   try {
     work();
   } catch (const Error& error) {
     code = static_cast<int>(error.code());
     message = error.what();
+    cause = error.cause();
   }
   const std::vector<double> codes = all_gather(code);
   for (int r = 0; r < size_; ++r) {
     if (codes[r] == 0) continue;
-    throw Error(static_cast<ExitCode>(static_cast<int>(codes[r])), broadcast(message, r), Scope::all_ranks);
+    broadcast(std::as_writable_bytes(std::span(&cause, 1)), r);
+    throw Error(static_cast<ExitCode>(static_cast<int>(codes[r])), broadcast(message, r), Scope::all_ranks, cause);
   }
 }
 

@@ -63,7 +63,7 @@ class Comm {
   /// A text of each rank, at most 2 GiB in all, on rank 0; empty elsewhere.
   std::vector<std::string> gather(const std::string& text);
   /// Runs `work` (which must not use this communicator) on every rank. Where it throws an Error on any of them, all
-  /// ranks throw the one of the lowest such rank, with Scope::all_ranks.
+  /// ranks throw the one of the lowest such rank, its cause included, with Scope::all_ranks.
   void together(const std::function<void()>& work);
 
  private:

@@ -26,17 +26,23 @@ enum class ExitCode : int {
 /// (it reports and aborts the job).
 enum class Scope { all_ranks, this_rank };
 
+/// What is to blame. damage: the contents of a file, so that another file may serve in its place. other: anything else,
+/// such as a file system that fails, which says nothing about the file.
+enum class Cause { other, damage };
+
 class Error : public std::runtime_error {
  public:
-  Error(ExitCode code, const std::string& message, Scope scope = Scope::this_rank)
-      : std::runtime_error(message), code_(code), scope_(scope) {}
+  Error(ExitCode code, const std::string& message, Scope scope = Scope::this_rank, Cause cause = Cause::other)
+      : std::runtime_error(message), code_(code), scope_(scope), cause_(cause) {}
 
   ExitCode code() const { return code_; }
   Scope scope() const { return scope_; }
+  Cause cause() const { return cause_; }
 
  private:
   ExitCode code_;
   Scope scope_;
+  Cause cause_;
 };
 
 /// Text of the user or of a file as a message shows it: on one line, and cut to `max_size` bytes where it is longer.

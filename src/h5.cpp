@@ -33,18 +33,25 @@ class Locked {
   std::lock_guard<std::recursive_mutex> guard_;
 };
 
-/// The innermost message of the last HDF5 call, on one line; empty if that call succeeded.
-std::string reason() {
-  std::string text;
-  const auto keep_innermost = [](unsigned n, const H5E_error2_t* error, void* text) -> herr_t {
-    if (n == 0 && error->desc != nullptr) *static_cast<std::string*>(text) = error->desc;
+/// Why the last HDF5 call failed.
+struct Reason {
+  std::string text;        ///< its innermost message, on one line; empty if the call succeeded
+  bool of_system = false;  ///< a call of the operating system or of MPI failed, or memory was short
+};
+
+Reason last_reason() {
+  Reason reason;
+  const auto keep_innermost = [](unsigned n, const H5E_error2_t* error, void* reason) -> herr_t {
+    const std::string text = error->desc == nullptr ? "" : error->desc;
+    auto& [innermost, of_system] = *static_cast<Reason*>(reason);
+    if (n == 0) innermost = text;
+    if (text.find("errno = ") != std::string::npos || error->min_num == H5E_MPI || error->min_num == H5E_NOSPACE)
+      of_system = true;
     return 0;
   };
-  H5Ewalk2(H5E_DEFAULT, H5E_WALK_UPWARD, keep_innermost, &text);
-  for (char& c : text) {
-    if (c == '\n') c = ' ';
-  }
-  return text;
+  H5Ewalk2(H5E_DEFAULT, H5E_WALK_UPWARD, keep_innermost, &reason);
+  std::ranges::replace(reason.text, '\n', ' ');
+  return reason;
 }
 
 /// Whether the file has an HDF5 driver block, which no driver in use here writes. HDF5 allocates up to 4 GiB as that
@@ -97,7 +104,7 @@ void Handle::swap(Handle& other) noexcept {
 }
 
 File::File(const std::string& path, MPI_Comm comm, ExitCode code, Mode mode)
-    : path_(path), code_(code), collective_(comm != MPI_COMM_NULL) {
+    : path_(path), code_(code), mode_(mode), collective_(comm != MPI_COMM_NULL) {
   Locked locked;
   const Handle access = own(H5Pcreate(H5P_FILE_ACCESS), H5Pclose, "", "file access list");
   if (collective_) {
@@ -114,8 +121,8 @@ File::File(const std::string& path, MPI_Comm comm, ExitCode code, Mode mode)
   if (std::filesystem::is_directory(path, ignored))
     throw Error(code_, fmt::format("{}: a folder; name a file in it", path_));
   if (H5Fis_hdf5(path.c_str()) == 0)  // negative where there is no file
-    throw Error(code_, fmt::format("{}: not an HDF5 file, so neither a token shard, a checkpoint nor a trace", path_));
-  if (has_driver_block(path)) throw Error(code_, fmt::format("{}: has an HDF5 driver block, unfit for reading", path_));
+    refuse("not an HDF5 file, so neither a token shard, a checkpoint nor a trace");
+  if (has_driver_block(path)) refuse("has an HDF5 driver block, unfit for reading");
   const hid_t id = H5Fopen(path.c_str(), mode == Mode::read ? H5F_ACC_RDONLY : H5F_ACC_RDWR, access.get());
   if (id < 0 && !std::filesystem::exists(path, ignored)) throw Error(code_, fmt::format("{}: no such file", path_));
   handle_ = own(id, H5Fclose, "", "cannot be opened as an HDF5 file");
@@ -128,9 +135,17 @@ File File::open_append(const std::string& path, MPI_Comm comm, ExitCode code) {
 }
 
 void File::fail(const std::string& object, const std::string& what) const {
-  const std::string why = reason();
-  throw Error(code_, fmt::format("{}{}{}: {}{}{}", path_, object.empty() ? "" : ": ", object, what,
-                                 why.empty() ? "" : ": ", why));
+  const Reason why = last_reason();
+  const bool damaged = mode_ != Mode::create && !why.of_system;
+  throw Error(code_,
+              fmt::format("{}{}{}: {}{}{}", path_, object.empty() ? "" : ": ", object, what,
+                          why.text.empty() ? "" : ": ", why.text),
+              Scope::this_rank, damaged ? Cause::damage : Cause::other);
+}
+
+/// What stands in place of a file that can be read.
+void File::refuse(const std::string& what) const {
+  throw Error(code_, fmt::format("{}: {}", path_, what), Scope::this_rank, Cause::damage);
 }
 
 Handle File::own(hid_t id, herr_t (*close)(hid_t), const std::string& object, const char* action) const {

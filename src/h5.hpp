@@ -1,7 +1,8 @@
 #pragma once
 // HDF5 files, slabs of datasets, and checksums. The HDF5 library may not be thread-safe: every function here takes one
 // process-wide lock, so a reader thread and the main thread may both call it. Failures throw Error with the code the
-// file was opened with; the message is one line that names the file, the object and HDF5's innermost reason.
+// file was opened with; the message is one line that names the file, the object and HDF5's innermost reason. The cause
+// is Cause::damage where a file that is there does not hold what is asked of it, for no reason of the system's.
 
 #include <hdf5.h>
 #include <mpi.h>
@@ -121,6 +122,7 @@ class File {
   File(const std::string& path, MPI_Comm comm, ExitCode code, Mode mode);
 
   [[noreturn]] void fail(const std::string& object, const std::string& what) const;
+  [[noreturn]] void refuse(const std::string& what) const;
   Handle own(hid_t id, herr_t (*close)(hid_t), const std::string& object, const char* action) const;
   void check(herr_t status, const std::string& object, const char* action) const;
   Handle dataset(const std::string& name) const;
@@ -134,6 +136,7 @@ class File {
   Handle handle_;
   std::string path_;
   ExitCode code_;
+  Mode mode_;
   bool collective_;
 };
 

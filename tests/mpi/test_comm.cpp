@@ -44,5 +44,19 @@ TEST(Comm, TogetherGivesEveryRankTheErrorOfTheLowestRank) {
   EXPECT_NO_THROW(comm.together([] {}));
 }
 
+TEST(Comm, TogetherKeepsTheCauseOfTheError) {
+  Comm& comm = test_comm();
+  for (const Cause cause : {Cause::other, Cause::damage}) {
+    try {
+      comm.together([&] {
+        if (comm.rank() == comm.size() - 1) throw Error(ExitCode::data, "the last rank", Scope::this_rank, cause);
+      });
+      FAIL() << "no error";
+    } catch (const Error& error) {
+      EXPECT_EQ(error.cause(), cause);
+    }
+  }
+}
+
 }  // namespace
 }  // namespace nanorun

@@ -1,11 +1,13 @@
 #include "src/h5.hpp"
 
 #include <gtest/gtest.h>
+#include <sys/file.h>
 
 #include <filesystem>
 #include <fstream>
 #include <numeric>
 
+#include "src/files.hpp"
 #include "tests/error_of.hpp"
 #include "tests/temp_folder.hpp"
 
@@ -124,6 +126,45 @@ TEST(H5, TruncatedFileIsRefused) {
   }
   std::filesystem::resize_file(folder / "a.h5", std::filesystem::file_size(folder / "a.h5") - 1);
   EXPECT_TRUE(contains(error_of([&] { File::open(folder / "a.h5"); }), "truncated"));
+}
+
+TEST(H5, DamageIsToldFromWhatTheSystemRefuses) {
+  const TempFolder folder;
+  const std::string path = folder / "a.h5";
+  const auto cause = [&](auto&& body) {
+    try {
+      body();
+    } catch (const Error& error) {
+      return error.cause();
+    }
+    ADD_FAILURE() << "no error";
+    return Cause::other;
+  };
+  const auto open = [&] { File::open(path); };
+  EXPECT_EQ(cause(open), Cause::other);  // no such file
+  EXPECT_EQ(cause([&] { File::create(folder / "none/a.h5"); }), Cause::other);
+  {
+    File file = File::create(path);
+    file.create_dataset<float>("x", {1000});
+    EXPECT_EQ(cause([&] { file.shape("y"); }), Cause::other);  // of what this program writes
+  }
+  {
+    const File file = File::open(path);
+    std::vector<double> values(1);
+    EXPECT_EQ(cause([&] { file.shape("y"); }), Cause::damage);
+    EXPECT_EQ(cause([&] { file.read<double>("x", {0}, {1}, values); }), Cause::damage);
+    EXPECT_EQ(cause([&] { file.read_integer_attribute("x", "sum"); }), Cause::damage);
+  }
+  {
+    const Descriptor other = open_to_read(path, ExitCode::data);
+    ASSERT_EQ(::flock(other.get(), LOCK_EX), 0);
+    EXPECT_TRUE(contains(error_of(open), "lock"));
+    EXPECT_EQ(cause(open), Cause::other);
+  }
+  std::filesystem::resize_file(path, std::filesystem::file_size(path) - 1);
+  EXPECT_EQ(cause(open), Cause::damage);
+  std::filesystem::resize_file(path, 2);
+  EXPECT_EQ(cause(open), Cause::damage);
 }
 
 TEST(H5, ADriverBlockIsRefused) {
