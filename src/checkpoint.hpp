@@ -1,27 +1,18 @@
 #pragma once
-// Checkpoints, see docs/file_formats.md: one parallel HDF5 file a step, written to FILE.partial, closed, verified,
-// fsynced and renamed. Any rank count may read what any other wrote.
+// The checkpoints of a run: one file a step in the run's own directory, of one course of the training alone. Any rank
+// count may read what any other wrote.
 
+#include <cstdint>
 #include <optional>
 #include <string>
 #include <vector>
 
+#include "src/checkpoint_file.hpp"
 #include "src/comm.hpp"
 #include "src/config.hpp"
-#include "src/data.hpp"
 #include "src/params.hpp"
 
 namespace nanorun {
-
-inline constexpr const char* checkpoint_format = "nanorun checkpoint";
-
-/// What a run has done so far.
-struct Progress {
-  long step = 0;  ///< updates made
-  Cursor cursor;  ///< where the next step reads
-  double train_seconds = 0;
-  std::uint64_t tokens = 0;
-};
 
 /// Identifies tensors and shapes, in whatever order: names and shapes of the parameter table hashed into 16 hexadecimal
 /// digits.
@@ -29,41 +20,56 @@ std::string model_fingerprint(const ParameterTable& table);
 
 class Checkpoints {
  public:
-  /// `folder` is created on the first save; `deck` is the resolved deck as TOML, `model` its model_fingerprint.
-  Checkpoints(Comm& comm, const CheckpointConfig& config, std::string folder, std::string deck, std::string model);
+  /// `directory` is created when something is written; `deck` is the resolved deck as TOML, `model` its
+  /// model_fingerprint.
+  Checkpoints(Comm& comm, const CheckpointConfig& config, std::string directory, std::string deck, std::string model);
+
+  /// The training shards, as run_data's shard_record writes them; goes into the files.
+  void set_shards(std::string record) { header_.shards = std::move(record); }
 
   /// Collective. Writes checkpoint_<step>.h5 and then removes older ones beyond keep and milestones; returns its path.
   /// Throws Error(checkpoint) on all ranks alike; the previous checkpoints stay untouched.
   std::string save(const Progress& progress, const std::vector<Slab<float>>& slabs);
 
+  /// Collective. Finds out before training what would keep save() from writing: writes a small file in the same place
+  /// by the same code, reads it back and removes it, and compares what the checkpoints of the steps from `first` to
+  /// `steps` need with the free space. Throws Error(checkpoint) on all ranks alike.
+  void probe(long first, long steps, const std::vector<Slab<float>>& slabs);
+
   /// Collective. Resolves config.restart: "none" → nothing; a file → that file, or Error; "auto" → the newest file in
-  /// the folder that verifies (damaged ones are warned of and passed over), nothing if there is none at all, or Error
-  /// if none of them verifies or the newest belongs to another model. Fills the slabs. Throws Error(checkpoint) on all
-  /// ranks alike; the slabs then hold anything.
+  /// the directory that verifies, nothing if there is none at all. Damaged files are warned of and passed over; Error
+  /// if none verifies, the newest belongs to another model, or one cannot be read for another reason than damage. Fills
+  /// the slabs, and changes nothing on disk. Throws Error(checkpoint) on all ranks alike; the slabs then hold anything.
   std::optional<Progress> restore(const std::vector<Slab<float>>& slabs);
 
-  /// The checkpoint that restore() found, and its deck as TOML; empty before.
+  /// The checkpoint that restore() found, and its header; empty before.
   const std::string& restored_file() const { return restored_file_; }
-  const std::string& restored_deck() const { return restored_deck_; }
+  const CheckpointHeader& restored() const { return restored_; }
+  /// Whether that checkpoint is one of the directory's own, so that the run goes on there. Rank 0's answer.
+  bool continues_here() const;
 
-  /// Checkpoint files in the folder, in the order of their steps.
+  /// For rank 0. Moves the checkpoints after `step`, which belong to a course that is given up, to names that nothing
+  /// here reads; returns what the log says of them. Throws Error(checkpoint).
+  std::vector<std::string> set_newer_aside(long step) const;
+
+  /// Checkpoint files in the directory, in the order of their steps. Throws Error(checkpoint) where it cannot be
+  /// listed.
   std::vector<std::string> list() const;
 
  private:
   std::string path_of(long step) const;
   Progress load(const std::string& path, const std::vector<Slab<float>>& slabs);
   std::optional<Progress> load_newest(const std::vector<std::string>& files, const std::vector<Slab<float>>& slabs);
-  void remove_leftovers() const;
+  void make_directory() const;
+  void require_space(long steps, std::uint64_t bytes) const;
   void prune(long step) const;
 
   Comm& comm_;
   const CheckpointConfig& config_;
-  std::string folder_, deck_, model_;
-  std::string restored_file_, restored_deck_;
+  std::string directory_;
+  CheckpointHeader header_;  ///< what all files of this run share
+  std::string restored_file_;
+  CheckpointHeader restored_;
 };
-
-/// Collective. Verifies format and every tensor's checksum, the tensors' rows spread over the ranks. Throws
-/// Error(checkpoint) on all ranks alike, with one line naming file and object.
-void verify_checkpoint(Comm& comm, const std::string& path);
 
 }  // namespace nanorun

@@ -282,19 +282,19 @@ void require_free(const std::string& path, bool force, std::span<const std::stri
   if (!force) throw Error(code, fmt::format("{}: exists; name another file, or replace it with --force", path));
 }
 
+bool names_file(const std::string& path, const Descriptor& file, ExitCode code) {
+  const std::optional<struct stat> named = look(::stat, path, code);
+  struct stat own {};
+  if (::fstat(file.get(), &own) != 0) fail(code, path, "cannot be examined", errno);
+  return named && named->st_dev == own.st_dev && named->st_ino == own.st_ino;
+}
+
 AppendFile::AppendFile(const std::string& path, ExitCode code)
     : path_(path), code_(code), file_(open_regular(path, O_RDWR | O_APPEND | O_CREAT | O_NOFOLLOW, code)) {}
 
 void AppendFile::write(std::span<const std::byte> bytes) { write_all(file_, path_, bytes, code_); }
 
 void AppendFile::close() { close_written(file_, path_, code_); }
-
-bool AppendFile::in_place() const {
-  const std::optional<struct stat> named = look(::stat, path_, code_);
-  struct stat own {};
-  if (::fstat(file_.get(), &own) != 0) fail(code_, path_, "cannot be examined", errno);
-  return named && named->st_dev == own.st_dev && named->st_ino == own.st_ino;
-}
 
 std::string AppendFile::text() const {
   struct stat own {};
@@ -313,7 +313,7 @@ void replace_text(const std::string& path, ExitCode code, const std::string& tex
 }
 
 FileLock::FileLock(const std::string& path, const std::string& note, ExitCode code)
-    : file_(open_regular(path, O_RDWR | O_CREAT | O_NOFOLLOW, code)) {
+    : path_(path), code_(code), file_(open_regular(path, O_RDWR | O_CREAT | O_NOFOLLOW, code)) {
   struct stat status {};
   // A second name would be some other file, which the note is not to replace.
   if (::fstat(file_.get(), &status) == 0 && status.st_nlink > 1)

@@ -133,6 +133,9 @@ void replace_file(const std::string& path, ExitCode code, Write&& write) {
   }
 }
 
+/// Whether `path` names the open file.
+bool names_file(const std::string& path, const Descriptor& file, ExitCode code);
+
 /// A file that grows at its end.
 class AppendFile {
  public:
@@ -144,7 +147,7 @@ class AppendFile {
   /// Reports what could not be written.
   void close();
   /// Whether the path still names this file.
-  bool in_place() const;
+  bool in_place() const { return names_file(path_, file_, code_); }
   /// Everything that the file holds, also when its name is gone.
   std::string text() const;
 
@@ -170,8 +173,12 @@ class FileLock {
   const std::optional<std::string>& held_by() const { return held_by_; }
   /// False on a file system without locks.
   bool supported() const { return supported_; }
+  /// Whether the path still names the locked file.
+  bool in_place() const { return names_file(path_, file_, code_); }
 
  private:
+  std::string path_;
+  ExitCode code_;
   Descriptor file_;
   bool supported_ = true;
   std::optional<std::string> held_by_;

@@ -7,6 +7,7 @@
 #include <cmath>
 #include <cstdio>
 #include <nlohmann/json.hpp>
+#include <utility>
 
 #include "src/model.hpp"
 #include "src/optimizer.hpp"
@@ -34,8 +35,10 @@ std::string in_units(double value, const char* unit, double base = 1000) {
 /// mpirun gives rank 0 a pseudo-terminal for its standard output wherever that goes, but not for its standard error.
 bool on_terminal() { return isatty(STDOUT_FILENO) != 0 && isatty(STDERR_FILENO) != 0; }
 
+/// Of the steps that this program run has made, or, where it has made none, of all steps.
 double tokens_per_second(const RunSummary& s) {
-  return s.run_seconds > 0 ? static_cast<double>(s.run_tokens) / s.run_seconds : 0;
+  if (s.run_seconds > 0) return static_cast<double>(s.run_tokens) / s.run_seconds;
+  return s.progress.train_seconds > 0 ? static_cast<double>(s.progress.tokens) / s.progress.train_seconds : 0;
 }
 
 /// Of the weights that every rank holds.
@@ -52,8 +55,13 @@ double bytes_sent_per_step(const Config& config, const ParameterTable& table, in
 
 }  // namespace
 
-Log::Log(const std::string& file, bool active) : active_(active), terminal_(active && on_terminal()), path_(file) {
-  if (active_) file_.emplace(file, ExitCode::output);
+Log::Log(bool active) : active_(active), terminal_(active && on_terminal()) {}
+
+void Log::open(const std::string& file) {
+  if (!active_) return;
+  path_ = file;
+  file_.emplace(file, ExitCode::output);
+  file_->write(std::exchange(waiting_, ""));
 }
 
 void Log::line(const std::string& text) {
@@ -78,6 +86,10 @@ void Log::note(const std::string& text) {
 
 /// A log whose file was removed in mid-run continues in a new one, which begins with what the old one held.
 void Log::write(const std::string& text) {
+  if (!file_) {
+    waiting_ += text;
+    return;
+  }
   if (!file_->in_place()) {
     const std::string before = file_->text();
     make_directories(directory_of(path_), ExitCode::output);
@@ -132,6 +144,13 @@ std::string summary_json(const RunSummary& s) {
   return json.dump(2) + "\n";
 }
 
+long finished_steps(const std::string& summary_json) {
+  const auto json = nlohmann::json::parse(summary_json, nullptr, false);
+  if (!json.is_object() || !json.value("finished", nlohmann::json()).is_boolean()) return 0;
+  const auto steps = json.value("steps", nlohmann::json());
+  return json["finished"] == true && steps.is_number_integer() ? steps.get<long>() : 0;
+}
+
 std::string closing_lines(const RunSummary& s) {
   std::string text = timing_table(s.phases);
   const auto merit = [&](const char* name, double value) { text += fmt::format("FOM {} {:.6g}\n", name, value); };
@@ -140,7 +159,7 @@ std::string closing_lines(const RunSummary& s) {
   merit("time_to_first_step_seconds", s.time_to_first_step);
   merit("peak_memory_bytes", static_cast<double>(s.peak_memory));
   if (s.peak_device_memory > 0) merit("peak_device_memory_bytes", static_cast<double>(s.peak_device_memory));
-  merit("final_train_loss", s.train_loss);
+  if (!std::isnan(s.train_loss)) merit("final_train_loss", s.train_loss);
   if (s.validation_loss) merit("final_val_loss", *s.validation_loss);
   text.pop_back();
   return text;

@@ -17,8 +17,11 @@ namespace nanorun {
 /// Lines to standard output and to log.txt, and on a terminal a live line for the current step.
 class Log {
  public:
-  /// Appends to `file`; silent where not `active`. Throws Error(output).
-  Log(const std::string& file, bool active);
+  /// Silent where not `active`. Lines wait for open() before they go to a file too.
+  explicit Log(bool active);
+
+  /// Appends to `file` from here on, and what was said so far. Throws Error(output).
+  void open(const std::string& file);
 
   void line(const std::string& text);
   /// To log.txt alone.
@@ -34,6 +37,7 @@ class Log {
   bool live_shown_ = false;
   bool warned_ = false;
   std::string path_;
+  std::string waiting_;  ///< lines from before open()
   std::optional<AppendFile> file_;
 };
 
@@ -66,6 +70,8 @@ struct RunSummary {
   Trace::Summary phases;
 };
 std::string summary_json(const RunSummary& summary);
+/// Steps of the finished run that a summary.json is of; 0 where the run is not finished or the text is no summary.
+long finished_steps(const std::string& summary_json);
 std::string closing_lines(const RunSummary& summary);
 
 /// Largest resident memory of this process so far, in bytes.

@@ -3,20 +3,17 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <cstdio>
 #include <cstdlib>
-#include <filesystem>
 
 #include "src/error.hpp"
 
 namespace nanorun {
 
-namespace fs = std::filesystem;
-
 namespace {
 
 constexpr const char* lock_name = "lock";
+constexpr std::uint64_t max_text = 1u << 30;  ///< bytes of a file that read() takes
 
 /// Who runs: the batch job where there is one, host and process.
 std::string own_name() {
@@ -30,61 +27,96 @@ std::string own_name() {
   return text + fmt::format("process {} on host {}", ::getpid(), host);
 }
 
-/// Whether an earlier run left anything but its lock.
-bool holds_a_run(const fs::path& folder) {
-  return std::ranges::any_of(fs::directory_iterator(folder),
-                             [](const fs::directory_entry& entry) { return entry.path().filename() != lock_name; });
-}
-
-/// Keeps what an earlier run wrote under the first free number.
-void back_up(const fs::path& folder) {
-  int number = 1;
-  while (fs::exists(fmt::format("{}.{}", folder.string(), number))) ++number;
-  fs::rename(folder, fmt::format("{}.{}", folder.string(), number));
-}
-
-/// Throws filesystem_error unless files can be made in the folder.
-void require_writable(const std::string& folder) {
-  fs::create_directories(folder);
-  if (::access(folder.c_str(), W_OK | X_OK) == 0) return;
-  throw fs::filesystem_error("cannot write", folder, std::error_code(errno, std::generic_category()));
-}
-
 }  // namespace
 
-RunFolder::RunFolder(Comm& comm, const Config& config) : path_(config.run.outputs + "/" + config.run.name) {
-  comm.together([&] {
-    if (comm.root()) prepare(config);
+RunFolder::RunFolder(Comm& comm, const Config& config)
+    : comm_(comm),
+      path_(config.run.outputs + "/" + config.run.name),
+      stop_file_(config.stop.file.empty() ? file("stop") : config.stop.file) {
+  comm_.together([&] {
+    if (!comm_.root()) return;
+    made_ = !exists(path_, ExitCode::output);
+    make_directories(path_, ExitCode::output);
+    lock();
   });
 }
 
-void RunFolder::prepare(const Config& config) {
-  try {
-    require_writable(path_);
-    lock();
-    if (config.checkpoint.restart == "none" && holds_a_run(path_)) {
-      back_up(path_);
-      require_writable(path_);
-      lock();  // beside that of the old folder, for which another job may still be waiting
-    }
-    require_writable(checkpoints());
-    // A stop file of the last run would end this one at once.
-    fs::remove(stop_file(config.stop));
-  } catch (const fs::filesystem_error& error) {
-    throw Error(ExitCode::output, fmt::format("cannot prepare the output folder: {}: {}", error.path1().string(),
-                                              error.code().message()));
-  }
+RunFolder::~RunFolder() {
+  if (!made_) return;
+  quietly([&] {
+    if (list_directory(path_, ExitCode::output) != std::vector<std::string>{lock_name}) return;
+    remove_file(file(lock_name), ExitCode::output);
+    ::rmdir(path_.c_str());
+  });
 }
 
 void RunFolder::lock() {
   const FileLock& lock = locks_.emplace_back(file(lock_name), own_name(), ExitCode::output);
   if (lock.held_by()) {
-    throw Error(ExitCode::output, fmt::format("the output folder {} is in use by {}", path_,
+    throw Error(ExitCode::output, fmt::format("the output directory {} is in use by {}", path_,
                                               lock.held_by()->empty() ? "another job" : *lock.held_by()));
   }
   if (!lock.supported()) {
     fmt::print(stderr, "nanorun: warning: {}: no locks on this file system; nothing keeps a second job away\n", path_);
   }
+}
+
+std::optional<std::string> RunFolder::read(const std::string& name) const {
+  if (!exists(file(name), ExitCode::output)) return std::nullopt;
+  return read_text(file(name), max_text, ExitCode::output);
+}
+
+/// Whether an earlier run left anything but its lock and empty directories.
+bool RunFolder::holds_a_run() const {
+  return std::ranges::any_of(list_directory(path_, ExitCode::output), [&](const std::string& name) {
+    if (name == lock_name) return false;
+    return kind_of_entry(file(name), ExitCode::output) != FileKind::directory ||
+           !list_directory(file(name), ExitCode::output).empty();
+  });
+}
+
+void RunFolder::require_free_stop_file() {
+  comm_.together([&] {
+    if (!comm_.root()) return;
+    const FileKind found = kind_of_entry(stop_file_, ExitCode::output);
+    const bool empty_file = found == FileKind::regular && file_size(stop_file_, ExitCode::output) == 0;
+    if (found == FileKind::absent || empty_file) return;
+    throw Error(ExitCode::output,
+                fmt::format("{}: is the stop file, but not an empty one that a run might remove: move it, or name "
+                            "another as stop.file",
+                            stop_file_));
+  });
+}
+
+std::optional<std::string> RunFolder::begin(bool anew) {
+  std::optional<std::string> old;
+  comm_.together([&] {
+    if (!comm_.root()) return;
+    if (anew && holds_a_run()) {
+      old = set_aside(path_, ExitCode::output);
+      make_directories(path_, ExitCode::output);
+      lock();  // beside that of the old directory, for which another job may still be waiting
+    }
+    made_ = false;
+    // A stop file of the last run would end this one at once.
+    remove_file(stop_file_, ExitCode::output);
+  });
+  return old;
+}
+
+void RunFolder::keep() {
+  try {
+    if (locks_.back().in_place()) return;
+    make_directories(path_, ExitCode::output);
+    make_directories(heartbeats(), ExitCode::output);
+  } catch (const Error& error) {
+    if (!warned_) fmt::print(stderr, "nanorun: warning: {}\n", error.what());
+    warned_ = true;
+    return;
+  }
+  fmt::print(stderr, "nanorun: warning: {}: was removed while the run goes on; made again\n", path_);
+  locks_.clear();
+  lock();
 }
 
 void RunFolder::write(const std::string& name, const std::string& text) const {

@@ -1,6 +1,7 @@
 #pragma once
 // outputs/<name>: where everything that a run writes lies.
 
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -12,26 +13,49 @@ namespace nanorun {
 
 class RunFolder {
  public:
-  /// Collective. Creates the folder and locks it for the lifetime of the object. A folder of an earlier run is
-  /// continued with restart = "auto" or a file, and renamed to <folder>.1, .2, ... with restart = "none". Throws
-  /// Error(output) on all ranks alike when it cannot be written or another job holds the lock.
+  /// Collective. Creates the directory, unless an earlier run has, and locks it for the lifetime of the object; nothing
+  /// else in it is touched before begin(). Throws Error(output) on all ranks alike when it cannot be written or another
+  /// job holds the lock.
   RunFolder(Comm& comm, const Config& config);
+  /// A directory in which no run began does not stay, where this object has made it.
+  ~RunFolder();
+  RunFolder(const RunFolder&) = delete;
+  RunFolder& operator=(const RunFolder&) = delete;
 
   const std::string& path() const { return path_; }
   std::string file(const std::string& name) const { return path_ + "/" + name; }
   std::string heartbeats() const { return file("heartbeats"); }
   std::string checkpoints() const { return file("checkpoints"); }
-  std::string stop_file(const StopConfig& config) const { return config.file.empty() ? file("stop") : config.file; }
+  const std::string& stop_file() const { return stop_file_; }
+
+  /// Text of a file of an earlier run; nothing where there is none. Throws Error(output).
+  std::optional<std::string> read(const std::string& name) const;
+
+  /// Collective. Throws Error(output) on all ranks alike where begin() could not remove the stop file.
+  void require_free_stop_file();
+
+  /// Collective. Makes the directory ready for a run that goes on with what lies there, or, `anew`, for one that
+  /// starts: what an earlier run has left is then renamed to <directory>.1, .2, ...; returns that name, or nothing
+  /// where nothing was there. Removes the stop file of an earlier run. Throws Error(output) on all ranks alike.
+  std::optional<std::string> begin(bool anew);
+
+  /// For rank 0, now and then: where the directory was removed while the run goes on, says so, makes it again and locks
+  /// it. Throws Error(output) where another job has taken its place.
+  void keep();
 
   /// Replaces a file by way of a temporary one. Throws Error(output).
   void write(const std::string& name, const std::string& text) const;
 
  private:
-  void prepare(const Config& config);
   void lock();
+  bool holds_a_run() const;
 
+  Comm& comm_;
   std::string path_;
+  std::string stop_file_;
   std::vector<FileLock> locks_;  ///< of rank 0
+  bool made_ = false;            ///< the directory, by this object
+  bool warned_ = false;
 };
 
 }  // namespace nanorun

@@ -7,6 +7,7 @@
 #include <limits>
 
 #include "src/checkpoint.hpp"
+#include "src/earlier_run.hpp"
 #include "src/model.hpp"
 #include "src/optimizer.hpp"
 #include "src/report.hpp"
@@ -42,7 +43,9 @@ class Training {
   ExitCode run();
 
  private:
+  void introduce();
   void restore();
+  void begin();
   void log_changes(const std::string& checkpoint_deck);
   void warn_of_gradient_scale();
   void train_step();
@@ -67,7 +70,7 @@ class Training {
   Context& context_;
   Comm& comm_;
   const Config& config_;
-  RunData data_;  // opened before the folder of an earlier run is touched
+  RunData data_;
   RunFolder folder_;
   Log log_;
   std::vector<Token> validation_row_;
@@ -84,9 +87,11 @@ class Training {
   Batch ahead_;  ///< of the next step, read while the device works on the one before
 
   Progress progress_;
+  bool continues_here_ = false;  ///< the run goes on in the directory of its checkpoint
+  bool complete_ = false;        ///< an earlier run has done all that this one would do
   long first_step_ = 0;
   long saved_step_ = -1;
-  double loss_ = 0;
+  double loss_ = std::numeric_limits<double>::quiet_NaN();
   std::optional<double> validation_loss_;
   StopReason stop_reason_ = StopReason::none;
   double run_seconds_ = 0;
@@ -100,7 +105,7 @@ Training::Training(Context& context, const Config& config)
       config_(config),
       data_(open_run_data(comm_, config)),
       folder_(comm_, config),
-      log_(folder_.file("log.txt"), comm_.root()),
+      log_(comm_.root()),
       validation_row_(config.validation.length + 1),
       table_(config.model),
       weights_(table_),
@@ -110,19 +115,22 @@ Training::Training(Context& context, const Config& config)
              {context.stream(), context.upload_stream()}),
       optimizer_(config, table_, weights_, gradients_.span(), tensor_comm_, context.stream()),
       checkpoints_(comm_, config.checkpoint, folder_.checkpoints(), to_toml(config), model_fingerprint(table_)),
-      stop_(config.stop, folder_.stop_file(config.stop), comm_.root()) {
-  comm_.share_heartbeats(folder_.heartbeats());
+      stop_(config.stop, folder_.stop_file(), comm_.root()) {
+  introduce();
   restore();
+  if (!complete_) begin();
   comm_.together([&] {
-    // A run that refuses its checkpoint, or has no steps left, keeps the deck of the steps that were made.
-    if (comm_.root() && !finished()) folder_.write("deck.toml", to_toml(config));
+    if (comm_.root()) log_.open(folder_.file("log.txt"));
   });
-  trace_ = std::make_unique<Trace>(comm_, context.stream(), config.trace, folder_.path(), progress_.step);
-  loader_ = start_loader(comm_, config, data_, progress_.cursor, config.train.steps - progress_.step);
+  if (!complete_ && !continues_here_ && first_step_ > 0) {
+    // From here on "auto" finds this run's own beginning, not an earlier one's.
+    saved_step_ = -1;
+    save();
+  }
   context_.look_at_device_memory();
 }
 
-void Training::restore() {
+void Training::introduce() {
   log_.line(fmt::format("nanorun {} on {} rank{}: {} parameters, output in {}", NANORUN_VERSION, comm_.size(),
                         comm_.size() == 1 ? "" : "s", table_.size(), folder_.path()));
   log_.line(fmt::format("device {}, head in {}{}{}", ops::device_name(context_.device()),
@@ -131,11 +139,26 @@ void Training::restore() {
                                                                                : "bf16",
                         comm_.size() > 1 ? ", tensors travel through " : "", tensor_comm_.transport()));
   warn_of_gradient_scale();
-  if (const std::optional<Progress> found = checkpoints_.restore(optimizer_.slabs())) {
+}
+
+/// Fills the weights and the optimizer's state, from a checkpoint where the deck and the directory say so, and finds
+/// out whether anything is left to do. Nothing on disk is changed yet.
+void Training::restore() {
+  const std::optional<Progress> found = checkpoints_.restore(optimizer_.slabs());
+  comm_.together([&] {
+    if (!comm_.root()) return;
+    const bool automatic = config_.checkpoint.restart == "auto";
+    continues_here_ = automatic || (found && checkpoints_.continues_here());
+    complete_ = automatic && is_complete(folder_, config_, checkpoints_, found);
+  });
+  continues_here_ = comm_.all_reduce(std::uint64_t{continues_here_}, Reduce::max) != 0;
+  complete_ = comm_.all_reduce(std::uint64_t{complete_}, Reduce::max) != 0;
+  if (found) {
     progress_ = *found;
+    loss_ = progress_.train_loss;
     optimizer_.restore();
     log_.line(fmt::format("restarted from the checkpoint of step {}", progress_.step));
-    log_changes(checkpoints_.restored_deck());
+    log_changes(checkpoints_.restored().deck);
     if (progress_.step > config_.train.steps) {
       throw Error(ExitCode::usage,
                   fmt::format("{} has made {} steps already, more than train.steps = {}", checkpoints_.restored_file(),
@@ -147,6 +170,26 @@ void Training::restore() {
   }
   first_step_ = progress_.step;
   saved_step_ = first_step_;
+}
+
+/// Takes the directory over, once all is known that could keep the run from training.
+void Training::begin() {
+  const long steps = config_.train.steps;
+  loader_ = start_loader(comm_, config_, data_, progress_.cursor, steps - progress_.step);
+  folder_.require_free_stop_file();
+  checkpoints_.probe(progress_.step, steps, optimizer_.slabs());
+  if (const std::optional<std::string> kept = folder_.begin(!continues_here_))
+    log_.line(fmt::format("an earlier run of this name is kept as {}", *kept));
+  comm_.together([&] {
+    if (!comm_.root()) return;
+    for (const std::string& line : checkpoints_.set_newer_aside(progress_.step)) log_.line(line);
+  });
+  comm_.share_heartbeats(folder_.heartbeats());
+  trace_ = std::make_unique<Trace>(comm_, context_.stream(), config_.trace, folder_.path(), progress_.step);
+  comm_.together([&] {
+    // A run that has no steps left keeps the deck of the steps that were made.
+    if (comm_.root() && (!finished() || !folder_.read("deck.toml"))) folder_.write("deck.toml", to_toml(config_));
+  });
 }
 
 /// Notes how the deck differs from the checkpoint's.
@@ -170,8 +213,8 @@ void Training::warn_of_gradient_scale() {
 }
 
 ExitCode Training::run() {
-  if (first_step_ > 0 && finished()) {
-    log_.line(fmt::format("the run is finished: all {} steps are made", progress_.step));
+  if (complete_) {
+    log_.line(fmt::format("the run is finished: all {} steps are made", config_.train.steps));
     return ExitCode::ok;
   }
   try {
@@ -219,6 +262,7 @@ void Training::train_step() {
   run_seconds_ += seconds;
   progress_.train_seconds += seconds;
   progress_.tokens += step_tokens(config_.train);
+  progress_.train_loss = loss_;
   progress_.cursor = batch.after;
   log_step(seconds);
   progress_.step += 1;
@@ -321,6 +365,7 @@ void Training::log_step(double seconds) {
   const double now = context_.seconds_since_start();
   const bool due = done % config_.run.log_every == 0 || done == config_.train.steps || done == first_step_ + 1;
   if (due || now - last_line_ > longest_silence) {
+    if (comm_.root()) folder_.keep();
     log_.line(format_step(report));
     last_line_ = now;
   } else {

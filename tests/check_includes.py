@@ -14,9 +14,10 @@ config config_keys config_check config_toml comm h5
 context transport mask schedule stop data trace trace_file run_folder
 transport_mpi transport_nccl transport_peers tensor_comm
 transport_devices params feed
-import activations run_data
+import activations run_data checkpoint_file
 model optimizer checkpoint command_line
 report
+earlier_run
 train
 main
 """
@@ -28,7 +29,7 @@ ROOMS = {
     "nccl.h": {"transport_nccl"},
     "kernels/peer_memory.hpp": {"transport_peers", "peer_memory"},
     "hdf5.h": {"h5"},
-    "src/h5.hpp": {"h5", "data", "checkpoint", "trace_file", "import"},
+    "src/h5.hpp": {"h5", "data", "checkpoint_file", "trace_file", "import"},
     "toml++/toml.h": {"config_toml"},
     "CLI/": {"command_line"},
     "nlohmann/json.hpp": {"report", "trace"},

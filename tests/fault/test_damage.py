@@ -20,9 +20,13 @@ class Damage(FaultTest):
 
     def assert_passed_over(self, path, *parts):
         """With "auto" the older checkpoint is taken, and a warning says why."""
+        damaged = path.read_bytes()
         job = self.train(2)
         self.assert_refused(job, "warning", path.name, *parts)
         self.assertEqual(restarted_from(job), 3)
+        aside = path.with_name(path.name + ".1")
+        self.assertIn(f"set aside: {path.relative_to(self.folder)} is now {aside.relative_to(self.folder)}", job.text())
+        self.assertEqual(aside.read_bytes(), damaged)
 
     def test_flipped_byte(self):
         import h5py
@@ -68,12 +72,15 @@ class Damage(FaultTest):
     def test_newer_format(self):
         path = self.two_checkpoints()
         content = bytearray(path.read_bytes())
-        one = struct.pack("<Q", 1)  # also what HDF5 writes before the attribute's value to say that it is a scalar
-        at = content.index(one, content.index(b"format_version\0"))
-        content[content.index(one, at + len(one))] = 7
+        two = struct.pack("<Q", 2)
+        at = content.index(b"format_version\0")
+        content[content.index(two, at)] = 7
         path.write_bytes(content)
-        self.assert_file_refused(path, "has checkpoint format version 7; this program reads versions up to 1")
-        self.assert_passed_over(path, "version 7", "up to 1")
+        said = "checkpoint format version 7; this program reads versions up to 2"
+        self.assert_file_refused(path, said)
+        # Passing over it would make its steps again and then remove it.
+        self.assert_refused(self.train(2, code=4), path.name, said)
+        self.assertEqual(path.read_bytes(), content)
 
     def test_killed_while_writing(self):
         """All ranks die at random moments of a write: complete checkpoints stay sound and the run goes on."""

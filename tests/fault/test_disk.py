@@ -13,6 +13,7 @@ class Disk(FaultTest):
     # Checkpoints of some 2 MB.
     model = ("model.vocabulary=2000", "checkpoint.every=3", "checkpoint.keep=1")
     long_run = (*model, "train.steps=100000")
+    slow = (*model, "train.steps=800", "checkpoint.every=200")
 
     def mount(self, *options):
         """Mounts a file system in memory as the folder of outputs; None where that is not allowed."""
@@ -34,41 +35,53 @@ class Disk(FaultTest):
         return filler
 
     def no_space(self, *overrides, code):
-        """Trains from a checkpoint of step 3 with too little space for that of step 6."""
-        self.train(2, *self.model, "stop.step=3", code=75)
-        if self.mounted:
-            self.filler = self.fill(1 << 20)
-            return self.train(2, *self.model, *overrides, code=code)
-        limit = 1 << 20
-        self.assertGreater(self.checkpoint(3).stat().st_size, limit)
-        wrapper = ["sh", "-c", f"trap '' XFSZ; ulimit -f {limit // 512}; exec \"$@\"", "sh"]
-        return self.train(2, *self.model, *overrides, wrapper=wrapper, code=code)
+        """A run whose disk has too little space for the checkpoints after the first; returns it and the filler."""
+        if not self.mount("-o", "size=8m"):
+            self.skipTest("needs the right to mount")
+        job = self.start(2, *self.slow, *overrides)
+        job.until(lambda: self.checkpoint(200).exists(), "checkpoint")
+        filler = self.fill(1 << 20)
+        self.assertEqual(job.wait(), code, job.text())
+        return job, filler
 
-    def assert_continues_from_3(self):
-        """The checkpoint of step 3 is sound, the run goes on from there, and nothing half-written stays."""
-        self.assertEqual(self.files(), ["checkpoint_00000003.h5"])
-        self.verify(self.checkpoint(3))
-        if self.mounted:
-            self.filler.unlink()
-        job = self.train(2, *self.model)
-        self.assertEqual(restarted_from(job), 3)
-        self.assertEqual(self.files(), ["checkpoint_00000012.h5"])
+    def assert_continues(self, filler):
+        """The checkpoint of step 200 is sound, the run goes on from there, and nothing half-written stays."""
+        self.assertEqual(self.files(), ["checkpoint_00000200.h5"])
+        self.verify(self.checkpoint(200))
+        filler.unlink()
+        job = self.train(2, *self.slow)
+        self.assertEqual(restarted_from(job), 200)
+        self.assertEqual(self.files(), ["checkpoint_00000800.h5"])
         self.assertEqual(list(self.run_folder().rglob("*.partial")), [])
 
     def test_full_disk_stops_the_run(self):
-        self.mounted = self.mount("-o", "size=8m")
-        job = self.no_space(code=4)
-        self.assert_refused(job, "checkpoint_00000006.h5.partial", "no space for the file")
-        self.assert_continues_from_3()
+        job, filler = self.no_space(code=4)
+        self.assert_refused(job, "checkpoint_00000400.h5.partial", "no space for the file")
+        self.assert_continues(filler)
 
     def test_full_disk_at_the_last_checkpoint_stops_the_run_always(self):
-        self.mounted = self.mount("-o", "size=8m")
-        job = self.no_space("checkpoint.on_failure=continue", code=4)
+        job, filler = self.no_space("checkpoint.on_failure=continue", code=4)
         self.assertEqual([re.search(r"checkpoint_\d+.h5", line)[0] for line in job.messages()],
-                         [f"checkpoint_{step:08}.h5" for step in (6, 9, 12)])
+                         [f"checkpoint_{step:08}.h5" for step in (400, 600, 800)])
         for line in job.messages()[:2]:
             self.assertRegex(line, "^nanorun: warning: .*no space for the file.*; training goes on without it$")
-        self.assert_continues_from_3()
+        self.assert_continues(filler)
+
+    def test_too_little_space_is_found_before_training(self):
+        if not self.mount("-o", "size=8m"):
+            self.skipTest("needs the right to mount")
+        filler = self.fill(3 << 20)  # a checkpoint fits, two do not
+        job = self.train(2, *self.slow, code=4)
+        self.assert_refused(job, "outputs/run/checkpoints: checkpoints will take", "checkpoint.keep")
+        self.assertEqual(harness.losses(job), {})
+        filler.unlink()
+        self.train(2, *self.slow, "train.steps=2")
+
+    def test_file_size_limit_is_found_before_training(self):
+        wrapper = ["sh", "-c", "trap '' XFSZ; ulimit -f 2048; exec \"$@\"", "sh"]
+        job = self.train(2, *self.slow, wrapper=wrapper, code=4)
+        self.assert_refused(job, "outputs/run/checkpoints: a checkpoint takes", "ulimit -f")
+        self.assertEqual(harness.losses(job), {})
 
     def test_checkpoints_resume_when_the_disk_has_space(self):
         if not self.mount("-o", "size=8m"):

@@ -225,7 +225,7 @@ class Program(FaultTest):
 
     def test_output_below_a_file(self):
         job = self.train(2, "run.outputs=deck.toml", code=7)
-        self.assert_refused(job, "cannot prepare the output folder: deck.toml/run: Not a directory")
+        self.assert_refused(job, "deck.toml/run: cannot be examined: Not a directory")
         self.assertEqual((self.folder / "deck.toml").read_text(), small_run.DECK)
 
     def test_restart_none_keeps_the_old_folder(self):

@@ -1,12 +1,15 @@
 #include "src/checkpoint.hpp"
 
 #include <gtest/gtest.h>
+#include <sys/file.h>
 
 #include <bit>
+#include <cmath>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
 
+#include "src/files.hpp"
 #include "src/h5.hpp"
 #include "src/optimizer.hpp"
 #include "tests/environment.hpp"
@@ -102,7 +105,9 @@ class FirstRanks {
   std::optional<Comm> comm_;
 };
 
-Progress progress_at(long step) { return {step, {3, 1000 + static_cast<std::uint64_t>(step), 2}, 12.1, 1ull << 40}; }
+Progress progress_at(long step) {
+  return {step, {3, 1000 + static_cast<std::uint64_t>(step), 2}, 12.1, 1ull << 40, 3.25};
+}
 
 template <class Body>
 std::string checkpoint_error_of(Body&& body) {
@@ -154,21 +159,71 @@ void save_steps(const std::string& folder, const std::vector<int>& steps) {
   }
 }
 
+/// Lets two names of a file change places; what they name stays as it is, attributes included.
+void exchange_links(const std::string& path, const char* a, const char* b) {
+  const hid_t file = H5Fopen(path.c_str(), H5F_ACC_RDWR, H5P_DEFAULT);
+  ASSERT_GE(file, 0);
+  ASSERT_GE(H5Lmove(file, a, file, "/aside", H5P_DEFAULT, H5P_DEFAULT), 0);
+  ASSERT_GE(H5Lmove(file, b, file, a, H5P_DEFAULT, H5P_DEFAULT), 0);
+  ASSERT_GE(H5Lmove(file, "/aside", file, b, H5P_DEFAULT, H5P_DEFAULT), 0);
+  H5Fclose(file);
+}
+
+/// Writes the file that format version 1 describes in docs/file_formats.md.
+void write_version_1(const std::string& path, const Progress& p, Training& run) {
+  std::vector<std::uint64_t> sums;
+  for (const Slab<float>& slab : run.optimizer.slabs()) {
+    sums.push_back(h5::checksum<float>(slab.data, slab.first_row * slab.cols));
+  }
+  run.comm.all_reduce(std::span(sums), Reduce::sum);
+  const std::string model = model_fingerprint(run.table), deck = "[run]\nname = \"test\"\n";
+  on_root([&] {
+    h5::File file = h5::File::create(path);
+    file.write_attribute("/", "format", std::string("nanorun checkpoint"));
+    file.write_attribute("/", "format_version", std::uint64_t{1});
+    file.write_attribute("/", "model", model);
+    file.write_attribute("/", "deck", deck);
+    file.write_attribute("/", "step", static_cast<std::uint64_t>(p.step));
+    file.write_attribute("/", "cursor_shard", p.cursor.shard);
+    file.write_attribute("/", "cursor_offset", p.cursor.offset);
+    file.write_attribute("/", "cursor_epoch", p.cursor.epoch);
+    file.write_attribute("/", "train_seconds", p.train_seconds);
+    file.write_attribute("/", "tokens", p.tokens);
+    file.write_attribute("/", "tensors", std::uint64_t{sums.size()});
+    file.write_attribute(
+        "/", "checksum",
+        text_checksum(fmt::format("{}\n{}\n{}\n{}\n{}\n{}\n{:.17g}\n{}\n{}\n", model, deck, p.step, p.cursor.shard,
+                                  p.cursor.offset, p.cursor.epoch, p.train_seconds, p.tokens, sums.size())));
+    std::size_t i = 0;
+    for (const Slab<float>& slab : run.optimizer.slabs()) {
+      file.create_dataset<float>(slab.dataset, {slab.total_rows, slab.cols});
+      file.write_attribute(slab.dataset, "checksum", sums[i++]);
+    }
+    file.close();
+  });
+  h5::File file = h5::File::open_append(path, run.comm.handle());
+  for (const Slab<float>& slab : run.optimizer.slabs()) {
+    file.write<float>(slab.dataset, {slab.first_row, 0}, {slab.row_count, slab.cols}, slab.data);
+  }
+  file.close();
+}
+
 TEST(Checkpoint, RestoresEveryBitAndTheProgress) {
   const SharedFolder folder;
   save_steps(folder / "c", {7});
   Training run(test_comm(), 0);
   auto checkpoints = run.checkpoints(folder / "c");
-  EXPECT_EQ(checkpoints.restored_deck(), "");
+  EXPECT_EQ(checkpoints.restored().deck, "");
   const auto progress = checkpoints.restore(run.optimizer.slabs());
   ASSERT_TRUE(progress.has_value());
-  EXPECT_EQ(checkpoints.restored_deck(), "[run]\nname = \"test\"\n");
+  EXPECT_EQ(checkpoints.restored().deck, "[run]\nname = \"test\"\n");
   EXPECT_EQ(progress->step, 7);
   EXPECT_EQ(progress->cursor.shard, 3u);
   EXPECT_EQ(progress->cursor.offset, 1007u);
   EXPECT_EQ(progress->cursor.epoch, 2u);
   EXPECT_EQ(progress->train_seconds, 12.1);
   EXPECT_EQ(progress->tokens, 1ull << 40);
+  EXPECT_EQ(progress->train_loss, 3.25);
   EXPECT_EQ(run.differences(7), 0u);
   verify_checkpoint(test_comm(), folder / "c/checkpoint_00000007.h5");
 }
@@ -317,15 +372,165 @@ TEST(Checkpoint, ATensorLostFromTheSameModelIsDamage) {
   EXPECT_TRUE(contains(error, path + ": has no /") && contains(error, "damaged")) << error;
 }
 
-TEST(Checkpoint, NewerFormatVersionsAreRefusedByNumber) {
+/// A sound file that cannot be read today is not to be passed over: its steps would be made again, and then it would
+/// go.
+TEST(Checkpoint, NewerFormatVersionsAreRefusedByNumberAlsoWithAuto) {
+  const SharedFolder folder;
+  save_steps(folder / "c", {1, 2});
+  const std::string newer = folder / "c/checkpoint_00000002.h5";
+  on_root([&] { h5::File::open_append(newer).write_attribute("/", "format_version", std::uint64_t{3}); });
+  Training run(test_comm(), 0);
+  for (const std::string& restart : {std::string("auto"), newer}) {
+    run.config.checkpoint.restart = restart;
+    EXPECT_EQ(checkpoint_error_of([&] { run.checkpoints(folder / "c").restore(run.optimizer.slabs()); }),
+              newer + ": has checkpoint format version 3; this program reads versions up to 2");
+  }
+}
+
+TEST(Checkpoint, ALockedFileIsNotPassedOver) {
+  const SharedFolder folder;
+  save_steps(folder / "c", {1, 2});
+  Training run(test_comm(), 0);
+  Descriptor file;
+  on_root([&] {
+    file = open_to_read(folder / "c/checkpoint_00000002.h5", ExitCode::checkpoint);
+    ASSERT_EQ(::flock(file.get(), LOCK_EX), 0);
+  });
+  const std::string error = checkpoint_error_of([&] { run.checkpoints(folder / "c").restore(run.optimizer.slabs()); });
+  EXPECT_TRUE(contains(error, "checkpoint_00000002.h5") && contains(error, "lock")) << error;
+  test_comm().barrier();
+}
+
+TEST(Checkpoint, OnlyNamesThatTheProgramGivesAreItsOwn) {
   const SharedFolder folder;
   save_steps(folder / "c", {1});
-  const std::string newer = folder / "newer.h5";
+  const std::vector<std::string> copies = {"checkpoint_1.h5", "checkpoint_000000001.h5", "checkpoint_00000001.h5.1",
+                                           "checkpoint_+0000001.h5", "checkpoint_00000001.h5.bak.partial"};
   on_root([&] {
-    fs::copy(folder / "c/checkpoint_00000001.h5", newer);
-    h5::File::open_append(newer).write_attribute("/", "format_version", std::uint64_t{2});
+    for (const std::string& copy : copies) fs::copy(folder / "c/checkpoint_00000001.h5", folder / ("c/" + copy));
   });
-  expect_refused(folder, read_file(newer), "format version 2; this program reads versions up to 1");
+  Training run(test_comm(), 0);
+  run.config.checkpoint.keep = 1;
+  run.checkpoints(folder / "c").save(progress_at(2), run.optimizer.slabs());
+  on_root([&] {
+    std::vector<std::string> expected = copies;
+    expected.push_back("checkpoint_00000002.h5");
+    std::ranges::sort(expected);
+    EXPECT_EQ(names(folder / "c"), expected);
+  });
+}
+
+TEST(Checkpoint, AFileOfAnotherStepThanItsNameSaysIsPassedOver) {
+  const SharedFolder folder;
+  save_steps(folder / "c", {1, 2});
+  on_root([&] { fs::copy(folder / "c/checkpoint_00000001.h5", folder / "c/checkpoint_00000009.h5"); });
+  Training run(test_comm(), 0);
+  testing::internal::CaptureStderr();
+  const auto progress = run.checkpoints(folder / "c").restore(run.optimizer.slabs());
+  const std::string warning = testing::internal::GetCapturedStderr();
+  ASSERT_TRUE(progress.has_value());
+  EXPECT_EQ(progress->step, 2);
+  EXPECT_EQ(contains(warning, "checkpoint_00000009.h5: holds step 1"), test_comm().root()) << warning;
+}
+
+TEST(Checkpoint, NewerOnesAreSetAside) {
+  const SharedFolder folder;
+  save_steps(folder / "c", {1, 2, 3, 4});
+  Training run(test_comm(), 0);
+  run.config.checkpoint.restart = folder / "c/checkpoint_00000002.h5";
+  auto checkpoints = run.checkpoints(folder / "c");
+  ASSERT_TRUE(checkpoints.restore(run.optimizer.slabs()).has_value());
+  on_root([&] {
+    EXPECT_TRUE(checkpoints.continues_here());
+    EXPECT_EQ(checkpoints.set_newer_aside(2).size(), 2u);
+    EXPECT_EQ(names(folder / "c"), (std::vector<std::string>{"checkpoint_00000001.h5", "checkpoint_00000002.h5",
+                                                             "checkpoint_00000003.h5.1", "checkpoint_00000004.h5.1"}));
+  });
+  run.config.checkpoint.restart = "auto";
+  EXPECT_EQ(run.checkpoints(folder / "c").restore(run.optimizer.slabs())->step, 2);
+  verify_checkpoint(test_comm(), folder / "c/checkpoint_00000004.h5.1");
+}
+
+/// Files whose bytes are sound, but not those of this place.
+TEST(Checkpoint, TensorsAreBoundToNameShapeAndStep) {
+  const SharedFolder folder;
+  save_steps(folder / "c", {1, 2});
+  const std::string path = folder / "c/checkpoint_00000002.h5";
+  const auto expect_damage = [&](const std::string& part) {
+    const std::string error = checkpoint_error_of([&] { verify_checkpoint(test_comm(), path); });
+    EXPECT_TRUE(contains(error, part) && contains(error, "damaged")) << error;
+  };
+  std::string sound;
+  on_root([&] { sound = read_file(path); });
+
+  // Both moments of a parameter, exchanged with their checksums.
+  on_root([&] { exchange_links(path, "/adam/m/head", "/adam/v/head"); });
+  expect_damage("/adam/m/head: the checksum");
+  // One tensor in the place of another of its shape.
+  on_root([&] {
+    write_file(path, sound);
+    exchange_links(path, "/weights/block.0.qkv", "/weights/block.1.qkv");
+  });
+  expect_damage("the checksum");
+  // The header of one step before the tensors of another.
+  on_root([&] {
+    write_file(path, sound);
+    h5::File file = h5::File::open_append(path);
+    const h5::File other = h5::File::open(folder / "c/checkpoint_00000001.h5");
+    for (const std::string name : {"step", "cursor_offset", "checksum"})
+      file.write_attribute("/", name, other.read_integer_attribute("/", name));
+  });
+  expect_damage("the checksum");
+}
+
+TEST(Checkpoint, FilesOfTheFirstVersionAreRead) {
+  const SharedFolder folder;
+  on_root([&] { fs::create_directory(folder / "c"); });
+  Training run(test_comm(), 5);
+  write_version_1(folder / "c/checkpoint_00000005.h5", progress_at(5), run);
+  verify_checkpoint(test_comm(), folder / "c/checkpoint_00000005.h5");
+  Training other(test_comm(), 0);
+  const auto progress = other.checkpoints(folder / "c").restore(other.optimizer.slabs());
+  ASSERT_TRUE(progress.has_value());
+  EXPECT_EQ(progress->step, 5);
+  EXPECT_TRUE(std::isnan(progress->train_loss));
+  EXPECT_EQ(other.differences(5), 0u);
+}
+
+TEST(Checkpoint, LongDecksAndShardListsAreStored) {
+  const SharedFolder folder;
+  Training run(test_comm(), 1);
+  const std::string deck = "[run]\nname = \"" + std::string(300'000, 'x') + "\"\n", shards(500'000, 's');
+  Checkpoints checkpoints(test_comm(), run.config.checkpoint, folder / "c", deck, model_fingerprint(run.table));
+  checkpoints.set_shards(shards);
+  checkpoints.probe(0, 100, run.optimizer.slabs());
+  on_root([&] { EXPECT_EQ(names(folder / "c"), std::vector<std::string>()); });
+  checkpoints.save(progress_at(1), run.optimizer.slabs());
+  ASSERT_TRUE(checkpoints.restore(run.optimizer.slabs()).has_value());
+  EXPECT_EQ(checkpoints.restored().deck, deck);
+  EXPECT_EQ(checkpoints.restored().shards, shards);
+}
+
+TEST(Checkpoint, WhatWouldKeepItFromBeingWrittenIsFoundBefore) {
+  const SharedFolder folder;
+  Training run(test_comm(), 1);
+  const auto refusal = [&](const std::string& name) {
+    return checkpoint_error_of([&] { run.checkpoints(folder / name).probe(0, 100, run.optimizer.slabs()); });
+  };
+  EXPECT_TRUE(contains(refusal(std::string(230, 'd')), "too long for the path of a checkpoint"));
+  on_root([&] { write_file(folder / "file", ""); });
+  EXPECT_TRUE(contains(refusal("file"), "Not a directory"));
+  {
+    const FileSizeLimit limit(100'000);
+    EXPECT_TRUE(contains(refusal("c"), "ulimit -f"));
+  }
+  run.config.checkpoint.every = 1;
+  run.config.checkpoint.keep = 1'000'000'000;
+  run.config.checkpoint.milestone_every = 1;
+  const std::string space =
+      checkpoint_error_of([&] { run.checkpoints(folder / "c").probe(0, 10'000'000, run.optimizer.slabs()); });
+  EXPECT_TRUE(contains(space, "checkpoints will take")) << space;
+  on_root([&] { EXPECT_EQ(names(folder / "c"), std::vector<std::string>()); });
 }
 
 TEST(Checkpoint, AnotherModelIsAnErrorAlsoWithAuto) {
@@ -392,7 +597,7 @@ TEST(Checkpoint, LeftoversOfInterruptedWritesGo) {
     write_file(foreign, "of the user");
   });
   Training run(test_comm(), 0);
-  run.checkpoints(folder / "c").restore(run.optimizer.slabs());
+  run.checkpoints(folder / "c").probe(1, 10, run.optimizer.slabs());
   on_root([&] {
     EXPECT_FALSE(fs::exists(leftover));
     write_file(leftover, "half");

@@ -1,0 +1,288 @@
+#include "src/checkpoint_file.hpp"
+
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <exception>
+
+#include "src/files.hpp"
+#include "src/h5.hpp"
+
+namespace nanorun {
+
+namespace {
+
+constexpr std::uint64_t format_version = 2;
+constexpr std::uint64_t max_step = 1u << 31;
+constexpr const char* groups[] = {"/weights", "/muon/momentum", "/adam/m", "/adam/v"};
+
+using Slabs = std::vector<Slab<float>>;
+using Sums = std::vector<std::uint64_t>;
+
+/// The file's contents are at fault.
+Error damage(const std::string& message) { return {ExitCode::checkpoint, message, Scope::this_rank, Cause::damage}; }
+
+h5::File open(const std::string& path) { return h5::File::open(path, MPI_COMM_NULL, ExitCode::checkpoint); }
+
+std::span<const std::uint8_t> bytes_of(const std::string& text) {
+  return {reinterpret_cast<const std::uint8_t*>(text.data()), text.size()};
+}
+
+// --- Header ----------------------------------------------------------------------------------------------------------
+
+std::uint64_t header_checksum(const CheckpointHeader& header) {
+  const Progress& p = header.progress;
+  std::string text =
+      fmt::format("{}\n{}\n{}\n{}\n{}\n{}\n{:.17g}\n{}\n{}\n", header.model, header.deck, p.step, p.cursor.shard,
+                  p.cursor.offset, p.cursor.epoch, p.train_seconds, p.tokens, header.tensors);
+  if (header.version > 1) text += fmt::format("{:.17g}\n{}\n", p.train_loss, header.shards);
+  return text_checksum(text);
+}
+
+/// Text of any length, which an attribute cannot hold.
+void write_text_dataset(h5::File& file, const char* dataset, const std::string& text) {
+  file.create_dataset<std::uint8_t>(dataset, {text.size()});
+  file.write<std::uint8_t>(dataset, {0}, {text.size()}, bytes_of(text));
+}
+
+std::string read_text_dataset(const h5::File& file, const char* dataset) {
+  const h5::Extent shape = file.shape(dataset);
+  if (shape.size() != 1 || shape[0] > file_size(file.path(), ExitCode::checkpoint))
+    throw damage(fmt::format("{}: {}: has an impossible shape", file.path(), dataset));
+  std::vector<std::uint8_t> bytes(shape[0]);
+  file.read<std::uint8_t>(dataset, {0}, {bytes.size()}, bytes);
+  return {bytes.begin(), bytes.end()};
+}
+
+void write_header(h5::File& file, const CheckpointHeader& header) {
+  const Progress& p = header.progress;
+  file.write_attribute("/", "format", std::string(checkpoint_format));
+  file.write_attribute("/", "format_version", header.version);
+  file.write_attribute("/", "model", header.model);
+  file.write_attribute("/", "step", static_cast<std::uint64_t>(p.step));
+  file.write_attribute("/", "cursor_shard", p.cursor.shard);
+  file.write_attribute("/", "cursor_offset", p.cursor.offset);
+  file.write_attribute("/", "cursor_epoch", p.cursor.epoch);
+  file.write_attribute("/", "train_seconds", p.train_seconds);
+  file.write_attribute("/", "tokens", p.tokens);
+  file.write_attribute("/", "train_loss", p.train_loss);
+  file.write_attribute("/", "tensors", header.tensors);
+  file.write_attribute("/", "checksum", header_checksum(header));
+  write_text_dataset(file, "/deck", header.deck);
+  write_text_dataset(file, "/shards", header.shards);
+}
+
+CheckpointHeader read_header(const h5::File& file) {
+  if (file.format() != checkpoint_format) throw damage(file.path() + ": is not a nanorun checkpoint");
+  const auto integer = [&](const char* name) { return file.read_integer_attribute("/", name); };
+  CheckpointHeader header;
+  header.version = integer("format_version");
+  if (header.version > format_version) {
+    throw Error(ExitCode::checkpoint,
+                fmt::format("{}: has checkpoint format version {}; this program reads versions up "
+                            "to {}",
+                            file.path(), header.version, format_version));
+  }
+  header.model = file.read_text_attribute("/", "model");
+  header.deck = header.version > 1 ? read_text_dataset(file, "/deck") : file.read_text_attribute("/", "deck");
+  if (header.version > 1) header.shards = read_text_dataset(file, "/shards");
+  const std::uint64_t step = integer("step");
+  header.progress = {static_cast<long>(step),
+                     {integer("cursor_shard"), integer("cursor_offset"), integer("cursor_epoch")},
+                     file.read_real_attribute("/", "train_seconds"),
+                     integer("tokens")};
+  if (header.version > 1) header.progress.train_loss = file.read_real_attribute("/", "train_loss");
+  header.tensors = integer("tensors");
+  if (integer("checksum") != header_checksum(header))
+    throw damage(file.path() + ": the checksum of the root attributes does not match; the file is damaged");
+  if (step > max_step) throw damage(fmt::format("{}: impossible step {}; the file is damaged", file.path(), step));
+  return header;
+}
+
+// --- Tensors ---------------------------------------------------------------------------------------------------------
+
+/// What the file stores for a tensor whose values have the checksum `sum`: from version 2 on it is bound to the
+/// tensor's name and shape and to the step, so that no tensor of the file or of another can stand in for this one.
+std::uint64_t bound(std::uint64_t sum, const Slab<float>& slab, const CheckpointHeader& header) {
+  if (header.version < 2) return sum;
+  return sum +
+         text_checksum(fmt::format("{} {} {} {}\n", slab.dataset, slab.total_rows, slab.cols, header.progress.step));
+}
+
+/// Creates the file with everything but the tensors' values. The space is taken first, since HDF5 cannot give up in
+/// order a file that it fails to write, and again for the finished file, so that the ranks find room for the values.
+void lay_out(const std::string& path, const CheckpointHeader& header, const Slabs& slabs, const Sums& sums) {
+  create_file(path, ExitCode::checkpoint);
+  reserve_space(path, checkpoint_bytes(header, slabs), ExitCode::checkpoint);
+  h5::File file = h5::File::create(path, MPI_COMM_NULL, ExitCode::checkpoint);
+  write_header(file, header);
+  for (std::size_t i = 0; i < slabs.size(); ++i) {
+    file.create_dataset<float>(slabs[i].dataset, {slabs[i].total_rows, slabs[i].cols});
+    file.write_attribute(slabs[i].dataset, "checksum", bound(sums[i], slabs[i], header));
+  }
+  file.close();
+  reserve_space(path, file_size(path, ExitCode::checkpoint), ExitCode::checkpoint);
+}
+
+/// Collective.
+void write_rows(Comm& comm, const std::string& path, const Slabs& slabs) {
+  h5::File file = h5::File::open_append(path, comm.handle(), ExitCode::checkpoint);
+  // A rank whose write fails goes on, since the others wait for it in the writes that follow.
+  std::exception_ptr failure;
+  const auto attempt = [&](auto&& call) {
+    const auto watch = comm.watch("write of a checkpoint");
+    try {
+      call();
+    } catch (...) {
+      if (!failure) failure = std::current_exception();
+    }
+  };
+  for (const Slab<float>& slab : slabs) {
+    attempt([&] { file.write<float>(slab.dataset, {slab.first_row, 0}, {slab.row_count, slab.cols}, slab.data); });
+  }
+  attempt([&] { file.close(); });
+  if (failure) std::rethrow_exception(failure);
+}
+
+/// Checksum of the slab's rows in the file. They go to slab.data, or where that is empty only through `buffer`.
+std::uint64_t read_rows(const h5::File& file, const Slab<float>& slab, std::vector<float>& buffer) {
+  constexpr std::uint64_t buffer_elements = 1 << 20;
+  const std::uint64_t rows_at_once = std::max<std::uint64_t>(1, buffer_elements / slab.cols);
+  std::uint64_t sum = 0;
+  for (std::uint64_t row = 0; row < slab.row_count; row += rows_at_once) {
+    const std::uint64_t rows = std::min(rows_at_once, slab.row_count - row);
+    const std::size_t count = rows * slab.cols;
+    if (slab.data.empty() && buffer.size() < count) buffer.resize(count);
+    const std::span<float> into =
+        slab.data.empty() ? std::span(buffer).first(count) : slab.data.subspan(row * slab.cols, count);
+    file.read<float>(slab.dataset, {slab.first_row + row, 0}, {rows, slab.cols}, into);
+    sum += h5::checksum<float>(into, (slab.first_row + row) * slab.cols);
+  }
+  return sum;
+}
+
+/// Collective. Checksums of the whole tensors in memory.
+Sums memory_checksums(Comm& comm, const Slabs& slabs) {
+  Sums sums;
+  for (const Slab<float>& slab : slabs) {
+    sums.push_back(h5::checksum<float>(slab.data, slab.first_row * slab.cols));
+  }
+  comm.all_reduce(std::span(sums), Reduce::sum);
+  return sums;
+}
+
+/// The same rows without memory of their own: reading them only verifies.
+Slabs without_data(Slabs slabs) {
+  for (Slab<float>& slab : slabs) slab.data = {};
+  return slabs;
+}
+
+/// How the file's model differs from the one that runs; empty if it does not.
+std::string model_difference(const h5::File& file, const CheckpointHeader& header, const std::string& model,
+                             const Slabs& slabs) {
+  for (const Slab<float>& slab : slabs) {
+    if (!file.exists(slab.dataset)) return "has no " + slab.dataset;
+    const h5::Extent shape = file.shape(slab.dataset), expected = {slab.total_rows, slab.cols};
+    if (shape == expected) continue;
+    return fmt::format("{} is [{}] there and [{}] in the deck", slab.dataset, fmt::join(shape, ", "),
+                       fmt::join(expected, ", "));
+  }
+  if (header.tensors != slabs.size()) {
+    return fmt::format("holds {} tensors, the deck's model has {}", header.tensors, slabs.size());
+  }
+  if (header.model == model) return {};
+  return fmt::format("its fingerprint is {}, the deck's {}", header.model, model);
+}
+
+/// Every tensor of the file, with an even part of its rows for this rank.
+Slabs slabs_of(const h5::File& file, int rank, int ranks) {
+  const std::uint64_t max_elements = file_size(file.path(), ExitCode::checkpoint) / sizeof(float);
+  Slabs slabs;
+  for (const std::string group : groups) {
+    if (!file.exists(group)) continue;
+    for (const std::string& name : file.members(group)) {
+      const std::string dataset = group + "/" + name;
+      const h5::Extent shape = file.shape(dataset);
+      const bool plausible = shape.size() == 2 && shape[1] > 0 && shape[0] <= max_elements / shape[1];
+      if (!plausible) throw damage(fmt::format("{}: {}: has an impossible shape", file.path(), dataset));
+      const std::uint64_t first = shape[0] * rank / ranks, last = shape[0] * (rank + 1) / ranks;
+      slabs.push_back({dataset, shape[0], shape[1], first, last - first, {}});
+    }
+  }
+  return slabs;
+}
+
+}  // namespace
+
+std::uint64_t text_checksum(const std::string& text) { return h5::checksum(bytes_of(text), 0); }
+
+std::uint64_t checkpoint_bytes(const CheckpointHeader& header, const Slabs& slabs) {
+  std::uint64_t bytes = 65536 + header.deck.size() + header.shards.size();
+  for (const Slab<float>& slab : slabs) bytes += slab.total_rows * slab.cols * sizeof(float) + 4096;
+  return bytes;
+}
+
+void write_checkpoint(Comm& comm, const std::string& path, CheckpointHeader header, const Slabs& slabs) {
+  header.tensors = slabs.size();
+  header.version = format_version;
+  const Sums sums = memory_checksums(comm, slabs);
+  try {
+    comm.together([&] {
+      if (comm.root()) lay_out(path, header, slabs, sums);
+    });
+    comm.together([&] { write_rows(comm, path, slabs); });
+    comm.together([&] { sync_to_disk(path, ExitCode::checkpoint); });
+    read_tensors(comm, path, header, without_data(slabs));
+  } catch (const Error&) {
+    if (comm.root()) quietly([&] { remove_file(path, ExitCode::checkpoint); });
+    throw;
+  }
+}
+
+CheckpointContents read_checkpoint(Comm& comm, const std::string& path, const std::string& model, const Slabs& slabs) {
+  CheckpointContents contents;
+  comm.together([&] {
+    const h5::File file = open(path);
+    contents.header = read_header(file);
+    contents.difference = model_difference(file, contents.header, model, slabs);
+    if (!contents.difference.empty() && contents.header.model == model)
+      throw damage(fmt::format("{}: {}; the file is damaged", path, contents.difference));
+  });
+  return contents;
+}
+
+void read_tensors(Comm& comm, const std::string& path, const CheckpointHeader& header, const Slabs& slabs) {
+  Sums sums, stored;
+  comm.together([&] {
+    const h5::File file = open(path);
+    std::vector<float> buffer;
+    for (const Slab<float>& slab : slabs) {
+      stored.push_back(file.read_integer_attribute(slab.dataset, "checksum"));
+      sums.push_back(read_rows(file, slab, buffer));
+    }
+  });
+  comm.all_reduce(std::span(sums), Reduce::sum);
+  comm.together([&] {
+    for (std::size_t i = 0; i < slabs.size(); ++i) {
+      if (bound(sums[i], slabs[i], header) == stored[i]) continue;
+      throw damage(fmt::format("{}: {}: the checksum does not match; the file is damaged", path, slabs[i].dataset));
+    }
+  });
+}
+
+void verify_checkpoint(Comm& comm, const std::string& path) {
+  Slabs slabs;
+  CheckpointHeader header;
+  comm.together([&] {
+    const h5::File file = open(path);
+    header = read_header(file);
+    slabs = slabs_of(file, comm.rank(), comm.size());
+    if (slabs.size() != header.tensors) {
+      throw damage(
+          fmt::format("{}: holds {} tensors instead of {}; the file is damaged", path, slabs.size(), header.tensors));
+    }
+  });
+  read_tensors(comm, path, header, slabs);
+}
+
+}  // namespace nanorun

@@ -1,0 +1,65 @@
+#pragma once
+// One checkpoint file, see docs/file_formats.md: written collectively, read back, and verified against checksums that
+// bind every tensor to its name, its shape and the step.
+
+#include <cstdint>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "src/comm.hpp"
+#include "src/data.hpp"
+#include "src/params.hpp"
+
+namespace nanorun {
+
+inline constexpr const char* checkpoint_format = "nanorun checkpoint";
+
+/// What a run has done so far.
+struct Progress {
+  long step = 0;  ///< updates made
+  Cursor cursor;  ///< where the next step reads
+  double train_seconds = 0;
+  std::uint64_t tokens = 0;
+  double train_loss = std::numeric_limits<double>::quiet_NaN();  ///< of the last step; not a number where unknown
+};
+
+/// What a checkpoint says beside its tensors.
+struct CheckpointHeader {
+  std::string model;   ///< model_fingerprint of the parameter table
+  std::string deck;    ///< resolved, TOML
+  std::string shards;  ///< shard_record of the training shards; empty in files of version 1
+  Progress progress;
+  std::uint64_t tensors = 0;
+  std::uint64_t version = 0;  ///< of the file's format
+};
+
+std::uint64_t text_checksum(const std::string& text);
+
+/// Bytes of a checkpoint with these tensors and, generously, of what HDF5 adds.
+std::uint64_t checkpoint_bytes(const CheckpointHeader& header, const std::vector<Slab<float>>& slabs);
+
+/// Collective. Writes a file of the newest version to `path`, flushes it to disk, and compares what was written with
+/// the tensors in memory. Throws Error(checkpoint) on all ranks alike and leaves no file.
+void write_checkpoint(Comm& comm, const std::string& path, CheckpointHeader header,
+                      const std::vector<Slab<float>>& slabs);
+
+/// Collective. Reads the header and how the file differs from a model of this fingerprint and these tensors; the
+/// difference is empty where it does not. Throws Error(checkpoint) on all ranks alike.
+struct CheckpointContents {
+  CheckpointHeader header;
+  std::string difference;
+};
+CheckpointContents read_checkpoint(Comm& comm, const std::string& path, const std::string& model,
+                                   const std::vector<Slab<float>>& slabs);
+
+/// Collective. Reads the slabs' values, where a slab has no memory only to verify them. Throws Error(checkpoint) on all
+/// ranks alike; the slabs then hold anything.
+void read_tensors(Comm& comm, const std::string& path, const CheckpointHeader& header,
+                  const std::vector<Slab<float>>& slabs);
+
+/// Collective. Verifies header and every tensor's checksum, the tensors' rows spread over the ranks. Throws
+/// Error(checkpoint) on all ranks alike.
+void verify_checkpoint(Comm& comm, const std::string& path);
+
+}  // namespace nanorun

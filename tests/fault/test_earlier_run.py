@@ -1,0 +1,212 @@
+"""A run's name that has been used before: what lies there is continued, completed, kept or refused, never lost."""
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+from harness import FaultTest, losses, restarted_from, small_run
+
+
+class EarlierRun(FaultTest):
+    def content(self, folder=None):
+        """Every file of the run but the lock and the log."""
+        folder = folder or self.run_folder()
+        return {path.relative_to(folder): path.read_bytes() for path in folder.rglob("*")
+                if path.is_file() and path.name not in ("lock", "log.txt")}
+
+    def assert_another_training(self, *overrides, changed):
+        """Refused, with the keys that differ and what to do; everything stays."""
+        before = self.content()
+        job = self.train(2, *overrides, code=2)
+        self.assert_refused(job, "outputs/run holds", *changed, "another run.name", "checkpoint.restart=none")
+        self.assertEqual(losses(job), {})
+        self.assertEqual(self.content(), before)
+
+    def test_finished_run_with_another_deck(self):
+        self.train(2, "train.steps=3")
+        self.assert_another_training("train.steps=3", "run.seed=2", "optimizer.muon_lr=0.1",
+                                     changed=("run.seed: 1 -> 2", "optimizer.muon_lr: 0.05 -> 0.1"))
+        self.assert_another_training("train.steps=5", "comm.gradients=bf16", changed=("comm.gradients", "train.steps"))
+        kept = self.content()
+        self.train(2, "train.steps=3", "run.seed=2", "checkpoint.restart=none")
+        self.assertEqual(self.content(self.folder / "outputs" / "run.1"), kept)
+
+    def test_finished_run_without_checkpoint(self):
+        arguments = ("train.steps=3", "checkpoint.at_end=false")
+        self.train(2, *arguments)
+        self.assertFalse(any(self.run_folder().rglob("*.h5*")) and self.files())
+        self.assert_another_training(*arguments, "run.seed=2", changed=("run.seed: 1 -> 2",))
+        before = self.content()
+        again = self.train(2, *arguments, "run.log_every=2")
+        self.assertIn("the run is finished", again.text())
+        self.assertEqual(self.content(), before)
+
+    def test_failed_run_without_checkpoint_keeps_its_figures(self):
+        wild = ("model.init_scale=1e30", "model.zero_outputs=false", "validation.tokens=0")
+        self.train(2, *wild, code=5)
+        self.assert_another_training(changed=("model.init_scale", "validation.tokens"))
+
+    def test_finished_run_is_extended(self):
+        self.train(2, "train.steps=3")
+        more = self.train(2, "train.steps=5")
+        self.assertEqual(restarted_from(more), 3)
+        self.assertEqual(sorted(losses(more)), [4, 5])
+        self.assertEqual(self.summary()["steps"], 5)
+
+    def test_finished_run_completes_its_summary(self):
+        """As if it had been killed between the last checkpoint and the summary."""
+        self.train(2)
+        whole = self.summary()
+        again = self.train(2)
+        self.assertIn("the run is finished", again.text())
+        stale = dict(whole, finished=False, steps=6, stopped_by="SIGTERM received")
+        for left in (None, json.dumps(stale), "{", "[]", ""):
+            path = self.run_folder() / "summary.json"
+            path.unlink() if left is None else path.write_text(left)
+            job = self.train(2)
+            self.assertEqual(losses(job), {})
+            for key in ("finished", "steps", "tokens", "final_train_loss", "final_val_loss", "train_seconds"):
+                self.assertEqual(self.summary()[key], whole[key], key)
+            self.assertGreater(self.summary()["tokens_per_second"], 0)
+        self.assertIn("the run is finished", self.train(2).text())
+
+    def test_older_checkpoint_begins_another_course(self):
+        """What comes after it is set aside, and "auto" goes on with the new course alone."""
+        self.train(2, "checkpoint.every=3", "checkpoint.keep=9")
+        old = {step: self.checkpoint(step).read_bytes() for step in (6, 9, 12)}
+        job = self.train(2, f"checkpoint.restart={self.checkpoint(3)}", "optimizer.muon_lr=0.1", "stop.step=5", code=75)
+        self.assertEqual(restarted_from(job), 3)
+        self.assertEqual(self.files(), ["checkpoint_00000003.h5", "checkpoint_00000005.h5",
+                                        *(f"checkpoint_{step:08}.h5.1" for step in old)])
+        for step, content in old.items():
+            aside = self.checkpoint(step).with_name(self.checkpoint(step).name + ".1")
+            self.assertEqual(aside.read_bytes(), content)
+            self.assertIn(f"is now {aside.relative_to(self.folder)}", (self.run_folder() / "log.txt").read_text())
+        again = self.train(2, "optimizer.muon_lr=0.1")
+        self.assertEqual(restarted_from(again), 5)
+
+    def test_checkpoint_from_elsewhere_begins_a_run_of_its_own(self):
+        self.train(2, "run.name=source", "stop.step=4", code=75)
+        source = self.folder / "outputs" / "source" / "checkpoints" / "checkpoint_00000004.h5"
+        self.train(2, "stop.step=8", code=75)
+        before = self.content()
+        job = self.start(2, "train.steps=100000", f"checkpoint.restart={source}")
+        job.until_step(6)
+        job.kill()  # before any checkpoint of its own is due
+        self.assertEqual(restarted_from(job), 4)
+        self.assertEqual(self.content(self.folder / "outputs" / "run.1"), before)
+        self.assertEqual(self.files(), ["checkpoint_00000004.h5"])
+        again = self.train(2, "train.steps=100000", "stop.step=6", code=75)
+        self.assertEqual(restarted_from(again), 4)
+
+    def test_failed_starts_leave_nothing(self):
+        """restart = "none" moves the old run away once data, memory and deck are known to be good."""
+        self.train(2, "train.steps=2")
+        before = self.content()
+        none = ("checkpoint.restart=none",)
+        big = ("model.width=16384", "model.heads=512", "model.head_dim=32", "model.layers=1024", "model.mlp_ratio=64")
+        for overrides, code in (((*none, 'data.train=["absent.h5"]'), 3), ((*none, *big), 1),
+                                ((*none, "data.end=error", "train.steps=100000"), 3),
+                                (("checkpoint.restart=absent.h5",), 4),
+                                ((*none, "stop.file=deck.toml"), 7)):
+            for _ in range(2):
+                self.train(2, *overrides, code=code)
+            self.assertEqual(os.listdir(self.folder / "outputs"), ["run"])
+            self.assertEqual(self.content(), before)
+        self.train(2, "run.name=fresh", "data.end=error", "train.steps=100000", code=3)
+        self.assertEqual(os.listdir(self.folder / "outputs"), ["run"])
+
+    def test_stop_file_is_not_any_file(self):
+        """Only an empty file is taken for one that a user made to stop the last run."""
+        (self.folder / "notes").write_text("precious")
+        (self.folder / "link").symlink_to("notes")
+        (self.folder / "directory").mkdir()
+        for name in ("notes", "link", "directory", "data.h5", "/dev/null"):
+            self.assert_refused(self.train(2, f"stop.file={name}", code=7), name, "stop file")
+        self.assertEqual((self.folder / "notes").read_text(), "precious")
+        self.assertTrue((self.folder / "link").is_symlink() and Path("/dev/null").is_char_device())
+        (self.folder / "empty").touch()
+        self.train(2, "stop.file=empty")
+        self.assertFalse((self.folder / "empty").exists())
+
+    def assert_not_begun_anew(self, *inject, said):
+        """Checkpoints that cannot be listed or read for a reason of the system's stop the run."""
+        if shutil.which("strace") is None:
+            self.skipTest("needs strace")
+        self.train(2, "checkpoint.every=3", "stop.step=6", code=75)
+        before = self.content()
+        job = self.start(1, wrapper=["strace", "-f", "-qq", "-o", self.folder / "strace", *inject])
+        code = job.wait()
+        if "ptrace" in job.text() or not (self.folder / "strace").exists():
+            self.skipTest("strace may not trace here")
+        self.assertEqual(code, 4, job.text())
+        self.assert_refused(job, *said)
+        self.assertIsNone(restarted_from(job))
+        self.assertEqual(losses(job), {})
+        self.assertEqual(self.content(), before)
+
+    def test_checkpoints_that_cannot_be_opened_as_directory(self):
+        self.assert_not_begun_anew("-P", "outputs/run/checkpoints", "-e", "trace=openat", "-e",
+                                   "inject=openat:error=EACCES", said=("outputs/run/checkpoints", "Permission denied"))
+
+    def test_checkpoints_that_cannot_be_listed(self):
+        for error, text in (("EIO", "Input/output error"), ("ESTALE", "Stale file handle")):
+            with self.subTest(error):
+                self.assert_not_begun_anew("-P", "outputs/run/checkpoints", "-e", "trace=getdents64", "-e",
+                                           f"inject=getdents64:error={error}", said=("outputs/run/checkpoints", text))
+                shutil.rmtree(self.run_folder())
+
+    def test_checkpoint_that_cannot_be_read(self):
+        path = "outputs/run/checkpoints/checkpoint_00000006.h5"
+        self.assert_not_begun_anew("-P", path, "-e", "trace=openat", "-e", "inject=openat:error=EACCES",
+                                   said=(path, "Permission denied"))
+
+    def test_output_directory_is_removed(self):
+        job = self.start(2, "train.steps=100000", "checkpoint.every=50")
+        job.until(lambda: any(self.run_folder().glob("checkpoints/*.h5")), "checkpoint")
+        shutil.rmtree(self.run_folder(), ignore_errors=True)
+        job.until(lambda: any("was removed while the run goes on" in line for line in job.errors), "warning")
+        job.until(lambda: any(self.run_folder().glob("checkpoints/*.h5")), "another checkpoint")
+        other = self.train(2, code=7)
+        self.assert_refused(other, "in use by")
+        (self.run_folder() / "stop").touch()
+        self.assertEqual(job.wait(), 75, job.text())
+        log = (self.run_folder() / "log.txt").read_text()
+        self.assertIn("step     1/100000", log)
+        self.assertIn("stopped at step", log)
+        again = self.train(2, "train.steps=100000", "stop.walltime_seconds=0.1", code=75)
+        self.assertIsNotNone(restarted_from(again))
+
+    def test_many_listed_shards(self):
+        """A deck of more than 64 KB."""
+        names = [f"{'long' * 12}_{i:04}.h5" for i in range(1100)]
+        for name in names:
+            os.link(self.folder / "data.h5", self.folder / name)
+        shards = "[" + ", ".join(f'"{name}"' for name in names) + "]"
+        deck = self.folder / "deck.toml"
+        deck.write_text(deck.read_text().replace('train = ["data.h5"]', f"train = {shards}"))
+        self.train(2, "stop.step=3", code=75)
+        self.assertGreater((self.run_folder() / "deck.toml").stat().st_size, 1 << 16)
+        self.assertEqual(restarted_from(self.train(2)), 3)
+
+    def test_planted_links_are_not_followed(self):
+        victim = self.folder / "victim"
+        for name in ("lock", "log.txt", "deck.toml", "summary.json", "trace.h5",
+                     "deck.toml.partial", "summary.json.partial", "trace.h5.partial",
+                     "checkpoints/checkpoint_00000012.h5.partial"):
+            with self.subTest(name):
+                victim.write_text("precious")
+                link = self.run_folder() / name
+                link.parent.mkdir(parents=True)
+                link.symlink_to(victim)
+                job = self.start(2)
+                self.assertNotEqual(job.wait(), 0, job.text())
+                self.assertIn(f"outputs/run/{name}: a symbolic link", job.text())
+                self.assertEqual(victim.read_text(), "precious")
+                self.assertTrue(link.is_symlink())
+                shutil.rmtree(self.run_folder())
+
+
+if __name__ == "__main__":
+    small_run.main()
