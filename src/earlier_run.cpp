@@ -34,6 +34,7 @@ std::optional<Earlier> look(const RunFolder& folder, const Config& config, const
 
 /// Changes of the deck that make it another training, as text; more steps alone are none where there is a checkpoint.
 std::vector<std::string> differences(const Earlier& earlier, const Config& config, bool extensible) {
+  if (earlier.deck.empty()) return {"its deck.toml is missing"};
   std::vector<std::string> texts;
   bool steps_alone = true;
   for (const KeyChange& change : deck_changes(earlier.deck, config)) {

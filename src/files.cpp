@@ -109,6 +109,12 @@ FileKind kind_of_entry(const std::string& path, ExitCode code) {
   return status ? kind(*status) : FileKind::absent;
 }
 
+bool has_file(const std::string& path, ExitCode code) {
+  const FileKind found = kind_of_entry(path, code);
+  if (found != FileKind::absent) require_regular(path, found, code);
+  return found != FileKind::absent;
+}
+
 std::uint64_t file_size(const std::string& path, ExitCode code) {
   const struct stat status = status_of(path, code);
   require_regular(path, kind(status), code);

@@ -26,6 +26,9 @@ FileKind kind_of_entry(const std::string& path, ExitCode code);
 
 inline bool exists(const std::string& path, ExitCode code) { return kind_of(path, code) != FileKind::absent; }
 
+/// Whether a regular file of the program's own is there; throws where something else is.
+bool has_file(const std::string& path, ExitCode code);
+
 /// Of a regular file, in bytes.
 std::uint64_t file_size(const std::string& path, ExitCode code);
 

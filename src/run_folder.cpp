@@ -62,7 +62,7 @@ void RunFolder::lock() {
 }
 
 std::optional<std::string> RunFolder::read(const std::string& name) const {
-  if (!exists(file(name), ExitCode::output)) return std::nullopt;
+  if (!has_file(file(name), ExitCode::output)) return std::nullopt;
   return read_text(file(name), max_text, ExitCode::output);
 }
 

@@ -121,7 +121,7 @@ void start(const std::string& path, std::uint64_t ranks, long first_step) {
   TraceRows rows;
   TraceValidations validations;
   std::uint64_t columns = 0;
-  if (first_step > 0 && exists(path, ExitCode::output)) {
+  if (has_file(path, ExitCode::output) && first_step > 0) {
     try {
       const h5::File file = h5::File::open(path, MPI_COMM_NULL, ExitCode::output);
       columns = file.shape("/seconds")[1];
@@ -129,8 +129,7 @@ void start(const std::string& path, std::uint64_t ranks, long first_step) {
       validations = read_validations(file);
       validations.truncate(first_step + 1);
     } catch (const Error& error) {
-      const std::string aside = path + ".unreadable";
-      rename_file(path, aside, ExitCode::output);
+      const std::string aside = set_aside(path, ExitCode::output);
       fmt::print(stderr, "nanorun: warning: {}; the file is kept as {}\n", error.what(), aside);
       rows = {}, validations = {}, columns = 0;
     }

@@ -103,12 +103,12 @@ class Job:
         return "".join(self.output) + "".join(self.errors)
 
     def messages(self):
-        """Lines on standard error without what mpirun itself says: its boxes, and lines that begin with its name."""
+        """Lines on standard error without what mpirun and strace say: mpirun's boxes, and lines that begin with a name."""
         lines, boxed = [], False
         for line in self.errors:
             if line.startswith("-----"):
                 boxed = not boxed
-            elif not boxed and line.strip() and not line.startswith(("mpirun", "[")):
+            elif not boxed and line.strip() and not line.startswith(("mpirun", "[", "strace: Requested")):
                 lines.append(line.rstrip("\n"))
         return lines
 

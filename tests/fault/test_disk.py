@@ -13,7 +13,7 @@ class Disk(FaultTest):
     # Checkpoints of some 2 MB.
     model = ("model.vocabulary=2000", "checkpoint.every=3", "checkpoint.keep=1")
     long_run = (*model, "train.steps=100000")
-    slow = (*model, "train.steps=800", "checkpoint.every=200")
+    slow = (*model, "train.steps=400", "checkpoint.every=100")
 
     def mount(self, *options):
         """Mounts a file system in memory as the folder of outputs; None where that is not allowed."""
@@ -39,30 +39,30 @@ class Disk(FaultTest):
         if not self.mount("-o", "size=8m"):
             self.skipTest("needs the right to mount")
         job = self.start(2, *self.slow, *overrides)
-        job.until(lambda: self.checkpoint(200).exists(), "checkpoint")
+        job.until(lambda: self.checkpoint(100).exists(), "checkpoint")
         filler = self.fill(1 << 20)
         self.assertEqual(job.wait(), code, job.text())
         return job, filler
 
     def assert_continues(self, filler):
-        """The checkpoint of step 200 is sound, the run goes on from there, and nothing half-written stays."""
-        self.assertEqual(self.files(), ["checkpoint_00000200.h5"])
-        self.verify(self.checkpoint(200))
+        """The checkpoint of step 100 is sound, the run goes on from there, and nothing half-written stays."""
+        self.assertEqual(self.files(), ["checkpoint_00000100.h5"])
+        self.verify(self.checkpoint(100))
         filler.unlink()
         job = self.train(2, *self.slow)
-        self.assertEqual(restarted_from(job), 200)
-        self.assertEqual(self.files(), ["checkpoint_00000800.h5"])
+        self.assertEqual(restarted_from(job), 100)
+        self.assertEqual(self.files(), ["checkpoint_00000400.h5"])
         self.assertEqual(list(self.run_folder().rglob("*.partial")), [])
 
     def test_full_disk_stops_the_run(self):
         job, filler = self.no_space(code=4)
-        self.assert_refused(job, "checkpoint_00000400.h5.partial", "no space for the file")
+        self.assert_refused(job, "checkpoint_00000200.h5.partial", "no space for the file")
         self.assert_continues(filler)
 
     def test_full_disk_at_the_last_checkpoint_stops_the_run_always(self):
         job, filler = self.no_space("checkpoint.on_failure=continue", code=4)
         self.assertEqual([re.search(r"checkpoint_\d+.h5", line)[0] for line in job.messages()],
-                         [f"checkpoint_{step:08}.h5" for step in (400, 600, 800)])
+                         [f"checkpoint_{step:08}.h5" for step in (200, 300, 400)])
         for line in job.messages()[:2]:
             self.assertRegex(line, "^nanorun: warning: .*no space for the file.*; training goes on without it$")
         self.assert_continues(filler)
@@ -115,9 +115,9 @@ class Disk(FaultTest):
         self.assertEqual(again.messages(), [])  # the trace is readable too
         self.assertEqual(list(self.run_folder().rglob("*.partial")), [])
 
-    def assert_output_refused(self, *parts, overrides=()):
+    def assert_output_refused(self, *parts, overrides=(), code=7):
         """Refused before training."""
-        job = self.train(2, *overrides, code=7)
+        job = self.train(2, *overrides, code=code)
         self.assert_refused(job, *parts)
         self.assertEqual(harness.losses(job), {})
 
@@ -133,7 +133,7 @@ class Disk(FaultTest):
     def test_checkpoint_folder_is_a_file(self):
         self.run_folder().mkdir(parents=True)
         (self.run_folder() / "checkpoints").touch()
-        self.assert_output_refused("outputs/run/checkpoints", "Not a directory")
+        self.assert_output_refused("outputs/run/checkpoints", "Not a directory", code=4)
 
     def test_read_only_file_system(self):
         if not self.mount("-o", "ro"):

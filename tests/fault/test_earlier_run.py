@@ -192,20 +192,21 @@ class EarlierRun(FaultTest):
 
     def test_planted_links_are_not_followed(self):
         victim = self.folder / "victim"
+        self.train(2, "run.name=first", "stop.step=3", code=75)
         for name in ("lock", "log.txt", "deck.toml", "summary.json", "trace.h5",
                      "deck.toml.partial", "summary.json.partial", "trace.h5.partial",
                      "checkpoints/checkpoint_00000012.h5.partial"):
-            with self.subTest(name):
-                victim.write_text("precious")
-                link = self.run_folder() / name
-                link.parent.mkdir(parents=True)
-                link.symlink_to(victim)
-                job = self.start(2)
-                self.assertNotEqual(job.wait(), 0, job.text())
-                self.assertIn(f"outputs/run/{name}: a symbolic link", job.text())
-                self.assertEqual(victim.read_text(), "precious")
-                self.assertTrue(link.is_symlink())
-                shutil.rmtree(self.run_folder())
+            shutil.copytree(self.folder / "outputs" / "first", self.run_folder())
+            victim.write_text("precious")
+            link = self.run_folder() / name
+            link.unlink(missing_ok=True)
+            link.symlink_to(victim)
+            job = self.start(2)
+            self.assertNotEqual(job.wait(), 0, job.text())
+            self.assertIn(f"outputs/run/{name}: a symbolic link", job.text())
+            self.assertEqual(victim.read_text(), "precious")
+            self.assertTrue(link.is_symlink())
+            shutil.rmtree(self.run_folder())
 
 
 if __name__ == "__main__":

@@ -128,7 +128,7 @@ TEST_F(TraceFileTest, ResumeMovesAnUnreadableFileAside) {
   trace->finish();
   EXPECT_EQ(read().step, (Integers{3}));
   std::ostringstream kept;
-  kept << std::ifstream(folder_ / "trace.h5.unreadable").rdbuf();
+  kept << std::ifstream(folder_ / "trace.h5.1").rdbuf();
   EXPECT_EQ(kept.str(), "no HDF5");
 }
 
@@ -142,7 +142,7 @@ TEST_F(TraceFileTest, ResumeMovesAFileOfAnotherVersionAside) {
     trace(1)->finish();
     const std::string warning = testing::internal::GetCapturedStderr();
     EXPECT_NE(warning.find("trace.h5: written by another version of the program"), std::string::npos) << warning;
-    const h5::File kept = h5::File::open(folder_ / "trace.h5.unreadable");
+    const h5::File kept = h5::File::open(folder_ / "trace.h5.1");
     EXPECT_EQ(kept.read_integer_attribute("/", "format_version"), version);
     EXPECT_EQ(read_all<std::int64_t>(kept, "/step"), (Integers{0}));
     EXPECT_EQ(h5::File::open(folder_ / "trace.h5").read_integer_attribute("/", "format_version"), 2u);
