@@ -133,16 +133,16 @@ TEST_F(TraceFileTest, ResumeMovesAnUnreadableFileAside) {
 }
 
 TEST_F(TraceFileTest, ResumeMovesAFileOfAnotherVersionAside) {
-  for (const std::uint64_t version : {1, 3}) {
+  for (const auto& [version, aside] : {std::pair(1ull, "trace.h5.1"), {3, "trace.h5.2"}}) {
     const auto first = trace();
     run_steps(*first, 0, 1);
     first->finish();
-    h5::File::open_append(folder_ / "trace.h5").write_attribute("/", "format_version", version);
+    h5::File::open_append(folder_ / "trace.h5").write_attribute("/", "format_version", std::uint64_t{version});
     testing::internal::CaptureStderr();
     trace(1)->finish();
     const std::string warning = testing::internal::GetCapturedStderr();
     EXPECT_NE(warning.find("trace.h5: written by another version of the program"), std::string::npos) << warning;
-    const h5::File kept = h5::File::open(folder_ / "trace.h5.1");
+    const h5::File kept = h5::File::open(folder_ / aside);
     EXPECT_EQ(kept.read_integer_attribute("/", "format_version"), version);
     EXPECT_EQ(read_all<std::int64_t>(kept, "/step"), (Integers{0}));
     EXPECT_EQ(h5::File::open(folder_ / "trace.h5").read_integer_attribute("/", "format_version"), 2u);
