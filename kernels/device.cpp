@@ -70,6 +70,9 @@ int device_count() {
 }
 std::string device_identity(int) { return {}; }
 std::string device_name(int) { return on_host ? "host" : Kokkos::DefaultExecutionSpace::name(); }
+int device_capability(int) { return 0; }
+int driver_version() { return 0; }
+int runtime_version() { return 0; }
 void use_device(int) {}
 std::size_t device_memory_in_use() { return 0; }
 

@@ -40,6 +40,23 @@ std::string device_identity(int device) {
 
 std::string device_name(int device) { return properties_of(device).name; }
 
+int device_capability(int device) {
+  const cudaDeviceProp properties = properties_of(device);
+  return 10 * properties.major + properties.minor;
+}
+
+int driver_version() {
+  int version = 0;
+  check(cudaDriverGetVersion(&version), "cudaDriverGetVersion");
+  return version;
+}
+
+int runtime_version() {
+  int version = 0;
+  check(cudaRuntimeGetVersion(&version), "cudaRuntimeGetVersion");
+  return version;
+}
+
 void use_device(int device) { check(cudaSetDevice(device), "cudaSetDevice"); }
 
 std::size_t device_memory_in_use() {

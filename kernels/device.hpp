@@ -31,10 +31,17 @@ struct Event {
   std::chrono::steady_clock::time_point time;
 };
 
+/// What follows, up to use_device(), takes nothing of a device. 0 devices also where the driver is missing or too old.
 int device_count();
 /// Same text for the same physical device, whatever number a process gives it; empty where devices are not exclusive.
 std::string device_identity(int device);
 std::string device_name(int device);
+/// Compute capability, 10 major + minor; 0 of portable bodies, which run on what Kokkos was built for.
+int device_capability(int device);
+/// The newest CUDA that the driver supports, 0 without a driver, and the one of this program: 1000 major + 10 minor.
+/// Both are 0 of portable bodies.
+int driver_version();
+int runtime_version();
 /// Makes the device the one of this thread's further calls; every thread that makes calls does so once.
 void use_device(int device);
 /// Device memory in use on this rank's device, by all processes, in bytes; 0 where ops run on hosts.
@@ -81,6 +88,8 @@ inline constexpr bool on_host = false;
 inline constexpr std::size_t product_timing_bytes = 160'000'000;
 /// The first part was seen on H100 and H200 with CUDA 13.0.
 inline constexpr std::size_t runtime_bytes = 616'000'000 + product_timing_bytes;
+/// The only compute capability that code for sm_90a runs on: not on newer ones either.
+inline constexpr int code_capability = 90;
 
 struct Event {
   void* handle = nullptr;  ///< cudaEvent_t
@@ -89,6 +98,9 @@ struct Event {
 int device_count();
 std::string device_identity(int device);
 std::string device_name(int device);
+int device_capability(int device);
+int driver_version();
+int runtime_version();
 void use_device(int device);
 std::size_t device_memory_in_use();
 

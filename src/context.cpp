@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cstdlib>
 #include <map>
+#include <stdexcept>
 #include <utility>
 
 #include "kernels/ops.hpp"
@@ -30,6 +31,26 @@ std::string host_name() {
   return {name, static_cast<std::size_t>(length)};
 }
 
+/// The device for the rank of this place among those of its host. Throws Error(internal) where the driver fails.
+DevicePlace pick_device(int rank, int rank_on_host) {
+  DevicePlace place;
+  place.host = host_name();
+  try {
+    place.driver = ops::driver_version();
+    place.runtime = ops::runtime_version();
+    place.visible = ops::device_count();
+    if (place.visible == 0) return place;
+    place.number = rank_on_host % place.visible;
+    place.identity = ops::device_identity(place.number);
+    place.name = ops::device_name(place.number);
+    place.capability = ops::device_capability(place.number);
+  } catch (const std::runtime_error& error) {
+    throw Error(ExitCode::internal,
+                fmt::format("rank {} on {} cannot ask for its GPUs: {}", rank, place.host, error.what()));
+  }
+  return place;
+}
+
 /// Collective. The places of all ranks on rank 0; empty elsewhere.
 std::vector<DevicePlace> gather_places(Comm& comm, const DevicePlace& own) {
   const std::vector<std::string> hosts = comm.gather(own.host), identities = comm.gather(own.identity),
@@ -37,12 +58,39 @@ std::vector<DevicePlace> gather_places(Comm& comm, const DevicePlace& own) {
   const std::vector<double> visible = comm.all_gather(own.visible);
   std::vector<DevicePlace> places(hosts.size());
   for (std::size_t r = 0; r < places.size(); ++r) {
-    places[r] = {hosts[r], identities[r], names[r], static_cast<int>(visible[r])};
+    places[r].host = hosts[r];
+    places[r].identity = identities[r];
+    places[r].name = names[r];
+    places[r].visible = static_cast<int>(visible[r]);
   }
   return places;
 }
 
 }  // namespace
+
+void require_usable_device(int rank, const DevicePlace& place) {
+  const auto refuse = [&](const std::string& why) {
+    throw Error(ExitCode::usage, fmt::format("rank {} on {}{}", rank, place.host, why));
+  };
+  const int major = place.runtime / 1000;
+  // A driver supports all versions of CUDA that share its first number.
+  if (place.driver > 0 && place.driver / 1000 < major) {
+    refuse(fmt::format(": the driver supports CUDA {}.{}, this nanorun needs {}.0, {}", place.driver / 1000,
+                       place.driver % 1000 / 10, major, major == 13 ? "driver 580 or newer" : "a newer driver"));
+  }
+  if (place.visible == 0) {
+    refuse(
+        " finds no GPU: this nanorun is built for CUDA; run it where nvidia-smi lists GPUs, with CUDA_VISIBLE_DEVICES "
+        "unset or naming some, or build it with -DNANORUN_CUDA=OFF to compute on CPUs");
+  }
+  constexpr int needed = kernels::cuda::code_capability;
+  if (place.runtime > 0 && place.capability != needed) {
+    refuse(fmt::format(
+        ": {} has compute capability {}.{}; this build has code for {}.{}a: run it on H100 or H200 GPUs, or "
+        "build it with -DNANORUN_CUDA=OFF to compute on CPUs",
+        place.name, place.capability / 10, place.capability % 10, needed / 10, needed % 10));
+  }
+}
 
 void require_own_devices(const std::vector<DevicePlace>& places) {
   std::map<std::pair<std::string, std::string>, std::vector<std::size_t>> ranks_of;
@@ -62,6 +110,27 @@ void require_own_devices(const std::vector<DevicePlace>& places) {
   }
 }
 
+std::string idle_devices(const std::vector<DevicePlace>& places) {
+  struct Host {
+    int ranks = 0, visible = 0;
+  };
+  std::map<std::string, Host> hosts;
+  for (const DevicePlace& place : places) {
+    Host& host = hosts[place.host];
+    host.ranks += 1;
+    host.visible = std::max(host.visible, place.visible);
+  }
+  int ranks = 0, devices = 0;
+  for (const auto& [name, host] : hosts) {
+    ranks += host.ranks;
+    devices += std::max(host.visible, host.ranks);  // where each rank sees its own alone there is one for each
+  }
+  if (devices == ranks) return {};
+  return fmt::format("{} rank{} of the {} GPUs of {}; start one rank per GPU to use all", ranks,
+                     ranks == 1 ? " uses 1" : fmt::format("s use {}", ranks), devices,
+                     hosts.size() == 1 ? "this node" : fmt::format("{} nodes", hosts.size()));
+}
+
 Context::Context(int& argc, char**& argv) : start_(std::chrono::steady_clock::now()) {
   int provided = MPI_THREAD_SINGLE;
   MPI_Init_thread(&argc, &argv, MPI_THREAD_FUNNELED, &provided);
@@ -70,21 +139,15 @@ Context::Context(int& argc, char**& argv) : start_(std::chrono::steady_clock::no
 }
 
 void Context::open_device() {
-  const int local_rank = comm_->rank_on_host();
-  DevicePlace place{host_name(), {}, {}, ops::device_count()};
+  DevicePlace place;
   comm_->together([&] {
-    if (place.visible > 0) return;
-    throw Error(ExitCode::usage,
-                fmt::format("rank {} on {} finds no GPU: this nanorun is built for CUDA; run it where nvidia-smi lists "
-                            "GPUs, with CUDA_VISIBLE_DEVICES unset or naming some, or build it with "
-                            "-DNANORUN_CUDA=OFF to compute on CPUs",
-                            comm_->rank(), place.host));
+    place = pick_device(comm_->rank(), comm_->rank_on_host());
+    require_usable_device(comm_->rank(), place);
   });
-  const int device = local_rank % place.visible;
-  place.identity = ops::device_identity(device);
-  place.name = ops::device_name(device);
   const std::vector<DevicePlace> places = gather_places(*comm_, place);
   comm_->together([&] { require_own_devices(places); });
+  device_note_ = idle_devices(places);
+  const int device = place.number;
   ops::use_device(device);
   kernels::start_kokkos(device);
   stream_ = ops::create_stream(true);

@@ -12,17 +12,29 @@
 
 namespace nanorun {
 
-/// The device that a rank has picked.
+/// The device that a rank has picked, if it sees any, and the driver there.
 struct DevicePlace {
   std::string host;
   std::string identity;  ///< of the device; empty where ranks may share it
   std::string name;      ///< of the device's model
   int visible = 0;       ///< devices that the rank sees
+  int number = -1;       ///< of the device among them
+  int capability = 0;    ///< compute capability of the device, 10 major + minor
+  int driver = 0;        ///< newest CUDA that the driver supports, 1000 major + 10 minor; 0 without a driver
+  int runtime = 0;       ///< CUDA of this program, likewise; 0 where it computes without
 };
+
+/// Throws Error(usage) where this rank's driver is too old, it sees no device, or the program has no code for the one
+/// it has picked. The message names the rank and its host.
+void require_usable_device(int rank, const DevicePlace& place);
 
 /// Throws Error(usage, all_ranks) where two ranks, of which the list has one place each, have picked one device. The
 /// message names the ranks and the device and says how to start instead.
 void require_own_devices(const std::vector<DevicePlace>& places);
+
+/// A line for the log where the ranks, of which the list has one place each, see more devices than they use; else
+/// empty.
+std::string idle_devices(const std::vector<DevicePlace>& places);
 
 class Context {
  public:
@@ -33,12 +45,15 @@ class Context {
 
   /// Collective; for commands that compute. Picks this rank's device by its place among the ranks of its host, whether
   /// the rank sees all devices there or one, starts Kokkos on it and creates the streams. Throws Error(usage,
-  /// all_ranks) where a rank finds no device or two ranks pick the same one.
+  /// all_ranks) where a rank finds no device that it can use or two ranks pick the same one, before any rank takes
+  /// anything of a device.
   void open_device();
 
   Comm& comm() { return *comm_; }
   /// Number of the device, for ops::use_device in further threads. This and the streams: once the device is open.
   int device() const { return device_; }
+  /// What idle_devices() said of all ranks, on rank 0; empty elsewhere.
+  const std::string& device_note() const { return device_note_; }
   /// The stream of computation, the only one for matrix products.
   kernels::Stream stream() const { return stream_; }
   /// The stream of collectives on tensors.
@@ -58,6 +73,7 @@ class Context {
   std::chrono::steady_clock::time_point start_;
   std::unique_ptr<Comm> comm_;
   int device_ = -1;
+  std::string device_note_;
   std::uint64_t peak_device_memory_ = 0;
   kernels::Stream stream_, comm_stream_, upload_stream_;
 };

@@ -138,6 +138,7 @@ void Training::introduce() {
                         : computes_in_fp32                                     ? "fp32"
                                                                                : "bf16",
                         comm_.size() > 1 ? ", tensors travel through " : "", tensor_comm_.transport()));
+  if (!context_.device_note().empty()) log_.line(context_.device_note());
   warn_of_gradient_scale();
 }
 
