@@ -15,6 +15,7 @@ def main():
     options = [
         "-DCMAKE_BUILD_TYPE=Debug",
         "-DNANORUN_TESTS=OFF",
+        "-DCMAKE_COMPILE_WARNING_AS_ERROR=ON",
         f"-DKokkos_ROOT={root}",
         *sys.argv[5:],
     ]

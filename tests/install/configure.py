@@ -1,0 +1,28 @@
+"""What the tests of the build share: configuring the sources, and the commands that would compile them. Standard library
+only."""
+
+import json
+import re
+import shlex
+import subprocess
+from pathlib import Path
+
+
+def configure(cmake, source, build, *options):
+    """Configures without the tests; what is not given is as for a user who gives nothing."""
+    command = [cmake, "-S", source, "-B", build, "-DNANORUN_TESTS=OFF", "-DCMAKE_EXPORT_COMPILE_COMMANDS=ON",
+               "--no-warn-unused-cli", *options]
+    job = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    assert job.returncode == 0, job.stdout
+
+
+def commands(build):
+    """Source file to the arguments that compile it."""
+    entries = json.loads((Path(build) / "compile_commands.json").read_text())
+    return {Path(entry["file"]): shlex.split(entry["command"]) for entry in entries}
+
+
+def cache(build):
+    """Name to value of what CMake has found or was told."""
+    text = (Path(build) / "CMakeCache.txt").read_text()
+    return dict(re.findall(r"^([A-Za-z0-9_]+):[A-Z]+=(.*)$", text, re.MULTILINE))

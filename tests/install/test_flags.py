@@ -1,0 +1,50 @@
+"""Configures the sources as users and developers do, with each compiler that is there, and looks at the flags.
+
+Usage: test_flags.py CMAKE SOURCE_DIR [unittest arguments].
+"""
+
+import json
+import shutil
+import subprocess
+import sys
+import tempfile
+import unittest
+from pathlib import Path
+
+from configure import commands, configure
+
+
+class Flags(unittest.TestCase):
+    def setUp(self):
+        temporary = tempfile.TemporaryDirectory(prefix="nanorun-flags-")
+        self.addCleanup(temporary.cleanup)
+        self.build = Path(temporary.name)
+
+    def flags(self, *options):
+        """All flags of all sources."""
+        configure(CMAKE, SOURCE, self.build, *options)
+        return {argument for command in commands(self.build).values() for argument in command}
+
+    def test_warnings_are_errors_where_asked_for_alone(self):
+        """A newer compiler may warn of more."""
+        plain = self.flags()
+        self.assertIn("-Wall", plain)
+        self.assertEqual([flag for flag in plain if flag.startswith("-Werror")], [])
+        self.assertIn("-Werror", self.flags("-DCMAKE_COMPILE_WARNING_AS_ERROR=ON"))
+
+    def test_presets_ask_for_it(self):
+        presets = json.loads((SOURCE / "CMakePresets.json").read_text())["configurePresets"]
+        for name in [preset["name"] for preset in presets if not preset.get("hidden")]:
+            shown = subprocess.run([CMAKE, "-N", "--preset", name], cwd=SOURCE, check=True, capture_output=True,
+                                   text=True).stdout
+            self.assertIn('CMAKE_COMPILE_WARNING_AS_ERROR="ON"', shown, name)
+
+    @unittest.skipIf(shutil.which("clang++") is None, "no clang++")
+    def test_clang(self):
+        flags = self.flags("-DCMAKE_C_COMPILER=clang", "-DCMAKE_CXX_COMPILER=clang++")
+        self.assertIn("-fno-math-errno", flags)
+
+
+if __name__ == "__main__":
+    CMAKE, SOURCE = sys.argv[1], Path(sys.argv[2])
+    unittest.main(argv=[sys.argv[0], *sys.argv[3:]])
