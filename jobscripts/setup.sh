@@ -14,6 +14,9 @@ packages=(
   python3-h5py python3-matplotlib
 )
 
+# Further arguments of cmake.
+cmake_options=()
+
 say() { printf '%s: %s\n' "$(basename "$0")" "$*"; }
 die() {
   say "$2" >&2
@@ -56,7 +59,7 @@ find_python() {
 configure() {
   local preset=$1 log
   command -v cmake >/dev/null || return 1
-  log=$(cmake --preset "$preset" 2>&1) && return 0
+  log=$(cmake --preset "$preset" "${cmake_options[@]}" 2>&1) && return 0
   printf '%s\n' "$log" >&2
   return 1
 }

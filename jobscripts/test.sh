@@ -29,6 +29,9 @@ find_nvcc() {
 # tests/slurm starts a Slurm of its own; a machine that has one already keeps it.
 command -v srun >/dev/null || packages+=(slurmctld slurmd slurm-client munge)
 
+# tests/install compiles the sources for ARM too.
+[[ $(uname -m) != x86_64 ]] || packages+=(g++-aarch64-linux-gnu)
+
 # CMake takes compilers and launchers from these variables when it first configures a build.
 if command -v ccache >/dev/null; then
   export CMAKE_C_COMPILER_LAUNCHER=ccache CMAKE_CXX_COMPILER_LAUNCHER=ccache CMAKE_CUDA_COMPILER_LAUNCHER=ccache

@@ -1,4 +1,4 @@
-"""Ranks that die or hang, on two GPUs and through each transport. Exit code 77 where there are fewer."""
+"""Two GPUs: ranks that die or hang, through each transport, and a GPU left idle. Exit code 77 where there are fewer."""
 
 import shutil
 import subprocess
@@ -34,6 +34,21 @@ class Auto(Devices, FaultTest):
 
 class Nccl(Devices, FaultTest):
     transport = "nccl"
+
+
+class Idle(FaultTest):
+    """Devices that the ranks see and leave."""
+
+    def said(self, visible):
+        """Lines on them of a run of one rank."""
+        job = self.train(1, "model.width=128", "model.heads=1", "model.head_dim=128", f"run.name=sees{len(visible)}",
+                         wrapper=["env", f"CUDA_VISIBLE_DEVICES={visible}"])
+        return [line for line in job.output if "one rank per GPU" in line]
+
+    def test_idle_devices_are_said(self):
+        self.assertEqual(self.said("0"), [])
+        self.assertEqual(self.said("0,1"),
+                         ["1 rank uses 1 of the 2 GPUs of this node; start one rank per GPU to use all\n"])
 
 
 def device_count():

@@ -1,5 +1,4 @@
-"""What the tests of the build share: configuring the sources, and the commands that would compile them. Standard library
-only."""
+"""What the tests of the build share: configuring the sources, and what CMake made of them. Standard library only."""
 
 import json
 import re

@@ -1,0 +1,45 @@
+"""GPUs and drivers that the program built for CUDA cannot use, on any machine: staged_devices.cpp plays them."""
+
+import os
+
+from harness import FaultTest, small_run
+
+
+class Refused(FaultTest):
+    def open(self, ranks, code):
+        """Starts a rank on each of these devices; the exit code is as given."""
+        wrapper = ["env", f"LD_PRELOAD={os.environ['NANORUN_STAGED_DEVICES']}",
+                   *(f"RANK_{rank}={device}" for rank, device in enumerate(ranks))]
+        return self.train(len(ranks), "model.width=128", "model.heads=1", "model.head_dim=128", wrapper=wrapper,
+                          code=code)
+
+    def check_refused(self, ranks, *parts):
+        self.assert_refused(self.open(ranks, code=2), *parts)
+        self.assertFalse(self.run_folder().exists())
+
+    def test_other_model(self):
+        self.check_refused(["13000 8 80 NVIDIA A100-SXM4-40GB"] * 2, "nanorun: rank 0 on ",
+                           ": NVIDIA A100-SXM4-40GB has compute capability 8.0; this build has code for 9.0a")
+
+    def test_ranks_of_several_models(self):
+        ranks = ["13000 8 90 NVIDIA H100"] * 2 + ["13000 8 100 NVIDIA B200", "13000 8 80 NVIDIA A100"]
+        self.check_refused(ranks, "nanorun: rank 2 on ",
+                           ": NVIDIA B200 has compute capability 10.0; this build has code for 9.0a")
+
+    def test_old_driver(self):
+        self.check_refused(["13000 2 90 NVIDIA H100", "12040 2 90 NVIDIA H100"], "nanorun: rank 1 on ",
+                           ": the driver supports CUDA 12.4, this nanorun needs 13.0, driver 580 or newer")
+
+    def test_no_driver(self):
+        self.check_refused(["0 0 0 none"], "nanorun: rank 0 on ", " finds no GPU: ")
+
+    def test_no_device(self):
+        self.check_refused(["13000 0 0 none"], "nanorun: rank 0 on ", " finds no GPU: ")
+
+    def test_hopper_is_opened(self):
+        job = self.open(["13000 2 90 NVIDIA H200"] * 2, code=1)
+        self.assertIn("opened by cudaSetDevice", job.text())
+
+
+if __name__ == "__main__":
+    small_run.main()

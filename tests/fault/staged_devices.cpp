@@ -1,0 +1,64 @@
+// Preloaded into the program built for CUDA: each rank finds the driver and the devices that the variable RANK_<rank>
+// states, as "<newest CUDA of the driver> <devices> <compute capability> <name>", and says so once it opens one.
+
+#include <cuda_runtime_api.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <string>
+
+namespace {
+
+struct Stage {
+  int driver = 0, devices = 0, capability = 0;
+  char name[sizeof(cudaDeviceProp::name)] = {};
+};
+
+Stage stage() {
+  const char* const rank = std::getenv("OMPI_COMM_WORLD_RANK");
+  const char* const text = std::getenv(("RANK_" + std::string(rank == nullptr ? "0" : rank)).c_str());
+  Stage stage;
+  if (text != nullptr) {
+    std::sscanf(text, "%d %d %d %255[^\n]", &stage.driver, &stage.devices, &stage.capability, stage.name);
+  }
+  return stage;
+}
+
+[[noreturn]] void opened(const char* call) {
+  std::fprintf(stderr, "opened by %s\n", call);
+  _exit(1);
+}
+
+}  // namespace
+
+extern "C" {
+
+cudaError_t cudaDriverGetVersion(int* version) {
+  *version = stage().driver;
+  return cudaSuccess;
+}
+
+cudaError_t cudaGetDeviceCount(int* count) {
+  *count = 0;
+  if (stage().driver < CUDART_VERSION / 1000 * 1000) return cudaErrorInsufficientDriver;
+  *count = stage().devices;
+  return *count == 0 ? cudaErrorNoDevice : cudaSuccess;
+}
+
+cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device) {
+  *properties = {};
+  std::memcpy(properties->name, stage().name, sizeof properties->name);
+  properties->major = stage().capability / 10;
+  properties->minor = stage().capability % 10;
+  properties->uuid.bytes[0] = static_cast<char>(device);
+  return cudaSuccess;
+}
+
+cudaError_t cudaSetDevice(int) { opened("cudaSetDevice"); }
+cudaError_t cudaStreamCreateWithFlags(cudaStream_t*, unsigned) { opened("cudaStreamCreateWithFlags"); }
+cudaError_t cudaMalloc(void**, size_t) { opened("cudaMalloc"); }
+cudaError_t cudaMallocHost(void**, size_t) { opened("cudaMallocHost"); }
+cudaError_t cudaMemGetInfo(size_t*, size_t*) { opened("cudaMemGetInfo"); }
+}
