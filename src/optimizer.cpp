@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
-#include <ranges>
 
 #include "src/schedule.hpp"
 
@@ -80,9 +79,9 @@ Optimizer<T>::Optimizer(const Config& config, const ParameterTable& table, const
   comm_.share(weights.scalars());
   // In the order in which the backward pass completes them.
   std::ranges::stable_sort(shards_, std::greater(), [](const Shard& shard) { return shard.bucket.layer; });
-  for (const Shard& shard : std::views::reverse(shards_)) {
-    const auto known = [&](const Bucket& kind) { return alike(kind, shard.bucket); };
-    if (shard.bucket.group == Group::matrix && std::ranges::none_of(kinds_, known)) kinds_.push_back(shard.bucket);
+  for (auto shard = shards_.crbegin(); shard != shards_.crend(); ++shard) {
+    const auto known = [&](const Bucket& kind) { return alike(kind, shard->bucket); };
+    if (shard->bucket.group == Group::matrix && std::ranges::none_of(kinds_, known)) kinds_.push_back(shard->bucket);
   }
   ops::fill<Master>(stream_, state_.span(), 0);
 }
@@ -170,9 +169,9 @@ void Optimizer<T>::step(Trace& trace, long step) {
     if (i + 1 == kinds_.size()) update_tables(trace, -1, step);
     update_matrices(trace, kinds_[i], step);
   }
-  for (Shard& shard : std::views::reverse(shards_)) {
-    if (!shard.updated) gather(trace, shard);
-    shard.updated = false;
+  for (auto shard = shards_.rbegin(); shard != shards_.rend(); ++shard) {
+    if (!shard->updated) gather(trace, *shard);
+    shard->updated = false;
   }
 }
 
@@ -186,10 +185,10 @@ void Optimizer<T>::update_tables(Trace& trace, int lowest_layer, long step) {
   for (const Shard& shard : shards_) {
     if (due(shard)) update_elements(trace, shard, step);
   }
-  for (Shard& shard : std::views::reverse(shards_)) {
-    if (!due(shard)) continue;
-    gather(trace, shard);
-    shard.updated = true;
+  for (auto shard = shards_.rbegin(); shard != shards_.rend(); ++shard) {
+    if (!due(*shard)) continue;
+    gather(trace, *shard);
+    shard->updated = true;
   }
 }
 
