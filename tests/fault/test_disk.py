@@ -13,7 +13,7 @@ class Disk(FaultTest):
     # Checkpoints of some 2 MB.
     model = ("model.vocabulary=2000", "checkpoint.every=3", "checkpoint.keep=1")
     long_run = (*model, "train.steps=100000")
-    slow = (*model, "train.steps=400", "checkpoint.every=100")
+    slow = (*model, "train.steps=80", "checkpoint.every=20")
 
     def mount(self, *options):
         """Mounts a file system in memory as the folder of outputs; None where that is not allowed."""
@@ -39,30 +39,30 @@ class Disk(FaultTest):
         if not self.mount("-o", "size=8m"):
             self.skipTest("needs the right to mount")
         job = self.start(2, *self.slow, *overrides)
-        job.until(lambda: self.checkpoint(100).exists(), "checkpoint")
+        job.until(lambda: self.checkpoint(20).exists(), "checkpoint")
         filler = self.fill(1 << 20)
         self.assertEqual(job.wait(), code, job.text())
         return job, filler
 
     def assert_continues(self, filler):
-        """The checkpoint of step 100 is sound, the run goes on from there, and nothing half-written stays."""
-        self.assertEqual(self.files(), ["checkpoint_00000100.h5"])
-        self.verify(self.checkpoint(100))
+        """The checkpoint of step 20 is sound, the run goes on from there, and nothing half-written stays."""
+        self.assertEqual(self.files(), ["checkpoint_00000020.h5"])
+        self.verify(self.checkpoint(20))
         filler.unlink()
         job = self.train(2, *self.slow)
-        self.assertEqual(restarted_from(job), 100)
-        self.assertEqual(self.files(), ["checkpoint_00000400.h5"])
+        self.assertEqual(restarted_from(job), 20)
+        self.assertEqual(self.files(), ["checkpoint_00000080.h5"])
         self.assertEqual(list(self.run_folder().rglob("*.partial")), [])
 
     def test_full_disk_stops_the_run(self):
         job, filler = self.no_space(code=4)
-        self.assert_refused(job, "checkpoint_00000200.h5.partial", "no space for the file")
+        self.assert_refused(job, "checkpoint_00000040.h5.partial", "no space for the file")
         self.assert_continues(filler)
 
     def test_full_disk_at_the_last_checkpoint_stops_the_run_always(self):
         job, filler = self.no_space("checkpoint.on_failure=continue", code=4)
         self.assertEqual([re.search(r"checkpoint_\d+.h5", line)[0] for line in job.messages()],
-                         [f"checkpoint_{step:08}.h5" for step in (200, 300, 400)])
+                         [f"checkpoint_{step:08}.h5" for step in (40, 60, 80)])
         for line in job.messages()[:2]:
             self.assertRegex(line, "^nanorun: warning: .*no space for the file.*; training goes on without it$")
         self.assert_continues(filler)
