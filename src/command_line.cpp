@@ -17,7 +17,7 @@ constexpr auto largest = std::numeric_limits<std::uint64_t>::max();
 
 void add_train(CLI::App& app, CommandLine& line) {
   CLI::App* train = app.add_subcommand("train", "Train as a deck says");
-  train->add_option("DECK", line.deck, "TOML file; nanorun keys lists its keys")->required();
+  train->add_option("DECK", line.deck, "TOML file, or /dev/stdin; nanorun keys lists its keys")->required();
   train->add_option("OVERRIDE", line.overrides, "section.key=value, overrides the deck's");
   CLI::Option* dry_run =
       train->add_flag("--dry-run", line.dry_run, "Check deck and data, print what would be done, and end");

@@ -15,6 +15,9 @@ namespace nanorun {
 /// Whether training computes in fp32, as on hosts; on CUDA devices it computes in bf16, or fp8, with sums in fp32.
 inline constexpr bool computes_in_fp32 = std::is_same_v<Real, float>;
 
+/// Decks are some thousand bytes; the time to parse one grows with the square of the number of its tables.
+inline constexpr std::size_t max_deck_bytes = std::size_t{1} << 20;
+
 enum class ValuePath { none, first, embeddings };
 enum class RotaryKind { full, half_truncated };
 enum class WindowKind { token, block };

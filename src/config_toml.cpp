@@ -6,6 +6,7 @@
 #include <string_view>
 #include <vector>
 
+#include "src/config.hpp"
 #include "src/error.hpp"
 
 namespace nanorun {

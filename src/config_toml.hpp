@@ -3,13 +3,10 @@
 
 #include <toml++/toml.h>
 
-#include <cstddef>
 #include <string>
 
 namespace nanorun {
 
-/// Decks are some thousand bytes; the parser's time grows with the square of the number of tables.
-inline constexpr std::size_t max_deck_bytes = std::size_t{1} << 20;
 /// Brackets and dots of a key around a value. A deck needs three: a list of strings in a section.
 inline constexpr int max_nesting = 16;
 

@@ -3,6 +3,7 @@
 #include <dirent.h>
 #include <fcntl.h>
 #include <glob.h>
+#include <poll.h>
 #include <sys/file.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
@@ -11,6 +12,7 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
+#include <charconv>
 #include <chrono>
 #include <cstdio>
 #include <cstring>
@@ -79,6 +81,20 @@ Descriptor open_regular(const std::string& path, int flags, ExitCode code) {
   if (::fstat(file.get(), &status) != 0) fail(code, path, "cannot be examined", errno);
   require_regular(path, kind(status), code);
   return file;
+}
+
+/// The descriptor of the pipe or socket of this process that `path` names; -1 where it names something else.
+int stream_named(const std::string& path) {
+  int number = -1;
+  if (path == "/dev/stdin") number = STDIN_FILENO;
+  for (const std::string folder : {"/dev/fd/", "/proc/self/fd/"}) {
+    if (!path.starts_with(folder)) continue;
+    const char* end = path.data() + path.size();
+    if (std::from_chars(path.data() + folder.size(), end, number).ptr != end) return -1;
+  }
+  struct stat status {};
+  if (number < 0 || ::fstat(number, &status) != 0) return -1;
+  return S_ISFIFO(status.st_mode) || S_ISSOCK(status.st_mode) ? number : -1;
 }
 
 void write_all(const Descriptor& file, const std::string& path, std::span<const std::byte> bytes, ExitCode code) {
@@ -212,6 +228,25 @@ std::string read_text(const std::string& path, std::uint64_t max_bytes, ExitCode
   if (size > max_bytes) throw Error(code, fmt::format("{}: {} bytes are too many, {} at most", path, size, max_bytes));
   std::string text(size, '\0');
   read_at(file, path, 0, std::as_writable_bytes(std::span(text)), code);
+  return text;
+}
+
+std::string read_input(const std::string& path, std::uint64_t max_bytes, ExitCode code) {
+  const int stream = stream_named(path);
+  if (stream < 0) return read_text(path, max_bytes, code);
+  std::string text;
+  std::array<char, 65536> buffer;
+  while (const ssize_t count = ::read(stream, buffer.data(), buffer.size())) {
+    if (count > 0) {
+      text.append(buffer.data(), static_cast<std::size_t>(count));
+    } else if (errno == EAGAIN) {
+      pollfd event{stream, POLLIN, 0};
+      ::poll(&event, 1, -1);
+    } else if (errno != EINTR) {
+      fail(code, path, "cannot be read", errno);
+    }
+    if (text.size() > max_bytes) throw Error(code, fmt::format("{}: more than {} bytes", path, max_bytes));
+  }
   return text;
 }
 

@@ -2,16 +2,10 @@
 
 #include <fmt/format.h>
 
-#include <cerrno>
 #include <cstdio>
-#include <cstring>
-#include <filesystem>
-#include <fstream>
-#include <iterator>
 #include <new>
 #include <sstream>
 #include <string>
-#include <system_error>
 #include <vector>
 
 #include "src/checkpoint.hpp"
@@ -20,6 +14,7 @@
 #include "src/context.hpp"
 #include "src/data.hpp"
 #include "src/error.hpp"
+#include "src/files.hpp"
 #include "src/import.hpp"
 #include "src/trace_file.hpp"
 #include "src/train.hpp"
@@ -27,22 +22,19 @@
 namespace nanorun {
 namespace {
 
+/// Of the file that names the inputs of `shard`: millions of paths.
+constexpr std::uint64_t max_list_bytes = std::uint64_t{1} << 26;
+
 void print(Comm& comm, const std::string& text) {
   if (comm.root()) std::fputs(text.c_str(), stdout);
 }
 
-/// Text of a file, read by rank 0 for all ranks. Throws Error(usage, all_ranks).
-std::string read_file(Comm& comm, const std::string& path) {
+/// Text that the user names, read by rank 0 for all ranks: mpirun gives its standard input to rank 0. Throws
+/// Error(usage, all_ranks).
+std::string read_file(Comm& comm, const std::string& path, std::uint64_t max_bytes) {
   std::string text;
   comm.together([&] {
-    if (!comm.root()) return;
-    std::error_code ignored;
-    const bool folder = std::filesystem::is_directory(path, ignored);
-    std::ifstream file(path, std::ios::binary);
-    if (folder || !file) {
-      throw Error(ExitCode::usage, fmt::format("{}: {}", path, std::strerror(folder ? EISDIR : errno)));
-    }
-    text.assign(std::istreambuf_iterator<char>(file), {});
+    if (comm.root()) text = read_input(path, max_bytes, ExitCode::usage);
   });
   return comm.broadcast(text);
 }
@@ -71,7 +63,7 @@ ExitCode report_error(const Comm& comm) {
 
 ExitCode train(Context& context, const CommandLine& line) {
   Comm& comm = context.comm();
-  const Config config = parse_deck(read_file(comm, line.deck), line.deck, line.overrides);
+  const Config config = parse_deck(read_file(comm, line.deck, max_deck_bytes), line.deck, line.overrides);
   try {
     if (!line.dry_run) return run_training(context, config);
     comm.together([&] {
@@ -90,7 +82,7 @@ ExitCode train(Context& context, const CommandLine& line) {
 void shard(Comm& comm, const CommandLine& line) {
   ShardOptions options = line.shard;
   if (!line.shard_list.empty()) {
-    std::istringstream list(read_file(comm, line.shard_list));
+    std::istringstream list(read_file(comm, line.shard_list, max_list_bytes));
     for (std::string path; std::getline(list, path);) {
       if (!path.empty()) options.inputs.push_back(path);
     }

@@ -73,6 +73,31 @@ TEST(Files, OnlyRegularFilesAreRead) {
             zoo.file + ": ends at 7, before 2 more bytes");
 }
 
+TEST(Files, InputsMayComeThroughPipesOfThisProcess) {
+  const Zoo zoo;
+  EXPECT_EQ(read_input(zoo.file, 7, code), "content");
+  EXPECT_EQ(error_of([&] { read_input(zoo.fifo, 7, code); }),
+            zoo.fifo + ": a device, FIFO or socket, not a regular file");
+  for (const char* folder : {"/dev/fd/", "/proc/self/fd/"}) {
+    std::array<int, 2> ends;
+    ASSERT_EQ(::pipe(ends.data()), 0);
+    ASSERT_EQ(::write(ends[1], "content", 7), 7);
+    ::close(ends[1]);
+    const std::string path = folder + std::to_string(ends[0]);
+    EXPECT_EQ(read_input(path, 7, code), "content");
+    EXPECT_EQ(read_input(path, 7, code), "");  // at its end
+    ::close(ends[0]);
+    EXPECT_EQ(error_of([&] { read_input(path, 7, code); }), path + ": no such file");
+  }
+  std::array<int, 2> ends;
+  ASSERT_EQ(::pipe(ends.data()), 0);
+  ASSERT_EQ(::write(ends[1], "content", 7), 7);
+  const std::string path = "/dev/fd/" + std::to_string(ends[0]);
+  EXPECT_EQ(error_of([&] { read_input(path, 6, code); }), path + ": more than 6 bytes");
+  ::close(ends[0]);
+  ::close(ends[1]);
+}
+
 TEST(Files, NothingButRegularFilesIsReplaced) {
   const Zoo zoo;
   const std::string source = zoo.folder / "source";
