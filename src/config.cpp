@@ -107,8 +107,6 @@ std::string to_text(const std::string& value) {
   for (const char c : value) {
     if (c == '"' || c == '\\') {
       text += {'\\', c};
-    } else if (static_cast<unsigned char>(c) < 0x20 || c == 0x7f) {
-      text += fmt::format("\\u{:04X}", static_cast<unsigned>(c));
     } else {
       text += c;
     }
@@ -170,10 +168,11 @@ bool read(const toml::node& node, const Check&, E& out) {
   out = at->value;
   return true;
 }
+/// A bare value is a list of one.
 template <class T>
 bool read(const toml::node& node, const Check& check, std::vector<T>& out) {
-  if (!node.is_array()) return false;
   out.clear();
+  if (!node.is_array()) return read(node, check, out.emplace_back());
   for (const toml::node& element : *node.as_array()) {
     if (!read(element, check, out.emplace_back())) return false;
   }
@@ -197,10 +196,57 @@ std::string one_line(const toml::node& node) {
   return excerpt(stream.str(), 60);
 }
 
-/// For a string that reads as another TOML value, such as a number or a date.
-std::string how_to_quote(const Key& key) {
-  return fmt::format("; put the string in quotes: {} = \"...\" in a deck, '{}=\"...\"' on the command line", key.name,
-                     key.path());
+bool holds_text(const Field& field) {
+  return std::holds_alternative<std::string*>(field) || std::holds_alternative<std::vector<std::string>*>(field);
+}
+bool holds_list(const Field& field) {
+  return std::holds_alternative<std::vector<std::string>*>(field) || std::holds_alternative<std::vector<int>*>(field);
+}
+
+/// Whether the node, or the first of a list, is a string that begins with `c`.
+bool begins_with(const toml::node& node, char c) {
+  if (node.is_array()) return !node.as_array()->empty() && begins_with(node.as_array()->front(), c);
+  return node.is_string() && (**node.as_string()).starts_with(c);
+}
+
+/// What to write instead of a refused value, where that is not plain.
+std::string advice(const Key& key, const Field& field, const toml::node& node) {
+  if (!holds_text(field)) return "";
+  if (node.is_value() && !node.is_string()) {  // text that reads as another TOML value, such as a number or a date
+    return fmt::format("; put the string in quotes: {} = \"...\" in a deck, '{}=\"...\"' on the command line", key.name,
+                       key.path());
+  }
+  if (!begins_with(node, '~') && !begins_with(node, '$')) return "";
+  return "; nothing has expanded it: write the full path, or in a shell $HOME or another variable outside single "
+         "quotes";
+}
+
+/// An override whose value is neither TOML nor a word, as a shell passes it on in TOML; empty where that is not plain.
+std::string with_quotes(const Key& key, const std::string& value) {
+  Config defaults;
+  const Field field = key.field(defaults);
+  if (!holds_text(field) && !holds_list(field)) return "";
+  const auto element = [&](std::string_view part) {
+    constexpr const char* around = " \t\"'[]";
+    const std::size_t begin = std::min(part.find_first_not_of(around), part.size());
+    const std::string bare(part.substr(begin, part.find_last_not_of(around) + 1 - begin));
+    return bare.empty() || !holds_text(field) ? bare : to_text(bare);
+  };
+  std::string text;
+  if (holds_list(field)) {
+    std::istringstream parts(excerpt(value));
+    for (std::string part; std::getline(parts, part, ',');) {
+      const std::string one = element(part);
+      if (!one.empty()) text += (text.empty() ? "" : ", ") + one;
+    }
+    const bool cut_by_the_shell = value.starts_with('[') && !value.ends_with(']');
+    text = fmt::format("[{}{}]", text, cut_by_the_shell ? ", ..." : "");
+  } else {
+    text = element(excerpt(value));
+  }
+  std::string quoted;
+  for (const char c : text) quoted += c == '\'' ? "'\\''" : std::string(1, c);
+  return fmt::format("; in a shell: '{}={}'", key.path(), quoted);
 }
 
 /// Sets one key. `where` begins the message of an error: FILE:LINE, or the override.
@@ -215,15 +261,14 @@ void set_key(Config& config, const std::string& where, std::string_view section,
   const Field field = key->field(config);
   const bool good = std::visit([&](auto* member) { return read(node, key->check, *member); }, field);
   if (!good) {
-    const bool lacks_quotes = std::holds_alternative<std::string*>(field) && node.is_value() && !node.is_string();
     fail(fmt::format("{}: {}: got {}, allowed: {}{}", where, key->path(), one_line(node), allowed(*key),
-                     lacks_quotes ? how_to_quote(*key) : ""));
+                     advice(*key, field, node)));
   }
   config.places[key->path()] = where;
 }
 
-void read_section(Config& config, const std::string& file, const toml::key& section, const toml::node& node) {
-  const std::string where = fmt::format("{}:{}", file, section.source().begin.line);
+/// Refuses what lies outside the sections.
+void require_section(const std::string& where, const std::string& section, const toml::node& node) {
   const std::string shown = name_excerpt(section);
   const bool known = is_section(section);
   if (known && !node.is_table()) fail(fmt::format("{}: {} is a section: write [{}]", where, shown, shown));
@@ -234,8 +279,37 @@ void read_section(Config& config, const std::string& file, const toml::key& sect
     fail(fmt::format("{}: unknown key {} outside any section; nearest known key: {}", where, shown,
                      nearest_key("", shown)));
   }
-  for (const auto& [name, value] : *node.as_table()) {
-    set_key(config, fmt::format("{}:{}", file, name.source().begin.line), section, name, value);
+}
+
+/// One key of a deck, or what stands where a section should.
+struct Entry {
+  const toml::key* section;
+  const toml::key* name;  ///< null: `value` is no section
+  const toml::node* value;
+
+  const toml::source_position& place() const { return (name ? name : section)->source().begin; }
+};
+
+/// In the order of the file, while a table is in that of the alphabet.
+std::vector<Entry> entries_of(const toml::table& deck) {
+  std::vector<Entry> entries;
+  for (const auto& [section, node] : deck) {
+    if (!is_section(section) || !node.is_table()) {
+      entries.push_back({&section, nullptr, &node});
+      continue;
+    }
+    for (const auto& [name, value] : *node.as_table()) entries.push_back({&section, &name, &value});
+  }
+  std::ranges::sort(entries, [](const Entry& a, const Entry& b) { return a.place() < b.place(); });
+  return entries;
+}
+
+void apply_entry(Config& config, const std::string& file, const Entry& entry) {
+  const std::string where = fmt::format("{}:{}", file, entry.place().line);
+  if (entry.name == nullptr) {
+    require_section(where, std::string(*entry.section), *entry.value);
+  } else {
+    set_key(config, where, *entry.section, *entry.name, *entry.value);
   }
 }
 
@@ -249,7 +323,7 @@ toml::table parse_file(const std::string& text, const std::string& file) {
 }
 
 /// The value of an override; text that is no TOML value but a bare word is a string.
-toml::table parse_override_value(const std::string& where, const std::string& text) {
+toml::table parse_override_value(const std::string& where, const Key* key, const std::string& text) {
   constexpr const char* word = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_-+./*?~:@%";
   try {
     toml::table table = parse_toml("value = " + text);
@@ -258,7 +332,8 @@ toml::table parse_override_value(const std::string& where, const std::string& te
     if (!error.syntax) fail(fmt::format("{}: {}", where, error.what));
     if (!text.empty() && text.find_first_not_of(word) == std::string::npos) return toml::table{{"value", text}};
   }
-  fail(where + ": the value is neither a TOML value nor a bare word");
+  fail(fmt::format("{}: the value is neither a TOML value nor a bare word{}", where,
+                   key ? with_quotes(*key, text) : ""));
 }
 
 void apply_override(Config& config, const std::string& text) {
@@ -268,16 +343,31 @@ void apply_override(Config& config, const std::string& text) {
   if (equals == std::string::npos || dot == std::string::npos || dot > equals) {
     fail(where + ": an override has the form section.key=value");
   }
-  const toml::table value = parse_override_value(where, text.substr(equals + 1));
-  set_key(config, where, text.substr(0, dot), text.substr(dot + 1, equals - dot - 1), *value.get("value"));
+  const std::string section = text.substr(0, dot), name = text.substr(dot + 1, equals - dot - 1);
+  const toml::table value = parse_override_value(where, find_key(section, name), text.substr(equals + 1));
+  set_key(config, where, section, name, *value.get("value"));
 }
 
 }  // namespace
 
 Config parse_deck(const std::string& text, const std::string& file, const std::vector<std::string>& overrides) {
+  const toml::table deck = parse_file(text, file);
   Config config;
-  for (const auto& [section, node] : parse_file(text, file)) read_section(config, file, section, node);
-  for (const std::string& override_text : overrides) apply_override(config, override_text);
+  ErrorList errors;
+  const auto attempt = [&](auto&& apply) {
+    try {
+      if (!errors.full()) apply();
+    } catch (const Error& error) {
+      errors.add(error.what());
+    }
+  };
+  for (const Entry& entry : entries_of(deck)) {
+    attempt([&] { apply_entry(config, file, entry); });
+  }
+  for (const std::string& one : overrides) {
+    attempt([&] { apply_override(config, one); });
+  }
+  errors.rethrow(ExitCode::usage, Scope::all_ranks);
   return config;
 }
 
@@ -321,7 +411,8 @@ std::string key_reference() {
   std::string text =
       "# Keys of the deck\n\n"
       "A deck is a TOML file of sections and keys. Every key has a default; a key on the command line, as\n"
-      "`section.key=value`, overrides the deck's. An integer may stand where a number is asked for.\n\n"
+      "`section.key=value`, overrides the deck's. An integer may stand where a number is asked for, and a\n"
+      "bare value for a list of one.\n\n"
       "The role of a key says what another value means to a training that continues from a checkpoint. A key that\n"
       "*trains* changes the numbers from there on; one that *identifies* makes it a different training; one that\n"
       "*operates* leaves the numbers as they are. The log names the changed keys of the first two roles.\n";

@@ -154,12 +154,14 @@ struct Config {
 };
 
 /// Fills a Config from TOML text and overrides of the form "section.key=value" (value in TOML syntax; a bare word is
-/// a string). Unknown keys, wrong types and impossible values throw Error(usage) naming key, file and line (or the
-/// override) and the nearest known key. `file` is used in messages only.
+/// a string; a list key takes a bare value as a list of one). Unknown keys, wrong types and impossible values throw
+/// Error(usage) whose message has a line for each, in the order of file and overrides, that names key, file and line
+/// (or the override) and the nearest known key. `file` is used in messages only.
 Config parse_deck(const std::string& text, const std::string& file, const std::vector<std::string>& overrides);
 
 /// Checks that involve several keys (for example width = heads * head_dim) and the rank count. Throws Error(usage)
-/// whose message begins with the place of the first key at fault that the deck or an override set.
+/// whose message has a line for each rule that is broken, which begins with the place of the first key at fault that
+/// the deck or an override set.
 void check_config(const Config& config, int ranks);
 
 /// The resolved deck as TOML: every key with its value and help; parses back to the same Config.

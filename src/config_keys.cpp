@@ -2,6 +2,9 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <cctype>
+
 namespace nanorun {
 
 namespace {
@@ -39,12 +42,33 @@ Check multiple_of(int unit, int most) {
   return {.allowed = fmt::format("a multiple of {} from {} to {}", unit, unit, most),
           .number = [=](double x) { return x > 0 && x <= most && static_cast<std::int64_t>(x) % unit == 0; }};
 }
-Check not_empty() {
-  return {.allowed = "not empty", .text = [](const std::string& s) { return !s.empty(); }};
+bool has_control_characters(const std::string& s) {
+  return std::ranges::any_of(s, [](unsigned char c) { return c < 0x20 || c == 0x7f; });
+}
+/// A shell would have replaced ~ and $NAME at the beginning.
+bool is_path(const std::string& s) {
+  return !s.empty() && !has_control_characters(s) && s.front() != '~' && s.front() != '$';
+}
+Check path() {
+  return {.allowed = "not empty, without control characters, not beginning with ~ or $", .text = is_path};
+}
+Check path_or_empty() {
+  return {.allowed = "empty, or a file: " + path().allowed,
+          .text = [](const std::string& s) { return s.empty() || is_path(s); }};
 }
 Check folder_name() {
-  return {.allowed = "naming one folder: not empty, without '/', not '.' or '..'", .text = [](const std::string& s) {
-            return !s.empty() && s != "." && s != ".." && s.find('/') == std::string::npos;
+  return {.allowed = "naming one folder: not empty, without '/' and control characters, not '.' or '..'",
+          .text = [](const std::string& s) {
+            return !s.empty() && s != "." && s != ".." && s.find('/') == std::string::npos &&
+                   !has_control_characters(s);
+          }};
+}
+/// Another spelling of a word is not taken for a file.
+Check auto_none_or_path() {
+  return {.allowed = "\"auto\", \"none\" or a file: " + path().allowed, .text = [](const std::string& s) {
+            std::string small = s;
+            for (char& c : small) c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
+            return is_path(s) && (s == small || (small != "auto" && small != "none"));
           }};
 }
 Check letters_of_layers() {
@@ -58,7 +82,7 @@ Check letters_of_layers() {
 std::vector<Key> run_keys() {
   return {
       {NANORUN_KEY(run, name), operates, folder_name(), "name of the run and of its folder in run.outputs"},
-      {NANORUN_KEY(run, outputs), operates, not_empty(), "folder that holds the folders of runs"},
+      {NANORUN_KEY(run, outputs), operates, path(), "folder that holds the folders of runs"},
       {NANORUN_KEY(run, seed), identifies, at_least(0), "seed of the initial weights"},
       {NANORUN_KEY(run, log_every), operates, between(1, most_steps), "steps between lines of the log"},
   };
@@ -148,8 +172,8 @@ std::vector<Key> validation_keys() {
 
 std::vector<Key> data_keys() {
   return {
-      {NANORUN_KEY(data, train), identifies, not_empty(), "token shards in stream order; glob patterns expand sorted"},
-      {NANORUN_KEY(data, validation), trains, not_empty(), "token shards of validation, likewise"},
+      {NANORUN_KEY(data, train), identifies, path(), "token shards in stream order; glob patterns expand sorted"},
+      {NANORUN_KEY(data, validation), trains, path(), "token shards of validation, likewise"},
       {NANORUN_KEY(data, end), trains, any(),
        "at the end of the training shards: stop with an error, or wrap to the first"},
       {NANORUN_KEY(data, prefetch_steps), operates, between(1, 1024), "steps whose tokens are read ahead"},
@@ -181,7 +205,7 @@ std::vector<Key> checkpoint_keys() {
       {NANORUN_KEY(checkpoint, milestone_every), operates, at_least(0),
        "steps whose checkpoints are kept for good; 0: none"},
       {NANORUN_KEY(checkpoint, at_end), operates, any(), "write a checkpoint after the last step"},
-      {NANORUN_KEY(checkpoint, restart), operates, not_empty(),
+      {NANORUN_KEY(checkpoint, restart), operates, auto_none_or_path(),
        "auto: the newest checkpoint that verifies; none: from step 0, an older run of the name is kept as <name>.1, "
        ".2, ...; or a checkpoint file"},
       {NANORUN_KEY(checkpoint, on_failure), operates, any(),
@@ -193,7 +217,8 @@ std::vector<Key> control_keys() {
   return {
       {NANORUN_KEY(stop, walltime_seconds), operates, between(0, most_seconds),
        "stop in time with a checkpoint, this long after the program's start; 0: no limit"},
-      {NANORUN_KEY(stop, file), operates, any(), "stop when this file appears; empty: <run.outputs>/<run.name>/stop"},
+      {NANORUN_KEY(stop, file), operates, path_or_empty(),
+       "stop when this file appears; empty: <run.outputs>/<run.name>/stop"},
       {NANORUN_KEY(stop, step), operates, at_least(0), "stop before this step as if interrupted; 0: never"},
       {NANORUN_KEY(trace, enabled), operates, any(), "record the time of each phase of each step in trace.h5"},
       {NANORUN_KEY(trace, json_steps), operates, at_least(0),

@@ -30,6 +30,7 @@ enum class Scope { all_ranks, this_rank };
 /// such as a file system that fails, which says nothing about the file.
 enum class Cause { other, damage };
 
+/// A message has a line for each error; most have one.
 class Error : public std::runtime_error {
  public:
   Error(ExitCode code, const std::string& message, Scope scope = Scope::this_rank, Cause cause = Cause::other)
@@ -43,6 +44,27 @@ class Error : public std::runtime_error {
   ExitCode code_;
   Scope scope_;
   Cause cause_;
+};
+
+/// Errors that do not depend on each other, reported at once.
+class ErrorList {
+ public:
+  static constexpr std::size_t max_shown = 20;
+
+  void add(const std::string& message) {
+    if (full()) return;
+    messages_ += (count_ == 0 ? "" : "\n") + message;
+    if (++count_ == max_shown) messages_ += "\nfurther errors, if any, are not shown";
+  }
+  bool full() const { return count_ == max_shown; }
+  /// Throws an Error with a line for each, if there is one.
+  void rethrow(ExitCode code, Scope scope) const {
+    if (count_ > 0) throw Error(code, messages_, scope);
+  }
+
+ private:
+  std::string messages_;
+  std::size_t count_ = 0;
 };
 
 /// Text of the user or of a file as a message shows it: on one line, and cut to `max_size` bytes where it is longer.

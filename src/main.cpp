@@ -39,6 +39,14 @@ std::string read_file(Comm& comm, const std::string& path, std::uint64_t max_byt
   return comm.broadcast(text);
 }
 
+/// The message with the beginning on each of its lines.
+std::string lines_of(const std::string& beginning, const std::string& message) {
+  std::istringstream lines(message);
+  std::string text;
+  for (std::string line; std::getline(lines, line);) text += fmt::format("{}: {}\n", beginning, line);
+  return text;
+}
+
 /// Reports the error being handled and returns its code. What this rank met alone ends the job.
 ExitCode report_error(const Comm& comm) {
   ExitCode code = ExitCode::internal;
@@ -54,10 +62,10 @@ ExitCode report_error(const Comm& comm) {
     message = error.what();
   }
   if (scope == Scope::this_rank) {
-    fmt::print(stderr, "nanorun: rank {}: {}\n", comm.rank(), message);
+    fmt::print(stderr, "{}", lines_of(fmt::format("nanorun: rank {}", comm.rank()), message));
     Context::abort(static_cast<int>(code));
   }
-  if (comm.root()) fmt::print(stderr, "nanorun: {}\n", message);
+  if (comm.root()) fmt::print(stderr, "{}", lines_of("nanorun", message));
   return code;
 }
 

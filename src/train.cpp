@@ -198,7 +198,7 @@ void Training::log_changes(const std::string& checkpoint_deck) {
   try {
     for (const std::string& line : change_lines(deck_changes(checkpoint_deck, config_))) log_.line(line);
   } catch (const Error& error) {
-    log_.line(fmt::format("warning: changes of the deck are not known: {}", error.what()));
+    log_.line(fmt::format("warning: changes of the deck are not known: {}", excerpt(error.what())));
   }
 }
 

@@ -57,6 +57,26 @@ class Refusals(FaultTest):
                          "model.mlp_ratio=64", code=1)
         self.assert_refused(job, "rank 0: out of memory for the weights, ", "model.layers")
 
+    def test_all_errors_of_a_deck(self):
+        """A line each, in the order of the deck and the overrides; then those of keys that do not fit together."""
+        deck = self.folder / "deck.toml"
+        good = deck.read_text()
+        deck.write_text("[zoo]\n" + good + "muon_rate = 1\n[optimizer]\nmuon_rate = 1\n")
+        job = self.train(2, "run.outputs='~/x'", "checkpoint.restart=AUTO", "data.train=[a.h5]", code=2)
+        last = len(deck.read_text().splitlines())
+        beginnings = ["deck.toml:1: unknown section [zoo]; ", f"deck.toml:{last - 2}: unknown key data.muon_rate; ",
+                      f"deck.toml:{last}: unknown key optimizer.muon_rate; ", "override run.outputs='~/x': run.outputs: ",
+                      "override checkpoint.restart=AUTO: ", "override data.train=[a.h5]: "]
+        self.assertEqual(len(job.messages()), len(beginnings), job.messages())
+        for line, beginning in zip(job.messages(), beginnings):
+            self.assertTrue(line.startswith("nanorun: " + beginning), line)
+        deck.write_text(good)
+        job = self.train(2, "model.width=64", "window.layers=LS", "data.validation=[]", code=2)
+        self.assertEqual([line.split(": ")[:2] for line in job.messages()],
+                         [["nanorun", f"override {key}"] for key in ("model.width=64", "window.layers=LS",
+                                                                     "data.validation=[]")])
+        self.assertFalse((self.folder / "outputs").exists())
+
     def test_ranks_with_different_commands(self):
         (self.folder / "other.toml").write_text((self.folder / "deck.toml").read_text())
         first = ["train", "deck.toml", "train.steps=1"]
