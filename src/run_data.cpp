@@ -1,7 +1,5 @@
 #include "src/run_data.hpp"
 
-#include <cstdio>
-
 #include "src/error.hpp"
 
 namespace nanorun {
@@ -18,6 +16,11 @@ std::vector<ShardInfo> read_shards(const std::vector<std::string>& patterns, con
     }
   }
   return shards;
+}
+
+/// A run that validates nothing needs none of its shards.
+std::vector<std::string> validation_patterns(const Config& config) {
+  return config.validation.tokens > 0 ? config.data.validation : std::vector<std::string>();
 }
 
 /// Documents begin with one token, whichever shard they are in.
@@ -61,21 +64,20 @@ RunData open_run_data(Comm& comm, const Config& config) {
   RunData data;
   comm.together([&] {
     data.train = read_shards(config.data.train, config.model);
-    data.validation = read_shards(config.data.validation, config.model);
+    data.validation = read_shards(validation_patterns(config), config.model);
     require_one_end_of_text(data);
     data.validation_places = find_validation_places(data.validation, config.validation);
   });
   return data;
 }
 
-void warn_of_data(const Config& config) {
-  bool complete = true;
+std::vector<std::string> data_warnings(const Config& config) {
+  std::vector<std::string> warnings;
   const auto attempt = [&](auto&& check) {
     try {
       check();
     } catch (const Error& error) {
-      fmt::print(stderr, "nanorun: warning: {}\n", error.what());
-      complete = false;
+      warnings.push_back(fmt::format("warning: {}", error.what()));
     }
   };
   const auto read_all = [&](const std::vector<std::string>& patterns, std::vector<ShardInfo>& shards) {
@@ -87,11 +89,12 @@ void warn_of_data(const Config& config) {
   };
   RunData data;
   read_all(config.data.train, data.train);
-  read_all(config.data.validation, data.validation);
-  if (!complete) return;
+  read_all(validation_patterns(config), data.validation);
+  if (!warnings.empty()) return warnings;
   attempt([&] { require_one_end_of_text(data); });
   attempt([&] { require_steps(training_stream(data, config), {}, config.train.steps); });
   attempt([&] { find_validation_places(data.validation, config.validation); });
+  return warnings;
 }
 
 std::unique_ptr<Loader> start_loader(Comm& comm, const Config& config, const RunData& data, Cursor start, long steps) {

@@ -2,6 +2,7 @@
 // What a run reads: the shards that the deck names, and this rank's part of them.
 
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "src/comm.hpp"
@@ -21,9 +22,9 @@ struct RunData {
 /// Collective. Throws Error(data) where a shard is missing, damaged or does not fit, or validation data are too short.
 RunData open_run_data(Comm& comm, const Config& config);
 
-/// Prints as warnings why open_run_data() or start_loader() would refuse the data; a deck is often checked where its
+/// Lines that warn of why open_run_data() or start_loader() would refuse the data; a deck is often checked where its
 /// data are not.
-void warn_of_data(const Config& config);
+std::vector<std::string> data_warnings(const Config& config);
 
 /// Collective. Reads this rank's sequences of the `steps` steps from `start` on; throws Error(data) where the data end
 /// before that, rather than after hours.

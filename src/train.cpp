@@ -474,9 +474,9 @@ ExitCode run_training(Context& context, const Config& config) {
 
 void plan_training(const Config& config, int ranks) {
   check_config(config, ranks);
-  const std::string text = to_toml(config) + "\n" + plan(config, ParameterTable(config.model), ranks);
+  std::string text = to_toml(config) + "\n" + plan(config, ParameterTable(config.model), ranks);
+  for (const std::string& warning : data_warnings(config)) text += warning + "\n";
   std::fputs(text.c_str(), stdout);
-  warn_of_data(config);
 }
 
 }  // namespace nanorun

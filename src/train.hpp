@@ -10,8 +10,9 @@ namespace nanorun {
 /// Trains as the deck says. Returns ok, or requeue when it stopped early with a checkpoint. Throws Error.
 ExitCode run_training(Context& context, const Config& config);
 
-/// Prints what run_training() on `ranks` ranks would do, and warnings where the data are missing or too short. Throws
-/// Error(usage) where check_config() refuses the deck. For one rank to call.
+/// Prints the resolved deck, what run_training() on `ranks` ranks would do, and lines that begin with "warning: " where
+/// the data are missing or too short, all on standard output. Throws Error(usage) where check_config() refuses the
+/// deck. For one rank to call.
 void plan_training(const Config& config, int ranks);
 
 }  // namespace nanorun

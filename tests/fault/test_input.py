@@ -24,10 +24,11 @@ class Input(FaultTest):
                            ("/dev/zero", "a device, FIFO or socket, not a regular file"),
                            (".", "a directory; name a file in it"), ("absent", "no such file"),
                            ("deck.toml/absent", "cannot be examined: Not a directory")):
-            for ranks, arguments in ((2, ["train", path]), (1, ["shard", "out", "--list", path])):
-                job = Job(self.folder, ranks, arguments)
-                self.assertEqual(job.wait(), 2, job.text())
-                self.assert_refused(job, f"nanorun: {path}: {said}")
+            for command in (f"nanorun train {path}", f"nanorun shard out --list {path}"):
+                self.assertEqual(self.shell(command, code=2), ("", f"nanorun: {path}: {said}\n"))
+        job = Job(self.folder, 2, ["train", "fifo"])
+        self.assertEqual(job.wait(), 2, job.text())
+        self.assert_refused(job, "nanorun: fifo: a device, FIFO or socket")
         self.assertFalse((self.folder / "outputs").exists())
 
     def test_pipes_are_read(self):

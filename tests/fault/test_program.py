@@ -159,13 +159,16 @@ class Program(FaultTest):
     def test_dry_run_checks_the_data(self):
         def warnings(*overrides):
             job = self.job(RANKS, "train", "deck.toml", *overrides, "--dry-run")
-            self.assertIn("memory per rank", job.text())
-            for line in job.messages():
-                self.assertTrue(line.startswith("nanorun: warning: "), line)
-            return [line.removeprefix("nanorun: warning: ") for line in job.messages()]
+            self.assertEqual(job.messages(), [])
+            plan, warned = re.fullmatch(r".*\n\n(ranks .*?\n)((?:warning: .*\n)*)", "".join(job.output),
+                                        re.DOTALL).groups()
+            self.assertIn("\nmemory per rank", plan)
+            self.assertNotIn("warning", plan)
+            return [line.removeprefix("warning: ") for line in warned.splitlines()]
 
         self.assertEqual(warnings('data.train=["a.h5", "data.h5", "b_*.h5"]', 'data.validation=["c.h5"]'),
                          ["a.h5: no such file", "b_*.h5: no such file", "c.h5: no such file"])
+        self.assertEqual(warnings('data.validation=["c.h5"]', "validation.tokens=0"), [])
         self.assertEqual(warnings('data.train=["deck.toml"]'),
                          ["deck.toml: not an HDF5 file, so neither a token shard, a checkpoint nor a trace"])
         vocabulary, = warnings("model.vocabulary=200", 'data.validation=[]', "validation.tokens=0")
