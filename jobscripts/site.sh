@@ -14,7 +14,15 @@
 # How srun starts the ranks of this MPI; `srun --mpi=list` names what Slurm offers.
 export SLURM_MPI_TYPE=${SLURM_MPI_TYPE:-pmix}
 
-# The build that jobs run; for GPUs build/h100.
-# export NANORUN_BUILD=$PWD/build/h100
-export build=${NANORUN_BUILD:-$PWD/build/cpu}
-export nanorun=$build/bin/nanorun
+# Where the job scripts lie: Slurm runs a copy of them, which finds this file by the variable.
+NANORUN_JOBSCRIPTS=$(CDPATH='' cd -P -- "$(dirname -- "${BASH_SOURCE[0]:-$0}")" && pwd)
+export NANORUN_JOBSCRIPTS
+
+# The build that jobs run, or the prefix of an installed nanorun. In a repository it is build/cpu; for GPUs build/h100.
+# export NANORUN_BUILD=${NANORUN_JOBSCRIPTS%/*}/build/h100
+if [[ -f $NANORUN_JOBSCRIPTS/../CMakeLists.txt ]]; then
+  build=${NANORUN_BUILD:-${NANORUN_JOBSCRIPTS%/*}/build/cpu}
+else
+  build=${NANORUN_BUILD:-${NANORUN_JOBSCRIPTS%/*/*/*}} # PREFIX/share/nanorun/jobscripts
+fi
+export build nanorun=$build/bin/nanorun

@@ -70,7 +70,8 @@ class Slurm:
             return f"still queued as job {record.read_text().strip()}"
         command = [*self.command, f"--ntasks={run.ranks}", f"--job-name={run.folder.parent.name}.{run.name}",
                    f"--output={run.log}", str(BATCH_SCRIPT), program, *run.arguments]
-        submitted = subprocess.run(command, text=True, stdin=subprocess.DEVNULL, capture_output=True)
+        submitted = subprocess.run(command, env=os.environ | {"NANORUN_JOBSCRIPTS": str(BATCH_SCRIPT.parent)}, text=True,
+                                   stdin=subprocess.DEVNULL, capture_output=True)
         if submitted.returncode != 0:
             return f"not submitted: {submitted.stderr.strip()}"
         job = submitted.stdout.strip().split(";")[0]

@@ -1,5 +1,7 @@
 """Installs the program, moves the prefix, and runs it from there. Usage: test_prefix.py CMAKE BUILD_DIR."""
 
+import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -44,6 +46,22 @@ class Prefix(unittest.TestCase):
         self.assertIn("plot_run.py", [script.name for script in scripts])
         for script in scripts:
             self.assertNotRegex(script.read_text(), r"source .*setup\.sh|ctest", f"{script.name} needs the sources")
+
+    def test_job_scripts_find_the_program(self):
+        """Slurm runs a copy of the script; site.sh had been sourced before sbatch."""
+        scripts = self.prefix / "share" / "nanorun" / "jobscripts"
+        with tempfile.TemporaryDirectory(prefix="nanorun-spool-") as spool:
+            stub = Path(spool) / "srun"
+            stub.write_text("#!/usr/bin/env bash\nprintf '%s\\n' \"$@\"\n")
+            stub.chmod(0o755)
+            for script, *arguments in (("train.sbatch", "deck.toml"), ("ensemble.sbatch", "deck.toml", "sweep")):
+                copy = shutil.copy(scripts / script, Path(spool) / "slurm_script")
+                variables = {"PATH": f"{spool}:{os.environ['PATH']}", "SLURM_JOB_ID": "7", "SLURM_ARRAY_TASK_ID": "1",
+                             "SLURM_SUBMIT_DIR": spool}
+                job = subprocess.run(["bash", "-euc", 'source "$0"; exec bash "$@"', scripts / "site.sh", copy, *arguments],
+                                     cwd=spool, env=variables, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+                self.assertEqual(job.returncode, 0, job.stderr)
+                self.assertIn(str(self.prefix.resolve() / "bin" / "nanorun"), job.stdout.splitlines())
 
     def test_run_path_follows_the_program(self):
         """Of the build folder, no library is needed; the prefix's own library folder is searched relative to bin."""

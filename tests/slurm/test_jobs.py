@@ -181,6 +181,15 @@ class Jobs(SlurmTest):
         self.assertRegex(self.log(), r"restarted from the checkpoint of step \d+\n")
         self.assertTrue(self.summary()["finished"])
 
+    def test_submitted_from_elsewhere(self):
+        """After site.sh has been sourced, by the path of the script."""
+        (self.folder / "jobscripts").unlink()
+        self.slurm.environment |= {"NANORUN_JOBSCRIPTS": str(REPOSITORY / "jobscripts")}
+        output = self.slurm.command("sbatch", "--parsable", "--ntasks-per-node=2",
+                                    REPOSITORY / "jobscripts" / "train.sbatch", "deck.toml", folder=self.folder)
+        self.until_over(output.strip(), "COMPLETED")
+        self.assertTrue(self.summary()["finished"])
+
     def test_array_is_an_ensemble(self):
         job = self.submit("ensemble.sbatch", "deck.toml", "small", "train.steps=100",
                           options=("--array=1-3", "--ntasks-per-node=1"))

@@ -1,0 +1,201 @@
+"""The job scripts without Slurm: what they start, and when they continue a run. Usage: test_scripts.py PROGRAM MPIRUN."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import tomllib
+import unittest
+from pathlib import Path
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+JOBSCRIPTS = REPOSITORY / "jobscripts"
+sys.path.append(str(REPOSITORY / "tests"))
+import small_run  # noqa: E402
+
+# Records its arguments, and does what the file `ranks` says in place of the ranks.
+SRUN = """#!/usr/bin/env bash
+printf '%s\\0' "$@" >"$STUBS/arguments"
+source "$STUBS/ranks"
+"""
+SCONTROL = """#!/usr/bin/env bash
+echo "$*" >>"$STUBS/scontrol.calls"
+"""
+CHECKPOINT = "echo 'checkpoint outputs/run/checkpoints/checkpoint_00000250.h5'"
+LATER = "outputs/other/checkpoints/checkpoint_00000003.h5"
+
+
+class Script(unittest.TestCase):
+    """Scripts run as Slurm runs them: a copy in a folder of its own, started where the job was submitted."""
+
+    def setUp(self):
+        temporary = tempfile.TemporaryDirectory(prefix="nanorun-scripts-")
+        self.addCleanup(temporary.cleanup)
+        self.top = Path(temporary.name).resolve()
+        self.stubs, self.spool, self.folder = (self.top / name for name in ("stubs", "spool", "work"))
+        for folder in (self.stubs, self.spool, self.folder):
+            folder.mkdir()
+        for name, text in (("srun", SRUN), ("scontrol", SCONTROL)):
+            (self.stubs / name).write_text(text)
+            (self.stubs / name).chmod(0o755)
+        self.environment = {key: value for key, value in os.environ.items()
+                            if not key.startswith(("SLURM", "SBATCH", "NANORUN"))}
+        self.environment |= {
+            "PATH": f"{self.stubs}:{os.environ['PATH']}", "STUBS": str(self.stubs), "SLURM_JOB_ID": "7",
+            "SLURM_ARRAY_TASK_ID": "3", "SLURM_SUBMIT_DIR": str(self.folder),
+            "NANORUN_JOBSCRIPTS": str(JOBSCRIPTS), "NANORUN_BUILD": str(Path(small_run.PROGRAM).parents[1]),
+        }
+        self.record = self.folder / "nanorun-7.checkpoint"
+
+    def start(self, script, *arguments, ranks=":", restarts=None, **variables):
+        """Starts a script from the spool folder; `ranks` is what happens in place of the job step."""
+        (self.stubs / "ranks").write_text(ranks)
+        (self.stubs / "arguments").unlink(missing_ok=True)
+        (self.stubs / "scontrol.calls").unlink(missing_ok=True)
+        copy = shutil.copy(script if isinstance(script, Path) else JOBSCRIPTS / script, self.spool / "slurm_script")
+        environment = self.environment | variables
+        if restarts is not None:
+            environment["SLURM_RESTART_COUNT"] = str(restarts)
+        return subprocess.Popen(["bash", copy, *arguments], cwd=self.folder, env=environment, text=True,
+                                stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                                start_new_session=True)
+
+    def run_script(self, script, *arguments, code=0, **options):
+        """What the script has printed."""
+        job = self.start(script, *arguments, **options)
+        output, _ = job.communicate(timeout=60)
+        self.assertEqual(job.returncode, code, output)
+        return output
+
+    def lose_node(self, script, *arguments, ranks, **options):
+        """Kills the script and the ranks at once while the ranks are at work."""
+        job = self.start(script, *arguments, ranks=f"{ranks}; touch $STUBS/at_work; sleep 20", **options)
+        self.until_at_work(job)
+        while "checkpoint" in ranks and not self.record.exists():
+            self.assertIsNone(job.poll())
+            time.sleep(0.01)
+        self.kill(job)
+        (self.stubs / "at_work").unlink()
+
+    def until_at_work(self, job):
+        """Waits for the job step; kills all that has been started when there is none."""
+        self.addCleanup(self.kill, job)
+        while not (self.stubs / "at_work").exists():
+            self.assertIsNone(job.poll(), "the script has ended")
+            time.sleep(0.01)
+
+    def kill(self, job):
+        try:
+            os.killpg(job.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+        job.wait()
+        job.stdout.close()
+
+    def training(self):
+        """The arguments of nanorun that the job step had, from "train" on."""
+        arguments = (self.stubs / "arguments").read_text().split("\0")[:-1]
+        self.assertIn("train", arguments)
+        return arguments[arguments.index("train"):]
+
+    def requeued(self):
+        calls = self.stubs / "scontrol.calls"
+        return calls.exists() and calls.read_text() == "requeue incomplete 7\n"
+
+
+class Site(Script):
+    """Slurm's copy of a script finds the others of its repository."""
+
+    def setUp(self):
+        super().setUp()
+        del self.environment["NANORUN_BUILD"], self.environment["NANORUN_JOBSCRIPTS"]
+        self.checkout = self.top / "a checkout"
+        shutil.copytree(JOBSCRIPTS, self.checkout / "jobscripts", ignore=shutil.ignore_patterns("__pycache__"))
+        (self.checkout / "CMakeLists.txt").touch()
+        self.program = self.checkout / "build" / "cpu" / "bin" / "nanorun"
+        self.write_program(self.program)
+
+    def write_program(self, path):
+        path.parent.mkdir(parents=True)
+        path.write_text("#!/bin/sh\n")
+        path.chmod(0o755)
+
+    def started(self):
+        """What the job step runs."""
+        return (self.stubs / "arguments").read_text().split("\0")
+
+    def scripts(self):
+        """Scripts with arguments; test.sbatch starts ctest, which is a stub here."""
+        (self.stubs / "ctest").write_text(SRUN)
+        (self.stubs / "ctest").chmod(0o755)
+        return [("train.sbatch", "deck.toml"), ("ensemble.sbatch", "deck.toml", "sweep"), ("test.sbatch",),
+                ("scaling.sbatch", self.program)]
+
+    def check(self, **variables):
+        for script, *arguments in self.scripts():
+            with self.subTest(script=script):
+                self.run_script(self.checkout / "jobscripts" / script, *arguments, **variables)
+                expected = self.checkout / "build" / "cpu" if script == "test.sbatch" else self.program
+                self.assertIn(str(expected), self.started())
+
+    def test_all_scripts_are_checked(self):
+        self.assertEqual(sorted(script for script, *_ in self.scripts()),
+                         sorted(path.name for path in JOBSCRIPTS.glob("*.sbatch")))
+
+    def test_submitted_from_the_repository(self):
+        self.check(SLURM_SUBMIT_DIR=str(self.checkout))
+
+    def test_submitted_from_elsewhere_after_sourcing(self):
+        sourced = subprocess.run(
+            ["bash", "-euc", 'source "$1"; echo "$NANORUN_JOBSCRIPTS"', "bash", self.checkout / "jobscripts/site.sh"],
+            cwd=self.top, env=self.environment | {"CDPATH": str(self.checkout)}, text=True, capture_output=True)
+        self.assertEqual((sourced.stderr, sourced.returncode), ("", 0))
+        self.assertEqual(sourced.stdout, f"{self.checkout}/jobscripts\n")
+        self.check(NANORUN_JOBSCRIPTS=sourced.stdout.strip())
+
+    def test_run_within_an_allocation(self):
+        """With bash and not with sbatch: the script lies beside site.sh."""
+        (self.stubs / "ranks").write_text(":")
+        subprocess.run(["bash", self.checkout / "jobscripts" / "train.sbatch", "deck.toml"], cwd=self.folder,
+                       env=self.environment, stdin=subprocess.DEVNULL, check=True)
+        self.assertIn(str(self.program), self.started())
+
+    def test_no_site_is_one_line(self):
+        for script, *arguments in self.scripts():
+            with self.subTest(script=script):
+                for variables in ({}, {"NANORUN_JOBSCRIPTS": str(self.top)}, {"SLURM_SUBMIT_DIR": "/"}):
+                    said = self.run_script(script, *arguments, code=2, **variables)
+                    self.assertRegex(said, rf"^{script}: site\.sh not found; .*\n$")
+                    self.assertFalse((self.stubs / "arguments").exists())
+
+    def test_no_program_is_one_line(self):
+        self.program.unlink()
+        for script, *arguments in self.scripts()[:2]:
+            said = self.run_script(script, *arguments, code=2, NANORUN_JOBSCRIPTS=str(self.checkout / "jobscripts"))
+            self.assertEqual(said.count("\n"), 1, said)
+            self.assertIn(f"{self.program}: no such program", said)
+
+    def test_zsh(self):
+        if shutil.which("zsh") is None:
+            self.skipTest("no zsh")
+        said = subprocess.run(["zsh", "-c", f'source "{self.checkout}/jobscripts/site.sh"; echo $nanorun'], cwd=self.top,
+                              env=self.environment, text=True, stdout=subprocess.PIPE, check=True).stdout
+        self.assertEqual(said, f"{self.program}\n")
+
+
+class Shellcheck(unittest.TestCase):
+    def test_scripts(self):
+        if shutil.which("shellcheck") is None:
+            self.skipTest("no shellcheck")
+        scripts = sorted([*JOBSCRIPTS.glob("*.sh"), *JOBSCRIPTS.glob("*.sbatch")])
+        self.assertGreater(len(scripts), 6)
+        checked = subprocess.run(["shellcheck", "--external-sources", *scripts], cwd=REPOSITORY, text=True,
+                                 stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+        self.assertEqual(checked.returncode, 0, checked.stdout)
+
+
+if __name__ == "__main__":
+    small_run.main()
