@@ -181,6 +181,33 @@ class Jobs(SlurmTest):
         self.assertRegex(self.log(), r"restarted from the checkpoint of step \d+\n")
         self.assertTrue(self.summary()["finished"])
 
+    def test_deck_that_begins_anew_does_so_once(self):
+        """Beside an older run of the name: the words hold on the first start, and no longer once the job continues."""
+        self.until_over(self.submit_training("train.steps=5"), "COMPLETED")
+        job = self.submit_training("train.steps=200", "checkpoint.restart=none")
+        self.until((self.folder / "outputs" / "run.1").exists, "folder set aside")
+        self.until_step(3)
+        self.slurm.command("scancel", "--signal=USR2", job)
+        self.until_requeued(job)
+        self.until_over(job, "COMPLETED")
+        step = self.stopped_at("SIGUSR2 received")
+        self.assertIn(f"restarted from the checkpoint of step {step}\n", self.log())
+        self.assertTrue(self.summary()["finished"])
+        self.assertEqual(sorted(path.name for path in (self.folder / "outputs").iterdir()), ["run", "run.1"])
+        self.assertEqual(list(self.folder.glob("nanorun-*.checkpoint")), [])
+
+    def test_node_down_before_a_checkpoint_begins_as_told(self):
+        self.until_over(self.submit_training("train.steps=5"), "COMPLETED")
+        job = self.submit_training("train.steps=200", "checkpoint.restart=none")
+        self.until((self.folder / "outputs" / "run.1").exists, "folder set aside")
+        self.until_step(3)
+        self.slurm.set_node_down()
+        self.until_requeued(job)
+        self.until_over(job, "COMPLETED")
+        self.assertNotIn("restarted", self.log())
+        self.assertTrue(self.summary()["finished"])
+        self.assertEqual(sorted(path.name for path in (self.folder / "outputs").iterdir()), ["run", "run.1", "run.2"])
+
     def test_submitted_from_elsewhere(self):
         """After site.sh has been sourced, by the path of the script."""
         (self.folder / "jobscripts").unlink()

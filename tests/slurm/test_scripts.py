@@ -106,6 +106,106 @@ class Script(unittest.TestCase):
         return calls.exists() and calls.read_text() == "requeue incomplete 7\n"
 
 
+class Restart(Script):
+    """Each of the user's words on where to begin holds until the job has a checkpoint of its own."""
+
+    WORDS = [("deck.toml", *words) for words in (
+        (), ("train.steps=5",), ("checkpoint.restart=none", "train.steps=5"), ("checkpoint.restart=auto",),
+        (f"checkpoint.restart={LATER}", "run.name=a b"))]
+
+    def continued(self, words):
+        return ["train", *(word for word in words if not word.startswith("checkpoint.restart=")),
+                "checkpoint.restart=auto"]
+
+    def each(self, check):
+        for words in self.WORDS:
+            for restarts in (None, 0):
+                with self.subTest(words=words, restarts=restarts):
+                    self.record.unlink(missing_ok=True)
+                    check(words, restarts)
+
+    def assert_started(self, words, restarts, expected):
+        self.run_script("train.sbatch", *words, restarts=restarts)
+        self.assertEqual(self.training(), expected)
+        self.assertFalse(self.requeued())
+
+    def test_first_start_leaves_the_words_alone(self):
+        self.each(lambda words, restarts: self.assert_started(words, restarts, ["train", *words]))
+
+    def test_a_job_that_stopped_with_a_checkpoint_continues(self):
+        def check(words, restarts):
+            for ranks in ("exit 75", f"{CHECKPOINT}; exit 75"):
+                self.run_script("train.sbatch", *words, restarts=restarts, ranks=ranks, code=75)
+                self.assertTrue(self.requeued())
+                for again in (1, 2):
+                    self.run_script("train.sbatch", *words, restarts=again, ranks="exit 75", code=75)
+                    self.assertEqual(self.training(), self.continued(words))
+                self.assert_started(words, 3, self.continued(words))
+                self.assertEqual(list(self.folder.iterdir()), [], "the record goes when the run has finished")
+
+        self.each(check)
+
+    def test_a_node_lost_before_a_checkpoint_leaves_the_words_alone(self):
+        def check(words, restarts):
+            self.lose_node("train.sbatch", *words, restarts=restarts, ranks="echo 'step 1/9 loss 5'")
+            self.assert_started(words, 1, ["train", *words])
+
+        self.each(check)
+
+    def test_a_node_lost_before_the_step_began_leaves_the_words_alone(self):
+        self.each(lambda words, _: self.assert_started(words, 1, ["train", *words]))
+
+    def test_a_node_lost_after_a_checkpoint_continues(self):
+        def check(words, restarts):
+            self.lose_node("train.sbatch", *words, restarts=restarts, ranks=CHECKPOINT)
+            said = self.run_script("train.sbatch", *words, restarts=1)
+            self.assertIn("job 7 continues after outputs/run/checkpoints/checkpoint_00000250.h5\n", said)
+            self.assertEqual(self.training(), self.continued(words))
+
+        self.each(check)
+
+    def test_a_failed_job_that_is_requeued_by_hand_continues(self):
+        self.run_script("train.sbatch", "deck.toml", "checkpoint.restart=none", ranks=f"{CHECKPOINT}; exit 6", code=6)
+        self.assertFalse(self.requeued())
+        self.run_script("train.sbatch", "deck.toml", "checkpoint.restart=none", restarts=1)
+        self.assertEqual(self.training(), ["train", "deck.toml", "checkpoint.restart=auto"])
+
+    def test_the_record_of_an_older_job_with_the_number_is_ignored(self):
+        for restarts in (None, 0):
+            self.record.write_text("outputs/old/checkpoints/checkpoint_00000001.h5\n")
+            self.lose_node("train.sbatch", "deck.toml", "checkpoint.restart=none", restarts=restarts, ranks="true")
+            self.assertEqual(self.training(), ["train", "deck.toml", "checkpoint.restart=none"])
+            self.run_script("train.sbatch", "deck.toml", "checkpoint.restart=none", restarts=1)
+            self.assertEqual(self.training(), ["train", "deck.toml", "checkpoint.restart=none"])
+
+    def test_a_job_that_cannot_keep_its_record_is_not_requeued(self):
+        """Else a deck that begins anew would do so for ever."""
+        said = self.run_script("train.sbatch", "deck.toml", ranks="rm -rf ../work; exit 75", code=75)
+        self.assertFalse(self.requeued(), said)
+        self.assertIn("nanorun-7.checkpoint", said)
+        self.folder.mkdir()
+
+    def test_the_table_of_times_is_no_checkpoint(self):
+        self.run_script("train.sbatch", "deck.toml", ranks="echo 'checkpoint     1.234 s   2 %'; exit 6", code=6)
+        self.assertFalse(self.record.exists())
+
+    def test_output_and_exit_code_are_those_of_the_ranks(self):
+        ranks = r"printf 'a\\tb  \n\n%s\nlast' '*'; echo problem >&2; exit 5"
+        said = self.run_script("train.sbatch", "deck.toml", ranks=ranks, code=5)
+        self.assertEqual(sorted(said.splitlines()), sorted(["a\\tb  ", "", "*", "last", "problem"]))
+
+    def test_the_last_words_of_cancelled_ranks_arrive(self):
+        """Slurm sends SIGTERM to the script and to the ranks, which then write a checkpoint."""
+        job = self.start("train.sbatch", "deck.toml",
+                         ranks=f"trap ': ' TERM; touch $STUBS/at_work; sleep 1 & wait; sleep 0.3; {CHECKPOINT}; exit 75")
+        self.until_at_work(job)
+        os.killpg(job.pid, signal.SIGTERM)
+        said, _ = job.communicate(timeout=60)
+        self.assertIn("checkpoint_00000250.h5", said)
+        self.assertEqual(self.record.read_text(), "outputs/run/checkpoints/checkpoint_00000250.h5\n")
+        self.assertFalse(self.requeued())
+
+
 class Site(Script):
     """Slurm's copy of a script finds the others of its repository."""
 
