@@ -206,6 +206,61 @@ class Restart(Script):
         self.assertFalse(self.requeued())
 
 
+class Ensemble(Script):
+    NAMES = ["sweep", "two words", " ", 'a "b" c', "it's", "back\\slash", "\\", '"', "12", "1e5", "0x1F", "1_000", "true",
+             "nan", "inf", "1979-05-27", "[1]", "{}", "#", "a#b", "$(touch x)", "`x`", "*", "-n", "--dry-run", "a=b",
+             "größer", "日本", "..", "a;b", "%s", "'''", '"""', "\\u0041", "\\n", "a,b"]
+
+    def setUp(self):
+        super().setUp()
+        small_run.write_deck(self.folder)
+
+    def test_a_name_reaches_the_program_as_it_is(self):
+        for name in self.NAMES:
+            with self.subTest(name=name):
+                self.run_script("ensemble.sbatch", "deck.toml", name, "train.steps=4")
+                plan = self.dry_run()
+                self.assertEqual(plan.returncode, 0, plan.stderr)
+                sections = [part for part in plan.stdout.split("\n\n") if part.startswith("[")]
+                deck = tomllib.loads("\n".join(sections))
+                self.assertEqual(deck["run"]["name"], f"{name}_3")
+                self.assertEqual(deck["run"]["seed"], 3)
+                self.assertEqual(deck["train"]["steps"], 4)
+
+    def dry_run(self):
+        return subprocess.run([small_run.PROGRAM, *self.training(), "--dry-run"], cwd=self.folder, text=True,
+                              env=self.environment, stdin=subprocess.DEVNULL, capture_output=True)
+
+    def test_names_that_cannot_be_are_refused(self):
+        for name in ("", "a/b", "/", "../x", "a\nb", "a\tb", "\x1b[2J", "\x7f", "train.steps=4", "run.name=x"):
+            with self.subTest(name=name):
+                said = self.run_script("ensemble.sbatch", "deck.toml", name, code=2)
+                self.assertRegex(said, r"^ensemble\.sbatch: .* cannot be the NAME of a directory\n$")
+                self.assertNotRegex(said[:-1], r"[\x00-\x1f\x7f]")
+                self.assertFalse((self.stubs / "arguments").exists())
+
+    def test_a_name_that_is_not_utf8_is_refused_by_the_program(self):
+        self.run_script("ensemble.sbatch", "deck.toml", "a\udcffb")
+        arguments = (self.stubs / "arguments").read_bytes().split(b"\0")[:-1]
+        plan = subprocess.run([small_run.PROGRAM, *arguments[arguments.index(b"train"):], "--dry-run"], cwd=self.folder,
+                              env=self.environment, stdin=subprocess.DEVNULL, capture_output=True)
+        self.assertEqual(plan.returncode, 2)
+        self.assertEqual(plan.stderr.count(b"\n"), 1, plan.stderr)
+
+    def test_usage(self):
+        for arguments in ((), ("deck.toml",)):
+            self.assertIn("usage: sbatch", self.run_script("ensemble.sbatch", *arguments, code=2))
+
+    def test_a_task_continues_like_a_job(self):
+        words = ("deck.toml", "sweep", "checkpoint.restart=none")
+        self.run_script("ensemble.sbatch", *words, ranks="exit 75", code=75)
+        self.assertIn("checkpoint.restart=none", self.training())
+        self.assertTrue(self.requeued())
+        self.run_script("ensemble.sbatch", *words, restarts=1)
+        self.assertEqual(self.training(),
+                         ["train", "deck.toml", "run.seed=3", 'run.name="sweep_3"', "checkpoint.restart=auto"])
+
+
 class Site(Script):
     """Slurm's copy of a script finds the others of its repository."""
 
