@@ -1,0 +1,366 @@
+"""Every command of README.md and docs/*.md is one that works.
+
+Training is resolved by a dry run for the number of ranks that the command starts, through the job script where there
+is one. Of other commands the files, options, presets and keys must exist. What is no known command fails.
+Usage: test_commands.py PROGRAM MPIRUN.
+"""
+
+import contextlib
+import importlib.util
+import io
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+import tempfile
+import tomllib
+import unittest
+from pathlib import Path
+from unittest import mock
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT / "jobscripts"), str(ROOT / "tests")]
+import ensemble  # noqa: E402
+import plot_run  # noqa: E402
+import small_run  # noqa: E402
+from scaling import StudyError  # noqa: E402
+from scaling.study import read_study  # noqa: E402
+
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+# Words that stand for what the reader puts there.
+PLACEHOLDERS = {
+    "DECK": "inputs/record21.toml", "STUDY.toml": "inputs/study_strong.toml", "SHARD.bin": "shard.bin", "P": "4",
+    "W": "896", "FILE": "file", "OUTPUT": "output", "SHARD": "shard.h5", "BIN": "shard.bin", "JOB": "1",
+}
+# Blocks that are neither commands nor decks, by their first words.
+OTHER_BLOCKS = {("architecture.md", "error"), ("scaling.md", "step = [")}
+# Code within text that begins like a command and is none: formats of files, and what Slurm prints.
+OTHER_CODE = {"nanorun token shard", "nanorun checkpoint", "nanorun trace", "srun: error: NODE: task N: Killed"}
+
+
+class Wrong(Exception):
+    """Why a command cannot work."""
+
+
+def require(condition, why):
+    if not condition:
+        raise Wrong(why)
+
+
+# --- Reading the pages ------------------------------------------------------------------------------------------------
+
+
+def blocks(text):
+    """Indented and fenced blocks of a page: lists of lines without their indentation."""
+    fenced = re.findall(r"^```\w*\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    indented = re.findall(r"(?:^|\n)\n((?:(?: {4}[^\n]*|)\n)+)", re.sub(r"^```.*?^```$", "", text, flags=re.M | re.S))
+    found = [block.splitlines() for block in fenced]
+    found += [[line[4:] for line in block.splitlines()] for block in indented if block.strip()]
+    return [[line for line in block if line.strip()] for block in found]
+
+
+def joined(lines):
+    """Commands of a shell block: lines that end with a backslash go on in the next, && joins commands."""
+    text = "\n".join(lines).replace("\\\n", " ")
+    return [command.strip() for line in text.split("\n") for command in line.split(" && ")]
+
+
+def words_of(command):
+    """Words of a command or of its synopsis: options in brackets are taken with their first alternative, other parts in
+    brackets are left out."""
+    text = re.sub(r"(?<=\s)\[(--[^\]|]*)[^\]]*\]", r"\1", command)
+    text = re.sub(r"(?<=\s)\[[^\]]*\]", "", text)
+    words = [word.removesuffix("...") for word in shlex.split(text, comments=True)]
+    words = [PLACEHOLDERS.get(word, word) for word in words]
+    return [re.sub(r"=([A-Z])$", lambda m: "=" + PLACEHOLDERS[m[1]], word) for word in words]
+
+
+def split_options(words):
+    """Leading options as a dictionary, and the words after them."""
+    options = {}
+    while words and words[0].startswith("--"):
+        name, _, value = words[0].partition("=")
+        options[name] = value
+        words = words[1:]
+    return options, words
+
+
+# --- Commands ---------------------------------------------------------------------------------------------------------
+
+
+def run(*command, folder=ROOT, **variables):
+    return subprocess.run([str(word) for word in command], cwd=folder, env=os.environ | variables, text=True,
+                          stdin=subprocess.DEVNULL, capture_output=True, timeout=120)
+
+
+def dry_run(arguments, ranks):
+    """`arguments` of nanorun, from "train" on."""
+    plan = run(small_run.PROGRAM, *(word for word in arguments if word != "--dry-run"), "--dry-run", "--ranks", ranks)
+    require(plan.returncode == 0, plan.stderr.strip())
+
+
+def nanorun(words, ranks=1):
+    if words[1:2] == ["train"]:
+        return None if words[2:] == ["--dry-run"] else dry_run(words[1:], ranks)
+    if len(words) == 1 or (len(words) == 2 and words[1] in ("shard", "verify")):
+        return None  # names of the program and of subcommands
+    with tempfile.TemporaryDirectory(prefix="nanorun-docs-") as folder:  # with none of the files
+        job = run(small_run.PROGRAM, *words[1:], folder=folder)
+    require(job.returncode != 2, job.stderr.strip())
+
+
+def require_nanorun(word):
+    """A program as the build or the installation names it."""
+    presets = "|".join(names_of("configurePresets"))
+    require(re.fullmatch(rf"(build/({presets})/bin/)?nanorun", word), f"{word} is no build of nanorun")
+
+
+def mpirun(words):
+    if len(words) == 1:
+        return
+    require(words[1] == "-n" and words[2].isdigit(), "mpirun without -n RANKS")
+    require_nanorun(words[3])
+    nanorun(words[3:], int(words[2]))
+
+
+def sbatch_options(script):
+    text = (ROOT / script).read_text()
+    return dict(line.partition("=")[::2] for line in re.findall(r"^#SBATCH (--\S+)", text, re.MULTILINE))
+
+
+def started_by(script, arguments, folder):
+    """What the job step of a script runs; srun is a stub that tells."""
+    stub = Path(folder) / "srun"
+    stub.write_text("#!/usr/bin/env bash\nprintf '%s\\0' \"$@\" >\"$ARGUMENTS\"\n")
+    stub.chmod(0o755)
+    job = run("bash", script, *arguments, PATH=f"{folder}:{os.environ['PATH']}", ARGUMENTS=f"{folder}/arguments",
+              SLURM_JOB_ID="1", SLURM_ARRAY_TASK_ID="1", SLURM_SUBMIT_DIR=str(ROOT), SLURM_RESTART_COUNT="0",
+              NANORUN_JOBSCRIPTS=str(ROOT / "jobscripts"), NANORUN_BUILD=str(Path(small_run.PROGRAM).parents[1]))
+    require(job.returncode == 0, job.stderr.strip())
+    return (Path(folder) / "arguments").read_text().split("\0")[:-1]
+
+
+def sbatch(words):
+    if len(words) == 1:
+        return
+    given, (script, *arguments) = split_options(words[1:])
+    unknown = given.keys() - {"--nodes", "--ntasks-per-node", "--time", "--array"}
+    require(not unknown, f"sbatch: {unknown} is not known to this test")
+    require(script in ("jobscripts/train.sbatch", "jobscripts/ensemble.sbatch"), f"{script} does not train")
+    options = sbatch_options(script) | given
+    with tempfile.TemporaryDirectory(prefix="nanorun-docs-") as folder:
+        started = started_by(script, arguments, folder)
+    dry_run(started[started.index("train"):], int(options["--nodes"]) * int(options["--ntasks-per-node"]))
+
+
+def parsed(module, words):
+    """Arguments of a Python tool."""
+    with mock.patch.object(sys, "argv", words), contextlib.redirect_stderr(io.StringIO()) as said:
+        try:
+            return module.parse_arguments()
+        except SystemExit:
+            raise Wrong(said.getvalue()) from None
+
+
+def scaling_tool(words):
+    """The package `scaling` hides the script of that name."""
+    spec = importlib.util.spec_from_file_location("scaling_tool", ROOT / "jobscripts" / "scaling.py")
+    tool = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(tool)
+    arguments = parsed(tool, words)
+    if "--program" in words and arguments.program != "PATH":
+        require_nanorun(arguments.program)
+    try:
+        study = read_study(ROOT / arguments.study)
+    except StudyError as error:
+        raise Wrong(error) from None
+    for ranks in study.ranks:
+        dry_run(study.run(ranks, 1).arguments, ranks)
+
+
+def jobscript(words):
+    path = ROOT / words[0]
+    require(path.is_file(), f"{words[0]}: no such script")
+    require(path.suffix == ".sbatch" or path.name in ("site.sh", "setup.sh") or os.access(path, os.X_OK),
+            f"{words[0]} cannot be executed")
+    if path.suffix in (".sh", ".sbatch"):
+        require(run("bash", "-n", path).returncode == 0, f"{words[0]} is no shell script")
+    if len(words) == 1:
+        return
+    tools = {"ensemble.py": lambda: parsed(ensemble, words), "plot_run.py": lambda: parsed(plot_run, words),
+             "scaling.py": lambda: scaling_tool(words), "train.sbatch": lambda: sbatch(["sbatch", *words]),
+             "ensemble.sbatch": lambda: sbatch(["sbatch", *words])}
+    require(path.name in tools, f"{words[0]} takes no arguments")
+    tools[path.name]()
+
+
+def source(words):
+    if len(words) > 1:
+        jobscript(words[1:])
+
+
+def python3(words):
+    """A script whose help names the options."""
+    script = ROOT / words[1]
+    require(script.is_file(), f"{words[1]}: no such script")
+    text = script.read_text()
+    for word in words[2:]:
+        require(not word.startswith("--") or f'"{word}"' in text, f"{words[1]} has no option {word}")
+
+
+def names_of(presets):
+    return [preset["name"] for preset in json.loads((ROOT / "CMakePresets.json").read_text())[presets]]
+
+
+def require_preset(words, presets):
+    name = words[words.index("--preset") + 1]
+    require(name in names_of(presets), f"{name} is none of the {presets}")
+
+
+def cmake_texts():
+    return "\n".join(path.read_text() for path in [ROOT / "CMakeLists.txt", *(ROOT / "tests").rglob("CMakeLists.txt")])
+
+
+def ctest(words):
+    if words[1] == "--preset":
+        return require_preset(words, "testPresets")
+    require(words[1] in ("-L", "-R") and len(words) == 3, "ctest: options that this test does not know")
+    require(re.search(rf"\b{re.escape(words[2])}", cmake_texts()), f"no test of that name or label: {words[2]}")
+
+
+def cmake(words):
+    known = {"--preset", "--build", "--install", "--prefix", "--parallel", "--target", "-S", "-B"}
+    if "--preset" in words:
+        require_preset(words, "buildPresets" if "--build" in words else "configurePresets")
+    for word in words[1:]:
+        if word.startswith("-DNANORUN_"):
+            require(f"({word[2:].partition('=')[0]} " in cmake_texts(), f"{word} is no option of the project")
+        elif word.startswith("-"):
+            require(word in known or re.match(r"-D(CMAKE_\w+|Kokkos_ROOT)=", word), f"cmake: unknown option {word}")
+
+
+def apt_get(words):
+    listed = (ROOT / "jobscripts" / "setup.sh").read_text().split("packages=(")[1].split(")")[0].split()
+    require(words[1] == "install" and set(words[2:]) <= set(listed), f"not in setup.sh: {set(words[2:]) - set(listed)}")
+
+
+def spack(words):
+    known = ("env", "install", "repo", "dev-build", "spec", "audit", "-e")
+    require(words[1] in known, f"spack {words[1]} is not known to this test")
+    for word in words[2:]:
+        if "/" in word or word.endswith(".yaml"):
+            require((ROOT / word).exists(), f"{word}: no such file")
+        require(not word.startswith("+") or f'"{word[1:]}"' in recipe(), f"the recipe has no variant {word}")
+
+
+def recipe():
+    return next((ROOT / "spack").rglob("package.py")).read_text()
+
+
+def words_from(*known):
+    """A command of the system whose options are known to be right."""
+    def check(words):
+        for word in words[1:]:
+            require(not word.startswith("-") or word.partition("=")[0] in known, f"{words[0]}: unknown option {word}")
+    return check
+
+
+CHECKS = {
+    "nanorun": nanorun, "mpirun": mpirun, "sbatch": sbatch, "source": source, "python3": python3, "ctest": ctest,
+    "cmake": cmake, "apt-get": apt_get, "spack": spack, "mkdir": words_from("-p"), "touch": words_from(),
+    "module": words_from(), "srun": words_from("--wait", "--mpi"), "scancel": words_from("--signal"),
+    "scontrol": words_from(),
+}
+
+
+def check_of(word):
+    """The check of a command by its first word, or None."""
+    if word.startswith("jobscripts/") and not word.endswith("/"):
+        return jobscript
+    if re.fullmatch(r"build/\w+/bin/nanorun", word):
+        return lambda words: (require_nanorun(words[0]), nanorun(words))
+    return CHECKS.get(word)
+
+
+def check_command(command):
+    """Raises Wrong unless the command can work."""
+    try:
+        words = words_of(command)
+        check = check_of(words[0])
+        require(check, f"{words[0]} is no command that this test knows")
+        check(words)
+    except Wrong as wrong:
+        raise AssertionError(f"{command}\n{wrong}") from None
+
+
+def check_deck(lines):
+    tomllib.loads("\n".join(lines))
+    with tempfile.TemporaryDirectory(prefix="nanorun-docs-") as folder:
+        deck = Path(folder) / "deck.toml"
+        deck.write_text("\n".join(lines) + "\n")
+        dry_run(["train", str(deck)], 1)
+
+
+def check_block(page, lines):
+    if re.fullmatch(r"\[[a-z]+\]", lines[0]):
+        return check_deck(lines)
+    if any(page == name and lines[0].startswith(first) for name, first in OTHER_BLOCKS):
+        return None
+    for command in joined(lines):
+        check_command(command)
+
+
+class Commands(unittest.TestCase):
+    def test_blocks(self):
+        count = 0
+        for page in PAGES:
+            for lines in blocks(page.read_text()):
+                count += 1
+                with self.subTest(page=page.name, line=lines[0]):
+                    check_block(page.name, lines)
+        self.assertGreaterEqual(count, 18)
+
+    def test_all_indented_lines_are_in_blocks(self):
+        for page in PAGES:
+            text = page.read_text()
+            found = sum(len(lines) for lines in blocks(text))
+            self.assertEqual(found, len(re.findall(r"^ {4,}\S", text, re.MULTILINE)), page.name)
+
+    def test_code_within_text(self):
+        count = 0
+        for page in PAGES:
+            for code in re.findall(r"`([^`\n]+(?:\n[^`\n]+)?)`", page.read_text()):
+                code = " ".join(code.split())
+                if code in OTHER_CODE or not check_of(code.split()[0]):
+                    continue
+                count += 1
+                with self.subTest(page=page.name, code=code):
+                    check_command(code)
+        self.assertGreaterEqual(count, 40)
+
+    def test_wrong_commands_are_found(self):
+        train, sbatch_line = "build/cpu/bin/nanorun train inputs/record21.toml", "jobscripts/train.sbatch inputs/record21.toml"
+        wrong = [
+            f"sbatch --nodes=2 --ntasks-per-node=8 --time=4:00:00 {sbatch_line} run.name=first", f"sbatch {sbatch_line} x=y",
+            f"sbatch --gpus=8 {sbatch_line}", "sbatch jobscripts/trains.sbatch inputs/record21.toml",
+            "sbatch --array=1-2 jobscripts/ensemble.sbatch inputs/record21.toml", f"mpirun -n 16 {train}",
+            f"mpirun -n 8 {train} run.nam=first", f"mpirun -n 8 {train}s", "mpirun -n 8 build/gpu/bin/nanorun train DECK",
+            f"mpirun {train}", "nanorun train", "nanorun shard --list", "nanorun shards a b", "nanorun verify --all FILE",
+            "nanorun export SHARD", "nanorun train inputs/record21.toml train.sequences=0", "ctest --preset gpu",
+            "ctest -L unitary", "cmake --preset gpu", "cmake -S . -DNANORUN_GPU=ON", "cmake --builds build",
+            "jobscripts/plot_runs.py outputs/x", "jobscripts/plot_run.py --picture x outputs/x", "jobscripts/test.sh --all",
+            "jobscripts/scaling.py inputs/study_none.toml", "jobscripts/scaling.py inputs/study_weak.toml --launcher pbs",
+            "jobscripts/ensemble.py --goal 3 outputs/x", "source jobscripts/sites.sh", "apt-get install nanorun",
+            "spack repo add spack/none", "python3 tests/bench/compare_pytorch.py SHARD.bin --pair 3", "make",
+        ]
+        for command in wrong:
+            with self.subTest(command=command):
+                with self.assertRaises(AssertionError):
+                    check_command(command)
+
+
+if __name__ == "__main__":
+    small_run.main()
