@@ -203,10 +203,10 @@ bool holds_list(const Field& field) {
   return std::holds_alternative<std::vector<std::string>*>(field) || std::holds_alternative<std::vector<int>*>(field);
 }
 
-/// Whether the node, or the first of a list, is a string that begins with `c`.
-bool begins_with(const toml::node& node, char c) {
-  if (node.is_array()) return !node.as_array()->empty() && begins_with(node.as_array()->front(), c);
-  return node.is_string() && (**node.as_string()).starts_with(c);
+/// Whether the node, or one of a list, is a string that a shell would have expanded.
+bool is_for_a_shell(const toml::node& node) {
+  if (node.is_array()) return std::ranges::any_of(*node.as_array(), is_for_a_shell);
+  return node.is_string() && ((**node.as_string()).starts_with('~') || (**node.as_string()).starts_with('$'));
 }
 
 /// What to write instead of a refused value, where that is not plain.
@@ -216,7 +216,7 @@ std::string advice(const Key& key, const Field& field, const toml::node& node) {
     return fmt::format("; put the string in quotes: {} = \"...\" in a deck, '{}=\"...\"' on the command line", key.name,
                        key.path());
   }
-  if (!begins_with(node, '~') && !begins_with(node, '$')) return "";
+  if (!is_for_a_shell(node)) return "";
   return "; nothing has expanded it: write the full path, or in a shell $HOME or another variable outside single "
          "quotes";
 }
