@@ -86,8 +86,8 @@ void read_at(const Descriptor& file, const std::string& path, std::uint64_t offs
 /// A regular file of at most max_bytes as text.
 std::string read_text(const std::string& path, std::uint64_t max_bytes, ExitCode code);
 
-/// The same, or all that comes through a pipe or socket that this process was started with, by a name such as /dev/stdin
-/// or /dev/fd/63. Any other FIFO, device or socket is refused without waiting for it.
+/// The same, or all that comes through a pipe or socket that this process was started with, by a name such as
+/// /dev/stdin or /dev/fd/63. Any other FIFO, device or socket is refused without waiting for it.
 std::string read_input(const std::string& path, std::uint64_t max_bytes, ExitCode code);
 
 // --- Writing ---------------------------------------------------------------------------------------------------------
