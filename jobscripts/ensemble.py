@@ -6,19 +6,20 @@ Reads deck.toml and summary.json of each output folder. Standard library only.
 """
 
 import argparse
-import json
 import math
+import os
 import pathlib
-import re
 import statistics
 import sys
+
+import tool
 
 
 def parse_arguments():
     parser = argparse.ArgumentParser(description=__doc__.split(":")[0])
     parser.add_argument("folder", type=pathlib.Path, nargs="+", help="output folders of the runs")
     parser.add_argument("--target", type=float, default=3.28, help="validation loss to reach (default: %(default)s)")
-    return parser.parse_args()
+    return tool.parse(parser)
 
 
 def t_cdf(t, degrees):
@@ -49,17 +50,19 @@ def p_value(losses, target):
 
 
 def read_run(folder):
-    """Seed, steps, training loss and validation loss of a run that has finished, else None."""
-    try:
-        summary = json.loads((folder / "summary.json").read_text())
-        seed = re.search(r"^\[run\]$.*?^seed = (\d+)", (folder / "deck.toml").read_text(), re.M | re.S)
-    except FileNotFoundError as error:
-        print(f"left out: {error.filename} is missing", file=sys.stderr)
-        return None
-    if not summary["finished"] or summary["final_val_loss"] is None:
+    """Seed, steps, training loss and validation loss of a run that has finished, else None. Throws ToolError."""
+    path, deck = folder / "summary.json", folder / "deck.toml"
+    for file in (path, deck):
+        if not os.path.lexists(file):
+            print(f"left out: {file} is missing", file=sys.stderr)
+            return None
+    summary = tool.read_json(path)
+    if not tool.field(summary, "finished", bool, path) or summary.get("final_val_loss") is None:
         print(f"left out: {folder} has no final validation loss", file=sys.stderr)
         return None
-    return int(seed[1]), summary["steps"], summary["final_train_loss"], summary["final_val_loss"]
+    seed = tool.field(tool.field(tool.read_toml(deck), "run", dict, deck), "seed", int, deck, most=2**64)
+    return (seed, tool.field(summary, "steps", int, path), tool.field(summary, "final_train_loss", float, path),
+            tool.field(summary, "final_val_loss", float, path))
 
 
 def table(runs, target):
@@ -80,9 +83,9 @@ def main():
     arguments = parse_arguments()
     runs = sorted(run for folder in arguments.folder if (run := read_run(folder)))
     if not runs:
-        sys.exit("no finished run")
-    print(table(runs, arguments.target))
+        raise tool.ToolError("no finished run", tool.NOT_DONE)
+    tool.say(table(runs, arguments.target))
 
 
 if __name__ == "__main__":
-    main()
+    tool.run(main)

@@ -5,12 +5,17 @@ Reads trace.h5 and, where the run has ended, summary.json of a run's output fold
 """
 
 import argparse
-import json
+import io
+import os
 import pathlib
-import sys
+
+import tool
 
 COMMUNICATION = {"reduce_gradients", "gather_weights", "agree"}
 OCCASIONAL = {"validation", "checkpoint", "output"}
+# Of trace.h5, with their dimensions.
+DATASETS = {"step": 1, "ranks": 1, "tokens": 1, "loss": 1, "seconds": 3, "communication": 2, "validation_step": 1,
+            "validation_loss": 1}
 INK, FAINT, ACCENT = "#22303c", "#c9d1d9", "#d1495b"
 
 
@@ -18,20 +23,73 @@ def parse_arguments():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folder", type=pathlib.Path, help="output folder of a run, for example outputs/quickstart")
     parser.add_argument("-o", "--output", type=pathlib.Path, help="PNG to write (default: FOLDER/run.png)")
-    return parser.parse_args()
+    return tool.parse(parser)
+
+
+def read_datasets(path):
+    """The datasets of a trace.h5 as arrays, and its phases. Throws ToolError."""
+    import h5py
+
+    tool.require_regular(path)
+    with tool.using(path, KeyError, RuntimeError, TypeError, ValueError, AttributeError, kind="a trace"):
+        with h5py.File(path, "r") as file:
+            size = os.path.getsize(path)
+            for name, dimensions in DATASETS.items():
+                if not isinstance(file[name], h5py.Dataset) or file[name].ndim != dimensions:
+                    raise ValueError(f"/{name} is no dataset of {dimensions} dimensions")
+                # Where no data are stored HDF5 would make them up, of whatever size a damaged file gives.
+                if file[name].dtype.kind not in "iuf" or int(file[name].size) * file[name].dtype.itemsize > size:
+                    raise ValueError(f"/{name} cannot be of that type and shape")
+            trace = {name: file[name][...] for name in DATASETS}
+            phases = file.attrs["phases"]
+            return trace, (phases.decode() if isinstance(phases, bytes) else phases).split(",")
+
+
+# Least and most of what a dataset may hold; losses may be no numbers too.
+BOUNDS = {"step": (0, 2**53), "validation_step": (0, 2**53), "tokens": (1, 1e15), "seconds": (0, 1e9),
+          "communication": (0, 1e12)}
+LARGEST_LOSS = 1e30
+
+
+def fault(trace, phases):
+    """What cannot be in a trace, or None."""
+    import numpy as np
+
+    steps, columns = len(trace["step"]), trace["seconds"].shape[1]
+    if not COMMUNICATION | OCCASIONAL | {"data", "forward", "other"} <= set(phases) or len(set(phases)) < len(phases):
+        return "the phases are those of another program"
+    shapes = dict.fromkeys(("step", "ranks", "tokens", "loss"), (steps,))
+    shapes |= {"seconds": (steps, columns, len(phases)), "communication": (steps, columns),
+               "validation_step": trace["validation_loss"].shape}
+    for name, shape in shapes.items():
+        if trace[name].shape != shape:
+            return f"/{name} has not the length of the others"
+    for name, (least, most) in (BOUNDS | {"ranks": (1, columns)}).items():
+        if not np.all((trace[name] >= least) & (trace[name] <= most)):
+            return f"/{name} holds what cannot be"
+    for name in ("loss", "validation_loss"):
+        if np.any(np.isfinite(trace[name]) & (np.abs(trace[name]) > LARGEST_LOSS)):
+            return f"/{name} holds what cannot be"
+    if np.any(np.diff(trace["step"]) <= 0):
+        return "/step does not ascend"
+    return "/seconds holds no time" if steps and not np.any(trace["seconds"]) else None
 
 
 def read_trace(path):
-    import h5py
+    """The datasets of a trace.h5, /seconds masked where a rank took no part in a step, and its phases.
+
+    Throws ToolError.
+    """
     import numpy as np
 
-    with h5py.File(path, "r") as file:
-        trace = {name: file[name][...] for name in file}
-        phases = file.attrs["phases"]
-    trace["phases"] = (phases.decode() if isinstance(phases, bytes) else phases).split(",")
+    trace, phases = tool.read_apart(read_datasets, path)
+    wrong = fault(trace, phases)
+    if wrong:
+        raise tool.ToolError(f"{path}: not a trace: {wrong}")
+    trace["phases"] = phases
     columns = np.arange(trace["seconds"].shape[1])
-    absent = columns[None, :] >= trace["ranks"][:, None]  # ranks that took no part in a step
-    trace["seconds"] = np.ma.array(trace["seconds"], mask=np.repeat(absent[:, :, None], len(trace["phases"]), axis=2))
+    absent = columns[None, :] >= trace["ranks"][:, None]
+    trace["seconds"] = np.ma.array(trace["seconds"], mask=np.repeat(absent[:, :, None], len(phases), axis=2))
     return trace
 
 
@@ -60,12 +118,14 @@ def draw_losses(axes, trace):
     axes.plot(step, loss, color=FAINT if window > 1 else INK, linewidth=1, label="training, each step")
     if window > 1:
         smooth = np.convolve(loss, np.ones(window) / window, mode="valid")
-        axes.plot(np.convolve(step, np.ones(window) / window, mode="valid"), smooth, color=INK, linewidth=1.8, label=f"training, mean of {window} steps")
+        middle = np.convolve(step, np.ones(window) / window, mode="valid")
+        axes.plot(middle, smooth, color=INK, linewidth=1.8, label=f"training, mean of {window} steps")
     if len(trace["validation_step"]):
         axes.plot(trace["validation_step"], trace["validation_loss"], "o-", color=ACCENT, markersize=5, linewidth=1.5,
                   label="validation")
-        axes.annotate(f"{trace['validation_loss'][-1]:.4f}", (trace["validation_step"][-1], trace["validation_loss"][-1]),
-                      xytext=(7, 0), textcoords="offset points", va="center", color=ACCENT, fontweight="bold")
+        last = trace["validation_step"][-1], trace["validation_loss"][-1]
+        axes.annotate(f"{last[1]:.4f}", last, xytext=(7, 0), textcoords="offset points", va="center", color=ACCENT,
+                      fontweight="bold")
     axes.set(title="Loss", xlabel="step", ylabel="cross-entropy (nats per token)")
     axes.set_xlim(0, 1.16 * max(1, step[-1]))
     axes.xaxis.get_major_locator().set_params(integer=True)
@@ -101,7 +161,7 @@ def draw_step_time(axes, trace, colour):
 def draw_phases(axes, trace, colour):
     each = trace["seconds"].mean(axis=0) * 1e3  # [ranks, phases]
     mean, low, high = (f(axis=0).filled(0) for f in (each.mean, each.min, each.max))
-    shown = [i for i in range(len(mean)) if mean[i] > 0]
+    shown = [i for i in range(len(mean)) if mean[i] > 0] or [0]
     position = range(len(shown))
     mean, low, high = mean[shown], low[shown], high[shown]
     axes.barh(position, mean, color=[colour[trace["phases"][i]] for i in shown], height=0.72)
@@ -119,12 +179,17 @@ def draw_phases(axes, trace, colour):
 
 def heading(folder, trace):
     parts = [f"{len(trace['step'])} steps", f"{trace['ranks'][-1]} ranks"]
-    summary = folder / "summary.json"
-    if summary.exists():
-        merits = json.loads(summary.read_text())
-        parts.append(f"{merits['tokens_per_second']:,.0f} tokens/s")
-        parts.append(f"{merits['train_seconds']:,.1f} s of training")
+    path = folder / "summary.json"
+    if os.path.lexists(path):
+        merits = tool.read_json(path)
+        parts.append(f"{tool.field(merits, 'tokens_per_second', float, path):,.0f} tokens/s")
+        parts.append(f"{tool.field(merits, 'train_seconds', float, path):,.1f} s of training")
     return "  ·  ".join(parts)
+
+
+def plain(text):
+    """Text as matplotlib draws it, without mathematics and bytes that are no text."""
+    return text.encode(errors="replace").decode().replace("$", r"\$")
 
 
 def draw(folder, trace, output):
@@ -145,23 +210,23 @@ def draw(folder, trace, output):
     draw_losses(figure.add_subplot(grid[:, 0]), trace)
     draw_step_time(figure.add_subplot(grid[0, 1]), trace, colour)
     draw_phases(figure.add_subplot(grid[1, 1]), trace, colour)
-    name = folder.resolve().name
-    figure.suptitle(f"{name}:  {heading(folder, trace)}", x=0.012, ha="left", fontsize=12)
-    figure.savefig(output)
+    figure.suptitle(plain(f"{folder.resolve().name}:  {heading(folder, trace)}"), x=0.012, ha="left", fontsize=12)
+    picture = io.BytesIO()
+    figure.savefig(picture, format="png")
+    tool.write(output, picture.getvalue())
 
 
 def main():
     arguments = parse_arguments()
+    tool.need("numpy", "h5py", "matplotlib")
     path = arguments.folder / "trace.h5"
-    if not path.exists():
-        sys.exit(f"plot_run.py: {path}: no such file")
     trace = read_trace(path)
     if len(trace["step"]) == 0:
-        sys.exit(f"plot_run.py: {path} holds no steps yet")
+        raise tool.ToolError(f"{path}: no steps yet", tool.NOT_DONE)
     output = arguments.output or arguments.folder / "run.png"
     draw(arguments.folder, trace, output)
-    print(output)
+    tool.say(output)
 
 
 if __name__ == "__main__":
-    main()
+    tool.run(main)

@@ -8,9 +8,8 @@ report, 1 some are missing there, 2 the study cannot be run.
 
 import argparse
 import pathlib
-import sys
 
-from scaling import StudyError
+import tool
 from scaling.launch import LAUNCHERS, launch
 from scaling.study import claim_folder, read_study
 
@@ -24,11 +23,7 @@ def parse_arguments():
                         help="mpirun: run here; slurm: submit jobs, and report when called again; none: only report")
     parser.add_argument("--program", default=str(BUILT) if BUILT.exists() else "nanorun",
                         help="nanorun (default: that of build/cpu, or else the one on the PATH)")
-    return parser.parse_args()
-
-
-def say(text):
-    print(text, flush=True)
+    return tool.parse(parser)
 
 
 def main():
@@ -36,25 +31,20 @@ def main():
     study = read_study(arguments.study)
     claim_folder(study)
     if arguments.launcher != "none":
-        launch(study, arguments.launcher, arguments.program, say)
-    try:
-        from scaling import analysis, gather, report
-    except ImportError as error:  # a login node may lack them
-        raise StudyError(f"the report needs numpy, h5py and matplotlib: {error}") from None
+        launch(study, arguments.launcher, arguments.program, tool.say)
+    tool.need("numpy", "h5py", "matplotlib")  # a login node may lack them
+    from scaling import analysis, gather, report
 
     measurements, missing = gather.gather(study)
     for run, why in missing:
-        say(f"missing: {run.name} {why}, see {run.log}")
+        tool.say(f"missing: {run.name} {why}, see {run.log}")
     if not measurements:
-        say("no run has finished, so there is no report yet")
+        tool.say("no run has finished, so there is no report yet")
         return 1
     for path in report.write(analysis.analyse(study, measurements, missing)):
-        say(str(path))
+        tool.say(str(path))
     return 1 if missing else 0
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    except StudyError as error:
-        sys.exit(print(f"scaling.py: {error}", file=sys.stderr) or 2)
+    tool.run(main)

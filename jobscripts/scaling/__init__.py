@@ -1,5 +1,3 @@
 """Scaling studies: expansion and launch of the runs, their measurements, a model fitted to them, and the report."""
 
-
-class StudyError(Exception):
-    """A study that cannot go on: the message is one line for the user."""
+from tool import ToolError as StudyError  # noqa: F401: a study that cannot go on

@@ -1,8 +1,8 @@
 """All that the report of a study says: measurements, the fitted model and its forecast."""
 
-import json
-import tomllib
 from dataclasses import dataclass
+
+import tool
 
 from . import gather, model
 
@@ -47,10 +47,20 @@ def model_point(study, m):
 
 
 def workload_of(run):
-    """Of a finished run; only runs on GPUs state the memory of a device."""
-    deck = tomllib.loads((run.folder / "deck.toml").read_text())
-    summary = json.loads((run.folder / "summary.json").read_text())
-    return model.Workload(deck["model"], deck["comm"]["gradients"], "peak_device_memory_bytes" in summary)
+    """Of a finished run; only runs on GPUs state the memory of a device. Throws ToolError."""
+    path = run.folder / "deck.toml"
+    deck = tool.read_toml(path)
+    keys = tool.field(deck, "model", dict, path)
+    for key in ("width", "layers", "vocabulary", "mlp_ratio"):
+        tool.field(keys, key, int, path, least=1, most=1e5 if key == "layers" else 2**31)
+    tool.field(keys, "value_path", str, path)
+    tool.field(keys, "value_embeddings", int, path, least=0, most=1e5)
+    for layer in tool.field(keys, "layers_without_attention", list, path):
+        tool.require(layer, int, path, "a layer of layers_without_attention", least=0, most=keys["layers"] - 1)
+    gradients = tool.field(tool.field(deck, "comm", dict, path), "gradients", str, path)
+    if gradients not in model.GRADIENT_BYTES:
+        raise tool.ToolError(f"{path}: gradients should be one of {', '.join(model.GRADIENT_BYTES)}, not {gradients}")
+    return model.Workload(keys, gradients, "peak_device_memory_bytes" in tool.read_json(run.folder / "summary.json"))
 
 
 def analyse(study, measurements, missing):

@@ -7,10 +7,11 @@ import matplotlib
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import numpy as np
+import tool
 from matplotlib import colormaps
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedFormatter, FixedLocator, FuncFormatter, LogLocator, NullLocator, PercentFormatter
-from plot_run import ACCENT, FAINT, INK, colours
+from plot_run import ACCENT, FAINT, INK, colours, plain
 
 from . import gather
 from .model import PARTS
@@ -248,8 +249,10 @@ def save_overview(path, analysis, heading):
     with plt.rc_context(STYLE):
         figure = plt.figure(figsize=(16, 12), dpi=120, layout="constrained")
         figure.get_layout_engine().set(rect=(0.005, 0.005, 0.99, 0.985), h_pad=0.1, w_pad=0.1)
-        figure.suptitle(heading, x=0.012, ha="left", fontsize=13)
+        figure.suptitle(plain(heading), x=0.012, ha="left", fontsize=13)
         for axes, draw in zip(figure.subplots(3, 3).flat, PANELS.values()):
             draw(axes, analysis)
-        figure.savefig(path)
+        picture = io.BytesIO()
+        figure.savefig(picture, format="png")
         plt.close(figure)
+    tool.write(path, picture.getvalue())

@@ -6,9 +6,11 @@ for it.
 """
 
 import csv
+import io
 from dataclasses import dataclass
 
 import numpy as np
+import tool
 from plot_run import COMMUNICATION, read_trace
 
 from .launch import finished
@@ -90,10 +92,11 @@ def measure_overlap(trace, rows):
 
 
 def measure(run, warmup, steps):
-    """Reads a finished run. Throws OSError, KeyError or ValueError where its files are not what they should be."""
-    trace = read_trace(run.folder / "trace.h5")
+    """Reads a finished run. Throws ToolError."""
+    path = run.folder / "trace.h5"
+    trace = read_trace(path)
     if len(trace["step"]) != steps or any(trace["ranks"] != run.ranks):
-        raise ValueError(f"trace.h5 holds {len(trace['step'])} steps of {steps}")
+        raise tool.ToolError(f"{path}: holds {len(trace['step'])} steps of {steps}")
     phases = trace["phases"]
     counted = [i for i, name in enumerate(phases) if name not in OUTSIDE]
     seconds = trace["seconds"].filled(0)[warmup:]
@@ -102,6 +105,8 @@ def measure(run, warmup, steps):
     outside = [i for i in counted if phases[i] not in COMMUNICATION]
     work = seconds[middle][:, :, outside].sum(axis=2)  # [steps, ranks]
     mean = work.mean(axis=0)
+    if not mean.min() > 0:
+        raise tool.ToolError(f"{path}: a rank that takes no time")
     slowest = int(mean.argmax())
     return Measurement(
         run=run, tokens=float(trace["tokens"][-1]), step=float(times[middle].mean()),
@@ -120,7 +125,9 @@ def gather(study):
             continue
         try:
             measurements.append(measure(run, study.warmup, study.steps))
-        except (OSError, KeyError, ValueError) as error:
+            if measurements[0].phases.keys() != measurements[-1].phases.keys():
+                raise tool.ToolError(f"{run.folder}: other phases than in {measurements.pop(0).run.folder}")
+        except tool.ToolError as error:
             missing.append((run, f"unreadable: {error}"))
     return sorted(measurements, key=lambda m: (m.ranks, m.run.repeat)), missing
 
@@ -154,5 +161,6 @@ def table(measurements):
 
 
 def write_csv(path, rows):
-    with open(path, "w", newline="") as file:
-        csv.writer(file, lineterminator="\n").writerows(rows)
+    text = io.StringIO(newline="")
+    csv.writer(text, lineterminator="\n").writerows(rows)
+    tool.write(path, text.getvalue())

@@ -1,10 +1,11 @@
 """Starts the runs of a study that have not finished, under mpirun or as Slurm jobs."""
 
-import json
 import os
 import shutil
 import subprocess
 from pathlib import Path
+
+import tool
 
 from . import StudyError
 
@@ -14,8 +15,8 @@ BATCH_SCRIPT = Path(__file__).resolve().parent.parent / "scaling.sbatch"
 def finished(run, steps):
     """Whether the run has ended in order."""
     try:
-        summary = json.loads((run.folder / "summary.json").read_text())
-    except (OSError, json.JSONDecodeError):
+        summary = tool.read_json(run.folder / "summary.json")
+    except tool.ToolError:
         return False
     return bool(summary.get("finished")) and summary.get("ranks") == run.ranks and summary.get("steps") == steps
 
@@ -35,8 +36,9 @@ def environment():
 
 def check_deck(program, run):
     """Lets the program judge the deck before any run starts."""
-    dry = subprocess.run([program, *run.arguments, "--dry-run"], env=environment(), text=True, errors="replace",
-                         stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    with tool.using(program):
+        dry = subprocess.run([program, *run.arguments, "--dry-run"], env=environment(), text=True, errors="replace",
+                             stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
     if dry.returncode != 0:
         said = [line for line in dry.stderr.splitlines() if line.startswith("nanorun: ")]
         raise StudyError(said[0] if said else f"{program} cannot read the deck: {dry.stderr.strip()}")
@@ -51,7 +53,7 @@ class Mpirun:
     def start(self, run, program):
         """Runs to the end; returns a word or two on the outcome."""
         command = [*self.command, "-n", str(run.ranks), program, *run.arguments]
-        with open(run.log, "w") as log:
+        with tool.using(run.log), open(run.log, "w") as log:
             code = subprocess.run(command, env=environment(), stdin=subprocess.DEVNULL, stdout=log,
                                   stderr=subprocess.STDOUT).returncode
         return "done" if code == 0 else f"failed with exit code {code}, see {run.log}"
@@ -66,16 +68,17 @@ class Slurm:
 
     def start(self, run, program):
         record = run.folder.with_suffix(".job")
-        if record.exists() and self.queued(record.read_text().strip()):
-            return f"still queued as job {record.read_text().strip()}"
+        job = tool.read_text(record).strip() if os.path.lexists(record) else ""
+        if job.isdecimal() and self.queued(job):
+            return f"still queued as job {job}"
         command = [*self.command, f"--ntasks={run.ranks}", f"--job-name={run.folder.parent.name}.{run.name}",
                    f"--output={run.log}", str(BATCH_SCRIPT), program, *run.arguments]
-        submitted = subprocess.run(command, env=os.environ | {"NANORUN_JOBSCRIPTS": str(BATCH_SCRIPT.parent)}, text=True,
-                                   stdin=subprocess.DEVNULL, capture_output=True)
+        variables = os.environ | {"NANORUN_JOBSCRIPTS": str(BATCH_SCRIPT.parent)}
+        submitted = subprocess.run(command, env=variables, text=True, stdin=subprocess.DEVNULL, capture_output=True)
         if submitted.returncode != 0:
-            return f"not submitted: {submitted.stderr.strip()}"
+            return f"not submitted: {tool.one_line(submitted.stderr)}"
         job = submitted.stdout.strip().split(";")[0]
-        record.write_text(job + "\n")
+        tool.write(record, job + "\n")
         return f"submitted as job {job}"
 
     def queued(self, job):

@@ -4,6 +4,8 @@ import base64
 import datetime
 import html
 
+import tool
+
 from . import figures, gather
 from .analysis import sharing
 
@@ -225,6 +227,6 @@ def write(analysis):
     folder = analysis.study.folder
     paths = folder / "runs.csv", folder / "report.html", folder / "report.png"
     gather.write_csv(paths[0], gather.table(analysis.measurements))
-    paths[1].write_text(page(analysis))
+    tool.write(paths[1], page(analysis))
     figures.save_overview(paths[2], analysis, heading(analysis))
     return paths

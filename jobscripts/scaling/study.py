@@ -2,9 +2,11 @@
 
 import dataclasses
 import json
-import tomllib
+import math
 from dataclasses import dataclass, field
 from pathlib import Path
+
+import tool
 
 from . import StudyError
 
@@ -15,6 +17,9 @@ FIXED = (
     "data.validation=[]", "validation.tokens=0", "validation.every=0", "checkpoint.every=0",
     "checkpoint.milestone_every=0", "checkpoint.at_end=false", "checkpoint.restart=none", "trace.enabled=true",
 )
+MAX_RANKS = 10**6  # a prediction computes every rank count
+LIMITS = {"sequences": 2**31 - 1, "steps": 2**31 - 1, "repeats": 1000}
+
 # Keys of the deck that the study sets itself.
 OWNED = ("run.name", "run.outputs", "train.steps", "train.sequences", "trace.json_steps", "stop.step",
          *(line.split("=")[0] for line in FIXED))
@@ -94,7 +99,7 @@ class Study:
 
     def identity(self):
         """What two runs must share to be compared."""
-        return {"kind": self.kind, "deck": self.deck.read_text(), "sequences": self.sequences, "steps": self.steps,
+        return {"kind": self.kind, "deck": tool.read_text(self.deck), "sequences": self.sequences, "steps": self.steps,
                 "overrides": list(self.overrides)}
 
 
@@ -130,38 +135,46 @@ def section(record, table, where):
 
 def check_ranks(study):
     ranks = study.ranks
-    if not ranks or any(type(n) is not int or n < 1 for n in ranks) or list(ranks) != sorted(set(ranks)):
-        raise StudyError("study.ranks must be a list of rank counts, ascending from 1 or more")
+    counts = all(type(n) is int and 1 <= n <= MAX_RANKS for n in ranks)
+    if not ranks or not counts or list(ranks) != sorted(set(ranks)):
+        raise StudyError(f"study.ranks must be a list of rank counts, ascending from 1 or more to at most {MAX_RANKS}")
     refused = [n for n in ranks if study.step_sequences(n) % n]
     if refused:
-        divisors = [n for n in range(1, study.sequences + 1) if study.sequences % n == 0]
+        small = [n for n in range(1, math.isqrt(study.sequences) + 1) if study.sequences % n == 0]
+        divisors = sorted({*small, *(study.sequences // n for n in small)})
         raise StudyError(f"study.ranks: {study.sequences} sequences a step cannot be shared by {refused[0]} ranks; "
                          f"rank counts that divide them: {', '.join(map(str, divisors))}")
 
 
 def check_overrides(study):
     for line in study.overrides:
-        if not isinstance(line, str) or "=" not in line:
+        if not isinstance(line, str) or "=" not in line or "\0" in line:
             raise StudyError(f"study.overrides: {line!r} is not of the form section.key=value")
         if line.split("=")[0] in OWNED:
             raise StudyError(f"study.overrides: {line.split('=')[0]} is set by the study itself")
 
 
 def check(study):
-    if not study.name or "/" in study.name or study.name in (".", ".."):
+    if not study.name.isprintable() or not study.name or "/" in study.name or study.name in (".", ".."):
         raise StudyError("study.name must name one folder")
+    if not study.outputs.isprintable() or not str(study.deck).isprintable():
+        raise StudyError("study.outputs and study.deck must be paths")
     if study.kind not in KINDS:
         raise StudyError(f"study.kind must be one of {', '.join(KINDS)}")
-    for key in ("sequences", "steps", "repeats"):
-        if getattr(study, key) < 1:
-            raise StudyError(f"study.{key} must be at least 1")
+    for key, most in LIMITS.items():
+        if not 1 <= getattr(study, key) <= most:
+            raise StudyError(f"study.{key} must be at least 1 and at most {most}")
     if not 0 <= study.warmup < study.steps:
         raise StudyError("study.warmup must be at least 0 and less than study.steps")
     prediction = study.prediction
-    if min(prediction.latency, prediction.bandwidth, prediction.sequences, study.launch.cores) < 0:
-        raise StudyError("launch.cores and the keys of [prediction] must not be negative")
-    if prediction.max_ranks < 1:
-        raise StudyError("prediction.max_ranks must be at least 1")
+    if not all(0 <= n < 1e15 for n in (prediction.latency, prediction.bandwidth, prediction.sequences,
+                                       study.launch.cores)):
+        raise StudyError("launch.cores and the keys of [prediction] must not be negative, and below 1e15")
+    if not 1 <= prediction.max_ranks <= MAX_RANKS:
+        raise StudyError(f"prediction.max_ranks must be at least 1 and at most {MAX_RANKS}")
+    for key in ("mpirun", "sbatch"):
+        if any(not isinstance(word, str) or "\0" in word for word in getattr(study.launch, key)):
+            raise StudyError(f"launch.{key} must be a list of strings")
     if not study.deck.is_file():
         raise StudyError(f"study.deck: {study.deck}: no such file")
     check_ranks(study)
@@ -169,14 +182,9 @@ def check(study):
 
 
 def read_study(path):
-    """Reads and checks a study file; the deck is named relative to it. Throws StudyError."""
+    """Reads and checks a study file; the deck is named relative to it. Throws ToolError."""
     path = Path(path)
-    try:
-        tables = tomllib.loads(path.read_text())
-    except OSError as error:
-        raise StudyError(f"{path}: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise StudyError(f"{path}: {error}") from None
+    tables = tool.read_toml(path)
     try:
         for name, table in tables.items():
             if name not in ("study", "launch", "prediction") or not isinstance(table, dict):
@@ -194,11 +202,12 @@ def read_study(path):
 def claim_folder(study):
     """Makes the study's folder, or makes sure that the runs in it are of this study."""
     record = study.folder / "study.json"
-    if not record.exists():
+    with tool.using(study.folder):
         study.folder.mkdir(parents=True, exist_ok=True)
-        record.write_text(json.dumps(study.identity(), indent=2) + "\n")
+    if not record.exists():
+        tool.write(record, json.dumps(study.identity(), indent=2) + "\n")
         return
-    before, now = json.loads(record.read_text()), study.identity()
+    before, now = tool.read_json(record), study.identity()
     changed = [key for key in now if before.get(key) != now[key]]
     if changed:
         raise StudyError(f"{study.folder} holds runs of another study ({', '.join(changed)} changed); "

@@ -342,19 +342,21 @@ class Commands(unittest.TestCase):
         self.assertGreaterEqual(count, 40)
 
     def test_wrong_commands_are_found(self):
-        train, sbatch_line = "build/cpu/bin/nanorun train inputs/record21.toml", "jobscripts/train.sbatch inputs/record21.toml"
+        deck = "inputs/record21.toml"
+        train, script = f"build/cpu/bin/nanorun train {deck}", f"jobscripts/train.sbatch {deck}"
         wrong = [
-            f"sbatch --nodes=2 --ntasks-per-node=8 --time=4:00:00 {sbatch_line} run.name=first", f"sbatch {sbatch_line} x=y",
-            f"sbatch --gpus=8 {sbatch_line}", "sbatch jobscripts/trains.sbatch inputs/record21.toml",
-            "sbatch --array=1-2 jobscripts/ensemble.sbatch inputs/record21.toml", f"mpirun -n 16 {train}",
-            f"mpirun -n 8 {train} run.nam=first", f"mpirun -n 8 {train}s", "mpirun -n 8 build/gpu/bin/nanorun train DECK",
-            f"mpirun {train}", "nanorun train", "nanorun shard --list", "nanorun shards a b", "nanorun verify --all FILE",
-            "nanorun export SHARD", "nanorun train inputs/record21.toml train.sequences=0", "ctest --preset gpu",
-            "ctest -L unitary", "cmake --preset gpu", "cmake -S . -DNANORUN_GPU=ON", "cmake --builds build",
-            "jobscripts/plot_runs.py outputs/x", "jobscripts/plot_run.py --picture x outputs/x", "jobscripts/test.sh --all",
-            "jobscripts/scaling.py inputs/study_none.toml", "jobscripts/scaling.py inputs/study_weak.toml --launcher pbs",
-            "jobscripts/ensemble.py --goal 3 outputs/x", "source jobscripts/sites.sh", "apt-get install nanorun",
-            "spack repo add spack/none", "python3 tests/bench/compare_pytorch.py SHARD.bin --pair 3", "make",
+            f"sbatch --nodes=2 --ntasks-per-node=8 --time=4:00:00 {script} run.name=first", f"sbatch {script} x=y",
+            f"sbatch --gpus=8 {script}", f"sbatch jobscripts/trains.sbatch {deck}",
+            f"sbatch --array=1-2 jobscripts/ensemble.sbatch {deck}", f"mpirun -n 16 {train}",
+            f"mpirun -n 8 {train} run.nam=first", f"mpirun -n 8 {train}s", f"mpirun {train}", "nanorun train",
+            f"mpirun -n 8 build/gpu/bin/nanorun train {deck}", f"nanorun train {deck} train.sequences=0",
+            "nanorun shard --list", "nanorun shards a b", "nanorun verify --all FILE", "nanorun export SHARD",
+            "ctest --preset gpu", "ctest -L unitary", "cmake --preset gpu", "cmake -S . -DNANORUN_GPU=ON",
+            "cmake --builds build", "jobscripts/plot_runs.py outputs/x", "jobscripts/plot_run.py --picture x outputs/x",
+            "jobscripts/test.sh --all", "jobscripts/scaling.py inputs/study_none.toml",
+            "jobscripts/scaling.py inputs/study_weak.toml --launcher pbs", "jobscripts/ensemble.py --goal 3 outputs/x",
+            "source jobscripts/sites.sh", "apt-get install nanorun", "spack repo add spack/none",
+            "python3 tests/bench/compare_pytorch.py SHARD.bin --pair 3", "make",
         ]
         for command in wrong:
             with self.subTest(command=command):

@@ -63,6 +63,12 @@ class Prefix(unittest.TestCase):
                 self.assertEqual(job.returncode, 0, job.stderr)
                 self.assertIn(str(self.prefix.resolve() / "bin" / "nanorun"), job.stdout.splitlines())
 
+    def test_tools_start(self):
+        for tool in ("plot_run.py", "ensemble.py", "scaling.py"):
+            command = [self.prefix / "share" / "nanorun" / "jobscripts" / tool, "--help"]
+            job = subprocess.run([sys.executable, "-B", *command], cwd=self.elsewhere, capture_output=True, text=True)
+            self.assertEqual((job.returncode, job.stderr), (0, ""))
+
     def test_run_path_follows_the_program(self):
         """Of the build folder, no library is needed; the prefix's own library folder is searched relative to bin."""
         dynamic = subprocess.run(

@@ -1,4 +1,7 @@
-"""The job scripts without Slurm: what they start, and when they continue a run. Usage: test_scripts.py PROGRAM MPIRUN."""
+"""The job scripts without Slurm: what they start, and when they continue a run.
+
+Usage: test_scripts.py PROGRAM MPIRUN.
+"""
 
 import os
 import shutil
@@ -196,8 +199,8 @@ class Restart(Script):
 
     def test_the_last_words_of_cancelled_ranks_arrive(self):
         """Slurm sends SIGTERM to the script and to the ranks, which then write a checkpoint."""
-        job = self.start("train.sbatch", "deck.toml",
-                         ranks=f"trap ': ' TERM; touch $STUBS/at_work; sleep 1 & wait; sleep 0.3; {CHECKPOINT}; exit 75")
+        ranks = f"trap ': ' TERM; touch $STUBS/at_work; sleep 1 & wait; sleep 0.3; {CHECKPOINT}; exit 75"
+        job = self.start("train.sbatch", "deck.toml", ranks=ranks)
         self.until_at_work(job)
         os.killpg(job.pid, signal.SIGTERM)
         said, _ = job.communicate(timeout=60)
@@ -207,9 +210,9 @@ class Restart(Script):
 
 
 class Ensemble(Script):
-    NAMES = ["sweep", "two words", " ", 'a "b" c', "it's", "back\\slash", "\\", '"', "12", "1e5", "0x1F", "1_000", "true",
-             "nan", "inf", "1979-05-27", "[1]", "{}", "#", "a#b", "$(touch x)", "`x`", "*", "-n", "--dry-run", "a=b",
-             "größer", "日本", "..", "a;b", "%s", "'''", '"""', "\\u0041", "\\n", "a,b"]
+    NAMES = ["sweep", "two words", " ", 'a "b" c', "it's", "back\\slash", "\\", '"', "12", "1e5", "0x1F", "1_000",
+             "true", "nan", "inf", "1979-05-27", "[1]", "{}", "#", "a#b", "$(touch x)", "`x`", "*", "-n", "--dry-run",
+             "a=b", "größer", "日本", "..", "a;b", "%s", "'''", '"""', "\\u0041", "\\n", "a,b"]
 
     def setUp(self):
         super().setUp()
@@ -336,8 +339,9 @@ class Site(Script):
     def test_zsh(self):
         if shutil.which("zsh") is None:
             self.skipTest("no zsh")
-        said = subprocess.run(["zsh", "-c", f'source "{self.checkout}/jobscripts/site.sh"; echo $nanorun'], cwd=self.top,
-                              env=self.environment, text=True, stdout=subprocess.PIPE, check=True).stdout
+        commands = f'source "{self.checkout}/jobscripts/site.sh"; echo $nanorun'
+        said = subprocess.run(["zsh", "-c", commands], cwd=self.top, env=self.environment, text=True,
+                              stdout=subprocess.PIPE, check=True).stdout
         self.assertEqual(said, f"{self.program}\n")
 
 

@@ -1,0 +1,186 @@
+"""What the Python tools share: how they read and write files, and how they end.
+
+Whatever a user can meet, such as a damaged file, a missing module or Ctrl-C, ends a tool in one line on standard error.
+A traceback is a defect of the tool.
+"""
+
+import contextlib
+import importlib
+import json
+import math
+import multiprocessing
+import os
+import signal
+import stat
+import sys
+from pathlib import Path
+
+READ_SECONDS = 60  # after which a file counts as one that cannot be read
+WRONG, NOT_DONE = 2, 1  # exit codes: arguments or files are not what they should be; the work was left undone
+
+
+class ToolError(Exception):
+    """What is wrong, for the user."""
+
+    def __init__(self, message, code=WRONG):
+        super().__init__(one_line(message))
+        self.code = code
+
+
+def one_line(text):
+    """Without line ends and control characters, and not too long."""
+    line = " ".join("".join(c if c.isprintable() else " " for c in str(text)).split())
+    return line if len(line) <= 400 else line[:397] + "..."
+
+
+@contextlib.contextmanager
+def using(name, *damage, kind=""):
+    """Names the file in what the system refuses, and in the exceptions `damage` of contents that are not of the kind.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise ToolError(f"{name}: {error.strerror or error}") from None
+    except damage as error:
+        why = error.args[0] if isinstance(error, KeyError) else error  # h5py's messages
+        raise ToolError(f"{name}: not {kind}: {why}") from None
+
+
+def require_regular(path):
+    """Folders cannot be read, and pipes and devices may never end."""
+    with using(path, ValueError, kind="a path"):
+        mode = os.stat(path).st_mode
+    if not stat.S_ISREG(mode):
+        raise ToolError(f"{path}: not a regular file")
+
+
+def read_text(path):
+    require_regular(path)
+    with using(path, UnicodeDecodeError, kind="UTF-8"):
+        return Path(path).read_text(encoding="utf-8")
+
+
+def read_json(path):
+    """The object in a JSON file."""
+    text = read_text(path)
+    with using(path, ValueError, RecursionError, kind="JSON"):
+        value = json.loads(text)
+    return require(value, dict, path, "the file")
+
+
+def read_toml(path):
+    tomllib = need("tomllib")
+    text = read_text(path)
+    with using(path, ValueError, RecursionError, kind="TOML"):
+        return tomllib.loads(text)
+
+
+def answer(sender, function, path):
+    try:
+        sender.send(function(path))
+    except Exception as error:
+        sender.send(error)
+
+
+def read_apart(function, path):
+    """`function(path)` in a process of its own, since HDF5 may crash or never end where a file is damaged."""
+    receiver, sender = multiprocessing.Pipe(duplex=False)
+    reader = multiprocessing.get_context("fork").Process(target=answer, args=(sender, function, path), daemon=True)
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # Ctrl-C is for this process alone
+    reader.start()
+    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+    sender.close()
+    try:
+        ended = receiver.poll(READ_SECONDS)
+        value = receiver.recv() if ended else ToolError(f"{path}: damaged: reading it does not end")
+    except EOFError:
+        value = ToolError(f"{path}: damaged: reading it crashes")
+    finally:
+        reader.kill()
+        reader.join()
+    if isinstance(value, Exception):
+        raise value
+    return value
+
+
+def write(path, data):
+    """Writes text or bytes."""
+    with using(path, ValueError, kind="a path"):
+        Path(path).write_bytes(data.encode() if isinstance(data, str) else data)
+
+
+KINDS = {bool: "true or false", int: "an integer", float: "a number", str: "a string", dict: "a table", list: "a list"}
+
+
+def require(value, kind, path, key, least=-1e15, most=1e15):
+    """`value`, which must be of the kind and, if a number, within the bounds."""
+    accepted = (int, float) if kind is float else kind
+    right = isinstance(value, accepted) and (kind is bool or not isinstance(value, bool))
+    if right and kind in (int, float):
+        right = math.isfinite(value) and least <= value <= most
+    if not right:
+        raise ToolError(f"{path}: {key} should be {KINDS[kind]}, not {json.dumps(value, default=str)[:60]}")
+    return value
+
+
+def field(table, key, kind, path, **bounds):
+    """The value of a key of a file."""
+    if key not in table:
+        raise ToolError(f"{path}: {key} is missing")
+    return require(table[key], kind, path, key, **bounds)
+
+
+def need(*names):
+    """Imports modules that may be missing, and returns the last one."""
+    for name in names:
+        try:
+            module = importlib.import_module(name)
+        except ImportError as error:
+            how = ("take Python 3.11 or newer" if name == "tomllib" else
+                   f"apt-get install python3-{name}, or pip install {name}")
+            raise ToolError(f"{sys.executable} has no module {name} ({error}): {how}") from None
+    return module
+
+
+def parse(parser):
+    """The arguments of the command line."""
+    with using("standard output"):  # for help
+        return parser.parse_args()
+
+
+def say(text):
+    """Prints a line at once."""
+    with using("standard output"):
+        print(text, flush=True)
+
+
+def run(main):
+    """Runs a tool and ends the process. `main` returns the exit code, None for 0."""
+    if sys.stdout:
+        sys.stdout.reconfigure(errors="backslashreplace")
+    try:
+        code = call(main)
+    except ToolError as error:
+        code = fail(error, error.code)
+    except KeyboardInterrupt:
+        code = fail("interrupted", NOT_DONE)
+    sys.exit(code)
+
+
+def call(main):
+    try:
+        code = main()
+    except SystemExit as end:  # of argparse
+        code = end.code
+    with using("standard output"):
+        if sys.stdout:
+            sys.stdout.flush()
+    return code
+
+
+def fail(message, code):
+    with contextlib.suppress(OSError):
+        print(f"{Path(sys.argv[0]).name}: {message}", file=sys.stderr, flush=True)
+    # What cannot be printed must not be tried again at the end of the process.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    return code
