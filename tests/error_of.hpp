@@ -25,7 +25,19 @@ std::string error_of(Body&& body, ExitCode code = ExitCode::data, std::optional<
   return "";
 }
 
-/// The same of all ranks, where `body` must throw one.
+/// What is to blame for the Error that `body` must throw.
+template <class Body>
+Cause cause_of(Body&& body) {
+  try {
+    body();
+  } catch (const Error& error) {
+    return error.cause();
+  }
+  ADD_FAILURE() << "no error";
+  return Cause::other;
+}
+
+/// The message of all ranks, where `body` must throw one.
 template <class Body>
 std::string error_on_all_ranks(ExitCode code, Body&& body) {
   std::string message = error_of(body, code, Scope::all_ranks);

@@ -4,6 +4,7 @@
 
 #include "src/error.hpp"
 #include "tests/environment.hpp"
+#include "tests/error_of.hpp"
 
 namespace nanorun {
 namespace {
@@ -47,14 +48,10 @@ TEST(Comm, TogetherGivesEveryRankTheErrorOfTheLowestRank) {
 TEST(Comm, TogetherKeepsTheCauseOfTheError) {
   Comm& comm = test_comm();
   for (const Cause cause : {Cause::other, Cause::damage}) {
-    try {
-      comm.together([&] {
-        if (comm.rank() == comm.size() - 1) throw Error(ExitCode::data, "the last rank", Scope::this_rank, cause);
-      });
-      FAIL() << "no error";
-    } catch (const Error& error) {
-      EXPECT_EQ(error.cause(), cause);
-    }
+    const auto fail = [&] {
+      if (comm.rank() == comm.size() - 1) throw Error(ExitCode::data, "the last rank", Scope::this_rank, cause);
+    };
+    EXPECT_EQ(cause_of([&] { comm.together(fail); }), cause);
   }
 }
 

@@ -131,40 +131,31 @@ TEST(H5, TruncatedFileIsRefused) {
 TEST(H5, DamageIsToldFromWhatTheSystemRefuses) {
   const TempFolder folder;
   const std::string path = folder / "a.h5";
-  const auto cause = [&](auto&& body) {
-    try {
-      body();
-    } catch (const Error& error) {
-      return error.cause();
-    }
-    ADD_FAILURE() << "no error";
-    return Cause::other;
-  };
   const auto open = [&] { File::open(path); };
-  EXPECT_EQ(cause(open), Cause::other);  // no such file
-  EXPECT_EQ(cause([&] { File::create(folder / "none/a.h5"); }), Cause::other);
+  EXPECT_EQ(cause_of(open), Cause::other);  // no such file
+  EXPECT_EQ(cause_of([&] { File::create(folder / "none/a.h5"); }), Cause::other);
   {
     File file = File::create(path);
     file.create_dataset<float>("x", {1000});
-    EXPECT_EQ(cause([&] { file.shape("y"); }), Cause::other);  // of what this program writes
+    EXPECT_EQ(cause_of([&] { file.shape("y"); }), Cause::other);  // of what this program writes
   }
   {
     const File file = File::open(path);
     std::vector<double> values(1);
-    EXPECT_EQ(cause([&] { file.shape("y"); }), Cause::damage);
-    EXPECT_EQ(cause([&] { file.read<double>("x", {0}, {1}, values); }), Cause::damage);
-    EXPECT_EQ(cause([&] { file.read_integer_attribute("x", "sum"); }), Cause::damage);
+    EXPECT_EQ(cause_of([&] { file.shape("y"); }), Cause::damage);
+    EXPECT_EQ(cause_of([&] { file.read<double>("x", {0}, {1}, values); }), Cause::damage);
+    EXPECT_EQ(cause_of([&] { file.read_integer_attribute("x", "sum"); }), Cause::damage);
   }
   {
     const Descriptor other = open_to_read(path, ExitCode::data);
     ASSERT_EQ(::flock(other.get(), LOCK_EX), 0);
     EXPECT_TRUE(contains(error_of(open), "lock"));
-    EXPECT_EQ(cause(open), Cause::other);
+    EXPECT_EQ(cause_of(open), Cause::other);
   }
   std::filesystem::resize_file(path, std::filesystem::file_size(path) - 1);
-  EXPECT_EQ(cause(open), Cause::damage);
+  EXPECT_EQ(cause_of(open), Cause::damage);
   std::filesystem::resize_file(path, 2);
-  EXPECT_EQ(cause(open), Cause::damage);
+  EXPECT_EQ(cause_of(open), Cause::damage);
 }
 
 TEST(H5, ADriverBlockIsRefused) {
