@@ -295,6 +295,7 @@ TEST(Checkpoint, AFlippedBitInAnyTensorIsFound) {
     EXPECT_TRUE(contains(checkpoint_error_of([&] { verify_checkpoint(test_comm(), path); }), expected)) << expected;
     EXPECT_TRUE(
         contains(checkpoint_error_of([&] { run.checkpoints(folder / "c").restore(run.optimizer.slabs()); }), expected));
+    EXPECT_EQ(cause_of([&] { verify_checkpoint(test_comm(), path); }), Cause::damage);
   }
 }
 
@@ -311,6 +312,7 @@ TEST(Checkpoint, ChangedAttributesAreFound) {
     });
     const std::string error = checkpoint_error_of([&] { verify_checkpoint(test_comm(), path); });
     EXPECT_TRUE(contains(error, path) && contains(error, "root attributes")) << error;
+    EXPECT_EQ(cause_of([&] { verify_checkpoint(test_comm(), path); }), Cause::damage);
   }
 }
 
