@@ -173,7 +173,8 @@ std::vector<Key> validation_keys() {
 std::vector<Key> data_keys() {
   return {
       {NANORUN_KEY(data, train), identifies, path(), "token shards in stream order; glob patterns expand sorted"},
-      {NANORUN_KEY(data, validation), trains, path(), "token shards of validation, likewise"},
+      {NANORUN_KEY(data, validation), trains, path(),
+       "token shards of validation, likewise; not looked at where validation.tokens = 0"},
       {NANORUN_KEY(data, end), trains, any(),
        "at the end of the training shards: stop with an error, or wrap to the first"},
       {NANORUN_KEY(data, prefetch_steps), operates, between(1, 1024), "steps whose tokens are read ahead"},

@@ -72,6 +72,11 @@ class Data(FaultTest):
         self.assertEqual(self.summary()["steps"], 60)
         self.assertIn("val.h5", self.summary()["stopped_by"])
 
+    def test_no_validation_needs_no_shards(self):
+        arguments = ('data.validation=["absent.h5"]', "validation.tokens=0", "train.steps=1")
+        self.assertEqual(self.train(2, *arguments).messages(), [])
+        self.assertEqual(self.train(2, *arguments, "--dry-run").messages(), [])
+
 
 if __name__ == "__main__":
     small_run.main()

@@ -64,6 +64,14 @@ TEST(RunData, TooLittleValidationIsRefused) {
   EXPECT_NE(error_of([&] { run.open(); }).find("validation.h5"), std::string::npos);
 }
 
+TEST(RunData, WithoutValidationItsShardsNeedNotExist) {
+  SmallRun run(1000);
+  run.config.data.validation = {run.folder / "absent.h5"};
+  EXPECT_EQ(error_of([&] { run.open(); }), (run.folder / "absent.h5") + ": no such file");
+  run.config.validation.tokens = 0;
+  EXPECT_EQ(error_of([&] { run.open(); }), "");
+}
+
 TEST(RunData, LargerVocabularyIsRefusedOnAllRanks) {
   SmallRun run(1000);
   run.config.data.validation = {run.add_shard("large", 100, vocabulary + 1)};
