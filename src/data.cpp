@@ -1,23 +1,20 @@
 #include "src/data.hpp"
 
 #include <fmt/ranges.h>
-#include <glob.h>
 
 #include <algorithm>
 #include <condition_variable>
 #include <exception>
-#include <filesystem>
 #include <mutex>
 #include <stop_token>
 #include <thread>
 #include <utility>
 
 #include "src/error.hpp"
+#include "src/files.hpp"
 #include "src/h5.hpp"
 
 namespace nanorun {
-
-namespace fs = std::filesystem;
 
 namespace {
 
@@ -51,7 +48,8 @@ ShardInfo read_info(const h5::File& file) {
 /// A shard held open for reading, which notices when the file changes underneath.
 class OpenShard {
  public:
-  explicit OpenShard(const ShardInfo& expected) : state_(state(expected.path)), file_(h5::File::open(expected.path)) {
+  explicit OpenShard(const ShardInfo& expected)
+      : state_(state_of(expected.path, ExitCode::data)), file_(h5::File::open(expected.path)) {
     const ShardInfo found = read_info(file_);
     if (found.count != expected.count || found.vocabulary != expected.vocabulary) {
       fail("{}: changed since the run began: {} tokens of vocabulary {} then, {} of {} now", expected.path,
@@ -63,21 +61,13 @@ class OpenShard {
   void read(std::uint64_t first, std::span<Token> tokens, std::uint64_t vocabulary) const {
     file_.read<Token>("tokens", {first}, {tokens.size()}, tokens);
     // HDF5 reads zeros where a file has lost its tail.
-    if (state(file_.path()) != state_) fail("{}: changed while the run was reading it", file_.path());
+    if (state_of(file_.path(), ExitCode::data) != state_)
+      fail("{}: changed while the run was reading it", file_.path());
     check_tokens(tokens, first, vocabulary, file_.path());
   }
 
  private:
-  using State = std::pair<std::uintmax_t, fs::file_time_type>;  // size and time of the last change
-
-  static State state(const std::string& path) {
-    std::error_code error;
-    const State state{fs::file_size(path, error), fs::last_write_time(path, error)};
-    if (error) fail("{}: {}", path, error.message());
-    return state;
-  }
-
-  State state_;
+  FileState state_;
   h5::File file_;
 };
 
@@ -98,17 +88,13 @@ ShardInfo read_shard_info(const std::string& path) { return read_info(h5::File::
 std::vector<std::string> expand_paths(const std::vector<std::string>& patterns) {
   std::vector<std::string> paths;
   for (const std::string& pattern : patterns) {
-    std::error_code ignored;
-    if (fs::exists(pattern, ignored)) {
+    if (exists(pattern, ExitCode::data)) {
       paths.push_back(pattern);
       continue;
     }
-    glob_t matches{};
-    const int status = ::glob(pattern.c_str(), 0, nullptr, &matches);
-    paths.insert(paths.end(), matches.gl_pathv, matches.gl_pathv + matches.gl_pathc);
-    ::globfree(&matches);
-    if (status == GLOB_NOMATCH) fail("{}: no such file", pattern);
-    if (status != 0) fail("{}: cannot be searched", pattern);
+    const std::vector<std::string> matches = glob_paths(pattern, ExitCode::data);
+    if (matches.empty()) fail("{}: no such file", pattern);
+    paths.insert(paths.end(), matches.begin(), matches.end());
   }
   return paths;
 }

@@ -5,12 +5,12 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
-#include <filesystem>
-#include <fstream>
 #include <functional>
 #include <mutex>
 #include <numeric>
 #include <utility>
+
+#include "src/files.hpp"
 
 namespace nanorun::h5 {
 
@@ -54,13 +54,31 @@ Reason last_reason() {
   return reason;
 }
 
-/// Whether the file has an HDF5 driver block, which no driver in use here writes. HDF5 allocates up to 4 GiB as that
+using Head = std::array<unsigned char, 64>;
+
+/// The first bytes of a file, with zeros where it is shorter. Refuses whatever is no regular file, before HDF5 opens it
+/// and waits for a FIFO's other end.
+Head read_head(const std::string& path, ExitCode code) {
+  Head head{};
+  const Descriptor file = open_to_read(path, code);
+  const std::size_t size = std::min<std::uint64_t>(head.size(), file_size(path, code));
+  read_at(file, path, 0, std::as_writable_bytes(std::span(head)).first(size), code);
+  return head;
+}
+
+bool is_hdf5(const Head& head) { return std::memcmp(head.data(), "\x89HDF\r\n\x1a\n", 8) == 0; }
+
+bool is_bin(const Head& head) {
+  std::int32_t magic;
+  std::memcpy(&magic, head.data(), sizeof(magic));
+  return magic == bin_magic;
+}
+
+/// Whether an HDF5 file has a driver block, which no driver in use here writes. HDF5 allocates up to 4 GiB as that
 /// block asks, whatever the size of the file.
-bool has_driver_block(const std::string& path) {
-  std::array<unsigned char, 64> head{};
-  std::ifstream(path, std::ios::binary).read(reinterpret_cast<char*>(head.data()), head.size());
+bool has_driver_block(const Head& head) {
   const int version = head[8];  // of the superblock, after the signature; the block's address stands in 0 and 1
-  if (std::memcmp(head.data(), "\x89HDF\r\n\x1a\n", 8) != 0 || version > 1) return false;
+  if (version > 1) return false;
   const auto address = head.begin() + (version == 0 ? 48 : 52);
   return std::any_of(address, address + 8, [](unsigned char byte) { return byte != 0xff; });
 }
@@ -80,6 +98,40 @@ Type type_of() {
   if constexpr (std::is_same_v<T, std::int32_t>) return {H5T_NATIVE_INT32, H5T_STD_I32LE};
   if constexpr (std::is_same_v<T, std::int64_t>) return {H5T_NATIVE_INT64, H5T_STD_I64LE};
   if constexpr (std::is_same_v<T, std::uint64_t>) return {H5T_NATIVE_UINT64, H5T_STD_U64LE};
+}
+
+/// For messages.
+std::string class_name(H5T_class_t type) {
+  switch (type) {
+    case H5T_INTEGER:
+      return "integer";
+    case H5T_FLOAT:
+      return "floating-point";
+    case H5T_STRING:
+      return "text";
+    case H5T_COMPOUND:
+      return "compound";
+    case H5T_ENUM:
+      return "enumeration";
+    case H5T_REFERENCE:
+      return "reference";
+    case H5T_ARRAY:
+    case H5T_VLEN:
+      return "array";
+    default:
+      return "opaque";
+  }
+}
+
+std::string type_name(hid_t type) {
+  const H5T_class_t kind = H5Tget_class(type);
+  const std::size_t size = H5Tget_size(type);
+  if (kind != H5T_INTEGER && kind != H5T_FLOAT) return class_name(kind);
+  const bool is_unsigned = kind == H5T_INTEGER && H5Tget_sign(type) == H5T_SGN_NONE;
+  const bool is_padded = H5Tget_precision(type) != 8 * size;
+  return fmt::format("{}{}{}{}{}", size > 1 && H5Tget_order(type) == H5T_ORDER_BE ? "big-endian " : "",
+                     is_unsigned ? "u" : "", kind == H5T_FLOAT ? "float" : "int", 8 * size,
+                     is_padded ? fmt::format(" of {} bits", H5Tget_precision(type)) : "");
 }
 
 std::vector<hsize_t> dims(const Extent& extent) { return {extent.begin(), extent.end()}; }
@@ -117,15 +169,12 @@ File::File(const std::string& path, MPI_Comm comm, ExitCode code, Mode mode)
     handle_ = own(H5Fcreate(path.c_str(), H5F_ACC_TRUNC, H5P_DEFAULT, access.get()), H5Fclose, "", "cannot be created");
     return;
   }
-  std::error_code ignored;
-  if (std::filesystem::is_directory(path, ignored))
-    throw Error(code_, fmt::format("{}: a folder; name a file in it", path_));
-  if (H5Fis_hdf5(path.c_str()) == 0)  // negative where there is no file
-    refuse("not an HDF5 file, so neither a token shard, a checkpoint nor a trace");
-  if (has_driver_block(path)) refuse("has an HDF5 driver block, unfit for reading");
-  const hid_t id = H5Fopen(path.c_str(), mode == Mode::read ? H5F_ACC_RDONLY : H5F_ACC_RDWR, access.get());
-  if (id < 0 && !std::filesystem::exists(path, ignored)) throw Error(code_, fmt::format("{}: no such file", path_));
-  handle_ = own(id, H5Fclose, "", "cannot be opened as an HDF5 file");
+  const Head head = read_head(path, code_);
+  if (is_bin(head)) refuse("a .bin file; make a token shard of it with: nanorun shard OUTPUT FILE");
+  if (!is_hdf5(head)) refuse("not an HDF5 file, so neither a token shard, a checkpoint nor a trace");
+  if (has_driver_block(head)) refuse("has an HDF5 driver block, unfit for reading");
+  const unsigned access_mode = mode == Mode::read ? H5F_ACC_RDONLY : H5F_ACC_RDWR;
+  handle_ = own(H5Fopen(path.c_str(), access_mode, access.get()), H5Fclose, "", "cannot be opened as an HDF5 file");
 }
 
 File File::create(const std::string& path, MPI_Comm comm, ExitCode code) { return {path, comm, code, Mode::create}; }
@@ -262,7 +311,10 @@ Handle File::select(const Handle& data, const std::string& name, const Extent& s
 /// The transfer list, after checking that the dataset's elements are of `disk_type`.
 Handle File::transfer(const Handle& data, const std::string& name, hid_t disk_type) const {
   const Handle stored = own(H5Dget_type(data.get()), H5Tclose, name, "no element type");
-  if (H5Tequal(stored.get(), disk_type) <= 0) fail(name, "holds elements of another type than expected");
+  if (H5Tequal(stored.get(), disk_type) <= 0) {
+    fail(name, fmt::format("holds elements of another type than expected: {} instead of {}", type_name(stored.get()),
+                           type_name(disk_type)));
+  }
   Handle list = own(H5Pcreate(H5P_DATASET_XFER), H5Pclose, name, "transfer list");
   if (collective_) check(H5Pset_dxpl_mpio(list.get(), H5FD_MPIO_COLLECTIVE), name, "transfer list");
   return list;
@@ -340,7 +392,10 @@ Handle File::attribute(const std::string& object, const std::string& name, H5T_c
   const Handle space = own(H5Aget_space(attribute.get()), H5Sclose, label, "no extent");
   const Handle type = own(H5Aget_type(attribute.get()), H5Tclose, label, "no type");
   if (H5Sget_simple_extent_npoints(space.get()) != 1) fail(label, "holds more than one value");
-  if (H5Tget_class(type.get()) != expected) fail(label, "holds a value of another type than expected");
+  if (H5Tget_class(type.get()) != expected) {
+    fail(label, fmt::format("holds a value of another type than expected: {} instead of {}", type_name(type.get()),
+                            class_name(expected)));
+  }
   return attribute;
 }
 

@@ -19,6 +19,9 @@
 
 namespace nanorun::h5 {
 
+/// First 32 bits of the speedrun's .bin files of tokens, which are taken for shards.
+inline constexpr std::int32_t bin_magic = 20240520;
+
 /// Owns one HDF5 identifier of any class.
 class Handle {
  public:
@@ -76,7 +79,7 @@ class File {
  public:
   /// Replaces an existing file.
   static File create(const std::string& path, MPI_Comm comm = MPI_COMM_NULL, ExitCode code = ExitCode::data);
-  /// Read only.
+  /// Read only. What is no regular file is refused at once.
   static File open(const std::string& path, MPI_Comm comm = MPI_COMM_NULL, ExitCode code = ExitCode::data);
   /// Read and write.
   static File open_append(const std::string& path, MPI_Comm comm = MPI_COMM_NULL, ExitCode code = ExitCode::data);

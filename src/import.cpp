@@ -20,7 +20,6 @@ namespace {
 static_assert(std::endian::native == std::endian::little, ".bin files and shards are read and written as they lie");
 
 using BinHeader = std::array<std::int32_t, 256>;  // magic, version, token count, other words
-constexpr std::int32_t bin_magic = 20240520;
 constexpr std::int32_t bin_version = 1;
 
 constexpr std::uint64_t text_vocabulary = 257;
@@ -54,7 +53,8 @@ BinHeader read_bin_header(const std::string& path) {
   const std::uint64_t size = file_size(path, ExitCode::data);
   if (size < sizeof(header)) fail("{}: {} bytes are too few for the header of a .bin file", path, size);
   read_bytes(path, 0, std::as_writable_bytes(std::span(header)));
-  if (header[0] != bin_magic) fail("{}: magic {} is not {}: not a .bin file of tokens", path, header[0], bin_magic);
+  if (header[0] != h5::bin_magic)
+    fail("{}: magic {} is not {}: not a .bin file of tokens", path, header[0], h5::bin_magic);
   if (header[1] != bin_version) fail("{}: .bin version {} is not {}", path, header[1], bin_version);
   if (header[2] < 1) fail("{}: impossible token count {}", path, header[2]);
   const std::uint64_t expected = sizeof(header) + sizeof(Token) * static_cast<std::uint64_t>(header[2]);
@@ -250,7 +250,7 @@ BinHeader export_header(const h5::File& file, const ShardInfo& info) {
   BinHeader header{};
   if (info.count > INT32_MAX) fail("{}: {} tokens are too many for a .bin file", info.path, info.count);
   if (file.exists("bin_header")) file.read<std::int32_t>("bin_header", {0}, {header.size()}, header);
-  header[0] = bin_magic;
+  header[0] = h5::bin_magic;
   header[1] = bin_version;
   header[2] = static_cast<std::int32_t>(info.count);
   return header;

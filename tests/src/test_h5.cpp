@@ -187,6 +187,30 @@ TEST(H5, WrongSlabsAndTypesAreRefused) {
   EXPECT_TRUE(contains(error_of([&] { file.read<double>("x", {0, 0}, {4, 4}, doubles); }), "another type"));
 }
 
+TEST(H5, WrongTypesAreNamed) {
+  const TempFolder folder;
+  const std::string path = folder / "a.h5";
+  File file = File::create(path);
+  file.create_dataset<std::int32_t>("x", {1});
+  const hid_t big_endian = H5Fopen(path.c_str(), H5F_ACC_RDWR, H5P_DEFAULT), scalar = H5Screate(H5S_SCALAR);
+  const hid_t created = H5Dcreate2(big_endian, "y", H5T_IEEE_F64BE, scalar, H5P_DEFAULT, H5P_DEFAULT, H5P_DEFAULT);
+  EXPECT_GE(created, 0);
+  H5Dclose(created), H5Sclose(scalar), H5Fclose(big_endian);
+  std::vector<std::uint16_t> values(1);
+  const auto read = [&](const char* name) {
+    return error_of([&] { file.read<std::uint16_t>(name, {0}, {1}, values); });
+  };
+  EXPECT_EQ(read("x"), path + ": x: holds elements of another type than expected: int32 instead of uint16");
+  EXPECT_EQ(read("y"),
+            path + ": y: holds elements of another type than expected: big-endian float64 instead of uint16");
+  file.write_attribute("/", "half", 0.5);
+  file.write_attribute("/", "text", std::string("text"));
+  EXPECT_EQ(error_of([&] { file.read_integer_attribute("/", "half"); }),
+            path + ": / @half: holds a value of another type than expected: float64 instead of integer");
+  EXPECT_EQ(error_of([&] { file.read_real_attribute("/", "text"); }),
+            path + ": / @text: holds a value of another type than expected: text instead of floating-point");
+}
+
 TEST(Checksum, IsTheDocumentedSum) {
   const auto mix = [](std::uint64_t z) {
     z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9u;
