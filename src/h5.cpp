@@ -102,25 +102,10 @@ Type type_of() {
 
 /// For messages.
 std::string class_name(H5T_class_t type) {
-  switch (type) {
-    case H5T_INTEGER:
-      return "integer";
-    case H5T_FLOAT:
-      return "floating-point";
-    case H5T_STRING:
-      return "text";
-    case H5T_COMPOUND:
-      return "compound";
-    case H5T_ENUM:
-      return "enumeration";
-    case H5T_REFERENCE:
-      return "reference";
-    case H5T_ARRAY:
-    case H5T_VLEN:
-      return "array";
-    default:
-      return "opaque";
-  }
+  constexpr const char* names[] = {"integer",  "floating-point", "time",        "text",  "bit field", "opaque",
+                                   "compound", "reference",      "enumeration", "array", "array"};
+  const auto index = static_cast<std::size_t>(type);
+  return index < std::size(names) ? names[index] : "unknown";
 }
 
 std::string type_name(hid_t type) {
@@ -206,17 +191,52 @@ void File::check(herr_t status, const std::string& object, const char* action) c
   if (status < 0) fail(object, action);
 }
 
+/// Throws where the last component of the object's path is a link that leads elsewhere.
+void File::require_hard_link(const std::string& object) const {
+  H5L_info_t info;
+  check(H5Lget_info(handle_.get(), object.c_str(), &info, H5P_DEFAULT), object, "cannot be looked up");
+  if (info.type == H5L_TYPE_HARD) return;
+  fail(object, info.type == H5L_TYPE_SOFT ? "a soft link; store the object under this name instead"
+                                          : "a link to another file; store the object in this one instead");
+}
+
+/// Whether the object is there. No link is followed that leads elsewhere.
+bool File::find(const std::string& object) const {
+  for (std::size_t end = 0; end != std::string::npos;) {
+    end = object.find('/', end + 1);
+    const std::string path = object.substr(0, end);
+    if (path.empty() || path.back() == '/') continue;
+    const htri_t found = H5Lexists(handle_.get(), path.c_str(), H5P_DEFAULT);
+    if (found < 0) fail(path, "cannot be looked up");
+    if (found == 0) return false;
+    require_hard_link(path);
+  }
+  return true;
+}
+
+Handle File::object(const std::string& name) const {
+  find(name);
+  return own(H5Oopen(handle_.get(), name.c_str(), H5P_DEFAULT), H5Oclose, name, "no such object");
+}
+
 Handle File::dataset(const std::string& name) const {
-  return own(H5Dopen2(handle_.get(), name.c_str(), H5P_DEFAULT), H5Dclose, name, "no such dataset");
+  find(name);
+  Handle data = own(H5Dopen2(handle_.get(), name.c_str(), H5P_DEFAULT), H5Dclose, name, "no such dataset");
+  const Handle list = own(H5Dget_create_plist(data.get()), H5Pclose, name, "no layout");
+  if (H5Pget_layout(list.get()) == H5D_VIRTUAL)
+    fail(name, "a virtual dataset, whose data are in other datasets; store them in this one instead");
+  if (H5Pget_external_count(list.get()) != 0) fail(name, "has external storage; store its data in the file instead");
+  return data;
 }
 
 bool File::exists(const std::string& object) const {
   Locked locked;
-  return static_cast<bool>(Handle(H5Oopen(handle_.get(), object.c_str(), H5P_DEFAULT), H5Oclose));
+  return find(object);
 }
 
 std::vector<std::string> File::members(const std::string& group) const {
   Locked locked;
+  find(group);
   const Handle id = own(H5Gopen2(handle_.get(), group.c_str(), H5P_DEFAULT), H5Gclose, group, "no such group");
   H5G_info_t info;
   check(H5Gget_info(id.get(), &info), group, "cannot list the group");
@@ -229,6 +249,7 @@ std::vector<std::string> File::members(const std::string& group) const {
     };
     std::string name(name_of(nullptr, 0), '\0');
     name_of(name.data(), name.size() + 1);
+    require_hard_link(group.ends_with('/') ? group + name : group + "/" + name);
     names.push_back(std::move(name));
   }
   return names;
@@ -350,7 +371,7 @@ void File::read(const std::string& name, const Extent& start, const Extent& coun
 void File::make_attribute(const std::string& object, const std::string& name, hid_t disk_type, hid_t type,
                           const void* value) {
   const std::string label = object + " @" + name;
-  const Handle owner = own(H5Oopen(handle_.get(), object.c_str(), H5P_DEFAULT), H5Oclose, object, "no such object");
+  const Handle owner = this->object(object);
   if (has_attribute(object, name)) check(H5Adelete(owner.get(), name.c_str()), label, "cannot be replaced");
   const Handle space = own(H5Screate(H5S_SCALAR), H5Sclose, label, "no extent");
   const Handle attribute = own(H5Acreate2(owner.get(), name.c_str(), disk_type, space.get(), H5P_DEFAULT, H5P_DEFAULT),
@@ -381,14 +402,16 @@ void File::write_attribute(const std::string& object, const std::string& name, d
 
 bool File::has_attribute(const std::string& object, const std::string& name) const {
   Locked locked;
-  return H5Aexists_by_name(handle_.get(), object.c_str(), name.c_str(), H5P_DEFAULT) > 0;
+  const htri_t found = H5Aexists(this->object(object).get(), name.c_str());
+  if (found < 0) fail(object + " @" + name, "cannot be looked up");
+  return found > 0;
 }
 
 /// An attribute that holds one value of the given class.
 Handle File::attribute(const std::string& object, const std::string& name, H5T_class_t expected) const {
   const std::string label = object + " @" + name;
-  Handle attribute = own(H5Aopen_by_name(handle_.get(), object.c_str(), name.c_str(), H5P_DEFAULT, H5P_DEFAULT),
-                         H5Aclose, label, "no such attribute");
+  Handle attribute =
+      own(H5Aopen(this->object(object).get(), name.c_str(), H5P_DEFAULT), H5Aclose, label, "no such attribute");
   const Handle space = own(H5Aget_space(attribute.get()), H5Sclose, label, "no extent");
   const Handle type = own(H5Aget_type(attribute.get()), H5Tclose, label, "no type");
   if (H5Sget_simple_extent_npoints(space.get()) != 1) fail(label, "holds more than one value");

@@ -74,7 +74,8 @@ using Extent = std::vector<std::uint64_t>;
 /// A file opened for one purpose. With a communicator the file is shared by its ranks, all of which must make the same
 /// calls in the same order; slabs then move collectively, and a rank with nothing to move passes a count of 0.
 /// T is one of float, double, std::uint8_t, std::uint16_t, std::int32_t, std::int64_t, std::uint64_t, on disk
-/// little-endian. Objects are named by their path; "/" is the root group.
+/// little-endian. Objects are named by their path; "/" is the root group. What a name gives lies in the file itself:
+/// soft and external links, virtual datasets and external storage throw.
 class File {
  public:
   /// Replaces an existing file.
@@ -128,6 +129,9 @@ class File {
   [[noreturn]] void refuse(const std::string& what) const;
   Handle own(hid_t id, herr_t (*close)(hid_t), const std::string& object, const char* action) const;
   void check(herr_t status, const std::string& object, const char* action) const;
+  void require_hard_link(const std::string& object) const;
+  bool find(const std::string& object) const;
+  Handle object(const std::string& name) const;
   Handle dataset(const std::string& name) const;
   Handle attribute(const std::string& object, const std::string& name, H5T_class_t type) const;
   Handle select(const Handle& dataset, const std::string& name, const Extent& start, const Extent& count) const;

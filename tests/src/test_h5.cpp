@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 #include <sys/file.h>
+#include <sys/stat.h>
 
 #include <filesystem>
 #include <fstream>
@@ -185,6 +186,74 @@ TEST(H5, WrongSlabsAndTypesAreRefused) {
   EXPECT_TRUE(contains(read("x", {0, 0}, {2, 4}), "16 values asked of slab [2, 4]"));
   std::vector<double> doubles(16);
   EXPECT_TRUE(contains(error_of([&] { file.read<double>("x", {0, 0}, {4, 4}, doubles); }), "another type"));
+}
+
+/// a.h5 with names whose objects or data lie elsewhere, under /here and in the files b.h5 and c.raw.
+void write_detours(const TempFolder& folder) {
+  for (const char* name : {"a.h5", "b.h5"}) {
+    File file = File::create(folder / name);
+    file.create_dataset<float>("here/x", {4});
+    file.write_attribute("here/x", "sum", std::uint64_t{7});
+  }
+  const std::string path = folder / "a.h5", other = folder / "b.h5", raw = folder / "c.raw";
+  std::ofstream(raw) << std::string(16, '\0');
+  const hid_t file = H5Fopen(path.c_str(), H5F_ACC_RDWR, H5P_DEFAULT);
+  H5Lcreate_soft("/here/x", file, "soft", H5P_DEFAULT, H5P_DEFAULT);
+  H5Lcreate_soft("/here", file, "soft_group", H5P_DEFAULT, H5P_DEFAULT);
+  H5Lcreate_external(other.c_str(), "/here/x", file, "external", H5P_DEFAULT, H5P_DEFAULT);
+  H5Lcreate_external(other.c_str(), "/here", file, "external_group", H5P_DEFAULT, H5P_DEFAULT);
+  const hsize_t four = 4, all = H5S_UNLIMITED;
+  const hid_t space = H5Screate_simple(1, &four, nullptr), endless = H5Screate_simple(1, &four, &all);
+  const auto create = [&](const char* name, hid_t shape, auto&& arrange) {
+    const hid_t list = H5Pcreate(H5P_DATASET_CREATE);
+    EXPECT_GE(arrange(list), 0) << name;
+    const hid_t data = H5Dcreate2(file, name, H5T_IEEE_F32LE, shape, H5P_DEFAULT, list, H5P_DEFAULT);
+    EXPECT_GE(data, 0) << name;
+    H5Dclose(data), H5Pclose(list);
+  };
+  create("raw", space, [&](hid_t list) { return H5Pset_external(list, raw.c_str(), 0, 16); });
+  create("virtual", space, [&](hid_t list) { return H5Pset_virtual(list, space, other.c_str(), "/here/x", space); });
+  const hsize_t zero = 0, one = 1;
+  H5Sselect_hyperslab(endless, H5S_SELECT_SET, &zero, nullptr, &all, &one);
+  const std::string fifo = folder / "fifo.h5";
+  ASSERT_EQ(::mkfifo(fifo.c_str(), 0600), 0);
+  create("endless", endless, [&](hid_t list) { return H5Pset_virtual(list, endless, fifo.c_str(), "/x", endless); });
+  H5Sclose(space), H5Sclose(endless), H5Fclose(file);
+}
+
+TEST(H5, WhatLiesElsewhereIsRefused) {
+  const TempFolder folder;
+  write_detours(folder);
+  const std::string path = folder / "a.h5";
+  const std::pair<const char*, const char*> detours[] = {
+      {"soft", "soft: a soft link"},
+      {"soft_group/x", "soft_group: a soft link"},
+      {"external", "external: a link to another file"},
+      {"external_group/x", "external_group: a link to another file"},
+      {"raw", "raw: has external storage"},
+      {"virtual", "virtual: a virtual dataset"},
+      {"endless", "endless: a virtual dataset"},
+  };
+  for (const bool append : {false, true}) {
+    const File file = append ? File::open_append(path) : File::open(path);
+    std::vector<float> values(4);
+    EXPECT_EQ(error_of([&] { file.read<float>("here/x", {0}, {4}, values); }), "");
+    EXPECT_TRUE(file.exists("here/x"));
+    EXPECT_EQ(file.read_integer_attribute("here/x", "sum"), 7u);
+    for (const auto& [name, refusal] : detours) {
+      const std::string expected = path + ": " + refusal;
+      const auto read = [&] { file.read<float>(name, {0}, {4}, values); };
+      EXPECT_TRUE(error_of(read).starts_with(expected)) << error_of(read);
+      EXPECT_EQ(cause_of(read), Cause::damage);
+      EXPECT_TRUE(error_of([&] { file.shape(name); }).starts_with(expected));
+      if (!contains(refusal, "link")) continue;
+      EXPECT_TRUE(error_of([&] { file.exists(name); }).starts_with(expected));
+      EXPECT_TRUE(error_of([&] { file.read_integer_attribute(name, "sum"); }).starts_with(expected));
+      EXPECT_TRUE(error_of([&] { file.has_attribute(name, "sum"); }).starts_with(expected));
+    }
+    EXPECT_TRUE(error_of([&] { file.members("soft_group"); }).starts_with(path + ": soft_group: a soft link"));
+    EXPECT_TRUE(error_of([&] { file.members("/"); }).starts_with(path + ": /external: a link to another file"));
+  }
 }
 
 TEST(H5, WrongTypesAreNamed) {
