@@ -99,8 +99,12 @@ std::vector<std::string> expand_paths(const std::vector<std::string>& patterns) 
   return paths;
 }
 
-TokenStream::TokenStream(std::vector<ShardInfo> shards, std::uint64_t step_tokens, EndOfData end)
-    : shards_(std::move(shards)), step_tokens_(step_tokens), end_(end) {
+std::uint64_t steps_of(const ShardInfo& shard, std::uint64_t step_tokens, std::uint64_t offset) {
+  return shard.count > offset ? (shard.count - offset - 1) / step_tokens : 0;
+}
+
+TokenStream::TokenStream(std::vector<ShardInfo> shards, std::uint64_t step_tokens, EndOfData end, bool complete)
+    : shards_(std::move(shards)), step_tokens_(step_tokens), end_(end), complete_(complete) {
   if (step_tokens_ == 0) throw Error(ExitCode::internal, "a step of a token stream needs at least one token");
   if (steps() > 0) return;
   std::uint64_t largest = 0;
@@ -113,18 +117,17 @@ TokenStream::TokenStream(std::vector<ShardInfo> shards, std::uint64_t step_token
 
 std::uint64_t TokenStream::steps() const {
   std::uint64_t steps = 0;
-  for (const ShardInfo& shard : shards_) steps += shard.count == 0 ? 0 : (shard.count - 1) / step_tokens_;
+  for (const ShardInfo& shard : shards_) steps += steps_of(shard, step_tokens_);
   return steps;
 }
 
 Cursor TokenStream::place(Cursor cursor) const {
-  const auto fits = [&] {
-    const std::uint64_t count = shards_[cursor.shard].count;
-    return cursor.offset < count && count - cursor.offset > step_tokens_;
-  };
+  const auto fits = [&] { return steps_of(shards_[cursor.shard], step_tokens_, cursor.offset) > 0; };
   while (cursor.shard >= shards_.size() || !fits()) {
     cursor = {cursor.shard + 1, 0, cursor.epoch};
     if (cursor.shard < shards_.size()) continue;
+    if (!complete_)
+      throw Error(ExitCode::internal, fmt::format("no shard behind {} has been opened", shards_.back().path));
     if (end_ == EndOfData::error) {
       throw Error(
           ExitCode::data,

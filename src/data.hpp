@@ -56,13 +56,14 @@ struct Cursor {
 /// remain in a shard, the stream moves to the next one. At the end: Error(data) on all ranks, or the first shard again.
 class TokenStream {
  public:
-  /// Throws Error(data) if no shard holds a whole step.
-  TokenStream(std::vector<ShardInfo> shards, std::uint64_t step_tokens, EndOfData end);
+  /// Throws Error(data) if no shard holds a whole step. `complete` is false where more shards follow that have not been
+  /// opened: what reads ahead and comes to them meets Error(internal).
+  TokenStream(std::vector<ShardInfo> shards, std::uint64_t step_tokens, EndOfData end, bool complete = true);
   /// The place where the step at `cursor` really begins (moved to the next shard where too little is left).
   Cursor place(Cursor cursor) const;
   /// Where the stream goes on after the step at `cursor`; place() of it is where the next step begins.
   Cursor next(Cursor cursor) const;
-  /// Steps between the stream's start and its end.
+  /// Steps between the start of its shards and their end.
   std::uint64_t steps() const;
   const std::vector<ShardInfo>& shards() const { return shards_; }
   std::uint64_t step_tokens() const { return step_tokens_; }
@@ -71,7 +72,11 @@ class TokenStream {
   std::vector<ShardInfo> shards_;
   std::uint64_t step_tokens_;
   EndOfData end_;
+  bool complete_;
 };
+
+/// Steps of `step_tokens` tokens, and one more for the last target, that begin in a shard at `offset` or behind.
+std::uint64_t steps_of(const ShardInfo& shard, std::uint64_t step_tokens, std::uint64_t offset = 0);
 
 /// Reads out.size() tokens at `offset` of a shard. Throws Error(data) naming file and position of a token id that is
 /// not below `vocabulary`.

@@ -1,48 +1,173 @@
 #include "src/run_data.hpp"
 
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <cmath>
+#include <cstdio>
+#include <functional>
+#include <map>
+
 #include "src/error.hpp"
 
 namespace nanorun {
 
 namespace {
 
-std::vector<ShardInfo> read_shards(const std::vector<std::string>& patterns, const ModelConfig& model) {
-  std::vector<ShardInfo> shards;
-  for (const std::string& path : expand_paths(patterns)) {
-    shards.push_back(read_shard_info(path));
-    if (shards.back().vocabulary > static_cast<std::uint64_t>(model.vocabulary)) {
-      throw Error(ExitCode::data, fmt::format("{}: its vocabulary is {}, larger than model.vocabulary = {}", path,
-                                              shards.back().vocabulary, model.vocabulary));
-    }
-  }
-  return shards;
-}
+using Clock = std::chrono::steady_clock;
+
+constexpr auto progress_period = std::chrono::seconds(10);
+constexpr std::size_t rank_batch = 512, max_batch = 65536;  // shards that a rank, and all ranks, open at a time
 
 /// A run that validates nothing needs none of its shards.
 std::vector<std::string> validation_patterns(const Config& config) {
   return config.validation.tokens > 0 ? config.data.validation : std::vector<std::string>();
 }
 
-/// Documents begin with one token, whichever shard they are in.
-void require_one_end_of_text(const RunData& data) {
-  const ShardInfo& first = data.train.front();
-  for (const std::vector<ShardInfo>* shards : {&data.train, &data.validation}) {
-    for (const ShardInfo& shard : *shards) {
-      if (shard.end_of_text == first.end_of_text) continue;
-      throw Error(ExitCode::data, fmt::format("{}: its end-of-text token is {}, that of {} is {}", shard.path,
-                                              shard.end_of_text, first.path, first.end_of_text));
+/// Opens the shards of lists, those of a batch dealt to the ranks in turn. What happens to a list does not depend on
+/// the ranks or batches: the shards that are not needed leave no trace, whatever is wrong with them.
+class ShardOpener {
+ public:
+  ShardOpener(Comm& comm, const ModelConfig& model, RunData& data) : comm_(comm), model_(model), data_(data) {}
+
+  /// What a shard contributes, by its index in the list.
+  using Gain = std::function<std::uint64_t(std::size_t index, const ShardInfo& shard)>;
+
+  /// Collective. Opens shards until the gains of all opened ones reach `wanted`, or none is left.
+  void open(ShardList& list, std::uint64_t wanted, const Gain& gain) {
+    std::uint64_t gained = 0;
+    for (std::size_t i = 0; i < list.opened.size(); ++i) gained += gain(i, list.opened[i]);
+    while (gained < wanted && !list.complete()) {
+      for (const ShardInfo& shard : read_batch(list, batch_size(list, wanted, gained))) {
+        if (gained >= wanted) break;
+        check(shard);
+        list.opened.push_back(shard);
+        gained += gain(list.opened.size() - 1, shard);
+      }
+      print_progress(list);
     }
   }
+
+ private:
+  /// As many as are missing if the others are like those opened so far.
+  std::size_t batch_size(const ShardList& list, std::uint64_t wanted, std::uint64_t gained) const {
+    const std::size_t ranks = comm_.size(), opened = list.opened.size();
+    double size = static_cast<double>(std::max(ranks, opened));
+    if (gained > 0) size = std::ceil(static_cast<double>(wanted - gained) * opened / gained);
+    const std::size_t most = std::min({rank_batch * ranks, max_batch, list.listed - opened});
+    return static_cast<std::size_t>(std::min(size, static_cast<double>(most)));
+  }
+
+  /// The next `size` shards on all ranks; one that could not be opened has no tokens.
+  std::vector<ShardInfo> read_batch(const ShardList& list, std::size_t size) {
+    failures_.clear();
+    std::vector<ShardInfo> shards;
+    for (std::string& path : share_paths(list, size)) shards.push_back({.path = std::move(path)});
+    std::vector<std::uint64_t> numbers(numbers_of(shards.front()).size() * size);
+    const auto numbers_at = [&](std::size_t i) {
+      const std::size_t count = numbers.size() / size;
+      return std::span(numbers).subspan(i * count, count);
+    };
+    for (std::size_t i = comm_.rank(); i < size; i += comm_.size()) {
+      try {
+        std::ranges::copy(numbers_of(read_shard_info(shards[i].path)), numbers_at(i).begin());
+      } catch (const Error& error) {
+        failures_.emplace(shards[i].path, error);
+      }
+    }
+    comm_.all_reduce(std::span(numbers), Reduce::sum);
+    for (std::size_t i = 0; i < size; ++i) set_numbers(shards[i], numbers_at(i));
+    return shards;
+  }
+
+  static std::array<std::uint64_t, 3> numbers_of(const ShardInfo& shard) {
+    return {shard.count, shard.vocabulary, shard.end_of_text};
+  }
+  static void set_numbers(ShardInfo& shard, std::span<const std::uint64_t> numbers) {
+    shard.count = numbers[0], shard.vocabulary = numbers[1], shard.end_of_text = numbers[2];
+  }
+
+  /// Of the next `size` shards, on all ranks.
+  std::vector<std::string> share_paths(const ShardList& list, std::size_t size) {
+    std::string joined;
+    for (std::size_t i = 0; i < size && comm_.root(); ++i) joined += list.paths[list.opened.size() + i] + '\0';
+    joined = comm_.broadcast(joined);
+    std::vector<std::string> paths;
+    for (std::size_t at = 0; at < joined.size(); at += paths.back().size() + 1) paths.emplace_back(&joined[at]);
+    return paths;
+  }
+
+  /// Throws on all ranks where the shard could not be opened, or does not fit the model or the others.
+  void check(const ShardInfo& shard) {
+    if (shard.count == 0) {
+      comm_.together([&] {
+        const auto failure = failures_.find(shard.path);
+        if (failure != failures_.end()) throw failure->second;
+      });
+    }
+    if (shard.vocabulary > static_cast<std::uint64_t>(model_.vocabulary)) {
+      throw Error(ExitCode::data,
+                  fmt::format("{}: its vocabulary is {}, larger than model.vocabulary = {}", shard.path,
+                              shard.vocabulary, model_.vocabulary),
+                  Scope::all_ranks);
+    }
+    // Documents begin with one token, whichever shard they are in.
+    const ShardInfo& first = data_.train.opened.empty() ? shard : data_.train.opened.front();
+    if (shard.end_of_text == first.end_of_text) return;
+    throw Error(ExitCode::data,
+                fmt::format("{}: its end-of-text token is {}, that of {} is {}", shard.path, shard.end_of_text,
+                            first.path, first.end_of_text),
+                Scope::all_ranks);
+  }
+
+  void print_progress(const ShardList& list) {
+    if (!comm_.root() || Clock::now() - printed_ < progress_period) return;
+    printed_ = Clock::now();
+    fmt::print(stderr, "nanorun: opened {} of at most {} token shards\n", list.opened.size(), list.listed);
+  }
+
+  Comm& comm_;
+  const ModelConfig& model_;
+  RunData& data_;
+  std::map<std::string, Error> failures_;  ///< of this rank's share of a batch
+  Clock::time_point printed_ = Clock::now();
+};
+
+/// Collective. Rank 0 finds the files.
+ShardList list_shards(Comm& comm, const std::vector<std::string>& patterns) {
+  ShardList list;
+  comm.together([&] {
+    if (comm.root()) list.paths = expand_paths(patterns);
+  });
+  list.listed = comm.all_reduce(std::uint64_t{list.paths.size()}, Reduce::max);
+  return list;
+}
+
+/// Collective. Opens what `steps` training steps from `start` on need.
+void open_training(ShardOpener& opener, RunData& data, const Config& config, Cursor start, long steps) {
+  opener.open(data.train, steps, [&](std::size_t i, const ShardInfo& shard) {
+    return i < start.shard ? 0 : steps_of(shard, step_tokens(config.train), i == start.shard ? start.offset : 0);
+  });
+}
+
+std::uint64_t validation_sequences(const ValidationConfig& validation) {
+  return static_cast<std::uint64_t>(validation.tokens / validation.length);
+}
+
+/// Collective. Opens what a validation needs.
+void open_validation(ShardOpener& opener, RunData& data, const ValidationConfig& validation) {
+  opener.open(data.validation, validation_sequences(validation),
+              [&](std::size_t, const ShardInfo& shard) { return steps_of(shard, validation.length); });
 }
 
 /// The validation stream from its start, one sequence after the other.
-std::vector<Cursor> find_validation_places(const std::vector<ShardInfo>& shards, const ValidationConfig& validation) {
+std::vector<Cursor> find_validation_places(const ShardList& shards, const ValidationConfig& validation) {
   std::vector<Cursor> places;
-  const std::int64_t sequences = validation.tokens / validation.length;
+  const std::uint64_t sequences = validation_sequences(validation);
   if (sequences == 0) return places;
-  const TokenStream stream(shards, validation.length, EndOfData::error);
+  const TokenStream stream(shards.opened, validation.length, EndOfData::error, shards.complete());
   Cursor cursor;
-  for (std::int64_t j = 0; j < sequences; ++j) {
+  for (std::uint64_t j = 0; j < sequences; ++j) {
     places.push_back(stream.place(cursor));
     cursor = stream.next(places.back());
   }
@@ -50,7 +175,7 @@ std::vector<Cursor> find_validation_places(const std::vector<ShardInfo>& shards,
 }
 
 TokenStream training_stream(const RunData& data, const Config& config) {
-  return {data.train, step_tokens(config.train), config.data.end};
+  return {data.train.opened, step_tokens(config.train), config.data.end, data.train.complete()};
 }
 
 /// Throws Error(data) where the stream ends before it has given `steps` steps from `cursor` on.
@@ -62,16 +187,17 @@ void require_steps(const TokenStream& stream, Cursor cursor, long steps) {
 
 RunData open_run_data(Comm& comm, const Config& config) {
   RunData data;
-  comm.together([&] {
-    data.train = read_shards(config.data.train, config.model);
-    data.validation = read_shards(validation_patterns(config), config.model);
-    require_one_end_of_text(data);
-    data.validation_places = find_validation_places(data.validation, config.validation);
-  });
+  data.train = list_shards(comm, config.data.train);
+  data.validation = list_shards(comm, validation_patterns(config));
+  ShardOpener opener(comm, config.model, data);
+  open_training(opener, data, config, {}, config.train.steps);
+  open_validation(opener, data, config.validation);
+  comm.together([&] { data.validation_places = find_validation_places(data.validation, config.validation); });
   return data;
 }
 
 std::vector<std::string> data_warnings(const Config& config) {
+  Comm alone(MPI_COMM_SELF);
   std::vector<std::string> warnings;
   const auto attempt = [&](auto&& check) {
     try {
@@ -80,24 +206,29 @@ std::vector<std::string> data_warnings(const Config& config) {
       warnings.push_back(fmt::format("warning: {}", error.what()));
     }
   };
-  const auto read_all = [&](const std::vector<std::string>& patterns, std::vector<ShardInfo>& shards) {
+  const auto list_all = [&](const std::vector<std::string>& patterns, ShardList& list) {
     for (const std::string& pattern : patterns) {
       attempt([&] {
-        for (ShardInfo& shard : read_shards({pattern}, config.model)) shards.push_back(std::move(shard));
+        for (std::string& path : expand_paths({pattern})) list.paths.push_back(std::move(path));
       });
     }
+    list.listed = list.paths.size();
   };
   RunData data;
-  read_all(config.data.train, data.train);
-  read_all(validation_patterns(config), data.validation);
+  list_all(config.data.train, data.train);
+  list_all(validation_patterns(config), data.validation);
+  ShardOpener opener(alone, config.model, data);
+  attempt([&] { open_training(opener, data, config, {}, config.train.steps); });
+  attempt([&] { open_validation(opener, data, config.validation); });
   if (!warnings.empty()) return warnings;
-  attempt([&] { require_one_end_of_text(data); });
   attempt([&] { require_steps(training_stream(data, config), {}, config.train.steps); });
   attempt([&] { find_validation_places(data.validation, config.validation); });
   return warnings;
 }
 
-std::unique_ptr<Loader> start_loader(Comm& comm, const Config& config, const RunData& data, Cursor start, long steps) {
+std::unique_ptr<Loader> start_loader(Comm& comm, const Config& config, RunData& data, Cursor start, long steps) {
+  ShardOpener opener(comm, config.model, data);
+  open_training(opener, data, config, start, steps);
   const int local = config.train.sequences / comm.size();
   TokenStream stream = training_stream(data, config);
   comm.together([&] { require_steps(stream, start, steps); });

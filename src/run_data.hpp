@@ -1,5 +1,5 @@
 #pragma once
-// What a run reads: the shards that the deck names, and this rank's part of them.
+// What a run reads: the shards that the deck names, opened as far as its steps need them, and this rank's part of them.
 
 #include <memory>
 #include <string>
@@ -11,24 +11,35 @@
 
 namespace nanorun {
 
-/// Shards that fit the model and begin documents with one token, and where each validation sequence begins.
-struct RunData {
-  std::vector<ShardInfo> train, validation;
-  std::vector<Cursor> validation_places;
+/// Shards of a stream in order. Those behind the opened ones have not been looked at.
+struct ShardList {
+  std::vector<std::string> paths;  ///< of all, on rank 0 alone
+  std::size_t listed = 0;          ///< how many these are
+  std::vector<ShardInfo> opened;   ///< the first ones
 
-  Token end_of_text() const { return static_cast<Token>(train.front().end_of_text); }
+  bool complete() const { return opened.size() == listed; }
 };
 
-/// Collective. Throws Error(data) where a shard is missing, damaged or does not fit, or validation data are too short.
+/// Shards that fit the model and begin documents with one token, and where each validation sequence begins.
+struct RunData {
+  ShardList train, validation;
+  std::vector<Cursor> validation_places;
+
+  Token end_of_text() const { return static_cast<Token>(train.opened.front().end_of_text); }
+};
+
+/// Collective. Opens as many shards as train.steps steps from the start of the stream and a validation need, each rank
+/// a share of them; rank 0 prints how far that has come where it takes long. Throws Error(data) on all ranks alike
+/// where one of these shards is missing, damaged or does not fit, or validation data are too short.
 RunData open_run_data(Comm& comm, const Config& config);
 
 /// Lines that warn of why open_run_data() or start_loader() would refuse the data; a deck is often checked where its
-/// data are not.
+/// data are not. For one rank to call.
 std::vector<std::string> data_warnings(const Config& config);
 
-/// Collective. Reads this rank's sequences of the `steps` steps from `start` on; throws Error(data) where the data end
-/// before that, rather than after hours.
-std::unique_ptr<Loader> start_loader(Comm& comm, const Config& config, const RunData& data, Cursor start, long steps);
+/// Collective. Reads this rank's sequences of the `steps` steps from `start` on, for which it opens further shards as
+/// need be; throws Error(data) where the data end before that, rather than after hours.
+std::unique_ptr<Loader> start_loader(Comm& comm, const Config& config, RunData& data, Cursor start, long steps);
 
 /// Tokens of a step, over all ranks.
 std::uint64_t step_tokens(const TrainConfig& train);

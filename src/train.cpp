@@ -389,7 +389,7 @@ void Training::validate() {
     comm_.together([&] {
       for (std::size_t j = comm_.rank(); j < data_.validation_places.size(); j += comm_.size()) {
         const Cursor& place = data_.validation_places[j];
-        read_tokens(data_.validation[place.shard], place.offset, validation_row_, config_.model.vocabulary);
+        read_tokens(data_.validation.opened[place.shard], place.offset, validation_row_, config_.model.vocabulary);
         loss += model_.validate(*trace_, Sequence::of(validation_row_), window(progress_.step));
       }
     });

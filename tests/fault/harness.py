@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -136,6 +137,16 @@ class FaultTest(unittest.TestCase):
         job = self.start(ranks, *overrides, folder=folder, wrapper=wrapper)
         self.assertEqual(job.wait(), code, job.text())
         return job
+
+    def injecting(self, path, injection):
+        """Wrapper that starts the program under strace, which does as `injection` says with system calls on the path,
+        given as the program spells it. Skips the test where that cannot be."""
+        if shutil.which("strace") is None:
+            self.skipTest("needs strace")
+        wrapper = ["strace", "-f", "-qq", "-o", self.folder / "strace", "-P", path, "-e", f"inject={injection}"]
+        if Job(self.folder, 1, ["keys"], wrapper=wrapper).wait() != 0:
+            self.skipTest("strace may not trace here")
+        return wrapper
 
     def verify(self, *files, code=0):
         job = Job(self.folder, 1, ["verify", *files])

@@ -77,6 +77,26 @@ class Data(FaultTest):
         self.assertEqual(self.train(2, *arguments).messages(), [])
         self.assertEqual(self.train(2, *arguments, "--dry-run").messages(), [])
 
+    def test_shards_behind_the_last_step_are_not_opened(self):
+        os.mkfifo(self.folder / "fifo.h5")
+        data = ('data.train=["data.h5", "absent.h5", "fifo.h5"]', "data.end=error")
+        self.assert_refused(self.train(2, *data, code=3), "absent.h5: no such file")
+        (self.folder / "absent.h5").write_text("no shard")
+        whole = losses(self.train(2, "data.end=error", "run.name=whole"))
+        self.assertEqual(losses(self.train(2, *data)), whole)
+        self.assertEqual(self.train(2, *data, "--dry-run").messages(), [])
+        for further in ((), ("--dry-run",)):
+            job = self.train(2, *data, "train.steps=1000", *further, code=0 if further else 3)
+            self.assert_refused(job, "absent.h5: not an HDF5 file")
+
+    def test_progress_of_slow_opening(self):
+        """Ten seconds without a word are enough."""
+        shard, other = self.folder / "data.h5", self.folder / "other.h5"
+        shutil.copy(shard, other)
+        job = self.train(1, f'data.train=["{shard}", "{other}"]', "train.steps=60", "stop.step=1", code=75,
+                         wrapper=self.injecting(shard, "openat:delay_enter=11000000:when=1"))
+        self.assertIn("nanorun: opened 1 of at most 2 token shards", job.messages())
+
 
 if __name__ == "__main__":
     small_run.main()

@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <fstream>
 #include <span>
 
 #include "src/import.hpp"
@@ -89,7 +90,7 @@ TEST(RunData, ShardsThatBeginDocumentsDifferentlyAreRefusedOnAllRanks) {
 TEST(RunData, RanksReadTheirOwnSequencesOfAllSteps) {
   constexpr long steps = 3;
   SmallRun run(steps * length * test_comm().size() + 1);
-  const RunData data = run.open();
+  RunData data = run.open();
   const auto loader = start_loader(test_comm(), run.config, data, {}, steps);
   const std::vector<Token> tokens = varied_tokens(steps * step_tokens(run.config.train) + 1, vocabulary);
   for (long step = 0; step < steps; ++step) {
@@ -103,12 +104,87 @@ TEST(RunData, RanksReadTheirOwnSequencesOfAllSteps) {
 TEST(RunData, MoreStepsThanDataAreRefusedBeforeTheFirst) {
   constexpr long steps = 3;
   SmallRun run(steps * length * test_comm().size() + 1);
-  const RunData data = run.open();
+  RunData data = run.open();
   const auto start = [&](long count) { start_loader(test_comm(), run.config, data, {}, count); };
   EXPECT_EQ(error_of([&] { start(steps); }), "");
   EXPECT_NE(error_of([&] { start(steps + 1); }).find("the shards hold 3 steps"), std::string::npos);
   run.config.data.end = EndOfData::wrap;
   EXPECT_EQ(error_of([&] { start(steps + 1); }), "");
+}
+
+/// Five training shards of two steps each, the last three of which are no shards at all, and more validation shards
+/// than needed.
+struct LongRun : SmallRun {
+  LongRun() : SmallRun(2 * length * test_comm().size() + 1) {
+    config.data.train.push_back(add_shard("second", 2 * length * test_comm().size() + 1));
+    config.data.validation.push_back(folder / "broken_0.h5");
+    for (int i = 0; i < 3; ++i) {
+      config.data.train.push_back(folder / fmt::format("broken_{}.h5", i));
+      if (test_comm().root()) std::ofstream(config.data.train.back()) << "text";
+    }
+    test_comm().barrier();
+  }
+};
+
+TEST(RunData, ShardsAreOpenedAsFarAsTheStepsNeedThem) {
+  LongRun run;
+  const std::string broken = run.folder / "broken_0.h5";
+  for (const auto& [steps, shards] : {std::pair{1, 1u}, {2, 1u}, {3, 2u}, {4, 2u}}) {
+    run.config.train.steps = steps;
+    const RunData data = run.open();
+    EXPECT_EQ(data.train.opened.size(), shards) << steps;
+    EXPECT_EQ(data.train.listed, 5u);
+    EXPECT_EQ(data.validation.opened.size(), 1u);
+  }
+  run.config.train.steps = 5;
+  EXPECT_TRUE(error_of([&] { run.open(); }, ExitCode::data, Scope::all_ranks).starts_with(broken + ": not an HDF5"));
+  run.config.train.steps = 1;
+  run.config.validation.tokens = 5 * length;
+  EXPECT_TRUE(error_of([&] { run.open(); }, ExitCode::data, Scope::all_ranks).starts_with(broken + ": not an HDF5"));
+}
+
+TEST(RunData, StepsBehindTheOpenedShardsOpenMore) {
+  LongRun run;
+  run.config.train.steps = 1;
+  RunData data = run.open();
+  const auto start = [&](Cursor cursor, long steps) { start_loader(test_comm(), run.config, data, cursor, steps); };
+  EXPECT_EQ(error_of([&] { start({0, 0, 0}, 2); }), "");
+  EXPECT_EQ(data.train.opened.size(), 1u);
+  EXPECT_EQ(error_of([&] { start({1, 0, 0}, 2); }), "");
+  EXPECT_EQ(data.train.opened.size(), 2u);
+  EXPECT_NE(error_of([&] { start({1, 0, 0}, 3); }).find("broken_0.h5"), std::string::npos);
+}
+
+TEST(RunData, ReadingAheadOfTheLastStepHarmsNothing) {
+  for (const EndOfData end : {EndOfData::error, EndOfData::wrap}) {
+    LongRun run;
+    run.config.data.end = end;
+    run.config.data.prefetch_steps = 8;
+    run.config.train.steps = 3;
+    RunData data = run.open();
+    const auto loader = start_loader(test_comm(), run.config, data, {}, 3);
+    const std::vector<Token> tokens = varied_tokens(2 * step_tokens(run.config.train) + 1, vocabulary);
+    for (long step = 0; step < 3; ++step) {
+      const std::size_t first = step % 2 * step_tokens(run.config.train) + test_comm().rank() * length;
+      EXPECT_TRUE(std::ranges::equal(loader->next(), std::span(tokens).subspan(first, length + 1))) << step;
+    }
+    EXPECT_EQ(loader->cursor().shard, 1u);
+    EXPECT_EQ(loader->cursor().offset, step_tokens(run.config.train));
+    EXPECT_EQ(loader->cursor().epoch, 0u);
+  }
+}
+
+TEST(RunData, WrappingStepsOpenAllShards) {
+  LongRun run;
+  run.config.data.train.resize(2);
+  run.config.data.end = EndOfData::wrap;
+  run.config.train.steps = 9;
+  RunData data = run.open();
+  EXPECT_TRUE(data.train.complete());
+  const auto loader = start_loader(test_comm(), run.config, data, {}, 9);
+  for (int step = 0; step < 9; ++step) loader->next();
+  EXPECT_EQ(loader->cursor().epoch, 2u);
+  EXPECT_EQ(loader->cursor().shard, 0u);
 }
 
 }  // namespace
