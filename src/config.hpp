@@ -24,6 +24,7 @@ enum class WindowKind { token, block };
 enum class Rounding { floor, ceil };
 enum class HeadChoice { automatic, fp32, bf16, fp8 };
 enum class EndOfData { error, wrap };
+enum class ChangedData { refuse, accept };
 enum class Recompute { none, mlp };
 enum class OnFailure { stop, go_on };
 enum class TransportChoice { automatic, peers, nccl };
@@ -90,6 +91,7 @@ struct DataConfig {
   std::vector<std::string> train;  ///< token shards, in stream order; glob patterns expand sorted
   std::vector<std::string> validation;
   EndOfData end = EndOfData::error;
+  ChangedData changed = ChangedData::refuse;  ///< where training shards are not those of the checkpoint
   int prefetch_steps = 4;
 };
 

@@ -43,6 +43,9 @@ template <>
 inline constexpr auto names_of<EndOfData> = std::to_array<Named<EndOfData>>({{"error", EndOfData::error},
                                                                              {"wrap", EndOfData::wrap}});
 template <>
+inline constexpr auto names_of<ChangedData> = std::to_array<Named<ChangedData>>({{"refuse", ChangedData::refuse},
+                                                                                 {"accept", ChangedData::accept}});
+template <>
 inline constexpr auto names_of<Recompute> = std::to_array<Named<Recompute>>({{"none", Recompute::none},
                                                                              {"mlp", Recompute::mlp}});
 template <>
@@ -58,7 +61,7 @@ inline constexpr auto names_of<kernels::WireFormat> = std::to_array<Named<kernel
 /// The member of a Config that a key sets.
 using Field = std::variant<bool*, int*, std::int64_t*, double*, std::string*, std::vector<std::string>*,
                            std::vector<int>*, ValuePath*, RotaryKind*, WindowKind*, Rounding*, HeadChoice*, EndOfData*,
-                           Recompute*, OnFailure*, TransportChoice*, kernels::WireFormat*>;
+                           ChangedData*, Recompute*, OnFailure*, TransportChoice*, kernels::WireFormat*>;
 
 /// What a key accepts beyond its type. Lists are checked element by element.
 struct Check {

@@ -23,6 +23,15 @@ template <class... Args>
   throw Error(ExitCode::data, fmt::format(format, std::forward<Args>(args)...));
 }
 
+std::uint64_t checksum_of_checksums(const h5::File& file, std::uint64_t blocks) {
+  // A file that lies about its size is not to take memory.
+  const std::uint64_t size = file_size(file.path(), ExitCode::data);
+  if (blocks > size / sizeof(std::uint64_t)) fail("{}: {} bytes are too few for /checksums", file.path(), size);
+  std::vector<std::uint64_t> checksums(blocks);
+  file.read<std::uint64_t>("checksums", {0}, {blocks}, checksums);
+  return h5::checksum<std::uint64_t>(checksums, 0);
+}
+
 ShardInfo read_info(const h5::File& file) {
   const std::string& path = file.path();
   if (file.format() != shard_format) fail("{}: is not a token shard", path);
@@ -30,7 +39,7 @@ ShardInfo read_info(const h5::File& file) {
   if (integer("format_version") != shard_version) {
     fail("{}: shard format {} is not format {}", path, integer("format_version"), shard_version);
   }
-  const ShardInfo info{path, integer("count"), integer("vocabulary"), integer("end_of_text")};
+  ShardInfo info{path, integer("count"), integer("vocabulary"), integer("end_of_text")};
   if (integer("block") != shard_block) fail("{}: @block is {}, not {}", path, integer("block"), shard_block);
   if (info.vocabulary < 1 || info.vocabulary > max_vocabulary || info.end_of_text >= info.vocabulary) {
     fail("{}: impossible vocabulary {} with end-of-text token {}", path, info.vocabulary, info.end_of_text);
@@ -42,6 +51,7 @@ ShardInfo read_info(const h5::File& file) {
     fail("{}: /checksums has shape [{}], which does not suit {} tokens", path, fmt::join(file.shape("checksums"), ", "),
          info.count);
   }
+  info.checksum = checksum_of_checksums(file, shard_blocks(info.count));
   return info;
 }
 
@@ -55,6 +65,7 @@ class OpenShard {
       fail("{}: changed since the run began: {} tokens of vocabulary {} then, {} of {} now", expected.path,
            expected.count, expected.vocabulary, found.count, found.vocabulary);
     }
+    if (found.checksum != expected.checksum) fail("{}: changed since the run began: other tokens", expected.path);
   }
 
   /// Fills `tokens` with the shard's tokens from `first` on; all must be smaller than `vocabulary`.

@@ -31,6 +31,7 @@ struct ShardInfo {
   std::uint64_t count = 0;
   std::uint64_t vocabulary = 0;
   std::uint64_t end_of_text = 0;
+  std::uint64_t checksum = 0;  ///< h5::checksum of /checksums: identifies the tokens
 };
 
 /// Opens a shard, checks its attributes and the extents of its datasets against each other (not its tokens), and

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <charconv>
 #include <chrono>
 #include <cmath>
 #include <cstdio>
@@ -9,6 +10,7 @@
 #include <map>
 
 #include "src/error.hpp"
+#include "src/files.hpp"
 
 namespace nanorun {
 
@@ -80,11 +82,12 @@ class ShardOpener {
     return shards;
   }
 
-  static std::array<std::uint64_t, 3> numbers_of(const ShardInfo& shard) {
-    return {shard.count, shard.vocabulary, shard.end_of_text};
+  static std::array<std::uint64_t, 4> numbers_of(const ShardInfo& shard) {
+    return {shard.count, shard.vocabulary, shard.end_of_text, shard.checksum};
   }
   static void set_numbers(ShardInfo& shard, std::span<const std::uint64_t> numbers) {
-    shard.count = numbers[0], shard.vocabulary = numbers[1], shard.end_of_text = numbers[2];
+    shard.count = numbers[0], shard.vocabulary = numbers[1], shard.end_of_text = numbers[2],
+    shard.checksum = numbers[3];
   }
 
   /// Of the next `size` shards, on all ranks.
@@ -183,7 +186,106 @@ void require_steps(const TokenStream& stream, Cursor cursor, long steps) {
   for (long step = 0; step < steps; ++step) cursor = stream.next(stream.place(cursor));
 }
 
+/// A shard as a record holds it.
+struct KnownShard {
+  std::string name;
+  std::string content;  ///< tokens and checksum
+
+  bool operator==(const KnownShard&) const = default;
+};
+
+/// File name without line feeds, which would end a line of the record.
+std::string name_in_record(const std::string& path) {
+  std::string name = name_of(path);
+  std::ranges::replace(name, '\n', '?');
+  return name;
+}
+
+KnownShard known(const ShardInfo& shard) {
+  return {name_in_record(shard.path), fmt::format("{} {:016x}", shard.count, shard.checksum)};
+}
+
+struct Record {
+  std::vector<KnownShard> shards;
+  std::size_t further = 0;  ///< listed shards that had not been opened
+};
+
+Record parse_record(const std::string& text) {
+  Record record;
+  for (std::size_t at = 0; at < text.size();) {
+    const std::size_t end = std::min(text.find('\n', at), text.size());
+    const std::string line = text.substr(at, end - at);
+    at = end + 1;
+    // Names may hold blanks.
+    const std::size_t checksum = line.rfind(' '), count = line.rfind(' ', checksum - 1);
+    if (line.starts_with("+ ") && count == std::string::npos) {
+      std::from_chars(line.data() + 2, line.data() + line.size(), record.further);
+    } else {
+      record.shards.push_back({line.substr(0, count), line.substr(count + 1)});
+    }
+  }
+  return record;
+}
+
+/// How the stream differs from the record, first at `index`; `names` are those of all shards of the stream.
+std::string difference(const Record& record, std::size_t index, const std::vector<ShardInfo>& opened,
+                       const std::vector<std::string>& names) {
+  const auto& [name, content] = record.shards[index];
+  const auto was_recorded = [&](const std::string& other) {
+    return std::ranges::any_of(record.shards, [&](const KnownShard& shard) { return shard.name == other; });
+  };
+  const bool is_listed = std::ranges::find(names, name) != names.end();
+  const std::string place = fmt::format("training shard {} of the checkpoint, {}, ", index + 1, name);
+  if (index >= opened.size()) return place + "is no longer listed";
+  const KnownShard now = known(opened[index]);
+  if (now.name == name) return place + "holds other tokens now";
+  if (!is_listed && !was_recorded(now.name))
+    return place + (now.content == content ? "is now named " : "was replaced by ") + now.name;
+  if (!is_listed) return place + "is no longer listed";
+  if (!was_recorded(now.name)) return place + "comes later now: " + now.name + " was added before it";
+  return place + "is not in its place, which is now that of " + now.name;
+}
+
 }  // namespace
+
+std::string shard_record(const RunData& data) {
+  std::string text;
+  for (const ShardInfo& shard : data.train.opened) {
+    const auto& [name, content] = known(shard);
+    text += fmt::format("{} {}\n", name, content);
+  }
+  if (!data.train.complete()) text += fmt::format("+ {}\n", data.train.listed - data.train.opened.size());
+  return text;
+}
+
+std::vector<std::string> check_shards(Comm& comm, RunData& data, const Config& config, const std::string& recorded) {
+  const Record record = parse_record(recorded);
+  if (record.shards.empty()) return {};
+  ShardOpener(comm, config.model, data).open(data.train, record.shards.size(), [](auto&&...) { return 1; });
+  const std::vector<ShardInfo>& opened = data.train.opened;
+  std::size_t same = 0;
+  while (same < std::min(record.shards.size(), opened.size()) && record.shards[same] == known(opened[same])) ++same;
+  if (same == record.shards.size()) {
+    const std::size_t before = same + record.further;
+    if (data.train.listed <= before) return {};
+    return {fmt::format("{} training shard{} added behind the {} known one{}", data.train.listed - before,
+                        data.train.listed - before == 1 ? " was" : "s were", before, before == 1 ? "" : "s")};
+  }
+  std::string found;
+  if (comm.root()) {
+    std::vector<std::string> names;
+    for (const std::string& path : data.train.paths) names.push_back(name_in_record(path));
+    found = difference(record, same, opened, names);
+  }
+  found = comm.broadcast(found);
+  if (config.data.changed == ChangedData::accept)
+    return {"warning: " + found + "; the run goes on at the same place of the new stream, as data.changed says"};
+  throw Error(ExitCode::data,
+              found +
+                  "; list the shards as they were, or go on at the same place of the new stream with "
+                  "data.changed = \"accept\"",
+              Scope::all_ranks);
+}
 
 RunData open_run_data(Comm& comm, const Config& config) {
   RunData data;

@@ -126,9 +126,10 @@ TEST(Config, EveryMemberHasARow) {
 
 // Every key takes at least one of these values, differing from its default, and changes nothing but its own line.
 TEST(Config, EveryKeyIsSetAndReadBack) {
-  const std::vector<std::string> values = {
-      "true",     "false",     "256",       "2",        "0.25",     "\"SL\"",  "[5]",          "[\"a.h5\"]", "\"none\"",
-      "\"full\"", "\"token\"", "\"floor\"", "\"bf16\"", "\"wrap\"", "\"mlp\"", "\"continue\"", "\"nccl\""};
+  const std::vector<std::string> values = {"true",         "false",     "256",        "2",        "0.25",
+                                           "\"SL\"",       "[5]",       "[\"a.h5\"]", "\"none\"", "\"full\"",
+                                           "\"token\"",    "\"floor\"", "\"bf16\"",   "\"wrap\"", "\"mlp\"",
+                                           "\"continue\"", "\"nccl\"",  "\"accept\""};
   for (const Key& key : key_table()) {
     int taken = 0;
     for (const std::string& value : values) {

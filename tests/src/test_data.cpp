@@ -178,6 +178,11 @@ TEST(Loader, ShardThatVanishesOrChangesIsAnError) {
     for (int step = 0; step < 200; ++step) loader.next();
   };
   EXPECT_EQ(error_of(step_two_hundred), "");
+  {
+    h5::File file = h5::File::open_append(shards.infos[1].path);
+    file.write<std::uint64_t>("checksums", {0}, {1}, std::vector<std::uint64_t>{1});
+  }
+  EXPECT_TRUE(contains(error_of(step_two_hundred), "s1.h5: changed since the run began: other tokens"));
   write_shard(shards.infos[1].path, some_tokens(99, 1));
   EXPECT_TRUE(contains(error_of(step_two_hundred), "s1.h5: changed since the run began"));
   std::filesystem::remove(shards.infos[1].path);
