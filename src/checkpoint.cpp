@@ -21,7 +21,7 @@ using Slabs = std::vector<Slab<float>>;
 Error checkpoint_error(const std::string& message) { return {ExitCode::checkpoint, message, Scope::all_ranks}; }
 
 void warn(const Comm& comm, const std::string& message) {
-  if (comm.root()) fmt::print(stderr, "nanorun: warning: {}\n", message);
+  if (comm.root()) nanorun::warn(message);
 }
 
 std::string name_of_step(long step) { return fmt::format("checkpoint_{:08}.h5", step); }

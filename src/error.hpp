@@ -3,6 +3,7 @@
 
 #include <fmt/format.h>
 
+#include <cstdio>
 #include <exception>
 #include <stdexcept>
 #include <string>
@@ -80,6 +81,10 @@ inline std::string excerpt(std::string_view text, std::size_t max_size = 160) {
   }
   return size < text.size() ? shown + "..." : shown;
 }
+
+/// A line on standard error. The program goes on where nobody can read it, as once the terminal is closed.
+inline void complain(const std::string& message) { std::fputs(("nanorun: " + message + "\n").c_str(), stderr); }
+inline void warn(const std::string& message) { complain("warning: " + message); }
 
 /// For destructors: a device that has failed says so in the next call that may throw.
 template <class Work>

@@ -13,6 +13,7 @@
 #include "src/config.hpp"
 #include "src/context.hpp"
 #include "src/data.hpp"
+#include "src/early.hpp"
 #include "src/error.hpp"
 #include "src/files.hpp"
 #include "src/import.hpp"
@@ -62,10 +63,10 @@ ExitCode report_error(const Comm& comm) {
     message = error.what();
   }
   if (scope == Scope::this_rank) {
-    fmt::print(stderr, "{}", lines_of(fmt::format("nanorun: rank {}", comm.rank()), message));
+    std::fputs(lines_of(fmt::format("nanorun: rank {}", comm.rank()), message).c_str(), stderr);
     Context::abort(static_cast<int>(code));
   }
-  if (comm.root()) fmt::print(stderr, "{}", lines_of("nanorun", message));
+  if (comm.root()) std::fputs(lines_of("nanorun", message).c_str(), stderr);
   return code;
 }
 
@@ -157,6 +158,9 @@ ExitCode carry_out(Context& context, const CommandLine& line) {
 }  // namespace
 }  // namespace nanorun
 
+// 0. Before libraries start: see to signals and standard descriptors.
+[[gnu::section(".preinit_array"), gnu::used]] void (*const prepare)(int, char**, char**) = nanorun::prepare_process;
+
 int main(int argc, char** argv) {
   using namespace nanorun;
   // 1. Start MPI. It sees no arguments.
@@ -170,6 +174,7 @@ int main(int argc, char** argv) {
     words.insert(words.end(), arguments.begin(), arguments.end());
     require_same_command(context.comm(), words);
     const CommandLine line = parse_command_line(arguments);
+    if (line.command != Command::train || line.dry_run) heed_signals();
     // 3. Do what it says.
     code = carry_out(context, line);
   } catch (...) {

@@ -80,7 +80,7 @@ void Log::note(const std::string& text) {
   } catch (const Error& error) {
     if (warned_) return;
     warned_ = true;
-    fmt::print(stderr, "nanorun: warning: {}; the log goes on on standard output alone\n", error.what());
+    warn(fmt::format("{}; the log goes on on standard output alone", error.what()));
   }
 }
 
@@ -95,7 +95,7 @@ void Log::write(const std::string& text) {
     make_directories(directory_of(path_), ExitCode::output);
     file_.emplace(path_, ExitCode::output);
     file_->write(before);
-    fmt::print(stderr, "nanorun: warning: {}: was removed while the run goes on; written anew\n", path_);
+    warn(fmt::format("{}: was removed while the run goes on; written anew", path_));
   }
   file_->write(text);
 }

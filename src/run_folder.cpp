@@ -57,7 +57,7 @@ void RunFolder::lock() {
                                               lock.held_by()->empty() ? "another job" : *lock.held_by()));
   }
   if (!lock.supported()) {
-    fmt::print(stderr, "nanorun: warning: {}: no locks on this file system; nothing keeps a second job away\n", path_);
+    warn(fmt::format("{}: no locks on this file system; nothing keeps a second job away", path_));
   }
 }
 

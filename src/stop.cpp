@@ -1,17 +1,13 @@
 #include "src/stop.hpp"
 
 #include <csignal>
-#include <filesystem>
+#include <utility>
+
+#include "src/early.hpp"
+#include "src/error.hpp"
+#include "src/files.hpp"
 
 namespace nanorun {
-
-namespace {
-
-volatile std::sig_atomic_t received_signal = 0;
-
-extern "C" void note_signal(int signal) { received_signal = signal; }
-
-}  // namespace
 
 const char* stop_reason_text(StopReason reason) {
   switch (reason) {
@@ -23,6 +19,10 @@ const char* stop_reason_text(StopReason reason) {
       return "walltime limit reached";
     case StopReason::user_signal:
       return "SIGUSR2 received";
+    case StopReason::hangup:
+      return "SIGHUP received";
+    case StopReason::interrupt:
+      return "SIGINT received";
     case StopReason::terminate:
       return "SIGTERM received";
     default:
@@ -30,26 +30,43 @@ const char* stop_reason_text(StopReason reason) {
   }
 }
 
-StopMonitor::StopMonitor(const StopConfig& config, std::string stop_file, bool watches_file)
-    : config_(config), stop_file_(std::move(stop_file)), watches_file_(watches_file) {
-  received_signal = 0;
-  std::signal(SIGTERM, note_signal);
-  std::signal(SIGUSR2, note_signal);
+StopReason received_signal() {
+  switch (noted_signal()) {
+    case SIGTERM:
+      return StopReason::terminate;
+    case SIGINT:
+      return StopReason::interrupt;
+    case SIGHUP:
+      return StopReason::hangup;
+    case SIGUSR2:
+      return StopReason::user_signal;
+    default:
+      return StopReason::none;
+  }
 }
 
-StopMonitor::~StopMonitor() {
-  std::signal(SIGTERM, SIG_DFL);
-  std::signal(SIGUSR2, SIG_DFL);
+StopMonitor::StopMonitor(const StopConfig& config, std::string stop_file, bool watches_file)
+    : config_(config), stop_file_(std::move(stop_file)), watches_file_(watches_file) {
+  note_signals();
+  std::signal(SIGPIPE, SIG_IGN);
+}
+
+/// A file system that does not answer is no reason to stop.
+bool StopMonitor::finds_stop_file() {
+  try {
+    return exists(stop_file_, ExitCode::output);
+  } catch (const Error& error) {
+    if (!std::exchange(warned_, true)) warn(fmt::format("{}; the stop file may go unnoticed", error.what()));
+    return false;
+  }
 }
 
 StopReason StopMonitor::poll(long steps_done, double seconds) {
-  if (received_signal == SIGTERM) return StopReason::terminate;
-  if (received_signal == SIGUSR2) return StopReason::user_signal;
+  if (const StopReason signal = received_signal(); signal != StopReason::none) return signal;
   if (config_.walltime_seconds > 0 && seconds >= config_.walltime_seconds) return StopReason::walltime;
   if (watches_file_ && seconds >= next_look_) {
     next_look_ = seconds + 1;
-    std::error_code ignored;
-    if (std::filesystem::exists(stop_file_, ignored)) return StopReason::file;
+    if (finds_stop_file()) return StopReason::file;
   }
   // Only a run that passes the step stops there: the run that continues it goes on.
   if (config_.step > 0 && steps_done == config_.step) return StopReason::step;

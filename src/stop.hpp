@@ -1,6 +1,6 @@
 #pragma once
-// Reasons to stop early: SIGTERM or SIGUSR2 to any rank, the walltime limit, a stop file, a step named in the deck.
-// A rank only notes what it sees; the ranks agree on it in the reduction that ends every step.
+// Reasons to stop early: a signal to any rank, the walltime limit, a stop file, a step named in the deck. A rank only
+// notes what it sees; the ranks agree on it before the first step and in the reduction that ends every step.
 
 #include <string>
 
@@ -9,26 +9,29 @@
 namespace nanorun {
 
 /// Larger values win when ranks see different reasons.
-enum class StopReason : int { none, step, file, walltime, user_signal, terminate, count };
+enum class StopReason : int { none, step, file, walltime, user_signal, hangup, interrupt, terminate, count };
 const char* stop_reason_text(StopReason reason);
 
-/// Installs the signal handlers for its lifetime; one instance at a time.
+/// The signal that this rank has received.
+StopReason received_signal();
+
 class StopMonitor {
  public:
+  /// Puts the handlers back that a library has replaced; and output that nobody reads any more ends no run from now on.
   /// `stop_file` is looked for at most once a second, and only where `watches_file`.
   StopMonitor(const StopConfig& config, std::string stop_file, bool watches_file);
-  ~StopMonitor();
-  StopMonitor(const StopMonitor&) = delete;
-  StopMonitor& operator=(const StopMonitor&) = delete;
 
   /// What this rank sees after `steps_done` updates, `seconds` after the program started.
   StopReason poll(long steps_done, double seconds);
 
  private:
+  bool finds_stop_file();
+
   const StopConfig& config_;
   std::string stop_file_;
   bool watches_file_;
   double next_look_ = 0;
+  bool warned_ = false;
 };
 
 }  // namespace nanorun

@@ -282,7 +282,7 @@ class Trace::Impl {
       write();
     } catch (const Error& error) {
       if (error.scope() != Scope::all_ranks) throw;
-      if (comm_.root()) fmt::print(stderr, "nanorun: warning: {}; the trace ends here\n", error.what());
+      if (comm_.root()) warn(fmt::format("{}; the trace ends here", error.what()));
       file_.reset();
     }
   }

@@ -130,7 +130,7 @@ void start(const std::string& path, std::uint64_t ranks, long first_step) {
       validations.truncate(first_step + 1);
     } catch (const Error& error) {
       const std::string aside = set_aside(path, ExitCode::output);
-      fmt::print(stderr, "nanorun: warning: {}; the file is kept as {}\n", error.what(), aside);
+      warn(fmt::format("{}; the file is kept as {}", error.what(), aside));
       rows = {}, validations = {}, columns = 0;
     }
   }

@@ -62,6 +62,8 @@ class Training {
   void record_failure(const Error& error);
   [[noreturn]] void fail_not_finite(const std::string& what, long step);
 
+  void heed_early_signals();
+
   bool finished() const { return progress_.step == config_.train.steps; }
   bool validation_due() const;
   bool checkpoint_due() const;
@@ -227,7 +229,14 @@ ExitCode Training::run() {
   return finish();
 }
 
+/// A signal of the time before the first step stops the run there.
+void Training::heed_early_signals() {
+  const auto signal = static_cast<std::uint64_t>(received_signal());
+  stop_reason_ = static_cast<StopReason>(comm_.all_reduce(signal, Reduce::max));
+}
+
 void Training::step_until_done() {
+  heed_early_signals();
   while (true) {
     trace_->begin_step(progress_.step);
     comm_.set_step(progress_.step + 1);
@@ -423,7 +432,7 @@ void Training::save() {
   } catch (const Error& error) {
     const bool last = finished() || stop_reason_ != StopReason::none;
     if (last || config_.checkpoint.on_failure == OnFailure::stop || error.scope() != Scope::all_ranks) throw;
-    if (comm_.root()) fmt::print(stderr, "nanorun: warning: {}; training goes on without it\n", error.what());
+    if (comm_.root()) warn(fmt::format("{}; training goes on without it", error.what()));
   }
 }
 

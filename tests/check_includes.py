@@ -7,7 +7,7 @@ from pathlib import Path
 
 # A module may include modules of the lines above its own, and itself. docs/architecture.md shows the same lines.
 LAYERS = """
-error
+error early
 arena files
 watchdog
 config config_keys config_check config_toml comm h5
@@ -47,6 +47,8 @@ def breaches_of(path, root):
     module = path.stem
     in_kernels = path.parent.name == "kernels"
     for number, line in enumerate(path.read_text().splitlines(), 1):
+        if "print(stderr" in line:
+            yield f"{path.relative_to(root)}:{number}: throws where standard error is closed; warn() does not"
         match = re.match(r'\s*#\s*include\s*[<"]([^>"]+)[>"]', line)
         if not match:
             continue

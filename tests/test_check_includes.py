@@ -40,6 +40,9 @@ class CheckIncludes(unittest.TestCase):
         self.assert_breach("kernels/device.cu", "#include <Kokkos_Core.hpp>")
         self.assert_breach("src/context.cpp", "#include <Kokkos_Core.hpp>")
 
+    def test_messages_never_throw(self):
+        self.assert_breach("src/model.cpp", 'fmt::print(stderr, "nanorun: {}\\n", text);')
+
     def test_the_page_on_architecture_shows_the_layers(self):
         page = (Path(__file__).resolve().parents[1] / "docs" / "architecture.md").read_text()
         self.assertIn(textwrap.indent(check_includes.LAYERS.strip(), "    "), page)

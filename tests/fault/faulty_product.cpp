@@ -1,9 +1,11 @@
 // Preloaded into the program: once the file FAULT_FILE exists, rank FAULT_RANK's next matrix product hangs, as it would
-// in a kernel that never ends (FAULT=hang), or throws (FAULT=throw).
+// in a kernel that never ends (FAULT=hang), or throws (FAULT=throw). Where FAULT_SIGNAL is set, the rank receives the
+// signal of that number before main() begins.
 
 #include <dlfcn.h>
 #include <unistd.h>
 
+#include <csignal>
 #include <cstdlib>
 #include <stdexcept>
 #include <string>
@@ -15,8 +17,16 @@ std::string variable(const char* name) {
   return value == nullptr ? "" : value;
 }
 
-bool fault_is_due() {
-  return variable("OMPI_COMM_WORLD_RANK") == variable("FAULT_RANK") && access(std::getenv("FAULT_FILE"), F_OK) == 0;
+/// Without mpirun ranks have no number.
+bool is_faulty_rank() { return variable("OMPI_COMM_WORLD_RANK") == variable("FAULT_RANK"); }
+
+bool fault_is_due() { return is_faulty_rank() && access(variable("FAULT_FILE").c_str(), F_OK) == 0; }
+
+[[gnu::constructor]] void receive_early_signal() {
+  const std::string signal = variable("FAULT_SIGNAL");
+  if (signal.empty() || !is_faulty_rank()) return;
+  unsetenv("FAULT_SIGNAL");  // MPI starts programs of its own where there is no mpirun
+  raise(std::stoi(signal));
 }
 
 }  // namespace

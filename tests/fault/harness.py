@@ -36,16 +36,17 @@ def running(pid):
 class Job:
     """A started job; its output gathers while it runs."""
 
-    def __init__(self, folder, ranks, arguments, wrapper=()):
-        """`wrapper` is a command that starts the program on each rank with the arguments that follow."""
-        command = [small_run.MPIRUN, "--oversubscribe", "-n", str(ranks), *wrapper, small_run.PROGRAM,
-                   *map(str, arguments)]
-        self.process = subprocess.Popen(command, cwd=folder, text=True, errors="replace", stdin=subprocess.DEVNULL,
-                                        stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    def __init__(self, folder, ranks, arguments, wrapper=(), **streams):
+        """`wrapper` is a command that starts the program on each rank with the arguments that follow. With `ranks` None
+        the program runs without mpirun. `streams` replace those of the process, which are then not gathered."""
+        launcher = () if ranks is None else (small_run.MPIRUN, "--oversubscribe", "-n", str(ranks))
+        command = [*launcher, *wrapper, small_run.PROGRAM, *map(str, arguments)]
+        pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        self.process = subprocess.Popen(command, cwd=folder, text=True, errors="replace", **pipes | streams)
         self.ranks = ranks
         self.output, self.errors = [], []
         self.readers = [threading.Thread(target=gather, args=pair)
-                        for pair in ((self.process.stdout, self.output), (self.process.stderr, self.errors))]
+                        for pair in ((self.process.stdout, self.output), (self.process.stderr, self.errors)) if pair[0]]
         for reader in self.readers:
             reader.start()
 
@@ -73,7 +74,9 @@ class Job:
         return self.process.returncode
 
     def rank_pids(self):
-        """Processes of the ranks, which are children of mpirun."""
+        """Processes of the ranks, which are children of mpirun where there is one."""
+        if self.ranks is None:
+            return [self.process.pid]
         pids = []
         for stat in Path("/proc").glob("[0-9]*/stat"):
             try:
@@ -129,8 +132,8 @@ class FaultTest(unittest.TestCase):
         small_run.write_deck(folder)
         small_run.write_data(folder)
 
-    def start(self, ranks, *overrides, folder=None, wrapper=()):
-        return Job(folder or self.folder, ranks, ["train", "deck.toml", *overrides], wrapper)
+    def start(self, ranks, *overrides, folder=None, wrapper=(), **streams):
+        return Job(folder or self.folder, ranks, ["train", "deck.toml", *overrides], wrapper, **streams)
 
     def train(self, ranks, *overrides, folder=None, wrapper=(), code=0):
         """Trains to the end and checks the exit code."""

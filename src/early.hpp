@@ -1,0 +1,24 @@
+#pragma once
+// What must stand before the constructors of shared libraries run, which open files and start threads. libc has no
+// environment and no streams then, so that this module makes system calls only.
+//
+// SIGTERM, SIGINT, SIGHUP and SIGUSR2 ask a run to stop in order, from the start of the program on. A closing terminal
+// and some launchers send a signal twice at once; one that comes a second or more after the first ends the program
+// wherever that is, but for SIGUSR2, which always asks.
+
+namespace nanorun {
+
+/// For the .preinit_array of the program. Calls note_signals(). Standard descriptors that are closed are opened, so
+/// that no file of the program gets their numbers; they can be neither read nor written.
+void prepare_process(int argc, char** argv, char** environment);
+
+/// Notes the four signals from now on; a second call puts back the handlers that a library has replaced. SIGINT and
+/// SIGHUP that were ignored when the program started, as under nohup and in a shell's background, stay ignored.
+void note_signals();
+/// The first of them that came; 0 before.
+int noted_signal();
+/// Gives them their default actions, and lets the one that has come already take its own: for commands that cannot stop
+/// in order.
+void heed_signals();
+
+}  // namespace nanorun
