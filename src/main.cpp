@@ -17,6 +17,7 @@
 #include "src/error.hpp"
 #include "src/files.hpp"
 #include "src/import.hpp"
+#include "src/report.hpp"
 #include "src/trace_file.hpp"
 #include "src/train.hpp"
 
@@ -26,8 +27,11 @@ namespace {
 /// Of the file that names the inputs of `shard`: millions of paths.
 constexpr std::uint64_t max_list_bytes = std::uint64_t{1} << 26;
 
+/// Collective. Throws Error(output, all_ranks).
 void print(Comm& comm, const std::string& text) {
-  if (comm.root()) std::fputs(text.c_str(), stdout);
+  comm.together([&] {
+    if (comm.root()) write_output(text);
+  });
 }
 
 /// Text that the user names, read by rank 0 for all ranks: mpirun gives its standard input to rank 0. Throws
@@ -128,6 +132,7 @@ ExitCode verify(Comm& comm, const std::vector<std::string>& paths) {
     } catch (...) {
       const ExitCode code = report_error(comm);
       if (first == ExitCode::ok) first = code;
+      if (code == ExitCode::output) break;  // nobody would see the other results
     }
   }
   return first;

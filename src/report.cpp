@@ -4,8 +4,10 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <cmath>
 #include <cstdio>
+#include <cstring>
 #include <nlohmann/json.hpp>
 #include <utility>
 
@@ -53,7 +55,16 @@ double bytes_sent_per_step(const Config& config, const ParameterTable& table, in
   return (static_cast<double>(table.size()) * gradient + weight_bytes(table)) * (ranks - 1) / ranks;
 }
 
+/// Whether the text is out, or else errno says why not.
+bool put(const std::string& text) { return std::fputs(text.c_str(), stdout) >= 0 && std::fflush(stdout) == 0; }
+
+std::string output_failure() { return fmt::format("standard output cannot be written: {}", std::strerror(errno)); }
+
 }  // namespace
+
+void write_output(const std::string& text) {
+  if (!put(text)) throw Error(ExitCode::output, output_failure());
+}
 
 Log::Log(bool active) : active_(active), terminal_(active && on_terminal()) {}
 
@@ -68,8 +79,9 @@ void Log::line(const std::string& text) {
   if (!active_) return;
   if (live_shown_) std::fputs("\r\033[K", stdout);
   live_shown_ = false;
-  std::fputs((text + "\n").c_str(), stdout);
-  std::fflush(stdout);
+  if (!put(text + "\n") && !std::exchange(unread_, true)) {
+    warn(output_failure() + "; the log goes on in log.txt alone");
+  }
   note(text);
 }
 
@@ -102,9 +114,7 @@ void Log::write(const std::string& text) {
 
 void Log::live(const std::string& text) {
   if (!terminal_) return;
-  std::fputs(("\r\033[K" + text).c_str(), stdout);
-  std::fflush(stdout);
-  live_shown_ = true;
+  live_shown_ = put("\r\033[K" + text);
 }
 
 std::string format_step(const StepReport& r) {

@@ -14,6 +14,9 @@
 
 namespace nanorun {
 
+/// To standard output, at once. Throws Error(output).
+void write_output(const std::string& text);
+
 /// Lines to standard output and to log.txt, and on a terminal a live line for the current step.
 class Log {
  public:
@@ -36,6 +39,7 @@ class Log {
   bool terminal_;
   bool live_shown_ = false;
   bool warned_ = false;
+  bool unread_ = false;  ///< standard output takes no more, as has been said
   std::string path_;
   std::string waiting_;  ///< lines from before open()
   std::optional<AppendFile> file_;

@@ -110,11 +110,11 @@ void RunFolder::keep() {
     make_directories(path_, ExitCode::output);
     make_directories(heartbeats(), ExitCode::output);
   } catch (const Error& error) {
-    if (!warned_) fmt::print(stderr, "nanorun: warning: {}\n", error.what());
+    if (!warned_) warn(error.what());
     warned_ = true;
     return;
   }
-  fmt::print(stderr, "nanorun: warning: {}: was removed while the run goes on; made again\n", path_);
+  warn(fmt::format("{}: was removed while the run goes on; made again", path_));
   locks_.clear();
   lock();
 }

@@ -485,7 +485,7 @@ void plan_training(const Config& config, int ranks) {
   check_config(config, ranks);
   std::string text = to_toml(config) + "\n" + plan(config, ParameterTable(config.model), ranks);
   for (const std::string& warning : data_warnings(config)) text += warning + "\n";
-  std::fputs(text.c_str(), stdout);
+  write_output(text);
 }
 
 }  // namespace nanorun

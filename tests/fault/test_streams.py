@@ -1,0 +1,56 @@
+"""Standard streams that are closed, full or read by nobody."""
+
+import os
+import re
+
+from harness import FaultTest, Job, small_run
+
+CLOSED = ["sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh"]
+
+
+class Streams(FaultTest):
+    def no_space(self):
+        full = open("/dev/full", "w")
+        self.addCleanup(full.close)
+        return full
+
+    def assert_output_lost(self, *arguments, **streams):
+        job = Job(self.folder, None, arguments, **streams)
+        self.assertEqual(job.wait(), 7, job.text())
+        self.assert_refused(job, "standard output cannot be written: ")
+
+    def test_full_output(self):
+        for arguments in (["keys"], ["--version"], ["train", "--help"], ["verify", "data.h5", "data.h5"],
+                          ["shard", "s.h5", "00.txt", "--text"], ["train", "deck.toml", "--dry-run"]):
+            self.assert_output_lost(*arguments, stdout=self.no_space())
+        self.verify(self.folder / "s.h5")
+
+    def test_closed_output(self):
+        self.assert_output_lost("keys", wrapper=["sh", "-c", 'exec "$@" >&-', "sh"])
+
+    def test_verification_outlives_no_output(self):
+        """The first error decides on the exit code."""
+        job = Job(self.folder, None, ["verify", "absent.h5", "data.h5"], stdout=self.no_space())
+        self.assertEqual(job.wait(), 3, job.text())
+
+    def test_training_on_full_output_goes_on(self):
+        job = self.start(None, stdout=self.no_space())
+        self.assertEqual(job.wait(), 0, job.text())
+        self.assert_refused(job, "warning: standard output cannot be written: No space left on device; the log goes on "
+                                 "in log.txt alone")
+        log = (self.run_folder() / "log.txt").read_text()
+        self.assertEqual(sorted(map(int, re.findall(r"^step +(\d+)/12 ", log, re.MULTILINE))), list(range(1, 13)))
+
+    def test_no_file_takes_the_place_of_a_standard_stream(self):
+        job = self.start(None, "train.steps=100000", wrapper=CLOSED)
+        log = self.run_folder() / "log.txt"
+        job.until(lambda: log.exists() and "step" in log.read_text(), "step")
+        places = [os.readlink(f"/proc/{job.process.pid}/fd/{descriptor}") for descriptor in range(3)]
+        self.assertEqual(places, ["/dev/null"] * 3)
+        (self.run_folder() / "stop").touch()
+        self.assertEqual(job.wait(), 75)
+        self.verify(self.checkpoint(self.summary()["steps"]))
+
+
+if __name__ == "__main__":
+    small_run.main()
