@@ -12,6 +12,7 @@
 
 #include "kernels/ops.hpp"
 #include "src/error.hpp"
+#include "src/h5.hpp"
 
 extern "C" void openblas_set_num_threads(int threads);
 
@@ -132,6 +133,7 @@ std::string idle_devices(const std::vector<DevicePlace>& places) {
 }
 
 Context::Context(int& argc, char**& argv) : start_(std::chrono::steady_clock::now()) {
+  h5::start();
   int provided = MPI_THREAD_SINGLE;
   MPI_Init_thread(&argc, &argv, MPI_THREAD_FUNNELED, &provided);
   limit_blas_threads();

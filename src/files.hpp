@@ -129,8 +129,8 @@ inline std::string partial_of(const std::string& path) { return path + ".partial
 template <class Write>
 void replace_file(const std::string& path, ExitCode code, Write&& write) {
   const std::string partial = partial_of(path);
-  create_file(partial, code);
   try {
+    create_file(partial, code);
     write(partial);
     sync_to_disk(partial, code);
     rename_file(partial, path, code);

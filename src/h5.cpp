@@ -8,6 +8,7 @@
 #include <functional>
 #include <mutex>
 #include <numeric>
+#include <string_view>
 #include <utility>
 
 #include "src/files.hpp"
@@ -51,6 +52,12 @@ Reason last_reason() {
   };
   H5Ewalk2(H5E_DEFAULT, H5E_WALK_UPWARD, keep_innermost, &reason);
   std::ranges::replace(reason.text, '\n', ' ');
+  // Of a system call HDF5 also tells the time, addresses and sizes.
+  constexpr std::string_view of_call = "error message = '";
+  if (const auto at = reason.text.find(of_call); at != std::string::npos) {
+    const std::string rest = reason.text.substr(at + of_call.size());
+    reason.text = rest.substr(0, rest.find('\''));
+  }
   return reason;
 }
 
@@ -128,6 +135,11 @@ std::uint64_t elements(const Extent& count) {
 std::string text_of(const Extent& extent) { return fmt::format("[{}]", fmt::join(extent, ", ")); }
 
 }  // namespace
+
+void start() {
+  H5dont_atexit();
+  H5open();  // while there is no MPI, HDF5 cannot ask MPI_Finalize for a call
+}
 
 void Handle::reset() {
   if (id_ < 0) return;

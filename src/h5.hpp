@@ -22,6 +22,10 @@ namespace nanorun::h5 {
 /// First 32 bits of the speedrun's .bin files of tokens, which are taken for shards.
 inline constexpr std::int32_t bin_magic = 20240520;
 
+/// Comes before MPI_Init and every use of HDF5. HDF5's own end of the library, which MPI_Finalize or the end of the
+/// program would call, crashes where a file could not be closed, so it is left out: the program closes what it opens.
+void start();
+
 /// Owns one HDF5 identifier of any class.
 class Handle {
  public:

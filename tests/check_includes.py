@@ -29,7 +29,7 @@ ROOMS = {
     "nccl.h": {"transport_nccl"},
     "kernels/peer_memory.hpp": {"transport_peers", "peer_memory"},
     "hdf5.h": {"h5"},
-    "src/h5.hpp": {"h5", "data", "checkpoint_file", "trace_file", "import"},
+    "src/h5.hpp": {"h5", "context", "data", "checkpoint_file", "trace_file", "import"},
     "toml++/toml.h": {"config_toml"},
     "CLI/": {"command_line"},
     "nlohmann/json.hpp": {"report", "trace"},
