@@ -29,6 +29,7 @@ template <class T>
 void syrk(Op op, T alpha, Mat<const T> x, T beta, Mat<T> out) {
   if constexpr (!on_host) return gemm<T>(op, op == Op::none ? Op::transpose : Op::none, alpha, x, x, beta, out);
   const int inner = inner_of(op, x);
+  show_life(1.0 * out.rows * out.rows * inner);
   const auto tx = static_cast<CBLAS_TRANSPOSE>(op);
   if constexpr (std::is_same_v<T, float>) {
     cblas_ssyrk(CblasRowMajor, CblasUpper, tx, out.rows, inner, alpha, x.data, x.ld, beta, out.data, out.ld);
@@ -42,6 +43,7 @@ template <class T>
 void symm(CBLAS_SIDE side, Mat<const T> s, Mat<const T> x, Mat<T> out) {
   if constexpr (!on_host)
     return gemm<T>(Op::none, Op::none, 1, side == CblasLeft ? s : x, side == CblasLeft ? x : s, 0, out);
+  show_life(2.0 * s.rows * out.rows * out.cols);
   if constexpr (std::is_same_v<T, float>) {
     cblas_ssymm(CblasRowMajor, side, CblasUpper, out.rows, out.cols, 1, s.data, s.ld, x.data, x.ld, 0, out.data,
                 out.ld);

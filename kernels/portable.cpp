@@ -29,6 +29,7 @@ void add_to(double* total, double value) {
 template <class T>
 void blas_gemm(Op op_a, Op op_b, T alpha, Mat<const T> a, Mat<const T> b, T beta, Mat<T> c) {
   const int inner = inner_of(op_a, a);
+  show_life(2.0 * c.rows * c.cols * inner);
   const auto ta = static_cast<CBLAS_TRANSPOSE>(op_a);
   const auto tb = static_cast<CBLAS_TRANSPOSE>(op_b);
   if constexpr (std::is_same_v<T, float>) {

@@ -9,6 +9,7 @@
 #include <array>
 
 #include "kernels/device.hpp"
+#include "kernels/life.hpp"
 #include "kernels/types.hpp"
 
 namespace nanorun::kernels::portable {
@@ -20,6 +21,7 @@ using Team = Kokkos::TeamPolicy<Exec>::member_type;
 /// body(i) for 0 <= i < n, in parallel and in no fixed order.
 template <class Body>
 void for_rows(const char* label, int n, const Body& body) {
+  show_life();
   Kokkos::parallel_for(label, Kokkos::RangePolicy<Exec>(0, n), body);
   if constexpr (!on_host) Exec().fence();
 }
@@ -27,6 +29,7 @@ void for_rows(const char* label, int n, const Body& body) {
 /// body(team, i) for 0 <= i < n, as for_rows; the threads of a team make the call together.
 template <class Body>
 void for_teams(const char* label, int n, const Body& body) {
+  show_life();
   constexpr int threads = on_host ? 1 : 128;
   Kokkos::parallel_for(label, Kokkos::TeamPolicy<Exec>(n, threads),
                        [=] KOKKOS_FUNCTION(const Team& team) { body(team, team.league_rank()); });
@@ -73,6 +76,7 @@ struct Sums {
 
 template <std::size_t N, class Row>
 void sum_rows_on_device(const char* label, int n, Sums<N>& total, const Row& row) {
+  show_life();
   Kokkos::parallel_reduce(
       label, Kokkos::RangePolicy<Exec>(0, n), [=] KOKKOS_FUNCTION(int i, Sums<N>& sum) { sum += row(i); }, total);
 }

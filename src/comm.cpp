@@ -64,6 +64,7 @@ void Comm::share_heartbeats(const std::string& folder) {
 }
 
 Watchdog::Guard Comm::watch(const char* what) { return {*watchdog_, what}; }
+Watchdog::Work Comm::watch_work() { return Watchdog::Work(*watchdog_); }
 
 void Comm::find_place_on_host() {
   const Watchdog::Guard guard = watch("search for ranks of the same host");

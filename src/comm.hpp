@@ -45,6 +45,8 @@ class Comm {
   void share_heartbeats(const std::string& folder);
   /// Watches a collective that another library makes on handle(), while the result lives.
   [[nodiscard]] Watchdog::Guard watch(const char* what);
+  /// Watches that this rank does not hang in what it does itself, while the result lives.
+  [[nodiscard]] Watchdog::Work watch_work();
 
   void barrier();
   /// From `root` to all.

@@ -230,7 +230,8 @@ std::vector<Key> control_keys() {
        "steps, counted from 0 and below train.steps, that also go into trace.json"},
       {NANORUN_KEY(trace, flush_every), operates, between(1, 100000), "steps between writes of trace.h5"},
       {NANORUN_KEY(comm, timeout_seconds), operates, above(0, most_seconds),
-       "a collective that takes longer ends the job"},
+       "a collective that takes longer ends the job, as does a rank that shows no sign of life for longer in its own "
+       "work; there more time is left to large matrix products"},
       {NANORUN_KEY(comm, gradients), trains, any(),
        "format in which gradients travel to the rank that sums them, in fp32: fp32, or rounded to bf16 or e5m2"},
       {NANORUN_KEY(comm, gradient_scale), trains, between(1e-30, 1e30),

@@ -126,7 +126,7 @@ class ShardOpener {
   void print_progress(const ShardList& list) {
     if (!comm_.root() || Clock::now() - printed_ < progress_period) return;
     printed_ = Clock::now();
-    fmt::print(stderr, "nanorun: opened {} of at most {} token shards\n", list.opened.size(), list.listed);
+    complain(fmt::format("opened {} of at most {} token shards", list.opened.size(), list.listed));
   }
 
   Comm& comm_;

@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "kernels/life.hpp"
 #include "kernels/ops.hpp"
 #include "src/error.hpp"
 #include "src/files.hpp"
@@ -129,6 +130,7 @@ class Trace::Impl {
 
   /// Ends the time of the current phase and begins that of the next; returns the number of the mark.
   std::size_t enter(int phase) {
+    kernels::show_life();
     if (mark_count_ == marks_.size() && !in_step_) resolve();
     if (mark_count_ == marks_.size()) marks_.push_back({ops::create_event()});
     Mark& mark = marks_[mark_count_];

@@ -263,8 +263,11 @@ void Training::record_failure(const Error& error) {
 void Training::train_step() {
   const double begin = context_.seconds_since_start();
   const Batch batch = ahead_.step == progress_.step ? ahead_ : read_batch(progress_.step);
-  forward_backward(batch);
-  optimizer_.step(*trace_, progress_.step);
+  {
+    const auto work = comm_.watch_work();
+    forward_backward(batch);
+    optimizer_.step(*trace_, progress_.step);
+  }
   if (progress_.step + 1 < config_.train.steps) ahead_ = read_batch(progress_.step + 1);
   agree(batch.failure);
 
@@ -399,6 +402,7 @@ void Training::validate() {
       for (std::size_t j = comm_.rank(); j < data_.validation_places.size(); j += comm_.size()) {
         const Cursor& place = data_.validation_places[j];
         read_tokens(data_.validation.opened[place.shard], place.offset, validation_row_, config_.model.vocabulary);
+        const auto work = comm_.watch_work();
         loss += model_.validate(*trace_, Sequence::of(validation_row_), window(progress_.step));
       }
     });

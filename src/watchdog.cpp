@@ -14,6 +14,7 @@
 #include <optional>
 #include <utility>
 
+#include "kernels/life.hpp"
 #include "src/error.hpp"
 
 namespace nanorun {
@@ -74,23 +75,42 @@ void Watchdog::disarm() {
 
 /// Body of the thread that ends the job.
 void Watchdog::watch(std::stop_token stop) {
-  Clock::time_point last = Clock::now();
+  Clock::time_point last = Clock::now(), alive = last;
+  std::uint64_t signs = 0;
   std::unique_lock lock(mutex_);
   while (!stop.stop_requested()) {
     wake_.wait_for(lock, stop, std::chrono::milliseconds(200), [] { return false; });
     // Time in which this process itself was stopped is nobody else's fault.
     const Clock::duration pause = Clock::now() - std::exchange(last, Clock::now());
-    if (pause > std::chrono::seconds(1)) since_ += pause;
+    if (pause > std::chrono::seconds(1)) since_ += pause, alive += pause;
     if (what_ != nullptr && Clock::now() - since_ > timeout_) expire();
+    const std::uint64_t signs_before = std::exchange(signs, kernels::life.signs.load());
+    if (signs != signs_before || what_ != nullptr || !working_) alive = Clock::now();
+    if (Clock::now() - alive > longest_silence()) expire_at_work();
   }
 }
 
+/// A slow rank is not to be taken for one that hangs: between two signs lies one loop over rows or one product, and no
+/// core takes more than a nanosecond for an operation of a product. Where there are several ranks, those that wait in a
+/// collective see more than this one, and speak first.
+Watchdog::Seconds Watchdog::longest_silence() const {
+  constexpr Seconds operation(1e-9);
+  return (ranks_ > 1 ? 2 : 1) * timeout_ + kernels::life.largest_work.load() * operation;
+}
+
 void Watchdog::expire() {
-  const std::string line =
-      fmt::format("nanorun: rank {}: {} at step {} did not complete within {:.4g} s: {} (comm.timeout_seconds)\n",
-                  rank_, what_, step_.load(), timeout_.count(), culprit_);
-  std::fputs(line.c_str(), stderr);
-  std::fflush(stderr);
+  end_job(fmt::format("rank {}: {} at step {} did not complete within {:.4g} s: {} (comm.timeout_seconds)", rank_,
+                      what_, step_.load(), timeout_.count(), culprit_));
+}
+
+void Watchdog::expire_at_work() {
+  end_job(fmt::format(
+      "rank {}: hangs outside of collectives at step {}: no sign of life for {:.4g} s (see comm.timeout_seconds)",
+      rank_, step_.load(), longest_silence().count()));
+}
+
+void Watchdog::end_job(const std::string& message) {
+  complain(message);
   abort_();
   std::abort();
 }

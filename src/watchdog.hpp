@@ -1,5 +1,6 @@
 #pragma once
-// Ends the job when a collective outlasts its timeout, and names the rank to blame.
+// Ends the job when a collective outlasts its timeout, and names the rank to blame; also when this rank hangs elsewhere
+// while it computes.
 //
 // To find that rank, each rank's watchdog keeps a line about its rank in a file of its own in a folder that all ranks
 // see, and reads the others' while a collective takes long: a line that stands still belongs to a rank that is stopped
@@ -39,6 +40,18 @@ class Watchdog {
     Watchdog& dog_;
   };
 
+  /// Expects signs of life (kernels/life.hpp) from construction to destruction, outside of collectives.
+  class Work {
+   public:
+    explicit Work(Watchdog& dog) : dog_(dog) { dog_.working_ = true; }
+    ~Work() { dog_.working_ = false; }
+    Work(const Work&) = delete;
+    Work& operator=(const Work&) = delete;
+
+   private:
+    Watchdog& dog_;
+  };
+
   void set_timeout(double seconds);
   /// Step named by the message.
   void set_step(long step) { step_ = step; }
@@ -63,6 +76,9 @@ class Watchdog {
   void watch(std::stop_token stop);
   void beat(std::stop_token stop);
   [[noreturn]] void expire();
+  [[noreturn]] void expire_at_work();
+  [[noreturn]] void end_job(const std::string& message);
+  Seconds longest_silence() const;
 
   std::string file_of(int rank) const;
   bool write(const Heartbeat& heartbeat) const;
@@ -73,6 +89,7 @@ class Watchdog {
   const std::function<void()> abort_;
   std::string folder_;
   std::atomic<long> step_{0};
+  std::atomic<bool> working_{false};
 
   std::mutex mutex_;  ///< guards the members down to culprit_
   std::condition_variable_any wake_;

@@ -37,9 +37,10 @@ ROOMS = {
     "Kokkos": {"portable", "device", "fp8", "vector_math"},
 }
 
-# What src/ may see of kernels/: the dispatcher, the views, the mask that the host builds, and the memory of peers.
+# What src/ may see of kernels/: the dispatcher, the views, the mask that the host builds, the memory of peers, and
+# signs of life.
 KERNEL_HEADERS = {
-    f"kernels/{name}.hpp" for name in ("ops", "types", "attention", "peer_memory")
+    f"kernels/{name}.hpp" for name in ("ops", "types", "attention", "peer_memory", "life")
 }
 
 

@@ -118,12 +118,12 @@ class Stop(LostRanks, FaultTest):
     def test_stopped_root_is_named(self):
         self.stop_a_rank(2, 0)
 
-    def start_faulty(self, fault, *overrides):
-        """A job of four ranks, of which rank 1 meets the fault in mid-step from step 3 on, and its processes."""
+    def start_faulty(self, fault, *overrides, ranks=4):
+        """A job whose rank 1, or only rank, meets the fault in mid-step from step 3 on, and its processes."""
         trigger = self.folder / "fault"
-        wrapper = ["env", f"LD_PRELOAD={os.environ['NANORUN_FAULTY_PRODUCT']}", f"FAULT={fault}", "FAULT_RANK=1",
-                   f"FAULT_FILE={trigger}"]
-        job = self.start(4, *self.long_run, *overrides, wrapper=wrapper)
+        wrapper = ["env", f"LD_PRELOAD={os.environ['NANORUN_FAULTY_PRODUCT']}", f"FAULT={fault}",
+                   f"FAULT_RANK={min(ranks - 1, 1)}", f"FAULT_FILE={trigger}"]
+        job = self.start(ranks, *self.long_run, *overrides, wrapper=wrapper)
         job.until_step(3)
         pids = job.rank_pids()
         trigger.touch()
@@ -132,6 +132,21 @@ class Stop(LostRanks, FaultTest):
     def test_rank_that_hangs_outside_collectives_is_named(self):
         job, pids = self.start_faulty("hang", f"comm.timeout_seconds={self.timeout}")
         self.assert_named(job, pids, r"rank 1 of step \d+ hangs outside of collectives")
+
+    def test_only_rank_that_hangs_ends(self):
+        job, pids = self.start_faulty("hang", f"comm.timeout_seconds={self.timeout}", ranks=1)
+        self.assertEqual(job.wait(), 6, job.text())
+        self.assert_refused(job, "rank 0: hangs outside of collectives at step", "comm.timeout_seconds")
+        self.assert_gone(pids)
+
+    def test_slow_rank_is_not_taken_for_one_that_hangs(self):
+        """Its steps take longer than collectives may."""
+        job, _ = self.start_faulty("slow", "comm.timeout_seconds=1", ranks=1)
+        slow = re.compile(r"step .* (\d+)\.\d ms/step")
+        job.until(lambda: any(int(m[1]) > 2000 for m in map(slow.match, job.output) if m), "slow step")
+        (self.folder / "fault").unlink()
+        (self.run_folder() / "stop").touch()
+        self.assert_stopped(job, "stop file found")
 
     def test_rank_that_fails_in_a_step_ends_the_job(self):
         """At once, with its own message: the others wait for it longer than a test may last."""
