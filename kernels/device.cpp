@@ -1,5 +1,7 @@
 #include "kernels/device.hpp"
 
+#include <sys/mman.h>
+
 #include <Kokkos_Core.hpp>
 
 #include <cstdlib>
@@ -23,6 +25,14 @@ void start_kokkos(int device) {
 
 void stop_kokkos() {
   if (Kokkos::is_initialized()) Kokkos::finalize();
+}
+
+bool room_for_blas_buffers() {
+  constexpr std::size_t mebibyte = 1 << 20, buffer = 128, other = 192;  // of OpenBLAS; of threads of the run
+  const std::size_t bytes = (Kokkos::DefaultHostExecutionSpace().concurrency() * buffer + other) * mebibyte;
+  void* const memory =
+      ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  return memory != MAP_FAILED && ::munmap(memory, bytes) == 0;
 }
 
 namespace portable {

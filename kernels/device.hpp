@@ -15,6 +15,10 @@ void start_kokkos(int device);
 /// Nothing happens where Kokkos was not started.
 void stop_kokkos();
 
+/// Whether the limits on this process leave room for the buffers that the host's BLAS takes at its first products.
+/// OpenBLAS asks for ever for what it does not get. Once Kokkos has started.
+bool room_for_blas_buffers();
+
 namespace portable {
 
 /// Whether the ops' memory is the host's: not where Kokkos has a backend for devices.

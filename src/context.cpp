@@ -158,6 +158,17 @@ void Context::open_device() {
   device_ = device;
 }
 
+void Context::require_room_for_products() {
+  comm_->together([&] {
+    if (!ops::on_host || kernels::room_for_blas_buffers()) return;
+    throw Error(
+        ExitCode::internal,
+        fmt::format("rank {}: no room for OpenBLAS's buffers: raise the limits on address space and data (ulimit "
+                    "-v, ulimit -d), lower train.length or validation.length, or use more ranks",
+                    comm_->rank()));
+  });
+}
+
 Context::~Context() {
   if (device_ >= 0) {
     for (kernels::Stream* stream : {&upload_stream_, &comm_stream_, &stream_}) ops::destroy_stream(*stream);

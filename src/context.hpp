@@ -60,6 +60,10 @@ class Context {
   kernels::Stream comm_stream() const { return comm_stream_; }
   /// The stream of copies from the host.
   kernels::Stream upload_stream() const { return upload_stream_; }
+  /// Collective; once everything that takes much memory is there. Throws Error(internal, all_ranks) where a limit on a
+  /// rank's memory would make its BLAS hang in the first product.
+  void require_room_for_products();
+
   /// To be called after memory has been taken: the peak is the most that any call found in use on this rank's device,
   /// by all processes, in bytes; 0 on hosts.
   void look_at_device_memory();

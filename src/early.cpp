@@ -1,14 +1,22 @@
 #include "src/early.hpp"
 
 #include <fcntl.h>
+#include <sched.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <cerrno>
 #include <csignal>
 #include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
 #include <ctime>
+
+#include "src/error.hpp"
 
 namespace nanorun {
 
@@ -57,11 +65,56 @@ void open_standard_descriptors() {
   }
 }
 
+/// The number in an environment variable; 0 where there is none.
+int number_in(char** environment, const char* name) {
+  const std::size_t size = std::strlen(name);
+  for (; *environment != nullptr; ++environment) {
+    if (std::strncmp(*environment, name, size) == 0 && (*environment)[size] == '=') {
+      return std::atoi(*environment + size + 1);
+    }
+  }
+  return 0;
+}
+
+/// Of OpenBLAS, when it is loaded.
+int blas_threads(char** environment) {
+  cpu_set_t cores;
+  const int most = ::sched_getaffinity(0, sizeof(cores), &cores) == 0 ? CPU_COUNT(&cores) : 1;
+  for (const char* name : {"OPENBLAS_NUM_THREADS", "GOTO_NUM_THREADS", "OMP_NUM_THREADS"}) {
+    if (const int threads = number_in(environment, name); threads > 0) return std::min(threads, most);
+  }
+  return most;
+}
+
+/// OpenBLAS starts its threads when it is loaded, with a buffer each, and asks for ever for one that it does not get.
+void require_address_space(char** environment) {
+  constexpr rlim_t mebibyte = 1 << 20, program = 512, thread = 144;  // as seen, and rounded up
+  const int threads = blas_threads(environment);
+  const rlim_t needed = program + (threads - 1) * thread;
+  const auto require = [&](auto resource, const char* name, const char* command) {
+    rlimit limit{};
+    if (::getrlimit(resource, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return;
+    if (limit.rlim_cur / mebibyte >= needed) return;
+    char text[256];
+    const int size =
+        std::snprintf(text, sizeof(text),
+                      "nanorun: the limit on %s (%s) is %llu MiB; the program and its %d BLAS threads need "
+                      "%llu MiB: raise the limit%s\n",
+                      name, command, static_cast<unsigned long long>(limit.rlim_cur / mebibyte), threads,
+                      static_cast<unsigned long long>(needed), threads > 1 ? " or set OPENBLAS_NUM_THREADS=1" : "");
+    [[maybe_unused]] const ssize_t written = ::write(STDERR_FILENO, text, size);
+    ::_exit(static_cast<int>(ExitCode::internal));
+  };
+  require(RLIMIT_AS, "address space", "ulimit -v");
+  require(RLIMIT_DATA, "data", "ulimit -d");
+}
+
 }  // namespace
 
-void prepare_process(int, char**, char**) {
+void prepare_process(int, char**, char** environment) {
   open_standard_descriptors();
   note_signals();
+  require_address_space(environment);
 }
 
 void note_signals() {

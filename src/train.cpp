@@ -237,6 +237,7 @@ void Training::heed_early_signals() {
 
 void Training::step_until_done() {
   heed_early_signals();
+  if (stop_reason_ == StopReason::none) context_.require_room_for_products();
   while (true) {
     trace_->begin_step(progress_.step);
     comm_.set_step(progress_.step + 1);

@@ -111,7 +111,8 @@ class Signals(FaultTest):
         os.close(end)
         os.read(reader, 1)
         os.close(reader)
-        job.until(lambda: re.search(r"step +5/", (self.run_folder() / "log.txt").read_text()), "step 5")
+        log = self.run_folder() / "log.txt"
+        job.until(lambda: log.exists() and re.search(r"step +5/", log.read_text()), "step 5")
         job.process.send_signal(signal.SIGTERM)
         self.assert_stopped(job, "SIGTERM received")
 
