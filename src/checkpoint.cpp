@@ -128,14 +128,6 @@ std::string Checkpoints::save(const Progress& progress, const Slabs& slabs) {
 void Checkpoints::probe(long first, long steps, const Slabs& slabs) {
   const std::string path = partial_of(path_of(steps));
   comm_.together([&] {
-    // Open MPI makes longer names of a file's for files of its own, and aborts where they become too long.
-    constexpr std::size_t max_path = 240;
-    if (path.size() > max_path) {
-      throw checkpoint_error(
-          fmt::format("{}: {} bytes are too long for the path of a checkpoint, {} at most; shorten "
-                      "run.outputs or run.name",
-                      path, path.size(), max_path));
-    }
     if (!comm_.root()) return;
     make_directory();
     require_space(steps - first, checkpoint_bytes(header_, slabs));

@@ -268,6 +268,17 @@ void remove_file(const std::string& path, ExitCode code) {
   if (::unlink(path.c_str()) != 0 && errno != ENOENT) fail(code, path, "cannot be removed", errno);
 }
 
+void remove_empty_directory(const std::string& path, ExitCode code) {
+  if (::rmdir(path.c_str()) == 0 || errno == ENOENT || errno == ENOTEMPTY || errno == EEXIST) return;
+  fail(code, path, "cannot be removed", errno);
+}
+
+void overwrite_start(const std::string& path, const std::string& text, ExitCode code) {
+  Descriptor file = open_regular(path, O_WRONLY | O_CREAT | O_NOFOLLOW, code);
+  write_all(file, path, std::as_bytes(std::span(text)), code);
+  close_written(file, path, code);
+}
+
 void create_file(const std::string& path, ExitCode code) {
   remove_file(path, code);
   Descriptor file = open_regular(path, O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW, code);

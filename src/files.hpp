@@ -98,9 +98,16 @@ void make_directories(const std::string& path, ExitCode code);
 /// Removes a regular file; does nothing where nothing is there, and throws where something else is.
 void remove_file(const std::string& path, ExitCode code);
 
+/// Removes a directory that is empty; does nothing where it is not, or not there.
+void remove_empty_directory(const std::string& path, ExitCode code);
+
 /// Creates an empty file of this program's own, in place of a regular file that a run which was cut short may have left
 /// there.
 void create_file(const std::string& path, ExitCode code);
+
+/// Writes `text` over the beginning of a regular file, which is created if need be. Opens and closes the file, so that
+/// network file systems show the text to other nodes.
+void overwrite_start(const std::string& path, const std::string& text, ExitCode code);
 
 /// Takes disk space for the first `bytes` of a file; done before HDF5 writes the file, which cannot give up in order
 /// when a write fails. Does nothing on file systems that cannot reserve space.

@@ -17,6 +17,8 @@ namespace nanorun::h5 {
 
 namespace {
 
+// Open MPI makes longer names of a shared file's for files of its own, and aborts where they become too long.
+constexpr std::size_t max_shared_path = 240;
 constexpr std::size_t max_attribute_text = 64'000;  // an object header message holds less than 64 KiB
 
 /// Holds the process-wide lock; the first one also silences HDF5's own printing.
@@ -156,6 +158,11 @@ File::File(const std::string& path, MPI_Comm comm, ExitCode code, Mode mode)
     : path_(path), code_(code), mode_(mode), collective_(comm != MPI_COMM_NULL) {
   Locked locked;
   const Handle access = own(H5Pcreate(H5P_FILE_ACCESS), H5Pclose, "", "file access list");
+  if (collective_ && path.size() > max_shared_path) {
+    throw Error(code_, fmt::format("{}: {} bytes are too long for the path of a file that ranks share, {} at most; "
+                                   "choose a shorter one",
+                                   path_, path.size(), max_shared_path));
+  }
   if (collective_) {
     check(H5Pset_fapl_mpio(access.get(), comm, MPI_INFO_NULL), "", "cannot be shared by the ranks");
   } else {

@@ -46,7 +46,7 @@ RunFolder::~RunFolder() {
   quietly([&] {
     if (list_directory(path_, ExitCode::output) != std::vector<std::string>{lock_name}) return;
     remove_file(file(lock_name), ExitCode::output);
-    ::rmdir(path_.c_str());
+    remove_empty_directory(path_, ExitCode::output);
   });
 }
 

@@ -178,7 +178,9 @@ void Training::restore() {
 /// Takes the directory over, once all is known that could keep the run from training.
 void Training::begin() {
   const long steps = config_.train.steps;
+  for (const std::string& line : check_shards(comm_, data_, config_, checkpoints_.restored().shards)) log_.line(line);
   loader_ = start_loader(comm_, config_, data_, progress_.cursor, steps - progress_.step);
+  checkpoints_.set_shards(shard_record(data_));
   folder_.require_free_stop_file();
   checkpoints_.probe(progress_.step, steps, optimizer_.slabs());
   if (const std::optional<std::string> kept = folder_.begin(!continues_here_))

@@ -1,21 +1,17 @@
 #include "src/watchdog.hpp"
 
-#include <fcntl.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
-#include <unistd.h>
 
 #include <algorithm>
-#include <cinttypes>
-#include <cstdio>
 #include <cstdlib>
-#include <cstring>
-#include <filesystem>
 #include <optional>
+#include <sstream>
 #include <utility>
 
 #include "kernels/life.hpp"
 #include "src/error.hpp"
+#include "src/files.hpp"
 
 namespace nanorun {
 
@@ -42,9 +38,10 @@ Watchdog::~Watchdog() {
   if (!beating_.joinable()) return;
   beating_.request_stop();
   beating_.join();
-  std::error_code ignored;
-  std::filesystem::remove(file_of(rank_), ignored);
-  std::filesystem::remove(folder_, ignored);
+  quietly([&] {
+    remove_file(file_of(rank_), ExitCode::output);
+    remove_empty_directory(folder_, ExitCode::output);
+  });
 }
 
 void Watchdog::set_timeout(double seconds) {
@@ -54,9 +51,7 @@ void Watchdog::set_timeout(double seconds) {
 
 void Watchdog::share_heartbeats(const std::string& folder) {
   folder_ = folder;
-  if (!write({})) {
-    throw Error(ExitCode::output, fmt::format("{}: cannot be written: {}", file_of(rank_), std::strerror(errno)));
-  }
+  write({});
   beating_ = std::jthread([this](std::stop_token stop) { beat(stop); });
 }
 
@@ -129,7 +124,7 @@ void Watchdog::beat(std::stop_token stop) {
     const bool late = own.inside && Clock::now() - since_ > timeout_ / 2;
     const Seconds interval = std::min(timeout_ / 16, Seconds(10));
     lock.unlock();
-    write(own);
+    quietly([&] { write(own); });
     std::string culprit;
     if (!late || halfway_collective != own.collectives) halfway.reset();
     if (late && halfway) {
@@ -146,26 +141,23 @@ void Watchdog::beat(std::stop_token stop) {
 
 std::string Watchdog::file_of(int rank) const { return fmt::format("{}/{}", folder_, rank); }
 
-bool Watchdog::write(const Heartbeat& heartbeat) const {
-  const std::string line = fmt::format("{:>20} {:>20} {:>1} {:>20}\n", heartbeat.beats, heartbeat.collectives,
-                                       static_cast<int>(heartbeat.inside), heartbeat.step);
-  const int descriptor = ::open(file_of(rank_).c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0666);
-  if (descriptor < 0) return false;
-  const bool written = ::write(descriptor, line.data(), line.size()) == static_cast<ssize_t>(line.size());
-  return ::close(descriptor) == 0 && written;
+void Watchdog::write(const Heartbeat& heartbeat) const {
+  overwrite_start(file_of(rank_),
+                  fmt::format("{:>20} {:>20} {:>1} {:>20}\n", heartbeat.beats, heartbeat.collectives,
+                              static_cast<int>(heartbeat.inside), heartbeat.step),
+                  ExitCode::output);
 }
 
 /// The lines of all ranks; zeros for one that cannot be read.
 std::vector<Watchdog::Heartbeat> Watchdog::read_all() const {
+  constexpr std::uint64_t max_line = 256;  // bytes
   std::vector<Heartbeat> heartbeats(ranks_);
   for (int rank = 0; rank < ranks_; ++rank) {
-    std::FILE* file = std::fopen(file_of(rank).c_str(), "r");
-    if (file == nullptr) continue;
-    Heartbeat& h = heartbeats[rank];
-    int inside = 0;
-    if (std::fscanf(file, "%" SCNu64 " %" SCNu64 " %d %ld", &h.beats, &h.collectives, &inside, &h.step) != 4) h = {};
-    h.inside = inside != 0;
-    std::fclose(file);
+    quietly([&] {
+      std::istringstream line(read_text(file_of(rank), max_line, ExitCode::output));
+      Heartbeat h;
+      if (line >> h.beats >> h.collectives >> h.inside >> h.step) heartbeats[rank] = h;
+    });
   }
   return heartbeats;
 }

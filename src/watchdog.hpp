@@ -81,7 +81,7 @@ class Watchdog {
   Seconds longest_silence() const;
 
   std::string file_of(int rank) const;
-  bool write(const Heartbeat& heartbeat) const;
+  void write(const Heartbeat& heartbeat) const;
   std::vector<Heartbeat> read_all() const;
   std::string find_culprit(const std::vector<Heartbeat>& then, const std::vector<Heartbeat>& now) const;
 

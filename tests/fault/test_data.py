@@ -4,7 +4,7 @@ import os
 import shutil
 
 import harness
-from harness import FaultTest, losses, restarted_from, small_run
+from harness import FaultTest, Job, losses, restarted_from, small_run
 
 
 class Data(FaultTest):
@@ -75,7 +75,7 @@ class Data(FaultTest):
     def test_no_validation_needs_no_shards(self):
         arguments = ('data.validation=["absent.h5"]', "validation.tokens=0", "train.steps=1")
         self.assertEqual(self.train(2, *arguments).messages(), [])
-        self.assertEqual(self.train(2, *arguments, "--dry-run").messages(), [])
+        self.assertNotIn("warning", self.train(2, *arguments, "--dry-run").text())
 
     def test_shards_behind_the_last_step_are_not_opened(self):
         os.mkfifo(self.folder / "fifo.h5")
@@ -84,10 +84,10 @@ class Data(FaultTest):
         (self.folder / "absent.h5").write_text("no shard")
         whole = losses(self.train(2, "data.end=error", "run.name=whole"))
         self.assertEqual(losses(self.train(2, *data)), whole)
-        self.assertEqual(self.train(2, *data, "--dry-run").messages(), [])
-        for further in ((), ("--dry-run",)):
-            job = self.train(2, *data, "train.steps=1000", *further, code=0 if further else 3)
-            self.assert_refused(job, "absent.h5: not an HDF5 file")
+        self.assertNotIn("warning", self.train(2, *data, "--dry-run").text())
+        self.assert_refused(self.train(2, *data, "train.steps=1000", code=3), "absent.h5: not an HDF5 file")
+        self.assertIn("\nwarning: absent.h5: not an HDF5 file",
+                      self.train(2, *data, "train.steps=1000", "--dry-run").text())
 
     def test_progress_of_slow_opening(self):
         """Ten seconds without a word are enough."""
@@ -96,6 +96,42 @@ class Data(FaultTest):
         job = self.train(1, f'data.train=["{shard}", "{other}"]', "train.steps=60", "stop.step=1", code=75,
                          wrapper=self.injecting(shard, "openat:delay_enter=11000000:when=1"))
         self.assertIn("nanorun: opened 1 of at most 2 token shards", job.messages())
+
+    def shard(self, name, *texts):
+        job = Job(self.folder, 1, ["shard", f"many/{name}", *texts, "--text", "--force"])
+        self.assertEqual(job.wait(), 0, job.text())
+
+    def test_shards_changed_between_runs(self):
+        """The cursor counts shards, so a restart knows them; only what is added behind them changes nothing."""
+        (self.folder / "many").mkdir()
+        for i in (1, 2, 3):
+            self.shard(f"part_{i}", *(f"{4 * i + j:02}.txt" for j in range(4)))
+        arguments = ('data.train=["many/*.h5"]', "train.steps=30")
+        self.train(2, *arguments, "stop.step=10", code=75)
+
+        self.shard("part_4", "00.txt", "01.txt")
+        more = self.train(2, *arguments, "stop.step=12", code=75)
+        self.assertEqual(restarted_from(more), 10)
+        self.assertIn("1 training shard was added behind the 3 known ones", more.text())
+
+        self.shard("part_0", "02.txt", "03.txt")
+        refused = self.train(2, *arguments, code=3)
+        self.assert_refused(refused, "part_0.h5", "part_1.h5", "data.changed")
+        self.assertEqual(losses(refused), {})
+        (self.folder / "many" / "part_0.h5").unlink()
+
+        self.shard("part_2", "16.txt", "17.txt")
+        self.assert_refused(self.train(2, *arguments, code=3), "part_2.h5", "data.changed")
+        accepted = self.train(2, *arguments, "data.changed=accept", "stop.step=14", code=75)
+        self.assertEqual(restarted_from(accepted), 12)
+        self.assertIn("part_2.h5", accepted.text())
+        self.assertEqual(restarted_from(self.train(2, *arguments, "stop.step=16", code=75)), 14)
+
+    def test_path_too_long_for_a_shared_file(self):
+        job = Job(self.folder, 2, ["shard", "x" * 240, "00.txt", "--text"])
+        self.assertEqual(job.wait(), 3, job.text())
+        self.assert_refused(job, "too long")
+        self.assertEqual(list(self.folder.glob("xxx*")), [])
 
 
 if __name__ == "__main__":

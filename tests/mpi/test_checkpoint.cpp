@@ -519,7 +519,7 @@ TEST(Checkpoint, WhatWouldKeepItFromBeingWrittenIsFoundBefore) {
   const auto refusal = [&](const std::string& name) {
     return checkpoint_error_of([&] { run.checkpoints(folder / name).probe(0, 100, run.optimizer.slabs()); });
   };
-  EXPECT_TRUE(contains(refusal(std::string(230, 'd')), "too long for the path of a checkpoint"));
+  EXPECT_TRUE(contains(refusal(std::string(230, 'd')), "too long for the path of a file that ranks share"));
   on_root([&] { write_file(folder / "file", ""); });
   EXPECT_TRUE(contains(refusal("file"), "Not a directory"));
   {
