@@ -37,13 +37,13 @@ class Refusals(FaultTest):
             self.assertEqual([line.split(":")[:2] for line in job.messages()],
                              [["nanorun", f" {path}"] for path in (first, second)])
 
-    def test_folder_for_a_file(self):
+    def test_directory_for_a_file(self):
         self.train(1, "train.steps=1")
         said = "outputs: a directory; name a file in it"
         self.assert_refused(self.verify("outputs", code=3), said)
         self.assert_refused(self.train(2, 'data.train=["outputs"]', code=3), said)
         job = self.train(2, "checkpoint.restart=outputs", code=4)
-        self.assert_refused(job, f'checkpoint.restart = outputs: a folder; name a file in it or use "auto"')
+        self.assert_refused(job, f'checkpoint.restart = {said} or use "auto"')
 
     def test_empty_list(self):
         (self.folder / "empty.txt").write_text("\n\n")
