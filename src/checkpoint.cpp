@@ -115,7 +115,13 @@ std::string Checkpoints::save(const Progress& progress, const Slabs& slabs) {
   header.progress = progress;
   write_checkpoint(comm_, partial, header, slabs);
   comm_.together([&] {
-    if (comm_.root()) rename_file(partial, path, ExitCode::checkpoint);
+    if (!comm_.root()) return;
+    try {
+      rename_file(partial, path, ExitCode::checkpoint);
+    } catch (const Error&) {
+      quietly([&] { remove_file(partial, ExitCode::checkpoint); });
+      throw;
+    }
   });
   try {
     if (comm_.root()) prune(progress.step);

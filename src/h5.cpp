@@ -57,8 +57,9 @@ Reason last_reason() {
   // Of a system call HDF5 also tells the time, addresses and sizes.
   constexpr std::string_view of_call = "error message = '";
   if (const auto at = reason.text.find(of_call); at != std::string::npos) {
+    const std::string what = reason.text.substr(0, reason.text.find_first_of(",:"));
     const std::string rest = reason.text.substr(at + of_call.size());
-    reason.text = rest.substr(0, rest.find('\''));
+    reason.text = what + ": " + rest.substr(0, rest.find('\''));
   }
   return reason;
 }
