@@ -25,6 +25,20 @@ std::string joined_phase_names() {
   return names;
 }
 
+/// Sizes of a dataset that must have so many axes. Its elements, of 8 bytes, lie in the file: one that claims more is
+/// not to take memory for them.
+h5::Extent shape_of(const h5::File& file, const std::string& dataset, std::size_t axes) {
+  h5::Extent shape = file.shape(dataset);
+  std::uint64_t room = file_size(file.path(), ExitCode::output) / sizeof(double);
+  bool fits = shape.size() == axes;
+  for (const std::uint64_t size : shape) {
+    fits = fits && size <= room;
+    if (size > 0) room /= size;
+  }
+  if (fits) return shape;
+  throw Error(ExitCode::output, fmt::format("{}: {}: has an impossible shape", file.path(), dataset));
+}
+
 template <class T>
 std::vector<T> read_first(const h5::File& file, const std::string& dataset, std::uint64_t count) {
   std::vector<T> values(count);
@@ -45,9 +59,9 @@ TraceRows read_rows(const h5::File& file, std::int64_t first_step) {
     throw Error(ExitCode::output, file.path() + ": written by another version of the program");
   }
   TraceRows rows;
-  rows.step = read_first<std::int64_t>(file, "/step", file.shape("/step")[0]);
+  rows.step = read_first<std::int64_t>(file, "/step", shape_of(file, "/step", 1)[0]);
   const std::uint64_t keep = std::lower_bound(rows.step.begin(), rows.step.end(), first_step) - rows.step.begin();
-  const std::uint64_t columns = file.shape("/seconds")[1];
+  const std::uint64_t columns = shape_of(file, "/seconds", 3)[1];
   rows.step.resize(keep);
   rows.ranks = read_first<std::int64_t>(file, "/ranks", keep);
   rows.tokens = read_first<double>(file, "/tokens", keep);
@@ -62,7 +76,7 @@ TraceRows read_rows(const h5::File& file, std::int64_t first_step) {
 }
 
 TraceValidations read_validations(const h5::File& file) {
-  const std::uint64_t count = file.shape("/validation_step")[0];
+  const std::uint64_t count = shape_of(file, "/validation_step", 1)[0];
   return {read_first<std::int64_t>(file, "/validation_step", count),
           read_first<double>(file, "/validation_loss", count)};
 }
@@ -124,7 +138,7 @@ void start(const std::string& path, std::uint64_t ranks, long first_step) {
   if (has_file(path, ExitCode::output) && first_step > 0) {
     try {
       const h5::File file = h5::File::open(path, MPI_COMM_NULL, ExitCode::output);
-      columns = file.shape("/seconds")[1];
+      columns = shape_of(file, "/seconds", 3)[1];
       rows = read_rows(file, first_step);
       validations = read_validations(file);
       validations.truncate(first_step + 1);
@@ -172,8 +186,8 @@ TraceFile::TraceFile(Comm& comm, const std::string& path, long first_step) : com
   });
   comm_.together([&] {
     const h5::File file = h5::File::open(path_, comm_.handle(), ExitCode::output);
-    stored_ = file.shape("/seconds")[0];
-    columns_ = file.shape("/seconds")[1];
+    const h5::Extent seconds = shape_of(file, "/seconds", 3);
+    stored_ = seconds[0], columns_ = seconds[1];
     validations_ = read_validations(file);
   });
 }

@@ -150,6 +150,26 @@ TEST_F(TraceFileTest, ResumeMovesAFileOfAnotherVersionAside) {
   }
 }
 
+TEST_F(TraceFileTest, ResumeMovesAFileOfImpossibleShapesAside) {
+  const std::pair<const char*, h5::Extent> shapes[] = {{"/seconds", {4}}, {"/step", {1, 1}}, {"/validation_step", {}}};
+  for (const auto& [name, shape] : shapes) {
+    const auto first = trace();
+    run_steps(*first, 0, 1);
+    first->finish();
+    {
+      const hid_t file = H5Fopen((folder_ / "trace.h5").c_str(), H5F_ACC_RDWR, H5P_DEFAULT);
+      EXPECT_GE(H5Ldelete(file, name, H5P_DEFAULT), 0);
+      H5Fclose(file);
+    }
+    h5::File::open_append(folder_ / "trace.h5").create_dataset<double>(name, shape);
+    testing::internal::CaptureStderr();
+    trace(1)->finish();
+    const std::string warning = testing::internal::GetCapturedStderr();
+    EXPECT_NE(warning.find(std::string(name) + ": has an impossible shape"), std::string::npos) << warning;
+    EXPECT_EQ(read().step, (Integers{}));
+  }
+}
+
 TEST_F(TraceFileTest, AFailureToWriteEndsTheTraceWithOneWarning) {
   const auto trace = this->trace();
   run_steps(*trace, 0, 1);
