@@ -25,7 +25,7 @@ namespace {
 constexpr std::array<int, 4> stop_signals = {SIGTERM, SIGINT, SIGHUP, SIGUSR2};
 
 std::atomic<int> first_signal{0};
-std::atomic<std::int64_t> first_time{0};  ///< of the first signal, in ns
+std::atomic<std::int64_t> first_time{0};  ///< of the first but SIGUSR2, in ns
 static_assert(std::atomic<int>::is_always_lock_free && std::atomic<std::int64_t>::is_always_lock_free);
 
 [[noreturn]] void end_by(int signal) {
@@ -48,12 +48,11 @@ extern "C" void note_signal(int signal) {
   timespec now{};
   ::clock_gettime(CLOCK_MONOTONIC, &now);
   const std::int64_t time = now.tv_sec * second + now.tv_nsec;
+  int none = 0;
+  first_signal.compare_exchange_strong(none, signal);
   std::int64_t first = 0;
-  if (first_time.compare_exchange_strong(first, time)) {
-    first_signal = signal;
-  } else if (signal != SIGUSR2 && time - first >= second) {
+  if (signal != SIGUSR2 && !first_time.compare_exchange_strong(first, time) && time - first >= second)
     end_by(signal);  // from here, since the program may hang
-  }
   errno = error;
 }
 

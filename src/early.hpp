@@ -2,9 +2,9 @@
 // What must stand before the constructors of shared libraries run, which open files and start threads. libc has no
 // environment and no streams then, so that this module makes system calls only.
 //
-// SIGTERM, SIGINT, SIGHUP and SIGUSR2 ask a run to stop in order, from the start of the program on. A closing terminal
-// and some launchers send a signal twice at once; one that comes a second or more after the first ends the program
-// wherever that is, but for SIGUSR2, which always asks.
+// SIGTERM, SIGINT, SIGHUP and SIGUSR2 ask a run to stop in order, from the start of the program on. A second one of the
+// first three ends the program wherever that is, unless it comes within a second: a closing terminal and some launchers
+// send a signal twice at once. SIGUSR2 only asks and does not count, since batch systems send SIGTERM after it.
 
 namespace nanorun {
 

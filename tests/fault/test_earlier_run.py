@@ -208,6 +208,20 @@ class EarlierRun(FaultTest):
             self.assertTrue(link.is_symlink())
             shutil.rmtree(self.run_folder())
 
+    def test_fifos_hold_nothing_up(self):
+        self.train(2, "run.name=first", "stop.step=3", code=75)
+        for name in ("lock", "log.txt", "deck.toml", "summary.json", "trace.h5", "stop",
+                     "checkpoints/checkpoint_00000003.h5", "checkpoints/checkpoint_00000012.h5.partial"):
+            shutil.copytree(self.folder / "outputs" / "first", self.run_folder())
+            path = self.run_folder() / name
+            path.unlink(missing_ok=True)
+            os.mkfifo(path)
+            job = self.start(2)
+            self.assertNotEqual(job.wait(), 0, job.text())
+            self.assertIn(f"outputs/run/{name}: ", job.text())
+            self.assertTrue(path.is_fifo())
+            shutil.rmtree(self.run_folder())
+
 
 if __name__ == "__main__":
     small_run.main()

@@ -121,10 +121,10 @@ class Signals(FaultTest):
         job = self.start(None, *LONG_RUN, wrapper=preloaded(FAULT="hang", FAULT_RANK="", FAULT_FILE=trigger))
         job.until_step(3)
         trigger.touch()
-        job.process.send_signal(signal.SIGUSR2)
+        for number in (signal.SIGUSR2, signal.SIGUSR2, signal.SIGINT, signal.SIGINT):
+            time.sleep(0.3)
+            job.process.send_signal(number)
         time.sleep(1.1)  # one that comes sooner does not count
-        job.process.send_signal(signal.SIGUSR2)
-        time.sleep(0.1)
         self.assertIsNone(job.process.poll())
         job.process.send_signal(signal.SIGTERM)
         self.assertEqual(job.wait(), -signal.SIGTERM, job.text())
