@@ -92,7 +92,7 @@ void Checkpoints::make_directory() const {
 }
 
 /// Removes what neither `keep` nor the milestones hold.
-void Checkpoints::prune(long step) const {
+void Checkpoints::prune(long step) {
   std::vector<std::string> files;
   for (const std::string& path : list()) {
     if (step_of(name_of(path)).value() <= step) files.push_back(path);
@@ -102,7 +102,11 @@ void Checkpoints::prune(long step) const {
     const int milestone = config_.milestone_every;
     if (milestone > 0 && step_of(name_of(files[i])).value() % milestone == 0) continue;
     if (same_file(files[i], config_.restart, ExitCode::checkpoint)) continue;
-    remove_file(files[i], ExitCode::checkpoint);
+    try {
+      remove_file(files[i], ExitCode::checkpoint);
+    } catch (const Error& error) {
+      if (kept_.insert(files[i]).second) warn(fmt::format("{}; it stays", error.what()));
+    }
   }
 }
 

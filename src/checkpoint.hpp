@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -62,12 +63,13 @@ class Checkpoints {
   std::optional<Progress> load_newest(const std::vector<std::string>& files, const std::vector<Slab<float>>& slabs);
   void make_directory() const;
   void require_space(long steps, std::uint64_t bytes) const;
-  void prune(long step) const;
+  void prune(long step);
 
   Comm& comm_;
   const CheckpointConfig& config_;
   std::string directory_;
-  CheckpointHeader header_;  ///< what all files of this run share
+  CheckpointHeader header_;     ///< what all files of this run share
+  std::set<std::string> kept_;  ///< files that could not be removed, of which the user knows
   std::string restored_file_;
   CheckpointHeader restored_;
 };

@@ -382,8 +382,8 @@ std::string to_toml(const Config& config) {
   return text;
 }
 
-std::vector<KeyChange> deck_changes(const std::string& earlier_deck, const Config& now) {
-  Config before = parse_deck(earlier_deck, "the earlier deck", {}), after = now;
+std::vector<KeyChange> deck_changes(const std::string& earlier_deck, const Config& now, const std::string& file) {
+  Config before = parse_deck(earlier_deck, file, {}), after = now;
   std::vector<KeyChange> changes;
   for (const Key& key : key_table()) {
     const std::string from = value_text(key, before), to = value_text(key, after);

@@ -184,8 +184,9 @@ struct KeyChange {
 };
 
 /// Keys whose values differ between the resolved deck of an earlier run and this one, in the order of the key table.
-/// Throws Error(usage) where the earlier deck cannot be read, as an older program's may be.
-std::vector<KeyChange> deck_changes(const std::string& earlier_deck, const Config& now);
+/// Throws Error(usage) where the earlier deck cannot be read, as an older program's may be; `file` names it then.
+std::vector<KeyChange> deck_changes(const std::string& earlier_deck, const Config& now,
+                                    const std::string& file = "the earlier deck");
 
 /// Lines for the log on changes since a checkpoint: one of the keys that train, and one of warning of those that
 /// identify. None on keys that operate.

@@ -7,37 +7,42 @@
 #include <vector>
 
 #include "src/report.hpp"
+#include "src/trace_file.hpp"
 
 namespace nanorun {
 
 namespace {
 
-struct Earlier {
+/// What lies in the directory.
+struct Remains {
   std::string deck;
+  std::string deck_file;  ///< that holds the deck
+  bool summary = false;   ///< there is one
+  long finished_at = 0;   ///< steps of the finished run that it is of; 0 if it is of none
   bool finished = false;
-  bool summarised = false;  ///< summary.json says that all the steps of this deck are made
 };
 
 /// Nothing where no run has left a checkpoint or figures.
-std::optional<Earlier> look(const RunFolder& folder, const Config& config, const Checkpoints& checkpoints,
+std::optional<Remains> look(const RunFolder& folder, const Checkpoints& checkpoints,
                             const std::optional<Progress>& found) {
   const std::optional<std::string> summary = folder.read("summary.json");
-  if (!found && !summary && !exists(folder.file("trace.h5"), ExitCode::output)) return std::nullopt;
-  Earlier earlier;
-  earlier.deck = found ? checkpoints.restored().deck : folder.read("deck.toml").value_or("");
-  const long finished_at = summary ? finished_steps(*summary) : 0;
-  earlier.summarised = finished_at == config.train.steps;
-  earlier.finished =
-      found ? found->step == parse_deck(earlier.deck, "the earlier deck", {}).train.steps : finished_at > 0;
-  return earlier;
+  if (!found && !summary && traced_steps(folder.file("trace.h5")) == 0) return std::nullopt;
+  Remains remains;
+  remains.deck = found ? checkpoints.restored().deck : folder.read("deck.toml").value_or("");
+  remains.deck_file = found ? checkpoints.restored_file() : folder.file("deck.toml");
+  remains.summary = summary.has_value();
+  remains.finished_at = summary ? finished_steps(*summary) : 0;
+  remains.finished =
+      remains.finished_at > 0 || (found && found->step == parse_deck(remains.deck, remains.deck_file, {}).train.steps);
+  return remains;
 }
 
 /// Changes of the deck that make it another training, as text; more steps alone are none where there is a checkpoint.
-std::vector<std::string> differences(const Earlier& earlier, const Config& config, bool extensible) {
-  if (earlier.deck.empty()) return {"its deck.toml is missing"};
+std::vector<std::string> differences(const Remains& remains, const Config& config, bool extensible) {
+  if (remains.deck.empty()) return {"its deck.toml is missing or empty"};
   std::vector<std::string> texts;
   bool steps_alone = true;
-  for (const KeyChange& change : deck_changes(earlier.deck, config)) {
+  for (const KeyChange& change : deck_changes(remains.deck, config, remains.deck_file)) {
     if (change.role == Role::operates) continue;
     texts.push_back(change.text);
     steps_alone = steps_alone && change.key == "train.steps";
@@ -48,21 +53,31 @@ std::vector<std::string> differences(const Earlier& earlier, const Config& confi
 
 }  // namespace
 
-bool is_complete(const RunFolder& folder, const Config& config, const Checkpoints& checkpoints,
-                 const std::optional<Progress>& found) {
-  const std::optional<Earlier> earlier = look(folder, config, checkpoints, found);
-  if (!earlier) return false;
-  if (earlier->finished || !found) {
-    const std::vector<std::string> changes = differences(*earlier, config, found.has_value());
+Earlier examine_earlier_run(const RunFolder& folder, const Config& config, const Checkpoints& checkpoints,
+                            const std::optional<Progress>& found) {
+  const std::optional<Remains> remains = look(folder, checkpoints, found);
+  if (!remains) return Earlier::none;
+  if (remains->finished || !found) {
+    const std::vector<std::string> changes = differences(*remains, config, found.has_value());
     if (!changes.empty()) {
       throw Error(ExitCode::usage,
                   fmt::format("{} holds {} of another training ({}): choose another run.name, or set "
                               "checkpoint.restart=none, which keeps that run as {}.1, .2, ...",
-                              folder.path(), earlier->finished ? "a finished run" : "the figures of a run",
+                              folder.path(), remains->finished ? "a finished run" : "the figures of a run",
                               fmt::join(changes, "; "), folder.path()));
     }
   }
-  return earlier->finished && earlier->summarised;
+  if (remains->finished_at == config.train.steps) return Earlier::complete;
+  if (found) return Earlier::none;
+  return remains->summary ? Earlier::ended : Earlier::begun;
+}
+
+std::vector<std::string> changes_since(const Checkpoints& checkpoints, const Config& config) {
+  try {
+    return change_lines(deck_changes(checkpoints.restored().deck, config));
+  } catch (const Error& error) {
+    return {fmt::format("warning: changes of the deck are not known: {}", excerpt(error.what()))};
+  }
 }
 
 }  // namespace nanorun

@@ -2,6 +2,8 @@
 // What becomes of an earlier run of the same name, for checkpoint.restart = "auto".
 
 #include <optional>
+#include <string>
+#include <vector>
 
 #include "src/checkpoint.hpp"
 #include "src/config.hpp"
@@ -9,12 +11,21 @@
 
 namespace nanorun {
 
-/// For rank 0. Whether the earlier run that lies in the directory is this one and has nothing left to do: all its steps
-/// are made and its summary is written. `found` is the progress of the checkpoint that was restored, if there is one.
-/// Throws Error(usage) where the run would write over, or seem to be, another training: the earlier run is finished or
-/// has left figures without a checkpoint, and the decks differ in keys that train or identify. More train.steps alone
-/// extend a run that has left a checkpoint.
-bool is_complete(const RunFolder& folder, const Config& config, const Checkpoints& checkpoints,
-                 const std::optional<Progress>& found);
+enum class Earlier {
+  none,      ///< there is none, or it has left the checkpoint that was restored
+  complete,  ///< all its steps are made and its summary is written: nothing is left to do
+  begun,     ///< it was cut short before its first checkpoint, and begins again in its place
+  ended,     ///< it has left a summary, but its checkpoints are gone: it is kept under another name
+};
+
+/// For rank 0. `found` is the progress of the checkpoint that was restored, if there is one. Throws Error(usage) where
+/// the run would write over, or seem to be, another training: the earlier run is finished or has left figures without a
+/// checkpoint, and the decks differ in keys that train or identify. More train.steps alone extend a run that has left a
+/// checkpoint.
+Earlier examine_earlier_run(const RunFolder& folder, const Config& config, const Checkpoints& checkpoints,
+                            const std::optional<Progress>& found);
+
+/// Lines for the log on how the deck differs from that of the restored checkpoint.
+std::vector<std::string> changes_since(const Checkpoints& checkpoints, const Config& config);
 
 }  // namespace nanorun

@@ -322,12 +322,14 @@ std::string set_aside(const std::string& path, ExitCode code) {
 }
 
 void require_free(const std::string& path, bool force, std::span<const std::string> inputs, ExitCode code) {
+  for (const std::string& written : {path, partial_of(path)}) {
+    for (const std::string& input : inputs) {
+      if (same_file(written, input, code))
+        throw Error(code, fmt::format("{}: is an input and cannot be written; name another output", written));
+    }
+  }
   const FileKind found = kind_of_entry(path, code);
   if (found == FileKind::absent) return;
-  for (const std::string& input : inputs) {
-    if (same_file(path, input, code))
-      throw Error(code, fmt::format("{}: is an input and cannot be the output; name another file", path));
-  }
   if (found != FileKind::regular)
     throw Error(code,
                 fmt::format("{}: {} stands in the place of the output; name another file", path, kind_text(found)));

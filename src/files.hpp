@@ -124,8 +124,8 @@ void rename_file(const std::string& from, const std::string& to, ExitCode code);
 /// Moves a file or directory to `path`.1, .2, ..., the first that is free; returns the new path.
 std::string set_aside(const std::string& path, ExitCode code);
 
-/// Throws where an output cannot be written to `path` without loss: something is there, unless it is a regular file and
-/// `force` says that it may be replaced, or it is one of the `inputs`.
+/// Throws where an output cannot be written to `path`, by way of partial_of(path), without loss: something is there,
+/// unless it is a regular file and `force` says that it may be replaced, or one of the two is one of the `inputs`.
 void require_free(const std::string& path, bool force, std::span<const std::string> inputs, ExitCode code);
 
 /// Where a file is written until it is complete.

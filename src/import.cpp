@@ -270,7 +270,9 @@ std::vector<std::string> make_shards(Comm& comm, const ShardOptions& options) {
   name_shards(plans, options.output);
   comm.together([&] {
     if (!comm.root()) return;
-    for (const ShardPlan& plan : plans) require_free(plan.path, options.force, options.inputs, ExitCode::data);
+    std::vector<std::string> inputs = options.inputs;
+    if (!options.list.empty()) inputs.push_back(options.list);
+    for (const ShardPlan& plan : plans) require_free(plan.path, options.force, inputs, ExitCode::data);
   });
   std::vector<std::string> paths;
   for (const ShardPlan& plan : plans) {

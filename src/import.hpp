@@ -15,6 +15,7 @@ namespace nanorun {
 
 struct ShardOptions {
   std::vector<std::string> inputs;  ///< .bin files, or text files with `text`, in stream order
+  std::string list;                 ///< file that named some of the inputs; empty: none
   std::string output;  ///< FILE or FILE.h5; one shard: FILE.h5; several: FILE_000000.h5, FILE_000001.h5, ...
   bool text = false;
   std::uint64_t tokens_per_shard = 100'000'000;  ///< text only; a .bin file becomes one shard

@@ -95,6 +95,7 @@ ExitCode train(Context& context, const CommandLine& line) {
 void shard(Comm& comm, const CommandLine& line) {
   ShardOptions options = line.shard;
   if (!line.shard_list.empty()) {
+    options.list = line.shard_list;
     std::istringstream list(read_file(comm, line.shard_list, max_list_bytes));
     for (std::string path; std::getline(list, path);) {
       if (!path.empty()) options.inputs.push_back(path);

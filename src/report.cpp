@@ -102,19 +102,40 @@ void Log::write(const std::string& text) {
     waiting_ += text;
     return;
   }
-  if (!file_->in_place()) {
-    const std::string before = file_->text();
-    make_directories(directory_of(path_), ExitCode::output);
-    file_.emplace(path_, ExitCode::output);
-    file_->write(before);
-    warn(fmt::format("{}: was removed while the run goes on; written anew", path_));
-  }
   file_->write(text);
+  if (file_->in_place()) return;
+  AppendFile anew(path_, ExitCode::output);
+  anew.write(file_->text());
+  *file_ = std::move(anew);
+  warn(fmt::format("{}: was removed while the run goes on; written anew", path_));
 }
 
 void Log::live(const std::string& text) {
   if (!terminal_) return;
   live_shown_ = put("\r\033[K" + text);
+}
+
+std::vector<std::string> opening_lines(const Config& config, int ranks, const ParameterTable& table,
+                                       const std::string& output, const std::string& device,
+                                       const std::string& transport, const std::string& device_note) {
+  const bool fp8 = head_precision(config) == kernels::HeadPrecision::fp8;
+  std::vector<std::string> lines = {fmt::format("nanorun {} on {} rank{}: {} parameters, output in {}", NANORUN_VERSION,
+                                                ranks, ranks == 1 ? "" : "s", table.size(), output),
+                                    fmt::format("device {}, head in {}{}{}", device,
+                                                fp8                ? "fp8"
+                                                : computes_in_fp32 ? "fp32"
+                                                                   : "bf16",
+                                                ranks > 1 ? ", tensors travel through " : "", transport)};
+  if (!device_note.empty()) lines.push_back(device_note);
+  // The fp8 gradient scale is absolute and belongs to the mean over a certain number of tokens.
+  const double ratio = static_cast<double>(config.train.length) / config.head.scale_g_length;
+  if (fp8 && (ratio < 0.5 || ratio > 2)) {
+    lines.push_back(
+        fmt::format("warning: head.scale_g = {} was chosen for sequences of {} tokens (head.scale_g_length), "
+                    "train.length is {}",
+                    config.head.scale_g, config.head.scale_g_length, config.train.length));
+  }
+  return lines;
 }
 
 std::string format_step(const StepReport& r) {
@@ -151,7 +172,8 @@ std::string summary_json(const RunSummary& s) {
   if (s.phases.communication > 0) {
     json["communication"] = {{"avg_seconds", s.phases.communication}, {"hidden_share", s.phases.hidden}};
   }
-  return json.dump(2) + "\n";
+  // Names of files need not be UTF-8.
+  return json.dump(2, ' ', false, nlohmann::json::error_handler_t::replace) + "\n";
 }
 
 long finished_steps(const std::string& summary_json) {

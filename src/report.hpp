@@ -4,6 +4,7 @@
 
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "src/checkpoint.hpp"
 #include "src/comm.hpp"
@@ -44,6 +45,12 @@ class Log {
   std::string waiting_;  ///< lines from before open()
   std::optional<AppendFile> file_;
 };
+
+/// What the log begins with: program, model, output, device, and a warning where head.scale_g does not suit the deck.
+/// `device_note` is a line of its own; none where it is empty.
+std::vector<std::string> opening_lines(const Config& config, int ranks, const ParameterTable& table,
+                                       const std::string& output, const std::string& device,
+                                       const std::string& transport, const std::string& device_note);
 
 /// One progress line: step, loss, window, step time, tokens per second, time left.
 struct StepReport {

@@ -264,15 +264,17 @@ std::vector<std::string> check_shards(Comm& comm, RunData& data, const Config& c
   ShardOpener(comm, config.model, data).open(data.train, record.shards.size(), [](auto&&...) { return 1; });
   const std::vector<ShardInfo>& opened = data.train.opened;
   std::size_t same = 0;
+  std::string found;
   while (same < std::min(record.shards.size(), opened.size()) && record.shards[same] == known(opened[same])) ++same;
   if (same == record.shards.size()) {
     const std::size_t before = same + record.further;
-    if (data.train.listed <= before) return {};
-    return {fmt::format("{} training shard{} added behind the {} known one{}", data.train.listed - before,
-                        data.train.listed - before == 1 ? " was" : "s were", before, before == 1 ? "" : "s")};
-  }
-  std::string found;
-  if (comm.root()) {
+    if (data.train.listed == before) return {};
+    if (data.train.listed > before)
+      return {fmt::format("{} training shard{} added behind the {} known one{}", data.train.listed - before,
+                          data.train.listed - before == 1 ? " was" : "s were", before, before == 1 ? "" : "s")};
+    found = fmt::format("of {} training shards {} are left, though the first {} are the same", before,
+                        data.train.listed, same);
+  } else if (comm.root()) {
     std::vector<std::string> names;
     for (const std::string& path : data.train.paths) names.push_back(name_in_record(path));
     found = difference(record, same, opened, names);

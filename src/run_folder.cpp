@@ -104,19 +104,20 @@ std::optional<std::string> RunFolder::begin(bool anew) {
   return old;
 }
 
-void RunFolder::keep() {
+bool RunFolder::keep() {
   try {
-    if (locks_.back().in_place()) return;
+    if (locks_.back().in_place()) return false;
     make_directories(path_, ExitCode::output);
     make_directories(heartbeats(), ExitCode::output);
   } catch (const Error& error) {
     if (!warned_) warn(error.what());
     warned_ = true;
-    return;
+    return false;
   }
-  warn(fmt::format("{}: was removed while the run goes on; made again", path_));
-  locks_.clear();
   lock();
+  locks_.erase(locks_.begin(), locks_.end() - 1);
+  warn(fmt::format("{}: was removed while the run goes on; made again", path_));
+  return true;
 }
 
 void RunFolder::write(const std::string& name, const std::string& text) const {

@@ -39,9 +39,10 @@ class RunFolder {
   /// where nothing was there. Removes the stop file of an earlier run. Throws Error(output) on all ranks alike.
   std::optional<std::string> begin(bool anew);
 
-  /// For rank 0, now and then: where the directory was removed while the run goes on, says so, makes it again and locks
-  /// it. Throws Error(output) where another job has taken its place.
-  void keep();
+  /// For rank 0, now and then and before anything is written: where the directory was removed while the run goes on,
+  /// says so, makes it again and locks it; returns whether it did. Throws Error(output) where another job has taken its
+  /// place.
+  bool keep();
 
   /// Replaces a file by way of a temporary one. Throws Error(output).
   void write(const std::string& name, const std::string& text) const;

@@ -51,12 +51,14 @@ StopMonitor::StopMonitor(const StopConfig& config, std::string stop_file, bool w
   std::signal(SIGPIPE, SIG_IGN);
 }
 
-/// A file system that does not answer is no reason to stop.
+/// A file system that does not answer is no reason to stop, nor is a file that the next start may not remove.
 bool StopMonitor::finds_stop_file() {
   try {
-    return exists(stop_file_, ExitCode::output);
+    if (!has_file(stop_file_, ExitCode::output)) return false;
+    if (file_size(stop_file_, ExitCode::output) == 0) return true;
+    throw Error(ExitCode::output, stop_file_ + ": is not empty, and so no stop file");
   } catch (const Error& error) {
-    if (!std::exchange(warned_, true)) warn(fmt::format("{}; the stop file may go unnoticed", error.what()));
+    if (!std::exchange(warned_, true)) warn(fmt::format("{}; only an empty file stops the run", error.what()));
     return false;
   }
 }

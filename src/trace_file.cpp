@@ -32,11 +32,13 @@ h5::Extent shape_of(const h5::File& file, const std::string& dataset, std::size_
   std::uint64_t room = file_size(file.path(), ExitCode::output) / sizeof(double);
   bool fits = shape.size() == axes;
   for (const std::uint64_t size : shape) {
+    if (size == 0) break;  // whatever the other sizes are
     fits = fits && size <= room;
-    if (size > 0) room /= size;
+    room /= size;
   }
   if (fits) return shape;
-  throw Error(ExitCode::output, fmt::format("{}: {}: has an impossible shape", file.path(), dataset));
+  throw Error(ExitCode::output, fmt::format("{}: {}: has an impossible shape", file.path(), dataset), Scope::this_rank,
+              Cause::damage);
 }
 
 template <class T>
@@ -56,7 +58,8 @@ std::uint64_t bytes_of(std::uint64_t steps, std::uint64_t columns, const TraceVa
 TraceRows read_rows(const h5::File& file, std::int64_t first_step) {
   if (file.format() != trace_format || file.read_integer_attribute("/", "format_version") != file_version ||
       file.read_text_attribute("/", "phases") != joined_phase_names()) {
-    throw Error(ExitCode::output, file.path() + ": written by another version of the program");
+    throw Error(ExitCode::output, file.path() + ": written by another version of the program", Scope::this_rank,
+                Cause::damage);
   }
   TraceRows rows;
   rows.step = read_first<std::int64_t>(file, "/step", shape_of(file, "/step", 1)[0]);
@@ -143,6 +146,7 @@ void start(const std::string& path, std::uint64_t ranks, long first_step) {
       validations = read_validations(file);
       validations.truncate(first_step + 1);
     } catch (const Error& error) {
+      if (error.cause() != Cause::damage) throw;
       const std::string aside = set_aside(path, ExitCode::output);
       warn(fmt::format("{}; the file is kept as {}", error.what(), aside));
       rows = {}, validations = {}, columns = 0;
@@ -178,6 +182,15 @@ void TraceRows::clear() {
 void TraceValidations::truncate(std::int64_t first) {
   const auto keep = std::lower_bound(step.begin(), step.end(), first) - step.begin();
   step.resize(keep), loss.resize(keep);
+}
+
+std::uint64_t traced_steps(const std::string& path) {
+  std::uint64_t steps = 0;
+  quietly([&] {
+    if (exists(path, ExitCode::output))
+      steps = shape_of(h5::File::open(path, MPI_COMM_NULL, ExitCode::output), "/step", 1)[0];
+  });
+  return steps;
 }
 
 TraceFile::TraceFile(Comm& comm, const std::string& path, long first_step) : comm_(comm), path_(path) {

@@ -33,10 +33,13 @@ struct TraceValidations {
   void truncate(std::int64_t first);
 };
 
+/// Steps that a trace.h5 holds; 0 where there is none that can be read.
+std::uint64_t traced_steps(const std::string& path);
+
 class TraceFile {
  public:
   /// Collective. A run from step 0 starts a new file; a resumed one keeps the rows of steps < first_step and the
-  /// validations of steps <= first_step, and moves a file that cannot be read out of the way. Throws Error(output).
+  /// validations of steps <= first_step, and moves a damaged file out of the way. Throws Error(output).
   TraceFile(Comm& comm, const std::string& path, long first_step);
 
   /// Those that the next append writes.

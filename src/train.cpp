@@ -46,15 +46,15 @@ class Training {
   void introduce();
   void restore();
   void begin();
-  void log_changes(const std::string& checkpoint_deck);
-  void warn_of_gradient_scale();
   void train_step();
   Batch read_batch(long step);
   FedSequence feed(const Batch& batch, std::size_t row);
   void forward_backward(const Batch& batch);
-  void agree(const std::exception_ptr& data_failure);
+  void agree();
+  void require_tokens();
   void validate();
   void save();
+  void keep_folder();
   void log_step(double seconds);
   void step_until_done();
   ExitCode finish();
@@ -86,7 +86,8 @@ class Training {
   StopMonitor stop_;
   std::unique_ptr<Trace> trace_;
   std::unique_ptr<Loader> loader_;
-  Batch ahead_;  ///< of the next step, read while the device works on the one before
+  Batch ahead_;          ///< of the next step, read while the device works on the one before
+  bool unread_ = false;  ///< some rank may not have read it
 
   Progress progress_;
   bool continues_here_ = false;  ///< the run goes on in the directory of its checkpoint
@@ -133,15 +134,10 @@ Training::Training(Context& context, const Config& config)
 }
 
 void Training::introduce() {
-  log_.line(fmt::format("nanorun {} on {} rank{}: {} parameters, output in {}", NANORUN_VERSION, comm_.size(),
-                        comm_.size() == 1 ? "" : "s", table_.size(), folder_.path()));
-  log_.line(fmt::format("device {}, head in {}{}{}", ops::device_name(context_.device()),
-                        head_precision(config_) == kernels::HeadPrecision::fp8 ? "fp8"
-                        : computes_in_fp32                                     ? "fp32"
-                                                                               : "bf16",
-                        comm_.size() > 1 ? ", tensors travel through " : "", tensor_comm_.transport()));
-  if (!context_.device_note().empty()) log_.line(context_.device_note());
-  warn_of_gradient_scale();
+  const std::string device = ops::device_name(context_.device());
+  for (const std::string& line : opening_lines(config_, comm_.size(), table_, folder_.path(), device,
+                                               tensor_comm_.transport(), context_.device_note()))
+    log_.line(line);
 }
 
 /// Fills the weights and the optimizer's state, from a checkpoint where the deck and the directory say so, and finds
@@ -152,7 +148,10 @@ void Training::restore() {
     if (!comm_.root()) return;
     const bool automatic = config_.checkpoint.restart == "auto";
     continues_here_ = automatic || (found && checkpoints_.continues_here());
-    complete_ = automatic && is_complete(folder_, config_, checkpoints_, found);
+    const Earlier earlier = automatic ? examine_earlier_run(folder_, config_, checkpoints_, found) : Earlier::none;
+    if (earlier == Earlier::begun) log_.line("no checkpoint of this run is there: it begins again at step 1");
+    if (earlier == Earlier::ended) continues_here_ = false;
+    complete_ = earlier == Earlier::complete;
   });
   continues_here_ = comm_.all_reduce(std::uint64_t{continues_here_}, Reduce::max) != 0;
   complete_ = comm_.all_reduce(std::uint64_t{complete_}, Reduce::max) != 0;
@@ -161,7 +160,7 @@ void Training::restore() {
     loss_ = progress_.train_loss;
     optimizer_.restore();
     log_.line(fmt::format("restarted from the checkpoint of step {}", progress_.step));
-    log_changes(checkpoints_.restored().deck);
+    for (const std::string& line : changes_since(checkpoints_, config_)) log_.line(line);
     if (progress_.step > config_.train.steps) {
       throw Error(ExitCode::usage,
                   fmt::format("{} has made {} steps already, more than train.steps = {}", checkpoints_.restored_file(),
@@ -190,31 +189,15 @@ void Training::begin() {
     for (const std::string& line : checkpoints_.set_newer_aside(progress_.step)) log_.line(line);
   });
   comm_.share_heartbeats(folder_.heartbeats());
-  trace_ = std::make_unique<Trace>(comm_, context_.stream(), config_.trace, folder_.path(), progress_.step);
   comm_.together([&] {
+    if (!comm_.root()) return;
     // A run that has no steps left keeps the deck of the steps that were made.
-    if (comm_.root() && (!finished() || !folder_.read("deck.toml"))) folder_.write("deck.toml", to_toml(config_));
+    if (!finished() || !folder_.read("deck.toml")) folder_.write("deck.toml", to_toml(config_));
+    const std::optional<std::string> summary = folder_.read("summary.json");
+    if (summary && !finished() && finished_steps(*summary) > 0)
+      set_aside(folder_.file("summary.json"), ExitCode::output);
   });
-}
-
-/// Notes how the deck differs from the checkpoint's.
-void Training::log_changes(const std::string& checkpoint_deck) {
-  try {
-    for (const std::string& line : change_lines(deck_changes(checkpoint_deck, config_))) log_.line(line);
-  } catch (const Error& error) {
-    log_.line(fmt::format("warning: changes of the deck are not known: {}", excerpt(error.what())));
-  }
-}
-
-/// The fp8 gradient scale is absolute and belongs to the mean over a certain number of tokens.
-void Training::warn_of_gradient_scale() {
-  if (head_precision(config_) != kernels::HeadPrecision::fp8) return;
-  const double ratio = static_cast<double>(config_.train.length) / config_.head.scale_g_length;
-  if (ratio >= 0.5 && ratio <= 2) return;
-  log_.line(
-      fmt::format("warning: head.scale_g = {} was chosen for sequences of {} tokens (head.scale_g_length), "
-                  "train.length is {}",
-                  config_.head.scale_g, config_.head.scale_g_length, config_.train.length));
+  trace_ = std::make_unique<Trace>(comm_, context_.stream(), config_.trace, folder_.path(), progress_.step);
 }
 
 ExitCode Training::run() {
@@ -247,6 +230,8 @@ void Training::step_until_done() {
     if (validation_due()) validate();
     if (checkpoint_due()) save();
     if (finished()) break;
+    if (ahead_.step != progress_.step) ahead_ = read_batch(progress_.step), unread_ = true;
+    if (unread_) require_tokens();
     train_step();
   }
 }
@@ -258,21 +243,21 @@ void Training::record_failure(const Error& error) {
     tensor_comm_.synchronize();
     trace_->finish();
     write_summary(error.what());
-  } catch (const Error& further) {
+  } catch (const std::exception& further) {
     log_.note(fmt::format("error: {}", further.what()));
   }
 }
 
 void Training::train_step() {
   const double begin = context_.seconds_since_start();
-  const Batch batch = ahead_.step == progress_.step ? ahead_ : read_batch(progress_.step);
+  const Batch batch = ahead_;
   {
     const auto work = comm_.watch_work();
     forward_backward(batch);
     optimizer_.step(*trace_, progress_.step);
   }
   if (progress_.step + 1 < config_.train.steps) ahead_ = read_batch(progress_.step + 1);
-  agree(batch.failure);
+  agree();
 
   const double seconds = context_.seconds_since_start() - begin;
   run_seconds_ += seconds;
@@ -310,7 +295,6 @@ FedSequence Training::feed(const Batch& batch, std::size_t row) {
   return model_.feed(Sequence::of(batch.tokens.subspan(row * size, size)), window(batch.step));
 }
 
-/// A step whose tokens could not be read goes on for the other ranks' sake.
 void Training::forward_backward(const Batch& batch) {
   const auto await = [&](int layer) { optimizer_.await_weights(*trace_, layer); };
   const auto take = [&](int layer) { optimizer_.take_gradients(*trace_, layer, progress_.step); };
@@ -322,13 +306,11 @@ void Training::forward_backward(const Batch& batch) {
     const auto before = row == 0 ? Model<Real>::Gradients::none : Model<Real>::Gradients::sums;
     model_.forward_backward(*trace_, row == 0 ? batch.first : feed(batch, row), before, hooks);
   }
-  if (!batch.failure) return;
-  for (int layer = config_.model.layers; layer >= -1; --layer) take(layer);
 }
 
 /// Ends every step: waits for the device, then one reduction carries the loss and what any rank has seen that should
 /// stop the run. Nothing of a step that fails here reaches a checkpoint.
-void Training::agree(const std::exception_ptr& data_failure) {
+void Training::agree() {
   Region region(*trace_, Phase::agree);
   model_.loss().collect(context_.stream());
   optimizer_.squares().collect(context_.stream());
@@ -338,25 +320,38 @@ void Training::agree(const std::exception_ptr& data_failure) {
   }
   tensor_comm_.check();
 
-  // Every sum over the ranks: the loss, the ranks that overflowed, and those that saw each reason to stop.
+  // Every sum over the ranks: the loss, the ranks that overflowed, those that could not read the next step's tokens,
+  // and those that saw each reason to stop.
   constexpr int reasons = static_cast<int>(StopReason::count);
-  std::array<double, 2 + reasons> seen{};
-  seen[0] = data_failure ? std::numeric_limits<double>::quiet_NaN() : model_.loss().value() / config_.train.length;
+  std::array<double, 3 + reasons> seen{};
+  seen[0] = model_.loss().value() / config_.train.length;
   seen[1] = optimizer_.overflowed() ? 1 : 0;
-  seen[2 + static_cast<int>(stop_.poll(progress_.step + 1, context_.seconds_since_start()))] = 1;
+  seen[2] = ahead_.failure ? 1 : 0;
+  seen[3 + static_cast<int>(stop_.poll(progress_.step + 1, context_.seconds_since_start()))] = 1;
   comm_.all_reduce(std::span<double>(seen), Reduce::sum);
   loss_ = seen[0] / config_.train.sequences;
   for (int reason = 0; reason < reasons; ++reason) {
-    if (seen[2 + reason] > 0) stop_reason_ = static_cast<StopReason>(reason);
+    if (seen[3 + reason] > 0) stop_reason_ = static_cast<StopReason>(reason);
   }
   const bool overflowed = seen[1] > 0;
+  unread_ = seen[2] > 0;
   if (std::isfinite(loss_) && !overflowed) return;
-  comm_.together([&] {
-    if (data_failure) std::rethrow_exception(data_failure);
-  });
   fail_not_finite(std::isfinite(loss_) ? fmt::format("gradients or weights overflowed (the loss is {})", loss_)
                                        : fmt::format("the loss is {}", std::abs(loss_)),
                   progress_.step + 1);
+}
+
+/// Where a rank could not read its part of the next step, the run ends with a checkpoint.
+void Training::require_tokens() {
+  try {
+    comm_.together([&] {
+      if (ahead_.failure) std::rethrow_exception(ahead_.failure);
+    });
+  } catch (const Error&) {
+    save();
+    throw;
+  }
+  unread_ = false;
 }
 
 void Training::fail_not_finite(const std::string& what, long step) {
@@ -364,6 +359,10 @@ void Training::fail_not_finite(const std::string& what, long step) {
   throw Error(ExitCode::non_finite,
               fmt::format("{} at step {}; last good checkpoint: {}", what, step, saved.empty() ? "none" : saved.back()),
               Scope::all_ranks);
+}
+
+void Training::keep_folder() {
+  if (folder_.keep()) folder_.write("deck.toml", to_toml(config_));
 }
 
 void Training::log_step(double seconds) {
@@ -381,7 +380,7 @@ void Training::log_step(double seconds) {
   const double now = context_.seconds_since_start();
   const bool due = done % config_.run.log_every == 0 || done == config_.train.steps || done == first_step_ + 1;
   if (due || now - last_line_ > longest_silence) {
-    if (comm_.root()) folder_.keep();
+    if (comm_.root()) keep_folder();
     log_.line(format_step(report));
     last_line_ = now;
   } else {
@@ -431,6 +430,9 @@ bool Training::checkpoint_due() const {
 void Training::save() {
   if (progress_.step == saved_step_) return;
   Region region(*trace_, Phase::checkpoint);
+  comm_.together([&] {
+    if (comm_.root()) keep_folder();
+  });
   trace_->flush();
   try {
     const std::string file = checkpoints_.save(progress_, optimizer_.slabs());

@@ -97,6 +97,33 @@ class Data(FaultTest):
                          wrapper=self.injecting(shard, "openat:delay_enter=11000000:when=1"))
         self.assertIn("nanorun: opened 1 of at most 2 token shards", job.messages())
 
+    def test_unreadable_shard_costs_no_step(self):
+        """Without any checkpoint so far the run leaves one of the steps that it has made; names need not be UTF-8."""
+        shard = os.fsencode(self.folder / "many") + b"/a\xe9.h5"
+        (self.folder / "many").mkdir()
+        shutil.copy(self.folder / "data.h5", shard)
+        arguments = ('data.train=["many/*.h5"]', "train.steps=100000")
+        job = self.start(2, *arguments)
+        job.until_step(12)
+        os.truncate(shard, 3000)
+        self.assertEqual(job.wait(), 3, job.text())
+        self.assertIn("changed while the run", job.text())
+        made = max(losses(job))
+        self.assertEqual(self.files(), [self.checkpoint(made).name])
+        self.assertEqual(self.summary()["steps"], made)
+        shutil.copy(self.folder / "data.h5", shard)
+        self.assertEqual(restarted_from(self.train(2, *arguments, f"stop.step={made + 1}", code=75)), made)
+
+    def test_listed_shards_that_were_not_opened_are_gone(self):
+        (self.folder / "many").mkdir()
+        for i in (1, 2, 3):
+            self.shard(f"part_{i}", "00.txt", "01.txt", "02.txt")
+        arguments = ('data.train=["many/*.h5"]', "train.steps=4", "data.end=error")
+        self.train(2, *arguments, "stop.step=2", code=75)
+        (self.folder / "many" / "part_3.h5").unlink()
+        self.assert_refused(self.train(2, *arguments, code=3), "of 3 training shards 2 are left", "data.changed")
+        self.train(2, *arguments, "data.changed=accept")
+
     def shard(self, name, *texts):
         job = Job(self.folder, 1, ["shard", f"many/{name}", *texts, "--text", "--force"])
         self.assertEqual(job.wait(), 0, job.text())

@@ -222,6 +222,55 @@ class EarlierRun(FaultTest):
             self.assertTrue(path.is_fifo())
             shutil.rmtree(self.run_folder())
 
+    def test_start_that_died_does_not_block_the_name(self):
+        """Neither before nor after deck.toml is written has a run begun."""
+        for path in ("deck.toml.partial", "trace.h5.partial"):
+            job = self.start(1, "train.steps=3", wrapper=self.injecting(
+                f"outputs/run/{path}", "openat:error=ENOSPC:when=1"))
+            self.assertEqual(job.wait(), 7, job.text())
+            for deck in ("run.seed=1", "run.seed=2"):
+                self.assertEqual(sorted(losses(self.train(1, "train.steps=3", deck, "checkpoint.restart=auto"))), [1, 2, 3])
+                shutil.rmtree(self.run_folder())
+
+    def test_finished_run_with_an_older_checkpoint(self):
+        """The last checkpoint is of step 8, since checkpoint.at_end is off; the run is finished all the same."""
+        arguments = ("checkpoint.every=4", "checkpoint.at_end=false")
+        self.train(2, *arguments)
+        before = self.content()
+        self.assertIn("the run is finished", self.train(2, *arguments).text())
+        self.assertEqual(self.content(), before)
+        self.assert_another_training(*arguments, "optimizer.muon_lr=0.2", changed=("optimizer.muon_lr",))
+        more = self.train(2, *arguments, "train.steps=14")
+        self.assertEqual(restarted_from(more), 8)
+        self.assertEqual((self.run_folder() / "summary.json.1").read_bytes(), before[Path("summary.json")])
+
+    def test_run_whose_checkpoints_are_gone_is_kept(self):
+        self.train(2, "stop.step=6", code=75)
+        self.checkpoint(6).rename(self.run_folder() / "checkpoints" / "best.h5")
+        before = self.content()
+        again = self.train(2)
+        self.assertEqual(sorted(losses(again)), list(range(1, 13)))
+        self.assertIn("is kept as outputs/run.1", again.text())
+        self.assertEqual(self.content(self.folder / "outputs" / "run.1"), before)
+
+    def test_renamed_directory_is_locked_again_before_a_checkpoint(self):
+        job = self.start(1, "train.steps=100000", "checkpoint.every=20", "run.log_every=100000")
+        job.until(lambda: any(self.run_folder().glob("checkpoints/*.h5")), "checkpoint")
+        self.run_folder().rename(self.folder / "outputs" / "moved")
+        job.until(lambda: any(self.run_folder().glob("checkpoints/*.h5")), "another checkpoint")
+        self.assert_refused(self.train(1, "run.seed=2", code=7), "in use by")
+        self.assertTrue((self.run_folder() / "deck.toml").exists())
+        (self.run_folder() / "stop").touch()
+        self.assertEqual(job.wait(), 75, job.text())
+
+    def test_checkpoint_that_cannot_be_removed_keeps_no_other(self):
+        self.train(1, "stop.step=1", code=75)
+        self.checkpoint(1).rename(self.folder / "kept.h5")
+        self.checkpoint(1).symlink_to(self.folder / "kept.h5")
+        job = self.train(1, "checkpoint.every=1", "checkpoint.keep=1")
+        self.assert_refused(job, "checkpoint_00000001.h5: a symbolic link")
+        self.assertEqual(self.files(), [self.checkpoint(1).name, self.checkpoint(12).name])
+
 
 if __name__ == "__main__":
     small_run.main()

@@ -1,6 +1,7 @@
 """What shard and export write takes the place of nothing."""
 
 import os
+import shutil
 import stat
 
 from harness import FaultTest, Job, small_run
@@ -46,6 +47,15 @@ class Outputs(FaultTest):
         self.assert_kept(("export", "data.h5", "alias.h5"), self.folder / "alias.h5", "is an input")
         (self.folder / "text.h5").write_text("words")
         self.assert_kept(("shard", "text", "text.h5", "--text"), self.folder / "text.h5", "is an input")
+
+    def test_input_is_no_partial_output(self):
+        """What is written on the way to an output is an output too, and a list of inputs is an input."""
+        for name, command in (("out.bin.partial", ("export", "out.bin.partial", "out.bin")),
+                              ("out.h5.partial", ("shard", "out", "out.h5.partial", "--text"))):
+            shutil.copy(self.folder / "data.h5", self.folder / name)
+            self.assert_kept(command, self.folder / name, "is an input")
+        (self.folder / "list.h5").write_text("00.txt\n")
+        self.assert_kept(("shard", "list", "--list", "list.h5", "--text"), self.folder / "list.h5", "is an input")
 
     def test_nothing_but_files_is_replaced(self):
         os.mkfifo(self.folder / "fifo.h5")

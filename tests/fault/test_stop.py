@@ -83,6 +83,16 @@ class Stop(LostRanks, FaultTest):
         (self.run_folder() / "stop").touch()
         self.assert_stopped(job, "stop file found")
 
+    def test_stop_file_with_content_is_not_heeded(self):
+        """The next start could not remove it."""
+        job = self.start(2, *self.long_run)
+        job.until_step(3)
+        stop = self.run_folder() / "stop"
+        stop.write_text("notes")
+        job.until(lambda: any("only an empty file stops the run" in line for line in job.errors), "warning")
+        stop.write_text("")
+        self.assert_stopped(job, "stop file found")
+
     def assert_not_finite(self, lr, what, step):
         """A learning rate that breaks the weights after step 4 ends the run at `step` and leaves what was saved."""
         self.train(2, "stop.step=4", code=75)
