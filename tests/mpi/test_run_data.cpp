@@ -243,10 +243,10 @@ TEST(ShardRecord, TheSameShardsPass) {
   RecordedRun run;
   EXPECT_EQ(run.refusal(), "");
   EXPECT_EQ(run.refusal(""), "");
-  run.list({"a", "b", "c"});  // d had not been opened
+  run.list({"a", "b", "c", "x"});  // d had not been opened
   EXPECT_EQ(run.refusal(), "");
-  run.list({"a", "b", "c", "x"});
-  EXPECT_EQ(run.refusal(), "");
+  run.list({"a", "b", "c"});
+  EXPECT_EQ(run.refusal(), "of 4 training shards 3 are left, though the first 3 are the same");
 }
 
 TEST(ShardRecord, ShardsAddedBehindAreNoted) {
