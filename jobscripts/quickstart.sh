@@ -25,8 +25,8 @@ make_shards() {
   list_documents >"$data/documents.txt"
   awk 'NR % 20 == 0' "$data/documents.txt" >"$data/val.txt"
   awk 'NR % 20 != 0' "$data/documents.txt" >"$data/train.txt"
-  "$nanorun" shard --text --list "$data/val.txt" "$data/val"
-  "$nanorun" shard --text --list "$data/train.txt" "$data/train"
+  "$nanorun" shard --force --text --list "$data/val.txt" "$data/val"
+  "$nanorun" shard --force --text --list "$data/train.txt" "$data/train"
 }
 
 train() {

@@ -171,7 +171,7 @@ class AppendFile {
   Descriptor file_;
 };
 
-/// The same where the file is to hold `text`.
+/// Replaces `path`, as replace_file() does, by a file that holds `text`.
 void replace_text(const std::string& path, ExitCode code, const std::string& text);
 
 /// An exclusive lock on a file, held until destruction or the end of the process, whichever way that ends. Relies on
