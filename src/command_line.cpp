@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <limits>
 
+#include "src/build.hpp"
 #include "src/config.hpp"
 #include "src/error.hpp"
 
@@ -90,8 +91,6 @@ const CLI::App* chosen(const CLI::App& app) {
 
 }  // namespace
 
-std::string program_version() { return "nanorun " NANORUN_VERSION; }
-
 void require_same_command(Comm& comm, const std::vector<std::string>& words) {
   std::string own;
   for (const std::string& word : words) own.append(word.c_str(), word.size() + 1);  // with its zero byte
@@ -113,7 +112,7 @@ void require_same_command(Comm& comm, const std::vector<std::string>& words) {
 CommandLine parse_command_line(const std::vector<std::string>& arguments) {
   CommandLine line;
   CLI::App app("The NanoGPT speedrun recipe as an MPI batch application", "nanorun");
-  app.set_version_flag("--version", program_version());
+  app.set_version_flag("--version", build_name());
   app.require_subcommand(1);
   add_train(app, line);
   add_shard(app, line);

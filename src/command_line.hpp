@@ -30,9 +30,6 @@ struct CommandLine {
   std::vector<std::string> verify_files;  ///< verify
 };
 
-/// "nanorun VERSION".
-std::string program_version();
-
 /// Collective. Throws Error(usage) on all ranks unless all were started with the same `words`, the program's version
 /// and its arguments: as parts of one job they must make the same collectives. Names the lowest rank that differs from
 /// rank 0, and the first word that does.

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "src/build.hpp"
 #include "src/checkpoint.hpp"
 #include "src/command_line.hpp"
 #include "src/config.hpp"
@@ -176,7 +177,7 @@ int main(int argc, char** argv) {
   try {
     // 2. Read the command line.
     const std::vector<std::string> arguments(argv + 1, argv + argc);
-    std::vector<std::string> words = {program_version() + (computes_in_fp32 ? "" : " for CUDA devices")};
+    std::vector<std::string> words = {build_name()};
     words.insert(words.end(), arguments.begin(), arguments.end());
     require_same_command(context.comm(), words);
     const CommandLine line = parse_command_line(arguments);

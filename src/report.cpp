@@ -11,6 +11,7 @@
 #include <nlohmann/json.hpp>
 #include <utility>
 
+#include "src/build.hpp"
 #include "src/model.hpp"
 #include "src/optimizer.hpp"
 #include "src/run_data.hpp"
@@ -119,8 +120,9 @@ std::vector<std::string> opening_lines(const Config& config, int ranks, const Pa
                                        const std::string& output, const std::string& device,
                                        const std::string& transport, const std::string& device_note) {
   const bool fp8 = head_precision(config) == kernels::HeadPrecision::fp8;
-  std::vector<std::string> lines = {fmt::format("nanorun {} on {} rank{}: {} parameters, output in {}", NANORUN_VERSION,
-                                                ranks, ranks == 1 ? "" : "s", table.size(), output),
+  std::vector<std::string> lines = {build_name(),
+                                    fmt::format("{} rank{}, {} parameters, output in {}", ranks,
+                                                ranks == 1 ? "" : "s", table.size(), output),
                                     fmt::format("device {}, head in {}{}{}", device,
                                                 fp8                ? "fp8"
                                                 : computes_in_fp32 ? "fp32"
@@ -151,7 +153,10 @@ std::uint64_t peak_memory_bytes() {
 
 std::string summary_json(const RunSummary& s) {
   nlohmann::ordered_json json;
-  json["version"] = NANORUN_VERSION;
+  json["version"] = build().version;
+  json["commit"] = build().commit;
+  json["compiler"] = build().compiler;
+  if (!build().cuda.empty()) json["cuda"] = build().cuda;
   json["finished"] = s.stopped_by.empty();
   json["stopped_by"] = s.stopped_by;
   json["steps"] = s.progress.step;

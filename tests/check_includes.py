@@ -8,7 +8,7 @@ from pathlib import Path
 # A module may include modules of the lines above its own, and itself. docs/architecture.md shows the same lines.
 LAYERS = """
 error
-arena early files
+arena build early files
 watchdog
 config config_keys config_check config_toml comm h5
 context transport mask schedule stop data trace trace_file run_folder

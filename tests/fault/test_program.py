@@ -129,6 +129,15 @@ class Program(FaultTest):
         for text in ("".join(job.output), (self.run_folder() / "log.txt").read_text()):
             self.check_table(summary, text.splitlines())
             self.check_merits(summary, text)
+        self.check_build(summary, (self.run_folder() / "log.txt").read_text())
+
+    def check_build(self, summary, log):
+        """The log begins with the words of --version, whose parts are in the summary."""
+        name = "".join(self.job(1, "--version").output).strip()
+        self.assertEqual(log.splitlines()[0], name)
+        version = re.fullmatch(r"nanorun ([\d.]+) \((?:(\S+), )?(\w+ [\d.]+), (?:CPU build|CUDA ([\d.]+))\)", name)
+        self.assertEqual([summary["version"], summary["commit"] or None, summary["compiler"], summary.get("cuda")],
+                         list(version.groups()))
 
     def test_dry_run(self):
         job = self.job(RANKS, "train", "deck.toml", "optimizer.muon_lr=0.125", "--dry-run")
