@@ -120,14 +120,14 @@ std::vector<std::string> opening_lines(const Config& config, int ranks, const Pa
                                        const std::string& output, const std::string& device,
                                        const std::string& transport, const std::string& device_note) {
   const bool fp8 = head_precision(config) == kernels::HeadPrecision::fp8;
-  std::vector<std::string> lines = {build_name(),
-                                    fmt::format("{} rank{}, {} parameters, output in {}", ranks,
-                                                ranks == 1 ? "" : "s", table.size(), output),
-                                    fmt::format("device {}, head in {}{}{}", device,
-                                                fp8                ? "fp8"
-                                                : computes_in_fp32 ? "fp32"
-                                                                   : "bf16",
-                                                ranks > 1 ? ", tensors travel through " : "", transport)};
+  std::vector<std::string> lines = {
+      build_name(),
+      fmt::format("{} rank{}, {} parameters, output in {}", ranks, ranks == 1 ? "" : "s", table.size(), output),
+      fmt::format("device {}, head in {}{}{}", device,
+                  fp8                ? "fp8"
+                  : computes_in_fp32 ? "fp32"
+                                     : "bf16",
+                  ranks > 1 ? ", tensors travel through " : "", transport)};
   if (!device_note.empty()) lines.push_back(device_note);
   // The fp8 gradient scale is absolute and belongs to the mean over a certain number of tokens.
   const double ratio = static_cast<double>(config.train.length) / config.head.scale_g_length;
