@@ -181,6 +181,14 @@ def scaling_tool(words):
         dry_run(study.run(ranks, 1).arguments, ranks)
 
 
+def measure_node(words):
+    usage = run("bash", ROOT / words[0], "--help").stdout
+    for word in words[1:]:
+        require(not word.startswith("--") or re.search(rf"\[{word}[ \]]", usage), f"{words[0]} has no option {word}")
+    if "--program" in words:
+        require_nanorun(words[words.index("--program") + 1])
+
+
 def jobscript(words):
     path = ROOT / words[0]
     require(path.is_file(), f"{words[0]}: no such script")
@@ -191,7 +199,8 @@ def jobscript(words):
     if len(words) == 1:
         return
     tools = {"ensemble.py": lambda: parsed(ensemble, words), "plot_run.py": lambda: parsed(plot_run, words),
-             "scaling.py": lambda: scaling_tool(words), "train.sbatch": lambda: sbatch(["sbatch", *words]),
+             "scaling.py": lambda: scaling_tool(words), "measure_node.sh": lambda: measure_node(words),
+             "train.sbatch": lambda: sbatch(["sbatch", *words]),
              "ensemble.sbatch": lambda: sbatch(["sbatch", *words])}
     require(path.name in tools, f"{words[0]} takes no arguments")
     tools[path.name]()
@@ -353,7 +362,8 @@ class Commands(unittest.TestCase):
             "nanorun shard --list", "nanorun shards a b", "nanorun verify --all FILE", "nanorun export SHARD",
             "ctest --preset gpu", "ctest -L unitary", "cmake --preset gpu", "cmake -S . -DNANORUN_GPU=ON",
             "cmake --builds build", "jobscripts/plot_runs.py outputs/x", "jobscripts/plot_run.py --picture x outputs/x",
-            "jobscripts/test.sh --all", "jobscripts/scaling.py inputs/study_none.toml",
+            "jobscripts/test.sh --all", "jobscripts/measure_node.sh --minute 9",
+            "jobscripts/scaling.py inputs/study_none.toml",
             "jobscripts/scaling.py inputs/study_weak.toml --launcher pbs", "jobscripts/ensemble.py --goal 3 outputs/x",
             "source jobscripts/sites.sh", "apt-get install nanorun", "spack repo add spack/none",
             "python3 tests/bench/compare_pytorch.py SHARD.bin --pair 3", "make",

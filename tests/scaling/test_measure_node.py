@@ -1,0 +1,197 @@
+"""A node is measured: a small deck on one and two ranks of this machine in place of GPUs."""
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+
+from support import ROOT, ScalingTest, small_run
+
+SCRIPT = ROOT / "jobscripts" / "measure_node.sh"
+PASSING = "#!/usr/bin/env bash\necho '[  PASSED  ] 3 tests.'\n"
+FAILING = "#!/usr/bin/env bash\necho 'nanorun: ranks | differ' >&2\nexit 9\n"
+
+
+def alive(pid):
+    return Path(f"/proc/{pid}").exists()
+
+
+class MeasureNode(ScalingTest):
+    @classmethod
+    def setUpClass(cls):
+        temporary = tempfile.TemporaryDirectory(prefix="nanorun-shard-")
+        cls.addClassCleanup(temporary.cleanup)
+        cls.shard = Path(temporary.name) / "data.h5"
+        small_run.write_data(cls.shard.parent)
+
+    def setUp(self):
+        super().setUp()
+        Path("shards").mkdir()
+        for kind in ("train", "val"):
+            shutil.copy(self.shard, f"shards/{kind}.h5")
+        Path("bin").mkdir()
+        self.program = self.folder / "bin" / "nanorun"
+        self.program.symlink_to(small_run.PROGRAM)
+        self.path = f"{Path(small_run.MPIRUN).parent}{os.pathsep}{os.environ['PATH']}"
+
+    def stub(self, name, text):
+        path = self.folder / "bin" / name
+        path.write_text(text)
+        path.chmod(0o755)
+
+    def measure(self, *arguments, code=0, **variables):
+        """Exit code is `code`; returns standard output and standard error."""
+        job = subprocess.run([SCRIPT, "--program", self.program, "--deck", "deck.toml", "--data", "shards", "--out",
+                              "out", *map(str, arguments)], text=True, stdin=subprocess.DEVNULL, capture_output=True,
+                             env=os.environ | {"PATH": self.path} | variables)
+        self.assertEqual(job.returncode, code, job.stdout + job.stderr)
+        return job.stdout, job.stderr
+
+    def rows(self, table):
+        """Cells by heading of each row, by part, run and ranks."""
+        lines = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()
+                 if line.startswith("|")]
+        heading, _, *lines = lines
+        self.assertEqual({len(line) for line in lines}, {len(heading)})
+        return {tuple(line[:3]): dict(zip(heading, line)) for line in lines}
+
+    def test_a_node(self):
+        self.stub("test_rank_count", FAILING)
+        self.stub("test_tensor_comm", PASSING)
+        table, _ = self.measure("--gpus", 3, "--steps", 6, "--only", "windows,losses,nccl,strong,faults", code=1)
+        self.assertEqual(table.rstrip("\n"), Path("out/table.md").read_text().rstrip("\n"))
+        rows = self.rows(table)
+        trained = [("windows", f"window{w}", n) for n in "12" for w in (128, 896, 1792)]
+        trained += [("losses", "loss", n) for n in "12"] + [("nccl", "nccl", "2")]
+        trained += [("strong", f"ranks{n}_repeat1", n) for n in "12"]
+        for key in trained:
+            with self.subTest(key=key):
+                row = rows[key]
+                self.assertEqual((row["result"], row["steps"]), ("ok", "15" if key[0] == "nccl" else "6"))
+                self.assertGreater(float(row["ms/step"]), 0)
+                self.assertGreater(float(row["training loss"]), 0)
+                self.assertEqual(row["validation loss"] != "", key[0] == "losses")
+        self.assertTrue(rows["faults", "test_rank_count", "2"]["result"].startswith(
+            "FAILED (9): nanorun: ranks / differ"), table)
+        self.assertEqual(rows["faults", "test_tensor_comm", "2"]["result"], "3 passed")
+        self.assertEqual(rows["strong", "report", ""]["result"], "ok")
+        self.assertTrue(Path("out/report/strong/report.html").is_file())
+        self.assertRegex(table, r"strong scaling, efficiency: 100.0 % on 1, [0-9.]+ % on 2")
+        self.check_figures(json.loads(Path("out/node.json").read_text()))
+        _, said = self.measure("--gpus", 2, code=2)
+        self.assertEqual(said.count("\n"), 1)
+        self.assertIn("holds a measurement already", said)
+
+    def check_figures(self, node):
+        """node.json against what the runs have left."""
+        self.assertLess(node["relative_spread"]["training_loss"], 1e-5)
+        self.assertLess(node["relative_spread"]["validation_loss"], 1e-5)
+        self.assertEqual(node["facts"]["measured"], "1 2 ranks")
+        run, = [run for run in node["runs"] if run["run"] == "window896" and run["ranks"] == 2]
+        folder = Path("out/runs/windows.window896.2")
+        summary = json.loads((folder / "summary.json").read_text())
+        self.assertEqual(run["tokens_per_second"], summary["tokens_per_second"])
+        self.assertEqual(run["memory_bytes"], summary["peak_memory_bytes"])
+        times = sorted(float(time) for time in re.findall(r"([0-9.]+) ms/step", (folder / "log.txt").read_text())[1:])
+        self.assertEqual((len(times), run["step_ms"]), (5, times[2]))
+        self.assertRegex((folder / "log.txt").read_text(), "window  896")
+
+    def test_budget(self):
+        table, _ = self.measure("--gpus", 2, "--minutes", 1, "--steps", 400, "--only", "windows,losses")
+        rows = self.rows(table)
+        self.assertEqual([row["result"].split(",")[0] for row in rows.values()],
+                         ["skipped: needs about 252 s", "skipped: needs about 404 s"])
+        self.assertEqual(list(Path("out/runs").iterdir()), [])
+
+    def test_whole_schedule(self):
+        deck = Path("deck.toml")
+        deck.write_text(deck.read_text().replace("steps = 12", "steps = 2000").replace("length = 256", "length = 128"))
+        table, _ = self.measure("--gpus", 2, "--minutes", 1, "--only", "whole")
+        (_, run, _), row = next(iter(self.rows(table).items()))
+        self.assertRegex(run, r"^shortened_to_1[0-2]\d_of_2000_steps$")
+        self.assertEqual((row["result"], row["steps"]), ("ok", run.split("_")[2]))
+        self.assertGreater(float(row["validation loss"]), 0)
+        deck.write_text(deck.read_text().replace("steps = 2000", "steps = 12"))
+        table, _ = self.measure("--gpus", 2, "--only", "nccl", "--whole", "--out", "other", "--steps", 2)
+        self.assertEqual([key[:2] for key in self.rows(table)], [("nccl", "nccl"), ("whole", "12_of_12_steps")])
+
+    def test_runs_that_fail(self):
+        shutil.copy("shards/train.h5", "shards/train_1.h5")
+        Path("shards/train.h5").write_text("nonsense")
+        table, _ = self.measure("--gpus", 1, "--steps", 2, "--only", "nccl,strong", code=1)
+        rows = self.rows(table)
+        self.assertRegex(rows["strong", "ranks1_repeat1", "1"]["result"], r"^FAILED \(3\): nanorun: .*train\.h5")
+        self.assertRegex(rows["strong", "report", ""]["result"], r"^FAILED \(1\): no run has finished")
+        self.assertEqual(rows["nccl", "", ""]["result"], "skipped: needs two GPUs")
+
+    def test_without_modules(self):
+        """The table needs none, the report of the studies does."""
+        Path("modules").mkdir()
+        Path("modules/h5py.py").write_text("raise ImportError('broken')\n")
+        table, _ = self.measure("--gpus", 2, "--steps", 2, "--only", "weak", PYTHONPATH=str(self.folder / "modules"))
+        rows = self.rows(table)
+        tokens = [json.loads(Path(f"out/report/weak/ranks{n}_repeat1/summary.json").read_text())["tokens"]
+                  for n in (1, 2)]
+        self.assertEqual(tokens, [2 * 256, 2 * 2 * 256])
+        self.assertEqual({rows["weak", f"ranks{n}_repeat1", n]["result"] for n in "12"}, {"ok"})
+        self.assertRegex(table, r"weak scaling, efficiency: 100.0 % on 1, [0-9.]+ % on 2")
+        self.assertRegex(rows["weak", "report", ""]["result"], "^skipped: .*no module h5py")
+
+    def test_shards_from_bin_files(self):
+        for kind in ("train", "val"):
+            Path(f"shards/{kind}.h5").unlink()
+            subprocess.run([small_run.PROGRAM, "export", self.shard, f"shards/text_{kind}_1.bin"], check=True)
+        self.measure("--gpus", 1, "--only", "nccl")
+        subprocess.run([small_run.PROGRAM, "verify", "shards/text_train_1.h5", "shards/text_val_1.h5"], check=True)
+
+    def test_wrong_inputs(self):
+        Path("empty").mkdir()
+        Path("broken").mkdir()
+        Path("broken/train.bin").write_text("nonsense")
+        Path("file").touch()
+        wrong = [(["--minutes", 0], "--minutes must be a positive number"), (["--steps", "4x"], "--steps must be"),
+                 (["--gpus", 0], "--gpus must be"), (["--only", "windows,fast"], '--only: "fast" is none of the parts'),
+                 (["--out"], "--out needs a value"), (["train.steps=4"], "unknown argument train.steps=4"),
+                 (["--program", "none"], "none: no such program"), (["--deck", "none"], "none: no such deck"),
+                 (["--data", "none"], "none: no such folder"), (["--data", "empty"], "holds no token shards"),
+                 (["--out", "file"], "file: the folder cannot be made")]
+        for arguments, message in wrong:
+            with self.subTest(arguments=arguments):
+                _, said = self.measure("--gpus", 1, *arguments, code=2)
+                self.assertEqual(said.count("\n"), 1, said)
+                self.assertTrue(said.startswith("measure_node.sh: "))
+                self.assertIn(message, said)
+        _, said = self.measure("--gpus", 1, "--data", "broken", code=3)
+        self.assertRegex(said, r"^measure_node.sh: nanorun: .*broken/train.bin.*\n$")
+        self.assertFalse(Path("out/runs.tsv").exists())
+
+    def test_without_gpus(self):
+        self.stub("nvidia-smi", "#!/usr/bin/env bash\nexit 9\n")
+        _, said = self.measure(code=2, PATH=f"{self.folder / 'bin'}{os.pathsep}{self.path}")
+        self.assertEqual(said, "measure_node.sh: nvidia-smi sees no GPU; --gpus N measures N ranks without one\n")
+
+    def test_interrupted(self):
+        """No run is left behind."""
+        self.stub("mpirun", "#!/usr/bin/env bash\necho $$ >pid.new && mv pid.new pid\nexec sleep 60\n")
+        job = subprocess.Popen([SCRIPT, "--program", self.program, "--deck", "deck.toml", "--data", "shards", "--out",
+                                "out", "--gpus", "1"], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+                               stderr=subprocess.DEVNULL,
+                               env=os.environ | {"PATH": f"{self.folder / 'bin'}{os.pathsep}{self.path}"})
+        while not Path("pid").exists():
+            self.assertIsNone(job.poll())
+            time.sleep(0.01)
+        job.send_signal(signal.SIGTERM)
+        self.assertEqual(job.wait(30), 130)
+        pid, limit = int(Path("pid").read_text()), time.monotonic() + 30
+        while alive(pid) and time.monotonic() < limit:
+            time.sleep(0.01)
+        self.assertFalse(alive(pid))
+
+
+if __name__ == "__main__":
+    small_run.main()
