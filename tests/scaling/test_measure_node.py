@@ -15,6 +15,8 @@ from support import ROOT, ScalingTest, small_run
 SCRIPT = ROOT / "jobscripts" / "measure_node.sh"
 PASSING = "#!/usr/bin/env bash\necho '[  PASSED  ] 3 tests.'\n"
 FAILING = "#!/usr/bin/env bash\necho 'nanorun: ranks | differ' >&2\nexit 9\n"
+# Ranks leave the cores to other tests while they wait.
+SHARED_CORES = {"OMPI_MCA_mpi_yield_when_idle": "1", "OMPI_MCA_hwloc_base_binding_policy": "none"}
 
 
 def alive(pid):
@@ -48,7 +50,7 @@ class MeasureNode(ScalingTest):
         """Exit code is `code`; returns standard output and standard error."""
         job = subprocess.run([SCRIPT, "--program", self.program, "--deck", "deck.toml", "--data", "shards", "--out",
                               "out", *map(str, arguments)], text=True, stdin=subprocess.DEVNULL, capture_output=True,
-                             env=os.environ | {"PATH": self.path} | variables)
+                             env=os.environ | SHARED_CORES | {"PATH": self.path} | variables)
         self.assertEqual(job.returncode, code, job.stdout + job.stderr)
         return job.stdout, job.stderr
 
