@@ -111,7 +111,7 @@ def judge(run, folder):
     if run["part"] == "faults" and run["exit_code"] in (0, 77):
         return judge_tests(run, log)
     if run["exit_code"] == 124:
-        return "FAILED (124: not done within the budget)"
+        return "FAILED (124): not done in time"
     if run["exit_code"] != 0:
         return f"FAILED ({run['exit_code']}): {last_words(log)}"
     if run["run"] == "report":

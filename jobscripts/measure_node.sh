@@ -125,9 +125,10 @@ left() { echo $((minutes * 60 - SECONDS)); }
 # record PART RUN RANKS CODE SECONDS [NOTE]: CODE - is a part that was left out.
 record() { printf '%s\t%s\t%s\t%s\t%s\t%s\n' "$1" "$2" "$3" "$4" "$5" "${6-}" >>"$out/runs.tsv"; }
 
-# affordable PART SECONDS [RUN]: whether the time that it needs is left.
+# affordable PART SECONDS [RUN]: whether the time that it needs is left. A run that takes much longer hangs.
 affordable() {
   local rest
+  limit=$(($2 * 2 + 60))
   rest=$(left)
   say "$1 ${3-}: needs about $2 s, $rest s are left" >&2
   [[ $2 -gt $rest ]] || return 0
@@ -135,12 +136,13 @@ affordable() {
   return 1
 }
 
-# limited LOG COMMAND...: runs it as long as the budget lasts; sets `code`, 124 where it lasted no longer.
+# limited LOG COMMAND...: runs it within its limit and the budget; sets `code`, 124 where it was stopped.
 limited() {
   local log=$1 rest
   shift
   code=0
   rest=$(left)
+  rest=$((rest < limit ? rest : limit))
   timeout --kill-after=10 "$((rest > 1 ? rest : 1))" "$@" >"$log" 2>&1 </dev/null &
   child=$!
   wait "$child" || code=$?
