@@ -25,7 +25,7 @@ steps=40
 overrides=()
 
 require_number() {
-  [[ $2 =~ ^[1-9][0-9]{0,5}$ ]] || die 2 "$1 must be a positive number, not \"$2\""
+  [[ $2 =~ ^[1-9][0-9]{0,5}$ ]] || die 2 "$1 must be a positive whole number, not \"$2\""
 }
 
 read_arguments() {
@@ -88,16 +88,16 @@ make_folder() {
   [[ ! -e $out/runs.tsv ]] || die 2 "$out holds a measurement already; name another folder with --out"
 }
 
-# Token shards *train*.h5 and *val*.h5; each .bin file of such a name becomes the shard of the same name.
+# Token shards *train*.h5 and *val*.h5; where there are none of a kind, they are made from its .bin files.
 make_shards() {
-  local bin kind found
-  for bin in "$data"/*train*.bin "$data"/*val*.bin; do
-    [[ -f $bin && ! -e ${bin%.bin}.h5 ]] || continue
-    "$program" shard "${bin%.bin}" "$bin" >>"$out/shards.log" 2>&1 || die 3 "$(tail -n 1 "$out/shards.log")"
-  done
+  local bin kind
   for kind in train val; do
-    found=("$data"/*"$kind"*.h5)
-    [[ -f ${found[0]} ]] || die 2 "$data holds no token shards *$kind*.h5, nor *$kind*.bin to make them from"
+    compgen -G "$data/*$kind*.h5" >/dev/null && continue
+    compgen -G "$data/*$kind*.bin" >/dev/null ||
+      die 2 "$data holds no token shards *$kind*.h5, nor *$kind*.bin to make them from"
+    for bin in "$data"/*"$kind"*.bin; do
+      "$program" shard "${bin%.bin}" "$bin" >>"$out/shards.log" 2>&1 || die 3 "$(tail -n 1 "$out/shards.log")"
+    done
   done
 }
 
@@ -115,7 +115,6 @@ write_facts() {
   fact measured "${ranks[*]} ranks"
   fact CPU "$(nproc) x $(sed -n 's/^model name[^:]*: //p' /proc/cpuinfo | sort -u | paste -sd ';')"
   fact program "$("$program" --version 2>/dev/null || true)"
-  fact commit "$(git -C "$root" describe --always --dirty 2>/dev/null || echo unknown)"
   fact deck "${deck#"$root/"}${overrides[*]:+ ${overrides[*]}}"
   fact 'training tokens' "about $(tokens_of train); a run that needs more reads them again"
 }
@@ -265,7 +264,7 @@ measure_faults() {
   for name in "${found[@]}"; do
     affordable faults 40 "$name" || continue
     if [[ $name == test_* ]]; then
-      launch faults "$name" "$n" mpirun -n "$n" "$folder/$name"
+      launch faults "$name" "$n" mpirun -n "$n" "$folder/$name" --gtest_color=no
     else
       launch faults "$name" 2 "$python" -B "$root/tests/fault/devices.py" "$program" "$(command -v mpirun)" "$name"
     fi

@@ -13,7 +13,7 @@ from pathlib import Path
 from support import ROOT, ScalingTest, small_run
 
 SCRIPT = ROOT / "jobscripts" / "measure_node.sh"
-PASSING = "#!/usr/bin/env bash\necho '[  PASSED  ] 3 tests.'\n"
+PASSING = "#!/usr/bin/env bash\n[[ $1 == --gtest_color=no ]] && echo '[  PASSED  ] 3 tests.'\n"
 FAILING = "#!/usr/bin/env bash\necho 'nanorun: ranks | differ' >&2\nexit 9\n"
 # Ranks leave the cores to other tests while they wait.
 SHARED_CORES = {"OMPI_MCA_mpi_yield_when_idle": "1", "OMPI_MCA_hwloc_base_binding_policy": "none"}
@@ -148,6 +148,10 @@ class MeasureNode(ScalingTest):
         for kind in ("train", "val"):
             Path(f"shards/{kind}.h5").unlink()
             subprocess.run([small_run.PROGRAM, "export", self.shard, f"shards/text_{kind}_1.bin"], check=True)
+        shutil.copy(self.shard, "shards/only_train.h5")  # makes the shard of the .bin file of its kind needless
+        self.measure("--gpus", 1, "--only", "nccl", "--out", "first")
+        self.assertFalse(Path("shards/text_train_1.h5").exists())
+        Path("shards/only_train.h5").unlink()
         self.measure("--gpus", 1, "--only", "nccl")
         subprocess.run([small_run.PROGRAM, "verify", "shards/text_train_1.h5", "shards/text_val_1.h5"], check=True)
 
@@ -156,7 +160,8 @@ class MeasureNode(ScalingTest):
         Path("broken").mkdir()
         Path("broken/train.bin").write_text("nonsense")
         Path("file").touch()
-        wrong = [(["--minutes", 0], "--minutes must be a positive number"), (["--steps", "4x"], "--steps must be"),
+        wrong = [(["--minutes", 0], "--minutes must be a positive whole number"), (["--minutes", 8.5], "not \"8.5\""),
+                 (["--steps", "4x"], "--steps must be"),
                  (["--gpus", 0], "--gpus must be"), (["--only", "windows,fast"], '--only: "fast" is none of the parts'),
                  (["--out"], "--out needs a value"), (["train.steps=4"], "unknown argument train.steps=4"),
                  (["--program", "none"], "none: no such program"), (["--deck", "none"], "none: no such deck"),
