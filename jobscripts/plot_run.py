@@ -1,10 +1,12 @@
 #!/usr/bin/env python3
-"""Draws a run's losses and where its time went.
+"""Draws a run's losses and where its time went, or with --step the streams of one step.
 
-Reads trace.h5 and, where the run has ended, summary.json of a run's output folder; writes one PNG and prints its path.
+Reads trace.h5 and, where the run has ended, summary.json of a run's output folder; with --step trace.json, which holds
+the steps that the deck lists in trace.json_steps. Writes one PNG and prints its path.
 """
 
 import argparse
+import collections
 import io
 import os
 import pathlib
@@ -16,13 +18,19 @@ OCCASIONAL = {"validation", "checkpoint", "output"}
 # Of trace.h5, with their dimensions.
 DATASETS = {"step": 1, "ranks": 1, "tokens": 1, "loss": 1, "seconds": 3, "communication": 2, "validation_step": 1,
             "validation_loss": 1}
+# Of trace.json, in the order in which a legend names them.
+PHASES = ["data", "forward", "head", "backward", "reduce_gradients", "muon", "adam", "gather_weights", "agree",
+          "validation", "checkpoint", "output", "other"]
 INK, FAINT, ACCENT = "#22303c", "#c9d1d9", "#d1495b"
 
 
 def parse_arguments():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folder", type=pathlib.Path, help="output folder of a run, for example outputs/quickstart")
-    parser.add_argument("-o", "--output", type=pathlib.Path, help="PNG to write (default: FOLDER/run.png)")
+    parser.add_argument("-o", "--output", type=pathlib.Path,
+                        help="PNG to write (default: FOLDER/run.png, with --step FOLDER/step.png)")
+    parser.add_argument("--step", type=int, help="draw the streams of this step of trace.json")
+    parser.add_argument("--rank", type=int, default=0, help="of this rank (default: 0)")
     return tool.parse(parser)
 
 
@@ -192,7 +200,7 @@ def plain(text):
     return text.encode(errors="replace").decode().replace("$", r"\$")
 
 
-def draw(folder, trace, output):
+def new_figure(height):
     import matplotlib
 
     matplotlib.use("Agg")
@@ -203,28 +211,110 @@ def draw(folder, trace, output):
         "axes.titlelocation": "left", "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True,
         "axes.axisbelow": True, "grid.color": "#eceff2", "xtick.color": INK, "ytick.color": INK,
     })
-    figure = plt.figure(figsize=(12, 6.6), dpi=150, layout="constrained")
+    figure = plt.figure(figsize=(12, height), dpi=150, layout="constrained")
     figure.get_layout_engine().set(rect=(0.005, 0.005, 0.99, 0.985), h_pad=0.05)
-    grid = figure.add_gridspec(2, 2, width_ratios=[1.1, 1], height_ratios=[1, 1.35])
-    colour = colours(trace["phases"])
-    draw_losses(figure.add_subplot(grid[:, 0]), trace)
-    draw_step_time(figure.add_subplot(grid[0, 1]), trace, colour)
-    draw_phases(figure.add_subplot(grid[1, 1]), trace, colour)
-    figure.suptitle(plain(f"{folder.resolve().name}:  {heading(folder, trace)}"), x=0.012, ha="left", fontsize=12)
+    return figure
+
+
+def save(figure, title, output):
+    figure.suptitle(plain(title), x=0.012, ha="left", fontsize=12)
     picture = io.BytesIO()
     figure.savefig(picture, format="png")
     tool.write(output, picture.getvalue())
 
 
+def draw(folder, trace, output):
+    figure = new_figure(6.6)
+    grid = figure.add_gridspec(2, 2, width_ratios=[1.1, 1], height_ratios=[1, 1.35])
+    colour = colours(trace["phases"])
+    draw_losses(figure.add_subplot(grid[:, 0]), trace)
+    draw_step_time(figure.add_subplot(grid[0, 1]), trace, colour)
+    draw_phases(figure.add_subplot(grid[1, 1]), trace, colour)
+    save(figure, f"{folder.resolve().name}:  {heading(folder, trace)}", output)
+
+
+Span = collections.namedtuple("Span", "name track begin end")  # ms since the step began
+Step = collections.namedtuple("Step", "length spans tracks")  # ms; spans by begin; names of the tracks by number
+
+
+def read_events(path, rank):
+    """The complete events of a rank in trace.json, and the names of its tracks by number. Throws ToolError."""
+    complete, tracks = [], {}
+    for event in tool.field(tool.read_json(path), "traceEvents", list, path):
+        tool.require(event, dict, path, "an event")
+        if tool.field(event, "pid", int, path) != rank:
+            continue
+        track, name = tool.field(event, "tid", int, path), tool.field(event, "name", str, path)
+        if event.get("ph") == "M" and name == "thread_name":
+            values = tool.field(event, "args", dict, path)
+            tracks[track] = tool.field(values, "name", str, path)
+        elif event.get("ph") == "X":
+            tool.field(event, "ts", float, path)
+            tool.field(event, "dur", float, path, least=0)
+            complete.append(event)
+    return complete, tracks
+
+
+def read_step(path, step, rank):
+    """What ran on the streams of a rank during a step, cut at its begin and end. Throws ToolError."""
+    events, tracks = read_events(path, rank)
+    whole = [event for event in events if event.get("cat") == "step" and event["name"] == f"step {step}"]
+    if not whole or whole[0]["dur"] == 0:
+        raise tool.ToolError(f"{path}: holds no step {step} of rank {rank}; list it in trace.json_steps")
+    begin, length = whole[0]["ts"], whole[0]["dur"]
+    spans = []
+    for event in events:
+        first, last = max(0, event["ts"] - begin), min(length, event["ts"] + event["dur"] - begin)
+        if event.get("cat") != "step" and first < last:
+            spans.append(Span(event["name"], event["tid"], first / 1e3, last / 1e3))
+    # A region that lies in another follows it, and is drawn over it.
+    spans.sort(key=lambda span: (span.begin, -span.end))
+    numbers = sorted(tracks.keys() | {span.track for span in spans})
+    return Step(length / 1e3, spans, {number: tracks.get(number, f"track {number}") for number in numbers})
+
+
+def draw_step(title, step, output):
+    """One row a stream."""
+    from matplotlib.patches import Patch
+
+    found = {span.name for span in step.spans}
+    names = [name for name in PHASES if name in found] + sorted(found.difference(PHASES))
+    colour = colours(names)
+    rows = {track: row for row, track in enumerate(step.tracks)}
+    figure = new_figure(1.7 + 0.75 * len(rows))
+    axes = figure.add_subplot()
+    for span in step.spans:
+        width = span.end - span.begin
+        axes.barh(rows[span.track], width, left=span.begin, height=0.7, color=colour[span.name], edgecolor="white",
+                  linewidth=0.3 if width > 0.003 * step.length else 0)
+        label = span.name.replace("_", " ")
+        if width > 0.0078 * (len(label) + 1) * step.length:
+            dark = sum(colour[span.name][:3]) < 1.5
+            axes.annotate(plain(label), (span.begin + width / 2, rows[span.track]), ha="center", va="center",
+                          fontsize=8.5, color="white" if dark else INK)
+    axes.set_yticks(list(rows.values()), [plain(step.tracks[track]) for track in rows])
+    axes.set(xlabel="ms since the step began", xlim=(0, step.length), ylim=(len(rows) - 0.5, -0.5))
+    axes.grid(axis="y", visible=False)
+    axes.tick_params(axis="y", length=0)
+    axes.legend([Patch(color=colour[name]) for name in names], [plain(name.replace("_", " ")) for name in names],
+                ncols=10, frameon=False, loc="lower left", bbox_to_anchor=(-0.01, 1), handlelength=1, columnspacing=1.2,
+                fontsize=8.5)
+    save(figure, title, output)
+
+
 def main():
     arguments = parse_arguments()
-    tool.need("numpy", "h5py", "matplotlib")
-    path = arguments.folder / "trace.h5"
-    trace = read_trace(path)
-    if len(trace["step"]) == 0:
-        raise tool.ToolError(f"{path}: no steps yet", tool.NOT_DONE)
-    output = arguments.output or arguments.folder / "run.png"
-    draw(arguments.folder, trace, output)
+    folder, number, rank = arguments.folder, arguments.step, arguments.rank
+    if number is not None:
+        tool.need("matplotlib")
+        step, output = read_step(folder / "trace.json", number, rank), arguments.output or folder / "step.png"
+        draw_step(f"{folder.resolve().name}:  step {number} of rank {rank},  {step.length:,.1f} ms", step, output)
+    else:
+        tool.need("numpy", "h5py", "matplotlib")
+        trace, output = read_trace(folder / "trace.h5"), arguments.output or folder / "run.png"
+        if len(trace["step"]) == 0:
+            raise tool.ToolError(f"{folder / 'trace.h5'}: no steps yet", tool.NOT_DONE)
+        draw(folder, trace, output)
     tool.say(output)
 
 

@@ -32,7 +32,7 @@ make_shards() {
 train() {
   local code=0
   mpirun -n 2 "$nanorun" train inputs/quickstart.toml checkpoint.restart=none "$@" || code=$?
-  [[ $code -eq 0 ]] || die "$code" "training ended with exit code $code (README.md lists the exit codes)"
+  [[ $code -eq 0 ]] || die "$code" "training ended with exit code $code (docs/running.md lists the exit codes)"
 }
 
 # This machine's compiler may warn of more than those that the presets are made for.

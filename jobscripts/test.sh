@@ -28,7 +28,7 @@ find_nvcc() {
 
 # tests/slurm starts a Slurm of its own; a machine that has one already keeps it.
 command -v srun >/dev/null || packages+=(slurmctld slurmd slurm-client munge)
-packages+=(shellcheck)
+packages+=(shellcheck clang-format)
 
 # tests/install compiles the sources for ARM too.
 [[ $(uname -m) != x86_64 ]] || packages+=(g++-aarch64-linux-gnu)

@@ -20,7 +20,8 @@ namespace nanorun::kernels::portable {
 template <int mantissa_bits, int min_exponent>
 KOKKOS_INLINE_FUNCTION float round_to_minifloat(float x, float largest) {
   const float magnitude = std::abs(x) > largest ? largest : std::abs(x);
-  constexpr std::uint32_t exponent_mask = 0x7f800000u, min_normal = static_cast<std::uint32_t>(127 + min_exponent) << 23;
+  constexpr std::uint32_t exponent_mask = 0x7f800000u;
+  constexpr std::uint32_t min_normal = static_cast<std::uint32_t>(127 + min_exponent) << 23;
   const std::uint32_t exponent = std::bit_cast<std::uint32_t>(magnitude) & exponent_mask;
   // With 23 - mantissa_bits binades between them, a sum of this power of two and x has the spacing of the format.
   constexpr std::uint32_t binades = 23u - mantissa_bits;

@@ -24,8 +24,8 @@ class Optimizer {
  public:
   using Master = kernels::acc_t<T>;
 
-  /// Collective. Gradients [table.size()] and weights outlive the optimizer; the communicator shares the weights' memory,
-  /// and ends or is closed before that goes.
+  /// Collective. Gradients [table.size()] and weights outlive the optimizer; the communicator shares the weights'
+  /// memory, and ends or is closed before that goes.
   Optimizer(const Config& config, const ParameterTable& table, const Weights<T>& weights, std::span<Master> gradients,
             TensorComm& comm, kernels::Stream stream);
   ~Optimizer();

@@ -1,4 +1,4 @@
-"""Every command of README.md and docs/*.md is one that works.
+"""Every command of README.md, CONTRIBUTING.md and docs/*.md is one that works, and every link leads somewhere.
 
 Training is resolved by a dry run for the number of ranks that the command starts, through the job script where there
 is one. Of other commands the files, options, presets and keys must exist. What is no known command fails.
@@ -28,7 +28,9 @@ import small_run  # noqa: E402
 from scaling import StudyError  # noqa: E402
 from scaling.study import read_study  # noqa: E402
 
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
+# Pages whose links are tested too, beside those with commands.
+LINKING = [*PAGES, ROOT / "tests" / "golden" / "README.md"]
 
 # Words that stand for what the reader puts there.
 PLACEHOLDERS = {
@@ -36,7 +38,8 @@ PLACEHOLDERS = {
     "W": "896", "FILE": "file", "OUTPUT": "output", "SHARD": "shard.h5", "BIN": "shard.bin", "JOB": "1",
 }
 # Blocks that are neither commands nor decks, by their first words.
-OTHER_BLOCKS = {("architecture.md", "error"), ("scaling.md", "step = ["), ("building.md", "nanorun: ")}
+OTHER_BLOCKS = {("architecture.md", "error"), ("scaling.md", "step = ["), ("building.md", "nanorun: "),
+                ("README.md", "step ")}
 # Code within text that begins like a command and is none: formats of files, and what Slurm prints.
 OTHER_CODE = {"nanorun token shard", "nanorun checkpoint", "nanorun trace", "srun: error: NODE: task N: Killed"}
 
@@ -189,6 +192,11 @@ def measure_node(words):
         require_nanorun(words[words.index("--program") + 1])
 
 
+def test_script(path, words):
+    for word in words[1:]:
+        require(f" {word})" in path.read_text(), f"{words[0]} has no option {word}")
+
+
 def jobscript(words):
     path = ROOT / words[0]
     require(path.is_file(), f"{words[0]}: no such script")
@@ -201,7 +209,7 @@ def jobscript(words):
     tools = {"ensemble.py": lambda: parsed(ensemble, words), "plot_run.py": lambda: parsed(plot_run, words),
              "scaling.py": lambda: scaling_tool(words), "measure_node.sh": lambda: measure_node(words),
              "train.sbatch": lambda: sbatch(["sbatch", *words]),
-             "ensemble.sbatch": lambda: sbatch(["sbatch", *words])}
+             "ensemble.sbatch": lambda: sbatch(["sbatch", *words]), "test.sh": lambda: test_script(path, words)}
     require(path.name in tools, f"{words[0]} takes no arguments")
     tools[path.name]()
 
@@ -313,6 +321,34 @@ def check_deck(lines):
         dry_run(["train", str(deck)], 1)
 
 
+def anchors(text):
+    """The names by which links refer to the headings of a page, as forges form them."""
+    names = []
+    for heading in re.findall(r"^#+ +(.*)$", re.sub(r"^```.*?^```$", "", text, flags=re.M | re.S), re.MULTILINE):
+        words = re.sub(r"[`*]|\[([^\]]*)\]\([^)]*\)", r"\1", heading).lower()
+        name = re.sub(r"[^\w\- ]", "", words).replace(" ", "-")
+        count = sum(1 for known in names if re.fullmatch(rf"{re.escape(name)}(-\d+)?", known))
+        names.append(f"{name}-{count}" if count else name)
+    return names
+
+
+def links(text):
+    """Targets of the links and pictures of a page, but for those within code and comments."""
+    text = re.sub(r"<!--.*?-->|^```.*?^```$|^ {4}[^\n]*$|`[^`]*`", "", text, flags=re.M | re.S)
+    return re.findall(r"\]\(\s*([^()\s]+)\s*\)", text)
+
+
+def check_link(page, target):
+    """Raises AssertionError unless a relative link leads to a file of the repository, and to a heading of a page."""
+    if re.match(r"https://[\w.-]+/", target):
+        return
+    name, _, anchor = target.partition("#")
+    path = (page.parent / name).resolve() if name else page
+    assert path.is_relative_to(ROOT) and path.exists(), f"{page.name}: {target}: no such file"
+    if anchor:
+        assert path.suffix == ".md" and anchor in anchors(path.read_text()), f"{page.name}: {target}: no such heading"
+
+
 def check_block(page, lines):
     if re.fullmatch(r"\[[a-z]+\]", lines[0]):
         return check_deck(lines)
@@ -320,6 +356,43 @@ def check_block(page, lines):
         return None
     for command in joined(lines):
         check_command(command)
+
+
+class Links(unittest.TestCase):
+    def test_links(self):
+        count = 0
+        for page in LINKING:
+            for target in links(page.read_text()):
+                count += 1
+                with self.subTest(page=page.name, target=target):
+                    check_link(page, target)
+        self.assertGreaterEqual(count, 40)
+
+    def test_every_page_is_in_the_readme(self):
+        targets = set(links((ROOT / "README.md").read_text()))
+        for page in PAGES[1:]:
+            self.assertIn(str(page.relative_to(ROOT)), targets)
+
+    def test_anchors(self):
+        text = "# A `deck`, and more\n\n## Twice\n\n```\n# no heading\n```\n## Twice\n## [Link](x.md) & Co.\n"
+        self.assertEqual(anchors(text), ["a-deck-and-more", "twice", "twice-1", "link--co"])
+
+    def test_wrong_links_are_found(self):
+        page = ROOT / "docs" / "running.md"
+        for target in ("none.md", "../../README.md", "#none", "keys.md#none", "../LICENSE#a", "http://a.b/c", "/etc"):
+            with self.subTest(target=target), self.assertRaises(AssertionError):
+                check_link(page, target)
+        for target in ("keys.md", "../README.md#quickstart", "#exit-codes", "https://a.b/c"):
+            check_link(page, target)
+
+
+class Versions(unittest.TestCase):
+    def test_one_version(self):
+        """CMakeLists.txt, the newest entry of CHANGELOG.md and CITATION.cff name the same version and date."""
+        built = re.search(r"^project\(nanorun VERSION (\S+) ", (ROOT / "CMakeLists.txt").read_text(), re.MULTILINE)[1]
+        version, date = re.search(r"^## (\S+), (\S+)$", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE).groups()
+        cited = dict(re.findall(r"^([a-z-]+): (\S+)$", (ROOT / "CITATION.cff").read_text(), re.MULTILINE))
+        self.assertEqual((version, version, date), (built, cited["version"], cited["date-released"]))
 
 
 class Commands(unittest.TestCase):
@@ -362,8 +435,7 @@ class Commands(unittest.TestCase):
             "nanorun shard --list", "nanorun shards a b", "nanorun verify --all FILE", "nanorun export SHARD",
             "ctest --preset gpu", "ctest -L unitary", "cmake --preset gpu", "cmake -S . -DNANORUN_GPU=ON",
             "cmake --builds build", "jobscripts/plot_runs.py outputs/x", "jobscripts/plot_run.py --picture x outputs/x",
-            "jobscripts/test.sh --all", "jobscripts/measure_node.sh --minute 9",
-            "jobscripts/scaling.py inputs/study_none.toml",
+            "jobscripts/test.sh --all", "jobscripts/scaling.py inputs/study_none.toml",
             "jobscripts/scaling.py inputs/study_weak.toml --launcher pbs", "jobscripts/ensemble.py --goal 3 outputs/x",
             "source jobscripts/sites.sh", "apt-get install nanorun", "spack repo add spack/none",
             "python3 tests/bench/compare_pytorch.py SHARD.bin --pair 3", "make",

@@ -195,6 +195,31 @@ class Tools(ScalingTest):
         named = self.run.rename(self.folder / "a $x$ \\frac{ $ b")
         self.assertEqual(self.end("plot_run.py", named), (0, f"{named}/run.png\n", ""))
 
+    def test_step_of_a_trace(self):
+        path = self.run / "trace.json"
+        self.assert_refused("plot_run.py", self.run, "--step", 1, names=[path])
+        step = {"ph": "X", "name": "step 1", "cat": "step", "pid": 0, "tid": 0, "ts": 5e6, "dur": 2000}
+        before = {"ph": "X", "name": "gather_weights", "cat": "transfer", "pid": 0, "tid": 1, "ts": 4999500, "dur": 700}
+        after = {"ph": "X", "name": "a $x$", "cat": "phase", "pid": 0, "tid": 7, "ts": 5e6 + 1500, "dur": 9e9}
+        write(path, json.dumps({"traceEvents": [step, after, before, step | {"pid": 1}]}))
+        read = plot_run.read_step(path, 1, 0)
+        self.assertEqual(read.spans, [("gather_weights", 1, 0, 0.2), ("a $x$", 7, 1.5, 2)])
+        self.assertEqual((read.length, read.tracks), (2, {1: "track 1", 7: "track 7"}))
+        self.assertEqual(self.end("plot_run.py", self.run, "--step", 1), (0, f"{self.run / 'step.png'}\n", ""))
+        for other in (("--step", 2), ("--step", 1, "--rank", 2)):
+            self.assert_refused("plot_run.py", self.run, *other, names=[path, "trace.json_steps"])
+        self.assert_refused("plot_run.py", self.run, "--step", 1, "-o", self.folder, names=[self.folder])
+        events = [1, {}, step | {"dur": -1}, step | {"ts": "5"}, step | {"ts": 1e300}, step | {"name": 1},
+                  step | {"tid": None}, step | {"pid": 0.5}, step | {"dur": 0},
+                  {"ph": "M", "name": "thread_name", "pid": 0, "tid": 0}]
+        for contents in [*WRONG_JSON, *(json.dumps({"traceEvents": [event]}) for event in events),
+                         json.dumps({"traceEvents": step})]:
+            with self.subTest(contents=contents[:80]):
+                write(path, contents)
+                self.assert_error(lambda path: plot_run.read_step(path, 1, 0), path, path)
+        for _ in self.unreadable(path):
+            self.assert_refused("plot_run.py", self.run, "--step", 1, names=[path])
+
     def test_ensemble(self):
         summary, deck = self.run / "summary.json", self.run / "deck.toml"
         good_summary, good_deck = summary.read_text(), deck.read_text()

@@ -4,8 +4,11 @@ import copy
 import json
 import math
 import subprocess
+import sys
 
-from support import ScalingTest, small_run
+from support import ROOT, ScalingTest, small_run
+
+import plot_run
 
 RANKS, STEPS, CHOSEN = 2, 4, [1, 3]
 COLLECTIVES = ("reduce_gradients", "gather_weights")
@@ -122,6 +125,28 @@ class TraceJson(ScalingTest):
             if event["cat"] == "step":
                 whole = self.seconds[event["args"]["step"], event["pid"]].sum()
                 self.assertAlmostEqual(event["dur"] * 1e-6, whole, delta=1e-8)
+
+    def test_picture_of_a_step(self):
+        """It shows every phase and transfer of that rank and step, where the trace has it, and no others."""
+        path, picture = self.folder / "trace.json", self.folder / "step.png"
+        path.write_text(json.dumps(self.trace))
+        for number, rank in ((CHOSEN[0], 0), (CHOSEN[1], 1)):
+            step = plot_run.read_step(path, number, rank)
+            mine = [e for e in self.complete if e["pid"] == rank and e["args"]["step"] == number]
+            whole = next(e for e in mine if e["cat"] == "step")
+            self.assertEqual(step.length, whole["dur"] / 1e3)
+            self.assertEqual(step.tracks, {0: "compute", 1: "communication"})
+            expected = [(e["name"], e["tid"], e["ts"], e["dur"]) for e in mine if e["cat"] != "step" and e["dur"] > 0]
+            self.assertEqual(len(step.spans), len(expected))
+            found = sorted((s.name, s.track, s.begin, s.end - s.begin) for s in step.spans)
+            for (name, track, begin, length), (*event, ts, dur) in zip(found, sorted(expected)):
+                self.assertEqual([name, track], event)
+                self.assertAlmostEqual(begin, (ts - whole["ts"]) / 1e3, delta=1e-5)
+                self.assertAlmostEqual(length, dur / 1e3, delta=1e-5)
+        job = subprocess.run([sys.executable, "-B", ROOT / "jobscripts" / "plot_run.py", self.folder, "--step", "3",
+                              "--rank", "1"], text=True, capture_output=True, timeout=60)
+        self.assertEqual((job.returncode, job.stdout, job.stderr), (0, f"{picture}\n", ""))
+        self.assertTrue(picture.read_bytes().startswith(b"\x89PNG"))
 
     def test_the_check_finds_faults(self):
         def damaged(change):
