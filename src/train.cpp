@@ -4,18 +4,9 @@
 #include <cmath>
 #include <cstdio>
 #include <exception>
-#include <limits>
 
-#include "src/checkpoint.hpp"
-#include "src/earlier_run.hpp"
-#include "src/model.hpp"
-#include "src/optimizer.hpp"
-#include "src/report.hpp"
-#include "src/run_data.hpp"
-#include "src/run_folder.hpp"
+#include "src/run_setup.hpp"
 #include "src/schedule.hpp"
-#include "src/stop.hpp"
-#include "src/trace.hpp"
 
 namespace nanorun {
 
@@ -36,16 +27,9 @@ struct Batch {
 class Training {
  public:
   Training(Context& context, const Config& config);
-  /// Collectives end before the memory goes that they work on.
-  ~Training() { tensor_comm_.close(); }
-  Training(const Training&) = delete;
-  Training& operator=(const Training&) = delete;
   ExitCode run();
 
  private:
-  void introduce();
-  void restore();
-  void begin();
   void train_step();
   Batch read_batch(long step);
   FedSequence feed(const Batch& batch, std::size_t row);
@@ -69,32 +53,18 @@ class Training {
   bool checkpoint_due() const;
   int window(long step) const { return long_window(config_.window, step, config_.train.steps); }
 
+  RunSetup run_;
   Context& context_;
   Comm& comm_;
   const Config& config_;
-  RunData data_;
-  RunFolder folder_;
-  Log log_;
   std::vector<Token> validation_row_;
-  ParameterTable table_;
-  Weights<Real> weights_;
-  TensorComm tensor_comm_;
-  TensorArena<kernels::acc_t<Real>> gradients_;
-  Model<Real> model_;
-  Optimizer<Real> optimizer_;
-  Checkpoints checkpoints_;
-  StopMonitor stop_;
-  std::unique_ptr<Trace> trace_;
-  std::unique_ptr<Loader> loader_;
   Batch ahead_;          ///< of the next step, read while the device works on the one before
   bool unread_ = false;  ///< some rank may not have read it
 
   Progress progress_;
-  bool continues_here_ = false;  ///< the run goes on in the directory of its checkpoint
-  bool complete_ = false;        ///< an earlier run has done all that this one would do
-  long first_step_ = 0;
-  long saved_step_ = -1;
-  double loss_ = std::numeric_limits<double>::quiet_NaN();
+  long first_step_;
+  long saved_step_;
+  double loss_;
   std::optional<double> validation_loss_;
   StopReason stop_reason_ = StopReason::none;
   double run_seconds_ = 0;
@@ -103,29 +73,16 @@ class Training {
 };
 
 Training::Training(Context& context, const Config& config)
-    : context_(context),
-      comm_(context.comm()),
+    : run_(context, config),
+      context_(context),
+      comm_(run_.comm),
       config_(config),
-      data_(open_run_data(comm_, config)),
-      folder_(comm_, config),
-      log_(comm_.root()),
       validation_row_(config.validation.length + 1),
-      table_(config.model),
-      weights_(table_),
-      tensor_comm_(comm_, context.comm_stream(), config.comm),
-      gradients_(table_.size(), "the gradients"),
-      model_(config, table_, weights_, gradients_.span(), data_.end_of_text(),
-             {context.stream(), context.upload_stream()}),
-      optimizer_(config, table_, weights_, gradients_.span(), tensor_comm_, context.stream()),
-      checkpoints_(comm_, config.checkpoint, folder_.checkpoints(), to_toml(config), model_fingerprint(table_)),
-      stop_(config.stop, folder_.stop_file(), comm_.root()) {
-  introduce();
-  restore();
-  if (!complete_) begin();
-  comm_.together([&] {
-    if (comm_.root()) log_.open(folder_.file("log.txt"));
-  });
-  if (!complete_ && !continues_here_ && first_step_ > 0) {
+      progress_(run_.progress),
+      first_step_(progress_.step),
+      saved_step_(progress_.step),
+      loss_(progress_.train_loss) {
+  if (!run_.complete && !run_.continues_here && first_step_ > 0) {
     // From here on "auto" finds this run's own beginning, not an earlier one's.
     saved_step_ = -1;
     save();
@@ -133,76 +90,9 @@ Training::Training(Context& context, const Config& config)
   context_.look_at_device_memory();
 }
 
-void Training::introduce() {
-  const std::string device = ops::device_name(context_.device());
-  for (const std::string& line : opening_lines(config_, comm_.size(), table_, folder_.path(), device,
-                                               tensor_comm_.transport(), context_.device_note()))
-    log_.line(line);
-}
-
-/// Fills the weights and the optimizer's state, from a checkpoint where the deck and the directory say so, and finds
-/// out whether anything is left to do. Nothing on disk is changed yet.
-void Training::restore() {
-  const std::optional<Progress> found = checkpoints_.restore(optimizer_.slabs());
-  comm_.together([&] {
-    if (!comm_.root()) return;
-    const bool automatic = config_.checkpoint.restart == "auto";
-    continues_here_ = automatic || (found && checkpoints_.continues_here());
-    const Earlier earlier = automatic ? examine_earlier_run(folder_, config_, checkpoints_, found) : Earlier::none;
-    if (earlier == Earlier::begun) log_.line("no checkpoint of this run is there: it begins again at step 1");
-    if (earlier == Earlier::ended) continues_here_ = false;
-    complete_ = earlier == Earlier::complete;
-  });
-  continues_here_ = comm_.all_reduce(std::uint64_t{continues_here_}, Reduce::max) != 0;
-  complete_ = comm_.all_reduce(std::uint64_t{complete_}, Reduce::max) != 0;
-  if (found) {
-    progress_ = *found;
-    loss_ = progress_.train_loss;
-    optimizer_.restore();
-    log_.line(fmt::format("restarted from the checkpoint of step {}", progress_.step));
-    for (const std::string& line : changes_since(checkpoints_, config_)) log_.line(line);
-    if (progress_.step > config_.train.steps) {
-      throw Error(ExitCode::usage,
-                  fmt::format("{} has made {} steps already, more than train.steps = {}", checkpoints_.restored_file(),
-                              progress_.step, config_.train.steps),
-                  Scope::all_ranks);
-    }
-  } else {
-    optimizer_.initialise(config_.run.seed);
-  }
-  first_step_ = progress_.step;
-  saved_step_ = first_step_;
-}
-
-/// Takes the directory over, once all is known that could keep the run from training.
-void Training::begin() {
-  const long steps = config_.train.steps;
-  for (const std::string& line : check_shards(comm_, data_, config_, checkpoints_.restored().shards)) log_.line(line);
-  loader_ = start_loader(comm_, config_, data_, progress_.cursor, steps - progress_.step);
-  checkpoints_.set_shards(shard_record(data_));
-  folder_.require_free_stop_file();
-  checkpoints_.probe(progress_.step, steps, optimizer_.slabs());
-  if (const std::optional<std::string> kept = folder_.begin(!continues_here_))
-    log_.line(fmt::format("an earlier run of this name is kept as {}", *kept));
-  comm_.together([&] {
-    if (!comm_.root()) return;
-    for (const std::string& line : checkpoints_.set_newer_aside(progress_.step)) log_.line(line);
-  });
-  comm_.share_heartbeats(folder_.heartbeats());
-  comm_.together([&] {
-    if (!comm_.root()) return;
-    // A run that has no steps left keeps the deck of the steps that were made.
-    if (!finished() || !folder_.read("deck.toml")) folder_.write("deck.toml", to_toml(config_));
-    const std::optional<std::string> summary = folder_.read("summary.json");
-    if (summary && !finished() && finished_steps(*summary) > 0)
-      set_aside(folder_.file("summary.json"), ExitCode::output);
-  });
-  trace_ = std::make_unique<Trace>(comm_, context_.stream(), config_.trace, folder_.path(), progress_.step);
-}
-
 ExitCode Training::run() {
-  if (complete_) {
-    log_.line(fmt::format("the run is finished: all {} steps are made", config_.train.steps));
+  if (run_.complete) {
+    run_.log.line(fmt::format("the run is finished: all {} steps are made", config_.train.steps));
     return ExitCode::ok;
   }
   try {
@@ -224,7 +114,7 @@ void Training::step_until_done() {
   heed_early_signals();
   if (stop_reason_ == StopReason::none) context_.require_room_for_products();
   while (true) {
-    trace_->begin_step(progress_.step);
+    run_.trace->begin_step(progress_.step);
     comm_.set_step(progress_.step + 1);
     if (stop_reason_ != StopReason::none && !finished()) break;
     if (validation_due()) validate();
@@ -238,13 +128,13 @@ void Training::step_until_done() {
 
 /// Leaves the message, the trace and the summary of a run that all ranks give up.
 void Training::record_failure(const Error& error) {
-  log_.note(fmt::format("error: {}", error.what()));
+  run_.log.note(fmt::format("error: {}", error.what()));
   try {
-    tensor_comm_.synchronize();
-    trace_->finish();
+    run_.tensor_comm.synchronize();
+    run_.trace->finish();
     write_summary(error.what());
   } catch (const std::exception& further) {
-    log_.note(fmt::format("error: {}", further.what()));
+    run_.log.note(fmt::format("error: {}", further.what()));
   }
 }
 
@@ -254,7 +144,7 @@ void Training::train_step() {
   {
     const auto work = comm_.watch_work();
     forward_backward(batch);
-    optimizer_.step(*trace_, progress_.step);
+    run_.optimizer.step(*run_.trace, progress_.step);
   }
   if (progress_.step + 1 < config_.train.steps) ahead_ = read_batch(progress_.step + 1);
   agree();
@@ -271,63 +161,63 @@ void Training::train_step() {
     time_to_first_step_ = context_.seconds_since_start();
     context_.look_at_device_memory();
   }
-  trace_->end_step(static_cast<double>(step_tokens(config_.train)), loss_);
+  run_.trace->end_step(static_cast<double>(step_tokens(config_.train)), loss_);
 }
 
 Batch Training::read_batch(long step) {
   Batch batch;
   batch.step = step;
   try {
-    Region region(*trace_, Phase::data);
-    batch.tokens = loader_->next();
+    Region region(*run_.trace, Phase::data);
+    batch.tokens = run_.loader->next();
   } catch (const Error&) {
     batch.failure = std::current_exception();
     return batch;
   }
-  batch.after = loader_->cursor();
+  batch.after = run_.loader->cursor();
   batch.first = feed(batch, 0);
   return batch;
 }
 
 FedSequence Training::feed(const Batch& batch, std::size_t row) {
-  Region region(*trace_, Phase::data);
+  Region region(*run_.trace, Phase::data);
   const std::size_t size = config_.train.length + 1;
-  return model_.feed(Sequence::of(batch.tokens.subspan(row * size, size)), window(batch.step));
+  return run_.model.feed(Sequence::of(batch.tokens.subspan(row * size, size)), window(batch.step));
 }
 
 void Training::forward_backward(const Batch& batch) {
-  const auto await = [&](int layer) { optimizer_.await_weights(*trace_, layer); };
-  const auto take = [&](int layer) { optimizer_.take_gradients(*trace_, layer, progress_.step); };
+  const auto await = [&](int layer) { run_.optimizer.await_weights(*run_.trace, layer); };
+  const auto take = [&](int layer) { run_.optimizer.take_gradients(*run_.trace, layer, progress_.step); };
   const std::size_t rows = batch.tokens.size() / (config_.train.length + 1);
   for (std::size_t row = 0; row < rows; ++row) {
     Model<Real>::LayerHooks hooks;
     if (row == 0) hooks.enter = await;
     if (row + 1 == rows) hooks.leave = take;
     const auto before = row == 0 ? Model<Real>::Gradients::none : Model<Real>::Gradients::sums;
-    model_.forward_backward(*trace_, row == 0 ? batch.first : feed(batch, row), before, hooks);
+    run_.model.forward_backward(*run_.trace, row == 0 ? batch.first : feed(batch, row), before, hooks);
   }
 }
 
 /// Ends every step: waits for the device, then one reduction carries the loss and what any rank has seen that should
 /// stop the run. Nothing of a step that fails here reaches a checkpoint.
 void Training::agree() {
-  Region region(*trace_, Phase::agree);
-  model_.loss().collect(context_.stream());
-  optimizer_.squares().collect(context_.stream());
+  Region region(*run_.trace, Phase::agree);
+  run_.model.loss().collect(context_.stream());
+  run_.optimizer.squares().collect(context_.stream());
   {
     const auto watch = comm_.watch("the collectives of a step");
     ops::synchronize(context_.stream());
   }
-  tensor_comm_.check();
+  run_.tensor_comm.check();
 
   // Every sum over the ranks: the loss, the ranks that overflowed, those that could not read the next step's tokens,
   // and those that saw each reason to stop.
   constexpr int reasons = static_cast<int>(StopReason::count);
   std::array<double, 3 + reasons> seen{};
-  seen[0] = model_.loss().value() / config_.train.length;
-  seen[1] = optimizer_.overflowed() ? 1 : 0;
+  seen[0] = run_.model.loss().value() / config_.train.length;
+  seen[1] = run_.optimizer.overflowed() ? 1 : 0;
   seen[2] = ahead_.failure ? 1 : 0;
-  seen[3 + static_cast<int>(stop_.poll(progress_.step + 1, context_.seconds_since_start()))] = 1;
+  seen[3 + static_cast<int>(run_.stop.poll(progress_.step + 1, context_.seconds_since_start()))] = 1;
   comm_.all_reduce(std::span<double>(seen), Reduce::sum);
   loss_ = seen[0] / config_.train.sequences;
   for (int reason = 0; reason < reasons; ++reason) {
@@ -355,14 +245,14 @@ void Training::require_tokens() {
 }
 
 void Training::fail_not_finite(const std::string& what, long step) {
-  const std::vector<std::string> saved = checkpoints_.list();
+  const std::vector<std::string> saved = run_.checkpoints.list();
   throw Error(ExitCode::non_finite,
               fmt::format("{} at step {}; last good checkpoint: {}", what, step, saved.empty() ? "none" : saved.back()),
               Scope::all_ranks);
 }
 
 void Training::keep_folder() {
-  if (folder_.keep()) folder_.write("deck.toml", to_toml(config_));
+  if (run_.folder.keep()) run_.folder.write("deck.toml", to_toml(config_));
 }
 
 void Training::log_step(double seconds) {
@@ -376,46 +266,46 @@ void Training::log_step(double seconds) {
                           .step_seconds = seconds,
                           .tokens_per_second = tokens / seconds,
                           .seconds_left = average * static_cast<double>(config_.train.steps - done)};
-  Region region(*trace_, Phase::output);
+  Region region(*run_.trace, Phase::output);
   const double now = context_.seconds_since_start();
   const bool due = done % config_.run.log_every == 0 || done == config_.train.steps || done == first_step_ + 1;
   if (due || now - last_line_ > longest_silence) {
     if (comm_.root()) keep_folder();
-    log_.line(format_step(report));
+    run_.log.line(format_step(report));
     last_line_ = now;
   } else {
-    log_.live(format_step(report));
+    run_.log.live(format_step(report));
   }
 }
 
 bool Training::validation_due() const {
-  if (data_.validation_places.empty()) return false;
+  if (run_.data.validation_places.empty()) return false;
   return finished() || (config_.validation.every > 0 && progress_.step % config_.validation.every == 0);
 }
 
 /// Mean over the validation sequences, which are dealt to the ranks in turn. Where they cannot be read, the run ends
 /// with a checkpoint.
 void Training::validate() {
-  Region region(*trace_, Phase::validation);
-  tensor_comm_.synchronize();
+  Region region(*run_.trace, Phase::validation);
+  run_.tensor_comm.synchronize();
   double loss = 0;
   try {
     comm_.together([&] {
-      for (std::size_t j = comm_.rank(); j < data_.validation_places.size(); j += comm_.size()) {
-        const Cursor& place = data_.validation_places[j];
-        read_tokens(data_.validation.opened[place.shard], place.offset, validation_row_, config_.model.vocabulary);
+      for (std::size_t j = comm_.rank(); j < run_.data.validation_places.size(); j += comm_.size()) {
+        const Cursor& place = run_.data.validation_places[j];
+        read_tokens(run_.data.validation.opened[place.shard], place.offset, validation_row_, config_.model.vocabulary);
         const auto work = comm_.watch_work();
-        loss += model_.validate(*trace_, Sequence::of(validation_row_), window(progress_.step));
+        loss += run_.model.validate(*run_.trace, Sequence::of(validation_row_), window(progress_.step));
       }
     });
   } catch (const Error&) {
     save();
     throw;
   }
-  validation_loss_ = comm_.all_reduce(loss, Reduce::sum) / static_cast<double>(data_.validation_places.size());
+  validation_loss_ = comm_.all_reduce(loss, Reduce::sum) / static_cast<double>(run_.data.validation_places.size());
   context_.look_at_device_memory();
-  trace_->add_validation(progress_.step, *validation_loss_);
-  log_.line(
+  run_.trace->add_validation(progress_.step, *validation_loss_);
+  run_.log.line(
       fmt::format("validation at step {}/{}: loss {:.5f}", progress_.step, config_.train.steps, *validation_loss_));
   if (!std::isfinite(*validation_loss_))
     fail_not_finite(fmt::format("the validation loss is {}", std::abs(*validation_loss_)), progress_.step);
@@ -429,15 +319,15 @@ bool Training::checkpoint_due() const {
 /// Does nothing where no step has been made since the last checkpoint.
 void Training::save() {
   if (progress_.step == saved_step_) return;
-  Region region(*trace_, Phase::checkpoint);
+  Region region(*run_.trace, Phase::checkpoint);
   comm_.together([&] {
     if (comm_.root()) keep_folder();
   });
-  trace_->flush();
+  run_.trace->flush();
   try {
-    const std::string file = checkpoints_.save(progress_, optimizer_.slabs());
+    const std::string file = run_.checkpoints.save(progress_, run_.optimizer.slabs());
     saved_step_ = progress_.step;
-    log_.line(fmt::format("checkpoint {}", file));
+    run_.log.line(fmt::format("checkpoint {}", file));
   } catch (const Error& error) {
     const bool last = finished() || stop_reason_ != StopReason::none;
     if (last || config_.checkpoint.on_failure == OnFailure::stop || error.scope() != Scope::all_ranks) throw;
@@ -446,15 +336,15 @@ void Training::save() {
 }
 
 ExitCode Training::finish() {
-  tensor_comm_.synchronize();
+  run_.tensor_comm.synchronize();
   if (!finished()) save();
-  trace_->finish();
+  run_.trace->finish();
   const RunSummary summary = write_summary(finished() ? "" : stop_reason_text(stop_reason_));
-  log_.line(closing_lines(summary));
+  run_.log.line(closing_lines(summary));
   if (finished()) return ExitCode::ok;
   const bool continues = config_.checkpoint.restart == "auto";
-  log_.line(fmt::format("stopped at step {}: {}; run the same command again{} to continue", progress_.step,
-                        stop_reason_text(stop_reason_), continues ? "" : " with checkpoint.restart=auto"));
+  run_.log.line(fmt::format("stopped at step {}: {}; run the same command again{} to continue", progress_.step,
+                            stop_reason_text(stop_reason_), continues ? "" : " with checkpoint.restart=auto"));
   return ExitCode::requeue;
 }
 
@@ -474,9 +364,9 @@ RunSummary Training::write_summary(const std::string& stopped_by) {
   context_.look_at_device_memory();
   summary.peak_device_memory = comm_.all_reduce(context_.peak_device_memory(), Reduce::max);
   summary.stopped_by = stopped_by;
-  summary.phases = trace_->summarise();
+  summary.phases = run_.trace->summarise();
   comm_.together([&] {
-    if (comm_.root()) folder_.write("summary.json", summary_json(summary));
+    if (comm_.root()) run_.folder.write("summary.json", summary_json(summary));
   });
   return summary;
 }

@@ -18,6 +18,7 @@ import activations run_data checkpoint_file
 model optimizer checkpoint command_line
 report
 earlier_run
+run_setup
 train
 main
 """

@@ -1,0 +1,116 @@
+#include "src/run_setup.hpp"
+
+#include "src/earlier_run.hpp"
+#include "src/files.hpp"
+
+namespace nanorun {
+
+RunSetup::RunSetup(Context& context_, const Config& config_)
+    : context(context_),
+      comm(context.comm()),
+      config(config_),
+      data(open_run_data(comm, config)),
+      folder(comm, config),
+      log(comm.root()),
+      table(config.model),
+      weights(table),
+      tensor_comm(comm, context.comm_stream(), config.comm),
+      gradients(table.size(), "the gradients"),
+      model(config, table, weights, gradients.span(), data.end_of_text(), {context.stream(), context.upload_stream()}),
+      optimizer(config, table, weights, gradients.span(), tensor_comm, context.stream()),
+      checkpoints(comm, config.checkpoint, folder.checkpoints(), to_toml(config), model_fingerprint(table)),
+      stop(config.stop, folder.stop_file(), comm.root()) {
+  introduce();
+  restore();
+  if (!complete) {
+    check_data();
+    check_outputs();
+    take_over_folder();
+    write_deck();
+    trace = std::make_unique<Trace>(comm, context.stream(), config.trace, folder.path(), progress.step);
+  }
+  comm.together([&] {
+    if (comm.root()) log.open(folder.file("log.txt"));
+  });
+}
+
+void RunSetup::introduce() {
+  const std::string device = ops::device_name(context.device());
+  for (const std::string& line :
+       opening_lines(config, comm.size(), table, folder.path(), device, tensor_comm.transport(), context.device_note()))
+    log.line(line);
+}
+
+/// Fills the weights and the optimizer's state, from a checkpoint where the deck and the directory say so, and finds
+/// out whether anything is left to do. Nothing on disk is changed yet.
+void RunSetup::restore() {
+  const std::optional<Progress> found = checkpoints.restore(optimizer.slabs());
+  examine_earlier(found);
+  if (found) {
+    go_on_from(*found);
+  } else {
+    optimizer.initialise(config.run.seed);
+  }
+}
+
+void RunSetup::examine_earlier(const std::optional<Progress>& found) {
+  comm.together([&] {
+    if (!comm.root()) return;
+    const bool automatic = config.checkpoint.restart == "auto";
+    continues_here = automatic || (found && checkpoints.continues_here());
+    const Earlier earlier = automatic ? examine_earlier_run(folder, config, checkpoints, found) : Earlier::none;
+    if (earlier == Earlier::begun) log.line("no checkpoint of this run is there: it begins again at step 1");
+    if (earlier == Earlier::ended) continues_here = false;
+    complete = earlier == Earlier::complete;
+  });
+  continues_here = comm.all_reduce(std::uint64_t{continues_here}, Reduce::max) != 0;
+  complete = comm.all_reduce(std::uint64_t{complete}, Reduce::max) != 0;
+}
+
+void RunSetup::go_on_from(const Progress& found) {
+  progress = found;
+  optimizer.restore();
+  log.line(fmt::format("restarted from the checkpoint of step {}", progress.step));
+  for (const std::string& line : changes_since(checkpoints, config)) log.line(line);
+  if (progress.step <= config.train.steps) return;
+  throw Error(ExitCode::usage,
+              fmt::format("{} has made {} steps already, more than train.steps = {}", checkpoints.restored_file(),
+                          progress.step, config.train.steps),
+              Scope::all_ranks);
+}
+
+/// The shards are those of the checkpoint and last for all steps.
+void RunSetup::check_data() {
+  for (const std::string& line : check_shards(comm, data, config, checkpoints.restored().shards)) log.line(line);
+  loader = start_loader(comm, config, data, progress.cursor, config.train.steps - progress.step);
+  checkpoints.set_shards(shard_record(data));
+}
+
+void RunSetup::check_outputs() {
+  folder.require_free_stop_file();
+  checkpoints.probe(progress.step, config.train.steps, optimizer.slabs());
+}
+
+/// From here on what an earlier run has left changes.
+void RunSetup::take_over_folder() {
+  if (const std::optional<std::string> kept = folder.begin(!continues_here))
+    log.line(fmt::format("an earlier run of this name is kept as {}", *kept));
+  comm.together([&] {
+    if (!comm.root()) return;
+    for (const std::string& line : checkpoints.set_newer_aside(progress.step)) log.line(line);
+  });
+  comm.share_heartbeats(folder.heartbeats());
+}
+
+/// A run that has no steps left keeps the deck of the steps that were made.
+void RunSetup::write_deck() {
+  const bool finished = progress.step == config.train.steps;
+  comm.together([&] {
+    if (!comm.root()) return;
+    if (!finished || !folder.read("deck.toml")) folder.write("deck.toml", to_toml(config));
+    const std::optional<std::string> summary = folder.read("summary.json");
+    if (summary && !finished && finished_steps(*summary) > 0) set_aside(folder.file("summary.json"), ExitCode::output);
+  });
+}
+
+}  // namespace nanorun

@@ -1,0 +1,62 @@
+#pragma once
+// The start of a run, from the deck to the first step: whatever could keep the run from training is found out before
+// anything changes that an earlier run has left.
+
+#include <memory>
+
+#include "src/checkpoint.hpp"
+#include "src/config.hpp"
+#include "src/context.hpp"
+#include "src/model.hpp"
+#include "src/optimizer.hpp"
+#include "src/report.hpp"
+#include "src/run_data.hpp"
+#include "src/run_folder.hpp"
+#include "src/stop.hpp"
+#include "src/trace.hpp"
+
+namespace nanorun {
+
+/// What the steps of a run work with.
+struct RunSetup {
+  /// Collective. Opens the shards, locks the run's directory, takes the memory, and restores a checkpoint where the
+  /// deck and the directory say so. Unless the run is then complete, checks all else and takes the directory over.
+  /// Throws Error.
+  RunSetup(Context& context, const Config& config);
+  /// Collectives end before the memory goes that they work on.
+  ~RunSetup() { tensor_comm.close(); }
+  RunSetup(const RunSetup&) = delete;
+  RunSetup& operator=(const RunSetup&) = delete;
+
+  Context& context;
+  Comm& comm;
+  const Config& config;
+  RunData data;
+  RunFolder folder;
+  Log log;
+  ParameterTable table;
+  Weights<Real> weights;
+  TensorComm tensor_comm;
+  TensorArena<kernels::acc_t<Real>> gradients;
+  Model<Real> model;
+  Optimizer<Real> optimizer;
+  Checkpoints checkpoints;
+  StopMonitor stop;
+  Progress progress;             ///< before the first step
+  bool continues_here = false;   ///< the run goes on in the directory of its checkpoint
+  bool complete = false;         ///< an earlier run has done all that this one would do
+  std::unique_ptr<Trace> trace;  ///< with loader: nothing where the run is complete
+  std::unique_ptr<Loader> loader;
+
+ private:
+  void introduce();
+  void restore();
+  void examine_earlier(const std::optional<Progress>& found);
+  void go_on_from(const Progress& found);
+  void check_data();
+  void check_outputs();
+  void take_over_folder();
+  void write_deck();
+};
+
+}  // namespace nanorun
