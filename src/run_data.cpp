@@ -189,9 +189,7 @@ void require_steps(const TokenStream& stream, Cursor cursor, long steps) {
 /// A shard as a record holds it.
 struct KnownShard {
   std::string name;
-  std::string content;  ///< tokens and checksum
-
-  bool operator==(const KnownShard&) const = default;
+  std::string content;  ///< tokens and checksum; empty where it has not been opened
 };
 
 /// File name without line feeds, which would end a line of the record.
@@ -201,85 +199,109 @@ std::string name_in_record(const std::string& path) {
   return name;
 }
 
-KnownShard known(const ShardInfo& shard) {
-  return {name_in_record(shard.path), fmt::format("{} {:016x}", shard.count, shard.checksum)};
+/// The shards of a stream: the opened ones on all ranks, those behind them on rank 0 alone.
+std::vector<KnownShard> known_shards(const ShardList& list) {
+  std::vector<KnownShard> shards;
+  for (const ShardInfo& shard : list.opened)
+    shards.push_back({name_in_record(shard.path), fmt::format("{} {:016x}", shard.count, shard.checksum)});
+  for (std::size_t i = shards.size(); i < list.paths.size(); ++i) shards.push_back({name_in_record(list.paths[i]), {}});
+  return shards;
 }
 
 struct Record {
   std::vector<KnownShard> shards;
-  std::size_t further = 0;  ///< listed shards that had not been opened
+  std::size_t listed = 0;  ///< shards of the stream; older programs recorded no names of those that were not opened
+
+  std::size_t opened() const {
+    return std::ranges::count_if(shards, [](const KnownShard& shard) { return !shard.content.empty(); });
+  }
 };
+
+/// Splits text at each `separator`; one at the end adds nothing.
+std::vector<std::string> split(const std::string& text, char separator) {
+  std::vector<std::string> parts;
+  for (std::size_t at = 0; at < text.size(); at += parts.back().size() + 1)
+    parts.push_back(text.substr(at, text.find(separator, at) - at));
+  return parts;
+}
 
 Record parse_record(const std::string& text) {
   Record record;
-  for (std::size_t at = 0; at < text.size();) {
-    const std::size_t end = std::min(text.find('\n', at), text.size());
-    const std::string line = text.substr(at, end - at);
-    at = end + 1;
-    // Names may hold blanks.
-    const std::size_t checksum = line.rfind(' '), count = line.rfind(' ', checksum - 1);
-    if (line.starts_with("+ ") && count == std::string::npos) {
-      std::from_chars(line.data() + 2, line.data() + line.size(), record.further);
+  std::size_t further = 0;
+  for (const std::string& line : split(text, '\n')) {
+    // Names may hold blanks, but no slash.
+    const std::size_t checksum = line.rfind(' '), count = line.rfind(' ', checksum - 1), slash = line.find('/');
+    if (line.starts_with("+ ") && (slash != std::string::npos || count == std::string::npos)) {
+      std::from_chars(line.data() + 2, line.data() + line.size(), further);
+      if (slash == std::string::npos) continue;
+      for (std::string& name : split(line.substr(slash + 1), '/')) record.shards.push_back({std::move(name), {}});
     } else {
       record.shards.push_back({line.substr(0, count), line.substr(count + 1)});
     }
   }
+  record.listed = record.opened() + further;
   return record;
 }
 
-/// How the stream differs from the record, first at `index`; `names` are those of all shards of the stream.
-std::string difference(const Record& record, std::size_t index, const std::vector<ShardInfo>& opened,
-                       const std::vector<std::string>& names) {
+/// How the stream differs from the record, first at `index`.
+std::string difference_at(std::size_t index, const Record& record, const std::vector<KnownShard>& shards) {
   const auto& [name, content] = record.shards[index];
-  const auto was_recorded = [&](const std::string& other) {
-    return std::ranges::any_of(record.shards, [&](const KnownShard& shard) { return shard.name == other; });
+  const auto holds = [](const std::vector<KnownShard>& list, const std::string& sought) {
+    return std::ranges::any_of(list, [&](const KnownShard& shard) { return shard.name == sought; });
   };
-  const bool is_listed = std::ranges::find(names, name) != names.end();
+  const bool is_listed = holds(shards, name);
   const std::string place = fmt::format("training shard {} of the checkpoint, {}, ", index + 1, name);
-  if (index >= opened.size()) return place + "is no longer listed";
-  const KnownShard now = known(opened[index]);
+  if (index >= shards.size()) return place + "is no longer listed";
+  const KnownShard& now = shards[index];
+  const bool was_recorded = holds(record.shards, now.name);
   if (now.name == name) return place + "holds other tokens now";
-  if (!is_listed && !was_recorded(now.name))
+  if (!is_listed && !was_recorded) {
+    if (content.empty()) return place + "was renamed or replaced: " + now.name + " is in its place";
     return place + (now.content == content ? "is now named " : "was replaced by ") + now.name;
+  }
   if (!is_listed) return place + "is no longer listed";
-  if (!was_recorded(now.name)) return place + "comes later now: " + now.name + " was added before it";
+  if (!was_recorded) return place + "comes later now: " + now.name + " was added before it";
   return place + "is not in its place, which is now that of " + now.name;
+}
+
+/// For rank 0. How the stream differs from the record, but for shards added behind; empty where it does not.
+std::string difference(const Record& record, const std::vector<KnownShard>& shards) {
+  for (std::size_t i = 0; i < record.shards.size(); ++i) {
+    const auto& [name, content] = record.shards[i];
+    const bool same = i < shards.size() && shards[i].name == name && (content.empty() || shards[i].content == content);
+    if (!same) return difference_at(i, record, shards);
+  }
+  if (shards.size() >= record.listed) return {};
+  return fmt::format("of {} training shards {} are left, though the first {} are the same", record.listed,
+                     shards.size(), record.shards.size());
 }
 
 }  // namespace
 
 std::string shard_record(const RunData& data) {
-  std::string text;
-  for (const ShardInfo& shard : data.train.opened) {
-    const auto& [name, content] = known(shard);
-    text += fmt::format("{} {}\n", name, content);
+  std::string text, further;
+  for (const auto& [name, content] : known_shards(data.train)) {
+    if (content.empty()) {
+      further += "/" + name;
+    } else {
+      text += fmt::format("{} {}\n", name, content);
+    }
   }
-  if (!data.train.complete()) text += fmt::format("+ {}\n", data.train.listed - data.train.opened.size());
+  if (!data.train.complete()) text += fmt::format("+ {}{}\n", data.train.listed - data.train.opened.size(), further);
   return text;
 }
 
 std::vector<std::string> check_shards(Comm& comm, RunData& data, const Config& config, const std::string& recorded) {
   const Record record = parse_record(recorded);
   if (record.shards.empty()) return {};
-  ShardOpener(comm, config.model, data).open(data.train, record.shards.size(), [](auto&&...) { return 1; });
-  const std::vector<ShardInfo>& opened = data.train.opened;
-  std::size_t same = 0;
-  std::string found;
-  while (same < std::min(record.shards.size(), opened.size()) && record.shards[same] == known(opened[same])) ++same;
-  if (same == record.shards.size()) {
-    const std::size_t before = same + record.further;
-    if (data.train.listed == before) return {};
-    if (data.train.listed > before)
-      return {fmt::format("{} training shard{} added behind the {} known one{}", data.train.listed - before,
-                          data.train.listed - before == 1 ? " was" : "s were", before, before == 1 ? "" : "s")};
-    found = fmt::format("of {} training shards {} are left, though the first {} are the same", before,
-                        data.train.listed, same);
-  } else if (comm.root()) {
-    std::vector<std::string> names;
-    for (const std::string& path : data.train.paths) names.push_back(name_in_record(path));
-    found = difference(record, same, opened, names);
+  ShardOpener(comm, config.model, data).open(data.train, record.opened(), [](auto&&...) { return 1; });
+  const std::string found = comm.broadcast(comm.root() ? difference(record, known_shards(data.train)) : "");
+  if (found.empty()) {
+    const std::size_t added = data.train.listed - record.listed;
+    if (added == 0) return {};
+    return {fmt::format("{} training shard{} added behind the {} known one{}", added, added == 1 ? " was" : "s were",
+                        record.listed, record.listed == 1 ? "" : "s")};
   }
-  found = comm.broadcast(found);
   if (config.data.changed == ChangedData::accept)
     return {"warning: " + found + "; the run goes on at the same place of the new stream, as data.changed says"};
   throw Error(ExitCode::data,

@@ -41,14 +41,14 @@ std::vector<std::string> data_warnings(const Config& config);
 /// need be; throws Error(data) where the data end before that, rather than after hours.
 std::unique_ptr<Loader> start_loader(Comm& comm, const Config& config, RunData& data, Cursor start, long steps);
 
-/// The opened training shards, a line each in stream order: name without directory, tokens, and checksum as 16
-/// hexadecimal digits. Where the deck lists more, a last line "+ N" counts these.
+/// The training shards of the deck in stream order. Of each opened one a line: name without directory, tokens, and
+/// checksum as 16 hexadecimal digits. Of the N others a last line "+ N/name/name..."; the names on rank 0 alone.
 std::string shard_record(const RunData& data);
 
 /// Collective. Compares the training shards with those of a record, for which it opens further ones as need be: the
-/// recorded shards must be the first ones of the stream. Else throws Error(data) on all ranks, or says so in a line for
-/// the log where data.changed = "accept". Shards that were added behind the recorded ones give a line as well, an empty
-/// record none.
+/// recorded shards must be the first ones of the stream, of those that had not been opened the names. Else throws
+/// Error(data) on all ranks, or says so in a line for the log where data.changed = "accept". Shards that were added
+/// behind the recorded ones give a line as well, an empty record none.
 std::vector<std::string> check_shards(Comm& comm, RunData& data, const Config& config, const std::string& recorded);
 
 /// Tokens of a step, over all ranks.

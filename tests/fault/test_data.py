@@ -114,15 +114,35 @@ class Data(FaultTest):
         shutil.copy(self.folder / "data.h5", shard)
         self.assertEqual(restarted_from(self.train(2, *arguments, f"stop.step={made + 1}", code=75)), made)
 
-    def test_listed_shards_that_were_not_opened_are_gone(self):
+    def test_shards_that_were_not_opened_change(self):
+        """Only what is added behind them changes nothing, wherever the directory lies."""
         (self.folder / "many").mkdir()
-        for i in (1, 2, 3):
+        for i in (1, 3, 4):
             self.shard(f"part_{i}", "00.txt", "01.txt", "02.txt")
         arguments = ('data.train=["many/*.h5"]', "train.steps=4", "data.end=error")
-        self.train(2, *arguments, "stop.step=2", code=75)
-        (self.folder / "many" / "part_3.h5").unlink()
-        self.assert_refused(self.train(2, *arguments, code=3), "of 3 training shards 2 are left", "data.changed")
-        self.train(2, *arguments, "data.changed=accept")
+        self.train(2, *arguments, "stop.step=1", code=75)
+        many, moved = self.folder / "many", self.folder / "moved"
+
+        def assert_refused(*said):
+            refused = self.train(2, *arguments, code=3)
+            self.assert_refused(refused, *said, "data.changed")
+            self.assertEqual(losses(refused), {})
+
+        (many / "part_4.h5").rename(many / "part_5.h5")
+        assert_refused("part_4.h5, was renamed or replaced: part_5.h5")
+        (many / "part_5.h5").rename(moved)
+        assert_refused("part_4.h5, is no longer listed")
+        moved.rename(many / "part_4.h5")
+        self.shard("part_2", "00.txt")
+        assert_refused("part_3.h5, comes later now: part_2.h5 was added before it")
+        (many / "part_2.h5").rename(many / "part_6.h5")
+        many.rename(moved)
+        more = self.train(2, 'data.train=["moved/*.h5"]', *arguments[1:], "stop.step=2", code=75)
+        self.assertEqual(restarted_from(more), 1)
+        self.assertIn("1 training shard was added behind the 3 known ones", more.text())
+        (moved / "part_6.h5").unlink()
+        self.assertEqual(restarted_from(self.train(2, 'data.train=["moved/*.h5"]', *arguments[1:],
+                                                   "data.changed=accept")), 2)
 
     def shard(self, name, *texts):
         job = Job(self.folder, 1, ["shard", f"many/{name}", *texts, "--text", "--force"])

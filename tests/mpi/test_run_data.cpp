@@ -225,7 +225,7 @@ struct RecordedRun : SmallRun {
   std::string record;
 };
 
-TEST(ShardRecord, HoldsTheOpenedShardsAndCountsTheOthers) {
+TEST(ShardRecord, HoldsTheOpenedShardsAndTheNamesOfTheOthers) {
   const RecordedRun run;
   const RunData data = run.open();
   std::string expected;
@@ -236,17 +236,64 @@ TEST(ShardRecord, HoldsTheOpenedShardsAndCountsTheOthers) {
     expected += fmt::format("{}.h5 {} {:016x}\n", "abc"[i], data.train.opened[i].count,
                             h5::checksum<std::uint64_t>(checksums, 0));
   }
-  EXPECT_EQ(run.record, expected + "+ 1\n");
+  EXPECT_EQ(run.record, expected + (test_comm().root() ? "+ 1/d.h5\n" : "+ 1\n"));
 }
 
 TEST(ShardRecord, TheSameShardsPass) {
   RecordedRun run;
   EXPECT_EQ(run.refusal(), "");
   EXPECT_EQ(run.refusal(""), "");
-  run.list({"a", "b", "c", "x"});  // d had not been opened
+}
+
+TEST(ShardRecord, OtherShardsBehindTheOpenedOnesAreRefusedByName) {
+  RecordedRun run;
+  run.config.train.steps = 1;
+  run.list({"a", "b", "c", "d"});
+  run.record = shard_record(run.open());
+  const auto with = [&](const std::vector<std::string>& names) {
+    run.list(names);
+    return run.refusal();
+  };
+  const std::string second = "training shard 2 of the checkpoint, b.h5, ",
+                    third = "training shard 3 of the checkpoint, c.h5, ",
+                    fourth = "training shard 4 of the checkpoint, d.h5, ";
+  EXPECT_EQ(with({"a", "b", "c", "d"}), "");
+  EXPECT_EQ(with({"a", "b", "x", "c", "d"}), third + "comes later now: x.h5 was added before it");
+  EXPECT_EQ(with({"a", "b", "d"}), third + "is no longer listed");
+  EXPECT_EQ(with({"a", "b", "c"}), fourth + "is no longer listed");
+  EXPECT_EQ(with({"a", "b", "d", "x"}), third + "is no longer listed");
+  EXPECT_EQ(with({"a", "b", "x", "d"}), third + "was renamed or replaced: x.h5 is in its place");
+  EXPECT_EQ(with({"a", "c", "b", "d"}), second + "is not in its place, which is now that of c.h5");
+  // Opening more than the record has changes nothing.
+  run.config.train.steps = 4;
+  EXPECT_EQ(with({"a", "b", "c", "d"}), "");
+  EXPECT_EQ(with({"a", "b", "c", "x"}), fourth + "was renamed or replaced: x.h5 is in its place");
+}
+
+TEST(ShardRecord, NamesMayHoldBlanks) {
+  RecordedRun run;
+  run.add_shard("+ 1 a", run.tokens);
+  run.add_shard("b  2", run.tokens);
+  run.config.train.steps = 1;
+  run.list({"+ 1 a", "b  2", "+ 1 a"});
+  run.record = shard_record(run.open());
+  EXPECT_EQ(run.refusal(), "");
+  run.list({"+ 1 a", "b", "+ 1 a"});
+  EXPECT_EQ(run.refusal(),
+            "training shard 2 of the checkpoint, b  2.h5, was renamed or replaced: b.h5 is in its place");
+}
+
+/// A record that counts the shards behind the opened ones, and has no names of them.
+TEST(ShardRecord, RecordsOfEarlierProgramsAreCheckedAsFarAsTheyGo) {
+  RecordedRun run;
+  run.record = run.record.substr(0, run.record.find("+ ")) + "+ 1\n";
+  EXPECT_EQ(run.refusal(), "");
+  run.list({"a", "b", "c", "x"});
   EXPECT_EQ(run.refusal(), "");
   run.list({"a", "b", "c"});
   EXPECT_EQ(run.refusal(), "of 4 training shards 3 are left, though the first 3 are the same");
+  run.list({"a", "c", "b", "d"});
+  EXPECT_EQ(run.refusal(), "training shard 2 of the checkpoint, b.h5, is not in its place, which is now that of c.h5");
 }
 
 TEST(ShardRecord, ShardsAddedBehindAreNoted) {
