@@ -190,6 +190,13 @@ std::uint64_t free_space(const std::string& path, ExitCode code) {
   return std::uint64_t{status.f_bavail} * status.f_frsize;
 }
 
+std::string working_directory(ExitCode code) {
+  std::error_code error;
+  const std::string path = std::filesystem::current_path(error).string();
+  if (error) fail(code, ".", "the working directory cannot be found", error.value());
+  return path;
+}
+
 std::string name_of(const std::string& path) { return std::filesystem::path(path).filename().string(); }
 
 std::string directory_of(const std::string& path) {

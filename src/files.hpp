@@ -53,6 +53,9 @@ std::vector<std::string> glob_paths(const std::string& pattern, ExitCode code);
 /// Bytes that this user may still write on the file system of `path`.
 std::uint64_t free_space(const std::string& path, ExitCode code);
 
+/// Where relative paths begin, without symbolic links.
+std::string working_directory(ExitCode code);
+
 /// The path's last component, and the path without it ("." where there is no other).
 std::string name_of(const std::string& path);
 std::string directory_of(const std::string& path);

@@ -1,10 +1,14 @@
 #include "src/run_folder.hpp"
 
+#include <fmt/ranges.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstdio>
 #include <cstdlib>
+#include <random>
+#include <thread>
 
 #include "src/error.hpp"
 
@@ -15,6 +19,12 @@ namespace {
 constexpr const char* lock_name = "lock";
 constexpr std::uint64_t max_text = 1u << 30;  ///< bytes of a file that read() takes
 
+std::string host_name() {
+  char host[256] = {};
+  ::gethostname(host, sizeof(host) - 1);
+  return host;
+}
+
 /// Who runs: the batch job where there is one, host and process.
 std::string own_name() {
   std::string text;
@@ -22,12 +32,58 @@ std::string own_name() {
     const char* id = std::getenv(variable);
     if (id != nullptr && text.empty()) text = fmt::format("job {}, ", id);
   }
-  char host[256] = {};
-  ::gethostname(host, sizeof(host) - 1);
-  return text + fmt::format("process {} on host {}", ::getpid(), host);
+  return text + fmt::format("process {} on host {}", ::getpid(), host_name());
+}
+
+/// Keys of the deck with relative paths at which all ranks look.
+std::vector<std::string> relative_keys(const Config& config) {
+  std::vector<std::string> keys;
+  const auto look = [&](const char* key, const std::vector<std::string>& paths) {
+    if (std::ranges::any_of(paths, [](const std::string& path) { return !path.starts_with('/'); })) keys.push_back(key);
+  };
+  look("run.outputs", {config.run.outputs});
+  look("data.train", config.data.train);
+  if (config.validation.tokens > 0) look("data.validation", config.data.validation);
+  const std::string& restart = config.checkpoint.restart;
+  if (restart != "auto" && restart != "none") look("checkpoint.restart", {restart});
+  return keys;
+}
+
+/// Whether the file is there. A network file system may show it to other nodes a little later.
+bool appears(const std::string& path) {
+  const auto patience = std::chrono::steady_clock::now() + std::chrono::seconds(10);
+  while (!exists(path, ExitCode::output)) {
+    if (std::chrono::steady_clock::now() > patience) return false;
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  }
+  return true;
 }
 
 }  // namespace
+
+void require_same_directory(Comm& comm, const Config& config) {
+  const std::vector<std::string> keys = relative_keys(config);
+  if (keys.empty()) return;
+  std::string path;
+  FileState state;
+  comm.together([&] {
+    path = working_directory(ExitCode::usage);
+    state = state_of(".", ExitCode::usage);
+  });
+  const std::string host = host_name(), first_path = comm.broadcast(path), first_host = comm.broadcast(host);
+  FileState first = state;
+  comm.broadcast(std::as_writable_bytes(std::span(&first, 1)));
+  comm.together([&] {
+    // Hosts may mount a file system in several places, and number it as they like.
+    const bool same = state.inode == first.inode && (state.device == first.device || host != first_host);
+    if (path == first_path || same) return;
+    throw Error(
+        ExitCode::usage,
+        fmt::format("rank {} works in {} on host {}, rank 0 in {} on host {}, so that relative paths of the deck "
+                    "({}) name different files: start all ranks in one directory, or write full paths",
+                    comm.rank(), path, host, first_path, first_host, fmt::join(keys, ", ")));
+  });
+}
 
 RunFolder::RunFolder(Comm& comm, const Config& config)
     : comm_(comm),
@@ -39,9 +95,12 @@ RunFolder::RunFolder(Comm& comm, const Config& config)
     make_directories(path_, ExitCode::output);
     lock();
   });
+  if (comm_.size() > 1) require_in_sight();
 }
 
-RunFolder::~RunFolder() {
+RunFolder::~RunFolder() { remove_unused(); }
+
+void RunFolder::remove_unused() {
   if (!made_) return;
   quietly([&] {
     if (list_directory(path_, ExitCode::output) != std::vector<std::string>{lock_name}) return;
@@ -61,6 +120,43 @@ void RunFolder::lock() {
   }
 }
 
+/// Every rank looks for a file that rank 0 makes. Its name is new, so that no directory of another node, and nothing
+/// that a network file system remembers, stands in its way.
+void RunFolder::require_in_sight() {
+  std::string mark;
+  comm_.together([&] {
+    if (!comm_.root()) return;
+    mark = fmt::format("{}.{:08x}", file(lock_name), std::random_device()());
+    create_file(mark, ExitCode::output);
+  });
+  mark = comm_.broadcast(mark);
+  try {
+    comm_.together([&] { require_appearance(mark); });
+  } catch (const Error&) {
+    if (comm_.root()) quietly([&] { remove_file(mark, ExitCode::output); });
+    remove_unused();
+    throw;
+  }
+  comm_.together([&] {
+    if (comm_.root()) remove_file(mark, ExitCode::output);
+  });
+}
+
+/// Throws, naming this rank, where the file is not there.
+void RunFolder::require_appearance(const std::string& mark) const {
+  const std::string own = fmt::format("rank {} on host {}", comm_.rank(), host_name());
+  bool seen = false;
+  try {
+    seen = appears(mark);
+  } catch (const Error& error) {
+    throw Error(ExitCode::output, own + ": " + error.what());
+  }
+  if (seen) return;
+  throw Error(ExitCode::output,
+              fmt::format("{} does not see {}, which rank 0 has made: it must be on a file system that all nodes share",
+                          own, path_));
+}
+
 std::optional<std::string> RunFolder::read(const std::string& name) const {
   if (!has_file(file(name), ExitCode::output)) return std::nullopt;
   return read_text(file(name), max_text, ExitCode::output);
@@ -69,7 +165,7 @@ std::optional<std::string> RunFolder::read(const std::string& name) const {
 /// Whether an earlier run left anything but its lock and empty directories.
 bool RunFolder::holds_a_run() const {
   return std::ranges::any_of(list_directory(path_, ExitCode::output), [&](const std::string& name) {
-    if (name == lock_name) return false;
+    if (name.starts_with(lock_name)) return false;
     return kind_of_entry(file(name), ExitCode::output) != FileKind::directory ||
            !list_directory(file(name), ExitCode::output).empty();
   });

@@ -11,11 +11,15 @@
 
 namespace nanorun {
 
+/// Collective. Throws Error(usage) on all ranks alike where a rank works in another directory than rank 0 and the deck
+/// has relative paths for all ranks.
+void require_same_directory(Comm& comm, const Config& config);
+
 class RunFolder {
  public:
   /// Collective. Creates the directory, unless an earlier run has, and locks it for the lifetime of the object; nothing
-  /// else in it is touched before begin(). Throws Error(output) on all ranks alike when it cannot be written or another
-  /// job holds the lock.
+  /// else in it is touched before begin(). Throws Error(output) on all ranks alike when it cannot be written, another
+  /// job holds the lock, or a rank does not see the directory of rank 0 there.
   RunFolder(Comm& comm, const Config& config);
   /// A directory in which no run began does not stay, where this object has made it.
   ~RunFolder();
@@ -49,6 +53,9 @@ class RunFolder {
 
  private:
   void lock();
+  void require_in_sight();
+  void require_appearance(const std::string& mark) const;
+  void remove_unused();
   bool holds_a_run() const;
 
   Comm& comm_;

@@ -376,6 +376,7 @@ RunSummary Training::write_summary(const std::string& stopped_by) {
 ExitCode run_training(Context& context, const Config& config) {
   check_config(config, context.comm().size());
   context.comm().set_timeout(config.comm.timeout_seconds);
+  require_same_directory(context.comm(), config);
   context.open_device();
   return Training(context, config).run();
 }
