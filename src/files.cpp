@@ -217,6 +217,8 @@ Descriptor open_to_read(const std::string& path, ExitCode code) {
   return open_regular(path, O_RDONLY, code);
 }
 
+void require_writable(const std::string& path, ExitCode code) { open_regular(path, O_RDWR, code); }
+
 void read_at(const Descriptor& file, const std::string& path, std::uint64_t offset, std::span<std::byte> bytes,
              ExitCode code) {
   while (!bytes.empty()) {

@@ -82,6 +82,9 @@ class Descriptor {
 /// Opens a regular file for reading. Throws at once, and never waits, where `path` is a directory, device or FIFO.
 Descriptor open_to_read(const std::string& path, ExitCode code);
 
+/// Throws where a regular file cannot be opened for writing; changes nothing.
+void require_writable(const std::string& path, ExitCode code);
+
 /// Fills `bytes` with the file's bytes from `offset` on; throws where there are fewer.
 void read_at(const Descriptor& file, const std::string& path, std::uint64_t offset, std::span<std::byte> bytes,
              ExitCode code);

@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "src/files.hpp"
+#include "src/h5_shared.hpp"
 
 namespace nanorun::h5 {
 
@@ -159,11 +160,10 @@ File::File(const std::string& path, MPI_Comm comm, ExitCode code, Mode mode)
     : path_(path), code_(code), mode_(mode), collective_(comm != MPI_COMM_NULL) {
   Locked locked;
   const Handle access = own(H5Pcreate(H5P_FILE_ACCESS), H5Pclose, "", "file access list");
-  if (collective_ && path.size() > max_shared_path) {
+  if (collective_ && path.size() > max_shared_path)
     throw Error(code_, fmt::format("{}: {} bytes are too long for the path of a file that ranks share, {} at most; "
                                    "choose a shorter one",
                                    path_, path.size(), max_shared_path));
-  }
   if (collective_) {
     check(H5Pset_fapl_mpio(access.get(), comm, MPI_INFO_NULL), "", "cannot be shared by the ranks");
   } else {
@@ -174,12 +174,15 @@ File::File(const std::string& path, MPI_Comm comm, ExitCode code, Mode mode)
     handle_ = own(H5Fcreate(path.c_str(), H5F_ACC_TRUNC, H5P_DEFAULT, access.get()), H5Fclose, "", "cannot be created");
     return;
   }
-  const Head head = read_head(path, code_);
-  if (is_bin(head)) refuse("a .bin file; make a token shard of it with: nanorun shard OUTPUT FILE");
-  if (!is_hdf5(head)) refuse("not an HDF5 file, so neither a token shard, a checkpoint nor a trace");
-  if (has_driver_block(head)) refuse("has an HDF5 driver block, unfit for reading");
-  const unsigned access_mode = mode == Mode::read ? H5F_ACC_RDONLY : H5F_ACC_RDWR;
-  handle_ = own(H5Fopen(path.c_str(), access_mode, access.get()), H5Fclose, "", "cannot be opened as an HDF5 file");
+  look_together(comm, [&] {
+    const Head head = read_head(path, code_);
+    if (is_bin(head)) refuse("a .bin file; make a token shard of it with: nanorun shard OUTPUT FILE");
+    if (!is_hdf5(head)) refuse("not an HDF5 file, so neither a token shard, a checkpoint nor a trace");
+    if (has_driver_block(head)) refuse("has an HDF5 driver block, unfit for reading");
+    if (mode == Mode::append) require_writable(path, code_);
+  });
+  handle_ = own(H5Fopen(path.c_str(), mode == Mode::read ? H5F_ACC_RDONLY : H5F_ACC_RDWR, access.get()), H5Fclose, "",
+                "cannot be opened as an HDF5 file");
 }
 
 File File::create(const std::string& path, MPI_Comm comm, ExitCode code) { return {path, comm, code, Mode::create}; }

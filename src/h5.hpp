@@ -84,7 +84,8 @@ class File {
  public:
   /// Replaces an existing file.
   static File create(const std::string& path, MPI_Comm comm = MPI_COMM_NULL, ExitCode code = ExitCode::data);
-  /// Read only. What is no regular file is refused at once.
+  /// Read only. What is no regular file is refused at once. Where ranks share the file and some cannot open it, all
+  /// throw the error of the lowest of them.
   static File open(const std::string& path, MPI_Comm comm = MPI_COMM_NULL, ExitCode code = ExitCode::data);
   /// Read and write.
   static File open_append(const std::string& path, MPI_Comm comm = MPI_COMM_NULL, ExitCode code = ExitCode::data);

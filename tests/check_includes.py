@@ -10,7 +10,7 @@ LAYERS = """
 error
 arena build early files
 watchdog
-config config_keys config_check config_toml comm h5
+config config_keys config_check config_toml comm h5 h5_shared
 context transport mask schedule stop data trace trace_file run_folder
 transport_mpi transport_nccl transport_peers tensor_comm
 transport_devices params feed
@@ -26,7 +26,7 @@ LEVEL = {name: level for level, line in enumerate(LAYERS.splitlines()) for name 
 
 # Which modules may see a library.
 ROOMS = {
-    "mpi.h": {"context", "comm", "h5", "transport_mpi"},
+    "mpi.h": {"context", "comm", "h5", "h5_shared", "transport_mpi"},
     "nccl.h": {"transport_nccl"},
     "kernels/peer_memory.hpp": {"transport_peers", "peer_memory"},
     "hdf5.h": {"h5"},

@@ -1,0 +1,31 @@
+"""A file of all ranks that one of them cannot open, by means of strace."""
+
+import os
+
+from harness import FaultTest, Job, small_run
+
+
+class OneRank(FaultTest):
+    def assert_named(self, command, path, error, code, *said):
+        """The job ends where rank 1 alone fails to open the path, and says so."""
+        wrapper = self.injecting(path, f"openat:error={error}")
+        second = [":", "-n", "1", *wrapper, small_run.PROGRAM, *command]
+        job = Job(self.folder, None, [*command, *second], [small_run.MPIRUN, "--oversubscribe", "-n", "1"])
+        self.assertEqual(job.wait(), code, job.text())
+        self.assert_refused(job, f"rank 1 on host {os.uname().nodename}: {path}: cannot be opened", *said)
+
+    def test_checkpoint(self):
+        path = "outputs/run/checkpoints/checkpoint_00000012.h5.partial"
+        self.assert_named(["train", "deck.toml"], path, "EACCES", 4, "Permission denied")
+        self.assertFalse((self.folder / path).exists())
+
+    def test_trace(self):
+        self.assert_named(["train", "deck.toml"], "outputs/run/trace.h5", "ENOENT", 7, "No such file")
+
+    def test_shard(self):
+        self.assert_named(["shard", "out", "00.txt", "--text"], "out.h5.partial", "EIO", 3, "Input/output error")
+        self.assertEqual(list(self.folder.glob("out*")), [])
+
+
+if __name__ == "__main__":
+    small_run.main()
