@@ -8,17 +8,6 @@
 
 namespace nanorun::h5 {
 
-namespace {
-
-std::string host_name() {
-  char name[MPI_MAX_PROCESSOR_NAME];
-  int length = 0;
-  MPI_Get_processor_name(name, &length);
-  return {name, static_cast<std::size_t>(length)};
-}
-
-}  // namespace
-
 void look_together(MPI_Comm comm, const std::function<void()>& look) {
   if (comm == MPI_COMM_NULL) return look();
   std::optional<Error> own;
@@ -38,7 +27,7 @@ void look_together(MPI_Comm comm, const std::function<void()>& look) {
   std::string message;
   std::array<int, 3> header{};  // code, cause, bytes of the message
   if (rank == first) {
-    message = fmt::format("rank {} on host {}: {}", rank, host_name(), own->what());
+    message = fmt::format("rank {}: {}", rank, own->what());
     header = {static_cast<int>(own->code()), static_cast<int>(own->cause()), static_cast<int>(message.size())};
   }
   MPI_Bcast(header.data(), 3, MPI_INT, first, comm);

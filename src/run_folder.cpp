@@ -8,6 +8,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <random>
+#include <span>
 #include <thread>
 
 #include "src/error.hpp"
@@ -162,7 +163,7 @@ std::optional<std::string> RunFolder::read(const std::string& name) const {
   return read_text(file(name), max_text, ExitCode::output);
 }
 
-/// Whether an earlier run left anything but its lock and empty directories.
+/// Whether an earlier run left anything but its lock, marks beside it and empty directories.
 bool RunFolder::holds_a_run() const {
   return std::ranges::any_of(list_directory(path_, ExitCode::output), [&](const std::string& name) {
     if (name.starts_with(lock_name)) return false;
