@@ -4,13 +4,13 @@
 #include <sys/resource.h>
 
 #include <algorithm>
-#include <array>
 #include <charconv>
 #include <cstdio>
 #include <map>
 #include <set>
 
 #include "src/files.hpp"
+#include "src/text.hpp"
 
 namespace nanorun {
 
@@ -35,14 +35,6 @@ std::optional<long> step_of(const std::string& name) {
   const auto [rest, error] = std::from_chars(name.data() + prefix.size(), name.data() + name.size(), step);
   if (error != std::errc() || step < 0 || name != name_of_step(step)) return std::nullopt;
   return step;
-}
-
-std::string in_units(std::uint64_t bytes) {
-  constexpr std::array units = {"B", "KiB", "MiB", "GiB", "TiB", "PiB"};
-  auto value = static_cast<double>(bytes);
-  std::size_t unit = 0;
-  for (; value >= 1024 && unit + 1 < units.size(); ++unit) value /= 1024;
-  return fmt::format("{:.3g} {}", value, units[unit]);
 }
 
 /// Largest file that this process may write.
@@ -158,7 +150,7 @@ void Checkpoints::probe(long first, long steps, const Slabs& slabs) {
 void Checkpoints::require_space(long steps, std::uint64_t bytes) const {
   if (bytes > file_size_limit()) {
     throw checkpoint_error(fmt::format("{}: a checkpoint takes {}, files may have {} (ulimit -f); raise that limit",
-                                       directory_, in_units(bytes), in_units(file_size_limit())));
+                                       directory_, in_units(bytes, "B", 1024), in_units(file_size_limit(), "B", 1024)));
   }
   const std::uint64_t written = config_.every > 0 ? steps / config_.every + 1 : 1;
   const std::uint64_t kept = std::min<std::uint64_t>(written, config_.keep + 1);
@@ -171,7 +163,7 @@ void Checkpoints::require_space(long steps, std::uint64_t bytes) const {
       "{}: checkpoints will take {} more, {} are free; free some, keep fewer (checkpoint.keep, milestone_every), or "
       "let "
       "run.outputs name another disk",
-      directory_, in_units(needed), in_units(free));
+      directory_, in_units(needed, "B", 1024), in_units(free, "B", 1024));
   if (config_.on_failure == OnFailure::stop) throw checkpoint_error(message);
   warn(comm_, message);
 }

@@ -9,16 +9,33 @@
 #include "src/build.hpp"
 #include "src/config.hpp"
 #include "src/error.hpp"
+#include "src/text.hpp"
 
 namespace nanorun {
 
 namespace {
 
+/// Why a file that is to be read or written cannot have this name; empty where it can.
+std::string file_fault(const std::string& path) {
+  const std::string fault = path.empty() ? "an empty name" : name_fault(path);
+  return fault.empty() ? "" : fmt::format("\"{}\": {}", excerpt(path), fault);
+}
+
+/// The same of shards to be written: what is left without ".h5" must name a file.
+std::string output_fault(const std::string& output) {
+  const std::string stem = output.ends_with(".h5") ? output.substr(0, output.size() - 3) : output;
+  const std::string name = stem.substr(stem.rfind('/') + 1);  // the whole where there is no '/'
+  const bool good = output.empty() || (!name.empty() && name != "." && name != "..");
+  return good ? file_fault(output) : fmt::format("\"{}\": does not end in the name of a file", excerpt(output));
+}
+
 constexpr auto largest = std::numeric_limits<std::uint64_t>::max();
 
 void add_train(CLI::App& app, CommandLine& line) {
   CLI::App* train = app.add_subcommand("train", "Train as a deck says");
-  train->add_option("DECK", line.deck, "TOML file, or /dev/stdin; nanorun keys lists its keys")->required();
+  train->add_option("DECK", line.deck, "TOML file, or /dev/stdin; nanorun keys lists its keys")
+      ->required()
+      ->check(file_fault);
   train->add_option("OVERRIDE", line.overrides, "section.key=value, overrides the deck's");
   CLI::Option* dry_run =
       train->add_flag("--dry-run", line.dry_run, "Check deck and data, print what would be done, and end");
@@ -30,9 +47,11 @@ void add_train(CLI::App& app, CommandLine& line) {
 void add_shard(CLI::App& app, CommandLine& line) {
   CLI::App* shard = app.add_subcommand("shard", "Convert .bin or text files into token shards");
   ShardOptions& options = line.shard;
-  shard->add_option("OUTPUT", options.output, "Shards become OUTPUT.h5, or OUTPUT_000000.h5 and so on")->required();
-  shard->add_option("INPUT", options.inputs, ".bin files, or text files with --text");
-  shard->add_option("--list", line.shard_list, "File that names further inputs, one a line");
+  shard->add_option("OUTPUT", options.output, "Shards become OUTPUT.h5, or OUTPUT_000000.h5 and so on")
+      ->required()
+      ->check(output_fault);
+  shard->add_option("INPUT", options.inputs, ".bin files, or text files with --text")->check(file_fault);
+  shard->add_option("--list", line.shard_list, "File that names further inputs, one a line")->check(file_fault);
   CLI::Option* text = shard->add_flag("--text", options.text, "Inputs are text: a document a file, a token a byte");
   shard->add_option("--tokens-per-shard", options.tokens_per_shard, "Size at which a new shard begins")
       ->capture_default_str()
@@ -59,14 +78,14 @@ void add_shard(CLI::App& app, CommandLine& line) {
 
 void add_export(CLI::App& app, CommandLine& line) {
   CLI::App* to_bin = app.add_subcommand("export", "Convert a token shard back into a .bin file");
-  to_bin->add_option("SHARD", line.export_shard, "Token shard")->required();
-  to_bin->add_option("BIN", line.export_bin, "File to write")->required();
+  to_bin->add_option("SHARD", line.export_shard, "Token shard")->required()->check(file_fault);
+  to_bin->add_option("BIN", line.export_bin, "File to write")->required()->check(file_fault);
   to_bin->add_flag("--force", line.export_force, "Replace BIN if it exists");
 }
 
 void add_verify(CLI::App& app, CommandLine& line) {
   CLI::App* verify = app.add_subcommand("verify", "Verify the checksums of token shards and checkpoints");
-  verify->add_option("FILE", line.verify_files, "Token shards and checkpoints")->required();
+  verify->add_option("FILE", line.verify_files, "Token shards and checkpoints")->required()->check(file_fault);
 }
 
 Command chosen_command(const std::string& name) {
@@ -133,7 +152,8 @@ CommandLine parse_command_line(const std::vector<std::string>& arguments) {
     if (!chosen(app) && !app.remaining().empty()) {
       problem = fmt::format("\"{}\" is not one of the subcommands {}", app.remaining().front(), subcommand_names(app));
     }
-    throw Error(ExitCode::usage, fmt::format("{}; see nanorun{} --help", excerpt(problem), command), Scope::all_ranks);
+    throw Error(ExitCode::usage, fmt::format("{}; see nanorun{} --help", excerpt(problem, 500), command),
+                Scope::all_ranks);
   }
   return line;
 }

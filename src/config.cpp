@@ -15,6 +15,7 @@
 #include "src/config_keys.hpp"
 #include "src/config_toml.hpp"
 #include "src/error.hpp"
+#include "src/text.hpp"
 
 namespace nanorun {
 
@@ -203,68 +204,110 @@ bool holds_list(const Field& field) {
   return std::holds_alternative<std::vector<std::string>*>(field) || std::holds_alternative<std::vector<int>*>(field);
 }
 
-/// Whether the node, or one of a list, is a string that a shell would have expanded.
-bool is_for_a_shell(const toml::node& node) {
-  if (node.is_array()) return std::ranges::any_of(*node.as_array(), is_for_a_shell);
-  return node.is_string() && ((**node.as_string()).starts_with('~') || (**node.as_string()).starts_with('$'));
-}
-
-/// What to write instead of a refused value, where that is not plain.
-std::string advice(const Key& key, const Field& field, const toml::node& node) {
-  if (!holds_text(field)) return "";
-  if (node.is_value() && !node.is_string()) {  // text that reads as another TOML value, such as a number or a date
-    return fmt::format("; put the string in quotes: {} = \"...\" in a deck, '{}=\"...\"' on the command line", key.name,
-                       key.path());
+/// Why a string, or one of a list, can name nothing; empty where that is not the fault.
+std::string fault_of(const toml::node& node) {
+  if (!node.is_array()) return node.is_string() ? name_fault(**node.as_string()) : "";
+  for (const toml::node& element : *node.as_array()) {
+    if (const std::string fault = fault_of(element); !fault.empty()) return fault;
   }
-  if (!is_for_a_shell(node)) return "";
-  return "; nothing has expanded it: write the full path, or in a shell $HOME or another variable outside single "
-         "quotes";
+  return "";
 }
 
-/// An override whose value is neither TOML nor a word, as a shell passes it on in TOML; empty where that is not plain.
+/// Without the blanks around the text, and without the quotes around the rest, of which the last may be missing.
+std::string_view bare(std::string_view text) {
+  const std::size_t begin = std::min(text.find_first_not_of(" \t"), text.size());
+  text = text.substr(begin, text.find_last_not_of(" \t") + 1 - begin);
+  if (!text.starts_with('"') && !text.starts_with('\'')) return text;
+  const char quote = text.front();
+  text.remove_prefix(1);
+  if (text.ends_with(quote)) text.remove_suffix(1);
+  return text;
+}
+
+/// The elements of a list that lacks quotes: commas part them, but not those in quotes or braces.
+std::vector<std::string> elements_of(std::string_view list) {
+  if (list.starts_with('[') && list.ends_with(']')) list = list.substr(1, list.size() - 2);
+  std::vector<std::string> elements(1);
+  int braces = 0;
+  char quote = 0;
+  for (const char c : list) {
+    const bool first = elements.back().find_first_not_of(" \t") == std::string::npos;
+    if (quote != 0) {
+      if (c == quote) quote = 0;
+    } else if (first && (c == '"' || c == '\'')) {
+      quote = c;
+    } else if (c == '{' || c == '}') {
+      braces += c == '{' ? 1 : -1;
+    }
+    if (c == ',' && quote == 0 && braces == 0) {
+      elements.emplace_back();
+    } else {
+      elements.back() += c;
+    }
+  }
+  std::erase_if(elements, [](const std::string& element) { return bare(element).empty(); });
+  return elements;
+}
+
+/// What to write in a shell instead of an override whose strings lack quotes. Only shows what the program would take.
 std::string with_quotes(const Key& key, const std::string& value) {
+  constexpr const char* hint = "; put the override in single quotes, and the strings of its value in double quotes";
   Config defaults;
   const Field field = key.field(defaults);
   if (!holds_text(field) && !holds_list(field)) return "";
-  const auto element = [&](std::string_view part) {
-    constexpr const char* around = " \t\"'[]";
-    const std::size_t begin = std::min(part.find_first_not_of(around), part.size());
-    const std::string bare(part.substr(begin, part.find_last_not_of(around) + 1 - begin));
-    return bare.empty() || !holds_text(field) ? bare : to_text(bare);
+  const bool cut_by_the_shell = std::ranges::count(value, '[') > std::ranges::count(value, ']');
+  if (hidden_character(value)) return "; " + name_fault(value);
+  if (excerpt(value) != value || (holds_list(field) && cut_by_the_shell)) return hint;
+  const auto element = [&](std::string_view text) {
+    return holds_text(field) ? to_text(std::string(bare(text))) : std::string(bare(text));
   };
-  std::string text;
+  std::string text = element(value);
   if (holds_list(field)) {
-    std::istringstream parts(excerpt(value));
-    for (std::string part; std::getline(parts, part, ',');) {
-      const std::string one = element(part);
-      if (!one.empty()) text += (text.empty() ? "" : ", ") + one;
-    }
-    const bool cut_by_the_shell = value.starts_with('[') && !value.ends_with(']');
-    text = fmt::format("[{}{}]", text, cut_by_the_shell ? ", ..." : "");
-  } else {
-    text = element(excerpt(value));
+    std::vector<std::string> texts;
+    for (const std::string& one : elements_of(value)) texts.push_back(element(one));
+    if (texts.empty() && holds_text(field)) return "";
+    text = fmt::format("[{}]", fmt::join(texts, ", "));
+  }
+  try {
+    const toml::table table = parse_toml("value = " + text);
+    const toml::node& node = *table.get("value");
+    const bool good = std::visit([&](auto* member) { return read(node, key.check, *member); }, field);
+    const std::string fault = fault_of(node);
+    if (!good) return fault.empty() ? "" : "; " + fault;
+  } catch (const TomlError&) {
+    return "";
   }
   std::string quoted;
   for (const char c : text) quoted += c == '\'' ? "'\\''" : std::string(1, c);
   return fmt::format("; in a shell: '{}={}'", key.path(), quoted);
 }
 
-/// Sets one key. `where` begins the message of an error: FILE:LINE, or the override.
-void set_key(Config& config, const std::string& where, std::string_view section, std::string_view name,
-             const toml::node& node) {
-  const Key* key = find_key(section, name);
-  if (key == nullptr) {
-    const std::string shown_section = name_excerpt(section), shown = name_excerpt(name);
-    fail(fmt::format("{}: unknown key {}.{}; nearest known key: {}", where, shown_section, shown,
-                     nearest_key(shown_section, shown)));
-  }
-  const Field field = key->field(config);
-  const bool good = std::visit([&](auto* member) { return read(node, key->check, *member); }, field);
+/// What to write instead of a refused value, where that is not plain. `given`: an override's value as it was written.
+std::string advice(const Key& key, const Field& field, const toml::node& node, const std::string* given) {
+  if (!holds_text(field)) return "";
+  if (const std::string fault = fault_of(node); !fault.empty()) return "; " + fault;
+  const bool other_value = node.is_value() && !node.is_string();  // text that reads as a number or a date
+  if (other_value && given != nullptr) return with_quotes(key, *given);
+  return other_value ? fmt::format("; put the string in quotes: {} = \"...\"", key.name) : "";
+}
+
+const Key& known_key(const std::string& where, std::string_view section, std::string_view name) {
+  if (const Key* key = find_key(section, name)) return *key;
+  const std::string shown_section = name_excerpt(section), shown = name_excerpt(name);
+  fail(fmt::format("{}: unknown key {}.{}; nearest known key: {}", where, shown_section, shown,
+                   nearest_key(shown_section, shown)));
+}
+
+/// Sets one key. `where` begins the message of an error: FILE:LINE, or the override, whose value was `given`.
+void set_key(Config& config, const std::string& where, const Key& key, const toml::node& node,
+             const std::string* given = nullptr) {
+  const Field field = key.field(config);
+  const bool good = std::visit([&](auto* member) { return read(node, key.check, *member); }, field);
   if (!good) {
-    fail(fmt::format("{}: {}: got {}, allowed: {}{}", where, key->path(), one_line(node), allowed(*key),
-                     advice(*key, field, node)));
+    fail(fmt::format("{}: {}: got {}, allowed: {}{}", where, key.path(), one_line(node), allowed(key),
+                     advice(key, field, node, given)));
   }
-  config.places[key->path()] = where;
+  config.places[key.path()] = where;
 }
 
 /// Refuses what lies outside the sections.
@@ -309,7 +352,7 @@ void apply_entry(Config& config, const std::string& file, const Entry& entry) {
   if (entry.name == nullptr) {
     require_section(where, std::string(*entry.section), *entry.value);
   } else {
-    set_key(config, where, *entry.section, *entry.name, *entry.value);
+    set_key(config, where, known_key(where, *entry.section, *entry.name), *entry.value);
   }
 }
 
@@ -323,17 +366,19 @@ toml::table parse_file(const std::string& text, const std::string& file) {
 }
 
 /// The value of an override; text that is no TOML value but a bare word is a string.
-toml::table parse_override_value(const std::string& where, const Key* key, const std::string& text) {
+toml::table parse_override_value(const std::string& where, const Key& key, const std::string& text) {
   constexpr const char* word = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_-+./*?~:@%";
+  if (text.empty()) {
+    fail(fmt::format("{}: {}: got nothing, allowed: {}{}", where, key.path(), allowed(key), with_quotes(key, text)));
+  }
   try {
     toml::table table = parse_toml("value = " + text);
     if (table.size() == 1) return table;
   } catch (const TomlError& error) {
     if (!error.syntax) fail(fmt::format("{}: {}", where, error.what));
-    if (!text.empty() && text.find_first_not_of(word) == std::string::npos) return toml::table{{"value", text}};
+    if (text.find_first_not_of(word) == std::string::npos) return toml::table{{"value", text}};
   }
-  fail(fmt::format("{}: the value is neither a TOML value nor a bare word{}", where,
-                   key ? with_quotes(*key, text) : ""));
+  fail(fmt::format("{}: the value is neither a TOML value nor a bare word{}", where, with_quotes(key, text)));
 }
 
 void apply_override(Config& config, const std::string& text) {
@@ -341,11 +386,12 @@ void apply_override(Config& config, const std::string& text) {
   const std::size_t equals = text.find('=');
   const std::size_t dot = text.find('.');
   if (equals == std::string::npos || dot == std::string::npos || dot > equals) {
-    fail(where + ": an override has the form section.key=value");
+    fail(where + ": an override has the form section.key=value; a value with spaces needs quotes");
   }
-  const std::string section = text.substr(0, dot), name = text.substr(dot + 1, equals - dot - 1);
-  const toml::table value = parse_override_value(where, find_key(section, name), text.substr(equals + 1));
-  set_key(config, where, section, name, *value.get("value"));
+  const Key& key =
+      known_key(where, std::string_view(text).substr(0, dot), std::string_view(text).substr(dot + 1, equals - dot - 1));
+  const std::string value = text.substr(equals + 1);
+  set_key(config, where, key, *parse_override_value(where, key, value).get("value"), &value);
 }
 
 }  // namespace

@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <cctype>
 
+#include "src/text.hpp"
+
 namespace nanorun {
 
 namespace {
@@ -42,25 +44,18 @@ Check multiple_of(int unit, int most) {
   return {.allowed = fmt::format("a multiple of {} from {} to {}", unit, unit, most),
           .number = [=](double x) { return x > 0 && x <= most && static_cast<std::int64_t>(x) % unit == 0; }};
 }
-bool has_control_characters(const std::string& s) {
-  return std::ranges::any_of(s, [](unsigned char c) { return c < 0x20 || c == 0x7f; });
-}
-/// A shell would have replaced ~ and $NAME at the beginning.
-bool is_path(const std::string& s) {
-  return !s.empty() && !has_control_characters(s) && s.front() != '~' && s.front() != '$';
-}
+bool is_path(const std::string& s) { return !s.empty() && name_fault(s).empty(); }
 Check path() {
-  return {.allowed = "not empty, without control characters, not beginning with ~ or $", .text = is_path};
+  return {.allowed = "not empty, without control or invisible characters, not beginning with ~ or $", .text = is_path};
 }
 Check path_or_empty() {
   return {.allowed = "empty, or a file: " + path().allowed,
           .text = [](const std::string& s) { return s.empty() || is_path(s); }};
 }
 Check folder_name() {
-  return {.allowed = "naming one folder: not empty, without '/' and control characters, not '.' or '..'",
+  return {.allowed = "naming one folder: not empty, without '/', control or invisible characters, not '.' or '..'",
           .text = [](const std::string& s) {
-            return !s.empty() && s != "." && s != ".." && s.find('/') == std::string::npos &&
-                   !has_control_characters(s);
+            return !s.empty() && s != "." && s != ".." && s.find('/') == std::string::npos && !hidden_character(s);
           }};
 }
 /// Another spelling of a word is not taken for a file.

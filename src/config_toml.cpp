@@ -8,6 +8,7 @@
 
 #include "src/config.hpp"
 #include "src/error.hpp"
+#include "src/text.hpp"
 
 namespace nanorun {
 

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "src/report.hpp"
+#include "src/text.hpp"
 #include "src/trace_file.hpp"
 
 namespace nanorun {

@@ -7,7 +7,8 @@
 #include <exception>
 #include <stdexcept>
 #include <string>
-#include <string_view>
+
+#include "src/text.hpp"
 
 namespace nanorun {
 
@@ -68,22 +69,10 @@ class ErrorList {
   std::size_t count_ = 0;
 };
 
-/// Text of the user or of a file as a message shows it: on one line, and cut to `max_size` bytes where it is longer.
-inline std::string excerpt(std::string_view text, std::size_t max_size = 160) {
-  std::size_t size = text.size();
-  if (size > max_size) {
-    size = max_size - 3;
-    while (size > 0 && (static_cast<unsigned char>(text[size]) & 0xC0) == 0x80) --size;  // not within a character
-  }
-  std::string shown(text.substr(0, size));
-  for (char& c : shown) {
-    if (static_cast<unsigned char>(c) < 0x20 || c == 0x7f) c = ' ';
-  }
-  return size < text.size() ? shown + "..." : shown;
-}
-
 /// A line on standard error. The program goes on where nobody can read it, as once the terminal is closed.
-inline void complain(const std::string& message) { std::fputs(("nanorun: " + message + "\n").c_str(), stderr); }
+inline void complain(const std::string& message) {
+  std::fputs(("nanorun: " + message_line(message) + "\n").c_str(), stderr);
+}
 inline void warn(const std::string& message) { complain("warning: " + message); }
 
 /// For destructors: a device that has failed says so in the next call that may throw.

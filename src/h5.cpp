@@ -176,7 +176,10 @@ File::File(const std::string& path, MPI_Comm comm, ExitCode code, Mode mode)
   }
   look_together(comm, [&] {
     const Head head = read_head(path, code_);
-    if (is_bin(head)) refuse("a .bin file; make a token shard of it with: nanorun shard OUTPUT FILE");
+    if (is_bin(head)) {
+      refuse(code_ == ExitCode::checkpoint ? "a .bin file of tokens, not a checkpoint"
+                                           : "a .bin file; make a token shard of it with: nanorun shard OUTPUT FILE");
+    }
     if (!is_hdf5(head)) refuse("not an HDF5 file, so neither a token shard, a checkpoint nor a trace");
     if (has_driver_block(head)) refuse("has an HDF5 driver block, unfit for reading");
     if (mode == Mode::append) require_writable(path, code_);

@@ -19,6 +19,7 @@
 #include "src/files.hpp"
 #include "src/import.hpp"
 #include "src/report.hpp"
+#include "src/text.hpp"
 #include "src/trace_file.hpp"
 #include "src/train.hpp"
 
@@ -49,7 +50,7 @@ std::string read_file(Comm& comm, const std::string& path, std::uint64_t max_byt
 std::string lines_of(const std::string& beginning, const std::string& message) {
   std::istringstream lines(message);
   std::string text;
-  for (std::string line; std::getline(lines, line);) text += fmt::format("{}: {}\n", beginning, line);
+  for (std::string line; std::getline(lines, line);) text += fmt::format("{}: {}\n", beginning, message_line(line));
   return text;
 }
 

@@ -16,6 +16,7 @@
 #include "src/optimizer.hpp"
 #include "src/run_data.hpp"
 #include "src/schedule.hpp"
+#include "src/text.hpp"
 
 namespace nanorun {
 
@@ -25,14 +26,6 @@ std::string clock_time(double seconds) {
   const long s = std::lround(std::max(0.0, seconds));
   if (s >= 3600) return fmt::format("{}:{:02}:{:02}", s / 3600, s / 60 % 60, s % 60);
   return fmt::format("{:02}:{:02}", s / 60, s % 60);
-}
-
-std::string in_units(double value, const char* unit, double base = 1000) {
-  constexpr const char* decimal[] = {"", "k", "M", "G", "T", "P", "E"};
-  constexpr const char* binary[] = {"", "Ki", "Mi", "Gi", "Ti", "Pi", "Ei"};
-  int i = 0;
-  for (; std::abs(value) >= base && i < 6; ++i) value /= base;
-  return fmt::format("{:.4g} {}{}", value, (base == 1024 ? binary : decimal)[i], unit);
 }
 
 /// mpirun gives rank 0 a pseudo-terminal for its standard output wherever that goes, but not for its standard error.

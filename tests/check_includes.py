@@ -7,6 +7,7 @@ from pathlib import Path
 
 # A module may include modules of the lines above its own, and itself. docs/architecture.md shows the same lines.
 LAYERS = """
+text
 error
 arena build early files
 watchdog

@@ -1,9 +1,11 @@
 """Decks and lists that are no plain files: pipes are read, what could block or never end is refused."""
 
 import os
+import re
 import shlex
 import signal
 import subprocess
+import tomllib
 
 from harness import TIMEOUT, FaultTest, Job, small_run
 
@@ -56,6 +58,37 @@ class Input(FaultTest):
         with (self.folder / "deck.toml").open("a") as deck:
             deck.truncate(1 << 40)
         self.assert_refused(self.train(2, code=2), "deck.toml: 1099511627776 bytes are too many, 1048576 at most")
+
+    def test_suggested_overrides_are_accepted(self):
+        """Overrides whose quotes a shell has taken away: bash passes on what the message suggests."""
+        given = {"run.name": "it's $HOME `pwd` \\ \"one\" {a,b} [c] !d #e *", "run.outputs": "3", "stop.file": "",
+                 "checkpoint.restart": "a b.h5", "trace.json_steps": "3,5",
+                 "data.train": "['data.h5', data.h5, {x,y}.h5, it's $z!.h5]", "data.validation": "[ab].h5"}
+        job = self.start(None, *(f"{key}={value}" for key, value in given.items()))
+        self.assertEqual(job.wait(), 2, job.text())
+        suggested = [re.search(r"; in a shell: ('.*')$", line)[1] for line in job.messages()]
+        self.assertEqual(len(suggested), len(given), job.messages())
+        self.assertIn("'data.validation=[\"[ab].h5\"]'", suggested)
+        plan = self.shell("nanorun train deck.toml --dry-run " + " ".join(suggested))[0]
+        resolved = tomllib.loads(plan.partition("\nranks ")[0])
+        values = {key: resolved[key.split(".")[0]][key.split(".")[1]] for key in given}
+        self.assertEqual(values, given | {"trace.json_steps": [3, 5], "data.validation": ["[ab].h5"],
+                                          "data.train": ["data.h5", "data.h5", "{x,y}.h5", "it's $z!.h5"]})
+
+    def test_long_and_hidden_names(self):
+        """A line that is no file's name is not repeated at length, nor does a name control the terminal."""
+        (self.folder / "names.txt").write_text("data.h5\n" + "x" * 1000000 + "\n")
+        for command, code in (("shard out --text --list names.txt", 3), ("verify $(printf '%100000s' | tr ' ' x)", 3),
+                              ("train $(printf '%100000s' | tr ' ' x)", 2)):
+            said = self.shell("nanorun " + command, code=code)[1]
+            self.assertRegex(said, r"\Ananorun: x{500,} \[\.\.\.\] x+: cannot be examined: File name too long\n\Z")
+            self.assertLess(len(said), 1000)
+        (self.folder / "names.txt").write_text("a\x1b[2J\u202e5h.txt\r\n")
+        said = self.shell("nanorun shard out --text --list names.txt", code=3)[1]
+        self.assertEqual(said, "nanorun: a\\u001B[2J\\u202E5h.txt\\u000D: No such file or directory\n")
+        (self.folder / "a\x1b[2J.h5").write_text("damaged")
+        said = self.shell("nanorun train deck.toml 'data.train=a*.h5'", code=3)[1]
+        self.assertTrue(said.startswith("nanorun: a\\u001B[2J.h5: "), said)
 
 
 if __name__ == "__main__":

@@ -39,6 +39,8 @@ class UnfitFiles(FaultTest):
         (self.folder / "a.bin").write_bytes(struct.pack("<256i", 20240520, 1, 10, *[0] * 253) + bytes(20))
         self.assert_refused(self.train(2, 'data.train=["a.bin"]', code=3), f"a.bin: {BIN}")
         self.assert_refused(self.verify("a.bin", code=3), f"a.bin: {BIN}")
+        job = self.train(1, "checkpoint.restart=a.bin", code=4)
+        self.assert_refused(job, "a.bin: a .bin file of tokens, not a checkpoint")
         job = Job(self.folder, 1, ["shard", "a", "a.bin"])
         self.assertEqual(job.wait(), 0, job.text())
         self.verify("a.h5")

@@ -116,3 +116,45 @@ TEST(CommandLine, WrongUsageIsOneLineWithAHint) {
     EXPECT_NE(usage_error_of(arguments).find("; see nanorun"), std::string::npos);
   }
 }
+
+TEST(CommandLine, FilesHaveNames) {
+  for (const auto& [arguments, said] :
+       {std::pair<Strings, std::string>({"train", ""}, "DECK: \"\": an empty name; see nanorun train --help"),
+        {{"shard", "", "a"}, "OUTPUT: \"\": an empty name; see nanorun shard --help"},
+        {{"shard", "o", "a", ""}, "INPUT: \"\": an empty name; see nanorun shard --help"},
+        {{"shard", "o", "--list", ""}, "--list: \"\": an empty name; see nanorun shard --help"},
+        {{"export", "", "b"}, "SHARD: \"\": an empty name; see nanorun export --help"},
+        {{"export", "s", ""}, "BIN: \"\": an empty name; see nanorun export --help"},
+        {{"verify", "a", ""}, "FILE: \"\": an empty name; see nanorun verify --help"}}) {
+    EXPECT_EQ(usage_error_of(arguments), said);
+  }
+  for (const char* output : {".", "..", "/", "a/", "a/.", "../..", ".h5", "a/.h5", "/.h5", "..h5"}) {
+    EXPECT_EQ(usage_error_of({"shard", output, "a.bin"}),
+              fmt::format("OUTPUT: \"{}\": does not end in the name of a file; see nanorun shard --help", output));
+  }
+  for (const char* output : {"a", ".a", "a.h5", "...", "./a", "../a.h5"}) {
+    EXPECT_EQ(parse_command_line({"shard", output, "a.bin"}).shard.output, output);
+  }
+}
+
+TEST(CommandLine, FilesAreNotForShellsToExpand) {
+  for (const Strings& arguments : {Strings{"train", "~/x"},
+                                   {"shard", "~/x", "a"},
+                                   {"shard", "o", "a", "~/x"},
+                                   {"shard", "o", "--list", "~/x"},
+                                   {"export", "~/x", "b"},
+                                   {"export", "s", "~/x"},
+                                   {"verify", "a", "~/x"}}) {
+    EXPECT_NE(usage_error_of(arguments).find(": \"~/x\": nothing has expanded it: write the full path, or in a shell "),
+              std::string::npos);
+  }
+  EXPECT_EQ(parse_command_line({"verify", "./~/x"}).verify_files, Strings{"./~/x"});
+}
+
+TEST(CommandLine, FilesHaveNoHiddenCharacters) {
+  EXPECT_EQ(usage_error_of({"verify", "a", "b\u202e5h.\x1b"}),
+            "FILE: \"b\\u202E5h.\\u001B\": it contains U+202E, a control or invisible character; see nanorun verify "
+            "--help");
+  EXPECT_NE(usage_error_of({"shard", "a\nb", "a"}).find("OUTPUT: \"a\\nb\": it contains U+000A"), std::string::npos);
+  EXPECT_EQ(parse_command_line({"verify", "gr\xf6\xdf"}).verify_files, Strings{"gr\xf6\xdf"});  // not UTF-8
+}

@@ -164,7 +164,7 @@ TEST(Config, ABareValueIsAListOfOne) {
             "d.toml:2: trace.json_steps: got '3', allowed: list of 32-bit integers, each >= 0");
   EXPECT_TRUE(
       deck_error("[data]\ntrain = \"\"\n").starts_with("d.toml:2: data.train: got '', allowed: list of strings"));
-  EXPECT_TRUE(deck_error("[data]\ntrain = 3\n").ends_with("'data.train=\"...\"' on the command line"));
+  EXPECT_TRUE(deck_error("[data]\ntrain = 3\n").ends_with("; put the string in quotes: train = \"...\""));
 }
 
 TEST(Config, PlacesAreKeptOfTheKeysThatWereSet) {
