@@ -2,13 +2,16 @@
 """Compares runs of one deck with different seeds: prints the final losses, their mean and spread, and how surely the
 mean validation loss is below a target.
 
-Reads deck.toml and summary.json of each output folder. Standard library only.
+Reads deck.toml and summary.json of each output folder. Leaves out the copies NAME.1, NAME.2, ... of earlier runs, which
+checkpoint.restart=none keeps. Standard library only.
 """
 
 import argparse
+import collections
 import math
 import os
 import pathlib
+import re
 import statistics
 import sys
 
@@ -56,13 +59,28 @@ def read_run(folder):
         if not os.path.lexists(file):
             print(f"left out: {file} is missing", file=sys.stderr)
             return None
+    run = tool.field(tool.read_toml(deck), "run", dict, deck)
+    name = tool.field(run, "name", str, deck)
+    if re.fullmatch(re.escape(name) + r"\.[0-9]+", os.path.basename(os.path.realpath(folder))):
+        print(f"left out: {folder} is an earlier run of the name {tool.one_line(name)}", file=sys.stderr)
+        return None
     summary = tool.read_json(path)
     if not tool.field(summary, "finished", bool, path) or summary.get("final_val_loss") is None:
         print(f"left out: {folder} has no final validation loss", file=sys.stderr)
         return None
-    seed = tool.field(tool.field(tool.read_toml(deck), "run", dict, deck), "seed", int, deck, most=2**64)
-    return (seed, tool.field(summary, "steps", int, path), tool.field(summary, "final_train_loss", float, path),
-            tool.field(summary, "final_val_loss", float, path))
+    return (tool.field(run, "seed", int, deck, most=2**64), tool.field(summary, "steps", int, path),
+            tool.field(summary, "final_train_loss", float, path), tool.field(summary, "final_val_loss", float, path))
+
+
+def read_runs(folders):
+    """Of each folder once, however often and by whatever path it is named. Warns of runs that are no further sample."""
+    distinct = {os.path.realpath(folder): folder for folder in reversed(folders)}.values()
+    runs = sorted(run for folder in reversed(distinct) if (run := read_run(folder)))
+    for seed, count in collections.Counter(run[0] for run in runs).items():
+        if count > 1:
+            print(f"warning: {count} runs have the seed {seed}; the p-value takes runs for independent",
+                  file=sys.stderr)
+    return runs
 
 
 def table(runs, target):
@@ -81,7 +99,7 @@ def table(runs, target):
 
 def main():
     arguments = parse_arguments()
-    runs = sorted(run for folder in arguments.folder if (run := read_run(folder)))
+    runs = read_runs(arguments.folder)
     if not runs:
         raise tool.ToolError("no finished run", tool.NOT_DONE)
     tool.say(table(runs, arguments.target))

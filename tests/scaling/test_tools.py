@@ -58,7 +58,7 @@ class Tools(ScalingTest):
         seconds = np.full((STEPS, ranks, len(PHASES)), 0.1)
         write_run(folder, seconds, 4096, np.full((STEPS, ranks), 0.2), **SUMMARY)
         with open(folder / "deck.toml", "a") as deck:
-            deck.write(f"[run]\nseed = {seed}\n")
+            deck.write(f"[run]\nname = \"{folder.name}\"\nseed = {seed}\n")
 
     def end(self, script, *arguments, **options):
         """Exit code, standard output and standard error of a tool."""
@@ -231,7 +231,8 @@ class Tools(ScalingTest):
                 self.assert_error(ensemble.read_run, self.run, summary)
         self.assert_refused("ensemble.py", self.run, names=[summary])
         write(summary, good_summary)
-        for contents in [*WRONG_TOML, "", "run = 1", "[run]", "[run]\nseed = \"1\"", "[run]\nseed = true"]:
+        runs = ["", "seed = 1", 'name = "a_1"', "name = 1\nseed = 1", 'name = "a_1"\nseed = "1"', 'name = "a_1"\nseed = true']
+        for contents in [*WRONG_TOML, "", "run = 1", *("[run]\n" + run for run in runs)]:
             with self.subTest(deck=contents[:60]):
                 write(deck, contents)
                 self.assert_error(ensemble.read_run, self.run, deck)
