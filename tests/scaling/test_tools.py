@@ -231,7 +231,8 @@ class Tools(ScalingTest):
                 self.assert_error(ensemble.read_run, self.run, summary)
         self.assert_refused("ensemble.py", self.run, names=[summary])
         write(summary, good_summary)
-        runs = ["", "seed = 1", 'name = "a_1"', "name = 1\nseed = 1", 'name = "a_1"\nseed = "1"', 'name = "a_1"\nseed = true']
+        runs = ["", "seed = 1", 'name = "a_1"', "name = 1\nseed = 1",
+                'name = "a_1"\nseed = "1"', 'name = "a_1"\nseed = true']
         for contents in [*WRONG_TOML, "", "run = 1", *("[run]\n" + run for run in runs)]:
             with self.subTest(deck=contents[:60]):
                 write(deck, contents)

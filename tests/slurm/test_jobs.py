@@ -160,6 +160,20 @@ class Jobs(SlurmTest):
         self.verify(self.checkpoint(step))
         self.assertEqual(self.slurm.job(job)["JobState"], "CANCELLED")
 
+    def test_job_that_is_not_to_be_requeued_ends_with_a_checkpoint(self):
+        self.slurm.environment |= {"SLURM_LABELIO": "1"}
+        job = self.submit_training(LONG)
+        self.until_step(3)
+        self.slurm.command("scontrol", "update", f"JobId={job}", "Requeue=0")
+        self.slurm.command("scancel", "--signal=USR2", job)
+        end = self.until_over(job, "FAILED")
+        self.assertEqual((end["Restarts"], end["ExitCode"]), ("0", "75:0"))
+        self.assertIn(f"job {job} could not be queued again\n", self.output())
+        step = self.stopped_at("SIGUSR2 received")
+        self.assertIn(f"0: checkpoint {self.checkpoint(step).relative_to(self.folder)}\n", self.output())
+        record = self.folder / f"nanorun-{job}.checkpoint"
+        self.assertEqual(record.read_text(), f"{self.checkpoint(step).relative_to(self.folder)}\n")
+
     def test_killed_rank_fails_the_job(self):
         job = self.submit_training("train.steps=200", "checkpoint.every=10")
         self.until(self.saved_step, "checkpoint")

@@ -141,12 +141,35 @@ class Restart(Script):
                 self.run_script("train.sbatch", *words, restarts=restarts, ranks=ranks, code=75)
                 self.assertTrue(self.requeued())
                 for again in (1, 2):
-                    self.run_script("train.sbatch", *words, restarts=again, ranks="exit 75", code=75)
+                    ranks = f"{CHECKPOINT.replace('250', f'{again}500')}; exit 75"
+                    self.run_script("train.sbatch", *words, restarts=again, ranks=ranks, code=75)
                     self.assertEqual(self.training(), self.continued(words))
+                    self.assertTrue(self.requeued())
                 self.assert_started(words, 3, self.continued(words))
                 self.assertEqual(list(self.folder.iterdir()), [], "the record goes when the run has finished")
 
         self.each(check)
+
+    def test_a_job_that_gets_no_further_is_not_requeued(self):
+        """As one whose signal to stop comes before its first step. A checkpoint of the same name is a new one."""
+        for first in ("exit 75", f"{CHECKPOINT}; exit 75"):
+            self.run_script("train.sbatch", "deck.toml", restarts=0, ranks=first, code=75)
+            self.assertTrue(self.requeued())
+            said = self.run_script("train.sbatch", "deck.toml", restarts=1, ranks="exit 75", code=75)
+            self.assertFalse(self.requeued())
+            self.assertIn("job 7 has made no checkpoint since it was requeued, and is not requeued again: ", said)
+            self.run_script("train.sbatch", "deck.toml", restarts=2, ranks=f"{CHECKPOINT}; exit 75", code=75)
+            self.assertTrue(self.requeued())
+
+    def test_lines_that_srun_labels(self):
+        for label in ("0: ", " 0: ", "00: "):
+            ranks = f"echo '{label}{CHECKPOINT.partition(chr(39))[2]}; exit 6"
+            said = self.run_script("train.sbatch", "deck.toml", ranks=ranks, code=6)
+            self.assertEqual(said, f"{label}checkpoint outputs/run/checkpoints/checkpoint_00000250.h5\n")
+            self.assertEqual(self.record.read_text(), "outputs/run/checkpoints/checkpoint_00000250.h5\n")
+
+    def test_srun_writes_into_no_file(self):
+        self.run_script("train.sbatch", "deck.toml", ranks='exit "${SLURM_STDOUTMODE-5}"', code=5, SLURM_STDOUTMODE="6")
 
     def test_a_node_lost_before_a_checkpoint_leaves_the_words_alone(self):
         def check(words, restarts):
