@@ -16,11 +16,11 @@ enum class ExitCode : int {
   ok = 0,
   internal = 1,       ///< a defect of the program or of the machine
   usage = 2,          ///< command line or deck
-  data = 3,           ///< token shards, and files of no known format
+  data = 3,           ///< reading token shards and what they are made from; files of no known format
   checkpoint = 4,     ///< reading or writing a checkpoint
   non_finite = 5,     ///< the loss is not a finite number, or gradients or weights overflowed
   communication = 6,  ///< a rank died or stopped answering
-  output = 7,         ///< the output folder, the disk or standard output
+  output = 7,         ///< the output folder, shards that are written, the disk or standard output
   requeue = 75,       ///< stopped early with a checkpoint: submit the same job again
 };
 

@@ -157,9 +157,9 @@ Blocks share(const Comm& comm, std::uint64_t blocks) {
 /// Creates the file with everything but tokens and checksums. Space is taken first for what HDF5 writes here, then for
 /// what the ranks are to fill in.
 void lay_out(const ShardPlan& plan, const std::string& path) {
-  create_file(path, ExitCode::data);
-  reserve_space(path, 65536 + sizeof(Token) * plan.count, ExitCode::data);
-  h5::File file = h5::File::create(path);
+  create_file(path, ExitCode::output);
+  reserve_space(path, 65536 + sizeof(Token) * plan.count, ExitCode::output);
+  h5::File file = h5::File::create(path, MPI_COMM_NULL, ExitCode::output);
   file.write_attribute("/", "format", std::string(shard_format));
   file.write_attribute("/", "format_version", shard_version);
   file.write_attribute("/", "vocabulary", plan.vocabulary);
@@ -174,7 +174,7 @@ void lay_out(const ShardPlan& plan, const std::string& path) {
     file.write<std::int32_t>("bin_header", {0}, {plan.header->size()}, *plan.header);
   }
   file.close();
-  reserve_space(path, file_size(path, ExitCode::data), ExitCode::data);
+  reserve_space(path, file_size(path, ExitCode::output), ExitCode::output);
 }
 
 /// Copies this rank's blocks of the plan's tokens, a buffer at a time; every rank takes part in every round.
@@ -209,15 +209,15 @@ void write_shard(Comm& comm, const ShardPlan& plan) {
       if (comm.root()) lay_out(plan, partial);
     });
     std::optional<h5::File> file;
-    comm.together([&] { file = h5::File::open_append(partial, comm.handle()); });
+    comm.together([&] { file = h5::File::open_append(partial, comm.handle(), ExitCode::output); });
     write_blocks(comm, plan, *file);
     comm.together([&] { file->close(); });
-    comm.together([&] { sync_to_disk(partial, ExitCode::data); });
+    comm.together([&] { sync_to_disk(partial, ExitCode::output); });
     comm.together([&] {
-      if (comm.root()) rename_file(partial, plan.path, ExitCode::data);
+      if (comm.root()) rename_file(partial, plan.path, ExitCode::output);
     });
   } catch (...) {
-    if (comm.root()) quietly([&] { remove_file(partial, ExitCode::data); });
+    if (comm.root()) quietly([&] { remove_file(partial, ExitCode::output); });
     throw;
   }
 }
@@ -272,7 +272,7 @@ std::vector<std::string> make_shards(Comm& comm, const ShardOptions& options) {
     if (!comm.root()) return;
     std::vector<std::string> inputs = options.inputs;
     if (!options.list.empty()) inputs.push_back(options.list);
-    for (const ShardPlan& plan : plans) require_free(plan.path, options.force, inputs, ExitCode::data);
+    for (const ShardPlan& plan : plans) require_free(plan.path, options.force, inputs, ExitCode::output);
   });
   std::vector<std::string> paths;
   for (const ShardPlan& plan : plans) {
@@ -284,11 +284,11 @@ std::vector<std::string> make_shards(Comm& comm, const ShardOptions& options) {
 
 void export_shard(const std::string& shard, const std::string& bin, bool force) {
   const ShardInfo info = read_shard_info(shard);
-  require_free(bin, force, {&shard, 1}, ExitCode::data);
+  require_free(bin, force, {&shard, 1}, ExitCode::output);
   const h5::File file = h5::File::open(shard);
   const BinHeader header = export_header(file, info);
-  replace_file(bin, ExitCode::data, [&](const std::string& partial) {
-    AppendFile out(partial, ExitCode::data);
+  replace_file(bin, ExitCode::output, [&](const std::string& partial) {
+    AppendFile out(partial, ExitCode::output);
     out.write(std::as_bytes(std::span(header)));
     read_blocks(file, info, {0, shard_blocks(info.count)},
                 [&](std::span<const Token> tokens) { out.write(std::as_bytes(tokens)); });

@@ -25,13 +25,14 @@ struct ShardOptions {
 };
 
 /// Writes the shards in parallel over the ranks (written as FILE.h5.partial, renamed when complete); returns their
-/// paths. Collective. Throws Error(data) on all ranks, with the lowest rank's message, and leaves no .partial file.
-/// Nothing is written where one of the shards exists already, unless `force` replaces it.
+/// paths. Collective. Throws Error(data) for an input and Error(output) for a shard that cannot be written, on all
+/// ranks, with the lowest rank's message, and leaves no .partial file. Nothing is written where one of the shards
+/// exists already, unless `force` replaces it.
 std::vector<std::string> make_shards(Comm& comm, const ShardOptions& options);
 
 /// One shard to a .bin file, byte for byte what it was made from; a shard made from text gets a plain header. Verifies
-/// what it copies. Written as FILE.partial, renamed when complete. Throws Error(data), also where `bin` exists and
-/// `force` does not say that it may be replaced. One rank calls this.
+/// what it copies. Written as FILE.partial, renamed when complete. Throws Error(data) for the shard, and Error(output)
+/// for `bin`, also where it exists and `force` does not say that it may be replaced. One rank calls this.
 void export_shard(const std::string& shard, const std::string& bin, bool force = false);
 
 /// What a file of the program says it is: its root attribute format, "" where it has none. Throws Error(data) where the

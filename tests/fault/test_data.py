@@ -176,7 +176,7 @@ class Data(FaultTest):
 
     def test_path_too_long_for_a_shared_file(self):
         job = Job(self.folder, 2, ["shard", "x" * 240, "00.txt", "--text"])
-        self.assertEqual(job.wait(), 3, job.text())
+        self.assertEqual(job.wait(), 7, job.text())
         self.assert_refused(job, "too long")
         self.assertEqual(list(self.folder.glob("xxx*")), [])
 

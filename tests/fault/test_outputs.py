@@ -21,7 +21,7 @@ class Outputs(FaultTest):
 
         before, names = state(), sorted(os.listdir(self.folder))
         for force in ((), ("--force",)):
-            self.assert_refused(self.job(*arguments, *force, code=3), path.name, *said)
+            self.assert_refused(self.job(*arguments, *force, code=7), path.name, *said)
             self.assertEqual(state(), before)
             self.assertEqual(sorted(os.listdir(self.folder)), names)
 
@@ -29,7 +29,7 @@ class Outputs(FaultTest):
         taken = self.folder / "taken.h5"
         for command in (("export", "data.h5", "taken.h5"), ("shard", "taken", "00.txt", "--text")):
             taken.write_text("precious")
-            self.assert_refused(self.job(*command, code=3), "taken.h5: exists", "--force")
+            self.assert_refused(self.job(*command, code=7), "taken.h5: exists", "--force")
             self.assertEqual(taken.read_text(), "precious")
             self.job(*command, "--force")
             self.assertNotEqual(taken.read_bytes()[:8], b"precious")
@@ -38,7 +38,7 @@ class Outputs(FaultTest):
         """Nothing is written before all names are known to be free."""
         (self.folder / "many_000001.h5").write_text("precious")
         arguments = ("shard", "many", "00.txt", "--text", "--tokens-per-shard", 1000)
-        self.assert_refused(self.job(*arguments, code=3), "many_000001.h5: exists")
+        self.assert_refused(self.job(*arguments, code=7), "many_000001.h5: exists")
         self.assertFalse((self.folder / "many_000000.h5").exists())
 
     def test_input_is_no_output(self):
@@ -72,7 +72,7 @@ class Outputs(FaultTest):
         for partial, command in (("out.bin.partial", ("export", "data.h5", "out.bin")),
                                  ("out.h5.partial", ("shard", "out", "00.txt", "--text"))):
             (self.folder / partial).symlink_to("victim")
-            self.assert_refused(self.job(*command, code=3), partial, "symbolic link")
+            self.assert_refused(self.job(*command, code=7), partial, "symbolic link")
             self.assertEqual((self.folder / "victim").read_text(), "precious")
 
     def test_inputs_are_regular_files(self):

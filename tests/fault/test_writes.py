@@ -53,10 +53,10 @@ class Writes(FaultTest):
         return check
 
     def test_shard(self):
-        self.each_failure(self.complete_or_refused(3, "s.h5"), "s.h5", "shard", "s", "00.txt", "01.txt", "--text")
+        self.each_failure(self.complete_or_refused(7, "s.h5"), "s.h5", "shard", "s", "00.txt", "01.txt", "--text")
 
     def test_export(self):
-        self.each_failure(self.complete_or_refused(3, "s.bin"), "s.bin", "export", "data.h5", "s.bin")
+        self.each_failure(self.complete_or_refused(7, "s.bin"), "s.bin", "export", "data.h5", "s.bin")
 
     train = ("train", "deck.toml", "train.steps=1", "model.layers=2")  # few datasets
 
