@@ -97,7 +97,7 @@ void Checkpoints::prune(long step) {
     try {
       remove_file(files[i], ExitCode::checkpoint);
     } catch (const Error& error) {
-      if (kept_.insert(files[i]).second) warn(fmt::format("{}; it stays", error.what()));
+      if (kept_.insert(files[i]).second) warn(fmt::format("{}; the file is kept", error.what()));
     }
   }
 }
@@ -122,7 +122,7 @@ std::string Checkpoints::save(const Progress& progress, const Slabs& slabs) {
   try {
     if (comm_.root()) prune(progress.step);
   } catch (const Error& error) {
-    warn(comm_, fmt::format("{}; older checkpoints stay", error.what()));
+    warn(comm_, fmt::format("{}; older checkpoints are kept", error.what()));
   }
   return path;
 }
@@ -149,8 +149,9 @@ void Checkpoints::probe(long first, long steps, const Slabs& slabs) {
 /// Beyond those that a run keeps, one more is there while it is written.
 void Checkpoints::require_space(long steps, std::uint64_t bytes) const {
   if (bytes > file_size_limit()) {
-    throw checkpoint_error(fmt::format("{}: a checkpoint takes {}, files may have {} (ulimit -f); raise that limit",
-                                       directory_, in_units(bytes, "B", 1024), in_units(file_size_limit(), "B", 1024)));
+    throw checkpoint_error(
+        fmt::format("{}: a checkpoint needs {}, but the file size limit (ulimit -f) is {}: raise the limit", directory_,
+                    in_units(bytes, "B", 1024), in_units(file_size_limit(), "B", 1024)));
   }
   const std::uint64_t written = config_.every > 0 ? steps / config_.every + 1 : 1;
   const std::uint64_t kept = std::min<std::uint64_t>(written, config_.keep + 1);
@@ -160,9 +161,8 @@ void Checkpoints::require_space(long steps, std::uint64_t bytes) const {
   const std::uint64_t free = free_space(directory_, ExitCode::checkpoint);
   if (needed <= free) return;
   const std::string message = fmt::format(
-      "{}: checkpoints will take {} more, {} are free; free some, keep fewer (checkpoint.keep, milestone_every), or "
-      "let "
-      "run.outputs name another disk",
+      "{}: checkpoints will need {} more, but {} are free: free disk space, keep fewer (checkpoint.keep, "
+      "checkpoint.milestone_every), or set run.outputs to another file system",
       directory_, in_units(needed, "B", 1024), in_units(free, "B", 1024));
   if (config_.on_failure == OnFailure::stop) throw checkpoint_error(message);
   warn(comm_, message);
@@ -183,11 +183,11 @@ std::optional<Progress> Checkpoints::load_newest(const std::vector<std::string>&
     try {
       const Progress progress = load(*path, slabs);
       if (name_of(*path) == name_of_step(progress.step)) return progress;
-      warn(comm_, fmt::format("{}: holds step {} (passed over)", *path, progress.step));
+      warn(comm_, fmt::format("{}: contains step {}, not that of its name; skipped", *path, progress.step));
     } catch (const Error& error) {
       // Passing over a sound file, which may be readable tomorrow, would train its steps again and then remove it.
       if (error.cause() != Cause::damage) throw;
-      warn(comm_, fmt::format("{} (passed over)", error.what()));
+      warn(comm_, fmt::format("{}; skipped", error.what()));
     }
   }
   if (files.empty()) return std::nullopt;
@@ -232,7 +232,7 @@ std::vector<std::string> Checkpoints::set_newer_aside(long step) const {
   std::vector<std::string> lines;
   const std::vector<std::string> files = list();
   for (auto path = files.rbegin(); path != files.rend() && step_of(name_of(*path)).value() > step; ++path) {
-    lines.push_back(fmt::format("set aside: {} is now {}, since the run goes on from step {}", *path,
+    lines.push_back(fmt::format("renamed {} to {}, since the run continues from step {}", *path,
                                 set_aside(*path, ExitCode::checkpoint), step));
   }
   return lines;

@@ -1,6 +1,6 @@
 #pragma once
-// The checkpoints of a run: one file a step in the run's own directory, of one course of the training alone. Any rank
-// count may read what any other wrote.
+// The checkpoints of a run: one file a step in the run's own directory, of one continuation of the training only. Any
+// rank count may read what any other wrote.
 
 #include <cstdint>
 #include <optional>
@@ -49,8 +49,8 @@ class Checkpoints {
   /// Whether that checkpoint is one of the directory's own, so that the run goes on there. Rank 0's answer.
   bool continues_here() const;
 
-  /// For rank 0. Moves the checkpoints after `step`, which belong to a course that is given up, to names that nothing
-  /// here reads; returns what the log says of them. Throws Error(checkpoint).
+  /// For rank 0. Moves the checkpoints after `step`, which belong to a continuation that is abandoned, to names that
+  /// nothing here reads; returns what the log says of them. Throws Error(checkpoint).
   std::vector<std::string> set_newer_aside(long step) const;
 
   /// Checkpoint files in the directory, in the order of their steps. Throws Error(checkpoint) where it cannot be

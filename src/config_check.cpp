@@ -71,7 +71,7 @@ void check_window(Rules& rules) {
   const int layers = config.model.layers;
   const auto letters = static_cast<int>(window.layers.size());
   rules.require(letters == 1 || letters == layers, {"window.layers", "model.layers"},
-                "window.layers has {} letters; one, or one for each of the {} layers", letters, layers);
+                "window.layers has {} letters; it needs one, or one for each of the {} layers", letters, layers);
   rules.require(window.kind == WindowKind::token || window.quantum % kernels::attention_block == 0,
                 {"window.quantum", "window.kind"},
                 "window.quantum = {} must be a multiple of {} for window.kind = \"block\"", window.quantum,
@@ -87,8 +87,8 @@ void check_ranks(Rules& rules, int ranks) {
     if (sequences % n == 0) divisors.push_back(n);
   }
   rules.require(false, {"train.sequences"},
-                "train.sequences = {} cannot be shared by {} ranks; rank counts that divide it: {}", sequences, ranks,
-                fmt::join(divisors, ", "));
+                "train.sequences = {} cannot be divided among {} ranks; rank counts that divide it: {}", sequences,
+                ranks, fmt::join(divisors, ", "));
 }
 
 void check_data(Rules& rules) {
@@ -119,7 +119,7 @@ void check_device(Rules& rules) {
   if constexpr (computes_in_fp32) return;
   const ModelConfig& model = config.model;
   rules.require(model.head_dim == 128, {"model.head_dim"},
-                "model.head_dim = {}: attention on CUDA devices takes heads of 128", model.head_dim);
+                "model.head_dim = {}: attention on CUDA devices supports 128 only", model.head_dim);
   rules.require(model.width % 64 == 0 && model.width <= 4096, {"model.width"},
                 "model.width = {} must be a multiple of 64 up to 4096 on CUDA devices", model.width);
   rules.require(config.head.precision != HeadChoice::fp32, {"head.precision"},

@@ -174,8 +174,7 @@ std::vector<Key> data_keys() {
        "at the end of the training shards: stop with an error, or wrap to the first"},
       {NANORUN_KEY(data, changed), operates, any(),
        "where a run continues whose training shards do not begin with those of its checkpoint: refuse, or accept and "
-       "go "
-       "on at the same place of the new stream"},
+       "go on at the same place of the new stream"},
       {NANORUN_KEY(data, prefetch_steps), operates, between(1, 1024), "steps whose tokens are read ahead"},
   };
 }

@@ -37,7 +37,8 @@ ShardInfo read_info(const h5::File& file) {
   if (file.format() != shard_format) fail("{}: is not a token shard", path);
   const auto integer = [&](const char* name) { return file.read_integer_attribute("/", name); };
   if (integer("format_version") != shard_version) {
-    fail("{}: shard format {} is not format {}", path, integer("format_version"), shard_version);
+    fail("{}: has shard format version {}; this program reads version {}", path, integer("format_version"),
+         shard_version);
   }
   ShardInfo info{path, integer("count"), integer("vocabulary"), integer("end_of_text")};
   if (integer("block") != shard_block) fail("{}: @block is {}, not {}", path, integer("block"), shard_block);
@@ -48,8 +49,8 @@ ShardInfo read_info(const h5::File& file) {
     fail("{}: @count is {}, but /tokens has shape [{}]", path, info.count, fmt::join(file.shape("tokens"), ", "));
   }
   if (file.shape("checksums") != h5::Extent{shard_blocks(info.count)}) {
-    fail("{}: /checksums has shape [{}], which does not suit {} tokens", path, fmt::join(file.shape("checksums"), ", "),
-         info.count);
+    fail("{}: /checksums has shape [{}], which does not match {} tokens", path,
+         fmt::join(file.shape("checksums"), ", "), info.count);
   }
   info.checksum = checksum_of_checksums(file, shard_blocks(info.count));
   return info;
@@ -62,10 +63,10 @@ class OpenShard {
       : state_(state_of(expected.path, ExitCode::data)), file_(h5::File::open(expected.path)) {
     const ShardInfo found = read_info(file_);
     if (found.count != expected.count || found.vocabulary != expected.vocabulary) {
-      fail("{}: changed since the run began: {} tokens of vocabulary {} then, {} of {} now", expected.path,
+      fail("{}: changed since the run began: had {} tokens and vocabulary {}, now {} and {}", expected.path,
            expected.count, expected.vocabulary, found.count, found.vocabulary);
     }
-    if (found.checksum != expected.checksum) fail("{}: changed since the run began: other tokens", expected.path);
+    if (found.checksum != expected.checksum) fail("{}: changed since the run began: its tokens differ", expected.path);
   }
 
   /// Fills `tokens` with the shard's tokens from `first` on; all must be smaller than `vocabulary`.
@@ -138,7 +139,7 @@ Cursor TokenStream::place(Cursor cursor) const {
     cursor = {cursor.shard + 1, 0, cursor.epoch};
     if (cursor.shard < shards_.size()) continue;
     if (!complete_)
-      throw Error(ExitCode::internal, fmt::format("no shard behind {} has been opened", shards_.back().path));
+      throw Error(ExitCode::internal, fmt::format("no shard after {} has been opened", shards_.back().path));
     if (end_ == EndOfData::error) {
       throw Error(
           ExitCode::data,

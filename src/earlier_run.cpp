@@ -62,9 +62,9 @@ Earlier examine_earlier_run(const RunFolder& folder, const Config& config, const
     const std::vector<std::string> changes = differences(*remains, config, found.has_value());
     if (!changes.empty()) {
       throw Error(ExitCode::usage,
-                  fmt::format("{} holds {} of another training ({}): choose another run.name, or set "
+                  fmt::format("{} contains {} of a different training ({}): choose another run.name, or set "
                               "checkpoint.restart=none, which keeps that run as {}.1, .2, ...",
-                              folder.path(), remains->finished ? "a finished run" : "the figures of a run",
+                              folder.path(), remains->finished ? "a finished run" : "the results of a run",
                               fmt::join(changes, "; "), folder.path()));
     }
   }
@@ -77,7 +77,7 @@ std::vector<std::string> changes_since(const Checkpoints& checkpoints, const Con
   try {
     return change_lines(deck_changes(checkpoints.restored().deck, config));
   } catch (const Error& error) {
-    return {fmt::format("warning: changes of the deck are not known: {}", excerpt(error.what()))};
+    return {fmt::format("warning: the deck cannot be compared with the earlier one: {}", excerpt(error.what()))};
   }
 }
 

@@ -53,7 +53,7 @@ std::optional<struct stat> look(Stat&& stat, const std::string& path, ExitCode c
   struct stat status {};
   if (stat(path.c_str(), &status) == 0) return status;
   if (errno == ENOENT) return std::nullopt;
-  fail(code, path, "cannot be examined", errno);
+  fail(code, path, "cannot be accessed", errno);
 }
 
 struct stat status_of(const std::string& path, ExitCode code) {
@@ -78,7 +78,7 @@ Descriptor open_regular(const std::string& path, int flags, ExitCode code) {
     fail(code, path, "cannot be opened", reason);
   }
   struct stat status {};
-  if (::fstat(file.get(), &status) != 0) fail(code, path, "cannot be examined", errno);
+  if (::fstat(file.get(), &status) != 0) fail(code, path, "cannot be accessed", errno);
   require_regular(path, kind(status), code);
   return file;
 }
@@ -186,7 +186,7 @@ std::vector<std::string> glob_paths(const std::string& pattern, ExitCode code) {
 
 std::uint64_t free_space(const std::string& path, ExitCode code) {
   struct statvfs status {};
-  if (::statvfs(path.c_str(), &status) != 0) fail(code, path, "cannot be examined", errno);
+  if (::statvfs(path.c_str(), &status) != 0) fail(code, path, "cannot be accessed", errno);
   return std::uint64_t{status.f_bavail} * status.f_frsize;
 }
 
@@ -225,7 +225,8 @@ void read_at(const Descriptor& file, const std::string& path, std::uint64_t offs
     const ssize_t count = ::pread(file.get(), bytes.data(), bytes.size(), static_cast<off_t>(offset));
     if (count < 0 && errno == EINTR) continue;
     if (count < 0) fail(code, path, fmt::format("{} bytes at {} cannot be read", bytes.size(), offset), errno);
-    if (count == 0) throw Error(code, fmt::format("{}: ends at {}, before {} more bytes", path, offset, bytes.size()));
+    if (count == 0)
+      throw Error(code, fmt::format("{}: truncated: ends at byte {}, {} more expected", path, offset, bytes.size()));
     offset += static_cast<std::uint64_t>(count);
     bytes = bytes.subspan(static_cast<std::size_t>(count));
   }
@@ -234,7 +235,7 @@ void read_at(const Descriptor& file, const std::string& path, std::uint64_t offs
 std::string read_text(const std::string& path, std::uint64_t max_bytes, ExitCode code) {
   const Descriptor file = open_to_read(path, code);
   const std::uint64_t size = file_size(path, code);
-  if (size > max_bytes) throw Error(code, fmt::format("{}: {} bytes are too many, {} at most", path, size, max_bytes));
+  if (size > max_bytes) throw Error(code, fmt::format("{}: {} bytes; at most {} are allowed", path, size, max_bytes));
   std::string text(size, '\0');
   read_at(file, path, 0, std::as_writable_bytes(std::span(text)), code);
   return text;
@@ -273,7 +274,7 @@ void remove_file(const std::string& path, ExitCode code) {
   const FileKind found = kind_of_entry(path, code);
   if (found == FileKind::absent) return;
   if (found != FileKind::regular)
-    throw Error(code, fmt::format("{}: {} stands where a file is to be removed", path, kind_text(found)));
+    throw Error(code, fmt::format("{}: cannot be removed: {}, not a regular file", path, kind_text(found)));
   if (::unlink(path.c_str()) != 0 && errno != ENOENT) fail(code, path, "cannot be removed", errno);
 }
 
@@ -315,7 +316,7 @@ void sync_to_disk(const std::string& path, ExitCode code) {
 void rename_file(const std::string& from, const std::string& to, ExitCode code) {
   const FileKind found = kind_of_entry(to, code);
   if (found != FileKind::absent && found != FileKind::regular)
-    throw Error(code, fmt::format("{}: {} stands in the place of the file", to, kind_text(found)));
+    throw Error(code, fmt::format("{}: cannot be replaced: {}, not a regular file", to, kind_text(found)));
   if (std::rename(from.c_str(), to.c_str()) != 0) fail(code, from, "cannot be renamed to " + to, errno);
   sync_to_disk(directory_of(to), code);
 }
@@ -340,15 +341,15 @@ void require_free(const std::string& path, bool force, std::span<const std::stri
   const FileKind found = kind_of_entry(path, code);
   if (found == FileKind::absent) return;
   if (found != FileKind::regular)
-    throw Error(code,
-                fmt::format("{}: {} stands in the place of the output; name another file", path, kind_text(found)));
+    throw Error(code, fmt::format("{}: cannot be replaced: {}, not a regular file; name another output", path,
+                                  kind_text(found)));
   if (!force) throw Error(code, fmt::format("{}: exists; name another file, or replace it with --force", path));
 }
 
 bool names_file(const std::string& path, const Descriptor& file, ExitCode code) {
   const std::optional<struct stat> named = look(::stat, path, code);
   struct stat own {};
-  if (::fstat(file.get(), &own) != 0) fail(code, path, "cannot be examined", errno);
+  if (::fstat(file.get(), &own) != 0) fail(code, path, "cannot be accessed", errno);
   return named && named->st_dev == own.st_dev && named->st_ino == own.st_ino;
 }
 
@@ -361,7 +362,7 @@ void AppendFile::close() { close_written(file_, path_, code_); }
 
 std::string AppendFile::text() const {
   struct stat own {};
-  if (::fstat(file_.get(), &own) != 0) fail(code_, path_, "cannot be examined", errno);
+  if (::fstat(file_.get(), &own) != 0) fail(code_, path_, "cannot be accessed", errno);
   std::string text(static_cast<std::size_t>(own.st_size), '\0');
   read_at(file_, path_, 0, std::as_writable_bytes(std::span(text)), code_);
   return text;
@@ -380,7 +381,7 @@ FileLock::FileLock(const std::string& path, const std::string& note, ExitCode co
   struct stat status {};
   // A second name would be some other file, which the note is not to replace.
   if (::fstat(file_.get(), &status) == 0 && status.st_nlink > 1)
-    throw Error(code, path + ": has a second name, so it is no lock of a run; remove it");
+    throw Error(code, path + ": has more than one hard link, so it is not the lock file of a run; remove it");
   const auto patience = std::chrono::steady_clock::now() + std::chrono::seconds(3);
   int locked;
   while ((locked = ::flock(file_.get(), LOCK_EX | LOCK_NB)) != 0 && errno == EWOULDBLOCK &&

@@ -261,7 +261,8 @@ BinHeader export_header(const h5::File& file, const ShardInfo& info) {
 std::vector<std::string> make_shards(Comm& comm, const ShardOptions& options) {
   std::vector<ShardPlan> plans;
   if (options.inputs.empty()) throw Error(ExitCode::data, "no input files", Scope::all_ranks);
-  if (options.tokens_per_shard == 0) throw Error(ExitCode::data, "a shard of no tokens", Scope::all_ranks);
+  if (options.tokens_per_shard == 0)
+    throw Error(ExitCode::data, "a shard must have at least one token", Scope::all_ranks);
   if (options.text) {
     plans = plan_text(comm, options);
   } else {

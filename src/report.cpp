@@ -74,7 +74,7 @@ void Log::line(const std::string& text) {
   if (live_shown_) std::fputs("\r\033[K", stdout);
   live_shown_ = false;
   if (!put(text + "\n") && !std::exchange(unread_, true)) {
-    warn(output_failure() + "; the log goes on in log.txt alone");
+    warn(output_failure() + "; logging continues in log.txt only");
   }
   note(text);
 }
@@ -86,7 +86,7 @@ void Log::note(const std::string& text) {
   } catch (const Error& error) {
     if (warned_) return;
     warned_ = true;
-    warn(fmt::format("{}; the log goes on on standard output alone", error.what()));
+    warn(fmt::format("{}; logging continues on standard output only", error.what()));
   }
 }
 
@@ -101,7 +101,7 @@ void Log::write(const std::string& text) {
   AppendFile anew(path_, ExitCode::output);
   anew.write(file_->text());
   *file_ = std::move(anew);
-  warn(fmt::format("{}: was removed while the run goes on; written anew", path_));
+  warn(fmt::format("{}: was removed during the run; it is written again", path_));
 }
 
 void Log::live(const std::string& text) {

@@ -56,7 +56,7 @@ bool StopMonitor::finds_stop_file() {
   try {
     if (!has_file(stop_file_, ExitCode::output)) return false;
     if (file_size(stop_file_, ExitCode::output) == 0) return true;
-    throw Error(ExitCode::output, stop_file_ + ": is not empty, and so no stop file");
+    throw Error(ExitCode::output, stop_file_ + ": is not empty, so it is not taken as a stop file");
   } catch (const Error& error) {
     if (!std::exchange(warned_, true)) warn(fmt::format("{}; only an empty file stops the run", error.what()));
     return false;

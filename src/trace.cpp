@@ -284,7 +284,7 @@ class Trace::Impl {
       write();
     } catch (const Error& error) {
       if (error.scope() != Scope::all_ranks) throw;
-      if (comm_.root()) warn(fmt::format("{}; the trace ends here", error.what()));
+      if (comm_.root()) warn(fmt::format("{}; tracing stops here", error.what()));
       file_.reset();
     }
   }

@@ -24,7 +24,7 @@ std::unique_ptr<Transport> connect(Comm& comm, kernels::Stream stream, Transport
   }
   if (choice == TransportChoice::peers) {
     throw Error(ExitCode::usage,
-                fmt::format("comm.transport = \"peers\" cannot serve: {}; use \"nccl\" or \"auto\"", reason),
+                fmt::format("comm.transport = \"peers\" is not possible: {}; use \"nccl\" or \"auto\"", reason),
                 Scope::all_ranks);
   }
   return std::make_unique<NcclTransport>(comm, stream, reason);

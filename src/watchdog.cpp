@@ -177,7 +177,7 @@ std::string Watchdog::find_culprit(const std::vector<Heartbeat>& then, const std
     return fmt::format("{} of step {} hangs outside of collectives", list_of(outside), now[outside.front()].step);
   }
   if (!behind.empty()) return fmt::format("{} waits in an earlier collective", list_of(behind));
-  return "all ranks live and have come to it, so communication itself hangs";
+  return "all ranks are alive and have entered it, so the communication itself hangs";
 }
 
 }  // namespace nanorun

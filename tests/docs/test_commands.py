@@ -38,7 +38,7 @@ PLACEHOLDERS = {
     "W": "896", "FILE": "file", "OUTPUT": "output", "SHARD": "shard.h5", "BIN": "shard.bin", "JOB": "1",
 }
 # Blocks that are neither commands nor decks, by their first words.
-OTHER_BLOCKS = {("architecture.md", "error"), ("scaling.md", "step = ["), ("building.md", "nanorun: "),
+OTHER_BLOCKS = {("architecture.md", "text"), ("scaling.md", "step = ["), ("building.md", "nanorun: "),
                 ("README.md", "step ")}
 # Code within text that begins like a command and is none: formats of files, and what Slurm prints.
 OTHER_CODE = {"nanorun token shard", "nanorun checkpoint", "nanorun trace", "srun: error: NODE: task N: Killed"}

@@ -25,7 +25,7 @@ class Damage(FaultTest):
         self.assert_refused(job, "warning", path.name, *parts)
         self.assertEqual(restarted_from(job), 3)
         aside = path.with_name(path.name + ".1")
-        self.assertIn(f"set aside: {path.relative_to(self.folder)} is now {aside.relative_to(self.folder)}", job.text())
+        self.assertIn(f"renamed {path.relative_to(self.folder)} to {aside.relative_to(self.folder)}, since", job.text())
         self.assertEqual(aside.read_bytes(), damaged)
 
     def test_flipped_byte(self):

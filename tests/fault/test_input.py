@@ -31,7 +31,7 @@ class Input(FaultTest):
                            ("link", "a device, FIFO or socket, not a regular file"),
                            ("/dev/zero", "a device, FIFO or socket, not a regular file"),
                            (".", "a directory; name a file in it"), ("absent", "no such file"),
-                           ("deck.toml/absent", "cannot be examined: Not a directory")):
+                           ("deck.toml/absent", "cannot be accessed: Not a directory")):
             for command in (f"nanorun train {path}", f"nanorun shard out --list {path}"):
                 self.assertEqual(self.shell(command, code=2), ("", f"nanorun: {path}: {said}\n"))
         job = Job(self.folder, 2, ["train", "fifo"])
@@ -57,7 +57,7 @@ class Input(FaultTest):
     def test_large_file(self):
         with (self.folder / "deck.toml").open("a") as deck:
             deck.truncate(1 << 40)
-        self.assert_refused(self.train(2, code=2), "deck.toml: 1099511627776 bytes are too many, 1048576 at most")
+        self.assert_refused(self.train(2, code=2), "deck.toml: 1099511627776 bytes; at most 1048576 are allowed")
 
     def test_suggested_overrides_are_accepted(self):
         """Overrides whose quotes a shell has taken away: bash passes on what the message suggests."""
@@ -81,7 +81,7 @@ class Input(FaultTest):
         for command, code in (("shard out --text --list names.txt", 3), ("verify $(printf '%100000s' | tr ' ' x)", 3),
                               ("train $(printf '%100000s' | tr ' ' x)", 2)):
             said = self.shell("nanorun " + command, code=code)[1]
-            self.assertRegex(said, r"\Ananorun: x{500,} \[\.\.\.\] x+: cannot be examined: File name too long\n\Z")
+            self.assertRegex(said, r"\Ananorun: x{500,} \[\.\.\.\] x+: cannot be accessed: File name too long\n\Z")
             self.assertLess(len(said), 1000)
         (self.folder / "names.txt").write_text("a\x1b[2J\u202e5h.txt\r\n")
         said = self.shell("nanorun shard out --text --list names.txt", code=3)[1]

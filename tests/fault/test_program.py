@@ -162,7 +162,7 @@ class Program(FaultTest):
             self.assertRegex("".join(shown.output), rf"(?m)^ranks +{ranks}$")
             self.assertEqual("".join(shown.output), "".join(same.output))
         refused = self.job(1, "train", "deck.toml", "--dry-run", "--ranks", 3, code=2)
-        self.assert_refused(refused, "train.sequences = 4 cannot be shared by 3 ranks")
+        self.assert_refused(refused, "train.sequences = 4 cannot be divided among 3 ranks")
         self.assert_refused(self.job(1, "train", "deck.toml", "--ranks", 2, code=2), "--ranks requires --dry-run")
 
     def test_dry_run_checks_the_data(self):
@@ -237,7 +237,7 @@ class Program(FaultTest):
 
     def test_output_below_a_file(self):
         job = self.train(2, "run.outputs=deck.toml", code=7)
-        self.assert_refused(job, "deck.toml/run: cannot be examined: Not a directory")
+        self.assert_refused(job, "deck.toml/run: cannot be accessed: Not a directory")
         self.assertEqual((self.folder / "deck.toml").read_text(), small_run.DECK)
 
     def test_restart_none_keeps_the_old_folder(self):

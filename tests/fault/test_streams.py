@@ -36,8 +36,8 @@ class Streams(FaultTest):
     def test_training_on_full_output_goes_on(self):
         job = self.start(None, stdout=self.no_space())
         self.assertEqual(job.wait(), 0, job.text())
-        self.assert_refused(job, "warning: standard output cannot be written: No space left on device; the log goes on "
-                                 "in log.txt alone")
+        self.assert_refused(job, "warning: standard output cannot be written: No space left on device; logging "
+                                 "continues in log.txt only")
         log = (self.run_folder() / "log.txt").read_text()
         self.assertEqual(sorted(map(int, re.findall(r"^step +(\d+)/12 ", log, re.MULTILINE))), list(range(1, 13)))
 

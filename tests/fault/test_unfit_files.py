@@ -51,7 +51,7 @@ class UnfitFiles(FaultTest):
         data = f'data.train=["{shard}"]'
         faults = (("openat", "EACCES", "data.h5: cannot be opened: Permission denied"),
                   ("openat", "ESTALE", "data.h5: cannot be opened: Stale file handle"),
-                  ("newfstatat", "ESTALE", "data.h5: cannot be examined: Stale file handle"),
+                  ("newfstatat", "ESTALE", "data.h5: cannot be accessed: Stale file handle"),
                   ("pread64", "EIO", "64 bytes at 0 cannot be read: Input/output error"),
                   ("pread64", "EIO:when=2+", "Input/output error"))
         for call, error, reason in faults:

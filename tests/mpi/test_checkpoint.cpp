@@ -432,7 +432,7 @@ TEST(Checkpoint, AFileOfAnotherStepThanItsNameSaysIsPassedOver) {
   const std::string warning = testing::internal::GetCapturedStderr();
   ASSERT_TRUE(progress.has_value());
   EXPECT_EQ(progress->step, 2);
-  EXPECT_EQ(contains(warning, "checkpoint_00000009.h5: holds step 1"), test_comm().root()) << warning;
+  EXPECT_EQ(contains(warning, "checkpoint_00000009.h5: contains step 1"), test_comm().root()) << warning;
 }
 
 TEST(Checkpoint, NewerOnesAreSetAside) {
@@ -531,7 +531,7 @@ TEST(Checkpoint, WhatWouldKeepItFromBeingWrittenIsFoundBefore) {
   run.config.checkpoint.milestone_every = 1;
   const std::string space =
       checkpoint_error_of([&] { run.checkpoints(folder / "c").probe(0, 10'000'000, run.optimizer.slabs()); });
-  EXPECT_TRUE(contains(space, "checkpoints will take")) << space;
+  EXPECT_TRUE(contains(space, "checkpoints will need")) << space;
   on_root([&] { EXPECT_EQ(names(folder / "c"), std::vector<std::string>()); });
 }
 

@@ -53,7 +53,7 @@ TEST(CheckConfig, RefusesKeysThatDoNotFitTogether) {
   EXPECT_EQ(check_error({"model.value_embeddings=7"}),
             "override model.value_embeddings=7: model.value_embeddings = 7 must be at most half of model.layers = 12");
   EXPECT_EQ(check_error({"window.layers=LS"}),
-            "override window.layers=LS: window.layers has 2 letters; one, or one for each of the 12 layers");
+            "override window.layers=LS: window.layers has 2 letters; it needs one, or one for each of the 12 layers");
   EXPECT_EQ(check_error({"window.quantum=64"}),
             "override window.quantum=64: window.quantum = 64 must be a multiple of 128 for window.kind = \"block\"");
   EXPECT_EQ(
@@ -66,11 +66,12 @@ TEST(CheckConfig, RefusesKeysThatDoNotFitTogether) {
 }
 
 TEST(CheckConfig, RefusesRankCountsThatDoNotDivide) {
-  EXPECT_EQ(check_error({"train.sequences=12"}, 8),
-            "override train.sequences=12: train.sequences = 12 cannot be shared by 8 ranks; rank counts that divide "
-            "it: 1, 2, 3, 4, 6, 12");
+  EXPECT_EQ(
+      check_error({"train.sequences=12"}, 8),
+      "override train.sequences=12: train.sequences = 12 cannot be divided among 8 ranks; rank counts that divide "
+      "it: 1, 2, 3, 4, 6, 12");
   EXPECT_EQ(check_error({}, 16),
-            "train.sequences = 8 cannot be shared by 16 ranks; rank counts that divide it: 1, 2, 4, 8");
+            "train.sequences = 8 cannot be divided among 16 ranks; rank counts that divide it: 1, 2, 4, 8");
 }
 
 TEST(CheckConfig, NamesThePlaceOfTheKeyAtFault) {

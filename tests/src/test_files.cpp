@@ -54,14 +54,14 @@ TEST(Files, KindsAreTold) {
   EXPECT_EQ(kind_of_entry(zoo.dangling, code), FileKind::symlink);
   EXPECT_EQ(kind_of(zoo.absent, code), FileKind::absent);
   EXPECT_EQ(error_of([&] { kind_of(zoo.file + "/below", code); }),
-            zoo.file + "/below: cannot be examined: Not a directory");
+            zoo.file + "/below: cannot be accessed: Not a directory");
 }
 
 TEST(Files, OnlyRegularFilesAreRead) {
   const Zoo zoo;
   EXPECT_EQ(read_text(zoo.file, 7, code), "content");
   EXPECT_EQ(read_text(zoo.link, 7, code), "content");
-  EXPECT_EQ(error_of([&] { read_text(zoo.file, 6, code); }), zoo.file + ": 7 bytes are too many, 6 at most");
+  EXPECT_EQ(error_of([&] { read_text(zoo.file, 6, code); }), zoo.file + ": 7 bytes; at most 6 are allowed");
   EXPECT_EQ(error_of([&] { read_text(zoo.absent, 7, code); }), zoo.absent + ": no such file");
   EXPECT_EQ(error_of([&] { read_text(zoo.directory, 7, code); }), zoo.directory + ": a directory; name a file in it");
   EXPECT_EQ(error_of([&] { read_text(zoo.fifo, 7, code); }),
@@ -70,7 +70,7 @@ TEST(Files, OnlyRegularFilesAreRead) {
   read_at(open_to_read(zoo.file, code), zoo.file, 3, bytes, code);
   EXPECT_EQ(std::string(reinterpret_cast<char*>(bytes.data()), 4), "tent");
   EXPECT_EQ(error_of([&] { read_at(open_to_read(zoo.file, code), zoo.file, 5, bytes, code); }),
-            zoo.file + ": ends at 7, before 2 more bytes");
+            zoo.file + ": truncated: ends at byte 7, 2 more expected");
 }
 
 TEST(Files, InputsMayComeThroughPipesOfThisProcess) {
@@ -123,13 +123,13 @@ TEST(Files, PlantedLinksAreNotFollowed) {
   const std::string target = zoo.folder / "target";
   fs::create_symlink(zoo.file, partial_of(target));
   EXPECT_EQ(error_of([&] { replace_text(target, code, "x"); }),
-            partial_of(target) + ": a symbolic link stands where a file is to be removed");
+            partial_of(target) + ": cannot be removed: a symbolic link, not a regular file");
   EXPECT_FALSE(fs::exists(target));
   EXPECT_EQ(error_of([&] { AppendFile(zoo.link, code); }), zoo.link + ": a symbolic link, not a regular file");
   EXPECT_EQ(error_of([&] { FileLock(zoo.link, "note", code); }), zoo.link + ": a symbolic link, not a regular file");
   const std::string second = zoo.folder / "second";
   fs::create_hard_link(zoo.file, second);
-  EXPECT_NE(error_of([&] { FileLock(second, "note", code); }).find("has a second name"), std::string::npos);
+  EXPECT_NE(error_of([&] { FileLock(second, "note", code); }).find("has more than one hard link"), std::string::npos);
 }
 
 TEST(Files, OutputsAreNotInputs) {

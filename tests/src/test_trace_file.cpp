@@ -179,7 +179,7 @@ TEST_F(TraceFileTest, AFailureToWriteEndsTheTraceWithOneWarning) {
   run_steps(*trace, 1, 2);
   trace->finish();
   const std::string warning = testing::internal::GetCapturedStderr();
-  EXPECT_NE(warning.find("trace.h5: No such file or directory; the trace ends here"), std::string::npos) << warning;
+  EXPECT_NE(warning.find("trace.h5: No such file or directory; tracing stops here"), std::string::npos) << warning;
   EXPECT_EQ(std::count(warning.begin(), warning.end(), '\n'), 1) << warning;
   EXPECT_FALSE(std::filesystem::exists(folder_ / "trace.h5"));
 }
