@@ -50,7 +50,7 @@ def write_data(folder):
     texts = [f"{i:02}.txt" for i in range(20)]
     for text in texts:
         (folder / text).write_text(" ".join(draw.choices(words, k=400)))
-    job = subprocess.run([MPIRUN, "-n", "1", PROGRAM, "shard", "data.h5", *texts, "--text"], cwd=folder, timeout=60,
+    job = subprocess.run([PROGRAM, "shard", "data.h5", *texts, "--text"], cwd=folder, timeout=60,
                          stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     assert job.returncode == 0, job.stdout
 

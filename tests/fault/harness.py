@@ -120,6 +120,8 @@ class Job:
 class FaultTest(unittest.TestCase):
     """Each test has a folder of its own with a deck and a token shard."""
 
+    strace_works = None  # known once a test has tried
+
     def setUp(self):
         temporary = tempfile.TemporaryDirectory(prefix="nanorun-fault-")
         self.addCleanup(temporary.cleanup)
@@ -147,12 +149,14 @@ class FaultTest(unittest.TestCase):
         if shutil.which("strace") is None:
             self.skipTest("needs strace")
         wrapper = ["strace", "-f", "-qq", "-o", self.folder / "strace", "-P", path, "-e", f"inject={injection}"]
-        if Job(self.folder, 1, ["keys"], wrapper=wrapper).wait() != 0:
+        if FaultTest.strace_works is None:
+            FaultTest.strace_works = Job(self.folder, None, ["keys"], wrapper=wrapper).wait() == 0
+        if not FaultTest.strace_works:
             self.skipTest("strace may not trace here")
         return wrapper
 
     def verify(self, *files, code=0):
-        job = Job(self.folder, 1, ["verify", *files])
+        job = Job(self.folder, None, ["verify", *files])
         self.assertEqual(job.wait(), code, job.text())
         return job
 

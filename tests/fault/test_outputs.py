@@ -8,8 +8,8 @@ from harness import FaultTest, Job, small_run
 
 
 class Outputs(FaultTest):
-    def job(self, *arguments, code=0):
-        job = Job(self.folder, 2, arguments)
+    def job(self, *arguments, code=0, ranks=2):
+        job = Job(self.folder, ranks, arguments)
         self.assertEqual(job.wait(), code, job.text())
         return job
 
@@ -21,7 +21,7 @@ class Outputs(FaultTest):
 
         before, names = state(), sorted(os.listdir(self.folder))
         for force in ((), ("--force",)):
-            self.assert_refused(self.job(*arguments, *force, code=7), path.name, *said)
+            self.assert_refused(self.job(*arguments, *force, code=7, ranks=None), path.name, *said)
             self.assertEqual(state(), before)
             self.assertEqual(sorted(os.listdir(self.folder)), names)
 
