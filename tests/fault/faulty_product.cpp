@@ -34,7 +34,7 @@ bool fault_is_due() { return is_faulty_rank() && access(variable("FAULT_FILE").c
 extern "C" void cblas_sgemm(int order, int trans_a, int trans_b, int m, int n, int k, float alpha, const float* a,
                             int lda, const float* b, int ldb, float beta, float* c, int ldc) {
   if (fault_is_due() && variable("FAULT") == "throw") throw std::runtime_error("a faulty product");
-  if (fault_is_due() && variable("FAULT") == "slow") usleep(20'000);
+  if (fault_is_due() && variable("FAULT") == "slow") usleep(5'000);
   while (fault_is_due() && variable("FAULT") == "hang") sleep(1);
   static const auto next = reinterpret_cast<decltype(&cblas_sgemm)>(dlsym(RTLD_NEXT, "cblas_sgemm"));
   next(order, trans_a, trans_b, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc);

@@ -89,7 +89,7 @@ class Tools(ScalingTest):
     def test_mangled_traces(self):
         """Each is read or refused by name; those that can be read can be drawn, which a few are."""
         self.addCleanup(setattr, tool, "READ_SECONDS", tool.READ_SECONDS)
-        tool.READ_SECONDS = 1
+        tool.READ_SECONDS = 5
         path = self.run / "trace.h5"
         counts = {"read": 0, "refused": 0}
         for what, contents in mangled(path.read_bytes()):
