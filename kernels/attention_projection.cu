@@ -5,7 +5,7 @@
 
 #include <cassert>
 
-#include "kernels/fused_product.cuh"
+#include "kernels/fused_gemm.cuh"
 
 namespace nanorun::kernels::cuda {
 namespace {

@@ -7,8 +7,6 @@
 // synchronises the stream. One that adds to its result times as many of its rows as product_timing_bytes (device.hpp)
 // hold of the result, and takes that memory meanwhile. Timing decides the choice, so two runs may round differently.
 
-#include <cstdint>
-
 #include "kernels/types.hpp"
 
 namespace nanorun::kernels::cuda {
@@ -19,14 +17,6 @@ void create_blas(Stream& stream);
 
 /// Frees what create_blas made and clears stream.blas; nothing happens where it is null.
 void destroy_blas(Stream& stream);
-
-/// One byte of a tensor in an 8-bit format (see fp8.hpp).
-struct e4m3 {
-  std::uint8_t bits = 0;
-};
-struct e5m2 {
-  std::uint8_t bits = 0;
-};
 
 enum class Op { none, transpose };
 

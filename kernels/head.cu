@@ -3,8 +3,8 @@
 #include <cassert>
 
 #include "kernels/cublas.hpp"
-#include "kernels/quantise.hpp"
-#include "kernels/softcap.hpp"
+#include "kernels/head_quantise.hpp"
+#include "kernels/head_softcap.hpp"
 #include "kernels/vec.cuh"
 
 namespace nanorun::kernels::cuda {

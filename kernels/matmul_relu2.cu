@@ -2,7 +2,7 @@
 //   forward:  h = relu(x wᵀ)²
 //   backward: d_z = (d_out w_next) ∘ 2 sqrt(h)
 
-#include "kernels/fused_product.cuh"
+#include "kernels/fused_gemm.cuh"
 #include "kernels/matmul.hpp"
 
 namespace nanorun::kernels::cuda {

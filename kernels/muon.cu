@@ -3,7 +3,7 @@
 #include <cassert>
 #include <utility>
 
-#include "kernels/symmetric_product.hpp"
+#include "kernels/muon_symmetric_gemm.hpp"
 #include "kernels/vec.cuh"
 
 namespace nanorun::kernels::cuda {

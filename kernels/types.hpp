@@ -17,6 +17,14 @@ struct bf16 {
   std::uint16_t bits = 0;
 };
 
+/// The 8-bit formats of fp8.hpp, as the CUDA bodies store them.
+struct e4m3 {
+  std::uint8_t bits = 0;
+};
+struct e5m2 {
+  std::uint8_t bits = 0;
+};
+
 /// What sums, statistics, learned scalars and parameter gradients are held in where activations and weights are T.
 template <class T>
 struct AccumulatorOf {

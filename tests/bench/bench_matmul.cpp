@@ -17,8 +17,8 @@
 #include "kernels/head.hpp"
 #include "kernels/matmul.hpp"
 #include "kernels/muon.hpp"
-#include "kernels/softcap.hpp"
-#include "kernels/symmetric_product.hpp"
+#include "kernels/head_softcap.hpp"
+#include "kernels/muon_symmetric_gemm.hpp"
 #include "tests/bench/ceilings.hpp"
 
 namespace nanorun::kernels {
@@ -68,7 +68,7 @@ template <class Work>
 void measure(
     benchmark::State& state, double flops, double bytes, Work&& work, int runs = 1, bool fp8 = false,
     const std::function<void()>& prepare = [] {}) {
-  const double ceiling = fp8 ? bench::product_rate<cuda::e4m3>() : bench::product_rate<bf16>();
+  const double ceiling = fp8 ? bench::product_rate<e4m3>() : bench::product_rate<bf16>();
   double seconds = 0;
   cudaEvent_t start, stop;
   check(cudaEventCreate(&start));
@@ -186,7 +186,7 @@ void softcap(benchmark::State& state, Gradient gradient) {
   const Values<float> loss(rows), counts(cuda::softcap_counts(rows));
   const Values<Token> targets(rows);
   const cuda::Softcap in{z.mat(rows, vocabulary), targets.data(), 15, reinterpret_cast<int*>(counts.data())};
-  const Mat<cuda::e5m2> transpose(reinterpret_cast<cuda::e5m2*>(g_t.data()), vocabulary, rows);
+  const Mat<e5m2> transpose(reinterpret_cast<e5m2*>(g_t.data()), vocabulary, rows);
   const auto work = [&] {
     switch (gradient) {
       case Gradient::none:

@@ -15,7 +15,7 @@
 #include <vector>
 
 #include "kernels/ops.hpp"
-#include "kernels/quantise.hpp"
+#include "kernels/head_quantise.hpp"
 #include "tests/bench/ceilings.hpp"
 
 namespace nanorun::kernels {
@@ -35,7 +35,7 @@ bf16 random_value(std::mt19937& generator, bf16) {
   const auto bits = static_cast<std::uint32_t>(generator());
   return {static_cast<std::uint16_t>((bits & 0x80FF) | 0x3F00)};
 }
-cuda::e4m3 random_value(std::mt19937& generator, cuda::e4m3) { return {static_cast<std::uint8_t>(generator() & 0x7)}; }
+e4m3 random_value(std::mt19937& generator, e4m3) { return {static_cast<std::uint8_t>(generator() & 0x7)}; }
 /// Log-uniform, about as words are distributed.
 Token random_value(std::mt19937& generator, Token) {
   const double u = std::uniform_real_distribution<double>()(generator);
@@ -225,7 +225,7 @@ void add_scaled(benchmark::State& state) {
 /// The head's x, with its transpose.
 void quantise_e4m3(benchmark::State& state) {
   const Tensor<bf16> x(tokens, width);
-  Tensor<cuda::e4m3> q(tokens, width), q_t(width, tokens);
+  Tensor<e4m3> q(tokens, width), q_t(width, tokens);
   measure(state, 4.0 * tokens * width, [&] { cuda::quantise_e4m3({}, q, q_t, x, 2); });
 }
 

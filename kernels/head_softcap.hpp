@@ -1,7 +1,6 @@
 #pragma once
 // The step between the products of the CUDA head (see head.hpp), row by row: softcap, loss and gradient of the logits.
 
-#include "kernels/cublas.hpp"
 #include "kernels/types.hpp"
 
 namespace nanorun::kernels::cuda {

@@ -4,7 +4,7 @@
 // so that one multiplies while another begins or ends; where a launch has no more blocks than multiprocessors, a block
 // has more slices in flight instead.
 
-#include "kernels/symmetric_product.hpp"
+#include "kernels/muon_symmetric_gemm.hpp"
 
 #include <cassert>
 #include <stdexcept>

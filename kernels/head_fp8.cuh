@@ -7,7 +7,7 @@
 #include <cstdint>
 #include <type_traits>
 
-#include "kernels/cublas.hpp"
+#include "kernels/types.hpp"
 
 namespace nanorun::kernels::cuda {
 

@@ -1,8 +1,8 @@
-#include "kernels/quantise.hpp"
+#include "kernels/head_quantise.hpp"
 
 #include <cassert>
 
-#include "kernels/bytes.cuh"
+#include "kernels/head_fp8.cuh"
 #include "kernels/vec.cuh"
 
 namespace nanorun::kernels::cuda {

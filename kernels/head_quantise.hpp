@@ -1,7 +1,6 @@
 #pragma once
 // Operands of the fp8 head on CUDA.
 
-#include "kernels/cublas.hpp"
 #include "kernels/types.hpp"
 
 namespace nanorun::kernels::cuda {

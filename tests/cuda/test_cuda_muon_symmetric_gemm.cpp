@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "kernels/matmul.hpp"
-#include "kernels/symmetric_product.hpp"
+#include "kernels/muon_symmetric_gemm.hpp"
 #include "tests/cuda/blas_stream.hpp"
 #include "tests/cuda/tensor.hpp"
 

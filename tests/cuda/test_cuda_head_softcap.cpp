@@ -3,7 +3,7 @@
 #include <cmath>
 #include <vector>
 
-#include "kernels/softcap.hpp"
+#include "kernels/head_softcap.hpp"
 #include "tests/cuda/tensor.hpp"
 
 namespace nanorun::kernels::cuda {

@@ -1,8 +1,8 @@
-#include "kernels/softcap.hpp"
+#include "kernels/head_softcap.hpp"
 
 #include <cassert>
 
-#include "kernels/bytes.cuh"
+#include "kernels/head_fp8.cuh"
 #include "kernels/sm90.cuh"
 #include "kernels/vec.cuh"
 
