@@ -33,8 +33,8 @@ struct Adam : SumOfSquares {
 
   template <int W>
   __device__ void apply(std::size_t i) {
-    Pack<float, W> weight = load_pack<W>(w + i), mean = load_pack<W>(m + i), square = load_pack<W>(v + i);
-    const Pack<float, W> raw = load_pack<W>(g + i);
+    Vector<float, W> weight = load_vector<W>(w + i), mean = load_vector<W>(m + i), square = load_vector<W>(v + i);
+    const Vector<float, W> raw = load_vector<W>(g + i);
 #pragma unroll
     for (int k = 0; k < W; ++k) {
       const float gradient = f.gradient_scale * raw.v[k];
@@ -44,9 +44,9 @@ struct Adam : SumOfSquares {
       add_square(gradient);
       add_square(weight.v[k]);
     }
-    store_pack(m + i, mean);
-    store_pack(v + i, square);
-    store_pack(w + i, weight);
+    store_vector(m + i, mean);
+    store_vector(v + i, square);
+    store_vector(w + i, weight);
     if constexpr (!std::is_same_v<T, float>) store_rounded(copy + i, weight);
   }
 };

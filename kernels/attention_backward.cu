@@ -20,38 +20,39 @@ constexpr int producer_registers = 24, consumer_registers = 240;
 /// d [64 keys, 64 queries] = a bᵀ over the head dimension, not waited for: a are 64 rows of a key tile, b a step's
 /// rows.
 __device__ __forceinline__ void start_pairs(float (&d)[32], std::uint32_t a, std::uint32_t b) {
-  const std::uint64_t first_a = operand(a), first_b = operand(b);
-  mma_fence();
+  const std::uint64_t a_descriptor = smem_descriptor(a), b_descriptor = smem_descriptor(b);
+  wgmma_fence();
 #pragma unroll
   for (int i = 0; i < tiles.head_dim / 16; ++i) {
     const int column = i % 4 * 32;
-    mma<Major::k, Major::k>(d, advanced(first_a, i / 4 * column_bytes(tiles.block) + column),
-                            advanced(first_b, i / 4 * column_bytes(step) + column), i > 0);
+    wgmma<Major::k, Major::k>(d, advance_descriptor(a_descriptor, i / 4 * column_bytes(tiles.block) + column),
+                              advance_descriptor(b_descriptor, i / 4 * column_bytes(step) + column), i > 0);
   }
-  mma_commit();
+  wgmma_commit();
 }
 
 /// d [64 keys, head_dim] (+)= a [64 keys, 64 queries] b, b a step's rows; not waited for.
 __device__ __forceinline__ void start_key_sums(float (&d)[64], const std::uint32_t (&a)[16], std::uint32_t b,
                                                bool accumulate) {
-  const std::uint64_t first_b = operand(b, column_bytes(step));
-  mma_fence();
+  const std::uint64_t b_descriptor = smem_descriptor(b, column_bytes(step));
+  wgmma_fence();
 #pragma unroll
   for (int i = 0; i < step / 16; ++i) {
-    mma<Major::mn>(d, a + 4 * i, advanced(first_b, i * 16 * 128), i > 0 || accumulate);
+    wgmma<Major::mn>(d, a + 4 * i, advance_descriptor(b_descriptor, i * 16 * 128), i > 0 || accumulate);
   }
-  mma_commit();
+  wgmma_commit();
 }
 
 /// d_q [64 queries, 64 columns] = d_s k over the block's keys, not waited for.
 __device__ __forceinline__ void start_query_sums(float (&d_q)[32], std::uint32_t d_s, std::uint32_t k_columns) {
-  const std::uint64_t first_a = operand(d_s), first_b = operand(k_columns);
-  mma_fence();
+  const std::uint64_t a_descriptor = smem_descriptor(d_s), b_descriptor = smem_descriptor(k_columns);
+  wgmma_fence();
 #pragma unroll
   for (int i = 0; i < tiles.block / 16; ++i) {
-    mma<Major::mn, Major::mn>(d_q, advanced(first_a, i * 16 * 128), advanced(first_b, i * 16 * 128), i > 0);
+    wgmma<Major::mn, Major::mn>(d_q, advance_descriptor(a_descriptor, i * 16 * 128),
+                                advance_descriptor(b_descriptor, i * 16 * 128), i > 0);
   }
-  mma_commit();
+  wgmma_commit();
 }
 
 /// Minus infinity where key `key` (+ 8) is not one of first_key[q] <= key <= q for query q = query + column.
@@ -147,9 +148,8 @@ __device__ __forceinline__ void write_keys(const float (&d)[64], float scale, st
 #pragma unroll
     for (int j = 0; j < 4; ++j) pairs[j] = pack_bf16(d[8 * i + 2 * j] * scale, d[8 * i + 2 * j + 1] * scale);
     const int chunk = 2 * i + lane / 16;
-    store_matrices(
-        shared_address(tile) + chunk / 8 * column_bytes(tiles.block) + swizzled(first_row + lane % 16, chunk % 8),
-        pairs);
+    stmatrix(shared_address(tile) + chunk / 8 * column_bytes(tiles.block) + swizzled(first_row + lane % 16, chunk % 8),
+             pairs);
   }
 }
 
@@ -163,7 +163,7 @@ struct Consumer {
   const int first_row = threadIdx.x % warpgroup_size / 32 * 16;  ///< the warp's, of the warpgroup's 64 keys
   const int row = first_row + lane / 4;                          ///< this thread's; its other row is 8 further
   const int column = 2 * (lane % 4);                             ///< of eight queries
-  RingPosition<tiles.stages> tile_at, at;
+  PipelineState<tiles.stages> tile_at, at;
   float d_k[64], d_v[64];
   float pairs[32], d_pairs[32];  ///< s, then p; d_p, then d_s
 
@@ -172,9 +172,9 @@ struct Consumer {
   /// s and d_p of a step.
   __device__ __forceinline__ void start() {
     const int m = tile_at.stage, n = at.stage, rows = group * tiles.half * 128;
-    barrier_wait(s.q_full[n], at.parity);
+    mbarrier_wait(s.q_full[n], at.parity);
     start_pairs(pairs, shared_address(s.k[m]) + rows, shared_address(s.q[n]));
-    barrier_wait(s.d_y_full[n], at.parity);
+    mbarrier_wait(s.d_y_full[n], at.parity);
     start_pairs(d_pairs, shared_address(s.v[m]) + rows, shared_address(s.d_y[n]));
   }
 
@@ -186,8 +186,8 @@ struct Consumer {
       compute_delta(s, n, p.scratch.step_delta(t.head, i));
       release(s.delta_ready[tile_at.stage][i - t.first]);
     }
-    mma_wait<1>();
-    pin(pairs);
+    wgmma_wait<1>();
+    wgmma_fence_operand(pairs);
     if (t.partial(i)) {
       mask_scores(pairs, s.first_key[n], t.block * tiles.block + group * tiles.half + row, i * step, column);
     }
@@ -195,15 +195,15 @@ struct Consumer {
     std::uint32_t p_operand[16];
     round_to_operand(p_operand, pairs);
     start_key_sums(d_v, p_operand, shared_address(s.d_y[n]), i > t.first);
-    mma_wait<1>();
-    pin(d_pairs);
+    wgmma_wait<1>();
+    wgmma_fence_operand(d_pairs);
     if (own) sync_consumers();  // all of delta is there, and y read
     softmax_backward(d_pairs, pairs, s.delta[n], column);
     round_to_operand(d_s_operand, d_pairs);
 #pragma unroll
     for (int j = 0; j < step / 16; ++j) {
-      store_matrices(shared_address(s.d_s[n]) + swizzled(group * tiles.half + first_row + lane % 16, 2 * j + lane / 16),
-                     d_s_operand + 4 * j);
+      stmatrix(shared_address(s.d_s[n]) + swizzled(group * tiles.half + first_row + lane % 16, 2 * j + lane / 16),
+               d_s_operand + 4 * j);
     }
     fence_async_proxy();
     sync_consumers();
@@ -216,17 +216,17 @@ struct Consumer {
     float d_q[32];
     start_query_sums(d_q, shared_address(s.d_s[n]), shared_address(s.k[m]) + group * column_bytes(tiles.block));
     start_key_sums(d_k, d_s_operand, shared_address(s.q[n]), i > t.first);
-    mma_wait<1>();
-    pin(d_q);
-    pin(d_v);
-    barrier_arrive(s.d_y_empty[n]);
-    barrier_wait(s.begun[n], at.parity);
+    wgmma_wait<1>();
+    wgmma_fence_operand(d_q);
+    wgmma_fence_operand(d_v);
+    mbarrier_arrive(s.d_y_empty[n]);
+    mbarrier_wait(s.begun[n], at.parity);
     add_query_sums(p.d_q_row(t.head * tiles.head_dim + group * 64, i * step + row) + column, p.mask.length * d_q_panel,
                    d_q, own);
     if (own) release(s.own_begun[m]);
-    mma_wait<0>();
-    pin(d_k);
-    barrier_arrive(s.q_empty[n]);
+    wgmma_wait<0>();
+    wgmma_fence_operand(d_k);
+    mbarrier_arrive(s.q_empty[n]);
   }
 
   /// Leaves d_k and d_v where the tile's k and v were.
@@ -239,7 +239,7 @@ struct Consumer {
   }
 
   __device__ __forceinline__ void run() {
-    barrier_wait(s.tile_full[0], 0);
+    mbarrier_wait(s.tile_full[0], 0);
     if (s.tile[0].head < 0) return;  // the blocks that began before this one have taken all tiles
     start();
     for (int i = s.tile[0].first;;) {
@@ -254,7 +254,7 @@ struct Consumer {
         continue;
       }
       tile_at.advance();
-      barrier_wait(s.tile_full[tile_at.stage], tile_at.parity);
+      mbarrier_wait(s.tile_full[tile_at.stage], tile_at.parity);
       if (s.tile[tile_at.stage].head < 0) {
         write_tile(m);
         break;
@@ -275,29 +275,29 @@ __global__ void __launch_bounds__(tiles.threads, 1)
   Shared& s = *reinterpret_cast<Shared*>(memory);
   if (threadIdx.x == 0) {
     for (int i = 0; i < tiles.stages; ++i) {
-      for (Barrier& barrier : s.delta_ready[i]) barrier_init(barrier, warps);
-      barrier_init(s.own_begun[i], block_steps * warps);
-      barrier_init(s.begun[i], 1);
-      barrier_init(s.tile_full[i], 1);
-      barrier_init(s.tile_empty[i], 3);
-      barrier_init(s.d_tile_full[i], warps);
-      barrier_init(s.q_full[i], 1);
-      barrier_init(s.d_y_full[i], 1);
-      barrier_init(s.q_empty[i], tiles.consumers);
-      barrier_init(s.d_y_empty[i], tiles.consumers);
+      for (Mbarrier& barrier : s.delta_ready[i]) mbarrier_init(barrier, warps);
+      mbarrier_init(s.own_begun[i], block_steps * warps);
+      mbarrier_init(s.begun[i], 1);
+      mbarrier_init(s.tile_full[i], 1);
+      mbarrier_init(s.tile_empty[i], 3);
+      mbarrier_init(s.d_tile_full[i], warps);
+      mbarrier_init(s.q_full[i], 1);
+      mbarrier_init(s.d_y_full[i], 1);
+      mbarrier_init(s.q_empty[i], tiles.consumers);
+      mbarrier_init(s.d_y_empty[i], tiles.consumers);
     }
-    barrier_init_fence();
+    fence_mbarrier_init();
   }
   __syncthreads();
   const int warpgroup = __shfl_sync(0xFFFFFFFF, threadIdx.x / warpgroup_size, 0);
   if (warpgroup == 0) {
-    shrink_registers<producer_registers>();
+    setmaxnreg_dec<producer_registers>();
     if (threadIdx.x == 0) produce(s, q, k, v, p);
     if (threadIdx.x == 32) produce_d_y(s, y, d_y, p);
     if (threadIdx.x == 64) finish(s, d_k, d_v, p);
     if (threadIdx.x == 96) watch_begun(s, p);
   } else {
-    grow_registers<consumer_registers>();
+    setmaxnreg_inc<consumer_registers>();
     Consumer(s, p, warpgroup - 1).run();
   }
 }
@@ -306,9 +306,9 @@ __global__ void __launch_bounds__(tiles.threads, 1)
 
 template <class T>
 std::size_t attention_workspace(int length, int heads, int) {
-  WorkspaceCutter cut({});
-  Scratch(cut, length, heads);
-  return cut.used();
+  WorkspaceAllocator allocator({});
+  Scratch(allocator, length, heads);
+  return allocator.used();
 }
 
 template <class T>
@@ -320,13 +320,13 @@ void attention_backward(Stream stream, Mat<acc_t<T>> d_q, Mat<T> d_k, Mat<T> d_v
   require_vectors("attention_backward", d_q);
   require_dense("attention_backward", d_q);
   const cudaStream_t s = cuda_stream(stream);
-  WorkspaceCutter cut(workspace);
-  const Scratch scratch(cut, mask.length, in.heads);
+  WorkspaceAllocator allocator(workspace);
+  const Scratch scratch(allocator, mask.length, in.heads);
   const int q_d_y_and_d_q_of_token = 2 * tile_bytes(1) + tiles.head_dim * static_cast<int>(sizeof(float));
-  const TileOrder order(mask.length, in.heads, q_d_y_and_d_q_of_token);
-  const Parameters p{mask, order, scratch, lse, d_q.data, in.scale * log2_e, std::log2(in.scale), 1 / in.scale};
+  const TileScheduler scheduler(mask.length, in.heads, q_d_y_and_d_q_of_token);
+  const Parameters p{mask, scheduler, scratch, lse, d_q.data, in.scale * log2_e, std::log2(in.scale), 1 / in.scale};
   check(cudaMemsetAsync(scratch.next_tile, 0, scratch.zero_bytes, s), "attention_backward");
-  launch_attention<Shared>("attention_backward", backward_kernel, std::min(p.order.count(), multiprocessors), s,
+  launch_attention<Shared>("attention_backward", backward_kernel, std::min(p.scheduler.count(), sm_count), s,
                            column_map(in.q, step, tiles.head_dim), column_map(in.k, tiles.block, tiles.head_dim),
                            column_map(in.v, tiles.block, tiles.head_dim), column_map(y, step, tiles.head_dim),
                            column_map(d_y, step, tiles.head_dim), column_map(d_k, tiles.block, tiles.head_dim),

@@ -22,13 +22,13 @@ struct Scratch {
   float* delta = nullptr;  ///< [H, T]
   int length = 0;
 
-  Scratch(WorkspaceCutter& cut, int length, int heads) : length(length) {
+  Scratch(WorkspaceAllocator& allocator, int length, int heads) : length(length) {
     const std::size_t tokens = static_cast<std::size_t>(heads) * length;
-    next_tile = cut.take<int>(1);
-    ready = cut.take<int>(tokens / step);
-    begun = cut.take<int>(tokens / tiles.block);
-    zero_bytes = cut.used();
-    delta = cut.take<float>(tokens);
+    next_tile = allocator.take<int>(1);
+    ready = allocator.take<int>(tokens / step);
+    begun = allocator.take<int>(tokens / tiles.block);
+    zero_bytes = allocator.used();
+    delta = allocator.take<float>(tokens);
   }
 
   __device__ int& delta_ready(int head, int i) const { return ready[head * (length / step) + i]; }
@@ -40,7 +40,7 @@ struct Scratch {
 
 struct Parameters {
   AttentionMask mask;
-  TileOrder order;
+  TileScheduler scheduler;
   Scratch scratch;
   Mat<const float> lse;
   float* d_q;  ///< in panels
@@ -67,8 +67,8 @@ struct KeyTile {
 };
 
 inline __device__ KeyTile key_tile(const Parameters& p, int tile) {
-  if (tile >= p.order.count()) return {-1};
-  const auto [head, block] = p.order.tile(tile);
+  if (tile >= p.scheduler.count()) return {-1};
+  const auto [head, block] = p.scheduler.tile(tile);
   int last = p.mask.query_end[block] * block_steps;
   if (p.mask.first_key[(last - 1) * step] >= (block + 1) * tiles.block) --last;  // first_key never decreases
   return {head, block, p.mask.query_full[block], block * block_steps, last};
@@ -84,73 +84,73 @@ struct alignas(1024) Shared {
   float delta[tiles.stages][step];                ///< travels with d_y but for own queries
   int first_key[tiles.stages][step];              ///< travels with q
   KeyTile tile[tiles.stages];                     ///< what k and v belong to; travels with them
-  Barrier tile_full[tiles.stages], tile_empty[tiles.stages], d_tile_full[tiles.stages];
+  Mbarrier tile_full[tiles.stages], tile_empty[tiles.stages], d_tile_full[tiles.stages];
   /// Every consuming thread empties q and d_y, as each reads what travels with them.
-  Barrier q_full[tiles.stages], q_empty[tiles.stages], d_y_full[tiles.stages], d_y_empty[tiles.stages];
-  Barrier delta_ready[tiles.stages][block_steps];  ///< of own queries
-  Barrier own_begun[tiles.stages];                 ///< d_q of own queries
-  Barrier begun[tiles.stages];                     ///< d_q of a step's queries, where they are not own
+  Mbarrier q_full[tiles.stages], q_empty[tiles.stages], d_y_full[tiles.stages], d_y_empty[tiles.stages];
+  Mbarrier delta_ready[tiles.stages][block_steps];  ///< of own queries
+  Mbarrier own_begun[tiles.stages];                 ///< d_q of own queries
+  Mbarrier begun[tiles.stages];                     ///< d_q of a step's queries, where they are not own
 };
 static_assert(tile_bytes(step) == tiles.block * step * sizeof(bf16));
 
 /// One thread: fetches tiles, and loads k, v and q.
 inline __device__ void produce(Shared& s, const CUtensorMap& q, const CUtensorMap& k, const CUtensorMap& v,
                                const Parameters& p) {
-  RingPosition<tiles.stages> tile_at, at;
+  PipelineState<tiles.stages> tile_at, at;
   for (;; tile_at.advance()) {
     const KeyTile t = key_tile(p, atomicAdd(p.scratch.next_tile, 1));
     const int m = tile_at.stage;
-    barrier_wait(s.tile_empty[m], tile_at.parity ^ 1);
+    mbarrier_wait(s.tile_empty[m], tile_at.parity ^ 1);
     s.tile[m] = t;
     if (t.head < 0) break;
-    barrier_arrive_expect(s.tile_full[m], sizeof(s.k[m]) + sizeof(s.v[m]));
-    load_box(s.k[m], k, 0, t.block * tiles.block, 2 * t.head, s.tile_full[m]);
-    load_box(s.v[m], v, 0, t.block * tiles.block, 2 * t.head, s.tile_full[m]);
+    mbarrier_arrive_expect_tx(s.tile_full[m], sizeof(s.k[m]) + sizeof(s.v[m]));
+    tma_load(s.k[m], k, 0, t.block * tiles.block, 2 * t.head, s.tile_full[m]);
+    tma_load(s.v[m], v, 0, t.block * tiles.block, 2 * t.head, s.tile_full[m]);
 #pragma unroll 1
     for (int i = t.first; i < t.last; ++i, at.advance()) {
       const int n = at.stage;
-      barrier_wait(s.q_empty[n], at.parity ^ 1);
-      barrier_arrive_expect(s.q_full[n], sizeof(s.q[n]) + sizeof(s.lse[n]) + sizeof(s.first_key[n]));
-      load_box(s.q[n], q, 0, i * step, 2 * t.head, s.q_full[n]);
-      load_bytes(s.lse[n], p.lse.row(t.head) + i * step, sizeof(s.lse[n]), s.q_full[n]);
-      load_bytes(s.first_key[n], p.mask.first_key + i * step, sizeof(s.first_key[n]), s.q_full[n]);
+      mbarrier_wait(s.q_empty[n], at.parity ^ 1);
+      mbarrier_arrive_expect_tx(s.q_full[n], sizeof(s.q[n]) + sizeof(s.lse[n]) + sizeof(s.first_key[n]));
+      tma_load(s.q[n], q, 0, i * step, 2 * t.head, s.q_full[n]);
+      bulk_load(s.lse[n], p.lse.row(t.head) + i * step, sizeof(s.lse[n]), s.q_full[n]);
+      bulk_load(s.first_key[n], p.mask.first_key + i * step, sizeof(s.first_key[n]), s.q_full[n]);
     }
   }
-  barrier_arrive(s.tile_full[tile_at.stage]);
+  mbarrier_arrive(s.tile_full[tile_at.stage]);
 }
 
 /// Calls step_of(tile, i, position in the rings of steps) for the steps of all tiles, and tells the producer when it is
 /// done with a tile.
 template <class StepOf>
 __device__ __forceinline__ void follow_tiles(Shared& s, const StepOf& step_of) {
-  RingPosition<tiles.stages> at;
-  for (RingPosition<tiles.stages> tile_at;; tile_at.advance()) {
-    barrier_wait(s.tile_full[tile_at.stage], tile_at.parity);
+  PipelineState<tiles.stages> at;
+  for (PipelineState<tiles.stages> tile_at;; tile_at.advance()) {
+    mbarrier_wait(s.tile_full[tile_at.stage], tile_at.parity);
     const KeyTile t = s.tile[tile_at.stage];
     if (t.head < 0) break;
 #pragma unroll 1
     for (int i = t.first; i < t.last; ++i, at.advance()) step_of(t, i, at);
-    barrier_arrive(s.tile_empty[tile_at.stage]);
+    mbarrier_arrive(s.tile_empty[tile_at.stage]);
   }
 }
 
 /// One thread: loads d_y, with y of own and with delta of other queries. Those belong to tiles of smaller numbers,
 /// which running thread blocks have taken before.
 inline __device__ void produce_d_y(Shared& s, const CUtensorMap& y, const CUtensorMap& d_y, const Parameters& p) {
-  follow_tiles(s, [&](const KeyTile& t, int i, const RingPosition<tiles.stages>& at) {
+  follow_tiles(s, [&](const KeyTile& t, int i, const PipelineState<tiles.stages>& at) {
     const int n = at.stage;
     if (!t.own(i)) {
       while (load_acquire(&p.scratch.delta_ready(t.head, i)) == 0) {
       }
       fence_async_proxy_global();
     }
-    barrier_wait(s.d_y_empty[n], at.parity ^ 1);
-    barrier_arrive_expect(s.d_y_full[n], sizeof(s.d_y[n]) + (t.own(i) ? sizeof(s.d_s[n]) : sizeof(s.delta[n])));
-    load_box(s.d_y[n], d_y, 0, i * step, 2 * t.head, s.d_y_full[n]);
+    mbarrier_wait(s.d_y_empty[n], at.parity ^ 1);
+    mbarrier_arrive_expect_tx(s.d_y_full[n], sizeof(s.d_y[n]) + (t.own(i) ? sizeof(s.d_s[n]) : sizeof(s.delta[n])));
+    tma_load(s.d_y[n], d_y, 0, i * step, 2 * t.head, s.d_y_full[n]);
     if (t.own(i)) {
-      load_box(s.d_s[n], y, 0, i * step, 2 * t.head, s.d_y_full[n]);
+      tma_load(s.d_s[n], y, 0, i * step, 2 * t.head, s.d_y_full[n]);
     } else {
-      load_bytes(s.delta[n], p.scratch.step_delta(t.head, i), sizeof(s.delta[n]), s.d_y_full[n]);
+      bulk_load(s.delta[n], p.scratch.step_delta(t.head, i), sizeof(s.delta[n]), s.d_y_full[n]);
     }
   });
 }
@@ -158,34 +158,34 @@ inline __device__ void produce_d_y(Shared& s, const CUtensorMap& y, const CUtens
 /// One thread: tells the other thread blocks of a tile's own queries that delta is ready and d_q begun, and stores
 /// finished tiles.
 inline __device__ void finish(Shared& s, const CUtensorMap& d_k, const CUtensorMap& d_v, const Parameters& p) {
-  for (RingPosition<tiles.stages> at;; at.advance()) {
+  for (PipelineState<tiles.stages> at;; at.advance()) {
     const int n = at.stage;
-    barrier_wait(s.tile_full[n], at.parity);
+    mbarrier_wait(s.tile_full[n], at.parity);
     const KeyTile t = s.tile[n];
     if (t.head < 0) break;
     for (int i = 0; i < block_steps; ++i) {
-      barrier_wait(s.delta_ready[n][i], at.parity);
+      mbarrier_wait(s.delta_ready[n][i], at.parity);
       store_release(&p.scratch.delta_ready(t.head, t.first + i), 1);
     }
-    barrier_wait(s.own_begun[n], at.parity);
+    mbarrier_wait(s.own_begun[n], at.parity);
     store_release(&p.scratch.block_begun(t.head, t.block), 1);
-    barrier_wait(s.d_tile_full[n], at.parity);
-    store_box(d_v, s.v[n], 0, t.block * tiles.block, 2 * t.head);
-    store_box(d_k, s.k[n], 0, t.block * tiles.block, 2 * t.head);
-    commit_stores();
-    wait_stores_read<0>();
-    barrier_arrive(s.tile_empty[n]);
+    mbarrier_wait(s.d_tile_full[n], at.parity);
+    tma_store(d_v, s.v[n], 0, t.block * tiles.block, 2 * t.head);
+    tma_store(d_k, s.k[n], 0, t.block * tiles.block, 2 * t.head);
+    tma_store_commit();
+    tma_store_wait_read<0>();
+    mbarrier_arrive(s.tile_empty[n]);
   }
-  wait_stores();
+  tma_store_wait();
 }
 
 /// One thread: tells this thread block that d_q of a step's queries is begun. Where they are own, it need not be.
 inline __device__ void watch_begun(Shared& s, const Parameters& p) {
-  follow_tiles(s, [&](const KeyTile& t, int i, const RingPosition<tiles.stages>& at) {
-    barrier_wait(s.q_empty[at.stage], at.parity ^ 1);
+  follow_tiles(s, [&](const KeyTile& t, int i, const PipelineState<tiles.stages>& at) {
+    mbarrier_wait(s.q_empty[at.stage], at.parity ^ 1);
     while (!t.own(i) && load_acquire(&p.scratch.block_begun(t.head, i / block_steps)) == 0) {
     }
-    barrier_arrive(s.begun[at.stage]);
+    mbarrier_arrive(s.begun[at.stage]);
   });
 }
 

@@ -30,46 +30,46 @@ struct alignas(1024) Shared {
   std::byte ring[stages][tile_bytes(tiles.block)];
   int first_key[tiles.stages][tiles.block];  ///< of the tile's queries
   QueryTile tile[tiles.stages];              ///< what q belongs to; travels with its barriers
-  Barrier q_full[tiles.stages], q_empty[tiles.stages];
-  Barrier y_full[tiles.stages];  ///< every consuming thread arrives for what it has read of the tile: racecheck does
-                                 ///< not follow a warp whose lanes speak through one
-  Barrier full[stages], empty[stages];
+  Mbarrier q_full[tiles.stages], q_empty[tiles.stages];
+  Mbarrier y_full[tiles.stages];  ///< every consuming thread arrives for what it has read of the tile: racecheck does
+                                  ///< not follow a warp whose lanes speak through one
+  Mbarrier full[stages], empty[stages];
 };
 
 struct Parameters {
   AttentionMask mask;
-  TileOrder order;
+  TileScheduler scheduler;
   Mat<float> lse;
   float scale;
   int* next_tile;  ///< tiles taken so far beyond the first of each thread block
 };
 
 __device__ QueryTile query_tile(const Parameters& p, int tile) {
-  if (tile >= p.order.count()) return {-1};
-  const auto [head, block] = p.order.tile(tile);
+  if (tile >= p.scheduler.count()) return {-1};
+  const auto [head, block] = p.scheduler.tile(tile);
   return {head, block, p.mask.key_begin[block], p.mask.key_full[block]};
 }
 
 /// One thread: fetches tiles and keeps the copy engine busy.
 __device__ void produce(Shared& s, const CUtensorMap& q, const CUtensorMap& k, const CUtensorMap& v,
                         const Parameters& p) {
-  RingPosition<tiles.stages> q_at;
-  RingPosition<stages> at;
+  PipelineState<tiles.stages> q_at;
+  PipelineState<stages> at;
   const auto load = [&](const CUtensorMap& map, int head, int b) {
-    barrier_wait(s.empty[at.stage], at.parity ^ 1);
-    barrier_arrive_expect(s.full[at.stage], sizeof(s.ring[0]));
-    load_box(s.ring[at.stage], map, 0, b * tiles.block, 2 * head, s.full[at.stage]);
+    mbarrier_wait(s.empty[at.stage], at.parity ^ 1);
+    mbarrier_arrive_expect_tx(s.full[at.stage], sizeof(s.ring[0]));
+    tma_load(s.ring[at.stage], map, 0, b * tiles.block, 2 * head, s.full[at.stage]);
     at.advance();
   };
   int head = -1, block = 0;  // whose v comes next
   QueryTile t = query_tile(p, blockIdx.x);
   for (; t.head >= 0; q_at.advance()) {
     const int n = q_at.stage;
-    barrier_wait(s.q_empty[n], q_at.parity ^ 1);
+    mbarrier_wait(s.q_empty[n], q_at.parity ^ 1);
     s.tile[n] = t;
-    barrier_arrive_expect(s.q_full[n], sizeof(s.q[n]) + sizeof(s.first_key[n]));
-    load_box(s.q[n], q, 0, t.block * tiles.block, 2 * t.head, s.q_full[n]);
-    load_bytes(s.first_key[n], p.mask.first_key + t.block * tiles.block, sizeof(s.first_key[n]), s.q_full[n]);
+    mbarrier_arrive_expect_tx(s.q_full[n], sizeof(s.q[n]) + sizeof(s.first_key[n]));
+    tma_load(s.q[n], q, 0, t.block * tiles.block, 2 * t.head, s.q_full[n]);
+    bulk_load(s.first_key[n], p.mask.first_key + t.block * tiles.block, sizeof(s.first_key[n]), s.q_full[n]);
     QueryTile next = t;
     for (int b = t.block; b >= t.key_begin; --b) {
       load(k, t.head, b);
@@ -81,24 +81,24 @@ __device__ void produce(Shared& s, const CUtensorMap& q, const CUtensorMap& k, c
     t = next;
   }
   load(v, head, block);
-  barrier_wait(s.q_empty[q_at.stage], q_at.parity ^ 1);
+  mbarrier_wait(s.q_empty[q_at.stage], q_at.parity ^ 1);
   s.tile[q_at.stage].head = -1;
-  barrier_arrive(s.q_full[q_at.stage]);
+  mbarrier_arrive(s.q_full[q_at.stage]);
 }
 
 /// One thread: stores finished tiles.
 __device__ void store(Shared& s, const CUtensorMap& y) {
-  for (RingPosition<tiles.stages> at;; at.advance()) {
+  for (PipelineState<tiles.stages> at;; at.advance()) {
     const int n = at.stage;
-    barrier_wait(s.q_full[n], at.parity);
+    mbarrier_wait(s.q_full[n], at.parity);
     if (s.tile[n].head < 0) break;
-    barrier_wait(s.y_full[n], at.parity);
-    store_box(y, s.q[n], 0, s.tile[n].block * tiles.block, 2 * s.tile[n].head);
-    commit_stores();
-    wait_stores_read<0>();
-    barrier_arrive(s.q_empty[n]);
+    mbarrier_wait(s.y_full[n], at.parity);
+    tma_store(y, s.q[n], 0, s.tile[n].block * tiles.block, 2 * s.tile[n].head);
+    tma_store_commit();
+    tma_store_wait_read<0>();
+    mbarrier_arrive(s.q_empty[n]);
   }
-  wait_stores();
+  tma_store_wait();
 }
 
 /// Running softmax of a consumer thread's two rows, `row` and `row + 8` of its fragments.
@@ -110,25 +110,25 @@ struct Softmax {
 
 /// s = q kᵀ, not waited for.
 __device__ __forceinline__ void start_scores(float (&s)[64], std::uint32_t q, std::uint32_t k) {
-  const std::uint64_t first_q = operand(q), first_k = operand(k);
-  mma_fence();
+  const std::uint64_t q_descriptor = smem_descriptor(q), k_descriptor = smem_descriptor(k);
+  wgmma_fence();
 #pragma unroll
   for (int i = 0; i < tiles.head_dim / 16; ++i) {
     const int at = i / 4 * column_bytes(tiles.block) + i % 4 * 32;
-    mma<Major::k, Major::k>(s, advanced(first_q, at), advanced(first_k, at), i > 0);
+    wgmma<Major::k, Major::k>(s, advance_descriptor(q_descriptor, at), advance_descriptor(k_descriptor, at), i > 0);
   }
-  mma_commit();
+  wgmma_commit();
 }
 
 /// y (+)= p v, not waited for.
 __device__ __forceinline__ void start_values(float (&y)[64], std::uint32_t (&p)[32], std::uint32_t v, bool accumulate) {
-  const std::uint64_t first_v = operand(v, column_bytes(tiles.block));
-  mma_fence();
+  const std::uint64_t v_descriptor = smem_descriptor(v, column_bytes(tiles.block));
+  wgmma_fence();
 #pragma unroll
   for (int i = 0; i < tiles.block / 16; ++i) {
-    mma<Major::mn>(y, p + 4 * i, advanced(first_v, i * 16 * 128), i > 0 || accumulate);
+    wgmma<Major::mn>(y, p + 4 * i, advance_descriptor(v_descriptor, i * 16 * 128), i > 0 || accumulate);
   }
-  mma_commit();
+  wgmma_commit();
 }
 
 /// Of this thread's 32 columns 0, 1, 8, 9 ... (+ 2 (threadIdx.x % 4)) of a row of scores, how many lie before `column`.
@@ -223,12 +223,12 @@ __device__ __forceinline__ void write_tile(float (&y)[64], const Softmax& rows, 
     const std::uint32_t pairs[4] = {pack_bf16(y[8 * i], y[8 * i + 1]), pack_bf16(y[8 * i + 2], y[8 * i + 3]),
                                     pack_bf16(y[8 * i + 4], y[8 * i + 5]), pack_bf16(y[8 * i + 6], y[8 * i + 7])};
     const int chunk = 2 * i + lane / 16;
-    store_matrices(
+    stmatrix(
         shared_address(s.q[stage]) + chunk / 8 * column_bytes(tiles.block) + swizzled(first_row + lane % 16, chunk % 8),
         pairs);
   }
   fence_async_proxy();
-  barrier_arrive(s.y_full[stage]);
+  mbarrier_arrive(s.y_full[stage]);
 }
 
 /// A warpgroup that computes, half of each tile's queries. The scores of the next block are started together with the
@@ -241,8 +241,8 @@ struct Consumer {
   float y[64], scores[64];
   std::uint32_t probabilities[32];
   Softmax rows;
-  RingPosition<tiles.stages> q_at;
-  RingPosition<stages> at;
+  PipelineState<tiles.stages> q_at;
+  PipelineState<stages> at;
 
   __device__ __forceinline__ Consumer(Shared& s, const Parameters& p, int group) : s(s), p(p), group(group) {}
 
@@ -255,10 +255,10 @@ struct Consumer {
 
   /// The scores of the very first block.
   __device__ __forceinline__ void begin(const QueryTile& t) {
-    barrier_wait(s.full[0], 0);
+    mbarrier_wait(s.full[0], 0);
     start_scores(scores, q_rows(0), shared_address(s.ring[0]));
-    mma_wait<0>();
-    pin(scores);
+    wgmma_wait<0>();
+    wgmma_fence_operand(scores);
     release(s.empty[0]);
     at.advance();
     mask(0, t, t.block);
@@ -268,51 +268,51 @@ struct Consumer {
 
   /// The values of the very last block.
   __device__ __forceinline__ void end(const QueryTile& t) {
-    barrier_wait(s.full[at.stage], at.parity);
+    mbarrier_wait(s.full[at.stage], at.parity);
     start_values(y, probabilities, shared_address(s.ring[at.stage]), t.block > t.key_begin);
-    mma_wait<0>();
-    pin(y);
+    wgmma_wait<0>();
+    wgmma_fence_operand(y);
     sync_group(group);  // all its warps have read q
     write_tile(y, rows, s, p, t, q_at.stage, group);
   }
 
   __device__ __forceinline__ void run() {
-    barrier_wait(s.q_full[0], 0);
+    mbarrier_wait(s.q_full[0], 0);
     QueryTile t = s.tile[0];
     begin(t);
     if (group == 1) pass_turn(group);
     for (int b = t.block;;) {
       const bool last = b == t.key_begin;
       QueryTile next = t;
-      RingPosition<tiles.stages> next_q = q_at;
+      PipelineState<tiles.stages> next_q = q_at;
       if (last) {
         next_q.advance();
-        barrier_wait(s.q_full[next_q.stage], next_q.parity);
+        mbarrier_wait(s.q_full[next_q.stage], next_q.parity);
         next = s.tile[next_q.stage];
         if (next.head < 0) break;
       }
       const int next_b = last ? next.block : b - 1;
-      const RingPosition<stages> k_at = at;
+      const PipelineState<stages> k_at = at;
       at.advance();
-      const RingPosition<stages> v_at = at;
+      const PipelineState<stages> v_at = at;
       at.advance();
-      barrier_wait(s.full[k_at.stage], k_at.parity);
+      mbarrier_wait(s.full[k_at.stage], k_at.parity);
       wait_turn(group);
       start_scores(scores, q_rows(next_q.stage), shared_address(s.ring[k_at.stage]));
-      barrier_wait(s.full[v_at.stage], v_at.parity);
+      mbarrier_wait(s.full[v_at.stage], v_at.parity);
       start_values(y, probabilities, shared_address(s.ring[v_at.stage]), b < t.block);
       pass_turn(group);
 
       const Softmax finished = rows;
       if (last) rows = {};
-      mma_wait<1>();
-      pin(scores);
+      wgmma_wait<1>();
+      wgmma_fence_operand(scores);
       release(s.empty[k_at.stage]);
       if (last || next_b < next.key_full) mask(next_q.stage, next, next_b);
       online_softmax(scores, rows, scale_log2);
-      mma_wait<0>();
-      pin(y);
-      pin(probabilities);
+      wgmma_wait<0>();
+      wgmma_fence_operand(y);
+      wgmma_fence_operand(probabilities);
       release(s.empty[v_at.stage]);
       if (last) {
         write_tile(y, finished, s, p, t, q_at.stage, group);
@@ -336,24 +336,24 @@ __global__ void __launch_bounds__(tiles.threads, 1)
   Shared& s = *reinterpret_cast<Shared*>(memory);
   if (threadIdx.x == 0) {
     for (int i = 0; i < tiles.stages; ++i) {
-      barrier_init(s.q_full[i], 1);
-      barrier_init(s.q_empty[i], 1);
-      barrier_init(s.y_full[i], tiles.consumers);
+      mbarrier_init(s.q_full[i], 1);
+      mbarrier_init(s.q_empty[i], 1);
+      mbarrier_init(s.y_full[i], tiles.consumers);
     }
     for (int i = 0; i < stages; ++i) {
-      barrier_init(s.full[i], 1);
-      barrier_init(s.empty[i], warps);
+      mbarrier_init(s.full[i], 1);
+      mbarrier_init(s.empty[i], warps);
     }
-    barrier_init_fence();
+    fence_mbarrier_init();
   }
   __syncthreads();
   const int warpgroup = __shfl_sync(0xFFFFFFFF, threadIdx.x / warpgroup_size, 0);
   if (warpgroup == 0) {
-    shrink_registers<producer_registers>();
+    setmaxnreg_dec<producer_registers>();
     if (threadIdx.x == 0) produce(s, q, k, v, p);
     if (threadIdx.x == 32) store(s, y);
   } else {
-    grow_registers<consumer_registers>();
+    setmaxnreg_inc<consumer_registers>();
     Consumer(s, p, warpgroup - 1).run();
   }
 }
@@ -366,10 +366,10 @@ void attention_forward(Stream stream, Mat<T> y, Mat<acc_t<T>> lse, const Attenti
   require_attention(in, mask, lse);
   const cudaStream_t s = cuda_stream(stream);
   const int k_and_v_of_token = 2 * tile_bytes(1);
-  const Parameters p{mask, TileOrder(mask.length, in.heads, k_and_v_of_token), lse, in.scale,
-                     WorkspaceCutter(workspace).take<int>(1)};
+  const Parameters p{mask, TileScheduler(mask.length, in.heads, k_and_v_of_token), lse, in.scale,
+                     WorkspaceAllocator(workspace).take<int>(1)};
   check(cudaMemsetAsync(p.next_tile, 0, sizeof(int), s), "attention_forward");
-  launch_attention<Shared>("attention_forward", forward_kernel, std::min(p.order.count(), multiprocessors), s,
+  launch_attention<Shared>("attention_forward", forward_kernel, std::min(p.scheduler.count(), sm_count), s,
                            column_map(in.q, tiles.block, tiles.head_dim), column_map(in.k, tiles.block, tiles.head_dim),
                            column_map(in.v, tiles.block, tiles.head_dim), column_map(y, tiles.block, tiles.head_dim),
                            p);

@@ -62,19 +62,19 @@ __device__ Float8 load_panel(const Mat<const float>& x, int t, int col) {
 
 /// What the gradient of the value mix reads on 4 columns of a row.
 struct MixColumns {
-  Pack<bf16, 4> d_out, v, u;
+  Vector<bf16, 4> d_out, v, u;
 };
 
 /// d_v = l0 d_out and, unless null, d_source += l1 d_out; adds the shares of sum d_out v and sum d_out u.
 __device__ void value_mix_backward(bf16* d_v, float* d_source, const MixColumns& x, float2 l, float& by_v,
                                    float& by_u) {
-  Pack<float, 4> d = to_floats(x.d_out);
-  const Pack<float, 4> v = to_floats(x.v);
+  Vector<float, 4> d = to_floats(x.d_out);
+  const Vector<float, 4> v = to_floats(x.v);
 #pragma unroll
   for (int k = 0; k < 4; ++k) by_v += d.v[k] * v.v[k];
   if (d_source) {
-    const Pack<float, 4> u = to_floats(x.u);
-    Pack<float, 4> d_u;
+    const Vector<float, 4> u = to_floats(x.u);
+    Vector<float, 4> d_u;
 #pragma unroll
     for (int k = 0; k < 4; ++k) {
       by_u += d.v[k] * u.v[k];
@@ -129,9 +129,9 @@ __global__ void __launch_bounds__(block_threads, 2)
     MixColumns x[4];
 #pragma unroll
     for (int part = 0; part < 4; ++part) {
-      x[part].d_out = load_pack<4>(d_kv.row(at.row) + shape.width + col(part));
-      x[part].v = load_pack<4>(v.row(at.row) + col(part));
-      if (mix.source) x[part].u = load_pack<4>(mix.source.row(source) + col(part));
+      x[part].d_out = load_vector<4>(d_kv.row(at.row) + shape.width + col(part));
+      x[part].v = load_vector<4>(v.row(at.row) + col(part));
+      if (mix.source) x[part].u = load_vector<4>(mix.source.row(source) + col(part));
     }
     bf16* const d_x = d_qkv.row(at.row);
     store_pair(d_x + first, shape.half, d_q_in);

@@ -1,5 +1,5 @@
 // Heads of 128 columns: the two columns that a rotation turns lie in one thread's registers, and those of a head in
-// four neighbours', so that norm, rotation and mix need nothing but the sums.
+// four neighbours', so that norm, rotation and mix need nothing but the accumulator.
 
 #include "kernels/attention_projection.hpp"
 
@@ -13,17 +13,17 @@ namespace {
 using namespace fused;
 using namespace sm90;
 
-constexpr int head_dim = 128, half = head_dim / 2, tile_heads = tile_cols / head_dim;
+constexpr int head_dim = 128, half = head_dim / 2, tile_heads = tile_n / head_dim;
 static_assert(staged_cols == head_dim);
 
 struct AttentionProjection {
   static constexpr Major b_major = Major::k;
-  static constexpr int fetches = 1;
-  /// Sums of a thread on one head: s[4 i + 2 r + j] is that of row r, column 8 i + column() + j, see sm90.cuh.
-  static constexpr int head_sums = head_dim / 2;
+  static constexpr int epilogue_loads = 1;
+  /// Accumulator of a thread on one head: s[4 i + 2 r + j] is that of row r, column 8 i + column() + j, see sm90.cuh.
+  static constexpr int head_accumulator = head_dim / 2;
   /// Of the queries' and keys' tiles: cosines and sines of a row and two columns, as ahead[4 (2 i + r)]. Of the
-  /// values': pairs of u, as ahead[head_sums / 2 h + 2 i + r].
-  struct Operand {
+  /// values': pairs of u, as ahead[head_accumulator / 2 h + 2 i + r].
+  struct EpilogueInputs {
     std::uint32_t ahead[64];
   };
 
@@ -35,25 +35,28 @@ struct AttentionProjection {
   int tokens, width;
   float eps;
 
-  __device__ __forceinline__ void fetch(const WarpTile& tile, Operand& operand, int) const {
+  __device__ __forceinline__ void epilogue_load(const WarpTile& tile, EpilogueInputs& inputs, int) const {
     if (tile.col < 2 * width) {
-      load_angles(tile, operand.ahead);
+      load_angles(tile, inputs.ahead);
     } else {
-      load_second_source(tile, operand.ahead);
+      load_second_source(tile, inputs.ahead);
     }
   }
 
-  __device__ __forceinline__ void finish(const WarpTile& tile, Sums& sums, const Operand& operand) const {
+  __device__ __forceinline__ void epilogue(const WarpTile& tile, Accumulator& accumulator,
+                                           const EpilogueInputs& inputs) const {
     // Queries and keys have an even number of heads together, so that a tile is theirs or the values'.
     if (tile.col < 2 * width) {
-      norm_rotate(tile, sums, operand.ahead);
+      norm_rotate(tile, accumulator, inputs.ahead);
 #pragma unroll
-      for (int h = 0; h < tile_heads; ++h) store_head(tile, qkv, sums + head_sums * h, tile.col + head_dim * h);
+      for (int h = 0; h < tile_heads; ++h)
+        store_head(tile, qkv, accumulator + head_accumulator * h, tile.col + head_dim * h);
     } else {
 #pragma unroll
       for (int h = 0; h < tile_heads; ++h) {
         if (tile.col + head_dim * h >= 3 * width) break;
-        mix_values(tile, sums + head_sums * h, operand.ahead + head_sums / 2 * h, tile.col + head_dim * h);
+        mix_values(tile, accumulator + head_accumulator * h, inputs.ahead + head_accumulator / 2 * h,
+                   tile.col + head_dim * h);
       }
     }
   }
@@ -90,39 +93,40 @@ struct AttentionProjection {
         const bool inside = mixes && col + head_dim * h < width;
 #pragma unroll
         for (int i = 0; i < head_dim / 8; ++i) {
-          std::uint32_t& pair = ahead[head_sums / 2 * h + 2 * i + r];
+          std::uint32_t& pair = ahead[head_accumulator / 2 * h + 2 * i + r];
           pair = inside ? *reinterpret_cast<const std::uint32_t*>(u + head_dim * h + 8 * i) : 0;
         }
       }
     }
   }
 
-  static __device__ __forceinline__ void store_head(const WarpTile& tile, const CUtensorMap& map, const float* sums,
-                                                    int col) {
+  static __device__ __forceinline__ void store_head(const WarpTile& tile, const CUtensorMap& map,
+                                                    const float* accumulator, int col) {
     StagedPairs pairs;
 #pragma unroll
-    for (int i = 0; i < head_sums / 2; ++i) pairs[i] = pack_bf16(sums[2 * i], sums[2 * i + 1]);
+    for (int i = 0; i < head_accumulator / 2; ++i) pairs[i] = pack_bf16(accumulator[2 * i], accumulator[2 * i + 1]);
     store_columns(tile, map, pairs, col);
   }
 
   /// 1 / root mean square of a thread's r-th row of one head.
-  __device__ __forceinline__ float inverse_rms(const float* sums, int r) const {
+  __device__ __forceinline__ float inverse_rms(const float* accumulator, int r) const {
     float squares = 0;
 #pragma unroll
-    for (int i = 0; i < head_sums; i += 4) {
-      squares += sums[i + 2 * r] * sums[i + 2 * r] + sums[i + 2 * r + 1] * sums[i + 2 * r + 1];
+    for (int i = 0; i < head_accumulator; i += 4) {
+      squares +=
+          accumulator[i + 2 * r] * accumulator[i + 2 * r] + accumulator[i + 2 * r + 1] * accumulator[i + 2 * r + 1];
     }
     return rsqrtf(group_sum(squares, 4) / head_dim + eps);
   }
 
-  __device__ __forceinline__ void norm_rotate(const WarpTile& tile, Sums& sums,
+  __device__ __forceinline__ void norm_rotate(const WarpTile& tile, Accumulator& accumulator,
                                               const std::uint32_t (&angles)[64]) const {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       float scale[tile_heads];
 #pragma unroll
       for (int h = 0; h < tile_heads; ++h) {
-        scale[h] = inverse_rms(sums + head_sums * h, r);
+        scale[h] = inverse_rms(accumulator + head_accumulator * h, r);
         if (column() == 0 && row(tile, r) < tokens) rstd.row(row(tile, r))[tile.col / head_dim + h] = scale[h];
       }
 #pragma unroll
@@ -130,9 +134,10 @@ struct AttentionProjection {
         const std::uint32_t* const angle = angles + 4 * (2 * i + r);
 #pragma unroll
         for (int h = 0; h < tile_heads; ++h) {
-          float* const first = sums + head_sums * h + 4 * i + 2 * r;
-          rotate(first[0], first[head_sums / 2], scale[h], __uint_as_float(angle[0]), __uint_as_float(angle[2]));
-          rotate(first[1], first[head_sums / 2 + 1], scale[h], __uint_as_float(angle[1]), __uint_as_float(angle[3]));
+          float* const first = accumulator + head_accumulator * h + 4 * i + 2 * r;
+          rotate(first[0], first[head_accumulator / 2], scale[h], __uint_as_float(angle[0]), __uint_as_float(angle[2]));
+          rotate(first[1], first[head_accumulator / 2 + 1], scale[h], __uint_as_float(angle[1]),
+                 __uint_as_float(angle[3]));
         }
       }
     }
@@ -145,16 +150,17 @@ struct AttentionProjection {
   }
 
   /// Stores one head of the values as they are and mixed.
-  __device__ __forceinline__ void mix_values(const WarpTile& tile, float* sums, const std::uint32_t* u, int col) const {
+  __device__ __forceinline__ void mix_values(const WarpTile& tile, float* accumulator, const std::uint32_t* u,
+                                             int col) const {
     const auto [l0, l1] = mix.factors();
-    store_head(tile, qkv, sums, col);
+    store_head(tile, qkv, accumulator, col);
     const float own = mixes_itself ? l0 + l1 : l0;
 #pragma unroll
-    for (int i = 0; i < head_sums / 2; ++i) {
-      sums[2 * i] = own * sums[2 * i] + l1 * __uint_as_float(u[i] << 16);
-      sums[2 * i + 1] = own * sums[2 * i + 1] + l1 * __uint_as_float(u[i] & 0xFFFF0000u);
+    for (int i = 0; i < head_accumulator / 2; ++i) {
+      accumulator[2 * i] = own * accumulator[2 * i] + l1 * __uint_as_float(u[i] << 16);
+      accumulator[2 * i + 1] = own * accumulator[2 * i + 1] + l1 * __uint_as_float(u[i] & 0xFFFF0000u);
     }
-    store_head(tile, v_mixed, sums, col - 2 * width);
+    store_head(tile, v_mixed, accumulator, col - 2 * width);
   }
 };
 

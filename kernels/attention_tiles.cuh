@@ -27,9 +27,9 @@ constexpr AttentionTiles attention_tiles() { return {}; }
 constexpr int tile_bytes(int rows) { return rows * attention_tiles().head_dim * static_cast<int>(sizeof(bf16)); }
 
 /// Each warp tells a thread of the first warpgroup that its products have read a stage, or that its lanes have written.
-__device__ __forceinline__ void release(sm90::Barrier& barrier) {
+__device__ __forceinline__ void release(sm90::Mbarrier& barrier) {
   __syncwarp();
-  if (threadIdx.x % 32 == 0) sm90::barrier_arrive(barrier);
+  if (threadIdx.x % 32 == 0) sm90::mbarrier_arrive(barrier);
 }
 
 constexpr float log2_e = 1.4426950408889634f;
@@ -39,13 +39,13 @@ constexpr float log2_e = 1.4426950408889634f;
 /// whole rows are read at a time. Within a group, from the last block of the sequence to the first: forward, that is
 /// from a causal mask's longest tile to its shortest; backward, key blocks come after those that begin the sums they
 /// add to.
-struct TileOrder {
+struct TileScheduler {
   int blocks = 0;
   int heads = 0;
   int group = 1;
 
-  TileOrder() = default;
-  TileOrder(int length, int heads, int bytes_per_token)
+  TileScheduler() = default;
+  TileScheduler(int length, int heads, int bytes_per_token)
       : blocks(length / attention_block),
         heads(heads),
         group(group_of(heads, l2_share / (static_cast<std::int64_t>(length) * bytes_per_token))) {}

@@ -15,7 +15,7 @@ namespace nanorun::kernels::cuda {
 namespace {
 
 constexpr std::size_t workspace_bytes = std::size_t{32} << 20;
-constexpr int most_candidates = 8;
+constexpr int max_candidates = 8;
 constexpr int timed_runs = 3;
 
 void check(cublasStatus_t status, const char* call) {
@@ -38,7 +38,7 @@ std::uint32_t alignment(const void* data) {
   return static_cast<std::uint32_t>(address & (~address + 1));
 }
 
-struct Product {
+struct Gemm {
   GemmOptions options;
   Operand a, b, c;
   void* d;
@@ -52,12 +52,12 @@ struct Product {
   }
 };
 
-/// The product's first rows, as many as the memory for timing holds of its result. They differ from all rows in nothing
+/// The gemm's first rows, as many as the memory for timing holds of its result. They differ from all rows in nothing
 /// but their number, which is in the tens of thousands where it is not the whole.
-Product sample_of(const Product& p) {
+Gemm sample_of(const Gemm& p) {
   constexpr int unit = 256;  // rows of the tallest tiles
-  const std::size_t fitting = std::max<std::size_t>(1, product_timing_bytes / p.row_bytes() / unit) * unit;
-  Product sample = p;
+  const std::size_t fitting = std::max<std::size_t>(1, gemm_timing_bytes / p.row_bytes() / unit) * unit;
+  Gemm sample = p;
   sample.c.rows = static_cast<int>(std::min<std::size_t>(p.c.rows, fitting));
   (p.a.transposed ? sample.a.cols : sample.a.rows) = sample.c.rows;
   return sample;
@@ -66,7 +66,7 @@ Product sample_of(const Product& p) {
 /// What decides which algorithm is fastest.
 using Key = std::array<std::int64_t, 23>;
 
-Key key_of(const Product& p) {
+Key key_of(const Gemm& p) {
   Key key;
   std::size_t at = 0;
   for (const Operand& m : {p.a, p.b, p.c}) {
@@ -84,21 +84,21 @@ Key key_of(const Product& p) {
   return key;
 }
 
-/// Descriptors of a product, and the algorithm once it is chosen.
+/// Descriptors of a gemm, and the algorithm once it is chosen.
 struct Plan {
-  cublasLtMatmulDescOpaque_t product;
+  cublasLtMatmulDescOpaque_t matmul;
   cublasLtMatrixLayoutOpaque_t a, b, d;
   cublasLtMatmulAlgo_t algorithm;
 };
 
 struct Candidates {
-  cublasLtMatmulHeuristicResult_t results[most_candidates] = {};
+  cublasLtMatmulHeuristicResult_t results[max_candidates] = {};
   int count = 0;
 };
 
 template <class T>
-void set(cublasLtMatmulDescOpaque_t& product, cublasLtMatmulDescAttributes_t attribute, T value) {
-  check(cublasLtMatmulDescSetAttribute(&product, attribute, &value, sizeof value), "cublasLtMatmulDescSetAttribute");
+void set(cublasLtMatmulDescOpaque_t& matmul, cublasLtMatmulDescAttributes_t attribute, T value) {
+  check(cublasLtMatmulDescSetAttribute(&matmul, attribute, &value, sizeof value), "cublasLtMatmulDescSetAttribute");
 }
 
 void describe(cublasLtMatrixLayoutOpaque_t& layout, const Operand& m, std::int32_t count) {
@@ -111,13 +111,13 @@ void describe(cublasLtMatrixLayoutOpaque_t& layout, const Operand& m, std::int32
 }
 
 /// The row-major d = a b is the column-major dᵀ = bᵀ aᵀ: cuBLASLt's first operand is b.
-Plan describe(const Product& p) {
+Plan describe(const Gemm& p) {
   Plan plan;
-  check(cublasLtMatmulDescInit(&plan.product, CUBLAS_COMPUTE_32F, CUDA_R_32F), "cublasLtMatmulDescInit");
+  check(cublasLtMatmulDescInit(&plan.matmul, CUBLAS_COMPUTE_32F, CUDA_R_32F), "cublasLtMatmulDescInit");
   const auto op = [](const Operand& m) { return std::int32_t{m.transposed ? CUBLAS_OP_T : CUBLAS_OP_N}; };
-  set(plan.product, CUBLASLT_MATMUL_DESC_TRANSA, op(p.b));
-  set(plan.product, CUBLASLT_MATMUL_DESC_TRANSB, op(p.a));
-  set(plan.product, CUBLASLT_MATMUL_DESC_FAST_ACCUM, std::int8_t{p.options.fast_accumulation});
+  set(plan.matmul, CUBLASLT_MATMUL_DESC_TRANSA, op(p.b));
+  set(plan.matmul, CUBLASLT_MATMUL_DESC_TRANSB, op(p.a));
+  set(plan.matmul, CUBLASLT_MATMUL_DESC_FAST_ACCUM, std::int8_t{p.options.fast_accumulation});
   describe(plan.a, p.a, p.options.count);
   describe(plan.b, p.b, p.options.count);
   describe(plan.d, p.c, p.options.count);
@@ -173,21 +173,21 @@ class Blas {
   }
   Blas(const Blas&) = delete;
 
-  void run(cudaStream_t stream, const Product& product) {
-    const Key key = key_of(product);
+  void run(cudaStream_t stream, const Gemm& gemm) {
+    const Key key = key_of(gemm);
     auto found = plans_.find(key);
-    if (found == plans_.end()) found = plans_.emplace(key, choose(stream, product)).first;
-    check(launch(stream, product, found->second, product.c.data, product.d), "cublasLtMatmul");
+    if (found == plans_.end()) found = plans_.emplace(key, choose(stream, gemm)).first;
+    check(launch(stream, gemm, found->second, gemm.c.data, gemm.d), "cublasLtMatmul");
   }
 
  private:
-  cublasStatus_t launch(cudaStream_t stream, const Product& p, Plan& plan, const void* c, void* d) const {
-    return cublasLtMatmul(handle_, &plan.product, &p.options.alpha, p.b.data, &plan.b, p.a.data, &plan.a,
+  cublasStatus_t launch(cudaStream_t stream, const Gemm& p, Plan& plan, const void* c, void* d) const {
+    return cublasLtMatmul(handle_, &plan.matmul, &p.options.alpha, p.b.data, &plan.b, p.a.data, &plan.a,
                           &p.options.beta, c, &plan.d, d, &plan.d, &plan.algorithm, workspace_, workspace_bytes,
                           stream);
   }
 
-  Candidates ask(const Product& p, Plan& plan) const {
+  Candidates ask(const Gemm& p, Plan& plan) const {
     cublasLtMatmulPreferenceOpaque_t preference;
     check(cublasLtMatmulPreferenceInit(&preference), "cublasLtMatmulPreferenceInit");
     const auto prefer = [&](cublasLtMatmulPreferenceAttributes_t attribute, auto value) {
@@ -201,16 +201,16 @@ class Blas {
     prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, alignment(p.c.data));
     prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, alignment(p.d));
     Candidates found;
-    check(cublasLtMatmulAlgoGetHeuristic(handle_, &plan.product, &plan.b, &plan.a, &plan.d, &plan.d, &preference,
-                                         most_candidates, found.results, &found.count),
+    check(cublasLtMatmulAlgoGetHeuristic(handle_, &plan.matmul, &plan.b, &plan.a, &plan.d, &plan.d, &preference,
+                                         max_candidates, found.results, &found.count),
           "cublasLtMatmulAlgoGetHeuristic");
     return found;
   }
 
-  /// Times the candidates. What a product in place adds to is left alone: a sample of it writes to other memory.
-  Plan choose(cudaStream_t stream, const Product& p) const {
+  /// Times the candidates. What a gemm in place adds to is left alone: a sample of it writes to other memory.
+  Plan choose(cudaStream_t stream, const Gemm& p) const {
     Plan plan = describe(p);
-    const Product timed = p.adds_in_place() ? sample_of(p) : p;
+    const Gemm timed = p.adds_in_place() ? sample_of(p) : p;
     Plan timed_plan = describe(timed);
     const TemporaryMemory scratch(p.adds_in_place() ? timed.c.rows * timed.row_bytes() : 0);
     void* const d = scratch.data ? scratch.data : p.d;
@@ -268,7 +268,7 @@ void gemm(Stream stream, const GemmOptions& options, Op op_a, Mat<const A> a, Op
   assert((op_a == Op::none ? a.rows : a.cols) == d.rows && (op_b == Op::none ? b.cols : b.rows) == d.cols);
   assert((op_a == Op::none ? a.cols : a.rows) == (op_b == Op::none ? b.rows : b.cols));
   assert(c.rows == d.rows && c.cols == d.cols && c.ld == d.ld);
-  if (!stream.blas) throw std::logic_error("a matrix product on a stream without create_blas");
+  if (!stream.blas) throw std::logic_error("a GEMM on a stream without create_blas");
   static_cast<Blas*>(stream.blas)
       ->run(static_cast<cudaStream_t>(stream.handle),
             {options, operand(a, op_a), operand(b, op_b), operand(c), d.data});

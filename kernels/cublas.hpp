@@ -4,7 +4,7 @@
 //   Stream stream{handle};  create_blas(stream);  ...  destroy_blas(stream);
 //
 // The first product of a shape times the library's candidates on its own operands and keeps the fastest, which
-// synchronises the stream. One that adds to its result times as many of its rows as product_timing_bytes (device.hpp)
+// synchronises the stream. One that adds to its result times as many of its rows as gemm_timing_bytes (device.hpp)
 // hold of the result, and takes that memory meanwhile. Timing decides the choice, so two runs may round differently.
 
 #include "kernels/types.hpp"

@@ -65,11 +65,11 @@ std::size_t device_memory_in_use() {
   return total - free;
 }
 
-Stream create_stream(bool products) {
+Stream create_stream(bool runs_gemms) {
   cudaStream_t handle = nullptr;
   check(cudaStreamCreateWithFlags(&handle, cudaStreamNonBlocking), "cudaStreamCreateWithFlags");
   Stream stream{handle};
-  if (products) create_blas(stream);
+  if (runs_gemms) create_blas(stream);
   return stream;
 }
 

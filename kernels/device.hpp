@@ -52,7 +52,7 @@ void use_device(int device);
 std::size_t device_memory_in_use();
 
 /// A stream of the device in use; `products`: matrix products will run on it.
-Stream create_stream(bool products);
+Stream create_stream(bool runs_gemms);
 void destroy_stream(Stream& stream);
 /// Waits for all work on the stream.
 void synchronize(Stream stream);
@@ -89,9 +89,9 @@ namespace cuda {
 
 inline constexpr bool on_host = false;
 /// Most that the choice of a product's algorithm takes, while it lasts (see cublas.hpp).
-inline constexpr std::size_t product_timing_bytes = 160'000'000;
+inline constexpr std::size_t gemm_timing_bytes = 160'000'000;
 /// The first part was seen on H100 and H200 with CUDA 13.0.
-inline constexpr std::size_t runtime_bytes = 616'000'000 + product_timing_bytes;
+inline constexpr std::size_t runtime_bytes = 616'000'000 + gemm_timing_bytes;
 /// The only compute capability that code for sm_90a runs on: not on newer ones either.
 inline constexpr int code_capability = 90;
 
@@ -108,7 +108,7 @@ int runtime_version();
 void use_device(int device);
 std::size_t device_memory_in_use();
 
-Stream create_stream(bool products);
+Stream create_stream(bool runs_gemms);
 void destroy_stream(Stream& stream);
 void synchronize(Stream stream);
 

@@ -33,7 +33,7 @@ __global__ void __launch_bounds__(block_threads)
 // busy. A token's positions are a run; runs that cross from a chunk into the next leave partial sums that are joined
 // afterwards.
 
-constexpr int longest_chunk = 96;
+constexpr int max_chunk = 96;
 /// Columns of a thread, so that neighbours write consecutive vectors.
 constexpr int thread_cols = 4;
 /// Rows of the gradient on their way to a block: stages that are waited for one after another.
@@ -41,14 +41,14 @@ constexpr int stages = 2, stage_rows = 8;
 /// Partial sums that a thread reads at a time.
 constexpr int join_batch = 24;
 
-/// Chunks of equal length, at most longest_chunk positions: as many as fill every multiprocessor with one number of
+/// Chunks of equal length, at most max_chunk positions: as many as fill every multiprocessor with one number of
 /// them.
 struct Chunks {
   int size, count;
 
   explicit Chunks(int length) {
     const int positions = std::max(length, 1);
-    const int blocks = sm90::multiprocessors * ceil_div(positions, sm90::multiprocessors * longest_chunk);
+    const int blocks = sm90::sm_count * ceil_div(positions, sm90::sm_count * max_chunk);
     size = ceil_div(positions, blocks);
     count = ceil_div(positions, size);
   }
@@ -68,15 +68,15 @@ struct PartialSums {
   Mat<float> from_before, into_next;
 };
 
-PartialSums cut_sums(WorkspaceCutter& cutter, int length, int width) {
+PartialSums allocate_sums(WorkspaceAllocator& allocator, int length, int width) {
   const auto matrix = [&] {
     const int rows = Chunks(length).count;
-    return Mat<float>(cutter.take<float>(static_cast<std::size_t>(rows) * width), rows, width);
+    return Mat<float>(allocator.take<float>(static_cast<std::size_t>(rows) * width), rows, width);
   };
   return {matrix(), matrix()};
 }
 
-using Columns = Pack<float, thread_cols>;
+using Columns = Vector<float, thread_cols>;
 
 __device__ int thread_col() { return thread_cols * (blockIdx.y * blockDim.x + threadIdx.x); }
 
@@ -88,14 +88,14 @@ __device__ void add(Columns& sum, const Columns& x) {
 /// Rows of the gradient, the block's columns of them, that the copy engine brings into shared memory: whole rows come
 /// faster from memory than the parts that warps would load.
 struct Ring {
-  bf16* memory;           ///< [stages * stage_rows, ld]
-  sm90::Barrier* loaded;  ///< [stages]
+  bf16* memory;            ///< [stages * stage_rows, ld]
+  sm90::Mbarrier* loaded;  ///< [stages]
   Mat<const bf16> from;
   int ld;
 
   __device__ void init() const {
-    for (int s = 0; s < stages; ++s) sm90::barrier_init(loaded[s], 1);
-    sm90::barrier_init_fence();
+    for (int s = 0; s < stages; ++s) sm90::mbarrier_init(loaded[s], 1);
+    sm90::fence_mbarrier_init();
   }
 
   /// Called by the first warp: starts the load of rows positions[0..count), at most stage_rows, once the block has read
@@ -104,15 +104,16 @@ struct Ring {
     const int stage = batch % stages, lane = threadIdx.x, bytes = from.cols * static_cast<int>(sizeof(bf16));
     count = min(count, stage_rows);
     if (count <= 0) return;
-    if (lane == 0) sm90::barrier_arrive_expect(loaded[stage], count * bytes);
+    if (lane == 0) sm90::mbarrier_arrive_expect_tx(loaded[stage], count * bytes);
     __syncwarp();
     if (lane >= count) return;
-    sm90::load_bytes_once(memory + (stage * stage_rows + lane) * ld, from.row(positions[lane]), bytes, loaded[stage]);
+    sm90::bulk_load_evict_first(memory + (stage * stage_rows + lane) * ld, from.row(positions[lane]), bytes,
+                                loaded[stage]);
   }
 
   /// Waits for a batch; returns its first row.
   __device__ const bf16* wait(int batch) const {
-    sm90::barrier_wait(loaded[batch % stages], batch / stages % 2);
+    sm90::mbarrier_wait(loaded[batch % stages], batch / stages % 2);
     return memory + batch % stages * stage_rows * ld;
   }
 };
@@ -122,8 +123,8 @@ struct Ring {
 __global__ void __launch_bounds__(block_threads)
     sum_runs(Mat<float> d_table, PartialSums partial, SortedTokens sorted, Mat<const bf16> d_out) {
   extern __shared__ __align__(128) bf16 ring_memory[];
-  __shared__ sm90::Barrier loaded[stages];
-  __shared__ int positions[longest_chunk], around[longest_chunk + 2];
+  __shared__ sm90::Mbarrier loaded[stages];
+  __shared__ int positions[max_chunk], around[max_chunk + 2];
   const int first = blockIdx.x * sorted.chunk_size, count = min(sorted.chunk_size, sorted.size - first);
   const int col = thread_col();
   const int block_cols = thread_cols * blockDim.x, first_col = blockIdx.y * block_cols;
@@ -154,9 +155,9 @@ __global__ void __launch_bounds__(block_threads)
       if (goes_on && at + 1 < count) continue;
       if (col >= d_out.cols) continue;
       if (from_before) {
-        store_pack(partial.from_before.row(blockIdx.x) + col, sum);
+        store_vector(partial.from_before.row(blockIdx.x) + col, sum);
       } else if (goes_on) {
-        store_pack(partial.into_next.row(blockIdx.x) + col, sum);
+        store_vector(partial.into_next.row(blockIdx.x) + col, sum);
       } else {
         atomic_add(d_table.row(token[at]) + col, sum);
       }
@@ -186,12 +187,12 @@ __global__ void __launch_bounds__(block_threads)
   cudaGridDependencySynchronize();
   const int col = thread_col();
   if (col >= d_table.cols) return;
-  Columns sum = load_pack<thread_cols>(partial.into_next.row(chunk) + col);
+  Columns sum = load_vector<thread_cols>(partial.into_next.row(chunk) + col);
   for (int base = chunk + 1; base < last; base += join_batch) {
     Columns parts[join_batch];
 #pragma unroll
     for (int k = 0; k < join_batch; ++k) {
-      if (base + k < last) parts[k] = load_pack<thread_cols>(partial.from_before.row(base + k) + col);
+      if (base + k < last) parts[k] = load_vector<thread_cols>(partial.from_before.row(base + k) + col);
     }
 #pragma unroll
     for (int k = 0; k < join_batch; ++k) {
@@ -236,9 +237,9 @@ void embedding_forward(Stream stream, Mat<T> out, Vec<const Token> tokens, Mat<c
 
 template <class T>
 std::size_t embedding_backward_workspace(int length, int width) {
-  WorkspaceCutter cutter({});
-  cut_sums(cutter, length, width);
-  return cutter.used();
+  WorkspaceAllocator allocator({});
+  allocate_sums(allocator, length, width);
+  return allocator.used();
 }
 
 template <class T>
@@ -249,8 +250,8 @@ void embedding_backward(Stream stream, Mat<acc_t<T>> d_table, Vec<const Token> t
   require_vectors(op, d_table);
   require_vectors(op, d_out);
   if (d_out.rows == 0) return;
-  WorkspaceCutter cutter(workspace);
-  const PartialSums partial = cut_sums(cutter, d_out.rows, d_out.cols);
+  WorkspaceAllocator allocator(workspace);
+  const PartialSums partial = allocate_sums(allocator, d_out.rows, d_out.cols);
   const Chunks chunks(d_out.rows);
   const SortedTokens sorted{tokens.data(), order.data(), d_out.rows, chunks.size};
   const int vectors = d_out.cols / thread_cols;

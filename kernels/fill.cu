@@ -11,10 +11,10 @@ struct Fill {
   T value;
   template <int W>
   __device__ void apply(std::size_t i) const {
-    Pack<T, W> p;
+    Vector<T, W> p;
 #pragma unroll
     for (int k = 0; k < W; ++k) p.v[k] = value;
-    store_pack(x + i, p);
+    store_vector(x + i, p);
   }
 };
 
@@ -24,9 +24,9 @@ struct RoundTo {
   const float* x;
   template <int W>
   __device__ void apply(std::size_t i) const {
-    const Pack<float, W> p = load_pack<W>(x + i);
+    const Vector<float, W> p = load_vector<W>(x + i);
     if constexpr (std::is_same_v<T, float>) {
-      store_pack(out + i, p);
+      store_vector(out + i, p);
     } else {
       store_rounded(out + i, p);
     }

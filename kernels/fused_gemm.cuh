@@ -1,19 +1,20 @@
 #pragma once
-// A product of bf16 matrices on the tensor cores whose elementwise part works on the sums while they are in registers.
-// Thread blocks stay on their multiprocessor, two to a cluster; a cluster takes every so many-th tile of the product,
-// and its blocks halve the rows of the tile. In a block a warpgroup keeps the copy engine busy with slices of a, and
-// with half of those of b for both blocks; two other warpgroups each sum half the rows. The second of these starts
-// late, so that one multiplies while the other finishes its tile. What leaves a warpgroup's registers goes through
-// shared memory warp by warp.
+// A product of bf16 matrices on the tensor cores whose elementwise part works on the accumulator while they are in
+// registers. Thread blocks stay on their multiprocessor, two to a cluster; a cluster takes every so many-th tile of the
+// product, and its blocks halve the rows of the tile. In a block a warpgroup keeps the copy engine busy with k_tiles of
+// a, and with half of those of b for both blocks; two other warpgroups each sum half the rows. The second of these
+// starts late, so that one multiplies while the other finishes its tile. What leaves a warpgroup's registers goes
+// through shared memory warp by warp.
 //
 // An op is a struct that travels to the device as it is:
 //   static constexpr sm90::Major b_major;            k: the product is a bᵀ with b [N, K]; mn: a b with b [K, N]
-//   struct Operand;                                  registers that it needs beside the sums
-//   static constexpr int fetches;                    how often fetch() is called
-//   void fetch(WarpTile&, Operand&, int i) const;    evenly spread over the products: loads what finish() reads
-//   void finish(const WarpTile&, Sums&, const Operand&) const;  stores what it makes of the sums
-// All lanes call both, fetch() while products run; with few slices several fetches follow each other. An op that loads
-// to where columns are staged waits first for its own stores, and for the load before finish().
+//   struct EpilogueInputs;                                  registers that it needs beside the accumulator
+//   static constexpr int epilogue_loads;                    how often epilogue_load() is called
+//   void epilogue_load(WarpTile&, EpilogueInputs&, int i) const;    evenly spread over the products: loads what
+//   epilogue() reads void epilogue(const WarpTile&, Accumulator&, const EpilogueInputs&) const;  stores what it makes
+//   of the accumulator
+// All lanes call both, epilogue_load() while products run; with few k_tiles several epilogue_loads follow each other.
+// An op that loads to where columns are staged waits first for its own stores, and for the load before epilogue().
 
 #include <algorithm>
 
@@ -23,27 +24,27 @@
 
 namespace nanorun::kernels::cuda::fused {
 
-constexpr int tile_rows = 128, tile_cols = 256;  // of the product, for a block
-constexpr int slice_depth = 64, stages = 4;      // slices in shared memory
-constexpr int staged_cols = 128;                 // that a warp loads or stores at a time, through shared memory
+constexpr int tile_m = 128, tile_n = 256;  // of the product, for a block
+constexpr int tile_k = 64, stages = 4;     // k_tiles in shared memory
+constexpr int staged_cols = 128;           // that a warp loads or stores at a time, through shared memory
 constexpr int consumer_rows = 64;
-constexpr int cluster = 2;  // blocks, which share slices of b
-constexpr int consumers = tile_rows / consumer_rows;
+constexpr int cluster = 2;  // blocks, which share k_tiles of b
+constexpr int consumers = tile_m / consumer_rows;
 constexpr int threads = (1 + consumers) * sm90::warpgroup_size;
 constexpr int warps = consumers * 4, warp_rows = 16;  // of the consumers
-constexpr int lag = 2;                                // slices by which the second consumer starts late
+constexpr int lag = 2;                                // k_tiles by which the second consumer starts late
 constexpr int late_start = 1;                         // hardware barrier
 constexpr int producer_registers = 24, consumer_registers = 240;
 using StagedColumns = std::byte[sm90::column_bytes(warp_rows)];
 /// A thread's part of a tile and of staged columns, the latter in pairs, as they lie in an accumulator, see sm90.cuh.
-using Sums = float[tile_cols / 2];
+using Accumulator = float[tile_n / 2];
 using StagedPairs = std::uint32_t[staged_cols / 4];
 
 /// A warp's part of a tile, and its shared memory.
 struct WarpTile {
   int row, col;           ///< origin in the product
   StagedColumns* staged;  ///< staged_cols / 64
-  sm90::Barrier& loaded;
+  sm90::Mbarrier& loaded;
   int parity;  ///< of the barrier's next phase
 
   __device__ bool leads() const { return threadIdx.x % 32 == 0; }
@@ -57,24 +58,25 @@ struct WarpTile {
 /// Stores a warp's rows of as many columns as are staged, pairs of bf16, at column `col` of map.
 __device__ __forceinline__ void store_columns(const WarpTile& tile, const CUtensorMap& map, const StagedPairs& pairs,
                                               int col) {
-  if (tile.leads()) sm90::wait_stores_read<0>();
+  if (tile.leads()) sm90::tma_store_wait_read<0>();
   __syncwarp();
 #pragma unroll
-  for (int i = 0; i < staged_cols / 16; ++i) sm90::store_matrices(tile.block_at(i), pairs + 4 * i);
+  for (int i = 0; i < staged_cols / 16; ++i) sm90::stmatrix(tile.block_at(i), pairs + 4 * i);
   sm90::fence_async_proxy();
   __syncwarp();
   if (tile.leads()) {
-    sm90::store_box(map, tile.staged, 0, tile.row, col / 64);
-    sm90::commit_stores();
+    sm90::tma_store(map, tile.staged, 0, tile.row, col / 64);
+    sm90::tma_store_commit();
   }
 }
 
-/// Stores a warp's rows of a whole tile; pair_of(i) is what a thread stores in place of sums[2 i] and sums[2 i + 1].
+/// Stores a warp's rows of a whole tile; pair_of(i) is what a thread stores in place of accumulator[2 i] and
+/// accumulator[2 i + 1].
 template <class PairOf>
 __device__ __forceinline__ void store_tile(const WarpTile& tile, const CUtensorMap& map, const PairOf& pair_of) {
   constexpr int staged_pairs = staged_cols / 4;
 #pragma unroll
-  for (int part = 0; part < tile_cols / staged_cols; ++part) {
+  for (int part = 0; part < tile_n / staged_cols; ++part) {
     StagedPairs pairs;
 #pragma unroll
     for (int i = 0; i < staged_pairs; ++i) pairs[i] = pair_of(part * staged_pairs + i);
@@ -83,10 +85,10 @@ __device__ __forceinline__ void store_tile(const WarpTile& tile, const CUtensorM
 }
 
 struct alignas(1024) Shared {
-  std::byte a[stages][sm90::column_bytes(tile_rows)];
-  std::byte b[stages][cluster][sm90::column_bytes(tile_cols) / cluster];  ///< each from another block
+  std::byte a[stages][sm90::column_bytes(tile_m)];
+  std::byte b[stages][cluster][sm90::column_bytes(tile_n) / cluster];  ///< each from another block
   StagedColumns staged[warps][staged_cols / 64];
-  sm90::Barrier full[stages], empty[stages], loaded[warps];
+  sm90::Mbarrier full[stages], empty[stages], loaded[warps];
 };
 
 template <class Op>
@@ -94,56 +96,57 @@ struct Problem {
   CUtensorMap a, b;
   Op op;
   int rows, cols;  ///< of clusters' tiles
-  int slices;
+  int k_tiles;
 
   __host__ __device__ int count() const { return rows * cols; }
   /// Origin of this block's part of its cluster's `index`-th tile.
   __device__ int row(int index) const {
-    return (index / cols * cluster + static_cast<int>(blockIdx.x) % cluster) * tile_rows;
+    return (index / cols * cluster + static_cast<int>(blockIdx.x) % cluster) * tile_m;
   }
-  __device__ int col(int index) const { return index % cols * tile_cols; }
+  __device__ int col(int index) const { return index % cols * tile_n; }
 };
 
-/// One thread: slices of a, and its share of those of b for all blocks of the cluster.
+/// One thread: k_tiles of a, and its share of those of b for all blocks of the cluster.
 template <class Op>
 __device__ void produce(Shared& s, const Problem<Op>& p) {
-  constexpr int everyone = (1 << cluster) - 1, share = tile_cols / cluster;
+  constexpr int everyone = (1 << cluster) - 1, share = tile_n / cluster;
   const int rank = blockIdx.x % cluster;
-  sm90::RingPosition<stages> at;
+  sm90::PipelineState<stages> at;
   for (int index = blockIdx.x / cluster; index < p.count(); index += gridDim.x / cluster) {
     const int row = p.row(index), col = p.col(index);
-    for (int k = 0; k < p.slices; ++k, at.advance()) {
-      sm90::Barrier& full = s.full[at.stage];
-      sm90::barrier_wait(s.empty[at.stage], at.parity ^ 1);
-      sm90::barrier_arrive_expect(full, sizeof(s.a[0]) + sizeof(s.b[0]));
-      sm90::load_box(s.a[at.stage], p.a, 0, row, k, full);
+    for (int k = 0; k < p.k_tiles; ++k, at.advance()) {
+      sm90::Mbarrier& full = s.full[at.stage];
+      sm90::mbarrier_wait(s.empty[at.stage], at.parity ^ 1);
+      sm90::mbarrier_arrive_expect_tx(full, sizeof(s.a[0]) + sizeof(s.b[0]));
+      sm90::tma_load(s.a[at.stage], p.a, 0, row, k, full);
       std::byte* const b = s.b[at.stage][rank];
       if constexpr (Op::b_major == sm90::Major::mn) {
-        sm90::load_box_multicast(b, p.b, 0, k * slice_depth + slice_depth / cluster * rank, col / 64, full, everyone);
+        sm90::tma_load_multicast(b, p.b, 0, k * tile_k + tile_k / cluster * rank, col / 64, full, everyone);
       } else {
-        sm90::load_box_multicast(b, p.b, 0, col + share * rank, k, full, everyone);
+        sm90::tma_load_multicast(b, p.b, 0, col + share * rank, k, full, everyone);
       }
     }
   }
 }
 
-/// sums (+)= the product of a slice of a, of this warpgroup's rows, and a slice of b; not waited for.
+/// accumulator (+)= the product of a slice of a, of this warpgroup's rows, and a slice of b; not waited for.
 template <class Op>
-__device__ __forceinline__ void multiply(Sums& sums, const std::byte* a, const std::byte* b, bool accumulate) {
-  constexpr int share_depth = slice_depth / cluster;  // of b's rows, where they are k
-  const std::uint64_t a_at = sm90::operand(sm90::shared_address(a));
-  const std::uint64_t b_at = sm90::operand(sm90::shared_address(b), sm90::column_bytes(share_depth));
-  sm90::mma_fence();
+__device__ __forceinline__ void multiply(Accumulator& accumulator, const std::byte* a, const std::byte* b,
+                                         bool accumulate) {
+  constexpr int share_depth = tile_k / cluster;  // of b's rows, where they are k
+  const std::uint64_t a_at = sm90::smem_descriptor(sm90::shared_address(a));
+  const std::uint64_t b_at = sm90::smem_descriptor(sm90::shared_address(b), sm90::column_bytes(share_depth));
+  sm90::wgmma_fence();
 #pragma unroll
-  for (int k = 0; k < slice_depth; k += 16) {
+  for (int k = 0; k < tile_k; k += 16) {
     int b_offset = 2 * k;
     if constexpr (Op::b_major == sm90::Major::mn) {
-      b_offset = sm90::column_bytes(tile_cols) / cluster * (k / share_depth) + sm90::column_bytes(k % share_depth);
+      b_offset = sm90::column_bytes(tile_n) / cluster * (k / share_depth) + sm90::column_bytes(k % share_depth);
     }
-    sm90::mma<sm90::Major::k, Op::b_major>(sums, sm90::advanced(a_at, 2 * k), sm90::advanced(b_at, b_offset),
-                                           accumulate || k > 0);
+    sm90::wgmma<sm90::Major::k, Op::b_major>(accumulator, sm90::advance_descriptor(a_at, 2 * k),
+                                             sm90::advance_descriptor(b_at, b_offset), accumulate || k > 0);
   }
-  sm90::mma_commit();
+  sm90::wgmma_commit();
 }
 
 /// A warpgroup: its rows of all tiles of this block.
@@ -151,64 +154,65 @@ template <class Op>
 __device__ void consume(Shared& s, const Problem<Op>& p, int consumer) {
   const int thread = threadIdx.x % sm90::warpgroup_size, warp = consumer * 4 + __shfl_sync(~0u, thread / 32, 0);
   const auto release = [&](int stage) {
-    if (thread < cluster) sm90::barrier_arrive_at(s.empty[stage], thread);
+    if (thread < cluster) sm90::mbarrier_arrive_cluster(s.empty[stage], thread);
   };
   WarpTile tile{0, 0, s.staged[warp], s.loaded[warp], 0};
-  sm90::RingPosition<stages> at;
-  int start = min(lag, p.slices - 1);
+  sm90::PipelineState<stages> at;
+  int start = min(lag, p.k_tiles - 1);
   if (consumer == 1) sm90::named_barrier_sync(late_start, consumers * sm90::warpgroup_size);
   for (int index = blockIdx.x / cluster; index < p.count(); index += gridDim.x / cluster) {
     tile.row = p.row(index) + warp * warp_rows;
     tile.col = p.col(index);
-    Sums sums;
+    Accumulator accumulator;
     int before = 0;
-    const auto sum_slices = [&](int first, int last) {
+    const auto accumulate = [&](int first, int last) {
       for (int k = first; k < last; ++k, at.advance()) {
-        sm90::barrier_wait(s.full[at.stage], at.parity);
-        multiply<Op>(sums, s.a[at.stage] + sm90::column_bytes(consumer_rows) * consumer, s.b[at.stage][0], k > 0);
-        sm90::mma_wait<1>();
+        sm90::mbarrier_wait(s.full[at.stage], at.parity);
+        multiply<Op>(accumulator, s.a[at.stage] + sm90::column_bytes(consumer_rows) * consumer, s.b[at.stage][0],
+                     k > 0);
+        sm90::wgmma_wait<1>();
         if (k > 0) release(before);
         before = at.stage;
         if (consumer == 0 && k == start) {
           sm90::named_barrier_arrive(late_start, consumers * sm90::warpgroup_size);
-          start = p.slices;  // once
+          start = p.k_tiles;  // once
         }
       }
     };
-    typename Op::Operand operand;
-    const auto slices_before = [&](int fetch) { return p.slices * fetch / (Op::fetches + 1); };
+    typename Op::EpilogueInputs inputs;
+    const auto k_tiles_before = [&](int epilogue_load) { return p.k_tiles * epilogue_load / (Op::epilogue_loads + 1); };
 #pragma unroll
-    for (int i = 0; i < Op::fetches; ++i) {
-      sum_slices(slices_before(i), slices_before(i + 1));
-      p.op.fetch(tile, operand, i);
+    for (int i = 0; i < Op::epilogue_loads; ++i) {
+      accumulate(k_tiles_before(i), k_tiles_before(i + 1));
+      p.op.epilogue_load(tile, inputs, i);
     }
-    sum_slices(slices_before(Op::fetches), p.slices);
-    sm90::mma_wait<0>();
-    sm90::pin(sums);
+    accumulate(k_tiles_before(Op::epilogue_loads), p.k_tiles);
+    sm90::wgmma_wait<0>();
+    sm90::wgmma_fence_operand(accumulator);
     release(before);
-    p.op.finish(tile, sums, operand);
+    p.op.epilogue(tile, accumulator, inputs);
   }
-  if (tile.leads()) sm90::wait_stores();
+  if (tile.leads()) sm90::tma_store_wait();
 }
 
 template <class Op>
 __global__ void __cluster_dims__(cluster) __launch_bounds__(threads, 1)
-    fused_product(const __grid_constant__ Problem<Op> p) {
+    fused_gemm(const __grid_constant__ Problem<Op> p) {
   extern __shared__ __align__(1024) std::byte memory[];
   auto& s = *reinterpret_cast<Shared*>(memory);
   if (threadIdx.x == 0) {
-    for (sm90::Barrier& barrier : s.full) sm90::barrier_init(barrier, 1);
-    for (sm90::Barrier& barrier : s.empty) sm90::barrier_init(barrier, consumers * cluster);
-    for (sm90::Barrier& barrier : s.loaded) sm90::barrier_init(barrier, 1);
-    sm90::barrier_init_fence();
+    for (sm90::Mbarrier& barrier : s.full) sm90::mbarrier_init(barrier, 1);
+    for (sm90::Mbarrier& barrier : s.empty) sm90::mbarrier_init(barrier, consumers * cluster);
+    for (sm90::Mbarrier& barrier : s.loaded) sm90::mbarrier_init(barrier, 1);
+    sm90::fence_mbarrier_init();
   }
   sm90::cluster_sync();
   const int warpgroup = __shfl_sync(~0u, threadIdx.x / sm90::warpgroup_size, 0);
   if (warpgroup == 0) {
-    sm90::shrink_registers<producer_registers>();
+    sm90::setmaxnreg_dec<producer_registers>();
     if (threadIdx.x == 0) produce<Op>(s, p);
   } else {
-    sm90::grow_registers<consumer_registers>();
+    sm90::setmaxnreg_inc<consumer_registers>();
     consume<Op>(s, p, warpgroup - 1);
   }
   sm90::cluster_sync();  // a block's shared memory serves the others until they are done
@@ -224,17 +228,17 @@ void launch(const char* name, Stream stream, const Op& op, int cols, Mat<const b
   constexpr int shared_bytes = sizeof(Shared);
   static_assert(shared_bytes <= 227 * 1024);
   Problem<Op> p{};
-  p.a = column_map(a, tile_rows, slice_depth);
-  p.b = Op::b_major == sm90::Major::mn ? column_map(b, slice_depth / cluster, tile_cols)
-                                       : column_map(b, tile_cols / cluster, slice_depth);
+  p.a = column_map(a, tile_m, tile_k);
+  p.b = Op::b_major == sm90::Major::mn ? column_map(b, tile_k / cluster, tile_n)
+                                       : column_map(b, tile_n / cluster, tile_k);
   p.op = op;
-  p.rows = ceil_div(a.rows, tile_rows * cluster);
-  p.cols = ceil_div(cols, tile_cols);
-  p.slices = a.cols / slice_depth;
-  check(cudaFuncSetAttribute(fused_product<Op>, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes),
+  p.rows = ceil_div(a.rows, tile_m * cluster);
+  p.cols = ceil_div(cols, tile_n);
+  p.k_tiles = a.cols / tile_k;
+  check(cudaFuncSetAttribute(fused_gemm<Op>, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes),
         "cudaFuncSetAttribute");
-  const int blocks = cluster * std::min(p.count(), sm90::multiprocessors / cluster);
-  fused_product<Op><<<blocks, threads, shared_bytes, cuda_stream(stream)>>>(p);
+  const int blocks = cluster * std::min(p.count(), sm90::sm_count / cluster);
+  fused_gemm<Op><<<blocks, threads, shared_bytes, cuda_stream(stream)>>>(p);
   check_launch(name);
 }
 

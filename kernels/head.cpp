@@ -24,8 +24,8 @@ struct Head {
 };
 
 template <class T>
-Mat<const T> quantised(WorkspaceCutter& cutter, Mat<const T> x, double scale) {
-  const Mat<T> out(cutter.take<T>(x.size()), x.rows, x.cols);
+Mat<const T> quantised(WorkspaceAllocator& allocator, Mat<const T> x, double scale) {
+  const Mat<T> out(allocator.take<T>(x.size()), x.rows, x.cols);
   if (x.ld == x.cols) {
     quantise_e4m3<T>({out.data, out.size()}, {x.data, x.size()}, scale);
   } else {
@@ -39,18 +39,18 @@ Mat<const T> quantised(WorkspaceCutter& cutter, Mat<const T> x, double scale) {
 template <class T>
 Head<T> make_head(Mat<const T> x, Mat<const T> w, const HeadOptions& options, Workspace workspace) {
   assert(workspace.size() >= head_workspace<T>(x.rows, w.rows, x.cols, options.precision));
-  assert(x.cols == w.cols && options.softcap > 0 && options.softcap <= largest_softcap);
-  WorkspaceCutter cutter(workspace);
+  assert(x.cols == w.cols && options.softcap > 0 && options.softcap <= max_softcap);
+  WorkspaceAllocator allocator(workspace);
   Head<T> head;
   head.x = x;
   head.w = w;
   const int chunk = chunk_rows(x.rows);
-  head.z = {cutter.take<T>(static_cast<std::size_t>(chunk) * w.rows), chunk, w.rows};
-  head.sum = cutter.take<double>(chunk);
-  head.loss = cutter.take<double>(chunk);
+  head.z = {allocator.take<T>(static_cast<std::size_t>(chunk) * w.rows), chunk, w.rows};
+  head.sum = allocator.take<double>(chunk);
+  head.loss = allocator.take<double>(chunk);
   if (options.precision == HeadPrecision::fp8) {
-    head.x = quantised(cutter, x, options.scale_x);
-    head.w = quantised(cutter, w, options.scale_w);
+    head.x = quantised(allocator, x, options.scale_x);
+    head.w = quantised(allocator, w, options.scale_w);
     head.unscale_z = static_cast<T>(1 / (options.scale_x * options.scale_w));
     head.unscale_dx = static_cast<T>(1 / (options.scale_g * options.scale_w));
     head.unscale_dw = static_cast<T>(1 / (options.scale_g * options.scale_x));
@@ -144,9 +144,9 @@ void for_row_chunks(const Head<T>& head, Body&& body) {
 template <class T>
 std::size_t head_workspace(int length, int vocabulary, int width, HeadPrecision precision) {
   const std::size_t chunk = chunk_rows(length), v = vocabulary, d = width, t = length;
-  const std::size_t buffers = WorkspaceCutter::bytes<T>(chunk * v) + 2 * WorkspaceCutter::bytes<double>(chunk);
+  const std::size_t buffers = WorkspaceAllocator::bytes<T>(chunk * v) + 2 * WorkspaceAllocator::bytes<double>(chunk);
   if (precision == HeadPrecision::working) return buffers;
-  return buffers + WorkspaceCutter::bytes<T>(t * d) + WorkspaceCutter::bytes<T>(v * d);
+  return buffers + WorkspaceAllocator::bytes<T>(t * d) + WorkspaceAllocator::bytes<T>(v * d);
 }
 
 template <class T>

@@ -37,15 +37,15 @@ struct Head {
   Mat<int> counts;       ///< softcap_counts of each chunk
 };
 
-Head cut(WorkspaceCutter& cutter, int length, int vocabulary, int width, HeadPrecision precision) {
+Head allocate(WorkspaceAllocator& allocator, int length, int vocabulary, int width, HeadPrecision precision) {
   const int chunk = chunk_rows(length);
   const auto matrix = [&](auto& out, int rows, int cols) {
     using F = std::remove_reference_t<decltype(*out.data)>;
-    out = {cutter.take<F>(static_cast<std::size_t>(rows) * cols), rows, cols};
+    out = {allocator.take<F>(static_cast<std::size_t>(rows) * cols), rows, cols};
   };
   Head head;
   matrix(head.z, chunk, vocabulary);
-  head.loss = cutter.take<float>(length);
+  head.loss = allocator.take<float>(length);
   if (precision == HeadPrecision::fp8) {
     matrix(head.x, length, width);
     matrix(head.x_t, width, length);
@@ -70,16 +70,16 @@ struct Problem {
 Problem make_problem(Stream stream, Mat<const bf16> x, Mat<const bf16> w, Vec<const Token> targets,
                      const HeadOptions& options, Workspace workspace) {
   assert(workspace.size() >= head_workspace<bf16>(x.rows, w.rows, x.cols, options.precision));
-  assert(x.cols == w.cols && options.softcap > 0 && options.softcap <= largest_softcap);
-  WorkspaceCutter cutter(workspace);
-  const Problem p{stream, x, w, targets, options, cut(cutter, x.rows, w.rows, x.cols, options.precision)};
+  assert(x.cols == w.cols && options.softcap > 0 && options.softcap <= max_softcap);
+  WorkspaceAllocator allocator(workspace);
+  const Problem p{stream, x, w, targets, options, allocate(allocator, x.rows, w.rows, x.cols, options.precision)};
   require_vectors("head", x);
   require_vectors("head", w);
   const int multiple = p.fp8() ? 16 : 8;
   if (w.rows % multiple != 0 || x.cols % multiple != 0 || (p.fp8() && x.rows % multiple != 0)) {
     throw std::invalid_argument("head: V, d and, in fp8, T must be multiples of " + std::to_string(multiple));
   }
-  if (w.rows > largest_vocabulary) throw std::invalid_argument("head: V is too large");
+  if (w.rows > max_vocabulary) throw std::invalid_argument("head: V is too large");
   return p;
 }
 
@@ -142,9 +142,9 @@ void for_row_chunks(const Problem& p, double* total, bool with_gradient, Body&& 
 
 template <class T>
 std::size_t head_workspace(int length, int vocabulary, int width, HeadPrecision precision) {
-  WorkspaceCutter cutter({});
-  cut(cutter, length, vocabulary, width, precision);
-  return cutter.used();
+  WorkspaceAllocator allocator({});
+  allocate(allocator, length, vocabulary, width, precision);
+  return allocator.used();
 }
 
 template <class T>

@@ -15,10 +15,10 @@ namespace nanorun::kernels {
 enum class HeadPrecision { working, fp8 };
 
 /// e^logit is summed in fp32 without a shift.
-inline constexpr double largest_softcap = 75;
+inline constexpr double max_softcap = 75;
 
 struct HeadOptions {
-  double softcap = 15;  ///< c, at most largest_softcap
+  double softcap = 15;  ///< c, at most max_softcap
   HeadPrecision precision = HeadPrecision::working;
   double scale_x = 1;
   double scale_w = 1;

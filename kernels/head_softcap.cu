@@ -14,13 +14,13 @@ constexpr int row_threads = 512;
 constexpr int row_warps = row_threads / warp_size;
 /// Vectors of a row that are waited for together.
 constexpr int segment_vectors = 4 * row_threads;
-constexpr int most_segments = ceil_div(largest_vocabulary / 8, segment_vectors);
+constexpr int max_segments = ceil_div(max_vocabulary / 8, segment_vectors);
 /// Rows of the gradient that are transposed together: a line of the cache in the transpose.
 constexpr int panel_rows = 128;
 constexpr int panels(int rows) { return ceil_div(rows, panel_rows); }
 /// Rows by which the transposition follows the gradient: those in work, two a multiprocessor, and a panel. So few are
 /// still in the cache, and blocks hardly wait.
-constexpr int transpose_lag = 2 * sm90::multiprocessors + panel_rows;
+constexpr int transpose_lag = 2 * sm90::sm_count + panel_rows;
 static_assert(transpose_lag >= panel_rows, "a block waits only for those that started before it");
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -148,23 +148,23 @@ __device__ void store_gradient_at(void* row, int index, float g) {
 }
 
 /// Starts the load of a row into shared memory, a barrier for each segment.
-__device__ void load_row(Bf16x8* shared, const bf16* row, int vectors, sm90::Barrier* loaded) {
+__device__ void load_row(Bf16x8* shared, const bf16* row, int vectors, sm90::Mbarrier* loaded) {
   const int segments = ceil_div(vectors, segment_vectors);
-  for (int s = 0; s < segments; ++s) sm90::barrier_init(loaded[s], 1);
-  sm90::barrier_init_fence();
+  for (int s = 0; s < segments; ++s) sm90::mbarrier_init(loaded[s], 1);
+  sm90::fence_mbarrier_init();
   for (int s = 0; s < segments; ++s) {
     const int first = s * segment_vectors;
     const int bytes = min(segment_vectors, vectors - first) * static_cast<int>(sizeof(Bf16x8));
-    sm90::barrier_arrive_expect(loaded[s], bytes);
-    sm90::load_bytes_once(shared + first, row + 8 * first, bytes, loaded[s]);
+    sm90::mbarrier_arrive_expect_tx(loaded[s], bytes);
+    sm90::bulk_load_evict_first(shared + first, row + 8 * first, bytes, loaded[s]);
   }
 }
 
 /// Turns z into what Tanh::weigh makes of it, segment by segment as it is loaded; returns the sum of e^logit.
-__device__ float weigh_row(Bf16x8* z, int vectors, const Tanh& tanh, sm90::Barrier* loaded) {
+__device__ float weigh_row(Bf16x8* z, int vectors, const Tanh& tanh, sm90::Mbarrier* loaded) {
   float sum = 0;
   for (int s = 0; s * segment_vectors < vectors; ++s) {
-    sm90::barrier_wait(loaded[s], 0);
+    sm90::mbarrier_wait(loaded[s], 0);
     const int last = min(vectors, (s + 1) * segment_vectors);
 #pragma unroll 2
     for (int i = s * segment_vectors + threadIdx.x; i < last; i += row_threads) {
@@ -186,7 +186,7 @@ __global__ void __launch_bounds__(row_threads, 2) softcap_row(Mat<bf16> z, float
                                                               float scale, Transpose transpose, int* started) {
   constexpr int loader = 0, waiter = warp_size, finisher = 2 * warp_size;  // threads of different warps
   extern __shared__ Bf16x8 kept[];
-  __shared__ sm90::Barrier loaded[most_segments];
+  __shared__ sm90::Mbarrier loaded[max_segments];
   __shared__ int turn;
   if (threadIdx.x == 0) turn = atomicAdd(started, 1);
   __syncthreads();
@@ -224,7 +224,7 @@ __global__ void __launch_bounds__(row_threads, 2) softcap_row(Mat<bf16> z, float
 
 template <class G>
 void launch(Stream stream, float* loss, const Softcap& in, double scale, int blocks, Transpose transpose = {}) {
-  assert(in.z.cols % 8 == 0 && in.z.cols <= largest_vocabulary);
+  assert(in.z.cols % 8 == 0 && in.z.cols <= max_vocabulary);
   transpose.rows_done = in.counts + 1;
   const int shared_bytes = in.z.cols * static_cast<int>(sizeof(bf16));
   check(cudaFuncSetAttribute(softcap_row<G>, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes),

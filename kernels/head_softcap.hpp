@@ -6,9 +6,9 @@
 namespace nanorun::kernels::cuda {
 
 /// Most columns of the logits: a row of bf16 lies in a thread block's shared memory.
-constexpr int largest_vocabulary = 113000;
+constexpr int max_vocabulary = 113000;
 
-/// V is a multiple of 8 up to largest_vocabulary, for the gradient in e5m2 of 16, as are the rows.
+/// V is a multiple of 8 up to max_vocabulary, for the gradient in e5m2 of 16, as are the rows.
 struct Softcap {
   Mat<bf16> z;           ///< [rows, V]
   const Token* targets;  ///< [rows]

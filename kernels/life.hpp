@@ -8,7 +8,7 @@ namespace nanorun::kernels {
 
 struct Life {
   std::atomic<std::uint64_t> signs{0};
-  std::atomic<double> largest_work{0};  ///< floating-point operations
+  std::atomic<double> max_work{0};  ///< floating-point operations
 };
 inline Life life;
 
@@ -16,7 +16,7 @@ inline Life life;
 /// calls this for long. `work`: floating-point operations of a call that another library makes, which shows no signs.
 inline void show_life(double work = 0) {
   life.signs.fetch_add(1, std::memory_order_relaxed);
-  if (work > life.largest_work.load(std::memory_order_relaxed)) life.largest_work = work;
+  if (work > life.max_work.load(std::memory_order_relaxed)) life.max_work = work;
 }
 
 }  // namespace nanorun::kernels

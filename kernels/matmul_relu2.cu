@@ -13,53 +13,55 @@ using namespace sm90;
 
 struct Relu2Forward {
   static constexpr Major b_major = Major::k;
-  static constexpr int fetches = 0;
-  struct Operand {};
+  static constexpr int epilogue_loads = 0;
+  struct EpilogueInputs {};
 
   CUtensorMap h;
 
-  __device__ void fetch(const WarpTile&, Operand&, int) const {}
+  __device__ void epilogue_load(const WarpTile&, EpilogueInputs&, int) const {}
 
   static __device__ float relu2(float z) { return z < 0 ? 0 : z * z; }  // keeps a NaN
 
-  __device__ __forceinline__ void finish(const WarpTile& tile, const Sums& sums, const Operand&) const {
-    store_tile(tile, h, [&](int i) { return pack_bf16(relu2(sums[2 * i]), relu2(sums[2 * i + 1])); });
+  __device__ __forceinline__ void epilogue(const WarpTile& tile, const Accumulator& accumulator,
+                                           const EpilogueInputs&) const {
+    store_tile(tile, h, [&](int i) { return pack_bf16(relu2(accumulator[2 * i]), relu2(accumulator[2 * i + 1])); });
   }
 };
 
 /// h comes in parts, as that of a whole tile has no room in shared memory.
 struct Relu2Backward {
   static constexpr Major b_major = Major::mn;
-  static constexpr int parts = tile_cols / staged_cols;
-  static constexpr int fetches = parts + 1;
-  struct Operand {
-    std::uint32_t h[tile_cols / 4];
+  static constexpr int parts = tile_n / staged_cols;
+  static constexpr int epilogue_loads = parts + 1;
+  struct EpilogueInputs {
+    std::uint32_t h[tile_n / 4];
   };
 
   CUtensorMap d_z, h;
 
   /// Reads the part of h that was loaded before, and loads the next in its place.
-  __device__ __forceinline__ void fetch(WarpTile& tile, Operand& operand, int i) const {
+  __device__ __forceinline__ void epilogue_load(WarpTile& tile, EpilogueInputs& inputs, int i) const {
     if (i > 0) {
-      barrier_wait(tile.loaded, tile.parity);
+      mbarrier_wait(tile.loaded, tile.parity);
       tile.parity ^= 1;
-      std::uint32_t* const h = operand.h + (i - 1) * (staged_cols / 4);
+      std::uint32_t* const h = inputs.h + (i - 1) * (staged_cols / 4);
 #pragma unroll
-      for (int j = 0; j < staged_cols / 16; ++j) load_matrices(h + 4 * j, tile.block_at(j));
+      for (int j = 0; j < staged_cols / 16; ++j) ldmatrix(h + 4 * j, tile.block_at(j));
       fence_async_proxy();  // ends the reads before the next part arrives
       __syncwarp();
     }
     if (i == parts || !tile.leads()) return;
-    if (i == 0) wait_stores_read<0>();
-    barrier_arrive_expect(tile.loaded, staged_cols / 64 * sizeof(StagedColumns));
-    load_box(tile.staged, h, 0, tile.row, (tile.col + i * staged_cols) / 64, tile.loaded);
+    if (i == 0) tma_store_wait_read<0>();
+    mbarrier_arrive_expect_tx(tile.loaded, staged_cols / 64 * sizeof(StagedColumns));
+    tma_load(tile.staged, h, 0, tile.row, (tile.col + i * staged_cols) / 64, tile.loaded);
   }
 
-  __device__ __forceinline__ void finish(const WarpTile& tile, const Sums& sums, const Operand& operand) const {
+  __device__ __forceinline__ void epilogue(const WarpTile& tile, const Accumulator& accumulator,
+                                           const EpilogueInputs& inputs) const {
     store_tile(tile, d_z, [&](int i) {
-      const std::uint32_t h = operand.h[i];
+      const std::uint32_t h = inputs.h[i];
       const float low = __uint_as_float(h << 16), high = __uint_as_float(h & 0xFFFF0000u);
-      return pack_bf16(2 * sums[2 * i] * sqrt_fast(low), 2 * sums[2 * i + 1] * sqrt_fast(high));
+      return pack_bf16(2 * accumulator[2 * i] * sqrt_fast(low), 2 * accumulator[2 * i + 1] * sqrt_fast(high));
     });
   }
 };

@@ -94,10 +94,10 @@ void newton_schulz_step(Mat<T> out, Mat<const T> x, Mat<T> A, Mat<T> p) {
 template <class T>
 void orthogonalise(Mat<T> matrix, Workspace workspace) {
   const int n = std::min(matrix.rows, matrix.cols);
-  WorkspaceCutter cutter(workspace);
-  T* const scratch = cutter.take<T>(matrix.size());
-  const Mat<T> A(cutter.take<T>(static_cast<std::size_t>(n) * n), n, n);
-  const Mat<T> p(cutter.take<T>(static_cast<std::size_t>(n) * n), n, n);
+  WorkspaceAllocator allocator(workspace);
+  T* const scratch = allocator.take<T>(matrix.size());
+  const Mat<T> A(allocator.take<T>(static_cast<std::size_t>(n) * n), n, n);
+  const Mat<T> p(allocator.take<T>(static_cast<std::size_t>(n) * n), n, n);
   static_assert(iterations % 2 == 1, "an odd number of swaps ends in the matrix");
   const double norm = std::sqrt(sum_of_squares<T>({matrix.data, matrix.size()}));
   const T factor = static_cast<T>(1 / (norm + 1e-7));
@@ -133,7 +133,8 @@ std::size_t newton_schulz_workspace(std::span<const MatrixBatch<T>> pieces) {
   std::size_t bytes = 0;
   for (const MatrixBatch<T>& piece : pieces) {
     const std::size_t n = std::min(piece.rows, piece.cols);
-    bytes = std::max(bytes, WorkspaceCutter::bytes<T>(piece.matrix_size()) + 2 * WorkspaceCutter::bytes<T>(n * n));
+    bytes =
+        std::max(bytes, WorkspaceAllocator::bytes<T>(piece.matrix_size()) + 2 * WorkspaceAllocator::bytes<T>(n * n));
   }
   return bytes;
 }

@@ -16,11 +16,11 @@ constexpr int norm_blocks = 32;
 
 /// Side of the tiles in which matrices are converted, one a block.
 constexpr int tile_side = 64;
-constexpr int most_pieces = 32;
+constexpr int max_pieces = 32;
 
 /// Argument of the kernels that take any of the batch's matrices.
 struct Pieces {
-  MatrixBatch<float> piece[most_pieces];
+  MatrixBatch<float> piece[max_pieces];
 };
 
 /// Where one of a batch's matrices lies in its piece.
@@ -62,14 +62,14 @@ struct Buffers {
   float* partial;  ///< [count, norm_blocks] sums of squares
 };
 
-Buffers cut(WorkspaceCutter& cutter, const Shape& shape) {
+Buffers allocate(WorkspaceAllocator& allocator, const Shape& shape) {
   const std::size_t n = shape.rows, count = shape.count;
   Buffers buffers;
-  buffers.x = cutter.take<bf16>(count * n * shape.cols);
-  buffers.next = cutter.take<bf16>(count * n * shape.cols);
-  buffers.A = cutter.take<bf16>(count * n * n);
-  buffers.B = cutter.take<bf16>(count * n * n);
-  buffers.partial = cutter.take<float>(count * norm_blocks);
+  buffers.x = allocator.take<bf16>(count * n * shape.cols);
+  buffers.next = allocator.take<bf16>(count * n * shape.cols);
+  buffers.A = allocator.take<bf16>(count * n * n);
+  buffers.B = allocator.take<bf16>(count * n * n);
+  buffers.partial = allocator.take<float>(count * norm_blocks);
   return buffers;
 }
 
@@ -157,8 +157,8 @@ __global__ void __launch_bounds__(block_threads)
 
 /// One step next = a x + (b A + c A A) x with A = x xᵀ.
 void newton_schulz_step(Stream stream, Mat<bf16> next, Mat<const bf16> x, Mat<bf16> A, Mat<bf16> B, int count) {
-  symmetric_product(stream, {.count = count}, x, {}, A);
-  symmetric_product(stream, {.alpha = c, .beta = b, .count = count}, A, A, B);
+  symmetric_gemm(stream, {.count = count}, x, {}, A);
+  symmetric_gemm(stream, {.alpha = c, .beta = b, .count = count}, A, A, B);
   gemm<bf16, bf16, bf16>(stream, {.beta = a, .count = count}, Op::none, B, Op::none, x, x, next);
 }
 
@@ -166,9 +166,9 @@ void newton_schulz_step(Stream stream, Mat<bf16> next, Mat<const bf16> x, Mat<bf
 
 template <class T>
 std::size_t newton_schulz_workspace(std::span<const MatrixBatch<T>> pieces) {
-  WorkspaceCutter cutter({});
-  cut(cutter, shape_of(pieces));
-  return cutter.used();
+  WorkspaceAllocator allocator({});
+  allocate(allocator, shape_of(pieces));
+  return allocator.used();
 }
 
 template <class T>
@@ -176,11 +176,11 @@ void newton_schulz(Stream stream, std::span<const MatrixBatch<T>> pieces, Worksp
   assert(workspace.size() >= newton_schulz_workspace<T>(pieces));
   const Shape shape = shape_of(pieces);
   if (shape.count == 0) return;
-  if (pieces.size() > most_pieces) throw std::invalid_argument("newton_schulz: too many pieces");
+  if (pieces.size() > max_pieces) throw std::invalid_argument("newton_schulz: too many pieces");
   Pieces argument;
   std::ranges::copy(pieces, argument.piece);
-  WorkspaceCutter cutter(workspace);
-  const Buffers buffers = cut(cutter, shape);
+  WorkspaceAllocator allocator(workspace);
+  const Buffers buffers = allocate(allocator, shape);
   const auto tiles = [](int size) { return ceil_div(size, tile_side); };
   const dim3 grid(tiles(shape.rows) * tiles(shape.cols), shape.count);
   const cudaStream_t s = cuda_stream(stream);

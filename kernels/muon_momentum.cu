@@ -11,7 +11,7 @@ struct NesterovMomentum : SumOfSquares {
   float m, rest, scale;
   template <int W>
   __device__ void apply(std::size_t i) {
-    Pack<float, W> gradient = load_pack<W>(g + i), momentum = load_pack<W>(buf + i);
+    Vector<float, W> gradient = load_vector<W>(g + i), momentum = load_vector<W>(buf + i);
 #pragma unroll
     for (int k = 0; k < W; ++k) {
       gradient.v[k] *= scale;
@@ -19,8 +19,8 @@ struct NesterovMomentum : SumOfSquares {
       momentum.v[k] = m * momentum.v[k] + rest * gradient.v[k];
       gradient.v[k] = rest * gradient.v[k] + m * momentum.v[k];
     }
-    store_pack(buf + i, momentum);
-    store_pack(g + i, gradient);
+    store_vector(buf + i, momentum);
+    store_vector(g + i, gradient);
   }
 };
 
@@ -32,14 +32,14 @@ struct AddScaled : SumOfSquares {
   float alpha;
   template <int W>
   __device__ void apply(std::size_t i) {
-    Pack<float, W> weight = load_pack<W>(w + i);
-    const Pack<float, W> term = load_pack<W>(x + i);
+    Vector<float, W> weight = load_vector<W>(w + i);
+    const Vector<float, W> term = load_vector<W>(x + i);
 #pragma unroll
     for (int k = 0; k < W; ++k) {
       weight.v[k] += alpha * term.v[k];
       add_square(weight.v[k]);
     }
-    store_pack(w + i, weight);
+    store_vector(w + i, weight);
     if constexpr (!std::is_same_v<T, float>) store_rounded(copy + i, weight);
   }
 };

@@ -11,7 +11,7 @@
 namespace nanorun::kernels::cuda::sm90 {
 
 constexpr int warpgroup_size = 128;
-constexpr int multiprocessors = 132;  // H100 and H200, SXM
+constexpr int sm_count = 132;  // H100 and H200, SXM
 
 /// Bytes of 64 columns of bf16, the width of a swizzled tile, of so many rows.
 constexpr int column_bytes(int rows) { return rows * 128; }
@@ -23,31 +23,31 @@ __device__ __forceinline__ std::uint32_t shared_address(const void* shared) {
 // ---------------------------------------------------------------------------------------------------------------------
 // Barriers in shared memory. A barrier's phase ends when all its arrivals and all its expected bytes have come.
 
-using Barrier = std::uint64_t;
+using Mbarrier = std::uint64_t;
 
-__device__ __forceinline__ void barrier_init(Barrier& barrier, int arrivals) {
+__device__ __forceinline__ void mbarrier_init(Mbarrier& barrier, int arrivals) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(&barrier)), "r"(arrivals));
 }
 
 /// Makes initialised barriers visible to the copy engine; the thread block must synchronise after it.
-__device__ __forceinline__ void barrier_init_fence() {
+__device__ __forceinline__ void fence_mbarrier_init() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
-__device__ __forceinline__ void barrier_arrive(Barrier& barrier) {
+__device__ __forceinline__ void mbarrier_arrive(Mbarrier& barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(&barrier)) : "memory");
 }
 
 /// Arrives, and makes the phase wait for that many bytes of bulk copies too.
-__device__ __forceinline__ void barrier_arrive_expect(Barrier& barrier, int bytes) {
+__device__ __forceinline__ void mbarrier_arrive_expect_tx(Mbarrier& barrier, int bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(&barrier)), "r"(bytes)
                : "memory");
 }
 
 /// Waits until the phase of this parity has ended. A fresh barrier is in phase 0, so that waiting for parity 1 returns
 /// at once.
-__device__ __forceinline__ void barrier_wait(Barrier& barrier, int parity) {
+__device__ __forceinline__ void mbarrier_wait(Mbarrier& barrier, int parity) {
   asm volatile(
       "{\n"
       ".reg .pred done;\n"
@@ -63,7 +63,7 @@ __device__ __forceinline__ void barrier_wait(Barrier& barrier, int parity) {
 
 /// Position in a ring of stages, each with a full and an empty barrier.
 template <int stages>
-struct RingPosition {
+struct PipelineState {
   int stage = 0;
   int parity = 0;
 
@@ -95,7 +95,7 @@ __device__ __forceinline__ void cluster_sync() {
 
 /// Arrives at the barrier at this address in the cluster's block of that rank. A release for the whole cluster would
 /// first wait for all of this thread's writes to global memory; what the tensor cores have read needs none.
-__device__ __forceinline__ void barrier_arrive_at(Barrier& barrier, int rank) {
+__device__ __forceinline__ void mbarrier_arrive_cluster(Mbarrier& barrier, int rank) {
   asm volatile(
       "{\n"
       ".reg .b32 there;\n"
@@ -118,7 +118,7 @@ __device__ __forceinline__ void fence_async_proxy() { asm volatile("fence.proxy.
 __device__ __forceinline__ void fence_async_proxy_global() { asm volatile("fence.proxy.async.global;" ::: "memory"); }
 
 /// Box of a 3-d tensor map at coordinates (x, y, z), x fastest, to shared memory.
-__device__ __forceinline__ void load_box(void* shared, const CUtensorMap& map, int x, int y, int z, Barrier& barrier) {
+__device__ __forceinline__ void tma_load(void* shared, const CUtensorMap& map, int x, int y, int z, Mbarrier& barrier) {
   asm volatile(
       "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4}], [%5];" ::
           "r"(shared_address(shared)),
@@ -128,8 +128,8 @@ __device__ __forceinline__ void load_box(void* shared, const CUtensorMap& map, i
 
 /// The same box to this address of every block of the cluster whose bit in `ranks` is set, each told by its own
 /// barrier.
-__device__ __forceinline__ void load_box_multicast(void* shared, const CUtensorMap& map, int x, int y, int z,
-                                                   Barrier& barrier, int ranks) {
+__device__ __forceinline__ void tma_load_multicast(void* shared, const CUtensorMap& map, int x, int y, int z,
+                                                   Mbarrier& barrier, int ranks) {
   asm volatile(
       "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], "
       "[%1, {%2, %3, %4}], [%5], %6;" ::"r"(shared_address(shared)),
@@ -137,14 +137,14 @@ __device__ __forceinline__ void load_box_multicast(void* shared, const CUtensorM
       : "memory");
 }
 
-__device__ __forceinline__ void store_box(const CUtensorMap& map, const void* shared, int x, int y, int z) {
+__device__ __forceinline__ void tma_store(const CUtensorMap& map, const void* shared, int x, int y, int z) {
   asm volatile("cp.async.bulk.tensor.3d.global.shared::cta.bulk_group [%0, {%1, %2, %3}], [%4];" ::"l"(&map), "r"(x),
                "r"(y), "r"(z), "r"(shared_address(shared))
                : "memory");
 }
 
 /// `bytes` consecutive bytes, a multiple of 16 at addresses that are multiples of 16.
-__device__ __forceinline__ void load_bytes(void* shared, const void* global, int bytes, Barrier& barrier) {
+__device__ __forceinline__ void bulk_load(void* shared, const void* global, int bytes, Mbarrier& barrier) {
   asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
                    shared_address(shared)),
                "l"(global), "r"(bytes), "r"(shared_address(&barrier))
@@ -152,7 +152,7 @@ __device__ __forceinline__ void load_bytes(void* shared, const void* global, int
 }
 
 /// The same for bytes that are read once: they leave the cache first.
-__device__ __forceinline__ void load_bytes_once(void* shared, const void* global, int bytes, Barrier& barrier) {
+__device__ __forceinline__ void bulk_load_evict_first(void* shared, const void* global, int bytes, Mbarrier& barrier) {
   asm volatile(
       "{\n"
       ".reg .b64 policy;\n"
@@ -163,24 +163,24 @@ __device__ __forceinline__ void load_bytes_once(void* shared, const void* global
       : "memory");
 }
 
-__device__ __forceinline__ void commit_stores() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
+__device__ __forceinline__ void tma_store_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
 
 /// Waits until all but the newest `pending` committed stores have read shared memory.
 template <int pending>
-__device__ __forceinline__ void wait_stores_read() {
+__device__ __forceinline__ void tma_store_wait_read() {
   asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(pending) : "memory");
 }
 
 /// Waits until all committed stores are complete.
-__device__ __forceinline__ void wait_stores() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
+__device__ __forceinline__ void tma_store_wait() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Matrix products of a warpgroup: d (+)= a b with bf16 factors and float sums. A tile in shared memory has rows of
 // 64 bf16 (128 bytes) in the 128-byte swizzle: the 16-byte chunk c of row r lies at chunk c ^ (r % 8). Tiles are
 // aligned to 1024 bytes. Accumulator fragment of m64nN: thread t holds in d[4 j + i] the element
 //   row 16 (t / 32) + t % 32 / 4 + 8 (i / 2),  column 8 j + 2 (t % 4) + i % 2.
-// A product runs between its start and mma_wait(): call mma_fence() before the first of a group, mma_commit() after the
-// last, and pin() its registers after the wait.
+// A product runs between its start and wgmma_wait(): call wgmma_fence() before the first of a group, wgmma_commit()
+// after the last, and wgmma_fence_operand() its registers after the wait.
 
 /// Byte offset of 16-byte chunk `chunk` of row `row` in a swizzled tile.
 __device__ __forceinline__ std::uint32_t swizzled(int row, int chunk) {
@@ -189,32 +189,34 @@ __device__ __forceinline__ std::uint32_t swizzled(int row, int chunk) {
 
 /// Descriptor of an operand that begins at `shared`. Reduction index along a row (K-major): leading_bytes is unused.
 /// Reduction index across rows (MN-major): the next 64 of the other index lie leading_bytes further.
-__device__ __forceinline__ std::uint64_t operand(std::uint32_t shared, int leading_bytes = 16) {
+__device__ __forceinline__ std::uint64_t smem_descriptor(std::uint32_t shared, int leading_bytes = 16) {
   constexpr std::uint64_t swizzle_128 = 1ull << 62, eight_rows = 1024 / 16;
   return swizzle_128 | eight_rows << 32 | static_cast<std::uint64_t>(leading_bytes / 16) << 16 |
          ((shared & 0x3FFFF) >> 4);
 }
 
 /// The operand `bytes` further.
-__device__ __forceinline__ std::uint64_t advanced(std::uint64_t operand, int bytes) { return operand + bytes / 16; }
+__device__ __forceinline__ std::uint64_t advance_descriptor(std::uint64_t descriptor, int bytes) {
+  return descriptor + bytes / 16;
+}
 
-__device__ __forceinline__ void mma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
-__device__ __forceinline__ void mma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+__device__ __forceinline__ void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+__device__ __forceinline__ void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 
 /// Waits until all but the newest `pending` committed groups are complete.
 template <int pending>
-__device__ __forceinline__ void mma_wait() {
+__device__ __forceinline__ void wgmma_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(pending) : "memory");
 }
 
 /// Keeps the compiler from moving accesses of registers that a product reads or writes across this point.
 template <int n>
-__device__ __forceinline__ void pin(float (&registers)[n]) {
+__device__ __forceinline__ void wgmma_fence_operand(float (&registers)[n]) {
 #pragma unroll
   for (int i = 0; i < n; ++i) asm volatile("" : "+f"(registers[i])::"memory");
 }
 template <int n>
-__device__ __forceinline__ void pin(std::uint32_t (&registers)[n]) {
+__device__ __forceinline__ void wgmma_fence_operand(std::uint32_t (&registers)[n]) {
 #pragma unroll
   for (int i = 0; i < n; ++i) asm volatile("" : "+r"(registers[i])::"memory");
 }
@@ -244,7 +246,7 @@ enum class Major : int { k = 0, mn = 1 };
 
 /// d [64, 64] (+)= a [64, 16] b [16, 64], both operands in shared memory.
 template <Major major_a, Major major_b>
-__device__ __forceinline__ void mma(float (&d)[32], std::uint64_t a, std::uint64_t b, bool accumulate) {
+__device__ __forceinline__ void wgmma(float (&d)[32], std::uint64_t a, std::uint64_t b, bool accumulate) {
   asm volatile(
       "{\n.reg .pred p;\nsetp.ne.b32 p, %34, 0;\n"
       "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {" NANORUN_R32 "}, %32, %33, p, 1, 1, %35, %36;\n}\n"
@@ -255,7 +257,7 @@ __device__ __forceinline__ void mma(float (&d)[32], std::uint64_t a, std::uint64
 
 /// d [64, 128] (+)= a [64, 16] b [16, 128], both operands in shared memory.
 template <Major major_a, Major major_b>
-__device__ __forceinline__ void mma(float (&d)[64], std::uint64_t a, std::uint64_t b, bool accumulate) {
+__device__ __forceinline__ void wgmma(float (&d)[64], std::uint64_t a, std::uint64_t b, bool accumulate) {
   asm volatile(
       "{\n.reg .pred p;\nsetp.ne.b32 p, %66, 0;\n"
       "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {" NANORUN_R64 "}, %64, %65, p, 1, 1, %67, %68;\n}\n"
@@ -266,7 +268,7 @@ __device__ __forceinline__ void mma(float (&d)[64], std::uint64_t a, std::uint64
 
 /// d [64, 192] (+)= a [64, 16] b [16, 192], both operands in shared memory.
 template <Major major_a, Major major_b>
-__device__ __forceinline__ void mma(float (&d)[96], std::uint64_t a, std::uint64_t b, bool accumulate) {
+__device__ __forceinline__ void wgmma(float (&d)[96], std::uint64_t a, std::uint64_t b, bool accumulate) {
   asm volatile(
       "{\n.reg .pred p;\nsetp.ne.b32 p, %98, 0;\n"
       "wgmma.mma_async.sync.aligned.m64n192k16.f32.bf16.bf16 {" NANORUN_R96 "}, %96, %97, p, 1, 1, %99, %100;\n}\n"
@@ -277,7 +279,7 @@ __device__ __forceinline__ void mma(float (&d)[96], std::uint64_t a, std::uint64
 
 /// d [64, 256] (+)= a [64, 16] b [16, 256], both operands in shared memory.
 template <Major major_a, Major major_b>
-__device__ __forceinline__ void mma(float (&d)[128], std::uint64_t a, std::uint64_t b, bool accumulate) {
+__device__ __forceinline__ void wgmma(float (&d)[128], std::uint64_t a, std::uint64_t b, bool accumulate) {
   asm volatile(
       "{\n.reg .pred p;\nsetp.ne.b32 p, %130, 0;\n"
       "wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16 {" NANORUN_R128 "}, %128, %129, p, 1, 1, %131, %132;\n}\n"
@@ -289,7 +291,7 @@ __device__ __forceinline__ void mma(float (&d)[128], std::uint64_t a, std::uint6
 /// d [64, 128] (+)= a [64, 16] b [16, 128], a in registers: a[2 j + i] holds, as pairs of bf16, what d[8 j + 2 i] and
 /// d[8 j + 2 i + 1] would hold of an m64n16 accumulator.
 template <Major major_b>
-__device__ __forceinline__ void mma(float (&d)[64], const std::uint32_t* a, std::uint64_t b, bool accumulate) {
+__device__ __forceinline__ void wgmma(float (&d)[64], const std::uint32_t* a, std::uint64_t b, bool accumulate) {
   asm volatile(
       "{\n.reg .pred p;\nsetp.ne.b32 p, %69, 0;\n"
       "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {" NANORUN_R64
@@ -308,11 +310,11 @@ __device__ __forceinline__ void mma(float (&d)[64], const std::uint32_t* a, std:
 
 /// Changes the registers of every thread of the warpgroup; the kernel needs __launch_bounds__(threads, 1).
 template <int count>
-__device__ __forceinline__ void grow_registers() {
+__device__ __forceinline__ void setmaxnreg_inc() {
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(count));
 }
 template <int count>
-__device__ __forceinline__ void shrink_registers() {
+__device__ __forceinline__ void setmaxnreg_dec() {
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(count));
 }
 
@@ -356,21 +358,21 @@ __device__ __forceinline__ float sqrt_fast(float x) {
 
 /// Stores four 8 x 8 matrices of bf16 that lie in a warp's registers as accumulator fragments do; lane l gives the
 /// address of row l % 8 of matrix l / 8.
-__device__ __forceinline__ void store_matrices(std::uint32_t shared, const std::uint32_t* r) {
+__device__ __forceinline__ void stmatrix(std::uint32_t shared, const std::uint32_t* r) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(shared), "r"(r[0]), "r"(r[1]),
                "r"(r[2]), "r"(r[3])
                : "memory");
 }
 
 /// The same, each matrix transposed: the addresses are those of its columns.
-__device__ __forceinline__ void store_matrices_transposed(std::uint32_t shared, const std::uint32_t* r) {
+__device__ __forceinline__ void stmatrix_transposed(std::uint32_t shared, const std::uint32_t* r) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(shared), "r"(r[0]),
                "r"(r[1]), "r"(r[2]), "r"(r[3])
                : "memory");
 }
 
-/// Loads four 8 x 8 matrices of bf16 to where store_matrices() takes them from.
-__device__ __forceinline__ void load_matrices(std::uint32_t* r, std::uint32_t shared) {
+/// Loads four 8 x 8 matrices of bf16 to where stmatrix() takes them from.
+__device__ __forceinline__ void ldmatrix(std::uint32_t* r, std::uint32_t shared) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
                : "r"(shared)

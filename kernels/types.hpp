@@ -79,9 +79,9 @@ using Workspace = std::span<std::byte>;
 
 /// Cuts typed pieces from a workspace. On an empty workspace it only counts: cut once to learn the size with used(),
 /// allocate, and cut again.
-class WorkspaceCutter {
+class WorkspaceAllocator {
  public:
-  explicit WorkspaceCutter(Workspace space) : space_(space) {}
+  explicit WorkspaceAllocator(Workspace space) : space_(space) {}
 
   std::size_t used() const { return used_; }
 

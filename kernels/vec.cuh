@@ -114,7 +114,7 @@ struct SumOfSquares {
 
 /// Blocks that give each of `tasks` a thread, but no more than keep the device evenly busy: kernels stride.
 inline int blocks_for(std::size_t tasks) {
-  constexpr std::size_t most = sm90::multiprocessors * 32;
+  constexpr std::size_t most = sm90::sm_count * 32;
   return static_cast<int>(std::min(ceil_div(tasks, block_threads), most));
 }
 
@@ -123,43 +123,43 @@ inline int row_blocks(int rows) { return ceil_div(rows, block_warps); }
 
 /// N consecutive elements, moved in one access.
 template <class T, int N>
-struct alignas(N * sizeof(T)) Pack {
+struct alignas(N * sizeof(T)) Vector {
   T v[N];
 };
 template <int N, class T>
-__device__ Pack<T, N> load_pack(const T* p) {
-  return *reinterpret_cast<const Pack<T, N>*>(p);
+__device__ Vector<T, N> load_vector(const T* p) {
+  return *reinterpret_cast<const Vector<T, N>*>(p);
 }
 template <class T, int N>
-__device__ void store_pack(T* p, const Pack<T, N>& x) {
-  *reinterpret_cast<Pack<T, N>*>(p) = x;
+__device__ void store_vector(T* p, const Vector<T, N>& x) {
+  *reinterpret_cast<Vector<T, N>*>(p) = x;
 }
 
 template <int N>
-__device__ Pack<float, N> to_floats(const Pack<bf16, N>& x) {
-  Pack<float, N> y;
+__device__ Vector<float, N> to_floats(const Vector<bf16, N>& x) {
+  Vector<float, N> y;
 #pragma unroll
   for (int k = 0; k < N; ++k) y.v[k] = __uint_as_float(static_cast<std::uint32_t>(x.v[k].bits) << 16);
   return y;
 }
 template <int N>
-__device__ Pack<float, N> load_floats(const bf16* p) {
-  return to_floats(load_pack<N>(p));
+__device__ Vector<float, N> load_floats(const bf16* p) {
+  return to_floats(load_vector<N>(p));
 }
 
 /// p[0..4) += x, safe against other threads that add to the same place; the order of such additions is not fixed. Fast
 /// where the lanes of a warp add to consecutive addresses.
-__device__ inline void atomic_add(float* p, const Pack<float, 4>& x) {
+__device__ inline void atomic_add(float* p, const Vector<float, 4>& x) {
   atomicAdd(reinterpret_cast<float4*>(p), make_float4(x.v[0], x.v[1], x.v[2], x.v[3]));
 }
 
 /// Rounds to nearest even.
 template <int N>
-__device__ void store_rounded(bf16* p, const Pack<float, N>& x) {
-  Pack<bf16, N> rounded;
+__device__ void store_rounded(bf16* p, const Vector<float, N>& x) {
+  Vector<bf16, N> rounded;
 #pragma unroll
   for (int k = 0; k < N; ++k) rounded.v[k].bits = __bfloat16_as_ushort(__float2bfloat16_rn(x.v[k]));
-  store_pack(p, rounded);
+  store_vector(p, rounded);
 }
 
 /// body.apply<W>(i) treats elements [i, i + W); the last n % W elements come one by one. Then every thread calls

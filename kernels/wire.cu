@@ -40,7 +40,7 @@ struct E5m2 {
 
 /// Elements of a thread: 16 bytes of codes, but no more than two 16-byte vectors of floats.
 template <class Codec>
-constexpr int pack_width = sizeof(typename Codec::Code) == 4 ? 4 : 8;
+constexpr int vector_width = sizeof(typename Codec::Code) == 4 ? 4 : 8;
 
 template <class Codec>
 struct Encode {
@@ -50,11 +50,11 @@ struct Encode {
 
   template <int W>
   __device__ void apply(std::size_t i) const {
-    const Pack<float, W> values = load_pack<W>(x + i);
-    Pack<typename Codec::Code, W> codes;
+    const Vector<float, W> values = load_vector<W>(x + i);
+    Vector<typename Codec::Code, W> codes;
 #pragma unroll
     for (int k = 0; k < W; ++k) codes.v[k] = codec.encode(values.v[k]);
-    store_pack(out + i, codes);
+    store_vector(out + i, codes);
   }
 };
 
@@ -69,14 +69,14 @@ struct AddDecoded {
   template <int W>
   __device__ void apply(std::size_t i) const {
     using Code = typename Codec::Code;
-    Pack<float, W> total = load_pack<W>(sum + i);
+    Vector<float, W> total = load_vector<W>(sum + i);
 #pragma unroll 4
     for (int k = 0; k < count; ++k) {
-      const Pack<Code, W> codes = load_pack<W>(reinterpret_cast<const Code*>(in + k * stride) + i);
+      const Vector<Code, W> codes = load_vector<W>(reinterpret_cast<const Code*>(in + k * stride) + i);
 #pragma unroll
       for (int j = 0; j < W; ++j) total.v[j] += codec.decode(codes.v[j]);
     }
-    store_pack(sum + i, total);
+    store_vector(sum + i, total);
   }
 };
 
@@ -100,7 +100,7 @@ void encode(Stream stream, std::byte* out, Vec<const A> x, const Wire& wire) {
   with_codec(wire, [&]<class Codec>(const Codec& codec) {
     auto* codes = reinterpret_cast<typename Codec::Code*>(out);
     const Encode<Codec> body{codes, x.data(), codec};
-    launch_elementwise<pack_width<Codec>>("encode", stream, x.size(), body, codes, x.data());
+    launch_elementwise<vector_width<Codec>>("encode", stream, x.size(), body, codes, x.data());
   });
 }
 
@@ -110,7 +110,7 @@ void add_decoded(Stream stream, Vec<A> sum, const std::byte* in, int count, std:
     const AddDecoded<Codec> body{sum.data(), in, count, stride, codec};
     const auto* first = reinterpret_cast<const typename Codec::Code*>(in);
     const auto* second = reinterpret_cast<const typename Codec::Code*>(in + stride);
-    launch_elementwise<pack_width<Codec>>("add_decoded", stream, sum.size(), body, sum.data(), first, second);
+    launch_elementwise<vector_width<Codec>>("add_decoded", stream, sum.size(), body, sum.data(), first, second);
   });
 }
 

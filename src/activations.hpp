@@ -51,14 +51,14 @@ struct Activations {
   kernels::Mat<T> d_wide;               ///< any branch of width 3d or m d
 
   Activations() = default;
-  /// Cuts everything from `cutter`.
-  Activations(const Config& config, int length, bool training, kernels::WorkspaceCutter& cutter);
+  /// Takes everything from `allocator`.
+  Activations(const Config& config, int length, bool training, kernels::WorkspaceAllocator& allocator);
 
  private:
-  void cut_training_blocks(const Config& config, kernels::WorkspaceCutter& cutter);
-  void cut_evaluation_blocks(const ModelConfig& model, kernels::WorkspaceCutter& cutter);
-  void cut_gradients(const ModelConfig& model, kernels::WorkspaceCutter& cutter);
-  void cut_workspace(const Config& config, bool training, kernels::WorkspaceCutter& cutter);
+  void cut_training_blocks(const Config& config, kernels::WorkspaceAllocator& allocator);
+  void cut_evaluation_blocks(const ModelConfig& model, kernels::WorkspaceAllocator& allocator);
+  void cut_gradients(const ModelConfig& model, kernels::WorkspaceAllocator& allocator);
+  void cut_workspace(const Config& config, bool training, kernels::WorkspaceAllocator& allocator);
 };
 
 }  // namespace nanorun

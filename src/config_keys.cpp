@@ -104,7 +104,7 @@ std::vector<Key> model_keys() {
       {NANORUN_KEY(model, rotary), trains, any(), "rotary frequencies: all pairs turn, or only the first half of them"},
       {NANORUN_KEY(model, rotary_base), trains, above(1), "base of the rotary frequencies"},
       {NANORUN_KEY(model, attention_scale), trains, at_least(0), "factor on q k^T; 0: 1 / sqrt(head_dim)"},
-      {NANORUN_KEY(model, softcap), trains, above(0, kernels::largest_softcap), "c of logits c tanh(z / c)"},
+      {NANORUN_KEY(model, softcap), trains, above(0, kernels::max_softcap), "c of logits c tanh(z / c)"},
       {NANORUN_KEY(model, init_scale), trains, at_least(0),
        "weight matrices start uniform in +-b, b = init_scale / sqrt(fan_in)"},
       {NANORUN_KEY(model, zero_outputs), trains, any(), "output projections and the head start at zero"},

@@ -11,20 +11,20 @@ namespace nanorun {
 using kernels::Stream;
 using kernels::Token;
 using kernels::Workspace;
-using kernels::WorkspaceCutter;
+using kernels::WorkspaceAllocator;
 
 namespace {
 
 /// What a slot holds for a sequence of `length` tokens, in memory of the host or of the device alike.
 struct Layout {
   Layout(int length, Workspace space) {
-    WorkspaceCutter cutter(space);
-    tokens = {cutter.take<Token>(length), static_cast<std::size_t>(length)};
-    targets = {cutter.take<Token>(length), static_cast<std::size_t>(length)};
-    order = {cutter.take<std::int32_t>(length), static_cast<std::size_t>(length)};
-    long_mask = Mask(length, cutter);
-    short_mask = Mask(length, cutter);
-    bytes = cutter.used();
+    WorkspaceAllocator allocator(space);
+    tokens = {allocator.take<Token>(length), static_cast<std::size_t>(length)};
+    targets = {allocator.take<Token>(length), static_cast<std::size_t>(length)};
+    order = {allocator.take<std::int32_t>(length), static_cast<std::size_t>(length)};
+    long_mask = Mask(length, allocator);
+    short_mask = Mask(length, allocator);
+    bytes = allocator.used();
   }
 
   std::span<Token> tokens, targets;

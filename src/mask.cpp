@@ -18,13 +18,13 @@ int window_begin(int q, WindowKind kind, int window) {
 
 }  // namespace
 
-Mask::Mask(int length, kernels::WorkspaceCutter& cutter) : length_(length) {
+Mask::Mask(int length, kernels::WorkspaceAllocator& allocator) : length_(length) {
   if (length < 1 || length % block != 0) {
     throw Error(ExitCode::internal, fmt::format("mask of {} tokens: not a positive multiple of {}", length, block));
   }
-  first_key_ = cutter.take<std::int32_t>(length);
+  first_key_ = allocator.take<std::int32_t>(length);
   for (std::int32_t** array : {&key_begin_, &key_full_, &query_end_, &query_full_}) {
-    *array = cutter.take<std::int32_t>(length / block);
+    *array = allocator.take<std::int32_t>(length / block);
   }
 }
 

@@ -16,7 +16,7 @@ class Mask {
   Mask() = default;
   /// Cuts the arrays of a sequence of `length` tokens, a positive multiple of kernels::attention_block. Throws
   /// Error(internal) when it is not.
-  Mask(int length, kernels::WorkspaceCutter& cutter);
+  Mask(int length, kernels::WorkspaceAllocator& allocator);
 
   /// Fills the arrays, which are in host memory. tokens [length]; window >= 1 token (a positive multiple of the block
   /// for WindowKind::block). Throws Error(internal) when they are not.

@@ -11,7 +11,7 @@ using kernels::Mat;
 using kernels::Stream;
 using kernels::Token;
 using kernels::Vec;
-using kernels::WorkspaceCutter;
+using kernels::WorkspaceAllocator;
 
 namespace {
 
@@ -49,7 +49,7 @@ kernels::HeadOptions head_options(const Config& config) {
 
 template <class T>
 std::size_t activation_bytes(const Config& config) {
-  WorkspaceCutter training({}), validation({});
+  WorkspaceAllocator training({}), validation({});
   Activations<T>(config, config.train.length, true, training);
   Activations<T>(config, config.validation.length, false, validation);
   return std::max(training.used(), validation.used());
@@ -72,7 +72,7 @@ Model<T>::Model(const Config& config, const ParameterTable& table, const Weights
       rotary_table_(make_rotary_table<Gradient>(config.model, longest_sequence(config), streams.compute)),
       arena_(activation_bytes<T>(config), "the activations",
              "lower train.length or validation.length, or set train.recompute = \"mlp\"") {
-  WorkspaceCutter training(arena_.space()), validation(arena_.space());
+  WorkspaceAllocator training(arena_.space()), validation(arena_.space());
   training_ = Activations<T>(config, config.train.length, true, training);
   validation_ = Activations<T>(config, config.validation.length, false, validation);
 }

@@ -90,7 +90,7 @@ void Watchdog::watch(std::stop_token stop) {
 /// collective see more than this one, and speak first.
 Watchdog::Seconds Watchdog::longest_silence() const {
   constexpr Seconds operation(1e-9);
-  return (ranks_ > 1 ? 2 : 1) * timeout_ + kernels::life.largest_work.load() * operation;
+  return (ranks_ > 1 ? 2 : 1) * timeout_ + kernels::life.max_work.load() * operation;
 }
 
 void Watchdog::expire() {

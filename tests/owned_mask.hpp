@@ -13,11 +13,11 @@ namespace nanorun {
 class OwnedMask : public Mask {
  public:
   explicit OwnedMask(int length) {
-    kernels::WorkspaceCutter count({});
+    kernels::WorkspaceAllocator count({});
     Mask(length, count);
     memory_ = std::make_shared<kernels::test::Vector<std::byte>>(count.used());
-    kernels::WorkspaceCutter cutter(*memory_);
-    static_cast<Mask&>(*this) = Mask(length, cutter);
+    kernels::WorkspaceAllocator allocator(*memory_);
+    static_cast<Mask&>(*this) = Mask(length, allocator);
   }
 
  private:

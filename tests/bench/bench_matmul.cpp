@@ -1,4 +1,4 @@
-// Rates of the matrix products, the head and Newton-Schulz on one GPU at the shapes of record 21. "of_product" is the
+// Rates of the matrix products, the head and Newton-Schulz on one GPU at the shapes of record 21. "of_gemm" is the
 // fraction of what cuBLASLt reaches in the same run with matrices of 8192 x 8192, of e4m3 for the fp8 head and bf16
 // otherwise; "of_copy", of the head's step between its products, that of a copy of 1 GiB. Time is the device's; inputs
 // are random, since products of zeros run faster.
@@ -15,9 +15,9 @@
 
 #include "kernels/attention_projection.hpp"
 #include "kernels/head.hpp"
+#include "kernels/head_softcap.hpp"
 #include "kernels/matmul.hpp"
 #include "kernels/muon.hpp"
-#include "kernels/head_softcap.hpp"
 #include "kernels/muon_symmetric_gemm.hpp"
 #include "tests/bench/ceilings.hpp"
 
@@ -68,7 +68,7 @@ template <class Work>
 void measure(
     benchmark::State& state, double flops, double bytes, Work&& work, int runs = 1, bool fp8 = false,
     const std::function<void()>& prepare = [] {}) {
-  const double ceiling = fp8 ? bench::product_rate<e4m3>() : bench::product_rate<bf16>();
+  const double ceiling = fp8 ? bench::gemm_rate<e4m3>() : bench::gemm_rate<bf16>();
   double seconds = 0;
   cudaEvent_t start, stop;
   check(cudaEventCreate(&start));
@@ -89,7 +89,7 @@ void measure(
   using benchmark::Counter;
   const auto rate = [&](double amount) { return Counter(amount, Counter::kIsIterationInvariantRate); };
   if (flops > 0) state.counters["TFLOP/s"] = rate(flops * 1e-12);
-  if (flops > 0) state.counters["of_product"] = flops * static_cast<double>(state.iterations()) / seconds / ceiling;
+  if (flops > 0) state.counters["of_gemm"] = flops * static_cast<double>(state.iterations()) / seconds / ceiling;
   if (bytes > 0) state.counters["TB/s"] = rate(bytes * 1e-12);
   if (bytes > 0)
     state.counters["of_copy"] = bytes * static_cast<double>(state.iterations()) / seconds / bench::copy_rate();
@@ -220,7 +220,7 @@ void newton_schulz(benchmark::State& state, int wide, int tall, int cols) {
 }
 
 /// Products of `count` [width, cols] with their transposes, by the own kernel or in full; the rate is the latter's.
-void symmetric_product(benchmark::State& state, bool own, int count, int cols, bool with_addend) {
+void symmetric_gemm(benchmark::State& state, bool own, int count, int cols, bool with_addend) {
   const std::size_t square = std::size_t{width} * width;
   const Values<bf16> x(count * std::size_t{width} * cols), addend(count * square), out(count * square);
   const cuda::GemmOptions options{.alpha = 2, .beta = with_addend ? -4.0f : 0.0f, .count = count};
@@ -229,7 +229,7 @@ void symmetric_product(benchmark::State& state, bool own, int count, int cols, b
       state, 2.0 * count * square * cols, 0,
       [&] {
         if (own) {
-          cuda::symmetric_product(stream, options, x_in, addend_in, out.mat(width, width));
+          cuda::symmetric_gemm(stream, options, x_in, addend_in, out.mat(width, width));
         } else {
           cuda::gemm<bf16, bf16, bf16>(stream, options, cuda::Op::none, x_in, cuda::Op::transpose, x_in, addend_in,
                                        out.mat(width, width));
@@ -255,10 +255,10 @@ void add_newton_schulz(int wide, int tall, int cols) {
       [=](benchmark::State& state) { newton_schulz(state, wide, tall, cols); });
 }
 
-void add_symmetric_product(bool own, int count, int cols, bool with_addend) {
-  add(std::string(own ? "symmetric_product/" : "full_product/") + std::to_string(count) + "x" + std::to_string(cols) +
+void add_symmetric_gemm(bool own, int count, int cols, bool with_addend) {
+  add(std::string(own ? "symmetric_gemm/" : "full_gemm/") + std::to_string(count) + "x" + std::to_string(cols) +
           (with_addend ? "/add" : ""),
-      [=](benchmark::State& state) { symmetric_product(state, own, count, cols, with_addend); });
+      [=](benchmark::State& state) { symmetric_gemm(state, own, count, cols, with_addend); });
 }
 
 void add_all() {
@@ -291,9 +291,9 @@ void add_all() {
   }
   for (const bool own : {false, true}) {
     for (const int count : {44, 24, 11, 6, 3}) {
-      add_symmetric_product(own, count, width, false);
-      add_symmetric_product(own, count, width, true);
-      if (count < 44) add_symmetric_product(own, count, hidden, false);
+      add_symmetric_gemm(own, count, width, false);
+      add_symmetric_gemm(own, count, width, true);
+      if (count < 44) add_symmetric_gemm(own, count, hidden, false);
     }
   }
 }

@@ -80,7 +80,7 @@ inline double copy_rate() {
 
 /// Operations per second of cuBLASLt's product of two matrices [8192, 8192] of T = bf16 or e4m3, the result in bf16.
 template <class T>
-double product_rate() {
+double gemm_rate() {
   static const double rate = [] {
     constexpr int n = 8192;
     constexpr std::size_t size = std::size_t{n} * n;

@@ -274,7 +274,7 @@ INSTANTIATE_TEST_SUITE_P(
                     Case{"two_tokens", 384, 1, WindowKind::token, 2, {}},
                     Case{"100_tokens", 384, 1, WindowKind::token, 100, {}},
                     Case{"200_tokens_and_documents", 512, 2, WindowKind::token, 200, {70, 400}},
-                    Case{"more_tiles_than_multiprocessors", 1024, 40, WindowKind::token, everything, {}},
+                    Case{"more_tiles_than_sms", 1024, 40, WindowKind::token, everything, {}},
                     Case{"two_steps_a_tile", 8192, 6, WindowKind::block, 128, {}},
                     Case{"odd_number_of_blocks", 1664, 7, WindowKind::block, 384, {600, 900, 901}},
                     Case{"groups_of_heads", 8192, 10, WindowKind::token, everything, {}},

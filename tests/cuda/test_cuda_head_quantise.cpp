@@ -20,7 +20,7 @@ float to_float(e4m3 x) {
 bool same(float a, float b) { return a == b || (std::isnan(a) && std::isnan(b)); }
 
 /// Every bf16, or random ones, in squares whole and cut; q and q_t lie among bytes that must stay as they are.
-TEST(CudaQuantise, RoundsToNearestEvenAndTransposes) {
+TEST(CudaHeadQuantise, RoundsToNearestEvenAndTransposes) {
   SKIP_WITHOUT_DEVICE();
   constexpr float scale = 3;
   constexpr std::uint8_t untouched = 0xA5;

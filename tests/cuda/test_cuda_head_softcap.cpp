@@ -56,7 +56,7 @@ struct Problem {
   test::DeviceVector<int> counts;
 };
 
-TEST(CudaSoftcap, LossAndTransposeOfTheGradient) {
+TEST(CudaHeadSoftcap, LossAndTransposeOfTheGradient) {
   SKIP_WITHOUT_DEVICE();
   for (const auto& [rows, cols] : {std::pair{16, 16}, {304, 4112}, {144, 112 * 1008}}) {
     SCOPED_TRACE(std::to_string(rows) + " rows, " + std::to_string(cols) + " columns");
@@ -80,7 +80,7 @@ TEST(CudaSoftcap, LossAndTransposeOfTheGradient) {
 
 /// Whichever blocks of whichever grid start first take the last rows: two launches share the work, one after the other
 /// and beside each other.
-TEST(CudaSoftcapOrder, ThreadBlocksMayStartInAnyOrder) {
+TEST(CudaHeadSoftcapOrder, ThreadBlocksMayStartInAnyOrder) {
   SKIP_WITHOUT_DEVICE();
   Problem p(2048, 4112);
   p.reset();

@@ -204,7 +204,7 @@ TEST(CudaMatmul, AddsOnceToManyRows) {
   SKIP_WITHOUT_DEVICE();
   const test::BlasStream stream;
   constexpr int rows = 131072, in = 64, out = 768;
-  static_assert(sizeof(bf16) * rows * out > product_timing_bytes);
+  static_assert(sizeof(bf16) * rows * out > gemm_timing_bytes);
   Pool pool;
   const In x = pool.device(rows, in, 0), w = pool.device(out, in, 1);
   const test::DeviceVector<bf16> memory(std::size_t{rows} * out);

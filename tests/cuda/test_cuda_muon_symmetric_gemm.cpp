@@ -15,7 +15,7 @@ struct Case {
   int count, n, k;
 };
 
-/// Few tiles and many (more than the device has multiprocessors), fewer slices than are in flight and more; the last
+/// Few tiles and many (more than the device has sm_count), fewer slices than are in flight and more; the last
 /// three are cuBLASLt's.
 constexpr Case cases[] = {{1, 128, 64},   {3, 128, 128}, {11, 128, 192}, {1, 256, 768},  {3, 384, 512},
                           {11, 768, 768}, {24, 768, 64}, {1, 768, 768},  {2, 768, 3072}, {3, 1024, 320},
@@ -45,8 +45,8 @@ void check(const Case& c, float alpha, float beta) {
   const test::Vector<float> addend = symmetric_matrices(c);
   const test::DeviceVector<bf16> device_addend(rounded(addend));
   auto out = test::Tensor<bf16>::poisoned(c.count * c.n, c.n);
-  symmetric_product(stream, {.alpha = alpha, .beta = beta, .count = c.count}, x.device().row_block(0, c.n),
-                    {beta != 0 ? device_addend.data() : nullptr, c.n, c.n}, out.device().row_block(0, c.n));
+  symmetric_gemm(stream, {.alpha = alpha, .beta = beta, .count = c.count}, x.device().row_block(0, c.n),
+                 {beta != 0 ? device_addend.data() : nullptr, c.n, c.n}, out.device().row_block(0, c.n));
 
   for (int i = 0; i < c.count; ++i) {
     const Mat<float> factor = x.host().row_block(i * c.n, c.n);
@@ -62,17 +62,17 @@ void check(const Case& c, float alpha, float beta) {
       for (std::size_t j = 0; j < i; ++j) ASSERT_EQ(got[first + i * n + j], got[first + j * n + i]) << i << ", " << j;
 }
 
-TEST(CudaSymmetricProduct, IsTheProduct) {
+TEST(CudaMuonSymmetricGemm, IsTheProduct) {
   SKIP_WITHOUT_DEVICE();
   for (const Case& c : cases) check(c, 1, 0);
 }
 
-TEST(CudaSymmetricProduct, AddsASymmetricMatrix) {
+TEST(CudaMuonSymmetricGemm, AddsASymmetricMatrix) {
   SKIP_WITHOUT_DEVICE();
   for (const Case& c : cases) check(c, 2.0315f, -4.775f);
 }
 
-TEST(CudaSymmetricProduct, RepeatsBitByBit) {
+TEST(CudaMuonSymmetricGemm, RepeatsBitByBit) {
   SKIP_WITHOUT_DEVICE();
   const Case c{11, 768, 768};
   const test::BlasStream stream;
@@ -80,7 +80,7 @@ TEST(CudaSymmetricProduct, RepeatsBitByBit) {
   test::Vector<float> results[2];
   for (test::Vector<float>& result : results) {
     const auto out = test::Tensor<bf16>::poisoned(c.count * c.n, c.n);
-    symmetric_product(stream, {.count = c.count}, x.device().row_block(0, c.n), {}, out.device().row_block(0, c.n));
+    symmetric_gemm(stream, {.count = c.count}, x.device().row_block(0, c.n), {}, out.device().row_block(0, c.n));
     result = out.device_values();
   }
   EXPECT_EQ(results[0], results[1]);

@@ -18,9 +18,9 @@ Config record21() {
 }
 
 std::size_t bytes(const Config& config, int length, bool training) {
-  kernels::WorkspaceCutter cutter({});
-  Activations<float>(config, length, training, cutter);
-  return cutter.used();
+  kernels::WorkspaceAllocator allocator({});
+  Activations<float>(config, length, training, allocator);
+  return allocator.used();
 }
 
 TEST(Activations, GrowInProportionToTheLength) {
@@ -52,8 +52,8 @@ TEST(Activations, GradientsOfBlocksLieInTheWorkspaceAndNoOthers) {
   for (const ValuePath path : {ValuePath::embeddings, ValuePath::first}) {
     config.model.value_path = path;
     std::vector<std::byte> memory(bytes(config, config.train.length, true));
-    kernels::WorkspaceCutter cutter(memory);
-    const Activations<float> a(config, config.train.length, true, cutter);
+    kernels::WorkspaceAllocator allocator(memory);
+    const Activations<float> a(config, config.train.length, true, allocator);
 
     struct Range {
       const void *begin, *end;
