@@ -1,8 +1,8 @@
 #pragma once
-// Adam with bias correction and without weight decay (Kingma and Ba 2015, arXiv:1412.6980).
+// Adam with bias correction, without weight decay (Kingma and Ba 2015, arXiv:1412.6980).
 //   m = b1 m + (1 - b1) g,  v = b2 v + (1 - b2) g²
 //   w -= lr * (m / (1 - b1^t)) / (sqrt(v / (1 - b2^t)) + eps),  t = 1 for the first update
-// Shapes: w, copy, m, v, g [n].
+// Shapes: w, copy, m, v, g [n]. w are the master weights; g enters as gradient_scale g.
 
 #include "kernels/types.hpp"
 
@@ -14,14 +14,13 @@ struct AdamOptions {
   double beta2 = 0.95;
   double eps = 1e-10;
   long t = 1;
-  double gradient_scale = 1;  ///< of what is passed as g
+  double gradient_scale = 1;
 };
 
 namespace portable {
 
-/// copy = w rounded to T, for the products that read it; where T is its own accumulator type, copy is w. *squares, in
-/// the tensors' memory, += sum of (gradient_scale g)² + w², w the new one, in double: not finite where any of them is
-/// not.
+/// copy = w rounded to T, for the GEMMs that read it; where acc_t<T> is T, copy is w itself. *squares, in the tensors'
+/// memory, += sum of (gradient_scale g)² + w² in double, with the new w: not finite where any element is not.
 template <class T>
 void adam_update(Stream stream, Vec<acc_t<T>> w, Vec<T> copy, Vec<acc_t<T>> m, Vec<acc_t<T>> v, Vec<const acc_t<T>> g,
                  const AdamOptions& options, double* squares);

@@ -1,28 +1,28 @@
 #pragma once
-// Block-sparse softmax attention, one pass over the allowed key blocks of each query block (Dao 2023,
-// arXiv:2307.08691); no [T, T] buffer exists.
+// Block-sparse softmax attention with online softmax over the allowed key blocks of each query block, after
+// FlashAttention-2 (Dao 2023, arXiv:2307.08691); no [T, T] buffer exists.
 //   s[q,k] = scale * <q, k>,  p = softmax over the allowed k,  y[q] = sum_k p[q,k] v[k],  lse[q] = log sum exp s[q,k]
-// Shapes: q, k, v, y [T, H D] (head-major columns, any row stride); lse [H, T].
+// Shapes: q, k, v, y and their gradients [T, H D] (head-major columns, any row stride); lse [H, T].
 
 #include "kernels/types.hpp"
 
 namespace nanorun::kernels {
 
-/// Tokens of a block of the mask; T is a multiple of it.
+/// Tokens in a block of the mask; T is a multiple of it.
 inline constexpr int attention_block = 128;
 
-/// Query q sees exactly the keys first_key[q] <= k <= q. Because documents are contiguous and windows move with the
-/// query, first_key never decreases; so the key blocks of a query block, and the query blocks of a key block, are
-/// intervals. All pointers are in the tensors' memory space.
+/// Causal mask within documents and a sliding window: query q sees exactly the keys first_key[q] <= k <= q. Documents
+/// are contiguous and windows move with the query, so first_key never decreases; hence the key blocks of a query block,
+/// and the query blocks of a key block, are intervals. All pointers point to the tensors' memory.
 struct AttentionMask {
   int length = 0;                           ///< T
   const std::int32_t* first_key = nullptr;  ///< [T]
-  /// Per query block b: key blocks [key_begin[b], b] hold an allowed pair; of these, every pair of the blocks
-  /// [key_full[b], b) is allowed. key_full[b] <= b.
+  /// [T / 128], for query block b: key blocks [key_begin[b], b] have an allowed pair. In those of [key_full[b], b)
+  /// every pair is allowed; key_full[b] <= b.
   const std::int32_t* key_begin = nullptr;
   const std::int32_t* key_full = nullptr;
-  /// Per key block b: query blocks [b, query_end[b]) hold an allowed pair; of these, every pair of the blocks
-  /// (b, query_full[b]) is allowed. query_full[b] >= b + 1.
+  /// [T / 128], for key block b: query blocks [b, query_end[b]) have an allowed pair. In those of (b, query_full[b])
+  /// every pair is allowed; query_full[b] >= b + 1.
   const std::int32_t* query_end = nullptr;
   const std::int32_t* query_full = nullptr;
 };
@@ -36,7 +36,7 @@ struct AttentionInputs {
   acc_t<T> scale = 0;
 };
 
-/// Bytes of scratch that either direction needs.
+/// Bytes of workspace that either direction needs.
 template <class T>
 std::size_t attention_workspace(int length, int heads, int head_dim);
 
@@ -44,7 +44,7 @@ template <class T>
 void attention_forward(Stream stream, Mat<T> y, Mat<acc_t<T>> lse, const AttentionInputs<T>& in,
                        const AttentionMask& mask, Workspace workspace);
 
-/// d_q, d_k, d_v = gradients (overwritten); y and lse are the forward's. d_q, a sum over key blocks, is left unrounded
+/// d_q, d_k, d_v = gradients; y and lse are the forward's. d_q, a sum over key blocks, stays in the accumulators' type
 /// for attention_input_backward.
 template <class T>
 void attention_backward(Stream stream, Mat<acc_t<T>> d_q, Mat<T> d_k, Mat<T> d_v, Mat<const T> y,
@@ -53,9 +53,9 @@ void attention_backward(Stream stream, Mat<acc_t<T>> d_q, Mat<T> d_k, Mat<T> d_v
 
 }  // namespace portable
 
-/// T = bf16, head_dim = 128, scale > 0; rows and first_key begin at multiples of 16 bytes. d_q lies in panels of
-/// d_q_panel columns, [H D / d_q_panel, T, d_q_panel], and is summed by float atomics in no fixed order; all else is
-/// reproducible bit for bit. Throw std::invalid_argument on other shapes.
+/// T = bf16, D = 128, scale > 0; rows and first_key are aligned to 16 bytes; else std::invalid_argument. d_q lies in
+/// panels of d_q_panel columns, [H D / d_q_panel, T, d_q_panel], and is summed by float atomics in no fixed order. All
+/// else is reproducible bit for bit.
 namespace cuda {
 
 using portable::AttentionInputs;

@@ -1,9 +1,10 @@
-// Backward attention for Hopper, after FlashAttention-3 (Shah et al. 2024, arXiv:2407.08608). Thread blocks stay on
-// their multiprocessor and fetch tiles (128 keys of one head) from a counter; they step through a tile's queries, 64 at
-// a time. With p and d_s transposed, keys by queries, and both times `scale`:
+// Backward attention for Hopper: the loop order of FlashAttention-2 (Dao 2023, arXiv:2307.08691), with TMA, warp
+// specialisation and persistent thread blocks as in FlashAttention-3 (Shah et al. 2024, arXiv:2407.08608). A tile is
+// 128 keys of one head; the inner loop steps through its queries, 64 at a time, and recomputes p from lse. With p and
+// d_s transposed, keys by queries, and both times `scale`:
 //   pᵀ = scale exp(scale k qᵀ - lse),  d_sᵀ = pᵀ (v d_yᵀ - delta),  scale d_v += pᵀ d_y,  d_k += d_sᵀ q,  d_q += d_s k
-// where delta[q] = <d_y[q], y[q]>. d_k and d_v stay in registers. d_q is summed in device memory: a block's own keys
-// write its first terms, the other key blocks add theirs by atomics once those are there.
+// where delta[q] = <d_y[q], y[q]>. d_k and d_v stay in registers. d_q is summed in global memory: the tile of a query's
+// own block writes the first terms, and the other tiles then add theirs by atomics.
 
 #include <cmath>
 
@@ -17,8 +18,7 @@ using namespace sm90;
 
 constexpr int producer_registers = 24, consumer_registers = 240;
 
-/// d [64 keys, 64 queries] = a bᵀ over the head dimension, not waited for: a are 64 rows of a key tile, b a step's
-/// rows.
+/// d [64 keys, 64 queries] = a bᵀ, not waited for: a are 64 rows of k or v, b a step's rows of q or d_y.
 __device__ __forceinline__ void start_pairs(float (&d)[32], std::uint32_t a, std::uint32_t b) {
   const std::uint64_t a_descriptor = smem_descriptor(a), b_descriptor = smem_descriptor(b);
   wgmma_fence();
@@ -31,7 +31,7 @@ __device__ __forceinline__ void start_pairs(float (&d)[32], std::uint32_t a, std
   wgmma_commit();
 }
 
-/// d [64 keys, head_dim] (+)= a [64 keys, 64 queries] b, b a step's rows; not waited for.
+/// d [64 keys, head_dim] (+)= a [64 keys, 64 queries] b, not waited for: b are a step's rows of q or d_y.
 __device__ __forceinline__ void start_key_sums(float (&d)[64], const std::uint32_t (&a)[16], std::uint32_t b,
                                                bool accumulate) {
   const std::uint64_t b_descriptor = smem_descriptor(b, column_bytes(step));
@@ -55,7 +55,7 @@ __device__ __forceinline__ void start_query_sums(float (&d_q)[32], std::uint32_t
   wgmma_commit();
 }
 
-/// Minus infinity where key `key` (+ 8) is not one of first_key[q] <= key <= q for query q = query + column.
+/// Sets the scores of forbidden pairs to minus infinity: keys `key` and `key` + 8 outside first_key[q] <= key <= q.
 __device__ __forceinline__ void mask_scores(float (&s)[32], const int* first_key, int key, int query, int column) {
 #pragma unroll
   for (int j = 0; j < 8; ++j) {
@@ -70,7 +70,7 @@ __device__ __forceinline__ void mask_scores(float (&s)[32], const int* first_key
   }
 }
 
-/// s becomes p.
+/// s becomes p, times scale.
 __device__ __forceinline__ void probabilities(float (&s)[32], const float* lse, int column, const Parameters& p) {
 #pragma unroll
   for (int j = 0; j < 8; ++j) {
@@ -85,7 +85,7 @@ __device__ __forceinline__ void probabilities(float (&s)[32], const float* lse, 
   }
 }
 
-/// delta of the own queries of a step: each warp computes eight, for this thread block and the others.
+/// delta of a step's own queries, for this thread block and the others: each warp computes eight.
 __device__ __forceinline__ void compute_delta(Shared& s, int stage, float* delta) {
   constexpr int lanes = tiles.head_dim / 8, rows = step / warps;
   const int warp = threadIdx.x / 32 - warpgroup_size / 32, lane = threadIdx.x % lanes;
@@ -118,8 +118,8 @@ __device__ __forceinline__ void round_to_operand(std::uint32_t (&a)[16], const f
   for (int i = 0; i < 16; ++i) a[i] = pack_bf16(x[2 * i], x[2 * i + 1]);
 }
 
-/// d_q (+)= sums, of 64 queries and 64 columns; `to` is this thread's first element, `panel` the floats of a panel. A
-/// warp's eight rows of a panel lie one after another.
+/// d_q = or += the sums of 64 queries and 64 columns. `to` is this thread's first element, `panel` the floats of a
+/// panel. The eight rows of a panel that a warp adds to are contiguous.
 __device__ __forceinline__ void add_query_sums(float* to, int panel, const float (&sums)[32], bool begin) {
   constexpr int lower_row = 8 * d_q_panel;
   if (begin) {
@@ -139,7 +139,7 @@ __device__ __forceinline__ void add_query_sums(float* to, int panel, const float
 
 __device__ __forceinline__ void sync_consumers() { named_barrier_sync(1, tiles.consumers); }
 
-/// Leaves this warpgroup's d_k or d_v in its rows of `tile`, which no one reads any more.
+/// Leaves this warpgroup's d_k or d_v in its rows of `tile`, which are not read any more.
 __device__ __forceinline__ void write_keys(const float (&d)[64], float scale, std::byte* tile, int group) {
   const int lane = threadIdx.x % 32, first_row = group * tiles.half + threadIdx.x % warpgroup_size / 32 * 16;
 #pragma unroll
@@ -153,23 +153,23 @@ __device__ __forceinline__ void write_keys(const float (&d)[64], float scale, st
   }
 }
 
-/// A warpgroup that computes, on 64 keys of each tile. The steps of all tiles form one stream: a tile's first products
-/// run while the last tile's d_k and d_v are written.
+/// Consumer warpgroup: 64 keys of each tile. The steps of all tiles form one stream: a tile's first wgmmas run while
+/// the last tile's d_k and d_v are written.
 struct Consumer {
   Shared& s;
   const Parameters& p;
   const int group;
   const int lane = threadIdx.x % 32;
   const int first_row = threadIdx.x % warpgroup_size / 32 * 16;  ///< the warp's, of the warpgroup's 64 keys
-  const int row = first_row + lane / 4;                          ///< this thread's; its other row is 8 further
-  const int column = 2 * (lane % 4);                             ///< of eight queries
+  const int row = first_row + lane / 4;                          ///< this thread's first; the other is row + 8
+  const int column = 2 * (lane % 4);                             ///< this thread's first of eight queries
   PipelineState<tiles.stages> tile_at, at;
   float d_k[64], d_v[64];
   float pairs[32], d_pairs[32];  ///< s, then p; d_p, then d_s
 
   __device__ __forceinline__ Consumer(Shared& s, const Parameters& p, int group) : s(s), p(p), group(group) {}
 
-  /// s and d_p of a step.
+  /// Issues s and d_p of a step.
   __device__ __forceinline__ void start() {
     const int m = tile_at.stage, n = at.stage, rows = group * tiles.half * 128;
     mbarrier_wait(s.q_full[n], at.parity);
@@ -178,7 +178,7 @@ struct Consumer {
     start_pairs(d_pairs, shared_address(s.v[m]) + rows, shared_address(s.d_y[n]));
   }
 
-  /// p and d_s of a step, which it leaves in shared memory and returns as an operand; d_v's sums are started.
+  /// p and d_s of a step. Leaves d_s in shared memory and in d_s_operand, and issues d_v.
   __device__ __forceinline__ void differentiate(const KeyTile& t, int i, std::uint32_t (&d_s_operand)[16]) {
     const int n = at.stage;
     const bool own = t.own(i);
@@ -197,7 +197,7 @@ struct Consumer {
     start_key_sums(d_v, p_operand, shared_address(s.d_y[n]), i > t.first);
     wgmma_wait<1>();
     wgmma_fence_operand(d_pairs);
-    if (own) sync_consumers();  // all of delta is there, and y read
+    if (own) sync_consumers();  // delta is complete, and y has been read
     softmax_backward(d_pairs, pairs, s.delta[n], column);
     round_to_operand(d_s_operand, d_pairs);
 #pragma unroll
@@ -209,7 +209,7 @@ struct Consumer {
     sync_consumers();
   }
 
-  /// d_q, d_k and d_v of a step.
+  /// Adds to d_q and d_k of a step, and completes d_v.
   __device__ __forceinline__ void sum(const KeyTile& t, int i, const std::uint32_t (&d_s_operand)[16]) {
     const int m = tile_at.stage, n = at.stage;
     const bool own = t.own(i);
@@ -232,7 +232,7 @@ struct Consumer {
   /// Leaves d_k and d_v where the tile's k and v were.
   __device__ __forceinline__ void write_tile(int m) {
     write_keys(d_v, p.inverse_scale, s.v[m], group);
-    sync_consumers();  // both have read k
+    sync_consumers();  // both warpgroups have read k
     write_keys(d_k, 1, s.k[m], group);
     fence_async_proxy();
     release(s.d_tile_full[m]);
@@ -240,11 +240,11 @@ struct Consumer {
 
   __device__ __forceinline__ void run() {
     mbarrier_wait(s.tile_full[0], 0);
-    if (s.tile[0].head < 0) return;  // the blocks that began before this one have taken all tiles
+    if (s.tile[0].head < 0) return;  // earlier thread blocks have taken all tiles
     start();
     for (int i = s.tile[0].first;;) {
       const int m = tile_at.stage;
-      const KeyTile t = s.tile[m];  // all fields at once, early; again each step, as registers are short
+      const KeyTile t = s.tile[m];  // read early and whole; anew each step, as registers are short
       std::uint32_t d_s_operand[16];
       differentiate(t, i, d_s_operand);
       sum(t, i, d_s_operand);
@@ -294,7 +294,7 @@ __global__ void __launch_bounds__(tiles.threads, 1)
     setmaxnreg_dec<producer_registers>();
     if (threadIdx.x == 0) produce(s, q, k, v, p);
     if (threadIdx.x == 32) produce_d_y(s, y, d_y, p);
-    if (threadIdx.x == 64) finish(s, d_k, d_v, p);
+    if (threadIdx.x == 64) epilogue(s, d_k, d_v, p);
     if (threadIdx.x == 96) watch_begun(s, p);
   } else {
     setmaxnreg_inc<consumer_registers>();

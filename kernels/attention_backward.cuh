@@ -1,6 +1,6 @@
 #pragma once
-// Backward attention's thread blocks apart from what they compute: shared memory, what they tell each other, and the
-// threads of the first warpgroup that fill and empty it. See attention_backward.cu.
+// Backward attention without the arithmetic: shared memory, synchronisation between thread blocks, and the threads of
+// the producer warpgroup. The consumers are in attention_backward.cu.
 
 #include "kernels/attention_tiles.cuh"
 
@@ -9,14 +9,14 @@ namespace nanorun::kernels::cuda::backward {
 using namespace sm90;
 
 constexpr AttentionTiles tiles = attention_tiles();
-constexpr int step = tiles.half;  ///< queries of a step
+constexpr int step = tiles.half;  ///< queries of a step of the inner loop
 constexpr int warps = tiles.consumers / 32;
 constexpr int block_steps = tiles.block / step;
 
-/// What thread blocks tell each other, in the workspace. All but delta is zero at first.
+/// Workspace through which thread blocks synchronise. All but delta is zero at first.
 struct Scratch {
-  int* next_tile = nullptr;  ///< tiles taken so far; where the forward direction has its own
-  int* ready = nullptr;      ///< [H, T / step], whether delta is
+  int* next_tile = nullptr;  ///< the scheduler's counter: tiles taken; at the same place as the forward direction's
+  int* ready = nullptr;      ///< [H, T / step], whether delta is written
   int* begun = nullptr;      ///< [H, T / block], whether d_q holds its first terms
   std::size_t zero_bytes = 0;
   float* delta = nullptr;  ///< [H, T]
@@ -43,23 +43,23 @@ struct Parameters {
   TileScheduler scheduler;
   Scratch scratch;
   Mat<const float> lse;
-  float* d_q;  ///< in panels
+  float* d_q;  ///< in panels, see attention.hpp
   float scale_log2, log2_scale, inverse_scale;
 
-  /// Of the panel that begins at this column.
+  /// Row of the panel that begins at this column.
   __device__ float* d_q_row(int column, int row) const {
     return d_q + (static_cast<std::size_t>(column / d_q_panel) * mask.length + row) * d_q_panel;
   }
 };
 
 struct KeyTile {
-  int head, block;  ///< a negative head: no tiles are left
+  int head, block;  ///< head -1: no tiles are left
   int query_full;
   int first, last;  ///< steps [first, last)
 
   /// Whether the queries of this step are those of the tile's own block.
   __device__ bool own(int i) const { return i < first + block_steps; }
-  /// Whether some pair of this step may be forbidden.
+  /// Whether the mask may forbid a pair of this step.
   __device__ bool partial(int i) const {
     const int query_block = i / block_steps;
     return query_block == block || query_block >= query_full;
@@ -79,13 +79,13 @@ struct alignas(1024) Shared {
   std::byte v[tiles.stages][tile_bytes(tiles.block)];  ///< in the end d_v
   std::byte q[tiles.stages][tile_bytes(step)];
   std::byte d_y[tiles.stages][tile_bytes(step)];
-  std::byte d_s[tiles.stages][tile_bytes(step)];  ///< [keys, queries]; of own queries first y, loaded with d_y
-  float lse[tiles.stages][step];                  ///< travels with q
-  float delta[tiles.stages][step];                ///< travels with d_y but for own queries
-  int first_key[tiles.stages][step];              ///< travels with q
-  KeyTile tile[tiles.stages];                     ///< what k and v belong to; travels with them
+  std::byte d_s[tiles.stages][tile_bytes(step)];  ///< [keys, queries]; for own queries y before, loaded with d_y
+  float lse[tiles.stages][step];                  ///< loaded with q
+  float delta[tiles.stages][step];                ///< loaded with d_y; computed for own queries
+  int first_key[tiles.stages][step];              ///< loaded with q
+  KeyTile tile[tiles.stages];                     ///< of k and v; covered by their barriers
   Mbarrier tile_full[tiles.stages], tile_empty[tiles.stages], d_tile_full[tiles.stages];
-  /// Every consuming thread empties q and d_y, as each reads what travels with them.
+  /// Every consumer thread arrives at q_empty and d_y_empty, as each reads lse, delta and first_key.
   Mbarrier q_full[tiles.stages], q_empty[tiles.stages], d_y_full[tiles.stages], d_y_empty[tiles.stages];
   Mbarrier delta_ready[tiles.stages][block_steps];  ///< of own queries
   Mbarrier own_begun[tiles.stages];                 ///< d_q of own queries
@@ -93,7 +93,7 @@ struct alignas(1024) Shared {
 };
 static_assert(tile_bytes(step) == tiles.block * step * sizeof(bf16));
 
-/// One thread: fetches tiles, and loads k, v and q.
+/// Producer, one thread: takes tiles from the scheduler and loads k, v and q.
 inline __device__ void produce(Shared& s, const CUtensorMap& q, const CUtensorMap& k, const CUtensorMap& v,
                                const Parameters& p) {
   PipelineState<tiles.stages> tile_at, at;
@@ -119,8 +119,7 @@ inline __device__ void produce(Shared& s, const CUtensorMap& q, const CUtensorMa
   mbarrier_arrive(s.tile_full[tile_at.stage]);
 }
 
-/// Calls step_of(tile, i, position in the rings of steps) for the steps of all tiles, and tells the producer when it is
-/// done with a tile.
+/// Calls step_of(tile, i, state of the steps' pipeline) for the steps of all tiles, and releases each tile afterwards.
 template <class StepOf>
 __device__ __forceinline__ void follow_tiles(Shared& s, const StepOf& step_of) {
   PipelineState<tiles.stages> at;
@@ -134,8 +133,8 @@ __device__ __forceinline__ void follow_tiles(Shared& s, const StepOf& step_of) {
   }
 }
 
-/// One thread: loads d_y, with y of own and with delta of other queries. Those belong to tiles of smaller numbers,
-/// which running thread blocks have taken before.
+/// Producer, one thread: loads d_y, with y for own queries and with delta for others. The delta of others comes from
+/// tiles of smaller numbers, which running thread blocks took before, so waiting for it cannot deadlock.
 inline __device__ void produce_d_y(Shared& s, const CUtensorMap& y, const CUtensorMap& d_y, const Parameters& p) {
   follow_tiles(s, [&](const KeyTile& t, int i, const PipelineState<tiles.stages>& at) {
     const int n = at.stage;
@@ -155,9 +154,9 @@ inline __device__ void produce_d_y(Shared& s, const CUtensorMap& y, const CUtens
   });
 }
 
-/// One thread: tells the other thread blocks of a tile's own queries that delta is ready and d_q begun, and stores
-/// finished tiles.
-inline __device__ void finish(Shared& s, const CUtensorMap& d_k, const CUtensorMap& d_v, const Parameters& p) {
+/// Epilogue, one thread: tells other thread blocks that delta of a tile's own queries is ready and their d_q begun,
+/// then stores the tile's d_k and d_v by TMA.
+inline __device__ void epilogue(Shared& s, const CUtensorMap& d_k, const CUtensorMap& d_v, const Parameters& p) {
   for (PipelineState<tiles.stages> at;; at.advance()) {
     const int n = at.stage;
     mbarrier_wait(s.tile_full[n], at.parity);
@@ -179,7 +178,7 @@ inline __device__ void finish(Shared& s, const CUtensorMap& d_k, const CUtensorM
   tma_store_wait();
 }
 
-/// One thread: tells this thread block that d_q of a step's queries is begun. Where they are own, it need not be.
+/// One thread: tells this thread block that d_q of a step's queries is begun. For own queries it does not wait.
 inline __device__ void watch_begun(Shared& s, const Parameters& p) {
   follow_tiles(s, [&](const KeyTile& t, int i, const PipelineState<tiles.stages>& at) {
     mbarrier_wait(s.q_empty[at.stage], at.parity ^ 1);

@@ -1,8 +1,9 @@
-// Forward attention for Hopper, after FlashAttention-3 (Shah et al. 2024, arXiv:2407.08608). Thread blocks stay on
-// their multiprocessor and fetch tiles (128 queries of one head) from a counter. Per key block, from the diagonal down:
-//   s = q kᵀ runs on the tensor cores together with y += p v of the key block before, while the softmax of the other
-//   warpgroup uses the other units.
-// The key blocks of all tiles form one stream, in which loads run ahead and results are stored across tiles.
+// Forward attention for Hopper, after FlashAttention-3 (Shah et al. 2024, arXiv:2407.08608): TMA, warp specialisation,
+// persistent thread blocks with a dynamic tile scheduler. A tile is 128 queries of one head; key blocks go from the
+// diagonal down. Two overlaps hide the online softmax:
+// - Ping-pong scheduling: one consumer warpgroup issues its wgmma while the other computes its softmax.
+// - Pipelining within a warpgroup: s = q kᵀ of the next key block is issued together with y += p v of the current one.
+// The key blocks of all tiles form one stream: loads run ahead, and results are stored, across tiles.
 
 #include <cmath>
 
@@ -20,19 +21,19 @@ constexpr int producer_registers = 40, consumer_registers = 232;
 constexpr int stages = 5;
 
 struct QueryTile {
-  int head, block;  ///< a negative head: no tiles are left
+  int head, block;  ///< head -1: no tiles are left
   int key_begin, key_full;
 };
 
-/// The ring holds k(0), k(1), v(0), k(2), v(1) and so on: tiles of k and v in the order of their use.
+/// The ring holds the blocks of k and v in the order of their use: k(0), k(1), v(0), k(2), v(1) and so on.
 struct alignas(1024) Shared {
   std::byte q[tiles.stages][tile_bytes(tiles.block)];  ///< in the end the tile's y
   std::byte ring[stages][tile_bytes(tiles.block)];
   int first_key[tiles.stages][tiles.block];  ///< of the tile's queries
   QueryTile tile[tiles.stages];              ///< what q belongs to; travels with its barriers
   Mbarrier q_full[tiles.stages], q_empty[tiles.stages];
-  Mbarrier y_full[tiles.stages];  ///< every consuming thread arrives for what it has read of the tile: racecheck does
-                                  ///< not follow a warp whose lanes speak through one
+  /// Every consumer thread arrives for what it has read of the tile: racecheck does not follow one arrival a warp.
+  Mbarrier y_full[tiles.stages];
   Mbarrier full[stages], empty[stages];
 };
 
@@ -41,7 +42,7 @@ struct Parameters {
   TileScheduler scheduler;
   Mat<float> lse;
   float scale;
-  int* next_tile;  ///< tiles taken so far beyond the first of each thread block
+  int* next_tile;  ///< the scheduler's counter: tiles taken, less the first of each thread block
 };
 
 __device__ QueryTile query_tile(const Parameters& p, int tile) {
@@ -50,7 +51,7 @@ __device__ QueryTile query_tile(const Parameters& p, int tile) {
   return {head, block, p.mask.key_begin[block], p.mask.key_full[block]};
 }
 
-/// One thread: fetches tiles and keeps the copy engine busy.
+/// Producer, one thread: takes tiles from the scheduler and loads q, k and v.
 __device__ void produce(Shared& s, const CUtensorMap& q, const CUtensorMap& k, const CUtensorMap& v,
                         const Parameters& p) {
   PipelineState<tiles.stages> q_at;
@@ -61,7 +62,7 @@ __device__ void produce(Shared& s, const CUtensorMap& q, const CUtensorMap& k, c
     tma_load(s.ring[at.stage], map, 0, b * tiles.block, 2 * head, s.full[at.stage]);
     at.advance();
   };
-  int head = -1, block = 0;  // whose v comes next
+  int head = -1, block = 0;  // of the v that comes next
   QueryTile t = query_tile(p, blockIdx.x);
   for (; t.head >= 0; q_at.advance()) {
     const int n = q_at.stage;
@@ -86,7 +87,7 @@ __device__ void produce(Shared& s, const CUtensorMap& q, const CUtensorMap& k, c
   mbarrier_arrive(s.q_full[q_at.stage]);
 }
 
-/// One thread: stores finished tiles.
+/// Epilogue, one thread: stores finished tiles by TMA.
 __device__ void store(Shared& s, const CUtensorMap& y) {
   for (PipelineState<tiles.stages> at;; at.advance()) {
     const int n = at.stage;
@@ -101,11 +102,11 @@ __device__ void store(Shared& s, const CUtensorMap& y) {
   tma_store_wait();
 }
 
-/// Running softmax of a consumer thread's two rows, `row` and `row + 8` of its fragments.
+/// State of the online softmax for a consumer thread's two rows, `row` and `row + 8` of its fragments.
 struct Softmax {
   float max[2] = {-INFINITY, -INFINITY};  ///< of q kᵀ, unscaled
   float sum[2] = {};                      ///< this thread's columns only
-  float factor[2];                        ///< what the newest maximum multiplies earlier sums by
+  float factor[2];                        ///< rescales earlier sums to the newest maximum
 };
 
 /// s = q kᵀ, not waited for.
@@ -140,7 +141,7 @@ __device__ __forceinline__ int columns_before(int column) {
 /// Bits [n, 32).
 __device__ __forceinline__ std::uint32_t bits_from(int n) { return __funnelshift_lc(0u, ~0u, n); }
 
-/// Minus infinity where key k of block b is not one of first_key <= k <= row.
+/// Sets the scores of forbidden pairs to minus infinity: keys k of block b outside first_key <= k <= row.
 __device__ __forceinline__ void mask_scores(float (&s)[64], const int* first_key, int row, int b) {
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
@@ -156,7 +157,7 @@ __device__ __forceinline__ void mask_scores(float (&s)[64], const int* first_key
   }
 }
 
-/// s becomes exp(scale (s - max)) with the running maximum and sum of each row.
+/// Online softmax: s becomes exp(scale (s - max)), with the running maximum and sum of each row.
 __device__ __forceinline__ void online_softmax(float (&s)[64], Softmax& rows, float scale_log2) {
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
@@ -192,18 +193,20 @@ __device__ __forceinline__ void scale_rows(float (&y)[64], const float (&factor)
   for (int i = 0; i < 64; ++i) y[i] *= factor[i / 2 % 2];
 }
 
-/// Barriers 1 and 2: whose turn it is on the tensor cores. Barriers 3 and 4: threads of one warpgroup.
+/// Ping-pong scheduling by named barriers 1 and 2: whose turn it is to issue wgmma. (FlashAttention-3:
+/// warp_scheduler_barrier_sync and _arrive.) Named barriers 3 and 4: the threads of one warpgroup.
 __device__ __forceinline__ void wait_turn(int group) { named_barrier_sync(1 + group, tiles.consumers); }
 __device__ __forceinline__ void pass_turn(int group) { named_barrier_arrive(2 - group, tiles.consumers); }
 __device__ __forceinline__ void sync_group(int group) { named_barrier_sync(3 + group, warpgroup_size); }
 
-/// Row of the block that this thread's fragments begin with.
+/// First row of this thread's fragments in the block.
 __device__ __forceinline__ int row_of(int group) {
   const int thread = threadIdx.x % warpgroup_size;
   return group * tiles.half + thread / 32 * 16 + thread % 32 / 4;
 }
 
-/// Divides y by the row sums, writes lse, and leaves y in this warpgroup's rows of q, which no one reads any more.
+/// Epilogue: divides y by the row sums, writes lse, and leaves y in this warpgroup's rows of q, which are not read any
+/// more.
 __device__ __forceinline__ void write_tile(float (&y)[64], const Softmax& rows, Shared& s, const Parameters& p,
                                            const QueryTile& t, int stage, int group) {
   const int lane = threadIdx.x % 32, first_row = group * tiles.half + threadIdx.x % warpgroup_size / 32 * 16;
@@ -231,8 +234,8 @@ __device__ __forceinline__ void write_tile(float (&y)[64], const Softmax& rows, 
   mbarrier_arrive(s.y_full[stage]);
 }
 
-/// A warpgroup that computes, half of each tile's queries. The scores of the next block are started together with the
-/// values of the current one, across the boundaries of tiles too.
+/// Consumer warpgroup: half of each tile's queries. The scores of the next key block are issued together with the
+/// values of the current one, across tile boundaries too.
 struct Consumer {
   Shared& s;
   const Parameters& p;

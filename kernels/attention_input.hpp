@@ -1,23 +1,23 @@
 #pragma once
-// From the fused projection [q k v] to what attention reads: norm of q and k over each head, rotary position
-// embedding (Su et al. 2021, arXiv:2104.09864), and the value mix.
+// From the QKV projection to what attention reads: QK norm (RMS norm of q and k over each head), rotary position
+// embedding (RoPE, Su et al. 2021, arXiv:2104.09864), and the value mix.
 //   q'[t,h] = R_t norm(q[t,h]),  k'[t,h] = R_t norm(k[t,h]),  v'[t] = l0 * v[t] + l1 * u[t]
 //   R_t on the pair (x[j], x[j+D/2]):  y[j] = x[j] c + x[j+D/2] s,  y[j+D/2] = -x[j] s + x[j+D/2] c
 //   with c = cos[t,j], s = sin[t,j], 0 <= j < D/2.
 // Shapes: qkv [T, 3 H D] (columns: all of q, then k, then v; head-major); qk = [q' k'] [T, 2 H D]; v', v, u [T, H D];
-// cos, sin [T, D/2]; rstd [T, 2 H] (q heads, then k heads).
+// cos, sin [T, D/2]; rstd [T, 2 H] (q heads, then k heads), the factors 1 / sqrt(mean square + eps) of the norms.
 
 #include "kernels/types.hpp"
 
 namespace nanorun::kernels::portable {
 
-/// Second source u of the values.
+/// Value mix with a second source u: a table of value embeddings, or the values of the first block.
 template <class T>
 struct ValueMix {
   /// lambda [2]: (l0, l1); with `interpolate` lambda [1] = l and (l0, l1) = (1 - l, l).
   const acc_t<T>* lambda = nullptr;
   bool interpolate = false;
-  /// u[t] = source[index[t]], or source[t] where index is null. A null source means v' = l0 * v.
+  /// u[t] = source[index[t]], or source[t] where index is null. With a null source v' = l0 * v.
   Mat<const T> source;
   const Token* index = nullptr;
 
@@ -45,8 +45,8 @@ struct Rotary {
   Mat<const acc_t<T>> sin;
 };
 
-/// cos[t,j] = cos(frequency[j] t) and the sines likewise, computed in double. frequency [D/2], in radians a position,
-/// lies in the tensors' memory.
+/// cos[t,j] = cos(frequency[j] t), and sin likewise, computed in double. frequency [D/2], in radians per position, lies
+/// in the tensors' memory.
 template <class A>
 void rotary_table(Stream stream, Mat<A> cos, Mat<A> sin, Vec<const double> frequency);
 
@@ -70,13 +70,13 @@ using portable::Rotary;
 using portable::ValueMix;
 using portable::ValueMixGradients;
 
-/// A = float. The last place may differ from the portable body's.
+/// A = float. The last place may differ from the portable implementation's.
 template <class A>
 void rotary_table(Stream stream, Mat<A> cos, Mat<A> sin, Vec<const double> frequency);
 
-/// T = bf16; rows are whole 16-byte vectors, D a power of two from 16 to 512. d_q lies in panels, as attention_backward
-/// leaves it. The forward direction is part of the projection, see attention_projection.hpp. Adds to d_source and
-/// d_lambda by atomics, so the order of the sums is not fixed.
+/// T = bf16; rows are whole 16-byte vectors, D is a power of two from 16 to 512; else std::invalid_argument. d_q lies
+/// in panels, as attention_backward leaves it. Adds to d_source and d_lambda by atomics, in no fixed order. The forward
+/// direction is fused into the projection, see attention_projection.hpp.
 template <class T>
 void attention_input_backward(Stream stream, Mat<T> d_qkv, const ValueMixGradients<T>& d_mix, Mat<const T> qk,
                               Mat<const acc_t<T>> rstd, Mat<const T> v, Mat<const acc_t<T>> d_q, Mat<const T> d_kv,

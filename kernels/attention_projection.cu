@@ -1,5 +1,6 @@
-// Heads of 128 columns: the two columns that a rotation turns lie in one thread's registers, and those of a head in
-// four neighbours', so that norm, rotation and mix need nothing but the accumulator.
+// QKV projection with QK norm, rotary embedding and value mix in the GEMM's epilogue. A head's 128 columns of a row lie
+// in the accumulators of four neighbouring threads, and the two columns that the rotation pairs in those of one. So the
+// norm needs a sum over four lanes, and the rest no exchange at all.
 
 #include "kernels/attention_projection.hpp"
 
@@ -19,10 +20,10 @@ static_assert(staged_cols == head_dim);
 struct AttentionProjection {
   static constexpr Major b_major = Major::k;
   static constexpr int epilogue_loads = 1;
-  /// Accumulator of a thread on one head: s[4 i + 2 r + j] is that of row r, column 8 i + column() + j, see sm90.cuh.
-  static constexpr int head_accumulator = head_dim / 2;
-  /// Of the queries' and keys' tiles: cosines and sines of a row and two columns, as ahead[4 (2 i + r)]. Of the
-  /// values': pairs of u, as ahead[head_accumulator / 2 h + 2 i + r].
+  /// Size of a thread's accumulator fragment of one head: element 4 i + 2 r + j has row r, column 8 i + column() + j.
+  static constexpr int head_fragment = head_dim / 2;
+  /// Tiles of queries and keys: cosines and sines of row r and two columns begin at ahead[4 (2 i + r)]. Tiles of
+  /// values: the pair of u of head h is ahead[head_fragment / 2 h + 2 i + r].
   struct EpilogueInputs {
     std::uint32_t ahead[64];
   };
@@ -31,7 +32,7 @@ struct AttentionProjection {
   Mat<float> rstd;
   Mat<const float> cos, sin;
   ValueMix<bf16> mix;
-  bool mixes, mixes_itself;  ///< whether the values have a second source that is not v, or v
+  bool mixes, mixes_itself;  ///< whether the second source of the values is another tensor, or v itself
   int tokens, width;
   float eps;
 
@@ -45,24 +46,24 @@ struct AttentionProjection {
 
   __device__ __forceinline__ void epilogue(const WarpTile& tile, Accumulator& accumulator,
                                            const EpilogueInputs& inputs) const {
-    // Queries and keys have an even number of heads together, so that a tile is theirs or the values'.
+    // Queries and keys have an even number of heads together: no tile of two heads has both keys and values.
     if (tile.col < 2 * width) {
       norm_rotate(tile, accumulator, inputs.ahead);
 #pragma unroll
       for (int h = 0; h < tile_heads; ++h)
-        store_head(tile, qkv, accumulator + head_accumulator * h, tile.col + head_dim * h);
+        store_head(tile, qkv, accumulator + head_fragment * h, tile.col + head_dim * h);
     } else {
 #pragma unroll
       for (int h = 0; h < tile_heads; ++h) {
         if (tile.col + head_dim * h >= 3 * width) break;
-        mix_values(tile, accumulator + head_accumulator * h, inputs.ahead + head_accumulator / 2 * h,
+        mix_values(tile, accumulator + head_fragment * h, inputs.ahead + head_fragment / 2 * h,
                    tile.col + head_dim * h);
       }
     }
   }
 
  private:
-  /// This thread's r-th row; it may lie beyond the last.
+  /// This thread's r-th row, which may lie beyond the last.
   static __device__ int row(const WarpTile& tile, int r) {
     return tile.row + static_cast<int>(threadIdx.x) % 32 / 4 + 8 * r;
   }
@@ -93,28 +94,27 @@ struct AttentionProjection {
         const bool inside = mixes && col + head_dim * h < width;
 #pragma unroll
         for (int i = 0; i < head_dim / 8; ++i) {
-          std::uint32_t& pair = ahead[head_accumulator / 2 * h + 2 * i + r];
+          std::uint32_t& pair = ahead[head_fragment / 2 * h + 2 * i + r];
           pair = inside ? *reinterpret_cast<const std::uint32_t*>(u + head_dim * h + 8 * i) : 0;
         }
       }
     }
   }
 
-  static __device__ __forceinline__ void store_head(const WarpTile& tile, const CUtensorMap& map,
-                                                    const float* accumulator, int col) {
+  static __device__ __forceinline__ void store_head(const WarpTile& tile, const CUtensorMap& map, const float* head,
+                                                    int col) {
     StagedPairs pairs;
 #pragma unroll
-    for (int i = 0; i < head_accumulator / 2; ++i) pairs[i] = pack_bf16(accumulator[2 * i], accumulator[2 * i + 1]);
+    for (int i = 0; i < head_fragment / 2; ++i) pairs[i] = pack_bf16(head[2 * i], head[2 * i + 1]);
     store_columns(tile, map, pairs, col);
   }
 
-  /// 1 / root mean square of a thread's r-th row of one head.
-  __device__ __forceinline__ float inverse_rms(const float* accumulator, int r) const {
+  /// 1 / sqrt(mean square + eps) of one head in a thread's r-th row.
+  __device__ __forceinline__ float inverse_rms(const float* head, int r) const {
     float squares = 0;
 #pragma unroll
-    for (int i = 0; i < head_accumulator; i += 4) {
-      squares +=
-          accumulator[i + 2 * r] * accumulator[i + 2 * r] + accumulator[i + 2 * r + 1] * accumulator[i + 2 * r + 1];
+    for (int i = 0; i < head_fragment; i += 4) {
+      squares += head[i + 2 * r] * head[i + 2 * r] + head[i + 2 * r + 1] * head[i + 2 * r + 1];
     }
     return rsqrtf(group_sum(squares, 4) / head_dim + eps);
   }
@@ -126,7 +126,7 @@ struct AttentionProjection {
       float scale[tile_heads];
 #pragma unroll
       for (int h = 0; h < tile_heads; ++h) {
-        scale[h] = inverse_rms(accumulator + head_accumulator * h, r);
+        scale[h] = inverse_rms(accumulator + head_fragment * h, r);
         if (column() == 0 && row(tile, r) < tokens) rstd.row(row(tile, r))[tile.col / head_dim + h] = scale[h];
       }
 #pragma unroll
@@ -134,9 +134,9 @@ struct AttentionProjection {
         const std::uint32_t* const angle = angles + 4 * (2 * i + r);
 #pragma unroll
         for (int h = 0; h < tile_heads; ++h) {
-          float* const first = accumulator + head_accumulator * h + 4 * i + 2 * r;
-          rotate(first[0], first[head_accumulator / 2], scale[h], __uint_as_float(angle[0]), __uint_as_float(angle[2]));
-          rotate(first[1], first[head_accumulator / 2 + 1], scale[h], __uint_as_float(angle[1]),
+          float* const first = accumulator + head_fragment * h + 4 * i + 2 * r;
+          rotate(first[0], first[head_fragment / 2], scale[h], __uint_as_float(angle[0]), __uint_as_float(angle[2]));
+          rotate(first[1], first[head_fragment / 2 + 1], scale[h], __uint_as_float(angle[1]),
                  __uint_as_float(angle[3]));
         }
       }
@@ -149,18 +149,17 @@ struct AttentionProjection {
     second = x2 * c - x1 * s;
   }
 
-  /// Stores one head of the values as they are and mixed.
-  __device__ __forceinline__ void mix_values(const WarpTile& tile, float* accumulator, const std::uint32_t* u,
-                                             int col) const {
+  /// Stores one head of the values twice: as it is, and mixed.
+  __device__ __forceinline__ void mix_values(const WarpTile& tile, float* head, const std::uint32_t* u, int col) const {
     const auto [l0, l1] = mix.factors();
-    store_head(tile, qkv, accumulator, col);
+    store_head(tile, qkv, head, col);
     const float own = mixes_itself ? l0 + l1 : l0;
 #pragma unroll
-    for (int i = 0; i < head_accumulator / 2; ++i) {
-      accumulator[2 * i] = own * accumulator[2 * i] + l1 * __uint_as_float(u[i] << 16);
-      accumulator[2 * i + 1] = own * accumulator[2 * i + 1] + l1 * __uint_as_float(u[i] & 0xFFFF0000u);
+    for (int i = 0; i < head_fragment / 2; ++i) {
+      head[2 * i] = own * head[2 * i] + l1 * __uint_as_float(u[i] << 16);
+      head[2 * i + 1] = own * head[2 * i + 1] + l1 * __uint_as_float(u[i] & 0xFFFF0000u);
     }
-    store_head(tile, v_mixed, accumulator, col - 2 * width);
+    store_head(tile, v_mixed, head, col - 2 * width);
   }
 };
 

@@ -1,5 +1,5 @@
 #pragma once
-// From the normed stream to what attention reads: [q k v] = x wᵀ, then attention_input_forward.
+// QKV projection [q k v] = x wᵀ of the normed residual stream, then attention_input_forward.
 // Shapes: x [T, K]; w [3 H D, K]; the others as in attention_input.hpp.
 
 #include "kernels/attention_input.hpp"
@@ -7,7 +7,7 @@
 
 namespace nanorun::kernels::portable {
 
-/// qkv = [q' k' v]. The second source of the values may be the value part of qkv itself, then without an index.
+/// qkv = [q' k' v]. The second source of the values may be the value part of qkv itself, without an index.
 template <class T>
 void attention_projection_forward(Stream stream, Mat<T> qkv, Mat<T> v_mixed, Mat<acc_t<T>> rstd, Mat<const T> x,
                                   Mat<const T> w, const Rotary<T>& rotary, const ValueMix<T>& mix, double eps);
@@ -16,8 +16,8 @@ void attention_projection_forward(Stream stream, Mat<T> qkv, Mat<T> v_mixed, Mat
 
 namespace nanorun::kernels::cuda {
 
-/// T = bf16, D = 128. Norm, rotation and mix read the product unrounded. K is a multiple of 64, and rows begin at whole
-/// 16-byte vectors; throws std::invalid_argument otherwise.
+/// T = bf16. Norm, rotation and mix are the GEMM's epilogue and read its unrounded sums. Throws std::invalid_argument
+/// unless D = 128, K is a multiple of 64 and rows are aligned to 16 bytes.
 template <class T>
 void attention_projection_forward(Stream stream, Mat<T> qkv, Mat<T> v_mixed, Mat<acc_t<T>> rstd, Mat<const T> x,
                                   Mat<const T> w, const Rotary<T>& rotary, const ValueMix<T>& mix, double eps);

@@ -1,5 +1,5 @@
 #pragma once
-// Shared by the two directions of Hopper attention: tile sizes, the order of the tiles, checks of the arguments.
+// Shared by the two directions of Hopper attention: tile sizes, tile scheduler, checks of the arguments.
 
 #include <algorithm>
 #include <stdexcept>
@@ -12,21 +12,23 @@
 
 namespace nanorun::kernels::cuda {
 
-/// A thread block is one warpgroup that feeds the copy engine and two that compute, each half of the block's rows.
+/// Warp specialisation: a thread block has one producer warpgroup, which issues TMA, and two consumer warpgroups, which
+/// compute half of the tile's rows each.
 struct AttentionTiles {
   int head_dim = 128;
   int block = attention_block;     ///< queries and keys of a forward tile, keys of a backward tile
-  int half = attention_block / 2;  ///< rows of one computing warpgroup, queries of a backward step
+  int half = attention_block / 2;  ///< rows of one consumer warpgroup, queries of a backward step
   int stages = 2;
   int threads = 3 * sm90::warpgroup_size;
-  int consumers = 2 * sm90::warpgroup_size;
+  int consumers = 2 * sm90::warpgroup_size;  ///< threads
 };
 constexpr AttentionTiles attention_tiles() { return {}; }
 
 /// Bytes of a [rows, head_dim] tile.
 constexpr int tile_bytes(int rows) { return rows * attention_tiles().head_dim * static_cast<int>(sizeof(bf16)); }
 
-/// Each warp tells a thread of the first warpgroup that its products have read a stage, or that its lanes have written.
+/// One arrival a warp: tells the producer warpgroup that the warp's wgmma has read a stage, or that its lanes have
+/// written.
 __device__ __forceinline__ void release(sm90::Mbarrier& barrier) {
   __syncwarp();
   if (threadIdx.x % 32 == 0) sm90::mbarrier_arrive(barrier);
@@ -34,11 +36,13 @@ __device__ __forceinline__ void release(sm90::Mbarrier& barrier) {
 
 constexpr float log2_e = 1.4426950408889634f;
 
-/// Order of the (head, block) tiles: heads in groups whose rows stay in the L2 cache together, or where hardly one
-/// head's do, in groups of many, as then neighbouring blocks share rows only for as long as they run, and of memory
-/// whole rows are read at a time. Within a group, from the last block of the sequence to the first: forward, that is
-/// from a causal mask's longest tile to its shortest; backward, key blocks come after those that begin the sums they
-/// add to.
+/// Tile scheduler of the persistent thread blocks, which take tile numbers from a counter: the order of the (head,
+/// block) tiles.
+/// - Heads come in groups whose rows fit L2 together. Where hardly one head's rows fit, groups have eight heads: blocks
+///   that run at the same time then read whole rows of memory.
+/// - Within a group, blocks go from the last of the sequence to the first. Forward, under a causal mask, that is
+/// longest
+///   tile first. Backward, a key block comes after the blocks that begin the d_q sums it adds to.
 struct TileScheduler {
   int blocks = 0;
   int heads = 0;
@@ -68,7 +72,7 @@ struct TileScheduler {
   }
 };
 
-/// Throws std::invalid_argument unless the CUDA bodies take these shapes.
+/// Throws std::invalid_argument unless the CUDA implementation takes these shapes.
 inline void require_attention(const AttentionInputs<bf16>& in, const AttentionMask& mask, Mat<const float> lse) {
   const auto require = [](bool holds, const char* what) {
     if (!holds) throw std::invalid_argument(std::string("attention: ") + what);
@@ -80,7 +84,7 @@ inline void require_attention(const AttentionInputs<bf16>& in, const AttentionMa
   require(reinterpret_cast<std::uintptr_t>(mask.first_key) % 16 == 0, "first_key must be aligned to 16 bytes");
 }
 
-/// Launches with all the shared memory that `Shared` needs.
+/// Launches with the dynamic shared memory that `Shared` needs.
 template <class Shared, class... Parameters, class... Arguments>
 void launch_attention(const char* name, void (*kernel)(Parameters...), int blocks, cudaStream_t stream,
                       const Arguments&... arguments) {

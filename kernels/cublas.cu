@@ -46,14 +46,14 @@ struct Gemm {
   bool in_place() const { return c.data == d; }
   /// Whether a run changes what a second one would read.
   bool adds_in_place() const { return in_place() && options.beta != 0; }
-  /// Memory of one row of all results.
+  /// Bytes of one row of all results.
   std::size_t row_bytes() const {
     return std::size_t{1} * c.ld * options.count * (c.type == CUDA_R_32F ? sizeof(float) : sizeof(bf16));
   }
 };
 
-/// The gemm's first rows, as many as the memory for timing holds of its result. They differ from all rows in nothing
-/// but their number, which is in the tens of thousands where it is not the whole.
+/// The first rows of a GEMM, as many as gemm_timing_bytes hold of its result: tens of thousands where they are not all,
+/// enough to stand for it.
 Gemm sample_of(const Gemm& p) {
   constexpr int unit = 256;  // rows of the tallest tiles
   const std::size_t fitting = std::max<std::size_t>(1, gemm_timing_bytes / p.row_bytes() / unit) * unit;
@@ -84,7 +84,7 @@ Key key_of(const Gemm& p) {
   return key;
 }
 
-/// Descriptors of a gemm, and the algorithm once it is chosen.
+/// Descriptors of a GEMM, and the algorithm once it is chosen.
 struct Plan {
   cublasLtMatmulDescOpaque_t matmul;
   cublasLtMatrixLayoutOpaque_t a, b, d;
@@ -194,7 +194,7 @@ class Blas {
       check(cublasLtMatmulPreferenceSetAttribute(&preference, attribute, &value, sizeof value), "preference");
     };
     prefer(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, workspace_bytes);
-    // Sums that are split over blocks stay in fp32 until they are complete.
+    // Split-K: partial sums stay in fp32 until they are complete.
     prefer(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, std::uint32_t{CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE});
     prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, alignment(p.b.data));
     prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, alignment(p.a.data));
@@ -207,7 +207,7 @@ class Blas {
     return found;
   }
 
-  /// Times the candidates. What a gemm in place adds to is left alone: a sample of it writes to other memory.
+  /// Times the candidates. A GEMM that adds in place is not repeated on its result: a sample writes to scratch memory.
   Plan choose(cudaStream_t stream, const Gemm& p) const {
     Plan plan = describe(p);
     const Gemm timed = p.adds_in_place() ? sample_of(p) : p;

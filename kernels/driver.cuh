@@ -1,5 +1,5 @@
 #pragma once
-// Functions of the CUDA driver, asked of the runtime so that programs start on machines without a driver.
+// Functions of the CUDA driver, looked up through the runtime, so that programs start on machines without a driver.
 
 #include <cuda.h>
 #include <cuda_runtime.h>
@@ -11,7 +11,8 @@
 
 namespace nanorun::kernels::cuda {
 
-/// F: type of the function, as cuda.h declares it since that version of CUDA (12000 is 12.0).
+/// F: type of the function, as cuda.h declares it since CUDA `version` (12000 is 12.0). Throws std::runtime_error where
+/// the driver lacks it.
 template <class F>
 F* driver_function(const char* name, unsigned version) {
   void* function = nullptr;

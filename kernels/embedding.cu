@@ -8,7 +8,7 @@
 namespace nanorun::kernels::cuda {
 namespace {
 
-/// One warp a row, N vectors of 8 elements a lane.
+/// A warp for each row, N vectors of 8 elements for each lane.
 template <int N>
 __global__ void __launch_bounds__(block_threads)
     embedding_forward_kernel(Mat<bf16> out, const Token* tokens, Mat<const bf16> table) {
@@ -29,20 +29,19 @@ __global__ void __launch_bounds__(block_threads)
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// Backward: the sorted positions are cut into chunks of equal length, so that tokens that occur often keep many blocks
-// busy. A token's positions are a run; runs that cross from a chunk into the next leave partial sums that are joined
-// afterwards.
+// Backward: a segmented sum over the positions sorted by token. The positions are cut into chunks of equal length, so
+// that frequent tokens keep many blocks busy. The positions of a token are a run. A run that crosses from a chunk into
+// the next leaves partial sums, which are joined afterwards.
 
 constexpr int max_chunk = 96;
-/// Columns of a thread, so that neighbours write consecutive vectors.
+/// Columns of a thread: neighbours write consecutive vectors.
 constexpr int thread_cols = 4;
-/// Rows of the gradient on their way to a block: stages that are waited for one after another.
+/// Ring of TMA loads: stages, and rows of the gradient in each.
 constexpr int stages = 2, stage_rows = 8;
 /// Partial sums that a thread reads at a time.
 constexpr int join_batch = 24;
 
-/// Chunks of equal length, at most max_chunk positions: as many as fill every multiprocessor with one number of
-/// them.
+/// Chunks of equal length, at most max_chunk positions: the same number for every SM.
 struct Chunks {
   int size, count;
 
@@ -59,11 +58,12 @@ struct SortedTokens {
   const std::int32_t* order;
   int size, chunk_size;
 
-  /// The i-th smallest; -1 outside.
+  /// The i-th smallest token; -1 outside.
   __device__ int operator[](int i) const { return i >= 0 && i < size ? tokens[order[i]] : -1; }
 };
 
-/// Sums of runs that go on from the chunk before, and of those that only go on into the next. [chunks, d] each.
+/// Per chunk: the sum of the run that continues from the chunk before, and of the run that begins here and continues in
+/// the next. [chunks, d] each.
 struct PartialSums {
   Mat<float> from_before, into_next;
 };
@@ -85,8 +85,8 @@ __device__ void add(Columns& sum, const Columns& x) {
   for (int k = 0; k < thread_cols; ++k) sum.v[k] += x.v[k];
 }
 
-/// Rows of the gradient, the block's columns of them, that the copy engine brings into shared memory: whole rows come
-/// faster from memory than the parts that warps would load.
+/// Ring of rows of the gradient, the block's columns of them, loaded by TMA: whole rows come faster from memory than
+/// the parts that warps would load.
 struct Ring {
   bf16* memory;            ///< [stages * stage_rows, ld]
   sm90::Mbarrier* loaded;  ///< [stages]
@@ -98,8 +98,8 @@ struct Ring {
     sm90::fence_mbarrier_init();
   }
 
-  /// Called by the first warp: starts the load of rows positions[0..count), at most stage_rows, once the block has read
-  /// what the batch `stages` before brought. The gradient is not needed again: it leaves the cache first.
+  /// Called by the first warp: starts the load of rows positions[0..count), at most stage_rows. The block must have
+  /// read batch - stages before. The gradient is not needed again: L2 evicts it first.
   __device__ void load(int batch, const int* positions, int count) const {
     const int stage = batch % stages, lane = threadIdx.x, bytes = from.cols * static_cast<int>(sizeof(bf16));
     count = min(count, stage_rows);
@@ -118,8 +118,8 @@ struct Ring {
   }
 };
 
-/// A block sums the runs of a chunk. It alone adds to the rows of those that lie within: an atomic addition does not
-/// wait for what it adds to.
+/// A block sums the runs of a chunk. Only it adds to the rows of runs that lie within the chunk; it uses atomics
+/// because they need no load of the row.
 __global__ void __launch_bounds__(block_threads)
     sum_runs(Mat<float> d_table, PartialSums partial, SortedTokens sorted, Mat<const bf16> d_out) {
   extern __shared__ __align__(128) bf16 ring_memory[];
@@ -170,8 +170,8 @@ __global__ void __launch_bounds__(block_threads)
   }
 }
 
-/// The block of the chunk in which a run begins that goes on into the next adds its parts. It may start before sum_runs
-/// is done; so that nothing later does, a block waits for sum_runs in any case.
+/// Joins the parts of a run in the block of the chunk in which the run begins. The kernel may start before sum_runs is
+/// done (programmatic dependent launch). Block 0 waits for sum_runs in any case, so that no later kernel starts before.
 __global__ void __launch_bounds__(block_threads)
     join_runs(Mat<float> d_table, PartialSums partial, SortedTokens sorted) {
   const int size = sorted.chunk_size, chunk = blockIdx.x, end = (chunk + 1) * size, token = sorted[end - 1];
@@ -202,8 +202,8 @@ __global__ void __launch_bounds__(block_threads)
   atomic_add(d_table.row(token) + col, sum);
 }
 
-/// Launches a kernel that may start when the one before on the stream ends or triggers it, and waits for its end by
-/// cudaGridDependencySynchronize: the launch itself then takes no time.
+/// Programmatic dependent launch: the kernel may start when the one before on the stream triggers it, and waits for its
+/// end by cudaGridDependencySynchronize. This hides the launch latency.
 template <class... Parameters, class... Arguments>
 void launch_beside(cudaStream_t stream, void (*kernel)(Parameters...), dim3 grid, int threads, int shared_bytes,
                    const Arguments&... arguments) {

@@ -1,7 +1,7 @@
 #pragma once
 // Token embedding: out[t] = table[tokens[t]].
-// Shapes: tokens, order [T]; table [vocabulary, d]; out [T, d]. `order` holds the positions sorted by token, those of
-// the same token ascending.
+// Shapes: tokens, order [T]; table [vocabulary, d]; out [T, d]. `order` has the positions sorted by token, those of one
+// token ascending.
 
 #include "kernels/types.hpp"
 
@@ -10,11 +10,11 @@ namespace nanorun::kernels::portable {
 template <class T>
 void embedding_forward(Stream stream, Mat<T> out, Vec<const Token> tokens, Mat<const T> table);
 
-/// Bytes of scratch that embedding_backward needs.
+/// Bytes of workspace that embedding_backward needs.
 template <class T>
 std::size_t embedding_backward_workspace(int length, int width);
 
-/// d_table[tokens[t]] += d_out[t], tokens in ascending t.
+/// d_table[tokens[t]] += d_out[t], for each token in ascending t.
 template <class T>
 void embedding_backward(Stream stream, Mat<acc_t<T>> d_table, Vec<const Token> tokens, Vec<const std::int32_t> order,
                         Mat<const T> d_out, Workspace workspace);
@@ -23,14 +23,14 @@ void embedding_backward(Stream stream, Mat<acc_t<T>> d_table, Vec<const Token> t
 
 namespace nanorun::kernels::cuda {
 
-/// T = bf16; rows are whole 16-byte vectors, of at most 4096 columns.
+/// T = bf16; rows are whole 16-byte vectors, d <= 4096; else std::invalid_argument.
 template <class T>
 void embedding_forward(Stream stream, Mat<T> out, Vec<const Token> tokens, Mat<const T> table);
 
 template <class T>
 std::size_t embedding_backward_workspace(int length, int width);
 
-/// Adds to each row of d_table once: the sum over the positions of its token, formed in an order that depends on the
+/// Adds to each row of d_table once, the sum over the positions of its token. The order of that sum depends on the
 /// tokens alone.
 template <class T>
 void embedding_backward(Stream stream, Mat<acc_t<T>> d_table, Vec<const Token> tokens, Vec<const std::int32_t> order,

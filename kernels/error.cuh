@@ -1,5 +1,5 @@
 #pragma once
-// Every CUDA call is checked where it is made.
+// Checks of CUDA calls: a failure throws std::runtime_error.
 
 #include <cuda_runtime.h>
 
@@ -14,8 +14,8 @@ inline void check(cudaError_t status, const char* call) {
   throw std::runtime_error(std::string(call) + ": " + cudaGetErrorString(status));
 }
 
-/// Of an allocation: throws std::bad_alloc where the memory does not suffice, and leaves no error behind for the next
-/// call to find.
+/// For allocations: throws std::bad_alloc where memory is short, and clears the error, which the next call would
+/// report.
 inline void check_memory(cudaError_t status, const char* call) {
   if (status == cudaErrorMemoryAllocation) {
     cudaGetLastError();
@@ -24,7 +24,7 @@ inline void check_memory(cudaError_t status, const char* call) {
   check(status, call);
 }
 
-/// After a launch: reports a bad configuration at once.
+/// Call after a launch: reports a bad configuration at once.
 inline void check_launch(const char* kernel) { check(cudaGetLastError(), kernel); }
 
 }  // namespace nanorun::kernels::cuda

@@ -9,7 +9,7 @@ namespace nanorun::kernels::portable {
 template <class T>
 void fill(Stream stream, Vec<T> x, double value);
 
-/// out[i] = x[i], rounded to T. out may be x where T is its own accumulator type; then nothing happens.
+/// out[i] = x[i], rounded to T. Where acc_t<T> is T, out may be x, and nothing happens.
 template <class T>
 void round_to(Stream stream, Vec<T> out, Vec<const acc_t<T>> x);
 
@@ -29,11 +29,11 @@ void fill(Stream stream, Vec<T> x, double value);
 template <class T>
 void round_to(Stream stream, Vec<T> out, Vec<const acc_t<T>> x);
 
-/// T = bf16; rows are whole 16-byte vectors.
+/// T = bf16; rows are whole 16-byte vectors, else std::invalid_argument.
 template <class T>
 void add(Stream stream, Mat<T> out, Mat<const T> x);
 
-/// The same for an x held in the accumulators' type.
+/// The same for x in the accumulators' type.
 template <class T>
 requires(!std::is_same_v<T, acc_t<T>>) void add(Stream stream, Mat<T> out, Mat<const acc_t<T>> x);
 

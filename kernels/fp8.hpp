@@ -1,10 +1,10 @@
 #pragma once
-// Rounding to 8-bit and 16-bit floating-point formats, value in, value out (round to nearest even, saturating for the
-// 8-bit formats; a NaN stays a NaN).
+// Rounding to 8-bit (Micikevicius et al. 2022, arXiv:2209.05433) and 16-bit floating-point formats: float in, float
+// out. To nearest even, saturating for the 8-bit formats; NaN stays NaN.
 //   e4m3: 4 exponent bits, bias 7, largest 448, smallest subnormal 2^-9, no infinity.
 //   e5m2: 5 exponent bits, bias 15, largest 57344, smallest subnormal 2^-16.
 //   bf16: the upper half of an IEEE single.
-// The scalar functions are branch-free and inline so that loops over them vectorise.
+// The scalar functions are branch-free and inline, so that loops over them vectorise.
 
 #include <Kokkos_Macros.hpp>
 
@@ -15,15 +15,15 @@
 
 namespace nanorun::kernels::portable {
 
-/// Nearest value with `mantissa_bits` after the leading one and exponent at least `min_exponent` (below that the
-/// spacing stays that of the subnormals), at most `largest` in magnitude.
+/// Nearest value with `mantissa_bits` after the leading one, at most `max_value` in magnitude. Below 2^min_exponent the
+/// spacing is that of the subnormals.
 template <int mantissa_bits, int min_exponent>
-KOKKOS_INLINE_FUNCTION float round_to_minifloat(float x, float largest) {
-  const float magnitude = std::abs(x) > largest ? largest : std::abs(x);
+KOKKOS_INLINE_FUNCTION float round_to_minifloat(float x, float max_value) {
+  const float magnitude = std::abs(x) > max_value ? max_value : std::abs(x);
   constexpr std::uint32_t exponent_mask = 0x7f800000u;
   constexpr std::uint32_t min_normal = static_cast<std::uint32_t>(127 + min_exponent) << 23;
   const std::uint32_t exponent = std::bit_cast<std::uint32_t>(magnitude) & exponent_mask;
-  // With 23 - mantissa_bits binades between them, a sum of this power of two and x has the spacing of the format.
+  // A sum with a power of two that is 23 - mantissa_bits binades above x has the spacing of the format.
   constexpr std::uint32_t binades = 23u - mantissa_bits;
   const float shift = std::bit_cast<float>((exponent > min_normal ? exponent : min_normal) + (binades << 23));
   return std::copysign((magnitude + shift) - shift, x);
@@ -39,7 +39,7 @@ KOKKOS_INLINE_FUNCTION float round_to_bf16(float x) {
   return std::bit_cast<float>((is_nan ? bits | 0x00400000u : rounded) & 0xffff0000u);
 }
 
-/// out[i] = round(scale * x[i]), the product formed in fp32; `out` may be `x`.
+/// out[i] = round(scale * x[i]), multiplied in fp32; `out` may be `x`.
 template <class T>
 void quantise_e4m3(Vec<T> out, Vec<const T> x, double scale);
 template <class T>

@@ -1,20 +1,22 @@
 #pragma once
-// A product of bf16 matrices on the tensor cores whose elementwise part works on the accumulator while they are in
-// registers. Thread blocks stay on their multiprocessor, two to a cluster; a cluster takes every so many-th tile of the
-// product, and its blocks halve the rows of the tile. In a block a warpgroup keeps the copy engine busy with k_tiles of
-// a, and with half of those of b for both blocks; two other warpgroups each sum half the rows. The second of these
-// starts late, so that one multiplies while the other finishes its tile. What leaves a warpgroup's registers goes
-// through shared memory warp by warp.
+// Persistent, warp-specialised bf16 GEMM on wgmma with a fused epilogue, which works on the accumulator in registers.
+// Built as CUTLASS's Hopper kernels are: tile 128 x 256 x 64, clusters of two thread blocks, four stages.
+//   - Clusters take tiles in turn. The two blocks of a cluster hold one half of the tile's rows each, and share b by
+//   TMA
+//     multicast.
+//   - In a block the producer warpgroup loads k-tiles by TMA; two consumer warpgroups each compute half the rows.
+//   - The second consumer starts late, so that one computes while the other is in its epilogue (as in ping-pong
+//     scheduling).
+//   - The epilogue stores, and may load, through shared memory warp by warp.
 //
-// An op is a struct that travels to the device as it is:
-//   static constexpr sm90::Major b_major;            k: the product is a bᵀ with b [N, K]; mn: a b with b [K, N]
-//   struct EpilogueInputs;                                  registers that it needs beside the accumulator
-//   static constexpr int epilogue_loads;                    how often epilogue_load() is called
-//   void epilogue_load(WarpTile&, EpilogueInputs&, int i) const;    evenly spread over the products: loads what
-//   epilogue() reads void epilogue(const WarpTile&, Accumulator&, const EpilogueInputs&) const;  stores what it makes
-//   of the accumulator
-// All lanes call both, epilogue_load() while products run; with few k_tiles several epilogue_loads follow each other.
-// An op that loads to where columns are staged waits first for its own stores, and for the load before epilogue().
+// An op is a struct that is passed to the kernel by value:
+//   static constexpr sm90::Major b_major;  k: the GEMM is a bᵀ with b [N, K]; mn: a b with b [K, N]
+//   struct EpilogueInputs;                 registers that it needs beside the accumulator
+//   static constexpr int epilogue_loads;   how often epilogue_load() is called for a tile, spread over its k-tiles
+//   void epilogue_load(WarpTile&, EpilogueInputs&, int i) const;  loads what epilogue() reads, while wgmma runs
+//   void epilogue(const WarpTile&, Accumulator&, const EpilogueInputs&) const;  stores what it makes of the accumulator
+// All lanes call both. With few k-tiles several calls of epilogue_load() follow each other. An op that loads into
+// WarpTile::staged waits for its own earlier stores first, and for the load before epilogue().
 
 #include <algorithm>
 
@@ -24,28 +26,28 @@
 
 namespace nanorun::kernels::cuda::fused {
 
-constexpr int tile_m = 128, tile_n = 256;  // of the product, for a block
-constexpr int tile_k = 64, stages = 4;     // k_tiles in shared memory
-constexpr int staged_cols = 128;           // that a warp loads or stores at a time, through shared memory
+constexpr int tile_m = 128, tile_n = 256, tile_k = 64;  // of a thread block
+constexpr int stages = 4;
+constexpr int staged_cols = 128;  // that a warp loads or stores at a time, through shared memory
 constexpr int consumer_rows = 64;
-constexpr int cluster = 2;  // blocks, which share k_tiles of b
+constexpr int cluster = 2;  // thread blocks, which share b
 constexpr int consumers = tile_m / consumer_rows;
 constexpr int threads = (1 + consumers) * sm90::warpgroup_size;
 constexpr int warps = consumers * 4, warp_rows = 16;  // of the consumers
-constexpr int lag = 2;                                // k_tiles by which the second consumer starts late
-constexpr int late_start = 1;                         // hardware barrier
+constexpr int lag = 2;                                // k-tiles by which the second consumer starts late
+constexpr int late_start = 1;                         // named barrier
 constexpr int producer_registers = 24, consumer_registers = 240;
 using StagedColumns = std::byte[sm90::column_bytes(warp_rows)];
-/// A thread's part of a tile and of staged columns, the latter in pairs, as they lie in an accumulator, see sm90.cuh.
+/// A thread's accumulator fragment of a tile, see sm90.cuh, and pairs of bf16 of as many columns as are staged.
 using Accumulator = float[tile_n / 2];
 using StagedPairs = std::uint32_t[staged_cols / 4];
 
 /// A warp's part of a tile, and its shared memory.
 struct WarpTile {
-  int row, col;           ///< origin in the product
-  StagedColumns* staged;  ///< staged_cols / 64
+  int row, col;           ///< origin in the GEMM's result
+  StagedColumns* staged;  ///< [staged_cols / 64]
   sm90::Mbarrier& loaded;
-  int parity;  ///< of the barrier's next phase
+  int parity;  ///< of the next phase of `loaded`
 
   __device__ bool leads() const { return threadIdx.x % 32 == 0; }
   /// Address of this lane's row of the i-th 16 x 16 block of what is staged.
@@ -55,7 +57,7 @@ struct WarpTile {
   }
 };
 
-/// Stores a warp's rows of as many columns as are staged, pairs of bf16, at column `col` of map.
+/// TMA store of a warp's rows of staged_cols columns at column `col` of map.
 __device__ __forceinline__ void store_columns(const WarpTile& tile, const CUtensorMap& map, const StagedPairs& pairs,
                                               int col) {
   if (tile.leads()) sm90::tma_store_wait_read<0>();
@@ -70,8 +72,7 @@ __device__ __forceinline__ void store_columns(const WarpTile& tile, const CUtens
   }
 }
 
-/// Stores a warp's rows of a whole tile; pair_of(i) is what a thread stores in place of accumulator[2 i] and
-/// accumulator[2 i + 1].
+/// The same for a whole tile; pair_of(i) is what a thread stores in place of accumulator[2 i] and [2 i + 1].
 template <class PairOf>
 __device__ __forceinline__ void store_tile(const WarpTile& tile, const CUtensorMap& map, const PairOf& pair_of) {
   constexpr int staged_pairs = staged_cols / 4;
@@ -86,7 +87,7 @@ __device__ __forceinline__ void store_tile(const WarpTile& tile, const CUtensorM
 
 struct alignas(1024) Shared {
   std::byte a[stages][sm90::column_bytes(tile_m)];
-  std::byte b[stages][cluster][sm90::column_bytes(tile_n) / cluster];  ///< each from another block
+  std::byte b[stages][cluster][sm90::column_bytes(tile_n) / cluster];  ///< each loaded by another block
   StagedColumns staged[warps][staged_cols / 64];
   sm90::Mbarrier full[stages], empty[stages], loaded[warps];
 };
@@ -95,18 +96,18 @@ template <class Op>
 struct Problem {
   CUtensorMap a, b;
   Op op;
-  int rows, cols;  ///< of clusters' tiles
+  int rows, cols;  ///< tiles of clusters
   int k_tiles;
 
   __host__ __device__ int count() const { return rows * cols; }
-  /// Origin of this block's part of its cluster's `index`-th tile.
+  /// Origin of this block's part of the cluster tile `index`.
   __device__ int row(int index) const {
     return (index / cols * cluster + static_cast<int>(blockIdx.x) % cluster) * tile_m;
   }
   __device__ int col(int index) const { return index % cols * tile_n; }
 };
 
-/// One thread: k_tiles of a, and its share of those of b for all blocks of the cluster.
+/// Producer, one thread: loads a, and this block's share of b for all blocks of the cluster.
 template <class Op>
 __device__ void produce(Shared& s, const Problem<Op>& p) {
   constexpr int everyone = (1 << cluster) - 1, share = tile_n / cluster;
@@ -129,7 +130,7 @@ __device__ void produce(Shared& s, const Problem<Op>& p) {
   }
 }
 
-/// accumulator (+)= the product of a slice of a, of this warpgroup's rows, and a slice of b; not waited for.
+/// accumulator (+)= a b on one k-tile, for this warpgroup's rows of a; not waited for.
 template <class Op>
 __device__ __forceinline__ void multiply(Accumulator& accumulator, const std::byte* a, const std::byte* b,
                                          bool accumulate) {
@@ -149,7 +150,7 @@ __device__ __forceinline__ void multiply(Accumulator& accumulator, const std::by
   sm90::wgmma_commit();
 }
 
-/// A warpgroup: its rows of all tiles of this block.
+/// Consumer, a warpgroup: mainloop and epilogue on its rows of this block's tiles.
 template <class Op>
 __device__ void consume(Shared& s, const Problem<Op>& p, int consumer) {
   const int thread = threadIdx.x % sm90::warpgroup_size, warp = consumer * 4 + __shfl_sync(~0u, thread / 32, 0);
@@ -180,7 +181,7 @@ __device__ void consume(Shared& s, const Problem<Op>& p, int consumer) {
       }
     };
     typename Op::EpilogueInputs inputs;
-    const auto k_tiles_before = [&](int epilogue_load) { return p.k_tiles * epilogue_load / (Op::epilogue_loads + 1); };
+    const auto k_tiles_before = [&](int load) { return p.k_tiles * load / (Op::epilogue_loads + 1); };
 #pragma unroll
     for (int i = 0; i < Op::epilogue_loads; ++i) {
       accumulate(k_tiles_before(i), k_tiles_before(i + 1));
@@ -215,14 +216,14 @@ __global__ void __cluster_dims__(cluster) __launch_bounds__(threads, 1)
     sm90::setmaxnreg_inc<consumer_registers>();
     consume<Op>(s, p, warpgroup - 1);
   }
-  sm90::cluster_sync();  // a block's shared memory serves the others until they are done
+  sm90::cluster_sync();  // other blocks use this one's shared memory until they are done
 }
 
-/// Of what an op stores, or loads beside a and b.
+/// Tensor map of what an op stores, or loads in epilogue_load().
 inline CUtensorMap staged_map(Mat<const bf16> x) { return column_map(x, warp_rows, staged_cols); }
 
-/// The product of a [rows, K] with b, `cols` columns wide. Throws std::invalid_argument unless K is a multiple of 64
-/// and rows begin at whole 16-byte vectors.
+/// The GEMM of a [M, K] and b with `cols` = N columns. Throws std::invalid_argument unless K is a multiple of 64 and
+/// rows are aligned to 16 bytes.
 template <class Op>
 void launch(const char* name, Stream stream, const Op& op, int cols, Mat<const bf16> a, Mat<const bf16> b) {
   constexpr int shared_bytes = sizeof(Shared);

@@ -10,14 +10,14 @@
 namespace nanorun::kernels::portable {
 namespace {
 
-/// Rows of the logits that exist at a time: enough to amortise reading w and d_w, few enough to stay in the host's last
+/// Rows of a chunk of the logits. On CPUs enough to amortise reading w and d_w, and few enough for the last-level
 /// cache; on devices enough to occupy them.
 constexpr int chunk_rows(int length) { return std::min(length, on_host ? 128 : 1024); }
 
-/// What the three products read, and the buffers of a chunk.
+/// Operands of the three GEMMs, and the buffers of a chunk.
 template <class T>
 struct Head {
-  Mat<const T> x, w;  ///< quantised in fp8
+  Mat<const T> x, w;  ///< in fp8 quantised
   T unscale_z = 1, unscale_dx = 1, unscale_dw = 1;
   Mat<T> z;                                ///< [chunk, V]
   double *sum = nullptr, *loss = nullptr;  ///< [chunk]

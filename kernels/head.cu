@@ -10,11 +10,11 @@
 namespace nanorun::kernels::cuda {
 namespace {
 
-/// Rows of the logits that exist at a time: fewer read and write d_w more often, more gain nothing.
+/// Rows of a chunk of the logits: with fewer, d_w is read and written more often; more gain nothing.
 constexpr int chunk_rows(int length) { return std::min(length, 8192); }
 
 constexpr int sum_threads = 512;
-/// One block: *total += the sum of x, in a fixed order.
+/// Launched with one block: *total += the sum of x, in a fixed order.
 __global__ void __launch_bounds__(sum_threads) sum_losses(double* total, const float* x, int n) {
   __shared__ double sums[sum_threads];
   double sum = 0;
@@ -27,9 +27,9 @@ __global__ void __launch_bounds__(sum_threads) sum_losses(double* total, const f
   if (threadIdx.x == 0) *total += sums[0];
 }
 
-/// What the workspace holds; x to gradient_t in fp8 only.
+/// The workspace; x to gradient_t in fp8 only.
 struct Head {
-  Mat<bf16> z;           ///< [chunk, V], then its gradient
+  Mat<bf16> z;           ///< [chunk, V], logits before the softcap, then their gradient
   float* loss;           ///< [T]
   Mat<e4m3> x, x_t;      ///< [T, d], [d, T]
   Mat<e4m3> w, w_t;      ///< [V, d], [d, V]
@@ -97,7 +97,7 @@ Softcap softcap_of(const Problem& p, int first, Mat<bf16> z) {
   return {z, p.targets.data() + first, p.options.softcap, p.head.counts.row(first / p.head.z.rows)};
 }
 
-/// The losses of a chunk and, from the gradient of its logits, d_x = g w and d_w = gᵀ x, or += with `add`.
+/// Losses of a chunk and, with g the gradient of z: d_x = g w, and d_w = gᵀ x, or += with `add`.
 void chunk_backward(const Problem& p, int first, Mat<bf16> z, Mat<bf16> d_x, Mat<float> d_w, bool add) {
   const HeadOptions& o = p.options;
   const float beta = add ? 1 : 0;
@@ -117,8 +117,8 @@ void chunk_backward(const Problem& p, int first, Mat<bf16> z, Mat<bf16> d_x, Mat
                           g_t, Op::transpose, p.head.x_t.col_block(first, z.rows), d_w);
 }
 
-/// Quantises the operands, runs body(first, z) for each chunk of rows, z being its part of the logits, and adds the
-/// losses to *total.
+/// Quantises the operands in fp8, calls body(first, z) for each chunk of rows with its logits z, and adds the losses to
+/// *total.
 template <class Body>
 void for_row_chunks(const Problem& p, double* total, bool with_gradient, Body&& body) {
   if (p.fp8()) {

@@ -1,10 +1,10 @@
 #pragma once
-// Output head and loss, fused so that only a chunk of rows of the logits ever exists.
+// Output head (LM head) and cross-entropy loss, in chunks of rows: the [T, V] logits never exist as a whole.
 //   z = x wᵀ,  logit = c tanh(z / c),  loss[t] = logsumexp_v logit[t,v] - logit[t, target[t]]
-// Shapes: x [T, d]; w [V, d] (V includes the padded columns, which count in the sum); targets [T].
+// Shapes: x [T, d]; w [V, d]; targets [T]. V includes the padding, whose columns count in the sum.
 //
-// With HeadPrecision::fp8 the product is emulated as the tensor cores form it, saturating on conversion (Micikevicius
-// et al. 2022, arXiv:2209.05433; e4m3 has no infinity and reaches 448, e5m2 reaches 57344; round to nearest even):
+// HeadPrecision::fp8: operands in 8-bit formats (Micikevicius et al. 2022, arXiv:2209.05433), rounded to nearest even,
+// saturating at 448 (e4m3) and 57344 (e5m2). The portable implementation emulates what the tensor cores compute:
 //   xq = e4m3(x sx), wq = e4m3(w sw), z = bf16(xq wqᵀ / (sx sw))
 //   gq = e5m2(g sg), d_x = gq wq / (sg sw), d_w = gqᵀ xq / (sg sx), where g is the gradient of z.
 
@@ -14,7 +14,7 @@ namespace nanorun::kernels {
 
 enum class HeadPrecision { working, fp8 };
 
-/// e^logit is summed in fp32 without a shift.
+/// e^logit is summed in fp32 without subtracting a maximum first, so logits are bounded.
 inline constexpr double max_softcap = 75;
 
 struct HeadOptions {
@@ -31,21 +31,21 @@ namespace portable {
 template <class T>
 std::size_t head_workspace(int length, int vocabulary, int width, HeadPrecision precision);
 
-/// *total += sum_t loss[t], *total in the tensors' memory.
+/// *total += sum_t loss[t]; total points to the tensors' memory.
 template <class T>
 void head_loss_forward(Stream stream, double* total, Mat<const T> x, Mat<const T> w, Vec<const Token> targets,
                        const HeadOptions& options, Workspace workspace);
 
-/// The same, and the gradients of the mean loss over the T rows in one sweep: d_x =, and d_w =, or += with `add`.
+/// The same, and the gradients of the mean loss over the T rows: d_x = and d_w =, or d_w += with `add`.
 template <class T>
 void head_loss_backward(Stream stream, double* total, Mat<T> d_x, Mat<acc_t<T>> d_w, bool add, Mat<const T> x,
                         Mat<const T> w, Vec<const Token> targets, const HeadOptions& options, Workspace workspace);
 
 }  // namespace portable
 
-// T = bf16, on a stream with create_blas; z and, in the working precision, its gradient are rounded to bf16. Every call
-// quantises x and w. Throws std::invalid_argument unless V and d are multiples of 8, with HeadPrecision::fp8 T, V and d
-// multiples of 16, and V is at most 113000.
+// T = bf16, on a stream with create_blas(). z is rounded to bf16, as is its gradient in the working precision. Every
+// call quantises x and w anew. Throw std::invalid_argument unless V <= 113000 and V and d are multiples of 8; with
+// HeadPrecision::fp8, unless T, V and d are multiples of 16.
 namespace cuda {
 
 template <class T>

@@ -1,5 +1,5 @@
 #pragma once
-// What the kernels of the Fp8 head share: conversions, and transposes of bytes.
+// Shared by the kernels of the fp8 head: conversion to e4m3 and e5m2, transposition of bytes.
 
 #include <cuda_fp8.h>
 
@@ -11,7 +11,7 @@
 
 namespace nanorun::kernels::cuda {
 
-/// e4m3 or e5m2 of four floats, saturating; a NaN stays a NaN.
+/// Four floats as F = e4m3 or e5m2, saturating; NaN stays NaN.
 template <class F>
 __device__ std::uint32_t pack_fp8(const float* x) {
   constexpr __nv_fp8_interpretation_t format = std::is_same_v<F, e4m3> ? __NV_E4M3 : __NV_E5M2;
@@ -30,7 +30,7 @@ __device__ inline void transpose_4x4(const std::uint32_t in[4], std::uint32_t ou
   out[3] = __byte_perm(high01, high23, 0x7632);
 }
 
-/// Columns 0 to 3 of rows 0 to 15, given as the rows' words.
+/// The four columns of a 16 x 4 block of bytes.
 struct ByteColumns {
   uint4 column[4];
 };
@@ -44,8 +44,8 @@ __device__ inline ByteColumns transpose_16x4(const std::uint32_t rows[16]) {
   return out;
 }
 
-/// Puts the columns into four rows of x, `ld` bytes apart, which leave the cache first: it is better kept for what
-/// waits to be transposed.
+/// Stores the columns as four rows of x, `ld` bytes apart. L2 evicts them first, in favour of what is not yet
+/// transposed.
 __device__ inline void store_byte_columns(void* x, std::size_t ld, const ByteColumns& columns) {
 #pragma unroll
   for (int i = 0; i < 4; ++i) __stcs(reinterpret_cast<uint4*>(static_cast<std::byte*>(x) + i * ld), columns.column[i]);

@@ -11,8 +11,8 @@ namespace {
 /// Side of the square that a block transposes.
 constexpr int side = 128;
 
-/// A block turns a square. In shared memory, row r is rotated by r / 16 vectors, so that neither the writes of rows nor
-/// the reads of columns share banks.
+/// A block quantises and transposes a square. In shared memory row r is rotated by r / 16 vectors, so that neither the
+/// writes of rows nor the reads of columns have bank conflicts.
 __global__ void __launch_bounds__(block_threads)
     quantise_square(Mat<e4m3> q, Mat<e4m3> q_t, Mat<const bf16> x, float scale) {
   constexpr int row_vectors = side / 16, row_words = side / 4;

@@ -9,24 +9,24 @@
 namespace nanorun::kernels::cuda {
 namespace {
 
-/// Threads that share a row of the logits; two such blocks run on a multiprocessor, one loads while the other stores.
+/// Threads of a block, which shares a row of the logits. Two blocks run on an SM: one loads while the other stores.
 constexpr int row_threads = 512;
 constexpr int row_warps = row_threads / warp_size;
-/// Vectors of a row that are waited for together.
+/// Vectors of a row that one mbarrier covers.
 constexpr int segment_vectors = 4 * row_threads;
 constexpr int max_segments = ceil_div(max_vocabulary / 8, segment_vectors);
-/// Rows of the gradient that are transposed together: a line of the cache in the transpose.
+/// Rows of the gradient that are transposed together: one cache line in a row of the transpose.
 constexpr int panel_rows = 128;
 constexpr int panels(int rows) { return ceil_div(rows, panel_rows); }
-/// Rows by which the transposition follows the gradient: those in work, two a multiprocessor, and a panel. So few are
-/// still in the cache, and blocks hardly wait.
+/// Rows by which the transposition follows the gradient: those in flight, two for each SM, and a panel. That few are
+/// still in L2, and blocks hardly wait.
 constexpr int transpose_lag = 2 * sm90::sm_count + panel_rows;
 static_assert(transpose_lag >= panel_rows, "a block waits only for those that started before it");
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Softcap
 
-/// With r = 1 / (1 + e^(2 z / c)): tanh(z / c) = 1 - 2 r, its square's distance from one 4 r (1 - r).
+/// With r = 1 / (1 + e^(2 z / c)): tanh(z / c) = 1 - 2 r, and 1 - tanh² = 4 r (1 - r).
 struct Tanh {
   float to_exponent;  ///< 2 log2(e) / c
   float log2_cap;     ///< c log2(e): e^(c u) = 2^(log2_cap u)
@@ -35,17 +35,17 @@ struct Tanh {
       : to_exponent(static_cast<float>(2 * 1.4426950408889634 / c)),
         log2_cap(static_cast<float>(c * 1.4426950408889634)) {}
 
-  /// 1 / r, bounded so that the product of two is finite; the bound is far beyond where tanh rounds to one.
+  /// 1 / r, bounded so that the product of two is finite. At the bound tanh has long rounded to one.
   __device__ float inverse_r(float z) const { return 1 + sm90::exp2_fast(sm90::min_nan(to_exponent * z, 60)); }
   __device__ float r(float z) const { return sm90::reciprocal_fast(inverse_r(z)); }
   __device__ float exponential(float r) const { return sm90::exp2_fast(log2_cap - 2 * log2_cap * r); }
-  /// Of the loss, less the logarithm of the sum of exponentials.
+  /// -logit, to which the loss adds the logarithm of the sum of exponentials.
   __device__ float negative_logit(float r) const { return log2_cap * 0.6931471805599453f * (2 * r - 1); }
-  /// Of the gradient, given the softmax less one at the target.
+  /// Factor of the gradient beside softmax - onehot: 1 - tanh².
   __device__ static float slope(float r) { return 4 * r * (1 - r); }
 
-  /// Turns z into e^logit r (1 - r), a quarter of what the gradient is proportional to; returns the sum of e^logit.
-  /// The special function unit is the bottleneck: two reciprocals are found from that of their product.
+  /// Replaces z by e^logit r (1 - r), a quarter of the unnormalised gradient; returns the sum of e^logit. The special
+  /// function units are the bottleneck: one reciprocal, of a product, serves two elements.
   __device__ float weigh(Float8& z) const {
     float sum = 0;
 #pragma unroll
@@ -63,7 +63,7 @@ struct Tanh {
   }
 };
 
-/// Sum over the block, in every thread, in a fixed order. The block synchronises before the next call.
+/// Sum over the block, for every thread, in a fixed order. The block must synchronise before the next call.
 __device__ float row_sum(float x) {
   __shared__ float sums[row_warps];
   x = warp_sum(x);
@@ -80,17 +80,17 @@ __device__ float to_float(bf16 x) { return __uint_as_float(static_cast<std::uint
 // ---------------------------------------------------------------------------------------------------------------------
 // Transposition of the gradient
 
-/// out = xᵀ for bytes that a kernel writes row by row from the last to the first. Each panel of panel_rows rows is
-/// transposed once it is complete, by the blocks that start transpose_lag after those of its rows, so that x is read
-/// from the cache. Rows and columns are multiples of 16.
+/// out = xᵀ for bytes that the kernel itself writes, from the last row to the first. Once a panel of panel_rows rows is
+/// complete, the blocks that start transpose_lag after those of its rows transpose it, so that x is read from L2. Rows
+/// and columns are multiples of 16.
 struct Transpose {
   Mat<const std::uint8_t> x;
   Mat<std::uint8_t> out;
-  int* rows_done = nullptr;  ///< of each panel, at first zero
+  int* rows_done = nullptr;  ///< of each panel, zero at first
 
   __device__ int panel_size(int panel) const { return min(panel_rows, x.rows - panel * panel_rows); }
 
-  /// Called by one thread once its block has written row t and synchronised.
+  /// Called by one thread, once its block has written row t and synchronised.
   __device__ void finish_row(int t) const { sm90::add_release(rows_done + t / panel_rows, 1); }
 
   /// Waits for the panel of row t.
@@ -99,8 +99,8 @@ struct Transpose {
     while (sm90::load_acquire(rows_done + panel) < size) __nanosleep(100);
   }
 
-  /// All threads of a block: row t's share of its panel. A thread transposes patches of 16 rows and 8 columns; those of
-  /// a warp are whole lines of the transpose.
+  /// Called by all threads of a block: transposes row t's share of its panel. A thread transposes patches of 16 rows
+  /// and 8 columns; a warp writes whole cache lines.
   __device__ void share(int t) const {
     constexpr int rows = 16, cols = 8, lanes_down = panel_rows / rows, lanes_across = warp_size / lanes_down;
     const int panel = t / panel_rows, lane = threadIdx.x % warp_size;
@@ -128,7 +128,7 @@ struct Transpose {
 
 struct NoGradient {};
 
-/// Where the gradient of a row goes: over the row itself, whose stride stays that of the bf16 logits.
+/// Stores the gradient over its row of logits, whose stride stays that of bf16.
 template <class G>
 __device__ void store_gradient(void* row, int vector, const Float8& g) {
   if constexpr (std::is_same_v<G, e5m2>) {
@@ -147,7 +147,7 @@ __device__ void store_gradient_at(void* row, int index, float g) {
   }
 }
 
-/// Starts the load of a row into shared memory, a barrier for each segment.
+/// Starts the TMA load of a row into shared memory, an mbarrier for each segment.
 __device__ void load_row(Bf16x8* shared, const bf16* row, int vectors, sm90::Mbarrier* loaded) {
   const int segments = ceil_div(vectors, segment_vectors);
   for (int s = 0; s < segments; ++s) sm90::mbarrier_init(loaded[s], 1);
@@ -160,7 +160,7 @@ __device__ void load_row(Bf16x8* shared, const bf16* row, int vectors, sm90::Mba
   }
 }
 
-/// Turns z into what Tanh::weigh makes of it, segment by segment as it is loaded; returns the sum of e^logit.
+/// Applies Tanh::weigh to a row, segment by segment as they arrive; returns the sum of e^logit.
 __device__ float weigh_row(Bf16x8* z, int vectors, const Tanh& tanh, sm90::Mbarrier* loaded) {
   float sum = 0;
   for (int s = 0; s * segment_vectors < vectors; ++s) {
@@ -176,11 +176,14 @@ __device__ float weigh_row(Bf16x8* z, int vectors, const Tanh& tanh, sm90::Mbarr
   return row_sum(sum);
 }
 
-/// A block turns a row of z into its gradient times scale, a G, and writes its loss. Shared memory holds the row, then
-/// what Tanh::weigh makes of it in bf16, whose rounding is small beside that of z. The last rows, which the product
-/// wrote last, come first, while they are in the cache. While its row is loaded a block transposes its share of the
-/// gradient in e5m2, for which transpose_lag further blocks start at the end. Rows are taken in the order in which
-/// blocks start, whatever their indices: what a block waits for is then in the hands of blocks that have started.
+/// A block turns a row of z into its gradient times scale, in format G, and writes its loss.
+/// - Shared memory holds the row, then what Tanh::weigh makes of it in bf16, whose rounding is small beside that of z.
+/// - The last rows come first: the GEMM wrote them last, and they are still in L2.
+/// - In e5m2 a block transposes its share of an earlier panel while its row is loaded; transpose_lag further blocks at
+/// the
+///   end transpose the rest.
+/// - Blocks take rows in the order in which they start, whatever their indices. So a block waits only for blocks that
+///   have started.
 template <class G>
 __global__ void __launch_bounds__(row_threads, 2) softcap_row(Mat<bf16> z, float* loss, const Token* targets, Tanh tanh,
                                                               float scale, Transpose transpose, int* started) {

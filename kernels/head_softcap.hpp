@@ -1,32 +1,33 @@
 #pragma once
-// The step between the products of the CUDA head (see head.hpp), row by row: softcap, loss and gradient of the logits.
+// Softcap and cross-entropy loss between the GEMMs of the CUDA head (see head.hpp), with the gradient of the logits.
 
 #include "kernels/types.hpp"
 
 namespace nanorun::kernels::cuda {
 
-/// Most columns of the logits: a row of bf16 lies in a thread block's shared memory.
+/// Largest V: a row of bf16 lies in a thread block's shared memory.
 constexpr int max_vocabulary = 113000;
 
-/// V is a multiple of 8 up to max_vocabulary, for the gradient in e5m2 of 16, as are the rows.
+/// Logits before the softcap. V is a multiple of 8, at most max_vocabulary; for softcap_gradient_fp8 V and the rows are
+/// multiples of 16.
 struct Softcap {
-  Mat<bf16> z;           ///< [rows, V]
+  Mat<bf16> z;           ///< [rows, V], replaced by the gradient
   const Token* targets;  ///< [rows]
   double cap;            ///< c, see HeadOptions
   int* counts;           ///< [softcap_counts(rows)], zero before the first call on these rows
 };
 std::size_t softcap_counts(int rows);
 
-/// loss [rows]: -log softmax at the target of every row.
+/// loss [rows] = -log softmax(c tanh(z / c)) at each row's target.
 void softcap_loss(Stream stream, float* loss, const Softcap& in);
 
-/// The same, and scale times the gradient of the loss replaces z.
+/// The same, and z becomes scale times the gradient of the loss by z.
 void softcap_gradient(Stream stream, float* loss, const Softcap& in, double scale);
 
-/// The same in e5m2, saturating: the gradient [rows, V], which is returned, takes the first half of each row of z, and
-/// g_t [V, rows], whose rows begin at whole 16-byte vectors, is its transpose. Thread blocks take rows in the order in
-/// which they start, so that softcap_blocks of them may come in several calls on the same counts, one after another or
-/// at a time; 0: all.
+/// The same in e5m2, saturating. Returns the gradient [rows, V], which takes the first half of each row of z. g_t
+/// [V, rows], with rows aligned to 16 bytes, becomes its transpose.
+/// `blocks` of the softcap_blocks(rows) thread blocks, 0 for all: the work may be split into several calls on the same
+/// counts, in any order or at the same time.
 Mat<e5m2> softcap_gradient_fp8(Stream stream, float* loss, Mat<e5m2> g_t, const Softcap& in, double scale,
                                int blocks = 0);
 int softcap_blocks(int rows);

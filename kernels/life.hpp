@@ -1,5 +1,5 @@
 #pragma once
-// Signs of life of this process, for whoever watches that it does not hang.
+// Signs of life of this process (a heartbeat), for a watchdog.
 
 #include <atomic>
 #include <cstdint>
@@ -12,8 +12,8 @@ struct Life {
 };
 inline Life life;
 
-/// To be called by whatever may take long, at its begin and again and again: a rank counts as hanging when nothing
-/// calls this for long. `work`: floating-point operations of a call that another library makes, which shows no signs.
+/// Called by whatever may take long, at its start and repeatedly: a rank without calls for long counts as hanging.
+/// `work`: floating-point operations of a library call that follows, which shows no signs itself.
 inline void show_life(double work = 0) {
   life.signs.fetch_add(1, std::memory_order_relaxed);
   if (work > life.max_work.load(std::memory_order_relaxed)) life.max_work = work;

@@ -34,7 +34,7 @@ void linear_relu2_forward(Stream stream, Mat<T> h, Mat<const T> x, Mat<const T> 
 #pragma omp simd
     for (int j = 0; j < h.cols; ++j) {
       const T z = row[j];
-      row[j] = z < 0 ? T(0) : z * z;  // keeps a NaN
+      row[j] = z < 0 ? T(0) : z * z;  // passes NaN on
     }
   });
 }

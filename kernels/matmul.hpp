@@ -1,6 +1,6 @@
 #pragma once
 // Linear layer without bias: out = x wᵀ, weights stored [out features, in features].
-// Shapes: x [M, K]; w [N, K]; out [M, N]. Accumulation in T; the portable bodies call the host BLAS.
+// Shapes: x [M, K]; w [N, K]; out [M, N]. The portable implementations accumulate in T; on CPUs they call the BLAS.
 
 #include "kernels/types.hpp"
 
@@ -18,11 +18,11 @@ void linear_add_forward(Stream stream, Mat<T> out, Mat<const T> x, Mat<const T> 
 template <class T>
 void linear_backward_input(Stream stream, Mat<T> d_x, Mat<const T> d_out, Mat<const T> w);
 
-/// d_w = d_outᵀ x, or += with `add`
+/// d_w = d_outᵀ x, or d_w += d_outᵀ x with `add`
 template <class T>
 void linear_backward_weight(Stream stream, Mat<acc_t<T>> d_w, Mat<const T> d_out, Mat<const T> x, bool add);
 
-/// Squared-relu layer: h = relu(x wᵀ)² (So et al. 2021, arXiv:2109.08668).
+/// Squared-relu layer: h = relu(x wᵀ)² (Primer, So et al. 2021, arXiv:2109.08668).
 template <class T>
 void linear_relu2_forward(Stream stream, Mat<T> h, Mat<const T> x, Mat<const T> w);
 
@@ -35,10 +35,10 @@ void linear_relu2_backward(Stream stream, Mat<T> d_z, Mat<const T> d_out, Mat<co
 
 namespace nanorun::kernels::cuda {
 
-// T = bf16, summed in fp32; linear_add_forward may round the product before it adds. Rows begin at whole 16-byte
-// vectors. The first three need a stream with create_blas; the layer of the squared relu needs K, K' and N to be
-// multiples of 64 and throws std::invalid_argument otherwise. linear_forward is part of attention_projection_forward
-// and of the layer of the squared relu.
+// T = bf16, summed in fp32; rows are aligned to 16 bytes. The first three need a stream with create_blas();
+// linear_add_forward may round x wᵀ before it adds. The squared-relu layer throws std::invalid_argument unless K, K'
+// and N are multiples of 64. linear_forward has no CUDA implementation: attention_projection_forward and
+// linear_relu2_forward contain it.
 
 template <class T>
 void linear_add_forward(Stream stream, Mat<T> out, Mat<const T> x, Mat<const T> w);

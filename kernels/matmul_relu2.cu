@@ -1,4 +1,4 @@
-// The squared-relu layer on the tensor cores.
+// The squared-relu layer: GEMMs with the activation, and its derivative, in the epilogue.
 //   forward:  h = relu(x wᵀ)²
 //   backward: d_z = (d_out w_next) ∘ 2 sqrt(h)
 
@@ -20,7 +20,7 @@ struct Relu2Forward {
 
   __device__ void epilogue_load(const WarpTile&, EpilogueInputs&, int) const {}
 
-  static __device__ float relu2(float z) { return z < 0 ? 0 : z * z; }  // keeps a NaN
+  static __device__ float relu2(float z) { return z < 0 ? 0 : z * z; }  // passes NaN on
 
   __device__ __forceinline__ void epilogue(const WarpTile& tile, const Accumulator& accumulator,
                                            const EpilogueInputs&) const {
@@ -28,7 +28,7 @@ struct Relu2Forward {
   }
 };
 
-/// h comes in parts, as that of a whole tile has no room in shared memory.
+/// The tile of h is loaded in parts, as shared memory has no room for the whole.
 struct Relu2Backward {
   static constexpr Major b_major = Major::mn;
   static constexpr int parts = tile_n / staged_cols;
@@ -39,7 +39,7 @@ struct Relu2Backward {
 
   CUtensorMap d_z, h;
 
-  /// Reads the part of h that was loaded before, and loads the next in its place.
+  /// Moves the part of h that was loaded before to registers, and loads the next in its place.
   __device__ __forceinline__ void epilogue_load(WarpTile& tile, EpilogueInputs& inputs, int i) const {
     if (i > 0) {
       mbarrier_wait(tile.loaded, tile.parity);

@@ -11,19 +11,19 @@ namespace {
 
 constexpr float a = 3.4445f, b = -4.7750f, c = 2.0315f;
 constexpr int iterations = 5;
-/// Blocks that share the norm of a matrix.
+/// Thread blocks that share the norm of a matrix.
 constexpr int norm_blocks = 32;
 
-/// Side of the tiles in which matrices are converted, one a block.
+/// Side of the tiles in which matrices are converted, one for each thread block.
 constexpr int tile_side = 64;
 constexpr int max_pieces = 32;
 
-/// Argument of the kernels that take any of the batch's matrices.
+/// Kernel argument: the batch's matrices.
 struct Pieces {
   MatrixBatch<float> piece[max_pieces];
 };
 
-/// Where one of a batch's matrices lies in its piece.
+/// One of the batch's matrices in its piece.
 struct PieceMatrix {
   float* data;
   int rows, cols;
@@ -38,7 +38,7 @@ struct PieceMatrix {
   __device__ bool tall() const { return rows > cols; }
 };
 
-/// The batch's matrices as the iteration sees them: `count` of [rows, cols], rows <= cols.
+/// The batch as the iteration sees it: `count` matrices [rows, cols], rows <= cols.
 struct Shape {
   int count = 0, rows = 0, cols = 0;
 };
@@ -56,7 +56,7 @@ Shape shape_of(std::span<const MatrixBatch<float>> pieces) {
   return shape;
 }
 
-/// Parts of the workspace, each for the whole batch.
+/// The workspace, for the whole batch.
 struct Buffers {
   bf16 *x, *next, *A, *B;
   float* partial;  ///< [count, norm_blocks] sums of squares
@@ -73,7 +73,7 @@ Buffers allocate(WorkspaceAllocator& allocator, const Shape& shape) {
   return buffers;
 }
 
-/// Block (i, j) sums the squares of the i-th part of matrix j.
+/// Block (i, j) sums the squares of part i of matrix j.
 __global__ void __launch_bounds__(block_threads)
     partial_squares(float* partial, const __grid_constant__ Pieces pieces) {
   __shared__ float sums[block_warps];
@@ -101,11 +101,11 @@ __device__ void store_values8(float* out, const Bf16x8& x) {
   reinterpret_cast<float4*>(out)[1] = {v.v[4], v.v[5], v.v[6], v.v[7]};
 }
 
-/// The block's tile of out = factor x, rounded to bf16, or of its transpose; x [rows, cols]. Eight threads share a row
-/// of 64 elements, in global memory on both sides.
+/// The block's tile of out = factor x, rounded to bf16, or of its transpose; x [rows, cols]. Global memory is read and
+/// written by eight threads a row of 64 elements.
 template <class To, class From>
 __device__ void convert_tile(To* out, const From* x, int rows, int cols, bool transpose, float factor) {
-  __shared__ std::uint32_t tile[tile_side][tile_side / 2 + 1];  // pairs; odd rows spread columns over the banks
+  __shared__ std::uint32_t tile[tile_side][tile_side / 2 + 1];  // pairs; padded against bank conflicts
   constexpr int row_step = block_threads / 8;
   const int across = ceil_div(cols, tile_side), vector = threadIdx.x % 8;
   const int first_row = blockIdx.x / across * tile_side, first_col = blockIdx.x % across * tile_side;
@@ -129,7 +129,7 @@ __device__ void convert_tile(To* out, const From* x, int rows, int cols, bool tr
   for (int i = threadIdx.x / 8; i < tile_side; i += row_step) {
     const int row = first_row + 8 * vector, col = first_col + i;
     if (row >= rows || col >= cols) continue;
-    const unsigned halves = i % 2 == 0 ? 0x5410 : 0x7632;  // which of each pair
+    const unsigned halves = i % 2 == 0 ? 0x5410 : 0x7632;  // which element of each pair
     Bf16x8 column;
 #pragma unroll
     for (int k = 0; k < 4; ++k) {
@@ -139,7 +139,7 @@ __device__ void convert_tile(To* out, const From* x, int rows, int cols, bool tr
   }
 }
 
-/// out = x / (|x|_F + 1e-7) for matrix blockIdx.y, made wide.
+/// out = x / (|x|_F + 1e-7) for matrix blockIdx.y, transposed if it is tall.
 __global__ void __launch_bounds__(block_threads)
     normalise(bf16* out, const __grid_constant__ Pieces pieces, const float* partial) {
   static_assert(norm_blocks == warp_size);
@@ -148,7 +148,7 @@ __global__ void __launch_bounds__(block_threads)
   convert_tile(out + blockIdx.y * x.size(), x.data, x.rows, x.cols, x.tall(), 1 / (sqrtf(squares) + 1e-7f));
 }
 
-/// The way back, without a factor: x [rows, cols] are the wide matrices.
+/// The way back: x [rows, cols] are the wide matrices.
 __global__ void __launch_bounds__(block_threads)
     widen(const __grid_constant__ Pieces pieces, const bf16* x, int rows, int cols) {
   const PieceMatrix out(pieces, blockIdx.y);

@@ -1,10 +1,10 @@
 #pragma once
-// Muon (Jordan et al. 2024): Nesterov momentum, then the orthogonal factor of each matrix by a quintic Newton–Schulz
-// iteration.
+// Muon (Keller Jordan et al. 2024, "Muon: An optimizer for hidden layers in neural networks"): Nesterov momentum, then
+// a quintic Newton–Schulz iteration that replaces each matrix by an approximation of its orthogonal polar factor.
 //   buf = m buf + (1 - m) g,  u = (1 - m) g + m buf
 //   X = u / (|u|_F + 1e-7), transposed if rows > cols; five times { A = X Xᵀ, B = b A + c A A, X = a X + B X }
 //   with (a, b, c) = (3.4445, -4.7750, 2.0315); transposed back.
-// Shapes: g, buf, w, copy, x [any size], the elements of any number of matrices.
+// Shapes: g, buf, w, copy, x [n], the elements of any number of matrices.
 
 #include <span>
 
@@ -26,22 +26,22 @@ struct MatrixBatch {
 
 namespace portable {
 
-/// buf and g are updated in place; g enters as gradient_scale g and becomes u. *squares, in the tensors' memory, += sum
-/// of (gradient_scale g)², in double: not finite where any of them is not.
+/// Updates buf and g in place; g enters as gradient_scale g and becomes u. *squares, in the tensors' memory, += sum of
+/// (gradient_scale g)² in double: not finite where any element is not.
 template <class A>
 void nesterov_momentum(Stream stream, Vec<A> g, Vec<A> buf, double momentum, double gradient_scale, double* squares);
 
-/// Bytes of scratch for newton_schulz; the pieces' data may be null.
+/// Bytes of workspace for newton_schulz(); the pieces' data may be null.
 template <class T>
 std::size_t newton_schulz_workspace(std::span<const MatrixBatch<T>> pieces);
 
-/// Replaces each matrix of the pieces by its approximate orthogonal factor. All matrices have one shape or its
-/// transpose: the iteration commutes with transposition, so that they may run as one batch.
+/// Replaces each matrix of the pieces by its approximate polar factor. All matrices have one shape or its transpose:
+/// the iteration commutes with transposition, so they run as one batch.
 template <class T>
 void newton_schulz(Stream stream, std::span<const MatrixBatch<T>> pieces, Workspace workspace);
 
-/// w += alpha * x, and copy = w rounded to T, for the products that read it; where T is its own accumulator type, copy
-/// is w. *squares += sum of the new w², as above.
+/// w += alpha x, and copy = w rounded to T, for the GEMMs that read it; where acc_t<T> is T, copy is w itself. *squares
+/// += sum of the new w², as above.
 template <class T>
 void add_scaled(Stream stream, Vec<acc_t<T>> w, Vec<T> copy, Vec<const acc_t<T>> x, double alpha, double* squares);
 
@@ -57,9 +57,9 @@ void nesterov_momentum(Stream stream, Vec<A> g, Vec<A> buf, double momentum, dou
 template <class T>
 void add_scaled(Stream stream, Vec<acc_t<T>> w, Vec<T> copy, Vec<const acc_t<T>> x, double alpha, double* squares);
 
-/// T = float, data aligned to 16 bytes; the products of the iteration are bf16, summed in fp32, on a stream with
-/// create_blas. Throws std::invalid_argument unless rows and cols are multiples of 8, if shapes differ otherwise than
-/// by transposition, and on more than 32 pieces.
+/// T = float, data aligned to 16 bytes, on a stream with create_blas(). The GEMMs of the iteration are bf16, summed in
+/// fp32. Throw std::invalid_argument unless rows and cols are multiples of 8, if shapes differ by more than
+/// transposition, and newton_schulz() on more than 32 pieces.
 template <class T>
 std::size_t newton_schulz_workspace(std::span<const MatrixBatch<T>> pieces);
 template <class T>

@@ -1,4 +1,4 @@
-// The elementwise part of Muon.
+// The elementwise ops of Muon: Nesterov momentum and the update of the weights.
 
 #include "kernels/muon.hpp"
 #include "kernels/vec.cuh"

@@ -1,8 +1,8 @@
-// A block computes one tile of out on or above the diagonal and writes it and its mirror image. A warp keeps the copy
-// engine busy with k_tiles of the rows' and the columns' part of x; two warpgroups each sum half the rows. The tile of
-// the addend comes as one k_tile more. The k_tiles' memory then stages the result. Several blocks share a
-// multiprocessor, so that one multiplies while another begins or ends; where a launch has no more blocks than sm_count,
-// a block has more k_tiles in flight instead.
+// Symmetric GEMM: computes the tiles of out on or above the diagonal, and writes each with its mirror image. A thread
+// block computes one 128 x 128 tile: a producer warp loads k-tiles of x by TMA, and two consumer warpgroups compute 64
+// rows each by wgmma. The addend's tile is loaded as a last k-tile, and the stages then hold the result for the TMA
+// store. Two thread blocks share an SM, so that one's mainloop overlaps the other's prologue and epilogue; a launch of
+// no more blocks than SMs uses six stages instead of three.
 
 #include "kernels/muon_symmetric_gemm.hpp"
 
@@ -22,15 +22,14 @@ constexpr int tile_side = 128, tile_k = 64, consumer_rows = 64;
 constexpr int consumers = tile_side / consumer_rows;
 constexpr int consumer_threads = consumers * warpgroup_size;
 constexpr int threads = consumer_threads + 32;
-constexpr int all_summed = 1, staged = 2;  // hardware barriers; the latter one a consumer
-/// Slices in shared memory.
-constexpr int stages_of(int blocks_together) { return blocks_together == 1 ? 6 : 3; }
+constexpr int all_summed = 1, staged = 2;  // named barriers; `staged` + consumer is each consumer's own
+constexpr int stages_of(int blocks_per_sm) { return blocks_per_sm == 1 ? 6 : 3; }
 
 using Columns = std::byte[column_bytes(tile_side)];
 
 template <int stages>
 struct alignas(1024) Shared {
-  /// Of x the rows' part and the columns' part, of the addend and of out the left half and the right.
+  /// x: its rows for the tile's rows and those for its columns. Addend and out: the left half and the right.
   Columns k_tile[stages][2];
   Mbarrier full[stages], empty[stages];
 };
@@ -40,11 +39,11 @@ struct Problem {
   float alpha, beta;
   int n, k_tiles;
 
-  __host__ __device__ int tiles() const { return n / tile_side; }  // of a side
+  __host__ __device__ int tiles() const { return n / tile_side; }  // along a side
   __host__ __device__ int count() const { return tiles() * (tiles() + 1) / 2; }
 };
 
-/// Origin of this block's tile in its matrix, and the matrix's first row.
+/// Origin of this block's tile in its matrix, and the first row of that matrix in the batch.
 struct TilePosition {
   int row, col, matrix;
 
@@ -57,7 +56,7 @@ struct TilePosition {
   __device__ bool diagonal() const { return row == col; }
 };
 
-/// One thread.
+/// Producer, one thread.
 template <int stages>
 __device__ void produce(Shared<stages>& s, const Problem& p, const TilePosition& tile) {
   PipelineState<stages> at;
@@ -78,7 +77,7 @@ __device__ void produce(Shared<stages>& s, const Problem& p, const TilePosition&
   }
 }
 
-/// Address of this lane's row of a 16 x 16 block as matrices are stored, and where they are stored transposed.
+/// Address of this lane's row of a 16 x 16 block for stmatrix(), and for stmatrix_transposed().
 __device__ __forceinline__ std::uint32_t block_at(const std::byte* columns, int row, int chunk) {
   const int lane = threadIdx.x % 32;
   return shared_address(columns) + swizzled(row + lane % 16, chunk + lane / 16);
@@ -88,7 +87,7 @@ __device__ __forceinline__ std::uint32_t transposed_block_at(const std::byte* co
   return shared_address(columns) + swizzled(row + lane / 16 * 8 + lane % 8, chunk + lane / 8 % 2);
 }
 
-/// Writes a warp's 16 rows of the tile over those of the addend, and their mirror image.
+/// Epilogue of a warp: adds the addend to its 16 rows, stages them in its place, and stages their mirror image.
 __device__ __forceinline__ void stage(Columns (&direct)[2], Columns (&mirror)[2], const Problem& p,
                                       const float (&accumulator)[tile_side / 2], int warp) {
   constexpr int warps = consumer_rows / 16;  // of a consumer
@@ -111,7 +110,7 @@ __device__ __forceinline__ void stage(Columns (&direct)[2], Columns (&mirror)[2]
   }
 }
 
-/// A warpgroup: its rows of the tile.
+/// Consumer, a warpgroup: mainloop and epilogue on its rows of the tile.
 template <int stages>
 __device__ void consume(Shared<stages>& s, const Problem& p, const TilePosition& tile, int consumer) {
   const int thread = threadIdx.x % warpgroup_size, warp = consumer * 4 + __shfl_sync(~0u, thread / 32, 0);
@@ -156,10 +155,10 @@ __device__ void consume(Shared<stages>& s, const Problem& p, const TilePosition&
   tma_store_wait_read<0>();
 }
 
-template <int blocks_together>
-__global__ void __launch_bounds__(threads, blocks_together) symmetric_kernel(const __grid_constant__ Problem p) {
+template <int blocks_per_sm>
+__global__ void __launch_bounds__(threads, blocks_per_sm) symmetric_gemm_kernel(const __grid_constant__ Problem p) {
   extern __shared__ __align__(1024) std::byte memory[];
-  auto& s = *reinterpret_cast<Shared<stages_of(blocks_together)>*>(memory);
+  auto& s = *reinterpret_cast<Shared<stages_of(blocks_per_sm)>*>(memory);
   if (threadIdx.x == 0) {
     for (Mbarrier& barrier : s.full) mbarrier_init(barrier, 1);
     for (Mbarrier& barrier : s.empty) mbarrier_init(barrier, consumers);
@@ -175,11 +174,11 @@ __global__ void __launch_bounds__(threads, blocks_together) symmetric_kernel(con
   }
 }
 
-template <int blocks_together>
+template <int blocks_per_sm>
 void launch(Stream stream, const Problem& p, int count) {
-  constexpr int shared_bytes = sizeof(Shared<stages_of(blocks_together)>);
-  static_assert(blocks_together * (shared_bytes + 1024) <= 228 * 1024);
-  const auto kernel = symmetric_kernel<blocks_together>;
+  constexpr int shared_bytes = sizeof(Shared<stages_of(blocks_per_sm)>);
+  static_assert(blocks_per_sm * (shared_bytes + 1024) <= 228 * 1024);
+  const auto kernel = symmetric_gemm_kernel<blocks_per_sm>;
   check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes),
         "cudaFuncSetAttribute");
   kernel<<<count * p.count(), threads, shared_bytes, cuda_stream(stream)>>>(p);

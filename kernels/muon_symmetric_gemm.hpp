@@ -1,14 +1,14 @@
 #pragma once
-// Product of matrices with their own transposes, for the Newton-Schulz iteration: only the tiles on and above the
-// diagonal are computed.
+// Symmetric GEMM (BLAS: syrk) of the Newton–Schulz iteration of Muon: only the tiles on and above the diagonal are
+// computed, about half of the arithmetic.
 
 #include "kernels/cublas.hpp"
 
 namespace nanorun::kernels::cuda {
 
-/// out = alpha x xᵀ + beta addend, summed in fp32; addend, which is symmetric, is read unless beta is 0. Shapes:
-/// x [n, k]; addend, out [n, n]; options.count of each, one after the other without gaps. out is none of the others and
-/// exactly symmetric where the own kernel runs: with n a multiple of 128 and k of 64. Elsewhere this is a gemm().
+/// out = alpha x xᵀ + beta addend, summed in fp32. The addend is symmetric, and not read where beta is 0.
+/// Shapes: x [n, k]; addend, out [n, n]; options.count of each, contiguous. out overlaps neither x nor addend.
+/// Where n is a multiple of 128 and k of 64, out is exactly symmetric; elsewhere this is a gemm(). Throws as gemm().
 void symmetric_gemm(Stream stream, const GemmOptions& options, Mat<const bf16> x, Mat<const bf16> addend,
                     Mat<bf16> out);
 

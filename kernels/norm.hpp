@@ -1,5 +1,5 @@
 #pragma once
-// Root-mean-square norm without gain over the last axis (Zhang and Sennrich 2019, arXiv:1910.07467).
+// RMS norm without gain over the last axis (Zhang and Sennrich 2019, arXiv:1910.07467).
 //   rstd[t] = 1 / sqrt(mean_j x[t,j]^2 + eps),  out[t,j] = x[t,j] * rstd[t]
 // Shapes: x, out [T, d]; rstd [T].
 
@@ -19,7 +19,7 @@ void rms_norm_backward(Stream stream, Mat<T> d_x, Mat<const T> out, Vec<const ac
 
 namespace nanorun::kernels::cuda {
 
-/// T = bf16; rows are whole 16-byte vectors, d <= 4096.
+/// T = bf16; rows are whole 16-byte vectors, d <= 4096; else std::invalid_argument.
 template <class T>
 void rms_norm_forward(Stream stream, Mat<T> out, Vec<acc_t<T>> rstd, Mat<const T> x, double eps);
 

@@ -1,5 +1,5 @@
 #pragma once
-// The only dispatcher of the compute path: callers write ops::<op>(...), this alias picks the body.
+// Dispatcher: callers write ops::<op>(...), and this alias picks the CUDA or the portable implementation.
 
 #include "kernels/adam.hpp"
 #include "kernels/attention.hpp"
@@ -18,7 +18,7 @@
 #include "kernels/wire.hpp"
 
 namespace nanorun {
-/// Real: type of a training run's activations and of the weights that products read; its sums, statistics, masters and
+/// Real: type of a training run's activations and of the weights that GEMMs read. Sums, statistics, master weights and
 /// gradients are acc_t<Real>.
 #if NANORUN_CUDA
 namespace ops = kernels::cuda;

@@ -14,7 +14,7 @@ CUdeviceptr address_of(const std::uint32_t* flag) { return reinterpret_cast<CUde
 
 MemoryHandle export_memory(void* memory) {
   cudaIpcMemHandle_t ipc{};
-  if (cudaIpcGetMemHandle(&ipc, memory) != cudaSuccess) cudaGetLastError();  // leaves none for the next call to find
+  if (cudaIpcGetMemHandle(&ipc, memory) != cudaSuccess) cudaGetLastError();  // clears the error
   MemoryHandle handle;
   static_assert(sizeof(ipc) == sizeof(handle));
   std::memcpy(handle.data(), &ipc, sizeof(ipc));

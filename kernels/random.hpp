@@ -1,5 +1,5 @@
 #pragma once
-// Random numbers by counter: number i of a sequence depends on the sequence's key and i alone.
+// Counter-based random numbers: number i of a sequence depends on the sequence's key and i alone.
 //   r(i) = splitmix64(key + i * 0x9E3779B97F4A7C15),  u(i) = (r(i) >> 11) / 2^53
 //   uniform on [-b, b): b (2 u(i) - 1);  normal: sqrt(-2 ln(1 - u(2i))) cos(2 pi u(2i+1))
 // where splitmix64(z) is one step of SplitMix64 from state z: the constant is added, then the output function applied
@@ -36,7 +36,7 @@ void fill_normal(Stream stream, Vec<A> x, std::uint64_t key, std::uint64_t first
 
 }  // namespace portable
 
-// A = float. The last place of a normal number may differ from the portable body's.
+// A = float. The last place of a normal number may differ from the portable implementation's.
 namespace cuda {
 
 template <class A>

@@ -1,8 +1,8 @@
 #pragma once
-// Head of a block: mixes the residual stream with the embedding stream and a U-net skip, then norms.
+// First op of a transformer block: mixes the residual stream with the embeddings and a U-net skip, then RMS norm.
 //   x = a[0] * (x_prev + s * skip) + a[1] * x0,   n = rms_norm(x)
-// Shapes: x, x_prev, skip, x0, n [T, d]; rstd [T]; a [2] and s [1] learned scalars in the tensors' memory space.
-// A null `skip` means a block without a skip: s is not read and d_s, d_skip are not written.
+// Shapes: x, x_prev, skip, x0, n [T, d]; rstd [T]; a [2] and s [1], learned scalars in the tensors' memory.
+// Without a skip, `skip` is null, s is not read, and d_s and d_skip are not written.
 
 #include "kernels/types.hpp"
 
@@ -19,12 +19,12 @@ struct ResidualInputs {
 
 template <class T>
 struct ResidualGradients {
-  Mat<T> d_x;               ///< in: gradient of x, n aside; out: gradient of x_prev (replaced in place)
+  Mat<T> d_x;               ///< in: gradient of x except through n; out: gradient of x_prev
   Mat<T> d_x0;              ///< +=
   acc_t<T>* d_a = nullptr;  ///< [2], +=
-  Mat<T> d_skip;            ///< =; not written where skip is x_prev, whose gradient it then joins
+  Mat<T> d_skip;            ///< =; where skip is x_prev it is not written, but added to d_x
   acc_t<T>* d_s = nullptr;  ///< [1], +=
-  Mat<const T> d_x_prev;    ///< gradient of x_prev from elsewhere, which joins it; null where there is a skip
+  Mat<const T> d_x_prev;    ///< gradient of x_prev from elsewhere, added to d_x; null where there is a skip
 };
 
 /// What backward needs of the norm: the forward's n [T, d] and rstd [T], and the gradient of n [T, d].
@@ -55,12 +55,12 @@ using portable::NormGradient;
 using portable::ResidualGradients;
 using portable::ResidualInputs;
 
-/// T = bf16; rows are whole 16-byte vectors, d <= 4096.
+/// T = bf16; rows are whole 16-byte vectors, d <= 4096; else std::invalid_argument.
 template <class T>
 void residual_mix_norm_forward(Stream stream, Mat<T> x, Mat<T> n, Vec<acc_t<T>> rstd, const ResidualInputs<T>& in,
                                double eps);
 
-/// The blocks' shares of d_a and d_s are added by atomics, in no fixed order.
+/// Thread blocks add to d_a and d_s by atomics, in no fixed order.
 template <class T>
 void residual_mix_norm_backward(Stream stream, const ResidualGradients<T>& d, const NormGradient<T>& norm,
                                 const ResidualInputs<T>& in);

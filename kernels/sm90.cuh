@@ -1,6 +1,7 @@
 #pragma once
-// All PTX of the project: what Hopper (sm_90a) offers and CUDA C++ has no words for. Addresses of shared memory are
-// passed as 32-bit integers, see shared_address(). Names follow the PTX manual.
+// All PTX of the project, for what CUDA C++ does not express of Hopper (sm_90a): mbarrier, clusters, TMA, wgmma,
+// setmaxnreg, stmatrix. Names follow the PTX manual. Addresses of shared memory are 32-bit integers, see
+// shared_address().
 
 #include <cuda.h>
 #include <cuda_bf16.h>
@@ -11,9 +12,9 @@
 namespace nanorun::kernels::cuda::sm90 {
 
 constexpr int warpgroup_size = 128;
-constexpr int sm_count = 132;  // H100 and H200, SXM
+constexpr int sm_count = 132;  // SMs of an H100 or H200, SXM
 
-/// Bytes of 64 columns of bf16, the width of a swizzled tile, of so many rows.
+/// Bytes of `rows` rows of 64 bf16 columns, the width of a tile in the 128-byte swizzle.
 constexpr int column_bytes(int rows) { return rows * 128; }
 
 __device__ __forceinline__ std::uint32_t shared_address(const void* shared) {
@@ -21,7 +22,7 @@ __device__ __forceinline__ std::uint32_t shared_address(const void* shared) {
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// Barriers in shared memory. A barrier's phase ends when all its arrivals and all its expected bytes have come.
+// mbarrier: barriers in shared memory. A phase ends when all its arrivals and all its expected bytes have come.
 
 using Mbarrier = std::uint64_t;
 
@@ -29,7 +30,7 @@ __device__ __forceinline__ void mbarrier_init(Mbarrier& barrier, int arrivals) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(&barrier)), "r"(arrivals));
 }
 
-/// Makes initialised barriers visible to the copy engine; the thread block must synchronise after it.
+/// Makes initialised barriers visible to TMA; the thread block must synchronise after it.
 __device__ __forceinline__ void fence_mbarrier_init() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
@@ -39,7 +40,7 @@ __device__ __forceinline__ void mbarrier_arrive(Mbarrier& barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(&barrier)) : "memory");
 }
 
-/// Arrives, and makes the phase wait for that many bytes of bulk copies too.
+/// Arrives, and makes the phase wait for that many bytes of TMA loads too.
 __device__ __forceinline__ void mbarrier_arrive_expect_tx(Mbarrier& barrier, int bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(&barrier)), "r"(bytes)
                : "memory");
@@ -61,7 +62,7 @@ __device__ __forceinline__ void mbarrier_wait(Mbarrier& barrier, int parity) {
       : "memory");
 }
 
-/// Position in a ring of stages, each with a full and an empty barrier.
+/// Stage and phase parity of a ring of stages, each with a full and an empty barrier (CUTLASS: PipelineState).
 template <int stages>
 struct PipelineState {
   int stage = 0;
@@ -75,7 +76,7 @@ struct PipelineState {
   }
 };
 
-/// Waits for `threads` threads at one of the block's 16 hardware barriers; 0 is __syncthreads'.
+/// Named barriers: the block's 16 hardware barriers, of which __syncthreads uses 0. Waits for `threads` threads.
 __device__ __forceinline__ void named_barrier_sync(int id, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
@@ -93,8 +94,9 @@ __device__ __forceinline__ void cluster_sync() {
   asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory");
 }
 
-/// Arrives at the barrier at this address in the cluster's block of that rank. A release for the whole cluster would
-/// first wait for all of this thread's writes to global memory; what the tensor cores have read needs none.
+/// Arrives at the barrier at this address in the cluster's block of that rank. Its release has block scope: one of
+/// cluster scope would first wait for all of this thread's writes to global memory, and a stage that wgmma has read
+/// needs none.
 __device__ __forceinline__ void mbarrier_arrive_cluster(Mbarrier& barrier, int rank) {
   asm volatile(
       "{\n"
@@ -107,17 +109,16 @@ __device__ __forceinline__ void mbarrier_arrive_cluster(Mbarrier& barrier, int r
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// Bulk copies. One thread issues them.
+// TMA: tensor copies (boxes of a tensor map) and bulk copies (consecutive bytes). One thread issues them.
 
-/// Orders this thread's accesses of shared memory before later ones by the copy engine and the tensor cores; a barrier
-/// between these threads and the one that starts the later access must follow. Values that were read need it where
-/// nothing has used them yet.
+/// Orders this thread's accesses of shared memory before later ones by TMA and wgmma (the async proxy). A barrier with
+/// the thread that starts the later access must follow. Reads need it too, where nothing has used their values yet.
 __device__ __forceinline__ void fence_async_proxy() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
-/// Orders writes to global memory that this thread has seen before its later bulk copies.
+/// Orders writes to global memory that this thread has seen before its later TMA accesses.
 __device__ __forceinline__ void fence_async_proxy_global() { asm volatile("fence.proxy.async.global;" ::: "memory"); }
 
-/// Box of a 3-d tensor map at coordinates (x, y, z), x fastest, to shared memory.
+/// Loads the box of a 3-d tensor map at coordinates (x, y, z), x fastest, to shared memory.
 __device__ __forceinline__ void tma_load(void* shared, const CUtensorMap& map, int x, int y, int z, Mbarrier& barrier) {
   asm volatile(
       "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4}], [%5];" ::
@@ -126,8 +127,8 @@ __device__ __forceinline__ void tma_load(void* shared, const CUtensorMap& map, i
       : "memory");
 }
 
-/// The same box to this address of every block of the cluster whose bit in `ranks` is set, each told by its own
-/// barrier.
+/// The same box to this address in every block of the cluster whose bit in `ranks` is set; signals the barrier at this
+/// address in each of them.
 __device__ __forceinline__ void tma_load_multicast(void* shared, const CUtensorMap& map, int x, int y, int z,
                                                    Mbarrier& barrier, int ranks) {
   asm volatile(
@@ -143,7 +144,7 @@ __device__ __forceinline__ void tma_store(const CUtensorMap& map, const void* sh
                : "memory");
 }
 
-/// `bytes` consecutive bytes, a multiple of 16 at addresses that are multiples of 16.
+/// Loads consecutive bytes; addresses and `bytes` are multiples of 16.
 __device__ __forceinline__ void bulk_load(void* shared, const void* global, int bytes, Mbarrier& barrier) {
   asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
                    shared_address(shared)),
@@ -151,7 +152,7 @@ __device__ __forceinline__ void bulk_load(void* shared, const void* global, int 
                : "memory");
 }
 
-/// The same for bytes that are read once: they leave the cache first.
+/// The same for bytes that are read once: L2 evicts them first.
 __device__ __forceinline__ void bulk_load_evict_first(void* shared, const void* global, int bytes, Mbarrier& barrier) {
   asm volatile(
       "{\n"
@@ -175,27 +176,28 @@ __device__ __forceinline__ void tma_store_wait_read() {
 __device__ __forceinline__ void tma_store_wait() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// Matrix products of a warpgroup: d (+)= a b with bf16 factors and float sums. A tile in shared memory has rows of
-// 64 bf16 (128 bytes) in the 128-byte swizzle: the 16-byte chunk c of row r lies at chunk c ^ (r % 8). Tiles are
-// aligned to 1024 bytes. Accumulator fragment of m64nN: thread t holds in d[4 j + i] the element
+// wgmma: asynchronous matrix products of a warpgroup, d (+)= a b with bf16 operands and fp32 accumulators. A tile in
+// shared memory has rows of 64 bf16 (128 bytes) in the 128-byte swizzle: the 16-byte chunk c of row r lies at chunk
+// c ^ (r % 8). Tiles are aligned to 1024 bytes. Accumulator fragment of m64nN: thread t holds in d[4 j + i] the element
 //   row 16 (t / 32) + t % 32 / 4 + 8 (i / 2),  column 8 j + 2 (t % 4) + i % 2.
-// A product runs between its start and wgmma_wait(): call wgmma_fence() before the first of a group, wgmma_commit()
-// after the last, and wgmma_fence_operand() its registers after the wait.
+// Call wgmma_fence() before the first wgmma() of a group, wgmma_commit() after the last, then wgmma_wait(), and
+// wgmma_fence_operand() for the registers that the group reads or writes.
 
 /// Byte offset of 16-byte chunk `chunk` of row `row` in a swizzled tile.
 __device__ __forceinline__ std::uint32_t swizzled(int row, int chunk) {
   return static_cast<std::uint32_t>(row * 128 + ((chunk ^ (row & 7)) << 4));
 }
 
-/// Descriptor of an operand that begins at `shared`. Reduction index along a row (K-major): leading_bytes is unused.
-/// Reduction index across rows (MN-major): the next 64 of the other index lie leading_bytes further.
+/// Shared memory (smem) descriptor of an operand that begins at `shared`, in the 128-byte swizzle. K-major, with the
+/// reduction index along a row: leading_bytes is unused. MN-major, with the reduction index across rows: the next 64 of
+/// the other index lie leading_bytes further.
 __device__ __forceinline__ std::uint64_t smem_descriptor(std::uint32_t shared, int leading_bytes = 16) {
   constexpr std::uint64_t swizzle_128 = 1ull << 62, eight_rows = 1024 / 16;
   return swizzle_128 | eight_rows << 32 | static_cast<std::uint64_t>(leading_bytes / 16) << 16 |
          ((shared & 0x3FFFF) >> 4);
 }
 
-/// The operand `bytes` further.
+/// Descriptor of the operand `bytes` further.
 __device__ __forceinline__ std::uint64_t advance_descriptor(std::uint64_t descriptor, int bytes) {
   return descriptor + bytes / 16;
 }
@@ -209,7 +211,7 @@ __device__ __forceinline__ void wgmma_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(pending) : "memory");
 }
 
-/// Keeps the compiler from moving accesses of registers that a product reads or writes across this point.
+/// Keeps the compiler from moving accesses of registers that wgmma reads or writes across this point.
 template <int n>
 __device__ __forceinline__ void wgmma_fence_operand(float (&registers)[n]) {
 #pragma unroll
@@ -308,7 +310,8 @@ __device__ __forceinline__ void wgmma(float (&d)[64], const std::uint32_t* a, st
 #undef NANORUN_D32
 #undef NANORUN_D8
 
-/// Changes the registers of every thread of the warpgroup; the kernel needs __launch_bounds__(threads, 1).
+/// setmaxnreg: moves registers from the producer warpgroup to the consumers. `count` registers for each thread of the
+/// warpgroup; the kernel needs __launch_bounds__(threads, 1).
 template <int count>
 __device__ __forceinline__ void setmaxnreg_inc() {
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(count));
@@ -356,7 +359,7 @@ __device__ __forceinline__ float sqrt_fast(float x) {
   return y;
 }
 
-/// Stores four 8 x 8 matrices of bf16 that lie in a warp's registers as accumulator fragments do; lane l gives the
+/// Stores four 8 x 8 matrices of bf16 that lie in a warp's registers as accumulator fragments do. Lane l gives the
 /// address of row l % 8 of matrix l / 8.
 __device__ __forceinline__ void stmatrix(std::uint32_t shared, const std::uint32_t* r) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(shared), "r"(r[0]), "r"(r[1]),
@@ -384,7 +387,7 @@ __device__ __forceinline__ void atomic_add2(float* x, float first, float second)
   asm volatile("red.relaxed.gpu.global.add.v2.f32 [%0], {%1, %2};" ::"l"(x), "f"(first), "f"(second) : "memory");
 }
 
-/// Adds to what other blocks load_acquire: they then see what this thread has seen and written.
+/// Adds to a counter that other blocks read by load_acquire(): they then see what this thread has seen and written.
 __device__ __forceinline__ void add_release(int* x, int value) {
   asm volatile("fence.acq_rel.gpu;\nred.relaxed.gpu.global.add.s32 [%0], %1;" ::"l"(x), "r"(value) : "memory");
 }
@@ -395,7 +398,7 @@ __device__ __forceinline__ int load_acquire(const int* x) {
   return value;
 }
 
-/// Where no other thread adds to x.
+/// As add_release(), where no other thread writes x.
 __device__ __forceinline__ void store_release(int* x, int value) {
   asm volatile("st.release.gpu.global.s32 [%0], %1;" ::"l"(x), "r"(value) : "memory");
 }

@@ -1,5 +1,5 @@
 #pragma once
-// Tensor maps describe global matrices to Hopper's copy engine.
+// Tensor maps: how TMA sees matrices in global memory.
 
 #include <cstdint>
 #include <stdexcept>
@@ -9,7 +9,7 @@
 
 namespace nanorun::kernels::cuda {
 
-/// Map of x [rows, cols] as columns of 64: coordinates (column in its 64, row, column / 64). A box is
+/// Map of x [rows, cols] in panels of 64 columns: coordinates (column % 64, row, column / 64). A box arrives as
 /// [box_columns / 64, box_rows, 64] in the 128-byte swizzle. Throws std::invalid_argument unless cols is a multiple of
 /// 64 and every row begins at a multiple of 16 bytes.
 inline CUtensorMap column_map(Mat<const bf16> x, int box_rows, int box_columns) {

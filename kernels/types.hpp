@@ -1,6 +1,6 @@
 #pragma once
-// What the declarations of all ops use: scalar types, views, streams and workspaces. Views never own memory; the arenas
-// of src/ do.
+// Types in the contracts of all ops: scalars, views, streams and workspaces. Views do not own memory; the arenas of
+// src/ do.
 
 #include <cstddef>
 #include <cstdint>
@@ -12,12 +12,12 @@ namespace nanorun::kernels {
 /// Token id as token shards store it.
 using Token = std::uint16_t;
 
-/// bfloat16, the upper half of an IEEE single; only the CUDA bodies compute with it.
+/// bfloat16, the upper half of an IEEE single. Only CUDA implementations compute with it.
 struct bf16 {
   std::uint16_t bits = 0;
 };
 
-/// The 8-bit formats of fp8.hpp, as the CUDA bodies store them.
+/// The fp8 formats of fp8.hpp as CUDA implementations store them.
 struct e4m3 {
   std::uint8_t bits = 0;
 };
@@ -25,7 +25,8 @@ struct e5m2 {
   std::uint8_t bits = 0;
 };
 
-/// What sums, statistics, learned scalars and parameter gradients are held in where activations and weights are T.
+/// Type of sums, statistics, learned scalars and parameter gradients where activations and weights are T: float for
+/// bf16, else T.
 template <class T>
 struct AccumulatorOf {
   using type = T;
@@ -37,10 +38,11 @@ struct AccumulatorOf<bf16> {
 template <class T>
 using acc_t = typename AccumulatorOf<T>::type;
 
+/// One-dimensional view.
 template <class T>
 using Vec = std::span<T>;
 
-/// Row-major matrix [rows, cols]; consecutive rows begin `ld` elements apart. What is constexpr, kernels may call.
+/// View of a row-major matrix [rows, cols]; rows begin `ld` elements apart. Device code may call constexpr members.
 template <class T>
 struct Mat {
   T* data = nullptr;
@@ -68,17 +70,17 @@ constexpr T ceil_div(T n, std::type_identity_t<T> by) {
   return (n + by - 1) / by;
 }
 
-/// Execution stream of a device; ignored by the portable bodies.
+/// Execution stream of a device; portable implementations ignore it.
 struct Stream {
   void* handle = nullptr;  ///< cudaStream_t
-  void* blas = nullptr;    ///< state of the matrix products, see cublas.hpp
+  void* blas = nullptr;    ///< state of the GEMMs, see cublas.hpp
 };
 
-/// Scratch memory of an op, aligned to 64 bytes; its size comes from the op's `<op>_workspace` function.
+/// Scratch memory of an op, aligned to 64 bytes; the op's `<op>_workspace` function gives its size.
 using Workspace = std::span<std::byte>;
 
-/// Cuts typed pieces from a workspace. On an empty workspace it only counts: cut once to learn the size with used(),
-/// allocate, and cut again.
+/// Takes typed pieces from a workspace one after another. On an empty workspace it only counts: take once to learn the
+/// size from used(), allocate, and take again.
 class WorkspaceAllocator {
  public:
   explicit WorkspaceAllocator(Workspace space) : space_(space) {}
@@ -98,8 +100,8 @@ class WorkspaceAllocator {
   }
 
  private:
-  /// Pieces begin at multiples of it, seen from the workspace: whole lines of the cache, and the most that cuBLASLt
-  /// tells apart. Products on GPUs are slower from other addresses.
+  /// Of a piece, relative to the workspace: whole cache lines, and the largest alignment that cuBLASLt tells apart.
+  /// GEMMs on GPUs are slower from other addresses.
   static constexpr std::size_t alignment = 256;
   Workspace space_;
   std::size_t used_ = 0;

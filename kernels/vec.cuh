@@ -1,5 +1,5 @@
 #pragma once
-// Device helpers of the row and elementwise kernels: 16-byte accesses, sums over warps and blocks, launch shapes.
+// Device helpers of the row and elementwise kernels: vectorised accesses, reductions over warps and blocks, launches.
 
 #include <cuda_bf16.h>
 #include <cuda_runtime.h>
@@ -17,16 +17,16 @@
 namespace nanorun::kernels::cuda {
 
 constexpr int warp_size = 32;
-/// Threads of a block of every row and elementwise kernel.
+/// Threads of a block in every row and elementwise kernel.
 constexpr int block_threads = 256;
 constexpr int block_warps = block_threads / warp_size;
 
 inline cudaStream_t cuda_stream(Stream stream) { return static_cast<cudaStream_t>(stream.handle); }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// Eight bf16 at a time
+// Vectors: consecutive elements that a thread moves in one access, of 16 bytes mostly.
 
-/// Eight bf16 as they lie in memory, and the same as floats.
+/// Eight bf16 as they lie in memory, and eight floats.
 struct alignas(16) Bf16x8 {
   std::uint32_t pair[4] = {};
 };
@@ -71,7 +71,7 @@ __device__ inline float dot(const Float8& a, const Float8& b) {
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// Sums
+// Reductions
 
 /// Sum over each group of `width` consecutive lanes (a power of two up to 32), in every lane of the group.
 template <class T>
@@ -85,8 +85,8 @@ __device__ T warp_sum(T x) {
   return group_sum(x, warp_size);
 }
 
-/// *target += the sum of x over the block, in one atomic addition: the order of the blocks is not fixed. All threads of
-/// a block of block_threads call it.
+/// *target += the sum of x over the block, by one atomic: the order of the blocks is not fixed. All threads of a block
+/// of block_threads call it.
 template <class T>
 __device__ void block_add(T* target, T x) {
   __shared__ T sums[block_warps];
@@ -100,7 +100,7 @@ __device__ void block_add(T* target, T x) {
   if (lane == 0) atomicAdd(target, x);
 }
 
-/// Base of the body of an elementwise op that adds a sum of squares to *squares, in no fixed order.
+/// Base of an elementwise body that adds a sum of squares to *squares, in no fixed order.
 struct SumOfSquares {
   double* squares;
   double sum = 0;
@@ -112,16 +112,16 @@ struct SumOfSquares {
 // ---------------------------------------------------------------------------------------------------------------------
 // Launch shapes
 
-/// Blocks that give each of `tasks` a thread, but no more than keep the device evenly busy: kernels stride.
+/// Blocks that give each of `tasks` a thread, at most 32 for each SM: kernels have a grid-stride loop.
 inline int blocks_for(std::size_t tasks) {
-  constexpr std::size_t most = sm90::sm_count * 32;
-  return static_cast<int>(std::min(ceil_div(tasks, block_threads), most));
+  constexpr std::size_t max_blocks = sm90::sm_count * 32;
+  return static_cast<int>(std::min(ceil_div(tasks, block_threads), max_blocks));
 }
 
 /// Blocks that give each row a warp.
 inline int row_blocks(int rows) { return ceil_div(rows, block_warps); }
 
-/// N consecutive elements, moved in one access.
+/// N consecutive elements.
 template <class T, int N>
 struct alignas(N * sizeof(T)) Vector {
   T v[N];
@@ -147,8 +147,8 @@ __device__ Vector<float, N> load_floats(const bf16* p) {
   return to_floats(load_vector<N>(p));
 }
 
-/// p[0..4) += x, safe against other threads that add to the same place; the order of such additions is not fixed. Fast
-/// where the lanes of a warp add to consecutive addresses.
+/// p[0..4) += x, each element atomically, in no fixed order. Fast where the lanes of a warp add to consecutive
+/// addresses.
 __device__ inline void atomic_add(float* p, const Vector<float, 4>& x) {
   atomicAdd(reinterpret_cast<float4*>(p), make_float4(x.v[0], x.v[1], x.v[2], x.v[3]));
 }
@@ -162,8 +162,8 @@ __device__ void store_rounded(bf16* p, const Vector<float, N>& x) {
   store_vector(p, rounded);
 }
 
-/// body.apply<W>(i) treats elements [i, i + W); the last n % W elements come one by one. Then every thread calls
-/// body.finish(), where there is one.
+/// body.apply<W>(i) treats elements [i, i + W); the last n % W elements are treated one by one. Then every thread calls
+/// body.finish(), if it exists.
 template <int W, class Body>
 __global__ void __launch_bounds__(block_threads) elementwise(std::size_t n, Body body) {
   const std::size_t first = static_cast<std::size_t>(blockIdx.x) * block_threads + threadIdx.x;
@@ -173,7 +173,8 @@ __global__ void __launch_bounds__(block_threads) elementwise(std::size_t n, Body
   if constexpr (requires { body.finish(); }) body.finish();
 }
 
-/// Runs `body` over flat tensors of n elements: W at a time if `pointers` all begin at whole packs of W, else singly.
+/// Runs `body` on flat tensors of n elements: in vectors of W where all `pointers` are aligned to them, else one by
+/// one.
 template <int W, class Body, class... T>
 void launch_elementwise(const char* op, Stream stream, std::size_t n, const Body& body, const T*... pointers) {
   if (n == 0) return;
@@ -187,7 +188,7 @@ void launch_elementwise(const char* op, Stream stream, std::size_t n, const Body
   check_launch(op);
 }
 
-/// Throws std::invalid_argument unless rows of x may be read 16 bytes at a time. A null matrix passes.
+/// Throws std::invalid_argument unless rows of x are whole, aligned 16-byte vectors. A null matrix passes.
 template <class T>
 void require_vectors(const char* op, const Mat<T>& x) {
   constexpr int vector = 16 / sizeof(T);
@@ -195,14 +196,14 @@ void require_vectors(const char* op, const Mat<T>& x) {
   if (x && !aligned) throw std::invalid_argument(std::string(op) + ": rows must be whole, aligned 16-byte vectors");
 }
 
-/// Throws std::invalid_argument if there is a gap between rows of x.
+/// Throws std::invalid_argument unless rows of x are contiguous.
 template <class T>
 void require_dense(const char* op, const Mat<T>& x) {
   if (x.ld != x.cols) throw std::invalid_argument(std::string(op) + ": rows must follow each other without a gap");
 }
 
-/// Calls launch(std::integral_constant<int, N>()) with N vectors of 8 elements a lane, the fewest with which a warp
-/// covers a row of `cols`. Throws std::invalid_argument beyond 4096 columns.
+/// Calls launch(std::integral_constant<int, N>()), where N vectors of 8 elements for each lane are the fewest with
+/// which a warp covers a row. Throws std::invalid_argument beyond 4096 columns.
 template <class Launch>
 void for_vectors_per_lane(const char* op, int cols, Launch&& launch) {
   const int needed = ceil_div(cols / 8, warp_size);

@@ -1,6 +1,6 @@
 #pragma once
-// Branch-free exp and tanh that compilers vectorise inside `#pragma omp simd` loops. float: polynomials with a relative
-// error below 2e-7 (exp) and 3e-7 (tanh); double: the standard library. NaN gives NaN.
+// Branch-free exp and tanh, which compilers vectorise in `#pragma omp simd` loops. float: polynomials with a relative
+// error below 2e-7 (exp) and 3e-7 (tanh). double: the standard library. NaN gives NaN.
 
 #include <Kokkos_Macros.hpp>
 

@@ -1,11 +1,10 @@
 #pragma once
-// Encoding of tensors that ranks exchange to sum them: every element for itself, in a format that may be narrower than
-// the tensor's own.
+// Wire formats: elementwise encoding of tensors that ranks exchange to sum them.
 //   fp32: as it is, a double too
-//   bf16: rounded to the nearest, ties to even
-//   e5m2: times the scale, in fp32, then rounded likewise; finite products saturate at +-57344. Its sum adds the
-//         decoded element times 1 / scale, in fp32.
-// NaN and infinities arrive as such, so that a sum shows an overflow.
+//   bf16: rounded to nearest even
+//   e5m2: scale x in fp32, rounded to nearest even; finite values saturate at +-57344. The sum adds the decoded element
+//         times 1 / scale, in fp32.
+// NaN and infinities stay, so that a sum shows an overflow.
 // Shapes: x, sum [n]; an encoded tensor has n * wire_bytes<A>(format) bytes and begins at a multiple of wire_bytes.
 
 #include "kernels/types.hpp"
