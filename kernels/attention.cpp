@@ -13,7 +13,7 @@ namespace {
 
 constexpr int block = attention_block;
 
-/// Scratch of one head: two tiles [block, block] and three values a query of the block.
+/// Scratch of one head: two tiles [block, block], and three values for each query of the block.
 template <class T>
 struct Scratch {
   Mat<T> s, d_s;
@@ -21,7 +21,7 @@ struct Scratch {
 
   static constexpr int elements = (2 * block + 3) * block;
 
-  /// That of a head in memory for all heads.
+  /// The scratch of `head` in memory for all heads.
   KOKKOS_FUNCTION Scratch(T* memory, int head) {
     T* const own = memory + static_cast<std::ptrdiff_t>(head) * elements;
     s = {own, block, block};
@@ -65,8 +65,8 @@ KOKKOS_FUNCTION void scores(const Team& team, Mat<T> s, const AttentionInputs<T>
   });
 }
 
-/// Turns scores into exp(s - row_max) with the running maximum and sum of each row; row_factor is what the sums so
-/// far were multiplied by.
+/// Turns scores into exp(s - row_max), with the running maximum and sum of each row; row_factor is what rescaled the
+/// sums so far.
 template <class T>
 KOKKOS_FUNCTION void online_softmax(const Team& team, const Scratch<T>& scratch) {
   for_rows(team, block, [=](int i) {
@@ -103,7 +103,7 @@ KOKKOS_FUNCTION void forward_block(const Team& team, Mat<T> y, T* lse, const Att
     scratch.row_max[i] = -std::numeric_limits<T>::infinity();
     scratch.row_sum[i] = 0;
   });
-  // Backwards from the diagonal, where every query sees itself: the running maximum is finite from the first tile on.
+  // From the diagonal down: every query sees itself, so the running maximum is finite from the first tile on.
   for (int bk = bq; bk >= mask.key_begin[bq]; --bk) {
     scores(team, scratch.s, in, mask, bq, bk);
     online_softmax(team, scratch);

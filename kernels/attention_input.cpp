@@ -8,7 +8,7 @@
 namespace nanorun::kernels::portable {
 namespace {
 
-/// y = R norm(x) on one head of 2 * half columns, with the angles' cosines c and sines s; returns rstd.
+/// y = R norm(x) on one head of 2 * half columns, with cosines c and sines s; returns rstd.
 template <class T>
 KOKKOS_FUNCTION T norm_rotate(T* y, const T* x, const T* c, const T* s, int half, T eps) {
   const T rstd = 1 / std::sqrt(dot(x, x, 2 * half) / (2 * half) + eps);
@@ -21,8 +21,8 @@ KOKKOS_FUNCTION T norm_rotate(T* y, const T* x, const T* c, const T* s, int half
   return rstd;
 }
 
-/// d_x of norm_rotate: rstd Rᵀ (d_y - y mean(d_y y)). A rotation keeps inner products, so the norm's mean may be
-/// taken on the rotated side. `d_x` may be `d_y`.
+/// d_x of norm_rotate: rstd Rᵀ (d_y - y mean(d_y y)). A rotation preserves inner products, so the mean is taken of the
+/// rotated vectors. `d_x` may be `d_y`.
 template <class T>
 KOKKOS_FUNCTION void norm_rotate_backward(T* d_x, const T* y, T rstd, const T* d_y, const T* c, const T* s, int half) {
   const T mean = dot(d_y, y, 2 * half) / (2 * half);

@@ -9,7 +9,7 @@
 namespace nanorun::kernels::cuda {
 namespace {
 
-/// 8 columns of both halves of a head.
+/// 8 columns j of a head and the columns j + D/2 that the rotation pairs with them.
 struct Pair {
   Float8 first, second;
 };
@@ -32,9 +32,8 @@ struct RotaryTable {
   }
 };
 
-/// Work of the backward direction. Each thread treats 8 columns of both halves of one head of q, k and the values; the
-/// D / 16 threads of a head are neighbours, and a warp treats consecutive rows of one head, as panels lie. A unit is
-/// what a warp treats at a time.
+/// Work of the backward direction, in units of a warp: consecutive rows of one head, as they lie in d_q's panels. A
+/// thread has 8 columns of both halves of the head, in q, k and the values; D / 16 neighbouring lanes share a row.
 struct Units {
   int count;
   int per_head;  ///< D / 16
@@ -47,7 +46,7 @@ struct UnitPosition {
   int row, head, lane;  ///< lane of its head
 };
 
-/// Of this thread in unit i; its row may lie beyond the last.
+/// This thread's place in unit i; its row may lie beyond the last.
 __device__ UnitPosition position(const Units& shape, int i) {
   const int lane = threadIdx.x % warp_size;
   return {i / shape.heads * (warp_size / shape.per_head) + lane / shape.per_head, i % shape.heads,
@@ -60,12 +59,12 @@ __device__ Float8 load_panel(const Mat<const float>& x, int t, int col) {
   return load8(x.data + (static_cast<std::size_t>(col / d_q_panel) * x.rows + t) * d_q_panel);
 }
 
-/// What the gradient of the value mix reads on 4 columns of a row.
+/// Inputs of the value mix's gradient on 4 columns of a row.
 struct MixColumns {
   Vector<bf16, 4> d_out, v, u;
 };
 
-/// d_v = l0 d_out and, unless null, d_source += l1 d_out; adds the shares of sum d_out v and sum d_out u.
+/// d_v = l0 d_out and, unless null, d_source += l1 d_out; by_v += sum d_out v and by_u += sum d_out u.
 __device__ void value_mix_backward(bf16* d_v, float* d_source, const MixColumns& x, float2 l, float& by_v,
                                    float& by_u) {
   Vector<float, 4> d = to_floats(x.d_out);
@@ -87,7 +86,7 @@ __device__ void value_mix_backward(bf16* d_v, float* d_source, const MixColumns&
   store_rounded(d_v, d);
 }
 
-/// d_x = r Rᵀ (d_y - y mean(d_y y)) on one head's pair; all lanes of a warp take part in the mean.
+/// d_x = r Rᵀ (d_y - y mean(d_y y)) on a thread's columns; all lanes of a warp must call it, for the mean.
 __device__ Pair norm_rotate_backward(const Pair& d_y, const Pair& y, float r, const Float8& c, const Float8& s,
                                      const Units& shape) {
   const float sum = group_sum(dot(d_y.first, y.first) + dot(d_y.second, y.second), shape.per_head);
@@ -111,7 +110,7 @@ __global__ void __launch_bounds__(block_threads, 2)
   float by_v = 0, by_u = 0;
   for (int i = blockIdx.x * block_warps + threadIdx.x / warp_size; i < shape.count; i += gridDim.x * block_warps) {
     UnitPosition at = position(shape, i);
-    const bool inside = at.row < shape.rows;  // all lanes of a warp take part in the sums
+    const bool inside = at.row < shape.rows;  // lanes outside take part in the sums
     if (!inside) at.row = 0;
     const int first_of_head = at.head * 2 * shape.half, pair = 8 * at.lane, first = first_of_head + pair;
     const Pair d_q_out = {load_panel(d_q, at.row, first), load_panel(d_q, at.row, first + shape.half)};
@@ -123,7 +122,7 @@ __global__ void __launch_bounds__(block_threads, 2)
     const Pair d_q_in = norm_rotate_backward(d_q_out, q, r[0], c, s, shape);
     const Pair d_k_in = norm_rotate_backward(d_k_out, k, r[shape.heads], c, s, shape);
     if (!inside) continue;
-    // Groups of 4 columns, so that the atomics of neighbours meet; all are read before anything is written.
+    // Groups of 4 columns, so that the atomics of a warp are contiguous. All are read before any is written.
     const int source = mix.source ? mix.source_row(at.row) : 0;
     const auto col = [&](int part) { return first_of_head + 4 * at.lane + part * shape.half / 2; };
     MixColumns x[4];

@@ -22,7 +22,7 @@ std::size_t embedding_backward_workspace(int, int) {
 template <class T>
 void embedding_backward(Stream, Mat<acc_t<T>> d_table, Vec<const Token> tokens, Vec<const std::int32_t> order,
                         Mat<const T> d_out, Workspace) {
-  // Whoever finds the first position of a token adds them all.
+  // The task at the first position of a token adds all of them.
   for_rows("embedding_backward", d_out.rows, [=] KOKKOS_FUNCTION(int i) {
     const Token token = tokens[order[i]];
     if (i > 0 && tokens[order[i - 1]] == token) return;

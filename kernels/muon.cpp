@@ -22,7 +22,7 @@ double sum_of_squares(Vec<const T> x) {
   });
 }
 
-// Hosts leave out what symmetry makes superfluous; devices form whole products.
+// CPUs use syrk and symm of the BLAS, which need one triangle only; devices compute full GEMMs.
 
 /// Upper triangle of out = alpha x xᵀ + beta out, or alpha xᵀ x + beta out with Op::transpose; on devices all of it.
 template <class T>
@@ -38,7 +38,7 @@ void syrk(Op op, T alpha, Mat<const T> x, T beta, Mat<T> out) {
   }
 }
 
-/// out = s x (CblasLeft) or x s (CblasRight), of the symmetric s reading only the upper triangle on hosts.
+/// out = s x (CblasLeft) or x s (CblasRight); CPUs read only the upper triangle of the symmetric s.
 template <class T>
 void symm(CBLAS_SIDE side, Mat<const T> s, Mat<const T> x, Mat<T> out) {
   if constexpr (!on_host)
@@ -53,7 +53,7 @@ void symm(CBLAS_SIDE side, Mat<const T> s, Mat<const T> x, Mat<T> out) {
   }
 }
 
-/// Completes s from its upper triangle, which it copies to `copy`, tile by tile because columns are read too.
+/// Copies the upper triangle of s to `copy` and mirrors it in s, in tiles, as columns are written too.
 template <class T>
 void mirror_and_copy(Mat<T> s, Mat<T> copy) {
   constexpr int tile = 32;
@@ -78,8 +78,8 @@ void copy_all(Mat<T> s, Mat<T> copy) {
   });
 }
 
-/// One step out = (a I + b A + c A A) x with A = x xᵀ. Tall matrices multiply from the right with A = xᵀ x, which
-/// is the same step on the transposed matrix. p is scratch like A.
+/// One step out = (a I + b A + c A A) x with A = x xᵀ. Tall matrices are multiplied from the right with A = xᵀ x, the
+/// same step on the transpose. p is scratch like A.
 template <class T>
 void newton_schulz_step(Mat<T> out, Mat<const T> x, Mat<T> A, Mat<T> p) {
   const bool tall = x.rows > x.cols;

@@ -4,7 +4,7 @@
 namespace nanorun::kernels::cuda {
 namespace {
 
-/// One warp a row, N vectors of 8 elements a lane.
+/// A warp for each row, N vectors of 8 elements for each lane.
 template <int N>
 __global__ void __launch_bounds__(block_threads)
     rms_norm_forward_kernel(Mat<bf16> out, float* rstd, Mat<const bf16> x, float eps) {
@@ -31,7 +31,7 @@ __global__ void __launch_bounds__(block_threads)
   }
 }
 
-/// As above; the row of d_x is read early to overlap its latency with the reduction.
+/// As above. d_x is read early, so that its latency overlaps the reduction.
 template <int N>
 __global__ void __launch_bounds__(block_threads)
     rms_norm_backward_kernel(Mat<bf16> d_x, Mat<const bf16> out, const float* rstd, Mat<const bf16> d_out) {

@@ -1,5 +1,5 @@
-// What several bodies share and has a closure of its own is compiled once, here: nvcc's closures hold pointers that
-// each object file fills for itself, so that the copies of several files do not mix.
+// Shared functions that contain a kernel lambda are compiled once, here: with nvcc such a lambda holds pointers that
+// each object file sets for itself, so copies from several object files cannot be mixed.
 
 #include "kernels/portable.hpp"
 

@@ -1,6 +1,6 @@
 #pragma once
-// Loops, sums and matrix products shared by the portable bodies. They run on Kokkos' default execution space: the
-// host's cores, where products are the host BLAS's, or a device. Either way a call returns when its work is done.
+// Loops, sums and GEMMs of the portable implementations. They run on Kokkos' default execution space: CPU cores, where
+// GEMMs call the BLAS, or a device. Either way a call returns when its work is done.
 
 #include <cblas.h>
 #include <Kokkos_Core.hpp>
@@ -15,7 +15,7 @@
 namespace nanorun::kernels::portable {
 
 using Exec = Kokkos::DefaultExecutionSpace;
-/// The threads that share a task: one on hosts, many on devices.
+/// Threads that share a task: one on CPUs, many on devices.
 using Team = Kokkos::TeamPolicy<Exec>::member_type;
 
 /// body(i) for 0 <= i < n, in parallel and in no fixed order.
@@ -36,14 +36,14 @@ void for_teams(const char* label, int n, const Body& body) {
   if constexpr (!on_host) Exec().fence();
 }
 
-/// body(i) for 0 <= i < n, shared out among the threads of the team, which then wait for each other.
+/// body(i) for 0 <= i < n, shared among the threads of the team, which then synchronise.
 template <class Body>
 KOKKOS_INLINE_FUNCTION void for_rows(const Team& team, int n, const Body& body) {
   Kokkos::parallel_for(Kokkos::TeamThreadRange(team, n), body);
   team.team_barrier();
 }
 
-/// Elements of a range that one task treats. On devices one, so that neighbouring threads read neighbouring elements.
+/// Elements of a task. One on devices, so that neighbouring threads read neighbouring elements.
 constexpr std::size_t chunk = on_host ? 1 << 14 : 1;
 
 inline int chunks(std::size_t n) { return static_cast<int>(ceil_div(n, chunk)); }
@@ -61,10 +61,10 @@ void for_columns(const char* label, int cols, const Body& body) {
   for_rows(label, ceil_div(cols, width), [=] KOKKOS_FUNCTION(int i) { body(i * width, (i + 1) * width); });
 }
 
-/// *total += value in the memory of the ops.
+/// *total += value; total points to the tensors' memory.
 void add_to(double* total, double value);
 
-/// N sums that are formed together.
+/// N sums of one reduction.
 template <std::size_t N>
 struct Sums {
   double values[N] = {};
@@ -93,8 +93,8 @@ void sum_rows_on_host(const char* label, int n, Sums<N>& total, const Row& row) 
   for (const Sums<N>& sum : block_sums) total += sum;
 }
 
-/// Sum over 0 <= i < n of row(i), each a Sums<N>. Rows run in parallel, yet the order of the additions depends on n, on
-/// devices also on their model, alone, so that the sum is reproducible.
+/// Sum over 0 <= i < n of row(i), each a Sums<N>. Rows run in parallel, yet the sum is reproducible: the order of the
+/// additions depends on n alone, on devices also on their model.
 template <std::size_t N, class Row>
 Sums<N> sum_rows(const char* label, int n, const Row& row) {
   Sums<N> total;
@@ -129,17 +129,17 @@ KOKKOS_INLINE_FUNCTION T dot(const T* a, const T* b, int n) {
 
 enum class Op : int { none = CblasNoTrans, transpose = CblasTrans };
 
-/// Length of the sums of a product op(a) op(b).
+/// K of a GEMM op(a) op(b).
 template <class T>
 constexpr int inner_of(Op op_a, Mat<T> a) {
   return op_a == Op::none ? a.cols : a.rows;
 }
 
-/// c = alpha op(a) op(b) + beta c through the host BLAS, on the calling thread. T = float or double.
+/// c = alpha op(a) op(b) + beta c by the BLAS, on the calling thread. T = float or double.
 template <class T>
 void blas_gemm(Op op_a, Op op_b, T alpha, Mat<const T> a, Mat<const T> b, T beta, Mat<T> c);
 
-/// Tile i of c = alpha op(a) op(b) + beta c by one thread of a device. The tile's rows and columns lie apart, so that
+/// Tile i of c = alpha op(a) op(b) + beta c by one thread of a device. The tile's rows and columns are strided, so that
 /// neighbouring threads write neighbouring elements.
 template <int tile, class T>
 KOKKOS_FUNCTION void gemm_tile(int i, Op op_a, Op op_b, T alpha, Mat<const T> a, Mat<const T> b, T beta, Mat<T> c) {
@@ -183,7 +183,7 @@ KOKKOS_FUNCTION void gemm(const Team& team, Op op_a, Op op_b, T alpha, Mat<const
   }
 }
 
-/// The same by the whole host or device; c is not read where beta is 0. T = float or double.
+/// The same by the BLAS or the whole device. T = float or double.
 template <class T>
 void gemm(Op op_a, Op op_b, T alpha, Mat<const T> a, Mat<const T> b, T beta, Mat<T> c);
 

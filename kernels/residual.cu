@@ -7,7 +7,7 @@
 namespace nanorun::kernels::cuda {
 namespace {
 
-/// One warp a row, N vectors of 8 elements a lane. The norm is taken of the sums before they are rounded to x.
+/// A warp for each row, N vectors of 8 elements for each lane. The norm reads the sums before they are rounded to x.
 template <int N, bool has_skip>
 __global__ void __launch_bounds__(block_threads)
     residual_mix_norm_kernel(Mat<bf16> x, Mat<bf16> n, float* rstd, ResidualInputs<bf16> in, float eps) {
@@ -45,8 +45,7 @@ struct ScalarSums {
   float by_x_prev = 0, by_x0 = 0, by_skip = 0;
 };
 
-/// One warp a row, N vectors of 8 elements a lane, striding. The scalars' gradients are summed over the block, then
-/// added in one atomic each.
+/// As above, with a grid-stride loop over rows. A block sums the scalars' gradients, then adds each by one atomic.
 template <int N, bool has_skip>
 __global__ void __launch_bounds__(block_threads, N > 3 ? 1 : 2)
     residual_mix_norm_backward_kernel(ResidualGradients<bf16> d, NormGradient<bf16> norm, ResidualInputs<bf16> in) {

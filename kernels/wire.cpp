@@ -6,7 +6,7 @@
 namespace nanorun::kernels::portable {
 namespace {
 
-// One codec a format: Code is what travels.
+// A codec for each format; Code is the encoded element.
 
 template <class A>
 struct Plain {
@@ -35,7 +35,7 @@ struct E5m2 {
     const std::uint32_t exact = std::bit_cast<std::uint32_t>(product) & 0x7fffffffu;
     const float magnitude = std::abs(round_to_e5m2(product));
     const std::uint32_t normal = (std::bit_cast<std::uint32_t>(magnitude) >> 21) - (bias_difference << 2);
-    // 2^7 has the last bit 2^-16 in fp32.
+    // The last bit of 2^7 in fp32 is 2^-16.
     const std::uint32_t subnormal = std::bit_cast<std::uint32_t>(magnitude + 0x1p7f) & 3u;
     const std::uint32_t finite = magnitude < 0x1p-14f ? subnormal : normal;
     const std::uint32_t code = exact > infinity ? 0x7fu : exact == infinity ? 0x7cu : finite;

@@ -8,7 +8,7 @@
 namespace nanorun::kernels::cuda {
 namespace {
 
-// One codec a format: Code is what travels.
+// A codec for each format; Code is the encoded element.
 
 struct Fp32 {
   using Code = float;
@@ -22,7 +22,7 @@ struct Bf16 {
   __device__ float decode(Code code) const { return __uint_as_float(static_cast<std::uint32_t>(code) << 16); }
 };
 
-/// The upper half of a half-precision number, infinities and NaN included.
+/// e5m2 is the upper half of an IEEE half, with infinities and NaN.
 struct E5m2 {
   using Code = std::uint8_t;
   float scale, inverse;
@@ -33,12 +33,12 @@ struct E5m2 {
   }
   __device__ float decode(Code code) const {
     const float value = __half2float(__ushort_as_half(static_cast<unsigned short>(code << 8)));
-    // Kept apart from the addition that follows, as the contract has it.
+    // Not contracted to an fma with the following addition: the contract rounds in between.
     return __fmul_rn(value, inverse);
   }
 };
 
-/// Elements of a thread: 16 bytes of codes, but no more than two 16-byte vectors of floats.
+/// Elements of a thread: 16 bytes of codes, but at most two 16-byte vectors of floats.
 template <class Codec>
 constexpr int vector_width = sizeof(typename Codec::Code) == 4 ? 4 : 8;
 

@@ -1,7 +1,7 @@
-// Rates of attention's CUDA body. "pairs" counts 4 head_dim operations forward and 10 backward for each allowed pair of
-// query and key; "blocks" for each pair of the blocks that hold one, which is what the kernels compute. "to dense" is
-// the time over what these blocks take at the rate of a dense causal mask; "bytes" counts each tensor once. "rested" is
-// the rate by pairs of five calls after half a second's pause, all else is under continuous load.
+// Rates of attention's CUDA implementation. "pairs" counts 4 head_dim operations forward and 10 backward for each
+// allowed pair of query and key; "blocks" for each pair of the blocks that hold one, which is what the kernels compute.
+// "to dense" is the time over what these blocks take at the rate of a dense causal mask; "bytes" counts each tensor
+// once. "rested" is the rate by pairs of five calls after half a second's pause, all else is under continuous load.
 
 #include <benchmark/benchmark.h>
 #include <cuda_runtime.h>

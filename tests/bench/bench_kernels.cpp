@@ -1,5 +1,5 @@
 // Rates of the portable ops at the shapes of tests/bench/small_gpt2.toml, beside the rates of this machine: a large
-// matrix product and a large copy. Run on one core while the machine is otherwise idle.
+// GEMM and a large copy. Run on one core while the machine is otherwise idle.
 
 #include <benchmark/benchmark.h>
 

@@ -1,7 +1,7 @@
-// Rates of the matrix products, the head and Newton-Schulz on one GPU at the shapes of record 21. "of_gemm" is the
+// Rates of the GEMMs, the head and Newton-Schulz on one GPU at the shapes of record 21. "of_gemm" is the
 // fraction of what cuBLASLt reaches in the same run with matrices of 8192 x 8192, of e4m3 for the fp8 head and bf16
-// otherwise; "of_copy", of the head's step between its products, that of a copy of 1 GiB. Time is the device's; inputs
-// are random, since products of zeros run faster.
+// otherwise; "of_copy", of the head's softcap between its GEMMs, that of a copy of 1 GiB. Time is the device's; inputs
+// are random, since GEMMs of zeros run faster.
 
 #include <benchmark/benchmark.h>
 #include <cuda_runtime.h>
@@ -177,7 +177,7 @@ void head(benchmark::State& state, HeadPrecision precision, bool backward) {
 
 enum class Gradient { none, bf16, fp8 };
 
-/// The head's step between its products, on the rows that it treats at a time. Bytes: z once read; its gradient once
+/// The head's softcap between its GEMMs, on one chunk of rows. Bytes: z once read; its gradient once
 /// written, in e5m2 with its transpose.
 void softcap(benchmark::State& state, Gradient gradient) {
   constexpr int rows = 8192;
@@ -203,7 +203,7 @@ void softcap(benchmark::State& state, Gradient gradient) {
   });
 }
 
-/// One batch of `wide` [width, cols] and `tall` [cols, width]; the rate is as if all products were computed in full.
+/// One batch of `wide` [width, cols] and `tall` [cols, width]; the rate is as if all GEMMs were computed in full.
 void newton_schulz(benchmark::State& state, int wide, int tall, int cols) {
   const double n = width, m = cols;
   const int count = wide + tall;
@@ -219,7 +219,7 @@ void newton_schulz(benchmark::State& state, int wide, int tall, int cols) {
       4);
 }
 
-/// Products of `count` [width, cols] with their transposes, by the own kernel or in full; the rate is the latter's.
+/// GEMMs of `count` [width, cols] with their transposes, by the symmetric kernel or in full; the rate is the latter's.
 void symmetric_gemm(benchmark::State& state, bool own, int count, int cols, bool with_addend) {
   const std::size_t square = std::size_t{width} * width;
   const Values<bf16> x(count * std::size_t{width} * cols), addend(count * square), out(count * square);

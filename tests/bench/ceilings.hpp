@@ -40,7 +40,7 @@ double median_seconds(Work&& work) {
   return milliseconds[runs / 2] * 1e-3;
 }
 
-/// Device memory of random numbers of either sign, magnitude from 0.5 to 2: products of zeros run faster.
+/// Device memory of random numbers of either sign, magnitude from 0.5 to 2: GEMMs of zeros run faster.
 template <class T>
 class RandomOperand {
  public:
@@ -78,7 +78,7 @@ inline double copy_rate() {
   return rate;
 }
 
-/// Operations per second of cuBLASLt's product of two matrices [8192, 8192] of T = bf16 or e4m3, the result in bf16.
+/// Operations per second of cuBLASLt's GEMM of two matrices [8192, 8192] of T = bf16 or e4m3, the result in bf16.
 template <class T>
 double gemm_rate() {
   static const double rate = [] {

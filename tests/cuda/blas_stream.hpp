@@ -1,5 +1,5 @@
 #pragma once
-// The default stream with the state of the matrix products.
+// The default stream with the state of the GEMMs, see cublas.hpp.
 
 #include "kernels/cublas.hpp"
 

@@ -1,5 +1,5 @@
 #pragma once
-// A matrix held twice, for the comparison of a CUDA body with the portable one.
+// A matrix held twice, for the comparison of a CUDA implementation with the portable one.
 
 #include <gtest/gtest.h>
 
@@ -18,8 +18,8 @@
 
 namespace nanorun::kernels::test {
 
-/// In float on the host, where the portable body works, and in T on the device; random values are exact in both. Rows
-/// begin `ld` elements apart.
+/// In float on the host, where the portable implementation works, and in T on the device; random values are exact in
+/// both. Rows begin `ld` elements apart.
 template <class T>
 class Tensor {
  public:

@@ -177,7 +177,7 @@ struct Problem {
     return out;
   }
 
-  /// What the portable body computes from the same inputs, in float; backward these include the device's y.
+  /// What the portable implementation computes from the same inputs, in float; backward these include the device's y.
   HeadResult expected(int head, const test::Vector<float>& device_y) const { return expected(head, device_y, c.all()); }
   /// The same of these rows, as if no others were.
   HeadResult expected(int head, const test::Vector<float>& device_y, Rows rows) const {
@@ -234,7 +234,7 @@ void expect_written(const char* name, const test::Vector<bf16>& buffer, int colu
   EXPECT_EQ(beyond, 0u) << name;
 }
 
-/// Each result but lse and d_q is rounded to bf16 (relative norm 1.7e-3), after products whose factor p or d_s was
+/// Each result but lse and d_q is rounded to bf16 (relative norm 1.7e-3), after GEMMs whose operand p or d_s was
 /// rounded too.
 void expect_near(const HeadResult& got, const HeadResult& expected) {
   EXPECT_LT(relative_error(got.y, expected.y), 4e-3);
@@ -244,7 +244,7 @@ void expect_near(const HeadResult& got, const HeadResult& expected) {
   EXPECT_LT(relative_error(got.d_v, expected.d_v), 4e-3);
 }
 
-/// With what the portable body makes of this head.
+/// With what the portable implementation makes of this head.
 void expect_agrees(const Problem& p, const Problem::Copy& all, int head) {
   const HeadResult got = p.head(all, head);
   expect_near(got, p.expected(head, got.y));
@@ -404,7 +404,8 @@ TEST(CudaAttentionOrder, ThreadBlocksMayStartLate) {
 }
 
 /// Poisons q, k and v of block `poisoned_block` and expects the rows [first, last), which have no pair with it, to stay
-/// as they were: a body that computed such a pair and masked it afterwards would spread the NaN, as 0 * NaN is NaN.
+/// as they were: an implementation that computed such a pair and masked it afterwards would spread the NaN, as 0 * NaN
+/// is NaN.
 void expect_block_untouched(const Case& c, int poisoned_block, int first, int last) {
   const Problem p(c);
   p.run();

@@ -131,8 +131,8 @@ TEST(CudaHead, SaturatesOnConversion) {
   expect_near(backward(p, options), portable_backward(p, options), 3 * fp8_norm);
 }
 
-/// The recipe's shape. All rows but 192 of x are zero, so that the portable body on these rows alone gives their d_x
-/// and the whole d_w; the others lose ln V each.
+/// The recipe's shape. All rows but 192 of x are zero, so that the portable implementation on these rows alone gives
+/// their d_x and the whole d_w; the others lose ln V each.
 TEST(CudaHead, RecipeShape) {
   SKIP_WITHOUT_DEVICE();
   constexpr int length = 49152, vocabulary = 50304, width = 768, used = 192;

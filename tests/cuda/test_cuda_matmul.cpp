@@ -25,7 +25,7 @@ struct Shape {
 constexpr Shape small_shapes[] = {{1, 8, 8}, {17, 24, 40, 8}, {131, 64, 264}, {300, 520, 136, 16}};
 /// The squared-relu layer wants multiples of 64: less than a tile, more in every direction, and more than run at once.
 constexpr Shape relu2_shapes[] = {{1, 64, 64}, {17, 128, 64, 8}, {131, 64, 320}, {300, 576, 576, 16}, {17000, 64, 320}};
-/// The products of the recipe.
+/// The GEMMs of the recipe.
 constexpr Shape recipe_shapes[] = {{49152, 768, 2304}, {49152, 768, 768}, {49152, 768, 3072}, {49152, 3072, 768}};
 
 /// The unit roundoff of bf16: rounding moves a value by at most this part of itself. Near zero the order of the sum
@@ -240,7 +240,7 @@ TEST(CudaMatmul, RecipeShapeOfRelu2Backward) {
   EXPECT_LT(error, bf16_norm);
 }
 
-TEST(CudaMatmul, NeedsTheStateOfProducts) {
+TEST(CudaMatmul, NeedsTheStateOfGemms) {
   SKIP_WITHOUT_DEVICE();
   Activations d_x(16, 8, 1), w(8, 8, 2), d_out(16, 8, 3);
   EXPECT_THROW(linear_backward_input<bf16>({}, d_x.device(), d_out.device(), w.device()), std::logic_error);

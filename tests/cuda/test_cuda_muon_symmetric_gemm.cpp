@@ -15,8 +15,7 @@ struct Case {
   int count, n, k;
 };
 
-/// Few tiles and many (more than the device has sm_count), fewer slices than are in flight and more; the last
-/// three are cuBLASLt's.
+/// Few tiles and more than SMs; fewer k-tiles than stages and more; the last three run cuBLASLt.
 constexpr Case cases[] = {{1, 128, 64},   {3, 128, 128}, {11, 128, 192}, {1, 256, 768},  {3, 384, 512},
                           {11, 768, 768}, {24, 768, 64}, {1, 768, 768},  {2, 768, 3072}, {3, 1024, 320},
                           {2, 64, 64},    {3, 136, 200}, {1, 128, 72}};
@@ -62,7 +61,7 @@ void check(const Case& c, float alpha, float beta) {
       for (std::size_t j = 0; j < i; ++j) ASSERT_EQ(got[first + i * n + j], got[first + j * n + i]) << i << ", " << j;
 }
 
-TEST(CudaMuonSymmetricGemm, IsTheProduct) {
+TEST(CudaMuonSymmetricGemm, IsTheGemm) {
   SKIP_WITHOUT_DEVICE();
   for (const Case& c : cases) check(c, 1, 0);
 }

@@ -15,7 +15,7 @@ using test::DeviceVector;
 constexpr float infinity = std::numeric_limits<float>::infinity();
 constexpr float nan = std::numeric_limits<float>::quiet_NaN();
 
-// Scales whose products and quotients are exact, so that the bodies agree bit for bit.
+// Scales whose products and quotients are exact, so that both implementations agree bit for bit.
 const Wire wires[] = {{}, {WireFormat::bf16}, {WireFormat::e5m2, 1}, {WireFormat::e5m2, 65536}};
 
 constexpr std::size_t sizes[] = {1, 7, 1000, 3'000'001};

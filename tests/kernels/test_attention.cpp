@@ -201,7 +201,8 @@ TEST(AttentionRange, ScoresBeyondTheRangeOfExpStayAccurate) {
 }
 
 /// Poisons q, k and v of block `poisoned_block` and expects the rows [first, last), which have no pair with it, to stay
-/// bit for bit: a body that computed such a pair and masked it afterwards would spread the NaN, as 0 * NaN is NaN.
+/// bit for bit: an implementation that computed such a pair and masked it afterwards would spread the NaN, as 0 * NaN
+/// is NaN.
 void expect_block_untouched(const Case& c, int poisoned_block, int first, int last) {
   const OwnedMask mask = c.mask();
   Problem<float> clean(c.length), dirty(c.length);
