@@ -44,8 +44,7 @@ template <class T>
 void attention_forward(Stream stream, Mat<T> y, Mat<acc_t<T>> lse, const AttentionInputs<T>& in,
                        const AttentionMask& mask, Workspace workspace);
 
-/// d_q, d_k, d_v = gradients; y and lse are the forward's. d_q, a sum over key blocks, stays in the accumulators' type
-/// for attention_input_backward.
+/// d_q, d_k, d_v = gradients; y and lse are the forward's. d_q, a sum over key blocks, is left unrounded.
 template <class T>
 void attention_backward(Stream stream, Mat<acc_t<T>> d_q, Mat<T> d_k, Mat<T> d_v, Mat<const T> y,
                         Mat<const acc_t<T>> lse, Mat<const T> d_y, const AttentionInputs<T>& in,

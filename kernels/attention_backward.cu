@@ -18,7 +18,7 @@ using namespace sm90;
 
 constexpr int producer_registers = 24, consumer_registers = 240;
 
-/// d [64 keys, 64 queries] = a bᵀ, not waited for: a are 64 rows of k or v, b a step's rows of q or d_y.
+/// sᵀ or d_pᵀ: d [64 keys, 64 queries] = a bᵀ, not waited for; a are 64 rows of k or v, b a step's rows of q or d_y.
 __device__ __forceinline__ void start_pairs(float (&d)[32], std::uint32_t a, std::uint32_t b) {
   const std::uint64_t a_descriptor = smem_descriptor(a), b_descriptor = smem_descriptor(b);
   wgmma_fence();
@@ -31,7 +31,7 @@ __device__ __forceinline__ void start_pairs(float (&d)[32], std::uint32_t a, std
   wgmma_commit();
 }
 
-/// d [64 keys, head_dim] (+)= a [64 keys, 64 queries] b, not waited for: b are a step's rows of q or d_y.
+/// d_v or d_k: d [64 keys, head_dim] (+)= a [64 keys, 64 queries] b, not waited for; b are a step's rows of d_y or q.
 __device__ __forceinline__ void start_key_sums(float (&d)[64], const std::uint32_t (&a)[16], std::uint32_t b,
                                                bool accumulate) {
   const std::uint64_t b_descriptor = smem_descriptor(b, column_bytes(step));

@@ -205,8 +205,7 @@ __device__ __forceinline__ int row_of(int group) {
   return group * tiles.half + thread / 32 * 16 + thread % 32 / 4;
 }
 
-/// Epilogue: divides y by the row sums, writes lse, and leaves y in this warpgroup's rows of q, which are not read any
-/// more.
+/// Epilogue: divides y by the row sums, writes lse, and leaves y in this warpgroup's rows of q, which have been read.
 __device__ __forceinline__ void write_tile(float (&y)[64], const Softmax& rows, Shared& s, const Parameters& p,
                                            const QueryTile& t, int stage, int group) {
   const int lane = threadIdx.x % 32, first_row = group * tiles.half + threadIdx.x % warpgroup_size / 32 * 16;

@@ -27,8 +27,7 @@ constexpr AttentionTiles attention_tiles() { return {}; }
 /// Bytes of a [rows, head_dim] tile.
 constexpr int tile_bytes(int rows) { return rows * attention_tiles().head_dim * static_cast<int>(sizeof(bf16)); }
 
-/// One arrival a warp: tells the producer warpgroup that the warp's wgmma has read a stage, or that its lanes have
-/// written.
+/// Arrives once for the whole warp: its wgmma has read a stage, or its lanes have written.
 __device__ __forceinline__ void release(sm90::Mbarrier& barrier) {
   __syncwarp();
   if (threadIdx.x % 32 == 0) sm90::mbarrier_arrive(barrier);
@@ -36,13 +35,11 @@ __device__ __forceinline__ void release(sm90::Mbarrier& barrier) {
 
 constexpr float log2_e = 1.4426950408889634f;
 
-/// Tile scheduler of the persistent thread blocks, which take tile numbers from a counter: the order of the (head,
-/// block) tiles.
+/// Tile scheduler: the (head, block) tiles in order; persistent thread blocks take their numbers from a counter.
 /// - Heads come in groups whose rows fit L2 together. Where hardly one head's rows fit, groups have eight heads: blocks
 ///   that run at the same time then read whole rows of memory.
-/// - Within a group, blocks go from the last of the sequence to the first. Forward, under a causal mask, that is
-/// longest
-///   tile first. Backward, a key block comes after the blocks that begin the d_q sums it adds to.
+/// - Within a group, blocks go from the end of the sequence to its start. Forward, that is longest tile first under
+///   a causal mask. Backward, key blocks come after those that begin the d_q sums they add to.
 struct TileScheduler {
   int blocks = 0;
   int heads = 0;

@@ -1,7 +1,7 @@
 #pragma once
 // The device that the ops run on: its streams, events and memory. In the CPU build a call returns when its work is
-// done, events are clock times, and all memory is host memory. Failures throw std::runtime_error, a lack of memory
-// std::bad_alloc.
+// done, events are clock times, and all memory is host memory.
+// Errors: std::bad_alloc where memory is short, std::runtime_error otherwise.
 
 #include <chrono>
 #include <string>

@@ -30,8 +30,7 @@ void embedding_forward(Stream stream, Mat<T> out, Vec<const Token> tokens, Mat<c
 template <class T>
 std::size_t embedding_backward_workspace(int length, int width);
 
-/// Adds to each row of d_table once, the sum over the positions of its token. The order of that sum depends on the
-/// tokens alone.
+/// Adds to each row of d_table once: the sum over its token's positions, in an order that depends on the tokens alone.
 template <class T>
 void embedding_backward(Stream stream, Mat<acc_t<T>> d_table, Vec<const Token> tokens, Vec<const std::int32_t> order,
                         Mat<const T> d_out, Workspace workspace);

@@ -14,8 +14,7 @@ inline void check(cudaError_t status, const char* call) {
   throw std::runtime_error(std::string(call) + ": " + cudaGetErrorString(status));
 }
 
-/// For allocations: throws std::bad_alloc where memory is short, and clears the error, which the next call would
-/// report.
+/// For allocations: throws std::bad_alloc where memory is short, and clears the error for the next call.
 inline void check_memory(cudaError_t status, const char* call) {
   if (status == cudaErrorMemoryAllocation) {
     cudaGetLastError();

@@ -1,13 +1,11 @@
 #pragma once
-// Persistent, warp-specialised bf16 GEMM on wgmma with a fused epilogue, which works on the accumulator in registers.
-// Built as CUTLASS's Hopper kernels are: tile 128 x 256 x 64, clusters of two thread blocks, four stages.
-//   - Clusters take tiles in turn. The two blocks of a cluster hold one half of the tile's rows each, and share b by
-//   TMA
-//     multicast.
-//   - In a block the producer warpgroup loads k-tiles by TMA; two consumer warpgroups each compute half the rows.
-//   - The second consumer starts late, so that one computes while the other is in its epilogue (as in ping-pong
-//     scheduling).
-//   - The epilogue stores, and may load, through shared memory warp by warp.
+// Persistent, warp-specialised bf16 GEMM by TMA and wgmma, with a fused epilogue that works on the accumulator in
+// registers. The scheme is that of CUTLASS on Hopper:
+// - Persistent thread blocks of tile 128 x 256 x 64, two to a cluster, which go through the tiles with a fixed stride.
+//   The blocks of a cluster take half the rows each, and share b by TMA multicast.
+// - In a block the producer warpgroup loads k-tiles; two consumer warpgroups compute half the rows each.
+// - The second consumer starts late, so that one computes while the other is in its epilogue, as in ping-pong kernels.
+// - The epilogue stores, and may load, through shared memory, warp by warp.
 //
 // An op is a struct that is passed to the kernel by value:
 //   static constexpr sm90::Major b_major;  k: the GEMM is a bᵀ with b [N, K]; mn: a b with b [K, N]

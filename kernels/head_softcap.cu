@@ -179,11 +179,9 @@ __device__ float weigh_row(Bf16x8* z, int vectors, const Tanh& tanh, sm90::Mbarr
 /// A block turns a row of z into its gradient times scale, in format G, and writes its loss.
 /// - Shared memory holds the row, then what Tanh::weigh makes of it in bf16, whose rounding is small beside that of z.
 /// - The last rows come first: the GEMM wrote them last, and they are still in L2.
-/// - In e5m2 a block transposes its share of an earlier panel while its row is loaded; transpose_lag further blocks at
-/// the
-///   end transpose the rest.
-/// - Blocks take rows in the order in which they start, whatever their indices. So a block waits only for blocks that
-///   have started.
+/// - In e5m2 a block transposes its share of an earlier panel while its row is loaded. transpose_lag further blocks
+///   transpose the rest.
+/// - Blocks take rows in the order in which they start, whatever their indices, and so wait only for started blocks.
 template <class G>
 __global__ void __launch_bounds__(row_threads, 2) softcap_row(Mat<bf16> z, float* loss, const Token* targets, Tanh tanh,
                                                               float scale, Transpose transpose, int* started) {

@@ -1,7 +1,6 @@
 #pragma once
 // All PTX of the project, for what CUDA C++ does not express of Hopper (sm_90a): mbarrier, clusters, TMA, wgmma,
-// setmaxnreg, stmatrix. Names follow the PTX manual. Addresses of shared memory are 32-bit integers, see
-// shared_address().
+// setmaxnreg, stmatrix. Names follow the PTX manual. Shared memory is addressed by 32-bit integers (shared_address).
 
 #include <cuda.h>
 #include <cuda_bf16.h>
@@ -94,9 +93,8 @@ __device__ __forceinline__ void cluster_sync() {
   asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory");
 }
 
-/// Arrives at the barrier at this address in the cluster's block of that rank. Its release has block scope: one of
-/// cluster scope would first wait for all of this thread's writes to global memory, and a stage that wgmma has read
-/// needs none.
+/// Arrives at the barrier at this address in the cluster's block of that rank. No release at cluster scope, which would
+/// wait for this thread's writes to global memory: a stage that wgmma has read needs none.
 __device__ __forceinline__ void mbarrier_arrive_cluster(Mbarrier& barrier, int rank) {
   asm volatile(
       "{\n"

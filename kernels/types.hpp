@@ -1,6 +1,5 @@
 #pragma once
-// Types in the contracts of all ops: scalars, views, streams and workspaces. Views do not own memory; the arenas of
-// src/ do.
+// Types in the contracts of all ops: scalars, views, streams and workspaces. The arenas of src/ own the memory.
 
 #include <cstddef>
 #include <cstdint>

@@ -70,6 +70,46 @@ __device__ inline float dot(const Float8& a, const Float8& b) {
   return sum;
 }
 
+/// N consecutive elements.
+template <class T, int N>
+struct alignas(N * sizeof(T)) Vector {
+  T v[N];
+};
+template <int N, class T>
+__device__ Vector<T, N> load_vector(const T* p) {
+  return *reinterpret_cast<const Vector<T, N>*>(p);
+}
+template <class T, int N>
+__device__ void store_vector(T* p, const Vector<T, N>& x) {
+  *reinterpret_cast<Vector<T, N>*>(p) = x;
+}
+
+template <int N>
+__device__ Vector<float, N> to_floats(const Vector<bf16, N>& x) {
+  Vector<float, N> y;
+#pragma unroll
+  for (int k = 0; k < N; ++k) y.v[k] = __uint_as_float(static_cast<std::uint32_t>(x.v[k].bits) << 16);
+  return y;
+}
+template <int N>
+__device__ Vector<float, N> load_floats(const bf16* p) {
+  return to_floats(load_vector<N>(p));
+}
+
+/// p[0..4) += x, each element atomically, in no fixed order. Fast where a warp adds to consecutive addresses.
+__device__ inline void atomic_add(float* p, const Vector<float, 4>& x) {
+  atomicAdd(reinterpret_cast<float4*>(p), make_float4(x.v[0], x.v[1], x.v[2], x.v[3]));
+}
+
+/// Rounds to nearest even.
+template <int N>
+__device__ void store_rounded(bf16* p, const Vector<float, N>& x) {
+  Vector<bf16, N> rounded;
+#pragma unroll
+  for (int k = 0; k < N; ++k) rounded.v[k].bits = __bfloat16_as_ushort(__float2bfloat16_rn(x.v[k]));
+  store_vector(p, rounded);
+}
+
 // ---------------------------------------------------------------------------------------------------------------------
 // Reductions
 
@@ -110,7 +150,7 @@ struct SumOfSquares {
 };
 
 // ---------------------------------------------------------------------------------------------------------------------
-// Launch shapes
+// Launches, and checks of their arguments
 
 /// Blocks that give each of `tasks` a thread, at most 32 for each SM: kernels have a grid-stride loop.
 inline int blocks_for(std::size_t tasks) {
@@ -121,48 +161,7 @@ inline int blocks_for(std::size_t tasks) {
 /// Blocks that give each row a warp.
 inline int row_blocks(int rows) { return ceil_div(rows, block_warps); }
 
-/// N consecutive elements.
-template <class T, int N>
-struct alignas(N * sizeof(T)) Vector {
-  T v[N];
-};
-template <int N, class T>
-__device__ Vector<T, N> load_vector(const T* p) {
-  return *reinterpret_cast<const Vector<T, N>*>(p);
-}
-template <class T, int N>
-__device__ void store_vector(T* p, const Vector<T, N>& x) {
-  *reinterpret_cast<Vector<T, N>*>(p) = x;
-}
-
-template <int N>
-__device__ Vector<float, N> to_floats(const Vector<bf16, N>& x) {
-  Vector<float, N> y;
-#pragma unroll
-  for (int k = 0; k < N; ++k) y.v[k] = __uint_as_float(static_cast<std::uint32_t>(x.v[k].bits) << 16);
-  return y;
-}
-template <int N>
-__device__ Vector<float, N> load_floats(const bf16* p) {
-  return to_floats(load_vector<N>(p));
-}
-
-/// p[0..4) += x, each element atomically, in no fixed order. Fast where the lanes of a warp add to consecutive
-/// addresses.
-__device__ inline void atomic_add(float* p, const Vector<float, 4>& x) {
-  atomicAdd(reinterpret_cast<float4*>(p), make_float4(x.v[0], x.v[1], x.v[2], x.v[3]));
-}
-
-/// Rounds to nearest even.
-template <int N>
-__device__ void store_rounded(bf16* p, const Vector<float, N>& x) {
-  Vector<bf16, N> rounded;
-#pragma unroll
-  for (int k = 0; k < N; ++k) rounded.v[k].bits = __bfloat16_as_ushort(__float2bfloat16_rn(x.v[k]));
-  store_vector(p, rounded);
-}
-
-/// body.apply<W>(i) treats elements [i, i + W); the last n % W elements are treated one by one. Then every thread calls
+/// body.apply<W>(i) handles elements [i, i + W); the last n % W elements come one by one. At the end every thread calls
 /// body.finish(), if it exists.
 template <int W, class Body>
 __global__ void __launch_bounds__(block_threads) elementwise(std::size_t n, Body body) {
@@ -173,8 +172,7 @@ __global__ void __launch_bounds__(block_threads) elementwise(std::size_t n, Body
   if constexpr (requires { body.finish(); }) body.finish();
 }
 
-/// Runs `body` on flat tensors of n elements: in vectors of W where all `pointers` are aligned to them, else one by
-/// one.
+/// Runs `body` on flat tensors of n elements, in vectors of W where all `pointers` are aligned to them.
 template <int W, class Body, class... T>
 void launch_elementwise(const char* op, Stream stream, std::size_t n, const Body& body, const T*... pointers) {
   if (n == 0) return;
