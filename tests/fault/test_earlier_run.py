@@ -19,7 +19,7 @@ class EarlierRun(FaultTest):
         """Refused, with the keys that differ and what to do; everything stays."""
         before = self.content()
         job = self.train(2, *overrides, code=2)
-        self.assert_refused(job, "outputs/run holds", *changed, "another run.name", "checkpoint.restart=none")
+        self.assert_refused(job, "outputs/run contains", *changed, "another run.name", "checkpoint.restart=none")
         self.assertEqual(losses(job), {})
         self.assertEqual(self.content(), before)
 
