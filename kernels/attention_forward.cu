@@ -30,7 +30,7 @@ struct alignas(1024) Shared {
   std::byte q[tiles.stages][tile_bytes(tiles.block)];  ///< in the end the tile's y
   std::byte ring[stages][tile_bytes(tiles.block)];
   int first_key[tiles.stages][tiles.block];  ///< of the tile's queries
-  QueryTile tile[tiles.stages];              ///< what q belongs to; travels with its barriers
+  QueryTile tile[tiles.stages];              ///< of q; covered by its barriers
   Mbarrier q_full[tiles.stages], q_empty[tiles.stages];
   /// Every consumer thread arrives for what it has read of the tile: racecheck does not follow one arrival a warp.
   Mbarrier y_full[tiles.stages];

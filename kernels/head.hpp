@@ -4,7 +4,7 @@
 // Shapes: x [T, d]; w [V, d]; targets [T]. V includes the padding, whose columns count in the sum.
 //
 // HeadPrecision::fp8: operands in 8-bit formats (Micikevicius et al. 2022, arXiv:2209.05433), rounded to nearest even,
-// saturating at 448 (e4m3) and 57344 (e5m2). The portable implementation emulates what the tensor cores compute:
+// saturating at 448 (e4m3) and 57344 (e5m2). The portable implementation emulates the tensor cores:
 //   xq = e4m3(x sx), wq = e4m3(w sw), z = bf16(xq wqᵀ / (sx sw))
 //   gq = e5m2(g sg), d_x = gq wq / (sg sw), d_w = gqᵀ xq / (sg sx), where g is the gradient of z.
 
