@@ -133,7 +133,7 @@ std::string idle_devices(const std::vector<DevicePlace>& places) {
 }
 
 Context::Context(int& argc, char**& argv) : start_(std::chrono::steady_clock::now()) {
-  h5::start();
+  h5::start(argv);
   int provided = MPI_THREAD_SINGLE;
   MPI_Init_thread(&argc, &argv, MPI_THREAD_FUNNELED, &provided);
   limit_blas_threads();

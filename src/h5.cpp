@@ -3,16 +3,13 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <array>
-#include <cstring>
 #include <functional>
-#include <mutex>
 #include <numeric>
-#include <string_view>
 #include <utility>
 
-#include "src/files.hpp"
+#include "src/h5_library.hpp"
 #include "src/h5_shared.hpp"
+#include "src/h5_structure.hpp"
 
 namespace nanorun::h5 {
 
@@ -21,78 +18,6 @@ namespace {
 // Open MPI makes longer names of a shared file's for files of its own, and aborts where they become too long.
 constexpr std::size_t max_shared_path = 240;
 constexpr std::size_t max_attribute_text = 64'000;  // an object header message holds less than 64 KiB
-
-/// Holds the process-wide lock; the first one also silences HDF5's own printing.
-class Locked {
- public:
-  Locked() : guard_(mutex()) {
-    [[maybe_unused]] static const herr_t silent = H5Eset_auto2(H5E_DEFAULT, nullptr, nullptr);
-  }
-
- private:
-  static std::recursive_mutex& mutex() {
-    static std::recursive_mutex mutex;
-    return mutex;
-  }
-  std::lock_guard<std::recursive_mutex> guard_;
-};
-
-/// Why the last HDF5 call failed.
-struct Reason {
-  std::string text;        ///< its innermost message, on one line; empty if the call succeeded
-  bool of_system = false;  ///< a call of the operating system or of MPI failed, or memory was short
-};
-
-Reason last_reason() {
-  Reason reason;
-  const auto keep_innermost = [](unsigned n, const H5E_error2_t* error, void* reason) -> herr_t {
-    const std::string text = error->desc == nullptr ? "" : error->desc;
-    auto& [innermost, of_system] = *static_cast<Reason*>(reason);
-    if (n == 0) innermost = text;
-    if (text.find("errno = ") != std::string::npos || error->min_num == H5E_MPI || error->min_num == H5E_NOSPACE)
-      of_system = true;
-    return 0;
-  };
-  H5Ewalk2(H5E_DEFAULT, H5E_WALK_UPWARD, keep_innermost, &reason);
-  std::ranges::replace(reason.text, '\n', ' ');
-  // Of a system call HDF5 also tells the time, addresses and sizes.
-  constexpr std::string_view of_call = "error message = '";
-  if (const auto at = reason.text.find(of_call); at != std::string::npos) {
-    const std::string what = reason.text.substr(0, reason.text.find_first_of(",:"));
-    const std::string rest = reason.text.substr(at + of_call.size());
-    reason.text = what + ": " + rest.substr(0, rest.find('\''));
-  }
-  return reason;
-}
-
-using Head = std::array<unsigned char, 64>;
-
-/// The first bytes of a file, with zeros where it is shorter. Refuses whatever is no regular file, before HDF5 opens it
-/// and waits for a FIFO's other end.
-Head read_head(const std::string& path, ExitCode code) {
-  Head head{};
-  const Descriptor file = open_to_read(path, code);
-  const std::size_t size = std::min<std::uint64_t>(head.size(), file_size(path, code));
-  read_at(file, path, 0, std::as_writable_bytes(std::span(head)).first(size), code);
-  return head;
-}
-
-bool is_hdf5(const Head& head) { return std::memcmp(head.data(), "\x89HDF\r\n\x1a\n", 8) == 0; }
-
-bool is_bin(const Head& head) {
-  std::int32_t magic;
-  std::memcpy(&magic, head.data(), sizeof(magic));
-  return magic == bin_magic;
-}
-
-/// Whether an HDF5 file has a driver block, which no driver in use here writes. HDF5 allocates up to 4 GiB as that
-/// block asks, whatever the size of the file.
-bool has_driver_block(const Head& head) {
-  const int version = head[8];  // of the superblock, after the signature; the block's address stands in 0 and 1
-  if (version > 1) return false;
-  const auto address = head.begin() + (version == 0 ? 48 : 52);
-  return std::any_of(address, address + 8, [](unsigned char byte) { return byte != 0xff; });
-}
 
 /// An element type in memory and on disk.
 struct Type {
@@ -111,25 +36,6 @@ Type type_of() {
   if constexpr (std::is_same_v<T, std::uint64_t>) return {H5T_NATIVE_UINT64, H5T_STD_U64LE};
 }
 
-/// For messages.
-std::string class_name(H5T_class_t type) {
-  constexpr const char* names[] = {"integer",  "floating-point", "time",        "text",  "bit field", "opaque",
-                                   "compound", "reference",      "enumeration", "array", "array"};
-  const auto index = static_cast<std::size_t>(type);
-  return index < std::size(names) ? names[index] : "unknown";
-}
-
-std::string type_name(hid_t type) {
-  const H5T_class_t kind = H5Tget_class(type);
-  const std::size_t size = H5Tget_size(type);
-  if (kind != H5T_INTEGER && kind != H5T_FLOAT) return class_name(kind);
-  const bool is_unsigned = kind == H5T_INTEGER && H5Tget_sign(type) == H5T_SGN_NONE;
-  const bool is_padded = H5Tget_precision(type) != 8 * size;
-  return fmt::format("{}{}{}{}{}", size > 1 && H5Tget_order(type) == H5T_ORDER_BE ? "big-endian " : "",
-                     is_unsigned ? "u" : "", kind == H5T_FLOAT ? "float" : "int", 8 * size,
-                     is_padded ? fmt::format(" of {} bits", H5Tget_precision(type)) : "");
-}
-
 std::vector<hsize_t> dims(const Extent& extent) { return {extent.begin(), extent.end()}; }
 
 std::uint64_t elements(const Extent& count) {
@@ -140,9 +46,10 @@ std::string text_of(const Extent& extent) { return fmt::format("[{}]", fmt::join
 
 }  // namespace
 
-void start() {
+void start(char** argv) {
   H5dont_atexit();
   H5open();  // while there is no MPI, HDF5 cannot ask MPI_Finalize for a call
+  examine_where_asked(argv);
 }
 
 void Handle::reset() {
@@ -170,22 +77,23 @@ File::File(const std::string& path, MPI_Comm comm, ExitCode code, Mode mode)
     // Parallel file systems are often mounted without locks.
     check(H5Pset_file_locking(access.get(), true, true), "", "file locking");
   }
+  // From HDF5 1.8 on the parts of a file carry checksums of their own, so that HDF5 refuses damaged ones instead of
+  // crashing on them. HDF5 1.10 is to read what newer libraries write. What it could write itself keeps a mark of being
+  // open, which a killed run would leave behind.
+  check(H5Pset_libver_bounds(access.get(), H5F_LIBVER_V18, H5F_LIBVER_V110), "", "format versions");
   if (mode == Mode::create) {
-    handle_ = own(H5Fcreate(path.c_str(), H5F_ACC_TRUNC, H5P_DEFAULT, access.get()), H5Fclose, "", "cannot be created");
+    const Handle layout = own(H5Pcreate(H5P_FILE_CREATE), H5Pclose, "", "file creation list");
+    check(H5Pset_obj_track_times(layout.get(), false), "", "cannot set time tracking");
+    handle_ =
+        own(H5Fcreate(path.c_str(), H5F_ACC_TRUNC, layout.get(), access.get()), H5Fclose, "", "cannot be created");
     return;
   }
   look_together(comm, [&] {
-    const Head head = read_head(path, code_);
-    if (is_bin(head)) {
-      refuse(code_ == ExitCode::checkpoint ? "a .bin file of tokens, not a checkpoint"
-                                           : "a .bin file; make a token shard of it with: nanorun shard OUTPUT FILE");
-    }
-    if (!is_hdf5(head)) refuse("not an HDF5 file, so neither a token shard, a checkpoint nor a trace");
-    if (has_driver_block(head)) refuse("has an HDF5 driver block, unfit for reading");
+    look_before_opening(path, code_);
     if (mode == Mode::append) require_writable(path, code_);
   });
-  handle_ = own(H5Fopen(path.c_str(), mode == Mode::read ? H5F_ACC_RDONLY : H5F_ACC_RDWR, access.get()), H5Fclose, "",
-                "cannot be opened as an HDF5 file");
+  const unsigned access_mode = mode == Mode::read ? H5F_ACC_RDONLY : H5F_ACC_RDWR;
+  handle_ = own(H5Fopen(path.c_str(), access_mode, access.get()), H5Fclose, "", "cannot be opened as an HDF5 file");
 }
 
 File File::create(const std::string& path, MPI_Comm comm, ExitCode code) { return {path, comm, code, Mode::create}; }
@@ -201,11 +109,6 @@ void File::fail(const std::string& object, const std::string& what) const {
               fmt::format("{}{}{}: {}{}{}", path_, object.empty() ? "" : ": ", object, what,
                           why.text.empty() ? "" : ": ", why.text),
               Scope::this_rank, damaged ? Cause::damage : Cause::other);
-}
-
-/// What stands in place of a file that can be read.
-void File::refuse(const std::string& what) const {
-  throw Error(code_, fmt::format("{}: {}", path_, what), Scope::this_rank, Cause::damage);
 }
 
 Handle File::own(hid_t id, herr_t (*close)(hid_t), const std::string& object, const char* action) const {
@@ -252,6 +155,9 @@ Handle File::dataset(const std::string& name) const {
   if (H5Pget_layout(list.get()) == H5D_VIRTUAL)
     fail(name, "a virtual dataset, whose data are in other datasets; store them in this one instead");
   if (H5Pget_external_count(list.get()) != 0) fail(name, "has external storage; store its data in the file instead");
+  // A small file may expand to any size.
+  if (H5Pget_nfilters(list.get()) != 0)
+    fail(name, "compressed or filtered; store it as it is: h5repack -f NONE -l CONTI OLD NEW");
   return data;
 }
 
@@ -284,18 +190,52 @@ std::vector<std::string> File::members(const std::string& group) const {
 Extent File::shape(const std::string& name) const {
   Locked locked;
   const Handle data = dataset(name);
+  const Handle list = own(H5Dget_create_plist(data.get()), H5Pclose, name, "no layout");
+  if (H5Pget_layout(list.get()) == H5D_CHUNKED)
+    fail(name, "stored in chunks; store it contiguously: h5repack -l CONTI OLD NEW");
+  return extent(data, name);
+}
+
+Extent File::growing_shape(const std::string& name) const {
+  Locked locked;
+  return extent(dataset(name), name);
+}
+
+/// Throws where the file is too small for the elements, so that callers may take memory for them.
+Extent File::extent(const Handle& data, const std::string& name) const {
   const Handle space = own(H5Dget_space(data.get()), H5Sclose, name, "no extent");
   const int axes = H5Sget_simple_extent_ndims(space.get());
   if (axes < 0) fail(name, "no extent");
   std::vector<hsize_t> sizes(axes);
   check(H5Sget_simple_extent_dims(space.get(), sizes.data(), nullptr), name, "no extent");
-  return {sizes.begin(), sizes.end()};
+  const Extent shape(sizes.begin(), sizes.end());
+  if (mode_ != Mode::read) return shape;  // what is being written may not be in the file yet
+  const Handle type = own(H5Dget_type(data.get()), H5Tclose, name, "no element type");
+  hsize_t room = 0;
+  check(H5Fget_filesize(handle_.get(), &room), "", "no size");
+  room /= std::max<std::size_t>(H5Tget_size(type.get()), 1);
+  for (const std::uint64_t size : shape) {
+    if (size > room) fail(name, "has an impossible shape: " + text_of(shape));
+    room /= std::max<std::uint64_t>(size, 1);
+  }
+  return shape;
+}
+
+/// Creates the groups on the way to an object.
+void File::make_groups(const std::string& name) {
+  const Handle list = own(H5Pcreate(H5P_GROUP_CREATE), H5Pclose, name, "group list");
+  check(H5Pset_obj_track_times(list.get(), false), name, "cannot set time tracking");
+  for (std::size_t end = name.find('/', 1); end != std::string::npos; end = name.find('/', end + 1)) {
+    const std::string group = name.substr(0, end);
+    if (find(group)) continue;
+    own(H5Gcreate2(handle_.get(), group.c_str(), H5P_DEFAULT, list.get(), H5P_DEFAULT), H5Gclose, group,
+        "cannot create the group");
+  }
 }
 
 void File::make_dataset(const std::string& name, hid_t type, const Extent& shape, std::uint64_t chunk_rows) {
   Locked locked;
-  const Handle links = own(H5Pcreate(H5P_LINK_CREATE), H5Pclose, name, "link list");
-  check(H5Pset_create_intermediate_group(links.get(), 1), name, "link list");
+  make_groups(name);
   const Handle layout = own(H5Pcreate(H5P_DATASET_CREATE), H5Pclose, name, "layout list");
   // Without times, equal contents make equal files.
   check(H5Pset_obj_track_times(layout.get(), false), name, "cannot set time tracking");
@@ -312,7 +252,7 @@ void File::make_dataset(const std::string& name, hid_t type, const Extent& shape
   const int axes = static_cast<int>(shape.size());
   const Handle space =
       own(H5Screate_simple(axes, dims(shape).data(), limit.data()), H5Sclose, name, "impossible shape");
-  own(H5Dcreate2(handle_.get(), name.c_str(), type, space.get(), links.get(), layout.get(), H5P_DEFAULT), H5Dclose,
+  own(H5Dcreate2(handle_.get(), name.c_str(), type, space.get(), H5P_DEFAULT, layout.get(), H5P_DEFAULT), H5Dclose,
       name, "cannot create the dataset");
 }
 
@@ -331,13 +271,13 @@ void File::create_growing_dataset(const std::string& name, const Extent& shape, 
 void File::resize(const std::string& name, const Extent& shape) {
   Locked locked;
   const Handle data = dataset(name);
-  if (this->shape(name).size() != shape.size()) fail(name, "cannot be resized to " + text_of(shape));
+  if (growing_shape(name).size() != shape.size()) fail(name, "cannot be resized to " + text_of(shape));
   check(H5Dset_extent(data.get(), dims(shape).data()), name, "cannot be resized");
 }
 
 /// The dataset's space with the slab selected, after checking that the slab lies inside.
 Handle File::select(const Handle& data, const std::string& name, const Extent& start, const Extent& count) const {
-  const Extent whole = shape(name);
+  const Extent whole = extent(data, name);
   bool inside = start.size() == whole.size() && count.size() == whole.size();
   for (std::size_t i = 0; inside && i < whole.size(); ++i) {
     inside = count[i] <= whole[i] && start[i] <= whole[i] - count[i];
@@ -445,6 +385,7 @@ Handle File::attribute(const std::string& object, const std::string& name, H5T_c
     fail(label, fmt::format("holds a value of another type than expected: {} instead of {}", type_name(type.get()),
                             class_name(expected)));
   }
+  if (H5Tget_size(type.get()) > max_attribute_text + 1) fail(label, "too large for an attribute");
   return attribute;
 }
 
@@ -454,7 +395,7 @@ std::string File::read_text_attribute(const std::string& object, const std::stri
   const Handle id = attribute(object, name, H5T_STRING);
   const Handle type = own(H5Aget_type(id.get()), H5Tclose, label, "no type");
   const std::size_t size = H5Tget_size(type.get());
-  if (H5Tis_variable_str(type.get()) != 0 || size > max_attribute_text + 1) fail(label, "is not fixed-length text");
+  if (H5Tis_variable_str(type.get()) != 0) fail(label, "is not fixed-length text");
   std::string text(size, '\0');
   check(H5Aread(id.get(), type.get(), text.data()), label, "cannot be read");
   return text.c_str();

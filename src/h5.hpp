@@ -22,9 +22,11 @@ namespace nanorun::h5 {
 /// First 32 bits of the speedrun's .bin files of tokens, which are taken for shards.
 inline constexpr std::int32_t bin_magic = 20240520;
 
-/// Comes before MPI_Init and every use of HDF5. HDF5's own end of the library, which MPI_Finalize or the end of the
-/// program would call, crashes where a file could not be closed, so it is left out: the program closes what it opens.
-void start();
+/// Comes before MPI_Init and every use of HDF5; `argv` is that of main(). A process that was started to examine a file,
+/// see src/h5_structure.hpp, does that here and ends. HDF5's own end of the library, which MPI_Finalize or the end of
+/// the program would call, crashes where a file could not be closed, so it is left out: the program closes what it
+/// opens.
+void start(char** argv);
 
 /// Owns one HDF5 identifier of any class.
 class Handle {
@@ -72,6 +74,11 @@ std::uint64_t checksum(std::span<const T> data, std::uint64_t first) {
   return sum;
 }
 
+/// Of the bytes of a text.
+inline std::uint64_t checksum(const std::string& text) {
+  return checksum(std::span(reinterpret_cast<const std::uint8_t*>(text.data()), text.size()), 0);
+}
+
 /// Sizes or positions, one per axis.
 using Extent = std::vector<std::uint64_t>;
 
@@ -79,7 +86,7 @@ using Extent = std::vector<std::uint64_t>;
 /// calls in the same order; slabs then move collectively, and a rank with nothing to move passes a count of 0.
 /// T is one of float, double, std::uint8_t, std::uint16_t, std::int32_t, std::int64_t, std::uint64_t, on disk
 /// little-endian. Objects are named by their path; "/" is the root group. What a name gives lies in the file itself:
-/// soft and external links, virtual datasets and external storage throw.
+/// soft and external links, virtual datasets and external storage throw. So do compressed and filtered datasets.
 class File {
  public:
   /// Replaces an existing file.
@@ -95,7 +102,11 @@ class File {
   bool exists(const std::string& object) const;
   /// Names of the members of a group, sorted.
   std::vector<std::string> members(const std::string& group) const;
+  /// Of a dataset whose elements stand one after the other in the file; any other, as in chunks, throws. So does one,
+  /// of a file opened with open(), that claims more elements than the file has room for.
   Extent shape(const std::string& dataset) const;
+  /// The same of a dataset that may be in chunks.
+  Extent growing_shape(const std::string& dataset) const;
 
   /// A fixed-size dataset of T; missing parent groups are created.
   template <class T>
@@ -123,6 +134,9 @@ class File {
   /// The root's attribute `format`, by which the program's files say what they are; empty where there is none.
   std::string format() const;
 
+  /// Opens all groups, datasets and attributes, whatever HDF5 says of them, and reads a number of each dataset.
+  void examine() const;
+
   /// Closes the file and reports what could not be written; the destructor closes silently.
   void close();
 
@@ -131,19 +145,24 @@ class File {
   File(const std::string& path, MPI_Comm comm, ExitCode code, Mode mode);
 
   [[noreturn]] void fail(const std::string& object, const std::string& what) const;
-  [[noreturn]] void refuse(const std::string& what) const;
   Handle own(hid_t id, herr_t (*close)(hid_t), const std::string& object, const char* action) const;
   void check(herr_t status, const std::string& object, const char* action) const;
   void require_hard_link(const std::string& object) const;
   bool find(const std::string& object) const;
   Handle object(const std::string& name) const;
   Handle dataset(const std::string& name) const;
+  Extent extent(const Handle& dataset, const std::string& name) const;
   Handle attribute(const std::string& object, const std::string& name, H5T_class_t type) const;
   Handle select(const Handle& dataset, const std::string& name, const Extent& start, const Extent& count) const;
   Handle transfer(const Handle& dataset, const std::string& name, hid_t disk_type) const;
+  void make_groups(const std::string& name);
   void make_dataset(const std::string& name, hid_t type, const Extent& shape, std::uint64_t chunk_rows);
   void make_attribute(const std::string& object, const std::string& name, hid_t disk_type, hid_t type,
                       const void* value);
+
+  void examine_attributes(const std::string& object) const;
+  void examine_dataset(const std::string& name) const;
+  void examine_group(const std::string& name, int depth) const;
 
   Handle handle_;
   std::string path_;

@@ -25,18 +25,10 @@ std::string joined_phase_names() {
   return names;
 }
 
-/// Sizes of a dataset that must have so many axes. Its elements, of 8 bytes, lie in the file: one that claims more is
-/// not to take memory for them.
+/// Sizes of a dataset that must have so many axes.
 h5::Extent shape_of(const h5::File& file, const std::string& dataset, std::size_t axes) {
-  h5::Extent shape = file.shape(dataset);
-  std::uint64_t room = file_size(file.path(), ExitCode::output) / sizeof(double);
-  bool fits = shape.size() == axes;
-  for (const std::uint64_t size : shape) {
-    if (size == 0) break;  // whatever the other sizes are
-    fits = fits && size <= room;
-    room /= size;
-  }
-  if (fits) return shape;
+  h5::Extent shape = file.growing_shape(dataset);
+  if (shape.size() == axes) return shape;
   throw Error(ExitCode::output, fmt::format("{}: {}: has an impossible shape", file.path(), dataset), Scope::this_rank,
               Cause::damage);
 }
@@ -101,9 +93,9 @@ void write_rows(h5::File& file, std::uint64_t at, const TraceRows& rows, std::ui
   append_column(file, "/ranks", at, rows.ranks, shared);
   append_column(file, "/tokens", at, rows.tokens, shared);
   append_column(file, "/loss", at, rows.loss, shared);
-  file.resize("/seconds", {at + n, file.shape("/seconds")[1], Trace::phases});
+  file.resize("/seconds", {at + n, file.growing_shape("/seconds")[1], Trace::phases});
   file.write<double>("/seconds", {at, column, 0}, {n, columns, Trace::phases}, rows.seconds);
-  file.resize("/communication", {at + n, file.shape("/communication")[1]});
+  file.resize("/communication", {at + n, file.growing_shape("/communication")[1]});
   file.write<double>("/communication", {at, column}, {n, columns}, rows.communication);
 }
 

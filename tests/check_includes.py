@@ -10,8 +10,8 @@ LAYERS = """
 text
 error
 arena build early files
-watchdog
-config config_keys config_check config_toml comm h5 h5_shared
+watchdog h5_library
+config config_keys config_check config_toml comm h5 h5_shared h5_structure
 context transport mask schedule stop data trace trace_file run_folder
 transport_mpi transport_nccl transport_peers tensor_comm
 transport_devices params feed
@@ -30,8 +30,9 @@ ROOMS = {
     "mpi.h": {"context", "comm", "h5", "h5_shared", "transport_mpi"},
     "nccl.h": {"transport_nccl"},
     "kernels/peer_memory.hpp": {"transport_peers", "peer_memory"},
-    "hdf5.h": {"h5"},
-    "src/h5.hpp": {"h5", "context", "data", "checkpoint_file", "trace_file", "import"},
+    "hdf5.h": {"h5", "h5_library"},
+    "src/h5.hpp": {"h5", "h5_structure", "context", "data", "checkpoint", "checkpoint_file", "trace_file",
+                   "import"},
     "toml++/toml.h": {"config_toml"},
     "CLI/": {"command_line"},
     "nlohmann/json.hpp": {"report", "trace"},
@@ -40,7 +41,7 @@ ROOMS = {
     # Whoever asks the file system elsewhere may drop its errors.
     "filesystem": {"files"},
     "fstream": {"files"},
-    "fcntl.h": {"files", "early"},
+    "fcntl.h": {"files", "early", "h5_structure"},
     "glob.h": {"files"},
     "dirent.h": {"files"},
     "sys/stat.h": {"files"},

@@ -54,7 +54,7 @@ inline void run_steps(Trace& trace, long first, long last) {
 
 template <class T>
 std::vector<T> read_all(const h5::File& file, const std::string& name) {
-  const h5::Extent shape = file.shape(name);
+  const h5::Extent shape = file.growing_shape(name);
   std::vector<T> values(std::accumulate(shape.begin(), shape.end(), std::uint64_t{1}, std::multiplies<>()));
   file.read<T>(name, h5::Extent(shape.size()), shape, std::span<T>(values));
   return values;

@@ -10,6 +10,7 @@
 
 #include "src/files.hpp"
 #include "tests/error_of.hpp"
+#include "tests/old_format.hpp"
 #include "tests/temp_folder.hpp"
 
 namespace nanorun {
@@ -162,12 +163,113 @@ TEST(H5, DamageIsToldFromWhatTheSystemRefuses) {
 TEST(H5, ADriverBlockIsRefused) {
   const TempFolder folder;
   File::create(folder / "a.h5").close();
+  make_old_format(folder / "a.h5");
   constexpr int address = 48;  // of the block, in a superblock of version 0; all bits set where there is none
   std::fstream file(folder / "a.h5", std::ios::binary | std::ios::in | std::ios::out);
   ASSERT_EQ(file.seekg(8).get(), 0);
   ASSERT_EQ(file.seekg(address).get(), 0xff);
   file.seekp(address).put(0x60).flush();
   EXPECT_TRUE(contains(error_of([&] { File::open(folder / "a.h5"); }), "a.h5: has an HDF5 driver block"));
+}
+
+/// One bit of any of them would otherwise be believed, or crash HDF5.
+TEST(H5, PartsThatDescribeAFileCarryChecksums) {
+  const TempFolder folder;
+  const std::string path = folder / "a.h5";
+  {
+    File file = File::create(path);
+    file.create_dataset<float>("group/x", {4});
+    file.write_attribute("group/x", "sum", std::uint64_t{7});
+    file.write_attribute("/", "format", std::string("mark of the file"));
+  }
+  std::ifstream in(path, std::ios::binary);
+  const std::string sound{std::istreambuf_iterator<char>(in), {}};
+  for (const char* part : {"group", "sum", "mark of the file"}) {
+    std::string damaged = sound;
+    damaged.at(sound.find(part)) ^= 1;
+    std::ofstream(path, std::ios::binary | std::ios::trunc) << damaged;
+    const std::string error = error_of([&] {
+      const File file = File::open(path);
+      file.format(), file.read_integer_attribute("group/x", "sum");
+    });
+    EXPECT_TRUE(contains(error, "incorrect metadata checksum")) << part << ": " << error;
+  }
+}
+
+TEST(H5, AnOldFileOnWhichHdf5CrashesIsDamaged) {
+  const TempFolder folder;
+  const std::string path = folder / "a.h5";
+  {
+    File file = File::create(path);
+    file.create_dataset<float>("group/x", {4});
+    file.write<float>("group/x", {0}, {4}, counting<float>(4));
+    file.write_attribute("group/x", "sum", std::uint64_t{7});
+  }
+  make_old_format(path);
+  {
+    const File file = File::open(path);
+    std::vector<float> values(4);
+    file.read<float>("group/x", {0}, {4}, values);
+    EXPECT_EQ(values, counting<float>(4));
+    EXPECT_EQ(file.read_integer_attribute("group/x", "sum"), 7u);
+  }
+  share_fill_value(path, "group/x");
+  for (const bool append : {false, true}) {
+    const auto open = [&] { append ? File::open_append(path) : File::open(path); };
+    EXPECT_TRUE(error_of(open).starts_with(path + ": HDF5 crashes on what it says of its contents ("));
+    EXPECT_EQ(cause_of(open), Cause::damage);
+  }
+}
+
+/// a.h5 with the dataset x of 4 floats, its layout as arranged.
+template <class Arrange>
+void write_arranged(const std::string& path, const Arrange& arrange, const hsize_t* limit = nullptr) {
+  const hsize_t four = 4;
+  const hid_t file = H5Fcreate(path.c_str(), H5F_ACC_TRUNC, H5P_DEFAULT, H5P_DEFAULT);
+  const hid_t list = H5Pcreate(H5P_DATASET_CREATE), space = H5Screate_simple(1, &four, limit);
+  EXPECT_GE(arrange(list), 0);
+  const hid_t data = H5Dcreate2(file, "x", H5T_IEEE_F32LE, space, H5P_DEFAULT, list, H5P_DEFAULT);
+  EXPECT_GE(data, 0);
+  H5Dclose(data), H5Sclose(space), H5Pclose(list), H5Fclose(file);
+}
+
+TEST(H5, OnlyPlainLayoutsAreRead) {
+  const TempFolder folder;
+  const std::string path = folder / "a.h5";
+  const hsize_t two = 2, all = H5S_UNLIMITED;
+  std::vector<float> values(4);
+  const auto shape = [&] { File::open(path).shape("x"); };
+  const auto read = [&] { File::open(path).read<float>("x", {0}, {4}, values); };
+
+  for (const H5D_layout_t layout : {H5D_CONTIGUOUS, H5D_COMPACT}) {
+    write_arranged(path, [&](hid_t list) { return H5Pset_layout(list, layout); });
+    EXPECT_EQ(error_of(shape), "");
+    EXPECT_EQ(error_of(read), "");
+  }
+  write_arranged(
+      path, [&](hid_t list) { return H5Pset_chunk(list, 1, &two); }, &all);
+  EXPECT_EQ(error_of(shape), path + ": x: stored in chunks; store it contiguously: h5repack -l CONTI OLD NEW");
+  EXPECT_EQ(cause_of(shape), Cause::damage);
+  write_arranged(path, [&](hid_t list) { return std::min(H5Pset_chunk(list, 1, &two), H5Pset_fletcher32(list)); });
+  for (const std::string& error : {error_of(shape), error_of(read)})
+    EXPECT_EQ(error, path + ": x: compressed or filtered; store it as it is: h5repack -f NONE -l CONTI OLD NEW");
+  EXPECT_EQ(cause_of(read), Cause::damage);
+}
+
+TEST(H5, SizesThatAFileHasNoRoomForAreRefused) {
+  const TempFolder folder;
+  const std::string path = folder / "a.h5";
+  const hid_t file = H5Fcreate(path.c_str(), H5F_ACC_TRUNC, H5P_DEFAULT, H5P_DEFAULT);
+  const hsize_t many = std::uint64_t{1} << 40, pair[] = {0, many};
+  const hid_t space = H5Screate_simple(1, &many, nullptr), empty = H5Screate_simple(2, pair, nullptr);
+  H5Dclose(H5Dcreate2(file, "x", H5T_IEEE_F32LE, space, H5P_DEFAULT, H5P_DEFAULT, H5P_DEFAULT));
+  H5Dclose(H5Dcreate2(file, "empty", H5T_IEEE_F32LE, empty, H5P_DEFAULT, H5P_DEFAULT, H5P_DEFAULT));
+  H5Sclose(empty), H5Sclose(space), H5Fclose(file);
+  const File opened = File::open(path);
+  EXPECT_EQ(error_of([&] { opened.shape("x"); }), path + ": x: has an impossible shape: [1099511627776]");
+  EXPECT_EQ(error_of([&] { opened.growing_shape("x"); }), path + ": x: has an impossible shape: [1099511627776]");
+  EXPECT_EQ(error_of([&] { opened.shape("empty"); }), path + ": empty: has an impossible shape: [0, 1099511627776]");
+  EXPECT_EQ(cause_of([&] { opened.shape("x"); }), Cause::damage);
 }
 
 TEST(H5, WrongSlabsAndTypesAreRefused) {

@@ -1,0 +1,31 @@
+#pragma once
+// The HDF5 library itself: the lock around it, why its last call failed, and the names of its types in messages.
+
+#include <hdf5.h>
+
+#include <mutex>
+#include <string>
+
+namespace nanorun::h5 {
+
+/// Holds the process-wide lock; the first one also silences HDF5's own printing.
+class Locked {
+ public:
+  Locked();
+
+ private:
+  std::lock_guard<std::recursive_mutex> guard_;
+};
+
+/// Why the last HDF5 call failed.
+struct Reason {
+  std::string text;        ///< its innermost message, on one line; empty if the call succeeded
+  bool of_system = false;  ///< a call of the operating system or of MPI failed, or memory was short
+};
+Reason last_reason();
+
+/// As messages name them: "text", "big-endian uint16".
+std::string class_name(H5T_class_t type);
+std::string type_name(hid_t type);
+
+}  // namespace nanorun::h5
