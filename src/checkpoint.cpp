@@ -10,6 +10,7 @@
 #include <set>
 
 #include "src/files.hpp"
+#include "src/h5.hpp"
 #include "src/text.hpp"
 
 namespace nanorun {
@@ -51,7 +52,7 @@ std::string model_fingerprint(const ParameterTable& table) {
   for (const Parameter& p : table.parameters()) {
     lines.insert(fmt::format("{} {} {} {}\n", p.name, p.matrices, p.rows, p.cols));
   }
-  return fmt::format("{:016x}", text_checksum(fmt::format("{}", fmt::join(lines, ""))));
+  return fmt::format("{:016x}", h5::checksum(fmt::format("{}", fmt::join(lines, ""))));
 }
 
 Checkpoints::Checkpoints(Comm& comm, const CheckpointConfig& config, std::string directory, std::string deck,

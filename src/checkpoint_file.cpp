@@ -14,7 +14,9 @@ namespace {
 
 constexpr std::uint64_t format_version = 2;
 constexpr std::uint64_t max_step = 1u << 31;
-constexpr const char* groups[] = {"/weights", "/muon/momentum", "/adam/m", "/adam/v"};
+constexpr const char* tensor_groups[] = {"/weights", "/muon/momentum", "/adam/m", "/adam/v"};
+constexpr const char* other_objects[] = {"/deck",          "/shards", "/weights", "/muon",
+                                         "/muon/momentum", "/adam",   "/adam/m",  "/adam/v"};
 
 using Slabs = std::vector<Slab<float>>;
 using Sums = std::vector<std::uint64_t>;
@@ -36,7 +38,7 @@ std::uint64_t header_checksum(const CheckpointHeader& header) {
       fmt::format("{}\n{}\n{}\n{}\n{}\n{}\n{:.17g}\n{}\n{}\n", header.model, header.deck, p.step, p.cursor.shard,
                   p.cursor.offset, p.cursor.epoch, p.train_seconds, p.tokens, header.tensors);
   if (header.version > 1) text += fmt::format("{:.17g}\n{}\n", p.train_loss, header.shards);
-  return text_checksum(text);
+  return h5::checksum(text);
 }
 
 /// Text of any length, which an attribute cannot hold.
@@ -47,8 +49,7 @@ void write_text_dataset(h5::File& file, const char* dataset, const std::string& 
 
 std::string read_text_dataset(const h5::File& file, const char* dataset) {
   const h5::Extent shape = file.shape(dataset);
-  if (shape.size() != 1 || shape[0] > file_size(file.path(), ExitCode::checkpoint))
-    throw damage(fmt::format("{}: {}: has an impossible shape", file.path(), dataset));
+  if (shape.size() != 1) throw damage(fmt::format("{}: {}: has an impossible shape", file.path(), dataset));
   std::vector<std::uint8_t> bytes(shape[0]);
   file.read<std::uint8_t>(dataset, {0}, {bytes.size()}, bytes);
   return {bytes.begin(), bytes.end()};
@@ -106,7 +107,7 @@ CheckpointHeader read_header(const h5::File& file) {
 std::uint64_t bound(std::uint64_t sum, const Slab<float>& slab, const CheckpointHeader& header) {
   if (header.version < 2) return sum;
   return sum +
-         text_checksum(fmt::format("{} {} {} {}\n", slab.dataset, slab.total_rows, slab.cols, header.progress.step));
+         h5::checksum(fmt::format("{} {} {} {}\n", slab.dataset, slab.total_rows, slab.cols, header.progress.step));
 }
 
 /// Creates the file with everything but the tensors' values. The space is taken first, since HDF5 cannot give up in
@@ -177,6 +178,27 @@ Slabs without_data(Slabs slabs) {
   return slabs;
 }
 
+/// Names of the file's tensors. Throws where it holds more or fewer than it says, or anything that no checkpoint has:
+/// whoever has changed that may have changed the rest.
+std::vector<std::string> tensors_of(const h5::File& file, const CheckpointHeader& header) {
+  for (const std::string group : {"/", "/muon/", "/adam/"}) {
+    if (!file.exists(group)) continue;
+    for (const std::string& name : file.members(group)) {
+      if (std::ranges::find(other_objects, group + name) != std::end(other_objects)) continue;
+      throw damage(fmt::format("{}: holds {}{}, which is no part of a checkpoint; the file is damaged", file.path(),
+                               group, name));
+    }
+  }
+  std::vector<std::string> tensors;
+  for (const std::string group : tensor_groups) {
+    if (!file.exists(group)) continue;
+    for (const std::string& name : file.members(group)) tensors.push_back(group + "/" + name);
+  }
+  if (tensors.size() == header.tensors) return tensors;
+  throw damage(fmt::format("{}: holds {} tensors instead of {}; the file is damaged", file.path(), tensors.size(),
+                           header.tensors));
+}
+
 /// How the file's model differs from the one that runs; empty if it does not.
 std::string model_difference(const h5::File& file, const CheckpointHeader& header, const std::string& model,
                              const Slabs& slabs) {
@@ -195,26 +217,19 @@ std::string model_difference(const h5::File& file, const CheckpointHeader& heade
 }
 
 /// Every tensor of the file, with an even part of its rows for this rank.
-Slabs slabs_of(const h5::File& file, int rank, int ranks) {
-  const std::uint64_t max_elements = file_size(file.path(), ExitCode::checkpoint) / sizeof(float);
+Slabs slabs_of(const h5::File& file, const CheckpointHeader& header, int rank, int ranks) {
   Slabs slabs;
-  for (const std::string group : groups) {
-    if (!file.exists(group)) continue;
-    for (const std::string& name : file.members(group)) {
-      const std::string dataset = group + "/" + name;
-      const h5::Extent shape = file.shape(dataset);
-      const bool plausible = shape.size() == 2 && shape[1] > 0 && shape[0] <= max_elements / shape[1];
-      if (!plausible) throw damage(fmt::format("{}: {}: has an impossible shape", file.path(), dataset));
-      const std::uint64_t first = shape[0] * rank / ranks, last = shape[0] * (rank + 1) / ranks;
-      slabs.push_back({dataset, shape[0], shape[1], first, last - first, {}});
-    }
+  for (const std::string& dataset : tensors_of(file, header)) {
+    const h5::Extent shape = file.shape(dataset);
+    if (shape.size() != 2 || shape[1] == 0)
+      throw damage(fmt::format("{}: {}: has an impossible shape", file.path(), dataset));
+    const std::uint64_t first = shape[0] * rank / ranks, last = shape[0] * (rank + 1) / ranks;
+    slabs.push_back({dataset, shape[0], shape[1], first, last - first, {}});
   }
   return slabs;
 }
 
 }  // namespace
-
-std::uint64_t text_checksum(const std::string& text) { return h5::checksum(bytes_of(text), 0); }
 
 std::uint64_t checkpoint_bytes(const CheckpointHeader& header, const Slabs& slabs) {
   std::uint64_t bytes = 65536 + header.deck.size() + header.shards.size();
@@ -244,6 +259,7 @@ CheckpointContents read_checkpoint(Comm& comm, const std::string& path, const st
   comm.together([&] {
     const h5::File file = open(path);
     contents.header = read_header(file);
+    tensors_of(file, contents.header);
     contents.difference = model_difference(file, contents.header, model, slabs);
     if (!contents.difference.empty() && contents.header.model == model)
       throw damage(fmt::format("{}: {}; the file is damaged", path, contents.difference));
@@ -276,11 +292,7 @@ void verify_checkpoint(Comm& comm, const std::string& path) {
   comm.together([&] {
     const h5::File file = open(path);
     header = read_header(file);
-    slabs = slabs_of(file, comm.rank(), comm.size());
-    if (slabs.size() != header.tensors) {
-      throw damage(
-          fmt::format("{}: holds {} tensors instead of {}; the file is damaged", path, slabs.size(), header.tensors));
-    }
+    slabs = slabs_of(file, header, comm.rank(), comm.size());
   });
   read_tensors(comm, path, header, slabs);
 }

@@ -34,8 +34,6 @@ struct CheckpointHeader {
   std::uint64_t version = 0;  ///< of the file's format
 };
 
-std::uint64_t text_checksum(const std::string& text);
-
 /// Bytes of a checkpoint with these tensors and, generously, of what HDF5 adds.
 std::uint64_t checkpoint_bytes(const CheckpointHeader& header, const std::vector<Slab<float>>& slabs);
 
