@@ -1,10 +1,10 @@
 """Checkpoints that are damaged, foreign or half written."""
 
 import random
-import struct
 import time
 
 import harness
+import old_format
 from harness import FaultTest, restarted_from, small_run
 
 
@@ -70,17 +70,61 @@ class Damage(FaultTest):
         self.verify(self.checkpoint(3), self.checkpoint(6))
 
     def test_newer_format(self):
+        import h5py
+
         path = self.two_checkpoints()
-        content = bytearray(path.read_bytes())
-        two = struct.pack("<Q", 2)
-        at = content.index(b"format_version\0")
-        content[content.index(two, at)] = 7
-        path.write_bytes(content)
+        with h5py.File(path, "r+") as file:
+            file.attrs.modify("format_version", 7)
+        content = path.read_bytes()
         said = "checkpoint format version 7; this program reads versions up to 2"
         self.assert_file_refused(path, said)
         # Passing over it would make its steps again and then remove it.
         self.assert_refused(self.train(2, code=4), path.name, said)
         self.assertEqual(path.read_bytes(), content)
+
+    def test_flipped_bit_in_the_structure(self):
+        """What describes the file's contents has checksums of HDF5's own."""
+        path = self.two_checkpoints()
+        damaged = bytearray(path.read_bytes())
+        damaged[damaged.index(b"train_seconds")] ^= 1
+        path.write_bytes(damaged)
+        self.assert_refused(self.verify(path, code=3), path)
+        self.assert_file_refused(path, path.name)
+        self.assert_passed_over(path)
+
+    def test_old_format(self):
+        """Files as earlier versions of the program wrote them."""
+        path = self.two_checkpoints()
+        old_format.convert(path)
+        old_format.convert(self.folder / "data.h5")
+        self.verify(path, "data.h5")
+        self.assertEqual(restarted_from(self.train(2, "stop.step=7", code=75)), 6)
+
+    def test_old_format_on_which_hdf5_crashes(self):
+        path = self.two_checkpoints()
+        old_format.convert(path)
+        old_format.share_fill_value(path, "adam/m/head")
+        self.assert_refused(self.verify(path, code=3), path, "HDF5 crashes", "damaged")
+        self.assert_file_refused(path, "HDF5 crashes")
+        self.assert_passed_over(path, "HDF5 crashes")
+
+    def test_old_shard_on_which_hdf5_crashes(self):
+        shard = self.folder / "data.h5"
+        old_format.convert(shard)
+        old_format.share_fill_value(shard, "tokens")
+        self.assert_refused(self.verify(shard, code=3), shard, "HDF5 crashes", "damaged")
+        self.assert_refused(self.train(2, code=3), "data.h5", "HDF5 crashes")
+
+    def test_compressed_shard(self):
+        """Megabytes that would become gigabytes."""
+        import h5py
+
+        with h5py.File(self.folder / "data.h5", "r+") as file:
+            size = len(file["tokens"])
+            del file["tokens"]
+            file.create_dataset("tokens", (size,), dtype="<u2", chunks=(size,), compression="gzip")
+        for job in (self.verify("data.h5", code=3), self.train(2, code=3)):
+            self.assert_refused(job, "data.h5: tokens: compressed or filtered", "h5repack -f NONE -l CONTI")
 
     def test_killed_while_writing(self):
         """All ranks die at random moments of a write: complete checkpoints stay sound and the run goes on."""
