@@ -29,13 +29,26 @@ std::uint64_t checksum_of_checksums(const h5::File& file, std::uint64_t blocks) 
   return h5::checksum<std::uint64_t>(checksums, 0);
 }
 
+/// Throws where an attribute, a checksum or the header of a .bin file is not what was written.
+void require_checksum(const h5::File& file, const ShardInfo& info) {
+  std::vector<std::int32_t> bin_header;
+  if (file.exists("bin_header")) {
+    if (file.shape("bin_header") != h5::Extent{bin_header_words}) fail("{}: impossible /bin_header", file.path());
+    bin_header.resize(bin_header_words);
+    file.read<std::int32_t>("bin_header", {0}, {bin_header_words}, bin_header);
+  }
+  const std::string source = file.read_text_attribute("/", "source");
+  if (file.read_integer_attribute("/", "checksum") == shard_checksum(info, source, bin_header)) return;
+  fail("{}: attributes, /checksums or /bin_header do not match @checksum; the file is damaged", file.path());
+}
+
 ShardInfo read_info(const h5::File& file) {
   const std::string& path = file.path();
   if (file.format() != shard_format) fail("{}: is not a token shard", path);
   const auto integer = [&](const char* name) { return file.read_integer_attribute("/", name); };
-  if (integer("format_version") != shard_version) {
-    fail("{}: has shard format version {}; this program reads version {}", path, integer("format_version"),
-         shard_version);
+  const std::uint64_t version = integer("format_version");
+  if (version > shard_version) {
+    fail("{}: has shard format version {}; this program reads versions up to {}", path, version, shard_version);
   }
   ShardInfo info{path, integer("count"), integer("vocabulary"), integer("end_of_text")};
   if (integer("block") != shard_block) fail("{}: @block is {}, not {}", path, integer("block"), shard_block);
@@ -50,6 +63,7 @@ ShardInfo read_info(const h5::File& file) {
          fmt::join(file.shape("checksums"), ", "), info.count);
   }
   info.checksum = checksum_of_checksums(file, shard_blocks(info.count));
+  if (version > 1) require_checksum(file, info);
   return info;
 }
 
@@ -81,6 +95,12 @@ class OpenShard {
 };
 
 }  // namespace
+
+std::uint64_t shard_checksum(const ShardInfo& info, const std::string& source,
+                             std::span<const std::int32_t> bin_header) {
+  return h5::checksum(fmt::format("{}\n{}\n{}\n{}\n{}\n{:016x}\n{:016x}\n", info.vocabulary, info.end_of_text,
+                                  info.count, source, shard_block, info.checksum, h5::checksum(bin_header, 0)));
+}
 
 void check_tokens(std::span<const Token> tokens, std::uint64_t first, std::uint64_t vocabulary,
                   const std::string& file) {

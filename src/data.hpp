@@ -1,10 +1,11 @@
 #pragma once
 // Token shards in HDF5 and the streams that training and validation read from them.
 //
-// Shard format 1: root attributes format ("nanorun token shard"), format_version (1), vocabulary (1 to 65536; token ids
-// are smaller), end_of_text, count (at least 1), source (name of the input), block (65536); dataset /tokens uint16
-// [count]; dataset /checksums uint64 [ceil(count / block)]: h5::checksum of each block of tokens, indices counted from
-// the shard's start. A shard made from a .bin file also holds that file's header as /bin_header int32 [256].
+// Shard format 2: root attributes format ("nanorun token shard"), format_version (2), vocabulary (1 to 65536; token ids
+// are smaller), end_of_text, count (at least 1), source (name of the input), block (65536), checksum (of all the others
+// and of the two datasets that follow); dataset /tokens uint16 [count]; dataset /checksums uint64 [ceil(count /
+// block)]: h5::checksum of each block of tokens, indices counted from the shard's start. A shard made from a .bin file
+// also holds that file's header as /bin_header int32 [256]. Format 1 has no attribute checksum.
 
 #include <cstdint>
 #include <memory>
@@ -20,8 +21,9 @@ namespace nanorun {
 using kernels::Token;
 
 inline constexpr const char* shard_format = "nanorun token shard";
-inline constexpr std::uint64_t shard_version = 1;
+inline constexpr std::uint64_t shard_version = 2;
 inline constexpr std::uint64_t shard_block = 65536;  ///< tokens that share a checksum
+inline constexpr std::size_t bin_header_words = 256;
 /// Blocks of `count` tokens, at least one.
 constexpr std::uint64_t shard_blocks(std::uint64_t count) { return (count - 1) / shard_block + 1; }
 inline constexpr std::uint64_t max_vocabulary = 65536;
@@ -33,6 +35,10 @@ struct ShardInfo {
   std::uint64_t end_of_text = 0;
   std::uint64_t checksum = 0;  ///< h5::checksum of /checksums: identifies the tokens
 };
+
+/// Attribute `checksum` of a shard with these attributes; `bin_header` is empty where the shard has none.
+std::uint64_t shard_checksum(const ShardInfo& info, const std::string& source,
+                             std::span<const std::int32_t> bin_header);
 
 /// Opens a shard, checks its attributes and the extents of its datasets against each other (not its tokens), and
 /// returns its attributes. Throws Error(data).

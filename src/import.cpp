@@ -6,6 +6,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <set>
 #include <utility>
 
 #include "src/data.hpp"
@@ -19,7 +20,7 @@ namespace {
 
 static_assert(std::endian::native == std::endian::little, ".bin files and shards are read and written as they lie");
 
-using BinHeader = std::array<std::int32_t, 256>;  // magic, version, token count, other words
+using BinHeader = std::array<std::int32_t, bin_header_words>;  // magic, version, token count, other words
 constexpr std::int32_t bin_version = 1;
 
 constexpr std::uint64_t text_vocabulary = 257;
@@ -136,11 +137,37 @@ std::vector<ShardPlan> plan_text(Comm& comm, const ShardOptions& options) {
   return plans;
 }
 
+std::string stem_of(const std::string& output) {
+  return output.ends_with(".h5") ? output.substr(0, output.size() - 3) : output;
+}
+
 void name_shards(std::vector<ShardPlan>& plans, const std::string& output) {
-  const std::string stem = output.ends_with(".h5") ? output.substr(0, output.size() - 3) : output;
+  const std::string stem = stem_of(output);
   for (std::size_t i = 0; i < plans.size(); ++i) {
     plans[i].path = plans.size() == 1 ? stem + ".h5" : fmt::format("{}_{:06}.h5", stem, i);
   }
+}
+
+/// Throws where shards of an earlier OUTPUT of this name would stay beside the new ones: a pattern in a deck that
+/// matches these matches them too. They are the user's to remove.
+void require_no_others(const std::vector<ShardPlan>& plans, const std::string& output) {
+  const std::string stem = stem_of(output), name = name_of(stem), directory = directory_of(stem);
+  std::set<std::string> planned;
+  for (const ShardPlan& plan : plans) planned.insert(name_of(plan.path));
+  std::vector<std::string> others;
+  for (const std::string& entry : list_directory(directory, ExitCode::output)) {
+    if (planned.contains(entry) || !entry.starts_with(name) || !entry.substr(name.size()).ends_with(".h5")) continue;
+    const std::string number = entry.substr(name.size(), entry.size() - name.size() - 3);
+    const bool is_numbered =
+        number.size() > 6 && number[0] == '_' && number.find_first_not_of("0123456789", 1) == std::string::npos;
+    if (is_numbered || number.empty()) others.push_back(entry);
+  }
+  if (others.empty()) return;
+  const std::string found = others.size() == 1 ? "a shard" : fmt::format("{} shards", others.size());
+  throw Error(ExitCode::output,
+              fmt::format("{}: {} left by an earlier shard command would stay beside the new shards: {}{}; remove what "
+                          "you do not need, or name another OUTPUT",
+                          output, found, others.front(), others.size() == 1 ? "" : " to " + others.back()));
 }
 
 /// Consecutive blocks [first, last).
@@ -177,12 +204,14 @@ void lay_out(const ShardPlan& plan, const std::string& path) {
   reserve_space(path, file_size(path, ExitCode::output), ExitCode::output);
 }
 
-/// Copies this rank's blocks of the plan's tokens, a buffer at a time; every rank takes part in every round.
-void write_blocks(Comm& comm, const ShardPlan& plan, h5::File& file) {
+/// Copies this rank's blocks of the plan's tokens, a buffer at a time; every rank takes part in every round. Returns
+/// the checksum of /checksums.
+std::uint64_t write_blocks(Comm& comm, const ShardPlan& plan, h5::File& file) {
   const Blocks own = share(comm, shard_blocks(plan.count));
   const std::uint64_t most = comm.all_reduce(own.last - own.first, Reduce::max);
   std::vector<Token> buffer;
   std::vector<std::uint64_t> checksums;
+  std::uint64_t sum = 0;
   for (std::uint64_t round = 0; round < most; round += buffer_blocks) {
     const Blocks part{std::min(own.first + round, own.last), std::min(own.first + round + buffer_blocks, own.last)};
     const std::uint64_t first = std::min(part.first * shard_block, plan.count);
@@ -196,10 +225,19 @@ void write_blocks(Comm& comm, const ShardPlan& plan, h5::File& file) {
       const auto block = std::span<const Token>(buffer).subspan(at, std::min(shard_block, buffer.size() - at));
       checksums.push_back(h5::checksum(block, first + at));
     }
+    sum += h5::checksum<std::uint64_t>(checksums, part.first);
     // One collective write at a time: a rank whose write failed would not take part in another.
     comm.together([&] { file.write<Token>("tokens", {first}, {buffer.size()}, buffer); });
     comm.together([&] { file.write<std::uint64_t>("checksums", {part.first}, {checksums.size()}, checksums); });
   }
+  return comm.all_reduce(sum, Reduce::sum);
+}
+
+std::uint64_t checksum_of(const ShardPlan& plan, std::uint64_t checksum_of_checksums) {
+  std::span<const std::int32_t> bin_header;
+  if (plan.header) bin_header = *plan.header;
+  return shard_checksum({plan.path, plan.count, plan.vocabulary, plan.end_of_text, checksum_of_checksums}, plan.source,
+                        bin_header);
 }
 
 void write_shard(Comm& comm, const ShardPlan& plan) {
@@ -210,7 +248,8 @@ void write_shard(Comm& comm, const ShardPlan& plan) {
     });
     std::optional<h5::File> file;
     comm.together([&] { file = h5::File::open_append(partial, comm.handle(), ExitCode::output); });
-    write_blocks(comm, plan, *file);
+    const std::uint64_t checksum = checksum_of(plan, write_blocks(comm, plan, *file));
+    comm.together([&] { file->write_attribute("/", "checksum", checksum); });
     comm.together([&] { file->close(); });
     comm.together([&] { sync_to_disk(partial, ExitCode::output); });
     comm.together([&] {
@@ -274,6 +313,7 @@ std::vector<std::string> make_shards(Comm& comm, const ShardOptions& options) {
     std::vector<std::string> inputs = options.inputs;
     if (!options.list.empty()) inputs.push_back(options.list);
     for (const ShardPlan& plan : plans) require_free(plan.path, options.force, inputs, ExitCode::output);
+    require_no_others(plans, options.output);
   });
   std::vector<std::string> paths;
   for (const ShardPlan& plan : plans) {

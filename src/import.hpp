@@ -27,7 +27,8 @@ struct ShardOptions {
 /// Writes the shards in parallel over the ranks (written as FILE.h5.partial, renamed when complete); returns their
 /// paths. Collective. Throws Error(data) for an input and Error(output) for a shard that cannot be written, on all
 /// ranks, with the lowest rank's message, and leaves no .partial file. Nothing is written where one of the shards
-/// exists already, unless `force` replaces it.
+/// exists already, unless `force` replaces it, or where others that an earlier command has left under the same output
+/// would stay beside the new ones.
 std::vector<std::string> make_shards(Comm& comm, const ShardOptions& options);
 
 /// One shard to a .bin file, byte for byte what it was made from; a shard made from text gets a plain header. Verifies

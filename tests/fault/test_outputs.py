@@ -41,6 +41,32 @@ class Outputs(FaultTest):
         self.assert_refused(self.job(*arguments, code=7), "many_000001.h5: exists")
         self.assertFalse((self.folder / "many_000000.h5").exists())
 
+    def test_stale_shards_are_not_left_among_new_ones(self):
+        """A pattern in a deck would match both; what the user may need is the user's to remove."""
+        texts = [f"{i:02}.txt" for i in range(9)]
+        size = sum((self.folder / text).stat().st_size + 1 for text in texts)
+        several = ("shard", "many", *texts, "--text", "--tokens-per-shard", size // 3 + 1)
+        self.job(*several)
+        before = {path: path.read_bytes() for path in sorted(self.folder.glob("many*"))}
+        self.assertEqual([path.name for path in before], [f"many_00000{i}.h5" for i in range(3)])
+        two = ("shard", "many", *texts, "--text", "--tokens-per-shard", size // 2 + 1, "--force")
+        self.assert_refused(self.job(*two, code=3), "many: a shard left by an earlier", "many_000002.h5", "remove")
+        one = ("shard", "many.h5", *texts, "--text", "--force")
+        self.assert_refused(self.job(*one, code=3), "many.h5: 3 shards", "many_000000.h5 to many_000002.h5", "remove")
+        self.assertEqual({path: path.read_bytes() for path in sorted(self.folder.glob("many*"))}, before)
+
+        self.job(*several, "--force")
+        (self.folder / "many_000002.h5").unlink()
+        self.job(*two)
+        for path in before:
+            path.unlink(missing_ok=True)
+        self.job(*one)
+        self.assert_refused(self.job(*several, code=3), "many: a shard left", "many.h5")
+        # Names that the command would not give are none of its shards.
+        (self.folder / "many.h5").rename(self.folder / "many_more.h5")
+        (self.folder / "many_12.h5").write_text("notes")
+        self.job(*several)
+
     def test_input_is_no_output(self):
         self.assert_kept(("export", "data.h5", "data.h5"), self.folder / "data.h5", "is an input")
         (self.folder / "alias.h5").symlink_to("data.h5")

@@ -121,10 +121,62 @@ TEST(Import, DamageIsFoundWithItsPlace) {
   EXPECT_TRUE(contains(error_of([&] { verify_shard(test_comm(), shard); }), "a.h5: cannot be opened"));
 }
 
+TEST(Import, WhatAShardSaysOfItselfHasAChecksum) {
+  const TempFolder folder;
+  const std::string path = folder / "a.h5";
+  const auto refusal_with = [&](auto&& change) {
+    EXPECT_EQ(refusal(folder, bin_header(1000), varied_tokens(1000, 1000)), "");
+    EXPECT_EQ(error_of([&] { read_shard_info(path); }), "");
+    h5::File file = h5::File::open_append(path);
+    change(file);
+    file.close();
+    return error_of([&] { read_shard_info(path); });
+  };
+  const std::string expected =
+      path + ": attributes, /checksums or /bin_header do not match @checksum; the file is damaged";
+  EXPECT_EQ(refusal_with([](h5::File& file) { file.write_attribute("/", "vocabulary", std::uint64_t{50258}); }),
+            expected);
+  EXPECT_EQ(refusal_with([](h5::File& file) { file.write_attribute("/", "end_of_text", std::uint64_t{0}); }), expected);
+  EXPECT_EQ(refusal_with([&](h5::File& file) { file.write_attribute("/", "source", std::string("other.bin")); }),
+            expected);
+  EXPECT_EQ(refusal_with([](h5::File& file) {
+              file.write<std::uint64_t>("checksums", {0}, {1}, std::vector<std::uint64_t>{1});
+            }),
+            expected);
+  EXPECT_EQ(refusal_with([](h5::File& file) {
+              file.write<std::int32_t>("bin_header", {255}, {1}, std::vector<std::int32_t>{1});
+            }),
+            expected);
+  // Format 1 has no such checksum.
+  EXPECT_EQ(refusal_with([](h5::File& file) {
+              file.write_attribute("/", "format_version", std::uint64_t{1});
+              file.write_attribute("/", "end_of_text", std::uint64_t{0});
+            }),
+            "");
+  verify_shard(test_comm(), path);
+}
+
+/// From docs/file_formats.md alone.
+TEST(Import, TheChecksumOfAShardIsTheDocumentedOne) {
+  const TempFolder folder;
+  std::ofstream(folder / "a.txt") << "text";
+  ShardOptions options;
+  options.inputs = {folder / "a.txt"};
+  options.output = folder / "a";
+  options.text = true;
+  make_shards(test_comm(), options);
+  const std::vector<Token> tokens{256, 't', 'e', 'x', 't'};
+  const std::vector<std::uint64_t> checksums{h5::checksum<Token>(tokens, 0)};
+  const std::string text =
+      fmt::format("257\n256\n5\n1 text files\n65536\n{:016x}\n{:016x}\n", h5::checksum<std::uint64_t>(checksums, 0), 0);
+  EXPECT_EQ(h5::File::open(folder / "a.h5").read_integer_attribute("/", "checksum"), h5::checksum(text));
+}
+
 TEST(Import, TokenIdsThatTheChecksumAllowsAreVerifiedToo) {
   const TempFolder folder;
   EXPECT_EQ(refusal(folder, bin_header(70'000), varied_tokens(70'000, 50257)), "");
   auto file = h5::File::open_append(folder / "a.h5");
+  file.write_attribute("/", "format_version", std::uint64_t{1});  // whose blocks alone have checksums
   file.write<Token>("tokens", {69'999}, {1}, std::vector<Token>{60'000});
   std::vector<Token> block(70'000 - 65'536);
   file.read<Token>("tokens", {65'536}, {block.size()}, block);
@@ -161,6 +213,7 @@ TEST(Import, TextFilesBecomeDocumentsOfBytes) {
   EXPECT_TRUE(read_file(folder / "t.bin") == read_file(folder / "naive.bin"));
 
   options.tokens_per_shard = 100;
+  options.output = folder / "cut";
   const auto cut = make_shards(test_comm(), options);
   ASSERT_EQ(cut.size(), 3u);
   std::vector<Token> joined;
