@@ -155,6 +155,7 @@ class File {
   Handle attribute(const std::string& object, const std::string& name, H5T_class_t type) const;
   Handle select(const Handle& dataset, const std::string& name, const Extent& start, const Extent& count) const;
   Handle transfer(const Handle& dataset, const std::string& name, hid_t disk_type) const;
+  void arrange_group(const Handle& list, const std::string& name) const;
   void make_groups(const std::string& name);
   void make_dataset(const std::string& name, hid_t type, const Extent& shape, std::uint64_t chunk_rows);
   void make_attribute(const std::string& object, const std::string& name, hid_t disk_type, hid_t type,

@@ -128,7 +128,7 @@ std::vector<std::string> attribute_names(hid_t object) {
     static_cast<std::vector<std::string>*>(names)->emplace_back(name);
     return 0;
   };
-  H5Aiterate2(object, H5_INDEX_NAME, H5_ITER_INC, nullptr, add, &names);
+  H5Aiterate2(object, H5_INDEX_NAME, H5_ITER_NATIVE, nullptr, add, &names);
   return names;
 }
 

@@ -221,6 +221,35 @@ TEST(H5, AnOldFileOnWhichHdf5CrashesIsDamaged) {
   }
 }
 
+/// More names than HDF5 keeps in one place by itself.
+TEST(H5, DamagedNamesOfManyMembersAreRefused) {
+  const TempFolder folder;
+  const std::string path = folder / "a.h5";
+  {
+    File file = File::create(path);
+    for (int i = 0; i < 100; ++i) {
+      file.create_dataset<float>(fmt::format("group/x{}", i), {1});
+      file.write_attribute("/", fmt::format("y{}", i), std::uint64_t{1});
+    }
+  }
+  EXPECT_EQ(File::open(path).members("group").size(), 100u);
+  EXPECT_EQ(File::open(path).read_integer_attribute("/", "y99"), 1u);
+  std::ifstream in(path, std::ios::binary);
+  const std::string sound{std::istreambuf_iterator<char>(in), {}};
+  EXPECT_EQ(sound.find("FRHP"), std::string::npos);  // no heap
+  for (const char* name : {"x0", "x50", "x99", "y50"}) {
+    std::string damaged = sound;
+    damaged.at(sound.find(name)) ^= 1;
+    std::ofstream(path, std::ios::binary | std::ios::trunc) << damaged;
+    const auto look = [&] {
+      const File file = File::open(path);
+      file.members("group"), file.has_attribute("/", "y0");
+    };
+    EXPECT_TRUE(contains(error_of(look), "incorrect metadata checksum")) << name << error_of(look);
+    EXPECT_EQ(cause_of(look), Cause::damage);
+  }
+}
+
 /// a.h5 with the dataset x of 4 floats, its layout as arranged.
 template <class Arrange>
 void write_arranged(const std::string& path, const Arrange& arrange, const hsize_t* limit = nullptr) {
