@@ -77,9 +77,9 @@ File::File(const std::string& path, MPI_Comm comm, ExitCode code, Mode mode)
     // Parallel file systems are often mounted without locks.
     check(H5Pset_file_locking(access.get(), true, true), "", "file locking");
   }
-  // From HDF5 1.8 on the parts of a file carry checksums of their own, so that HDF5 refuses damaged ones instead of
-  // crashing on them. HDF5 1.10 is to read what newer libraries write. What it could write itself keeps a mark of being
-  // open, which a killed run would leave behind.
+  // From the format of HDF5 1.8 on what describes a file's contents has checksums, so that HDF5 refuses damage instead
+  // of crashing on it. That of 1.10 would mark files that are open for writing, and nobody could open a trace after its
+  // run was killed. HDF5 1.10 is to read what newer libraries write, too.
   check(H5Pset_libver_bounds(access.get(), H5F_LIBVER_V18, H5F_LIBVER_V110), "", "format versions");
   if (mode == Mode::create) {
     const Handle layout = own(H5Pcreate(H5P_FILE_CREATE), H5Pclose, "", "file creation list");
@@ -220,8 +220,8 @@ Extent File::extent(const Handle& data, const std::string& name) const {
 void File::arrange_group(const Handle& list, const std::string& name) const {
   // Without times, equal contents make equal files.
   check(H5Pset_obj_track_times(list.get(), false), name, "cannot set time tracking");
-  // All names of members and attributes stand in the group's header: one part of the file and one checksum, and none of
-  // the heaps and trees in which HDF5 1.10 crashes, once their checksums have told it that they are damaged.
+  // All names of members and attributes stand in the group's header. Otherwise HDF5 keeps many of them in heaps and
+  // trees, and HDF5 1.10 crashes after their checksums have told it that these are damaged.
   constexpr unsigned most = 65535;
   check(H5Pset_link_phase_change(list.get(), most, most), name, "cannot set the storage of names");
   check(H5Pset_attr_phase_change(list.get(), most, most), name, "cannot set the storage of attributes");
