@@ -7,6 +7,7 @@
 #include <numeric>
 #include <utility>
 
+#include "src/files.hpp"
 #include "src/h5_library.hpp"
 #include "src/h5_shared.hpp"
 #include "src/h5_structure.hpp"
