@@ -14,8 +14,8 @@
 #include <unordered_set>
 #include <vector>
 
-#include "kernels/ops.hpp"
 #include "kernels/head_quantise.hpp"
+#include "kernels/ops.hpp"
 #include "tests/bench/ceilings.hpp"
 
 namespace nanorun::kernels {
