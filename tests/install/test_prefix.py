@@ -27,7 +27,7 @@ class Prefix(unittest.TestCase):
         return job.stdout
 
     def test_version(self):
-        self.assertRegex(self.run_program("--version"), r"^nanorun \d+\.\d+\.\d+\n$")
+        self.assertRegex(self.run_program("--version"), r"^nanorun \d+\.\d+\.\d+ \(.*\)\n$")
 
     def test_decks(self):
         files = sorted((self.prefix / "share" / "nanorun" / "inputs").glob("*.toml"))
