@@ -7,7 +7,6 @@
 #include <charconv>
 #include <cstdio>
 #include <map>
-#include <set>
 
 #include "src/files.hpp"
 #include "src/h5.hpp"
@@ -47,13 +46,7 @@ std::uint64_t file_size_limit() {
 
 }  // namespace
 
-std::string model_fingerprint(const ParameterTable& table) {
-  std::set<std::string> lines;
-  for (const Parameter& p : table.parameters()) {
-    lines.insert(fmt::format("{} {} {} {}\n", p.name, p.matrices, p.rows, p.cols));
-  }
-  return fmt::format("{:016x}", h5::checksum(fmt::format("{}", fmt::join(lines, ""))));
-}
+std::string model_fingerprint(const std::string& layout) { return fmt::format("{:016x}", h5::checksum(layout)); }
 
 Checkpoints::Checkpoints(Comm& comm, const CheckpointConfig& config, std::string directory, std::string deck,
                          std::string model)
@@ -210,7 +203,7 @@ std::optional<Progress> Checkpoints::restore(const Slabs& slabs) {
     });
     return load(config_.restart, slabs);
   }
-  // Rank 0's view, since ranks on other hosts may see the directory later.
+  // Rank 0's view, since ranks on other nodes may see the directory later.
   std::string joined;
   comm_.together([&] {
     if (comm_.root()) joined = fmt::format("{}", fmt::join(list(), "\n"));

@@ -11,13 +11,11 @@
 #include "src/checkpoint_file.hpp"
 #include "src/comm.hpp"
 #include "src/config.hpp"
-#include "src/params.hpp"
 
 namespace nanorun {
 
-/// Identifies tensors and shapes, in whatever order: names and shapes of the parameter table hashed into 16 hexadecimal
-/// digits.
-std::string model_fingerprint(const ParameterTable& table);
+/// ParameterTable::layout() hashed into 16 hexadecimal digits.
+std::string model_fingerprint(const std::string& layout);
 
 class Checkpoints {
  public:

@@ -9,7 +9,7 @@
 
 #include "src/comm.hpp"
 #include "src/data.hpp"
-#include "src/params.hpp"
+#include "src/slab.hpp"
 
 namespace nanorun {
 
@@ -21,7 +21,7 @@ struct Progress {
   Cursor cursor;  ///< where the next step reads
   double train_seconds = 0;
   std::uint64_t tokens = 0;
-  double train_loss = std::numeric_limits<double>::quiet_NaN();  ///< of the last step; not a number where unknown
+  double train_loss = std::numeric_limits<double>::quiet_NaN();  ///< of the last step; NaN where unknown
 };
 
 /// What a checkpoint says beside its tensors.

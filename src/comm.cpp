@@ -50,24 +50,24 @@ void Comm::set_timeout(double seconds) { watchdog_->set_timeout(seconds); }
 void Comm::set_step(long step) { watchdog_->set_step(step); }
 long Comm::step() const { return watchdog_->step(); }
 
-void Comm::share_heartbeats(const std::string& folder) {
+void Comm::share_heartbeats(const std::string& directory) {
   together([&] {
     if (!root()) return;
-    make_directories(folder, ExitCode::output);
-    for (const std::string& name : list_directory(folder, ExitCode::output)) {
+    make_directories(directory, ExitCode::output);
+    for (const std::string& name : list_directory(directory, ExitCode::output)) {
       // Of a job that crashed; a rank's file is named by its number.
       const bool number = name.find_first_not_of("0123456789") == std::string::npos;
-      if (number) remove_file(folder + "/" + name, ExitCode::output);
+      if (number) remove_file(directory + "/" + name, ExitCode::output);
     }
   });
-  together([&] { watchdog_->share_heartbeats(folder); });
+  together([&] { watchdog_->share_heartbeats(directory); });
 }
 
 Watchdog::Guard Comm::watch(const char* what) { return {*watchdog_, what}; }
 Watchdog::Work Comm::watch_work() { return Watchdog::Work(*watchdog_); }
 
 void Comm::find_place_on_host() {
-  const Watchdog::Guard guard = watch("search for ranks of the same host");
+  const Watchdog::Guard guard = watch("search for ranks of the same node");
   MPI_Comm host = MPI_COMM_NULL;
   MPI_Comm_split_type(comm_, MPI_COMM_TYPE_SHARED, rank_, MPI_INFO_NULL, &host);
   MPI_Comm_rank(host, &rank_on_host_);

@@ -1,6 +1,6 @@
 #pragma once
-// Collectives on values of the host. Every collective is watched: one that takes longer than the timeout ends the job
-// with a message that names the collective, the step and the rank to blame.
+// Collectives on values in host memory. Every collective is watched: one that takes longer than the timeout ends the
+// job with a message that names the collective, the step and the rank to blame.
 
 #include <mpi.h>
 
@@ -31,7 +31,7 @@ class Comm {
   int rank() const { return rank_; }
   int size() const { return size_; }
   bool root() const { return rank_ == 0; }
-  /// How many ranks are on this rank's host, and this one's place among them.
+  /// How many ranks are on this rank's node, and this one's place among them.
   int ranks_of_host() const { return ranks_of_host_; }
   int rank_on_host() const { return rank_on_host_; }
   MPI_Comm handle() const { return comm_; }
@@ -40,9 +40,9 @@ class Comm {
   /// Step named by the watchdog's message.
   void set_step(long step);
   long step() const;
-  /// Collective. Lets the ranks' watchdogs see each other in `folder`, which all ranks see; without it the message of
-  /// a timeout does not name the rank to blame. Throws Error(output) on all ranks alike.
-  void share_heartbeats(const std::string& folder);
+  /// Collective. Lets the ranks' watchdogs see each other in `directory`, which all ranks see; without it the message
+  /// of a timeout does not name the rank to blame. Throws Error(output) on all ranks alike.
+  void share_heartbeats(const std::string& directory);
   /// Watches a collective that another library makes on handle(), while the result lives.
   [[nodiscard]] Watchdog::Guard watch(const char* what);
   /// Watches that this rank does not hang in what it does itself, while the result lives.

@@ -12,7 +12,8 @@
 
 namespace nanorun {
 
-/// Whether training computes in fp32, as on hosts; on CUDA devices it computes in bf16, or fp8, with sums in fp32.
+/// Whether training computes in fp32, as in the CPU build; on CUDA devices it computes in bf16, or fp8, with sums in
+/// fp32.
 inline constexpr bool computes_in_fp32 = std::is_same_v<Real, float>;
 
 /// Decks are some thousand bytes; the time to parse one grows with the square of the number of its tables.
@@ -198,7 +199,7 @@ std::string key_reference();
 /// Columns of the head: the vocabulary padded to a multiple of 128.
 int padded_vocabulary(const ModelConfig& model);
 
-/// Format of the head's products in training: head.precision, with "auto" as this build takes it.
+/// Format of the head's GEMMs in training: head.precision, with "auto" as this build takes it.
 kernels::HeadPrecision head_precision(const Config& config);
 
 }  // namespace nanorun

@@ -113,7 +113,7 @@ void check_trace(Rules& rules) {
   }
 }
 
-/// What the CUDA bodies of the ops can do.
+/// What the CUDA implementations of the ops can do.
 void check_device(Rules& rules) {
   const Config& config = rules.config;
   if constexpr (computes_in_fp32) return;
@@ -123,7 +123,7 @@ void check_device(Rules& rules) {
   rules.require(model.width % 64 == 0 && model.width <= 4096, {"model.width"},
                 "model.width = {} must be a multiple of 64 up to 4096 on CUDA devices", model.width);
   rules.require(config.head.precision != HeadChoice::fp32, {"head.precision"},
-                "head.precision = \"fp32\" is for hosts; CUDA devices take \"fp8\" or \"bf16\"");
+                "head.precision = \"fp32\" is for CPUs; CUDA devices take \"fp8\" or \"bf16\"");
 }
 
 }  // namespace

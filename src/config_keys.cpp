@@ -11,14 +11,14 @@ namespace nanorun {
 
 namespace {
 
-// Upper bounds keep products of sizes within their types: steps * sequences * length within 64 bits, and
+// Upper bounds keep multiplied sizes within their types: steps * sequences * length within 64 bits, and
 // model.width * model.mlp_ratio within 32. Keys in seconds stay within the range of clocks.
-constexpr int most_width = 16384;
-constexpr int most_layers = 1024;
-constexpr int most_length = 4194304;
-constexpr int most_steps = 10'000'000;
-constexpr std::int64_t most_tokens = std::int64_t{1} << 50;
-constexpr double most_seconds = 1e8;
+constexpr int max_width = 16384;
+constexpr int max_layers = 1024;
+constexpr int max_length = 4194304;
+constexpr int max_steps = 10'000'000;
+constexpr std::int64_t max_tokens = std::int64_t{1} << 50;
+constexpr double max_seconds = 1e8;
 
 using enum Role;
 
@@ -52,8 +52,8 @@ Check path_or_empty() {
   return {.allowed = "empty, or a file: " + path().allowed,
           .text = [](const std::string& s) { return s.empty() || is_path(s); }};
 }
-Check folder_name() {
-  return {.allowed = "naming one folder: not empty, without '/', control or invisible characters, not '.' or '..'",
+Check directory_name() {
+  return {.allowed = "naming one directory: not empty, without '/', control or invisible characters, not '.' or '..'",
           .text = [](const std::string& s) {
             return !s.empty() && s != "." && s != ".." && s.find('/') == std::string::npos && !hidden_character(s);
           }};
@@ -76,10 +76,10 @@ Check letters_of_layers() {
 
 std::vector<Key> run_keys() {
   return {
-      {NANORUN_KEY(run, name), operates, folder_name(), "name of the run and of its folder in run.outputs"},
-      {NANORUN_KEY(run, outputs), operates, path(), "folder that holds the folders of runs"},
+      {NANORUN_KEY(run, name), operates, directory_name(), "name of the run and of its directory in run.outputs"},
+      {NANORUN_KEY(run, outputs), operates, path(), "directory that holds the directorys of runs"},
       {NANORUN_KEY(run, seed), identifies, at_least(0), "seed of the initial weights"},
-      {NANORUN_KEY(run, log_every), operates, between(1, most_steps), "steps between lines of the log"},
+      {NANORUN_KEY(run, log_every), operates, between(1, max_steps), "steps between lines of the log"},
   };
 }
 
@@ -87,19 +87,19 @@ std::vector<Key> model_keys() {
   return {
       {NANORUN_KEY(model, vocabulary), trains, between(2, 65536),
        "token ids are below this; the head has as many columns, padded to a multiple of 128"},
-      {NANORUN_KEY(model, width), trains, multiple_of(4, most_width),
+      {NANORUN_KEY(model, width), trains, multiple_of(4, max_width),
        "width d of the residual stream; equals heads * head_dim"},
       {NANORUN_KEY(model, heads), trains, between(1, 1024), "attention heads"},
       {NANORUN_KEY(model, head_dim), trains, multiple_of(4, 4096), "width of a head"},
-      {NANORUN_KEY(model, layers), trains, multiple_of(2, most_layers),
+      {NANORUN_KEY(model, layers), trains, multiple_of(2, max_layers),
        "blocks; skips join the first half to the second"},
       {NANORUN_KEY(model, mlp_ratio), trains, between(1, 64), "hidden width of the MLP in units of model.width"},
       {NANORUN_KEY(model, norm_eps), trains, above(0), "eps of norm(x) = x / sqrt(mean(x^2) + eps)"},
       {NANORUN_KEY(model, value_path), trains, any(),
        "what mixes into the values: none, the values of layer 0 (first), or value embeddings"},
-      {NANORUN_KEY(model, value_embeddings), trains, between(1, most_layers / 2),
+      {NANORUN_KEY(model, value_embeddings), trains, between(1, max_layers / 2),
        "tables n of value embeddings, used on the first n layers and again on the last n"},
-      {NANORUN_KEY(model, layers_without_attention), trains, between(0, most_layers - 1),
+      {NANORUN_KEY(model, layers_without_attention), trains, between(0, max_layers - 1),
        "layers, counted from 0, that have only the MLP"},
       {NANORUN_KEY(model, rotary), trains, any(), "rotary frequencies: all pairs turn, or only the first half of them"},
       {NANORUN_KEY(model, rotary_base), trains, above(1), "base of the rotary frequencies"},
@@ -113,13 +113,12 @@ std::vector<Key> model_keys() {
 
 std::vector<Key> head_keys() {
   return {
-      {NANORUN_KEY(head, precision), trains, any(),
-       "format of the head's products in training; auto: the device's best"},
+      {NANORUN_KEY(head, precision), trains, any(), "format of the head's GEMMs in training; auto: the device's best"},
       {NANORUN_KEY(head, scale_x), trains, above(0), "fp8: factor on the activations before rounding to e4m3"},
       {NANORUN_KEY(head, scale_w), trains, above(0), "fp8: factor on the weights before rounding to e4m3"},
       {NANORUN_KEY(head, scale_g), trains, above(0),
        "fp8: factor on the gradient of the mean loss before rounding to e5m2; belongs to head.scale_g_length"},
-      {NANORUN_KEY(head, scale_g_length), operates, multiple_of(kernels::attention_block, most_length),
+      {NANORUN_KEY(head, scale_g_length), operates, multiple_of(kernels::attention_block, max_length),
        "tokens of a sequence that head.scale_g was chosen for"},
   };
 }
@@ -130,10 +129,9 @@ std::vector<Key> window_keys() {
        "unit in which the attention window slides: token, or block of 128 tokens"},
       {NANORUN_KEY(window, layers), trains, letters_of_layers(),
        "one letter for all layers or one per layer: L the whole window, S half its blocks"},
-      {NANORUN_KEY(window, first), trains, between(0, most_length), "window in tokens at step 0, before rounding"},
-      {NANORUN_KEY(window, last), trains, between(0, most_length),
-       "window in tokens at the last step, before rounding"},
-      {NANORUN_KEY(window, quantum), trains, between(1, most_length),
+      {NANORUN_KEY(window, first), trains, between(0, max_length), "window in tokens at step 0, before rounding"},
+      {NANORUN_KEY(window, last), trains, between(0, max_length), "window in tokens at the last step, before rounding"},
+      {NANORUN_KEY(window, quantum), trains, between(1, max_length),
        "tokens; the window is rounded to a multiple of this, at least one; a multiple of 128 for block windows"},
       {NANORUN_KEY(window, rounding), trains, any(), "direction of that rounding"},
   };
@@ -141,10 +139,10 @@ std::vector<Key> window_keys() {
 
 std::vector<Key> train_keys() {
   return {
-      {NANORUN_KEY(train, steps), trains, between(1, most_steps), "optimizer steps"},
+      {NANORUN_KEY(train, steps), trains, between(1, max_steps), "optimizer steps"},
       {NANORUN_KEY(train, sequences), identifies, between(1, 65536),
        "sequences of a step over all ranks; a multiple of the rank count"},
-      {NANORUN_KEY(train, length), identifies, multiple_of(kernels::attention_block, most_length),
+      {NANORUN_KEY(train, length), identifies, multiple_of(kernels::attention_block, max_length),
        "tokens of a sequence"},
       {NANORUN_KEY(train, recompute), operates, any(),
        "what the backward pass forms again instead of keeping it: none, or mlp (the hidden units; saves memory)"},
@@ -158,9 +156,9 @@ std::vector<Key> train_keys() {
 std::vector<Key> validation_keys() {
   return {
       {NANORUN_KEY(validation, every), trains, at_least(0), "steps between validations; 0: only after the last step"},
-      {NANORUN_KEY(validation, tokens), trains, between(0, most_tokens),
+      {NANORUN_KEY(validation, tokens), trains, between(0, max_tokens),
        "tokens of a validation; a multiple of validation.length; 0: no validation"},
-      {NANORUN_KEY(validation, length), trains, multiple_of(kernels::attention_block, most_length),
+      {NANORUN_KEY(validation, length), trains, multiple_of(kernels::attention_block, max_length),
        "tokens of a validation sequence"},
   };
 }
@@ -184,7 +182,7 @@ std::vector<Key> optimizer_keys() {
       {NANORUN_KEY(optimizer, muon_lr), trains, at_least(0), "Muon: learning rate of the matrices of the blocks"},
       {NANORUN_KEY(optimizer, muon_momentum_first), trains, fraction_below_one(), "Muon: momentum at step 0"},
       {NANORUN_KEY(optimizer, muon_momentum_last), trains, fraction_below_one(), "Muon: momentum after the warm-up"},
-      {NANORUN_KEY(optimizer, muon_momentum_steps), trains, between(1, most_steps),
+      {NANORUN_KEY(optimizer, muon_momentum_steps), trains, between(1, max_steps),
        "Muon: steps of the linear warm-up of the momentum"},
       {NANORUN_KEY(optimizer, adam_beta1), trains, fraction_below_one(), "Adam: decay of the first moment"},
       {NANORUN_KEY(optimizer, adam_beta2), trains, fraction_below_one(), "Adam: decay of the second moment"},
@@ -214,7 +212,7 @@ std::vector<Key> checkpoint_keys() {
 
 std::vector<Key> control_keys() {
   return {
-      {NANORUN_KEY(stop, walltime_seconds), operates, between(0, most_seconds),
+      {NANORUN_KEY(stop, walltime_seconds), operates, between(0, max_seconds),
        "stop in time with a checkpoint, this long after the program's start; 0: no limit"},
       {NANORUN_KEY(stop, file), operates, path_or_empty(),
        "stop when this file appears; empty: <run.outputs>/<run.name>/stop"},
@@ -223,17 +221,17 @@ std::vector<Key> control_keys() {
       {NANORUN_KEY(trace, json_steps), operates, at_least(0),
        "steps, counted from 0 and below train.steps, that also go into trace.json"},
       {NANORUN_KEY(trace, flush_every), operates, between(1, 100000), "steps between writes of trace.h5"},
-      {NANORUN_KEY(comm, timeout_seconds), operates, above(0, most_seconds),
+      {NANORUN_KEY(comm, timeout_seconds), operates, above(0, max_seconds),
        "a collective that takes longer ends the job, as does a rank that shows no sign of life for longer in its own "
-       "work; there more time is left to large matrix products"},
+       "work; there more time is left to large GEMMs"},
       {NANORUN_KEY(comm, gradients), trains, any(),
        "format in which gradients travel to the rank that sums them, in fp32: fp32, or rounded to bf16 or e5m2"},
       {NANORUN_KEY(comm, gradient_scale), trains, between(1e-30, 1e30),
        "e5m2: factor on the gradients, summed over a rank's sequences, before rounding; products beyond 57344 "
        "saturate"},
       {NANORUN_KEY(comm, transport), operates, any(),
-       "what carries tensors between GPUs: peers (GPUs of one host copy into each other's memory, which takes no "
-       "multiprocessor), nccl, or auto: peers where all ranks are on one host and can, else nccl"},
+       "what carries tensors between GPUs: peers (GPUs of one node copy into each other's memory, which takes no "
+       "SM), nccl, or auto: peers where all ranks are on one node and can, else nccl"},
   };
 }
 

@@ -20,7 +20,7 @@ namespace nanorun {
 
 namespace {
 
-/// Ranks share the cores of a host, so a rank's BLAS runs on one thread unless the user says otherwise.
+/// Ranks share the cores of a node, so a rank's BLAS runs on one thread unless the user says otherwise.
 void limit_blas_threads() {
   if (std::getenv("OPENBLAS_NUM_THREADS") == nullptr) openblas_set_num_threads(1);
 }
@@ -32,7 +32,7 @@ std::string host_name() {
   return {name, static_cast<std::size_t>(length)};
 }
 
-/// The device for the rank of this place among those of its host. Throws Error(internal) where the driver fails.
+/// The device for the rank of this place among those of its node. Throws Error(internal) where the driver fails.
 DevicePlace pick_device(int rank, int rank_on_host) {
   DevicePlace place;
   place.host = host_name();
@@ -178,7 +178,7 @@ Context::~Context() {
   MPI_Finalize();
 }
 
-void Context::look_at_device_memory() {
+void Context::sample_device_memory() {
   peak_device_memory_ = std::max(peak_device_memory_, std::uint64_t{ops::device_memory_in_use()});
 }
 

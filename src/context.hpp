@@ -43,7 +43,7 @@ class Context {
   Context(const Context&) = delete;
   Context& operator=(const Context&) = delete;
 
-  /// Collective; for commands that compute. Picks this rank's device by its place among the ranks of its host, whether
+  /// Collective; for commands that compute. Picks this rank's device by its place among the ranks of its node, whether
   /// the rank sees all devices there or one, starts Kokkos on it and creates the streams. Throws Error(usage,
   /// all_ranks) where a rank finds no device that it can use or two ranks pick the same one, before any rank takes
   /// anything of a device.
@@ -54,19 +54,19 @@ class Context {
   int device() const { return device_; }
   /// What idle_devices() said of all ranks, on rank 0; empty elsewhere.
   const std::string& device_note() const { return device_note_; }
-  /// The stream of computation, the only one for matrix products.
+  /// The stream of computation, the only one for GEMMs.
   kernels::Stream stream() const { return stream_; }
   /// The stream of collectives on tensors.
   kernels::Stream comm_stream() const { return comm_stream_; }
-  /// The stream of copies from the host.
+  /// The stream of copies from host memory.
   kernels::Stream upload_stream() const { return upload_stream_; }
   /// Collective; once everything that takes much memory is there. Throws Error(internal, all_ranks) where a limit on a
-  /// rank's memory would make its BLAS hang in the first product.
+  /// rank's memory would make its BLAS hang in the first GEMM.
   void require_room_for_products();
 
   /// To be called after memory has been taken: the peak is the most that any call found in use on this rank's device,
-  /// by all processes, in bytes; 0 on hosts.
-  void look_at_device_memory();
+  /// by all processes, in bytes; 0 in the CPU build.
+  void sample_device_memory();
   std::uint64_t peak_device_memory() const { return peak_device_memory_; }
   /// Seconds since the program started.
   double seconds_since_start() const;

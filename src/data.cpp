@@ -215,7 +215,7 @@ class Loader::Impl {
     Cursor after;  ///< where the stream goes on
   };
 
-  /// Body of the reader thread.
+  /// Runs in the reader thread.
   void produce(std::stop_token stop, Cursor cursor) {
     try {
       while (true) {

@@ -24,13 +24,13 @@ struct Remains {
 };
 
 /// Nothing where no run has left a checkpoint or figures.
-std::optional<Remains> look(const RunFolder& folder, const Checkpoints& checkpoints,
+std::optional<Remains> look(const RunDirectory& directory, const Checkpoints& checkpoints,
                             const std::optional<Progress>& found) {
-  const std::optional<std::string> summary = folder.read("summary.json");
-  if (!found && !summary && traced_steps(folder.file("trace.h5")) == 0) return std::nullopt;
+  const std::optional<std::string> summary = directory.read("summary.json");
+  if (!found && !summary && traced_steps(directory.file("trace.h5")) == 0) return std::nullopt;
   Remains remains;
-  remains.deck = found ? checkpoints.restored().deck : folder.read("deck.toml").value_or("");
-  remains.deck_file = found ? checkpoints.restored_file() : folder.file("deck.toml");
+  remains.deck = found ? checkpoints.restored().deck : directory.read("deck.toml").value_or("");
+  remains.deck_file = found ? checkpoints.restored_file() : directory.file("deck.toml");
   remains.summary = summary.has_value();
   remains.finished_at = summary ? finished_steps(*summary) : 0;
   remains.finished =
@@ -54,9 +54,9 @@ std::vector<std::string> differences(const Remains& remains, const Config& confi
 
 }  // namespace
 
-Earlier examine_earlier_run(const RunFolder& folder, const Config& config, const Checkpoints& checkpoints,
+Earlier examine_earlier_run(const RunDirectory& directory, const Config& config, const Checkpoints& checkpoints,
                             const std::optional<Progress>& found) {
-  const std::optional<Remains> remains = look(folder, checkpoints, found);
+  const std::optional<Remains> remains = look(directory, checkpoints, found);
   if (!remains) return Earlier::none;
   if (remains->finished || !found) {
     const std::vector<std::string> changes = differences(*remains, config, found.has_value());
@@ -64,8 +64,8 @@ Earlier examine_earlier_run(const RunFolder& folder, const Config& config, const
       throw Error(ExitCode::usage,
                   fmt::format("{} contains {} of a different training ({}): choose another run.name, or set "
                               "checkpoint.restart=none, which keeps that run as {}.1, .2, ...",
-                              folder.path(), remains->finished ? "a finished run" : "the results of a run",
-                              fmt::join(changes, "; "), folder.path()));
+                              directory.path(), remains->finished ? "a finished run" : "the results of a run",
+                              fmt::join(changes, "; "), directory.path()));
     }
   }
   if (remains->finished_at == config.train.steps) return Earlier::complete;

@@ -7,7 +7,7 @@
 
 #include "src/checkpoint.hpp"
 #include "src/config.hpp"
-#include "src/run_folder.hpp"
+#include "src/run_directory.hpp"
 
 namespace nanorun {
 
@@ -22,7 +22,7 @@ enum class Earlier {
 /// the run would write over, or seem to be, another training: the earlier run is finished or has left figures without a
 /// checkpoint, and the decks differ in keys that train or identify. More train.steps alone extend a run that has left a
 /// checkpoint.
-Earlier examine_earlier_run(const RunFolder& folder, const Config& config, const Checkpoints& checkpoints,
+Earlier examine_earlier_run(const RunDirectory& directory, const Config& config, const Checkpoints& checkpoints,
                             const std::optional<Progress>& found);
 
 /// Lines for the log on how the deck differs from that of the restored checkpoint.

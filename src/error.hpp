@@ -20,7 +20,7 @@ enum class ExitCode : int {
   checkpoint = 4,     ///< reading or writing a checkpoint
   non_finite = 5,     ///< the loss is not a finite number, or gradients or weights overflowed
   communication = 6,  ///< a rank died or stopped answering
-  output = 7,         ///< the output folder, shards that are written, the disk or standard output
+  output = 7,         ///< the output directory, shards that are written, the disk or standard output
   requeue = 75,       ///< stopped early with a checkpoint: submit the same job again
 };
 

@@ -87,10 +87,10 @@ Descriptor open_regular(const std::string& path, int flags, ExitCode code) {
 int stream_named(const std::string& path) {
   int number = -1;
   if (path == "/dev/stdin") number = STDIN_FILENO;
-  for (const std::string folder : {"/dev/fd/", "/proc/self/fd/"}) {
-    if (!path.starts_with(folder)) continue;
+  for (const std::string directory : {"/dev/fd/", "/proc/self/fd/"}) {
+    if (!path.starts_with(directory)) continue;
     const char* end = path.data() + path.size();
-    if (std::from_chars(path.data() + folder.size(), end, number).ptr != end) return -1;
+    if (std::from_chars(path.data() + directory.size(), end, number).ptr != end) return -1;
   }
   struct stat status {};
   if (number < 0 || ::fstat(number, &status) != 0) return -1;

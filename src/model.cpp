@@ -15,7 +15,7 @@ using kernels::WorkspaceAllocator;
 
 namespace {
 
-int longest_sequence(const Config& config) { return std::max(config.train.length, config.validation.length); }
+int max_sequence(const Config& config) { return std::max(config.train.length, config.validation.length); }
 
 /// Angular frequency of pair j of D/2.
 double rotary_frequency(const ModelConfig& model, int j) {
@@ -66,10 +66,10 @@ Model<T>::Model(const Config& config, const ParameterTable& table, const Weights
       d_sums_(gradients.subspan(d_.head.data + d_.head.size() - gradients.data())),
       streams_(streams),
       head_(head_options(config)),
-      training_feed_(config.train.length, config.window, end_of_text, streams.upload),
-      validation_feed_(config.validation.length, config.window, end_of_text, streams.upload),
+      training_uploader_(config.train.length, config.window, end_of_text, streams.upload),
+      validation_uploader_(config.validation.length, config.window, end_of_text, streams.upload),
       loss_(streams.compute),
-      rotary_table_(make_rotary_table<Gradient>(config.model, longest_sequence(config), streams.compute)),
+      rotary_table_(make_rotary_table<Gradient>(config.model, max_sequence(config), streams.compute)),
       arena_(activation_bytes<T>(config), "the activations",
              "lower train.length or validation.length, or set train.recompute = \"mlp\"") {
   WorkspaceAllocator training(arena_.space()), validation(arena_.space());
@@ -79,17 +79,18 @@ Model<T>::Model(const Config& config, const ParameterTable& table, const Weights
 
 template <class T>
 std::size_t Model<T>::memory_bytes(const Config& config) {
-  const std::size_t rotary = static_cast<std::size_t>(longest_sequence(config)) * config.model.head_dim;
+  const std::size_t rotary = static_cast<std::size_t>(max_sequence(config)) * config.model.head_dim;
   return activation_bytes<T>(config) + rotary * sizeof(Gradient);
 }
 
 template <class T>
-FedSequence Model<T>::feed(const Sequence& sequence, int window) {
-  return training_feed_.load(streams_.compute, sequence, window);
+DeviceSequence Model<T>::upload(const Sequence& sequence, int window) {
+  return training_uploader_.load(streams_.compute, sequence, window);
 }
 
 template <class T>
-void Model<T>::forward_backward(Trace& trace, const FedSequence& sequence, Gradients before, const LayerHooks& hooks) {
+void Model<T>::forward_backward(Trace& trace, const DeviceSequence& sequence, Gradients before,
+                                const LayerHooks& hooks) {
   Activations<T>& a = training_;
   {
     Region region(trace, Phase::forward);
@@ -105,26 +106,26 @@ void Model<T>::forward_backward(Trace& trace, const FedSequence& sequence, Gradi
   if (hooks.leave) hooks.leave(config_.model.layers);
   Region region(trace, Phase::backward);
   backward(a, sequence, before, hooks);
-  training_feed_.release(streams_.compute);
+  training_uploader_.release(streams_.compute);
 }
 
 template <class T>
 double Model<T>::validate(Trace& trace, const Sequence& sequence, int window) {
   Region region(trace, Phase::validation);
-  const FedSequence fed = validation_feed_.load(streams_.compute, sequence, window);
+  const DeviceSequence fed = validation_uploader_.load(streams_.compute, sequence, window);
   forward(validation_, fed, {});
   kernels::HeadOptions options = head_;
   options.precision = kernels::HeadPrecision::working;
   ops::head_loss_forward<T>(streams_.compute, loss_.device(), validation_.n_final, w_.head, fed.targets, options,
                             validation_.workspace);
-  validation_feed_.release(streams_.compute);
+  validation_uploader_.release(streams_.compute);
   loss_.collect(streams_.compute);
   ops::synchronize(streams_.compute);
   return loss_.value() / validation_.length;
 }
 
 template <class T>
-void Model<T>::forward(Activations<T>& a, const FedSequence& sequence, const LayerHooks& hooks) {
+void Model<T>::forward(Activations<T>& a, const DeviceSequence& sequence, const LayerHooks& hooks) {
   const Stream stream = streams_.compute;
   const double eps = config_.model.norm_eps;
   if (hooks.enter) hooks.enter(-1);
@@ -139,7 +140,7 @@ void Model<T>::forward(Activations<T>& a, const FedSequence& sequence, const Lay
 
 /// Expects the gradient of n_final in d_narrow.
 template <class T>
-void Model<T>::backward(Activations<T>& a, const FedSequence& sequence, Gradients before, const LayerHooks& hooks) {
+void Model<T>::backward(Activations<T>& a, const DeviceSequence& sequence, Gradients before, const LayerHooks& hooks) {
   const Stream stream = streams_.compute;
   ops::fill<T>(stream, {a.d_x.data, a.d_x.size()}, 0);
   ops::fill<T>(stream, {a.d_x0.data, a.d_x0.size()}, 0);
@@ -158,7 +159,7 @@ void Model<T>::backward(Activations<T>& a, const FedSequence& sequence, Gradient
 }
 
 template <class T>
-void Model<T>::block_forward(Activations<T>& a, const FedSequence& sequence, int layer) {
+void Model<T>::block_forward(Activations<T>& a, const DeviceSequence& sequence, int layer) {
   const Stream stream = streams_.compute;
   BlockActivations<T>& s = a.block[layer];
   const BlockTensors<T>& w = w_.block[layer];
@@ -180,7 +181,7 @@ void Model<T>::block_forward(Activations<T>& a, const FedSequence& sequence, int
 }
 
 template <class T>
-void Model<T>::block_backward(Activations<T>& a, const FedSequence& sequence, Gradients before, int layer) {
+void Model<T>::block_backward(Activations<T>& a, const DeviceSequence& sequence, Gradients before, int layer) {
   const Stream stream = streams_.compute;
   const BlockActivations<T>& s = a.block[layer];
   const BlockTensors<T>& w = w_.block[layer];
@@ -245,7 +246,7 @@ ops::ResidualGradients<T> Model<T>::residual_gradients(const Activations<T>& a, 
 }
 
 template <class T>
-ops::ValueMix<T> Model<T>::value_mix(const Activations<T>& a, const FedSequence& sequence, int layer) const {
+ops::ValueMix<T> Model<T>::value_mix(const Activations<T>& a, const DeviceSequence& sequence, int layer) const {
   ops::ValueMix<T> mix;
   mix.lambda = w_.block[layer].value_mix;
   const int embedding = value_embedding_of(config_.model, layer);
@@ -288,7 +289,7 @@ ops::Rotary<T> Model<T>::rotary(const Activations<T>& a) const {
 }
 
 template <class T>
-const kernels::AttentionMask& Model<T>::mask(const FedSequence& sequence, int layer) const {
+const kernels::AttentionMask& Model<T>::mask(const DeviceSequence& sequence, int layer) const {
   return is_long_layer(config_.window, layer) ? sequence.long_mask : sequence.short_mask;
 }
 
@@ -310,7 +311,7 @@ double flops_per_sequence(const Config& config, const ParameterTable& table, int
     const double reach = std::min<double>(
         config.train.length, is_long_layer(config.window, i) ? window : short_window(config.window, window));
     const double pairs = reach * (tokens - reach / 2);
-    attention += 14 * pairs * model.width;  // 2 products forward, 5 backward
+    attention += 14 * pairs * model.width;  // 2 GEMMs forward, 5 backward
   }
   return 6 * weights * tokens + attention;
 }

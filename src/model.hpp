@@ -9,9 +9,9 @@
 #include "src/activations.hpp"
 #include "src/arena.hpp"
 #include "src/config.hpp"
-#include "src/feed.hpp"
 #include "src/params.hpp"
 #include "src/trace.hpp"
+#include "src/uploader.hpp"
 
 namespace nanorun {
 
@@ -40,11 +40,11 @@ class Model {
 
   /// Sends a sequence of train.length tokens to the device, for the next forward_backward(). While the device works,
   /// this costs no time. window: tokens of the long layers' window.
-  FedSequence feed(const Sequence& sequence, int window);
+  DeviceSequence upload(const Sequence& sequence, int window);
 
   /// Makes the gradients those of the sequence's mean loss, or adds these to them, and adds the sum of its tokens'
   /// losses to loss(). Does not wait for the device.
-  void forward_backward(Trace& trace, const FedSequence& sequence, Gradients before, const LayerHooks& hooks = {});
+  void forward_backward(Trace& trace, const DeviceSequence& sequence, Gradients before, const LayerHooks& hooks = {});
   RunningSum& loss() { return loss_; }
 
   /// Mean loss of a sequence of validation.length tokens, the head in working precision. Waits for the device.
@@ -54,18 +54,18 @@ class Model {
   static std::size_t memory_bytes(const Config& config);
 
  private:
-  void forward(Activations<T>& a, const FedSequence& sequence, const LayerHooks& hooks);
-  void backward(Activations<T>& a, const FedSequence& sequence, Gradients before, const LayerHooks& hooks);
-  void block_forward(Activations<T>& a, const FedSequence& sequence, int layer);
-  void block_backward(Activations<T>& a, const FedSequence& sequence, Gradients before, int layer);
+  void forward(Activations<T>& a, const DeviceSequence& sequence, const LayerHooks& hooks);
+  void backward(Activations<T>& a, const DeviceSequence& sequence, Gradients before, const LayerHooks& hooks);
+  void block_forward(Activations<T>& a, const DeviceSequence& sequence, int layer);
+  void block_backward(Activations<T>& a, const DeviceSequence& sequence, Gradients before, int layer);
 
   ops::ResidualInputs<T> residual_inputs(const Activations<T>& a, int layer) const;
   ops::ResidualGradients<T> residual_gradients(const Activations<T>& a, int layer);
-  ops::ValueMix<T> value_mix(const Activations<T>& a, const FedSequence& sequence, int layer) const;
+  ops::ValueMix<T> value_mix(const Activations<T>& a, const DeviceSequence& sequence, int layer) const;
   ops::ValueMixGradients<T> value_mix_gradients(const Activations<T>& a, int layer);
   ops::AttentionInputs<T> attention_inputs(const Activations<T>& a, int layer) const;
   ops::Rotary<T> rotary(const Activations<T>& a) const;
-  const kernels::AttentionMask& mask(const FedSequence& sequence, int layer) const;
+  const kernels::AttentionMask& mask(const DeviceSequence& sequence, int layer) const;
 
   const Config& config_;
   Tensors<T> w_;
@@ -73,8 +73,8 @@ class Model {
   std::span<Gradient> d_sums_;  ///< those behind the head: of tables and scalars; zeroed before a step's first sequence
   ModelStreams streams_;
   kernels::HeadOptions head_;
-  Feed training_feed_;
-  Feed validation_feed_;
+  Uploader training_uploader_;
+  Uploader validation_uploader_;
   RunningSum loss_;
   TensorArena<Gradient> rotary_table_;
   Arena arena_;

@@ -74,57 +74,57 @@ Optimizer<T>::Optimizer(const Config& config, const ParameterTable& table, const
       squares_(stream),
       handed_over_(ops::create_event()) {
   std::size_t state_used = 0;
-  for (const Bucket& bucket : table.buckets()) shards_.push_back(make_shard(bucket, state_used));
+  for (const Bucket& bucket : table.buckets()) buckets_.push_back(make_owned(bucket, state_used));
   comm_.share(weights.tensors());
   comm_.share(weights.scalars());
   // In the order in which the backward pass completes them.
-  std::ranges::stable_sort(shards_, std::greater(), [](const Shard& shard) { return shard.bucket.layer; });
-  for (auto shard = shards_.crbegin(); shard != shards_.crend(); ++shard) {
-    const auto known = [&](const Bucket& kind) { return alike(kind, shard->bucket); };
-    if (shard->bucket.group == Group::matrix && std::ranges::none_of(kinds_, known)) kinds_.push_back(shard->bucket);
+  std::ranges::stable_sort(buckets_, std::greater(), [](const OwnedBucket& owned) { return owned.bucket.layer; });
+  for (auto owned = buckets_.crbegin(); owned != buckets_.crend(); ++owned) {
+    const auto known = [&](const Bucket& kind) { return alike(kind, owned->bucket); };
+    if (owned->bucket.group == Group::matrix && std::ranges::none_of(kinds_, known)) kinds_.push_back(owned->bucket);
   }
   ops::fill<Master>(stream_, state_.span(), 0);
 }
 
 template <class T>
 Optimizer<T>::~Optimizer() {
-  for (Shard& shard : shards_) ops::destroy_event(shard.reduced), ops::destroy_event(shard.gathered);
+  for (OwnedBucket& owned : buckets_) ops::destroy_event(owned.reduced), ops::destroy_event(owned.gathered);
   ops::destroy_event(handed_over_);
 }
 
 template <class T>
-auto Optimizer<T>::make_shard(const Bucket& bucket, std::size_t& state_used) -> Shard {
-  Shard shard{bucket, bucket.bounds(comm_.size()), {}, {}, {}, {}, {}, ops::create_event(), ops::create_event()};
-  const std::size_t first = bucket.offset + shard.bounds[comm_.rank()];
-  const std::size_t size = shard.bounds[comm_.rank() + 1] - shard.bounds[comm_.rank()];
+auto Optimizer<T>::make_owned(const Bucket& bucket, std::size_t& state_used) -> OwnedBucket {
+  OwnedBucket owned{bucket, bucket.bounds(comm_.size()), {}, {}, {}, {}, {}, ops::create_event(), ops::create_event()};
+  const std::size_t first = bucket.offset + owned.bounds[comm_.rank()];
+  const std::size_t size = owned.bounds[comm_.rank() + 1] - owned.bounds[comm_.rank()];
   const auto take = [&] {
     state_used += size;
     return state_.span().subspan(state_used - size, size);
   };
-  shard.gradients = gradients_.subspan(first, size);
+  owned.gradients = gradients_.subspan(first, size);
   if (bucket.scalars()) {
-    shard.master = weights_.scalars().subspan(first - table_.tensor_size(), size);
+    owned.master = weights_.scalars().subspan(first - table_.tensor_size(), size);
   } else {
-    shard.copy = weights_.tensors().subspan(first, size);
+    owned.copy = weights_.tensors().subspan(first, size);
     if constexpr (own_master<T>) {
-      shard.master = shard.copy;
+      owned.master = owned.copy;
     } else {
-      shard.master = take();
+      owned.master = take();
     }
   }
-  shard.moment1 = take();
-  if (moments(bucket) == 2) shard.moment2 = take();
-  return shard;
+  owned.moment1 = take();
+  if (moments(bucket) == 2) owned.moment2 = take();
+  return owned;
 }
 
 template <class T>
 void Optimizer<T>::initialise(std::int64_t seed) {
   ops::fill<Master>(stream_, state_.span(), 0);
-  for (const Shard& shard : shards_) {
-    const std::size_t first = shard.bucket.offset + shard.bounds[comm_.rank()];
-    for (const OwnedRows& rows : table_.owned(shard.bucket, comm_.rank(), comm_.size())) {
+  for (const OwnedBucket& owned : buckets_) {
+    const std::size_t first = owned.bucket.offset + owned.bounds[comm_.rank()];
+    for (const OwnedRows& rows : table_.owned(owned.bucket, comm_.rank(), comm_.size())) {
       if (rows.row_count == 0) continue;
-      const std::span<Master> values = shard.master.subspan(rows.offset - first, rows.row_count * rows.cols);
+      const std::span<Master> values = owned.master.subspan(rows.offset - first, rows.row_count * rows.cols);
       nanorun::initialise<Master>(stream_, values, rows, seed);
     }
   }
@@ -132,18 +132,18 @@ void Optimizer<T>::initialise(std::int64_t seed) {
 }
 
 template <class T>
-void Optimizer<T>::take_gradients(Trace& trace, int layer, long step) {
-  for (Shard& shard : shards_) {
-    if (shard.bucket.layer == layer) reduce(trace, shard);
+void Optimizer<T>::start_reduce_scatter(Trace& trace, int layer, long step) {
+  for (OwnedBucket& owned : buckets_) {
+    if (owned.bucket.layer == layer) reduce(trace, owned);
   }
   // What is left of the backward pass behind the first block is too short for a table's gradients to arrive in.
-  if (layer >= 0 && !comm_.holds_multiprocessors()) update_tables(trace, layer + 1, step);
+  if (layer >= 0 && !comm_.occupies_sms()) update_tables(trace, layer + 1, step);
 }
 
 template <class T>
-void Optimizer<T>::reduce(Trace& trace, Shard& shard) {
-  transfer(trace, Phase::reduce_gradients, shard.reduced,
-           [&] { comm_.reduce_scatter(gradients_.subspan(shard.bucket.offset, shard.bucket.size()), shard.bounds); });
+void Optimizer<T>::reduce(Trace& trace, OwnedBucket& owned) {
+  transfer(trace, Phase::reduce_gradients, owned.reduced,
+           [&] { comm_.reduce_scatter(gradients_.subspan(owned.bucket.offset, owned.bucket.size()), owned.bounds); });
 }
 
 /// Enqueues a collective after the ops enqueued so far; `done` is recorded behind it.
@@ -169,9 +169,9 @@ void Optimizer<T>::step(Trace& trace, long step) {
     if (i + 1 == kinds_.size()) update_tables(trace, -1, step);
     update_matrices(trace, kinds_[i], step);
   }
-  for (auto shard = shards_.rbegin(); shard != shards_.rend(); ++shard) {
-    if (!shard->updated) gather(trace, *shard);
-    shard->updated = false;
+  for (auto owned = buckets_.rbegin(); owned != buckets_.rend(); ++owned) {
+    if (!owned->updated) gather(trace, *owned);
+    owned->updated = false;
   }
 }
 
@@ -179,49 +179,49 @@ void Optimizer<T>::step(Trace& trace, long step) {
 /// next forward pass needs them.
 template <class T>
 void Optimizer<T>::update_tables(Trace& trace, int lowest_layer, long step) {
-  const auto due = [&](const Shard& shard) {
-    return shard.bucket.group != Group::matrix && shard.bucket.layer >= lowest_layer && !shard.updated;
+  const auto due = [&](const OwnedBucket& owned) {
+    return owned.bucket.group != Group::matrix && owned.bucket.layer >= lowest_layer && !owned.updated;
   };
-  for (const Shard& shard : shards_) {
-    if (due(shard)) update_elements(trace, shard, step);
+  for (const OwnedBucket& owned : buckets_) {
+    if (due(owned)) update_elements(trace, owned, step);
   }
-  for (auto shard = shards_.rbegin(); shard != shards_.rend(); ++shard) {
-    if (!due(*shard)) continue;
-    gather(trace, *shard);
-    shard->updated = true;
+  for (auto owned = buckets_.rbegin(); owned != buckets_.rend(); ++owned) {
+    if (!due(*owned)) continue;
+    gather(trace, *owned);
+    owned->updated = true;
   }
 }
 
 template <class T>
-void Optimizer<T>::await_gradients(Trace& trace, const Shard& shard) {
+void Optimizer<T>::await_gradients(Trace& trace, const OwnedBucket& owned) {
   if (comm_.size() == 1) return;
   Region region(trace, Phase::reduce_gradients);
-  ops::wait(stream_, shard.reduced);
+  ops::wait(stream_, owned.reduced);
 }
 
 template <class T>
 void Optimizer<T>::await_weights(Trace& trace, int layer) {
   if (comm_.size() == 1) return;
-  for (const Shard& shard : shards_) {
-    if (shard.bucket.layer != layer) continue;
+  for (const OwnedBucket& owned : buckets_) {
+    if (owned.bucket.layer != layer) continue;
     Region region(trace, Phase::gather_weights);
-    ops::wait(stream_, shard.gathered);
+    ops::wait(stream_, owned.gathered);
   }
 }
 
 template <class T>
-void Optimizer<T>::gather(Trace& trace, Shard& shard) {
-  transfer(trace, Phase::gather_weights, shard.gathered, [&] { gather_weights(shard); });
+void Optimizer<T>::gather(Trace& trace, OwnedBucket& owned) {
+  transfer(trace, Phase::gather_weights, owned.gathered, [&] { gather_weights(owned); });
 }
 
 template <class T>
-void Optimizer<T>::gather_weights(const Shard& shard) {
-  const Bucket& bucket = shard.bucket;
+void Optimizer<T>::gather_weights(const OwnedBucket& owned) {
+  const Bucket& bucket = owned.bucket;
   if (bucket.scalars()) {
     const std::size_t first = bucket.offset - table_.tensor_size();
-    comm_.all_gather(weights_.scalars().subspan(first, bucket.size()), shard.bounds);
+    comm_.all_gather(weights_.scalars().subspan(first, bucket.size()), owned.bounds);
   } else {
-    comm_.all_gather(weights_.tensors().subspan(bucket.offset, bucket.size()), shard.bounds);
+    comm_.all_gather(weights_.tensors().subspan(bucket.offset, bucket.size()), owned.bounds);
   }
 }
 
@@ -229,52 +229,52 @@ void Optimizer<T>::gather_weights(const Shard& shard) {
 template <class T>
 void Optimizer<T>::update_matrices(Trace& trace, const Bucket& kind, long step) {
   pieces_.clear();
-  for (const Shard& shard : shards_) {
-    if (!alike(shard.bucket, kind)) continue;
-    await_gradients(trace, shard);
-    if (shard.master.empty()) continue;
+  for (const OwnedBucket& owned : buckets_) {
+    if (!alike(owned.bucket, kind)) continue;
+    await_gradients(trace, owned);
+    if (owned.master.empty()) continue;
     Region region(trace, Phase::muon);
-    ops::nesterov_momentum<Master>(stream_, shard.gradients, shard.moment1, muon_momentum(config_.optimizer, step),
+    ops::nesterov_momentum<Master>(stream_, owned.gradients, owned.moment1, muon_momentum(config_.optimizer, step),
                                    1.0 / config_.train.sequences, squares_.device());
-    pieces_.push_back(batch(shard.bucket, shard.gradients.data(), shard.gradients.size()));
+    pieces_.push_back(batch(owned.bucket, owned.gradients.data(), owned.gradients.size()));
   }
   if (pieces_.empty()) return;
   Region region(trace, Phase::muon);
   ops::newton_schulz<Master>(stream_, pieces_, workspace_.space());
-  for (const Shard& shard : shards_) {
-    if (alike(shard.bucket, kind) && !shard.master.empty()) move_along(shard, step);
+  for (const OwnedBucket& owned : buckets_) {
+    if (alike(owned.bucket, kind) && !owned.master.empty()) apply_muon(owned, step);
   }
 }
 
-/// Moves a shard's matrices along their orthogonal factors.
+/// Adds the orthogonal factors of a bucket's matrices to its weights.
 template <class T>
-void Optimizer<T>::move_along(const Shard& shard, long step) {
-  const Bucket& bucket = shard.bucket;
+void Optimizer<T>::apply_muon(const OwnedBucket& owned, long step) {
+  const Bucket& bucket = owned.bucket;
   const double shape_factor = std::sqrt(std::max(1.0, static_cast<double>(bucket.rows) / bucket.cols));
   const double lr = learning_rate(bucket.group, step);
-  ops::add_scaled<T>(stream_, shard.master, shard.copy, shard.gradients, -lr * shape_factor, squares_.device());
+  ops::add_scaled<T>(stream_, owned.master, owned.copy, owned.gradients, -lr * shape_factor, squares_.device());
 }
 
 template <class T>
-void Optimizer<T>::update_elements(Trace& trace, const Shard& shard, long step) {
-  await_gradients(trace, shard);
-  if (shard.master.empty()) return;
+void Optimizer<T>::update_elements(Trace& trace, const OwnedBucket& owned, long step) {
+  await_gradients(trace, owned);
+  if (owned.master.empty()) return;
   Region region(trace, Phase::adam);
   const OptimizerConfig& o = config_.optimizer;
-  const kernels::AdamOptions options{.lr = learning_rate(shard.bucket.group, step),
+  const kernels::AdamOptions options{.lr = learning_rate(owned.bucket.group, step),
                                      .beta1 = o.adam_beta1,
                                      .beta2 = o.adam_beta2,
                                      .eps = o.adam_eps,
                                      .t = step + 1,
                                      .gradient_scale = 1.0 / config_.train.sequences};
   const auto update = [&](auto copy) {
-    ops::adam_update<typename decltype(copy)::value_type>(stream_, shard.master, copy, shard.moment1, shard.moment2,
-                                                          shard.gradients, options, squares_.device());
+    ops::adam_update<typename decltype(copy)::value_type>(stream_, owned.master, copy, owned.moment1, owned.moment2,
+                                                          owned.gradients, options, squares_.device());
   };
-  if (shard.bucket.scalars()) {
-    update(shard.master);
+  if (owned.bucket.scalars()) {
+    update(owned.master);
   } else {
-    update(shard.copy);
+    update(owned.copy);
   }
 }
 
@@ -304,22 +304,22 @@ bool Optimizer<T>::overflowed() const {
 /// Brings every rank's weights up to date with the masters.
 template <class T>
 void Optimizer<T>::publish() {
-  for (const Shard& shard : shards_) {
+  for (const OwnedBucket& owned : buckets_) {
     if constexpr (!own_master<T>) {
-      if (!shard.bucket.scalars()) ops::round_to<T>(stream_, shard.copy, shard.master);
+      if (!owned.bucket.scalars()) ops::round_to<T>(stream_, owned.copy, owned.master);
     }
   }
   ops::synchronize(stream_);
   if (comm_.size() == 1) return;
-  for (const Shard& shard : shards_) gather_weights(shard);
+  for (const OwnedBucket& owned : buckets_) gather_weights(owned);
   comm_.synchronize();
 }
 
 template <class T>
 std::vector<HostView<kernels::acc_t<T>>>& Optimizer<T>::host_views() {
   if (!host_.empty()) return host_;
-  for (const Shard& shard : shards_) {
-    for (const std::span<Master> tensor : {shard.master, shard.moment1, shard.moment2}) host_.emplace_back(tensor);
+  for (const OwnedBucket& owned : buckets_) {
+    for (const std::span<Master> tensor : {owned.master, owned.moment1, owned.moment2}) host_.emplace_back(tensor);
   }
   return host_;
 }
@@ -331,9 +331,9 @@ auto Optimizer<T>::slabs() -> std::vector<Slab<Master>> {
   ops::synchronize(stream_);
 
   std::vector<Slab<Master>> slabs;
-  for (std::size_t i = 0; i < shards_.size(); ++i) {
-    const Bucket& bucket = shards_[i].bucket;
-    const std::size_t first = bucket.offset + shards_[i].bounds[comm_.rank()];
+  for (std::size_t i = 0; i < buckets_.size(); ++i) {
+    const Bucket& bucket = buckets_[i].bucket;
+    const std::size_t first = bucket.offset + buckets_[i].bounds[comm_.rank()];
     for (const OwnedRows& rows : table_.owned(bucket, comm_.rank(), comm_.size())) {
       const auto add = [&](const char* group, HostView<Master>& view) {
         const std::size_t size = rows.row_count * rows.cols;

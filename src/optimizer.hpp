@@ -12,12 +12,13 @@
 #include "src/arena.hpp"
 #include "src/config.hpp"
 #include "src/params.hpp"
+#include "src/slab.hpp"
 #include "src/tensor_comm.hpp"
 #include "src/trace.hpp"
 
 namespace nanorun {
 
-/// T: type of the weights that products read. Masters, state and gradients are acc_t<T>; where that is T itself the
+/// T: type of the weights that GEMMs read. Masters, state and gradients are acc_t<T>; where that is T itself the
 /// weights are their own masters.
 template <class T>
 class Optimizer {
@@ -39,7 +40,7 @@ class Optimizer {
   /// and which the backward pass has left; and where that leaves the device to the backward pass, updates tables whose
   /// gradients have been under way since the block before. All ranks call it for all layers, from the highest on,
   /// before each step(). `step` counts from 0.
-  void take_gradients(Trace& trace, int layer, long step);
+  void start_reduce_scatter(Trace& trace, int layer, long step);
 
   /// Completes the update and uses the gradients up. Does not wait for the device. Other ranks' weights are complete
   /// after await_weights(), or once the stream of collectives has been waited for.
@@ -64,27 +65,27 @@ class Optimizer {
 
  private:
   /// A bucket with this rank's part of masters, gradients and state. Adam has two moments, Muon one.
-  struct Shard {
+  struct OwnedBucket {
     Bucket bucket;
     Bounds bounds;
     std::span<Master> master, gradients, moment1, moment2;
-    std::span<T> copy;  ///< of the master for the products; the master itself where it has that type
+    std::span<T> copy;  ///< of the master for the GEMMs; the master itself where it has that type
     ops::Event reduced, gathered;
     bool updated = false;  ///< in this step, and on its way to the other ranks
   };
 
-  Shard make_shard(const Bucket& bucket, std::size_t& state_used);
-  void reduce(Trace& trace, Shard& shard);
+  OwnedBucket make_owned(const Bucket& bucket, std::size_t& state_used);
+  void reduce(Trace& trace, OwnedBucket& owned);
   template <class Collective>
   void transfer(Trace& trace, Phase phase, ops::Event& done, const Collective& collective);
-  void await_gradients(Trace& trace, const Shard& shard);
+  void await_gradients(Trace& trace, const OwnedBucket& owned);
   void update_tables(Trace& trace, int lowest_layer, long step);
   void update_matrices(Trace& trace, const Bucket& kind, long step);
-  void move_along(const Shard& shard, long step);
-  void update_elements(Trace& trace, const Shard& shard, long step);
+  void apply_muon(const OwnedBucket& owned, long step);
+  void update_elements(Trace& trace, const OwnedBucket& owned, long step);
   void publish();
-  void gather(Trace& trace, Shard& shard);
-  void gather_weights(const Shard& shard);
+  void gather(Trace& trace, OwnedBucket& owned);
+  void gather_weights(const OwnedBucket& owned);
   double learning_rate(Group group, long step) const;
   std::vector<HostView<Master>>& host_views();
 
@@ -98,7 +99,7 @@ class Optimizer {
   Arena workspace_;
   RunningSum squares_;
   ops::Event handed_over_;  ///< from the ops' stream to the collectives'
-  std::vector<Shard> shards_;
+  std::vector<OwnedBucket> buckets_;
   std::vector<Bucket> kinds_;  ///< of matrices, each one of those alike, in the order of their updates
   std::vector<kernels::MatrixBatch<Master>> pieces_;  ///< of a batch, kept for its memory
   std::vector<HostView<Master>> host_;

@@ -1,7 +1,10 @@
 #include "src/params.hpp"
 
+#include <fmt/ranges.h>
+
 #include <algorithm>
 #include <cmath>
+#include <set>
 
 #include "src/error.hpp"
 
@@ -138,6 +141,12 @@ const Parameter& ParameterTable::find(const std::string& name) const {
     if (p.name == name) return p;
   }
   throw Error(ExitCode::internal, "no parameter is called " + name);
+}
+
+std::string ParameterTable::layout() const {
+  std::set<std::string> lines;
+  for (const Parameter& p : parameters_) lines.insert(fmt::format("{} {} {} {}\n", p.name, p.matrices, p.rows, p.cols));
+  return fmt::format("{}", fmt::join(lines, ""));
 }
 
 std::vector<OwnedRows> ParameterTable::owned(const Bucket& bucket, int rank, int ranks) const {

@@ -67,26 +67,16 @@ struct OwnedRows {
   std::size_t offset = 0;  ///< of the first owned element, counted over all parameters
 };
 
-/// This rank's part of one tensor-shaped quantity of a checkpoint: rows [first_row, first_row + row_count) of a
-/// dataset [total_rows, cols]. Every rank lists the same datasets in the same order; row_count may be 0.
-template <class T>
-struct Slab {
-  std::string dataset;
-  std::uint64_t total_rows = 0;
-  std::uint64_t cols = 0;
-  std::uint64_t first_row = 0;
-  std::uint64_t row_count = 0;
-  std::span<T> data;
-};
-
 class ParameterTable {
  public:
   explicit ParameterTable(const ModelConfig& config);
 
   const std::vector<Parameter>& parameters() const { return parameters_; }
   const std::vector<Bucket>& buckets() const { return buckets_; }
+  /// Names and shapes, a sorted line each, which tell models apart.
+  std::string layout() const;
   std::size_t size() const { return size_; }  ///< elements of all parameters
-  /// Elements of the tensors that products and lookups read; the learned scalars come after them.
+  /// Elements of the tensors that GEMMs and lookups read; the learned scalars come after them.
   std::size_t tensor_size() const { return tensor_size_; }
   const Parameter& find(const std::string& name) const;
   /// One entry per tensor of the bucket, in order; empty where this rank owns none of it.

@@ -75,7 +75,7 @@ struct RunSummary {
   std::uint64_t peak_memory = 0;        ///< bytes, of the rank that used most
   std::uint64_t peak_memory_total = 0;  ///< bytes, summed over ranks
   /// Bytes, the most that was seen in use on any rank's device, by all processes: looked at once set up, after the
-  /// first step, after each validation and at the end. 0 on hosts.
+  /// first step, after each validation and at the end. 0 in the CPU build.
   std::uint64_t peak_device_memory = 0;
   std::string stopped_by;  ///< empty for a run that made all its steps
   Trace::Summary phases;

@@ -10,7 +10,7 @@ RunSetup::RunSetup(Context& context_, const Config& config_)
       comm(context.comm()),
       config(config_),
       data(open_run_data(comm, config)),
-      folder(comm, config),
+      directory(comm, config),
       log(comm.root()),
       table(config.model),
       weights(table),
@@ -18,26 +18,26 @@ RunSetup::RunSetup(Context& context_, const Config& config_)
       gradients(table.size(), "the gradients"),
       model(config, table, weights, gradients.span(), data.end_of_text(), {context.stream(), context.upload_stream()}),
       optimizer(config, table, weights, gradients.span(), tensor_comm, context.stream()),
-      checkpoints(comm, config.checkpoint, folder.checkpoints(), to_toml(config), model_fingerprint(table)),
-      stop(config.stop, folder.stop_file(), comm.root()) {
+      checkpoints(comm, config.checkpoint, directory.checkpoints(), to_toml(config), model_fingerprint(table.layout())),
+      stop(config.stop, directory.stop_file(), comm.root()) {
   introduce();
   restore();
   if (!complete) {
     check_data();
     check_outputs();
-    take_over_folder();
+    take_over_directory();
     write_deck();
-    trace = std::make_unique<Trace>(comm, context.stream(), config.trace, folder.path(), progress.step);
+    trace = std::make_unique<Trace>(comm, context.stream(), config.trace, directory.path(), progress.step);
   }
   comm.together([&] {
-    if (comm.root()) log.open(folder.file("log.txt"));
+    if (comm.root()) log.open(directory.file("log.txt"));
   });
 }
 
 void RunSetup::introduce() {
   const std::string device = ops::device_name(context.device());
-  for (const std::string& line :
-       opening_lines(config, comm.size(), table, folder.path(), device, tensor_comm.transport(), context.device_note()))
+  for (const std::string& line : opening_lines(config, comm.size(), table, directory.path(), device,
+                                               tensor_comm.transport(), context.device_note()))
     log.line(line);
 }
 
@@ -58,7 +58,7 @@ void RunSetup::examine_earlier(const std::optional<Progress>& found) {
     if (!comm.root()) return;
     const bool automatic = config.checkpoint.restart == "auto";
     continues_here = automatic || (found && checkpoints.continues_here());
-    const Earlier earlier = automatic ? examine_earlier_run(folder, config, checkpoints, found) : Earlier::none;
+    const Earlier earlier = automatic ? examine_earlier_run(directory, config, checkpoints, found) : Earlier::none;
     if (earlier == Earlier::begun) log.line("no checkpoint of this run is there: it begins again at step 1");
     if (earlier == Earlier::ended) continues_here = false;
     complete = earlier == Earlier::complete;
@@ -87,19 +87,19 @@ void RunSetup::check_data() {
 }
 
 void RunSetup::check_outputs() {
-  folder.require_free_stop_file();
+  directory.require_free_stop_file();
   checkpoints.probe(progress.step, config.train.steps, optimizer.slabs());
 }
 
 /// From here on what an earlier run has left changes.
-void RunSetup::take_over_folder() {
-  if (const std::optional<std::string> kept = folder.begin(!continues_here))
+void RunSetup::take_over_directory() {
+  if (const std::optional<std::string> kept = directory.begin(!continues_here))
     log.line(fmt::format("an earlier run of this name is kept as {}", *kept));
   comm.together([&] {
     if (!comm.root()) return;
     for (const std::string& line : checkpoints.set_newer_aside(progress.step)) log.line(line);
   });
-  comm.share_heartbeats(folder.heartbeats());
+  comm.share_heartbeats(directory.heartbeats());
 }
 
 /// A run that has no steps left keeps the deck of the steps that were made.
@@ -107,9 +107,10 @@ void RunSetup::write_deck() {
   const bool finished = progress.step == config.train.steps;
   comm.together([&] {
     if (!comm.root()) return;
-    if (!finished || !folder.read("deck.toml")) folder.write("deck.toml", to_toml(config));
-    const std::optional<std::string> summary = folder.read("summary.json");
-    if (summary && !finished && finished_steps(*summary) > 0) set_aside(folder.file("summary.json"), ExitCode::output);
+    if (!finished || !directory.read("deck.toml")) directory.write("deck.toml", to_toml(config));
+    const std::optional<std::string> summary = directory.read("summary.json");
+    if (summary && !finished && finished_steps(*summary) > 0)
+      set_aside(directory.file("summary.json"), ExitCode::output);
   });
 }
 

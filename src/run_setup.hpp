@@ -11,7 +11,7 @@
 #include "src/optimizer.hpp"
 #include "src/report.hpp"
 #include "src/run_data.hpp"
-#include "src/run_folder.hpp"
+#include "src/run_directory.hpp"
 #include "src/stop.hpp"
 #include "src/trace.hpp"
 
@@ -32,7 +32,7 @@ struct RunSetup {
   Comm& comm;
   const Config& config;
   RunData data;
-  RunFolder folder;
+  RunDirectory directory;
   Log log;
   ParameterTable table;
   Weights<Real> weights;
@@ -55,7 +55,7 @@ struct RunSetup {
   void go_on_from(const Progress& found);
   void check_data();
   void check_outputs();
-  void take_over_folder();
+  void take_over_directory();
   void write_deck();
 };
 

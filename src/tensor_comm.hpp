@@ -1,6 +1,6 @@
 #pragma once
-// Collectives on tensors, in the memory that ops work on. They are enqueued on one stream; on hosts they are done when
-// a call returns. No call allocates memory of the device.
+// Collectives on tensors, in the memory that ops work on. They are enqueued on one stream; in the CPU build they are
+// done when a call returns. No call allocates memory of the device.
 
 #include <algorithm>
 #include <cstdint>
@@ -28,8 +28,8 @@ class TensorComm {
   /// What carries the tensors; empty where there is one rank.
   std::string transport() const { return transport_ ? transport_->name() : ""; }
 
-  /// Whether collectives hold multiprocessors, also while they wait for other ranks.
-  bool holds_multiprocessors() const { return transport_ && transport_->holds_multiprocessors(); }
+  /// Whether collectives occupy SMs, also while they wait for other ranks.
+  bool occupies_sms() const { return transport_ && transport_->occupies_sms(); }
 
   /// Sums each rank's part over the ranks, as copies that travel in the deck's format; the result stands in place in
   /// the owner's part, the other parts stay as they were. The order of the sum depends on the rank count alone; the

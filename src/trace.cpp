@@ -27,10 +27,10 @@ using nlohmann::json;
 
 constexpr std::array<const char*, Trace::phases> phase_names = {
     "data",           "forward", "head",       "backward",   "reduce_gradients", "muon", "adam",
-    "gather_weights", "agree",   "validation", "checkpoint", "output",           "other"};
+    "gather_weights", "sync",    "validation", "checkpoint", "output",           "other"};
 
 constexpr int other = static_cast<int>(Phase::other);
-constexpr int agree = static_cast<int>(Phase::agree);
+constexpr int sync = static_cast<int>(Phase::sync);
 constexpr int reduce_gradients = static_cast<int>(Phase::reduce_gradients);
 constexpr int gather_weights = static_cast<int>(Phase::gather_weights);
 /// Phase of the time outside of steps and regions, which nobody asks for.
@@ -106,8 +106,8 @@ void write_chrome_trace(const std::string& path, const std::vector<std::string>&
 
 class Trace::Impl {
  public:
-  Impl(Comm& comm, Stream stream, const TraceConfig& config, const std::string& folder, long first_step)
-      : comm_(comm), stream_(stream), config_(config), folder_(folder) {
+  Impl(Comm& comm, Stream stream, const TraceConfig& config, const std::string& directory, long first_step)
+      : comm_(comm), stream_(stream), config_(config), directory_(directory) {
     spans_.reserve(64 * config_.json_steps.size());
     marked_.reserve(marks_at_start / 2);
     offsets_.reserve(marks_at_start);
@@ -115,7 +115,7 @@ class Trace::Impl {
     while (transfers_.size() < transfers_at_start) transfers_.push_back({ops::create_event(), ops::create_event()});
     enter(idle);
     if (!config_.enabled) return;
-    file_ = std::make_unique<TraceFile>(comm_, folder_ + "/trace.h5", first_step);
+    file_ = std::make_unique<TraceFile>(comm_, directory_ + "/trace.h5", first_step);
     rows_.reserve(config_.flush_every);
     comm_.barrier();  // so that the ranks' clocks count from the same moment
     origin_ = Clock::now();
@@ -203,7 +203,7 @@ class Trace::Impl {
     const std::vector<std::string> texts = comm_.gather(chrome_events(spans_, comm_.rank()).dump());
     attempt([&] {
       comm_.together([&] {
-        if (comm_.root()) write_chrome_trace(folder_ + "/trace.json", texts);
+        if (comm_.root()) write_chrome_trace(directory_ + "/trace.json", texts);
       });
     });
   }
@@ -254,7 +254,7 @@ class Trace::Impl {
                           step_begin_ + ops::seconds_between(marks_[1].event, transfer.begin), seconds});
       }
       // The reduction of losses and flags does not count for the communication that computing hides or waits for.
-      if (transfer.phase == agree) continue;
+      if (transfer.phase == sync) continue;
       communication_ += seconds;
       communication_sum_ += seconds;
     }
@@ -292,7 +292,7 @@ class Trace::Impl {
   Comm& comm_;
   Stream stream_;
   TraceConfig config_;
-  std::string folder_;
+  std::string directory_;
   std::unique_ptr<TraceFile> file_;
   TraceRows rows_;
   std::vector<Span> spans_;
@@ -317,8 +317,8 @@ class Trace::Impl {
 
 const char* phase_name(Phase phase) { return phase_names.at(static_cast<int>(phase)); }
 
-Trace::Trace(Comm& comm, Stream stream, const TraceConfig& config, const std::string& folder, long first_step)
-    : impl_(std::make_unique<Impl>(comm, stream, config, folder, first_step)) {}
+Trace::Trace(Comm& comm, Stream stream, const TraceConfig& config, const std::string& directory, long first_step)
+    : impl_(std::make_unique<Impl>(comm, stream, config, directory, first_step)) {}
 Trace::~Trace() = default;
 
 void Trace::begin_step(long step) { impl_->begin_step(step); }

@@ -25,7 +25,7 @@ enum class Phase {
   muon,
   adam,
   gather_weights,
-  agree,  ///< the small reduction that carries loss and stop flags
+  sync,  ///< the small reduction that carries loss and stop flags
   validation,
   checkpoint,
   output,
@@ -39,12 +39,12 @@ class Trace {
   static constexpr int phases = static_cast<int>(Phase::count);
   using Row = std::array<double, phases>;  ///< seconds
 
-  /// Collective. `stream`: that of the regions. `folder`: outputs/<name>, which exists. A run from step 0 starts a new
-  /// trace.h5; a resumed one keeps the rows of steps < first_step and the validations of steps <= first_step, and moves
-  /// a trace.h5 that cannot be read out of the way. With config.enabled = false no file is written; the sums of
+  /// Collective. `stream`: that of the regions. `directory`: outputs/<name>, which exists. A run from step 0 starts a
+  /// new trace.h5; a resumed one keeps the rows of steps < first_step and the validations of steps <= first_step, and
+  /// moves a trace.h5 that cannot be read out of the way. With config.enabled = false no file is written; the sums of
   /// summarise() are always kept. Throws Error(output) where trace.h5 cannot be made. Where it can no longer be written
   /// later, for example on a full disk, a warning says so and the trace ends, not the run.
-  Trace(Comm& comm, kernels::Stream stream, const TraceConfig& config, const std::string& folder, long first_step);
+  Trace(Comm& comm, kernels::Stream stream, const TraceConfig& config, const std::string& directory, long first_step);
   ~Trace();
 
   /// Regions begin and end within one step, or outside of steps; then they count for the sums alone. A transfer counts

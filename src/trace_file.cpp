@@ -47,9 +47,16 @@ std::uint64_t bytes_of(std::uint64_t steps, std::uint64_t columns, const TraceVa
   return 65536 + numbers * sizeof(double) + 64 * steps;
 }
 
+/// Earlier programs call the phase "sync" "agree".
+bool has_these_phases(const h5::File& file) {
+  const std::string phases = file.read_text_attribute("/", "phases"), ours = joined_phase_names();
+  const std::size_t at = phases.find(",agree,");
+  return phases == ours || (at != std::string::npos && std::string(phases).replace(at, 7, ",sync,") == ours);
+}
+
 TraceRows read_rows(const h5::File& file, std::int64_t first_step) {
   if (file.format() != trace_format || file.read_integer_attribute("/", "format_version") != file_version ||
-      file.read_text_attribute("/", "phases") != joined_phase_names()) {
+      !has_these_phases(file)) {
     throw Error(ExitCode::output, file.path() + ": written by another version of the program", Scope::this_rank,
                 Cause::damage);
   }

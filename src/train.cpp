@@ -13,13 +13,13 @@ namespace nanorun {
 namespace {
 
 /// Seconds after which a progress line comes before log_every says so.
-constexpr double longest_silence = 10;
+constexpr double max_silence = 10;
 
 /// This rank's part of a step. Where its tokens could not be read, `failure` says why.
 struct Batch {
   long step = -1;
   std::span<const Token> tokens;  ///< rows of train.length + 1
-  FedSequence first;              ///< the first row, on its way to the device
+  DeviceSequence first;           ///< the first row, on its way to the device
   Cursor after;                   ///< where the stream goes on
   std::exception_ptr failure;
 };
@@ -32,13 +32,13 @@ class Training {
  private:
   void train_step();
   Batch read_batch(long step);
-  FedSequence feed(const Batch& batch, std::size_t row);
+  DeviceSequence upload(const Batch& batch, std::size_t row);
   void forward_backward(const Batch& batch);
-  void agree();
+  void synchronise();
   void require_tokens();
   void validate();
   void save();
-  void keep_folder();
+  void keep_directory();
   void log_step(double seconds);
   void step_until_done();
   ExitCode finish();
@@ -87,7 +87,7 @@ Training::Training(Context& context, const Config& config)
     saved_step_ = -1;
     save();
   }
-  context_.look_at_device_memory();
+  context_.sample_device_memory();
 }
 
 ExitCode Training::run() {
@@ -147,7 +147,7 @@ void Training::train_step() {
     run_.optimizer.step(*run_.trace, progress_.step);
   }
   if (progress_.step + 1 < config_.train.steps) ahead_ = read_batch(progress_.step + 1);
-  agree();
+  synchronise();
 
   const double seconds = context_.seconds_since_start() - begin;
   run_seconds_ += seconds;
@@ -159,7 +159,7 @@ void Training::train_step() {
   progress_.step += 1;
   if (progress_.step == first_step_ + 1) {
     time_to_first_step_ = context_.seconds_since_start();
-    context_.look_at_device_memory();
+    context_.sample_device_memory();
   }
   run_.trace->end_step(static_cast<double>(step_tokens(config_.train)), loss_);
 }
@@ -175,33 +175,33 @@ Batch Training::read_batch(long step) {
     return batch;
   }
   batch.after = run_.loader->cursor();
-  batch.first = feed(batch, 0);
+  batch.first = upload(batch, 0);
   return batch;
 }
 
-FedSequence Training::feed(const Batch& batch, std::size_t row) {
+DeviceSequence Training::upload(const Batch& batch, std::size_t row) {
   Region region(*run_.trace, Phase::data);
   const std::size_t size = config_.train.length + 1;
-  return run_.model.feed(Sequence::of(batch.tokens.subspan(row * size, size)), window(batch.step));
+  return run_.model.upload(Sequence::of(batch.tokens.subspan(row * size, size)), window(batch.step));
 }
 
 void Training::forward_backward(const Batch& batch) {
   const auto await = [&](int layer) { run_.optimizer.await_weights(*run_.trace, layer); };
-  const auto take = [&](int layer) { run_.optimizer.take_gradients(*run_.trace, layer, progress_.step); };
+  const auto take = [&](int layer) { run_.optimizer.start_reduce_scatter(*run_.trace, layer, progress_.step); };
   const std::size_t rows = batch.tokens.size() / (config_.train.length + 1);
   for (std::size_t row = 0; row < rows; ++row) {
     Model<Real>::LayerHooks hooks;
     if (row == 0) hooks.enter = await;
     if (row + 1 == rows) hooks.leave = take;
     const auto before = row == 0 ? Model<Real>::Gradients::none : Model<Real>::Gradients::sums;
-    run_.model.forward_backward(*run_.trace, row == 0 ? batch.first : feed(batch, row), before, hooks);
+    run_.model.forward_backward(*run_.trace, row == 0 ? batch.first : upload(batch, row), before, hooks);
   }
 }
 
 /// Ends every step: waits for the device, then one reduction carries the loss and what any rank has seen that should
 /// stop the run. Nothing of a step that fails here reaches a checkpoint.
-void Training::agree() {
-  Region region(*run_.trace, Phase::agree);
+void Training::synchronise() {
+  Region region(*run_.trace, Phase::sync);
   run_.model.loss().collect(context_.stream());
   run_.optimizer.squares().collect(context_.stream());
   {
@@ -251,8 +251,8 @@ void Training::fail_not_finite(const std::string& what, long step) {
               Scope::all_ranks);
 }
 
-void Training::keep_folder() {
-  if (run_.folder.keep()) run_.folder.write("deck.toml", to_toml(config_));
+void Training::keep_directory() {
+  if (run_.directory.keep()) run_.directory.write("deck.toml", to_toml(config_));
 }
 
 void Training::log_step(double seconds) {
@@ -269,8 +269,8 @@ void Training::log_step(double seconds) {
   Region region(*run_.trace, Phase::output);
   const double now = context_.seconds_since_start();
   const bool due = done % config_.run.log_every == 0 || done == config_.train.steps || done == first_step_ + 1;
-  if (due || now - last_line_ > longest_silence) {
-    if (comm_.root()) keep_folder();
+  if (due || now - last_line_ > max_silence) {
+    if (comm_.root()) keep_directory();
     run_.log.line(format_step(report));
     last_line_ = now;
   } else {
@@ -303,7 +303,7 @@ void Training::validate() {
     throw;
   }
   validation_loss_ = comm_.all_reduce(loss, Reduce::sum) / static_cast<double>(run_.data.validation_places.size());
-  context_.look_at_device_memory();
+  context_.sample_device_memory();
   run_.trace->add_validation(progress_.step, *validation_loss_);
   run_.log.line(
       fmt::format("validation at step {}/{}: loss {:.5f}", progress_.step, config_.train.steps, *validation_loss_));
@@ -321,7 +321,7 @@ void Training::save() {
   if (progress_.step == saved_step_) return;
   Region region(*run_.trace, Phase::checkpoint);
   comm_.together([&] {
-    if (comm_.root()) keep_folder();
+    if (comm_.root()) keep_directory();
   });
   run_.trace->flush();
   try {
@@ -361,12 +361,12 @@ RunSummary Training::write_summary(const std::string& stopped_by) {
   const std::uint64_t memory = peak_memory_bytes();
   summary.peak_memory = comm_.all_reduce(memory, Reduce::max);
   summary.peak_memory_total = comm_.all_reduce(memory, Reduce::sum);
-  context_.look_at_device_memory();
+  context_.sample_device_memory();
   summary.peak_device_memory = comm_.all_reduce(context_.peak_device_memory(), Reduce::max);
   summary.stopped_by = stopped_by;
   summary.phases = run_.trace->summarise();
   comm_.together([&] {
-    if (comm_.root()) run_.folder.write("summary.json", summary_json(summary));
+    if (comm_.root()) run_.directory.write("summary.json", summary_json(summary));
   });
   return summary;
 }

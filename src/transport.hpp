@@ -1,6 +1,6 @@
 #pragma once
-// What carries messages between the ranks' memory of tensors: MPI between hosts' memory; between devices NCCL, or
-// copies into each other's memory where one host has all of them.
+// What carries messages between the ranks' memory of tensors: MPI between host memory; between devices NCCL, or
+// copies into each other's memory where one node has all of them.
 
 #include <memory>
 #include <span>
@@ -33,8 +33,8 @@ class Transport {
 
   /// For the log.
   virtual std::string name() const = 0;
-  /// Whether an exchange holds multiprocessors, also while it waits for other ranks.
-  virtual bool holds_multiprocessors() const { return false; }
+  /// Whether an exchange occupies SMs, also while it waits for other ranks.
+  virtual bool occupies_sms() const { return false; }
   /// Collective. Memory of which all ranks have as much and that outlives the transport. What is sent out of it as
   /// weights arrives at the same place in that of the receiver.
   virtual void share(std::span<std::byte> /*memory*/) {}
@@ -53,7 +53,7 @@ class Transport {
   std::byte* slot(int set, int i) const { return incoming_.space().data() + (set * peers_ + i) * slot_bytes_; }
   std::size_t slot_bytes() const { return slot_bytes_; }
 
-  /// Of all slots: enough for bandwidth; on hosts little enough to stay in cache for the sum.
+  /// Of all slots: enough for bandwidth; in the CPU build little enough to stay in cache for the sum.
   static const std::size_t incoming_bytes;
   /// What libraries take of a device's memory.
   static std::size_t library_bytes(int ranks, TransportChoice choice);

@@ -9,7 +9,7 @@ namespace nanorun {
 const std::size_t Transport::incoming_bytes = std::size_t{128} << 20;
 
 /// NCCL: what it took on 2 and on 4 H200 GPUs of one node that send and receive among each other. Peers take none.
-/// Where the transport is chosen at start, hosts count as having up to eight devices.
+/// Where the transport is chosen at start, nodes count as having up to eight devices.
 std::size_t Transport::library_bytes(int ranks, TransportChoice choice) {
   constexpr int devices_of_host = 8;
   const bool peers =

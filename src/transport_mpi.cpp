@@ -1,4 +1,4 @@
-// Tensors travel through MPI, which sees memory of the host alone.
+// Tensors travel through MPI, which sees host memory only.
 
 #include <mpi.h>
 
@@ -11,7 +11,7 @@ namespace nanorun {
 namespace {
 
 /// MPI counts bytes in an int.
-constexpr std::size_t longest_message = std::size_t{1} << 30;
+constexpr std::size_t max_message = std::size_t{1} << 30;
 
 class MpiTransport : public Transport {
  public:
@@ -33,12 +33,12 @@ void MpiTransport::exchange(Payload, std::span<const Message> messages) {
     outgoing.emplace_back(message.out).download(stream());
     const std::span<const std::byte> out = outgoing.back().span();
     const std::span<std::byte> in = incoming.emplace_back(message.in).span();
-    for (std::size_t at = 0; at < in.size(); at += longest_message) {
-      const auto count = static_cast<int>(std::min(longest_message, in.size() - at));
+    for (std::size_t at = 0; at < in.size(); at += max_message) {
+      const auto count = static_cast<int>(std::min(max_message, in.size() - at));
       MPI_Irecv(in.data() + at, count, MPI_BYTE, from, 0, comm_.handle(), &requests.emplace_back());
     }
-    for (std::size_t at = 0; at < out.size(); at += longest_message) {
-      const auto count = static_cast<int>(std::min(longest_message, out.size() - at));
+    for (std::size_t at = 0; at < out.size(); at += max_message) {
+      const auto count = static_cast<int>(std::min(max_message, out.size() - at));
       MPI_Isend(out.data() + at, count, MPI_BYTE, to, 0, comm_.handle(), &requests.emplace_back());
     }
   }

@@ -9,11 +9,11 @@
 namespace nanorun {
 
 namespace {
-constexpr int most_peers = 8;
+constexpr int max_peers = 8;
 }
 
 NcclTransport::NcclTransport(Comm& comm, kernels::Stream stream, std::string reason)
-    : Transport(stream, std::min(comm.size() - 1, most_peers)), comm_(comm), reason_(std::move(reason)) {
+    : Transport(stream, std::min(comm.size() - 1, max_peers)), comm_(comm), reason_(std::move(reason)) {
   ncclUniqueId id{};
   comm_.together([&] {
     if (comm_.root()) require(ncclGetUniqueId(&id), "ncclGetUniqueId");

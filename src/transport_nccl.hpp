@@ -1,5 +1,5 @@
 #pragma once
-// Tensors in device memory travel through NCCL, between hosts or within one.
+// Tensors in device memory travel through NCCL, between nodes or within one.
 
 #include <string>
 
@@ -14,7 +14,7 @@ class NcclTransport : public Transport {
   ~NcclTransport() override;
 
   std::string name() const override { return reason_.empty() ? "NCCL" : "NCCL, since " + reason_; }
-  bool holds_multiprocessors() const override { return true; }
+  bool occupies_sms() const override { return true; }
   void exchange(Payload payload, std::span<const Message> messages) override;
   void check() override;
 

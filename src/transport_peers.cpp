@@ -38,7 +38,7 @@ std::size_t PeerTransport::flags_bytes(int ranks) { return ranks * static_cast<i
 
 std::unique_ptr<Transport> PeerTransport::connect(Comm& comm, Stream stream, std::string& reason) {
   if (comm.ranks_of_host() < comm.size()) {
-    reason = "the ranks are on several hosts";
+    reason = "the ranks are on several nodes";
     return nullptr;
   }
   std::unique_ptr<PeerTransport> transport(new PeerTransport(comm, stream));

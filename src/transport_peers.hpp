@@ -1,6 +1,6 @@
 #pragma once
-// Tensors travel between the devices of one host as copies into each other's memory. Copies and waits take no
-// multiprocessor, so that products run beside them at full speed.
+// Tensors travel between the devices of one node as copies into each other's memory. Copies and waits take no
+// SM, so that GEMMs run beside them at full speed.
 
 #include <cstdint>
 #include <string>
@@ -14,7 +14,7 @@ namespace nanorun {
 /// receiver's. Flags count, so that a rank may run ahead: all ranks make the same exchanges.
 class PeerTransport : public Transport {
  public:
-  /// Collective. Empty, with the reason, where not all ranks are on one host or not all devices reach each other.
+  /// Collective. Empty, with the reason, where not all ranks are on one node or not all devices reach each other.
   static std::unique_ptr<Transport> connect(Comm& comm, kernels::Stream stream, std::string& reason);
   ~PeerTransport() override;
 

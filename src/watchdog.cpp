@@ -40,7 +40,7 @@ Watchdog::~Watchdog() {
   beating_.join();
   quietly([&] {
     remove_file(file_of(rank_), ExitCode::output);
-    remove_empty_directory(folder_, ExitCode::output);
+    remove_empty_directory(directory_, ExitCode::output);
   });
 }
 
@@ -49,8 +49,8 @@ void Watchdog::set_timeout(double seconds) {
   timeout_ = Seconds(seconds);
 }
 
-void Watchdog::share_heartbeats(const std::string& folder) {
-  folder_ = folder;
+void Watchdog::share_heartbeats(const std::string& directory) {
+  directory_ = directory;
   write({});
   beating_ = std::jthread([this](std::stop_token stop) { beat(stop); });
 }
@@ -68,7 +68,7 @@ void Watchdog::disarm() {
   culprit_ = unknown_culprit;
 }
 
-/// Body of the thread that ends the job.
+/// Runs in the thread that ends the job.
 void Watchdog::watch(std::stop_token stop) {
   Clock::time_point last = Clock::now(), alive = last;
   std::uint64_t signs = 0;
@@ -81,14 +81,14 @@ void Watchdog::watch(std::stop_token stop) {
     if (what_ != nullptr && Clock::now() - since_ > timeout_) expire();
     const std::uint64_t signs_before = std::exchange(signs, kernels::life.signs.load());
     if (signs != signs_before || what_ != nullptr || !working_) alive = Clock::now();
-    if (Clock::now() - alive > longest_silence()) expire_at_work();
+    if (Clock::now() - alive > max_silence()) expire_at_work();
   }
 }
 
-/// A slow rank is not to be taken for one that hangs: between two signs lies one loop over rows or one product, and no
-/// core takes more than a nanosecond for an operation of a product. Where there are several ranks, those that wait in a
+/// A slow rank is not to be taken for one that hangs: between two signs lies one loop over rows or one GEMM, and no
+/// core takes more than a nanosecond for an operation of a GEMM. Where there are several ranks, those that wait in a
 /// collective see more than this one, and speak first.
-Watchdog::Seconds Watchdog::longest_silence() const {
+Watchdog::Seconds Watchdog::max_silence() const {
   constexpr Seconds operation(1e-9);
   return (ranks_ > 1 ? 2 : 1) * timeout_ + kernels::life.max_work.load() * operation;
 }
@@ -101,7 +101,7 @@ void Watchdog::expire() {
 void Watchdog::expire_at_work() {
   end_job(fmt::format(
       "rank {}: hangs outside of collectives at step {}: no sign of life for {:.4g} s (see comm.timeout_seconds)",
-      rank_, step_.load(), longest_silence().count()));
+      rank_, step_.load(), max_silence().count()));
 }
 
 void Watchdog::end_job(const std::string& message) {
@@ -110,7 +110,7 @@ void Watchdog::end_job(const std::string& message) {
   std::abort();
 }
 
-/// Body of the thread that writes this rank's line, and reads all lines in the second half of a timeout.
+/// Runs in the thread that writes this rank's line, and reads all lines in the second half of a timeout.
 void Watchdog::beat(std::stop_token stop) {
   std::optional<std::vector<Heartbeat>> halfway;
   std::uint64_t halfway_collective = 0;
@@ -139,7 +139,7 @@ void Watchdog::beat(std::stop_token stop) {
   }
 }
 
-std::string Watchdog::file_of(int rank) const { return fmt::format("{}/{}", folder_, rank); }
+std::string Watchdog::file_of(int rank) const { return fmt::format("{}/{}", directory_, rank); }
 
 void Watchdog::write(const Heartbeat& heartbeat) const {
   overwrite_start(file_of(rank_),
@@ -164,7 +164,7 @@ std::vector<Watchdog::Heartbeat> Watchdog::read_all() const {
 
 /// Whom the lines of half a timeout blame for the collective that this rank waits in.
 std::string Watchdog::find_culprit(const std::vector<Heartbeat>& then, const std::vector<Heartbeat>& now) const {
-  // Where the folder does not even take this rank's lines, the others' say nothing.
+  // Where the directory does not even take this rank's lines, the others' say nothing.
   if (now[rank_].beats == then[rank_].beats) return unknown_culprit;
   std::vector<int> silent, outside, behind;
   for (int rank = 0; rank < ranks_; ++rank) {

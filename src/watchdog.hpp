@@ -2,11 +2,11 @@
 // Ends the job when a collective outlasts its timeout, and names the rank to blame; also when this rank hangs elsewhere
 // while it computes.
 //
-// To find that rank, each rank's watchdog keeps a line about its rank in a file of its own in a folder that all ranks
-// see, and reads the others' while a collective takes long: a line that stands still belongs to a rank that is stopped
-// or dead, one that counts fewer collectives to a rank that lives and hangs elsewhere. Files reach over nodes where
-// MPI may be what hangs, and need no open ports. A line is as long as any other and each access opens and closes the
-// file, so close-to-open consistency, as of NFS, is enough; the clocks of hosts are not compared. The files have a
+// To find that rank, each rank's watchdog keeps a line about its rank in a file of its own in a directory that all
+// ranks see, and reads the others' while a collective takes long: a line that stands still belongs to a rank that is
+// stopped or dead, one that counts fewer collectives to a rank that lives and hangs elsewhere. Files reach over nodes
+// where MPI may be what hangs, and need no open ports. A line is as long as any other and each access opens and closes
+// the file, so close-to-open consistency, as of NFS, is enough; the clocks of hosts are not compared. The files have a
 // thread of their own, since a file system that hangs must not hold up the end of the job.
 
 #include <atomic>
@@ -25,7 +25,7 @@ class Watchdog {
  public:
   /// `abort` ends the job and does not return; it is called on a thread of the watchdog.
   Watchdog(int rank, int ranks, std::function<void()> abort);
-  /// Removes this rank's heartbeat file, and the folder with the last of them.
+  /// Removes this rank's heartbeat file, and the directory with the last of them.
   ~Watchdog();
 
   /// Watches from construction to destruction.
@@ -56,8 +56,9 @@ class Watchdog {
   /// Step named by the message.
   void set_step(long step) { step_ = step; }
   long step() const { return step_; }
-  /// Starts the heartbeats of this rank in `folder`, which exists. Throws Error(output) if its file cannot be written.
-  void share_heartbeats(const std::string& folder);
+  /// Starts the heartbeats of this rank in `directory`, which exists. Throws Error(output) if its file cannot be
+  /// written.
+  void share_heartbeats(const std::string& directory);
 
  private:
   using Clock = std::chrono::steady_clock;
@@ -78,7 +79,7 @@ class Watchdog {
   [[noreturn]] void expire();
   [[noreturn]] void expire_at_work();
   [[noreturn]] void end_job(const std::string& message);
-  Seconds longest_silence() const;
+  Seconds max_silence() const;
 
   std::string file_of(int rank) const;
   void write(const Heartbeat& heartbeat) const;
@@ -87,7 +88,7 @@ class Watchdog {
 
   const int rank_, ranks_;
   const std::function<void()> abort_;
-  std::string folder_;
+  std::string directory_;
   std::atomic<long> step_{0};
   std::atomic<bool> working_{false};
 

@@ -9,12 +9,12 @@ from pathlib import Path
 LAYERS = """
 text
 error
-arena build early files
+arena build early files slab
 watchdog h5_library
 config config_keys config_check config_toml comm h5 h5_shared h5_structure
-context transport mask schedule stop data trace trace_file run_folder
+context transport mask schedule stop data trace trace_file run_directory
 transport_mpi transport_nccl transport_peers tensor_comm
-transport_devices params feed
+transport_devices params uploader
 import activations run_data checkpoint_file
 model optimizer checkpoint command_line
 report
@@ -71,7 +71,7 @@ def breaches_of(path, root):
         if in_kernels and header.startswith("src/"):
             yield f"{where}: kernels never include src"
         if path.suffix in (".cu", ".cuh") and header.startswith("Kokkos"):
-            yield f"{where}: CUDA bodies see no Kokkos"
+            yield f"{where}: CUDA implementations see no Kokkos"
         if not in_kernels and header.startswith("kernels/") and header not in KERNEL_HEADERS:
             yield f"{where} is private to kernels; src sees only {', '.join(sorted(KERNEL_HEADERS))}"
         if not in_kernels and header.startswith("src/"):

@@ -53,7 +53,7 @@ struct Training {
   }
 
   Checkpoints checkpoints(const std::string& folder) {
-    return {comm, config.checkpoint, folder, "[run]\nname = \"test\"\n", model_fingerprint(table)};
+    return {comm, config.checkpoint, folder, "[run]\nname = \"test\"\n", model_fingerprint(table.layout())};
   }
 
   /// Elements that differ from those of a run of the seed.

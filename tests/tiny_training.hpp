@@ -58,8 +58,8 @@ class TinyTraining {
       const std::size_t at = (static_cast<std::size_t>(step_) * config_.train.sequences + j) * length;
       if (at + length + 1 > tokens_.size()) throw std::runtime_error("too few tokens");
       const bool first = j == comm_.rank() * local;
-      const FedSequence sequence = model_.feed(Sequence::of(std::span(tokens_).subspan(at, length + 1)),
-                                               long_window(config_.window, step_, config_.train.steps));
+      const DeviceSequence sequence = model_.upload(Sequence::of(std::span(tokens_).subspan(at, length + 1)),
+                                                    long_window(config_.window, step_, config_.train.steps));
       model_.forward_backward(trace_, sequence, first ? Model<Real>::Gradients::none : Model<Real>::Gradients::sums);
     }
     model_.loss().collect(streams_.compute.stream);
@@ -69,7 +69,7 @@ class TinyTraining {
   }
 
   void update() {
-    for (int layer = config_.model.layers; layer >= -1; --layer) optimizer_.take_gradients(trace_, layer, step_);
+    for (int layer = config_.model.layers; layer >= -1; --layer) optimizer_.start_reduce_scatter(trace_, layer, step_);
     optimizer_.step(trace_, step_++);
     ops::synchronize(streams_.comm.stream);
   }

@@ -43,7 +43,7 @@ inline void run_steps(Trace& trace, long first, long last) {
       }
       {
         Region reduce(trace, Phase::reduce_gradients);
-        Region agree(trace, Phase::agree);
+        Region sync(trace, Phase::sync);
         work();
       }
     }

@@ -80,7 +80,7 @@ class Program(FaultTest):
             self.assertGreaterEqual(seconds["min_seconds"], 0, phase)
             self.assertLessEqual(seconds["min_seconds"], seconds["avg_seconds"] + slack, phase)
             self.assertLessEqual(seconds["avg_seconds"], seconds["max_seconds"] + slack, phase)
-        for phase in ("data", "forward", "head", "backward", "muon", "adam", "agree", "validation", "checkpoint"):
+        for phase in ("data", "forward", "head", "backward", "muon", "adam", "sync", "validation", "checkpoint"):
             self.assertGreater(phases[phase]["max_seconds"], 0, phase)
 
         by_rank = {rank: sum(seconds.values()) for rank, seconds in steps.items()}

@@ -39,7 +39,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   config.restart = file.path();
   const bool verified = fuzz::accepts([&] { verify_checkpoint(fuzz::comm(), file.path()); });
   const bool restored = fuzz::accepts([&] {
-    Checkpoints(fuzz::comm(), config, "", to_toml(target.config), model_fingerprint(target.table))
+    Checkpoints(fuzz::comm(), config, "", to_toml(target.config), model_fingerprint(target.table.layout()))
         .restore(target.optimizer.slabs());
   });
   fuzz::require(verified || !restored, "a checkpoint was restored that does not verify");

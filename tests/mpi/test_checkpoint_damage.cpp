@@ -50,7 +50,7 @@ void write_version_1(const std::string& path, const Progress& p, Training& run) 
     sums.push_back(h5::checksum<float>(slab.data, slab.first_row * slab.cols));
   }
   run.comm.all_reduce(std::span(sums), Reduce::sum);
-  const std::string model = model_fingerprint(run.table), deck = "[run]\nname = \"test\"\n";
+  const std::string model = model_fingerprint(run.table.layout()), deck = "[run]\nname = \"test\"\n";
   on_root([&] {
     h5::File file = h5::File::create(path);
     file.write_attribute("/", "format", std::string("nanorun checkpoint"));

@@ -47,7 +47,7 @@ struct Training {
   Optimizer<Real> optimizer{config, table, weights, gradients.span(), tensor_comm, test_context->stream()};
 
   Checkpoints checkpoints(const std::string& folder) {
-    return {test_comm(), config.checkpoint, folder, "", model_fingerprint(table)};
+    return {test_comm(), config.checkpoint, folder, "", model_fingerprint(table.layout())};
   }
 
   /// The optimizer's tensors, and every rank's weights that products read, are those of fill().

@@ -105,7 +105,7 @@ class TraceJson(ScalingTest):
                 self.assertGreaterEqual(event["ts"], step["ts"] - ROUNDING)
                 self.assertLessEqual(event["ts"] + event["dur"], step["ts"] + step["dur"] + ROUNDING)
             names = [e["name"] for e in mine if e["cat"] == "phase" and e["args"]["step"] == CHOSEN[0]]
-            for name, count in (("forward", 2), ("backward", 2), ("agree", 1)):
+            for name, count in (("forward", 2), ("backward", 2), ("sync", 1)):
                 self.assertEqual(names.count(name), count, names)
             self.assertLessEqual({"data", "forward", "head", "backward", "muon", *COLLECTIVES}, set(names))
             transfers = [e["name"] for e in mine if e["cat"] == "transfer" and e["args"]["step"] == CHOSEN[0]]
@@ -115,10 +115,10 @@ class TraceJson(ScalingTest):
     def test_collectives_overlap_in_time_across_ranks(self):
         """The ranks count from one moment: none can leave the reduction of a step before all have come."""
         for step in CHOSEN:
-            agree = [e for e in self.complete if e["name"] == "agree" and e["args"]["step"] == step]
-            self.assertEqual(len(agree), RANKS)
+            sync = [e for e in self.complete if e["name"] == "sync" and e["args"]["step"] == step]
+            self.assertEqual(len(sync), RANKS)
             slack = 5e4  # microseconds between the ranks' departures from the barrier at which the clocks start
-            self.assertLess(max(e["ts"] for e in agree), min(e["ts"] + e["dur"] for e in agree) + slack)
+            self.assertLess(max(e["ts"] for e in sync), min(e["ts"] + e["dur"] for e in sync) + slack)
 
     def test_lengths_are_those_of_the_trace_file(self):
         for event in self.complete:

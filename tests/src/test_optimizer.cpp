@@ -63,7 +63,7 @@ TEST(Optimizer, UpdatesInTheBackwardPassWaitForNoTransferThatABlockDoesNotHide) 
       {11, {"head"}}, {1, {"value_embedding.2"}}, {0, {"value_embedding.1"}}};
   for (int layer = 12; layer >= -1; --layer) {
     const std::vector<double> before = f.values();
-    f.optimizer.take_gradients(f.trace, layer, 0);
+    f.optimizer.start_reduce_scatter(f.trace, layer, 0);
     const auto found = expected.find(layer);
     EXPECT_EQ(f.changed_since(before), found == expected.end() ? std::set<std::string>() : found->second) << layer;
   }
@@ -75,7 +75,8 @@ TEST(Optimizer, EveryStepUpdatesEveryTensorOnce) {
   Fixture f(small_config());
   for (int step = 0; step < 3; ++step) {
     const std::vector<double> before = f.values();
-    for (int layer = f.config.model.layers; layer >= -1; --layer) f.optimizer.take_gradients(f.trace, layer, step);
+    for (int layer = f.config.model.layers; layer >= -1; --layer)
+      f.optimizer.start_reduce_scatter(f.trace, layer, step);
     f.optimizer.step(f.trace, step);
     EXPECT_EQ(f.changed_since(before).size(), f.table.parameters().size());
     // With gradients that never change Adam moves every element by the learning rate.

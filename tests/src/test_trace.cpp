@@ -32,13 +32,13 @@ TEST_F(TraceTest, ExclusiveTimesAddUpToTheStep) {
     const auto row = [&](Phase phase) { return seconds[step * Trace::phases + index(phase)]; };
     auto& event = inclusive.at(step);
     const double whole = event.at("step " + std::to_string(step));
-    EXPECT_NEAR(row(Phase::agree), event.at("agree"), 1e-8);
-    EXPECT_NEAR(row(Phase::reduce_gradients), event.at("reduce_gradients") - event.at("agree"), 1e-8);
+    EXPECT_NEAR(row(Phase::sync), event.at("sync"), 1e-8);
+    EXPECT_NEAR(row(Phase::reduce_gradients), event.at("reduce_gradients") - event.at("sync"), 1e-8);
     EXPECT_NEAR(row(Phase::backward), event.at("backward") - event.at("reduce_gradients"), 1e-8);
     EXPECT_NEAR(row(Phase::other), whole - event.at("backward"), 1e-8);
-    EXPECT_NEAR(row(Phase::agree) + row(Phase::reduce_gradients) + row(Phase::backward) + row(Phase::other), whole,
+    EXPECT_NEAR(row(Phase::sync) + row(Phase::reduce_gradients) + row(Phase::backward) + row(Phase::other), whole,
                 1e-8);
-    for (const Phase phase : {Phase::agree, Phase::reduce_gradients, Phase::backward, Phase::other}) {
+    for (const Phase phase : {Phase::sync, Phase::reduce_gradients, Phase::backward, Phase::other}) {
       EXPECT_GE(row(phase), 0.002) << phase_name(phase);
     }
     EXPECT_EQ(row(Phase::muon), 0);
@@ -72,10 +72,10 @@ TEST_F(TraceTest, EventsOfChosenStepsNest) {
       const Span x(a), y(b);
       EXPECT_TRUE(x.before(y) || y.before(x) || x.within(y) || y.within(x)) << a << b;
       EXPECT_TRUE(b.at("name") != "step 1" || x.within(y)) << a;
-      EXPECT_TRUE(name != "agree" || b.at("name") != "backward" || x.within(y)) << a;
+      EXPECT_TRUE(name != "sync" || b.at("name") != "backward" || x.within(y)) << a;
     }
   }
-  EXPECT_EQ(count, (std::map<std::string, int>{{"step 1", 1}, {"backward", 1}, {"reduce_gradients", 2}, {"agree", 1}}));
+  EXPECT_EQ(count, (std::map<std::string, int>{{"step 1", 1}, {"backward", 1}, {"reduce_gradients", 2}, {"sync", 1}}));
 }
 
 TEST_F(TraceTest, EventsNameProcessAndThreads) {
@@ -103,7 +103,7 @@ TEST_F(TraceTest, DisabledWritesNothingButKeepsSums) {
   trace->finish();
   EXPECT_TRUE(std::filesystem::is_empty(folder_ / ""));
   const Trace::Summary summary = trace->summarise();
-  EXPECT_GE(summary.avg[index(Phase::agree)], 0.004);
+  EXPECT_GE(summary.avg[index(Phase::sync)], 0.004);
   EXPECT_GE(summary.avg[index(Phase::other)], 0.004);
   EXPECT_EQ(summary.communication, 0);
 }
@@ -177,7 +177,7 @@ class TransferTest : public TraceTest {
         order(compute_, collectives_);
       }
       exposed_transfer(trace, Phase::gather_weights);
-      exposed_transfer(trace, Phase::agree);
+      exposed_transfer(trace, Phase::sync);
       trace.end_step(1, 1);
     }
   }
@@ -207,7 +207,7 @@ TEST_F(TransferTest, TransfersHaveATrackOfTheirOwn) {
     EXPECT_TRUE(transfer.within(regions.at("step 1"))) << name;
   }
   EXPECT_TRUE(transfers.at("reduce_gradients").before(transfers.at("gather_weights")));
-  EXPECT_TRUE(transfers.at("gather_weights").before(transfers.at("agree")));
+  EXPECT_TRUE(transfers.at("gather_weights").before(transfers.at("sync")));
   EXPECT_TRUE(regions.at("backward").within(transfers.at("reduce_gradients")));
   EXPECT_TRUE(transfers.at("gather_weights").within(regions.at("gather_weights")));
 }
@@ -220,7 +220,7 @@ TEST_F(TransferTest, CommunicationIsTheTimeOfTransfers) {
 
   Reals lasted(2);  // of the transfers of gradients and weights in trace.json
   for (const json& event : events()) {
-    if (event.at("ph") != "X" || event.at("cat") != "transfer" || event.at("name") == "agree") continue;
+    if (event.at("ph") != "X" || event.at("cat") != "transfer" || event.at("name") == "sync") continue;
     lasted.at(event.at("args").at("step")) += event.at("dur").get<double>() / 1e6;
   }
   const Content content = read();

@@ -34,7 +34,7 @@ TEST_F(TraceFileTest, FileHoldsEveryStep) {
   EXPECT_EQ(content.seconds.size(), 5u * Trace::phases);
   EXPECT_EQ(content.communication, Reals(5));  // there were no transfers
   EXPECT_EQ(content.phases,
-            "data,forward,head,backward,reduce_gradients,muon,adam,gather_weights,agree,validation,checkpoint,output,"
+            "data,forward,head,backward,reduce_gradients,muon,adam,gather_weights,sync,validation,checkpoint,output,"
             "other");
   EXPECT_STREQ(phase_name(Phase::gather_weights), "gather_weights");
   EXPECT_FALSE(std::filesystem::exists(folder_ / "trace.json"));
@@ -116,9 +116,24 @@ TEST_F(TraceFileTest, ResumeOnFewerRanksKeepsTheirColumns) {
   ASSERT_EQ(content.seconds.size(), seconds.size());
   const auto row = content.seconds.begin() + 3 * Trace::phases;
   EXPECT_TRUE(std::equal(content.seconds.begin(), row, seconds.begin()));
-  EXPECT_GE(row[index(Phase::agree)], 0.002);
+  EXPECT_GE(row[index(Phase::sync)], 0.002);
   EXPECT_EQ(std::count(row + Trace::phases, content.seconds.end(), 0.0), 2 * Trace::phases);
   EXPECT_EQ(content.communication, (Reals{1, 2, 3, 0, 0, 0}));
+}
+
+TEST_F(TraceFileTest, ResumeTakesTheFormerNameOfAPhase) {
+  const auto first = trace();
+  run_steps(*first, 0, 1);
+  first->finish();
+  {
+    h5::File file = h5::File::open_append(folder_ / "trace.h5");
+    std::string phases = file.read_text_attribute("/", "phases");
+    file.write_attribute("/", "phases", phases.replace(phases.find(",sync,"), 6, ",agree,"));
+  }
+  const auto resumed = trace(1);
+  run_steps(*resumed, 1, 2);
+  resumed->finish();
+  EXPECT_EQ(read().step, (Integers{0, 1}));
 }
 
 TEST_F(TraceFileTest, ResumeMovesAnUnreadableFileAside) {

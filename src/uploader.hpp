@@ -37,7 +37,7 @@ class TokenSorter {
 };
 
 /// A Sequence in the ops' memory, with the masks of the layers that see the whole window and half of it.
-struct FedSequence {
+struct DeviceSequence {
   std::span<const kernels::Token> tokens;
   std::span<const kernels::Token> targets;
   std::span<const std::int32_t> order;  ///< of the tokens, as TokenSorter makes it
@@ -45,18 +45,18 @@ struct FedSequence {
 };
 
 /// Two sets of buffers, so that the host prepares a sequence while the device still works on the one before.
-class Feed {
+class Uploader {
  public:
   /// Sequences have `length` tokens, documents begin with `end_of_text`. Copies run on `upload`.
-  Feed(int length, const WindowConfig& window, kernels::Token end_of_text, kernels::Stream upload);
-  ~Feed();
-  Feed(const Feed&) = delete;
-  Feed& operator=(const Feed&) = delete;
+  Uploader(int length, const WindowConfig& window, kernels::Token end_of_text, kernels::Stream upload);
+  ~Uploader();
+  Uploader(const Uploader&) = delete;
+  Uploader& operator=(const Uploader&) = delete;
 
   /// Work that `compute` gets from now on may read the result, until release(), which comes before the next load().
   /// window: tokens of the long layers' window. The host's tokens are not needed after the call. Throws
   /// Error(internal) unless the sequence has `length` tokens and targets.
-  FedSequence load(kernels::Stream compute, const Sequence& sequence, int window);
+  DeviceSequence load(kernels::Stream compute, const Sequence& sequence, int window);
   /// After the last work on the sequence that load() returned has been enqueued on `compute`.
   void release(kernels::Stream compute);
 

@@ -1,4 +1,4 @@
-#include "src/run_folder.hpp"
+#include "src/run_directory.hpp"
 
 #include <fmt/ranges.h>
 #include <unistd.h>
@@ -86,7 +86,7 @@ void require_same_directory(Comm& comm, const Config& config) {
   });
 }
 
-RunFolder::RunFolder(Comm& comm, const Config& config)
+RunDirectory::RunDirectory(Comm& comm, const Config& config)
     : comm_(comm),
       path_(config.run.outputs + "/" + config.run.name),
       stop_file_(config.stop.file.empty() ? file("stop") : config.stop.file) {
@@ -99,9 +99,9 @@ RunFolder::RunFolder(Comm& comm, const Config& config)
   if (comm_.size() > 1) require_in_sight();
 }
 
-RunFolder::~RunFolder() { remove_unused(); }
+RunDirectory::~RunDirectory() { remove_unused(); }
 
-void RunFolder::remove_unused() {
+void RunDirectory::remove_unused() {
   if (!made_) return;
   quietly([&] {
     if (list_directory(path_, ExitCode::output) != std::vector<std::string>{lock_name}) return;
@@ -110,7 +110,7 @@ void RunFolder::remove_unused() {
   });
 }
 
-void RunFolder::lock() {
+void RunDirectory::lock() {
   const FileLock& lock = locks_.emplace_back(file(lock_name), own_name(), ExitCode::output);
   if (lock.held_by()) {
     throw Error(ExitCode::output, fmt::format("the output directory {} is in use by {}", path_,
@@ -123,7 +123,7 @@ void RunFolder::lock() {
 
 /// Every rank looks for a file that rank 0 makes. Its name is new, so that no directory of another node, and nothing
 /// that a network file system remembers, stands in its way.
-void RunFolder::require_in_sight() {
+void RunDirectory::require_in_sight() {
   std::string mark;
   comm_.together([&] {
     if (!comm_.root()) return;
@@ -144,7 +144,7 @@ void RunFolder::require_in_sight() {
 }
 
 /// Throws, naming this rank, where the file is not there.
-void RunFolder::require_appearance(const std::string& mark) const {
+void RunDirectory::require_appearance(const std::string& mark) const {
   const std::string own = fmt::format("rank {} on host {}", comm_.rank(), host_name());
   bool seen = false;
   try {
@@ -158,13 +158,13 @@ void RunFolder::require_appearance(const std::string& mark) const {
                           own, path_));
 }
 
-std::optional<std::string> RunFolder::read(const std::string& name) const {
+std::optional<std::string> RunDirectory::read(const std::string& name) const {
   if (!has_file(file(name), ExitCode::output)) return std::nullopt;
   return read_text(file(name), max_text, ExitCode::output);
 }
 
 /// Whether an earlier run left anything but its lock, marks beside it and empty directories.
-bool RunFolder::holds_a_run() const {
+bool RunDirectory::holds_a_run() const {
   return std::ranges::any_of(list_directory(path_, ExitCode::output), [&](const std::string& name) {
     if (name.starts_with(lock_name)) return false;
     return kind_of_entry(file(name), ExitCode::output) != FileKind::directory ||
@@ -172,7 +172,7 @@ bool RunFolder::holds_a_run() const {
   });
 }
 
-void RunFolder::require_free_stop_file() {
+void RunDirectory::require_free_stop_file() {
   comm_.together([&] {
     if (!comm_.root()) return;
     const FileKind found = kind_of_entry(stop_file_, ExitCode::output);
@@ -185,7 +185,7 @@ void RunFolder::require_free_stop_file() {
   });
 }
 
-std::optional<std::string> RunFolder::begin(bool anew) {
+std::optional<std::string> RunDirectory::begin(bool anew) {
   std::optional<std::string> old;
   comm_.together([&] {
     if (!comm_.root()) return;
@@ -201,7 +201,7 @@ std::optional<std::string> RunFolder::begin(bool anew) {
   return old;
 }
 
-bool RunFolder::keep() {
+bool RunDirectory::keep() {
   try {
     if (locks_.back().in_place()) return false;
     make_directories(path_, ExitCode::output);
@@ -217,7 +217,7 @@ bool RunFolder::keep() {
   return true;
 }
 
-void RunFolder::write(const std::string& name, const std::string& text) const {
+void RunDirectory::write(const std::string& name, const std::string& text) const {
   replace_text(file(name), ExitCode::output, text);
 }
 

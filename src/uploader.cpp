@@ -1,4 +1,4 @@
-#include "src/feed.hpp"
+#include "src/uploader.hpp"
 
 #include <algorithm>
 #include <numeric>
@@ -15,7 +15,7 @@ using kernels::WorkspaceAllocator;
 
 namespace {
 
-/// What a slot holds for a sequence of `length` tokens, in memory of the host or of the device alike.
+/// What a slot holds for a sequence of `length` tokens, in host and in device memory alike.
 struct Layout {
   Layout(int length, Workspace space) {
     WorkspaceAllocator allocator(space);
@@ -42,7 +42,7 @@ void TokenSorter::sort(std::span<std::int32_t> order, std::span<const Token> tok
   for (std::size_t t = 0; t < tokens.size(); ++t) order[next_[tokens[t]]++] = static_cast<std::int32_t>(t);
 }
 
-Feed::Feed(int length, const WindowConfig& window, Token end_of_text, Stream upload)
+Uploader::Uploader(int length, const WindowConfig& window, Token end_of_text, Stream upload)
     : length_(length),
       window_(window),
       end_of_text_(end_of_text),
@@ -54,14 +54,14 @@ Feed::Feed(int length, const WindowConfig& window, Token end_of_text, Stream upl
   }
 }
 
-Feed::~Feed() {
+Uploader::~Uploader() {
   for (Slot& slot : slots_) {
     ops::destroy_event(slot.uploaded);
     ops::destroy_event(slot.consumed);
   }
 }
 
-FedSequence Feed::load(Stream compute, const Sequence& sequence, int window) {
+DeviceSequence Uploader::load(Stream compute, const Sequence& sequence, int window) {
   if (static_cast<int>(sequence.tokens.size()) != length_ || sequence.targets.size() != sequence.tokens.size()) {
     throw Error(ExitCode::internal, fmt::format("sequence of {} tokens and {} targets for {}", sequence.tokens.size(),
                                                 sequence.targets.size(), length_));
@@ -84,6 +84,6 @@ FedSequence Feed::load(Stream compute, const Sequence& sequence, int window) {
   return {device.tokens, device.targets, device.order, device.long_mask.view(), device.short_mask.view()};
 }
 
-void Feed::release(Stream compute) { ops::record(compute, slots_[current_].consumed); }
+void Uploader::release(Stream compute) { ops::record(compute, slots_[current_].consumed); }
 
 }  // namespace nanorun

@@ -15,16 +15,16 @@ namespace nanorun {
 /// has relative paths for all ranks.
 void require_same_directory(Comm& comm, const Config& config);
 
-class RunFolder {
+class RunDirectory {
  public:
   /// Collective. Creates the directory, unless an earlier run has, and locks it for the lifetime of the object; nothing
   /// else in it is touched before begin(). Throws Error(output) on all ranks alike when it cannot be written, another
   /// job holds the lock, or a rank does not see the directory of rank 0 there.
-  RunFolder(Comm& comm, const Config& config);
+  RunDirectory(Comm& comm, const Config& config);
   /// A directory in which no run began does not stay, where this object has made it.
-  ~RunFolder();
-  RunFolder(const RunFolder&) = delete;
-  RunFolder& operator=(const RunFolder&) = delete;
+  ~RunDirectory();
+  RunDirectory(const RunDirectory&) = delete;
+  RunDirectory& operator=(const RunDirectory&) = delete;
 
   const std::string& path() const { return path_; }
   std::string file(const std::string& name) const { return path_ + "/" + name; }

@@ -1,4 +1,4 @@
-#include "src/feed.hpp"
+#include "src/uploader.hpp"
 
 #include <gtest/gtest.h>
 
@@ -12,13 +12,13 @@ namespace {
 
 using kernels::Token;
 
-TEST(Feed, SortsPositionsByTokenThenPosition) {
+TEST(Uploader, SortsPositionsByTokenThenPosition) {
   std::vector<std::int32_t> order(7);
   TokenSorter().sort(order, std::vector<Token>{3, 0, 3, 65535, 1, 3, 0});
   EXPECT_EQ(order, (std::vector<std::int32_t>{1, 6, 4, 0, 2, 5, 3}));
 }
 
-TEST(Feed, SorterForgetsTheSequenceBefore) {
+TEST(Uploader, SorterForgetsTheSequenceBefore) {
   TokenSorter sorter;
   std::vector<std::int32_t> order(3);
   sorter.sort(order, std::vector<Token>{9, 9, 9});
@@ -26,9 +26,9 @@ TEST(Feed, SorterForgetsTheSequenceBefore) {
   EXPECT_EQ(order, (std::vector<std::int32_t>{1, 2, 0}));
 }
 
-TEST(Feed, SequenceOfAnotherLengthIsRefused) {
+TEST(Uploader, SequenceOfAnotherLengthIsRefused) {
   const WindowConfig window;
-  Feed feed(128, window, 0, {});
+  Uploader feed(128, window, 0, {});
   const std::vector<Token> row(129, 1), short_row(65, 1);
   EXPECT_THROW(feed.load({}, Sequence::of(short_row), 128), Error);
   EXPECT_THROW(feed.load({}, {Sequence::of(row).tokens, Sequence::of(short_row).targets}, 128), Error);
@@ -36,7 +36,7 @@ TEST(Feed, SequenceOfAnotherLengthIsRefused) {
   feed.release({});
 }
 
-TEST(Feed, SortsManyPositions) {
+TEST(Uploader, SortsManyPositions) {
   std::mt19937 generator(1);
   std::vector<Token> tokens(10000);
   for (Token& token : tokens) token = static_cast<Token>(generator() % 3000);
