@@ -11,6 +11,7 @@ usage='usage: measure_node.sh [--program PATH] [--data DIR] [--out DIR] [--gpus 
 all_parts=(windows losses nccl strong weak faults whole)
 step_ms=80 # of one sequence of record 21, for the estimates; an H100 takes less
 start_s=10 # of a run: from its start to the first step, and its end
+mean_window=(window.first=896 window.last=896) # about the mean of the schedule of record 21
 
 program=$root/build/h100/bin/nanorun
 data=data
@@ -20,7 +21,6 @@ minutes=9
 only=windows,losses,nccl,strong,weak,faults
 whole=
 deck=$root/inputs/record21.toml
-study_deck=
 steps=40
 overrides=()
 
@@ -36,7 +36,6 @@ read_arguments() {
       --program | --data | --out | --gpus | --minutes | --only | --deck | --steps)
         [[ $# -gt 1 ]] || die 2 "$1 needs a value"
         printf -v "${1#--}" '%s' "$2"
-        [[ $1 != --deck ]] || study_deck=$2
         shift
         ;;
       --)
@@ -65,7 +64,6 @@ find_programs() {
   [[ -f $deck ]] || die 2 "$deck: no such deck"
   [[ -d $data ]] || die 2 "$data: no such folder; --data names the one with the token shards or .bin files"
   program=$(realpath -s "$program") data=$(realpath "$data") deck=$(realpath "$deck")
-  study_deck=${study_deck:+$deck}
   # The report of the studies needs modules that the table does without.
   python=$(find_python 2>/dev/null && printf %s "$python") || python=python3
 }
@@ -210,25 +208,25 @@ measure_nccl() {
   fi
   affordable nccl "$(estimate "$nccl_steps" 1 1)" || return 0
   train nccl nccl "$most" "train.sequences=$most" "train.steps=$nccl_steps" validation.tokens=0 \
-    comm.transport=nccl window.first=896 window.last=896
+    comm.transport=nccl "${mean_window[@]}"
 }
 
-# A study like that of inputs/ on this node's ranks: write_study KIND SEQUENCES.
+# A study like that of inputs/studies/ on this node's ranks: write_study KIND SEQUENCES.
 write_study() {
   cat <<EOF
 [study]
 name = "$1"
 kind = "$1"
-deck = "${study_deck:-$root/inputs/scaling_$1.toml}"
+deck = "$deck"
 ranks = [${ranks[*]/%/,}]
 sequences = $2
 steps = $steps
 warmup = $((steps / 5))
 outputs = "$out/report"
-overrides = [$(printf "'%s', " "${overrides[@]}" "${common[@]}")]
+overrides = [$(printf "'%s', " "${mean_window[@]}" train.cooldown=0 "${overrides[@]}" "${common[@]}")]
 
 EOF
-  sed -n '/^\[prediction\]/,$p' "$root/inputs/study_$1.toml"
+  sed -n '/^\[prediction\]/,$p' "$root/inputs/studies/study_$1.toml"
 }
 
 # measure_study KIND SEQUENCES SECONDS: runs and report of scaling.py.

@@ -34,8 +34,8 @@ LINKING = [*PAGES, ROOT / "tests" / "golden" / "README.md"]
 
 # Words that stand for what the reader puts there.
 PLACEHOLDERS = {
-    "DECK": "inputs/record21.toml", "STUDY.toml": "inputs/study_strong.toml", "SHARD.bin": "shard.bin", "P": "4",
-    "W": "896", "FILE": "file", "OUTPUT": "output", "SHARD": "shard.h5", "BIN": "shard.bin", "JOB": "1",
+    "DECK": "inputs/record21.toml", "STUDY.toml": "inputs/studies/study_strong.toml", "SHARD.bin": "shard.bin",
+    "P": "4", "W": "896", "FILE": "file", "OUTPUT": "output", "SHARD": "shard.h5", "BIN": "shard.bin", "JOB": "1",
 }
 # Blocks that are neither commands nor decks, by their first words.
 OTHER_BLOCKS = {("architecture.md", "text"), ("scaling.md", "step = ["), ("building.md", "nanorun: "),
@@ -435,9 +435,10 @@ class Commands(unittest.TestCase):
             "nanorun shard --list", "nanorun shards a b", "nanorun verify --all FILE", "nanorun export SHARD",
             "ctest --preset gpu", "ctest -L unitary", "cmake --preset gpu", "cmake -S . -DNANORUN_GPU=ON",
             "cmake --builds build", "jobscripts/plot_runs.py outputs/x", "jobscripts/plot_run.py --picture x outputs/x",
-            "jobscripts/test.sh --all", "jobscripts/scaling.py inputs/study_none.toml",
-            "jobscripts/scaling.py inputs/study_weak.toml --launcher pbs", "jobscripts/ensemble.py --goal 3 outputs/x",
-            "source jobscripts/sites.sh", "apt-get install nanorun", "spack repo add spack/none",
+            "jobscripts/test.sh --all", "jobscripts/scaling.py inputs/studies/study_none.toml",
+            "jobscripts/scaling.py inputs/studies/study_weak.toml --launcher pbs",
+            "jobscripts/ensemble.py --goal 3 outputs/x", "source jobscripts/sites.sh", "apt-get install nanorun",
+            "spack repo add spack/none",
             "python3 tests/bench/compare_pytorch.py SHARD.bin --pair 3", "make",
         ]
         for command in wrong:

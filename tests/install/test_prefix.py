@@ -30,12 +30,13 @@ class Prefix(unittest.TestCase):
         self.assertRegex(self.run_program("--version"), r"^nanorun \d+\.\d+\.\d+ \(.*\)\n$")
 
     def test_decks(self):
-        files = sorted((self.prefix / "share" / "nanorun" / "inputs").glob("*.toml"))
-        decks = [file for file in files if not file.name.startswith("study_")]
+        inputs = self.prefix / "share" / "nanorun" / "inputs"
+        decks = sorted(inputs.glob("*.toml"))
         self.assertIn("record21.toml", [deck.name for deck in decks])
         for deck in decks:
             self.assertRegex(self.run_program("train", "--dry-run", deck), r"\nparameters +\d+")
         self.assertEqual(list(self.elsewhere.iterdir()), [self.prefix], "a dry run writes nothing")
+        self.assertTrue((inputs / "studies" / "study_strong.toml").is_file())
 
     def test_documents_and_job_scripts(self):
         documents = self.prefix / "share" / "doc" / "nanorun"

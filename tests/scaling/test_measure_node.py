@@ -83,6 +83,7 @@ class MeasureNode(ScalingTest):
         self.assertEqual(rows["faults", "test_tensor_comm", "2"]["result"], "3 passed")
         self.assertEqual(rows["strong", "report", ""]["result"], "ok")
         self.assertTrue(Path("out/report/strong/report.html").is_file())
+        self.assertRegex(Path("out/report/strong/ranks2_repeat1/log.txt").read_text(), "window  896")
         self.assertRegex(table, r"strong scaling, efficiency: 100.0 % on 1, [0-9.]+ % on 2")
         self.check_figures(json.loads(Path("out/node.json").read_text()))
         _, said = self.measure("--gpus", 2, code=2)

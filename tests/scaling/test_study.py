@@ -84,12 +84,14 @@ class Study(ScalingTest):
             claim_folder(self.read())
 
     def test_studies_of_inputs(self):
-        studies = sorted((ROOT / "inputs").glob("study_*.toml"))
+        studies = sorted((ROOT / "inputs" / "studies").glob("*.toml"))
         self.assertGreaterEqual(len(studies), 4)
+        decks = set((ROOT / "inputs").glob("*.toml"))
         for path in studies:
             study = read_study(path)
             self.assertEqual(study.name, path.stem)
             self.assertIn(study.kind, path.stem)
+            self.assertIn(study.deck.resolve(), decks)
 
 
 if __name__ == "__main__":
