@@ -229,12 +229,13 @@ EOF
   sed -n '/^\[prediction\]/,$p' "$root/inputs/studies/study_$1.toml"
 }
 
-# measure_study KIND SEQUENCES SECONDS: runs and report of scaling.py.
+# measure_study KIND SEQUENCES SECONDS: runs and report of scaling_study.py.
 measure_study() {
   local kind=$1 begin=$SECONDS n failed report
   affordable "$kind" "$3" || return 0
   write_study "$kind" "$2" >"$out/study_$kind.toml"
-  limited "$out/$kind.log" "$python" "$root/jobscripts/scaling.py" "$out/study_$kind.toml" --program "$program"
+  limited "$out/$kind.log" "$python" "$root/jobscripts/tools/scaling_study.py" "$out/study_$kind.toml" \
+    --program "$program"
   report=$code
   for n in "${ranks[@]}"; do
     failed=$(sed -n "s/.*ranks${n}_repeat1: failed with exit code \([0-9]*\),.*/\1/p" "$out/$kind.log")
@@ -285,7 +286,7 @@ measure_whole() {
   fact 'validation tokens of the whole schedule' "$tokens"
 }
 
-report() { "$python" "$root/jobscripts/measure_node.py" "$out"; }
+report() { "$python" "$root/jobscripts/tools/measure_node.py" "$out"; }
 
 ranks=()
 read_arguments "$@"

@@ -41,7 +41,7 @@ setup cpu nanorun
 find_python
 make_shards
 train "$@"
-"$python" jobscripts/plot_run.py "$run" >/dev/null
+"$python" jobscripts/tools/plot_run.py "$run" >/dev/null
 
 cat <<EOF
 

@@ -6,7 +6,6 @@ Usage: test_commands.py PROGRAM MPIRUN.
 """
 
 import contextlib
-import importlib.util
 import io
 import json
 import os
@@ -21,12 +20,13 @@ from pathlib import Path
 from unittest import mock
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT / "jobscripts"), str(ROOT / "tests")]
+sys.path[:0] = [str(ROOT / "jobscripts" / "tools"), str(ROOT / "tests")]
 import ensemble  # noqa: E402
 import plot_run  # noqa: E402
+import scaling_study  # noqa: E402
 import small_run  # noqa: E402
-from scaling import StudyError  # noqa: E402
-from scaling.study import read_study  # noqa: E402
+from study import StudyError  # noqa: E402
+from study.study_file import read_study  # noqa: E402
 
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
 # Pages whose links are tested too, beside those with commands.
@@ -168,12 +168,8 @@ def parsed(module, words):
             raise Wrong(said.getvalue()) from None
 
 
-def scaling_tool(words):
-    """The package `scaling` hides the script of that name."""
-    spec = importlib.util.spec_from_file_location("scaling_tool", ROOT / "jobscripts" / "scaling.py")
-    tool = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(tool)
-    arguments = parsed(tool, words)
+def scaling(words):
+    arguments = parsed(scaling_study, words)
     if "--program" in words and arguments.program != "PATH":
         require_nanorun(arguments.program)
     try:
@@ -207,7 +203,7 @@ def jobscript(words):
     if len(words) == 1:
         return
     tools = {"ensemble.py": lambda: parsed(ensemble, words), "plot_run.py": lambda: parsed(plot_run, words),
-             "scaling.py": lambda: scaling_tool(words), "measure_node.sh": lambda: measure_node(words),
+             "scaling_study.py": lambda: scaling(words), "measure_node.sh": lambda: measure_node(words),
              "train.sbatch": lambda: sbatch(["sbatch", *words]),
              "ensemble.sbatch": lambda: sbatch(["sbatch", *words]), "test.sh": lambda: test_script(path, words)}
     require(path.name in tools, f"{words[0]} takes no arguments")
@@ -434,10 +430,11 @@ class Commands(unittest.TestCase):
             f"mpirun -n 8 build/gpu/bin/nanorun train {deck}", f"nanorun train {deck} train.sequences=0",
             "nanorun shard --list", "nanorun shards a b", "nanorun verify --all FILE", "nanorun export SHARD",
             "ctest --preset gpu", "ctest -L unitary", "cmake --preset gpu", "cmake -S . -DNANORUN_GPU=ON",
-            "cmake --builds build", "jobscripts/plot_runs.py outputs/x", "jobscripts/plot_run.py --picture x outputs/x",
-            "jobscripts/test.sh --all", "jobscripts/scaling.py inputs/studies/study_none.toml",
-            "jobscripts/scaling.py inputs/studies/study_weak.toml --launcher pbs",
-            "jobscripts/ensemble.py --goal 3 outputs/x", "source jobscripts/sites.sh", "apt-get install nanorun",
+            "cmake --builds build", "jobscripts/tools/plot_runs.py outputs/x", "jobscripts/plot_run.py outputs/x",
+            "jobscripts/tools/plot_run.py --picture x outputs/x", "jobscripts/test.sh --all",
+            "jobscripts/tools/scaling_study.py inputs/studies/study_none.toml",
+            "jobscripts/tools/scaling_study.py inputs/studies/study_weak.toml --launcher pbs",
+            "jobscripts/tools/ensemble.py --goal 3 outputs/x", "source jobscripts/sites.sh", "apt-get install nanorun",
             "spack repo add spack/none",
             "python3 tests/bench/compare_pytorch.py SHARD.bin --pair 3", "make",
         ]

@@ -9,7 +9,8 @@ import unittest
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT / "jobscripts"), str(ROOT / "tests")]
+TOOLS = ROOT / "jobscripts" / "tools"
+sys.path[:0] = [str(TOOLS), str(ROOT / "tests")]
 import small_run  # noqa: E402
 
 PHASES = ("data", "forward", "head", "backward", "reduce_gradients", "muon", "adam", "gather_weights", "agree",
@@ -82,9 +83,9 @@ class ScalingTest(unittest.TestCase):
         return path
 
     def script(self, *arguments, commands=None, code=0):
-        """Runs scaling.py, which finds mpirun, or whatever `commands` holds, first; returns what it printed."""
+        """Runs scaling_study.py, which finds mpirun, or whatever `commands` holds, first; returns what it printed."""
         search = f"{commands or Path(small_run.MPIRUN).parent}{os.pathsep}{os.environ['PATH']}"
-        job = subprocess.run([sys.executable, "-B", str(ROOT / "jobscripts" / "scaling.py"), *map(str, arguments)],
+        job = subprocess.run([sys.executable, "-B", TOOLS / "scaling_study.py", *map(str, arguments)],
                              env=os.environ | {"PATH": search}, text=True, stdin=subprocess.DEVNULL,
                              stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
         self.assertEqual(job.returncode, code, job.stdout)

@@ -5,9 +5,9 @@ import os
 
 from support import ScalingTest, small_run
 
-from scaling import StudyError
-from scaling.launch import launch
-from scaling.study import claim_folder, read_study
+from study import StudyError
+from study.launch import launch
+from study.study_file import claim_folder, read_study
 
 MPIRUN = """#!/usr/bin/env bash
 printf '%s\\n' "$*" >> mpirun.calls
@@ -159,7 +159,7 @@ class Launch(ScalingTest):
     def test_the_script_names_mistakes(self):
         said = self.script(self.write_study(sequences=3), code=2)
         self.assertEqual(said.count("\n"), 1)
-        self.assertIn("scaling.py: study.toml: study.ranks: 3 sequences", said)
+        self.assertIn("scaling_study.py: study.toml: study.ranks: 3 sequences", said)
 
 
 if __name__ == "__main__":

@@ -9,8 +9,8 @@ from dataclasses import replace
 import numpy as np
 from support import MODEL, ROOT, ScalingTest, small_run
 
-from scaling import model
-from scaling.model import Forecast, Link, Model, Point, Workload
+from study import model
+from study.model import Forecast, Link, Model, Point, Workload
 
 LOAD = Workload(MODEL, "fp32", on_gpus=False)
 TRUE = dict(per_sequence=0.05, constant=0.004, muon=2e-11, adam=3e-9, reduce_scatter=Link(5e-6, 1 / 2e9),

@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 from support import PHASES, ScalingTest, small_run, write_run
 
-from scaling import analysis, gather, report
-from scaling.study import read_study
+from study import analysis, gather, report
+from study.study_file import read_study
 
 STEPS, WARMUP = 10, 2
 TOKENS = 4096

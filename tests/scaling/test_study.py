@@ -2,8 +2,8 @@
 
 from support import ROOT, ScalingTest, small_run, study_text
 
-from scaling import StudyError
-from scaling.study import OWNED, claim_folder, read_study
+from study import StudyError
+from study.study_file import OWNED, claim_folder, read_study
 
 
 class Study(ScalingTest):

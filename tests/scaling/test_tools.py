@@ -11,13 +11,13 @@ import time
 from pathlib import Path
 
 import numpy as np
-from support import MODEL, PHASES, ROOT, ScalingTest, small_run, study_text, write_run
+from support import MODEL, PHASES, TOOLS, ScalingTest, small_run, study_text, write_run
 
 import ensemble
 import plot_run
 import tool
-from scaling import analysis, gather
-from scaling.study import claim_folder, read_study
+from study import analysis, gather
+from study.study_file import claim_folder, read_study
 
 STEPS = 6
 SUMMARY = {"final_val_loss": 3.2, "final_train_loss": 3.1, "tokens_per_second": 1e6, "train_seconds": 9.5}
@@ -63,7 +63,7 @@ class Tools(ScalingTest):
     def end(self, script, *arguments, **options):
         """Exit code, standard output and standard error of a tool."""
         options = {"stdout": subprocess.PIPE} | options
-        job = subprocess.run([sys.executable, "-B", ROOT / "jobscripts" / script, *map(str, arguments)],
+        job = subprocess.run([sys.executable, "-B", TOOLS / script, *map(str, arguments)],
                              stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, timeout=60, **options)
         return job.returncode, job.stdout, job.stderr
 
@@ -249,7 +249,8 @@ class Tools(ScalingTest):
         modules.mkdir()
         for name in ("h5py", "matplotlib", "numpy"):
             (modules / f"{name}.py").write_text("raise ImportError('broken')\n")
-            for script, argument in (("plot_run.py", self.run), ("scaling.py", self.write_study(name=f"s_{name}"))):
+            study = self.write_study(name=f"s_{name}")
+            for script, argument in (("plot_run.py", self.run), ("scaling_study.py", study)):
                 arguments = [argument] if script == "plot_run.py" else [argument, "--launcher", "none"]
                 self.assert_refused(script, *arguments, env=os.environ | {"PYTHONPATH": str(modules)},
                                     names=[f"no module {name}", f"python3-{name}", f"pip install {name}"])
@@ -260,7 +261,7 @@ class Tools(ScalingTest):
 
     def interrupted(self, script, *arguments, **variables):
         """Ends a tool by Ctrl-C once the file `busy` is there."""
-        job = subprocess.Popen([sys.executable, "-B", ROOT / "jobscripts" / script, *map(str, arguments)], text=True,
+        job = subprocess.Popen([sys.executable, "-B", TOOLS / script, *map(str, arguments)], text=True,
                                stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
                                start_new_session=True, env=os.environ | variables)
         while not (self.folder / "busy").exists():
@@ -278,11 +279,11 @@ class Tools(ScalingTest):
         (self.folder / "nanorun").chmod(0o755)
         shutil.copy(self.folder / "nanorun", self.folder / "mpirun")
         path = f"{self.folder}{os.pathsep}{os.environ['PATH']}"
-        self.interrupted("scaling.py", self.write_study(), "--program", self.folder / "nanorun", PATH=path)
+        self.interrupted("scaling_study.py", self.write_study(), "--program", self.folder / "nanorun", PATH=path)
 
     def test_nobody_reads(self):
         for script, *arguments in (("ensemble.py", self.run), ("plot_run.py", self.run), ("ensemble.py", "--help"),
-                                   ("scaling.py", self.write_study(), "--launcher", "none")):
+                                   ("scaling_study.py", self.write_study(), "--launcher", "none")):
             reader, writer = os.pipe()
             os.close(reader)
             self.assert_refused(script, *arguments, names=["standard output: Broken pipe"], stdout=writer)
@@ -306,27 +307,27 @@ class Tools(ScalingTest):
             with self.subTest(text=text[:80]):
                 write(study, text)
                 self.assert_error(read_study, study, "study.toml")
-        self.assert_refused("scaling.py", study, "--launcher", "none", names=["study.toml"])
+        self.assert_refused("scaling_study.py", study, "--launcher", "none", names=["study.toml"])
         for _ in self.unreadable(study):
-            self.assert_refused("scaling.py", study, "--launcher", "none", names=["study.toml"])
+            self.assert_refused("scaling_study.py", study, "--launcher", "none", names=["study.toml"])
         self.write_study()
         program.write_bytes(b"\x7fELF nonsense")
         program.chmod(0o755)
-        self.assert_refused("scaling.py", "study.toml", "--program", program, names=[program])
+        self.assert_refused("scaling_study.py", "study.toml", "--program", program, names=[program])
         write(self.folder / "deck.toml", b"\xff")
-        self.assert_refused("scaling.py", "study.toml", "--launcher", "none", names=["deck.toml"])
+        self.assert_refused("scaling_study.py", "study.toml", "--launcher", "none", names=["deck.toml"])
 
     def test_folders_of_studies(self):
         study = self.write_study()
         (self.folder / "outputs" / "test").touch()
-        self.assert_refused("scaling.py", study, "--launcher", "none", names=["outputs/test: "])
+        self.assert_refused("scaling_study.py", study, "--launcher", "none", names=["outputs/test: "])
         (self.folder / "outputs" / "test").unlink()
         for contents in WRONG_JSON:
             record = self.folder / "outputs" / "test" / "study.json"
             record.parent.mkdir(exist_ok=True)
             write(record, contents)
             self.assert_error(claim_folder, read_study(study), "outputs/test/study.json: ")
-        self.assert_refused("scaling.py", study, "--launcher", "none", names=["outputs/test/study.json: "])
+        self.assert_refused("scaling_study.py", study, "--launcher", "none", names=["outputs/test/study.json: "])
 
     def test_runs_of_a_study(self):
         study = self.write_study(steps=STEPS)
@@ -343,7 +344,7 @@ class Tools(ScalingTest):
                 self.assertEqual(missing.name, "ranks1_repeat1")
             write(run / name, whole)
         write(run / "trace.h5", b"")
-        code, output, error = self.end("scaling.py", study, "--launcher", "none")
+        code, output, error = self.end("scaling_study.py", study, "--launcher", "none")
         self.assertEqual((code, error), (1, ""))
         self.assertRegex(output, r"missing: ranks1_repeat1 unreadable: \S+/trace\.h5: ")
         write(run / "trace.h5", trace)
@@ -357,14 +358,14 @@ class Tools(ScalingTest):
                 self.assertNotEqual(text, good)
                 write(run / "deck.toml", text)
                 self.assert_error(analysis.workload_of, first, "ranks1_repeat1/deck.toml: ")
-        self.assert_refused("scaling.py", study, "--launcher", "none", names=["ranks1_repeat1/deck.toml: "])
+        self.assert_refused("scaling_study.py", study, "--launcher", "none", names=["ranks1_repeat1/deck.toml: "])
         write(run / "deck.toml", good)
         for name in ("report.png", "runs.csv"):
             (run.parent / name).unlink(missing_ok=True)
             (run.parent / name).mkdir()
-            code, _, error = self.end("scaling.py", study, "--launcher", "none")
+            code, _, error = self.end("scaling_study.py", study, "--launcher", "none")
             self.assertEqual(code, 2)
-            self.assert_line(error, "scaling.py", f"outputs/test/{name}: Is a directory")
+            self.assert_line(error, "scaling_study.py", f"outputs/test/{name}: Is a directory")
             (run.parent / name).rmdir()
 
 

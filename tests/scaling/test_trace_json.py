@@ -6,7 +6,7 @@ import math
 import subprocess
 import sys
 
-from support import ROOT, ScalingTest, small_run
+from support import TOOLS, ScalingTest, small_run
 
 import plot_run
 
@@ -143,8 +143,8 @@ class TraceJson(ScalingTest):
                 self.assertEqual([name, track], event)
                 self.assertAlmostEqual(begin, (ts - whole["ts"]) / 1e3, delta=1e-5)
                 self.assertAlmostEqual(length, dur / 1e3, delta=1e-5)
-        job = subprocess.run([sys.executable, "-B", ROOT / "jobscripts" / "plot_run.py", self.folder, "--step", "3",
-                              "--rank", "1"], text=True, capture_output=True, timeout=60)
+        job = subprocess.run([sys.executable, "-B", TOOLS / "plot_run.py", self.folder, "--step", "3", "--rank", "1"],
+                             text=True, capture_output=True, timeout=60)
         self.assertEqual((job.returncode, job.stdout, job.stderr), (0, f"{picture}\n", ""))
         self.assertTrue(picture.read_bytes().startswith(b"\x89PNG"))
 

@@ -1,4 +1,4 @@
-"""The statistics of jobscripts/ensemble.py, and the runs that it takes."""
+"""The statistics of jobscripts/tools/ensemble.py, and the runs that it takes."""
 
 import contextlib
 import io
@@ -8,7 +8,7 @@ import tempfile
 import unittest
 from pathlib import Path
 
-sys.path.append(str(Path(__file__).resolve().parents[2] / "jobscripts"))
+sys.path.append(str(Path(__file__).resolve().parents[2] / "jobscripts" / "tools"))
 import ensemble  # noqa: E402
 
 # Quantiles of Student's t distribution from any statistical table: degrees of freedom, P(T <= t), t.

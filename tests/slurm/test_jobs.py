@@ -250,7 +250,7 @@ class Jobs(SlurmTest):
         return json.loads((self.folder / folder / "summary.json").read_text())
 
     def check_table(self, folders, losses):
-        table = subprocess.run([sys.executable, REPOSITORY / "jobscripts" / "ensemble.py", *folders], cwd=self.folder,
+        table = subprocess.run([sys.executable, REPOSITORY / "jobscripts/tools/ensemble.py", *folders], cwd=self.folder,
                                stdout=subprocess.PIPE, text=True, check=True).stdout
         rows = {line.split()[0]: line.split()[-1] for line in table.splitlines()}
         expected = {str(seed): loss for seed, loss in enumerate(losses, 1)}

@@ -10,10 +10,10 @@ import argparse
 import pathlib
 
 import tool
-from scaling.launch import LAUNCHERS, launch
-from scaling.study import claim_folder, read_study
+from study.launch import LAUNCHERS, launch
+from study.study_file import claim_folder, read_study
 
-BUILT = pathlib.Path(__file__).resolve().parent.parent / "build" / "cpu" / "bin" / "nanorun"
+BUILT = pathlib.Path(__file__).resolve().parents[2] / "build" / "cpu" / "bin" / "nanorun"
 
 
 def parse_arguments():
@@ -33,7 +33,7 @@ def main():
     if arguments.launcher != "none":
         launch(study, arguments.launcher, arguments.program, tool.say)
     tool.need("numpy", "h5py", "matplotlib")  # a login node may lack them
-    from scaling import analysis, gather, report
+    from study import analysis, gather, report
 
     measurements, missing = gather.gather(study)
     for run, why in missing:

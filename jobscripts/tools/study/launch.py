@@ -9,7 +9,7 @@ import tool
 
 from . import StudyError
 
-BATCH_SCRIPT = Path(__file__).resolve().parent.parent / "scaling.sbatch"
+BATCH_SCRIPT = Path(__file__).resolve().parents[2] / "scaling.sbatch"
 
 
 def finished(run, steps):

@@ -53,7 +53,7 @@ def output_folder(folder, run):
 
 
 def log_file(folder, run):
-    """What the program has printed, or where it has not started, and of a study's report, what scaling.py has."""
+    """What the program has printed, or where it has not started, and of a study's report, what scaling_study.py has."""
     if run["part"] not in STUDIES:
         return folder / f"{run['part']}.{run['run']}.{run['ranks']}.log"
     own = output_folder(folder, run).with_suffix(".log")
