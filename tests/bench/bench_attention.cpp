@@ -15,7 +15,7 @@
 #include <vector>
 
 #include "kernels/attention.hpp"
-#include "tests/owned_mask.hpp"
+#include "tests/support/owned_mask.hpp"
 
 namespace nanorun {
 namespace {

@@ -12,9 +12,9 @@
 #include <vector>
 
 #include "kernels/types.hpp"
-#include "tests/bf16.hpp"
-#include "tests/cuda_memory.hpp"
-#include "tests/shared_memory.hpp"
+#include "tests/support/bf16.hpp"
+#include "tests/support/cuda_memory.hpp"
+#include "tests/support/shared_memory.hpp"
 
 namespace nanorun::kernels::test {
 

@@ -10,10 +10,10 @@
 #include <string>
 #include <vector>
 
-#include "tests/bf16.hpp"
-#include "tests/cuda_memory.hpp"
 #include "tests/kernels/check.hpp"
-#include "tests/owned_mask.hpp"
+#include "tests/support/bf16.hpp"
+#include "tests/support/cuda_memory.hpp"
+#include "tests/support/owned_mask.hpp"
 
 namespace nanorun::kernels::cuda {
 namespace {

@@ -1,4 +1,4 @@
-"""Every command of README.md, CONTRIBUTING.md and docs/*.md is one that works, and every link leads somewhere.
+"""Every command of the pages below is one that works, and every link leads somewhere.
 
 Training is resolved by a dry run for the number of ranks that the command starts, through the job script where there
 is one. Of other commands the files, options, presets and keys must exist. What is no known command fails.
@@ -20,7 +20,7 @@ from pathlib import Path
 from unittest import mock
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT / "jobscripts" / "tools"), str(ROOT / "tests")]
+sys.path[:0] = [str(ROOT / "jobscripts" / "tools"), str(ROOT / "tests" / "support")]
 import ensemble  # noqa: E402
 import plot_run  # noqa: E402
 import scaling_study  # noqa: E402
@@ -28,7 +28,8 @@ import small_run  # noqa: E402
 from study import StudyError  # noqa: E402
 from study.study_file import read_study  # noqa: E402
 
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [*(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "tests/README.md")),
+         *sorted((ROOT / "docs").glob("*.md"))]
 # Pages whose links are tested too, beside those with commands.
 LINKING = [*PAGES, ROOT / "tests" / "golden" / "README.md"]
 
@@ -217,6 +218,7 @@ def source(words):
 
 def python3(words):
     """A script whose help names the options."""
+    words = [word for word in words if word != "-B"]
     script = ROOT / words[1]
     require(script.is_file(), f"{words[1]}: no such script")
     text = script.read_text()
@@ -239,9 +241,22 @@ def cmake_texts():
 
 def ctest(words):
     if words[1] == "--preset":
-        return require_preset(words, "testPresets")
+        require_preset(words, "testPresets")
+        words = [words[0], *words[3:]]
+        if len(words) == 1:
+            return
     require(words[1] in ("-L", "-R") and len(words) == 3, "ctest: options that this test does not know")
     require(re.search(rf"\b{re.escape(words[2])}", cmake_texts()), f"no test of that name or label: {words[2]}")
+
+
+def test_program(words):
+    """A C++ test program, and the cases that it is to run."""
+    name = Path(words[0]).name
+    sources = list((ROOT / "tests").glob(f"*/{name}.cpp"))
+    require(sources, f"{words[0]} is no test")
+    cases = re.findall(r"^TEST(?:_F)?\((\w+), (\w+)\)", sources[0].read_text(), re.MULTILINE)
+    for word in words[1:]:
+        require(word.removeprefix("--gtest_filter=") in [".".join(case) for case in cases], f"{name} has no {word}")
 
 
 def cmake(words):
@@ -295,6 +310,8 @@ def check_of(word):
         return jobscript
     if re.fullmatch(r"build/\w+/bin/nanorun", word):
         return lambda words: (require_nanorun(words[0]), nanorun(words))
+    if re.fullmatch(r"build/cpu/bin/test_\w+", word):
+        return test_program
     return CHECKS.get(word)
 
 
@@ -429,10 +446,11 @@ class Commands(unittest.TestCase):
             f"mpirun -n 8 {train} run.nam=first", f"mpirun -n 8 {train}s", f"mpirun {train}", "nanorun train",
             f"mpirun -n 8 build/gpu/bin/nanorun train {deck}", f"nanorun train {deck} train.sequences=0",
             "nanorun shard --list", "nanorun shards a b", "nanorun verify --all FILE", "nanorun export SHARD",
-            "ctest --preset gpu", "ctest -L unitary", "cmake --preset gpu", "cmake -S . -DNANORUN_GPU=ON",
-            "cmake --builds build", "jobscripts/tools/plot_runs.py outputs/x", "jobscripts/plot_run.py outputs/x",
-            "jobscripts/tools/plot_run.py --picture x outputs/x", "jobscripts/test.sh --all",
-            "jobscripts/tools/scaling_study.py inputs/studies/study_none.toml",
+            "ctest --preset gpu", "ctest -L unitary", "ctest --preset cpu -L unitary", "build/cpu/bin/test_none",
+            "build/cpu/bin/test_files --gtest_filter=Files.None", "cmake --preset gpu",
+            "cmake -S . -DNANORUN_GPU=ON", "cmake --builds build", "jobscripts/tools/plot_runs.py outputs/x",
+            "jobscripts/plot_run.py outputs/x", "jobscripts/tools/plot_run.py --picture x outputs/x",
+            "jobscripts/test.sh --all", "jobscripts/tools/scaling_study.py inputs/studies/study_none.toml",
             "jobscripts/tools/scaling_study.py inputs/studies/study_weak.toml --launcher pbs",
             "jobscripts/tools/ensemble.py --goal 3 outputs/x", "source jobscripts/sites.sh", "apt-get install nanorun",
             "spack repo add spack/none",

@@ -13,7 +13,7 @@ import time
 import unittest
 from pathlib import Path
 
-sys.path.append(str(Path(__file__).resolve().parents[1]))
+sys.path.append(str(Path(__file__).resolve().parents[1] / "support"))
 import small_run  # noqa: E402
 
 TIMEOUT = 60  # seconds until a job counts as hanging

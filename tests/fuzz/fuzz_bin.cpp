@@ -6,7 +6,7 @@
 
 #include "src/import.hpp"
 #include "tests/fuzz/fuzz.hpp"
-#include "tests/temp_folder.hpp"
+#include "tests/support/temp_folder.hpp"
 
 using namespace nanorun;
 

@@ -7,8 +7,8 @@
 #include <nlohmann/json.hpp>
 
 #include "src/h5.hpp"
-#include "tests/environment.hpp"
-#include "tests/tiny_training.hpp"
+#include "tests/support/environment.hpp"
+#include "tests/support/tiny_training.hpp"
 
 namespace nanorun {
 namespace {

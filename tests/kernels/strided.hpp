@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "kernels/types.hpp"
-#include "tests/shared_memory.hpp"
+#include "tests/support/shared_memory.hpp"
 
 namespace nanorun::kernels::test {
 

@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "kernels/check.hpp"
-#include "tests/owned_mask.hpp"
+#include "tests/support/owned_mask.hpp"
 
 namespace nanorun::kernels::portable {
 namespace {

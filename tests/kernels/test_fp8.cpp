@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "kernels/float_format.hpp"
-#include "tests/shared_memory.hpp"
+#include "tests/support/shared_memory.hpp"
 
 namespace nanorun::kernels::portable {
 namespace {

@@ -5,10 +5,10 @@
 #include <filesystem>
 #include <optional>
 
-#include "tests/environment.hpp"
-#include "tests/error_of.hpp"
-#include "tests/file_size_limit.hpp"
-#include "tests/saved_training.hpp"
+#include "tests/support/environment.hpp"
+#include "tests/support/error_of.hpp"
+#include "tests/support/file_size_limit.hpp"
+#include "tests/support/saved_training.hpp"
 
 namespace nanorun {
 namespace {

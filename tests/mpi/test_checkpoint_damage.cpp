@@ -9,10 +9,10 @@
 
 #include "src/files.hpp"
 #include "src/h5.hpp"
-#include "tests/environment.hpp"
-#include "tests/error_of.hpp"
-#include "tests/old_format.hpp"
-#include "tests/saved_training.hpp"
+#include "tests/support/environment.hpp"
+#include "tests/support/error_of.hpp"
+#include "tests/support/old_format.hpp"
+#include "tests/support/saved_training.hpp"
 
 namespace nanorun {
 namespace {

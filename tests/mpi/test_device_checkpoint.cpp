@@ -10,9 +10,9 @@
 #include "src/checkpoint.hpp"
 #include "src/h5.hpp"
 #include "src/optimizer.hpp"
-#include "tests/bf16.hpp"
-#include "tests/environment.hpp"
-#include "tests/slab_values.hpp"
+#include "tests/support/bf16.hpp"
+#include "tests/support/environment.hpp"
+#include "tests/support/slab_values.hpp"
 
 namespace nanorun {
 namespace {

@@ -4,8 +4,8 @@
 
 #include <random>
 
-#include "tests/environment.hpp"
-#include "tests/tiny_training.hpp"
+#include "tests/support/environment.hpp"
+#include "tests/support/tiny_training.hpp"
 
 namespace nanorun {
 namespace {

@@ -11,9 +11,9 @@
 
 #include "src/h5.hpp"
 #include "src/import.hpp"
-#include "tests/environment.hpp"
-#include "tests/error_of.hpp"
-#include "tests/shard_files.hpp"
+#include "tests/support/environment.hpp"
+#include "tests/support/error_of.hpp"
+#include "tests/support/shard_files.hpp"
 
 namespace nanorun {
 namespace {

@@ -3,8 +3,8 @@
 #include <gtest/gtest.h>
 
 #include "src/command_line.hpp"
-#include "tests/environment.hpp"
-#include "tests/error_of.hpp"
+#include "tests/support/environment.hpp"
+#include "tests/support/error_of.hpp"
 
 namespace nanorun {
 namespace {

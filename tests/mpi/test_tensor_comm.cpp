@@ -9,8 +9,8 @@
 #include <memory>
 
 #include "src/error.hpp"
-#include "tests/environment.hpp"
-#include "tests/shared_memory.hpp"
+#include "tests/support/environment.hpp"
+#include "tests/support/shared_memory.hpp"
 
 namespace nanorun {
 namespace {

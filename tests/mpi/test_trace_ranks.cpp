@@ -10,7 +10,7 @@
 #include "kernels/ops.hpp"
 #include "src/h5.hpp"
 #include "src/trace.hpp"
-#include "tests/environment.hpp"
+#include "tests/support/environment.hpp"
 
 namespace nanorun {
 namespace {

@@ -10,7 +10,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 TOOLS = ROOT / "jobscripts" / "tools"
-sys.path[:0] = [str(TOOLS), str(ROOT / "tests")]
+sys.path[:0] = [str(TOOLS), str(ROOT / "tests" / "support")]
 import small_run  # noqa: E402
 
 PHASES = ("data", "forward", "head", "backward", "reduce_gradients", "muon", "adam", "gather_weights", "agree",

@@ -16,7 +16,7 @@ from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 JOBSCRIPTS = REPOSITORY / "jobscripts"
-sys.path.append(str(REPOSITORY / "tests"))
+sys.path.append(str(REPOSITORY / "tests" / "support"))
 import small_run  # noqa: E402
 
 # Records its arguments, and does what the file `ranks` says in place of the ranks.

@@ -5,7 +5,7 @@
 #include <regex>
 
 #include "src/config.hpp"
-#include "tests/error_of.hpp"
+#include "tests/support/error_of.hpp"
 
 using namespace nanorun;
 

@@ -10,7 +10,7 @@
 #include <map>
 
 #include "src/config_keys.hpp"
-#include "tests/deck_errors.hpp"
+#include "tests/support/deck_errors.hpp"
 
 using namespace nanorun;
 

@@ -4,7 +4,7 @@
 
 #include <gtest/gtest.h>
 
-#include "tests/deck_errors.hpp"
+#include "tests/support/deck_errors.hpp"
 
 using namespace nanorun;
 

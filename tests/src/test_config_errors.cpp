@@ -6,7 +6,7 @@
 #include <gtest/gtest.h>
 
 #include "src/text.hpp"
-#include "tests/deck_errors.hpp"
+#include "tests/support/deck_errors.hpp"
 
 using namespace nanorun;
 

@@ -9,8 +9,8 @@
 #include <fstream>
 #include <iterator>
 
-#include "tests/error_of.hpp"
-#include "tests/temp_folder.hpp"
+#include "tests/support/error_of.hpp"
+#include "tests/support/temp_folder.hpp"
 
 namespace nanorun {
 namespace {

@@ -9,9 +9,9 @@
 #include <numeric>
 
 #include "src/files.hpp"
-#include "tests/error_of.hpp"
-#include "tests/old_format.hpp"
-#include "tests/temp_folder.hpp"
+#include "tests/support/error_of.hpp"
+#include "tests/support/old_format.hpp"
+#include "tests/support/temp_folder.hpp"
 
 namespace nanorun {
 namespace {

@@ -5,9 +5,9 @@
 #include <filesystem>
 
 #include "src/h5.hpp"
-#include "tests/environment.hpp"
-#include "tests/error_of.hpp"
-#include "tests/shard_files.hpp"
+#include "tests/support/environment.hpp"
+#include "tests/support/error_of.hpp"
+#include "tests/support/shard_files.hpp"
 
 namespace nanorun {
 namespace {

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "src/error.hpp"
-#include "tests/owned_mask.hpp"
+#include "tests/support/owned_mask.hpp"
 
 namespace nanorun {
 namespace {

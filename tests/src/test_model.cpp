@@ -9,7 +9,7 @@
 
 #include "src/optimizer.hpp"
 #include "src/schedule.hpp"
-#include "tests/double_arenas.hpp"
+#include "tests/support/double_arenas.hpp"
 
 namespace nanorun {
 namespace {

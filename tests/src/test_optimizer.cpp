@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-#include "tests/double_arenas.hpp"
+#include "tests/support/double_arenas.hpp"
 
 namespace nanorun {
 namespace {

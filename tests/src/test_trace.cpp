@@ -8,7 +8,7 @@
 #include <sstream>
 #include <type_traits>
 
-#include "tests/trace_test.hpp"
+#include "tests/support/trace_test.hpp"
 
 namespace nanorun {
 namespace {

@@ -6,7 +6,7 @@
 #include <sstream>
 
 #include "src/trace_file.hpp"
-#include "tests/trace_test.hpp"
+#include "tests/support/trace_test.hpp"
 
 namespace nanorun {
 namespace {

@@ -6,7 +6,7 @@
 #include "src/params.hpp"
 #include "src/tensor_comm.hpp"
 #include "src/trace.hpp"
-#include "tests/environment.hpp"
+#include "tests/support/environment.hpp"
 
 namespace nanorun {
 

@@ -1,4 +1,4 @@
-#include "tests/shared_memory.hpp"
+#include "tests/support/shared_memory.hpp"
 
 #include <Kokkos_Core.hpp>
 

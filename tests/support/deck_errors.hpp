@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "src/config.hpp"
-#include "tests/error_of.hpp"
+#include "tests/support/error_of.hpp"
 
 namespace nanorun {
 

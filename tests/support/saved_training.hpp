@@ -12,9 +12,9 @@
 
 #include "src/checkpoint.hpp"
 #include "src/optimizer.hpp"
-#include "tests/environment.hpp"
-#include "tests/error_of.hpp"
-#include "tests/slab_values.hpp"
+#include "tests/support/environment.hpp"
+#include "tests/support/error_of.hpp"
+#include "tests/support/slab_values.hpp"
 
 namespace nanorun {
 

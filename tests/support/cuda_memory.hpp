@@ -7,7 +7,7 @@
 #include <stdexcept>
 #include <vector>
 
-#include "tests/shared_memory.hpp"
+#include "tests/support/shared_memory.hpp"
 
 namespace nanorun::kernels::test {
 

@@ -1,13 +1,13 @@
 #pragma once
-// What every test program has: MPI and Kokkos started by tests/main.cpp, the communicator of all ranks, and a folder
-// that they share.
+// What every test program has: MPI and Kokkos started by tests/support/main.cpp, the communicator of all ranks, and a
+// folder that they share.
 
 #include <optional>
 #include <string>
 
 #include "kernels/ops.hpp"
 #include "src/context.hpp"
-#include "tests/temp_folder.hpp"
+#include "tests/support/temp_folder.hpp"
 
 namespace nanorun {
 

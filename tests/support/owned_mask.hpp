@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "src/mask.hpp"
-#include "tests/shared_memory.hpp"
+#include "tests/support/shared_memory.hpp"
 
 namespace nanorun {
 

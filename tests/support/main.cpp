@@ -6,7 +6,7 @@
 #include <cstdio>
 
 #include "kernels/ops.hpp"
-#include "tests/environment.hpp"
+#include "tests/support/environment.hpp"
 
 namespace nanorun {
 namespace {
