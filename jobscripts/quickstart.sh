@@ -25,6 +25,7 @@ make_shards() {
   list_documents >"$data/documents.txt"
   awk 'NR % 20 == 0' "$data/documents.txt" >"$data/val.txt"
   awk 'NR % 20 != 0' "$data/documents.txt" >"$data/train.txt"
+  rm -f "$data"/*.partial # of a quickstart that was killed here
   "$nanorun" shard --force --text --list "$data/val.txt" "$data/val"
   "$nanorun" shard --force --text --list "$data/train.txt" "$data/train"
 }

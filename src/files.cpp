@@ -331,6 +331,29 @@ std::string set_aside(const std::string& path, ExitCode code) {
   }
 }
 
+namespace {
+
+/// Throws unless nothing is there, or a regular file that `force` gives up.
+void require_replaceable(const std::string& path, bool force, ExitCode code) {
+  const FileKind found = kind_of_entry(path, code);
+  if (found == FileKind::absent) return;
+  if (found != FileKind::regular)
+    throw Error(code, fmt::format("{}: cannot be replaced: {}, not a regular file; name another output", path,
+                                  kind_text(found)));
+  if (!force) throw Error(code, fmt::format("{}: exists; name another file, or replace it with --force", path));
+}
+
+void require_unclaimed(const std::string& partial, ExitCode code) {
+  const FileKind found = kind_of_entry(partial, code);
+  if (found == FileKind::absent) return;
+  require_regular(partial, found, code);
+  throw Error(code, partial +
+                        ": exists: another command is writing it, or one that was killed has left it; remove it "
+                        "if none is running");
+}
+
+}  // namespace
+
 void require_free(const std::string& path, bool force, std::span<const std::string> inputs, ExitCode code) {
   for (const std::string& written : {path, partial_of(path)}) {
     for (const std::string& input : inputs) {
@@ -338,12 +361,25 @@ void require_free(const std::string& path, bool force, std::span<const std::stri
         throw Error(code, fmt::format("{}: is an input and cannot be written; name another output", written));
     }
   }
-  const FileKind found = kind_of_entry(path, code);
-  if (found == FileKind::absent) return;
-  if (found != FileKind::regular)
-    throw Error(code, fmt::format("{}: cannot be replaced: {}, not a regular file; name another output", path,
-                                  kind_text(found)));
-  if (!force) throw Error(code, fmt::format("{}: exists; name another file, or replace it with --force", path));
+  require_replaceable(path, force, code);
+  require_unclaimed(partial_of(path), code);
+}
+
+void claim_output(const std::string& path, bool force, ExitCode code) {
+  const std::string partial = partial_of(path);
+  Descriptor file(::open(partial.c_str(), O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0666));
+  if (file.get() < 0) {
+    const int reason = errno;
+    if (reason == EEXIST) require_unclaimed(partial, code);
+    fail(code, partial, "cannot be opened", reason);
+  }
+  close_written(file, partial, code);
+  try {
+    require_replaceable(path, force, code);  // another command may just have completed it
+  } catch (...) {
+    quietly([&] { remove_file(partial, code); });
+    throw;
+  }
 }
 
 bool names_file(const std::string& path, const Descriptor& file, ExitCode code) {

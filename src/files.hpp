@@ -131,19 +131,23 @@ void rename_file(const std::string& from, const std::string& to, ExitCode code);
 std::string set_aside(const std::string& path, ExitCode code);
 
 /// Throws where an output cannot be written to `path`, by way of partial_of(path), without loss: something is there,
-/// unless it is a regular file and `force` says that it may be replaced, or one of the two is one of the `inputs`.
+/// unless it is a regular file and `force` says that it may be replaced; something is at partial_of(path); or one of
+/// the two is one of the `inputs`.
 void require_free(const std::string& path, bool force, std::span<const std::string> inputs, ExitCode code);
+
+/// Creates partial_of(path), empty, for this command alone. Throws, and leaves what is there, where that exists, as
+/// another command may be writing it, or where `path` does, unless it is a regular file and `force`.
+void claim_output(const std::string& path, bool force, ExitCode code);
 
 /// Where a file is written until it is complete.
 inline std::string partial_of(const std::string& path) { return path + ".partial"; }
 
-/// Replaces `path` by what write(partial) puts into the empty file partial_of(path): that is flushed to disk, then
-/// renamed. Where anything throws, the partial file is removed and `path` stays as it was.
+/// Replaces `path` by what write(partial) puts into the file partial_of(path), which exists: that is flushed to disk,
+/// then renamed. Where anything throws, the partial file is removed and `path` stays as it was.
 template <class Write>
-void replace_file(const std::string& path, ExitCode code, Write&& write) {
+void complete_file(const std::string& path, ExitCode code, Write&& write) {
   const std::string partial = partial_of(path);
   try {
-    create_file(partial, code);
     write(partial);
     sync_to_disk(partial, code);
     rename_file(partial, path, code);
@@ -151,6 +155,13 @@ void replace_file(const std::string& path, ExitCode code, Write&& write) {
     quietly([&] { remove_file(partial, code); });
     throw;
   }
+}
+
+/// complete_file() for a file of a run, of whose directory this program has the lock.
+template <class Write>
+void replace_file(const std::string& path, ExitCode code, Write&& write) {
+  create_file(partial_of(path), code);
+  complete_file(path, code, write);
 }
 
 /// Whether `path` names the open file.

@@ -181,10 +181,9 @@ Blocks share(const Comm& comm, std::uint64_t blocks) {
   return {blocks * comm.rank() / comm.size(), blocks * (comm.rank() + 1) / comm.size()};
 }
 
-/// Creates the file with everything but tokens and checksums. Space is taken first for what HDF5 writes here, then for
-/// what the ranks are to fill in.
+/// Fills the empty file with everything but tokens and checksums. Space is taken first for what HDF5 writes here, then
+/// for what the ranks are to fill in.
 void lay_out(const ShardPlan& plan, const std::string& path) {
-  create_file(path, ExitCode::output);
   reserve_space(path, 65536 + sizeof(Token) * plan.count, ExitCode::output);
   h5::File file = h5::File::create(path, MPI_COMM_NULL, ExitCode::output);
   file.write_attribute("/", "format", std::string(shard_format));
@@ -247,8 +246,11 @@ void write_checksum(const std::string& path, std::uint64_t checksum) {
   file.close();
 }
 
-void write_shard(Comm& comm, const ShardPlan& plan) {
+void write_shard(Comm& comm, const ShardPlan& plan, bool force) {
   const std::string partial = partial_of(plan.path);
+  comm.together([&] {
+    if (comm.root()) claim_output(plan.path, force, ExitCode::output);
+  });
   try {
     comm.together([&] {
       if (comm.root()) lay_out(plan, partial);
@@ -327,7 +329,7 @@ std::vector<std::string> make_shards(Comm& comm, const ShardOptions& options) {
   });
   std::vector<std::string> paths;
   for (const ShardPlan& plan : plans) {
-    write_shard(comm, plan);
+    write_shard(comm, plan, options.force);
     paths.push_back(plan.path);
   }
   return paths;
@@ -338,7 +340,8 @@ void export_shard(const std::string& shard, const std::string& bin, bool force) 
   require_free(bin, force, {&shard, 1}, ExitCode::output);
   const h5::File file = h5::File::open(shard);
   const BinHeader header = export_header(file, info);
-  replace_file(bin, ExitCode::output, [&](const std::string& partial) {
+  claim_output(bin, force, ExitCode::output);
+  complete_file(bin, ExitCode::output, [&](const std::string& partial) {
     AppendFile out(partial, ExitCode::output);
     out.write(std::as_bytes(std::span(header)));
     read_blocks(file, info, {0, shard_blocks(info.count)},

@@ -100,6 +100,11 @@ void shard(Comm& comm, const CommandLine& line) {
     options.list = line.shard_list;
     std::istringstream list(read_file(comm, line.shard_list, max_list_bytes));
     for (std::string path; std::getline(list, path);) {
+      if (path.find('\0') != std::string::npos) {
+        throw Error(ExitCode::usage,
+                    fmt::format("{}: holds zero bytes; a list is text with one file per line", line.shard_list),
+                    Scope::all_ranks);
+      }
       if (!path.empty()) options.inputs.push_back(path);
     }
     if (options.inputs.empty()) {

@@ -18,6 +18,7 @@ namespace nanorun {
 namespace {
 
 constexpr const char* lock_name = "lock";
+constexpr const char* on_host = " on host ";  ///< in what a lock file says
 constexpr std::uint64_t max_text = 1u << 30;  ///< bytes of a file that read() takes
 
 std::string host_name() {
@@ -33,7 +34,7 @@ std::string own_name() {
     const char* id = std::getenv(variable);
     if (id != nullptr && text.empty()) text = fmt::format("job {}, ", id);
   }
-  return text + fmt::format("process {} on host {}", ::getpid(), host_name());
+  return text + fmt::format("process {}{}{}", ::getpid(), on_host, host_name());
 }
 
 /// Keys of the deck with relative paths at which all ranks look.
@@ -94,6 +95,10 @@ RunDirectory::RunDirectory(Comm& comm, const Config& config)
     if (!comm_.root()) return;
     made_ = !exists(path_, ExitCode::output);
     make_directories(path_, ExitCode::output);
+    const std::optional<std::string> holder = read(lock_name);
+    if (holder && !holder->empty() && holder->find(on_host) == std::string::npos)
+      throw Error(ExitCode::output, file(lock_name) + ": is not the lock file of a run; move it, or change run.name");
+    foreign_ = !holder && kind_of_entry(checkpoints(), ExitCode::output) == FileKind::absent;
     lock();
   });
   if (comm_.size() > 1) require_in_sight();
@@ -194,11 +199,20 @@ std::optional<std::string> RunDirectory::begin(bool anew) {
       make_directories(path_, ExitCode::output);
       lock();  // beside that of the old directory, for which another job may still be waiting
     }
+    if (foreign_) keep_foreign_files();
     made_ = false;
     // A stop file of the last run would end this one at once.
     remove_file(stop_file_, ExitCode::output);
   });
   return old;
+}
+
+/// No run has been here: what has the name of a run's file is somebody's own.
+void RunDirectory::keep_foreign_files() const {
+  for (const char* name : {"deck.toml", "log.txt", "summary.json", "trace.h5", "trace.json"}) {
+    if (kind_of_entry(file(name), ExitCode::output) == FileKind::absent) continue;
+    warn(fmt::format("{}: is of no run; kept as {}", file(name), set_aside(file(name), ExitCode::output)));
+  }
 }
 
 bool RunDirectory::keep() {

@@ -57,12 +57,14 @@ class RunDirectory {
   void require_appearance(const std::string& mark) const;
   void remove_unused();
   bool holds_a_run() const;
+  void keep_foreign_files() const;
 
   Comm& comm_;
   std::string path_;
   std::string stop_file_;
   std::vector<FileLock> locks_;  ///< of rank 0
   bool made_ = false;            ///< the directory, by this object
+  bool foreign_ = false;         ///< no run has left a trace in the directory
   bool warned_ = false;
 };
 

@@ -92,7 +92,10 @@ Training::Training(Context& context, const Config& config)
 
 ExitCode Training::run() {
   if (run_.complete) {
-    run_.log.line(fmt::format("the run is finished: all {} steps are made", config_.train.steps));
+    const bool reaches_end = progress_.step == 0 || finished();
+    run_.log.line(fmt::format(
+        "the run is finished: all {} steps are made{}", config_.train.steps,
+        reaches_end ? "" : fmt::format("; its newest sound checkpoint is that of step {}", progress_.step)));
     return ExitCode::ok;
   }
   try {

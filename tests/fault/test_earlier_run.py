@@ -48,6 +48,28 @@ class EarlierRun(FaultTest):
         self.train(2, *wild, code=5)
         self.assert_another_training(changed=("model.init_scale", "validation.tokens"))
 
+    def test_files_of_no_run_are_kept(self):
+        own = self.run_folder()
+        own.mkdir(parents=True)
+        deck = "# my notes\n" + (self.folder / "deck.toml").read_text()
+        (own / "deck.toml").write_text(deck)
+        (own / "trace.json").write_text("mine")
+        (own / "notes.txt").write_text("mine")
+        said = self.train(2, "trace.json_steps=[1]").text()
+        for name, text in (("deck.toml", deck), ("trace.json", "mine")):
+            self.assertIn(f"outputs/run/{name}: is of no run; kept as outputs/run/{name}.1", said)
+            self.assertEqual((own / f"{name}.1").read_text(), text)
+            self.assertNotEqual((own / name).read_text(), text)
+        self.assertEqual((own / "notes.txt").read_text(), "mine")
+        self.assertNotIn("is of no run", self.train(2).text())
+
+    def test_lock_of_no_run_is_kept(self):
+        lock = self.run_folder() / "lock"
+        lock.parent.mkdir(parents=True)
+        lock.write_text("mine")
+        self.assert_refused(self.train(2, code=7), "outputs/run/lock: is not the lock file of a run", "run.name")
+        self.assertEqual(lock.read_text(), "mine")
+
     def test_finished_run_is_extended(self):
         self.train(2, "train.steps=3")
         more = self.train(2, "train.steps=5")
@@ -238,7 +260,7 @@ class EarlierRun(FaultTest):
         arguments = ("checkpoint.every=4", "checkpoint.at_end=false")
         self.train(2, *arguments)
         before = self.content()
-        self.assertIn("the run is finished", self.train(2, *arguments).text())
+        self.assertIn("steps are made; its newest sound checkpoint is that of step 8", self.train(2, *arguments).text())
         self.assertEqual(self.content(), before)
         self.assert_another_training(*arguments, "optimizer.muon_lr=0.2", changed=("optimizer.muon_lr",))
         more = self.train(2, *arguments, "train.steps=14")
@@ -269,7 +291,7 @@ class EarlierRun(FaultTest):
         self.checkpoint(1).rename(self.folder / "kept.h5")
         self.checkpoint(1).symlink_to(self.folder / "kept.h5")
         job = self.train(1, "checkpoint.every=1", "checkpoint.keep=1")
-        self.assert_refused(job, "checkpoint_00000001.h5: a symbolic link")
+        self.assert_refused(job, "checkpoint_00000001.h5: cannot be removed: a symbolic link")
         self.assertEqual(self.files(), [self.checkpoint(1).name, self.checkpoint(12).name])
 
 

@@ -21,7 +21,7 @@ class OneRank(FaultTest):
         self.assert_named(["train", "deck.toml"], "outputs/run/trace.h5", "ENOENT", 7, "No such file")
 
     def test_shard(self):
-        self.assert_named(["shard", "out", "00.txt", "--text"], "out.h5.partial", "EIO", 3, "Input/output error")
+        self.assert_named(["shard", "out", "00.txt", "--text"], "out.h5.partial", "EIO", 7, "Input/output error")
         self.assertEqual(list(self.folder.glob("out*")), [])
 
 

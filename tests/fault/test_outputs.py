@@ -50,9 +50,9 @@ class Outputs(FaultTest):
         before = {path: path.read_bytes() for path in sorted(self.folder.glob("many*"))}
         self.assertEqual([path.name for path in before], [f"many_00000{i}.h5" for i in range(3)])
         two = ("shard", "many", *texts, "--text", "--tokens-per-shard", size // 2 + 1, "--force")
-        self.assert_refused(self.job(*two, code=3), "many: a shard left by an earlier", "many_000002.h5", "remove")
+        self.assert_refused(self.job(*two, code=7), "many: a shard left by an earlier", "many_000002.h5", "remove")
         one = ("shard", "many.h5", *texts, "--text", "--force")
-        self.assert_refused(self.job(*one, code=3), "many.h5: 3 shards", "many_000000.h5 to many_000002.h5", "remove")
+        self.assert_refused(self.job(*one, code=7), "many.h5: 3 shards", "many_000000.h5 to many_000002.h5", "remove")
         self.assertEqual({path: path.read_bytes() for path in sorted(self.folder.glob("many*"))}, before)
 
         self.job(*several, "--force")
@@ -61,7 +61,7 @@ class Outputs(FaultTest):
         for path in before:
             path.unlink(missing_ok=True)
         self.job(*one)
-        self.assert_refused(self.job(*several, code=3), "many: a shard left", "many.h5")
+        self.assert_refused(self.job(*several, code=7), "many: a shard left", "many.h5")
         # Names that the command would not give are none of its shards.
         (self.folder / "many.h5").rename(self.folder / "many_more.h5")
         (self.folder / "many_12.h5").write_text("notes")
@@ -100,6 +100,28 @@ class Outputs(FaultTest):
             (self.folder / partial).symlink_to("victim")
             self.assert_refused(self.job(*command, code=7), partial, "symbolic link")
             self.assertEqual((self.folder / "victim").read_text(), "precious")
+
+    def test_partial_file_of_another_command_is_kept(self):
+        """It may be written at this moment, or be the user's own."""
+        for name, command in (("out.bin.partial", ("export", "data.h5", "out.bin")),
+                              ("out.h5.partial", ("shard", "out", "00.txt", "--text"))):
+            (self.folder / name).write_text("precious")
+            self.assert_kept(command, self.folder / name, "another command is writing it", "remove it")
+
+    def test_two_commands_for_one_output(self):
+        """Whoever comes second is refused, or replaces a complete file; none installs the other's half."""
+        (self.folder / "big.txt").write_bytes(os.urandom(1 << 24))
+        for command in (("shard", "out", "big.txt", "--text"), ("export", "out.h5", "out.bin")):
+            for force in ((), ("--force",)):
+                jobs = [Job(self.folder, None, [*command, *force]) for _ in range(3)]
+                codes = sorted(job.wait() for job in jobs)
+                self.assertEqual(codes[0], 0, [job.text() for job in jobs])
+                self.assertLessEqual(set(codes), {0, 7})
+                if not force:
+                    self.assertEqual(codes.count(0), 1)
+            self.assertEqual(list(self.folder.glob("*.partial")), [])
+            self.job("verify", "out.h5")
+        self.assertEqual((self.folder / "out.bin").stat().st_size, 1024 + 2 * (1 + (1 << 24)))
 
     def test_inputs_are_regular_files(self):
         os.mkfifo(self.folder / "fifo")

@@ -52,6 +52,12 @@ class Refusals(FaultTest):
         job = self.train(2, "checkpoint.restart=outputs", code=4)
         self.assert_refused(job, f'checkpoint.restart = {said} or use "auto"')
 
+    def test_list_of_find_print0(self):
+        (self.folder / "list.txt").write_bytes(b"00.txt\0" b"01.txt\0")
+        job = Job(self.folder, 2, ["shard", "out", "--text", "--list", "list.txt"])
+        self.assertEqual(job.wait(), 2, job.text())
+        self.assert_refused(job, "list.txt: holds zero bytes", "one file per line")
+
     def test_empty_list(self):
         (self.folder / "empty.txt").write_text("\n\n")
         job = Job(self.folder, 2, ["shard", "out", "--text", "--list", "empty.txt"])

@@ -145,7 +145,8 @@ TEST(Checkpoint, LongDecksAndShardListsAreStored) {
   const SharedFolder folder;
   Training run(test_comm(), 1);
   const std::string deck = "[run]\nname = \"" + std::string(300'000, 'x') + "\"\n", shards(500'000, 's');
-  Checkpoints checkpoints(test_comm(), run.config.checkpoint, folder / "c", deck, model_fingerprint(run.table.layout()));
+  Checkpoints checkpoints(test_comm(), run.config.checkpoint, folder / "c", deck,
+                          model_fingerprint(run.table.layout()));
   checkpoints.set_shards(shards);
   checkpoints.probe(0, 100, run.optimizer.slabs());
   on_root([&] { EXPECT_EQ(names(folder / "c"), std::vector<std::string>()); });
