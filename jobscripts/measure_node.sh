@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Measures a node of one to eight GPUs in one call: the time of a step, memory, losses, scaling and the fault tests.
 # Each part starts only where the time that it needs, by estimate, is left. The table is printed and lies in
-# OUT/table.md, the figures in OUT/node.json, beside the logs and output folders of all runs.
+# OUT/table.md, the figures in OUT/node.json, beside the logs and output directorys of all runs.
 # Without GPUs --gpus says how many ranks to measure, so that a small deck can try it on CPUs.
 # shellcheck source=jobscripts/setup.sh
 source "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
@@ -62,7 +62,7 @@ find_programs() {
   done
   [[ -f $program && -x $program ]] || die 2 "$program: no such program; build it, or name it with --program"
   [[ -f $deck ]] || die 2 "$deck: no such deck"
-  [[ -d $data ]] || die 2 "$data: no such folder; --data names the one with the token shards or .bin files"
+  [[ -d $data ]] || die 2 "$data: no such directory; --data names the one with the token shards or .bin files"
   program=$(realpath -s "$program") data=$(realpath "$data") deck=$(realpath "$deck")
   # The report of the studies needs modules that the table does without.
   python=$(find_python 2>/dev/null && printf %s "$python") || python=python3
@@ -80,10 +80,10 @@ count_ranks() {
   most=${ranks[-1]}
 }
 
-make_folder() {
-  mkdir -p "$out/runs" 2>/dev/null || die 2 "$out: the folder cannot be made"
+make_directory() {
+  mkdir -p "$out/runs" 2>/dev/null || die 2 "$out: the directory cannot be made"
   out=$(realpath "$out")
-  [[ ! -e $out/runs.tsv ]] || die 2 "$out holds a measurement already; name another folder with --out"
+  [[ ! -e $out/runs.tsv ]] || die 2 "$out holds a measurement already; name another directory with --out"
 }
 
 # Token shards *train*.h5 and *val*.h5; where there are none of a kind, they are made from its .bin files.
@@ -157,7 +157,7 @@ launch() {
   record "$part" "$run" "$count" "$code" $((SECONDS - begin))
 }
 
-# train PART RUN RANKS KEY=VALUE...: its output folder is OUT/runs/PART.RUN.RANKS.
+# train PART RUN RANKS KEY=VALUE...: its output directory is OUT/runs/PART.RUN.RANKS.
 train() {
   launch "$1" "$2" "$3" mpirun -n "$3" "$program" train "$deck" "${overrides[@]}" "${common[@]}" \
     "data.validation=[\"$data/*val*.h5\"]" "run.outputs=$out/runs" "run.name=$1.$2.$3" checkpoint.at_end=false "${@:4}"
@@ -254,16 +254,16 @@ measure_weak() { measure_study weak 1 "$(sum_estimates "$steps")"; }
 
 # The test programs beside the program, on up to four ranks, and those that kill and stop ranks.
 measure_faults() {
-  local name folder=${program%/*} n=$((most < 4 ? most : 4)) found=()
+  local name directory=${program%/*} n=$((most < 4 ? most : 4)) found=()
   for name in test_rank_count test_device_checkpoint test_tensor_comm; do
-    [[ ! -x $folder/$name ]] || found+=("$name")
+    [[ ! -x $directory/$name ]] || found+=("$name")
   done
   [[ ! -f $root/tests/fault/devices.py || $most -eq 1 ]] || found+=(Auto Nccl Idle)
   [[ ${#found[@]} -gt 0 ]] || record faults "" "" - 0 "skipped: no test programs beside $program"
   for name in "${found[@]}"; do
     affordable faults 40 "$name" || continue
     if [[ $name == test_* ]]; then
-      launch faults "$name" "$n" mpirun -n "$n" "$folder/$name" --gtest_color=no
+      launch faults "$name" "$n" mpirun -n "$n" "$directory/$name" --gtest_color=no
     else
       launch faults "$name" 2 "$python" -B "$root/tests/fault/devices.py" "$program" "$(command -v mpirun)" "$name"
     fi
@@ -292,7 +292,7 @@ ranks=()
 read_arguments "$@"
 find_programs
 count_ranks
-make_folder
+make_directory
 mpi_environment
 make_shards
 write_facts

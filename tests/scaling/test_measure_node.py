@@ -166,8 +166,8 @@ class MeasureNode(ScalingTest):
                  (["--gpus", 0], "--gpus must be"), (["--only", "windows,fast"], '--only: "fast" is none of the parts'),
                  (["--out"], "--out needs a value"), (["train.steps=4"], "unknown argument train.steps=4"),
                  (["--program", "none"], "none: no such program"), (["--deck", "none"], "none: no such deck"),
-                 (["--data", "none"], "none: no such folder"), (["--data", "empty"], "holds no token shards"),
-                 (["--out", "file"], "file: the folder cannot be made")]
+                 (["--data", "none"], "none: no such directory"), (["--data", "empty"], "holds no token shards"),
+                 (["--out", "file"], "file: the directory cannot be made")]
         for arguments, message in wrong:
             with self.subTest(arguments=arguments):
                 _, said = self.measure("--gpus", 1, *arguments, code=2)
