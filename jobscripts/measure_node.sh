@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Measures a node of one to eight GPUs in one call: the time of a step, memory, losses, scaling and the fault tests.
 # Each part starts only where the time that it needs, by estimate, is left. The table is printed and lies in
-# OUT/table.md, the figures in OUT/node.json, beside the logs and output directorys of all runs.
+# OUT/table.md, the figures in OUT/node.json, beside the logs and output directories of all runs.
 # Without GPUs --gpus says how many ranks to measure, so that a small deck can try it on CPUs.
 # shellcheck source=jobscripts/setup.sh
 source "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
@@ -63,7 +63,7 @@ find_programs() {
   [[ -f $program && -x $program ]] || die 2 "$program: no such program; build it, or name it with --program"
   [[ -f $deck ]] || die 2 "$deck: no such deck"
   [[ -d $data ]] || die 2 "$data: no such directory; --data names the one with the token shards or .bin files"
-  program=$(realpath -s "$program") data=$(realpath "$data") deck=$(realpath "$deck")
+  program=$(realpath -s -- "$program") data=$(realpath -- "$data") deck=$(realpath -- "$deck")
   # The report of the studies needs modules that the table does without.
   python=$(find_python 2>/dev/null && printf %s "$python") || python=python3
 }
@@ -81,17 +81,34 @@ count_ranks() {
 }
 
 make_directory() {
-  mkdir -p "$out/runs" 2>/dev/null || die 2 "$out: the directory cannot be made"
-  out=$(realpath "$out")
+  mkdir -p -- "$out/runs" 2>/dev/null || die 2 "$out: the directory cannot be made"
+  out=$(realpath -- "$out")
   [[ ! -e $out/runs.tsv ]] || die 2 "$out holds a measurement already; name another directory with --out"
 }
+
+# TEXT... as strings of TOML, with commas between them. Bytes that are no text stay, for the program to refuse.
+toml_strings() {
+  "$python" -c 'import json, os, sys
+strings = ", ".join(json.dumps(text, ensure_ascii=False) for text in sys.argv[1:])
+sys.stdout.buffer.write(os.fsencode(strings.replace("\x7f", "\\u007f")))' "$@"
+}
+
+# The list of the shards *KIND*.h5 for a deck: their directory is no pattern, whatever its name.
+shards_of() {
+  local directory
+  directory=$(printf %s "$data" | sed 's/[][*?\]/\\&/g')
+  printf '[%s]' "$(toml_strings "$directory/*$1*.h5")"
+}
+
+# exists PATTERN, expanded by the caller: whether it matches a file.
+exists() { [[ -e $1 ]]; }
 
 # Token shards *train*.h5 and *val*.h5; where there are none of a kind, they are made from its .bin files.
 make_shards() {
   local bin kind
   for kind in train val; do
-    compgen -G "$data/*$kind*.h5" >/dev/null && continue
-    compgen -G "$data/*$kind*.bin" >/dev/null ||
+    exists "$data"/*"$kind"*.h5 && continue
+    exists "$data"/*"$kind"*.bin ||
       die 2 "$data holds no token shards *$kind*.h5, nor *$kind*.bin to make them from"
     for bin in "$data"/*"$kind"*.bin; do
       "$program" shard "${bin%.bin}" "$bin" >>"$out/shards.log" 2>&1 || die 3 "$(tail -n 1 "$out/shards.log")"
@@ -99,7 +116,7 @@ make_shards() {
   done
 }
 
-fact() { printf '%s\t%s\n' "$1" "$2" >>"$out/facts.tsv"; }
+fact() { printf '%s\t%s\n' "$1" "${2//[$'\t\n']/ }" >>"$out/facts.tsv"; }
 
 # Of the shards *KIND*.h5, a little less than they hold: tokens take two bytes each.
 tokens_of() { du -cbL "$data"/*"$1"*.h5 | tail -n 1 | awk '{ print int($1 * 0.4995 - 4096) }'; }
@@ -160,7 +177,8 @@ launch() {
 # train PART RUN RANKS KEY=VALUE...: its output directory is OUT/runs/PART.RUN.RANKS.
 train() {
   launch "$1" "$2" "$3" mpirun -n "$3" "$program" train "$deck" "${overrides[@]}" "${common[@]}" \
-    "data.validation=[\"$data/*val*.h5\"]" "run.outputs=$out/runs" "run.name=$1.$2.$3" checkpoint.at_end=false "${@:4}"
+    "data.validation=$validation" "run.outputs=$(toml_strings "$out/runs")" "run.name=\"$1.$2.$3\"" \
+    checkpoint.at_end=false "${@:4}"
 }
 
 # Seconds of a run of the given steps and sequences on so many ranks.
@@ -217,13 +235,13 @@ write_study() {
 [study]
 name = "$1"
 kind = "$1"
-deck = "$deck"
+deck = $(toml_strings "$deck")
 ranks = [${ranks[*]/%/,}]
 sequences = $2
 steps = $steps
 warmup = $((steps / 5))
-outputs = "$out/report"
-overrides = [$(printf "'%s', " "${mean_window[@]}" train.cooldown=0 "${overrides[@]}" "${common[@]}")]
+outputs = $(toml_strings "$out/report")
+overrides = [$(toml_strings "${mean_window[@]}" train.cooldown=0 "${overrides[@]}" "${common[@]}")]
 
 EOF
   sed -n '/^\[prediction\]/,$p' "$root/inputs/studies/study_$1.toml"
@@ -297,7 +315,8 @@ mpi_environment
 make_shards
 write_facts
 : >"$out/runs.tsv"
-common=("data.train=[\"$data/*train*.h5\"]" data.end=wrap run.log_every=1)
+validation=$(shards_of val)
+common=("data.train=$(shards_of train)" data.end=wrap run.log_every=1)
 for part in "${all_parts[@]}"; do
   [[ " ${parts[*]} " != *" $part "* ]] || "measure_$part"
   report >/dev/null || true # a call that is ended leaves the table so far

@@ -130,6 +130,11 @@ def field(table, key, kind, path, **bounds):
     return require(table[key], kind, path, key, **bounds)
 
 
+def toml_string(text):
+    """Text as a string of TOML, which is one of JSON but for the control character that JSON does not escape."""
+    return json.dumps(str(text), ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
 def need(*names):
     """Imports modules that may be missing, and returns the last one."""
     for name in names:

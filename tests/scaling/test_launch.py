@@ -27,6 +27,7 @@ for argument in "$@"; do
     --dry-run) [[ ! -e bad_deck ]] || { echo "nanorun: deck.toml:3: no such key" >&2; exit 2; }; exit 0 ;;
   esac
 done
+outputs=${outputs:1:-1} name=${name:1:-1} # without the quotes
 echo "training $name"
 [[ ! -e fail_$FAKE_RANKS ]] || exit 3
 mkdir -p "$outputs/$name"
@@ -89,6 +90,12 @@ class Launch(ScalingTest):
         self.assertEqual(len(calls), 4)
         self.assertTrue(calls[1].startswith(f"--bind-to none -n 2 {self.program} train deck.toml "), calls[1])
         self.assertEqual((self.folder / "outputs/test/ranks2_repeat1.log").read_text(), "training ranks2_repeat1\n")
+
+    def test_names_that_are_no_bare_words(self):
+        for name in ("a é #$x", "it's [1]*"):
+            self.assertEqual(self.launch(name=name, ranks=[1]), ["[1/1] ranks1_repeat1: done"])
+            self.assertEqual(self.launch(name=name, ranks=[1]), [])
+            self.assertTrue((self.folder / "outputs" / name / "ranks1_repeat1" / "summary.json").is_file())
 
     def test_resumes_what_is_missing(self):
         self.launch(repeats=2)

@@ -123,6 +123,20 @@ class MeasureNode(ScalingTest):
         table, _ = self.measure("--gpus", 2, "--only", "nccl", "--whole", "--out", "other", "--steps", 2)
         self.assertEqual([key[:2] for key in self.rows(table)], [("nccl", "nccl"), ("whole", "12_of_12_steps")])
 
+    def test_paths_that_are_no_bare_words(self):
+        name = "it's [a] \"é\" *?\\ $x #"
+        Path("shards").rename(name)
+        table, _ = self.measure("--gpus", 1, "--steps", 2, "--only", "losses,strong", "--data", name, "--out",
+                                f"out {name}", "--", "comm.gradients='bf16'", 'comm.transport="auto"')
+        rows = self.rows(table)
+        self.assertEqual({row["result"] for row in rows.values()}, {"ok"})
+        self.assertEqual(set(rows), {("losses", "loss", "1"), ("strong", "ranks1_repeat1", "1"),
+                                     ("strong", "report", "")})
+        Path(name).rename("shards")
+        Path("[s]").mkdir()
+        _, said = self.measure("--gpus", 1, "--data", "[s]", "--out", "other", code=2)
+        self.assertIn("/[s] holds no token shards *train*.h5", said)
+
     def test_runs_that_fail(self):
         shutil.copy("shards/train.h5", "shards/train_1.h5")
         Path("shards/train.h5").write_text("nonsense")

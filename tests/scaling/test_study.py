@@ -1,7 +1,10 @@
 """Study files: expansion into runs, and the mistakes they may hold."""
 
+import tomllib
+
 from support import ROOT, ScalingTest, small_run, study_text
 
+import tool
 from study import StudyError
 from study.study_file import OWNED, claim_folder, read_study
 
@@ -33,13 +36,21 @@ class Study(ScalingTest):
     def test_arguments_of_a_run(self):
         run = self.read(name="abc", steps=9, more='overrides = ["model.width=64"]').runs()[1]
         self.assertEqual(run.arguments[:3], ("train", "deck.toml", "model.width=64"))
-        for argument in ("run.name=ranks2_repeat1", "run.outputs=outputs/abc", "train.steps=9", "validation.tokens=0",
+        for argument in ('run.name="ranks2_repeat1"', 'run.outputs="outputs/abc"', "train.steps=9", "validation.tokens=0",
                          "trace.json_steps=[8]", "checkpoint.restart=none", "checkpoint.at_end=false"):
             self.assertIn(argument, run.arguments)
         self.assertEqual(str(run.folder), "outputs/abc/ranks2_repeat1")
         self.assertEqual(str(run.log), "outputs/abc/ranks2_repeat1.log")
         keys = [argument.split("=")[0] for argument in run.arguments[2:]]
         self.assertEqual(len(keys), len(set(keys)))
+
+    def test_paths_are_strings_of_toml(self):
+        for name in ("a é #$x", "it's [1]*", 'quotes " and \\'):
+            run = self.read(name=name.replace("\\", "\\\\").replace('"', '\\"')).runs()[0]
+            values = dict(argument.split("=", 1) for argument in run.arguments[2:])
+            self.assertEqual(tomllib.loads(f"outputs = {values['run.outputs']}"), {"outputs": f"outputs/{name}"})
+            self.assertEqual(str(run.folder), f"outputs/{name}/ranks1_repeat1")
+        self.assertEqual(tool.toml_string("\x7f\x01\U0001f600"), '"\\u007f\\u0001\U0001f600"')
 
     def test_unknown_and_missing_keys(self):
         self.assert_refused(study_text(more="stpes = 3"), "study.stpes is no key", "steps")

@@ -93,8 +93,8 @@ class Study:
     def run(self, ranks, repeat):
         sequences = self.step_sequences(ranks)
         folder = self.folder / f"ranks{ranks}_repeat{repeat}"
-        own = (f"run.name={folder.name}", f"run.outputs={self.folder}", f"train.steps={self.steps}",
-               f"train.sequences={sequences}", f"trace.json_steps=[{self.steps - 1}]")
+        own = (f"run.name={tool.toml_string(folder.name)}", f"run.outputs={tool.toml_string(self.folder)}",
+               f"train.steps={self.steps}", f"train.sequences={sequences}", f"trace.json_steps=[{self.steps - 1}]")
         return Run(ranks, repeat, sequences, folder, ("train", str(self.deck), *self.overrides, *FIXED, *own))
 
     def identity(self):
