@@ -259,15 +259,15 @@ class Tools(ScalingTest):
         old = os.environ | {"PYTHONPATH": str(modules)}
         self.assert_refused("ensemble.py", self.run, env=old, names=["Python 3.11"])
 
-    def interrupted(self, script, *arguments, **variables):
-        """Ends a tool by Ctrl-C once the file `busy` is there."""
+    def interrupted(self, script, *arguments, by=signal.SIGINT, **variables):
+        """Ends a tool, by default by Ctrl-C, once the file `busy` is there."""
         job = subprocess.Popen([sys.executable, "-B", TOOLS / script, *map(str, arguments)], text=True,
                                stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
                                start_new_session=True, env=os.environ | variables)
         while not (self.folder / "busy").exists():
             self.assertIsNone(job.poll())
             time.sleep(0.01)
-        os.killpg(job.pid, signal.SIGINT)
+        os.killpg(job.pid, by)
         _, error = job.communicate(timeout=60)
         (self.folder / "busy").unlink()
         self.assertEqual((job.returncode, error), (1, f"{script}: interrupted\n"))
@@ -279,7 +279,37 @@ class Tools(ScalingTest):
         (self.folder / "nanorun").chmod(0o755)
         shutil.copy(self.folder / "nanorun", self.folder / "mpirun")
         path = f"{self.folder}{os.pathsep}{os.environ['PATH']}"
-        self.interrupted("scaling_study.py", self.write_study(), "--program", self.folder / "nanorun", PATH=path)
+        study = self.write_study()
+        self.interrupted("scaling_study.py", study, "--program", self.folder / "nanorun", PATH=path)
+        write(self.folder / "nanorun", "#!/usr/bin/env bash\n")
+        write(self.folder / "mpirun", "#!/usr/bin/env bash\ntrap 'touch ended; exit 1' TERM\ntouch busy\n"
+                                      "sleep 60 &\nwait\n")
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            self.interrupted("scaling_study.py", study, "--program", self.folder / "nanorun", by=number, PATH=path)
+            (self.folder / "ended").unlink()  # mpirun was told, and waited for
+
+    def test_ranks_end_with_the_study(self):
+        small_run.write_data(self.folder)
+        program = self.folder / "nanorun"
+        write(program, f"#!/usr/bin/env bash\n[[ $* == *--dry-run* ]] || echo $$ >>pids\n"
+                       f"exec {small_run.PROGRAM} \"$@\"\n")
+        program.chmod(0o755)
+        path = f"{Path(small_run.MPIRUN).parent}{os.pathsep}{os.environ['PATH']}"
+        job = subprocess.Popen([sys.executable, "-B", TOOLS / "scaling_study.py", self.write_study(
+            ranks=[2], steps=10**6), "--program", program], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL, env=os.environ | {"PATH": path})
+        log, pids = self.folder / "outputs/test/ranks2_repeat1.log", self.folder / "pids"
+        while not log.exists() or "step " not in log.read_text():
+            self.assertIsNone(job.poll())
+            time.sleep(0.05)
+        job.terminate()
+        self.assertEqual(job.wait(60), 1)
+        ranks = [Path("/proc") / pid for pid in pids.read_text().split()]
+        self.assertEqual(len(ranks), 2)
+        limit = time.monotonic() + 30
+        while any(rank.exists() for rank in ranks) and time.monotonic() < limit:
+            time.sleep(0.05)
+        self.assertEqual([rank for rank in ranks if rank.exists()], [])
 
     def test_nobody_reads(self):
         for script, *arguments in (("ensemble.py", self.run), ("plot_run.py", self.run), ("ensemble.py", "--help"),

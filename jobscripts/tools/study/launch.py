@@ -1,7 +1,9 @@
 """Starts the runs of a study that have not finished, under mpirun or as Slurm jobs."""
 
+import contextlib
 import os
 import shutil
+import signal
 import subprocess
 from pathlib import Path
 
@@ -9,6 +11,8 @@ import tool
 
 from . import StudyError
 
+ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+GRACE_SECONDS = 8  # for mpirun to end its ranks
 BATCH_SCRIPT = Path(__file__).resolve().parents[2] / "scaling.sbatch"
 
 
@@ -44,6 +48,41 @@ def check_deck(program, run):
         raise StudyError(said[0] if said else f"{program} cannot read the deck: {dry.stderr.strip()}")
 
 
+def run_to_end(command, log):
+    """Exit code of the command. A signal that ends this process ends the command first, and mpirun its ranks.
+
+    The command has a process group of its own, since mpirun leaves ranks behind where a signal reaches it twice.
+    """
+    job, received = None, []
+
+    def stop():
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(job.pid, signal.SIGKILL if signal.SIGALRM in received else signal.SIGTERM)
+
+    def receive(number, _):
+        received.append(number)
+        if len(received) == 1:
+            signal.alarm(GRACE_SECONDS)
+        if job and (len(received) == 1 or number == signal.SIGALRM):
+            stop()
+
+    kept = [number for number in ENDING if signal.getsignal(number) != signal.SIG_IGN]  # not under nohup
+    before = {number: signal.signal(number, receive) for number in (*kept, signal.SIGALRM)}
+    try:
+        job = subprocess.Popen(command, env=environment(), stdin=subprocess.DEVNULL, stdout=log,
+                               stderr=subprocess.STDOUT, process_group=0)
+        if received:
+            stop()
+        code = job.wait()
+    finally:
+        signal.alarm(0)
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    if received:
+        raise KeyboardInterrupt
+    return code
+
+
 class Mpirun:
     """Runs on this machine or in this allocation, one after the other."""
 
@@ -54,8 +93,7 @@ class Mpirun:
         """Runs to the end; returns a word or two on the outcome."""
         command = [*self.command, "-n", str(run.ranks), program, *run.arguments]
         with tool.using(run.log), open(run.log, "w") as log:
-            code = subprocess.run(command, env=environment(), stdin=subprocess.DEVNULL, stdout=log,
-                                  stderr=subprocess.STDOUT).returncode
+            code = run_to_end(command, log)
         return "done" if code == 0 else f"failed with exit code {code}, see {run.log}"
 
 
