@@ -119,7 +119,7 @@ make_shards() {
 fact() { printf '%s\t%s\n' "$1" "${2//[$'\t\n']/ }" >>"$out/facts.tsv"; }
 
 # Of the shards *KIND*.h5, a little less than they hold: tokens take two bytes each.
-tokens_of() { du -cbL "$data"/*"$1"*.h5 | tail -n 1 | awk '{ print int($1 * 0.4995 - 4096) }'; }
+tokens_of() { du -cbL "$data"/*"$1"*.h5 | tail -n 1 | awk '{ n = int($1 * 0.4995 - 4096); print (n > 0 ? n : 0) }'; }
 
 write_facts() {
   local devices
@@ -298,6 +298,7 @@ measure_whole() {
   fit=$((fit > all ? all : fit < least ? least : fit))
   affordable whole $((2 * start_s + fit * 8 * step_ms / most / 1000)) || return 0
   there=$(($(tokens_of val) / length * length))
+  there=$((there < length ? length : there)) # the program says where even one sequence is too much
   tokens=$((there < tokens ? there : tokens))
   train whole "$([[ $fit -eq $all ]] || echo shortened_to_)${fit}_of_${all}_steps" "$most" train.sequences=8 \
     "train.steps=$fit" "validation.tokens=$tokens"

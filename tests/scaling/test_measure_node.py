@@ -123,6 +123,17 @@ class MeasureNode(ScalingTest):
         table, _ = self.measure("--gpus", 2, "--only", "nccl", "--whole", "--out", "other", "--steps", 2)
         self.assertEqual([key[:2] for key in self.rows(table)], [("nccl", "nccl"), ("whole", "12_of_12_steps")])
 
+    def test_small_validation_shard(self):
+        """Of a few tokens more than one sequence."""
+        Path("text").write_text("x" * 300)
+        subprocess.run([small_run.PROGRAM, "shard", "shards/val.h5", "text", "--text", "--force"], check=True,
+                       stdout=subprocess.DEVNULL)
+        table, _ = self.measure("--gpus", 1, "--only", "whole")
+        (_, row), = self.rows(table).items()
+        self.assertEqual(row["result"], "ok")
+        self.assertGreater(float(row["validation loss"]), 0)
+        self.assertIn("- validation tokens of the whole schedule: 256\n", table)
+
     def test_paths_that_are_no_bare_words(self):
         name = "it's [a] \"é\" *?\\ $x #"
         Path("shards").rename(name)
