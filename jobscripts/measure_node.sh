@@ -28,6 +28,12 @@ require_number() {
   [[ $2 =~ ^[1-9][0-9]{0,5}$ ]] || die 2 "$1 must be a positive whole number, not \"$2\""
 }
 
+is_part() {
+  local one
+  for one in "${all_parts[@]}"; do [[ $one != "$1" ]] || return 0; done
+  return 1
+}
+
 read_arguments() {
   while [[ $# -gt 0 ]]; do
     case $1 in
@@ -48,10 +54,11 @@ read_arguments() {
   done
   require_number --minutes "$minutes"
   require_number --steps "$steps"
-  IFS=, read -ra parts <<<"$only$whole"
+  IFS=, read -ra parts <<<"${only//$'\n'/ }$whole"
+  [[ ${#parts[@]} -gt 0 ]] || parts=("")
   local part
   for part in "${parts[@]}"; do
-    [[ " ${all_parts[*]} " == *" $part "* ]] || die 2 "--only: \"$part\" is none of the parts ${all_parts[*]}"
+    is_part "$part" || die 2 "--only: \"$part\" is none of the parts ${all_parts[*]}"
   done
 }
 
