@@ -13,13 +13,12 @@ import os
 import pathlib
 import re
 import statistics
-import sys
 
 import tool
 
 
 def parse_arguments():
-    parser = argparse.ArgumentParser(description=__doc__.split(":")[0])
+    parser = argparse.ArgumentParser(description=tool.summary(__doc__))
     parser.add_argument("folder", type=pathlib.Path, nargs="+", help="output folders of the runs")
     parser.add_argument("--target", type=float, default=3.28, help="validation loss to reach (default: %(default)s)")
     return tool.parse(parser)
@@ -57,16 +56,16 @@ def read_run(folder):
     path, deck = folder / "summary.json", folder / "deck.toml"
     for file in (path, deck):
         if not os.path.lexists(file):
-            print(f"left out: {file} is missing", file=sys.stderr)
+            tool.warn(f"left out: {file} is missing")
             return None
     run = tool.field(tool.read_toml(deck), "run", dict, deck)
     name = tool.field(run, "name", str, deck)
     if re.fullmatch(re.escape(name) + r"\.[0-9]+", os.path.basename(os.path.realpath(folder))):
-        print(f"left out: {folder} is an earlier run of the name {tool.one_line(name)}", file=sys.stderr)
+        tool.warn(f"left out: {folder} is an earlier run of the name {tool.one_line(name)}")
         return None
     summary = tool.read_json(path)
     if not tool.field(summary, "finished", bool, path) or summary.get("final_val_loss") is None:
-        print(f"left out: {folder} has no final validation loss", file=sys.stderr)
+        tool.warn(f"left out: {folder} has no final validation loss")
         return None
     return (tool.field(run, "seed", int, deck, most=2**64), tool.field(summary, "steps", int, path),
             tool.field(summary, "final_train_loss", float, path), tool.field(summary, "final_val_loss", float, path))
@@ -78,8 +77,7 @@ def read_runs(folders):
     runs = sorted(run for folder in reversed(distinct) if (run := read_run(folder)))
     for seed, count in collections.Counter(run[0] for run in runs).items():
         if count > 1:
-            print(f"warning: {count} runs have the seed {seed}; the p-value takes runs for independent",
-                  file=sys.stderr)
+            tool.warn(f"warning: {count} runs have the seed {seed}; the p-value takes runs for independent")
     return runs
 
 

@@ -32,7 +32,7 @@ LEGEND = ("Times in seconds but for ms/step, the median of the steps after the f
 
 
 def parse_arguments():
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(description=tool.summary(__doc__))
     parser.add_argument("folder", type=pathlib.Path, help="folder of the measurement")
     return tool.parse(parser)
 

@@ -25,7 +25,7 @@ INK, FAINT, ACCENT = "#22303c", "#c9d1d9", "#d1495b"
 
 
 def parse_arguments():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=tool.summary(__doc__))
     parser.add_argument("folder", type=pathlib.Path, help="output folder of a run, for example outputs/quickstart")
     parser.add_argument("-o", "--output", type=pathlib.Path,
                         help="PNG to write (default: FOLDER/run.png, with --step FOLDER/step.png)")
@@ -201,12 +201,10 @@ def plain(text):
 
 
 def new_figure(height):
-    import matplotlib
-
-    matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
     plt.rcParams.update({
+        "text.usetex": False,
         "font.size": 10, "text.color": INK, "axes.labelcolor": INK, "axes.edgecolor": FAINT, "axes.titleweight": "bold",
         "axes.titlelocation": "left", "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True,
         "axes.axisbelow": True, "grid.color": "#eceff2", "xtick.color": INK, "ytick.color": INK,

@@ -7,6 +7,7 @@ A traceback is a defect of the tool.
 import contextlib
 import importlib
 import json
+import logging
 import math
 import multiprocessing
 import os
@@ -16,6 +17,9 @@ import sys
 from pathlib import Path
 
 READ_SECONDS = 60  # after which a file counts as one that cannot be read
+# Pictures go to files, whatever display the user's settings name; matplotlib need not say where it keeps its fonts.
+os.environ["MPLBACKEND"] = "Agg"
+logging.getLogger("matplotlib").setLevel(logging.ERROR)
 WRONG, NOT_DONE = 2, 1  # exit codes: arguments or files are not what they should be; the work was left undone
 
 
@@ -144,7 +148,14 @@ def need(*names):
             how = ("take Python 3.11 or newer" if name == "tomllib" else
                    f"apt-get install python3-{name}, or pip install {name}")
             raise ToolError(f"{sys.executable} has no module {name} ({error}): {how}") from None
+        except (OSError, ValueError) as error:  # of the module's own settings
+            raise ToolError(f"the module {name} cannot be loaded: {error}") from None
     return module
+
+
+def summary(documentation):
+    """The first paragraph of a tool's documentation, which Python leaves out under -OO."""
+    return (documentation or "").split("\n\n")[0]
 
 
 def parse(parser):
@@ -157,6 +168,20 @@ def say(text):
     """Prints a line at once."""
     with using("standard output"):
         print(text, flush=True)
+
+
+def warn(text):
+    """Prints a line on standard error, where that can be written."""
+    try:
+        if sys.stderr:
+            print(text, file=sys.stderr, flush=True)
+    except OSError:
+        discard(2)
+
+
+def discard(descriptor):
+    """What cannot be printed must not be tried again at the end of the process."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), descriptor)
 
 
 def run(main):
@@ -184,8 +209,6 @@ def call(main):
 
 
 def fail(message, code):
-    with contextlib.suppress(OSError):
-        print(f"{Path(sys.argv[0]).name}: {message}", file=sys.stderr, flush=True)
-    # What cannot be printed must not be tried again at the end of the process.
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    warn(f"{Path(sys.argv[0]).name}: {message}")
+    discard(1)
     return code

@@ -311,6 +311,40 @@ class Tools(ScalingTest):
             time.sleep(0.05)
         self.assertEqual([rank for rank in ranks if rank.exists()], [])
 
+    def test_settings_of_the_user(self):
+        """Pictures do not depend on them, and nothing is said of them."""
+        study = self.write_study(steps=STEPS)
+        for ranks in (1, 2):
+            self.write_run(self.folder / "outputs" / "test" / f"ranks{ranks}_repeat1", 1, ranks)
+        write(self.folder / "matplotlibrc", "text.usetex: True\nfont.size: many\n")
+        (self.folder / "bin").mkdir()  # no latex there
+        settings = os.environ | {"MPLBACKEND": "nonsense", "MATPLOTLIBRC": str(self.folder / "matplotlibrc"),
+                                 "PATH": str(self.folder / "bin")}
+        for script, *arguments in (("plot_run.py", self.run), ("scaling_study.py", study, "--launcher", "none")):
+            code, _, error = self.end(script, *arguments, env=settings)
+            self.assertEqual((code, error), (0, ""))
+        write(self.folder / "file", "")
+        unwritable = os.environ | {"MPLCONFIGDIR": str(self.folder / "file" / "none")}
+        code, _, error = self.end("plot_run.py", self.run, env=unwritable)
+        self.assertEqual((code, error), (0, ""))
+
+    def test_without_documentation(self):
+        """As Python under -OO."""
+        for script in ("plot_run.py", "ensemble.py", "scaling_study.py", "measure_node.py"):
+            code, output, error = self.end(script, "--help", env=os.environ | {"PYTHONOPTIMIZE": "2"})
+            self.assertEqual((code, error), (0, ""))
+            self.assertIn(f"usage: {script}", output)
+
+    def test_warnings_that_nobody_reads(self):
+        with open("/dev/full", "w") as full:
+            job = subprocess.run([sys.executable, "-B", TOOLS / "ensemble.py", self.run, self.folder / "none"],
+                                 stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=full, text=True, timeout=60)
+            self.assertEqual(job.returncode, 0)
+            self.assertRegex(job.stdout, r"mean +3\.1")
+            job = subprocess.run([sys.executable, "-B", TOOLS / "ensemble.py", self.folder / "none"],
+                                 stdin=subprocess.DEVNULL, stderr=full, timeout=60)
+            self.assertEqual(job.returncode, 1)
+
     def test_nobody_reads(self):
         for script, *arguments in (("ensemble.py", self.run), ("plot_run.py", self.run), ("ensemble.py", "--help"),
                                    ("scaling_study.py", self.write_study(), "--launcher", "none")):

@@ -2,9 +2,6 @@
 
 import io
 
-import matplotlib
-
-matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import numpy as np
 import tool
@@ -18,6 +15,7 @@ from .model import PARTS
 
 COMPUTE, COMMUNICATION, WAITING, IDEAL = "#2b6ca3", "#e6821e", "#f7c88f", "#8a949e"
 STYLE = {
+    "text.usetex": False,
     "font.size": 10, "text.color": INK, "axes.labelcolor": INK, "axes.edgecolor": FAINT, "axes.titleweight": "bold",
     "axes.titlelocation": "left", "axes.titlepad": 10, "axes.spines.top": False, "axes.spines.right": False,
     "axes.grid": True, "axes.axisbelow": True, "grid.color": "#eceff2", "xtick.color": INK, "ytick.color": INK,
