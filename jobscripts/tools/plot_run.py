@@ -13,14 +13,15 @@ import pathlib
 
 import tool
 
-COMMUNICATION = {"reduce_gradients", "gather_weights", "agree"}
+COMMUNICATION = {"reduce_gradients", "gather_weights", "sync"}
 OCCASIONAL = {"validation", "checkpoint", "output"}
 # Of trace.h5, with their dimensions.
 DATASETS = {"step": 1, "ranks": 1, "tokens": 1, "loss": 1, "seconds": 3, "communication": 2, "validation_step": 1,
             "validation_loss": 1}
 # Of trace.json, in the order in which a legend names them.
-PHASES = ["data", "forward", "head", "backward", "reduce_gradients", "muon", "adam", "gather_weights", "agree",
+PHASES = ["data", "forward", "head", "backward", "reduce_gradients", "muon", "adam", "gather_weights", "sync",
           "validation", "checkpoint", "output", "other"]
+EARLIER_NAMES = {"agree": "sync"}  # of phases, in traces of earlier programs
 INK, FAINT, ACCENT = "#22303c", "#c9d1d9", "#d1495b"
 
 
@@ -50,7 +51,8 @@ def read_datasets(path):
                     raise ValueError(f"/{name} cannot be of that type and shape")
             trace = {name: file[name][...] for name in DATASETS}
             phases = file.attrs["phases"]
-            return trace, (phases.decode() if isinstance(phases, bytes) else phases).split(",")
+            names = (phases.decode() if isinstance(phases, bytes) else phases).split(",")
+            return trace, [EARLIER_NAMES.get(name, name) for name in names]
 
 
 # Least and most of what a dataset may hold; losses may be no numbers too.
@@ -249,7 +251,7 @@ def read_events(path, rank):
         elif event.get("ph") == "X":
             tool.field(event, "ts", float, path)
             tool.field(event, "dur", float, path, least=0)
-            complete.append(event)
+            complete.append(event | {"name": EARLIER_NAMES.get(name, name)})
     return complete, tracks
 
 

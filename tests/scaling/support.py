@@ -13,7 +13,7 @@ TOOLS = ROOT / "jobscripts" / "tools"
 sys.path[:0] = [str(TOOLS), str(ROOT / "tests" / "support")]
 import small_run  # noqa: E402
 
-PHASES = ("data", "forward", "head", "backward", "reduce_gradients", "muon", "adam", "gather_weights", "agree",
+PHASES = ("data", "forward", "head", "backward", "reduce_gradients", "muon", "adam", "gather_weights", "sync",
           "validation", "checkpoint", "output", "other")
 MODEL = {"vocabulary": 257, "width": 64, "heads": 2, "head_dim": 32, "layers": 4, "mlp_ratio": 4,
          "value_path": "embeddings", "value_embeddings": 1, "layers_without_attention": []}

@@ -27,7 +27,7 @@ def point(truth, ranks, sequences, noise=None, sharing=1.0):
     parts = {name: seconds * noise() for name, seconds in truth.parts(ranks, sequences, sharing).items()}
     work, fixed, muon, adam, scatter, gather, reduce = parts.values()
     path = {"computing": work + fixed, "muon": muon, "adam": adam, "reduce_gradients": scatter,
-            "gather_weights": gather, "agree": reduce}
+            "gather_weights": gather, "sync": reduce}
     return Point(ranks, sequences, sum(path.values()), path, sharing, truth.overlap if ranks > 1 else math.nan)
 
 

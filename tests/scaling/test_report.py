@@ -26,8 +26,8 @@ def times(ranks, factor=1.0):
     part["muon"][:], part["adam"][:] = 0.02 / ranks, 0.01 / ranks
     if ranks > 1:
         part["forward"][:, -1] += 0.2 / ranks
-        part["agree"][:] = 0.001
-        part["agree"][:, :-1] += 0.2 / ranks
+        part["sync"][:] = 0.001
+        part["sync"][:, :-1] += 0.2 / ranks
         part["reduce_gradients"][:], part["gather_weights"][:] = 0.03, 0.02
     seconds *= factor
     seconds[:WARMUP] *= 5  # a slow start
@@ -79,7 +79,7 @@ class Measurements(ScalingTest):
         self.assertAlmostEqual(m.computing, (1 + 0.05 + 0.03) / 4)
         self.assertAlmostEqual(m.path["computing"], 1.2 / 4)
         self.assertAlmostEqual(m.path["muon"], 0.02 / 4)
-        self.assertAlmostEqual(m.path["agree"], 0.001)
+        self.assertAlmostEqual(m.path["sync"], 0.001)
 
     def test_slowest_rank(self):
         m = self.measure(times(4))
@@ -87,7 +87,7 @@ class Measurements(ScalingTest):
         self.assertAlmostEqual(m.spread, 0.2 / (1.03 + 0.05))
 
     def test_overlap(self):
-        """The phases of gradients and weights take 0.05 s a step, the agreement does not count."""
+        """The phases of gradients and weights take 0.05 s a step, the synchronization does not count."""
         for total, overlap in ((0.05, 0), (0.2, 0.75), (0.04, 0)):
             communication = np.full((STEPS, 4), total)
             communication[:WARMUP], communication[-1] = 100, 100  # steps that do not count

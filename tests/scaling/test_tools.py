@@ -345,6 +345,14 @@ class Tools(ScalingTest):
                                  stdin=subprocess.DEVNULL, stderr=full, timeout=60)
             self.assertEqual(job.returncode, 1)
 
+    def test_phases_of_earlier_programs(self):
+        """They call sync "agree"."""
+        self.change_trace(None, phases=",".join(PHASES).replace(",sync,", ",agree,"))
+        self.assertEqual(plot_run.read_trace(self.run / "trace.h5")["phases"], list(PHASES))
+        step = {"ph": "X", "name": "step 1", "cat": "step", "pid": 0, "tid": 0, "ts": 0, "dur": 2000}
+        write(self.run / "trace.json", json.dumps({"traceEvents": [step, step | {"name": "agree", "cat": "phase"}]}))
+        self.assertEqual(plot_run.read_step(self.run / "trace.json", 1, 0).spans, [("sync", 0, 0, 2)])
+
     def test_nobody_reads(self):
         for script, *arguments in (("ensemble.py", self.run), ("plot_run.py", self.run), ("ensemble.py", "--help"),
                                    ("scaling_study.py", self.write_study(), "--launcher", "none")):

@@ -19,7 +19,7 @@ from .launch import finished
 OUTSIDE = {"validation", "checkpoint"}
 UPDATES = {"muon", "adam"}
 # In the order of the step: each ends the waiting of faster ranks that the one before has left over.
-COLLECTIVES = ("agree", "reduce_gradients", "gather_weights")
+COLLECTIVES = ("sync", "reduce_gradients", "gather_weights")
 TRANSFERS = ("reduce_gradients", "gather_weights")  # of gradients and weights: those of /communication
 
 

@@ -222,7 +222,7 @@ def fit(points, workload):
     return Model(workload, per_sequence, constant, muon, adam,
                  fit_link(points, "reduce_gradients", 1 - overlap, workload.reduce_scatter),
                  fit_link(points, "gather_weights", 1 - overlap, workload.all_gather),
-                 fit_link(points, "agree", 1.0, lambda ranks: (workload.all_reduce(ranks), 0)), overlap)
+                 fit_link(points, "sync", 1.0, lambda ranks: (workload.all_reduce(ranks), 0)), overlap)
 
 
 def leave_one_out(points, workload):
