@@ -84,7 +84,7 @@ def measure(run, output):
 def last_words(log):
     """What a program said at last of what is wrong, or else its last line."""
     lines = [line for line in read_log(log).splitlines() if line.strip()]
-    said = [line for line in lines if re.match(r"(nanorun|scaling\.py): ", line)] or lines
+    said = [line for line in lines if re.match(r"(nanorun|scaling_study\.py): ", line)] or lines
     return tool.one_line(said[-1])[:120].replace("|", "/") if said else ""
 
 

@@ -12,6 +12,8 @@ from pathlib import Path
 
 from support import ROOT, ScalingTest, small_run
 
+import measure_node
+
 SCRIPT = ROOT / "jobscripts" / "measure_node.sh"
 PASSING = "#!/usr/bin/env bash\n[[ $1 == --gtest_color=no ]] && echo '[  PASSED  ] 3 tests.'\n"
 FAILING = "#!/usr/bin/env bash\necho 'nanorun: ranks | differ' >&2\nexit 9\n"
@@ -180,6 +182,12 @@ class MeasureNode(ScalingTest):
         Path("shards/only_train.h5").unlink()
         self.measure("--gpus", 1, "--only", "nccl")
         subprocess.run([small_run.PROGRAM, "verify", "shards/text_train_1.h5", "shards/text_val_1.h5"], check=True)
+
+    def test_last_words(self):
+        """Of the study's tool as of the program, before those of the launcher."""
+        for said in ("nanorun: no data", "scaling_study.py: no deck"):
+            Path("log").write_text(f"begin\n{said}\nmpirun has ended\n\n")
+            self.assertEqual(measure_node.last_words(Path("log")), said)
 
     def test_wrong_inputs(self):
         Path("empty").mkdir()
