@@ -77,7 +77,7 @@ Check letters_of_layers() {
 std::vector<Key> run_keys() {
   return {
       {NANORUN_KEY(run, name), operates, directory_name(), "name of the run and of its directory in run.outputs"},
-      {NANORUN_KEY(run, outputs), operates, path(), "directory that holds the directorys of runs"},
+      {NANORUN_KEY(run, outputs), operates, path(), "directory that holds those of the runs"},
       {NANORUN_KEY(run, seed), identifies, at_least(0), "seed of the initial weights"},
       {NANORUN_KEY(run, log_every), operates, between(1, max_steps), "steps between lines of the log"},
   };

@@ -373,8 +373,8 @@ void claim_output(const std::string& path, bool force, ExitCode code) {
     if (reason == EEXIST) require_unclaimed(partial, code);
     fail(code, partial, "cannot be opened", reason);
   }
-  close_written(file, partial, code);
   try {
+    close_written(file, partial, code);
     require_replaceable(path, force, code);  // another command may just have completed it
   } catch (...) {
     quietly([&] { remove_file(partial, code); });

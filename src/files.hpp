@@ -142,8 +142,8 @@ void claim_output(const std::string& path, bool force, ExitCode code);
 /// Where a file is written until it is complete.
 inline std::string partial_of(const std::string& path) { return path + ".partial"; }
 
-/// Replaces `path` by what write(partial) puts into the file partial_of(path), which exists: that is flushed to disk,
-/// then renamed. Where anything throws, the partial file is removed and `path` stays as it was.
+/// Replaces `path` by what write(partial) puts into the file partial_of(path): that is flushed to disk, then renamed.
+/// Where anything throws, the partial file is removed and `path` stays as it was.
 template <class Write>
 void complete_file(const std::string& path, ExitCode code, Write&& write) {
   const std::string partial = partial_of(path);
@@ -160,8 +160,10 @@ void complete_file(const std::string& path, ExitCode code, Write&& write) {
 /// complete_file() for a file of a run, of whose directory this program has the lock.
 template <class Write>
 void replace_file(const std::string& path, ExitCode code, Write&& write) {
-  create_file(partial_of(path), code);
-  complete_file(path, code, write);
+  complete_file(path, code, [&](const std::string& partial) {
+    create_file(partial, code);
+    write(partial);
+  });
 }
 
 /// Whether `path` names the open file.

@@ -36,8 +36,9 @@ class Study(ScalingTest):
     def test_arguments_of_a_run(self):
         run = self.read(name="abc", steps=9, more='overrides = ["model.width=64"]').runs()[1]
         self.assertEqual(run.arguments[:3], ("train", "deck.toml", "model.width=64"))
-        for argument in ('run.name="ranks2_repeat1"', 'run.outputs="outputs/abc"', "train.steps=9", "validation.tokens=0",
-                         "trace.json_steps=[8]", "checkpoint.restart=none", "checkpoint.at_end=false"):
+        for argument in ('run.name="ranks2_repeat1"', 'run.outputs="outputs/abc"', "train.steps=9",
+                         "validation.tokens=0", "trace.json_steps=[8]", "checkpoint.restart=none",
+                         "checkpoint.at_end=false"):
             self.assertIn(argument, run.arguments)
         self.assertEqual(str(run.folder), "outputs/abc/ranks2_repeat1")
         self.assertEqual(str(run.log), "outputs/abc/ranks2_repeat1.log")

@@ -401,6 +401,11 @@ class Tools(ScalingTest):
             self.assert_error(claim_folder, read_study(study), "outputs/test/study.json: ")
         self.assert_refused("scaling_study.py", study, "--launcher", "none", names=["outputs/test/study.json: "])
 
+    def test_name_that_the_locale_lacks(self):
+        ascii_only = os.environ | {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+        self.assert_refused("scaling_study.py", self.write_study(name="é"), "--launcher", "none", env=ascii_only,
+                            names=["outputs/", "not a path in this locale"])
+
     def test_runs_of_a_study(self):
         study = self.write_study(steps=STEPS)
         for ranks in (1, 2):

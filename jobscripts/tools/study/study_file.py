@@ -202,7 +202,7 @@ def read_study(path):
 def claim_folder(study):
     """Makes the study's folder, or makes sure that the runs in it are of this study."""
     record = study.folder / "study.json"
-    with tool.using(study.folder):
+    with tool.using(study.folder, UnicodeEncodeError, kind="a path in this locale"):
         study.folder.mkdir(parents=True, exist_ok=True)
     if not record.exists():
         tool.write(record, json.dumps(study.identity(), indent=2) + "\n")
