@@ -290,7 +290,7 @@ measure_faults() {
     if [[ $name == test_* ]]; then
       launch faults "$name" "$n" mpirun -n "$n" "$directory/$name" --gtest_color=no
     else
-      launch faults "$name" 2 "$python" -B "$root/tests/fault/devices.py" "$program" "$(command -v mpirun)" "$name"
+      launch faults "$name" "$most" "$python" -B "$root/tests/fault/devices.py" "$program" "$(command -v mpirun)" "$name"
     fi
   done
 }

@@ -1,5 +1,7 @@
-"""Two GPUs: ranks that die or hang, through each transport, and a GPU left idle. Exit code 77 where there are fewer."""
+"""A rank on each GPU of the node: ranks that die or hang, through each transport, and GPUs left idle. Exit code 77 where
+there are fewer than two GPUs."""
 
+import functools
 import shutil
 import subprocess
 import sys
@@ -16,16 +18,16 @@ class Devices(LostRanks):
     @property
     def long_run(self):
         return (*LostRanks.long_run, "model.width=128", "model.heads=1", "model.head_dim=128",
-                f"comm.transport={self.transport}")
+                f"train.sequences={device_count()}", "validation.tokens=0", f"comm.transport={self.transport}")
 
     def test_killed_rank_ends_the_job(self):
-        self.kill_a_rank()
+        self.kill_a_rank(device_count())
 
     def test_stopped_rank_is_named(self):
-        self.stop_a_rank(2, 1)
+        self.stop_a_rank(device_count(), device_count() - 1)
 
     def test_stopped_root_is_named(self):
-        self.stop_a_rank(2, 0)
+        self.stop_a_rank(device_count(), 0)
 
 
 class Auto(Devices, FaultTest):
@@ -47,11 +49,14 @@ class Idle(FaultTest):
 
     def test_idle_devices_are_said(self):
         self.assertEqual(self.said("0"), [])
-        self.assertEqual(self.said("0,1"),
-                         ["1 rank uses 1 of the 2 GPUs of this node; start one rank per GPU to use all\n"])
+        devices = ",".join(map(str, range(device_count())))
+        self.assertEqual(self.said(devices), [f"1 rank uses 1 of the {device_count()} GPUs of this node; "
+                                              "start one rank per GPU to use all\n"])
 
 
+@functools.cache
 def device_count():
+    """GPUs that nvidia-smi lists."""
     if shutil.which("nvidia-smi") is None:
         return 0
     listed = subprocess.run(["nvidia-smi", "-L"], stdout=subprocess.PIPE, text=True, timeout=60).stdout

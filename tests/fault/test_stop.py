@@ -15,13 +15,14 @@ class LostRanks:
     long_run = ("train.steps=100000", "run.log_every=1")
     timeout = 2  # seconds of a collective
 
-    def kill_a_rank(self):
-        job = self.start(2, *self.long_run, "checkpoint.every=2")
+    def kill_a_rank(self, ranks):
+        """Kills the last of the ranks."""
+        job = self.start(ranks, *self.long_run, "checkpoint.every=2")
         job.until_step(5)
-        victim = job.rank_pids()[1]
-        os.kill(victim, signal.SIGKILL)
+        os.kill(job.rank_pids()[-1], signal.SIGKILL)
         self.assertNotEqual(job.wait(), 0)
-        self.assertRegex("".join(job.errors), r"rank 1 .*signal 9|rank 1: .*did not complete")
+        last = ranks - 1
+        self.assertRegex("".join(job.errors), rf"rank {last} .*signal 9|rank \d+: .*did not complete")
         self.verify(*(self.run_folder() / "checkpoints").glob("*.h5"))
 
     def assert_named(self, job, pids, culprit):
@@ -120,7 +121,7 @@ class Stop(LostRanks, FaultTest):
         self.assert_refused(job, "the validation loss is nan at step 0; last good checkpoint: none")
 
     def test_killed_rank_ends_the_job(self):
-        self.kill_a_rank()
+        self.kill_a_rank(2)
 
     def test_stopped_rank_is_named(self):
         self.stop_a_rank(4, 2)
