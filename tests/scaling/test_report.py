@@ -36,11 +36,13 @@ def times(ranks, factor=1.0):
 
 
 class Page(html.parser.HTMLParser):
-    """Headings, pictures and tags of a page; every tag must be closed in order."""
+    """Headings, pictures, tables and tags of a page; every tag must be closed in order."""
 
     def __init__(self, text):
         super().__init__()
         self.open, self.headings, self.pictures, self.links = [], [], [], []
+        self.tables = []  # rows of (class, text)
+        self.pairs = []  # of each group side by side, the tags of its members
         self.feed(text)
         assert not self.open, self.open
 
@@ -48,15 +50,29 @@ class Page(html.parser.HTMLParser):
         self.links += [value for name, value in attributes if name in ("src", "href")]
         if tag == "img":
             self.pictures.append(dict(attributes))
-        if tag not in ("img", "meta"):
+        if tag == "tr":
+            self.tables[-1].append([])
+        elif tag == "table":
+            self.tables.append([])
+        elif tag in ("th", "td"):
+            self.tables[-1][-1].append((dict(attributes)["class"], ""))
+        if self.open and self.open[-1] == "pairs":
+            self.pairs[-1].append(tag)
+        if ("class", "pairs") in attributes:
+            self.pairs.append([])
+            self.open.append("pairs")
+        elif tag not in ("img", "meta"):
             self.open.append(tag)
 
     def handle_endtag(self, tag):
-        assert self.open.pop() == tag, tag
+        assert self.open.pop() in (tag, "pairs"), tag
 
     def handle_data(self, data):
         if self.open and self.open[-1] in ("h1", "h2"):
             self.headings.append(data)
+        elif self.open and self.open[-1] in ("th", "td"):
+            row = self.tables[-1][-1]
+            row[-1] = (row[-1][0], row[-1][1] + data)
 
 
 class Measurements(ScalingTest):
@@ -126,6 +142,35 @@ class Report(ScalingTest):
         self.assertIn("All runs of the study have finished.", text)
         self.check_references(text, found.links)
 
+    def test_figures_and_text_are_aligned_apart(self):
+        """Columns whose cells are all figures have the class of figures, the others that of text."""
+        more = '[launch]\ncores = 2'
+        tables = Page(report.page(self.analyse(self.study(more=more)))).tables
+        self.assertEqual(len(tables), 7)
+        for rows in tables:
+            for (kind, name), *cells in zip(*rows, strict=True):
+                figures = all(re.fullmatch(r"[-+]?[\d,.]+(%| s| ms| µs)?|—", text) for _, text in cells)
+                with self.subTest(column=name):
+                    self.assertEqual({kind, *(c for c, _ in cells)}, {"figure" if figures else "text"})
+        self.assertRegex(report.STYLE, r"\.figure \{[^}]*text-align: right; font-variant-numeric: tabular-nums;")
+        self.assertRegex(report.STYLE, r"\.text \{[^}]*text-align: left;")
+
+    def test_nothing_stands_beside_empty_space(self):
+        groups = Page(report.page(self.analyse(self.study()))).pairs
+        self.assertEqual(groups, [["figure", "figure", "figure", "div"], ["figure", "figure"], ["figure", "div"],
+                                  ["figure", "div"], ["figure", "figure"]])
+
+    def test_tables_of_the_page(self):
+        result = self.analyse(self.study())
+        points, runs = (Page(make(result)).tables[0] for make in (report.points_table, report.runs_table))
+        rate = TOKENS / (1.23 / 4 + 0.051)
+        gain = rate / (TOKENS / 1.03)
+        self.assertEqual([text for _, text in points[3]],
+                         ["4", "359 ms", f"{rate:,.0f}", f"{gain:.2f}", f"{gain / 4:.1%}"])
+        self.assertEqual([row[:2] for row in runs[1:]],
+                         [[("figure", str(n)), ("figure", str(k))] for n in (1, 2, 4) for k in (1, 2, 3)])
+        self.assertEqual(dict(zip((text for _, text in runs[0]), (text for _, text in runs[7])))["waiting"], "37.5 ms")
+
     def check_references(self, text, links):
         """The page and the pictures in it refer to nothing outside."""
         self.assertTrue(all(link.startswith("data:image/svg+xml;base64,") for link in links))
@@ -162,7 +207,7 @@ class Report(ScalingTest):
         self.assertEqual({run.name: why.split(":")[0] for run, why in result.missing}, {
             "ranks2_repeat1": "not finished", "ranks4_repeat3": "not started", "ranks1_repeat2": "unreadable"})
         text = report.missing_section(result)
-        self.assertIn("3 of the runs are missing", text)
+        self.assertIn("3 of 9 runs are missing", text)
         self.assertIn("outputs/test/ranks2_repeat1.log", text)
 
     def test_oversubscribed_rank_counts_are_marked(self):

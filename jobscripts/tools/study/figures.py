@@ -132,11 +132,12 @@ def draw_split(axes, analysis):
     series = {name: [v / w for v, w in zip(values, whole)] for name, values in series.items()}
     stack(axes, analysis, series,
           {"computing": COMPUTE, "communication": COMMUNICATION, "waiting for ranks": WAITING})
-    for x, m in enumerate(analysis.points):
-        if m.ranks > 1 and m.overlap == m.overlap:
-            axes.annotate(f"overlap {m.overlap:.0%}", (x, 1), xytext=(0, 3), textcoords="offset points", ha="center",
-                          fontsize=8, color=INK)
-    axes.set_ylim(0, 1.08)
+    overlaps = [(x, m.overlap) for x, m in enumerate(analysis.points) if m.ranks > 1 and m.overlap == m.overlap]
+    for x, overlap in overlaps:
+        word = "overlap\n" if x == overlaps[0][0] else ""  # once, since bars may be narrower than the word
+        axes.annotate(f"{word}{overlap:.0%}", (x, 1), xytext=(0, 3), textcoords="offset points", ha="center",
+                      fontsize=8, color=INK)
+    axes.set_ylim(0, 1.14)
     axes.yaxis.set_major_formatter(PercentFormatter(1))
     axes.set(title="Computing and communication", ylabel="share of the step")
     beside(axes)
@@ -160,7 +161,8 @@ def draw_ranks(axes, analysis):
     axes.set(title="Spread over ranks", ylabel="ms outside of collectives", xlabel="ranks")
     axes.grid(axis="x", visible=False)
     axes.legend([Line2D([], [], marker="o", linestyle="", color=c) for c in (COMPUTE, ACCENT)],
-                ["a rank", "the slowest, and its excess over the mean"], loc="lower left", handletextpad=0.1)
+                ["a rank", "the slowest, and its excess over the mean"], loc="upper left", handletextpad=0.1,
+                bbox_to_anchor=(-0.02, -0.2), borderaxespad=0, ncols=2, columnspacing=1.2)
 
 
 def draw_model(axes, analysis):
@@ -176,11 +178,11 @@ def draw_model(axes, analysis):
         y = 1e3 * m.step * (1 + error)
         axes.plot(m.ranks, y, "x", markersize=8, color=ACCENT, markeredgewidth=2,
                   label="predicted from the other points" if i == 0 else None)
-        axes.annotate(f"{error:+.0%}", (m.ranks, y), xytext=(0, 9 if error > 0 else -15), textcoords="offset points",
-                      ha="center", fontsize=8.5, color=ACCENT)
+        axes.annotate(f"{error:+.0%}", (m.ranks, y), xytext=(9, 0), textcoords="offset points", ha="left", va="center",
+                      fontsize=8.5, color=ACCENT, bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.5})
     ranks_axis(axes, ranks)
     if len(ranks) > 1:
-        axes.set_xlim(ranks[0] / 1.25, ranks[-1] * 1.25)
+        axes.set_xlim(ranks[0] / 1.25, ranks[-1] * (ranks[-1] / ranks[0]) ** 0.15)  # room for the last error
     axes.set_ylim(0, 1.32 * axes.get_ylim()[1])
     axes.set(title="Model and measurement", ylabel="ms per step")
     axes.legend(loc="upper left", ncols=2, handlelength=1.2, columnspacing=1.2)
@@ -213,7 +215,7 @@ def draw_forecast(axes, analysis):
     i = forecast.first_below(0.5)
     if i is not None:
         n = forecast.ranks[i]
-        axes.plot(n, efficiency[i], "o", color=ACCENT, markersize=8)
+        axes.plot(n, efficiency[i], "o", color=ACCENT, markersize=8, clip_on=False)
         axes.annotate(f"below 50% from {n:,} ranks:\n{forecast.losses(i)[0][0]}", (n, efficiency[i]),
                       xytext=(-10, -4), textcoords="offset points", ha="right", va="top", color=ACCENT, fontsize=8.5,
                       fontweight="bold")

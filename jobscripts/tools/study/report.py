@@ -11,21 +11,31 @@ from .analysis import sharing
 
 STYLE = """
 body { font: 15px/1.5 system-ui, "Segoe UI", "Helvetica Neue", Arial, sans-serif; color: #22303c; background: #f6f7f9;
-  margin: 0; }
+  margin: 0; overflow-wrap: anywhere; }
 main { max-width: 1180px; margin: 0 auto; padding: 2rem 1.5rem 4rem; }
-h1 { font-size: 1.7rem; margin: 0 0 .2rem; } h2 { font-size: 1.15rem; margin: 2.4rem 0 .6rem; }
+h1 { font-size: 1.7rem; line-height: 1.25; margin: 0 0 .2rem; } h2 { font-size: 1.15rem; margin: 2.4rem 0 .6rem; }
 .sub { color: #64717d; margin: 0 0 1.4rem; }
-.tiles { display: grid; grid-template-columns: repeat(auto-fit, minmax(200px, 1fr)); gap: .8rem; }
+.tiles, .pairs { display: grid; grid-template-columns: repeat(2, minmax(0, 1fr)); gap: .8rem; }
 .tile, figure, .table, .note { background: #fff; border: 1px solid #e3e7eb; border-radius: 8px; }
 .tile { padding: .8rem 1rem; } .tile b { display: block; font-size: 1.45rem; } .tile span { color: #64717d; }
-.figures { display: grid; grid-template-columns: repeat(auto-fit, minmax(440px, 1fr)); gap: .8rem; }
 figure { margin: 0; padding: .8rem; } figure img { width: 100%; display: block; }
-.table { overflow-x: auto; padding: .4rem .8rem; }
-table { border-collapse: collapse; font-variant-numeric: tabular-nums; width: 100%; }
-th, td { text-align: right; padding: .3rem .6rem; white-space: nowrap; }
-th { color: #64717d; font-weight: 600; } tr + tr td { border-top: 1px solid #eef1f4; }
+.table { overflow-x: auto; padding: .4rem .6rem; } .pairs + .table { margin-top: .8rem; }
+table { border-collapse: collapse; width: 100%; font-size: 13px; overflow-wrap: normal; }
+th, td { padding: .35rem .3rem; } th { color: #64717d; font-weight: 600; vertical-align: bottom; }
+tr + tr td { border-top: 1px solid #eef1f4; }
+.figure { text-align: right; font-variant-numeric: tabular-nums; } td.figure { white-space: nowrap; }
+.text { text-align: left; vertical-align: top; overflow-wrap: anywhere; } .text:first-child { width: 12rem; }
 .note { padding: .6rem 1rem; border-left: 4px solid #d1495b; }
 code { font-size: .9em; background: #eef1f4; padding: .1em .3em; border-radius: 4px; }
+@media (min-width: 760px) { .tiles { grid-template-columns: repeat(4, minmax(0, 1fr)); } }
+@media screen and (max-width: 980px) { .pairs { grid-template-columns: minmax(0, 1fr); } }
+@media print {
+  @page { margin: 12mm; }
+  body { font-size: 12px; background: none; } main { max-width: none; padding: 0; }
+  .tiles { grid-template-columns: repeat(4, minmax(0, 1fr)); }
+  .table { overflow: visible; } table { font-size: 9px; } th, td { padding: .15rem .2rem; }
+  h2 { break-after: avoid; } figure, .tile, .note, tr { break-inside: avoid; }
+}
 """
 
 
@@ -66,9 +76,10 @@ def heading(analysis):
     return "  ·  ".join(part for part in parts if part)
 
 
-def table(rows):
+def table(rows, kind="figure"):
+    """`kind` of all columns: "figure" or "text"."""
     def row(cells, tag):
-        return "<tr>" + "".join(f"<{tag}>{html.escape(str(c))}</{tag}>" for c in cells) + "</tr>"
+        return "<tr>" + "".join(f'<{tag} class="{kind}">{html.escape(str(c))}</{tag}>' for c in cells) + "</tr>"
 
     return f'<div class="table"><table>{row(rows[0], "th")}{"".join(row(r, "td") for r in rows[1:])}</table></div>'
 
@@ -83,7 +94,9 @@ def section(title, *content):
 
 
 def side_by_side(*content):
-    return f'<div class="figures">{"".join(content)}</div>'
+    """An even number of figures and tables, so that none stands beside empty space."""
+    assert len(content) % 2 == 0
+    return f'<div class="pairs">{"".join(content)}</div>'
 
 
 def paragraph(text):
@@ -106,15 +119,41 @@ def tiles(analysis):
 def missing_section(analysis):
     if not analysis.missing:
         return paragraph("All runs of the study have finished.")
+    missing, total = len(analysis.missing), len(analysis.missing) + len(analysis.measurements)
     items = "".join(f"<li><code>{html.escape(run.name)}</code> {html.escape(why)}; "
                     f"log <code>{html.escape(str(run.log))}</code></li>" for run, why in analysis.missing)
-    return f'<div class="note">{len(analysis.missing)} of the runs are missing here:<ul>{items}</ul></div>'
+    verb = "is" if missing == 1 else "are"
+    return f'<div class="note">{missing} of {total} runs {verb} missing:<ul>{items}</ul></div>'
+
+
+def share(value):
+    """A percentage, and a dash for none."""
+    return "—" if value != value else f"{value:.0%}"
+
+
+def points_table(analysis):
+    rows = [["ranks", "step", "tokens/s", "speed-up", "efficiency"]]
+    for m in analysis.points:
+        gain = gather.speed_up(m, analysis.base)
+        rows.append([f"{m.ranks:,}", seconds(m.step), f"{m.rate:,.0f}", f"{gain:.2f}", f"{gain / m.ranks:.1%}"])
+    return table(rows)
+
+
+def runs_table(analysis):
+    rows = [["ranks", "repeat", "step", "tokens/s", "speed-up", "efficiency", "computing", "communication", "waiting",
+             "overlap", "spread", "slowest rank"]]
+    for m in analysis.measurements:
+        gain = gather.speed_up(m, analysis.base)
+        rows.append([f"{m.ranks:,}", m.run.repeat, seconds(m.step), f"{m.rate:,.0f}", f"{gain:.2f}",
+                     f"{gain / m.ranks:.1%}", seconds(m.computing), seconds(m.transfer), seconds(m.waiting),
+                     share(m.overlap), f"{m.spread:.1%}", m.slowest])
+    return table(rows)
 
 
 def ranks_table(analysis):
-    rows = [["ranks", "slowest rank", "slowest in", "spread", "most", "mean", "least"]]
+    rows = [["ranks", "slowest rank", "share of steps", "spread", "most", "mean", "least"]]
     for m in analysis.points:
-        rows.append([m.ranks, m.slowest, f"{m.slowest_share:.0%} of the steps", f"{m.spread:.1%}",
+        rows.append([f"{m.ranks:,}", m.slowest, share(m.slowest_share), f"{m.spread:.1%}",
                      seconds(m.work.max()), seconds(m.work.mean()), seconds(m.work.min())])
     return table(rows)
 
@@ -131,7 +170,7 @@ def coefficients(analysis):
         latency = seconds(link.latency) if link.latency else "not resolved"
         rows.append([name, f"latency {latency}" + ("" if name == "all-reduce" else f", bandwidth {bandwidth}")])
     rows.append(["overlap", f"{fitted.overlap:.0%}" if fitted.overlap else "none in the traces"])
-    return table(rows)
+    return table(rows, "text")
 
 
 def error_table(analysis):
@@ -140,7 +179,7 @@ def error_table(analysis):
     for m, error in zip(analysis.points, errors):
         fitted = analysis.fitted_step(m)
         left_out = ["—", "—"] if error is None else [seconds(m.step * (1 + error)), f"{error:+.1%}"]
-        rows.append([m.ranks, seconds(m.step), seconds(fitted), f"{fitted / m.step - 1:+.1%}", *left_out])
+        rows.append([f"{m.ranks:,}", seconds(m.step), seconds(fitted), f"{fitted / m.step - 1:+.1%}", *left_out])
     return table(rows)
 
 
@@ -189,7 +228,7 @@ def setup(analysis):
             ["steps", f"{study.steps}, of which the first {study.warmup} do not count"],
             ["repeats", study.repeats], ["machine", study.machine or "not named"],
             ["rank counts that share cores", ", ".join(map(str, shared)) or "none"]]
-    return table(rows)
+    return table(rows, "text")
 
 
 def page(analysis):
@@ -200,14 +239,17 @@ def page(analysis):
         section("Throughput and efficiency", side_by_side(
             figure("throughput", "Tokens per second by rank count", analysis),
             figure("speed_up", "Speed-up by rank count", analysis),
-            figure("efficiency", "Efficiency by rank count", analysis))),
+            figure("efficiency", "Efficiency by rank count", analysis), points_table(analysis))),
         section("Where the time goes", paragraph(
             "Means over the middle half of the counted steps of the median repeat; whiskers span the repeats. Waiting "
             "is what a rank spends in a collective beyond the quickest rank of that step. Overlap is the share of the "
             "communication that ran beside computing."), side_by_side(
             figure("phases", "Step time by phase and rank count", analysis),
             figure("split", "Shares of computing, communication and waiting", analysis))),
-        section("Ranks", side_by_side(figure("ranks", "Work of each rank", analysis), ranks_table(analysis))),
+        section("Ranks", paragraph(
+            "Time that each rank spends outside of collectives: most, mean and least of the ranks, the spread (most - "
+            "least) / mean, and the share of the steps in which the slowest rank took the most."), side_by_side(
+            figure("ranks", "Work of each rank", analysis), ranks_table(analysis))),
         section("Model", side_by_side(figure("model", "Measured, fitted and predicted steps", analysis),
                                       coefficients(analysis)), error_table(analysis)),
         section("Prediction", paragraph(network(analysis)), side_by_side(
@@ -215,7 +257,8 @@ def page(analysis):
             figure("forecast_parts", "Predicted parts of a step", analysis)),
             "<ul>" + "".join(f"<li>{html.escape(s)}</li>" for s in findings(analysis)) + "</ul>",
             forecast_table(analysis)),
-        section("All runs", table(gather.table(analysis.measurements))),
+        section("All runs", paragraph("runs.csv beside this page has the time of every phase too."),
+                runs_table(analysis)),
         section("Setup", setup(analysis)),
     ]
     return (f'<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"><title>{title}</title>'
