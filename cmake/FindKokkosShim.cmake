@@ -1,4 +1,4 @@
-# Finds Kokkos and mends Debian's package, whose target names an include folder that holds no Kokkos.
+# Finds Kokkos and mends Debian's package, whose target names an include directory that holds no Kokkos.
 # Defines the target nanorun::kokkos, and NANORUN_KOKKOS_DEVICE where it has a backend for devices.
 find_package(Kokkos CONFIG QUIET)
 

@@ -1,4 +1,4 @@
-# Finds NCCL, also in the folders of the CUDA toolkit. Defines the target nanorun::nccl.
+# Finds NCCL, also in the directories of the CUDA toolkit. Defines the target nanorun::nccl.
 find_path(NCCL_INCLUDE_DIR nccl.h HINTS ${CUDAToolkit_INCLUDE_DIRS})
 find_library(NCCL_LIBRARY NAMES nccl HINTS ${CUDAToolkit_LIBRARY_DIR} ${CUDAToolkit_LIBRARY_ROOT}/lib)
 

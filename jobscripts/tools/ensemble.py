@@ -2,8 +2,8 @@
 """Compares runs of one deck with different seeds: prints the final losses, their mean and spread, and how surely the
 mean validation loss is below a target.
 
-Reads deck.toml and summary.json of each output folder. Leaves out the copies NAME.1, NAME.2, ... of earlier runs, which
-checkpoint.restart=none keeps. Standard library only.
+Reads deck.toml and summary.json of each output directory. Leaves out the copies NAME.1, NAME.2, ... of earlier runs,
+which checkpoint.restart=none keeps. Standard library only.
 """
 
 import argparse
@@ -19,7 +19,8 @@ import tool
 
 def parse_arguments():
     parser = argparse.ArgumentParser(description=tool.summary(__doc__))
-    parser.add_argument("folder", type=pathlib.Path, nargs="+", help="output folders of the runs")
+    parser.add_argument("folder", type=pathlib.Path, nargs="+", metavar="DIRECTORY",
+                        help="output directories of the runs")
     parser.add_argument("--target", type=float, default=3.28, help="validation loss to reach (default: %(default)s)")
     return tool.parse(parser)
 
@@ -72,7 +73,8 @@ def read_run(folder):
 
 
 def read_runs(folders):
-    """Of each folder once, however often and by whatever path it is named. Warns of runs that are no further sample."""
+    """Of each directory once, however often and by whatever path it is named. Warns of runs that are no further
+    sample."""
     distinct = {os.path.realpath(folder): folder for folder in reversed(folders)}.values()
     runs = sorted(run for folder in reversed(distinct) if (run := read_run(folder)))
     for seed, count in collections.Counter(run[0] for run in runs).items():

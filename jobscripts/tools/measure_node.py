@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Writes table.md and node.json of a measurement of jobscripts/measure_node.sh, and prints the table.
 
-Reads runs.tsv and facts.tsv in its folder, and summary.json and the logs of its runs. Exit codes: 0, 1 where a run has
-failed. Standard library only.
+Reads runs.tsv and facts.tsv in its directory, and summary.json and the logs of its runs. Exit codes: 0, 1 where a run
+has failed. Standard library only.
 """
 
 import argparse
@@ -33,7 +33,7 @@ LEGEND = ("Times in seconds but for ms/step, the median of the steps after the f
 
 def parse_arguments():
     parser = argparse.ArgumentParser(description=tool.summary(__doc__))
-    parser.add_argument("folder", type=pathlib.Path, help="folder of the measurement")
+    parser.add_argument("folder", type=pathlib.Path, metavar="DIRECTORY", help="directory of the measurement")
     return tool.parse(parser)
 
 

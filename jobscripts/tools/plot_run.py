@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Draws a run's losses and where its time went, or with --step the streams of one step.
 
-Reads trace.h5 and, where the run has ended, summary.json of a run's output folder; with --step trace.json, which holds
-the steps that the deck lists in trace.json_steps. Writes one PNG and prints its path.
+Reads trace.h5 and, where the run has ended, summary.json of a run's output directory; with --step trace.json, which
+holds the steps that the deck lists in trace.json_steps. Writes one PNG and prints its path.
 """
 
 import argparse
@@ -27,9 +27,10 @@ INK, FAINT, ACCENT = "#22303c", "#c9d1d9", "#d1495b"
 
 def parse_arguments():
     parser = argparse.ArgumentParser(description=tool.summary(__doc__))
-    parser.add_argument("folder", type=pathlib.Path, help="output folder of a run, for example outputs/quickstart")
+    parser.add_argument("folder", type=pathlib.Path, metavar="DIRECTORY",
+                        help="output directory of a run, for example outputs/quickstart")
     parser.add_argument("-o", "--output", type=pathlib.Path,
-                        help="PNG to write (default: FOLDER/run.png, with --step FOLDER/step.png)")
+                        help="PNG to write (default: DIRECTORY/run.png, with --step DIRECTORY/step.png)")
     parser.add_argument("--step", type=int, help="draw the streams of this step of trace.json")
     parser.add_argument("--rank", type=int, default=0, help="of this rank (default: 0)")
     return tool.parse(parser)

@@ -2,7 +2,7 @@
 """Runs a scaling study and reports on it.
 
 Starts the runs of a study file that have not finished yet, then gathers all finished ones into runs.csv, report.html
-and report.png in the study's folder. Started again, it continues where it stopped. Exit codes: 0 all runs are in the
+and report.png in the study's directory. Started again, it continues where it stopped. Exit codes: 0 all runs are in the
 report, 1 some are missing there, 2 the study cannot be run.
 """
 

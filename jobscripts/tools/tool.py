@@ -51,7 +51,7 @@ def using(name, *damage, kind=""):
 
 
 def require_regular(path):
-    """Folders cannot be read, and pipes and devices may never end."""
+    """Directories cannot be read, and pipes and devices may never end."""
     with using(path, ValueError, kind="a path"):
         mode = os.stat(path).st_mode
     if not stat.S_ISREG(mode):

@@ -1,4 +1,5 @@
-// Runs a fuzz target on every file of a folder, without the fuzzer: REPLAY FOLDER. Exit 1 if the folder has no files.
+// Runs a fuzz target on every file of a directory, without the fuzzer: REPLAY DIRECTORY. Exit 1 if the directory has no
+// files.
 
 #include <algorithm>
 #include <cstdio>
@@ -11,7 +12,7 @@
 
 int main(int argc, char** argv) {
   if (argc != 2) {
-    std::fputs("usage: REPLAY FOLDER\n", stderr);
+    std::fputs("usage: REPLAY DIRECTORY\n", stderr);
     return 2;
   }
   LLVMFuzzerInitialize(&argc, &argv);

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Tests of reference.py itself: run them with `python3 -m unittest` in this folder."""
+"""Tests of reference.py itself: run them with `python3 -m unittest` in this directory."""
 
 import json
 import math

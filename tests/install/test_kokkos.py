@@ -1,7 +1,7 @@
 """Compiles the program against one installation of Kokkos, and runs it.
 
-Usage: test_kokkos.py CMAKE SOURCE_DIR BUILD_DIR KOKKOS_ROOT [arguments of cmake]. KOKKOS_ROOT is a prefix or the folder
-of KokkosConfig.cmake. The build folder stays, so that later runs are short.
+Usage: test_kokkos.py CMAKE SOURCE_DIR BUILD_DIR KOKKOS_ROOT [arguments of cmake]. KOKKOS_ROOT is a prefix or the
+directory of KokkosConfig.cmake. The build directory stays, so that later runs are short.
 """
 
 import re

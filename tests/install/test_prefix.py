@@ -71,7 +71,8 @@ class Prefix(unittest.TestCase):
             self.assertEqual((job.returncode, job.stderr), (0, ""))
 
     def test_run_path_follows_the_program(self):
-        """Of the build folder, no library is needed; the prefix's own library folder is searched relative to bin."""
+        """Of the build directory, no library is needed; the prefix's own library directory is searched relative to
+        bin."""
         dynamic = subprocess.run(
             ["readelf", "--dynamic", self.prefix / "bin" / "nanorun"], check=True, capture_output=True, text=True
         ).stdout

@@ -225,7 +225,7 @@ TEST(Checkpoint, AFailedSaveLeavesThePreviousOne) {
     EXPECT_TRUE(contains(error, folder / "c/checkpoint_00000002.h5.partial")) << error;
   }
   expect_untouched();
-  // The folder's name is taken by a file.
+  // The directory's name is taken by a file.
   on_root([&] { write_file(folder / "file", ""); });
   const std::string error =
       checkpoint_error_of([&] { run.checkpoints(folder / "file").save(progress_at(2), run.optimizer.slabs()); });

@@ -124,7 +124,7 @@ TEST(Checkpoint, ChangedAttributesAreFound) {
   }
 }
 
-/// What a restore of the file alone, and of its folder, where it is the newest beside that of step 1, must say.
+/// What a restore of the file alone, and of its directory, where it is the newest beside that of step 1, must say.
 void expect_refused(const SharedFolder& folder, const std::string& path, const std::string& reason) {
   Training run(test_comm(), 0);
   run.config.checkpoint.restart = path;

@@ -20,7 +20,7 @@ namespace {
 
 constexpr int length = 16, vocabulary = 100;
 
-/// Shards of `tokens` tokens in a folder of their own, and a deck that reads them.
+/// Shards of `tokens` tokens in a directory of their own, and a deck that reads them.
 struct SmallRun {
   explicit SmallRun(std::size_t tokens) {
     config.model.vocabulary = vocabulary;

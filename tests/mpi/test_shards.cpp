@@ -41,7 +41,7 @@ void expect_shard(const std::string& path, const std::vector<Token>& tokens) {
   EXPECT_EQ(stored_sums, sums);
 }
 
-/// Makes one shard of `tokens` in the folder; returns the error on this rank.
+/// Makes one shard of `tokens` in the directory; returns the error on this rank.
 std::string make_shard(const SharedFolder& folder, const std::vector<Token>& tokens, std::uint64_t vocabulary = 50257) {
   if (test_comm().root()) write_bin(folder / "a.bin", bin_header(tokens.size()), tokens);
   test_comm().barrier();

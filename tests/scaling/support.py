@@ -67,7 +67,7 @@ def write_run(folder, seconds, tokens, communication=None, **summary):
 
 
 class ScalingTest(unittest.TestCase):
-    """Each test has a folder of its own, which is the current one, with a deck."""
+    """Each test has a directory of its own, which is the current one, with a deck."""
 
     def setUp(self):
         temporary = tempfile.TemporaryDirectory(prefix="nanorun-scaling-")

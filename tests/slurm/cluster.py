@@ -1,4 +1,4 @@
-"""A private Slurm of one node, for the tests of the job scripts: munged, slurmctld and slurmd in a temporary folder.
+"""A private Slurm of one node, for the tests of the job scripts: munged, slurmctld and slurmd in a temporary directory.
 
 Standard library only. Every process that it starts, jobs included, is a descendant of this one and ends with it.
 """
@@ -125,7 +125,7 @@ class Cluster:
             host=self.host, folder=self.folder, controller_port=controller_port, node_port=node_port,
             user=Path("/proc/self").owner(), first_job=random.randint(100000, 900000)))
         (self.folder / "gres.conf").write_text(GPUS)
-        # The temporary folder is this user's alone, which munged takes for a mistake: --force.
+        # The temporary directory is this user's alone, which munged takes for a mistake: --force.
         self.daemon("munged", "--foreground", "--force", f"--socket={self.folder}/munge.socket", f"--key-file={key}",
                     f"--pid-file={self.folder}/munge.pid", f"--seed-file={self.folder}/munge.seed")
         self.until((self.folder / "munge.socket").exists, "munged")

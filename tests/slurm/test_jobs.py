@@ -31,7 +31,7 @@ def status(pid):
 
 
 class SlurmTest(FaultTest):
-    """Jobs are submitted from the test's folder, which has the job scripts and the build of the repository."""
+    """Jobs are submitted from the test's directory, which has the job scripts and the build of the repository."""
 
     def setUp(self):
         super().setUp()
@@ -199,7 +199,7 @@ class Jobs(SlurmTest):
         """Beside an older run of the name: the words hold on the first start, and no longer once the job continues."""
         self.until_over(self.submit_training("train.steps=5"), "COMPLETED")
         job = self.submit_training("train.steps=200", "checkpoint.restart=none")
-        self.until((self.folder / "outputs" / "run.1").exists, "folder set aside")
+        self.until((self.folder / "outputs" / "run.1").exists, "directory set aside")
         self.until_step(3)
         self.slurm.command("scancel", "--signal=USR2", job)
         self.until_requeued(job)
@@ -213,7 +213,7 @@ class Jobs(SlurmTest):
     def test_node_down_before_a_checkpoint_begins_as_told(self):
         self.until_over(self.submit_training("train.steps=5"), "COMPLETED")
         job = self.submit_training("train.steps=200", "checkpoint.restart=none")
-        self.until((self.folder / "outputs" / "run.1").exists, "folder set aside")
+        self.until((self.folder / "outputs" / "run.1").exists, "directory set aside")
         self.until_step(3)
         self.slurm.set_node_down()
         self.until_requeued(job)

@@ -32,7 +32,7 @@ LATER = "outputs/other/checkpoints/checkpoint_00000003.h5"
 
 
 class Script(unittest.TestCase):
-    """Scripts run as Slurm runs them: a copy in a folder of its own, started where the job was submitted."""
+    """Scripts run as Slurm runs them: a copy in a directory of its own, started where the job was submitted."""
 
     def setUp(self):
         temporary = tempfile.TemporaryDirectory(prefix="nanorun-scripts-")
@@ -54,7 +54,7 @@ class Script(unittest.TestCase):
         self.record = self.folder / "nanorun-7.checkpoint"
 
     def start(self, script, *arguments, ranks=":", restarts=None, **variables):
-        """Starts a script from the spool folder; `ranks` is what happens in place of the job step."""
+        """Starts a script from the spool directory; `ranks` is what happens in place of the job step."""
         (self.stubs / "ranks").write_text(ranks)
         (self.stubs / "arguments").unlink(missing_ok=True)
         (self.stubs / "scontrol.calls").unlink(missing_ok=True)

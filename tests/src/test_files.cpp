@@ -26,7 +26,7 @@ std::string text_of(const std::string& path) {
   return {std::istreambuf_iterator<char>(in), {}};
 }
 
-/// A folder that holds one of everything.
+/// A directory that holds one of everything.
 struct Zoo {
   TempFolder folder;
   std::string file = folder / "file", directory = folder / "directory", fifo = folder / "fifo", link = folder / "link",

@@ -1,6 +1,6 @@
 #pragma once
 // What every test program has: MPI and Kokkos started by tests/support/main.cpp, the communicator of all ranks, and a
-// folder that they share.
+// directory that they share.
 
 #include <optional>
 #include <string>
@@ -26,7 +26,7 @@ inline bool device_ready() {
 #define SKIP_WITHOUT_DEVICES() \
   if (!nanorun::device_ready()) GTEST_SKIP() << "fewer devices than ranks"
 
-/// One folder for all ranks of a test. Construction and destruction are collective.
+/// One directory for all ranks of a test. Construction and destruction are collective.
 class SharedFolder {
  public:
   SharedFolder() {

@@ -1,5 +1,5 @@
 #pragma once
-// A folder of its own for each test, removed at its end.
+// A directory of its own for each test, removed at its end.
 
 #include <unistd.h>
 
@@ -25,7 +25,7 @@ class TempFolder {
   TempFolder(const TempFolder&) = delete;
   TempFolder& operator=(const TempFolder&) = delete;
 
-  /// Path of a file in the folder.
+  /// Path of a file in the directory.
   std::string operator/(const std::string& name) const { return (path_ / name).string(); }
 
  private:

@@ -266,7 +266,7 @@ def page(analysis):
 
 
 def write(analysis):
-    """Writes runs.csv, report.html and report.png into the study's folder and returns their paths."""
+    """Writes runs.csv, report.html and report.png into the study's directory and returns their paths."""
     folder = analysis.study.folder
     paths = folder / "runs.csv", folder / "report.html", folder / "report.png"
     gather.write_csv(paths[0], gather.table(analysis.measurements))

@@ -156,7 +156,7 @@ def check_overrides(study):
 
 def check(study):
     if not study.name.isprintable() or not study.name or "/" in study.name or study.name in (".", ".."):
-        raise StudyError("study.name must name one folder")
+        raise StudyError("study.name must name one directory")
     if not study.outputs.isprintable() or not str(study.deck).isprintable():
         raise StudyError("study.outputs and study.deck must be paths")
     if study.kind not in KINDS:
@@ -200,7 +200,7 @@ def read_study(path):
 
 
 def claim_folder(study):
-    """Makes the study's folder, or makes sure that the runs in it are of this study."""
+    """Makes the study's directory, or makes sure that the runs in it are of this study."""
     record = study.folder / "study.json"
     with tool.using(study.folder, UnicodeEncodeError, kind="a path in this locale"):
         study.folder.mkdir(parents=True, exist_ok=True)
@@ -211,4 +211,4 @@ def claim_folder(study):
     changed = [key for key in now if before.get(key) != now[key]]
     if changed:
         raise StudyError(f"{study.folder} holds runs of another study ({', '.join(changed)} changed); "
-                         "choose another study.name or remove the folder")
+                         "choose another study.name or remove the directory")
