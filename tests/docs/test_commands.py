@@ -401,11 +401,30 @@ class Links(unittest.TestCase):
 
 class Versions(unittest.TestCase):
     def test_one_version(self):
-        """CMakeLists.txt, the newest entry of CHANGELOG.md and CITATION.cff name the same version and date."""
+        """CMakeLists.txt, the newest entry of CHANGELOG.md, CITATION.cff and the newest of Spack's versions."""
         built = re.search(r"^project\(nanorun VERSION (\S+) ", (ROOT / "CMakeLists.txt").read_text(), re.MULTILINE)[1]
         version, date = re.search(r"^## (\S+), (\S+)$", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE).groups()
         cited = dict(re.findall(r"^([a-z-]+): (\S+)$", (ROOT / "CITATION.cff").read_text(), re.MULTILINE))
         self.assertEqual((version, version, date), (built, cited["version"], cited["date-released"]))
+        packaged = dict(re.findall(r'^    version\("([\d.]+)", tag="(\S+)"\)$', recipe(), re.MULTILINE))
+        newest = max(packaged, key=lambda name: [int(number) for number in name.split(".")])
+        self.assertEqual((newest, packaged[newest]), (version, f"v{version}"))
+
+    def test_citation_has_the_keys_of_its_format(self):
+        """Those of CFF 1.2.0, which allows no others."""
+        required = {"cff-version", "message", "title", "authors"}
+        allowed = required | {
+            "abstract", "commit", "contact", "date-released", "doi", "identifiers", "keywords", "license",
+            "license-url", "preferred-citation", "references", "repository", "repository-artifact", "repository-code",
+            "type", "url", "version"}
+        text = (ROOT / "CITATION.cff").read_text()
+        keys = re.findall(r"^([^\s#:]+):", text, re.MULTILINE)
+        self.assertEqual(len(keys), len(set(keys)))
+        self.assertLessEqual(required, set(keys))
+        self.assertLessEqual(set(keys), allowed)
+        self.assertRegex(text, r"(?m)^cff-version: 1\.2\.0$")
+        self.assertRegex(text, r"(?m)^date-released: \d{4}-\d\d-\d\d$")
+        self.assertRegex(text, r"(?m)^license: BSD-3-Clause$")
 
 
 class Commands(unittest.TestCase):

@@ -17,6 +17,7 @@ class Nanorun(CMakePackage, CudaPackage):
     license("BSD-3-Clause")
 
     version("main", branch="main")
+    version("0.2.0", tag="v0.2.0")
 
     variant("tests", default=False, description="Build the tests")
 
