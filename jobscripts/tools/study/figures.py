@@ -178,7 +178,7 @@ def draw_model(axes, analysis):
         y = 1e3 * m.step * (1 + error)
         axes.plot(m.ranks, y, "x", markersize=8, color=ACCENT, markeredgewidth=2,
                   label="predicted from the other points" if i == 0 else None)
-        axes.annotate(f"{error:+.0%}", (m.ranks, y), xytext=(9, 0), textcoords="offset points", ha="left", va="center",
+        axes.annotate(f"{error:+.0%}", (m.ranks, y), xytext=(11, 0), textcoords="offset points", ha="left", va="center",
                       fontsize=8.5, color=ACCENT, bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.5})
     ranks_axis(axes, ranks)
     if len(ranks) > 1:
