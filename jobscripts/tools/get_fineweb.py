@@ -1,0 +1,264 @@
+#!/usr/bin/env python3
+"""Fetches the speedrun's tokens of FineWeb from Hugging Face and makes token shards of them.
+
+The files *.bin hold text that was tokenised with GPT-2's vocabulary, 100 million tokens or 200 MB each. They come
+through the module huggingface_hub where it is installed, else by HTTPS. What has arrived stays where it is: the same
+command goes on where it was interrupted.
+"""
+
+import argparse
+import fcntl
+import hashlib
+import http.client
+import os
+import pathlib
+import re
+import shutil
+import socket
+import struct
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+
+import tool
+
+BUILT = pathlib.Path(__file__).resolve().parents[2] / "build" / "cpu" / "bin" / "nanorun"
+# Name -> repository, beginning of the files' names, number of training files.
+DATASETS = {"fineweb10B": ("kjj0/fineweb10B-gpt2", "fineweb", 103),
+            "finewebedu10B": ("kjj0/finewebedu10B-gpt2", "finewebedu", 99),
+            "fineweb100B": ("kjj0/fineweb100B-gpt2", "fineweb", 1030)}
+HEADER = struct.Struct("<3i")  # magic, version, tokens
+HEADER_BYTES, MAGIC, VERSION = 1024, 20240520, 1
+MAX_BYTES = HEADER_BYTES + 2 * (2**31 - 1)
+CHUNK = 1 << 20
+TRIES, WAIT_SECONDS, SILENCE_SECONDS = 6, 2, 60
+CUT = (http.client.HTTPException, ConnectionError, socket.timeout, TimeoutError)
+
+
+def parse_arguments():
+    parser = argparse.ArgumentParser(description=tool.summary(__doc__))
+    parser.add_argument("--dataset", choices=DATASETS, default="fineweb10B", help="default: %(default)s")
+    parser.add_argument("--shards", type=int, default=8, metavar="N",
+                        help="training files to fetch, besides the one for validation (default: %(default)s, enough "
+                             "for the records)")
+    parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path("data"), metavar="DIR",
+                        help="directory of the files and shards (default: %(default)s)")
+    parser.add_argument("--program", default=str(BUILT) if BUILT.exists() else "nanorun",
+                        help="nanorun (default: that of build/cpu, or else the one on the PATH)")
+    parser.add_argument("--bin-only", action="store_true", help="make no shards")
+    parser.add_argument("--delete-bin", action="store_true", help="delete each .bin file once its shard is made")
+    arguments = tool.parse(parser)
+    most = DATASETS[arguments.dataset][2]
+    if not 1 <= arguments.shards <= most:
+        raise tool.ToolError(f"--shards: {arguments.dataset} has 1 to {most} training files, not {arguments.shards}")
+    if arguments.bin_only and arguments.delete_bin:
+        raise tool.ToolError("--bin-only and --delete-bin together would leave nothing")
+    return arguments
+
+
+class Progress:
+    """A line of how far a file is: redrawn on a terminal, else printed once."""
+
+    def __init__(self, label, size, have):
+        self.label, self.size, self.have, self.begin, self.drawn = label, size, have, time.monotonic(), 0.0
+        self.fetched = 0
+        self.redraws = sys.stdout is not None and sys.stdout.isatty()
+
+    def add(self, count):
+        self.have += count
+        self.fetched += count
+        if self.redraws and time.monotonic() - self.drawn > 0.5:
+            self.drawn = time.monotonic()
+            print(f"\r{self.text()}", end="", flush=True)
+
+    def text(self):
+        rate = self.fetched / max(time.monotonic() - self.begin, 1e-3)
+        return f"{self.label}  {self.have / 1e6:.1f} of {self.size / 1e6:.1f} MB  {rate / 1e6:.1f} MB/s"
+
+    def end(self):
+        tool.say(("\r" if self.redraws else "") + self.text())
+
+
+class Moved(urllib.request.HTTPRedirectHandler):
+    """Follows redirections, and keeps what the first answer says of the file that it points to."""
+
+    def __init__(self):
+        self.digest = None
+
+    def redirect_request(self, request, file, code, message, headers, url):
+        self.digest = self.digest or digest_in(headers)
+        return super().redirect_request(request, file, code, message, headers, url)
+
+
+def digest_in(headers):
+    """The SHA-256 that Hugging Face gives as the file's tag, or None."""
+    tag = (headers.get("X-Linked-Etag") or "").strip('W/"')
+    return tag if re.fullmatch("[0-9a-f]{64}", tag) else None
+
+
+def fetch_rest(url, part, label):
+    """Appends what is missing to the open file. Returns the SHA-256 of the whole where the server tells it. Throws one
+    of CUT where the connection ends early."""
+    moved = Moved()
+    have = part.seek(0, os.SEEK_END)
+    request = urllib.request.Request(url, headers={"Range": f"bytes={have}-"} if have else {})
+    try:
+        answer = urllib.request.build_opener(moved).open(request, timeout=SILENCE_SECONDS)
+    except urllib.error.HTTPError as error:
+        if error.code == 416 and have:  # nothing is missing, or more is there than should be: verify() tells
+            return moved.digest
+        raise
+    with answer:
+        if answer.status != 206:  # a server that sends no parts begins anew
+            have = 0
+            part.truncate(0)
+            part.seek(0)
+        rest = int(answer.headers.get("Content-Length") or 0)
+        require_space(part.name, rest)
+        progress = Progress(label, have + rest, have)
+        while chunk := answer.read(CHUNK):
+            with tool.using(part.name):
+                part.write(chunk)
+            progress.add(len(chunk))
+            if progress.have > MAX_BYTES:
+                raise tool.ToolError(f"{url}: longer than any .bin file")
+        with tool.using(part.name):
+            part.flush()
+        progress.end()
+        if rest and progress.fetched < rest:
+            raise ConnectionError("the connection was cut")
+        return moved.digest or digest_in(answer.headers)
+
+
+def require_space(path, size):
+    with tool.using(path):
+        free = shutil.disk_usage(os.path.dirname(path) or ".").free
+    if size > free:
+        raise tool.ToolError(f"{path}: {size / 1e9:.2f} GB are to come, but only {free / 1e9:.2f} GB are free")
+
+
+def fetch(url, path, label):
+    """Fetches a file into FILE.part, and renames it when it is whole and right."""
+    name = f"{path}.part"
+    with tool.using(name):
+        part = open(name, "ab")
+    with part:
+        try:
+            fcntl.flock(part, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise tool.ToolError(f"{name}: another command is fetching this file") from None
+        digest = fetch_in_tries(url, part, label)
+        try:
+            verify(name, digest)
+        except tool.ToolError as error:
+            with tool.using(name):
+                os.remove(name)  # what follows it would be wrong too
+            raise tool.ToolError(f"{url}: {error}") from None
+        with tool.using(path):
+            os.rename(name, path)
+
+
+def fetch_in_tries(url, part, label):
+    for attempt in range(1, TRIES + 1):
+        try:
+            return fetch_rest(url, part, label)
+        except (urllib.error.URLError, *CUT) as error:
+            code = getattr(error, "code", None)
+            why = f"the server says {code} {error.reason}" if code else getattr(error, "reason", error)
+            why = tool.one_line(why or type(error).__name__)
+            if code and code != 429 and code < 500:  # it would say the same again
+                raise tool.ToolError(f"{url}: {why}") from None
+            if attempt == TRIES:
+                raise tool.ToolError(f"{url}: {why}; the same command goes on from here. On a machine without internet, "
+                                     "fetch the files elsewhere and copy them", tool.NOT_DONE) from None
+            tool.warn(f"{label}: {why}; trying again")
+            time.sleep(WAIT_SECONDS * attempt)
+
+
+def verify(path, digest=None):
+    """Throws unless the file is a .bin file of tokens, whole, with the SHA-256 where that is known."""
+    with tool.using(path), open(path, "rb") as file:
+        header, size = file.read(HEADER.size), os.fstat(file.fileno()).st_size
+    if len(header) < HEADER.size or HEADER.unpack(header)[:2] != (MAGIC, VERSION):
+        raise tool.ToolError(f"{path}: not a .bin file of tokens")
+    tokens = HEADER.unpack(header)[2]
+    if tokens < 1 or size != HEADER_BYTES + 2 * tokens:
+        raise tool.ToolError(f"{path}: {tokens} tokens need {HEADER_BYTES + 2 * tokens} bytes, but the file has {size}")
+    if digest and digest_of(path) != digest:
+        raise tool.ToolError(f"{path}: its SHA-256 is not that of the original")
+
+
+def digest_of(path):
+    whole = hashlib.sha256()
+    with tool.using(path), open(path, "rb") as file:
+        while chunk := file.read(CHUNK):
+            whole.update(chunk)
+    return whole.hexdigest()
+
+
+def fetch_through_hub(hub, repository, name, directory):
+    try:
+        return hub.hf_hub_download(repo_id=repository, filename=name, repo_type="dataset", local_dir=str(directory))
+    except Exception as error:  # its kinds of errors are many, and change with its versions
+        raise tool.ToolError(f"{name}: huggingface_hub: {error or type(error).__name__}", tool.NOT_DONE) from None
+
+
+def get(repository, name, directory, label):
+    """The file of this name, fetched unless it is there."""
+    path = directory / name
+    if os.path.lexists(path):
+        try:
+            verify(path)
+        except tool.ToolError as error:
+            raise tool.ToolError(f"{error}; remove it, and it is fetched anew") from None
+        tool.say(f"{label}  is there")
+        return path
+    try:
+        import huggingface_hub as hub
+    except ImportError:
+        server = os.environ.get("HF_ENDPOINT", "https://huggingface.co").rstrip("/")
+        fetch(f"{server}/datasets/{repository}/resolve/main/{name}", path, label)
+    else:
+        fetch_through_hub(hub, repository, name, directory)
+        verify(path)
+        tool.say(f"{label}  fetched")
+    return path
+
+
+def make_shard(program, path):
+    """FILE.h5 of FILE.bin."""
+    done = subprocess.run([program, "shard", str(path.with_suffix("")), str(path)], text=True, errors="replace",
+                          stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    if done.returncode != 0:
+        said = done.stderr.strip().splitlines() or [f"{program} ended with exit code {done.returncode}"]
+        raise tool.ToolError(said[-1])
+
+
+def main():
+    arguments = parse_arguments()
+    repository, prefix, _ = DATASETS[arguments.dataset]
+    program = shutil.which(arguments.program)
+    if not program and not arguments.bin_only:
+        raise tool.ToolError(f"{arguments.program}: no such program; build it, name it with --program, or give "
+                             "--bin-only")
+    with tool.using(arguments.out):
+        arguments.out.mkdir(parents=True, exist_ok=True)
+    names = [f"{prefix}_val_000000.bin", *(f"{prefix}_train_{i:06}.bin" for i in range(1, arguments.shards + 1))]
+    for number, name in enumerate(names, 1):
+        label = f"{name} ({number} of {len(names)})"
+        shard = (arguments.out / name).with_suffix(".h5")
+        if not arguments.bin_only and shard.exists():
+            tool.say(f"{label}  {shard} is there")
+            continue
+        path = get(repository, name, arguments.out, label)
+        if not arguments.bin_only:
+            make_shard(program, path)
+        if arguments.delete_bin:
+            with tool.using(path):
+                path.unlink()
+
+
+if __name__ == "__main__":
+    tool.run(main)

@@ -1,0 +1,224 @@
+"""Fetching token files from a server of this machine that cuts connections and sends wrong files. Standard library
+only."""
+
+import fcntl
+import hashlib
+import http.server
+import os
+import random
+import struct
+import subprocess
+import sys
+import tempfile
+import threading
+import unittest
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.append(str(ROOT / "tests" / "support"))
+import small_run  # noqa: E402
+
+TOOL = ROOT / "jobscripts" / "tools" / "get_fineweb.py"
+REPOSITORY = "/datasets/kjj0/fineweb10B-gpt2/resolve/main/"
+VALIDATION, FIRST = "fineweb_val_000000", "fineweb_train_000001"
+
+
+def bin_file(tokens, seed, magic=20240520):
+    """A .bin file of random tokens."""
+    body = random.Random(seed).choices(range(50257), k=tokens)
+    return struct.pack("<256i", magic, 1, tokens, *[0] * 253) + struct.pack(f"<{tokens}H", *body)
+
+
+class Server(http.server.ThreadingHTTPServer):
+    """Serves `files` by name. `cuts`: bytes after which the next answers end early; `ranges`: whether it can send the
+    rest of a file; `digests`: SHA-256 by name, told in a redirection as Hugging Face does; `codes`: errors by name."""
+
+    def __init__(self):
+        super().__init__(("127.0.0.1", 0), Answer)
+        self.files, self.cuts, self.ranges, self.digests, self.codes, self.asked = {}, [], True, {}, {}, []
+
+
+class Answer(http.server.BaseHTTPRequestHandler):
+    def log_message(self, *_):
+        pass
+
+    def do_GET(self):
+        server, name = self.server, self.path.rsplit("/", 1)[1]
+        if name in server.digests and not self.path.startswith("/moved/"):
+            self.send_response(302)
+            self.send_header("Location", f"/moved/{name}")
+            self.send_header("X-Linked-Etag", f'"{server.digests[name]}"')
+            self.end_headers()
+            return
+        server.asked.append((name, self.headers.get("Range")))
+        codes = server.codes.get(name, [])
+        if codes or name not in server.files:
+            self.send_error(codes.pop() if codes else 404)
+            return
+        self.send(server.files[name])
+
+    def send(self, data):
+        wanted = self.headers.get("Range")
+        first = int(wanted[len("bytes="):-1]) if wanted and self.server.ranges else 0
+        if first and first >= len(data):
+            self.send_error(416)
+            return
+        self.send_response(206 if first else 200)
+        self.send_header("Content-Length", str(len(data) - first))
+        self.end_headers()
+        cut = self.server.cuts.pop(0) if self.server.cuts else len(data)
+        self.wfile.write(data[first:first + cut])
+
+
+class GetFineweb(unittest.TestCase):
+    def setUp(self):
+        temporary = tempfile.TemporaryDirectory(prefix="nanorun-fineweb-")
+        self.addCleanup(temporary.cleanup)
+        self.directory = Path(temporary.name)
+        self.data = self.directory / "data"
+        self.server = Server()
+        thread = threading.Thread(target=self.server.serve_forever, args=(0.01,))
+        thread.start()
+        self.addCleanup(thread.join)
+        self.addCleanup(self.server.server_close)
+        self.addCleanup(self.server.shutdown)
+        for seed, name in enumerate((VALIDATION, FIRST)):
+            self.server.files[f"{name}.bin"] = bin_file(40000, seed)
+
+    def get(self, *arguments, code=0, modules=None):
+        """Runs the tool; `modules` is a directory of further Python modules."""
+        address = f"http://127.0.0.1:{self.server.server_address[1]}"
+        environment = {**os.environ, "HF_ENDPOINT": address, "no_proxy": "127.0.0.1", "PYTHONPATH": str(modules or "")}
+        start = f"import runpy, sys; sys.argv[1:] = {list(map(str, arguments))}; "
+        # Waits between tries are shorter here; without `modules` there is no huggingface_hub.
+        block = "" if modules else "sys.modules['huggingface_hub'] = None; "
+        patch = (f"sys.path.insert(0, {str(TOOL.parent)!r}); import get_fineweb; get_fineweb.WAIT_SECONDS = 0.01; "
+                 "import tool; sys.argv[0] = 'get_fineweb.py'; tool.run(get_fineweb.main)")
+        done = subprocess.run([sys.executable, "-B", "-c", start + block + patch], cwd=self.directory, env=environment,
+                              text=True, stdin=subprocess.DEVNULL, capture_output=True, timeout=120)
+        self.assertEqual(done.returncode, code, done.stdout + done.stderr)
+        self.assertNotIn("Traceback", done.stderr)
+        return done
+
+    def get_one(self, *arguments, **options):
+        return self.get("--shards", 1, "--program", small_run.PROGRAM, *arguments, **options)
+
+    def assert_whole(self):
+        for name in (VALIDATION, FIRST):
+            self.assertEqual((self.data / f"{name}.bin").read_bytes(), self.server.files[f"{name}.bin"])
+
+    def assert_refused(self, done, *parts):
+        lines = done.stderr.splitlines()
+        for part in parts:
+            self.assertIn(part, lines[-1])
+        self.assertFalse((self.data / f"{FIRST}.bin").exists())
+
+    def test_files_become_shards_that_give_the_files_back(self):
+        done = self.get_one()
+        self.assertEqual(len(done.stdout.splitlines()), 2)
+        self.assertEqual(sorted(path.name for path in self.data.iterdir()),
+                         sorted(f"{name}.{kind}" for name in (VALIDATION, FIRST) for kind in ("bin", "h5")))
+        for name in (VALIDATION, FIRST):
+            subprocess.run([small_run.PROGRAM, "export", str(self.data / f"{name}.h5"), f"{name}.bin"],
+                           cwd=self.directory, check=True, timeout=60)
+            self.assertEqual((self.directory / f"{name}.bin").read_bytes(), self.server.files[f"{name}.bin"])
+        self.server.asked.clear()
+        self.get_one()  # all is there
+        self.assertEqual(self.server.asked, [])
+
+    def test_connections_that_are_cut(self):
+        self.server.cuts = [1000, 0, 5000, 60000]
+        done = self.get_one("--bin-only")
+        self.assert_whole()
+        self.assertEqual(done.stderr.count("trying again"), 4)
+        self.assertIn((f"{VALIDATION}.bin", "bytes=6000-"), self.server.asked)
+
+    def test_command_that_gave_up_goes_on(self):
+        self.server.cuts = [1000] * 6
+        done = self.get_one("--bin-only", code=1)
+        self.assert_refused(done, f"{VALIDATION}.bin", "cut", "the same command goes on")
+        self.assertEqual((self.data / f"{VALIDATION}.bin.part").stat().st_size, 6000)
+        self.get_one("--bin-only")
+        self.assert_whole()
+
+    def test_server_that_sends_only_whole_files(self):
+        self.server.ranges, self.server.cuts = False, [1000]
+        self.get_one("--bin-only")
+        self.assert_whole()
+
+    def test_server_that_is_busy(self):
+        self.server.codes[f"{FIRST}.bin"] = [503, 429]
+        self.get_one("--bin-only")
+        self.assert_whole()
+
+    def test_wrong_files(self):
+        good = self.server.files[f"{FIRST}.bin"]
+        for what, wrong in {"not a .bin file": b"<html>" + bytes(2000), "not a .bin": b"", "bytes, but": good[:-2],
+                            "but the file has": good + bytes(4), "not a .bin file of": bin_file(10, 0, magic=1),
+                            "tokens": struct.pack("<256i", 20240520, 1, -1, *[0] * 253)}.items():
+            self.server.files[f"{FIRST}.bin"] = wrong
+            self.assert_refused(self.get_one("--bin-only", code=2), f"{FIRST}.bin", what)
+            self.assertFalse((self.data / f"{FIRST}.bin.part").exists())
+
+    def test_digest_of_the_server(self):
+        for name in (VALIDATION, FIRST):
+            self.server.digests[f"{name}.bin"] = hashlib.sha256(self.server.files[f"{name}.bin"]).hexdigest()
+        changed = bytearray(self.server.files[f"{FIRST}.bin"])
+        changed[5000] ^= 1
+        good, self.server.files[f"{FIRST}.bin"] = self.server.files[f"{FIRST}.bin"], bytes(changed)
+        self.assert_refused(self.get_one("--bin-only", code=2), f"{FIRST}.bin", "SHA-256")
+        self.server.files[f"{FIRST}.bin"] = good
+        self.get_one("--bin-only")
+        self.assert_whole()
+
+    def test_missing_file_and_missing_server(self):
+        del self.server.files[f"{FIRST}.bin"]
+        self.assert_refused(self.get_one("--bin-only", code=2), f"{FIRST}.bin", "404")
+        self.server.server_close()
+        self.assert_refused(self.get_one("--bin-only", code=1), "without internet")
+
+    def test_file_that_is_there_and_wrong_stays(self):
+        self.data.mkdir()
+        (self.data / f"{VALIDATION}.bin").write_bytes(b"mine")
+        done = self.get_one("--bin-only", code=2)
+        self.assert_refused(done, f"{VALIDATION}.bin", "remove it")
+        self.assertEqual((self.data / f"{VALIDATION}.bin").read_bytes(), b"mine")
+
+    def test_two_commands_at_once(self):
+        self.data.mkdir()
+        with open(self.data / f"{VALIDATION}.bin.part", "wb") as part:
+            fcntl.flock(part, fcntl.LOCK_EX)
+            self.assert_refused(self.get_one("--bin-only", code=2), "another command")
+
+    def test_bin_files_are_deleted_where_asked(self):
+        self.get_one("--delete-bin")
+        self.assertEqual(sorted(path.name for path in self.data.iterdir()), sorted([f"{VALIDATION}.h5", f"{FIRST}.h5"]))
+
+    def test_module_of_hugging_face(self):
+        modules = self.directory / "modules"
+        modules.mkdir()
+        (self.directory / "source").mkdir()
+        for name, data in self.server.files.items():
+            (self.directory / "source" / name).write_bytes(data)
+        (modules / "huggingface_hub.py").write_text(
+            "import shutil\n"
+            "def hf_hub_download(*, repo_id, filename, repo_type, local_dir):\n"
+            "    assert (repo_id, repo_type) == ('kjj0/fineweb10B-gpt2', 'dataset')\n"
+            "    return shutil.copy(f'source/{filename}', local_dir)\n")
+        self.get_one(modules=modules)
+        self.assert_whole()
+        self.assertEqual(self.server.asked, [])
+        (self.directory / "source" / "fineweb_train_000002.bin").write_bytes(b"wrong")
+        done = self.get("--shards", 2, "--program", small_run.PROGRAM, modules=modules, code=2)
+        self.assertIn("fineweb_train_000002.bin: not a .bin file", done.stderr)
+
+    def test_arguments(self):
+        for arguments in (["--shards", 0], ["--shards", 104], ["--program", "no-such-program"],
+                          ["--bin-only", "--delete-bin"], ["--dataset", "other"]):
+            done = self.get(*arguments, code=2)
+            self.assertIn(str(arguments[0]), done.stderr.splitlines()[-1] + done.stderr)
+            self.assertFalse(self.data.exists())
+
+
+if __name__ == "__main__":
+    small_run.main()
