@@ -165,7 +165,8 @@ std::vector<Key> validation_keys() {
 
 std::vector<Key> data_keys() {
   return {
-      {NANORUN_KEY(data, train), identifies, path(), "token shards in stream order; glob patterns expand sorted"},
+      {NANORUN_KEY(data, train), identifies, path(),
+       "token shards or .bin files in stream order; glob patterns expand sorted"},
       {NANORUN_KEY(data, validation), trains, path(),
        "token shards of validation, likewise; not looked at where validation.tokens = 0"},
       {NANORUN_KEY(data, end), trains, any(),

@@ -9,6 +9,7 @@
 #include <stop_token>
 #include <thread>
 #include <utility>
+#include <variant>
 
 #include "src/error.hpp"
 #include "src/files.hpp"
@@ -67,11 +68,39 @@ ShardInfo read_info(const h5::File& file) {
   return info;
 }
 
+/// Checksum of some tokens from all over the file: whether two files are the same is to be known without reading them.
+std::uint64_t checksum_of_samples(const BinFile& file) {
+  constexpr std::uint64_t samples = 64, length = 512;
+  std::vector<Token> tokens(std::min(file.count(), length));
+  std::uint64_t sum = 0;
+  for (std::uint64_t i = 0; i < samples; ++i) {
+    const std::uint64_t first = (file.count() - tokens.size()) * i / (samples - 1);
+    file.read(first, tokens);
+    sum += h5::checksum<Token>(tokens, first);
+  }
+  return sum;
+}
+
+ShardInfo read_info(const BinFile& file) {
+  return {file.path(), file.count(), bin_vocabulary, bin_end_of_text, checksum_of_samples(file)};
+}
+
+using ShardFile = std::variant<h5::File, BinFile>;
+
+ShardFile open_shard(const std::string& path) {
+  if (is_bin_file(path)) return BinFile(path);
+  return h5::File::open(path);
+}
+
+ShardInfo read_info(const ShardFile& file) {
+  return std::visit([](const auto& open) { return read_info(open); }, file);
+}
+
 /// A shard held open for reading, which notices when the file changes underneath.
 class OpenShard {
  public:
   explicit OpenShard(const ShardInfo& expected)
-      : state_(state_of(expected.path, ExitCode::data)), file_(h5::File::open(expected.path)) {
+      : path_(expected.path), state_(state_of(path_, ExitCode::data)), file_(open_shard(path_)) {
     const ShardInfo found = read_info(file_);
     if (found.count != expected.count || found.vocabulary != expected.vocabulary) {
       fail("{}: changed since the run began: had {} tokens and vocabulary {}, now {} and {}", expected.path,
@@ -82,16 +111,20 @@ class OpenShard {
 
   /// Fills `tokens` with the shard's tokens from `first` on; all must be smaller than `vocabulary`.
   void read(std::uint64_t first, std::span<Token> tokens, std::uint64_t vocabulary) const {
-    file_.read<Token>("tokens", {first}, {tokens.size()}, tokens);
+    if (const auto* bin = std::get_if<BinFile>(&file_)) {
+      bin->read(first, tokens);
+    } else {
+      std::get<h5::File>(file_).read<Token>("tokens", {first}, {tokens.size()}, tokens);
+    }
     // HDF5 reads zeros where a file has lost its tail.
-    if (state_of(file_.path(), ExitCode::data) != state_)
-      fail("{}: changed while the run was reading it", file_.path());
-    check_tokens(tokens, first, vocabulary, file_.path());
+    if (state_of(path_, ExitCode::data) != state_) fail("{}: changed while the run was reading it", path_);
+    check_tokens(tokens, first, vocabulary, path_);
   }
 
  private:
+  std::string path_;
   FileState state_;
-  h5::File file_;
+  ShardFile file_;
 };
 
 }  // namespace
@@ -112,7 +145,7 @@ void check_tokens(std::span<const Token> tokens, std::uint64_t first, std::uint6
   fail("{}: token {} has id {}, outside the vocabulary of {}", file, first + (bad - tokens.begin()), *bad, vocabulary);
 }
 
-ShardInfo read_shard_info(const std::string& path) { return read_info(h5::File::open(path)); }
+ShardInfo read_shard_info(const std::string& path) { return read_info(open_shard(path)); }
 
 std::vector<std::string> expand_paths(const std::vector<std::string>& patterns) {
   std::vector<std::string> paths;

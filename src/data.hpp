@@ -1,5 +1,6 @@
 #pragma once
-// Token shards in HDF5 and the streams that training and validation read from them.
+// Token shards and the streams that training and validation read from them. A shard is a file of HDF5, or a .bin file
+// of the speedrun as it is (src/bin_file).
 //
 // Shard format 2: root attributes format ("nanorun token shard"), format_version (2), vocabulary (1 to 65536; token ids
 // are smaller), end_of_text, count (at least 1), source (name of the input), block (65536), checksum (of all the others
@@ -13,17 +14,14 @@
 #include <string>
 #include <vector>
 
-#include "kernels/types.hpp"
+#include "src/bin_file.hpp"
 #include "src/config.hpp"
 
 namespace nanorun {
 
-using kernels::Token;
-
 inline constexpr const char* shard_format = "nanorun token shard";
 inline constexpr std::uint64_t shard_version = 2;
 inline constexpr std::uint64_t shard_block = 65536;  ///< tokens that share a checksum
-inline constexpr std::size_t bin_header_words = 256;
 /// Blocks of `count` tokens, at least one.
 constexpr std::uint64_t shard_blocks(std::uint64_t count) { return (count - 1) / shard_block + 1; }
 inline constexpr std::uint64_t max_vocabulary = 65536;
@@ -33,7 +31,7 @@ struct ShardInfo {
   std::uint64_t count = 0;
   std::uint64_t vocabulary = 0;
   std::uint64_t end_of_text = 0;
-  std::uint64_t checksum = 0;  ///< h5::checksum of /checksums: identifies the tokens
+  std::uint64_t checksum = 0;  ///< identifies the tokens: h5::checksum of /checksums, of a .bin file that of samples
 };
 
 /// Attribute `checksum` of a shard with these attributes; `bin_header` is empty where the shard has none.
@@ -41,7 +39,7 @@ std::uint64_t shard_checksum(const ShardInfo& info, const std::string& source,
                              std::span<const std::int32_t> bin_header);
 
 /// Opens a shard, checks its attributes and the extents of its datasets against each other (not its tokens), and
-/// returns its attributes. Throws Error(data).
+/// returns its attributes; those of a .bin file are GPT-2's. Throws Error(data).
 ShardInfo read_shard_info(const std::string& path);
 
 /// Throws Error(data) naming `file` and the position of the first token id >= vocabulary; tokens[0] is token `first`.

@@ -19,9 +19,6 @@
 
 namespace nanorun::h5 {
 
-/// First 32 bits of the speedrun's .bin files of tokens, which are taken for shards.
-inline constexpr std::int32_t bin_magic = 20240520;
-
 /// Comes before MPI_Init and every use of HDF5; `argv` is that of main(). A process that was started to examine a file,
 /// see src/h5_structure.hpp, does that here and ends. HDF5's own end of the library, which MPI_Finalize or the end of
 /// the program would call, crashes where a file could not be closed, so it is left out: the program closes what it

@@ -16,6 +16,7 @@
 #include <string_view>
 #include <vector>
 
+#include "src/bin_file.hpp"
 #include "src/files.hpp"
 #include "src/h5.hpp"
 
@@ -177,8 +178,9 @@ void look_before_opening(const std::string& path, ExitCode code) {
   const Descriptor file = open_to_read(path, code);
   const Head head = read_head(path, file, code);
   if (is_bin(head)) {
-    refuse(code == ExitCode::checkpoint ? "a .bin file of tokens, not a checkpoint"
-                                        : "a .bin file; make a token shard of it with: nanorun shard OUTPUT FILE");
+    refuse(code == ExitCode::checkpoint
+               ? "a .bin file of tokens, not a checkpoint"
+               : "a .bin file, which has no checksums; make a token shard of it with: nanorun shard OUTPUT FILE");
   }
   if (!is_hdf5(head)) refuse("not an HDF5 file, so neither a token shard, a checkpoint nor a trace");
   if (!is_of_old_format(head)) return;

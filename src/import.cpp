@@ -1,7 +1,6 @@
 #include "src/import.hpp"
 
 #include <algorithm>
-#include <array>
 #include <bit>
 #include <functional>
 #include <memory>
@@ -9,6 +8,7 @@
 #include <set>
 #include <utility>
 
+#include "src/bin_file.hpp"
 #include "src/data.hpp"
 #include "src/error.hpp"
 #include "src/files.hpp"
@@ -18,10 +18,7 @@ namespace nanorun {
 
 namespace {
 
-static_assert(std::endian::native == std::endian::little, ".bin files and shards are read and written as they lie");
-
-using BinHeader = std::array<std::int32_t, bin_header_words>;  // magic, version, token count, other words
-constexpr std::int32_t bin_version = 1;
+static_assert(std::endian::native == std::endian::little, "shards are written as they lie");
 
 constexpr std::uint64_t text_vocabulary = 257;
 constexpr std::uint64_t text_end_of_text = 256;
@@ -49,20 +46,6 @@ struct ShardPlan {
   std::function<void(std::uint64_t first, std::span<Token> tokens)> read;  ///< tokens of the shard from `first` on
 };
 
-BinHeader read_bin_header(const std::string& path) {
-  BinHeader header;
-  const std::uint64_t size = file_size(path, ExitCode::data);
-  if (size < sizeof(header)) fail("{}: {} bytes are too few for the header of a .bin file", path, size);
-  read_bytes(path, 0, std::as_writable_bytes(std::span(header)));
-  if (header[0] != h5::bin_magic)
-    fail("{}: magic {} is not {}: not a .bin file of tokens", path, header[0], h5::bin_magic);
-  if (header[1] != bin_version) fail("{}: .bin version {} is not {}", path, header[1], bin_version);
-  if (header[2] < 1) fail("{}: impossible token count {}", path, header[2]);
-  const std::uint64_t expected = sizeof(header) + sizeof(Token) * static_cast<std::uint64_t>(header[2]);
-  if (size != expected) fail("{}: {} tokens need {} bytes, but the file has {}", path, header[2], expected, size);
-  return header;
-}
-
 std::vector<ShardPlan> plan_bin(const ShardOptions& options) {
   if (options.vocabulary < 1 || options.vocabulary > max_vocabulary || options.end_of_text >= options.vocabulary) {
     fail("impossible vocabulary {} with end-of-text token {}", options.vocabulary, options.end_of_text);
@@ -72,13 +55,12 @@ std::vector<ShardPlan> plan_bin(const ShardOptions& options) {
     ShardPlan plan;
     plan.input = path;
     plan.source = name_of(path);
-    plan.header = read_bin_header(path);
-    plan.count = static_cast<std::uint64_t>((*plan.header)[2]);
+    const BinFile file(path);
+    plan.header = file.header();
+    plan.count = file.count();
     plan.vocabulary = options.vocabulary;
     plan.end_of_text = options.end_of_text;
-    plan.read = [path](std::uint64_t first, std::span<Token> tokens) {
-      read_bytes(path, sizeof(BinHeader) + sizeof(Token) * first, std::as_writable_bytes(tokens));
-    };
+    plan.read = [path](std::uint64_t first, std::span<Token> tokens) { BinFile(path).read(first, tokens); };
     plans.push_back(std::move(plan));
   }
   return plans;
@@ -301,7 +283,7 @@ BinHeader export_header(const h5::File& file, const ShardInfo& info) {
   BinHeader header{};
   if (info.count > INT32_MAX) fail("{}: {} tokens are too many for a .bin file", info.path, info.count);
   if (file.exists("bin_header")) file.read<std::int32_t>("bin_header", {0}, {header.size()}, header);
-  header[0] = h5::bin_magic;
+  header[0] = bin_magic;
   header[1] = bin_version;
   header[2] = static_cast<std::int32_t>(info.count);
   return header;

@@ -1,14 +1,14 @@
 #pragma once
 // Conversion of speedrun .bin files and plain text into HDF5 token shards, and back.
 //
-// .bin: 256 little-endian int32 (magic 20240520, version 1, token count, and words that are kept as they are), then
-// that many little-endian uint16 tokens and nothing more.
+// .bin: see src/bin_file.
 // Text: one file a document; the end-of-text token 256, then the file's bytes as tokens 0..255; vocabulary 257.
 
 #include <cstdint>
 #include <string>
 #include <vector>
 
+#include "src/bin_file.hpp"
 #include "src/comm.hpp"
 
 namespace nanorun {
@@ -19,8 +19,8 @@ struct ShardOptions {
   std::string output;  ///< FILE or FILE.h5; one shard: FILE.h5; several: FILE_000000.h5, FILE_000001.h5, ...
   bool text = false;
   std::uint64_t tokens_per_shard = 100'000'000;  ///< text only; a .bin file becomes one shard
-  std::uint64_t vocabulary = 50257;              ///< .bin only
-  std::uint64_t end_of_text = 50256;             ///< .bin only
+  std::uint64_t vocabulary = bin_vocabulary;     ///< .bin only
+  std::uint64_t end_of_text = bin_end_of_text;   ///< .bin only
   bool force = false;                            ///< replace shards that exist
 };
 

@@ -10,7 +10,7 @@ LAYERS = """
 text
 error
 arena build early files slab
-watchdog h5_library
+watchdog h5_library bin_file
 config config_keys config_check config_toml comm h5 h5_shared h5_structure
 context transport mask schedule stop data trace trace_file run_directory
 transport_mpi transport_nccl transport_peers tensor_comm

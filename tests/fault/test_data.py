@@ -1,7 +1,10 @@
 """Token shards that change while a run reads them."""
 
+import array
 import os
+import random
 import shutil
+import struct
 
 import harness
 from harness import FaultTest, Job, losses, restarted_from, small_run
@@ -71,6 +74,27 @@ class Data(FaultTest):
         self.verify(self.checkpoint(60))
         self.assertEqual(self.summary()["steps"], 60)
         self.assertIn("val.h5", self.summary()["stopped_by"])
+
+    def test_bin_files_train_as_their_shards_do(self):
+        """The same losses; a run does not change from one kind of file to the other unasked."""
+        tokens = array.array("H", random.Random(0).choices(range(200), k=20000)).tobytes()
+        for name in ("a.bin", "b.bin"):
+            (self.folder / name).write_bytes(struct.pack("<256i", 20240520, 1, 10000, *[0] * 253) + tokens[:20000])
+            tokens = tokens[20000:]
+        self.assertEqual(Job(self.folder, 2, ["shard", "c", "a.bin", "b.bin"]).wait(), 0)
+        bins, shards = ([f'data.{key}=["{names}"]' for key in ("train", "validation")]
+                        for names in ("*.bin", "c_*.h5"))
+        arguments = ("model.vocabulary=50304", "train.sequences=2", "train.length=128", "validation.tokens=0")
+        whole = self.train(2, *arguments, *shards, "run.name=whole")
+        first = self.train(2, *arguments, *bins, "stop.step=4", code=75)
+        self.assertEqual(losses(first), {step: loss for step, loss in losses(whole).items() if step <= 4})
+        self.assert_refused(self.train(2, *arguments, *shards, code=3), "a.bin", "c_000000.h5", "data.changed")
+        second = self.train(2, *arguments, *bins)
+        self.assertEqual(restarted_from(second), 4)
+        self.assertEqual(losses(first) | losses(second), losses(whole))
+        os.truncate(self.folder / "b.bin", 20000)
+        job = self.train(2, *arguments, *bins, "train.steps=60", code=3)
+        self.assert_refused(job, "b.bin: 10000 tokens need 21024 bytes, but the file has 20000")
 
     def test_no_validation_needs_no_shards(self):
         arguments = ('data.validation=["absent.h5"]', "validation.tokens=0", "train.steps=1")

@@ -51,12 +51,22 @@ ShardInfo write_shard(const std::string& path, const std::vector<Token>& tokens)
   return read_shard_info(path);
 }
 
-/// Shards of a stream and their tokens.
+ShardInfo write_bin(const std::string& path, const std::vector<Token>& tokens) {
+  BinHeader header{bin_magic, bin_version, static_cast<std::int32_t>(tokens.size())};
+  std::ofstream file(path, std::ios::binary);
+  file.write(reinterpret_cast<const char*>(header.data()), sizeof(header));
+  file.write(reinterpret_cast<const char*>(tokens.data()), static_cast<std::streamsize>(sizeof(Token) * tokens.size()));
+  file.close();
+  return read_shard_info(path);
+}
+
+/// Shards of a stream and their tokens; every third one is a .bin file.
 struct Shards {
   explicit Shards(const std::vector<std::size_t>& counts) {
     for (std::size_t i = 0; i < counts.size(); ++i) {
       tokens.push_back(some_tokens(counts[i], static_cast<int>(i)));
-      infos.push_back(write_shard(folder / fmt::format("s{}.h5", i), tokens.back()));
+      infos.push_back(i % 3 != 2 ? write_shard(folder / fmt::format("s{}.h5", i), tokens.back())
+                                 : write_bin(folder / fmt::format("s{}.bin", i), tokens.back()));
     }
   }
   TempFolder folder;
@@ -236,6 +246,34 @@ TEST(ShardInfo, ForeignAndLyingFilesAreRefused) {
   EXPECT_EQ(error_of([&] { read_shard_info(path); }), path + ": is not a token shard");
   std::ofstream(path) << "text";
   EXPECT_TRUE(contains(error_of([&] { read_shard_info(path); }), "not an HDF5 file"));
+}
+
+TEST(ShardInfo, BinFilesHaveTheVocabularyOfGpt2AndAreToldApartByTheirTokens) {
+  const TempFolder folder;
+  std::vector<Token> tokens = some_tokens(100'000, 0);
+  const ShardInfo info = write_bin(folder / "a.bin", tokens);
+  EXPECT_EQ(info.count, tokens.size());
+  EXPECT_EQ(info.vocabulary, 50257u);
+  EXPECT_EQ(info.end_of_text, 50256u);
+  EXPECT_EQ(write_bin(folder / "b.bin", tokens).checksum, info.checksum);
+  EXPECT_NE(write_bin(folder / "c.bin", some_tokens(tokens.size(), 1)).checksum, info.checksum);
+  for (const std::size_t changed : {std::size_t{0}, tokens.size() - 1}) {
+    std::vector<Token> other = tokens;
+    other[changed] ^= 1;
+    EXPECT_NE(write_bin(folder / "d.bin", other).checksum, info.checksum) << changed;
+  }
+  for (const std::size_t count : {std::size_t{1}, std::size_t{511}, std::size_t{513}})
+    EXPECT_EQ(write_bin(folder / "e.bin", some_tokens(count, 0)).count, count);
+}
+
+TEST(ShardInfo, BinFilesThatDoNotFitTheirHeaderAreRefused) {
+  const TempFolder folder;
+  write_bin(folder / "a.bin", some_tokens(100, 0));
+  std::filesystem::resize_file(folder / "a.bin", 1024 + 2 * 99);
+  EXPECT_EQ(error_of([&] { read_shard_info(folder / "a.bin"); }, ExitCode::data),
+            folder / "a.bin" + ": 100 tokens need 1224 bytes, but the file has 1222");
+  std::filesystem::resize_file(folder / "a.bin", 1023);
+  EXPECT_TRUE(contains(error_of([&] { read_shard_info(folder / "a.bin"); }, ExitCode::data), "too few for the header"));
 }
 
 TEST(ExpandPaths, KeepsTheOrderAndSortsWithinAPattern) {
