@@ -59,17 +59,17 @@ std::size_t activation_bytes(const Config& config) {
 
 template <class T>
 Model<T>::Model(const Config& config, const ParameterTable& table, const Weights<T>& weights,
-                std::span<Gradient> gradients, Token end_of_text, ModelStreams streams)
+                std::span<Gradient> gradients, Token end_of_text, Stream compute, Stream upload)
     : config_(config),
       w_(bind<T>(table, config.model, weights.tensors().data(), weights.scalars().data())),
       d_(bind<Gradient>(table, config.model, gradients.data(), gradients.data() + table.tensor_size())),
       d_sums_(gradients.subspan(d_.head.data + d_.head.size() - gradients.data())),
-      streams_(streams),
+      stream_(compute),
       head_(head_options(config)),
-      training_uploader_(config.train.length, config.window, end_of_text, streams.upload),
-      validation_uploader_(config.validation.length, config.window, end_of_text, streams.upload),
-      loss_(streams.compute),
-      rotary_table_(make_rotary_table<Gradient>(config.model, max_sequence(config), streams.compute)),
+      training_uploader_(config.train.length, config.window, end_of_text, upload),
+      validation_uploader_(config.validation.length, config.window, end_of_text, upload),
+      loss_(compute),
+      rotary_table_(make_rotary_table<Gradient>(config.model, max_sequence(config), compute)),
       arena_(activation_bytes<T>(config), "the activations",
              "lower train.length or validation.length, or set train.recompute = \"mlp\"") {
   WorkspaceAllocator training(arena_.space()), validation(arena_.space());
@@ -85,7 +85,7 @@ std::size_t Model<T>::memory_bytes(const Config& config) {
 
 template <class T>
 DeviceSequence Model<T>::upload(const Sequence& sequence, int window) {
-  return training_uploader_.load(streams_.compute, sequence, window);
+  return training_uploader_.load(stream_, sequence, window);
 }
 
 template <class T>
@@ -98,121 +98,117 @@ void Model<T>::forward_backward(Trace& trace, const DeviceSequence& sequence, Gr
   }
   {
     Region region(trace, Phase::head);
-    if (before == Gradients::none) ops::fill<Gradient>(streams_.compute, d_sums_, 0);
+    if (before == Gradients::none) ops::fill<Gradient>(stream_, d_sums_, 0);
     if (hooks.enter) hooks.enter(config_.model.layers);
-    ops::head_loss_backward<T>(streams_.compute, loss_.device(), a.d_narrow, d_.head, before == Gradients::sums,
-                               a.n_final, w_.head, sequence.targets, head_, a.workspace);
+    ops::head_loss_backward<T>(stream_, loss_.device(), a.d_narrow, d_.head, before == Gradients::sums, a.n_final,
+                               w_.head, sequence.targets, head_, a.workspace);
   }
   if (hooks.leave) hooks.leave(config_.model.layers);
   Region region(trace, Phase::backward);
   backward(a, sequence, before, hooks);
-  training_uploader_.release(streams_.compute);
+  training_uploader_.release(stream_);
 }
 
 template <class T>
 double Model<T>::validate(Trace& trace, const Sequence& sequence, int window) {
   Region region(trace, Phase::validation);
-  const DeviceSequence fed = validation_uploader_.load(streams_.compute, sequence, window);
+  const DeviceSequence fed = validation_uploader_.load(stream_, sequence, window);
   forward(validation_, fed, {});
   kernels::HeadOptions options = head_;
   options.precision = kernels::HeadPrecision::working;
-  ops::head_loss_forward<T>(streams_.compute, loss_.device(), validation_.n_final, w_.head, fed.targets, options,
+  ops::head_loss_forward<T>(stream_, loss_.device(), validation_.n_final, w_.head, fed.targets, options,
                             validation_.workspace);
-  validation_uploader_.release(streams_.compute);
-  loss_.collect(streams_.compute);
-  ops::synchronize(streams_.compute);
+  validation_uploader_.release(stream_);
+  loss_.collect(stream_);
+  ops::synchronize(stream_);
   return loss_.value() / validation_.length;
 }
 
 template <class T>
 void Model<T>::forward(Activations<T>& a, const DeviceSequence& sequence, const LayerHooks& hooks) {
-  const Stream stream = streams_.compute;
   const double eps = config_.model.norm_eps;
   if (hooks.enter) hooks.enter(-1);
-  ops::embedding_forward<T>(stream, a.x0, sequence.tokens, w_.embedding);
-  ops::rms_norm_forward<T>(stream, a.x0, a.rstd0, a.x0, eps);
+  ops::embedding_forward<T>(stream_, a.x0, sequence.tokens, w_.embedding);
+  ops::rms_norm_forward<T>(stream_, a.x0, a.rstd0, a.x0, eps);
   for (int i = 0; i < config_.model.layers; ++i) {
     if (hooks.enter) hooks.enter(i);
     block_forward(a, sequence, i);
   }
-  ops::rms_norm_forward<T>(stream, a.n_final, a.rstd_final, a.block.back().x, eps);
+  ops::rms_norm_forward<T>(stream_, a.n_final, a.rstd_final, a.block.back().x, eps);
 }
 
 /// Expects the gradient of n_final in d_narrow.
 template <class T>
 void Model<T>::backward(Activations<T>& a, const DeviceSequence& sequence, Gradients before, const LayerHooks& hooks) {
-  const Stream stream = streams_.compute;
-  ops::fill<T>(stream, {a.d_x.data, a.d_x.size()}, 0);
-  ops::fill<T>(stream, {a.d_x0.data, a.d_x0.size()}, 0);
-  if (a.d_v_first) ops::fill<Gradient>(stream, {a.d_v_first.data, a.d_v_first.size()}, 0);
-  ops::rms_norm_backward<T>(stream, a.d_x, a.n_final, a.rstd_final, a.d_narrow);
+  ops::fill<T>(stream_, {a.d_x.data, a.d_x.size()}, 0);
+  ops::fill<T>(stream_, {a.d_x0.data, a.d_x0.size()}, 0);
+  if (a.d_v_first) ops::fill<Gradient>(stream_, {a.d_v_first.data, a.d_v_first.size()}, 0);
+  ops::rms_norm_backward<T>(stream_, a.d_x, a.n_final, a.rstd_final, a.d_narrow);
   for (int i = config_.model.layers - 1; i >= 0; --i) {
     block_backward(a, sequence, before, i);
     if (hooks.leave) hooks.leave(i);
   }
 
-  ops::add<T>(stream, a.d_x0, a.d_x);
-  ops::fill<T>(stream, {a.d_narrow.data, a.d_narrow.size()}, 0);
-  ops::rms_norm_backward<T>(stream, a.d_narrow, a.x0, a.rstd0, a.d_x0);
-  ops::embedding_backward<T>(stream, d_.embedding, sequence.tokens, sequence.order, a.d_narrow, a.workspace);
+  ops::add<T>(stream_, a.d_x0, a.d_x);
+  ops::fill<T>(stream_, {a.d_narrow.data, a.d_narrow.size()}, 0);
+  ops::rms_norm_backward<T>(stream_, a.d_narrow, a.x0, a.rstd0, a.d_x0);
+  ops::embedding_backward<T>(stream_, d_.embedding, sequence.tokens, sequence.order, a.d_narrow, a.workspace);
   if (hooks.leave) hooks.leave(-1);
 }
 
 template <class T>
 void Model<T>::block_forward(Activations<T>& a, const DeviceSequence& sequence, int layer) {
-  const Stream stream = streams_.compute;
   BlockActivations<T>& s = a.block[layer];
   const BlockTensors<T>& w = w_.block[layer];
   const double eps = config_.model.norm_eps;
   const bool attends = has_attention(config_.model, layer);
 
   // Without attention the norm of the mixed stream is the one that the MLP reads.
-  ops::residual_mix_norm_forward<T>(stream, s.x, attends ? s.n_mix : s.n_mlp, attends ? s.rstd_mix : s.rstd_mlp,
+  ops::residual_mix_norm_forward<T>(stream_, s.x, attends ? s.n_mix : s.n_mlp, attends ? s.rstd_mix : s.rstd_mlp,
                                     residual_inputs(a, layer), eps);
   if (attends) {
-    ops::attention_projection_forward<T>(stream, s.qkv, s.v_mixed, s.rstd_qk, s.n_mix, w.qkv, rotary(a),
+    ops::attention_projection_forward<T>(stream_, s.qkv, s.v_mixed, s.rstd_qk, s.n_mix, w.qkv, rotary(a),
                                          value_mix(a, sequence, layer), eps);
-    ops::attention_forward<T>(stream, s.y, s.lse, attention_inputs(a, layer), mask(sequence, layer), a.workspace);
-    ops::linear_add_forward<T>(stream, s.x, s.y, w.attention_out);
-    ops::rms_norm_forward<T>(stream, s.n_mlp, s.rstd_mlp, s.x, eps);
+    ops::attention_forward<T>(stream_, s.y, s.lse, attention_inputs(a, layer), mask(sequence, layer), a.workspace);
+    ops::linear_add_forward<T>(stream_, s.x, s.y, w.attention_out);
+    ops::rms_norm_forward<T>(stream_, s.n_mlp, s.rstd_mlp, s.x, eps);
   }
-  ops::linear_relu2_forward<T>(stream, s.h, s.n_mlp, w.mlp_in);
-  ops::linear_add_forward<T>(stream, s.x, s.h, w.mlp_out);
+  ops::linear_relu2_forward<T>(stream_, s.h, s.n_mlp, w.mlp_in);
+  ops::linear_add_forward<T>(stream_, s.x, s.h, w.mlp_out);
 }
 
 template <class T>
 void Model<T>::block_backward(Activations<T>& a, const DeviceSequence& sequence, Gradients before, int layer) {
-  const Stream stream = streams_.compute;
   const BlockActivations<T>& s = a.block[layer];
   const BlockTensors<T>& w = w_.block[layer];
   const BlockTensors<Gradient>& d = d_.block[layer];
   const int width = config_.model.width;
   const bool attends = has_attention(config_.model, layer), add = before == Gradients::sums;
 
-  if (config_.train.recompute == Recompute::mlp) ops::linear_relu2_forward<T>(stream, s.h, s.n_mlp, w.mlp_in);
+  if (config_.train.recompute == Recompute::mlp) ops::linear_relu2_forward<T>(stream_, s.h, s.n_mlp, w.mlp_in);
   const Mat<T> d_z = a.d_wide.col_block(0, config_.model.mlp_ratio * width);
-  ops::linear_backward_weight<T>(stream, d.mlp_out, a.d_x, s.h, add);
-  ops::linear_relu2_backward<T>(stream, d_z, a.d_x, w.mlp_out, s.h);
-  ops::linear_backward_weight<T>(stream, d.mlp_in, d_z, s.n_mlp, add);
-  ops::linear_backward_input<T>(stream, a.d_narrow, d_z, w.mlp_in);
+  ops::linear_backward_weight<T>(stream_, d.mlp_out, a.d_x, s.h, add);
+  ops::linear_relu2_backward<T>(stream_, d_z, a.d_x, w.mlp_out, s.h);
+  ops::linear_backward_weight<T>(stream_, d.mlp_in, d_z, s.n_mlp, add);
+  ops::linear_backward_input<T>(stream_, a.d_narrow, d_z, w.mlp_in);
 
   if (attends) {
-    ops::rms_norm_backward<T>(stream, a.d_x, s.n_mlp, s.rstd_mlp, a.d_narrow);
+    ops::rms_norm_backward<T>(stream_, a.d_x, s.n_mlp, s.rstd_mlp, a.d_narrow);
     const Mat<T> d_qkv = a.d_wide.col_block(0, 3 * width);
     const Mat<T> d_v = d_qkv.col_block(2 * width, width);
-    ops::linear_backward_weight<T>(stream, d.attention_out, a.d_x, s.y, add);
-    ops::linear_backward_input<T>(stream, a.d_narrow, a.d_x, w.attention_out);
-    ops::attention_backward<T>(stream, a.d_q, d_qkv.col_block(width, width), d_v, s.y, s.lse, a.d_narrow,
+    ops::linear_backward_weight<T>(stream_, d.attention_out, a.d_x, s.y, add);
+    ops::linear_backward_input<T>(stream_, a.d_narrow, a.d_x, w.attention_out);
+    ops::attention_backward<T>(stream_, a.d_q, d_qkv.col_block(width, width), d_v, s.y, s.lse, a.d_narrow,
                                attention_inputs(a, layer), mask(sequence, layer), a.workspace);
-    ops::attention_input_backward<T>(stream, d_qkv, value_mix_gradients(a, layer), s.qkv.col_block(0, 2 * width),
+    ops::attention_input_backward<T>(stream_, d_qkv, value_mix_gradients(a, layer), s.qkv.col_block(0, 2 * width),
                                      s.rstd_qk, s.qkv.col_block(2 * width, width), a.d_q,
                                      d_qkv.col_block(width, 2 * width), rotary(a), value_mix(a, sequence, layer));
-    if (layer == 0 && a.d_v_first) ops::add<T>(stream, d_v, a.d_v_first);
-    ops::linear_backward_weight<T>(stream, d.qkv, d_qkv, s.n_mix, add);
-    ops::linear_backward_input<T>(stream, a.d_narrow, d_qkv, w.qkv);
+    if (layer == 0 && a.d_v_first) ops::add<T>(stream_, d_v, a.d_v_first);
+    ops::linear_backward_weight<T>(stream_, d.qkv, d_qkv, s.n_mix, add);
+    ops::linear_backward_input<T>(stream_, a.d_narrow, d_qkv, w.qkv);
   }
   const ops::NormGradient<T> norm{attends ? s.n_mix : s.n_mlp, attends ? s.rstd_mix : s.rstd_mlp, a.d_narrow};
-  ops::residual_mix_norm_backward<T>(stream, residual_gradients(a, layer), norm, residual_inputs(a, layer));
+  ops::residual_mix_norm_backward<T>(stream_, residual_gradients(a, layer), norm, residual_inputs(a, layer));
 }
 
 template <class T>

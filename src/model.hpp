@@ -15,12 +15,6 @@
 
 namespace nanorun {
 
-/// Streams of a rank: the ops', and that of copies to the device.
-struct ModelStreams {
-  kernels::Stream compute;
-  kernels::Stream upload;
-};
-
 template <class T>
 class Model {
  public:
@@ -31,9 +25,10 @@ class Model {
     std::function<void(int layer)> leave;  ///< after the backward pass has completed the layer's gradients
   };
 
-  /// Weights and gradients, the latter [table.size()], outlive the model.
+  /// Weights and gradients, the latter [table.size()], outlive the model. Ops run on `compute`, copies to the device on
+  /// `upload`.
   Model(const Config& config, const ParameterTable& table, const Weights<T>& weights, std::span<Gradient> gradients,
-        kernels::Token end_of_text, ModelStreams streams);
+        kernels::Token end_of_text, kernels::Stream compute, kernels::Stream upload);
 
   /// What the gradients hold before a sequence: nothing, where it is the first of a step, or the sums of others.
   enum class Gradients { none, sums };
@@ -71,7 +66,7 @@ class Model {
   Tensors<T> w_;
   Tensors<Gradient> d_;
   std::span<Gradient> d_sums_;  ///< those behind the head: of tables and scalars; zeroed before a step's first sequence
-  ModelStreams streams_;
+  kernels::Stream stream_;
   kernels::HeadOptions head_;
   Uploader training_uploader_;
   Uploader validation_uploader_;

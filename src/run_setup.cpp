@@ -12,13 +12,9 @@ RunSetup::RunSetup(Context& context_, const Config& config_)
       data(open_run_data(comm, config)),
       directory(comm, config),
       log(comm.root()),
-      table(config.model),
-      weights(table),
-      tensor_comm(comm, context.comm_stream(), config.comm),
-      gradients(table.size(), "the gradients"),
-      model(config, table, weights, gradients.span(), data.end_of_text(), {context.stream(), context.upload_stream()}),
-      optimizer(config, table, weights, gradients.span(), tensor_comm, context.stream()),
-      checkpoints(comm, config.checkpoint, directory.checkpoints(), to_toml(config), model_fingerprint(table.layout())),
+      learner(config, comm, data.end_of_text(), {context.stream(), context.comm_stream(), context.upload_stream()}),
+      checkpoints(comm, config.checkpoint, directory.checkpoints(), to_toml(config),
+                  model_fingerprint(learner.table.layout())),
       stop(config.stop, directory.stop_file(), comm.root()) {
   introduce();
   restore();
@@ -36,20 +32,20 @@ RunSetup::RunSetup(Context& context_, const Config& config_)
 
 void RunSetup::introduce() {
   const std::string device = ops::device_name(context.device());
-  for (const std::string& line : opening_lines(config, comm.size(), table, directory.path(), device,
-                                               tensor_comm.transport(), context.device_note()))
+  for (const std::string& line : opening_lines(config, comm.size(), learner.table, directory.path(), device,
+                                               learner.tensor_comm.transport(), context.device_note()))
     log.line(line);
 }
 
 /// Fills the weights and the optimizer's state, from a checkpoint where the deck and the directory say so, and finds
 /// out whether anything is left to do. Nothing on disk is changed yet.
 void RunSetup::restore() {
-  const std::optional<Progress> found = checkpoints.restore(optimizer.slabs());
+  const std::optional<Progress> found = checkpoints.restore(learner.optimizer.slabs());
   examine_earlier(found);
   if (found) {
     go_on_from(*found);
   } else {
-    optimizer.initialise(config.run.seed);
+    learner.optimizer.initialise(config.run.seed);
   }
 }
 
@@ -69,7 +65,7 @@ void RunSetup::examine_earlier(const std::optional<Progress>& found) {
 
 void RunSetup::go_on_from(const Progress& found) {
   progress = found;
-  optimizer.restore();
+  learner.optimizer.restore();
   log.line(fmt::format("restarted from the checkpoint of step {}", progress.step));
   for (const std::string& line : changes_since(checkpoints, config)) log.line(line);
   if (progress.step <= config.train.steps) return;
@@ -88,7 +84,7 @@ void RunSetup::check_data() {
 
 void RunSetup::check_outputs() {
   directory.require_free_stop_file();
-  checkpoints.probe(progress.step, config.train.steps, optimizer.slabs());
+  checkpoints.probe(progress.step, config.train.steps, learner.optimizer.slabs());
 }
 
 /// From here on what an earlier run has left changes.

@@ -7,8 +7,7 @@
 #include "src/checkpoint.hpp"
 #include "src/config.hpp"
 #include "src/context.hpp"
-#include "src/model.hpp"
-#include "src/optimizer.hpp"
+#include "src/learner.hpp"
 #include "src/report.hpp"
 #include "src/run_data.hpp"
 #include "src/run_directory.hpp"
@@ -23,10 +22,6 @@ struct RunSetup {
   /// deck and the directory say so. Unless the run is then complete, checks all else and takes the directory over.
   /// Throws Error.
   RunSetup(Context& context, const Config& config);
-  /// Collectives end before the memory goes that they work on.
-  ~RunSetup() { tensor_comm.close(); }
-  RunSetup(const RunSetup&) = delete;
-  RunSetup& operator=(const RunSetup&) = delete;
 
   Context& context;
   Comm& comm;
@@ -34,12 +29,7 @@ struct RunSetup {
   RunData data;
   RunDirectory directory;
   Log log;
-  ParameterTable table;
-  Weights<Real> weights;
-  TensorComm tensor_comm;
-  TensorArena<kernels::acc_t<Real>> gradients;
-  Model<Real> model;
-  Optimizer<Real> optimizer;
+  Learner<Real> learner;
   Checkpoints checkpoints;
   StopMonitor stop;
   Progress progress;             ///< before the first step

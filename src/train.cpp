@@ -54,6 +54,7 @@ class Training {
   int window(long step) const { return long_window(config_.window, step, config_.train.steps); }
 
   RunSetup run_;
+  Learner<Real>& learner_;
   Context& context_;
   Comm& comm_;
   const Config& config_;
@@ -74,6 +75,7 @@ class Training {
 
 Training::Training(Context& context, const Config& config)
     : run_(context, config),
+      learner_(run_.learner),
       context_(context),
       comm_(run_.comm),
       config_(config),
@@ -133,7 +135,7 @@ void Training::step_until_done() {
 void Training::record_failure(const Error& error) {
   run_.log.note(fmt::format("error: {}", error.what()));
   try {
-    run_.tensor_comm.synchronize();
+    learner_.tensor_comm.synchronize();
     run_.trace->finish();
     write_summary(error.what());
   } catch (const std::exception& further) {
@@ -147,7 +149,7 @@ void Training::train_step() {
   {
     const auto work = comm_.watch_work();
     forward_backward(batch);
-    run_.optimizer.step(*run_.trace, progress_.step);
+    learner_.optimizer.step(*run_.trace, progress_.step);
   }
   if (progress_.step + 1 < config_.train.steps) ahead_ = read_batch(progress_.step + 1);
   synchronise();
@@ -185,19 +187,19 @@ Batch Training::read_batch(long step) {
 DeviceSequence Training::upload(const Batch& batch, std::size_t row) {
   Region region(*run_.trace, Phase::data);
   const std::size_t size = config_.train.length + 1;
-  return run_.model.upload(Sequence::of(batch.tokens.subspan(row * size, size)), window(batch.step));
+  return learner_.model.upload(Sequence::of(batch.tokens.subspan(row * size, size)), window(batch.step));
 }
 
 void Training::forward_backward(const Batch& batch) {
-  const auto await = [&](int layer) { run_.optimizer.await_weights(*run_.trace, layer); };
-  const auto take = [&](int layer) { run_.optimizer.start_reduce_scatter(*run_.trace, layer, progress_.step); };
+  const auto await = [&](int layer) { learner_.optimizer.await_weights(*run_.trace, layer); };
+  const auto take = [&](int layer) { learner_.optimizer.start_reduce_scatter(*run_.trace, layer, progress_.step); };
   const std::size_t rows = batch.tokens.size() / (config_.train.length + 1);
   for (std::size_t row = 0; row < rows; ++row) {
     Model<Real>::LayerHooks hooks;
     if (row == 0) hooks.enter = await;
     if (row + 1 == rows) hooks.leave = take;
     const auto before = row == 0 ? Model<Real>::Gradients::none : Model<Real>::Gradients::sums;
-    run_.model.forward_backward(*run_.trace, row == 0 ? batch.first : upload(batch, row), before, hooks);
+    learner_.model.forward_backward(*run_.trace, row == 0 ? batch.first : upload(batch, row), before, hooks);
   }
 }
 
@@ -205,20 +207,20 @@ void Training::forward_backward(const Batch& batch) {
 /// stop the run. Nothing of a step that fails here reaches a checkpoint.
 void Training::synchronise() {
   Region region(*run_.trace, Phase::sync);
-  run_.model.loss().collect(context_.stream());
-  run_.optimizer.squares().collect(context_.stream());
+  learner_.model.loss().collect(context_.stream());
+  learner_.optimizer.squares().collect(context_.stream());
   {
     const auto watch = comm_.watch("the collectives of a step");
     ops::synchronize(context_.stream());
   }
-  run_.tensor_comm.check();
+  learner_.tensor_comm.check();
 
   // Every sum over the ranks: the loss, the ranks that overflowed, those that could not read the next step's tokens,
   // and those that saw each reason to stop.
   constexpr int reasons = static_cast<int>(StopReason::count);
   std::array<double, 3 + reasons> seen{};
-  seen[0] = run_.model.loss().value() / config_.train.length;
-  seen[1] = run_.optimizer.overflowed() ? 1 : 0;
+  seen[0] = learner_.model.loss().value() / config_.train.length;
+  seen[1] = learner_.optimizer.overflowed() ? 1 : 0;
   seen[2] = ahead_.failure ? 1 : 0;
   seen[3 + static_cast<int>(run_.stop.poll(progress_.step + 1, context_.seconds_since_start()))] = 1;
   comm_.all_reduce(std::span<double>(seen), Reduce::sum);
@@ -290,7 +292,7 @@ bool Training::validation_due() const {
 /// with a checkpoint.
 void Training::validate() {
   Region region(*run_.trace, Phase::validation);
-  run_.tensor_comm.synchronize();
+  learner_.tensor_comm.synchronize();
   double loss = 0;
   try {
     comm_.together([&] {
@@ -298,7 +300,7 @@ void Training::validate() {
         const Cursor& place = run_.data.validation_places[j];
         read_tokens(run_.data.validation.opened[place.shard], place.offset, validation_row_, config_.model.vocabulary);
         const auto work = comm_.watch_work();
-        loss += run_.model.validate(*run_.trace, Sequence::of(validation_row_), window(progress_.step));
+        loss += learner_.model.validate(*run_.trace, Sequence::of(validation_row_), window(progress_.step));
       }
     });
   } catch (const Error&) {
@@ -328,7 +330,7 @@ void Training::save() {
   });
   run_.trace->flush();
   try {
-    const std::string file = run_.checkpoints.save(progress_, run_.optimizer.slabs());
+    const std::string file = run_.checkpoints.save(progress_, learner_.optimizer.slabs());
     saved_step_ = progress_.step;
     run_.log.line(fmt::format("checkpoint {}", file));
   } catch (const Error& error) {
@@ -339,7 +341,7 @@ void Training::save() {
 }
 
 ExitCode Training::finish() {
-  run_.tensor_comm.synchronize();
+  learner_.tensor_comm.synchronize();
   if (!finished()) save();
   run_.trace->finish();
   const RunSummary summary = write_summary(finished() ? "" : stop_reason_text(stop_reason_));

@@ -17,6 +17,7 @@ transport_mpi transport_nccl transport_peers tensor_comm
 transport_devices params uploader
 import activations run_data checkpoint_file
 model optimizer checkpoint command_line
+learner
 report
 earlier_run
 run_setup

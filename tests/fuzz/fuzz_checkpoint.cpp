@@ -1,7 +1,7 @@
 // The reader of checkpoints: verified as any model's, and restored as the small model's.
 
 #include "src/checkpoint.hpp"
-#include "src/optimizer.hpp"
+#include "src/learner.hpp"
 #include "tests/fuzz/fuzz.hpp"
 
 using namespace nanorun;
@@ -17,30 +17,21 @@ Config small_model() {
   config.model.layers = 2;
   config.model.mlp_ratio = 1;
   config.model.value_path = ValuePath::none;
+  config.train.length = config.validation.length = 128;
   return config;
 }
-
-/// A model's weights and state, and what restores them.
-struct Target {
-  Config config = small_model();
-  ParameterTable table{config.model};
-  TensorComm comm{fuzz::comm(), {}};
-  Weights<float> weights{table};
-  TensorArena<float> gradients{table.size()};
-  Optimizer<float> optimizer{config, table, weights, gradients.span(), comm, {}};
-};
 
 }  // namespace
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
-  static Target target;
+  static Learner<float> learner(small_model(), fuzz::comm(), 0, {});
   const fuzz::InputFile file({data, size});
   CheckpointConfig config;
   config.restart = file.path();
   const bool verified = fuzz::accepts([&] { verify_checkpoint(fuzz::comm(), file.path()); });
   const bool restored = fuzz::accepts([&] {
-    Checkpoints(fuzz::comm(), config, "", to_toml(target.config), model_fingerprint(target.table.layout()))
-        .restore(target.optimizer.slabs());
+    Checkpoints(fuzz::comm(), config, "", to_toml(learner.config), model_fingerprint(learner.table.layout()))
+        .restore(learner.optimizer.slabs());
   });
   fuzz::require(verified || !restored, "a checkpoint was restored that does not verify");
   return 0;

@@ -51,7 +51,7 @@ void expect_norms(const ParameterTable& table, const Norm& norm, const nlohmann:
 }
 
 void compare(const std::string& name, Tolerance tolerance = {}) {
-  if (ops::device_count() == 0) GTEST_SKIP() << "no CUDA device on this machine";
+  if (!device_ready()) GTEST_SKIP() << "no CUDA device on this machine";
   const std::string deck = folder + name + ".toml";
   const nlohmann::json golden = nlohmann::json::parse(read_text(folder + name + ".json"));
   Config config = parse_deck(read_text(deck), deck, {});
@@ -61,7 +61,7 @@ void compare(const std::string& name, Tolerance tolerance = {}) {
     tolerance = bf16_tolerance;
   }
   TinyTraining training(config, read_bin_tokens(folder + "tokens.bin"), golden.at("end_of_text"), test_comm());
-  const ParameterTable& table = training.table();
+  const ParameterTable& table = training.table;
 
   const auto weight_norm = [&](const Parameter& p) { return training.weight_norm(p); };
   const auto gradient_norm = [&](const Parameter& p) { return training.gradient_norm(p) / config.train.sequences; };

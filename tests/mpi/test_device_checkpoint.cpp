@@ -1,4 +1,4 @@
-// Checkpoints of the build's optimizer, whose tensors lie in the memory of hosts or of one device a rank: files know
+// Checkpoints of the build's optimizer, whose tensors lie in host memory or in that of one device a rank: files know
 // nothing of that.
 
 #include <gtest/gtest.h>
@@ -9,9 +9,8 @@
 
 #include "src/checkpoint.hpp"
 #include "src/h5.hpp"
-#include "src/optimizer.hpp"
 #include "tests/support/bf16.hpp"
-#include "tests/support/environment.hpp"
+#include "tests/support/learner.hpp"
 #include "tests/support/slab_values.hpp"
 
 namespace nanorun {
@@ -26,6 +25,7 @@ Config small_config() {
   config.model.layers = 4;
   config.model.value_embeddings = 1;
   config.model.layers_without_attention = {2};
+  config.train.length = config.validation.length = 128;
   return config;
 }
 
@@ -37,20 +37,14 @@ std::vector<T> download(std::span<T> tensor) {
   return {view.span().begin(), view.span().end()};
 }
 
-/// The tensors of a training run.
-struct Training {
-  Config config = small_config();
-  ParameterTable table{config.model};
-  TensorComm tensor_comm{test_comm(), test_context->comm_stream()};
-  Weights<Real> weights{table};
-  TensorArena<float> gradients{table.size()};
-  Optimizer<Real> optimizer{config, table, weights, gradients.span(), tensor_comm, test_context->stream()};
+struct Training : Learner<Real> {
+  Training() : Learner(small_config(), test_comm(), 0, test_streams()) {}
 
   Checkpoints checkpoints(const std::string& folder) {
     return {test_comm(), config.checkpoint, folder, "", model_fingerprint(table.layout())};
   }
 
-  /// The optimizer's tensors, and every rank's weights that products read, are those of fill().
+  /// The optimizer's tensors, and every rank's weights that GEMMs read, are those of fill().
   void expect_filled() {
     if (!ops::on_host) {  // the host's copy is to be read anew
       for (const Slab<float>& slab : optimizer.slabs()) {

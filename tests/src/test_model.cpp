@@ -7,9 +7,8 @@
 #include <limits>
 #include <random>
 
-#include "src/optimizer.hpp"
 #include "src/schedule.hpp"
-#include "tests/support/double_arenas.hpp"
+#include "tests/support/learner.hpp"
 
 namespace nanorun {
 namespace {
@@ -29,7 +28,6 @@ Config small_config() {
   config.window.layers = "LSSSSL";
   config.train.length = 384;
   config.validation.length = 384;
-  config.trace.enabled = false;
   return config;
 }
 
@@ -61,13 +59,11 @@ std::vector<kernels::Token> random_tokens(int count) {
   return tokens;
 }
 
-/// A model in double with its arenas.
-struct Fixture : DoubleArenas {
+/// A learner in double and a sequence.
+struct Fixture : Learner<double> {
   explicit Fixture(const Config& config)
-      : DoubleArenas(config),
-        model(this->config, table, weights, gradients.span(), end_of_text, {}),
-        tokens(random_tokens(config.train.length + 1)) {
-    Optimizer<double>(this->config, table, weights, gradients.span(), tensor_comm, {}).initialise(7);
+      : Learner(config, test_comm(), end_of_text, {}), tokens(random_tokens(config.train.length + 1)) {
+    optimizer.initialise(7);
   }
 
   double loss(int window) { return model.validate(trace, Sequence::of(tokens), window); }
@@ -81,7 +77,7 @@ struct Fixture : DoubleArenas {
     return p.offset < tensors ? weights.tensors()[p.offset + i] : weights.scalars()[p.offset - tensors + i];
   }
 
-  Model<double> model;
+  Trace trace = untraced(test_comm());
   std::vector<kernels::Token> tokens;
 };
 

@@ -1,7 +1,5 @@
 // When the optimizer updates what; test_golden and test_rank_count know what comes out.
 
-#include "src/optimizer.hpp"
-
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -11,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "tests/support/double_arenas.hpp"
+#include "tests/support/learner.hpp"
 
 namespace nanorun {
 namespace {
@@ -22,14 +20,13 @@ Config small_config() {
   config.model.width = 32;
   config.model.heads = 2;
   config.model.head_dim = 16;
-  config.trace.enabled = false;
+  config.train.length = config.validation.length = 128;
   return config;
 }
 
-/// An optimizer in double whose gradients are all one.
-struct Fixture : DoubleArenas {
-  explicit Fixture(const Config& config)
-      : DoubleArenas(config), optimizer(this->config, table, weights, gradients.span(), tensor_comm, {}) {
+/// A learner in double whose gradients are all one.
+struct Fixture : Learner<double> {
+  explicit Fixture(const Config& config) : Learner(config, test_comm(), 0, {}) {
     optimizer.initialise(7);
     fill_gradients();
   }
@@ -51,7 +48,7 @@ struct Fixture : DoubleArenas {
     return names;
   }
 
-  Optimizer<double> optimizer;
+  Trace trace = untraced(test_comm());
 };
 
 TEST(Optimizer, UpdatesInTheBackwardPassWaitForNoTransferThatABlockDoesNotHide) {

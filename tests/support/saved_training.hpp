@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "src/checkpoint.hpp"
-#include "src/optimizer.hpp"
+#include "src/learner.hpp"
 #include "tests/support/environment.hpp"
 #include "tests/support/error_of.hpp"
 #include "tests/support/slab_values.hpp"
@@ -27,27 +27,15 @@ inline Config small_config(int width = 32) {
   config.model.layers = 4;
   config.model.value_embeddings = 1;
   config.model.layers_without_attention = {2};
+  config.train.length = config.validation.length = 128;
   return config;
 }
 
-/// The tensors of a training run on a communicator, filled with values of a seed.
-struct Training {
+/// A learner filled with values of a seed.
+struct Training : Learner<float> {
   Comm& comm;
-  Config config;
-  ParameterTable table;
-  Weights<float> weights;
-  TensorComm tensor_comm;
-  TensorArena<float> gradients;
-  Optimizer<float> optimizer;
 
-  explicit Training(Comm& comm, int seed, Config config_in = small_config())
-      : comm(comm),
-        config(std::move(config_in)),
-        table(config.model),
-        weights(table),
-        tensor_comm(comm, {}),
-        gradients(table.size()),
-        optimizer(config, table, weights, gradients.span(), tensor_comm, {}) {
+  Training(Comm& comm, int seed, const Config& config = small_config()) : Learner(config, comm, 0, {}), comm(comm) {
     fill(optimizer.slabs(), seed);
     optimizer.restore();
   }

@@ -10,9 +10,8 @@
 #include <string>
 #include <vector>
 
-#include "src/model.hpp"
-#include "src/optimizer.hpp"
 #include "src/schedule.hpp"
+#include "tests/support/learner.hpp"
 
 namespace nanorun {
 
@@ -32,46 +31,40 @@ inline std::vector<kernels::Token> read_bin_tokens(const std::string& path) {
   return tokens;
 }
 
-class TinyTraining {
+class TinyTraining : public Learner<Real> {
  public:
+  /// After device_ready().
   TinyTraining(const Config& config, std::vector<kernels::Token> tokens, kernels::Token end_of_text, Comm& comm)
-      : config_(config),
+      : Learner(config, comm, end_of_text, test_streams()),
         comm_(comm),
         tokens_(std::move(tokens)),
-        table_(config.model),
-        weights_(table_),
-        tensor_comm_(comm, streams_.comm.stream),
-        gradients_(table_.size()),
-        trace_(comm, streams_.compute.stream, untraced(), "", 0),
-        model_(config_, table_, weights_, gradients_.span(), end_of_text,
-               {streams_.compute.stream, streams_.upload.stream}),
-        optimizer_(config_, table_, weights_, gradients_.span(), tensor_comm_, streams_.compute.stream) {
-    optimizer_.initialise(config.run.seed);
+        trace_(untraced(comm, stream_)) {
+    optimizer.initialise(config.run.seed);
   }
 
   /// Loss and gradients of the next step, summed over this rank's sequences and not yet over the ranks; returns the
   /// mean loss over all ranks.
   double forward_backward() {
-    const int local = config_.train.sequences / comm_.size();
-    const std::size_t length = config_.train.length;
+    const int local = config.train.sequences / comm_.size();
+    const std::size_t length = config.train.length;
     for (int j = comm_.rank() * local; j < (comm_.rank() + 1) * local; ++j) {
-      const std::size_t at = (static_cast<std::size_t>(step_) * config_.train.sequences + j) * length;
+      const std::size_t at = (static_cast<std::size_t>(step_) * config.train.sequences + j) * length;
       if (at + length + 1 > tokens_.size()) throw std::runtime_error("too few tokens");
       const bool first = j == comm_.rank() * local;
-      const DeviceSequence sequence = model_.upload(Sequence::of(std::span(tokens_).subspan(at, length + 1)),
-                                                    long_window(config_.window, step_, config_.train.steps));
-      model_.forward_backward(trace_, sequence, first ? Model<Real>::Gradients::none : Model<Real>::Gradients::sums);
+      const DeviceSequence sequence = model.upload(Sequence::of(std::span(tokens_).subspan(at, length + 1)),
+                                                   long_window(config.window, step_, config.train.steps));
+      model.forward_backward(trace_, sequence, first ? Model<Real>::Gradients::none : Model<Real>::Gradients::sums);
     }
-    model_.loss().collect(streams_.compute.stream);
-    ops::synchronize(streams_.compute.stream);
-    const double loss = model_.loss().value() / static_cast<double>(length);
-    return comm_.all_reduce(loss, Reduce::sum) / config_.train.sequences;
+    model.loss().collect(stream_);
+    ops::synchronize(stream_);
+    const double loss = model.loss().value() / static_cast<double>(length);
+    return comm_.all_reduce(loss, Reduce::sum) / config.train.sequences;
   }
 
   void update() {
-    for (int layer = config_.model.layers; layer >= -1; --layer) optimizer_.start_reduce_scatter(trace_, layer, step_);
-    optimizer_.step(trace_, step_++);
-    ops::synchronize(streams_.comm.stream);
+    for (int layer = config.model.layers; layer >= -1; --layer) optimizer.start_reduce_scatter(trace_, layer, step_);
+    optimizer.step(trace_, step_++);
+    ops::synchronize(tensor_comm.stream());
   }
 
   std::vector<double> run(int steps) {
@@ -83,57 +76,31 @@ class TinyTraining {
     return losses;
   }
 
-  const Config& config() const { return config_; }
-  const ParameterTable& table() const { return table_; }
-  Optimizer<Real>& optimizer() { return optimizer_; }
   /// l2 norm of the parameter's weights (the masters of this rank's part), or of its gradient.
   double weight_norm(const Parameter& p) {
-    for (const Slab<float>& slab : optimizer_.slabs()) {
+    for (const Slab<float>& slab : optimizer.slabs()) {
       if (slab.dataset == "/weights/" + p.name) return std::sqrt(comm_.all_reduce(squares(slab.data), Reduce::sum));
     }
     throw std::runtime_error("no weights of " + p.name);
   }
   double gradient_norm(const Parameter& p) {
-    HostView<float> view(gradients_.span().subspan(p.offset, p.size()));
-    view.download(streams_.compute.stream);
-    ops::synchronize(streams_.compute.stream);
+    HostView<float> view(gradients.span().subspan(p.offset, p.size()));
+    view.download(stream_);
+    ops::synchronize(stream_);
     return std::sqrt(squares(view.span()));
   }
 
  private:
-  struct OwnedStream {
-    explicit OwnedStream(bool products) : stream(ops::create_stream(products)) {}
-    ~OwnedStream() { ops::destroy_stream(stream); }
-    OwnedStream(const OwnedStream&) = delete;
-    OwnedStream& operator=(const OwnedStream&) = delete;
-    kernels::Stream stream;
-  };
-  struct Streams {
-    OwnedStream compute{true}, comm{false}, upload{false};
-  };
-
-  static TraceConfig untraced() {
-    TraceConfig config;
-    config.enabled = false;
-    return config;
-  }
   static double squares(std::span<const float> values) {
     double sum = 0;
     for (const double x : values) sum += x * x;
     return sum;
   }
 
-  Config config_;
   Comm& comm_;
+  kernels::Stream stream_ = test_streams().compute;
   std::vector<kernels::Token> tokens_;
-  ParameterTable table_;
-  Streams streams_;
-  Weights<Real> weights_;
-  TensorComm tensor_comm_;
-  TensorArena<float> gradients_;
   Trace trace_;
-  Model<Real> model_;
-  Optimizer<Real> optimizer_;
   long step_ = 0;
 };
 

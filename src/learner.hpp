@@ -1,0 +1,40 @@
+#pragma once
+// What a rank trains with: parameters, communicator of tensors, gradients, model and optimizer, each built from those
+// before it. Training and the tests share it.
+
+#include "src/comm.hpp"
+#include "src/config.hpp"
+#include "src/model.hpp"
+#include "src/optimizer.hpp"
+#include "src/params.hpp"
+#include "src/tensor_comm.hpp"
+
+namespace nanorun {
+
+/// Streams of a rank: the ops', that of collectives on tensors, and that of copies to the device.
+struct Streams {
+  kernels::Stream compute, collectives, upload;
+};
+
+/// T as in Model and Optimizer: Real, in tests of the CPU build also double.
+template <class T>
+struct Learner {
+  /// Collective. Documents begin with `end_of_text`. The weights are undefined until the optimizer initialises or
+  /// restores them. Throws Error(internal) where memory is short, Error(communication).
+  Learner(const Config& config, Comm& comm, kernels::Token end_of_text, const Streams& streams);
+  /// Collective, except while an exception unwinds (~Transport). Collectives end before the memory goes that they work
+  /// on.
+  ~Learner() { tensor_comm.close(); }
+  Learner(const Learner&) = delete;
+  Learner& operator=(const Learner&) = delete;
+
+  Config config;  ///< a copy, to which model and optimizer refer
+  ParameterTable table;
+  Weights<T> weights;
+  TensorComm tensor_comm;
+  TensorArena<kernels::acc_t<T>> gradients;
+  Model<T> model;
+  Optimizer<T> optimizer;
+};
+
+}  // namespace nanorun

@@ -1,0 +1,22 @@
+#pragma once
+// What tests give a Learner.
+
+#include "src/learner.hpp"
+#include "src/trace.hpp"
+#include "tests/support/environment.hpp"
+
+namespace nanorun {
+
+/// The streams of test_context, for tests that run on devices too: once device_ready().
+inline Streams test_streams() {
+  return {test_context->stream(), test_context->comm_stream(), test_context->upload_stream()};
+}
+
+/// A trace that writes nothing. `stream`: that of the ops.
+inline Trace untraced(Comm& comm, kernels::Stream stream = {}) {
+  TraceConfig config;
+  config.enabled = false;
+  return {comm, stream, config, "", 0};
+}
+
+}  // namespace nanorun
