@@ -84,8 +84,8 @@ std::size_t Model<T>::memory_bytes(const Config& config) {
 }
 
 template <class T>
-DeviceSequence Model<T>::upload(const Sequence& sequence, int window) {
-  return training_uploader_.load(stream_, sequence, window);
+DeviceSequence Model<T>::upload(Trace& trace, const Sequence& sequence, int window) {
+  return training_uploader_.load(trace, stream_, sequence, window);
 }
 
 template <class T>
@@ -112,7 +112,7 @@ void Model<T>::forward_backward(Trace& trace, const DeviceSequence& sequence, Gr
 template <class T>
 double Model<T>::validate(Trace& trace, const Sequence& sequence, int window) {
   Region region(trace, Phase::validation);
-  const DeviceSequence fed = validation_uploader_.load(stream_, sequence, window);
+  const DeviceSequence fed = validation_uploader_.load(trace, stream_, sequence, window);
   forward(validation_, fed, {});
   kernels::HeadOptions options = head_;
   options.precision = kernels::HeadPrecision::working;

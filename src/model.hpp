@@ -35,7 +35,7 @@ class Model {
 
   /// Sends a sequence of train.length tokens to the device, for the next forward_backward(). While the device works,
   /// this costs no time. window: tokens of the long layers' window.
-  DeviceSequence upload(const Sequence& sequence, int window);
+  DeviceSequence upload(Trace& trace, const Sequence& sequence, int window);
 
   /// Makes the gradients those of the sequence's mean loss, or adds these to them, and adds the sum of its tokens'
   /// losses to loss(). Does not wait for the device.

@@ -29,6 +29,7 @@ constexpr std::array<const char*, Trace::phases> phase_names = {
     "data",           "forward", "head",       "backward",   "reduce_gradients", "muon", "adam",
     "gather_weights", "sync",    "validation", "checkpoint", "output",           "other"};
 
+constexpr int data = static_cast<int>(Phase::data);
 constexpr int other = static_cast<int>(Phase::other);
 constexpr int sync = static_cast<int>(Phase::sync);
 constexpr int reduce_gradients = static_cast<int>(Phase::reduce_gradients);
@@ -37,7 +38,7 @@ constexpr int gather_weights = static_cast<int>(Phase::gather_weights);
 constexpr int idle = Trace::phases;
 
 /// Rows of a rank in trace.json.
-enum Track { compute_track = 0, communication_track = 1 };
+enum Track { compute_track = 0, communication_track = 1, upload_track = 2 };
 
 /// The time that gradients and weights held up the compute stream.
 double exposed_communication(const Trace::Row& row) { return row[reduce_gradients] + row[gather_weights]; }
@@ -62,6 +63,14 @@ struct TransferMarks {
   int phase = idle;
 };
 
+/// Transfers of one stream, one after another, and how trace.json shows them.
+struct Transfers {
+  Track track;
+  const char* category;
+  std::vector<TransferMarks> marks{};
+  std::size_t count = 0;  ///< of marks from the first that are recorded
+};
+
 /// What trace.json shows of a chosen step; the phase idle is the step itself. Times in seconds since the trace began.
 struct Span {
   int phase;
@@ -79,7 +88,8 @@ json metadata(const char* name, int rank, int thread, const std::string& value) 
 json chrome_events(const std::vector<Span>& spans, int rank) {
   json list = {metadata("process_name", rank, 0, fmt::format("rank {}", rank)),
                metadata("thread_name", rank, compute_track, "compute"),
-               metadata("thread_name", rank, communication_track, "communication")};
+               metadata("thread_name", rank, communication_track, "communication"),
+               metadata("thread_name", rank, upload_track, "upload")};
   for (const Span& span : spans) {
     list.push_back({{"ph", "X"},
                     {"name", span.phase == idle ? fmt::format("step {}", span.step) : phase_names[span.phase]},
@@ -112,7 +122,8 @@ class Trace::Impl {
     marked_.reserve(marks_at_start / 2);
     offsets_.reserve(marks_at_start);
     while (marks_.size() < marks_at_start) marks_.push_back({ops::create_event()});
-    while (transfers_.size() < transfers_at_start) transfers_.push_back({ops::create_event(), ops::create_event()});
+    for (Transfers* transfers : {&collectives_, &copies_})
+      while (transfers->marks.size() < transfers_at_start) add_marks(*transfers);
     enter(idle);
     if (!config_.enabled) return;
     file_ = std::make_unique<TraceFile>(comm_, directory_ + "/trace.h5", first_step);
@@ -123,7 +134,8 @@ class Trace::Impl {
 
   ~Impl() {
     for (Mark& mark : marks_) ops::destroy_event(mark.event);
-    for (TransferMarks& transfer : transfers_) ops::destroy_event(transfer.begin), ops::destroy_event(transfer.end);
+    for (Transfers* transfers : {&collectives_, &copies_})
+      for (TransferMarks& marks : transfers->marks) ops::destroy_event(marks.begin), ops::destroy_event(marks.end);
   }
 
   int current() const { return current_; }
@@ -144,17 +156,21 @@ class Trace::Impl {
     if (recording_) marked_.push_back({phase, begin, end});
   }
 
-  void begin_transfer(Stream stream) {
-    if (transfer_count_ == transfers_.size() && !in_step_) resolve();
-    if (transfer_count_ == transfers_.size()) transfers_.push_back({ops::create_event(), ops::create_event()});
-    ops::record(stream, transfers_[transfer_count_].begin);
+  void begin_transfer(Stream stream, int phase) {
+    if (!measures(phase)) return;
+    Transfers& transfers = transfers_of(phase);
+    if (transfers.count == transfers.marks.size() && !in_step_) resolve();
+    if (transfers.count == transfers.marks.size()) add_marks(transfers);
+    ops::record(stream, transfers.marks[transfers.count].begin);
   }
 
   void end_transfer(Stream stream, int phase) {
-    TransferMarks& transfer = transfers_[transfer_count_];
-    ops::record(stream, transfer.end);
-    transfer.phase = phase;
-    transfer_count_ += 1;
+    if (!measures(phase)) return;
+    Transfers& transfers = transfers_of(phase);
+    TransferMarks& marks = transfers.marks[transfers.count];
+    ops::record(stream, marks.end);
+    marks.phase = phase;
+    transfers.count += 1;
   }
 
   void begin_step(long step) {
@@ -236,7 +252,8 @@ class Trace::Impl {
       row_[marks_[i].phase] += seconds;
       sums_[marks_[i].phase] += seconds;
     }
-    resolve_transfers();
+    resolve(collectives_);
+    resolve(copies_);
     if (recording_) add_spans();
     std::swap(marks_[0], marks_[mark_count_ - 1]);
     mark_count_ = 1;
@@ -244,28 +261,34 @@ class Trace::Impl {
     in_step_ = recording_ = false;
   }
 
-  void resolve_transfers() {
+  void resolve(Transfers& transfers) {
+    std::vector<TransferMarks>& marks = transfers.marks;
     std::size_t passed = 0;
-    for (; passed < transfer_count_ && ops::passed(transfers_[passed].end); ++passed) {
-      const TransferMarks& transfer = transfers_[passed];
+    for (; passed < transfers.count && ops::passed(marks[passed].end); ++passed) {
+      const TransferMarks& transfer = marks[passed];
       const double seconds = ops::seconds_between(transfer.begin, transfer.end);
       if (recording_) {
-        spans_.push_back({transfer.phase, "transfer", communication_track, step_,
+        spans_.push_back({transfer.phase, transfers.category, transfers.track, step_,
                           step_begin_ + ops::seconds_between(marks_[1].event, transfer.begin), seconds});
       }
-      // The reduction of losses and flags does not count for the communication that computing hides or waits for.
-      if (transfer.phase == sync) continue;
+      // What computing hides or waits for is neither copies nor the reduction of losses and flags.
+      if (transfer.phase == data || transfer.phase == sync) continue;
       communication_ += seconds;
       communication_sum_ += seconds;
     }
-    std::rotate(transfers_.begin(), transfers_.begin() + passed, transfers_.begin() + transfer_count_);
-    transfer_count_ -= passed;
+    std::rotate(marks.begin(), marks.begin() + passed, marks.begin() + transfers.count);
+    transfers.count -= passed;
   }
 
   void resolve_all() {
-    if (transfer_count_ > 0) ops::synchronize(transfers_[transfer_count_ - 1].end);
+    for (const Transfers* transfers : {&collectives_, &copies_})
+      if (transfers->count > 0) ops::synchronize(transfers->marks[transfers->count - 1].end);
     resolve();
   }
+
+  static void add_marks(Transfers& transfers) { transfers.marks.push_back({ops::create_event(), ops::create_event()}); }
+  Transfers& transfers_of(int phase) { return phase == data ? copies_ : collectives_; }
+  bool measures(int phase) const { return phase != data || recording_; }
 
   /// What trace.json shows of the step beside transfers.
   void add_spans() {
@@ -300,8 +323,7 @@ class Trace::Impl {
 
   std::vector<Mark> marks_;  ///< the first mark_count_ are recorded
   std::size_t mark_count_ = 0;
-  std::vector<TransferMarks> transfers_;  ///< the first transfer_count_ are recorded
-  std::size_t transfer_count_ = 0;
+  Transfers collectives_{communication_track, "transfer"}, copies_{upload_track, "upload"};
   std::vector<MarkedSpan> marked_;
   std::vector<double> offsets_;  ///< of the marks from the first, seconds
 
@@ -346,7 +368,7 @@ Region::~Region() {
 }
 
 Transfer::Transfer(Trace& trace, Phase phase, Stream stream) : trace_(*trace.impl_), phase_(phase), stream_(stream) {
-  trace_.begin_transfer(stream_);
+  trace_.begin_transfer(stream_, static_cast<int>(phase_));
 }
 
 Transfer::~Transfer() {

@@ -1,8 +1,8 @@
 #pragma once
 // Time by phase: a Region measures a phase of the current step on this rank's compute stream, a Transfer a collective
-// on a stream of its own; the rows go to trace.h5, chosen steps to trace.json (Chrome trace format, opens in Perfetto),
-// and the run's sums to the timing table and summary.json. Times are those of the streams: on devices the host only
-// enqueues marks, and reads them once the step is over.
+// or a copy to the device on a stream of its own; the rows go to trace.h5, chosen steps to trace.json (Chrome trace
+// format, opens in Perfetto), and the run's sums to the timing table and summary.json. Times are those of the streams:
+// on devices the host only enqueues marks, and reads them once the step is over.
 
 #include <array>
 #include <cstddef>
@@ -17,7 +17,7 @@ namespace nanorun {
 
 /// Phases of a step. Top-level phases add up to the step; each time belongs to exactly one phase (the innermost).
 enum class Phase {
-  data,  ///< waiting for tokens, and preparing them for the device
+  data,  ///< waiting for tokens, preparing them for the device, and, as a transfer, copying them to it
   forward,
   head,
   backward,
@@ -96,9 +96,10 @@ class Region {
   std::size_t begin_;
 };
 
-/// Measures what is enqueued on `stream`, that of the collectives, from construction to destruction. Transfers do not
-/// nest and all take the same stream, so they run one after another. A region of the same phase is then the time for
-/// which the compute stream waits.
+/// Measures what is enqueued on `stream` from construction to destruction: with Phase::data a copy to the device, on
+/// the stream of those, else a collective, on theirs. Transfers do not nest, and those of one stream run one after
+/// another. A region of a collective's phase is the time for which the compute stream waits for it. Copies count for
+/// trace.json alone and are measured in its steps only.
 class Transfer {
  public:
   Transfer(Trace& trace, Phase phase, kernels::Stream stream);

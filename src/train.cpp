@@ -187,7 +187,7 @@ Batch Training::read_batch(long step) {
 DeviceSequence Training::upload(const Batch& batch, std::size_t row) {
   Region region(*run_.trace, Phase::data);
   const std::size_t size = config_.train.length + 1;
-  return learner_.model.upload(Sequence::of(batch.tokens.subspan(row * size, size)), window(batch.step));
+  return learner_.model.upload(*run_.trace, Sequence::of(batch.tokens.subspan(row * size, size)), window(batch.step));
 }
 
 void Training::forward_backward(const Batch& batch) {

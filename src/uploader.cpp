@@ -61,7 +61,7 @@ Uploader::~Uploader() {
   }
 }
 
-DeviceSequence Uploader::load(Stream compute, const Sequence& sequence, int window) {
+DeviceSequence Uploader::load(Trace& trace, Stream compute, const Sequence& sequence, int window) {
   if (static_cast<int>(sequence.tokens.size()) != length_ || sequence.targets.size() != sequence.tokens.size()) {
     throw Error(ExitCode::internal, fmt::format("sequence of {} tokens and {} targets for {}", sequence.tokens.size(),
                                                 sequence.targets.size(), length_));
@@ -77,7 +77,10 @@ DeviceSequence Uploader::load(Stream compute, const Sequence& sequence, int wind
   host.short_mask.build(sequence.tokens, end_of_text_, window_.kind, short_window(window_, window));
 
   ops::wait(upload_, slot.consumed);
-  ops::copy_to_device(upload_, slot.device.space().data(), slot.host.space().data(), host.bytes);
+  {
+    Transfer transfer(trace, Phase::data, upload_);
+    ops::copy_to_device(upload_, slot.device.space().data(), slot.host.space().data(), host.bytes);
+  }
   ops::record(upload_, slot.uploaded);
   ops::wait(compute, slot.uploaded);
   const Layout device(length_, slot.device.space());

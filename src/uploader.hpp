@@ -11,6 +11,7 @@
 #include "src/arena.hpp"
 #include "src/config.hpp"
 #include "src/mask.hpp"
+#include "src/trace.hpp"
 
 namespace nanorun {
 
@@ -56,7 +57,7 @@ class Uploader {
   /// Work that `compute` gets from now on may read the result, until release(), which comes before the next load().
   /// window: tokens of the long layers' window. The host's tokens are not needed after the call. Throws
   /// Error(internal) unless the sequence has `length` tokens and targets.
-  DeviceSequence load(kernels::Stream compute, const Sequence& sequence, int window);
+  DeviceSequence load(Trace& trace, kernels::Stream compute, const Sequence& sequence, int window);
   /// After the last work on the sequence that load() returned has been enqueued on `compute`.
   void release(kernels::Stream compute);
 

@@ -55,12 +55,13 @@ def check_trace(trace):
     complete = [e for e in events if e["ph"] == "X"]
     named = {(e["name"], e["pid"], e["tid"]): e["args"]["name"] for e in events if e["ph"] == "M"}
     for event in complete:
-        assert event["tid"] == (1 if event["cat"] == "transfer" else 0), event
+        assert event["tid"] == {"transfer": 1, "upload": 2}.get(event["cat"], 0), event
         assert ("thread_name", event["pid"], event["tid"]) in named, event
     for rank in {e["pid"] for e in complete}:
         assert named["process_name", rank, 0] == f"rank {rank}"
         assert named["thread_name", rank, 0] == "compute"
         assert named["thread_name", rank, 1] == "communication"
+        assert named["thread_name", rank, 2] == "upload"
         check_nesting([e for e in complete if e["pid"] == rank])
 
 
@@ -111,6 +112,10 @@ class TraceJson(ScalingTest):
             transfers = [e["name"] for e in mine if e["cat"] == "transfer" and e["args"]["step"] == CHOSEN[0]]
             self.assertEqual(set(transfers), set(COLLECTIVES))
             self.assertEqual(*map(transfers.count, COLLECTIVES))
+            # A step uploads its second sequence and the first one of the step after it.
+            for number, count in ((CHOSEN[0], 2), (CHOSEN[1], 1)):
+                uploads = [e["name"] for e in mine if e["cat"] == "upload" and e["args"]["step"] == number]
+                self.assertEqual(uploads, ["data"] * count)
 
     def test_collectives_overlap_in_time_across_ranks(self):
         """The ranks count from one moment: none can leave the reduction of a step before all have come."""
@@ -135,7 +140,7 @@ class TraceJson(ScalingTest):
             mine = [e for e in self.complete if e["pid"] == rank and e["args"]["step"] == number]
             whole = next(e for e in mine if e["cat"] == "step")
             self.assertEqual(step.length, whole["dur"] / 1e3)
-            self.assertEqual(step.tracks, {0: "compute", 1: "communication"})
+            self.assertEqual(step.tracks, {0: "compute", 1: "communication", 2: "upload"})
             expected = [(e["name"], e["tid"], e["ts"], e["dur"]) for e in mine if e["cat"] != "step" and e["dur"] > 0]
             self.assertEqual(len(step.spans), len(expected))
             found = sorted((s.name, s.track, s.begin, s.end - s.begin) for s in step.spans)
@@ -147,6 +152,18 @@ class TraceJson(ScalingTest):
                              text=True, capture_output=True, timeout=60)
         self.assertEqual((job.returncode, job.stdout, job.stderr), (0, f"{picture}\n", ""))
         self.assertTrue(picture.read_bytes().startswith(b"\x89PNG"))
+
+    def test_picture_has_a_row_for_every_stream(self):
+        import matplotlib.pyplot as plt
+
+        path = self.folder / "trace.json"
+        path.write_text(json.dumps(self.trace))
+        plot_run.draw_step("", plot_run.read_step(path, CHOSEN[0], 0), self.folder / "step.png")
+        axes = plt.gcf().axes[0]
+        self.assertEqual([label.get_text() for label in axes.get_yticklabels()], ["compute", "communication", "upload"])
+        rows = [round(bar.get_y() + bar.get_height() / 2, 3) for bar in axes.patches]
+        self.assertEqual(set(rows), {0, 1, 2})
+        self.assertEqual(rows.count(2), 2)
 
     def test_the_check_finds_faults(self):
         def damaged(change):

@@ -68,7 +68,7 @@ struct Fixture : Learner<double> {
 
   double loss(int window) { return model.validate(trace, Sequence::of(tokens), window); }
   double forward_backward(int window, Model<double>::Gradients before = Model<double>::Gradients::none) {
-    model.forward_backward(trace, model.upload(Sequence::of(tokens), window), before);
+    model.forward_backward(trace, model.upload(trace, Sequence::of(tokens), window), before);
     model.loss().collect({});
     return model.loss().value() / config.train.length;
   }

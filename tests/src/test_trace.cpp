@@ -91,7 +91,7 @@ TEST_F(TraceTest, EventsNameProcessAndThreads) {
     if (event.at("name") == "thread_name") threads[event.at("tid")] = event.at("args").at("name");
   }
   EXPECT_EQ(process, "rank 0");
-  EXPECT_EQ(threads, (std::map<int, std::string>{{0, "compute"}, {1, "communication"}}));
+  EXPECT_EQ(threads, (std::map<int, std::string>{{0, "compute"}, {1, "communication"}, {2, "upload"}}));
 }
 
 TEST_F(TraceTest, DisabledWritesNothingButKeepsSums) {
@@ -237,6 +237,47 @@ TEST_F(TransferTest, CommunicationIsTheTimeOfTransfers) {
   EXPECT_NEAR(summary.hidden, 1 - exposed / (lasted[0] + lasted[1]), 1e-6);
   EXPECT_GT(summary.hidden, 0);
   EXPECT_LT(summary.hidden, 1);
+}
+
+TEST_F(TransferTest, CopiesToTheDeviceAreShownInChosenStepsAlone) {
+  config_.json_steps = {1, 2};
+  const auto trace = this->trace();
+  const auto copy = [&] {
+    Transfer transfer(*trace, Phase::data, collectives_);
+    work();
+  };
+  copy();
+  for (long step = 0; step < 4; ++step) {
+    trace->begin_step(step);
+    copy();
+    if (step == 2) copy();
+    ops::synchronize(collectives_);
+    trace->end_step(1, 1);
+  }
+  copy();
+  trace->finish();
+
+  std::map<long, std::vector<Span>> copies, steps;
+  for (const json& event : events()) {
+    if (event.at("ph") != "X") continue;
+    const bool upload = event.at("cat") == "upload";
+    EXPECT_EQ(event.at("tid"), upload ? 2 : 0) << event;
+    EXPECT_TRUE(!upload || event.at("name") == "data") << event;
+    (upload ? copies : steps)[event.at("args").at("step")].emplace_back(event);
+  }
+  ASSERT_EQ(copies.size(), 2u);
+  EXPECT_EQ(copies[1].size(), 1u);
+  ASSERT_EQ(copies[2].size(), 2u);
+  EXPECT_TRUE(copies[2][0].before(copies[2][1]));
+  for (const auto& [step, spans] : copies) {
+    for (const Span& span : spans) {
+      EXPECT_GE(span.begin, steps[step].at(0).begin - Span::rounding);
+      EXPECT_LE(span.begin, steps[step].at(0).end);
+      EXPECT_GE(span.end - span.begin, 2000);
+    }
+  }
+  EXPECT_EQ(read().communication, Reals(4));
+  EXPECT_EQ(trace->summarise().communication, 0);
 }
 
 TEST_F(TransferTest, WaitingLongerThanTheTransfersHidesNothing) {

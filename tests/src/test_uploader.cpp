@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "src/error.hpp"
+#include "tests/support/learner.hpp"
 
 namespace nanorun {
 namespace {
@@ -29,10 +30,11 @@ TEST(Uploader, SorterForgetsTheSequenceBefore) {
 TEST(Uploader, SequenceOfAnotherLengthIsRefused) {
   const WindowConfig window;
   Uploader feed(128, window, 0, {});
+  Trace trace = untraced(test_comm());
   const std::vector<Token> row(129, 1), short_row(65, 1);
-  EXPECT_THROW(feed.load({}, Sequence::of(short_row), 128), Error);
-  EXPECT_THROW(feed.load({}, {Sequence::of(row).tokens, Sequence::of(short_row).targets}, 128), Error);
-  EXPECT_EQ(feed.load({}, Sequence::of(row), 128).tokens.size(), 128u);
+  EXPECT_THROW(feed.load(trace, {}, Sequence::of(short_row), 128), Error);
+  EXPECT_THROW(feed.load(trace, {}, {Sequence::of(row).tokens, Sequence::of(short_row).targets}, 128), Error);
+  EXPECT_EQ(feed.load(trace, {}, Sequence::of(row), 128).tokens.size(), 128u);
   feed.release({});
 }
 

@@ -51,7 +51,7 @@ class TinyTraining : public Learner<Real> {
       const std::size_t at = (static_cast<std::size_t>(step_) * config.train.sequences + j) * length;
       if (at + length + 1 > tokens_.size()) throw std::runtime_error("too few tokens");
       const bool first = j == comm_.rank() * local;
-      const DeviceSequence sequence = model.upload(Sequence::of(std::span(tokens_).subspan(at, length + 1)),
+      const DeviceSequence sequence = model.upload(trace_, Sequence::of(std::span(tokens_).subspan(at, length + 1)),
                                                    long_window(config.window, step_, config.train.steps));
       model.forward_backward(trace_, sequence, first ? Model<Real>::Gradients::none : Model<Real>::Gradients::sums);
     }
