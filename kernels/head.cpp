@@ -69,8 +69,8 @@ KOKKOS_FUNCTION double softcap_row(T* z, int n, T c) {
     T partial = 0;
 #pragma omp simd reduction(+ : partial)
     for (int v = first; v < last; ++v) {
-      const T product = precision == HeadPrecision::fp8 ? round_to_bf16(static_cast<float>(z[v])) : z[v];
-      const T u = fast_tanh(product * inverse);
+      const T logit = precision == HeadPrecision::fp8 ? round_to_bf16(static_cast<float>(z[v])) : z[v];
+      const T u = fast_tanh(logit * inverse);
       z[v] = u;
       partial += fast_exp(c * u);
     }

@@ -129,22 +129,22 @@ void nesterov_momentum(Stream, Vec<A> g, Vec<A> buf, double momentum, double gra
 }
 
 template <class T>
-std::size_t newton_schulz_workspace(std::span<const MatrixBatch<T>> pieces) {
+std::size_t newton_schulz_workspace(std::span<const MatrixBatch<T>> batches) {
   std::size_t bytes = 0;
-  for (const MatrixBatch<T>& piece : pieces) {
-    const std::size_t n = std::min(piece.rows, piece.cols);
+  for (const MatrixBatch<T>& batch : batches) {
+    const std::size_t n = std::min(batch.rows, batch.cols);
     bytes =
-        std::max(bytes, WorkspaceAllocator::bytes<T>(piece.matrix_size()) + 2 * WorkspaceAllocator::bytes<T>(n * n));
+        std::max(bytes, WorkspaceAllocator::bytes<T>(batch.matrix_size()) + 2 * WorkspaceAllocator::bytes<T>(n * n));
   }
   return bytes;
 }
 
 template <class T>
-void newton_schulz(Stream, std::span<const MatrixBatch<T>> pieces, Workspace workspace) {
-  assert(workspace.size() >= newton_schulz_workspace<T>(pieces));
-  for (const MatrixBatch<T>& piece : pieces) {
-    for (int i = 0; i < piece.count; ++i) {
-      orthogonalise<T>({piece.data + i * piece.matrix_size(), piece.rows, piece.cols}, workspace);
+void newton_schulz(Stream, std::span<const MatrixBatch<T>> batches, Workspace workspace) {
+  assert(workspace.size() >= newton_schulz_workspace<T>(batches));
+  for (const MatrixBatch<T>& batch : batches) {
+    for (int i = 0; i < batch.count; ++i) {
+      orthogonalise<T>({batch.data + i * batch.matrix_size(), batch.rows, batch.cols}, workspace);
     }
   }
 }

@@ -16,47 +16,47 @@ constexpr int norm_blocks = 32;
 
 /// Side of the tiles in which matrices are converted, one for each thread block.
 constexpr int tile_side = 64;
-constexpr int max_pieces = 32;
+constexpr int max_batches = 32;
 
-/// Kernel argument: the batch's matrices.
-struct Pieces {
-  MatrixBatch<float> piece[max_pieces];
+/// Kernel argument: all matrices of a call.
+struct Batches {
+  MatrixBatch<float> batch[max_batches];
 };
 
-/// One of the batch's matrices in its piece.
-struct PieceMatrix {
+/// Matrix number `index` over all batches.
+struct BatchMatrix {
   float* data;
   int rows, cols;
 
-  __device__ PieceMatrix(const Pieces& pieces, int index) {
-    const MatrixBatch<float>* piece = pieces.piece;
-    for (; index >= piece->count; ++piece) index -= piece->count;
-    data = piece->data + index * piece->matrix_size();
-    rows = piece->rows, cols = piece->cols;
+  __device__ BatchMatrix(const Batches& batches, int index) {
+    const MatrixBatch<float>* batch = batches.batch;
+    for (; index >= batch->count; ++batch) index -= batch->count;
+    data = batch->data + index * batch->matrix_size();
+    rows = batch->rows, cols = batch->cols;
   }
   __device__ std::size_t size() const { return static_cast<std::size_t>(rows) * cols; }
   __device__ bool tall() const { return rows > cols; }
 };
 
-/// The batch as the iteration sees it: `count` matrices [rows, cols], rows <= cols.
+/// The batches as the iteration sees them: `count` matrices [rows, cols], rows <= cols.
 struct Shape {
   int count = 0, rows = 0, cols = 0;
 };
 
-Shape shape_of(std::span<const MatrixBatch<float>> pieces) {
+Shape shape_of(std::span<const MatrixBatch<float>> batches) {
   Shape shape;
-  for (const MatrixBatch<float>& piece : pieces) {
-    const int rows = std::min(piece.rows, piece.cols), cols = std::max(piece.rows, piece.cols);
+  for (const MatrixBatch<float>& batch : batches) {
+    const int rows = std::min(batch.rows, batch.cols), cols = std::max(batch.rows, batch.cols);
     if (rows % 8 != 0 || cols % 8 != 0) throw std::invalid_argument("newton_schulz: sides of 8 n elements");
     if (shape.cols > 0 && (rows != shape.rows || cols != shape.cols)) {
-      throw std::invalid_argument("newton_schulz: pieces of different shapes");
+      throw std::invalid_argument("newton_schulz: batches of different shapes");
     }
-    shape = {shape.count + piece.count, rows, cols};
+    shape = {shape.count + batch.count, rows, cols};
   }
   return shape;
 }
 
-/// The workspace, for the whole batch.
+/// The workspace, for all matrices.
 struct Buffers {
   bf16 *x, *next, *A, *B;
   float* partial;  ///< [count, norm_blocks] sums of squares
@@ -75,9 +75,9 @@ Buffers allocate(WorkspaceAllocator& allocator, const Shape& shape) {
 
 /// Block (i, j) sums the squares of part i of matrix j.
 __global__ void __launch_bounds__(block_threads)
-    partial_squares(float* partial, const __grid_constant__ Pieces pieces) {
+    partial_squares(float* partial, const __grid_constant__ Batches batches) {
   __shared__ float sums[block_warps];
-  const PieceMatrix x(pieces, blockIdx.y);
+  const BatchMatrix x(batches, blockIdx.y);
   float sum = 0;
   for (std::size_t i = blockIdx.x * block_threads + threadIdx.x; i < x.size() / 8; i += norm_blocks * block_threads) {
     const Float8 v = load8(x.data + 8 * i);
@@ -141,17 +141,17 @@ __device__ void convert_tile(To* out, const From* x, int rows, int cols, bool tr
 
 /// out = x / (|x|_F + 1e-7) for matrix blockIdx.y, transposed if it is tall.
 __global__ void __launch_bounds__(block_threads)
-    normalise(bf16* out, const __grid_constant__ Pieces pieces, const float* partial) {
+    normalise(bf16* out, const __grid_constant__ Batches batches, const float* partial) {
   static_assert(norm_blocks == warp_size);
-  const PieceMatrix x(pieces, blockIdx.y);
+  const BatchMatrix x(batches, blockIdx.y);
   const float squares = warp_sum(partial[blockIdx.y * norm_blocks + threadIdx.x % warp_size]);
   convert_tile(out + blockIdx.y * x.size(), x.data, x.rows, x.cols, x.tall(), 1 / (sqrtf(squares) + 1e-7f));
 }
 
 /// The way back: x [rows, cols] are the wide matrices.
 __global__ void __launch_bounds__(block_threads)
-    widen(const __grid_constant__ Pieces pieces, const bf16* x, int rows, int cols) {
-  const PieceMatrix out(pieces, blockIdx.y);
+    widen(const __grid_constant__ Batches batches, const bf16* x, int rows, int cols) {
+  const BatchMatrix out(batches, blockIdx.y);
   convert_tile(out.data, x + blockIdx.y * out.size(), rows, cols, out.tall(), 1);
 }
 
@@ -165,20 +165,20 @@ void newton_schulz_step(Stream stream, Mat<bf16> next, Mat<const bf16> x, Mat<bf
 }  // namespace
 
 template <class T>
-std::size_t newton_schulz_workspace(std::span<const MatrixBatch<T>> pieces) {
+std::size_t newton_schulz_workspace(std::span<const MatrixBatch<T>> batches) {
   WorkspaceAllocator allocator({});
-  allocate(allocator, shape_of(pieces));
+  allocate(allocator, shape_of(batches));
   return allocator.used();
 }
 
 template <class T>
-void newton_schulz(Stream stream, std::span<const MatrixBatch<T>> pieces, Workspace workspace) {
-  assert(workspace.size() >= newton_schulz_workspace<T>(pieces));
-  const Shape shape = shape_of(pieces);
+void newton_schulz(Stream stream, std::span<const MatrixBatch<T>> batches, Workspace workspace) {
+  assert(workspace.size() >= newton_schulz_workspace<T>(batches));
+  const Shape shape = shape_of(batches);
   if (shape.count == 0) return;
-  if (pieces.size() > max_pieces) throw std::invalid_argument("newton_schulz: too many pieces");
-  Pieces argument;
-  std::ranges::copy(pieces, argument.piece);
+  if (batches.size() > max_batches) throw std::invalid_argument("newton_schulz: too many batches");
+  Batches argument;
+  std::ranges::copy(batches, argument.batch);
   WorkspaceAllocator allocator(workspace);
   const Buffers buffers = allocate(allocator, shape);
   const auto tiles = [](int size) { return ceil_div(size, tile_side); };

@@ -31,14 +31,14 @@ namespace portable {
 template <class A>
 void nesterov_momentum(Stream stream, Vec<A> g, Vec<A> buf, double momentum, double gradient_scale, double* squares);
 
-/// Bytes of workspace for newton_schulz(); the pieces' data may be null.
+/// Bytes of workspace for newton_schulz(); the batches' data may be null.
 template <class T>
-std::size_t newton_schulz_workspace(std::span<const MatrixBatch<T>> pieces);
+std::size_t newton_schulz_workspace(std::span<const MatrixBatch<T>> batches);
 
-/// Replaces each matrix of the pieces by its approximate polar factor. All matrices have one shape or its transpose:
+/// Replaces each matrix of the batches by its approximate polar factor. All matrices have one shape or its transpose:
 /// the iteration commutes with transposition, so they run as one batch.
 template <class T>
-void newton_schulz(Stream stream, std::span<const MatrixBatch<T>> pieces, Workspace workspace);
+void newton_schulz(Stream stream, std::span<const MatrixBatch<T>> batches, Workspace workspace);
 
 /// w += alpha x, and copy = w rounded to T, for the GEMMs that read it; where acc_t<T> is T, copy is w itself. *squares
 /// += sum of the new w², as above.
@@ -59,11 +59,11 @@ void add_scaled(Stream stream, Vec<acc_t<T>> w, Vec<T> copy, Vec<const acc_t<T>>
 
 /// T = float, data aligned to 16 bytes, on a stream with create_blas(). The GEMMs of the iteration are bf16, summed in
 /// fp32. Throw std::invalid_argument unless rows and cols are multiples of 8, if shapes differ by more than
-/// transposition, and newton_schulz() on more than 32 pieces.
+/// transposition, and newton_schulz() on more than 32 batches.
 template <class T>
-std::size_t newton_schulz_workspace(std::span<const MatrixBatch<T>> pieces);
+std::size_t newton_schulz_workspace(std::span<const MatrixBatch<T>> batches);
 template <class T>
-void newton_schulz(Stream stream, std::span<const MatrixBatch<T>> pieces, Workspace workspace);
+void newton_schulz(Stream stream, std::span<const MatrixBatch<T>> batches, Workspace workspace);
 
 }  // namespace cuda
 }  // namespace nanorun::kernels

@@ -1,5 +1,5 @@
 #pragma once
-// Device memory shared between the processes of a host (CUDA IPC), and flags in it through which their streams wait for
+// Device memory shared between the processes of a node (CUDA IPC), and flags in it through which their streams wait for
 // each other. Copies use the DMA copy engines, not SMs. Failures throw std::runtime_error.
 
 #include <array>
@@ -9,7 +9,7 @@
 
 namespace nanorun::kernels::cuda {
 
-/// Names memory to other processes of the host.
+/// Names memory to other processes of the node.
 using MemoryHandle = std::array<char, 64>;
 
 /// `memory`: as allocate() returned it. Where the device cannot share memory, import_memory() of the handle fails.

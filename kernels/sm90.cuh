@@ -174,7 +174,7 @@ __device__ __forceinline__ void tma_store_wait_read() {
 __device__ __forceinline__ void tma_store_wait() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// wgmma: asynchronous matrix products of a warpgroup, d (+)= a b with bf16 operands and fp32 accumulators. A tile in
+// wgmma: asynchronous matmuls of a warpgroup, d (+)= a b with bf16 operands and fp32 accumulators. A tile in
 // shared memory has rows of 64 bf16 (128 bytes) in the 128-byte swizzle: the 16-byte chunk c of row r lies at chunk
 // c ^ (r % 8). Tiles are aligned to 1024 bytes. Accumulator fragment of m64nN: thread t holds in d[4 j + i] the element
 //   row 16 (t / 32) + t % 32 / 4 + 8 (i / 2),  column 8 j + 2 (t % 4) + i % 2.

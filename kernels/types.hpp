@@ -78,7 +78,7 @@ struct Stream {
 /// Scratch memory of an op, aligned to 64 bytes; the op's `<op>_workspace` function gives its size.
 using Workspace = std::span<std::byte>;
 
-/// Takes typed pieces from a workspace one after another. On an empty workspace it only counts: take once to learn the
+/// Takes typed arrays from a workspace one after another. On an empty workspace it only counts: take once to learn the
 /// size from used(), allocate, and take again.
 class WorkspaceAllocator {
  public:
@@ -99,7 +99,7 @@ class WorkspaceAllocator {
   }
 
  private:
-  /// Of a piece, relative to the workspace: whole cache lines, and the largest alignment that cuBLASLt tells apart.
+  /// Of an array, relative to the workspace: whole cache lines, and the largest alignment that cuBLASLt tells apart.
   /// GEMMs on GPUs are slower from other addresses.
   static constexpr std::size_t alignment = 256;
   Workspace space_;

@@ -1,5 +1,5 @@
 #pragma once
-// Memory of the run: arenas that hold many tensors, sized before the first step and never grown, and the small pieces
+// Memory of the run: arenas that hold many tensors, sized before the first step and never grown, and the small buffers
 // through which the host and the device exchange values.
 
 #include <fmt/format.h>
@@ -94,7 +94,7 @@ class RunningSum {
   PinnedArena host_;
 };
 
-/// A tensor as the host sees it: itself where ops work on the host's memory, elsewhere a copy.
+/// A tensor as the host sees it: itself where ops work on host memory, elsewhere a copy.
 template <class T>
 class HostView {
  public:

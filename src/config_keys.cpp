@@ -23,26 +23,25 @@ constexpr double max_seconds = 1e8;
 using enum Role;
 
 Check any() { return {}; }
-Check at_least(double least) {
-  return {.allowed = fmt::format(">= {}", least), .number = [=](double x) { return x >= least; }};
+Check at_least(double min) {
+  return {.allowed = fmt::format(">= {}", min), .number = [=](double x) { return x >= min; }};
 }
 Check above(double bound) {
   return {.allowed = fmt::format("> {}", bound), .number = [=](double x) { return x > bound; }};
 }
-Check above(double bound, double most) {
-  return {.allowed = fmt::format("> {} and <= {}", bound, most),
-          .number = [=](double x) { return x > bound && x <= most; }};
+Check above(double bound, double max) {
+  return {.allowed = fmt::format("> {} and <= {}", bound, max),
+          .number = [=](double x) { return x > bound && x <= max; }};
 }
-Check between(double least, double most) {
-  return {.allowed = fmt::format("from {} to {}", least, most),
-          .number = [=](double x) { return x >= least && x <= most; }};
+Check between(double min, double max) {
+  return {.allowed = fmt::format("from {} to {}", min, max), .number = [=](double x) { return x >= min && x <= max; }};
 }
 Check fraction_below_one() {
   return {.allowed = ">= 0 and < 1", .number = [](double x) { return x >= 0 && x < 1; }};
 }
-Check multiple_of(int unit, int most) {
-  return {.allowed = fmt::format("a multiple of {} from {} to {}", unit, unit, most),
-          .number = [=](double x) { return x > 0 && x <= most && static_cast<std::int64_t>(x) % unit == 0; }};
+Check multiple_of(int unit, int max) {
+  return {.allowed = fmt::format("a multiple of {} from {} to {}", unit, unit, max),
+          .number = [=](double x) { return x > 0 && x <= max && static_cast<std::int64_t>(x) % unit == 0; }};
 }
 bool is_path(const std::string& s) { return !s.empty() && name_fault(s).empty(); }
 Check path() {

@@ -223,9 +223,9 @@ void File::arrange_group(const Handle& list, const std::string& name) const {
   check(H5Pset_obj_track_times(list.get(), false), name, "cannot set time tracking");
   // All names of members and attributes stand in the group's header. Otherwise HDF5 keeps many of them in heaps and
   // trees, and HDF5 1.10 crashes after their checksums have told it that these are damaged.
-  constexpr unsigned most = 65535;
-  check(H5Pset_link_phase_change(list.get(), most, most), name, "cannot set the storage of names");
-  check(H5Pset_attr_phase_change(list.get(), most, most), name, "cannot set the storage of attributes");
+  constexpr unsigned max = 65535;
+  check(H5Pset_link_phase_change(list.get(), max, max), name, "cannot set the storage of names");
+  check(H5Pset_attr_phase_change(list.get(), max, max), name, "cannot set the storage of attributes");
 }
 
 /// Creates the groups on the way to an object.

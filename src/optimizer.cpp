@@ -45,13 +45,13 @@ template <class A>
 std::size_t workspace_size(const ParameterTable& table, int rank, int ranks) {
   std::size_t bytes = 0;
   for (const Bucket& first : table.buckets()) {
-    std::vector<MatrixBatch<A>> pieces;
+    std::vector<MatrixBatch<A>> batches;
     for (const Bucket& bucket : table.buckets()) {
       if (!alike(bucket, first)) continue;
       const Bounds bounds = bucket.bounds(ranks);
-      pieces.push_back(batch<A>(bucket, nullptr, bounds[rank + 1] - bounds[rank]));
+      batches.push_back(batch<A>(bucket, nullptr, bounds[rank + 1] - bounds[rank]));
     }
-    if (!pieces.empty()) bytes = std::max(bytes, ops::newton_schulz_workspace<A>(pieces));
+    if (!batches.empty()) bytes = std::max(bytes, ops::newton_schulz_workspace<A>(batches));
   }
   return bytes;
 }
@@ -228,7 +228,7 @@ void Optimizer<T>::gather_weights(const OwnedBucket& owned) {
 /// Updates this rank's matrices alike those of the bucket, all at once.
 template <class T>
 void Optimizer<T>::update_matrices(Trace& trace, const Bucket& kind, long step) {
-  pieces_.clear();
+  batches_.clear();
   for (const OwnedBucket& owned : buckets_) {
     if (!alike(owned.bucket, kind)) continue;
     await_gradients(trace, owned);
@@ -236,11 +236,11 @@ void Optimizer<T>::update_matrices(Trace& trace, const Bucket& kind, long step) 
     Region region(trace, Phase::muon);
     ops::nesterov_momentum<Master>(stream_, owned.gradients, owned.moment1, muon_momentum(config_.optimizer, step),
                                    1.0 / config_.train.sequences, squares_.device());
-    pieces_.push_back(batch(owned.bucket, owned.gradients.data(), owned.gradients.size()));
+    batches_.push_back(batch(owned.bucket, owned.gradients.data(), owned.gradients.size()));
   }
-  if (pieces_.empty()) return;
+  if (batches_.empty()) return;
   Region region(trace, Phase::muon);
-  ops::newton_schulz<Master>(stream_, pieces_, workspace_.space());
+  ops::newton_schulz<Master>(stream_, batches_, workspace_.space());
   for (const OwnedBucket& owned : buckets_) {
     if (alike(owned.bucket, kind) && !owned.master.empty()) apply_muon(owned, step);
   }
@@ -361,12 +361,12 @@ void Optimizer<T>::restore() {
 
 template <class T>
 std::size_t Optimizer<T>::state_bytes(const ParameterTable& table, int ranks) {
-  std::size_t most = 0;
+  std::size_t max = 0;
   for (int rank = 0; rank < ranks; ++rank) {
-    most =
-        std::max(most, state_size<T>(table, rank, ranks) * sizeof(Master) + workspace_size<Master>(table, rank, ranks));
+    max =
+        std::max(max, state_size<T>(table, rank, ranks) * sizeof(Master) + workspace_size<Master>(table, rank, ranks));
   }
-  return most;
+  return max;
 }
 
 template class Optimizer<Real>;

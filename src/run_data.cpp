@@ -56,8 +56,8 @@ class ShardOpener {
     const std::size_t ranks = comm_.size(), opened = list.opened.size();
     double size = static_cast<double>(std::max(ranks, opened));
     if (gained > 0) size = std::ceil(static_cast<double>(wanted - gained) * opened / gained);
-    const std::size_t most = std::min({rank_batch * ranks, max_batch, list.listed - opened});
-    return static_cast<std::size_t>(std::min(size, static_cast<double>(most)));
+    const std::size_t max = std::min({rank_batch * ranks, max_batch, list.listed - opened});
+    return static_cast<std::size_t>(std::min(size, static_cast<double>(max)));
   }
 
   /// The next `size` shards on all ranks; one that could not be opened has no tokens.

@@ -33,7 +33,7 @@ class TensorComm {
 
   /// Sums each rank's part over the ranks, as copies that travel in the deck's format; the result stands in place in
   /// the owner's part, the other parts stay as they were. The order of the sum depends on the rank count alone; the
-  /// owner's own elements enter it unrounded. A = float, on hosts also double.
+  /// owner's own elements enter it unrounded. A = float, in the CPU build also double.
   template <class A>
   void reduce_scatter(std::span<A> data, const Bounds& bounds);
   /// Collective. Prepares memory for all_gather; it outlives the communicator and is as long on all ranks.
@@ -63,7 +63,7 @@ class TensorComm {
   void exchange(Payload payload);
   void gather_bytes(std::span<std::byte> data, const Bounds& bounds, std::size_t element);
   template <class A>
-  void reduce_piece(std::span<A> data, const Bounds& bounds, std::size_t at, int first, int last);
+  void reduce_chunk(std::span<A> data, const Bounds& bounds, std::size_t at, int first, int last);
   int rank_after(int k) const { return (comm_.rank() + k) % comm_.size(); }
   int rank_before(int k) const { return (comm_.rank() - k + comm_.size()) % comm_.size(); }
 
@@ -83,11 +83,11 @@ void TensorComm::reduce_scatter(std::span<A> data, const Bounds& bounds) {
   const Watchdog::Guard guard = comm_.watch("reduce_scatter");
   std::size_t largest = 0;
   for (int r = 0; r < comm_.size(); ++r) largest = std::max(largest, bounds[r + 1] - bounds[r]);
-  const std::size_t piece = transport_->slot_bytes() / kernels::wire_bytes<A>(wire_.format);
+  const std::size_t chunk = transport_->slot_bytes() / kernels::wire_bytes<A>(wire_.format);
   const int peers = transport_->peers();
-  for (std::size_t at = 0; at < largest; at += piece) {
+  for (std::size_t at = 0; at < largest; at += chunk) {
     for (int k = 1; k < comm_.size(); k += peers) {
-      reduce_piece(data, bounds, at, k, std::min(k + peers, comm_.size()));
+      reduce_chunk(data, bounds, at, k, std::min(k + peers, comm_.size()));
     }
   }
 }
@@ -95,20 +95,20 @@ void TensorComm::reduce_scatter(std::span<A> data, const Bounds& bounds) {
 /// Adds what fits a slot of this rank's part, from its element `at` on, of the ranks that come before this one by
 /// [first, last).
 template <class A>
-void TensorComm::reduce_piece(std::span<A> data, const Bounds& bounds, std::size_t at, int first, int last) {
+void TensorComm::reduce_chunk(std::span<A> data, const Bounds& bounds, std::size_t at, int first, int last) {
   const std::size_t element = kernels::wire_bytes<A>(wire_.format), stride = transport_->slot_bytes();
-  const auto piece_of = [&](int rank) {
+  const auto chunk_of = [&](int rank) {
     const std::size_t begin = std::min(bounds[rank] + at, bounds[rank + 1]);
     return data.subspan(begin, std::min(stride / element, bounds[rank + 1] - begin));
   };
-  const std::span<A> own = piece_of(comm_.rank());
+  const std::span<A> own = chunk_of(comm_.rank());
   messages_.clear();
   for (int k = first; k < last; ++k) {
-    const std::span<const A> piece = piece_of(rank_after(k));
-    std::span<const std::byte> out = std::as_bytes(piece);
+    const std::span<const A> chunk = chunk_of(rank_after(k));
+    std::span<const std::byte> out = std::as_bytes(chunk);
     if (wire_.format != kernels::WireFormat::fp32) {
-      const std::span<std::byte> codes = outgoing_.space().subspan((k - first) * stride, piece.size() * element);
-      ops::encode<A>(stream_, codes.data(), piece, wire_);
+      const std::span<std::byte> codes = outgoing_.space().subspan((k - first) * stride, chunk.size() * element);
+      ops::encode<A>(stream_, codes.data(), chunk, wire_);
       out = codes;
     }
     std::byte* const slot = transport_->slot(set_, k - first);

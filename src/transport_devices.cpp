@@ -11,9 +11,9 @@ const std::size_t Transport::incoming_bytes = std::size_t{128} << 20;
 /// NCCL: what it took on 2 and on 4 H200 GPUs of one node that send and receive among each other. Peers take none.
 /// Where the transport is chosen at start, nodes count as having up to eight devices.
 std::size_t Transport::library_bytes(int ranks, TransportChoice choice) {
-  constexpr int devices_of_host = 8;
+  constexpr int devices_per_node = 8;
   const bool peers =
-      choice == TransportChoice::peers || (choice == TransportChoice::automatic && ranks <= devices_of_host);
+      choice == TransportChoice::peers || (choice == TransportChoice::automatic && ranks <= devices_per_node);
   return peers ? 0 : 460'000'000 + std::size_t{470'000'000} * (ranks - 1);
 }
 

@@ -6,7 +6,7 @@
 // ranks see, and reads the others' while a collective takes long: a line that stands still belongs to a rank that is
 // stopped or dead, one that counts fewer collectives to a rank that lives and hangs elsewhere. Files reach over nodes
 // where MPI may be what hangs, and need no open ports. A line is as long as any other and each access opens and closes
-// the file, so close-to-open consistency, as of NFS, is enough; the clocks of hosts are not compared. The files have a
+// the file, so close-to-open consistency, as of NFS, is enough; the clocks of nodes are not compared. The files have a
 // thread of their own, since a file system that hangs must not hold up the end of the job.
 
 #include <atomic>

@@ -209,12 +209,12 @@ void newton_schulz(benchmark::State& state, int wide, int tall, int cols) {
   const int count = wide + tall;
   const Values<float> x(std::size_t{width} * cols * count);
   float* const first_tall = x.data() + std::size_t{width} * cols * wide;
-  const MatrixBatch<float> pieces[] = {{x.data(), wide, width, cols}, {first_tall, tall, cols, width}};
-  const Values<std::byte> scratch(cuda::newton_schulz_workspace<float>(pieces));
+  const MatrixBatch<float> batches[] = {{x.data(), wide, width, cols}, {first_tall, tall, cols, width}};
+  const Values<std::byte> scratch(cuda::newton_schulz_workspace<float>(batches));
   measure(
       state, 5 * count * (4 * n * n * m + 2 * n * n * n), 0,
       [&] {
-        cuda::newton_schulz<float>(stream, pieces, {scratch.data(), scratch.size()});
+        cuda::newton_schulz<float>(stream, batches, {scratch.data(), scratch.size()});
       },
       4);
 }

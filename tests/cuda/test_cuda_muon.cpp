@@ -18,7 +18,7 @@ struct Shape {
 };
 using Shapes = std::vector<Shape>;
 
-/// Batches of one or several pieces: squares, wide, tall and both; sides that tiles divide, and others.
+/// Calls with one or several batches: squares, wide, tall and both; sides that tiles divide, and others.
 const Shapes batches[] = {{{2, 8, 8}},
                           {{3, 64, 64}},
                           {{2, 16, 40}},
@@ -44,29 +44,29 @@ std::size_t size_of(const Shapes& shapes) {
 }
 
 /// Pieces that follow each other from `data` on.
-std::vector<MatrixBatch<float>> pieces_of(float* data, const Shapes& shapes) {
-  std::vector<MatrixBatch<float>> pieces;
+std::vector<MatrixBatch<float>> batches_of(float* data, const Shapes& shapes) {
+  std::vector<MatrixBatch<float>> batches;
   for (const Shape& s : shapes) {
-    pieces.push_back({data, s.count, s.rows, s.cols});
-    data += pieces.back().size();
+    batches.push_back({data, s.count, s.rows, s.cols});
+    data += batches.back().size();
   }
-  return pieces;
+  return batches;
 }
 
 test::Vector<float> newton_schulz_of(const test::Vector<float>& x, const Shapes& shapes) {
   const test::BlasStream stream;
   const test::DeviceVector<float> values(x);
-  const auto pieces = pieces_of(values.data(), shapes);
-  const test::DeviceVector<std::byte> scratch(newton_schulz_workspace<float>(pieces));  // of NaN
-  newton_schulz<float>(stream, pieces, {scratch.data(), scratch.size()});
+  const auto batches = batches_of(values.data(), shapes);
+  const test::DeviceVector<std::byte> scratch(newton_schulz_workspace<float>(batches));  // of NaN
+  newton_schulz<float>(stream, batches, {scratch.data(), scratch.size()});
   return values.host();
 }
 
 test::Vector<float> portable_newton_schulz(test::Vector<float> x, const Shapes& shapes) {
-  const auto pieces = pieces_of(x.data(), shapes);
-  test::Vector<std::byte> memory(portable::newton_schulz_workspace<float>(pieces) + 64);
+  const auto batches = batches_of(x.data(), shapes);
+  test::Vector<std::byte> memory(portable::newton_schulz_workspace<float>(batches) + 64);
   const std::size_t skip = 64 - reinterpret_cast<std::uintptr_t>(memory.data()) % 64;
-  portable::newton_schulz<float>({}, pieces, Workspace(memory).subspan(skip));
+  portable::newton_schulz<float>({}, batches, Workspace(memory).subspan(skip));
   return x;
 }
 
@@ -102,17 +102,17 @@ void turn(float* to, const float* from, int rows, int cols) {
 }
 
 test::Vector<float> emulation(test::Vector<float> x, const Shapes& shapes) {
-  for (const MatrixBatch<float>& piece : pieces_of(x.data(), shapes)) {
-    for (int i = 0; i < piece.count; ++i) {
-      float* const matrix = piece.data + i * piece.matrix_size();
-      if (piece.rows <= piece.cols) {
-        rounded_iteration({matrix, piece.rows, piece.cols});
+  for (const MatrixBatch<float>& batch : batches_of(x.data(), shapes)) {
+    for (int i = 0; i < batch.count; ++i) {
+      float* const matrix = batch.data + i * batch.matrix_size();
+      if (batch.rows <= batch.cols) {
+        rounded_iteration({matrix, batch.rows, batch.cols});
         continue;
       }
-      test::Vector<float> turned(piece.matrix_size());
-      turn(turned.data(), matrix, piece.rows, piece.cols);
-      rounded_iteration({turned.data(), piece.cols, piece.rows});
-      turn(matrix, turned.data(), piece.cols, piece.rows);
+      test::Vector<float> turned(batch.matrix_size());
+      turn(turned.data(), matrix, batch.rows, batch.cols);
+      rounded_iteration({turned.data(), batch.cols, batch.rows});
+      turn(matrix, turned.data(), batch.cols, batch.rows);
     }
   }
   return x;

@@ -58,15 +58,15 @@ struct Shape {
 /// Pieces of x, which follow each other.
 template <class T>
 test::Vector<T> orthogonalised(test::Vector<T> x, const std::vector<Shape>& shapes) {
-  std::vector<MatrixBatch<T>> pieces;
+  std::vector<MatrixBatch<T>> batches;
   T* data = x.data();
   for (const Shape& shape : shapes) {
-    pieces.push_back({data, shape.count, shape.rows, shape.cols});
-    data += pieces.back().size();
+    batches.push_back({data, shape.count, shape.rows, shape.cols});
+    data += batches.back().size();
   }
-  test::Vector<std::byte> workspace(newton_schulz_workspace<T>(pieces) + 64);
+  test::Vector<std::byte> workspace(newton_schulz_workspace<T>(batches) + 64);
   const std::size_t skip = 64 - reinterpret_cast<std::uintptr_t>(workspace.data()) % 64;
-  newton_schulz<T>({}, pieces, Workspace(workspace).subspan(skip));
+  newton_schulz<T>({}, batches, Workspace(workspace).subspan(skip));
   return x;
 }
 
