@@ -85,27 +85,57 @@ int blas_threads(char** environment) {
   return most;
 }
 
+constexpr rlim_t mebibyte = 1 << 20;
+
+/// The soft limit in MiB; RLIM_INFINITY where there is none.
+template <class Resource>
+rlim_t limit_of(Resource resource) {
+  rlimit limit{};
+  if (::getrlimit(resource, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return RLIM_INFINITY;
+  return limit.rlim_cur / mebibyte;
+}
+
+template <class... Values>
+[[noreturn]] void refuse(const char* format, Values... values) {
+  char text[256];
+  const int size = std::snprintf(text, sizeof(text), format, values...);
+  [[maybe_unused]] const ssize_t written = ::write(STDERR_FILENO, text, size);
+  ::_exit(static_cast<int>(ExitCode::internal));
+}
+
 /// OpenBLAS starts its threads when it is loaded, with a buffer each, and asks for ever for one that it does not get.
 void require_address_space(char** environment) {
-  constexpr rlim_t mebibyte = 1 << 20, program = 512, thread = 144;  // as seen, and rounded up
+  constexpr rlim_t program = 512, training = 256, thread = 144;  // as seen, and rounded up
   const int threads = blas_threads(environment);
-  const rlim_t needed = program + (threads - 1) * thread;
+  const rlim_t further_threads = (threads - 1) * thread;
   const auto require = [&](auto resource, const char* name, const char* command) {
-    rlimit limit{};
-    if (::getrlimit(resource, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return;
-    if (limit.rlim_cur / mebibyte >= needed) return;
-    char text[256];
-    const int size =
-        std::snprintf(text, sizeof(text),
-                      "nanorun: the limit on %s (%s) is %llu MiB; the program and its %d BLAS threads need "
-                      "%llu MiB: raise the limit%s\n",
-                      name, command, static_cast<unsigned long long>(limit.rlim_cur / mebibyte), threads,
-                      static_cast<unsigned long long>(needed), threads > 1 ? " or set OPENBLAS_NUM_THREADS=1" : "");
-    [[maybe_unused]] const ssize_t written = ::write(STDERR_FILENO, text, size);
-    ::_exit(static_cast<int>(ExitCode::internal));
+    const rlim_t limit = limit_of(resource);
+    if (limit >= program + further_threads) return;
+    refuse(
+        "nanorun: the limit on %s (%s) is %llu MiB; the program and its %d BLAS threads need %llu MiB to train a "
+        "small model: raise the limit%s\n",
+        name, command, static_cast<unsigned long long>(limit), threads,
+        static_cast<unsigned long long>(program + further_threads + training),
+        threads > 1 ? " or set OPENBLAS_NUM_THREADS=1" : "");
   };
   require(RLIMIT_AS, "address space", "ulimit -v");
   require(RLIMIT_DATA, "data", "ulimit -d");
+}
+
+/// Open MPI gives each rank a file of 4 MiB and a little in memory, which counts too.
+void require_file_size() {
+  constexpr rlim_t needed = 8;
+  const rlim_t limit = limit_of(RLIMIT_FSIZE);
+  if (limit >= needed) return;
+  refuse("nanorun: the file size limit (ulimit -f) is below %llu MiB, which MPI needs to start: raise the limit\n",
+         static_cast<unsigned long long>(needed));
+}
+
+/// A write beyond the file size limit then fails like any other.
+void ignore_file_size_signal() {
+  struct sigaction action {};
+  action.sa_handler = SIG_IGN;
+  ::sigaction(SIGXFSZ, &action, nullptr);
 }
 
 }  // namespace
@@ -113,7 +143,9 @@ void require_address_space(char** environment) {
 void prepare_process(int, char**, char** environment) {
   open_standard_descriptors();
   note_signals();
+  ignore_file_size_signal();
   require_address_space(environment);
+  require_file_size();
 }
 
 void note_signals() {

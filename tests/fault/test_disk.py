@@ -79,8 +79,8 @@ class Disk(FaultTest):
         self.train(2, *self.slow, "train.steps=2")
 
     def test_file_size_limit_is_found_before_training(self):
-        wrapper = ["sh", "-c", "trap '' XFSZ; ulimit -f 2048; exec \"$@\"", "sh"]
-        job = self.train(2, *self.slow, wrapper=wrapper, code=4)
+        wrapper = ["sh", "-c", "ulimit -f 16384; exec \"$@\"", "sh"]  # 8 MiB
+        job = self.train(2, *self.slow, "model.vocabulary=20000", wrapper=wrapper, code=4)
         self.assert_refused(job, "outputs/run/checkpoints: a checkpoint needs", "ulimit -f")
         self.assertEqual(harness.losses(job), {})
 

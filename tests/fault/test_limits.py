@@ -1,6 +1,7 @@
-"""Too little address space for the libraries, which would hang without it."""
+"""Limits on the address space, without which the libraries would hang, and on the size of files."""
 
 import os
+import re
 
 from harness import FaultTest, Job, losses, small_run
 
@@ -15,14 +16,37 @@ class Limits(FaultTest):
         for arguments in (["--version"], ["train", "deck.toml"]):
             job = self.job(300, arguments)
             self.assertEqual(job.wait(), 1, job.text())
-            self.assert_refused(job, "limit on address space (ulimit -v) is 300 MiB", "need 512 MiB")
+            self.assert_refused(job, "limit on address space (ulimit -v) is 300 MiB", "need 768 MiB")
 
     def test_too_little_for_threads_at_start(self):
         if len(os.sched_getaffinity(0)) < 2:
             self.skipTest("needs two cores")
         job = self.job(600, ["train", "deck.toml"], threads=2)
         self.assertEqual(job.wait(), 1, job.text())
-        self.assert_refused(job, "its 2 BLAS threads need 656 MiB", "OPENBLAS_NUM_THREADS=1")
+        self.assert_refused(job, "its 2 BLAS threads need 912 MiB", "OPENBLAS_NUM_THREADS=1")
+
+    def test_suggested_limit_suffices(self):
+        for threads in range(1, min(len(os.sched_getaffinity(0)), 2) + 1):
+            refused = self.job(300, ["train", "deck.toml"], threads)
+            self.assertEqual(refused.wait(), 1, refused.text())
+            suggested = int(re.search(r"need (\d+) MiB", refused.messages()[0])[1])
+            job = self.job(suggested, ["train", "deck.toml", "train.steps=1", "checkpoint.restart=none"], threads)
+            self.assertEqual(job.wait(), 0, job.text())
+
+    def test_file_size_too_small_for_mpi(self):
+        for ranks in (None, 2):
+            wrapper = ["sh", "-c", 'ulimit -f 8192; exec "$@"', "sh"]  # 4 MiB
+            job = Job(self.folder, ranks, ["--version"], wrapper)
+            self.assertEqual(job.wait(), 1, job.text())
+            self.assertEqual(set(job.messages()), {"nanorun: the file size limit (ulimit -f) is below 8 MiB, which MPI needs "
+                                                   "to start: raise the limit"})
+
+    def test_file_size_too_small_for_a_shard(self):
+        (self.folder / "big.txt").write_bytes(bytes(10 << 20))
+        wrapper = ["sh", "-c", 'ulimit -f 16384; exec "$@"', "sh"]  # 8 MiB
+        job = Job(self.folder, None, ["shard", "big", "big.txt", "--text"], wrapper)
+        self.assertEqual(job.wait(), 7, job.text())
+        self.assert_refused(job, "big.h5.partial", "File too large")
 
     def test_too_little_to_train(self):
         """The run ends in order between what suffices to start and what suffices to train."""
