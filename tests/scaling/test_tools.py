@@ -423,7 +423,8 @@ class Tools(ScalingTest):
         write(run / "trace.h5", b"")
         code, output, error = self.end("scaling_study.py", study, "--launcher", "none")
         self.assertEqual((code, error), (1, ""))
-        self.assertRegex(output, r"missing: ranks1_repeat1 unreadable: \S+/trace\.h5: ")
+        self.assertRegex(output, r"missing: ranks1_repeat1 unreadable: \S+/trace\.h5: .*; "
+                                 r"remove \S+/ranks1_repeat1 to measure it again")
         write(run / "trace.h5", trace)
         good, first = (run / "deck.toml").read_text(), read_study(study).runs()[0]
         wrong = [*WRONG_TOML, "", "model = 1", "[model]", good.replace('"bf16"', '"fp7"'), good.replace('"bf16"', "16")]

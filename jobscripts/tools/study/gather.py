@@ -128,7 +128,7 @@ def gather(study):
             if measurements[0].phases.keys() != measurements[-1].phases.keys():
                 raise tool.ToolError(f"{run.folder}: other phases than in {measurements.pop(0).run.folder}")
         except tool.ToolError as error:
-            missing.append((run, f"unreadable: {error}"))
+            missing.append((run, f"unreadable: {error}; remove {run.folder} to measure it again"))
     return sorted(measurements, key=lambda m: (m.ranks, m.run.repeat)), missing
 
 
