@@ -4,6 +4,7 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <charconv>
 #include <limits>
 
 #include "src/build.hpp"
@@ -29,7 +30,20 @@ std::string output_fault(const std::string& output) {
   return good ? file_fault(output) : fmt::format("\"{}\": does not end in the name of a file", excerpt(output));
 }
 
-constexpr auto largest = std::numeric_limits<std::uint64_t>::max();
+/// A check that a text is a number from `least` to `most`; CLI11's own takes -1, and what does not fit, for other
+/// numbers.
+CLI::Validator whole_number(std::uint64_t least, std::uint64_t most) {
+  const auto check = [least, most](const std::string& text) -> std::string {
+    std::uint64_t number = 0;
+    const char* const end = text.data() + text.size();
+    const auto [rest, error] = std::from_chars(text.data(), end, number);
+    if (rest == end && error == std::errc() && number >= least && number <= most) return "";
+    return fmt::format("\"{}\": must be a whole number from {} to {}", excerpt(text), least, most);
+  };
+  return {check, fmt::format("in [{} - {}]", least, most)};
+}
+
+constexpr std::uint64_t max_tokens = std::uint64_t{1} << 60;  ///< of a shard: sums of two stay numbers
 
 void add_train(CLI::App& app, CommandLine& line) {
   CLI::App* train = app.add_subcommand("train", "Train as a deck says");
@@ -40,7 +54,7 @@ void add_train(CLI::App& app, CommandLine& line) {
   CLI::Option* dry_run =
       train->add_flag("--dry-run", line.dry_run, "Check deck and data, print what would be done, and end");
   train->add_option("--ranks", line.ranks, "Dry run for this many ranks, whatever number runs it")
-      ->check(CLI::Range(1, std::numeric_limits<int>::max()))
+      ->check(whole_number(1, std::numeric_limits<int>::max()))
       ->needs(dry_run);
 }
 
@@ -55,16 +69,16 @@ void add_shard(CLI::App& app, CommandLine& line) {
   CLI::Option* text = shard->add_flag("--text", options.text, "Inputs are text: a document a file, a token a byte");
   shard->add_option("--tokens-per-shard", options.tokens_per_shard, "Size at which a new shard begins")
       ->capture_default_str()
-      ->check(CLI::Range(std::uint64_t{1}, largest))
+      ->check(whole_number(1, max_tokens))
       ->needs(text);
   shard->add_flag("--force", options.force, "Replace shards that exist");
   shard->add_option("--vocabulary", options.vocabulary, "Token ids are below this (.bin only)")
       ->capture_default_str()
-      ->check(CLI::Range(std::uint64_t{1}, std::uint64_t{65536}))
+      ->check(whole_number(1, 65536))
       ->excludes(text);
   shard->add_option("--end-of-text", options.end_of_text, "Token that begins a document (.bin only)")
       ->capture_default_str()
-      ->check(CLI::Range(std::uint64_t{0}, std::uint64_t{65535}))
+      ->check(whole_number(0, 65535))
       ->excludes(text);
   shard->callback([&line, &options] {
     if (options.inputs.empty() && line.shard_list.empty()) {

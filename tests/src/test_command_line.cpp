@@ -117,6 +117,17 @@ TEST(CommandLine, WrongUsageIsOneLineWithAHint) {
   }
 }
 
+TEST(CommandLine, NumbersThatDoNotFitAreRefused) {
+  for (const char* number :
+       {"18446744073709551616", "18446744073709551615", "-1", "-18446744073709551615", "1e6", ""}) {
+    EXPECT_EQ(usage_error_of({"shard", "out", "a.txt", "--text", "--tokens-per-shard", number}),
+              "--tokens-per-shard: \"" + std::string(number) +
+                  "\": must be a whole number from 1 to 1152921504606846976; see nanorun shard --help");
+  }
+  EXPECT_NE(usage_error_of({"train", "d.toml", "--dry-run", "--ranks", "4294967297"}).find("from 1 to 2147483647"),
+            std::string::npos);
+}
+
 TEST(CommandLine, FilesHaveNames) {
   for (const auto& [arguments, said] :
        {std::pair<Strings, std::string>({"train", ""}, "DECK: \"\": an empty name; see nanorun train --help"),
