@@ -2,11 +2,13 @@
 // Errors that end a run, and the exit codes that batch scripts read.
 
 #include <fmt/format.h>
+#include <unistd.h>
 
-#include <cstdio>
+#include <cerrno>
 #include <exception>
 #include <stdexcept>
 #include <string>
+#include <string_view>
 
 #include "src/text.hpp"
 
@@ -69,9 +71,22 @@ class ErrorList {
   std::size_t count_ = 0;
 };
 
+/// Writes the whole text to a descriptor. False where that fails, for the reason in errno: EIO where the system takes
+/// nothing, since it would take nothing for ever.
+inline bool write_whole(int descriptor, std::string_view text) {
+  while (!text.empty()) {
+    const ssize_t written = ::write(descriptor, text.data(), text.size());
+    if (written < 0 && errno == EINTR) continue;
+    if (written == 0) errno = EIO;
+    if (written <= 0) return false;
+    text.remove_prefix(static_cast<std::size_t>(written));
+  }
+  return true;
+}
+
 /// A line on standard error. The program goes on where nobody can read it, as once the terminal is closed.
 inline void complain(const std::string& message) {
-  std::fputs(("nanorun: " + message_line(message) + "\n").c_str(), stderr);
+  write_whole(STDERR_FILENO, "nanorun: " + message_line(message) + "\n");
 }
 inline void warn(const std::string& message) { complain("warning: " + message); }
 

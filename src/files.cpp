@@ -98,12 +98,8 @@ int stream_named(const std::string& path) {
 }
 
 void write_all(const Descriptor& file, const std::string& path, std::span<const std::byte> bytes, ExitCode code) {
-  while (!bytes.empty()) {
-    const ssize_t written = ::write(file.get(), bytes.data(), bytes.size());
-    if (written < 0 && errno == EINTR) continue;
-    if (written < 0) fail(code, path, "cannot be written", errno);
-    bytes = bytes.subspan(static_cast<std::size_t>(written));
-  }
+  const std::string_view text(reinterpret_cast<const char*>(bytes.data()), bytes.size());
+  if (!write_whole(file.get(), text)) fail(code, path, "cannot be written", errno);
 }
 
 /// Some network file systems report only here that a write has failed.

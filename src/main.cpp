@@ -2,7 +2,6 @@
 
 #include <fmt/format.h>
 
-#include <cstdio>
 #include <new>
 #include <sstream>
 #include <string>
@@ -69,10 +68,10 @@ ExitCode report_error(const Comm& comm) {
     message = error.what();
   }
   if (scope == Scope::this_rank) {
-    std::fputs(lines_of(fmt::format("nanorun: rank {}", comm.rank()), message).c_str(), stderr);
+    write_whole(STDERR_FILENO, lines_of(fmt::format("nanorun: rank {}", comm.rank()), message));
     Context::abort(static_cast<int>(code));
   }
-  if (comm.root()) std::fputs(lines_of("nanorun", message).c_str(), stderr);
+  if (comm.root()) write_whole(STDERR_FILENO, lines_of("nanorun", message));
   return code;
 }
 

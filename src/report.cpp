@@ -6,7 +6,6 @@
 
 #include <cerrno>
 #include <cmath>
-#include <cstdio>
 #include <cstring>
 #include <nlohmann/json.hpp>
 #include <utility>
@@ -50,7 +49,7 @@ double bytes_sent_per_step(const Config& config, const ParameterTable& table, in
 }
 
 /// Whether the text is out, or else errno says why not.
-bool put(const std::string& text) { return std::fputs(text.c_str(), stdout) >= 0 && std::fflush(stdout) == 0; }
+bool put(const std::string& text) { return write_whole(STDOUT_FILENO, text); }
 
 std::string output_failure() { return fmt::format("standard output cannot be written: {}", std::strerror(errno)); }
 
@@ -71,9 +70,8 @@ void Log::open(const std::string& file) {
 
 void Log::line(const std::string& text) {
   if (!active_) return;
-  if (live_shown_) std::fputs("\r\033[K", stdout);
-  live_shown_ = false;
-  if (!put(text + "\n") && !std::exchange(unread_, true)) {
+  const char* const clear = std::exchange(live_shown_, false) ? "\r\033[K" : "";
+  if (!put(clear + text + "\n") && !std::exchange(unread_, true)) {
     warn(output_failure() + "; logging continues in log.txt only");
   }
   note(text);

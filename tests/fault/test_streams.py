@@ -28,6 +28,16 @@ class Streams(FaultTest):
     def test_closed_output(self):
         self.assert_output_lost("keys", wrapper=["sh", "-c", 'exec "$@" >&-', "sh"])
 
+    def test_output_that_takes_nothing(self):
+        """A write that returns 0 would do so for ever."""
+        self.assert_output_lost("keys", wrapper=["sh", "-c", 'exec "$@" >/proc/self/mem', "sh"])
+        job = Job(self.folder, None, ["absent"], wrapper=["sh", "-c", 'exec "$@" 2>/proc/self/mem', "sh"])
+        self.assertEqual(job.wait(), 2)
+        wrapper = self.injecting(self.folder / "s.bin.partial", "write:retval=0")
+        job = Job(self.folder, None, ["export", "data.h5", "s.bin"], wrapper)
+        self.assertEqual(job.wait(), 7, job.text())
+        self.assert_refused(job, "s.bin.partial: cannot be written: Input/output error")
+
     def test_verification_outlives_no_output(self):
         """The first error decides on the exit code."""
         job = Job(self.folder, None, ["verify", "absent.h5", "data.h5"], stdout=self.no_space())
