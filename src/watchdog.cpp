@@ -35,9 +35,11 @@ Watchdog::Watchdog(int rank, int ranks, std::function<void()> abort)
       watching_([this](std::stop_token stop) { watch(stop); }) {}
 
 Watchdog::~Watchdog() {
-  if (!beating_.joinable()) return;
-  beating_.request_stop();
-  beating_.join();
+  if (directory_.empty()) return;
+  if (beating_.joinable()) {
+    beating_.request_stop();
+    beating_.join();
+  }
   quietly([&] {
     remove_file(file_of(rank_), ExitCode::output);
     remove_empty_directory(directory_, ExitCode::output);

@@ -154,6 +154,13 @@ class Disk(FaultTest):
         job = self.train(2, *self.model, "train.steps=100000", "stop.walltime_seconds=0.1", code=75)
         self.assertIsNotNone(restarted_from(job))
 
+    def test_heartbeats_that_cannot_be_written_leave_nothing(self):
+        name = "outputs/run/heartbeats/0"
+        for path, injection in ((self.folder / name, "write:error=ENOSPC"), (name, "openat:error=EACCES")):
+            wrapper = self.injecting(path, injection)
+            self.assert_refused(self.train(None, wrapper=wrapper, code=7), name)
+            self.assertFalse((self.run_folder() / "heartbeats").exists())
+
     def test_two_jobs_on_one_folder(self):
         job = self.start(2, *self.long_run)
         job.until(lambda: any(self.run_folder().glob("checkpoints/*.h5")), "checkpoint")
