@@ -425,10 +425,15 @@ double File::read_real_attribute(const std::string& object, const std::string& n
 
 std::string File::format() const { return has_attribute("/", "format") ? read_text_attribute("/", "format") : ""; }
 
+void File::flush() {
+  Locked locked;
+  check(H5Fflush(handle_.get(), H5F_SCOPE_LOCAL), "", "cannot be written");
+}
+
 void File::close() {
   Locked locked;
   if (!handle_) return;
-  check(H5Fflush(handle_.get(), H5F_SCOPE_LOCAL), "", "cannot be written");
+  flush();
   Handle closing = std::move(handle_);
   check(H5Fclose(closing.release()), "", "cannot be closed");
 }

@@ -134,7 +134,9 @@ class File {
   /// Opens all groups, datasets and attributes, whatever HDF5 says of them, and reads a number of each dataset.
   void examine() const;
 
-  /// Closes the file and reports what could not be written; the destructor closes silently.
+  /// Gives all that was written to the system, and reports what it did not take.
+  void flush();
+  /// The same, and closes the file; the destructor closes silently.
   void close();
 
  private:

@@ -3,8 +3,11 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cstdio>
+#include <cstring>
+#include <functional>
+#include <initializer_list>
 #include <span>
+#include <utility>
 
 #include "src/files.hpp"
 #include "src/h5.hpp"
@@ -54,6 +57,18 @@ bool has_these_phases(const h5::File& file) {
   return phases == ours || (at != std::string::npos && std::string(phases).replace(at, 7, ",sync,") == ours);
 }
 
+/// How many elements from the first on ascend. Where a write has failed, zeros may follow.
+std::uint64_t ascending(const std::vector<std::int64_t>& steps) {
+  const auto end = std::ranges::adjacent_find(steps, std::greater_equal());
+  return end == steps.end() ? steps.size() : end - steps.begin() + 1;
+}
+
+/// Rows that all the datasets have. Where an append has failed, /step is the shortest, or one is not what it was.
+std::uint64_t common_rows(const h5::File& file, std::uint64_t rows, std::initializer_list<const char*> datasets) {
+  for (const char* dataset : datasets) rows = std::min(rows, file.growing_shape(dataset).at(0));
+  return rows;
+}
+
 TraceRows read_rows(const h5::File& file, std::int64_t first_step) {
   if (file.format() != trace_format || file.read_integer_attribute("/", "format_version") != file_version ||
       !has_these_phases(file)) {
@@ -62,7 +77,9 @@ TraceRows read_rows(const h5::File& file, std::int64_t first_step) {
   }
   TraceRows rows;
   rows.step = read_first<std::int64_t>(file, "/step", shape_of(file, "/step", 1)[0]);
-  const std::uint64_t keep = std::lower_bound(rows.step.begin(), rows.step.end(), first_step) - rows.step.begin();
+  rows.step.resize(ascending(rows.step));
+  std::uint64_t keep = std::lower_bound(rows.step.begin(), rows.step.end(), first_step) - rows.step.begin();
+  keep = common_rows(file, keep, {"/ranks", "/tokens", "/loss", "/seconds", "/communication"});
   const std::uint64_t columns = shape_of(file, "/seconds", 3)[1];
   rows.step.resize(keep);
   rows.ranks = read_first<std::int64_t>(file, "/ranks", keep);
@@ -78,38 +95,35 @@ TraceRows read_rows(const h5::File& file, std::int64_t first_step) {
 }
 
 TraceValidations read_validations(const h5::File& file) {
-  const std::uint64_t count = shape_of(file, "/validation_step", 1)[0];
-  return {read_first<std::int64_t>(file, "/validation_step", count),
-          read_first<double>(file, "/validation_loss", count)};
+  TraceValidations validations;
+  validations.step = read_first<std::int64_t>(file, "/validation_step", shape_of(file, "/validation_step", 1)[0]);
+  validations.step.resize(common_rows(file, ascending(validations.step), {"/validation_loss"}));
+  validations.loss = read_first<double>(file, "/validation_loss", validations.step.size());
+  return validations;
 }
 
 template <class T>
-void append_column(h5::File& file, const std::string& name, std::uint64_t at, const std::vector<T>& values,
-                   bool shared) {
-  const std::uint64_t count = shared ? values.size() : 0;
+void append_column(h5::File& file, const std::string& name, std::uint64_t at, const std::vector<T>& values) {
   file.resize(name, {at + values.size()});
-  file.write<T>(name, {at}, {count}, std::span(values).first(count));
+  file.write<T>(name, {at}, {values.size()}, values);
 }
 
-/// Appends rows after the first `at`: the columns from `column` on, and, where `shared`, what all ranks know.
-void write_rows(h5::File& file, std::uint64_t at, const TraceRows& rows, std::uint64_t column, std::uint64_t columns,
-                bool shared) {
+/// Appends rows with so many columns after the first `at`, and replaces the validations. The steps, by which readers
+/// count the rows, come last: where a write fails, no row is there in part.
+void write(h5::File& file, std::uint64_t at, const TraceRows& rows, std::uint64_t columns,
+           const TraceValidations& validations) {
   const std::uint64_t n = rows.size();
-  if (n == 0) return;
-  append_column(file, "/step", at, rows.step, shared);
-  append_column(file, "/ranks", at, rows.ranks, shared);
-  append_column(file, "/tokens", at, rows.tokens, shared);
-  append_column(file, "/loss", at, rows.loss, shared);
+  append_column(file, "/ranks", at, rows.ranks);
+  append_column(file, "/tokens", at, rows.tokens);
+  append_column(file, "/loss", at, rows.loss);
   file.resize("/seconds", {at + n, file.growing_shape("/seconds")[1], Trace::phases});
-  file.write<double>("/seconds", {at, column, 0}, {n, columns, Trace::phases}, rows.seconds);
+  file.write<double>("/seconds", {at, 0, 0}, {n, columns, Trace::phases}, rows.seconds);
   file.resize("/communication", {at + n, file.growing_shape("/communication")[1]});
-  file.write<double>("/communication", {at, column}, {n, columns}, rows.communication);
-}
-
-void write_validations(h5::File& file, const TraceValidations& validations, bool shared) {
-  if (validations.step.empty()) return;
-  append_column(file, "/validation_step", 0, validations.step, shared);
-  append_column(file, "/validation_loss", 0, validations.loss, shared);
+  file.write<double>("/communication", {at, 0}, {n, columns}, rows.communication);
+  append_column(file, "/validation_loss", 0, validations.loss);
+  file.flush();
+  append_column(file, "/step", at, rows.step);
+  append_column(file, "/validation_step", 0, validations.step);
 }
 
 void create(const std::string& path, std::uint64_t columns, const TraceRows& rows, std::uint64_t row_columns,
@@ -127,8 +141,7 @@ void create(const std::string& path, std::uint64_t columns, const TraceRows& row
   file.create_growing_dataset<double>("/communication", {0, columns}, columns_chunk);
   file.create_growing_dataset<std::int64_t>("/validation_step", {0}, chunk);
   file.create_growing_dataset<double>("/validation_loss", {0}, chunk);
-  write_rows(file, 0, rows, 0, row_columns, true);
-  write_validations(file, validations, true);
+  write(file, 0, rows, row_columns, validations);
   file.close();
 }
 
@@ -167,6 +180,19 @@ void reserve(const std::string& path, std::uint64_t bytes) {
   }
 }
 
+/// Collective. [steps, width] of each rank as [steps, ranks, width] on rank 0; empty elsewhere.
+std::vector<double> gather_columns(Comm& comm, const std::vector<double>& own, std::size_t width) {
+  const std::size_t bytes = width * sizeof(double);
+  const std::vector<std::string> parts =
+      comm.gather(std::string(reinterpret_cast<const char*>(own.data()), own.size() * sizeof(double)));
+  std::vector<double> all(parts.size() * own.size());
+  double* to = all.data();
+  for (std::size_t row = 0; row < own.size() / width; ++row) {
+    for (const std::string& part : parts) std::memcpy(std::exchange(to, to + width), part.data() + row * bytes, bytes);
+  }
+  return all;
+}
+
 }  // namespace
 
 void TraceRows::reserve(std::size_t steps) {
@@ -194,10 +220,9 @@ std::uint64_t traced_steps(const std::string& path) {
 
 TraceFile::TraceFile(Comm& comm, const std::string& path, long first_step) : comm_(comm), path_(path) {
   comm_.together([&] {
-    if (comm_.root()) start(path_, comm_.size(), first_step);
-  });
-  comm_.together([&] {
-    const h5::File file = h5::File::open(path_, comm_.handle(), ExitCode::output);
+    if (!comm_.root()) return;
+    start(path_, comm_.size(), first_step);
+    const h5::File file = h5::File::open(path_, MPI_COMM_NULL, ExitCode::output);
     const h5::Extent seconds = shape_of(file, "/seconds", 3);
     stored_ = seconds[0], columns_ = seconds[1];
     validations_ = read_validations(file);
@@ -205,14 +230,15 @@ TraceFile::TraceFile(Comm& comm, const std::string& path, long first_step) : com
 }
 
 void TraceFile::append(const TraceRows& rows) {
+  TraceRows all = rows;
+  all.seconds = gather_columns(comm_, rows.seconds, Trace::phases);
+  all.communication = gather_columns(comm_, rows.communication, 1);
+  // By rank 0 alone: where MPI writes for all ranks, it says a line of its own about every failure.
   comm_.together([&] {
-    if (comm_.root()) reserve(path_, bytes_of(rows.size(), columns_, validations_));
-  });
-  comm_.together([&] {
-    const auto watch = comm_.watch("write of trace.h5");
-    h5::File file = h5::File::open_append(path_, comm_.handle(), ExitCode::output);
-    write_rows(file, stored_, rows, comm_.rank(), 1, comm_.root());
-    write_validations(file, validations_, comm_.root());
+    if (!comm_.root()) return;
+    reserve(path_, bytes_of(rows.size(), columns_, validations_));
+    h5::File file = h5::File::open_append(path_, MPI_COMM_NULL, ExitCode::output);
+    write(file, stored_, all, comm_.size(), validations_);
     file.close();
   });
   stored_ += rows.size();

@@ -13,7 +13,7 @@ namespace nanorun {
 
 inline constexpr const char* trace_format = "nanorun trace";
 
-/// Rows of steps: this rank's between two writes, or all ranks' columns of an older trace.h5.
+/// Rows of steps: this rank's between two writes, or the columns of all ranks, as trace.h5 has them.
 struct TraceRows {
   std::vector<std::int64_t> step, ranks;
   std::vector<double> tokens, loss;
@@ -42,10 +42,11 @@ class TraceFile {
   /// validations of steps <= first_step, and moves a damaged file out of the way. Throws Error(output).
   TraceFile(Comm& comm, const std::string& path, long first_step);
 
-  /// Those that the next append writes.
+  /// Those that the next append writes, on rank 0.
   TraceValidations& validations() { return validations_; }
 
-  /// Collective. Throws Error(output) on all ranks alike.
+  /// Collective; rank 0 writes. Throws Error(output) on all ranks alike; the file then has the rows before, and perhaps
+  /// longer columns beside /step, which readers leave out.
   void append(const TraceRows& rows);
 
  private:

@@ -56,6 +56,14 @@ def read_datasets(path):
             return trace, [EARLIER_NAMES.get(name, name) for name in names]
 
 
+def cut(trace):
+    """Leaves out rows that are not whole: /step is written last."""
+    for steps, names in (("step", ("ranks", "tokens", "loss", "seconds", "communication")),
+                         ("validation_step", ("validation_loss",))):
+        for name in names:
+            trace[name] = trace[name][:len(trace[steps])]
+
+
 # Least and most of what a dataset may hold; losses may be no numbers too.
 BOUNDS = {"step": (0, 2**53), "validation_step": (0, 2**53), "tokens": (1, 1e15), "seconds": (0, 1e9),
           "communication": (0, 1e12)}
@@ -94,6 +102,7 @@ def read_trace(path):
     import numpy as np
 
     trace, phases = tool.read_apart(read_datasets, path)
+    cut(trace)
     wrong = fault(trace, phases)
     if wrong:
         raise tool.ToolError(f"{path}: not a trace: {wrong}")

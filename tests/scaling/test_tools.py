@@ -139,7 +139,7 @@ class Tools(ScalingTest):
                  ("ranks", np.full(STEPS, 3)), ("ranks", np.zeros(STEPS, int)), ("tokens", np.full(STEPS, np.nan)),
                  ("seconds", seconds[:, :, :5]), ("seconds", np.full_like(seconds, np.nan)), ("seconds", -seconds),
                  ("seconds", 0 * seconds), ("seconds", seconds[:, :0]), ("communication", np.ones((STEPS, 1))),
-                 ("validation_loss", np.ones(1)), ("validation_step", 1.5)]
+                 ("validation_step", np.ones(1)), ("validation_step", 1.5)]
         for name, values in cases:
             with self.subTest(name=name, values=values):
                 write(self.run / "trace.h5", whole)
@@ -152,6 +152,18 @@ class Tools(ScalingTest):
                 self.change_trace(None, phases=phases)
                 with self.assertRaisesRegex(tool.ToolError, r"trace\.h5: not a trace: "):
                     plot_run.read_trace(self.run / "trace.h5")
+
+    def test_rows_that_are_not_whole_are_left_out(self):
+        import h5py
+
+        with h5py.File(self.run / "trace.h5") as file:
+            trace = {name: file[name][...] for name in plot_run.DATASETS}
+        for name in plot_run.DATASETS:
+            if name not in ("step", "validation_step"):
+                self.change_trace(name, np.concatenate([trace[name], np.zeros_like(trace[name][:1])]))
+        read = plot_run.read_trace(self.run / "trace.h5")
+        for name, values in trace.items():
+            np.testing.assert_array_equal(read[name], values)
 
     def test_losses_that_are_no_numbers_are_drawn(self):
         for loss in (np.full(STEPS, np.nan), np.array([5, 4, 3, np.inf, np.nan, 1e29])):

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <filesystem>
 #include <fstream>
+#include <map>
 #include <sstream>
 
 #include "src/trace_file.hpp"
@@ -134,6 +135,35 @@ TEST_F(TraceFileTest, ResumeTakesTheFormerNameOfAPhase) {
   run_steps(*resumed, 1, 2);
   resumed->finish();
   EXPECT_EQ(read().step, (Integers{0, 1}));
+}
+
+TEST_F(TraceFileTest, ResumeDropsRowsThatAreNotWhole) {
+  const std::map<std::string, std::uint64_t> failed_before_step = {{"/loss", 6}, {"/validation_loss", 2}},
+                                             failed_at_step = {{"/step", 6}, {"/loss", 4}, {"/validation_step", 3}};
+  for (const auto& lengths : {failed_before_step, failed_at_step}) {
+    std::filesystem::remove(folder_ / "trace.h5");
+    {
+      const auto trace = this->trace();
+      run_steps(*trace, 0, 4);
+      trace->add_validation(2, 5.0);
+      trace->finish();
+    }
+    {
+      h5::File file = h5::File::open_append(folder_ / "trace.h5");
+      for (const auto& [name, length] : lengths) file.resize(name, {length});
+      file.close();
+    }
+    testing::internal::CaptureStderr();
+    const auto trace = this->trace(8);
+    EXPECT_EQ(testing::internal::GetCapturedStderr(), "");
+    run_steps(*trace, 8, 9);
+    trace->finish();
+    const Content content = read();
+    EXPECT_EQ(content.step, (Integers{0, 1, 2, 3, 8}));
+    EXPECT_EQ(content.loss, (Reals{10, 9, 8, 7, 2}));
+    EXPECT_EQ(content.validation_step, (Integers{2}));
+    EXPECT_EQ(content.validation_loss, (Reals{5}));
+  }
 }
 
 TEST_F(TraceFileTest, ResumeMovesAnUnreadableFileAside) {
