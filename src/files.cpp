@@ -14,6 +14,7 @@
 #include <cerrno>
 #include <charconv>
 #include <chrono>
+#include <climits>
 #include <cstdio>
 #include <cstring>
 #include <filesystem>
@@ -191,6 +192,12 @@ std::string working_directory(ExitCode code) {
   const std::string path = std::filesystem::current_path(error).string();
   if (error) fail(code, ".", "the working directory cannot be found", error.value());
   return path;
+}
+
+void require_possible_path(const std::string& path, ExitCode code) {
+  const auto long_name = [](const auto& name) { return name.string().size() > NAME_MAX; };
+  if (path.size() < PATH_MAX && std::ranges::none_of(std::filesystem::path(path), long_name)) return;
+  fail(code, path, "cannot be a file", ENAMETOOLONG);
 }
 
 std::string name_of(const std::string& path) { return std::filesystem::path(path).filename().string(); }

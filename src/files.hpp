@@ -56,6 +56,9 @@ std::uint64_t free_space(const std::string& path, ExitCode code);
 /// Where relative paths begin, without symbolic links.
 std::string working_directory(ExitCode code);
 
+/// Throws where the path, or a name in it, is longer than Linux allows; whether anything is there does not matter.
+void require_possible_path(const std::string& path, ExitCode code);
+
 /// The path's last component, and the path without it ("." where there is no other).
 std::string name_of(const std::string& path);
 std::string directory_of(const std::string& path);

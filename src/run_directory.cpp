@@ -63,6 +63,15 @@ bool appears(const std::string& path) {
 
 }  // namespace
 
+void require_possible_paths(const Config& config) {
+  if (!relative_keys(config).empty()) working_directory(ExitCode::usage);
+  // The longest name that the program gives, to a file in checkpoints/.
+  const std::string directory = config.run.outputs + "/" + config.run.name;
+  require_possible_path(directory + "/checkpoints/checkpoint_2147483647.h5.partial", ExitCode::output);
+  require_possible_path(config.stop.file, ExitCode::output);
+  require_possible_path(config.checkpoint.restart, ExitCode::checkpoint);
+}
+
 void require_same_directory(Comm& comm, const Config& config) {
   const std::vector<std::string> keys = relative_keys(config);
   if (keys.empty()) return;

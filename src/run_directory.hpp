@@ -11,6 +11,10 @@
 
 namespace nanorun {
 
+/// Throws where no run of the deck can be: Error(usage) where the deck has relative paths and the working directory is
+/// gone, Error(output) or Error(checkpoint) where a path of the run's files is too long.
+void require_possible_paths(const Config& config);
+
 /// Collective. Throws Error(usage) on all ranks alike where a rank works in another directory than rank 0 and the deck
 /// has relative paths for all ranks.
 void require_same_directory(Comm& comm, const Config& config);

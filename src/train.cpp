@@ -381,6 +381,7 @@ RunSummary Training::write_summary(const std::string& stopped_by) {
 ExitCode run_training(Context& context, const Config& config) {
   check_config(config, context.comm().size());
   context.comm().set_timeout(config.comm.timeout_seconds);
+  context.comm().together([&] { require_possible_paths(config); });
   require_same_directory(context.comm(), config);
   context.open_device();
   return Training(context, config).run();
@@ -388,6 +389,7 @@ ExitCode run_training(Context& context, const Config& config) {
 
 void plan_training(const Config& config, int ranks) {
   check_config(config, ranks);
+  require_possible_paths(config);
   std::string text = to_toml(config) + "\n" + plan(config, ParameterTable(config.model), ranks);
   for (const std::string& warning : data_warnings(config)) text += warning + "\n";
   write_output(text);

@@ -90,6 +90,27 @@ class Refusals(FaultTest):
                                                                      "data.validation=[]")])
         self.assertFalse((self.folder / "outputs").exists())
 
+    def test_dry_run_refuses_what_the_run_refuses(self):
+        """Paths that are too long, and a working directory that is gone."""
+        long = "x" * 300
+        gone = ["sh", "-c", 'mkdir gone && cd gone && rmdir ../gone && exec "$@"', "sh"]
+        deck = self.folder / "deck.toml"
+        for overrides, wrapper, code, said in (
+                ([f"run.name={long}"], (), 7, "File name too long"),
+                (["run.outputs=" + "/".join(["deep"] * 820)], (), 7, "File name too long"),
+                ([f"stop.file={long}"], (), 7, "File name too long"),
+                ([f"checkpoint.restart={long}/c.h5"], (), 4, "File name too long"),
+                ([], gone, 2, "the working directory cannot be found")):
+            lines = []
+            for dry in ((), ("--dry-run",)):
+                job = Job(self.folder, None, ["train", deck, *overrides, *dry], wrapper)
+                self.assertEqual(job.wait(), code, job.text())
+                self.assert_refused(job, said)
+                lines.append(job.messages())
+            self.assertEqual(*lines)
+        self.assertFalse((self.folder / "outputs").exists())
+        self.assertFalse((self.folder / "deep").exists())
+
     def test_ranks_with_different_commands(self):
         (self.folder / "other.toml").write_text((self.folder / "deck.toml").read_text())
         first = ["train", "deck.toml", "train.steps=1"]
