@@ -103,6 +103,11 @@ void write_all(const Descriptor& file, const std::string& path, std::span<const 
   if (!write_whole(file.get(), text)) fail(code, path, "cannot be written", errno);
 }
 
+bool has_further_links(const Descriptor& file) {
+  struct stat status {};
+  return ::fstat(file.get(), &status) == 0 && status.st_nlink > 1;
+}
+
 /// Some network file systems report only here that a write has failed.
 void close_written(Descriptor& file, const std::string& path, ExitCode code) {
   if (::close(file.release()) != 0 && errno != EINTR) fail(code, path, "cannot be written", errno);
@@ -392,8 +397,30 @@ bool names_file(const std::string& path, const Descriptor& file, ExitCode code) 
   return named && named->st_dev == own.st_dev && named->st_ino == own.st_ino;
 }
 
-AppendFile::AppendFile(const std::string& path, ExitCode code)
-    : path_(path), code_(code), file_(open_regular(path, O_RDWR | O_APPEND | O_CREAT | O_NOFOLLOW, code)) {}
+void unshare_file(const std::string& path, ExitCode code) {
+  const std::optional<struct stat> status = look(::lstat, path, code);
+  if (!status || !S_ISREG(status->st_mode) || status->st_nlink == 1) return;
+  replace_file(path, code, [&](const std::string& partial) {
+    constexpr std::uint64_t max_part = 1 << 20;  // bytes
+    const Descriptor from = open_to_read(path, code);
+    AppendFile to(partial, code);
+    const auto size = static_cast<std::uint64_t>(status->st_size);
+    std::vector<std::byte> part;
+    for (std::uint64_t at = 0; at < size; at += part.size()) {
+      part.resize(std::min(max_part, size - at));
+      read_at(from, path, at, part, code);
+      to.write(part);
+    }
+    to.close();
+  });
+}
+
+AppendFile::AppendFile(const std::string& path, ExitCode code) : path_(path), code_(code) {
+  unshare_file(path, code);
+  file_ = open_regular(path, O_RDWR | O_APPEND | O_CREAT | O_NOFOLLOW, code);
+}
+
+bool AppendFile::shared() const { return has_further_links(file_); }
 
 void AppendFile::write(std::span<const std::byte> bytes) { write_all(file_, path_, bytes, code_); }
 
@@ -415,28 +442,46 @@ void replace_text(const std::string& path, ExitCode code, const std::string& tex
   });
 }
 
-FileLock::FileLock(const std::string& path, const std::string& note, ExitCode code)
-    : path_(path), code_(code), file_(open_regular(path, O_RDWR | O_CREAT | O_NOFOLLOW, code)) {
-  struct stat status {};
-  // A second name would be some other file, which the note is not to replace.
-  if (::fstat(file_.get(), &status) == 0 && status.st_nlink > 1)
-    throw Error(code, path + ": has more than one hard link, so it is not the lock file of a run; remove it");
+FileLock::FileLock(const std::string& path, const std::string& note, ExitCode code) : path_(path), code_(code) {
   const auto patience = std::chrono::steady_clock::now() + std::chrono::seconds(3);
-  int locked;
-  while ((locked = ::flock(file_.get(), LOCK_EX | LOCK_NB)) != 0 && errno == EWOULDBLOCK &&
-         std::chrono::steady_clock::now() < patience) {
+  bool locked;
+  while (!(locked = try_lock()) && std::chrono::steady_clock::now() < patience) {
     std::this_thread::sleep_for(std::chrono::milliseconds(50));
   }
-  if (locked != 0 && errno == EWOULDBLOCK) {
+  shared_ = has_further_links(file_);
+  if (!locked) {
     std::array<char, 256> text{};
     const ssize_t size = ::pread(file_.get(), text.data(), text.size(), 0);
     held_by_ = std::string(text.data(), std::max<ssize_t>(size, 0));
     return;
   }
-  supported_ = locked == 0;
+  if (shared_) unshare();
   // The note only informs; it may be lost on a full disk.
   if (::ftruncate(file_.get(), 0) == 0) [[maybe_unused]]
     const ssize_t n = ::pwrite(file_.get(), note.data(), note.size(), 0);
+}
+
+/// Opens and locks what the path names now. The lock of a file that has lost its name meanwhile locks nothing: another
+/// process has put one of its own in its place, or removed it at its end.
+bool FileLock::try_lock() {
+  file_ = open_regular(path_, O_RDWR | O_CREAT | O_NOFOLLOW, code_);
+  const int status = ::flock(file_.get(), LOCK_EX | LOCK_NB);
+  if (status != 0 && errno == EWOULDBLOCK) return false;
+  supported_ = status == 0;
+  return in_place();
+}
+
+/// Puts a locked file of its own in place of the shared one, of which this process has the lock until the new name
+/// stands. So of two processes with this path one comes first; the other, which then gets the lock of the shared file,
+/// sees that the path names another (try_lock). A process that works under another name of the shared file still has
+/// that one's lock, and this one would not have come here.
+void FileLock::unshare() {
+  const std::string fresh = partial_of(path_);
+  create_file(fresh, code_);
+  Descriptor own = open_regular(fresh, O_RDWR | O_NOFOLLOW, code_);
+  if (supported_ && ::flock(own.get(), LOCK_EX | LOCK_NB) != 0) fail(code_, fresh, "cannot be locked", errno);
+  rename_file(fresh, path_, code_);
+  file_ = std::move(own);
 }
 
 }  // namespace nanorun

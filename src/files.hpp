@@ -169,13 +169,17 @@ void replace_file(const std::string& path, ExitCode code, Write&& write) {
   });
 }
 
+/// Replaces a regular file that has further hard links, as in a copy by cp -al, by a copy of its own, so that what is
+/// written to it does not change what the other names show.
+void unshare_file(const std::string& path, ExitCode code);
+
 /// Whether `path` names the open file.
 bool names_file(const std::string& path, const Descriptor& file, ExitCode code);
 
 /// A file that grows at its end.
 class AppendFile {
  public:
-  /// Opens or creates a regular file.
+  /// Opens or creates a regular file; unshares one with further hard links.
   AppendFile(const std::string& path, ExitCode code);
 
   void write(std::span<const std::byte> bytes);
@@ -184,6 +188,8 @@ class AppendFile {
   void close();
   /// Whether the path still names this file.
   bool in_place() const { return names_file(path_, file_, code_); }
+  /// Whether it has got further hard links.
+  bool shared() const;
   /// Everything that the file holds, also when its name is gone.
   std::string text() const;
 
@@ -198,7 +204,8 @@ void replace_text(const std::string& path, ExitCode code, const std::string& tex
 
 /// An exclusive lock on a file, held until destruction or the end of the process, whichever way that ends. Relies on
 /// flock(2), which NFS and Lustre (mounted with -o flock) extend over nodes; the lock of a crashed node ends when the
-/// file server notices, on NFS 4 after its lease time.
+/// file server notices, on NFS 4 after its lease time. A lock file with further hard links, as in a copy by cp -al, is
+/// replaced by one of this path alone; its other names keep it as it is.
 class FileLock {
  public:
   /// Creates the file if need be. Where another process holds the lock for longer than the few seconds that a dying job
@@ -207,15 +214,21 @@ class FileLock {
   FileLock(const std::string& path, const std::string& note, ExitCode code);
 
   const std::optional<std::string>& held_by() const { return held_by_; }
+  /// Whether the file that another process has locked has further hard links, so that its path may be another.
+  bool held_elsewhere() const { return held_by_ && shared_; }
   /// False on a file system without locks.
   bool supported() const { return supported_; }
   /// Whether the path still names the locked file.
   bool in_place() const { return names_file(path_, file_, code_); }
 
  private:
+  bool try_lock();
+  void unshare();
+
   std::string path_;
   ExitCode code_;
   Descriptor file_;
+  bool shared_ = false;
   bool supported_ = true;
   std::optional<std::string> held_by_;
 };

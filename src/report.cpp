@@ -94,6 +94,7 @@ void Log::write(const std::string& text) {
     waiting_ += text;
     return;
   }
+  if (file_->shared()) file_.emplace(path_, ExitCode::output);
   file_->write(text);
   if (file_->in_place()) return;
   AppendFile anew(path_, ExitCode::output);

@@ -127,8 +127,10 @@ void RunDirectory::remove_unused() {
 void RunDirectory::lock() {
   const FileLock& lock = locks_.emplace_back(file(lock_name), own_name(), ExitCode::output);
   if (lock.held_by()) {
-    throw Error(ExitCode::output, fmt::format("the output directory {} is in use by {}", path_,
-                                              lock.held_by()->empty() ? "another job" : *lock.held_by()));
+    throw Error(ExitCode::output,
+                fmt::format("the output directory {}{} is in use by {}", path_,
+                            lock.held_elsewhere() ? ", or the run of which it is a copy by hard links," : "",
+                            lock.held_by()->empty() ? "another job" : *lock.held_by()));
   }
   if (!lock.supported()) {
     warn(fmt::format("{}: no locks on this file system; nothing keeps a second job away", path_));

@@ -236,6 +236,7 @@ void TraceFile::append(const TraceRows& rows) {
   // By rank 0 alone: where MPI writes for all ranks, it says a line of its own about every failure.
   comm_.together([&] {
     if (!comm_.root()) return;
+    unshare_file(path_, ExitCode::output);
     reserve(path_, bytes_of(rows.size(), columns_, validations_));
     h5::File file = h5::File::open_append(path_, MPI_COMM_NULL, ExitCode::output);
     write(file, stored_, all, comm_.size(), validations_);

@@ -66,9 +66,27 @@ class EarlierRun(FaultTest):
     def test_lock_of_no_run_is_kept(self):
         lock = self.run_folder() / "lock"
         lock.parent.mkdir(parents=True)
-        lock.write_text("mine")
+        (self.folder / "mine").write_text("mine")
+        os.link(self.folder / "mine", lock)
         self.assert_refused(self.train(2, code=7), "outputs/run/lock: is not the lock file of a run", "run.name")
         self.assertEqual(lock.read_text(), "mine")
+
+    def test_copy_by_hard_links(self):
+        """Original and copy both go on, and neither changes the other's files."""
+        self.train(2, "stop.step=4", code=75)
+        copy = self.folder / "outputs" / "copy"
+        shutil.copytree(self.run_folder(), copy, copy_function=os.link)
+
+        def contents(folder):
+            return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+        before = contents(self.run_folder())
+        self.assertEqual(restarted_from(self.train(2, "run.name=copy", "stop.step=8", code=75)), 4)
+        self.assertEqual(contents(self.run_folder()), before)
+        before = contents(copy)
+        self.assertEqual(restarted_from(self.train(2)), 4)
+        self.assertEqual(contents(copy), before)
+        self.assertEqual(list((self.folder / "outputs").rglob("*.partial")), [])
 
     def test_finished_run_is_extended(self):
         self.train(2, "train.steps=3")

@@ -5,9 +5,12 @@
 #include <unistd.h>
 
 #include <array>
+#include <chrono>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
+#include <optional>
+#include <thread>
 
 #include "tests/support/error_of.hpp"
 #include "tests/support/temp_folder.hpp"
@@ -127,9 +130,45 @@ TEST(Files, PlantedLinksAreNotFollowed) {
   EXPECT_FALSE(fs::exists(target));
   EXPECT_EQ(error_of([&] { AppendFile(zoo.link, code); }), zoo.link + ": a symbolic link, not a regular file");
   EXPECT_EQ(error_of([&] { FileLock(zoo.link, "note", code); }), zoo.link + ": a symbolic link, not a regular file");
-  const std::string second = zoo.folder / "second";
-  fs::create_hard_link(zoo.file, second);
-  EXPECT_NE(error_of([&] { FileLock(second, "note", code); }).find("has more than one hard link"), std::string::npos);
+}
+
+TEST(Files, FurtherHardLinksKeepWhatTheyHave) {
+  const Zoo zoo;
+  const std::string before = text_of(zoo.file), lock = zoo.folder / "lock", log = zoo.folder / "log";
+  for (const std::string& link : {lock, log}) fs::create_hard_link(zoo.file, link);
+  {
+    const FileLock first(lock, "first", code);
+    EXPECT_FALSE(first.held_by());
+    EXPECT_TRUE(first.in_place());
+    const std::string copy = zoo.folder / "copy";
+    fs::create_hard_link(lock, copy);
+    const FileLock second(copy, "second", code);
+    EXPECT_EQ(second.held_by(), "first");
+    EXPECT_TRUE(second.held_elsewhere());
+    EXPECT_TRUE(first.in_place());
+  }
+  AppendFile file(log, code);
+  EXPECT_FALSE(file.shared());
+  file.write("more");
+  EXPECT_EQ(text_of(log), before + "more");
+  EXPECT_EQ(text_of(zoo.file), before);
+  EXPECT_EQ(fs::hard_link_count(zoo.file), 1u);
+  EXPECT_FALSE(fs::exists(partial_of(lock)) || fs::exists(partial_of(log)));
+}
+
+TEST(Files, ALockOfAFileThatLosesItsNameLocksNothing) {
+  const Zoo zoo;
+  const std::string path = zoo.folder / "lock";
+  std::optional<FileLock> old(std::in_place, path, "old", code);
+  std::thread remover([&] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(200));
+    fs::rename(path, path + ".1");
+    old.reset();
+  });
+  const FileLock lock(path, "new", code);
+  remover.join();
+  EXPECT_FALSE(lock.held_by());
+  EXPECT_TRUE(lock.in_place());
 }
 
 TEST(Files, OutputsAreNotInputs) {

@@ -215,6 +215,16 @@ TEST_F(TraceFileTest, ResumeMovesAFileOfImpossibleShapesAside) {
   }
 }
 
+TEST_F(TraceFileTest, ACopyByHardLinksKeepsItsRows) {
+  config_.flush_every = 1;
+  const auto trace = this->trace();
+  run_steps(*trace, 0, 2);
+  std::filesystem::create_hard_link(folder_ / "trace.h5", folder_ / "copy.h5");
+  run_steps(*trace, 2, 4);
+  EXPECT_EQ(read().step, (Integers{0, 1, 2, 3}));
+  EXPECT_EQ(h5::File::open(folder_ / "copy.h5").growing_shape("/step"), (h5::Extent{2}));
+}
+
 TEST_F(TraceFileTest, AFailureToWriteEndsTheTraceWithOneWarning) {
   const auto trace = this->trace();
   run_steps(*trace, 0, 1);
