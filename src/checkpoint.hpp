@@ -26,6 +26,9 @@ class Checkpoints {
   /// The training shards, as run_data's shard_record writes them; goes into the files.
   void set_shards(std::string record) { header_.shards = std::move(record); }
 
+  /// Further checkpoints go to another directory.
+  void move_to(std::string directory) { directory_ = std::move(directory); }
+
   /// Collective. Writes checkpoint_<step>.h5 and then removes older ones beyond keep and milestones; returns its path.
   /// Throws Error(checkpoint) on all ranks alike; the previous checkpoints stay untouched.
   std::string save(const Progress& progress, const std::vector<Slab<float>>& slabs);

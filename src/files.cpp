@@ -329,14 +329,18 @@ void rename_file(const std::string& from, const std::string& to, ExitCode code) 
   sync_to_disk(directory_of(to), code);
 }
 
-std::string set_aside(const std::string& path, ExitCode code) {
+std::string free_name(const std::string& path, ExitCode code) {
   for (int number = 1;; ++number) {
-    const std::string to = fmt::format("{}.{}", path, number);
-    if (kind_of_entry(to, code) != FileKind::absent) continue;
-    if (std::rename(path.c_str(), to.c_str()) != 0) fail(code, path, "cannot be renamed to " + to, errno);
-    sync_to_disk(directory_of(to), code);
-    return to;
+    const std::string name = fmt::format("{}.{}", path, number);
+    if (kind_of_entry(name, code) == FileKind::absent) return name;
   }
+}
+
+std::string set_aside(const std::string& path, ExitCode code) {
+  const std::string to = free_name(path, code);
+  if (std::rename(path.c_str(), to.c_str()) != 0) fail(code, path, "cannot be renamed to " + to, errno);
+  sync_to_disk(directory_of(to), code);
+  return to;
 }
 
 namespace {

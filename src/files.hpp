@@ -130,7 +130,10 @@ void sync_to_disk(const std::string& path, ExitCode code);
 /// Gives a file its final name, in place of any regular file of that name; the name is on disk when it returns.
 void rename_file(const std::string& from, const std::string& to, ExitCode code);
 
-/// Moves a file or directory to `path`.1, .2, ..., the first that is free; returns the new path.
+/// `path`.1, .2, ..., the first where nothing is.
+std::string free_name(const std::string& path, ExitCode code);
+
+/// Moves a file or directory to free_name(path); returns the new path.
 std::string set_aside(const std::string& path, ExitCode code);
 
 /// Throws where an output cannot be written to `path`, by way of partial_of(path), without loss: something is there,

@@ -88,7 +88,8 @@ void Log::note(const std::string& text) {
   }
 }
 
-/// A log whose file was removed in mid-run continues in a new one, which begins with what the old one held.
+/// A log whose file was removed in mid-run continues in a new one, which begins with what the old one held. One that
+/// was moved away continues where it is, if another file has its name.
 void Log::write(const std::string& text) {
   if (!file_) {
     waiting_ += text;
@@ -96,7 +97,7 @@ void Log::write(const std::string& text) {
   }
   if (file_->shared()) file_.emplace(path_, ExitCode::output);
   file_->write(text);
-  if (file_->in_place()) return;
+  if (file_->in_place() || exists(path_, ExitCode::output)) return;
   AppendFile anew(path_, ExitCode::output);
   anew.write(file_->text());
   *file_ = std::move(anew);

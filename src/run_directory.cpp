@@ -125,7 +125,7 @@ void RunDirectory::remove_unused() {
 }
 
 void RunDirectory::lock() {
-  const FileLock& lock = locks_.emplace_back(file(lock_name), own_name(), ExitCode::output);
+  FileLock lock(file(lock_name), own_name(), ExitCode::output);
   if (lock.held_by()) {
     throw Error(ExitCode::output,
                 fmt::format("the output directory {}{} is in use by {}", path_,
@@ -135,6 +135,7 @@ void RunDirectory::lock() {
   if (!lock.supported()) {
     warn(fmt::format("{}: no locks on this file system; nothing keeps a second job away", path_));
   }
+  locks_.push_back(std::move(lock));
 }
 
 /// Every rank looks for a file that rank 0 makes. Its name is new, so that no directory of another node, and nothing
@@ -229,17 +230,35 @@ void RunDirectory::keep_foreign_files() const {
 bool RunDirectory::keep() {
   try {
     if (locks_.back().in_place()) return false;
-    make_directories(path_, ExitCode::output);
+    // Whoever runs there, or did, has left a lock file.
+    if (has_file(file(lock_name), ExitCode::output)) {
+      move_beside();
+    } else {
+      make_again();
+    }
     make_directories(heartbeats(), ExitCode::output);
   } catch (const Error& error) {
     if (!warned_) warn(error.what());
     warned_ = true;
     return false;
   }
-  lock();
   locks_.erase(locks_.begin(), locks_.end() - 1);
-  warn(fmt::format("{}: was removed while the run goes on; made again", path_));
   return true;
+}
+
+void RunDirectory::make_again() {
+  make_directories(path_, ExitCode::output);
+  lock();
+  warn(fmt::format("{}: was removed while the run goes on; made again", path_));
+}
+
+/// Nothing of the other run is touched.
+void RunDirectory::move_beside() {
+  const std::string taken = path_;
+  path_ = free_name(taken, ExitCode::output);
+  make_directories(path_, ExitCode::output);
+  lock();
+  displaced_ = true;
 }
 
 void RunDirectory::write(const std::string& name, const std::string& text) const {

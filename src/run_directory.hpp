@@ -48,15 +48,20 @@ class RunDirectory {
   std::optional<std::string> begin(bool anew);
 
   /// For rank 0, now and then and before anything is written: where the directory was removed while the run goes on,
-  /// says so, makes it again and locks it; returns whether it did. Throws Error(output) where another job has taken its
-  /// place.
+  /// says so, makes it again and locks it. Where another run lies there now, path() becomes <directory>.1, .2, ..., the
+  /// first that is free. Returns whether the directory is a new one. Throws Error(output).
   bool keep();
+
+  /// Whether keep() has found another run there. Rank 0's answer.
+  bool displaced() const { return displaced_; }
 
   /// Replaces a file by way of a temporary one. Throws Error(output).
   void write(const std::string& name, const std::string& text) const;
 
  private:
   void lock();
+  void make_again();
+  void move_beside();
   void require_in_sight();
   void require_appearance(const std::string& mark) const;
   void remove_unused();
@@ -69,6 +74,7 @@ class RunDirectory {
   std::vector<FileLock> locks_;  ///< of rank 0
   bool made_ = false;            ///< the directory, by this object
   bool foreign_ = false;         ///< no run has left a trace in the directory
+  bool displaced_ = false;
   bool warned_ = false;
 };
 

@@ -25,6 +25,8 @@ const char* stop_reason_text(StopReason reason) {
       return "SIGINT received";
     case StopReason::terminate:
       return "SIGTERM received";
+    case StopReason::displaced:
+      return "another run lies in the run's directory";
     default:
       return "not stopped";
   }

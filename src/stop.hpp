@@ -9,7 +9,7 @@
 namespace nanorun {
 
 /// Larger values win when ranks see different reasons.
-enum class StopReason : int { none, step, file, walltime, user_signal, hangup, interrupt, terminate, count };
+enum class StopReason : int { none, step, file, walltime, user_signal, hangup, interrupt, terminate, displaced, count };
 const char* stop_reason_text(StopReason reason);
 
 /// The signal that this rank has received.

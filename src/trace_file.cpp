@@ -222,11 +222,22 @@ TraceFile::TraceFile(Comm& comm, const std::string& path, long first_step) : com
   comm_.together([&] {
     if (!comm_.root()) return;
     start(path_, comm_.size(), first_step);
+    own_ = open_to_read(path_, ExitCode::output);
     const h5::File file = h5::File::open(path_, MPI_COMM_NULL, ExitCode::output);
     const h5::Extent seconds = shape_of(file, "/seconds", 3);
     stored_ = seconds[0], columns_ = seconds[1];
     validations_ = read_validations(file);
   });
+}
+
+/// Another run may lie where this one began, and a copy by hard links have the same file.
+void TraceFile::require_own_file() {
+  if (!exists(path_, ExitCode::output)) return;  // as opening it says
+  if (!names_file(path_, own_, ExitCode::output)) {
+    throw Error(ExitCode::output, path_ + ": is no longer the file of this run");
+  }
+  unshare_file(path_, ExitCode::output);
+  own_ = open_to_read(path_, ExitCode::output);
 }
 
 void TraceFile::append(const TraceRows& rows) {
@@ -236,7 +247,7 @@ void TraceFile::append(const TraceRows& rows) {
   // By rank 0 alone: where MPI writes for all ranks, it says a line of its own about every failure.
   comm_.together([&] {
     if (!comm_.root()) return;
-    unshare_file(path_, ExitCode::output);
+    require_own_file();
     reserve(path_, bytes_of(rows.size(), columns_, validations_));
     h5::File file = h5::File::open_append(path_, MPI_COMM_NULL, ExitCode::output);
     write(file, stored_, all, comm_.size(), validations_);

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "src/comm.hpp"
+#include "src/files.hpp"
 #include "src/trace.hpp"
 
 namespace nanorun {
@@ -50,8 +51,11 @@ class TraceFile {
   void append(const TraceRows& rows);
 
  private:
+  void require_own_file();
+
   Comm& comm_;
   std::string path_;
+  Descriptor own_;  ///< of rank 0
   std::uint64_t stored_ = 0;
   std::uint64_t columns_ = 0;
   TraceValidations validations_;

@@ -39,11 +39,13 @@ class Training {
   void validate();
   void save();
   void keep_directory();
+  void keep_checkpoints();
   void log_step(double seconds);
   void step_until_done();
   ExitCode finish();
   RunSummary write_summary(const std::string& stopped_by);
   void record_failure(const Error& error);
+  [[noreturn]] void fail_displaced();
   [[noreturn]] void fail_not_finite(const std::string& what, long step);
 
   void heed_early_signals();
@@ -222,11 +224,12 @@ void Training::synchronise() {
   seen[0] = learner_.model.loss().value() / config_.train.length;
   seen[1] = learner_.optimizer.overflowed() ? 1 : 0;
   seen[2] = ahead_.failure ? 1 : 0;
-  seen[3 + static_cast<int>(run_.stop.poll(progress_.step + 1, context_.seconds_since_start()))] = 1;
+  const StopReason reason = run_.stop.poll(progress_.step + 1, context_.seconds_since_start());
+  seen[3 + static_cast<int>(run_.directory.displaced() ? StopReason::displaced : reason)] = 1;
   comm_.all_reduce(std::span<double>(seen), Reduce::sum);
   loss_ = seen[0] / config_.train.sequences;
-  for (int reason = 0; reason < reasons; ++reason) {
-    if (seen[3 + reason] > 0) stop_reason_ = static_cast<StopReason>(reason);
+  for (int i = 0; i < reasons; ++i) {
+    if (seen[3 + i] > 0) stop_reason_ = static_cast<StopReason>(i);
   }
   const bool overflowed = seen[1] > 0;
   unread_ = seen[2] > 0;
@@ -256,8 +259,17 @@ void Training::fail_not_finite(const std::string& what, long step) {
               Scope::all_ranks);
 }
 
+/// For rank 0.
 void Training::keep_directory() {
   if (run_.directory.keep()) run_.directory.write("deck.toml", to_toml(config_));
+}
+
+/// Collective.
+void Training::keep_checkpoints() {
+  comm_.together([&] {
+    if (comm_.root()) keep_directory();
+  });
+  run_.checkpoints.move_to(comm_.broadcast(run_.directory.checkpoints()));
 }
 
 void Training::log_step(double seconds) {
@@ -325,9 +337,7 @@ bool Training::checkpoint_due() const {
 void Training::save() {
   if (progress_.step == saved_step_) return;
   Region region(*run_.trace, Phase::checkpoint);
-  comm_.together([&] {
-    if (comm_.root()) keep_directory();
-  });
+  keep_checkpoints();
   run_.trace->flush();
   try {
     const std::string file = run_.checkpoints.save(progress_, learner_.optimizer.slabs());
@@ -342,15 +352,28 @@ void Training::save() {
 
 ExitCode Training::finish() {
   learner_.tensor_comm.synchronize();
-  if (!finished()) save();
+  keep_checkpoints();
+  const bool displaced = comm_.all_reduce(std::uint64_t{run_.directory.displaced()}, Reduce::max) != 0;
+  if (displaced) saved_step_ = -1;  // the earlier ones are wherever the directory is now
+  if (!finished() || displaced) save();
   run_.trace->finish();
   const RunSummary summary = write_summary(finished() ? "" : stop_reason_text(stop_reason_));
   run_.log.line(closing_lines(summary));
+  if (displaced) fail_displaced();
   if (finished()) return ExitCode::ok;
   const bool continues = config_.checkpoint.restart == "auto";
   run_.log.line(fmt::format("stopped at step {}: {}; run the same command again{} to continue", progress_.step,
                             stop_reason_text(stop_reason_), continues ? "" : " with checkpoint.restart=auto"));
   return ExitCode::requeue;
+}
+
+void Training::fail_displaced() {
+  const std::string path = comm_.broadcast(run_.directory.path());
+  throw Error(ExitCode::output,
+              fmt::format("{}/{} was moved away during the run, and another run lies there now: the checkpoint of step "
+                          "{} is saved in {}; continue it with run.name={}",
+                          config_.run.outputs, config_.run.name, progress_.step, path, name_of(path)),
+              Scope::all_ranks);
 }
 
 /// Collective. `stopped_by` is empty for a run that made all its steps.

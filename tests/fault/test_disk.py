@@ -1,5 +1,6 @@
 """Disks that fill up, output folders that cannot be written, and folders that two jobs want."""
 
+import json
 import os
 import re
 import signal
@@ -153,6 +154,29 @@ class Disk(FaultTest):
         kept.rename(self.run_folder())
         job = self.train(2, *self.model, "train.steps=100000", "stop.walltime_seconds=0.1", code=75)
         self.assertIsNotNone(restarted_from(job))
+
+    def test_another_run_takes_the_folder(self):
+        """Its files stay as they are; the run that was displaced saves its work beside them."""
+        job = self.start(None, *self.model, "train.steps=100000", "trace.flush_every=1")
+        job.until(lambda: any(self.run_folder().glob("checkpoints/*.h5")), "checkpoint")
+        os.kill(job.process.pid, signal.SIGSTOP)
+        self.run_folder().rename(self.folder / "outputs" / "moved")
+        self.train(None, *self.model, "train.steps=2")
+
+        def contents():
+            return {path: path.read_bytes() for path in self.run_folder().rglob("*") if path.is_file()}
+
+        before = contents()
+        for pid_signal in (signal.SIGTERM, signal.SIGCONT):
+            os.kill(job.process.pid, pid_signal)
+        self.assertEqual(job.wait(), 7, job.text())
+        self.assertEqual(contents(), before)
+        beside = self.folder / "outputs" / "run.1"
+        step = json.loads((beside / "summary.json").read_text())["steps"]
+        self.assertIn("nanorun: outputs/run was moved away during the run, and another run lies there now: the checkpoint "
+                      f"of step {step} is saved in outputs/run.1; continue it with run.name=run.1", job.messages())
+        again = self.train(None, *self.model, "train.steps=100000", "run.name=run.1", f"stop.step={step + 1}", code=75)
+        self.assertEqual(restarted_from(again), step)
 
     def test_heartbeats_that_cannot_be_written_leave_nothing(self):
         name = "outputs/run/heartbeats/0"
