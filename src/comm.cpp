@@ -1,6 +1,7 @@
 #include "src/comm.hpp"
 
 #include <fmt/format.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <numeric>
@@ -35,6 +36,12 @@ MPI_Op mpi_op(Reduce op) {
 }
 
 }  // namespace
+
+std::string host_name() {
+  char host[256] = {};
+  ::gethostname(host, sizeof(host) - 1);
+  return host;
+}
 
 Comm::Comm(MPI_Comm comm) : comm_(comm) {
   MPI_Comm_rank(comm_, &rank_);

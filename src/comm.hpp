@@ -18,6 +18,9 @@ namespace nanorun {
 /// Boundaries of the ranks' parts of a span: rank r owns [bounds[r], bounds[r+1]).
 using Bounds = std::vector<std::size_t>;
 
+/// Of the node of this rank.
+std::string host_name();
+
 enum class Reduce { sum, min, max };
 
 class Comm {

@@ -25,13 +25,6 @@ void limit_blas_threads() {
   if (std::getenv("OPENBLAS_NUM_THREADS") == nullptr) openblas_set_num_threads(1);
 }
 
-std::string host_name() {
-  char name[MPI_MAX_PROCESSOR_NAME];
-  int length = 0;
-  MPI_Get_processor_name(name, &length);
-  return {name, static_cast<std::size_t>(length)};
-}
-
 /// The device for the rank of this place among those of its node. Throws Error(internal) where the driver fails.
 DevicePlace pick_device(int rank, int rank_on_host) {
   DevicePlace place;

@@ -103,9 +103,10 @@ void write_all(const Descriptor& file, const std::string& path, std::span<const 
   if (!write_whole(file.get(), text)) fail(code, path, "cannot be written", errno);
 }
 
-bool has_further_links(const Descriptor& file) {
+std::uint64_t links_of(const Descriptor& file, const std::string& path, ExitCode code) {
   struct stat status {};
-  return ::fstat(file.get(), &status) == 0 && status.st_nlink > 1;
+  if (::fstat(file.get(), &status) != 0) fail(code, path, "cannot be accessed", errno);
+  return status.st_nlink;
 }
 
 /// Some network file systems report only here that a write has failed.
@@ -424,7 +425,7 @@ AppendFile::AppendFile(const std::string& path, ExitCode code) : path_(path), co
   file_ = open_regular(path, O_RDWR | O_APPEND | O_CREAT | O_NOFOLLOW, code);
 }
 
-bool AppendFile::shared() const { return has_further_links(file_); }
+std::uint64_t AppendFile::links() const { return links_of(file_, path_, code_); }
 
 void AppendFile::write(std::span<const std::byte> bytes) { write_all(file_, path_, bytes, code_); }
 
@@ -452,7 +453,7 @@ FileLock::FileLock(const std::string& path, const std::string& note, ExitCode co
   while (!(locked = try_lock()) && std::chrono::steady_clock::now() < patience) {
     std::this_thread::sleep_for(std::chrono::milliseconds(50));
   }
-  shared_ = has_further_links(file_);
+  shared_ = links_of(file_, path_, code_) > 1;
   if (!locked) {
     std::array<char, 256> text{};
     const ssize_t size = ::pread(file_.get(), text.data(), text.size(), 0);

@@ -191,8 +191,8 @@ class AppendFile {
   void close();
   /// Whether the path still names this file.
   bool in_place() const { return names_file(path_, file_, code_); }
-  /// Whether it has got further hard links.
-  bool shared() const;
+  /// Names that the file has, in whatever directories; 0 where it was removed.
+  std::uint64_t links() const;
   /// Everything that the file holds, also when its name is gone.
   std::string text() const;
 

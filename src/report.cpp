@@ -95,9 +95,13 @@ void Log::write(const std::string& text) {
     waiting_ += text;
     return;
   }
-  if (file_->shared()) file_.emplace(path_, ExitCode::output);
+  if (file_->links() > 1 && file_->in_place()) *file_ = AppendFile(path_, ExitCode::output);
   file_->write(text);
-  if (file_->in_place() || exists(path_, ExitCode::output)) return;
+  if (file_->in_place()) return;
+  if (exists(path_, ExitCode::output)) {
+    if (file_->links() > 0) return;
+    throw Error(ExitCode::output, path_ + ": was replaced by another file");
+  }
   AppendFile anew(path_, ExitCode::output);
   anew.write(file_->text());
   *file_ = std::move(anew);

@@ -21,12 +21,6 @@ constexpr const char* lock_name = "lock";
 constexpr const char* on_host = " on host ";  ///< in what a lock file says
 constexpr std::uint64_t max_text = 1u << 30;  ///< bytes of a file that read() takes
 
-std::string host_name() {
-  char host[256] = {};
-  ::gethostname(host, sizeof(host) - 1);
-  return host;
-}
-
 /// Who runs: the batch job where there is one, host and process.
 std::string own_name() {
   std::string text;
@@ -254,8 +248,7 @@ void RunDirectory::make_again() {
 
 /// Nothing of the other run is touched.
 void RunDirectory::move_beside() {
-  const std::string taken = path_;
-  path_ = free_name(taken, ExitCode::output);
+  path_ = free_name(path_, ExitCode::output);
   make_directories(path_, ExitCode::output);
   lock();
   displaced_ = true;

@@ -93,8 +93,8 @@ std::string excerpt(std::string_view text, std::size_t max_size) {
 }
 
 std::string message_line(std::string_view line) {
-  constexpr std::size_t most = 1000, head = 600, tail = 300;
-  if (line.size() <= most) return printable(line);
+  constexpr std::size_t max_size = 1000, head = 600, tail = 300;
+  if (line.size() <= max_size) return printable(line);
   return fmt::format("{} [...] {}", printable(head_of(line, head)), printable(tail_of(line, tail)));
 }
 

@@ -148,7 +148,7 @@ TEST(Files, FurtherHardLinksKeepWhatTheyHave) {
     EXPECT_TRUE(first.in_place());
   }
   AppendFile file(log, code);
-  EXPECT_FALSE(file.shared());
+  EXPECT_EQ(file.links(), 1u);
   file.write("more");
   EXPECT_EQ(text_of(log), before + "more");
   EXPECT_EQ(text_of(zoo.file), before);
