@@ -10,7 +10,7 @@ packages=(
   g++ cmake ninja-build
   libopenmpi-dev openmpi-bin libhdf5-openmpi-dev
   libtrilinos-kokkos-dev libopenblas-dev
-  libfmt-dev libtomlplusplus-dev libcli11-dev nlohmann-json3-dev libgtest-dev
+  libfmt-dev libtomlplusplus-dev libcli11-dev nlohmann-json3-dev libpcre2-dev libgtest-dev
   python3-h5py python3-matplotlib
 )
 

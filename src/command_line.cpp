@@ -59,30 +59,45 @@ void add_train(CLI::App& app, CommandLine& line) {
 }
 
 void add_shard(CLI::App& app, CommandLine& line) {
-  CLI::App* shard = app.add_subcommand("shard", "Convert .bin or text files into token shards");
+  CLI::App* shard = app.add_subcommand("shard", "Convert .bin, text or JSONL files into token shards");
   ShardOptions& options = line.shard;
   shard->add_option("OUTPUT", options.output, "Shards become OUTPUT.h5, or OUTPUT_000000.h5 and so on")
       ->required()
       ->check(output_fault);
-  shard->add_option("INPUT", options.inputs, ".bin files, or text files with --text")->check(file_fault);
+  shard->add_option("INPUT", options.inputs, ".bin files, or text with --text or --tokenizer")->check(file_fault);
   shard->add_option("--list", line.shard_list, "File that names further inputs, one a line")->check(file_fault);
   CLI::Option* text = shard->add_flag("--text", options.text, "Inputs are text: a document a file, a token a byte");
-  shard->add_option("--tokens-per-shard", options.tokens_per_shard, "Size at which a new shard begins")
-      ->capture_default_str()
-      ->check(whole_number(1, max_tokens))
-      ->needs(text);
+  CLI::Option* tokenizer =
+      shard
+          ->add_option(
+              "--tokenizer", options.tokenizer,
+              "Inputs are text: a document a file, in the tokens of this vocab.bpe, tokenizer.json or rank file")
+          ->check(file_fault)
+          ->excludes(text);
+  shard->add_option("--field", options.field, "Inputs are JSONL: a document a line, the string under this key")
+      ->check([](const std::string& key) { return key.empty() ? "\"\": an empty key" : ""; })
+      ->needs(tokenizer);
+  CLI::Option* tokens_per_shard =
+      shard->add_option("--tokens-per-shard", options.tokens_per_shard, "Size at which a new shard begins")
+          ->capture_default_str()
+          ->check(whole_number(1, max_tokens));
   shard->add_flag("--force", options.force, "Replace shards that exist");
   shard->add_option("--vocabulary", options.vocabulary, "Token ids are below this (.bin only)")
       ->capture_default_str()
       ->check(whole_number(1, 65536))
-      ->excludes(text);
+      ->excludes(text)
+      ->excludes(tokenizer);
   shard->add_option("--end-of-text", options.end_of_text, "Token that begins a document (.bin only)")
       ->capture_default_str()
       ->check(whole_number(0, 65535))
-      ->excludes(text);
-  shard->callback([&line, &options] {
+      ->excludes(text)
+      ->excludes(tokenizer);
+  shard->callback([&line, &options, tokens_per_shard] {
     if (options.inputs.empty() && line.shard_list.empty()) {
       throw CLI::ValidationError("no input: name files or give --list FILE");
+    }
+    if (tokens_per_shard->count() > 0 && !options.text && options.tokenizer.empty()) {
+      throw CLI::ValidationError("--tokens-per-shard requires --text or --tokenizer");
     }
     if (options.end_of_text >= options.vocabulary) {
       throw CLI::ValidationError("--end-of-text must be below --vocabulary");

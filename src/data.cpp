@@ -64,6 +64,11 @@ ShardInfo read_info(const h5::File& file) {
          fmt::join(file.shape("checksums"), ", "), info.count);
   }
   info.checksum = checksum_of_checksums(file, shard_blocks(info.count));
+  if (version > 2) {
+    info.tokenizer = file.read_text_attribute("/", "tokenizer");
+    info.tokenizer_checksum = integer("tokenizer_checksum");
+    if (info.tokenizer.empty()) fail("{}: @tokenizer is empty", path);
+  }
   if (version > 1) require_checksum(file, info);
   return info;
 }
@@ -131,8 +136,10 @@ class OpenShard {
 
 std::uint64_t shard_checksum(const ShardInfo& info, const std::string& source,
                              std::span<const std::int32_t> bin_header) {
-  return h5::checksum(fmt::format("{}\n{}\n{}\n{}\n{}\n{:016x}\n{:016x}\n", info.vocabulary, info.end_of_text,
-                                  info.count, source, shard_block, info.checksum, h5::checksum(bin_header, 0)));
+  std::string text = fmt::format("{}\n{}\n{}\n{}\n{}\n{:016x}\n{:016x}\n", info.vocabulary, info.end_of_text,
+                                 info.count, source, shard_block, info.checksum, h5::checksum(bin_header, 0));
+  if (!info.tokenizer.empty()) text += fmt::format("{}\n{:016x}\n", info.tokenizer, info.tokenizer_checksum);
+  return h5::checksum(text);
 }
 
 void check_tokens(std::span<const Token> tokens, std::uint64_t first, std::uint64_t vocabulary,

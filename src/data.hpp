@@ -2,11 +2,12 @@
 // Token shards and the streams that training and validation read from them. A shard is a file of HDF5, or a .bin file
 // of the speedrun as it is (src/bin_file).
 //
-// Shard format 2: root attributes format ("nanorun token shard"), format_version (2), vocabulary (1 to 65536; token ids
+// Shard format 3: root attributes format ("nanorun token shard"), format_version (3), vocabulary (1 to 65536; token ids
 // are smaller), end_of_text, count (at least 1), source (name of the input), block (65536), checksum (of all the others
 // and of the two datasets that follow); dataset /tokens uint16 [count]; dataset /checksums uint64 [ceil(count /
 // block)]: h5::checksum of each block of tokens, indices counted from the shard's start. A shard made from a .bin file
-// also holds that file's header as /bin_header int32 [256]. Format 1 has no attribute checksum.
+// also holds that file's header as /bin_header int32 [256]. tokenizer (its name) and tokenizer_checksum say what the
+// text was encoded with; format 2 is without these two, and format 1 without checksum too.
 
 #include <cstdint>
 #include <memory>
@@ -20,7 +21,7 @@
 namespace nanorun {
 
 inline constexpr const char* shard_format = "nanorun token shard";
-inline constexpr std::uint64_t shard_version = 2;
+inline constexpr std::uint64_t shard_version = 3;
 inline constexpr std::uint64_t shard_block = 65536;  ///< tokens that share a checksum
 /// Blocks of `count` tokens, at least one.
 constexpr std::uint64_t shard_blocks(std::uint64_t count) { return (count - 1) / shard_block + 1; }
@@ -32,6 +33,8 @@ struct ShardInfo {
   std::uint64_t vocabulary = 0;
   std::uint64_t end_of_text = 0;
   std::uint64_t checksum = 0;  ///< identifies the tokens: h5::checksum of /checksums, of a .bin file that of samples
+  std::string tokenizer{};     ///< Tokenizer::name() of what the text was encoded with; empty: not known
+  std::uint64_t tokenizer_checksum = 0;  ///< its Tokenizer::checksum()
 };
 
 /// Attribute `checksum` of a shard with these attributes; `bin_header` is empty where the shard has none.

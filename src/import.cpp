@@ -1,9 +1,7 @@
 #include "src/import.hpp"
 
 #include <algorithm>
-#include <bit>
 #include <functional>
-#include <memory>
 #include <optional>
 #include <set>
 #include <utility>
@@ -13,114 +11,17 @@
 #include "src/error.hpp"
 #include "src/files.hpp"
 #include "src/h5.hpp"
+#include "src/import_plan.hpp"
 
 namespace nanorun {
 
 namespace {
-
-static_assert(std::endian::native == std::endian::little, "shards are written as they lie");
-
-constexpr std::uint64_t text_vocabulary = 257;
-constexpr std::uint64_t text_end_of_text = 256;
 
 constexpr std::uint64_t buffer_blocks = 64;  // blocks that a rank holds in memory at a time
 
 template <class... Args>
 [[noreturn]] void fail(fmt::format_string<Args...> format, Args&&... args) {
   throw Error(ExitCode::data, fmt::format(format, std::forward<Args>(args)...));
-}
-
-void read_bytes(const std::string& path, std::uint64_t offset, std::span<std::byte> bytes) {
-  read_at(open_to_read(path, ExitCode::data), path, offset, bytes, ExitCode::data);
-}
-
-/// One shard to be written.
-struct ShardPlan {
-  std::string path;
-  std::string input;   ///< named by messages
-  std::string source;  ///< attribute
-  std::uint64_t count = 0;
-  std::uint64_t vocabulary = 0;
-  std::uint64_t end_of_text = 0;
-  std::optional<BinHeader> header;
-  std::function<void(std::uint64_t first, std::span<Token> tokens)> read;  ///< tokens of the shard from `first` on
-};
-
-std::vector<ShardPlan> plan_bin(const ShardOptions& options) {
-  if (options.vocabulary < 1 || options.vocabulary > max_vocabulary || options.end_of_text >= options.vocabulary) {
-    fail("impossible vocabulary {} with end-of-text token {}", options.vocabulary, options.end_of_text);
-  }
-  std::vector<ShardPlan> plans;
-  for (const std::string& path : options.inputs) {
-    ShardPlan plan;
-    plan.input = path;
-    plan.source = name_of(path);
-    const BinFile file(path);
-    plan.header = file.header();
-    plan.count = file.count();
-    plan.vocabulary = options.vocabulary;
-    plan.end_of_text = options.end_of_text;
-    plan.read = [path](std::uint64_t first, std::span<Token> tokens) { BinFile(path).read(first, tokens); };
-    plans.push_back(std::move(plan));
-  }
-  return plans;
-}
-
-/// The documents of text files, one after the other.
-class TextStream {
- public:
-  /// Collective: each rank asks for the sizes of its share of the files.
-  TextStream(Comm& comm, std::vector<std::string> paths) : paths_(std::move(paths)), starts_(paths_.size() + 1) {
-    comm.together([&] {
-      for (std::size_t i = comm.rank(); i < paths_.size(); i += comm.size())
-        starts_[i + 1] = file_size(paths_[i], ExitCode::data) + 1;
-    });
-    comm.all_reduce(std::span(starts_), Reduce::sum);
-    for (std::size_t i = 1; i < starts_.size(); ++i) starts_[i] += starts_[i - 1];
-  }
-
-  std::uint64_t count() const { return starts_.back(); }
-
-  void read(std::uint64_t first, std::span<Token> tokens) const {
-    std::vector<unsigned char> bytes;
-    auto document = std::upper_bound(starts_.begin(), starts_.end(), first) - starts_.begin() - 1;
-    for (; !tokens.empty(); ++document) {
-      if (first == starts_[document]) {
-        tokens.front() = text_end_of_text;
-        tokens = tokens.subspan(1);
-        ++first;
-      }
-      bytes.resize(std::min<std::uint64_t>(tokens.size(), starts_[document + 1] - first));
-      if (!bytes.empty())
-        read_bytes(paths_[document], first - starts_[document] - 1, std::as_writable_bytes(std::span(bytes)));
-      std::copy(bytes.begin(), bytes.end(), tokens.begin());
-      tokens = tokens.subspan(bytes.size());
-      first += bytes.size();
-    }
-  }
-
- private:
-  std::vector<std::string> paths_;
-  std::vector<std::uint64_t> starts_;  ///< first token of each document, and the end of the last
-};
-
-std::vector<ShardPlan> plan_text(Comm& comm, const ShardOptions& options) {
-  const auto stream = std::make_shared<TextStream>(comm, options.inputs);
-  std::vector<ShardPlan> plans;
-  for (std::uint64_t start = 0; start < stream->count(); start += options.tokens_per_shard) {
-    ShardPlan plan;
-    plan.input = plan.source = fmt::format("{} text files", options.inputs.size());
-    plan.count = std::min(options.tokens_per_shard, stream->count() - start);
-    plan.vocabulary = text_vocabulary;
-    plan.end_of_text = text_end_of_text;
-    plan.read = [stream, start](std::uint64_t first, std::span<Token> tokens) { stream->read(start + first, tokens); };
-    plans.push_back(std::move(plan));
-  }
-  return plans;
-}
-
-std::string stem_of(const std::string& output) {
-  return output.ends_with(".h5") ? output.substr(0, output.size() - 3) : output;
 }
 
 void name_shards(std::vector<ShardPlan>& plans, const std::string& output) {
@@ -130,20 +31,27 @@ void name_shards(std::vector<ShardPlan>& plans, const std::string& output) {
   }
 }
 
-/// Throws where shards of an earlier OUTPUT of this name would stay beside the new ones: a pattern in a deck that
-/// matches these matches them too. They are the user's to remove.
-void require_no_others(const std::vector<ShardPlan>& plans, const std::string& output) {
-  const std::string stem = stem_of(output), name = name_of(stem), directory = directory_of(stem);
-  std::set<std::string> planned;
-  for (const ShardPlan& plan : plans) planned.insert(name_of(plan.path));
-  std::vector<std::string> others;
-  for (const std::string& entry : list_directory(directory, ExitCode::output)) {
-    if (planned.contains(entry) || !entry.starts_with(name) || !entry.substr(name.size()).ends_with(".h5")) continue;
+/// Shards in the directory of OUTPUT that a command of this OUTPUT makes or may have made.
+std::vector<std::string> shards_of(const std::string& output) {
+  const std::string stem = stem_of(output), name = name_of(stem);
+  std::vector<std::string> shards;
+  for (const std::string& entry : list_directory(directory_of(stem), ExitCode::output)) {
+    if (!entry.starts_with(name) || !entry.substr(name.size()).ends_with(".h5")) continue;
     const std::string number = entry.substr(name.size(), entry.size() - name.size() - 3);
     const bool is_numbered =
         number.size() > 6 && number[0] == '_' && number.find_first_not_of("0123456789", 1) == std::string::npos;
-    if (is_numbered || number.empty()) others.push_back(entry);
+    if (is_numbered || number.empty()) shards.push_back(entry);
   }
+  return shards;
+}
+
+/// Throws where shards of an earlier OUTPUT of this name would stay beside the new ones: a pattern in a deck that
+/// matches these matches them too. They are the user's to remove.
+void require_no_others(const std::vector<ShardPlan>& plans, const std::string& output) {
+  std::set<std::string> planned;
+  for (const ShardPlan& plan : plans) planned.insert(name_of(plan.path));
+  std::vector<std::string> others = shards_of(output);
+  std::erase_if(others, [&](const std::string& name) { return planned.contains(name); });
   if (others.empty()) return;
   const std::string found = others.size() == 1 ? "a shard" : fmt::format("{} shards", others.size());
   throw Error(ExitCode::output,
@@ -169,12 +77,17 @@ void lay_out(const ShardPlan& plan, const std::string& path) {
   reserve_space(path, 65536 + sizeof(Token) * plan.count, ExitCode::output);
   h5::File file = h5::File::create(path, MPI_COMM_NULL, ExitCode::output);
   file.write_attribute("/", "format", std::string(shard_format));
-  file.write_attribute("/", "format_version", shard_version);
+  // Programs that know no tokenizers read the shards that have none.
+  file.write_attribute("/", "format_version", plan.tokenizer.empty() ? std::uint64_t{2} : shard_version);
   file.write_attribute("/", "vocabulary", plan.vocabulary);
   file.write_attribute("/", "end_of_text", plan.end_of_text);
   file.write_attribute("/", "count", plan.count);
   file.write_attribute("/", "source", plan.source);
   file.write_attribute("/", "block", shard_block);
+  if (!plan.tokenizer.empty()) {
+    file.write_attribute("/", "tokenizer", plan.tokenizer);
+    file.write_attribute("/", "tokenizer_checksum", plan.tokenizer_checksum);
+  }
   file.write_attribute("/", "checksum", std::uint64_t{0});  // has its space before the tokens have theirs
   file.create_dataset<Token>("tokens", {plan.count});
   file.create_dataset<std::uint64_t>("checksums", {shard_blocks(plan.count)});
@@ -218,8 +131,14 @@ std::uint64_t write_blocks(Comm& comm, const ShardPlan& plan, h5::File& file) {
 std::uint64_t checksum_of(const ShardPlan& plan, std::uint64_t checksum_of_checksums) {
   std::span<const std::int32_t> bin_header;
   if (plan.header) bin_header = *plan.header;
-  return shard_checksum({plan.path, plan.count, plan.vocabulary, plan.end_of_text, checksum_of_checksums}, plan.source,
-                        bin_header);
+  const ShardInfo info{plan.path,
+                       plan.count,
+                       plan.vocabulary,
+                       plan.end_of_text,
+                       checksum_of_checksums,
+                       plan.tokenizer,
+                       plan.tokenizer_checksum};
+  return shard_checksum(info, plan.source, bin_header);
 }
 
 void write_checksum(const std::string& path, std::uint64_t checksum) {
@@ -296,7 +215,22 @@ std::vector<std::string> make_shards(Comm& comm, const ShardOptions& options) {
   if (options.inputs.empty()) throw Error(ExitCode::data, "no input files", Scope::all_ranks);
   if (options.tokens_per_shard == 0)
     throw Error(ExitCode::data, "a shard must have at least one token", Scope::all_ranks);
-  if (options.text) {
+  std::vector<std::string> inputs = options.inputs;
+  for (const std::string& file : {options.list, options.tokenizer}) {
+    if (!file.empty()) inputs.push_back(file);
+  }
+  if (!options.tokenizer.empty()) {
+    // Before the work of encoding: what can be said without the number of shards.
+    comm.together([&] {
+      if (!comm.root()) return;
+      const std::string stem = stem_of(options.output);
+      const std::string folder = stem.substr(0, stem.size() - name_of(stem).size());
+      require_free(stem + ".h5", options.force, inputs, ExitCode::output);
+      for (const std::string& name : shards_of(options.output))
+        require_free(folder + name, options.force, inputs, ExitCode::output);
+    });
+    plans = plan_encoded(comm, options);
+  } else if (options.text) {
     plans = plan_text(comm, options);
   } else {
     comm.together([&] { plans = plan_bin(options); });
@@ -304,8 +238,6 @@ std::vector<std::string> make_shards(Comm& comm, const ShardOptions& options) {
   name_shards(plans, options.output);
   comm.together([&] {
     if (!comm.root()) return;
-    std::vector<std::string> inputs = options.inputs;
-    if (!options.list.empty()) inputs.push_back(options.list);
     for (const ShardPlan& plan : plans) require_free(plan.path, options.force, inputs, ExitCode::output);
     require_no_others(plans, options.output);
   });

@@ -3,6 +3,8 @@
 //
 // .bin: see src/bin_file.
 // Text: one file a document; the end-of-text token 256, then the file's bytes as tokens 0..255; vocabulary 257.
+// Text through a tokenizer: one file a document, or one line of JSON Lines; the tokenizer's end-of-text token, then the
+// tokens of the text. The ranks encode shares of the documents; the shards do not depend on their number.
 
 #include <cstdint>
 #include <string>
@@ -14,10 +16,12 @@
 namespace nanorun {
 
 struct ShardOptions {
-  std::vector<std::string> inputs;  ///< .bin files, or text files with `text`, in stream order
+  std::vector<std::string> inputs;  ///< .bin files, or text with `text` or `tokenizer`, in stream order
   std::string list;                 ///< file that named some of the inputs; empty: none
   std::string output;  ///< FILE or FILE.h5; one shard: FILE.h5; several: FILE_000000.h5, FILE_000001.h5, ...
   bool text = false;
+  std::string tokenizer;  ///< file that holds its table, see src/tokenizer.hpp; empty: none
+  std::string field;      ///< with `tokenizer`: inputs are JSON Lines, whose text is under this key; empty: text files
   std::uint64_t tokens_per_shard = 100'000'000;  ///< text only; a .bin file becomes one shard
   std::uint64_t vocabulary = bin_vocabulary;     ///< .bin only
   std::uint64_t end_of_text = bin_end_of_text;   ///< .bin only

@@ -14,8 +14,9 @@ watchdog h5_library bin_file
 config config_keys config_check config_toml comm h5 h5_shared h5_structure
 context transport mask schedule stop data trace trace_file run_directory
 transport_mpi transport_nccl transport_peers tensor_comm
-transport_devices params uploader
-import activations run_data checkpoint_file
+transport_devices params uploader tokenizer tokenizer_split tokenizer_table tokenizer_table_json
+import_documents import_documents_json import_plan
+import import_bin import_encoded import_text activations run_data checkpoint_file
 model optimizer checkpoint command_line
 learner
 report
@@ -33,10 +34,11 @@ ROOMS = {
     "kernels/peer_memory.hpp": {"transport_peers", "peer_memory"},
     "hdf5.h": {"h5", "h5_library"},
     "src/h5.hpp": {"h5", "h5_structure", "context", "data", "checkpoint", "checkpoint_file", "trace_file",
-                   "import"},
+                   "import", "import_bin", "tokenizer"},
     "toml++/toml.h": {"config_toml"},
     "CLI/": {"command_line"},
-    "nlohmann/json.hpp": {"report", "trace"},
+    "nlohmann/json.hpp": {"report", "trace", "tokenizer_table_json", "import_documents_json"},
+    "pcre2.h": {"tokenizer_split"},
     "cblas.h": {"portable"},
     "Kokkos": {"portable", "device", "fp8", "vector_math"},
     # Whoever asks the file system elsewhere may drop its errors.

@@ -73,6 +73,18 @@ class Writes(FaultTest):
     def test_shard(self):
         self.each_failure(self.complete_or_refused(7, "s.h5"), "s.h5", "shard", "s", "00.txt", "01.txt", "--text")
 
+    def test_tokens(self):
+        (self.folder / "merges.txt").write_text("t h\nth e\n")
+
+        def check(seen, messages, files):
+            self.assertIn(seen, (0, 7), messages)
+            self.assertEqual("s.h5" in files, not seen)
+            self.assertEqual(len(messages), 1 if seen else 0, messages)
+            for line in messages:
+                self.assertRegex(line, "^nanorun: s.rank_000000.partial: ")
+        arguments = ("shard", "s", "00.txt", "01.txt", "--tokenizer", "merges.txt")
+        self.each_failure(check, "s.rank_000000", *arguments)
+
     def test_export(self):
         self.each_failure(self.complete_or_refused(7, "s.bin"), "s.bin", "export", "data.h5", "s.bin")
 

@@ -63,6 +63,13 @@ TEST(CommandLine, Shard) {
   EXPECT_EQ(line.shard_list, "names.txt");
   EXPECT_EQ(line.shard.tokens_per_shard, 5000000000u);
   EXPECT_EQ(line.shard.vocabulary, ShardOptions{}.vocabulary);
+
+  line = parse_command_line(
+      {"shard", "out", "a.jsonl", "--tokenizer", "vocab.bpe", "--field", "the text", "--tokens-per-shard", "7"});
+  EXPECT_FALSE(line.shard.text);
+  EXPECT_EQ(line.shard.tokenizer, "vocab.bpe");
+  EXPECT_EQ(line.shard.field, "the text");
+  EXPECT_EQ(line.shard.tokens_per_shard, 7u);
 }
 
 TEST(CommandLine, ExportAndVerify) {
@@ -112,6 +119,12 @@ TEST(CommandLine, WrongUsageIsOneLineWithAHint) {
                                    {"shard", "out", "a.txt", "--text", "--vocabulary", "100"},
                                    {"shard", "out", "a.bin", "--tokens-per-shard", "9"},
                                    {"shard", "out", "a.txt", "--text", "--tokens-per-shard", "0"},
+                                   {"shard", "out", "a.txt", "--text", "--tokenizer", "vocab.bpe"},
+                                   {"shard", "out", "a.txt", "--tokenizer", ""},
+                                   {"shard", "out", "a.txt", "--tokenizer", "t", "--vocabulary", "100"},
+                                   {"shard", "out", "a.txt", "--tokenizer", "t", "--end-of-text", "100"},
+                                   {"shard", "out", "a.txt", "--tokenizer", "t", "--field", ""},
+                                   {"shard", "out", "a.jsonl", "--field", "text"},
                                    {"keys", "extra"}}) {
     EXPECT_NE(usage_error_of(arguments).find("; see nanorun"), std::string::npos);
   }

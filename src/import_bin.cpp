@@ -1,0 +1,40 @@
+// Shards from .bin files.
+
+#include <utility>
+
+#include "src/error.hpp"
+#include "src/files.hpp"
+#include "src/import_plan.hpp"
+
+namespace nanorun {
+
+namespace {
+
+template <class... Args>
+[[noreturn]] void fail(fmt::format_string<Args...> format, Args&&... args) {
+  throw Error(ExitCode::data, fmt::format(format, std::forward<Args>(args)...));
+}
+
+}  // namespace
+
+std::vector<ShardPlan> plan_bin(const ShardOptions& options) {
+  if (options.vocabulary < 1 || options.vocabulary > max_vocabulary || options.end_of_text >= options.vocabulary) {
+    fail("impossible vocabulary {} with end-of-text token {}", options.vocabulary, options.end_of_text);
+  }
+  std::vector<ShardPlan> plans;
+  for (const std::string& path : options.inputs) {
+    ShardPlan plan;
+    plan.input = path;
+    plan.source = name_of(path);
+    const BinFile file(path);
+    plan.header = file.header();
+    plan.count = file.count();
+    plan.vocabulary = options.vocabulary;
+    plan.end_of_text = options.end_of_text;
+    plan.read = [path](std::uint64_t first, std::span<Token> tokens) { BinFile(path).read(first, tokens); };
+    plans.push_back(std::move(plan));
+  }
+  return plans;
+}
+
+}  // namespace nanorun

@@ -1,0 +1,37 @@
+#pragma once
+// The documents of text files and of JSON Lines, part by part.
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+
+namespace nanorun {
+
+/// The documents that begin within a range of one file, in their order. Memory is bounded whatever the file holds.
+class Documents {
+ public:
+  virtual ~Documents() = default;
+
+  struct Part {
+    std::string_view text;  ///< valid until the next call; ends where the document ends or a tokenizer may cut it
+    bool begins;            ///< a document
+  };
+  /// The next part; nothing at the end. Throws Error(data) that names the file and, of JSON Lines, the line.
+  virtual std::optional<Part> next() = 0;
+  /// File, and line of JSON Lines, of the part that next() returned last, for messages.
+  virtual std::string place() const = 0;
+};
+
+/// A file that is one document.
+std::unique_ptr<Documents> open_text_document(const std::string& path);
+
+/// A document a line, the string under the key `field` of the JSON object that the line holds; of the lines that begin
+/// at bytes [first, last). Lines of blanks alone are passed over.
+std::unique_ptr<Documents> open_json_lines(const std::string& path, const std::string& field, std::uint64_t first,
+                                           std::uint64_t last);
+
+inline constexpr std::size_t max_json_line = std::size_t{1} << 28;  ///< bytes
+
+}  // namespace nanorun

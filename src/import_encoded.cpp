@@ -1,0 +1,209 @@
+// Shards from text in the tokens of a tokenizer.
+
+#include <algorithm>
+#include <memory>
+#include <utility>
+
+#include "src/error.hpp"
+#include "src/files.hpp"
+#include "src/import_documents.hpp"
+#include "src/import_plan.hpp"
+#include "src/tokenizer.hpp"
+
+namespace nanorun {
+
+namespace {
+
+constexpr std::uint64_t round_bytes = std::uint64_t{1} << 26;  ///< that a rank encodes before it hears of the others
+
+/// A file of tokens beside the output, for this command alone, which removes it in the end.
+class ScratchFile {
+ public:
+  static std::string path(const std::string& output, int rank) { return partial_of(name(output, rank)); }
+
+  ScratchFile(const std::string& output, int rank) : path_(path(output, rank)) {
+    claim_output(name(output, rank), false, ExitCode::output);
+  }
+  ~ScratchFile() {
+    quietly([&] { remove_file(path_, ExitCode::output); });
+  }
+  ScratchFile(const ScratchFile&) = delete;
+  ScratchFile& operator=(const ScratchFile&) = delete;
+
+  void write(std::span<const Token> tokens) {
+    buffer_.insert(buffer_.end(), tokens.begin(), tokens.end());
+    count_ += tokens.size();
+    if (buffer_.size() >= 1 << 20) flush();
+  }
+  void close() {
+    flush();
+    file_->close();
+  }
+  std::uint64_t count() const { return count_; }
+
+ private:
+  static std::string name(const std::string& output, int rank) {
+    return fmt::format("{}.rank_{:06}", stem_of(output), rank);
+  }
+
+  void flush() {
+    if (!file_) file_.emplace(path_, ExitCode::output);
+    file_->write(std::as_bytes(std::span(buffer_)));
+    buffer_.clear();
+  }
+
+  std::string path_;
+  std::optional<AppendFile> file_;
+  std::vector<Token> buffer_;
+  std::uint64_t count_ = 0;
+};
+
+/// The files one after the other, each with one byte more than it has, and the part of one rank.
+class Share {
+ public:
+  /// Collective: each rank asks for the sizes of its share of the files.
+  Share(Comm& comm, const ShardOptions& options)
+      : paths_(options.inputs), field_(options.field), starts_(paths_.size() + 1) {
+    comm.together([&] {
+      for (std::size_t i = comm.rank(); i < paths_.size(); i += comm.size())
+        starts_[i + 1] = file_size(paths_[i], ExitCode::data) + 1;
+    });
+    comm.all_reduce(std::span(starts_), Reduce::sum);
+    for (std::size_t i = 1; i < starts_.size(); ++i) starts_[i] += starts_[i - 1];
+    const std::uint64_t ranks = comm.size(), whole = starts_.back() / ranks, rest = starts_.back() % ranks;
+    const auto bound = [&](std::uint64_t rank) { return whole * rank + rest * rank / ranks; };
+    first_ = bound(comm.rank());
+    last_ = bound(comm.rank() + 1);
+    file_ = std::upper_bound(starts_.begin(), starts_.end(), first_) - starts_.begin() - 1;
+    if (field_.empty() && starts_[file_] < first_) ++file_;  // that document is another rank's
+  }
+
+  /// The next part of a document; nothing at the end.
+  std::optional<Documents::Part> next() {
+    while (true) {
+      if (!documents_ && !open()) return std::nullopt;
+      if (auto part = documents_->next()) return part;
+      documents_.reset();
+      ++file_;
+    }
+  }
+  std::string place() const { return documents_->place(); }
+
+ private:
+  /// Opens the file that comes next, if part of it is in the share.
+  bool open() {
+    if (file_ >= paths_.size() || starts_[file_] >= last_) return false;
+    const std::uint64_t start = starts_[file_];
+    documents_ = field_.empty()
+                     ? open_text_document(paths_[file_])
+                     : open_json_lines(paths_[file_], field_, std::max(first_, start) - start, last_ - start);
+    return true;
+  }
+
+  std::vector<std::string> paths_;
+  std::string field_;
+  std::vector<std::uint64_t> starts_;     ///< of each file, and the end of the last
+  std::uint64_t first_ = 0, last_ = 0;    ///< documents that begin here are in the share
+  std::size_t file_ = 0;                  ///< the one that is open, or comes next
+  std::unique_ptr<Documents> documents_;  ///< of it
+};
+
+/// Encodes some parts of the share; returns whether more is left.
+bool encode_round(Share& share, Tokenizer& tokenizer, ScratchFile& scratch) {
+  const Token end_of_text = tokenizer.end_of_text();
+  for (std::uint64_t done = 0; done < round_bytes;) {
+    const auto part = share.next();
+    if (!part) {
+      scratch.close();
+      return false;
+    }
+    if (part->begins) scratch.write({&end_of_text, 1});
+    try {
+      scratch.write(tokenizer.encode(part->text));
+    } catch (const Error& error) {
+      if (error.code() != ExitCode::data) throw;
+      throw Error(ExitCode::data, fmt::format("{}: {}", share.place(), error.what()));
+    }
+    done += part->text.size() + 1;
+  }
+  return true;
+}
+
+/// The tokens of all ranks' files, one after the other.
+class ScratchStream {
+ public:
+  /// Collective: encodes the share of each rank.
+  ScratchStream(Comm& comm, const ShardOptions& options, Tokenizer& tokenizer) : starts_(comm.size() + 1) {
+    Share share(comm, options);
+    comm.together([&] { own_ = std::make_unique<ScratchFile>(options.output, comm.rank()); });
+    // Ranks wait for each other often, so that none waits for long, and all end where one cannot go on.
+    std::uint64_t more = 1;
+    for (bool own_more = true; more > 0; more = comm.all_reduce<std::uint64_t>(own_more, Reduce::max)) {
+      comm.together([&] { own_more = own_more && encode_round(share, tokenizer, *own_); });
+    }
+    starts_[comm.rank() + 1] = own_->count();
+    comm.all_reduce(std::span(starts_), Reduce::sum);
+    for (int rank = 0; rank < comm.size(); ++rank) {
+      starts_[rank + 1] += starts_[rank];
+      paths_.push_back(ScratchFile::path(options.output, rank));
+    }
+  }
+
+  std::uint64_t count() const { return starts_.back(); }
+
+  void read(std::uint64_t first, std::span<Token> tokens) const {
+    auto rank = std::upper_bound(starts_.begin(), starts_.end(), first) - starts_.begin() - 1;
+    for (; !tokens.empty(); ++rank) {
+      const auto part = tokens.first(std::min<std::uint64_t>(tokens.size(), starts_[rank + 1] - first));
+      if (part.empty()) continue;
+      read_at(open_to_read(paths_[rank], ExitCode::output), paths_[rank], sizeof(Token) * (first - starts_[rank]),
+              std::as_writable_bytes(part), ExitCode::output);
+      tokens = tokens.subspan(part.size());
+      first += part.size();
+    }
+  }
+
+ private:
+  std::unique_ptr<ScratchFile> own_;
+  std::vector<std::string> paths_;     ///< of each rank
+  std::vector<std::uint64_t> starts_;  ///< first token of each, and the end of the last
+};
+
+/// Collective. Throws on all ranks where one cannot load the tokenizer, or has another than rank 0.
+Tokenizer load_tokenizer(Comm& comm, const std::string& path) {
+  std::optional<Tokenizer> tokenizer;
+  comm.together([&] { tokenizer.emplace(path); });
+  const std::uint64_t own = tokenizer->checksum();
+  std::uint64_t first = own;
+  comm.broadcast(std::as_writable_bytes(std::span(&first, 1)));
+  comm.together([&] {
+    if (own != first)
+      throw Error(ExitCode::data,
+                  fmt::format("{}: rank {} has another table under this name than rank 0", path, comm.rank()));
+  });
+  return std::move(*tokenizer);
+}
+
+}  // namespace
+
+std::vector<ShardPlan> plan_encoded(Comm& comm, const ShardOptions& options) {
+  for (const std::string& path : options.inputs) {
+    if (options.field.empty() && path.ends_with(".jsonl"))
+      throw Error(ExitCode::data, fmt::format("{}: name the key of its texts: --field text", path), Scope::all_ranks);
+  }
+  Tokenizer tokenizer = load_tokenizer(comm, options.tokenizer);
+  const auto stream = std::make_shared<ScratchStream>(comm, options, tokenizer);
+  ShardPlan whole;
+  whole.input = whole.source =
+      fmt::format("{} {} files", options.inputs.size(), options.field.empty() ? "text" : "JSONL");
+  whole.count = stream->count();
+  whole.vocabulary = tokenizer.vocabulary();
+  whole.end_of_text = tokenizer.end_of_text();
+  whole.tokenizer = tokenizer.name();
+  whole.tokenizer_checksum = tokenizer.checksum();
+  whole.read = [stream](std::uint64_t first, std::span<Token> tokens) { stream->read(first, tokens); };
+  if (whole.count == 0) throw Error(ExitCode::data, fmt::format("{}: no documents", whole.input), Scope::all_ranks);
+  return cut_stream(whole, options.tokens_per_shard);
+}
+
+}  // namespace nanorun

@@ -1,0 +1,181 @@
+// The tables of Hugging Face's tokenizer.json.
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+#include <set>
+
+#include "src/error.hpp"
+#include "src/text.hpp"
+#include "src/tokenizer_table.hpp"
+
+namespace nanorun {
+
+namespace {
+
+using Json = nlohmann::json;
+
+constexpr int max_depth = 32;  ///< a tokenizer.json nests less
+
+class Reader {
+ public:
+  Reader(const std::string& path, std::string_view text) : path_(path), root_(parse(text)) {}
+
+  TokenizerTable read() {
+    require_recipe();
+    read_added_tokens();
+    read_vocabulary();
+    find_bytes();
+    read_merges();
+    return std::move(table_);
+  }
+
+ private:
+  template <class... Args>
+  [[noreturn]] void fail(fmt::format_string<Args...> format, Args&&... args) const {
+    refuse_table("{}: {}", path_, fmt::format(format, std::forward<Args>(args)...));
+  }
+
+  Json parse(std::string_view text) const {
+    const auto shallow = [&](int depth, Json::parse_event_t, Json&) {
+      if (depth > max_depth) fail("nests deeper than {} levels: not a tokenizer.json", max_depth);
+      return true;
+    };
+    try {
+      return Json::parse(text, shallow);
+    } catch (const Json::exception& error) {
+      const std::string what = error.what();
+      fail("not JSON: {}", excerpt(what.substr(what.find("] ") == what.npos ? 0 : what.find("] ") + 2)));
+    }
+  }
+
+  /// A member of an object; null where there is none.
+  static const Json& member(const Json& object, const char* key) {
+    static const Json null;
+    const auto found = object.find(key);
+    return found == object.end() ? null : *found;
+  }
+
+  /// Throws unless the file says to do what GPT-2 does.
+  void require_recipe() const {
+    const Json& model = member(root_, "model");
+    const Json& type = member(model, "type");
+    if ((!type.is_null() && type != "BPE") || !member(model, "vocab").is_object() ||
+        !member(model, "merges").is_array()) {
+      fail("no model of type BPE with vocab and merges: not a tokenizer.json of a byte-pair encoding");
+    }
+    const Json& splitter = member(root_, "pre_tokenizer");
+    const Json& use_regex = member(splitter, "use_regex");
+    if (member(splitter, "type") != "ByteLevel" || member(splitter, "add_prefix_space") != false ||
+        (!use_regex.is_null() && use_regex != true)) {
+      fail("pre_tokenizer is not GPT-2's: ByteLevel with use_regex and without add_prefix_space");
+    }
+    require_unset(root_, "normalizer");
+    for (const char* key :
+         {"dropout", "continuing_subword_prefix", "end_of_word_suffix", "byte_fallback", "ignore_merges"}) {
+      require_unset(model, key);
+    }
+  }
+
+  void require_unset(const Json& object, const char* key) const {
+    const Json& value = member(object, key);
+    const bool is_unset = value.is_null() || value == "" || value == false || value == 0;
+    if (!is_unset) fail("{} is set, which is not done in GPT-2's encoding", key);
+  }
+
+  /// Gives an id its bytes.
+  void place(const Json& id, const std::string& name, const std::string& bytes) {
+    if (!id.is_number_unsigned() || id.get<std::uint64_t>() >= max_vocabulary)
+      fail("token \"{}\" has id {}, not one of 0 to {}", excerpt(name), excerpt(dump(id)), max_vocabulary - 1);
+    if (bytes.empty() || bytes.size() > max_token_bytes)
+      fail("token \"{}\" has {} bytes, not 1 to {}", excerpt(name), bytes.size(), max_token_bytes);
+    const std::size_t index = id.get<std::size_t>();
+    if (index >= table_.tokens.size()) table_.tokens.resize(index + 1);
+    if (!table_.tokens[index].empty()) fail("tokens \"{}\" and another have id {}", excerpt(name), index);
+    table_.tokens[index] = bytes;
+  }
+
+  void read_added_tokens() {
+    bool found = false;
+    for (const Json& token : member(root_, "added_tokens")) {
+      if (!member(token, "content").is_string())
+        fail("added_tokens has an entry without content: {}", excerpt(dump(token)));
+      const std::string content = token["content"];
+      place(member(token, "id"), content, content);
+      added_.insert(token["id"].get<Token>());
+      if (content != end_of_text_symbol) continue;
+      found = true;
+      table_.end_of_text = token["id"].get<Token>();
+    }
+    if (!found) fail("no {} among the added_tokens", end_of_text_symbol);
+  }
+
+  void read_vocabulary() {
+    std::string bytes;
+    for (const auto& [name, id] : root_["model"]["vocab"].items()) {
+      const bool is_added = id.is_number_unsigned() && id < max_vocabulary && added_.contains(id.get<Token>());
+      if (is_added && table_.tokens[id.get<Token>()] == name) continue;
+      if (!spelled_bytes(name, bytes)) fail("token \"{}\" is not in GPT-2's spelling", excerpt(name));
+      place(id, name, bytes);
+      ids_.emplace(name, id.get<Token>());
+    }
+    for (std::size_t id = 0; id < table_.tokens.size(); ++id) {
+      if (table_.tokens[id].empty()) fail("no token has id {}, though one has {}", id, table_.tokens.size() - 1);
+    }
+  }
+
+  void find_bytes() {
+    std::array<bool, 256> found{};
+    std::string bytes;
+    for (const auto& [name, id] : ids_) {
+      spelled_bytes(name, bytes);
+      if (bytes.size() != 1) continue;
+      found[static_cast<unsigned char>(bytes[0])] = true;
+      table_.bytes[static_cast<unsigned char>(bytes[0])] = id;
+    }
+    const auto missing = std::ranges::find(found, false) - found.begin();
+    if (missing < 256) fail("no token is the byte 0x{:02x} alone", missing);
+  }
+
+  /// The two tokens of a merge: "a b" or ["a", "b"].
+  std::pair<std::string, std::string> words_of(const Json& merge) const {
+    if (merge.is_array() && merge.size() == 2 && merge[0].is_string() && merge[1].is_string())
+      return {merge[0], merge[1]};
+    const std::string text = merge.is_string() ? merge.get<std::string>() : "";
+    const std::size_t space = text.find(' ');
+    if (space == text.npos) fail("merges: {} is not two tokens", excerpt(dump(merge)));
+    return {text.substr(0, space), text.substr(space + 1)};
+  }
+
+  void read_merges() {
+    std::set<std::pair<Token, Token>> pairs;
+    for (const Json& merge : root_["model"]["merges"]) {
+      const auto [left, right] = words_of(merge);
+      const auto first = ids_.find(left), second = ids_.find(right), merged = ids_.find(left + right);
+      if (first == ids_.end() || second == ids_.end() || merged == ids_.end())
+        fail("merges: {}: its tokens, or what it makes, are not in vocab", excerpt(dump(merge)));
+      if (!pairs.emplace(first->second, second->second).second) fail("merges: {} is there twice", excerpt(dump(merge)));
+      const auto rank = static_cast<std::uint32_t>(table_.merges.size());
+      table_.merges.push_back({first->second, second->second, merged->second, rank});
+    }
+  }
+
+  static std::string dump(const Json& value) { return value.dump(-1, ' ', false, Json::error_handler_t::replace); }
+
+  const std::string& path_;
+  Json root_;
+  TokenizerTable table_;
+  std::set<Token> added_;
+  TokenIds ids_;
+};
+
+}  // namespace
+
+TokenizerTable parse_tokenizer_json(const std::string& path, std::string_view text) {
+  try {
+    return Reader(path, text).read();
+  } catch (const Json::exception& error) {
+    refuse_table("{}: not a tokenizer.json: {}", path, excerpt(error.what()));
+  }
+}
+
+}  // namespace nanorun
