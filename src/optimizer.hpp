@@ -101,7 +101,7 @@ class Optimizer {
   ops::Event handed_over_;  ///< from the ops' stream to the collectives'
   std::vector<OwnedBucket> buckets_;
   std::vector<Bucket> kinds_;  ///< of matrices, each one of those alike, in the order of their updates
-  std::vector<kernels::MatrixBatch<Master>> batches_;  ///< of a batch, kept for its memory
+  std::vector<kernels::MatrixBatch<Master>> batches_;  ///< of an update, kept for its memory
   std::vector<HostView<Master>> host_;
 };
 

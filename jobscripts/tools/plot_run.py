@@ -295,8 +295,11 @@ def draw_step(title, step, output):
     axes = figure.add_subplot()
     for span in step.spans:
         width = span.end - span.begin
-        axes.barh(rows[span.track], width, left=span.begin, height=0.7, color=colour[span.name], edgecolor="white",
-                  linewidth=0.3 if width > 0.003 * step.length else 0)
+        # A bar narrower than a pixel would not show without a line of its colour.
+        narrow = width < 0.0007 * step.length
+        axes.barh(rows[span.track], width, left=span.begin, height=0.7, color=colour[span.name],
+                  edgecolor=colour[span.name] if narrow else "white",
+                  linewidth=0.5 if narrow else 0.3 if width > 0.003 * step.length else 0)
         label = span.name.replace("_", " ")
         if width > 0.0078 * (len(label) + 1) * step.length:
             dark = sum(colour[span.name][:3]) < 1.5

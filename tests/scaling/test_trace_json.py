@@ -165,6 +165,18 @@ class TraceJson(ScalingTest):
         self.assertEqual(set(rows), {0, 1, 2})
         self.assertEqual(rows.count(2), 2)
 
+    def test_picture_shows_what_is_narrower_than_a_pixel(self):
+        import matplotlib.pyplot as plt
+
+        picture = self.folder / "step.png"
+        spans = [plot_run.Span("forward", 0, 0, 100), plot_run.Span("data", 2, 50, 50.01)]
+        plot_run.draw_step("", plot_run.Step(100, spans, {0: "compute", 2: "upload"}), picture)
+        x, y = plt.gcf().axes[0].transData.transform((50, 1))
+        pixels = plt.imread(picture)
+        row = pixels[round(len(pixels) - y)]
+        self.assertGreater(row[round(x) - 40].min(), 0.9)
+        self.assertLess(row[round(x) - 2:round(x) + 3].min(), 0.6)
+
     def test_the_check_finds_faults(self):
         def damaged(change):
             trace = copy.deepcopy(self.trace)
