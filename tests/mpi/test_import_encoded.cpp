@@ -225,9 +225,12 @@ TEST_F(ImportEncoded, WhatCannotBeReadIsRefused) {
   options_.inputs.push_back(folder_ / "1.txt");
   EXPECT_EQ(refusal(),
             (folder_ / "1.txt") + ": no blank follows a word in the 17825792 bytes from byte 0 on: not text");
-  write("a.jsonl", " \n\n");
+  write("a.jsonl", "{\"text\": \"the\"}\n{\"text\": \"" + std::string(18'000'000, 'x') + "\"}\n");
   options_.inputs = {folder_ / "a.jsonl"};
   options_.field = "text";
+  EXPECT_EQ(refusal(), (folder_ / "a.jsonl") + ": line 2: \"" + std::string(37, 'x') +
+                           "...\" begins 18000000 bytes without a blank; at most 16777216 are encoded");
+  write("a.jsonl", " \n\n");
   EXPECT_EQ(refusal(), "1 JSONL files: no documents");
   EXPECT_FALSE(fs::exists(folder_ / "out.h5"));
 }
