@@ -1,6 +1,7 @@
 #include "src/import_documents.hpp"
 
 #include <algorithm>
+#include <utility>
 
 #include "src/error.hpp"
 #include "src/files.hpp"

@@ -35,7 +35,7 @@ class Nanorun(CMakePackage, CudaPackage):
     depends_on("tomlplusplus")
     depends_on("cli11")
     depends_on("nlohmann-json")
-    depends_on("pcre2")
+    depends_on("pcre2 +jit")
     depends_on("googletest", type="build", when="+tests")
     depends_on("python@3.11:", type="build", when="+tests")
 
