@@ -77,27 +77,38 @@ void add_shard(CLI::App& app, CommandLine& line) {
   shard->add_option("--field", options.field, "Inputs are JSONL: a document a line, the string under this key")
       ->check([](const std::string& key) { return key.empty() ? "\"\": an empty key" : ""; })
       ->needs(tokenizer);
+  CLI::Option* synthetic =
+      shard->add_option("--synthetic", options.synthetic, "Make this many tokens of a seeded source, without inputs")
+          ->check(whole_number(1, max_tokens))
+          ->excludes(text)
+          ->excludes(tokenizer);
+  shard->add_option("--seed", options.seed, "Of the synthetic source")
+      ->capture_default_str()
+      ->check(whole_number(0, std::numeric_limits<std::uint64_t>::max()))
+      ->needs(synthetic);
   CLI::Option* tokens_per_shard =
       shard->add_option("--tokens-per-shard", options.tokens_per_shard, "Size at which a new shard begins")
           ->capture_default_str()
           ->check(whole_number(1, max_tokens));
   shard->add_flag("--force", options.force, "Replace shards that exist");
-  shard->add_option("--vocabulary", options.vocabulary, "Token ids are below this (.bin only)")
+  shard->add_option("--vocabulary", options.vocabulary, "Token ids are below this (.bin and --synthetic)")
       ->capture_default_str()
       ->check(whole_number(1, 65536))
       ->excludes(text)
       ->excludes(tokenizer);
-  shard->add_option("--end-of-text", options.end_of_text, "Token that begins a document (.bin only)")
+  shard->add_option("--end-of-text", options.end_of_text, "Token that begins a document (.bin and --synthetic)")
       ->capture_default_str()
       ->check(whole_number(0, 65535))
       ->excludes(text)
       ->excludes(tokenizer);
   shard->callback([&line, &options, tokens_per_shard] {
-    if (options.inputs.empty() && line.shard_list.empty()) {
-      throw CLI::ValidationError("no input: name files or give --list FILE");
+    const bool has_inputs = !options.inputs.empty() || !line.shard_list.empty();
+    if (has_inputs == (options.synthetic > 0)) {
+      throw CLI::ValidationError(has_inputs ? "--synthetic takes no inputs"
+                                            : "no input: name files or give --list FILE, or --synthetic TOKENS");
     }
-    if (tokens_per_shard->count() > 0 && !options.text && options.tokenizer.empty()) {
-      throw CLI::ValidationError("--tokens-per-shard requires --text or --tokenizer");
+    if (tokens_per_shard->count() > 0 && !options.text && options.tokenizer.empty() && options.synthetic == 0) {
+      throw CLI::ValidationError("--tokens-per-shard requires --text, --tokenizer or --synthetic");
     }
     if (options.end_of_text >= options.vocabulary) {
       throw CLI::ValidationError("--end-of-text must be below --vocabulary");

@@ -212,7 +212,7 @@ BinHeader export_header(const h5::File& file, const ShardInfo& info) {
 
 std::vector<std::string> make_shards(Comm& comm, const ShardOptions& options) {
   std::vector<ShardPlan> plans;
-  if (options.inputs.empty()) throw Error(ExitCode::data, "no input files", Scope::all_ranks);
+  if (options.inputs.empty() && options.synthetic == 0) throw Error(ExitCode::data, "no input files", Scope::all_ranks);
   if (options.tokens_per_shard == 0)
     throw Error(ExitCode::data, "a shard must have at least one token", Scope::all_ranks);
   std::vector<std::string> inputs = options.inputs;
@@ -232,6 +232,8 @@ std::vector<std::string> make_shards(Comm& comm, const ShardOptions& options) {
     plans = plan_encoded(comm, options);
   } else if (options.text) {
     plans = plan_text(comm, options);
+  } else if (options.synthetic > 0) {
+    plans = plan_synthetic(options);
   } else {
     comm.together([&] { plans = plan_bin(options); });
   }

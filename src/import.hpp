@@ -22,9 +22,11 @@ struct ShardOptions {
   bool text = false;
   std::string tokenizer;  ///< file that holds its table, see src/tokenizer.hpp; empty: none
   std::string field;      ///< with `tokenizer`: inputs are JSON Lines, whose text is under this key; empty: text files
-  std::uint64_t tokens_per_shard = 100'000'000;  ///< text only; a .bin file becomes one shard
-  std::uint64_t vocabulary = bin_vocabulary;     ///< .bin only
-  std::uint64_t end_of_text = bin_end_of_text;   ///< .bin only
+  std::uint64_t synthetic = 0;                   ///< tokens of a synthetic source instead of inputs; 0: none
+  std::uint64_t seed = 0;                        ///< of that source
+  std::uint64_t tokens_per_shard = 100'000'000;  ///< not of .bin files, of which each becomes one shard
+  std::uint64_t vocabulary = bin_vocabulary;     ///< not of text
+  std::uint64_t end_of_text = bin_end_of_text;   ///< not of text
   bool force = false;                            ///< replace shards that exist
 };
 

@@ -38,6 +38,9 @@ std::vector<ShardPlan> plan_text(Comm& comm, const ShardOptions& options);
 /// or the tokenizer, and Error(output) for these files, on all ranks.
 std::vector<ShardPlan> plan_encoded(Comm& comm, const ShardOptions& options);
 
+/// Shards of options.synthetic tokens of a synthetic source (src/synthetic), the same on every machine.
+std::vector<ShardPlan> plan_synthetic(const ShardOptions& options);
+
 /// The shards of one stream: `whole` describes it, and reads all of it.
 std::vector<ShardPlan> cut_stream(const ShardPlan& whole, std::uint64_t tokens_per_shard);
 

@@ -14,9 +14,9 @@ watchdog h5_library bin_file
 config config_keys config_check config_toml comm h5 h5_shared h5_structure
 context transport mask schedule stop data trace trace_file run_directory
 transport_mpi transport_nccl transport_peers tensor_comm
-transport_devices params uploader tokenizer tokenizer_split tokenizer_table tokenizer_table_json
+transport_devices params uploader tokenizer tokenizer_split tokenizer_table tokenizer_table_json synthetic
 import_documents import_documents_json import_plan
-import import_bin import_encoded import_text activations run_data checkpoint_file
+import import_bin import_encoded import_synthetic import_text activations run_data checkpoint_file
 model optimizer checkpoint command_line
 learner
 report

@@ -8,6 +8,7 @@
 #include "src/data.hpp"
 #include "src/h5.hpp"
 #include "src/import.hpp"
+#include "src/synthetic.hpp"
 #include "tests/support/environment.hpp"
 #include "tests/support/error_of.hpp"
 #include "tests/support/file_size_limit.hpp"
@@ -180,6 +181,25 @@ TEST(Shards, TextFilesOfAllSizesKeepTheirOrder) {
   }
   options.inputs[31] += ".missing";
   EXPECT_EQ(error_of([&] { make_shards(test_comm(), options); }), options.inputs[31] + ": No such file or directory");
+}
+
+TEST(Shards, SyntheticTokensAreThoseOfTheSource) {
+  const SharedFolder folder;
+  ShardOptions options;
+  options.synthetic = 150'000;
+  options.seed = 9;
+  options.output = folder / "synthetic";
+  options.tokens_per_shard = 100'001;
+  std::vector<Token> whole(options.synthetic);
+  SyntheticText(options.vocabulary, options.end_of_text, options.seed).read(0, whole);
+  const auto paths = make_shards(test_comm(), options);
+  ASSERT_EQ(paths.size(), 2u);
+  expect_shard(paths[0], {whole.begin(), whole.begin() + 100'001});
+  expect_shard(paths[1], {whole.begin() + 100'001, whole.end()});
+  options.tokens_per_shard = 1;
+  options.synthetic = 2'000'000;
+  EXPECT_EQ(error_of([&] { make_shards(test_comm(), options); }),
+            "synthetic tokens: 2000000 tokens would make more than 1000000 shards of 1; raise --tokens-per-shard");
 }
 
 TEST(Loaders, TheRanksRowsMakeUpEachStep) {

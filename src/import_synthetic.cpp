@@ -1,0 +1,32 @@
+// Shards of a synthetic source.
+
+#include <fmt/format.h>
+
+#include <memory>
+
+#include "src/error.hpp"
+#include "src/import_plan.hpp"
+#include "src/synthetic.hpp"
+
+namespace nanorun {
+
+std::vector<ShardPlan> plan_synthetic(const ShardOptions& options) {
+  if (options.vocabulary < 2 || options.vocabulary > max_vocabulary || options.end_of_text >= options.vocabulary) {
+    throw Error(ExitCode::data,
+                fmt::format("impossible vocabulary {} with end-of-text token {} of synthetic tokens",
+                            options.vocabulary, options.end_of_text),
+                Scope::all_ranks);
+  }
+  const auto text = std::make_shared<SyntheticText>(options.vocabulary, options.end_of_text, options.seed);
+  ShardPlan whole;
+  whole.input = "synthetic tokens";
+  whole.source = fmt::format("synthetic tokens, seed {}, {:.4f} nats per token within documents", options.seed,
+                             text->entropy_rate());
+  whole.count = options.synthetic;
+  whole.vocabulary = options.vocabulary;
+  whole.end_of_text = options.end_of_text;
+  whole.read = [text](std::uint64_t first, std::span<Token> tokens) { text->read(first, tokens); };
+  return cut_stream(whole, options.tokens_per_shard);
+}
+
+}  // namespace nanorun
