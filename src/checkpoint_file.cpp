@@ -78,11 +78,10 @@ CheckpointHeader read_header(const h5::File& file) {
   const auto integer = [&](const char* name) { return file.read_integer_attribute("/", name); };
   CheckpointHeader header;
   header.version = integer("format_version");
-  if (header.version > format_version) {
-    throw Error(ExitCode::checkpoint,
-                fmt::format("{}: has checkpoint format version {}; this program reads versions up "
-                            "to {}",
-                            file.path(), header.version, format_version));
+  if (header.version < 1 || header.version > format_version) {
+    throw Error(ExitCode::checkpoint, fmt::format("{}: has checkpoint format version {}; this program reads versions 1 "
+                                                  "to {}",
+                                                  file.path(), header.version, format_version));
   }
   header.model = file.read_text_attribute("/", "model");
   header.deck = header.version > 1 ? read_text_dataset(file, "/deck") : file.read_text_attribute("/", "deck");

@@ -48,8 +48,8 @@ ShardInfo read_info(const h5::File& file) {
   if (file.format() != shard_format) fail("{}: is not a token shard", path);
   const auto integer = [&](const char* name) { return file.read_integer_attribute("/", name); };
   const std::uint64_t version = integer("format_version");
-  if (version > shard_version) {
-    fail("{}: has shard format version {}; this program reads versions up to {}", path, version, shard_version);
+  if (version < 1 || version > shard_version) {
+    fail("{}: has shard format version {}; this program reads versions 1 to {}", path, version, shard_version);
   }
   ShardInfo info{path, integer("count"), integer("vocabulary"), integer("end_of_text")};
   if (integer("block") != shard_block) fail("{}: @block is {}, not {}", path, integer("block"), shard_block);
@@ -116,17 +116,21 @@ class OpenShard {
 
   /// Fills `tokens` with the shard's tokens from `first` on; all must be smaller than `vocabulary`.
   void read(std::uint64_t first, std::span<Token> tokens, std::uint64_t vocabulary) const {
+    require_unchanged();
     if (const auto* bin = std::get_if<BinFile>(&file_)) {
       bin->read(first, tokens);
     } else {
       std::get<h5::File>(file_).read<Token>("tokens", {first}, {tokens.size()}, tokens);
     }
-    // HDF5 reads zeros where a file has lost its tail.
-    if (state_of(path_, ExitCode::data) != state_) fail("{}: changed while the run was reading it", path_);
+    require_unchanged();  // HDF5 reads zeros where a file has lost its tail
     check_tokens(tokens, first, vocabulary, path_);
   }
 
  private:
+  void require_unchanged() const {
+    if (state_of(path_, ExitCode::data) != state_) fail("{}: changed while the run was reading it", path_);
+  }
+
   std::string path_;
   FileState state_;
   ShardFile file_;

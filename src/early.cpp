@@ -131,11 +131,12 @@ void require_file_size() {
          static_cast<unsigned long long>(needed));
 }
 
-/// A write beyond the file size limit then fails like any other.
-void ignore_file_size_signal() {
+/// A write beyond the file size limit, or to a pipe that nobody reads, then fails like any other.
+void ignore_signals_of_writes() {
   struct sigaction action {};
   action.sa_handler = SIG_IGN;
   ::sigaction(SIGXFSZ, &action, nullptr);
+  ::sigaction(SIGPIPE, &action, nullptr);
 }
 
 }  // namespace
@@ -143,7 +144,7 @@ void ignore_file_size_signal() {
 void prepare_process(int, char**, char** environment) {
   open_standard_descriptors();
   note_signals();
-  ignore_file_size_signal();
+  ignore_signals_of_writes();
   require_address_space(environment);
   require_file_size();
 }

@@ -134,9 +134,17 @@ bool has_file(const std::string& path, ExitCode code) {
   return found != FileKind::absent;
 }
 
+/// Some file systems give no sizes, as that of /proc.
+static void require_empty(const std::string& path, ExitCode code) {
+  const Descriptor file = open_to_read(path, code);
+  if (char byte; ::pread(file.get(), &byte, 1, 0) > 0)
+    throw Error(code, path + ": its file system tells no size; copy it to another one");
+}
+
 std::uint64_t file_size(const std::string& path, ExitCode code) {
   const struct stat status = status_of(path, code);
   require_regular(path, kind(status), code);
+  if (status.st_size == 0) require_empty(path, code);
   return static_cast<std::uint64_t>(status.st_size);
 }
 

@@ -90,6 +90,9 @@ class FieldFinder : public nlohmann::json_sax<nlohmann::json> {
     at_field_ = found_ = is_string_ = is_object_ = false;
     depth_ = 0;
     fault_.clear();
+    // The parser takes a zero byte for the end of the text.
+    if (const std::size_t zero = line.find('\0'); zero != line.npos)
+      return fmt::format("not JSON: column {}: a zero byte", zero + 1);
     if (!nlohmann::json::sax_parse(line, this)) return fault_;
     if (!is_object_) return "not a JSON object";
     if (!found_) return fmt::format("no key \"{}\"", excerpt(field_));
@@ -125,8 +128,10 @@ class FieldFinder : public nlohmann::json_sax<nlohmann::json> {
   bool parse_error(std::size_t, const std::string&, const nlohmann::json::exception& error) override {
     // The line that it names is always the first.
     const std::string what = error.what();
-    const std::size_t place = what.find("column ");
-    fault_ = fmt::format("not JSON: {}", excerpt(place == what.npos ? what : what.substr(place)));
+    const std::size_t column = what.find("column "), text = what.find("] ");
+    fault_ = column != what.npos
+                 ? fmt::format("not JSON: {}", excerpt(what.substr(column)))
+                 : fmt::format("cannot be read: {}", excerpt(what.substr(text == what.npos ? 0 : text + 2)));
     return false;
   }
 

@@ -50,7 +50,6 @@ StopReason received_signal() {
 StopMonitor::StopMonitor(const StopConfig& config, std::string stop_file, bool watches_file)
     : config_(config), stop_file_(std::move(stop_file)), watches_file_(watches_file) {
   note_signals();
-  std::signal(SIGPIPE, SIG_IGN);
 }
 
 /// A file system that does not answer is no reason to stop, nor is a file that the next start may not remove.

@@ -207,8 +207,9 @@ class Tokenizer::Impl {
  private:
   void append(std::string_view piece, std::vector<Token>& tokens) {
     if (piece.size() > max_piece)
-      throw Error(ExitCode::data, fmt::format("\"{}\" begins {} bytes without a blank; at most {} are encoded",
-                                              excerpt(piece, 40), piece.size(), max_piece));
+      throw Error(ExitCode::data,
+                  fmt::format("\"{}\" begins {} bytes that cannot be cut into words; at most {} are encoded",
+                              excerpt(piece, 40), piece.size(), max_piece));
     if (piece.size() > PieceCache::max_bytes) return merger_.append(piece, table_.bytes, tokens);
     PieceCache::Entry& entry = cache_.entry(piece);
     if (entry.holds(piece)) {

@@ -40,6 +40,8 @@ class Reader {
       if (depth > max_depth) fail("nests deeper than {} levels: not a tokenizer.json", max_depth);
       return true;
     };
+    // The parser takes a zero byte for the end of the text.
+    if (const std::size_t zero = text.find('\0'); zero != text.npos) fail("not JSON: byte {} is zero", zero);
     try {
       return Json::parse(text, shallow);
     } catch (const Json::exception& error) {

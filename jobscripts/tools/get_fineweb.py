@@ -35,6 +35,7 @@ MAX_BYTES = HEADER_BYTES + 2 * (2**31 - 1)
 CHUNK = 1 << 20
 TRIES, WAIT_SECONDS, SILENCE_SECONDS = 6, 2, 60
 CUT = (http.client.HTTPException, ConnectionError, socket.timeout, TimeoutError)
+WRONG_ANSWER = (ValueError, UnicodeError)  # of urllib, for addresses and headers that cannot be
 
 
 def parse_arguments():
@@ -102,7 +103,8 @@ def fetch_rest(url, part, label):
     """Appends what is missing to the open file. Returns the SHA-256 of the whole where the server tells it. Throws one
     of CUT where the connection ends early."""
     moved = Moved()
-    have = part.seek(0, os.SEEK_END)
+    with tool.using(part.name):
+        have = part.seek(0, os.SEEK_END)
     request = urllib.request.Request(url, headers={"Range": f"bytes={have}-"} if have else {})
     try:
         answer = urllib.request.build_opener(moved).open(request, timeout=SILENCE_SECONDS)
@@ -111,10 +113,12 @@ def fetch_rest(url, part, label):
             return moved.digest
         raise
     with answer:
-        if answer.status != 206:  # a server that sends no parts begins anew
+        if answer.status != 206 or begin_of(answer.headers) != have:  # what does not follow what is there begins anew
+            with tool.using(part.name):
+                part.truncate(0)
+            if answer.status == 206:
+                raise ConnectionError("the server sent another part of the file than it was asked for")
             have = 0
-            part.truncate(0)
-            part.seek(0)
         rest = int(answer.headers.get("Content-Length") or 0)
         require_space(part.name, rest)
         progress = Progress(label, have + rest, have)
@@ -132,6 +136,12 @@ def fetch_rest(url, part, label):
         return moved.digest or digest_in(answer.headers)
 
 
+def begin_of(headers):
+    """The first byte of a part of a file, or None."""
+    found = re.match(r"bytes (\d{1,18})-", headers.get("Content-Range") or "")
+    return int(found[1]) if found else None
+
+
 def require_space(path, size):
     with tool.using(path):
         free = shutil.disk_usage(os.path.dirname(path) or ".").free
@@ -142,6 +152,8 @@ def require_space(path, size):
 def fetch(url, path, label):
     """Fetches a file into FILE.part, and renames it when it is whole and right."""
     name = f"{path}.part"
+    if os.path.lexists(name):
+        tool.require_regular(name)
     with tool.using(name):
         part = open(name, "ab")
     with part:
@@ -164,6 +176,8 @@ def fetch_in_tries(url, part, label):
     for attempt in range(1, TRIES + 1):
         try:
             return fetch_rest(url, part, label)
+        except WRONG_ANSWER as error:
+            raise tool.ToolError(f"{url}: {error}") from None
         except (urllib.error.URLError, *CUT) as error:
             code = getattr(error, "code", None)
             why = f"the server says {code} {error.reason}" if code else getattr(error, "reason", error)
@@ -218,7 +232,9 @@ def get(repository, name, directory, label):
     try:
         import huggingface_hub as hub
     except ImportError:
-        server = os.environ.get("HF_ENDPOINT", "https://huggingface.co").rstrip("/")
+        server = (os.environ.get("HF_ENDPOINT") or "https://huggingface.co").rstrip("/")
+        if not re.fullmatch(r"https?://[!-~]+", server):
+            raise tool.ToolError(f"HF_ENDPOINT should be an address such as https://huggingface.co, not {server}")
         fetch(f"{server}/datasets/{repository}/resolve/main/{name}", path, label)
     else:
         fetch_through_hub(hub, repository, name, directory)
@@ -229,8 +245,9 @@ def get(repository, name, directory, label):
 
 def make_shard(program, path):
     """FILE.h5 of FILE.bin."""
-    done = subprocess.run([program, "shard", str(path.with_suffix("")), str(path)], text=True, errors="replace",
-                          stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    with tool.using(program):
+        done = subprocess.run([program, "shard", str(path.with_suffix("")), str(path)], text=True, errors="replace",
+                              stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     if done.returncode != 0:
         said = done.stderr.strip().splitlines() or [f"{program} ended with exit code {done.returncode}"]
         raise tool.ToolError(said[-1])

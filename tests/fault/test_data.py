@@ -92,7 +92,11 @@ class Data(FaultTest):
         second = self.train(2, *arguments, *bins)
         self.assertEqual(restarted_from(second), 4)
         self.assertEqual(losses(first) | losses(second), losses(whole))
+        job = self.start(2, *arguments, *bins, "run.name=other", "train.steps=100000", "data.end=wrap")
+        job.until_step(2)
         os.truncate(self.folder / "b.bin", 20000)
+        self.assertEqual(job.wait(), 3, job.text())
+        self.assert_refused(job, "b.bin")
         job = self.train(2, *arguments, *bins, "train.steps=60", code=3)
         self.assert_refused(job, "b.bin: 10000 tokens need 21024 bytes, but the file has 20000")
 

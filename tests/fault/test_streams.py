@@ -38,6 +38,12 @@ class Streams(FaultTest):
         self.assertEqual(job.wait(), 7, job.text())
         self.assert_refused(job, "s.bin.partial: cannot be written: Input/output error")
 
+    def test_pipe_that_nobody_reads(self):
+        reader, writer = os.pipe()
+        os.close(reader)
+        self.addCleanup(os.close, writer)
+        self.assert_output_lost("verify", "data.h5", stdout=writer)
+
     def test_verification_outlives_no_output(self):
         """The first error decides on the exit code."""
         job = Job(self.folder, None, ["verify", "absent.h5", "data.h5"], stdout=self.no_space())

@@ -44,6 +44,12 @@ class UnfitFiles(FaultTest):
         self.assertEqual(job.wait(), 0, job.text())
         self.verify("a.h5")
 
+    def test_file_without_a_size(self):
+        """One of /proc would pass for an empty document."""
+        job = Job(self.folder, 1, ["shard", "a", "--text", "/proc/cpuinfo"])
+        self.assertEqual(job.wait(), 3, job.text())
+        self.assert_refused(job, "/proc/cpuinfo: its file system tells no size")
+
     def test_reason_of_the_system(self):
         """Of a file that may not be opened, of the dead handle of a network file, and of a medium that fails."""
         shard = self.folder / "data.h5"

@@ -195,7 +195,7 @@ TEST(Checkpoint, NewerFormatVersionsAreRefusedByNumberAlsoWithAuto) {
   for (const std::string& restart : {std::string("auto"), newer}) {
     run.config.checkpoint.restart = restart;
     EXPECT_EQ(checkpoint_error_of([&] { run.checkpoints(folder / "c").restore(run.optimizer.slabs()); }),
-              newer + ": has checkpoint format version 3; this program reads versions up to 2");
+              newer + ": has checkpoint format version 3; this program reads versions 1 to 2");
   }
 }
 

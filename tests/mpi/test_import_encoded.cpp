@@ -197,6 +197,8 @@ TEST_F(ImportEncoded, OtherLinesAreRefusedByTheirNumber) {
         {"{\"text\": \"a\"} 5",
          "not JSON: column 15: syntax error while parsing value - unexpected number literal; "
          "expected end of input"},
+        {std::string("{\"text\": \"a\"}\0 {\"text\": \"b\"}", 30), "not JSON: column 14: a zero byte"},
+        {"{\"text\": \"a\", \"x\": 1e999}", "cannot be read: number overflow parsing '1e999'"},
         {"[\"text\", \"a\"]", "not a JSON object"},
         {"\"text\"", "not a JSON object"},
         {"{}", "no key \"text\""},
@@ -229,7 +231,7 @@ TEST_F(ImportEncoded, WhatCannotBeReadIsRefused) {
   options_.inputs = {folder_ / "a.jsonl"};
   options_.field = "text";
   EXPECT_EQ(refusal(), (folder_ / "a.jsonl") + ": line 2: \"" + std::string(37, 'x') +
-                           "...\" begins 18000000 bytes without a blank; at most 16777216 are encoded");
+                           "...\" begins 18000000 bytes that cannot be cut into words; at most 16777216 are encoded");
   write("a.jsonl", " \n\n");
   EXPECT_EQ(refusal(), "1 JSONL files: no documents");
   EXPECT_FALSE(fs::exists(folder_ / "out.h5"));

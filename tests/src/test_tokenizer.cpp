@@ -194,7 +194,8 @@ TEST(Tokenizer, LongPiecesAreEncoded) {
   for (std::uint32_t i = 0; i < 2'000'000; ++i) text += "etaoinsh"[(i * 2'654'435'761u) >> 29];
   EXPECT_EQ(tokenizer.decode(tokenizer.encode(text)), text);
   EXPECT_EQ(error_of([&] { tokenizer.encode(std::string(Tokenizer::max_piece + 1, 'x')); }),
-            "\"xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx...\" begins 16777217 bytes without a blank; at most 16777216 are "
+            "\"xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx...\" begins 16777217 bytes that cannot be cut into words; at most "
+            "16777216 are "
             "encoded");
 }
 
@@ -297,6 +298,9 @@ TEST(Tokenizer, OtherJsonIsRefused) {
   EXPECT_EQ(refusal(R"({"model": {"type": "WordPiece", "vocab": {}, "merges": []}})"), none);
   EXPECT_EQ(refusal(R"({"model": 5})"), none);
   EXPECT_EQ(refusal(R"({"!": 0, "\"": 1})"), none);  // GPT-2's encoder.json
+  EXPECT_TRUE(contains(refusal(std::string("{}\0rubbish", 10)), "not JSON: byte 2 is zero"));
+  EXPECT_TRUE(contains(refusal("\xef\xbb\xbf{}"), "begins with a byte order mark: remove it"));
+  EXPECT_TRUE(contains(refusal("[]"), "no model of type BPE"));
   EXPECT_TRUE(contains(refusal("{\"model\": "), "not JSON: parse error at line 1, column 11"));
   EXPECT_EQ(refusal("{\"a\": " + std::string(1'000'000, '[')), "nests deeper than 32 levels: not a tokenizer.json");
   const auto with = [](auto&& change) {

@@ -36,6 +36,8 @@ class Server(http.server.ThreadingHTTPServer):
     def __init__(self):
         super().__init__(("127.0.0.1", 0), Answer)
         self.files, self.cuts, self.ranges, self.digests, self.codes, self.asked = {}, [], True, {}, {}, []
+        self.shift = 0  # by which parts begin elsewhere than asked for
+        self.lies = {}  # headers that replace the right ones
 
 
 class Answer(http.server.BaseHTTPRequestHandler):
@@ -64,7 +66,10 @@ class Answer(http.server.BaseHTTPRequestHandler):
             self.send_error(416)
             return
         self.send_response(206 if first else 200)
-        self.send_header("Content-Length", str(len(data) - first))
+        first = max(first - self.server.shift, 0)
+        headers = {"Content-Length": len(data) - first, "Content-Range": f"bytes {first}-{len(data) - 1}/{len(data)}"}
+        for name, value in (headers | self.server.lies).items():
+            self.send_header(name, str(value))
         self.end_headers()
         cut = self.server.cuts.pop(0) if self.server.cuts else len(data)
         self.wfile.write(data[first:first + cut])
@@ -85,9 +90,9 @@ class GetFineweb(unittest.TestCase):
         for seed, name in enumerate((VALIDATION, FIRST)):
             self.server.files[f"{name}.bin"] = bin_file(40000, seed)
 
-    def get(self, *arguments, code=0, modules=None):
+    def get(self, *arguments, code=0, modules=None, address=None):
         """Runs the tool; `modules` is a directory of further Python modules."""
-        address = f"http://127.0.0.1:{self.server.server_address[1]}"
+        address = address or f"http://127.0.0.1:{self.server.server_address[1]}"
         environment = {**os.environ, "HF_ENDPOINT": address, "no_proxy": "127.0.0.1", "PYTHONPATH": str(modules or "")}
         start = f"import runpy, sys; sys.argv[1:] = {list(map(str, arguments))}; "
         # Waits between tries are shorter here; without `modules` there is no huggingface_hub.
@@ -145,6 +150,40 @@ class GetFineweb(unittest.TestCase):
         self.server.ranges, self.server.cuts = False, [1000]
         self.get_one("--bin-only")
         self.assert_whole()
+
+    def test_server_that_sends_another_part(self):
+        self.server.shift, self.server.cuts = 500, [1500]
+        done = self.get_one("--bin-only")
+        self.assertIn("another part", done.stderr)
+        self.assert_whole()
+
+    def test_server_that_lies(self):
+        for name, value in (("Content-Length", "abc"), ("Content-Length", "9" * 5000)):
+            self.server.lies = {name: value}
+            self.get_one("--bin-only", code=2)
+        self.server.lies = {}
+        self.get_one("--bin-only")
+        self.assert_whole()
+
+    def test_addresses_that_cannot_be(self):
+        for address in ("foo", "//x", "http://[::1", "http://" + 300 * "a", "http://127.0.0.1:1\n", "file:///etc"):
+            done = self.get_one("--bin-only", code=2, address=address)
+            self.assertEqual(len(done.stderr.splitlines()), 1, done.stderr)
+
+    def test_partial_file_that_is_none(self):
+        self.data.mkdir()
+        os.mkfifo(self.data / f"{VALIDATION}.bin.part")
+        self.assert_refused(self.get_one("--bin-only", code=2), "not a regular file")
+        (self.data / f"{VALIDATION}.bin.part").unlink()
+        (self.data / f"{VALIDATION}.bin.part").symlink_to("/dev/full")
+        self.assert_refused(self.get_one("--bin-only", code=2), "not a regular file")
+
+    def test_program_that_cannot_run(self):
+        program = self.directory / "program"
+        program.write_text("rubbish")
+        program.chmod(0o755)
+        done = self.get("--shards", 1, "--program", program, code=2)
+        self.assertIn("program: Exec format error", done.stderr.splitlines()[-1])
 
     def test_server_that_is_busy(self):
         self.server.codes[f"{FIRST}.bin"] = [503, 429]
