@@ -19,18 +19,21 @@ void adam_update(Stream, Vec<acc_t<T>> w, [[maybe_unused]] Vec<T> copy, Vec<acc_
   const T root = static_cast<T>(1 / std::sqrt(1 - std::pow(options.beta2, t)));
   const T eps = static_cast<T>(options.eps), scale = static_cast<T>(options.gradient_scale);
   const auto update = [=] KOKKOS_FUNCTION(std::size_t first, std::size_t last) {
-    double sum = 0;
-#pragma omp simd reduction(+ : sum)
+    double gradients = 0, weights = 0;
+#pragma omp simd reduction(+ : gradients, weights)
     for (std::size_t i = first; i < last; ++i) {
       const T gradient = scale * g[i];
       m[i] = beta1 * m[i] + rest1 * gradient;
       v[i] = beta2 * v[i] + rest2 * gradient * gradient;
       w[i] -= lr * m[i] / (std::sqrt(v[i]) * root + eps);
-      sum += square(gradient) + square(w[i]);
+      gradients += square(gradient);
+      weights += square(w[i]);
     }
-    return sum;
+    return Sums<2>{{gradients, weights}};
   };
-  add_to(squares, sum_chunks("adam_update", w.size(), update));
+  const Sums<2> sums = sum_chunks<2>("adam_update", w.size(), update);
+  add_to(&squares[0], sums.values[0]);
+  add_to(&squares[1], sums.values[1]);
 }
 
 #define NANORUN_INSTANTIATE(T) \

@@ -24,7 +24,8 @@ AdamFactors factors(const AdamOptions& o) {
 }
 
 template <class T>
-struct Adam : SumOfSquares {
+struct Adam {
+  SumOfSquares gradients, weights;
   float* w;
   T* copy;
   float *m, *v;
@@ -41,13 +42,18 @@ struct Adam : SumOfSquares {
       mean.v[k] = f.beta1 * mean.v[k] + f.rest1 * gradient;
       square.v[k] = f.beta2 * square.v[k] + f.rest2 * gradient * gradient;
       weight.v[k] -= f.lr * mean.v[k] / (sqrtf(square.v[k]) * f.root + f.eps);
-      add_square(gradient);
-      add_square(weight.v[k]);
+      gradients.add_square(gradient);
+      weights.add_square(weight.v[k]);
     }
     store_vector(m + i, mean);
     store_vector(v + i, square);
     store_vector(w + i, weight);
     if constexpr (!std::is_same_v<T, float>) store_rounded(copy + i, weight);
+  }
+
+  __device__ void finish() const {
+    gradients.finish();
+    weights.finish();
   }
 };
 
@@ -56,7 +62,7 @@ struct Adam : SumOfSquares {
 template <class T>
 void adam_update(Stream stream, Vec<acc_t<T>> w, Vec<T> copy, Vec<acc_t<T>> m, Vec<acc_t<T>> v, Vec<const acc_t<T>> g,
                  const AdamOptions& options, double* squares) {
-  const Adam<T> body{{squares}, w.data(), copy.data(), m.data(), v.data(), g.data(), factors(options)};
+  const Adam<T> body{{squares}, {squares + 1}, w.data(), copy.data(), m.data(), v.data(), g.data(), factors(options)};
   launch_elementwise<4>("adam_update", stream, w.size(), body, w.data(), copy.data(), m.data(), v.data(), g.data());
 }
 

@@ -19,8 +19,9 @@ struct AdamOptions {
 
 namespace portable {
 
-/// copy = w rounded to T, for the GEMMs that read it; where acc_t<T> is T, copy is w itself. *squares, in the tensors'
-/// memory, += sum of (gradient_scale g)² + w² in double, with the new w: not finite where any element is not.
+/// copy = w rounded to T, for the GEMMs that read it; where acc_t<T> is T, copy is w itself. squares [2], in the
+/// tensors' memory, += in double the sum of (gradient_scale g)², and that of the new w²: not finite where any element
+/// is not.
 template <class T>
 void adam_update(Stream stream, Vec<acc_t<T>> w, Vec<T> copy, Vec<acc_t<T>> m, Vec<acc_t<T>> v, Vec<const acc_t<T>> g,
                  const AdamOptions& options, double* squares);
@@ -29,7 +30,7 @@ void adam_update(Stream stream, Vec<acc_t<T>> w, Vec<T> copy, Vec<acc_t<T>> m, V
 
 namespace cuda {
 
-/// T = bf16 or float. The order of the sum is not fixed.
+/// T = bf16 or float. The order of the sums is not fixed.
 template <class T>
 void adam_update(Stream stream, Vec<acc_t<T>> w, Vec<T> copy, Vec<acc_t<T>> m, Vec<acc_t<T>> v, Vec<const acc_t<T>> g,
                  const AdamOptions& options, double* squares);

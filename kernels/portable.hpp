@@ -106,11 +106,18 @@ Sums<N> sum_rows(const char* label, int n, const Row& row) {
   return total;
 }
 
-/// Sum of body(first, last) over consecutive ranges that cover [0, n), as reproducible as sum_rows.
+/// Sum of body(first, last), each a Sums<N>, over consecutive ranges that cover [0, n), as reproducible as sum_rows.
+template <std::size_t N, class Body>
+Sums<N> sum_chunks(const char* label, std::size_t n, const Body& body) {
+  const auto row = [=] KOKKOS_FUNCTION(int i) { return body(i * chunk, std::min((i + 1) * chunk, n)); };
+  return sum_rows<N>(label, chunks(n), row);
+}
+
+/// The same of numbers.
 template <class Body>
 double sum_chunks(const char* label, std::size_t n, const Body& body) {
-  const auto row = [=] KOKKOS_FUNCTION(int i) { return Sums<1>{{body(i * chunk, std::min((i + 1) * chunk, n))}}; };
-  return sum_rows<1>(label, chunks(n), row).values[0];
+  const auto one = [=] KOKKOS_FUNCTION(std::size_t first, std::size_t last) { return Sums<1>{{body(first, last)}}; };
+  return sum_chunks<1>(label, n, one).values[0];
 }
 
 template <class T>

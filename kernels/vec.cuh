@@ -140,7 +140,7 @@ __device__ void block_add(T* target, T x) {
   if (lane == 0) atomicAdd(target, x);
 }
 
-/// Base of an elementwise body that adds a sum of squares to *squares, in no fixed order.
+/// Base or member of an elementwise body that adds a sum of squares to *squares, in no fixed order.
 struct SumOfSquares {
   double* squares;
   double sum = 0;

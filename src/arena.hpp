@@ -73,19 +73,21 @@ class PinnedArena {
   std::unique_ptr<std::byte, Release> data_;
 };
 
-/// A sum that ops add to on the device and the host reads once a step.
+/// Sums that ops add to on the device and the host reads once a step.
 class RunningSum {
  public:
-  explicit RunningSum(kernels::Stream stream) : device_(1), host_(sizeof(double)) { clear(stream); }
+  explicit RunningSum(kernels::Stream stream, std::size_t count = 1) : device_(count), host_(count * sizeof(double)) {
+    clear(stream);
+  }
 
   double* device() const { return device_.data(); }
-  /// Enqueues the copy to the host and sets the sum to zero.
+  /// Enqueues the copy to the host and sets the sums to zero.
   void collect(kernels::Stream stream) {
-    ops::copy_to_host(stream, host_.space().data(), device_.data(), sizeof(double));
+    ops::copy_to_host(stream, host_.space().data(), device_.data(), device_.span().size_bytes());
     clear(stream);
   }
   /// What collect() found, once the stream has been waited for.
-  double value() const { return *reinterpret_cast<const double*>(host_.space().data()); }
+  double value(std::size_t i = 0) const { return reinterpret_cast<const double*>(host_.space().data())[i]; }
 
  private:
   void clear(kernels::Stream stream) { ops::fill<double>(stream, device_.span(), 0); }

@@ -71,7 +71,7 @@ Optimizer<T>::Optimizer(const Config& config, const ParameterTable& table, const
       stream_(stream),
       state_(state_size<T>(table, comm.rank(), comm.size()), "the optimizer's state", state_remedy),
       workspace_(workspace_size<Master>(table, comm.rank(), comm.size()), "Muon's scratch", state_remedy),
-      squares_(stream),
+      squares_(stream, 2),
       handed_over_(ops::create_event()) {
   std::size_t state_used = 0;
   for (const Bucket& bucket : table.buckets()) buckets_.push_back(make_owned(bucket, state_used));
@@ -252,7 +252,7 @@ void Optimizer<T>::apply_muon(const OwnedBucket& owned, long step) {
   const Bucket& bucket = owned.bucket;
   const double shape_factor = std::sqrt(std::max(1.0, static_cast<double>(bucket.rows) / bucket.cols));
   const double lr = learning_rate(bucket.group, step);
-  ops::add_scaled<T>(stream_, owned.master, owned.copy, owned.gradients, -lr * shape_factor, squares_.device());
+  ops::add_scaled<T>(stream_, owned.master, owned.copy, owned.gradients, -lr * shape_factor, squares_.device() + 1);
 }
 
 template <class T>
@@ -298,7 +298,7 @@ double Optimizer<T>::learning_rate(Group group, long step) const {
 
 template <class T>
 bool Optimizer<T>::overflowed() const {
-  return !(squares_.value() <= std::numeric_limits<Master>::max());
+  return !(squares_.value(0) + squares_.value(1) <= std::numeric_limits<Master>::max());
 }
 
 /// Brings every rank's weights up to date with the masters.

@@ -48,10 +48,13 @@ class Optimizer {
   /// Makes the ops enqueued from now on wait for the weights of a layer (Bucket::layer).
   void await_weights(Trace& trace, int layer);
 
-  /// Sum of the squares of this rank's part of gradients and updated weights since the last collect().
+  /// Sums of the squares of this rank's part of the gradients, and of the updated weights, since the last collect().
   RunningSum& squares() { return squares_; }
-  /// Whether that sum is not finite, or beyond the largest Master: then norms would be infinite, and what is divided by
-  /// them zero, without showing in the loss.
+  /// The first of them: of the gradients of the mean loss of a step over all ranks. Ranks own distinct parts, so that
+  /// the sum over the ranks is the square of the gradient's norm.
+  double gradient_squares() const { return squares_.value(0); }
+  /// Whether these sums, together, are not finite, or beyond the largest Master: then norms would be infinite, and what
+  /// is divided by them zero, without showing in the loss.
   bool overflowed() const;
 
   /// Weights and state of the owned units in host memory, as they are now, for checkpoints: /weights/<name>,
@@ -97,7 +100,7 @@ class Optimizer {
   kernels::Stream stream_;
   TensorArena<Master> state_;
   Arena workspace_;
-  RunningSum squares_;
+  RunningSum squares_;      ///< of gradients, and of weights
   ops::Event handed_over_;  ///< from the ops' stream to the collectives'
   std::vector<OwnedBucket> buckets_;
   std::vector<Bucket> kinds_;  ///< of matrices, each one of those alike, in the order of their updates

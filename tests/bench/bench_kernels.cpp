@@ -180,9 +180,9 @@ void adam(benchmark::State& state) {
   Tensor w(rows, width), m(rows, width), v(rows, width), g(rows, width);
   for (float& value : v.values) value *= value;
   const kernels::AdamOptions options{.lr = 0.01, .t = 3};
-  double squares = 0;
+  double squares[2] = {};
   for (auto _ : state) {
-    ops::adam_update<float>({}, w.flat(), w.flat(), m.flat(), v.flat(), g.flat(), options, &squares);
+    ops::adam_update<float>({}, w.flat(), w.flat(), m.flat(), v.flat(), g.flat(), options, squares);
   }
   count(state, 0, 7 * tensor_bytes(rows, width));
 }

@@ -201,7 +201,7 @@ void adam_update(benchmark::State& state) {
   const std::size_t n = static_cast<std::size_t>(vocabulary) * width;
   Tensor<float> w(n), m(n), v(n), g(n);
   Tensor<bf16> copy(n);
-  Tensor<double> squares(1);
+  Tensor<double> squares(2);
   measure(state, 30.0 * static_cast<double>(n), [&] {
     cuda::adam_update<bf16>({}, w.flat(), copy.flat(), m.flat(), v.flat(), g.flat(), {.lr = 1e-3}, squares.data);
   });

@@ -104,15 +104,15 @@ class Tensor {
   DeviceVector<T> device_;
 };
 
-/// A sum in device memory that begins at 0.5; added() waits for the device.
+/// Two sums in device memory that begin at 0.5; added() waits for the device.
 class DeviceSum {
  public:
-  double* data() const { return sum_.data(); }
-  double added() const { return sum_.host()[0] - start; }
+  double* data() const { return sums_.data(); }
+  double added(int i = 0) const { return sums_.host()[i] - start; }
 
  private:
   static constexpr double start = 0.5;
-  DeviceVector<double> sum_{test::Vector<double>{start}};
+  DeviceVector<double> sums_{test::Vector<double>{start, start}};
 };
 
 /// Token ids below `vocabulary`, on both sides.

@@ -20,7 +20,7 @@ void compare(int n, int first) {
   Tensor<float> w(1, n, 1), m(1, n, 2), v(1, n, 3, {0.01f, 1}), g(1, n, 4);
   const Tensor<bf16> rounded = Tensor<bf16>::poisoned(1, n);
   const test::DeviceSum squares;
-  test::Vector<double> host_squares(1);
+  test::Vector<double> host_squares(2);
   const auto tail = [first](const auto& span) { return span.subspan(first); };
   const Vec<float> host_w = tail(w.host_flat());
   portable::adam_update<float>({}, host_w, host_w, tail(m.host_flat()), tail(v.host_flat()), tail(g.host_flat()),
@@ -39,7 +39,7 @@ void compare(int n, int first) {
   m.expect_match("m", 1e-6, 1e-6);
   v.expect_match("v", 1e-6, 1e-6);
   w.expect_match("w", 1e-6, 1e-6);
-  EXPECT_NEAR(squares.added(), host_squares[0], 1e-6 * host_squares[0]);
+  for (const int i : {0, 1}) EXPECT_NEAR(squares.added(i), host_squares[i], 1e-6 * host_squares[i]) << i;
 }
 
 TEST(CudaAdam, SmallSizesMatchPortable) {
@@ -55,7 +55,7 @@ TEST(CudaAdam, RecipeSizeMatchesPortable) {
   compare<bf16>(50304 * 768, 0);
 }
 
-/// The sum of squares of one update whose last gradient and weight are these, all others small.
+/// The sums of squares, together, of one update whose last gradient and weight are these, all others small.
 double squares_with(float gradient, float weight) {
   constexpr std::size_t n = 20'011;
   test::Vector<float> ones(n, 1), gradients(n, 0.5f);
@@ -66,10 +66,10 @@ double squares_with(float gradient, float weight) {
   const test::DeviceSum squares;
   cuda::adam_update<bf16>({}, {w.data(), n}, {copy.data(), n}, {m.data(), n}, {v.data(), n},
                           Vec<const float>(g.data(), n), {.lr = 0.25, .t = 1, .gradient_scale = 4}, squares.data());
-  return squares.added();
+  return squares.added(0) + squares.added(1);
 }
 
-TEST(CudaAdam, SumOfSquaresTellsOfNumbersOutOfRange) {
+TEST(CudaAdam, SumsOfSquaresTellOfNumbersOutOfRange) {
   SKIP_WITHOUT_DEVICE();
   constexpr float infinity = std::numeric_limits<float>::infinity(), nan = std::numeric_limits<float>::quiet_NaN();
   EXPECT_LT(squares_with(1, 1), 5 * 20'011);

@@ -84,5 +84,22 @@ TEST(Optimizer, EveryStepUpdatesEveryTensorOnce) {
   }
 }
 
+TEST(Optimizer, KnowsTheNormOfTheMeanGradient) {
+  Config config = small_config();
+  config.train.sequences = 4;  // over which the gradients are sums
+  Fixture f(config);
+  const Parameter& head = f.table.find("head");
+  const auto all = static_cast<double>(f.table.size()), threes = static_cast<double>(head.size());
+  for (int step = 0; step < 2; ++step) {
+    f.fill_gradients();
+    ops::fill<double>({}, f.gradients.span().subspan(head.offset, head.size()), 3);
+    for (int layer = config.model.layers; layer >= -1; --layer) f.optimizer.start_reduce_scatter(f.trace, layer, step);
+    f.optimizer.step(f.trace, step);
+    f.optimizer.squares().collect({});
+    EXPECT_NEAR(f.optimizer.gradient_squares(), (all + 8 * threes) / 16, 1e-9 * all) << step;
+    EXPECT_FALSE(f.optimizer.overflowed());
+  }
+}
+
 }  // namespace
 }  // namespace nanorun
