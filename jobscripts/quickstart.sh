@@ -49,6 +49,7 @@ cat <<EOF
 Everything lies in $root/$run:
   run.png        the losses and where the time went
   log.txt        the lines above
+  metrics.jsonl  loss, time and gradient norm of each step
   summary.json   the figures of merit
   trace.h5       time by step, rank and phase
   deck.toml      the deck with every key

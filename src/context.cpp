@@ -125,6 +125,26 @@ std::string idle_devices(const std::vector<DevicePlace>& places) {
                      hosts.size() == 1 ? "this node" : fmt::format("{} nodes", hosts.size()));
 }
 
+double peak_flops(const std::string& device_name) {
+  static const std::map<std::string, double> peaks = {{"NVIDIA H100 80GB HBM3", 989.4e12},
+                                                      {"NVIDIA H100 PCIe", 756e12},
+                                                      {"NVIDIA H200", 989.4e12},
+                                                      {"NVIDIA GH200 120GB", 989.4e12},
+                                                      {"NVIDIA GH200 480GB", 989.4e12}};
+  const auto found = peaks.find(device_name);
+  return found == peaks.end() ? 0 : found->second;
+}
+
+double peak_flops(const std::vector<DevicePlace>& places) {
+  double sum = 0;
+  for (const DevicePlace& place : places) {
+    const double peak = peak_flops(place.name);
+    if (peak == 0) return 0;
+    sum += peak;
+  }
+  return sum;
+}
+
 Context::Context(int& argc, char**& argv) : start_(std::chrono::steady_clock::now()) {
   h5::start(argv);
   int provided = MPI_THREAD_SINGLE;
@@ -139,9 +159,10 @@ void Context::open_device() {
     place = pick_device(comm_->rank(), comm_->rank_on_host());
     require_usable_device(comm_->rank(), place);
   });
-  const std::vector<DevicePlace> places = gather_places(*comm_, place);
-  comm_->together([&] { require_own_devices(places); });
-  device_note_ = idle_devices(places);
+  places_ = gather_places(*comm_, place);
+  comm_->together([&] { require_own_devices(places_); });
+  device_note_ = idle_devices(places_);
+  peak_flops_ = nanorun::peak_flops(places_);
   const int device = place.number;
   ops::use_device(device);
   kernels::start_kokkos(device);

@@ -36,6 +36,11 @@ void require_own_devices(const std::vector<DevicePlace>& places);
 /// empty.
 std::string idle_devices(const std::vector<DevicePlace>& places);
 
+/// Dense bf16 FLOP/s of a device, by the name that CUDA gives its model; 0 where it is not known.
+double peak_flops(const std::string& device_name);
+/// Of all ranks together; 0 where it is not known of one of them.
+double peak_flops(const std::vector<DevicePlace>& places);
+
 class Context {
  public:
   Context(int& argc, char**& argv);
@@ -55,6 +60,10 @@ class Context {
   /// What idle_devices() said of all ranks, on rank 0; empty elsewhere.
   const std::string& device_note() const { return device_note_; }
   /// The stream of computation, the only one for GEMMs.
+  /// Hosts and devices of all ranks, on rank 0; empty elsewhere. Once the device is open.
+  const std::vector<DevicePlace>& places() const { return places_; }
+  /// peak_flops() of the places.
+  double peak_flops() const { return peak_flops_; }
   kernels::Stream stream() const { return stream_; }
   /// The stream of collectives on tensors.
   kernels::Stream comm_stream() const { return comm_stream_; }
@@ -83,3 +92,5 @@ class Context {
 };
 
 }  // namespace nanorun
+  std::vector<DevicePlace> places_;
+  double peak_flops_ = 0;

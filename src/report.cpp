@@ -63,8 +63,7 @@ Log::Log(bool active) : active_(active), terminal_(active && on_terminal()) {}
 
 void Log::open(const std::string& file) {
   if (!active_) return;
-  path_ = file;
-  file_.emplace(file, ExitCode::output);
+  file_.emplace(file);
   file_->write(std::exchange(waiting_, ""));
 }
 
@@ -80,32 +79,16 @@ void Log::line(const std::string& text) {
 void Log::note(const std::string& text) {
   if (!active_) return;
   try {
-    write(text + "\n");
+    if (file_) {
+      file_->write(text + "\n");
+    } else {
+      waiting_ += text + "\n";
+    }
   } catch (const Error& error) {
     if (warned_) return;
     warned_ = true;
     warn(fmt::format("{}; logging continues on standard output only", error.what()));
   }
-}
-
-/// A log whose file was removed in mid-run continues in a new one, which begins with what the old one held. One that
-/// was moved away continues where it is, if another file has its name.
-void Log::write(const std::string& text) {
-  if (!file_) {
-    waiting_ += text;
-    return;
-  }
-  if (file_->links() > 1 && file_->in_place()) *file_ = AppendFile(path_, ExitCode::output);
-  file_->write(text);
-  if (file_->in_place()) return;
-  if (exists(path_, ExitCode::output)) {
-    if (file_->links() > 0) return;
-    throw Error(ExitCode::output, path_ + ": was replaced by another file");
-  }
-  AppendFile anew(path_, ExitCode::output);
-  anew.write(file_->text());
-  *file_ = std::move(anew);
-  warn(fmt::format("{}: was removed during the run; it is written again", path_));
 }
 
 void Log::live(const std::string& text) {
@@ -138,8 +121,16 @@ std::vector<std::string> opening_lines(const Config& config, int ranks, const Pa
 }
 
 std::string format_step(const StepReport& r) {
-  return fmt::format("step {:>5}/{}  loss {:.5f}  window {:>4}  {:.1f} ms/step  {:.0f} tokens/s  ETA {}", r.step,
-                     r.steps, r.loss, r.window, r.step_seconds * 1e3, r.tokens_per_second, clock_time(r.seconds_left));
+  return fmt::format("step {:>5}/{}  loss {:.5f}  window {:>4}  {:.1f} ms/step  {:.0f} tokens/s{}  ETA {}", r.step,
+                     r.steps, r.loss, r.window, r.step_seconds * 1e3, r.tokens_per_second,
+                     r.mfu ? fmt::format("  MFU {:.1f}%", 100 * *r.mfu) : "", clock_time(r.seconds_left));
+}
+
+std::string format_validation(long step, long steps, double loss, double train_seconds) {
+  std::string text =
+      fmt::format("validation at step {}/{}: loss {:.5f}  train time {:.1f} s", step, steps, loss, train_seconds);
+  if (step > 0) text += fmt::format("  {:.1f} ms/step", train_seconds / static_cast<double>(step) * 1e3);
+  return text;
 }
 
 std::uint64_t peak_memory_bytes() {
@@ -176,6 +167,7 @@ std::string summary_json(const RunSummary& s) {
   }
   // Names of files need not be UTF-8.
   return json.dump(2, ' ', false, nlohmann::json::error_handler_t::replace) + "\n";
+  if (s.mfu) json["mfu"] = *s.mfu;
 }
 
 long finished_steps(const std::string& summary_json) {
@@ -203,6 +195,7 @@ std::string plan(const Config& config, const ParameterTable& table, int ranks) {
   const double gradients = static_cast<double>(table.size()) * sizeof(kernels::acc_t<Real>);
   const double weights = weight_bytes(table);
   const auto state = static_cast<double>(Optimizer<Real>::state_bytes(table, ranks));
+  if (s.mfu) merit("mfu", *s.mfu);
   const auto activations = static_cast<double>(Model<Real>::memory_bytes(config));
   const auto buffers = static_cast<double>(TensorComm::memory_bytes(ranks, config.comm));
   const int window = long_window(config.window, config.train.steps, config.train.steps);

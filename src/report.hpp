@@ -9,7 +9,7 @@
 #include "src/checkpoint.hpp"
 #include "src/comm.hpp"
 #include "src/config.hpp"
-#include "src/files.hpp"
+#include "src/growing_file.hpp"
 #include "src/params.hpp"
 #include "src/trace.hpp"
 
@@ -34,16 +34,13 @@ class Log {
   void live(const std::string& text);
 
  private:
-  void write(const std::string& text);
-
   bool active_;
   bool terminal_;
   bool live_shown_ = false;
   bool warned_ = false;
   bool unread_ = false;  ///< standard output takes no more, as has been said
-  std::string path_;
   std::string waiting_;  ///< lines from before open()
-  std::optional<AppendFile> file_;
+  std::optional<GrowingFile> file_;
 };
 
 /// What the log begins with: program, model, output, device, and a warning where head.scale_g does not suit the deck.
@@ -52,7 +49,7 @@ std::vector<std::string> opening_lines(const Config& config, int ranks, const Pa
                                        const std::string& output, const std::string& device,
                                        const std::string& transport, const std::string& device_note);
 
-/// One progress line: step, loss, window, step time, tokens per second, time left.
+/// One progress line: step, loss, window, step time, tokens per second, MFU where it is known, time left.
 struct StepReport {
   long step = 0;
   long steps = 0;
@@ -62,10 +59,14 @@ struct StepReport {
   double tokens_per_second = 0;
   double seconds_left = 0;
 };
+  std::optional<double> mfu = {};  ///< model FLOPs utilisation
 std::string format_step(const StepReport& report);
 
 struct RunSummary {
   Progress progress;
+/// The line of a validation after `step` updates of `steps`, which took train_seconds.
+std::string format_validation(long step, long steps, double loss, double train_seconds);
+
   int ranks = 1;
   double train_loss = 0;
   std::optional<double> validation_loss;
@@ -73,6 +74,7 @@ struct RunSummary {
   std::uint64_t run_tokens = 0;
   double time_to_first_step = 0;
   std::uint64_t peak_memory = 0;        ///< bytes, of the rank that used most
+  std::optional<double> mfu;  ///< of the same steps
   std::uint64_t peak_memory_total = 0;  ///< bytes, summed over ranks
   /// Bytes, the most that was seen in use on any rank's device, by all processes: looked at once set up, after the
   /// first step, after each validation and at the end. 0 in the CPU build.

@@ -215,7 +215,7 @@ std::optional<std::string> RunDirectory::begin(bool anew) {
 
 /// No run has been here: what has the name of a run's file is somebody's own.
 void RunDirectory::keep_foreign_files() const {
-  for (const char* name : {"deck.toml", "log.txt", "summary.json", "trace.h5", "trace.json"}) {
+  for (const char* name : {"deck.toml", "log.txt", "metrics.jsonl", "summary.json", "trace.h5", "trace.json"}) {
     if (kind_of_entry(file(name), ExitCode::output) == FileKind::absent) continue;
     warn(fmt::format("{}: is of no run; kept as {}", file(name), set_aside(file(name), ExitCode::output)));
   }

@@ -12,6 +12,7 @@ RunSetup::RunSetup(Context& context_, const Config& config_)
       data(open_run_data(comm, config)),
       directory(comm, config),
       log(comm.root()),
+      metrics(comm.root()),
       learner(config, comm, data.end_of_text(), {context.stream(), context.comm_stream(), context.upload_stream()}),
       checkpoints(comm, config.checkpoint, directory.checkpoints(), to_toml(config),
                   model_fingerprint(learner.table.layout())),
@@ -26,7 +27,9 @@ RunSetup::RunSetup(Context& context_, const Config& config_)
     trace = std::make_unique<Trace>(comm, context.stream(), config.trace, directory.path(), progress.step);
   }
   comm.together([&] {
-    if (comm.root()) log.open(directory.file("log.txt"));
+    if (!comm.root()) return;
+    if (!complete) metrics.open(directory.file("metrics.jsonl"), progress.step);
+    log.open(directory.file("log.txt"));
   });
 }
 

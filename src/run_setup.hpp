@@ -8,6 +8,7 @@
 #include "src/config.hpp"
 #include "src/context.hpp"
 #include "src/learner.hpp"
+#include "src/metrics.hpp"
 #include "src/report.hpp"
 #include "src/run_data.hpp"
 #include "src/run_directory.hpp"
@@ -32,6 +33,7 @@ struct RunSetup {
   Learner<Real> learner;
   Checkpoints checkpoints;
   StopMonitor stop;
+  Metrics metrics;
   Progress progress;             ///< before the first step
   bool continues_here = false;   ///< the run goes on in the directory of its checkpoint
   bool complete = false;         ///< an earlier run has done all that this one would do

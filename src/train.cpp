@@ -40,7 +40,9 @@ class Training {
   void save();
   void keep_directory();
   void keep_checkpoints();
-  void log_step(double seconds);
+  void record_step(double seconds);
+  void log_step(const StepReport& report);
+  std::optional<double> mfu(double flops, double seconds) const;
   void step_until_done();
   ExitCode finish();
   RunSummary write_summary(const std::string& stopped_by);
@@ -68,9 +70,11 @@ class Training {
   long first_step_;
   long saved_step_;
   double loss_;
+  double gradient_norm_ = 0;
   std::optional<double> validation_loss_;
   StopReason stop_reason_ = StopReason::none;
   double run_seconds_ = 0;
+  double run_flops_ = 0;
   double time_to_first_step_ = 0;
   double last_line_ = 0;
 };
@@ -136,6 +140,7 @@ void Training::step_until_done() {
 /// Leaves the message, the trace and the summary of a run that all ranks give up.
 void Training::record_failure(const Error& error) {
   run_.log.note(fmt::format("error: {}", error.what()));
+  run_.metrics.flush();
   try {
     learner_.tensor_comm.synchronize();
     run_.trace->finish();
@@ -162,7 +167,7 @@ void Training::train_step() {
   progress_.tokens += step_tokens(config_.train);
   progress_.train_loss = loss_;
   progress_.cursor = batch.after;
-  log_step(seconds);
+  record_step(seconds);
   progress_.step += 1;
   if (progress_.step == first_step_ + 1) {
     time_to_first_step_ = context_.seconds_since_start();
@@ -217,22 +222,24 @@ void Training::synchronise() {
   }
   learner_.tensor_comm.check();
 
-  // Every sum over the ranks: the loss, the ranks that overflowed, those that could not read the next step's tokens,
-  // and those that saw each reason to stop.
+  // Every sum over the ranks: the loss, the square of the gradient's norm, the ranks that overflowed, those that could
+  // not read the next step's tokens, and those that saw each reason to stop.
   constexpr int reasons = static_cast<int>(StopReason::count);
-  std::array<double, 3 + reasons> seen{};
+  std::array<double, 4 + reasons> seen{};
   seen[0] = learner_.model.loss().value() / config_.train.length;
-  seen[1] = learner_.optimizer.overflowed() ? 1 : 0;
-  seen[2] = ahead_.failure ? 1 : 0;
+  seen[1] = learner_.optimizer.gradient_squares();
+  seen[2] = learner_.optimizer.overflowed() ? 1 : 0;
+  seen[3] = ahead_.failure ? 1 : 0;
   const StopReason reason = run_.stop.poll(progress_.step + 1, context_.seconds_since_start());
-  seen[3 + static_cast<int>(run_.directory.displaced() ? StopReason::displaced : reason)] = 1;
+  seen[4 + static_cast<int>(run_.directory.displaced() ? StopReason::displaced : reason)] = 1;
   comm_.all_reduce(std::span<double>(seen), Reduce::sum);
   loss_ = seen[0] / config_.train.sequences;
+  gradient_norm_ = std::sqrt(seen[1]);
   for (int i = 0; i < reasons; ++i) {
-    if (seen[3 + i] > 0) stop_reason_ = static_cast<StopReason>(i);
+    if (seen[4 + i] > 0) stop_reason_ = static_cast<StopReason>(i);
   }
-  const bool overflowed = seen[1] > 0;
-  unread_ = seen[2] > 0;
+  const bool overflowed = seen[2] > 0;
+  unread_ = seen[3] > 0;
   if (std::isfinite(loss_) && !overflowed) return;
   fail_not_finite(std::isfinite(loss_) ? fmt::format("gradients or weights overflowed (the loss is {})", loss_)
                                        : fmt::format("the loss is {}", std::abs(loss_)),
@@ -272,23 +279,51 @@ void Training::keep_checkpoints() {
   run_.checkpoints.move_to(comm_.broadcast(run_.directory.checkpoints()));
 }
 
-void Training::log_step(double seconds) {
+/// Of all ranks' devices; on rank 0, where their peak is known.
+std::optional<double> Training::mfu(double flops, double seconds) const {
+  const double peak = context_.peak_flops() * seconds;
+  return peak > 0 ? std::optional(flops / peak) : std::nullopt;
+}
+
+void Training::record_step(double seconds) {
   const auto tokens = static_cast<double>(step_tokens(config_.train));
   const long done = progress_.step + 1;
   const double average = run_seconds_ / static_cast<double>(done - first_step_);
+  const int window = this->window(progress_.step);
+  const double flops = config_.train.sequences * flops_per_sequence(config_, learner_.table, window);
+  run_flops_ += flops;
+  const StepMetrics metrics{.step = done,
+                            .loss = loss_,
+                            .seconds = seconds,
+                            .tokens_per_second = tokens / seconds,
+                            .train_seconds = progress_.train_seconds,
+                            .mfu = mfu(flops, seconds),
+                            .lr_factor = lr_factor(config_.train, progress_.step),
+                            .momentum = muon_momentum(config_.optimizer, progress_.step),
+                            .window = window,
+                            .gradient_norm = gradient_norm_,
+                            .device_memory = context_.peak_device_memory()};
   const StepReport report{.step = done,
                           .steps = config_.train.steps,
                           .loss = loss_,
-                          .window = window(progress_.step),
+                          .window = window,
                           .step_seconds = seconds,
-                          .tokens_per_second = tokens / seconds,
+                          .tokens_per_second = metrics.tokens_per_second,
+                          .mfu = metrics.mfu,
                           .seconds_left = average * static_cast<double>(config_.train.steps - done)};
   Region region(*run_.trace, Phase::output);
+  run_.metrics.add(metrics);
+  log_step(report);
+}
+
+void Training::log_step(const StepReport& report) {
   const double now = context_.seconds_since_start();
-  const bool due = done % config_.run.log_every == 0 || done == config_.train.steps || done == first_step_ + 1;
+  const bool due =
+      report.step % config_.run.log_every == 0 || report.step == report.steps || report.step == first_step_ + 1;
   if (due || now - last_line_ > max_silence) {
     if (comm_.root()) keep_directory();
     run_.log.line(format_step(report));
+    run_.metrics.flush();
     last_line_ = now;
   } else {
     run_.log.live(format_step(report));
@@ -322,8 +357,9 @@ void Training::validate() {
   validation_loss_ = comm_.all_reduce(loss, Reduce::sum) / static_cast<double>(run_.data.validation_places.size());
   context_.sample_device_memory();
   run_.trace->add_validation(progress_.step, *validation_loss_);
-  run_.log.line(
-      fmt::format("validation at step {}/{}: loss {:.5f}", progress_.step, config_.train.steps, *validation_loss_));
+  run_.metrics.add(ValidationMetrics{progress_.step, *validation_loss_, progress_.train_seconds});
+  run_.log.line(format_validation(progress_.step, config_.train.steps, *validation_loss_, progress_.train_seconds));
+  run_.metrics.flush();
   if (!std::isfinite(*validation_loss_))
     fail_not_finite(fmt::format("the validation loss is {}", std::abs(*validation_loss_)), progress_.step);
 }
@@ -339,6 +375,7 @@ void Training::save() {
   Region region(*run_.trace, Phase::checkpoint);
   keep_checkpoints();
   run_.trace->flush();
+  run_.metrics.flush();
   try {
     const std::string file = run_.checkpoints.save(progress_, learner_.optimizer.slabs());
     saved_step_ = progress_.step;
@@ -357,6 +394,7 @@ ExitCode Training::finish() {
   if (displaced) saved_step_ = -1;  // the earlier ones are wherever the directory is now
   if (!finished() || displaced) save();
   run_.trace->finish();
+  run_.metrics.flush();
   const RunSummary summary = write_summary(finished() ? "" : stop_reason_text(stop_reason_));
   run_.log.line(closing_lines(summary));
   if (displaced) fail_displaced();
@@ -385,6 +423,7 @@ RunSummary Training::write_summary(const std::string& stopped_by) {
   summary.validation_loss = validation_loss_;
   summary.run_seconds = run_seconds_;
   summary.run_tokens = step_tokens(config_.train) * (progress_.step - first_step_);
+  summary.mfu = mfu(run_flops_, run_seconds_);
   summary.time_to_first_step = time_to_first_step_;
   const std::uint64_t memory = peak_memory_bytes();
   summary.peak_memory = comm_.all_reduce(memory, Reduce::max);

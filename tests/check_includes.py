@@ -10,9 +10,9 @@ LAYERS = """
 text
 error
 arena build early files slab
-watchdog h5_library bin_file
+watchdog h5_library bin_file growing_file
 config config_keys config_check config_toml comm h5 h5_shared h5_structure
-context transport mask schedule stop data trace trace_file run_directory
+context transport mask schedule stop data trace trace_file run_directory metrics
 transport_mpi transport_nccl transport_peers tensor_comm
 transport_devices params uploader tokenizer tokenizer_split tokenizer_table tokenizer_table_json synthetic
 import_documents import_documents_json import_plan
@@ -37,7 +37,7 @@ ROOMS = {
                    "import", "import_bin", "tokenizer"},
     "toml++/toml.h": {"config_toml"},
     "CLI/": {"command_line"},
-    "nlohmann/json.hpp": {"report", "trace", "tokenizer_table_json", "import_documents_json"},
+    "nlohmann/json.hpp": {"report", "trace", "metrics", "tokenizer_table_json", "import_documents_json"},
     "pcre2.h": {"tokenizer_split"},
     "cblas.h": {"portable"},
     "Kokkos": {"portable", "device", "fp8", "vector_math"},

@@ -99,22 +99,26 @@ class Disk(FaultTest):
         self.assertEqual(job.wait(), 75, job.text())
         self.verify(*(self.run_folder() / "checkpoints").iterdir())
 
-    def test_full_disk_ends_the_trace_but_not_the_run(self):
+    def test_full_disk_ends_trace_and_metrics_but_not_the_run(self):
         if not self.mount("-o", "size=8m"):
             self.skipTest("needs the right to mount")
         job = self.start(2, "model.vocabulary=2000", "train.steps=100000", "trace.flush_every=1")
         job.until_step(3)
         filler = self.fill(0)
-        job.until(lambda: any("trace" in line for line in job.errors), "warning")
+        for file in ("trace.h5", "metrics.jsonl"):
+            job.until(lambda: any(file in line for line in job.errors), f"warning of {file}")
         filler.unlink()
         (self.run_folder() / "stop").touch()
         self.assertEqual(job.wait(), 75, job.text())
-        self.assert_refused(job, "warning", "trace.h5: no space for the file", "tracing stops here")
+        messages = sorted(line for line in job.messages() if "log.txt" not in line)
+        self.assertEqual(len(messages), 2, messages)
+        self.assertRegex(messages[0], "^nanorun: warning: .*metrics.jsonl: .*; the metrics stop here$")
+        self.assertRegex(messages[1], "^nanorun: warning: .*trace.h5: no space for the file.*; tracing stops here$")
         self.assertEqual(len(self.files()), 1)
         self.verify(self.checkpoint(self.summary()["steps"]))
         stop = f"stop.step={self.summary()['steps'] + 1}"
         again = self.train(2, "model.vocabulary=2000", "train.steps=100000", stop, code=75)
-        self.assertEqual(again.messages(), [])  # the trace is readable too
+        self.assertEqual(again.messages(), [])  # trace and metrics are readable too
         self.assertEqual(list(self.run_folder().rglob("*.partial")), [])
 
     def assert_output_refused(self, *parts, overrides=(), code=7):

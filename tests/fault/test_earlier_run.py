@@ -53,10 +53,11 @@ class EarlierRun(FaultTest):
         own.mkdir(parents=True)
         deck = "# my notes\n" + (self.folder / "deck.toml").read_text()
         (own / "deck.toml").write_text(deck)
-        (own / "trace.json").write_text("mine")
+        for name in ("trace.json", "metrics.jsonl"):
+            (own / name).write_text("mine")
         (own / "notes.txt").write_text("mine")
         said = self.train(2, "trace.json_steps=[1]").text()
-        for name, text in (("deck.toml", deck), ("trace.json", "mine")):
+        for name, text in (("deck.toml", deck), ("trace.json", "mine"), ("metrics.jsonl", "mine")):
             self.assertIn(f"outputs/run/{name}: is of no run; kept as outputs/run/{name}.1", said)
             self.assertEqual((own / f"{name}.1").read_text(), text)
             self.assertNotEqual((own / name).read_text(), text)
@@ -234,7 +235,7 @@ class EarlierRun(FaultTest):
     def test_planted_links_are_not_followed(self):
         victim = self.folder / "victim"
         self.train(2, "run.name=first", "stop.step=3", code=75)
-        for name in ("lock", "log.txt", "deck.toml", "summary.json", "trace.h5",
+        for name in ("lock", "log.txt", "metrics.jsonl", "deck.toml", "summary.json", "trace.h5",
                      "deck.toml.partial", "summary.json.partial", "trace.h5.partial",
                      "checkpoints/checkpoint_00000012.h5.partial"):
             shutil.copytree(self.folder / "outputs" / "first", self.run_folder())
@@ -251,7 +252,7 @@ class EarlierRun(FaultTest):
 
     def test_fifos_hold_nothing_up(self):
         self.train(2, "run.name=first", "stop.step=3", code=75)
-        for name in ("lock", "log.txt", "deck.toml", "summary.json", "trace.h5", "stop",
+        for name in ("lock", "log.txt", "metrics.jsonl", "deck.toml", "summary.json", "trace.h5", "stop",
                      "checkpoints/checkpoint_00000003.h5", "checkpoints/checkpoint_00000012.h5.partial"):
             shutil.copytree(self.folder / "outputs" / "first", self.run_folder())
             path = self.run_folder() / name

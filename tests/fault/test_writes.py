@@ -1,5 +1,6 @@
 """Every write, flush and close of every output fails once, as on a disk quota, by means of strace."""
 
+import json
 import shutil
 import subprocess
 from concurrent.futures import ThreadPoolExecutor
@@ -123,6 +124,20 @@ class Writes(FaultTest):
                     for name in ("tokens", "loss"):
                         self.assertTrue((trace[name][:rows] > 0).all())
                         self.assertGreaterEqual(len(trace[name]), rows)
+
+        self.each_failure(check, output, *self.train)
+
+    def test_metrics(self):
+        """Whole lines remain."""
+        output = "outputs/run/metrics.jsonl"
+        some_lost = self.some_lost(output)
+
+        def check(seen, messages, files, folder):
+            some_lost(seen, messages, files, folder)
+            if output in files:
+                lines = (folder / output).read_text().splitlines(keepends=True)
+                self.assertEqual([json.loads(line)["step"] for line in lines], [1, 1][:len(lines)])
+                self.assertTrue(all(line.endswith("\n") for line in lines))
 
         self.each_failure(check, output, *self.train)
 

@@ -128,6 +128,22 @@ TEST(Devices, NothingIsSaidWhereAllAreUsed) {
   EXPECT_EQ(idle_devices({place("a", "", 1), place("a", "", 1)}), "");
 }
 
+TEST(Peaks, AreOfModelsByTheirFullNames) {
+  EXPECT_EQ(peak_flops("NVIDIA H100 80GB HBM3"), 989.4e12);
+  EXPECT_EQ(peak_flops("NVIDIA H100 PCIe"), 756e12);
+  EXPECT_EQ(peak_flops("NVIDIA H200"), 989.4e12);
+  EXPECT_EQ(peak_flops("NVIDIA GH200 480GB"), 989.4e12);
+  // Slower models, and parts of a device.
+  for (const char* other : {"host", "", "NVIDIA H200 NVL", "NVIDIA H100 NVL", "NVIDIA H100 80GB HBM3 MIG 1g.10gb"})
+    EXPECT_EQ(peak_flops(other), 0) << other;
+}
+
+TEST(Peaks, AddUpOverTheRanks) {
+  EXPECT_EQ(peak_flops({gpu("NVIDIA H200", 90), gpu("NVIDIA H100 PCIe", 90)}), 989.4e12 + 756e12);
+  EXPECT_EQ(peak_flops({gpu("NVIDIA H200", 90), gpu("NVIDIA H200 NVL", 90)}), 0);
+  EXPECT_EQ(peak_flops(std::vector<DevicePlace>()), 0);
+}
+
 TEST(Devices, NoneIsOpenAtFirst) {
   EXPECT_EQ(test_context->device(), -1);
   EXPECT_EQ(test_context->stream().handle, nullptr);
