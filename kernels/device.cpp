@@ -8,6 +8,7 @@
 #include <cstring>
 #include <new>
 #include <stdexcept>
+#include <string>
 
 namespace nanorun::kernels {
 
@@ -25,6 +26,12 @@ void start_kokkos(int device) {
 
 void stop_kokkos() {
   if (Kokkos::is_initialized()) Kokkos::finalize();
+}
+
+std::string kokkos_version() {
+  constexpr int version = KOKKOS_VERSION;
+  return std::to_string(version / 10000) + "." + std::to_string(version / 100 % 100) + "." +
+         std::to_string(version % 100) + ", " + Kokkos::DefaultExecutionSpace::name();
 }
 
 bool room_for_blas_buffers() {

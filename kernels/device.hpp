@@ -16,6 +16,9 @@ void start_kokkos(int device);
 /// Does nothing where Kokkos was not started.
 void stop_kokkos();
 
+/// Of the Kokkos that the portable implementations run on, and where: "3.7.1, Serial".
+std::string kokkos_version();
+
 /// Whether the limits on this process leave room for the buffers that OpenBLAS allocates in its first GEMM. Without
 /// room OpenBLAS would retry for ever. Call it after start_kokkos().
 bool room_for_blas_buffers();

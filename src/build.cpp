@@ -7,7 +7,7 @@
 namespace nanorun {
 
 const Build& build() {
-  static const Build build{NANORUN_VERSION, NANORUN_COMMIT, NANORUN_COMPILER, NANORUN_CUDA_VERSION};
+  static const Build build{NANORUN_VERSION, NANORUN_COMMIT, NANORUN_COMPILER, NANORUN_FLAGS, NANORUN_CUDA_VERSION};
   return build;
 }
 

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <exception>
 
+#include "src/build.hpp"
 #include "src/files.hpp"
 #include "src/h5.hpp"
 
@@ -59,6 +60,8 @@ void write_header(h5::File& file, const CheckpointHeader& header) {
   const Progress& p = header.progress;
   file.write_attribute("/", "format", std::string(checkpoint_format));
   file.write_attribute("/", "format_version", header.version);
+  file.write_attribute("/", "version", build().version);
+  file.write_attribute("/", "commit", build().commit);
   file.write_attribute("/", "model", header.model);
   file.write_attribute("/", "step", static_cast<std::uint64_t>(p.step));
   file.write_attribute("/", "cursor_shard", p.cursor.shard);

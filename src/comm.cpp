@@ -5,6 +5,8 @@
 
 #include <algorithm>
 #include <numeric>
+#include <sstream>
+#include <string_view>
 
 #include "src/error.hpp"
 #include "src/files.hpp"
@@ -41,6 +43,18 @@ std::string host_name() {
   char host[256] = {};
   ::gethostname(host, sizeof(host) - 1);
   return host;
+}
+
+/// What libraries say goes on with a list of parts, or in further lines.
+std::string mpi_version() {
+  char text[MPI_MAX_LIBRARY_VERSION_STRING] = {};
+  int length = 0;
+  MPI_Get_library_version(text, &length);
+  const std::string_view all(text);
+  std::istringstream words(std::string(all.substr(0, all.find_first_of(",\n"))));
+  std::string version;
+  for (std::string word; words >> word;) version += (version.empty() ? "" : " ") + word;
+  return version;
 }
 
 Comm::Comm(MPI_Comm comm) : comm_(comm) {

@@ -21,6 +21,9 @@ using Bounds = std::vector<std::size_t>;
 /// Of the node of this rank.
 std::string host_name();
 
+/// Name and version of the MPI library, "Open MPI v4.1.4".
+std::string mpi_version();
+
 enum class Reduce { sum, min, max };
 
 class Comm {

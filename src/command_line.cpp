@@ -129,6 +129,7 @@ void add_verify(CLI::App& app, CommandLine& line) {
 }
 
 Command chosen_command(const std::string& name) {
+  if (name == "info") return Command::info;
   if (name == "train") return Command::train;
   if (name == "shard") return Command::shard;
   if (name == "export") return Command::export_bin;
@@ -177,6 +178,7 @@ CommandLine parse_command_line(const std::vector<std::string>& arguments) {
   add_shard(app, line);
   add_export(app, line);
   add_verify(app, line);
+  app.add_subcommand("info", "Print of what this program is made: version, compiler, libraries, GPUs");
   app.add_subcommand("keys", "Print the reference of all keys of a deck, as Markdown");
   try {
     app.parse(std::vector<std::string>(arguments.rbegin(), arguments.rend()));

@@ -10,7 +10,7 @@
 
 namespace nanorun {
 
-enum class Command { print, train, shard, export_bin, verify };
+enum class Command { print, info, train, shard, export_bin, verify };
 
 struct CommandLine {
   Command command = Command::print;

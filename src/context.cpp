@@ -145,10 +145,11 @@ double peak_flops(const std::vector<DevicePlace>& places) {
   return sum;
 }
 
-Context::Context(int& argc, char**& argv) : start_(std::chrono::steady_clock::now()) {
+Context::Context(int argc, char** argv)
+    : start_(std::chrono::steady_clock::now()), started_(std::chrono::system_clock::now()), words_(argv, argv + argc) {
   h5::start(argv);
-  int provided = MPI_THREAD_SINGLE;
-  MPI_Init_thread(&argc, &argv, MPI_THREAD_FUNNELED, &provided);
+  int program_name_only = 1, provided = MPI_THREAD_SINGLE;
+  MPI_Init_thread(&program_name_only, &argv, MPI_THREAD_FUNNELED, &provided);
   limit_blas_threads();
   comm_ = std::make_unique<Comm>(MPI_COMM_WORLD);
 }

@@ -43,7 +43,8 @@ double peak_flops(const std::vector<DevicePlace>& places);
 
 class Context {
  public:
-  Context(int& argc, char**& argv);
+  /// MPI sees no arguments.
+  Context(int argc, char** argv);
   ~Context();
   Context(const Context&) = delete;
   Context& operator=(const Context&) = delete;
@@ -59,11 +60,11 @@ class Context {
   int device() const { return device_; }
   /// What idle_devices() said of all ranks, on rank 0; empty elsewhere.
   const std::string& device_note() const { return device_note_; }
-  /// The stream of computation, the only one for GEMMs.
   /// Hosts and devices of all ranks, on rank 0; empty elsewhere. Once the device is open.
   const std::vector<DevicePlace>& places() const { return places_; }
   /// peak_flops() of the places.
   double peak_flops() const { return peak_flops_; }
+  /// The stream of computation, the only one for GEMMs.
   kernels::Stream stream() const { return stream_; }
   /// The stream of collectives on tensors.
   kernels::Stream comm_stream() const { return comm_stream_; }
@@ -77,6 +78,9 @@ class Context {
   /// by all processes, in bytes; 0 in the CPU build.
   void sample_device_memory();
   std::uint64_t peak_device_memory() const { return peak_device_memory_; }
+  /// Name and arguments with which the program was started, and when.
+  const std::vector<std::string>& words() const { return words_; }
+  std::chrono::system_clock::time_point started() const { return started_; }
   /// Seconds since the program started.
   double seconds_since_start() const;
   /// Ends the job on all ranks at once.
@@ -84,13 +88,15 @@ class Context {
 
  private:
   std::chrono::steady_clock::time_point start_;
+  std::chrono::system_clock::time_point started_;
+  std::vector<std::string> words_;
   std::unique_ptr<Comm> comm_;
   int device_ = -1;
   std::string device_note_;
+  std::vector<DevicePlace> places_;
+  double peak_flops_ = 0;
   std::uint64_t peak_device_memory_ = 0;
   kernels::Stream stream_, comm_stream_, upload_stream_;
 };
 
 }  // namespace nanorun
-  std::vector<DevicePlace> places_;
-  double peak_flops_ = 0;

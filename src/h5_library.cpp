@@ -21,6 +21,13 @@ Locked::Locked() : guard_(mutex()) {
   [[maybe_unused]] static const herr_t silent = H5Eset_auto2(H5E_DEFAULT, nullptr, nullptr);
 }
 
+std::string version() {
+  const Locked lock;
+  unsigned major = 0, minor = 0, release = 0;
+  H5get_libversion(&major, &minor, &release);
+  return fmt::format("{}.{}.{}", major, minor, release);
+}
+
 Reason last_reason() {
   Reason reason;
   const auto keep_innermost = [](unsigned n, const H5E_error2_t* error, void* reason) -> herr_t {

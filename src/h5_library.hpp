@@ -24,6 +24,9 @@ struct Reason {
 };
 Reason last_reason();
 
+/// Of the library that runs, "1.10.8".
+std::string version();
+
 /// As messages name them: "text", "big-endian uint16".
 std::string class_name(H5T_class_t type);
 std::string type_name(hid_t type);

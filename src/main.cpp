@@ -17,6 +17,7 @@
 #include "src/error.hpp"
 #include "src/files.hpp"
 #include "src/import.hpp"
+#include "src/provenance.hpp"
 #include "src/report.hpp"
 #include "src/text.hpp"
 #include "src/trace_file.hpp"
@@ -151,6 +152,9 @@ ExitCode carry_out(Context& context, const CommandLine& line) {
     case Command::print:
       print(comm, line.text);
       break;
+    case Command::info:
+      print(comm, comm.root() ? info_text() : "");
+      break;
     case Command::train:
       return train(context, line);
     case Command::shard:
@@ -175,9 +179,8 @@ ExitCode carry_out(Context& context, const CommandLine& line) {
 
 int main(int argc, char** argv) {
   using namespace nanorun;
-  // 1. Start MPI. It sees no arguments.
-  int program_name_only = 1;
-  Context context(program_name_only, argv);
+  // 1. Start MPI.
+  Context context(argc, argv);
   ExitCode code;
   try {
     // 2. Read the command line.

@@ -36,6 +36,17 @@ double tokens_per_second(const RunSummary& s) {
   return s.progress.train_seconds > 0 ? static_cast<double>(s.progress.tokens) / s.progress.train_seconds : 0;
 }
 
+nlohmann::ordered_json provenance_json(const Provenance& p) {
+  nlohmann::ordered_json json;
+  for (const auto& [name, value] : p.program) json[name] = value;
+  for (const auto& [host, ranks] : p.hosts) json["hosts"][host] = ranks;
+  for (const auto& [device, ranks] : p.devices) json["devices"][device] = ranks;
+  if (!p.job.empty()) json["job"] = p.job;
+  json["command"] = p.command;
+  json["started"] = p.started;
+  return json;
+}
+
 /// Of the weights that every rank holds.
 double weight_bytes(const ParameterTable& table) {
   const auto tensors = static_cast<double>(table.tensor_size()), all = static_cast<double>(table.size());
@@ -96,18 +107,20 @@ void Log::live(const std::string& text) {
   live_shown_ = put("\r\033[K" + text);
 }
 
-std::vector<std::string> opening_lines(const Config& config, int ranks, const ParameterTable& table,
-                                       const std::string& output, const std::string& device,
-                                       const std::string& transport, const std::string& device_note) {
+std::vector<std::string> opening_lines(const Config& config, const Provenance& provenance, int ranks,
+                                       const ParameterTable& table, const std::string& output,
+                                       const std::string& device, const std::string& transport,
+                                       const std::string& device_note) {
   const bool fp8 = head_precision(config) == kernels::HeadPrecision::fp8;
-  std::vector<std::string> lines = {
-      build_name(),
-      fmt::format("{} rank{}, {} parameters, output in {}", ranks, ranks == 1 ? "" : "s", table.size(), output),
-      fmt::format("device {}, head in {}{}{}", device,
-                  fp8                ? "fp8"
-                  : computes_in_fp32 ? "fp32"
-                                     : "bf16",
-                  ranks > 1 ? ", tensors travel through " : "", transport)};
+  std::vector<std::string> lines = {build_name()};
+  for (const std::string& line : provenance_lines(provenance)) lines.push_back(line);
+  lines.push_back(
+      fmt::format("{} rank{}, {} parameters, output in {}", ranks, ranks == 1 ? "" : "s", table.size(), output));
+  lines.push_back(fmt::format("device {}, head in {}{}{}", device,
+                              fp8                ? "fp8"
+                              : computes_in_fp32 ? "fp32"
+                                                 : "bf16",
+                              ranks > 1 ? ", tensors travel through " : "", transport));
   if (!device_note.empty()) lines.push_back(device_note);
   // The fp8 gradient scale is absolute and belongs to the mean over a certain number of tokens.
   const double ratio = static_cast<double>(config.train.length) / config.head.scale_g_length;
@@ -154,6 +167,7 @@ std::string summary_json(const RunSummary& s) {
   json["final_val_loss"] = s.validation_loss ? nlohmann::ordered_json(*s.validation_loss) : nullptr;
   json["train_seconds"] = s.progress.train_seconds;
   json["tokens_per_second"] = tokens_per_second(s);
+  if (s.mfu) json["mfu"] = *s.mfu;
   json["time_to_first_step_seconds"] = s.time_to_first_step;
   json["peak_memory_bytes"] = s.peak_memory;
   json["peak_memory_bytes_all_ranks"] = s.peak_memory_total;
@@ -165,9 +179,9 @@ std::string summary_json(const RunSummary& s) {
   if (s.phases.communication > 0) {
     json["communication"] = {{"avg_seconds", s.phases.communication}, {"hidden_share", s.phases.hidden}};
   }
-  // Names of files need not be UTF-8.
+  json["provenance"] = provenance_json(s.provenance);
+  // Names of files and arguments need not be UTF-8.
   return json.dump(2, ' ', false, nlohmann::json::error_handler_t::replace) + "\n";
-  if (s.mfu) json["mfu"] = *s.mfu;
 }
 
 long finished_steps(const std::string& summary_json) {
@@ -181,6 +195,7 @@ std::string closing_lines(const RunSummary& s) {
   std::string text = timing_table(s.phases);
   const auto merit = [&](const char* name, double value) { text += fmt::format("FOM {} {:.6g}\n", name, value); };
   merit("tokens_per_second", tokens_per_second(s));
+  if (s.mfu) merit("mfu", *s.mfu);
   merit("train_seconds", s.progress.train_seconds);
   merit("time_to_first_step_seconds", s.time_to_first_step);
   merit("peak_memory_bytes", static_cast<double>(s.peak_memory));
@@ -195,7 +210,6 @@ std::string plan(const Config& config, const ParameterTable& table, int ranks) {
   const double gradients = static_cast<double>(table.size()) * sizeof(kernels::acc_t<Real>);
   const double weights = weight_bytes(table);
   const auto state = static_cast<double>(Optimizer<Real>::state_bytes(table, ranks));
-  if (s.mfu) merit("mfu", *s.mfu);
   const auto activations = static_cast<double>(Model<Real>::memory_bytes(config));
   const auto buffers = static_cast<double>(TensorComm::memory_bytes(ranks, config.comm));
   const int window = long_window(config.window, config.train.steps, config.train.steps);

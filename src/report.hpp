@@ -11,6 +11,7 @@
 #include "src/config.hpp"
 #include "src/growing_file.hpp"
 #include "src/params.hpp"
+#include "src/provenance.hpp"
 #include "src/trace.hpp"
 
 namespace nanorun {
@@ -43,11 +44,12 @@ class Log {
   std::optional<GrowingFile> file_;
 };
 
-/// What the log begins with: program, model, output, device, and a warning where head.scale_g does not suit the deck.
-/// `device_note` is a line of its own; none where it is empty.
-std::vector<std::string> opening_lines(const Config& config, int ranks, const ParameterTable& table,
-                                       const std::string& output, const std::string& device,
-                                       const std::string& transport, const std::string& device_note);
+/// What the log begins with: program and start, model, output, device, and a warning where head.scale_g does not suit
+/// the deck. `device_note` is a line of its own; none where it is empty.
+std::vector<std::string> opening_lines(const Config& config, const Provenance& provenance, int ranks,
+                                       const ParameterTable& table, const std::string& output,
+                                       const std::string& device, const std::string& transport,
+                                       const std::string& device_note);
 
 /// One progress line: step, loss, window, step time, tokens per second, MFU where it is known, time left.
 struct StepReport {
@@ -57,30 +59,31 @@ struct StepReport {
   int window = 0;
   double step_seconds = 0;
   double tokens_per_second = 0;
+  std::optional<double> mfu = {};  ///< model FLOPs utilisation
   double seconds_left = 0;
 };
-  std::optional<double> mfu = {};  ///< model FLOPs utilisation
 std::string format_step(const StepReport& report);
 
-struct RunSummary {
-  Progress progress;
 /// The line of a validation after `step` updates of `steps`, which took train_seconds.
 std::string format_validation(long step, long steps, double loss, double train_seconds);
 
+struct RunSummary {
+  Progress progress;
   int ranks = 1;
   double train_loss = 0;
   std::optional<double> validation_loss;
   double run_seconds = 0;  ///< of training steps in this program run
   std::uint64_t run_tokens = 0;
+  std::optional<double> mfu;  ///< of the same steps
   double time_to_first_step = 0;
   std::uint64_t peak_memory = 0;        ///< bytes, of the rank that used most
-  std::optional<double> mfu;  ///< of the same steps
   std::uint64_t peak_memory_total = 0;  ///< bytes, summed over ranks
   /// Bytes, the most that was seen in use on any rank's device, by all processes: looked at once set up, after the
   /// first step, after each validation and at the end. 0 in the CPU build.
   std::uint64_t peak_device_memory = 0;
   std::string stopped_by;  ///< empty for a run that made all its steps
   Trace::Summary phases;
+  Provenance provenance;
 };
 std::string summary_json(const RunSummary& summary);
 /// Steps of the finished run that a summary.json is of; 0 where the run is not finished or the text is no summary.

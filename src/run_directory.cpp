@@ -23,12 +23,9 @@ constexpr std::uint64_t max_text = 1u << 30;  ///< bytes of a file that read() t
 
 /// Who runs: the batch job where there is one, host and process.
 std::string own_name() {
-  std::string text;
-  for (const char* variable : {"SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "JOB_ID"}) {
-    const char* id = std::getenv(variable);
-    if (id != nullptr && text.empty()) text = fmt::format("job {}, ", id);
-  }
-  return text + fmt::format("process {}{}{}", ::getpid(), on_host, host_name());
+  const std::string job = job_id();
+  return fmt::format("{}process {}{}{}", job.empty() ? "" : fmt::format("job {}, ", job), ::getpid(), on_host,
+                     host_name());
 }
 
 /// Keys of the deck with relative paths at which all ranks look.
@@ -56,6 +53,13 @@ bool appears(const std::string& path) {
 }
 
 }  // namespace
+
+std::string job_id() {
+  for (const char* variable : {"SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "JOB_ID"}) {
+    if (const char* id = std::getenv(variable)) return id;
+  }
+  return "";
+}
 
 void require_possible_paths(const Config& config) {
   if (!relative_keys(config).empty()) working_directory(ExitCode::usage);

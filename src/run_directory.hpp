@@ -19,6 +19,9 @@ void require_possible_paths(const Config& config);
 /// has relative paths for all ranks.
 void require_same_directory(Comm& comm, const Config& config);
 
+/// Of the batch job that this process is part of; empty outside of one.
+std::string job_id();
+
 class RunDirectory {
  public:
   /// Collective. Creates the directory, unless an earlier run has, and locks it for the lifetime of the object; nothing

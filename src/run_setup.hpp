@@ -9,6 +9,7 @@
 #include "src/context.hpp"
 #include "src/learner.hpp"
 #include "src/metrics.hpp"
+#include "src/provenance.hpp"
 #include "src/report.hpp"
 #include "src/run_data.hpp"
 #include "src/run_directory.hpp"
@@ -29,11 +30,12 @@ struct RunSetup {
   const Config& config;
   RunData data;
   RunDirectory directory;
+  Provenance provenance;  ///< of rank 0
   Log log;
+  Metrics metrics;
   Learner<Real> learner;
   Checkpoints checkpoints;
   StopMonitor stop;
-  Metrics metrics;
   Progress progress;             ///< before the first step
   bool continues_here = false;   ///< the run goes on in the directory of its checkpoint
   bool complete = false;         ///< an earlier run has done all that this one would do

@@ -9,6 +9,7 @@
 #include <span>
 #include <utility>
 
+#include "src/build.hpp"
 #include "src/files.hpp"
 #include "src/h5.hpp"
 
@@ -132,6 +133,8 @@ void create(const std::string& path, std::uint64_t columns, const TraceRows& row
   h5::File file = h5::File::create(path, MPI_COMM_NULL, ExitCode::output);
   file.write_attribute("/", "format", trace_format);
   file.write_attribute("/", "format_version", file_version);
+  file.write_attribute("/", "version", build().version);
+  file.write_attribute("/", "commit", build().commit);
   file.write_attribute("/", "phases", joined_phase_names());
   file.create_growing_dataset<std::int64_t>("/step", {0}, chunk);
   file.create_growing_dataset<std::int64_t>("/ranks", {0}, chunk);

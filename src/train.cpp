@@ -432,6 +432,7 @@ RunSummary Training::write_summary(const std::string& stopped_by) {
   summary.peak_device_memory = comm_.all_reduce(context_.peak_device_memory(), Reduce::max);
   summary.stopped_by = stopped_by;
   summary.phases = run_.trace->summarise();
+  summary.provenance = run_.provenance;
   comm_.together([&] {
     if (comm_.root()) run_.directory.write("summary.json", summary_json(summary));
   });

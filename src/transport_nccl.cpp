@@ -1,5 +1,6 @@
 #include "src/transport_nccl.hpp"
 
+#include <fmt/format.h>
 #include <nccl.h>
 
 #include <exception>
@@ -10,6 +11,12 @@ namespace nanorun {
 
 namespace {
 constexpr int max_peers = 8;
+}
+
+std::string nccl_version() {
+  int version = 0;
+  if (ncclGetVersion(&version) != ncclSuccess) return "of unknown version";
+  return fmt::format("{}.{}.{}", version / 10000, version / 100 % 100, version % 100);
 }
 
 NcclTransport::NcclTransport(Comm& comm, kernels::Stream stream, std::string reason)

@@ -7,6 +7,9 @@
 
 namespace nanorun {
 
+/// Of the NCCL that runs, "2.27.7".
+std::string nccl_version();
+
 class NcclTransport : public Transport {
  public:
   /// Collective. `reason`: why it is not peers, if they were asked for.

@@ -18,7 +18,7 @@ transport_devices params uploader tokenizer tokenizer_split tokenizer_table toke
 import_documents import_documents_json import_plan
 import import_bin import_encoded import_synthetic import_text activations run_data checkpoint_file
 model optimizer checkpoint command_line
-learner
+learner provenance
 report
 earlier_run
 run_setup

@@ -1,12 +1,13 @@
-"""metrics.jsonl of runs that end, are killed, restart and find what others have left."""
+"""metrics.jsonl of runs that end, are killed, restart and find what others have left; where their figures come from."""
 
 import json
 import math
 import os
 import re
 import shutil
+from datetime import datetime
 
-from harness import FaultTest, losses, restarted_from, small_run
+from harness import FaultTest, Job, losses, restarted_from, small_run
 
 STEP_KEYS = ["step", "loss", "ms", "tokens_per_second", "train_seconds", "lr", "momentum", "window", "gradient_norm"]
 # Those that do not depend on the time.
@@ -123,6 +124,53 @@ class Metrics(FaultTest):
         self.assertEqual(job.wait(), 75, job.text())
         made = self.summary()["steps"]
         self.assertEqual([step["step"] for step in self.metrics()[0]], list(range(1, made + 1)))
+
+    def test_provenance(self):
+        """The summary, the head of the log, checkpoint, trace and nanorun info name the program of --version."""
+        os.environ["SLURM_JOB_ID"] = "4711"
+        self.addCleanup(os.environ.pop, "SLURM_JOB_ID")
+        self.train(2, "train.steps=1", 'run.name="a b"')
+        folder = self.folder / "outputs" / "a b"
+        provenance = json.loads((folder / "summary.json").read_text())["provenance"]
+        name, command, started, libraries = (folder / "log.txt").read_text().splitlines()[:4]
+
+        said = {}
+        for argument in ("--version", "info"):
+            job = Job(self.folder, 2, [argument])
+            self.assertEqual(job.wait(), 0, job.text())
+            said[argument] = "".join(job.output)
+        self.assertEqual(said["--version"].strip(), name)
+        self.assertTrue(name.startswith(f"nanorun {provenance['version']} ("))
+        self.assertIn(provenance["compiler"], name)
+        self.assertEqual(re.search(r"\((?:(\S+), )?\w+ [\d.]+, ", name)[1], provenance.get("commit"))
+
+        facts = dict(line.split(maxsplit=1) for line in said["info"].splitlines())
+        self.assertLessEqual(len(facts), 13)
+        for key in ("version", "compiler", "flags", "mpi", "hdf5", "kokkos", "blas"):
+            self.assertEqual(facts[key], provenance[key])
+        for key in ("mpi", "hdf5", "kokkos", "blas"):
+            self.assertIn(provenance[key], libraries)
+        self.assertEqual(list(provenance["hosts"].values()), [2])
+        self.assertEqual(list(provenance["devices"].values()), [2])
+        self.assertEqual(provenance["job"], "4711")
+        self.assertEqual(provenance["command"], f"{small_run.PROGRAM} train deck.toml train.steps=1 'run.name=\"a b\"'")
+        self.assertEqual(command, provenance["command"])
+        self.assertIsNotNone(datetime.fromisoformat(provenance["started"]).tzinfo)
+        host, = provenance["hosts"]
+        self.assertEqual(started, f"started {provenance['started']} on {host} (2 ranks), job 4711")
+        self.assert_attributes(folder, provenance)
+
+    def assert_attributes(self, folder, provenance):
+        try:
+            import h5py
+        except ImportError:
+            return
+        for path in (folder / "trace.h5", folder / "checkpoints" / "checkpoint_00000001.h5"):
+            with h5py.File(path) as file:
+                for key in ("version", "commit"):
+                    value = file.attrs[key]
+                    value = value.decode() if isinstance(value, bytes) else value
+                    self.assertEqual(value, provenance.get(key, ""))
 
 
 if __name__ == "__main__":

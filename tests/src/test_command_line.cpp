@@ -86,7 +86,7 @@ TEST(CommandLine, ExportAndVerify) {
 TEST(CommandLine, PrintsHelpVersionAndKeys) {
   CommandLine line = parse_command_line({"--help"});
   EXPECT_EQ(line.command, Command::print);
-  for (const char* command : {"train", "shard", "export", "verify", "keys"}) {
+  for (const char* command : {"train", "shard", "export", "verify", "info", "keys"}) {
     EXPECT_NE(line.text.find(command), std::string::npos) << command;
   }
 
@@ -99,6 +99,8 @@ TEST(CommandLine, PrintsHelpVersionAndKeys) {
   const std::regex name(R"(nanorun \d+\.\d+\.\d+ \(([^, ]+, )?\w+ [\d.]+, (CPU build|CUDA \d+\.\d+)\)\n)");
   EXPECT_TRUE(std::regex_match(line.text, name)) << line.text;
 
+  EXPECT_EQ(parse_command_line({"info"}).command, Command::info);
+
   line = parse_command_line({"keys"});
   EXPECT_EQ(line.command, Command::print);
   EXPECT_EQ(line.text, key_reference());
@@ -107,7 +109,7 @@ TEST(CommandLine, PrintsHelpVersionAndKeys) {
 TEST(CommandLine, WrongUsageIsOneLineWithAHint) {
   EXPECT_EQ(usage_error_of({}), "A subcommand is required; see nanorun --help");
   EXPECT_EQ(usage_error_of({"trian", "d.toml"}),
-            "\"trian\" is not one of the subcommands train, shard, export, verify, keys; see nanorun --help");
+            "\"trian\" is not one of the subcommands train, shard, export, verify, info, keys; see nanorun --help");
   EXPECT_EQ(usage_error_of({"train"}), "DECK is required; see nanorun train --help");
   EXPECT_EQ(usage_error_of({"export", "s.h5"}), "BIN is required; see nanorun export --help");
   EXPECT_EQ(usage_error_of({"verify"}), "FILE is required; see nanorun verify --help");

@@ -42,5 +42,24 @@ TEST(Summary, HasTheUtilisationWhereItIsKnown) {
   EXPECT_NE(closing_lines(summary).find("\nFOM mfu 0.25\n"), std::string::npos);
 }
 
+TEST(Summary, SaysWhereTheFiguresComeFrom) {
+  RunSummary summary{};
+  summary.provenance.program = {{"version", "0.2.0"}, {"mpi", "Open MPI v4.1.4"}};
+  summary.provenance.hosts = {{"node1", 4}, {"node2", 2}};
+  summary.provenance.devices = {{"NVIDIA H200", 6}};
+  summary.provenance.command = "nanorun train \xff.toml";  // which is no UTF-8
+  summary.provenance.started = "2026-11-22T13:05:09+01:00";
+  json expected = {{"version", "0.2.0"},
+                   {"mpi", "Open MPI v4.1.4"},
+                   {"hosts", {{"node1", 4}, {"node2", 2}}},
+                   {"devices", {{"NVIDIA H200", 6}}},
+                   {"command", "nanorun train \ufffd.toml"},
+                   {"started", "2026-11-22T13:05:09+01:00"}};
+  EXPECT_EQ(json::parse(summary_json(summary))["provenance"], expected);
+  summary.provenance.job = "7";
+  expected["job"] = "7";
+  EXPECT_EQ(json::parse(summary_json(summary))["provenance"], expected);
+}
+
 }  // namespace
 }  // namespace nanorun
