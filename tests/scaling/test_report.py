@@ -235,6 +235,43 @@ class Report(ScalingTest):
             write_run(run.folder, times(run.ranks), TOKENS, peak_device_memory_bytes=1)
         self.assertEqual(self.analyse(study).workload.tensor_bytes, 2)
 
+    def setup_of(self, study):
+        """The table of Setup, and the notes of the page."""
+        page = report.page(self.analyse(study))
+        rows = {name: value for (_, name), (_, value) in Page(page).tables[-1]}
+        return rows, re.findall(r'<div class="note">(.*?)</div>', page)
+
+    def test_setup_says_where_the_runs_come_from(self):
+        study = self.study(repeats=1, leave_out=("ranks1_repeat1", "ranks2_repeat1", "ranks4_repeat1"))
+        facts = {"version": "0.2.0", "commit": "abc", "mpi": "Open MPI v4", "hosts": {"a": 1, "b": 1},
+                 "command": "nanorun", "started": "2026-11-22T10:00:00+00:00"}
+        for run in study.runs():
+            write_run(run.folder, times(run.ranks), TOKENS, provenance=facts)
+        rows, notes = self.setup_of(study)
+        self.assertEqual({name: rows.get(name) for name in ("version", "commit", "mpi", "hosts", "hdf5", "started")},
+                         {"version": "0.2.0", "commit": "abc", "mpi": "Open MPI v4", "hosts": "a, b", "hdf5": None,
+                          "started": None})
+        self.assertEqual(notes, [])
+
+    def test_mixed_builds_are_said(self):
+        study = self.study(repeats=1, leave_out=("ranks1_repeat1", "ranks2_repeat1", "ranks4_repeat1"))
+        for run, commit in zip(study.runs(), ("abc", "abc", "<dirty>")):
+            write_run(run.folder, times(run.ranks), TOKENS,
+                      provenance={"version": "0.2.0", "commit": commit, "hosts": {f"node{run.ranks}": run.ranks}})
+        rows, notes = self.setup_of(study)
+        self.assertEqual(notes, ["Runs of different builds are mixed: they differ in commit."])
+        self.assertEqual(rows["commit"], "abc (2 runs); <dirty> (1 run)")
+        shutil.rmtree(study.run(1, 1).folder)
+        write_run(study.run(1, 1).folder, times(1), TOKENS)  # of an earlier program
+        rows, notes = self.setup_of(study)
+        self.assertEqual(notes, ["Runs of different builds are mixed: they differ in version, commit."])
+        self.assertIn("not recorded (1 run)", rows["version"])
+
+    def test_runs_of_earlier_programs_have_no_provenance(self):
+        rows, notes = self.setup_of(self.study())
+        self.assertNotIn("version", rows)
+        self.assertEqual(notes, [])
+
     def test_a_single_rank_count(self):
         result = self.analyse(self.study(ranks=[2], kind="weak", repeats=1))
         self.assertEqual(result.errors, [])

@@ -36,6 +36,7 @@ class Measurement:
     slowest: int  # rank with most of it
     slowest_share: float  # of the counted steps in which that rank was the slowest
     overlap: float  # share of the communication that ran beside computing; nan without any
+    provenance: dict  # text by name; empty in runs of earlier programs
 
     @property
     def ranks(self):
@@ -91,6 +92,15 @@ def measure_overlap(trace, rows):
     return round(max(0.0, 1 - exposed / total), 6) if total > 0 else float("nan")
 
 
+def read_provenance(path):
+    """Where the figures of a summary.json come from, as text. Of hosts and devices it has the names."""
+    summary = tool.read_json(path)
+    if "provenance" not in summary:
+        return {}
+    facts = tool.field(summary, "provenance", dict, path)
+    return {name: ", ".join(value) if isinstance(value, dict) else str(value) for name, value in facts.items()}
+
+
 def measure(run, warmup, steps):
     """Reads a finished run. Throws ToolError."""
     path = run.folder / "trace.h5"
@@ -113,7 +123,7 @@ def measure(run, warmup, steps):
         phases={phases[i]: float(seconds[middle][:, :, i].mean()) for i in counted},
         path=critical_path(seconds[middle], phases), work=mean, slowest=slowest,
         slowest_share=float((work.argmax(axis=1) == slowest).mean()),
-        overlap=measure_overlap(trace, warmup + middle))
+        overlap=measure_overlap(trace, warmup + middle), provenance=read_provenance(run.folder / "summary.json"))
 
 
 def gather(study):

@@ -1,6 +1,7 @@
 """The report of a study: one HTML page that needs no other file, one picture, one table."""
 
 import base64
+import collections
 import datetime
 import html
 
@@ -221,6 +222,35 @@ def forecast_table(analysis):
     return table(rows)
 
 
+# Of a run's provenance: what makes a build, and where it ran.
+BUILD = ("version", "commit", "compiler", "flags", "mpi", "hdf5", "blas", "kokkos", "cuda", "cuda_runtime",
+         "cuda_driver", "nccl")
+PLACE = ("hosts", "devices")
+
+
+def provenance(analysis, name):
+    """What the runs say under a name, and how many of them say it."""
+    return collections.Counter(m.provenance.get(name, "not recorded") for m in analysis.measurements)
+
+
+def provenance_rows(analysis):
+    rows = []
+    for name in BUILD + PLACE:
+        if any(name in m.provenance for m in analysis.measurements):
+            said = provenance(analysis, name)
+            rows.append([name, next(iter(said)) if len(said) == 1 else
+                         "; ".join(f"{value} ({n} run{'s' if n > 1 else ''})" for value, n in said.items())])
+    return rows
+
+
+def mixed_builds(analysis):
+    """A note where the runs are not all of one build."""
+    names = [name for name in BUILD if len(provenance(analysis, name)) > 1]
+    if not names:
+        return ""
+    return f'<div class="note">Runs of different builds are mixed: they differ in {", ".join(names)}.</div>'
+
+
 def setup(analysis):
     study = analysis.study
     shared = [m.ranks for m in analysis.points if sharing(study, m.ranks) > 1]
@@ -228,7 +258,7 @@ def setup(analysis):
             ["steps", f"{study.steps}, of which the first {study.warmup} do not count"],
             ["repeats", study.repeats], ["machine", study.machine or "not named"],
             ["rank counts that share cores", ", ".join(map(str, shared)) or "none"]]
-    return table(rows, "text")
+    return mixed_builds(analysis) + table(rows + provenance_rows(analysis), "text")
 
 
 def page(analysis):
