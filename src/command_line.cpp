@@ -178,7 +178,7 @@ CommandLine parse_command_line(const std::vector<std::string>& arguments) {
   add_shard(app, line);
   add_export(app, line);
   add_verify(app, line);
-  app.add_subcommand("info", "Print of what this program is made: version, compiler, libraries, GPUs");
+  app.add_subcommand("info", "Print the versions of program, compiler and libraries, and the GPUs");
   app.add_subcommand("keys", "Print the reference of all keys of a deck, as Markdown");
   try {
     app.parse(std::vector<std::string>(arguments.rbegin(), arguments.rend()));

@@ -105,7 +105,7 @@ std::vector<std::string> provenance_lines(const Provenance& p) {
   if (const std::string nccl = value("nccl"); !nccl.empty()) {
     libraries += fmt::format("; CUDA {}, driver for {}; NCCL {}", value("cuda_runtime"), value("cuda_driver"), nccl);
   }
-  return {printable(p.command),
+  return {excerpt(p.command, 500),
           fmt::format("started {} on {}{}", p.started, hosts_text(p.hosts),
                       p.job.empty() ? "" : fmt::format(", job {}", p.job)),
           libraries};

@@ -26,7 +26,7 @@ Provenance provenance(const Context& context);
 /// For `nanorun info`: the program, as above, and the GPUs that this process sees, a line each. Throws likewise.
 std::string info_text();
 
-/// For the head of a log: command; start, hosts and job; libraries.
+/// For the head of a log: command, cut where it is long; start, hosts and job; libraries.
 std::vector<std::string> provenance_lines(const Provenance& provenance);
 
 /// The words as a shell takes them, on one line.

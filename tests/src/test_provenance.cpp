@@ -78,9 +78,11 @@ TEST(Provenance, HeadOfTheLogStaysShort) {
                                              "started 2026-11-22T13:05:09+01:00 on node1 (2 ranks), node2 (1 rank)",
                                              "Open MPI v4.1.4; HDF5 1.10.8; Kokkos 3.7.1, Serial; OpenBLAS 0.3.21"}));
   p.job = "7";
+  p.command.append(100'000, 'x');
   for (int i = 3; i <= 100; ++i) p.hosts.emplace_back("node" + std::to_string(i), 8);
   lines = provenance_lines(p);
   EXPECT_EQ(lines.size(), 3u);
+  for (const std::string& line : lines) EXPECT_LE(line.size(), 600u);
   EXPECT_NE(lines[1].find(", node4 (8 ranks), 96 more hosts, job 7"), std::string::npos) << lines[1];
 }
 
