@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 from support import PHASES, ScalingTest, small_run, write_run
 
+import page
 from study import analysis, gather, report
 from study.study_file import read_study
 
@@ -153,8 +154,8 @@ class Report(ScalingTest):
                 figures = all(re.fullmatch(r"[-+]?[\d,.]+(%| s| ms| µs)?|—", text) for _, text in cells)
                 with self.subTest(column=name):
                     self.assertEqual({kind, *(c for c, _ in cells)}, {"figure" if figures else "text"})
-        self.assertRegex(report.STYLE, r"\.figure \{[^}]*text-align: right; font-variant-numeric: tabular-nums;")
-        self.assertRegex(report.STYLE, r"\.text \{[^}]*text-align: left;")
+        self.assertRegex(page.STYLE, r"\.figure \{[^}]*text-align: right; font-variant-numeric: tabular-nums;")
+        self.assertRegex(page.STYLE, r"\.text \{[^}]*text-align: left;")
 
     def test_nothing_stands_beside_empty_space(self):
         groups = Page(report.page(self.analyse(self.study()))).pairs

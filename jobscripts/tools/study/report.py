@@ -6,38 +6,10 @@ import datetime
 import html
 
 import tool
+from page import document, paragraph, picture, section, side_by_side, table, tiles
 
 from . import figures, gather
 from .analysis import sharing
-
-STYLE = """
-body { font: 15px/1.5 system-ui, "Segoe UI", "Helvetica Neue", Arial, sans-serif; color: #22303c; background: #f6f7f9;
-  margin: 0; overflow-wrap: anywhere; }
-main { max-width: 1180px; margin: 0 auto; padding: 2rem 1.5rem 4rem; }
-h1 { font-size: 1.7rem; line-height: 1.25; margin: 0 0 .2rem; } h2 { font-size: 1.15rem; margin: 2.4rem 0 .6rem; }
-.sub { color: #64717d; margin: 0 0 1.4rem; }
-.tiles, .pairs { display: grid; grid-template-columns: repeat(2, minmax(0, 1fr)); gap: .8rem; }
-.tile, figure, .table, .note { background: #fff; border: 1px solid #e3e7eb; border-radius: 8px; }
-.tile { padding: .8rem 1rem; } .tile b { display: block; font-size: 1.45rem; } .tile span { color: #64717d; }
-figure { margin: 0; padding: .8rem; } figure img { width: 100%; display: block; }
-.table { overflow-x: auto; padding: .4rem .6rem; } .pairs + .table { margin-top: .8rem; }
-table { border-collapse: collapse; width: 100%; font-size: 13px; overflow-wrap: normal; }
-th, td { padding: .35rem .3rem; } th { color: #64717d; font-weight: 600; vertical-align: bottom; }
-tr + tr td { border-top: 1px solid #eef1f4; }
-.figure { text-align: right; font-variant-numeric: tabular-nums; } td.figure { white-space: nowrap; }
-.text { text-align: left; vertical-align: top; overflow-wrap: anywhere; } .text:first-child { width: 12rem; }
-.note { padding: .6rem 1rem; border-left: 4px solid #d1495b; }
-code { font-size: .9em; background: #eef1f4; padding: .1em .3em; border-radius: 4px; }
-@media (min-width: 760px) { .tiles { grid-template-columns: repeat(4, minmax(0, 1fr)); } }
-@media screen and (max-width: 980px) { .pairs { grid-template-columns: minmax(0, 1fr); } }
-@media print {
-  @page { margin: 12mm; }
-  body { font-size: 12px; background: none; } main { max-width: none; padding: 0; }
-  .tiles { grid-template-columns: repeat(4, minmax(0, 1fr)); }
-  .table { overflow: visible; } table { font-size: 9px; } th, td { padding: .15rem .2rem; }
-  h2 { break-after: avoid; } figure, .tile, .note, tr { break-inside: avoid; }
-}
-"""
 
 
 def seconds(value):
@@ -77,34 +49,11 @@ def heading(analysis):
     return "  ·  ".join(part for part in parts if part)
 
 
-def table(rows, kind="figure"):
-    """`kind` of all columns: "figure" or "text"."""
-    def row(cells, tag):
-        return "<tr>" + "".join(f'<{tag} class="{kind}">{html.escape(str(c))}</{tag}>' for c in cells) + "</tr>"
-
-    return f'<div class="table"><table>{row(rows[0], "th")}{"".join(row(r, "td") for r in rows[1:])}</table></div>'
-
-
 def figure(name, alternative, analysis):
-    data = base64.b64encode(figures.svg(name, analysis)).decode()
-    return f'<figure><img alt="{alternative}" src="data:image/svg+xml;base64,{data}"></figure>'
+    return picture(figures.svg(name, analysis), alternative)
 
 
-def section(title, *content):
-    return f"<h2>{title}</h2>" + "".join(content)
-
-
-def side_by_side(*content):
-    """An even number of figures and tables, so that none stands beside empty space."""
-    assert len(content) % 2 == 0
-    return f'<div class="pairs">{"".join(content)}</div>'
-
-
-def paragraph(text):
-    return f"<p>{html.escape(text)}</p>"
-
-
-def tiles(analysis):
+def tiles_of(analysis):
     best = max(analysis.points, key=lambda m: m.rate)
     last = analysis.points[-1]
     gain = gather.speed_up(last, analysis.base)
@@ -113,8 +62,7 @@ def tiles(analysis):
                (f"{gain:.2f}", f"speed-up on {ranks_text(last.ranks)}"),
                (f"{gain / last.ranks:.0%}", f"efficiency on {ranks_text(last.ranks)}"),
                ("—" if worst is None else f"{worst:.0%}", "largest error of the model, leave-one-out")]
-    return '<div class="tiles">' + "".join(
-        f'<div class="tile"><b>{b}</b><span>{html.escape(s)}</span></div>' for b, s in content) + "</div>"
+    return tiles(content)
 
 
 def missing_section(analysis):
@@ -262,9 +210,8 @@ def setup(analysis):
 
 
 def page(analysis):
-    title = html.escape(f"Scaling study {analysis.study.name}")
-    body = [
-        f"<h1>{title}</h1>", f'<p class="sub">{html.escape(heading(analysis))}</p>', tiles(analysis),
+    return document(
+        f"Scaling study {analysis.study.name}", heading(analysis), tiles_of(analysis),
         section("Runs", missing_section(analysis)),
         section("Throughput and efficiency", side_by_side(
             figure("throughput", "Tokens per second by rank count", analysis),
@@ -289,10 +236,7 @@ def page(analysis):
             forecast_table(analysis)),
         section("All runs", paragraph("runs.csv beside this page has the time of every phase too."),
                 runs_table(analysis)),
-        section("Setup", setup(analysis)),
-    ]
-    return (f'<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"><title>{title}</title>'
-            f"<style>{STYLE}</style></head><body><main>{''.join(body)}</main></body></html>\n")
+        section("Setup", setup(analysis)))
 
 
 def write(analysis):
