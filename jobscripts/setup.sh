@@ -11,7 +11,7 @@ packages=(
   libopenmpi-dev openmpi-bin libhdf5-openmpi-dev
   libtrilinos-kokkos-dev libopenblas-dev
   libfmt-dev libtomlplusplus-dev libcli11-dev nlohmann-json3-dev libpcre2-dev libgtest-dev
-  python3-h5py python3-matplotlib
+  python3-h5py python3-matplotlib python3-scipy
 )
 
 # Further arguments of cmake.

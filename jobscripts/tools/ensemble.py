@@ -3,17 +3,17 @@
 mean validation loss is below a target.
 
 Reads deck.toml and summary.json of each output directory. Leaves out the copies NAME.1, NAME.2, ... of earlier runs,
-which checkpoint.restart=none keeps. Standard library only.
+which checkpoint.restart=none keeps.
 """
 
 import argparse
 import collections
-import math
 import os
 import pathlib
 import re
 import statistics
 
+import t_test
 import tool
 
 
@@ -23,33 +23,6 @@ def parse_arguments():
                         help="output directories of the runs")
     parser.add_argument("--target", type=float, default=3.28, help="validation loss to reach (default: %(default)s)")
     return tool.parse(parser)
-
-
-def t_cdf(t, degrees):
-    """P(T <= t) of Student's t distribution with a whole number of degrees of freedom, to an absolute 1e-14 or so.
-
-    Abramowitz and Stegun, Handbook of Mathematical Functions, 26.7.3 and 26.7.4: finite sums for P(|T| <= t).
-    """
-    angle = math.atan(t / math.sqrt(degrees))
-    cosine = math.cos(angle)
-    odd = degrees % 2
-    power = cosine if odd else 1.0  # this term of the sum without the factor sin(angle)
-    total = 0.0
-    for k in range(1 + odd, degrees, 2):
-        total += power
-        power *= cosine * cosine * k / (k + 1)
-    total *= math.sin(angle)
-    central = 2 / math.pi * (angle + total) if odd else total
-    return (1 + central) / 2
-
-
-def p_value(losses, target):
-    """One-sided t test: how likely so low a mean is if the expected loss is the target."""
-    error = statistics.stdev(losses) / math.sqrt(len(losses))
-    difference = statistics.mean(losses) - target
-    if error == 0:
-        return 0.5 if difference == 0 else float(difference > 0)
-    return t_cdf(difference / error, len(losses) - 1)
 
 
 def read_run(folder):
@@ -92,7 +65,7 @@ def table(runs, target):
         rows += [("deviation", statistics.stdev)]
     lines += [f"{name:>9}  {'':8}  {measure(train):13.5f}  {measure(validation):15.5f}" for name, measure in rows]
     if len(runs) > 1:
-        lines += [f"p-value of mean validation loss <= {target:g}: {p_value(validation, target):.3g} "
+        lines += [f"p-value of mean validation loss <= {target:g}: {t_test.below(validation, target):.3g} "
                   f"(one-sided t test, {len(runs)} runs)"]
     return "\n".join(lines)
 

@@ -145,8 +145,9 @@ def need(*names):
         try:
             module = importlib.import_module(name)
         except ImportError as error:
+            package = name.partition(".")[0]
             how = ("take Python 3.11 or newer" if name == "tomllib" else
-                   f"apt-get install python3-{name}, or pip install {name}")
+                   f"apt-get install python3-{package}, or pip install {package}")
             raise ToolError(f"{sys.executable} has no module {name} ({error}): {how}") from None
         except (OSError, ValueError) as error:  # of the module's own settings
             raise ToolError(f"the module {name} cannot be loaded: {error}") from None

@@ -267,6 +267,10 @@ class Tools(ScalingTest):
                 self.assert_refused(script, *arguments, env=os.environ | {"PYTHONPATH": str(modules)},
                                     names=[f"no module {name}", f"python3-{name}", f"pip install {name}"])
             (modules / f"{name}.py").unlink()
+        self.write_run(self.run.with_name("a_2"), 2)
+        (modules / "scipy.py").write_text("raise ImportError('broken')\n")
+        self.assert_refused("ensemble.py", self.run, self.run.with_name("a_2"),
+                            env=os.environ | {"PYTHONPATH": str(modules)}, names=["no module scipy", "python3-scipy"])
         (modules / "tomllib.py").write_text("raise ImportError('old')\n")
         old = os.environ | {"PYTHONPATH": str(modules)}
         self.assert_refused("ensemble.py", self.run, env=old, names=["Python 3.11"])
