@@ -22,6 +22,8 @@ DATASETS = {"step": 1, "ranks": 1, "tokens": 1, "loss": 1, "seconds": 3, "commun
 PHASES = ["data", "forward", "head", "backward", "reduce_gradients", "muon", "adam", "gather_weights", "sync",
           "validation", "checkpoint", "output", "other"]
 EARLIER_NAMES = {"agree": "sync"}  # of phases, in traces of earlier programs
+# By the name of --against.
+AXES = {"steps": "step", "seconds": "seconds of training"}
 INK, FAINT, ACCENT = "#22303c", "#c9d1d9", "#d1495b"
 
 
@@ -31,6 +33,8 @@ def parse_arguments():
                         help="output directory of a run, for example outputs/quickstart")
     parser.add_argument("-o", "--output", type=pathlib.Path,
                         help="PNG to write (default: DIRECTORY/run.png, with --step DIRECTORY/step.png)")
+    parser.add_argument("--against", choices=AXES, default="steps",
+                        help="what the x axes of losses and step times count (default: %(default)s)")
     parser.add_argument("--step", type=int, help="draw the streams of this step of trace.json")
     parser.add_argument("--rank", type=int, default=0, help="of this rank (default: 0)")
     return tool.parse(parser)
@@ -113,6 +117,20 @@ def read_trace(path):
     return trace
 
 
+def train_seconds(trace):
+    """Seconds of training at the end of each step, by the clock of rank 0: without validation, checkpoints and output.
+    """
+    columns = [i for i, name in enumerate(trace["phases"]) if name not in OCCASIONAL]
+    return trace["seconds"].filled(0)[:, 0, columns].sum(axis=1).cumsum()
+
+
+def updates_before(trace, steps):
+    """How many rows of the trace come before that many updates."""
+    import numpy as np
+
+    return np.searchsorted(trace["step"], steps)
+
+
 def colours(phases):
     """Blues for computing, oranges for communication, greys for the rest."""
     from matplotlib import colormaps
@@ -130,10 +148,22 @@ def colours(phases):
     return table
 
 
-def draw_losses(axes, trace):
+def places(trace, against):
+    """Where the x axis has the begin of each step and the end of the last one, and the validations."""
     import numpy as np
 
-    step, loss = trace["step"], trace["loss"]
+    rows = updates_before(trace, trace["validation_step"])
+    if against == "steps":
+        return np.append(trace["step"], trace["step"][-1] + 1), trace["validation_step"]
+    seconds = np.append(0, train_seconds(trace))
+    return seconds, seconds[rows]
+
+
+def draw_losses(axes, trace, against):
+    import numpy as np
+
+    (*step, _), validations = places(trace, against)
+    loss = trace["loss"]
     window = max(1, len(loss) // 30)
     axes.plot(step, loss, color=FAINT if window > 1 else INK, linewidth=1, label="training, each step")
     if window > 1:
@@ -141,18 +171,18 @@ def draw_losses(axes, trace):
         middle = np.convolve(step, np.ones(window) / window, mode="valid")
         axes.plot(middle, smooth, color=INK, linewidth=1.8, label=f"training, mean of {window} steps")
     if len(trace["validation_step"]):
-        axes.plot(trace["validation_step"], trace["validation_loss"], "o-", color=ACCENT, markersize=5, linewidth=1.5,
+        axes.plot(validations, trace["validation_loss"], "o-", color=ACCENT, markersize=5, linewidth=1.5,
                   label="validation")
-        last = trace["validation_step"][-1], trace["validation_loss"][-1]
+        last = validations[-1], trace["validation_loss"][-1]
         axes.annotate(f"{last[1]:.4f}", last, xytext=(7, 0), textcoords="offset points", va="center", color=ACCENT,
                       fontweight="bold")
-    axes.set(title="Loss", xlabel="step", ylabel="cross-entropy (nats per token)")
-    axes.set_xlim(0, 1.16 * max(1, step[-1]))
-    axes.xaxis.get_major_locator().set_params(integer=True)
+    axes.set(title="Loss", xlabel=AXES[against], ylabel="cross-entropy (nats per token)")
+    axes.set_xlim(0, 1.16 * (step[-1] or 1))
+    axes.xaxis.get_major_locator().set_params(integer=against == "steps")
     axes.legend(frameon=False)
 
 
-def draw_step_time(axes, trace, colour):
+def draw_step_time(axes, trace, colour, against):
     """Stacked, mean over ranks; validation, checkpoints and output come only now and then and are left out."""
     import numpy as np
     from matplotlib.patches import Patch
@@ -163,14 +193,14 @@ def draw_step_time(axes, trace, colour):
     bins = min(len(mean), 150)
     edges = np.linspace(0, len(mean), bins + 1).astype(int)
     height = np.array([mean[a:b].mean(axis=0) for a, b in zip(edges, edges[1:])])
-    begin = np.append(trace["step"][edges[:-1]], trace["step"][-1] + 1)
+    begin = places(trace, against)[0][edges]
     floor = np.zeros(bins)
     for i, name in enumerate(names):
         axes.stairs(floor + height[:, i], begin, baseline=floor, fill=True, color=colour[name], linewidth=0)
         floor = floor + height[:, i]
-    axes.set(title="Training step", xlabel="step", ylabel="ms, mean over ranks")
-    axes.set_xlim(begin[0], begin[-1])
-    axes.xaxis.get_major_locator().set_params(integer=True)
+    axes.set(title="Training step", xlabel=AXES[against], ylabel="ms, mean over ranks")
+    axes.set_xlim(begin[0], begin[-1] or 1)
+    axes.xaxis.get_major_locator().set_params(integer=against == "steps")
     axes.set_ylim(0, 1.25 * np.percentile(floor, 95))
     families = {"computing": "forward", "communication": "reduce_gradients", "the rest": "other"}
     axes.legend([Patch(color=colour[phase]) for phase in families.values()], families, ncols=3, frameon=False,
@@ -233,12 +263,12 @@ def save(figure, title, output):
     tool.write(output, picture.getvalue())
 
 
-def draw(folder, trace, output):
+def draw(folder, trace, output, against="steps"):
     figure = new_figure(6.6)
     grid = figure.add_gridspec(2, 2, width_ratios=[1.1, 1], height_ratios=[1, 1.35])
     colour = colours(trace["phases"])
-    draw_losses(figure.add_subplot(grid[:, 0]), trace)
-    draw_step_time(figure.add_subplot(grid[0, 1]), trace, colour)
+    draw_losses(figure.add_subplot(grid[:, 0]), trace, against)
+    draw_step_time(figure.add_subplot(grid[0, 1]), trace, colour, against)
     draw_phases(figure.add_subplot(grid[1, 1]), trace, colour)
     save(figure, f"{folder.resolve().name}:  {heading(folder, trace)}", output)
 
@@ -327,7 +357,7 @@ def main():
         trace, output = read_trace(folder / "trace.h5"), arguments.output or folder / "run.png"
         if len(trace["step"]) == 0:
             raise tool.ToolError(f"{folder / 'trace.h5'}: no steps yet", tool.NOT_DONE)
-        draw(folder, trace, output)
+        draw(folder, trace, output, arguments.against)
     tool.say(output)
 
 

@@ -207,6 +207,22 @@ class Tools(ScalingTest):
         named = self.run.rename(self.folder / "a $x$ \\frac{ $ b")
         self.assertEqual(self.end("plot_run.py", named), (0, f"{named}/run.png\n", ""))
 
+    def test_against_seconds(self):
+        """Each step trains for 1 s: 10 of the 13 phases of 0.1 s are training. Validations come after 2 and 6 steps."""
+        self.change_trace("validation_step", np.array([2, 6]))
+        self.change_trace("validation_loss", np.array([4.0, 3.0]))
+        trace = plot_run.read_trace(self.run / "trace.h5")
+        self.assertEqual([list(part) for part in plot_run.places(trace, "steps")], [[0, 1, 2, 3, 4, 5, 6], [2, 6]])
+        begins, validations = plot_run.places(trace, "seconds")
+        np.testing.assert_allclose(begins, range(7), atol=1e-12)
+        np.testing.assert_allclose(validations, [2, 6], atol=1e-12)
+        pictures = []
+        for against in ("steps", "seconds"):
+            self.assertEqual(self.end("plot_run.py", self.run, "--against", against),
+                             (0, f"{self.run / 'run.png'}\n", ""))
+            pictures.append((self.run / "run.png").read_bytes())
+        self.assertNotEqual(*pictures)
+
     def test_step_of_a_trace(self):
         path = self.run / "trace.json"
         self.assert_refused("plot_run.py", self.run, "--step", 1, names=[path])
