@@ -10,11 +10,11 @@ import argparse
 import collections
 import os
 import pathlib
-import re
 import statistics
 
 import t_test
 import tool
+from runs import distinct, is_earlier
 
 
 def parse_arguments():
@@ -34,7 +34,7 @@ def read_run(folder):
             return None
     run = tool.field(tool.read_toml(deck), "run", dict, deck)
     name = tool.field(run, "name", str, deck)
-    if re.fullmatch(re.escape(name) + r"\.[0-9]+", os.path.basename(os.path.realpath(folder))):
+    if is_earlier(folder, name):
         tool.warn(f"left out: {folder} is an earlier run of the name {tool.one_line(name)}")
         return None
     summary = tool.read_json(path)
@@ -48,8 +48,7 @@ def read_run(folder):
 def read_runs(folders):
     """Of each directory once, however often and by whatever path it is named. Warns of runs that are no further
     sample."""
-    distinct = {os.path.realpath(folder): folder for folder in reversed(folders)}.values()
-    runs = sorted(run for folder in reversed(distinct) if (run := read_run(folder)))
+    runs = sorted(run for folder in distinct(folders) if (run := read_run(folder)))
     for seed, count in collections.Counter(run[0] for run in runs).items():
         if count > 1:
             tool.warn(f"warning: {count} runs have the seed {seed}; the p-value takes runs for independent")

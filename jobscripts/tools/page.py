@@ -19,6 +19,7 @@ th, td { padding: .35rem .3rem; } th { color: #64717d; font-weight: 600; vertica
 tr + tr td { border-top: 1px solid #eef1f4; }
 .figure { text-align: right; font-variant-numeric: tabular-nums; } td.figure { white-space: nowrap; }
 .text { text-align: left; vertical-align: top; overflow-wrap: anywhere; } .text:first-child { width: 12rem; }
+.legend { display: flex; flex-wrap: wrap; gap: .2rem 1.2rem; margin: 0 0 .6rem; }
 .note { padding: .6rem 1rem; border-left: 4px solid #d1495b; }
 code { font-size: .9em; background: #eef1f4; padding: .1em .3em; border-radius: 4px; }
 @media (min-width: 760px) { .tiles { grid-template-columns: repeat(4, minmax(0, 1fr)); } }
@@ -47,6 +48,11 @@ def picture(svg, alternative):
     """An SVG file, as bytes, in a figure."""
     data = base64.b64encode(svg).decode()
     return f'<figure><img alt="{html.escape(alternative)}" src="data:image/svg+xml;base64,{data}"></figure>'
+
+
+def drawing(svg):
+    """An SVG element in a figure."""
+    return f"<figure>{svg}</figure>"
 
 
 def section(title, *content):

@@ -113,6 +113,25 @@ def write(path, data):
         Path(path).write_bytes(data.encode() if isinstance(data, str) else data)
 
 
+def replace(path, text):
+    """Writes a file that others may be reading: they see it as it was or as it is, whole. What is no regular file is
+    written to."""
+    path = Path(path)
+    if os.path.lexists(path) and not path.is_file():
+        write(path, text)
+        return
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    try:
+        write(partial, text)
+        with using(path):
+            os.replace(partial, path)
+    except ToolError as error:
+        raise ToolError(str(error).replace(str(partial), str(path))) from None
+    finally:
+        with contextlib.suppress(OSError, ValueError):
+            partial.unlink()
+
+
 KINDS = {bool: "true or false", int: "an integer", float: "a number", str: "a string", dict: "a table", list: "a list"}
 
 

@@ -1,0 +1,288 @@
+#!/usr/bin/env python3
+"""Compares runs: their losses by step, time and tokens, how soon they reach a target, and what their decks differ in.
+
+Runs whose decks differ in run.seed and run.name alone form a group, whose mean loss is tested against the target and
+against those of the other groups. Prints tables and writes them with pictures into one HTML page. Reads deck.toml,
+metrics.jsonl (where it is missing trace.h5) and summary.json of each output directory.
+"""
+
+import argparse
+import collections
+import datetime
+import html
+import itertools
+import json
+import math
+import pathlib
+import statistics
+from dataclasses import dataclass
+
+import chart
+import page
+import t_test
+import tool
+from runs import OWN_KEYS, is_earlier, read_runs
+
+MOST_PAIRED = 5  # groups of which each is compared with each; of more, all with the best
+
+
+def parse_arguments():
+    parser = argparse.ArgumentParser(description=tool.summary(__doc__))
+    parser.add_argument("folder", type=pathlib.Path, nargs="+", metavar="RUN", help="output directories of the runs")
+    parser.add_argument("--target", type=float, default=3.28, help="validation loss to reach (default: %(default)s)")
+    parser.add_argument("-o", "--output", type=pathlib.Path, default=pathlib.Path("compare.html"), metavar="FILE",
+                        help="HTML page to write (default: %(default)s)")
+    arguments = tool.parse(parser)
+    if not math.isfinite(arguments.target):
+        raise tool.ToolError(f"--target: {arguments.target} is no loss")
+    return arguments
+
+
+# --- What is found ----------------------------------------------------------------------------------------------------
+
+Reached = collections.namedtuple("Reached", "step seconds tokens")
+
+
+def reached(run, target):
+    """When the validation loss first came to the target, between validations on the line that joins them; or None."""
+    before = None
+    for now in run.validations:
+        if now.loss <= target:
+            if before is None or not before.loss > target:
+                return Reached(float(now.step), now.seconds, now.tokens)
+            part = (before.loss - target) / (before.loss - now.loss)
+            return Reached(*(a + part * (b - a) for a, b in ((before.step, now.step), (before.seconds, now.seconds),
+                                                             (before.tokens, now.tokens))))
+        before = now
+    return None
+
+
+def differences(runs):
+    """Key -> one value a run, of the keys in which the decks differ."""
+    keys = dict.fromkeys(key for run in runs for key in run.deck)
+    found = {key: [value_text(run.deck, key) for run in runs] for key in keys if key != "run.name"}
+    return {key: values for key, values in found.items() if len(set(values)) > 1}
+
+
+def value_text(deck, key):
+    return json.dumps(deck[key], ensure_ascii=False, default=str) if key in deck else "—"
+
+
+@dataclass
+class Group:
+    runs: list
+    label: str = ""
+
+    @property
+    def losses(self):
+        return [run.loss for run in self.runs]
+
+    @property
+    def mean(self):
+        return statistics.mean(self.losses)
+
+
+def groups_of(runs):
+    """Of the finished runs, with labels that tell what sets them apart. Warns of runs that are no further sample."""
+    table = {}
+    for run in runs:
+        if not run.finished or not math.isfinite(run.loss):
+            tool.warn(f"in no group: {run.label} has no final validation loss")
+        elif is_earlier(run.folder, str(run.deck.get("run.name"))):
+            tool.warn(f"in no group: {run.label} is an earlier run of the name {run.deck['run.name']}")
+        else:
+            table.setdefault(run.group(), []).append(run)
+    groups = [Group(members) for members in table.values()]
+    apart = differences([group.runs[0] for group in groups])
+    for i, group in enumerate(groups):
+        group.label = ", ".join(f"{key}={values[i]}" for key, values in apart.items()
+                                if key not in OWN_KEYS) or "all runs"
+        for seed, count in collections.Counter(str(run.seed) for run in group.runs).items():
+            if count > 1:
+                tool.warn(f"warning: {count} runs of {group.label} have the seed {seed}; the tests take runs for "
+                          "independent")
+    return groups
+
+
+def pairs(groups):
+    """Groups to test against each other: those of two or more runs."""
+    several = [group for group in groups if len(group.runs) > 1]
+    if len(several) <= MOST_PAIRED:
+        return list(itertools.combinations(several, 2))
+    best = min(several, key=lambda group: group.mean)
+    return [(group, best) for group in several if group is not best]
+
+
+@dataclass
+class Comparison:
+    runs: list
+    target: float
+    differences: dict
+    groups: list
+    tests: list  # (group, group, t_test.Difference)
+
+    def __init__(self, runs, target):
+        self.runs, self.target = runs, target
+        self.differences, self.groups = differences(runs), groups_of(runs)
+        self.tests = [(a, b, t_test.welch(a.losses, b.losses)) for a, b in pairs(self.groups)]
+
+    @property
+    def seeded(self):
+        """Whether any group has several runs."""
+        return any(len(group.runs) > 1 for group in self.groups)
+
+
+# --- As tables --------------------------------------------------------------------------------------------------------
+
+
+def figure(value, pattern):
+    """A number, and a dash for none."""
+    return format(value, pattern) if math.isfinite(value) else "—"
+
+
+def runs_table(comparison):
+    rows = [["run", "state", "steps", "validation loss", "training", "step"]]
+    for run in comparison.runs:
+        step = run.seconds / run.steps if run.steps else math.nan
+        rows.append([run.label, run.state, f"{run.steps:,}", figure(run.loss, ".5f"),
+                     figure(run.seconds, ",.2f") + " s", figure(1e3 * step, ",.2f") + " ms"])
+    return rows
+
+
+def target_table(comparison):
+    rows = [[f"to {comparison.target:g}", "steps", "seconds", "tokens"]]
+    for run in comparison.runs:
+        found = reached(run, comparison.target)
+        rows.append([run.label] + (["not reached", "—", "—"] if found is None else
+                                   [figure(found.step, ",.1f"), figure(found.seconds, ",.2f"),
+                                    figure(found.tokens, ",.0f")]))
+    return rows
+
+
+def differences_table(comparison):
+    return [["key", *(run.label for run in comparison.runs)],
+            *([key, *values] for key, values in comparison.differences.items())]
+
+
+def groups_table(comparison):
+    rows = [["group", "runs", "mean", "deviation", "95 % interval", f"p, mean <= {comparison.target:g}"]]
+    for group in comparison.groups:
+        losses, spread = group.losses, ["—", "—", "—"]
+        if len(losses) > 1:
+            low, high = t_test.interval(losses)
+            spread = [f"{statistics.stdev(losses):.5f}", f"{low:.5f} to {high:.5f}",
+                      f"{t_test.below(losses, comparison.target):.3g}"]
+        rows.append([group.label, len(losses), f"{group.mean:.5f}", *spread])
+    return rows
+
+
+def tests_table(comparison):
+    rows = [["group", "minus", "difference", "95 % interval", "p"]]
+    for a, b, found in comparison.tests:
+        rows.append([a.label, b.label, f"{found.mean:+.5f}", f"{found.low:+.5f} to {found.high:+.5f}",
+                     f"{found.p_value:.3g}"])
+    return rows
+
+
+def aligned(rows):
+    """Lines of a terminal: the first column to the left, the others to the right."""
+    rows = [[tool.one_line(cell) for cell in row] for row in rows]
+    widths = [max(map(len, column)) for column in zip(*rows)]
+    return "\n".join("  ".join(cell.ljust(width) if i == 0 else cell.rjust(width)
+                               for i, (cell, width) in enumerate(zip(row, widths))).rstrip() for row in rows)
+
+
+def tables(comparison):
+    """The tables that have something to say."""
+    shown = [runs_table(comparison), target_table(comparison)]
+    shown += [differences_table(comparison)] if comparison.differences else []
+    shown += [groups_table(comparison)] if comparison.seeded else []
+    return shown + ([tests_table(comparison)] if comparison.tests else [])
+
+
+# --- As a page --------------------------------------------------------------------------------------------------------
+
+
+def styles(comparison):
+    """Label, colour and dashes of each run: those of its group where there are groups of seeds."""
+    if not comparison.seeded:
+        return [(run.label, *chart.colour(i)) for i, run in enumerate(comparison.runs)]
+    of_run = {id(run): (group.label, *chart.colour(i)) for i, group in enumerate(comparison.groups)
+              for run in group.runs}
+    return [of_run.get(id(run), ("in no group", chart.GREY, "")) for run in comparison.runs]
+
+
+def scaled(largest, unit):
+    """Factor and name of an axis whose numbers stay short."""
+    for factor, word in ((1e9, "billion "), (1e6, "million ")):
+        if largest >= factor:
+            return 1 / factor, word + unit
+    return 1, unit
+
+
+def loss_chart(comparison, name, unit):
+    """Validation loss against a field of the validations."""
+    largest = max((getattr(v, name) for run in comparison.runs for v in run.validations), default=0)
+    factor, across = scaled(largest, unit)
+    lines = [chart.Line([(factor * getattr(v, name), v.loss) for v in run.validations], colour, dashes, dots=True)
+             for run, (_, colour, dashes) in zip(comparison.runs, styles(comparison))]
+    return page.drawing(chart.draw(f"Validation loss by {name.replace('step', 'steps')}", lines, across,
+                                   "nats per token", most=chart.top_after(lines), target=comparison.target))
+
+
+def tiles(comparison):
+    runs, count = comparison.runs, len(comparison.runs)
+    best = min((run for run in runs if math.isfinite(run.loss)), key=lambda run: run.loss, default=None)
+    there = [(found, run) for run in runs if (found := reached(run, comparison.target))]
+    content = [("—", "lowest validation loss") if best is None else
+               (f"{best.loss:.4f}", f"lowest validation loss, {best.label}"),
+               (f"{len(there)} of {count}", f"runs reach {comparison.target:g}")]
+    for name, pattern, unit in (("step", ",.0f", "steps"), ("seconds", ",.1f", "seconds")):
+        first = min(there, key=lambda pair: getattr(pair[0], name), default=None)
+        content.append(("—", f"fewest {unit} to {comparison.target:g}") if first is None else
+                       (figure(getattr(first[0], name), pattern), f"fewest {unit} to {comparison.target:g}, "
+                                                                  f"{first[1].label}"))
+    return page.tiles(content)
+
+
+def document(comparison):
+    count = len(comparison.runs)
+    body = [
+        tiles(comparison),
+        page.section("Validation loss", chart.legend(dict.fromkeys(styles(comparison))), page.side_by_side(
+            loss_chart(comparison, "step", "steps"), loss_chart(comparison, "seconds", "seconds of training"),
+            loss_chart(comparison, "tokens", "tokens"), page.table(target_table(comparison), first="text"))),
+        page.section("Runs", page.table(runs_table(comparison), first="text"))]
+    if comparison.seeded:
+        body.append(page.section("Seeds", page.paragraph(
+            "Finished runs whose decks differ in the seed alone form a group. The p-value is that of a one-sided t test: "
+            "how likely so low a mean would be if the expected loss were the target."),
+            page.table(groups_table(comparison), first="text")))
+    if comparison.tests:
+        body.append(page.section("Differences of groups", page.paragraph(
+            "Welch's t test, two-sided: how likely so large a difference would be if both groups had the same expected "
+            "loss."), page.table(tests_table(comparison), first="text")))
+    body.append(page.section("Decks", page.table(differences_table(comparison), first="text")
+                             if comparison.differences else page.paragraph("All decks are the same.")))
+    folders = ", ".join(f"<code>{html.escape(str(run.folder))}</code>" for run in comparison.runs)
+    body.append(page.section("Directories", f"<p>{folders}</p>"))
+    today = datetime.datetime.now(datetime.timezone.utc).date().isoformat()
+    return page.document(f"Comparison of {count} run{'s' if count > 1 else ''}",
+                         f"target validation loss {comparison.target:g}  ·  {today}", *body)
+
+
+def write(folders, target, output):
+    """Reads the runs and writes their page; returns the comparison. Throws ToolError."""
+    comparison = Comparison(read_runs(folders), target)
+    tool.replace(output, document(comparison))
+    return comparison
+
+
+def main():
+    arguments = parse_arguments()
+    comparison = write(arguments.folder, arguments.target, arguments.output)
+    tool.say("\n\n".join(map(aligned, tables(comparison))) + f"\n\n{arguments.output}")
+
+
+if __name__ == "__main__":
+    tool.run(main)

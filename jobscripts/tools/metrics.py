@@ -1,0 +1,66 @@
+"""metrics.jsonl of a run: one JSON object a line for every step and validation, read while the program writes it."""
+
+import json
+import math
+import os
+
+import tool
+
+KEPT_BYTES = 64  # of what was read last, by which a file that was begun anew is noticed
+LARGEST = 1e30
+
+
+def number(record, key, where):
+    """The value of a key; not a number (nan) where it is absent, null, or none."""
+    value = record.get(key)
+    if value is None or (isinstance(value, float) and not math.isfinite(value)):
+        return math.nan
+    return float(tool.require(value, float, where, key, least=-LARGEST, most=LARGEST))
+
+
+class Metrics:
+    """Steps and validations of a metrics.jsonl, each a dictionary of its line, by ascending step."""
+
+    def __init__(self, path):
+        self.path = path
+        self.restarts = 0  # how often the file was begun anew
+        self.forget()
+
+    def forget(self):
+        self.offset, self.line, self.kept = 0, 0, b""
+        self.steps, self.validations = [], []
+
+    def poll(self):
+        """Reads the lines that were added since the last time; begins anew where the file was. A file that is not there
+        yet has none. Throws ToolError."""
+        if not os.path.lexists(self.path):
+            return
+        tool.require_regular(self.path)
+        with tool.using(self.path), open(self.path, "rb") as file:
+            file.seek(max(0, self.offset - len(self.kept)))
+            if file.read(len(self.kept)) != self.kept:
+                self.restarts += 1
+                self.forget()
+            file.seek(self.offset)
+            added = file.read()
+        whole = added[:added.rfind(b"\n") + 1]  # the last line may not be complete
+        for line in whole.splitlines():
+            self.line += 1
+            self.take(line)
+        self.offset += len(whole)
+        self.kept = (self.kept + whole)[-KEPT_BYTES:]
+
+    def take(self, line):
+        where = f"{self.path}: line {self.line}"
+        with tool.using(where, ValueError, RecursionError, kind="JSON"):
+            record = json.loads(line)
+        tool.require(record, dict, where, "the line")
+        lines = self.validations if "validation_loss" in record else self.steps if "loss" in record else None
+        if lines is None:
+            return
+        step = tool.field(record, "step", int, where, least=0)
+        # A run that continues repeats the steps after its checkpoint: its lines hold.
+        for kind in (self.steps, self.validations):
+            while kind and (kind[-1]["step"] > step or (kind is lines and kind[-1]["step"] == step)):
+                kind.pop()
+        lines.append({key: number(record, key, where) for key in record if key != "step"} | {"step": step})

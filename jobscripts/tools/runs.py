@@ -1,0 +1,146 @@
+"""Runs as their output directories show them: decks, losses by step, seconds and tokens, and how they ended."""
+
+import json
+import math
+import os
+import re
+from dataclasses import dataclass, field
+
+import tool
+from metrics import Metrics
+
+OWN_KEYS = ("run.name", "run.seed")  # in which the runs of a group of seeds differ
+
+
+@dataclass
+class Validation:
+    step: int
+    loss: float
+    seconds: float  # of training
+    tokens: float
+
+
+@dataclass
+class Run:
+    folder: object
+    deck: dict  # "section.key" -> value
+    summary: dict  # empty while there is none
+    validations: list
+    label: str = ""
+    seconds: float = math.nan  # of training, at the end
+    steps: int = 0
+    loss: float = field(init=False)  # of the last validation
+
+    def __post_init__(self):
+        path = self.folder / "summary.json"
+        if self.summary:
+            self.steps = tool.field(self.summary, "steps", int, path, least=0)
+            self.seconds = tool.field(self.summary, "train_seconds", float, path, least=0)
+        self.loss = self.validations[-1].loss if self.validations else math.nan
+        if self.summary.get("final_val_loss") is not None:
+            self.loss = tool.field(self.summary, "final_val_loss", float, path)
+
+    @property
+    def finished(self):
+        return bool(self.summary.get("finished"))
+
+    @property
+    def state(self):
+        return ("not ended" if not self.summary else "finished" if self.finished else
+                tool.one_line(f"stopped: {self.summary.get('stopped_by')}"))
+
+    @property
+    def seed(self):
+        return self.deck.get("run.seed")
+
+    def group(self):
+        """Equal for runs that differ in their seeds alone."""
+        return json.dumps({key: value for key, value in self.deck.items() if key not in OWN_KEYS}, default=str,
+                          sort_keys=True)
+
+
+def is_earlier(folder, name):
+    """Whether the directory is a copy NAME.1, NAME.2, ... of an earlier run, which checkpoint.restart=none keeps."""
+    return bool(re.fullmatch(re.escape(name) + r"\.[0-9]+", os.path.basename(os.path.realpath(folder))))
+
+
+def distinct(folders):
+    """Each directory once, however often and by whatever path it is named."""
+    named = {os.path.realpath(folder): folder for folder in reversed(folders)}.values()
+    return list(reversed(named))
+
+
+def flat(deck, prefix=""):
+    """The keys of a deck as the command line names them."""
+    keys = {}
+    for key, value in deck.items():
+        keys |= flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
+    return keys
+
+
+def read_deck(folder):
+    return flat(tool.read_toml(folder / "deck.toml"))
+
+
+def read_summary(folder):
+    """summary.json, an empty object where there is none yet."""
+    path = folder / "summary.json"
+    if not os.path.lexists(path):
+        return {}
+    summary = tool.read_json(path)
+    tool.field(summary, "finished", bool, path)
+    return summary
+
+
+def tokens_of_step(deck, path):
+    return (tool.field(deck, "train.sequences", int, path, least=1, most=2**31) *
+            tool.field(deck, "train.length", int, path, least=1, most=2**31))
+
+
+def from_metrics(path, tokens):
+    metrics = Metrics(path)
+    metrics.poll()
+    ends = metrics.steps[-1:] + metrics.validations[-1:]
+    steps = max((line["step"] for line in ends), default=0)
+    seconds = max((line.get("train_seconds", math.nan) for line in ends), default=math.nan)
+    return steps, seconds, [Validation(line["step"], line["validation_loss"], line.get("train_seconds", math.nan),
+                                       line["step"] * tokens) for line in metrics.validations]
+
+
+def from_trace(path, tokens):
+    tool.need("numpy", "h5py")
+    from plot_run import read_trace, train_seconds, updates_before
+
+    trace = read_trace(path)
+    seconds = [0.0, *map(float, train_seconds(trace))]
+    rows = updates_before(trace, trace["validation_step"])
+    validations = [Validation(int(step), float(loss), seconds[row], int(step) * tokens)
+                   for step, loss, row in zip(trace["validation_step"], trace["validation_loss"], rows)]
+    return int(trace["step"][-1]) + 1 if len(trace["step"]) else 0, seconds[-1], validations
+
+
+def read_run(folder):
+    """Of metrics.jsonl or, in a run of an earlier program, of trace.h5. Throws ToolError."""
+    deck = read_deck(folder)
+    tokens = tokens_of_step(deck, folder / "deck.toml")
+    path = folder / "metrics.jsonl"
+    if os.path.lexists(path):
+        steps, seconds, validations = from_metrics(path, tokens)
+    else:
+        steps, seconds, validations = from_trace(folder / "trace.h5", tokens)
+    return Run(folder, deck, read_summary(folder), validations, steps=steps, seconds=seconds)
+
+
+def name_runs(folders):
+    """A label for each directory: its name, where that is not clear its path."""
+    names = [os.path.basename(os.path.realpath(folder)) for folder in folders]
+    return [name if names.count(name) == 1 else str(folder) for name, folder in zip(names, folders)]
+
+
+def read_runs(folders):
+    """Runs with labels. Throws ToolError."""
+    folders = distinct(folders)
+    found = [read_run(folder) for folder in folders]
+    for run, label in zip(found, name_runs(folders)):
+        run.label = label
+    return found

@@ -1,0 +1,231 @@
+"""The comparison of runs, against figures computed by hand."""
+
+import contextlib
+import io
+import json
+import math
+import os
+import statistics
+from pathlib import Path
+
+from support import TOKENS, Page, ToolTest, small_run, write_run
+
+import compare
+import runs
+import tool
+
+LOSSES = {0: 6.0, 10: 4.0, 20: 3.5, 30: 3.0}
+FIRST, SECOND = (3.281, 3.279, 3.284, 3.276), (3.290, 3.270, 3.305)
+
+
+class CompareTest(ToolTest):
+    def compared(self, *folders, target=3.28):
+        """The comparison, and what is said about the runs."""
+        said = io.StringIO()
+        with contextlib.redirect_stderr(said):
+            return compare.Comparison(runs.read_runs(folders), target), said.getvalue()
+
+    def write_groups(self):
+        """Two groups of seeds, with 20 and with 30 steps."""
+        folders = [write_run(Path(f"a_{seed}"), {0: 6.0, 20: loss}, seed) for seed, loss in enumerate(FIRST, 1)]
+        return folders + [write_run(Path(f"b_{seed}"), {0: 6.0, 30: loss}, seed)
+                          for seed, loss in enumerate(SECOND, 1)]
+
+
+class Reading(CompareTest):
+    def test_target_lies_between_validations(self):
+        """3.1 is 0.8 of the way from 3.5 at step 20 to 3.0 at step 30; a step takes 0.1 s."""
+        run, = runs.read_runs([write_run(Path("a"), LOSSES)])
+        found = compare.reached(run, 3.1)
+        for value, expected in zip(found, (28, 2.8, 28 * TOKENS)):
+            self.assertAlmostEqual(value, expected, places=9)
+        self.assertEqual(compare.reached(run, 3.5), (20, 2.0, 20 * TOKENS))
+        self.assertEqual(compare.reached(run, 7), (0, 0, 0))
+        self.assertIsNone(compare.reached(run, 2.9))
+
+    def test_the_first_time_at_the_target_counts(self):
+        run, = runs.read_runs([write_run(Path("a"), {0: 6.0, 10: math.nan, 20: 3.0, 30: 5.0, 40: 2.0})])
+        self.assertEqual(compare.reached(run, 3.2).step, 20)  # nothing to interpolate from
+
+    def test_trace_where_metrics_are_missing(self):
+        """A step of two ranks trains for 10 of 13 phases, 0.1 s each."""
+        import numpy as np
+        from h5py import File
+
+        folder = write_run(Path("a"), LOSSES)
+        (folder / "metrics.jsonl").unlink()
+        phases = ("data", "forward", "head", "backward", "reduce_gradients", "muon", "adam", "gather_weights", "sync",
+                  "validation", "checkpoint", "output", "other")
+        with File(folder / "trace.h5", "w") as file:
+            file.attrs["phases"] = ",".join(phases)
+            file["step"], file["ranks"] = np.arange(30), np.full(30, 2)
+            file["tokens"], file["loss"] = np.full(30, float(TOKENS)), np.ones(30)
+            file["seconds"], file["communication"] = np.full((30, 2, len(phases)), 0.1), np.zeros((30, 2))
+            file["validation_step"] = np.array(list(LOSSES))
+            file["validation_loss"] = np.array(list(LOSSES.values()))
+        run, = runs.read_runs([folder])
+        self.assertEqual([(v.step, v.loss, v.tokens) for v in run.validations],
+                         [(step, loss, step * TOKENS) for step, loss in LOSSES.items()])
+        for validation in run.validations:
+            self.assertAlmostEqual(validation.seconds, validation.step, places=9)
+
+    def test_runs_that_have_not_ended(self):
+        folder = write_run(Path("a"), LOSSES)
+        (folder / "summary.json").unlink()
+        stopped = write_run(Path("b"), LOSSES, summary={"finished": False, "stopped_by": "SIGTERM received"})
+        found, said = self.compared(folder, stopped)
+        self.assertEqual([row[1:4] for row in compare.runs_table(found)[1:]],
+                         [["not ended", "30", "3.00000"], ["stopped: SIGTERM received", "30", "3.00000"]])
+        self.assertEqual(found.groups, [])
+        self.assertEqual(said, "in no group: a has no final validation loss\n"
+                               "in no group: b has no final validation loss\n")
+
+    def test_labels(self):
+        for parent in ("x", "y"):
+            write_run(Path(parent) / "a", LOSSES)
+        found, _ = self.compared(Path("x/a"), Path("y/a"), write_run(Path("b"), LOSSES), Path("b"))
+        self.assertEqual([run.label for run in found.runs], ["x/a", "y/a", "b"])
+
+
+class Statistics(CompareTest):
+    def test_groups_are_runs_that_differ_in_seed_and_name(self):
+        found, said = self.compared(*self.write_groups())
+        self.assertEqual(said, "")
+        self.assertEqual([(group.label, group.losses) for group in found.groups],
+                         [("train.steps=20", list(FIRST)), ("train.steps=30", list(SECOND))])
+        rows = compare.groups_table(found)
+        self.assertEqual(rows[1][:4], ["train.steps=20", 4, "3.28000", f"{statistics.stdev(FIRST):.5f}"])
+        self.assertEqual(rows[2][:4], ["train.steps=30", 3, "3.28833", f"{statistics.stdev(SECOND):.5f}"])
+        # The quantiles of 3 degrees of freedom: 3.182446 for 0.975. The mean of the first group is the target.
+        reach = 3.182446 * statistics.stdev(FIRST) / 2
+        self.assertEqual(rows[1][4:], [f"{3.28 - reach:.5f} to {3.28 + reach:.5f}", "0.5"])
+
+    def test_welch_between_groups(self):
+        (a, b, difference), = self.compared(*self.write_groups())[0].tests
+        self.assertEqual((a.label, b.label), ("train.steps=20", "train.steps=30"))
+        self.assertAlmostEqual(difference.mean, 3.28 - 3.2883333333, places=9)
+        # By Welch and Satterthwaite t = -0.8109 with 2.110 degrees of freedom: between the quantiles of 2 and of 3.
+        errors = statistics.variance(FIRST) / 4, statistics.variance(SECOND) / 3
+        reach = (difference.high - difference.low) / 2 / math.sqrt(sum(errors))
+        self.assertTrue(3.182446 < reach < 4.302653, reach)
+        self.assertAlmostEqual((difference.low + difference.high) / 2, difference.mean, places=9)
+        self.assertTrue(0.4766 < difference.p_value < 0.5026, difference.p_value)
+
+    def test_many_groups_are_compared_with_the_best(self):
+        for count, expected in ((5, 10), (6, 5)):
+            groups = [compare.Group([self.fake(3 + i + j) for j in (0, 0.1)], str(i)) for i in range(count)]
+            tested = compare.pairs(groups + [compare.Group([self.fake(1.0)], "alone")])
+            self.assertEqual(len(tested), expected)
+        self.assertEqual({second.label for _, second in tested}, {"0"})
+
+    def fake(self, loss):
+        return runs.Run(Path("x"), {}, {}, [runs.Validation(1, loss, 1.0, 1.0)])
+
+    def test_runs_that_are_no_sample(self):
+        a = write_run(Path("a"), LOSSES)
+        copy = write_run(Path("a.1"), LOSSES)
+        (copy / "deck.toml").write_text((a / "deck.toml").read_text())
+        found, said = self.compared(a, copy, write_run(Path("b"), LOSSES))
+        self.assertEqual([run.label for run in found.groups[0].runs], ["a", "b"])
+        self.assertEqual(said, "in no group: a.1 is an earlier run of the name a\n"
+                               "warning: 2 runs of all runs have the seed 1; the tests take runs for independent\n")
+
+    def test_differences_of_decks(self):
+        found, _ = self.compared(write_run(Path("a"), LOSSES, 1, rate=0.5),
+                                 write_run(Path("b"), LOSSES, 2, rate="x", more=[1]))
+        self.assertEqual(found.differences, {"run.seed": ["1", "2"], "train.rate": ["0.5", '"x"'],
+                                             "train.more": ["—", "[1]"]})
+
+
+class Output(CompareTest):
+    def test_page_and_tables(self):
+        folders = [*self.write_groups(), write_run(Path("<b>&c"), {0: 6.0, 20: math.nan}, 9)]
+        code, output, error = self.end("compare.py", *folders, "--target", 3.28, "-o", "page.html")
+        self.assertEqual((code, error), (0, "in no group: <b>&c has no final validation loss\n"))
+        self.assertTrue(output.endswith("\npage.html\n"))
+        self.assertRegex(output, r"(?m)^a_4 +finished +20 +3\.27600 +2\.00 s +100\.00 ms$")
+        self.assertRegex(output, r"(?m)^a_1 +not reached +— +—$")
+        self.assertRegex(output, r"(?m)^train\.steps +20 +20 +20 +20 +30 +30 +30 +20$")
+        self.assertRegex(output, r"(?m)^train\.steps=20 +4 +3\.28000 +0\.00337 ")
+        self.assertRegex(output, r"(?m)^train\.steps=20 +train\.steps=30 +-0\.00833 ")
+        text = Path("page.html").read_text()
+        page = Page(text)
+        self.assertEqual(page.texts["h1"], ["Comparison of 8 runs"])
+        self.assertEqual(page.texts["h2"], ["Validation loss", "Runs", "Seeds", "Differences of groups", "Decks",
+                                            "Directories"])
+        charts = [element["aria-label"] for element in page.elements["svg"] if "aria-label" in element]
+        self.assertEqual(charts, [f"Validation loss by {what}" for what in ("steps", "seconds", "tokens")])
+        self.assertIn("<b>&c", page.texts["td"])
+        for cell in ("not reached", "a_4", "3.28833"):
+            self.assertIn(cell, page.texts["td"])
+        self.assertEqual(page.addresses, [])
+        self.assertNotIn("http", text)
+
+    def test_lines_of_the_charts_pass_through_the_losses(self):
+        """The x axis ends 5 % behind step 30."""
+        import chart
+
+        lines = [chart.Line([(0, 6.0), (30, 3.0)], "red", dots=True)]
+        drawn = Page(chart.draw("a", lines, "steps", "loss"))
+        places = [(float(dot["cx"]), float(dot["cy"])) for dot in drawn.elements["circle"]]
+        width, height = chart.WIDTH - chart.LEFT - chart.RIGHT, chart.HEIGHT - chart.TOP - chart.BOTTOM
+        expected = [(chart.LEFT, chart.TOP + height * 0.15 / 3.3), (chart.LEFT + width / 1.05,
+                                                                    chart.TOP + height * 3.15 / 3.3)]
+        for place, (x, y) in zip(places, expected):
+            self.assertAlmostEqual(place[0], x, delta=0.06)
+            self.assertAlmostEqual(place[1], y, delta=0.06)
+
+    def test_one_run_without_losses(self):
+        folder = write_run(Path("a"), LOSSES)
+        (folder / "metrics.jsonl").write_text("")
+        (folder / "summary.json").unlink()
+        code, output, _ = self.end("compare.py", folder)
+        self.assertEqual(code, 0)
+        self.assertIn("not reached", output)
+        self.assertIn("no figures yet", Path("compare.html").read_text())
+
+
+class Damage(CompareTest):
+    def test_files(self):
+        folder = write_run(Path("a"), LOSSES)
+        for name in ("deck.toml", "summary.json", "metrics.jsonl"):
+            path = folder / name
+            whole = path.read_bytes()
+            for contents in (b"[[[\n", b"\xff\xff\n", b"\0\n"):
+                path.write_bytes(contents)
+                self.assert_refused("compare.py", folder, names=[path])
+            path.unlink()
+            path.mkdir()
+            self.assert_refused("compare.py", folder, names=[path])
+            path.rmdir()
+            path.write_bytes(whole)
+        self.assertEqual(self.end("compare.py", folder)[0], 0)
+        for key, value in (("train_seconds", "1"), ("steps", 1.5), ("final_val_loss", [3]), ("finished", 1)):
+            merits = json.loads((folder / "summary.json").read_text())
+            (folder / "summary.json").write_text(json.dumps(merits | {key: value}))
+            with self.assertRaisesRegex(tool.ToolError, rf"summary\.json: {key} should be"):
+                runs.read_run(folder)
+            (folder / "summary.json").write_text(json.dumps(merits))
+        (folder / "metrics.jsonl").unlink()
+        self.assert_refused("compare.py", folder, names=["a/trace.h5"])
+        (folder / "trace.h5").write_bytes(b"\x89HDF nonsense")
+        self.assert_refused("compare.py", folder, names=["a/trace.h5"])
+        self.assert_refused("compare.py", "none", names=["none/deck.toml"])
+
+    def test_arguments(self):
+        folder = write_run(Path("a"), LOSSES)
+        self.assert_refused("compare.py", folder, "--target", "nan", names=["--target"])
+        for output in ("none/x.html", self.folder, "/dev/full"):
+            self.assert_refused("compare.py", folder, "-o", output, names=[output])
+        self.assertEqual([path for path in os.listdir() if "partial" in path], [])
+
+    def test_without_scipy(self):
+        (self.folder / "scipy.py").write_text("raise ImportError('broken')\n")
+        environment = os.environ | {"PYTHONPATH": str(self.folder)}
+        self.assert_refused("compare.py", *self.write_groups(), env=environment,
+                            names=["no module scipy", "python3-scipy"])
+        self.assertEqual(self.end("compare.py", "a_1", "b_1", env=environment)[0], 0, "no group has several runs")
+
+
+if __name__ == "__main__":
+    small_run.main()
