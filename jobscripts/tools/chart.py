@@ -49,7 +49,7 @@ def smooth(points):
     return means
 
 
-def top_after(lines, share=0.1):
+def top_after(lines, share=0.2):
     """The largest y behind the first share of the x axis, which the steep begin of a loss is not to squash."""
     points = [p for line in lines for p in line.shown if math.isfinite(p[1])]
     end = max((x for x, _ in points), default=0)

@@ -255,8 +255,8 @@ def document(comparison):
         page.section("Runs", page.table(runs_table(comparison), first="text"))]
     if comparison.seeded:
         body.append(page.section("Seeds", page.paragraph(
-            "Finished runs whose decks differ in the seed alone form a group. The p-value is that of a one-sided t test: "
-            "how likely so low a mean would be if the expected loss were the target."),
+            "Finished runs whose decks differ in the seed alone form a group. The p-value is that of a one-sided t "
+            "test: how likely so low a mean would be if the expected loss were the target."),
             page.table(groups_table(comparison), first="text")))
     if comparison.tests:
         body.append(page.section("Differences of groups", page.paragraph(

@@ -31,10 +31,10 @@ class Metrics:
         self.steps, self.validations = [], []
 
     def poll(self):
-        """Reads the lines that were added since the last time; begins anew where the file was. A file that is not there
-        yet has none. Throws ToolError."""
+        """Reads and returns the lines that were added since the last time; begins anew where the file was. A file that
+        is not there yet has none. Throws ToolError."""
         if not os.path.lexists(self.path):
-            return
+            return []
         tool.require_regular(self.path)
         with tool.using(self.path), open(self.path, "rb") as file:
             file.seek(max(0, self.offset - len(self.kept)))
@@ -44,23 +44,25 @@ class Metrics:
             file.seek(self.offset)
             added = file.read()
         whole = added[:added.rfind(b"\n") + 1]  # the last line may not be complete
-        for line in whole.splitlines():
-            self.line += 1
-            self.take(line)
+        found = [record for line in whole.splitlines() if (record := self.take(line))]
         self.offset += len(whole)
         self.kept = (self.kept + whole)[-KEPT_BYTES:]
+        return found
 
     def take(self, line):
+        """The record of a line, None where it is of another kind."""
+        self.line += 1
         where = f"{self.path}: line {self.line}"
         with tool.using(where, ValueError, RecursionError, kind="JSON"):
             record = json.loads(line)
         tool.require(record, dict, where, "the line")
         lines = self.validations if "validation_loss" in record else self.steps if "loss" in record else None
         if lines is None:
-            return
+            return None
         step = tool.field(record, "step", int, where, least=0)
         # A run that continues repeats the steps after its checkpoint: its lines hold.
         for kind in (self.steps, self.validations):
             while kind and (kind[-1]["step"] > step or (kind is lines and kind[-1]["step"] == step)):
                 kind.pop()
         lines.append({key: number(record, key, where) for key in record if key != "step"} | {"step": step})
+        return lines[-1]

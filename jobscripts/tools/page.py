@@ -18,8 +18,11 @@ table { border-collapse: collapse; width: 100%; font-size: 13px; overflow-wrap: 
 th, td { padding: .35rem .3rem; } th { color: #64717d; font-weight: 600; vertical-align: bottom; }
 tr + tr td { border-top: 1px solid #eef1f4; }
 .figure { text-align: right; font-variant-numeric: tabular-nums; } td.figure { white-space: nowrap; }
-.text { text-align: left; vertical-align: top; overflow-wrap: anywhere; } .text:first-child { width: 12rem; }
+.text { text-align: left; vertical-align: top; overflow-wrap: anywhere; }
+.text:first-child { width: 12rem; min-width: 6.5rem; }
 .legend { display: flex; flex-wrap: wrap; gap: .2rem 1.2rem; margin: 0 0 .6rem; }
+pre { background: #fff; border: 1px solid #e3e7eb; border-radius: 8px; padding: .6rem .8rem; margin: 0 0 .8rem;
+  font-size: 12.5px; white-space: pre-wrap; }
 .note { padding: .6rem 1rem; border-left: 4px solid #d1495b; }
 code { font-size: .9em; background: #eef1f4; padding: .1em .3em; border-radius: 4px; }
 @media (min-width: 760px) { .tiles { grid-template-columns: repeat(4, minmax(0, 1fr)); } }

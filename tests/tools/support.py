@@ -44,8 +44,9 @@ def write_run(folder, losses, seed=1, summary=None, **train):
             *(f"{key} = {json.dumps(value)}" for key, value in train.items())]
     (folder / "deck.toml").write_text("\n".join(deck) + "\n")
     (folder / "metrics.jsonl").write_text(metrics_text(losses))
-    merits = {"finished": True, "stopped_by": "", "steps": max(losses), "final_train_loss": 3.0,
-              "final_val_loss": None if math.isnan(losses[max(losses)]) else losses[max(losses)], "train_seconds": max(losses) / 10} | (summary or {})
+    last = max(losses)
+    merits = {"finished": True, "stopped_by": "", "steps": last, "final_train_loss": 3.0, "train_seconds": last / 10,
+              "final_val_loss": None if math.isnan(losses[last]) else losses[last]} | (summary or {})
     (folder / "summary.json").write_text(json.dumps(merits))
     return folder
 
