@@ -246,6 +246,26 @@ class Jobs(SlurmTest):
         self.assertEqual(len(set(losses)), 3)
         self.check_table(folders, losses)
 
+    def test_sweep(self):
+        """Two learning rates with two seeds; one run is there already. The last task makes the page."""
+        self.slurm.environment |= {"PATH": f"{Path(sys.executable).parent}:{self.slurm.environment['PATH']}"}
+        (self.folder / "sweep.toml").write_text(
+            'deck = "deck.toml"\nname = "lr"\nseeds = [1, 2]\ntarget = 5\n'
+            '[grid]\n"optimizer.muon_lr" = [0.05, 0.1]\n"train.steps" = [8]\n')
+        options = ("--ntasks-per-node=1",)
+        first = self.submit("sweep.sbatch", "sweep.toml", options=("--array=3", *options))
+        self.until_over(f"{first}_3", "COMPLETED")
+        job = self.submit("sweep.sbatch", "sweep.toml", options=("--array=1-4", *options))
+        for task in (1, 2, 3, 4):
+            self.until_over(f"{job}_{task}", "COMPLETED")
+        self.assertIn("lr_0.1_1 has finished\n", self.output())
+        self.assertEqual(self.log("lr_0.1_1").count("output in "), 1)
+        page = (self.folder / "outputs" / "lr.html").read_text()
+        for name in ("lr_0.05_1", "lr_0.05_2", "lr_0.1_1", "lr_0.1_2"):
+            self.assertEqual(self.summary_of(f"outputs/{name}")["steps"], 8)
+            self.assertIn(f">{name}<", page)
+        self.assertIn("Comparison of 4 runs", page)
+
     def summary_of(self, folder):
         return json.loads((self.folder / folder / "summary.json").read_text())
 

@@ -28,6 +28,14 @@ SCONTROL = """#!/usr/bin/env bash
 echo "$*" >>"$STUBS/scontrol.calls"
 """
 CHECKPOINT = "echo 'checkpoint outputs/run/checkpoints/checkpoint_00000250.h5'"
+SWEEP = """
+deck = "deck.toml"
+name = "two words"
+seeds = [5, 6]
+[grid]
+"optimizer.muon_lr" = [0.05, 0.1]
+"data.end" = ["wrap"]
+"""
 LATER = "outputs/other/checkpoints/checkpoint_00000003.h5"
 
 
@@ -287,6 +295,58 @@ class Ensemble(Script):
                          ["train", "deck.toml", "run.seed=3", 'run.name="sweep_3"', "checkpoint.restart=auto"])
 
 
+class Sweep(Script):
+    """Task 3 has the second learning rate and the first seed."""
+
+    WORDS = ["train", "deck.toml", "optimizer.muon_lr=0.1", 'data.end="wrap"', "run.seed=5",
+             'run.name="two words_0.1_5"']
+
+    def setUp(self):
+        super().setUp()
+        small_run.write_deck(self.folder)
+        (self.folder / "sweep.toml").write_text(SWEEP)
+
+    def finish(self, name, steps=12):
+        folder = self.folder / "outputs" / name
+        folder.mkdir(parents=True)
+        (folder / "summary.json").write_text(f'{{"finished": true, "steps": {steps}}}')
+
+    def test_a_task_trains_its_combination(self):
+        said = self.run_script("sweep.sbatch", "sweep.toml")
+        self.assertEqual(self.training(), self.WORDS)
+        self.assertEqual(said, "4 of 4 tasks have not finished, and there is no page yet\n")
+        plan = subprocess.run([small_run.PROGRAM, *self.training(), "--dry-run"], cwd=self.folder, text=True,
+                              env=self.environment, stdin=subprocess.DEVNULL, capture_output=True)
+        self.assertEqual(plan.returncode, 0, plan.stderr)
+
+    def test_a_run_that_has_finished_is_skipped(self):
+        self.finish("two words_0.1_5")
+        said = self.run_script("sweep.sbatch", "sweep.toml")
+        self.assertFalse((self.stubs / "arguments").exists())
+        self.assertIn("two words_0.1_5 has finished\n", said)
+        self.assertIn("3 of 4 tasks have not finished", said)
+
+    def test_a_task_continues_like_a_job(self):
+        self.run_script("sweep.sbatch", "sweep.toml", ranks="exit 75", code=75)
+        self.assertTrue(self.requeued())
+        self.run_script("sweep.sbatch", "sweep.toml", restarts=1)
+        self.assertEqual(self.training(), [*self.WORDS, "checkpoint.restart=auto"])
+
+    def test_a_page_that_cannot_be_made_fails_no_run(self):
+        for name in ("two words_0.05_5", "two words_0.05_6", "two words_0.1_5", "two words_0.1_6"):
+            self.finish(name)  # without decks
+        said = self.run_script("sweep.sbatch", "sweep.toml")
+        self.assertIn("sweep.py: outputs/two words_0.05_5/deck.toml: ", said)
+
+    def test_what_cannot_be_is_one_line(self):
+        self.assertIn("usage: sbatch", self.run_script("sweep.sbatch", code=2))
+        self.assertIn("usage: sbatch", self.run_script("sweep.sbatch", "sweep.toml", SLURM_ARRAY_TASK_ID="", code=2))
+        for sweep, variables in (("none.toml", {}), ("sweep.toml", {"SLURM_ARRAY_TASK_ID": "5"})):
+            said = self.run_script("sweep.sbatch", sweep, code=2, **variables)
+            self.assertRegex(said, r"^sweep\.py: .*\n$")
+            self.assertFalse((self.stubs / "arguments").exists())
+
+
 class Site(Script):
     """Slurm's copy of a script finds the others of its repository."""
 
@@ -312,8 +372,10 @@ class Site(Script):
         """Scripts with arguments; test.sbatch starts ctest, which is a stub here."""
         (self.stubs / "ctest").write_text(SRUN)
         (self.stubs / "ctest").chmod(0o755)
-        return [("train.sbatch", "deck.toml"), ("ensemble.sbatch", "deck.toml", "sweep"), ("test.sbatch",),
-                ("scaling.sbatch", self.program)]
+        small_run.write_deck(self.folder)
+        (self.folder / "sweep.toml").write_text(SWEEP)
+        return [("train.sbatch", "deck.toml"), ("ensemble.sbatch", "deck.toml", "sweep"), ("sweep.sbatch", "sweep.toml"),
+                ("test.sbatch",), ("scaling.sbatch", self.program)]
 
     def check(self, **variables):
         for script, *arguments in self.scripts():
@@ -354,7 +416,7 @@ class Site(Script):
 
     def test_no_program_is_one_line(self):
         self.program.unlink()
-        for script, *arguments in self.scripts()[:2]:
+        for script, *arguments in self.scripts()[:3]:
             said = self.run_script(script, *arguments, code=2, NANORUN_JOBSCRIPTS=str(self.checkout / "jobscripts"))
             self.assertEqual(said.count("\n"), 1, said)
             self.assertIn(f"{self.program}: no such program", said)
