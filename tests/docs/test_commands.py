@@ -21,10 +21,15 @@ from unittest import mock
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "jobscripts" / "tools"), str(ROOT / "tests" / "support")]
+import compare  # noqa: E402
 import ensemble  # noqa: E402
+import get_fineweb  # noqa: E402
 import plot_run  # noqa: E402
 import scaling_study  # noqa: E402
 import small_run  # noqa: E402
+import sweep  # noqa: E402
+import tool  # noqa: E402
+import watch  # noqa: E402
 from study import StudyError  # noqa: E402
 from study.study_file import read_study  # noqa: E402
 
@@ -36,6 +41,7 @@ LINKING = [*PAGES, ROOT / "tests" / "golden" / "README.md"]
 # Words that stand for what the reader puts there.
 PLACEHOLDERS = {
     "DECK": "inputs/record21.toml", "STUDY.toml": "inputs/studies/study_strong.toml", "SHARD.bin": "shard.bin",
+    "SWEEP.toml": "inputs/sweeps/muon_lr.toml",
     "P": "4", "W": "896", "FILE": "file", "OUTPUT": "output", "SHARD": "shard.h5", "BIN": "shard.bin", "JOB": "1",
 }
 # Blocks that are neither commands nor decks, by their first words.
@@ -43,6 +49,9 @@ OTHER_BLOCKS = {("architecture.md", "text"), ("scaling.md", "step = ["), ("build
                 ("README.md", "step ")}
 # Code within text that begins like a command and is none: formats of files, and what Slurm prints.
 OTHER_CODE = {"nanorun token shard", "nanorun checkpoint", "nanorun trace", "srun: error: NODE: task N: Killed"}
+
+
+TRAINING = [f"jobscripts/{name}.sbatch" for name in ("train", "ensemble", "sweep")]
 
 
 class Wrong(Exception):
@@ -153,7 +162,7 @@ def sbatch(words):
     given, (script, *arguments) = split_options(words[1:])
     unknown = given.keys() - {"--nodes", "--ntasks-per-node", "--time", "--array"}
     require(not unknown, f"sbatch: {unknown} is not known to this test")
-    require(script in ("jobscripts/train.sbatch", "jobscripts/ensemble.sbatch"), f"{script} does not train")
+    require(script in TRAINING, f"{script} does not train")
     options = sbatch_options(script) | given
     with tempfile.TemporaryDirectory(prefix="nanorun-docs-") as folder:
         started = started_by(script, arguments, folder)
@@ -167,6 +176,8 @@ def parsed(module, words):
             return module.parse_arguments()
         except SystemExit:
             raise Wrong(said.getvalue()) from None
+        except tool.ToolError as error:
+            raise Wrong(error) from None
 
 
 def scaling(words):
@@ -179,6 +190,23 @@ def scaling(words):
         raise Wrong(error) from None
     for ranks in study.ranks:
         dry_run(study.run(ranks, 1).arguments, ranks)
+
+
+def fineweb(words):
+    arguments = parsed(get_fineweb, words)
+    if "--program" in words:
+        require_nanorun(arguments.program)
+
+
+def check_sweep(path):
+    """Every task is one that can be trained."""
+    with contextlib.chdir(ROOT):
+        try:
+            tasks = sweep.read_sweep(path)
+        except tool.ToolError as error:
+            raise Wrong(error) from None
+    for task in tasks.tasks:
+        dry_run(["train", tasks.deck, *task.overrides], 1)
 
 
 def measure_node(words):
@@ -205,7 +233,9 @@ def jobscript(words):
         return
     tools = {"ensemble.py": lambda: parsed(ensemble, words), "plot_run.py": lambda: parsed(plot_run, words),
              "scaling_study.py": lambda: scaling(words), "measure_node.sh": lambda: measure_node(words),
-             "train.sbatch": lambda: sbatch(["sbatch", *words]),
+             "compare.py": lambda: parsed(compare, words), "watch.py": lambda: parsed(watch, words),
+             "sweep.py": lambda: check_sweep(parsed(sweep, words).sweep), "get_fineweb.py": lambda: fineweb(words),
+             "sweep.sbatch": lambda: sbatch(["sbatch", *words]), "train.sbatch": lambda: sbatch(["sbatch", *words]),
              "ensemble.sbatch": lambda: sbatch(["sbatch", *words]), "test.sh": lambda: test_script(path, words)}
     require(path.name in tools, f"{words[0]} takes no arguments")
     tools[path.name]()
@@ -362,7 +392,16 @@ def check_link(page, target):
         assert path.suffix == ".md" and anchor in anchors(path.read_text()), f"{page.name}: {target}: no such heading"
 
 
+def check_sweep_block(lines):
+    with tempfile.TemporaryDirectory(prefix="nanorun-docs-") as folder:
+        path = Path(folder) / "sweep.toml"
+        path.write_text("\n".join(lines) + "\n")
+        check_sweep(path)
+
+
 def check_block(page, lines):
+    if lines[0].startswith("deck = "):
+        return check_sweep_block(lines)
     if re.fullmatch(r"\[[a-z]+\]", lines[0]):
         return check_deck(lines)
     if any(page == name and lines[0].startswith(first) for name, first in OTHER_BLOCKS):
@@ -472,7 +511,12 @@ class Commands(unittest.TestCase):
             "jobscripts/test.sh --all", "jobscripts/tools/scaling_study.py inputs/studies/study_none.toml",
             "jobscripts/tools/scaling_study.py inputs/studies/study_weak.toml --launcher pbs",
             "jobscripts/tools/ensemble.py --goal 3 outputs/x", "source jobscripts/sites.sh", "apt-get install nanorun",
-            "spack repo add spack/none",
+            "spack repo add spack/none", "jobscripts/tools/compare.py outputs/x --goal 3",
+            "jobscripts/tools/watch.py outputs/x --wandb",
+            "jobscripts/tools/watch.py outputs/x --every 0", "jobscripts/tools/sweep.py none.toml --list",
+            "jobscripts/tools/sweep.py inputs/sweeps/muon_lr.toml", "jobscripts/tools/get_fineweb.py --dataset x",
+            "jobscripts/tools/get_fineweb.py --shards 104", f"sbatch --array=1-9 jobscripts/sweep.sbatch {deck}",
+            "jobscripts/tools/get_fineweb.py --program build/gpu/bin/nanorun",
             "python3 tests/bench/compare_pytorch.py SHARD.bin --pair 3", "make",
         ]
         for command in wrong:

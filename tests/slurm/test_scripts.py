@@ -374,8 +374,8 @@ class Site(Script):
         (self.stubs / "ctest").chmod(0o755)
         small_run.write_deck(self.folder)
         (self.folder / "sweep.toml").write_text(SWEEP)
-        return [("train.sbatch", "deck.toml"), ("ensemble.sbatch", "deck.toml", "sweep"), ("sweep.sbatch", "sweep.toml"),
-                ("test.sbatch",), ("scaling.sbatch", self.program)]
+        return [("train.sbatch", "deck.toml"), ("ensemble.sbatch", "deck.toml", "sweep"),
+                ("sweep.sbatch", "sweep.toml"), ("test.sbatch",), ("scaling.sbatch", self.program)]
 
     def check(self, **variables):
         for script, *arguments in self.scripts():

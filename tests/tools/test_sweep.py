@@ -43,8 +43,8 @@ class Expansion(SweepTest):
         """Keys in the order of the file, seeds last. A key of one value is not in the name."""
         tasks = self.read().tasks
         self.assertEqual([task.name for task in tasks],
-                         ["lr_0.05_0_7", "lr_0.05_0_8", "lr_0.05_0.5_7", "lr_0.05_0.5_8", "lr_1e-05_0_7", "lr_1e-05_0_8",
-                          "lr_1e-05_0.5_7", "lr_1e-05_0.5_8"])
+                         ["lr_0.05_0_7", "lr_0.05_0_8", "lr_0.05_0.5_7", "lr_0.05_0.5_8", "lr_1e-05_0_7",
+                          "lr_1e-05_0_8", "lr_1e-05_0.5_7", "lr_1e-05_0.5_8"])
         self.assertEqual(tasks[6].overrides, ["optimizer.muon_lr=1e-05", 'data.train=["a.h5", "b.h5"]',
                                               "train.cooldown=0.5", "run.seed=7", 'run.name="lr_1e-05_0.5_7"'])
 
@@ -55,7 +55,8 @@ class Expansion(SweepTest):
         self.assertEqual(found.target, 3.28)
 
     def test_values_in_names(self):
-        values = {"true": "true", '"a/b c"': "a-b-c", '"größe"': "gr-e", '"//"': "-", "-1": "-1", '["a.h5", "b"]': "a.h5-b"}
+        values = {"true": "true", '"a/b c"': "a-b-c", '"größe"': "gr-e", '"//"': "-", "-1": "-1",
+                  '["a.h5", "b"]': "a.h5-b"}
         for value, part in values.items():
             found = self.read(SWEEP.replace("[0, 0.5]", f'["x", {value}]'))
             self.assertEqual(found.tasks[2].name, f"lr_0.05_{part}_7", value)

@@ -1,6 +1,5 @@
 """The report of a study: one HTML page that needs no other file, one picture, one table."""
 
-import base64
 import collections
 import datetime
 import html
