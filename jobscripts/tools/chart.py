@@ -49,11 +49,15 @@ def smooth(points):
     return means
 
 
-def top_after(lines, share=0.2):
-    """The largest y behind the first share of the x axis, which the steep begin of a loss is not to squash."""
-    points = [p for line in lines for p in line.shown if math.isfinite(p[1])]
-    end = max((x for x, _ in points), default=0)
-    return max((y for x, y in points if x >= share * end), default=None)
+def top_of_losses(lines, share=0.2):
+    """The largest y behind the first share of any line, which its steep begin is not to squash; but no more than where
+    the lines begin, which one that diverges is to leave."""
+    tails, begins = [], []
+    for line in lines:
+        points = [(x, y) for x, y in line.shown if math.isfinite(x) and math.isfinite(y)]
+        begins += [y for _, y in points[:1]]
+        tails += [y for x, y in points if x >= share * points[-1][0]]
+    return min(max(tails), max(begins)) if tails else None
 
 
 def usual_top(lines):

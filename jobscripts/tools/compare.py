@@ -227,7 +227,7 @@ def loss_chart(comparison, name, unit):
     lines = [chart.Line([(factor * getattr(v, name), v.loss) for v in run.validations], colour, dashes, dots=True)
              for run, (_, colour, dashes) in zip(comparison.runs, styles(comparison))]
     return page.drawing(chart.draw(f"Validation loss by {name.replace('step', 'steps')}", lines, across,
-                                   "nats per token", most=chart.top_after(lines), target=comparison.target))
+                                   "nats per token", most=chart.top_of_losses(lines), target=comparison.target))
 
 
 def tiles(comparison):

@@ -117,7 +117,7 @@ def replace(path, text):
     """Writes a file that others may be reading: they see it as it was or as it is, whole. What is no regular file is
     written to."""
     path = Path(path)
-    if os.path.lexists(path) and not path.is_file():
+    if os.path.lexists(path) and not os.path.isfile(path):
         write(path, text)
         return
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")

@@ -168,7 +168,7 @@ def loss_chart(watched, across, name):
         validations.append(chart.Line([(line.get(across, math.nan), line["validation_loss"])
                                        for line in run.metrics.validations], colour, dashes, dots=True))
     return chart.draw(f"Loss by {name}", lines + validations, name, "nats per token",
-                      most=chart.top_after(lines[1::2] + validations))
+                      most=chart.top_of_losses(lines[1::2] + validations))
 
 
 def figure_chart(watched, title, key, up, factor=1, cut=False):

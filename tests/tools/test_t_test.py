@@ -1,14 +1,11 @@
 """The t tests of jobscripts/tools against formulas written out, with a t distribution that is integrated here."""
 
 import math
-import sys
 import unittest
-from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT / "jobscripts" / "tools"), str(ROOT / "tests" / "support")]
-import small_run  # noqa: E402
-import t_test  # noqa: E402
+from support import small_run
+
+import t_test
 
 # Quantiles of Student's t distribution from any statistical table: degrees of freedom, P(T <= t), t.
 QUANTILES = [(1, 0.95, 6.313752), (2, 0.975, 4.302653), (3, 0.99, 4.540703), (4, 0.9, 1.533206), (7, 0.995, 3.499483)]

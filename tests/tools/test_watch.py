@@ -125,6 +125,16 @@ class Drawing(WatchTest):
         self.assertEqual(line.shown[:2], [(4.5, 9.0), (14.5, 29.0)])
         self.assertEqual(chart.smooth([(i, i % 2) for i in range(60)])[0], (0.5, 0.5))
 
+    def test_top_of_losses(self):
+        """The end of a short run is in the picture beside a long one, and what diverges leaves it."""
+        short = chart.Line([(0, 11.0), (10, 6.0), (20, 5.0)], "red")
+        long = chart.Line([(0, 11.0), (10, 6.5), (300, 4.0), (1000, 3.3)], "red")
+        self.assertEqual(chart.top_of_losses([long]), 4.0)
+        self.assertEqual(chart.top_of_losses([short, long]), 6.0)
+        diverging = chart.Line([(0, 11.0), (10, float("nan")), (20, 1e9)], "red")
+        self.assertEqual(chart.top_of_losses([long, diverging]), 11.0)
+        self.assertIsNone(chart.top_of_losses([chart.Line([], "red")]))
+
     def test_ticks_are_round(self):
         self.assertEqual(chart.ticks(0, 105, 6), ([0, 20, 40, 60, 80, 100], 0))
         self.assertEqual(chart.ticks(3.1, 3.4, 6)[1], 2)
