@@ -251,18 +251,18 @@ def document(comparison):
         tiles(comparison),
         page.section("Validation loss", chart.legend(dict.fromkeys(styles(comparison))), page.side_by_side(
             loss_chart(comparison, "step", "steps"), loss_chart(comparison, "seconds", "seconds of training"),
-            loss_chart(comparison, "tokens", "tokens"), page.table(target_table(comparison), first="text"))),
-        page.section("Runs", page.table(runs_table(comparison), first="text"))]
+            loss_chart(comparison, "tokens", "tokens"), page.table(target_table(comparison), text=1))),
+        page.section("Runs", page.table(runs_table(comparison), text=2))]
     if comparison.seeded:
         body.append(page.section("Seeds", page.paragraph(
             "Finished runs whose decks differ in the seed alone form a group. The p-value is that of a one-sided t "
             "test: how likely so low a mean would be if the expected loss were the target."),
-            page.table(groups_table(comparison), first="text")))
+            page.table(groups_table(comparison), text=1)))
     if comparison.tests:
         body.append(page.section("Differences of groups", page.paragraph(
             "Welch's t test, two-sided: how likely so large a difference would be if both groups had the same expected "
-            "loss."), page.table(tests_table(comparison), first="text")))
-    body.append(page.section("Decks", page.table(differences_table(comparison), first="text")
+            "loss."), page.table(tests_table(comparison), text=2)))
+    body.append(page.section("Decks", page.table(differences_table(comparison), "text")
                              if comparison.differences else page.paragraph("All decks are the same.")))
     folders = ", ".join(f"<code>{html.escape(str(run.folder))}</code>" for run in comparison.runs)
     body.append(page.section("Directories", f"<p>{folders}</p>"))

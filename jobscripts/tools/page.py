@@ -18,7 +18,7 @@ table { border-collapse: collapse; width: 100%; font-size: 13px; overflow-wrap: 
 th, td { padding: .35rem .3rem; } th { color: #64717d; font-weight: 600; vertical-align: bottom; }
 tr + tr td { border-top: 1px solid #eef1f4; }
 .figure { text-align: right; font-variant-numeric: tabular-nums; } td.figure { white-space: nowrap; }
-.text { text-align: left; vertical-align: top; overflow-wrap: anywhere; }
+.text { text-align: left; vertical-align: top; overflow-wrap: anywhere; min-width: 5rem; }
 .text:first-child { width: 12rem; min-width: 6.5rem; }
 .legend { display: flex; flex-wrap: wrap; gap: .2rem 1.2rem; margin: 0 0 .6rem; }
 pre { background: #fff; border: 1px solid #e3e7eb; border-radius: 8px; padding: .6rem .8rem; margin: 0 0 .8rem;
@@ -37,10 +37,10 @@ code { font-size: .9em; background: #eef1f4; padding: .1em .3em; border-radius: 
 """
 
 
-def table(rows, kind="figure", first=None):
-    """`kind` of all columns, and `first` of the first one where it differs: "figure" or "text"."""
+def table(rows, kind="figure", text=0):
+    """`kind` of the columns: "figure" or "text"; the first `text` columns are text."""
     def row(cells, tag):
-        kinds = [first or kind] + [kind] * (len(cells) - 1)
+        kinds = ["text"] * text + [kind] * (len(cells) - text)
         return "<tr>" + "".join(f'<{tag} class="{k}">{html.escape(str(c))}</{tag}>'
                                 for k, c in zip(kinds, cells)) + "</tr>"
 

@@ -152,7 +152,7 @@ def state_table(watched):
                      shown(run.last("validation_loss"), ".5f"), shown(run.last("ms"), ",.1f", " ms"),
                      shown(run.last("tokens_per_second"), ",.0f"), shown(100 * run.last("mfu"), ".1f", " %"),
                      shown(run.last("device_memory_bytes") / 1e9, ".2f", " GB")])
-    return page.table(rows, first="text")
+    return page.table(rows, text=2)
 
 
 def points(run, across, key, factor=1):

@@ -158,6 +158,8 @@ class Output(CompareTest):
         self.assertIn("<b>&c", page.texts["td"])
         for cell in ("not reached", "a_4", "3.28833"):
             self.assertIn(cell, page.texts["td"])
+        classes = dict(zip(page.texts["td"], (element["class"] for element in page.elements["td"])))
+        self.assertEqual([classes[cell] for cell in ("a_4", "finished", "3.28833")], ["text", "text", "figure"])
         self.assertEqual(page.addresses, [])
         self.assertNotIn("http", text)
 
