@@ -38,7 +38,7 @@ constexpr int gather_weights = static_cast<int>(Phase::gather_weights);
 constexpr int idle = Trace::phases;
 
 /// Rows of a rank in trace.json.
-enum Track { compute_track = 0, communication_track = 1, upload_track = 2 };
+enum Track { compute_track = 0, collectives_track = 1, upload_track = 2 };
 
 /// The time that gradients and weights held up the compute stream.
 double exposed_communication(const Trace::Row& row) { return row[reduce_gradients] + row[gather_weights]; }
@@ -88,7 +88,7 @@ json metadata(const char* name, int rank, int thread, const std::string& value) 
 json chrome_events(const std::vector<Span>& spans, int rank) {
   json list = {metadata("process_name", rank, 0, fmt::format("rank {}", rank)),
                metadata("thread_name", rank, compute_track, "compute"),
-               metadata("thread_name", rank, communication_track, "communication"),
+               metadata("thread_name", rank, collectives_track, "collectives"),
                metadata("thread_name", rank, upload_track, "upload")};
   for (const Span& span : spans) {
     list.push_back({{"ph", "X"},
@@ -323,7 +323,7 @@ class Trace::Impl {
 
   std::vector<Mark> marks_;  ///< the first mark_count_ are recorded
   std::size_t mark_count_ = 0;
-  Transfers collectives_{communication_track, "transfer"}, copies_{upload_track, "upload"};
+  Transfers collectives_{collectives_track, "transfer"}, copies_{upload_track, "upload"};
   std::vector<MarkedSpan> marked_;
   std::vector<double> offsets_;  ///< of the marks from the first, seconds
 

@@ -60,7 +60,7 @@ def check_trace(trace):
     for rank in {e["pid"] for e in complete}:
         assert named["process_name", rank, 0] == f"rank {rank}"
         assert named["thread_name", rank, 0] == "compute"
-        assert named["thread_name", rank, 1] == "communication"
+        assert named["thread_name", rank, 1] == "collectives"
         assert named["thread_name", rank, 2] == "upload"
         check_nesting([e for e in complete if e["pid"] == rank])
 
@@ -140,7 +140,7 @@ class TraceJson(ScalingTest):
             mine = [e for e in self.complete if e["pid"] == rank and e["args"]["step"] == number]
             whole = next(e for e in mine if e["cat"] == "step")
             self.assertEqual(step.length, whole["dur"] / 1e3)
-            self.assertEqual(step.tracks, {0: "compute", 1: "communication", 2: "upload"})
+            self.assertEqual(step.tracks, {0: "compute", 1: "collectives", 2: "upload"})
             expected = [(e["name"], e["tid"], e["ts"], e["dur"]) for e in mine if e["cat"] != "step" and e["dur"] > 0]
             self.assertEqual(len(step.spans), len(expected))
             found = sorted((s.name, s.track, s.begin, s.end - s.begin) for s in step.spans)
@@ -160,7 +160,7 @@ class TraceJson(ScalingTest):
         path.write_text(json.dumps(self.trace))
         plot_run.draw_step("", plot_run.read_step(path, CHOSEN[0], 0), self.folder / "step.png")
         axes = plt.gcf().axes[0]
-        self.assertEqual([label.get_text() for label in axes.get_yticklabels()], ["compute", "communication", "upload"])
+        self.assertEqual([label.get_text() for label in axes.get_yticklabels()], ["compute", "collectives", "upload"])
         rows = [round(bar.get_y() + bar.get_height() / 2, 3) for bar in axes.patches]
         self.assertEqual(set(rows), {0, 1, 2})
         self.assertEqual(rows.count(2), 2)

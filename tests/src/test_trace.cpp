@@ -91,7 +91,7 @@ TEST_F(TraceTest, EventsNameProcessAndThreads) {
     if (event.at("name") == "thread_name") threads[event.at("tid")] = event.at("args").at("name");
   }
   EXPECT_EQ(process, "rank 0");
-  EXPECT_EQ(threads, (std::map<int, std::string>{{0, "compute"}, {1, "communication"}, {2, "upload"}}));
+  EXPECT_EQ(threads, (std::map<int, std::string>{{0, "compute"}, {1, "collectives"}, {2, "upload"}}));
 }
 
 TEST_F(TraceTest, DisabledWritesNothingButKeepsSums) {
