@@ -251,7 +251,7 @@ outputs = $(toml_strings "$out/report")
 overrides = [$(toml_strings "${mean_window[@]}" train.cooldown=0 "${overrides[@]}" "${common[@]}")]
 
 EOF
-  sed -n '/^\[prediction\]/,$p' "$root/inputs/studies/study_$1.toml"
+  sed -n '/^\[prediction\]/,$p' "$root/inputs/studies/$1.toml"
 }
 
 # measure_study KIND SEQUENCES SECONDS: runs and report of scaling_study.py.

@@ -18,7 +18,7 @@ BUILT = pathlib.Path(__file__).resolve().parents[2] / "build" / "cpu" / "bin" / 
 
 def parse_arguments():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("study", type=pathlib.Path, help="study file, for example inputs/studies/study_strong.toml")
+    parser.add_argument("study", type=pathlib.Path, help="study file, for example inputs/studies/strong.toml")
     parser.add_argument("--launcher", choices=[*LAUNCHERS, "none"], default="mpirun",
                         help="mpirun: run here; slurm: submit jobs, and report when called again; none: only report")
     parser.add_argument("--program", default=str(BUILT) if BUILT.exists() else "nanorun",

@@ -40,7 +40,7 @@ LINKING = [*PAGES, ROOT / "tests" / "golden" / "README.md"]
 
 # Words that stand for what the reader puts there.
 PLACEHOLDERS = {
-    "DECK": "inputs/record21.toml", "STUDY.toml": "inputs/studies/study_strong.toml", "SHARD.bin": "shard.bin",
+    "DECK": "inputs/record21.toml", "STUDY.toml": "inputs/studies/strong.toml", "SHARD.bin": "shard.bin",
     "SWEEP.toml": "inputs/sweeps/muon_lr.toml",
     "P": "4", "W": "896", "FILE": "file", "OUTPUT": "output", "SHARD": "shard.h5", "BIN": "shard.bin", "JOB": "1",
 }
@@ -508,8 +508,8 @@ class Commands(unittest.TestCase):
             "build/cpu/bin/test_files --gtest_filter=Files.None", "cmake --preset gpu",
             "cmake -S . -DNANORUN_GPU=ON", "cmake --builds build", "jobscripts/tools/plot_runs.py outputs/x",
             "jobscripts/plot_run.py outputs/x", "jobscripts/tools/plot_run.py --picture x outputs/x",
-            "jobscripts/test.sh --all", "jobscripts/tools/scaling_study.py inputs/studies/study_none.toml",
-            "jobscripts/tools/scaling_study.py inputs/studies/study_weak.toml --launcher pbs",
+            "jobscripts/test.sh --all", "jobscripts/tools/scaling_study.py inputs/studies/none.toml",
+            "jobscripts/tools/scaling_study.py inputs/studies/weak.toml --launcher pbs",
             "jobscripts/tools/ensemble.py --goal 3 outputs/x", "source jobscripts/sites.sh", "apt-get install nanorun",
             "spack repo add spack/none", "jobscripts/tools/compare.py outputs/x --goal 3",
             "jobscripts/tools/watch.py outputs/x --wandb",

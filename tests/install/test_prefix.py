@@ -36,7 +36,7 @@ class Prefix(unittest.TestCase):
         for deck in decks:
             self.assertRegex(self.run_program("train", "--dry-run", deck), r"\nparameters +\d+")
         self.assertEqual(list(self.elsewhere.iterdir()), [self.prefix], "a dry run writes nothing")
-        self.assertTrue((inputs / "studies" / "study_strong.toml").is_file())
+        self.assertTrue((inputs / "studies" / "strong.toml").is_file())
 
     def test_documents_and_job_scripts(self):
         documents = self.prefix / "share" / "doc" / "nanorun"
