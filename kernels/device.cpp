@@ -86,7 +86,7 @@ int device_count() {
 #endif
 }
 std::string device_identity(int) { return {}; }
-std::string device_name(int) { return on_host ? "host" : Kokkos::DefaultExecutionSpace::name(); }
+std::string device_name(int) { return on_host ? "CPU" : Kokkos::DefaultExecutionSpace::name(); }
 int device_capability(int) { return 0; }
 int driver_version() { return 0; }
 int runtime_version() { return 0; }

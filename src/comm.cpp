@@ -62,7 +62,7 @@ Comm::Comm(MPI_Comm comm) : comm_(comm) {
   MPI_Comm_size(comm_, &size_);
   const auto abort = [] { MPI_Abort(MPI_COMM_WORLD, static_cast<int>(ExitCode::communication)); };
   watchdog_ = std::make_unique<Watchdog>(rank_, size_, abort);
-  find_place_on_host();
+  find_place_on_node();
 }
 
 Comm::~Comm() = default;
@@ -87,13 +87,13 @@ void Comm::share_heartbeats(const std::string& directory) {
 Watchdog::Guard Comm::watch(const char* what) { return {*watchdog_, what}; }
 Watchdog::Work Comm::watch_work() { return Watchdog::Work(*watchdog_); }
 
-void Comm::find_place_on_host() {
+void Comm::find_place_on_node() {
   const Watchdog::Guard guard = watch("search for ranks of the same node");
-  MPI_Comm host = MPI_COMM_NULL;
-  MPI_Comm_split_type(comm_, MPI_COMM_TYPE_SHARED, rank_, MPI_INFO_NULL, &host);
-  MPI_Comm_rank(host, &rank_on_host_);
-  MPI_Comm_size(host, &ranks_of_host_);
-  MPI_Comm_free(&host);
+  MPI_Comm node = MPI_COMM_NULL;
+  MPI_Comm_split_type(comm_, MPI_COMM_TYPE_SHARED, rank_, MPI_INFO_NULL, &node);
+  MPI_Comm_rank(node, &rank_on_node_);
+  MPI_Comm_size(node, &ranks_of_node_);
+  MPI_Comm_free(&node);
 }
 
 void Comm::barrier() {

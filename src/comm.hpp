@@ -38,8 +38,8 @@ class Comm {
   int size() const { return size_; }
   bool root() const { return rank_ == 0; }
   /// How many ranks are on this rank's node, and this one's place among them.
-  int ranks_of_host() const { return ranks_of_host_; }
-  int rank_on_host() const { return rank_on_host_; }
+  int ranks_of_node() const { return ranks_of_node_; }
+  int rank_on_node() const { return rank_on_node_; }
   MPI_Comm handle() const { return comm_; }
 
   void set_timeout(double seconds);
@@ -75,12 +75,12 @@ class Comm {
   void together(const std::function<void()>& work);
 
  private:
-  void find_place_on_host();
+  void find_place_on_node();
 
   MPI_Comm comm_;
   int rank_ = 0;
   int size_ = 1;
-  int ranks_of_host_ = 1, rank_on_host_ = 0;
+  int ranks_of_node_ = 1, rank_on_node_ = 0;
   std::unique_ptr<Watchdog> watchdog_;
 };
 

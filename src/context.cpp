@@ -26,33 +26,33 @@ void limit_blas_threads() {
 }
 
 /// The device for the rank of this place among those of its node. Throws Error(internal) where the driver fails.
-DevicePlace pick_device(int rank, int rank_on_host) {
+DevicePlace pick_device(int rank, int rank_on_node) {
   DevicePlace place;
-  place.host = host_name();
+  place.node = host_name();
   try {
     place.driver = ops::driver_version();
     place.runtime = ops::runtime_version();
     place.visible = ops::device_count();
     if (place.visible == 0) return place;
-    place.number = rank_on_host % place.visible;
+    place.number = rank_on_node % place.visible;
     place.identity = ops::device_identity(place.number);
     place.name = ops::device_name(place.number);
     place.capability = ops::device_capability(place.number);
   } catch (const std::runtime_error& error) {
     throw Error(ExitCode::internal,
-                fmt::format("rank {} on {} cannot ask for its GPUs: {}", rank, place.host, error.what()));
+                fmt::format("rank {} on node {} cannot ask for its GPUs: {}", rank, place.node, error.what()));
   }
   return place;
 }
 
 /// Collective. The places of all ranks on rank 0; empty elsewhere.
 std::vector<DevicePlace> gather_places(Comm& comm, const DevicePlace& own) {
-  const std::vector<std::string> hosts = comm.gather(own.host), identities = comm.gather(own.identity),
+  const std::vector<std::string> nodes = comm.gather(own.node), identities = comm.gather(own.identity),
                                  names = comm.gather(own.name);
   const std::vector<double> visible = comm.all_gather(own.visible);
-  std::vector<DevicePlace> places(hosts.size());
+  std::vector<DevicePlace> places(nodes.size());
   for (std::size_t r = 0; r < places.size(); ++r) {
-    places[r].host = hosts[r];
+    places[r].node = nodes[r];
     places[r].identity = identities[r];
     places[r].name = names[r];
     places[r].visible = static_cast<int>(visible[r]);
@@ -64,7 +64,7 @@ std::vector<DevicePlace> gather_places(Comm& comm, const DevicePlace& own) {
 
 void require_usable_device(int rank, const DevicePlace& place) {
   const auto refuse = [&](const std::string& why) {
-    throw Error(ExitCode::usage, fmt::format("rank {} on {}{}", rank, place.host, why));
+    throw Error(ExitCode::usage, fmt::format("rank {} on node {}{}", rank, place.node, why));
   };
   const int major = place.runtime / 1000;
   // A driver supports all versions of CUDA that share its first number.
@@ -90,39 +90,40 @@ void require_own_devices(const std::vector<DevicePlace>& places) {
   std::map<std::pair<std::string, std::string>, std::vector<std::size_t>> ranks_of;
   for (std::size_t r = 0; r < places.size(); ++r) {
     const DevicePlace& place = places[r];
-    if (!place.identity.empty()) ranks_of[{place.host, place.identity}].push_back(r);
+    if (!place.identity.empty()) ranks_of[{place.node, place.identity}].push_back(r);
   }
   for (const auto& [device, ranks] : ranks_of) {
     if (ranks.size() == 1) continue;
     const DevicePlace& place = places[ranks.front()];
-    throw Error(ExitCode::usage,
-                fmt::format("ranks {} on {} share one GPU ({} {}), of {} that they see: start one rank per GPU, with "
-                            "mpirun -n or srun --ntasks-per-node, and let CUDA_VISIBLE_DEVICES name all GPUs for every "
-                            "rank or one of its own for each",
-                            fmt::join(ranks, ", "), place.host, place.name, place.identity, place.visible),
-                Scope::all_ranks);
+    throw Error(
+        ExitCode::usage,
+        fmt::format("ranks {} on node {} share one GPU ({} {}), of {} that they see: start one rank per GPU, with "
+                    "mpirun -n or srun --ntasks-per-node, and let CUDA_VISIBLE_DEVICES name all GPUs for every "
+                    "rank or one of its own for each",
+                    fmt::join(ranks, ", "), place.node, place.name, place.identity, place.visible),
+        Scope::all_ranks);
   }
 }
 
 std::string idle_devices(const std::vector<DevicePlace>& places) {
-  struct Host {
+  struct Node {
     int ranks = 0, visible = 0;
   };
-  std::map<std::string, Host> hosts;
+  std::map<std::string, Node> nodes;
   for (const DevicePlace& place : places) {
-    Host& host = hosts[place.host];
-    host.ranks += 1;
-    host.visible = std::max(host.visible, place.visible);
+    Node& node = nodes[place.node];
+    node.ranks += 1;
+    node.visible = std::max(node.visible, place.visible);
   }
   int ranks = 0, devices = 0;
-  for (const auto& [name, host] : hosts) {
-    ranks += host.ranks;
-    devices += std::max(host.visible, host.ranks);  // where each rank sees its own alone there is one for each
+  for (const auto& [name, node] : nodes) {
+    ranks += node.ranks;
+    devices += std::max(node.visible, node.ranks);  // where each rank sees its own alone there is one for each
   }
   if (devices == ranks) return {};
   return fmt::format("{} rank{} of the {} GPUs of {}; start one rank per GPU to use all", ranks,
                      ranks == 1 ? " uses 1" : fmt::format("s use {}", ranks), devices,
-                     hosts.size() == 1 ? "this node" : fmt::format("{} nodes", hosts.size()));
+                     nodes.size() == 1 ? "this node" : fmt::format("{} nodes", nodes.size()));
 }
 
 double peak_flops(const std::string& device_name) {
@@ -157,7 +158,7 @@ Context::Context(int argc, char** argv)
 void Context::open_device() {
   DevicePlace place;
   comm_->together([&] {
-    place = pick_device(comm_->rank(), comm_->rank_on_host());
+    place = pick_device(comm_->rank(), comm_->rank_on_node());
     require_usable_device(comm_->rank(), place);
   });
   places_ = gather_places(*comm_, place);
@@ -173,7 +174,7 @@ void Context::open_device() {
   device_ = device;
 }
 
-void Context::require_room_for_products() {
+void Context::require_room_for_gemms() {
   comm_->together([&] {
     if (!ops::on_host || kernels::room_for_blas_buffers()) return;
     throw Error(

@@ -14,7 +14,7 @@ namespace nanorun {
 
 /// The device that a rank has picked, if it sees any, and the driver there.
 struct DevicePlace {
-  std::string host;
+  std::string node;
   std::string identity;  ///< of the device; empty where ranks may share it
   std::string name;      ///< of the device's model
   int visible = 0;       ///< devices that the rank sees
@@ -25,7 +25,7 @@ struct DevicePlace {
 };
 
 /// Throws Error(usage) where this rank's driver is too old, it sees no device, or the program has no code for the one
-/// it has picked. The message names the rank and its host.
+/// it has picked. The message names the rank and its node.
 void require_usable_device(int rank, const DevicePlace& place);
 
 /// Throws Error(usage, all_ranks) where two ranks, of which the list has one place each, have picked one device. The
@@ -72,7 +72,7 @@ class Context {
   kernels::Stream upload_stream() const { return upload_stream_; }
   /// Collective; once everything that takes much memory is there. Throws Error(internal, all_ranks) where a limit on a
   /// rank's memory would make its BLAS hang in the first GEMM.
-  void require_room_for_products();
+  void require_room_for_gemms();
 
   /// To be called after memory has been taken: the peak is the most that any call found in use on this rank's device,
   /// by all processes, in bytes; 0 in the CPU build.

@@ -18,13 +18,18 @@ namespace nanorun {
 namespace {
 
 constexpr const char* lock_name = "lock";
-constexpr const char* on_host = " on host ";  ///< in what a lock file says
-constexpr std::uint64_t max_text = 1u << 30;  ///< bytes of a file that read() takes
+constexpr const char* on_node = " on node ";      ///< in what a lock file says
+constexpr const char* was_on_node = " on host ";  ///< in those of earlier programs
+constexpr std::uint64_t max_text = 1u << 30;      ///< bytes of a file that read() takes
 
-/// Who runs: the batch job where there is one, host and process.
+bool is_lock_text(const std::string& text) {
+  return text.find(on_node) != std::string::npos || text.find(was_on_node) != std::string::npos;
+}
+
+/// Who runs: the batch job where there is one, process and node.
 std::string own_name() {
   const std::string job = job_id();
-  return fmt::format("{}process {}{}{}", job.empty() ? "" : fmt::format("job {}, ", job), ::getpid(), on_host,
+  return fmt::format("{}process {}{}{}", job.empty() ? "" : fmt::format("job {}, ", job), ::getpid(), on_node,
                      host_name());
 }
 
@@ -79,18 +84,18 @@ void require_same_directory(Comm& comm, const Config& config) {
     path = working_directory(ExitCode::usage);
     state = state_of(".", ExitCode::usage);
   });
-  const std::string host = host_name(), first_path = comm.broadcast(path), first_host = comm.broadcast(host);
+  const std::string node = host_name(), first_path = comm.broadcast(path), first_node = comm.broadcast(node);
   FileState first = state;
   comm.broadcast(std::as_writable_bytes(std::span(&first, 1)));
   comm.together([&] {
-    // Hosts may mount a file system in several places, and number it as they like.
-    const bool same = state.inode == first.inode && (state.device == first.device || host != first_host);
+    // Nodes may mount a file system in several places, and number it as they like.
+    const bool same = state.inode == first.inode && (state.device == first.device || node != first_node);
     if (path == first_path || same) return;
     throw Error(
         ExitCode::usage,
-        fmt::format("rank {} works in {} on host {}, rank 0 in {} on host {}, so that relative paths of the deck "
+        fmt::format("rank {} works in {} on node {}, rank 0 in {} on node {}, so that relative paths of the deck "
                     "({}) name different files: start all ranks in one directory, or write full paths",
-                    comm.rank(), path, host, first_path, first_host, fmt::join(keys, ", ")));
+                    comm.rank(), path, node, first_path, first_node, fmt::join(keys, ", ")));
   });
 }
 
@@ -103,7 +108,7 @@ RunDirectory::RunDirectory(Comm& comm, const Config& config)
     made_ = !exists(path_, ExitCode::output);
     make_directories(path_, ExitCode::output);
     const std::optional<std::string> holder = read(lock_name);
-    if (holder && !holder->empty() && holder->find(on_host) == std::string::npos)
+    if (holder && !holder->empty() && !is_lock_text(*holder))
       throw Error(ExitCode::output, file(lock_name) + ": is not the lock file of a run; move it, or change run.name");
     foreign_ = !holder && kind_of_entry(checkpoints(), ExitCode::output) == FileKind::absent;
     lock();
@@ -160,7 +165,7 @@ void RunDirectory::require_in_sight() {
 
 /// Throws, naming this rank, where the file is not there.
 void RunDirectory::require_appearance(const std::string& mark) const {
-  const std::string own = fmt::format("rank {} on host {}", comm_.rank(), host_name());
+  const std::string own = fmt::format("rank {} on node {}", comm_.rank(), host_name());
   bool seen = false;
   try {
     seen = appears(mark);

@@ -15,6 +15,9 @@ namespace {
 /// Seconds after which a progress line comes before log_every says so.
 constexpr double max_silence = 10;
 
+/// Of a loss that is not finite.
+const char* words_of(double loss) { return std::isnan(loss) ? "NaN" : "infinite"; }
+
 /// This rank's part of a step. Where its tokens could not be read, `failure` says why.
 struct Batch {
   long step = -1;
@@ -123,7 +126,7 @@ void Training::heed_early_signals() {
 
 void Training::step_until_done() {
   heed_early_signals();
-  if (stop_reason_ == StopReason::none) context_.require_room_for_products();
+  if (stop_reason_ == StopReason::none) context_.require_room_for_gemms();
   while (true) {
     run_.trace->begin_step(progress_.step);
     comm_.set_step(progress_.step + 1);
@@ -242,7 +245,7 @@ void Training::synchronise() {
   unread_ = seen[3] > 0;
   if (std::isfinite(loss_) && !overflowed) return;
   fail_not_finite(std::isfinite(loss_) ? fmt::format("gradients or weights overflowed (the loss is {})", loss_)
-                                       : fmt::format("the loss is {}", std::abs(loss_)),
+                                       : fmt::format("the loss is {}", words_of(loss_)),
                   progress_.step + 1);
 }
 
@@ -361,7 +364,7 @@ void Training::validate() {
   run_.log.line(format_validation(progress_.step, config_.train.steps, *validation_loss_, progress_.train_seconds));
   run_.metrics.flush();
   if (!std::isfinite(*validation_loss_))
-    fail_not_finite(fmt::format("the validation loss is {}", std::abs(*validation_loss_)), progress_.step);
+    fail_not_finite(fmt::format("the validation loss is {}", words_of(*validation_loss_)), progress_.step);
 }
 
 bool Training::checkpoint_due() const {

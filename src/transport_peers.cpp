@@ -37,7 +37,7 @@ PeerTransport::PeerTransport(Comm& comm, Stream stream)
 std::size_t PeerTransport::flags_bytes(int ranks) { return ranks * static_cast<int>(Sign::count) * flag_bytes; }
 
 std::unique_ptr<Transport> PeerTransport::connect(Comm& comm, Stream stream, std::string& reason) {
-  if (comm.ranks_of_host() < comm.size()) {
+  if (comm.ranks_of_node() < comm.size()) {
     reason = "the ranks are on several nodes";
     return nullptr;
   }

@@ -18,23 +18,23 @@ class Refused(FaultTest):
         self.assertFalse(self.run_folder().exists())
 
     def test_other_model(self):
-        self.check_refused(["13000 8 80 NVIDIA A100-SXM4-40GB"] * 2, "nanorun: rank 0 on ",
+        self.check_refused(["13000 8 80 NVIDIA A100-SXM4-40GB"] * 2, "nanorun: rank 0 on node ",
                            ": NVIDIA A100-SXM4-40GB has compute capability 8.0; this build has code for 9.0a")
 
     def test_ranks_of_several_models(self):
         ranks = ["13000 8 90 NVIDIA H100"] * 2 + ["13000 8 100 NVIDIA B200", "13000 8 80 NVIDIA A100"]
-        self.check_refused(ranks, "nanorun: rank 2 on ",
+        self.check_refused(ranks, "nanorun: rank 2 on node ",
                            ": NVIDIA B200 has compute capability 10.0; this build has code for 9.0a")
 
     def test_old_driver(self):
-        self.check_refused(["13000 2 90 NVIDIA H100", "12040 2 90 NVIDIA H100"], "nanorun: rank 1 on ",
+        self.check_refused(["13000 2 90 NVIDIA H100", "12040 2 90 NVIDIA H100"], "nanorun: rank 1 on node ",
                            ": the driver supports CUDA 12.4, this nanorun needs 13.0, driver 580 or newer")
 
     def test_no_driver(self):
-        self.check_refused(["0 0 0 none"], "nanorun: rank 0 on ", " finds no GPU: ")
+        self.check_refused(["0 0 0 none"], "nanorun: rank 0 on node ", " finds no GPU: ")
 
     def test_no_device(self):
-        self.check_refused(["13000 0 0 none"], "nanorun: rank 0 on ", " finds no GPU: ")
+        self.check_refused(["13000 0 0 none"], "nanorun: rank 0 on node ", " finds no GPU: ")
 
     def test_hopper_is_opened(self):
         job = self.open(["13000 2 90 NVIDIA H200"] * 2, code=1)

@@ -59,12 +59,12 @@ class Directories(FaultTest):
         """One path, as of a disk of each node, names the working directory of each rank here."""
         arguments = (*self.full_paths()[1:], "run.outputs=/proc/self/cwd/outputs")
         job = self.train_apart(*arguments, code=7)
-        self.assert_refused(job, "rank 1 on host", os.uname().nodename, "does not see /proc/self/cwd/outputs/run")
+        self.assert_refused(job, "rank 1 on node", os.uname().nodename, "does not see /proc/self/cwd/outputs/run")
         self.assertFalse(self.run_folder(self.first).exists())
         # Nor does it help that the other node has a directory of an earlier run there.
         self.train(1, folder=self.second)
         kept = sorted(self.run_folder(self.second).rglob("*"))
-        self.assert_refused(self.train_apart(*arguments, code=7), "rank 1 on host", "does not see")
+        self.assert_refused(self.train_apart(*arguments, code=7), "rank 1 on node", "does not see")
         self.assertEqual(sorted(self.run_folder(self.second).rglob("*")), kept)
 
 

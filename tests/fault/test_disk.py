@@ -195,7 +195,7 @@ class Disk(FaultTest):
         ranks = job.rank_pids()
         for pid in ranks:
             os.kill(pid, signal.SIGSTOP)  # it holds the folder, and leaves the cores to the others
-        holder = f"outputs/run is in use by process {ranks[0]} on host {socket.gethostname()}"
+        holder = f"outputs/run is in use by process {ranks[0]} on node {socket.gethostname()}"
         others = [self.start(2, *self.model, f"checkpoint.restart={restart}") for restart in ("auto", "none")]
         for other in others:  # each waits some seconds for the folder
             self.assertEqual(other.wait(), 7, other.text())

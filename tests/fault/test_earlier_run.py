@@ -72,6 +72,13 @@ class EarlierRun(FaultTest):
         self.assert_refused(self.train(2, code=7), "outputs/run/lock: is not the lock file of a run", "run.name")
         self.assertEqual(lock.read_text(), "mine")
 
+    def test_locks_of_earlier_programs(self):
+        lock = self.run_folder() / "lock"
+        lock.parent.mkdir(parents=True)
+        lock.write_text("process 7 on host n7\n")
+        self.train(2)
+        self.assertRegex(lock.read_text(), "^process [0-9]+ on node ")
+
     def test_copy_by_hard_links(self):
         """Original and copy both go on, and neither changes the other's files."""
         self.train(2, "stop.step=4", code=75)

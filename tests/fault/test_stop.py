@@ -114,11 +114,11 @@ class Stop(LostRanks, FaultTest):
     def test_loss_not_finite(self):
         """Initial weights so large that the forward pass overflows."""
         job = self.train(2, "model.init_scale=1e30", "model.zero_outputs=false", "validation.tokens=0", code=5)
-        self.assert_refused(job, "the loss is nan at step 1; last good checkpoint: none")
+        self.assert_refused(job, "the loss is NaN at step 1; last good checkpoint: none")
 
     def test_validation_loss_not_finite(self):
         job = self.train(2, "model.init_scale=1e30", "model.zero_outputs=false", "validation.every=1", code=5)
-        self.assert_refused(job, "the validation loss is nan at step 0; last good checkpoint: none")
+        self.assert_refused(job, "the validation loss is NaN at step 0; last good checkpoint: none")
 
     def test_killed_rank_ends_the_job(self):
         self.kill_a_rank(2)

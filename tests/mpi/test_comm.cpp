@@ -18,8 +18,8 @@ TEST(Comm, AllReduceKnowsSumMinAndMax) {
 
 TEST(Comm, KnowsItsPlaceOnTheHost) {
   // All ranks of these tests are on one host.
-  EXPECT_EQ(test_comm().ranks_of_host(), test_comm().size());
-  EXPECT_EQ(test_comm().rank_on_host(), test_comm().rank());
+  EXPECT_EQ(test_comm().ranks_of_node(), test_comm().size());
+  EXPECT_EQ(test_comm().rank_on_node(), test_comm().rank());
 }
 
 TEST(Comm, BroadcastAndGather) {

@@ -8,9 +8,9 @@
 namespace nanorun {
 namespace {
 
-DevicePlace place(const char* host, const char* identity, int visible = 8) {
+DevicePlace place(const char* node, const char* identity, int visible = 8) {
   DevicePlace made;
-  made.host = host;
+  made.node = node;
   made.identity = identity;
   made.name = "NVIDIA H100";
   made.visible = visible;
@@ -19,7 +19,7 @@ DevicePlace place(const char* host, const char* identity, int visible = 8) {
 
 /// Of a program with CUDA 13.0 and the newest driver for it.
 DevicePlace gpu(const char* name, int capability) {
-  DevicePlace made = place("node7", "u0");
+  DevicePlace made = place("n7", "u0");
   made.name = name;
   made.capability = capability;
   made.driver = made.runtime = 13000;
@@ -37,17 +37,17 @@ TEST(Devices, OneRankPerDevicePasses) {
   EXPECT_EQ(refusal({place("a", "u0"), place("a", "u1"), place("b", "u2"), place("b", "u3")}), "");
   // Each rank sees only its own.
   EXPECT_EQ(refusal({place("a", "u0", 1), place("a", "u1", 1)}), "");
-  // The same text on another host is another device.
+  // The same text on another node is another device.
   EXPECT_EQ(refusal({place("a", "u0"), place("b", "u0")}), "");
 }
 
-TEST(Devices, RanksThatComputeOnHostsShareThem) { EXPECT_EQ(refusal({place("a", "", 1), place("a", "", 1)}), ""); }
+TEST(Devices, RanksOfCpuBuildsShareThem) { EXPECT_EQ(refusal({place("a", "", 1), place("a", "", 1)}), ""); }
 
 TEST(Devices, TwoRanksOnOneDeviceAreRefused) {
   const std::string message = refusal(
       {place("a", "u0", 2), place("a", "u1", 2), place("b", "u2", 2), place("a", "u0", 2), place("a", "u0", 2)});
-  for (const char* part : {"ranks 0, 3, 4 on a ", "NVIDIA H100 u0", "of 2 that", "mpirun -n", "srun --ntasks-per-node",
-                           "CUDA_VISIBLE_DEVICES"}) {
+  for (const char* part : {"ranks 0, 3, 4 on node a ", "NVIDIA H100 u0", "of 2 that", "mpirun -n",
+                           "srun --ntasks-per-node", "CUDA_VISIBLE_DEVICES"}) {
     EXPECT_NE(message.find(part), std::string::npos) << part << " is not in: " << message;
   }
   EXPECT_EQ(message.find('\n'), std::string::npos);
@@ -66,7 +66,7 @@ TEST(Devices, HopperPasses) {
 
 TEST(Devices, OneWithoutCodeIsRefused) {
   const auto begin = [](const char* name, const char* capability) {
-    return fmt::format("rank 3 on node7: {} has compute capability {}; this build has code for 9.0a: ", name,
+    return fmt::format("rank 3 on node n7: {} has compute capability {}; this build has code for 9.0a: ", name,
                        capability);
   };
   EXPECT_EQ(refusal(gpu("NVIDIA A100-SXM4-40GB", 80)).find(begin("NVIDIA A100-SXM4-40GB", "8.0")), 0);
@@ -77,16 +77,16 @@ TEST(Devices, OneWithoutCodeIsRefused) {
 
 TEST(Devices, OldDriverIsRefusedWhateverTheDevice) {
   // No device can be asked for through it.
-  DevicePlace old = place("node7", "", 0);
+  DevicePlace old = place("n7", "", 0);
   old.driver = 12040;
   old.runtime = 13000;
   EXPECT_EQ(refusal(old),
-            "rank 3 on node7: the driver supports CUDA 12.4, this nanorun needs 13.0, driver 580 or newer");
+            "rank 3 on node n7: the driver supports CUDA 12.4, this nanorun needs 13.0, driver 580 or newer");
   old.runtime = 13020;
   EXPECT_EQ(refusal(old),
-            "rank 3 on node7: the driver supports CUDA 12.4, this nanorun needs 13.0, driver 580 or newer");
+            "rank 3 on node n7: the driver supports CUDA 12.4, this nanorun needs 13.0, driver 580 or newer");
   old.runtime = 14010;
-  EXPECT_EQ(refusal(old), "rank 3 on node7: the driver supports CUDA 12.4, this nanorun needs 14.0, a newer driver");
+  EXPECT_EQ(refusal(old), "rank 3 on node n7: the driver supports CUDA 12.4, this nanorun needs 14.0, a newer driver");
 }
 
 TEST(Devices, DriverOfTheSameMajorVersionPasses) {
@@ -98,16 +98,16 @@ TEST(Devices, DriverOfTheSameMajorVersionPasses) {
 }
 
 TEST(Devices, NoDeviceIsRefused) {
-  DevicePlace none = place("node7", "", 0);
+  DevicePlace none = place("n7", "", 0);
   none.runtime = 13000;
   // Without a driver, and with one that finds or is shown no device.
   for (const int driver : {0, 13000}) {
     none.driver = driver;
-    EXPECT_EQ(refusal(none).find("rank 3 on node7 finds no GPU: "), 0) << refusal(none);
+    EXPECT_EQ(refusal(none).find("rank 3 on node n7 finds no GPU: "), 0) << refusal(none);
   }
 }
 
-TEST(Devices, HostsPass) { EXPECT_EQ(refusal(place("node7", "", 1)), ""); }
+TEST(Devices, CpuBuildsPass) { EXPECT_EQ(refusal(place("n7", "", 1)), ""); }
 
 TEST(Devices, IdleOnesAreSaid) {
   EXPECT_EQ(idle_devices({place("a", "u0")}),
