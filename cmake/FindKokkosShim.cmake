@@ -10,7 +10,7 @@ if(TARGET Kokkos::kokkos)
   if(Kokkos_ENABLE_CUDA OR Kokkos_ENABLE_HIP OR Kokkos_ENABLE_SYCL)
     set(NANORUN_KOKKOS_DEVICE TRUE)
   endif()
-  # Bodies that run on devices call constexpr functions of the standard library.
+  # Functors that run on devices call constexpr functions of the standard library.
   if(Kokkos_CXX_COMPILER_ID STREQUAL NVIDIA)
     target_compile_options(nanorun_kokkos INTERFACE $<$<COMPILE_LANGUAGE:CXX>:--expt-relaxed-constexpr>)
   endif()

@@ -32,7 +32,7 @@ struct alignas(1024) Shared {
   int first_key[tiles.stages][tiles.block];  ///< of the tile's queries
   QueryTile tile[tiles.stages];              ///< of q; covered by its barriers
   Mbarrier q_full[tiles.stages], q_empty[tiles.stages];
-  /// Every consumer thread arrives for what it has read of the tile: racecheck does not follow one arrival a warp.
+  /// Every consumer thread arrives for what it has read of the tile: racecheck does not follow one arrival per warp.
   Mbarrier y_full[tiles.stages];
   Mbarrier full[stages], empty[stages];
 };

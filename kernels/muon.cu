@@ -102,7 +102,7 @@ __device__ void store_values8(float* out, const Bf16x8& x) {
 }
 
 /// The block's tile of out = factor x, rounded to bf16, or of its transpose; x [rows, cols]. Global memory is read and
-/// written by eight threads a row of 64 elements.
+/// written by eight threads per row of 64 elements.
 template <class To, class From>
 __device__ void convert_tile(To* out, const From* x, int rows, int cols, bool transpose, float factor) {
   __shared__ std::uint32_t tile[tile_side][tile_side / 2 + 1];  // pairs; padded against bank conflicts

@@ -26,7 +26,8 @@ Vec<T> vector(WorkspaceAllocator& allocator, int size) {
 
 /// What the attention half of a block saves.
 template <class T>
-void cut_attention(BlockActivations<T>& block, const ModelConfig& model, int length, WorkspaceAllocator& allocator) {
+void allocate_attention(BlockActivations<T>& block, const ModelConfig& model, int length,
+                        WorkspaceAllocator& allocator) {
   block.n_mix = matrix<T>(allocator, length, model.width);
   block.rstd_mix = vector<acc_t<T>>(allocator, length);
   block.qkv = matrix<T>(allocator, length, 3 * model.width);
@@ -38,7 +39,7 @@ void cut_attention(BlockActivations<T>& block, const ModelConfig& model, int len
 
 /// What the MLP half of a block saves, the hidden units aside.
 template <class T>
-void cut_mlp(BlockActivations<T>& block, const ModelConfig& model, int length, WorkspaceAllocator& allocator) {
+void allocate_mlp(BlockActivations<T>& block, const ModelConfig& model, int length, WorkspaceAllocator& allocator) {
   block.n_mlp = matrix<T>(allocator, length, model.width);
   block.rstd_mlp = vector<acc_t<T>>(allocator, length);
 }
@@ -54,18 +55,18 @@ Activations<T>::Activations(const Config& config, int length, bool training, Wor
   n_final = matrix<T>(allocator, length, model.width);
   rstd_final = vector<acc_t<T>>(allocator, length);
   if (training) {
-    cut_training_blocks(config, allocator);
-    cut_gradients(model, allocator);
+    allocate_training_blocks(config, allocator);
+    allocate_gradients(model, allocator);
   } else {
-    cut_evaluation_blocks(model, allocator);
+    allocate_evaluation_blocks(model, allocator);
   }
   if (model.value_path == ValuePath::first) v_first = block[0].qkv.col_block(2 * model.width, model.width);
-  cut_workspace(config, training, allocator);
+  allocate_workspace(config, training, allocator);
 }
 
 /// Every block has buffers of its own.
 template <class T>
-void Activations<T>::cut_training_blocks(const Config& config, WorkspaceAllocator& allocator) {
+void Activations<T>::allocate_training_blocks(const Config& config, WorkspaceAllocator& allocator) {
   const ModelConfig& model = config.model;
   const auto hidden = [&] { return matrix<T>(allocator, length, model.mlp_ratio * model.width); };
   const bool shares_h = config.train.recompute == Recompute::mlp;
@@ -73,8 +74,8 @@ void Activations<T>::cut_training_blocks(const Config& config, WorkspaceAllocato
   for (int i = 0; i < model.layers; ++i) {
     BlockActivations<T> saved;
     saved.x = matrix<T>(allocator, length, model.width);
-    if (has_attention(model, i)) cut_attention(saved, model, length, allocator);
-    cut_mlp(saved, model, length, allocator);
+    if (has_attention(model, i)) allocate_attention(saved, model, length, allocator);
+    allocate_mlp(saved, model, length, allocator);
     saved.h = shares_h ? shared_h : hidden();
     block.push_back(saved);
   }
@@ -82,11 +83,11 @@ void Activations<T>::cut_training_blocks(const Config& config, WorkspaceAllocato
 
 /// The blocks share their buffers, but for what later blocks read: the outputs of the encoder half and v_first.
 template <class T>
-void Activations<T>::cut_evaluation_blocks(const ModelConfig& model, WorkspaceAllocator& allocator) {
+void Activations<T>::allocate_evaluation_blocks(const ModelConfig& model, WorkspaceAllocator& allocator) {
   BlockActivations<T> shared;
   shared.x = matrix<T>(allocator, length, model.width);
-  cut_attention(shared, model, length, allocator);
-  cut_mlp(shared, model, length, allocator);
+  allocate_attention(shared, model, length, allocator);
+  allocate_mlp(shared, model, length, allocator);
   shared.h = matrix<T>(allocator, length, model.mlp_ratio * model.width);
   block.assign(model.layers, shared);
   for (int i = 0; i < model.layers / 2; ++i) block[i].x = matrix<T>(allocator, length, model.width);
@@ -94,7 +95,7 @@ void Activations<T>::cut_evaluation_blocks(const ModelConfig& model, WorkspaceAl
 }
 
 template <class T>
-void Activations<T>::cut_gradients(const ModelConfig& model, WorkspaceAllocator& allocator) {
+void Activations<T>::allocate_gradients(const ModelConfig& model, WorkspaceAllocator& allocator) {
   d_narrow = matrix<T>(allocator, length, model.width);
   // When the backward pass leaves a decoder block, nothing reads the block's output any more.
   for (int i = 0; i < model.layers / 2; ++i) d_skip.push_back(block[model.layers - 1 - i].x);
@@ -102,9 +103,9 @@ void Activations<T>::cut_gradients(const ModelConfig& model, WorkspaceAllocator&
 }
 
 template <class T>
-void Activations<T>::cut_workspace(const Config& config, bool training, WorkspaceAllocator& allocator) {
+void Activations<T>::allocate_workspace(const Config& config, bool training, WorkspaceAllocator& allocator) {
   const ModelConfig& model = config.model;
-  const auto cut_blocks = [&](Workspace space) {
+  const auto allocate_blocks = [&](Workspace space) {
     WorkspaceAllocator blocks(space);
     blocks.take<std::byte>(ops::attention_workspace<T>(length, model.heads, model.head_dim));
     if (training) {
@@ -117,10 +118,10 @@ void Activations<T>::cut_workspace(const Config& config, bool training, Workspac
   };
   const kernels::HeadPrecision precision = training ? head_precision(config) : kernels::HeadPrecision::working;
   const std::size_t bytes =
-      std::max({cut_blocks({}), ops::head_workspace<T>(length, padded_vocabulary(model), model.width, precision),
+      std::max({allocate_blocks({}), ops::head_workspace<T>(length, padded_vocabulary(model), model.width, precision),
                 training ? ops::embedding_backward_workspace<T>(length, model.width) : 0});
   workspace = {allocator.take<std::byte>(bytes), bytes};
-  if (workspace.data() != nullptr) cut_blocks(workspace);
+  if (workspace.data() != nullptr) allocate_blocks(workspace);
 }
 
 template struct Activations<Real>;

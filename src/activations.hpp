@@ -55,10 +55,10 @@ struct Activations {
   Activations(const Config& config, int length, bool training, kernels::WorkspaceAllocator& allocator);
 
  private:
-  void cut_training_blocks(const Config& config, kernels::WorkspaceAllocator& allocator);
-  void cut_evaluation_blocks(const ModelConfig& model, kernels::WorkspaceAllocator& allocator);
-  void cut_gradients(const ModelConfig& model, kernels::WorkspaceAllocator& allocator);
-  void cut_workspace(const Config& config, bool training, kernels::WorkspaceAllocator& allocator);
+  void allocate_training_blocks(const Config& config, kernels::WorkspaceAllocator& allocator);
+  void allocate_evaluation_blocks(const ModelConfig& model, kernels::WorkspaceAllocator& allocator);
+  void allocate_gradients(const ModelConfig& model, kernels::WorkspaceAllocator& allocator);
+  void allocate_workspace(const Config& config, bool training, kernels::WorkspaceAllocator& allocator);
 };
 
 }  // namespace nanorun

@@ -1,7 +1,7 @@
 #pragma once
-// The speedrun's .bin files of tokens: 256 little-endian int32 (magic 20240520, version 1, token count, and words that
-// are kept as they are), then that many little-endian uint16 tokens and nothing more. They say nothing of their
-// vocabulary, and have no checksums.
+// The speedrun's .bin files of tokens, in the format of llm.c: 256 little-endian int32 (magic 20240520, version 1,
+// token count, and words that are kept as they are), then that many little-endian uint16 tokens and nothing more. They
+// say nothing of their vocabulary, and have no checksums.
 
 #include <array>
 #include <cstdint>

@@ -1,6 +1,6 @@
 #pragma once
-// The checkpoints of a run: one file a step in the run's own directory, all of one course of the training. Any rank
-// count may read what any other wrote.
+// The checkpoints of a run: one file per saved step in the run's own directory, all of one course of the training. Any
+// number of ranks may read what any other number wrote.
 
 #include <cstdint>
 #include <optional>

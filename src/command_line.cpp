@@ -32,15 +32,15 @@ std::string output_fault(const std::string& output) {
 
 /// A check that a text is a number from `least` to `most`; CLI11's own takes -1, and what does not fit, for other
 /// numbers.
-CLI::Validator whole_number(std::uint64_t least, std::uint64_t most) {
-  const auto check = [least, most](const std::string& text) -> std::string {
+CLI::Validator whole_number(std::uint64_t min, std::uint64_t max) {
+  const auto check = [min, max](const std::string& text) -> std::string {
     std::uint64_t number = 0;
     const char* const end = text.data() + text.size();
     const auto [rest, error] = std::from_chars(text.data(), end, number);
-    if (rest == end && error == std::errc() && number >= least && number <= most) return "";
-    return fmt::format("\"{}\": must be a whole number from {} to {}", excerpt(text), least, most);
+    if (rest == end && error == std::errc() && number >= min && number <= max) return "";
+    return fmt::format("\"{}\": must be a whole number from {} to {}", excerpt(text), min, max);
   };
-  return {check, fmt::format("in [{} - {}]", least, most)};
+  return {check, fmt::format("in [{} - {}]", min, max)};
 }
 
 constexpr std::uint64_t max_tokens = std::uint64_t{1} << 60;  ///< of a shard: sums of two stay numbers
@@ -65,16 +65,17 @@ void add_shard(CLI::App& app, CommandLine& line) {
       ->required()
       ->check(output_fault);
   shard->add_option("INPUT", options.inputs, ".bin files, or text with --text or --tokenizer")->check(file_fault);
-  shard->add_option("--list", line.shard_list, "File that names further inputs, one a line")->check(file_fault);
-  CLI::Option* text = shard->add_flag("--text", options.text, "Inputs are text: a document a file, a token a byte");
+  shard->add_option("--list", line.shard_list, "File that names further inputs, one per line")->check(file_fault);
+  CLI::Option* text =
+      shard->add_flag("--text", options.text, "Inputs are text: one document per file, one token per byte");
   CLI::Option* tokenizer =
       shard
           ->add_option(
               "--tokenizer", options.tokenizer,
-              "Inputs are text: a document a file, in the tokens of this vocab.bpe, tokenizer.json or rank file")
+              "Inputs are text: one document per file, in the tokens of this vocab.bpe, tokenizer.json or rank file")
           ->check(file_fault)
           ->excludes(text);
-  shard->add_option("--field", options.field, "Inputs are JSONL: a document a line, the string under this key")
+  shard->add_option("--field", options.field, "Inputs are JSONL: one document per line, the string under this key")
       ->check([](const std::string& key) { return key.empty() ? "\"\": an empty key" : ""; })
       ->needs(tokenizer);
   CLI::Option* synthetic =

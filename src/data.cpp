@@ -149,9 +149,9 @@ std::uint64_t shard_checksum(const ShardInfo& info, const std::string& source,
 void check_tokens(std::span<const Token> tokens, std::uint64_t first, std::uint64_t vocabulary,
                   const std::string& file) {
   // A maximum is a vector operation, a search for the first offender is not.
-  Token largest = 0;
-  for (const Token token : tokens) largest = std::max(largest, token);
-  if (largest < vocabulary) return;
+  Token max_id = 0;
+  for (const Token token : tokens) max_id = std::max(max_id, token);
+  if (max_id < vocabulary) return;
   const auto bad = std::find_if(tokens.begin(), tokens.end(), [&](Token token) { return token >= vocabulary; });
   fail("{}: token {} has id {}, outside the vocabulary of {}", file, first + (bad - tokens.begin()), *bad, vocabulary);
 }
@@ -180,11 +180,11 @@ TokenStream::TokenStream(std::vector<ShardInfo> shards, std::uint64_t step_token
     : shards_(std::move(shards)), step_tokens_(step_tokens), end_(end), complete_(complete) {
   if (step_tokens_ == 0) throw Error(ExitCode::internal, "a step of a token stream needs at least one token");
   if (steps() > 0) return;
-  std::uint64_t largest = 0;
-  for (const ShardInfo& shard : shards_) largest = std::max(largest, shard.count);
+  std::uint64_t max_count = 0;
+  for (const ShardInfo& shard : shards_) max_count = std::max(max_count, shard.count);
   throw Error(ExitCode::data,
               fmt::format("no shard holds the {} tokens of one step: the largest of {} shards holds {}",
-                          step_tokens_ + 1, shards_.size(), largest),
+                          step_tokens_ + 1, shards_.size(), max_count),
               Scope::all_ranks);
 }
 

@@ -78,11 +78,11 @@ int number_in(char** environment, const char* name) {
 /// Of OpenBLAS, when it is loaded.
 int blas_threads(char** environment) {
   cpu_set_t cores;
-  const int most = ::sched_getaffinity(0, sizeof(cores), &cores) == 0 ? CPU_COUNT(&cores) : 1;
+  const int max_threads = ::sched_getaffinity(0, sizeof(cores), &cores) == 0 ? CPU_COUNT(&cores) : 1;
   for (const char* name : {"OPENBLAS_NUM_THREADS", "GOTO_NUM_THREADS", "OMP_NUM_THREADS"}) {
-    if (const int threads = number_in(environment, name); threads > 0) return std::min(threads, most);
+    if (const int threads = number_in(environment, name); threads > 0) return std::min(threads, max_threads);
   }
-  return most;
+  return max_threads;
 }
 
 constexpr rlim_t mebibyte = 1 << 20;

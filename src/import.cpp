@@ -99,15 +99,15 @@ void lay_out(const ShardPlan& plan, const std::string& path) {
   reserve_space(path, file_size(path, ExitCode::output), ExitCode::output);
 }
 
-/// Copies this rank's blocks of the plan's tokens, a buffer at a time; every rank takes part in every round. Returns
+/// Copies this rank's blocks of the plan's tokens, one buffer at a time; every rank takes part in every round. Returns
 /// the checksum of /checksums.
 std::uint64_t write_blocks(Comm& comm, const ShardPlan& plan, h5::File& file) {
   const Blocks own = share(comm, shard_blocks(plan.count));
-  const std::uint64_t most = comm.all_reduce(own.last - own.first, Reduce::max);
+  const std::uint64_t max_blocks = comm.all_reduce(own.last - own.first, Reduce::max);
   std::vector<Token> buffer;
   std::vector<std::uint64_t> checksums;
   std::uint64_t sum = 0;
-  for (std::uint64_t round = 0; round < most; round += buffer_blocks) {
+  for (std::uint64_t round = 0; round < max_blocks; round += buffer_blocks) {
     const Blocks part{std::min(own.first + round, own.last), std::min(own.first + round + buffer_blocks, own.last)};
     const std::uint64_t first = std::min(part.first * shard_block, plan.count);
     buffer.resize(std::min(part.last * shard_block, plan.count) - first);

@@ -2,9 +2,9 @@
 // Conversion of speedrun .bin files and plain text into HDF5 token shards, and back.
 //
 // .bin: see src/bin_file.
-// Text: one file a document; the end-of-text token 256, then the file's bytes as tokens 0..255; vocabulary 257.
-// Text through a tokenizer: one file a document, or one line of JSON Lines; the tokenizer's end-of-text token, then the
-// tokens of the text. The ranks encode shares of the documents; the shards do not depend on their number.
+// Text: one document per file; the end-of-text token 256, then the file's bytes as tokens 0..255; vocabulary 257.
+// Text through a tokenizer: one document per file, or per line of JSON Lines; the tokenizer's end-of-text token, then
+// the tokens of the text. The ranks encode shares of the documents; the shards do not depend on their number.
 
 #include <cstdint>
 #include <string>

@@ -30,7 +30,7 @@ struct ShardPlan {
 /// A shard for each .bin file. Throws Error(data).
 std::vector<ShardPlan> plan_bin(const ShardOptions& options);
 
-/// Shards of text files, a token a byte. Collective. Throws Error(data) on all ranks.
+/// Shards of text files, one token per byte. Collective. Throws Error(data) on all ranks.
 std::vector<ShardPlan> plan_text(Comm& comm, const ShardOptions& options);
 
 /// Shards of text or JSON Lines in the tokens of a tokenizer. Collective: each rank encodes its share of the documents

@@ -1,4 +1,4 @@
-// Shards from text files, a token a byte.
+// Shards from text files, one token per byte.
 
 #include <algorithm>
 #include <memory>

@@ -131,7 +131,7 @@ void verify_file(Comm& comm, const std::string& path) {
   print(comm, path + ": verified\n");
 }
 
-/// Verifies all files whatever it finds, a line on each; returns the code of the first error.
+/// Verifies all files whatever it finds, one line on each; returns the code of the first error.
 ExitCode verify(Comm& comm, const std::vector<std::string>& paths) {
   ExitCode first = ExitCode::ok;
   for (const std::string& path : paths) {

@@ -1,8 +1,8 @@
 #pragma once
-// Muon and Adam over the parameter table. State and update work are sharded: of each bucket a rank owns whole units
-// (params.hpp), receives their summed gradients, updates them, and all ranks gather the new weights. Collectives run on
-// a stream of their own: gradients travel while the backward pass goes on, new weights during the next forward pass,
-// those of tables that are updated early during the backward pass.
+// Muon and Adam over the parameter table. State and update work are sharded, as in ZeRO-1 and Megatron's distributed
+// optimizer: of each bucket a rank owns whole units (params.hpp), receives their summed gradients, updates them, and
+// all ranks gather the new weights. Collectives run on a stream of their own: gradients travel while the backward pass
+// goes on, new weights during the next forward pass, those of tables that are updated early during the backward pass.
 
 #include <span>
 #include <string>

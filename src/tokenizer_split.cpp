@@ -46,10 +46,11 @@ Sequence first_sequence(std::string_view text) {
   if (lead < 0xc2 || lead > 0xf4) return {1, false};
   const std::size_t size = lead >= 0xf0 ? 4 : lead >= 0xe0 ? 3 : 2;
   // The second byte has a narrower range where a longer form, a surrogate or a code behind U+10FFFF would follow.
-  const unsigned char least = lead == 0xe0 ? 0xa0 : lead == 0xf0 ? 0x90 : 0x80;
-  const unsigned char most = lead == 0xed ? 0x9f : lead == 0xf4 ? 0x8f : 0xbf;
+  const unsigned char min_second = lead == 0xe0 ? 0xa0 : lead == 0xf0 ? 0x90 : 0x80;
+  const unsigned char max_second = lead == 0xed ? 0x9f : lead == 0xf4 ? 0x8f : 0xbf;
   for (std::size_t i = 1; i < size; ++i) {
-    if (i >= text.size() || byte_at(text, i) < (i == 1 ? least : 0x80) || byte_at(text, i) > (i == 1 ? most : 0xbf))
+    if (i >= text.size() || byte_at(text, i) < (i == 1 ? min_second : 0x80) ||
+        byte_at(text, i) > (i == 1 ? max_second : 0xbf))
       return {i, false};
   }
   return {size, true};

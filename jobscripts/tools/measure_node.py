@@ -23,12 +23,12 @@ FIGURES = {"steps": "steps", "tokens_per_second": "tokens_per_second", "first_st
 # Heading of the table -> key, factor, format.
 COLUMNS = {
     "steps": ("steps", 1, "d"), "ms/step": ("step_ms", 1, ".1f"), "tokens/s": ("tokens_per_second", 1, ",.0f"),
-    "GB a rank": ("memory_bytes", 1e-9, ".1f"), "end of step 1": ("first_step_seconds", 1, ".1f"),
+    "GB per rank": ("memory_bytes", 1e-9, ".1f"), "end of step 1": ("first_step_seconds", 1, ".1f"),
     "training loss": ("training_loss", 1, ".5f"), "validation loss": ("validation_loss", 1, ".5f"),
     "wall": ("wall_seconds", 1, "d"),
 }
 LEGEND = ("Times in seconds but for ms/step, the median of the steps after the first fifth; tokens/s: the mean of all "
-          "steps; GB a rank: the most in use on its GPU, on hosts by the process")
+          "steps; GB per rank: the most in use on its GPU, on CPUs by the process")
 
 
 def parse_arguments():

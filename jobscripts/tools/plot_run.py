@@ -71,7 +71,7 @@ def cut(trace):
 # Least and most of what a dataset may hold; losses may be no numbers too.
 BOUNDS = {"step": (0, 2**53), "validation_step": (0, 2**53), "tokens": (1, 1e15), "seconds": (0, 1e9),
           "communication": (0, 1e12)}
-LARGEST_LOSS = 1e30
+MAX_LOSS = 1e30
 
 
 def fault(trace, phases):
@@ -91,7 +91,7 @@ def fault(trace, phases):
         if not np.all((trace[name] >= least) & (trace[name] <= most)):
             return f"/{name} holds what cannot be"
     for name in ("loss", "validation_loss"):
-        if np.any(np.isfinite(trace[name]) & (np.abs(trace[name]) > LARGEST_LOSS)):
+        if np.any(np.isfinite(trace[name]) & (np.abs(trace[name]) > MAX_LOSS)):
             return f"/{name} holds what cannot be"
     if np.any(np.diff(trace["step"]) <= 0):
         return "/step does not ascend"

@@ -58,7 +58,7 @@ void machine_copy(benchmark::State& state) {
 }
 BENCHMARK(machine_copy)->Unit(benchmark::kMillisecond);
 
-void matrix_product(benchmark::State& state) {
+void gemm(benchmark::State& state) {
   const int m = static_cast<int>(state.range(0)), n = static_cast<int>(state.range(1)),
             k = static_cast<int>(state.range(2));
   Tensor x(m, k), w(n, k), out(m, n);
@@ -66,7 +66,7 @@ void matrix_product(benchmark::State& state) {
   count(state, 2.0 * m * n * k, 0);
 }
 // The first is the machine's rate; the others are the model's shapes.
-BENCHMARK(matrix_product)
+BENCHMARK(gemm)
     ->Args({2048, 2048, 2048})
     ->Args({tokens, 3 * width, width})
     ->Args({tokens, width, hidden})

@@ -252,7 +252,7 @@ void expect_agrees(const Problem& p, const Problem::Copy& all, int head) {
 
 class CudaAttention : public testing::TestWithParam<Case> {};
 
-TEST_P(CudaAttention, AgreesWithThePortableBody) {
+TEST_P(CudaAttention, AgreesWithThePortableOne) {
   SKIP_WITHOUT_DEVICE();
   const Problem p(GetParam());
   p.run();
@@ -314,7 +314,7 @@ HeadResult cut(const HeadResult& r, int first, int last) {
 /// Long sequences: samples of rows that the window keeps from all but their neighbours.
 class CudaAttentionLong : public testing::TestWithParam<Case> {};
 
-TEST_P(CudaAttentionLong, AgreesWithThePortableBodyOnSamples) {
+TEST_P(CudaAttentionLong, AgreesWithThePortableOneOnSamples) {
   SKIP_WITHOUT_DEVICE();
   const Problem p(GetParam());
   p.run();

@@ -104,7 +104,7 @@ TEST(CudaAttentionInput, BackwardOfSmallShapesMatchesPortable) {
   SKIP_WITHOUT_DEVICE();
   for (const Source source : {Source::none, Source::interpolated, Source::table}) {
     compare(1, 1, 16, source);
-    compare(37, 3, 16, source);  // 6 threads a row: warps span rows
+    compare(37, 3, 16, source);  // 6 threads per row: warps span rows
     compare(30, 2, 64, source);
     compare(21, 6, 128, source);
     compare(4, 1, 512, source);

@@ -92,7 +92,7 @@ void expect_near(const Result& actual, const Result& expected, double norm) {
   EXPECT_LT(test::relative_error(actual.d_w, expected.d_w), norm);
 }
 
-TEST(CudaHead, WorkingPrecisionMatchesThePortableBody) {
+TEST(CudaHead, WorkingPrecisionMatchesThePortableOne) {
   SKIP_WITHOUT_DEVICE();
   for (auto [length, vocabulary, width, pad] :
        {std::array{1, 8, 8, 0}, {8, 8, 8, 0}, {37, 136, 40, 8}, {300, 4104, 64, 0}, {8200, 72, 24, 0}}) {

@@ -11,8 +11,8 @@ LONG_RUN = ("train.steps=100000", "run.log_every=1")
 
 
 def preloaded(**faults):
-    """A wrapper that starts the program with faults of faulty_product.cpp."""
-    return ["env", f"LD_PRELOAD={os.environ['NANORUN_FAULTY_PRODUCT']}", *(f"{key}={faults[key]}" for key in faults)]
+    """A wrapper that starts the program with faults of faulty_gemm.cpp."""
+    return ["env", f"LD_PRELOAD={os.environ['NANORUN_FAULTY_GEMM']}", *(f"{key}={faults[key]}" for key in faults)]
 
 
 class Signals(FaultTest):

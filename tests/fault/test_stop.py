@@ -10,7 +10,7 @@ from harness import FaultTest, restarted_from, small_run
 
 
 class LostRanks:
-    """What happens where a rank dies or hangs, for tests on hosts and on devices."""
+    """What happens where a rank dies or hangs, for tests on CPUs and on devices."""
 
     long_run = ("train.steps=100000", "run.log_every=1")
     timeout = 2  # seconds of a collective
@@ -132,7 +132,7 @@ class Stop(LostRanks, FaultTest):
     def start_faulty(self, fault, *overrides, ranks=4):
         """A job whose rank 1, or only rank, meets the fault in mid-step from step 3 on, and its processes."""
         trigger = self.folder / "fault"
-        wrapper = ["env", f"LD_PRELOAD={os.environ['NANORUN_FAULTY_PRODUCT']}", f"FAULT={fault}",
+        wrapper = ["env", f"LD_PRELOAD={os.environ['NANORUN_FAULTY_GEMM']}", f"FAULT={fault}",
                    f"FAULT_RANK={min(ranks - 1, 1)}", f"FAULT_FILE={trigger}"]
         job = self.start(ranks, *self.long_run, *overrides, wrapper=wrapper)
         job.until_step(3)
@@ -163,7 +163,7 @@ class Stop(LostRanks, FaultTest):
         """At once, with its own message: the others wait for it longer than a test may last."""
         job, pids = self.start_faulty("throw", f"comm.timeout_seconds={2 * harness.TIMEOUT}")
         self.assertEqual(job.wait(), 1, job.text())
-        self.assert_refused(job, "nanorun: rank 1: a faulty product")
+        self.assert_refused(job, "nanorun: rank 1: a faulty GEMM")
         self.assert_gone(pids)
 
 

@@ -391,7 +391,7 @@ def read_shard(path):
 
 
 def step_tokens(paths, count):
-    """Yields count + 1 tokens a step; the last one is the first of the next step. A rest of a shard is skipped."""
+    """Yields count + 1 tokens per step; the last one is the first of the next step. A rest of a shard is skipped."""
     for path in paths:
         shard = read_shard(path)
         for start in range(0, len(shard) - count, count):

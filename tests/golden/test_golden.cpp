@@ -56,7 +56,7 @@ void compare(const std::string& name, Tolerance tolerance = {}) {
   const nlohmann::json golden = nlohmann::json::parse(read_text(folder + name + ".json"));
   Config config = parse_deck(read_text(deck), deck, {});
   if (!computes_in_fp32) {
-    if (config.model.head_dim != 128) GTEST_SKIP() << "heads of " << config.model.head_dim << " run on hosts alone";
+    if (config.model.head_dim != 128) GTEST_SKIP() << "heads of " << config.model.head_dim << " run on CPUs alone";
     if (config.head.precision == HeadChoice::fp32) config.head.precision = HeadChoice::bf16;
     tolerance = bf16_tolerance;
   }

@@ -27,7 +27,7 @@ Matrix transposed(const Matrix& x) {
   return out;
 }
 
-Matrix product(const Matrix& x, const Matrix& y) {
+Matrix gemm(const Matrix& x, const Matrix& y) {
   Matrix out = zeros(x.rows, y.cols);
   for (int i = 0; i < x.rows; ++i)
     for (int k = 0; k < x.cols; ++k)
@@ -42,10 +42,10 @@ Matrix naive_newton_schulz(Matrix u) {
   for (const double value : u.values) squares += value * value;
   for (double& value : u.values) value /= std::sqrt(squares) + 1e-7;
   for (int step = 0; step < 5; ++step) {
-    const Matrix a = product(u, transposed(u)), aa = product(a, a);
+    const Matrix a = gemm(u, transposed(u)), aa = gemm(a, a);
     Matrix b = zeros(a.rows, a.cols);
     for (std::size_t i = 0; i < b.values.size(); ++i) b.values[i] = -4.7750 * a.values[i] + 2.0315 * aa.values[i];
-    const Matrix bu = product(b, u);
+    const Matrix bu = gemm(b, u);
     for (std::size_t i = 0; i < u.values.size(); ++i) u.values[i] = 3.4445 * u.values[i] + bu.values[i];
   }
   return u;
@@ -114,7 +114,7 @@ TEST_P(NewtonSchulz, SingularValuesLieInTheBand) {
   for (int i = 0; i < std::min(rows, cols); ++i) u.at(i, i) += 8;
   const std::vector<Shape> shape{{1, rows, cols}};
   const Matrix x{rows, cols, test::convert<double>(orthogonalised(test::convert<float>(u.values), shape))};
-  const Matrix gram = rows > cols ? product(transposed(x), x) : product(x, transposed(x));
+  const Matrix gram = rows > cols ? gemm(transposed(x), x) : gemm(x, transposed(x));
   for (const double eigenvalue : eigenvalues(gram)) {
     EXPECT_GT(std::sqrt(eigenvalue), 0.68);
     EXPECT_LT(std::sqrt(eigenvalue), 1.13);

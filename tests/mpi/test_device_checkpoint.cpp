@@ -1,4 +1,4 @@
-// Checkpoints of the build's optimizer, whose tensors lie in host memory or in that of one device a rank: files know
+// Checkpoints of the build's optimizer, whose tensors lie in host memory or in that of one device per rank: files know
 // nothing of that.
 
 #include <gtest/gtest.h>

@@ -1,4 +1,4 @@
-// Collectives on tensors, in the memory of the build's ops: of the host, or of one device a rank.
+// Collectives on tensors, in the memory of the build's ops: of the host, or of one device per rank.
 
 #include "src/tensor_comm.hpp"
 
@@ -18,11 +18,11 @@ namespace {
 using kernels::Wire;
 using kernels::WireFormat;
 
-constexpr bool on_hosts = ops::on_host;
+constexpr bool on_cpu = ops::on_host;
 
-/// What may carry tensors: on hosts MPI whatever the deck says.
+/// What may carry tensors: on CPUs MPI whatever the deck says.
 const std::vector<TransportChoice> transports =
-    on_hosts ? std::vector{TransportChoice::automatic} : std::vector{TransportChoice::peers, TransportChoice::nccl};
+    on_cpu ? std::vector{TransportChoice::automatic} : std::vector{TransportChoice::peers, TransportChoice::nccl};
 
 /// `wire` through each transport.
 std::vector<CommConfig> configs(const Wire& wire) {
@@ -134,7 +134,7 @@ const Wire wires[] = {{}, {WireFormat::bf16}, {WireFormat::e5m2, 4096}};
 TEST(TensorComm, ReduceScatterSumsInAFixedOrder) {
   SKIP_WITHOUT_DEVICES();
   const int ranks = test_comm().size();
-  // From parts of one element to parts that exceed the buffers on hosts, at places that no vector begins at.
+  // From parts of one element to parts that exceed the buffers on CPUs, at places that no vector begins at.
   for (const Wire& wire : wires) {
     for (const std::size_t unit : {1, 37, 300'001}) check_reduce_scatter<float>(uneven_bounds(ranks, unit), wire);
     check_reduce_scatter<float>(lopsided_bounds(ranks, 5'000'003), wire);
@@ -144,20 +144,20 @@ TEST(TensorComm, ReduceScatterSumsInAFixedOrder) {
 /// Double, where there is any.
 template <class A>
 void check_double() {
-  if constexpr (on_hosts) {
+  if constexpr (on_cpu) {
     for (const Wire& wire : wires) check_reduce_scatter<A>(uneven_bounds(test_comm().size(), 300'001), wire);
   }
 }
 
 TEST(TensorComm, ReduceScatterOfDoubles) {
-  if (!on_hosts) GTEST_SKIP() << "devices have no sums of doubles";
+  if (!on_cpu) GTEST_SKIP() << "devices have no sums of doubles";
   check_double<double>();
 }
 
 TEST(TensorComm, PiecesOfLargePartsAreSummedLikeOne) {
   SKIP_WITHOUT_DEVICES();
   // More than the buffers hold on devices.
-  if (on_hosts) GTEST_SKIP() << "the other tests exceed the buffers of hosts";
+  if (on_cpu) GTEST_SKIP() << "the other tests exceed the buffers on CPUs";
   check_reduce_scatter<float>(lopsided_bounds(test_comm().size(), 40'000'003), {});
 }
 
@@ -203,7 +203,7 @@ TEST(TensorComm, AllGatherFillsEveryPart) {
     check_all_gather<kernels::bf16>(uneven_bounds(ranks, unit));
   }
   // More than the buffers hold on devices.
-  check_all_gather<float>(lopsided_bounds(ranks, on_hosts ? 5'000'003 : 40'000'003));
+  check_all_gather<float>(lopsided_bounds(ranks, on_cpu ? 5'000'003 : 40'000'003));
 }
 
 TEST(TensorComm, NanAndInfinityOfAnyRankReachTheSum) {
@@ -272,7 +272,7 @@ struct Failure {};
 TEST(TensorComm, AnErrorOfOneRankEndsWhatItWaitsFor) {
   SKIP_WITHOUT_DEVICES();
   Comm& comm = test_comm();
-  if (on_hosts || comm.size() == 1) GTEST_SKIP() << "nothing is under way when a collective has returned";
+  if (on_cpu || comm.size() == 1) GTEST_SKIP() << "nothing is under way when a collective has returned";
   const std::size_t part = 12'000 / comm.size();
   Bounds bounds;
   for (int r = 0; r <= comm.size(); ++r) bounds.push_back(r * part);

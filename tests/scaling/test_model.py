@@ -108,10 +108,10 @@ class Counts(ScalingTest):
             self.assertEqual(load.all_gather(2)[1], 2 * ((size - scalars) / 2 + 2 * 64 / 2) + 4 * scalars / 2)
 
     def test_pieces(self):
-        """A part of 32 MiB comes in pieces of 1 MiB to hosts, of 64 MiB / peers, at most 8, to GPUs."""
-        hosts, gpus = (Workload(MODEL, "fp32", on_gpus) for on_gpus in (False, True))
-        hosts.buckets = gpus.buckets = [model.Bucket(2, 1 << 23)]
-        self.assertEqual([hosts.reduce_scatter(n)[0] for n in (2, 4)], [32, 3 * 32])
+        """A part of 32 MiB comes in pieces of 1 MiB to CPUs, of 64 MiB / peers, at most 8, to GPUs."""
+        cpus, gpus = (Workload(MODEL, "fp32", on_gpus) for on_gpus in (False, True))
+        cpus.buckets = gpus.buckets = [model.Bucket(2, 1 << 23)]
+        self.assertEqual([cpus.reduce_scatter(n)[0] for n in (2, 4)], [32, 3 * 32])
         self.assertEqual([gpus.reduce_scatter(n)[0] for n in (2, 4, 65)], [1, 3 * 2, 64 * 4])
 
 
@@ -231,7 +231,7 @@ class Prediction(ScalingTest):
             self.assertIsNone(forecast.traffic_exceeds_computing())
 
     def test_fixed_work_halves_the_efficiency(self):
-        """10 ms a sequence and 1 s a step: 64 sequences on P ranks have the efficiency 1.64 / (0.64 + P)."""
+        """10 ms per sequence and 1 s per step: 64 sequences on P ranks have the efficiency 1.64 / (0.64 + P)."""
         truth = Model(LOAD, 0.01, 1, 0, 0, Link(0, 0), Link(0, 0), Link(0, 0), 0)
         forecast = Forecast(truth, "strong", 64, 64)
         self.assertTrue(np.allclose(forecast.efficiency, [1.64 / (0.64 + n) for n in forecast.ranks]))

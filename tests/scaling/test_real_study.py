@@ -23,7 +23,7 @@ class RealStudy(ScalingTest):
             self.assertGreater(float(row["forward_seconds"]), 0)
             parts = sum(float(row[f"{name}_seconds"]) for name in ("computing", "communication", "waiting"))
             self.assertLessEqual(parts, float(row["step_seconds"]) * (1 + 1e-4))
-        self.assertEqual([row["overlap"] for row in rows], ["nan", "0"])  # on hosts collectives block
+        self.assertEqual([row["overlap"] for row in rows], ["nan", "0"])  # on CPUs collectives block
         self.check_resumption(study, folder)
 
     def check_resumption(self, study, folder):

@@ -105,7 +105,7 @@ class Measurements(ScalingTest):
         self.assertAlmostEqual(m.spread, 0.2 / (1.03 + 0.05))
 
     def test_overlap(self):
-        """The phases of gradients and weights take 0.05 s a step, the synchronisation does not count."""
+        """The phases of gradients and weights take 0.05 s per step, the synchronisation does not count."""
         for total, overlap in ((0.05, 0), (0.2, 0.75), (0.04, 0)):
             communication = np.full((STEPS, 4), total)
             communication[:WARMUP], communication[-1] = 100, 100  # steps that do not count

@@ -29,13 +29,13 @@ TEST(Uploader, SorterForgetsTheSequenceBefore) {
 
 TEST(Uploader, SequenceOfAnotherLengthIsRefused) {
   const WindowConfig window;
-  Uploader feed(128, window, 0, {});
+  Uploader uploader(128, window, 0, {});
   Trace trace = untraced(test_comm());
   const std::vector<Token> row(129, 1), short_row(65, 1);
-  EXPECT_THROW(feed.load(trace, {}, Sequence::of(short_row), 128), Error);
-  EXPECT_THROW(feed.load(trace, {}, {Sequence::of(row).tokens, Sequence::of(short_row).targets}, 128), Error);
-  EXPECT_EQ(feed.load(trace, {}, Sequence::of(row), 128).tokens.size(), 128u);
-  feed.release({});
+  EXPECT_THROW(uploader.load(trace, {}, Sequence::of(short_row), 128), Error);
+  EXPECT_THROW(uploader.load(trace, {}, {Sequence::of(row).tokens, Sequence::of(short_row).targets}, 128), Error);
+  EXPECT_EQ(uploader.load(trace, {}, Sequence::of(row), 128).tokens.size(), 128u);
+  uploader.release({});
 }
 
 TEST(Uploader, SortsManyPositions) {

@@ -1,5 +1,5 @@
 #pragma once
-// Device memory for the tests of the CUDA bodies, which compare them with the portable bodies.
+// Device memory for the tests of the CUDA implementations, which compare them with the portable ones.
 
 #include <cuda_runtime.h>
 #include <gtest/gtest.h>
@@ -20,7 +20,7 @@ inline bool device_present() {
   return cudaGetDeviceCount(&count) == cudaSuccess && count > 0;
 }
 
-/// First line of every test of a CUDA body: machines without a device build it and skip it.
+/// First line of every test of a CUDA implementation: machines without a device build it and skip it.
 #define SKIP_WITHOUT_DEVICE() \
   if (!nanorun::kernels::test::device_present()) GTEST_SKIP() << "no CUDA device on this machine"
 

@@ -1,5 +1,5 @@
 #pragma once
-// Vectors that the tests and the portable bodies both reach: ordinary ones where those run on hosts.
+// Vectors that the tests and the portable implementations both reach: ordinary ones where those run on CPUs.
 
 #include <cstddef>
 #include <vector>

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 GRADIENT_BYTES = {"fp32": 4, "bf16": 2, "e5m2": 1}  # by comm.gradients
-SCALAR_BYTES = 4  # of a learned scalar, on hosts and on GPUs
+SCALAR_BYTES = 4  # of a learned scalar, on CPUs and on GPUs
 NEWTON_SCHULZ_STEPS = 5
 LAYER_GROUPS = 4  # consecutive layers whose matrices of one shape are a bucket (src/params.cpp)
 NO_OVERLAP = 0.01  # shares below this are the rounding of the clocks
@@ -108,7 +108,7 @@ class Workload:
         return (ranks - 1).bit_length()
 
     def last_muon_split(self):
-        """Rank count from which Muon's work shrinks no more: one matrix of each shape a rank."""
+        """Rank count from which Muon's work shrinks no more: one matrix of each shape per rank."""
         return max(b.units for b in self.matrices)
 
 

@@ -109,7 +109,7 @@ def ranks_table(analysis):
 def coefficients(analysis):
     fitted = analysis.model
     rows = [["part", "fitted to the measured time"],
-            ["computing", f"{seconds(fitted.per_sequence)} a sequence + {seconds(fitted.constant)} a step"],
+            ["computing", f"{seconds(fitted.per_sequence)} per sequence + {seconds(fitted.constant)} per step"],
             ["Muon", with_prefix(1 / fitted.muon, "FLOP/s") if fitted.muon else "no time"],
             ["Adam", with_prefix(1 / fitted.adam, "elements/s") if fitted.adam else "no time"]]
     for name, link in (("reduce-scatter", fitted.reduce_scatter), ("all-gather", fitted.all_gather),
@@ -154,7 +154,7 @@ def network(analysis):
     prediction = analysis.study.prediction
     latency = seconds(prediction.latency) if prediction.latency else "the fitted latency"
     bandwidth = with_prefix(prediction.bandwidth, "B/s") if prediction.bandwidth else "the fitted bandwidth"
-    return (f"Ranks as fast as those measured, on a flat network of {latency} a message and {bandwidth} a rank; "
+    return (f"Ranks as fast as those measured, on a flat network of {latency} per message and {bandwidth} per rank; "
             f"{size_text(analysis.study.kind, analysis.forecast_sequences)}.")
 
 

@@ -142,8 +142,8 @@ def check_ranks(study):
     if refused:
         small = [n for n in range(1, math.isqrt(study.sequences) + 1) if study.sequences % n == 0]
         divisors = sorted({*small, *(study.sequences // n for n in small)})
-        raise StudyError(f"study.ranks: {study.sequences} sequences a step cannot be divided among {refused[0]} ranks; "
-                         f"rank counts that divide them: {', '.join(map(str, divisors))}")
+        raise StudyError(f"study.ranks: {study.sequences} sequences per step cannot be divided among {refused[0]} "
+                         f"ranks; rank counts that divide them: {', '.join(map(str, divisors))}")
 
 
 def check_overrides(study):

@@ -1,4 +1,4 @@
-// Preloaded into the program: once the file FAULT_FILE exists, rank FAULT_RANK's next matrix product hangs, as it would
+// Preloaded into the program: once the file FAULT_FILE exists, rank FAULT_RANK's next GEMM hangs, as it would
 // in a kernel that never ends (FAULT=hang), or throws (FAULT=throw), or all are slow (FAULT=slow). Where FAULT_SIGNAL
 // is set, the rank receives the signal of that number before main() begins.
 
@@ -33,7 +33,7 @@ bool fault_is_due() { return is_faulty_rank() && access(variable("FAULT_FILE").c
 
 extern "C" void cblas_sgemm(int order, int trans_a, int trans_b, int m, int n, int k, float alpha, const float* a,
                             int lda, const float* b, int ldb, float beta, float* c, int ldc) {
-  if (fault_is_due() && variable("FAULT") == "throw") throw std::runtime_error("a faulty product");
+  if (fault_is_due() && variable("FAULT") == "throw") throw std::runtime_error("a faulty GEMM");
   if (fault_is_due() && variable("FAULT") == "slow") usleep(5'000);
   while (fault_is_due() && variable("FAULT") == "hang") sleep(1);
   static const auto next = reinterpret_cast<decltype(&cblas_sgemm)>(dlsym(RTLD_NEXT, "cblas_sgemm"));
