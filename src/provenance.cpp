@@ -76,7 +76,7 @@ Provenance provenance(const Context& context) {
   Provenance p;
   p.program = program_facts();
   for (const DevicePlace& place : context.places()) {
-    count(p.hosts, place.host);
+    count(p.hosts, place.node);
     count(p.devices, place.name);
   }
   p.job = job_id();
