@@ -102,7 +102,8 @@ class MeasureNode(ScalingTest):
         summary = json.loads((folder / "summary.json").read_text())
         self.assertEqual(run["tokens_per_second"], summary["tokens_per_second"])
         self.assertEqual(run["memory_bytes"], summary["peak_memory_bytes"])
-        times = sorted(float(time) for time in re.findall(r"([0-9.]+) ms/step", (folder / "log.txt").read_text())[1:])
+        steps = re.findall(r"^step .* ([0-9.]+) ms/step", (folder / "log.txt").read_text(), re.MULTILINE)
+        times = sorted(map(float, steps[1:]))
         self.assertEqual((len(times), run["step_ms"]), (5, times[2]))
         self.assertRegex((folder / "log.txt").read_text(), "window  896")
 
