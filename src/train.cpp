@@ -7,6 +7,7 @@
 
 #include "src/run_setup.hpp"
 #include "src/schedule.hpp"
+#include "src/validation.hpp"
 
 namespace nanorun {
 
@@ -65,7 +66,6 @@ class Training {
   Context& context_;
   Comm& comm_;
   const Config& config_;
-  std::vector<Token> validation_row_;
   Batch ahead_;          ///< of the next step, read while the device works on the one before
   bool unread_ = false;  ///< some rank may not have read it
 
@@ -88,7 +88,6 @@ Training::Training(Context& context, const Config& config)
       context_(context),
       comm_(run_.comm),
       config_(config),
-      validation_row_(config.validation.length + 1),
       progress_(run_.progress),
       first_step_(progress_.step),
       saved_step_(progress_.step),
@@ -338,26 +337,17 @@ bool Training::validation_due() const {
   return finished() || (config_.validation.every > 0 && progress_.step % config_.validation.every == 0);
 }
 
-/// Mean over the validation sequences, which are dealt to the ranks in turn. Where they cannot be read, the run ends
-/// with a checkpoint.
+/// Where the sequences cannot be read, the run ends with a checkpoint.
 void Training::validate() {
   Region region(*run_.trace, Phase::validation);
   learner_.tensor_comm.synchronize();
-  double loss = 0;
   try {
-    comm_.together([&] {
-      for (std::size_t j = comm_.rank(); j < run_.data.validation_places.size(); j += comm_.size()) {
-        const Cursor& place = run_.data.validation_places[j];
-        read_tokens(run_.data.validation.opened[place.shard], place.offset, validation_row_, config_.model.vocabulary);
-        const auto work = comm_.watch_work();
-        loss += learner_.model.validate(*run_.trace, Sequence::of(validation_row_), window(progress_.step));
-      }
-    });
+    validation_loss_ =
+        nanorun::validate(comm_, *run_.trace, learner_.model, run_.data, config_, window(progress_.step));
   } catch (const Error&) {
     save();
     throw;
   }
-  validation_loss_ = comm_.all_reduce(loss, Reduce::sum) / static_cast<double>(run_.data.validation_places.size());
   context_.sample_device_memory();
   run_.trace->add_validation(progress_.step, *validation_loss_);
   run_.metrics.add(ValidationMetrics{progress_.step, *validation_loss_, progress_.train_seconds});

@@ -17,10 +17,11 @@ transport_mpi transport_nccl transport_peers tensor_comm
 transport_devices params uploader tokenizer tokenizer_split tokenizer_table tokenizer_table_json synthetic
 import_documents import_documents_json import_plan
 import import_bin import_encoded import_synthetic import_text activations run_data checkpoint_file
-model optimizer checkpoint command_line
-learner provenance
-report
-earlier_run
+model optimizer checkpoint
+learner validation provenance
+trained_model
+report evaluate
+earlier_run command_line
 run_setup
 train
 main
