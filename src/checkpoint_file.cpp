@@ -269,6 +269,16 @@ CheckpointContents read_checkpoint(Comm& comm, const std::string& path, const st
   return contents;
 }
 
+CheckpointHeader read_checkpoint_header(Comm& comm, const std::string& path) {
+  CheckpointHeader header;
+  comm.together([&] {
+    const h5::File file = open(path);
+    header = read_header(file);
+    tensors_of(file, header);
+  });
+  return header;
+}
+
 void read_tensors(Comm& comm, const std::string& path, const CheckpointHeader& header, const Slabs& slabs) {
   Sums sums, stored;
   comm.together([&] {

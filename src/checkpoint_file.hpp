@@ -51,6 +51,9 @@ struct CheckpointContents {
 CheckpointContents read_checkpoint(Comm& comm, const std::string& path, const std::string& model,
                                    const std::vector<Slab<float>>& slabs);
 
+/// Collective. The header alone. Throws Error(checkpoint) on all ranks alike.
+CheckpointHeader read_checkpoint_header(Comm& comm, const std::string& path);
+
 /// Collective. Reads the slabs' values, where a slab has no memory only to verify them. Throws Error(checkpoint) on all
 /// ranks alike; the slabs then hold anything.
 void read_tensors(Comm& comm, const std::string& path, const CheckpointHeader& header,

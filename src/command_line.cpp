@@ -129,12 +129,28 @@ void add_verify(CLI::App& app, CommandLine& line) {
   verify->add_option("FILE", line.verify_files, "Token shards and checkpoints")->required()->check(file_fault);
 }
 
+void add_eval(CLI::App& app, CommandLine& line) {
+  CLI::App* eval = app.add_subcommand("eval", "Print the loss of a checkpoint's model on token shards");
+  EvalOptions& options = line.eval;
+  eval->add_option("CHECKPOINT", options.checkpoint, "Checkpoint of a run")->required()->check(file_fault);
+  eval->add_option("--data", options.data, "Token shards; without it the validation shards of the run")
+      ->check(file_fault);
+  eval->add_option("--tokens", options.tokens, "Tokens to read; without it validation.tokens of the run")
+      ->check(whole_number(1, max_tokens));
+  eval->add_option("--length", options.length, "Tokens of a sequence; without it validation.length of the run")
+      ->check(whole_number(1, std::numeric_limits<int>::max()));
+  eval->add_option("--tokenizer", options.tokenizer,
+                   "Count bytes by this vocab.bpe, tokenizer.json or rank file, for the bits per byte")
+      ->check(file_fault);
+}
+
 Command chosen_command(const std::string& name) {
   if (name == "info") return Command::info;
   if (name == "train") return Command::train;
   if (name == "shard") return Command::shard;
   if (name == "export") return Command::export_bin;
   if (name == "verify") return Command::verify;
+  if (name == "eval") return Command::eval;
   return Command::print;
 }
 
@@ -180,6 +196,7 @@ CommandLine parse_command_line(const std::vector<std::string>& arguments) {
   add_export(app, line);
   add_verify(app, line);
   app.add_subcommand("info", "Print the versions of program, compiler and libraries, and the GPUs");
+  add_eval(app, line);
   app.add_subcommand("keys", "Print the reference of all keys of a deck, as Markdown");
   try {
     app.parse(std::vector<std::string>(arguments.rbegin(), arguments.rend()));

@@ -6,11 +6,12 @@
 #include <vector>
 
 #include "src/comm.hpp"
+#include "src/evaluate.hpp"
 #include "src/import.hpp"
 
 namespace nanorun {
 
-enum class Command { print, info, train, shard, export_bin, verify };
+enum class Command { print, info, train, shard, export_bin, verify, eval };
 
 struct CommandLine {
   Command command = Command::print;
@@ -28,6 +29,8 @@ struct CommandLine {
   bool export_force = false;
 
   std::vector<std::string> verify_files;  ///< verify
+
+  EvalOptions eval;
 };
 
 /// Collective. Throws Error(usage) on all ranks unless all were started with the same `words`, the program's version

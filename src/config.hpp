@@ -167,6 +167,9 @@ Config parse_deck(const std::string& text, const std::string& file, const std::v
 /// the deck or an override set.
 void check_config(const Config& config, int ranks);
 
+/// The rules of check_config() that concern the model alone.
+void check_model(const Config& config);
+
 /// The resolved deck as TOML: every key with its value and help; parses back to the same Config.
 std::string to_toml(const Config& config);
 

@@ -40,7 +40,7 @@ struct Rules {
   }
 };
 
-void check_model(Rules& rules) {
+void check_layers(Rules& rules) {
   const Config& config = rules.config;
   const ModelConfig& model = config.model;
   rules.require(
@@ -128,9 +128,17 @@ void check_device(Rules& rules) {
 
 }  // namespace
 
+void check_model(const Config& config) {
+  Rules rules{config, {}};
+  check_layers(rules);
+  check_window(rules);
+  check_device(rules);
+  rules.errors.rethrow(ExitCode::usage, Scope::all_ranks);
+}
+
 void check_config(const Config& config, int ranks) {
   Rules rules{config, {}};
-  check_model(rules);
+  check_layers(rules);
   check_window(rules);
   check_ranks(rules, ranks);
   check_data(rules);

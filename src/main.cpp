@@ -15,6 +15,7 @@
 #include "src/data.hpp"
 #include "src/early.hpp"
 #include "src/error.hpp"
+#include "src/evaluate.hpp"
 #include "src/files.hpp"
 #include "src/import.hpp"
 #include "src/provenance.hpp"
@@ -167,6 +168,9 @@ ExitCode carry_out(Context& context, const CommandLine& line) {
       break;
     case Command::verify:
       return verify(comm, line.verify_files);
+    case Command::eval:
+      print(comm, evaluate(context, line.eval));
+      break;
   }
   return ExitCode::ok;
 }

@@ -15,7 +15,9 @@ using kernels::WorkspaceAllocator;
 
 namespace {
 
-int max_sequence(const Config& config) { return std::max(config.train.length, config.validation.length); }
+int max_sequence(const Config& config, bool trains) {
+  return trains ? std::max(config.train.length, config.validation.length) : config.validation.length;
+}
 
 /// Angular frequency of pair j of D/2.
 double rotary_frequency(const ModelConfig& model, int j) {
@@ -48,9 +50,9 @@ kernels::HeadOptions head_options(const Config& config) {
 }
 
 template <class T>
-std::size_t activation_bytes(const Config& config) {
+std::size_t activation_bytes(const Config& config, bool trains) {
   WorkspaceAllocator training({}), validation({});
-  Activations<T>(config, config.train.length, true, training);
+  if (trains) Activations<T>(config, config.train.length, true, training);
   Activations<T>(config, config.validation.length, false, validation);
   return std::max(training.used(), validation.used());
 }
@@ -62,30 +64,31 @@ Model<T>::Model(const Config& config, const ParameterTable& table, const Weights
                 std::span<Gradient> gradients, Token end_of_text, Stream compute, Stream upload)
     : config_(config),
       w_(bind<T>(table, config.model, weights.tensors().data(), weights.scalars().data())),
-      d_(bind<Gradient>(table, config.model, gradients.data(), gradients.data() + table.tensor_size())),
-      d_sums_(gradients.subspan(d_.head.data + d_.head.size() - gradients.data())),
       stream_(compute),
       head_(head_options(config)),
-      training_uploader_(config.train.length, config.window, end_of_text, upload),
       validation_uploader_(config.validation.length, config.window, end_of_text, upload),
       loss_(compute),
-      rotary_table_(make_rotary_table<Gradient>(config.model, max_sequence(config), compute)),
-      arena_(activation_bytes<T>(config), "the activations",
+      rotary_table_(make_rotary_table<Gradient>(config.model, max_sequence(config, !gradients.empty()), compute)),
+      arena_(activation_bytes<T>(config, !gradients.empty()), "the activations",
              "lower train.length or validation.length, or set train.recompute = \"mlp\"") {
   WorkspaceAllocator training(arena_.space()), validation(arena_.space());
-  training_ = Activations<T>(config, config.train.length, true, training);
   validation_ = Activations<T>(config, config.validation.length, false, validation);
+  if (gradients.empty()) return;
+  d_ = bind<Gradient>(table, config.model, gradients.data(), gradients.data() + table.tensor_size());
+  d_sums_ = gradients.subspan(d_.head.data + d_.head.size() - gradients.data());
+  training_uploader_.emplace(config.train.length, config.window, end_of_text, upload);
+  training_ = Activations<T>(config, config.train.length, true, training);
 }
 
 template <class T>
 std::size_t Model<T>::memory_bytes(const Config& config) {
-  const std::size_t rotary = static_cast<std::size_t>(max_sequence(config)) * config.model.head_dim;
-  return activation_bytes<T>(config) + rotary * sizeof(Gradient);
+  const std::size_t rotary = static_cast<std::size_t>(max_sequence(config, true)) * config.model.head_dim;
+  return activation_bytes<T>(config, true) + rotary * sizeof(Gradient);
 }
 
 template <class T>
 DeviceSequence Model<T>::upload(Trace& trace, const Sequence& sequence, int window) {
-  return training_uploader_.load(trace, stream_, sequence, window);
+  return training_uploader_->load(trace, stream_, sequence, window);
 }
 
 template <class T>
@@ -106,7 +109,7 @@ void Model<T>::forward_backward(Trace& trace, const DeviceSequence& sequence, Gr
   if (hooks.leave) hooks.leave(config_.model.layers);
   Region region(trace, Phase::backward);
   backward(a, sequence, before, hooks);
-  training_uploader_.release(stream_);
+  training_uploader_->release(stream_);
 }
 
 template <class T>

@@ -3,6 +3,7 @@
 // one arena that training and validation share. T is the scalar of activations and weights (Real; double in tests).
 
 #include <functional>
+#include <optional>
 #include <span>
 
 #include "kernels/ops.hpp"
@@ -26,7 +27,7 @@ class Model {
   };
 
   /// Weights and gradients, the latter [table.size()], outlive the model. Ops run on `compute`, copies to the device on
-  /// `upload`.
+  /// `upload`. A model without gradients only validates, and holds nothing for training.
   Model(const Config& config, const ParameterTable& table, const Weights<T>& weights, std::span<Gradient> gradients,
         kernels::Token end_of_text, kernels::Stream compute, kernels::Stream upload);
 
@@ -68,7 +69,7 @@ class Model {
   std::span<Gradient> d_sums_;  ///< those behind the head: of tables and scalars; zeroed before a step's first sequence
   kernels::Stream stream_;
   kernels::HeadOptions head_;
-  Uploader training_uploader_;
+  std::optional<Uploader> training_uploader_;
   Uploader validation_uploader_;
   RunningSum loss_;
   TensorArena<Gradient> rotary_table_;

@@ -82,12 +82,12 @@ class ShardOpener {
     return shards;
   }
 
-  static std::array<std::uint64_t, 4> numbers_of(const ShardInfo& shard) {
-    return {shard.count, shard.vocabulary, shard.end_of_text, shard.checksum};
+  static std::array<std::uint64_t, 5> numbers_of(const ShardInfo& shard) {
+    return {shard.count, shard.vocabulary, shard.end_of_text, shard.checksum, shard.tokenizer_checksum};
   }
   static void set_numbers(ShardInfo& shard, std::span<const std::uint64_t> numbers) {
     shard.count = numbers[0], shard.vocabulary = numbers[1], shard.end_of_text = numbers[2],
-    shard.checksum = numbers[3];
+    shard.checksum = numbers[3], shard.tokenizer_checksum = numbers[4];
   }
 
   /// Of the next `size` shards, on all ranks.
@@ -115,7 +115,8 @@ class ShardOpener {
                   Scope::all_ranks);
     }
     // Documents begin with one token, whichever shard they are in.
-    const ShardInfo& first = data_.train.opened.empty() ? shard : data_.train.opened.front();
+    const bool is_first = data_.train.opened.empty() && data_.validation.opened.empty();
+    const ShardInfo& first = is_first ? shard : data_.first();
     if (shard.end_of_text == first.end_of_text) return;
     throw Error(ExitCode::data,
                 fmt::format("{}: its end-of-text token is {}, that of {} is {}", shard.path, shard.end_of_text,
@@ -317,6 +318,15 @@ RunData open_run_data(Comm& comm, const Config& config) {
   data.validation = list_shards(comm, validation_patterns(config));
   ShardOpener opener(comm, config.model, data);
   open_training(opener, data, config, {}, config.train.steps);
+  open_validation(opener, data, config.validation);
+  comm.together([&] { data.validation_places = find_validation_places(data.validation, config.validation); });
+  return data;
+}
+
+RunData open_validation_data(Comm& comm, const Config& config) {
+  RunData data;
+  data.validation = list_shards(comm, validation_patterns(config));
+  ShardOpener opener(comm, config.model, data);
   open_validation(opener, data, config.validation);
   comm.together([&] { data.validation_places = find_validation_places(data.validation, config.validation); });
   return data;

@@ -25,13 +25,18 @@ struct RunData {
   ShardList train, validation;
   std::vector<Cursor> validation_places;
 
-  Token end_of_text() const { return static_cast<Token>(train.opened.front().end_of_text); }
+  /// The first shard that was opened.
+  const ShardInfo& first() const { return (train.opened.empty() ? validation : train).opened.front(); }
+  Token end_of_text() const { return static_cast<Token>(first().end_of_text); }
 };
 
 /// Collective. Opens as many shards as train.steps steps from the start of the stream and a validation need, each rank
 /// a share of them; rank 0 prints how far that has come where it takes long. Throws Error(data) on all ranks alike
 /// where one of these shards is missing, damaged or does not fit, or validation data are too short.
 RunData open_run_data(Comm& comm, const Config& config);
+
+/// Collective. The same for the validation alone.
+RunData open_validation_data(Comm& comm, const Config& config);
 
 /// Lines that warn of why open_run_data() or start_loader() would refuse the data; a deck is often checked where its
 /// data are not. For one rank to call.

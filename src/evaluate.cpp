@@ -1,0 +1,115 @@
+#include "src/evaluate.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <numbers>
+
+#include "src/error.hpp"
+#include "src/text.hpp"
+#include "src/tokenizer.hpp"
+#include "src/trained_model.hpp"
+#include "src/validation.hpp"
+
+namespace nanorun {
+
+namespace {
+
+/// `nanorun shard --text` makes a token of each byte, and one more begins documents.
+constexpr std::uint64_t byte_vocabulary = 257, byte_end_of_text = 256;
+
+Config eval_config(const EvalOptions& options, const CheckpointHeader& header) {
+  std::vector<std::string> overrides;
+  if (options.tokens) overrides.push_back(fmt::format("validation.tokens={}", *options.tokens));
+  if (options.length) overrides.push_back(fmt::format("validation.length={}", *options.length));
+  Config config = trained_config(header, options.checkpoint, overrides);
+  if (!options.data.empty()) config.data.validation = options.data;
+  const ValidationConfig& validation = config.validation;
+  const auto refuse = [](const std::string& message) { throw Error(ExitCode::usage, message, Scope::all_ranks); };
+  if (config.data.validation.empty())
+    refuse(fmt::format("{}: its deck names no validation shards: name some with --data", options.checkpoint));
+  if (validation.tokens == 0)
+    refuse(fmt::format("{}: its deck validates nothing: say how much with --tokens", options.checkpoint));
+  if (validation.tokens % validation.length != 0) {
+    refuse(fmt::format("{} tokens are not a multiple of the length {} of a sequence: change --tokens or --length",
+                       validation.tokens, validation.length));
+  }
+  return config;
+}
+
+/// Throws where a shard says that another tokenizer has encoded it, or cannot be of this one.
+void require_tokenizer(const Tokenizer& tokenizer, const std::string& file, const std::vector<ShardInfo>& shards) {
+  for (const ShardInfo& shard : shards) {
+    const auto refuse = [&](const std::string& reason) {
+      throw Error(ExitCode::data, fmt::format("{}: {}", shard.path, reason), Scope::all_ranks);
+    };
+    if (shard.tokenizer_checksum != 0 && shard.tokenizer_checksum != tokenizer.checksum())
+      refuse(fmt::format("was encoded with another tokenizer than {}", file));
+    if (shard.vocabulary > tokenizer.vocabulary() || shard.end_of_text != tokenizer.end_of_text()) {
+      refuse(fmt::format("has a vocabulary of {} and the end-of-text token {}, {} has {} and {}", shard.vocabulary,
+                         shard.end_of_text, file, tokenizer.vocabulary(), tokenizer.end_of_text()));
+    }
+  }
+}
+
+/// Bytes of text behind each token, none behind the one that begins documents; empty where they are not known.
+std::vector<std::uint64_t> bytes_of_tokens(const EvalOptions& options, Comm& comm, const RunData& data) {
+  std::vector<std::uint64_t> bytes;
+  if (!options.tokenizer.empty()) {
+    comm.together([&] {
+      const Tokenizer tokenizer(options.tokenizer);
+      require_tokenizer(tokenizer, options.tokenizer, data.validation.opened);
+      for (std::uint64_t id = 0; id < tokenizer.vocabulary(); ++id) {
+        const auto token = static_cast<Token>(id);
+        bytes.push_back(tokenizer.decode({&token, 1}).size());
+      }
+    });
+  } else if (std::ranges::all_of(data.validation.opened, [](const ShardInfo& shard) {
+               return shard.vocabulary == byte_vocabulary && shard.end_of_text == byte_end_of_text &&
+                      shard.tokenizer_checksum == 0;
+             })) {
+    bytes.assign(byte_vocabulary, 1);
+  }
+  if (!bytes.empty()) bytes[data.end_of_text()] = 0;
+  return bytes;
+}
+
+}  // namespace
+
+std::string evaluate(Context& context, const EvalOptions& options) {
+  Comm& comm = context.comm();
+  const CheckpointHeader header = read_checkpoint_header(comm, options.checkpoint);
+  const Config config = eval_config(options, header);
+  comm.set_timeout(config.comm.timeout_seconds);
+  context.open_device();
+  const RunData data = open_validation_data(comm, config);
+  const std::vector<std::uint64_t> bytes_of = bytes_of_tokens(options, comm, data);
+
+  TrainedModel trained(comm, options.checkpoint, header, config, data.end_of_text(),
+                       {context.stream(), context.comm_stream(), context.upload_stream()});
+  context.require_room_for_products();
+  TraceConfig untraced;
+  untraced.enabled = false;
+  Trace trace(comm, context.stream(), untraced, "", 0);
+  const int window = trained_window(config, header);
+  std::uint64_t bytes = 0;
+  const double loss = validate(comm, trace, trained.model, data, config, window, [&](std::span<const Token> targets) {
+    for (const Token target : targets) bytes += target < bytes_of.size() ? bytes_of[target] : 0;
+  });
+  bytes = comm.all_reduce(bytes, Reduce::sum);
+
+  const auto tokens = static_cast<double>(config.validation.tokens);
+  if (!std::isfinite(loss)) {
+    throw Error(ExitCode::non_finite, fmt::format("{}: the loss is {}", options.checkpoint, std::abs(loss)),
+                Scope::all_ranks);
+  }
+  std::string text = fmt::format("{}: step {}, {} tokens in sequences of {}, window {}\n", options.checkpoint,
+                                 header.progress.step, config.validation.tokens, config.validation.length, window);
+  text += fmt::format("loss           {} nats per token\nperplexity     {:.6g}\n", loss, std::exp(loss));
+  if (bytes > 0) {
+    const double bits = loss / std::numbers::ln2 * tokens / static_cast<double>(bytes);
+    text += fmt::format("bits per byte  {:.6g}\n", bits);
+  }
+  return text;
+}
+
+}  // namespace nanorun

@@ -1,0 +1,26 @@
+#pragma once
+// `nanorun eval`: the loss of a checkpoint's model on token shards.
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "src/context.hpp"
+
+namespace nanorun {
+
+struct EvalOptions {
+  std::string checkpoint;
+  std::vector<std::string> data;       ///< shards, globs expand; none: the validation shards of the checkpoint's deck
+  std::optional<std::int64_t> tokens;  ///< absent: validation.tokens of that deck
+  std::optional<int> length;           ///< of a sequence; absent: its validation.length
+  std::string tokenizer;               ///< file that the shards were encoded with; empty: none is given
+};
+
+/// Collective. Returns lines with the mean loss, the perplexity and, where the bytes behind the tokens are known, the
+/// bits per byte. Throws Error: usage where tokens or shards are missing, checkpoint, data where shards are missing,
+/// damaged, too short, do not fit the model or were encoded with another tokenizer, non_finite.
+std::string evaluate(Context& context, const EvalOptions& options);
+
+}  // namespace nanorun

@@ -1,0 +1,88 @@
+#include "src/trained_model.hpp"
+
+#include <algorithm>
+
+#include "src/checkpoint.hpp"
+#include "src/schedule.hpp"
+
+namespace nanorun {
+
+namespace {
+
+/// Fills one parameter, of which `values` are the fp32 weights, in the type in which ops read it.
+template <class T>
+void set_parameter(kernels::Stream stream, std::span<T> parameter, std::span<const float> values) {
+  if constexpr (std::is_same_v<T, float>) {
+    ops::copy_to_device(stream, parameter.data(), values.data(), values.size_bytes());
+  } else {
+    const TensorArena<float> masters(values.size(), "the weights");
+    ops::copy_to_device(stream, masters.data(), values.data(), values.size_bytes());
+    ops::round_to<T>(stream, parameter, masters.span());
+    ops::synchronize(stream);
+  }
+}
+
+void read_weights(const std::string& path, const CheckpointHeader& header, const ParameterTable& table,
+                  const Weights<Real>& weights, kernels::Stream stream) {
+  Comm alone(MPI_COMM_SELF);
+  std::vector<Slab<float>> slabs = weight_slabs(table);
+  std::vector<float> values;
+  for (std::size_t i = 0; i < slabs.size(); ++i) {
+    const Parameter& parameter = table.parameters()[i];
+    values.resize(parameter.size());
+    slabs[i].data = values;
+    read_tensors(alone, path, header, {slabs[i]});
+    if (parameter.offset < table.tensor_size()) {
+      set_parameter(stream, weights.tensors().subspan(parameter.offset, parameter.size()), values);
+    } else {
+      const std::size_t first = parameter.offset - table.tensor_size();
+      set_parameter(stream, weights.scalars().subspan(first, parameter.size()), values);
+    }
+    ops::synchronize(stream);
+  }
+}
+
+}  // namespace
+
+Config trained_config(const CheckpointHeader& header, const std::string& path,
+                      const std::vector<std::string>& overrides) {
+  Config config = parse_deck(header.deck, path, overrides);
+  config.head.precision = HeadChoice::automatic;
+  check_model(config);
+  return config;
+}
+
+int trained_window(const Config& config, const CheckpointHeader& header) {
+  return long_window(config.window, std::min<long>(header.progress.step, config.train.steps), config.train.steps);
+}
+
+std::vector<Slab<float>> weight_slabs(const ParameterTable& table) {
+  std::vector<Slab<float>> slabs;
+  for (const Parameter& parameter : table.parameters()) {
+    const auto cols = static_cast<std::uint64_t>(parameter.cols);
+    const std::uint64_t rows = parameter.size() / cols;
+    slabs.push_back({"/weights/" + parameter.name, rows, cols, 0, rows, {}});
+  }
+  return slabs;
+}
+
+void require_own_model(const CheckpointHeader& header, const ParameterTable& table, const std::string& path) {
+  const std::string expected = model_fingerprint(table.layout());
+  if (header.model == expected) return;
+  throw Error(ExitCode::checkpoint,
+              fmt::format("{}: its model has the fingerprint {}, that of its deck {}: another version of the program "
+                          "has written it",
+                          path, header.model, expected),
+              Scope::all_ranks);
+}
+
+TrainedModel::TrainedModel(Comm& comm, const std::string& path, const CheckpointHeader& header, const Config& config,
+                           kernels::Token end_of_text, const Streams& streams)
+    : table(config.model),
+      weights(table),
+      model(config, table, weights, {}, end_of_text, streams.compute, streams.upload) {
+  require_own_model(header, table, path);
+  comm.together([&] { read_weights(path, header, table, weights, streams.compute); });
+}
+
+}  // namespace nanorun

@@ -1,0 +1,75 @@
+"""What is done with the checkpoint of a run: evaluating it."""
+
+import re
+
+from harness import FaultTest, Job, small_run
+
+
+class TrainedModel(FaultTest):
+    def command(self, *arguments, ranks=None, code=0):
+        job = Job(self.folder, ranks, arguments)
+        self.assertEqual(job.wait(), code, job.text())
+        return job
+
+    def trained(self):
+        """The last checkpoint of a short run."""
+        self.train(2, "trace.enabled=false")
+        return self.checkpoint(12)
+
+    def evaluate(self, checkpoint, *arguments, ranks=None):
+        """Loss, perplexity, bits per byte."""
+        text = "".join(self.command("eval", checkpoint, *arguments, ranks=ranks).output)
+        return [float(number) for number in re.findall(r"^(?:loss|perplexity|bits per byte) +(\S+)", text, re.MULTILINE)]
+
+    def test_eval_repeats_the_validation(self):
+        """On any number of ranks, bit for bit."""
+        checkpoint = self.trained()
+        loss, perplexity, bits = self.evaluate(checkpoint)
+        self.assertEqual(loss, self.summary()["final_val_loss"])
+        self.assertAlmostEqual(perplexity, 2.718281828 ** loss, 3)
+        self.assertAlmostEqual(bits, loss / 0.69314718 * 1024 / self.bytes_behind(1024), 4)
+        self.assertEqual(self.evaluate(checkpoint, ranks=3), [loss, perplexity, bits])
+        given = self.evaluate(checkpoint, "--data", "data.h5", "--tokens", 1024, "--length", 256, ranks=2)
+        self.assertEqual(given, [loss, perplexity, bits])
+        self.assertNotEqual(self.evaluate(checkpoint, "--tokens", 512)[0], loss)
+
+    def bytes_behind(self, tokens):
+        """Of the first targets; documents begin with a token that stands for none."""
+        sizes = [(self.folder / f"{i:02}.txt").stat().st_size for i in range(20)]
+        starts = [sum(sizes[:i]) + i for i in range(20)]
+        return tokens - sum(1 <= start <= tokens for start in starts)
+
+    def test_eval_refuses(self):
+        checkpoint = self.trained()
+        damaged = bytearray(checkpoint.read_bytes())
+        damaged[damaged.index(b"[optimizer]")] ^= 1  # in the deck
+        (self.folder / "damaged.h5").write_bytes(damaged)
+        (self.folder / "vocab.bpe").write_text("#version: 0.2\n")
+        self.command("shard", "bpe", "00.txt", "--tokenizer", "vocab.bpe")
+        (self.folder / "other.bpe").write_text("#version: 0.2\na b\n")
+        for arguments, code, said in (
+                (["damaged.h5"], 4, "damaged.h5: the checksum"),
+                (["data.h5"], 4, "data.h5: is not a nanorun checkpoint"),
+                ([checkpoint, "--data", "gone.h5"], 3, "gone.h5"),
+                ([checkpoint, "--tokens", 1048576], 3, ""),
+                ([checkpoint, "--tokens", 100], 2, "--length"),
+                ([checkpoint, "--length", 100], 2, "validation.length"),
+                ([checkpoint, "--data", "bpe.h5", "--tokens", 256, "--tokenizer", "other.bpe"], 3, "bpe.h5: ")):
+            job = self.command("eval", *arguments, ranks=2, code=code)
+            self.assert_refused(job, said)
+
+    def test_eval_counts_the_bytes_of_tokens(self):
+        """A token of the table stands for two bytes; without the table nobody knows."""
+        self.train(2, "trace.enabled=false", "train.steps=1", "model.vocabulary=258")
+        (self.folder / "vocab.bpe").write_text("#version: 0.2\na b\n")
+        self.command("shard", "bpe", "00.txt", "--tokenizer", "vocab.bpe")
+        evaluated = [self.checkpoint(1), "--data", "bpe.h5", "--tokens", 512]
+        loss, _, bits = self.evaluate(*evaluated, "--tokenizer", "vocab.bpe")
+        targets = (self.folder / "00.txt").read_text().replace("ab", "2")[:512]
+        self.assertGreater(targets.count("2"), 0)
+        self.assertAlmostEqual(bits, loss / 0.69314718 * 512 / (512 + targets.count("2")), 4)
+        self.assertEqual(len(self.evaluate(*evaluated)), 2)
+
+
+if __name__ == "__main__":
+    small_run.main()
