@@ -116,6 +116,7 @@ struct CheckpointConfig {
   int milestone_every = 0;                 ///< steps whose checkpoints are kept for good; 0: none
   bool at_end = true;                      ///< write one after the last step
   std::string restart = "auto";            ///< auto, none, or a checkpoint file
+  std::string weights;                     ///< checkpoint whose weights a new run begins with; empty: initial ones
   OnFailure on_failure = OnFailure::stop;  ///< when a checkpoint cannot be written
 };
 

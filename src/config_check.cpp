@@ -9,6 +9,7 @@
 #include "kernels/attention.hpp"
 #include "src/config.hpp"
 #include "src/error.hpp"
+#include "src/text.hpp"
 
 namespace nanorun {
 
@@ -102,6 +103,14 @@ void check_data(Rules& rules) {
                 validation.length);
 }
 
+void check_checkpoint(Rules& rules) {
+  const CheckpointConfig& checkpoint = rules.config.checkpoint;
+  rules.require(checkpoint.weights.empty() || checkpoint.restart == "auto" || checkpoint.restart == "none",
+                {"checkpoint.weights", "checkpoint.restart"},
+                "checkpoint.weights begins a run, checkpoint.restart = {} continues one: set one of them to a file",
+                excerpt(checkpoint.restart));
+}
+
 void check_trace(Rules& rules) {
   const Config& config = rules.config;
   if (!config.trace.enabled) return;
@@ -142,6 +151,7 @@ void check_config(const Config& config, int ranks) {
   check_window(rules);
   check_ranks(rules, ranks);
   check_data(rules);
+  check_checkpoint(rules);
   check_trace(rules);
   check_device(rules);
   rules.errors.rethrow(ExitCode::usage, Scope::all_ranks);

@@ -205,6 +205,9 @@ std::vector<Key> checkpoint_keys() {
       {NANORUN_KEY(checkpoint, restart), operates, auto_none_or_path(),
        "auto: the newest checkpoint that verifies; none: from step 0, an older run of the name is kept as <name>.1, "
        ".2, ...; or a checkpoint file"},
+      {NANORUN_KEY(checkpoint, weights), identifies, path_or_empty(),
+       "checkpoint with whose weights a new run begins, at step 0 and without its optimizer's state; a run that has "
+       "checkpoints of its own continues from these; empty: initial weights"},
       {NANORUN_KEY(checkpoint, on_failure), operates, any(),
        "a checkpoint that cannot be written: stop, or warn and continue; the run's last one always stops it"},
   };

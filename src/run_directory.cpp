@@ -44,6 +44,7 @@ std::vector<std::string> relative_keys(const Config& config) {
   if (config.validation.tokens > 0) look("data.validation", config.data.validation);
   const std::string& restart = config.checkpoint.restart;
   if (restart != "auto" && restart != "none") look("checkpoint.restart", {restart});
+  if (!config.checkpoint.weights.empty()) look("checkpoint.weights", {config.checkpoint.weights});
   return keys;
 }
 
@@ -73,6 +74,7 @@ void require_possible_paths(const Config& config) {
   require_possible_path(directory + "/checkpoints/checkpoint_2147483647.h5.partial", ExitCode::output);
   require_possible_path(config.stop.file, ExitCode::output);
   require_possible_path(config.checkpoint.restart, ExitCode::checkpoint);
+  require_possible_path(config.checkpoint.weights, ExitCode::checkpoint);
 }
 
 void require_same_directory(Comm& comm, const Config& config) {

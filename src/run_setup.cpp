@@ -1,5 +1,7 @@
 #include "src/run_setup.hpp"
 
+#include <fmt/ranges.h>
+
 #include "src/earlier_run.hpp"
 #include "src/files.hpp"
 
@@ -50,6 +52,7 @@ void RunSetup::restore() {
     go_on_from(*found);
   } else {
     learner.optimizer.initialise(config.run.seed);
+    if (!complete && !config.checkpoint.weights.empty()) begin_with(config.checkpoint.weights);
   }
 }
 
@@ -77,6 +80,30 @@ void RunSetup::go_on_from(const Progress& found) {
               fmt::format("{} has made {} steps already, more than train.steps = {}", checkpoints.restored_file(),
                           progress.step, config.train.steps),
               Scope::all_ranks);
+}
+
+/// Takes the weights of another training's checkpoint; the optimizer's state stays that of a new run.
+void RunSetup::begin_with(const std::string& file) {
+  const CheckpointHeader header = read_checkpoint_header(comm, file);
+  std::vector<std::string> changes;
+  for (const KeyChange& change : deck_changes(header.deck, config, file)) {
+    if (change.key.starts_with("model.")) changes.push_back(change.text);
+  }
+  const std::string differing = fmt::format("{}", fmt::join(changes, "; "));
+  if (header.model != model_fingerprint(learner.table.layout())) {
+    throw Error(ExitCode::checkpoint,
+                fmt::format("{}: the weights of another model, checkpoint.weights needs one of the same shape: {}",
+                            file, differing),
+                Scope::all_ranks);
+  }
+  std::vector<Slab<float>> weights;
+  for (Slab<float>& slab : learner.optimizer.slabs()) {
+    if (slab.dataset.starts_with("/weights/")) weights.push_back(std::move(slab));
+  }
+  read_tensors(comm, file, header, weights);
+  learner.optimizer.restore();
+  log.line(fmt::format("begins with the weights of {}, step {}", file, header.progress.step));
+  if (!changes.empty()) log.line("warning: the model of these weights differs: " + differing);
 }
 
 /// The shards are those of the checkpoint and last for all steps.

@@ -47,6 +47,7 @@ struct RunSetup {
   void restore();
   void examine_earlier(const std::optional<Progress>& found);
   void go_on_from(const Progress& found);
+  void begin_with(const std::string& file);
   void check_data();
   void check_outputs();
   void take_over_directory();

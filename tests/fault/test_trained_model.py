@@ -1,4 +1,4 @@
-"""What is done with the checkpoint of a run: evaluating it."""
+"""What is done with the checkpoint of a run: evaluating it, beginning another run with its weights."""
 
 import re
 
@@ -69,6 +69,28 @@ class TrainedModel(FaultTest):
         self.assertGreater(targets.count("2"), 0)
         self.assertAlmostEqual(bits, loss / 0.69314718 * 512 / (512 + targets.count("2")), 4)
         self.assertEqual(len(self.evaluate(*evaluated)), 2)
+
+    def test_weights_begin_a_run(self):
+        """Its validation before the first step is the last one of the run that made the weights."""
+        checkpoint = self.trained()
+        begun = ["run.name=begun", f"checkpoint.weights={checkpoint}", "window.first=256", "validation.every=4"]
+        job = self.train(3, *begun, "train.steps=8", "train.sequences=3", "stop.step=6", code=75)
+        self.assertIn(f"begins with the weights of {checkpoint}, step 12\n", job.output)
+        self.assertIn(f"validation at step 0/8: loss {self.summary()['final_val_loss']:.5f}\n", job.output)
+        checkpoint.unlink()
+        job = self.train(1, *begun, "train.steps=8", "train.sequences=3")
+        self.assertIn("restarted from the checkpoint of step 6\n", job.output)
+
+    def test_weights_refused(self):
+        checkpoint = self.trained()
+        begun = ["run.name=begun", f"checkpoint.weights={checkpoint}"]
+        job = self.train(2, *begun, "model.mlp_ratio=2", "model.softcap=20", code=4)
+        self.assert_refused(job, f"{checkpoint}: the weights of another model", "model.mlp_ratio: 4 -> 2",
+                            "model.softcap: 15.0 -> 20.0")
+        job = self.train(1, *begun, "checkpoint.restart=other.h5", code=2)
+        self.assert_refused(job, "checkpoint.weights", "checkpoint.restart = other.h5")
+        self.assert_refused(self.train(1, "checkpoint.weights=data.h5", "run.name=begun", code=4), "data.h5: is not")
+        self.assertFalse((self.folder / "outputs/begun/checkpoints").exists())
 
 
 if __name__ == "__main__":
