@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # From a bare machine to a trained model and a picture of its training: installs what is missing, builds, makes token
-# shards from the C and C++ headers of this machine, trains inputs/quickstart.toml on two ranks, and plots the run.
+# shards from the C and C++ headers of this machine, trains inputs/quickstart.toml on two ranks, plots the run, and
+# prints what the model writes.
 # Arguments override keys of the deck, for example train.steps=100.
 # shellcheck source=jobscripts/setup.sh
 source "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
@@ -43,6 +44,13 @@ find_python
 make_shards
 train "$@"
 "$python" jobscripts/tools/plot_run.py "$run" >/dev/null
+
+newest() {
+  find "$run/checkpoints" -name 'checkpoint_????????.h5' | LC_ALL=C sort | tail -n 1
+}
+
+printf '\nThe model writes:\n\n'
+"$nanorun" sample "$(newest)" --prompt '#ifndef ' --tokens 600 --temperature 0.7
 
 cat <<EOF
 

@@ -43,6 +43,18 @@ CLI::Validator whole_number(std::uint64_t min, std::uint64_t max) {
   return {check, fmt::format("in [{} - {}]", min, max)};
 }
 
+/// CLI11's own range takes "nan".
+CLI::Validator number_from_0_to(double most) {
+  const auto check = [most](const std::string& text) -> std::string {
+    double number = -1;
+    const char* const end = text.data() + text.size();
+    const auto [rest, error] = std::from_chars(text.data(), end, number);
+    if (rest == end && error == std::errc() && number >= 0 && number <= most) return "";
+    return fmt::format("\"{}\": must be a number from 0 to {}", excerpt(text), most);
+  };
+  return {check, fmt::format("in [0 - {}]", most)};
+}
+
 constexpr std::uint64_t max_tokens = std::uint64_t{1} << 60;  ///< of a shard: sums of two stay numbers
 
 void add_train(CLI::App& app, CommandLine& line) {
@@ -144,6 +156,30 @@ void add_eval(CLI::App& app, CommandLine& line) {
       ->check(file_fault);
 }
 
+void add_sample(CLI::App& app, CommandLine& line) {
+  CLI::App* sample = app.add_subcommand("sample", "Print text that a checkpoint's model writes");
+  SampleOptions& options = line.sample;
+  sample->add_option("CHECKPOINT", options.checkpoint, "Checkpoint of a run")->required()->check(file_fault);
+  sample->add_option("--prompt", options.prompt, "What the text begins with");
+  sample->add_option("--tokens", options.tokens, "Tokens that the model adds at most")
+      ->capture_default_str()
+      ->check(whole_number(1, std::numeric_limits<int>::max()));
+  sample->add_option("--temperature", options.temperature, "0: always the likeliest token")
+      ->capture_default_str()
+      ->check(number_from_0_to(100));
+  sample->add_option("--top-k", options.top_k, "Draw among the K likeliest tokens; 0: among all")
+      ->capture_default_str()
+      ->check(whole_number(0, 65536));
+  sample->add_option("--seed", options.seed, "The same seed draws the same text")
+      ->capture_default_str()
+      ->check(whole_number(0, std::numeric_limits<std::uint64_t>::max()));
+  sample
+      ->add_option("--tokenizer", options.tokenizer,
+                   "vocab.bpe, tokenizer.json or rank file that the model was trained with; without it a token is a "
+                   "byte")
+      ->check(file_fault);
+}
+
 Command chosen_command(const std::string& name) {
   if (name == "info") return Command::info;
   if (name == "train") return Command::train;
@@ -151,6 +187,7 @@ Command chosen_command(const std::string& name) {
   if (name == "export") return Command::export_bin;
   if (name == "verify") return Command::verify;
   if (name == "eval") return Command::eval;
+  if (name == "sample") return Command::sample;
   return Command::print;
 }
 
@@ -197,6 +234,7 @@ CommandLine parse_command_line(const std::vector<std::string>& arguments) {
   add_verify(app, line);
   app.add_subcommand("info", "Print the versions of program, compiler and libraries, and the GPUs");
   add_eval(app, line);
+  add_sample(app, line);
   app.add_subcommand("keys", "Print the reference of all keys of a deck, as Markdown");
   try {
     app.parse(std::vector<std::string>(arguments.rbegin(), arguments.rend()));

@@ -8,10 +8,11 @@
 #include "src/comm.hpp"
 #include "src/evaluate.hpp"
 #include "src/import.hpp"
+#include "src/sample.hpp"
 
 namespace nanorun {
 
-enum class Command { print, info, train, shard, export_bin, verify, eval };
+enum class Command { print, info, train, shard, export_bin, verify, eval, sample };
 
 struct CommandLine {
   Command command = Command::print;
@@ -31,6 +32,7 @@ struct CommandLine {
   std::vector<std::string> verify_files;  ///< verify
 
   EvalOptions eval;
+  SampleOptions sample;
 };
 
 /// Collective. Throws Error(usage) on all ranks unless all were started with the same `words`, the program's version

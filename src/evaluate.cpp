@@ -14,9 +14,6 @@ namespace nanorun {
 
 namespace {
 
-/// `nanorun shard --text` makes a token of each byte, and one more begins documents.
-constexpr std::uint64_t byte_vocabulary = 257, byte_end_of_text = 256;
-
 Config eval_config(const EvalOptions& options, const CheckpointHeader& header) {
   std::vector<std::string> overrides;
   if (options.tokens) overrides.push_back(fmt::format("validation.tokens={}", *options.tokens));
@@ -64,10 +61,10 @@ std::vector<std::uint64_t> bytes_of_tokens(const EvalOptions& options, Comm& com
       }
     });
   } else if (std::ranges::all_of(data.validation.opened, [](const ShardInfo& shard) {
-               return shard.vocabulary == byte_vocabulary && shard.end_of_text == byte_end_of_text &&
+               return shard.vocabulary == text_vocabulary && shard.end_of_text == text_end_of_text &&
                       shard.tokenizer_checksum == 0;
              })) {
-    bytes.assign(byte_vocabulary, 1);
+    bytes.assign(text_vocabulary, 1);
   }
   if (!bytes.empty()) bytes[data.end_of_text()] = 0;
   return bytes;
@@ -84,15 +81,16 @@ std::string evaluate(Context& context, const EvalOptions& options) {
   const RunData data = open_validation_data(comm, config);
   const std::vector<std::uint64_t> bytes_of = bytes_of_tokens(options, comm, data);
 
-  TrainedModel trained(comm, options.checkpoint, header, config, data.end_of_text(),
-                       {context.stream(), context.comm_stream(), context.upload_stream()});
+  const TrainedWeights trained(comm, options.checkpoint, header, config, context.stream());
+  Model<Real> model(config, trained.table, trained.weights, {}, data.end_of_text(), context.stream(),
+                    context.upload_stream());
   context.require_room_for_products();
   TraceConfig untraced;
   untraced.enabled = false;
   Trace trace(comm, context.stream(), untraced, "", 0);
   const int window = trained_window(config, header);
   std::uint64_t bytes = 0;
-  const double loss = validate(comm, trace, trained.model, data, config, window, [&](std::span<const Token> targets) {
+  const double loss = validate(comm, trace, model, data, config, window, [&](std::span<const Token> targets) {
     for (const Token target : targets) bytes += target < bytes_of.size() ? bytes_of[target] : 0;
   });
   bytes = comm.all_reduce(bytes, Reduce::sum);

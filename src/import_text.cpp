@@ -12,9 +12,6 @@ namespace nanorun {
 
 namespace {
 
-constexpr std::uint64_t text_vocabulary = 257;
-constexpr std::uint64_t text_end_of_text = 256;
-
 void read_bytes(const std::string& path, std::uint64_t offset, std::span<std::byte> bytes) {
   read_at(open_to_read(path, ExitCode::data), path, offset, bytes, ExitCode::data);
 }

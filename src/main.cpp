@@ -20,6 +20,7 @@
 #include "src/import.hpp"
 #include "src/provenance.hpp"
 #include "src/report.hpp"
+#include "src/sample.hpp"
 #include "src/text.hpp"
 #include "src/trace_file.hpp"
 #include "src/train.hpp"
@@ -170,6 +171,9 @@ ExitCode carry_out(Context& context, const CommandLine& line) {
       return verify(comm, line.verify_files);
     case Command::eval:
       print(comm, evaluate(context, line.eval));
+      break;
+    case Command::sample:
+      sample(context, line.sample);
       break;
   }
   return ExitCode::ok;

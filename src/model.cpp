@@ -128,6 +128,24 @@ double Model<T>::validate(Trace& trace, const Sequence& sequence, int window) {
 }
 
 template <class T>
+std::vector<double> Model<T>::next_logits(Trace& trace, std::span<const Token> tokens, int window, int last) {
+  const DeviceSequence fed = validation_uploader_.load(trace, stream_, {tokens, tokens}, window);
+  forward(validation_, fed, {});
+  validation_uploader_.release(stream_);
+  const int columns = padded_vocabulary(config_.model);
+  const TensorArena<T> z(columns, "the logits");
+  ops::fill<T>(stream_, z.span(), 0);
+  ops::linear_add_forward<T>(stream_, Mat<T>(z.data(), 1, columns), validation_.n_final.row_block(last, 1), w_.head);
+  std::vector<T> host(columns);
+  ops::copy_to_host(stream_, host.data(), z.data(), columns * sizeof(T));
+  ops::synchronize(stream_);
+  std::vector<double> logits(config_.model.vocabulary);
+  for (std::size_t i = 0; i < logits.size(); ++i)
+    logits[i] = head_.softcap * std::tanh(static_cast<double>(host[i]) / head_.softcap);
+  return logits;
+}
+
+template <class T>
 void Model<T>::forward(Activations<T>& a, const DeviceSequence& sequence, const LayerHooks& hooks) {
   const double eps = config_.model.norm_eps;
   if (hooks.enter) hooks.enter(-1);

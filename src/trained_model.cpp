@@ -76,13 +76,11 @@ void require_own_model(const CheckpointHeader& header, const ParameterTable& tab
               Scope::all_ranks);
 }
 
-TrainedModel::TrainedModel(Comm& comm, const std::string& path, const CheckpointHeader& header, const Config& config,
-                           kernels::Token end_of_text, const Streams& streams)
-    : table(config.model),
-      weights(table),
-      model(config, table, weights, {}, end_of_text, streams.compute, streams.upload) {
+TrainedWeights::TrainedWeights(Comm& comm, const std::string& path, const CheckpointHeader& header,
+                               const Config& config, kernels::Stream stream)
+    : table(config.model), weights(table) {
   require_own_model(header, table, path);
-  comm.together([&] { read_weights(path, header, table, weights, streams.compute); });
+  comm.together([&] { read_weights(path, header, table, weights, stream); });
 }
 
 }  // namespace nanorun

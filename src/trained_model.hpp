@@ -1,14 +1,14 @@
 #pragma once
-// A model with the weights of a checkpoint: no gradients, no optimizer.
+// The model of a checkpoint, without gradients and optimizer.
 
 #include <string>
+#include <vector>
 
 #include "src/checkpoint_file.hpp"
 #include "src/comm.hpp"
 #include "src/config.hpp"
-#include "src/learner.hpp"
-#include "src/model.hpp"
 #include "src/params.hpp"
+#include "src/slab.hpp"
 
 namespace nanorun {
 
@@ -26,15 +26,15 @@ std::vector<Slab<float>> weight_slabs(const ParameterTable& table);
 /// Throws Error(checkpoint) where the checkpoint's fingerprint is not that of the model which its deck describes.
 void require_own_model(const CheckpointHeader& header, const ParameterTable& table, const std::string& path);
 
-struct TrainedModel {
-  /// Collective. Every rank reads all weights and verifies their checksums. `config` is trained_config() of the
-  /// checkpoint, and outlives the model. Throws Error(checkpoint), Error(internal) where memory is short.
-  TrainedModel(Comm& comm, const std::string& path, const CheckpointHeader& header, const Config& config,
-               kernels::Token end_of_text, const Streams& streams);
+/// What a model is built from (src/model.hpp) that only validates or continues text.
+struct TrainedWeights {
+  /// Collective. Every rank reads all weights and verifies their checksums. `config`: trained_config() of the
+  /// checkpoint. Throws Error(checkpoint), Error(internal) where memory is short.
+  TrainedWeights(Comm& comm, const std::string& path, const CheckpointHeader& header, const Config& config,
+                 kernels::Stream stream);
 
   ParameterTable table;
   Weights<Real> weights;
-  Model<Real> model;
 };
 
 }  // namespace nanorun

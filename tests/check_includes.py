@@ -21,7 +21,8 @@ model optimizer checkpoint
 learner validation provenance
 trained_model
 report evaluate
-earlier_run command_line
+earlier_run sample
+command_line
 run_setup
 train
 main

@@ -1,4 +1,4 @@
-"""What is done with the checkpoint of a run: evaluating it, beginning another run with its weights."""
+"""What is done with the checkpoint of a run: evaluating it, beginning another run with its weights, text that it writes."""
 
 import re
 
@@ -91,6 +91,35 @@ class TrainedModel(FaultTest):
         self.assert_refused(job, "checkpoint.weights", "checkpoint.restart = other.h5")
         self.assert_refused(self.train(1, "checkpoint.weights=data.h5", "run.name=begun", code=4), "data.h5: is not")
         self.assertFalse((self.folder / "outputs/begun/checkpoints").exists())
+
+    def sample(self, checkpoint, *arguments):
+        return "".join(self.command("sample", checkpoint, *arguments).output)
+
+    def test_sample(self):
+        checkpoint = self.trained()
+        drawn = ["--prompt", "abc de", "--tokens", 300, "--top-k", 8]  # longer than a sequence of training
+        text = self.sample(checkpoint, *drawn)
+        self.assertTrue(text.startswith("abc de"))
+        self.assertEqual(len(text), 6 + 300 + 1)
+        self.assertEqual(self.sample(checkpoint, *drawn), text)
+        self.assertNotEqual(self.sample(checkpoint, *drawn, "--seed", 2), text)
+        likeliest = self.sample(checkpoint, "--tokens", 50, "--temperature", 0)
+        self.assertEqual(self.sample(checkpoint, "--tokens", 50, "--top-k", 1, "--seed", 3), likeliest)
+        for arguments, ranks, said in ((["--tokens", 1], 2, "one rank"), (["--temperature", "nan"], None, "nan"),
+                                       (["--temperature", "-1"], None, "-1")):
+            self.assert_refused(self.command("sample", checkpoint, *arguments, ranks=ranks, code=2), said)
+
+    def test_sample_with_a_tokenizer(self):
+        """Without one the tokens of another vocabulary mean nothing."""
+        (self.folder / "vocab.bpe").write_text("#version: 0.2\na b\n")
+        self.command("shard", "bpe", *(f"{i:02}.txt" for i in range(20)), "--tokenizer", "vocab.bpe")
+        self.train(1, "trace.enabled=false", "model.vocabulary=258", 'data.train=["bpe.h5"]', 'data.validation=["bpe.h5"]')
+        job = self.command("sample", self.checkpoint(12), code=2)
+        self.assert_refused(job, "vocabulary of 258", "--tokenizer")
+        text = self.sample(self.checkpoint(12), "--prompt", "abab", "--tokens", 40, "--tokenizer", "vocab.bpe",
+                           "--top-k", 3)
+        self.assertTrue(text.startswith("abab"))
+        self.assertLessEqual(set(text.rstrip("\n")), set("abcdefghij "))
 
 
 if __name__ == "__main__":

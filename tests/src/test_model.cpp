@@ -124,6 +124,25 @@ TEST(Model, ZeroOutputsGiveUniformLoss) {
   EXPECT_NEAR(f.loss(128), std::log(padded_vocabulary(config.model)), 1e-12);
 }
 
+/// Also in a model without gradients. The vocabulary has no padding, which the loss counts too.
+TEST(Model, NextLogitsGiveTheLoss) {
+  Config config = record21_features();
+  config.model.vocabulary = 256;
+  config.train.length = config.validation.length = 128;
+  Fixture f(config);
+  Model<double> model(f.config, f.table, f.weights, {}, end_of_text, {}, {});
+  double loss = 0;
+  for (int t = 0; t < config.validation.length; ++t) {
+    const auto logits = model.next_logits(f.trace, std::span(f.tokens).first(config.validation.length), 128, t);
+    ASSERT_EQ(logits.size(), 256u);
+    double sum = 0;
+    for (const double logit : logits) sum += std::exp(logit);
+    loss += std::log(sum) - logits[f.tokens[t + 1]];
+  }
+  EXPECT_NEAR(loss / config.validation.length, f.loss(128), 1e-12);
+  EXPECT_EQ(model.validate(f.trace, Sequence::of(f.tokens), 128), f.loss(128));
+}
+
 TEST(Model, RecomputingTheMlpChangesNoBitAndSavesMemory) {
   Config config = record21_features();
   Fixture kept(config);

@@ -1,0 +1,151 @@
+#include "src/sample.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+#include <optional>
+#include <random>
+#include <span>
+#include <vector>
+
+#include "src/error.hpp"
+#include "src/model.hpp"
+#include "src/report.hpp"
+#include "src/tokenizer.hpp"
+#include "src/trained_model.hpp"
+
+namespace nanorun {
+
+namespace {
+
+/// Text to the model's tokens and back.
+class Codec {
+ public:
+  /// Throws Error(usage, data).
+  Codec(const SampleOptions& options, const ModelConfig& model) {
+    const auto vocabulary = static_cast<std::uint64_t>(model.vocabulary);
+    if (!options.tokenizer.empty()) tokenizer_.emplace(options.tokenizer);
+    if (!tokenizer_ && vocabulary != text_vocabulary) {
+      throw Error(ExitCode::usage,
+                  fmt::format("{}: has a vocabulary of {}: give the tokenizer that it was trained with (--tokenizer "
+                              "FILE)",
+                              options.checkpoint, vocabulary),
+                  Scope::all_ranks);
+    }
+    if (tokenizer_ && tokenizer_->vocabulary() > vocabulary) {
+      throw Error(ExitCode::data,
+                  fmt::format("{}: has {} tokens, the model of {} has {}: it was trained with another tokenizer",
+                              options.tokenizer, tokenizer_->vocabulary(), options.checkpoint, vocabulary),
+                  Scope::all_ranks);
+    }
+  }
+
+  std::size_t vocabulary() const { return tokenizer_ ? tokenizer_->vocabulary() : text_vocabulary; }
+  Token end_of_text() const { return tokenizer_ ? tokenizer_->end_of_text() : static_cast<Token>(text_end_of_text); }
+  std::vector<Token> encode(const std::string& text) {
+    if (tokenizer_) return tokenizer_->encode(text);
+    return {reinterpret_cast<const unsigned char*>(text.data()),
+            reinterpret_cast<const unsigned char*>(text.data()) + text.size()};
+  }
+  std::string decode(Token token) const {
+    return tokenizer_ ? tokenizer_->decode({&token, 1}) : std::string(1, static_cast<char>(token));
+  }
+
+ private:
+  std::optional<Tokenizer> tokenizer_;
+};
+
+/// The logits of what may follow a text, by a full forward pass over its last train.length tokens.
+class Continuation {
+ public:
+  Continuation(Context& context, const Config& config, const TrainedWeights& trained, Token end_of_text, int window)
+      : context_(context),
+        config_(config),
+        trained_(trained),
+        end_of_text_(end_of_text),
+        window_(window),
+        trace_(context.comm(), context.stream(), untraced(), "", 0) {}
+
+  std::vector<double> logits(std::span<const Token> text) {
+    const auto longest = static_cast<std::size_t>(config_.train.length);
+    const auto seen = text.last(std::min(text.size(), longest));
+    make_room(static_cast<int>(seen.size()));
+    std::vector<Token> tokens(seen.begin(), seen.end());
+    tokens.resize(config_.validation.length, end_of_text_);
+    return model_->next_logits(trace_, tokens, window_, static_cast<int>(seen.size()) - 1);
+  }
+
+ private:
+  static TraceConfig untraced() {
+    TraceConfig config;
+    config.enabled = false;
+    return config;
+  }
+
+  /// Short texts take a model of short sequences, which is faster.
+  void make_room(int tokens) {
+    if (model_ && tokens <= config_.validation.length) return;
+    model_.reset();
+    int length = kernels::attention_block;
+    while (length < tokens) length *= 2;
+    config_.validation.length = std::min(length, config_.train.length);
+    model_.emplace(config_, trained_.table, trained_.weights, std::span<Model<Real>::Gradient>(), end_of_text_,
+                   context_.stream(), context_.upload_stream());
+  }
+
+  Context& context_;
+  Config config_;  ///< validation.length is that of the model's sequences
+  const TrainedWeights& trained_;
+  Token end_of_text_;
+  int window_;
+  Trace trace_;
+  std::optional<Model<Real>> model_;
+};
+
+/// Draws one of the tokens 0 to logits.size() - 1.
+Token draw(std::span<const double> logits, const SampleOptions& options, std::mt19937_64& generator) {
+  const auto likelier = [&](Token a, Token b) { return logits[a] != logits[b] ? logits[a] > logits[b] : a < b; };
+  std::vector<Token> ids(logits.size());
+  std::iota(ids.begin(), ids.end(), Token{0});
+  const std::size_t all = ids.size();
+  const std::size_t count = options.top_k > 0 ? std::min<std::size_t>(options.top_k, all) : all;
+  std::partial_sort(ids.begin(), ids.begin() + static_cast<std::ptrdiff_t>(count), ids.end(), likelier);
+  if (options.temperature == 0) return ids[0];
+  std::vector<double> sums(count);
+  double sum = 0;
+  for (std::size_t i = 0; i < count; ++i)
+    sums[i] = sum += std::exp((logits[ids[i]] - logits[ids[0]]) / options.temperature);
+  const double place = static_cast<double>(generator() >> 11) * 0x1p-53 * sum;
+  return ids[std::min<std::size_t>(std::ranges::upper_bound(sums, place) - sums.begin(), count - 1)];
+}
+
+}  // namespace
+
+void sample(Context& context, const SampleOptions& options) {
+  Comm& comm = context.comm();
+  if (comm.size() > 1) throw Error(ExitCode::usage, "nanorun sample runs on one rank", Scope::all_ranks);
+  const CheckpointHeader header = read_checkpoint_header(comm, options.checkpoint);
+  const Config config = trained_config(header, options.checkpoint);
+  Codec codec(options, config.model);
+  context.open_device();
+  const TrainedWeights trained(comm, options.checkpoint, header, config, context.stream());
+  context.require_room_for_products();
+
+  Continuation continuation(context, config, trained, codec.end_of_text(), trained_window(config, header));
+  std::vector<Token> text = codec.encode(options.prompt);
+  text.insert(text.begin(), codec.end_of_text());
+  std::mt19937_64 generator(options.seed);
+  std::string shown = options.prompt;
+  write_output(shown);
+  for (int i = 0; i < options.tokens; ++i) {
+    const std::vector<double> logits = continuation.logits(text);
+    const Token token = draw(std::span(logits).first(codec.vocabulary()), options, generator);
+    if (token == codec.end_of_text()) break;
+    text.push_back(token);
+    shown = codec.decode(token);
+    write_output(shown);
+  }
+  if (!shown.ends_with('\n')) write_output("\n");
+}
+
+}  // namespace nanorun
