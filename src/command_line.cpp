@@ -130,10 +130,30 @@ void add_shard(CLI::App& app, CommandLine& line) {
 }
 
 void add_export(CLI::App& app, CommandLine& line) {
-  CLI::App* to_bin = app.add_subcommand("export", "Convert a token shard back into a .bin file");
-  to_bin->add_option("SHARD", line.export_shard, "Token shard")->required()->check(file_fault);
-  to_bin->add_option("BIN", line.export_bin, "File to write")->required()->check(file_fault);
-  to_bin->add_flag("--force", line.export_force, "Replace BIN if it exists");
+  CLI::App* to =
+      app.add_subcommand("export", "Convert a checkpoint for PyTorch, or a token shard back into a .bin file");
+  ExportOptions& options = line.export_options;
+  to->add_option("FILE", options.checkpoint, "Checkpoint or token shard")->required()->check(file_fault);
+  to->add_option("OUTPUT", options.directory, "Directory for the files of a model, or .bin file")
+      ->required()
+      ->check(file_fault);
+  to->add_flag("--bf16", options.bf16, "Round the weights to bf16 (checkpoints only)");
+  to->add_option("--end-of-text", options.end_of_text,
+                 "Token that begins a document (checkpoints only); without it that of bytes or of GPT-2")
+      ->check(whole_number(0, 65535));
+  to->add_flag("--force", options.force, "Write into a directory that is not empty, or replace a file");
+}
+
+void add_import(CLI::App& app, CommandLine& line) {
+  CLI::App* from = app.add_subcommand("import", "Convert an exported model into a checkpoint");
+  ImportOptions& options = line.import_options;
+  from->add_option("DIRECTORY", options.directory, "Holds model.safetensors and config.json")
+      ->required()
+      ->check(file_fault);
+  from->add_option("CHECKPOINT", options.checkpoint, "File to write, for checkpoint.weights")
+      ->required()
+      ->check(file_fault);
+  from->add_flag("--force", options.force, "Replace CHECKPOINT if it exists");
 }
 
 void add_verify(CLI::App& app, CommandLine& line) {
@@ -184,7 +204,8 @@ Command chosen_command(const std::string& name) {
   if (name == "info") return Command::info;
   if (name == "train") return Command::train;
   if (name == "shard") return Command::shard;
-  if (name == "export") return Command::export_bin;
+  if (name == "export") return Command::export_file;
+  if (name == "import") return Command::import_model;
   if (name == "verify") return Command::verify;
   if (name == "eval") return Command::eval;
   if (name == "sample") return Command::sample;
@@ -231,6 +252,7 @@ CommandLine parse_command_line(const std::vector<std::string>& arguments) {
   add_train(app, line);
   add_shard(app, line);
   add_export(app, line);
+  add_import(app, line);
   add_verify(app, line);
   app.add_subcommand("info", "Print the versions of program, compiler and libraries, and the GPUs");
   add_eval(app, line);

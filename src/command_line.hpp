@@ -7,12 +7,13 @@
 
 #include "src/comm.hpp"
 #include "src/evaluate.hpp"
+#include "src/export_model.hpp"
 #include "src/import.hpp"
 #include "src/sample.hpp"
 
 namespace nanorun {
 
-enum class Command { print, info, train, shard, export_bin, verify, eval, sample };
+enum class Command { print, info, train, shard, export_file, import_model, verify, eval, sample };
 
 struct CommandLine {
   Command command = Command::print;
@@ -26,8 +27,9 @@ struct CommandLine {
   ShardOptions shard;      ///< shard
   std::string shard_list;  ///< file that names further inputs, one a line; empty: none
 
-  std::string export_shard, export_bin;  ///< export
-  bool export_force = false;
+  /// export: what kind of file `checkpoint` is decides whether `directory` is one, or a .bin file.
+  ExportOptions export_options;
+  ImportOptions import_options;  ///< import
 
   std::vector<std::string> verify_files;  ///< verify
 

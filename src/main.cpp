@@ -16,6 +16,7 @@
 #include "src/early.hpp"
 #include "src/error.hpp"
 #include "src/evaluate.hpp"
+#include "src/export_model.hpp"
 #include "src/files.hpp"
 #include "src/import.hpp"
 #include "src/provenance.hpp"
@@ -148,6 +149,18 @@ ExitCode verify(Comm& comm, const std::vector<std::string>& paths) {
   return first;
 }
 
+/// For one rank. A file that is no checkpoint is for export_shard() to take or refuse.
+void export_file(const ExportOptions& options) {
+  std::string format;
+  quietly([&] { format = read_format(options.checkpoint); });
+  if (format == checkpoint_format) return export_model(options);
+  if (options.bf16 || options.end_of_text) {
+    throw Error(ExitCode::usage,
+                options.checkpoint + ": not a checkpoint; --bf16 and --end-of-text are for checkpoints only");
+  }
+  export_shard(options.checkpoint, options.directory, options.force);
+}
+
 ExitCode carry_out(Context& context, const CommandLine& line) {
   Comm& comm = context.comm();
   switch (line.command) {
@@ -162,9 +175,14 @@ ExitCode carry_out(Context& context, const CommandLine& line) {
     case Command::shard:
       shard(comm, line);
       break;
-    case Command::export_bin:
+    case Command::export_file:
       comm.together([&] {
-        if (comm.root()) export_shard(line.export_shard, line.export_bin, line.export_force);
+        if (comm.root()) export_file(line.export_options);
+      });
+      break;
+    case Command::import_model:
+      comm.together([&] {
+        if (comm.root()) import_model(line.import_options);
       });
       break;
     case Command::verify:

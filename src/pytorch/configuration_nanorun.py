@@ -1,0 +1,22 @@
+"""Configuration of a model that nanorun has exported, for Hugging Face's transformers."""
+
+try:
+    from transformers import PretrainedConfig
+except ImportError:
+    class PretrainedConfig:
+        """Keeps what it is given."""
+
+        def __init__(self, **values):
+            self.__dict__.update(values)
+
+
+class NanorunConfig(PretrainedConfig):
+    """`model` and `window` hold the keys of these sections of nanorun's deck; the window is the one that training ended
+    with. docs/keys.md of nanorun describes them."""
+
+    model_type = "nanorun"
+
+    def __init__(self, model=None, window=None, **values):
+        self.model = model or {}
+        self.window = window or {}
+        super().__init__(**values)

@@ -1,0 +1,186 @@
+"""A language model that nanorun has trained, in PyTorch: the whole forward pass, without a cache of keys and values."""
+
+import math
+from types import SimpleNamespace
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+try:
+    from .configuration_nanorun import NanorunConfig
+except ImportError:
+    from configuration_nanorun import NanorunConfig
+
+try:
+    from transformers import GenerationMixin, PreTrainedModel
+    from transformers.modeling_outputs import CausalLMOutput
+except ImportError:
+    CausalLMOutput = SimpleNamespace
+
+    class GenerationMixin:
+        pass
+
+    class PreTrainedModel(nn.Module):
+        def __init__(self, config):
+            super().__init__()
+            self.config = config
+
+        def post_init(self):
+            pass
+
+BLOCK = 128  # tokens of a block of the attention window; the rows of the head are padded to a multiple of it
+
+
+def normalised(x, eps):
+    """Divided by the root of the mean square, without weights."""
+    return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)
+
+
+def parameter(*shape):
+    return nn.Parameter(torch.empty(*shape))
+
+
+class Rotation:
+    """Turns the pairs (x[j], x[j + D/2]) of queries and keys by angles that grow with the position."""
+
+    def __init__(self, settings, length, like):
+        pairs = settings["head_dim"] // 2
+        base = float(settings["rotary_base"])
+        if settings["rotary"] == "full":
+            frequencies = [base ** (-j / pairs) for j in range(pairs)]
+        else:  # "half_truncated": the second half of the pairs stands still
+            turning = pairs // 2
+            frequencies = [base ** (-j / (turning - 1) if turning > 1 else 0.0) for j in range(turning)]
+            frequencies += [0.0] * (pairs - turning)
+        positions = torch.arange(length, dtype=torch.float64)
+        angles = torch.outer(positions, torch.tensor(frequencies, dtype=torch.float64))
+        self.cos, self.sin = (f(angles).to(like.device, like.dtype) for f in (torch.cos, torch.sin))
+
+    def __call__(self, x):
+        """x [..., length, D]."""
+        first, second = x.chunk(2, dim=-1)
+        return torch.cat((first * self.cos + second * self.sin, second * self.cos - first * self.sin), dim=-1)
+
+
+def reach_of(window, letter):
+    """Tokens of the window of the layers with this letter."""
+    long = int(window["last"])
+    if letter == "L":
+        return long
+    unit = BLOCK if window["kind"] == "block" else window["quantum"]
+    return unit * max(1, long // unit // 2)
+
+
+def visible(documents, window, letter):
+    """[batch, 1, T, T]: whether the query of a row sees the key of a column. documents [batch, T] numbers them."""
+    position = torch.arange(documents.shape[1], device=documents.device)
+    reach = reach_of(window, letter)
+    if window["kind"] == "block":
+        near = position[:, None] // BLOCK - position // BLOCK < reach // BLOCK
+    else:
+        near = position[:, None] - position < reach
+    causal = position[:, None] >= position
+    return (causal & near & (documents[:, :, None] == documents[:, None, :]))[:, None]
+
+
+class Block(nn.Module):
+    """Attention, where the layer has it, and a perceptron with squared relu."""
+
+    def __init__(self, settings, index):
+        super().__init__()
+        width, hidden = settings["width"], settings["mlp_ratio"] * settings["width"]
+        self.settings, self.index = settings, index
+        self.attends = index not in settings["layers_without_attention"]
+        self.residual_mix = parameter(2)
+        if self.attends:
+            self.qkv = parameter(3 * width, width)
+            self.attention_out = parameter(width, width)
+            self.value_mix = parameter(1 if settings["value_path"] == "first" else 2)
+        self.mlp_in = parameter(hidden, width)
+        self.mlp_out = parameter(width, hidden)
+
+    def forward(self, x, x0, rotation, seen, embedded, first_value):
+        """Returns the new stream [batch, T, width], and the values of layer 0, which later ones may mix in."""
+        eps = self.settings["norm_eps"]
+        x = self.residual_mix[0] * x + self.residual_mix[1] * x0
+        if self.attends:
+            heads, first_value = self.attention(normalised(x, eps), rotation, seen, embedded, first_value)
+            x = x + functional.linear(heads, self.attention_out)
+        hidden = functional.linear(normalised(x, eps), self.mlp_in).relu().square()
+        return x + functional.linear(hidden, self.mlp_out), first_value
+
+    def attention(self, x, rotation, seen, embedded, first_value):
+        heads, size, eps = self.settings["heads"], self.settings["head_dim"], self.settings["norm_eps"]
+        split = functional.linear(x, self.qkv).unflatten(-1, (3, heads, size))
+        queries, keys, values = split.permute(2, 0, 3, 1, 4)  # each [batch, heads, T, size]
+        queries, keys = rotation(normalised(queries, eps)), rotation(normalised(keys, eps))
+        if first_value is None:
+            first_value = values
+        if self.settings["value_path"] == "first":
+            values = (1 - self.value_mix[0]) * values + self.value_mix[0] * first_value
+        else:
+            values = self.value_mix[0] * values
+            if embedded is not None:
+                values = values + self.value_mix[1] * embedded.unflatten(-1, (heads, size)).transpose(1, 2)
+        scale = self.settings["attention_scale"] or 1 / math.sqrt(size)
+        scores = (queries @ keys.transpose(-1, -2) * scale).masked_fill(~seen, -math.inf)
+        return (scores.softmax(-1) @ values).transpose(1, 2).flatten(2), first_value
+
+
+class NanorunForCausalLM(PreTrainedModel, GenerationMixin):
+    """Texts begin with the token config.bos_token_id, which also separates documents."""
+
+    config_class = NanorunConfig
+
+    def __init__(self, config):
+        super().__init__(config)
+        settings = self.settings = config.model
+        self.window = config.window
+        vocabulary, width, layers = settings["vocabulary"], settings["width"], settings["layers"]
+        self.tables = settings["value_embeddings"] if settings["value_path"] == "embeddings" else 0
+        self.embedding = parameter(vocabulary, width)
+        self.value_embedding = nn.ParameterList(parameter(vocabulary, width) for _ in range(self.tables))
+        self.block = nn.ModuleList(Block(settings, index) for index in range(layers))
+        self.skip = nn.ParameterList(parameter(1) for _ in range(layers // 2))
+        self.head = parameter(-(-vocabulary // BLOCK) * BLOCK, width)
+        self.post_init()
+
+    def _init_weights(self, module):
+        """All weights come from a file."""
+
+    def embedded_values(self, layer, input_ids):
+        """What the layer mixes into its values: a table serves one of the first layers and one of the last."""
+        table = layer if layer < self.tables else layer - (self.settings["layers"] - self.tables)
+        return functional.embedding(input_ids, self.value_embedding[table]) if 0 <= table < self.tables else None
+
+    def all_logits(self, input_ids):
+        """[batch, T, padded vocabulary]"""
+        settings, layers = self.settings, self.settings["layers"]
+        letters = self.window["layers"]
+        letters = letters * layers if len(letters) == 1 else letters
+        documents = (input_ids == self.config.bos_token_id).cumsum(1)
+        seen = {letter: visible(documents, self.window, letter) for letter in set(letters)}
+        x = x0 = normalised(functional.embedding(input_ids, self.embedding), settings["norm_eps"])
+        rotation = Rotation(settings, input_ids.shape[1], x0)
+        outputs, first_value = [], None
+        for layer, block in enumerate(self.block):
+            if layer >= layers // 2:
+                x = x + self.skip[layer - layers // 2] * outputs[layers - 1 - layer]
+            embedded = self.embedded_values(layer, input_ids)
+            x, first_value = block(x, x0, rotation, seen[letters[layer]], embedded, first_value)
+            outputs.append(x)
+        logits = functional.linear(normalised(x, settings["norm_eps"]), self.head)
+        return settings["softcap"] * torch.tanh(logits / settings["softcap"])
+
+    def forward(self, input_ids, labels=None, **unused):
+        """Logits [batch, T, vocabulary]; with labels [batch, T], the same tokens as input_ids, also the mean loss of
+        what follows each token, -100 left out. As in training, the padding of the head counts in it."""
+        logits = self.all_logits(input_ids)
+        loss = None
+        if labels is not None:
+            loss = functional.cross_entropy(logits[:, :-1].flatten(0, 1).float(), labels[:, 1:].flatten())
+        return CausalLMOutput(loss=loss, logits=logits[..., :self.settings["vocabulary"]])
+
+    def prepare_inputs_for_generation(self, input_ids, **unused):
+        return {"input_ids": input_ids}

@@ -1,0 +1,166 @@
+"""A checkpoint's model as a directory for PyTorch, and back."""
+
+import json
+import os
+import random
+import struct
+import sys
+from pathlib import Path
+
+from harness import FaultTest, Job, small_run
+
+FILES = ["config.json", "configuration_nanorun.py", "model.safetensors", "modeling_nanorun.py"]
+
+
+def read_header(path):
+    content = path.read_bytes()
+    size = struct.unpack("<Q", content[:8])[0]
+    return json.loads(content[8:8 + size]), content[8 + size:]
+
+
+def write_header(path, header, values):
+    text = json.dumps(header).encode()
+    path.write_bytes(struct.pack("<Q", len(text)) + text + values)
+
+
+class ExportedModel(FaultTest):
+    def command(self, *arguments, ranks=None, code=0):
+        job = Job(self.folder, ranks, arguments)
+        self.assertEqual(job.wait(), code, job.text())
+        return job
+
+    def exported(self, *overrides):
+        """The last checkpoint of a short run is exported to model/."""
+        self.train(2, "trace.enabled=false", *overrides)
+        self.command("export", self.checkpoint(12), "model", ranks=2)
+        return self.folder / "model"
+
+    def test_there_and_back(self):
+        """Bit for bit; the window is the one that training has ended with."""
+        model = self.exported("window.last=200", "window.layers=LSSL")
+        self.assertEqual(sorted(os.listdir(model)), FILES)
+        self.command("import", "model", "back.h5")
+        self.verify("back.h5")
+        self.command("export", "back.h5", "again")
+        for name in FILES:
+            self.assertEqual((self.folder / "again" / name).read_bytes(), (model / name).read_bytes(), name)
+        job = self.command("eval", "back.h5", "--data", "data.h5", "--tokens", 1024, "--length", 256)
+        self.assertIn(f"loss           {self.summary()['final_val_loss']} nats per token\n", job.output)
+        job = self.train(2, "run.name=begun", "checkpoint.weights=back.h5", "train.steps=1", "window.layers=LSSL")
+        self.assertIn("begins with the weights of back.h5, step 0\n", job.output)
+
+    def test_bf16(self):
+        """Half the bytes; the scalars stay as they are. Rounding again changes nothing."""
+        self.exported()
+        self.command("export", self.checkpoint(12), "half", "--bf16")
+        header, values = read_header(self.folder / "half" / "model.safetensors")
+        self.assertEqual(header["head"]["dtype"], "BF16")
+        self.assertEqual(header["skip.0"]["dtype"], "F32")
+        self.assertLess(2 * len(values), len(read_header(self.folder / "model" / "model.safetensors")[1]) + 200)
+        self.command("import", "half", "half.h5")
+        self.command("export", "half.h5", "again", "--bf16")
+        self.assertEqual((self.folder / "again/model.safetensors").read_bytes(),
+                         (self.folder / "half/model.safetensors").read_bytes())
+
+    def test_export_refuses(self):
+        model = self.exported()
+        (model / "notes.txt").write_text("mine")
+        job = self.command("export", self.checkpoint(12), "model", code=7)
+        self.assert_refused(job, "model: holds config.json already", "--force")
+        self.command("export", self.checkpoint(12), "model", "--force")
+        self.assertEqual((model / "notes.txt").read_text(), "mine")
+        self.assert_refused(self.command("export", "data.h5", "data.bin", "--bf16", code=2), "data.h5: not a checkpoint")
+        self.command("export", "data.h5", "data.bin")
+        self.assert_refused(self.command("import", "model", "data.h5", code=7), "data.h5: exists already")
+
+    def test_import_refuses(self):
+        model = self.exported()
+        file, config = model / "model.safetensors", model / "config.json"
+        good, settings = file.read_bytes(), json.loads(config.read_text())
+        header, values = read_header(file)
+
+        def refused(*said):
+            job = self.command("import", "model", "back.h5", code=3)
+            self.assert_refused(job, *said)
+            self.assertEqual(list(self.folder.glob("back.h5*")), [])
+
+        for content, said in ((b"", "no safetensors"), (good[:-1], "bytes of values"), (good + b"\0", "bytes of values"),
+                              (good[:40], "cut off"), (struct.pack("<Q", 2**63) + good[8:], "cut off"),
+                              (struct.pack("<Q", 1 << 23) + bytes(1 << 23), "more than the"),
+                              (struct.pack("<Q", 8) + b"[[[[[[[[", "no safetensors")):
+            file.write_bytes(content)
+            refused("model/model.safetensors: ", said)
+        for name, change, said in (("head", {"dtype": "F16"}, "bytes of its shape"), ("head", {"dtype": "F9"}, "F9"),
+                                   ("head", {"data_offsets": [0, 4]}, "head"),
+                                   ("head", {"shape": [2**40, 2**40]}, "impossible shape"),
+                                   ("head", {"shape": header["head"]["shape"][::-1]}, "config.json"),
+                                   ("skip.0", {"data_offsets": header["skip.1"]["data_offsets"]}, "skip."),
+                                   ("foreign", {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]}, "foreign")):
+            write_header(file, header | {name: header.get(name, {}) | change}, values)
+            refused("model/model.safetensors: ", said)
+        file.write_bytes(good)
+        for change, said in (({"model_type": "gpt2"}, "model_type"), ({"model": {}}, "lacks model.vocabulary"),
+                             ({"model": settings["model"] | {"width": -1}}, "model.width"),
+                             ({"model": settings["model"] | {"layers": 2}}, "which is no tensor of the model")):
+            config.write_text(json.dumps(settings | change))
+            refused(said)
+
+    def test_pytorch_agrees(self):
+        """The exported weights in the reference implementation give the run's validation loss, and the model that is
+        exported along the logits of the reference."""
+        try:
+            import torch
+        except ImportError:
+            self.skipTest("needs PyTorch")
+        sys.path.append(str(Path(__file__).resolve().parents[1] / "golden"))
+        import reference
+
+        torch.set_num_threads(1)
+        for features in (["window.layers=LSSL"],
+                         ["model.value_path=first", "model.rotary=full", "model.layers_without_attention=[2]",
+                          "window.kind=token", "window.quantum=64", "window.last=100", "model.attention_scale=0.12"]):
+            model = self.exported("checkpoint.restart=none", *features)
+            weights = self.tensors(torch, model / "model.safetensors")
+            deck = reference.read_deck(self.run_folder() / "deck.toml", [])
+            tokens = [256] + [byte for i in range(20)
+                              for byte in (*(self.folder / f"{i:02}.txt").read_bytes(), 256)]
+            windows = reference.windows_at(deck, 12)
+            judge = reference.Model(deck, weights, 256)
+            with torch.no_grad():
+                rows = [torch.tensor(tokens[at:at + 257]) for at in range(0, 1024, 256)]
+                losses = [judge.loss(row[:-1], row[1:], windows).item() for row in rows]
+                self.assertAlmostEqual(sum(losses) / 4, self.summary()["final_val_loss"], 4)
+
+                judge.head_loss = lambda x, targets: 15 * torch.tanh(x @ weights["head"].T / 15)
+                expected = torch.stack([judge.loss(row[:-1], None, windows) for row in rows])
+                exported = self.load(torch, model, weights)
+                given = exported(torch.stack(rows)[:, :-1]).logits
+                torch.testing.assert_close(given, expected[..., :257], rtol=1e-5, atol=2e-5)
+                row = rows[0][None]
+                loss = exported(row, labels=row).loss
+                self.assertAlmostEqual(loss.item(), losses[0], 4)
+            (self.folder / "model").rename(self.folder / f"kept{random.random()}")
+
+    def tensors(self, torch, path):
+        header, values = read_header(path)
+        values = torch.frombuffer(bytearray(values), dtype=torch.float32)
+        del header["__metadata__"]
+        return {name: values[entry["data_offsets"][0] // 4:entry["data_offsets"][1] // 4].view(entry["shape"])
+                for name, entry in header.items()}
+
+    def load(self, torch, model, weights):
+        """As transformers would."""
+        sys.path.insert(0, str(model))
+        try:
+            import configuration_nanorun
+            import modeling_nanorun
+        finally:
+            sys.path.remove(str(model))
+        config = configuration_nanorun.NanorunConfig(**json.loads((model / "config.json").read_text()))
+        loaded = modeling_nanorun.NanorunForCausalLM(config)
+        loaded.load_state_dict(weights)
+        return loaded
+
+
+if __name__ == "__main__":
+    small_run.main()
