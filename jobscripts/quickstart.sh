@@ -50,7 +50,7 @@ newest() {
 }
 
 printf '\nThe model writes:\n\n'
-"$nanorun" sample "$(newest)" --prompt '#ifndef ' --tokens 600 --temperature 0.7
+"$nanorun" sample "$(newest)" --prompt '#ifndef ' --tokens 700
 
 cat <<EOF
 

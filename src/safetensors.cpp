@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <bit>
-#include <cstring>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <optional>
 
@@ -27,23 +27,11 @@ template <class... Args>
 
 /// Bytes of a value; nothing for a type that the format does not have.
 std::optional<std::uint64_t> size_of(const std::string& type) {
-  static const std::array<std::pair<const char*, int>, 13> sizes = {{{"BOOL", 1},
-                                                                     {"U8", 1},
-                                                                     {"I8", 1},
-                                                                     {"F8_E4M3", 1},
-                                                                     {"F8_E5M2", 1},
-                                                                     {"I16", 2},
-                                                                     {"U16", 2},
-                                                                     {"F16", 2},
-                                                                     {"BF16", 2},
-                                                                     {"I32", 4},
-                                                                     {"U32", 4},
-                                                                     {"F32", 4},
-                                                                     {"F64", 8}}};
-  for (const auto& [name, size] : sizes) {
-    if (type == name) return size;
-  }
-  return std::nullopt;
+  static const std::map<std::string, std::uint64_t> sizes = {
+      {"BOOL", 1}, {"U8", 1},  {"I8", 1},  {"F8_E4M3", 1}, {"F8_E5M2", 1}, {"I16", 2}, {"U16", 2}, {"F16", 2},
+      {"BF16", 2}, {"I32", 4}, {"U32", 4}, {"F32", 4},     {"I64", 8},     {"U64", 8}, {"F64", 8}};
+  const auto found = sizes.find(type);
+  return found == sizes.end() ? std::nullopt : std::optional(found->second);
 }
 
 Json parse_header(const std::string& path, const std::string& text) {

@@ -1,4 +1,4 @@
-"""What is done with the checkpoint of a run: evaluating it, beginning another run with its weights, text that it writes."""
+"""What is done with the checkpoint of a run: its loss, another run that begins with its weights, text that it writes."""
 
 import re
 
@@ -19,7 +19,8 @@ class TrainedModel(FaultTest):
     def evaluate(self, checkpoint, *arguments, ranks=None):
         """Loss, perplexity, bits per byte."""
         text = "".join(self.command("eval", checkpoint, *arguments, ranks=ranks).output)
-        return [float(number) for number in re.findall(r"^(?:loss|perplexity|bits per byte) +(\S+)", text, re.MULTILINE)]
+        figures = re.findall(r"^(?:loss|perplexity|bits per byte) +(\S+)", text, re.MULTILINE)
+        return [float(figure) for figure in figures]
 
     def test_eval_repeats_the_validation(self):
         """On any number of ranks, bit for bit."""
@@ -113,7 +114,8 @@ class TrainedModel(FaultTest):
         """Without one the tokens of another vocabulary mean nothing."""
         (self.folder / "vocab.bpe").write_text("#version: 0.2\na b\n")
         self.command("shard", "bpe", *(f"{i:02}.txt" for i in range(20)), "--tokenizer", "vocab.bpe")
-        self.train(1, "trace.enabled=false", "model.vocabulary=258", 'data.train=["bpe.h5"]', 'data.validation=["bpe.h5"]')
+        self.train(1, "trace.enabled=false", "model.vocabulary=258", 'data.train=["bpe.h5"]',
+                   'data.validation=["bpe.h5"]')
         job = self.command("sample", self.checkpoint(12), code=2)
         self.assert_refused(job, "vocabulary of 258", "--tokenizer")
         text = self.sample(self.checkpoint(12), "--prompt", "abab", "--tokens", 40, "--tokenizer", "vocab.bpe",
