@@ -8,7 +8,6 @@
 #include <cstdio>
 #include <map>
 
-#include "src/files.hpp"
 #include "src/h5.hpp"
 #include "src/text.hpp"
 
@@ -68,8 +67,9 @@ std::vector<std::string> Checkpoints::list() const {
 }
 
 /// Makes the directory and removes files of writes that were cut short.
-void Checkpoints::make_directory() const {
+void Checkpoints::make_directory() {
   make_directories(directory_, ExitCode::checkpoint);
+  place_ = open_directory(directory_, ExitCode::checkpoint);
   const std::string suffix = partial_of("");
   for (const std::string& name : list_directory(directory_, ExitCode::checkpoint)) {
     if (name.ends_with(suffix) && step_of(name.substr(0, name.size() - suffix.size())))
@@ -106,6 +106,8 @@ std::string Checkpoints::save(const Progress& progress, const Slabs& slabs) {
   write_checkpoint(comm_, partial, header, slabs);
   comm_.together([&] {
     if (!comm_.root()) return;
+    // What has this name elsewhere is another run's.
+    if (moved()) throw checkpoint_error(directory_ + ": was moved away while a checkpoint was written");
     try {
       rename_file(partial, path, ExitCode::checkpoint);
     } catch (const Error&) {
@@ -119,6 +121,12 @@ std::string Checkpoints::save(const Progress& progress, const Slabs& slabs) {
     warn(comm_, fmt::format("{}; older checkpoints are kept", error.what()));
   }
   return path;
+}
+
+bool Checkpoints::moved() const {
+  bool in_place = false;
+  quietly([&] { in_place = names_file(directory_, place_, ExitCode::checkpoint); });
+  return !in_place;
 }
 
 void Checkpoints::probe(long first, long steps, const Slabs& slabs) {

@@ -11,6 +11,7 @@
 #include "src/checkpoint_file.hpp"
 #include "src/comm.hpp"
 #include "src/config.hpp"
+#include "src/files.hpp"
 
 namespace nanorun {
 
@@ -32,6 +33,9 @@ class Checkpoints {
   /// Collective. Writes checkpoint_<step>.h5 and then removes older ones beyond keep and milestones; returns its path.
   /// Throws Error(checkpoint) on all ranks alike; the previous checkpoints stay untouched.
   std::string save(const Progress& progress, const std::vector<Slab<float>>& slabs);
+
+  /// For rank 0. Whether the directory that save() wrote to was moved or removed since.
+  bool moved() const;
 
   /// Collective. Finds out before training what would keep save() from writing: writes a small file in the same place
   /// by the same code, reads it back and removes it, and compares what the checkpoints of the steps from `first` to
@@ -62,13 +66,14 @@ class Checkpoints {
   std::string path_of(long step) const;
   Progress load(const std::string& path, const std::vector<Slab<float>>& slabs);
   std::optional<Progress> load_newest(const std::vector<std::string>& files, const std::vector<Slab<float>>& slabs);
-  void make_directory() const;
+  void make_directory();
   void require_space(long steps, std::uint64_t bytes) const;
   void prune(long step);
 
   Comm& comm_;
   const CheckpointConfig& config_;
   std::string directory_;
+  Descriptor place_;            ///< of rank 0: the directory that was written to last
   CheckpointHeader header_;     ///< what all files of this run share
   std::set<std::string> kept_;  ///< files that could not be removed, of which the user knows
   std::string restored_file_;

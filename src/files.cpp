@@ -234,6 +234,12 @@ Descriptor open_to_read(const std::string& path, ExitCode code) {
   return open_regular(path, O_RDONLY, code);
 }
 
+Descriptor open_directory(const std::string& path, ExitCode code) {
+  Descriptor directory(::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  if (directory.get() < 0) fail(code, path, "cannot be opened", errno);
+  return directory;
+}
+
 void require_writable(const std::string& path, ExitCode code) { open_regular(path, O_RDWR, code); }
 
 void read_at(const Descriptor& file, const std::string& path, std::uint64_t offset, std::span<std::byte> bytes,

@@ -85,6 +85,9 @@ class Descriptor {
 /// Opens a regular file for reading. Throws at once, and never waits, where `path` is a directory, device or FIFO.
 Descriptor open_to_read(const std::string& path, ExitCode code);
 
+/// Opens a directory, which names_file() then knows again wherever it is moved.
+Descriptor open_directory(const std::string& path, ExitCode code);
+
 /// Throws where a regular file cannot be opened for writing; changes nothing.
 void require_writable(const std::string& path, ExitCode code);
 
@@ -176,7 +179,7 @@ void replace_file(const std::string& path, ExitCode code, Write&& write) {
 /// written to it does not change what the other names show.
 void unshare_file(const std::string& path, ExitCode code);
 
-/// Whether `path` names the open file.
+/// Whether `path` names the open file or directory.
 bool names_file(const std::string& path, const Descriptor& file, ExitCode code);
 
 /// A file that grows at its end.

@@ -114,6 +114,7 @@ RunDirectory::RunDirectory(Comm& comm, const Config& config)
       throw Error(ExitCode::output, file(lock_name) + ": is not the lock file of a run; move it, or change run.name");
     foreign_ = !holder && kind_of_entry(checkpoints(), ExitCode::output) == FileKind::absent;
     lock();
+    made_lock_ = !holder;
   });
   if (comm_.size() > 1) require_in_sight();
 }
@@ -121,11 +122,11 @@ RunDirectory::RunDirectory(Comm& comm, const Config& config)
 RunDirectory::~RunDirectory() { remove_unused(); }
 
 void RunDirectory::remove_unused() {
-  if (!made_) return;
+  if (!made_lock_) return;
   quietly([&] {
-    if (list_directory(path_, ExitCode::output) != std::vector<std::string>{lock_name}) return;
+    if (!locks_.back().in_place()) return;
     remove_file(file(lock_name), ExitCode::output);
-    remove_empty_directory(path_, ExitCode::output);
+    if (made_) remove_empty_directory(path_, ExitCode::output);
   });
 }
 
@@ -141,6 +142,7 @@ void RunDirectory::lock() {
     warn(fmt::format("{}: no locks on this file system; nothing keeps a second job away", path_));
   }
   locks_.push_back(std::move(lock));
+  place_ = open_directory(path_, ExitCode::output);
 }
 
 /// Every rank looks for a file that rank 0 makes. Its name is new, so that no directory of another node, and nothing
@@ -217,7 +219,7 @@ std::optional<std::string> RunDirectory::begin(bool anew) {
       lock();  // beside that of the old directory, for which another job may still be waiting
     }
     if (foreign_) keep_foreign_files();
-    made_ = false;
+    made_ = made_lock_ = false;
     // A stop file of the last run would end this one at once.
     remove_file(stop_file_, ExitCode::output);
   });
@@ -233,11 +235,17 @@ void RunDirectory::keep_foreign_files() const {
 }
 
 bool RunDirectory::keep() {
+  bool anew = true;
   try {
-    if (locks_.back().in_place()) return false;
+    const bool taken = is_taken();
+    if (!taken && locks_.back().in_place()) return false;
     // Whoever runs there, or did, has left a lock file.
-    if (has_file(file(lock_name), ExitCode::output)) {
+    if (taken || has_file(file(lock_name), ExitCode::output)) {
       move_beside();
+    } else if (names_file(path_, place_, ExitCode::output)) {
+      lock();
+      warn(fmt::format("{}: was removed while the run goes on; made again", file(lock_name)));
+      anew = false;
     } else {
       make_again();
     }
@@ -248,7 +256,13 @@ bool RunDirectory::keep() {
     return false;
   }
   locks_.erase(locks_.begin(), locks_.end() - 1);
-  return true;
+  return anew;
+}
+
+/// Whether the path names something that is no directory.
+bool RunDirectory::is_taken() const {
+  return kind_of(path_, ExitCode::output) != FileKind::directory &&
+         kind_of_entry(path_, ExitCode::output) != FileKind::absent;
 }
 
 void RunDirectory::make_again() {

@@ -28,7 +28,7 @@ class RunDirectory {
   /// else in it is touched before begin(). Throws Error(output) on all ranks alike when it cannot be written, another
   /// job holds the lock, or a rank does not see the directory of rank 0 there.
   RunDirectory(Comm& comm, const Config& config);
-  /// A directory in which no run began does not stay, where this object has made it.
+  /// Where no run began, the directory and the lock file do not stay if this object has made them.
   ~RunDirectory();
   RunDirectory(const RunDirectory&) = delete;
   RunDirectory& operator=(const RunDirectory&) = delete;
@@ -50,12 +50,12 @@ class RunDirectory {
   /// where nothing was there. Removes the stop file of an earlier run. Throws Error(output) on all ranks alike.
   std::optional<std::string> begin(bool anew);
 
-  /// For rank 0, now and then and before anything is written: where the directory was removed while the run goes on,
-  /// says so, makes it again and locks it. Where another run lies there now, path() becomes <directory>.1, .2, ..., the
-  /// first that is free. Returns whether the directory is a new one. Throws Error(output).
+  /// For rank 0, now and then and before anything is written: where the directory or its lock was removed while the run
+  /// goes on, says so, makes it again and locks it. Where another run or a file lies there now, path() becomes
+  /// <directory>.1, .2, ..., the first that is free. Returns whether the directory is a new one. Throws Error(output).
   bool keep();
 
-  /// Whether keep() has found another run there. Rank 0's answer.
+  /// Whether keep() has found something else there. Rank 0's answer.
   bool displaced() const { return displaced_; }
 
   /// Replaces a file by way of a temporary one. Throws Error(output).
@@ -63,6 +63,7 @@ class RunDirectory {
 
  private:
   void lock();
+  bool is_taken() const;
   void make_again();
   void move_beside();
   void require_in_sight();
@@ -75,7 +76,9 @@ class RunDirectory {
   std::string path_;
   std::string stop_file_;
   std::vector<FileLock> locks_;  ///< of rank 0
+  Descriptor place_;             ///< of rank 0: the directory that was locked last
   bool made_ = false;            ///< the directory, by this object
+  bool made_lock_ = false;       ///< the lock file, by this object, and no run has begun
   bool foreign_ = false;         ///< no run has left a trace in the directory
   bool displaced_ = false;
   bool warned_ = false;

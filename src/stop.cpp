@@ -26,7 +26,7 @@ const char* stop_reason_text(StopReason reason) {
     case StopReason::terminate:
       return "SIGTERM received";
     case StopReason::displaced:
-      return "another run lies in the run's directory";
+      return "something else lies in place of the run's directory";
     default:
       return "not stopped";
   }

@@ -42,7 +42,9 @@ class Training {
   void require_tokens();
   void validate();
   void save();
+  std::string write_checkpoint();
   void keep_directory();
+  bool displaced();
   void keep_checkpoints();
   void record_step(double seconds);
   void log_step(const StepReport& report);
@@ -370,7 +372,7 @@ void Training::save() {
   run_.trace->flush();
   run_.metrics.flush();
   try {
-    const std::string file = run_.checkpoints.save(progress_, learner_.optimizer.slabs());
+    const std::string file = write_checkpoint();
     saved_step_ = progress_.step;
     run_.log.line(fmt::format("checkpoint {}", file));
   } catch (const Error& error) {
@@ -380,17 +382,34 @@ void Training::save() {
   }
 }
 
+/// Collective. Where the directory was moved or removed while the file was written, writes it once more.
+std::string Training::write_checkpoint() {
+  const auto write = [&] { return run_.checkpoints.save(progress_, learner_.optimizer.slabs()); };
+  try {
+    return write();
+  } catch (const Error& error) {
+    if (error.scope() != Scope::all_ranks) throw;
+    const bool moved = comm_.root() && run_.checkpoints.moved();
+    if (comm_.all_reduce(std::uint64_t{moved}, Reduce::max) == 0) throw;
+  }
+  keep_checkpoints();
+  return write();
+}
+
+/// Collective.
+bool Training::displaced() { return comm_.all_reduce(std::uint64_t{run_.directory.displaced()}, Reduce::max) != 0; }
+
 ExitCode Training::finish() {
   learner_.tensor_comm.synchronize();
   keep_checkpoints();
-  const bool displaced = comm_.all_reduce(std::uint64_t{run_.directory.displaced()}, Reduce::max) != 0;
-  if (displaced) saved_step_ = -1;  // the earlier ones are wherever the directory is now
-  if (!finished() || displaced) save();
+  const bool moved = displaced();
+  if (moved) saved_step_ = -1;  // the earlier ones are wherever the directory is now
+  if (!finished() || moved) save();
   run_.trace->finish();
   run_.metrics.flush();
   const RunSummary summary = write_summary(finished() ? "" : stop_reason_text(stop_reason_));
   run_.log.line(closing_lines(summary));
-  if (displaced) fail_displaced();
+  if (displaced()) fail_displaced();
   if (finished()) return ExitCode::ok;
   const bool continues = config_.checkpoint.restart == "auto";
   run_.log.line(fmt::format("stopped at step {}: {}; run the same command again{} to continue", progress_.step,
@@ -400,11 +419,12 @@ ExitCode Training::finish() {
 
 void Training::fail_displaced() {
   const std::string path = comm_.broadcast(run_.directory.path());
-  throw Error(ExitCode::output,
-              fmt::format("{}/{} was moved away during the run, and another run lies there now: the checkpoint of step "
-                          "{} is saved in {}; continue it with run.name={}",
-                          config_.run.outputs, config_.run.name, progress_.step, path, name_of(path)),
-              Scope::all_ranks);
+  throw Error(
+      ExitCode::output,
+      fmt::format("{}/{} was moved away during the run, and something else lies there now: the checkpoint of step "
+                  "{} is saved in {}; continue it with run.name={}",
+                  config_.run.outputs, config_.run.name, progress_.step, path, name_of(path)),
+      Scope::all_ranks);
 }
 
 /// Collective. `stopped_by` is empty for a run that made all its steps.

@@ -152,8 +152,8 @@ class Disk(FaultTest):
         kept = self.folder / "outputs" / "kept"
         self.run_folder().rename(kept)
         self.run_folder().touch()
-        self.assertEqual(job.wait(), 4, job.text())
-        self.assertRegex(job.messages()[-1], "^nanorun: outputs/run/checkpoints.*Not a directory")
+        self.assertEqual(job.wait(), 7, job.text())
+        self.assertRegex(job.text(), "the checkpoint of step .* is saved in outputs/run.1")
         self.run_folder().unlink()
         kept.rename(self.run_folder())
         job = self.train(2, *self.model, "train.steps=100000", "stop.walltime_seconds=0.1", code=75)
@@ -177,8 +177,8 @@ class Disk(FaultTest):
         self.assertEqual(contents(), before)
         beside = self.folder / "outputs" / "run.1"
         step = json.loads((beside / "summary.json").read_text())["steps"]
-        self.assertIn("nanorun: outputs/run was moved away during the run, and another run lies there now: the checkpoint "
-                      f"of step {step} is saved in outputs/run.1; continue it with run.name=run.1", job.messages())
+        self.assertIn("nanorun: outputs/run was moved away during the run, and something else lies there now: the "
+                      f"checkpoint of step {step} is saved in outputs/run.1; continue it with run.name=run.1", job.messages())
         again = self.train(None, *self.model, "train.steps=100000", "run.name=run.1", f"stop.step={step + 1}", code=75)
         self.assertEqual(restarted_from(again), step)
 
