@@ -26,7 +26,8 @@ struct Remains {
 /// Nothing where no run has left a checkpoint or figures.
 std::optional<Remains> look(const RunDirectory& directory, const Checkpoints& checkpoints,
                             const std::optional<Progress>& found) {
-  const std::optional<std::string> summary = directory.read("summary.json");
+  std::optional<std::string> summary = directory.read("summary.json");
+  if (summary && is_of_no_step(*summary)) summary.reset();
   if (!found && !summary && traced_steps(directory.file("trace.h5")) == 0) return std::nullopt;
   Remains remains;
   remains.deck = found ? checkpoints.restored().deck : directory.read("deck.toml").value_or("");

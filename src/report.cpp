@@ -191,6 +191,13 @@ long finished_steps(const std::string& summary_json) {
   return json["finished"] == true && steps.is_number_integer() ? steps.get<long>() : 0;
 }
 
+bool is_of_no_step(const std::string& summary_json) {
+  const auto json = nlohmann::json::parse(summary_json, nullptr, false);
+  if (!json.is_object()) return false;
+  return json.value("steps", nlohmann::json()) == 0 && json.contains("final_val_loss") &&
+         json["final_val_loss"].is_null();
+}
+
 std::string closing_lines(const RunSummary& s) {
   std::string text = timing_table(s.phases);
   const auto merit = [&](const char* name, double value) { text += fmt::format("FOM {} {:.6g}\n", name, value); };

@@ -302,6 +302,16 @@ class EarlierRun(FaultTest):
         self.assertIn("is kept as outputs/run.1", again.text())
         self.assertEqual(self.content(self.folder / "outputs" / "run.1"), before)
 
+    def test_run_stopped_before_its_first_step_is_no_obstacle(self):
+        for more in ((), (), ("train.steps=13",)):
+            job = self.start(None, *more, wrapper=self.injecting("deck.toml", "openat:signal=SIGTERM:when=1"))
+            self.assertEqual(job.wait(), 75, job.text())
+            self.assertIn("stopped at step 0: SIGTERM received", job.text())
+            self.assertEqual(self.summary()["steps"], 0)
+        job = self.train(None, "train.steps=14")
+        self.assertEqual(sorted(losses(job)), list(range(1, 15)))
+        self.assertEqual([path.name for path in self.run_folder().parent.iterdir()], ["run"])
+
     def test_renamed_directory_is_locked_again_before_a_checkpoint(self):
         job = self.start(1, "train.steps=100000", "checkpoint.every=20", "run.log_every=100000")
         job.until(lambda: any(self.run_folder().glob("checkpoints/*.h5")), "checkpoint")
