@@ -93,8 +93,8 @@ __device__ __forceinline__ void compute_delta(Shared& s, int stage, float* delta
   for (int i = 0; i < rows; i += 32 / lanes) {
     const int row = warp * rows + i + threadIdx.x % 32 / lanes;
     const int at = lane / 8 * column_bytes(step) + swizzled(row, lane % 8);
-    const Float8 y = unpack(*reinterpret_cast<const Bf16x8*>(s.d_s[stage] + at));
-    const Float8 d_y = unpack(*reinterpret_cast<const Bf16x8*>(s.d_y[stage] + at));
+    const Vector<float, 8> y = to_floats(*reinterpret_cast<const Vector<bf16, 8>*>(s.d_s[stage] + at));
+    const Vector<float, 8> d_y = to_floats(*reinterpret_cast<const Vector<bf16, 8>*>(s.d_y[stage] + at));
     const float sum = group_sum(dot(y, d_y), lanes);
     if (lane == 0) s.delta[stage][row] = delta[row] = sum;
   }

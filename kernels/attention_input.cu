@@ -11,12 +11,12 @@ namespace {
 
 /// 8 columns j of a head and the columns j + D/2 that the rotation pairs with them.
 struct Pair {
-  Float8 first, second;
+  Vector<float, 8> first, second;
 };
-__device__ Pair load_pair(const bf16* head, int half) { return {unpack(load8(head)), unpack(load8(head + half))}; }
+__device__ Pair load_pair(const bf16* head, int half) { return {load_floats<8>(head), load_floats<8>(head + half)}; }
 __device__ void store_pair(bf16* head, int half, const Pair& x) {
-  store8(head, pack(x.first));
-  store8(head + half, pack(x.second));
+  store_rounded(head, x.first);
+  store_rounded(head + half, x.second);
 }
 
 struct RotaryTable {
@@ -54,9 +54,9 @@ __device__ UnitPosition position(const Units& shape, int i) {
 }
 
 /// Columns [col, col + 8) of row t of x, which lies in panels of as many columns.
-__device__ Float8 load_panel(const Mat<const float>& x, int t, int col) {
+__device__ Vector<float, 8> load_panel(const Mat<const float>& x, int t, int col) {
   static_assert(d_q_panel == 8);
-  return load8(x.data + (static_cast<std::size_t>(col / d_q_panel) * x.rows + t) * d_q_panel);
+  return load_vector<8>(x.data + (static_cast<std::size_t>(col / d_q_panel) * x.rows + t) * d_q_panel);
 }
 
 /// Inputs of the value mix's gradient on 4 columns of a row.
@@ -87,8 +87,8 @@ __device__ void value_mix_backward(bf16* d_v, float* d_source, const MixColumns&
 }
 
 /// d_x = r Rᵀ (d_y - y mean(d_y y)) on a thread's columns; all lanes of a warp must call it, for the mean.
-__device__ Pair norm_rotate_backward(const Pair& d_y, const Pair& y, float r, const Float8& c, const Float8& s,
-                                     const Units& shape) {
+__device__ Pair norm_rotate_backward(const Pair& d_y, const Pair& y, float r, const Vector<float, 8>& c,
+                                     const Vector<float, 8>& s, const Units& shape) {
   const float sum = group_sum(dot(d_y.first, y.first) + dot(d_y.second, y.second), shape.per_head);
   const float mean = sum / (2 * shape.half);
   Pair d_x;
@@ -117,7 +117,8 @@ __global__ void __launch_bounds__(block_threads, 2)
     const Pair d_k_out = load_pair(d_kv.row(at.row) + first, shape.half);
     const bf16* const y = qk.row(at.row) + first;
     const Pair q = load_pair(y, shape.half), k = load_pair(y + shape.width, shape.half);
-    const Float8 c = load8(rotary.cos.row(at.row) + pair), s = load8(rotary.sin.row(at.row) + pair);
+    const Vector<float, 8> c = load_vector<8>(rotary.cos.row(at.row) + pair),
+                           s = load_vector<8>(rotary.sin.row(at.row) + pair);
     const float* const r = rstd.row(at.row) + at.head;
     const Pair d_q_in = norm_rotate_backward(d_q_out, q, r[0], c, s, shape);
     const Pair d_k_in = norm_rotate_backward(d_k_out, k, r[shape.heads], c, s, shape);

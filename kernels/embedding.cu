@@ -15,16 +15,16 @@ __global__ void __launch_bounds__(block_threads)
   const int row = blockIdx.x * block_warps + threadIdx.x / warp_size, lane = threadIdx.x % warp_size;
   if (row >= out.rows) return;
   const bf16* const from = table.row(tokens[row]);
-  Bf16x8 v[N];
+  Vector<bf16, 8> v[N];
 #pragma unroll
   for (int i = 0; i < N; ++i) {
     const int col = 8 * (lane + warp_size * i);
-    if (col < out.cols) v[i] = load8(from + col);
+    if (col < out.cols) v[i] = load_vector<8>(from + col);
   }
 #pragma unroll
   for (int i = 0; i < N; ++i) {
     const int col = 8 * (lane + warp_size * i);
-    if (col < out.cols) store8(out.row(row) + col, v[i]);
+    if (col < out.cols) store_vector(out.row(row) + col, v[i]);
   }
 }
 

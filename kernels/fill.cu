@@ -33,9 +33,6 @@ struct RoundTo {
   }
 };
 
-__device__ Float8 load_floats(const bf16* p) { return unpack(load8(p)); }
-__device__ Float8 load_floats(const float* p) { return load8(p); }
-
 template <class X>
 __global__ void __launch_bounds__(block_threads) add_kernel(Mat<bf16> out, Mat<const X> x) {
   const unsigned vectors = out.cols / 8;
@@ -43,11 +40,11 @@ __global__ void __launch_bounds__(block_threads) add_kernel(Mat<bf16> out, Mat<c
   for (unsigned k = blockIdx.x * block_threads + threadIdx.x; k < total; k += gridDim.x * block_threads) {
     const int row = k / vectors, col = k % vectors * 8;
     bf16* to = out.row(row) + col;
-    Float8 sum = unpack(load8(to));
-    const Float8 term = load_floats(x.row(row) + col);
+    Vector<float, 8> sum = load_floats<8>(to);
+    const Vector<float, 8> term = load_floats<8>(x.row(row) + col);
 #pragma unroll
     for (int i = 0; i < 8; ++i) sum.v[i] += term.v[i];
-    store8(to, pack(sum));
+    store_rounded(to, sum);
   }
 }
 
@@ -67,7 +64,8 @@ void fill(Stream stream, Vec<T> x, double value) {
   constexpr int width = 16 / sizeof(T);
   if constexpr (std::is_same_v<T, bf16>) {
     const auto rounded = __nv_bfloat16_raw(__float2bfloat16(static_cast<float>(value)));
-    launch_elementwise<width>("fill", stream, x.size(), Fill<bf16>{x.data(), {rounded.x}}, x.data());
+    auto* const bits = reinterpret_cast<std::uint16_t*>(x.data());
+    launch_elementwise<width>("fill", stream, x.size(), Fill<std::uint16_t>{bits, rounded.x}, bits);
   } else {
     launch_elementwise<width>("fill", stream, x.size(), Fill<T>{x.data(), static_cast<T>(value)}, x.data());
   }

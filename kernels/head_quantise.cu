@@ -25,7 +25,7 @@ __global__ void __launch_bounds__(block_threads)
     std::uint32_t words[4];
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      Float8 v = unpack(load8(x.row(first_row + row) + col + 8 * half));
+      Vector<float, 8> v = load_floats<8>(x.row(first_row + row) + col + 8 * half);
 #pragma unroll
       for (float& element : v.v) element *= scale;
       words[2 * half] = pack_fp8<e4m3>(v.v);

@@ -46,7 +46,7 @@ struct Tanh {
 
   /// Replaces z by e^logit r (1 - r), a quarter of the unnormalised gradient; returns the sum of e^logit. The special
   /// function units are the bottleneck: one reciprocal, of a product, serves two elements.
-  __device__ float weigh(Float8& z) const {
+  __device__ float weigh(Vector<float, 8>& z) const {
     float sum = 0;
 #pragma unroll
     for (int i = 0; i < 8; i += 2) {
@@ -130,11 +130,11 @@ struct NoGradient {};
 
 /// Stores the gradient over its row of logits, whose stride stays that of bf16.
 template <class G>
-__device__ void store_gradient(void* row, int vector, const Float8& g) {
+__device__ void store_gradient(void* row, int vector, const Vector<float, 8>& g) {
   if constexpr (std::is_same_v<G, e5m2>) {
     static_cast<uint2*>(row)[vector] = {pack_fp8<e5m2>(g.v), pack_fp8<e5m2>(g.v + 4)};
   } else {
-    store8(static_cast<bf16*>(row) + 8 * vector, pack(g));
+    store_rounded(static_cast<bf16*>(row) + 8 * vector, g);
   }
 }
 
@@ -148,29 +148,29 @@ __device__ void store_gradient_at(void* row, int index, float g) {
 }
 
 /// Starts the TMA load of a row into shared memory, an mbarrier for each segment.
-__device__ void load_row(Bf16x8* shared, const bf16* row, int vectors, sm90::Mbarrier* loaded) {
+__device__ void load_row(Vector<bf16, 8>* shared, const bf16* row, int vectors, sm90::Mbarrier* loaded) {
   const int segments = ceil_div(vectors, segment_vectors);
   for (int s = 0; s < segments; ++s) sm90::mbarrier_init(loaded[s], 1);
   sm90::fence_mbarrier_init();
   for (int s = 0; s < segments; ++s) {
     const int first = s * segment_vectors;
-    const int bytes = min(segment_vectors, vectors - first) * static_cast<int>(sizeof(Bf16x8));
+    const int bytes = min(segment_vectors, vectors - first) * static_cast<int>(sizeof(Vector<bf16, 8>));
     sm90::mbarrier_arrive_expect_tx(loaded[s], bytes);
     sm90::bulk_load_evict_first(shared + first, row + 8 * first, bytes, loaded[s]);
   }
 }
 
 /// Applies Tanh::weigh to a row, segment by segment as they arrive; returns the sum of e^logit.
-__device__ float weigh_row(Bf16x8* z, int vectors, const Tanh& tanh, sm90::Mbarrier* loaded) {
+__device__ float weigh_row(Vector<bf16, 8>* z, int vectors, const Tanh& tanh, sm90::Mbarrier* loaded) {
   float sum = 0;
   for (int s = 0; s * segment_vectors < vectors; ++s) {
     sm90::mbarrier_wait(loaded[s], 0);
     const int last = min(vectors, (s + 1) * segment_vectors);
 #pragma unroll 2
     for (int i = s * segment_vectors + threadIdx.x; i < last; i += row_threads) {
-      Float8 v = unpack(z[i]);
+      Vector<float, 8> v = to_floats(z[i]);
       sum += tanh.weigh(v);
-      z[i] = pack(v);
+      z[i] = round_to_bf16(v);
     }
   }
   return row_sum(sum);
@@ -186,7 +186,7 @@ template <class G>
 __global__ void __launch_bounds__(row_threads, 2) softcap_row(Mat<bf16> z, float* loss, const Token* targets, Tanh tanh,
                                                               float scale, Transpose transpose, int* started) {
   constexpr int loader = 0, waiter = warp_size, finisher = 2 * warp_size;  // threads of different warps
-  extern __shared__ Bf16x8 kept[];
+  extern __shared__ Vector<bf16, 8> kept[];
   __shared__ sm90::Mbarrier loaded[max_segments];
   __shared__ int turn;
   if (threadIdx.x == 0) turn = atomicAdd(started, 1);
@@ -210,7 +210,7 @@ __global__ void __launch_bounds__(row_threads, 2) softcap_row(Mat<bf16> z, float
   if constexpr (!std::is_same_v<G, NoGradient>) {
     const float factor = 4 * scale / sum;
     for (int i = threadIdx.x; i < vectors; i += row_threads) {
-      Float8 g = unpack(kept[i]);
+      Vector<float, 8> g = to_floats(kept[i]);
 #pragma unroll
       for (float& element : g.v) element *= factor;
       store_gradient<G>(row, i, g);

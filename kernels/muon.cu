@@ -80,7 +80,7 @@ __global__ void __launch_bounds__(block_threads)
   const BatchMatrix x(batches, blockIdx.y);
   float sum = 0;
   for (std::size_t i = blockIdx.x * block_threads + threadIdx.x; i < x.size() / 8; i += norm_blocks * block_threads) {
-    const Float8 v = load8(x.data + 8 * i);
+    const Vector<float, 8> v = load_vector<8>(x.data + 8 * i);
     sum += dot(v, v);
   }
   sum = warp_sum(sum);
@@ -91,15 +91,8 @@ __global__ void __launch_bounds__(block_threads)
   if (threadIdx.x == 0) partial[blockIdx.y * norm_blocks + blockIdx.x] = sum;
 }
 
-__device__ Float8 load_floats8(const float* x) { return load8(x); }
-__device__ Float8 load_floats8(const bf16* x) { return unpack(load8(x)); }
-
-__device__ void store_values8(bf16* out, const Bf16x8& x) { store8(out, x); }
-__device__ void store_values8(float* out, const Bf16x8& x) {
-  const Float8 v = unpack(x);
-  reinterpret_cast<float4*>(out)[0] = {v.v[0], v.v[1], v.v[2], v.v[3]};
-  reinterpret_cast<float4*>(out)[1] = {v.v[4], v.v[5], v.v[6], v.v[7]};
-}
+__device__ void store_values(bf16* out, const Vector<bf16, 8>& x) { store_vector(out, x); }
+__device__ void store_values(float* out, const Vector<bf16, 8>& x) { store_vector(out, to_floats(x)); }
 
 /// The block's tile of out = factor x, rounded to bf16, or of its transpose; x [rows, cols]. Global memory is read and
 /// written by eight threads per row of 64 elements.
@@ -113,15 +106,15 @@ __device__ void convert_tile(To* out, const From* x, int rows, int cols, bool tr
     const int row = first_row + i, col = first_col + 8 * vector;
     if (row >= rows || col >= cols) continue;
     const std::size_t at = static_cast<std::size_t>(row) * cols + col;
-    Float8 v = load_floats8(x + at);
+    Vector<float, 8> v = load_floats<8>(x + at);
 #pragma unroll
     for (float& element : v.v) element *= factor;
-    const Bf16x8 rounded = pack(v);
+    const Vector<bf16, 8> rounded = round_to_bf16(v);
     if (transpose) {
 #pragma unroll
       for (int k = 0; k < 4; ++k) tile[i][4 * vector + k] = rounded.pair[k];
     } else {
-      store_values8(out + at, rounded);
+      store_values(out + at, rounded);
     }
   }
   if (!transpose) return;
@@ -130,12 +123,12 @@ __device__ void convert_tile(To* out, const From* x, int rows, int cols, bool tr
     const int row = first_row + 8 * vector, col = first_col + i;
     if (row >= rows || col >= cols) continue;
     const unsigned halves = i % 2 == 0 ? 0x5410 : 0x7632;  // which element of each pair
-    Bf16x8 column;
+    Vector<bf16, 8> column;
 #pragma unroll
     for (int k = 0; k < 4; ++k) {
       column.pair[k] = __byte_perm(tile[8 * vector + 2 * k][i / 2], tile[8 * vector + 2 * k + 1][i / 2], halves);
     }
-    store_values8(out + static_cast<std::size_t>(col) * rows + row, column);
+    store_values(out + static_cast<std::size_t>(col) * rows + row, column);
   }
 }
 

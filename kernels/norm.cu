@@ -10,24 +10,24 @@ __global__ void __launch_bounds__(block_threads)
     rms_norm_forward_kernel(Mat<bf16> out, float* rstd, Mat<const bf16> x, float eps) {
   const int row = blockIdx.x * block_warps + threadIdx.x / warp_size, lane = threadIdx.x % warp_size;
   if (row >= x.rows) return;
-  Bf16x8 v[N];
+  Vector<bf16, 8> v[N];
 #pragma unroll
   for (int i = 0; i < N; ++i) {
     const int col = 8 * (lane + warp_size * i);
-    if (col < x.cols) v[i] = load8(x.row(row) + col);
+    if (col < x.cols) v[i] = load_vector<8>(x.row(row) + col);
   }
   float squares = 0;
 #pragma unroll
-  for (int i = 0; i < N; ++i) squares += dot(unpack(v[i]), unpack(v[i]));
+  for (int i = 0; i < N; ++i) squares += dot(to_floats(v[i]), to_floats(v[i]));
   const float r = rsqrtf(warp_sum(squares) / x.cols + eps);
   if (lane == 0) rstd[row] = r;
 #pragma unroll
   for (int i = 0; i < N; ++i) {
     const int col = 8 * (lane + warp_size * i);
-    Float8 y = unpack(v[i]);
+    Vector<float, 8> y = to_floats(v[i]);
 #pragma unroll
     for (int k = 0; k < 8; ++k) y.v[k] *= r;
-    if (col < x.cols) store8(out.row(row) + col, pack(y));
+    if (col < x.cols) store_rounded(out.row(row) + col, y);
   }
 }
 
@@ -37,28 +37,28 @@ __global__ void __launch_bounds__(block_threads)
     rms_norm_backward_kernel(Mat<bf16> d_x, Mat<const bf16> out, const float* rstd, Mat<const bf16> d_out) {
   const int row = blockIdx.x * block_warps + threadIdx.x / warp_size, lane = threadIdx.x % warp_size;
   if (row >= out.rows) return;
-  Bf16x8 y[N], d_y[N], d[N];
+  Vector<bf16, 8> y[N], d_y[N], d[N];
 #pragma unroll
   for (int i = 0; i < N; ++i) {
     const int col = 8 * (lane + warp_size * i);
     if (col >= out.cols) continue;
-    y[i] = load8(out.row(row) + col);
-    d_y[i] = load8(d_out.row(row) + col);
-    d[i] = load8(d_x.row(row) + col);
+    y[i] = load_vector<8>(out.row(row) + col);
+    d_y[i] = load_vector<8>(d_out.row(row) + col);
+    d[i] = load_vector<8>(d_x.row(row) + col);
   }
   const float r = rstd[row];
   float sum = 0;
 #pragma unroll
-  for (int i = 0; i < N; ++i) sum += dot(unpack(y[i]), unpack(d_y[i]));
+  for (int i = 0; i < N; ++i) sum += dot(to_floats(y[i]), to_floats(d_y[i]));
   const float mean = warp_sum(sum) / out.cols;
 #pragma unroll
   for (int i = 0; i < N; ++i) {
     const int col = 8 * (lane + warp_size * i);
-    const Float8 value = unpack(y[i]), gradient = unpack(d_y[i]);
-    Float8 total = unpack(d[i]);
+    const Vector<float, 8> value = to_floats(y[i]), gradient = to_floats(d_y[i]);
+    Vector<float, 8> total = to_floats(d[i]);
 #pragma unroll
     for (int k = 0; k < 8; ++k) total.v[k] += r * (gradient.v[k] - value.v[k] * mean);
-    if (col < out.cols) store8(d_x.row(row) + col, pack(total));
+    if (col < out.cols) store_rounded(d_x.row(row) + col, total);
   }
 }
 

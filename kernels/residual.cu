@@ -14,15 +14,16 @@ __global__ void __launch_bounds__(block_threads)
   const int row = blockIdx.x * block_warps + threadIdx.x / warp_size, lane = threadIdx.x % warp_size;
   if (row >= x.rows) return;
   const float a0 = in.a[0], a1 = in.a[1], s = has_skip ? in.s[0] : 0;
-  Float8 mixed[N];
+  Vector<float, 8> mixed[N];
   float squares = 0;
 #pragma unroll
   for (int i = 0; i < N; ++i) {
     const int col = 8 * (lane + warp_size * i);
     if (col >= x.cols) continue;
-    const Float8 x_prev = unpack(load8(in.x_prev.row(row) + col)), x0 = unpack(load8(in.x0.row(row) + col));
-    Float8 skip;
-    if (has_skip) skip = unpack(load8(in.skip.row(row) + col));
+    const Vector<float, 8> x_prev = to_floats(load_vector<8>(in.x_prev.row(row) + col)),
+                           x0 = to_floats(load_vector<8>(in.x0.row(row) + col));
+    Vector<float, 8> skip;
+    if (has_skip) skip = to_floats(load_vector<8>(in.skip.row(row) + col));
 #pragma unroll
     for (int k = 0; k < 8; ++k) mixed[i].v[k] = a0 * (x_prev.v[k] + s * skip.v[k]) + a1 * x0.v[k];
     squares += dot(mixed[i], mixed[i]);
@@ -33,10 +34,10 @@ __global__ void __launch_bounds__(block_threads)
   for (int i = 0; i < N; ++i) {
     const int col = 8 * (lane + warp_size * i);
     if (col >= x.cols) continue;
-    store8(x.row(row) + col, pack(mixed[i]));
+    store_vector(x.row(row) + col, round_to_bf16(mixed[i]));
 #pragma unroll
     for (int k = 0; k < 8; ++k) mixed[i].v[k] *= r;
-    store8(n.row(row) + col, pack(mixed[i]));
+    store_vector(n.row(row) + col, round_to_bf16(mixed[i]));
   }
 }
 
@@ -54,36 +55,36 @@ __global__ void __launch_bounds__(block_threads, N > 3 ? 1 : 2)
   const bool skip_is_x_prev = has_skip && in.skip.data == in.x_prev.data;
   ScalarSums sums;
   for (int row = blockIdx.x * block_warps + threadIdx.x / warp_size; row < d.d_x.rows; row += gridDim.x * block_warps) {
-    Bf16x8 d_x[N], n[N], d_n[N], x_prev[N], x0[N], d_x0[N], skip[N], d_x_prev[N];
+    Vector<bf16, 8> d_x[N], n[N], d_n[N], x_prev[N], x0[N], d_x0[N], skip[N], d_x_prev[N];
     float sum = 0;
 #pragma unroll
     for (int i = 0; i < N; ++i) {
       const int col = 8 * (lane + warp_size * i);
       if (col >= cols) continue;
-      n[i] = load8(norm.n.row(row) + col);
-      d_n[i] = load8(norm.d_n.row(row) + col);
-      d_x[i] = load8(d.d_x.row(row) + col);
-      x_prev[i] = load8(in.x_prev.row(row) + col);
-      x0[i] = load8(in.x0.row(row) + col);
-      d_x0[i] = load8(d.d_x0.row(row) + col);
-      if (has_skip) skip[i] = load8(in.skip.row(row) + col);
-      if (!has_skip && d.d_x_prev) d_x_prev[i] = load8(d.d_x_prev.row(row) + col);
+      n[i] = load_vector<8>(norm.n.row(row) + col);
+      d_n[i] = load_vector<8>(norm.d_n.row(row) + col);
+      d_x[i] = load_vector<8>(d.d_x.row(row) + col);
+      x_prev[i] = load_vector<8>(in.x_prev.row(row) + col);
+      x0[i] = load_vector<8>(in.x0.row(row) + col);
+      d_x0[i] = load_vector<8>(d.d_x0.row(row) + col);
+      if (has_skip) skip[i] = load_vector<8>(in.skip.row(row) + col);
+      if (!has_skip && d.d_x_prev) d_x_prev[i] = load_vector<8>(d.d_x_prev.row(row) + col);
     }
     const float r = norm.rstd[row];
 #pragma unroll
-    for (int i = 0; i < N; ++i) sum += dot(unpack(n[i]), unpack(d_n[i]));
+    for (int i = 0; i < N; ++i) sum += dot(to_floats(n[i]), to_floats(d_n[i]));
     const float mean = warp_sum(sum) / cols;
 #pragma unroll
     for (int i = 0; i < N; ++i) {
       const int col = 8 * (lane + warp_size * i);
       if (col >= cols) continue;
-      Float8 g = unpack(d_x[i]), to_x0 = unpack(d_x0[i]), to_skip;
-      const Float8 y = unpack(n[i]), d_y = unpack(d_n[i]), joins = unpack(d_x_prev[i]);
+      Vector<float, 8> g = to_floats(d_x[i]), to_x0 = to_floats(d_x0[i]), to_skip;
+      const Vector<float, 8> y = to_floats(n[i]), d_y = to_floats(d_n[i]), joins = to_floats(d_x_prev[i]);
 #pragma unroll
       for (int k = 0; k < 8; ++k) g.v[k] += r * (d_y.v[k] - y.v[k] * mean);
-      sums.by_x_prev += dot(g, unpack(x_prev[i]));
-      sums.by_x0 += dot(g, unpack(x0[i]));
-      if (has_skip) sums.by_skip += dot(g, unpack(skip[i]));
+      sums.by_x_prev += dot(g, to_floats(x_prev[i]));
+      sums.by_x0 += dot(g, to_floats(x0[i]));
+      if (has_skip) sums.by_skip += dot(g, to_floats(skip[i]));
 #pragma unroll
       for (int k = 0; k < 8; ++k) {
         to_x0.v[k] += a1 * g.v[k];
@@ -91,9 +92,9 @@ __global__ void __launch_bounds__(block_threads, N > 3 ? 1 : 2)
         to_skip.v[k] = s * g.v[k];
         g.v[k] += joins.v[k] + (skip_is_x_prev ? to_skip.v[k] : 0);
       }
-      store8(d.d_x0.row(row) + col, pack(to_x0));
-      store8(d.d_x.row(row) + col, pack(g));
-      if (has_skip && !skip_is_x_prev) store8(d.d_skip.row(row) + col, pack(to_skip));
+      store_vector(d.d_x0.row(row) + col, round_to_bf16(to_x0));
+      store_vector(d.d_x.row(row) + col, round_to_bf16(g));
+      if (has_skip && !skip_is_x_prev) store_vector(d.d_skip.row(row) + col, round_to_bf16(to_skip));
     }
   }
   block_add(d.d_a, sums.by_x_prev + s * sums.by_skip);

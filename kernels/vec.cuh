@@ -26,62 +26,38 @@ inline cudaStream_t cuda_stream(Stream stream) { return static_cast<cudaStream_t
 // ---------------------------------------------------------------------------------------------------------------------
 // Vectors: consecutive elements that a thread moves in one access, of 16 bytes mostly.
 
-/// Eight bf16 as they lie in memory, and eight floats.
-struct alignas(16) Bf16x8 {
-  std::uint32_t pair[4] = {};
-};
-struct Float8 {
-  float v[8] = {};
-};
-
-__device__ inline Bf16x8 load8(const bf16* p) { return *reinterpret_cast<const Bf16x8*>(p); }
-__device__ inline void store8(bf16* p, const Bf16x8& x) { *reinterpret_cast<Bf16x8*>(p) = x; }
-
-__device__ inline Float8 load8(const float* p) {
-  const float4 low = reinterpret_cast<const float4*>(p)[0], high = reinterpret_cast<const float4*>(p)[1];
-  return {{low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w}};
-}
-
-__device__ inline Float8 unpack(const Bf16x8& x) {
-  Float8 y;
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    y.v[2 * i] = __uint_as_float(x.pair[i] << 16);
-    y.v[2 * i + 1] = __uint_as_float(x.pair[i] & 0xFFFF0000u);
-  }
-  return y;
-}
-
-/// Rounds to nearest even.
-__device__ inline Bf16x8 pack(const Float8& x) {
-  Bf16x8 y;
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    const __nv_bfloat162 pair = __floats2bfloat162_rn(x.v[2 * i], x.v[2 * i + 1]);
-    y.pair[i] = *reinterpret_cast<const std::uint32_t*>(&pair);
-  }
-  return y;
-}
-
-__device__ inline float dot(const Float8& a, const Float8& b) {
-  float sum = 0;
-#pragma unroll
-  for (int i = 0; i < 8; ++i) sum += a.v[i] * b.v[i];
-  return sum;
-}
-
 /// N consecutive elements.
 template <class T, int N>
 struct alignas(N * sizeof(T)) Vector {
   T v[N];
 };
+/// Vectors of eight, of which a lane holds several, are zeros beyond the end of a row. Those of bf16 are four pairs,
+/// which convert at once.
+template <>
+struct Vector<float, 8> {
+  float v[8] = {};
+};
+template <>
+struct alignas(16) Vector<bf16, 8> {
+  std::uint32_t pair[4] = {};
+};
+
 template <int N, class T>
 __device__ Vector<T, N> load_vector(const T* p) {
   return *reinterpret_cast<const Vector<T, N>*>(p);
 }
+template <>
+__device__ inline Vector<float, 8> load_vector<8>(const float* p) {
+  const float4 low = reinterpret_cast<const float4*>(p)[0], high = reinterpret_cast<const float4*>(p)[1];
+  return {{low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w}};
+}
 template <class T, int N>
 __device__ void store_vector(T* p, const Vector<T, N>& x) {
   *reinterpret_cast<Vector<T, N>*>(p) = x;
+}
+__device__ inline void store_vector(float* p, const Vector<float, 8>& x) {
+  reinterpret_cast<float4*>(p)[0] = {x.v[0], x.v[1], x.v[2], x.v[3]};
+  reinterpret_cast<float4*>(p)[1] = {x.v[4], x.v[5], x.v[6], x.v[7]};
 }
 
 template <int N>
@@ -91,23 +67,57 @@ __device__ Vector<float, N> to_floats(const Vector<bf16, N>& x) {
   for (int k = 0; k < N; ++k) y.v[k] = __uint_as_float(static_cast<std::uint32_t>(x.v[k].bits) << 16);
   return y;
 }
+__device__ inline Vector<float, 8> to_floats(const Vector<bf16, 8>& x) {
+  Vector<float, 8> y;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    y.v[2 * i] = __uint_as_float(x.pair[i] << 16);
+    y.v[2 * i + 1] = __uint_as_float(x.pair[i] & 0xFFFF0000u);
+  }
+  return y;
+}
+
+/// Rounds to nearest even.
+template <int N>
+__device__ Vector<bf16, N> round_to_bf16(const Vector<float, N>& x) {
+  Vector<bf16, N> y;
+#pragma unroll
+  for (int k = 0; k < N; ++k) y.v[k].bits = __bfloat16_as_ushort(__float2bfloat16_rn(x.v[k]));
+  return y;
+}
+__device__ inline Vector<bf16, 8> round_to_bf16(const Vector<float, 8>& x) {
+  Vector<bf16, 8> y;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const __nv_bfloat162 pair = __floats2bfloat162_rn(x.v[2 * i], x.v[2 * i + 1]);
+    y.pair[i] = *reinterpret_cast<const std::uint32_t*>(&pair);
+  }
+  return y;
+}
+
 template <int N>
 __device__ Vector<float, N> load_floats(const bf16* p) {
   return to_floats(load_vector<N>(p));
+}
+template <int N>
+__device__ Vector<float, N> load_floats(const float* p) {
+  return load_vector<N>(p);
+}
+template <int N>
+__device__ void store_rounded(bf16* p, const Vector<float, N>& x) {
+  store_vector(p, round_to_bf16(x));
+}
+
+__device__ inline float dot(const Vector<float, 8>& a, const Vector<float, 8>& b) {
+  float sum = 0;
+#pragma unroll
+  for (int i = 0; i < 8; ++i) sum += a.v[i] * b.v[i];
+  return sum;
 }
 
 /// p[0..4) += x, each element atomically, in no fixed order. Fast where a warp adds to consecutive addresses.
 __device__ inline void atomic_add(float* p, const Vector<float, 4>& x) {
   atomicAdd(reinterpret_cast<float4*>(p), make_float4(x.v[0], x.v[1], x.v[2], x.v[3]));
-}
-
-/// Rounds to nearest even.
-template <int N>
-__device__ void store_rounded(bf16* p, const Vector<float, N>& x) {
-  Vector<bf16, N> rounded;
-#pragma unroll
-  for (int k = 0; k < N; ++k) rounded.v[k].bits = __bfloat16_as_ushort(__float2bfloat16_rn(x.v[k]));
-  store_vector(p, rounded);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------

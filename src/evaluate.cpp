@@ -84,7 +84,7 @@ std::string evaluate(Context& context, const EvalOptions& options) {
   const TrainedWeights trained(comm, options.checkpoint, header, config, context.stream());
   Model<Real> model(config, trained.table, trained.weights, {}, data.end_of_text(), context.stream(),
                     context.upload_stream());
-  context.require_room_for_products();
+  context.require_room_for_gemms();
   TraceConfig untraced;
   untraced.enabled = false;
   Trace trace(comm, context.stream(), untraced, "", 0);

@@ -36,16 +36,9 @@ FileKind kind(const struct stat& status) {
 }
 
 const char* kind_text(FileKind kind) {
-  switch (kind) {
-    case FileKind::directory:
-      return "a directory";
-    case FileKind::symlink:
-      return "a symbolic link";
-    case FileKind::other:
-      return "a device, FIFO or socket";
-    default:
-      return "a file";
-  }
+  if (kind == FileKind::directory) return "a directory";
+  if (kind == FileKind::symlink) return "a symbolic link";
+  return kind == FileKind::other ? "a device, FIFO or socket" : "a file";
 }
 
 /// Nothing where the path is absent.

@@ -129,7 +129,7 @@ void sample(Context& context, const SampleOptions& options) {
   Codec codec(options, config.model);
   context.open_device();
   const TrainedWeights trained(comm, options.checkpoint, header, config, context.stream());
-  context.require_room_for_products();
+  context.require_room_for_gemms();
 
   Continuation continuation(context, config, trained, codec.end_of_text(), trained_window(config, header));
   std::vector<Token> text = codec.encode(options.prompt);
