@@ -1,7 +1,9 @@
 #include "src/model.hpp"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
+#include <type_traits>
 
 #include "src/schedule.hpp"
 
@@ -47,6 +49,15 @@ TensorArena<A> make_rotary_table(const ModelConfig& model, int length, Stream st
 
 kernels::HeadOptions head_options(const Config& config) {
   return {config.model.softcap, head_precision(config), config.head.scale_x, config.head.scale_w, config.head.scale_g};
+}
+
+template <class T>
+double to_double(T value) {
+  if constexpr (std::is_same_v<T, kernels::bf16>) {
+    return std::bit_cast<float>(std::uint32_t{value.bits} << 16);
+  } else {
+    return value;
+  }
 }
 
 template <class T>
@@ -141,7 +152,7 @@ std::vector<double> Model<T>::next_logits(Trace& trace, std::span<const Token> t
   ops::synchronize(stream_);
   std::vector<double> logits(config_.model.vocabulary);
   for (std::size_t i = 0; i < logits.size(); ++i)
-    logits[i] = head_.softcap * std::tanh(static_cast<double>(host[i]) / head_.softcap);
+    logits[i] = head_.softcap * std::tanh(to_double(host[i]) / head_.softcap);
   return logits;
 }
 

@@ -48,6 +48,7 @@ PLACEHOLDERS = {
 OTHER_BLOCKS = {("architecture.md", "text"), ("scaling.md", "step = ["), ("building.md", "nanorun: "),
                 ("README.md", "step ")}
 # Code within text that begins like a command and is none: formats of files, and what Slurm prints.
+SUBCOMMANDS = {"shard", "verify", "eval", "sample", "export", "import"}  # as names in a text
 OTHER_CODE = {"nanorun token shard", "nanorun checkpoint", "nanorun trace", "srun: error: NODE: task N: Killed"}
 
 
@@ -118,7 +119,7 @@ def dry_run(arguments, ranks):
 def nanorun(words, ranks=1):
     if words[1:2] == ["train"]:
         return None if words[2:] == ["--dry-run"] else dry_run(words[1:], ranks)
-    if len(words) == 1 or (len(words) == 2 and words[1] in ("shard", "verify")):
+    if len(words) == 1 or (len(words) == 2 and words[1] in SUBCOMMANDS):
         return None  # names of the program and of subcommands
     with tempfile.TemporaryDirectory(prefix="nanorun-docs-") as folder:  # with none of the files
         job = run(small_run.PROGRAM, *words[1:], folder=folder)

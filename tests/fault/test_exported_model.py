@@ -86,7 +86,8 @@ class ExportedModel(FaultTest):
             self.assertEqual(list(self.folder.glob("back.h5*")), [])
 
         for content, said in ((b"", "no safetensors"), (good[:-1], "bytes of values"),
-                              (good + b"\0", "bytes of values"), (good[:40], "cut off"), (struct.pack("<Q", 2**63) + good[8:], "cut off"),
+                              (good + b"\0", "bytes of values"), (good[:40], "cut off"),
+                              (struct.pack("<Q", 2**63) + good[8:], "cut off"),
                               (struct.pack("<Q", 1 << 23) + bytes(1 << 23), "more than the"),
                               (struct.pack("<Q", 8) + b"[[[[[[[[", "no safetensors")):
             file.write_bytes(content)

@@ -1,4 +1,4 @@
-"""What is done with the checkpoint of a run: its loss, another run that begins with its weights, text that it writes."""
+"""What is done with the checkpoint of a run: its loss, a run that begins with its weights, text that it writes."""
 
 import re
 

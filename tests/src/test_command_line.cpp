@@ -74,19 +74,43 @@ TEST(CommandLine, Shard) {
 
 TEST(CommandLine, ExportAndVerify) {
   CommandLine line = parse_command_line({"export", "s.h5", "s.bin"});
-  EXPECT_EQ(line.command, Command::export_bin);
-  EXPECT_EQ(line.export_shard, "s.h5");
-  EXPECT_EQ(line.export_bin, "s.bin");
+  EXPECT_EQ(line.command, Command::export_file);
+  EXPECT_EQ(line.export_options.checkpoint, "s.h5");
+  EXPECT_EQ(line.export_options.directory, "s.bin");
 
   line = parse_command_line({"verify", "a.h5", "b.h5"});
   EXPECT_EQ(line.command, Command::verify);
   EXPECT_EQ(line.verify_files, (Strings{"a.h5", "b.h5"}));
 }
 
+TEST(CommandLine, WhatIsDoneWithCheckpoints) {
+  CommandLine line = parse_command_line({"eval", "c.h5", "--data", "a.h5", "b*.h5", "--tokens", "1024"});
+  EXPECT_EQ(line.command, Command::eval);
+  EXPECT_EQ(line.eval.checkpoint, "c.h5");
+  EXPECT_EQ(line.eval.data, (Strings{"a.h5", "b*.h5"}));
+  EXPECT_EQ(line.eval.tokens, 1024);
+  EXPECT_FALSE(line.eval.length);
+
+  line = parse_command_line({"sample", "c.h5", "--prompt", "-x y", "--temperature", "0.5", "--seed", "7"});
+  EXPECT_EQ(line.command, Command::sample);
+  EXPECT_EQ(line.sample.prompt, "-x y");
+  EXPECT_EQ(line.sample.temperature, 0.5);
+  EXPECT_EQ(line.sample.seed, 7u);
+
+  line = parse_command_line({"export", "c.h5", "model", "--bf16", "--end-of-text", "9"});
+  EXPECT_TRUE(line.export_options.bf16);
+  EXPECT_EQ(line.export_options.end_of_text, 9);
+
+  line = parse_command_line({"import", "model", "c.h5"});
+  EXPECT_EQ(line.command, Command::import_model);
+  EXPECT_EQ(line.import_options.directory, "model");
+  EXPECT_EQ(line.import_options.checkpoint, "c.h5");
+}
+
 TEST(CommandLine, PrintsHelpVersionAndKeys) {
   CommandLine line = parse_command_line({"--help"});
   EXPECT_EQ(line.command, Command::print);
-  for (const char* command : {"train", "shard", "export", "verify", "info", "keys"}) {
+  for (const char* command : {"train", "shard", "export", "import", "verify", "info", "eval", "sample", "keys"}) {
     EXPECT_NE(line.text.find(command), std::string::npos) << command;
   }
 
@@ -109,9 +133,10 @@ TEST(CommandLine, PrintsHelpVersionAndKeys) {
 TEST(CommandLine, WrongUsageIsOneLineWithAHint) {
   EXPECT_EQ(usage_error_of({}), "A subcommand is required; see nanorun --help");
   EXPECT_EQ(usage_error_of({"trian", "d.toml"}),
-            "\"trian\" is not one of the subcommands train, shard, export, verify, info, keys; see nanorun --help");
+            "\"trian\" is not one of the subcommands train, shard, export, import, verify, info, eval, sample, keys; "
+            "see nanorun --help");
   EXPECT_EQ(usage_error_of({"train"}), "DECK is required; see nanorun train --help");
-  EXPECT_EQ(usage_error_of({"export", "s.h5"}), "BIN is required; see nanorun export --help");
+  EXPECT_EQ(usage_error_of({"export", "s.h5"}), "OUTPUT is required; see nanorun export --help");
   EXPECT_EQ(usage_error_of({"verify"}), "FILE is required; see nanorun verify --help");
   EXPECT_EQ(usage_error_of({"shard", "out"}), "no input: name files or give --list FILE; see nanorun shard --help");
   EXPECT_EQ(usage_error_of({"shard", "out", "a.bin", "--end-of-text", "100", "--vocabulary", "100"}),
@@ -149,8 +174,8 @@ TEST(CommandLine, FilesHaveNames) {
         {{"shard", "", "a"}, "OUTPUT: \"\": an empty name; see nanorun shard --help"},
         {{"shard", "o", "a", ""}, "INPUT: \"\": an empty name; see nanorun shard --help"},
         {{"shard", "o", "--list", ""}, "--list: \"\": an empty name; see nanorun shard --help"},
-        {{"export", "", "b"}, "SHARD: \"\": an empty name; see nanorun export --help"},
-        {{"export", "s", ""}, "BIN: \"\": an empty name; see nanorun export --help"},
+        {{"export", "", "b"}, "FILE: \"\": an empty name; see nanorun export --help"},
+        {{"export", "s", ""}, "OUTPUT: \"\": an empty name; see nanorun export --help"},
         {{"verify", "a", ""}, "FILE: \"\": an empty name; see nanorun verify --help"}}) {
     EXPECT_EQ(usage_error_of(arguments), said);
   }
