@@ -113,9 +113,10 @@ void require_address_space(char** environment) {
     if (limit >= program + further_threads) return;
     refuse(
         "nanorun: the limit on %s (%s) is %llu MiB; the program and its %d BLAS threads need %llu MiB to train a "
-        "small model: raise the limit%s\n",
+        "small model, and %llu MiB to start: raise the limit%s\n",
         name, command, static_cast<unsigned long long>(limit), threads,
         static_cast<unsigned long long>(program + further_threads + training),
+        static_cast<unsigned long long>(program + further_threads),
         threads > 1 ? " or set OPENBLAS_NUM_THREADS=1" : "");
   };
   require(RLIMIT_AS, "address space", "ulimit -v");
@@ -129,6 +130,18 @@ void require_file_size() {
   if (limit >= needed) return;
   refuse("nanorun: the file size limit (ulimit -f) is below %llu MiB, which MPI needs to start: raise the limit\n",
          static_cast<unsigned long long>(needed));
+}
+
+/// MPI ends without a word where it cannot open a file. A hard limit may allow what the soft one does not.
+void require_open_files() {
+  constexpr rlim_t needed = 64, usual = 1024;
+  rlimit limit{};
+  if (::getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur >= usual) return;
+  limit.rlim_cur = std::min(limit.rlim_max, usual);
+  ::setrlimit(RLIMIT_NOFILE, &limit);
+  if (limit.rlim_cur >= needed) return;
+  refuse("nanorun: the limit on open files (ulimit -n) is %llu, but MPI needs %llu to start: raise the limit\n",
+         static_cast<unsigned long long>(limit.rlim_cur), static_cast<unsigned long long>(needed));
 }
 
 /// A write beyond the file size limit, or to a pipe that nobody reads, then fails like any other.
@@ -147,6 +160,7 @@ void prepare_process(int, char**, char** environment) {
   ignore_signals_of_writes();
   require_address_space(environment);
   require_file_size();
+  require_open_files();
 }
 
 void note_signals() {

@@ -16,7 +16,8 @@ class Limits(FaultTest):
         for arguments in (["--version"], ["train", "deck.toml"]):
             job = self.job(300, arguments)
             self.assertEqual(job.wait(), 1, job.text())
-            self.assert_refused(job, "limit on address space (ulimit -v) is 300 MiB", "need 768 MiB")
+            self.assert_refused(job, "limit on address space (ulimit -v) is 300 MiB", "need 768 MiB to train a small "
+                                "model, and 512 MiB to start")
 
     def test_too_little_for_threads_at_start(self):
         if len(os.sched_getaffinity(0)) < 2:
@@ -32,6 +33,17 @@ class Limits(FaultTest):
             suggested = int(re.search(r"need (\d+) MiB", refused.messages()[0])[1])
             job = self.job(suggested, ["train", "deck.toml", "train.steps=1", "checkpoint.restart=none"], threads)
             self.assertEqual(job.wait(), 0, job.text())
+
+    def test_too_few_open_files(self):
+        for ranks in (None, 2):
+            job = Job(self.folder, ranks, ["--version"], ["sh", "-c", 'ulimit -n 20; exec "$@"', "sh"])
+            self.assertEqual(job.wait(), 1, job.text())
+            self.assertEqual(set(job.messages()), {"nanorun: the limit on open files (ulimit -n) is 20, but MPI needs 64 to "
+                                                   "start: raise the limit"})
+
+    def test_soft_limit_on_open_files_is_raised(self):
+        job = Job(self.folder, None, ["train", "deck.toml"], ["sh", "-c", 'ulimit -S -n 20; exec "$@"', "sh"])
+        self.assertEqual(job.wait(), 0, job.text())
 
     def test_file_size_too_small_for_mpi(self):
         for ranks in (None, 2):
