@@ -36,6 +36,16 @@ std::optional<long> step_of(const std::string& name) {
   return step;
 }
 
+/// Throws where something else stands in the place of a checkpoint.
+void require_file(const std::string& path) {
+  const FileKind found = kind_of(path, ExitCode::checkpoint);
+  if (found == FileKind::regular) return;
+  throw checkpoint_error(fmt::format("{}: {} stands where a checkpoint of the run belongs: move it away", path,
+                                     found == FileKind::directory ? "a directory"
+                                     : found == FileKind::absent  ? "a link to nothing"
+                                                                  : "a device, FIFO or socket"));
+}
+
 /// Largest file that this process may write.
 std::uint64_t file_size_limit() {
   rlimit limit{};
@@ -214,7 +224,10 @@ std::optional<Progress> Checkpoints::restore(const Slabs& slabs) {
   // Rank 0's view, since ranks on other nodes may see the directory later.
   std::string joined;
   comm_.together([&] {
-    if (comm_.root()) joined = fmt::format("{}", fmt::join(list(), "\n"));
+    if (!comm_.root()) return;
+    const std::vector<std::string> paths = list();
+    if (!paths.empty()) require_file(paths.back());
+    joined = fmt::format("{}", fmt::join(paths, "\n"));
   });
   joined = comm_.broadcast(joined);
   std::vector<std::string> files;

@@ -312,6 +312,25 @@ class EarlierRun(FaultTest):
         self.assertEqual(sorted(losses(job)), list(range(1, 15)))
         self.assertEqual([path.name for path in self.run_folder().parent.iterdir()], ["run"])
 
+    def test_no_file_in_the_place_of_the_newest_checkpoint(self):
+        self.train(None, "stop.step=3", code=75)
+        newest = self.checkpoint(9)
+        for make, remove, kind in ((newest.mkdir, newest.rmdir, "a directory"),
+                                   (lambda: os.mkfifo(newest), newest.unlink, "a device, FIFO or socket"),
+                                   (lambda: newest.symlink_to("gone"), newest.unlink, "a link to nothing")):
+            make()
+            self.assert_refused(self.train(2, code=4), newest.name,
+                                f"{kind} stands where a checkpoint of the run belongs: move it away")
+            remove()
+        self.assertEqual(restarted_from(self.train(None)), 3)
+
+    def test_half_a_log_of_a_copied_directory_goes(self):
+        self.train(None, "stop.step=3", code=75)
+        partial = self.run_folder() / "log.txt.partial"
+        partial.write_text("step")
+        self.train(None)
+        self.assertFalse(partial.exists())
+
     def test_renamed_directory_is_locked_again_before_a_checkpoint(self):
         job = self.start(1, "train.steps=100000", "checkpoint.every=20", "run.log_every=100000")
         job.until(lambda: any(self.run_folder().glob("checkpoints/*.h5")), "checkpoint")
