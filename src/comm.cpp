@@ -71,6 +71,8 @@ void Comm::set_timeout(double seconds) { watchdog_->set_timeout(seconds); }
 void Comm::set_step(long step) { watchdog_->set_step(step); }
 long Comm::step() const { return watchdog_->step(); }
 
+void Comm::set_log(const std::string& path) { watchdog_->set_log(path); }
+
 void Comm::share_heartbeats(const std::string& directory) {
   together([&] {
     if (!root()) return;

@@ -49,6 +49,9 @@ class Comm {
   /// Collective. Lets the ranks' watchdogs see each other in `directory`, which all ranks see; without it the message
   /// of a timeout does not name the rank to blame. Throws Error(output) on all ranks alike.
   void share_heartbeats(const std::string& directory);
+  /// The message with which this rank gives up another goes to the end of this file too. Throws Error(output) if it
+  /// cannot be opened.
+  void set_log(const std::string& path);
   /// Watches a collective that another library makes on handle(), while the result lives.
   [[nodiscard]] Watchdog::Guard watch(const char* what);
   /// Watches that this rank does not hang in what it does itself, while the result lives.

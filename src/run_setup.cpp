@@ -32,6 +32,7 @@ RunSetup::RunSetup(Context& context_, const Config& config_)
     if (!comm.root()) return;
     if (!complete) metrics.open(directory.file("metrics.jsonl"), progress.step);
     log.open(directory.file("log.txt"));
+    comm.set_log(directory.file("log.txt"));
   });
 }
 

@@ -5,13 +5,13 @@
 
 #include <algorithm>
 #include <cstdlib>
-#include <optional>
+#include <future>
+#include <memory>
 #include <sstream>
 #include <utility>
 
 #include "kernels/life.hpp"
 #include "src/error.hpp"
-#include "src/files.hpp"
 
 namespace nanorun {
 
@@ -55,6 +55,11 @@ void Watchdog::share_heartbeats(const std::string& directory) {
   directory_ = directory;
   write({});
   beating_ = std::jthread([this](std::stop_token stop) { beat(stop); });
+}
+
+void Watchdog::set_log(const std::string& path) {
+  std::lock_guard lock(mutex_);
+  log_.emplace(path, ExitCode::output);
 }
 
 void Watchdog::arm(const char* what) {
@@ -108,8 +113,19 @@ void Watchdog::expire_at_work() {
 
 void Watchdog::end_job(const std::string& message) {
   complain(message);
+  if (log_) note(message);
   abort_();
   std::abort();
+}
+
+/// Gives up where the file system hangs. The thread ends with the job.
+void Watchdog::note(const std::string& message) {
+  const auto written = std::make_shared<std::promise<void>>();
+  std::thread([this, message, written] {
+    quietly([&] { log_->write(fmt::format("error: {}\n", message)); });
+    written->set_value();
+  }).detach();
+  written->get_future().wait_for(std::chrono::seconds(2));
 }
 
 /// Runs in the thread that writes this rank's line, and reads all lines in the second half of a timeout.

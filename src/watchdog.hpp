@@ -15,9 +15,12 @@
 #include <cstdint>
 #include <functional>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
+
+#include "src/files.hpp"
 
 namespace nanorun {
 
@@ -59,6 +62,8 @@ class Watchdog {
   /// Starts the heartbeats of this rank in `directory`, which exists. Throws Error(output) if its file cannot be
   /// written.
   void share_heartbeats(const std::string& directory);
+  /// The message that ends the job goes to the end of this file too. Throws Error(output) if it cannot be opened.
+  void set_log(const std::string& path);
 
  private:
   using Clock = std::chrono::steady_clock;
@@ -79,6 +84,7 @@ class Watchdog {
   [[noreturn]] void expire();
   [[noreturn]] void expire_at_work();
   [[noreturn]] void end_job(const std::string& message);
+  void note(const std::string& message);
   Seconds max_silence() const;
 
   std::string file_of(int rank) const;
@@ -92,13 +98,14 @@ class Watchdog {
   std::atomic<long> step_{0};
   std::atomic<bool> working_{false};
 
-  std::mutex mutex_;  ///< guards the members down to culprit_
+  std::mutex mutex_;  ///< guards the members down to log_
   std::condition_variable_any wake_;
   const char* what_ = nullptr;  ///< the collective that is under way
   Clock::time_point since_;
   std::uint64_t collectives_ = 0;
   Seconds timeout_{300};
   std::string culprit_;
+  std::optional<AppendFile> log_;
   std::jthread watching_, beating_;  ///< last: they end before what they use
 };
 

@@ -126,6 +126,11 @@ class Stop(LostRanks, FaultTest):
     def test_stopped_rank_is_named(self):
         self.stop_a_rank(4, 2)
 
+    def test_log_says_which_rank_was_silent(self):
+        self.stop_a_rank(2, 1)
+        self.assertRegex((self.run_folder() / "log.txt").read_text(),
+                         r"\nerror: rank 0: .* did not complete .*: no sign of life from rank 1, stopped or dead.*\n\Z")
+
     def test_stopped_root_is_named(self):
         self.stop_a_rank(2, 0)
 
