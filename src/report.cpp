@@ -15,6 +15,7 @@
 #include "src/optimizer.hpp"
 #include "src/run_data.hpp"
 #include "src/schedule.hpp"
+#include "src/stop.hpp"
 #include "src/text.hpp"
 
 namespace nanorun {
@@ -194,8 +195,9 @@ long finished_steps(const std::string& summary_json) {
 bool is_of_no_step(const std::string& summary_json) {
   const auto json = nlohmann::json::parse(summary_json, nullptr, false);
   if (!json.is_object()) return false;
-  return json.value("steps", nlohmann::json()) == 0 && json.contains("final_val_loss") &&
-         json["final_val_loss"].is_null();
+  const auto value = [&](const char* key) { return json.value(key, nlohmann::json()); };
+  return value("steps") == 0 && value("final_val_loss").is_null() && value("stopped_by").is_string() &&
+         is_stop_reason(value("stopped_by").get<std::string>());
 }
 
 std::string closing_lines(const RunSummary& s) {

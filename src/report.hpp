@@ -88,7 +88,7 @@ struct RunSummary {
 std::string summary_json(const RunSummary& summary);
 /// Steps of the finished run that a summary.json is of; 0 where the run is not finished or the text is no summary.
 long finished_steps(const std::string& summary_json);
-/// Whether a summary.json is of a run that ended before its first step and its first validation.
+/// Whether a summary.json is of a run that was asked to stop before its first step and its first validation.
 bool is_of_no_step(const std::string& summary_json);
 std::string closing_lines(const RunSummary& summary);
 

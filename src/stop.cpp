@@ -32,6 +32,13 @@ const char* stop_reason_text(StopReason reason) {
   }
 }
 
+bool is_stop_reason(const std::string& text) {
+  for (int reason = 1; reason < static_cast<int>(StopReason::count); ++reason) {
+    if (text == stop_reason_text(static_cast<StopReason>(reason))) return true;
+  }
+  return false;
+}
+
 StopReason received_signal() {
   switch (noted_signal()) {
     case SIGTERM:

@@ -11,6 +11,8 @@ namespace nanorun {
 /// Larger values win when ranks see different reasons.
 enum class StopReason : int { none, step, file, walltime, user_signal, hangup, interrupt, terminate, displaced, count };
 const char* stop_reason_text(StopReason reason);
+/// Whether the text is that of a reason to stop.
+bool is_stop_reason(const std::string& text);
 
 /// The signal that this rank has received.
 StopReason received_signal();
