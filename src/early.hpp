@@ -9,9 +9,9 @@
 namespace nanorun {
 
 /// For the .preinit_array of the program: calls note_signals(), ignores SIGXFSZ, and ends the program where a limit on
-/// its memory would make OpenBLAS hang as it is loaded, or one on its files keep MPI from starting. Standard
-/// descriptors that are closed are opened, so that no file of the program gets their numbers; they can be neither read
-/// nor written.
+/// its memory would make OpenBLAS hang as it is loaded, or one on its files keep MPI from starting. A low soft limit on
+/// open files is raised. Standard descriptors that are closed are opened, so that no file of the program gets their
+/// numbers; they can be neither read nor written.
 void prepare_process(int argc, char** argv, char** environment);
 
 /// Notes the four signals from now on; a second call puts back the handlers that a library has replaced. SIGINT and
