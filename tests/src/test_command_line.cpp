@@ -138,7 +138,8 @@ TEST(CommandLine, WrongUsageIsOneLineWithAHint) {
   EXPECT_EQ(usage_error_of({"train"}), "DECK is required; see nanorun train --help");
   EXPECT_EQ(usage_error_of({"export", "s.h5"}), "OUTPUT is required; see nanorun export --help");
   EXPECT_EQ(usage_error_of({"verify"}), "FILE is required; see nanorun verify --help");
-  EXPECT_EQ(usage_error_of({"shard", "out"}), "no input: name files or give --list FILE; see nanorun shard --help");
+  EXPECT_EQ(usage_error_of({"shard", "out"}),
+            "no input: name files or give --list FILE, or --synthetic TOKENS; see nanorun shard --help");
   EXPECT_EQ(usage_error_of({"shard", "out", "a.bin", "--end-of-text", "100", "--vocabulary", "100"}),
             "--end-of-text must be below --vocabulary; see nanorun shard --help");
   for (const Strings& arguments : {Strings{"train", "d.toml", "--fast"},

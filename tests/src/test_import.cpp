@@ -87,7 +87,7 @@ TEST(Import, LyingBinFilesAreRefused) {
   const auto options = bin_options({folder / "a.bin"}, folder / "a.h5");
   EXPECT_TRUE(contains(error_of([&] { make_shards(test_comm(), options); }), "5 bytes are too few"));
   EXPECT_TRUE(contains(error_of([&] { make_shards(test_comm(), bin_options({folder / "no.bin"}, "x.h5")); }),
-                       "no.bin: No such file"));
+                       "no.bin: no such file"));
   EXPECT_FALSE(fs::exists(folder / "a.h5"));
 }
 
