@@ -77,7 +77,7 @@ class Writes(FaultTest):
     def test_tokens(self):
         (self.folder / "merges.txt").write_text("t h\nth e\n")
 
-        def check(seen, messages, files):
+        def check(seen, messages, files, _):
             self.assertIn(seen, (0, 7), messages)
             self.assertEqual("s.h5" in files, not seen)
             self.assertEqual(len(messages), 1 if seen else 0, messages)
