@@ -228,11 +228,15 @@ void export_model(const ExportOptions& options) {
       config_json(config, trained_window(config, header), end_of_text_of(options, config), options.bf16);
   require_empty(options);
   make_directories(options.directory, ExitCode::output);
-  replace_file(options.directory + "/model.safetensors", ExitCode::output,
-               [&](const std::string& partial) { write_tensors(partial, options, header, table); });
-  replace_text(options.directory + "/configuration_nanorun.py", ExitCode::output, configuration_nanorun_py);
-  replace_text(options.directory + "/modeling_nanorun.py", ExitCode::output, modeling_nanorun_py);
-  replace_text(options.directory + "/config.json", ExitCode::output, json);
+  const std::string model = options.directory + "/model.safetensors";
+  require_free(model, options.force, {&options.checkpoint, 1}, ExitCode::output);
+  claim_output(model, options.force, ExitCode::output);  // keeps a second command away from all files
+  complete_file(model, ExitCode::output, [&](const std::string& partial) {
+    write_tensors(partial, options, header, table);
+    replace_text(options.directory + "/configuration_nanorun.py", ExitCode::output, configuration_nanorun_py);
+    replace_text(options.directory + "/modeling_nanorun.py", ExitCode::output, modeling_nanorun_py);
+    replace_text(options.directory + "/config.json", ExitCode::output, json);
+  });
 }
 
 void import_model(const ImportOptions& options) {
@@ -241,8 +245,8 @@ void import_model(const ImportOptions& options) {
   const SafeTensors file = read_safetensors(path);
   const ParameterTable table(config.model);
   const std::vector<SafeTensor> tensors = match_tensors(path, file, table);
-  if (!options.force && exists(options.checkpoint, ExitCode::output))
-    throw Error(ExitCode::output, options.checkpoint + ": exists already; replace it with --force");
+  const std::array inputs = {path, options.directory + "/config.json"};
+  require_free(options.checkpoint, options.force, inputs, ExitCode::output);
   std::vector<float> weights(table.size()), zeros;
   for (std::size_t i = 0; i < tensors.size(); ++i) {
     const Parameter& parameter = table.parameters()[i];
@@ -252,9 +256,10 @@ void import_model(const ImportOptions& options) {
   header.model = model_fingerprint(table.layout());
   header.deck = to_toml(config);
   Comm alone(MPI_COMM_SELF);
-  const std::string partial = partial_of(options.checkpoint);
-  write_checkpoint(alone, partial, header, checkpoint_slabs(table, weights, zeros));
-  rename_file(partial, options.checkpoint, ExitCode::checkpoint);
+  claim_output(options.checkpoint, options.force, ExitCode::output);
+  complete_file(options.checkpoint, ExitCode::output, [&](const std::string& partial) {
+    write_checkpoint(alone, partial, header, checkpoint_slabs(table, weights, zeros));
+  });
 }
 
 }  // namespace nanorun

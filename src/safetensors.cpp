@@ -19,6 +19,7 @@ using Json = nlohmann::json;
 constexpr std::uint64_t max_header_bytes = std::uint64_t{1} << 22;  ///< thousands of layers
 constexpr int max_depth = 4;                                        ///< a header nests less
 constexpr std::size_t max_extents = 8;
+constexpr std::size_t max_tensors = 10'000;
 
 template <class... Args>
 [[noreturn]] void fail(fmt::format_string<Args...> format, Args&&... args) {
@@ -46,6 +47,8 @@ Json parse_header(const std::string& path, const std::string& text) {
     fail("{}: its header is not JSON; no safetensors file", path);
   }
   if (!header.is_object()) fail("{}: its header is not a JSON object; no safetensors file", path);
+  if (header.size() > max_tensors)
+    fail("{}: its header names {} tensors, more than the {} that are read", path, header.size(), max_tensors);
   return header;
 }
 

@@ -193,6 +193,7 @@ def fetch_in_tries(url, part, label):
 
 def verify(path, digest=None):
     """Throws unless the file is a .bin file of tokens, whole, with the SHA-256 where that is known."""
+    tool.require_regular(path)
     with tool.using(path), open(path, "rb") as file:
         header, size = file.read(HEADER.size), os.fstat(file.fileno()).st_size
     if len(header) < HEADER.size or HEADER.unpack(header)[:2] != (MAGIC, VERSION):
@@ -251,6 +252,8 @@ def make_shard(program, path):
     if done.returncode != 0:
         said = done.stderr.strip().splitlines() or [f"{program} ended with exit code {done.returncode}"]
         raise tool.ToolError(said[-1])
+    if not path.with_suffix(".h5").is_file():
+        raise tool.ToolError(f"{program} did not make {path.with_suffix('.h5')}")
 
 
 def main():

@@ -8,7 +8,6 @@ import contextlib
 import importlib
 import json
 import logging
-import math
 import multiprocessing
 import os
 import signal
@@ -140,7 +139,7 @@ def require(value, kind, path, key, least=-1e15, most=1e15):
     accepted = (int, float) if kind is float else kind
     right = isinstance(value, accepted) and (kind is bool or not isinstance(value, bool))
     if right and kind in (int, float):
-        right = math.isfinite(value) and least <= value <= most
+        right = least <= value <= most  # of integers too that no float can hold
     if not right:
         raise ToolError(f"{path}: {key} should be {KINDS[kind]}, not {json.dumps(value, default=str)[:60]}")
     return value

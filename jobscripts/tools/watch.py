@@ -120,6 +120,8 @@ class Watched:
     def log_lines(self):
         """The last lines of the log."""
         path = self.folder / "log.txt"
+        if not path.is_file():  # a pipe might never end
+            return []
         try:
             with open(path, "rb") as file:
                 file.seek(max(0, os.fstat(file.fileno()).st_size - LOG_BYTES))

@@ -72,7 +72,26 @@ class ExportedModel(FaultTest):
         job = self.command("export", "data.h5", "data.bin", "--bf16", code=2)
         self.assert_refused(job, "data.h5: not a checkpoint")
         self.command("export", "data.h5", "data.bin")
-        self.assert_refused(self.command("import", "model", "data.h5", code=7), "data.h5: exists already")
+        self.assert_refused(self.command("import", "model", "data.h5", code=7), "data.h5: exists; name another file")
+
+    def test_inputs_of_an_import_are_no_outputs(self):
+        model = self.exported()
+        for name in ("model.safetensors", "config.json"):
+            before = (model / name).read_bytes()
+            job = self.command("import", "model", f"model/{name}", "--force", code=7)
+            self.assert_refused(job, f"model/{name}: is an input and cannot be written")
+            self.assertEqual((model / name).read_bytes(), before)
+
+    def test_one_command_at_a_time(self):
+        model = self.exported()
+        (model / "model.safetensors.partial").write_text("of another command")
+        before = {name: (model / name).read_bytes() for name in FILES}
+        job = self.command("export", self.checkpoint(12), "model", "--force", "--bf16", code=7)
+        self.assert_refused(job, "model/model.safetensors.partial: ")
+        self.assertEqual({name: (model / name).read_bytes() for name in FILES}, before)
+        (self.folder / "back.h5.partial").write_text("of another command")
+        job = self.command("import", "model", "back.h5", code=7)
+        self.assert_refused(job, "back.h5.partial: ")
 
     def test_import_refuses(self):
         model = self.exported()

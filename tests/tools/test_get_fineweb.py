@@ -233,6 +233,16 @@ class GetFineweb(unittest.TestCase):
         self.get_one("--delete-bin")
         self.assertEqual(sorted(path.name for path in self.data.iterdir()), sorted([f"{VALIDATION}.h5", f"{FIRST}.h5"]))
 
+    def test_bin_files_stay_where_no_shard_was_made(self):
+        done = self.get("--shards", 1, "--program", "true", "--delete-bin", code=2)
+        self.assertIn(f"did not make data/{VALIDATION}.h5", done.stderr)
+        self.assertTrue((self.data / f"{VALIDATION}.bin").exists())
+
+    def test_bin_file_that_is_a_pipe(self):
+        self.data.mkdir()
+        os.mkfifo(self.data / f"{VALIDATION}.bin")
+        self.assert_refused(self.get_one("--bin-only", code=2), "not a regular file")
+
     def test_module_of_hugging_face(self):
         modules = self.directory / "modules"
         modules.mkdir()
