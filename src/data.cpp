@@ -101,6 +101,8 @@ ShardInfo read_info(const ShardFile& file) {
   return std::visit([](const auto& open) { return read_info(open); }, file);
 }
 
+}  // namespace
+
 /// A shard held open for reading, which notices when the file changes underneath.
 class OpenShard {
  public:
@@ -115,6 +117,8 @@ class OpenShard {
   }
 
   /// Fills `tokens` with the shard's tokens from `first` on; all must be smaller than `vocabulary`.
+  const std::string& path() const { return path_; }
+
   void read(std::uint64_t first, std::span<Token> tokens, std::uint64_t vocabulary) const {
     require_unchanged();
     if (const auto* bin = std::get_if<BinFile>(&file_)) {
@@ -136,7 +140,13 @@ class OpenShard {
   ShardFile file_;
 };
 
-}  // namespace
+ShardReader::ShardReader() = default;
+ShardReader::~ShardReader() = default;
+
+void ShardReader::read(const ShardInfo& shard, std::uint64_t offset, std::span<Token> out, std::uint64_t vocabulary) {
+  if (!open_ || open_->path() != shard.path) open_ = std::make_unique<OpenShard>(shard);
+  open_->read(offset, out, vocabulary);
+}
 
 std::uint64_t shard_checksum(const ShardInfo& info, const std::string& source,
                              std::span<const std::int32_t> bin_header) {
@@ -220,7 +230,7 @@ Cursor TokenStream::next(Cursor cursor) const {
 }
 
 void read_tokens(const ShardInfo& shard, std::uint64_t offset, std::span<Token> out, int vocabulary) {
-  OpenShard(shard).read(offset, out, vocabulary);
+  ShardReader().read(shard, offset, out, static_cast<std::uint64_t>(vocabulary));
 }
 
 /// A ring of prefetch_steps + 1 slots: the reader fills up to prefetch_steps of them while the caller holds one.
@@ -284,9 +294,7 @@ class Loader::Impl {
 
   /// The rank's part of the step at `place`: one contiguous run, laid out as rows that share their end tokens.
   void read_step(Cursor place, std::span<Token> rows) {
-    if (!shard_ || place.shard != open_) shard_ = std::make_unique<OpenShard>(stream_.shards()[place.shard]);
-    open_ = place.shard;
-    shard_->read(place.offset + first_token_, run_, vocabulary_);
+    reader_.read(stream_.shards()[place.shard], place.offset + first_token_, run_, vocabulary_);
     for (std::size_t i = 0; i < sequences_; ++i) {
       std::copy_n(run_.begin() + i * length_, length_ + 1, rows.begin() + i * (length_ + 1));
     }
@@ -301,8 +309,7 @@ class Loader::Impl {
 
   std::vector<Slot> slots_;
   std::vector<Token> run_;
-  std::unique_ptr<OpenShard> shard_;  ///< of index open_
-  std::uint64_t open_ = 0;
+  ShardReader reader_;
 
   std::mutex mutex_;  ///< guards the members down to failure_
   std::condition_variable filled_;

@@ -89,8 +89,22 @@ class TokenStream {
 /// Steps of `step_tokens` tokens, and one more for the last target, that begin in a shard at `offset` or behind.
 std::uint64_t steps_of(const ShardInfo& shard, std::uint64_t step_tokens, std::uint64_t offset = 0);
 
-/// Reads out.size() tokens at `offset` of a shard. Throws Error(data) naming file and position of a token id that is
-/// not below `vocabulary`.
+class OpenShard;
+
+/// Reads tokens of one shard after another, and holds the last one open.
+class ShardReader {
+ public:
+  ShardReader();
+  ~ShardReader();
+  /// Reads out.size() tokens at `offset` of a shard. Throws Error(data) naming file and position of a token id that is
+  /// not below `vocabulary`, or where the shard is not what it was when `shard` was read.
+  void read(const ShardInfo& shard, std::uint64_t offset, std::span<Token> out, std::uint64_t vocabulary);
+
+ private:
+  std::unique_ptr<OpenShard> open_;
+};
+
+/// Reads as a ShardReader does, once.
 void read_tokens(const ShardInfo& shard, std::uint64_t offset, std::span<Token> out, int vocabulary);
 
 /// Reads a rank's sequences of each step on a thread of its own, `prefetch_steps` ahead.

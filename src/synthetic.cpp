@@ -97,17 +97,22 @@ void SyntheticText::read(std::uint64_t first, std::span<Token> tokens) const {
   }
 }
 
+std::vector<double> SyntheticText::zipf() const {
+  std::vector<double> shares(successors_.size());
+  double sum = 0;
+  for (std::size_t k = 0; k < shares.size(); ++k) sum += shares[k] = static_cast<double>(weight(k));
+  for (double& share : shares) share /= sum;
+  return shares;
+}
+
 /// How often each word comes up within long documents: the distribution that a step of the chain does not change.
 std::vector<double> SyntheticText::word_shares() const {
   const std::size_t words = successors_.size();
-  double sum = 0;
-  std::vector<double> zipf(words);
-  for (std::size_t k = 0; k < words; ++k) sum += zipf[k] = static_cast<double>(weight(k));
-  for (double& share : zipf) share /= sum;
-  std::vector<double> shares = zipf;
+  const std::vector<double> drawn = zipf();
+  std::vector<double> shares = drawn;
   for (int step = 0; step < 80; ++step) {  // each step divides what is left of the beginning by at least 4/3
     std::vector<double> next(words);
-    for (std::size_t k = 0; k < words; ++k) next[k] += zipf[k] / 4;
+    for (std::size_t k = 0; k < words; ++k) next[k] += drawn[k] / 4;
     for (std::size_t k = 0; k < words; ++k)
       for (int j = 0; j < successors; ++j) next[successors_[k][j]] += 0.75 * share(j) * shares[k];
     shares = std::move(next);
@@ -117,9 +122,9 @@ std::vector<double> SyntheticText::word_shares() const {
 
 double SyntheticText::entropy_rate() const {
   const std::size_t words = successors_.size();
-  double sum = 0, all = 0;
-  for (std::size_t k = 0; k < words; ++k) sum += static_cast<double>(weight(k));
-  const auto from_zipf = [&](std::size_t k) { return static_cast<double>(weight(k)) / sum / 4; };
+  double all = 0;
+  const std::vector<double> drawn = zipf();
+  const auto from_zipf = [&](std::size_t k) { return drawn[k] / 4; };
   const auto surprise = [](double p) { return -p * std::log(p); };
   for (std::size_t k = 0; k < words; ++k) all += surprise(from_zipf(k));
   const std::vector<double> shares = word_shares();

@@ -34,6 +34,7 @@ class SyntheticText {
   Word draw_word(std::uint64_t random) const;
   Word next_word(Word word, std::uint64_t random) const;
   std::vector<kernels::Token> segment(std::uint64_t index) const;
+  std::vector<double> zipf() const;
   std::vector<double> word_shares() const;
 
   std::uint64_t end_of_text_;

@@ -9,10 +9,12 @@ double validate(Comm& comm, Trace& trace, Model<Real>& model, const RunData& dat
                 const std::function<void(std::span<const Token> targets)>& seen) {
   std::vector<Token> row(config.validation.length + 1);
   std::vector<double> losses(data.validation_places.size());  // added up in the order of the stream on any rank count
+  ShardReader reader;
   comm.together([&] {
     for (std::size_t j = comm.rank(); j < losses.size(); j += comm.size()) {
       const Cursor& place = data.validation_places[j];
-      read_tokens(data.validation.opened[place.shard], place.offset, row, config.model.vocabulary);
+      reader.read(data.validation.opened[place.shard], place.offset, row,
+                  static_cast<std::uint64_t>(config.model.vocabulary));
       const Sequence sequence = Sequence::of(row);
       if (seen) seen(sequence.targets);
       const auto work = comm.watch_work();
