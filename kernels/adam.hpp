@@ -1,7 +1,10 @@
 #pragma once
-// Adam with bias correction, without weight decay (Kingma and Ba 2015, arXiv:1412.6980).
+// Adam with bias correction (Kingma and Ba 2015, arXiv:1412.6980), and cautious weight decay (Chen et al. 2025,
+// arXiv:2510.12402), which acts where it points the way of the update.
 //   m = b1 m + (1 - b1) g,  v = b2 v + (1 - b2) g²
-//   w -= lr * (m / (1 - b1^t)) / (sqrt(v / (1 - b2^t)) + eps),  t = 1 for the first update
+//   u = lr (m / (1 - b1^t)) / (sqrt(v / (1 - b2^t)) + eps),  t = 1 for the first update
+//   w -= u + decay w [u w > 0]
+// With eps_inside_correction, u = lr sqrt(1 - b2^t) / (1 - b1^t) m / (sqrt(v) + eps).
 // Shapes: w, copy, m, v, g [n]. w are the master weights; g enters as gradient_scale g.
 
 #include "kernels/types.hpp"
@@ -15,6 +18,8 @@ struct AdamOptions {
   double eps = 1e-10;
   long t = 1;
   double gradient_scale = 1;
+  double decay = 0;
+  bool eps_inside_correction = false;
 };
 
 namespace portable {

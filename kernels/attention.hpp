@@ -34,6 +34,9 @@ struct AttentionInputs {
   Mat<const T> q, k, v;
   int heads = 0;
   acc_t<T> scale = 0;
+  /// Heads h and h + H/2 attend as one: row 2 t + s of head v, v < H/2, is head v + s H/2 of token t. The mask has 2 T
+  /// rows then, and lse [H/2, 2 T].
+  bool paired = false;
 };
 
 /// Bytes of workspace that either direction needs.

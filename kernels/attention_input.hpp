@@ -14,9 +14,11 @@ namespace nanorun::kernels::portable {
 /// Value mix with a second source u: a table of value embeddings, or the values of the first block.
 template <class T>
 struct ValueMix {
-  /// lambda [2]: (l0, l1); with `interpolate` lambda [1] = l and (l0, l1) = (1 - l, l).
+  /// lambda [2]: (l0, l1); with `interpolate` lambda [1] = l and (l0, l1) = (1 - l, l); with `unit_source` lambda [1] =
+  /// l0, and l1 = 1.
   const acc_t<T>* lambda = nullptr;
   bool interpolate = false;
+  bool unit_source = false;
   /// u[t] = source[index[t]], or source[t] where index is null. With a null source v' = l0 * v.
   Mat<const T> source;
   const Token* index = nullptr;
@@ -26,6 +28,7 @@ struct ValueMix {
   };
   constexpr Factors factors() const {
     if (interpolate) return {1 - lambda[0], lambda[0]};
+    if (unit_source) return {lambda[0], 1};
     return {lambda[0], lambda[1]};
   }
   /// Row of the source that position t reads.
@@ -43,6 +46,8 @@ struct Rotary {
   int heads = 0;
   Mat<const acc_t<T>> cos;
   Mat<const acc_t<T>> sin;
+  /// Head h of token t stands at row 2 t + h mod 2 of cos and sin, which are [2 T, D/2], instead of row t.
+  bool paired = false;
 };
 
 /// cos[t,j] = cos(frequency[j] t), and sin likewise, computed in double. frequency [D/2], in radians per position, lies

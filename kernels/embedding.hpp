@@ -9,6 +9,9 @@ namespace nanorun::kernels::portable {
 
 template <class T>
 void embedding_forward(Stream stream, Mat<T> out, Vec<const Token> tokens, Mat<const T> table);
+/// The same with other indices than tokens.
+template <class T>
+void embedding_forward(Stream stream, Mat<T> out, Vec<const std::int32_t> rows, Mat<const T> table);
 
 /// Bytes of workspace that embedding_backward needs.
 template <class T>
@@ -18,6 +21,9 @@ std::size_t embedding_backward_workspace(int length, int width);
 template <class T>
 void embedding_backward(Stream stream, Mat<acc_t<T>> d_table, Vec<const Token> tokens, Vec<const std::int32_t> order,
                         Mat<const T> d_out, Workspace workspace);
+template <class T>
+void embedding_backward(Stream stream, Mat<acc_t<T>> d_table, Vec<const std::int32_t> rows,
+                        Vec<const std::int32_t> order, Mat<const T> d_out, Workspace workspace);
 
 }  // namespace nanorun::kernels::portable
 

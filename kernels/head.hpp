@@ -1,12 +1,18 @@
 #pragma once
 // Output head (LM head) and cross-entropy loss, in chunks of rows: the [T, V] logits never exist as a whole.
-//   z = x wᵀ,  logit = c tanh(z / c),  loss[t] = logsumexp_v logit[t,v] - logit[t, target[t]]
-// Shapes: x [T, d]; w [V, d]; targets [T]. V includes the padding, whose columns count in the sum.
+//   z = x wᵀ,  logit = c tanh(z / c), or c sigmoid((z + shift) / width)
+//   loss[t] = sum_k weight_k (L[t] - logit[t, target[t + k]]) + prefix_weight (L[t] - logit[t, prefix[target[t]]]),
+//   with L[t] = logsumexp_v logit[t,v]; targets behind the last row, and prefixes of -1, drop out.
+// Shapes: x [T, d]; w [V, d]; targets [T]; prefix [vocabulary]. V includes the padding, whose columns count in the sum.
+// The gradient of z[t] is logit'(z) (S[t] softmax(logit[t]) - sum of the weights at each target), S[t] the sum of all
+// weights, in the last rows also of those whose targets drop out; of prefix_weight only where there is a prefix.
 //
 // HeadPrecision::fp8: operands in 8-bit formats (Micikevicius et al. 2022, arXiv:2209.05433), rounded to nearest even,
 // saturating at 448 (e4m3) and 57344 (e5m2). The portable implementation emulates the tensor cores:
 //   xq = e4m3(x sx), wq = e4m3(w sw), z = bf16(xq wqᵀ / (sx sw))
 //   gq = e5m2(g sg), d_x = gq wq / (sg sw), d_w = gqᵀ xq / (sg sx), where g is the gradient of z.
+
+#include <array>
 
 #include "kernels/types.hpp"
 
@@ -17,8 +23,20 @@ enum class HeadPrecision { working, fp8 };
 /// e^logit is summed in fp32 without subtracting a maximum first, so logits are bounded.
 inline constexpr double max_softcap = 75;
 
+enum class SoftcapKind { tanh, sigmoid };
+
+/// Targets that a row may have: the next token, and those one and two later.
+inline constexpr int max_targets = 3;
+
 struct HeadOptions {
   double softcap = 15;  ///< c, at most max_softcap
+  SoftcapKind kind = SoftcapKind::tanh;
+  double softcap_shift = 0, softcap_width = 1;  ///< of the sigmoid
+  std::array<double, max_targets> target_weights{1, 0, 0};
+  int targets = 1;
+  double prefix_weight = 0;
+  Vec<const std::int32_t> prefix;  ///< in the tensors' memory; empty: none
+  double loss_scale = 0;           ///< factor on the gradients of the summed loss; 0: 1 / T, the mean's
   HeadPrecision precision = HeadPrecision::working;
   double scale_x = 1;
   double scale_w = 1;
@@ -36,7 +54,7 @@ template <class T>
 void head_loss_forward(Stream stream, double* total, Mat<const T> x, Mat<const T> w, Vec<const Token> targets,
                        const HeadOptions& options, Workspace workspace);
 
-/// The same, and the gradients of the mean loss over the T rows: d_x = and d_w =, or d_w += with `add`.
+/// The same, and the gradients of loss_scale times the sum over the T rows: d_x = and d_w =, or d_w += with `add`.
 template <class T>
 void head_loss_backward(Stream stream, double* total, Mat<T> d_x, Mat<acc_t<T>> d_w, bool add, Mat<const T> x,
                         Mat<const T> w, Vec<const Token> targets, const HeadOptions& options, Workspace workspace);

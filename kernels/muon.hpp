@@ -4,6 +4,12 @@
 //   buf = m buf + (1 - m) g,  u = (1 - m) g + m buf
 //   X = u / (|u|_F + 1e-7), transposed if rows > cols; five times { A = X Xᵀ, B = b A + c A A, X = a X + B X }
 //   with (a, b, c) = (3.4445, -4.7750, 2.0315); transposed back.
+// Polar Express (Amsel et al. 2025, arXiv:2505.16932) has other coefficients in each iteration, and X = u / (1.02 |u|_F
+// + 1e-6) at first. NorMuon (Li et al. 2025, arXiv:2510.05491) then evens out the rows of a matrix that has at least as
+// many rows as columns, of others the columns; `lines`, of length n each:
+//   v = mean of X² over each line,  Q = b Q + (1 - b) v,  s = max(Q, 1e-10)^(-1/2)
+//   X = X s |X|_F / max(|X s|_F, 1e-10)
+// Cautious weight decay (Chen et al. 2025, arXiv:2510.12402): w -= lr X + decay w [X w >= 0].
 // Shapes: g, buf, w, copy, x [n], the elements of any number of matrices.
 
 #include <span>
@@ -24,6 +30,9 @@ struct MatrixBatch {
   constexpr std::size_t size() const { return count * matrix_size(); }
 };
 
+/// Lines of a matrix whose second moment NorMuon keeps: its rows, or its columns where there are more of them.
+constexpr int normuon_lines(int rows, int cols) { return rows >= cols ? rows : cols; }
+
 namespace portable {
 
 /// Updates buf and g in place; g enters as gradient_scale g and becomes u. *squares, in the tensors' memory, += sum of
@@ -39,6 +48,18 @@ std::size_t newton_schulz_workspace(std::span<const MatrixBatch<T>> batches);
 /// the iteration commutes with transposition, so they run as one batch.
 template <class T>
 void newton_schulz(Stream stream, std::span<const MatrixBatch<T>> batches, Workspace workspace);
+/// The same with the coefficients of Polar Express, and its workspace.
+template <class T>
+void polar_express(Stream stream, std::span<const MatrixBatch<T>> batches, Workspace workspace);
+
+/// NorMuon on the matrices X of a batch, with Q [count, normuon_lines(rows, cols)].
+template <class T>
+void normuon(Stream stream, const MatrixBatch<T>& batch, Vec<T> second_moment, double beta);
+
+/// w -= lr x + decay w [x w >= 0], with copy and *squares as below.
+template <class T>
+void add_scaled_with_decay(Stream stream, Vec<acc_t<T>> w, Vec<T> copy, Vec<const acc_t<T>> x, double lr, double decay,
+                           double* squares);
 
 /// w += alpha x, and copy = w rounded to T, for the GEMMs that read it; where acc_t<T> is T, copy is w itself. *squares
 /// += sum of the new w², as above.

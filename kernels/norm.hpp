@@ -15,9 +15,20 @@ void rms_norm_forward(Stream stream, Mat<T> out, Vec<acc_t<T>> rstd, Mat<const T
 template <class T>
 void rms_norm_backward(Stream stream, Mat<T> d_x, Mat<const T> out, Vec<const acc_t<T>> rstd, Mat<const T> d_out);
 
+/// What a backward pass through a norm and what comes before it needs: the forward's n [T, d] and rstd [T], and the
+/// gradient of n [T, d].
+template <class T>
+struct NormGradient {
+  Mat<const T> n;
+  Vec<const acc_t<T>> rstd;
+  Mat<const T> d_n;
+};
+
 }  // namespace nanorun::kernels::portable
 
 namespace nanorun::kernels::cuda {
+
+using portable::NormGradient;
 
 /// T = bf16; rows are whole 16-byte vectors, d <= 4096; else std::invalid_argument.
 template <class T>

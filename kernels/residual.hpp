@@ -4,6 +4,7 @@
 // Shapes: x, x_prev, skip, x0, n [T, d]; rstd [T]; a [2] and s [1], learned scalars in the tensors' memory.
 // Without a skip, `skip` is null, s is not read, and d_s and d_skip are not written.
 
+#include "kernels/norm.hpp"
 #include "kernels/types.hpp"
 
 namespace nanorun::kernels::portable {
@@ -27,14 +28,6 @@ struct ResidualGradients {
   Mat<const T> d_x_prev;    ///< gradient of x_prev from elsewhere, added to d_x; null where there is a skip
 };
 
-/// What backward needs of the norm: the forward's n [T, d] and rstd [T], and the gradient of n [T, d].
-template <class T>
-struct NormGradient {
-  Mat<const T> n;
-  Vec<const acc_t<T>> rstd;
-  Mat<const T> d_n;
-};
-
 /// `x` may be `in.x_prev.data`.
 template <class T>
 void residual_mix_norm_forward(Stream stream, Mat<T> x, Mat<T> n, Vec<acc_t<T>> rstd, const ResidualInputs<T>& in,
@@ -51,7 +44,6 @@ void residual_mix_norm_backward(Stream stream, const ResidualGradients<T>& d, co
 
 namespace nanorun::kernels::cuda {
 
-using portable::NormGradient;
 using portable::ResidualGradients;
 using portable::ResidualInputs;
 

@@ -1,0 +1,36 @@
+#pragma once
+// Coefficient net: a small MLP that gives numbers per token, from which mixes and gates take their coefficients.
+//   z = u w_inᵀ,  c = scale (gelu(z) w_outᵀ + bias),  gelu(z) = z Phi(z), exact
+// Shapes: u [T, d]; w_in [m, d]; z [T, m]; w_out [n, m]; bias [n]; c [T, n].
+
+#include "kernels/mix.hpp"
+#include "kernels/types.hpp"
+
+namespace nanorun::kernels::portable {
+
+template <class T>
+struct CoefficientNet {
+  Mat<const T> w_in;
+  Mat<const acc_t<T>> w_out;
+  Vec<const acc_t<T>> bias;
+  double constant = 1;      ///< scale = constant * learned scalar
+  LearnedScalar<T> scalar;  ///< without a value it is 1
+};
+
+template <class T>
+struct CoefficientNetGradients {
+  Mat<acc_t<T>> d_w_in, d_w_out;  ///< +=
+  Vec<acc_t<T>> d_bias;           ///< +=
+};
+
+/// `z`, before gelu, is what the backward pass needs.
+template <class T>
+void coefficient_net_forward(Stream stream, Mat<acc_t<T>> c, Mat<T> z, Mat<const T> u, const CoefficientNet<T>& net);
+
+/// d_u +=. c is the forward's; `d_z` [T, m] is scratch.
+template <class T>
+void coefficient_net_backward(Stream stream, Mat<T> d_u, const CoefficientNetGradients<T>& d, Mat<T> d_z,
+                              Mat<const acc_t<T>> d_c, Mat<const acc_t<T>> c, Mat<const T> z, Mat<const T> u,
+                              const CoefficientNet<T>& net);
+
+}  // namespace nanorun::kernels::portable

@@ -1,0 +1,19 @@
+#pragma once
+// Key offset: the dims of keys that the rotary embedding leaves still come from the token before.
+//   k[t, h, j] <- k[t-1, h, j] for t >= 1 and j in [D/4, D/2) or [3 D/4, D); row 0 keeps its own
+// The pairs of the rotary embedding are (j, j + D/2), of which those with j >= D/4 stand still.
+// Shapes: k [T, H D], head-major, any row stride.
+
+#include "kernels/types.hpp"
+
+namespace nanorun::kernels::portable {
+
+/// In place.
+template <class T>
+void key_offset_forward(Stream stream, Mat<T> k, int heads);
+
+/// In place on the gradient. The last row's still dims get none, the first's get their own and the second's.
+template <class T>
+void key_offset_backward(Stream stream, Mat<T> d_k, int heads);
+
+}  // namespace nanorun::kernels::portable

@@ -1,0 +1,68 @@
+#pragma once
+// Mix of streams: a sum whose coefficients are constants, learned scalars, numbers per token, or products of these;
+// then, where wanted, its RMS norm.
+//   c_k[t] = constant_k f(s_k,0) f(s_k,1) per_token_k[t],   f(s) = s or sigmoid(s)
+//   out[t] = sum_k c_k[t] source_k[t],   n = rms_norm(out)
+// Shapes: out, n and sources [T, d]; rstd [T]; learned scalars [1]; per_token [T].
+
+#include <array>
+#include <span>
+
+#include "kernels/norm.hpp"
+#include "kernels/types.hpp"
+
+namespace nanorun::kernels {
+
+/// Terms of one mix.
+inline constexpr int max_mix_terms = 6;
+
+namespace portable {
+
+/// A factor of a coefficient. Without a value the factor is 1.
+template <class T>
+struct LearnedScalar {
+  const acc_t<T>* value = nullptr;
+  acc_t<T>* gradient = nullptr;  ///< +=
+  bool sigmoid = false;
+};
+
+/// A factor of a coefficient: element t stands `stride` elements behind element t - 1. Without a value it is 1.
+template <class T>
+struct PerToken {
+  const acc_t<T>* value = nullptr;
+  acc_t<T>* gradient = nullptr;  ///< +=
+  int stride = 1;
+};
+
+/// The forward pass reads no gradient. Null gradients are not wanted.
+template <class T>
+struct MixTerm {
+  Mat<const T> source;
+  Mat<T> d_source;  ///< +=, or = where `overwrites`; see mix_backward() where it is d_out
+  bool overwrites = false;
+  double constant = 1;
+  std::array<LearnedScalar<T>, 2> scalars;
+  PerToken<T> per_token;
+};
+
+/// `out` may be one of the sources.
+template <class T>
+void mix_forward(Stream stream, Mat<T> out, std::span<const MixTerm<T>> terms);
+
+/// The same, and n = rms_norm(out).
+template <class T>
+void mix_norm_forward(Stream stream, Mat<T> out, Mat<T> n, Vec<acc_t<T>> rstd, std::span<const MixTerm<T>> terms,
+                      double eps);
+
+/// d_out: in: gradient of out, except through n; out: the sum of what the terms send to it that have it as their
+/// d_source, and d_elsewhere, the gradient that the same stream has from elsewhere (null: none). Without such a term
+/// d_out keeps the gradient of out. With g the gradient of out, where norm.n is not null
+///   g = d_out + rstd (d_n - n mean_j(d_n n)),   dot_k[t] = <g[t], source_k[t]>:
+///   d_source_k += c_k g,  per_token gradient[t] += (c_k / per_token_k)[t] dot_k[t],
+///   scalar gradient += sum_t f'(s) (c_k / f(s))[t] dot_k[t]
+template <class T>
+void mix_backward(Stream stream, Mat<T> d_out, Mat<const T> d_elsewhere, const NormGradient<T>& norm,
+                  std::span<const MixTerm<T>> terms);
+
+}  // namespace portable
+}  // namespace nanorun::kernels
