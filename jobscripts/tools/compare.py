@@ -4,6 +4,8 @@
 Runs whose decks differ in run.seed and run.name alone form a group, whose mean loss is tested against the target and
 against those of the other groups. Prints tables and writes them with pictures into one HTML page. Reads deck.toml,
 metrics.jsonl (where it is missing trace.h5) and summary.json of each output directory.
+
+Files benchmark.json of jobscripts/benchmark.sh are machines, whose figures of merit it lays side by side.
 """
 
 import argparse
@@ -18,6 +20,7 @@ import statistics
 from dataclasses import dataclass
 
 import chart
+import machines
 import page
 import t_test
 import tool
@@ -28,7 +31,8 @@ MOST_PAIRED = 5  # groups of which each is compared with each; of more, all with
 
 def parse_arguments():
     parser = argparse.ArgumentParser(description=tool.summary(__doc__))
-    parser.add_argument("folder", type=pathlib.Path, nargs="+", metavar="RUN", help="output directories of the runs")
+    parser.add_argument("folder", type=pathlib.Path, nargs="+", metavar="RUN",
+                        help="output directories of the runs, or files benchmark.json")
     parser.add_argument("--target", type=float, default=3.28, help="validation loss to reach (default: %(default)s)")
     parser.add_argument("-o", "--output", type=pathlib.Path, default=pathlib.Path("compare.html"), metavar="FILE",
                         help="HTML page to write (default: %(default)s)")
@@ -184,14 +188,6 @@ def tests_table(comparison):
     return rows
 
 
-def aligned(rows):
-    """Lines of a terminal: the first column to the left, the others to the right."""
-    rows = [[tool.one_line(cell) for cell in row] for row in rows]
-    widths = [max(map(len, column)) for column in zip(*rows)]
-    return "\n".join("  ".join(cell.ljust(width) if i == 0 else cell.rjust(width)
-                               for i, (cell, width) in enumerate(zip(row, widths))).rstrip() for row in rows)
-
-
 def tables(comparison):
     """The tables that have something to say."""
     shown = [runs_table(comparison), target_table(comparison)]
@@ -280,8 +276,12 @@ def write(folders, target, output):
 
 def main():
     arguments = parse_arguments()
+    if any(path.is_file() for path in arguments.folder):
+        results = machines.write(arguments.folder, arguments.output)
+        tool.say(f"{machines.text(results)}\n\n{arguments.output}")
+        return
     comparison = write(arguments.folder, arguments.target, arguments.output)
-    tool.say("\n\n".join(map(aligned, tables(comparison))) + f"\n\n{arguments.output}")
+    tool.say("\n\n".join(map(tool.aligned, tables(comparison))) + f"\n\n{arguments.output}")
 
 
 if __name__ == "__main__":

@@ -189,6 +189,14 @@ def say(text):
         print(text, flush=True)
 
 
+def aligned(rows, text=1):
+    """Lines of a terminal: the first `text` columns to the left, the others to the right."""
+    rows = [[one_line(cell) for cell in row] for row in rows]
+    widths = [max(map(len, column)) for column in zip(*rows)]
+    return "\n".join("  ".join(cell.ljust(width) if i < text else cell.rjust(width)
+                               for i, (cell, width) in enumerate(zip(row, widths))).rstrip() for row in rows)
+
+
 def warn(text):
     """Prints a line on standard error, where that can be written."""
     try:

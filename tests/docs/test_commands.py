@@ -159,15 +159,17 @@ def started_by(script, arguments, folder):
 
 def sbatch(words):
     if len(words) == 1:
-        return
+        return None
     given, (script, *arguments) = split_options(words[1:])
     unknown = given.keys() - {"--nodes", "--ntasks-per-node", "--time", "--array"}
     require(not unknown, f"sbatch: {unknown} is not known to this test")
+    if script == "jobscripts/benchmark.sbatch":
+        return with_program(["jobscripts/benchmark.sh", *arguments])
     require(script in TRAINING, f"{script} does not train")
     options = sbatch_options(script) | given
     with tempfile.TemporaryDirectory(prefix="nanorun-docs-") as folder:
         started = started_by(script, arguments, folder)
-    dry_run(started[started.index("train"):], int(options["--nodes"]) * int(options["--ntasks-per-node"]))
+    return dry_run(started[started.index("train"):], int(options["--nodes"]) * int(options["--ntasks-per-node"]))
 
 
 def parsed(module, words):
@@ -210,7 +212,8 @@ def check_sweep(path):
         dry_run(["train", tasks.deck, *task.overrides], 1)
 
 
-def measure_node(words):
+def with_program(words):
+    """A script whose help names its options, and which runs a build of nanorun."""
     usage = run("bash", ROOT / words[0], "--help").stdout
     for word in words[1:]:
         require(not word.startswith("--") or re.search(rf"\[{word}[ \]]", usage), f"{words[0]} has no option {word}")
@@ -233,7 +236,8 @@ def jobscript(words):
     if len(words) == 1:
         return
     tools = {"ensemble.py": lambda: parsed(ensemble, words), "plot_run.py": lambda: parsed(plot_run, words),
-             "scaling_study.py": lambda: scaling(words), "measure_node.sh": lambda: measure_node(words),
+             "scaling_study.py": lambda: scaling(words), "measure_node.sh": lambda: with_program(words),
+             "benchmark.sh": lambda: with_program(words), "benchmark.sbatch": lambda: sbatch(["sbatch", *words]),
              "compare.py": lambda: parsed(compare, words), "watch.py": lambda: parsed(watch, words),
              "sweep.py": lambda: check_sweep(parsed(sweep, words).sweep), "get_fineweb.py": lambda: fineweb(words),
              "sweep.sbatch": lambda: sbatch(["sbatch", *words]), "train.sbatch": lambda: sbatch(["sbatch", *words]),
@@ -518,7 +522,8 @@ class Commands(unittest.TestCase):
             "jobscripts/tools/sweep.py inputs/sweeps/muon_lr.toml", "jobscripts/tools/get_fineweb.py --dataset x",
             "jobscripts/tools/get_fineweb.py --shards 104", f"sbatch --array=1-9 jobscripts/sweep.sbatch {deck}",
             "jobscripts/tools/get_fineweb.py --program build/gpu/bin/nanorun",
-            "python3 tests/bench/compare_pytorch.py SHARD.bin --pair 3", "make",
+            "python3 tests/bench/compare_pytorch.py SHARD.bin --pair 3", "make", "jobscripts/benchmark.sh --rank 2",
+            "jobscripts/benchmark.sh --program build/gpu/bin/nanorun", "sbatch jobscripts/benchmark.sbatch --gpus 8",
         ]
         for command in wrong:
             with self.subTest(command=command):

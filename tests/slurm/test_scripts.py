@@ -36,6 +36,18 @@ seeds = [5, 6]
 "optimizer.muon_lr" = [0.05, 0.1]
 "data.end" = ["wrap"]
 """
+BENCHMARK = """
+[benchmark]
+deck = "deck.toml"
+vocabulary = 64
+seed = 3
+entropy_rate = 1.9
+sequences = 4
+length = 256
+checked = 2
+steps = 6
+overrides = []
+"""
 LATER = "outputs/other/checkpoints/checkpoint_00000003.h5"
 
 
@@ -347,6 +359,25 @@ class Sweep(Script):
             self.assertFalse((self.stubs / "arguments").exists())
 
 
+class Benchmark(Script):
+    def test_ranks_and_options(self):
+        """srun starts the ranks of the job; the options on the command line come after those of the script."""
+        small_run.write_deck(self.folder)
+        (self.folder / "tiny.toml").write_text(BENCHMARK)
+        said = self.run_script("benchmark.sbatch", "--size", "tiny.toml", "--", "optimizer.muon_lr=0.01",
+                               ranks='"${@:3}"', SLURM_NTASKS="1", code=3)
+        self.assertRegex(said, r"\nNO REFERENCE: tiny\.toml has no \[reference\.cpu\]\n$")
+        arguments = (self.stubs / "arguments").read_text().split("\0")
+        self.assertEqual(arguments[:4], ["-n", "1", small_run.PROGRAM, "train"])
+        self.assertIn("optimizer.muon_lr=0.01", arguments)
+        self.assertTrue((self.folder / "outputs" / "benchmark-7" / "benchmark.json").is_file())
+        said = self.run_script("benchmark.sbatch", "--size", "tiny.toml", SLURM_NTASKS="3", code=2, SLURM_JOB_ID="8")
+        self.assertRegex(said, r"^benchmark\.py: --ranks: the 4 sequences .* among 3 ranks; .*\n$")
+
+    def test_usage(self):
+        self.assertIn("usage: sbatch", self.run_script("benchmark.sbatch", code=2, SLURM_JOB_ID=""))
+
+
 class Site(Script):
     """Slurm's copy of a script finds the others of its repository."""
 
@@ -355,6 +386,7 @@ class Site(Script):
         del self.environment["NANORUN_BUILD"], self.environment["NANORUN_JOBSCRIPTS"]
         self.checkout = self.top / "a checkout"
         shutil.copytree(JOBSCRIPTS, self.checkout / "jobscripts", ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(REPOSITORY / "inputs", self.checkout / "inputs")
         (self.checkout / "CMakeLists.txt").touch()
         self.program = self.checkout / "build" / "cpu" / "bin" / "nanorun"
         self.write_program(self.program)
@@ -375,12 +407,13 @@ class Site(Script):
         small_run.write_deck(self.folder)
         (self.folder / "sweep.toml").write_text(SWEEP)
         return [("train.sbatch", "deck.toml"), ("ensemble.sbatch", "deck.toml", "sweep"),
-                ("sweep.sbatch", "sweep.toml"), ("test.sbatch",), ("scaling.sbatch", self.program)]
+                ("sweep.sbatch", "sweep.toml"), ("test.sbatch",), ("scaling.sbatch", self.program), ("benchmark.sbatch",)]
 
     def check(self, **variables):
         for script, *arguments in self.scripts():
             with self.subTest(script=script):
-                self.run_script(self.checkout / "jobscripts" / script, *arguments, **variables)
+                code = 1 if script == "benchmark.sbatch" else 0  # for the stub trains nothing
+                self.run_script(self.checkout / "jobscripts" / script, *arguments, code=code, **variables)
                 expected = self.checkout / "build" / "cpu" if script == "test.sbatch" else self.program
                 self.assertIn(str(expected), self.started())
 
