@@ -215,7 +215,7 @@ def check_sweep(path):
 def with_program(words):
     """A script whose help names its options, and which runs a build of nanorun."""
     usage = run("bash", ROOT / words[0], "--help").stdout
-    for word in words[1:]:
+    for word in words[1:(words + ["--"]).index("--")]:
         require(not word.startswith("--") or re.search(rf"\[{word}[ \]]", usage), f"{words[0]} has no option {word}")
     if "--program" in words:
         require_nanorun(words[words.index("--program") + 1])
