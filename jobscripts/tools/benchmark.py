@@ -40,8 +40,8 @@ OWNED = ("run.name", "run.outputs", "model.vocabulary", "train.steps", "train.se
 def parse_arguments():
     parser = argparse.ArgumentParser(prog="benchmark.sh", description=tool.summary(__doc__))
     parser.add_argument("--size", default="", metavar="full|small|FILE",
-                        help="what is trained: a file of inputs/benchmark, or another one (default: full on GPUs, small "
-                             "on CPUs)")
+                        help="what is trained: a file of inputs/benchmark, or another one (default: full on GPUs, "
+                             "small on CPUs)")
     parser.add_argument("--ranks", type=int, metavar="N",
                         help="ranks (default: as many as there are GPUs or cores, and divide the sequences of a step)")
     parser.add_argument("--minutes", type=float, metavar="M",

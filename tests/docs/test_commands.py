@@ -213,7 +213,7 @@ def check_sweep(path):
 
 
 def with_program(words):
-    """A script whose help names its options, and which runs a build of nanorun."""
+    """A script whose help names its options, which end at "--", and which runs a build of nanorun."""
     usage = run("bash", ROOT / words[0], "--help").stdout
     for word in words[1:(words + ["--"]).index("--")]:
         require(not word.startswith("--") or re.search(rf"\[{word}[ \]]", usage), f"{words[0]} has no option {word}")

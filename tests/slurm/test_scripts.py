@@ -407,7 +407,8 @@ class Site(Script):
         small_run.write_deck(self.folder)
         (self.folder / "sweep.toml").write_text(SWEEP)
         return [("train.sbatch", "deck.toml"), ("ensemble.sbatch", "deck.toml", "sweep"),
-                ("sweep.sbatch", "sweep.toml"), ("test.sbatch",), ("scaling.sbatch", self.program), ("benchmark.sbatch",)]
+                ("sweep.sbatch", "sweep.toml"), ("test.sbatch",), ("scaling.sbatch", self.program),
+                ("benchmark.sbatch",)]
 
     def check(self, **variables):
         for script, *arguments in self.scripts():
