@@ -3,7 +3,6 @@
 #include <cmath>
 #include <vector>
 
-#include "kernels/fp8.hpp"
 #include "kernels/matmul.hpp"
 #include "kernels/muon.hpp"
 #include "tests/cuda/blas_stream.hpp"

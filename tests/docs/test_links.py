@@ -1,0 +1,66 @@
+"""Every link of the documentation leads somewhere, and all places agree on the version. Standard library only."""
+
+import re
+import unittest
+
+from pages import LINKING, PAGES, ROOT, anchors, check_link, links, recipe
+
+
+class Links(unittest.TestCase):
+    def test_links(self):
+        count = 0
+        for page in LINKING:
+            for target in links(page.read_text()):
+                count += 1
+                with self.subTest(page=page.name, target=target):
+                    check_link(page, target)
+        self.assertGreaterEqual(count, 40)
+
+    def test_every_page_is_in_the_readme(self):
+        targets = set(links((ROOT / "README.md").read_text()))
+        for page in PAGES[1:]:
+            self.assertIn(str(page.relative_to(ROOT)), targets)
+
+    def test_anchors(self):
+        text = "# A `deck`, and more\n\n## Twice\n\n```\n# no heading\n```\n## Twice\n## [Link](x.md) & Co.\n"
+        self.assertEqual(anchors(text), ["a-deck-and-more", "twice", "twice-1", "link--co"])
+
+    def test_wrong_links_are_found(self):
+        page = ROOT / "docs" / "running.md"
+        for target in ("none.md", "../../README.md", "#none", "keys.md#none", "../LICENSE#a", "http://a.b/c", "/etc"):
+            with self.subTest(target=target), self.assertRaises(AssertionError):
+                check_link(page, target)
+        for target in ("keys.md", "../README.md#quickstart", "#exit-codes", "https://a.b/c"):
+            check_link(page, target)
+
+
+class Versions(unittest.TestCase):
+    def test_one_version(self):
+        """CMakeLists.txt, the newest entry of CHANGELOG.md, CITATION.cff and the newest of Spack's versions."""
+        built = re.search(r"^project\(nanorun VERSION (\S+) ", (ROOT / "CMakeLists.txt").read_text(), re.MULTILINE)[1]
+        version, date = re.search(r"^## (\S+), (\S+)$", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE).groups()
+        cited = dict(re.findall(r"^([a-z-]+): (\S+)$", (ROOT / "CITATION.cff").read_text(), re.MULTILINE))
+        self.assertEqual((version, version, date), (built, cited["version"], cited["date-released"]))
+        packaged = dict(re.findall(r'^    version\("([\d.]+)", tag="(\S+)"\)$', recipe(), re.MULTILINE))
+        newest = max(packaged, key=lambda name: [int(number) for number in name.split(".")])
+        self.assertEqual((newest, packaged[newest]), (version, f"v{version}"))
+
+    def test_citation_has_the_keys_of_its_format(self):
+        """Those of CFF 1.2.0, which allows no others."""
+        required = {"cff-version", "message", "title", "authors"}
+        allowed = required | {
+            "abstract", "commit", "contact", "date-released", "doi", "identifiers", "keywords", "license",
+            "license-url", "preferred-citation", "references", "repository", "repository-artifact", "repository-code",
+            "type", "url", "version"}
+        text = (ROOT / "CITATION.cff").read_text()
+        keys = re.findall(r"^([^\s#:]+):", text, re.MULTILINE)
+        self.assertEqual(len(keys), len(set(keys)))
+        self.assertLessEqual(required, set(keys))
+        self.assertLessEqual(set(keys), allowed)
+        self.assertRegex(text, r"(?m)^cff-version: 1\.2\.0$")
+        self.assertRegex(text, r"(?m)^date-released: \d{4}-\d\d-\d\d$")
+        self.assertRegex(text, r"(?m)^license: BSD-3-Clause$")
+
+
+if __name__ == "__main__":
+    unittest.main()
