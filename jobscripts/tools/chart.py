@@ -9,6 +9,7 @@ from plot_run import FAINT, INK
 COLOURS = ("#2b6ca3", "#e6821e", "#3a8f5c", "#8a5aa8", "#d1495b", "#1fa3b5", "#a8742a", "#6b7a89")
 GREY, GRID = "#8a949e", "#eceff2"
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 620, 370, 64, 16, 42, 50
+LEAST_SPAN = 1e-9  # of an axis, absolute and relative to its values: ticks could not tell closer ones apart
 MOST_POINTS = 400  # of a line; more are averaged
 
 
@@ -79,8 +80,9 @@ def bounds(values, least=None, most=None):
     """Of an axis: those of the values with some room, or the given ones."""
     low = min(values, default=0.0) if least is None else least
     high = max(values, default=1.0) if most is None else most
-    if not high > low:
-        high = low + (abs(low) or 1.0)
+    closest = LEAST_SPAN * max(1.0, abs(low), abs(high))
+    if high - low < closest:
+        high = low + (abs(low) if abs(low) > closest else 1.0)
     room = 0.05 * (high - low)
     return (low if least is not None else low - room), high + room
 

@@ -31,6 +31,7 @@ DATASETS = {"fineweb10B": ("kjj0/fineweb10B-gpt2", "fineweb", 103),
             "fineweb100B": ("kjj0/fineweb100B-gpt2", "fineweb", 1030)}
 HEADER = struct.Struct("<3i")  # magic, version, tokens
 HEADER_BYTES, MAGIC, VERSION = 1024, 20240520, 1
+HDF5_BEGIN = b"\x89HDF\r\n\x1a\n"
 MAX_BYTES = HEADER_BYTES + 2 * (2**31 - 1)
 CHUNK = 1 << 20
 TRIES, WAIT_SECONDS, SILENCE_SECONDS = 6, 2, 60
@@ -256,6 +257,18 @@ def make_shard(program, path):
         raise tool.ToolError(f"{program} did not make {path.with_suffix('.h5')}")
 
 
+def is_there(shard):
+    """Whether the shard has been made. Throws where another file has its name, such as an empty one."""
+    if not os.path.lexists(shard):
+        return False
+    tool.require_regular(shard)
+    with tool.using(shard), open(shard, "rb") as file:
+        begin = file.read(len(HDF5_BEGIN))
+    if begin != HDF5_BEGIN:
+        raise tool.ToolError(f"{shard}: not an HDF5 file; remove it, and the shard is made anew")
+    return True
+
+
 def main():
     arguments = parse_arguments()
     repository, prefix, _ = DATASETS[arguments.dataset]
@@ -269,7 +282,7 @@ def main():
     for number, name in enumerate(names, 1):
         label = f"{name} ({number} of {len(names)})"
         shard = (arguments.out / name).with_suffix(".h5")
-        if not arguments.bin_only and shard.exists():
+        if not arguments.bin_only and is_there(shard):
             tool.say(f"{label}  {shard} is there")
             continue
         path = get(repository, name, arguments.out, label)

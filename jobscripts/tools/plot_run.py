@@ -24,6 +24,7 @@ PHASES = ["data", "forward", "head", "backward", "reduce_gradients", "muon", "ad
 EARLIER_NAMES = {"agree": "sync"}  # of phases, in traces of earlier programs
 # By the name of --against.
 AXES = {"steps": "step", "seconds": "seconds of training"}
+LONGEST_NAME = 40  # characters that a picture shows of an event or track
 INK, FAINT, ACCENT = "#22303c", "#c9d1d9", "#d1495b"
 
 
@@ -277,6 +278,11 @@ Span = collections.namedtuple("Span", "name track begin end")  # ms since the st
 Step = collections.namedtuple("Step", "length spans tracks")  # ms; spans by begin; names of the tracks by number
 
 
+def short(name):
+    """A name as a picture can show it."""
+    return name if len(name) <= LONGEST_NAME else name[:LONGEST_NAME - 3] + "..."
+
+
 def read_events(path, rank):
     """The complete events of a rank in trace.json, and the names of its tracks by number. Throws ToolError."""
     complete, tracks = [], {}
@@ -284,10 +290,10 @@ def read_events(path, rank):
         tool.require(event, dict, path, "an event")
         if tool.field(event, "pid", int, path) != rank:
             continue
-        track, name = tool.field(event, "tid", int, path), tool.field(event, "name", str, path)
+        track, name = tool.field(event, "tid", int, path), short(tool.field(event, "name", str, path))
         if event.get("ph") == "M" and name == "thread_name":
             values = tool.field(event, "args", dict, path)
-            tracks[track] = tool.field(values, "name", str, path)
+            tracks[track] = short(tool.field(values, "name", str, path))
         elif event.get("ph") == "X":
             tool.field(event, "ts", float, path)
             tool.field(event, "dur", float, path, least=0)

@@ -10,11 +10,18 @@ import json
 import logging
 import multiprocessing
 import os
+import re
 import signal
 import stat
 import sys
 from pathlib import Path
 
+MAX_TOML_BYTES, MAX_NESTING = 1 << 20, 16  # as nanorun reads decks; deeper ones exhaust the parser's stack and memory
+# What is skipped when nesting is counted: strings, closed or not, and comments; and what changes it.
+TOML_PART = re.compile(r'''
+    (?P<skipped> \"{3} (?:\\.|[^\\])*? (?:\"{3,5}|\Z) | \'{3} .*? (?:\'{3,5}|\Z) | "(?:\\.|[^"\\\n])*"? | '[^'\n]*'?
+      | \#[^\n]*)
+    | [][{}.,\n]''', re.DOTALL | re.VERBOSE)
 READ_SECONDS = 60  # after which a file counts as one that cannot be read
 # Pictures go to files, whatever display the user's settings name; matplotlib need not say where it keeps its fonts.
 os.environ["MPLBACKEND"] = "Agg"
@@ -71,9 +78,36 @@ def read_json(path):
     return require(value, dict, path, "the file")
 
 
+def require_shallow(path, text):
+    """Brackets and dotted keys must not nest deeper than a parser can follow."""
+    depth, outside = 0, []  # the depth around each open bracket
+    for part in TOML_PART.finditer(text):
+        mark = part[0]
+        if part["skipped"]:
+            continue
+        if mark in "[{":
+            outside.append(depth)
+            depth += 1
+        elif mark in "]}":
+            depth = outside.pop() if outside else depth
+        elif mark == ".":
+            depth += 1
+        else:
+            depth = outside[-1] + 1 if outside else 0
+        if depth > MAX_NESTING:
+            line = 1 + text.count("\n", 0, part.start())
+            raise ToolError(f"{path}: line {line}: brackets or dotted keys nest more than {MAX_NESTING} deep")
+
+
 def read_toml(path):
     tomllib = need("tomllib")
+    require_regular(path)
+    with using(path):
+        size = os.path.getsize(path)
+    if size > MAX_TOML_BYTES:
+        raise ToolError(f"{path}: {size} bytes; a TOML file has at most {MAX_TOML_BYTES}")
     text = read_text(path)
+    require_shallow(path, text)
     with using(path, ValueError, RecursionError, kind="TOML"):
         return tomllib.loads(text)
 

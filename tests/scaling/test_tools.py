@@ -234,6 +234,11 @@ class Tools(ScalingTest):
         self.assertEqual(read.spans, [("gather_weights", 1, 0, 0.2), ("a $x$", 7, 1.5, 2)])
         self.assertEqual((read.length, read.tracks), (2, {1: "track 1", 7: "track 7"}))
         self.assertEqual(self.end("plot_run.py", self.run, "--step", 1), (0, f"{self.run / 'step.png'}\n", ""))
+        write(path, json.dumps({"traceEvents": [step, after | {"name": "x" * 100000}, {
+            "ph": "M", "name": "thread_name", "pid": 0, "tid": 7, "args": {"name": "y" * 100000}}]}))
+        read = plot_run.read_step(path, 1, 0)
+        self.assertEqual((read.spans[0].name, read.tracks[7]), ("x" * 37 + "...", "y" * 37 + "..."))
+        self.assertEqual(self.end("plot_run.py", self.run, "--step", 1), (0, f"{self.run / 'step.png'}\n", ""))
         for other in (("--step", 2), ("--step", 1, "--rank", 2)):
             self.assert_refused("plot_run.py", self.run, *other, names=[path, "trace.json_steps"])
         self.assert_refused("plot_run.py", self.run, "--step", 1, "-o", self.folder, names=[self.folder])

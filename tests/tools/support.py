@@ -4,6 +4,7 @@ import html.parser
 import json
 import math
 import os
+import resource
 import subprocess
 import sys
 import tempfile
@@ -17,6 +18,15 @@ import small_run  # noqa: E402
 
 TOKENS = 4 * 256  # of a step
 WRONG_JSON = ["{", "[]", "1", "null", '"text"', "\0", "[" * 100000, "1" * 5000, "nan", b"\xff\xfe{}"]
+
+# TOML that nests too deep for a parser, or is too long.
+DEEP_TOML = ["a." * 5000 + "a = 1", "a." * 100000 + "a = 1", "[" + "a." * 5000 + "a]",
+             "[grid]\na = " + "[" * 400 + "]" * 400, "a = " + "{a = " * 100 + "1" + "}" * 100, "#" * (1 << 20) + "\n"]
+
+
+def limit_memory():
+    """Of a process that begins."""
+    resource.setrlimit(resource.RLIMIT_AS, (1 << 30, 1 << 30))
 
 
 def step_line(step, **values):

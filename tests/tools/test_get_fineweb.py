@@ -223,6 +223,13 @@ class GetFineweb(unittest.TestCase):
         self.assert_refused(done, f"{VALIDATION}.bin", "remove it")
         self.assertEqual((self.data / f"{VALIDATION}.bin").read_bytes(), b"mine")
 
+    def test_shard_that_is_none_stays(self):
+        self.data.mkdir()
+        for content in (b"", b"\x89HD", b"mine" * 3):
+            (self.data / f"{VALIDATION}.h5").write_bytes(content)
+            self.assert_refused(self.get_one(code=2), f"{VALIDATION}.h5", "remove it")
+            self.assertEqual((self.data / f"{VALIDATION}.h5").read_bytes(), content)
+
     def test_two_commands_at_once(self):
         self.data.mkdir()
         with open(self.data / f"{VALIDATION}.bin.part", "wb") as part:

@@ -2,9 +2,10 @@
 
 import json
 import os
+import tomllib
 from pathlib import Path
 
-from support import ToolTest, small_run
+from support import DEEP_TOML, ToolTest, limit_memory, small_run
 
 import sweep
 import tool
@@ -114,6 +115,25 @@ class Damage(SweepTest):
         self.path.write_bytes(b"\xff")
         self.assert_refused("sweep.py", self.path, "--page", names=["sweep.toml"])
         self.assert_refused("sweep.py", "none.toml", "--list", names=["none.toml"])
+
+    def test_toml_that_nests_deep(self):
+        for text in DEEP_TOML:
+            with self.subTest(text=text[:40]):
+                self.path.write_text(text)
+                self.assert_refused("sweep.py", self.path, "--list", names=["sweep.toml: "], preexec_fn=limit_memory)
+
+    def test_what_only_looks_deep(self):
+        """Brackets and dots in strings and comments, and one after the other."""
+        dots = "[.{" * 100
+        text = "\n".join([
+            f"# {dots}", f'a = "{dots}\\"{dots}"', f"b = '{dots}'", f'c = """\n{dots}"\\"{dots}""""',
+            f"d = \'\'\'{dots}\n{dots}\'\'\'", "e = [" + "[1.5], {a.b = 2.5}, " * 100 + "]",
+            "f = " + "[" * 16 + "]" * 16])
+        self.path.write_text(text)
+        self.assertEqual(tool.read_toml(self.path), tomllib.loads(text))
+        self.path.write_text("f = " + "[" * 17 + "]" * 17)
+        with self.assertRaisesRegex(tool.ToolError, "sweep.toml: line 1: .*more than 16 deep"):
+            tool.read_toml(self.path)
 
     def test_tasks_that_are_none(self):
         for task in (0, 9, -1):

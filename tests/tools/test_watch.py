@@ -9,7 +9,8 @@ import sys
 import time
 from pathlib import Path
 
-from support import TOOLS, WRONG_JSON, Page, ToolTest, metrics_text, small_run, step_line, validation_line, write_run
+from support import (DEEP_TOML, TOOLS, WRONG_JSON, Page, ToolTest, limit_memory, metrics_text, small_run, step_line,
+                     validation_line, write_run)
 
 import chart
 import watch
@@ -142,6 +143,18 @@ class Drawing(WatchTest):
             values, _ = chart.ticks(low, high, 6)
             self.assertTrue(2 <= len(values) <= 8, values)
 
+    def test_figures_that_are_close_or_tiny_are_drawn(self):
+        """Below the precision of floats, and of what ticks can show."""
+        for values in ((1e-320, 2e-320), (0, 5e-324), (-1e-310, 0), (1e-12, 3e-12), (3.0, 3.0 + 4e-16),
+                       (1e15, 1e15 + 0.125), (1e-9, 1e-9)):
+            low, high = chart.bounds(values)
+            self.assertTrue(low <= values[0] and values[1] <= high)
+            found, decimals = chart.ticks(low, high, 6)
+            self.assertTrue(2 <= len(found) <= 8 and decimals < 12, (found, decimals))
+            for points in ([(0, values[0]), (1, values[1])], [(values[0], 3.0), (values[1], 2.0)]):
+                text = chart.draw("a", [chart.Line(points, "red")], "x", "y")
+                self.assertLess(max(map(len, Page(text).texts["text"])), 30)
+
     def test_losses_that_are_no_numbers_are_drawn(self):
         nan, inf = float("nan"), float("inf")
         for losses in ([nan] * 3, [inf, 3, nan], [1e30, -1e30, 0], []):
@@ -211,6 +224,14 @@ class Ends(WatchTest):
         again = watch.Watched(folder, "a")
         again.poll()
         self.assertEqual((again.ended, again.state), (True, "finished"))
+
+    def test_decks_that_nest_deep(self):
+        for text in DEEP_TOML[:2]:
+            with self.subTest(text=text[:40]):
+                (write_run(self.folder / f"run{len(text)}", {0: 6.0, 10: 5.0}) / "deck.toml").write_text(text)
+                for script, options in (("watch.py", ["--once", "--html", "a.html"]), ("compare.py", ["-o", "a.html"])):
+                    self.assert_refused(script, f"run{len(text)}", *options, names=["deck.toml: line 1: "],
+                                        preexec_fn=limit_memory)
 
     def test_damage_is_one_line(self):
         folder = self.unfinished()
