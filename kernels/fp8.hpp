@@ -1,9 +1,8 @@
 #pragma once
-// Rounding to 8-bit (Micikevicius et al. 2022, arXiv:2209.05433) and 16-bit floating-point formats: float in, float
-// out. To nearest even, saturating for the 8-bit formats; NaN stays NaN.
+// Rounding to 8-bit floating-point formats (Micikevicius et al. 2022, arXiv:2209.05433): float in, float out. To
+// nearest even, saturating; NaN stays NaN.
 //   e4m3: 4 exponent bits, bias 7, largest 448, smallest subnormal 2^-9, no infinity.
 //   e5m2: 5 exponent bits, bias 15, largest 57344, smallest subnormal 2^-16.
-//   bf16: the upper half of an IEEE single.
 // The scalar functions are branch-free and inline, so that loops over them vectorise.
 
 #include <Kokkos_Macros.hpp>
@@ -31,13 +30,6 @@ KOKKOS_INLINE_FUNCTION float round_to_minifloat(float x, float max_value) {
 
 KOKKOS_INLINE_FUNCTION float round_to_e4m3(float x) { return round_to_minifloat<3, -6>(x, 448.0f); }
 KOKKOS_INLINE_FUNCTION float round_to_e5m2(float x) { return round_to_minifloat<2, -14>(x, 57344.0f); }
-
-KOKKOS_INLINE_FUNCTION float round_to_bf16(float x) {
-  const auto bits = std::bit_cast<std::uint32_t>(x);
-  const std::uint32_t rounded = bits + 0x7fffu + ((bits >> 16) & 1u);
-  const bool is_nan = (bits & 0x7fffffffu) > 0x7f800000u;
-  return std::bit_cast<float>((is_nan ? bits | 0x00400000u : rounded) & 0xffff0000u);
-}
 
 /// out[i] = round(scale * x[i]), multiplied in fp32; `out` may be `x`.
 template <class T>

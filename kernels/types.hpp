@@ -1,6 +1,7 @@
 #pragma once
 // Types in the contracts of all ops: scalars, views, streams and workspaces. The arenas of src/ own the memory.
 
+#include <bit>
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -15,6 +16,19 @@ using Token = std::uint16_t;
 struct bf16 {
   std::uint16_t bits = 0;
 };
+
+/// The nearest bf16 as a float, ties to even; NaN stays NaN. Branch-free, so that loops over it vectorise. Device code
+/// may call it.
+constexpr float round_to_bf16(float x) {
+  const auto bits = std::bit_cast<std::uint32_t>(x);
+  const std::uint32_t rounded = bits + 0x7fffu + ((bits >> 16) & 1u);
+  const bool is_nan = (bits & 0x7fffffffu) > 0x7f800000u;
+  return std::bit_cast<float>((is_nan ? bits | 0x00400000u : rounded) & 0xffff0000u);
+}
+/// Likewise.
+constexpr bf16 to_bf16(float x) {
+  return {static_cast<std::uint16_t>(std::bit_cast<std::uint32_t>(round_to_bf16(x)) >> 16)};
+}
 
 /// The fp8 formats of fp8.hpp as CUDA implementations store them.
 struct e4m3 {

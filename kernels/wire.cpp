@@ -17,9 +17,7 @@ struct Plain {
 
 struct Bf16 {
   using Code = std::uint16_t;
-  KOKKOS_FUNCTION Code encode(float x) const {
-    return static_cast<Code>(std::bit_cast<std::uint32_t>(round_to_bf16(x)) >> 16);
-  }
+  KOKKOS_FUNCTION Code encode(float x) const { return to_bf16(x).bits; }
   KOKKOS_FUNCTION float decode(Code code) const { return std::bit_cast<float>(static_cast<std::uint32_t>(code) << 16); }
 };
 

@@ -1,10 +1,11 @@
 #include "src/export_model.hpp"
 
-#include <bit>
+#include <cmath>
 #include <nlohmann/json.hpp>
 #include <type_traits>
 #include <vector>
 
+#include "kernels/types.hpp"
 #include "src/build.hpp"
 #include "src/checkpoint.hpp"
 #include "src/config_keys.hpp"
@@ -45,13 +46,17 @@ Json value_of(const Key& key, Config& config) {
 
 Token end_of_text_of(const ExportOptions& options, const Config& config) {
   const auto vocabulary = static_cast<std::uint64_t>(config.model.vocabulary);
-  if (options.end_of_text && static_cast<std::uint64_t>(*options.end_of_text) < vocabulary)
+  const auto refuse = [&](const std::string& why) {
+    throw Error(ExitCode::usage, fmt::format("{}: has a vocabulary of {}: {}", options.checkpoint, vocabulary, why));
+  };
+  if (options.end_of_text) {
+    if (static_cast<std::uint64_t>(*options.end_of_text) >= vocabulary)
+      refuse(fmt::format("--end-of-text must be below that, not {}", *options.end_of_text));
     return static_cast<Token>(*options.end_of_text);
-  if (!options.end_of_text && vocabulary == text_vocabulary) return static_cast<Token>(text_end_of_text);
-  if (!options.end_of_text && vocabulary == bin_vocabulary) return static_cast<Token>(bin_end_of_text);
-  throw Error(ExitCode::usage, fmt::format("{}: has a vocabulary of {}: say with --end-of-text which of its tokens "
-                                           "begins documents",
-                                           options.checkpoint, vocabulary));
+  }
+  if (vocabulary == text_vocabulary) return static_cast<Token>(text_end_of_text);
+  if (vocabulary != bin_vocabulary) refuse("say with --end-of-text which of its tokens begins documents");
+  return static_cast<Token>(bin_end_of_text);
 }
 
 /// The window is the one that the model has been trained to.
@@ -121,10 +126,17 @@ std::vector<std::uint64_t> shape_of(const Parameter& parameter) {
   return is_scalar(parameter) ? std::vector{rows} : std::vector{rows, cols};
 }
 
-/// Rounded to nearest even.
-std::uint16_t to_bf16(float value) {
-  const auto bits = std::bit_cast<std::uint32_t>(value);
-  return static_cast<std::uint16_t>((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+bool all_finite(std::span<const float> values) {
+  return std::ranges::all_of(values, [](float value) { return std::isfinite(value); });
+}
+
+/// No error: runs that diverge leave such checkpoints, and only the user knows what they are for.
+void warn_of_non_finite(const std::string& path, const std::vector<std::string>& tensors) {
+  if (tensors.empty()) return;
+  const std::size_t others = tensors.size() - 1;
+  warn(fmt::format("{}: {}{} hold{} NaN or infinity: the model's loss is no number", path, tensors.front(),
+                   others > 0 ? fmt::format(" and {} more tensor{}", others, others > 1 ? "s" : "") : "",
+                   others > 0 ? "" : "s"));
 }
 
 std::vector<SafeTensor> plan_tensors(const ParameterTable& table, bool bf16) {
@@ -146,22 +158,25 @@ void write_tensors(const std::string& path, const ExportOptions& options, const 
   const std::vector<SafeTensor> tensors = plan_tensors(table, options.bf16);
   std::vector<Slab<float>> slabs = weight_slabs(table);
   std::vector<float> values;
-  std::vector<std::uint16_t> halves;
+  std::vector<kernels::bf16> halves;
+  std::vector<std::string> non_finite;
   AppendFile file(path, ExitCode::output);
   file.write(safetensors_header(tensors));
   for (std::size_t i = 0; i < tensors.size(); ++i) {
     values.resize(table.parameters()[i].size());
     slabs[i].data = values;
     read_tensors(alone, options.checkpoint, header, {slabs[i]});
+    if (!all_finite(values)) non_finite.push_back(tensors[i].name);
     if (tensors[i].type == "F32") {
       file.write(std::as_bytes(std::span(values)));
     } else {
       halves.clear();
-      for (const float value : values) halves.push_back(to_bf16(value));
+      for (const float value : values) halves.push_back(kernels::to_bf16(value));
       file.write(std::as_bytes(std::span(halves)));
     }
   }
   file.close();
+  warn_of_non_finite(options.checkpoint, non_finite);
 }
 
 void require_empty(const ExportOptions& options) {
@@ -248,10 +263,14 @@ void import_model(const ImportOptions& options) {
   const std::array inputs = {path, options.directory + "/config.json"};
   require_free(options.checkpoint, options.force, inputs, ExitCode::output);
   std::vector<float> weights(table.size()), zeros;
+  std::vector<std::string> non_finite;
   for (std::size_t i = 0; i < tensors.size(); ++i) {
     const Parameter& parameter = table.parameters()[i];
-    read_safetensor(path, file, tensors[i], std::span(weights).subspan(parameter.offset, parameter.size()));
+    const std::span<float> values = std::span(weights).subspan(parameter.offset, parameter.size());
+    read_safetensor(path, file, tensors[i], values);
+    if (!all_finite(values)) non_finite.push_back(parameter.name);
   }
+  warn_of_non_finite(path, non_finite);
   CheckpointHeader header;
   header.model = model_fingerprint(table.layout());
   header.deck = to_toml(config);

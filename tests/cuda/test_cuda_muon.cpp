@@ -70,7 +70,7 @@ test::Vector<float> portable_newton_schulz(test::Vector<float> x, const Shapes& 
 }
 
 void round(test::Vector<float>& values) {
-  for (float& value : values) value = portable::round_to_bf16(value);
+  for (float& value : values) value = kernels::round_to_bf16(value);
 }
 
 /// The iteration on one wide matrix, every matrix rounded to bf16 where the tensor cores' results are stored.

@@ -62,8 +62,30 @@ class ExportedModel(FaultTest):
         self.assertEqual((self.folder / "again/model.safetensors").read_bytes(),
                          (self.folder / "half/model.safetensors").read_bytes())
 
+    def test_weights_that_are_no_numbers(self):
+        """Those of a run that diverged: both commands warn and go on, and a NaN stays one when it is rounded."""
+        model = self.exported()
+        header, values = read_header(model / "model.safetensors")
+        for change, said in (({"head": 0x7fffffff}, "head holds NaN or infinity"),
+                             ({"head": 0xffffffff, "embedding": 0x7f800000}, "and 1 more tensor hold NaN")):
+            changed = bytearray(values)
+            for name, bits in change.items():
+                struct.pack_into("<I", changed, header[name]["data_offsets"][0], bits)
+            write_header(model / "model.safetensors", header, bytes(changed))
+            job = self.command("import", "model", "back.h5", "--force")
+            self.assertRegex(job.text(), f"warning: model/model.safetensors: .*{said}.*\n")
+            self.verify("back.h5")
+            job = self.command("export", "back.h5", "again", "--bf16", "--force")
+            self.assertRegex(job.text(), f"warning: back.h5: .*{said}.*\n")
+            rounded, halves = read_header(self.folder / "again" / "model.safetensors")
+            half, = struct.unpack_from("<H", halves, rounded["head"]["data_offsets"][0])
+            self.assertGreater(half & 0x7fff, 0x7f80)
+
     def test_export_refuses(self):
         model = self.exported()
+        for token in (257, 65535):
+            job = self.command("export", self.checkpoint(12), "other", "--end-of-text", token, code=2)
+            self.assert_refused(job, "has a vocabulary of 257", f"--end-of-text must be below that, not {token}")
         (model / "notes.txt").write_text("mine")
         job = self.command("export", self.checkpoint(12), "model", code=7)
         self.assert_refused(job, "model: holds config.json already", "--force")
