@@ -53,9 +53,7 @@ ShardInfo read_info(const h5::File& file) {
   }
   ShardInfo info{path, integer("count"), integer("vocabulary"), integer("end_of_text")};
   if (integer("block") != shard_block) fail("{}: @block is {}, not {}", path, integer("block"), shard_block);
-  if (info.vocabulary < 1 || info.vocabulary > max_vocabulary || info.end_of_text >= info.vocabulary) {
-    fail("{}: impossible vocabulary {} with end-of-text token {}", path, info.vocabulary, info.end_of_text);
-  }
+  require_vocabulary(path, info.vocabulary, info.end_of_text);
   if (info.count < 1 || file.shape("tokens") != h5::Extent{info.count}) {
     fail("{}: @count is {}, but /tokens has shape [{}]", path, info.count, fmt::join(file.shape("tokens"), ", "));
   }
@@ -164,6 +162,12 @@ void check_tokens(std::span<const Token> tokens, std::uint64_t first, std::uint6
   if (max_id < vocabulary) return;
   const auto bad = std::find_if(tokens.begin(), tokens.end(), [&](Token token) { return token >= vocabulary; });
   fail("{}: token {} has id {}, outside the vocabulary of {}", file, first + (bad - tokens.begin()), *bad, vocabulary);
+}
+
+void require_vocabulary(const std::string& of, std::uint64_t vocabulary, std::uint64_t end_of_text,
+                        std::uint64_t least) {
+  if (vocabulary < least || vocabulary > max_vocabulary || end_of_text >= vocabulary)
+    fail("{}: impossible vocabulary {} with end-of-text token {}", of, vocabulary, end_of_text);
 }
 
 ShardInfo read_shard_info(const std::string& path) { return read_info(open_shard(path)); }

@@ -44,6 +44,10 @@ struct ShardInfo {
 std::uint64_t shard_checksum(const ShardInfo& info, const std::string& source,
                              std::span<const std::int32_t> bin_header);
 
+/// Throws Error(data) that begins with `of` unless least <= vocabulary <= max_vocabulary and end_of_text < vocabulary.
+void require_vocabulary(const std::string& of, std::uint64_t vocabulary, std::uint64_t end_of_text,
+                        std::uint64_t least = 1);
+
 /// Opens a shard, checks its attributes and the extents of its datasets against each other (not its tokens), and
 /// returns its attributes; those of a .bin file are GPT-2's. Throws Error(data).
 ShardInfo read_shard_info(const std::string& path);

@@ -233,7 +233,7 @@ std::vector<std::string> make_shards(Comm& comm, const ShardOptions& options) {
   } else if (options.text) {
     plans = plan_text(comm, options);
   } else if (options.synthetic > 0) {
-    plans = plan_synthetic(options);
+    comm.together([&] { plans = plan_synthetic(options); });
   } else {
     comm.together([&] { plans = plan_bin(options); });
   }

@@ -2,25 +2,13 @@
 
 #include <utility>
 
-#include "src/error.hpp"
 #include "src/files.hpp"
 #include "src/import_plan.hpp"
 
 namespace nanorun {
 
-namespace {
-
-template <class... Args>
-[[noreturn]] void fail(fmt::format_string<Args...> format, Args&&... args) {
-  throw Error(ExitCode::data, fmt::format(format, std::forward<Args>(args)...));
-}
-
-}  // namespace
-
 std::vector<ShardPlan> plan_bin(const ShardOptions& options) {
-  if (options.vocabulary < 1 || options.vocabulary > max_vocabulary || options.end_of_text >= options.vocabulary) {
-    fail("impossible vocabulary {} with end-of-text token {}", options.vocabulary, options.end_of_text);
-  }
+  require_vocabulary("tokens of .bin files", options.vocabulary, options.end_of_text);
   std::vector<ShardPlan> plans;
   for (const std::string& path : options.inputs) {
     ShardPlan plan;

@@ -38,7 +38,8 @@ std::vector<ShardPlan> plan_text(Comm& comm, const ShardOptions& options);
 /// or the tokenizer, and Error(output) for these files, on all ranks.
 std::vector<ShardPlan> plan_encoded(Comm& comm, const ShardOptions& options);
 
-/// Shards of options.synthetic tokens of a synthetic source (src/synthetic), the same on every machine.
+/// Shards of options.synthetic tokens of a synthetic source (src/synthetic), the same on every machine. Throws
+/// Error(data).
 std::vector<ShardPlan> plan_synthetic(const ShardOptions& options);
 
 /// The shards of one stream: `whole` describes it, and reads all of it.

@@ -4,19 +4,13 @@
 
 #include <memory>
 
-#include "src/error.hpp"
 #include "src/import_plan.hpp"
 #include "src/synthetic.hpp"
 
 namespace nanorun {
 
 std::vector<ShardPlan> plan_synthetic(const ShardOptions& options) {
-  if (options.vocabulary < 2 || options.vocabulary > max_vocabulary || options.end_of_text >= options.vocabulary) {
-    throw Error(ExitCode::data,
-                fmt::format("impossible vocabulary {} with end-of-text token {} of synthetic tokens",
-                            options.vocabulary, options.end_of_text),
-                Scope::all_ranks);
-  }
+  require_vocabulary("synthetic tokens", options.vocabulary, options.end_of_text, 2);
   const auto text = std::make_shared<SyntheticText>(options.vocabulary, options.end_of_text, options.seed);
   ShardPlan whole;
   whole.input = "synthetic tokens";

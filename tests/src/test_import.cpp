@@ -91,6 +91,23 @@ TEST(Import, LyingBinFilesAreRefused) {
   EXPECT_FALSE(fs::exists(folder / "a.h5"));
 }
 
+TEST(Import, VocabulariesThatCannotBeAreRefused) {
+  const TempFolder folder;
+  write_bin(folder / "a.bin", bin_header(10), varied_tokens(10, 2));
+  for (const bool synthetic : {false, true}) {
+    for (const auto& [vocabulary, end_of_text] : {std::pair{0, 0}, {1, 1}, {65537, 0}, {100, 100}}) {
+      ShardOptions options = bin_options({}, folder / "a.h5");
+      if (!synthetic) options.inputs = {folder / "a.bin"};
+      options.synthetic = synthetic ? 10 : 0;
+      options.vocabulary = vocabulary;
+      options.end_of_text = end_of_text;
+      EXPECT_EQ(error_of([&] { make_shards(test_comm(), options); }, ExitCode::data, Scope::all_ranks),
+                fmt::format("{}: impossible vocabulary {} with end-of-text token {}",
+                            synthetic ? "synthetic tokens" : "tokens of .bin files", vocabulary, end_of_text));
+    }
+  }
+}
+
 TEST(Import, TokenOutsideTheVocabularyLeavesTheOldShardAlone) {
   const TempFolder folder;
   auto tokens = varied_tokens(150'000, 50257);
