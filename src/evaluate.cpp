@@ -85,9 +85,7 @@ std::string evaluate(Context& context, const EvalOptions& options) {
   Model<Real> model(config, trained.table, trained.weights, {}, data.end_of_text(), context.stream(),
                     context.upload_stream());
   context.require_room_for_gemms();
-  TraceConfig untraced;
-  untraced.enabled = false;
-  Trace trace(comm, context.stream(), untraced, "", 0);
+  Trace trace = untraced(comm, context.stream());
   const int window = trained_window(config, header);
   std::uint64_t bytes = 0;
   const double loss = validate(comm, trace, model, data, config, window, [&](std::span<const Token> targets) {

@@ -64,7 +64,7 @@ class Continuation {
         trained_(trained),
         end_of_text_(end_of_text),
         window_(window),
-        trace_(context.comm(), context.stream(), untraced(), "", 0) {}
+        trace_(untraced(context.comm(), context.stream())) {}
 
   std::vector<double> logits(std::span<const Token> text) {
     const auto longest = static_cast<std::size_t>(config_.train.length);
@@ -76,12 +76,6 @@ class Continuation {
   }
 
  private:
-  static TraceConfig untraced() {
-    TraceConfig config;
-    config.enabled = false;
-    return config;
-  }
-
   /// Short texts take a model of short sequences, which is faster.
   void make_room(int tokens) {
     if (model_ && tokens <= config_.validation.length) return;

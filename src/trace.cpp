@@ -375,6 +375,12 @@ Transfer::~Transfer() {
   quietly([&] { trace_.end_transfer(stream_, static_cast<int>(phase_)); });
 }
 
+Trace untraced(Comm& comm, Stream stream) {
+  TraceConfig config;
+  config.enabled = false;
+  return {comm, stream, config, "", 0};
+}
+
 std::string timing_table(const Trace::Summary& summary) {
   const double total = std::accumulate(summary.avg.begin(), summary.avg.end(), 0.0);
   const std::string rule(60, '-');

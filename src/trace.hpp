@@ -76,6 +76,9 @@ class Trace {
   std::unique_ptr<Impl> impl_;
 };
 
+/// A trace that writes nothing, for passes over a model outside of a run. `stream`: that of the regions.
+Trace untraced(Comm& comm, kernels::Stream stream = {});
+
 /// The timing table: phase, min, avg, max over ranks, % of the total of the averages; then the communication, if there
 /// were transfers. Phases that took no time are left out.
 std::string timing_table(const Trace::Summary& summary);

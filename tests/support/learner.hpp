@@ -12,11 +12,4 @@ inline Streams test_streams() {
   return {test_context->stream(), test_context->comm_stream(), test_context->upload_stream()};
 }
 
-/// A trace that writes nothing. `stream`: that of the ops.
-inline Trace untraced(Comm& comm, kernels::Stream stream = {}) {
-  TraceConfig config;
-  config.enabled = false;
-  return {comm, stream, config, "", 0};
-}
-
 }  // namespace nanorun
