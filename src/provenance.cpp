@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <ctime>
+#include <ranges>
 
 #include "kernels/ops.hpp"
 #include "src/build.hpp"
@@ -60,13 +61,14 @@ void count(std::vector<std::pair<std::string, int>>& numbers, const std::string&
   }
 }
 
-std::string hosts_text(const std::vector<std::pair<std::string, int>>& hosts) {
-  constexpr std::size_t most = 4;
+std::string hosts_text(const std::vector<std::pair<std::string, int>>& ranks_by_host) {
+  constexpr std::size_t max_named_hosts = 4;
   std::vector<std::string> texts;
-  for (std::size_t i = 0; i < std::min(hosts.size(), most); ++i) {
-    texts.push_back(fmt::format("{} ({} rank{})", hosts[i].first, hosts[i].second, hosts[i].second == 1 ? "" : "s"));
+  for (const auto& [host, ranks] : ranks_by_host | std::views::take(max_named_hosts)) {
+    texts.push_back(fmt::format("{} ({} rank{})", host, ranks, ranks == 1 ? "" : "s"));
   }
-  if (hosts.size() > most) texts.push_back(fmt::format("{} more hosts", hosts.size() - most));
+  if (ranks_by_host.size() > max_named_hosts)
+    texts.push_back(fmt::format("{} more hosts", ranks_by_host.size() - max_named_hosts));
   return fmt::format("{}", fmt::join(texts, ", "));
 }
 
@@ -76,8 +78,8 @@ Provenance provenance(const Context& context) {
   Provenance p;
   p.program = program_facts();
   for (const DevicePlace& place : context.places()) {
-    count(p.hosts, place.node);
-    count(p.devices, place.name);
+    count(p.ranks_by_host, place.node);
+    count(p.ranks_by_device, place.name);
   }
   p.job = job_id();
   p.command = shell_line(context.words());
@@ -106,7 +108,7 @@ std::vector<std::string> provenance_lines(const Provenance& p) {
     libraries += fmt::format("; CUDA {}, driver for {}; NCCL {}", value("cuda_runtime"), value("cuda_driver"), nccl);
   }
   return {excerpt(p.command, 500),
-          fmt::format("started {} on {}{}", p.started, hosts_text(p.hosts),
+          fmt::format("started {} on {}{}", p.started, hosts_text(p.ranks_by_host),
                       p.job.empty() ? "" : fmt::format(", job {}", p.job)),
           libraries};
 }

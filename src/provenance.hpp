@@ -13,8 +13,8 @@ struct Provenance {
   /// Names and values, in order: version, commit, compiler, flags, mpi, hdf5, kokkos, blas; in CUDA builds also cuda,
   /// cuda_runtime, cuda_driver and nccl. Empty values are left out.
   std::vector<std::pair<std::string, std::string>> program;
-  /// Host names, and models of devices, each with its number of ranks, in the order of the ranks.
-  std::vector<std::pair<std::string, int>> hosts, devices;
+  /// Names of hosts, and models of devices, each with the number of its ranks, in the order of the ranks.
+  std::vector<std::pair<std::string, int>> ranks_by_host, ranks_by_device;
   std::string job;      ///< of the batch system; empty outside of one
   std::string command;  ///< as a shell takes it
   std::string started;  ///< ISO 8601 with the zone, "2026-11-22T13:05:09+01:00"

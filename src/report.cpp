@@ -40,8 +40,8 @@ double tokens_per_second(const RunSummary& s) {
 nlohmann::ordered_json provenance_json(const Provenance& p) {
   nlohmann::ordered_json json;
   for (const auto& [name, value] : p.program) json[name] = value;
-  for (const auto& [host, ranks] : p.hosts) json["hosts"][host] = ranks;
-  for (const auto& [device, ranks] : p.devices) json["devices"][device] = ranks;
+  for (const auto& [host, ranks] : p.ranks_by_host) json["hosts"][host] = ranks;
+  for (const auto& [device, ranks] : p.ranks_by_device) json["devices"][device] = ranks;
   if (!p.job.empty()) json["job"] = p.job;
   json["command"] = p.command;
   json["started"] = p.started;

@@ -72,14 +72,14 @@ TEST(Provenance, HeadOfTheLogStaysShort) {
       {"mpi", "Open MPI v4.1.4"}, {"hdf5", "1.10.8"}, {"kokkos", "3.7.1, Serial"}, {"blas", "OpenBLAS 0.3.21"}};
   p.command = "nanorun train a.toml\n";
   p.started = "2026-11-22T13:05:09+01:00";
-  p.hosts = {{"node1", 2}, {"node2", 1}};
+  p.ranks_by_host = {{"node1", 2}, {"node2", 1}};
   std::vector<std::string> lines = provenance_lines(p);
   EXPECT_EQ(lines, (std::vector<std::string>{"nanorun train a.toml\\n",
                                              "started 2026-11-22T13:05:09+01:00 on node1 (2 ranks), node2 (1 rank)",
                                              "Open MPI v4.1.4; HDF5 1.10.8; Kokkos 3.7.1, Serial; OpenBLAS 0.3.21"}));
   p.job = "7";
   p.command.append(100'000, 'x');
-  for (int i = 3; i <= 100; ++i) p.hosts.emplace_back("node" + std::to_string(i), 8);
+  for (int i = 3; i <= 100; ++i) p.ranks_by_host.emplace_back("node" + std::to_string(i), 8);
   lines = provenance_lines(p);
   EXPECT_EQ(lines.size(), 3u);
   for (const std::string& line : lines) EXPECT_LE(line.size(), 600u);
