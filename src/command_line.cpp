@@ -247,7 +247,10 @@ void require_same_command(Comm& comm, const std::vector<std::string>& words) {
 CommandLine parse_command_line(const std::vector<std::string>& arguments) {
   CommandLine line;
   CLI::App app("The NanoGPT speedrun recipe as an MPI batch application", "nanorun");
-  app.set_version_flag("--version", build_name());
+  CLI::Option* version = app.set_version_flag("--version", build_name());
+  bool all_versions = false;
+  const CLI::Option* verbose =
+      app.add_flag("--verbose", all_versions, "With --version: print what nanorun info prints")->needs(version);
   app.require_subcommand(1);
   add_train(app, line);
   add_shard(app, line);
@@ -264,8 +267,9 @@ CommandLine parse_command_line(const std::vector<std::string>& arguments) {
     if (line.command == Command::print) line.text = key_reference();
   } catch (const CLI::CallForHelp&) {
     line.text = app.help();
-  } catch (const CLI::CallForVersion& version) {
-    line.text = fmt::format("{}\n", version.what());
+  } catch (const CLI::CallForVersion& name) {
+    if (verbose->count() > 0) line.command = Command::info;
+    line.text = fmt::format("{}\n", name.what());
   } catch (const CLI::ParseError& error) {
     const std::string command = chosen(app) ? " " + chosen(app)->get_name() : "";
     std::string problem = error.what();

@@ -135,11 +135,12 @@ class Metrics(FaultTest):
         name, command, started, libraries = (folder / "log.txt").read_text().splitlines()[:4]
 
         said = {}
-        for argument in ("--version", "info"):
-            job = Job(self.folder, 2, [argument])
+        for arguments in ("--version", "--version --verbose", "info"):
+            job = Job(self.folder, 2, arguments.split())
             self.assertEqual(job.wait(), 0, job.text())
-            said[argument] = "".join(job.output)
+            said[arguments] = "".join(job.output)
         self.assertEqual(said["--version"].strip(), name)
+        self.assertEqual(said["--version --verbose"], said["info"])
         self.assertTrue(name.startswith(f"nanorun {provenance['version']} ("))
         self.assertIn(provenance["compiler"], name)
         self.assertEqual(re.search(r"\((?:(\S+), )?\w+ [\d.]+, ", name)[1], provenance.get("commit"))

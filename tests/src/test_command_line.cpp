@@ -124,6 +124,10 @@ TEST(CommandLine, PrintsHelpVersionAndKeys) {
   EXPECT_TRUE(std::regex_match(line.text, name)) << line.text;
 
   EXPECT_EQ(parse_command_line({"info"}).command, Command::info);
+  EXPECT_EQ(parse_command_line({"--version"}).command, Command::print);
+  EXPECT_EQ(parse_command_line({"--version", "--verbose"}).command, Command::info);
+  EXPECT_EQ(parse_command_line({"--verbose", "--version"}).command, Command::info);
+  EXPECT_NE(usage_error_of({"--verbose", "keys"}).find("--verbose requires --version"), std::string::npos);
 
   line = parse_command_line({"keys"});
   EXPECT_EQ(line.command, Command::print);
