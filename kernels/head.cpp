@@ -93,11 +93,9 @@ KOKKOS_FUNCTION void gradient_row(T* u, int n, T c, double sum, Token target, in
   u[target] = at_target;
 }
 
-/// Leaves tanh(z / c) and the sums of exponentials of rows [first, first + z.rows) in `head`; adds their loss to
-/// *total.
+/// Leaves tanh(z / c), the sums of exponentials and the losses of rows [first, first + z.rows) in `head`.
 template <class T>
-void chunk_loss(double* total, const Head<T>& head, Mat<T> z, int first, Vec<const Token> targets,
-                const HeadOptions& options) {
+void chunk_losses(const Head<T>& head, Mat<T> z, int first, Vec<const Token> targets, const HeadOptions& options) {
   gemm<T>(Op::none, Op::transpose, head.unscale_z, head.x.row_block(first, z.rows), head.w, 0, z);
   const T c = static_cast<T>(options.softcap);
   const bool fp8 = options.precision == HeadPrecision::fp8;
@@ -107,6 +105,13 @@ void chunk_loss(double* total, const Head<T>& head, Mat<T> z, int first, Vec<con
         fp8 ? softcap_row<HeadPrecision::fp8>(row, z.cols, c) : softcap_row<HeadPrecision::working>(row, z.cols, c);
     head.loss[i] = std::log(head.sum[i]) - static_cast<double>(c * row[targets[first + i]]);
   });
+}
+
+/// The same, and adds the losses to *total.
+template <class T>
+void chunk_loss(double* total, const Head<T>& head, Mat<T> z, int first, Vec<const Token> targets,
+                const HeadOptions& options) {
+  chunk_losses(head, z, first, targets, options);
   for_rows("head_total", 1, [=] KOKKOS_FUNCTION(int) {
     double loss = 0;
     for (int i = 0; i < z.rows; ++i) loss += head.loss[i];
@@ -157,6 +162,17 @@ void head_loss_forward(Stream, double* total, Mat<const T> x, Mat<const T> w, Ve
 }
 
 template <class T>
+void head_losses(Stream, Vec<acc_t<T>> losses, Mat<const T> x, Mat<const T> w, Vec<const Token> targets,
+                 const HeadOptions& options, Workspace workspace) {
+  const Head<T> head = make_head(x, w, options, workspace);
+  for_row_chunks(head, [&](int first, Mat<T> z) {
+    chunk_losses(head, z, first, targets, options);
+    for_rows("head_losses", z.rows,
+             [=] KOKKOS_FUNCTION(int i) { losses[first + i] = static_cast<acc_t<T>>(head.loss[i]); });
+  });
+}
+
+template <class T>
 void head_loss_backward(Stream, double* total, Mat<T> d_x, Mat<acc_t<T>> d_w, bool add, Mat<const T> x, Mat<const T> w,
                         Vec<const Token> targets, const HeadOptions& options, Workspace workspace) {
   const Head<T> head = make_head(x, w, options, workspace);
@@ -172,6 +188,8 @@ void head_loss_backward(Stream, double* total, Mat<T> d_x, Mat<acc_t<T>> d_w, bo
   template std::size_t head_workspace<T>(int, int, int, HeadPrecision);                                              \
   template void head_loss_forward(Stream, double*, Mat<const T>, Mat<const T>, Vec<const Token>, const HeadOptions&, \
                                   Workspace);                                                                        \
+  template void head_losses(Stream, Vec<T>, Mat<const T>, Mat<const T>, Vec<const Token>, const HeadOptions&,        \
+                            Workspace);                                                                              \
   template void head_loss_backward(Stream, double*, Mat<T>, Mat<T>, bool, Mat<const T>, Mat<const T>,                \
                                    Vec<const Token>, const HeadOptions&, Workspace);
 NANORUN_INSTANTIATE(float)

@@ -117,10 +117,9 @@ void chunk_backward(const Problem& p, int first, Mat<bf16> z, Mat<bf16> d_x, Mat
                           g_t, Op::transpose, p.head.x_t.col_block(first, z.rows), d_w);
 }
 
-/// Quantises the operands in fp8, calls body(first, z) for each chunk of rows with its logits z, and adds the losses to
-/// *total.
+/// Quantises the operands in fp8, and calls body(first, z) for each chunk of rows with its logits z.
 template <class Body>
-void for_row_chunks(const Problem& p, double* total, bool with_gradient, Body&& body) {
+void for_row_chunks(const Problem& p, bool with_gradient, Body&& body) {
   if (p.fp8()) {
     const auto if_needed = [&](Mat<e4m3> transposed) { return with_gradient ? transposed : Mat<e4m3>(); };
     quantise_e4m3(p.stream, p.head.x, if_needed(p.head.x_t), p.x, p.options.scale_x);
@@ -134,6 +133,10 @@ void for_row_chunks(const Problem& p, double* total, bool with_gradient, Body&& 
     logits(p, first, z);
     body(first, z);
   }
+}
+
+/// Adds the losses of all rows to *total.
+void add_losses(const Problem& p, double* total) {
   sum_losses<<<1, sum_threads, 0, cuda_stream(p.stream)>>>(total, p.head.loss, p.x.rows);
   check_launch("sum_losses");
 }
@@ -151,22 +154,34 @@ template <class T>
 void head_loss_forward(Stream stream, double* total, Mat<const T> x, Mat<const T> w, Vec<const Token> targets,
                        const HeadOptions& options, Workspace workspace) {
   const Problem p = make_problem(stream, x, w, targets, options, workspace);
-  for_row_chunks(p, total, false,
+  for_row_chunks(p, false,
                  [&](int first, Mat<bf16> z) { softcap_loss(stream, p.head.loss + first, softcap_of(p, first, z)); });
+  add_losses(p, total);
+}
+
+template <class T>
+void head_losses(Stream stream, Vec<acc_t<T>> losses, Mat<const T> x, Mat<const T> w, Vec<const Token> targets,
+                 const HeadOptions& options, Workspace workspace) {
+  const Problem p = make_problem(stream, x, w, targets, options, workspace);
+  for_row_chunks(p, false,
+                 [&](int first, Mat<bf16> z) { softcap_loss(stream, losses.data() + first, softcap_of(p, first, z)); });
 }
 
 template <class T>
 void head_loss_backward(Stream stream, double* total, Mat<T> d_x, Mat<acc_t<T>> d_w, bool add, Mat<const T> x,
                         Mat<const T> w, Vec<const Token> targets, const HeadOptions& options, Workspace workspace) {
   const Problem p = make_problem(stream, x, w, targets, options, workspace);
-  for_row_chunks(p, total, true, [&](int first, Mat<bf16> z) {
+  for_row_chunks(p, true, [&](int first, Mat<bf16> z) {
     chunk_backward(p, first, z, d_x.row_block(first, z.rows), d_w, add || first > 0);
   });
+  add_losses(p, total);
 }
 
 template std::size_t head_workspace<bf16>(int, int, int, HeadPrecision);
 template void head_loss_forward(Stream, double*, Mat<const bf16>, Mat<const bf16>, Vec<const Token>, const HeadOptions&,
                                 Workspace);
+template void head_losses<bf16>(Stream, Vec<float>, Mat<const bf16>, Mat<const bf16>, Vec<const Token>,
+                                const HeadOptions&, Workspace);
 template void head_loss_backward<bf16>(Stream, double*, Mat<bf16>, Mat<float>, bool, Mat<const bf16>, Mat<const bf16>,
                                        Vec<const Token>, const HeadOptions&, Workspace);
 

@@ -45,7 +45,7 @@ struct HeadOptions {
 
 namespace portable {
 
-/// Bytes of scratch that either function below needs.
+/// Bytes of scratch that each function below needs.
 template <class T>
 std::size_t head_workspace(int length, int vocabulary, int width, HeadPrecision precision);
 
@@ -54,7 +54,13 @@ template <class T>
 void head_loss_forward(Stream stream, double* total, Mat<const T> x, Mat<const T> w, Vec<const Token> targets,
                        const HeadOptions& options, Workspace workspace);
 
-/// The same, and the gradients of loss_scale times the sum over the T rows: d_x = and d_w =, or d_w += with `add`.
+/// losses[t] = loss[t]; losses [T]
+template <class T>
+void head_losses(Stream stream, Vec<acc_t<T>> losses, Mat<const T> x, Mat<const T> w, Vec<const Token> targets,
+                 const HeadOptions& options, Workspace workspace);
+
+/// What head_loss_forward does, and the gradients of loss_scale times the sum over the T rows: d_x = and d_w =, or d_w
+/// += with `add`.
 template <class T>
 void head_loss_backward(Stream stream, double* total, Mat<T> d_x, Mat<acc_t<T>> d_w, bool add, Mat<const T> x,
                         Mat<const T> w, Vec<const Token> targets, const HeadOptions& options, Workspace workspace);
@@ -71,6 +77,9 @@ std::size_t head_workspace(int length, int vocabulary, int width, HeadPrecision 
 template <class T>
 void head_loss_forward(Stream stream, double* total, Mat<const T> x, Mat<const T> w, Vec<const Token> targets,
                        const HeadOptions& options, Workspace workspace);
+template <class T>
+void head_losses(Stream stream, Vec<acc_t<T>> losses, Mat<const T> x, Mat<const T> w, Vec<const Token> targets,
+                 const HeadOptions& options, Workspace workspace);
 template <class T>
 void head_loss_backward(Stream stream, double* total, Mat<T> d_x, Mat<acc_t<T>> d_w, bool add, Mat<const T> x,
                         Mat<const T> w, Vec<const Token> targets, const HeadOptions& options, Workspace workspace);

@@ -162,18 +162,32 @@ void add_verify(CLI::App& app, CommandLine& line) {
 }
 
 void add_eval(CLI::App& app, CommandLine& line) {
-  CLI::App* eval = app.add_subcommand("eval", "Print the loss of a checkpoint's model on token shards");
+  CLI::App* eval = app.add_subcommand("eval", "Print the loss of a checkpoint's model, or its accuracy on HellaSwag");
   EvalOptions& options = line.eval;
   eval->add_option("CHECKPOINT", options.checkpoint, "Checkpoint of a run")->required()->check(file_fault);
-  eval->add_option("--data", options.data, "Token shards; without it the validation shards of the run")
-      ->check(file_fault);
-  eval->add_option("--tokens", options.tokens, "Tokens to read; without it validation.tokens of the run")
-      ->check(whole_number(1, max_tokens));
+  CLI::Option* data =
+      eval->add_option("--data", options.data, "Token shards; without it the validation shards of the run")
+          ->check(file_fault);
+  CLI::Option* tokens =
+      eval->add_option("--tokens", options.tokens, "Tokens to read; without it validation.tokens of the run")
+          ->check(whole_number(1, max_tokens));
   eval->add_option("--length", options.length, "Tokens of a sequence; without it validation.length of the run")
       ->check(whole_number(1, std::numeric_limits<int>::max()));
-  eval->add_option("--tokenizer", options.tokenizer,
-                   "Count bytes by this vocab.bpe, tokenizer.json or rank file, for the bits per byte")
-      ->check(file_fault);
+  CLI::Option* tokenizer =
+      eval->add_option("--tokenizer", options.tokenizer,
+                       "Count bytes by this vocab.bpe, tokenizer.json or rank file, for the bits per byte")
+          ->check(file_fault);
+  CLI::Option* hellaswag =
+      eval->add_option("--hellaswag", options.hellaswag,
+                       "Answer the questions of this file, llm.c's hellaswag_val.bin, instead of reading shards")
+          ->check(file_fault)
+          ->excludes(data)
+          ->excludes(tokens)
+          ->excludes(tokenizer);
+  eval->add_option("--end-of-text", options.end_of_text,
+                   "Token that begins a document (--hellaswag only); without it that of bytes or of GPT-2")
+      ->check(whole_number(0, 65535))
+      ->needs(hellaswag);
 }
 
 void add_sample(CLI::App& app, CommandLine& line) {

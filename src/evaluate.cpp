@@ -5,6 +5,7 @@
 #include <numbers>
 
 #include "src/error.hpp"
+#include "src/evaluate_hellaswag.hpp"
 #include "src/text.hpp"
 #include "src/tokenizer.hpp"
 #include "src/trained_model.hpp"
@@ -73,6 +74,7 @@ std::vector<std::uint64_t> bytes_of_tokens(const EvalOptions& options, Comm& com
 }  // namespace
 
 std::string evaluate(Context& context, const EvalOptions& options) {
+  if (!options.hellaswag.empty()) return evaluate_hellaswag(context, options);
   Comm& comm = context.comm();
   const CheckpointHeader header = read_checkpoint_header(comm, options.checkpoint);
   const Config config = eval_config(options, header);

@@ -44,21 +44,6 @@ Json value_of(const Key& key, Config& config) {
       key.field(config));
 }
 
-Token end_of_text_of(const ExportOptions& options, const Config& config) {
-  const auto vocabulary = static_cast<std::uint64_t>(config.model.vocabulary);
-  const auto refuse = [&](const std::string& why) {
-    throw Error(ExitCode::usage, fmt::format("{}: has a vocabulary of {}: {}", options.checkpoint, vocabulary, why));
-  };
-  if (options.end_of_text) {
-    if (static_cast<std::uint64_t>(*options.end_of_text) >= vocabulary)
-      refuse(fmt::format("--end-of-text must be below that, not {}", *options.end_of_text));
-    return static_cast<Token>(*options.end_of_text);
-  }
-  if (vocabulary == text_vocabulary) return static_cast<Token>(text_end_of_text);
-  if (vocabulary != bin_vocabulary) refuse("say with --end-of-text which of its tokens begins documents");
-  return static_cast<Token>(bin_end_of_text);
-}
-
 /// The window is the one that the model has been trained to.
 std::string config_json(Config config, int window, Token end_of_text, bool bf16) {
   config.window.first = config.window.last = window;
@@ -239,8 +224,8 @@ void export_model(const ExportOptions& options) {
   const Config config = parse_deck(header.deck, options.checkpoint, {});
   const ParameterTable table(config.model);
   require_own_model(header, table, options.checkpoint);
-  const std::string json =
-      config_json(config, trained_window(config, header), end_of_text_of(options, config), options.bf16);
+  const std::string json = config_json(config, trained_window(config, header),
+                                       end_of_text_of(options.checkpoint, config, options.end_of_text), options.bf16);
   require_empty(options);
   make_directories(options.directory, ExitCode::output);
   const std::string model = options.directory + "/model.safetensors";

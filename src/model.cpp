@@ -139,6 +139,22 @@ double Model<T>::validate(Trace& trace, const Sequence& sequence, int window) {
 }
 
 template <class T>
+std::vector<double> Model<T>::token_losses(Trace& trace, const Sequence& sequence, int window) {
+  const DeviceSequence fed = validation_uploader_.load(trace, stream_, sequence, window);
+  forward(validation_, fed, {});
+  kernels::HeadOptions options = head_;
+  options.precision = kernels::HeadPrecision::working;
+  const TensorArena<Gradient> losses(validation_.length, "the losses");
+  ops::head_losses<T>(stream_, losses.span(), validation_.n_final, w_.head, fed.targets, options,
+                      validation_.workspace);
+  validation_uploader_.release(stream_);
+  HostView<Gradient> host(losses.span());
+  host.download(stream_);
+  ops::synchronize(stream_);
+  return {host.span().begin(), host.span().end()};
+}
+
+template <class T>
 std::vector<double> Model<T>::next_logits(Trace& trace, std::span<const Token> tokens, int window, int last) {
   const DeviceSequence fed = validation_uploader_.load(trace, stream_, {tokens, tokens}, window);
   forward(validation_, fed, {});

@@ -46,6 +46,9 @@ class Model {
   /// Mean loss of a sequence of validation.length tokens, the head in working precision. Waits for the device.
   double validate(Trace& trace, const Sequence& sequence, int window);
 
+  /// Loss of each token [validation.length] of such a sequence, likewise.
+  std::vector<double> token_losses(Trace& trace, const Sequence& sequence, int window);
+
   /// Logits [vocabulary] of what may follow token `last` of a sequence of validation.length tokens; the tokens behind
   /// it do not matter. Waits for the device.
   std::vector<double> next_logits(Trace& trace, std::span<const kernels::Token> tokens, int window, int last);

@@ -2,7 +2,9 @@
 
 #include <algorithm>
 
+#include "src/bin_file.hpp"
 #include "src/checkpoint.hpp"
+#include "src/data.hpp"
 #include "src/schedule.hpp"
 
 namespace nanorun {
@@ -54,6 +56,21 @@ Config trained_config(const CheckpointHeader& header, const std::string& path,
 
 int trained_window(const Config& config, const CheckpointHeader& header) {
   return long_window(config.window, std::min<long>(header.progress.step, config.train.steps), config.train.steps);
+}
+
+Token end_of_text_of(const std::string& checkpoint, const Config& config, std::optional<int> given) {
+  const auto vocabulary = static_cast<std::uint64_t>(config.model.vocabulary);
+  const auto refuse = [&](const std::string& why) {
+    throw Error(ExitCode::usage, fmt::format("{}: has a vocabulary of {}: {}", checkpoint, vocabulary, why));
+  };
+  if (given) {
+    if (static_cast<std::uint64_t>(*given) >= vocabulary)
+      refuse(fmt::format("--end-of-text must be below that, not {}", *given));
+    return static_cast<Token>(*given);
+  }
+  if (vocabulary == text_vocabulary) return static_cast<Token>(text_end_of_text);
+  if (vocabulary != bin_vocabulary) refuse("say with --end-of-text which of its tokens begins documents");
+  return static_cast<Token>(bin_end_of_text);
 }
 
 std::vector<Slab<float>> weight_slabs(const ParameterTable& table) {

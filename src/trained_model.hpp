@@ -1,6 +1,7 @@
 #pragma once
 // The model of a checkpoint, without gradients and optimizer.
 
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -19,6 +20,10 @@ Config trained_config(const CheckpointHeader& header, const std::string& path,
 
 /// Tokens of the long layers' window at the checkpoint's step.
 int trained_window(const Config& config, const CheckpointHeader& header);
+
+/// The token that begins documents: `given`, or what the vocabulary of text as bytes or of GPT-2 says. Throws
+/// Error(usage) where none is given and the vocabulary is another, or the given one is not in it.
+kernels::Token end_of_text_of(const std::string& checkpoint, const Config& config, std::optional<int> given);
 
 /// The tensors /weights/<name> of the table, whole and without memory.
 std::vector<Slab<float>> weight_slabs(const ParameterTable& table);

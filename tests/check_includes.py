@@ -10,7 +10,7 @@ LAYERS = """
 text
 error
 arena build early files slab
-watchdog h5_library bin_file growing_file safetensors export_files
+watchdog h5_library bin_file hellaswag growing_file safetensors export_files
 config config_keys config_check config_toml comm h5 h5_shared h5_structure
 context transport mask schedule stop data trace trace_file run_directory metrics
 transport_mpi transport_nccl transport_peers tensor_comm
@@ -20,7 +20,7 @@ import import_bin import_encoded import_synthetic import_text activations run_da
 model optimizer checkpoint
 learner validation provenance
 trained_model
-report evaluate export_model
+report evaluate evaluate_hellaswag export_model
 earlier_run sample
 command_line
 run_setup

@@ -45,6 +45,16 @@ double forward(Problem& p, const HeadOptions& options) {
   return loss.added();
 }
 
+test::Vector<float> losses(Problem& p, const HeadOptions& options) {
+  const test::BlasStream stream;
+  const test::DeviceVector<float> out(test::poisoned<float>(p.length()));
+  const test::DeviceVector<std::byte> scratch(
+      head_workspace<bf16>(p.length(), p.vocabulary(), p.width(), options.precision));
+  head_losses<bf16>(stream, {out.data(), out.size()}, p.x.device(), p.w.device(), p.targets.device_span(), options,
+                    {scratch.data(), scratch.size()});
+  return out.host();
+}
+
 /// Both gradients start at NaN; d_w is added to `start` where that is given.
 Result backward(Problem& p, const HeadOptions& options, const test::Vector<float>& start = {}) {
   const test::BlasStream stream;
@@ -173,6 +183,23 @@ TEST(CudaHead, ForwardGivesTheLossOfBackward) {
     const double loss = forward(p, options);
     EXPECT_NEAR(loss, backward(p, options).loss, 1e-6 * loss);  // another algorithm may have been chosen
     EXPECT_NEAR(loss, portable_backward(p, options).loss, bf16_loss * loss);
+    double sum = 0;
+    for (const float of_row : losses(p, options)) sum += of_row;
+    EXPECT_NEAR(sum, loss, 1e-6 * loss);
+  }
+}
+
+/// Beside a target's logit of a few units, rounded to bf16, the other errors of a loss are small.
+TEST(CudaHead, LossOfEachRow) {
+  SKIP_WITHOUT_DEVICE();
+  for (const int length : {1, 136, 8200}) {
+    Problem p(length, 272, 48);
+    test::Vector<float> expected(length);
+    test::Vector<std::byte> memory(portable::head_workspace<float>(length, 272, 48, HeadPrecision::working) + 64);
+    const std::size_t skip = 64 - reinterpret_cast<std::uintptr_t>(memory.data()) % 64;
+    portable::head_losses<float>({}, expected, Mat<const float>(p.x.host()), Mat<const float>(p.w.host()),
+                                 p.targets.host, working, Workspace(memory).subspan(skip));
+    EXPECT_LT(test::relative_error(losses(p, working), expected), 2e-3);
   }
 }
 

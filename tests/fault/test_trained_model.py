@@ -1,6 +1,7 @@
 """What is done with the checkpoint of a run: its loss, a run that begins with its weights, text that it writes."""
 
 import re
+import struct
 
 from harness import FaultTest, Job, small_run
 
@@ -70,6 +71,70 @@ class TrainedModel(FaultTest):
         self.assertGreater(targets.count("2"), 0)
         self.assertAlmostEqual(bits, loss / 0.69314718 * 512 / (512 + targets.count("2")), 4)
         self.assertEqual(len(self.evaluate(*evaluated)), 2)
+
+    def write_questions(self, name, questions):
+        """A file of (context, endings, label), texts whose bytes are the tokens, in the format of llm.c."""
+        stream, longest = b"", 0
+        for index, (context, endings, label) in enumerate(questions):
+            parts = [word for text in (context, *endings) for word in (len(text), *text)]
+            longest = max(longest, 2 * (5 + len(parts)))
+            stream += struct.pack(f"<{5 + len(parts)}H", 65535, 2 * (5 + len(parts)), index, label, 4, *parts)
+        header = struct.pack("<256i", 20240522, 1, len(questions), longest, *[0] * 252)
+        (self.folder / name).write_bytes(header + stream)
+
+    def questions(self):
+        """The right ending is of letters that the run has seen; the others are not, and of other lengths."""
+        text = (self.folder / "00.txt").read_bytes()
+        questions = []
+        for i in range(10):
+            right = text[500 + 20 * i:515 + 20 * i]
+            endings = [bytes([150 + i]) * count for count in (5, 20, 40)]
+            endings.insert(i % 4, right)
+            questions.append((text[10 * i:10 * i + (300 if i == 7 else 20)], endings, i % 4))
+        return questions
+
+    def answers(self, checkpoint, name, *arguments, ranks=None):
+        """Right answers by the sum of losses and by their mean, and what was printed."""
+        text = "".join(self.command("eval", checkpoint, "--hellaswag", name, *arguments, ranks=ranks).output)
+        by_sum, by_mean = (re.search(rf"^{key} +([\d.]+)  (\d+) of 10$", text, re.MULTILINE)
+                           for key in ("acc", "acc_norm"))
+        for found in (by_sum, by_mean):
+            self.assertAlmostEqual(float(found[1]), int(found[2]) / 10)
+        return int(by_sum[2]), int(by_mean[2]), text
+
+    def test_eval_answers_questions(self):
+        """The same on any number of ranks and with any length of sequences. A short ending of unlikely tokens may have
+        the smaller sum of losses, but not the smaller mean."""
+        checkpoint = self.trained()
+        questions = self.questions()
+        self.write_questions("q.bin", questions)
+        by_sum, by_mean, text = self.answers(checkpoint, "q.bin")
+        self.assertIn("step 12, 10 questions of q.bin, window 256\n", text)
+        self.assertEqual(by_mean, 10)
+        for arguments, ranks in (((), 3), (("--length", 1024), 2), (("--end-of-text", 256), None)):
+            self.assertEqual(self.answers(checkpoint, "q.bin", *arguments, ranks=ranks), (by_sum, by_mean, text))
+        self.write_questions("wrong.bin", [(context, endings, (label + 1) % 4) for context, endings, label in questions])
+        self.assertEqual(self.answers(checkpoint, "wrong.bin")[1], 0)
+
+    def test_eval_refuses_questions(self):
+        checkpoint = self.trained()
+        self.write_questions("q.bin", self.questions())
+        whole = (self.folder / "q.bin").read_bytes()
+        for name, damaged in (("cut.bin", whole[:-10]), ("label.bin", whole[:1030] + b"\4\0" + whole[1032:]),
+                              ("empty.bin", b""), ("beyond.bin", whole[:1036] + b"\1\1" + whole[1038:])):
+            (self.folder / name).write_bytes(damaged)
+        for arguments, code, said in (
+                (["--hellaswag", "gone.bin"], 3, "gone.bin: no such file"),
+                (["--hellaswag", "data.h5"], 3, "data.h5: magic"),
+                (["--hellaswag", "cut.bin"], 3, "cut.bin: question 9 is cut off"),
+                (["--hellaswag", "label.bin"], 3, "label.bin: question 0 has the label 4"),
+                (["--hellaswag", "beyond.bin"], 3, "beyond.bin: question 0 has the token 257, but the vocabulary"),
+                (["--hellaswag", "empty.bin"], 3, "empty.bin: 0 bytes"),
+                (["--hellaswag", "q.bin", "--end-of-text", 257], 2, "--end-of-text"),
+                (["--hellaswag", "q.bin", "--length", 100], 2, "validation.length"),
+                (["--hellaswag", "q.bin", "--data", "data.h5"], 2, "--data"),
+                (["--end-of-text", 5], 2, "--hellaswag")):
+            self.assert_refused(self.command("eval", checkpoint, *arguments, ranks=2, code=code), said)
 
     def test_weights_begin_a_run(self):
         """Its validation before the first step is the last one of the run that made the weights."""

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Makes the golden files: tokens.bin from a seeded generator, then one .json for each record*.toml beside this file."""
+"""Makes the golden files: tokens.bin and hellaswag.bin from a seeded generator, then one .json for each record*.toml
+beside this file, and hellaswag_*.json for the decks of ANSWERING."""
 
 import argparse
 import random
@@ -12,6 +13,7 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 VOCABULARY = 500
 END_OF_TEXT = VOCABULARY - 1
+ANSWERING = ["record21", "record21_wide"]
 TOKENS = 20 * 2 * 512 + 1 + 512  # all steps of a deck, the last target, and some more
 
 
@@ -46,16 +48,43 @@ def write_shard(path, tokens):
     path.write_bytes(header + body.tobytes())
 
 
+def write_questions(path, tokens, seed=21):
+    """Endings of several lengths, one of them the text that goes on, behind contexts that reach over a window or not."""
+    rng = random.Random(seed)
+    text = [token for token in tokens if token != END_OF_TEXT]
+    stream, longest = [], 0
+    for index in range(12):
+        parts = []
+        context = 1 + int(rng.random() * (400 if index % 3 == 0 else 120))
+        start = int(rng.random() * (len(text) - 600))
+        parts.append(text[start:start + context])
+        for _ in range(4):
+            begin = int(rng.random() * (len(text) - 100))
+            parts.append(text[begin:begin + 1 + int(rng.random() * 60)])
+        label = int(rng.random() * 4)
+        parts[1 + label] = text[start + context:start + context + len(parts[1 + label])]
+        body = [label, 4] + [word for part in parts for word in (len(part), *part)]
+        longest = max(longest, 2 * (len(body) + 3))
+        stream += [65535, 2 * (len(body) + 3), index, *body]
+    header = struct.pack("<256i", 20240522, 1, 12, longest, *[0] * 252)
+    path.write_bytes(header + struct.pack(f"<{len(stream)}H", *stream))
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("names", nargs="*", help="golden files to make, for example record13 (default: all)")
-    names = parser.parse_args().names or sorted(deck.stem for deck in HERE.glob("record*.toml"))
-    shard = HERE / "tokens.bin"
-    write_shard(shard, synthetic_tokens(TOKENS))
+    names = parser.parse_args().names or [
+        *sorted(deck.stem for deck in HERE.glob("record*.toml")), *(f"hellaswag_{name}" for name in ANSWERING)]
+    shard, questions = HERE / "tokens.bin", HERE / "hellaswag.bin"
+    tokens = synthetic_tokens(TOKENS)
+    write_shard(shard, tokens)
+    write_questions(questions, tokens)
     for name in names:
-        deck, out = HERE / f"{name}.toml", HERE / f"{name}.json"
+        deck, out = HERE / f"{name.removeprefix('hellaswag_')}.toml", HERE / f"{name}.json"
+        command = (["hellaswag.py", deck, questions, out] if name.startswith("hellaswag_") else
+                   ["reference.py", deck, "--bin", shard, "--out", out])
         print(f"making {out.name}", flush=True)
-        subprocess.run([sys.executable, HERE / "reference.py", deck, "--bin", shard, "--out", out], check=True)
+        subprocess.run([sys.executable, HERE / command[0], *command[1:]], check=True)
 
 
 if __name__ == "__main__":

@@ -228,12 +228,12 @@ class Model:
         self.deck, self.model, self.p, self.end_of_text = deck, deck.model, parameters, end_of_text
         self.dtype = parameters["embedding"].dtype
         self.scale = self.model.attention_scale or 1 / math.sqrt(self.model.head_dim)
-        self.cos, self.sin = rotary_tables(self.model, deck.train.length, self.dtype)
+        self.table = rotary_tables(self.model, deck.train.length, self.dtype)
         layout = deck.window.layers
         self.layout = layout * self.model.layers if len(layout) == 1 else layout
 
-    def loss(self, tokens, targets, windows):
-        """Mean cross-entropy of one sequence; windows: {"L": window, "S": window}."""
+    def loss(self, tokens, targets, windows, reduction="mean"):
+        """Mean cross-entropy of one sequence, or that of each token; windows: {"L": window, "S": window}."""
         model, p = self.model, self.p
         document = (tokens == self.end_of_text).cumsum(0)
         masks = {c: attention_mask(document, windows[c], self.dtype) for c in set(self.layout)}
@@ -245,7 +245,7 @@ class Model:
             x = self.block(i, x, x0, tokens, masks[self.layout[i]])
             if i < half:
                 skips.append(x)
-        return self.head_loss(rms_norm(x, model.norm_eps), targets)
+        return self.head_loss(rms_norm(x, model.norm_eps), targets, reduction)
 
     def block(self, i, x, x0, tokens, mask):
         p, eps = self.p, self.model.norm_eps
@@ -261,8 +261,9 @@ class Model:
         length = x.shape[0]
         qkv = F.linear(x, p[f"block.{i}.qkv"]).view(length, 3 * model.heads, model.head_dim).transpose(0, 1)
         q, k, v = qkv.chunk(3)  # each [H, T, D]
-        q = rotate(rms_norm(q, model.norm_eps), self.cos, self.sin)
-        k = rotate(rms_norm(k, model.norm_eps), self.cos, self.sin)
+        cos, sin = (t[:length] for t in self.table)
+        q = rotate(rms_norm(q, model.norm_eps), cos, sin)
+        k = rotate(rms_norm(k, model.norm_eps), cos, sin)
         v = self.mixed_value(i, v, tokens)
         score = torch.baddbmm(mask, q, k.transpose(1, 2), alpha=self.scale)
         y = torch.bmm(score.softmax(-1), v).transpose(0, 1).reshape(length, model.width)
@@ -288,13 +289,13 @@ class Model:
         j = i - (self.model.layers - count)
         return j if 0 <= j < count else None
 
-    def head_loss(self, x, targets):
+    def head_loss(self, x, targets, reduction):
         head, w, cap = self.deck.head, self.p["head"], self.model.softcap
         if head.precision == "fp8":
             z = Fp8Linear.apply(x, w, head.scale_x, head.scale_w, head.scale_g)
         else:
             z = F.linear(x, w)
-        return F.cross_entropy(cap * torch.tanh(z / cap), targets)
+        return F.cross_entropy(cap * torch.tanh(z / cap), targets, reduction=reduction)
 
 
 # ---------------------------------------------------------------- schedules

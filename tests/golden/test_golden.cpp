@@ -5,6 +5,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "src/evaluate_hellaswag.hpp"
 #include "tests/support/environment.hpp"
 #include "tests/support/tiny_training.hpp"
 
@@ -81,6 +82,42 @@ void compare(const std::string& name, Tolerance tolerance = {}) {
   expect_norms(table, weight_norm, golden.at("final_norms"), tolerance, "final norm");
 }
 
+/// The losses of endings, each behind its context, which share sequences here and have one each in the reference. On
+/// devices, weights and logits of 8 significant bits and the mean over as few tokens as an ending has.
+void answer(const std::string& name) {
+  if (!device_ready()) GTEST_SKIP() << "no CUDA device on this machine";
+  const std::string deck = folder + name + ".toml";
+  const nlohmann::json golden = nlohmann::json::parse(read_text(folder + "hellaswag_" + name + ".json"));
+  Config config = parse_deck(read_text(deck), deck, {});
+  if (!computes_in_fp32) {
+    if (config.model.head_dim != 128) GTEST_SKIP() << "heads of " << config.model.head_dim << " run on CPUs alone";
+    config.head.precision = HeadChoice::bf16;
+  }
+  const kernels::Token end_of_text = golden.at("end_of_text");
+  const auto vocabulary = static_cast<std::uint64_t>(config.model.vocabulary);
+  const std::vector<Question> questions = read_hellaswag(folder + "hellaswag.bin", vocabulary);
+  ASSERT_LE(hellaswag_length(questions, 0), config.validation.length);
+  TinyTraining training(config, {}, end_of_text, test_comm());
+  Trace trace = untraced(test_comm(), test_streams().compute);
+  const int window = long_window(config.window, config.train.steps, config.train.steps);
+  const std::vector<EndingLosses> losses =
+      hellaswag_losses(test_comm(), trace, training.model, questions, end_of_text, config.validation.length, window);
+
+  ASSERT_EQ(golden.at("ending_losses").size(), losses.size());
+  double worst = 0;
+  for (std::size_t q = 0; q < losses.size(); ++q) {
+    for (std::size_t e = 0; e < hellaswag_endings; ++e) {
+      expect_close(losses[q][e], golden.at("ending_losses")[q][e], computes_in_fp32 ? 1e-5 : 1e-2, worst,
+                   fmt::format("loss of ending {} of question {}", e, q));
+    }
+  }
+  std::printf("largest relative difference, loss of an ending: %.1e\n", worst);
+  if (!computes_in_fp32) return;
+  const HellaswagScore score = hellaswag_score(questions, losses);
+  EXPECT_EQ(score.by_sum, golden.at("right_by_sum"));
+  EXPECT_EQ(score.by_mean, golden.at("right_by_mean"));
+}
+
 TEST(Golden, Record13) { compare("record13"); }
 TEST(Golden, Record18) { compare("record18"); }
 TEST(Golden, Record20) { compare("record20"); }
@@ -91,6 +128,8 @@ TEST(Golden, Record13WithHeadsOf128) { compare("record13_wide"); }
 TEST(Golden, Record18WithHeadsOf128) { compare("record18_wide"); }
 TEST(Golden, Record20WithHeadsOf128) { compare("record20_wide"); }
 TEST(Golden, Record21WithHeadsOf128) { compare("record21_wide"); }
+TEST(Golden, HellaSwagOfRecord21) { answer("record21"); }
+TEST(Golden, HellaSwagOfRecord21WithHeadsOf128) { answer("record21_wide"); }
 
 }  // namespace
 }  // namespace nanorun

@@ -34,6 +34,7 @@ struct Problem {
 struct Result {
   double loss = 0;
   test::Vector<double> d_x, d_w;
+  test::Vector<double> losses;  ///< of each row; only in what naive() returns
 };
 
 /// Scratch memory aligned to 64 bytes.
@@ -56,6 +57,16 @@ double forward(const Problem& p, const HeadOptions& options) {
   return loss[0];
 }
 
+template <class T>
+test::Vector<double> losses(const Problem& p, const HeadOptions& options) {
+  const test::Vector<T> x = test::convert<T>(p.x), w = test::convert<T>(p.w);
+  Scratch scratch(head_workspace<T>(p.length, p.vocabulary, p.width, options.precision));
+  test::Vector<T> out = test::poisoned<T>(p.length);
+  head_losses<T>({}, out, Mat<const T>(x.data(), p.length, p.width, p.stride),
+                 Mat<const T>(w.data(), p.vocabulary, p.width), p.targets, options, scratch.get());
+  return test::convert<double>(out);
+}
+
 /// Both gradients start at NaN.
 template <class T>
 Result backward(const Problem& p, const HeadOptions& options) {
@@ -68,7 +79,7 @@ Result backward(const Problem& p, const HeadOptions& options) {
                         Mat<T>(d_w.data(), p.vocabulary, p.width), false,
                         Mat<const T>(x.data(), p.length, p.width, p.stride),
                         Mat<const T>(w.data(), p.vocabulary, p.width), p.targets, options, scratch.get());
-  return {loss[0], test::convert<double>(d_x), test::convert<double>(d_w)};
+  return {loss[0], test::convert<double>(d_x), test::convert<double>(d_w), {}};
 }
 
 double dot(const double* a, const double* b, int n) {
@@ -87,7 +98,7 @@ Result naive(const Problem& p, const HeadOptions& o) {
   for (int t = 0; t < p.length; ++t)
     for (int j = 0; j < p.width; ++j) x.push_back(quantised(test::e4m3, o.scale_x, p.x[t * p.stride + j]));
   for (const double value : p.w) w.push_back(quantised(test::e4m3, o.scale_w, value));
-  Result result{0, test::Vector<double>(x.size()), test::Vector<double>(w.size())};
+  Result result{0, test::Vector<double>(x.size()), test::Vector<double>(w.size()), {}};
   test::Vector<double> u(p.vocabulary), softmax(p.vocabulary);
   for (int t = 0; t < p.length; ++t) {
     const double* const x_t = &x[t * p.width];
@@ -97,7 +108,8 @@ Result naive(const Problem& p, const HeadOptions& o) {
     }
     const double largest = *std::max_element(u.begin(), u.end());
     for (int v = 0; v < p.vocabulary; ++v) sum += softmax[v] = std::exp(o.softcap * (u[v] - largest));
-    result.loss += std::log(sum) + o.softcap * (largest - u[p.targets[t]]);
+    result.losses.push_back(std::log(sum) + o.softcap * (largest - u[p.targets[t]]));
+    result.loss += result.losses.back();
     for (int v = 0; v < p.vocabulary; ++v) {
       const double of_logit = (softmax[v] / sum - (v == p.targets[t])) / p.length;
       const double g = quantised(test::e5m2, o.scale_g, of_logit * (1 - u[v] * u[v]));
@@ -138,6 +150,8 @@ TEST(Head, EqualsTheDefinitionAcrossChunks) {
       const Result single = backward<float>(p, {.softcap = softcap});
       expect_near(single, expected, 2e-6);
       EXPECT_NEAR(single.loss, expected.loss, 1e-6 * expected.loss);
+      EXPECT_LT(test::relative_error(losses<double>(p, {.softcap = softcap}), expected.losses), 1e-13);
+      EXPECT_LT(test::relative_error(losses<float>(p, {.softcap = softcap}), expected.losses), 1e-6);
     }
   }
 }

@@ -1,0 +1,40 @@
+#pragma once
+// HellaSwag for `nanorun eval`: which of four endings of a text a model finds likeliest.
+
+#include <array>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "src/evaluate.hpp"
+#include "src/hellaswag.hpp"
+#include "src/model.hpp"
+#include "src/trace.hpp"
+
+namespace nanorun {
+
+/// Losses of the tokens of each ending of a question, summed; nats.
+using EndingLosses = std::array<double, hellaswag_endings>;
+
+/// Tokens of sequences that hold any ending of the questions behind its context: a multiple of the attention block,
+/// from what the longest needs to `most`, which may be less, or to what all need together.
+int hellaswag_length(std::span<const Question> questions, int most);
+
+/// Collective. Each ending is scored in a document of its own: the token that begins documents, the context, the
+/// ending. Sequences of `length` tokens, the model's validation.length, hold several such documents; the ranks take
+/// sequences in turn. length: at least hellaswag_length(questions, 0). window: tokens of the long layers' window.
+std::vector<EndingLosses> hellaswag_losses(Comm& comm, Trace& trace, Model<Real>& model,
+                                           std::span<const Question> questions, kernels::Token end_of_text, int length,
+                                           int window);
+
+/// Questions of which the ending with the smallest loss is the right one.
+struct HellaswagScore {
+  int by_sum = 0;   ///< of the loss of all its tokens: acc
+  int by_mean = 0;  ///< of the mean loss of its tokens: acc_norm
+};
+HellaswagScore hellaswag_score(std::span<const Question> questions, std::span<const EndingLosses> losses);
+
+/// evaluate() of options that name a file of questions.
+std::string evaluate_hellaswag(Context& context, const EvalOptions& options);
+
+}  // namespace nanorun
