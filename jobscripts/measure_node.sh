@@ -283,7 +283,7 @@ measure_faults() {
   for name in test_rank_count test_device_checkpoint test_tensor_comm; do
     [[ ! -x $directory/$name ]] || found+=("$name")
   done
-  [[ ! -f $root/tests/fault/devices.py || $most -eq 1 ]] || found+=(Auto Nccl Idle)
+  [[ ! -f $root/tests/fault/devices.py || $most -eq 1 ]] || found+=(Auto Nccl Idle Monitored)
   [[ ${#found[@]} -gt 0 ]] || record faults "" "" - 0 "skipped: no test programs beside $program"
   for name in "${found[@]}"; do
     affordable faults 40 "$name" || continue

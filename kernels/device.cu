@@ -40,6 +40,12 @@ std::string device_identity(int device) {
 
 std::string device_name(int device) { return properties_of(device).name; }
 
+std::string device_bus_id(int device) {
+  char text[32] = {};
+  check(cudaDeviceGetPCIBusId(text, sizeof(text), device), "cudaDeviceGetPCIBusId");
+  return text;
+}
+
 int device_capability(int device) {
   const cudaDeviceProp properties = properties_of(device);
   return 10 * properties.major + properties.minor;

@@ -44,6 +44,8 @@ int device_count();
 /// The same text for the same physical device in every process; empty where ranks may share a device.
 std::string device_identity(int device);
 std::string device_name(int device);
+/// PCI bus id, "0000:1b:00.0", by which the driver's tools know a device; empty in portable builds.
+std::string device_bus_id(int device);
 /// Compute capability, 10 major + minor; 0 in portable builds, which run on what Kokkos was built for.
 int device_capability(int device);
 /// The newest CUDA that the driver supports, 0 without a driver, and the CUDA of this program: 1000 major + 10 minor.
@@ -106,6 +108,7 @@ struct Event {
 int device_count();
 std::string device_identity(int device);
 std::string device_name(int device);
+std::string device_bus_id(int device);
 int device_capability(int device);
 int driver_version();
 int runtime_version();

@@ -35,6 +35,7 @@ struct RunConfig {
   std::string outputs = "outputs";
   std::int64_t seed = 1;
   int log_every = 10;
+  int gpu_every = 10;  ///< steps from one look at the GPUs' power and clocks to the next; 0: never
 };
 
 struct ModelConfig {

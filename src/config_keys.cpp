@@ -79,6 +79,8 @@ std::vector<Key> run_keys() {
       {NANORUN_KEY(run, outputs), operates, path(), "directory that holds those of the runs"},
       {NANORUN_KEY(run, seed), identifies, at_least(0), "seed of the initial weights"},
       {NANORUN_KEY(run, log_every), operates, between(1, max_steps), "steps between lines of the log"},
+      {NANORUN_KEY(run, gpu_every), operates, between(0, max_steps),
+       "steps from one look at power, clock and throttle reasons of the GPUs to the next; 0: never"},
   };
 }
 

@@ -25,6 +25,12 @@ Json json_of(const StepMetrics& s) {
   json["window"] = s.window;
   json["gradient_norm"] = s.gradient_norm;
   if (s.device_memory > 0) json["device_memory_bytes"] = s.device_memory;
+  if (s.gpu_rank) {
+    json["gpu_rank"] = *s.gpu_rank;
+    json["gpu_clock_mhz"] = s.gpu_clock;
+    if (s.gpu_power > 0) json["gpu_power_watts"] = s.gpu_power;
+    json["gpus_throttled"] = s.gpus_throttled;
+  }
   return json;
 }
 

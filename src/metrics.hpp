@@ -23,6 +23,12 @@ struct StepMetrics {
   double gradient_norm = 0;        ///< l2 norm of the gradient of the step's mean loss
   /// The most that was seen in use on the device of rank 0 so far, by all processes; 0 in the CPU build.
   std::uint64_t device_memory = 0;
+  /// In steps that look at the GPUs: the rank whose GPU has the lowest clock, that clock in MHz, its power in watts,
+  /// and the number of ranks whose GPUs are throttled.
+  std::optional<int> gpu_rank = {};
+  double gpu_clock = 0;
+  double gpu_power = 0;
+  int gpus_throttled = 0;
 };
 
 struct ValidationMetrics {

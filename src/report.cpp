@@ -37,6 +37,19 @@ double tokens_per_second(const RunSummary& s) {
   return s.progress.train_seconds > 0 ? static_cast<double>(s.progress.tokens) / s.progress.train_seconds : 0;
 }
 
+/// By rank.
+nlohmann::ordered_json gpus_json(const std::vector<GpuRecord>& gpus) {
+  auto list = nlohmann::ordered_json::array();
+  for (const GpuRecord& gpu : gpus) {
+    list.push_back({{"min_clock_mhz", gpu.least_clock},
+                    {"avg_clock_mhz", gpu.mean_clock},
+                    {"avg_power_watts", gpu.mean_power},
+                    {"max_power_watts", gpu.most_power},
+                    {"throttled", gpu.throttled}});
+  }
+  return list;
+}
+
 nlohmann::ordered_json provenance_json(const Provenance& p) {
   nlohmann::ordered_json json;
   for (const auto& [name, value] : p.program) json[name] = value;
@@ -173,6 +186,10 @@ std::string summary_json(const RunSummary& s) {
   json["peak_memory_bytes"] = s.peak_memory;
   json["peak_memory_bytes_all_ranks"] = s.peak_memory_total;
   if (s.peak_device_memory > 0) json["peak_device_memory_bytes"] = s.peak_device_memory;
+  if (!s.gpus.empty()) {
+    json["gpu_looks"] = s.gpu_looks;
+    json["gpus"] = gpus_json(s.gpus);
+  }
   for (int i = 0; i < Trace::phases; ++i) {
     json["phases"][phase_name(static_cast<Phase>(i))] = {
         {"min_seconds", s.phases.min[i]}, {"avg_seconds", s.phases.avg[i]}, {"max_seconds", s.phases.max[i]}};
@@ -202,6 +219,7 @@ bool is_of_no_step(const std::string& summary_json) {
 
 std::string closing_lines(const RunSummary& s) {
   std::string text = timing_table(s.phases);
+  if (const std::string gpus = gpu_line(s.gpus); !gpus.empty()) text += gpus + "\n";
   const auto merit = [&](const char* name, double value) { text += fmt::format("FOM {} {:.6g}\n", name, value); };
   merit("tokens_per_second", tokens_per_second(s));
   if (s.mfu) merit("mfu", *s.mfu);

@@ -9,6 +9,7 @@
 #include "src/checkpoint.hpp"
 #include "src/comm.hpp"
 #include "src/config.hpp"
+#include "src/gpu_monitor.hpp"
 #include "src/growing_file.hpp"
 #include "src/params.hpp"
 #include "src/provenance.hpp"
@@ -81,6 +82,8 @@ struct RunSummary {
   /// Bytes, the most that was seen in use on any rank's device, by all processes: looked at once set up, after the
   /// first step, after each validation and at the end. 0 in the CPU build.
   std::uint64_t peak_device_memory = 0;
+  std::vector<GpuRecord> gpus;  ///< by rank; empty where nobody has looked at them
+  long gpu_looks = 0;
   std::string stopped_by;  ///< empty for a run that made all its steps
   Trace::Summary phases;
   Provenance provenance;

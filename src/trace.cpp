@@ -205,6 +205,17 @@ class Trace::Impl {
     validations.loss.push_back(loss);
   }
 
+  void add_gpus(long step, std::span<const GpuState> states) {
+    if (!file_) return;
+    TraceGpus& gpus = file_->gpus();
+    gpus.step.push_back(step);
+    for (const GpuState& state : states) {
+      gpus.power.push_back(state.power);
+      gpus.clock.push_back(state.clock);
+      gpus.reasons.push_back(state.reasons);
+    }
+  }
+
   bool full() const { return rows_.size() >= static_cast<std::size_t>(config_.flush_every) && rows_.size() > 0; }
 
   void flush() {
@@ -353,6 +364,7 @@ void Trace::end_step(double tokens, double loss) {
 }
 
 void Trace::add_validation(long step, double loss) { impl_->add_validation(step, loss); }
+void Trace::add_gpus(long step, std::span<const GpuState> states) { impl_->add_gpus(step, states); }
 void Trace::flush() { impl_->flush(); }
 void Trace::finish() { impl_->finish(); }
 Trace::Summary Trace::summarise() { return impl_->summarise(); }

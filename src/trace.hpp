@@ -7,11 +7,13 @@
 #include <array>
 #include <cstddef>
 #include <memory>
+#include <span>
 #include <string>
 
 #include "kernels/types.hpp"
 #include "src/comm.hpp"
 #include "src/config.hpp"
+#include "src/nvml.hpp"
 
 namespace nanorun {
 
@@ -56,6 +58,8 @@ class Trace {
   /// loss: mean over the validation tokens with the weights that `step` begins with. Replaces what earlier calls
   /// recorded for this step and later ones.
   void add_validation(long step, double loss);
+  /// States of the GPUs of all ranks during `step`. For rank 0.
+  void add_gpus(long step, std::span<const GpuState> states);
   /// Collective: writes the rows gathered since the last write. Called by end_step every flush_every steps.
   void flush();
   /// Collective, outside of regions: flushes, and writes trace.json if any of the chosen steps ran.

@@ -45,9 +45,10 @@ std::vector<T> read_first(const h5::File& file, const std::string& dataset, std:
 }
 
 /// Bytes that so many steps take at most: whole chunks, and, generously, what HDF5 adds.
-std::uint64_t bytes_of(std::uint64_t steps, std::uint64_t columns, const TraceValidations& validations) {
+std::uint64_t bytes_of(std::uint64_t steps, std::uint64_t columns, const TraceValidations& validations,
+                       const TraceGpus& gpus) {
   const std::uint64_t numbers = 4 * (steps + chunk) + (steps + columns_chunk) * columns * (Trace::phases + 1) +
-                                2 * (validations.step.size() + chunk);
+                                2 * (validations.step.size() + chunk) + (gpus.step.size() + chunk) * (3 * columns + 1);
   return 65536 + numbers * sizeof(double) + 64 * steps;
 }
 
@@ -103,10 +104,45 @@ TraceValidations read_validations(const h5::File& file) {
   return validations;
 }
 
+/// Looks at the GPUs in steps < first_step; none in a file of an earlier program.
+TraceGpus read_gpus(const h5::File& file, std::int64_t first_step) {
+  TraceGpus gpus;
+  if (!file.exists("/gpu_step")) return gpus;
+  gpus.step = read_first<std::int64_t>(file, "/gpu_step", shape_of(file, "/gpu_step", 1)[0]);
+  std::uint64_t keep = common_rows(file, ascending(gpus.step), {"/gpu_power", "/gpu_clock", "/gpu_reasons"});
+  keep = std::lower_bound(gpus.step.begin(), gpus.step.begin() + static_cast<std::ptrdiff_t>(keep), first_step) -
+         gpus.step.begin();
+  gpus.step.resize(keep);
+  const auto read = [&]<class T>(const char* dataset, std::vector<T>& values) {
+    const std::uint64_t columns = shape_of(file, dataset, 2)[1];
+    values.resize(keep * columns);
+    if (keep > 0) file.read<T>(dataset, {0, 0}, {keep, columns}, std::span<T>(values));
+  };
+  read("/gpu_power", gpus.power), read("/gpu_clock", gpus.clock), read("/gpu_reasons", gpus.reasons);
+  return gpus;
+}
+
 template <class T>
 void append_column(h5::File& file, const std::string& name, std::uint64_t at, const std::vector<T>& values) {
   file.resize(name, {at + values.size()});
   file.write<T>(name, {at}, {values.size()}, values);
+}
+
+template <class T>
+void append_columns(h5::File& file, const std::string& name, std::uint64_t at, std::uint64_t rows,
+                    const std::vector<T>& values) {
+  file.resize(name, {at + rows, file.growing_shape(name)[1]});
+  if (rows > 0) file.write<T>(name, {at, 0}, {rows, values.size() / rows}, values);
+}
+
+/// Appends looks after the first `at`; the steps last, as write() does.
+void write_gpus(h5::File& file, std::uint64_t at, const TraceGpus& gpus) {
+  const std::uint64_t n = gpus.step.size();
+  append_columns(file, "/gpu_power", at, n, gpus.power);
+  append_columns(file, "/gpu_clock", at, n, gpus.clock);
+  append_columns(file, "/gpu_reasons", at, n, gpus.reasons);
+  file.flush();
+  append_column(file, "/gpu_step", at, gpus.step);
 }
 
 /// Appends rows with so many columns after the first `at`, and replaces the validations. The steps, by which readers
@@ -128,8 +164,8 @@ void write(h5::File& file, std::uint64_t at, const TraceRows& rows, std::uint64_
 }
 
 void create(const std::string& path, std::uint64_t columns, const TraceRows& rows, std::uint64_t row_columns,
-            const TraceValidations& validations) {
-  reserve_space(path, bytes_of(rows.size(), columns, validations), ExitCode::output);
+            const TraceValidations& validations, const TraceGpus& gpus) {
+  reserve_space(path, bytes_of(rows.size(), columns, validations, gpus), ExitCode::output);
   h5::File file = h5::File::create(path, MPI_COMM_NULL, ExitCode::output);
   file.write_attribute("/", "format", trace_format);
   file.write_attribute("/", "format_version", file_version);
@@ -144,6 +180,11 @@ void create(const std::string& path, std::uint64_t columns, const TraceRows& row
   file.create_growing_dataset<double>("/communication", {0, columns}, columns_chunk);
   file.create_growing_dataset<std::int64_t>("/validation_step", {0}, chunk);
   file.create_growing_dataset<double>("/validation_loss", {0}, chunk);
+  file.create_growing_dataset<std::int64_t>("/gpu_step", {0}, chunk);
+  file.create_growing_dataset<double>("/gpu_power", {0, columns}, columns_chunk);
+  file.create_growing_dataset<double>("/gpu_clock", {0, columns}, columns_chunk);
+  file.create_growing_dataset<std::uint64_t>("/gpu_reasons", {0, columns}, columns_chunk);
+  write_gpus(file, 0, gpus);
   write(file, 0, rows, row_columns, validations);
   file.close();
 }
@@ -152,6 +193,7 @@ void create(const std::string& path, std::uint64_t columns, const TraceRows& row
 void start(const std::string& path, std::uint64_t ranks, long first_step) {
   TraceRows rows;
   TraceValidations validations;
+  TraceGpus gpus;
   std::uint64_t columns = 0;
   if (has_file(path, ExitCode::output) && first_step > 0) {
     try {
@@ -160,15 +202,16 @@ void start(const std::string& path, std::uint64_t ranks, long first_step) {
       rows = read_rows(file, first_step);
       validations = read_validations(file);
       validations.truncate(first_step + 1);
+      gpus = read_gpus(file, first_step);
     } catch (const Error& error) {
       if (error.cause() != Cause::damage) throw;
       const std::string aside = set_aside(path, ExitCode::output);
       warn(fmt::format("{}; the file is kept as {}", error.what(), aside));
-      rows = {}, validations = {}, columns = 0;
+      rows = {}, validations = {}, gpus = {}, columns = 0;
     }
   }
   replace_file(path, ExitCode::output, [&](const std::string& partial) {
-    create(partial, std::max(columns, ranks), rows, columns, validations);
+    create(partial, std::max(columns, ranks), rows, columns, validations, gpus);
   });
 }
 
@@ -230,6 +273,7 @@ TraceFile::TraceFile(Comm& comm, const std::string& path, long first_step) : com
     const h5::Extent seconds = shape_of(file, "/seconds", 3);
     stored_ = seconds[0], columns_ = seconds[1];
     validations_ = read_validations(file);
+    stored_gpus_ = shape_of(file, "/gpu_step", 1)[0];
   });
 }
 
@@ -251,10 +295,13 @@ void TraceFile::append(const TraceRows& rows) {
   comm_.together([&] {
     if (!comm_.root()) return;
     require_own_file();
-    reserve(path_, bytes_of(rows.size(), columns_, validations_));
+    reserve(path_, bytes_of(rows.size(), columns_, validations_, gpus_));
     h5::File file = h5::File::open_append(path_, MPI_COMM_NULL, ExitCode::output);
+    write_gpus(file, stored_gpus_, gpus_);
     write(file, stored_, all, comm_.size(), validations_);
     file.close();
+    stored_gpus_ += gpus_.step.size();
+    gpus_ = {};
   });
   stored_ += rows.size();
 }

@@ -26,6 +26,13 @@ struct TraceRows {
   void clear();
 };
 
+/// Looks at the GPUs, in steps that ascend: those between two writes, or all.
+struct TraceGpus {
+  std::vector<std::int64_t> step;
+  std::vector<double> power, clock;    ///< [looks, columns], watts and MHz
+  std::vector<std::uint64_t> reasons;  ///< [looks, columns]
+};
+
 struct TraceValidations {
   std::vector<std::int64_t> step;
   std::vector<double> loss;
@@ -45,6 +52,8 @@ class TraceFile {
 
   /// Those that the next append writes, on rank 0.
   TraceValidations& validations() { return validations_; }
+  /// Further looks for the next append, of all ranks, on rank 0.
+  TraceGpus& gpus() { return gpus_; }
 
   /// Collective; rank 0 writes. Throws Error(output) on all ranks alike; the file then has the rows before, and perhaps
   /// longer columns beside /step, which readers leave out.
@@ -57,8 +66,10 @@ class TraceFile {
   std::string path_;
   Descriptor own_;  ///< of rank 0
   std::uint64_t stored_ = 0;
+  std::uint64_t stored_gpus_ = 0;
   std::uint64_t columns_ = 0;
   TraceValidations validations_;
+  TraceGpus gpus_;
 };
 
 }  // namespace nanorun

@@ -1,10 +1,11 @@
 #include "src/train.hpp"
 
-#include <array>
 #include <cmath>
 #include <cstdio>
 #include <exception>
+#include <vector>
 
+#include "src/gpu_monitor.hpp"
 #include "src/run_setup.hpp"
 #include "src/schedule.hpp"
 #include "src/validation.hpp"
@@ -39,6 +40,7 @@ class Training {
   DeviceSequence upload(const Batch& batch, std::size_t row);
   void forward_backward(const Batch& batch);
   void synchronise();
+  void record_gpus(std::span<const double> sums);
   void require_tokens();
   void validate();
   void save();
@@ -82,6 +84,7 @@ class Training {
   double run_flops_ = 0;
   double time_to_first_step_ = 0;
   double last_line_ = 0;
+  GpuMonitor gpus_;
 };
 
 Training::Training(Context& context, const Config& config)
@@ -93,7 +96,8 @@ Training::Training(Context& context, const Config& config)
       progress_(run_.progress),
       first_step_(progress_.step),
       saved_step_(progress_.step),
-      loss_(progress_.train_loss) {
+      loss_(progress_.train_loss),
+      gpus_(comm_, config.run.gpu_every, ops::device_bus_id(context.device())) {
   if (!run_.complete && !run_.continues_here && first_step_ > 0) {
     // From here on "auto" finds this run's own beginning, not an earlier one's.
     saved_step_ = -1;
@@ -220,6 +224,8 @@ void Training::synchronise() {
   Region region(*run_.trace, Phase::sync);
   learner_.model.loss().collect(context_.stream());
   learner_.optimizer.squares().collect(context_.stream());
+  const bool looks = gpus_.due(progress_.step + 1);
+  if (looks) gpus_.look();
   {
     const auto watch = comm_.watch("the collectives of a step");
     ops::synchronize(context_.stream());
@@ -227,16 +233,18 @@ void Training::synchronise() {
   learner_.tensor_comm.check();
 
   // Every sum over the ranks: the loss, the square of the gradient's norm, the ranks that overflowed, those that could
-  // not read the next step's tokens, and those that saw each reason to stop.
+  // not read the next step's tokens, those that saw each reason to stop, and in some steps the states of the GPUs.
   constexpr int reasons = static_cast<int>(StopReason::count);
-  std::array<double, 4 + reasons> seen{};
+  std::vector<double> seen(4 + reasons);
   seen[0] = learner_.model.loss().value() / config_.train.length;
   seen[1] = learner_.optimizer.gradient_squares();
   seen[2] = learner_.optimizer.overflowed() ? 1 : 0;
   seen[3] = ahead_.failure ? 1 : 0;
   const StopReason reason = run_.stop.poll(progress_.step + 1, context_.seconds_since_start());
   seen[4 + static_cast<int>(run_.directory.displaced() ? StopReason::displaced : reason)] = 1;
+  if (looks) gpus_.append_to(seen);
   comm_.all_reduce(std::span<double>(seen), Reduce::sum);
+  if (looks) record_gpus(std::span(seen).subspan(4 + reasons));
   loss_ = seen[0] / config_.train.sequences;
   gradient_norm_ = std::sqrt(seen[1]);
   for (int i = 0; i < reasons; ++i) {
@@ -248,6 +256,16 @@ void Training::synchronise() {
   fail_not_finite(std::isfinite(loss_) ? fmt::format("gradients or weights overflowed (the loss is {})", loss_)
                                        : fmt::format("the loss is {}", words_of(loss_)),
                   progress_.step + 1);
+}
+
+/// Collective.
+void Training::record_gpus(std::span<const double> sums) {
+  gpus_.take(sums);
+  if (gpus_.looks() == 1) {
+    const std::string complaint = gpus_.complaint();
+    if (!complaint.empty()) run_.log.line(complaint);
+  }
+  if (comm_.root() && gpus_.slowest()) run_.trace->add_gpus(progress_.step, gpus_.states());
 }
 
 /// Where a rank could not read its part of the next step, the run ends with a checkpoint.
@@ -296,17 +314,18 @@ void Training::record_step(double seconds) {
   const int window = this->window(progress_.step);
   const double flops = config_.train.sequences * flops_per_sequence(config_, learner_.table, window);
   run_flops_ += flops;
-  const StepMetrics metrics{.step = done,
-                            .loss = loss_,
-                            .seconds = seconds,
-                            .tokens_per_second = tokens / seconds,
-                            .train_seconds = progress_.train_seconds,
-                            .mfu = mfu(flops, seconds),
-                            .lr_factor = lr_factor(config_.train, progress_.step),
-                            .momentum = muon_momentum(config_.optimizer, progress_.step),
-                            .window = window,
-                            .gradient_norm = gradient_norm_,
-                            .device_memory = context_.peak_device_memory()};
+  StepMetrics metrics{.step = done,
+                      .loss = loss_,
+                      .seconds = seconds,
+                      .tokens_per_second = tokens / seconds,
+                      .train_seconds = progress_.train_seconds,
+                      .mfu = mfu(flops, seconds),
+                      .lr_factor = lr_factor(config_.train, progress_.step),
+                      .momentum = muon_momentum(config_.optimizer, progress_.step),
+                      .window = window,
+                      .gradient_norm = gradient_norm_,
+                      .device_memory = context_.peak_device_memory()};
+  if (gpus_.due(done)) gpus_.describe(metrics);
   const StepReport report{.step = done,
                           .steps = config_.train.steps,
                           .loss = loss_,
@@ -443,6 +462,8 @@ RunSummary Training::write_summary(const std::string& stopped_by) {
   summary.peak_memory_total = comm_.all_reduce(memory, Reduce::sum);
   context_.sample_device_memory();
   summary.peak_device_memory = comm_.all_reduce(context_.peak_device_memory(), Reduce::max);
+  summary.gpus = gpus_.records();
+  summary.gpu_looks = gpus_.looks();
   summary.stopped_by = stopped_by;
   summary.phases = run_.trace->summarise();
   summary.provenance = run_.provenance;

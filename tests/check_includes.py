@@ -10,10 +10,10 @@ LAYERS = """
 text
 error
 arena build early files slab
-watchdog h5_library bin_file hellaswag growing_file safetensors export_files
+watchdog h5_library bin_file hellaswag nvml growing_file safetensors export_files
 config config_keys config_check config_toml comm h5 h5_shared h5_structure
 context transport mask schedule stop data trace trace_file run_directory metrics
-transport_mpi transport_nccl transport_peers tensor_comm
+transport_mpi transport_nccl transport_peers tensor_comm gpu_monitor
 transport_devices params uploader tokenizer tokenizer_split tokenizer_table tokenizer_table_json synthetic
 import_documents import_documents_json import_plan
 import import_bin import_encoded import_synthetic import_text activations run_data checkpoint_file
@@ -42,6 +42,7 @@ ROOMS = {
     "nlohmann/json.hpp": {"report", "trace", "metrics", "tokenizer_table_json", "import_documents_json",
                           "safetensors", "export_model"},
     "pcre2.h": {"tokenizer_split"},
+    "dlfcn.h": {"nvml"},
     "cblas.h": {"portable"},
     "Kokkos": {"portable", "device", "fp8", "vector_math"},
     # Whoever asks the file system elsewhere may drop its errors.

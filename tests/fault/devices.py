@@ -1,7 +1,8 @@
-"""A rank on each GPU of the node: ranks that die or hang, through each transport, and GPUs left idle. Exit code 77 where
-there are fewer than two GPUs."""
+"""A rank on each GPU of the node: ranks that die or hang, through each transport, GPUs left idle, and what the driver
+says of GPUs that compute. Exit code 77 where there are fewer than two GPUs."""
 
 import functools
+import json
 import shutil
 import subprocess
 import sys
@@ -52,6 +53,33 @@ class Idle(FaultTest):
         devices = ",".join(map(str, range(device_count())))
         self.assertEqual(self.said(devices), [f"1 rank uses 1 of the {device_count()} GPUs of this node; "
                                               "start one rank per GPU to use all\n"])
+
+
+class Monitored(FaultTest):
+    """Power and clocks of the GPUs, by the driver's own NVML."""
+
+    def looks(self, every):
+        """Steps whose metrics tell of GPUs, their lines, and the summary."""
+        self.train(device_count(), "model.width=128", "model.heads=1", "model.head_dim=128", "validation.tokens=0",
+                   f"train.sequences={device_count()}", f"run.gpu_every={every}", f"run.name=every{every}")
+        folder = self.folder / "outputs" / f"every{every}"
+        lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+        lines = [line for line in lines if "gpu_rank" in line]
+        return [line["step"] for line in lines], lines, json.loads((folder / "summary.json").read_text())
+
+    def test_gpus_are_recorded(self):
+        steps, lines, summary = self.looks(5)
+        self.assertEqual(steps, [5, 10])
+        for line in lines:
+            self.assertIn(line["gpu_rank"], range(device_count()))
+            self.assertTrue(100 < line["gpu_clock_mhz"] < 5000, line)
+            self.assertTrue(10 < line["gpu_power_watts"] < 5000, line)
+        self.assertEqual(summary["gpu_looks"], 2)
+        self.assertEqual(len(summary["gpus"]), device_count())
+        for gpu in summary["gpus"]:
+            self.assertTrue(100 < gpu["min_clock_mhz"] <= gpu["avg_clock_mhz"] < 5000, gpu)
+            self.assertTrue(10 < gpu["avg_power_watts"] <= gpu["max_power_watts"] < 5000, gpu)
+        self.assertEqual(self.looks(0)[0], [])
 
 
 @functools.cache

@@ -236,6 +236,33 @@ class Report(ScalingTest):
             write_run(run.folder, times(run.ranks), TOKENS, peak_device_memory_bytes=1)
         self.assertEqual(self.analyse(study).workload.tensor_bytes, 2)
 
+    def test_slow_gpus_are_named(self):
+        study = self.study(repeats=1, leave_out=("ranks1_repeat1", "ranks2_repeat1", "ranks4_repeat1"))
+        for run in study.runs():
+            gpus = [{"min_clock_mhz": 1900, "avg_clock_mhz": 1950, "avg_power_watts": 600, "max_power_watts": 690,
+                     "throttled": {"sw_power_cap": 5}} for _ in range(run.ranks)]
+            gpus[-1] |= {"min_clock_mhz": 1200, "avg_clock_mhz": 1300.5, "throttled": {"hw_thermal_slowdown": 10}}
+            write_run(run.folder, times(run.ranks), TOKENS, gpus=gpus, gpu_looks=10)
+        found, = [table for table in Page(report.page(self.analyse(study))).tables if table[0][1][1].endswith("SM clock")]
+        self.assertEqual([[text for _, text in row] for row in found[1:]], [
+            ["1", "1,300 MHz", "0", "1,300 MHz", "1,200 MHz", "690 W", "hw_thermal_slowdown on rank 0 (100% of the looks)"],
+            ["2", "1,300 MHz", "1", "1,950 MHz", "1,200 MHz", "690 W",
+             "hw_thermal_slowdown on rank 1 (100% of the looks); sw_power_cap on rank 0 (50% of the looks)"],
+            ["4", "1,300 MHz", "3", "1,950 MHz", "1,200 MHz", "690 W",
+             "hw_thermal_slowdown on rank 3 (100% of the looks); sw_power_cap on ranks 0 (50% of the looks), "
+             "1 (50% of the looks), 2 (50% of the looks)"]])
+
+    def test_gpus_that_are_none(self):
+        """Of a file that something else has written."""
+        study = self.study(repeats=1, leave_out=("ranks4_repeat1",))
+        run = study.runs()[-1]
+        for gpus in ("four", [4], [{}], [{"min_clock_mhz": "x"}]):
+            write_run(run.folder, times(run.ranks), TOKENS, gpus=gpus, gpu_looks=10)
+            _, missing = gather.gather(study)
+            self.assertEqual(len(missing), 1)
+            self.assertIn("summary.json", missing[0][1])
+            shutil.rmtree(run.folder)
+
     def setup_of(self, study):
         """The table of Setup, and the notes of the page."""
         page = report.page(self.analyse(study))

@@ -74,7 +74,11 @@ TEST_F(MetricsTest, NumbersComeBackAsTheyWere) {
                          .momentum = 0.95,
                          .window = 896,
                          .gradient_norm = 1e-300 / 7,
-                         .device_memory = (std::uint64_t{1} << 60) + 1};
+                         .device_memory = (std::uint64_t{1} << 60) + 1,
+                         .gpu_rank = 3,
+                         .gpu_clock = 1755,
+                         .gpu_power = 650.25,
+                         .gpus_throttled = 2};
   Metrics metrics(true);
   metrics.open(path(), 0);
   metrics.add(step);
@@ -94,7 +98,11 @@ TEST_F(MetricsTest, NumbersComeBackAsTheyWere) {
                             {"momentum", step.momentum},
                             {"window", step.window},
                             {"gradient_norm", step.gradient_norm},
-                            {"device_memory_bytes", step.device_memory}}));
+                            {"device_memory_bytes", step.device_memory},
+                            {"gpu_rank", 3},
+                            {"gpu_clock_mhz", 1755},
+                            {"gpu_power_watts", 650.25},
+                            {"gpus_throttled", 2}}));
   EXPECT_EQ(found[1], (json{{"step", 17},
                             {"validation_loss", 2.0 / 3},
                             {"train_seconds", step.train_seconds},
@@ -110,6 +118,7 @@ TEST_F(MetricsTest, WhatIsNotKnownIsLeftOut) {
   EXPECT_FALSE(lines()[0].contains("step_ms")) << "there was no step";
   EXPECT_FALSE(lines()[1].contains("mfu"));
   EXPECT_FALSE(lines()[1].contains("device_memory_bytes"));
+  EXPECT_FALSE(lines()[1].contains("gpu_rank"));
 }
 
 TEST_F(MetricsTest, OtherRanksWriteNothing) {

@@ -42,6 +42,24 @@ TEST(Summary, HasTheUtilisationWhereItIsKnown) {
   EXPECT_NE(closing_lines(summary).find("\nFOM mfu 0.25\n"), std::string::npos);
 }
 
+TEST(Summary, HasTheGpusWhereSomebodyLookedAtThem) {
+  RunSummary summary{};
+  EXPECT_FALSE(json::parse(summary_json(summary)).contains("gpus"));
+  EXPECT_EQ(closing_lines(summary).find("GPUs"), std::string::npos);
+  summary.gpus = {{1900, 1950, 600, 690, {}}, {1200, 1300, 400, 420, {{"hw_thermal_slowdown", 9}}}};
+  summary.gpu_looks = 12;
+  const json found = json::parse(summary_json(summary));
+  EXPECT_EQ(found["gpu_looks"], 12);
+  ASSERT_EQ(found["gpus"].size(), 2u);
+  EXPECT_EQ(found["gpus"][0]["throttled"], json::object());
+  EXPECT_EQ(found["gpus"][1], (json{{"min_clock_mhz", 1200},
+                                    {"avg_clock_mhz", 1300},
+                                    {"avg_power_watts", 400},
+                                    {"max_power_watts", 420},
+                                    {"throttled", {{"hw_thermal_slowdown", 9}}}}));
+  EXPECT_NE(closing_lines(summary).find("\nGPUs: mean SM clock 1300 MHz on rank 1 to"), std::string::npos);
+}
+
 TEST(Summary, SaysWhereTheFiguresComeFrom) {
   RunSummary summary{};
   summary.provenance.program = {{"version", "0.2.0"}, {"mpi", "Open MPI v4.1.4"}};

@@ -89,6 +89,32 @@ TEST_F(TraceFileTest, ResumeDropsLaterRows) {
   EXPECT_EQ(after.validation_loss, (Reals{11, 5.5}));
 }
 
+TEST_F(TraceFileTest, LooksAtTheGpus) {
+  const std::vector<GpuState> cool = {{600, 1980, 0}}, hot = {{350.5, 1200, 0x40}};
+  config_.flush_every = 2;
+  const auto first = trace();
+  run_steps(*first, 0, 1);
+  first->add_gpus(1, cool);
+  run_steps(*first, 1, 3);
+  first->add_gpus(3, hot);
+  run_steps(*first, 3, 4);
+  first->finish();
+  Content content = read();
+  EXPECT_EQ(content.gpu_step, (Integers{1, 3}));
+  EXPECT_EQ(content.gpu_power, (Reals{600, 350.5}));
+  EXPECT_EQ(content.gpu_clock, (Reals{1980, 1200}));
+  EXPECT_EQ(content.gpu_reasons, (std::vector<std::uint64_t>{0, 0x40}));
+
+  const auto second = trace(3);  // drops the looks of the steps that it repeats
+  second->add_gpus(3, cool);
+  run_steps(*second, 3, 4);
+  second->finish();
+  content = read();
+  EXPECT_EQ(content.gpu_step, (Integers{1, 3}));
+  EXPECT_EQ(content.gpu_clock, (Reals{1980, 1980}));
+  EXPECT_EQ(content.step, (Integers{0, 1, 2, 3}));
+}
+
 TEST_F(TraceFileTest, ResumeOnFewerRanksKeepsTheirColumns) {
   Reals seconds(2 * 3 * Trace::phases);
   std::iota(seconds.begin(), seconds.end(), 1.0);
@@ -107,13 +133,22 @@ TEST_F(TraceFileTest, ResumeOnFewerRanksKeepsTheirColumns) {
     put(file, "/communication", {2, 3}, Reals{1, 2, 3, 4, 5, 6});
     put(file, "/validation_step", {0}, Integers{});
     put(file, "/validation_loss", {0}, Reals{});
+    put(file, "/gpu_step", {2}, Integers{0, 1});
+    put(file, "/gpu_power", {2, 3}, Reals{400, 500, 600, 1, 1, 1});
+    put(file, "/gpu_clock", {2, 3}, Reals{1200, 1300, 1400, 1, 1, 1});
+    put(file, "/gpu_reasons", {2, 3}, std::vector<std::uint64_t>{4, 0, 64, 1, 1, 1});
   }
   const auto resumed = trace(1);
+  resumed->add_gpus(1, std::vector<GpuState>{{450, 1980, 8}});
   run_steps(*resumed, 1, 2);
   resumed->finish();
 
   const Content content = read();
   EXPECT_EQ(content.ranks, (Integers{3, 1}));
+  EXPECT_EQ(content.gpu_step, (Integers{0, 1}));
+  EXPECT_EQ(content.gpu_power, (Reals{400, 500, 600, 450, 0, 0}));
+  EXPECT_EQ(content.gpu_clock, (Reals{1200, 1300, 1400, 1980, 0, 0}));
+  EXPECT_EQ(content.gpu_reasons, (std::vector<std::uint64_t>{4, 0, 64, 8, 0, 0}));
   ASSERT_EQ(content.seconds.size(), seconds.size());
   const auto row = content.seconds.begin() + 3 * Trace::phases;
   EXPECT_TRUE(std::equal(content.seconds.begin(), row, seconds.begin()));

@@ -62,8 +62,9 @@ std::vector<T> read_all(const h5::File& file, const std::string& name) {
 
 /// What trace.h5 holds.
 struct Content {
-  Integers step, ranks, validation_step;
-  Reals tokens, loss, seconds, communication, validation_loss;
+  Integers step, ranks, validation_step, gpu_step;
+  Reals tokens, loss, seconds, communication, validation_loss, gpu_power, gpu_clock;
+  std::vector<std::uint64_t> gpu_reasons;
   std::string phases;
 };
 
@@ -92,6 +93,10 @@ class TraceTest : public testing::Test {
     content.communication = read_all<double>(file, "/communication");
     content.validation_step = read_all<std::int64_t>(file, "/validation_step");
     content.validation_loss = read_all<double>(file, "/validation_loss");
+    content.gpu_step = read_all<std::int64_t>(file, "/gpu_step");
+    content.gpu_power = read_all<double>(file, "/gpu_power");
+    content.gpu_clock = read_all<double>(file, "/gpu_clock");
+    content.gpu_reasons = read_all<std::uint64_t>(file, "/gpu_reasons");
     content.phases = file.read_text_attribute("/", "phases");
     return content;
   }

@@ -37,6 +37,8 @@ class Measurement:
     slowest_share: float  # of the counted steps in which that rank was the slowest
     overlap: float  # share of the communication that ran beside computing; nan without any
     provenance: dict  # text by name; empty in runs of earlier programs
+    gpus: list  # by rank, a dictionary of each; empty on CPUs
+    gpu_looks: int  # steps in which the run looked at them
 
     @property
     def ranks(self):
@@ -101,6 +103,21 @@ def read_provenance(path):
     return {name: ", ".join(value) if isinstance(value, dict) else str(value) for name, value in facts.items()}
 
 
+def read_gpus(path):
+    """What a summary.json says of the ranks' GPUs, and in how many steps the run looked at them."""
+    summary = tool.read_json(path)
+    if "gpus" not in summary:
+        return [], 0
+    gpus = []
+    for gpu in tool.field(summary, "gpus", list, path):
+        tool.require(gpu, dict, path, "gpus")
+        figures = {key: tool.field(gpu, key, float, path, least=0)
+                   for key in ("min_clock_mhz", "avg_clock_mhz", "max_power_watts")}
+        throttled = tool.field(gpu, "throttled", dict, path)
+        gpus.append(figures | {"throttled": {name: tool.field(throttled, name, int, path) for name in throttled}})
+    return gpus, tool.field(summary, "gpu_looks", int, path, least=1)
+
+
 def measure(run, warmup, steps):
     """Reads a finished run. Throws ToolError."""
     path = run.folder / "trace.h5"
@@ -118,12 +135,14 @@ def measure(run, warmup, steps):
     if not mean.min() > 0:
         raise tool.ToolError(f"{path}: a rank that takes no time")
     slowest = int(mean.argmax())
+    gpus, gpu_looks = read_gpus(run.folder / "summary.json")
     return Measurement(
         run=run, tokens=float(trace["tokens"][-1]), step=float(times[middle].mean()),
         phases={phases[i]: float(seconds[middle][:, :, i].mean()) for i in counted},
         path=critical_path(seconds[middle], phases), work=mean, slowest=slowest,
         slowest_share=float((work.argmax(axis=1) == slowest).mean()),
-        overlap=measure_overlap(trace, warmup + middle), provenance=read_provenance(run.folder / "summary.json"))
+        overlap=measure_overlap(trace, warmup + middle), provenance=read_provenance(run.folder / "summary.json"),
+        gpus=gpus, gpu_looks=gpu_looks)
 
 
 def gather(study):

@@ -106,6 +106,37 @@ def ranks_table(analysis):
     return table(rows)
 
 
+def throttled(m):
+    """What held down the clocks of a run's GPUs, and on which ranks: of each reason those with most looks first."""
+    found = {}
+    for rank, gpu in enumerate(m.gpus):
+        for name, looks in gpu["throttled"].items():
+            found.setdefault(name, []).append((looks, rank))
+    texts = []
+    for name, ranks in sorted(found.items()):
+        ranks.sort(key=lambda pair: (-pair[0], pair[1]))
+        named = ", ".join(f"{rank} ({looks / m.gpu_looks:.0%} of the looks)" for looks, rank in ranks[:4])
+        more = f" and {len(ranks) - 4} more" if len(ranks) > 4 else ""
+        texts.append(f"{name} on rank{'s' if len(ranks) > 1 else ''} {named}{more}")
+    return "; ".join(texts) or "none"
+
+
+def gpus_table(analysis):
+    """Empty where no run knows of GPUs."""
+    rows = [["ranks", "lowest mean SM clock", "on rank", "highest", "lowest seen", "most power", "throttled"]]
+    for m in analysis.points:
+        known = [(gpu["avg_clock_mhz"], rank) for rank, gpu in enumerate(m.gpus) if gpu["avg_clock_mhz"] > 0]
+        if known:
+            slow, rank = min(known)
+            least = min(gpu["min_clock_mhz"] for gpu in m.gpus if gpu["min_clock_mhz"] > 0)
+            rows.append([f"{m.ranks:,}", f"{slow:,.0f} MHz", rank, f"{max(known)[0]:,.0f} MHz", f"{least:,.0f} MHz",
+                         f"{max(gpu['max_power_watts'] for gpu in m.gpus):,.0f} W", throttled(m)])
+    if len(rows) == 1:
+        return ""
+    return paragraph("SM clocks and power of the ranks' GPUs by NVML, in the steps that looked at them "
+                     "(run.gpu_every), and what held the clocks down.") + table(rows, "text")
+
+
 def coefficients(analysis):
     fitted = analysis.model
     rows = [["part", "fitted to the measured time"],
@@ -225,7 +256,7 @@ def page(analysis):
         section("Ranks", paragraph(
             "Time that each rank spends outside of collectives: most, mean and least of the ranks, the spread (most - "
             "least) / mean, and the share of the steps in which the slowest rank took the most."), side_by_side(
-            figure("ranks", "Work of each rank", analysis), ranks_table(analysis))),
+            figure("ranks", "Work of each rank", analysis), ranks_table(analysis)), gpus_table(analysis)),
         section("Model", side_by_side(figure("model", "Measured, fitted and predicted steps", analysis),
                                       coefficients(analysis)), error_table(analysis)),
         section("Prediction", paragraph(network(analysis)), side_by_side(
