@@ -43,6 +43,7 @@ Json json_of(const ValidationMetrics& v) {
 /// Lines of an earlier run, from the first on, that a resumed one keeps.
 struct Kept {
   std::uint64_t bytes = 0;
+  long step = 0;                ///< that of the last of them
   long validation = -1;         ///< step of the validation that they end with, if they do
   std::uint64_t last_line = 0;  ///< where the last of them begins
 };
@@ -52,7 +53,7 @@ constexpr std::string_view line_begin = "{\"step\":";
 /// Throws Error(output, damage) at a line that is none of the metrics. A last line that was cut short is left out.
 Kept kept_lines(const std::string& text, const std::string& path, long first_step) {
   Kept kept;
-  long number = 0, last_step = 0;
+  long number = 0;
   while (kept.bytes < text.size()) {
     const std::size_t end = text.find('\n', kept.bytes);
     const std::string_view line = std::string_view(text).substr(kept.bytes, end - kept.bytes);
@@ -62,12 +63,12 @@ Kept kept_lines(const std::string& text, const std::string& path, long first_ste
     const Json json = Json::parse(line, nullptr, false);
     const bool whole = !cut_short && json.is_object() && json.contains("step") && json["step"].is_number_integer();
     const long step = whole ? json["step"].get<long>() : -1;
-    if (step < last_step) {
+    if (step < kept.step) {
       throw Error(ExitCode::output, fmt::format("{}: line {} is not of a run's metrics", path, number),
                   Scope::this_rank, Cause::damage);
     }
     if (step > first_step) break;
-    last_step = step;
+    kept.step = step;
     kept.validation = json.contains("validation_loss") ? step : -1;
     kept.last_line = kept.bytes;
     kept.bytes = end + 1;
@@ -75,15 +76,24 @@ Kept kept_lines(const std::string& text, const std::string& path, long first_ste
   return kept;
 }
 
+/// Of a full disk in an earlier job, or of a crash of its node.
+void warn_of_hole(const std::string& path, long first, long last) {
+  if (first > last) return;
+  const std::string steps = first == last ? fmt::format("step {}", first) : fmt::format("steps {} to {}", first, last);
+  warn(fmt::format("{}: lacks {}, which an earlier job could not write", path, steps));
+}
+
 }  // namespace
 
 void Metrics::open(const std::string& path, long first_step) {
   if (!active_) return;
+  const bool resumed = first_step > 0 && has_file(path, ExitCode::output);
   file_.emplace(path);
   Kept kept;
-  if (first_step > 0) {
+  if (resumed) {
     try {
       kept = kept_lines(file_->text(), path, first_step);
+      warn_of_hole(path, kept.step + 1, first_step);
     } catch (const Error& error) {
       if (error.cause() != Cause::damage) throw;
       const std::string aside = set_aside(path, ExitCode::output);

@@ -44,8 +44,8 @@ class Metrics {
   /// Does nothing unless `active`.
   explicit Metrics(bool active) : active_(active) {}
 
-  /// A run from step 0 starts a new file; a resumed one keeps the lines of steps up to first_step, and moves a damaged
-  /// file out of the way. Throws Error(output) where the file cannot be made.
+  /// A run from step 0 starts a new file; a resumed one keeps the lines of steps up to first_step, warns where the last
+  /// of these are missing, and moves a damaged file out of the way. Throws Error(output) where the file cannot be made.
   void open(const std::string& path, long first_step);
 
   /// Lines wait for flush().

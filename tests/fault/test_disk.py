@@ -116,9 +116,12 @@ class Disk(FaultTest):
         self.assertRegex(messages[1], "^nanorun: warning: .*trace.h5: no space for the file.*; tracing stops here$")
         self.assertEqual(len(self.files()), 1)
         self.verify(self.checkpoint(self.summary()["steps"]))
-        stop = f"stop.step={self.summary()['steps'] + 1}"
-        again = self.train(2, "model.vocabulary=2000", "train.steps=100000", stop, code=75)
-        self.assertEqual(again.messages(), [])  # trace and metrics are readable too
+        made = self.summary()["steps"]
+        metrics = (self.run_folder() / "metrics.jsonl").read_text().splitlines()
+        kept = json.loads(metrics[-1])["step"] if metrics else 0
+        again = self.train(2, "model.vocabulary=2000", "train.steps=100000", f"stop.step={made + 1}", code=75)
+        # Trace and metrics are readable too.
+        self.assert_refused(again, f"warning: outputs/run/metrics.jsonl: lacks steps {kept + 1} to {made}, which")
         self.assertEqual(list(self.run_folder().rglob("*.partial")), [])
 
     def assert_output_refused(self, *parts, overrides=(), code=7):

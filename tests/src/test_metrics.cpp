@@ -162,6 +162,26 @@ TEST_F(MetricsTest, RunFromTheStartBeginsAnew) {
   EXPECT_EQ(order(), "v0 1");
 }
 
+TEST_F(MetricsTest, ResumeSaysWhichStepsAreMissing) {
+  const auto resumed = [&](long first_step) {
+    testing::internal::CaptureStderr();
+    Metrics(true).open(path(), first_step);
+    return testing::internal::GetCapturedStderr();
+  };
+  const auto warning = [&](const std::string& steps) {
+    return "nanorun: warning: " + path() + ": lacks " + steps + ", which an earlier job could not write\n";
+  };
+  EXPECT_EQ(resumed(9), "") << "there was no file: the run has begun elsewhere";
+  EXPECT_EQ(resumed(9), warning("steps 1 to 9"));
+  write(1, 4);
+  EXPECT_EQ(resumed(9), warning("steps 5 to 9"));
+  EXPECT_EQ(resumed(5), warning("step 5"));
+  EXPECT_EQ(resumed(4), "");
+  write(10, 11);
+  EXPECT_EQ(resumed(11), "") << "it was said before";
+  EXPECT_EQ(resumed(2), "");
+}
+
 TEST_F(MetricsTest, LineThatWasCutShortIsDropped) {
   write(1, 3);
   const std::string whole = text();
