@@ -211,7 +211,8 @@ std::vector<Key> checkpoint_keys() {
        "checkpoint with whose weights a new run begins, at step 0 and without its optimizer's state; a run that has "
        "checkpoints of its own continues from these; empty: initial weights"},
       {NANORUN_KEY(checkpoint, on_failure), operates, any(),
-       "a checkpoint that cannot be written: stop, or warn and continue; the run's last one always stops it"},
+       "a checkpoint that cannot be written: stop, or warn and continue; the trial one before the first step and the "
+       "run's last one always stop it"},
   };
 }
 

@@ -8,7 +8,7 @@ import socket
 import subprocess
 
 import harness
-from harness import FaultTest, restarted_from, small_run
+from harness import FaultTest, Job, restarted_from, small_run
 
 
 class Disk(FaultTest):
@@ -84,6 +84,18 @@ class Disk(FaultTest):
         job = self.train(2, *self.slow, "model.vocabulary=20000", wrapper=wrapper, code=4)
         self.assert_refused(job, "outputs/run/checkpoints: a checkpoint needs", "ulimit -f")
         self.assertEqual(harness.losses(job), {})
+
+    def test_trial_checkpoint_that_fails_stops_the_run_always(self):
+        if not self.mount("-o", "size=8m"):
+            self.skipTest("needs the right to mount")
+        (self.run_folder() / "checkpoints").mkdir(parents=True)
+        self.fill(16 << 10)
+        job = self.train(2, *self.slow, "checkpoint.on_failure=continue", code=4)
+        self.assertEqual(harness.losses(job), {})
+        self.assertRegex(job.messages()[-1], "checkpoint_00000080.h5.partial: no space for the file")
+        keys = Job(self.folder, None, ["keys"])
+        self.assertEqual(keys.wait(), 0)
+        self.assertRegex("".join(keys.output), "`on_failure` .* the trial one before the first step .* always stop it")
 
     def test_checkpoints_resume_when_the_disk_has_space(self):
         if not self.mount("-o", "size=8m"):
