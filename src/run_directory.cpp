@@ -48,6 +48,17 @@ std::vector<std::string> relative_keys(const Config& config) {
   return keys;
 }
 
+/// Seconds since a file was last written, by the clock of its file system: that of a new file beside it.
+double age_of(const std::string& path) {
+  const FileState written = state_of(path, ExitCode::output);
+  const std::string mark = fmt::format("{}.{:08x}", path, std::random_device()());
+  create_file(mark, ExitCode::output);
+  const FileState now = state_of(mark, ExitCode::output);
+  remove_file(mark, ExitCode::output);
+  return static_cast<double>(now.seconds - written.seconds) +
+         1e-9 * static_cast<double>(now.nanoseconds - written.nanoseconds);
+}
+
 /// Whether the file is there. A network file system may show it to other nodes a little later.
 bool appears(const std::string& path) {
   const auto patience = std::chrono::steady_clock::now() + std::chrono::seconds(10);
@@ -187,10 +198,10 @@ std::optional<std::string> RunDirectory::read(const std::string& name) const {
   return read_text(file(name), max_text, ExitCode::output);
 }
 
-/// Whether an earlier run left anything but its lock, marks beside it and empty directories.
+/// Whether an earlier run left anything but its lock, marks beside it, a stop file and empty directories.
 bool RunDirectory::holds_a_run() const {
   return std::ranges::any_of(list_directory(path_, ExitCode::output), [&](const std::string& name) {
-    if (name.starts_with(lock_name)) return false;
+    if (name.starts_with(lock_name) || file(name) == stop_file_) return false;
     return kind_of_entry(file(name), ExitCode::output) != FileKind::directory ||
            !list_directory(file(name), ExitCode::output).empty();
   });
@@ -209,21 +220,33 @@ void RunDirectory::require_free_stop_file() {
   });
 }
 
-std::optional<std::string> RunDirectory::begin(bool anew) {
-  std::optional<std::string> old;
+std::vector<std::string> RunDirectory::begin(bool anew, double seconds) {
+  std::vector<std::string> lines;
   comm_.together([&] {
     if (!comm_.root()) return;
+    if (remove_earlier_stop_file(seconds)) lines.push_back("removed the stop file of an earlier stop: " + stop_file_);
     if (anew && holds_a_run()) {
-      old = set_aside(path_, ExitCode::output);
+      const bool asked_to_stop = exists(stop_file_, ExitCode::output);
+      lines.push_back("an earlier run of this name is kept as " + set_aside(path_, ExitCode::output));
       make_directories(path_, ExitCode::output);
       lock();  // beside that of the old directory, for which another job may still be waiting
+      // The stop file may have gone with the old directory.
+      if (asked_to_stop && !exists(stop_file_, ExitCode::output)) {
+        make_directories(directory_of(stop_file_), ExitCode::output);
+        create_file(stop_file_, ExitCode::output);
+      }
     }
     if (foreign_) keep_foreign_files();
     made_ = made_lock_ = false;
-    // A stop file of the last run would end this one at once.
-    remove_file(stop_file_, ExitCode::output);
   });
-  return old;
+  return lines;
+}
+
+/// A stop file of the last run would end this one at once. Whoever makes one while this run starts wants it to stop.
+bool RunDirectory::remove_earlier_stop_file(double seconds) const {
+  if (!exists(stop_file_, ExitCode::output) || age_of(stop_file_) <= seconds) return false;
+  remove_file(stop_file_, ExitCode::output);
+  return true;
 }
 
 /// No run has been here: what has the name of a run's file is somebody's own.

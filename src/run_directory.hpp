@@ -46,9 +46,10 @@ class RunDirectory {
   void require_free_stop_file();
 
   /// Collective. Makes the directory ready for a run that goes on with what lies there, or, `anew`, for one that
-  /// starts: what an earlier run has left is then renamed to <directory>.1, .2, ...; returns that name, or nothing
-  /// where nothing was there. Removes the stop file of an earlier run. Throws Error(output) on all ranks alike.
-  std::optional<std::string> begin(bool anew);
+  /// starts: what an earlier run has left is then renamed to <directory>.1, .2, .... Removes a stop file that was made
+  /// before this program started, `seconds` ago; a newer one stays. Returns lines for the log on rank 0. Throws
+  /// Error(output) on all ranks alike.
+  std::vector<std::string> begin(bool anew, double seconds);
 
   /// For rank 0, now and then and before anything is written: where the directory or its lock was removed while the run
   /// goes on, says so, makes it again and locks it. Where another run or a file lies there now, path() becomes
@@ -70,6 +71,7 @@ class RunDirectory {
   void require_appearance(const std::string& mark) const;
   void remove_unused();
   bool holds_a_run() const;
+  bool remove_earlier_stop_file(double seconds) const;
   void keep_foreign_files() const;
 
   Comm& comm_;

@@ -121,8 +121,7 @@ void RunSetup::check_outputs() {
 
 /// From here on what an earlier run has left changes.
 void RunSetup::take_over_directory() {
-  if (const std::optional<std::string> kept = directory.begin(!continues_here))
-    log.line(fmt::format("an earlier run of this name is kept as {}", *kept));
+  for (const std::string& line : directory.begin(!continues_here, context.seconds_since_start())) log.line(line);
   comm.together([&] {
     if (!comm.root()) return;
     for (const std::string& line : checkpoints.set_newer_aside(progress.step)) log.line(line);

@@ -60,7 +60,7 @@ StopMonitor::StopMonitor(const StopConfig& config, std::string stop_file, bool w
 }
 
 /// A file system that does not answer is no reason to stop, nor is a file that the next start may not remove.
-bool StopMonitor::finds_stop_file() {
+bool StopMonitor::is_stop_file_there() {
   try {
     if (!has_file(stop_file_, ExitCode::output)) return false;
     if (file_size(stop_file_, ExitCode::output) == 0) return true;
@@ -71,13 +71,21 @@ bool StopMonitor::finds_stop_file() {
   }
 }
 
+bool StopMonitor::finds_stop_file(double seconds) {
+  if (!watches_file_ || seconds < next_look_) return false;
+  next_look_ = seconds + 1;
+  return is_stop_file_there();
+}
+
+StopReason StopMonitor::early(double seconds) {
+  if (const StopReason signal = received_signal(); signal != StopReason::none) return signal;
+  return finds_stop_file(seconds) ? StopReason::file : StopReason::none;
+}
+
 StopReason StopMonitor::poll(long steps_done, double seconds) {
   if (const StopReason signal = received_signal(); signal != StopReason::none) return signal;
   if (config_.walltime_seconds > 0 && seconds >= config_.walltime_seconds) return StopReason::walltime;
-  if (watches_file_ && seconds >= next_look_) {
-    next_look_ = seconds + 1;
-    if (finds_stop_file()) return StopReason::file;
-  }
+  if (finds_stop_file(seconds)) return StopReason::file;
   // Only a run that passes the step stops there: the run that continues it goes on.
   if (config_.step > 0 && steps_done == config_.step) return StopReason::step;
   return StopReason::none;

@@ -23,11 +23,14 @@ class StopMonitor {
   /// `stop_file` is looked for at most once a second, and only where `watches_file`.
   StopMonitor(const StopConfig& config, std::string stop_file, bool watches_file);
 
+  /// What this rank sees before the first step, `seconds` after the program started: a signal or the stop file.
+  StopReason early(double seconds);
   /// What this rank sees after `steps_done` updates, `seconds` after the program started.
   StopReason poll(long steps_done, double seconds);
 
  private:
-  bool finds_stop_file();
+  bool finds_stop_file(double seconds);
+  bool is_stop_file_there();
 
   const StopConfig& config_;
   std::string stop_file_;

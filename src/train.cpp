@@ -58,7 +58,7 @@ class Training {
   [[noreturn]] void fail_displaced();
   [[noreturn]] void fail_not_finite(const std::string& what, long step);
 
-  void heed_early_signals();
+  void heed_early_requests();
 
   bool finished() const { return progress_.step == config_.train.steps; }
   bool validation_due() const;
@@ -123,14 +123,14 @@ ExitCode Training::run() {
   return finish();
 }
 
-/// A signal of the time before the first step stops the run there.
-void Training::heed_early_signals() {
-  const auto signal = static_cast<std::uint64_t>(received_signal());
-  stop_reason_ = static_cast<StopReason>(comm_.all_reduce(signal, Reduce::max));
+/// A signal, or a stop file, of the time before the first step stops the run there.
+void Training::heed_early_requests() {
+  const auto reason = static_cast<std::uint64_t>(run_.stop.early(context_.seconds_since_start()));
+  stop_reason_ = static_cast<StopReason>(comm_.all_reduce(reason, Reduce::max));
 }
 
 void Training::step_until_done() {
-  heed_early_signals();
+  heed_early_requests();
   if (stop_reason_ == StopReason::none) context_.require_room_for_gemms();
   while (true) {
     run_.trace->begin_step(progress_.step);

@@ -2,11 +2,12 @@
 
 import os
 import re
+import select
 import signal
 import time
 
 import harness
-from harness import FaultTest, restarted_from, small_run
+from harness import FaultTest, Job, restarted_from, small_run
 
 
 class LostRanks:
@@ -83,6 +84,37 @@ class Stop(LostRanks, FaultTest):
         job.until_step(3)
         (self.run_folder() / "stop").touch()
         self.assert_stopped(job, "stop file found")
+
+    def test_stop_file_made_during_the_start(self):
+        """It stops the run before the first step; the next start removes it."""
+        self.train(None, "stop.step=3", code=75)
+        reader, deck = os.pipe()
+        with open(deck, "wb", buffering=0) as deck, open(reader, "rb") as reader:
+            job = Job(self.folder, None, ["train", "/dev/stdin", *self.long_run], stdin=reader)
+            deck.write(b"#\n")
+            job.until(lambda: not select.select([reader], [], [], 0)[0], "look at the deck")
+            (self.run_folder() / "stop").touch()
+            deck.write((self.folder / "deck.toml").read_bytes())
+        self.assert_stopped(job, "stop file found")
+        self.assertEqual(harness.losses(job), {})
+
+    def test_stop_file_of_an_earlier_stop_is_removed(self):
+        for restart in ("auto", "none"):
+            self.train(2, f"run.name={restart}", "stop.step=3", code=75)
+            stop = self.folder / "outputs" / restart / "stop"
+            stop.touch()
+            again = self.train(2, f"run.name={restart}", f"checkpoint.restart={restart}")
+            self.assertIn(f"removed the stop file of an earlier stop: outputs/{restart}/stop\n", again.output)
+            self.assertFalse(stop.exists())
+
+    def test_newer_stop_file_outlives_the_old_directory(self):
+        self.train(2, "stop.step=3", code=75)
+        stop = self.run_folder() / "stop"
+        stop.touch()
+        os.utime(stop, (time.time() + harness.TIMEOUT,) * 2)
+        job = self.train(2, "checkpoint.restart=none", code=75)
+        self.assertIn("stopped at step 0: stop file found", job.text())
+        self.assertTrue((self.run_folder().parent / "run.1").is_dir())
 
     def test_stop_file_with_content_is_not_heeded(self):
         """The next start could not remove it."""
