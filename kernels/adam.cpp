@@ -14,10 +14,10 @@ void adam_update(Stream, Vec<acc_t<T>> w, [[maybe_unused]] Vec<T> copy, Vec<acc_
   assert(copy.data() == w.data() && copy.size() == w.size());
   const T beta1 = static_cast<T>(options.beta1), rest1 = static_cast<T>(1 - options.beta1);
   const T beta2 = static_cast<T>(options.beta2), rest2 = static_cast<T>(1 - options.beta2);
-  const auto t = static_cast<double>(options.t);
-  const T lr = static_cast<T>(options.lr / (1 - std::pow(options.beta1, t)));
-  const T root = static_cast<T>(1 / std::sqrt(1 - std::pow(options.beta2, t)));
+  const AdamCorrection correction = adam_correction(options);
+  const T lr = static_cast<T>(correction.lr), root = static_cast<T>(correction.root);
   const T eps = static_cast<T>(options.eps), scale = static_cast<T>(options.gradient_scale);
+  const T decay = static_cast<T>(options.decay);
   const auto update = [=] KOKKOS_FUNCTION(std::size_t first, std::size_t last) {
     double gradients = 0, weights = 0;
 #pragma omp simd reduction(+ : gradients, weights)
@@ -25,7 +25,8 @@ void adam_update(Stream, Vec<acc_t<T>> w, [[maybe_unused]] Vec<T> copy, Vec<acc_
       const T gradient = scale * g[i];
       m[i] = beta1 * m[i] + rest1 * gradient;
       v[i] = beta2 * v[i] + rest2 * gradient * gradient;
-      w[i] -= lr * m[i] / (std::sqrt(v[i]) * root + eps);
+      const T u = lr * m[i] / (std::sqrt(v[i]) * root + eps);
+      w[i] -= u + (u * w[i] > 0 ? decay * w[i] : T(0));
       gradients += square(gradient);
       weights += square(w[i]);
     }

@@ -1,26 +1,19 @@
 #include "kernels/adam.hpp"
 
-#include <cmath>
-
 #include "kernels/vec.cuh"
 
 namespace nanorun::kernels::cuda {
 namespace {
 
 struct AdamFactors {
-  float beta1, rest1, beta2, rest2, lr, root, eps, gradient_scale;
+  float beta1, rest1, beta2, rest2, lr, root, eps, gradient_scale, decay;
 };
 
 AdamFactors factors(const AdamOptions& o) {
-  const auto t = static_cast<double>(o.t);
-  return {static_cast<float>(o.beta1),
-          static_cast<float>(1 - o.beta1),
-          static_cast<float>(o.beta2),
-          static_cast<float>(1 - o.beta2),
-          static_cast<float>(o.lr / (1 - std::pow(o.beta1, t))),
-          static_cast<float>(1 / std::sqrt(1 - std::pow(o.beta2, t))),
-          static_cast<float>(o.eps),
-          static_cast<float>(o.gradient_scale)};
+  const AdamCorrection correction = adam_correction(o);
+  return {static_cast<float>(o.beta1),     static_cast<float>(1 - o.beta1),      static_cast<float>(o.beta2),
+          static_cast<float>(1 - o.beta2), static_cast<float>(correction.lr),    static_cast<float>(correction.root),
+          static_cast<float>(o.eps),       static_cast<float>(o.gradient_scale), static_cast<float>(o.decay)};
 }
 
 template <class T>
@@ -41,7 +34,8 @@ struct Adam {
       const float gradient = f.gradient_scale * raw.v[k];
       mean.v[k] = f.beta1 * mean.v[k] + f.rest1 * gradient;
       square.v[k] = f.beta2 * square.v[k] + f.rest2 * gradient * gradient;
-      weight.v[k] -= f.lr * mean.v[k] / (sqrtf(square.v[k]) * f.root + f.eps);
+      const float u = f.lr * mean.v[k] / (sqrtf(square.v[k]) * f.root + f.eps);
+      weight.v[k] -= u + (u * weight.v[k] > 0 ? f.decay * weight.v[k] : 0);
       gradients.add_square(gradient);
       weights.add_square(weight.v[k]);
     }

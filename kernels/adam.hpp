@@ -4,8 +4,10 @@
 //   m = b1 m + (1 - b1) g,  v = b2 v + (1 - b2) g²
 //   u = lr (m / (1 - b1^t)) / (sqrt(v / (1 - b2^t)) + eps),  t = 1 for the first update
 //   w -= u + decay w [u w > 0]
-// With eps_inside_correction, u = lr sqrt(1 - b2^t) / (1 - b1^t) m / (sqrt(v) + eps).
+// With epsilon_hat, u = lr sqrt(1 - b2^t) / (1 - b1^t) m / (sqrt(v) + eps).
 // Shapes: w, copy, m, v, g [n]. w are the master weights; g enters as gradient_scale g.
+
+#include <cmath>
 
 #include "kernels/types.hpp"
 
@@ -19,8 +21,19 @@ struct AdamOptions {
   long t = 1;
   double gradient_scale = 1;
   double decay = 0;
-  bool eps_inside_correction = false;
+  bool epsilon_hat = false;
 };
+
+/// Factors of m and sqrt(v) in u = lr m / (sqrt(v) root + eps).
+struct AdamCorrection {
+  double lr, root;
+};
+inline AdamCorrection adam_correction(const AdamOptions& options) {
+  const auto t = static_cast<double>(options.t);
+  const double lr = options.lr / (1 - std::pow(options.beta1, t)), rest2 = 1 - std::pow(options.beta2, t);
+  if (options.epsilon_hat) return {lr * std::sqrt(rest2), 1};
+  return {lr, 1 / std::sqrt(rest2)};
+}
 
 namespace portable {
 

@@ -67,7 +67,7 @@ void scatter_source_gradient(Mat<acc_t<T>> d_source, Mat<const T> d_out, const V
 template <class T>
 void value_mix_backward(Mat<T> d_v, const ValueMixGradients<T>& d_mix, Mat<const T> v, Mat<const T> d_out,
                         const ValueMix<T>& mix) {
-  if (mix.source) scatter_source_gradient(d_mix.d_source, d_out, mix);
+  if (mix.source && d_mix.d_source) scatter_source_gradient(d_mix.d_source, d_out, mix);
   const Sums<2> by = sum_rows<2>("value_mix_backward", d_out.rows, [=] KOKKOS_FUNCTION(int t) {
     const T l0 = mix.factors().l0;
     const T* from = d_out.row(t);
@@ -84,7 +84,7 @@ void value_mix_backward(Mat<T> d_v, const ValueMixGradients<T>& d_mix, Mat<const
       d_mix.d_lambda[0] += static_cast<T>(by_u - by_v);
     } else {
       d_mix.d_lambda[0] += static_cast<T>(by_v);
-      d_mix.d_lambda[1] += static_cast<T>(by_u);
+      if (!mix.unit_source) d_mix.d_lambda[1] += static_cast<T>(by_u);
     }
   });
 }
@@ -110,9 +110,9 @@ void attention_input_forward(Stream, Mat<T> qk, Mat<T> v_mixed, Mat<acc_t<T>> rs
     T* to = qk.row(t);
     const T* from = qkv.row(t);
     for (int head = 0; head < 2 * rotary.heads; ++head) {
-      const int first = head * 2 * half;
-      rstd.row(t)[head] =
-          norm_rotate(to + first, from + first, rotary.cos.row(t), rotary.sin.row(t), half, static_cast<T>(eps));
+      const int first = head * 2 * half, angles = rotary.row(t, head);
+      rstd.row(t)[head] = norm_rotate(to + first, from + first, rotary.cos.row(angles), rotary.sin.row(angles), half,
+                                      static_cast<T>(eps));
     }
     mix_values(v_mixed.row(t), from + 2 * width, t, width, mix);
   });
@@ -125,10 +125,10 @@ void attention_input_backward(Stream, Mat<T> d_qkv, const ValueMixGradients<T>& 
   const int width = d_q.cols, half = width / rotary.heads / 2;
   for_rows("attention_input_backward", d_q.rows, [=] KOKKOS_FUNCTION(int t) {
     for (int head = 0; head < 2 * rotary.heads; ++head) {
-      const int first = head * 2 * half;
+      const int first = head * 2 * half, angles = rotary.row(t, head);
       const T* d_y = first < width ? d_q.row(t) + first : d_kv.row(t) + first - width;
-      norm_rotate_backward(d_qkv.row(t) + first, qk.row(t) + first, rstd.row(t)[head], d_y, rotary.cos.row(t),
-                           rotary.sin.row(t), half);
+      norm_rotate_backward(d_qkv.row(t) + first, qk.row(t) + first, rstd.row(t)[head], d_y, rotary.cos.row(angles),
+                           rotary.sin.row(angles), half);
     }
   });
   value_mix_backward(d_qkv.col_block(2 * width, width), d_mix, v, d_kv.col_block(width, width), mix);

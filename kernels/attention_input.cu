@@ -117,8 +117,9 @@ __global__ void __launch_bounds__(block_threads, 2)
     const Pair d_k_out = load_pair(d_kv.row(at.row) + first, shape.half);
     const bf16* const y = qk.row(at.row) + first;
     const Pair q = load_pair(y, shape.half), k = load_pair(y + shape.width, shape.half);
-    const Vector<float, 8> c = load_vector<8>(rotary.cos.row(at.row) + pair),
-                           s = load_vector<8>(rotary.sin.row(at.row) + pair);
+    const int angles = rotary.row(at.row, at.head);
+    const Vector<float, 8> c = load_vector<8>(rotary.cos.row(angles) + pair),
+                           s = load_vector<8>(rotary.sin.row(angles) + pair);
     const float* const r = rstd.row(at.row) + at.head;
     const Pair d_q_in = norm_rotate_backward(d_q_out, q, r[0], c, s, shape);
     const Pair d_k_in = norm_rotate_backward(d_k_out, k, r[shape.heads], c, s, shape);
@@ -138,7 +139,7 @@ __global__ void __launch_bounds__(block_threads, 2)
     store_pair(d_x + shape.width + first, shape.half, d_k_in);
 #pragma unroll
     for (int part = 0; part < 4; ++part) {
-      float* const d_source = mix.source ? d_mix.d_source.row(source) + col(part) : nullptr;
+      float* const d_source = mix.source && d_mix.d_source ? d_mix.d_source.row(source) + col(part) : nullptr;
       value_mix_backward(d_x + 2 * shape.width + col(part), d_source, x[part], l, by_v, by_u);
     }
   }
@@ -146,7 +147,7 @@ __global__ void __launch_bounds__(block_threads, 2)
     block_add(d_mix.d_lambda, by_u - by_v);
   } else {
     block_add(d_mix.d_lambda, by_v);
-    block_add(d_mix.d_lambda + 1, by_u);
+    if (!mix.unit_source) block_add(d_mix.d_lambda + 1, by_u);
   }
 }
 

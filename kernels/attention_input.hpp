@@ -18,10 +18,10 @@ struct ValueMix {
   /// l0, and l1 = 1.
   const acc_t<T>* lambda = nullptr;
   bool interpolate = false;
-  bool unit_source = false;
   /// u[t] = source[index[t]], or source[t] where index is null. With a null source v' = l0 * v.
   Mat<const T> source;
   const Token* index = nullptr;
+  bool unit_source = false;
 
   struct Factors {
     acc_t<T> l0, l1;
@@ -38,7 +38,7 @@ struct ValueMix {
 template <class T>
 struct ValueMixGradients {
   acc_t<T>* d_lambda = nullptr;  ///< same size as lambda, +=
-  Mat<acc_t<T>> d_source;        ///< same rows as source (scattered through index), +=
+  Mat<acc_t<T>> d_source;        ///< same rows as source (scattered through index), +=; null where not wanted
 };
 
 template <class T>
@@ -48,6 +48,9 @@ struct Rotary {
   Mat<const acc_t<T>> sin;
   /// Head h of token t stands at row 2 t + h mod 2 of cos and sin, which are [2 T, D/2], instead of row t.
   bool paired = false;
+
+  /// Row of cos and sin. The heads of the keys may be counted on from those of the queries: H is even where `paired`.
+  constexpr int row(int t, int head) const { return paired ? 2 * t + head % 2 : t; }
 };
 
 /// cos[t,j] = cos(frequency[j] t), and sin likewise, computed in double. frequency [D/2], in radians per position, lies

@@ -17,13 +17,15 @@ using namespace sm90;
 constexpr int head_dim = 128, half = head_dim / 2, tile_heads = tile_n / head_dim;
 static_assert(staged_cols == head_dim);
 
+/// With `paired`, of the two heads of a tile the first stands at row 2 t of the angles and the second at row 2 t + 1.
+template <bool paired>
 struct AttentionProjection {
   static constexpr Major b_major = Major::k;
   static constexpr int epilogue_loads = 1;
   /// Size of a thread's accumulator fragment of one head: element 4 i + 2 r + j has row r, column 8 i + column() + j.
   static constexpr int head_fragment = head_dim / 2;
-  /// Tiles of queries and keys: cosines and sines of row r and two columns begin at ahead[4 (2 i + r)]. Tiles of
-  /// values: the pair of u of head h is ahead[head_fragment / 2 h + 2 i + r].
+  /// Tiles of queries and keys: cosines and sines of row r and two columns, for the first head or for both, begin at
+  /// ahead[4 (2 i + r)]. Tiles of values: the pair of u of head h is ahead[head_fragment / 2 h + 2 i + r].
   struct EpilogueInputs {
     std::uint32_t ahead[64];
   };
@@ -72,15 +74,17 @@ struct AttentionProjection {
   __device__ __forceinline__ void load_angles(const WarpTile& tile, std::uint32_t (&ahead)[64]) const {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const int t = min(row(tile, r), tokens - 1);
 #pragma unroll
-      for (int i = 0; i < half / 8; ++i) {
-        const uint2 c = *reinterpret_cast<const uint2*>(cos.row(t) + 8 * i + column());
-        const uint2 s = *reinterpret_cast<const uint2*>(sin.row(t) + 8 * i + column());
-        std::uint32_t* const at = ahead + 4 * (2 * i + r);
-        at[0] = c.x, at[1] = c.y, at[2] = s.x, at[3] = s.y;
-      }
+      for (int i = 0; i < half / 8; ++i) load_angles(tile, r, 0, i, ahead + 4 * (2 * i + r));
     }
+  }
+
+  /// Cosines, then sines of row r and columns 8 i + column() + (0, 1) for head h of the tile.
+  __device__ __forceinline__ void load_angles(const WarpTile& tile, int r, int h, int i, std::uint32_t* to) const {
+    const int t = min(row(tile, r), tokens - 1), at = paired ? 2 * t + h : t;
+    const uint2 c = *reinterpret_cast<const uint2*>(cos.row(at) + 8 * i + column());
+    const uint2 s = *reinterpret_cast<const uint2*>(sin.row(at) + 8 * i + column());
+    to[0] = c.x, to[1] = c.y, to[2] = s.x, to[3] = s.y;
   }
 
   __device__ __forceinline__ void load_second_source(const WarpTile& tile, std::uint32_t (&ahead)[64]) const {
@@ -131,9 +135,12 @@ struct AttentionProjection {
       }
 #pragma unroll
       for (int i = 0; i < half / 8; ++i) {
-        const std::uint32_t* const angle = angles + 4 * (2 * i + r);
+        std::uint32_t angle[4];
+#pragma unroll
+        for (int j = 0; j < 4; ++j) angle[j] = angles[4 * (2 * i + r) + j];
 #pragma unroll
         for (int h = 0; h < tile_heads; ++h) {
+          if (paired && h > 0) load_angles(tile, r, h, i, angle);  // registers hold one head's ahead
           float* const first = accumulator + head_fragment * h + 4 * i + 2 * r;
           rotate(first[0], first[head_fragment / 2], scale[h], __uint_as_float(angle[0]), __uint_as_float(angle[2]));
           rotate(first[1], first[head_fragment / 2 + 1], scale[h], __uint_as_float(angle[1]),
@@ -163,20 +170,11 @@ struct AttentionProjection {
   }
 };
 
-}  // namespace
-
-template <class T>
-void attention_projection_forward(Stream stream, Mat<T> qkv, Mat<T> v_mixed, Mat<acc_t<T>> rstd, Mat<const T> x,
-                                  Mat<const T> w, const Rotary<T>& rotary, const ValueMix<T>& mix, double eps) {
-  constexpr const char* name = "attention_projection_forward";
+template <bool paired>
+void project(const char* name, Stream stream, Mat<bf16> qkv, Mat<bf16> v_mixed, Mat<float> rstd, Mat<const bf16> x,
+             Mat<const bf16> w, const Rotary<bf16>& rotary, const ValueMix<bf16>& mix, double eps) {
   const int width = v_mixed.cols;
-  assert(qkv.cols == 3 * width && w.rows == 3 * width);
-  if (width != rotary.heads * head_dim) throw std::invalid_argument(std::string(name) + ": heads must be 128 wide");
-  require_vectors(name, rotary.cos);
-  require_vectors(name, rotary.sin);
-  require_vectors(name, mix.source);
-  if (x.rows == 0) return;
-  AttentionProjection op{};
+  AttentionProjection<paired> op{};
   op.qkv = staged_map(qkv);
   op.v_mixed = staged_map(v_mixed);
   op.rstd = rstd;
@@ -190,6 +188,23 @@ void attention_projection_forward(Stream stream, Mat<T> qkv, Mat<T> v_mixed, Mat
   op.width = width;
   op.eps = static_cast<float>(eps);
   launch(name, stream, op, qkv.cols, x, w);
+}
+
+}  // namespace
+
+template <class T>
+void attention_projection_forward(Stream stream, Mat<T> qkv, Mat<T> v_mixed, Mat<acc_t<T>> rstd, Mat<const T> x,
+                                  Mat<const T> w, const Rotary<T>& rotary, const ValueMix<T>& mix, double eps) {
+  constexpr const char* name = "attention_projection_forward";
+  const int width = v_mixed.cols;
+  assert(qkv.cols == 3 * width && w.rows == 3 * width);
+  if (width != rotary.heads * head_dim) throw std::invalid_argument(std::string(name) + ": heads must be 128 wide");
+  if (rotary.paired && rotary.heads % 2 != 0) throw std::invalid_argument(std::string(name) + ": a head has no pair");
+  require_vectors(name, rotary.cos);
+  require_vectors(name, rotary.sin);
+  require_vectors(name, mix.source);
+  if (x.rows == 0) return;
+  (rotary.paired ? project<true> : project<false>)(name, stream, qkv, v_mixed, rstd, x, w, rotary, mix, eps);
 }
 
 template void attention_projection_forward(Stream, Mat<bf16>, Mat<bf16>, Mat<float>, Mat<const bf16>, Mat<const bf16>,

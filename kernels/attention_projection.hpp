@@ -17,7 +17,7 @@ void attention_projection_forward(Stream stream, Mat<T> qkv, Mat<T> v_mixed, Mat
 namespace nanorun::kernels::cuda {
 
 /// T = bf16. Norm, rotation and mix are the GEMM's epilogue and read its unrounded sums. Throws std::invalid_argument
-/// unless D = 128, K is a multiple of 64 and rows are aligned to 16 bytes.
+/// unless D = 128, K is a multiple of 64 and rows are aligned to 16 bytes, or where an odd number of heads is paired.
 template <class T>
 void attention_projection_forward(Stream stream, Mat<T> qkv, Mat<T> v_mixed, Mat<acc_t<T>> rstd, Mat<const T> x,
                                   Mat<const T> w, const Rotary<T>& rotary, const ValueMix<T>& mix, double eps);

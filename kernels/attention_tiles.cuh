@@ -74,6 +74,7 @@ inline void require_attention(const AttentionInputs<bf16>& in, const AttentionMa
   const auto require = [](bool holds, const char* what) {
     if (!holds) throw std::invalid_argument(std::string("attention: ") + what);
   };
+  require(!in.paired, "paired heads run on CPUs only");
   require(in.heads > 0 && in.q.cols == in.heads * attention_tiles().head_dim, "head_dim must be 128");
   require(mask.length > 0 && mask.length % attention_block == 0, "length must be a positive multiple of 128");
   require(in.q.rows == mask.length && lse.cols == mask.length, "mask and tensors differ in length");

@@ -27,10 +27,27 @@ struct CoefficientNetGradients {
 template <class T>
 void coefficient_net_forward(Stream stream, Mat<acc_t<T>> c, Mat<T> z, Mat<const T> u, const CoefficientNet<T>& net);
 
-/// d_u +=. c is the forward's; `d_z` [T, m] is scratch.
+/// d_u +=; the scalar's gradient +=, where wanted. `d_z` [T, m] is scratch.
 template <class T>
 void coefficient_net_backward(Stream stream, Mat<T> d_u, const CoefficientNetGradients<T>& d, Mat<T> d_z,
-                              Mat<const acc_t<T>> d_c, Mat<const acc_t<T>> c, Mat<const T> z, Mat<const T> u,
-                              const CoefficientNet<T>& net);
+                              Mat<const acc_t<T>> d_c, Mat<const T> z, Mat<const T> u, const CoefficientNet<T>& net);
 
 }  // namespace nanorun::kernels::portable
+
+namespace nanorun::kernels::cuda {
+
+using portable::CoefficientNet;
+using portable::CoefficientNetGradients;
+
+/// T = bf16, z and d_z rounded to it; the rows of u, w_in and z are aligned to 16 bytes. The stream needs
+/// create_blas(). Throws std::invalid_argument where a second layer does not fit a thread block's memory: n = 48 with m
+/// = 64 does.
+template <class T>
+void coefficient_net_forward(Stream stream, Mat<acc_t<T>> c, Mat<T> z, Mat<const T> u, const CoefficientNet<T>& net);
+
+/// Thread blocks add to d_w_out, d_bias and the scalar's gradient by atomics, in no fixed order.
+template <class T>
+void coefficient_net_backward(Stream stream, Mat<T> d_u, const CoefficientNetGradients<T>& d, Mat<T> d_z,
+                              Mat<const acc_t<T>> d_c, Mat<const T> z, Mat<const T> u, const CoefficientNet<T>& net);
+
+}  // namespace nanorun::kernels::cuda

@@ -9,9 +9,9 @@ namespace nanorun::kernels::cuda {
 namespace {
 
 /// A warp for each row, N vectors of 8 elements for each lane.
-template <int N>
+template <int N, class Index>
 __global__ void __launch_bounds__(block_threads)
-    embedding_forward_kernel(Mat<bf16> out, const Token* tokens, Mat<const bf16> table) {
+    embedding_forward_kernel(Mat<bf16> out, const Index* tokens, Mat<const bf16> table) {
   const int row = blockIdx.x * block_warps + threadIdx.x / warp_size, lane = threadIdx.x % warp_size;
   if (row >= out.rows) return;
   const bf16* const from = table.row(tokens[row]);
@@ -53,8 +53,9 @@ struct Chunks {
   }
 };
 
+template <class Index>
 struct SortedTokens {
-  const Token* tokens;
+  const Index* tokens;
   const std::int32_t* order;
   int size, chunk_size;
 
@@ -120,8 +121,9 @@ struct Ring {
 
 /// A block sums the runs of a chunk. Only it adds to the rows of runs that lie within the chunk; it uses atomics
 /// because they need no load of the row.
+template <class Index>
 __global__ void __launch_bounds__(block_threads)
-    sum_runs(Mat<float> d_table, PartialSums partial, SortedTokens sorted, Mat<const bf16> d_out) {
+    sum_runs(Mat<float> d_table, PartialSums partial, SortedTokens<Index> sorted, Mat<const bf16> d_out) {
   extern __shared__ __align__(128) bf16 ring_memory[];
   __shared__ sm90::Mbarrier loaded[stages];
   __shared__ int positions[max_chunk], around[max_chunk + 2];
@@ -172,8 +174,9 @@ __global__ void __launch_bounds__(block_threads)
 
 /// Joins the parts of a run in the block of the chunk in which the run begins. The kernel may start before sum_runs is
 /// done (programmatic dependent launch). Block 0 waits for sum_runs in any case, so that no later kernel starts before.
+template <class Index>
 __global__ void __launch_bounds__(block_threads)
-    join_runs(Mat<float> d_table, PartialSums partial, SortedTokens sorted) {
+    join_runs(Mat<float> d_table, PartialSums partial, SortedTokens<Index> sorted) {
   const int size = sorted.chunk_size, chunk = blockIdx.x, end = (chunk + 1) * size, token = sorted[end - 1];
   const int before = sorted[chunk * size - 1], after = sorted[end];
   const bool begins = token >= 0 && after == token && before != token;
@@ -220,19 +223,50 @@ void launch_beside(cudaStream_t stream, void (*kernel)(Parameters...), dim3 grid
   check(cudaLaunchKernelEx(&config, kernel, arguments...), "embedding_backward");
 }
 
-}  // namespace
-
-template <class T>
-void embedding_forward(Stream stream, Mat<T> out, Vec<const Token> tokens, Mat<const T> table) {
+template <class Index>
+void forward(Stream stream, Mat<bf16> out, Vec<const Index> tokens, Mat<const bf16> table) {
   constexpr const char* op = "embedding_forward";
   require_vectors(op, out);
   require_vectors(op, table);
   if (out.rows == 0) return;
   for_vectors_per_lane(op, out.cols, [&](auto n) {
-    embedding_forward_kernel<n()>
+    embedding_forward_kernel<n(), Index>
         <<<row_blocks(out.rows), block_threads, 0, cuda_stream(stream)>>>(out, tokens.data(), table);
   });
   check_launch(op);
+}
+
+template <class Index>
+void backward(Stream stream, Mat<float> d_table, Vec<const Index> tokens, Vec<const std::int32_t> order,
+              Mat<const bf16> d_out, Workspace workspace) {
+  constexpr const char* op = "embedding_backward";
+  assert(workspace.size() >= embedding_backward_workspace<bf16>(d_out.rows, d_out.cols));
+  require_vectors(op, d_table);
+  require_vectors(op, d_out);
+  if (d_out.rows == 0) return;
+  WorkspaceAllocator allocator(workspace);
+  const PartialSums partial = allocate_sums(allocator, d_out.rows, d_out.cols);
+  const Chunks chunks(d_out.rows);
+  const SortedTokens<Index> sorted{tokens.data(), order.data(), d_out.rows, chunks.size};
+  const int vectors = d_out.cols / thread_cols;
+  const int threads = std::min(block_threads, ceil_div(vectors, warp_size) * warp_size);
+  const dim3 grid(chunks.count, ceil_div(vectors, threads));
+  const int ring_bytes = stages * stage_rows * threads * thread_cols * static_cast<int>(sizeof(bf16));
+  const cudaStream_t queue = cuda_stream(stream);
+  launch_beside(queue, sum_runs<Index>, grid, threads, ring_bytes, d_table, partial, sorted, d_out);
+  launch_beside(queue, join_runs<Index>, grid, threads, 0, d_table, partial, sorted);
+}
+
+}  // namespace
+
+template <class T>
+void embedding_forward(Stream stream, Mat<T> out, Vec<const Token> tokens, Mat<const T> table) {
+  forward(stream, out, tokens, table);
+}
+
+template <class T>
+void embedding_forward(Stream stream, Mat<T> out, Vec<const std::int32_t> rows, Mat<const T> table) {
+  forward(stream, out, rows, table);
 }
 
 template <class T>
@@ -245,27 +279,21 @@ std::size_t embedding_backward_workspace(int length, int width) {
 template <class T>
 void embedding_backward(Stream stream, Mat<acc_t<T>> d_table, Vec<const Token> tokens, Vec<const std::int32_t> order,
                         Mat<const T> d_out, Workspace workspace) {
-  constexpr const char* op = "embedding_backward";
-  assert(workspace.size() >= embedding_backward_workspace<T>(d_out.rows, d_out.cols));
-  require_vectors(op, d_table);
-  require_vectors(op, d_out);
-  if (d_out.rows == 0) return;
-  WorkspaceAllocator allocator(workspace);
-  const PartialSums partial = allocate_sums(allocator, d_out.rows, d_out.cols);
-  const Chunks chunks(d_out.rows);
-  const SortedTokens sorted{tokens.data(), order.data(), d_out.rows, chunks.size};
-  const int vectors = d_out.cols / thread_cols;
-  const int threads = std::min(block_threads, ceil_div(vectors, warp_size) * warp_size);
-  const dim3 grid(chunks.count, ceil_div(vectors, threads));
-  const int ring_bytes = stages * stage_rows * threads * thread_cols * static_cast<int>(sizeof(bf16));
-  const cudaStream_t queue = cuda_stream(stream);
-  launch_beside(queue, sum_runs, grid, threads, ring_bytes, d_table, partial, sorted, d_out);
-  launch_beside(queue, join_runs, grid, threads, 0, d_table, partial, sorted);
+  backward(stream, d_table, tokens, order, d_out, workspace);
+}
+
+template <class T>
+void embedding_backward(Stream stream, Mat<acc_t<T>> d_table, Vec<const std::int32_t> rows,
+                        Vec<const std::int32_t> order, Mat<const T> d_out, Workspace workspace) {
+  backward(stream, d_table, rows, order, d_out, workspace);
 }
 
 template void embedding_forward(Stream, Mat<bf16>, Vec<const Token>, Mat<const bf16>);
+template void embedding_forward(Stream, Mat<bf16>, Vec<const std::int32_t>, Mat<const bf16>);
 template std::size_t embedding_backward_workspace<bf16>(int, int);
 template void embedding_backward<bf16>(Stream, Mat<float>, Vec<const Token>, Vec<const std::int32_t>, Mat<const bf16>,
                                        Workspace);
+template void embedding_backward<bf16>(Stream, Mat<float>, Vec<const std::int32_t>, Vec<const std::int32_t>,
+                                       Mat<const bf16>, Workspace);
 
 }  // namespace nanorun::kernels::cuda

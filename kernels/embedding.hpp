@@ -32,6 +32,8 @@ namespace nanorun::kernels::cuda {
 /// T = bf16; rows are whole 16-byte vectors, d <= 4096; else std::invalid_argument.
 template <class T>
 void embedding_forward(Stream stream, Mat<T> out, Vec<const Token> tokens, Mat<const T> table);
+template <class T>
+void embedding_forward(Stream stream, Mat<T> out, Vec<const std::int32_t> rows, Mat<const T> table);
 
 template <class T>
 std::size_t embedding_backward_workspace(int length, int width);
@@ -40,5 +42,8 @@ std::size_t embedding_backward_workspace(int length, int width);
 template <class T>
 void embedding_backward(Stream stream, Mat<acc_t<T>> d_table, Vec<const Token> tokens, Vec<const std::int32_t> order,
                         Mat<const T> d_out, Workspace workspace);
+template <class T>
+void embedding_backward(Stream stream, Mat<acc_t<T>> d_table, Vec<const std::int32_t> rows,
+                        Vec<const std::int32_t> order, Mat<const T> d_out, Workspace workspace);
 
 }  // namespace nanorun::kernels::cuda

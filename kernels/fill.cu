@@ -33,27 +33,31 @@ struct RoundTo {
   }
 };
 
-template <class X>
-__global__ void __launch_bounds__(block_threads) add_kernel(Mat<bf16> out, Mat<const X> x) {
+template <class T, class X>
+__global__ void __launch_bounds__(block_threads) add_kernel(Mat<T> out, Mat<const X> x) {
   const unsigned vectors = out.cols / 8;
   const unsigned total = vectors * out.rows;
   for (unsigned k = blockIdx.x * block_threads + threadIdx.x; k < total; k += gridDim.x * block_threads) {
     const int row = k / vectors, col = k % vectors * 8;
-    bf16* to = out.row(row) + col;
+    T* to = out.row(row) + col;
     Vector<float, 8> sum = load_floats<8>(to);
     const Vector<float, 8> term = load_floats<8>(x.row(row) + col);
 #pragma unroll
     for (int i = 0; i < 8; ++i) sum.v[i] += term.v[i];
-    store_rounded(to, sum);
+    if constexpr (std::is_same_v<T, float>) {
+      store_vector(to, sum);
+    } else {
+      store_rounded(to, sum);
+    }
   }
 }
 
-template <class X>
-void launch_add(Stream stream, Mat<bf16> out, Mat<const X> x) {
+template <class T, class X>
+void launch_add(Stream stream, Mat<T> out, Mat<const X> x) {
   require_vectors("add", out);
   require_vectors("add", x);
   if (out.size() == 0) return;
-  add_kernel<X><<<blocks_for(out.size() / 8), block_threads, 0, cuda_stream(stream)>>>(out, x);
+  add_kernel<T, X><<<blocks_for(out.size() / 8), block_threads, 0, cuda_stream(stream)>>>(out, x);
   check_launch("add");
 }
 
@@ -81,12 +85,12 @@ void round_to(Stream stream, Vec<T> out, Vec<const acc_t<T>> x) {
 
 template <class T>
 void add(Stream stream, Mat<T> out, Mat<const T> x) {
-  launch_add<T>(stream, out, x);
+  launch_add<T, T>(stream, out, x);
 }
 
 template <class T>
 requires(!std::is_same_v<T, acc_t<T>>) void add(Stream stream, Mat<T> out, Mat<const acc_t<T>> x) {
-  launch_add<acc_t<T>>(stream, out, x);
+  launch_add<T, acc_t<T>>(stream, out, x);
 }
 
 template void fill(Stream, Vec<float>, double);
@@ -94,6 +98,7 @@ template void fill(Stream, Vec<bf16>, double);
 template void fill(Stream, Vec<double>, double);
 template void round_to<float>(Stream, Vec<float>, Vec<const float>);
 template void round_to<bf16>(Stream, Vec<bf16>, Vec<const float>);
+template void add<float>(Stream, Mat<float>, Mat<const float>);
 template void add<bf16>(Stream, Mat<bf16>, Mat<const bf16>);
 template void add<bf16>(Stream, Mat<bf16>, Mat<const float>);
 

@@ -29,7 +29,7 @@ void fill(Stream stream, Vec<T> x, double value);
 template <class T>
 void round_to(Stream stream, Vec<T> out, Vec<const acc_t<T>> x);
 
-/// T = bf16; rows are whole 16-byte vectors, else std::invalid_argument.
+/// T = bf16 or float; rows are whole 16-byte vectors of bf16, else std::invalid_argument.
 template <class T>
 void add(Stream stream, Mat<T> out, Mat<const T> x);
 

@@ -40,6 +40,7 @@ template <class T>
 Head<T> make_head(Mat<const T> x, Mat<const T> w, const HeadOptions& options, Workspace workspace) {
   assert(workspace.size() >= head_workspace<T>(x.rows, w.rows, x.cols, options.precision));
   assert(x.cols == w.cols && options.softcap > 0 && options.softcap <= max_softcap);
+  assert(options.targets >= 1 && options.targets <= max_targets);
   WorkspaceAllocator allocator(workspace);
   Head<T> head;
   head.x = x;
@@ -58,11 +59,81 @@ Head<T> make_head(Mat<const T> x, Mat<const T> w, const HeadOptions& options, Wo
   return head;
 }
 
-/// z becomes tanh(z / c); returns the sum of e^(c tanh(z / c)), which cannot overflow because logits are at most c.
-template <HeadPrecision precision, class T>
-KOKKOS_FUNCTION double softcap_row(T* z, int n, T c) {
+/// u = tanh(z / c), of which the logit is c u.
+template <class T>
+struct TanhCap {
+  T c, inverse;
+
+  explicit TanhCap(const HeadOptions& options) : c(static_cast<T>(options.softcap)), inverse(1 / c) {}
+  KOKKOS_INLINE_FUNCTION T squash(T z) const { return fast_tanh(z * inverse); }
+  /// Of the logit by z.
+  KOKKOS_INLINE_FUNCTION T derivative(T u) const { return 1 - u * u; }
+};
+
+/// u = sigmoid((z + shift) / width), of which the logit is c u.
+template <class T>
+struct SigmoidCap {
+  T c, shift, inverse_width, slope;
+
+  explicit SigmoidCap(const HeadOptions& options)
+      : c(static_cast<T>(options.softcap)),
+        shift(static_cast<T>(options.softcap_shift)),
+        inverse_width(static_cast<T>(1 / options.softcap_width)),
+        slope(static_cast<T>(options.softcap / options.softcap_width)) {}
+  KOKKOS_INLINE_FUNCTION T squash(T z) const { return 1 / (1 + fast_exp(-(z + shift) * inverse_width)); }
+  KOKKOS_INLINE_FUNCTION T derivative(T u) const { return slope * (u * (1 - u)); }
+};
+
+/// Calls body(precision, cap) with the precision as an integral constant.
+template <class T, class Body>
+void for_variant(const HeadOptions& options, const Body& body) {
+  const auto with_precision = [&](const auto& cap) {
+    if (options.precision == HeadPrecision::fp8) {
+      body(std::integral_constant<HeadPrecision, HeadPrecision::fp8>(), cap);
+    } else {
+      body(std::integral_constant<HeadPrecision, HeadPrecision::working>(), cap);
+    }
+  };
+  if (options.kind == SoftcapKind::sigmoid) {
+    with_precision(SigmoidCap<T>(options));
+  } else {
+    with_precision(TanhCap<T>(options));
+  }
+}
+
+/// The targets of one row, each column once.
+struct RowTargets {
+  int count = 0;
+  int column[max_targets + 1] = {};
+  double weight[max_targets + 1] = {};
+  double in_loss = 0;      ///< sum of the weights
+  double in_gradient = 0;  ///< the same, with the weights of targets behind the last row
+
+  KOKKOS_FUNCTION RowTargets(int t, const Vec<const Token>& targets, const HeadOptions& options) {
+    for (int k = 0; k < options.targets; ++k) {
+      in_gradient += options.target_weights[k];
+      if (t + k < static_cast<int>(targets.size())) add(targets[t + k], options.target_weights[k]);
+    }
+    const int prefix = options.prefix.empty() ? -1 : options.prefix[targets[t]];
+    if (prefix < 0) return;
+    in_gradient += options.prefix_weight;
+    add(prefix, options.prefix_weight);
+  }
+
+  KOKKOS_FUNCTION void add(int target, double w) {
+    in_loss += w;
+    int at = 0;
+    while (at < count && column[at] != target) ++at;
+    count = at == count ? count + 1 : count;
+    column[at] = target;
+    weight[at] += w;
+  }
+};
+
+/// z becomes u; returns the sum of e^(c u), which cannot overflow because logits are at most c.
+template <HeadPrecision precision, class T, class Cap>
+KOKKOS_FUNCTION double softcap_row(T* z, int n, const Cap& cap) {
   constexpr int block = 1024;  // summed in T, the blocks in double
-  const T inverse = 1 / c;
   double sum = 0;
   for (int first = 0; first < n; first += block) {
     const int last = std::min(n, first + block);
@@ -70,40 +141,51 @@ KOKKOS_FUNCTION double softcap_row(T* z, int n, T c) {
 #pragma omp simd reduction(+ : partial)
     for (int v = first; v < last; ++v) {
       const T logit = precision == HeadPrecision::fp8 ? round_to_bf16(static_cast<float>(z[v])) : z[v];
-      const T u = fast_tanh(logit * inverse);
+      const T u = cap.squash(logit);
       z[v] = u;
-      partial += fast_exp(c * u);
+      partial += fast_exp(cap.c * u);
     }
     sum += partial;
   }
   return sum;
 }
 
-/// From u = tanh(z / c) to the gradient (softmax - onehot) (1 - u²) / T of z, in place.
-template <HeadPrecision precision, class T>
-KOKKOS_FUNCTION void gradient_row(T* u, int n, T c, double sum, Token target, int length, float scale_g) {
-  const T inverse_sum = static_cast<T>(1 / sum), inverse_length = static_cast<T>(1.0 / length);
-  const auto gradient = [=](T u, T onehot) -> T {
-    const T g = (fast_exp(c * u) * inverse_sum - onehot) * (1 - u * u) * inverse_length;
-    return precision == HeadPrecision::fp8 ? round_to_e5m2(scale_g * static_cast<float>(g)) : g;
-  };
-  const T at_target = gradient(u[target], 1);
-#pragma omp simd
-  for (int v = 0; v < n; ++v) u[v] = gradient(u[v], 0);
-  u[target] = at_target;
+template <class T, class Cap>
+KOKKOS_FUNCTION double row_loss(const T* u, const Cap& cap, double sum, const RowTargets& targets) {
+  double loss = targets.in_loss * std::log(sum);
+  for (int k = 0; k < targets.count; ++k) {
+    loss -= targets.weight[k] * static_cast<double>(cap.c * u[targets.column[k]]);
+  }
+  return loss;
 }
 
-/// Leaves tanh(z / c), the sums of exponentials and the losses of rows [first, first + z.rows) in `head`.
+/// From u to the gradient of z, times `scale`, in place.
+template <HeadPrecision precision, class T, class Cap>
+KOKKOS_FUNCTION void gradient_row(T* u, int n, const Cap& cap, double sum, const RowTargets& targets, T scale,
+                                  float scale_g) {
+  const T inverse_sum = static_cast<T>(targets.in_gradient / sum);
+  const auto gradient = [=](T u, T weight) -> T {
+    const T g = (fast_exp(cap.c * u) * inverse_sum - weight) * cap.derivative(u) * scale;
+    return precision == HeadPrecision::fp8 ? round_to_e5m2(scale_g * static_cast<float>(g)) : g;
+  };
+  T at_target[max_targets + 1];
+  for (int k = 0; k < targets.count; ++k) {
+    at_target[k] = gradient(u[targets.column[k]], static_cast<T>(targets.weight[k]));
+  }
+#pragma omp simd
+  for (int v = 0; v < n; ++v) u[v] = gradient(u[v], 0);
+  for (int k = 0; k < targets.count; ++k) u[targets.column[k]] = at_target[k];
+}
+
+/// Leaves u, the sums of exponentials and the losses of rows [first, first + z.rows) in `head`.
 template <class T>
 void chunk_losses(const Head<T>& head, Mat<T> z, int first, Vec<const Token> targets, const HeadOptions& options) {
   gemm<T>(Op::none, Op::transpose, head.unscale_z, head.x.row_block(first, z.rows), head.w, 0, z);
-  const T c = static_cast<T>(options.softcap);
-  const bool fp8 = options.precision == HeadPrecision::fp8;
-  for_rows("head_softcap", z.rows, [=] KOKKOS_FUNCTION(int i) {
-    T* const row = z.row(i);
-    head.sum[i] =
-        fp8 ? softcap_row<HeadPrecision::fp8>(row, z.cols, c) : softcap_row<HeadPrecision::working>(row, z.cols, c);
-    head.loss[i] = std::log(head.sum[i]) - static_cast<double>(c * row[targets[first + i]]);
+  for_variant<T>(options, [=](auto precision, const auto& cap) {
+    for_rows("head_softcap", z.rows, [=] KOKKOS_FUNCTION(int i) {
+      head.sum[i] = softcap_row<decltype(precision)::value>(z.row(i), z.cols, cap);
+      head.loss[i] = row_loss(z.row(i), cap, head.sum[i], RowTargets(first + i, targets, options));
+    });
   });
 }
 
@@ -122,17 +204,13 @@ void chunk_loss(double* total, const Head<T>& head, Mat<T> z, int first, Vec<con
 /// Turns what chunk_loss left in z into the gradient of z.
 template <class T>
 void chunk_gradient(const Head<T>& head, Mat<T> z, int first, Vec<const Token> targets, const HeadOptions& options) {
-  const T c = static_cast<T>(options.softcap);
+  const T scale = static_cast<T>(options.loss_scale == 0 ? 1.0 / head.x.rows : options.loss_scale);
   const auto scale_g = static_cast<float>(options.scale_g);
-  const bool fp8 = options.precision == HeadPrecision::fp8;
-  const int length = head.x.rows;
-  for_rows("head_gradient", z.rows, [=] KOKKOS_FUNCTION(int i) {
-    const Token target = targets[first + i];
-    if (fp8) {
-      gradient_row<HeadPrecision::fp8>(z.row(i), z.cols, c, head.sum[i], target, length, scale_g);
-    } else {
-      gradient_row<HeadPrecision::working>(z.row(i), z.cols, c, head.sum[i], target, length, scale_g);
-    }
+  for_variant<T>(options, [=](auto precision, const auto& cap) {
+    for_rows("head_gradient", z.rows, [=] KOKKOS_FUNCTION(int i) {
+      const RowTargets row_targets(first + i, targets, options);
+      gradient_row<decltype(precision)::value>(z.row(i), z.cols, cap, head.sum[i], row_targets, scale, scale_g);
+    });
   });
 }
 

@@ -71,6 +71,7 @@ Problem make_problem(Stream stream, Mat<const bf16> x, Mat<const bf16> w, Vec<co
                      const HeadOptions& options, Workspace workspace) {
   assert(workspace.size() >= head_workspace<bf16>(x.rows, w.rows, x.cols, options.precision));
   assert(x.cols == w.cols && options.softcap > 0 && options.softcap <= max_softcap);
+  assert(options.targets >= 1 && options.targets <= max_targets);
   WorkspaceAllocator allocator(workspace);
   const Problem p{stream, x, w, targets, options, allocate(allocator, x.rows, w.rows, x.cols, options.precision)};
   require_vectors("head", x);
@@ -94,7 +95,12 @@ void logits(const Problem& p, int first, Mat<bf16> z) {
 }
 
 Softcap softcap_of(const Problem& p, int first, Mat<bf16> z) {
-  return {z, p.targets.data() + first, p.options.softcap, p.head.counts.row(first / p.head.z.rows)};
+  return {z, p.targets.subspan(first), p.options, p.head.counts.row(first / p.head.z.rows)};
+}
+
+/// Factor on the gradient of the summed loss, times `scale`.
+double loss_scale(const Problem& p, double scale) {
+  return p.options.loss_scale == 0 ? scale / p.x.rows : scale * p.options.loss_scale;
 }
 
 /// Losses of a chunk and, with g the gradient of z: d_x = g w, and d_w = gᵀ x, or += with `add`.
@@ -104,13 +110,13 @@ void chunk_backward(const Problem& p, int first, Mat<bf16> z, Mat<bf16> d_x, Mat
   float* const loss = p.head.loss + first;
   const Softcap softcap = softcap_of(p, first, z);
   if (!p.fp8()) {
-    softcap_gradient(p.stream, loss, softcap, 1.0 / p.x.rows);
+    softcap_gradient(p.stream, loss, softcap, loss_scale(p, 1));
     gemm<bf16, bf16, bf16>(p.stream, {}, Op::none, z, Op::none, p.w, d_x);
     gemm<bf16, bf16, float>(p.stream, {.beta = beta}, Op::transpose, z, Op::none, p.x.row_block(first, z.rows), d_w);
     return;
   }
   const Mat<e5m2> g_t = p.head.gradient_t.col_block(0, z.rows);
-  const Mat<e5m2> g = softcap_gradient_fp8(p.stream, loss, g_t, softcap, o.scale_g / p.x.rows);
+  const Mat<e5m2> g = softcap_gradient_fp8(p.stream, loss, g_t, softcap, loss_scale(p, o.scale_g));
   gemm<e5m2, e4m3, bf16>(p.stream, {.alpha = static_cast<float>(1 / (o.scale_g * o.scale_w))}, Op::none, g,
                          Op::transpose, p.head.w_t, d_x);
   gemm<e5m2, e4m3, float>(p.stream, {.alpha = static_cast<float>(1 / (o.scale_g * o.scale_x)), .beta = beta}, Op::none,

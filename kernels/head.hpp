@@ -13,6 +13,7 @@
 //   gq = e5m2(g sg), d_x = gq wq / (sg sw), d_w = gqᵀ xq / (sg sx), where g is the gradient of z.
 
 #include <array>
+#include <cmath>
 
 #include "kernels/types.hpp"
 
@@ -35,13 +36,19 @@ struct HeadOptions {
   std::array<double, max_targets> target_weights{1, 0, 0};
   int targets = 1;
   double prefix_weight = 0;
-  Vec<const std::int32_t> prefix;  ///< in the tensors' memory; empty: none
-  double loss_scale = 0;           ///< factor on the gradients of the summed loss; 0: 1 / T, the mean's
+  Vec<const std::int32_t> prefix{};  ///< in the tensors' memory; empty: none
+  double loss_scale = 0;             ///< factor on the gradients of the summed loss; 0: 1 / T, the mean's
   HeadPrecision precision = HeadPrecision::working;
   double scale_x = 1;
   double scale_w = 1;
   double scale_g = 1;
 };
+
+/// The logit of z.
+inline double softcap(double z, const HeadOptions& options) {
+  if (options.kind == SoftcapKind::tanh) return options.softcap * std::tanh(z / options.softcap);
+  return options.softcap / (1 + std::exp(-(z + options.softcap_shift) / options.softcap_width));
+}
 
 namespace portable {
 

@@ -4,7 +4,7 @@
 //   p[h,t,s] = softmax over t - window < s <= t, s >= first_key[t], of scale <q[t,h], k[s,h]>
 //   a[t,s] = sum_h w1'[t,h] p[h,t,s],   out[t,h] = y[t,h] + sum_s w2[t,h] a[t,s] v[s,h]
 //   w1'[t] = w1[t] / sqrt(mean_h w1[t,h]² + 1e-6)
-// Shapes: q, k, v, y, out [T, H D], head-major, any row stride; w1, w2 [T, H].
+// Shapes: q, k, v, y, out [T, H D], head-major, any row stride; w1, w2 [T, H]. There is no CUDA implementation.
 
 #include "kernels/attention.hpp"
 #include "kernels/types.hpp"
@@ -13,15 +13,20 @@ namespace nanorun::kernels::portable {
 
 template <class T>
 struct HeadComposition {
-  AttentionInputs<T> in;
+  AttentionInputs<T> in;  ///< not paired
   Mat<const acc_t<T>> w1, w2;
   int window = 112;                         ///< keys
-  const std::int32_t* first_key = nullptr;  ///< [T], of the document alone or of any wider mask
+  const std::int32_t* first_key = nullptr;  ///< [T], of the document alone or of any wider mask; never decreases
 };
+
+/// Bytes of workspace that either direction needs.
+template <class T>
+std::size_t head_composition_workspace(int length, int heads, int window);
 
 /// `out` may be `y`.
 template <class T>
-void head_composition_forward(Stream stream, Mat<T> out, Mat<const T> y, const HeadComposition<T>& dc);
+void head_composition_forward(Stream stream, Mat<T> out, Mat<const T> y, const HeadComposition<T>& dc,
+                              Workspace workspace);
 
 template <class T>
 struct HeadCompositionGradients {
@@ -33,6 +38,23 @@ struct HeadCompositionGradients {
 /// The gradient of y is d_out itself.
 template <class T>
 void head_composition_backward(Stream stream, const HeadCompositionGradients<T>& d, Mat<const T> d_out,
-                               const HeadComposition<T>& dc);
+                               const HeadComposition<T>& dc, Workspace workspace);
 
 }  // namespace nanorun::kernels::portable
+
+// There is no CUDA implementation: the functions throw std::invalid_argument.
+namespace nanorun::kernels::cuda {
+
+using portable::HeadComposition;
+using portable::HeadCompositionGradients;
+
+template <class T>
+std::size_t head_composition_workspace(int length, int heads, int window);
+template <class T>
+void head_composition_forward(Stream stream, Mat<T> out, Mat<const T> y, const HeadComposition<T>& dc,
+                              Workspace workspace);
+template <class T>
+void head_composition_backward(Stream stream, const HeadCompositionGradients<T>& d, Mat<const T> d_out,
+                               const HeadComposition<T>& dc, Workspace workspace);
+
+}  // namespace nanorun::kernels::cuda

@@ -34,3 +34,27 @@ void head_gate_backward(Stream stream, Mat<T> d_x, Mat<T> d_u, Mat<acc_t<T>> d_w
                         Mat<const acc_t<T>> gate, const GateInputs<T>& in, Mat<const acc_t<T>> w);
 
 }  // namespace nanorun::kernels::portable
+
+namespace nanorun::kernels::cuda {
+
+using portable::GateInputs;
+
+/// T = bf16; products and sums are fp32. Rows of [T, H D] are whole 16-byte vectors and D is a multiple of 8; else
+/// std::invalid_argument.
+template <class T>
+void head_scale_forward(Stream stream, Mat<T> out, Mat<const T> x, Mat<const acc_t<T>> s, int heads, bool add);
+
+template <class T>
+void head_scale_backward(Stream stream, Mat<T> d_x, Mat<acc_t<T>> d_s, Mat<const T> d_out, Mat<const T> x,
+                         Mat<const acc_t<T>> s, int heads, bool add);
+
+/// T = bf16; any alignment.
+template <class T>
+void head_gate_forward(Stream stream, Mat<acc_t<T>> gate, const GateInputs<T>& in, Mat<const acc_t<T>> w);
+
+/// Thread blocks add to d_w by atomics, in no fixed order.
+template <class T>
+void head_gate_backward(Stream stream, Mat<T> d_x, Mat<T> d_u, Mat<acc_t<T>> d_w, Mat<const acc_t<T>> d_gate,
+                        Mat<const acc_t<T>> gate, const GateInputs<T>& in, Mat<const acc_t<T>> w);
+
+}  // namespace nanorun::kernels::cuda

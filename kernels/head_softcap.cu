@@ -26,26 +26,27 @@ static_assert(transpose_lag >= panel_rows, "a block waits only for those that st
 // ---------------------------------------------------------------------------------------------------------------------
 // Softcap
 
-/// With r = 1 / (1 + e^(2 z / c)): tanh(z / c) = 1 - 2 r, and 1 - tanh² = 4 r (1 - r).
-struct Tanh {
-  float to_exponent;  ///< 2 log2(e) / c
-  float log2_cap;     ///< c log2(e): e^(c u) = 2^(log2_cap u)
+/// With r = 1 / (1 + 2^(rate z + offset)), which is (1 - tanh(z / c)) / 2 or 1 - sigmoid((z + shift) / width):
+///   logit = c (1 - fall r), and its derivative by z is steepness r (1 - r).
+struct Cap {
+  float rate, offset;
+  float fall;
+  float log2_cap;   ///< c log2(e): e^(c u) = 2^(log2_cap u)
+  float log2_fall;  ///< fall log2_cap
+  float steepness;
 
-  explicit Tanh(double c)
-      : to_exponent(static_cast<float>(2 * 1.4426950408889634 / c)),
-        log2_cap(static_cast<float>(c * 1.4426950408889634)) {}
+  explicit Cap(const HeadOptions& o) : Cap(o, o.kind == SoftcapKind::tanh) {}
 
-  /// 1 / r, bounded so that the product of two is finite. At the bound tanh has long rounded to one.
-  __device__ float inverse_r(float z) const { return 1 + sm90::exp2_fast(sm90::min_nan(to_exponent * z, 60)); }
+  /// 1 / r, bounded so that the product of two is finite. At the bound the logit has long rounded to c.
+  __device__ float inverse_r(float z) const { return 1 + sm90::exp2_fast(sm90::min_nan(rate * z + offset, 60)); }
   __device__ float r(float z) const { return sm90::reciprocal_fast(inverse_r(z)); }
-  __device__ float exponential(float r) const { return sm90::exp2_fast(log2_cap - 2 * log2_cap * r); }
+  __device__ float exponential(float r) const { return sm90::exp2_fast(log2_cap - log2_fall * r); }
   /// -logit, to which the loss adds the logarithm of the sum of exponentials.
-  __device__ float negative_logit(float r) const { return log2_cap * 0.6931471805599453f * (2 * r - 1); }
-  /// Factor of the gradient beside softmax - onehot: 1 - tanh².
-  __device__ static float slope(float r) { return 4 * r * (1 - r); }
+  __device__ float negative_logit(float r) const { return log2_cap * 0.6931471805599453f * (fall * r - 1); }
+  __device__ float derivative(float r) const { return steepness * r * (1 - r); }
 
-  /// Replaces z by e^logit r (1 - r), a quarter of the unnormalised gradient; returns the sum of e^logit. The special
-  /// function units are the bottleneck: one reciprocal, of a product, serves two elements.
+  /// Replaces z by e^logit r (1 - r), the unnormalised gradient divided by the steepness; returns the sum of e^logit.
+  /// The special function units are the bottleneck: one reciprocal, of a product, serves two elements.
   __device__ float weigh(Vector<float, 8>& z) const {
     float sum = 0;
 #pragma unroll
@@ -61,6 +62,16 @@ struct Tanh {
     }
     return sum;
   }
+
+ private:
+  Cap(const HeadOptions& o, bool tanh)
+      : rate(static_cast<float>(tanh ? 2 * log2_e / o.softcap : log2_e / o.softcap_width)),
+        offset(static_cast<float>(tanh ? 0 : o.softcap_shift / o.softcap_width * log2_e)),
+        fall(tanh ? 2 : 1),
+        log2_cap(static_cast<float>(o.softcap * log2_e)),
+        log2_fall(fall * log2_cap),
+        steepness(static_cast<float>(tanh ? 4 : o.softcap / o.softcap_width)) {}
+  static constexpr double log2_e = 1.4426950408889634;
 };
 
 /// Sum over the block, for every thread, in a fixed order. The block must synchronise before the next call.
@@ -124,6 +135,78 @@ struct Transpose {
 };
 
 // ---------------------------------------------------------------------------------------------------------------------
+// Targets
+
+struct Targets {
+  const Token* next;  ///< of the rows, and of all behind them
+  int length;         ///< of next
+  int count;
+  const std::int32_t* prefix;     ///< null: none
+  float weight[max_targets + 1];  ///< the last is that of the prefix
+  float sum;                      ///< of the weights, without the prefix's
+
+  explicit Targets(const Softcap& in)
+      : next(in.targets.data()),
+        length(static_cast<int>(in.targets.size())),
+        count(in.options.targets),
+        prefix(in.options.prefix.data()),
+        sum(0) {
+    for (int k = 0; k < max_targets; ++k) {
+      weight[k] = static_cast<float>(in.options.target_weights[k]);
+      if (k < count) sum += weight[k];
+    }
+    weight[max_targets] = static_cast<float>(in.options.prefix_weight);
+  }
+  bool further() const { return count > 1 || prefix != nullptr || weight[0] != 1; }
+};
+
+/// Those of one row: the columns at which the gradient is not that of the softmax alone. Without `further` it is the
+/// next token alone, of weight 1.
+template <bool further>
+struct RowTargets {
+  static constexpr int count = further ? max_targets + 1 : 1;
+  int column[count] = {};  ///< -1: none
+  float r[count] = {};     ///< see Cap
+
+  __device__ void load(const Targets& in, int t, const bf16* row, const Cap& cap) {
+#pragma unroll
+    for (int k = 0; k < count; ++k) {
+      if constexpr (!further) {
+        column[k] = in.next[t];
+      } else if (k < max_targets) {
+        column[k] = k < in.count && t + k < in.length ? in.next[t + k] : -1;
+      } else {
+        column[k] = in.prefix ? in.prefix[in.next[t]] : -1;
+      }
+      if (used(k)) r[k] = cap.r(to_float(row[column[k]]));
+    }
+  }
+  __device__ bool used(int k) const { return !further || column[k] >= 0; }
+
+  /// The sum of all weights, also of targets behind the last row.
+  __device__ float weights(const Targets& in) const {
+    return further ? in.sum + (used(count - 1) ? in.weight[count - 1] : 0) : 1;
+  }
+
+  __device__ float loss(const Targets& in, const Cap& cap, float sum) const {
+    if constexpr (!further) return logf(sum) + cap.negative_logit(r[0]);
+    float loss = 0;
+#pragma unroll
+    for (int k = 0; k < count; ++k) loss += used(k) ? in.weight[k] * (logf(sum) + cap.negative_logit(r[k])) : 0;
+    return loss;
+  }
+
+  /// The sum of the weights of all targets at the column of target k.
+  __device__ float weight_at(const Targets& in, int k) const {
+    if constexpr (!further) return 1;
+    float weight = 0;
+#pragma unroll
+    for (int j = 0; j < count; ++j) weight += column[j] == column[k] ? in.weight[j] : 0;
+    return weight;
+  }
+};
+
+// ---------------------------------------------------------------------------------------------------------------------
 // Rows
 
 struct NoGradient {};
@@ -160,8 +243,8 @@ __device__ void load_row(Vector<bf16, 8>* shared, const bf16* row, int vectors, 
   }
 }
 
-/// Applies Tanh::weigh to a row, segment by segment as they arrive; returns the sum of e^logit.
-__device__ float weigh_row(Vector<bf16, 8>* z, int vectors, const Tanh& tanh, sm90::Mbarrier* loaded) {
+/// Applies Cap::weigh to a row, segment by segment as they arrive; returns the sum of e^logit.
+__device__ float weigh_row(Vector<bf16, 8>* z, int vectors, const Cap& cap, sm90::Mbarrier* loaded) {
   float sum = 0;
   for (int s = 0; s * segment_vectors < vectors; ++s) {
     sm90::mbarrier_wait(loaded[s], 0);
@@ -169,7 +252,7 @@ __device__ float weigh_row(Vector<bf16, 8>* z, int vectors, const Tanh& tanh, sm
 #pragma unroll 2
     for (int i = s * segment_vectors + threadIdx.x; i < last; i += row_threads) {
       Vector<float, 8> v = to_floats(z[i]);
-      sum += tanh.weigh(v);
+      sum += cap.weigh(v);
       z[i] = round_to_bf16(v);
     }
   }
@@ -177,38 +260,40 @@ __device__ float weigh_row(Vector<bf16, 8>* z, int vectors, const Tanh& tanh, sm
 }
 
 /// A block turns a row of z into its gradient times scale, in format G, and writes its loss.
-/// - Shared memory holds the row, then what Tanh::weigh makes of it in bf16, whose rounding is small beside that of z.
+/// - Shared memory holds the row, then what Cap::weigh makes of it in bf16, whose rounding is small beside that of z.
 /// - The last rows come first: the GEMM wrote them last, and they are still in L2.
 /// - In e5m2 a block transposes its share of an earlier panel while its row is loaded. transpose_lag further blocks
 ///   transpose the rest.
 /// - Blocks take rows in the order in which they start, whatever their indices, and so wait only for started blocks.
-template <class G>
-__global__ void __launch_bounds__(row_threads, 2) softcap_row(Mat<bf16> z, float* loss, const Token* targets, Tanh tanh,
-                                                              float scale, Transpose transpose, int* started) {
+template <class G, bool further>
+__global__ void __launch_bounds__(row_threads, 2)
+    softcap_row(Mat<bf16> z, float* loss, const __grid_constant__ Targets targets, Cap cap, float scale,
+                Transpose transpose, int* started) {
   constexpr int loader = 0, waiter = warp_size, finisher = 2 * warp_size;  // threads of different warps
   extern __shared__ Vector<bf16, 8> kept[];
   __shared__ sm90::Mbarrier loaded[max_segments];
   __shared__ int turn;
+  __shared__ float shared_weights;
   if (threadIdx.x == 0) turn = atomicAdd(started, 1);
   __syncthreads();
   const int t = z.rows - 1 - turn, vectors = z.cols / 8;
   bf16* const row = z.row(t);
   const bool transposes = std::is_same_v<G, e5m2> && t + transpose_lag < z.rows;
-  int target = 0;
-  float r_target = 0;
+  RowTargets<further> mine;
   if (threadIdx.x == loader && t >= 0) load_row(kept, row, vectors, loaded);
   if (threadIdx.x == waiter && transposes) transpose.wait(t + transpose_lag);
   if (threadIdx.x == finisher && t >= 0) {
-    target = targets[t];
-    r_target = tanh.r(to_float(row[target]));
+    mine.load(targets, t, row, cap);
+    if (further) shared_weights = mine.weights(targets);
   }
   __syncthreads();
   if (transposes) transpose.share(t + transpose_lag);
   if (t < 0) return;
-  const float sum = weigh_row(kept, vectors, tanh, loaded);
-  if (threadIdx.x == finisher) loss[t] = logf(sum) + tanh.negative_logit(r_target);
+  const float sum = weigh_row(kept, vectors, cap, loaded);
+  if (threadIdx.x == finisher) loss[t] = mine.loss(targets, cap, sum);
   if constexpr (!std::is_same_v<G, NoGradient>) {
-    const float factor = 4 * scale / sum;
+    const float weights = further ? shared_weights : 1;
+    const float factor = cap.steepness * scale * weights / sum;
     for (int i = threadIdx.x; i < vectors; i += row_threads) {
       Vector<float, 8> g = to_floats(kept[i]);
 #pragma unroll
@@ -217,7 +302,12 @@ __global__ void __launch_bounds__(row_threads, 2) softcap_row(Mat<bf16> z, float
     }
     __syncthreads();
     if (threadIdx.x == finisher) {
-      store_gradient_at<G>(row, target, scale * (tanh.exponential(r_target) / sum - 1) * tanh.slope(r_target));
+#pragma unroll
+      for (int k = 0; k < mine.count; ++k) {
+        if (!mine.used(k)) continue;
+        const float of_logit = weights * cap.exponential(mine.r[k]) / sum - mine.weight_at(targets, k);
+        store_gradient_at<G>(row, mine.column[k], scale * of_logit * cap.derivative(mine.r[k]));
+      }
       if (std::is_same_v<G, e5m2>) transpose.finish_row(t);
     }
   }
@@ -225,13 +315,15 @@ __global__ void __launch_bounds__(row_threads, 2) softcap_row(Mat<bf16> z, float
 
 template <class G>
 void launch(Stream stream, float* loss, const Softcap& in, double scale, int blocks, Transpose transpose = {}) {
-  assert(in.z.cols % 8 == 0 && in.z.cols <= max_vocabulary);
+  assert(in.z.cols % 8 == 0 && in.z.cols <= max_vocabulary && in.targets.size() >= static_cast<std::size_t>(in.z.rows));
   transpose.rows_done = in.counts + 1;
   const int shared_bytes = in.z.cols * static_cast<int>(sizeof(bf16));
-  check(cudaFuncSetAttribute(softcap_row<G>, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes),
+  const Targets targets(in);
+  const auto kernel = targets.further() ? softcap_row<G, true> : softcap_row<G, false>;
+  check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes),
         "cudaFuncSetAttribute");
-  softcap_row<G><<<blocks, row_threads, shared_bytes, cuda_stream(stream)>>>(
-      in.z, loss, in.targets, Tanh(in.cap), static_cast<float>(scale), transpose, in.counts);
+  kernel<<<blocks, row_threads, shared_bytes, cuda_stream(stream)>>>(in.z, loss, targets, Cap(in.options),
+                                                                     static_cast<float>(scale), transpose, in.counts);
   check_launch("softcap_row");
 }
 

@@ -1,7 +1,7 @@
 #pragma once
 // Softcap and cross-entropy loss between the GEMMs of the CUDA head (see head.hpp), with the gradient of the logits.
 
-#include "kernels/types.hpp"
+#include "kernels/head.hpp"
 
 namespace nanorun::kernels::cuda {
 
@@ -11,14 +11,14 @@ constexpr int max_vocabulary = 113000;
 /// Logits before the softcap. V is a multiple of 8, at most max_vocabulary; for softcap_gradient_fp8 V and the rows are
 /// multiples of 16.
 struct Softcap {
-  Mat<bf16> z;           ///< [rows, V], replaced by the gradient
-  const Token* targets;  ///< [rows]
-  double cap;            ///< c, see HeadOptions
-  int* counts;           ///< [softcap_counts(rows)], zero before the first call on these rows
+  Mat<bf16> z;                 ///< [rows, V], replaced by the gradient
+  Vec<const Token> targets;    ///< of these rows and of all behind them
+  const HeadOptions& options;  ///< of which the softcap and the targets count here
+  int* counts;                 ///< [softcap_counts(rows)], zero before the first call on these rows
 };
 std::size_t softcap_counts(int rows);
 
-/// loss [rows] = -log softmax(c tanh(z / c)) at each row's target.
+/// loss [rows], that of each row.
 void softcap_loss(Stream stream, float* loss, const Softcap& in);
 
 /// The same, and z becomes scale times the gradient of the loss by z.

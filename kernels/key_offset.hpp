@@ -17,3 +17,14 @@ template <class T>
 void key_offset_backward(Stream stream, Mat<T> d_k, int heads);
 
 }  // namespace nanorun::kernels::portable
+
+namespace nanorun::kernels::cuda {
+
+/// T = bf16; rows are whole 16-byte vectors and D is a multiple of 32; else std::invalid_argument.
+template <class T>
+void key_offset_forward(Stream stream, Mat<T> k, int heads);
+
+template <class T>
+void key_offset_backward(Stream stream, Mat<T> d_k, int heads);
+
+}  // namespace nanorun::kernels::cuda

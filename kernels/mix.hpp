@@ -6,6 +6,7 @@
 // Shapes: out, n and sources [T, d]; rstd [T]; learned scalars [1]; per_token [T].
 
 #include <array>
+#include <cmath>
 #include <span>
 
 #include "kernels/norm.hpp"
@@ -18,12 +19,20 @@ inline constexpr int max_mix_terms = 6;
 
 namespace portable {
 
-/// A factor of a coefficient. Without a value the factor is 1.
+/// A factor of a coefficient. Without a value the factor is 1. Device code may call the functions.
 template <class T>
 struct LearnedScalar {
   const acc_t<T>* value = nullptr;
   acc_t<T>* gradient = nullptr;  ///< +=
   bool sigmoid = false;
+
+  /// f(s)
+  constexpr acc_t<T> factor() const {
+    if (!value) return 1;
+    return sigmoid ? 1 / (1 + std::exp(-*value)) : *value;
+  }
+  /// f'(s)
+  constexpr acc_t<T> slope() const { return sigmoid ? factor() * (1 - factor()) : 1; }
 };
 
 /// A factor of a coefficient: element t stands `stride` elements behind element t - 1. Without a value it is 1.
@@ -32,6 +41,9 @@ struct PerToken {
   const acc_t<T>* value = nullptr;
   acc_t<T>* gradient = nullptr;  ///< +=
   int stride = 1;
+
+  constexpr acc_t<T> factor(int t) const { return value ? value[at(t)] : 1; }
+  constexpr std::ptrdiff_t at(int t) const { return static_cast<std::ptrdiff_t>(t) * stride; }
 };
 
 /// The forward pass reads no gradient. Null gradients are not wanted.
@@ -43,7 +55,17 @@ struct MixTerm {
   double constant = 1;
   std::array<LearnedScalar<T>, 2> scalars;
   PerToken<T> per_token;
+
+  /// c_k[t] = common_factor() * per_token.factor(t)
+  constexpr acc_t<T> common_factor() const {
+    return static_cast<acc_t<T>>(constant) * scalars[0].factor() * scalars[1].factor();
+  }
+  constexpr bool wants_scalars() const { return scalars[0].gradient || scalars[1].gradient; }
+  /// Whether a gradient needs dot_k.
+  constexpr bool wants_dot() const { return wants_scalars() || per_token.gradient; }
 };
+
+// From 1 to max_mix_terms terms; else std::invalid_argument.
 
 /// `out` may be one of the sources.
 template <class T>
@@ -56,13 +78,36 @@ void mix_norm_forward(Stream stream, Mat<T> out, Mat<T> n, Vec<acc_t<T>> rstd, s
 
 /// d_out: in: gradient of out, except through n; out: the sum of what the terms send to it that have it as their
 /// d_source, and d_elsewhere, the gradient that the same stream has from elsewhere (null: none). Without such a term
-/// d_out keeps the gradient of out. With g the gradient of out, where norm.n is not null
+/// d_out becomes g and d_elsewhere is not read. With g the gradient of out, where norm.n is null d_out, else
 ///   g = d_out + rstd (d_n - n mean_j(d_n n)),   dot_k[t] = <g[t], source_k[t]>:
 ///   d_source_k += c_k g,  per_token gradient[t] += (c_k / per_token_k)[t] dot_k[t],
 ///   scalar gradient += sum_t f'(s) (c_k / f(s))[t] dot_k[t]
+/// Only d_out may be the d_source of several terms.
 template <class T>
 void mix_backward(Stream stream, Mat<T> d_out, Mat<const T> d_elsewhere, const NormGradient<T>& norm,
                   std::span<const MixTerm<T>> terms);
 
 }  // namespace portable
+
+namespace cuda {
+
+using portable::LearnedScalar;
+using portable::MixTerm;
+using portable::PerToken;
+
+/// T = bf16; rows are whole 16-byte vectors, d <= 4096; else std::invalid_argument.
+template <class T>
+void mix_forward(Stream stream, Mat<T> out, std::span<const MixTerm<T>> terms);
+
+/// The norm reads the sums before they are rounded to out.
+template <class T>
+void mix_norm_forward(Stream stream, Mat<T> out, Mat<T> n, Vec<acc_t<T>> rstd, std::span<const MixTerm<T>> terms,
+                      double eps);
+
+/// Thread blocks add to the scalars' gradients by atomics, in no fixed order.
+template <class T>
+void mix_backward(Stream stream, Mat<T> d_out, Mat<const T> d_elsewhere, const NormGradient<T>& norm,
+                  std::span<const MixTerm<T>> terms);
+
+}  // namespace cuda
 }  // namespace nanorun::kernels

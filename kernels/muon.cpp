@@ -9,9 +9,6 @@
 namespace nanorun::kernels::portable {
 namespace {
 
-constexpr double a = 3.4445, b = -4.7750, c = 2.0315;
-constexpr int iterations = 5;
-
 template <class T>
 double sum_of_squares(Vec<const T> x) {
   return sum_chunks("sum_of_squares", x.size(), [=] KOKKOS_FUNCTION(std::size_t first, std::size_t last) {
@@ -81,31 +78,101 @@ void copy_all(Mat<T> s, Mat<T> copy) {
 /// One step out = (a I + b A + c A A) x with A = x xᵀ. Tall matrices are multiplied from the right with A = xᵀ x, the
 /// same step on the transpose. p is scratch like A.
 template <class T>
-void newton_schulz_step(Mat<T> out, Mat<const T> x, Mat<T> A, Mat<T> p) {
+void polar_step(Mat<T> out, Mat<const T> x, Mat<T> A, Mat<T> p, const PolarIteration::Step& step) {
   const bool tall = x.rows > x.cols;
   syrk<T>(tall ? Op::transpose : Op::none, 1, x, 0, A);
   on_host ? mirror_and_copy(A, p) : copy_all(A, p);
-  syrk<T>(Op::none, static_cast<T>(c), A, static_cast<T>(b), p);
-  for_rows("add_identity", p.rows, [=] KOKKOS_FUNCTION(int i) { p.row(i)[i] += static_cast<T>(a); });
+  syrk<T>(Op::none, static_cast<T>(step.c), A, static_cast<T>(step.b), p);
+  const T a = static_cast<T>(step.a);
+  for_rows("add_identity", p.rows, [=] KOKKOS_FUNCTION(int i) { p.row(i)[i] += a; });
   symm<T>(tall ? CblasRight : CblasLeft, p, x, out);
 }
 
 /// The iteration on matrix [rows, cols], in place; workspace as newton_schulz_workspace() gives it.
 template <class T>
-void orthogonalise(Mat<T> matrix, Workspace workspace) {
+void orthogonalise(Mat<T> matrix, const PolarIteration& iteration, Workspace workspace) {
   const int n = std::min(matrix.rows, matrix.cols);
   WorkspaceAllocator allocator(workspace);
   T* const scratch = allocator.take<T>(matrix.size());
   const Mat<T> A(allocator.take<T>(static_cast<std::size_t>(n) * n), n, n);
   const Mat<T> p(allocator.take<T>(static_cast<std::size_t>(n) * n), n, n);
-  static_assert(iterations % 2 == 1, "an odd number of swaps ends in the matrix");
+  static_assert(std::tuple_size_v<decltype(iteration.steps)> % 2 == 1, "an odd number of swaps ends in the matrix");
   const double norm = std::sqrt(sum_of_squares<T>({matrix.data, matrix.size()}));
-  const T factor = static_cast<T>(1 / (norm + 1e-7));
+  const T factor = static_cast<T>(1 / (iteration.norm_factor * norm + iteration.eps));
   for_chunks("normalise", matrix.size(), [=] KOKKOS_FUNCTION(std::size_t first, std::size_t last) {
     for (std::size_t j = first; j < last; ++j) scratch[j] = factor * matrix.data[j];
   });
   Mat<T> from(scratch, matrix.rows, matrix.cols), to = matrix;
-  for (int k = 0; k < iterations; ++k, std::swap(from, to)) newton_schulz_step<T>(to, from, A, p);
+  for (const PolarIteration::Step& step : iteration.steps) {
+    polar_step<T>(to, from, A, p, step);
+    std::swap(from, to);
+  }
+}
+
+template <class T>
+void orthogonalise_all(std::span<const MatrixBatch<T>> batches, const PolarIteration& iteration, Workspace workspace) {
+  assert(workspace.size() >= newton_schulz_workspace<T>(batches));
+  for (const MatrixBatch<T>& batch : batches) {
+    for (int i = 0; i < batch.count; ++i) {
+      orthogonalise<T>({batch.data + i * batch.matrix_size(), batch.rows, batch.cols}, iteration, workspace);
+    }
+  }
+}
+
+/// Factor s of a line with second moment Q.
+template <class T>
+KOKKOS_INLINE_FUNCTION T normuon_factor(T second_moment) {
+  return 1 / std::sqrt(second_moment < T(1e-10) ? T(1e-10) : second_moment);  // passes NaN on
+}
+
+/// Updates Q of a line from the sum of its squares; returns what it adds to |X|² and to |X s|².
+template <class T>
+KOKKOS_INLINE_FUNCTION Sums<2> update_line(T& second_moment, double squares, int length, T beta) {
+  second_moment = beta * second_moment + (1 - beta) * static_cast<T>(squares / length);
+  return {{squares, squares * square(normuon_factor(second_moment))}};
+}
+
+/// Updates the Q of every row; returns the sums of update_line().
+template <class T>
+Sums<2> update_rows(Mat<const T> x, T* second_moment, T beta) {
+  return sum_rows<2>("normuon_rows", x.rows, [=] KOKKOS_FUNCTION(int i) {
+    const T* const row = x.row(i);
+    double squares = 0;
+#pragma omp simd reduction(+ : squares)
+    for (int j = 0; j < x.cols; ++j) squares += square(row[j]);
+    return update_line(second_moment[i], squares, x.cols, beta);
+  });
+}
+
+/// The same of every column; on CPUs in blocks of columns, so that whole cache lines are read.
+template <class T>
+Sums<2> update_columns(Mat<const T> x, T* second_moment, T beta) {
+  constexpr int width = on_host ? 64 : 1;
+  return sum_rows<2>("normuon_columns", ceil_div(x.cols, width), [=] KOKKOS_FUNCTION(int block) {
+    const int first = block * width, count = std::min(width, x.cols - first);
+    double squares[width] = {};
+    for (int i = 0; i < x.rows; ++i) {
+      const T* const row = x.row(i) + first;
+      for (int j = 0; j < count; ++j) squares[j] += square(row[j]);
+    }
+    Sums<2> sums;
+    for (int j = 0; j < count; ++j) sums += update_line(second_moment[first + j], squares[j], x.rows, beta);
+    return sums;
+  });
+}
+
+/// NorMuon on matrix x.
+template <class T>
+void even_out(Mat<T> x, T* second_moment, T beta) {
+  const bool by_rows = x.rows >= x.cols;
+  const Sums<2> sums = by_rows ? update_rows<T>(x, second_moment, beta) : update_columns<T>(x, second_moment, beta);
+  const double norm = std::sqrt(sums.values[0]), scaled_norm = std::sqrt(sums.values[1]);
+  const T factor = static_cast<T>(norm / (scaled_norm < 1e-10 ? 1e-10 : scaled_norm));
+  for_rows("normuon_scale", x.rows, [=] KOKKOS_FUNCTION(int i) {
+    T* const row = x.row(i);
+#pragma omp simd
+    for (int j = 0; j < x.cols; ++j) row[j] *= factor * normuon_factor(second_moment[by_rows ? i : j]);
+  });
 }
 
 }  // namespace
@@ -141,12 +208,39 @@ std::size_t newton_schulz_workspace(std::span<const MatrixBatch<T>> batches) {
 
 template <class T>
 void newton_schulz(Stream, std::span<const MatrixBatch<T>> batches, Workspace workspace) {
-  assert(workspace.size() >= newton_schulz_workspace<T>(batches));
-  for (const MatrixBatch<T>& batch : batches) {
-    for (int i = 0; i < batch.count; ++i) {
-      orthogonalise<T>({batch.data + i * batch.matrix_size(), batch.rows, batch.cols}, workspace);
-    }
+  orthogonalise_all(batches, newton_schulz_iteration, workspace);
+}
+
+template <class T>
+void polar_express(Stream, std::span<const MatrixBatch<T>> batches, Workspace workspace) {
+  orthogonalise_all(batches, polar_express_iteration, workspace);
+}
+
+template <class T>
+void normuon(Stream, const MatrixBatch<T>& batch, Vec<T> second_moment, double beta) {
+  const int lines = normuon_lines(batch.rows, batch.cols);
+  assert(second_moment.size() == static_cast<std::size_t>(batch.count) * lines);
+  for (int i = 0; i < batch.count; ++i) {
+    even_out<T>({batch.data + i * batch.matrix_size(), batch.rows, batch.cols}, &second_moment[i * lines],
+                static_cast<T>(beta));
   }
+}
+
+template <class T>
+void add_scaled_with_decay(Stream, Vec<acc_t<T>> w, [[maybe_unused]] Vec<T> copy, Vec<const acc_t<T>> x, double lr,
+                           double decay, double* squares) {
+  assert(w.size() == x.size() && copy.data() == w.data() && copy.size() == w.size());
+  const T rate = static_cast<T>(lr), pull = static_cast<T>(decay);
+  const auto update = [=] KOKKOS_FUNCTION(std::size_t first, std::size_t last) {
+    double sum = 0;
+#pragma omp simd reduction(+ : sum)
+    for (std::size_t i = first; i < last; ++i) {
+      w[i] -= rate * x[i] + (x[i] * w[i] >= 0 ? pull * w[i] : T(0));
+      sum += square(w[i]);
+    }
+    return sum;
+  };
+  add_to(squares, sum_chunks("add_scaled_with_decay", w.size(), update));
 }
 
 template <class T>
@@ -166,10 +260,13 @@ void add_scaled(Stream, Vec<acc_t<T>> w, [[maybe_unused]] Vec<T> copy, Vec<const
   add_to(squares, sum_chunks("add_scaled", w.size(), update));
 }
 
-#define NANORUN_INSTANTIATE(T)                                                      \
-  template void nesterov_momentum(Stream, Vec<T>, Vec<T>, double, double, double*); \
-  template std::size_t newton_schulz_workspace(std::span<const MatrixBatch<T>>);    \
-  template void newton_schulz(Stream, std::span<const MatrixBatch<T>>, Workspace);  \
+#define NANORUN_INSTANTIATE(T)                                                                           \
+  template void nesterov_momentum(Stream, Vec<T>, Vec<T>, double, double, double*);                      \
+  template std::size_t newton_schulz_workspace(std::span<const MatrixBatch<T>>);                         \
+  template void newton_schulz(Stream, std::span<const MatrixBatch<T>>, Workspace);                       \
+  template void polar_express(Stream, std::span<const MatrixBatch<T>>, Workspace);                       \
+  template void normuon(Stream, const MatrixBatch<T>&, Vec<T>, double);                                  \
+  template void add_scaled_with_decay<T>(Stream, Vec<T>, Vec<T>, Vec<const T>, double, double, double*); \
   template void add_scaled<T>(Stream, Vec<T>, Vec<T>, Vec<const T>, double, double*);
 NANORUN_INSTANTIATE(float)
 NANORUN_INSTANTIATE(double)

@@ -9,8 +9,6 @@
 namespace nanorun::kernels::cuda {
 namespace {
 
-constexpr float a = 3.4445f, b = -4.7750f, c = 2.0315f;
-constexpr int iterations = 5;
 /// Thread blocks that share the norm of a matrix.
 constexpr int norm_blocks = 32;
 
@@ -132,13 +130,13 @@ __device__ void convert_tile(To* out, const From* x, int rows, int cols, bool tr
   }
 }
 
-/// out = x / (|x|_F + 1e-7) for matrix blockIdx.y, transposed if it is tall.
+/// out = x / (norm_factor |x|_F + eps) for matrix blockIdx.y, transposed if it is tall.
 __global__ void __launch_bounds__(block_threads)
-    normalise(bf16* out, const __grid_constant__ Batches batches, const float* partial) {
+    normalise(bf16* out, const __grid_constant__ Batches batches, const float* partial, float norm_factor, float eps) {
   static_assert(norm_blocks == warp_size);
   const BatchMatrix x(batches, blockIdx.y);
   const float squares = warp_sum(partial[blockIdx.y * norm_blocks + threadIdx.x % warp_size]);
-  convert_tile(out + blockIdx.y * x.size(), x.data, x.rows, x.cols, x.tall(), 1 / (sqrtf(squares) + 1e-7f));
+  convert_tile(out + blockIdx.y * x.size(), x.data, x.rows, x.cols, x.tall(), 1 / (norm_factor * sqrtf(squares) + eps));
 }
 
 /// The way back: x [rows, cols] are the wide matrices.
@@ -149,10 +147,40 @@ __global__ void __launch_bounds__(block_threads)
 }
 
 /// One step next = a x + (b A + c A A) x with A = x xᵀ.
-void newton_schulz_step(Stream stream, Mat<bf16> next, Mat<const bf16> x, Mat<bf16> A, Mat<bf16> B, int count) {
+void polar_step(Stream stream, Mat<bf16> next, Mat<const bf16> x, Mat<bf16> A, Mat<bf16> B, int count,
+                const PolarIteration::Step& step) {
+  const auto a = static_cast<float>(step.a), b = static_cast<float>(step.b), c = static_cast<float>(step.c);
   symmetric_gemm(stream, {.count = count}, x, {}, A);
   symmetric_gemm(stream, {.alpha = c, .beta = b, .count = count}, A, A, B);
   gemm<bf16, bf16, bf16>(stream, {.beta = a, .count = count}, Op::none, B, Op::none, x, x, next);
+}
+
+/// The iteration on all matrices.
+void orthogonalise(Stream stream, std::span<const MatrixBatch<float>> batches, const PolarIteration& iteration,
+                   Workspace workspace) {
+  assert(workspace.size() >= newton_schulz_workspace<float>(batches));
+  const Shape shape = shape_of(batches);
+  if (shape.count == 0) return;
+  if (batches.size() > max_batches) throw std::invalid_argument("newton_schulz: too many batches");
+  Batches argument;
+  std::ranges::copy(batches, argument.batch);
+  WorkspaceAllocator allocator(workspace);
+  const Buffers buffers = allocate(allocator, shape);
+  const auto tiles = [](int size) { return ceil_div(size, tile_side); };
+  const dim3 grid(tiles(shape.rows) * tiles(shape.cols), shape.count);
+  const cudaStream_t s = cuda_stream(stream);
+  partial_squares<<<{norm_blocks, grid.y}, block_threads, 0, s>>>(buffers.partial, argument);
+  normalise<<<grid, block_threads, 0, s>>>(buffers.x, argument, buffers.partial,
+                                           static_cast<float>(iteration.norm_factor),
+                                           static_cast<float>(iteration.eps));
+  const int n = shape.rows;
+  Mat<bf16> from(buffers.x, n, shape.cols), to(buffers.next, n, shape.cols);
+  for (const PolarIteration::Step& step : iteration.steps) {
+    polar_step(stream, to, from, {buffers.A, n, n}, {buffers.B, n, n}, shape.count, step);
+    std::swap(from, to);
+  }
+  widen<<<grid, block_threads, 0, s>>>(argument, from.data, n, shape.cols);
+  check_launch("newton_schulz");
 }
 
 }  // namespace
@@ -166,29 +194,16 @@ std::size_t newton_schulz_workspace(std::span<const MatrixBatch<T>> batches) {
 
 template <class T>
 void newton_schulz(Stream stream, std::span<const MatrixBatch<T>> batches, Workspace workspace) {
-  assert(workspace.size() >= newton_schulz_workspace<T>(batches));
-  const Shape shape = shape_of(batches);
-  if (shape.count == 0) return;
-  if (batches.size() > max_batches) throw std::invalid_argument("newton_schulz: too many batches");
-  Batches argument;
-  std::ranges::copy(batches, argument.batch);
-  WorkspaceAllocator allocator(workspace);
-  const Buffers buffers = allocate(allocator, shape);
-  const auto tiles = [](int size) { return ceil_div(size, tile_side); };
-  const dim3 grid(tiles(shape.rows) * tiles(shape.cols), shape.count);
-  const cudaStream_t s = cuda_stream(stream);
-  partial_squares<<<{norm_blocks, grid.y}, block_threads, 0, s>>>(buffers.partial, argument);
-  normalise<<<grid, block_threads, 0, s>>>(buffers.x, argument, buffers.partial);
-  const int n = shape.rows;
-  Mat<bf16> from(buffers.x, n, shape.cols), to(buffers.next, n, shape.cols);
-  for (int k = 0; k < iterations; ++k, std::swap(from, to)) {
-    newton_schulz_step(stream, to, from, {buffers.A, n, n}, {buffers.B, n, n}, shape.count);
-  }
-  widen<<<grid, block_threads, 0, s>>>(argument, from.data, n, shape.cols);
-  check_launch("newton_schulz");
+  orthogonalise(stream, batches, newton_schulz_iteration, workspace);
+}
+
+template <class T>
+void polar_express(Stream stream, std::span<const MatrixBatch<T>> batches, Workspace workspace) {
+  orthogonalise(stream, batches, polar_express_iteration, workspace);
 }
 
 template std::size_t newton_schulz_workspace(std::span<const MatrixBatch<float>>);
 template void newton_schulz(Stream, std::span<const MatrixBatch<float>>, Workspace);
+template void polar_express(Stream, std::span<const MatrixBatch<float>>, Workspace);
 
 }  // namespace nanorun::kernels::cuda

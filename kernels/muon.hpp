@@ -12,6 +12,7 @@
 // Cautious weight decay (Chen et al. 2025, arXiv:2510.12402): w -= lr X + decay w [X w >= 0].
 // Shapes: g, buf, w, copy, x [n], the elements of any number of matrices.
 
+#include <array>
 #include <span>
 
 #include "kernels/types.hpp"
@@ -30,8 +31,33 @@ struct MatrixBatch {
   constexpr std::size_t size() const { return count * matrix_size(); }
 };
 
-/// Lines of a matrix whose second moment NorMuon keeps: its rows, or its columns where there are more of them.
+/// Lines of a matrix whose second moment NorMuon keeps: its rows, or its columns where these are more.
 constexpr int normuon_lines(int rows, int cols) { return rows >= cols ? rows : cols; }
+
+/// An iteration towards the polar factor: X = u / (norm_factor |u|_F + eps) at first, then the steps.
+struct PolarIteration {
+  struct Step {
+    double a, b, c;
+  };
+  double norm_factor, eps;
+  std::array<Step, 5> steps;
+};
+
+inline constexpr PolarIteration newton_schulz_iteration{1,
+                                                        1e-7,
+                                                        {{{3.4445, -4.7750, 2.0315},
+                                                          {3.4445, -4.7750, 2.0315},
+                                                          {3.4445, -4.7750, 2.0315},
+                                                          {3.4445, -4.7750, 2.0315},
+                                                          {3.4445, -4.7750, 2.0315}}}};
+inline constexpr PolarIteration polar_express_iteration{
+    1.02,
+    1e-6,
+    {{{8.156554524902461, -22.48329292557795, 15.878769915207462},
+      {4.042929935166739, -2.808917465908714, 0.5000178451051316},
+      {3.8916678022926607, -2.772484153217685, 0.5060648178503393},
+      {3.285753657755655, -2.3681294933425376, 0.46449024233003106},
+      {2.3465413258596377, -1.7097828382687081, 0.42323551169305323}}}};
 
 namespace portable {
 
@@ -48,7 +74,7 @@ std::size_t newton_schulz_workspace(std::span<const MatrixBatch<T>> batches);
 /// the iteration commutes with transposition, so they run as one batch.
 template <class T>
 void newton_schulz(Stream stream, std::span<const MatrixBatch<T>> batches, Workspace workspace);
-/// The same with the coefficients of Polar Express, and its workspace.
+/// The same with the coefficients of Polar Express, in a workspace of the same size.
 template <class T>
 void polar_express(Stream stream, std::span<const MatrixBatch<T>> batches, Workspace workspace);
 
@@ -78,13 +104,24 @@ void nesterov_momentum(Stream stream, Vec<A> g, Vec<A> buf, double momentum, dou
 template <class T>
 void add_scaled(Stream stream, Vec<acc_t<T>> w, Vec<T> copy, Vec<const acc_t<T>> x, double alpha, double* squares);
 
+/// The same.
+template <class T>
+void add_scaled_with_decay(Stream stream, Vec<acc_t<T>> w, Vec<T> copy, Vec<const acc_t<T>> x, double lr, double decay,
+                           double* squares);
+
+/// T = float, data aligned to 16 bytes. Throws std::invalid_argument unless cols is a multiple of 8.
+template <class T>
+void normuon(Stream stream, const MatrixBatch<T>& batch, Vec<T> second_moment, double beta);
+
 /// T = float, data aligned to 16 bytes, on a stream with create_blas(). The GEMMs of the iteration are bf16, summed in
 /// fp32. Throw std::invalid_argument unless rows and cols are multiples of 8, if shapes differ by more than
-/// transposition, and newton_schulz() on more than 32 batches.
+/// transposition, and the iterations on more than 32 batches.
 template <class T>
 std::size_t newton_schulz_workspace(std::span<const MatrixBatch<T>> batches);
 template <class T>
 void newton_schulz(Stream stream, std::span<const MatrixBatch<T>> batches, Workspace workspace);
+template <class T>
+void polar_express(Stream stream, std::span<const MatrixBatch<T>> batches, Workspace workspace);
 
 }  // namespace cuda
 }  // namespace nanorun::kernels

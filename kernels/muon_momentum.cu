@@ -44,6 +44,26 @@ struct AddScaled : SumOfSquares {
   }
 };
 
+template <class T>
+struct AddScaledWithDecay : SumOfSquares {
+  float* w;
+  T* copy;
+  const float* x;
+  float lr, decay;
+  template <int W>
+  __device__ void apply(std::size_t i) {
+    Vector<float, W> weight = load_vector<W>(w + i);
+    const Vector<float, W> term = load_vector<W>(x + i);
+#pragma unroll
+    for (int k = 0; k < W; ++k) {
+      weight.v[k] -= lr * term.v[k] + (term.v[k] * weight.v[k] >= 0 ? decay * weight.v[k] : 0);
+      add_square(weight.v[k]);
+    }
+    store_vector(w + i, weight);
+    if constexpr (!std::is_same_v<T, float>) store_rounded(copy + i, weight);
+  }
+};
+
 }  // namespace
 
 template <class A>
@@ -63,8 +83,18 @@ void add_scaled(Stream stream, Vec<acc_t<T>> w, Vec<T> copy, Vec<const acc_t<T>>
   launch_elementwise<4>("add_scaled", stream, w.size(), body, w.data(), copy.data(), x.data());
 }
 
+template <class T>
+void add_scaled_with_decay(Stream stream, Vec<acc_t<T>> w, Vec<T> copy, Vec<const acc_t<T>> x, double lr, double decay,
+                           double* squares) {
+  const AddScaledWithDecay<T> body{
+      {squares}, w.data(), copy.data(), x.data(), static_cast<float>(lr), static_cast<float>(decay)};
+  launch_elementwise<4>("add_scaled_with_decay", stream, w.size(), body, w.data(), copy.data(), x.data());
+}
+
 template void nesterov_momentum(Stream, Vec<float>, Vec<float>, double, double, double*);
 template void add_scaled<float>(Stream, Vec<float>, Vec<float>, Vec<const float>, double, double*);
 template void add_scaled<bf16>(Stream, Vec<float>, Vec<bf16>, Vec<const float>, double, double*);
+template void add_scaled_with_decay<float>(Stream, Vec<float>, Vec<float>, Vec<const float>, double, double, double*);
+template void add_scaled_with_decay<bf16>(Stream, Vec<float>, Vec<bf16>, Vec<const float>, double, double, double*);
 
 }  // namespace nanorun::kernels::cuda

@@ -15,11 +15,11 @@ void fill_uniform(Stream, Vec<A> x, std::uint64_t key, std::uint64_t first, doub
 }
 
 template <class A>
-void fill_normal(Stream, Vec<A> x, std::uint64_t key, std::uint64_t first) {
+void fill_normal(Stream, Vec<A> x, std::uint64_t key, std::uint64_t first, double deviation) {
   for_chunks("fill_normal", x.size(), [=] KOKKOS_FUNCTION(std::size_t begin, std::size_t end) {
     for (std::size_t k = begin; k < end; ++k) {
       const std::uint64_t i = 2 * (first + k);
-      x[k] = static_cast<A>(std::sqrt(-2 * std::log(1 - unit_uniform(key, i))) *
+      x[k] = static_cast<A>(deviation * std::sqrt(-2 * std::log(1 - unit_uniform(key, i))) *
                             std::cos(2 * std::numbers::pi * unit_uniform(key, i + 1)));
     }
   });
@@ -27,7 +27,7 @@ void fill_normal(Stream, Vec<A> x, std::uint64_t key, std::uint64_t first) {
 
 #define NANORUN_INSTANTIATE(A)                                                      \
   template void fill_uniform(Stream, Vec<A>, std::uint64_t, std::uint64_t, double); \
-  template void fill_normal(Stream, Vec<A>, std::uint64_t, std::uint64_t);
+  template void fill_normal(Stream, Vec<A>, std::uint64_t, std::uint64_t, double);
 NANORUN_INSTANTIATE(float)
 NANORUN_INSTANTIATE(double)
 #undef NANORUN_INSTANTIATE

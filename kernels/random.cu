@@ -21,10 +21,11 @@ struct Uniform {
 struct Normal {
   float* x;
   std::uint64_t key, first;
+  double deviation;
   template <int W>
   __device__ void apply(std::size_t k) const {
     const std::uint64_t i = 2 * (first + k);
-    x[k] = static_cast<float>(sqrt(-2 * log(1 - unit_uniform(key, i))) *
+    x[k] = static_cast<float>(deviation * sqrt(-2 * log(1 - unit_uniform(key, i))) *
                               cos(2 * std::numbers::pi * unit_uniform(key, i + 1)));
   }
 };
@@ -37,11 +38,11 @@ void fill_uniform(Stream stream, Vec<A> x, std::uint64_t key, std::uint64_t firs
 }
 
 template <class A>
-void fill_normal(Stream stream, Vec<A> x, std::uint64_t key, std::uint64_t first) {
-  launch_elementwise<1>("fill_normal", stream, x.size(), Normal{x.data(), key, first}, x.data());
+void fill_normal(Stream stream, Vec<A> x, std::uint64_t key, std::uint64_t first, double deviation) {
+  launch_elementwise<1>("fill_normal", stream, x.size(), Normal{x.data(), key, first, deviation}, x.data());
 }
 
 template void fill_uniform(Stream, Vec<float>, std::uint64_t, std::uint64_t, double);
-template void fill_normal(Stream, Vec<float>, std::uint64_t, std::uint64_t);
+template void fill_normal(Stream, Vec<float>, std::uint64_t, std::uint64_t, double);
 
 }  // namespace nanorun::kernels::cuda

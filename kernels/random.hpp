@@ -30,9 +30,9 @@ namespace portable {
 template <class A>
 void fill_uniform(Stream stream, Vec<A> x, std::uint64_t key, std::uint64_t first, double bound);
 
-/// x[k] = standard normal number first + k
+/// x[k] = deviation times standard normal number first + k
 template <class A>
-void fill_normal(Stream stream, Vec<A> x, std::uint64_t key, std::uint64_t first);
+void fill_normal(Stream stream, Vec<A> x, std::uint64_t key, std::uint64_t first, double deviation);
 
 }  // namespace portable
 
@@ -42,7 +42,7 @@ namespace cuda {
 template <class A>
 void fill_uniform(Stream stream, Vec<A> x, std::uint64_t key, std::uint64_t first, double bound);
 template <class A>
-void fill_normal(Stream stream, Vec<A> x, std::uint64_t key, std::uint64_t first);
+void fill_normal(Stream stream, Vec<A> x, std::uint64_t key, std::uint64_t first, double deviation);
 
 }  // namespace cuda
 }  // namespace nanorun::kernels

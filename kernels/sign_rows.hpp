@@ -12,3 +12,11 @@ template <class T>
 void sign_rows(Stream stream, Mat<T> x, Mat<const T> signs, Vec<const std::int32_t> index);
 
 }  // namespace nanorun::kernels::portable
+
+namespace nanorun::kernels::cuda {
+
+/// T = bf16; rows are whole 16-byte vectors; else std::invalid_argument.
+template <class T>
+void sign_rows(Stream stream, Mat<T> x, Mat<const T> signs, Vec<const std::int32_t> index);
+
+}  // namespace nanorun::kernels::cuda

@@ -5,14 +5,33 @@
 
 #include "kernels/types.hpp"
 
-namespace nanorun::kernels::portable {
+namespace nanorun::kernels {
+
+/// Columns that a gate may read; there must be as many. Otherwise the functions throw std::invalid_argument.
+inline constexpr int max_smear_gate = 32;
+
+namespace portable {
 
 template <class T>
 void smear_forward(Stream stream, Mat<T> out, Mat<const T> e, Vec<const acc_t<T>> w, const acc_t<T>* scale);
 
-/// d_e = gradient of e; d_w +=, d_scale +=.
+/// d_e = gradient of e, not in place of d_out; d_w +=, d_scale +=.
 template <class T>
 void smear_backward(Stream stream, Mat<T> d_e, Vec<acc_t<T>> d_w, acc_t<T>* d_scale, Mat<const T> d_out, Mat<const T> e,
                     Vec<const acc_t<T>> w, const acc_t<T>* scale);
 
-}  // namespace nanorun::kernels::portable
+}  // namespace portable
+
+namespace cuda {
+
+/// T = bf16; rows are whole 16-byte vectors; else std::invalid_argument.
+template <class T>
+void smear_forward(Stream stream, Mat<T> out, Mat<const T> e, Vec<const acc_t<T>> w, const acc_t<T>* scale);
+
+/// Thread blocks add to d_w and d_scale by atomics, in no fixed order.
+template <class T>
+void smear_backward(Stream stream, Mat<T> d_e, Vec<acc_t<T>> d_w, acc_t<T>* d_scale, Mat<const T> d_out, Mat<const T> e,
+                    Vec<const acc_t<T>> w, const acc_t<T>* scale);
+
+}  // namespace cuda
+}  // namespace nanorun::kernels

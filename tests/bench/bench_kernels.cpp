@@ -94,16 +94,18 @@ void rms_norm(benchmark::State& state) {
 }
 BENCHMARK(rms_norm)->Unit(benchmark::kMicrosecond);
 
-void residual_mix_norm(benchmark::State& state) {
+void mix_norm(benchmark::State& state) {
   Tensor x(tokens, width), x_prev(tokens, width), x0(tokens, width), skip(tokens, width), n(tokens, width),
       rstd(1, tokens);
   const float a[] = {0.9f, 0.1f}, s[] = {0.5f};
-  for (auto _ : state) {
-    ops::residual_mix_norm_forward<float>({}, x, n, rstd.flat(), {x_prev, x0, a, skip, s}, 1e-5);
-  }
+  std::vector<ops::MixTerm<float>> terms(3);
+  terms[0].source = x_prev, terms[0].scalars[0].value = a;
+  terms[1].source = x0, terms[1].scalars[0].value = a + 1;
+  terms[2].source = skip, terms[2].scalars[0].value = a, terms[2].scalars[1].value = s;
+  for (auto _ : state) ops::mix_norm_forward<float>({}, x, n, rstd.flat(), terms, 1e-5);
   count(state, 0, 5 * tensor_bytes(tokens, width));
 }
-BENCHMARK(residual_mix_norm)->Unit(benchmark::kMicrosecond);
+BENCHMARK(mix_norm)->Unit(benchmark::kMicrosecond);
 
 void attention_input(benchmark::State& state) {
   Tensor qkv(tokens, 3 * width), qk(tokens, 2 * width), v(tokens, width), rstd(tokens, 2 * heads),
@@ -156,7 +158,7 @@ void head(benchmark::State& state) {
   std::vector<Token> targets(tokens, 7);
   const bool fp8 = state.range(0) != 0;
   const auto precision = fp8 ? kernels::HeadPrecision::fp8 : kernels::HeadPrecision::working;
-  const kernels::HeadOptions options{15, precision, 2, 512, 524288};
+  const kernels::HeadOptions options{.precision = precision, .scale_x = 2, .scale_w = 512, .scale_g = 0x1p19};
   std::vector<std::byte> workspace(ops::head_workspace<float>(tokens, vocabulary, width, precision));
   double loss = 0;
   for (auto _ : state) ops::head_loss_backward<float>({}, &loss, d_x, d_w, false, x, w, targets, options, workspace);

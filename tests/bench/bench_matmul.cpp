@@ -185,7 +185,9 @@ void softcap(benchmark::State& state, Gradient gradient) {
   const Values<bf16> logits(size, 8), z(size), g_t(size / 2);
   const Values<float> loss(rows), counts(cuda::softcap_counts(rows));
   const Values<Token> targets(rows);
-  const cuda::Softcap in{z.mat(rows, vocabulary), targets.data(), 15, reinterpret_cast<int*>(counts.data())};
+  const HeadOptions options{.softcap = 15};
+  const cuda::Softcap in{
+      z.mat(rows, vocabulary), {targets.data(), rows}, options, reinterpret_cast<int*>(counts.data())};
   const Mat<e5m2> transpose(reinterpret_cast<e5m2*>(g_t.data()), vocabulary, rows);
   const auto work = [&] {
     switch (gradient) {

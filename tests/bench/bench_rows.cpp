@@ -117,30 +117,38 @@ void rms_norm_backward(benchmark::State& state) {
   measure(state, 4 * narrow + 4.0 * tokens, [&] { cuda::rms_norm_backward<bf16>({}, d_x, out, rstd.flat(), d_out); });
 }
 
+/// The mix before a block of the U-net, x = a0 (x_prev + s skip) + a1 x0, with or without the skip.
+struct UnetMix {
+  explicit UnetMix(bool skips) {
+    const auto scalar = [&](int i) { return cuda::LearnedScalar<bf16>{scalars.data + i, d_scalars.data + i, false}; };
+    terms.resize(skips ? 3 : 2);
+    terms[0].source = x_prev, terms[0].d_source = d_x, terms[0].scalars[0] = scalar(0);
+    terms[1].source = x0, terms[1].d_source = d_x0, terms[1].scalars[0] = scalar(1);
+    if (!skips) return;
+    terms[2].source = skip, terms[2].d_source = d_skip, terms[2].overwrites = true;
+    terms[2].scalars = {scalar(0), scalar(2)};
+  }
+
+  Tensor<bf16> x_prev{tokens, width}, x0{tokens, width}, skip{tokens, width}, x{tokens, width}, n{tokens, width};
+  Tensor<bf16> d_n{tokens, width}, d_x{tokens, width}, d_x0{tokens, width}, d_skip{tokens, width};
+  Tensor<float> rstd{tokens}, scalars{3}, d_scalars{3};
+  std::vector<cuda::MixTerm<bf16>> terms;
+};
+
 /// Argument: whether a skip joins.
-void residual_mix_norm_forward(benchmark::State& state) {
-  Tensor<bf16> x_prev(tokens, width), x0(tokens, width), skip(tokens, width), x(tokens, width), n(tokens, width);
-  Tensor<float> rstd(tokens), scalars(4);
-  cuda::ResidualInputs<bf16> in{x_prev, x0, scalars.data, {}, nullptr};
-  if (state.range(0)) in.skip = skip, in.s = scalars.data + 2;
+void mix_norm_forward(benchmark::State& state) {
+  UnetMix m(state.range(0) != 0);
   measure(state, (4.0 + static_cast<double>(state.range(0))) * narrow + 4.0 * tokens,
-          [&] { cuda::residual_mix_norm_forward<bf16>({}, x, n, rstd.flat(), in, eps); });
+          [&] { cuda::mix_norm_forward<bf16>({}, m.x, m.n, m.rstd.flat(), m.terms, eps); });
 }
 
 /// Without a skip the gradient of another reader joins.
-void residual_mix_norm_backward(benchmark::State& state) {
-  Tensor<bf16> x_prev(tokens, width), x0(tokens, width), skip(tokens, width), n(tokens, width), d_n(tokens, width);
-  Tensor<bf16> d_x(tokens, width), d_x0(tokens, width), d_skip(tokens, width);
-  Tensor<float> rstd(tokens), scalars(4), d_scalars(4);
-  cuda::ResidualInputs<bf16> in{x_prev, x0, scalars.data, {}, nullptr};
-  cuda::ResidualGradients<bf16> d{d_x, d_x0, d_scalars.data, {}, nullptr, {}};
-  if (state.range(0)) {
-    in.skip = skip, in.s = scalars.data + 2, d.d_skip = d_skip, d.d_s = d_scalars.data + 2;
-  } else {
-    d.d_x_prev = d_skip;
-  }
+void mix_backward(benchmark::State& state) {
+  UnetMix m(state.range(0) != 0);
+  Mat<const bf16> elsewhere;
+  if (state.range(0) == 0) elsewhere = m.d_skip;
   measure(state, (9.0 + static_cast<double>(state.range(0))) * narrow + 4.0 * tokens, [&] {
-    cuda::residual_mix_norm_backward<bf16>({}, d, {n, rstd.flat(), d_n}, in);
+    cuda::mix_backward<bf16>({}, m.d_x, elsewhere, {m.n, m.rstd.flat(), m.d_n}, m.terms);
   });
 }
 
@@ -264,8 +272,8 @@ void wire_formats_and_counts(benchmark::internal::Benchmark* b) {
 NANORUN_BENCHMARK(device_copy);
 NANORUN_BENCHMARK(rms_norm_forward);
 NANORUN_BENCHMARK(rms_norm_backward);
-NANORUN_BENCHMARK(residual_mix_norm_forward)->Arg(0)->Arg(1);
-NANORUN_BENCHMARK(residual_mix_norm_backward)->Arg(0)->Arg(1);
+NANORUN_BENCHMARK(mix_norm_forward)->Arg(0)->Arg(1);
+NANORUN_BENCHMARK(mix_backward)->Arg(0)->Arg(1);
 NANORUN_BENCHMARK(attention_input_backward)->Arg(0)->Arg(1);
 NANORUN_BENCHMARK(embedding_forward);
 NANORUN_BENCHMARK(embedding_backward);

@@ -11,11 +11,13 @@ namespace {
 
 using test::Tensor;
 
-constexpr AdamOptions options{.lr = 0.1, .t = 3, .gradient_scale = 1.0 / 3};
+constexpr AdamOptions plain{.lr = 0.1, .t = 3, .gradient_scale = 1.0 / 3};
+constexpr AdamOptions with_decay{
+    .lr = 0.1, .eps = 1e-3, .t = 3, .gradient_scale = 1.0 / 3, .decay = 0.02, .epsilon_hat = true};
 
 /// The state begins `first` elements into its memory.
 template <class T>
-void compare(int n, int first) {
+void compare(int n, int first, const AdamOptions& options) {
   SCOPED_TRACE(n);
   Tensor<float> w(1, n, 1), m(1, n, 2), v(1, n, 3, {0.01f, 1}), g(1, n, 4);
   const Tensor<bf16> rounded = Tensor<bf16>::poisoned(1, n);
@@ -45,14 +47,16 @@ void compare(int n, int first) {
 TEST(CudaAdam, SmallSizesMatchPortable) {
   SKIP_WITHOUT_DEVICE();
   for (const auto& [n, first] : {std::pair{1, 0}, {1003, 0}, {1003, 1}, {4096, 4}}) {  // 1: not aligned
-    compare<float>(n, first);
-    compare<bf16>(n, first);
+    for (const AdamOptions& options : {plain, with_decay}) {
+      compare<float>(n, first, options);
+      compare<bf16>(n, first, options);
+    }
   }
 }
 
 TEST(CudaAdam, RecipeSizeMatchesPortable) {
   SKIP_WITHOUT_DEVICE();
-  compare<bf16>(50304 * 768, 0);
+  compare<bf16>(50304 * 768, 0, plain);
 }
 
 /// The sums of squares, together, of one update whose last gradient and weight are these, all others small.

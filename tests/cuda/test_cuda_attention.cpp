@@ -449,6 +449,10 @@ TEST(CudaAttentionArguments, RefusesWhatTheKernelsCannotTake) {
   EXPECT_THROW(cuda::attention_forward<bf16>({}, p.values(p.y), lse, in, p.mask.view(), p.scratch()),
                std::invalid_argument);
   in = p.inputs();
+  in.paired = true;
+  EXPECT_THROW(cuda::attention_forward<bf16>({}, p.values(p.y), lse, in, p.mask.view(), p.scratch()),
+               std::invalid_argument);
+  in = p.inputs();
   in.scale = 0;
   EXPECT_THROW(cuda::attention_forward<bf16>({}, p.values(p.y), lse, in, p.mask.view(), p.scratch()),
                std::invalid_argument);

@@ -15,19 +15,21 @@ using test::DeviceVector;
 using test::Tensor;
 using test::Tokens;
 
-/// How v' was formed: a fixed factor, interpolation with another tensor, or a row of a table for each token.
-enum class Source { none, interpolated, table };
+/// How v' was formed: a fixed factor, interpolation with another tensor, another tensor with factor 1, or a row of a
+/// table for each token.
+enum class Source { none, interpolated, unit, table };
 
 /// One call's arguments, on both sides. d_qkv replaces d_kv in place, its rows 4 H D apart as the model keeps them.
 struct Case {
-  Case(int rows, int heads, int head_dim, Source source)
+  Case(int rows, int heads, int head_dim, Source source, bool paired)
       : source(source),
+        paired(paired),
         heads(heads),
         width(heads * head_dim),
         vocabulary(rows > 1000 ? 50304 : 5),
         qkv(rows, 3 * width, 1),
-        cos(rows, head_dim / 2, 2),
-        sin(rows, head_dim / 2, 3),
+        cos(paired ? 2 * rows : rows, head_dim / 2, 2),
+        sin(paired ? 2 * rows : rows, head_dim / 2, 3),
         lambda(1, 2, 4),
         u(source == Source::table ? vocabulary : rows, width, 5),
         tokens(rows, vocabulary, 6),
@@ -40,13 +42,14 @@ struct Case {
         d_u(source == Source::table ? vocabulary : rows, width, 11) {}
 
   portable::ValueMix<float> host_mix() {
-    portable::ValueMix<float> mix{lambda.host().data, source == Source::interpolated, {}, nullptr};
+    portable::ValueMix<float> mix{
+        lambda.host().data, source == Source::interpolated, {}, nullptr, source == Source::unit};
     if (source != Source::none) mix.source = u.host();
     if (source == Source::table) mix.index = tokens.host.data();
     return mix;
   }
   ValueMix<bf16> device_mix() const {
-    ValueMix<bf16> mix{lambda.device().data, source == Source::interpolated, {}, nullptr};
+    ValueMix<bf16> mix{lambda.device().data, source == Source::interpolated, {}, nullptr, source == Source::unit};
     if (source != Source::none) mix.source = u.device();
     if (source == Source::table) mix.index = tokens.device.data();
     return mix;
@@ -66,6 +69,7 @@ struct Case {
   Mat<const float> d_q_in_panels() { return {d_q_panels.data(), d_q.host().rows, width}; }
 
   Source source;
+  bool paired;
   int heads, width, vocabulary;
   Tensor<bf16> qkv;
   Tensor<float> cos, sin, lambda;
@@ -79,20 +83,20 @@ struct Case {
   Tensor<float> d_lambda, d_u;
 };
 
-void compare(int rows, int heads, int head_dim, Source source) {
+void compare(int rows, int heads, int head_dim, Source source, bool paired = false) {
   SCOPED_TRACE("D " + std::to_string(head_dim) + ", source " + std::to_string(static_cast<int>(source)));
-  Case c(rows, heads, head_dim, source);
+  Case c(rows, heads, head_dim, source, paired);
   portable::ValueMixGradients<float> host_d{c.d_lambda.host().data, {}};
   ValueMixGradients<bf16> device_d{c.d_lambda.device().data, {}};
   if (c.source != Source::none) host_d.d_source = c.d_u.host(), device_d.d_source = c.d_u.device();
   portable::attention_input_backward<float>({}, c.d_qkv.host(), host_d, c.qk.host(), c.rstd.host(),
                                             c.qkv.host().col_block(2 * c.width, c.width), c.d_q.host(),
                                             c.d_qkv.host().col_block(c.width, 2 * c.width),
-                                            {c.heads, c.cos.host(), c.sin.host()}, c.host_mix());
+                                            {c.heads, c.cos.host(), c.sin.host(), c.paired}, c.host_mix());
   cuda::attention_input_backward<bf16>({}, c.d_qkv.device(), device_d, c.qk.device(), c.rstd.device(),
                                        c.qkv.device().col_block(2 * c.width, c.width), c.d_q_in_panels(),
                                        c.d_qkv.device().col_block(c.width, 2 * c.width),
-                                       {c.heads, c.cos.device(), c.sin.device()}, c.device_mix());
+                                       {c.heads, c.cos.device(), c.sin.device(), c.paired}, c.device_mix());
   c.d_qkv.expect_match("d_qkv");
   // Float sums in another order: of rows / vocabulary terms; and of rows * H D products of random sign, to whose total
   // thousands of blocks add.
@@ -102,12 +106,14 @@ void compare(int rows, int heads, int head_dim, Source source) {
 
 TEST(CudaAttentionInput, BackwardOfSmallShapesMatchesPortable) {
   SKIP_WITHOUT_DEVICE();
-  for (const Source source : {Source::none, Source::interpolated, Source::table}) {
+  for (const Source source : {Source::none, Source::interpolated, Source::unit, Source::table}) {
     compare(1, 1, 16, source);
     compare(37, 3, 16, source);  // 6 threads per row: warps span rows
     compare(30, 2, 64, source);
     compare(21, 6, 128, source);
     compare(4, 1, 512, source);
+    compare(37, 6, 16, source, true);
+    compare(21, 6, 128, source, true);
   }
 }
 
@@ -115,6 +121,7 @@ TEST(CudaAttentionInput, BackwardOfRecipeShapeMatchesPortable) {
   SKIP_WITHOUT_DEVICE();
   compare(49152, 6, 128, Source::table);
   compare(8191, 6, 128, Source::interpolated);
+  compare(8191, 6, 128, Source::unit, true);
 }
 
 TEST(CudaAttentionInput, RotaryTableMatchesPortable) {

@@ -14,12 +14,13 @@ using test::Tokens;
 constexpr double eps = 1.0 / 128;
 constexpr int head_dim = 128;
 
-/// How v' is formed: a fixed factor, interpolation with another tensor or with v itself, or a row of a table for each
-/// token.
-enum class Source { none, interpolated, itself, table };
+/// How v' is formed: a fixed factor, interpolation with another tensor or with v itself, another tensor with factor 1,
+/// or a row of a table for each token.
+enum class Source { none, interpolated, itself, unit, table };
 
 struct Shape {
   int rows, in, heads, pad = 0;  ///< rows of qkv lie `pad` elements further apart than they must
+  bool paired = false;
 };
 
 void compare(const Shape& s, Source source) {
@@ -27,15 +28,16 @@ void compare(const Shape& s, Source source) {
                " heads, source " + std::to_string(static_cast<int>(source)));
   const int width = s.heads * head_dim, vocabulary = s.rows > 1000 ? 50304 : 5;
   Tensor<bf16> x(s.rows, s.in, 1), w(3 * width, s.in, 2), u(source == Source::table ? vocabulary : s.rows, width, 3);
-  Tensor<float> cos(s.rows, head_dim / 2, 4), sin(s.rows, head_dim / 2, 5), lambda(1, 2, 6);
+  const int angle_rows = s.paired ? 2 * s.rows : s.rows;
+  Tensor<float> cos(angle_rows, head_dim / 2, 4), sin(angle_rows, head_dim / 2, 5), lambda(1, 2, 6);
   const Tokens tokens(s.rows, vocabulary, 7);
   auto qkv = Tensor<bf16>::poisoned(s.rows, 3 * width, 3 * width + s.pad);
   auto v_mixed = Tensor<bf16>::poisoned(s.rows, width);
   auto rstd = Tensor<float>::poisoned(s.rows, 2 * s.heads);
 
   const bool interpolates = source == Source::interpolated || source == Source::itself;
-  portable::ValueMix<float> host_mix{lambda.host().data, interpolates, {}, nullptr};
-  ValueMix<bf16> device_mix{lambda.device().data, interpolates, {}, nullptr};
+  portable::ValueMix<float> host_mix{lambda.host().data, interpolates, {}, nullptr, source == Source::unit};
+  ValueMix<bf16> device_mix{lambda.device().data, interpolates, {}, nullptr, source == Source::unit};
   if (source == Source::itself) {
     host_mix.source = qkv.host().col_block(2 * width, width),
     device_mix.source = qkv.device().col_block(2 * width, width);
@@ -45,9 +47,9 @@ void compare(const Shape& s, Source source) {
   if (source == Source::table) host_mix.index = tokens.host.data(), device_mix.index = tokens.device.data();
 
   portable::attention_projection_forward<float>({}, qkv.host(), v_mixed.host(), rstd.host(), x.host(), w.host(),
-                                                {s.heads, cos.host(), sin.host()}, host_mix, eps);
+                                                {s.heads, cos.host(), sin.host(), s.paired}, host_mix, eps);
   cuda::attention_projection_forward<bf16>({}, qkv.device(), v_mixed.device(), rstd.device(), x.device(), w.device(),
-                                           {s.heads, cos.device(), sin.device()}, device_mix, eps);
+                                           {s.heads, cos.device(), sin.device(), s.paired}, device_mix, eps);
   // Sums of up to 768 products, in another order, stand behind every element.
   qkv.expect_match("qkv", 1e-3);
   v_mixed.expect_match("v_mixed", 1e-3);
@@ -59,7 +61,8 @@ class CudaAttentionProjection : public testing::TestWithParam<Source> {};
 TEST_P(CudaAttentionProjection, SmallShapesMatchPortable) {
   SKIP_WITHOUT_DEVICE();
   // Less than a tile, and more in both directions; with an odd number of heads the last tile of the values is half one.
-  for (const Shape& s : {Shape{1, 64, 1}, Shape{17, 128, 1, 128}, Shape{300, 576, 3, 16}, Shape{512, 64, 2}}) {
+  for (const Shape& s : {Shape{1, 64, 1}, Shape{17, 128, 1, 128}, Shape{300, 576, 3, 16}, Shape{512, 64, 2},
+                         Shape{1, 64, 2, 0, true}, Shape{300, 576, 6, 16, true}}) {
     compare(s, GetParam());
   }
 }
@@ -67,23 +70,26 @@ TEST_P(CudaAttentionProjection, SmallShapesMatchPortable) {
 TEST_P(CudaAttentionProjection, RecipeShapeMatchesPortable) {
   SKIP_WITHOUT_DEVICE();
   compare(GetParam() == Source::table ? Shape{49152, 768, 6} : Shape{8191, 768, 6}, GetParam());
+  compare({8191, 768, 6, 0, true}, GetParam());
 }
 
 INSTANTIATE_TEST_SUITE_P(Mix, CudaAttentionProjection,
-                         testing::Values(Source::none, Source::interpolated, Source::itself, Source::table));
+                         testing::Values(Source::none, Source::interpolated, Source::itself, Source::unit,
+                                         Source::table));
 
 TEST(CudaAttentionProjection, RefusesOtherWidths) {
   SKIP_WITHOUT_DEVICE();
   const Tensor<bf16> x(16, 64, 1), w(3 * 128, 64, 2), qkv(16, 3 * 128, 3), v_mixed(16, 128, 4);
   const Tensor<float> rstd(16, 4, 5), table(16, 64, 6), lambda(1, 2, 7);
   const ValueMix<bf16> mix{lambda.device().data, false, {}, nullptr};
-  const auto project = [&](int heads, int in) {
+  const auto project = [&](int heads, int in, bool paired = false) {
     cuda::attention_projection_forward<bf16>({}, qkv.device(), v_mixed.device(), rstd.device(),
                                              x.device().col_block(0, in), w.device().col_block(0, in),
-                                             {heads, table.device(), table.device()}, mix, eps);
+                                             {heads, table.device(), table.device(), paired}, mix, eps);
   };
   EXPECT_THROW(project(2, 64), std::invalid_argument);  // heads of 64
   EXPECT_THROW(project(1, 32), std::invalid_argument);
+  EXPECT_THROW(project(1, 64, true), std::invalid_argument);  // no second head
 }
 
 }  // namespace

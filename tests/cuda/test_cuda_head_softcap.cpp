@@ -9,7 +9,14 @@
 namespace nanorun::kernels::cuda {
 namespace {
 
-constexpr double cap = 15, scale = 64;
+constexpr double scale = 64;
+constexpr HeadOptions plain{.softcap = 15};
+constexpr HeadOptions further{.softcap = 23,
+                              .kind = SoftcapKind::sigmoid,
+                              .softcap_shift = 5,
+                              .softcap_width = 7.5,
+                              .target_weights = {1, 0.5, 0.25},
+                              .targets = 3};
 
 /// Logits of a few units, restored before each run, and what the gradient in e5m2 writes.
 struct Problem {
@@ -30,8 +37,8 @@ struct Problem {
     test::cuda_check(cudaMemset(counts.data(), 0, counts.size() * sizeof(int)));
   }
 
-  Mat<e5m2> run(Stream stream = {}, int blocks = 0) {
-    const Softcap in{{z.data(), rows, cols}, targets.device_span().data(), cap, counts.data()};
+  Mat<e5m2> run(const HeadOptions& options, Stream stream = {}, int blocks = 0) {
+    const Softcap in{{z.data(), rows, cols}, targets.device_span(), options, counts.data()};
     return softcap_gradient_fp8(stream, loss.data(), {g_t.data(), cols, rows}, in, scale, blocks);
   }
 
@@ -61,20 +68,24 @@ TEST(CudaHeadSoftcap, LossAndTransposeOfTheGradient) {
   for (const auto& [rows, cols] : {std::pair{16, 16}, {304, 4112}, {144, 112 * 1008}}) {
     SCOPED_TRACE(std::to_string(rows) + " rows, " + std::to_string(cols) + " columns");
     Problem p(rows, cols);
-    p.reset();
-    const Problem::Result r = p.result(p.run());
-    std::size_t wrong = 0;
-    for (int i = 0; i < rows; ++i) {
-      const float* const z = p.logits.host().row(i);
-      double sum = 0;
-      for (int j = 0; j < cols; ++j) {
-        sum += std::exp(cap * std::tanh(z[j] / cap));
-        wrong += r.g[static_cast<std::size_t>(i) * cols + j] != r.g_t[static_cast<std::size_t>(j) * rows + i];
+    for (const HeadOptions& options : {plain, further}) {
+      p.reset();
+      const Problem::Result r = p.result(p.run(options));
+      std::size_t wrong = 0;
+      for (int i = 0; i < rows; ++i) {
+        const float* const z = p.logits.host().row(i);
+        double sum = 0, loss = 0;
+        for (int j = 0; j < cols; ++j) {
+          sum += std::exp(softcap(z[j], options));
+          wrong += r.g[static_cast<std::size_t>(i) * cols + j] != r.g_t[static_cast<std::size_t>(j) * rows + i];
+        }
+        for (int k = 0; k < options.targets && i + k < rows; ++k) {
+          loss += options.target_weights[k] * (std::log(sum) - softcap(z[p.targets.host[i + k]], options));
+        }
+        ASSERT_NEAR(r.loss[i], loss, 1e-5 * (1 + std::abs(loss))) << "row " << i;
       }
-      const double loss = std::log(sum) - cap * std::tanh(z[p.targets.host[i]] / cap);
-      ASSERT_NEAR(r.loss[i], loss, 1e-5 * (1 + std::abs(loss))) << "row " << i;
+      EXPECT_EQ(wrong, 0u);
     }
-    EXPECT_EQ(wrong, 0u);
   }
 }
 
@@ -84,7 +95,7 @@ TEST(CudaHeadSoftcapOrder, ThreadBlocksMayStartInAnyOrder) {
   SKIP_WITHOUT_DEVICE();
   Problem p(2048, 4112);
   p.reset();
-  const Problem::Result alone = p.result(p.run());
+  const Problem::Result alone = p.result(p.run(plain));
   cudaStream_t streams[2];
   for (cudaStream_t& s : streams) test::cuda_check(cudaStreamCreateWithFlags(&s, cudaStreamNonBlocking));
   const int blocks = softcap_blocks(p.rows);
@@ -92,8 +103,8 @@ TEST(CudaHeadSoftcapOrder, ThreadBlocksMayStartInAnyOrder) {
     for (const int second : {0, 1, 1, 1}) {
       p.reset();
       test::cuda_check(cudaDeviceSynchronize());
-      p.run({streams[0]}, part);
-      const Mat<e5m2> g = p.run({streams[second]}, blocks - part);
+      p.run(plain, {streams[0]}, part);
+      const Mat<e5m2> g = p.run(plain, {streams[second]}, blocks - part);
       test::cuda_check(cudaDeviceSynchronize());
       EXPECT_TRUE(p.result(g) == alone) << part << " of " << blocks << " blocks come first";
     }

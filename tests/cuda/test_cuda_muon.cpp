@@ -1,5 +1,6 @@
 #include <gtest/gtest.h>
 
+#include <array>
 #include <cmath>
 #include <vector>
 
@@ -52,20 +53,31 @@ std::vector<MatrixBatch<float>> batches_of(float* data, const Shapes& shapes) {
   return batches;
 }
 
-test::Vector<float> newton_schulz_of(const test::Vector<float>& x, const Shapes& shapes) {
+enum class Iteration { newton_schulz, polar_express };
+
+const PolarIteration& coefficients(Iteration iteration) {
+  return iteration == Iteration::newton_schulz ? newton_schulz_iteration : polar_express_iteration;
+}
+
+test::Vector<float> result_of(const test::Vector<float>& x, const Shapes& shapes,
+                              Iteration iteration = Iteration::newton_schulz) {
   const test::BlasStream stream;
   const test::DeviceVector<float> values(x);
   const auto batches = batches_of(values.data(), shapes);
   const test::DeviceVector<std::byte> scratch(newton_schulz_workspace<float>(batches));  // of NaN
-  newton_schulz<float>(stream, batches, {scratch.data(), scratch.size()});
+  const auto run = iteration == Iteration::newton_schulz ? newton_schulz<float> : polar_express<float>;
+  run(stream, batches, {scratch.data(), scratch.size()});
   return values.host();
 }
 
-test::Vector<float> portable_newton_schulz(test::Vector<float> x, const Shapes& shapes) {
+test::Vector<float> portable_result(test::Vector<float> x, const Shapes& shapes,
+                                    Iteration iteration = Iteration::newton_schulz) {
   const auto batches = batches_of(x.data(), shapes);
   test::Vector<std::byte> memory(portable::newton_schulz_workspace<float>(batches) + 64);
   const std::size_t skip = 64 - reinterpret_cast<std::uintptr_t>(memory.data()) % 64;
-  portable::newton_schulz<float>({}, batches, Workspace(memory).subspan(skip));
+  const auto run =
+      iteration == Iteration::newton_schulz ? portable::newton_schulz<float> : portable::polar_express<float>;
+  run({}, batches, Workspace(memory).subspan(skip));
   return x;
 }
 
@@ -74,22 +86,23 @@ void round(test::Vector<float>& values) {
 }
 
 /// The iteration on one wide matrix, every matrix rounded to bf16 where the tensor cores' results are stored.
-void rounded_iteration(Mat<float> x) {
+void rounded_iteration(Mat<float> x, const PolarIteration& iteration) {
   const int n = x.rows, m = x.cols;
   double squares = 0;
   for (std::size_t i = 0; i < x.size(); ++i) squares += std::pow(static_cast<double>(x.data[i]), 2);
   test::Vector<float> X(x.data, x.data + x.size()), A(n * n), B(n * n), next(X.size());
-  for (float& value : X) value /= static_cast<float>(std::sqrt(squares) + 1e-7);
+  for (float& value : X) value /= static_cast<float>(iteration.norm_factor * std::sqrt(squares) + iteration.eps);
   round(X);
-  for (int k = 0; k < 5; ++k) {
+  for (const PolarIteration::Step& step : iteration.steps) {
+    const auto a = static_cast<float>(step.a), b = static_cast<float>(step.b), c = static_cast<float>(step.c);
     const Mat<float> X_mat(X.data(), n, m), A_mat(A.data(), n, n), B_mat(B.data(), n, n);
     portable::linear_forward<float>({}, A_mat, X_mat, X_mat);
     round(A);
     portable::linear_forward<float>({}, B_mat, A_mat, A_mat);
-    for (std::size_t i = 0; i < B.size(); ++i) B[i] = -4.7750f * A[i] + 2.0315f * B[i];
+    for (std::size_t i = 0; i < B.size(); ++i) B[i] = b * A[i] + c * B[i];
     round(B);
     portable::linear_backward_input<float>({}, Mat<float>(next.data(), n, m), B_mat, X_mat);
-    for (std::size_t i = 0; i < X.size(); ++i) X[i] = 3.4445f * X[i] + next[i];
+    for (std::size_t i = 0; i < X.size(); ++i) X[i] = a * X[i] + next[i];
     round(X);
   }
   std::copy(X.begin(), X.end(), x.data);
@@ -100,40 +113,49 @@ void turn(float* to, const float* from, int rows, int cols) {
     for (int c = 0; c < cols; ++c) to[c * rows + r] = from[r * cols + c];
 }
 
-test::Vector<float> emulation(test::Vector<float> x, const Shapes& shapes) {
+test::Vector<float> emulation(test::Vector<float> x, const Shapes& shapes, Iteration kind) {
+  const PolarIteration& iteration = coefficients(kind);
   for (const MatrixBatch<float>& batch : batches_of(x.data(), shapes)) {
     for (int i = 0; i < batch.count; ++i) {
       float* const matrix = batch.data + i * batch.matrix_size();
       if (batch.rows <= batch.cols) {
-        rounded_iteration({matrix, batch.rows, batch.cols});
+        rounded_iteration({matrix, batch.rows, batch.cols}, iteration);
         continue;
       }
       test::Vector<float> turned(batch.matrix_size());
       turn(turned.data(), matrix, batch.rows, batch.cols);
-      rounded_iteration({turned.data(), batch.cols, batch.rows});
+      rounded_iteration({turned.data(), batch.cols, batch.rows}, iteration);
       turn(matrix, turned.data(), batch.cols, batch.rows);
     }
   }
   return x;
 }
 
-TEST(CudaMuon, NewtonSchulzIsTheIterationRoundedToBf16) {
-  SKIP_WITHOUT_DEVICE();
+/// Rounding to bf16 costs what the emulation says: five steps multiply small singular values, and the roundings of the
+/// first step with them, by the product of the a: 3.4445^5 = 485 for Newton–Schulz, 990 for Polar Express.
+void expect_rounded_iteration(Iteration iteration, double largest_error) {
   for (const Shapes& shapes : batches) {
     SCOPED_TRACE(name_of(shapes));
     const auto x = test::convert<float>(test::random_values(size_of(shapes), 7, -0.02, 0.02));
-    const test::Vector<float> result = newton_schulz_of(x, shapes);
-    const test::Vector<float> exact = portable_newton_schulz(x, shapes);
-
-    // Rounding to bf16 costs what the emulation says: five steps multiply small singular values, and the roundings of
-    // the first step with them, by 3.4445^5 = 485.
-    const test::Vector<float> emulated = emulation(x, shapes);
+    const test::Vector<float> result = result_of(x, shapes, iteration);
+    const test::Vector<float> exact = portable_result(x, shapes, iteration);
+    const test::Vector<float> emulated = emulation(x, shapes, iteration);
     const double of_emulation = test::relative_error(emulated, exact);
-    EXPECT_LT(of_emulation, 0.1);
+    EXPECT_LT(of_emulation, largest_error);
     EXPECT_LT(test::relative_error(result, exact), 1.25 * of_emulation + 1e-3);
     EXPECT_LT(test::relative_error(result, emulated), 0.75 * of_emulation + 1e-3);
-    RecordProperty("error " + name_of(shapes), std::to_string(test::relative_error(result, exact)));
+    testing::Test::RecordProperty("error " + name_of(shapes), std::to_string(test::relative_error(result, exact)));
   }
+}
+
+TEST(CudaMuon, NewtonSchulzIsTheIterationRoundedToBf16) {
+  SKIP_WITHOUT_DEVICE();
+  expect_rounded_iteration(Iteration::newton_schulz, 0.1);
+}
+
+TEST(CudaMuon, PolarExpressIsTheIterationRoundedToBf16) {
+  SKIP_WITHOUT_DEVICE();
+  expect_rounded_iteration(Iteration::polar_express, 0.1);
 }
 
 TEST(CudaMuon, EveryMatrixIsItsOwn) {
@@ -143,7 +165,7 @@ TEST(CudaMuon, EveryMatrixIsItsOwn) {
   constexpr std::size_t size = 128 * 192;
   auto x = test::convert<float>(test::random_values(size_of(shapes), 8));
   for (std::size_t i = 0; i < x.size(); ++i) x[i] *= static_cast<float>(1 + i / size * 10);
-  const test::Vector<float> exact = portable_newton_schulz(x, shapes), result = newton_schulz_of(x, shapes);
+  const test::Vector<float> exact = portable_result(x, shapes), result = result_of(x, shapes);
   for (std::size_t at = 0; at < x.size(); at += size) {
     const auto part = [&](const test::Vector<float>& v) {
       return test::Vector<float>(v.begin() + at, v.begin() + at + size);
@@ -156,22 +178,72 @@ TEST(CudaMuon, ScaleOfTheInputDoesNotMatter) {
   SKIP_WITHOUT_DEVICE();
   const Shapes shapes{{2, 64, 96}};
   auto x = test::convert<float>(test::random_values(2 * 64 * 96, 3));
-  const test::Vector<float> result = newton_schulz_of(x, shapes);
+  const test::Vector<float> result = result_of(x, shapes);
   for (float& value : x) value *= 0x1p-10f;
   // The 1e-7 beside the norm, then 0.03, is all that differs.
-  EXPECT_LT(test::relative_error(newton_schulz_of(x, shapes), result), 2e-2);
+  EXPECT_LT(test::relative_error(result_of(x, shapes), result), 2e-2);
 }
 
 TEST(CudaMuon, ZeroStaysZero) {
   SKIP_WITHOUT_DEVICE();
-  for (const float value : newton_schulz_of(test::Vector<float>(2 * 16 * 24), {{2, 16, 24}})) ASSERT_EQ(value, 0);
+  for (const float value : result_of(test::Vector<float>(2 * 16 * 24), {{2, 16, 24}})) ASSERT_EQ(value, 0);
 }
 
 TEST(CudaMuon, RefusesOddSidesAndDifferentShapes) {
   SKIP_WITHOUT_DEVICE();
-  EXPECT_THROW(newton_schulz_of(test::Vector<float>(7 * 8), {{1, 7, 8}}), std::invalid_argument);
-  EXPECT_THROW(newton_schulz_of(test::Vector<float>(2 * 8 * 16), {{1, 8, 16}, {2, 8, 8}}), std::invalid_argument);
-  EXPECT_THROW(newton_schulz_of(test::Vector<float>(33 * 8 * 8), Shapes(33, {1, 8, 8})), std::invalid_argument);
+  EXPECT_THROW(result_of(test::Vector<float>(7 * 8), {{1, 7, 8}}), std::invalid_argument);
+  EXPECT_THROW(result_of(test::Vector<float>(2 * 8 * 16), {{1, 8, 16}, {2, 8, 8}}), std::invalid_argument);
+  EXPECT_THROW(result_of(test::Vector<float>(33 * 8 * 8), Shapes(33, {1, 8, 8})), std::invalid_argument);
+}
+
+/// Two steps on `count` matrices, each of its own size, and one line of zeros.
+void compare_normuon(int count, int rows, int cols) {
+  SCOPED_TRACE(name_of({{count, rows, cols}}));
+  const std::size_t size = static_cast<std::size_t>(rows) * cols;
+  const int lines = normuon_lines(rows, cols);
+  test::Vector<float> q(static_cast<std::size_t>(count) * lines);
+  const test::DeviceVector<float> device_q(q);
+  for (const unsigned seed : {30, 31}) {
+    auto x = test::convert<float>(test::random_values(count * size, seed));
+    for (std::size_t i = 0; i < x.size(); ++i) {
+      const int row = static_cast<int>(i % size / cols), col = static_cast<int>(i % cols);
+      x[i] *= (rows >= cols ? row : col) == 3 ? 0.0f : 0.05f * static_cast<float>(1 + i / size);
+    }
+    const test::DeviceVector<float> device_x(x);
+    portable::normuon<float>({}, {x.data(), count, rows, cols}, q, 0.9);
+    normuon<float>({}, {device_x.data(), count, rows, cols}, {device_q.data(), q.size()}, 0.9);
+    EXPECT_LT(test::relative_error(device_x.host(), x), 2e-6);
+    EXPECT_LT(test::relative_error(device_q.host(), q), 2e-6);
+  }
+}
+
+TEST(CudaNorMuon, MatchesPortable) {
+  SKIP_WITHOUT_DEVICE();
+  for (const auto& [count, rows, cols] : {std::array{1, 8, 8},
+                                          {3, 64, 64},
+                                          {2, 16, 40},
+                                          {3, 40, 16},
+                                          {5, 200, 136},
+                                          {12, 256, 768},
+                                          {2, 768, 768},
+                                          {2, 3072, 768},
+                                          {1, 768, 3072}}) {
+    compare_normuon(count, rows, cols);
+  }
+}
+
+TEST(CudaNorMuon, ZeroStaysZero) {
+  SKIP_WITHOUT_DEVICE();
+  const test::DeviceVector<float> x(test::Vector<float>(2 * 16 * 24)), q(test::Vector<float>(2 * 24));
+  normuon<float>({}, {x.data(), 2, 16, 24}, {q.data(), 2 * 24}, 0.9);
+  for (const float value : x.host()) ASSERT_EQ(value, 0);
+  for (const float value : q.host()) ASSERT_EQ(value, 0);
+}
+
+TEST(CudaNorMuon, RefusesOddRows) {
+  SKIP_WITHOUT_DEVICE();
+  const test::DeviceVector<float> x(test::Vector<float>(7 * 12)), q(test::Vector<float>(12));
+  EXPECT_THROW(normuon<float>({}, {x.data(), 1, 7, 12}, {q.data(), 12}, 0.9), std::invalid_argument);
 }
 
 }  // namespace

@@ -19,8 +19,8 @@ void compare(int n, std::uint64_t first, int at) {
   auto uniform = Tensor<float>::poisoned(1, at + n), normal = Tensor<float>::poisoned(1, at + n);
   portable::fill_uniform<float>({}, uniform.host_flat().subspan(at), key, first, 0.036);
   cuda::fill_uniform<float>({}, uniform.device_flat().subspan(at), key, first, 0.036);
-  portable::fill_normal<float>({}, normal.host_flat().subspan(at), key, first);
-  cuda::fill_normal<float>({}, normal.device_flat().subspan(at), key, first);
+  portable::fill_normal<float>({}, normal.host_flat().subspan(at), key, first, 1);
+  cuda::fill_normal<float>({}, normal.device_flat().subspan(at), key, first, 1);
   const Vec<float> host = uniform.host_flat();
   const test::Vector<float> of_device = uniform.device_values();
   for (int i = at; i < at + n; ++i) ASSERT_EQ(of_device[i], host[i]) << i;

@@ -23,9 +23,12 @@ struct Reference {
       const double gradient = o.gradient_scale * g[i];
       m[i] = o.beta1 * m[i] + (1 - o.beta1) * gradient;
       v[i] = o.beta2 * v[i] + (1 - o.beta2) * std::pow(gradient, 2);
-      const double m_hat = m[i] / (1 - std::pow(o.beta1, o.t));
-      const double v_hat = v[i] / (1 - std::pow(o.beta2, o.t));
-      w[i] -= o.lr * m_hat / (std::sqrt(v_hat) + o.eps);
+      const double correction1 = 1 - std::pow(o.beta1, o.t), correction2 = 1 - std::pow(o.beta2, o.t);
+      const double u = o.epsilon_hat
+                           ? o.lr * std::sqrt(correction2) / correction1 * m[i] / (std::sqrt(v[i]) + o.eps)
+                           : o.lr * (m[i] / correction1) / (std::sqrt(v[i] / correction2) + o.eps);
+      if (u * w[i] > 0) w[i] -= o.decay * w[i];
+      w[i] -= u;
       gradient_squares += std::pow(gradient, 2);
       weight_squares += std::pow(w[i], 2);
     }
@@ -34,14 +37,15 @@ struct Reference {
 
 /// Largest of the relative errors of w, m, v and the sums of squares after seven steps of changing learning rate.
 template <class T>
-double error_after_seven_steps(double eps) {
+double error_after_seven_steps(AdamOptions options) {
   const test::Vector<double> start = test::random_values(n, 1);
   Reference reference{start, test::Vector<double>(n), test::Vector<double>(n)};
   test::Vector<T> w = test::convert<T>(start), m(n), v(n);
   test::Vector<double> squares(2);
   for (int t = 1; t <= 7; ++t) {
-    const AdamOptions options{
-        .lr = 0.6 / t, .beta1 = 0.8, .beta2 = 0.95, .eps = eps, .t = t, .gradient_scale = 1.0 / 7};
+    options.lr = 0.6 / t;
+    options.t = t;
+    options.gradient_scale = 1.0 / 7;
     const test::Vector<T> g = test::convert<T>(test::random_values(n, 100 + t, -7e-3, 7e-3));
     adam_update<T>({}, w, w, m, v, g, options, squares.data());
     reference.step(test::convert<double>(g), options);
@@ -53,13 +57,33 @@ double error_after_seven_steps(double eps) {
 }
 
 TEST(Adam, FollowsTheFormulaOverSeveralSteps) {
-  EXPECT_LT(error_after_seven_steps<double>(1e-10), 1e-14);
-  EXPECT_LT(error_after_seven_steps<float>(1e-10), 1e-6);
+  EXPECT_LT(error_after_seven_steps<double>({.eps = 1e-10}), 1e-14);
+  EXPECT_LT(error_after_seven_steps<float>({.eps = 1e-10}), 1e-6);
 }
 
 TEST(Adam, EpsStandsOutsideTheRootOfTheCorrectedMoment) {
-  EXPECT_LT(error_after_seven_steps<double>(1e-3), 1e-14);
-  EXPECT_LT(error_after_seven_steps<float>(1e-3), 1e-6);
+  EXPECT_LT(error_after_seven_steps<double>({.eps = 1e-3}), 1e-14);
+  EXPECT_LT(error_after_seven_steps<float>({.eps = 1e-3}), 1e-6);
+}
+
+TEST(Adam, EpsMayStandBesideTheRootOfTheMomentItself) {
+  EXPECT_LT(error_after_seven_steps<double>({.eps = 1e-3, .epsilon_hat = true}), 1e-14);
+  EXPECT_LT(error_after_seven_steps<float>({.eps = 1e-3, .epsilon_hat = true}), 1e-6);
+}
+
+TEST(Adam, DecayFollowsTheFormulaOverSeveralSteps) {
+  EXPECT_LT(error_after_seven_steps<double>({.decay = 0.01}), 1e-14);
+  EXPECT_LT(error_after_seven_steps<float>({.decay = 0.01}), 1e-6);
+}
+
+TEST(Adam, OnlyWeightsThatTheUpdateShrinksDecay) {
+  test::Vector<double> w{1, -1, 1, -1, 1, 0}, m(6), v(6);
+  const test::Vector<double> g{3, -3, -3, 3, 0, 3};
+  test::Vector<double> squares(2);
+  adam_update<double>({}, w, w, m, v, g, {.lr = 0.25, .t = 1, .decay = 0.125}, squares.data());
+  const test::Vector<double> expected{0.625, -0.625, 1.25, -1.25, 1, -0.25};
+  for (std::size_t i = 0; i < w.size(); ++i) EXPECT_NEAR(w[i], expected[i], 1e-8) << i;
+  EXPECT_EQ(w[4], 1) << "without an update there is no decay";
 }
 
 TEST(Adam, FirstStepMovesByTheLearningRateAgainstTheGradient) {

@@ -19,10 +19,11 @@ using Values = test::Vector<double>;
 constexpr double eps = 1.0 / 128;
 constexpr int source_rows = 5;  // of a table read through the index; fewer than T, so rows repeat
 
-/// How the values are mixed.
+/// How the values are mixed, and how the heads are rotated.
 struct Mode {
   enum Source { none, rows, table } source;
-  bool interpolate;
+  enum Factors { two, interpolate, unit_source } factors;
+  bool paired = false;
 };
 
 /// Inputs of one case, upstream gradient of out, and what the accumulated gradients start from.
@@ -36,18 +37,19 @@ struct Case {
     const std::size_t size = static_cast<std::size_t>(tokens) * 3 * width();
     qkv = test::random_values(size, 1);
     d_out = test::random_values(size, 2);
-    for (const double angle : test::random_values(tokens * head_dim / 2, 3, -4, 4)) {
+    for (const double angle : test::random_values(angle_rows() * head_dim / 2, 3, -4, 4)) {
       cos.push_back(std::cos(angle));
       sin.push_back(std::sin(angle));
     }
-    lambda = mode.interpolate ? Values{0.3} : Values{0.7, -0.4};
-    start_lambda = mode.interpolate ? Values{2.0} : Values{2.0, -1.0};
+    lambda = mode.factors == Mode::two ? Values{0.7, -0.4} : Values{0.3};
+    start_lambda = mode.factors == Mode::two ? Values{2.0, -1.0} : Values{2.0};
     source = test::random_values(n_source_rows() * width(), 4);
     start_source = test::random_values(source.size(), 5);
     for (int t = 0; t < tokens; ++t) index.push_back(static_cast<Token>(t * t % source_rows));
   }
 
   int width() const { return heads * head_dim; }
+  int angle_rows() const { return mode.paired ? 2 * tokens : tokens; }
   int n_source_rows() const { return mode.source == Mode::table ? source_rows : tokens; }
   /// u[t, j]
   double second(int t, int j) const {
@@ -66,14 +68,15 @@ struct Inputs {
   explicit Inputs(const Case& c)
       : c(c),
         qkv(c.tokens, 3 * c.width(), c.qkv),
-        cos(c.tokens, c.head_dim / 2, c.cos),
-        sin(c.tokens, c.head_dim / 2, c.sin),
+        cos(c.angle_rows(), c.head_dim / 2, c.cos),
+        sin(c.angle_rows(), c.head_dim / 2, c.sin),
         source(c.n_source_rows(), c.width(), c.source),
         lambda(test::convert<T>(c.lambda)) {}
 
-  Rotary<T> rotary() { return {c.heads, cos.mat(), sin.mat()}; }
+  Rotary<T> rotary() { return {c.heads, cos.mat(), sin.mat(), c.mode.paired}; }
   ValueMix<T> mix() {
-    ValueMix<T> mix{lambda.data(), c.mode.interpolate, {}, nullptr};
+    ValueMix<T> mix{
+        lambda.data(), c.mode.factors == Mode::interpolate, {}, nullptr, c.mode.factors == Mode::unit_source};
     if (c.mode.source != Mode::none) mix.source = source.mat();
     if (c.mode.source == Mode::table) mix.index = c.index.data();
     return mix;
@@ -122,7 +125,7 @@ Gradients backward(const Case& c, bool in_place) {
 class AttentionInput : public testing::TestWithParam<Mode> {};
 
 TEST_P(AttentionInput, QueriesAndKeysAreNormedAndRotated) {
-  const Case c(7, 3, 10, GetParam());
+  const Case c(7, 4, 10, GetParam());
   const Forward result = forward<double>(c);
   const int half = c.head_dim / 2;
   for (int t = 0; t < c.tokens; ++t) {
@@ -132,9 +135,10 @@ TEST_P(AttentionInput, QueriesAndKeysAreNormedAndRotated) {
       for (int j = 0; j < c.head_dim; ++j) squares += c.qkv[first + j] * c.qkv[first + j];
       const double rstd = 1 / std::sqrt(squares / c.head_dim + eps);
       EXPECT_NEAR(result.rstd[t * 2 * c.heads + head], rstd, 1e-14);
+      const int position = c.mode.paired ? 2 * t + head % c.heads % 2 : t;
       for (int j = 0; j < half; ++j) {
         const double x1 = c.qkv[first + j] * rstd, x2 = c.qkv[first + j + half] * rstd;
-        const double cos = c.cos[t * half + j], sin = c.sin[t * half + j];
+        const double cos = c.cos[position * half + j], sin = c.sin[position * half + j];
         EXPECT_NEAR(result.out[first + j], x1 * cos + x2 * sin, 1e-14);
         EXPECT_NEAR(result.out[first + j + half], -x1 * sin + x2 * cos, 1e-14);
       }
@@ -143,7 +147,7 @@ TEST_P(AttentionInput, QueriesAndKeysAreNormedAndRotated) {
 }
 
 TEST_P(AttentionInput, QueriesAndKeysMayReplaceTheirProjection) {
-  const Case c(7, 3, 10, GetParam());
+  const Case c(7, 4, 10, GetParam());
   const Forward separate = forward<double>(c);
   Inputs<double> in(c);
   Strided<double> v_mixed(c.tokens, c.width()), rstd(c.tokens, 2 * c.heads);
@@ -157,10 +161,11 @@ TEST_P(AttentionInput, QueriesAndKeysMayReplaceTheirProjection) {
 }
 
 TEST_P(AttentionInput, ValuesAreMixed) {
-  const Case c(7, 3, 10, GetParam());
+  const Case c(7, 4, 10, GetParam());
   const Forward result = forward<double>(c);
-  const double l0 = c.mode.interpolate ? 1 - c.lambda[0] : c.lambda[0];
-  const double l1 = c.mode.interpolate ? c.lambda[0] : c.lambda[1];
+  double l0 = c.lambda[0], l1 = 1;
+  if (c.mode.factors == Mode::two) l1 = c.lambda[1];
+  if (c.mode.factors == Mode::interpolate) l0 = 1 - c.lambda[0], l1 = c.lambda[0];
   for (int t = 0; t < c.tokens; ++t) {
     for (int j = 0; j < c.width(); ++j) {
       const int i = (3 * t + 2) * c.width() + j;
@@ -222,12 +227,16 @@ TEST(RotaryTable, HoldsTheAnglesOfEveryPosition) {
 
 std::string mode_name(const testing::TestParamInfo<Mode>& info) {
   const char* const sources[] = {"NoSource", "Rows", "Table"};
-  return std::string(sources[info.param.source]) + (info.param.interpolate ? "Interpolated" : "");
+  const char* const factors[] = {"", "Interpolated", "Unit"};
+  return std::string(sources[info.param.source]) + factors[info.param.factors] + (info.param.paired ? "Paired" : "");
 }
 
 INSTANTIATE_TEST_SUITE_P(Mix, AttentionInput,
-                         testing::Values(Mode{Mode::none, false}, Mode{Mode::rows, false}, Mode{Mode::table, false},
-                                         Mode{Mode::none, true}, Mode{Mode::rows, true}, Mode{Mode::table, true}),
+                         testing::Values(Mode{Mode::none, Mode::two}, Mode{Mode::rows, Mode::two},
+                                         Mode{Mode::table, Mode::two}, Mode{Mode::none, Mode::interpolate},
+                                         Mode{Mode::rows, Mode::interpolate}, Mode{Mode::table, Mode::interpolate},
+                                         Mode{Mode::none, Mode::unit_source}, Mode{Mode::rows, Mode::unit_source},
+                                         Mode{Mode::table, Mode::unit_source, true}),
                          mode_name);
 
 }  // namespace

@@ -18,12 +18,12 @@ constexpr double eps = 1.0 / 128;
 struct Inputs {
   Strided<double> x{tokens, in, test::random_values(tokens* in, 1)};
   Strided<double> w{3 * width, in, test::random_values(3 * width * in, 2)};
-  Strided<double> cos{tokens, head_dim / 2, test::random_values(tokens* head_dim / 2, 3)};
-  Strided<double> sin{tokens, head_dim / 2, test::random_values(tokens* head_dim / 2, 4)};
+  Strided<double> cos{2 * tokens, head_dim / 2, test::random_values(tokens* head_dim, 3)};
+  Strided<double> sin{2 * tokens, head_dim / 2, test::random_values(tokens* head_dim, 4)};
   Strided<double> source{tokens, width, test::random_values(tokens* width, 5)};
   test::Vector<double> lambda{0.3};
 
-  Rotary<double> rotary() { return {heads, cos.mat(), sin.mat()}; }
+  Rotary<double> rotary(bool paired = false) { return {heads, cos.mat(), sin.mat(), paired}; }
 };
 
 struct Outputs {
@@ -36,16 +36,23 @@ void expect_equal(Outputs& a, Outputs& b) {
   EXPECT_EQ(a.rstd.dense(), b.rstd.dense());
 }
 
-TEST(AttentionProjection, IsTheProductAndThenAttentionInput) {
+void expect_product_and_attention_input(const ValueMix<double>& mix, bool paired) {
   Inputs inputs;
   Outputs expected, got;
-  const ValueMix<double> mix{inputs.lambda.data(), true, inputs.source.mat(), nullptr};
+  const Rotary<double> rotary = inputs.rotary(paired);
   linear_forward<double>({}, expected.qkv.mat(), inputs.x.mat(), inputs.w.mat());
   attention_input_forward<double>({}, expected.qkv.mat().col_block(0, 2 * width), expected.v_mixed.mat(),
-                                  expected.rstd.mat(), expected.qkv.mat(), inputs.rotary(), mix, eps);
+                                  expected.rstd.mat(), expected.qkv.mat(), rotary, mix, eps);
   attention_projection_forward<double>({}, got.qkv.mat(), got.v_mixed.mat(), got.rstd.mat(), inputs.x.mat(),
-                                       inputs.w.mat(), inputs.rotary(), mix, eps);
+                                       inputs.w.mat(), rotary, mix, eps);
   expect_equal(got, expected);
+}
+
+TEST(AttentionProjection, IsTheProductAndThenAttentionInput) {
+  Inputs inputs;
+  const double* const lambda = inputs.lambda.data();
+  expect_product_and_attention_input({lambda, true, inputs.source.mat(), nullptr}, false);
+  expect_product_and_attention_input({lambda, false, inputs.source.mat(), nullptr, true}, true);
 }
 
 TEST(AttentionProjection, ValuesMayMixWithThemselves) {

@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <numeric>
 #include <vector>
 
 #include "kernels/check.hpp"
@@ -17,17 +18,18 @@ constexpr int vocabulary = 7, cols = 37;
 constexpr int rows = 7;
 test::Vector<Token> tokens() { return {3, 0, 3, 6, 1, 3, 0}; }
 
-template <class T>
+template <class T, class Index = Token>
 Values forward(const Values& table_values) {
   Strided<T> out(rows, cols), table(vocabulary, cols, table_values);
-  embedding_forward<T>({}, out.mat(), tokens(), table.mat());
+  embedding_forward<T>({}, out.mat(), test::convert<Index>(tokens()), table.mat());
   return out.dense();
 }
 
-template <class T>
+template <class T, class Index = Token>
 Values backward(const Values& d_out_values, const Values& start) {
   Strided<T> d_table(vocabulary, cols, start), d_out(rows, cols, d_out_values);
-  embedding_backward<T>({}, d_table.mat(), tokens(), test::sorted_positions(tokens()), d_out.mat(), {});
+  embedding_backward<T>({}, d_table.mat(), test::convert<Index>(tokens()), test::sorted_positions(tokens()),
+                        d_out.mat(), {});
   return d_table.dense();
 }
 
@@ -54,6 +56,31 @@ TEST(Embedding, FloatAgreesWithDouble) {
   const Values start = test::random_values(vocabulary * cols, 3);
   EXPECT_LT(test::relative_error(forward<float>(table), forward<double>(table)), 1e-6);
   EXPECT_LT(test::relative_error(backward<float>(d_out, start), backward<double>(d_out, start)), 1e-6);
+}
+
+TEST(Embedding, OtherIndicesAreAsTokens) {
+  const Values table = test::random_values(vocabulary * cols, 1);
+  const Values d_out = test::random_values(rows * cols, 2);
+  const Values start = test::random_values(vocabulary * cols, 3);
+  const auto same_by_int32 = [&]<class T>(T) {
+    EXPECT_EQ((forward<T, std::int32_t>(table)), (forward<T>(table)));
+    EXPECT_EQ((backward<T, std::int32_t>(d_out, start)), (backward<T>(d_out, start)));
+  };
+  same_by_int32(1.0f);
+  same_by_int32(1.0);
+}
+
+TEST(Embedding, IndicesMayBeBeyondThoseOfTokens) {
+  constexpr int size = 100'000;
+  const test::Vector<std::int32_t> index = {99'999, 70'000, 99'999}, order = {1, 0, 2};
+  test::Vector<float> table(size), out = test::poisoned<float>(index.size()), d_table(size), d_out = {1, 2, 4};
+  table[99'999] = 3, table[70'000] = 5;
+  embedding_forward<float>({}, {out.data(), 3, 1}, index, Mat<const float>(table.data(), size, 1));
+  EXPECT_EQ(out, (test::Vector<float>{3, 5, 3}));
+  embedding_backward<float>({}, {d_table.data(), size, 1}, index, order, Mat<const float>(d_out.data(), 3, 1), {});
+  EXPECT_EQ(d_table[99'999], 5);
+  EXPECT_EQ(d_table[70'000], 2);
+  EXPECT_EQ(std::accumulate(d_table.begin(), d_table.end(), 0.0f), 7);
 }
 
 TEST(Embedding, AddsInAscendingOrderOfPosition) {

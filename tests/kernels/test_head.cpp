@@ -15,6 +15,9 @@ namespace {
 constexpr HeadOptions fp8_options{
     .softcap = 15, .precision = HeadPrecision::fp8, .scale_x = 2, .scale_w = 32, .scale_g = 0x1p20};
 
+constexpr HeadOptions sigmoid_options{
+    .softcap = 23, .kind = SoftcapKind::sigmoid, .softcap_shift = 5, .softcap_width = 7.5};
+
 /// x [length, width] in rows of `stride`; w [vocabulary, width].
 struct Problem {
   int length, vocabulary, width;
@@ -29,6 +32,20 @@ struct Problem {
     for (Token& token : tokens) token = static_cast<Token>(generator() % vocabulary);
     return tokens;
   }
+
+  /// These options with three targets and prefixes, which one token in three lacks.
+  HeadOptions with_targets(HeadOptions options) {
+    prefix = test::Vector<std::int32_t>(vocabulary, -1);
+    for (int v = 0; v < vocabulary; ++v) {
+      if (v % 3 != 0) prefix[v] = v / 2;
+    }
+    options.target_weights = {1, 0.5, 0.25};
+    options.targets = 3;
+    options.prefix_weight = 0.375;
+    options.prefix = prefix;
+    return options;
+  }
+  test::Vector<std::int32_t> prefix{};
 };
 
 struct Result {
@@ -104,15 +121,34 @@ Result naive(const Problem& p, const HeadOptions& o) {
     const double* const x_t = &x[t * p.width];
     double sum = 0;
     for (int v = 0; v < p.vocabulary; ++v) {
-      u[v] = std::tanh(quantised(test::bf16, 1, dot(x_t, &w[v * p.width], p.width)) / o.softcap);
+      const double z = quantised(test::bf16, 1, dot(x_t, &w[v * p.width], p.width));
+      u[v] = o.kind == SoftcapKind::tanh ? std::tanh(z / o.softcap)
+                                         : 1 / (1 + std::exp(-(z + o.softcap_shift) / o.softcap_width));
     }
     const double largest = *std::max_element(u.begin(), u.end());
     for (int v = 0; v < p.vocabulary; ++v) sum += softmax[v] = std::exp(o.softcap * (u[v] - largest));
-    result.losses.push_back(std::log(sum) + o.softcap * (largest - u[p.targets[t]]));
-    result.loss += result.losses.back();
+    const double before = result.loss;
+    double weights = 0;
+    test::Vector<double> of_targets(p.vocabulary);
+    const auto add_target = [&](int target, double weight) {
+      result.loss += weight * (std::log(sum) + o.softcap * (largest - u[target]));
+      of_targets[target] += weight;
+    };
+    for (int k = 0; k < o.targets; ++k) {
+      weights += o.target_weights[k];
+      if (t + k < p.length) add_target(p.targets[t + k], o.target_weights[k]);
+    }
+    if (!o.prefix.empty() && o.prefix[p.targets[t]] >= 0) {
+      weights += o.prefix_weight;
+      add_target(o.prefix[p.targets[t]], o.prefix_weight);
+    }
+    result.losses.push_back(result.loss - before);
+    const double scale = o.loss_scale == 0 ? 1.0 / p.length : o.loss_scale;
     for (int v = 0; v < p.vocabulary; ++v) {
-      const double of_logit = (softmax[v] / sum - (v == p.targets[t])) / p.length;
-      const double g = quantised(test::e5m2, o.scale_g, of_logit * (1 - u[v] * u[v]));
+      const double derivative =
+          o.kind == SoftcapKind::tanh ? 1 - u[v] * u[v] : o.softcap / o.softcap_width * u[v] * (1 - u[v]);
+      const double of_logit = (weights * softmax[v] / sum - of_targets[v]) * scale;
+      const double g = quantised(test::e5m2, o.scale_g, of_logit * derivative);
       for (int j = 0; j < p.width; ++j) {
         result.d_x[t * p.width + j] += g * w[v * p.width + j];
         result.d_w[v * p.width + j] += g * x_t[j];
@@ -137,6 +173,107 @@ TEST(Head, GradientsMatchFiniteDifferences) {
     test::check_gradient("x", loss, p.x, result.d_x);
     test::check_gradient("w", loss, p.w, result.d_w, 1e-7, 1e-5, 259);
   }
+}
+
+TEST(Head, GradientsOfTheSigmoidMatchFiniteDifferences) {
+  Problem p{.length = 5, .vocabulary = 37, .width = 7};
+  HeadOptions options = p.with_targets(sigmoid_options);
+  options.targets = 1;
+  options.loss_scale = 0.3;
+  const Result result = backward<double>(p, options);
+  const auto loss = [&] { return options.loss_scale * forward<double>(p, options); };
+  test::check_gradient("x", loss, p.x, result.d_x);
+  test::check_gradient("w", loss, p.w, result.d_w, 1e-7, 1e-5, 259);
+}
+
+/// Only the last two rows lack targets: elsewhere the gradient is that of the loss. Rows of zeros leave that of w
+/// alone.
+TEST(Head, GradientsOfFurtherTargetsMatchFiniteDifferences) {
+  for (const HeadOptions& kind : {HeadOptions{}, sigmoid_options}) {
+    Problem p{.length = 6, .vocabulary = 37, .width = 7};
+    HeadOptions options = p.with_targets(kind);
+    options.loss_scale = 2;
+    const std::size_t complete = 4 * 7;
+    std::fill(p.x.begin() + complete, p.x.end(), 0.0);
+    const Result result = backward<double>(p, options);
+    test::Vector<double> x(p.x.begin(), p.x.begin() + complete);
+    const auto loss = [&] {
+      std::copy(x.begin(), x.end(), p.x.begin());
+      return options.loss_scale * forward<double>(p, options);
+    };
+    test::check_gradient("x", loss, x, {result.d_x.begin(), result.d_x.begin() + complete});
+    test::check_gradient("w", loss, p.w, result.d_w, 1e-7, 1e-5, 259);
+  }
+}
+
+/// In the last row two of three targets are missing; their weights count before the softmax all the same.
+TEST(Head, GradientOfTheLastRowCountsTheWeightsOfMissingTargets) {
+  Problem p{.length = 1, .vocabulary = 3, .width = 2};
+  p.targets = {1};
+  HeadOptions options = sigmoid_options;
+  options.targets = 3;
+  options.target_weights = {1, 0.5, 0.25};
+  options.loss_scale = 1;
+  const Result result = backward<double>(p, options);
+  double sum = 0, logit[3], expected[2] = {};
+  for (int v = 0; v < 3; ++v) sum += std::exp(logit[v] = softcap(dot(p.x.data(), &p.w[2 * v], 2), options));
+  EXPECT_NEAR(result.loss, std::log(sum) - logit[1], 1e-12);
+  for (int v = 0; v < 3; ++v) {
+    const double u = logit[v] / 23;
+    const double g = 23 / 7.5 * u * (1 - u) * (1.75 * std::exp(logit[v]) / sum - (v == 1));
+    for (int j = 0; j < 2; ++j) {
+      expected[j] += g * p.w[2 * v + j];
+      EXPECT_NEAR(result.d_w[2 * v + j], g * p.x[j], 1e-12);
+    }
+  }
+  for (int j = 0; j < 2; ++j) EXPECT_NEAR(result.d_x[j], expected[j], 1e-12);
+}
+
+TEST(Head, FurtherTargetsEqualTheDefinitionAcrossChunks) {
+  // Of five columns, targets of a row often coincide.
+  for (Problem p : {Problem{.length = 300, .vocabulary = 101, .width = 12},
+                    Problem{.length = 128, .vocabulary = 5, .width = 5, .stride = 9},
+                    Problem{.length = 2, .vocabulary = 2100, .width = 16}}) {
+    for (const HeadOptions& kind : {HeadOptions{}, sigmoid_options}) {
+      HeadOptions options = p.with_targets(kind);
+      for (const double loss_scale : {0.0, 0.125}) {
+        options.loss_scale = loss_scale;
+        const Result expected = naive(p, options);
+        expect_near(backward<double>(p, options), expected, 1e-13);
+        expect_near(backward<float>(p, options), expected, 2e-6);
+        EXPECT_EQ(forward<double>(p, options), backward<double>(p, options).loss);
+      }
+    }
+  }
+}
+
+TEST(Head, PrefixesCountOnlyWhereTheyAre) {
+  Problem p{.length = 40, .vocabulary = 64, .width = 8};
+  HeadOptions options = p.with_targets(sigmoid_options);
+  options.targets = 1;
+  const double with = forward<double>(p, options);
+  std::ranges::fill(p.prefix, -1);
+  const Result without = backward<double>(p, options), plain = backward<double>(p, sigmoid_options);
+  EXPECT_GT(with, without.loss);
+  EXPECT_EQ(without.loss, plain.loss);
+  EXPECT_EQ(without.d_x, plain.d_x);
+}
+
+TEST(Head, LossScaleIsTheFactorOfTheSummedLoss) {
+  const Problem p{.length = 12, .vocabulary = 40, .width = 8};
+  const Result mean = backward<double>(p, {});
+  Result scaled = backward<double>(p, {.loss_scale = 3});
+  EXPECT_EQ(scaled.loss, mean.loss);
+  for (double& value : scaled.d_x) value /= 3 * 12;
+  for (double& value : scaled.d_w) value /= 3 * 12;
+  expect_near(scaled, mean, 1e-14);
+}
+
+TEST(Head, SoftcapIsTheLogit) {
+  EXPECT_NEAR(softcap(-4, {.softcap = 15}), 15 * std::tanh(-4.0 / 15), 1e-14);
+  EXPECT_NEAR(softcap(-4, sigmoid_options), 23 / (1 + std::exp(-1 / 7.5)), 1e-14);
+  EXPECT_NEAR(softcap(1e9, sigmoid_options), 23, 1e-14);
+  EXPECT_NEAR(softcap(-1e9, sigmoid_options), 0, 1e-14);
 }
 
 TEST(Head, EqualsTheDefinitionAcrossChunks) {
@@ -209,11 +346,14 @@ TEST(Head, PaddedColumnsCountInLossAndGradient) {
 TEST(Head, SaturatedLogitsStayFinite) {
   Problem p{.length = 20, .vocabulary = 200, .width = 8};
   for (double& value : p.x) value *= 100;
-  for (const double softcap : {15.0, 30.0, 75.0}) {
-    const Result expected = naive(p, {.softcap = softcap});
-    expect_near(backward<double>(p, {.softcap = softcap}), expected, 1e-12);
-    EXPECT_NEAR(forward<float>(p, {.softcap = softcap}), expected.loss, 1e-6 * expected.loss);
-    for (const double g : backward<float>(p, {.softcap = softcap}).d_x) ASSERT_TRUE(std::isfinite(g));
+  for (HeadOptions options : {HeadOptions{}, sigmoid_options}) {
+    for (const double softcap : {15.0, 30.0, 75.0}) {
+      options.softcap = softcap;
+      const Result expected = naive(p, options);
+      expect_near(backward<double>(p, options), expected, 1e-12);
+      EXPECT_NEAR(forward<float>(p, options), expected.loss, 1e-6 * expected.loss);
+      for (const double g : backward<float>(p, options).d_x) ASSERT_TRUE(std::isfinite(g));
+    }
   }
 }
 
@@ -222,15 +362,24 @@ TEST(Head, Fp8EqualsTheEmulationByTables) {
                     Problem{.length = 9, .vocabulary = 1500, .width = 16, .stride = 17}}) {
     p.x[3] = 300;  // saturates: 2 * 300 > 448
     p.w[5] = -20;  // saturates: 32 * 20 > 448
-    const Result expected = naive(p, fp8_options);
-    expect_near(backward<double>(p, fp8_options), expected, 1e-12);
-    // In fp32 a value within rounding error of a midpoint may fall to the other side.
-    const Result single = backward<float>(p, fp8_options);
-    EXPECT_NEAR(single.loss, expected.loss, 1e-6 * expected.loss);
-    EXPECT_LT(test::relative_error(single.d_x, expected.d_x), 1e-3);
-    EXPECT_LT(test::relative_error(single.d_w, expected.d_w), 1e-3);
-    const Result unrounded = backward<double>(p, {});
-    EXPECT_GT(test::relative_error(unrounded.d_x, expected.d_x), 1e-2) << "rounding must be visible";
+    HeadOptions further = fp8_options;
+    further.kind = SoftcapKind::sigmoid;
+    further.softcap_shift = 5;
+    further.softcap_width = 7.5;
+    further.loss_scale = 0.01;
+    for (const HeadOptions& options : {fp8_options, p.with_targets(further)}) {
+      const Result expected = naive(p, options);
+      expect_near(backward<double>(p, options), expected, 1e-12);
+      // In fp32 a value within rounding error of a midpoint may fall to the other side.
+      const Result single = backward<float>(p, options);
+      EXPECT_NEAR(single.loss, expected.loss, 1e-6 * expected.loss);
+      EXPECT_LT(test::relative_error(single.d_x, expected.d_x), 1e-3);
+      EXPECT_LT(test::relative_error(single.d_w, expected.d_w), 1e-3);
+      HeadOptions working = options;
+      working.precision = HeadPrecision::working;
+      const Result unrounded = backward<double>(p, working);
+      EXPECT_GT(test::relative_error(unrounded.d_x, expected.d_x), 1e-2) << "rounding must be visible";
+    }
   }
 }
 

@@ -2,8 +2,10 @@
 
 #include <gtest/gtest.h>
 
+#include <array>
 #include <cmath>
 #include <limits>
+#include <numeric>
 #include <vector>
 
 #include "kernels/check.hpp"
@@ -35,18 +37,36 @@ Matrix gemm(const Matrix& x, const Matrix& y) {
   return out;
 }
 
-/// The iteration as published, matrix by matrix.
-Matrix naive_newton_schulz(Matrix u) {
-  if (u.rows > u.cols) return transposed(naive_newton_schulz(transposed(u)));
+struct Coefficients {
+  double a, b, c;
+};
+/// An iteration as published.
+struct Published {
+  double norm_factor, eps;
+  std::array<Coefficients, 5> steps;
+};
+constexpr Coefficients quintic{3.4445, -4.7750, 2.0315};
+constexpr Published published_newton_schulz{1, 1e-7, {quintic, quintic, quintic, quintic, quintic}};
+constexpr Published published_polar_express{1.02,
+                                            1e-6,
+                                            {{{8.156554524902461, -22.48329292557795, 15.878769915207462},
+                                              {4.042929935166739, -2.808917465908714, 0.5000178451051316},
+                                              {3.8916678022926607, -2.772484153217685, 0.5060648178503393},
+                                              {3.285753657755655, -2.3681294933425376, 0.46449024233003106},
+                                              {2.3465413258596377, -1.7097828382687081, 0.42323551169305323}}}};
+
+/// Matrix by matrix.
+Matrix naive_iteration(Matrix u, const Published& iteration) {
+  if (u.rows > u.cols) return transposed(naive_iteration(transposed(u), iteration));
   double squares = 0;
   for (const double value : u.values) squares += value * value;
-  for (double& value : u.values) value /= std::sqrt(squares) + 1e-7;
-  for (int step = 0; step < 5; ++step) {
+  for (double& value : u.values) value /= iteration.norm_factor * std::sqrt(squares) + iteration.eps;
+  for (const Coefficients& step : iteration.steps) {
     const Matrix a = gemm(u, transposed(u)), aa = gemm(a, a);
     Matrix b = zeros(a.rows, a.cols);
-    for (std::size_t i = 0; i < b.values.size(); ++i) b.values[i] = -4.7750 * a.values[i] + 2.0315 * aa.values[i];
+    for (std::size_t i = 0; i < b.values.size(); ++i) b.values[i] = step.b * a.values[i] + step.c * aa.values[i];
     const Matrix bu = gemm(b, u);
-    for (std::size_t i = 0; i < u.values.size(); ++i) u.values[i] = 3.4445 * u.values[i] + bu.values[i];
+    for (std::size_t i = 0; i < u.values.size(); ++i) u.values[i] = step.a * u.values[i] + bu.values[i];
   }
   return u;
 }
@@ -55,9 +75,12 @@ struct Shape {
   int count, rows, cols;
 };
 
+enum class Iteration { newton_schulz, polar_express };
+
 /// Pieces of x, which follow each other.
 template <class T>
-test::Vector<T> orthogonalised(test::Vector<T> x, const std::vector<Shape>& shapes) {
+test::Vector<T> orthogonalised(test::Vector<T> x, const std::vector<Shape>& shapes,
+                               Iteration iteration = Iteration::newton_schulz) {
   std::vector<MatrixBatch<T>> batches;
   T* data = x.data();
   for (const Shape& shape : shapes) {
@@ -66,7 +89,8 @@ test::Vector<T> orthogonalised(test::Vector<T> x, const std::vector<Shape>& shap
   }
   test::Vector<std::byte> workspace(newton_schulz_workspace<T>(batches) + 64);
   const std::size_t skip = 64 - reinterpret_cast<std::uintptr_t>(workspace.data()) % 64;
-  newton_schulz<T>({}, batches, Workspace(workspace).subspan(skip));
+  const auto run = iteration == Iteration::newton_schulz ? newton_schulz<T> : polar_express<T>;
+  run({}, batches, Workspace(workspace).subspan(skip));
   return x;
 }
 
@@ -101,10 +125,25 @@ class NewtonSchulz : public testing::TestWithParam<std::pair<int, int>> {};
 TEST_P(NewtonSchulz, EqualsTheNaiveIteration) {
   const auto [rows, cols] = GetParam();
   const Matrix u{rows, cols, test::random_values(static_cast<std::size_t>(rows) * cols, 3)};
-  const Matrix expected = naive_newton_schulz(u);
+  const Matrix expected = naive_iteration(u, published_newton_schulz);
   const std::vector<Shape> shape{{1, rows, cols}};
   EXPECT_LT(test::relative_error(orthogonalised(u.values, shape), expected.values), 1e-12);
   EXPECT_LT(test::relative_error(orthogonalised(test::convert<float>(u.values), shape), expected.values), 1e-4);
+}
+
+TEST_P(NewtonSchulz, PolarExpressEqualsTheNaiveIteration) {
+  const auto [rows, cols] = GetParam();
+  Matrix u{rows, cols, test::random_values(static_cast<std::size_t>(rows) * cols, 13)};
+  // In the second case the eps beside the norm counts.
+  for (const double scale : {1.0, 1e-6}) {
+    for (double& value : u.values) value *= scale;
+    const Matrix expected = naive_iteration(u, published_polar_express);
+    const std::vector<Shape> shape{{1, rows, cols}};
+    EXPECT_LT(test::relative_error(orthogonalised(u.values, shape, Iteration::polar_express), expected.values), 1e-12);
+    EXPECT_LT(test::relative_error(orthogonalised(test::convert<float>(u.values), shape, Iteration::polar_express),
+                                   expected.values),
+              1e-4);
+  }
 }
 
 TEST_P(NewtonSchulz, SingularValuesLieInTheBand) {
@@ -118,6 +157,19 @@ TEST_P(NewtonSchulz, SingularValuesLieInTheBand) {
   for (const double eigenvalue : eigenvalues(gram)) {
     EXPECT_GT(std::sqrt(eigenvalue), 0.68);
     EXPECT_LT(std::sqrt(eigenvalue), 1.13);
+  }
+}
+
+TEST_P(NewtonSchulz, SingularValuesOfPolarExpressLieNearOne) {
+  const auto [rows, cols] = GetParam();
+  Matrix u{rows, cols, test::random_values(static_cast<std::size_t>(rows) * cols, 4)};
+  for (int i = 0; i < std::min(rows, cols); ++i) u.at(i, i) += 8;
+  const Matrix x{rows, cols, orthogonalised(u.values, {{1, rows, cols}}, Iteration::polar_express)};
+  const Matrix gram = rows > cols ? gemm(transposed(x), x) : gemm(x, transposed(x));
+  for (const double eigenvalue : eigenvalues(gram)) {
+    // The five polynomials in turn take [0.001, 1 / 1.02] to [0.8588, 1.1412].
+    EXPECT_GT(std::sqrt(eigenvalue), 0.858);
+    EXPECT_LT(std::sqrt(eigenvalue), 1.142);
   }
 }
 
@@ -170,6 +222,105 @@ TEST(Momentum, IsNesterovs) {
   EXPECT_NEAR(squares32[0], 1000 + expected_squares, 1e-6 * squares[0]);
 }
 
+/// The definition, matrix by matrix; Q of the matrices follow each other.
+void naive_normuon(std::vector<Matrix>& matrices, test::Vector<double>& second_moment, double beta) {
+  double* q = second_moment.data();
+  for (Matrix& x : matrices) {
+    const bool by_rows = x.rows >= x.cols;
+    const int lines = by_rows ? x.rows : x.cols, length = by_rows ? x.cols : x.rows;
+    const auto line = [&](int i, int j) { return by_rows ? i : j; };
+    test::Vector<double> mean(lines), s(lines);
+    double squares = 0, scaled = 0;
+    for (int i = 0; i < x.rows; ++i) {
+      for (int j = 0; j < x.cols; ++j) {
+        mean[line(i, j)] += x.at(i, j) * x.at(i, j) / length;
+        squares += x.at(i, j) * x.at(i, j);
+      }
+    }
+    for (int l = 0; l < lines; ++l) {
+      q[l] = beta * q[l] + (1 - beta) * mean[l];
+      s[l] = 1 / std::sqrt(std::max(q[l], 1e-10));
+    }
+    for (int i = 0; i < x.rows; ++i) {
+      for (int j = 0; j < x.cols; ++j) scaled += std::pow(x.at(i, j) * s[line(i, j)], 2);
+    }
+    for (int i = 0; i < x.rows; ++i) {
+      for (int j = 0; j < x.cols; ++j) {
+        x.at(i, j) *= s[line(i, j)] * std::sqrt(squares) / std::max(std::sqrt(scaled), 1e-10);
+      }
+    }
+    q += lines;
+  }
+}
+
+class NorMuon : public testing::TestWithParam<std::pair<int, int>> {};
+
+TEST_P(NorMuon, EqualsTheDefinitionOverTwoSteps) {
+  const auto [rows, cols] = GetParam();
+  const int count = 3, lines = normuon_lines(rows, cols);
+  const std::size_t size = static_cast<std::size_t>(rows) * cols;
+  test::Vector<double> q(count * lines), q64 = q;
+  test::Vector<float> q32(count * lines);
+  for (const unsigned seed : {20, 21}) {
+    test::Vector<double> x64 = test::random_values(count * size, seed), expected;
+    std::vector<Matrix> matrices;
+    for (int k = 0; k < count; ++k) {
+      double* const x = x64.data() + k * size;
+      for (std::size_t i = 0; i < size; ++i) x[i] *= k == 1 && i < static_cast<std::size_t>(cols) ? 0 : 0.1 * (k + 1);
+      matrices.push_back({rows, cols, {x, x + size}});
+    }
+    test::Vector<float> x32 = test::convert<float>(x64);
+    naive_normuon(matrices, q, 0.9);
+    for (const Matrix& x : matrices) expected.insert(expected.end(), x.values.begin(), x.values.end());
+    normuon<double>({}, {x64.data(), count, rows, cols}, q64, 0.9);
+    normuon<float>({}, {x32.data(), count, rows, cols}, q32, 0.9);
+    EXPECT_LT(test::relative_error(x64, expected), 1e-13);
+    EXPECT_LT(test::relative_error(q64, q), 1e-13);
+    EXPECT_LT(test::relative_error(x32, expected), 2e-6);
+    EXPECT_LT(test::relative_error(q32, q), 2e-6);
+  }
+}
+
+TEST_P(NorMuon, KeepsTheNorm) {
+  const auto [rows, cols] = GetParam();
+  test::Vector<double> x = test::random_values(static_cast<std::size_t>(rows) * cols, 22), q(normuon_lines(rows, cols));
+  const auto norm = [&] { return std::sqrt(std::inner_product(x.begin(), x.end(), x.begin(), 0.0)); };
+  const double before = norm();
+  normuon<double>({}, {x.data(), 1, rows, cols}, q, 0.95);
+  EXPECT_NEAR(norm(), before, 1e-12 * before);
+}
+
+INSTANTIATE_TEST_SUITE_P(Orientations, NorMuon,
+                         testing::Values(std::pair{40, 40}, std::pair{33, 150}, std::pair{97, 33}, std::pair{1, 70}));
+
+TEST(NorMuonZero, ZeroStaysZero) {
+  test::Vector<float> x(12 * 8), q(12);
+  normuon<float>({}, {x.data(), 1, 12, 8}, q, 0.9);
+  for (const float value : x) EXPECT_EQ(value, 0);
+  for (const float value : q) EXPECT_EQ(value, 0);
+}
+
+TEST(AddScaledWithDecay, DecaysWhereTheUpdateDoesNotGrowTheWeight) {
+  const std::size_t n = 20'011;
+  test::Vector<double> w = test::random_values(n, 30), x = test::random_values(n, 31);
+  x[0] = 0;  // decays too
+  const double lr = 0.02, decay = 0.3;
+  test::Vector<double> expected(n);
+  double expected_squares = 0;
+  for (std::size_t i = 0; i < n; ++i) {
+    expected[i] = w[i] - lr * x[i] - (x[i] * w[i] >= 0 ? decay * w[i] : 0);
+    expected_squares += std::pow(expected[i], 2);
+  }
+  test::Vector<float> w32 = test::convert<float>(w), x32 = test::convert<float>(x);
+  test::Vector<double> squares{1000}, squares32{1000};
+  add_scaled_with_decay<double>({}, w, w, x, lr, decay, squares.data());
+  add_scaled_with_decay<float>({}, w32, w32, x32, lr, decay, squares32.data());
+  EXPECT_LT(test::relative_error(w, expected), 1e-15);
+  EXPECT_LT(test::relative_error(w32, expected), 1e-6);
+  EXPECT_NEAR(squares[0], 1000 + expected_squares, 1e-12 * squares[0]);
+  EXPECT_NEAR(squares32[0], 1000 + expected_squares, 1e-6 * squares[0]);
+}
+
 TEST(AddScaled, AddsEveryElement) {
   test::Vector<float> w(20'011, 1), x(20'011, 5);
   test::Vector<double> squares{1000};
@@ -183,11 +334,14 @@ TEST(MuonSquares, TellOfNumbersOutOfRange) {
   for (const float value : {largest, nan}) {
     test::Vector<float> g(20'011, 1), buf(20'011), w = g;
     g.back() = value;
-    test::Vector<double> of_gradient(1), of_weights(1);
+    test::Vector<float> decayed = w;
+    test::Vector<double> of_gradient(1), of_weights(1), of_decayed(1);
     add_scaled<float>({}, w, w, g, 1e10, of_weights.data());
+    add_scaled_with_decay<float>({}, decayed, decayed, g, -1e10, 0.1, of_decayed.data());
     nesterov_momentum<float>({}, g, buf, 0.9, 2, of_gradient.data());
     EXPECT_FALSE(std::isfinite(of_gradient[0]));
     EXPECT_FALSE(std::isfinite(of_weights[0]));
+    EXPECT_FALSE(std::isfinite(of_decayed[0]));
   }
 }
 

@@ -23,7 +23,7 @@ test::Vector<A> uniform(std::size_t n, std::uint64_t first, std::uint64_t key = 
 template <class A>
 test::Vector<A> normal(std::size_t n, std::uint64_t first, std::uint64_t key = portable::key) {
   test::Vector<A> x = test::poisoned<A>(n);
-  fill_normal<A>({}, x, key, first);
+  fill_normal<A>({}, x, key, first, 1);
   return x;
 }
 

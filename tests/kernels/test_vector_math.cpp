@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <vector>
@@ -55,9 +56,28 @@ TEST(VectorMath, TanhSaturatesAndKeepsNan) {
   EXPECT_TRUE(std::isnan(fast_tanh(nan)));
 }
 
+TEST(VectorMath, ErfIsAccurate) {
+  constexpr int samples = 1'000'000;
+  double worst = 0;
+  for (int i = 0; i <= samples; ++i) {
+    const float x = -6 + 12.0f * i / samples;
+    worst = std::max(worst, std::abs(fast_erf(x) - std::erf(static_cast<double>(x))));
+  }
+  EXPECT_LT(worst, 6e-7);
+}
+
+TEST(VectorMath, ErfSaturatesAndKeepsNan) {
+  for (const float x : {10.0f, 1e20f, infinity}) {
+    EXPECT_EQ(fast_erf(x), 1.0f) << x;
+    EXPECT_EQ(fast_erf(-x), -1.0f) << x;
+  }
+  EXPECT_TRUE(std::isnan(fast_erf(nan)));
+}
+
 TEST(VectorMath, DoubleIsTheStandardLibrary) {
   EXPECT_EQ(fast_exp(-0.3), std::exp(-0.3));
   EXPECT_EQ(fast_tanh(-0.3), std::tanh(-0.3));
+  EXPECT_EQ(fast_erf(-0.3), std::erf(-0.3));
 }
 
 }  // namespace

@@ -1,0 +1,182 @@
+#include "kernels/mix.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <stdexcept>
+
+#include "kernels/portable.hpp"
+
+namespace nanorun::kernels::portable {
+
+namespace {
+
+/// The terms of a mix by value, as loops on devices take them.
+template <class T, int K>
+struct Terms {
+  MixTerm<T> term[K];
+};
+
+/// Calls body(Terms<T, K>()) with the terms.
+template <int K = 1, class T, class Body>
+void with_terms(std::span<const MixTerm<T>> terms, const Body& body) {
+  if (terms.size() == K) {
+    Terms<T, K> fixed;
+    std::copy(terms.begin(), terms.end(), fixed.term);
+    body(fixed);
+  } else if constexpr (K < max_mix_terms) {
+    with_terms<K + 1>(terms, body);
+  } else {
+    throw std::invalid_argument("mix: from 1 to 6 terms");
+  }
+}
+static_assert(max_mix_terms == 6);
+
+/// Writes row t of out; returns sum_j out[t,j]².
+template <class T, int K>
+KOKKOS_FUNCTION T mix_row(int t, Mat<T> out, const Terms<T, K>& terms) {
+  const T* from[K];
+  T c[K];
+  for (int k = 0; k < K; ++k) {
+    from[k] = terms.term[k].source.row(t);
+    c[k] = terms.term[k].common_factor() * terms.term[k].per_token.factor(t);
+  }
+  T* to = out.row(t);
+  T squares = 0;
+#pragma omp simd reduction(+ : squares)
+  for (int j = 0; j < out.cols; ++j) {
+    T sum = c[0] * from[0][j];
+    for (int k = 1; k < K; ++k) sum += c[k] * from[k][j];
+    to[j] = sum;
+    squares += sum * sum;
+  }
+  return squares;
+}
+
+template <class T, int K>
+void mix_rows(Mat<T> out, const Terms<T, K>& terms) {
+  for_rows("mix_forward", out.rows, [=] KOKKOS_FUNCTION(int t) { mix_row(t, out, terms); });
+}
+
+template <class T, int K>
+void mix_norm_rows(Mat<T> out, Mat<T> n, Vec<acc_t<T>> rstd, const Terms<T, K>& terms, double eps) {
+  for_rows("mix_norm_forward", out.rows, [=] KOKKOS_FUNCTION(int t) {
+    const T r = 1 / std::sqrt(mix_row(t, out, terms) / out.cols + static_cast<T>(eps));
+    const T* from = out.row(t);
+    T* to = n.row(t);
+    rstd[t] = r;
+#pragma omp simd
+    for (int j = 0; j < out.cols; ++j) to[j] = from[j] * r;
+  });
+}
+
+/// d[j] += rstd (d_n[t,j] - n[t,j] mean(d_n n))
+template <class T>
+KOKKOS_FUNCTION void add_norm_gradient(int t, T* d, const NormGradient<T>& norm) {
+  const int cols = norm.n.cols;
+  const T* n = norm.n.row(t);
+  const T* d_n = norm.d_n.row(t);
+  const T mean = dot(d_n, n, cols) / cols, r = norm.rstd[t];
+#pragma omp simd
+  for (int j = 0; j < cols; ++j) d[j] += r * (d_n[j] - n[j] * mean);
+}
+
+/// d_source of a term in row t, where it is not d_out.
+template <class T>
+KOKKOS_FUNCTION void send_row(int t, const MixTerm<T>& term, T c, const T* g) {
+  const int cols = term.d_source.cols;
+  T* to = term.d_source.row(t);
+  if (term.overwrites) {
+#pragma omp simd
+    for (int j = 0; j < cols; ++j) to[j] = c * g[j];
+  } else {
+#pragma omp simd
+    for (int j = 0; j < cols; ++j) to[j] += c * g[j];
+  }
+}
+
+/// d_out in row t: in: g; out: c g + d_elsewhere.
+template <class T>
+KOKKOS_FUNCTION void replace_row(int t, Mat<T> d_out, Mat<const T> d_elsewhere, T c) {
+  T* to = d_out.row(t);
+  if (d_elsewhere) {
+    const T* joins = d_elsewhere.row(t);
+#pragma omp simd
+    for (int j = 0; j < d_out.cols; ++j) to[j] = c * to[j] + joins[j];
+  } else {
+#pragma omp simd
+    for (int j = 0; j < d_out.cols; ++j) to[j] *= c;
+  }
+}
+
+/// One row; returns per_token_k[t] dot_k[t] where the scalars need it.
+template <class T, int K>
+KOKKOS_FUNCTION Sums<K> mix_backward_row(int t, Mat<T> d_out, Mat<const T> d_elsewhere, const NormGradient<T>& norm,
+                                         const Terms<T, K>& terms) {
+  T* g = d_out.row(t);
+  if (norm.n) add_norm_gradient(t, g, norm);
+  Sums<K> sums;
+  bool replaces = false;
+  T to_out = 0;
+  for (int k = 0; k < K; ++k) {
+    const MixTerm<T>& term = terms.term[k];
+    const T common = term.common_factor(), by_token = term.per_token.factor(t);
+    if (term.wants_dot()) {
+      const T product = dot<T>(g, term.source.row(t), d_out.cols);
+      if (term.per_token.gradient) term.per_token.gradient[term.per_token.at(t)] += common * product;
+      sums.values[k] = by_token * product;
+    }
+    if (term.d_source.data == d_out.data) {
+      replaces = true;
+      to_out += common * by_token;
+    } else if (term.d_source) {
+      send_row(t, term, common * by_token, g);
+    }
+  }
+  if (replaces) replace_row(t, d_out, d_elsewhere, to_out);
+  return sums;
+}
+
+template <class T, int K>
+void mix_backward_rows(Mat<T> d_out, Mat<const T> d_elsewhere, const NormGradient<T>& norm, const Terms<T, K>& terms) {
+  const Sums<K> sums = sum_rows<K>("mix_backward", d_out.rows, [=] KOKKOS_FUNCTION(int t) {
+    return mix_backward_row(t, d_out, d_elsewhere, norm, terms);
+  });
+  for_rows("mix_scalars", 1, [=] KOKKOS_FUNCTION(int) {
+    for (int k = 0; k < K; ++k) {
+      const MixTerm<T>& term = terms.term[k];
+      for (int i = 0; i < 2; ++i) {
+        const LearnedScalar<T>& s = term.scalars[i];
+        const double rest = term.constant * term.scalars[1 - i].factor();
+        if (s.gradient) *s.gradient += static_cast<T>(rest * s.slope() * sums.values[k]);
+      }
+    }
+  });
+}
+
+}  // namespace
+
+template <class T>
+void mix_forward(Stream, Mat<T> out, std::span<const MixTerm<T>> terms) {
+  with_terms(terms, [&](const auto& fixed) { mix_rows(out, fixed); });
+}
+
+template <class T>
+void mix_norm_forward(Stream, Mat<T> out, Mat<T> n, Vec<acc_t<T>> rstd, std::span<const MixTerm<T>> terms, double eps) {
+  with_terms(terms, [&](const auto& fixed) { mix_norm_rows(out, n, rstd, fixed, eps); });
+}
+
+template <class T>
+void mix_backward(Stream, Mat<T> d_out, Mat<const T> d_elsewhere, const NormGradient<T>& norm,
+                  std::span<const MixTerm<T>> terms) {
+  with_terms(terms, [&](const auto& fixed) { mix_backward_rows(d_out, d_elsewhere, norm, fixed); });
+}
+
+#define NANORUN_INSTANTIATE(T)                                                                         \
+  template void mix_forward(Stream, Mat<T>, std::span<const MixTerm<T>>);                              \
+  template void mix_norm_forward(Stream, Mat<T>, Mat<T>, Vec<T>, std::span<const MixTerm<T>>, double); \
+  template void mix_backward(Stream, Mat<T>, Mat<const T>, const NormGradient<T>&, std::span<const MixTerm<T>>);
+NANORUN_INSTANTIATE(float)
+NANORUN_INSTANTIATE(double)
+#undef NANORUN_INSTANTIATE
+
+}  // namespace nanorun::kernels::portable

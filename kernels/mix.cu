@@ -1,0 +1,275 @@
+#include "kernels/mix.hpp"
+
+#include <algorithm>
+#include <stdexcept>
+#include <string>
+
+#include "kernels/vec.cuh"
+
+namespace nanorun::kernels::cuda {
+namespace {
+
+/// The terms of a mix as kernels take them. Those beyond the mix's count are null: kernels read and send nothing.
+template <int K>
+struct Terms {
+  MixTerm<bf16> term[K];
+  unsigned to_out = 0;         ///< bit k: d_out is the term's d_source, which is null here
+  unsigned dots = 0;           ///< bit k: a gradient needs dot_k
+  bool wants_scalars = false;  ///< of any term
+};
+
+template <int K>
+Terms<K> terms_of(std::span<const MixTerm<bf16>> terms, const bf16* d_out) {
+  Terms<K> fixed;
+  std::copy(terms.begin(), terms.end(), fixed.term);
+  for (int k = 0; k < K; ++k) {
+    MixTerm<bf16>& term = fixed.term[k];
+    if (term.wants_dot()) fixed.dots |= 1u << k;
+    fixed.wants_scalars = fixed.wants_scalars || term.wants_scalars();
+    if (!d_out || term.d_source.data != d_out) continue;
+    fixed.to_out |= 1u << k;
+    term.d_source = {};
+  }
+  return fixed;
+}
+
+/// A warp for each row, N vectors of 8 elements for each lane. The norm reads the sums before they are rounded to out;
+/// n is null where it is not wanted.
+template <int N, int K>
+__global__ void __launch_bounds__(block_threads)
+    mix_kernel(Mat<bf16> out, Mat<bf16> n, float* rstd, Terms<K> terms, float eps) {
+  const int row = blockIdx.x * block_warps + threadIdx.x / warp_size, lane = threadIdx.x % warp_size;
+  if (row >= out.rows) return;
+  float c[K];
+#pragma unroll
+  for (int k = 0; k < K; ++k) c[k] = terms.term[k].common_factor() * terms.term[k].per_token.factor(row);
+  Vector<float, 8> mixed[N];
+  float squares = 0;
+#pragma unroll
+  for (int i = 0; i < N; ++i) {
+    const int col = 8 * (lane + warp_size * i);
+    if (col >= out.cols) continue;
+    Vector<bf16, 8> from[K];
+#pragma unroll
+    for (int k = 0; k < K; ++k) {
+      if (terms.term[k].source) from[k] = load_vector<8>(terms.term[k].source.row(row) + col);
+    }
+#pragma unroll
+    for (int k = 0; k < K; ++k) {
+      const Vector<float, 8> x = to_floats(from[k]);
+#pragma unroll
+      for (int j = 0; j < 8; ++j) mixed[i].v[j] += c[k] * x.v[j];
+    }
+    squares += dot(mixed[i], mixed[i]);
+  }
+  float r = 0;
+  if (n) {
+    r = rsqrtf(warp_sum(squares) / out.cols + eps);
+    if (lane == 0) rstd[row] = r;
+  }
+#pragma unroll
+  for (int i = 0; i < N; ++i) {
+    const int col = 8 * (lane + warp_size * i);
+    if (col >= out.cols) continue;
+    store_vector(out.row(row) + col, round_to_bf16(mixed[i]));
+    if (!n) continue;
+#pragma unroll
+    for (int j = 0; j < 8; ++j) mixed[i].v[j] *= r;
+    store_vector(n.row(row) + col, round_to_bf16(mixed[i]));
+  }
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Backward
+
+/// What a lane reads of the terms, 8 columns of a row.
+template <int K>
+struct Columns {
+  Vector<bf16, 8> source[K], d_source[K], elsewhere;
+};
+
+template <int K>
+__device__ Columns<K> load_columns(int row, int col, const Mat<const bf16>& d_elsewhere, const Terms<K>& terms,
+                                   int cols) {
+  Columns<K> in;
+  if (col >= cols) return in;
+#pragma unroll
+  for (int k = 0; k < K; ++k) {
+    const MixTerm<bf16>& term = terms.term[k];
+    if (terms.dots >> k & 1) in.source[k] = load_vector<8>(term.source.row(row) + col);
+    if (term.d_source && !term.overwrites) in.d_source[k] = load_vector<8>(term.d_source.row(row) + col);
+  }
+  if (d_elsewhere) in.elsewhere = load_vector<8>(d_elsewhere.row(row) + col);
+  return in;
+}
+
+/// x c + y
+__device__ Vector<float, 8> scaled_sum(Vector<float, 8> x, float c, const Vector<float, 8>& y) {
+#pragma unroll
+  for (int j = 0; j < 8; ++j) x.v[j] = c * x.v[j] + y.v[j];
+  return x;
+}
+
+/// Adds to dots[k] what the columns contribute, and writes each term's d_source.
+template <int K>
+__device__ void send(int row, int col, const Vector<float, 8>& g, const Columns<K>& in, const float (&c)[K],
+                     const Terms<K>& terms, float (&dots)[K]) {
+#pragma unroll
+  for (int k = 0; k < K; ++k) {
+    const MixTerm<bf16>& term = terms.term[k];
+    if (terms.dots >> k & 1) dots[k] += dot(g, to_floats(in.source[k]));
+    if (!term.d_source) continue;
+    store_vector(term.d_source.row(row) + col, round_to_bf16(scaled_sum(g, c[k], to_floats(in.d_source[k]))));
+  }
+}
+
+/// sums[k] is per_token_k dot_k of the rows of this thread. One atomic a block for each scalar.
+template <int K>
+__device__ void add_to_scalars(const Terms<K>& terms, const float (&sums)[K]) {
+  __shared__ float by_warp[K][block_warps];
+#pragma unroll
+  for (int k = 0; k < K; ++k) {
+    const float sum = warp_sum(sums[k]);
+    if (threadIdx.x % warp_size == 0) by_warp[k][threadIdx.x / warp_size] = sum;
+  }
+  __syncthreads();
+  const int k = threadIdx.x / 2, i = threadIdx.x % 2;
+  if (k >= K) return;
+  const MixTerm<bf16>& term = terms.term[k];
+  const LearnedScalar<bf16>& s = term.scalars[i];
+  if (!s.gradient) return;
+  float sum = 0;
+  for (int w = 0; w < block_warps; ++w) sum += by_warp[k][w];
+  atomicAdd(s.gradient, static_cast<float>(term.constant) * term.scalars[1 - i].factor() * s.slope() * sum);
+}
+
+/// As above, with a grid-stride loop over rows. norm.n is null without a norm. Where the registers suffice, the
+/// operands of the next columns are on their way while these are computed, the first ones already before the norm's
+/// sum.
+template <int N, int K>
+__global__ void __launch_bounds__(block_threads, N > 3 ? 1 : 2)
+    mix_backward_kernel(Mat<bf16> d_out, Mat<const bf16> d_elsewhere, NormGradient<bf16> norm, Terms<K> terms) {
+  constexpr bool ahead = K <= 3;
+  const int lane = threadIdx.x % warp_size, cols = d_out.cols;
+  float common[K], sums[K] = {};
+#pragma unroll
+  for (int k = 0; k < K; ++k) common[k] = terms.term[k].common_factor();
+  for (int row = blockIdx.x * block_warps + threadIdx.x / warp_size; row < d_out.rows; row += gridDim.x * block_warps) {
+    const auto load = [&](int i) { return load_columns(row, 8 * (lane + warp_size * i), d_elsewhere, terms, cols); };
+    Vector<bf16, 8> d[N], n[N], d_n[N];
+    float c[K], dots[K] = {}, sum = 0, to_out = 0, r = 0;
+#pragma unroll
+    for (int i = 0; i < N; ++i) {
+      const int col = 8 * (lane + warp_size * i);
+      if (col >= cols) continue;
+      if (norm.n) {
+        n[i] = load_vector<8>(norm.n.row(row) + col);
+        d_n[i] = load_vector<8>(norm.d_n.row(row) + col);
+      }
+      d[i] = load_vector<8>(d_out.row(row) + col);
+    }
+    Columns<K> next;
+    if constexpr (ahead) next = load(0);
+    if (norm.n) r = norm.rstd[row];
+#pragma unroll
+    for (int k = 0; k < K; ++k) {
+      c[k] = common[k] * terms.term[k].per_token.factor(row);
+      if (terms.to_out >> k & 1) to_out += c[k];
+    }
+#pragma unroll
+    for (int i = 0; i < N; ++i) sum += dot(to_floats(n[i]), to_floats(d_n[i]));
+    const float mean = warp_sum(sum) / cols;
+#pragma unroll
+    for (int i = 0; i < N; ++i) {
+      const Columns<K> in = ahead ? next : load(i);
+      if (ahead && i + 1 < N) next = load(i + 1);
+      const int col = 8 * (lane + warp_size * i);
+      if (col >= cols) continue;
+      Vector<float, 8> g = to_floats(d[i]);
+      const Vector<float, 8> y = to_floats(n[i]), d_y = to_floats(d_n[i]);
+#pragma unroll
+      for (int j = 0; j < 8; ++j) g.v[j] += r * (d_y.v[j] - y.v[j] * mean);
+      send(row, col, g, in, c, terms, dots);
+      if (terms.to_out) g = scaled_sum(g, to_out, to_floats(in.elsewhere));
+      if (terms.to_out || norm.n) store_vector(d_out.row(row) + col, round_to_bf16(g));
+    }
+#pragma unroll
+    for (int k = 0; k < K; ++k) {
+      const PerToken<bf16>& factor = terms.term[k].per_token;
+      sums[k] += factor.factor(row) * dots[k];
+      if (!factor.gradient) continue;
+      const float whole = warp_sum(dots[k]);
+      if (lane == 0) factor.gradient[factor.at(row)] += common[k] * whole;
+    }
+  }
+  if (terms.wants_scalars) add_to_scalars(terms, sums);
+}
+
+/// Calls launch(vectors per lane, Terms<K>()), where K is the number of terms, or more. d_out is null in forward
+/// passes.
+template <class Launch>
+void for_terms(const char* op, const Mat<bf16>& d_out, int cols, std::span<const MixTerm<bf16>> terms,
+               Launch&& launch) {
+  if (terms.empty() || terms.size() > max_mix_terms) throw std::invalid_argument(std::string(op) + ": 1 to 6 terms");
+  for (const MixTerm<bf16>& term : terms) {
+    require_vectors(op, term.source);
+    require_vectors(op, term.d_source);
+  }
+  for_vectors_per_lane(op, cols, [&](auto vectors) {
+    if constexpr (vectors() <= 4) {
+      if (terms.size() <= 2) return launch(vectors, terms_of<2>(terms, d_out.data));
+      if (terms.size() <= 3) return launch(vectors, terms_of<3>(terms, d_out.data));
+      if (terms.size() <= 4) return launch(vectors, terms_of<4>(terms, d_out.data));
+    }
+    launch(vectors, terms_of<max_mix_terms>(terms, d_out.data));
+  });
+}
+
+void forward(const char* op, Stream stream, Mat<bf16> out, Mat<bf16> n, float* rstd,
+             std::span<const MixTerm<bf16>> terms, double eps) {
+  require_vectors(op, out);
+  require_vectors(op, n);
+  if (out.rows == 0) return;
+  for_terms(op, {}, out.cols, terms, [&]<int K>(auto vectors, const Terms<K>& fixed) {
+    mix_kernel<vectors(), K>
+        <<<row_blocks(out.rows), block_threads, 0, cuda_stream(stream)>>>(out, n, rstd, fixed, static_cast<float>(eps));
+  });
+  check_launch(op);
+}
+
+}  // namespace
+
+template <class T>
+void mix_forward(Stream stream, Mat<T> out, std::span<const MixTerm<T>> terms) {
+  forward("mix_forward", stream, out, {}, nullptr, terms, 0);
+}
+
+template <class T>
+void mix_norm_forward(Stream stream, Mat<T> out, Mat<T> n, Vec<acc_t<T>> rstd, std::span<const MixTerm<T>> terms,
+                      double eps) {
+  forward("mix_norm_forward", stream, out, n, rstd.data(), terms, eps);
+}
+
+template <class T>
+void mix_backward(Stream stream, Mat<T> d_out, Mat<const T> d_elsewhere, const NormGradient<T>& norm,
+                  std::span<const MixTerm<T>> terms) {
+  constexpr const char* op = "mix_backward";
+  require_vectors(op, d_out);
+  require_vectors(op, d_elsewhere);
+  require_vectors(op, norm.n);
+  require_vectors(op, norm.d_n);
+  if (d_out.rows == 0) return;
+  for_terms(op, d_out, d_out.cols, terms, [&]<int K>(auto vectors, const Terms<K>& fixed) {
+    const std::size_t threads = static_cast<std::size_t>(d_out.rows) * warp_size;
+    mix_backward_kernel<vectors(), K><<<blocks_for(threads), block_threads, 0, cuda_stream(stream)>>>(
+        d_out, fixed.to_out ? d_elsewhere : Mat<const bf16>(), norm, fixed);
+  });
+  check_launch(op);
+}
+
+template void mix_forward(Stream, Mat<bf16>, std::span<const MixTerm<bf16>>);
+template void mix_norm_forward(Stream, Mat<bf16>, Mat<bf16>, Vec<float>, std::span<const MixTerm<bf16>>, double);
+template void mix_backward(Stream, Mat<bf16>, Mat<const bf16>, const NormGradient<bf16>&,
+                           std::span<const MixTerm<bf16>>);
+
+}  // namespace nanorun::kernels::cuda

@@ -1,0 +1,44 @@
+#pragma once
+// The forward pass of the squared-relu MLP with operands in e4m3 (Micikevicius et al. 2022, arXiv:2209.05433), each
+// with one scale for the whole tensor:
+//   aq = e4m3(a / s_a), saturating at 448, where s_a = margin max(m_a, 1e-12) / 448 for a maximum m_a
+//   h = relu(s_x s_w xq wqᵀ)²,  then out = s_h s_v hq vqᵀ
+// A maximum may be that of the tensor itself, with margin 1, or one of an earlier step (a delayed scale), with a margin
+// above 1; where it is 448 / margin, the scale is 1. Maxima lie in the tensors' memory: the caller may share them among
+// ranks before they are used, and keep them in checkpoints.
+// The backward pass is that of matmul.hpp, on x, h and the weights themselves.
+// Shapes: x [M, K]; w [N, K]; h [M, N]; v [K', N]; out [M, K'].
+//
+// The portable implementation emulates the rounding to e4m3. It rounds nothing to bf16: neither products, nor h, nor
+// scales, nor a / s_a. a / s_a is the product of a and 1 / s_a in fp32.
+
+#include "kernels/types.hpp"
+
+namespace nanorun::kernels::portable {
+
+/// The scale s of an operand; maximum points to the tensors' memory.
+template <class A>
+struct Fp8Scale {
+  const A* maximum;
+  double margin = 1;
+};
+
+/// *maximum = max(*maximum, |x|) over all elements; NaN does not count.
+template <class T>
+void max_magnitude(Stream stream, acc_t<T>* maximum, Mat<const T> x);
+
+/// Bytes of scratch for x [rows, inner] and w [cols, inner] of either product below.
+template <class T>
+std::size_t linear_fp8_workspace(int rows, int inner, int cols);
+
+/// h = relu(x wᵀ)², and *maximum = max(*maximum, h) over all elements. `maximum` is not that of a scale.
+template <class T>
+void linear_relu2_forward_fp8(Stream stream, Mat<T> h, acc_t<T>* maximum, Mat<const T> x, Fp8Scale<acc_t<T>> scale_x,
+                              Mat<const T> w, Fp8Scale<acc_t<T>> scale_w, Workspace workspace);
+
+/// out = h vᵀ
+template <class T>
+void linear_forward_fp8(Stream stream, Mat<T> out, Mat<const T> h, Fp8Scale<acc_t<T>> scale_h, Mat<const T> v,
+                        Fp8Scale<acc_t<T>> scale_v, Workspace workspace);
+
+}  // namespace nanorun::kernels::portable

@@ -1,0 +1,198 @@
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <deque>
+#include <limits>
+#include <stdexcept>
+#include <vector>
+
+#include "kernels/mix.hpp"
+#include "tests/cuda/tensor.hpp"
+
+namespace nanorun::kernels::cuda {
+namespace {
+
+using test::Tensor;
+
+constexpr double eps = 1e-6;
+
+/// Where the gradient of a term's source goes.
+enum class To { nowhere, d_out, adds, replaces };
+
+/// One term: indices of its source, scalars and column of numbers per token; -1: none.
+struct Term {
+  int source;
+  To to = To::nowhere;
+  int scalar[2] = {-1, -1};
+  bool sigmoid = false;  ///< of the first scalar
+  int column = -1;
+  double constant = 1;
+};
+
+struct Kind {
+  std::vector<Term> terms;
+  bool norm = false, elsewhere = false;
+};
+
+/// What a block of the recipe begins with.
+const Kind skip = {{{0, To::d_out, {0, -1}}, {1, To::replaces, {0, 2}}, {2, To::adds, {1, -1}}}, true, true};
+const Kind six = {{{0, To::d_out, {0, 1}, true, 0},
+                   {1, To::adds, {-1, -1}, false, 1, 3},
+                   {2, To::replaces, {1, 2}, true, 1},
+                   {0, To::d_out, {-1, -1}, false, 2},
+                   {3, To::adds},
+                   {4, To::nowhere, {2, -1}, true, 3, -1}},
+                  true,
+                  true};
+const std::vector<Kind> kinds = {
+    {{{0, To::d_out, {0, -1}}}},
+    {{{0, To::d_out, {0, -1}}, {1, To::adds, {1, -1}}}, true, true},
+    skip,
+    {{{0, To::d_out, {0, -1}}, {0, To::d_out, {0, 2}}, {1, To::adds, {1, -1}}}, true},
+    {{{0, To::d_out, {-1, -1}, false, -1, 0.5}, {1, To::adds, {0, -1}, true, 1}, {2, To::adds, {-1, 1}}}},
+    {{{0, To::d_out}, {1, To::replaces, {0, 0}, true, 2, -2.5}}, false, true},
+    {{{0, To::replaces}, {1, To::adds, {0, -1}, false, 0}, {2, To::nowhere, {-1, -1}, false, 3}}, true},
+    {{{0, To::d_out, {0, -1}},
+      {1, To::replaces, {1, 2}},
+      {2, To::adds, {-1, -1}, false, 0},
+      {3, To::adds, {-1, -1}, false, 1}},
+     true},
+    {{{0, To::d_out},
+      {0, To::d_out, {-1, -1}, false, 0},
+      {1, To::adds, {-1, -1}, false, 1},
+      {2, To::adds, {-1, -1}, false, 2},
+      {3, To::adds, {2, -1}}}},
+    six,
+};
+
+constexpr int source_count = 5, scalar_count = 3, column_count = 4;
+
+/// An element that is not written fails the comparison.
+constexpr float nan = std::numeric_limits<float>::quiet_NaN();
+constexpr Tensor<bf16>::Range poison{nan, nan};
+
+/// The tensors of one mix, on both sides.
+struct Tensors {
+  Tensors(int rows, int cols, const Kind& kind)
+      : kind(kind),
+        d_out(rows, cols, 11),
+        tokens(rows, column_count, 12),
+        d_tokens(rows, column_count, 13),
+        scalars(1, scalar_count, 14),
+        d_scalars(1, scalar_count, 15) {
+    for (int i = 0; i < source_count; ++i) {
+      sources.emplace_back(rows, cols, i);
+      d_sources.emplace_back(rows, cols, 20 + i, replaced(i) ? poison : Tensor<bf16>::Range());
+    }
+  }
+
+  bool replaced(int source) const {
+    return std::ranges::any_of(kind.terms,
+                               [&](const Term& term) { return term.to == To::replaces && term.source == source; });
+  }
+
+  /// view(tensor) is the matrix of one side.
+  template <class T, class View>
+  std::vector<MixTerm<T>> terms(const View& view) {
+    std::vector<MixTerm<T>> terms;
+    for (const Term& from : kind.terms) {
+      MixTerm<T>& term = terms.emplace_back();
+      term.source = view(sources[from.source]);
+      if (from.to == To::d_out) term.d_source = view(d_out);
+      if (from.to == To::adds || from.to == To::replaces) term.d_source = view(d_sources[from.source]);
+      term.overwrites = from.to == To::replaces;
+      term.constant = from.constant;
+      for (const int i : {0, 1}) {
+        if (const int s = from.scalar[i]; s >= 0) {
+          term.scalars[i] = {view(scalars).data + s, view(d_scalars).data + s, from.sigmoid && i == 0};
+        }
+      }
+      if (const int k = from.column; k >= 0) {
+        term.per_token = {view(tokens).data + k, view(d_tokens).data + k, column_count};
+      }
+    }
+    return terms;
+  }
+  std::vector<MixTerm<float>> host() {
+    return terms<float>([](auto& tensor) { return tensor.host(); });
+  }
+  std::vector<MixTerm<bf16>> device() {
+    return terms<bf16>([](auto& tensor) { return tensor.device(); });
+  }
+
+  Kind kind;
+  std::deque<Tensor<bf16>> sources, d_sources;
+  Tensor<bf16> d_out;
+  Tensor<float> tokens, d_tokens, scalars, d_scalars;
+};
+
+void compare_forward(int rows, int cols, const Kind& kind, bool in_place) {
+  Tensors in(rows, cols, kind);
+  Tensor<bf16> separate = Tensor<bf16>::poisoned(rows, cols), n = Tensor<bf16>::poisoned(rows, cols);
+  Tensor<float> rstd = Tensor<float>::poisoned(1, rows);
+  Tensor<bf16>& out = in_place ? in.sources[0] : separate;
+  if (kind.norm) {
+    portable::mix_norm_forward<float>({}, out.host(), n.host(), rstd.host_flat(), in.host(), eps);
+    cuda::mix_norm_forward<bf16>({}, out.device(), n.device(), rstd.device_flat(), in.device(), eps);
+    n.expect_match("n", 1e-4);  // where terms cancel, rstd is large
+    rstd.expect_match("rstd", 0, 1e-5);
+  } else {
+    portable::mix_forward<float>({}, out.host(), in.host());
+    cuda::mix_forward<bf16>({}, out.device(), in.device());
+  }
+  out.expect_match("out");
+}
+
+void compare_backward(int rows, int cols, const Kind& kind) {
+  Tensors in(rows, cols, kind);
+  Tensor<bf16> n(rows, cols, 30), d_n(rows, cols, 31), d_elsewhere(rows, cols, 32);
+  Tensor<float> rstd(1, rows, 33, {0.5f, 2});
+  NormGradient<float> host_norm{{}, {}, {}};
+  NormGradient<bf16> device_norm{{}, {}, {}};
+  if (kind.norm) {
+    host_norm = {n.host(), rstd.host_flat(), d_n.host()};
+    device_norm = {n.device(), rstd.device_flat(), d_n.device()};
+  }
+  portable::mix_backward<float>({}, in.d_out.host(), kind.elsewhere ? d_elsewhere.host() : Mat<float>(), host_norm,
+                                in.host());
+  cuda::mix_backward<bf16>({}, in.d_out.device(), kind.elsewhere ? d_elsewhere.device() : Mat<bf16>(), device_norm,
+                           in.device());
+  in.d_out.expect_match("d_out");
+  for (const Tensor<bf16>& d : in.d_sources) d.expect_match("d_source");
+  // Sums of products of random sign in another order.
+  in.d_tokens.expect_match("d_tokens", 1e-5 * std::sqrt(static_cast<double>(cols)), 1e-5);
+  in.d_scalars.expect_match("d_scalars", 1e-6 * std::sqrt(static_cast<double>(rows) * cols), 1e-5);
+}
+
+TEST(CudaMix, SmallShapesMatchPortable) {
+  SKIP_WITHOUT_DEVICE();
+  for (const auto& [rows, cols] : {std::pair(1, 8), {9, 264}, {40, 512}, {40, 768}, {33, 1032}, {7, 2048}, {5, 4096}}) {
+    for (std::size_t i = 0; i < kinds.size(); ++i) {
+      SCOPED_TRACE(testing::Message() << cols << " columns, kind " << i);
+      compare_forward(rows, cols, kinds[i], false);
+      compare_forward(rows, cols, kinds[i], true);
+      compare_backward(rows, cols, kinds[i]);
+    }
+  }
+}
+
+TEST(CudaMix, RecipeShapeMatchesPortable) {
+  SKIP_WITHOUT_DEVICE();
+  for (const Kind& kind : {skip, six}) {
+    compare_forward(49152, 768, kind, false);
+    compare_backward(49152, 768, kind);
+  }
+}
+
+TEST(CudaMix, RefusesOtherCountsOfTerms) {
+  SKIP_WITHOUT_DEVICE();
+  Tensor<bf16> x(2, 8, 1), out(2, 8, 2);
+  MixTerm<bf16> term;
+  term.source = x.device();
+  EXPECT_THROW(cuda::mix_forward<bf16>({}, out.device(), {}), std::invalid_argument);
+  EXPECT_THROW(cuda::mix_forward<bf16>({}, out.device(), std::vector(max_mix_terms + 1, term)), std::invalid_argument);
+}
+
+}  // namespace
+}  // namespace nanorun::kernels::cuda

@@ -1,0 +1,282 @@
+#include "kernels/mix.hpp"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "kernels/check.hpp"
+#include "kernels/strided.hpp"
+
+namespace nanorun::kernels::portable {
+namespace {
+
+using test::Strided;
+using Values = test::Vector<double>;
+
+constexpr double eps = 1.0 / 128;
+
+/// Where the gradient of a term's source goes.
+enum class To { nowhere, d_out, adds, replaces };
+
+/// One term: indices of its source, scalars and column of numbers per token; -1: none.
+struct Term {
+  int source;
+  To to = To::nowhere;
+  int scalar[2] = {-1, -1};
+  bool sigmoid = false;  ///< of the first scalar
+  int column = -1;
+  double constant = 1;
+};
+
+struct Kind {
+  const char* name;
+  std::vector<Term> terms;
+  bool norm = false, elsewhere = false;
+};
+
+constexpr int scalar_count = 3, column_count = 4;
+
+const std::vector<Kind> kinds = {
+    {"OneTerm", {{0, To::d_out, {0, -1}}}},
+    {"Residual", {{0, To::d_out, {0, -1}}, {1, To::adds, {1, -1}}}, true, true},
+    {"Skip", {{0, To::d_out, {0, -1}}, {1, To::replaces, {0, 2}}, {2, To::adds, {1, -1}}}, true, true},
+    {"SkipFromItself", {{0, To::d_out, {0, -1}}, {0, To::d_out, {0, 2}}, {1, To::adds, {1, -1}}}, true},
+    {"Gates", {{0, To::d_out, {-1, -1}, false, -1, 0.5}, {1, To::adds, {0, -1}, true, 1}, {2, To::adds, {-1, 1}}}},
+    {"SquareOfAScalar", {{0, To::d_out}, {1, To::replaces, {0, 0}, true, 2, -2.5}}, false, true},
+    {"NotToOut", {{0, To::replaces}, {1, To::adds, {0, -1}, false, 0}, {2, To::nowhere, {-1, -1}, false, 3}}, true},
+    {"Six",
+     {{0, To::d_out, {0, 1}, true, 0},
+      {1, To::adds, {-1, -1}, false, 1, 3},
+      {2, To::replaces, {1, 2}, true, 1},
+      {0, To::d_out, {-1, -1}, false, 2},
+      {3, To::adds},
+      {4, To::nowhere, {2, -1}, true, 3, -1}},
+     true,
+     true},
+};
+
+/// Inputs of one case, upstream gradients, and what the accumulated gradients start from.
+struct Case {
+  int rows, cols;
+  Kind kind;
+  std::vector<Values> sources;
+  Values scalars, tokens, d_out, d_n, d_elsewhere, start_source, start_scalars, start_tokens;
+
+  Case(int rows, int cols, const Kind& kind) : rows(rows), cols(cols), kind(kind) {
+    const std::size_t size = static_cast<std::size_t>(rows) * cols;
+    for (unsigned i = 0; i < max_mix_terms; ++i) sources.push_back(test::random_values(size, i));
+    scalars = {0.8, -0.3, 1.7};
+    tokens = test::random_values(static_cast<std::size_t>(rows) * column_count, 11);
+    d_out = test::random_values(size, 12);
+    d_n = test::random_values(size, 13);
+    d_elsewhere = test::random_values(size, 14);
+    start_source = test::random_values(size, 15);
+    start_scalars = {0.5, -2, 3};
+    start_tokens = Values(tokens.size(), 1.5);
+  }
+
+  double coefficient(const Term& term, int t) const {
+    double c = term.constant;
+    for (const int i : {0, 1}) {
+      if (term.scalar[i] < 0) continue;
+      const double s = scalars[term.scalar[i]];
+      c *= term.sigmoid && i == 0 ? 1 / (1 + std::exp(-s)) : s;
+    }
+    return term.column < 0 ? c : c * tokens[t * column_count + term.column];
+  }
+};
+
+/// The tensors of a case as an op takes them, with all gradients.
+template <class T>
+struct Tensors {
+  std::vector<Strided<T>> sources, d_sources;
+  test::Vector<T> scalars, d_scalars;
+  Strided<T> tokens, d_tokens, d_out;
+  std::vector<MixTerm<T>> terms;
+
+  explicit Tensors(const Case& c)
+      : scalars(test::convert<T>(c.scalars)),
+        d_scalars(test::convert<T>(c.start_scalars)),
+        tokens(c.rows, column_count, c.tokens),
+        d_tokens(c.rows, column_count, c.start_tokens),
+        d_out(c.rows, c.cols, c.d_out) {
+    for (const Values& source : c.sources) {
+      sources.emplace_back(c.rows, c.cols, source);
+      d_sources.emplace_back(c.rows, c.cols, c.start_source);
+    }
+    for (const Term& term : c.kind.terms) {
+      if (term.to == To::replaces) d_sources[term.source] = Strided<T>(c.rows, c.cols);
+      terms.push_back(view(term));
+    }
+  }
+
+  MixTerm<T> view(const Term& term) {
+    MixTerm<T> view;
+    view.source = sources[term.source].mat();
+    if (term.to == To::d_out) {
+      view.d_source = d_out.mat();
+    } else if (term.to != To::nowhere) {
+      view.d_source = d_sources[term.source].mat();
+    }
+    view.overwrites = term.to == To::replaces;
+    view.constant = term.constant;
+    for (const int i : {0, 1}) {
+      if (const int s = term.scalar[i]; s >= 0) view.scalars[i] = {&scalars[s], &d_scalars[s], term.sigmoid && i == 0};
+    }
+    if (const int k = term.column; k >= 0) {
+      view.per_token = {tokens.mat().data + k, d_tokens.mat().data + k, tokens.mat().ld};
+    }
+    return view;
+  }
+};
+
+struct Forward {
+  Values out, n, rstd;
+};
+
+template <class T>
+Forward forward(const Case& c, bool in_place = false) {
+  Tensors<T> in(c);
+  Strided<T> separate(c.rows, c.cols), n(c.rows, c.cols);
+  Strided<T>& out = in_place ? in.sources[0] : separate;
+  auto rstd = test::poisoned<T>(c.rows);
+  if (c.kind.norm) {
+    mix_norm_forward<T>({}, out.mat(), n.mat(), rstd, in.terms, eps);
+  } else {
+    mix_forward<T>({}, out.mat(), in.terms);
+  }
+  return {out.dense(), n.dense(), test::convert<double>(rstd)};
+}
+
+/// What backward wrote, less the start values of the accumulated gradients.
+struct Gradients {
+  Values d_out, scalars, tokens;
+  std::vector<Values> sources;
+};
+
+template <class T>
+Gradients backward(const Case& c) {
+  Tensors<T> in(c);
+  const Forward saved = forward<T>(c);
+  Strided<T> n(c.rows, c.cols, saved.n), d_n(c.rows, c.cols, c.d_n), d_elsewhere(c.rows, c.cols, c.d_elsewhere);
+  const auto rstd = test::convert<T>(saved.rstd);
+  NormGradient<T> norm{{}, {}, {}};
+  if (c.kind.norm) norm = {n.mat(), rstd, d_n.mat()};
+  mix_backward<T>({}, in.d_out.mat(), c.kind.elsewhere ? d_elsewhere.mat() : Mat<T>(), norm, in.terms);
+  Gradients d{in.d_out.dense(),
+              test::difference(test::convert<double>(in.d_scalars), c.start_scalars),
+              test::difference(in.d_tokens.dense(), c.start_tokens),
+              {}};
+  for (const Strided<T>& source : in.d_sources) d.sources.push_back(source.dense());
+  for (const Term& term : c.kind.terms) {
+    if (term.to == To::adds) d.sources[term.source] = test::difference(d.sources[term.source], c.start_source);
+  }
+  return d;
+}
+
+class Mix : public testing::TestWithParam<Kind> {};
+
+TEST_P(Mix, ForwardIsTheFormula) {
+  const Case c(5, 37, GetParam());
+  const Forward result = forward<double>(c);
+  for (int t = 0; t < c.rows; ++t) {
+    double squares = 0;
+    for (int i = t * c.cols; i < (t + 1) * c.cols; ++i) {
+      double out = 0;
+      for (const Term& term : c.kind.terms) out += c.coefficient(term, t) * c.sources[term.source][i];
+      squares += out * out;
+      EXPECT_NEAR(result.out[i], out, 1e-14);
+    }
+    if (!c.kind.norm) continue;
+    const double rstd = 1 / std::sqrt(squares / c.cols + eps);
+    EXPECT_NEAR(result.rstd[t], rstd, 1e-13);
+    for (int i = t * c.cols; i < (t + 1) * c.cols; ++i) EXPECT_NEAR(result.n[i], result.out[i] * rstd, 1e-13);
+  }
+}
+
+TEST_P(Mix, ForwardMayReplaceASource) {
+  const Case c(5, 37, GetParam());
+  const Forward expected = forward<double>(c), result = forward<double>(c, true);
+  EXPECT_EQ(result.out, expected.out);
+  if (c.kind.norm) {
+    EXPECT_EQ(result.n, expected.n);
+  }
+}
+
+TEST_P(Mix, GradientsAreTheDerivatives) {
+  Case c(3, 19, GetParam());
+  const Gradients d = backward<double>(c);
+  const auto loss = [&] {
+    const Forward f = forward<double>(c);
+    return test::inner_product(c.d_out, f.out) + (c.kind.norm ? test::inner_product(c.d_n, f.n) : 0) +
+           (c.kind.elsewhere ? test::inner_product(c.d_elsewhere, c.sources[0]) : 0);
+  };
+  for (const Term& term : c.kind.terms) {
+    SCOPED_TRACE(term.source);
+    if (term.to == To::nowhere) continue;
+    const Values& gradient = term.to == To::d_out ? d.d_out : d.sources[term.source];
+    test::check_gradient("source", loss, c.sources[term.source], gradient);
+  }
+  test::check_gradient("scalars", loss, c.scalars, d.scalars);
+  test::check_gradient("numbers per token", loss, c.tokens, d.tokens);
+}
+
+TEST_P(Mix, FloatAgreesWithDouble) {
+  const Case c(600, 768, GetParam());
+  const Forward f = forward<float>(c), reference = forward<double>(c);
+  EXPECT_LT(test::relative_error(f.out, reference.out), 1e-6);
+  if (c.kind.norm) {
+    EXPECT_LT(test::relative_error(f.n, reference.n), 1e-6);
+    EXPECT_LT(test::relative_error(f.rstd, reference.rstd), 1e-6);
+  }
+  const Gradients d = backward<float>(c), d_reference = backward<double>(c);
+  EXPECT_LT(test::relative_error(d.d_out, d_reference.d_out), 1e-6);
+  for (const Term& term : c.kind.terms) {
+    if (term.to != To::adds && term.to != To::replaces) continue;
+    EXPECT_LT(test::relative_error(d.sources[term.source], d_reference.sources[term.source]), 1e-6);
+  }
+  EXPECT_LT(test::relative_error(d.tokens, d_reference.tokens), 1e-5);
+  // Sums of products of random sign, whose rounding is relative to the root of their number.
+  for (int i = 0; i < scalar_count; ++i) {
+    EXPECT_NEAR(d.scalars[i], d_reference.scalars[i], 1e-6 * std::sqrt(1.0 * c.rows * c.cols)) << i;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Kinds, Mix, testing::ValuesIn(kinds),
+                         [](const testing::TestParamInfo<Kind>& info) { return std::string(info.param.name); });
+
+TEST(MixBackward, WithoutATermToOutLeavesTheGradientOfOut) {
+  const Case c(3, 19, kinds[6]);
+  const Gradients d = backward<double>(c);
+  EXPECT_EQ(d.d_out, d.sources[0]);  // its coefficient is 1
+}
+
+TEST(MixBackward, GradientsThatAreNotWantedAreLeftOut) {
+  const Case c(3, 19, kinds[7]);
+  const Gradients all = backward<double>(c);
+  Tensors<double> in(c);
+  const Forward saved = forward<double>(c);
+  Strided<double> n(c.rows, c.cols, saved.n), d_n(c.rows, c.cols, c.d_n), d_elsewhere(c.rows, c.cols, c.d_elsewhere);
+  for (MixTerm<double>& term : in.terms) {
+    for (auto& scalar : term.scalars) scalar.gradient = nullptr;
+    term.per_token.gradient = nullptr;
+  }
+  mix_backward<double>({}, in.d_out.mat(), d_elsewhere.mat(), {n.mat(), saved.rstd, d_n.mat()}, in.terms);
+  EXPECT_EQ(in.d_out.dense(), all.d_out);
+  EXPECT_EQ(in.d_scalars, c.start_scalars);
+  EXPECT_EQ(in.d_tokens.dense(), c.start_tokens);
+}
+
+TEST(MixTerms, AreFromOneToSix) {
+  Strided<double> x(2, 3, Values(6, 1)), out(2, 3);
+  MixTerm<double> term;
+  term.source = x.mat();
+  EXPECT_THROW(mix_forward<double>({}, out.mat(), {}), std::invalid_argument);
+  EXPECT_THROW(mix_forward<double>({}, out.mat(), std::vector(max_mix_terms + 1, term)), std::invalid_argument);
+}
+
+}  // namespace
+}  // namespace nanorun::kernels::portable
