@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Makes the golden files: tokens.bin and hellaswag.bin from a seeded generator, then one .json for each record*.toml
-beside this file, and hellaswag_*.json for the decks of ANSWERING."""
+"""Makes the golden files: tokens and questions from seeded generators, then one .json for each record*.toml beside this
+file, for each of RECORD89, which are configs of record89/config.py, and hellaswag_*.json for the decks of ANSWERING."""
 
 import argparse
 import random
@@ -15,6 +15,7 @@ VOCABULARY = 500
 END_OF_TEXT = VOCABULARY - 1
 ANSWERING = ["record21", "record21_wide"]
 TOKENS = 20 * 2 * 512 + 1 + 512  # all steps of a deck, the last target, and some more
+RECORD89 = ["mini", "mini_alive", "tiny", "tiny_alive", "tiny_fp8", "blocks", "blocks_alive"]
 
 
 def synthetic_tokens(count, seed=20):
@@ -70,21 +71,32 @@ def write_questions(path, tokens, seed=21):
     path.write_bytes(header + struct.pack(f"<{len(stream)}H", *stream))
 
 
+def make(program, *arguments):
+    subprocess.run([sys.executable, HERE / program, *arguments], check=True)
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("names", nargs="*", help="golden files to make, for example record13 (default: all)")
-    names = parser.parse_args().names or [
-        *sorted(deck.stem for deck in HERE.glob("record*.toml")), *(f"hellaswag_{name}" for name in ANSWERING)]
+    decks = [deck.stem for deck in sorted(HERE.glob("record*.toml")) if not deck.stem.startswith("record89")]
+    configs = {f"record89_{config}": config for config in RECORD89}
+    answers = {f"hellaswag_{name}": name for name in ANSWERING}
+    names = parser.parse_args().names or [*decks, *configs, *answers]
     shard, questions = HERE / "tokens.bin", HERE / "hellaswag.bin"
     tokens = synthetic_tokens(TOKENS)
     write_shard(shard, tokens)
     write_questions(questions, tokens)
     for name in names:
-        deck, out = HERE / f"{name.removeprefix('hellaswag_')}.toml", HERE / f"{name}.json"
-        command = (["hellaswag.py", deck, questions, out] if name.startswith("hellaswag_") else
-                   ["reference.py", deck, "--bin", shard, "--out", out])
+        out = HERE / f"{name}.json"
         print(f"making {out.name}", flush=True)
-        subprocess.run([sys.executable, HERE / command[0], *command[1:]], check=True)
+        if name in configs:
+            more = ["--sequences"] if "blocks" in name else ["--write-data", HERE]
+            make("reference89.py", "--config", configs[name], "--gradients", "0,6,14", "--validations", "0,12", "--out",
+                 out, *more)
+        elif name in answers:
+            make("hellaswag.py", HERE / f"{answers[name]}.toml", questions, out)
+        else:
+            make("reference.py", HERE / f"{name}.toml", "--bin", shard, "--out", out)
 
 
 if __name__ == "__main__":

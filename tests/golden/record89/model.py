@@ -1,0 +1,162 @@
+"""The forward pass of one sequence."""
+
+import torch
+import torch.nn.functional as F
+
+from . import data
+from .attention import attention
+from .loss import head_product, token_losses
+from .mlp import mlp
+from .numbers import rms_norm
+from .parameters import gate_layout, has_attention, is_mudd_layer, mudd_layout, signs
+
+
+class Tokens:
+    """What a sequence looks up."""
+
+    def __init__(self, c, sequence, prefixes):
+        self.inputs = torch.from_numpy(sequence.inputs)
+        self.targets = torch.from_numpy(sequence.targets)
+        self.prefixes = prefixes[self.targets]
+        self.document = (self.inputs == c.end_of_text).cumsum(0)
+        if c.bigram:
+            self.bigram_rows = torch.from_numpy(data.bigram_rows(sequence.inputs, c.bigram_rows))
+            self.sign_rows = torch.from_numpy(data.sign_rows(sequence.inputs, c.sign_rows))
+
+
+class Model:
+    def __init__(self, c, parameters, prefixes):
+        """prefixes: array of the padded vocabulary, a token's prefix token or -1."""
+        self.c, self.p = c, parameters
+        self.dtype = parameters["head"].dtype
+        self.prefixes = torch.as_tensor(prefixes)
+        self.signs = torch.tensor(signs(c), dtype=self.dtype) if c.bigram else None
+        self.trace = None  # a dict here collects the streams of the next forward pass
+
+    # ------------------------------------------------------------ loss
+
+    def loss(self, sequence, settings, training=True, fp8=None, index=0):
+        """Sum over the tokens of sequence `index` of a step; fp8: the state of the MLP's scales in training."""
+        t = Tokens(self.c, sequence, self.prefixes)
+        x = self.stream(t, settings, fp8, index)
+        z = head_product(self.c, x, self.p["head"], training)
+        return token_losses(self.c, z, t.targets, settings.weights, t.prefixes, settings.prefix).sum()
+
+    # ------------------------------------------------------------ streams
+
+    def keep(self, name, x):
+        if self.trace is not None:
+            self.trace[name] = x
+        return x
+
+    def stream(self, t, settings, fp8, index):
+        """The normed final stream [T, d]."""
+        c, p = self.c, self.p
+        x0 = self.keep("x0", self.start(t))
+        bigram = p["bigram"][t.bigram_rows] * self.signs[t.sign_rows] if c.bigram else 0
+        values = [F.embedding(t.inputs, p[f"value_embedding.{j}"]) for j in range(len(c.value_layers))]
+        gates = self.gates(0, x0)
+        x = c0 = self.keep("c0", x0 + gates.get(("bigram", 0), 0) * bigram)
+        kept = {}
+        for i in range(c.layers):
+            if i == c.gate_net_split:
+                gates |= self.gates(1, x)
+            if i == c.layers - 1:
+                kept["last"] = x
+            source = kept["late"] if "late" in kept else x
+            sources = {"x0": x0, "c0": c0, "bigram": bigram, "skip": kept.get("skip"), "late": kept.get("late")}
+            x = self.block(i, x, source, sources, values, gates, t, settings, fp8, index)
+            self.keep(f"x.{i}", x)
+            if c.skip is not None and i == c.skip[0]:
+                kept["skip"] = x
+            if i == c.late_source:
+                kept["late"] = x
+        if c.mudd != "off":
+            mu = self.coefficients("mudd_net.1", mudd_layout(c, 1), c.mudd, c.mudd_scale, x)
+            first = values[0] if values else None
+            for j, other in enumerate([c0, kept.get("late"), kept["last"], first, kept.get("skip")]):
+                if other is not None:
+                    x = x + mu[("mu", j)] * other
+        return rms_norm(self.keep("final", x), c.norm_eps)
+
+    def start(self, t):
+        c, p = self.c, self.p
+        e = F.embedding(t.inputs, p["embedding"])
+        if c.smear:
+            share = p["smear_factor"] * torch.sigmoid(e[1:, :c.gate_inputs] @ p["smear_gate"])
+            e = torch.cat([e[:1], e[1:] + share[:, None] * e[:-1]])
+        return rms_norm(e, c.norm_eps)
+
+    # ------------------------------------------------------------ coefficients
+
+    def gates(self, net, u):
+        c = self.c
+        scale = self.p["gate_net.scale"] if c.gate_nets != "constant" else c.gate_net_scale
+        return self.coefficients(f"gate_net.{net}", gate_layout(c, net), c.gate_nets, scale, u)
+
+    def coefficients(self, name, layout, mode, scale, u):
+        """(kind, layer) -> [T, count], which multiplies a stream [T, d] where count is 1."""
+        p, length = self.p, u.shape[0]
+        if not layout:
+            return {}
+        if mode == "constant":
+            return {(k.kind, k.layer): torch.full((length, k.count), k.start, dtype=u.dtype) for k in layout}
+        out = p[f"{name}.bias"].expand(length, -1)
+        if mode == "net":
+            out = F.gelu(u @ p[f"{name}.in"].T) @ p[f"{name}.out"].T + out
+        pieces = (scale * out).split([k.count for k in layout], dim=-1)
+        return {(k.kind, k.layer): piece for k, piece in zip(layout, pieces)}
+
+    # ------------------------------------------------------------ blocks
+
+    def block(self, i, x, source, sources, values, gates, t, settings, fp8, index):
+        c, p = self.c, self.p
+        if is_mudd_layer(c, i):
+            return self.mudd_block(i, x, source, sources, values, gates, t, settings, fp8, index)
+        if has_attention(c, i):
+            n = rms_norm(source, c.norm_eps)
+            o = self.attention(i, n, self.gated_value(i, n, values), gates, t, settings)
+            x = p[f"block.{i}.attention_residual"] * x + p[f"block.{i}.attention_post"] * o
+            if c.x0_injection:
+                x = x + gates[("x0", i)] * sources["x0"]
+            if c.bigram and i > 0:
+                x = x + gates[("bigram", i)] * sources["bigram"]
+        elif c.skip is not None and i == c.skip[1]:
+            x = x + torch.sigmoid(p["skip_factor"]) * gates[("skip", i)] * sources["skip"]
+        o = mlp(c, i, rms_norm(x, c.norm_eps), p, fp8, index)
+        return p[f"block.{i}.mlp_residual"] * x + p[f"block.{i}.mlp_post"] * o
+
+    def mudd_block(self, i, x, source, sources, values, gates, t, settings, fp8, index):
+        """The last layer, whose coefficients all come from the net that reads x. c0 takes the place of x0."""
+        c, c0, late = self.c, sources["c0"], sources["late"]
+        m = self.coefficients("mudd_net.0", mudd_layout(c, 0), c.mudd, c.mudd_scale, x)
+        m = [m[("m", j)] for j in range(14)]
+        late = torch.zeros_like(x) if late is None else late
+        aux = (m[0] * c0 + m[1] * late + m[2] * x).view(-1, c.heads, c.head_dim)
+        if i in c.value_layers:
+            halves = torch.cat([m[6], m[7]], dim=-1).repeat_interleave(c.heads // 2, dim=-1)
+            aux = aux + halves.unsqueeze(-1) * self.value_heads(i, values)
+        x = (1 + m[5]) * x + m[3] * c0 + m[4] * late
+        o = self.attention(i, rms_norm(source, c.norm_eps), aux, gates, t, settings)
+        x = m[8] * x + m[9] * o + m[10] * c0 + m[11] * sources["bigram"]
+        return m[12] * x + m[13] * mlp(c, i, rms_norm(x, c.norm_eps), self.p, fp8, index)
+
+    def attention(self, i, n, aux, gates, t, settings):
+        c = self.c
+        weights = {name: self.p[f"block.{i}.{name}"] for name in ("qkv", "attention_out", "attention_factors")}
+        mine = {kind: value for (kind, layer), value in gates.items() if layer == i}
+        window = settings.window_long if i in c.long_layers else settings.window_short
+        return attention(c, i, n, weights, aux, mine, settings.rotary, window, t.document)
+
+    def value_heads(self, i, values):
+        c = self.c
+        return values[c.value_layers.index(i)].view(-1, c.heads, c.head_dim)
+
+    def gated_value(self, i, n, values):
+        """What the value embedding of layer i adds to v, [T, H, D], or None."""
+        c = self.c
+        if i not in c.value_layers:
+            return None
+        ve, half = values[c.value_layers.index(i)], c.gate_inputs // 2
+        gate = 2 * torch.sigmoid(torch.cat([n[:, :half], ve[:, :half]], dim=-1) @ self.p[f"block.{i}.value_gate"].T)
+        return gate.unsqueeze(-1) * self.value_heads(i, values)

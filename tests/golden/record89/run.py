@@ -1,0 +1,95 @@
+"""Training and its results."""
+
+import torch
+
+from reference import norms
+
+from . import data, parameters, schedule
+from .config import as_dictionary
+from .mlp import Fp8State
+from .model import Model
+from .optimizer import Optimizer
+
+
+class Run:
+    def __init__(self, c, shards, prefixes, dtype, values=None):
+        """values: name -> array where the start is not that of the seed."""
+        self.c, self.next_step = c, 0
+        self.p = parameters.tensors(parameters.initial_values(c) if values is None else values, dtype)
+        self.model = Model(c, self.p, prefixes)
+        self.optimizer = Optimizer(c, self.p)
+        self.stream = data.Stream(shards, c.end_of_text)
+        self.fp8 = Fp8State(c, self.p) if c.fp8_mlp else None
+
+    def gradients(self, sequences, settings):
+        """(sum of the losses, name -> G)"""
+        for p in self.p.values():
+            p.grad = None
+        total = 0.0
+        for index, sequence in enumerate(sequences):
+            loss = self.model.loss(sequence, settings, fp8=self.fp8, index=index)
+            loss.backward()
+            total += loss.item()
+        zero = {n: torch.zeros_like(p) for n, p in self.p.items() if p.grad is None}
+        return total, {n: zero[n] if n in zero else p.grad / self.c.gradient_divisor for n, p in self.p.items()}
+
+    def step(self):
+        """One step; (loss per token, gradients)."""
+        c, step = self.c, self.next_step
+        stage = c.stages[schedule.stage_index(c, step)]
+        sequences = self.stream.step(c.sequences, stage.length, stage.longest)
+        self.sequences = sequences
+        total, gradients = self.gradients(sequences, schedule.settings(c, step))
+        self.optimizer.step(step, gradients)
+        if self.fp8:
+            self.fp8.after_update(step)
+        self.next_step = step + 1
+        return total / (c.sequences * stage.length), gradients
+
+    @torch.no_grad()
+    def validate(self, tokens, count, length):
+        """Mean loss of the next token, before the update of self.next_step."""
+        settings = schedule.validation_settings(self.c, self.next_step)
+        total = sum(self.model.loss(sequence, settings, training=False).item()
+                    for sequence in data.plain_sequences(tokens, count, length))
+        return total / (count * length)
+
+    @torch.no_grad()
+    def stream_norms(self):
+        """Norms of the streams of the next step's first sequence; neither data nor scales move on."""
+        c, stage = self.c, self.c.stages[schedule.stage_index(self.c, self.next_step)]
+        copy = data.Stream(self.stream.shards, c.end_of_text, self.stream.shard, self.stream.document)
+        scales = self.fp8.activation[0].copy() if self.fp8 else None
+        self.model.trace = {}
+        sequence = copy.step(c.sequences, stage.length, stage.longest)[0]
+        self.model.loss(sequence, schedule.settings(c, self.next_step), fp8=self.fp8)
+        trace, self.model.trace = self.model.trace, None
+        if self.fp8:
+            self.fp8.activation[0] = scales
+        return norms(trace)
+
+
+def train(c, shards, validation, prefixes, dtype, steps, gradient_steps, validation_steps, values=None, progress=print,
+          sequences=False):
+    """The results as a dictionary. validation: (tokens, sequences, length). sequences: with all training tokens."""
+    run = Run(c, shards, prefixes, dtype, values)
+    result = {"config": as_dictionary(c), "prefix_table": [int(p) for p in prefixes],
+              "initial_norms": norms(run.p), "stream_norms": {}, "gradient_norms": {}, "losses": [],
+              "validation_losses": {}, "cursors": []}
+    for step in range(steps + 1):
+        if step in validation_steps:
+            result["validation_losses"][step] = run.validate(*validation)
+        if step == steps:
+            break
+        if step in gradient_steps:
+            result["stream_norms"][step] = run.stream_norms()
+        loss, gradients = run.step()
+        if step in gradient_steps:
+            result["gradient_norms"][step] = norms(gradients)
+        result["losses"].append(loss)
+        if sequences:
+            result.setdefault("sequences", []).append(data.rows(run.sequences))
+        result["cursors"].append([run.stream.shard, run.stream.document])
+        progress(f"step {step} loss {loss:.9f}")
+    result["final_norms"] = norms(run.p)
+    return result, run

@@ -1,0 +1,100 @@
+#!/usr/bin/env python3
+"""Independent PyTorch implementation of record 89, for golden files; the parts are in record89/.
+
+It shares no code with the C++ program. Attention uses dense masks, gradients come from autograd, work is in double, or
+in fp32 with --single. README.md states the conventions. `reference89.py test` runs its own tests.
+"""
+
+import argparse
+import json
+import sys
+import unittest
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from make_goldens import write_shard
+from record89 import data, parameters
+from record89.config import CONFIGS, override
+from record89.run import train
+from reference import read_shard
+
+
+
+def longest_sequence(c):
+    return max(stage.length for stage in c.stages)
+
+
+def validation_shape(c):
+    """(sequences, length), of whole attention blocks where the training sequences are."""
+    return 4, 96 if longest_sequence(c) == 192 else 128
+
+
+def synthetic_shards(c, folder):
+    """Two training shards and one for validation; written to `folder` as .bin where it is given."""
+    names = ["tokens89_0", "tokens89_1", "tokens89_validation"]
+    count = data.SHARD_TOKENS * longest_sequence(c) // 192
+    shards = [data.synthetic_documents(count, c.vocabulary, c.end_of_text, seed) for seed in (89, 90, 91)]
+    if folder:
+        for name, shard in zip(names, shards):
+            write_shard(Path(folder) / f"{name}.bin", shard.tolist())
+    return shards[:2], shards[2]
+
+
+def arguments():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("overrides", nargs="*", metavar="field=value", help="fields of record89/config.py")
+    parser.add_argument("--config", default="tiny", choices=sorted(CONFIGS))
+    parser.add_argument("--steps", type=int, help="stop early; the schedules still end where the config says")
+    parser.add_argument("--out", help="JSON file to write")
+    parser.add_argument("--gradients", default="0,1", help="steps whose streams and gradients are measured")
+    parser.add_argument("--validations", default="", help="steps before which to validate; the end always is")
+    parser.add_argument("--bin", help="training shards, separated by commas (default: synthetic ones)")
+    parser.add_argument("--validation-bin", help="validation shard")
+    parser.add_argument("--prefixes", help=".npy with the prefix token of each token of the padded vocabulary, or -1")
+    parser.add_argument("--start", help=".npz with the initial parameters")
+    parser.add_argument("--save", help=".npz to write the last parameters to")
+    parser.add_argument("--write-data", metavar="FOLDER", help="write the synthetic shards as .bin")
+    parser.add_argument("--sequences", action="store_true", help="write the tokens of the sequences too")
+    parser.add_argument("--table", action="store_true", help="print the parameters of the config and end")
+    parser.add_argument("--single", action="store_true", help="work in fp32")
+    return parser.parse_intermixed_args()
+
+
+def main():
+    if sys.argv[1:2] == ["test"]:
+        modules = ["test_record89_parts", "test_record89_training"]
+        unittest.main(module=None, argv=["reference89.py test", *(sys.argv[2:] or modules)])
+    a = arguments()
+    c = override(CONFIGS[a.config], a.overrides)
+    if a.table:
+        for row in parameters.parameter_table(c):
+            print(row.name, list(row.shape), row.group, row.start, *([row.bound] if isinstance(row.start, str) else []))
+        return
+    shards, validation = synthetic_shards(c, a.write_data)
+    if a.bin:
+        shards = [read_shard(path) for path in a.bin.split(",")]
+    if a.validation_bin:
+        validation = read_shard(a.validation_bin)
+    size = c.padded_vocabulary
+    prefixes = np.load(a.prefixes) if a.prefixes else data.synthetic_prefixes(c.vocabulary, size)
+    steps = c.total_steps if a.steps is None else min(a.steps, c.total_steps)
+    chosen = [{int(text) for text in texts.split(",") if text} for texts in (a.gradients, a.validations)]
+    dtype = torch.float32 if a.single else torch.float64
+    values = dict(np.load(a.start)) if a.start else None
+    shape = validation_shape(c)
+    result, run = train(c, shards, (validation, *shape), prefixes, dtype, steps, chosen[0], chosen[1] | {steps}, values,
+                        progress=lambda line: print(line, flush=True), sequences=a.sequences)
+    if a.sequences:
+        result["validation_sequences"] = data.rows(data.plain_sequences(validation, *shape))
+    print(f"validation {result['validation_losses'][steps]:.9f}")
+    if a.save:
+        parameters.save(a.save, run.p)
+    if a.out:
+        head = {"config_name": a.config, "overrides": a.overrides, "precision": "fp32" if a.single else "double"}
+        Path(a.out).write_text(json.dumps(head | result, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
