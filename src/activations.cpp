@@ -2,46 +2,69 @@
 
 #include <algorithm>
 
-#include "src/params.hpp"
+#include "src/arena.hpp"
+#include "src/topology.hpp"
 
 namespace nanorun {
 
 using kernels::acc_t;
 using kernels::Mat;
-using kernels::Vec;
 using kernels::Workspace;
 using kernels::WorkspaceAllocator;
 
 namespace {
 
-template <class T>
-Mat<T> matrix(WorkspaceAllocator& allocator, int rows, int cols) {
-  return {allocator.take<T>(static_cast<std::size_t>(rows) * cols), rows, cols};
+bool gates_values(const ModelConfig& model, int layer) {
+  return model.value_path == ValuePath::gated_embeddings && value_embedding_of(model, layer) >= 0;
 }
 
 template <class T>
-Vec<T> vector(WorkspaceAllocator& allocator, int size) {
-  return {allocator.take<T>(size), static_cast<std::size_t>(size)};
-}
-
-/// What the attention half of a block saves.
-template <class T>
-void allocate_attention(BlockActivations<T>& block, const ModelConfig& model, int length,
+void allocate_attention(AttentionActivations<T>& attention, const ModelConfig& model, int layer, int length,
                         WorkspaceAllocator& allocator) {
-  block.n_mix = matrix<T>(allocator, length, model.width);
-  block.rstd_mix = vector<acc_t<T>>(allocator, length);
-  block.qkv = matrix<T>(allocator, length, 3 * model.width);
-  block.v_mixed = matrix<T>(allocator, length, model.width);
-  block.rstd_qk = matrix<acc_t<T>>(allocator, length, 2 * model.heads);
-  block.y = matrix<T>(allocator, length, model.width);
-  block.lse = matrix<acc_t<T>>(allocator, model.heads, length);
+  const auto narrow = [&] { return take_matrix<T>(allocator, length, model.width); };
+  attention.n = narrow();
+  attention.rstd = take_vector<acc_t<T>>(allocator, length);
+  attention.qkv = take_matrix<T>(allocator, length, 3 * model.width);
+  if (names(model.key_offset_layers, layer)) attention.k_offset = narrow();
+  attention.v_mixed = narrow();
+  attention.rstd_qk = take_matrix<acc_t<T>>(allocator, length, 2 * model.heads);
+  attention.y = narrow();
+  acc_t<T>* const lse = allocator.take<acc_t<T>>(static_cast<std::size_t>(length) * model.heads);
+  const int pairing = names(model.paired_layers, layer) ? 2 : 1;
+  attention.lse = {lse, model.heads / pairing, length * pairing};
+  if (gates_values(model, layer)) {
+    attention.value = narrow();
+    if (!mixes_by_mudd(model, layer)) {
+      attention.value_gate = take_matrix<acc_t<T>>(allocator, length, model.heads);
+    }
+  }
+  if (names(model.composed_layers, layer)) attention.y_composed = narrow();
+  if (names(model.xsa_layers, layer)) attention.y_xsa = narrow();
+  if (names(model.gated_layers, layer)) {
+    attention.y_gated = narrow();
+    if (!model.gate_nets) attention.gate = take_matrix<acc_t<T>>(allocator, length, model.heads);
+  }
 }
 
-/// What the MLP half of a block saves, the hidden units aside.
+/// What the MLP saves, the hidden units aside.
 template <class T>
-void allocate_mlp(BlockActivations<T>& block, const ModelConfig& model, int length, WorkspaceAllocator& allocator) {
-  block.n_mlp = matrix<T>(allocator, length, model.width);
-  block.rstd_mlp = vector<acc_t<T>>(allocator, length);
+void allocate_mlp(MlpActivations<T>& mlp, const ModelConfig& model, int length, WorkspaceAllocator& allocator) {
+  mlp.n = take_matrix<T>(allocator, length, model.width);
+  mlp.rstd = take_vector<acc_t<T>>(allocator, length);
+}
+
+/// Streams inside a block that a mix reads or makes.
+template <class T>
+void allocate_streams(BlockActivations<T>& block, const ModelConfig& model, int layer, int length,
+                      WorkspaceAllocator& allocator) {
+  const auto narrow = [&] { return take_matrix<T>(allocator, length, model.width); };
+  if (model.residual == Residual::unet) return;
+  if (layer == model.skip_to || mixes_by_mudd(model, layer)) block.x_before = narrow();
+  if (has_attention(model, layer)) {
+    block.attention_out = narrow();
+    block.x_between = narrow();
+  }
+  block.mlp_out = narrow();
 }
 
 }  // namespace
@@ -50,17 +73,26 @@ template <class T>
 Activations<T>::Activations(const Config& config, int length, bool training, WorkspaceAllocator& allocator)
     : length(length) {
   const ModelConfig& model = config.model;
-  x0 = matrix<T>(allocator, length, model.width);
-  rstd0 = vector<acc_t<T>>(allocator, length);
-  n_final = matrix<T>(allocator, length, model.width);
-  rstd_final = vector<acc_t<T>>(allocator, length);
+  const auto narrow = [&] { return take_matrix<T>(allocator, length, model.width); };
+  if (model.smear) input.embedding = narrow();
+  input.x0 = narrow();
+  input.rstd0 = take_vector<acc_t<T>>(allocator, length);
+  if (model.bigram_rows > 0) {
+    input.bigram = narrow();
+    input.first = narrow();
+  }
+  if (model.mudd) x_final = narrow();
+  n_final = narrow();
+  rstd_final = take_vector<acc_t<T>>(allocator, length);
+  if (model.value_path == ValuePath::gated_embeddings) aux = narrow();
+  coefficients = CoefficientActivations<T>(model, length, training, allocator);
   if (training) {
     allocate_training_blocks(config, allocator);
     allocate_gradients(model, allocator);
   } else {
     allocate_evaluation_blocks(model, allocator);
   }
-  if (model.value_path == ValuePath::first) v_first = block[0].qkv.col_block(2 * model.width, model.width);
+  if (model.value_path == ValuePath::first) v_first = block[0].attention.qkv.col_block(2 * model.width, model.width);
   allocate_workspace(config, training, allocator);
 }
 
@@ -68,60 +100,103 @@ Activations<T>::Activations(const Config& config, int length, bool training, Wor
 template <class T>
 void Activations<T>::allocate_training_blocks(const Config& config, WorkspaceAllocator& allocator) {
   const ModelConfig& model = config.model;
-  const auto hidden = [&] { return matrix<T>(allocator, length, model.mlp_ratio * model.width); };
+  const auto hidden = [&] { return take_matrix<T>(allocator, length, model.mlp_ratio * model.width); };
   const bool shares_h = config.train.recompute == Recompute::mlp;
   const Mat<T> shared_h = shares_h ? hidden() : Mat<T>();
   for (int i = 0; i < model.layers; ++i) {
     BlockActivations<T> saved;
-    saved.x = matrix<T>(allocator, length, model.width);
-    if (has_attention(model, i)) allocate_attention(saved, model, length, allocator);
-    allocate_mlp(saved, model, length, allocator);
-    saved.h = shares_h ? shared_h : hidden();
+    saved.x = take_matrix<T>(allocator, length, model.width);
+    if (has_attention(model, i)) allocate_attention(saved.attention, model, i, length, allocator);
+    allocate_mlp(saved.mlp, model, length, allocator);
+    allocate_streams(saved, model, i, length, allocator);
+    saved.mlp.h = shares_h ? shared_h : hidden();
     block.push_back(saved);
   }
 }
 
-/// The blocks share their buffers, but for what later blocks read: the outputs of the encoder half and v_first.
+/// The blocks share their buffers, but for what later layers read: places of the stream, the first values, and the
+/// first value embedding.
 template <class T>
 void Activations<T>::allocate_evaluation_blocks(const ModelConfig& model, WorkspaceAllocator& allocator) {
+  const auto narrow = [&] { return take_matrix<T>(allocator, length, model.width); };
   BlockActivations<T> shared;
-  shared.x = matrix<T>(allocator, length, model.width);
-  allocate_attention(shared, model, length, allocator);
-  allocate_mlp(shared, model, length, allocator);
-  shared.h = matrix<T>(allocator, length, model.mlp_ratio * model.width);
-  block.assign(model.layers, shared);
-  for (int i = 0; i < model.layers / 2; ++i) block[i].x = matrix<T>(allocator, length, model.width);
-  if (model.value_path == ValuePath::first) block[0].qkv = matrix<T>(allocator, length, 3 * model.width);
+  shared.x = narrow();
+  allocate_mlp(shared.mlp, model, length, allocator);
+  shared.mlp.h = take_matrix<T>(allocator, length, model.mlp_ratio * model.width);
+  const std::size_t before = allocator.used();
+  std::size_t most = before;
+  for (int i = 0; i < model.layers; ++i) {
+    // The layers' own buffers lie in the same memory, one layer's over another's.
+    WorkspaceAllocator own = allocator;
+    block.push_back(shared);
+    if (has_attention(model, i)) allocate_attention(block[i].attention, model, i, length, own);
+    allocate_streams(block[i], model, i, length, own);
+    most = std::max(most, own.used());
+  }
+  allocator.take<std::byte>(most - before);
+  for (int i = 0; i < model.layers; ++i) {
+    if (is_tapped(model, i + 1)) block[i].x = narrow();
+  }
+  if (model.value_path == ValuePath::first) {
+    block[0].attention.qkv = take_matrix<T>(allocator, length, 3 * model.width);
+  }
+  if (model.mudd) block[model.value_layers[0]].attention.value = narrow();
 }
 
 template <class T>
 void Activations<T>::allocate_gradients(const ModelConfig& model, WorkspaceAllocator& allocator) {
-  d_narrow = matrix<T>(allocator, length, model.width);
-  // When the backward pass leaves a decoder block, nothing reads the block's output any more.
-  for (int i = 0; i < model.layers / 2; ++i) d_skip.push_back(block[model.layers - 1 - i].x);
-  if (model.value_path == ValuePath::first) d_v_first = matrix<acc_t<T>>(allocator, length, model.width);
+  const auto narrow = [&] { return take_matrix<T>(allocator, length, model.width); };
+  d_narrow = narrow();
+  d_place.resize(model.layers + 1);
+  for (int place = 0; place <= model.layers; ++place) {
+    if (!is_tapped(model, place)) continue;
+    // Of a U-net's decoder layer the output is dead once the backward pass sends its skip's gradient to this place. The
+    // decoder's first layer reads its own input as skip, whose gradient is part of d_x.
+    const bool unet = model.residual == Residual::unet;
+    if (!unet) d_place[place] = narrow();
+    if (unet && place < model.layers / 2) d_place[place] = block[model.layers - place].x;
+  }
+  if (model.value_path == ValuePath::first) d_v_first = take_matrix<acc_t<T>>(allocator, length, model.width);
+  if (model.value_path == ValuePath::gated_embeddings) {
+    for (std::size_t j = 0; j < model.value_layers.size(); ++j) d_value.push_back(narrow());
+  }
+  if (model.bigram_rows > 0) d_bigram = narrow();
+}
+
+/// Returns the bytes of what lies in the workspace between the backward passes of head and embedding.
+template <class T>
+std::size_t Activations<T>::allocate_scratch(const ModelConfig& model, bool training, Workspace space) {
+  WorkspaceAllocator scratch(space);
+  const auto narrow = [&] { return take_matrix<T>(scratch, length, model.width); };
+  const std::size_t composition =
+      model.composed_layers.empty() ? 0
+                                    : ops::head_composition_workspace<T>(length, model.heads, model.composition_window);
+  scratch.take<std::byte>(std::max(ops::attention_workspace<T>(length, model.heads, model.head_dim), composition));
+  if (!training) return scratch.used();
+  d_q = take_matrix<acc_t<T>>(scratch, length, model.width);
+  d_x = narrow();
+  d_x0 = narrow();
+  if (model.residual == Residual::scaled) d_branch = narrow();
+  if (!model.xsa_layers.empty()) d_v_extra = narrow();
+  if (!model.value_layers.empty()) d_value_gate = take_matrix<acc_t<T>>(scratch, length, model.heads);
+  if (!model.gated_layers.empty()) d_head_gate = take_matrix<acc_t<T>>(scratch, length, model.heads);
+  d_wide = take_matrix<T>(scratch, length, std::max(3, model.mlp_ratio) * model.width);
+  if (!d_value.empty()) {
+    const std::size_t bytes = ops::embedding_backward_workspace<T>(length, model.width);
+    value_workspace = {scratch.take<std::byte>(bytes), bytes};
+  }
+  return scratch.used();
 }
 
 template <class T>
 void Activations<T>::allocate_workspace(const Config& config, bool training, WorkspaceAllocator& allocator) {
   const ModelConfig& model = config.model;
-  const auto allocate_blocks = [&](Workspace space) {
-    WorkspaceAllocator blocks(space);
-    blocks.take<std::byte>(ops::attention_workspace<T>(length, model.heads, model.head_dim));
-    if (training) {
-      d_q = matrix<acc_t<T>>(blocks, length, model.width);
-      d_x = matrix<T>(blocks, length, model.width);
-      d_x0 = matrix<T>(blocks, length, model.width);
-      d_wide = matrix<T>(blocks, length, std::max(3, model.mlp_ratio) * model.width);
-    }
-    return blocks.used();
-  };
   const kernels::HeadPrecision precision = training ? head_precision(config) : kernels::HeadPrecision::working;
-  const std::size_t bytes =
-      std::max({allocate_blocks({}), ops::head_workspace<T>(length, padded_vocabulary(model), model.width, precision),
-                training ? ops::embedding_backward_workspace<T>(length, model.width) : 0});
+  const std::size_t bytes = std::max({allocate_scratch(model, training, {}),
+                                      ops::head_workspace<T>(length, padded_vocabulary(model), model.width, precision),
+                                      training ? ops::embedding_backward_workspace<T>(length, model.width) : 0});
   workspace = {allocator.take<std::byte>(bytes), bytes};
-  if (workspace.data() != nullptr) allocate_blocks(workspace);
+  if (workspace.data() != nullptr) allocate_scratch(model, training, workspace);
 }
 
 template struct Activations<Real>;

@@ -1,64 +1,110 @@
 #pragma once
 // What the forward pass leaves for the backward pass, and the scratch of both, cut from one arena. Sequences that are
-// only evaluated keep one block's buffers for all layers and the outputs that skips read.
+// only evaluated keep one block's buffers for all layers and the places of the stream that later layers read.
 
 #include <vector>
 
 #include "kernels/ops.hpp"
+#include "src/coefficients.hpp"
 #include "src/config.hpp"
 
 namespace nanorun {
 
-/// Saved by one block. Shapes: T tokens, d width, H heads, m d hidden units.
+/// Saved by the attention of one block. Shapes: T tokens, d width, H heads.
+template <class T>
+struct AttentionActivations {
+  kernels::Mat<T> n;                           ///< norm of the stream that it reads [T, d]
+  kernels::Vec<kernels::acc_t<T>> rstd;        ///< [T]
+  kernels::Mat<T> qkv;                         ///< q and k after norm and rotary, v as projected [T, 3d]
+  kernels::Mat<T> k_offset;                    ///< k after the key offset, where the layer has it [T, d]
+  kernels::Mat<T> v_mixed;                     ///< [T, d]
+  kernels::Mat<kernels::acc_t<T>> rstd_qk;     ///< [T, 2H]
+  kernels::Mat<T> value;                       ///< rows of the layer's gated value embedding [T, d]
+  kernels::Mat<kernels::acc_t<T>> value_gate;  ///< [T, H]
+  kernels::Mat<T> y;                           ///< attention [T, d]
+  kernels::Mat<kernels::acc_t<T>> lse;         ///< [H, T]; of paired heads [H / 2, 2T]
+  kernels::Mat<T> y_composed, y_xsa, y_gated;  ///< after each step that the layer has, see HeadMixing [T, d]
+  kernels::Mat<kernels::acc_t<T>> gate;        ///< of the heads, where no coefficient net gives it [T, H]
+};
+
+/// Saved by the MLP of one block, with m d hidden units.
+template <class T>
+struct MlpActivations {
+  kernels::Mat<T> n;                     ///< norm of the stream before the MLP [T, d]
+  kernels::Vec<kernels::acc_t<T>> rstd;  ///< [T]
+  kernels::Mat<T> h;                     ///< squared relu [T, m d]; one buffer for all blocks under Recompute::mlp
+};
+
+/// Saved by one block. With Residual::unet the stream is updated in place, and x alone has a buffer.
 template <class T>
 struct BlockActivations {
-  kernels::Mat<T> x;                         ///< residual stream after the block [T, d]
-  kernels::Mat<T> n_mix;                     ///< norm of the mixed residual stream [T, d]
-  kernels::Vec<kernels::acc_t<T>> rstd_mix;  ///< [T]
-  kernels::Mat<T> qkv;                       ///< q and k after norm and rotary, v as projected [T, 3d]
-  kernels::Mat<T> v_mixed;                   ///< [T, d]
-  kernels::Mat<kernels::acc_t<T>> rstd_qk;   ///< [T, 2H]
-  kernels::Mat<T> y;                         ///< attention [T, d]
-  kernels::Mat<kernels::acc_t<T>> lse;       ///< [H, T]
-  kernels::Mat<T> n_mlp;                     ///< norm of the stream before the MLP [T, d]
-  kernels::Vec<kernels::acc_t<T>> rstd_mlp;  ///< [T]
-  kernels::Mat<T> h;                         ///< squared relu [T, m d]; one buffer for all blocks under Recompute::mlp
+  AttentionActivations<T> attention;
+  MlpActivations<T> mlp;
+  kernels::Mat<T> x_before;       ///< stream that a mix made of the block's input [T, d]
+  kernels::Mat<T> attention_out;  ///< [T, d]
+  kernels::Mat<T> x_between;      ///< stream between attention and MLP [T, d]
+  kernels::Mat<T> mlp_out;        ///< [T, d]
+  kernels::Mat<T> x;              ///< stream after the block [T, d]
+};
+
+/// Saved by what comes before the blocks.
+template <class T>
+struct InputActivations {
+  kernels::Mat<T> embedding;  ///< rows of the embedding, where smear follows [T, d]
+  kernels::Mat<T> x0;         ///< normed embedding [T, d]
+  kernels::Vec<kernels::acc_t<T>> rstd0;
+  kernels::Mat<T> bigram;  ///< signed rows of the table of bigrams [T, d]
+  kernels::Mat<T> first;   ///< stream at the first block, where it is not x0 [T, d]
 };
 
 template <class T>
 struct Activations {
   int length = 0;
+  InputActivations<T> input;
   std::vector<BlockActivations<T>> block;
-  kernels::Mat<T> x0;  ///< normed embedding [T, d]
-  kernels::Vec<kernels::acc_t<T>> rstd0;
+  CoefficientActivations<T> coefficients;
   kernels::Mat<T> v_first;  ///< value projection of layer 0 (value_path "first")
-  kernels::Mat<T> n_final;  ///< norm of the last block's output [T, d]
+  kernels::Mat<T> x_final;  ///< mix behind the last block, where there is one [T, d]
+  kernels::Mat<T> n_final;  ///< norm of the last stream [T, d]
   kernels::Vec<kernels::acc_t<T>> rstd_final;
+  kernels::Mat<T> aux;  ///< scratch: what the values of a layer take up [T, d]
 
   // Gradients; training only.
   kernels::Mat<T> d_narrow;                   ///< of n_final, then of any branch of width d, then of the embedding
-  std::vector<kernels::Mat<T>> d_skip;        ///< per encoder block [T, d]; stands where its decoder block's x was. The
-                                              ///< last one's is part of d_x, as the next block reads x as skip too
+  std::vector<kernels::Mat<T>> d_place;       ///< by place of the stream; null where no other layer reads it [T, d]
+  std::vector<kernels::Mat<T>> d_value;       ///< of the rows of each gated value embedding [T, d]
   kernels::Mat<kernels::acc_t<T>> d_v_first;  ///< [T, d]
+  kernels::Mat<T> d_bigram;                   ///< [T, d]
 
   /// Scratch of attention, head and embedding, which never run at once.
   kernels::Workspace workspace;
   // Gradients that exist only between the backward passes of head and embedding, neither of which reads or writes them.
   // They lie in the workspace, behind attention's scratch.
-  kernels::Mat<kernels::acc_t<T>> d_q;  ///< queries that attention reads [T, d]
-  kernels::Mat<T> d_x;                  ///< residual stream [T, d]
-  kernels::Mat<T> d_x0;                 ///< [T, d]
-  kernels::Mat<T> d_wide;               ///< any branch of width 3d or m d
+  kernels::Mat<kernels::acc_t<T>> d_q;                        ///< queries that attention reads [T, d]
+  kernels::Mat<T> d_x;                                        ///< residual stream [T, d]
+  kernels::Mat<T> d_x0;                                       ///< [T, d]
+  kernels::Mat<T> d_branch;                                   ///< of what a mix reads of attention or MLP [T, d]
+  kernels::Mat<T> d_v_extra;                                  ///< of values, beside what attention sends them [T, d]
+  kernels::Mat<kernels::acc_t<T>> d_value_gate, d_head_gate;  ///< [T, H]
+  kernels::Mat<T> d_wide;                                     ///< any branch of width 3d or m d
+  kernels::Workspace value_workspace;                         ///< of the lookup of gated value embeddings
 
   Activations() = default;
   /// Takes everything from `allocator`.
   Activations(const Config& config, int length, bool training, kernels::WorkspaceAllocator& allocator);
+
+  /// The stream at a place: the input of layer `place`, or the output of the last.
+  const kernels::Mat<T>& x_at(int place) const {
+    if (place > 0) return block[place - 1].x;
+    return input.first ? input.first : input.x0;
+  }
 
  private:
   void allocate_training_blocks(const Config& config, kernels::WorkspaceAllocator& allocator);
   void allocate_evaluation_blocks(const ModelConfig& model, kernels::WorkspaceAllocator& allocator);
   void allocate_gradients(const ModelConfig& model, kernels::WorkspaceAllocator& allocator);
   void allocate_workspace(const Config& config, bool training, kernels::WorkspaceAllocator& allocator);
+  std::size_t allocate_scratch(const ModelConfig& model, bool training, kernels::Workspace space);
 };
 
 }  // namespace nanorun

@@ -42,6 +42,21 @@ class Arena {
   std::unique_ptr<std::byte, Release> data_;
 };
 
+/// A matrix or vector from an arena's memory, null where the allocator only counts.
+template <class T>
+kernels::Mat<T> take_matrix(kernels::WorkspaceAllocator& allocator, int rows, int cols) {
+  return {allocator.take<T>(static_cast<std::size_t>(rows) * cols), rows, cols};
+}
+template <class T>
+kernels::Vec<T> take_vector(kernels::WorkspaceAllocator& allocator, int size) {
+  return {allocator.take<T>(size), static_cast<std::size_t>(size)};
+}
+/// All elements of a matrix without gaps.
+template <class T>
+std::span<T> elements(const kernels::Mat<T>& matrix) {
+  return {matrix.data, matrix.size()};
+}
+
 /// An arena of `count` elements of one type.
 template <class T>
 class TensorArena {

@@ -15,9 +15,11 @@ namespace {
 
 constexpr std::uint64_t format_version = 2;
 constexpr std::uint64_t max_step = 1u << 31;
-constexpr const char* tensor_groups[] = {"/weights", "/muon/momentum", "/adam/m", "/adam/v"};
-constexpr const char* other_objects[] = {"/deck",          "/shards", "/weights", "/muon",
-                                         "/muon/momentum", "/adam",   "/adam/m",  "/adam/v"};
+constexpr const char* tensor_groups[] = {"/weights", "/muon/momentum", "/muon/second_moment",
+                                         "/adam/m",  "/adam/v",        "/adam/gradient"};
+constexpr const char* other_objects[] = {
+    "/deck", "/shards", "/weights", "/muon",         "/muon/momentum", "/muon/second_moment",
+    "/adam", "/adam/m", "/adam/v",  "/adam/gradient"};
 
 using Slabs = std::vector<Slab<float>>;
 using Sums = std::vector<std::uint64_t>;

@@ -19,9 +19,13 @@ inline constexpr bool computes_in_fp32 = std::is_same_v<Real, float>;
 /// Decks are some thousand bytes; the time to parse one grows with the square of the number of its tables.
 inline constexpr std::size_t max_deck_bytes = std::size_t{1} << 20;
 
-enum class ValuePath { none, first, embeddings };
+enum class ValuePath { none, first, embeddings, gated_embeddings };
 enum class RotaryKind { full, half_truncated };
-enum class WindowKind { token, block };
+enum class WindowKind { token, tokens_before, block };
+enum class Residual { unet, scaled };
+enum class Packing { stream, documents };
+enum class LossSum { mean, sum };
+enum class Orthogonalisation { newton_schulz, polar_express };
 enum class Rounding { floor, ceil };
 enum class HeadChoice { automatic, fp32, bf16, fp8 };
 enum class EndOfData { error, wrap };
@@ -53,8 +57,34 @@ struct ModelConfig {
   double rotary_base = 1024;
   double attention_scale = 0;  ///< 0: 1 / sqrt(head_dim)
   double softcap = 15;
-  double init_scale = 1;     ///< uniform bound of weight matrices: init_scale / sqrt(fan_in)
-  bool zero_outputs = true;  ///< W_o, W2 and W_head start at zero
+  kernels::SoftcapKind softcap_kind = kernels::SoftcapKind::tanh;
+  double softcap_shift = 0, softcap_width = 1;  ///< of the sigmoid
+  double init_scale = 1;                        ///< uniform bound of weight matrices: init_scale / sqrt(fan_in)
+  bool zero_outputs = true;                     ///< W_o, W2 and W_head start at zero
+  bool zero_attention_outputs = true;           ///< of these, W_o
+  double init_embedding = 1;                    ///< standard deviation of the token embedding, and of a tied head
+  double init_value_embedding = 1;              ///< standard deviation of the value embeddings
+
+  bool tied_head = false;              ///< head and embedding start alike, see train.untie_step
+  Residual residual = Residual::unet;  ///< how blocks join the residual stream
+  std::vector<int> value_layers;       ///< of ValuePath::gated_embeddings, a table each
+  bool smear = false;
+  int bigram_rows = 0;                 ///< of the table of hashed pairs of tokens; 0: none
+  int bigram_sign_rows = 0;            ///< of its table of signs; 0: none
+  int skip_from = -1;                  ///< the layer whose output the one skip carries; -1: no skip
+  int skip_to = -1;                    ///< the layer, one without attention, that it enters
+  int attention_source = -1;           ///< later layers attend from this layer's output; -1: each from its own input
+  std::vector<int> paired_layers;      ///< whose heads attend in pairs
+  std::vector<int> xsa_layers;         ///< whose heads lose what lies along their token's own value
+  std::vector<int> gated_layers;       ///< whose heads have gates
+  std::vector<int> key_offset_layers;  ///< whose keys take their still dims from the token before
+  std::vector<int> composed_layers;    ///< whose heads are composed dynamically
+  int composition_window = 112;        ///< keys
+  bool gate_nets = false;              ///< coefficients of gates per token, from two coefficient nets
+  int gate_net_layer = 4;      ///< the second net reads the input of this layer and serves it and the later ones
+  int coefficient_width = 64;  ///< hidden units of a coefficient net
+  bool mudd = false;           ///< the last layer, and what follows it, mix the streams of earlier layers
+  bool yarn = false;           ///< rescale rotary frequencies where a stage changes the long window
 };
 
 struct HeadConfig {
@@ -63,6 +93,28 @@ struct HeadConfig {
   double scale_w = 512;
   double scale_g = 524288;
   int scale_g_length = 49152;  ///< tokens of a sequence that scale_g was chosen for
+};
+
+/// [[stage]]: a part of the schedule. Without stages, [train] and [window] hold for all steps.
+struct StageConfig {
+  double share = 0;    ///< of the scheduled steps; the shares add up to 1. 0, for the last stage alone: the extension
+  int length = 49152;  ///< tokens of a sequence
+  int longest_document = 0;  ///< tokens of a document beyond which it is cut; 0: none is
+  int short_window = 128;    ///< tokens
+  int long_window = 1792;    ///< tokens
+  double lr_factor = 1;
+  std::vector<double> targets{1};   ///< weights of the next token, the one after it, ... at the stage's first step
+  std::vector<double> targets_end;  ///< behind its last step; empty: the same
+  double prefix = 0;                ///< weight of the prefix target, likewise
+  double prefix_end = -1;           ///< -1: the same
+};
+
+/// [[group]]: tensors that Adam or Muon updates with a rate of their own. The first group that names a tensor has it.
+struct GroupConfig {
+  std::vector<std::string> tensors;  ///< names of the parameter table; * stands for any characters
+  double lr = 0;
+  double beta1 = 0.8, beta2 = 0.95;  ///< Adam's
+  double decay = 0;                  ///< cautious: w -= lr^2 decay w
 };
 
 struct WindowConfig {
@@ -80,13 +132,17 @@ struct TrainConfig {
   int length = 49152;                     ///< tokens of a sequence
   Recompute recompute = Recompute::none;  ///< mlp: form the hidden units again in the backward pass, to save memory
   double cooldown = 0.4;                  ///< last fraction of the steps, in which the learning rates fall linearly
-  double final_lr_factor = 0.1;           ///< reached at the last step
+  double final_lr_factor = 0.1;           ///< reached at the last scheduled step
+  int extension_steps = 0;                ///< of `steps`, the last, which the schedule leaves out; at the final rates
+  LossSum loss = LossSum::mean;           ///< over the tokens of a sequence: what is differentiated
+  int untie_step = 0;                     ///< model.tied_head: they are one parameter up to the update at this step
 };
 
 struct ValidationConfig {
   int every = 125;  ///< steps; 0: only after the last step
   std::int64_t tokens = 10485760;
   int length = 262144;
+  int last_long_window = 0;  ///< tokens, of the last validation; 0: the last stage's
 };
 
 struct DataConfig {
@@ -95,6 +151,8 @@ struct DataConfig {
   EndOfData end = EndOfData::error;
   ChangedData changed = ChangedData::refuse;  ///< where training shards are not those of the checkpoint
   int prefetch_steps = 4;
+  Packing packing = Packing::stream;  ///< documents: each sequence begins with a document, long ones are cut
+  std::string prefix_table;           ///< file of the tokens' prefixes; empty: none
 };
 
 struct OptimizerConfig {
@@ -102,6 +160,13 @@ struct OptimizerConfig {
   double muon_momentum_first = 0.85;
   double muon_momentum_last = 0.95;
   int muon_momentum_steps = 300;
+  int muon_momentum_cooldown = 0;  ///< last steps, in which the momentum falls linearly to the first; 0: none
+  Orthogonalisation orthogonalisation = Orthogonalisation::newton_schulz;
+  int muon_block_heads = 0;       ///< heads of W_q and W_k that are orthogonalised together; 0: all
+  double normuon_beta = 0;        ///< decay of NorMuon's second moment; 0: none is kept
+  double muon_decay = 0;          ///< cautious: w -= lr muon_lr decay w
+  bool adam_epsilon_hat = false;  ///< adam_eps is added before the second moment's bias is corrected
+  int adam_period = 1;            ///< Adam updates after so many steps, with the sum of their gradients
   double adam_beta1 = 0.8;
   double adam_beta2 = 0.95;
   double adam_eps = 1e-10;
@@ -146,22 +211,27 @@ struct Config {
   HeadConfig head;
   WindowConfig window;
   TrainConfig train;
+  std::vector<StageConfig> stage;
   ValidationConfig validation;
   DataConfig data;
   OptimizerConfig optimizer;
+  std::vector<GroupConfig> group;
   CheckpointConfig checkpoint;
   StopConfig stop;
   TraceConfig trace;
   CommConfig comm;
 
-  /// Where each key that is not left at its default was set: "FILE:LINE" or "override SECTION.KEY=VALUE". For messages.
+  /// Where each key that is not left at its default was set: "FILE:LINE" or "override SECTION.KEY=VALUE"; and where
+  /// each
+  /// [[stage]] and [[group]] begins, as "stage.0". For messages.
   std::map<std::string, std::string> places;
 };
 
 /// Fills a Config from TOML text and overrides of the form "section.key=value" (value in TOML syntax; a bare word is
-/// a string; a list key takes a bare value as a list of one). Unknown keys, wrong types and impossible values throw
-/// Error(usage) whose message has a line for each, in the order of file and overrides, that names key, file and line
-/// (or the override) and the nearest known key. `file` is used in messages only.
+/// a string; a list key takes a bare value as a list of one), "stage.0.key=value" for the first [[stage]]. Unknown
+/// keys, wrong types and impossible values throw Error(usage) whose message has a line for each, in the order of file
+/// and overrides, that names key, file and line (or the override) and the nearest known key. `file` is used in messages
+/// only.
 Config parse_deck(const std::string& text, const std::string& file, const std::vector<std::string>& overrides);
 
 /// Checks that involve several keys (for example width = heads * head_dim) and the rank count. Throws Error(usage)
@@ -185,12 +255,13 @@ enum class Role {
 /// A key whose value differs from an earlier deck's.
 struct KeyChange {
   Role role;
-  std::string key;
+  std::string key;   ///< or a row that only one of the decks has: "stage.2"
   std::string text;  ///< "train.steps: 100 -> 200"
 };
 
-/// Keys whose values differ between the resolved deck of an earlier run and this one, in the order of the key table.
-/// Throws Error(usage) where the earlier deck cannot be read, as an older program's may be; `file` names it then.
+/// Keys whose values differ between the resolved deck of an earlier run and this one, in the order of the key table;
+/// the n-th [[stage]] or [[group]] is compared with the n-th. Throws Error(usage) where the earlier deck cannot be
+/// read, as an older program's may be; `file` names it then.
 std::vector<KeyChange> deck_changes(const std::string& earlier_deck, const Config& now,
                                     const std::string& file = "the earlier deck");
 
@@ -200,6 +271,9 @@ std::vector<std::string> change_lines(const std::vector<KeyChange>& changes);
 
 /// Reference of all keys as Markdown.
 std::string key_reference();
+
+/// The step behind a stage's share of the scheduled steps: share by share, rounded to the nearest.
+long scheduled_end(const Config& config, int stage);
 
 /// Columns of the head: the vocabulary padded to a multiple of 128.
 int padded_vocabulary(const ModelConfig& model);

@@ -1,70 +1,17 @@
 // Rules of the deck that involve several keys.
 
-#include <fmt/format.h>
+#include "src/config_check.hpp"
+
 #include <fmt/ranges.h>
 
-#include <initializer_list>
-#include <set>
+#include <vector>
 
 #include "kernels/attention.hpp"
-#include "src/config.hpp"
-#include "src/error.hpp"
 #include "src/text.hpp"
 
 namespace nanorun {
 
 namespace {
-
-/// The keys of a rule, the likeliest fault first.
-using Keys = std::initializer_list<const char*>;
-
-/// Collects what is wrong. Every rank checks the same settings, so all meet the errors alike.
-struct Rules {
-  const Config& config;
-  ErrorList errors;
-
-  /// Returns `holds`.
-  template <class... Args>
-  bool require(bool holds, Keys keys, fmt::format_string<Args...> message, Args&&... args) {
-    if (!holds) errors.add(place_of(keys) + fmt::format(message, std::forward<Args>(args)...));
-    return holds;
-  }
-
- private:
-  /// "PLACE: " of the first of the keys that was set; empty where all are defaults.
-  std::string place_of(Keys keys) const {
-    for (const char* key : keys) {
-      const auto at = config.places.find(key);
-      if (at != config.places.end()) return at->second + ": ";
-    }
-    return "";
-  }
-};
-
-void check_layers(Rules& rules) {
-  const Config& config = rules.config;
-  const ModelConfig& model = config.model;
-  rules.require(
-      model.width == std::int64_t{model.heads} * model.head_dim, {"model.width", "model.heads", "model.head_dim"},
-      "model.width = {} must equal model.heads * model.head_dim = {} * {}", model.width, model.heads, model.head_dim);
-  std::set<int> without;
-  for (const int layer : model.layers_without_attention) {
-    const bool known =
-        rules.require(layer >= 0 && layer < model.layers, {"model.layers_without_attention", "model.layers"},
-                      "model.layers_without_attention names layer {}; layers are 0 to {}", layer, model.layers - 1);
-    const bool first = rules.require(without.insert(layer).second, {"model.layers_without_attention"},
-                                     "model.layers_without_attention names layer {} twice", layer);
-    if (!known || !first) break;
-  }
-  rules.require(
-      model.value_path != ValuePath::first || !without.contains(0),
-      {"model.value_path", "model.layers_without_attention"},
-      "model.value_path = \"first\" needs the values of layer 0, which model.layers_without_attention excludes");
-  rules.require(model.value_path != ValuePath::embeddings || 2 * std::int64_t{model.value_embeddings} <= model.layers,
-                {"model.value_embeddings", "model.layers", "model.value_path"},
-                "model.value_embeddings = {} must be at most half of model.layers = {}", model.value_embeddings,
-                model.layers);
-}
 
 void check_window(Rules& rules) {
   const Config& config = rules.config;
@@ -73,7 +20,7 @@ void check_window(Rules& rules) {
   const auto letters = static_cast<int>(window.layers.size());
   rules.require(letters == 1 || letters == layers, {"window.layers", "model.layers"},
                 "window.layers has {} letters; it needs one, or one for each of the {} layers", letters, layers);
-  rules.require(window.kind == WindowKind::token || window.quantum % kernels::attention_block == 0,
+  rules.require(window.kind != WindowKind::block || window.quantum % kernels::attention_block == 0,
                 {"window.quantum", "window.kind"},
                 "window.quantum = {} must be a multiple of {} for window.kind = \"block\"", window.quantum,
                 kernels::attention_block);
@@ -103,6 +50,34 @@ void check_data(Rules& rules) {
                 validation.length);
 }
 
+void check_optimizer(Rules& rules) {
+  const Config& config = rules.config;
+  const OptimizerConfig& optimizer = config.optimizer;
+  const TrainConfig& train = config.train;
+  rules.require(optimizer.muon_block_heads == 0 || config.model.heads % optimizer.muon_block_heads == 0,
+                {"optimizer.muon_block_heads", "model.heads"},
+                "optimizer.muon_block_heads = {} must divide model.heads = {}", optimizer.muon_block_heads,
+                config.model.heads);
+  rules.require(optimizer.muon_momentum_cooldown <= train.steps, {"optimizer.muon_momentum_cooldown", "train.steps"},
+                "optimizer.muon_momentum_cooldown = {} must be at most train.steps = {}",
+                optimizer.muon_momentum_cooldown, train.steps);
+  for (std::size_t i = 0; i < config.group.size(); ++i) {
+    const std::string key = fmt::format("group.{}.tensors", i);
+    rules.require(!config.group[i].tensors.empty(), {key, fmt::format("group.{}", i)}, "{} names no tensors", key);
+  }
+  if (!config.model.tied_head) {
+    rules.require(train.untie_step == 0, {"train.untie_step", "model.tied_head"},
+                  "train.untie_step = {} needs model.tied_head", train.untie_step);
+    return;
+  }
+  rules.require(train.untie_step < train.steps, {"train.untie_step", "train.steps"},
+                "train.untie_step = {} must be below train.steps = {}", train.untie_step, train.steps);
+  rules.require((train.untie_step + 1) % optimizer.adam_period == 0, {"train.untie_step", "optimizer.adam_period"},
+                "train.untie_step = {} must be a step at which Adam updates: one less than a multiple of "
+                "optimizer.adam_period = {}",
+                train.untie_step, optimizer.adam_period);
+}
+
 void check_checkpoint(Rules& rules) {
   const CheckpointConfig& checkpoint = rules.config.checkpoint;
   rules.require(checkpoint.weights.empty() || checkpoint.restart == "auto" || checkpoint.restart == "none",
@@ -127,6 +102,8 @@ void check_device(Rules& rules) {
   const Config& config = rules.config;
   if constexpr (computes_in_fp32) return;
   const ModelConfig& model = config.model;
+  rules.require(model.residual == Residual::unet, {"model.residual"},
+                "model.residual = \"scaled\" runs in the CPU build only");
   rules.require(model.head_dim == 128, {"model.head_dim"},
                 "model.head_dim = {}: attention on CUDA devices supports 128 only", model.head_dim);
   rules.require(model.width % 64 == 0 && model.width <= 4096, {"model.width"},
@@ -149,8 +126,10 @@ void check_config(const Config& config, int ranks) {
   Rules rules{config, {}};
   check_layers(rules);
   check_window(rules);
+  check_stages(rules);
   check_ranks(rules, ranks);
   check_data(rules);
+  check_optimizer(rules);
   check_checkpoint(rules);
   check_trace(rules);
   check_device(rules);

@@ -4,7 +4,9 @@
 #include <array>
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <string>
+#include <string_view>
 #include <variant>
 #include <vector>
 
@@ -24,13 +26,30 @@ inline constexpr std::array<Named<E>, 0> names_of{};
 template <>
 inline constexpr auto names_of<ValuePath> = std::to_array<Named<ValuePath>>({{"none", ValuePath::none},
                                                                              {"first", ValuePath::first},
-                                                                             {"embeddings", ValuePath::embeddings}});
+                                                                             {"embeddings", ValuePath::embeddings},
+                                                                             {"gated_embeddings",
+                                                                              ValuePath::gated_embeddings}});
 template <>
 inline constexpr auto names_of<RotaryKind> =
     std::to_array<Named<RotaryKind>>({{"full", RotaryKind::full}, {"half_truncated", RotaryKind::half_truncated}});
 template <>
-inline constexpr auto names_of<WindowKind> = std::to_array<Named<WindowKind>>({{"token", WindowKind::token},
-                                                                               {"block", WindowKind::block}});
+inline constexpr auto names_of<WindowKind> = std::to_array<Named<WindowKind>>(
+    {{"token", WindowKind::token}, {"tokens_before", WindowKind::tokens_before}, {"block", WindowKind::block}});
+template <>
+inline constexpr auto names_of<kernels::SoftcapKind> = std::to_array<Named<kernels::SoftcapKind>>(
+    {{"tanh", kernels::SoftcapKind::tanh}, {"sigmoid", kernels::SoftcapKind::sigmoid}});
+template <>
+inline constexpr auto names_of<Residual> = std::to_array<Named<Residual>>({{"unet", Residual::unet},
+                                                                           {"scaled", Residual::scaled}});
+template <>
+inline constexpr auto names_of<Packing> = std::to_array<Named<Packing>>({{"stream", Packing::stream},
+                                                                         {"documents", Packing::documents}});
+template <>
+inline constexpr auto names_of<LossSum> = std::to_array<Named<LossSum>>({{"mean", LossSum::mean},
+                                                                         {"sum", LossSum::sum}});
+template <>
+inline constexpr auto names_of<Orthogonalisation> = std::to_array<Named<Orthogonalisation>>(
+    {{"newton_schulz", Orthogonalisation::newton_schulz}, {"polar_express", Orthogonalisation::polar_express}});
 template <>
 inline constexpr auto names_of<Rounding> = std::to_array<Named<Rounding>>({{"floor", Rounding::floor},
                                                                            {"ceil", Rounding::ceil}});
@@ -59,9 +78,11 @@ inline constexpr auto names_of<kernels::WireFormat> = std::to_array<Named<kernel
     {{"fp32", kernels::WireFormat::fp32}, {"bf16", kernels::WireFormat::bf16}, {"e5m2", kernels::WireFormat::e5m2}});
 
 /// The member of a Config that a key sets.
-using Field = std::variant<bool*, int*, std::int64_t*, double*, std::string*, std::vector<std::string>*,
-                           std::vector<int>*, ValuePath*, RotaryKind*, WindowKind*, Rounding*, HeadChoice*, EndOfData*,
-                           ChangedData*, Recompute*, OnFailure*, TransportChoice*, kernels::WireFormat*>;
+using Field =
+    std::variant<bool*, int*, std::int64_t*, double*, std::string*, std::vector<std::string>*, std::vector<int>*,
+                 std::vector<double>*, ValuePath*, RotaryKind*, WindowKind*, Rounding*, HeadChoice*, EndOfData*,
+                 ChangedData*, Recompute*, OnFailure*, TransportChoice*, kernels::WireFormat*, kernels::SoftcapKind*,
+                 Residual*, Packing*, LossSum*, Orthogonalisation*>;
 
 /// What a key accepts beyond its type. Lists are checked element by element.
 struct Check {
@@ -73,15 +94,30 @@ struct Check {
 struct Key {
   const char* section;
   const char* name;
-  Field (*field)(Config&);
+  Field (*member)(Config&, std::size_t row);
   Role role;
   Check check;
   const char* help;
 
-  std::string path() const { return std::string(section) + "." + name; }
+  /// `row`: which of the deck's sections of the name, see has_rows().
+  Field field(Config& config, std::size_t row = 0) const { return member(config, row); }
+  /// As overrides spell the key: train.steps, stage.2.length; stage.N.length without a row.
+  std::string path(std::optional<std::size_t> row = {}) const;
 };
 
 /// All keys, those of a section together, in the order of the members of Config.
 const std::vector<Key>& key_table();
+
+/// Whether a deck may have any number of sections of a name: [[stage]], [[group]].
+bool has_rows(std::string_view section);
+/// Sections of a name in a config; 1 where it always has one.
+std::size_t row_count(const Config& config, std::string_view section);
+/// Makes that many, with the defaults. The name is one of those that have rows.
+void set_row_count(Config& config, std::string_view section, std::size_t count);
+/// A section's header: "[train]", "[[stage]]".
+std::string header_of(std::string_view section);
+
+/// Sections of one name. What looks for the stage of a step takes time that grows with their number.
+inline constexpr std::size_t max_rows = 64;
 
 }  // namespace nanorun

@@ -11,6 +11,7 @@
 #include <utility>
 #include <variant>
 
+#include "src/data_documents.hpp"
 #include "src/error.hpp"
 #include "src/files.hpp"
 #include "src/h5.hpp"
@@ -186,50 +187,65 @@ std::vector<std::string> expand_paths(const std::vector<std::string>& patterns) 
   return paths;
 }
 
-std::uint64_t steps_of(const ShardInfo& shard, std::uint64_t step_tokens, std::uint64_t offset) {
-  return shard.count > offset ? (shard.count - offset - 1) / step_tokens : 0;
+TokenStream::TokenStream(std::vector<ShardInfo> shards, StepPlan plan, EndOfData end, bool complete)
+    : shards_(std::move(shards)),
+      plan_(std::move(plan)),
+      least_tokens_(plan_.least_tokens()),
+      end_(end),
+      complete_(complete) {
+  require_whole_steps();
 }
 
-TokenStream::TokenStream(std::vector<ShardInfo> shards, std::uint64_t step_tokens, EndOfData end, bool complete)
-    : shards_(std::move(shards)), step_tokens_(step_tokens), end_(end), complete_(complete) {
-  if (step_tokens_ == 0) throw Error(ExitCode::internal, "a step of a token stream needs at least one token");
-  if (steps() > 0) return;
+void TokenStream::require_whole_steps() const {
   std::uint64_t max_count = 0;
   for (const ShardInfo& shard : shards_) max_count = std::max(max_count, shard.count);
-  throw Error(ExitCode::data,
-              fmt::format("no shard holds the {} tokens of one step: the largest of {} shards holds {}",
-                          step_tokens_ + 1, shards_.size(), max_count),
-              Scope::all_ranks);
+  for (std::size_t i = 0; i < least_tokens_.size(); ++i) {
+    const std::uint64_t tokens = least_tokens_[i] + plan_.tokens_behind();
+    // Shards that have not been opened may hold the longer steps of later parts.
+    if (tokens <= max_count || (i > 0 && !complete_)) continue;
+    throw Error(ExitCode::data,
+                fmt::format("no shard holds the {} tokens of one step: the largest of {} shards holds {}", tokens,
+                            shards_.size(), max_count),
+                Scope::all_ranks);
+  }
 }
 
 std::uint64_t TokenStream::steps() const {
   std::uint64_t steps = 0;
-  for (const ShardInfo& shard : shards_) steps += steps_of(shard, step_tokens_);
+  for (const ShardInfo& shard : shards_) {
+    steps += plan_.steps_in(shard.count, static_cast<long>(steps), least_tokens_);
+  }
   return steps;
 }
 
-Cursor TokenStream::place(Cursor cursor) const {
-  const auto fits = [&] { return steps_of(shards_[cursor.shard], step_tokens_, cursor.offset) > 0; };
-  while (cursor.shard >= shards_.size() || !fits()) {
-    cursor = {cursor.shard + 1, 0, cursor.epoch};
-    if (cursor.shard < shards_.size()) continue;
-    if (!complete_)
-      throw Error(ExitCode::internal, fmt::format("no shard after {} has been opened", shards_.back().path));
-    if (end_ == EndOfData::error) {
-      throw Error(
-          ExitCode::data,
-          fmt::format("the data end at {}: the shards hold {} steps; give more shards or set data.end = \"wrap\"",
-                      shards_.back().path, steps()),
-          Scope::all_ranks);
-    }
-    cursor = {0, 0, cursor.epoch + 1};
-  }
+bool TokenStream::fits(Cursor cursor, long step) const {
+  if (cursor.shard >= shards_.size()) return false;
+  const std::uint64_t count = shards_[cursor.shard].count;
+  return plan_.steps_in(count - std::min(count, cursor.offset), step, least_tokens_) > 0;
+}
+
+Cursor TokenStream::next_shard(Cursor cursor, long step) const {
+  if (cursor.shard + 1 < shards_.size()) return {cursor.shard + 1, 0, cursor.epoch};
+  if (!complete_)
+    throw Error(ExitCode::internal, fmt::format("no shard after {} has been opened", shards_.back().path));
+  if (end_ == EndOfData::wrap) return {0, 0, cursor.epoch + 1};
+  const std::string held = plan_.packing() == Packing::stream
+                               ? fmt::format("the shards hold {} steps", steps())
+                               : fmt::format("its documents do not fill step {}", step + 1);
+  throw Error(
+      ExitCode::data,
+      fmt::format("the data end at {}: {}; give more shards or set data.end = \"wrap\"", shards_.back().path, held),
+      Scope::all_ranks);
+}
+
+Cursor TokenStream::place(Cursor cursor, long step) const {
+  while (!fits(cursor, step)) cursor = next_shard(cursor, step);
   return cursor;
 }
 
-Cursor TokenStream::next(Cursor cursor) const {
-  cursor = place(cursor);
-  cursor.offset += step_tokens_;
+Cursor TokenStream::next(Cursor cursor, long step) const {
+  cursor = place(cursor, step);
+  cursor.offset += least_tokens_[plan_.part_at(step)];
   return cursor;
 }
 
@@ -240,18 +256,16 @@ void read_tokens(const ShardInfo& shard, std::uint64_t offset, std::span<Token> 
 /// A ring of prefetch_steps + 1 slots: the reader fills up to prefetch_steps of them while the caller holds one.
 class Loader::Impl {
  public:
-  Impl(TokenStream stream, Cursor start, int first_sequence, int sequences, int length, int vocabulary,
+  Impl(TokenStream stream, Cursor start, long step, int first_sequence, int sequences, int vocabulary,
        int prefetch_steps)
       : stream_(std::move(stream)),
         cursor_(start),
-        first_token_(static_cast<std::uint64_t>(first_sequence) * length),
+        first_sequence_(first_sequence),
         sequences_(sequences),
-        length_(length),
         vocabulary_(vocabulary),
-        slots_(prefetch_steps + 1) {
-    for (Slot& slot : slots_) slot.rows.resize(sequences_ * (length_ + 1));
-    run_.resize(sequences_ * length_ + 1);
-    thread_ = std::jthread([this, start](std::stop_token stop) { produce(stop, start); });
+        slots_(prefetch_steps + 1),
+        documents_(vocabulary_) {
+    thread_ = std::jthread([this, start, step](std::stop_token stop) { produce(stop, start, step); });
   }
 
   std::span<const Token> next() {
@@ -274,17 +288,16 @@ class Loader::Impl {
   };
 
   /// Runs in the reader thread.
-  void produce(std::stop_token stop, Cursor cursor) {
+  void produce(std::stop_token stop, Cursor cursor, long step) {
     try {
-      while (true) {
+      for (;; ++step) {
         {
           std::unique_lock lock(mutex_);
           const auto has_room = [&] { return produced_ - consumed_ + 1 < slots_.size(); };
           if (!freed_.wait(lock, stop, has_room)) return;
         }
         Slot& slot = slots_[produced_ % slots_.size()];
-        read_step(stream_.place(cursor), slot.rows);
-        slot.after = cursor = stream_.next(cursor);
+        slot.after = cursor = read_step(cursor, step, slot.rows);
         std::lock_guard lock(mutex_);
         ++produced_;
         filled_.notify_one();
@@ -296,24 +309,48 @@ class Loader::Impl {
     }
   }
 
-  /// The rank's part of the step at `place`: one contiguous run, laid out as rows that share their end tokens.
-  void read_step(Cursor place, std::span<Token> rows) {
-    reader_.read(stream_.shards()[place.shard], place.offset + first_token_, run_, vocabulary_);
+  /// Reads the rank's part of the step at `cursor`; returns where the stream goes on.
+  Cursor read_step(Cursor cursor, long step, std::vector<Token>& rows) {
+    const StepShape& shape = stream_.plan().at(step);
+    rows.resize(sequences_ * (shape.length + 1));
+    if (stream_.plan().packing() == Packing::documents) return pack_documents(cursor, step, rows);
+    cut_stream(stream_.place(cursor, step), shape.length, rows);
+    return stream_.next(cursor, step);
+  }
+
+  /// One contiguous run, laid out as rows that share their end tokens.
+  void cut_stream(Cursor place, std::size_t length, std::span<Token> rows) {
+    run_.resize(sequences_ * length + 1);
+    reader_.read(stream_.shards()[place.shard], place.offset + first_sequence_ * length, run_, vocabulary_);
     for (std::size_t i = 0; i < sequences_; ++i) {
-      std::copy_n(run_.begin() + i * length_, length_ + 1, rows.begin() + i * (length_ + 1));
+      std::copy_n(run_.begin() + i * length, length + 1, rows.begin() + i * (length + 1));
     }
+  }
+
+  /// Every rank packs all sequences of the step, so that they do not depend on the number of ranks.
+  Cursor pack_documents(Cursor cursor, long step, std::span<Token> rows) {
+    const std::vector<ShardInfo>& shards = stream_.shards();
+    for (std::size_t tried = 0; tried <= shards.size() + 1; ++tried) {
+      cursor = stream_.place(cursor, step);
+      const auto end = documents_.fill(shards[cursor.shard], cursor.offset, stream_.plan().at(step),
+                                       static_cast<int>(first_sequence_), rows);
+      if (end) return {cursor.shard, *end, cursor.epoch};
+      cursor = stream_.next_shard(cursor, step);
+    }
+    fail("no shard has documents for the {} sequences of {} tokens of step {}", stream_.plan().at(step).sequences,
+         stream_.plan().at(step).length, step + 1);
   }
 
   const TokenStream stream_;
   Cursor cursor_;
-  const std::uint64_t first_token_;
+  const std::size_t first_sequence_;
   const std::size_t sequences_;
-  const std::size_t length_;
   const std::uint64_t vocabulary_;
 
   std::vector<Slot> slots_;
   std::vector<Token> run_;
   ShardReader reader_;
+  DocumentReader documents_;
 
   std::mutex mutex_;  ///< guards the members down to failure_
   std::condition_variable filled_;
@@ -324,16 +361,15 @@ class Loader::Impl {
   std::jthread thread_;  ///< last: its end comes before that of what it uses
 };
 
-Loader::Loader(TokenStream stream, Cursor start, int first_sequence, int sequences, int length, int vocabulary,
+Loader::Loader(TokenStream stream, Cursor start, long step, int first_sequence, int sequences, int vocabulary,
                int prefetch_steps) {
-  if (first_sequence < 0 || sequences < 1 || length < 1 || prefetch_steps < 1 ||
-      (static_cast<std::uint64_t>(first_sequence) + sequences) * length > stream.step_tokens()) {
-    throw Error(ExitCode::internal,
-                fmt::format("sequences {} to {} of {} tokens do not fit a step of {} tokens", first_sequence,
-                            first_sequence + sequences, length, stream.step_tokens()));
+  for (const auto& [first, shape] : stream.plan().parts()) {
+    if (first_sequence >= 0 && sequences >= 1 && prefetch_steps >= 1 && first_sequence + sequences <= shape.sequences)
+      continue;
+    throw Error(ExitCode::internal, fmt::format("sequences {} to {} do not fit a step of {} sequences", first_sequence,
+                                                first_sequence + sequences, shape.sequences));
   }
-  impl_ =
-      std::make_unique<Impl>(std::move(stream), start, first_sequence, sequences, length, vocabulary, prefetch_steps);
+  impl_ = std::make_unique<Impl>(std::move(stream), start, step, first_sequence, sequences, vocabulary, prefetch_steps);
 }
 
 Loader::~Loader() = default;

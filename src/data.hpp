@@ -17,6 +17,7 @@
 
 #include "src/bin_file.hpp"
 #include "src/config.hpp"
+#include "src/data_steps.hpp"
 
 namespace nanorun {
 
@@ -60,38 +61,44 @@ void check_tokens(std::span<const Token> tokens, std::uint64_t first, std::uint6
 /// throws Error(data).
 std::vector<std::string> expand_paths(const std::vector<std::string>& patterns);
 
-/// Place in a stream: the next step reads at `offset` tokens of shard `shard`.
+/// Place in a stream: the next step reads at `offset` tokens of shard `shard`; packed documents begin there or behind.
 struct Cursor {
   std::uint64_t shard = 0;
   std::uint64_t offset = 0;
   std::uint64_t epoch = 0;  ///< times the stream has wrapped
 };
 
-/// Where the steps of a stream begin. A step takes the next `step_tokens` tokens (+1 for the last target); when fewer
-/// remain in a shard, the stream moves to the next one. At the end: Error(data) on all ranks, or the first shard again.
+/// Where the steps of a stream begin that take its tokens one after the other. A step takes the next tokens of its
+/// shape (+1 for the last target); when fewer remain in a shard, the stream moves to the next one. At the end:
+/// Error(data) on all ranks, or the first shard again. Where documents are packed, it has only the shards; whether a
+/// step fits is known when its documents have been read.
 class TokenStream {
  public:
-  /// Throws Error(data) if no shard holds a whole step. `complete` is false where more shards follow that have not been
-  /// opened: what reads ahead and comes to them meets Error(internal).
-  TokenStream(std::vector<ShardInfo> shards, std::uint64_t step_tokens, EndOfData end, bool complete = true);
-  /// The place where the step at `cursor` really begins (moved to the next shard where too little is left).
-  Cursor place(Cursor cursor) const;
-  /// Where the stream goes on after the step at `cursor`; place() of it is where the next step begins.
-  Cursor next(Cursor cursor) const;
-  /// Steps between the start of its shards and their end.
+  /// Throws Error(data) if no shard holds a whole step of each shape. `complete` is false where more shards follow that
+  /// have not been opened: what reads ahead and comes to them meets Error(internal).
+  TokenStream(std::vector<ShardInfo> shards, StepPlan plan, EndOfData end, bool complete = true);
+  /// The place where the step at `cursor` really begins (moved to the next shard where too little is left for it).
+  Cursor place(Cursor cursor, long step) const;
+  /// Where the stream goes on after the step at `cursor`; place() of it is where the next step begins. Where documents
+  /// are packed, it goes on there or behind.
+  Cursor next(Cursor cursor, long step) const;
+  /// The start of the next shard, for a step that this one cannot give.
+  Cursor next_shard(Cursor cursor, long step) const;
+  /// Steps between the start of its shards and their end; where documents are packed, at most so many.
   std::uint64_t steps() const;
   const std::vector<ShardInfo>& shards() const { return shards_; }
-  std::uint64_t step_tokens() const { return step_tokens_; }
+  const StepPlan& plan() const { return plan_; }
 
  private:
+  bool fits(Cursor cursor, long step) const;
+  void require_whole_steps() const;
+
   std::vector<ShardInfo> shards_;
-  std::uint64_t step_tokens_;
+  StepPlan plan_;
+  std::vector<std::uint64_t> least_tokens_;  ///< plan_.least_tokens()
   EndOfData end_;
   bool complete_;
 };
-
-/// Steps of `step_tokens` tokens, and one more for the last target, that begin in a shard at `offset` or behind.
-std::uint64_t steps_of(const ShardInfo& shard, std::uint64_t step_tokens, std::uint64_t offset = 0);
 
 class OpenShard;
 
@@ -114,15 +121,15 @@ void read_tokens(const ShardInfo& shard, std::uint64_t offset, std::span<Token> 
 /// Reads a rank's sequences of each step on a thread of its own, `prefetch_steps` ahead.
 class Loader {
  public:
-  /// This rank reads sequences [first_sequence, first_sequence + sequences) of every step, each of `length` tokens.
-  /// `vocabulary`: the model's; `prefetch_steps` at least 1.
-  Loader(TokenStream stream, Cursor start, int first_sequence, int sequences, int length, int vocabulary,
+  /// This rank reads sequences [first_sequence, first_sequence + sequences) of every step, of which `step` is the
+  /// first. `vocabulary`: the model's; `prefetch_steps` at least 1.
+  Loader(TokenStream stream, Cursor start, long step, int first_sequence, int sequences, int vocabulary,
          int prefetch_steps);
   ~Loader();
 
-  /// Tokens of the next step: `sequences` rows of length + 1 tokens (inputs and, one later, targets). Valid until the
-  /// next call. Throws what the reader met: a token id >= vocabulary, a read failure, a shard that vanished or changed
-  /// since the stream was made, or the end of the data, with file and position.
+  /// Tokens of the next step: `sequences` rows of the step's length + 1 tokens (inputs and, one later, targets). Valid
+  /// until the next call. Throws what the reader met: a token id >= vocabulary, a read failure, a shard that vanished
+  /// or changed since the stream was made, or the end of the data, with file and position.
   std::span<const Token> next();
   /// Where the stream goes on after the steps that next() returned; goes into checkpoints.
   Cursor cursor() const;

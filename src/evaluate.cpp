@@ -6,6 +6,7 @@
 
 #include "src/error.hpp"
 #include "src/evaluate_hellaswag.hpp"
+#include "src/schedule.hpp"
 #include "src/text.hpp"
 #include "src/tokenizer.hpp"
 #include "src/trained_model.hpp"
@@ -88,9 +89,10 @@ std::string evaluate(Context& context, const EvalOptions& options) {
                     context.upload_stream());
   context.require_room_for_gemms();
   Trace trace = untraced(comm, context.stream());
-  const int window = trained_window(config, header);
+  const long step = header.progress.step;
+  const int window = validation_windows(config, step).long_tokens;
   std::uint64_t bytes = 0;
-  const double loss = validate(comm, trace, model, data, config, window, [&](std::span<const Token> targets) {
+  const double loss = validate(comm, trace, model, data, config, step, [&](std::span<const Token> targets) {
     for (const Token target : targets) bytes += target < bytes_of.size() ? bytes_of[target] : 0;
   });
   bytes = comm.all_reduce(bytes, Reduce::sum);

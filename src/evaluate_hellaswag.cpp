@@ -5,6 +5,7 @@
 #include <numeric>
 
 #include "src/error.hpp"
+#include "src/schedule.hpp"
 #include "src/trained_model.hpp"
 
 namespace nanorun {
@@ -88,14 +89,14 @@ int hellaswag_length(std::span<const Question> questions, int most) {
 
 std::vector<EndingLosses> hellaswag_losses(Comm& comm, Trace& trace, Model<Real>& model,
                                            std::span<const Question> questions, Token end_of_text, int length,
-                                           int window) {
+                                           long step) {
   const std::vector<std::vector<Document>> sequences = pack(questions, length);
   std::vector<double> sums(questions.size() * hellaswag_endings);
   for (std::size_t s = comm.rank(); s < sequences.size(); s += comm.size()) {
     const auto work = comm.watch_work();
     Row row(length, end_of_text);
     for (const Document& document : sequences[s]) row.write(questions[document.question], document);
-    const std::vector<double> losses = model.token_losses(trace, {row.tokens, row.targets}, window);
+    const std::vector<double> losses = model.token_losses(trace, {row.tokens, row.targets}, step);
     for (const Document& document : sequences[s]) {
       const Question& question = questions[document.question];
       const auto end = losses.begin() + document.begin + tokens_of(question, document.ending);
@@ -137,12 +138,11 @@ std::string evaluate_hellaswag(Context& context, const EvalOptions& options) {
   const TrainedWeights trained(comm, options.checkpoint, header, config, context.stream());
   Model<Real> model(config, trained.table, trained.weights, {}, end_of_text, context.stream(), context.upload_stream());
   context.require_room_for_gemms();
-  TraceConfig untraced;
-  untraced.enabled = false;
-  Trace trace(comm, context.stream(), untraced, "", 0);
-  const int window = trained_window(config, header);
+  Trace trace = untraced(comm, context.stream());
+  const long step = header.progress.step;
+  const int window = validation_windows(config, step).long_tokens;
   const std::vector<EndingLosses> losses =
-      hellaswag_losses(comm, trace, model, questions, end_of_text, config.validation.length, window);
+      hellaswag_losses(comm, trace, model, questions, end_of_text, config.validation.length, step);
   for (const EndingLosses& of_question : losses) {
     for (const double loss : of_question) {
       if (std::isfinite(loss)) continue;

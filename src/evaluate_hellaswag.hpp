@@ -22,10 +22,10 @@ int hellaswag_length(std::span<const Question> questions, int most);
 
 /// Collective. Each ending is scored in a document of its own: the token that begins documents, the context, the
 /// ending. Sequences of `length` tokens, the model's validation.length, hold several such documents; the ranks take
-/// sequences in turn. length: at least hellaswag_length(questions, 0). window: tokens of the long layers' window.
+/// sequences in turn. length: at least hellaswag_length(questions, 0). `step`: as the model is before it.
 std::vector<EndingLosses> hellaswag_losses(Comm& comm, Trace& trace, Model<Real>& model,
                                            std::span<const Question> questions, kernels::Token end_of_text, int length,
-                                           int window);
+                                           long step);
 
 /// Questions of which the ending with the smallest loss is the right one.
 struct HellaswagScore {

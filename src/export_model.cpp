@@ -13,6 +13,7 @@
 #include "src/export_files.hpp"
 #include "src/files.hpp"
 #include "src/safetensors.hpp"
+#include "src/schedule.hpp"
 #include "src/trained_model.hpp"
 
 namespace nanorun {
@@ -27,6 +28,8 @@ constexpr std::uint64_t max_config_bytes = std::uint64_t{1} << 20;
 
 /// Sections of the deck that say what the model computes.
 constexpr const char* sections[] = {"model", "window"};
+/// Keys without which a file is no description of a model; others take their defaults, as models of older versions do.
+const std::string always_there[] = {"model.vocabulary", "model.width", "model.heads", "model.layers", "window.layers"};
 
 /// The value of a key as the deck spells it.
 Json value_of(const Key& key, Config& config) {
@@ -57,7 +60,7 @@ std::string config_json(Config config, int window, Token end_of_text, bool bf16)
                {"hidden_size", config.model.width},
                {"num_hidden_layers", config.model.layers},
                {"num_attention_heads", config.model.heads},
-               {"max_position_embeddings", config.train.length},
+               {"max_position_embeddings", longest_length(config)},
                {"bos_token_id", end_of_text},
                {"eos_token_id", end_of_text},
                {"tie_word_embeddings", false},
@@ -82,7 +85,11 @@ Config read_config(const std::string& path) {
     for (const Key& key : key_table()) {
       if (key.section != std::string(section)) continue;
       const Json keys = json.value(section, Json());
-      if (!keys.is_object() || !keys.contains(key.name)) refuse("lacks " + key.path());
+      const bool known = keys.is_object() && keys.contains(key.name);
+      if (!known && std::ranges::find(always_there, key.path()) != std::end(always_there)) {
+        refuse("lacks " + key.path());
+      }
+      if (!known) continue;
       overrides.push_back(key.path() + "=" + keys[key.name].dump());
     }
   }
@@ -224,8 +231,9 @@ void export_model(const ExportOptions& options) {
   const Config config = parse_deck(header.deck, options.checkpoint, {});
   const ParameterTable table(config.model);
   require_own_model(header, table, options.checkpoint);
-  const std::string json = config_json(config, trained_window(config, header),
-                                       end_of_text_of(options.checkpoint, config, options.end_of_text), options.bf16);
+  const int window = validation_windows(config, header.progress.step).long_tokens;
+  const std::string json =
+      config_json(config, window, end_of_text_of(options.checkpoint, config, options.end_of_text), options.bf16);
   require_empty(options);
   make_directories(options.directory, ExitCode::output);
   const std::string model = options.directory + "/model.safetensors";

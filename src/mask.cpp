@@ -13,6 +13,7 @@ constexpr int block = kernels::attention_block;
 /// First key that the window of query q reaches, before the document cuts it.
 int window_begin(int q, WindowKind kind, int window) {
   if (kind == WindowKind::token) return q - window + 1;
+  if (kind == WindowKind::tokens_before) return q - window;
   return (q / block - window / block + 1) * block;
 }
 
@@ -29,7 +30,8 @@ Mask::Mask(int length, kernels::WorkspaceAllocator& allocator) : length_(length)
 }
 
 void Mask::build(std::span<const kernels::Token> tokens, kernels::Token end_of_text, WindowKind kind, int window) {
-  if (tokens.size() != static_cast<std::size_t>(length_)) {
+  const int rows = tokens.empty() ? 0 : length_ / static_cast<int>(tokens.size());
+  if ((rows != 1 && rows != 2) || tokens.size() * rows != static_cast<std::size_t>(length_)) {
     throw Error(ExitCode::internal, fmt::format("mask of {} tokens for {}", length_, tokens.size()));
   }
   if (window < 1 || (kind == WindowKind::block && window % block != 0)) {
@@ -37,7 +39,7 @@ void Mask::build(std::span<const kernels::Token> tokens, kernels::Token end_of_t
   }
   int document_begin = 0;
   for (int q = 0; q < length_; ++q) {
-    if (tokens[q] == end_of_text) document_begin = q;
+    if (q % rows == 0 && tokens[q / rows] == end_of_text) document_begin = q;
     first_key_[q] = std::max(document_begin, window_begin(q, kind, window));
   }
 

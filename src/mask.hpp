@@ -1,7 +1,8 @@
 #pragma once
 // Attention mask of a sequence from its tokens: causal, same document, and a sliding window.
 //   document of a position = number of end-of-text tokens at or before it
-//   token window w: q - k < w;  block window: block(q) - block(k) < w / attention_block
+//   token window w: q - k < w;  tokens before: q - k <= w;  block window: block(q) - block(k) < w / attention_block
+// Paired heads have two rows a token, of which q and k are then the numbers.
 
 #include <cstdint>
 #include <span>
@@ -18,8 +19,8 @@ class Mask {
   /// Error(internal) when it is not.
   Mask(int length, kernels::WorkspaceAllocator& allocator);
 
-  /// Fills the arrays, which are in host memory. tokens [length]; window >= 1 token (a positive multiple of the block
-  /// for WindowKind::block). Throws Error(internal) when they are not.
+  /// Fills the arrays, which are in host memory. tokens [length], or [length / 2] with two rows each; window >= 1 row (a
+  /// positive multiple of the block for WindowKind::block). Throws Error(internal) when they are not.
   void build(std::span<const kernels::Token> tokens, kernels::Token end_of_text, WindowKind kind, int window);
 
   kernels::AttentionMask view() const;

@@ -3,52 +3,43 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
+#include <set>
 #include <type_traits>
-
-#include "src/schedule.hpp"
 
 namespace nanorun {
 
 using kernels::Mat;
 using kernels::Stream;
 using kernels::Token;
-using kernels::Vec;
 using kernels::WorkspaceAllocator;
 
 namespace {
 
 int max_sequence(const Config& config, bool trains) {
-  return trains ? std::max(config.train.length, config.validation.length) : config.validation.length;
+  return trains ? std::max(longest_length(config), config.validation.length) : config.validation.length;
 }
 
-/// Angular frequency of pair j of D/2.
-double rotary_frequency(const ModelConfig& model, int j) {
-  const int pairs = model.head_dim / 2;
-  if (model.rotary == RotaryKind::full) return std::pow(model.rotary_base, -static_cast<double>(j) / pairs);
-  const int turning = pairs / 2;
-  if (j >= turning) return 0;
-  return std::pow(1 / model.rotary_base, turning > 1 ? static_cast<double>(j) / (turning - 1) : 0.0);
-}
-
-/// Cosines [length, D/2], then sines [length, D/2].
-template <class A>
-TensorArena<A> make_rotary_table(const ModelConfig& model, int length, Stream stream) {
-  const int pairs = model.head_dim / 2;
-  std::vector<double> frequency(pairs);
-  for (int j = 0; j < pairs; ++j) frequency[j] = rotary_frequency(model, j);
-  const TensorArena<double> device_frequency(pairs);
-  ops::copy_to_device(stream, device_frequency.data(), frequency.data(), pairs * sizeof(double));
-
-  const std::size_t half = static_cast<std::size_t>(length) * pairs;
-  TensorArena<A> table(2 * half, "the rotary table", "lower train.length or validation.length");
-  ops::rotary_table<A>(stream, Mat<A>(table.data(), length, pairs), Mat<A>(table.data() + half, length, pairs),
-                       device_frequency.span());
-  ops::synchronize(stream);
-  return table;
+/// Lengths of training sequences, ascending.
+std::set<int> training_lengths(const Config& config) {
+  std::set<int> lengths;
+  for (int stage = 0; stage < stage_count(config); ++stage) {
+    lengths.insert(length_at(config, stage_steps(config, stage).first));
+  }
+  return lengths;
 }
 
 kernels::HeadOptions head_options(const Config& config) {
-  return {config.model.softcap, head_precision(config), config.head.scale_x, config.head.scale_w, config.head.scale_g};
+  kernels::HeadOptions options;
+  options.softcap = config.model.softcap;
+  options.kind = config.model.softcap_kind;
+  options.softcap_shift = config.model.softcap_shift;
+  options.softcap_width = config.model.softcap_width;
+  options.precision = head_precision(config);
+  options.scale_x = config.head.scale_x;
+  options.scale_w = config.head.scale_w;
+  options.scale_g = config.head.scale_g;
+  options.loss_scale = config.train.loss == LossSum::sum ? 1 : 0;
+  return options;
 }
 
 template <class T>
@@ -63,7 +54,7 @@ double to_double(T value) {
 template <class T>
 std::size_t activation_bytes(const Config& config, bool trains) {
   WorkspaceAllocator training({}), validation({});
-  if (trains) Activations<T>(config, config.train.length, true, training);
+  if (trains) Activations<T>(config, longest_length(config), true, training);
   Activations<T>(config, config.validation.length, false, validation);
   return std::max(training.used(), validation.used());
 }
@@ -74,64 +65,115 @@ template <class T>
 Model<T>::Model(const Config& config, const ParameterTable& table, const Weights<T>& weights,
                 std::span<Gradient> gradients, Token end_of_text, Stream compute, Stream upload)
     : config_(config),
-      w_(bind<T>(table, config.model, weights.tensors().data(), weights.scalars().data())),
+      parameters_{{table, weights.tensors().data(), weights.scalars().data()}, {}},
       stream_(compute),
-      head_(head_options(config)),
-      validation_uploader_(config.validation.length, config.window, end_of_text, upload),
+      head_(nanorun::head_options(config)),
+      validation_uploader_(config.validation.length, config, end_of_text, upload),
       loss_(compute),
-      rotary_table_(make_rotary_table<Gradient>(config.model, max_sequence(config, !gradients.empty()), compute)),
+      rotary_(config, max_sequence(config, !gradients.empty()), compute),
       arena_(activation_bytes<T>(config, !gradients.empty()), "the activations",
-             "lower train.length or validation.length, or set train.recompute = \"mlp\"") {
-  WorkspaceAllocator training(arena_.space()), validation(arena_.space());
+             "lower train.length or validation.length, or set train.recompute = \"mlp\""),
+      coefficients_(config.model, bind_gradients(table, gradients)),
+      mixes_(config.model, parameters_, coefficients_),
+      values_(config.model, parameters_, coefficients_, mixes_),
+      heads_(config.model, parameters_, coefficients_),
+      input_(config.model, parameters_),
+      attention_(config, parameters_, heads_, values_),
+      mlp_(config, parameters_) {
+  WorkspaceAllocator validation(arena_.space());
   validation_ = Activations<T>(config, config.validation.length, false, validation);
   if (gradients.empty()) return;
-  d_ = bind<Gradient>(table, config.model, gradients.data(), gradients.data() + table.tensor_size());
-  d_sums_ = gradients.subspan(d_.head.data + d_.head.size() - gradients.data());
-  training_uploader_.emplace(config.train.length, config.window, end_of_text, upload);
-  training_ = Activations<T>(config, config.train.length, true, training);
+  training_uploader_.emplace(longest_length(config), config, end_of_text, upload);
+  for (const int length : training_lengths(config)) {
+    WorkspaceAllocator training(arena_.space());
+    training_.emplace_back(config, length, true, training);
+  }
+}
+
+/// Completes parameters_ for a model that trains.
+template <class T>
+const Parameters<T>& Model<T>::bind_gradients(const ParameterTable& table, std::span<Gradient> gradients) {
+  if (gradients.empty()) return parameters_;
+  parameters_.gradients = {table, gradients.data(), gradients.data() + table.tensor_size()};
+  const Mat<Gradient> head = parameters_.gradient("head");
+  d_others_ = gradients.subspan(head.data + head.size() - gradients.data());
+  return parameters_;
+}
+
+template <class T>
+void Model<T>::set_prefixes(std::span<const std::int32_t> prefixes) {
+  prefixes_ = TensorArena<std::int32_t>(prefixes.size(), "the prefixes of tokens");
+  ops::copy_to_device(stream_, prefixes_.data(), prefixes.data(), prefixes.size_bytes());
+  ops::synchronize(stream_);
 }
 
 template <class T>
 std::size_t Model<T>::memory_bytes(const Config& config) {
-  const std::size_t rotary = static_cast<std::size_t>(max_sequence(config, true)) * config.model.head_dim;
-  return activation_bytes<T>(config, true) + rotary * sizeof(Gradient);
+  return activation_bytes<T>(config, true) + RotaryTable<T>::bytes(config, max_sequence(config, true));
 }
 
 template <class T>
-DeviceSequence Model<T>::upload(Trace& trace, const Sequence& sequence, int window) {
-  return training_uploader_->load(trace, stream_, sequence, window);
+DeviceSequence Model<T>::upload(Trace& trace, const Sequence& sequence, Windows windows) {
+  return training_uploader_->load(trace, stream_, sequence, windows);
 }
 
 template <class T>
-void Model<T>::forward_backward(Trace& trace, const DeviceSequence& sequence, Gradients before,
+Feed<T> Model<T>::feed(const DeviceSequence& sequence, int stage) {
+  rotary_.set_stage(stage);
+  const int length = static_cast<int>(sequence.tokens.size());
+  return {sequence, rotary_.rotary(length), rotary_.paired_rotary(length), rotary_.attention_scale()};
+}
+
+template <class T>
+Activations<T>& Model<T>::training_for(const DeviceSequence& sequence) {
+  const auto length = static_cast<int>(sequence.tokens.size());
+  return *std::ranges::find(training_, length, &Activations<T>::length);
+}
+
+template <class T>
+kernels::HeadOptions Model<T>::head_options(long step) const {
+  const Targets targets = targets_at(config_, step);
+  kernels::HeadOptions options = head_;
+  options.target_weights = targets.weights;
+  options.targets = targets.count;
+  options.prefix_weight = targets.prefix_weight;
+  if (targets.prefix_weight > 0) options.prefix = prefixes_.span();
+  return options;
+}
+
+template <class T>
+void Model<T>::forward_backward(Trace& trace, const DeviceSequence& sequence, long step, Accumulate accumulate,
                                 const LayerHooks& hooks) {
-  Activations<T>& a = training_;
+  Activations<T>& a = training_for(sequence);
+  const Feed<T> feed = this->feed(sequence, stage_of(config_, step));
   {
     Region region(trace, Phase::forward);
-    forward(a, sequence, hooks);
+    forward(a, feed, hooks);
   }
   {
     Region region(trace, Phase::head);
-    if (before == Gradients::none) ops::fill<Gradient>(stream_, d_sums_, 0);
+    if (!accumulate.others) ops::fill<Gradient>(stream_, d_others_, 0);
     if (hooks.enter) hooks.enter(config_.model.layers);
-    ops::head_loss_backward<T>(stream_, loss_.device(), a.d_narrow, d_.head, before == Gradients::sums, a.n_final,
-                               w_.head, sequence.targets, head_, a.workspace);
+    ops::head_loss_backward<T>(stream_, loss_.device(), a.d_narrow, parameters_.gradient("head"), accumulate.others,
+                               a.n_final, parameters_.weight("head"), sequence.targets, head_options(step),
+                               a.workspace);
   }
   if (hooks.leave) hooks.leave(config_.model.layers);
   Region region(trace, Phase::backward);
-  backward(a, sequence, before, hooks);
+  backward(a, feed, accumulate.matrices, hooks);
   training_uploader_->release(stream_);
 }
 
 template <class T>
-double Model<T>::validate(Trace& trace, const Sequence& sequence, int window) {
+double Model<T>::validate(Trace& trace, const Sequence& sequence, long step) {
   Region region(trace, Phase::validation);
-  const DeviceSequence fed = validation_uploader_.load(trace, stream_, sequence, window);
-  forward(validation_, fed, {});
+  const Windows windows = validation_windows(config_, step);
+  const DeviceSequence fed = validation_uploader_.load(trace, stream_, sequence, windows);
+  forward(validation_, feed(fed, stage_of(config_, step)), {});
   kernels::HeadOptions options = head_;
   options.precision = kernels::HeadPrecision::working;
-  ops::head_loss_forward<T>(stream_, loss_.device(), validation_.n_final, w_.head, fed.targets, options,
-                            validation_.workspace);
+  ops::head_loss_forward<T>(stream_, loss_.device(), validation_.n_final, parameters_.weight("head"), fed.targets,
+                            options, validation_.workspace);
   validation_uploader_.release(stream_);
   loss_.collect(stream_);
   ops::synchronize(stream_);
@@ -139,13 +181,14 @@ double Model<T>::validate(Trace& trace, const Sequence& sequence, int window) {
 }
 
 template <class T>
-std::vector<double> Model<T>::token_losses(Trace& trace, const Sequence& sequence, int window) {
-  const DeviceSequence fed = validation_uploader_.load(trace, stream_, sequence, window);
-  forward(validation_, fed, {});
+std::vector<double> Model<T>::token_losses(Trace& trace, const Sequence& sequence, long step) {
+  const Windows windows = validation_windows(config_, step);
+  const DeviceSequence fed = validation_uploader_.load(trace, stream_, sequence, windows);
+  forward(validation_, feed(fed, stage_of(config_, step)), {});
   kernels::HeadOptions options = head_;
   options.precision = kernels::HeadPrecision::working;
   const TensorArena<Gradient> losses(validation_.length, "the losses");
-  ops::head_losses<T>(stream_, losses.span(), validation_.n_final, w_.head, fed.targets, options,
+  ops::head_losses<T>(stream_, losses.span(), validation_.n_final, parameters_.weight("head"), fed.targets, options,
                       validation_.workspace);
   validation_uploader_.release(stream_);
   HostView<Gradient> host(losses.span());
@@ -155,186 +198,169 @@ std::vector<double> Model<T>::token_losses(Trace& trace, const Sequence& sequenc
 }
 
 template <class T>
-std::vector<double> Model<T>::next_logits(Trace& trace, std::span<const Token> tokens, int window, int last) {
-  const DeviceSequence fed = validation_uploader_.load(trace, stream_, {tokens, tokens}, window);
-  forward(validation_, fed, {});
+std::vector<double> Model<T>::next_logits(Trace& trace, std::span<const Token> tokens, long step, int last) {
+  const Windows windows = validation_windows(config_, step);
+  const DeviceSequence fed = validation_uploader_.load(trace, stream_, {tokens, tokens}, windows);
+  forward(validation_, feed(fed, stage_of(config_, step)), {});
   validation_uploader_.release(stream_);
   const int columns = padded_vocabulary(config_.model);
   const TensorArena<T> z(columns, "the logits");
   ops::fill<T>(stream_, z.span(), 0);
-  ops::linear_add_forward<T>(stream_, Mat<T>(z.data(), 1, columns), validation_.n_final.row_block(last, 1), w_.head);
+  ops::linear_add_forward<T>(stream_, Mat<T>(z.data(), 1, columns), validation_.n_final.row_block(last, 1),
+                             parameters_.weight("head"));
   std::vector<T> host(columns);
   ops::copy_to_host(stream_, host.data(), z.data(), columns * sizeof(T));
   ops::synchronize(stream_);
   std::vector<double> logits(config_.model.vocabulary);
-  for (std::size_t i = 0; i < logits.size(); ++i)
-    logits[i] = head_.softcap * std::tanh(to_double(host[i]) / head_.softcap);
+  for (std::size_t i = 0; i < logits.size(); ++i) logits[i] = kernels::softcap(to_double(host[i]), head_);
   return logits;
 }
 
 template <class T>
-void Model<T>::forward(Activations<T>& a, const DeviceSequence& sequence, const LayerHooks& hooks) {
-  const double eps = config_.model.norm_eps;
+void Model<T>::forward(Activations<T>& a, const Feed<T>& feed, const LayerHooks& hooks) {
   if (hooks.enter) hooks.enter(-1);
-  ops::embedding_forward<T>(stream_, a.x0, sequence.tokens, w_.embedding);
-  ops::rms_norm_forward<T>(stream_, a.x0, a.rstd0, a.x0, eps);
+  input_.forward(stream_, a, feed.sequence);
+  coefficients_.forward(stream_, a.coefficients, -1, a.input.x0);
+  if (a.input.first) ops::mix_forward<T>(stream_, a.input.first, mixes_.first(a));
   for (int i = 0; i < config_.model.layers; ++i) {
     if (hooks.enter) hooks.enter(i);
-    block_forward(a, sequence, i);
+    coefficients_.forward(stream_, a.coefficients, i, a.x_at(i));
+    if (config_.model.residual == Residual::unet) {
+      unet_block_forward(a, feed, i);
+    } else {
+      scaled_block_forward(a, feed, i);
+    }
   }
-  ops::rms_norm_forward<T>(stream_, a.n_final, a.rstd_final, a.block.back().x, eps);
+  last_forward(a);
 }
 
 /// Expects the gradient of n_final in d_narrow.
 template <class T>
-void Model<T>::backward(Activations<T>& a, const DeviceSequence& sequence, Gradients before, const LayerHooks& hooks) {
-  ops::fill<T>(stream_, {a.d_x.data, a.d_x.size()}, 0);
-  ops::fill<T>(stream_, {a.d_x0.data, a.d_x0.size()}, 0);
-  if (a.d_v_first) ops::fill<Gradient>(stream_, {a.d_v_first.data, a.d_v_first.size()}, 0);
-  ops::rms_norm_backward<T>(stream_, a.d_x, a.n_final, a.rstd_final, a.d_narrow);
+void Model<T>::backward(Activations<T>& a, const Feed<T>& feed, bool add, const LayerHooks& hooks) {
+  const auto clear = [&](const Mat<T>& d) {
+    if (d) ops::fill<T>(stream_, elements(d), 0);
+  };
+  const bool unet = config_.model.residual == Residual::unet;
+  clear(a.d_x);
+  clear(a.d_x0);
+  clear(a.d_bigram);
+  for (const Mat<T>& d : a.d_value) clear(d);
+  if (!unet) std::ranges::for_each(a.d_place, clear);
+  if (a.d_v_first) ops::fill<Gradient>(stream_, elements(a.d_v_first), 0);
+  coefficients_.clear_gradients(stream_, a.coefficients);
+
+  last_backward(a);
   for (int i = config_.model.layers - 1; i >= 0; --i) {
-    block_backward(a, sequence, before, i);
+    if (unet) {
+      unet_block_backward(a, feed, add, i);
+    } else {
+      scaled_block_backward(a, feed, add, i);
+      reach_place(a, i);
+    }
+    values_.backward_table(stream_, a, feed.sequence, i);
     if (hooks.leave) hooks.leave(i);
   }
-
-  ops::add<T>(stream_, a.d_x0, a.d_x);
-  ops::fill<T>(stream_, {a.d_narrow.data, a.d_narrow.size()}, 0);
-  ops::rms_norm_backward<T>(stream_, a.d_narrow, a.x0, a.rstd0, a.d_x0);
-  ops::embedding_backward<T>(stream_, d_.embedding, sequence.tokens, sequence.order, a.d_narrow, a.workspace);
+  if (a.input.first) {
+    ops::mix_backward<T>(stream_, a.d_x, {}, {}, mixes_.first(a));
+  } else {
+    ops::add<T>(stream_, a.d_x0, a.d_x);
+  }
+  coefficients_.backward(stream_, a.coefficients, -1, a.d_x0, a.input.x0);
+  input_.backward(stream_, a, feed.sequence);
   if (hooks.leave) hooks.leave(-1);
 }
 
+/// Makes d_x the whole gradient of the stream at a place that the backward pass has come to.
 template <class T>
-void Model<T>::block_forward(Activations<T>& a, const DeviceSequence& sequence, int layer) {
-  BlockActivations<T>& s = a.block[layer];
-  const BlockTensors<T>& w = w_.block[layer];
+void Model<T>::reach_place(Activations<T>& a, int place) {
+  if (a.d_place[place]) ops::add<T>(stream_, a.d_x, a.d_place[place]);
+  coefficients_.backward(stream_, a.coefficients, place, a.d_x, a.x_at(place));
+}
+
+template <class T>
+void Model<T>::last_forward(Activations<T>& a) {
+  const int layers = config_.model.layers;
+  const double eps = config_.model.norm_eps;
+  coefficients_.forward(stream_, a.coefficients, layers, a.x_at(layers));
+  if (a.x_final) {
+    ops::mix_norm_forward<T>(stream_, a.x_final, a.n_final, a.rstd_final, mixes_.last(a), eps);
+  } else {
+    ops::rms_norm_forward<T>(stream_, a.n_final, a.rstd_final, a.x_at(layers), eps);
+  }
+}
+
+template <class T>
+void Model<T>::last_backward(Activations<T>& a) {
+  if (a.x_final) {
+    ops::mix_backward<T>(stream_, a.d_x, {}, {a.n_final, a.rstd_final, a.d_narrow}, mixes_.last(a));
+    reach_place(a, config_.model.layers);
+  } else {
+    ops::rms_norm_backward<T>(stream_, a.d_x, a.n_final, a.rstd_final, a.d_narrow);
+  }
+}
+
+/// Without attention the norm of the mixed stream is the one that the MLP reads.
+template <class T>
+void Model<T>::unet_block_forward(Activations<T>& a, const Feed<T>& feed, int layer) {
+  const BlockActivations<T>& s = a.block[layer];
   const double eps = config_.model.norm_eps;
   const bool attends = has_attention(config_.model, layer);
-
-  // Without attention the norm of the mixed stream is the one that the MLP reads.
-  ops::residual_mix_norm_forward<T>(stream_, s.x, attends ? s.n_mix : s.n_mlp, attends ? s.rstd_mix : s.rstd_mlp,
-                                    residual_inputs(a, layer), eps);
+  ops::mix_norm_forward<T>(stream_, s.x, attends ? s.attention.n : s.mlp.n, attends ? s.attention.rstd : s.mlp.rstd,
+                           mixes_.before(a, layer), eps);
   if (attends) {
-    ops::attention_projection_forward<T>(stream_, s.qkv, s.v_mixed, s.rstd_qk, s.n_mix, w.qkv, rotary(a),
-                                         value_mix(a, sequence, layer), eps);
-    ops::attention_forward<T>(stream_, s.y, s.lse, attention_inputs(a, layer), mask(sequence, layer), a.workspace);
-    ops::linear_add_forward<T>(stream_, s.x, s.y, w.attention_out);
-    ops::rms_norm_forward<T>(stream_, s.n_mlp, s.rstd_mlp, s.x, eps);
+    attention_.forward(stream_, a, feed, s.x, AttentionLayer<T>::Output::adds, layer);
+    ops::rms_norm_forward<T>(stream_, s.mlp.n, s.mlp.rstd, s.x, eps);
   }
-  ops::linear_relu2_forward<T>(stream_, s.h, s.n_mlp, w.mlp_in);
-  ops::linear_add_forward<T>(stream_, s.x, s.h, w.mlp_out);
+  mlp_.forward(stream_, a, s.x, true, layer);
 }
 
 template <class T>
-void Model<T>::block_backward(Activations<T>& a, const DeviceSequence& sequence, Gradients before, int layer) {
+void Model<T>::unet_block_backward(Activations<T>& a, const Feed<T>& feed, bool add, int layer) {
   const BlockActivations<T>& s = a.block[layer];
-  const BlockTensors<T>& w = w_.block[layer];
-  const BlockTensors<Gradient>& d = d_.block[layer];
-  const int width = config_.model.width;
-  const bool attends = has_attention(config_.model, layer), add = before == Gradients::sums;
-
-  if (config_.train.recompute == Recompute::mlp) ops::linear_relu2_forward<T>(stream_, s.h, s.n_mlp, w.mlp_in);
-  const Mat<T> d_z = a.d_wide.col_block(0, config_.model.mlp_ratio * width);
-  ops::linear_backward_weight<T>(stream_, d.mlp_out, a.d_x, s.h, add);
-  ops::linear_relu2_backward<T>(stream_, d_z, a.d_x, w.mlp_out, s.h);
-  ops::linear_backward_weight<T>(stream_, d.mlp_in, d_z, s.n_mlp, add);
-  ops::linear_backward_input<T>(stream_, a.d_narrow, d_z, w.mlp_in);
-
+  const bool attends = has_attention(config_.model, layer);
+  mlp_.backward(stream_, a, a.d_x, add, layer);
   if (attends) {
-    ops::rms_norm_backward<T>(stream_, a.d_x, s.n_mlp, s.rstd_mlp, a.d_narrow);
-    const Mat<T> d_qkv = a.d_wide.col_block(0, 3 * width);
-    const Mat<T> d_v = d_qkv.col_block(2 * width, width);
-    ops::linear_backward_weight<T>(stream_, d.attention_out, a.d_x, s.y, add);
-    ops::linear_backward_input<T>(stream_, a.d_narrow, a.d_x, w.attention_out);
-    ops::attention_backward<T>(stream_, a.d_q, d_qkv.col_block(width, width), d_v, s.y, s.lse, a.d_narrow,
-                               attention_inputs(a, layer), mask(sequence, layer), a.workspace);
-    ops::attention_input_backward<T>(stream_, d_qkv, value_mix_gradients(a, layer), s.qkv.col_block(0, 2 * width),
-                                     s.rstd_qk, s.qkv.col_block(2 * width, width), a.d_q,
-                                     d_qkv.col_block(width, 2 * width), rotary(a), value_mix(a, sequence, layer));
-    if (layer == 0 && a.d_v_first) ops::add<T>(stream_, d_v, a.d_v_first);
-    ops::linear_backward_weight<T>(stream_, d.qkv, d_qkv, s.n_mix, add);
-    ops::linear_backward_input<T>(stream_, a.d_narrow, d_qkv, w.qkv);
+    ops::rms_norm_backward<T>(stream_, a.d_x, s.mlp.n, s.mlp.rstd, a.d_narrow);
+    attention_.backward(stream_, a, feed, a.d_x, add, layer);
   }
-  const ops::NormGradient<T> norm{attends ? s.n_mix : s.n_mlp, attends ? s.rstd_mix : s.rstd_mlp, a.d_narrow};
-  ops::residual_mix_norm_backward<T>(stream_, residual_gradients(a, layer), norm, residual_inputs(a, layer));
+  const Mat<const T> n = attends ? s.attention.n : s.mlp.n;
+  ops::mix_backward<T>(stream_, a.d_x, a.d_place[layer], {n, attends ? s.attention.rstd : s.mlp.rstd, a.d_narrow},
+                       mixes_.before(a, layer));
 }
 
 template <class T>
-ops::ResidualInputs<T> Model<T>::residual_inputs(const Activations<T>& a, int layer) const {
-  const int layers = config_.model.layers;
-  ops::ResidualInputs<T> in;
-  in.x_prev = layer == 0 ? a.x0 : a.block[layer - 1].x;
-  in.x0 = a.x0;
-  in.a = w_.block[layer].residual_mix;
-  if (layer >= layers / 2) {
-    in.skip = a.block[layers - 1 - layer].x;
-    in.s = w_.skip[layer - layers / 2];
+void Model<T>::scaled_block_forward(Activations<T>& a, const Feed<T>& feed, int layer) {
+  const BlockActivations<T>& s = a.block[layer];
+  const double eps = config_.model.norm_eps;
+  if (s.x_before) ops::mix_forward<T>(stream_, s.x_before, mixes_.before(a, layer));
+  const Mat<T>& x = s.x_before ? s.x_before : a.x_at(layer);
+  if (has_attention(config_.model, layer)) {
+    const int source = attention_input_of(config_.model, layer);
+    ops::rms_norm_forward<T>(stream_, s.attention.n, s.attention.rstd, source == layer ? x : a.x_at(source), eps);
+    attention_.forward(stream_, a, feed, s.attention_out, AttentionLayer<T>::Output::replaces, layer);
+    ops::mix_norm_forward<T>(stream_, s.x_between, s.mlp.n, s.mlp.rstd, mixes_.after_attention(a, layer), eps);
+  } else {
+    ops::rms_norm_forward<T>(stream_, s.mlp.n, s.mlp.rstd, x, eps);
   }
-  return in;
+  mlp_.forward(stream_, a, s.mlp_out, false, layer);
+  ops::mix_forward<T>(stream_, s.x, mixes_.after_mlp(a, layer));
 }
 
 template <class T>
-ops::ResidualGradients<T> Model<T>::residual_gradients(const Activations<T>& a, int layer) {
-  const int layers = config_.model.layers;
-  ops::ResidualGradients<T> d;
-  d.d_x = a.d_x;
-  d.d_x0 = a.d_x0;
-  d.d_a = d_.block[layer].residual_mix;
-  if (layer >= layers / 2) {
-    d.d_skip = a.d_skip[layers - 1 - layer];
-    d.d_s = d_.skip[layer - layers / 2];
-  } else if (layer > 0) {
-    d.d_x_prev = a.d_skip[layer - 1];
+void Model<T>::scaled_block_backward(Activations<T>& a, const Feed<T>& feed, bool add, int layer) {
+  const BlockActivations<T>& s = a.block[layer];
+  ops::mix_backward<T>(stream_, a.d_x, {}, {}, mixes_.after_mlp(a, layer));
+  mlp_.backward(stream_, a, a.d_branch, add, layer);
+  if (has_attention(config_.model, layer)) {
+    ops::mix_backward<T>(stream_, a.d_x, {}, {s.mlp.n, s.mlp.rstd, a.d_narrow}, mixes_.after_attention(a, layer));
+    attention_.backward(stream_, a, feed, a.d_branch, add, layer);
+    const int source = attention_input_of(config_.model, layer);
+    ops::rms_norm_backward<T>(stream_, source == layer ? a.d_x : a.d_place[source], s.attention.n, s.attention.rstd,
+                              a.d_narrow);
+  } else {
+    ops::rms_norm_backward<T>(stream_, a.d_x, s.mlp.n, s.mlp.rstd, a.d_narrow);
   }
-  return d;
-}
-
-template <class T>
-ops::ValueMix<T> Model<T>::value_mix(const Activations<T>& a, const DeviceSequence& sequence, int layer) const {
-  ops::ValueMix<T> mix;
-  mix.lambda = w_.block[layer].value_mix;
-  const int embedding = value_embedding_of(config_.model, layer);
-  if (embedding >= 0) {
-    mix.source = w_.value_embedding[embedding];
-    mix.index = sequence.tokens.data();
-  }
-  if (config_.model.value_path == ValuePath::first) {
-    mix.interpolate = true;
-    mix.source = a.v_first;
-  }
-  return mix;
-}
-
-template <class T>
-ops::ValueMixGradients<T> Model<T>::value_mix_gradients(const Activations<T>& a, int layer) {
-  ops::ValueMixGradients<T> d;
-  d.d_lambda = d_.block[layer].value_mix;
-  const int embedding = value_embedding_of(config_.model, layer);
-  if (embedding >= 0) d.d_source = d_.value_embedding[embedding];
-  if (config_.model.value_path == ValuePath::first) d.d_source = a.d_v_first;
-  return d;
-}
-
-template <class T>
-ops::AttentionInputs<T> Model<T>::attention_inputs(const Activations<T>& a, int layer) const {
-  const ModelConfig& model = config_.model;
-  const Mat<T>& qkv = a.block[layer].qkv;
-  const double scale = model.attention_scale > 0 ? model.attention_scale : 1 / std::sqrt(model.head_dim);
-  return {qkv.col_block(0, model.width), qkv.col_block(model.width, model.width), a.block[layer].v_mixed, model.heads,
-          static_cast<Gradient>(scale)};
-}
-
-template <class T>
-ops::Rotary<T> Model<T>::rotary(const Activations<T>& a) const {
-  const int pairs = config_.model.head_dim / 2;
-  const std::size_t half = rotary_table_.size() / 2;
-  return {config_.model.heads, Mat<const Gradient>(rotary_table_.data(), a.length, pairs),
-          Mat<const Gradient>(rotary_table_.data() + half, a.length, pairs)};
-}
-
-template <class T>
-const kernels::AttentionMask& Model<T>::mask(const DeviceSequence& sequence, int layer) const {
-  return is_long_layer(config_.window, layer) ? sequence.long_mask : sequence.short_mask;
+  if (s.x_before) ops::mix_backward<T>(stream_, a.d_x, {}, {}, mixes_.before(a, layer));
 }
 
 template class Model<Real>;
@@ -342,9 +368,10 @@ template class Model<Real>;
 template class Model<double>;
 #endif
 
-double flops_per_sequence(const Config& config, const ParameterTable& table, int window) {
+double flops_per_sequence(const Config& config, const ParameterTable& table, long step) {
   const ModelConfig& model = config.model;
-  const double tokens = config.train.length;
+  const double tokens = length_at(config, step);
+  const Windows windows = windows_at(config, step);
   double weights = 0;
   for (const Parameter& p : table.parameters()) {
     if (p.group == Group::matrix || p.group == Group::head) weights += static_cast<double>(p.size());
@@ -352,10 +379,13 @@ double flops_per_sequence(const Config& config, const ParameterTable& table, int
   double attention = 0;
   for (int i = 0; i < model.layers; ++i) {
     if (!has_attention(model, i)) continue;
-    const double reach = std::min<double>(
-        config.train.length, is_long_layer(config.window, i) ? window : short_window(config.window, window));
-    const double pairs = reach * (tokens - reach / 2);
-    attention += 14 * pairs * model.width;  // 2 GEMMs forward, 5 backward
+    // Paired heads are half as many, of twice the rows.
+    const int pairing = names(model.paired_layers, i) ? 2 : 1;
+    const double rows = pairing * tokens;
+    const double reach =
+        std::min<double>(rows, is_long_layer(config.window, i) ? windows.long_tokens : windows.short_tokens);
+    const double pairs = reach * (rows - reach / 2);
+    attention += 14 * pairs * model.width / pairing;  // 2 GEMMs forward, 5 backward
   }
   return 6 * weights * tokens + attention;
 }

@@ -1,6 +1,7 @@
 #pragma once
-// The transformer: weights and gradients are views into arenas laid out by the parameter table; activations live in
-// one arena that training and validation share. T is the scalar of activations and weights (Real; double in tests).
+// The transformer: embeddings, blocks of attention and MLP that are joined by mixes of streams, and the head. Weights
+// and gradients are views into arenas laid out by the parameter table; activations live in one arena that training and
+// validation share. T is the scalar of activations and weights (Real; double in tests).
 
 #include <functional>
 #include <optional>
@@ -9,8 +10,14 @@
 #include "kernels/ops.hpp"
 #include "src/activations.hpp"
 #include "src/arena.hpp"
+#include "src/attention_layer.hpp"
 #include "src/config.hpp"
+#include "src/input_layer.hpp"
+#include "src/mixes.hpp"
+#include "src/mlp_layer.hpp"
 #include "src/params.hpp"
+#include "src/rotary_table.hpp"
+#include "src/schedule.hpp"
 #include "src/trace.hpp"
 #include "src/uploader.hpp"
 
@@ -31,62 +38,80 @@ class Model {
   Model(const Config& config, const ParameterTable& table, const Weights<T>& weights, std::span<Gradient> gradients,
         kernels::Token end_of_text, kernels::Stream compute, kernels::Stream upload);
 
-  /// What the gradients hold before a sequence: nothing, where it is the first of a step, or the sums of others.
-  enum class Gradients { none, sums };
+  /// The prefix target of each token of the vocabulary, -1 for none, see kernels/head.hpp.
+  void set_prefixes(std::span<const std::int32_t> prefixes);
 
-  /// Sends a sequence of train.length tokens to the device, for the next forward_backward(). While the device works,
-  /// this costs no time. window: tokens of the long layers' window.
-  DeviceSequence upload(Trace& trace, const Sequence& sequence, int window);
+  /// To which of the gradients a sequence adds its own; it replaces the others.
+  struct Accumulate {
+    bool matrices = false;
+    bool others = false;  ///< tables and learned scalars
+  };
 
-  /// Makes the gradients those of the sequence's mean loss, or adds these to them, and adds the sum of its tokens'
+  /// Sends a training sequence to the device, for the next forward_backward(). While the device works, this costs no
+  /// time.
+  DeviceSequence upload(Trace& trace, const Sequence& sequence, Windows windows);
+
+  /// Makes the gradients those of the sequence's loss at a step, or adds these to them, and adds the sum of its tokens'
   /// losses to loss(). Does not wait for the device.
-  void forward_backward(Trace& trace, const DeviceSequence& sequence, Gradients before, const LayerHooks& hooks = {});
+  void forward_backward(Trace& trace, const DeviceSequence& sequence, long step, Accumulate accumulate,
+                        const LayerHooks& hooks = {});
   RunningSum& loss() { return loss_; }
 
-  /// Mean loss of a sequence of validation.length tokens, the head in working precision. Waits for the device.
-  double validate(Trace& trace, const Sequence& sequence, int window);
+  /// Mean loss of the next token over a sequence of validation.length tokens, the head in working precision, as the
+  /// model is before a step. Waits for the device.
+  double validate(Trace& trace, const Sequence& sequence, long step);
 
   /// Loss of each token [validation.length] of such a sequence, likewise.
-  std::vector<double> token_losses(Trace& trace, const Sequence& sequence, int window);
+  std::vector<double> token_losses(Trace& trace, const Sequence& sequence, long step);
 
   /// Logits [vocabulary] of what may follow token `last` of a sequence of validation.length tokens; the tokens behind
   /// it do not matter. Waits for the device.
-  std::vector<double> next_logits(Trace& trace, std::span<const kernels::Token> tokens, int window, int last);
+  std::vector<double> next_logits(Trace& trace, std::span<const kernels::Token> tokens, long step, int last);
 
   /// Bytes that a model takes beside weights and gradients.
   static std::size_t memory_bytes(const Config& config);
 
  private:
-  void forward(Activations<T>& a, const DeviceSequence& sequence, const LayerHooks& hooks);
-  void backward(Activations<T>& a, const DeviceSequence& sequence, Gradients before, const LayerHooks& hooks);
-  void block_forward(Activations<T>& a, const DeviceSequence& sequence, int layer);
-  void block_backward(Activations<T>& a, const DeviceSequence& sequence, Gradients before, int layer);
+  const Parameters<T>& bind_gradients(const ParameterTable& table, std::span<Gradient> gradients);
+  Feed<T> feed(const DeviceSequence& sequence, int stage);
+  Activations<T>& training_for(const DeviceSequence& sequence);
+  kernels::HeadOptions head_options(long step) const;
 
-  ops::ResidualInputs<T> residual_inputs(const Activations<T>& a, int layer) const;
-  ops::ResidualGradients<T> residual_gradients(const Activations<T>& a, int layer);
-  ops::ValueMix<T> value_mix(const Activations<T>& a, const DeviceSequence& sequence, int layer) const;
-  ops::ValueMixGradients<T> value_mix_gradients(const Activations<T>& a, int layer);
-  ops::AttentionInputs<T> attention_inputs(const Activations<T>& a, int layer) const;
-  ops::Rotary<T> rotary(const Activations<T>& a) const;
-  const kernels::AttentionMask& mask(const DeviceSequence& sequence, int layer) const;
+  void forward(Activations<T>& a, const Feed<T>& feed, const LayerHooks& hooks);
+  void backward(Activations<T>& a, const Feed<T>& feed, bool add, const LayerHooks& hooks);
+  void last_forward(Activations<T>& a);
+  void last_backward(Activations<T>& a);
+  void unet_block_forward(Activations<T>& a, const Feed<T>& feed, int layer);
+  void unet_block_backward(Activations<T>& a, const Feed<T>& feed, bool add, int layer);
+  void scaled_block_forward(Activations<T>& a, const Feed<T>& feed, int layer);
+  void scaled_block_backward(Activations<T>& a, const Feed<T>& feed, bool add, int layer);
+  void reach_place(Activations<T>& a, int place);
 
   const Config& config_;
-  Tensors<T> w_;
-  Tensors<Gradient> d_;
-  std::span<Gradient> d_sums_;  ///< those behind the head: of tables and scalars; zeroed before a step's first sequence
+  Parameters<T> parameters_;
+  std::span<Gradient> d_others_;  ///< gradients behind those of matrices and head
   kernels::Stream stream_;
   kernels::HeadOptions head_;
+  TensorArena<std::int32_t> prefixes_;
   std::optional<Uploader> training_uploader_;
   Uploader validation_uploader_;
   RunningSum loss_;
-  TensorArena<Gradient> rotary_table_;
+  RotaryTable<T> rotary_;
   Arena arena_;
-  Activations<T> training_;
+  std::vector<Activations<T>> training_;  ///< for each length of a sequence, in the same memory
   Activations<T> validation_;
+
+  Coefficients<T> coefficients_;
+  Mixes<T> mixes_;
+  Values<T> values_;
+  HeadMixing<T> heads_;
+  InputLayer<T> input_;
+  AttentionLayer<T> attention_;
+  MlpLayer<T> mlp_;
 };
 
-/// Floating-point operations of forward and backward over one training sequence, attention counted for its window
-/// without regard to documents.
-double flops_per_sequence(const Config& config, const ParameterTable& table, int window);
+/// Floating-point operations of forward and backward over one training sequence of a step, attention counted for its
+/// windows without regard to documents.
+double flops_per_sequence(const Config& config, const ParameterTable& table, long step);
 
 }  // namespace nanorun

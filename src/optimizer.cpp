@@ -16,7 +16,7 @@ namespace {
 template <class T>
 constexpr bool own_master = std::is_same_v<T, kernels::acc_t<T>>;
 
-int moments(const Bucket& bucket) { return bucket.group == Group::matrix ? 1 : 2; }
+int moments(const Bucket& bucket) { return bucket.group == Group::fixed ? 0 : bucket.group == Group::matrix ? 1 : 2; }
 
 /// Masters that are not the weights themselves, and moments.
 template <class T>
@@ -26,32 +26,30 @@ int state_tensors(const Bucket& bucket) {
 
 /// Elements of state of one rank's part of all buckets.
 template <class T>
-std::size_t state_size(const ParameterTable& table, int rank, int ranks) {
+std::size_t state_size(const Config& config, const ParameterTable& table, int rank, int ranks) {
   std::size_t size = 0;
   for (const Bucket& bucket : table.buckets()) {
     const Bounds bounds = bucket.bounds(ranks);
     size += state_tensors<T>(bucket) * (bounds[rank + 1] - bounds[rank]);
+    if (bucket.group == Group::matrix && config.optimizer.normuon_beta > 0) {
+      size += line_count(blocks_of<kernels::acc_t<T>>(config, table.owned(bucket, rank, ranks), nullptr));
+    }
   }
   return size;
 }
 
-/// The matrices of a bucket that a rank owns; data may be null.
 template <class A>
-MatrixBatch<A> batch(const Bucket& bucket, A* data, std::size_t owned_size) {
-  return {data, static_cast<int>(owned_size / bucket.unit_size), bucket.rows, bucket.cols};
-}
-
-template <class A>
-std::size_t workspace_size(const ParameterTable& table, int rank, int ranks) {
+std::size_t workspace_size(const Config& config, const ParameterTable& table, int rank, int ranks) {
   std::size_t bytes = 0;
-  for (const Bucket& first : table.buckets()) {
-    std::vector<MatrixBatch<A>> batches;
-    for (const Bucket& bucket : table.buckets()) {
-      if (!alike(bucket, first)) continue;
-      const Bounds bounds = bucket.bounds(ranks);
-      batches.push_back(batch<A>(bucket, nullptr, bounds[rank + 1] - bounds[rank]));
-    }
-    if (!batches.empty()) bytes = std::max(bytes, ops::newton_schulz_workspace<A>(batches));
+  std::vector<MatrixBatch<A>> batches, shape;
+  for (const Bucket& bucket : table.buckets()) {
+    if (bucket.group != Group::matrix) continue;
+    const auto blocks = blocks_of<A>(config, table.owned(bucket, rank, ranks), nullptr);
+    batches.insert(batches.end(), blocks.begin(), blocks.end());
+  }
+  while (!batches.empty()) {
+    split_shape(batches, shape);
+    bytes = std::max(bytes, ops::newton_schulz_workspace<A>(shape));
   }
   return bytes;
 }
@@ -69,8 +67,8 @@ Optimizer<T>::Optimizer(const Config& config, const ParameterTable& table, const
       gradients_(gradients),
       comm_(comm),
       stream_(stream),
-      state_(state_size<T>(table, comm.rank(), comm.size()), "the optimizer's state", state_remedy),
-      workspace_(workspace_size<Master>(table, comm.rank(), comm.size()), "Muon's scratch", state_remedy),
+      state_(state_size<T>(config, table, comm.rank(), comm.size()), "the optimizer's state", state_remedy),
+      workspace_(workspace_size<Master>(config, table, comm.rank(), comm.size()), "Muon's scratch", state_remedy),
       squares_(stream, 2),
       handed_over_(ops::create_event()) {
   std::size_t state_used = 0;
@@ -94,12 +92,17 @@ Optimizer<T>::~Optimizer() {
 
 template <class T>
 auto Optimizer<T>::make_owned(const Bucket& bucket, std::size_t& state_used) -> OwnedBucket {
-  OwnedBucket owned{bucket, bucket.bounds(comm_.size()), {}, {}, {}, {}, {}, ops::create_event(), ops::create_event()};
+  OwnedBucket owned;
+  owned.bucket = bucket;
+  owned.bounds = bucket.bounds(comm_.size());
+  owned.rows = table_.owned(bucket, comm_.rank(), comm_.size());
+  owned.reduced = ops::create_event();
+  owned.gathered = ops::create_event();
   const std::size_t first = bucket.offset + owned.bounds[comm_.rank()];
   const std::size_t size = owned.bounds[comm_.rank() + 1] - owned.bounds[comm_.rank()];
-  const auto take = [&] {
-    state_used += size;
-    return state_.span().subspan(state_used - size, size);
+  const auto take = [&](std::size_t count) {
+    state_used += count;
+    return state_.span().subspan(state_used - count, count);
   };
   owned.gradients = gradients_.subspan(first, size);
   if (bucket.scalars()) {
@@ -109,11 +112,25 @@ auto Optimizer<T>::make_owned(const Bucket& bucket, std::size_t& state_used) -> 
     if constexpr (own_master<T>) {
       owned.master = owned.copy;
     } else {
-      owned.master = take();
+      owned.master = take(size);
     }
   }
-  owned.moment1 = take();
-  if (moments(bucket) == 2) owned.moment2 = take();
+  if (moments(bucket) > 0) owned.moment1 = take(size);
+  if (moments(bucket) > 1) owned.moment2 = take(size);
+  if (bucket.group == Group::matrix) {
+    owned.blocks = blocks_of(config_, owned.rows, owned.gradients.data());
+    if (config_.optimizer.normuon_beta > 0) owned.moment2 = take(line_count(owned.blocks));
+  }
+  for (const OwnedRows& rows : owned.rows) {
+    const UpdateRule rule = update_rule(config_, *rows.parameter);
+    const std::size_t count = rows.row_count * rows.cols;
+    if (count == 0) continue;
+    if (!owned.runs.empty() && owned.runs.back().rule == rule) {
+      owned.runs.back().size += count;
+    } else {
+      owned.runs.push_back({rule, rows.offset - first, count});
+    }
+  }
   return owned;
 }
 
@@ -122,13 +139,30 @@ void Optimizer<T>::initialise(std::int64_t seed) {
   ops::fill<Master>(stream_, state_.span(), 0);
   for (const OwnedBucket& owned : buckets_) {
     const std::size_t first = owned.bucket.offset + owned.bounds[comm_.rank()];
-    for (const OwnedRows& rows : table_.owned(owned.bucket, comm_.rank(), comm_.size())) {
+    for (const OwnedRows& rows : owned.rows) {
       if (rows.row_count == 0) continue;
       const std::span<Master> values = owned.master.subspan(rows.offset - first, rows.row_count * rows.cols);
       nanorun::initialise<Master>(stream_, values, rows, seed);
     }
   }
   publish();
+}
+
+template <class T>
+bool Optimizer<T>::keeps_gradients(long step) const {
+  return step % config_.optimizer.adam_period != 0;
+}
+
+template <class T>
+void Optimizer<T>::begin_step(long step) {
+  if (!keeps_gradients(step)) return;
+  for (const OwnedBucket& owned : buckets_) {
+    if (owned.bucket.group == Group::matrix) continue;
+    const std::span<Master> all = gradients_.subspan(owned.bucket.offset, owned.bucket.size());
+    const std::size_t begin = owned.bounds[comm_.rank()], end = owned.bounds[comm_.rank() + 1];
+    ops::fill<Master>(stream_, all.first(begin), 0);
+    ops::fill<Master>(stream_, all.subspan(end), 0);
+  }
 }
 
 template <class T>
@@ -179,15 +213,20 @@ void Optimizer<T>::step(Trace& trace, long step) {
 /// next forward pass needs them.
 template <class T>
 void Optimizer<T>::update_tables(Trace& trace, int lowest_layer, long step) {
+  // A tied head waits for the gradients of the embedding, which come last.
+  const bool updates = adam_updates_at(config_.optimizer, step), shared = updates && tied(step);
   const auto due = [&](const OwnedBucket& owned) {
-    return owned.bucket.group != Group::matrix && owned.bucket.layer >= lowest_layer && !owned.updated;
+    return owned.bucket.group != Group::matrix && owned.bucket.layer >= lowest_layer && !owned.updated &&
+           !(shared && lowest_layer >= 0 && owned.bucket.group == Group::head);
   };
+  if (shared && lowest_layer < 0) take_tied_gradients(trace);
   for (const OwnedBucket& owned : buckets_) {
     if (due(owned)) update_elements(trace, owned, step);
   }
+  if (shared && lowest_layer < 0) copy_tied_weights(step);
   for (auto owned = buckets_.rbegin(); owned != buckets_.rend(); ++owned) {
     if (!due(*owned)) continue;
-    gather(trace, *owned);
+    if (updates) gather(trace, *owned);
     owned->updated = true;
   }
 }
@@ -228,72 +267,133 @@ void Optimizer<T>::gather_weights(const OwnedBucket& owned) {
 /// Updates this rank's matrices alike those of the bucket, all at once.
 template <class T>
 void Optimizer<T>::update_matrices(Trace& trace, const Bucket& kind, long step) {
-  batches_.clear();
   for (const OwnedBucket& owned : buckets_) {
     if (!alike(owned.bucket, kind)) continue;
     await_gradients(trace, owned);
     if (owned.master.empty()) continue;
     Region region(trace, Phase::muon);
-    ops::nesterov_momentum<Master>(stream_, owned.gradients, owned.moment1, muon_momentum(config_.optimizer, step),
+    ops::nesterov_momentum<Master>(stream_, owned.gradients, owned.moment1, muon_momentum(config_, step),
                                    1.0 / config_.train.sequences, squares_.device());
-    batches_.push_back(batch(owned.bucket, owned.gradients.data(), owned.gradients.size()));
   }
-  if (batches_.empty()) return;
   Region region(trace, Phase::muon);
-  ops::newton_schulz<Master>(stream_, batches_, workspace_.space());
+  orthogonalise(kind);
   for (const OwnedBucket& owned : buckets_) {
     if (alike(owned.bucket, kind) && !owned.master.empty()) apply_muon(owned, step);
   }
 }
 
-/// Adds the orthogonal factors of a bucket's matrices to its weights.
+/// Blocks of one shape at once: only many of them fill a device.
+template <class T>
+void Optimizer<T>::orthogonalise(const Bucket& kind) {
+  batches_.clear();
+  for (const OwnedBucket& owned : buckets_) {
+    if (alike(owned.bucket, kind)) batches_.insert(batches_.end(), owned.blocks.begin(), owned.blocks.end());
+  }
+  while (!batches_.empty()) {
+    split_shape(batches_, shape_);
+    if (config_.optimizer.orthogonalisation == Orthogonalisation::polar_express) {
+      ops::polar_express<Master>(stream_, shape_, workspace_.space());
+    } else {
+      ops::newton_schulz<Master>(stream_, shape_, workspace_.space());
+    }
+  }
+}
+
+/// Moves a bucket's weights by the orthogonal factors.
 template <class T>
 void Optimizer<T>::apply_muon(const OwnedBucket& owned, long step) {
+  const OptimizerConfig& o = config_.optimizer;
+  if (o.normuon_beta > 0) {
+    std::span<Master> lines = owned.moment2;
+    for (const MatrixBatch<Master>& b : owned.blocks) {
+      const std::size_t count = static_cast<std::size_t>(b.count) * kernels::normuon_lines(b.rows, b.cols);
+      ops::normuon<Master>(stream_, b, lines.first(count), o.normuon_beta);
+      lines = lines.subspan(count);
+    }
+  }
   const Bucket& bucket = owned.bucket;
   const double shape_factor = std::sqrt(std::max(1.0, static_cast<double>(bucket.rows) / bucket.cols));
-  const double lr = learning_rate(bucket.group, step);
-  ops::add_scaled<T>(stream_, owned.master, owned.copy, owned.gradients, -lr * shape_factor, squares_.device() + 1);
+  const double factor = lr_factor(config_, step);
+  double* const squares = squares_.device() + 1;
+  for (const Run& run : owned.runs) {
+    const double lr = run.rule.lr * factor * shape_factor;
+    const auto master = owned.master.subspan(run.first, run.size), x = owned.gradients.subspan(run.first, run.size);
+    const auto copy = owned.copy.subspan(run.first, run.size);
+    if (run.rule.decay > 0) {
+      ops::add_scaled_with_decay<T>(stream_, master, copy, x, lr, lr * run.rule.decay * o.muon_lr * factor, squares);
+    } else {
+      ops::add_scaled<T>(stream_, master, copy, x, -lr, squares);
+    }
+  }
 }
 
 template <class T>
 void Optimizer<T>::update_elements(Trace& trace, const OwnedBucket& owned, long step) {
   await_gradients(trace, owned);
-  if (owned.master.empty()) return;
+  if (owned.master.empty() || owned.bucket.group == Group::fixed || !adam_updates_at(config_.optimizer, step)) return;
+  if (tied(step) && &owned == &bucket_of("embedding")) return;
   Region region(trace, Phase::adam);
-  const OptimizerConfig& o = config_.optimizer;
-  const kernels::AdamOptions options{.lr = learning_rate(owned.bucket.group, step),
-                                     .beta1 = o.adam_beta1,
-                                     .beta2 = o.adam_beta2,
-                                     .eps = o.adam_eps,
-                                     .t = step + 1,
-                                     .gradient_scale = 1.0 / config_.train.sequences};
-  const auto update = [&](auto copy) {
-    ops::adam_update<typename decltype(copy)::value_type>(stream_, owned.master, copy, owned.moment1, owned.moment2,
-                                                          owned.gradients, options, squares_.device());
-  };
-  if (owned.bucket.scalars()) {
-    update(owned.master);
-  } else {
-    update(owned.copy);
-  }
+  apply_adam(owned, step);
 }
 
 template <class T>
-double Optimizer<T>::learning_rate(Group group, long step) const {
+void Optimizer<T>::apply_adam(const OwnedBucket& owned, long step) {
   const OptimizerConfig& o = config_.optimizer;
-  const double factor = lr_factor(config_.train, step);
-  switch (group) {
-    case Group::matrix:
-      return factor * o.muon_lr;
-    case Group::embedding:
-      return factor * o.lr_embedding;
-    case Group::head:
-      return factor * o.lr_head;
-    case Group::skip:
-      return factor * o.lr_skip;
-    default:
-      return factor * o.lr_scalar;
+  const double factor = lr_factor(config_, step);
+  for (const Run& run : owned.runs) {
+    const double lr = run.rule.lr * factor;
+    const kernels::AdamOptions options{.lr = lr,
+                                       .beta1 = run.rule.beta1,
+                                       .beta2 = run.rule.beta2,
+                                       .eps = o.adam_eps,
+                                       .t = (step + 1) / o.adam_period,
+                                       .gradient_scale = 1.0 / config_.train.sequences,
+                                       .decay = lr * lr * run.rule.decay,
+                                       .epsilon_hat = o.adam_epsilon_hat};
+    const auto part = [&](const auto& all) { return all.subspan(run.first, run.size); };
+    const auto update = [&](auto copy) {
+      ops::adam_update<typename decltype(copy)::value_type>(stream_, part(owned.master), part(copy),
+                                                            part(owned.moment1), part(owned.moment2),
+                                                            part(owned.gradients), options, squares_.device());
+    };
+    if (owned.bucket.scalars()) {
+      update(owned.master);
+    } else {
+      update(owned.copy);
+    }
   }
+}
+
+/// The bucket of a table.
+template <class T>
+auto Optimizer<T>::bucket_of(const std::string& table) -> OwnedBucket& {
+  const std::size_t offset = table_.find(table).offset;
+  return *std::ranges::find(buckets_, offset, [](const OwnedBucket& owned) { return owned.bucket.offset; });
+}
+
+/// Head and embedding have the same rows, of which each rank owns the same.
+template <class T>
+void Optimizer<T>::take_tied_gradients(Trace& trace) {
+  const OwnedBucket &head = bucket_of("head"), &embedding = bucket_of("embedding");
+  await_gradients(trace, head);
+  await_gradients(trace, embedding);
+  const auto rows = [&](std::span<Master> x) {
+    return kernels::Mat<Master>(x.data(), static_cast<int>(x.size() / head.bucket.unit_size),
+                                static_cast<int>(head.bucket.unit_size));
+  };
+  Region region(trace, Phase::adam);
+  ops::add<Master>(stream_, rows(head.gradients), rows(embedding.gradients));
+}
+
+/// The embedding takes the head's weights, and with the last update that they share its state.
+template <class T>
+void Optimizer<T>::copy_tied_weights(long step) {
+  const OwnedBucket &head = bucket_of("head"), &embedding = bucket_of("embedding");
+  ops::round_to<Master>(stream_, embedding.master, head.master);
+  if constexpr (!own_master<T>) ops::round_to<T>(stream_, embedding.copy, embedding.master);
+  if (step != config_.train.untie_step) return;
+  ops::round_to<Master>(stream_, embedding.moment1, head.moment1);
+  ops::round_to<Master>(stream_, embedding.moment2, head.moment2);
 }
 
 template <class T>
@@ -316,10 +416,25 @@ void Optimizer<T>::publish() {
 }
 
 template <class T>
+auto Optimizer<T>::stored(const OwnedBucket& owned) const -> std::vector<Stored> {
+  std::vector<Stored> tensors{{owned.master, "/weights/", false}};
+  if (owned.bucket.group == Group::fixed) return tensors;
+  if (owned.bucket.group == Group::matrix) {
+    tensors.push_back({owned.moment1, "/muon/momentum/", false});
+    if (config_.optimizer.normuon_beta > 0) tensors.push_back({owned.moment2, "/muon/second_moment/", true});
+    return tensors;
+  }
+  tensors.push_back({owned.moment1, "/adam/m/", false});
+  tensors.push_back({owned.moment2, "/adam/v/", false});
+  if (config_.optimizer.adam_period > 1) tensors.push_back({owned.gradients, "/adam/gradient/", false});
+  return tensors;
+}
+
+template <class T>
 std::vector<HostView<kernels::acc_t<T>>>& Optimizer<T>::host_views() {
   if (!host_.empty()) return host_;
   for (const OwnedBucket& owned : buckets_) {
-    for (const std::span<Master> tensor : {owned.master, owned.moment1, owned.moment2}) host_.emplace_back(tensor);
+    for (const Stored& tensor : stored(owned)) host_.emplace_back(tensor.tensor);
   }
   return host_;
 }
@@ -331,24 +446,21 @@ auto Optimizer<T>::slabs() -> std::vector<Slab<Master>> {
   ops::synchronize(stream_);
 
   std::vector<Slab<Master>> slabs;
-  for (std::size_t i = 0; i < buckets_.size(); ++i) {
-    const Bucket& bucket = buckets_[i].bucket;
-    const std::size_t first = bucket.offset + buckets_[i].bounds[comm_.rank()];
-    for (const OwnedRows& rows : table_.owned(bucket, comm_.rank(), comm_.size())) {
-      const auto add = [&](const char* group, HostView<Master>& view) {
+  std::size_t first_view = 0;
+  for (const OwnedBucket& owned : buckets_) {
+    const std::vector<Stored> tensors = stored(owned);
+    std::vector<std::size_t> used(tensors.size());
+    for (const OwnedRows& elements : owned.rows) {
+      for (std::size_t k = 0; k < tensors.size(); ++k) {
+        const OwnedRows rows = tensors[k].lines ? line_rows(config_, elements) : elements;
         const std::size_t size = rows.row_count * rows.cols;
-        slabs.push_back({std::string(group) + rows.parameter->name, rows.total_rows, rows.cols, rows.first_row,
-                         rows.row_count,
-                         size == 0 ? std::span<Master>() : view.span().subspan(rows.offset - first, size)});
-      };
-      add("/weights/", views[3 * i]);
-      if (bucket.group == Group::matrix) {
-        add("/muon/momentum/", views[3 * i + 1]);
-      } else {
-        add("/adam/m/", views[3 * i + 1]);
-        add("/adam/v/", views[3 * i + 2]);
+        const std::span<Master> data = views[first_view + k].span().subspan(used[k], size);
+        slabs.push_back({tensors[k].group + rows.parameter->name, rows.total_rows, rows.cols, rows.first_row,
+                         rows.row_count, size == 0 ? std::span<Master>() : data});
+        used[k] += size;
       }
     }
+    first_view += tensors.size();
   }
   return slabs;
 }
@@ -360,11 +472,11 @@ void Optimizer<T>::restore() {
 }
 
 template <class T>
-std::size_t Optimizer<T>::state_bytes(const ParameterTable& table, int ranks) {
+std::size_t Optimizer<T>::state_bytes(const Config& config, const ParameterTable& table, int ranks) {
   std::size_t max = 0;
   for (int rank = 0; rank < ranks; ++rank) {
-    max =
-        std::max(max, state_size<T>(table, rank, ranks) * sizeof(Master) + workspace_size<Master>(table, rank, ranks));
+    max = std::max(max, state_size<T>(config, table, rank, ranks) * sizeof(Master) +
+                            workspace_size<Master>(config, table, rank, ranks));
   }
   return max;
 }

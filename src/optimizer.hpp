@@ -11,10 +11,12 @@
 #include "kernels/ops.hpp"
 #include "src/arena.hpp"
 #include "src/config.hpp"
+#include "src/muon_blocks.hpp"
 #include "src/params.hpp"
 #include "src/slab.hpp"
 #include "src/tensor_comm.hpp"
 #include "src/trace.hpp"
+#include "src/update_rules.hpp"
 
 namespace nanorun {
 
@@ -35,6 +37,11 @@ class Optimizer {
 
   /// Initial weights on all ranks, and state of zeros.
   void initialise(std::int64_t seed);
+
+  /// Whether tables and learned scalars still hold gradients of earlier steps before a step, to which it adds its own.
+  bool keeps_gradients(long step) const;
+  /// Before the first gradients of such a step: leaves the kept sums with the ranks that own them.
+  void begin_step(long step);
 
   /// Begins to sum over the ranks the gradients of a layer (Bucket::layer), which each has summed over its sequences
   /// and which the backward pass has left; and where that leaves the device to the backward pass, updates tables whose
@@ -58,19 +65,29 @@ class Optimizer {
   bool overflowed() const;
 
   /// Weights and state of the owned units in host memory, as they are now, for checkpoints: /weights/<name>,
-  /// /muon/momentum/<name>, /adam/m/<name>, /adam/v/<name>. Waits for the device.
+  /// /muon/momentum/<name>, /muon/second_moment/<name>, /adam/m/<name>, /adam/v/<name>, /adam/gradient/<name>, each
+  /// where the deck asks for it. Waits for the device.
   std::vector<Slab<Master>> slabs();
   /// Takes over what was read into slabs(), and completes every rank's weights.
   void restore();
 
   /// Bytes of masters, state and scratch on the rank that owns most.
-  static std::size_t state_bytes(const ParameterTable& table, int ranks);
+  static std::size_t state_bytes(const Config& config, const ParameterTable& table, int ranks);
 
  private:
-  /// A bucket with this rank's part of masters, gradients and state. Adam has two moments, Muon one.
+  /// Consecutive elements of one rule.
+  struct Run {
+    UpdateRule rule;
+    std::size_t first, size;  ///< in the owned part of the bucket
+  };
+  /// A bucket with this rank's part of masters, gradients and state. Adam has two moments, Muon one and, of NorMuon, a
+  /// number for each line of a block.
   struct OwnedBucket {
     Bucket bucket;
     Bounds bounds;
+    std::vector<OwnedRows> rows;  ///< by tensor
+    std::vector<Run> runs;
+    std::vector<kernels::MatrixBatch<Master>> blocks;  ///< of the gradients, as Muon orthogonalises them
     std::span<Master> master, gradients, moment1, moment2;
     std::span<T> copy;  ///< of the master for the GEMMs; the master itself where it has that type
     ops::Event reduced, gathered;
@@ -84,13 +101,25 @@ class Optimizer {
   void await_gradients(Trace& trace, const OwnedBucket& owned);
   void update_tables(Trace& trace, int lowest_layer, long step);
   void update_matrices(Trace& trace, const Bucket& kind, long step);
+  void orthogonalise(const Bucket& kind);
   void apply_muon(const OwnedBucket& owned, long step);
   void update_elements(Trace& trace, const OwnedBucket& owned, long step);
+  void apply_adam(const OwnedBucket& owned, long step);
+  bool tied(long step) const { return config_.model.tied_head && step <= config_.train.untie_step; }
+  OwnedBucket& bucket_of(const std::string& table);
+  void take_tied_gradients(Trace& trace);
+  void copy_tied_weights(long step);
   void publish();
   void gather(Trace& trace, OwnedBucket& owned);
   void gather_weights(const OwnedBucket& owned);
-  double learning_rate(Group group, long step) const;
   std::vector<HostView<Master>>& host_views();
+  /// Where a bucket's tensors of a checkpoint lie in host_views().
+  struct Stored {
+    std::span<Master> tensor;
+    std::string group;
+    bool lines;  ///< of the blocks of matrices, not their elements
+  };
+  std::vector<Stored> stored(const OwnedBucket& owned) const;
 
   const Config& config_;
   const ParameterTable& table_;
@@ -104,7 +133,7 @@ class Optimizer {
   ops::Event handed_over_;  ///< from the ops' stream to the collectives'
   std::vector<OwnedBucket> buckets_;
   std::vector<Bucket> kinds_;  ///< of matrices, each one of those alike, in the order of their updates
-  std::vector<kernels::MatrixBatch<Master>> batches_;  ///< of an update, kept for its memory
+  std::vector<kernels::MatrixBatch<Master>> batches_, shape_;  ///< of an update, kept for their memory
   std::vector<HostView<Master>> host_;
 };
 

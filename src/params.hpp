@@ -12,12 +12,16 @@
 #include "src/arena.hpp"
 #include "src/comm.hpp"
 #include "src/config.hpp"
+#include "src/topology.hpp"
 
 namespace nanorun {
 
-enum class Init { zero, constant, normal, uniform };
-/// Which update and learning rate a tensor takes.
-enum class Group { matrix, embedding, head, scalar, skip };
+enum class Init { zero, constant, normal, uniform, sign };
+/// Which update and learning rate a tensor takes: Muon's (matrix), none (fixed), or one of Adam's.
+enum class Group { matrix, embedding, head, net, scalar, skip, fixed };
+
+/// Name of a tensor of a block.
+std::string block_name(int layer, const char* tensor);
 
 struct Parameter {
   std::string name;
@@ -26,9 +30,10 @@ struct Parameter {
   int cols = 1;
   Group group = Group::scalar;
   Init init = Init::zero;
-  double bound = 0;           ///< of Init::uniform
+  double bound = 0;           ///< of Init::uniform; of Init::normal the standard deviation
   std::vector<double> start;  ///< of Init::constant, one per element
   std::size_t offset = 0;     ///< of the first element, counted over all parameters
+  std::string like{};         ///< the parameter whose initial values these are; empty: none
 
   std::size_t size() const { return static_cast<std::size_t>(matrices) * rows * cols; }
 };
@@ -85,9 +90,16 @@ class ParameterTable {
  private:
   void add(const std::string& name, int matrices, int rows, int cols, Group group, Init init, double bound = 0,
            std::vector<double> start = {});
+  void add_scalar(const std::string& name, int rows, int cols, std::vector<double> start);
   void add_matrices(const ModelConfig& config);
-  void add_tables(const ModelConfig& config);
-  void add_scalars(const ModelConfig& config);
+  void add_head(const ModelConfig& config);
+  void add_value_embeddings(const ModelConfig& config);
+  void add_embeddings(const ModelConfig& config);
+  void add_net_inputs(const ModelConfig& config);
+  void add_unet_scalars(const ModelConfig& config);
+  void add_scaled_scalars(const ModelConfig& config);
+  void add_gate_scalars(const ModelConfig& config);
+  void add_net_scalars(const ModelConfig& config);
   void close_bucket(std::size_t unit_size, int layer);
 
   std::vector<Parameter> parameters_;
@@ -102,10 +114,6 @@ class ParameterTable {
 /// depend on the rank count. fnv1a64 is the 64-bit FNV-1a hash.
 template <class A>
 void initialise(kernels::Stream stream, std::span<A> values, const OwnedRows& rows, std::int64_t seed);
-
-bool has_attention(const ModelConfig& config, int layer);
-/// Index of the value embedding that layer mixes in, or -1.
-int value_embedding_of(const ModelConfig& config, int layer);
 
 /// The weights as the ops read them: tensors in T, learned scalars in its accumulators' type.
 template <class T>
@@ -123,24 +131,40 @@ class Weights {
   TensorArena<Scalar> scalars_;
 };
 
-/// The parameters, or their gradients, by name.
+/// The weights, or their gradients, by name.
 template <class T>
-struct BlockTensors {
-  kernels::Mat<T> qkv, attention_out, mlp_in, mlp_out;
-  kernels::acc_t<T>* residual_mix = nullptr;
-  kernels::acc_t<T>* value_mix = nullptr;
+class TensorViews {
+ public:
+  TensorViews() = default;
+  /// Views into tensors [table.tensor_size()] and scalars [table.size() - table.tensor_size()].
+  TensorViews(const ParameterTable& table, T* tensors, kernels::acc_t<T>* scalars)
+      : table_(&table), tensors_(tensors), scalars_(scalars) {}
+
+  /// Whether there is memory behind the views.
+  explicit operator bool() const { return tensors_ != nullptr; }
+  /// The matrices of a tensor, one below the other; null without memory.
+  kernels::Mat<T> tensor(const std::string& name) const;
+  /// The same of learned scalars.
+  kernels::Mat<kernels::acc_t<T>> scalars(const std::string& name) const;
+
+ private:
+  const ParameterTable* table_ = nullptr;
+  T* tensors_ = nullptr;
+  kernels::acc_t<T>* scalars_ = nullptr;
 };
 
+/// What the rooms of the model bind to: weights, and in training their gradients.
 template <class T>
-struct Tensors {
-  kernels::Mat<T> embedding, head;
-  std::vector<kernels::Mat<T>> value_embedding;
-  std::vector<BlockTensors<T>> block;
-  std::vector<kernels::acc_t<T>*> skip;
-};
+struct Parameters {
+  TensorViews<T> weights;
+  TensorViews<kernels::acc_t<T>> gradients;
 
-/// Views into tensors [table.tensor_size()] and scalars [table.size() - table.tensor_size()].
-template <class T>
-Tensors<T> bind(const ParameterTable& table, const ModelConfig& config, T* tensors, kernels::acc_t<T>* scalars);
+  kernels::Mat<const T> weight(const std::string& name) const { return weights.tensor(name); }
+  kernels::Mat<kernels::acc_t<T>> gradient(const std::string& name) const { return gradients.tensor(name); }
+  kernels::Mat<const kernels::acc_t<T>> scalars(const std::string& name) const { return weights.scalars(name); }
+  kernels::Mat<kernels::acc_t<T>> d_scalars(const std::string& name) const { return gradients.scalars(name); }
+  /// Element i of a tensor of learned scalars as a factor of a mix.
+  ops::LearnedScalar<T> factor(const std::string& name, int i = 0, bool sigmoid = false) const;
+};
 
 }  // namespace nanorun

@@ -236,10 +236,9 @@ std::string closing_lines(const RunSummary& s) {
 std::string plan(const Config& config, const ParameterTable& table, int ranks) {
   const double gradients = static_cast<double>(table.size()) * sizeof(kernels::acc_t<Real>);
   const double weights = weight_bytes(table);
-  const auto state = static_cast<double>(Optimizer<Real>::state_bytes(table, ranks));
+  const auto state = static_cast<double>(Optimizer<Real>::state_bytes(config, table, ranks));
   const auto activations = static_cast<double>(Model<Real>::memory_bytes(config));
   const auto buffers = static_cast<double>(TensorComm::memory_bytes(ranks, config.comm));
-  const int window = long_window(config.window, config.train.steps, config.train.steps);
   std::string text;
   const auto row = [&](const char* what, const std::string& value) { text += fmt::format("{:<32} {}\n", what, value); };
   row("ranks", std::to_string(ranks));
@@ -252,9 +251,9 @@ std::string plan(const Config& config, const ParameterTable& table, int ranks) {
   row("  activations", in_units(activations, "B", 1024));
   row("  buffers of collectives", in_units(buffers, "B", 1024));
   if (runtime > 0) row("  CUDA and cuBLAS, at most", in_units(runtime, "B", 1024));
-  row("tokens per step", std::to_string(step_tokens(config.train)));
+  row("tokens per step", std::to_string(step_tokens(config, config.train.steps)));
   row("FLOPs per step, widest window",
-      in_units(config.train.sequences * flops_per_sequence(config, table, window), "FLOP"));
+      in_units(config.train.sequences * flops_per_sequence(config, table, config.train.steps), "FLOP"));
   row("bytes sent per rank and step", in_units(bytes_sent_per_step(config, table, ranks), "B", 1024));
   return text;
 }

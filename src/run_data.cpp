@@ -7,10 +7,14 @@
 #include <cmath>
 #include <cstdio>
 #include <functional>
+#include <limits>
 #include <map>
 
+#include "src/data_documents.hpp"
 #include "src/error.hpp"
 #include "src/files.hpp"
+#include "src/prefixes.hpp"
+#include "src/schedule.hpp"
 
 namespace nanorun {
 
@@ -147,12 +151,36 @@ ShardList list_shards(Comm& comm, const std::vector<std::string>& patterns) {
   return list;
 }
 
-/// Collective. Opens what `steps` training steps from `start` on need.
-void open_training(ShardOpener& opener, RunData& data, const Config& config, Cursor start, long steps) {
-  opener.open(data.train, steps, [&](std::size_t i, const ShardInfo& shard) {
-    return i < start.shard ? 0 : steps_of(shard, step_tokens(config.train), i == start.shard ? start.offset : 0);
-  });
+StepPlan training_plan(const Config& config) {
+  const auto shape_at = [&](long step) {
+    return StepShape{config.train.sequences, length_at(config, step), longest_document_at(config, step)};
+  };
+  StepPlan plan(shape_at(0), config.data.packing);
+  for (int stage = 1; stage < stage_count(config); ++stage) {
+    const auto [first, end] = stage_steps(config, stage);
+    if (first > 0 && first < end) plan.change(first, shape_at(first));
+  }
+  return plan;
 }
+
+/// Collective. Opens what `steps` training steps from `step` on need, of which the first is at `start`. How far
+/// documents go is not known before they are packed: these need all shards.
+void open_training(ShardOpener& opener, RunData& data, const Config& config, Cursor start, long step, long steps) {
+  const StepPlan plan = training_plan(config);
+  const bool packs = plan.packing() == Packing::documents;
+  const std::vector<std::uint64_t> taken = plan.least_tokens();
+  opener.open(data.train, packs ? std::numeric_limits<std::uint64_t>::max() : static_cast<std::uint64_t>(steps),
+              [&](std::size_t i, const ShardInfo& shard) -> std::uint64_t {
+                if (i < start.shard || packs) return 0;
+                const std::uint64_t offset = i == start.shard ? std::min(start.offset, shard.count) : 0;
+                const std::uint64_t found = plan.steps_in(shard.count - offset, step, taken);
+                step += static_cast<long>(found);
+                return found;
+              });
+}
+
+/// Sequences of validation lie one after the other.
+StepPlan validation_plan(const ValidationConfig& validation) { return StepPlan({1, validation.length}); }
 
 std::uint64_t validation_sequences(const ValidationConfig& validation) {
   return static_cast<std::uint64_t>(validation.tokens / validation.length);
@@ -161,7 +189,9 @@ std::uint64_t validation_sequences(const ValidationConfig& validation) {
 /// Collective. Opens what a validation needs.
 void open_validation(ShardOpener& opener, RunData& data, const ValidationConfig& validation) {
   opener.open(data.validation, validation_sequences(validation),
-              [&](std::size_t, const ShardInfo& shard) { return steps_of(shard, validation.length); });
+              [plan = validation_plan(validation)](std::size_t, const ShardInfo& shard) {
+                return plan.steps_in(shard.count, 0, plan.least_tokens());
+              });
 }
 
 /// The validation stream from its start, one sequence after the other.
@@ -169,22 +199,42 @@ std::vector<Cursor> find_validation_places(const ShardList& shards, const Valida
   std::vector<Cursor> places;
   const std::uint64_t sequences = validation_sequences(validation);
   if (sequences == 0) return places;
-  const TokenStream stream(shards.opened, validation.length, EndOfData::error, shards.complete());
+  const TokenStream stream(shards.opened, validation_plan(validation), EndOfData::error, shards.complete());
   Cursor cursor;
   for (std::uint64_t j = 0; j < sequences; ++j) {
-    places.push_back(stream.place(cursor));
-    cursor = stream.next(places.back());
+    places.push_back(stream.place(cursor, 0));
+    cursor = stream.next(places.back(), 0);
   }
   return places;
 }
 
 TokenStream training_stream(const RunData& data, const Config& config) {
-  return {data.train.opened, step_tokens(config.train), config.data.end, data.train.complete()};
+  return {data.train.opened, training_plan(config), config.data.end, data.train.complete()};
 }
 
-/// Throws Error(data) where the stream ends before it has given `steps` steps from `cursor` on.
-void require_steps(const TokenStream& stream, Cursor cursor, long steps) {
-  for (long step = 0; step < steps; ++step) cursor = stream.next(stream.place(cursor));
+/// Throws Error(data) where the stream ends before it has given the steps from `step` to `end`, the first at `cursor`.
+/// Documents may end sooner than that.
+void require_steps(const TokenStream& stream, Cursor cursor, long step, long end) {
+  for (; step < end; ++step) cursor = stream.next(cursor, step);
+}
+
+/// Tokens by which a step of each part moves on, from some steps at the start of the largest shard; where that has not
+/// even one, at least so many.
+std::vector<std::uint64_t> sample_steps(const StepPlan& plan, const std::vector<ShardInfo>& shards, int vocabulary) {
+  constexpr std::uint64_t samples = 4;
+  const ShardInfo& shard = *std::ranges::max_element(shards, {}, &ShardInfo::count);
+  DocumentReader reader(static_cast<std::uint64_t>(vocabulary));
+  std::vector<std::uint64_t> taken = plan.least_tokens();
+  for (std::size_t i = 0; i < taken.size(); ++i) {
+    std::uint64_t end = 0, steps = 0;
+    for (; steps < samples; ++steps) {
+      const auto next = reader.fill(shard, end, plan.parts()[i].shape, 0, {});
+      if (!next) break;
+      end = *next;
+    }
+    if (steps > 0) taken[i] = end / steps;
+  }
+  return taken;
 }
 
 /// A shard as a record holds it.
@@ -317,7 +367,7 @@ RunData open_run_data(Comm& comm, const Config& config) {
   data.train = list_shards(comm, config.data.train);
   data.validation = list_shards(comm, validation_patterns(config));
   ShardOpener opener(comm, config.model, data);
-  open_training(opener, data, config, {}, config.train.steps);
+  open_training(opener, data, config, {}, 0, config.train.steps);
   open_validation(opener, data, config.validation);
   comm.together([&] { data.validation_places = find_validation_places(data.validation, config.validation); });
   return data;
@@ -354,26 +404,71 @@ std::vector<std::string> data_warnings(const Config& config) {
   list_all(config.data.train, data.train);
   list_all(validation_patterns(config), data.validation);
   ShardOpener opener(alone, config.model, data);
-  attempt([&] { open_training(opener, data, config, {}, config.train.steps); });
+  attempt([&] { open_training(opener, data, config, {}, 0, config.train.steps); });
   attempt([&] { open_validation(opener, data, config.validation); });
+  attempt([&] { training_prefixes(alone, config, data); });
   if (!warnings.empty()) return warnings;
-  attempt([&] { require_steps(training_stream(data, config), {}, config.train.steps); });
+  attempt([&] { require_steps(training_stream(data, config), {}, 0, config.train.steps); });
   attempt([&] { find_validation_places(data.validation, config.validation); });
+  if (warnings.empty()) attempt([&] { warnings = document_lines(alone, config, data, {}, 0); });
   return warnings;
 }
 
-std::unique_ptr<Loader> start_loader(Comm& comm, const Config& config, RunData& data, Cursor start, long steps) {
+std::unique_ptr<Loader> start_loader(Comm& comm, const Config& config, RunData& data, Cursor start, long step,
+                                     long end) {
   ShardOpener opener(comm, config.model, data);
-  open_training(opener, data, config, start, steps);
+  open_training(opener, data, config, start, step, end - step);
   const int local = config.train.sequences / comm.size();
-  TokenStream stream = training_stream(data, config);
-  comm.together([&] { require_steps(stream, start, steps); });
-  return std::make_unique<Loader>(std::move(stream), start, comm.rank() * local, local, config.train.length,
-                                  config.model.vocabulary, config.data.prefetch_steps);
+  std::unique_ptr<Loader> loader;
+  comm.together([&] {
+    TokenStream stream = training_stream(data, config);
+    require_steps(stream, start, step, end);
+    loader = std::make_unique<Loader>(std::move(stream), start, step, comm.rank() * local, local,
+                                      config.model.vocabulary, config.data.prefetch_steps);
+  });
+  return loader;
 }
 
-std::uint64_t step_tokens(const TrainConfig& train) {
-  return static_cast<std::uint64_t>(train.sequences) * train.length;
+std::vector<std::string> document_lines(Comm& comm, const Config& config, const RunData& data, Cursor start,
+                                        long step) {
+  const StepPlan plan = training_plan(config);
+  const long end = config.train.steps;
+  if (plan.packing() != Packing::documents || step >= end) return {};
+  std::vector<std::uint64_t> taken(plan.parts().size());
+  comm.together([&] {
+    if (comm.root()) taken = sample_steps(plan, data.train.opened, config.model.vocabulary);
+  });
+  comm.broadcast(std::as_writable_bytes(std::span(taken)));
+
+  std::uint64_t needed = 0;
+  for (long s = step; s < end; ++s) needed += taken[plan.part_at(s)];
+  std::uint64_t left = 0, steps = 0;
+  for (std::size_t i = start.shard; i < data.train.opened.size(); ++i) {
+    const std::uint64_t count = data.train.opened[i].count;
+    const std::uint64_t tokens = count - std::min(count, i == start.shard ? start.offset : 0);
+    left += tokens;
+    steps += plan.steps_in(tokens, step + static_cast<long>(steps), taken);
+  }
+  std::vector<std::string> lines = {fmt::format(
+      "documents: {} steps train on {} tokens, for which they pass through about {} of the {} that are left",
+      end - step, tokens_before(config, end) - tokens_before(config, step), needed, left)};
+  if (config.data.end == EndOfData::error && steps < static_cast<std::uint64_t>(end - step)) {
+    lines.push_back(
+        fmt::format("warning: the documents seem to last for about {} of {} steps; give more shards or set "
+                    "data.end = \"wrap\"",
+                    steps, end - step));
+  }
+  return lines;
+}
+
+std::vector<std::int32_t> training_prefixes(Comm& comm, const Config& config, const RunData& data) {
+  if (config.data.prefix_table.empty()) return {};
+  std::vector<std::int32_t> prefixes(config.model.vocabulary);
+  comm.together([&] {
+    if (comm.root()) prefixes = read_prefixes(config.data.prefix_table, config.model.vocabulary, data.train.opened);
+  });
+  comm.broadcast(std::as_writable_bytes(std::span(prefixes)));
+  return prefixes;
 }
 
 }  // namespace nanorun

@@ -1,6 +1,7 @@
 #pragma once
 // What a run reads: the shards that the deck names, opened as far as its steps need them, and this rank's part of them.
 
+#include <cstdint>
 #include <memory>
 #include <string>
 #include <vector>
@@ -30,21 +31,31 @@ struct RunData {
   Token end_of_text() const { return static_cast<Token>(first().end_of_text); }
 };
 
-/// Collective. Opens as many shards as train.steps steps from the start of the stream and a validation need, each rank
-/// a share of them; rank 0 prints how far that has come where it takes long. Throws Error(data) on all ranks alike
-/// where one of these shards is missing, damaged or does not fit, or validation data are too short.
+/// Collective. Opens as many shards as train.steps steps from the start of the stream and a validation need, all where
+/// documents are packed, each rank a share of them; rank 0 prints how far that has come where it takes long. Throws
+/// Error(data) on all ranks alike where one of these shards is missing, damaged or does not fit, or validation data are
+/// too short.
 RunData open_run_data(Comm& comm, const Config& config);
 
 /// Collective. The same for the validation alone.
 RunData open_validation_data(Comm& comm, const Config& config);
 
-/// Lines that warn of why open_run_data() or start_loader() would refuse the data; a deck is often checked where its
-/// data are not. For one rank to call.
+/// Lines that warn of why open_run_data(), start_loader() or training_prefixes() would refuse the data; a deck is often
+/// checked where its data are not. Where nothing is wrong, those of document_lines(). For one rank to call.
 std::vector<std::string> data_warnings(const Config& config);
 
-/// Collective. Reads this rank's sequences of the `steps` steps from `start` on, for which it opens further shards as
-/// need be; throws Error(data) where the data end before that, rather than after hours.
-std::unique_ptr<Loader> start_loader(Comm& comm, const Config& config, RunData& data, Cursor start, long steps);
+/// Collective. Reads this rank's sequences of the steps from `step` to `end`, the first of which is at `start`, for
+/// which it opens further shards as need be; throws Error(data) where the data end before that, rather than after
+/// hours. How many tokens of packed documents are passed over is not known then: their end may come later.
+std::unique_ptr<Loader> start_loader(Comm& comm, const Config& config, RunData& data, Cursor start, long step,
+                                     long end);
+
+/// Collective. Where documents are packed, lines for the log on how far those from `start` on, where step `step`
+/// begins, are estimated to last, from a sample of them. Throws Error(data) on all ranks alike.
+std::vector<std::string> document_lines(Comm& comm, const Config& config, const RunData& data, Cursor start, long step);
+
+/// Collective. The prefix targets of data.prefix_table, see read_prefixes(); none where the deck names no table.
+std::vector<std::int32_t> training_prefixes(Comm& comm, const Config& config, const RunData& data);
 
 /// The training shards of the deck in stream order. Of each opened one a line: name without directory, tokens, and
 /// checksum as 16 hexadecimal digits. Of the N others a last line "+ N/name/name..."; the names on rank 0 alone.
@@ -55,8 +66,5 @@ std::string shard_record(const RunData& data);
 /// Error(data) on all ranks, or says so in a line for the log where data.changed = "accept". Shards that were added
 /// behind the recorded ones give a line as well, an empty record none.
 std::vector<std::string> check_shards(Comm& comm, RunData& data, const Config& config, const std::string& recorded);
-
-/// Tokens of a step, over all ranks.
-std::uint64_t step_tokens(const TrainConfig& train);
 
 }  // namespace nanorun

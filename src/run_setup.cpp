@@ -107,10 +107,13 @@ void RunSetup::begin_with(const std::string& file) {
   if (!changes.empty()) log.line("warning: the model of these weights differs: " + differing);
 }
 
-/// The shards are those of the checkpoint and last for all steps.
+/// The shards are those of the checkpoint and last for all steps, and the prefix targets are those of their tokens.
 void RunSetup::check_data() {
   for (const std::string& line : check_shards(comm, data, config, checkpoints.restored().shards)) log.line(line);
-  loader = start_loader(comm, config, data, progress.cursor, config.train.steps - progress.step);
+  loader = start_loader(comm, config, data, progress.cursor, progress.step, config.train.steps);
+  for (const std::string& line : document_lines(comm, config, data, progress.cursor, progress.step)) log.line(line);
+  const std::vector<std::int32_t> prefixes = training_prefixes(comm, config, data);
+  if (!prefixes.empty()) learner.model.set_prefixes(prefixes);
   checkpoints.set_shards(shard_record(data));
 }
 

@@ -11,6 +11,7 @@
 #include "src/error.hpp"
 #include "src/model.hpp"
 #include "src/report.hpp"
+#include "src/schedule.hpp"
 #include "src/tokenizer.hpp"
 #include "src/trained_model.hpp"
 
@@ -55,24 +56,25 @@ class Codec {
   std::optional<Tokenizer> tokenizer_;
 };
 
-/// The logits of what may follow a text, by a full forward pass over its last train.length tokens.
+/// The logits of what may follow a text, by a full forward pass over as many of its last tokens as a training sequence
+/// has.
 class Continuation {
  public:
-  Continuation(Context& context, const Config& config, const TrainedWeights& trained, Token end_of_text, int window)
+  Continuation(Context& context, const Config& config, const TrainedWeights& trained, Token end_of_text, long step)
       : context_(context),
         config_(config),
         trained_(trained),
         end_of_text_(end_of_text),
-        window_(window),
+        step_(step),
         trace_(untraced(context.comm(), context.stream())) {}
 
   std::vector<double> logits(std::span<const Token> text) {
-    const auto longest = static_cast<std::size_t>(config_.train.length);
+    const auto longest = static_cast<std::size_t>(longest_length(config_));
     const auto seen = text.last(std::min(text.size(), longest));
     make_room(static_cast<int>(seen.size()));
     std::vector<Token> tokens(seen.begin(), seen.end());
     tokens.resize(config_.validation.length, end_of_text_);
-    return model_->next_logits(trace_, tokens, window_, static_cast<int>(seen.size()) - 1);
+    return model_->next_logits(trace_, tokens, step_, static_cast<int>(seen.size()) - 1);
   }
 
  private:
@@ -82,7 +84,7 @@ class Continuation {
     model_.reset();
     int length = kernels::attention_block;
     while (length < tokens) length *= 2;
-    config_.validation.length = std::min(length, config_.train.length);
+    config_.validation.length = std::min(length, longest_length(config_));
     model_.emplace(config_, trained_.table, trained_.weights, std::span<Model<Real>::Gradient>(), end_of_text_,
                    context_.stream(), context_.upload_stream());
   }
@@ -91,7 +93,7 @@ class Continuation {
   Config config_;  ///< validation.length is that of the model's sequences
   const TrainedWeights& trained_;
   Token end_of_text_;
-  int window_;
+  long step_;  ///< of the checkpoint
   Trace trace_;
   std::optional<Model<Real>> model_;
 };
@@ -125,7 +127,7 @@ void sample(Context& context, const SampleOptions& options) {
   const TrainedWeights trained(comm, options.checkpoint, header, config, context.stream());
   context.require_room_for_gemms();
 
-  Continuation continuation(context, config, trained, codec.end_of_text(), trained_window(config, header));
+  Continuation continuation(context, config, trained, codec.end_of_text(), header.progress.step);
   std::vector<Token> text = codec.encode(options.prompt);
   text.insert(text.begin(), codec.end_of_text());
   std::mt19937_64 generator(options.seed);

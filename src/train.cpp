@@ -23,7 +23,7 @@ const char* words_of(double loss) { return std::isnan(loss) ? "NaN" : "infinite"
 /// This rank's part of a step. Where its tokens could not be read, `failure` says why.
 struct Batch {
   long step = -1;
-  std::span<const Token> tokens;  ///< rows of train.length + 1
+  std::span<const Token> tokens;  ///< rows of length_at() + 1
   DeviceSequence first;           ///< the first row, on its way to the device
   Cursor after;                   ///< where the stream goes on
   std::exception_ptr failure;
@@ -63,7 +63,6 @@ class Training {
   bool finished() const { return progress_.step == config_.train.steps; }
   bool validation_due() const;
   bool checkpoint_due() const;
-  int window(long step) const { return long_window(config_.window, step, config_.train.steps); }
 
   RunSetup run_;
   Learner<Real>& learner_;
@@ -172,7 +171,7 @@ void Training::train_step() {
   const double seconds = context_.seconds_since_start() - begin;
   run_seconds_ += seconds;
   progress_.train_seconds += seconds;
-  progress_.tokens += step_tokens(config_.train);
+  progress_.tokens += step_tokens(config_, progress_.step);
   progress_.train_loss = loss_;
   progress_.cursor = batch.after;
   record_step(seconds);
@@ -181,7 +180,7 @@ void Training::train_step() {
     time_to_first_step_ = context_.seconds_since_start();
     context_.sample_device_memory();
   }
-  run_.trace->end_step(static_cast<double>(step_tokens(config_.train)), loss_);
+  run_.trace->end_step(static_cast<double>(step_tokens(config_, progress_.step - 1)), loss_);
 }
 
 Batch Training::read_batch(long step) {
@@ -201,20 +200,24 @@ Batch Training::read_batch(long step) {
 
 DeviceSequence Training::upload(const Batch& batch, std::size_t row) {
   Region region(*run_.trace, Phase::data);
-  const std::size_t size = config_.train.length + 1;
-  return learner_.model.upload(*run_.trace, Sequence::of(batch.tokens.subspan(row * size, size)), window(batch.step));
+  const std::size_t size = length_at(config_, batch.step) + 1;
+  return learner_.model.upload(*run_.trace, Sequence::of(batch.tokens.subspan(row * size, size)),
+                               windows_at(config_, batch.step));
 }
 
 void Training::forward_backward(const Batch& batch) {
   const auto await = [&](int layer) { learner_.optimizer.await_weights(*run_.trace, layer); };
   const auto take = [&](int layer) { learner_.optimizer.start_reduce_scatter(*run_.trace, layer, progress_.step); };
-  const std::size_t rows = batch.tokens.size() / (config_.train.length + 1);
+  const std::size_t rows = batch.tokens.size() / (length_at(config_, batch.step) + 1);
+  const bool keeps = learner_.optimizer.keeps_gradients(batch.step);
+  learner_.optimizer.begin_step(batch.step);
   for (std::size_t row = 0; row < rows; ++row) {
     Model<Real>::LayerHooks hooks;
     if (row == 0) hooks.enter = await;
     if (row + 1 == rows) hooks.leave = take;
-    const auto before = row == 0 ? Model<Real>::Gradients::none : Model<Real>::Gradients::sums;
-    learner_.model.forward_backward(*run_.trace, row == 0 ? batch.first : upload(batch, row), before, hooks);
+    const Model<Real>::Accumulate accumulate{row > 0, keeps || row > 0};
+    learner_.model.forward_backward(*run_.trace, row == 0 ? batch.first : upload(batch, row), batch.step, accumulate,
+                                    hooks);
   }
 }
 
@@ -236,7 +239,7 @@ void Training::synchronise() {
   // not read the next step's tokens, those that saw each reason to stop, and in some steps the states of the GPUs.
   constexpr int reasons = static_cast<int>(StopReason::count);
   std::vector<double> seen(4 + reasons);
-  seen[0] = learner_.model.loss().value() / config_.train.length;
+  seen[0] = learner_.model.loss().value() / length_at(config_, progress_.step);
   seen[1] = learner_.optimizer.gradient_squares();
   seen[2] = learner_.optimizer.overflowed() ? 1 : 0;
   seen[3] = ahead_.failure ? 1 : 0;
@@ -308,11 +311,11 @@ std::optional<double> Training::mfu(double flops, double seconds) const {
 }
 
 void Training::record_step(double seconds) {
-  const auto tokens = static_cast<double>(step_tokens(config_.train));
+  const auto tokens = static_cast<double>(step_tokens(config_, progress_.step));
   const long done = progress_.step + 1;
   const double average = run_seconds_ / static_cast<double>(done - first_step_);
-  const int window = this->window(progress_.step);
-  const double flops = config_.train.sequences * flops_per_sequence(config_, learner_.table, window);
+  const int window = windows_at(config_, progress_.step).long_tokens;
+  const double flops = config_.train.sequences * flops_per_sequence(config_, learner_.table, progress_.step);
   run_flops_ += flops;
   StepMetrics metrics{.step = done,
                       .loss = loss_,
@@ -320,8 +323,8 @@ void Training::record_step(double seconds) {
                       .tokens_per_second = tokens / seconds,
                       .train_seconds = progress_.train_seconds,
                       .mfu = mfu(flops, seconds),
-                      .lr_factor = lr_factor(config_.train, progress_.step),
-                      .momentum = muon_momentum(config_.optimizer, progress_.step),
+                      .lr_factor = lr_factor(config_, progress_.step),
+                      .momentum = muon_momentum(config_, progress_.step),
                       .window = window,
                       .gradient_norm = gradient_norm_,
                       .device_memory = context_.peak_device_memory()};
@@ -363,8 +366,7 @@ void Training::validate() {
   Region region(*run_.trace, Phase::validation);
   learner_.tensor_comm.synchronize();
   try {
-    validation_loss_ =
-        nanorun::validate(comm_, *run_.trace, learner_.model, run_.data, config_, window(progress_.step));
+    validation_loss_ = nanorun::validate(comm_, *run_.trace, learner_.model, run_.data, config_, progress_.step);
   } catch (const Error&) {
     save();
     throw;
@@ -454,7 +456,7 @@ RunSummary Training::write_summary(const std::string& stopped_by) {
   summary.train_loss = loss_;
   summary.validation_loss = validation_loss_;
   summary.run_seconds = run_seconds_;
-  summary.run_tokens = step_tokens(config_.train) * (progress_.step - first_step_);
+  summary.run_tokens = tokens_before(config_, progress_.step) - tokens_before(config_, first_step_);
   summary.mfu = mfu(run_flops_, run_seconds_);
   summary.time_to_first_step = time_to_first_step_;
   const std::uint64_t memory = peak_memory_bytes();

@@ -5,7 +5,6 @@
 #include "src/bin_file.hpp"
 #include "src/checkpoint.hpp"
 #include "src/data.hpp"
-#include "src/schedule.hpp"
 
 namespace nanorun {
 
@@ -52,10 +51,6 @@ Config trained_config(const CheckpointHeader& header, const std::string& path,
   config.head.precision = HeadChoice::automatic;
   check_model(config);
   return config;
-}
-
-int trained_window(const Config& config, const CheckpointHeader& header) {
-  return long_window(config.window, std::min<long>(header.progress.step, config.train.steps), config.train.steps);
 }
 
 Token end_of_text_of(const std::string& checkpoint, const Config& config, std::optional<int> given) {

@@ -18,9 +18,6 @@ namespace nanorun {
 Config trained_config(const CheckpointHeader& header, const std::string& path,
                       const std::vector<std::string>& overrides = {});
 
-/// Tokens of the long layers' window at the checkpoint's step.
-int trained_window(const Config& config, const CheckpointHeader& header);
-
 /// The token that begins documents: `given`, or what the vocabulary of text as bytes or of GPT-2 says. Throws
 /// Error(usage) where none is given and the vocabulary is another, or the given one is not in it.
 kernels::Token end_of_text_of(const std::string& checkpoint, const Config& config, std::optional<int> given);

@@ -3,7 +3,6 @@
 
 #include <array>
 #include <cstdint>
-#include <limits>
 #include <span>
 #include <vector>
 
@@ -11,6 +10,7 @@
 #include "src/arena.hpp"
 #include "src/config.hpp"
 #include "src/mask.hpp"
+#include "src/schedule.hpp"
 #include "src/trace.hpp"
 
 namespace nanorun {
@@ -26,38 +26,44 @@ struct Sequence {
   }
 };
 
-/// Sorts positions by their tokens, those of the same token ascending.
-class TokenSorter {
+/// Sorts positions by the rows of a table that they read, those of the same row ascending.
+class RowSorter {
  public:
-  /// order [tokens.size()]
-  void sort(std::span<std::int32_t> order, std::span<const kernels::Token> tokens);
+  /// Of a table with so many rows.
+  explicit RowSorter(int rows) : next_(rows) {}
+  /// order [rows.size()]; Row = Token or int32.
+  template <class Row>
+  void sort(std::span<std::int32_t> order, std::span<const Row> rows);
 
  private:
-  /// Place of each token's next position.
-  std::vector<std::int32_t> next_ = std::vector<std::int32_t>(1 + std::numeric_limits<kernels::Token>::max());
+  std::vector<std::int32_t> next_;  ///< place of each row's next position
 };
 
-/// A Sequence in the ops' memory, with the masks of the layers that see the whole window and half of it.
+/// A Sequence in the ops' memory, with the masks of the layers that see the long and the short window, and of those
+/// with paired heads.
 struct DeviceSequence {
   std::span<const kernels::Token> tokens;
   std::span<const kernels::Token> targets;
-  std::span<const std::int32_t> order;  ///< of the tokens, as TokenSorter makes it
-  kernels::AttentionMask long_mask, short_mask;
+  std::span<const std::int32_t> order;         ///< of the tokens, as RowSorter makes it
+  std::span<const std::int32_t> bigrams;       ///< rows of the table of bigrams; empty without one
+  std::span<const std::int32_t> bigram_order;  ///< of these
+  std::span<const std::int32_t> bigram_signs;  ///< rows of the table of signs
+  kernels::AttentionMask long_mask, short_mask, paired_mask;
 };
 
 /// Two sets of buffers, so that the host prepares a sequence while the device still works on the one before.
 class Uploader {
  public:
-  /// Sequences have `length` tokens, documents begin with `end_of_text`. Copies run on `upload`.
-  Uploader(int length, const WindowConfig& window, kernels::Token end_of_text, kernels::Stream upload);
+  /// Sequences have up to `length` tokens, documents begin with `end_of_text`. Copies run on `upload`.
+  Uploader(int length, const Config& config, kernels::Token end_of_text, kernels::Stream upload);
   ~Uploader();
   Uploader(const Uploader&) = delete;
   Uploader& operator=(const Uploader&) = delete;
 
   /// Work that `compute` gets from now on may read the result, until release(), which comes before the next load().
-  /// window: tokens of the long layers' window. The host's tokens are not needed after the call. Throws
-  /// Error(internal) unless the sequence has `length` tokens and targets.
-  DeviceSequence load(Trace& trace, kernels::Stream compute, const Sequence& sequence, int window);
+  /// The host's tokens are not needed after the call. Throws Error(internal) where the sequence has more than `length`
+  /// tokens, or not as many targets.
+  DeviceSequence load(Trace& trace, kernels::Stream compute, const Sequence& sequence, Windows windows);
   /// After the last work on the sequence that load() returned has been enqueued on `compute`.
   void release(kernels::Stream compute);
 
@@ -71,11 +77,15 @@ class Uploader {
     ops::Event consumed = ops::create_event();
   };
 
+  /// What a slot holds for a sequence, in host and in device memory alike.
+  struct Layout;
+  void fill(Layout& host, const Sequence& sequence, Windows windows);
+
   int length_;
-  const WindowConfig& window_;
+  const Config& config_;
   kernels::Token end_of_text_;
   kernels::Stream upload_;
-  TokenSorter sorter_;
+  RowSorter tokens_, bigrams_;
   std::array<Slot, 2> slots_;
   int current_ = 0;
 };

@@ -5,7 +5,7 @@
 
 namespace nanorun {
 
-double validate(Comm& comm, Trace& trace, Model<Real>& model, const RunData& data, const Config& config, int window,
+double validate(Comm& comm, Trace& trace, Model<Real>& model, const RunData& data, const Config& config, long step,
                 const std::function<void(std::span<const Token> targets)>& seen) {
   std::vector<Token> row(config.validation.length + 1);
   std::vector<double> losses(data.validation_places.size());  // added up in the order of the stream on any rank count
@@ -18,7 +18,7 @@ double validate(Comm& comm, Trace& trace, Model<Real>& model, const RunData& dat
       const Sequence sequence = Sequence::of(row);
       if (seen) seen(sequence.targets);
       const auto work = comm.watch_work();
-      losses[j] = model.validate(trace, sequence, window);
+      losses[j] = model.validate(trace, sequence, step);
     }
   });
   comm.all_reduce(std::span(losses), Reduce::sum);

@@ -100,6 +100,63 @@ class Data(FaultTest):
         job = self.train(2, *arguments, *bins, "train.steps=60", code=3)
         self.assert_refused(job, "b.bin: 10000 tokens need 21024 bytes, but the file has 20000")
 
+    def test_packed_documents_of_two_stages(self):
+        """The run goes on from any step with the sequences that it would have had, also on other ranks; it ends with a
+        checkpoint where the documents do, sooner than tokens without gaps would."""
+        draw = random.Random(1)
+        texts = [f"short_{i:03}.txt" for i in range(300)]
+        for text in texts:
+            (self.folder / text).write_text("".join(draw.choices("abc ", k=draw.randint(20, 400))))
+        self.assertEqual(Job(self.folder, 1, ["shard", "short.h5", *texts, "--text"]).wait(), 0)
+        stage = '[[stage]]\nshare = 0.5\nlength = {}\nlongest_document = {}\nshort_window = 64\nlong_window = 128\n'
+        with (self.folder / "deck.toml").open("a") as deck:
+            deck.write(stage.format(128, 60) + stage.format(256, 150))
+        arguments = ("data.train=short.h5", "data.packing=documents", "data.end=error", "window.kind=token",
+                     "validation.tokens=0")
+        whole = self.train(2, *arguments, "run.name=whole")
+        estimate = r"\ndocuments: 12 steps train on 9216 tokens, .* about \d+ of the \d+ that are left\n"
+        self.assertRegex(whole.text(), estimate)
+        self.assertRegex(self.train(2, *arguments, "--dry-run").text(), estimate)
+        found = {}
+        for ranks, stop in ((1, 3), (2, 8), (4, 0)):
+            job = self.train(ranks, *arguments, f"stop.step={stop}", code=75 if stop else 0)
+            found |= losses(job)
+        self.assertEqual(found.keys(), losses(whole).keys())
+        for step, loss in losses(whole).items():
+            self.assertAlmostEqual(found[step], loss, delta=2e-5)
+
+        job = self.train(2, *arguments, "run.name=long", "train.steps=60", code=3)
+        self.assertIn("\nwarning: the documents seem to last for about ", job.text())
+        self.assert_refused(job, "short.h5: its documents do not fill step ", "data.end")
+        last = max(losses(job))
+        self.assertLess(last, 60)
+        kept = sorted((self.folder / "outputs" / "long" / "checkpoints").iterdir())[-1]
+        self.assertEqual(kept.name, f"checkpoint_{last:08}.h5")
+        self.assert_refused(self.train(2, *arguments, "run.name=longer", "train.steps=4000", code=3), "the data end at")
+
+    def test_prefixes_of_tokens_count_in_the_loss(self):
+        """A model that knows nothing has the loss ln 384 = 5.95 for each target; many tokens have a prefix."""
+        merges = ["a b", "c d", "e f", "ab cd", "g h", "i j"]
+        (self.folder / "merges.txt").write_text("".join(f"{merge}\n" for merge in merges))
+        (self.folder / "other.txt").write_text("".join(f"{merge}\n" for merge in merges[:-1] + ["j i"]))
+        texts = sorted(path.name for path in self.folder.glob("[01]?.txt"))
+        shard = Job(self.folder, 1, ["shard", "bpe.h5", *texts, "--tokenizer", "merges.txt"])
+        self.assertEqual(shard.wait(), 0, shard.text())
+        with (self.folder / "deck.toml").open("a") as deck:
+            deck.write("[[stage]]\nshare = 1\nlength = 256\nshort_window = 64\nlong_window = 128\nprefix = 0.5\n")
+        arguments = ("data.train=bpe.h5", "window.kind=token", "validation.tokens=0", "model.vocabulary=263",
+                     "train.steps=1")
+        with_prefix = losses(self.train(2, *arguments, "data.prefix_table=merges.txt", "run.name=with"))[1]
+        deck = (self.folder / "deck.toml").read_text()
+        job = self.train(2, *arguments, "data.prefix_table=other.txt", code=3)
+        self.assert_refused(job, "other.txt: data.prefix_table", "the tokenizer of bpe.h5")
+        self.assertIn("\nwarning: other.txt: data.prefix_table",
+                      self.train(2, *arguments, "data.prefix_table=other.txt", "--dry-run").text())
+        (self.folder / "deck.toml").write_text(deck.replace("prefix = 0.5\n", ""))
+        without = losses(self.train(2, *arguments, "run.name=without"))[1]
+        self.assertGreater(with_prefix, without + 0.1)
+        self.assertLess(with_prefix, 1.5 * without)
+
     def test_no_validation_needs_no_shards(self):
         arguments = ('data.validation=["absent.h5"]', "validation.tokens=0", "train.steps=1")
         self.assertEqual(self.train(2, *arguments).messages(), [])

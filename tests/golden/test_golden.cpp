@@ -99,9 +99,8 @@ void answer(const std::string& name) {
   ASSERT_LE(hellaswag_length(questions, 0), config.validation.length);
   TinyTraining training(config, {}, end_of_text, test_comm());
   Trace trace = untraced(test_comm(), test_streams().compute);
-  const int window = long_window(config.window, config.train.steps, config.train.steps);
-  const std::vector<EndingLosses> losses =
-      hellaswag_losses(test_comm(), trace, training.model, questions, end_of_text, config.validation.length, window);
+  const std::vector<EndingLosses> losses = hellaswag_losses(test_comm(), trace, training.model, questions, end_of_text,
+                                                            config.validation.length, config.train.steps);
 
   ASSERT_EQ(golden.at("ending_losses").size(), losses.size());
   double worst = 0;

@@ -208,8 +208,8 @@ TEST(Loaders, TheRanksRowsMakeUpEachStep) {
   const auto tokens = varied_tokens(70'000, 50257);
   EXPECT_EQ(make_shard(folder, tokens), "");
   const int ranks = test_comm().size(), own = sequences / ranks, first = test_comm().rank() * own;
-  Loader loader(TokenStream({read_shard_info(folder / "a.h5")}, step_tokens, EndOfData::wrap), {}, first, own, length,
-                50257, 2);
+  Loader loader(TokenStream({read_shard_info(folder / "a.h5")}, StepPlan({sequences, length}), EndOfData::wrap), {}, 0,
+                first, own, 50257, 2);
   for (int step = 0; step < 40; ++step) {
     const auto rows = loader.next();
     ASSERT_EQ(rows.size(), static_cast<std::size_t>(own) * (length + 1));

@@ -71,7 +71,7 @@ TEST(Activations, GradientsOfBlocksLieInTheWorkspaceAndNoOthers) {
     }
     EXPECT_TRUE(apart(workspace, range(a.d_narrow)));
     EXPECT_TRUE(apart(workspace, range(a.n_final)));
-    for (const auto& skip : a.d_skip) EXPECT_TRUE(apart(workspace, range(skip)));
+    for (const auto& d : a.d_place) EXPECT_TRUE(!d || apart(workspace, range(d)));
     if (path == ValuePath::first) {
       EXPECT_TRUE(apart(workspace, range(a.d_v_first)));
     }

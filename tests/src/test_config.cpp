@@ -39,9 +39,12 @@ Strings lines_of_changes(const Config& before, const Config& after) {
   return change_lines(deck_changes(to_toml(before), after));
 }
 
-/// Lines of a resolved deck that differ from those of the default.
-std::vector<std::string> changed_lines(const Config& config) {
-  const std::vector<std::string> before = lines_of(to_toml(Config{})), after = lines_of(to_toml(config));
+/// A deck with the defaults of all keys, also of those of rows.
+const std::string rows = "[[stage]]\n[[group]]\n";
+
+/// Lines of a resolved deck that differ from those of another, by default of the empty deck.
+std::vector<std::string> changed_lines(const Config& config, const Config& other = {}) {
+  const std::vector<std::string> before = lines_of(to_toml(other)), after = lines_of(to_toml(config));
   EXPECT_EQ(before.size(), after.size());
   std::vector<std::string> changed;
   for (std::size_t i = 0; i < std::min(before.size(), after.size()); ++i) {
@@ -89,29 +92,55 @@ TEST(Config, EveryMemberHasARow) {
   EXPECT_EQ(rows_of("stop"), member_count<StopConfig>());
   EXPECT_EQ(rows_of("trace"), member_count<TraceConfig>());
   EXPECT_EQ(rows_of("comm"), member_count<CommConfig>());
+  EXPECT_EQ(rows_of("stage"), member_count<StageConfig>());
+  EXPECT_EQ(rows_of("group"), member_count<GroupConfig>());
 }
 
 // Every key takes at least one of these values, differing from its default, and changes nothing but its own line.
 TEST(Config, EveryKeyIsSetAndReadBack) {
-  const std::vector<std::string> values = {"true",         "false",     "256",        "2",        "0.25",
-                                           "\"SL\"",       "[5]",       "[\"a.h5\"]", "\"none\"", "\"full\"",
-                                           "\"token\"",    "\"floor\"", "\"bf16\"",   "\"wrap\"", "\"mlp\"",
-                                           "\"continue\"", "\"nccl\"",  "\"accept\""};
+  const std::vector<std::string> values = {"true",
+                                           "false",
+                                           "256",
+                                           "2",
+                                           "0.25",
+                                           "\"SL\"",
+                                           "[5]",
+                                           "[\"a.h5\"]",
+                                           "\"none\"",
+                                           "\"full\"",
+                                           "\"token\"",
+                                           "\"floor\"",
+                                           "\"bf16\"",
+                                           "\"wrap\"",
+                                           "\"mlp\"",
+                                           "\"continue\"",
+                                           "\"nccl\"",
+                                           "\"accept\"",
+                                           "\"scaled\"",
+                                           "\"sigmoid\"",
+                                           "\"sum\"",
+                                           "\"documents\"",
+                                           "\"polar_express\"",
+                                           "[0.5]"};
+  const Config defaults = parse_deck(rows, "d.toml", {});
   for (const Key& key : key_table()) {
     int taken = 0;
     for (const std::string& value : values) {
       Config config;
       try {
-        config = parse_deck("", "d.toml", {key.path() + "=" + value});
+        config = parse_deck(rows, "d.toml", {key.path(0) + "=" + value});
       } catch (const Error&) {
         continue;
       }
-      const std::vector<std::string> changed = changed_lines(config);
-      EXPECT_EQ(changed_lines(parse_deck(to_toml(config), "d.toml", {})), changed) << key.path();
+      const std::vector<std::string> changed = changed_lines(config, defaults);
+      EXPECT_EQ(changed_lines(parse_deck(to_toml(config), "d.toml", {}), defaults), changed) << key.path();
       if (changed.empty()) continue;  // the default
       ASSERT_EQ(changed.size(), 1u) << key.path();
+      const std::string number = value + ".0";  // as numbers are printed
       EXPECT_TRUE(changed[0].starts_with(fmt::format("{} = {}", key.name, value)) ||
-                  changed[0].starts_with(fmt::format("{} = [{}]", key.name, value)))
+                  changed[0].starts_with(fmt::format("{} = [{}]", key.name, value)) ||
+                  changed[0].starts_with(fmt::format("{} = [{}]", key.name, number)) ||
+                  changed[0].starts_with(fmt::format("{} = [5.0]", key.name)))
           << changed[0];
       ++taken;
     }
@@ -181,7 +210,7 @@ TEST(Config, BoundsKeepProductsInRange) {
     while (beyond - least > 128) {
       const std::int64_t value = (least + beyond) / 256 * 128;
       try {
-        parse_deck("", "d.toml", {fmt::format("{}={}", path, value)});
+        parse_deck(rows, "d.toml", {fmt::format("{}={}", path, value)});
         least = value;
       } catch (const Error&) {
         beyond = value;
@@ -193,6 +222,12 @@ TEST(Config, BoundsKeepProductsInRange) {
   EXPECT_LT(most("model.width") * most("model.vocabulary"), 0x1p31);
   EXPECT_LT(most("window.quantum") + most("window.quantum"), 0x1p31);
   EXPECT_LT(most("train.steps") * most("train.sequences") * most("train.length"), 0x1p63);
+  EXPECT_LT(most("train.steps") * most("train.sequences") * most("stage.0.length"), 0x1p63);
+  EXPECT_LT(most("model.width") * most("model.coefficient_width"), 0x1p31);
+  EXPECT_LT(most("model.width") * most("model.bigram_sign_rows"), 0x1p31);
+  EXPECT_LT(2 * most("stage.0.long_window"), 0x1p31);
+  EXPECT_LT(2 * most("stage.0.short_window"), 0x1p31);
+  EXPECT_LT(2 * most("validation.last_long_window"), 0x1p31);
   EXPECT_EQ(deck_error("[model]\nmlp_ratio = 65\n"),
             "d.toml:2: model.mlp_ratio: got 65, allowed: 32-bit integer, from 1 to 64");
 }

@@ -32,7 +32,7 @@ TEST(Config, UnknownKeyNamesTheNearest) {
             "d.toml:2: unknown key optimizer.adam_beta; nearest known key: optimizer.adam_beta1");
   EXPECT_EQ(deck_error("[train]\nlr = 1\n"),
             "d.toml:2: unknown key train.lr; nearest known key: train.final_lr_factor");
-  EXPECT_EQ(deck_error("[window]\nlr = 1\n"), "d.toml:2: unknown key window.lr; nearest known key: optimizer.muon_lr");
+  EXPECT_EQ(deck_error("[window]\nlr = 1\n"), "d.toml:2: unknown key window.lr; nearest known key: group.N.lr");
   EXPECT_EQ(deck_error("[checkpoint]\nsoftcap = 1\n"),
             "d.toml:2: unknown key checkpoint.softcap; nearest known key: model.softcap");
   EXPECT_EQ(deck_error("\nsteps = 3\n"),
@@ -60,7 +60,8 @@ TEST(Config, WrongTypeNamesWhatIsAllowed) {
             "beginning with ~ or $; put the string in quotes: outputs = \"...\"");
   EXPECT_EQ(deck_error("[trace]\njson_steps = [1, \"2\"]\n"),
             "d.toml:2: trace.json_steps: got [ 1, '2' ], allowed: list of 32-bit integers, each >= 0");
-  EXPECT_EQ(deck_error("[window]\nkind = 3\n"), "d.toml:2: window.kind: got 3, allowed: one of \"token\" \"block\"");
+  EXPECT_EQ(deck_error("[window]\nkind = 3\n"),
+            "d.toml:2: window.kind: got 3, allowed: one of \"token\" \"tokens_before\" \"block\"");
 }
 
 TEST(Config, ImpossibleValueNamesWhatIsAllowed) {
@@ -79,8 +80,8 @@ TEST(Config, ImpossibleValueNamesWhatIsAllowed) {
             "d.toml:2: window.layers: got 'LSX', allowed: string, of letters L and S");
   EXPECT_EQ(deck_error("[trace]\njson_steps = [3, -1]\n"),
             "d.toml:2: trace.json_steps: got [ 3, -1 ], allowed: list of 32-bit integers, each >= 0");
-  EXPECT_EQ(deck_error("[model]\nlayers = 7\n"),
-            "d.toml:2: model.layers: got 7, allowed: 32-bit integer, a multiple of 2 from 2 to 1024");
+  EXPECT_EQ(deck_error("[model]\nlayers = 0\n"),
+            "d.toml:2: model.layers: got 0, allowed: 32-bit integer, from 1 to 1024");
   EXPECT_EQ(deck_error("[model]\nhead_dim = 6\n"),
             "d.toml:2: model.head_dim: got 6, allowed: 32-bit integer, a multiple of 4 from 4 to 4096");
   EXPECT_EQ(deck_error("[run]\nname = \"a/b\"\n").substr(0, 49), "d.toml:2: run.name: got 'a/b', allowed: string, n");
@@ -322,7 +323,7 @@ TEST(Config, AbsurdValuesAreRefused) {
                            "model.width=16388",
                            "model.heads=1025",
                            "model.head_dim=4100",
-                           "model.layers=1026",
+                           "model.layers=1025",
                            "model.value_embeddings=513",
                            "model.layers_without_attention=[1024]",
                            "window.first=4194305",
@@ -341,7 +342,19 @@ TEST(Config, AbsurdValuesAreRefused) {
                            "comm.timeout_seconds=1e300",
                            "head.scale_g_length=4194432",
                            "model.softcap=75.001",
-                           "model.softcap=0"}) {
+                           "model.softcap=0",
+                           "model.softcap_width=0",
+                           "model.bigram_rows=1",
+                           "model.bigram_rows=16777217",
+                           "model.bigram_sign_rows=65537",
+                           "model.skip_from=-2",
+                           "model.coefficient_width=4097",
+                           "model.composition_window=4194305",
+                           "train.extension_steps=10000001",
+                           "train.untie_step=-1",
+                           "validation.last_long_window=4194305",
+                           "optimizer.adam_period=1025",
+                           "optimizer.normuon_beta=1"}) {
     EXPECT_NE(override_error(text).find(", allowed: "), std::string::npos) << text;
   }
   EXPECT_EQ(parse_deck("", "d.toml", {"model.softcap=75", "train.length=4194304"}).model.softcap, 75.0);

@@ -74,12 +74,16 @@ struct Shards {
   std::vector<ShardInfo> infos;
 };
 
-/// The steps of one pass, each with its one token more, cut in the plainest way.
-std::vector<std::vector<Token>> naive_steps(const Shards& shards, std::size_t step_tokens) {
+/// The steps of one pass, each with its one token more, cut in the plainest way; step i has sizes[i] tokens, those
+/// behind as many as the last.
+std::vector<std::vector<Token>> naive_steps(const Shards& shards, const std::vector<std::size_t>& sizes) {
   std::vector<std::vector<Token>> steps;
+  const auto size = [&] { return sizes[std::min(steps.size(), sizes.size() - 1)]; };
   for (const auto& tokens : shards.tokens) {
-    for (std::size_t at = 0; at + step_tokens + 1 <= tokens.size(); at += step_tokens) {
+    for (std::size_t at = 0; at + size() + 1 <= tokens.size();) {
+      const std::size_t step_tokens = size();
       steps.emplace_back(tokens.begin() + at, tokens.begin() + at + step_tokens + 1);
+      at += step_tokens;
     }
   }
   return steps;
@@ -89,15 +93,15 @@ const std::vector<std::size_t> counts{101, 40, 7, 81, 80};  // one shard too sho
 
 TEST(TokenStream, MovesOnWhenAStepAndOneTokenDoNotFit) {
   const Shards shards(counts);
-  const TokenStream stream(shards.infos, 40, EndOfData::error);
+  const TokenStream stream(shards.infos, StepPlan({4, 10}), EndOfData::error);
   EXPECT_EQ(stream.steps(), 5u);
   const std::vector<Cursor> expected{{0, 0, 0}, {0, 40, 0}, {3, 0, 0}, {3, 40, 0}, {4, 0, 0}};
   Cursor cursor;
   for (const Cursor& place : expected) {
-    EXPECT_EQ(stream.place(cursor), place);
-    cursor = stream.next(cursor);
+    EXPECT_EQ(stream.place(cursor, 0), place);
+    cursor = stream.next(cursor, 0);
   }
-  const std::string message = error_of([&] { stream.place(cursor); });
+  const std::string message = error_of([&] { stream.place(cursor, 0); });
   EXPECT_TRUE(contains(message, "s4.h5")) << message;
   EXPECT_TRUE(contains(message, "5 steps")) << message;
   EXPECT_TRUE(contains(message, "data.end = \"wrap\"")) << message;
@@ -105,28 +109,30 @@ TEST(TokenStream, MovesOnWhenAStepAndOneTokenDoNotFit) {
 
 TEST(TokenStream, WrapsAndCountsEpochs) {
   const Shards shards(counts);
-  const TokenStream stream(shards.infos, 40, EndOfData::wrap);
+  const TokenStream stream(shards.infos, StepPlan({4, 10}), EndOfData::wrap);
   Cursor cursor;
-  for (int step = 0; step < 10; ++step) cursor = stream.next(cursor);
-  EXPECT_EQ(stream.place(cursor), (Cursor{0, 0, 2}));
+  for (int step = 0; step < 10; ++step) cursor = stream.next(cursor, 0);
+  EXPECT_EQ(stream.place(cursor, 0), (Cursor{0, 0, 2}));
 }
 
 TEST(TokenStream, NoShardWithAWholeStepIsAnErrorEvenWhenWrapping) {
   const Shards shards({40, 40});
-  EXPECT_TRUE(contains(error_of([&] { TokenStream(shards.infos, 40, EndOfData::wrap); }),
+  EXPECT_TRUE(contains(error_of([&] {
+                         TokenStream(shards.infos, StepPlan({4, 10}), EndOfData::wrap);
+                       }),
                        "no shard holds the 41 tokens of one step: the largest of 2 shards holds 40"));
-  EXPECT_NE(error_of([&] { TokenStream({}, 40, EndOfData::wrap); }), "");
+  EXPECT_NE(error_of([&] { TokenStream({}, StepPlan({4, 10}), EndOfData::wrap); }), "");
 }
 
 TEST(Loader, RowsOfEveryRankSplitAreTheNaiveSlices) {
   const Shards shards(counts);
   constexpr int length = 10;
-  const auto steps = naive_steps(shards, 40);
+  const auto steps = naive_steps(shards, {40});
   ASSERT_EQ(steps.size(), 5u);
   for (const int ranks : {1, 2, 4}) {
     const int sequences = 4 / ranks;
     for (int rank = 0; rank < ranks; ++rank) {
-      Loader loader(TokenStream(shards.infos, 40, EndOfData::error), {}, rank * sequences, sequences, length,
+      Loader loader(TokenStream(shards.infos, StepPlan({4, 10}), EndOfData::error), {}, 0, rank * sequences, sequences,
                     vocabulary, 3);
       for (const auto& step : steps) {
         const auto rows = loader.next();
@@ -144,27 +150,87 @@ TEST(Loader, RowsOfEveryRankSplitAreTheNaiveSlices) {
 
 TEST(Loader, ResumesFromEveryCursorAndWraps) {
   const Shards shards(counts);
-  const TokenStream stream(shards.infos, 40, EndOfData::wrap);
-  const auto steps = naive_steps(shards, 40);
-  Loader loader(stream, {}, 0, 4, 10, vocabulary, 2);
+  const TokenStream stream(shards.infos, StepPlan({4, 10}), EndOfData::wrap);
+  const auto steps = naive_steps(shards, {40});
+  Loader loader(stream, {}, 0, 0, 4, vocabulary, 2);
   for (std::size_t step = 0; step < 3 * steps.size(); ++step) {
-    Loader resumed(stream, loader.cursor(), 0, 4, 10, vocabulary, 5);
+    Loader resumed(stream, loader.cursor(), step, 0, 4, vocabulary, 5);
     const auto rows = loader.next();
     EXPECT_TRUE(std::ranges::equal(rows, resumed.next()));
     EXPECT_EQ(rows.front(), steps[step % steps.size()].front());
     EXPECT_EQ(rows.back(), steps[step % steps.size()].back());
   }
-  EXPECT_EQ(stream.place(loader.cursor()), (Cursor{0, 0, 3}));
+  EXPECT_EQ(stream.place(loader.cursor(), 0), (Cursor{0, 0, 3}));
+}
+
+/// Steps of 8, 40 and 20 tokens; the first of 40 does not fit in the first shard any more.
+StepPlan plan_of_three_parts() {
+  StepPlan plan({4, 2});
+  plan.change(9, {4, 10});
+  plan.change(11, {4, 5});
+  return plan;
+}
+
+TEST(StepPlan, PartsFollowEachOther) {
+  const StepPlan plan = plan_of_three_parts();
+  for (const auto& [step, length] : {std::pair{0L, 2}, {8L, 2}, {9L, 10}, {10L, 10}, {11L, 5}, {1000L, 5}})
+    EXPECT_EQ(plan.at(step).length, length) << step;
+  const auto taken = plan.least_tokens();
+  EXPECT_EQ(taken, (std::vector<std::uint64_t>{8, 40, 20}));
+  EXPECT_EQ(plan.steps_in(72, 0, taken), 8u);  // the last target is one token more
+  EXPECT_EQ(plan.steps_in(73, 0, taken), 9u);
+  EXPECT_EQ(plan.steps_in(112, 0, taken), 9u);
+  EXPECT_EQ(plan.steps_in(113, 0, taken), 10u);
+  EXPECT_EQ(plan.steps_in(40, 9, taken), 0u);
+  EXPECT_EQ(plan.steps_in(101, 10, taken), 4u);
+  EXPECT_EQ(plan.steps_in(0, 10, taken), 0u);
+  EXPECT_NE(error_of([&] { StepPlan(plan).change(11, {4, 5}); }, ExitCode::internal), "");
+  EXPECT_NE(error_of([&] { StepPlan({0, 5}); }, ExitCode::internal), "");
+}
+
+TEST(Loader, StepsOfDifferingLengthAreTheNaiveSlicesAndResume) {
+  const Shards shards(counts);
+  const StepPlan plan = plan_of_three_parts();
+  const TokenStream stream(shards.infos, plan, EndOfData::error);
+  std::vector<std::size_t> sizes(9, 8);
+  sizes.insert(sizes.end(), {40, 40, 20});
+  const auto steps = naive_steps(shards, sizes);
+  ASSERT_EQ(steps.size(), 14u);
+  EXPECT_EQ(stream.steps(), 14u);
+  Loader loader(stream, {}, 0, 0, 4, vocabulary, 2);
+  for (std::size_t step = 0; step < steps.size(); ++step) {
+    const std::size_t length = plan.at(static_cast<long>(step)).length;
+    Loader resumed(stream, loader.cursor(), static_cast<long>(step), 2, 2, vocabulary, 3);
+    const auto rows = loader.next();
+    ASSERT_EQ(rows.size(), 4 * (length + 1));
+    for (std::size_t j = 0; j < 4; ++j) {
+      const auto naive = std::span(steps[step]).subspan(j * length, length + 1);
+      EXPECT_TRUE(std::ranges::equal(rows.subspan(j * (length + 1), length + 1), naive)) << step;
+    }
+    EXPECT_TRUE(std::ranges::equal(rows.subspan(2 * (length + 1)), resumed.next())) << step;
+  }
+  EXPECT_TRUE(contains(error_of([&] { loader.next(); }), "the shards hold 14 steps"));
+}
+
+TEST(TokenStream, EveryPartNeedsAShardThatHoldsItsSteps) {
+  const Shards shards({100, 41});
+  StepPlan plan({4, 10});
+  plan.change(2, {4, 30});
+  const auto refusal = [&](bool complete) {
+    return error_of([&] { TokenStream(shards.infos, plan, EndOfData::wrap, complete); });
+  };
+  EXPECT_EQ(refusal(true), "no shard holds the 121 tokens of one step: the largest of 2 shards holds 100");
+  EXPECT_EQ(refusal(false), "");
 }
 
 TEST(Loader, LastCursorStandsAtTheEndAndThrowsOnlyWhenUsed) {
   const Shards shards(counts);
-  const TokenStream stream(shards.infos, 40, EndOfData::error);
-  Loader loader(stream, {}, 0, 4, 10, vocabulary, 8);
+  const TokenStream stream(shards.infos, StepPlan({4, 10}), EndOfData::error);
+  Loader loader(stream, {}, 0, 0, 4, vocabulary, 8);
   for (int step = 0; step < 5; ++step) loader.next();
   const Cursor cursor = loader.cursor();
   EXPECT_EQ(cursor, (Cursor{4, 40, 0}));
-  Loader again(stream, cursor, 0, 4, 10, vocabulary, 1);
+  Loader again(stream, cursor, 5, 0, 4, vocabulary, 1);
   EXPECT_TRUE(contains(error_of([&] { again.next(); }), "the data end"));
 }
 
@@ -173,9 +239,9 @@ TEST(Loader, TokenOutsideTheVocabularyIsNamedAfterTheStepsBeforeIt) {
   auto tokens = some_tokens(101, 0);
   tokens[57] = vocabulary - 1;
   const ShardInfo info = write_shard(folder / "s.h5", tokens);
-  Loader fits(TokenStream({info}, 20, EndOfData::error), {}, 0, 2, 10, vocabulary, 2);
+  Loader fits(TokenStream({info}, StepPlan({2, 10}), EndOfData::error), {}, 0, 0, 2, vocabulary, 2);
   for (int step = 0; step < 5; ++step) fits.next();
-  Loader loader(TokenStream({info}, 20, EndOfData::error), {}, 0, 2, 10, vocabulary - 1, 2);
+  Loader loader(TokenStream({info}, StepPlan({2, 10}), EndOfData::error), {}, 0, 0, 2, vocabulary - 1, 2);
   loader.next();
   loader.next();
   const std::string message = error_of([&] { loader.next(); });
@@ -185,7 +251,7 @@ TEST(Loader, TokenOutsideTheVocabularyIsNamedAfterTheStepsBeforeIt) {
 TEST(Loader, ShardThatVanishesOrChangesIsAnError) {
   const Shards shards({100, 100, 100});
   const auto step_two_hundred = [&] {
-    Loader loader(TokenStream(shards.infos, 20, EndOfData::wrap), {}, 0, 2, 10, vocabulary, 1);
+    Loader loader(TokenStream(shards.infos, StepPlan({2, 10}), EndOfData::wrap), {}, 0, 0, 2, vocabulary, 1);
     for (int step = 0; step < 200; ++step) loader.next();
   };
   EXPECT_EQ(error_of(step_two_hundred), "");
@@ -202,7 +268,7 @@ TEST(Loader, ShardThatVanishesOrChangesIsAnError) {
 
 TEST(Loader, ShardTruncatedWhileOpenIsAnError) {
   const Shards shards({100'000});
-  Loader loader(TokenStream(shards.infos, 20, EndOfData::wrap), {}, 0, 2, 10, vocabulary, 1);
+  Loader loader(TokenStream(shards.infos, StepPlan({2, 10}), EndOfData::wrap), {}, 0, 0, 2, vocabulary, 1);
   loader.next();
   std::filesystem::resize_file(shards.infos[0].path, std::filesystem::file_size(shards.infos[0].path) - 1000);
   EXPECT_TRUE(contains(error_of([&] {
@@ -214,7 +280,8 @@ TEST(Loader, ShardTruncatedWhileOpenIsAnError) {
 TEST(Loader, EndsAtOnceWhateverTheReaderDoes) {
   const Shards shards(counts);
   for (int repeat = 0; repeat < 50; ++repeat) {
-    Loader loader(TokenStream(shards.infos, 40, EndOfData::wrap), {}, 0, 4, 10, vocabulary, 1 + repeat % 4);
+    Loader loader(TokenStream(shards.infos, StepPlan({4, 10}), EndOfData::wrap), {}, 0, 0, 4, vocabulary,
+                  1 + repeat % 4);
     for (int step = 0; step < repeat % 5; ++step) loader.next();
   }
 }

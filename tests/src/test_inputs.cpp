@@ -2,13 +2,19 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <array>
 #include <cmath>
 #include <filesystem>
 #include <fstream>
+#include <set>
 #include <sstream>
 
 #include "src/config.hpp"
+#include "src/params.hpp"
 #include "src/schedule.hpp"
+#include "src/update_rules.hpp"
+#include "tests/support/deck_errors.hpp"
 
 using namespace nanorun;
 
@@ -40,33 +46,49 @@ TEST(Inputs, AllDecksPassOnEveryUsualRankCount) {
     const Config config = read_deck(name);
     EXPECT_EQ(config.run.name, name);
     for (const int ranks : {1, 2, 4, 8}) {
+      if (config.model.residual == Residual::scaled && !computes_in_fp32) {
+        EXPECT_NE(usage_error_of([&] { check_config(config, ranks); }).find("runs in the CPU build only"), name.npos);
+        continue;
+      }
       EXPECT_NO_THROW(check_config(config, ranks)) << name << " on " << ranks << " ranks";
     }
   }
-  EXPECT_EQ(decks, 5);
+  EXPECT_EQ(decks, 6);
+}
+
+TEST(Inputs, DecksResolveToThemselves) {
+  for (const char* name : {"quickstart", "record13", "record18", "record20", "record21", "record89"}) {
+    const Config config = read_deck(name);
+    const Config again = parse_deck(to_toml(config), "resolved.toml", {});
+    EXPECT_EQ(to_toml(again), to_toml(config)) << name;
+    EXPECT_TRUE(deck_changes(to_toml(config), again).empty()) << name;
+    if (computes_in_fp32) {
+      EXPECT_NO_THROW(check_config(again, 1)) << name;
+    }
+  }
 }
 
 TEST(Inputs, Record13HasThePublishedSchedule) {
   const Config config = read_deck("record13");
   EXPECT_EQ(config.train.steps, 1750);
-  EXPECT_EQ(lr_factor(config.train, 1110), 1.0);
-  EXPECT_LT(lr_factor(config.train, 1111), 1.0);
-  EXPECT_NEAR(lr_factor(config.train, 1430), 0.5, 1e-12);
-  EXPECT_NEAR(lr_factor(config.train, 1750), 0.0, 1e-12);
+  EXPECT_EQ(lr_factor(config, 1110), 1.0);
+  EXPECT_LT(lr_factor(config, 1111), 1.0);
+  EXPECT_NEAR(lr_factor(config, 1430), 0.5, 1e-12);
+  EXPECT_NEAR(lr_factor(config, 1750), 0.0, 1e-12);
   for (long s = 0; s <= 1750; ++s) {
     const int published = 64 * ((1728 * s + 64 * 1750) / (64 * 1750));
-    ASSERT_EQ(long_window(config.window, s, config.train.steps), published) << "step " << s;
+    ASSERT_EQ(windows_at(config, s).long_tokens, published) << "step " << s;
   }
 }
 
 TEST(Inputs, Record18HasThePublishedSchedule) {
   const Config config = read_deck("record18");
   EXPECT_EQ(config.train.steps, 1390);
-  EXPECT_NEAR(lr_factor(config.train, 1112), 0.5, 1e-12);
-  EXPECT_NEAR(lr_factor(config.train, 1390), 0.0, 1e-12);
+  EXPECT_NEAR(lr_factor(config, 1112), 0.5, 1e-12);
+  EXPECT_NEAR(lr_factor(config, 1390), 0.0, 1e-12);
   for (long s = 0; s <= 1390; ++s) {
     const int published = 128 * ((128 * (1390 - s) + 1856 * s) / (128 * 1390));
-    ASSERT_EQ(long_window(config.window, s, config.train.steps), published) << "step " << s;
+    ASSERT_EQ(windows_at(config, s).long_tokens, published) << "step " << s;
   }
 }
 
@@ -74,10 +96,10 @@ TEST(Inputs, Records20And21HaveThePublishedSchedule) {
   for (const auto& [name, steps] : {std::pair{"record20", 1393L}, {"record21", 1770L}}) {
     const Config config = read_deck(name);
     EXPECT_EQ(config.train.steps, steps);
-    EXPECT_NEAR(lr_factor(config.train, steps), 0.1, 1e-12);
+    EXPECT_NEAR(lr_factor(config, steps), 0.1, 1e-12);
     for (long s = 0; s <= steps; ++s) {
       const long published = 128 * std::max(1L, (1728 * s + 128 * steps - 1) / (128 * steps));
-      ASSERT_EQ(long_window(config.window, s, steps), published) << name << ", step " << s;
+      ASSERT_EQ(windows_at(config, s).long_tokens, published) << name << ", step " << s;
     }
     std::vector<int> long_layers;
     for (int layer = 0; layer < config.model.layers; ++layer) {
@@ -85,6 +107,160 @@ TEST(Inputs, Records20And21HaveThePublishedSchedule) {
     }
     EXPECT_EQ(long_layers, (std::vector<int>{0, 4, 7, 11}));
   }
+}
+
+TEST(Inputs, Record89HasThePublishedSchedule) {
+  const Config config = read_deck("record89");
+  EXPECT_EQ(config.train.steps, 1285);
+  EXPECT_EQ(scheduled_steps(config.train), 1270);
+  ASSERT_EQ(stage_count(config), 4);
+  struct Stage {
+    long end;
+    int length, longest_document;
+    Windows windows;
+    double attention_scale;
+  };
+  const Stage published[] = {{423, 16384, 896, {128, 384}, 0.1},
+                             {847, 32768, 2048, {384, 896}, 0.116946},
+                             {1270, 49152, 2048, {640, 1408}, 0.127518},
+                             {1285, 49152, 2048, {768, 1664}, 0.131778}};
+  for (int i = 0; i < 4; ++i) {
+    const auto [first, end] = stage_steps(config, i);
+    EXPECT_EQ(end, published[i].end);
+    for (const long step : {first, end - 1}) {
+      EXPECT_EQ(stage_of(config, step), i);
+      EXPECT_EQ(length_at(config, step), published[i].length);
+      EXPECT_EQ(longest_document_at(config, step), published[i].longest_document);
+      EXPECT_EQ(windows_at(config, step), published[i].windows);
+      EXPECT_EQ(validation_windows(config, step), published[i].windows);
+    }
+    EXPECT_NEAR(rotary_stage(config, i).attention_scale, published[i].attention_scale, 5e-7);
+  }
+  EXPECT_EQ(validation_windows(config, 1285), (Windows{768, 2560}));
+  EXPECT_EQ(step_tokens(config, 0), 131072);
+  EXPECT_EQ(step_tokens(config, 423), 262144);
+  EXPECT_EQ(step_tokens(config, 847), 393216);
+  EXPECT_EQ(tokens_before(config, 1285), 338'821'120);  // 338.8 million
+  for (int layer = 0; layer < 11; ++layer) {
+    EXPECT_EQ(is_long_layer(config.window, layer), layer == 3 || layer == 10) << layer;
+  }
+  EXPECT_TRUE(adam_updates_at(config.optimizer, config.train.untie_step));
+  EXPECT_EQ(config.train.untie_step, 847);
+}
+
+TEST(Inputs, Record89HasThePublishedRates) {
+  const Config config = read_deck("record89");
+  for (const auto& [step, factor] : {std::pair(0L, 1.0),
+                                     {422L, 1.0},
+                                     {423L, 1.52},
+                                     {507L, 1.52},
+                                     {600L, 1.3546},
+                                     {846L, 0.9123},
+                                     {847L, 1.0271},
+                                     {1000L, 0.7098},
+                                     {1269L, 0.1521},
+                                     {1270L, 0.15},
+                                     {1284L, 0.15}}) {
+    EXPECT_NEAR(lr_factor(config, step), factor, 5e-5) << step;
+  }
+  for (const auto& [step, momentum] :
+       {std::pair(0L, 0.85), {150L, 0.9}, {300L, 0.95}, {1235L, 0.95}, {1260L, 0.9}, {1284L, 0.852}}) {
+    EXPECT_NEAR(muon_momentum(config, step), momentum, 1e-12) << step;
+  }
+}
+
+TEST(Inputs, Record89HasThePublishedLoss) {
+  const Config config = read_deck("record89");
+  struct Row {
+    long step;
+    int count;
+    std::array<double, 3> weights;
+    double prefix;
+  };
+  for (const Row& row : {Row{0, 3, {1, 0.5, 0.25}, 0.25},
+                         {422, 3, {1, 0.5, 0.25 / 423}, 0.25},
+                         {423, 2, {1, 0.5, 0}, 0.25},
+                         {635, 2, {1, 0.25, 0}, 0.125},
+                         {847, 1, {1, 0, 0}, 0},
+                         {1284, 1, {1, 0, 0}, 0}}) {
+    const Targets targets = targets_at(config, row.step);
+    ASSERT_EQ(targets.count, row.count) << row.step;
+    for (int k = 0; k < row.count; ++k) EXPECT_NEAR(targets.weights[k], row.weights[k], 1e-12) << row.step;
+    EXPECT_NEAR(targets.prefix_weight, row.prefix, 1e-12) << row.step;
+  }
+  EXPECT_EQ(config.train.loss, LossSum::sum);
+  EXPECT_EQ(config.model.softcap, 23);
+}
+
+TEST(Inputs, Record89HasThePublishedUpdates) {
+  const Config config = read_deck("record89");
+  const ParameterTable table(config.model);
+  const double base = 0.008;
+  const auto expect = [&](const std::string& name, double factor, double beta1, double beta2, double decay) {
+    const UpdateRule rule = update_rule(config, table.find(name));
+    EXPECT_NEAR(rule.lr, base * factor, 1e-12) << name;
+    EXPECT_EQ(rule.beta1, beta1) << name;
+    EXPECT_EQ(rule.beta2, beta2) << name;
+    EXPECT_NEAR(rule.decay, 0.005 * decay, 1e-12) << name;
+  };
+  for (const char* name : {"head", "embedding"}) expect(name, 1, 0.5, 0.95, 150);
+  for (const char* name : {"value_embedding.0", "value_embedding.4", "bigram"}) expect(name, 75, 0.75, 0.95, 5);
+  for (const char* name : {"block.0.attention_factors", "smear_factor", "skip_factor"}) expect(name, 5, 0.9, 0.99, 0);
+  expect("smear_gate", 0.01, 0.9, 0.99, 0);
+  expect("block.9.value_gate", 1, 0.9, 0.99, 1);
+  for (const char* name : {"block.0.attention_post", "block.6.mlp_post"}) expect(name, 1, 0.9, 0.95, 0);
+  for (const char* name : {"block.0.attention_residual", "block.6.mlp_residual"}) expect(name, 5, 0.9, 0.95, 0);
+  for (const char* net : {"mudd_net.0", "mudd_net.1"}) {
+    expect(std::string(net) + ".in", 0.25, 0.9, 0.99, 1);
+    expect(std::string(net) + ".out", 0.25, 0.9, 0.99, 1);
+    expect(std::string(net) + ".bias", 0.25, 0.9, 0.99, 0);
+  }
+  for (const char* net : {"gate_net.0", "gate_net.1"}) {
+    expect(std::string(net) + ".in", 0.1, 0.9, 0.99, 1);
+    expect(std::string(net) + ".out", 0.1, 0.9, 0.99, 1);
+    expect(std::string(net) + ".bias", 0.1, 0.9, 0.99, 0);
+  }
+  expect("gate_net.scale", 0.1, 0.9, 0.99, 0);
+}
+
+// Without coefficient nets the model has further learned scalars, whose published rates are those of record 84.
+TEST(Inputs, Record89TrainsWithoutGateNets) {
+  Config config = read_deck("record89");
+  config.model.gate_nets = false;
+  config.model.composed_layers.clear();
+  const ParameterTable table(config.model);
+  for (const char* name : {"block.1.xsa", "block.3.injection"}) {
+    EXPECT_EQ(update_rule(config, table.find(name)), (UpdateRule{0.008, 0.9, 0.95, 0})) << name;
+  }
+  EXPECT_EQ(update_rule(config, table.find("block.3.attention_gate")), (UpdateRule{0.008, 0.9, 0.99, 0.005}));
+  if (computes_in_fp32) {
+    EXPECT_NO_THROW(check_config(config, 1));
+  }
+}
+
+// Adam's default rates are those of other records.
+TEST(Inputs, GroupsOfRecord89NameEveryTensorOfAdam) {
+  const Config config = read_deck("record89");
+  const ParameterTable table(config.model);
+  std::set<std::size_t> used;
+  for (const Parameter& parameter : table.parameters()) {
+    std::size_t group = 0;
+    while (group < config.group.size() && std::ranges::none_of(config.group[group].tensors, [&](const auto& pattern) {
+             return matches(pattern, parameter.name);
+           })) {
+      ++group;
+    }
+    const UpdateRule rule = update_rule(config, parameter);
+    if (parameter.group == Group::matrix) {
+      const bool mlp_out = parameter.name.ends_with(".mlp_out");
+      EXPECT_DOUBLE_EQ(rule.lr, mlp_out ? 4 * 0.023 : 0.023) << parameter.name;
+      EXPECT_EQ(rule.decay, 1.2) << parameter.name;
+    } else if (parameter.group != Group::fixed) {
+      EXPECT_LT(group, config.group.size()) << parameter.name;
+    }
+    used.insert(group);
+  }
+  for (std::size_t group = 0; group < config.group.size(); ++group) EXPECT_TRUE(used.contains(group)) << group;
 }
 
 TEST(Inputs, RecordsHaveThePublishedArithmetic) {
@@ -102,6 +278,9 @@ TEST(Inputs, RecordsHaveThePublishedArithmetic) {
   EXPECT_EQ(read_deck("record21").head.scale_g, std::ldexp(1.0, 19));
   EXPECT_EQ(read_deck("record21").head.scale_g_length, 49152);
   EXPECT_EQ(read_deck("record21").model.init_scale, std::sqrt(3.0) / 2);
+  EXPECT_EQ(read_deck("record89").model.init_scale, std::sqrt(3.0) / 2);
+  EXPECT_EQ(read_deck("record89").model.norm_eps, std::ldexp(1.0, -23));
+  EXPECT_EQ(read_deck("record89").head.scale_g, 448 / 0.75);
 }
 
 TEST(Inputs, GradientScalesOfFp8BelongToTheLength) {

@@ -46,14 +46,15 @@ class TinyTraining : public Learner<Real> {
   /// mean loss over all ranks.
   double forward_backward() {
     const int local = config.train.sequences / comm_.size();
-    const std::size_t length = config.train.length;
+    const std::size_t length = length_at(config, step_);
+    optimizer.begin_step(step_);
     for (int j = comm_.rank() * local; j < (comm_.rank() + 1) * local; ++j) {
-      const std::size_t at = (static_cast<std::size_t>(step_) * config.train.sequences + j) * length;
+      const std::size_t at = place(step_, j);
       if (at + length + 1 > tokens_.size()) throw std::runtime_error("too few tokens");
       const bool first = j == comm_.rank() * local;
-      const DeviceSequence sequence = model.upload(trace_, Sequence::of(std::span(tokens_).subspan(at, length + 1)),
-                                                   long_window(config.window, step_, config.train.steps));
-      model.forward_backward(trace_, sequence, first ? Model<Real>::Gradients::none : Model<Real>::Gradients::sums);
+      const DeviceSequence sequence =
+          model.upload(trace_, Sequence::of(std::span(tokens_).subspan(at, length + 1)), windows_at(config, step_));
+      model.forward_backward(trace_, sequence, step_, {!first, !first || optimizer.keeps_gradients(step_)});
     }
     model.loss().collect(stream_);
     ops::synchronize(stream_);
@@ -91,6 +92,15 @@ class TinyTraining : public Learner<Real> {
   }
 
  private:
+  /// Where a sequence's tokens begin. With stages each has its own last target.
+  std::size_t place(long step, int sequence) const {
+    if (config.stage.empty())
+      return (static_cast<std::size_t>(step) * config.train.sequences + sequence) * config.train.length;
+    std::size_t at = 0;
+    for (long s = 0; s < step; ++s) at += static_cast<std::size_t>(config.train.sequences) * (length_at(config, s) + 1);
+    return at + static_cast<std::size_t>(sequence) * (length_at(config, step) + 1);
+  }
+
   static double squares(std::span<const float> values) {
     double sum = 0;
     for (const double x : values) sum += x * x;

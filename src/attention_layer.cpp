@@ -1,0 +1,88 @@
+#include "src/attention_layer.hpp"
+
+#include "src/arena.hpp"
+#include "src/schedule.hpp"
+
+namespace nanorun {
+
+using kernels::Mat;
+using kernels::Stream;
+
+template <class T>
+void AttentionLayer<T>::forward(Stream stream, const Activations<T>& a, const Feed<T>& feed, Mat<T> out, Output output,
+                                int layer) const {
+  const AttentionActivations<T>& s = a.block[layer].attention;
+  const auto mix = values_.forward(stream, a, feed.sequence, layer);
+  ops::attention_projection_forward<T>(stream, s.qkv, s.v_mixed, s.rstd_qk, s.n,
+                                       parameters_.weight(block_name(layer, "qkv")), rotary(feed, layer), mix,
+                                       model_.norm_eps);
+  if (s.k_offset) {
+    ops::fill<T>(stream, elements(s.k_offset), 0);
+    ops::add<T>(stream, s.k_offset, s.qkv.col_block(model_.width, model_.width));
+    ops::key_offset_forward<T>(stream, s.k_offset, model_.heads);
+  }
+  const auto in = inputs(a, feed, layer);
+  ops::attention_forward<T>(stream, s.y, s.lse, in, mask(feed, layer), a.workspace);
+  const Mat<T> y = heads_.forward(stream, a, in, mask(feed, layer).first_key, layer);
+  if (output == Output::replaces) ops::fill<T>(stream, elements(out), 0);
+  ops::linear_add_forward<T>(stream, out, y, parameters_.weight(block_name(layer, "attention_out")));
+}
+
+template <class T>
+void AttentionLayer<T>::backward(Stream stream, const Activations<T>& a, const Feed<T>& feed, Mat<T> d_out, bool add,
+                                 int layer) const {
+  const AttentionActivations<T>& s = a.block[layer].attention;
+  const int width = model_.width;
+  const Mat<T> d_qkv = a.d_wide.col_block(0, 3 * width);
+  const Mat<T> d_k = d_qkv.col_block(width, width), d_v = d_qkv.col_block(2 * width, width);
+  const auto in = inputs(a, feed, layer);
+  const kernels::AttentionMask& mask = this->mask(feed, layer);
+
+  ops::linear_backward_weight<T>(stream, parameters_.gradient(block_name(layer, "attention_out")), d_out,
+                                 heads_.output(a, layer), add);
+  ops::linear_backward_input<T>(stream, a.d_narrow, d_out, parameters_.weight(block_name(layer, "attention_out")));
+  heads_.backward(stream, a, layer);
+  ops::attention_backward<T>(stream, a.d_q, d_k, d_v, s.y, s.lse, a.d_narrow, in, mask, a.workspace);
+  heads_.backward_composition(stream, a, in, mask.first_key, d_k, d_v, layer);
+  if (s.k_offset) ops::key_offset_backward<T>(stream, d_k, model_.heads);
+  values_.backward(stream, a, d_v, layer);
+  ops::attention_input_backward<T>(stream, d_qkv, values_.gradients(a, layer), s.qkv.col_block(0, 2 * width), s.rstd_qk,
+                                   s.qkv.col_block(2 * width, width), a.d_q, d_qkv.col_block(width, 2 * width),
+                                   rotary(feed, layer), values_.mix(a, feed.sequence, layer));
+  if (layer == 0 && a.d_v_first) ops::add<T>(stream, d_v, a.d_v_first);
+  ops::linear_backward_weight<T>(stream, parameters_.gradient(block_name(layer, "qkv")), d_qkv, s.n, add);
+  ops::linear_backward_input<T>(stream, a.d_narrow, d_qkv, parameters_.weight(block_name(layer, "qkv")));
+  values_.backward_gates(stream, a, layer);
+  heads_.backward_gate(stream, a, layer);
+}
+
+template <class T>
+ops::AttentionInputs<T> AttentionLayer<T>::inputs(const Activations<T>& a, const Feed<T>& feed, int layer) const {
+  const AttentionActivations<T>& s = a.block[layer].attention;
+  ops::AttentionInputs<T> in;
+  in.q = s.qkv.col_block(0, model_.width);
+  in.k = s.k_offset ? s.k_offset : s.qkv.col_block(model_.width, model_.width);
+  in.v = s.v_mixed;
+  in.heads = model_.heads;
+  in.scale = feed.attention_scale;
+  in.paired = paired(layer);
+  return in;
+}
+
+template <class T>
+const ops::Rotary<T>& AttentionLayer<T>::rotary(const Feed<T>& feed, int layer) const {
+  return paired(layer) ? feed.paired_rotary : feed.rotary;
+}
+
+template <class T>
+const kernels::AttentionMask& AttentionLayer<T>::mask(const Feed<T>& feed, int layer) const {
+  if (paired(layer)) return feed.sequence.paired_mask;
+  return is_long_layer(config_.window, layer) ? feed.sequence.long_mask : feed.sequence.short_mask;
+}
+
+template class AttentionLayer<Real>;
+#if !NANORUN_CUDA
+template class AttentionLayer<double>;
+#endif
+
+}  // namespace nanorun

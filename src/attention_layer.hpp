@@ -1,0 +1,54 @@
+#pragma once
+// Attention of one layer: QKV projection with QK norm, rotary embedding and what the values take up; softmax attention;
+// what happens to the heads' outputs; the output projection.
+
+#include "kernels/ops.hpp"
+#include "src/activations.hpp"
+#include "src/config.hpp"
+#include "src/head_mixing.hpp"
+#include "src/params.hpp"
+#include "src/uploader.hpp"
+#include "src/values.hpp"
+
+namespace nanorun {
+
+/// A sequence on the device, with the rotary embedding and the scale of the stage that it belongs to.
+template <class T>
+struct Feed {
+  DeviceSequence sequence;
+  ops::Rotary<T> rotary, paired_rotary;
+  kernels::acc_t<T> attention_scale = 0;
+};
+
+template <class T>
+class AttentionLayer {
+ public:
+  /// How the layer's output reaches the stream.
+  enum class Output { replaces, adds };
+
+  AttentionLayer(const Config& config, const Parameters<T>& parameters, const HeadMixing<T>& heads,
+                 const Values<T>& values)
+      : config_(config), model_(config.model), parameters_(parameters), heads_(heads), values_(values) {}
+
+  /// out [T, d] = attention of the layer's n, or += it.
+  void forward(kernels::Stream stream, const Activations<T>& a, const Feed<T>& feed, kernels::Mat<T> out, Output output,
+               int layer) const;
+  /// a.d_narrow = gradient of n, where d_out is that of the output. Adds to the gradients of the weights, or with
+  /// `add` false replaces those of the matrices.
+  void backward(kernels::Stream stream, const Activations<T>& a, const Feed<T>& feed, kernels::Mat<T> d_out, bool add,
+                int layer) const;
+
+ private:
+  ops::AttentionInputs<T> inputs(const Activations<T>& a, const Feed<T>& feed, int layer) const;
+  const ops::Rotary<T>& rotary(const Feed<T>& feed, int layer) const;
+  const kernels::AttentionMask& mask(const Feed<T>& feed, int layer) const;
+  bool paired(int layer) const { return names(model_.paired_layers, layer); }
+
+  const Config& config_;
+  const ModelConfig& model_;
+  const Parameters<T>& parameters_;
+  const HeadMixing<T>& heads_;
+  const Values<T>& values_;
+};
+
+}  // namespace nanorun

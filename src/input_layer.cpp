@@ -1,0 +1,56 @@
+#include "src/input_layer.hpp"
+
+#include "src/arena.hpp"
+
+namespace nanorun {
+
+using kernels::Mat;
+using kernels::Stream;
+
+template <class T>
+void InputLayer<T>::forward(Stream stream, const Activations<T>& a, const DeviceSequence& sequence) const {
+  const InputActivations<T>& s = a.input;
+  const Mat<T>& rows = model_.smear ? s.embedding : s.x0;
+  ops::embedding_forward<T>(stream, rows, sequence.tokens, parameters_.weight("embedding"));
+  if (model_.smear) {
+    ops::smear_forward<T>(stream, s.x0, s.embedding, elements(parameters_.scalars("smear_gate")),
+                          parameters_.scalars("smear_factor").data);
+  }
+  ops::rms_norm_forward<T>(stream, s.x0, s.rstd0, s.x0, model_.norm_eps);
+  if (!s.bigram) return;
+  ops::embedding_forward<T>(stream, s.bigram, sequence.bigrams, parameters_.weight("bigram"));
+  if (model_.bigram_sign_rows > 0) {
+    ops::sign_rows<T>(stream, s.bigram, parameters_.weight("bigram_sign"), sequence.bigram_signs);
+  }
+}
+
+template <class T>
+void InputLayer<T>::backward(Stream stream, const Activations<T>& a, const DeviceSequence& sequence) const {
+  const InputActivations<T>& s = a.input;
+  ops::fill<T>(stream, elements(a.d_narrow), 0);
+  ops::rms_norm_backward<T>(stream, a.d_narrow, s.x0, s.rstd0, a.d_x0);
+  if (model_.smear) {
+    ops::smear_backward<T>(stream, a.d_branch, elements(parameters_.d_scalars("smear_gate")),
+                           parameters_.d_scalars("smear_factor").data, a.d_narrow, s.embedding,
+                           elements(parameters_.scalars("smear_gate")), parameters_.scalars("smear_factor").data);
+    ops::fill<T>(stream, elements(a.d_narrow), 0);
+    ops::add<T>(stream, a.d_narrow, a.d_branch);
+  }
+  // The workspace, in which d_x0 and d_branch lie, is the lookups' from here on.
+  ops::embedding_backward<T>(stream, parameters_.gradient("embedding"), sequence.tokens, sequence.order, a.d_narrow,
+                             a.workspace);
+  if (s.bigram) {
+    if (model_.bigram_sign_rows > 0) {
+      ops::sign_rows<T>(stream, a.d_bigram, parameters_.weight("bigram_sign"), sequence.bigram_signs);
+    }
+    ops::embedding_backward<T>(stream, parameters_.gradient("bigram"), sequence.bigrams, sequence.bigram_order,
+                               a.d_bigram, a.workspace);
+  }
+}
+
+template class InputLayer<Real>;
+#if !NANORUN_CUDA
+template class InputLayer<double>;
+#endif
+
+}  // namespace nanorun

@@ -1,0 +1,170 @@
+#include "src/mixes.hpp"
+
+namespace nanorun {
+
+using kernels::Mat;
+
+namespace {
+
+/// Columns of the net "mudd_net.0", in their order.
+enum MuddColumn {
+  values_first,
+  values_late,
+  values_own,
+  before_first,
+  before_late,
+  before_own,
+  value_gate_low,
+  value_gate_high,
+  attention_stream,
+  attention_out,
+  attention_first,
+  attention_bigram,
+  mlp_stream,
+  mlp_out,
+};
+static_assert(value_gate_low == mudd_value_gates);
+
+}  // namespace
+
+template <class T>
+MixTerms<T> Mixes<T>::first(const Activations<T>& a) const {
+  MixTerms<T> terms;
+  if (!a.input.bigram) return terms;
+  terms.add(a.input.x0, a.d_x0);
+  gate(terms.add(a.input.bigram, a.d_bigram), a, 0, 1);
+  return terms;
+}
+
+template <class T>
+MixTerms<T> Mixes<T>::before(const Activations<T>& a, int layer) const {
+  if (model_.residual == Residual::unet) return unet_before(a, layer);
+  MixTerms<T> terms;
+  const Mat<T>& x = a.x_at(layer);
+  if (layer == model_.skip_to) {
+    terms.add(x, a.d_x);
+    const int from = model_.skip_from + 1;
+    ops::MixTerm<T>& skip = terms.add(a.x_at(from), a.d_place.empty() ? Mat<T>() : a.d_place[from]);
+    skip.scalars[0] = parameters_.factor("skip_factor", 0, true);
+    if (coefficients_.has("skip")) skip.per_token = coefficients_.factor(a.coefficients, "skip", 0);
+  }
+  if (mixes_by_mudd(model_, layer)) {
+    terms.add(x, a.d_x);
+    terms.add(x, a.d_x).per_token = coefficients_.factor(a.coefficients, "mudd.mix", before_own);
+    add_place(terms, a, 0, "mudd.mix", before_first);
+    add_place(terms, a, model_.attention_source + 1, "mudd.mix", before_late);
+  }
+  return terms;
+}
+
+template <class T>
+MixTerms<T> Mixes<T>::unet_before(const Activations<T>& a, int layer) const {
+  const std::string name = block_name(layer, "residual_mix");
+  const int half = model_.layers / 2;
+  MixTerms<T> terms;
+  terms.add(a.x_at(layer), a.d_x).scalars[0] = parameters_.factor(name, 0);
+  if (layer >= half) {
+    const int from = model_.layers - layer;
+    const bool own = from == layer;
+    const Mat<T> d_skip = own || a.d_place.empty() ? a.d_x : a.d_place[from];
+    ops::MixTerm<T>& skip = terms.add(a.x_at(from), d_skip);
+    skip.overwrites = !own;
+    skip.scalars = {parameters_.factor(name, 0), parameters_.factor(fmt::format("skip.{}", layer - half))};
+  }
+  terms.add(a.input.x0, a.d_x0).scalars[0] = parameters_.factor(name, 1);
+  return terms;
+}
+
+template <class T>
+MixTerms<T> Mixes<T>::after_attention(const Activations<T>& a, int layer) const {
+  MixTerms<T> terms;
+  const BlockActivations<T>& s = a.block[layer];
+  const Mat<T>& x = s.x_before ? s.x_before : a.x_at(layer);
+  const auto projection = parameters_.factor(block_name(layer, "attention_factors"), 1);
+  if (mixes_by_mudd(model_, layer)) {
+    terms.add(x, a.d_x).per_token = coefficients_.factor(a.coefficients, "mudd.mix", attention_stream);
+    ops::MixTerm<T>& out = terms.add(s.attention_out, a.d_branch);
+    out.scalars[0] = projection;
+    out.per_token = coefficients_.factor(a.coefficients, "mudd.mix", attention_out);
+    out.overwrites = true;
+    add_place(terms, a, 0, "mudd.mix", attention_first);
+    if (a.input.bigram) {
+      terms.add(a.input.bigram, a.d_bigram).per_token =
+          coefficients_.factor(a.coefficients, "mudd.mix", attention_bigram);
+    }
+    return terms;
+  }
+  terms.add(x, a.d_x).scalars[0] = parameters_.factor(block_name(layer, "attention_residual"));
+  ops::MixTerm<T>& out = terms.add(s.attention_out, a.d_branch);
+  out.scalars = {parameters_.factor(block_name(layer, "attention_post")), projection};
+  out.overwrites = true;
+  gate(terms.add(a.input.x0, a.d_x0), a, layer, 0);
+  if (a.input.bigram && layer > 0) gate(terms.add(a.input.bigram, a.d_bigram), a, layer, 1);
+  return terms;
+}
+
+template <class T>
+MixTerms<T> Mixes<T>::after_mlp(const Activations<T>& a, int layer) const {
+  MixTerms<T> terms;
+  const BlockActivations<T>& s = a.block[layer];
+  const Mat<T>& x = s.x_between ? s.x_between : s.x_before ? s.x_before : a.x_at(layer);
+  ops::MixTerm<T>& stream = terms.add(x, a.d_x);
+  ops::MixTerm<T>& out = terms.add(s.mlp_out, a.d_branch);
+  out.overwrites = true;
+  if (mixes_by_mudd(model_, layer)) {
+    stream.per_token = coefficients_.factor(a.coefficients, "mudd.mix", mlp_stream);
+    out.per_token = coefficients_.factor(a.coefficients, "mudd.mix", mlp_out);
+  } else {
+    stream.scalars[0] = parameters_.factor(block_name(layer, "mlp_residual"));
+    out.scalars[0] = parameters_.factor(block_name(layer, "mlp_post"));
+  }
+  return terms;
+}
+
+template <class T>
+MixTerms<T> Mixes<T>::values(const Activations<T>& a, int layer, Mat<T> aux) const {
+  MixTerms<T> terms;
+  if (aux) terms.add(aux, {});
+  add_place(terms, a, 0, "mudd.mix", values_first);
+  add_place(terms, a, model_.attention_source + 1, "mudd.mix", values_late);
+  add_place(terms, a, layer, "mudd.mix", values_own);
+  return terms;
+}
+
+template <class T>
+MixTerms<T> Mixes<T>::last(const Activations<T>& a) const {
+  MixTerms<T> terms;
+  if (!model_.mudd) return terms;
+  terms.add(a.x_at(model_.layers), a.d_x);
+  add_place(terms, a, 0, "mudd.final", 0);
+  add_place(terms, a, model_.attention_source + 1, "mudd.final", 1);
+  add_place(terms, a, model_.layers - 1, "mudd.final", 2);
+  const Mat<T> d_rows = a.d_value.empty() ? Mat<T>() : a.d_value[0];
+  terms.add(a.block[model_.value_layers[0]].attention.value, d_rows).per_token =
+      coefficients_.factor(a.coefficients, "mudd.final", 3);
+  add_place(terms, a, model_.skip_from + 1, "mudd.final", 4);
+  return terms;
+}
+
+template <class T>
+void Mixes<T>::add_place(MixTerms<T>& terms, const Activations<T>& a, int place, const char* columns, int index) const {
+  const Mat<T> d_source = a.d_place.empty() ? Mat<T>() : a.d_place[place];
+  terms.add(a.x_at(place), d_source).per_token = coefficients_.factor(a.coefficients, columns, index);
+}
+
+template <class T>
+void Mixes<T>::gate(ops::MixTerm<T>& term, const Activations<T>& a, int layer, int index) const {
+  const std::string columns = fmt::format("injection.{}", layer);
+  if (coefficients_.has(columns)) {
+    term.per_token = coefficients_.factor(a.coefficients, columns, index);
+  } else {
+    term.scalars[0] = parameters_.factor(block_name(layer, "injection"), index);
+  }
+}
+
+template class Mixes<Real>;
+#if !NANORUN_CUDA
+template class Mixes<double>;
+#endif
+
+}  // namespace nanorun

@@ -1,0 +1,81 @@
+#pragma once
+// The mixes of streams around and inside the blocks: what each sums, and with which coefficients. Forward and backward
+// pass read the same terms.
+//
+// Residual::unet (records 13 to 21), layers in two halves; a, s learned:
+//   before layer i:  x = a0 x + a1 x0, in the second half x = a0 (x + s x_j) + a1 x0, j the place opposite to i;
+//   attention and MLP add to x.
+// Residual::scaled; r, p, l1 learned, g gates (a coefficient net's columns, or learned scalars):
+//   first:           x = x0 + g bigram
+//   before skip_to:  x = x + sigmoid(s) g x_skip_from
+//   after attention: x = r0 x + p0 l1 attention + g x0 + g bigram
+//   after the MLP:   x = r1 x + p1 mlp
+// The last layer under MUDD, with m and u columns of its nets, c0 the first stream, c3 the one that the skip carries, c7
+// the one that late layers attend from, c9 the layer's input, ve the rows of the first value embedding:
+//   values:          aux = aux + m0 c0 + m1 c7 + m2 c9;  m6 and m7 gate the value embedding's halves of heads
+//   before:          x = x + m5 x + m3 c0 + m4 c7
+//   after attention: x = m8 x + m9 l1 attention + m10 c0 + m11 bigram
+//   after the MLP:   x = m12 x + m13 mlp
+//   last:            x = x + u0 c0 + u1 c7 + u2 c9 + u3 ve + u4 c3
+
+#include <array>
+#include <span>
+#include <string>
+
+#include "kernels/ops.hpp"
+#include "src/activations.hpp"
+#include "src/coefficients.hpp"
+#include "src/config.hpp"
+#include "src/params.hpp"
+
+namespace nanorun {
+
+/// Column of mudd.mix with the first gate of the value embedding.
+inline constexpr int mudd_value_gates = 6;
+
+/// Terms of a mix; none where the stream goes on as it is.
+template <class T>
+class MixTerms {
+ public:
+  bool empty() const { return count_ == 0; }
+  operator std::span<const ops::MixTerm<T>>() const { return {terms_.data(), count_}; }
+  /// d_source is null where no gradient is wanted.
+  ops::MixTerm<T>& add(kernels::Mat<const T> source, kernels::Mat<T> d_source) {
+    ops::MixTerm<T>& term = terms_.at(count_++);
+    term.source = source;
+    term.d_source = d_source;
+    return term;
+  }
+
+ private:
+  std::array<ops::MixTerm<T>, kernels::max_mix_terms> terms_;
+  std::size_t count_ = 0;
+};
+
+template <class T>
+class Mixes {
+ public:
+  Mixes(const ModelConfig& model, const Parameters<T>& parameters, const Coefficients<T>& coefficients)
+      : model_(model), parameters_(parameters), coefficients_(coefficients) {}
+
+  MixTerms<T> first(const Activations<T>& a) const;
+  MixTerms<T> before(const Activations<T>& a, int layer) const;
+  MixTerms<T> after_attention(const Activations<T>& a, int layer) const;
+  MixTerms<T> after_mlp(const Activations<T>& a, int layer) const;
+  /// Of a layer under MUDD; aux without a gradient. A null aux: the streams alone.
+  MixTerms<T> values(const Activations<T>& a, int layer, kernels::Mat<T> aux) const;
+  MixTerms<T> last(const Activations<T>& a) const;
+
+ private:
+  MixTerms<T> unet_before(const Activations<T>& a, int layer) const;
+  /// Adds the stream at an earlier place with a column of a MUDD net.
+  void add_place(MixTerms<T>& terms, const Activations<T>& a, int place, const char* columns, int index) const;
+  /// Makes element `index` of a gate a factor of the term.
+  void gate(ops::MixTerm<T>& term, const Activations<T>& a, int layer, int index) const;
+
+  const ModelConfig& model_;
+  const Parameters<T>& parameters_;
+  const Coefficients<T>& coefficients_;
+};
+
+}  // namespace nanorun

@@ -1,0 +1,100 @@
+#include "src/topology.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+
+namespace nanorun {
+
+namespace {
+
+/// Appends columns to a net.
+void append(NetPlan& net, const std::string& name, const std::vector<double>& start) {
+  net.columns.push_back({name, static_cast<int>(start.size())});
+  net.start.insert(net.start.end(), start.begin(), start.end());
+}
+
+/// The gates of layers [first, end).
+NetPlan gate_net(const ModelConfig& config, int index, int place, int first, int end) {
+  NetPlan net{fmt::format("gate_net.{}", index), place, 1, true, {}, {}};
+  const auto heads = [&](double start) { return std::vector<double>(config.heads, start); };
+  for (int i = first; i < end; ++i) {
+    if (names(config.xsa_layers, i)) append(net, fmt::format("xsa.{}", i), heads(0));
+  }
+  for (int i = first; i < end; ++i) {
+    if (names(config.gated_layers, i)) append(net, fmt::format("attention_gate.{}", i), heads(0.25));
+  }
+  for (int i = first; i < end; ++i) {
+    if (injects(config, i)) append(net, fmt::format("injection.{}", i), {0, injection_start});
+  }
+  if (config.skip_to >= first && config.skip_to < end) append(net, "skip", {0.5});
+  for (int i = first; i < end; ++i) {
+    if (!names(config.composed_layers, i)) continue;
+    std::vector<double> weights = heads(1);
+    weights.resize(2 * weights.size());
+    append(net, fmt::format("composition.{}", i), weights);
+  }
+  return net;
+}
+
+}  // namespace
+
+bool names(const std::vector<int>& layers, int layer) {
+  return std::find(layers.begin(), layers.end(), layer) != layers.end();
+}
+
+bool has_attention(const ModelConfig& config, int layer) { return !names(config.layers_without_attention, layer); }
+
+int value_embedding_of(const ModelConfig& config, int layer) {
+  if (config.value_path == ValuePath::gated_embeddings) {
+    const auto at = std::find(config.value_layers.begin(), config.value_layers.end(), layer);
+    return at == config.value_layers.end() ? -1 : static_cast<int>(at - config.value_layers.begin());
+  }
+  if (config.value_path != ValuePath::embeddings) return -1;
+  const int count = config.value_embeddings;
+  if (layer < count) return layer;
+  if (layer >= config.layers - count) return layer - (config.layers - count);
+  return -1;
+}
+
+bool mixes_by_mudd(const ModelConfig& config, int layer) { return config.mudd && layer + 1 == config.layers; }
+
+bool injects(const ModelConfig& config, int layer) {
+  return config.residual == Residual::scaled && has_attention(config, layer) && !mixes_by_mudd(config, layer);
+}
+
+int attention_input_of(const ModelConfig& config, int layer) {
+  const int source = config.attention_source;
+  return source >= 0 && layer > source ? source + 1 : layer;
+}
+
+bool is_tapped(const ModelConfig& config, int place) {
+  if (config.residual == Residual::unet) return place >= 1 && place <= config.layers / 2;
+  const bool attended = config.attention_source >= 0 && place == config.attention_source + 1;
+  const bool skips = config.skip_from >= 0 && place == config.skip_from + 1;
+  return attended || skips || (config.mudd && (place == 0 || place + 1 == config.layers));
+}
+
+std::vector<NetPlan> coefficient_nets(const ModelConfig& config) {
+  std::vector<NetPlan> nets;
+  if (config.gate_nets) {
+    const int split = config.gate_net_layer;
+    nets.push_back(gate_net(config, 0, -1, 0, split));
+    nets.push_back(gate_net(config, 1, split, split, config.layers));
+  }
+  if (config.mudd) {
+    // See Model::last_block_forward for what each column is for.
+    const double stream = std::sqrt(1.1), bigram = injection_start;
+    NetPlan mix{"mudd_net.0", config.layers - 1, mudd_scale, false, {}, {}};
+    append(mix, "mudd.mix", {0, 0, 0, 0, 0, 0, 2, 2, stream, 1, 0, bigram, stream, 1});
+    NetPlan final{"mudd_net.1", config.layers, mudd_scale, false, {}, {}};
+    append(final, "mudd.final", {0, -0.5, 0, 0, 0});
+    nets.push_back(mix);
+    nets.push_back(final);
+  }
+  std::erase_if(nets, [](const NetPlan& net) { return net.columns.empty(); });
+  return nets;
+}
+
+}  // namespace nanorun

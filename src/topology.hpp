@@ -1,0 +1,54 @@
+#pragma once
+// What a model's layers are connected to, as pure functions of its configuration.
+
+#include <string>
+#include <vector>
+
+#include "src/config.hpp"
+
+namespace nanorun {
+
+inline constexpr int smear_columns = 12;         ///< of an embedding, which the gate of smear reads
+inline constexpr int gate_columns = 12;          ///< that gates of attention and of value embeddings read
+inline constexpr double injection_start = 0.05;  ///< of the factors on bigram embeddings
+inline constexpr double gate_net_scale = 0.1;    ///< start of the factor that the gate nets share
+inline constexpr double mudd_scale = 0.1;
+
+bool has_attention(const ModelConfig& config, int layer);
+/// Index of the value embedding that layer mixes in, or -1.
+int value_embedding_of(const ModelConfig& config, int layer);
+/// Whether a list of layers names one.
+bool names(const std::vector<int>& layers, int layer);
+
+/// Whether layer mixes streams with the coefficients of a MUDD net: the last layer does.
+bool mixes_by_mudd(const ModelConfig& config, int layer);
+/// Whether layer adds x0 and the bigram embeddings after its attention, by coefficients of its own.
+bool injects(const ModelConfig& config, int layer);
+/// Whether layer reads the output of another layer in place of its own input: attention_source + 1, else the layer.
+int attention_input_of(const ModelConfig& config, int layer);
+
+/// Places of the residual stream are counted by the layers that read them: `layer` is the input of a layer, `layers`
+/// the output of the last. Whether a place is read by other than the layer itself.
+bool is_tapped(const ModelConfig& config, int place);
+
+/// Coefficients of a net that serve one purpose: consecutive columns.
+struct Columns {
+  std::string name;
+  int count;
+};
+
+/// A coefficient net: what it reads, and what its columns are for.
+struct NetPlan {
+  std::string name;    ///< of its tensors: <name>.in, .out, .bias
+  int place;           ///< of the residual stream, which it reads; -1: x0
+  double constant;     ///< factor on its output, beside the learned one
+  bool learned_scale;  ///< gate_net.scale
+  std::vector<Columns> columns;
+  std::vector<double> start;  ///< of each column
+};
+
+/// Gate nets first, then those of MUDD. Names of columns: xsa.<layer>, attention_gate.<layer> (a column per head),
+/// injection.<layer> (x0, bigram), skip, composition.<layer> (w1, then w2, a column per head), mudd.mix and mudd.final.
+std::vector<NetPlan> coefficient_nets(const ModelConfig& config);
+
+}  // namespace nanorun

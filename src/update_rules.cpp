@@ -1,0 +1,66 @@
+#include "src/update_rules.hpp"
+
+#include <algorithm>
+
+namespace nanorun {
+
+namespace {
+
+/// The rate of [optimizer] for a group.
+double group_lr(const OptimizerConfig& o, Group group) {
+  switch (group) {
+    case Group::matrix:
+      return o.muon_lr;
+    case Group::embedding:
+      return o.lr_embedding;
+    case Group::head:
+      return o.lr_head;
+    case Group::skip:
+      return o.lr_skip;
+    case Group::fixed:
+      return 0;
+    default:
+      return o.lr_scalar;
+  }
+}
+
+}  // namespace
+
+bool matches(const std::string& pattern, const std::string& name) {
+  // The last star met takes one character more whenever the rest does not fit.
+  std::size_t p = 0, n = 0, star = std::string::npos, taken = 0;
+  while (n < name.size()) {
+    if (p < pattern.size() && pattern[p] == '*') {
+      star = p++;
+      taken = n;
+    } else if (p < pattern.size() && pattern[p] == name[n]) {
+      ++p, ++n;
+    } else if (star != std::string::npos) {
+      p = star + 1;
+      n = ++taken;
+    } else {
+      return false;
+    }
+  }
+  return pattern.find_first_not_of('*', p) == std::string::npos;
+}
+
+UpdateRule update_rule(const Config& config, const Parameter& parameter) {
+  const OptimizerConfig& o = config.optimizer;
+  const auto named = std::ranges::find_if(config.group, [&](const GroupConfig& group) {
+    return std::ranges::any_of(group.tensors, [&](const std::string& p) { return matches(p, parameter.name); });
+  });
+  const bool matrix = parameter.group == Group::matrix;
+  if (named == config.group.end()) {
+    return {group_lr(o, parameter.group), o.adam_beta1, o.adam_beta2, matrix ? o.muon_decay : 0};
+  }
+  return {named->lr, named->beta1, named->beta2, matrix ? o.muon_decay : named->decay};
+}
+
+int muon_block_rows(const Config& config, const Parameter& parameter, int matrix) {
+  const int heads = config.optimizer.muon_block_heads;
+  const bool queries_or_keys = parameter.matrices == 3 && matrix < 2;
+  return queries_or_keys && heads > 0 ? heads * config.model.head_dim : parameter.rows;
+}
+
+}  // namespace nanorun

@@ -1,0 +1,27 @@
+#pragma once
+// How the optimizer updates each tensor, from the deck.
+
+#include <vector>
+
+#include "src/config.hpp"
+#include "src/params.hpp"
+
+namespace nanorun {
+
+/// Rates of a tensor, before the schedule's factor. Adam's: beta1, beta2. Decay as GroupConfig::decay, of Muon in units
+/// of optimizer.muon_lr.
+struct UpdateRule {
+  double lr = 0;
+  double beta1 = 0, beta2 = 0;
+  double decay = 0;
+  bool operator==(const UpdateRule&) const = default;
+};
+UpdateRule update_rule(const Config& config, const Parameter& parameter);
+
+/// Rows of the blocks in which Muon orthogonalises one of a tensor's matrices.
+int muon_block_rows(const Config& config, const Parameter& parameter, int matrix);
+
+/// Whether `pattern`, in which * stands for any characters, describes all of `name`.
+bool matches(const std::string& pattern, const std::string& name);
+
+}  // namespace nanorun

@@ -1,0 +1,173 @@
+// The mechanisms of record 89 against reference89.py: same initial values, same sequences, 20 steps over all stages.
+
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include <nlohmann/json.hpp>
+
+#include "tests/support/environment.hpp"
+#include "tests/support/tiny_training.hpp"
+
+namespace nanorun {
+namespace {
+
+const std::string folder = NANORUN_GOLDEN_FOLDER "/";
+
+Config blocks_config() {
+  Config config;
+  ModelConfig& m = config.model;
+  m.vocabulary = 61;
+  m.width = 48;
+  m.heads = 6;
+  m.head_dim = 8;
+  m.layers = 11;
+  m.norm_eps = 0x1p-23;
+  m.layers_without_attention = {6};
+  m.attention_scale = 0.1;
+  m.softcap = 23;
+  m.softcap_kind = kernels::SoftcapKind::sigmoid;
+  m.softcap_shift = 5;
+  m.softcap_width = 7.5;
+  m.init_scale = 0.8660254037844386;
+  m.zero_attention_outputs = false;
+  m.init_embedding = 0.005;
+  m.init_value_embedding = 0.01;
+  m.tied_head = true;
+  m.residual = Residual::scaled;
+  m.value_path = ValuePath::gated_embeddings;
+  m.value_layers = {1, 2, 8, 9, 10};
+  m.smear = true;
+  m.bigram_rows = 79000;
+  m.bigram_sign_rows = 16;
+  m.skip_from = 3;
+  m.skip_to = 6;
+  m.attention_source = 7;
+  m.paired_layers = {0, 2, 5, 9};
+  m.xsa_layers = {1, 3, 4, 7};
+  m.gated_layers = {3, 10};
+  m.key_offset_layers = {3, 10};
+  m.composed_layers = {10};
+  m.composition_window = 10;
+  m.gate_nets = true;
+  m.coefficient_width = 16;
+  m.mudd = true;
+  m.yarn = true;
+  config.window.layers = "SSSLSSSSSSL";
+  config.window.kind = WindowKind::tokens_before;
+  config.train.steps = 20;
+  config.train.sequences = 2;
+  config.train.extension_steps = 2;
+  config.train.cooldown = 0.6;
+  config.train.final_lr_factor = 0.15;
+  config.train.loss = LossSum::sum;
+  config.train.untie_step = 13;
+  config.stage = {{1.0 / 3, 128, 24, 6, 16, 1, {1, 0.5, 0.25}, {1, 0.5, 0}, 0.25, 0.25},
+                  {1.0 / 3, 256, 48, 12, 28, 1.52, {1, 0.5}, {1, 0}, 0.25, 0},
+                  {1.0 / 3, 384, 48, 18, 40, 1.73, {1}, {1}, 0, 0},
+                  {0, 384, 48, 22, 48, 1, {1}, {1}, 0, 0}};
+  config.validation.length = 128;
+  config.validation.last_long_window = 64;
+  OptimizerConfig& o = config.optimizer;
+  o.muon_lr = 0.023;
+  o.muon_momentum_steps = 5;
+  o.muon_momentum_cooldown = 4;
+  o.orthogonalisation = Orthogonalisation::polar_express;
+  o.muon_block_heads = 2;
+  o.normuon_beta = 0.9;
+  o.muon_decay = 1.2;
+  o.adam_period = 2;
+  o.adam_epsilon_hat = true;
+  const auto group = [&](std::vector<std::string> names, double factor, double beta1, double beta2, double decay) {
+    config.group.push_back({std::move(names), 0.008 * factor, beta1, beta2, 0.005 * decay});
+  };
+  config.group.push_back({{"block.*.mlp_out"}, 4 * 0.023, 0, 0, 0});
+  group({"head", "embedding"}, 1, 0.5, 0.95, 150);
+  group({"value_embedding.*", "bigram"}, 75, 0.75, 0.95, 5);
+  group({"*.attention_factors", "smear_factor", "skip_factor"}, 5, 0.9, 0.99, 0);
+  group({"smear_gate"}, 0.01, 0.9, 0.99, 0);
+  group({"*.value_gate"}, 1, 0.9, 0.99, 1);
+  group({"*_post"}, 1, 0.9, 0.95, 0);
+  group({"*_residual"}, 5, 0.9, 0.95, 0);
+  group({"mudd_net.*.bias"}, 0.25, 0.9, 0.99, 0);
+  group({"mudd_net.*"}, 0.25, 0.9, 0.99, 1);
+  group({"gate_net.*.bias", "gate_net.scale"}, 0.1, 0.9, 0.99, 0);
+  group({"gate_net.*"}, 0.1, 0.9, 0.99, 1);
+  return config;
+}
+
+/// Relative error, of what is nearly zero on an absolute scale.
+void expect_close(double value, double golden, double tolerance, double floor, double& worst, const std::string& what) {
+  const double error = std::abs(value - golden) / std::max(std::abs(golden), floor);
+  worst = std::max(worst, error);
+  EXPECT_LE(error, tolerance) << what << ": " << value << " against " << golden;
+}
+
+template <class Norm>
+void expect_norms(const ParameterTable& table, const Norm& norm, const nlohmann::json& golden, double tolerance,
+                  double floor, const std::string& what) {
+  double worst = 0;
+  for (const Parameter& p : table.parameters()) {
+    if (p.group == Group::fixed) continue;
+    ASSERT_TRUE(golden.contains(p.name)) << p.name;
+    expect_close(norm(p), golden.at(p.name), tolerance, floor, worst, what + " of " + p.name);
+  }
+  std::printf("largest relative difference, %s: %.1e\n", what.c_str(), worst);
+}
+
+std::vector<kernels::Token> flat(const nlohmann::json& steps) {
+  std::vector<kernels::Token> tokens;
+  for (const auto& rows : steps) {
+    for (const auto& row : rows) tokens.insert(tokens.end(), row.begin(), row.end());
+  }
+  return tokens;
+}
+
+/// Adds to the weights that start at zero what zero_starts = False adds in the reference: uniform values of the
+/// parameter's sequence.
+void make_alive(Learner<Real>& learner) {
+  const std::pair<const char*, double> bounds[] = {{"*.mlp_out", 0.03},   {"bigram", 0.5},       {"smear_gate", 0.5},
+                                                   {"smear_factor", 0.5}, {"*.value_gate", 0.5}, {"*_net.*.out", 0.1},
+                                                   {"*_net.*.bias", 1}};
+  for (const Slab<float>& slab : learner.optimizer.slabs()) {
+    for (const auto& [pattern, bound] : bounds) {
+      if (!matches("/weights/" + std::string(pattern), slab.dataset)) continue;
+      Parameter uniform = learner.table.find(slab.dataset.substr(std::string("/weights/").size()));
+      uniform.init = Init::uniform;
+      uniform.bound = bound;
+      std::vector<float> more(slab.data.size());
+      initialise<float>({}, more, {&uniform, slab.total_rows, slab.cols, slab.first_row, slab.row_count, 0},
+                        learner.config.run.seed);
+      for (std::size_t i = 0; i < more.size(); ++i) slab.data[i] += more[i];
+    }
+  }
+  learner.optimizer.restore();
+}
+
+void compare(const std::string& name, bool alive) {
+  const nlohmann::json golden = nlohmann::json::parse(read_text(folder + name + ".json"));
+  TinyTraining training(blocks_config(), flat(golden.at("sequences")), 60, test_comm());
+  training.model.set_prefixes(golden.at("prefix_table").get<std::vector<std::int32_t>>());
+  if (alive) make_alive(training);
+  const ParameterTable& table = training.table;
+  const auto weight_norm = [&](const Parameter& p) { return training.weight_norm(p); };
+  const auto gradient_norm = [&](const Parameter& p) { return training.gradient_norm(p) / 2; };
+  expect_norms(table, weight_norm, golden.at("initial_norms"), 1e-6, 1e-9, "initial norm");
+  double worst = 0;
+  for (int step = 0; step < 20; ++step) {
+    expect_close(training.forward_backward(), golden.at("losses")[step], 1e-4, 1, worst,
+                 fmt::format("loss of step {}", step));
+    const std::string key = std::to_string(step);
+    if (golden.at("gradient_norms").contains(key)) {
+      expect_norms(table, gradient_norm, golden.at("gradient_norms").at(key), 1e-3, 1e-3, "gradient norm, step " + key);
+    }
+    training.update();
+  }
+  std::printf("largest difference, loss: %.1e\n", worst);
+  expect_norms(table, weight_norm, golden.at("final_norms"), 1e-4, 1e-9, "final norm");
+}
+
+TEST(Record89, Blocks) { compare("record89_blocks", false); }
+TEST(Record89, BlocksWithoutZeroStarts) { compare("record89_blocks_alive", true); }
+
+}  // namespace
+}  // namespace nanorun
