@@ -78,7 +78,7 @@ void compare_backward(int rows, int cols, int hidden, int outputs, bool learned_
                                        d_z.device(), d_c.device(), z.device(), u.device(), net.device());
   d_z.expect_match("d_z");
   // Of order sqrt(outputs) times sums over as many terms of random sign, each rounded to bf16 within d_z.
-  const double rounding = 0x1p-8 * std::sqrt(static_cast<double>(outputs));
+  const double rounding = 0x1p-9 * std::sqrt(static_cast<double>(outputs));
   d_u.expect_match("d_u", 0.2 * rounding * std::sqrt(static_cast<double>(hidden)));
   d_w_in.expect_match("d_w_in", rounding * std::sqrt(static_cast<double>(rows)), 1e-5);
   // Sums in another order.
