@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <stdexcept>
+#include <utility>
 
 #include "kernels/portable.hpp"
 
@@ -31,6 +32,12 @@ void with_terms(std::span<const MixTerm<T>> terms, const Body& body) {
 }
 static_assert(max_mix_terms == 6);
 
+/// sum_k c[k] from[k][j]. A loop over k would not always be unrolled, and that over j not be vectorised then.
+template <class T, std::size_t... k>
+KOKKOS_INLINE_FUNCTION T sum_of_terms(const T* const* from, const T* c, int j, std::index_sequence<k...>) {
+  return (... + (c[k] * from[k][j]));
+}
+
 /// Writes row t of out; returns sum_j out[t,j]².
 template <class T, int K>
 KOKKOS_FUNCTION T mix_row(int t, Mat<T> out, const Terms<T, K>& terms) {
@@ -44,8 +51,7 @@ KOKKOS_FUNCTION T mix_row(int t, Mat<T> out, const Terms<T, K>& terms) {
   T squares = 0;
 #pragma omp simd reduction(+ : squares)
   for (int j = 0; j < out.cols; ++j) {
-    T sum = c[0] * from[0][j];
-    for (int k = 1; k < K; ++k) sum += c[k] * from[k][j];
+    const T sum = sum_of_terms(from, c, j, std::make_index_sequence<K>());
     to[j] = sum;
     squares += sum * sum;
   }
