@@ -19,8 +19,8 @@ class Mask {
   /// Error(internal) when it is not.
   Mask(int length, kernels::WorkspaceAllocator& allocator);
 
-  /// Fills the arrays, which are in host memory. tokens [length], or [length / 2] with two rows each; window >= 1 row (a
-  /// positive multiple of the block for WindowKind::block). Throws Error(internal) when they are not.
+  /// Fills the arrays, which are in host memory. tokens [length], or [length / 2] with two rows each; window >= 1 row
+  /// (a positive multiple of the block for WindowKind::block). Throws Error(internal) when they are not.
   void build(std::span<const kernels::Token> tokens, kernels::Token end_of_text, WindowKind kind, int window);
 
   kernels::AttentionMask view() const;

@@ -24,9 +24,8 @@ struct Reference {
       m[i] = o.beta1 * m[i] + (1 - o.beta1) * gradient;
       v[i] = o.beta2 * v[i] + (1 - o.beta2) * std::pow(gradient, 2);
       const double correction1 = 1 - std::pow(o.beta1, o.t), correction2 = 1 - std::pow(o.beta2, o.t);
-      const double u = o.epsilon_hat
-                           ? o.lr * std::sqrt(correction2) / correction1 * m[i] / (std::sqrt(v[i]) + o.eps)
-                           : o.lr * (m[i] / correction1) / (std::sqrt(v[i] / correction2) + o.eps);
+      const double u = o.epsilon_hat ? o.lr * std::sqrt(correction2) / correction1 * m[i] / (std::sqrt(v[i]) + o.eps)
+                                     : o.lr * (m[i] / correction1) / (std::sqrt(v[i] / correction2) + o.eps);
       if (u * w[i] > 0) w[i] -= o.decay * w[i];
       w[i] -= u;
       gradient_squares += std::pow(gradient, 2);
