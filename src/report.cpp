@@ -17,6 +17,7 @@
 #include "src/schedule.hpp"
 #include "src/stop.hpp"
 #include "src/text.hpp"
+#include "src/update_rules.hpp"
 
 namespace nanorun {
 
@@ -136,13 +137,15 @@ std::vector<std::string> opening_lines(const Config& config, const Provenance& p
                                                  : "bf16",
                               ranks > 1 ? ", tensors travel through " : "", transport));
   if (!device_note.empty()) lines.push_back(device_note);
-  // The fp8 gradient scale is absolute and belongs to the mean over a certain number of tokens.
-  const double ratio = static_cast<double>(config.train.length) / config.head.scale_g_length;
-  if (fp8 && (ratio < 0.5 || ratio > 2)) {
+  for (std::string& warning : group_warnings(config, table)) lines.push_back(std::move(warning));
+  // The fp8 gradient scale is absolute; of a mean it belongs to a certain number of tokens.
+  const int length = longest_length(config);
+  const double ratio = static_cast<double>(length) / config.head.scale_g_length;
+  if (fp8 && config.train.loss == LossSum::mean && (ratio < 0.5 || ratio > 2)) {
     lines.push_back(
         fmt::format("warning: head.scale_g = {} was chosen for sequences of {} tokens (head.scale_g_length), "
-                    "train.length is {}",
-                    config.head.scale_g, config.head.scale_g_length, config.train.length));
+                    "those of training have {}",
+                    config.head.scale_g, config.head.scale_g_length, length));
   }
   return lines;
 }
@@ -255,6 +258,7 @@ std::string plan(const Config& config, const ParameterTable& table, int ranks) {
   row("FLOPs per step, widest window",
       in_units(config.train.sequences * flops_per_sequence(config, table, config.train.steps), "FLOP"));
   row("bytes sent per rank and step", in_units(bytes_sent_per_step(config, table, ranks), "B", 1024));
+  for (const std::string& warning : group_warnings(config, table)) text += warning + "\n";
   return text;
 }
 

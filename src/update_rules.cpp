@@ -1,5 +1,7 @@
 #include "src/update_rules.hpp"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 
 namespace nanorun {
@@ -55,6 +57,18 @@ UpdateRule update_rule(const Config& config, const Parameter& parameter) {
     return {group_lr(o, parameter.group), o.adam_beta1, o.adam_beta2, matrix ? o.muon_decay : 0};
   }
   return {named->lr, named->beta1, named->beta2, matrix ? o.muon_decay : named->decay};
+}
+
+std::vector<std::string> group_warnings(const Config& config, const ParameterTable& table) {
+  std::vector<std::string> warnings;
+  for (std::size_t i = 0; i < config.group.size(); ++i) {
+    for (const std::string& pattern : config.group[i].tensors) {
+      const auto named = [&](const Parameter& parameter) { return matches(pattern, parameter.name); };
+      if (std::ranges::any_of(table.parameters(), named)) continue;
+      warnings.push_back(fmt::format("warning: group.{}.tensors: no tensor of the model is called {}", i, pattern));
+    }
+  }
+  return warnings;
 }
 
 int muon_block_rows(const Config& config, const Parameter& parameter, int matrix) {

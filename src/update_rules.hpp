@@ -18,6 +18,9 @@ struct UpdateRule {
 };
 UpdateRule update_rule(const Config& config, const Parameter& parameter);
 
+/// A line for each name in a [[group]] that describes no tensor of the model, as a mechanism may be switched off.
+std::vector<std::string> group_warnings(const Config& config, const ParameterTable& table);
+
 /// Rows of the blocks in which Muon orthogonalises one of a tensor's matrices.
 int muon_block_rows(const Config& config, const Parameter& parameter, int matrix);
 

@@ -50,11 +50,37 @@ def buckets(model):
         table += [Bucket(4 * attention, width * width, width, width),
                   Bucket(len(members), hidden * width, hidden, width),
                   Bucket(len(members), hidden * width, width, hidden)]
-    embeddings = 1 + (model["value_embeddings"] if model["value_path"] == "embeddings" else 0)
-    table += [Bucket(-(-vocabulary // 128) * 128, width), *embeddings * [Bucket(vocabulary, width)]]
-    mix = 1 if model["value_path"] == "first" else 2
-    table += [Bucket(2 * layers + mix * (layers - len(without)), 1), Bucket(layers // 2, 1)]
+    padded = -(-vocabulary // 128) * 128
+    values = {"embeddings": model["value_embeddings"], "gated_embeddings": len(model.get("value_layers", []))}
+    table += [Bucket(padded, width), *values.get(model["value_path"], 0) * [Bucket(vocabulary, width)],
+              Bucket(padded if model.get("tied_head") else vocabulary, width)]
+    if model.get("residual") == "scaled":
+        table += scaled_tables(model)
+    else:
+        mix = 1 if model["value_path"] == "first" else 2
+        table += [Bucket(2 * layers + mix * (layers - len(without)), 1), Bucket(layers // 2, 1)]
     return [b for b in table if b.units > 0]
+
+
+def scaled_tables(model):
+    """Tables and scalars of a model with residual = "scaled" beside those of every model."""
+    layers, heads, mudd = model["layers"], model["heads"], model["mudd"]
+    attending = [i for i in range(layers) if i not in model["layers_without_attention"]]
+    injecting = [i for i in attending if not mudd or i + 1 < layers]
+    halves = len(injecting) + layers - mudd
+    scalars = 2 * halves + 2 * len(attending) + (model["skip_to"] >= 0) + 13 * model["smear"]
+    scalars += 12 * heads * sum(not mudd or i + 1 < layers for i in model["value_layers"])
+    xsa, gates = len(model["xsa_layers"]) * heads, len(model["gated_layers"]) * heads
+    columns, nets = (19, 2) if mudd else (0, 0)
+    if model["gate_nets"]:
+        nets += 2
+        columns += xsa + gates + 2 * len(injecting) + (model["skip_to"] >= 0) + 2 * heads * len(model["composed_layers"])
+        scalars += 1
+    else:
+        scalars += xsa + 12 * gates + 2 * len(injecting)
+    hidden = model["coefficient_width"]
+    rows = (model["bigram_rows"], model["bigram_sign_rows"], nets * hidden)
+    return [*(Bucket(count, model["width"]) for count in rows), Bucket(scalars + columns * (hidden + 1), 1)]
 
 
 def newton_schulz_flops(bucket):
