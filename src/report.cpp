@@ -236,6 +236,29 @@ std::string closing_lines(const RunSummary& s) {
   return text;
 }
 
+namespace {
+
+/// Tokens and FLOPs of a step, of every stage where there are stages.
+std::vector<std::pair<std::string, std::string>> work_rows(const Config& config, const ParameterTable& table) {
+  const auto flops = [&](long step) {
+    return in_units(config.train.sequences * flops_per_sequence(config, table, step), "FLOP");
+  };
+  if (config.stage.empty()) {
+    return {{"tokens per step", std::to_string(step_tokens(config, 0))},
+            {"FLOPs per step, widest window", flops(config.train.steps)}};
+  }
+  std::vector<std::pair<std::string, std::string>> rows;
+  for (int stage = 0; stage < stage_count(config); ++stage) {
+    const auto [first, end] = stage_steps(config, stage);
+    rows.emplace_back(fmt::format("stage {}, {} steps", stage, end - first),
+                      fmt::format("{} tokens and {} per step", step_tokens(config, first), flops(first)));
+  }
+  rows.emplace_back("tokens of all steps", std::to_string(tokens_before(config, config.train.steps)));
+  return rows;
+}
+
+}  // namespace
+
 std::string plan(const Config& config, const ParameterTable& table, int ranks) {
   const double gradients = static_cast<double>(table.size()) * sizeof(kernels::acc_t<Real>);
   const double weights = weight_bytes(table);
@@ -254,9 +277,7 @@ std::string plan(const Config& config, const ParameterTable& table, int ranks) {
   row("  activations", in_units(activations, "B", 1024));
   row("  buffers of collectives", in_units(buffers, "B", 1024));
   if (runtime > 0) row("  CUDA and cuBLAS, at most", in_units(runtime, "B", 1024));
-  row("tokens per step", std::to_string(step_tokens(config, config.train.steps)));
-  row("FLOPs per step, widest window",
-      in_units(config.train.sequences * flops_per_sequence(config, table, config.train.steps), "FLOP"));
+  for (const auto& [what, value] : work_rows(config, table)) row(what.c_str(), value);
   row("bytes sent per rank and step", in_units(bytes_sent_per_step(config, table, ranks), "B", 1024));
   for (const std::string& warning : group_warnings(config, table)) text += warning + "\n";
   return text;

@@ -12,6 +12,7 @@
 
 #include "src/config.hpp"
 #include "src/params.hpp"
+#include "src/report.hpp"
 #include "src/schedule.hpp"
 #include "src/update_rules.hpp"
 #include "tests/support/deck_errors.hpp"
@@ -295,4 +296,16 @@ TEST(Inputs, GradientScalesOfFp8BelongToTheLength) {
 TEST(Inputs, KeyReferenceIsCurrent) {
   EXPECT_TRUE(read_file(source_folder / "docs/keys.md") == key_reference())
       << "docs/keys.md is stale; renew it with: build/cpu/bin/nanorun keys > docs/keys.md";
+}
+
+TEST(Inputs, PlanOfRecord89SaysTheWorkOfEachStage) {
+  const Config config = read_deck("record89");
+  const std::string text = plan(config, ParameterTable(config.model), 8);
+  for (const char* line :
+       {"stage 0, 423 steps               131072 tokens", "stage 1, 424 steps               262144 tokens",
+        "stage 2, 423 steps               393216 tokens", "stage 3, 15 steps                393216 tokens",
+        "tokens of all steps              338821120\n"}) {
+    EXPECT_NE(text.find(line), std::string::npos) << line << "\n" << text;
+  }
+  EXPECT_EQ(text.find("warning"), std::string::npos) << text;
 }
