@@ -179,7 +179,8 @@ void ParameterTable::add_gate_scalars(const ModelConfig& config) {
     for (const int layer : config.gated_layers)
       add_scalar(block_name(layer, "attention_gate"), heads, gate_columns, {});
     for (int i = 0; i < config.layers; ++i) {
-      if (injects(config, i)) add_scalar(block_name(i, "injection"), 2, 1, {0, injection_start});
+      const std::vector<double> starts = injection_starts(config);
+      if (injects(config, i)) add_scalar(block_name(i, "injection"), static_cast<int>(starts.size()), 1, starts);
     }
   }
   close_bucket(1, -1);
@@ -242,7 +243,7 @@ std::vector<OwnedRows> ParameterTable::owned(const Bucket& bucket, int rank, int
     if (p.offset < bucket.offset || p.offset >= bucket.offset + bucket.size()) continue;
     const std::size_t first = std::clamp(begin, p.offset, p.offset + p.size());
     const std::size_t last = std::clamp(end, p.offset, p.offset + p.size());
-    const auto cols = static_cast<std::uint64_t>(p.cols);
+    const auto cols = static_cast<std::uint64_t>(p.shared_cols());
     rows.push_back({&p, p.size() / cols, cols, (first - p.offset) / cols, (last - first) / cols, first});
   }
   return rows;

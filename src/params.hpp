@@ -36,6 +36,8 @@ struct Parameter {
   std::string like{};         ///< the parameter whose initial values these are; empty: none
 
   std::size_t size() const { return static_cast<std::size_t>(matrices) * rows * cols; }
+  /// Columns of the tensor as ranks share and checkpoints store it: learned scalars are shared one by one.
+  int shared_cols() const { return group == Group::scalar || group == Group::skip ? 1 : cols; }
 };
 
 /// Consecutive tensors that are reduced, updated and gathered together. Ranks own whole units: a matrix with Muon, a
@@ -62,7 +64,8 @@ struct Bucket {
 /// Whether two buckets hold matrices of one shape or its transpose.
 bool alike(const Bucket& a, const Bucket& b);
 
-/// Rows [first_row, first_row + row_count) of a tensor seen as [total_rows, cols], which this rank owns.
+/// Rows [first_row, first_row + row_count) of a tensor seen as [total_rows, cols], cols = shared_cols(), which this
+/// rank owns.
 struct OwnedRows {
   const Parameter* parameter = nullptr;
   std::uint64_t total_rows = 0;

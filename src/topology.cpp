@@ -26,7 +26,7 @@ NetPlan gate_net(const ModelConfig& config, int index, int place, int first, int
     if (names(config.gated_layers, i)) append(net, fmt::format("attention_gate.{}", i), heads(0.25));
   }
   for (int i = first; i < end; ++i) {
-    if (injects(config, i)) append(net, fmt::format("injection.{}", i), {0, injection_start});
+    if (injects(config, i)) append(net, fmt::format("injection.{}", i), injection_starts(config));
   }
   if (config.skip_to >= first && config.skip_to < end) append(net, "skip", {0.5});
   for (int i = first; i < end; ++i) {
@@ -62,6 +62,10 @@ bool mixes_by_mudd(const ModelConfig& config, int layer) { return config.mudd &&
 
 bool injects(const ModelConfig& config, int layer) {
   return config.residual == Residual::scaled && has_attention(config, layer) && !mixes_by_mudd(config, layer);
+}
+
+std::vector<double> injection_starts(const ModelConfig& config) {
+  return config.bigram_rows > 0 ? std::vector<double>{0, injection_start} : std::vector<double>{0};
 }
 
 int attention_input_of(const ModelConfig& config, int layer) {

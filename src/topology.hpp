@@ -24,6 +24,8 @@ bool names(const std::vector<int>& layers, int layer);
 bool mixes_by_mudd(const ModelConfig& config, int layer);
 /// Whether layer adds x0 and the bigram embeddings after its attention, by coefficients of its own.
 bool injects(const ModelConfig& config, int layer);
+/// Starts of these coefficients: of x0, and of the bigram embeddings where there are any.
+std::vector<double> injection_starts(const ModelConfig& config);
 /// Whether layer reads the output of another layer in place of its own input: attention_source + 1, else the layer.
 int attention_input_of(const ModelConfig& config, int layer);
 

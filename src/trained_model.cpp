@@ -71,7 +71,7 @@ Token end_of_text_of(const std::string& checkpoint, const Config& config, std::o
 std::vector<Slab<float>> weight_slabs(const ParameterTable& table) {
   std::vector<Slab<float>> slabs;
   for (const Parameter& parameter : table.parameters()) {
-    const auto cols = static_cast<std::uint64_t>(parameter.cols);
+    const auto cols = static_cast<std::uint64_t>(parameter.shared_cols());
     const std::uint64_t rows = parameter.size() / cols;
     slabs.push_back({"/weights/" + parameter.name, rows, cols, 0, rows, {}});
   }

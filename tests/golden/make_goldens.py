@@ -81,7 +81,7 @@ def main():
     decks = [deck.stem for deck in sorted(HERE.glob("record*.toml")) if not deck.stem.startswith("record89")]
     configs = {f"record89_{config}": config for config in RECORD89}
     answers = {f"hellaswag_{name}": name for name in ANSWERING}
-    names = parser.parse_args().names or [*decks, *configs, *answers]
+    names = parser.parse_args().names or [*decks, *configs, *answers, "record89_switches"]
     shard, questions = HERE / "tokens.bin", HERE / "hellaswag.bin"
     tokens = synthetic_tokens(TOKENS)
     write_shard(shard, tokens)
@@ -93,6 +93,8 @@ def main():
             more = ["--sequences"] if "blocks" in name else ["--write-data", HERE]
             make("reference89.py", "--config", configs[name], "--gradients", "0,6,14", "--validations", "0,12", "--out",
                  out, *more)
+        elif name == "record89_switches":
+            make("reference89.py", "--switches", out)
         elif name in answers:
             make("hellaswag.py", HERE / f"{answers[name]}.toml", questions, out)
         else:

@@ -9,6 +9,7 @@ import argparse
 import json
 import sys
 import unittest
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,10 +17,9 @@ import torch
 
 from make_goldens import write_shard
 from record89 import data, parameters
-from record89.config import CONFIGS, override
+from record89.config import CONFIGS, SWITCHES, override
 from record89.run import train
 from reference import read_shard
-
 
 
 def longest_sequence(c):
@@ -42,6 +42,20 @@ def synthetic_shards(c, folder):
     return shards[:2], shards[2]
 
 
+def make_switches(out):
+    """Losses and final norms of every config of SWITCHES, in one file."""
+    config = CONFIGS["blocks_alive"]
+    shards, validation = synthetic_shards(config, None)
+    prefixes = data.synthetic_prefixes(config.vocabulary, config.padded_vocabulary)
+    results = {}
+    for name, changes in SWITCHES.items():
+        result, _ = train(replace(config, **changes), shards, (validation, *validation_shape(config)), prefixes,
+                          torch.float64, config.total_steps, set(), set(), progress=lambda line: None)
+        results[name] = {"losses": result["losses"], "final_norms": result["final_norms"]}
+    lines = [f'"{name}": {json.dumps(result)}' for name, result in results.items()]
+    out.write_text("{\n" + ",\n".join(lines) + "\n}\n")
+
+
 def arguments():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("overrides", nargs="*", metavar="field=value", help="fields of record89/config.py")
@@ -57,6 +71,7 @@ def arguments():
     parser.add_argument("--save", help=".npz to write the last parameters to")
     parser.add_argument("--write-data", metavar="FOLDER", help="write the synthetic shards as .bin")
     parser.add_argument("--sequences", action="store_true", help="write the tokens of the sequences too")
+    parser.add_argument("--switches", metavar="FILE", help="write the results of every config of SWITCHES, and end")
     parser.add_argument("--table", action="store_true", help="print the parameters of the config and end")
     parser.add_argument("--single", action="store_true", help="work in fp32")
     return parser.parse_intermixed_args()
@@ -67,6 +82,9 @@ def main():
         modules = ["test_record89_parts", "test_record89_training"]
         unittest.main(module=None, argv=["reference89.py test", *(sys.argv[2:] or modules)])
     a = arguments()
+    if a.switches:
+        make_switches(Path(a.switches))
+        return
     c = override(CONFIGS[a.config], a.overrides)
     if a.table:
         for row in parameters.parameter_table(c):

@@ -166,6 +166,60 @@ void compare(const std::string& name, bool alive) {
   expect_norms(table, weight_norm, golden.at("final_norms"), 1e-4, 1e-9, "final norm");
 }
 
+/// What a config of SWITCHES in record89/config.py switches off.
+struct Switch {
+  const char* name;
+  void (*set)(Config&);
+};
+
+void without_mudd(Config& config) { config.model.mudd = false; }
+
+const Switch switches[] = {
+    {"no_paired", [](Config& c) { c.model.paired_layers.clear(); }},
+    {"no_xsa", [](Config& c) { c.model.xsa_layers.clear(); }},
+    {"no_gates", [](Config& c) { c.model.gated_layers.clear(); }},
+    {"no_dc", [](Config& c) { c.model.composed_layers.clear(); }},
+    {"no_key_offset", [](Config& c) { c.model.key_offset_layers.clear(); }},
+    {"no_smear", [](Config& c) { c.model.smear = false; }},
+    {"no_bigram", [](Config& c) { c.model.bigram_rows = c.model.bigram_sign_rows = 0; }},
+    {"no_yarn", [](Config& c) { c.model.yarn = false; }},
+    {"whole_heads", [](Config& c) { c.optimizer.muon_block_heads = 0; }},
+    {"newton_schulz", [](Config& c) { c.optimizer.orthogonalisation = Orthogonalisation::newton_schulz; }},
+    {"no_second_moment", [](Config& c) { c.optimizer.normuon_beta = 0; }},
+    {"every_step", [](Config& c) { c.optimizer.adam_period = 1, c.train.untie_step = 12; }},
+    {"no_mudd", without_mudd},
+    {"no_skip", [](Config& c) { without_mudd(c), c.model.skip_from = c.model.skip_to = -1; }},
+    {"no_late_source", [](Config& c) { without_mudd(c), c.model.attention_source = -1; }},
+    {"no_values",
+     [](Config& c) { without_mudd(c), c.model.value_path = ValuePath::none, c.model.value_layers.clear(); }},
+};
+
+class Record89Without : public testing::TestWithParam<Switch> {};
+
+TEST_P(Record89Without, AgreesWithTheReference) {
+  const nlohmann::json base = nlohmann::json::parse(read_text(folder + "record89_blocks_alive.json"));
+  const nlohmann::json all = nlohmann::json::parse(read_text(folder + "record89_switches.json"));
+  const nlohmann::json& golden = all.at(GetParam().name);
+  Config config = blocks_config();
+  GetParam().set(config);
+  TinyTraining training(config, flat(base.at("sequences")), 60, test_comm());
+  training.model.set_prefixes(base.at("prefix_table").get<std::vector<std::int32_t>>());
+  make_alive(training);
+  double worst = 0;
+  for (int step = 0; step < 20; ++step) {
+    expect_close(training.forward_backward(), golden.at("losses")[step], 1e-4, 1, worst,
+                 fmt::format("loss of step {}", step));
+    training.update();
+  }
+  std::printf("largest difference, loss: %.1e\n", worst);
+  expect_norms(
+      training.table, [&](const Parameter& p) { return training.weight_norm(p); }, golden.at("final_norms"), 1e-4, 1e-9,
+      "final norm");
+}
+
+INSTANTIATE_TEST_SUITE_P(Each, Record89Without, testing::ValuesIn(switches),
+                         [](const auto& info) { return std::string(info.param.name); });
+
 TEST(Record89, Blocks) { compare("record89_blocks", false); }
 TEST(Record89, BlocksWithoutZeroStarts) { compare("record89_blocks_alive", true); }
 

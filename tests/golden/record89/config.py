@@ -258,6 +258,29 @@ def climb():
 climb()
 
 
+# blocks_alive with mechanisms switched off, one or a few that belong together.
+NO_MUDD = {"mudd": "off"}
+SWITCHES = {
+    "no_paired": {"paired_layers": ()},
+    "no_xsa": {"xsa_layers": ()},
+    "no_gates": {"attention_gate_layers": ()},
+    "no_dc": {"dc_layers": ()},
+    "no_key_offset": {"key_offset": False},
+    "no_smear": {"smear": False},
+    "no_bigram": {"bigram": False},
+    "no_yarn": {"yarn": False},
+    "untied": {"tied": False},
+    "whole_heads": {"heads_per_block": 6},
+    "newton_schulz": {"orthogonalisation": "newton_schulz"},
+    "no_second_moment": {"second_moment": False},
+    "every_step": {"adam_period": 1},
+    "no_mudd": NO_MUDD,
+    "no_skip": NO_MUDD | {"skip": None},
+    "no_late_source": NO_MUDD | {"late_source": None},
+    "no_values": NO_MUDD | {"value_layers": ()},
+}
+
+
 def override(config, texts):
     """Fields from texts name=value, the value in Python's syntax."""
     names = {f.name for f in fields(Config)}
