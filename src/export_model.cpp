@@ -31,6 +31,19 @@ constexpr const char* sections[] = {"model", "window"};
 /// Keys without which a file is no description of a model; others take their defaults, as models of older versions do.
 const std::string always_there[] = {"model.vocabulary", "model.width", "model.heads", "model.layers", "window.layers"};
 
+/// What modeling_nanorun.py does not compute, as the deck spells it; empty: it computes all of the model.
+std::string beyond_pytorch(const Config& config) {
+  const bool short_windows = config.window.layers.find('S') != std::string::npos;
+  if (config.model.residual != Residual::unet) return "model.residual = \"scaled\"";
+  if (config.model.softcap_kind != kernels::SoftcapKind::tanh) return "model.softcap_kind = \"sigmoid\"";
+  if (config.model.tied_head) return "model.tied_head";
+  if (config.model.yarn) return "model.yarn";
+  if (config.window.kind == WindowKind::tokens_before) return "window.kind = \"tokens_before\"";
+  if (short_windows && !config.stage.empty()) return "stage.N.short_window";  // it takes half the long window
+  if (short_windows && config.validation.last_long_window > 0) return "validation.last_long_window";
+  return "";
+}
+
 /// The value of a key as the deck spells it.
 Json value_of(const Key& key, Config& config) {
   return std::visit(
@@ -100,6 +113,8 @@ Config read_config(const std::string& path) {
   try {
     Config config = parse_deck("", path, overrides);
     check_model(config);
+    const std::string beyond = beyond_pytorch(config);
+    if (!beyond.empty()) throw Error(ExitCode::data, beyond + " is not one of the models that can be exported");
     return config;
   } catch (const Error& error) {
     const std::string what = error.what();
@@ -229,6 +244,11 @@ void export_model(const ExportOptions& options) {
   Comm alone(MPI_COMM_SELF);
   const CheckpointHeader header = read_checkpoint_header(alone, options.checkpoint);
   const Config config = parse_deck(header.deck, options.checkpoint, {});
+  const std::string beyond = beyond_pytorch(config);
+  if (!beyond.empty()) {
+    throw Error(ExitCode::usage, fmt::format("{}: the PyTorch files do not compute {}: such a model cannot be exported",
+                                             options.checkpoint, beyond));
+  }
   const ParameterTable table(config.model);
   require_own_model(header, table, options.checkpoint);
   const int window = validation_windows(config, header.progress.step).long_tokens;
