@@ -191,3 +191,15 @@ def restarted_from(job):
     """Step of the checkpoint that the job continued, or None."""
     found = re.search(r"restarted from the checkpoint of step (\d+)", "".join(job.output))
     return int(found[1]) if found else None
+
+
+def differing_windows(a, b, width=8, block=4096):
+    """Smallest number of windows of `width` bytes that hold all differences of two byte strings."""
+    count, end = 0, -1
+    for first in range(0, min(len(a), len(b)), block):
+        if a[first:first + block] == b[first:first + block]:
+            continue  # large files are alike but for a few bytes
+        for i, (x, y) in enumerate(zip(a[first:first + block], b[first:first + block]), first):
+            if x != y and i >= end:
+                count, end = count + 1, i + width
+    return count

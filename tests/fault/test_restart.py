@@ -1,15 +1,6 @@
 """Restarted runs continue as if they had never stopped."""
 
-from harness import FaultTest, losses, restarted_from, small_run
-
-
-def differing_windows(a, b, width=8):
-    """Smallest number of windows of `width` bytes that hold all differences of two byte strings."""
-    count, end = 0, -1
-    for i, (x, y) in enumerate(zip(a, b)):
-        if x != y and i >= end:
-            count, end = count + 1, i + width
-    return count
+from harness import FaultTest, differing_windows, losses, restarted_from, small_run
 
 
 class Restart(FaultTest):

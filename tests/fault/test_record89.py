@@ -1,0 +1,127 @@
+"""A small record 89 from its deck, with all its mechanisms but prefixes: ranks, restarts, the finished model."""
+
+import json
+import random
+import shutil
+from pathlib import Path
+
+from harness import FaultTest, Job, differing_windows, losses, restarted_from, small_run
+
+DECK = Path(__file__).resolve().parents[2] / "inputs" / "record89.toml"
+STEPS = 20  # stages begin at 0, 6, 12 and 18; the update of step 13 unties; Adam updates in every second step
+STAGES = [(128, 40, 16, 48), (256, 90, 32, 96), (384, 120, 48, 128), (384, 120, 64, 160)]
+SMALL = (
+    "run.name=run", "run.log_every=1", "trace.enabled=false", "head.precision=fp32", "model.vocabulary=257", "model.width=48",
+    "model.head_dim=8", "model.bigram_rows=97", "model.bigram_sign_rows=16", "model.coefficient_width=8",
+    "model.composition_window=24", f"train.steps={STEPS}", "train.extension_steps=2", "train.untie_step=13",
+    "train.sequences=4", "optimizer.muon_momentum_steps=5", "optimizer.muon_momentum_cooldown=4",
+    'data.train=["short.h5"]', 'data.validation=["data.h5"]', 'data.prefix_table=""', "validation.every=5",
+    "validation.tokens=1024", "validation.length=512", "validation.last_long_window=240",
+    *(f"stage.{i}.{key}={value}" for i in (0, 1) for key, value in (("prefix", 0), ("prefix_end", 0))),
+    *(f"stage.{i}.{key}={value}" for i, values in enumerate(STAGES)
+      for key, value in zip(("length", "longest_document", "short_window", "long_window"), values)))
+
+
+class Record89(FaultTest):
+    def prepare(self, folder):
+        """The deck of the record; data.h5, and short.h5 of documents that fit into a sequence."""
+        folder.mkdir(exist_ok=True)
+        shutil.copy(DECK, folder / "deck.toml")
+        small_run.write_data(folder)
+        draw = random.Random(1)
+        texts = [f"short_{i:03}.txt" for i in range(600)]
+        for text in texts:
+            (folder / text).write_text("".join(draw.choices("abc ", k=draw.randint(20, 150))))
+        self.assertEqual(Job(folder, 1, ["shard", "short.h5", *texts, "--text"]).wait(), 0)
+
+    def train(self, ranks, *overrides, code=0):
+        return super().train(ranks, *SMALL, *overrides, code=code)
+
+    def command(self, *arguments, ranks=None, code=0):
+        job = Job(self.folder, ranks, arguments)
+        self.assertEqual(job.wait(), code, job.text())
+        return job
+
+    def moved_aside(self):
+        """The finished run's folder makes room for another run of its name, whose deck is then the same."""
+        return self.run_folder().rename(self.folder / "outputs" / "whole")
+
+    def metrics(self, run):
+        """Exact figures of steps and validations that do not depend on the time."""
+        lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+        return [{key: line[key] for key in ("step", "loss", "gradient_norm", "validation_loss") if key in line}
+                for line in lines]
+
+    def assert_identical(self, whole):
+        """The same figures, weights and state of the optimizer as those of a run that was never stopped."""
+        self.assertEqual(self.metrics(self.run_folder()), self.metrics(whole))
+        a, b = self.checkpoint(STEPS).read_bytes(), (whole / "checkpoints" / self.checkpoint(STEPS).name).read_bytes()
+        self.assertEqual(len(a), len(b))
+        # The attributes train_seconds and, because of it, the checksum of the attributes and HDF5's of the whole block.
+        self.assertEqual(differing_windows(a, b), 3)
+
+    def assert_close(self, found, expected):
+        self.assertEqual(sorted(found), list(range(1, STEPS + 1)))
+        for step, loss in found.items():
+            self.assertAlmostEqual(loss, expected[step], delta=1e-5 * expected[step] + 1e-5)  # printed to 1e-5
+
+    def test_all_ranks_and_changes_of_them(self):
+        """Losses agree through all stages and the untying, also where the ranks change on the way."""
+        whole = losses(self.train(1))
+        self.assertLess(whole[STEPS], whole[1] - 0.5)
+        for ranks in (2, 4):
+            self.assert_close(losses(self.train(ranks, f"run.name=ranks{ranks}")), whole)
+        found = {}
+        for ranks, stop in ((2, 5), (1, 14), (4, 0)):
+            found |= losses(self.train(ranks, "run.name=changing", f"stop.step={stop}", code=75 if stop else 0))
+        self.assert_close(found, whole)
+
+    def test_stopped_anywhere_is_bit_exact(self):
+        """Within a period of Adam, where stages begin, around the untying, and in the extension."""
+        whole = losses(self.train(2))
+        aside = self.moved_aside()
+        found, stops = {}, (3, 6, 13, 14, 15, 19)
+        for before, stop in zip((None, *stops), (*stops, 0)):
+            job = self.train(2, *([f"stop.step={stop}"] if stop else []), code=75 if stop else 0)
+            self.assertEqual(restarted_from(job), before)
+            self.assertFalse(found.keys() & losses(job).keys())
+            found |= losses(job)
+        self.assertEqual(found, whole)
+        self.assert_identical(aside)
+
+    def test_killed_is_bit_exact(self):
+        whole = losses(self.train(2, "checkpoint.every=1"))
+        aside = self.moved_aside()
+        job = self.start(2, *SMALL, "checkpoint.every=1")
+        job.until_step(9)
+        job.kill()
+        again = self.train(2, "checkpoint.every=1")
+        self.assertIsNotNone(restarted_from(again))
+        self.assertEqual(losses(job) | losses(again), whole)
+        self.assert_identical(aside)
+
+    def test_finished_model(self):
+        """Evaluated as the run's last validation, with its window; sampled from; the beginning of another run."""
+        self.train(2)
+        checkpoint, loss = self.checkpoint(STEPS), self.summary()["final_val_loss"]
+        for ranks in (None, 3):
+            said = self.command("eval", checkpoint, ranks=ranks).output
+            self.assertIn("window 240\n", said[0])
+            self.assertIn(f"loss           {loss} nats per token\n", said)
+        text = "".join(self.command("sample", checkpoint, "--prompt", "abc", "--tokens", 20, "--top-k", 3).output)
+        self.assertRegex(text, r"\Aabc[abc ]+\n\Z")
+        begun = self.train(2, "run.name=begun", f"checkpoint.weights={checkpoint}", "stop.step=2", code=75)
+        self.assertIn(f"begins with the weights of {checkpoint}, step {STEPS}\n", begun.output)
+        job = self.command("export", checkpoint, "model", code=2)
+        self.assert_refused(job, f"{checkpoint}: the PyTorch files do not compute model.residual = \"scaled\"")
+        self.assertFalse((self.folder / "model").exists())
+
+    def test_wrong_decks(self):
+        for override, keys in (("train.untie_step=12", ("train.untie_step", "optimizer.adam_period = 2")),
+                               ("stage.1.share=0.5", ("stage.0.share to stage.3.share", "add up to 1"))):
+            self.assert_refused(self.train(2, override, code=2), *keys)
+        self.assertFalse((self.folder / "outputs").exists())
+
+
+if __name__ == "__main__":
+    small_run.main()
