@@ -359,7 +359,7 @@ def check_sweep_block(lines):
 def check_block(page, lines):
     if lines[0].startswith("deck = "):
         return check_sweep_block(lines)
-    if re.fullmatch(r"\[[a-z]+\]|\[\[[a-z]+\]\]", lines[0]):
+    if re.fullmatch(r"\[[a-z]+\]", lines[0]):
         return check_deck(lines)
     if any(page == name and lines[0].startswith(first) for name, first in OTHER_BLOCKS):
         return None
