@@ -81,13 +81,32 @@ TEST(Bucket, MatricesOfLikeShapesAreSharedEvenlyOverAllBuckets) {
   }
 }
 
-TEST(ParameterTable, OwnedRowsOfAllRanksCoverEveryTensorOnce) {
-  ModelConfig model = record21_model();
-  model.width = 32;
-  model.heads = 2;
-  model.head_dim = 16;
+/// A model with learned scalars of several columns, which ranks share one by one.
+ModelConfig scaled_model() {
+  ModelConfig model;
   model.vocabulary = 77;
-  const ParameterTable table(model);
+  model.width = 30;
+  model.heads = 6;
+  model.head_dim = 5;
+  model.layers = 5;
+  model.residual = Residual::scaled;
+  model.layers_without_attention = {2};
+  model.skip_from = 1;
+  model.skip_to = 2;
+  model.attention_source = 2;
+  model.value_path = ValuePath::gated_embeddings;
+  model.value_layers = {1, 4};
+  model.smear = model.gate_nets = model.mudd = true;
+  model.gate_net_layer = 2;
+  model.xsa_layers = {1};
+  model.gated_layers = {1, 3};
+  model.coefficient_width = 7;
+  model.bigram_rows = 13;
+  return model;
+}
+
+/// The parts of ranks tile every tensor.
+void check_owned_rows(const ParameterTable& table) {
   for (const int ranks : {1, 3, 5}) {
     std::size_t covered = 0;
     for (const Bucket& bucket : table.buckets()) {
@@ -106,6 +125,16 @@ TEST(ParameterTable, OwnedRowsOfAllRanksCoverEveryTensorOnce) {
     }
     EXPECT_EQ(covered, table.size()) << ranks << " ranks";
   }
+}
+
+TEST(ParameterTable, OwnedRowsOfAllRanksCoverEveryTensorOnce) {
+  ModelConfig model = record21_model();
+  model.width = 32;
+  model.heads = 2;
+  model.head_dim = 16;
+  model.vocabulary = 77;
+  check_owned_rows(ParameterTable(model));
+  check_owned_rows(ParameterTable(scaled_model()));
 }
 
 /// All initial values.
@@ -205,11 +234,7 @@ TEST(Initialise, FollowsTheDocumentedDistributions) {
   EXPECT_EQ(weights[table.find("skip.1").offset], 1);
 }
 
-TEST(Initialise, PartsOfRanksMakeUpTheWhole) {
-  ModelConfig model = record21_model();
-  model.vocabulary = 101;
-  model.width = 32;
-  const ParameterTable table(model);
+void check_parts(const ParameterTable& table) {
   const std::vector<double> whole = initial_values(table, 1);
   for (const Bucket& bucket : table.buckets()) {
     for (int rank = 0; rank < 3; ++rank) {
@@ -220,6 +245,14 @@ TEST(Initialise, PartsOfRanksMakeUpTheWhole) {
       }
     }
   }
+}
+
+TEST(Initialise, PartsOfRanksMakeUpTheWhole) {
+  ModelConfig model = record21_model();
+  model.vocabulary = 101;
+  model.width = 32;
+  check_parts(ParameterTable(model));
+  check_parts(ParameterTable(scaled_model()));
 }
 
 TEST(Initialise, SeedAndNameBothMatter) {
