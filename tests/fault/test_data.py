@@ -9,6 +9,9 @@ import struct
 import harness
 from harness import FaultTest, Job, losses, restarted_from, small_run
 
+# The small deck's keys that stages replace, at their defaults.
+UNSTAGED = ("train.length=49152", "window.first=0", "window.last=1728", "window.kind=token")
+
 
 class Data(FaultTest):
     arguments = ("train.steps=60", "checkpoint.every=10")
@@ -111,7 +114,7 @@ class Data(FaultTest):
         stage = '[[stage]]\nshare = 0.5\nlength = {}\nlongest_document = {}\nshort_window = 64\nlong_window = 128\n'
         with (self.folder / "deck.toml").open("a") as deck:
             deck.write(stage.format(128, 60) + stage.format(256, 150))
-        arguments = ("data.train=short.h5", "data.packing=documents", "data.end=error", "window.kind=token",
+        arguments = (*UNSTAGED, "data.train=short.h5", "data.packing=documents", "data.end=error",
                      "validation.tokens=0")
         whole = self.train(2, *arguments, "run.name=whole")
         estimate = r"\ndocuments: 12 steps train on 9216 tokens, .* about \d+ of the \d+ that are left\n"
@@ -144,8 +147,7 @@ class Data(FaultTest):
         self.assertEqual(shard.wait(), 0, shard.text())
         with (self.folder / "deck.toml").open("a") as deck:
             deck.write("[[stage]]\nshare = 1\nlength = 256\nshort_window = 64\nlong_window = 128\nprefix = 0.5\n")
-        arguments = ("data.train=bpe.h5", "window.kind=token", "validation.tokens=0", "model.vocabulary=263",
-                     "train.steps=1")
+        arguments = (*UNSTAGED, "data.train=bpe.h5", "validation.tokens=0", "model.vocabulary=263", "train.steps=1")
         with_prefix = losses(self.train(2, *arguments, "data.prefix_table=merges.txt", "run.name=with"))[1]
         deck = (self.folder / "deck.toml").read_text()
         job = self.train(2, *arguments, "data.prefix_table=other.txt", code=3)

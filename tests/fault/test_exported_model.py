@@ -174,7 +174,7 @@ class ExportedModel(FaultTest):
                 losses = [judge.loss(row[:-1], row[1:], windows).item() for row in rows]
                 self.assertAlmostEqual(sum(losses) / 4, self.summary()["final_val_loss"], 4)
 
-                judge.head_loss = lambda x, targets: 15 * torch.tanh(x @ weights["head"].T / 15)
+                judge.head_loss = lambda x, targets, _: 15 * torch.tanh(x @ weights["head"].T / 15)
                 expected = torch.stack([judge.loss(row[:-1], None, windows) for row in rows])
                 exported = self.load(torch, model, weights)
                 given = exported(torch.stack(rows)[:, :-1]).logits
