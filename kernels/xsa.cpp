@@ -90,10 +90,10 @@ void xsa_backward(Stream, Mat<T> d_y, Mat<T> d_v, Mat<acc_t<T>> d_alpha, Mat<con
       const int first = h * in.head_dim;
       const T *const g = d_out.row(t) + first, *const from = in.y.row(t) + first, *const value = in.v.row(t) + first;
       T *const to_y = d_y.row(t) + first, *const to_v = d_v.row(t) + first;
-      const auto [norm, part, clamped] = in.projection(t, h);
-      const T c = std::tanh(in.alpha.row(t)[h]);
-      const T by_part = -c * dot(g, value, in.head_dim) / norm;  // gradient of part, over norm
-      const T by_norm = clamped ? 0 : 2 * part;
+      const auto projection = in.projection(t, h);
+      const T c = std::tanh(in.alpha.row(t)[h]), part = projection.part;
+      const T by_part = -c * dot(g, value, in.head_dim) / projection.norm;  // gradient of part, over norm
+      const T by_norm = projection.clamped ? 0 : 2 * part;
 #pragma omp simd
       for (int j = 0; j < in.head_dim; ++j) {
         const T d = g[j];

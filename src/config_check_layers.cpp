@@ -140,9 +140,10 @@ void check_attention(Rules& rules) {
       break;
     }
   }
-  for (const auto& [key, layers] : attention_lists) {
-    if (layers == &ModelConfig::paired_layers || layers == &ModelConfig::value_layers) continue;
-    const auto both = std::ranges::find_if(model.paired_layers, [&](int i) { return names(model.*layers, i); });
+  for (const auto& [key, member] : attention_lists) {
+    if (member == &ModelConfig::paired_layers || member == &ModelConfig::value_layers) continue;
+    const std::vector<int>& layers = model.*member;
+    const auto both = std::ranges::find_first_of(model.paired_layers, layers);
     if (both == model.paired_layers.end()) continue;
     rules.require(false, {"model.paired_layers", key}, "model.paired_layers and {} both name layer {}", key, *both);
   }

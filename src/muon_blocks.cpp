@@ -49,9 +49,9 @@ void split_shape(std::vector<kernels::MatrixBatch<A>>& batches, std::vector<kern
   const auto other = [&](const kernels::MatrixBatch<A>& b) {
     return std::minmax(b.rows, b.cols) != std::minmax(first.rows, first.cols);
   };
-  const auto same = std::ranges::stable_partition(batches, other);
-  shape.assign(same.begin(), same.end());
-  batches.erase(same.begin(), same.end());
+  const auto same = std::stable_partition(batches.begin(), batches.end(), other);
+  shape.assign(same, batches.end());
+  batches.erase(same, batches.end());
 }
 
 OwnedRows line_rows(const Config& config, const OwnedRows& rows) {

@@ -5,7 +5,7 @@
 
 #include <algorithm>
 #include <ctime>
-#include <ranges>
+#include <span>
 
 #include "kernels/ops.hpp"
 #include "src/build.hpp"
@@ -64,7 +64,7 @@ void count(std::vector<std::pair<std::string, int>>& numbers, const std::string&
 std::string hosts_text(const std::vector<std::pair<std::string, int>>& ranks_by_host) {
   constexpr std::size_t max_named_hosts = 4;
   std::vector<std::string> texts;
-  for (const auto& [host, ranks] : ranks_by_host | std::views::take(max_named_hosts)) {
+  for (const auto& [host, ranks] : std::span(ranks_by_host).first(std::min(max_named_hosts, ranks_by_host.size()))) {
     texts.push_back(fmt::format("{} ({} rank{})", host, ranks, ranks == 1 ? "" : "s"));
   }
   if (ranks_by_host.size() > max_named_hosts)
