@@ -1,20 +1,19 @@
 #pragma once
 // Key offset: the dims of keys that the rotary embedding leaves still come from the token before.
-//   k[t, h, j] <- k[t-1, h, j] for t >= 1 and j in [D/4, D/2) or [3 D/4, D); row 0 keeps its own
+//   out[t, h, j] = k[t-1, h, j] for t >= 1 and j in [D/4, D/2) or [3 D/4, D), else k[t, h, j]
 // The pairs of the rotary embedding are (j, j + D/2), of which those with j >= D/4 stand still.
-// Shapes: k [T, H D], head-major, any row stride.
+// Shapes: k, out and their gradients [T, H D], head-major, any row stride; out is not k, nor d_k d_out.
 
 #include "kernels/types.hpp"
 
 namespace nanorun::kernels::portable {
 
-/// In place.
 template <class T>
-void key_offset_forward(Stream stream, Mat<T> k, int heads);
+void key_offset_forward(Stream stream, Mat<T> out, Mat<const T> k, int heads);
 
-/// In place on the gradient. The last row's still dims get none, the first's get their own and the second's.
+/// The last row's still dims get no gradient, the first's get their own and the second's.
 template <class T>
-void key_offset_backward(Stream stream, Mat<T> d_k, int heads);
+void key_offset_backward(Stream stream, Mat<T> d_k, Mat<const T> d_out, int heads);
 
 }  // namespace nanorun::kernels::portable
 
@@ -22,9 +21,9 @@ namespace nanorun::kernels::cuda {
 
 /// T = bf16; rows are whole 16-byte vectors and D is a multiple of 32; else std::invalid_argument.
 template <class T>
-void key_offset_forward(Stream stream, Mat<T> k, int heads);
+void key_offset_forward(Stream stream, Mat<T> out, Mat<const T> k, int heads);
 
 template <class T>
-void key_offset_backward(Stream stream, Mat<T> d_k, int heads);
+void key_offset_backward(Stream stream, Mat<T> d_k, Mat<const T> d_out, int heads);
 
 }  // namespace nanorun::kernels::cuda

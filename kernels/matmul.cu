@@ -5,6 +5,11 @@
 namespace nanorun::kernels::cuda {
 
 template <class T>
+void linear_forward(Stream stream, Mat<T> out, Mat<const T> x, Mat<const T> w) {
+  gemm<T, T, T>(stream, {}, Op::none, x, Op::transpose, w, out);
+}
+
+template <class T>
 void linear_add_forward(Stream stream, Mat<T> out, Mat<const T> x, Mat<const T> w) {
   gemm<T, T, T>(stream, {.beta = 1}, Op::none, x, Op::transpose, w, out);
 }
@@ -20,6 +25,7 @@ void linear_backward_weight(Stream stream, Mat<acc_t<T>> d_w, Mat<const T> d_out
 }
 
 #define NANORUN_INSTANTIATE(T)                                                     \
+  template void linear_forward(Stream, Mat<T>, Mat<const T>, Mat<const T>);        \
   template void linear_add_forward(Stream, Mat<T>, Mat<const T>, Mat<const T>);    \
   template void linear_backward_input(Stream, Mat<T>, Mat<const T>, Mat<const T>); \
   template void linear_backward_weight<T>(Stream, Mat<acc_t<T>>, Mat<const T>, Mat<const T>, bool);

@@ -35,11 +35,12 @@ void linear_relu2_backward(Stream stream, Mat<T> d_z, Mat<const T> d_out, Mat<co
 
 namespace nanorun::kernels::cuda {
 
-// T = bf16, summed in fp32; rows are aligned to 16 bytes. The first three need a stream with create_blas();
-// linear_add_forward may round x wᵀ before it adds. The squared-relu layer throws std::invalid_argument unless K, K'
-// and N are multiples of 64. linear_forward has no CUDA implementation: attention_projection_forward and
-// linear_relu2_forward contain it.
+// T = bf16, summed in fp32; rows are aligned to 16 bytes. All but the squared-relu layer need a stream with
+// create_blas(). linear_add_forward may round x wᵀ before it adds. The squared-relu layer throws std::invalid_argument
+// unless K, K' and N are multiples of 64.
 
+template <class T>
+void linear_forward(Stream stream, Mat<T> out, Mat<const T> x, Mat<const T> w);
 template <class T>
 void linear_add_forward(Stream stream, Mat<T> out, Mat<const T> x, Mat<const T> w);
 template <class T>

@@ -217,12 +217,13 @@ void polar_express(Stream, std::span<const MatrixBatch<T>> batches, Workspace wo
 }
 
 template <class T>
-void normuon(Stream, const MatrixBatch<T>& batch, Vec<T> second_moment, double beta) {
-  const int lines = normuon_lines(batch.rows, batch.cols);
-  assert(second_moment.size() == static_cast<std::size_t>(batch.count) * lines);
-  for (int i = 0; i < batch.count; ++i) {
-    even_out<T>({batch.data + i * batch.matrix_size(), batch.rows, batch.cols}, &second_moment[i * lines],
-                static_cast<T>(beta));
+void normuon(Stream, std::span<const NormuonBatch<T>> batches, double beta) {
+  for (const NormuonBatch<T>& batch : batches) {
+    const MatrixBatch<T>& x = batch.x;
+    for (int i = 0; i < x.count; ++i) {
+      even_out<T>({x.data + i * x.matrix_size(), x.rows, x.cols}, batch.second_moment + i * batch.lines(),
+                  static_cast<T>(beta));
+    }
   }
 }
 
@@ -265,7 +266,7 @@ void add_scaled(Stream, Vec<acc_t<T>> w, [[maybe_unused]] Vec<T> copy, Vec<const
   template std::size_t newton_schulz_workspace(std::span<const MatrixBatch<T>>);                         \
   template void newton_schulz(Stream, std::span<const MatrixBatch<T>>, Workspace);                       \
   template void polar_express(Stream, std::span<const MatrixBatch<T>>, Workspace);                       \
-  template void normuon(Stream, const MatrixBatch<T>&, Vec<T>, double);                                  \
+  template void normuon(Stream, std::span<const NormuonBatch<T>>, double);                               \
   template void add_scaled_with_decay<T>(Stream, Vec<T>, Vec<T>, Vec<const T>, double, double, double*); \
   template void add_scaled<T>(Stream, Vec<T>, Vec<T>, Vec<const T>, double, double*);
 NANORUN_INSTANTIATE(float)

@@ -34,6 +34,15 @@ struct MatrixBatch {
 /// Lines of a matrix whose second moment NorMuon keeps: its rows, or its columns where these are more.
 constexpr int normuon_lines(int rows, int cols) { return rows >= cols ? rows : cols; }
 
+/// Matrices X, and Q [count, normuon_lines(rows, cols)] behind `second_moment`.
+template <class T>
+struct NormuonBatch {
+  MatrixBatch<T> x;
+  T* second_moment = nullptr;
+
+  constexpr int lines() const { return normuon_lines(x.rows, x.cols); }
+};
+
 /// An iteration towards the polar factor: X = u / (norm_factor |u|_F + eps) at first, then the steps.
 struct PolarIteration {
   struct Step {
@@ -78,9 +87,9 @@ void newton_schulz(Stream stream, std::span<const MatrixBatch<T>> batches, Works
 template <class T>
 void polar_express(Stream stream, std::span<const MatrixBatch<T>> batches, Workspace workspace);
 
-/// NorMuon on the matrices X of a batch, with Q [count, normuon_lines(rows, cols)].
+/// NorMuon on the matrices X of all batches, which may differ in shape.
 template <class T>
-void normuon(Stream stream, const MatrixBatch<T>& batch, Vec<T> second_moment, double beta);
+void normuon(Stream stream, std::span<const NormuonBatch<T>> batches, double beta);
 
 /// w -= lr x + decay w [x w >= 0], with copy and *squares as below.
 template <class T>
@@ -111,7 +120,7 @@ void add_scaled_with_decay(Stream stream, Vec<acc_t<T>> w, Vec<T> copy, Vec<cons
 
 /// T = float, data aligned to 16 bytes. Throws std::invalid_argument unless cols is a multiple of 8.
 template <class T>
-void normuon(Stream stream, const MatrixBatch<T>& batch, Vec<T> second_moment, double beta);
+void normuon(Stream stream, std::span<const NormuonBatch<T>> batches, double beta);
 
 /// T = float, data aligned to 16 bytes, on a stream with create_blas(). The GEMMs of the iteration are bf16, summed in
 /// fp32. Throw std::invalid_argument unless rows and cols are multiples of 8, if shapes differ by more than

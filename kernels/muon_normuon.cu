@@ -123,34 +123,63 @@ __device__ NormSums cluster_sum(NormSums x) {
   return total;
 }
 
-/// A cluster for each matrix; Lines is Rows or Columns.
+constexpr int max_batches = 32;
+
+/// Kernel argument: matrices of several batches.
+struct Batches {
+  NormuonBatch<float> batch[max_batches];
+};
+
 template <class Lines>
-__global__ void __cluster_dims__(matrix_blocks) __launch_bounds__(line_threads)
-    normuon_matrix(MatrixBatch<float> batch, float* second_moment, int lines, float beta) {
-  const int rank = blockIdx.x, matrix = blockIdx.y;
-  const Lines mine{{batch.data + matrix * batch.matrix_size(), batch.rows, batch.cols},
-                   second_moment + static_cast<std::size_t>(matrix) * lines};
+__device__ void even_out(const Lines& mine, int rank, float beta) {
   const NormSums sums = cluster_sum(mine.update(rank, beta));
   const double norm = sqrt(sums.squares), scaled_norm = sqrt(sums.scaled);
   mine.scale(rank, static_cast<float>(norm / (scaled_norm < 1e-10 ? 1e-10 : scaled_norm)));
+}
+
+/// A cluster for each matrix.
+__global__ void __cluster_dims__(matrix_blocks) __launch_bounds__(line_threads)
+    normuon_matrix(const __grid_constant__ Batches batches, float beta) {
+  const int rank = blockIdx.x;
+  int index = blockIdx.y;
+  const NormuonBatch<float>* batch = batches.batch;
+  for (; index >= batch->x.count; ++batch) index -= batch->x.count;
+  const Mat<float> x(batch->x.data + index * batch->x.matrix_size(), batch->x.rows, batch->x.cols);
+  float* const second_moment = batch->second_moment + static_cast<std::size_t>(index) * batch->lines();
+  if (x.rows >= x.cols) {
+    even_out(Rows{x, second_moment}, rank, beta);
+  } else {
+    even_out(Columns{x, second_moment}, rank, beta);
+  }
   sm90::cluster_sync();
+}
+
+/// At most max_batches.
+void launch(cudaStream_t stream, std::span<const NormuonBatch<float>> batches, float beta) {
+  Batches argument;
+  std::ranges::copy(batches, argument.batch);
+  int matrices = 0;
+  for (const NormuonBatch<float>& batch : batches) matrices += batch.x.count;
+  if (matrices == 0) return;
+  normuon_matrix<<<dim3(matrix_blocks, matrices), line_threads, 0, stream>>>(argument, beta);
+  check_launch("normuon");
 }
 
 }  // namespace
 
 template <class T>
-void normuon(Stream stream, const MatrixBatch<T>& batch, Vec<T> second_moment, double beta) {
-  if (batch.count == 0) return;
-  if (batch.cols % 8 != 0 || reinterpret_cast<std::uintptr_t>(batch.data) % 16 != 0) {
-    throw std::invalid_argument("normuon: rows must be whole, aligned 16-byte vectors");
+void normuon(Stream stream, std::span<const NormuonBatch<T>> batches, double beta) {
+  for (const NormuonBatch<T>& batch : batches) {
+    if (batch.x.cols % 8 != 0 || reinterpret_cast<std::uintptr_t>(batch.x.data) % 16 != 0) {
+      throw std::invalid_argument("normuon: rows must be whole, aligned 16-byte vectors");
+    }
   }
-  const auto kernel = batch.rows >= batch.cols ? normuon_matrix<Rows> : normuon_matrix<Columns>;
-  const dim3 grid(matrix_blocks, batch.count);
-  kernel<<<grid, line_threads, 0, cuda_stream(stream)>>>(
-      batch, second_moment.data(), normuon_lines(batch.rows, batch.cols), static_cast<float>(beta));
-  check_launch("normuon");
+  for (std::size_t first = 0; first < batches.size(); first += max_batches) {
+    const std::size_t count = std::min<std::size_t>(max_batches, batches.size() - first);
+    launch(cuda_stream(stream), batches.subspan(first, count), static_cast<float>(beta));
+  }
 }
 
-template void normuon(Stream, const MatrixBatch<float>&, Vec<float>, double);
+template void normuon(Stream, std::span<const NormuonBatch<float>>, double);
 
 }  // namespace nanorun::kernels::cuda

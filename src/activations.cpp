@@ -177,6 +177,7 @@ std::size_t Activations<T>::allocate_scratch(const ModelConfig& model, bool trai
   d_x = narrow();
   d_x0 = narrow();
   if (model.residual == Residual::scaled) d_branch = narrow();
+  if (!model.key_offset_layers.empty()) d_k_offset = narrow();
   if (!model.xsa_layers.empty()) d_v_extra = narrow();
   if (!model.value_layers.empty()) d_value_gate = take_matrix<acc_t<T>>(scratch, length, model.heads);
   if (!model.gated_layers.empty()) d_head_gate = take_matrix<acc_t<T>>(scratch, length, model.heads);

@@ -84,6 +84,7 @@ struct Activations {
   kernels::Mat<T> d_x;                                        ///< residual stream [T, d]
   kernels::Mat<T> d_x0;                                       ///< [T, d]
   kernels::Mat<T> d_branch;                                   ///< of what a mix reads of attention or MLP [T, d]
+  kernels::Mat<T> d_k_offset;                                 ///< of keys behind their offset [T, d]
   kernels::Mat<T> d_v_extra;                                  ///< of values, beside what attention sends them [T, d]
   kernels::Mat<kernels::acc_t<T>> d_value_gate, d_head_gate;  ///< [T, H]
   kernels::Mat<T> d_wide;                                     ///< any branch of width 3d or m d

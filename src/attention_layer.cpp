@@ -17,15 +17,17 @@ void AttentionLayer<T>::forward(Stream stream, const Activations<T>& a, const Fe
                                        parameters_.weight(block_name(layer, "qkv")), rotary(feed, layer), mix,
                                        model_.norm_eps);
   if (s.k_offset) {
-    ops::fill<T>(stream, elements(s.k_offset), 0);
-    ops::add<T>(stream, s.k_offset, s.qkv.col_block(model_.width, model_.width));
-    ops::key_offset_forward<T>(stream, s.k_offset, model_.heads);
+    ops::key_offset_forward<T>(stream, s.k_offset, s.qkv.col_block(model_.width, model_.width), model_.heads);
   }
   const auto in = inputs(a, feed, layer);
   ops::attention_forward<T>(stream, s.y, s.lse, in, mask(feed, layer), a.workspace);
   const Mat<T> y = heads_.forward(stream, a, in, mask(feed, layer).first_key, layer);
-  if (output == Output::replaces) ops::fill<T>(stream, elements(out), 0);
-  ops::linear_add_forward<T>(stream, out, y, parameters_.weight(block_name(layer, "attention_out")));
+  const Mat<const T> w = parameters_.weight(block_name(layer, "attention_out"));
+  if (output == Output::replaces) {
+    ops::linear_forward<T>(stream, out, y, w);
+  } else {
+    ops::linear_add_forward<T>(stream, out, y, w);
+  }
 }
 
 template <class T>
@@ -34,7 +36,8 @@ void AttentionLayer<T>::backward(Stream stream, const Activations<T>& a, const F
   const AttentionActivations<T>& s = a.block[layer].attention;
   const int width = model_.width;
   const Mat<T> d_qkv = a.d_wide.col_block(0, 3 * width);
-  const Mat<T> d_k = d_qkv.col_block(width, width), d_v = d_qkv.col_block(2 * width, width);
+  const Mat<T> d_projected_k = d_qkv.col_block(width, width), d_v = d_qkv.col_block(2 * width, width);
+  const Mat<T> d_k = s.k_offset ? a.d_k_offset : d_projected_k;
   const auto in = inputs(a, feed, layer);
   const kernels::AttentionMask& mask = this->mask(feed, layer);
 
@@ -44,7 +47,7 @@ void AttentionLayer<T>::backward(Stream stream, const Activations<T>& a, const F
   heads_.backward(stream, a, layer);
   ops::attention_backward<T>(stream, a.d_q, d_k, d_v, s.y, s.lse, a.d_narrow, in, mask, a.workspace);
   heads_.backward_composition(stream, a, in, mask.first_key, d_k, d_v, layer);
-  if (s.k_offset) ops::key_offset_backward<T>(stream, d_k, model_.heads);
+  if (s.k_offset) ops::key_offset_backward<T>(stream, d_projected_k, d_k, model_.heads);
   values_.backward(stream, a, d_v, layer);
   ops::attention_input_backward<T>(stream, d_qkv, values_.gradients(a, layer), s.qkv.col_block(0, 2 * width), s.rstd_qk,
                                    s.qkv.col_block(2 * width, width), a.d_q, d_qkv.col_block(width, 2 * width),

@@ -102,8 +102,6 @@ void check_device(Rules& rules) {
   const Config& config = rules.config;
   if constexpr (computes_in_fp32) return;
   const ModelConfig& model = config.model;
-  rules.require(model.residual == Residual::unet, {"model.residual"},
-                "model.residual = \"scaled\" runs in the CPU build only");
   rules.require(model.head_dim == 128, {"model.head_dim"},
                 "model.head_dim = {}: attention on CUDA devices supports 128 only", model.head_dim);
   rules.require(model.width % 64 == 0 && model.width <= 4096, {"model.width"},

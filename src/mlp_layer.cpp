@@ -11,8 +11,12 @@ template <class T>
 void MlpLayer<T>::forward(Stream stream, const Activations<T>& a, Mat<T> out, bool adds, int layer) const {
   const MlpActivations<T>& s = a.block[layer].mlp;
   ops::linear_relu2_forward<T>(stream, s.h, s.n, parameters_.weight(block_name(layer, "mlp_in")));
-  if (!adds) ops::fill<T>(stream, elements(out), 0);
-  ops::linear_add_forward<T>(stream, out, s.h, parameters_.weight(block_name(layer, "mlp_out")));
+  const Mat<const T> w_out = parameters_.weight(block_name(layer, "mlp_out"));
+  if (adds) {
+    ops::linear_add_forward<T>(stream, out, s.h, w_out);
+  } else {
+    ops::linear_forward<T>(stream, out, s.h, w_out);
+  }
 }
 
 template <class T>

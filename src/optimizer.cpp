@@ -277,6 +277,7 @@ void Optimizer<T>::update_matrices(Trace& trace, const Bucket& kind, long step) 
   }
   Region region(trace, Phase::muon);
   orthogonalise(kind);
+  if (config_.optimizer.normuon_beta > 0) even_out(kind);
   for (const OwnedBucket& owned : buckets_) {
     if (alike(owned.bucket, kind) && !owned.master.empty()) apply_muon(owned, step);
   }
@@ -299,18 +300,25 @@ void Optimizer<T>::orthogonalise(const Bucket& kind) {
   }
 }
 
+/// NorMuon on all matrices of a kind.
+template <class T>
+void Optimizer<T>::even_out(const Bucket& kind) {
+  evened_.clear();
+  for (const OwnedBucket& owned : buckets_) {
+    if (!alike(owned.bucket, kind)) continue;
+    Master* second_moment = owned.moment2.data();
+    for (const MatrixBatch<Master>& blocks : owned.blocks) {
+      evened_.push_back({blocks, second_moment});
+      second_moment += static_cast<std::size_t>(blocks.count) * evened_.back().lines();
+    }
+  }
+  ops::normuon<Master>(stream_, evened_, config_.optimizer.normuon_beta);
+}
+
 /// Moves a bucket's weights by the orthogonal factors.
 template <class T>
 void Optimizer<T>::apply_muon(const OwnedBucket& owned, long step) {
   const OptimizerConfig& o = config_.optimizer;
-  if (o.normuon_beta > 0) {
-    std::span<Master> lines = owned.moment2;
-    for (const MatrixBatch<Master>& b : owned.blocks) {
-      const std::size_t count = static_cast<std::size_t>(b.count) * kernels::normuon_lines(b.rows, b.cols);
-      ops::normuon<Master>(stream_, b, lines.first(count), o.normuon_beta);
-      lines = lines.subspan(count);
-    }
-  }
   const Bucket& bucket = owned.bucket;
   const double shape_factor = std::sqrt(std::max(1.0, static_cast<double>(bucket.rows) / bucket.cols));
   const double factor = lr_factor(config_, step);

@@ -102,6 +102,7 @@ class Optimizer {
   void update_tables(Trace& trace, int lowest_layer, long step);
   void update_matrices(Trace& trace, const Bucket& kind, long step);
   void orthogonalise(const Bucket& kind);
+  void even_out(const Bucket& kind);
   void apply_muon(const OwnedBucket& owned, long step);
   void update_elements(Trace& trace, const OwnedBucket& owned, long step);
   void apply_adam(const OwnedBucket& owned, long step);
@@ -134,6 +135,7 @@ class Optimizer {
   std::vector<OwnedBucket> buckets_;
   std::vector<Bucket> kinds_;  ///< of matrices, each one of those alike, in the order of their updates
   std::vector<kernels::MatrixBatch<Master>> batches_, shape_;  ///< of an update, kept for their memory
+  std::vector<kernels::NormuonBatch<Master>> evened_;
   std::vector<HostView<Master>> host_;
 };
 

@@ -40,6 +40,19 @@ std::string name(const Shape& s) {
   return std::to_string(s.rows) + "x" + std::to_string(s.in) + "->" + std::to_string(s.out);
 }
 
+TEST(CudaMatmul, LinearForward) {
+  SKIP_WITHOUT_DEVICE();
+  const test::BlasStream stream;
+  for (const Shape& s : small_shapes) {
+    SCOPED_TRACE(name(s));
+    Activations x(s.rows, s.in, 1), w(s.out, s.in, 2);
+    auto out = Activations::poisoned(s.rows, s.out, s.out + s.pad);
+    linear_forward<bf16>(stream, out.device(), x.device(), w.device());
+    portable::linear_forward<float>({}, out.host(), x.host(), w.host());
+    out.expect_match("out", sum_error, roundoff);
+  }
+}
+
 TEST(CudaMatmul, LinearAddForward) {
   SKIP_WITHOUT_DEVICE();
   const test::BlasStream stream;

@@ -196,46 +196,65 @@ TEST(CudaMuon, RefusesOddSidesAndDifferentShapes) {
   EXPECT_THROW(result_of(test::Vector<float>(33 * 8 * 8), Shapes(33, {1, 8, 8})), std::invalid_argument);
 }
 
-/// Two steps on `count` matrices, each of its own size, and one line of zeros.
-void compare_normuon(int count, int rows, int cols) {
-  SCOPED_TRACE(name_of({{count, rows, cols}}));
+/// Matrices of one shape, each of its own size, and one line of zeros.
+test::Vector<float> matrices_with_zeros(const Shape& shape, unsigned seed) {
+  const auto [count, rows, cols] = shape;
   const std::size_t size = static_cast<std::size_t>(rows) * cols;
-  const int lines = normuon_lines(rows, cols);
-  test::Vector<float> q(static_cast<std::size_t>(count) * lines);
-  const test::DeviceVector<float> device_q(q);
+  auto x = test::convert<float>(test::random_values(count * size, seed));
+  for (std::size_t i = 0; i < x.size(); ++i) {
+    const int row = static_cast<int>(i % size / cols), col = static_cast<int>(i % cols);
+    x[i] *= (rows >= cols ? row : col) == 3 ? 0.0f : 0.05f * static_cast<float>(1 + i / size);
+  }
+  return x;
+}
+
+/// Two steps on batches of these shapes, in one call each.
+void compare_normuon(const Shapes& shapes) {
+  std::vector<test::Vector<float>> q;
+  std::vector<test::DeviceVector<float>> device_q;
+  for (const auto& [count, rows, cols] : shapes) {
+    q.emplace_back(static_cast<std::size_t>(count) * normuon_lines(rows, cols));
+    device_q.emplace_back(q.back());
+  }
   for (const unsigned seed : {30, 31}) {
-    auto x = test::convert<float>(test::random_values(count * size, seed));
-    for (std::size_t i = 0; i < x.size(); ++i) {
-      const int row = static_cast<int>(i % size / cols), col = static_cast<int>(i % cols);
-      x[i] *= (rows >= cols ? row : col) == 3 ? 0.0f : 0.05f * static_cast<float>(1 + i / size);
+    std::vector<test::Vector<float>> x;
+    std::vector<test::DeviceVector<float>> device_x;
+    std::vector<NormuonBatch<float>> batches, device_batches;
+    for (std::size_t i = 0; i < shapes.size(); ++i) {
+      const auto [count, rows, cols] = shapes[i];
+      x.push_back(matrices_with_zeros(shapes[i], seed + i));
+      device_x.emplace_back(x.back());
+      batches.push_back({{x[i].data(), count, rows, cols}, q[i].data()});
+      device_batches.push_back({{device_x[i].data(), count, rows, cols}, device_q[i].data()});
     }
-    const test::DeviceVector<float> device_x(x);
-    portable::normuon<float>({}, {x.data(), count, rows, cols}, q, 0.9);
-    normuon<float>({}, {device_x.data(), count, rows, cols}, {device_q.data(), q.size()}, 0.9);
-    EXPECT_LT(test::relative_error(device_x.host(), x), 2e-6);
-    EXPECT_LT(test::relative_error(device_q.host(), q), 2e-6);
+    portable::normuon<float>({}, batches, 0.9);
+    normuon<float>({}, device_batches, 0.9);
+    for (std::size_t i = 0; i < shapes.size(); ++i) {
+      SCOPED_TRACE(name_of({shapes[i]}));
+      EXPECT_LT(test::relative_error(device_x[i].host(), x[i]), 2e-6);
+      EXPECT_LT(test::relative_error(device_q[i].host(), q[i]), 2e-6);
+    }
   }
 }
 
 TEST(CudaNorMuon, MatchesPortable) {
   SKIP_WITHOUT_DEVICE();
-  for (const auto& [count, rows, cols] : {std::array{1, 8, 8},
-                                          {3, 64, 64},
-                                          {2, 16, 40},
-                                          {3, 40, 16},
-                                          {5, 200, 136},
-                                          {12, 256, 768},
-                                          {2, 768, 768},
-                                          {2, 3072, 768},
-                                          {1, 768, 3072}}) {
-    compare_normuon(count, rows, cols);
-  }
+  compare_normuon({{1, 8, 8}});
+  compare_normuon({{3, 64, 64},
+                   {2, 16, 40},
+                   {3, 40, 16},
+                   {5, 200, 136},
+                   {12, 256, 768},
+                   {2, 768, 768},
+                   {2, 3072, 768},
+                   {1, 768, 3072}});
+  compare_normuon(Shapes(70, {2, 24, 16}));
 }
 
 TEST(CudaNorMuon, ZeroStaysZero) {
   SKIP_WITHOUT_DEVICE();
   const test::DeviceVector<float> x(test::Vector<float>(2 * 16 * 24)), q(test::Vector<float>(2 * 24));
-  normuon<float>({}, {x.data(), 2, 16, 24}, {q.data(), 2 * 24}, 0.9);
+  normuon<float>({}, std::array{NormuonBatch<float>{{x.data(), 2, 16, 24}, q.data()}}, 0.9);
   for (const float value : x.host()) ASSERT_EQ(value, 0);
   for (const float value : q.host()) ASSERT_EQ(value, 0);
 }
@@ -243,7 +262,8 @@ TEST(CudaNorMuon, ZeroStaysZero) {
 TEST(CudaNorMuon, RefusesOddRows) {
   SKIP_WITHOUT_DEVICE();
   const test::DeviceVector<float> x(test::Vector<float>(7 * 12)), q(test::Vector<float>(12));
-  EXPECT_THROW(normuon<float>({}, {x.data(), 1, 7, 12}, {q.data(), 12}, 0.9), std::invalid_argument);
+  const std::array odd{NormuonBatch<float>{{x.data(), 1, 7, 12}, q.data()}};
+  EXPECT_THROW(normuon<float>({}, odd, 0.9), std::invalid_argument);
 }
 
 }  // namespace

@@ -24,15 +24,17 @@ Values random_keys(int tokens, unsigned seed) {
 
 template <class T>
 Values forward(const Values& keys) {
-  Strided<T> k(static_cast<int>(keys.size()) / width, width, keys);
-  key_offset_forward<T>({}, k.mat(), heads);
-  return k.dense();
+  const int tokens = static_cast<int>(keys.size()) / width;
+  Strided<T> k(tokens, width, keys), out(tokens, width);
+  key_offset_forward<T>({}, out.mat(), k.mat(), heads);
+  return out.dense();
 }
 
 template <class T>
 Values backward(const Values& d_out) {
-  Strided<T> d_k(static_cast<int>(d_out.size()) / width, width, d_out);
-  key_offset_backward<T>({}, d_k.mat(), heads);
+  const int tokens = static_cast<int>(d_out.size()) / width;
+  Strided<T> d(tokens, width, d_out), d_k(tokens, width);
+  key_offset_backward<T>({}, d_k.mat(), d.mat(), heads);
   return d_k.dense();
 }
 

@@ -218,6 +218,7 @@ CONFIGS = {
     "blocks": replace(TINY, **BLOCKS),
     "blocks_alive": replace(TINY, zero_starts=False, **BLOCKS),
     "mini_alive": replace(MINI, zero_starts=False),
+    "blocks_wide": replace(TINY, zero_starts=False, width=256, heads=2, head_dim=128, frequencies=32, hidden=1024, **BLOCKS),
 }
 
 
