@@ -119,9 +119,10 @@ __device__ __forceinline__ void round_to_operand(std::uint32_t (&a)[16], const f
 }
 
 /// d_q = or += the sums of 64 queries and 64 columns. `to` is this thread's first element, `panel` the floats of a
-/// panel. The eight rows of a panel that a warp adds to are contiguous.
+/// panel. The eight rows of a panel that a warp adds to are contiguous, or of paired heads, four and four.
+template <int token_rows>
 __device__ __forceinline__ void add_query_sums(float* to, int panel, const float (&sums)[32], bool begin) {
-  constexpr int lower_row = 8 * d_q_panel;
+  constexpr int lower_row = 8 / token_rows * d_q_panel;
   if (begin) {
 #pragma unroll
     for (int j = 0; j < 8; ++j, to += panel) {
@@ -154,7 +155,8 @@ __device__ __forceinline__ void write_keys(const float (&d)[64], float scale, st
 }
 
 /// Consumer warpgroup: 64 keys of each tile. The steps of all tiles form one stream: a tile's first wgmmas run while
-/// the last tile's d_k and d_v are written.
+/// the last tile's d_k and d_v are written. A token has `token_rows` rows in a head.
+template <int token_rows>
 struct Consumer {
   Shared& s;
   const Parameters& p;
@@ -221,8 +223,8 @@ struct Consumer {
     wgmma_fence_operand(d_v);
     mbarrier_arrive(s.d_y_empty[n]);
     mbarrier_wait(s.begun[n], at.parity);
-    add_query_sums(p.d_q_row(t.head * tiles.head_dim + group * 64, i * step + row) + column, p.mask.length * d_q_panel,
-                   d_q, own);
+    add_query_sums<token_rows>(p.d_q_row<token_rows>(t.head, group * 64, i * step + row) + column,
+                               p.d_q_panel_size<token_rows>(), d_q, own);
     if (own) release(s.own_begun[m]);
     wgmma_wait<0>();
     wgmma_fence_operand(d_k);
@@ -266,6 +268,7 @@ struct Consumer {
   }
 };
 
+template <int token_rows>
 __global__ void __launch_bounds__(tiles.threads, 1)
     backward_kernel(const __grid_constant__ CUtensorMap q, const __grid_constant__ CUtensorMap k,
                     const __grid_constant__ CUtensorMap v, const __grid_constant__ CUtensorMap y,
@@ -298,7 +301,7 @@ __global__ void __launch_bounds__(tiles.threads, 1)
     if (threadIdx.x == 96) watch_begun(s, p);
   } else {
     setmaxnreg_inc<consumer_registers>();
-    Consumer(s, p, warpgroup - 1).run();
+    Consumer<token_rows>(s, p, warpgroup - 1).run();
   }
 }
 
@@ -321,16 +324,25 @@ void attention_backward(Stream stream, Mat<acc_t<T>> d_q, Mat<T> d_k, Mat<T> d_v
   require_dense("attention_backward", d_q);
   const cudaStream_t s = cuda_stream(stream);
   WorkspaceAllocator allocator(workspace);
-  const Scratch scratch(allocator, mask.length, in.heads);
-  const int q_d_y_and_d_q_of_token = 2 * tile_bytes(1) + tiles.head_dim * static_cast<int>(sizeof(float));
-  const TileScheduler scheduler(mask.length, in.heads, q_d_y_and_d_q_of_token);
-  const Parameters p{mask, scheduler, scratch, lse, d_q.data, in.scale * log2_e, std::log2(in.scale), 1 / in.scale};
+  const int heads = separate_heads(in), token_rows = rows_of_token(in);
+  const Scratch scratch(allocator, mask.length, heads);
+  const int q_d_y_and_d_q_of_row = 2 * tile_bytes(1) + tiles.head_dim * static_cast<int>(sizeof(float));
+  const TileScheduler scheduler(mask.length, heads, q_d_y_and_d_q_of_row);
+  const Parameters p{mask,
+                     scheduler,
+                     scratch,
+                     lse,
+                     d_q.data,
+                     in.scale * log2_e,
+                     std::log2(in.scale),
+                     1 / in.scale,
+                     tiles.block / token_rows,
+                     step / token_rows};
   check(cudaMemsetAsync(scratch.next_tile, 0, scratch.zero_bytes, s), "attention_backward");
-  launch_attention<Shared>("attention_backward", backward_kernel, std::min(p.scheduler.count(), sm_count), s,
-                           column_map(in.q, step, tiles.head_dim), column_map(in.k, tiles.block, tiles.head_dim),
-                           column_map(in.v, tiles.block, tiles.head_dim), column_map(y, step, tiles.head_dim),
-                           column_map(d_y, step, tiles.head_dim), column_map(d_k, tiles.block, tiles.head_dim),
-                           column_map(d_v, tiles.block, tiles.head_dim), p);
+  launch_attention<Shared>("attention_backward", in.paired ? backward_kernel<2> : backward_kernel<1>,
+                           std::min(p.scheduler.count(), sm_count), s, rows_map(in.q, step, in),
+                           rows_map(in.k, tiles.block, in), rows_map(in.v, tiles.block, in), rows_map(y, step, in),
+                           rows_map(d_y, step, in), rows_map(d_k, tiles.block, in), rows_map(d_v, tiles.block, in), p);
 }
 
 template std::size_t attention_workspace<bf16>(int, int, int);

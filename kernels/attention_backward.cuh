@@ -45,10 +45,19 @@ struct Parameters {
   Mat<const float> lse;
   float* d_q;  ///< in panels, see attention.hpp
   float scale_log2, log2_scale, inverse_scale;
+  int block_tokens, step_tokens;  ///< whose rows are a block or a step
 
-  /// Row of the panel that begins at this column.
-  __device__ float* d_q_row(int column, int row) const {
-    return d_q + (static_cast<std::size_t>(column / d_q_panel) * mask.length + row) * d_q_panel;
+  /// Floats of a panel of d_q where each token has `token_rows` rows in a head.
+  template <int token_rows>
+  __device__ int d_q_panel_size() const {
+    return mask.length / token_rows * d_q_panel;
+  }
+  /// Row of the panel of d_q that begins at this column of a head.
+  template <int token_rows>
+  __device__ float* d_q_row(int head, int column, int row) const {
+    const int token_head = head + row % token_rows * scheduler.heads;
+    const int panel = (token_head * tiles.head_dim + column) / d_q_panel;
+    return d_q + static_cast<std::size_t>(panel) * d_q_panel_size<token_rows>() + row / token_rows * d_q_panel;
   }
 };
 
@@ -104,14 +113,14 @@ inline __device__ void produce(Shared& s, const CUtensorMap& q, const CUtensorMa
     s.tile[m] = t;
     if (t.head < 0) break;
     mbarrier_arrive_expect_tx(s.tile_full[m], sizeof(s.k[m]) + sizeof(s.v[m]));
-    tma_load(s.k[m], k, 0, t.block * tiles.block, 2 * t.head, s.tile_full[m]);
-    tma_load(s.v[m], v, 0, t.block * tiles.block, 2 * t.head, s.tile_full[m]);
+    load_rows(s.k[m], k, t.block * p.block_tokens, t.head, s.tile_full[m]);
+    load_rows(s.v[m], v, t.block * p.block_tokens, t.head, s.tile_full[m]);
 #pragma unroll 1
     for (int i = t.first; i < t.last; ++i, at.advance()) {
       const int n = at.stage;
       mbarrier_wait(s.q_empty[n], at.parity ^ 1);
       mbarrier_arrive_expect_tx(s.q_full[n], sizeof(s.q[n]) + sizeof(s.lse[n]) + sizeof(s.first_key[n]));
-      tma_load(s.q[n], q, 0, i * step, 2 * t.head, s.q_full[n]);
+      load_rows(s.q[n], q, i * p.step_tokens, t.head, s.q_full[n]);
       bulk_load(s.lse[n], p.lse.row(t.head) + i * step, sizeof(s.lse[n]), s.q_full[n]);
       bulk_load(s.first_key[n], p.mask.first_key + i * step, sizeof(s.first_key[n]), s.q_full[n]);
     }
@@ -145,9 +154,9 @@ inline __device__ void produce_d_y(Shared& s, const CUtensorMap& y, const CUtens
     }
     mbarrier_wait(s.d_y_empty[n], at.parity ^ 1);
     mbarrier_arrive_expect_tx(s.d_y_full[n], sizeof(s.d_y[n]) + (t.own(i) ? sizeof(s.d_s[n]) : sizeof(s.delta[n])));
-    tma_load(s.d_y[n], d_y, 0, i * step, 2 * t.head, s.d_y_full[n]);
+    load_rows(s.d_y[n], d_y, i * p.step_tokens, t.head, s.d_y_full[n]);
     if (t.own(i)) {
-      tma_load(s.d_s[n], y, 0, i * step, 2 * t.head, s.d_y_full[n]);
+      load_rows(s.d_s[n], y, i * p.step_tokens, t.head, s.d_y_full[n]);
     } else {
       bulk_load(s.delta[n], p.scratch.step_delta(t.head, i), sizeof(s.delta[n]), s.d_y_full[n]);
     }
@@ -169,8 +178,8 @@ inline __device__ void epilogue(Shared& s, const CUtensorMap& d_k, const CUtenso
     mbarrier_wait(s.own_begun[n], at.parity);
     store_release(&p.scratch.block_begun(t.head, t.block), 1);
     mbarrier_wait(s.d_tile_full[n], at.parity);
-    tma_store(d_v, s.v[n], 0, t.block * tiles.block, 2 * t.head);
-    tma_store(d_k, s.k[n], 0, t.block * tiles.block, 2 * t.head);
+    store_rows(d_v, s.v[n], t.block * p.block_tokens, t.head);
+    store_rows(d_k, s.k[n], t.block * p.block_tokens, t.head);
     tma_store_commit();
     tma_store_wait_read<0>();
     mbarrier_arrive(s.tile_empty[n]);

@@ -42,7 +42,8 @@ struct Parameters {
   TileScheduler scheduler;
   Mat<float> lse;
   float scale;
-  int* next_tile;  ///< the scheduler's counter: tiles taken, less the first of each thread block
+  int block_tokens;  ///< whose rows are a block
+  int* next_tile;    ///< the scheduler's counter: tiles taken, less the first of each thread block
 };
 
 __device__ QueryTile query_tile(const Parameters& p, int tile) {
@@ -59,7 +60,7 @@ __device__ void produce(Shared& s, const CUtensorMap& q, const CUtensorMap& k, c
   const auto load = [&](const CUtensorMap& map, int head, int b) {
     mbarrier_wait(s.empty[at.stage], at.parity ^ 1);
     mbarrier_arrive_expect_tx(s.full[at.stage], sizeof(s.ring[0]));
-    tma_load(s.ring[at.stage], map, 0, b * tiles.block, 2 * head, s.full[at.stage]);
+    load_rows(s.ring[at.stage], map, b * p.block_tokens, head, s.full[at.stage]);
     at.advance();
   };
   int head = -1, block = 0;  // of the v that comes next
@@ -69,7 +70,7 @@ __device__ void produce(Shared& s, const CUtensorMap& q, const CUtensorMap& k, c
     mbarrier_wait(s.q_empty[n], q_at.parity ^ 1);
     s.tile[n] = t;
     mbarrier_arrive_expect_tx(s.q_full[n], sizeof(s.q[n]) + sizeof(s.first_key[n]));
-    tma_load(s.q[n], q, 0, t.block * tiles.block, 2 * t.head, s.q_full[n]);
+    load_rows(s.q[n], q, t.block * p.block_tokens, t.head, s.q_full[n]);
     bulk_load(s.first_key[n], p.mask.first_key + t.block * tiles.block, sizeof(s.first_key[n]), s.q_full[n]);
     QueryTile next = t;
     for (int b = t.block; b >= t.key_begin; --b) {
@@ -88,13 +89,13 @@ __device__ void produce(Shared& s, const CUtensorMap& q, const CUtensorMap& k, c
 }
 
 /// Epilogue, one thread: stores finished tiles by TMA.
-__device__ void store(Shared& s, const CUtensorMap& y) {
+__device__ void store(Shared& s, const CUtensorMap& y, const Parameters& p) {
   for (PipelineState<tiles.stages> at;; at.advance()) {
     const int n = at.stage;
     mbarrier_wait(s.q_full[n], at.parity);
     if (s.tile[n].head < 0) break;
     mbarrier_wait(s.y_full[n], at.parity);
-    tma_store(y, s.q[n], 0, s.tile[n].block * tiles.block, 2 * s.tile[n].head);
+    store_rows(y, s.q[n], s.tile[n].block * p.block_tokens, s.tile[n].head);
     tma_store_commit();
     tma_store_wait_read<0>();
     mbarrier_arrive(s.q_empty[n]);
@@ -353,7 +354,7 @@ __global__ void __launch_bounds__(tiles.threads, 1)
   if (warpgroup == 0) {
     setmaxnreg_dec<producer_registers>();
     if (threadIdx.x == 0) produce(s, q, k, v, p);
-    if (threadIdx.x == 32) store(s, y);
+    if (threadIdx.x == 32) store(s, y, p);
   } else {
     setmaxnreg_inc<consumer_registers>();
     Consumer(s, p, warpgroup - 1).run();
@@ -367,14 +368,17 @@ void attention_forward(Stream stream, Mat<T> y, Mat<acc_t<T>> lse, const Attenti
                        const AttentionMask& mask, Workspace workspace) {
   require_attention(in, mask, lse);
   const cudaStream_t s = cuda_stream(stream);
-  const int k_and_v_of_token = 2 * tile_bytes(1);
-  const Parameters p{mask, TileScheduler(mask.length, in.heads, k_and_v_of_token), lse, in.scale,
+  const int k_and_v_of_row = 2 * tile_bytes(1);
+  const Parameters p{mask,
+                     TileScheduler(mask.length, separate_heads(in), k_and_v_of_row),
+                     lse,
+                     in.scale,
+                     tiles.block / rows_of_token(in),
                      WorkspaceAllocator(workspace).take<int>(1)};
   check(cudaMemsetAsync(p.next_tile, 0, sizeof(int), s), "attention_forward");
   launch_attention<Shared>("attention_forward", forward_kernel, std::min(p.scheduler.count(), sm_count), s,
-                           column_map(in.q, tiles.block, tiles.head_dim), column_map(in.k, tiles.block, tiles.head_dim),
-                           column_map(in.v, tiles.block, tiles.head_dim), column_map(y, tiles.block, tiles.head_dim),
-                           p);
+                           rows_map(in.q, tiles.block, in), rows_map(in.k, tiles.block, in),
+                           rows_map(in.v, tiles.block, in), rows_map(y, tiles.block, in), p);
 }
 
 template void attention_forward(Stream, Mat<bf16>, Mat<float>, const AttentionInputs<bf16>&, const AttentionMask&,

@@ -27,6 +27,26 @@ constexpr AttentionTiles attention_tiles() { return {}; }
 /// Bytes of a [rows, head_dim] tile.
 constexpr int tile_bytes(int rows) { return rows * attention_tiles().head_dim * static_cast<int>(sizeof(bf16)); }
 
+/// Rows of attention that each token has in a head: two where heads are paired.
+inline int rows_of_token(const AttentionInputs<bf16>& in) { return in.paired ? 2 : 1; }
+
+/// Heads that attend apart from each other.
+inline int separate_heads(const AttentionInputs<bf16>& in) { return in.heads / rows_of_token(in); }
+
+/// Tensor map by which load_rows() and store_rows() move boxes of a head's rows of x [T, H D].
+inline CUtensorMap rows_map(Mat<const bf16> x, int box_rows, const AttentionInputs<bf16>& in) {
+  return parts_map(x, rows_of_token(in), box_rows, attention_tiles().head_dim);
+}
+
+/// One thread: the box of this head's rows that begins at `token`.
+__device__ __forceinline__ void load_rows(void* shared, const CUtensorMap& map, int token, int head,
+                                          sm90::Mbarrier& barrier) {
+  sm90::tma_load(shared, map, 0, 0, token, 2 * head, barrier);
+}
+__device__ __forceinline__ void store_rows(const CUtensorMap& map, const void* shared, int token, int head) {
+  sm90::tma_store(map, shared, 0, 0, token, 2 * head);
+}
+
 /// Arrives once for the whole warp: its wgmma has read a stage, or its lanes have written.
 __device__ __forceinline__ void release(sm90::Mbarrier& barrier) {
   __syncwarp();
@@ -74,10 +94,11 @@ inline void require_attention(const AttentionInputs<bf16>& in, const AttentionMa
   const auto require = [](bool holds, const char* what) {
     if (!holds) throw std::invalid_argument(std::string("attention: ") + what);
   };
-  require(!in.paired, "paired heads run on CPUs only");
+  const int rows = rows_of_token(in);
+  require(in.heads % rows == 0, "an odd number of heads cannot be paired");
   require(in.heads > 0 && in.q.cols == in.heads * attention_tiles().head_dim, "head_dim must be 128");
   require(mask.length > 0 && mask.length % attention_block == 0, "length must be a positive multiple of 128");
-  require(in.q.rows == mask.length && lse.cols == mask.length, "mask and tensors differ in length");
+  require(in.q.rows * rows == mask.length && lse.cols == mask.length, "mask and tensors differ in length");
   require(in.scale > 0, "scale must be positive");
   require(reinterpret_cast<std::uintptr_t>(mask.first_key) % 16 == 0, "first_key must be aligned to 16 bytes");
 }

@@ -125,8 +125,18 @@ __device__ __forceinline__ void tma_load(void* shared, const CUtensorMap& map, i
       : "memory");
 }
 
-/// The same box to this address in every block of the cluster whose bit in `ranks` is set; signals the barrier at this
-/// address in each of them.
+/// The same of a 4-d tensor map, at (x, y, z, w).
+__device__ __forceinline__ void tma_load(void* shared, const CUtensorMap& map, int x, int y, int z, int w,
+                                         Mbarrier& barrier) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4, %5}], "
+      "[%6];" ::"r"(shared_address(shared)),
+      "l"(&map), "r"(x), "r"(y), "r"(z), "r"(w), "r"(shared_address(&barrier))
+      : "memory");
+}
+
+/// The box of a 3-d tensor map to this address in every block of the cluster whose bit in `ranks` is set; signals the
+/// barrier at this address in each of them.
 __device__ __forceinline__ void tma_load_multicast(void* shared, const CUtensorMap& map, int x, int y, int z,
                                                    Mbarrier& barrier, int ranks) {
   asm volatile(
@@ -139,6 +149,11 @@ __device__ __forceinline__ void tma_load_multicast(void* shared, const CUtensorM
 __device__ __forceinline__ void tma_store(const CUtensorMap& map, const void* shared, int x, int y, int z) {
   asm volatile("cp.async.bulk.tensor.3d.global.shared::cta.bulk_group [%0, {%1, %2, %3}], [%4];" ::"l"(&map), "r"(x),
                "r"(y), "r"(z), "r"(shared_address(shared))
+               : "memory");
+}
+__device__ __forceinline__ void tma_store(const CUtensorMap& map, const void* shared, int x, int y, int z, int w) {
+  asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.bulk_group [%0, {%1, %2, %3, %4}], [%5];" ::"l"(&map),
+               "r"(x), "r"(y), "r"(z), "r"(w), "r"(shared_address(shared))
                : "memory");
 }
 

@@ -1,6 +1,7 @@
 #pragma once
 // Tensor maps: how TMA sees matrices in global memory.
 
+#include <algorithm>
 #include <cstdint>
 #include <stdexcept>
 
@@ -9,25 +10,49 @@
 
 namespace nanorun::kernels::cuda {
 
-/// Map of x [rows, cols] in panels of 64 columns: coordinates (column % 64, row, column / 64). A box arrives as
-/// [box_columns / 64, box_rows, 64] in the 128-byte swizzle. Throws std::invalid_argument unless cols is a multiple of
-/// 64 and every row begins at a multiple of 16 bytes.
-inline CUtensorMap column_map(Mat<const bf16> x, int box_rows, int box_columns) {
-  constexpr int columns = 64;
-  if (x.cols % columns != 0 || x.ld % 8 != 0 || reinterpret_cast<std::uintptr_t>(x.data) % 16 != 0) {
+constexpr int panel_columns = 64;
+
+/// Map of x in panels of 64 columns, in the 128-byte swizzle; sizes and boxes in elements, strides in bytes. Throws
+/// std::invalid_argument unless row_columns is a multiple of 64 and every row begins at a multiple of 16 bytes.
+template <int rank>
+CUtensorMap panel_map(Mat<const bf16> x, int row_columns, const cuuint64_t (&sizes)[rank],
+                      const cuuint64_t (&strides)[rank - 1], const cuuint32_t (&box)[rank]) {
+  if (row_columns % panel_columns != 0 || x.ld % 8 != 0 || reinterpret_cast<std::uintptr_t>(x.data) % 16 != 0) {
     throw std::invalid_argument("tensor map: columns must be a multiple of 64, rows aligned to 16 bytes");
   }
-  const cuuint64_t sizes[] = {columns, static_cast<cuuint64_t>(x.rows), static_cast<cuuint64_t>(x.cols / columns)};
-  const cuuint64_t strides[] = {x.ld * sizeof(bf16), columns * sizeof(bf16)};
-  const cuuint32_t box[] = {columns, static_cast<cuuint32_t>(box_rows), static_cast<cuuint32_t>(box_columns / columns)};
-  const cuuint32_t steps[] = {1, 1, 1};
+  cuuint32_t steps[rank];
+  std::fill_n(steps, rank, 1);
   CUtensorMap map;
   static const auto encode = driver_function<decltype(cuTensorMapEncodeTiled)>("cuTensorMapEncodeTiled", 12000);
-  check(encode(&map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 3, const_cast<bf16*>(x.data), sizes, strides, box, steps,
+  check(encode(&map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, rank, const_cast<bf16*>(x.data), sizes, strides, box, steps,
                CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
                CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE),
         "cuTensorMapEncodeTiled");
   return map;
+}
+
+/// Map of x [rows, cols] in panels of 64 columns: coordinates (column % 64, row, column / 64). A box arrives as
+/// [box_columns / 64, box_rows, 64] in the 128-byte swizzle. Throws as panel_map().
+inline CUtensorMap column_map(Mat<const bf16> x, int box_rows, int box_columns) {
+  const cuuint64_t sizes[] = {panel_columns, static_cast<cuuint64_t>(x.rows),
+                              static_cast<cuuint64_t>(x.cols / panel_columns)};
+  const cuuint64_t strides[] = {x.ld * sizeof(bf16), panel_columns * sizeof(bf16)};
+  const cuuint32_t box[] = {panel_columns, static_cast<cuuint32_t>(box_rows),
+                            static_cast<cuuint32_t>(box_columns / panel_columns)};
+  return panel_map(x, x.cols, sizes, strides, box);
+}
+
+/// Map of the matrix [parts rows, cols / parts] whose row `parts` r + s is part s of row r of x: coordinates
+/// (column % 64, s, r, column / 64). A box begins at part 0 and arrives as one of column_map(); box_rows is a multiple
+/// of `parts`. Throws as panel_map().
+inline CUtensorMap parts_map(Mat<const bf16> x, int parts, int box_rows, int box_columns) {
+  const int columns = x.cols / parts;
+  const cuuint64_t sizes[] = {panel_columns, static_cast<cuuint64_t>(parts), static_cast<cuuint64_t>(x.rows),
+                              static_cast<cuuint64_t>(columns / panel_columns)};
+  const cuuint64_t strides[] = {columns * sizeof(bf16), x.ld * sizeof(bf16), panel_columns * sizeof(bf16)};
+  const cuuint32_t box[] = {panel_columns, static_cast<cuuint32_t>(parts), static_cast<cuuint32_t>(box_rows / parts),
+                            static_cast<cuuint32_t>(box_columns / panel_columns)};
+  return panel_map(x, columns, sizes, strides, box);
 }
 
 }  // namespace nanorun::kernels::cuda

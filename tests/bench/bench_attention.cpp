@@ -75,6 +75,7 @@ std::vector<Token> document_tokens(int length, int mean) {
 
 struct Attention {
   int length, heads, width;
+  int token_rows;  ///< of each head: two where heads are paired
   OwnedMask host_mask;
   std::int64_t head_blocks = 0;  ///< allowed blocks of a head
   kernels::AttentionMask mask;
@@ -84,11 +85,12 @@ struct Attention {
   Buffer<std::byte> memory;
   kernels::Workspace workspace;
 
-  Attention(int length, int heads, int window, int document)
+  Attention(int length, int heads, int window, int document, bool paired = false)
       : length(length),
         heads(heads),
         width(heads * head_dim),
-        host_mask(length),
+        token_rows(paired ? 2 : 1),
+        host_mask(token_rows * length),
         qkv(3ull * length * width, random_values()),
         y(1ull * length * width),
         d_y(1ull * length * width, random_values()),
@@ -97,13 +99,13 @@ struct Attention {
         d_q(1ull * length * width),
         memory(kernels::cuda::attention_workspace<bf16>(length, heads, head_dim)),
         workspace(memory.data, kernels::cuda::attention_workspace<bf16>(length, heads, head_dim)) {
-    host_mask.build(document_tokens(length, document), 50256, window ? WindowKind::block : WindowKind::token,
-                    window ? window : everything);
+    host_mask.build(document_tokens(token_rows * length, token_rows * document), 50256,
+                    window ? WindowKind::block : WindowKind::token, window ? window : everything);
     const kernels::AttentionMask m = host_mask.view();
-    const int blocks = length / block;
+    const int rows = token_rows * length, blocks = rows / block;
     for (int b = 0; b < blocks; ++b) head_blocks += b + 1 - m.key_begin[b];
-    mask = {length,
-            copy(m.first_key, length),
+    mask = {rows,
+            copy(m.first_key, rows),
             copy(m.key_begin, blocks),
             copy(m.key_full, blocks),
             copy(m.query_end, blocks),
@@ -113,7 +115,8 @@ struct Attention {
     for (auto* buffer : mask_buffers) delete buffer;
   }
 
-  double blocks() const { return static_cast<double>(head_blocks) * heads; }
+  int attentions() const { return heads / token_rows; }
+  double blocks() const { return static_cast<double>(head_blocks) * attentions(); }
   const std::int32_t* copy(const std::int32_t* data, int n) {
     mask_buffers.push_back(new Buffer<std::int32_t>(n, {data, data + n}));
     return mask_buffers.back()->data;
@@ -122,15 +125,15 @@ struct Attention {
     return Mat<bf16>(buffer.data, length, 3 * width).col_block(i * width, width);
   }
   kernels::cuda::AttentionInputs<bf16> inputs() const {
-    return {part(qkv, 0), part(qkv, 1), part(qkv, 2), heads, 0.12f};
+    return {part(qkv, 0), part(qkv, 1), part(qkv, 2), heads, 0.12f, token_rows == 2};
   }
+  Mat<float> lse_mat() const { return {lse.data, attentions(), token_rows * length}; }
   void forward() const {
-    kernels::cuda::attention_forward<bf16>({}, {y.data, length, width}, {lse.data, heads, length}, inputs(), mask,
-                                           workspace);
+    kernels::cuda::attention_forward<bf16>({}, {y.data, length, width}, lse_mat(), inputs(), mask, workspace);
   }
   void backward() const {
     kernels::cuda::attention_backward<bf16>({}, {d_q.data, length, width}, part(d_qkv, 1), part(d_qkv, 2),
-                                            Mat<bf16>(y.data, length, width), Mat<float>(lse.data, heads, length),
+                                            Mat<bf16>(y.data, length, width), lse_mat(),
                                             Mat<bf16>(d_y.data, length, width), inputs(), mask, workspace);
   }
 };
@@ -197,7 +200,7 @@ template <class Direction>
 void measure(benchmark::State& state) {
   static const double dense = dense_block_seconds<Direction>();
   const auto argument = [&](int i) { return static_cast<int>(state.range(i)); };
-  const Attention a(argument(0), argument(1), argument(2), argument(3));
+  const Attention a(argument(0), argument(1), argument(2), argument(3), argument(4) != 0);
   const Timer timer;
   a.forward();
   timer.seconds<Direction>(a);
@@ -213,7 +216,7 @@ void measure(benchmark::State& state) {
   const auto rate = [&](double amount) {
     return benchmark::Counter(amount, benchmark::Counter::kIsIterationInvariantRate);
   };
-  const double pair_flops = Direction::flops_per_pair * a.heads * a.host_mask.allowed_pairs();
+  const double pair_flops = Direction::flops_per_pair * a.attentions() * a.host_mask.allowed_pairs();
   state.counters["pairs FLOP/s"] = rate(pair_flops);
   state.counters["rested FLOP/s"] = pair_flops / rested;
   state.counters["blocks FLOP/s"] = rate(Direction::flops_per_pair * a.blocks() * block * block);
@@ -224,13 +227,17 @@ void measure(benchmark::State& state) {
 void forward(benchmark::State& state) { measure<Forward>(state); }
 void backward(benchmark::State& state) { measure<Backward>(state); }
 
-/// Dense, and the recipe's windows with and without documents.
+/// Dense, and the recipe's windows with and without documents; windows of paired heads are in rows.
 void shapes(benchmark::internal::Benchmark* b) {
-  b->ArgNames({"T", "H", "window", "document"})->UseManualTime()->Unit(benchmark::kMicrosecond)->Iterations(20);
-  b->Args({8192, 48, 0, 0});
+  b->ArgNames({"T", "H", "window", "document", "paired"})
+      ->UseManualTime()
+      ->Unit(benchmark::kMicrosecond)
+      ->Iterations(20);
+  b->Args({8192, 48, 0, 0, 0});
   for (const int document : {1000, 0}) {
-    for (const int window : {128, 384, 1792}) b->Args({49152, 6, window, document});
+    for (const int window : {128, 384, 1792}) b->Args({49152, 6, window, document, 0});
   }
+  for (const int window : {128, 384, 896}) b->Args({49152, 6, window, 1000, 1});
 }
 BENCHMARK(forward)->Apply(shapes);
 BENCHMARK(backward)->Apply(shapes);

@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "tests/cuda/device_mask.hpp"
 #include "tests/kernels/check.hpp"
 #include "tests/support/bf16.hpp"
 #include "tests/support/cuda_memory.hpp"
@@ -18,7 +19,9 @@
 namespace nanorun::kernels::cuda {
 namespace {
 
+using test::DeviceMask;
 using test::DeviceVector;
+using test::regular_documents;
 using test::relative_error;
 using test::to_float;
 
@@ -68,31 +71,6 @@ struct Case {
 };
 
 void PrintTo(const Case& c, std::ostream* out) { *out << c.name; }
-
-std::vector<int> regular_documents(int length, int mean) {
-  std::vector<int> begins;
-  for (int t = 0, i = 0; t < length; ++i, t += mean / 4 + i * 7919 % (3 * mean / 2)) begins.push_back(t);
-  return begins;
-}
-
-/// The mask of a case in device memory.
-struct DeviceMask {
-  DeviceVector<std::int32_t> first_key, key_begin, key_full, query_end, query_full;
-  int length;
-
-  explicit DeviceMask(const AttentionMask& m)
-      : first_key(values(m.first_key, m.length)),
-        key_begin(values(m.key_begin, m.length / attention_block)),
-        key_full(values(m.key_full, m.length / attention_block)),
-        query_end(values(m.query_end, m.length / attention_block)),
-        query_full(values(m.query_full, m.length / attention_block)),
-        length(m.length) {}
-
-  static test::Vector<std::int32_t> values(const std::int32_t* data, int n) { return {data, data + n}; }
-  AttentionMask view() const {
-    return {length, first_key.data(), key_begin.data(), key_full.data(), query_end.data(), query_full.data()};
-  }
-};
 
 /// What one head's y, lse and gradients of q, k and v come to.
 struct HeadResult {
@@ -449,7 +427,7 @@ TEST(CudaAttentionArguments, RefusesWhatTheKernelsCannotTake) {
   EXPECT_THROW(cuda::attention_forward<bf16>({}, p.values(p.y), lse, in, p.mask.view(), p.scratch()),
                std::invalid_argument);
   in = p.inputs();
-  in.paired = true;
+  in.paired = true;  // its mask has two rows a token
   EXPECT_THROW(cuda::attention_forward<bf16>({}, p.values(p.y), lse, in, p.mask.view(), p.scratch()),
                std::invalid_argument);
   in = p.inputs();
