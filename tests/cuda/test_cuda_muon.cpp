@@ -2,6 +2,7 @@
 
 #include <array>
 #include <cmath>
+#include <deque>
 #include <vector>
 
 #include "kernels/matmul.hpp"
@@ -211,14 +212,14 @@ test::Vector<float> matrices_with_zeros(const Shape& shape, unsigned seed) {
 /// Two steps on batches of these shapes, in one call each.
 void compare_normuon(const Shapes& shapes) {
   std::vector<test::Vector<float>> q;
-  std::vector<test::DeviceVector<float>> device_q;
+  std::deque<test::DeviceVector<float>> device_q;
   for (const auto& [count, rows, cols] : shapes) {
     q.emplace_back(static_cast<std::size_t>(count) * normuon_lines(rows, cols));
     device_q.emplace_back(q.back());
   }
   for (const unsigned seed : {30, 31}) {
     std::vector<test::Vector<float>> x;
-    std::vector<test::DeviceVector<float>> device_x;
+    std::deque<test::DeviceVector<float>> device_x;
     std::vector<NormuonBatch<float>> batches, device_batches;
     for (std::size_t i = 0; i < shapes.size(); ++i) {
       const auto [count, rows, cols] = shapes[i];
