@@ -11,114 +11,180 @@ namespace nanorun::kernels::cuda {
 namespace {
 
 // The first layer is a GEMM of cuBLASLt. The second is small: a thread block holds its weights in shared memory and
-// takes tiles of rows.
+// takes tiles of rows. Weights and hidden units are padded with zeros to the largest second layer, so that loops over
+// them unroll and sums stay in registers.
 
-constexpr int tile_rows = 32;
-/// Of dynamic shared memory, with what block_add takes.
-constexpr int max_shared_bytes = (48 << 10) - 256;
+constexpr int max_outputs = 48, max_hidden = 64;
 
-/// The sizes of the second layer, and arrays in shared memory. Rows of w and h begin m + 1 floats apart, so that
-/// threads of neighbouring rows use different banks.
-struct SecondLayer {
-  int n, m;
+/// Rows of a tile, and threads that share a row, each with a part of the hidden units.
+constexpr int tile_rows = 64, row_threads = block_threads / tile_rows, part = max_hidden / row_threads;
 
-  __host__ __device__ int ld() const { return m + 1; }
-  __host__ __device__ int weights() const { return n * ld(); }
-  __host__ __device__ int hidden() const { return tile_rows * ld(); }
-  __host__ __device__ int tile_of_c() const { return tile_rows * n; }
-  int forward_bytes() const { return (weights() + hidden()) * static_cast<int>(sizeof(float)); }
-  int backward_bytes() const { return forward_bytes() + (tile_of_c() + n * m + n) * static_cast<int>(sizeof(float)); }
+/// Rows of h begin one float further apart, so that threads of neighbouring rows use different banks.
+struct Shared {
+  float w[max_outputs][max_hidden];
+  float h[tile_rows][max_hidden + 1];
+  float c[tile_rows][max_outputs];  ///< or its gradient
+};
+static_assert(sizeof(Shared) <= 48 << 10);
+
+using HiddenPart = Vector<float, part>;
+
+/// What a thread does of a tile: this row of it, these hidden units.
+struct Mine {
+  int row = threadIdx.x % tile_rows, first = threadIdx.x / tile_rows * part;
 };
 
 __device__ float scale_of(const CoefficientNet<bf16>& net) {
   return static_cast<float>(net.constant) * net.scalar.factor();
 }
 
-/// Calls body(row, column, index) for the elements of a matrix [rows, cols], shared among the threads of the block.
+/// Calls body(row, column) for the elements of a matrix [rows, cols], shared among the threads of the block.
 template <class Body>
 __device__ void for_elements(int rows, int cols, const Body& body) {
-  for (int at = threadIdx.x; at < rows * cols; at += block_threads) body(at / cols, at % cols, at);
+  for (int at = threadIdx.x; at < rows * cols; at += block_threads) body(at / cols, at % cols);
 }
 
-__device__ void load_weights(float* w, const SecondLayer& size, const Mat<const float>& from) {
-  for_elements(size.n, size.m, [&](int i, int k, int) { w[i * size.ld() + k] = from.row(i)[k]; });
+__device__ void load_weights(Shared& s, const Mat<const float>& from) {
+  for_elements(max_outputs, max_hidden,
+               [&](int i, int k) { s.w[i][k] = i < from.rows && k < from.cols ? from.row(i)[k] : 0; });
 }
 
-/// h = gelu(z) in a tile; zero beyond the last row.
-__device__ void load_hidden(float* h, const SecondLayer& size, const Mat<const bf16>& z, int first) {
-  for_elements(tile_rows, size.m, [&](int t, int k, int) {
-    const float x = first + t < z.rows ? load_floats<1>(z.row(first + t) + k).v[0] : 0;
-    h[t * size.ld() + k] = x * normcdff(x);
-  });
+/// This thread's part of z in row `first` + its row; zero beyond the matrix.
+__device__ HiddenPart load_part(const Mat<const bf16>& z, int first) {
+  const Mine mine;
+  HiddenPart x = {};
+  if (first + mine.row >= z.rows) return x;
+#pragma unroll
+  for (int k = 0; k < part; k += 8) {
+    if (mine.first + k >= z.cols) continue;
+    const Vector<float, 8> v = load_floats<8>(z.row(first + mine.row) + mine.first + k);
+#pragma unroll
+    for (int j = 0; j < 8; ++j) x.v[k + j] = v.v[j];
+  }
+  return x;
+}
+
+/// Shares h = gelu(z) with the block.
+__device__ void store_hidden(Shared& s, const HiddenPart& z) {
+  const Mine mine;
+#pragma unroll
+  for (int k = 0; k < part; ++k) s.h[mine.row][mine.first + k] = z.v[k] * normcdff(z.v[k]);
 }
 
 __global__ void __launch_bounds__(block_threads)
-    second_layer_kernel(Mat<float> c, Mat<const bf16> z, CoefficientNet<bf16> net, SecondLayer size) {
-  extern __shared__ float shared[];
-  float *const w = shared, *const h = w + size.weights();
+    second_layer_kernel(Mat<float> c, Mat<const bf16> z, CoefficientNet<bf16> net) {
+  __shared__ Shared s;
+  constexpr int outputs = max_outputs / row_threads;  // of a thread, which then owns a row of h
   const float scale = scale_of(net);
-  load_weights(w, size, net.w_out);
+  const int row = threadIdx.x % tile_rows, group = threadIdx.x / tile_rows;
+  load_weights(s, net.w_out);
   for (int first = blockIdx.x * tile_rows; first < c.rows; first += gridDim.x * tile_rows) {
-    __syncthreads();  // the tile before has been read
-    load_hidden(h, size, z, first);
+    store_hidden(s, load_part(z, first));
     __syncthreads();
-    for_elements(min(tile_rows, c.rows - first), size.n, [&](int t, int i, int) {
-      float sum = net.bias[i];
-      for (int k = 0; k < size.m; ++k) sum += h[t * size.ld() + k] * w[i * size.ld() + k];
-      c.row(first + t)[i] = scale * sum;
-    });
+    float sums[outputs] = {};
+    for (int k = 0; k < max_hidden; k += 4) {
+      const float h[4] = {s.h[row][k], s.h[row][k + 1], s.h[row][k + 2], s.h[row][k + 3]};
+#pragma unroll
+      for (int i = 0; i < outputs; ++i) {
+        const Vector<float, 4> w = load_vector<4>(s.w[group * outputs + i] + k);
+        sums[i] += h[0] * w.v[0] + h[1] * w.v[1] + h[2] * w.v[2] + h[3] * w.v[3];
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < outputs; ++i) s.c[row][group * outputs + i] = sums[i];
+    __syncthreads();
+    for_elements(min(tile_rows, c.rows - first), c.cols,
+                 [&](int t, int i) { c.row(first + t)[i] = scale * (net.bias[i] + s.c[t][i]); });
   }
 }
+
+/// d gelu(z) / d z
+__device__ float gelu_slope(float z) {
+  constexpr float density_at_zero = 0.39894228f;
+  return normcdff(z) + z * density_at_zero * expf(-z * z / 2);
+}
+
+/// d_z of this thread's part from the gradient g of the outputs in s.c; returns <g, w h> over the part.
+__device__ float send_to_hidden(const Shared& s, Mat<bf16> d_z, const HiddenPart& z, int first, int outputs,
+                                float scale) {
+  const Mine mine;
+  HiddenPart sum = {};
+  for (int i = 0; i < outputs; ++i) {
+    const float g = s.c[mine.row][i];
+#pragma unroll
+    for (int k = 0; k < part; ++k) sum.v[k] += g * s.w[i][mine.first + k];
+  }
+  float product = 0;
+#pragma unroll
+  for (int k = 0; k < part; ++k) product += sum.v[k] * s.h[mine.row][mine.first + k];
+  if (first + mine.row >= d_z.rows) return product;
+#pragma unroll
+  for (int k = 0; k < part; k += 8) {
+    if (mine.first + k >= d_z.cols) continue;
+    Vector<float, 8> d;
+#pragma unroll
+    for (int j = 0; j < 8; ++j) d.v[j] = scale * sum.v[k + j] * gelu_slope(z.v[k + j]);
+    store_rounded(d_z.row(first + mine.row) + mine.first + k, d);
+  }
+  return product;
+}
+
+/// Sums over tiles of the gradients of w and bias. A thread has one hidden unit and `outputs` outputs.
+struct WeightSums {
+  static constexpr int outputs = max_outputs / (block_threads / max_hidden);
+  int k = threadIdx.x % max_hidden, first = threadIdx.x / max_hidden * outputs;
+  float w[outputs] = {}, bias = 0;
+
+  __device__ void add_tile(const Shared& s) {
+    for (int t = 0; t < tile_rows; ++t) {
+      const float h = s.h[t][k];
+#pragma unroll
+      for (int i = 0; i < outputs; ++i) w[i] += s.c[t][first + i] * h;
+      if (threadIdx.x < max_outputs) bias += s.c[t][threadIdx.x];
+    }
+  }
+
+  __device__ void send(const CoefficientNetGradients<bf16>& d, float scale) const {
+    for (int i = 0; i < outputs; ++i) {
+      if (k < d.d_w_out.cols && first + i < d.d_w_out.rows) atomicAdd(d.d_w_out.row(first + i) + k, scale * w[i]);
+    }
+    if (threadIdx.x < d.d_w_out.rows) atomicAdd(&d.d_bias[threadIdx.x], scale * bias);
+  }
+};
 
 /// Writes d_z, and adds to the gradients of the second layer.
 __global__ void __launch_bounds__(block_threads)
     second_layer_backward_kernel(Mat<bf16> d_z, CoefficientNetGradients<bf16> d, Mat<const float> d_c,
-                                 Mat<const bf16> z, CoefficientNet<bf16> net, SecondLayer size) {
-  extern __shared__ float shared[];
-  float *const w = shared, *const h = w + size.weights(), *const g = h + size.hidden();
-  float *const d_w = g + size.tile_of_c(), *const d_bias = d_w + size.n * size.m;
+                                 Mat<const bf16> z, CoefficientNet<bf16> net) {
+  __shared__ Shared s;
   const float scale = scale_of(net);
   float by_scale = 0;
-  load_weights(w, size, net.w_out);
-  for_elements(size.n, size.m + 1, [&](int, int, int at) { d_w[at] = 0; });  // and d_bias
+  WeightSums sums;
+  load_weights(s, net.w_out);
+  for_elements(tile_rows, max_outputs, [&](int t, int i) { s.c[t][i] = 0; });
   for (int first = blockIdx.x * tile_rows; first < z.rows; first += gridDim.x * tile_rows) {
-    const int rows = min(tile_rows, z.rows - first);
     __syncthreads();  // the tile before has been read
-    load_hidden(h, size, z, first);
-    for_elements(tile_rows, size.n, [&](int t, int i, int at) {
-      g[at] = t < rows ? d_c.row(first + t)[i] : 0;
-      by_scale += g[at] * net.bias[i];
+    const HiddenPart mine = load_part(z, first);
+    store_hidden(s, mine);
+    for_elements(tile_rows, d_c.cols, [&](int t, int i) {
+      const float g = first + t < d_c.rows ? d_c.row(first + t)[i] : 0;
+      s.c[t][i] = g;
+      by_scale += g * net.bias[i];
     });
     __syncthreads();
-    for_elements(rows, size.m, [&](int t, int k, int) {
-      float sum = 0;
-      for (int i = 0; i < size.n; ++i) sum += g[t * size.n + i] * w[i * size.ld() + k];
-      by_scale += sum * h[t * size.ld() + k];
-      constexpr float density_at_zero = 0.39894228f;
-      const float x = load_floats<1>(z.row(first + t) + k).v[0];
-      const float slope = normcdff(x) + x * density_at_zero * expf(-x * x / 2);
-      store_rounded(d_z.row(first + t) + k, Vector<float, 1>{{scale * sum * slope}});
-    });
-    for_elements(size.n, size.m, [&](int i, int k, int at) {
-      for (int t = 0; t < tile_rows; ++t) d_w[at] += g[t * size.n + i] * h[t * size.ld() + k];
-    });
-    for_elements(1, size.n, [&](int, int i, int) {
-      for (int t = 0; t < tile_rows; ++t) d_bias[i] += g[t * size.n + i];
-    });
+    by_scale += send_to_hidden(s, d_z, mine, first, d_c.cols, scale);
+    sums.add_tile(s);
   }
-  __syncthreads();
-  for_elements(size.n, size.m, [&](int i, int k, int at) { atomicAdd(d.d_w_out.row(i) + k, scale * d_w[at]); });
-  for_elements(1, size.n, [&](int, int i, int) { atomicAdd(&d.d_bias[i], scale * d_bias[i]); });
+  sums.send(d, scale);
   if (!net.scalar.gradient) return;
   block_add(net.scalar.gradient, static_cast<float>(net.constant) * net.scalar.slope() * by_scale);
 }
 
-SecondLayer size_of(const char* op, const CoefficientNet<bf16>& net) {
-  const SecondLayer size{net.w_out.rows, net.w_out.cols};
-  if (size.backward_bytes() > max_shared_bytes) {
-    throw std::invalid_argument(std::string(op) + ": the second layer does not fit shared memory");
+/// Throws std::invalid_argument unless the kernels take this second layer.
+void require_second_layer(const char* op, const CoefficientNet<bf16>& net) {
+  if (net.w_out.rows > max_outputs || net.w_out.cols > max_hidden || net.w_out.cols % 8 != 0) {
+    throw std::invalid_argument(std::string(op) + ": at most 48 coefficients, of 8, 16 ... 64 hidden units");
   }
-  return size;
 }
 
 int tile_blocks(int rows) { return std::min(ceil_div(rows, tile_rows), 4 * sm90::sm_count); }
@@ -128,11 +194,10 @@ int tile_blocks(int rows) { return std::min(ceil_div(rows, tile_rows), 4 * sm90:
 template <class T>
 void coefficient_net_forward(Stream stream, Mat<acc_t<T>> c, Mat<T> z, Mat<const T> u, const CoefficientNet<T>& net) {
   constexpr const char* op = "coefficient_net_forward";
-  const SecondLayer size = size_of(op, net);
+  require_second_layer(op, net);
   if (c.rows == 0) return;
   gemm<bf16, bf16, bf16>(stream, {}, Op::none, u, Op::transpose, net.w_in, z);
-  second_layer_kernel<<<tile_blocks(c.rows), block_threads, size.forward_bytes(), cuda_stream(stream)>>>(c, z, net,
-                                                                                                         size);
+  second_layer_kernel<<<tile_blocks(c.rows), block_threads, 0, cuda_stream(stream)>>>(c, z, net);
   check_launch(op);
 }
 
@@ -140,10 +205,9 @@ template <class T>
 void coefficient_net_backward(Stream stream, Mat<T> d_u, const CoefficientNetGradients<T>& d, Mat<T> d_z,
                               Mat<const acc_t<T>> d_c, Mat<const T> z, Mat<const T> u, const CoefficientNet<T>& net) {
   constexpr const char* op = "coefficient_net_backward";
-  const SecondLayer size = size_of(op, net);
+  require_second_layer(op, net);
   if (z.rows == 0) return;
-  second_layer_backward_kernel<<<tile_blocks(z.rows), block_threads, size.backward_bytes(), cuda_stream(stream)>>>(
-      d_z, d, d_c, z, net, size);
+  second_layer_backward_kernel<<<tile_blocks(z.rows), block_threads, 0, cuda_stream(stream)>>>(d_z, d, d_c, z, net);
   check_launch(op);
   gemm<bf16, bf16, float>(stream, {.beta = 1}, Op::transpose, d_z, Op::none, u, d.d_w_in);
   gemm<bf16, bf16, bf16>(stream, {.beta = 1}, Op::none, d_z, Op::none, net.w_in, d_u);

@@ -40,8 +40,7 @@ using portable::CoefficientNet;
 using portable::CoefficientNetGradients;
 
 /// T = bf16, z and d_z rounded to it; the rows of u, w_in and z are aligned to 16 bytes. The stream needs
-/// create_blas(). Throws std::invalid_argument where a second layer does not fit a thread block's memory: n = 48 with m
-/// = 64 does.
+/// create_blas(). Throws std::invalid_argument unless n <= 48, and m <= 64 is a multiple of 8.
 template <class T>
 void coefficient_net_forward(Stream stream, Mat<acc_t<T>> c, Mat<T> z, Mat<const T> u, const CoefficientNet<T>& net);
 

@@ -88,17 +88,29 @@ __global__ void __launch_bounds__(block_threads)
   d_x.row(t)[j].bits = __bfloat16_as_ushort(__float2bfloat16_rn(sum));
 }
 
-constexpr int tokens_of_block = 64;
+constexpr int tokens_of_block = 256;
 
-/// A block sums over its tokens, then adds each element of d_w by one atomic.
+/// A block sums over its tokens, then adds each element of d_w by one atomic. Where the elements are fewer than its
+/// threads, several threads share an element's tokens.
 __global__ void __launch_bounds__(block_threads)
     head_gate_backward_weight_kernel(Mat<float> d_w, GateGradient d_z, GateInputs<bf16> in) {
-  const int first = blockIdx.x * tokens_of_block, last = min(first + tokens_of_block, in.x.rows);
-  for (int i = threadIdx.x; i < d_w.rows * d_w.cols; i += block_threads) {
-    const int h = i / d_w.cols, j = i % d_w.cols;
+  __shared__ float sums[block_threads];
+  const int elements = d_w.rows * d_w.cols, sharing = max(block_threads / elements, 1);
+  const int begin = blockIdx.x * tokens_of_block, end = min(begin + tokens_of_block, in.x.rows);
+  for (int first = 0; first < elements; first += block_threads) {
+    const int i = first + static_cast<int>(threadIdx.x) % min(elements, block_threads);
+    const int share = threadIdx.x / min(elements, block_threads);
     float sum = 0;
-    for (int t = first; t < last; ++t) sum += d_z(t, h) * gate_input(in, t, j);
-    atomicAdd(d_w.row(h) + j, sum);
+    if (i < elements && share < sharing) {
+      const int h = i / d_w.cols, j = i % d_w.cols;
+      for (int t = begin + share; t < end; t += sharing) sum += d_z(t, h) * gate_input(in, t, j);
+    }
+    __syncthreads();  // the sums before have been read
+    sums[threadIdx.x] = sum;
+    __syncthreads();
+    if (share > 0 || i >= elements) continue;
+    for (int k = 1; k < sharing; ++k) sum += sums[threadIdx.x + k * elements];
+    atomicAdd(d_w.row(i / d_w.cols) + i % d_w.cols, sum);
   }
 }
 

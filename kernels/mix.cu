@@ -205,6 +205,9 @@ __global__ void __launch_bounds__(block_threads, N > 3 ? 1 : 2)
   if (terms.wants_scalars) add_to_scalars(terms, sums);
 }
 
+/// Blocks of a backward pass: a few for each SM, since each ends with a sum over its threads and atomics.
+constexpr int max_backward_blocks = 8 * sm90::sm_count;
+
 /// Calls launch(vectors per lane, Terms<K>()), where K is the number of terms, or more. d_out is null in forward
 /// passes.
 template <class Launch>
@@ -260,8 +263,8 @@ void mix_backward(Stream stream, Mat<T> d_out, Mat<const T> d_elsewhere, const N
   require_vectors(op, norm.d_n);
   if (d_out.rows == 0) return;
   for_terms(op, d_out, d_out.cols, terms, [&]<int K>(auto vectors, const Terms<K>& fixed) {
-    const std::size_t threads = static_cast<std::size_t>(d_out.rows) * warp_size;
-    mix_backward_kernel<vectors(), K><<<blocks_for(threads), block_threads, 0, cuda_stream(stream)>>>(
+    const int blocks = std::min(row_blocks(d_out.rows), max_backward_blocks);
+    mix_backward_kernel<vectors(), K><<<blocks, block_threads, 0, cuda_stream(stream)>>>(
         d_out, fixed.to_out ? d_elsewhere : Mat<const bf16>(), norm, fixed);
   });
   check_launch(op);

@@ -10,7 +10,7 @@ namespace {
 
 /// Thread blocks that share a matrix, a cluster.
 constexpr int matrix_blocks = 8;
-constexpr int line_threads = 512;
+constexpr int line_threads = 1024;
 constexpr int line_warps = line_threads / warp_size;
 
 /// Sums over lines, for |X|² and |X s|².
@@ -44,6 +44,7 @@ struct Rows {
     NormSums sums{};
     for (int i = rank * line_warps + warp; i < x.rows; i += matrix_blocks * line_warps) {
       float squares = 0;
+#pragma unroll 6
       for (int j = 4 * lane; j < x.cols; j += 4 * warp_size) {
         const Vector<float, 4> v = load_vector<4>(x.row(i) + j);
 #pragma unroll
@@ -59,6 +60,7 @@ struct Rows {
     const int warp = threadIdx.x / warp_size, lane = threadIdx.x % warp_size;
     for (int i = rank * line_warps + warp; i < x.rows; i += matrix_blocks * line_warps) {
       const float s = factor * line_factor(second_moment[i]);
+#pragma unroll 6
       for (int j = 4 * lane; j < x.cols; j += 4 * warp_size) {
         Vector<float, 4> v = load_vector<4>(x.row(i) + j);
 #pragma unroll
@@ -81,6 +83,7 @@ struct Columns {
     for (int first = rank * warp_size; first < x.cols; first += matrix_blocks * warp_size) {
       const int j = first + lane;
       float squares = 0;
+#pragma unroll 8
       for (int i = warp; j < x.cols && i < x.rows; i += line_warps) squares += x.row(i)[j] * x.row(i)[j];
       partial[warp][lane] = squares;
       __syncthreads();
@@ -98,6 +101,7 @@ struct Columns {
     const int warp = threadIdx.x / warp_size, lane = threadIdx.x % warp_size;
     for (int j = rank * warp_size + lane; j < x.cols; j += matrix_blocks * warp_size) {
       const float s = factor * line_factor(second_moment[j]);
+#pragma unroll 8
       for (int i = warp; i < x.rows; i += line_warps) x.row(i)[j] *= s;
     }
   }

@@ -116,25 +116,27 @@ template <class T>
 class HostView {
  public:
   explicit HostView(std::span<T> tensor) : tensor_(tensor) {
-    if constexpr (!ops::on_host) copy_.resize(tensor.size());
+    if constexpr (!ops::on_host) copy_ = std::make_unique_for_overwrite<Value[]>(tensor.size());
   }
 
   std::span<T> span() {
     if constexpr (ops::on_host) return tensor_;
-    return copy_;
+    return {copy_.get(), tensor_.size()};
   }
   /// Brings the copy up to date, once the stream has been waited for.
   void download(kernels::Stream stream) {
-    if constexpr (!ops::on_host) ops::copy_to_host(stream, copy_.data(), tensor_.data(), tensor_.size_bytes());
+    if constexpr (!ops::on_host) ops::copy_to_host(stream, copy_.get(), tensor_.data(), tensor_.size_bytes());
   }
   /// Brings the tensor up to date with what the host wrote to the copy.
   void upload(kernels::Stream stream) {
-    if constexpr (!ops::on_host) ops::copy_to_device(stream, tensor_.data(), copy_.data(), tensor_.size_bytes());
+    if constexpr (!ops::on_host) ops::copy_to_device(stream, tensor_.data(), copy_.get(), tensor_.size_bytes());
   }
 
  private:
+  using Value = std::remove_const_t<T>;
+
   std::span<T> tensor_;
-  std::vector<std::remove_const_t<T>> copy_;
+  std::unique_ptr<Value[]> copy_;  ///< whose pages the system gives where they are written
 };
 
 }  // namespace nanorun

@@ -449,10 +449,14 @@ std::vector<HostView<kernels::acc_t<T>>>& Optimizer<T>::host_views() {
 
 template <class T>
 auto Optimizer<T>::slabs() -> std::vector<Slab<Master>> {
-  std::vector<HostView<Master>>& views = host_views();
-  for (HostView<Master>& view : views) view.download(stream_);
+  for (HostView<Master>& view : host_views()) view.download(stream_);
   ops::synchronize(stream_);
+  return slabs_to_fill();
+}
 
+template <class T>
+auto Optimizer<T>::slabs_to_fill() -> std::vector<Slab<Master>> {
+  std::vector<HostView<Master>>& views = host_views();
   std::vector<Slab<Master>> slabs;
   std::size_t first_view = 0;
   for (const OwnedBucket& owned : buckets_) {

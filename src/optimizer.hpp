@@ -68,7 +68,9 @@ class Optimizer {
   /// /muon/momentum/<name>, /muon/second_moment/<name>, /adam/m/<name>, /adam/v/<name>, /adam/gradient/<name>, each
   /// where the deck asks for it. Waits for the device.
   std::vector<Slab<Master>> slabs();
-  /// Takes over what was read into slabs(), and completes every rank's weights.
+  /// The same slabs, whatever stands in them: to be read into.
+  std::vector<Slab<Master>> slabs_to_fill();
+  /// Takes over what was read into the slabs, and completes every rank's weights.
   void restore();
 
   /// Bytes of masters, state and scratch on the rank that owns most.

@@ -47,7 +47,7 @@ void RunSetup::introduce() {
 /// Fills the weights and the optimizer's state, from a checkpoint where the deck and the directory say so, and finds
 /// out whether anything is left to do. Nothing on disk is changed yet.
 void RunSetup::restore() {
-  const std::optional<Progress> found = checkpoints.restore(learner.optimizer.slabs());
+  const std::optional<Progress> found = checkpoints.restore(learner.optimizer.slabs_to_fill());
   examine_earlier(found);
   if (found) {
     go_on_from(*found);
@@ -119,7 +119,7 @@ void RunSetup::check_data() {
 
 void RunSetup::check_outputs() {
   directory.require_free_stop_file();
-  checkpoints.probe(progress.step, config.train.steps, learner.optimizer.slabs());
+  checkpoints.probe(progress.step, config.train.steps, learner.optimizer.slabs_to_fill());
 }
 
 /// From here on what an earlier run has left changes.
