@@ -20,6 +20,7 @@ static_assert(staged_cols == head_dim);
 /// With `paired`, of the two heads of a tile the first stands at row 2 t of the angles and the second at row 2 t + 1.
 template <bool paired>
 struct AttentionProjection {
+  using Operand = bf16;
   static constexpr Major b_major = Major::k;
   static constexpr int epilogue_loads = 1;
   /// Size of a thread's accumulator fragment of one head: element 4 i + 2 r + j has row r, column 8 i + column() + j.

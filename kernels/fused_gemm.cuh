@@ -1,14 +1,16 @@
 #pragma once
-// Persistent, warp-specialised bf16 GEMM by TMA and wgmma, with a fused epilogue that works on the accumulator in
-// registers. The scheme is that of CUTLASS on Hopper:
+// Persistent, warp-specialised GEMM by TMA and wgmma of operands in bf16 or e4m3, with a fused epilogue that works on
+// the accumulator in registers. The scheme is that of CUTLASS on Hopper:
 // - Persistent thread blocks of tile 128 x 256 x 64, two to a cluster, which go through the tiles with a fixed stride.
-//   The blocks of a cluster take half the rows each, and share b by TMA multicast.
+//   The blocks of a cluster take half the rows each, and share b by TMA multicast. Of e4m3 a tile is 128 deep: each
+//   pair of bytes lies where a bf16 would.
 // - In a block the producer warpgroup loads k-tiles; two consumer warpgroups compute half the rows each.
 // - The second consumer starts late, so that one computes while the other is in its epilogue, as in ping-pong kernels.
 // - The epilogue stores, and may load, through shared memory, warp by warp.
 //
 // An op is a struct that is passed to the kernel by value:
-//   static constexpr sm90::Major b_major;  k: the GEMM is a bᵀ with b [N, K]; mn: a b with b [K, N]
+//   using Operand;                         type of a and b, bf16 or e4m3
+//   static constexpr sm90::Major b_major;  k: the GEMM is a bᵀ with b [N, K]; mn: a b with b [K, N], of bf16 only
 //   struct EpilogueInputs;                 registers that it needs beside the accumulator
 //   static constexpr int epilogue_loads;   how often epilogue_load() is called for a tile, spread over its k-tiles
 //   void epilogue_load(WarpTile&, EpilogueInputs&, int i) const;  loads what epilogue() reads, while wgmma runs
@@ -17,6 +19,7 @@
 // WarpTile::staged waits for its own earlier stores first, and for the load before epilogue().
 
 #include <algorithm>
+#include <type_traits>
 
 #include "kernels/sm90.cuh"
 #include "kernels/tensor_map.cuh"
@@ -24,7 +27,7 @@
 
 namespace nanorun::kernels::cuda::fused {
 
-constexpr int tile_m = 128, tile_n = 256, tile_k = 64;  // of a thread block
+constexpr int tile_m = 128, tile_n = 256, tile_k = 64;  // of a thread block; tile_k counts bf16 or pairs of e4m3
 constexpr int stages = 4;
 constexpr int staged_cols = 128;  // that a warp loads or stores at a time, through shared memory
 constexpr int consumer_rows = 64;
@@ -142,8 +145,13 @@ __device__ __forceinline__ void multiply(Accumulator& accumulator, const std::by
     if constexpr (Op::b_major == sm90::Major::mn) {
       b_offset = sm90::column_bytes(tile_n) / cluster * (k / share_depth) + sm90::column_bytes(k % share_depth);
     }
-    sm90::wgmma<sm90::Major::k, Op::b_major>(accumulator, sm90::advance_descriptor(a_at, 2 * k),
-                                             sm90::advance_descriptor(b_at, b_offset), accumulate || k > 0);
+    const std::uint64_t a_k = sm90::advance_descriptor(a_at, 2 * k), b_k = sm90::advance_descriptor(b_at, b_offset);
+    if constexpr (std::is_same_v<typename Op::Operand, e4m3>) {
+      static_assert(Op::b_major == sm90::Major::k);
+      sm90::wgmma_e4m3(accumulator, a_k, b_k, accumulate || k > 0);
+    } else {
+      sm90::wgmma<sm90::Major::k, Op::b_major>(accumulator, a_k, b_k, accumulate || k > 0);
+    }
   }
   sm90::wgmma_commit();
 }
@@ -220,11 +228,19 @@ __global__ void __cluster_dims__(cluster) __launch_bounds__(threads, 1)
 /// Tensor map of what an op stores, or loads in epilogue_load().
 inline CUtensorMap staged_map(Mat<const bf16> x) { return column_map(x, warp_rows, staged_cols); }
 
-/// The GEMM of a [M, K] and b with `cols` = N columns. Throws std::invalid_argument unless K is a multiple of 64 and
-/// rows are aligned to 16 bytes.
+/// How TMA loads an operand: as it is, or by pairs of bytes, whose values do not matter to it.
+inline Mat<const bf16> loaded(Mat<const bf16> x) { return x; }
+inline Mat<const bf16> loaded(Mat<const e4m3> x) {
+  return {reinterpret_cast<const bf16*>(x.data), x.rows, x.cols / 2, x.ld / 2};
+}
+
+/// The GEMM of a [M, K] and b with `cols` = N columns. Throws std::invalid_argument unless K is a multiple of 64, of
+/// 128 for e4m3, and rows are aligned to 16 bytes.
 template <class Op>
-void launch(const char* name, Stream stream, const Op& op, int cols, Mat<const bf16> a, Mat<const bf16> b) {
+void launch(const char* name, Stream stream, const Op& op, int cols, Mat<const typename Op::Operand> a_operand,
+            Mat<const typename Op::Operand> b_operand) {
   constexpr int shared_bytes = sizeof(Shared);
+  const Mat<const bf16> a = loaded(a_operand), b = loaded(b_operand);
   static_assert(shared_bytes <= 227 * 1024);
   Problem<Op> p{};
   p.a = column_map(a, tile_m, tile_k);

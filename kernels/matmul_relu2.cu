@@ -12,6 +12,7 @@ using namespace fused;
 using namespace sm90;
 
 struct Relu2Forward {
+  using Operand = bf16;
   static constexpr Major b_major = Major::k;
   static constexpr int epilogue_loads = 0;
   struct EpilogueInputs {};
@@ -30,6 +31,7 @@ struct Relu2Forward {
 
 /// The tile of h is loaded in parts, as shared memory has no room for the whole.
 struct Relu2Backward {
+  using Operand = bf16;
   static constexpr Major b_major = Major::mn;
   static constexpr int parts = tile_n / staged_cols;
   static constexpr int epilogue_loads = parts + 1;

@@ -70,7 +70,8 @@ std::size_t linear_fp8_workspace(int rows, int inner, int cols) {
 
 template <class T>
 void linear_relu2_forward_fp8(Stream stream, Mat<T> h, acc_t<T>* maximum, Mat<const T> x, Fp8Scale<acc_t<T>> scale_x,
-                              Mat<const T> w, Fp8Scale<acc_t<T>> scale_w, Workspace workspace) {
+                              Mat<const T> w, Fp8Scale<acc_t<T>> scale_w, Workspace workspace, Mat<e4m3>,
+                              Fp8Scale<acc_t<T>>) {
   assert(maximum != scale_x.maximum && maximum != scale_w.maximum);
   const auto relu2 = [] KOKKOS_FUNCTION(T z) { return z < 0 ? T(0) : z * z; };  // passes NaN on
   product(h, x, scale_x, w, scale_w, workspace, relu2);
@@ -79,16 +80,17 @@ void linear_relu2_forward_fp8(Stream stream, Mat<T> h, acc_t<T>* maximum, Mat<co
 
 template <class T>
 void linear_forward_fp8(Stream, Mat<T> out, Mat<const T> h, Fp8Scale<acc_t<T>> scale_h, Mat<const T> v,
-                        Fp8Scale<acc_t<T>> scale_v, Workspace workspace) {
+                        Fp8Scale<acc_t<T>> scale_v, Workspace workspace, Mat<const e4m3>) {
   product(out, h, scale_h, v, scale_v, workspace, [] KOKKOS_FUNCTION(T z) { return z; });
 }
 
-#define NANORUN_INSTANTIATE(T)                                                                                     \
-  template void max_magnitude(Stream, T*, Mat<const T>);                                                           \
-  template std::size_t linear_fp8_workspace<T>(int, int, int);                                                     \
-  template void linear_relu2_forward_fp8(Stream, Mat<T>, T*, Mat<const T>, Fp8Scale<T>, Mat<const T>, Fp8Scale<T>, \
-                                         Workspace);                                                               \
-  template void linear_forward_fp8(Stream, Mat<T>, Mat<const T>, Fp8Scale<T>, Mat<const T>, Fp8Scale<T>, Workspace);
+#define NANORUN_INSTANTIATE(T)                                                                                      \
+  template void max_magnitude(Stream, T*, Mat<const T>);                                                            \
+  template std::size_t linear_fp8_workspace<T>(int, int, int);                                                      \
+  template void linear_relu2_forward_fp8(Stream, Mat<T>, T*, Mat<const T>, Fp8Scale<T>, Mat<const T>, Fp8Scale<T>,  \
+                                         Workspace, Mat<e4m3>, Fp8Scale<T>);                                        \
+  template void linear_forward_fp8(Stream, Mat<T>, Mat<const T>, Fp8Scale<T>, Mat<const T>, Fp8Scale<T>, Workspace, \
+                                   Mat<const e4m3>);
 NANORUN_INSTANTIATE(float)
 NANORUN_INSTANTIATE(double)
 #undef NANORUN_INSTANTIATE

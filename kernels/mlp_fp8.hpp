@@ -19,7 +19,7 @@ namespace nanorun::kernels::portable {
 /// The scale s of an operand; maximum points to the tensors' memory.
 template <class A>
 struct Fp8Scale {
-  const A* maximum;
+  const A* maximum = nullptr;
   double margin = 1;
 };
 
@@ -27,18 +27,43 @@ struct Fp8Scale {
 template <class T>
 void max_magnitude(Stream stream, acc_t<T>* maximum, Mat<const T> x);
 
-/// Bytes of scratch for x [rows, inner] and w [cols, inner] of either product below.
+/// Bytes of scratch for x [rows, inner] and w [cols, inner] of either product below, with hq or without.
 template <class T>
 std::size_t linear_fp8_workspace(int rows, int inner, int cols);
 
 /// h = relu(x wᵀ)², and *maximum = max(*maximum, h) over all elements. `maximum` is not that of a scale.
+/// hq [M, N]: null, or memory in which CUDA keeps e4m3(h / s_h) for linear_forward_fp8, with scale_h as there. This
+/// saves it a pass over h. Portable implementations leave hq as it is.
 template <class T>
 void linear_relu2_forward_fp8(Stream stream, Mat<T> h, acc_t<T>* maximum, Mat<const T> x, Fp8Scale<acc_t<T>> scale_x,
-                              Mat<const T> w, Fp8Scale<acc_t<T>> scale_w, Workspace workspace);
+                              Mat<const T> w, Fp8Scale<acc_t<T>> scale_w, Workspace workspace, Mat<e4m3> hq = {},
+                              Fp8Scale<acc_t<T>> scale_h = {});
 
-/// out = h vᵀ
+/// out = h vᵀ. hq: null, or what linear_relu2_forward_fp8 has kept of this h and scale_h.
 template <class T>
 void linear_forward_fp8(Stream stream, Mat<T> out, Mat<const T> h, Fp8Scale<acc_t<T>> scale_h, Mat<const T> v,
-                        Fp8Scale<acc_t<T>> scale_v, Workspace workspace);
+                        Fp8Scale<acc_t<T>> scale_v, Workspace workspace, Mat<const e4m3> hq = {});
 
 }  // namespace nanorun::kernels::portable
+
+namespace nanorun::kernels::cuda {
+
+using portable::Fp8Scale;
+
+// T = bf16. Sums of products have about 14 bits, as the tensor cores' 8-bit GEMMs keep them. h and out are rounded to
+// bf16; hq is rounded once, from fp32. `maximum` is that of the rounded h. Both weights are quantised in every call.
+// Throw std::invalid_argument unless K is a multiple of 128, N and K' of 128 and 32, and rows are aligned to 16 bytes.
+
+template <class T>
+void max_magnitude(Stream stream, acc_t<T>* maximum, Mat<const T> x);
+template <class T>
+std::size_t linear_fp8_workspace(int rows, int inner, int cols);
+template <class T>
+void linear_relu2_forward_fp8(Stream stream, Mat<T> h, acc_t<T>* maximum, Mat<const T> x, Fp8Scale<acc_t<T>> scale_x,
+                              Mat<const T> w, Fp8Scale<acc_t<T>> scale_w, Workspace workspace, Mat<e4m3> hq = {},
+                              Fp8Scale<acc_t<T>> scale_h = {});
+template <class T>
+void linear_forward_fp8(Stream stream, Mat<T> out, Mat<const T> h, Fp8Scale<acc_t<T>> scale_h, Mat<const T> v,
+                        Fp8Scale<acc_t<T>> scale_v, Workspace workspace, Mat<const e4m3> hq = {});
+
+}  // namespace nanorun::kernels::cuda

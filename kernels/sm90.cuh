@@ -189,9 +189,10 @@ __device__ __forceinline__ void tma_store_wait_read() {
 __device__ __forceinline__ void tma_store_wait() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// wgmma: asynchronous matmuls of a warpgroup, d (+)= a b with bf16 operands and fp32 accumulators. A tile in
-// shared memory has rows of 64 bf16 (128 bytes) in the 128-byte swizzle: the 16-byte chunk c of row r lies at chunk
-// c ^ (r % 8). Tiles are aligned to 1024 bytes. Accumulator fragment of m64nN: thread t holds in d[4 j + i] the element
+// wgmma: asynchronous matmuls of a warpgroup, d (+)= a b with bf16 or e4m3 operands and fp32 accumulators. A tile in
+// shared memory has rows of 64 bf16 or 128 e4m3 (128 bytes) in the 128-byte swizzle: the 16-byte chunk c of row r lies
+// at chunk c ^ (r % 8). Tiles are aligned to 1024 bytes. Accumulator fragment of m64nN: thread t holds in d[4 j + i]
+// the element
 //   row 16 (t / 32) + t % 32 / 4 + 8 (i / 2),  column 8 j + 2 (t % 4) + i % 2.
 // Call wgmma_fence() before the first wgmma() of a group, wgmma_commit() after the last, then wgmma_wait(), and
 // wgmma_fence_operand() for the registers that the group reads or writes.
@@ -303,6 +304,16 @@ __device__ __forceinline__ void wgmma(float (&d)[128], std::uint64_t a, std::uin
         "n"(static_cast<int>(major_b)));
 }
 
+/// d [64, 256] (+)= a [64, 32] b [32, 256] in e4m3, both operands K-major in shared memory. The sum is not fp32: it has
+/// about 14 bits.
+__device__ __forceinline__ void wgmma_e4m3(float (&d)[128], std::uint64_t a, std::uint64_t b, bool accumulate) {
+  asm volatile(
+      "{\n.reg .pred p;\nsetp.ne.b32 p, %130, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n256k32.f32.e4m3.e4m3 {" NANORUN_R128 "}, %128, %129, p, 1, 1;\n}\n"
+      : NANORUN_D32(0), NANORUN_D32(32), NANORUN_D32(64), NANORUN_D32(96)
+      : "l"(a), "l"(b), "r"(static_cast<int>(accumulate)));
+}
+
 /// d [64, 128] (+)= a [64, 16] b [16, 128], a in registers: a[2 j + i] holds, as pairs of bf16, what d[8 j + 2 i] and
 /// d[8 j + 2 i + 1] would hold of an m64n16 accumulator.
 template <Major major_b>
@@ -342,6 +353,27 @@ __device__ __forceinline__ std::uint32_t pack_bf16(float low, float high) {
   std::uint32_t pair;
   asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
   return pair;
+}
+
+/// The same of max(low, 0), max(high, 0); NaN stays NaN.
+__device__ __forceinline__ std::uint32_t pack_bf16_relu(float low, float high) {
+  std::uint32_t pair;
+  asm("cvt.rn.relu.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+  return pair;
+}
+
+/// (max(low, 0), max(high, 0)) as a pair of e4m3, saturating; NaN stays NaN.
+__device__ __forceinline__ std::uint32_t pack_e4m3_relu(float low, float high) {
+  std::uint16_t pair;
+  asm("cvt.rn.satfinite.relu.e4m3x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(high), "f"(low));
+  return pair;
+}
+
+/// The larger of each of two pairs of bf16; of a number and NaN the number.
+__device__ __forceinline__ std::uint32_t max_bf16(std::uint32_t x, std::uint32_t y) {
+  std::uint32_t z;
+  asm("max.bf16x2 %0, %1, %2;" : "=r"(z) : "r"(x), "r"(y));
+  return z;
 }
 
 /// 2^x; 0 for minus infinity.

@@ -1,0 +1,313 @@
+// The forward pass of the MLP in e4m3: operands are quantised by scales in device memory, and the GEMMs' epilogues undo
+// the scales.
+//
+// An accumulator fragment has two columns of each eight. The rows of quantised weights stand in another order, so that
+// they are eight neighbouring columns of the result for a thread, which it stores in one access: in each 32 rows, row
+// 8 i + 2 j + k takes the place of row 8 j + 2 i + k, with i, j < 4 and k < 2.
+
+#include "kernels/mlp_fp8.hpp"
+
+#include <cassert>
+
+#include "kernels/fused_gemm.cuh"
+#include "kernels/head_fp8.cuh"
+#include "kernels/vec.cuh"
+
+namespace nanorun::kernels::cuda {
+namespace {
+
+using namespace fused;
+using namespace sm90;
+
+using Scale = Fp8Scale<float>;
+
+constexpr int reordered_rows = 32;
+/// The order is its own inverse.
+__device__ int reordered(int row) { return (row & ~30) | (row & 6) << 2 | (row & 24) >> 2; }
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Maxima. Magnitudes and the bits of floats have the same order.
+
+/// The larger of two numbers that are not negative, as the bits of a float.
+__device__ unsigned larger_of(std::uint32_t pair) { return max(pair << 16, pair & 0xFFFF0000u); }
+
+__device__ void keep_maximum(float* maximum, unsigned bits) {
+  atomicMax(reinterpret_cast<int*>(maximum), static_cast<int>(bits));
+}
+
+__global__ void __launch_bounds__(block_threads) max_magnitude_kernel(float* maximum, Mat<const bf16> x) {
+  const unsigned vectors = x.cols / 8, count = vectors * x.rows, stride = gridDim.x * block_threads;
+  std::uint32_t largest = 0;
+#pragma unroll 4
+  for (unsigned i = blockIdx.x * block_threads + threadIdx.x; i < count; i += stride) {
+    const Vector<bf16, 8> v = load_vector<8>(x.row(i / vectors) + i % vectors * 8);
+#pragma unroll
+    for (const std::uint32_t pair : v.pair) largest = max_bf16(largest, pair & 0x7FFF7FFFu);
+  }
+  __shared__ unsigned largest_of_warp[block_warps];
+  const unsigned in_warp = __reduce_max_sync(~0u, larger_of(largest));
+  if (threadIdx.x % warp_size == 0) largest_of_warp[threadIdx.x / warp_size] = in_warp;
+  __syncthreads();
+  if (threadIdx.x != 0) return;
+  unsigned in_block = 0;
+  for (const unsigned bits : largest_of_warp) in_block = max(in_block, bits);
+  keep_maximum(maximum, in_block);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Quantisation
+
+__device__ float value_of(const Scale& scale) {
+  const double maximum = *scale.maximum;
+  return static_cast<float>(scale.margin * (maximum < 1e-12 ? 1e-12 : maximum) / 448);
+}
+
+/// What the epilogue of a GEMM multiplies by.
+struct Factors {
+  float unscale;    ///< s_a s_b for a GEMM a bᵀ
+  float inverse_h;  ///< 1 / s_h, where it stores hq
+};
+
+/// q = e4m3(x / s)
+struct Quantisation {
+  Mat<const bf16> x;
+  Mat<e4m3> q;
+  Scale scale;
+  bool reorders = false;
+
+  __host__ __device__ unsigned vectors() const { return x.cols / 8 * static_cast<unsigned>(x.rows); }
+};
+
+/// Both operands of a GEMM, or b alone where a has no rows; and its factors.
+struct Quantisations {
+  Quantisation a, b;
+  Scale scale_h;
+  Factors* factors;
+  unsigned blocks_of_a;
+};
+
+constexpr int vectors_of_thread = 4;
+constexpr unsigned vectors_of_block = block_threads * vectors_of_thread;
+
+__global__ void __launch_bounds__(block_threads) quantise(const __grid_constant__ Quantisations p) {
+  const bool is_a = blockIdx.x < p.blocks_of_a;
+  const Quantisation& of = is_a ? p.a : p.b;
+  const unsigned row_vectors = of.x.cols / 8, count = of.vectors();
+  const unsigned first = (is_a ? blockIdx.x : blockIdx.x - p.blocks_of_a) * vectors_of_block + threadIdx.x;
+  Vector<bf16, 8> v[vectors_of_thread];
+#pragma unroll
+  for (int k = 0; k < vectors_of_thread; ++k) {  // on their way while the scale is computed
+    const unsigned i = first + k * block_threads;
+    if (i < count) v[k] = load_vector<8>(of.x.row(i / row_vectors) + i % row_vectors * 8);
+  }
+  __shared__ float inverse;
+  if (threadIdx.x == 0) {
+    inverse = 1 / value_of(of.scale);
+    if (blockIdx.x == 0) {
+      p.factors->unscale = value_of(p.a.scale) * value_of(p.b.scale);
+      if (p.scale_h.maximum) p.factors->inverse_h = 1 / value_of(p.scale_h);
+    }
+  }
+  __syncthreads();
+#pragma unroll
+  for (int k = 0; k < vectors_of_thread; ++k) {
+    const unsigned i = first + k * block_threads;
+    if (i >= count) return;
+    Vector<float, 8> scaled = to_floats(v[k]);
+#pragma unroll
+    for (float& element : scaled.v) element *= inverse;
+    const int row = static_cast<int>(i / row_vectors);
+    *reinterpret_cast<uint2*>(of.q.row(of.reorders ? reordered(row) : row) + i % row_vectors * 8) = {
+        pack_fp8<e4m3>(scaled.v), pack_fp8<e4m3>(scaled.v + 4)};
+  }
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// GEMMs
+
+/// Calls store(row, col, sums) for all 8 neighbouring columns of a row of out that a thread has of the tile.
+template <class Store>
+__device__ __forceinline__ void for_stretches(const WarpTile& tile, const Mat<bf16>& out,
+                                              const Accumulator& accumulator, const Store& store) {
+  const int lane = threadIdx.x % 32;
+#pragma unroll
+  for (int i = 0; i < tile_n / reordered_rows; ++i) {
+    const int col = tile.col + reordered_rows * i;
+    if (col >= out.cols) return;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      float sums[8];
+#pragma unroll
+      for (int j = 0; j < 8; ++j) sums[j] = accumulator[16 * i + 4 * (j / 2) + 2 * r + j % 2];
+      store(tile.row + lane / 4 + 8 * r, col + lane % 4 * 8, sums);
+    }
+  }
+}
+
+template <bool keeps_quantised>
+struct Relu2Fp8 {
+  using Operand = e4m3;
+  static constexpr Major b_major = Major::k;
+  static constexpr int epilogue_loads = 1;
+  using EpilogueInputs = Factors;
+
+  Mat<bf16> h;
+  Mat<e4m3> hq;
+  float* maximum;
+  const Factors* factors;
+
+  __device__ __forceinline__ void epilogue_load(const WarpTile&, EpilogueInputs& inputs, int) const {
+    inputs = *factors;
+  }
+
+  __device__ __forceinline__ void epilogue(const WarpTile& tile, const Accumulator& accumulator,
+                                           const EpilogueInputs& inputs) const {
+    std::uint32_t largest = 0;  // rows and columns beyond the last add zeros
+    for_stretches(tile, h, accumulator, [&](int row, int col, const float(&sums)[8]) {
+      float squares[8];  // with the sign of the sum, which the conversions drop with the value
+#pragma unroll
+      for (int j = 0; j < 8; ++j) {
+        const float z = inputs.unscale * sums[j];
+        squares[j] = z * fabsf(z);
+      }
+      std::uint32_t pairs[4];
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        pairs[j] = pack_bf16_relu(squares[2 * j], squares[2 * j + 1]);
+        largest = max_bf16(largest, pairs[j]);
+      }
+      if (row >= h.rows) return;
+      __stcs(reinterpret_cast<uint4*>(h.row(row) + col), make_uint4(pairs[0], pairs[1], pairs[2], pairs[3]));
+      if constexpr (keeps_quantised) {
+        *reinterpret_cast<uint2*>(hq.row(row) + col) = {quantised(squares, inputs.inverse_h),
+                                                        quantised(squares + 4, inputs.inverse_h)};
+      }
+    });
+    const unsigned in_warp = __reduce_max_sync(~0u, larger_of(largest));
+    if (tile.leads()) keep_maximum(maximum, in_warp);
+  }
+
+ private:
+  static __device__ __forceinline__ std::uint32_t quantised(const float* x, float inverse) {
+    const std::uint32_t low = pack_e4m3_relu(x[0] * inverse, x[1] * inverse);
+    return low | pack_e4m3_relu(x[2] * inverse, x[3] * inverse) << 16;
+  }
+};
+
+struct LinearFp8 {
+  using Operand = e4m3;
+  static constexpr Major b_major = Major::k;
+  static constexpr int epilogue_loads = 1;
+  using EpilogueInputs = float;
+
+  Mat<bf16> out;
+  const Factors* factors;
+
+  __device__ __forceinline__ void epilogue_load(const WarpTile&, EpilogueInputs& unscale, int) const {
+    unscale = factors->unscale;
+  }
+
+  __device__ __forceinline__ void epilogue(const WarpTile& tile, const Accumulator& accumulator,
+                                           const EpilogueInputs& unscale) const {
+    for_stretches(tile, out, accumulator, [&](int row, int col, const float(&sums)[8]) {
+      Vector<bf16, 8> rounded;
+#pragma unroll
+      for (int j = 0; j < 4; ++j) rounded.pair[j] = pack_bf16(unscale * sums[2 * j], unscale * sums[2 * j + 1]);
+      if (row < out.rows) store_vector(out.row(row) + col, rounded);
+    });
+  }
+};
+
+/// Operands of a product in the workspace.
+struct Operands {
+  Factors* factors;
+  Mat<e4m3> a, b;
+};
+
+Operands allocate(WorkspaceAllocator& allocator, int rows, int inner, int cols) {
+  const auto matrix = [&](int n) {
+    return Mat<e4m3>(allocator.take<e4m3>(static_cast<std::size_t>(n) * inner), n, inner);
+  };
+  auto* const factors = allocator.take<Factors>(1);
+  const Mat<e4m3> b = matrix(cols), a = matrix(rows);
+  return {factors, a, b};
+}
+
+void require_shapes(const char* name, Mat<const bf16> out, Mat<const bf16> x, Mat<const bf16> w) {
+  assert(x.rows == out.rows && w.rows == out.cols && x.cols == w.cols);
+  for (const Mat<const bf16>& m : {out, x, w}) require_vectors(name, m);
+  if (x.cols % (2 * tile_k) != 0 || w.rows % reordered_rows != 0) {
+    throw std::invalid_argument(std::string(name) + ": columns of w must be a multiple of 128, its rows of 32");
+  }
+}
+
+/// Quantises b, and a where it is not there as aq.
+Operands quantised(const char* name, Stream stream, Workspace workspace, Mat<const bf16> a, Scale scale_a,
+                   Mat<const e4m3> aq, Mat<const bf16> b, Scale scale_b, Scale scale_h = {}) {
+  assert(workspace.size() >= linear_fp8_workspace<bf16>(a.rows, a.cols, b.rows));
+  WorkspaceAllocator allocator(workspace);
+  const Operands out = allocate(allocator, aq ? 0 : a.rows, a.cols, b.rows);
+  Quantisations p{{a, out.a, scale_a}, {b, out.b, scale_b, true}, scale_h, out.factors, 0};
+  if (!aq) p.blocks_of_a = ceil_div(p.a.vectors(), vectors_of_block);
+  const unsigned blocks = p.blocks_of_a + ceil_div(p.b.vectors(), vectors_of_block);
+  quantise<<<blocks, block_threads, 0, cuda_stream(stream)>>>(p);
+  check_launch(name);
+  return out;
+}
+
+}  // namespace
+
+template <class T>
+void max_magnitude(Stream stream, acc_t<T>* maximum, Mat<const T> x) {
+  require_vectors("max_magnitude", x);
+  if (x.size() == 0) return;
+  constexpr int blocks_of_sm = 8;
+  const int blocks = std::min(blocks_for(x.size() / 8), sm_count * blocks_of_sm);
+  max_magnitude_kernel<<<blocks, block_threads, 0, cuda_stream(stream)>>>(maximum, x);
+  check_launch("max_magnitude");
+}
+
+template <class T>
+std::size_t linear_fp8_workspace(int rows, int inner, int cols) {
+  WorkspaceAllocator counter({});
+  allocate(counter, rows, inner, cols);
+  return counter.used();
+}
+
+template <class T>
+void linear_relu2_forward_fp8(Stream stream, Mat<T> h, acc_t<T>* maximum, Mat<const T> x, Fp8Scale<acc_t<T>> scale_x,
+                              Mat<const T> w, Fp8Scale<acc_t<T>> scale_w, Workspace workspace, Mat<e4m3> hq,
+                              Fp8Scale<acc_t<T>> scale_h) {
+  constexpr const char* name = "linear_relu2_forward_fp8";
+  require_shapes(name, h, x, w);
+  require_vectors(name, hq);
+  assert(!hq || (hq.rows == h.rows && hq.cols == h.cols && scale_h.maximum));
+  if (h.size() == 0) return;
+  const Operands q = quantised(name, stream, workspace, x, scale_x, {}, w, scale_w, hq ? scale_h : Scale{});
+  if (hq) {
+    launch(name, stream, Relu2Fp8<true>{h, hq, maximum, q.factors}, h.cols, q.a, q.b);
+  } else {
+    launch(name, stream, Relu2Fp8<false>{h, hq, maximum, q.factors}, h.cols, q.a, q.b);
+  }
+}
+
+template <class T>
+void linear_forward_fp8(Stream stream, Mat<T> out, Mat<const T> h, Fp8Scale<acc_t<T>> scale_h, Mat<const T> v,
+                        Fp8Scale<acc_t<T>> scale_v, Workspace workspace, Mat<const e4m3> hq) {
+  constexpr const char* name = "linear_forward_fp8";
+  require_shapes(name, out, h, v);
+  require_vectors(name, hq);
+  assert(!hq || (hq.rows == h.rows && hq.cols == h.cols));
+  if (out.size() == 0) return;
+  const Operands q = quantised(name, stream, workspace, h, scale_h, hq, v, scale_v);
+  launch(name, stream, LinearFp8{out, q.factors}, out.cols, hq ? hq : Mat<const e4m3>(q.a), q.b);
+}
+
+template void max_magnitude(Stream, float*, Mat<const bf16>);
+template std::size_t linear_fp8_workspace<bf16>(int, int, int);
+template void linear_relu2_forward_fp8(Stream, Mat<bf16>, float*, Mat<const bf16>, Scale, Mat<const bf16>, Scale,
+                                       Workspace, Mat<e4m3>, Scale);
+template void linear_forward_fp8(Stream, Mat<bf16>, Mat<const bf16>, Scale, Mat<const bf16>, Scale, Workspace,
+                                 Mat<const e4m3>);
+
+}  // namespace nanorun::kernels::cuda
