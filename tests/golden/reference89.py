@@ -79,7 +79,7 @@ def arguments():
 
 def main():
     if sys.argv[1:2] == ["test"]:
-        modules = ["test_record89_parts", "test_record89_training"]
+        modules = ["test_record89_parts", "test_record89_training", "test_script_weights"]
         unittest.main(module=None, argv=["reference89.py test", *(sys.argv[2:] or modules)])
     a = arguments()
     if a.switches:
