@@ -135,7 +135,8 @@ struct TrainConfig {
   double final_lr_factor = 0.1;           ///< reached at the last scheduled step
   int extension_steps = 0;                ///< of `steps`, the last, which the schedule leaves out; at the final rates
   LossSum loss = LossSum::mean;           ///< over the tokens of a sequence: what is differentiated
-  int untie_step = 0;                     ///< model.tied_head: they are one parameter up to the update at this step
+  /// model.tied_head: head and embedding are one parameter up to the update at this step; -1: they never are
+  int untie_step = 0;
 };
 
 struct ValidationConfig {

@@ -230,8 +230,9 @@ std::vector<Key> train_keys() {
        "of train.steps, the last, which the schedule leaves out: they train at the final rates"},
       {NANORUN_KEY(train, loss), trains, any(),
        "what is differentiated of the losses of a sequence's tokens: their mean or their sum"},
-      {NANORUN_KEY(train, untie_step), trains, between(0, max_steps),
-       "model.tied_head: head and embedding are one parameter up to the update at this step"},
+      {NANORUN_KEY(train, untie_step), trains, between(-1, max_steps),
+       "model.tied_head: head and embedding are one parameter up to the update at this step; -1: they only start "
+       "alike"},
   };
 }
 

@@ -2,6 +2,8 @@
 
 #include <fmt/ranges.h>
 
+#include <algorithm>
+
 #include "src/earlier_run.hpp"
 #include "src/files.hpp"
 
@@ -102,9 +104,25 @@ void RunSetup::begin_with(const std::string& file) {
     if (slab.dataset.starts_with("/weights/")) weights.push_back(std::move(slab));
   }
   read_tensors(comm, file, header, weights);
+  require_tied(file, weights);
   learner.optimizer.restore();
   log.line(fmt::format("begins with the weights of {}, step {}", file, header.progress.step));
   if (!changes.empty()) log.line("warning: the model of these weights differs: " + differing);
+}
+
+/// The first update of a tied head would replace the embedding. Every rank has the same rows of both.
+void RunSetup::require_tied(const std::string& file, const std::vector<Slab<float>>& weights) {
+  if (!config.model.tied_head || config.train.untie_step < 0) return;
+  const auto bytes = [&](const char* dataset) {
+    return std::as_bytes(std::ranges::find(weights, dataset, &Slab<float>::dataset)->data);
+  };
+  const bool differ = !std::ranges::equal(bytes("/weights/head"), bytes("/weights/embedding"));
+  if (comm.all_reduce(std::uint64_t{differ}, Reduce::max) == 0) return;
+  throw Error(ExitCode::checkpoint,
+              fmt::format("{}: its embedding is no copy of its head, and the run's first update would make it one "
+                          "(model.tied_head); train.untie_step = -1 trains both as they are",
+                          file),
+              Scope::all_ranks);
 }
 
 /// The shards are those of the checkpoint and last for all steps, and the prefix targets are those of their tokens.

@@ -110,11 +110,26 @@ class Record89(FaultTest):
             self.assertIn(f"loss           {loss} nats per token\n", said)
         text = "".join(self.command("sample", checkpoint, "--prompt", "abc", "--tokens", 20, "--top-k", 3).output)
         self.assertRegex(text, r"\Aabc[abc ]+\n\Z")
-        begun = self.train(2, "run.name=begun", f"checkpoint.weights={checkpoint}", "stop.step=2", code=75)
+        begun = self.train(2, "run.name=begun", f"checkpoint.weights={checkpoint}", "train.untie_step=-1",
+                           "stop.step=2", code=75)
         self.assertIn(f"begins with the weights of {checkpoint}, step {STEPS}\n", begun.output)
         job = self.command("export", checkpoint, "model", code=2)
         self.assert_refused(job, f"{checkpoint}: the PyTorch files do not compute model.residual = \"scaled\"")
         self.assertFalse((self.folder / "model").exists())
+
+    def test_untied_weights_are_not_tied_again(self):
+        """A model whose head and embedding have parted begins no run that makes them one; another goes on with both."""
+        def refused(weights):
+            job = self.train(4, "run.name=tied", f"checkpoint.weights={weights}", "stop.step=1", code=4)
+            self.assert_refused(job, f"{weights}: its embedding is no copy of its head", "train.untie_step = -1")
+
+        self.train(2, "stop.step=13", code=75)
+        tied = f"checkpoint.weights={self.checkpoint(13)}"
+        self.train(2, "run.name=begun", tied, "stop.step=1", code=75)
+        self.train(2)
+        refused(self.checkpoint(STEPS))
+        self.train(2, "run.name=parted", tied, "train.untie_step=-1", "stop.step=2", code=75)
+        refused(self.folder / "outputs/parted/checkpoints/checkpoint_00000002.h5")
 
     def test_wrong_decks(self):
         for override, keys in (("train.untie_step=12", ("train.untie_step", "optimizer.adam_period = 2")),

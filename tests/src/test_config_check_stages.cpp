@@ -133,6 +133,7 @@ TEST(CheckOptimizer, HeadAndEmbeddingPartAfterAnUpdate) {
     return rule(overrides, data);
   };
   EXPECT_EQ(with("train.untie_step=7"), "");
+  EXPECT_EQ(with("train.untie_step=-1"), "");
   EXPECT_EQ(with("train.untie_step=8"),
             "override train.untie_step=8: train.untie_step = 8 must be a step at which Adam updates: one less than a "
             "multiple of optimizer.adam_period = 2");
@@ -140,6 +141,8 @@ TEST(CheckOptimizer, HeadAndEmbeddingPartAfterAnUpdate) {
             "override train.untie_step=1771: train.untie_step = 1771 must be below train.steps = 1770");
   EXPECT_EQ(rule({"train.untie_step=7"}, data),
             "override train.untie_step=7: train.untie_step = 7 needs model.tied_head");
+  EXPECT_EQ(rule({"train.untie_step=-1"}, data),
+            "override train.untie_step=-1: train.untie_step = -1 needs model.tied_head");
   EXPECT_EQ(rule({"optimizer.adam_period=2"}, data), "");
 }
 

@@ -351,7 +351,7 @@ TEST(Config, AbsurdValuesAreRefused) {
                            "model.coefficient_width=4097",
                            "model.composition_window=4194305",
                            "train.extension_steps=10000001",
-                           "train.untie_step=-1",
+                           "train.untie_step=-2",
                            "validation.last_long_window=4194305",
                            "optimizer.adam_period=1025",
                            "optimizer.normuon_beta=1"}) {
