@@ -277,6 +277,8 @@ long scheduled_end(const Config& config, int stage) {
 
 int padded_vocabulary(const ModelConfig& model) { return kernels::ceil_div(model.vocabulary, 128) * 128; }
 
+int turning_pairs(const ModelConfig& model) { return model.head_dim / (model.rotary == RotaryKind::full ? 2 : 4); }
+
 kernels::HeadPrecision head_precision(const Config& config) {
   const HeadChoice choice = config.head.precision;
   const bool fp8 = choice == HeadChoice::fp8 || (choice == HeadChoice::automatic && !computes_in_fp32);

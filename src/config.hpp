@@ -55,7 +55,8 @@ struct ModelConfig {
   std::vector<int> layers_without_attention;
   RotaryKind rotary = RotaryKind::half_truncated;
   double rotary_base = 1024;
-  double attention_scale = 0;  ///< 0: 1 / sqrt(head_dim)
+  std::vector<double> rotary_frequencies;  ///< of the pairs that turn, radians per position; empty: by rotary_base
+  double attention_scale = 0;              ///< 0: 1 / sqrt(head_dim)
   double softcap = 15;
   kernels::SoftcapKind softcap_kind = kernels::SoftcapKind::tanh;
   double softcap_shift = 0, softcap_width = 1;  ///< of the sigmoid
@@ -278,6 +279,9 @@ long scheduled_end(const Config& config, int stage);
 
 /// Columns of the head: the vocabulary padded to a multiple of 128.
 int padded_vocabulary(const ModelConfig& model);
+
+/// Pairs of dims of a head that rotary embeddings turn: the first ones.
+int turning_pairs(const ModelConfig& model);
 
 /// Format of the head's GEMMs in training: head.precision, with "auto" as this build takes it.
 kernels::HeadPrecision head_precision(const Config& config);

@@ -24,6 +24,17 @@ void check_window(Rules& rules) {
                 {"window.quantum", "window.kind"},
                 "window.quantum = {} must be a multiple of {} for window.kind = \"block\"", window.quantum,
                 kernels::attention_block);
+  if (window.kind != WindowKind::block) return;
+  for (std::size_t i = 0; i < config.stage.size(); ++i) {
+    const StageConfig& stage = config.stage[i];
+    for (const auto& [name, tokens] :
+         {std::pair("short_window", stage.short_window), {"long_window", stage.long_window}}) {
+      const std::string key = fmt::format("stage.{}.{}", i, name);
+      rules.require(tokens % kernels::attention_block == 0, {key, "window.kind"},
+                    "{} = {} must be a multiple of {} for window.kind = \"block\"", key, tokens,
+                    kernels::attention_block);
+    }
+  }
 }
 
 void check_ranks(Rules& rules, int ranks) {

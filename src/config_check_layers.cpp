@@ -126,6 +126,11 @@ void check_streams(Rules& rules) {
 void check_attention(Rules& rules) {
   const Config& config = rules.config;
   const ModelConfig& model = config.model;
+  const std::size_t frequencies = model.rotary_frequencies.size();
+  rules.require(frequencies == 0 || frequencies == static_cast<std::size_t>(turning_pairs(model)),
+                {"model.rotary_frequencies", "model.rotary", "model.head_dim"},
+                "model.rotary_frequencies has {} numbers; model.rotary turns {} pairs of model.head_dim = {}",
+                frequencies, turning_pairs(model), model.head_dim);
   rules.require(model.key_offset_layers.empty() || model.rotary == RotaryKind::half_truncated,
                 {"model.key_offset_layers", "model.rotary"},
                 "model.key_offset_layers needs the dims that model.rotary = \"half_truncated\" leaves still");

@@ -59,13 +59,6 @@ void check_stage(Rules& rules, int i) {
   rules.require(stage.longest_document == 0 || config.data.packing == Packing::documents,
                 {key("longest_document"), "data.packing"}, "{} needs data.packing = \"documents\"",
                 key("longest_document"));
-  if (config.window.kind != WindowKind::block) return;
-  for (const auto& [name, window] :
-       {std::pair("short_window", stage.short_window), {"long_window", stage.long_window}}) {
-    rules.require(window % kernels::attention_block == 0, {key(name), "window.kind"},
-                  "{} = {} must be a multiple of {} for window.kind = \"block\"", key(name), window,
-                  kernels::attention_block);
-  }
 }
 
 /// Keys in whose place those of stages are read. A value that is the default's says nothing.

@@ -121,6 +121,8 @@ std::vector<Key> model_keys() {
        "layers, counted from 0, that have only the MLP"},
       {NANORUN_KEY(model, rotary), trains, any(), "rotary frequencies: all pairs turn, or only the first half of them"},
       {NANORUN_KEY(model, rotary_base), trains, above(1), "base of the rotary frequencies"},
+      {NANORUN_KEY(model, rotary_frequencies), trains, at_least(0),
+       "in place of rotary_base: the frequency of each pair that turns, in radians per token; empty: by rotary_base"},
       {NANORUN_KEY(model, attention_scale), trains, at_least(0), "factor on q k^T; 0: 1 / sqrt(head_dim)"},
       {NANORUN_KEY(model, softcap), trains, above(0, kernels::max_softcap), "c of the logits"},
       {NANORUN_KEY(model, softcap_kind), trains, any(),

@@ -31,17 +31,34 @@ constexpr const char* sections[] = {"model", "window"};
 /// Keys without which a file is no description of a model; others take their defaults, as models of older versions do.
 const std::string always_there[] = {"model.vocabulary", "model.width", "model.heads", "model.layers", "window.layers"};
 
-/// What modeling_nanorun.py does not compute, as the deck spells it; empty: it computes all of the model.
-std::string beyond_pytorch(const Config& config) {
-  const bool short_windows = config.window.layers.find('S') != std::string::npos;
-  if (config.model.residual != Residual::unet) return "model.residual = \"scaled\"";
-  if (config.model.softcap_kind != kernels::SoftcapKind::tanh) return "model.softcap_kind = \"sigmoid\"";
-  if (config.model.tied_head) return "model.tied_head";
-  if (config.model.yarn) return "model.yarn";
-  if (config.window.kind == WindowKind::tokens_before) return "window.kind = \"tokens_before\"";
-  if (short_windows && !config.stage.empty()) return "stage.N.short_window";  // it takes half the long window
-  if (short_windows && config.validation.last_long_window > 0) return "validation.last_long_window";
-  return "";
+/// Of [[stage]], the keys that say what the model computes.
+const std::string stage_windows[] = {"short_window", "long_window"};
+
+/// The deck of the model as it is before a step, and at step 0 of its own: a stage and YaRN have left their mark on
+/// windows, rotary frequencies and attention_scale. With a stage where the deck has some, or where the short window is
+/// not what the long one implies.
+Config settled(const Config& config, long step) {
+  const Windows windows = validation_windows(config, step);
+  Config now = config;
+  if (config.model.yarn) {
+    const RotaryStage rotary = rotary_stage(config, stage_of(config, step));
+    now.model.yarn = false;
+    now.model.rotary_frequencies = rotary.frequencies;
+    now.model.rotary_frequencies.resize(turning_pairs(config.model));
+    now.model.attention_scale = rotary.attention_scale;
+  }
+  now.train.length = longest_length(config);
+  now.window.first = now.window.last = windows.long_tokens;
+  now.validation.last_long_window = 0;
+  now.stage.clear();
+  if (!config.stage.empty() || windows_at(now, 0) != windows) {
+    now.stage.resize(1);
+    now.stage[0].share = 1;
+    now.stage[0].length = now.train.length;
+    now.stage[0].short_window = windows.short_tokens;
+    now.stage[0].long_window = windows.long_tokens;
+  }
+  return now;
 }
 
 /// The value of a key as the deck spells it.
@@ -60,31 +77,66 @@ Json value_of(const Key& key, Config& config) {
       key.field(config));
 }
 
-/// The window is the one that the model has been trained to.
-std::string config_json(Config config, int window, Token end_of_text, bool bf16) {
-  config.window.first = config.window.last = window;
-  Json json = {{"architectures", {"NanorunForCausalLM"}},
-               {"model_type", "nanorun"},
-               {"auto_map",
-                {{"AutoConfig", "configuration_nanorun.NanorunConfig"},
-                 {"AutoModelForCausalLM", "modeling_nanorun.NanorunForCausalLM"}}},
+/// Of a settled() deck.
+std::string config_json(Config config, Token end_of_text, bool bf16) {
+  Json json = {{"model_type", "nanorun"},
                {"torch_dtype", bf16 ? "bfloat16" : "float32"},
                {"vocab_size", config.model.vocabulary},
                {"hidden_size", config.model.width},
                {"num_hidden_layers", config.model.layers},
                {"num_attention_heads", config.model.heads},
-               {"max_position_embeddings", longest_length(config)},
+               {"max_position_embeddings", config.train.length},
                {"bos_token_id", end_of_text},
                {"eos_token_id", end_of_text},
                {"tie_word_embeddings", false},
                {"use_cache", false},
                {"nanorun_version", build().version}};
+  if (config.model.residual == Residual::unet) {
+    json["architectures"] = {"NanorunForCausalLM"};
+    json["auto_map"] = {{"AutoConfig", "configuration_nanorun.NanorunConfig"},
+                        {"AutoModelForCausalLM", "modeling_nanorun.NanorunForCausalLM"}};
+  }
   for (const char* section : sections) {
     for (const Key& key : key_table()) {
       if (key.section == std::string(section)) json[section][key.name] = value_of(key, config);
     }
   }
+  for (const Key& key : key_table()) {
+    const bool wanted = key.section == std::string("stage") && std::ranges::count(stage_windows, key.name) > 0;
+    if (wanted && !config.stage.empty()) json["stage"][0][key.name] = value_of(key, config);
+  }
   return json.dump(2) + "\n";
+}
+
+/// The keys of the model in config.json as overrides of a deck. Throws Error(data), with a message that lacks the file.
+std::vector<std::string> model_overrides(const Json& json) {
+  const auto refuse = [](const std::string& reason) { throw Error(ExitCode::data, reason); };
+  std::vector<std::string> overrides;
+  for (const char* section : sections) {
+    const Json keys = json.value(section, Json());
+    for (const Key& key : key_table()) {
+      if (key.section != std::string(section)) continue;
+      const bool known = keys.is_object() && keys.contains(key.name);
+      if (!known && std::ranges::find(always_there, key.path()) != std::end(always_there)) {
+        refuse("lacks " + key.path());
+      }
+      if (known) overrides.push_back(key.path() + "=" + keys[key.name].dump());
+    }
+  }
+  if (!json.contains("max_position_embeddings")) refuse("lacks max_position_embeddings");
+  const std::string length = json["max_position_embeddings"].dump();
+  for (const char* key : {"train.length", "validation.length"}) overrides.push_back(fmt::format("{}={}", key, length));
+  overrides.push_back("validation.tokens=0");
+  if (!json.contains("stage")) return overrides;
+  const Json& stages = json["stage"];
+  if (!stages.is_array() || stages.size() != 1 || !stages[0].is_object())
+    refuse("its stage is not a list of one object");
+  overrides.push_back("stage.0.length=" + length);
+  for (const std::string& name : stage_windows) {
+    if (!stages[0].contains(name)) refuse("lacks stage.0." + name);
+    overrides.push_back(fmt::format("stage.0.{}={}", name, stages[0][name].dump()));
+  }
+  return overrides;
 }
 
 /// The deck of an imported model. Throws Error(data).
@@ -93,28 +145,12 @@ Config read_config(const std::string& path) {
   const Json json = Json::parse(read_text(path, max_config_bytes, ExitCode::data), nullptr, false);
   if (!json.is_object()) refuse("not a JSON object");
   if (json.value("model_type", Json()) != "nanorun") refuse("its model_type is not \"nanorun\"");
-  std::vector<std::string> overrides;
-  for (const char* section : sections) {
-    for (const Key& key : key_table()) {
-      if (key.section != std::string(section)) continue;
-      const Json keys = json.value(section, Json());
-      const bool known = keys.is_object() && keys.contains(key.name);
-      if (!known && std::ranges::find(always_there, key.path()) != std::end(always_there)) {
-        refuse("lacks " + key.path());
-      }
-      if (!known) continue;
-      overrides.push_back(key.path() + "=" + keys[key.name].dump());
-    }
-  }
-  if (!json.contains("max_position_embeddings")) refuse("lacks max_position_embeddings");
-  for (const char* key : {"train.length", "validation.length"})
-    overrides.push_back(fmt::format("{}={}", key, json["max_position_embeddings"].dump()));
-  overrides.push_back("validation.tokens=0");
   try {
-    Config config = parse_deck("", path, overrides);
+    const std::string stage = json.contains("stage") ? "[[stage]]\nshare = 1\n" : "";
+    Config config = parse_deck(stage, path, model_overrides(json));
+    if (config.model.yarn)
+      throw Error(ExitCode::data, "model.yarn = true: give model.rotary_frequencies and model.attention_scale instead");
     check_model(config);
-    const std::string beyond = beyond_pytorch(config);
-    if (!beyond.empty()) throw Error(ExitCode::data, beyond + " is not one of the models that can be exported");
     return config;
   } catch (const Error& error) {
     const std::string what = error.what();
@@ -125,12 +161,14 @@ Config read_config(const std::string& path) {
 
 // --- model.safetensors -----------------------------------------------------------------------------------------------
 
-bool is_scalar(const Parameter& parameter) { return parameter.cols == 1; }
+bool is_scalar(const Parameter& parameter) { return parameter.shared_cols() == 1; }
 
+/// Learned scalars in one row or column are a vector.
 std::vector<std::uint64_t> shape_of(const Parameter& parameter) {
   const auto cols = static_cast<std::uint64_t>(parameter.cols);
   const std::uint64_t rows = parameter.size() / cols;
-  return is_scalar(parameter) ? std::vector{rows} : std::vector{rows, cols};
+  if (is_scalar(parameter) && (rows == 1 || cols == 1)) return {rows * cols};
+  return {rows, cols};
 }
 
 bool all_finite(std::span<const float> values) {
@@ -231,7 +269,7 @@ std::vector<Slab<float>> checkpoint_slabs(const ParameterTable& table, std::span
     };
     if (parameter.group == Group::matrix) {
       add("/muon/momentum/");
-    } else {
+    } else if (parameter.group != Group::fixed) {
       add("/adam/m/"), add("/adam/v/");
     }
   }
@@ -244,16 +282,10 @@ void export_model(const ExportOptions& options) {
   Comm alone(MPI_COMM_SELF);
   const CheckpointHeader header = read_checkpoint_header(alone, options.checkpoint);
   const Config config = parse_deck(header.deck, options.checkpoint, {});
-  const std::string beyond = beyond_pytorch(config);
-  if (!beyond.empty()) {
-    throw Error(ExitCode::usage, fmt::format("{}: the PyTorch files do not compute {}: such a model cannot be exported",
-                                             options.checkpoint, beyond));
-  }
   const ParameterTable table(config.model);
   require_own_model(header, table, options.checkpoint);
-  const int window = validation_windows(config, header.progress.step).long_tokens;
-  const std::string json =
-      config_json(config, window, end_of_text_of(options.checkpoint, config, options.end_of_text), options.bf16);
+  const std::string json = config_json(settled(config, header.progress.step),
+                                       end_of_text_of(options.checkpoint, config, options.end_of_text), options.bf16);
   require_empty(options);
   make_directories(options.directory, ExitCode::output);
   const std::string model = options.directory + "/model.safetensors";
@@ -261,8 +293,10 @@ void export_model(const ExportOptions& options) {
   claim_output(model, options.force, ExitCode::output);  // keeps a second command away from all files
   complete_file(model, ExitCode::output, [&](const std::string& partial) {
     write_tensors(partial, options, header, table);
-    replace_text(options.directory + "/configuration_nanorun.py", ExitCode::output, configuration_nanorun_py);
-    replace_text(options.directory + "/modeling_nanorun.py", ExitCode::output, modeling_nanorun_py);
+    if (config.model.residual == Residual::unet) {
+      replace_text(options.directory + "/configuration_nanorun.py", ExitCode::output, configuration_nanorun_py);
+      replace_text(options.directory + "/modeling_nanorun.py", ExitCode::output, modeling_nanorun_py);
+    }
     replace_text(options.directory + "/config.json", ExitCode::output, json);
   });
 }

@@ -33,10 +33,10 @@ double stage_progress(const Config& config, long step) {
 
 /// Angular frequency of pair j of D/2 before any rescaling.
 double rotary_frequency(const ModelConfig& model, int j) {
-  const int pairs = model.head_dim / 2;
-  if (model.rotary == RotaryKind::full) return std::pow(model.rotary_base, -static_cast<double>(j) / pairs);
-  const int turning = pairs / 2;
+  const int turning = turning_pairs(model);
   if (j >= turning) return 0;
+  if (!model.rotary_frequencies.empty()) return model.rotary_frequencies[j];
+  if (model.rotary == RotaryKind::full) return std::pow(model.rotary_base, -static_cast<double>(j) / turning);
   return std::pow(1 / model.rotary_base, turning > 1 ? static_cast<double>(j) / (turning - 1) : 0.0);
 }
 

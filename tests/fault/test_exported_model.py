@@ -8,19 +8,9 @@ import sys
 from pathlib import Path
 
 from harness import FaultTest, Job, small_run
+from safetensors_file import read_header, write_header
 
 FILES = ["config.json", "configuration_nanorun.py", "model.safetensors", "modeling_nanorun.py"]
-
-
-def read_header(path):
-    content = path.read_bytes()
-    size = struct.unpack("<Q", content[:8])[0]
-    return json.loads(content[8:8 + size]), content[8 + size:]
-
-
-def write_header(path, header, values):
-    text = json.dumps(header).encode()
-    path.write_bytes(struct.pack("<Q", len(text)) + text + values)
 
 
 class ExportedModel(FaultTest):

@@ -47,7 +47,7 @@ LATER = {
         "smear": False, "bigram_rows": 0, "bigram_sign_rows": 0, "skip_from": -1, "skip_to": -1,
         "attention_source": -1, "paired_layers": [], "xsa_layers": [], "gated_layers": [], "key_offset_layers": [],
         "composed_layers": [], "composition_window": 112, "gate_nets": False, "gate_net_layer": 4,
-        "coefficient_width": 64, "mudd": False, "yarn": False,
+        "coefficient_width": 64, "mudd": False, "yarn": False, "rotary_frequencies": [],
     },
     "train": {"extension_steps": 0, "loss": "mean", "untie_step": 0},
     "optimizer": {

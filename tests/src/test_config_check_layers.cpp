@@ -172,6 +172,12 @@ TEST_F(CheckLayersOnCpus, PairedHeads) {
   }
 }
 
+TEST_F(CheckLayersOnCpus, FrequenciesAreThoseOfTheTurningPairs) {
+  EXPECT_EQ(rule({"model.rotary_frequencies=[1]"}),
+            "model.rotary_frequencies has 1 numbers; model.rotary turns 4 pairs of model.head_dim = 16");
+  EXPECT_EQ(rule({"model.rotary_frequencies=[1,0.5,0.2,0]"}), "");
+}
+
 TEST_F(CheckLayersOnCpus, KeyOffsetsNeedStillDims) {
   EXPECT_EQ(rule({"model.rotary=full"}),
             "model.key_offset_layers needs the dims that model.rotary = \"half_truncated\" leaves still");

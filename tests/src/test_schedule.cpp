@@ -249,6 +249,9 @@ TEST(Schedule, RotaryFrequencies) {
   const RotaryStage full = rotary_stage(config, 0);
   for (int j = 0; j < 8; ++j) EXPECT_NEAR(full.frequencies[j], std::pow(16, -j / 8.0), 1e-12);
   EXPECT_DOUBLE_EQ(full.attention_scale, 0.12);
+  config.model.rotary = RotaryKind::half_truncated;
+  config.model.rotary_frequencies = {1, 0.5, 0.3, 0.01};
+  EXPECT_EQ(rotary_stage(config, 0).frequencies, (std::vector<double>{1, 0.5, 0.3, 0.01, 0, 0, 0, 0}));
 }
 
 TEST(Schedule, YarnFollowsTheLongWindow) {
