@@ -5,5 +5,6 @@ namespace nanorun {
 
 extern const char* const configuration_nanorun_py;
 extern const char* const modeling_nanorun_py;
+extern const char* const modeling_nanorun_scaled_py;  ///< beside modeling_nanorun.py, which it imports
 
 }  // namespace nanorun

@@ -79,7 +79,14 @@ Json value_of(const Key& key, Config& config) {
 
 /// Of a settled() deck.
 std::string config_json(Config config, Token end_of_text, bool bf16) {
-  Json json = {{"model_type", "nanorun"},
+  const bool unet = config.model.residual == Residual::unet;
+  const std::string file = unet ? "modeling_nanorun" : "modeling_nanorun_scaled";
+  const std::string name = unet ? "NanorunForCausalLM" : "ScaledNanorunForCausalLM";
+  Json json = {{"architectures", {name}},
+               {"model_type", "nanorun"},
+               {"auto_map",
+                {{"AutoConfig", "configuration_nanorun.NanorunConfig"},
+                 {"AutoModelForCausalLM", fmt::format("{}.{}", file, name)}}},
                {"torch_dtype", bf16 ? "bfloat16" : "float32"},
                {"vocab_size", config.model.vocabulary},
                {"hidden_size", config.model.width},
@@ -91,11 +98,6 @@ std::string config_json(Config config, Token end_of_text, bool bf16) {
                {"tie_word_embeddings", false},
                {"use_cache", false},
                {"nanorun_version", build().version}};
-  if (config.model.residual == Residual::unet) {
-    json["architectures"] = {"NanorunForCausalLM"};
-    json["auto_map"] = {{"AutoConfig", "configuration_nanorun.NanorunConfig"},
-                        {"AutoModelForCausalLM", "modeling_nanorun.NanorunForCausalLM"}};
-  }
   for (const char* section : sections) {
     for (const Key& key : key_table()) {
       if (key.section == std::string(section)) json[section][key.name] = value_of(key, config);
@@ -224,6 +226,15 @@ void write_tensors(const std::string& path, const ExportOptions& options, const 
   warn_of_non_finite(options.checkpoint, non_finite);
 }
 
+void write_python(const std::string& directory, const ModelConfig& model) {
+  const auto write = [&](const char* name, const char* text) {
+    replace_text(directory + "/" + name, ExitCode::output, text);
+  };
+  write("configuration_nanorun.py", configuration_nanorun_py);
+  write("modeling_nanorun.py", modeling_nanorun_py);
+  if (model.residual == Residual::scaled) write("modeling_nanorun_scaled.py", modeling_nanorun_scaled_py);
+}
+
 void require_empty(const ExportOptions& options) {
   if (options.force || kind_of(options.directory, ExitCode::output) == FileKind::absent) return;
   const std::vector<std::string> names = list_directory(options.directory, ExitCode::output);
@@ -293,10 +304,7 @@ void export_model(const ExportOptions& options) {
   claim_output(model, options.force, ExitCode::output);  // keeps a second command away from all files
   complete_file(model, ExitCode::output, [&](const std::string& partial) {
     write_tensors(partial, options, header, table);
-    if (config.model.residual == Residual::unet) {
-      replace_text(options.directory + "/configuration_nanorun.py", ExitCode::output, configuration_nanorun_py);
-      replace_text(options.directory + "/modeling_nanorun.py", ExitCode::output, modeling_nanorun_py);
-    }
+    write_python(options.directory, config.model);
     replace_text(options.directory + "/config.json", ExitCode::output, json);
   });
 }

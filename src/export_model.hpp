@@ -13,8 +13,8 @@ struct ExportOptions {
   bool force = false;              ///< write into a directory that is not empty
 };
 
-/// Writes model.safetensors, config.json, modeling_nanorun.py and configuration_nanorun.py, each complete or not at
-/// all. One rank calls this. Throws Error: usage where the end-of-text token is not known, checkpoint, output.
+/// Writes model.safetensors, config.json and the Python files that the model needs, each complete or not at all. One
+/// rank calls this. Throws Error: usage where the end-of-text token is not known, checkpoint, output.
 void export_model(const ExportOptions& options);
 
 struct ImportOptions {

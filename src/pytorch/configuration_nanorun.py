@@ -11,12 +11,13 @@ except ImportError:
 
 
 class NanorunConfig(PretrainedConfig):
-    """`model` and `window` hold the keys of these sections of nanorun's deck; the window is the one that training ended
-    with. docs/keys.md of nanorun describes them."""
+    """`model` and `window` hold the keys of these sections of nanorun's deck, and `stage` the windows where the deck has
+    stages; the windows are those that training ended with. docs/keys.md of nanorun describes them."""
 
     model_type = "nanorun"
 
-    def __init__(self, model=None, window=None, **values):
+    def __init__(self, model=None, window=None, stage=None, **values):
         self.model = model or {}
         self.window = window or {}
+        self.stage = stage or []
         super().__init__(**values)

@@ -41,47 +41,58 @@ def parameter(*shape):
     return nn.Parameter(torch.empty(*shape))
 
 
+def rotary_frequencies(settings):
+    """Of the D/2 pairs of a head, in radians per position; with "half_truncated" the second half stands still."""
+    pairs, base = settings["head_dim"] // 2, float(settings["rotary_base"])
+    full = settings["rotary"] == "full"
+    turning = pairs if full else pairs // 2
+    steps = turning if full else max(turning - 1, 1)
+    frequencies = settings.get("rotary_frequencies") or [base ** (-j / steps) for j in range(turning)]
+    return list(frequencies) + [0.0] * (pairs - turning)
+
+
 class Rotation:
     """Turns the pairs (x[j], x[j + D/2]) of queries and keys by angles that grow with the position."""
 
-    def __init__(self, settings, length, like):
-        pairs = settings["head_dim"] // 2
-        base = float(settings["rotary_base"])
-        if settings["rotary"] == "full":
-            frequencies = [base ** (-j / pairs) for j in range(pairs)]
-        else:  # "half_truncated": the second half of the pairs stands still
-            turning = pairs // 2
-            frequencies = [base ** (-j / (turning - 1) if turning > 1 else 0.0) for j in range(turning)]
-            frequencies += [0.0] * (pairs - turning)
-        positions = torch.arange(length, dtype=torch.float64)
-        angles = torch.outer(positions, torch.tensor(frequencies, dtype=torch.float64))
+    def __init__(self, settings, positions, like):
+        frequencies = torch.tensor(rotary_frequencies(settings), dtype=torch.float64)
+        angles = positions.to(torch.float64)[..., None].cpu() * frequencies
         self.cos, self.sin = (f(angles).to(like.device, like.dtype) for f in (torch.cos, torch.sin))
 
     def __call__(self, x):
-        """x [..., length, D]."""
+        """x [..., D]; the dims before D are those of the positions, or broadcast with them."""
         first, second = x.chunk(2, dim=-1)
         return torch.cat((first * self.cos + second * self.sin, second * self.cos - first * self.sin), dim=-1)
 
 
-def reach_of(window, letter):
-    """Tokens of the window of the layers with this letter."""
-    long = int(window["last"])
-    if letter == "L":
-        return long
-    unit = BLOCK if window["kind"] == "block" else window["quantum"]
-    return unit * max(1, long // unit // 2)
+def attention_scale(settings):
+    return settings["attention_scale"] or 1 / math.sqrt(settings["head_dim"])
 
 
-def visible(documents, window, letter):
+def windows_of(config):
+    """Tokens of the windows of the layers with each letter."""
+    if config.stage:
+        return {"S": config.stage[0]["short_window"], "L": config.stage[0]["long_window"]}
+    long = int(config.window["last"])
+    unit = BLOCK if config.window["kind"] == "block" else config.window["quantum"]
+    return {"S": unit * max(1, long // unit // 2), "L": long}
+
+
+def letters_of(config):
+    """The letter of each layer."""
+    letters = config.window["layers"]
+    return letters * config.model["layers"] if len(letters) == 1 else letters
+
+
+def visible(documents, kind, reach):
     """[batch, 1, T, T]: whether the query of a row sees the key of a column. documents [batch, T] numbers them."""
     position = torch.arange(documents.shape[1], device=documents.device)
-    reach = reach_of(window, letter)
-    if window["kind"] == "block":
+    distance = position[:, None] - position
+    if kind == "block":
         near = position[:, None] // BLOCK - position // BLOCK < reach // BLOCK
     else:
-        near = position[:, None] - position < reach
-    causal = position[:, None] >= position
-    return (causal & near & (documents[:, :, None] == documents[:, None, :]))[:, None]
+        near = distance <= reach if kind == "tokens_before" else distance < reach
+    return ((distance >= 0) & near & (documents[:, :, None] == documents[:, None, :]))[:, None]
 
 
 class Block(nn.Module):
@@ -123,55 +134,42 @@ class Block(nn.Module):
             values = self.value_mix[0] * values
             if embedded is not None:
                 values = values + self.value_mix[1] * embedded.unflatten(-1, (heads, size)).transpose(1, 2)
-        scale = self.settings["attention_scale"] or 1 / math.sqrt(size)
-        scores = (queries @ keys.transpose(-1, -2) * scale).masked_fill(~seen, -math.inf)
+        scores = (queries @ keys.transpose(-1, -2) * attention_scale(self.settings)).masked_fill(~seen, -math.inf)
         return (scores.softmax(-1) @ values).transpose(1, 2).flatten(2), first_value
 
 
-class NanorunForCausalLM(PreTrainedModel, GenerationMixin):
-    """Texts begin with the token config.bos_token_id, which also separates documents."""
+class NanorunModel(PreTrainedModel, GenerationMixin):
+    """What models have in common. Texts begin with the token config.bos_token_id, which also separates documents."""
 
     config_class = NanorunConfig
 
     def __init__(self, config):
         super().__init__(config)
         settings = self.settings = config.model
-        self.window = config.window
-        vocabulary, width, layers = settings["vocabulary"], settings["width"], settings["layers"]
-        self.tables = settings["value_embeddings"] if settings["value_path"] == "embeddings" else 0
-        self.embedding = parameter(vocabulary, width)
-        self.value_embedding = nn.ParameterList(parameter(vocabulary, width) for _ in range(self.tables))
-        self.block = nn.ModuleList(Block(settings, index) for index in range(layers))
-        self.skip = nn.ParameterList(parameter(1) for _ in range(layers // 2))
-        self.head = parameter(-(-vocabulary // BLOCK) * BLOCK, width)
-        self.post_init()
+        vocabulary, width = settings["vocabulary"], settings["width"]
+        padded = -(-vocabulary // BLOCK) * BLOCK
+        self.embedding = parameter(padded if settings.get("tied_head") else vocabulary, width)
+        self.head = parameter(padded, width)
 
     def _init_weights(self, module):
         """All weights come from a file."""
 
-    def embedded_values(self, layer, input_ids):
-        """What the layer mixes into its values: a table serves one of the first layers and one of the last."""
-        table = layer if layer < self.tables else layer - (self.settings["layers"] - self.tables)
-        return functional.embedding(input_ids, self.value_embedding[table]) if 0 <= table < self.tables else None
+    def stream(self, input_ids):
+        """[batch, T, width], before the last norm."""
+        raise NotImplementedError
+
+    def documents(self, input_ids):
+        """[batch, T]: their numbers."""
+        return (input_ids == self.config.bos_token_id).cumsum(1)
 
     def all_logits(self, input_ids):
         """[batch, T, padded vocabulary]"""
-        settings, layers = self.settings, self.settings["layers"]
-        letters = self.window["layers"]
-        letters = letters * layers if len(letters) == 1 else letters
-        documents = (input_ids == self.config.bos_token_id).cumsum(1)
-        seen = {letter: visible(documents, self.window, letter) for letter in set(letters)}
-        x = x0 = normalised(functional.embedding(input_ids, self.embedding), settings["norm_eps"])
-        rotation = Rotation(settings, input_ids.shape[1], x0)
-        outputs, first_value = [], None
-        for layer, block in enumerate(self.block):
-            if layer >= layers // 2:
-                x = x + self.skip[layer - layers // 2] * outputs[layers - 1 - layer]
-            embedded = self.embedded_values(layer, input_ids)
-            x, first_value = block(x, x0, rotation, seen[letters[layer]], embedded, first_value)
-            outputs.append(x)
-        logits = functional.linear(normalised(x, settings["norm_eps"]), self.head)
-        return settings["softcap"] * torch.tanh(logits / settings["softcap"])
+        settings = self.settings
+        logits = functional.linear(normalised(self.stream(input_ids), settings["norm_eps"]), self.head)
+        cap = settings["softcap"]
+        if settings.get("softcap_kind") == "sigmoid":
+            return cap * torch.sigmoid((logits + settings["softcap_shift"]) / settings["softcap_width"])
+        return cap * torch.tanh(logits / cap)
 
     def forward(self, input_ids, labels=None, **unused):
         """Logits [batch, T, vocabulary]; with labels [batch, T], the same tokens as input_ids, also the mean loss of
@@ -184,3 +182,37 @@ class NanorunForCausalLM(PreTrainedModel, GenerationMixin):
 
     def prepare_inputs_for_generation(self, input_ids, **unused):
         return {"input_ids": input_ids}
+
+
+class NanorunForCausalLM(NanorunModel):
+    """Models with model.residual = "unet"."""
+
+    def __init__(self, config):
+        super().__init__(config)
+        settings = self.settings
+        vocabulary, width, layers = settings["vocabulary"], settings["width"], settings["layers"]
+        self.tables = settings["value_embeddings"] if settings["value_path"] == "embeddings" else 0
+        self.value_embedding = nn.ParameterList(parameter(vocabulary, width) for _ in range(self.tables))
+        self.block = nn.ModuleList(Block(settings, index) for index in range(layers))
+        self.skip = nn.ParameterList(parameter(1) for _ in range(layers // 2))
+        self.post_init()
+
+    def embedded_values(self, layer, input_ids):
+        """What the layer mixes into its values: a table serves one of the first layers and one of the last."""
+        table = layer if layer < self.tables else layer - (self.settings["layers"] - self.tables)
+        return functional.embedding(input_ids, self.value_embedding[table]) if 0 <= table < self.tables else None
+
+    def stream(self, input_ids):
+        settings, layers = self.settings, self.settings["layers"]
+        documents, kind = self.documents(input_ids), self.config.window["kind"]
+        seen = {letter: visible(documents, kind, reach) for letter, reach in windows_of(self.config).items()}
+        x = x0 = normalised(functional.embedding(input_ids, self.embedding), settings["norm_eps"])
+        rotation = Rotation(settings, torch.arange(input_ids.shape[1]), x0)
+        outputs, first_value = [], None
+        for layer, (block, letter) in enumerate(zip(self.block, letters_of(self.config))):
+            if layer >= layers // 2:
+                x = x + self.skip[layer - layers // 2] * outputs[layers - 1 - layer]
+            embedded = self.embedded_values(layer, input_ids)
+            x, first_value = block(x, x0, rotation, seen[letter], embedded, first_value)
+            outputs.append(x)
+        return x

@@ -7,8 +7,8 @@ import struct
 import sys
 from pathlib import Path
 
+from exported_files import exported_model, read_header, tensors, write_header
 from harness import FaultTest, Job, small_run
-from safetensors_file import read_header, write_header
 
 FILES = ["config.json", "configuration_nanorun.py", "model.safetensors", "modeling_nanorun.py"]
 
@@ -153,7 +153,7 @@ class ExportedModel(FaultTest):
                          ["model.value_path=first", "model.rotary=full", "model.layers_without_attention=[2]",
                           "window.kind=token", "window.quantum=64", "window.last=100", "model.attention_scale=0.12"]):
             model = self.exported("checkpoint.restart=none", *features)
-            weights = self.tensors(torch, model / "model.safetensors")
+            weights = tensors(torch, model / "model.safetensors")
             deck = reference.read_deck(self.run_folder() / "deck.toml", [])
             tokens = [256] + [byte for i in range(20)
                               for byte in (*(self.folder / f"{i:02}.txt").read_bytes(), 256)]
@@ -166,7 +166,7 @@ class ExportedModel(FaultTest):
 
                 judge.head_loss = lambda x, targets, _: 15 * torch.tanh(x @ weights["head"].T / 15)
                 expected = torch.stack([judge.loss(row[:-1], None, windows) for row in rows])
-                exported = self.load(torch, model, weights)
+                exported = exported_model(model, weights)
                 given = exported(torch.stack(rows)[:, :-1]).logits
                 torch.testing.assert_close(given, expected[..., :257], rtol=1e-5, atol=2e-5)
                 row = rows[0][None]
@@ -174,25 +174,32 @@ class ExportedModel(FaultTest):
                 self.assertAlmostEqual(loss.item(), losses[0], 4)
             shutil.rmtree(model)
 
-    def tensors(self, torch, path):
-        header, values = read_header(path)
-        values = torch.frombuffer(bytearray(values), dtype=torch.float32)
-        del header["__metadata__"]
-        return {name: values[entry["data_offsets"][0] // 4:entry["data_offsets"][1] // 4].view(entry["shape"])
-                for name, entry in header.items()}
-
-    def load(self, torch, model, weights):
-        """As transformers would."""
-        sys.path.insert(0, str(model))
+    def test_pytorch_agrees_beyond_the_records(self):
+        """The same loss with the keys that the reference does not have; each of them changes it."""
         try:
-            import configuration_nanorun
-            import modeling_nanorun
-        finally:
-            sys.path.remove(str(model))
-        config = configuration_nanorun.NanorunConfig(**json.loads((model / "config.json").read_text()))
-        loaded = modeling_nanorun.NanorunForCausalLM(config)
-        loaded.load_state_dict(weights)
-        return loaded
+            import torch
+        except ImportError:
+            self.skipTest("needs PyTorch")
+        torch.set_num_threads(1)
+        model = self.exported("window.layers=LSSL", "window.kind=tokens_before", "window.quantum=20", "window.last=100",
+                              "validation.last_long_window=130", "model.softcap_kind=sigmoid", "model.softcap_shift=5",
+                              "model.softcap_width=7.5", "model.tied_head=true", "train.untie_step=5")
+        tokens = [256] + [byte for i in range(20) for byte in (*(self.folder / f"{i:02}.txt").read_bytes(), 256)]
+        rows = torch.tensor([tokens[at:at + 257] for at in range(0, 1024, 256)])
+        settings = json.loads((model / "config.json").read_text())
+        self.assertEqual(settings["stage"], [{"short_window": 40, "long_window": 130}])
+
+        def loss():
+            with torch.no_grad():
+                return exported_model(model, tensors(torch, model / "model.safetensors"))(rows, labels=rows).loss.item()
+
+        expected = self.summary()["final_val_loss"]
+        self.assertAlmostEqual(loss(), expected, 5)
+        for section, change in (("model", {"softcap_shift": 4}), ("window", {"kind": "token"}),
+                                ("stage", [{"short_window": 60, "long_window": 130}])):
+            other = change if section == "stage" else settings[section] | change
+            (model / "config.json").write_text(json.dumps(settings | {section: other}))
+            self.assertNotAlmostEqual(loss(), expected, 5, section)
 
 
 if __name__ == "__main__":

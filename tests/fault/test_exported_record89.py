@@ -1,16 +1,24 @@
 """The model of record 89 as a directory for PyTorch, and back."""
 
 import json
+import re
+import sys
+from pathlib import Path
+from types import SimpleNamespace
 
+from exported_files import exported_model, read_header, tensors, write_header
 from harness import small_run
-from safetensors_file import read_header
 from small_record89 import STEPS, Record89FaultTest
+
+# What starts at zero, and hence says nothing of a mechanism, by how much uniform noise is added.
+ALIVE = {r"block\.\d+\.mlp_out": 0.03, "bigram": 0.5, "smear_.*": 0.5, r".*\.value_gate": 0.5, r".*_net\.\d\.out": 0.1,
+         r".*_net\.\d\.bias": 1, r"block\.\d+\..*_(factors|post|residual)": 0.3}
 
 
 class ExportedRecord89(Record89FaultTest):
-    def loss(self, checkpoint):
+    def loss(self, checkpoint, tokens=1024):
         """As printed, of some sequences."""
-        job = self.command("eval", checkpoint, "--data", "data.h5", "--tokens", 1024, "--length", 512)
+        job = self.command("eval", checkpoint, "--data", "data.h5", "--tokens", tokens, "--length", 512)
         return next(line for line in job.output if line.startswith("loss "))
 
     def test_there_and_back(self):
@@ -34,6 +42,70 @@ class ExportedRecord89(Record89FaultTest):
         self.assertIn(f"loss           {self.summary()['final_val_loss']} nats", self.loss(f"back_{STEPS}.h5"))
         job = self.train(2, "run.name=begun", f"checkpoint.weights=back_{STEPS}.h5", "stop.step=1", code=75)
         self.assertIn(f"begins with the weights of back_{STEPS}.h5, step 0\n", job.output)
+
+    def make_alive(self, torch, path):
+        """Adds noise to the weights of a file, and returns them."""
+        header, _ = read_header(path)
+        weights = tensors(torch, path)
+        torch.manual_seed(1)
+        for name, values in weights.items():
+            for pattern, bound in ALIVE.items():
+                if re.fullmatch(pattern, name):
+                    values += bound * (2 * torch.rand_like(values) - 1)
+        order = sorted(weights, key=lambda name: header[name]["data_offsets"])
+        write_header(path, header, b"".join(weights[name].numpy().tobytes() for name in order))
+        return weights
+
+    def reference(self, torch, weights):
+        """Model and settings of the reference for the last validation."""
+        from record89 import config, schedule
+        from record89.model import Model
+        from record89.parameters import tensors as parameters
+        from small_record89 import STAGES
+
+        stages = tuple(config.replace(stage, length=length, longest=longest, window_short=short, window_long=long)
+                       for stage, (length, longest, short, long) in zip(config.RECORD_STAGES, STAGES))
+        c = config.check(config.replace(
+            config.Config(), width=48, head_dim=8, frequencies=2, hidden=192, vocabulary=257, end_of_text=256, net_hidden=8,
+            bigram_rows=97, sign_rows=16, dc_window=24, rotary_pairs="halves", mlp_out_transposed=False, steps=STEPS - 2,
+            extension=2, stages=stages, final_window_long=240))
+        given = {name: values.double() for name, values in weights.items()}
+        model = Model(c, given, [-1] * 384)
+        model.signs = given["bigram_sign"]
+        return model, schedule.validation_settings(c, STEPS)
+
+    def test_pytorch_agrees(self):
+        """With every mechanism alive, the exported model has the logits of the reference, and the loss is nanorun's."""
+        try:
+            import torch
+        except ImportError:
+            self.skipTest("needs PyTorch")
+        sys.path.append(str(Path(__file__).resolve().parents[1] / "golden"))
+        from record89.loss import head_product, softcap
+        from record89.model import Tokens
+
+        torch.set_num_threads(1)
+        self.train(2)
+        self.command("export", self.checkpoint(STEPS), "model")
+        weights = self.make_alive(torch, self.folder / "model" / "model.safetensors")
+        self.command("import", "model", "alive.h5")
+        loss = float(self.loss("alive.h5", tokens=4096).split()[1])
+
+        tokens = [256] + [byte for i in range(20) for byte in (*(self.folder / f"{i:02}.txt").read_bytes(), 256)]
+        rows = torch.tensor([tokens[at:at + 513] for at in range(0, 4096, 512)])
+        model, settings = self.reference(torch, weights)
+        with torch.no_grad():
+            exported = exported_model(self.folder / "model", weights)
+            given = exported.all_logits(rows[:, :-1])
+            losses = torch.nn.functional.cross_entropy(given.flatten(0, 1), rows[:, 1:].flatten())
+            self.assertAlmostEqual(losses.item(), loss, 4)
+            self.assertEqual(exported(rows).logits.shape, (8, 513, 257))
+            for row, logits in zip(rows, given):
+                inputs, targets = row[:-1].numpy(), row[1:].numpy()
+                looked_up = Tokens(model.c, SimpleNamespace(inputs=inputs, targets=targets), model.prefixes)
+                x = model.stream(looked_up, settings, None, 0)
+                expected = softcap(model.c, head_product(model.c, x, model.p["head"], False))[1].float()
+                torch.testing.assert_close(logits, expected, rtol=1e-5, atol=2e-5)
 
     def test_types_and_shapes(self):
         self.train(1, "stop.step=2", code=75)

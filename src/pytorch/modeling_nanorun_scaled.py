@@ -1,0 +1,363 @@
+"""A language model with model.residual = "scaled", as record 89 of the NanoGPT speedrun is, in PyTorch: the whole forward
+pass, without a cache of keys and values. The headers of nanorun's ops, kernels/*.hpp, have the formulas."""
+
+import math
+from types import SimpleNamespace
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+try:
+    from .modeling_nanorun import (NanorunModel, Rotation, attention_scale, letters_of, normalised, parameter, visible,
+                                   windows_of)
+except ImportError:
+    from modeling_nanorun import (NanorunModel, Rotation, attention_scale, letters_of, normalised, parameter, visible,
+                                  windows_of)
+
+GATE_COLUMNS = 12  # that the gates of smear, values and heads read
+MUDD_SCALE = 0.1
+
+
+def mudd_layer(settings, layer):
+    """Whether the layer mixes streams with the coefficients of a MUDD net: the last one does."""
+    return settings["mudd"] and layer == settings["layers"] - 1
+
+
+def injects(settings, layer):
+    """Whether the layer adds x0 and bigrams, with coefficients of its own."""
+    return layer not in settings["layers_without_attention"] and not mudd_layer(settings, layer)
+
+
+def injections(settings):
+    """Coefficients of an injection: of x0, and of bigrams where there are any."""
+    return 2 if settings["bigram_rows"] else 1
+
+
+def gate_columns(settings, layers):
+    """Columns of the gate net of some layers, by name, in their order."""
+    heads = settings["heads"]
+    columns = {f"xsa.{i}": heads for i in layers if i in settings["xsa_layers"]}
+    columns |= {f"attention_gate.{i}": heads for i in layers if i in settings["gated_layers"]}
+    columns |= {f"injection.{i}": injections(settings) for i in layers if injects(settings, i)}
+    if settings["skip_to"] in layers:
+        columns["skip"] = 1
+    for i in layers:
+        if i in settings["composed_layers"]:
+            columns |= {f"composition_in.{i}": heads, f"composition_out.{i}": heads}
+    return columns
+
+
+class CoefficientNet(nn.Module):
+    """Numbers per token from a stream, by name: scale (gelu(x in^T) out^T + bias)."""
+
+    def __init__(self, settings, columns):
+        super().__init__()
+        width, hidden, outputs = settings["width"], settings["coefficient_width"], sum(columns.values())
+        self.columns = columns
+        self.register_parameter("in", parameter(hidden, width))
+        self.out = parameter(outputs, hidden)
+        self.bias = parameter(outputs)
+
+    def forward(self, x, scale):
+        """Name -> [batch, T, columns]."""
+        hidden = functional.gelu(functional.linear(x, self.get_parameter("in")))
+        values = scale * functional.linear(hidden, self.out, self.bias)
+        return dict(zip(self.columns, values.split(list(self.columns.values()), dim=-1)))
+
+
+class GateNets(nn.Module):
+    """One for the layers before gate_net_layer, which reads x0, and one for the others, which reads the input of that
+    layer. They share a learned scale."""
+
+    def __init__(self, settings):
+        super().__init__()
+        split, layers = settings["gate_net_layer"], settings["layers"]
+        self.scale = parameter(1)
+        for name, served in (("0", range(split)), ("1", range(split, layers))):
+            columns = gate_columns(settings, served)
+            if columns:
+                self.add_module(name, CoefficientNet(settings, columns))
+
+    def forward(self, name, x):
+        return getattr(self, name)(x, self.scale) if hasattr(self, name) else {}
+
+
+def probabilities(queries, keys, scale, seen):
+    """[batch, heads, T, T] of queries and keys [batch, T, heads, D]."""
+    scores = torch.einsum("bthd,bshd->bhts", queries, keys) * scale
+    return scores.masked_fill(~seen, -math.inf).softmax(-1)
+
+
+def key_offset(keys):
+    """The dims that rotary leaves still come from the token before; the first token keeps its own."""
+    size = keys.shape[-1]
+    still = torch.arange(size, device=keys.device) % (size // 2) >= size // 4
+    return torch.where(still, torch.cat((keys[:, :1], keys[:, :-1]), dim=1), keys)
+
+
+def without_own_value(outputs, values, alpha):
+    """XSA: a part of what lies along the token's own value is taken from each head's output."""
+    along = (outputs * values).sum(-1, keepdim=True) / values.square().sum(-1, keepdim=True).clamp_min(1e-8)
+    return outputs - torch.tanh(alpha)[..., None] * along * values
+
+
+class ScaledBlock(nn.Module):
+    """Attention, where the layer has it, and a perceptron with squared relu. `p` holds what a forward pass knows:
+    ScaledNanorunForCausalLM.begin()."""
+
+    def __init__(self, settings, layer):
+        super().__init__()
+        width, hidden, heads = settings["width"], settings["mlp_ratio"] * settings["width"], settings["heads"]
+        self.settings, self.layer = settings, layer
+        self.attends = layer not in settings["layers_without_attention"]
+        self.paired = layer in settings["paired_layers"]
+        self.table = settings["value_layers"].index(layer) if layer in settings["value_layers"] else None
+        if self.attends:
+            self.qkv = parameter(3 * width, width)
+            self.attention_out = parameter(width, width)
+            self.attention_factors = parameter(2)
+        self.mlp_in = parameter(hidden, width)
+        self.mlp_out = parameter(width, hidden)
+        self.add_factors(settings, layer)
+        if settings["gate_nets"]:
+            return
+        if layer in settings["xsa_layers"]:
+            self.xsa = parameter(heads)
+        if layer in settings["gated_layers"]:
+            self.attention_gate = parameter(heads, GATE_COLUMNS)
+        if injects(settings, layer):
+            self.injection = parameter(injections(settings))
+
+    def add_factors(self, settings, layer):
+        """Parameters of the joins below."""
+        if self.attends:
+            self.attention_residual, self.attention_post = parameter(1), parameter(1)
+        self.mlp_residual, self.mlp_post = parameter(1), parameter(1)
+        if self.table is not None:
+            self.value_gate = parameter(settings["heads"], GATE_COLUMNS)
+
+    def forward(self, x, p):
+        """Returns the new stream [batch, T, width]."""
+        eps = self.settings["norm_eps"]
+        x = self.before(x, p)
+        if self.attends:
+            heads = self.attention(normalised(self.attention_input(x, p), eps), p)
+            out = self.attention_factors[1] * functional.linear(heads, self.attention_out)
+            x = self.after_attention(x, out, p)
+        hidden = functional.linear(normalised(x, eps), self.mlp_in).relu().square()
+        return self.after_mlp(x, functional.linear(hidden, self.mlp_out), p)
+
+    # Joins, which the last layer does in another way under MUDD.
+
+    def before(self, x, p):
+        if self.layer != self.settings["skip_to"]:
+            return x
+        return x + torch.sigmoid(p.skip_factor) * p.gates.get("skip", 1) * p.places[self.settings["skip_from"] + 1]
+
+    def after_attention(self, x, out, p):
+        share = self.coefficient("injection", p)
+        x = self.attention_residual * x + self.attention_post * out + share[..., :1] * p.x0
+        return x + share[..., 1:] * p.bigram if p.bigram is not None and self.layer > 0 else x
+
+    def after_mlp(self, x, out, p):
+        return self.mlp_residual * x + self.mlp_post * out
+
+    def added_values(self, n, p):
+        """What the values take up beside their projection: [batch, T, heads, D], or 0."""
+        if self.table is None:
+            return 0
+        rows, half = p.value_rows[self.table], GATE_COLUMNS // 2
+        inputs = torch.cat((n[..., :half], rows[..., :half]), dim=-1)
+        gate = 2 * torch.sigmoid(functional.linear(inputs, self.value_gate))
+        return gate[..., None] * self.by_heads(rows)
+
+    # Attention.
+
+    def by_heads(self, x):
+        return x.unflatten(-1, (self.settings["heads"], self.settings["head_dim"]))
+
+    def coefficient(self, name, p):
+        """Per token from a gate net, else learned."""
+        return p.gates[f"{name}.{self.layer}"] if self.settings["gate_nets"] else getattr(self, name)
+
+    def attention_input(self, x, p):
+        source = self.settings["attention_source"] + 1  # the place that later layers read
+        return p.places[source] if 0 < source < self.layer else x
+
+    def attention(self, n, p):
+        """The heads' outputs, side by side."""
+        eps, scale = self.settings["norm_eps"], attention_scale(self.settings)
+        split = functional.linear(n, self.qkv).chunk(3, dim=-1)
+        queries, keys, values = (self.by_heads(x) for x in split)  # each [batch, T, heads, D]
+        rotation = p.paired_rotation if self.paired else p.rotation
+        queries, keys = rotation(normalised(queries, eps)), rotation(normalised(keys, eps))
+        values = self.attention_factors[0] * values + self.added_values(n, p)
+        if self.layer in self.settings["key_offset_layers"]:
+            keys = key_offset(keys)
+        if self.paired:
+            return self.paired_attention(queries, keys, values, scale, p.paired_seen).flatten(-2)
+        seen = p.seen[self.layer]
+        outputs = torch.einsum("bhts,bshd->bthd", probabilities(queries, keys, scale, seen), values)
+        if self.layer in self.settings["composed_layers"]:
+            local = probabilities(queries, keys, scale, seen & p.composition_seen)
+            outputs = outputs + self.composition(local, values, p)
+        if self.layer in self.settings["xsa_layers"]:
+            outputs = without_own_value(outputs, values, self.coefficient("xsa", p))
+        if self.layer in self.settings["gated_layers"]:
+            outputs = self.head_gate(n, p)[..., None] * outputs
+        return outputs.flatten(-2)
+
+    def paired_attention(self, queries, keys, values, scale, seen):
+        """Heads attend as half as many, whose sequence has two rows a token: first those of the first half of heads."""
+        batch, length, heads, size = queries.shape
+        rows = [x.reshape(batch, 2 * length, heads // 2, size) for x in (queries, keys, values)]
+        outputs = torch.einsum("bhts,bshd->bthd", probabilities(*rows[:2], scale, seen), rows[2])
+        return outputs.reshape(batch, length, heads, size)
+
+    def composition(self, local, values, p):
+        """Each head attends once more, with one sum of all heads' local probabilities."""
+        shares = normalised(self.coefficient("composition_in", p), 1e-6)
+        mixed = torch.einsum("bth,bhts->bts", shares, local)
+        return self.coefficient("composition_out", p)[..., None] * torch.einsum("bts,bshd->bthd", mixed, values)
+
+    def head_gate(self, n, p):
+        if self.settings["gate_nets"]:
+            return self.coefficient("attention_gate", p)
+        return torch.sigmoid(functional.linear(n[..., :GATE_COLUMNS], self.attention_gate))
+
+
+class MuddBlock(ScaledBlock):
+    """The last layer under MUDD: the columns m of its net say how much of which stream it takes."""
+
+    def add_factors(self, settings, layer):
+        """There are none: the net has them."""
+
+    def before(self, x, p):
+        first, late = self.earlier(p)
+        m = self.columns(p)
+        return x + m[5] * x + m[3] * first + m[4] * late
+
+    def after_attention(self, x, out, p):
+        m = self.columns(p)
+        x = m[8] * x + m[9] * out + m[10] * p.places[0]
+        return x if p.bigram is None else x + m[11] * p.bigram
+
+    def after_mlp(self, x, out, p):
+        m = self.columns(p)
+        return m[12] * x + m[13] * out
+
+    def added_values(self, n, p):
+        first, late = self.earlier(p)
+        m = self.columns(p)
+        streams = m[0] * first + m[1] * late + m[2] * p.places[self.layer]
+        gates = torch.cat((m[6], m[7]), dim=-1).repeat_interleave(self.settings["heads"] // 2, dim=-1)
+        return self.by_heads(streams) + gates[..., None] * self.by_heads(p.value_rows[self.table])
+
+    def earlier(self, p):
+        """The first stream, and the one that late layers attend from."""
+        return p.places[0], p.places[self.settings["attention_source"] + 1]
+
+    def columns(self, p):
+        return p.gates["mudd"].split(1, dim=-1)
+
+
+def bigram_rows(tokens, rows):
+    """Row of each pair of tokens [batch, T]: a hash in 32-bit arithmetic; the first token counts as rows - 1."""
+    before = torch.cat((tokens[:, :1], tokens[:, :-1]), dim=1)
+    before[:, :2] = rows - 1
+    mixed = (36313 * tokens & 0xFFFFFFFF) ^ (27191 * before & 0xFFFFFFFF)
+    signed = mixed - ((mixed >> 31) << 32)
+    hashed = signed % (rows - 1)
+    hashed[:, 0] = rows - 1
+    return hashed
+
+
+def sign_rows(tokens, rows):
+    """Row of signs of each pair of tokens [batch, T]."""
+    indices = torch.zeros_like(tokens)
+    indices[:, 1:] = (tokens[:, :-1] ^ tokens[:, 1:]) % rows
+    return indices
+
+
+class ScaledNanorunForCausalLM(NanorunModel):
+    """Models with model.residual = "scaled"."""
+
+    def __init__(self, config):
+        super().__init__(config)
+        settings = self.settings
+        vocabulary, width, layers = settings["vocabulary"], settings["width"], settings["layers"]
+        self.value_embedding = nn.ParameterList(parameter(vocabulary, width) for _ in settings["value_layers"])
+        if settings["bigram_rows"]:
+            self.bigram = parameter(settings["bigram_rows"], width)
+        if settings["bigram_sign_rows"]:
+            self.bigram_sign = parameter(settings["bigram_sign_rows"], width)
+        if settings["smear"]:
+            self.smear_factor, self.smear_gate = parameter(1), parameter(GATE_COLUMNS)
+        if settings["skip_to"] >= 0:
+            self.skip_factor = parameter(1)
+        if settings["gate_nets"]:
+            self.gate_net = GateNets(settings)
+        if settings["mudd"]:
+            self.mudd_net = nn.ModuleList(CoefficientNet(settings, {"mudd": count}) for count in (14, 5))
+        kinds = (MuddBlock if mudd_layer(settings, layer) else ScaledBlock for layer in range(layers))
+        self.block = nn.ModuleList(kind(settings, layer) for layer, kind in enumerate(kinds))
+        self.post_init()
+
+    def stream(self, input_ids):
+        settings = self.settings
+        p = self.begin(input_ids)
+        x = p.x0
+        if p.bigram is not None:
+            x = x + self.block[0].coefficient("injection", p)[..., 1:] * p.bigram
+        for layer, block in enumerate(self.block):
+            p.places.append(x)
+            if settings["gate_nets"] and layer == settings["gate_net_layer"]:
+                p.gates |= self.gate_net("1", x)
+            if mudd_layer(settings, layer):
+                p.gates |= self.mudd_net[0](x, MUDD_SCALE)
+            x = block(x, p)
+        return self.mix_of_places(x, p) if settings["mudd"] else x
+
+    def begin(self, input_ids):
+        """What the tokens alone decide, and `places`, the inputs of the layers so far."""
+        settings, (batch, length) = self.settings, input_ids.shape
+        x0 = self.embed(input_ids)
+        p = SimpleNamespace(x0=x0, places=[], bigram=self.embed_bigrams(input_ids),
+                            skip_factor=getattr(self, "skip_factor", None))
+        p.value_rows = [functional.embedding(input_ids, table) for table in self.value_embedding]
+        p.gates = self.gate_net("0", x0) if settings["gate_nets"] else {}
+
+        positions = torch.arange(length)[:, None]
+        p.rotation = Rotation(settings, positions, x0)
+        p.paired_rotation = Rotation(settings, 2 * positions + torch.arange(settings["heads"]) % 2, x0)
+        documents, kind, windows = self.documents(input_ids), self.config.window["kind"], windows_of(self.config)
+        masks = {letter: visible(documents, kind, reach) for letter, reach in windows.items()}
+        p.seen = [masks[letter] for letter in letters_of(self.config)]
+        p.composition_seen = visible(documents, "token", settings["composition_window"])
+        if settings["paired_layers"]:
+            p.paired_seen = visible(documents.repeat_interleave(2, dim=1), kind, windows["S"])
+        return p
+
+    def embed(self, input_ids):
+        """x0: the tokens' embeddings, to which a part of that of the token before is added."""
+        x = functional.embedding(input_ids, self.embedding)
+        if self.settings["smear"]:
+            share = self.smear_factor * torch.sigmoid(x[:, 1:, :GATE_COLUMNS] @ self.smear_gate)[..., None]
+            x = torch.cat((x[:, :1], x[:, 1:] + share * x[:, :-1]), dim=1)
+        return normalised(x, self.settings["norm_eps"])
+
+    def embed_bigrams(self, input_ids):
+        if not self.settings["bigram_rows"]:
+            return None
+        rows = functional.embedding(bigram_rows(input_ids, self.settings["bigram_rows"]), self.bigram)
+        if not self.settings["bigram_sign_rows"]:
+            return rows
+        return rows * functional.embedding(sign_rows(input_ids, self.settings["bigram_sign_rows"]), self.bigram_sign)
+
+    def mix_of_places(self, x, p):
+        settings = self.settings
+        sources = (p.places[0], p.places[settings["attention_source"] + 1], p.places[-1], p.value_rows[0],
+                   p.places[settings["skip_from"] + 1])
+        shares = self.mudd_net[1](x, MUDD_SCALE)["mudd"].split(1, dim=-1)
+        return x + sum(share * source for share, source in zip(shares, sources))
