@@ -81,6 +81,7 @@ Activations<T>::Activations(const Config& config, int length, bool training, Wor
     input.bigram = narrow();
     input.first = narrow();
   }
+  if (model.skip_gate) input.skip_gate = take_matrix<acc_t<T>>(allocator, length, 1);
   if (model.mudd) x_final = narrow();
   n_final = narrow();
   rstd_final = take_vector<acc_t<T>>(allocator, length);
@@ -161,6 +162,7 @@ void Activations<T>::allocate_gradients(const ModelConfig& model, WorkspaceAlloc
     for (std::size_t j = 0; j < model.value_layers.size(); ++j) d_value.push_back(narrow());
   }
   if (model.bigram_rows > 0) d_bigram = narrow();
+  if (model.skip_gate) d_skip_gate = take_matrix<acc_t<T>>(allocator, length, 1);
 }
 
 /// Returns the bytes of what lies in the workspace between the backward passes of head and embedding.

@@ -53,8 +53,9 @@ struct InputActivations {
   kernels::Mat<T> embedding;  ///< rows of the embedding, where smear follows [T, d]
   kernels::Mat<T> x0;         ///< normed embedding [T, d]
   kernels::Vec<kernels::acc_t<T>> rstd0;
-  kernels::Mat<T> bigram;  ///< signed rows of the table of bigrams [T, d]
-  kernels::Mat<T> first;   ///< stream at the first block, where it is not x0 [T, d]
+  kernels::Mat<T> bigram;                     ///< signed rows of the table of bigrams [T, d]
+  kernels::Mat<T> first;                      ///< stream at the first block, where it is not x0 [T, d]
+  kernels::Mat<kernels::acc_t<T>> skip_gate;  ///< [T, 1]
 };
 
 template <class T>
@@ -70,11 +71,12 @@ struct Activations {
   kernels::Mat<T> aux;  ///< scratch: what the values of a layer take up [T, d]
 
   // Gradients; training only.
-  kernels::Mat<T> d_narrow;                   ///< of n_final, then of any branch of width d, then of the embedding
-  std::vector<kernels::Mat<T>> d_place;       ///< by place of the stream; null where no other layer reads it [T, d]
-  std::vector<kernels::Mat<T>> d_value;       ///< of the rows of each gated value embedding [T, d]
-  kernels::Mat<kernels::acc_t<T>> d_v_first;  ///< [T, d]
-  kernels::Mat<T> d_bigram;                   ///< [T, d]
+  kernels::Mat<T> d_narrow;                     ///< of n_final, then of any branch of width d, then of the embedding
+  std::vector<kernels::Mat<T>> d_place;         ///< by place of the stream; null where no other layer reads it [T, d]
+  std::vector<kernels::Mat<T>> d_value;         ///< of the rows of each gated value embedding [T, d]
+  kernels::Mat<kernels::acc_t<T>> d_v_first;    ///< [T, d]
+  kernels::Mat<T> d_bigram;                     ///< [T, d]
+  kernels::Mat<kernels::acc_t<T>> d_skip_gate;  ///< [T, 1]
 
   /// Scratch of attention, head and embedding, which never run at once.
   kernels::Workspace workspace;

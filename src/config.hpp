@@ -19,6 +19,9 @@ inline constexpr bool computes_in_fp32 = std::is_same_v<Real, float>;
 /// Decks are some thousand bytes; the time to parse one grows with the square of the number of its tables.
 inline constexpr std::size_t max_deck_bytes = std::size_t{1} << 20;
 
+/// Columns that the gates of smear, skip, attention and value embeddings read.
+inline constexpr int gate_columns = 12;
+
 enum class ValuePath { none, first, embeddings, gated_embeddings };
 enum class RotaryKind { full, half_truncated };
 enum class WindowKind { token, tokens_before, block };
@@ -66,14 +69,17 @@ struct ModelConfig {
   double init_embedding = 1;                    ///< standard deviation of the token embedding, and of a tied head
   double init_value_embedding = 1;              ///< standard deviation of the value embeddings
 
-  bool tied_head = false;              ///< head and embedding start alike, see train.untie_step
-  Residual residual = Residual::unet;  ///< how blocks join the residual stream
-  std::vector<int> value_layers;       ///< of ValuePath::gated_embeddings, a table each
+  bool tied_head = false;                        ///< head and embedding start alike, see train.untie_step
+  Residual residual = Residual::unet;            ///< how blocks join the residual stream
+  std::vector<int> value_layers;                 ///< of ValuePath::gated_embeddings, a table each
+  std::vector<int> value_layers_gated_by_input;  ///< of these, whose gate does not read the embedding
   bool smear = false;
   int bigram_rows = 0;                 ///< of the table of hashed pairs of tokens; 0: none
+  int bigram_columns = 0;              ///< of both tables, the first of the stream; 0: as many as the stream has
   int bigram_sign_rows = 0;            ///< of its table of signs; 0: none
   int skip_from = -1;                  ///< the layer whose output the one skip carries; -1: no skip
   int skip_to = -1;                    ///< the layer, one without attention, that it enters
+  bool skip_gate = false;              ///< a gate per token on it, where no coefficient net has one
   int attention_source = -1;           ///< later layers attend from this layer's output; -1: each from its own input
   std::vector<int> paired_layers;      ///< whose heads attend in pairs
   std::vector<int> xsa_layers;         ///< whose heads lose what lies along their token's own value
@@ -82,10 +88,13 @@ struct ModelConfig {
   std::vector<int> composed_layers;    ///< whose heads are composed dynamically
   int composition_window = 112;        ///< keys
   bool gate_nets = false;              ///< coefficients of gates per token, from two coefficient nets
-  int gate_net_layer = 4;      ///< the second net reads the input of this layer and serves it and the later ones
-  int coefficient_width = 64;  ///< hidden units of a coefficient net
-  bool mudd = false;           ///< the last layer, and what follows it, mix the streams of earlier layers
-  bool yarn = false;           ///< rescale rotary frequencies where a stage changes the long window
+  int gate_net_layer = 4;       ///< the second net reads the input of this layer and serves it and the later ones
+  int coefficient_width = 64;   ///< hidden units of a coefficient net
+  bool mudd = false;            ///< the last layer, and what follows it, mix the streams of earlier layers
+  double mudd_scale = 0.1;      ///< factor on the outputs of its nets
+  double mudd_value_scale = 1;  ///< further factor on the streams that the last layer's values take up
+  double mudd_backout = 0.5;    ///< start of the part of the stream at attention_source that is subtracted at the end
+  bool yarn = false;            ///< rescale rotary frequencies where a stage changes the long window
 };
 
 struct HeadConfig {

@@ -10,9 +10,6 @@ namespace nanorun {
 
 namespace {
 
-/// Columns that gates read: topology's smear_columns and gate_columns.
-constexpr int gate_inputs = 12;
-
 bool names(const std::vector<int>& layers, int layer) { return std::ranges::find(layers, layer) != layers.end(); }
 
 /// Lists of layers that have attention.
@@ -98,6 +95,14 @@ void check_values(Rules& rules) {
                 "model.value_path = \"gated_embeddings\" needs layers in model.value_layers");
   rules.require(gated || model.value_layers.empty(), {"model.value_layers", "model.value_path"},
                 "model.value_layers needs model.value_path = \"gated_embeddings\"");
+  const char* const by_input = "model.value_layers_gated_by_input";
+  if (!check_list(rules, by_input, model.value_layers_gated_by_input)) return;
+  for (const int layer : model.value_layers_gated_by_input) {
+    rules.require(names(model.value_layers, layer), {by_input, "model.value_layers"},
+                  "{} names layer {}, which model.value_layers does not name", by_input, layer);
+    rules.require(!model.mudd || layer + 1 < model.layers, {by_input, "model.mudd"},
+                  "{} names layer {}, the last, whose gates model.mudd gives", by_input, layer);
+  }
 }
 
 /// Streams and tables that layers add.
@@ -111,12 +116,18 @@ void check_streams(Rules& rules) {
     rules.require(names(model.layers_without_attention, model.skip_to),
                   {"model.skip_to", "model.layers_without_attention"},
                   "model.skip_to = {} must be one of model.layers_without_attention", model.skip_to);
+  } else {
+    rules.require(!model.skip_gate, {"model.skip_gate", "model.skip_from"}, "model.skip_gate needs model.skip_from");
   }
   rules.require(model.attention_source < model.layers - 1, {"model.attention_source", "model.layers"},
                 "model.attention_source = {} must be below the last of model.layers = {}", model.attention_source,
                 model.layers);
   rules.require(model.bigram_sign_rows == 0 || model.bigram_rows > 0, {"model.bigram_sign_rows", "model.bigram_rows"},
                 "model.bigram_sign_rows needs model.bigram_rows");
+  rules.require(model.bigram_columns == 0 || model.bigram_rows > 0, {"model.bigram_columns", "model.bigram_rows"},
+                "model.bigram_columns needs model.bigram_rows");
+  rules.require(model.bigram_columns <= model.width, {"model.bigram_columns", "model.width"},
+                "model.bigram_columns = {} must be at most model.width = {}", model.bigram_columns, model.width);
   const std::int64_t elements = std::int64_t{model.bigram_rows} * model.width;
   rules.require(elements < std::int64_t{1} << 31, {"model.bigram_rows", "model.width"},
                 "model.bigram_rows * model.width = {} * {} must be below 2^31", model.bigram_rows, model.width);
@@ -146,7 +157,10 @@ void check_attention(Rules& rules) {
     }
   }
   for (const auto& [key, member] : attention_lists) {
-    if (member == &ModelConfig::paired_layers || member == &ModelConfig::value_layers) continue;
+    if (member == &ModelConfig::paired_layers || member == &ModelConfig::value_layers ||
+        member == &ModelConfig::gated_layers) {
+      continue;
+    }
     const std::vector<int>& layers = model.*member;
     const auto both = std::ranges::find_first_of(model.paired_layers, layers);
     if (both == model.paired_layers.end()) continue;
@@ -158,12 +172,15 @@ void check_attention(Rules& rules) {
 void check_gates(Rules& rules) {
   const ModelConfig& model = rules.config.model;
   const auto reads = [&](bool used, const char* key) {
-    rules.require(!used || model.width >= gate_inputs, {"model.width", key},
-                  "model.width = {} must be at least {} for the gates of {}", model.width, gate_inputs, key);
+    rules.require(!used || model.width >= gate_columns, {"model.width", key},
+                  "model.width = {} must be at least {} for the gates of {}", model.width, gate_columns, key);
   };
   reads(model.smear, "model.smear");
+  reads(model.skip_gate, "model.skip_gate");
   reads(!model.value_layers.empty(), "model.value_layers");
   reads(!model.gated_layers.empty() && !model.gate_nets, "model.gated_layers");
+  rules.require(!model.gate_nets || !model.skip_gate, {"model.skip_gate", "model.gate_nets"},
+                "model.skip_gate and model.gate_nets both gate the skip: leave one out");
   rules.require(!model.gate_nets || model.gate_net_layer < model.layers, {"model.gate_net_layer", "model.layers"},
                 "model.gate_net_layer = {} must be below model.layers = {}", model.gate_net_layer, model.layers);
   rules.require(model.composed_layers.empty() || model.gate_nets, {"model.composed_layers", "model.gate_nets"},

@@ -8,6 +8,11 @@ using kernels::Mat;
 using kernels::Stream;
 
 template <class T>
+ops::GateInputs<T> InputLayer<T>::skip_gate_inputs(const Activations<T>& a) const {
+  return {a.input.x0.col_block(0, gate_columns), {}, 2};
+}
+
+template <class T>
 void InputLayer<T>::forward(Stream stream, const Activations<T>& a, const DeviceSequence& sequence) const {
   const InputActivations<T>& s = a.input;
   const Mat<T>& rows = model_.smear ? s.embedding : s.x0;
@@ -17,16 +22,25 @@ void InputLayer<T>::forward(Stream stream, const Activations<T>& a, const Device
                           parameters_.scalars("smear_factor").data);
   }
   ops::rms_norm_forward<T>(stream, s.x0, s.rstd0, s.x0, model_.norm_eps);
+  if (s.skip_gate) {
+    ops::head_gate_forward<T>(stream, s.skip_gate, skip_gate_inputs(a), parameters_.scalars("skip_gate"));
+  }
   if (!s.bigram) return;
-  ops::embedding_forward<T>(stream, s.bigram, sequence.bigrams, parameters_.weight("bigram"));
+  const Mat<T> bigram = s.bigram.col_block(0, bigram_columns(model_));
+  if (bigram.cols < s.bigram.cols) ops::fill<T>(stream, elements(s.bigram), 0);
+  ops::embedding_forward<T>(stream, bigram, sequence.bigrams, parameters_.weight("bigram"));
   if (model_.bigram_sign_rows > 0) {
-    ops::sign_rows<T>(stream, s.bigram, parameters_.weight("bigram_sign"), sequence.bigram_signs);
+    ops::sign_rows<T>(stream, bigram, parameters_.weight("bigram_sign"), sequence.bigram_signs);
   }
 }
 
 template <class T>
 void InputLayer<T>::backward(Stream stream, const Activations<T>& a, const DeviceSequence& sequence) const {
   const InputActivations<T>& s = a.input;
+  if (s.skip_gate) {
+    ops::head_gate_backward<T>(stream, a.d_x0.col_block(0, gate_columns), {}, parameters_.d_scalars("skip_gate"),
+                               a.d_skip_gate, s.skip_gate, skip_gate_inputs(a), parameters_.scalars("skip_gate"));
+  }
   ops::fill<T>(stream, elements(a.d_narrow), 0);
   ops::rms_norm_backward<T>(stream, a.d_narrow, s.x0, s.rstd0, a.d_x0);
   if (model_.smear) {
@@ -39,13 +53,13 @@ void InputLayer<T>::backward(Stream stream, const Activations<T>& a, const Devic
   // The workspace, in which d_x0 and d_branch lie, is the lookups' from here on.
   ops::embedding_backward<T>(stream, parameters_.gradient("embedding"), sequence.tokens, sequence.order, a.d_narrow,
                              a.workspace);
-  if (s.bigram) {
-    if (model_.bigram_sign_rows > 0) {
-      ops::sign_rows<T>(stream, a.d_bigram, parameters_.weight("bigram_sign"), sequence.bigram_signs);
-    }
-    ops::embedding_backward<T>(stream, parameters_.gradient("bigram"), sequence.bigrams, sequence.bigram_order,
-                               a.d_bigram, a.workspace);
+  if (!s.bigram) return;
+  const Mat<T> d_bigram = a.d_bigram.col_block(0, bigram_columns(model_));
+  if (model_.bigram_sign_rows > 0) {
+    ops::sign_rows<T>(stream, d_bigram, parameters_.weight("bigram_sign"), sequence.bigram_signs);
   }
+  ops::embedding_backward<T>(stream, parameters_.gradient("bigram"), sequence.bigrams, sequence.bigram_order, d_bigram,
+                             a.workspace);
 }
 
 template class InputLayer<Real>;

@@ -1,5 +1,6 @@
 #pragma once
-// What comes before the blocks: the embedding of tokens, smear, its norm x0, and the embedding of pairs of tokens.
+// What comes before the blocks: the embedding of tokens, smear, its norm x0, the embedding of pairs of tokens, and the
+// gate of the skip, which reads x0.
 
 #include "kernels/ops.hpp"
 #include "src/activations.hpp"
@@ -16,10 +17,13 @@ class InputLayer {
 
   /// a.input, but for the first stream.
   void forward(kernels::Stream stream, const Activations<T>& a, const DeviceSequence& sequence) const;
-  /// Adds to the gradients of the tables, from a.d_x0 and a.d_bigram. Uses both up, a.d_narrow and the workspace.
+  /// Adds to the gradients of the weights, from a.d_x0, a.d_bigram and a.d_skip_gate. Uses up the first two, a.d_narrow
+  /// and the workspace.
   void backward(kernels::Stream stream, const Activations<T>& a, const DeviceSequence& sequence) const;
 
  private:
+  ops::GateInputs<T> skip_gate_inputs(const Activations<T>& a) const;
+
   const ModelConfig& model_;
   const Parameters<T>& parameters_;
 };

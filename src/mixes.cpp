@@ -47,6 +47,7 @@ MixTerms<T> Mixes<T>::before(const Activations<T>& a, int layer) const {
     ops::MixTerm<T>& skip = terms.add(a.x_at(from), a.d_place.empty() ? Mat<T>() : a.d_place[from]);
     skip.scalars[0] = parameters_.factor("skip_factor", 0, true);
     if (coefficients_.has("skip")) skip.per_token = coefficients_.factor(a.coefficients, "skip", 0);
+    if (a.input.skip_gate) skip.per_token = {a.input.skip_gate.data, a.d_skip_gate.data};
   }
   if (mixes_by_mudd(model_, layer)) {
     terms.add(x, a.d_x);
@@ -125,9 +126,9 @@ template <class T>
 MixTerms<T> Mixes<T>::values(const Activations<T>& a, int layer, Mat<T> aux) const {
   MixTerms<T> terms;
   if (aux) terms.add(aux, {});
-  add_place(terms, a, 0, "mudd.mix", values_first);
-  add_place(terms, a, model_.attention_source + 1, "mudd.mix", values_late);
-  add_place(terms, a, layer, "mudd.mix", values_own);
+  add_place(terms, a, 0, "mudd.mix", values_first).constant = model_.mudd_value_scale;
+  add_place(terms, a, model_.attention_source + 1, "mudd.mix", values_late).constant = model_.mudd_value_scale;
+  add_place(terms, a, layer, "mudd.mix", values_own).constant = model_.mudd_value_scale;
   return terms;
 }
 
@@ -147,9 +148,12 @@ MixTerms<T> Mixes<T>::last(const Activations<T>& a) const {
 }
 
 template <class T>
-void Mixes<T>::add_place(MixTerms<T>& terms, const Activations<T>& a, int place, const char* columns, int index) const {
+ops::MixTerm<T>& Mixes<T>::add_place(MixTerms<T>& terms, const Activations<T>& a, int place, const char* columns,
+                                     int index) const {
   const Mat<T> d_source = a.d_place.empty() ? Mat<T>() : a.d_place[place];
-  terms.add(a.x_at(place), d_source).per_token = coefficients_.factor(a.coefficients, columns, index);
+  ops::MixTerm<T>& term = terms.add(a.x_at(place), d_source);
+  term.per_token = coefficients_.factor(a.coefficients, columns, index);
+  return term;
 }
 
 template <class T>

@@ -247,6 +247,7 @@ void Model<T>::backward(Activations<T>& a, const Feed<T>& feed, bool add, const 
   for (const Mat<T>& d : a.d_value) clear(d);
   if (!unet) std::ranges::for_each(a.d_place, clear);
   if (a.d_v_first) ops::fill<Gradient>(stream_, elements(a.d_v_first), 0);
+  if (a.d_skip_gate) ops::fill<Gradient>(stream_, elements(a.d_skip_gate), 0);
   coefficients_.clear_gradients(stream_, a.coefficients);
 
   last_backward(a);

@@ -114,12 +114,12 @@ void ParameterTable::add_embeddings(const ModelConfig& config) {
   if (config.tied_head) parameters_.back().like = "head";
   close_bucket(width, -1);
   if (config.bigram_rows > 0) {
-    add("bigram", 1, config.bigram_rows, config.width, Group::embedding, Init::zero);
-    close_bucket(width, -1);
+    add("bigram", 1, config.bigram_rows, bigram_columns(config), Group::embedding, Init::zero);
+    close_bucket(bigram_columns(config), -1);
   }
   if (config.bigram_sign_rows > 0) {
-    add("bigram_sign", 1, config.bigram_sign_rows, config.width, Group::fixed, Init::sign);
-    close_bucket(width, -1);
+    add("bigram_sign", 1, config.bigram_sign_rows, bigram_columns(config), Group::fixed, Init::sign);
+    close_bucket(bigram_columns(config), -1);
   }
 }
 
@@ -161,9 +161,10 @@ void ParameterTable::add_scaled_scalars(const ModelConfig& config) {
     if (has_attention(config, i)) add_scalar(block_name(i, "attention_factors"), 2, 1, {0.5, 1});
   }
   if (config.skip_to >= 0) add_scalar("skip_factor", 1, 1, {-1.5});
+  if (config.skip_gate) add_scalar("skip_gate", 1, gate_columns, {});
   if (config.smear) {
     add_scalar("smear_factor", 1, 1, {0});
-    add_scalar("smear_gate", 1, smear_columns, {});
+    add_scalar("smear_gate", 1, gate_columns, {});
   }
   close_bucket(1, -1);
 }

@@ -58,6 +58,10 @@ int value_embedding_of(const ModelConfig& config, int layer) {
   return -1;
 }
 
+int bigram_columns(const ModelConfig& config) {
+  return config.bigram_columns > 0 ? config.bigram_columns : config.width;
+}
+
 bool mixes_by_mudd(const ModelConfig& config, int layer) { return config.mudd && layer + 1 == config.layers; }
 
 bool injects(const ModelConfig& config, int layer) {
@@ -90,10 +94,10 @@ std::vector<NetPlan> coefficient_nets(const ModelConfig& config) {
   if (config.mudd) {
     // See Model::last_block_forward for what each column is for.
     const double stream = std::sqrt(1.1), bigram = injection_start;
-    NetPlan mix{"mudd_net.0", config.layers - 1, mudd_scale, false, {}, {}};
+    NetPlan mix{"mudd_net.0", config.layers - 1, config.mudd_scale, false, {}, {}};
     append(mix, "mudd.mix", {0, 0, 0, 0, 0, 0, 2, 2, stream, 1, 0, bigram, stream, 1});
-    NetPlan final{"mudd_net.1", config.layers, mudd_scale, false, {}, {}};
-    append(final, "mudd.final", {0, -0.5, 0, 0, 0});
+    NetPlan final{"mudd_net.1", config.layers, config.mudd_scale, false, {}, {}};
+    append(final, "mudd.final", {0, -config.mudd_backout, 0, 0, 0});
     nets.push_back(mix);
     nets.push_back(final);
   }

@@ -8,11 +8,8 @@
 
 namespace nanorun {
 
-inline constexpr int smear_columns = 12;         ///< of an embedding, which the gate of smear reads
-inline constexpr int gate_columns = 12;          ///< that gates of attention and of value embeddings read
 inline constexpr double injection_start = 0.05;  ///< of the factors on bigram embeddings
 inline constexpr double gate_net_scale = 0.1;    ///< start of the factor that the gate nets share
-inline constexpr double mudd_scale = 0.1;
 
 bool has_attention(const ModelConfig& config, int layer);
 /// Index of the value embedding that layer mixes in, or -1.
@@ -20,6 +17,8 @@ int value_embedding_of(const ModelConfig& config, int layer);
 /// Whether a list of layers names one.
 bool names(const std::vector<int>& layers, int layer);
 
+/// Columns of the stream that have an embedding of bigrams, where there is one: the first.
+int bigram_columns(const ModelConfig& config);
 /// Whether layer mixes streams with the coefficients of a MUDD net: the last layer does.
 bool mixes_by_mudd(const ModelConfig& config, int layer);
 /// Whether layer adds x0 and the bigram embeddings after its attention, by coefficients of its own.

@@ -10,7 +10,7 @@ using kernels::Stream;
 
 namespace {
 
-/// Columns of n, and of the embedding's row, that a gate reads.
+/// Columns of n, and as many of the embedding's row, that a gate reads.
 constexpr int half_gate = gate_columns / 2;
 
 }  // namespace
@@ -23,6 +23,7 @@ std::string Values<T>::table(int layer) const {
 template <class T>
 ops::GateInputs<T> Values<T>::gate_inputs(const Activations<T>& a, int layer) const {
   const AttentionActivations<T>& s = a.block[layer].attention;
+  if (names(model_.value_layers_gated_by_input, layer)) return {s.n.col_block(0, gate_columns), {}, 2};
   return {s.n.col_block(0, half_gate), s.value.col_block(0, half_gate), 2};
 }
 
@@ -101,9 +102,10 @@ void Values<T>::backward_gates(Stream stream, const Activations<T>& a, int layer
   if (!gated(layer) || mixes_by_mudd(model_, layer)) return;
   const Mat<T>& d_value = a.d_value[value_embedding_of(model_, layer)];
   const std::string w = block_name(layer, "value_gate");
-  ops::head_gate_backward<T>(stream, a.d_narrow.col_block(0, half_gate), d_value.col_block(0, half_gate),
-                             parameters_.d_scalars(w), a.d_value_gate, a.block[layer].attention.value_gate,
-                             gate_inputs(a, layer), parameters_.scalars(w));
+  const ops::GateInputs<T> in = gate_inputs(a, layer);
+  ops::head_gate_backward<T>(stream, a.d_narrow.col_block(0, in.x.cols),
+                             in.u ? d_value.col_block(0, in.u.cols) : Mat<T>(), parameters_.d_scalars(w),
+                             a.d_value_gate, a.block[layer].attention.value_gate, in, parameters_.scalars(w));
 }
 
 template <class T>

@@ -1,4 +1,5 @@
-// The mechanisms of record 89 against reference89.py: same initial values, same sequences, 20 steps over all stages.
+// The mechanisms of records 89 and 81 against reference89.py: same initial values, same sequences, 20 steps over all
+// stages.
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>
@@ -92,6 +93,34 @@ Config blocks_config() {
   group({"mudd_net.*"}, 0.25, 0.9, 0.99, 1);
   group({"gate_net.*.bias", "gate_net.scale"}, 0.1, 0.9, 0.99, 0);
   group({"gate_net.*"}, 0.1, 0.9, 0.99, 1);
+  group({"*.attention_gate"}, 1, 0.9, 0.99, 1);
+  group({"*.xsa", "*.injection"}, 1, 0.9, 0.95, 0);
+  group({"skip_gate"}, 0.05, 0.9, 0.99, 0);
+  return config;
+}
+
+const std::vector<int> layers_with_attention = {0, 1, 2, 3, 4, 5, 7, 8, 9, 10};
+
+void without_gate_nets(Config& config) {
+  config.model.gate_nets = false;
+  config.model.composed_layers.clear();
+}
+
+/// RECORD81 of record89/config.py.
+Config record81_config() {
+  Config config = blocks_config();
+  without_gate_nets(config);
+  config.run.seed = 3;
+  ModelConfig& m = config.model;
+  m.skip_gate = true;
+  m.xsa_layers.clear();
+  m.bigram_sign_rows = 0;
+  m.gated_layers = layers_with_attention;
+  m.value_layers_gated_by_input = {2, 9};
+  m.mudd_scale = 0.2 / std::sqrt(3);
+  m.mudd_value_scale = 1.15;
+  m.mudd_backout = 4.34 * m.mudd_scale;
+  for (StageConfig& stage : config.stage) stage.prefix = stage.prefix_end = 0;
   return config;
 }
 
@@ -147,9 +176,10 @@ std::vector<float> uniform_values(const Learner<Real>& learner, const Slab<float
 /// Adds to the weights that start at zero what zero_starts = False adds in the reference: uniform values of the
 /// parameter's sequence.
 void make_alive(Learner<Real>& learner) {
-  const std::pair<const char*, double> bounds[] = {{"*.mlp_out", 0.03},   {"bigram", 0.5},       {"smear_gate", 0.5},
-                                                   {"smear_factor", 0.5}, {"*.value_gate", 0.5}, {"*_net.*.out", 0.1},
-                                                   {"*_net.*.bias", 1}};
+  const std::pair<const char*, double> bounds[] = {
+      {"*.mlp_out", 0.03},   {"bigram", 0.5},      {"smear_gate", 0.5},      {"smear_factor", 0.5},
+      {"*.value_gate", 0.5}, {"*_net.*.out", 0.1}, {"*_net.*.bias", 1},      {"*.xsa", 0.5},
+      {"skip_gate", 0.5},    {"*.injection", 0.1}, {"*.attention_gate", 0.5}};
   for (const Slab<float>& slab : learner.optimizer.slabs()) {
     for (const auto& [pattern, bound] : bounds) {
       if (!matches("/weights/" + std::string(pattern), slab.dataset)) continue;
@@ -212,7 +242,7 @@ Config wide_config() {
   return config;
 }
 
-/// What a config of SWITCHES in record89/config.py switches off.
+/// What a config of SWITCHES in record89/config.py switches off, or has in its earlier form.
 struct Switch {
   const char* name;
   void (*set)(Config&);
@@ -238,11 +268,23 @@ const Switch switches[] = {
     {"no_late_source", [](Config& c) { without_mudd(c), c.model.attention_source = -1; }},
     {"no_values",
      [](Config& c) { without_mudd(c), c.model.value_path = ValuePath::none, c.model.value_layers.clear(); }},
+    {"scalars", without_gate_nets},
+    {"scalars_no_mudd", [](Config& c) { without_gate_nets(c), without_mudd(c); }},
+    {"skip_gate", [](Config& c) { without_gate_nets(c), c.model.skip_gate = true; }},
+    {"gated_pairs", [](Config& c) { c.model.gated_layers = layers_with_attention; }},
+    {"gated_by_input",
+     [](Config& c) {
+       c.model.value_layers_gated_by_input = {2, 8};
+     }},
+    {"narrow_bigrams", [](Config& c) { c.model.bigram_columns = 20; }},
+    {"narrow_bigrams_no_signs", [](Config& c) { c.model.bigram_columns = 20, c.model.bigram_sign_rows = 0; }},
+    {"mudd_scales",
+     [](Config& c) { c.model.mudd_scale = 0.2, c.model.mudd_value_scale = 1.5, c.model.mudd_backout = -0.25; }},
 };
 
-class Record89Without : public testing::TestWithParam<Switch> {};
+class Record89With : public testing::TestWithParam<Switch> {};
 
-TEST_P(Record89Without, AgreesWithTheReference) {
+TEST_P(Record89With, AgreesWithTheReference) {
   SKIP_WITHOUT_HEADS_OF_128(blocks_config())
   const nlohmann::json base = nlohmann::json::parse(read_text(folder + "record89_blocks_alive.json"));
   const nlohmann::json all = nlohmann::json::parse(read_text(folder + "record89_switches.json"));
@@ -264,7 +306,7 @@ TEST_P(Record89Without, AgreesWithTheReference) {
       1e-9, "final norm");
 }
 
-INSTANTIATE_TEST_SUITE_P(Each, Record89Without, testing::ValuesIn(switches),
+INSTANTIATE_TEST_SUITE_P(Each, Record89With, testing::ValuesIn(switches),
                          [](const auto& info) { return std::string(info.param.name); });
 
 TEST(Record89, Blocks) { compare("record89_blocks", blocks_config(), false); }
@@ -272,6 +314,8 @@ TEST(Record89, BlocksWithoutZeroStarts) { compare("record89_blocks_alive", block
 TEST(Record89, BlocksWithHeadsOf128) {
   compare("record89_blocks_wide", wide_config(), true, computes_in_fp32 ? Tolerance{} : bf16_tolerance);
 }
+TEST(Record81, Blocks) { compare("record89_blocks81", record81_config(), false); }
+TEST(Record81, BlocksWithoutZeroStarts) { compare("record89_blocks81_alive", record81_config(), true); }
 
 }  // namespace
 }  // namespace nanorun

@@ -79,7 +79,9 @@ TEST_F(CheckLayersOnCpus, MechanismsStandAlone) {
   for (const std::vector<std::string>& overrides : {std::vector<std::string>{},
                                                     {"model.smear=true"},
                                                     {"model.bigram_rows=2"},
+                                                    {"model.bigram_rows=2", "model.bigram_columns=7"},
                                                     {"model.skip_from=0", "model.skip_to=3"},
+                                                    {"model.skip_gate=true", "model.skip_from=0", "model.skip_to=3"},
                                                     {"model.attention_source=0"},
                                                     {"model.paired_layers=4", "window.layers=S"},
                                                     {"model.xsa_layers=0"},
@@ -100,8 +102,8 @@ TEST_F(CheckLayersOnCpus, ListsNameLayersWithAttentionOnce) {
       std::vector<std::string> overrides = {fmt::format("{}={}", key, layers), "window.layers=S", "model.mudd=false"};
       if (key != "model.paired_layers") overrides.push_back("model.paired_layers=[]");
       if (key == "model.paired_layers") {
-        overrides.insert(overrides.end(), {"model.xsa_layers=[]", "model.gated_layers=[]", "model.key_offset_layers=[]",
-                                           "model.composed_layers=[]"});
+        overrides.insert(overrides.end(),
+                         {"model.xsa_layers=[]", "model.key_offset_layers=[]", "model.composed_layers=[]"});
       }
       return rule(overrides);
     };
@@ -142,6 +144,19 @@ TEST_F(CheckLayersOnCpus, ValuesOfAScaledStream) {
   EXPECT_EQ(rule({"model.value_path=none"}), "model.value_layers needs model.value_path = \"gated_embeddings\"");
 }
 
+TEST_F(CheckLayersOnCpus, GatesOfValuesByInputAreThoseOfValueLayers) {
+  EXPECT_EQ(rule({"model.value_layers_gated_by_input=1"}), "");
+  EXPECT_EQ(rule({"model.value_layers_gated_by_input=[1, 5]", "model.mudd=false"}), "");
+  EXPECT_EQ(rule({"model.value_layers_gated_by_input=2"}),
+            "model.value_layers_gated_by_input names layer 2, which model.value_layers does not name");
+  EXPECT_EQ(rule({"model.value_layers_gated_by_input=5"}),
+            "model.value_layers_gated_by_input names layer 5, the last, whose gates model.mudd gives");
+  EXPECT_EQ(rule({"model.value_layers_gated_by_input=6"}),
+            "model.value_layers_gated_by_input names layer 6; layers are 0 to 5");
+  EXPECT_EQ(unet_rule({"model.value_layers_gated_by_input=1"}),
+            "model.value_layers_gated_by_input names layer 1, which model.value_layers does not name");
+}
+
 TEST_F(CheckLayersOnCpus, TheSkipEntersALaterLayerWithoutAttention) {
   EXPECT_EQ(rule({"model.skip_to=2", "model.layers_without_attention=[]"}),
             "model.skip_to = 2 must be one of model.layers_without_attention");
@@ -150,12 +165,23 @@ TEST_F(CheckLayersOnCpus, TheSkipEntersALaterLayerWithoutAttention) {
   EXPECT_EQ(rule({"model.skip_from=-1", "model.mudd=false"}),
             "model.skip_to = 3 must be a layer above model.skip_from = -1; layers are 0 to 5");
   EXPECT_EQ(rule({"model.skip_from=-1", "model.skip_to=-1", "model.mudd=false"}), "");
+  const std::vector<std::string> gated = {"model.skip_gate=true", "model.gate_nets=false", "model.composed_layers=[]"};
+  EXPECT_EQ(rule(gated), "");
+  EXPECT_EQ(rule({"model.skip_gate=true"}), "model.skip_gate and model.gate_nets both gate the skip: leave one out");
+  std::vector<std::string> without_skip = gated;
+  without_skip.insert(without_skip.end(), {"model.skip_from=-1", "model.skip_to=-1", "model.mudd=false"});
+  EXPECT_EQ(rule(without_skip), "model.skip_gate needs model.skip_from");
+  EXPECT_EQ(unet_rule({"model.skip_gate=true"}), "model.skip_gate needs model.skip_from");
 }
 
 TEST_F(CheckLayersOnCpus, StreamsAndTables) {
   EXPECT_EQ(rule({"model.attention_source=5"}),
             "model.attention_source = 5 must be below the last of model.layers = 6");
   EXPECT_EQ(rule({"model.bigram_rows=0"}), "model.bigram_sign_rows needs model.bigram_rows");
+  EXPECT_EQ(rule({"model.bigram_rows=0", "model.bigram_sign_rows=0", "model.bigram_columns=8"}),
+            "model.bigram_columns needs model.bigram_rows");
+  EXPECT_EQ(rule({"model.bigram_columns=64"}), "");
+  EXPECT_EQ(rule({"model.bigram_columns=65"}), "model.bigram_columns = 65 must be at most model.width = 64");
   EXPECT_EQ(rule({"model.bigram_rows=16777216", "model.width=768", "model.head_dim=192"}),
             "model.bigram_rows * model.width = 16777216 * 768 must be below 2^31");
 }
@@ -166,10 +192,11 @@ TEST_F(CheckLayersOnCpus, PairedHeads) {
   EXPECT_EQ(rule({"window.layers=SSLSLL"}),
             "model.paired_layers names layer 4, whose letter in window.layers must be S");
   EXPECT_EQ(rule({"window.layers=L"}), "model.paired_layers names layer 0, whose letter in window.layers must be S");
-  for (const char* list : {"xsa_layers", "gated_layers", "key_offset_layers", "composed_layers"}) {
+  for (const char* list : {"xsa_layers", "key_offset_layers", "composed_layers"}) {
     EXPECT_EQ(rule({fmt::format("model.{}=4", list)}),
               fmt::format("model.paired_layers and model.{} both name layer 4", list));
   }
+  EXPECT_EQ(rule({"model.gated_layers=4"}), "");
 }
 
 TEST_F(CheckLayersOnCpus, FrequenciesAreThoseOfTheTurningPairs) {
@@ -192,6 +219,9 @@ TEST_F(CheckLayersOnCpus, GatesAndNets) {
   };
   EXPECT_EQ(narrow({}), "model.width = 8 must be at least 12 for the gates of model.smear");
   EXPECT_EQ(narrow({"model.smear=false"}), "");
+  EXPECT_EQ(narrow({"model.smear=false", "model.skip_gate=true", "model.gate_nets=false", "model.composed_layers=[]",
+                    "model.gated_layers=[]"}),
+            "model.width = 8 must be at least 12 for the gates of model.skip_gate");
   EXPECT_EQ(narrow({"model.smear=false", "model.gate_nets=false", "model.composed_layers=[]"}),
             "model.width = 8 must be at least 12 for the gates of model.gated_layers");
   EXPECT_EQ(narrow({"model.smear=false", "model.value_path=gated_embeddings", "model.value_layers=1"}),

@@ -54,11 +54,11 @@ TEST(Inputs, AllDecksPassOnEveryUsualRankCount) {
       EXPECT_NO_THROW(check_config(config, ranks)) << name << " on " << ranks << " ranks";
     }
   }
-  EXPECT_EQ(decks, 6);
+  EXPECT_EQ(decks, 7);
 }
 
 TEST(Inputs, DecksResolveToThemselves) {
-  for (const char* name : {"quickstart", "record13", "record18", "record20", "record21", "record89"}) {
+  for (const char* name : {"quickstart", "record13", "record18", "record20", "record21", "record81", "record89"}) {
     const Config config = read_deck(name);
     const Config again = parse_deck(to_toml(config), "resolved.toml", {});
     EXPECT_EQ(to_toml(again), to_toml(config)) << name;
@@ -222,6 +222,82 @@ TEST(Inputs, Record89HasThePublishedUpdates) {
     expect(std::string(net) + ".bias", 0.1, 0.9, 0.99, 0);
   }
   expect("gate_net.scale", 0.1, 0.9, 0.99, 0);
+}
+
+TEST(Inputs, Record81HasThePublishedSchedule) {
+  const Config config = read_deck("record81");
+  EXPECT_EQ(config.train.steps, 1415);
+  EXPECT_EQ(scheduled_steps(config.train), 1405);
+  ASSERT_EQ(stage_count(config), 4);
+  for (const auto& [stage, end] : {std::pair(0, 468L), {1, 937L}, {2, 1405L}, {3, 1415L}}) {
+    EXPECT_EQ(stage_steps(config, stage).end, end) << stage;
+    EXPECT_EQ(targets_at(config, end - 1).prefix_weight, 0) << stage;
+  }
+  EXPECT_EQ(config.train.untie_step, 937);
+  EXPECT_TRUE(adam_updates_at(config.optimizer, 937));
+  for (const auto& [step, factor] : {std::pair(0L, 1.0), {468L, 1.52}, {561L, 1.52}, {1405L, 0.15}, {1414L, 0.15}}) {
+    EXPECT_NEAR(lr_factor(config, step), factor, 5e-5) << step;
+  }
+  EXPECT_LT(lr_factor(config, 563), 1.52);
+  EXPECT_EQ(tokens_before(config, 1415), 372'244'480);
+}
+
+// What the two decks have in common does not drift apart.
+TEST(Inputs, Record81DiffersFromRecord89InFewKeys) {
+  const std::set<std::string> known = {
+      "run.name",
+      "model.value_layers_gated_by_input",
+      "model.bigram_rows",
+      "model.bigram_sign_rows",
+      "model.skip_gate",
+      "model.xsa_layers",
+      "model.gated_layers",
+      "model.composed_layers",
+      "model.gate_nets",
+      "model.mudd_scale",
+      "model.mudd_value_scale",
+      "model.mudd_backout",
+      "train.steps",
+      "train.extension_steps",
+      "train.untie_step",
+      "stage.0.prefix",
+      "stage.1.prefix",
+      "stage.1.prefix_end",
+      "data.prefix_table",
+      "optimizer.adam_beta1",  // of tensors that no group names: record 81 has none
+      "optimizer.lr_scalar",
+  };
+  std::set<std::string> different;
+  for (const KeyChange& change : deck_changes(to_toml(read_deck("record89")), read_deck("record81"))) {
+    if (!change.key.starts_with("group.")) different.insert(change.key);
+  }
+  EXPECT_EQ(different, known);
+}
+
+TEST(Inputs, Record81HasThePublishedUpdates) {
+  const Config config = read_deck("record81"), later = read_deck("record89");
+  const ParameterTable table(config.model);
+  const auto rule = [&](const std::string& name) { return update_rule(config, table.find(name)); };
+  for (const char* name : {"block.0.injection", "block.9.injection"}) {
+    EXPECT_EQ(rule(name), (UpdateRule{0.008, 0.9, 0.95, 0})) << name;
+  }
+  for (const char* name : {"block.0.attention_gate", "block.10.attention_gate", "block.9.value_gate"}) {
+    EXPECT_EQ(rule(name), (UpdateRule{0.008, 0.9, 0.99, 0.005})) << name;
+  }
+  EXPECT_EQ(rule("skip_gate"), (UpdateRule{0.0004, 0.9, 0.99, 0}));
+  const ParameterTable later_table(later.model);
+  int common = 0;
+  for (const Parameter& parameter : table.parameters()) {
+    if (parameter.name == "skip_gate" || parameter.name.ends_with("injection") ||
+        parameter.name.ends_with("attention_gate")) {
+      continue;
+    }
+    ++common;
+    UpdateRule expected = update_rule(later, later_table.find(parameter.name));
+    if (parameter.group == Group::matrix) expected.beta1 = rule(parameter.name).beta1;  // Muon does not read it
+    EXPECT_EQ(rule(parameter.name), expected) << parameter.name;
+  }
+  EXPECT_EQ(common, static_cast<int>(table.parameters().size()) - 20);
 }
 
 // Without coefficient nets the model has further learned scalars, whose published rates are those of record 84.

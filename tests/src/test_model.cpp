@@ -88,6 +88,22 @@ Config record89_features() {
   return config;
 }
 
+/// Record 89's forms before its gate nets: learned scalars, gates that read a stream, those of record 81's MUDD.
+Config record81_features() {
+  Config config = record89_features();
+  ModelConfig& model = config.model;
+  model.gate_nets = false;
+  model.composed_layers.clear();
+  model.gated_layers = {0, 1, 2, 3, 4, 5, 7, 8, 9, 10};
+  model.skip_gate = true;
+  model.bigram_columns = 20;
+  model.value_layers_gated_by_input = {2, 9};
+  model.mudd_scale = 0.2;
+  model.mudd_value_scale = 1.15;
+  model.mudd_backout = 0.25;
+  return config;
+}
+
 std::vector<kernels::Token> random_tokens(int count) {
   std::mt19937 generator(5);
   std::vector<kernels::Token> tokens(count);
@@ -173,6 +189,10 @@ TEST(Model, GradientsWithoutValuePathMatchFiniteDifferences) {
 TEST(Model, GradientsOfRecord89FeaturesMatchFiniteDifferences) {
   // The table of signs is fixed.
   check_all_gradients(record89_features(), 96, "bigram_sign", true);
+}
+
+TEST(Model, GradientsOfRecord81FeaturesMatchFiniteDifferences) {
+  check_all_gradients(record81_features(), 96, "bigram_sign", true);
 }
 
 TEST(Model, ZeroOutputsGiveUniformLoss) {

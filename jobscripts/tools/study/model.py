@@ -68,19 +68,21 @@ def scaled_tables(model):
     attending = [i for i in range(layers) if i not in model["layers_without_attention"]]
     injecting = [i for i in attending if not mudd or i + 1 < layers]
     halves = len(injecting) + layers - mudd
+    injections = len(injecting) * (2 if model["bigram_rows"] else 1)
     scalars = 2 * halves + 2 * len(attending) + (model["skip_to"] >= 0) + 13 * model["smear"]
-    scalars += 12 * heads * sum(not mudd or i + 1 < layers for i in model["value_layers"])
+    scalars += 12 * model.get("skip_gate", False) + 12 * heads * sum(not mudd or i + 1 < layers for i in model["value_layers"])
     xsa, gates = len(model["xsa_layers"]) * heads, len(model["gated_layers"]) * heads
     columns, nets = (19, 2) if mudd else (0, 0)
     if model["gate_nets"]:
         nets += 2
-        columns += xsa + gates + 2 * len(injecting) + (model["skip_to"] >= 0) + 2 * heads * len(model["composed_layers"])
+        columns += xsa + gates + injections + (model["skip_to"] >= 0) + 2 * heads * len(model["composed_layers"])
         scalars += 1
     else:
-        scalars += xsa + 12 * gates + 2 * len(injecting)
-    hidden = model["coefficient_width"]
-    rows = (model["bigram_rows"], model["bigram_sign_rows"], nets * hidden)
-    return [*(Bucket(count, model["width"]) for count in rows), Bucket(scalars + columns * (hidden + 1), 1)]
+        scalars += xsa + 12 * gates + injections
+    width, hidden = model["width"], model["coefficient_width"]
+    rows = (model["bigram_rows"], model["bigram_sign_rows"])
+    return [*(Bucket(count, model.get("bigram_columns") or width) for count in rows), Bucket(nets * hidden, width),
+            Bucket(scalars + columns * (hidden + 1), 1)]
 
 
 def newton_schulz_flops(bucket):

@@ -49,6 +49,9 @@ def record_groups():
         "mudd_bias": AdamGroup(0.25, 0.9, 0.99),
         "gate_net": AdamGroup(0.1, 0.9, 0.99, 1),
         "gate_bias": AdamGroup(0.1, 0.9, 0.99),
+        "attention_gate": AdamGroup(1, 0.9, 0.99, 1),
+        "scalar": AdamGroup(1, 0.9, 0.95),
+        "skip_gate": AdamGroup(0.05, 0.9, 0.99),
     }
 
 
@@ -74,6 +77,7 @@ class Config:
     norm_eps: float = 2.0**-23
     layers_without_attention: tuple = (6,)
     skip: tuple | None = (3, 6)  # (source, layer without attention that adds it)
+    skip_gate: bool = False  # with gate_nets "scalars": 2 sigmoid(<w, x0>) is a factor of the skip
     late_source: int | None = 7  # layers behind this one attend from its output
     residual_start: float = math.sqrt(1.1)
     x0_injection: bool = True
@@ -97,18 +101,23 @@ class Config:
 
     # tables
     value_layers: tuple = (1, 2, 8, 9, 10)  # table j serves the j-th of them
+    value_layers_gated_by_input: tuple = ()  # of these, whose gate reads the normed input alone
     value_start: float = 0.01
     smear: bool = True
     bigram: bool = True
     bigram_rows: int = 377280
-    sign_rows: int = 8192
+    bigram_columns: int | None = None  # added to the first of the stream; None: as wide as it
+    sign_rows: int = 8192  # 0: no signs
 
-    # coefficients: "net", "static" (learned, without input), "constant" (at their start); mudd also "off"
+    # coefficients: "net", "static" (learned, without input), "constant" (at their start); mudd also "off", gate_nets
+    # also "scalars": parameters of their own, as before record 85
     gate_nets: str = "net"
     gate_net_split: int = 4  # the second net reads the stream before this layer and serves the layers from it on
     gate_net_scale: float = 0.1
     mudd: str = "net"
     mudd_scale: float = 0.1
+    mudd_value_scale: float = 1  # further factor on the streams that the values of the last layer take up
+    mudd_backout: float = 0.5  # mu1 starts at minus this
 
     # head and loss
     head_start: float = 0.005
@@ -181,6 +190,10 @@ def check(config):
         raise SystemExit("config: paired layers have no DC")
     if c.mudd != "off" and c.layers - 1 in c.layers_without_attention:
         raise SystemExit("config: mudd needs attention in the last layer")
+    if c.gate_nets == "scalars" and c.dc_layers:
+        raise SystemExit("config: DC needs coefficients per token")
+    if c.skip_gate and (c.gate_nets != "scalars" or c.skip is None):
+        raise SystemExit("config: skip_gate needs a skip and gate_nets = scalars")
     if sum(stage.share is None for stage in c.stages) != 1 or c.stages[-1].share is not None:
         raise SystemExit("config: the last stage, and no other, is the extension with share None")
     return c
@@ -209,14 +222,33 @@ BLOCKS = {
     "padding": 128, "rotary_pairs": "halves", "mlp_out_transposed": False, "mlp_out_factor": 4,
     "stages": tuple(replace(stage, length=2 * stage.length) for stage in TINY_STAGES),
 }
+# What record 81 has otherwise than record 89, its schedule aside: no XSA, signs, DC, prefixes; scalars and gates of
+# their own instead of the gate nets. The gates of the paired value layers read their input alone.
+RECORD81 = {
+    "gate_nets": "scalars", "skip_gate": True, "xsa_layers": (), "dc_layers": (), "sign_rows": 0,
+    "attention_gate_layers": (0, 1, 2, 3, 4, 5, 7, 8, 9, 10), "value_layers_gated_by_input": (2, 9),
+    "mudd_scale": 0.2 / math.sqrt(3), "mudd_value_scale": 1.15, "mudd_backout": 4.34 * 0.2 / math.sqrt(3),
+}
+
+
+def without_prefixes(stages):
+    return tuple(replace(stage, prefix=(0.0, 0.0)) for stage in stages)
+
+
+# The seed is one whose gradients of later steps are well conditioned, see record89.md.
+BLOCKS81 = BLOCKS | RECORD81 | {"seed": 3, "stages": without_prefixes(BLOCKS["stages"])}
 CONFIGS = {
     "record89": Config(),
+    "record81": Config(steps=1405, extension=10, bigram_rows=5 * 50304, stages=without_prefixes(RECORD_STAGES),
+                       **RECORD81),
     "tiny": TINY,
     "tiny_alive": replace(TINY, zero_starts=False),
     "tiny_fp8": replace(TINY, zero_starts=False, fp8_head=True, fp8_mlp=True),
     "mini": MINI,
     "blocks": replace(TINY, **BLOCKS),
     "blocks_alive": replace(TINY, zero_starts=False, **BLOCKS),
+    "blocks81": replace(TINY, **BLOCKS81),
+    "blocks81_alive": replace(TINY, zero_starts=False, **BLOCKS81),
     "mini_alive": replace(MINI, zero_starts=False),
     "blocks_wide": replace(TINY, zero_starts=False, width=256, heads=2, head_dim=128, frequencies=32, hidden=1024, **BLOCKS),
 }
@@ -259,8 +291,9 @@ def climb():
 climb()
 
 
-# blocks_alive with mechanisms switched off, one or a few that belong together.
+# blocks_alive with mechanisms switched off, one or a few that belong together, or in their earlier form.
 NO_MUDD = {"mudd": "off"}
+SCALARS = {"gate_nets": "scalars", "dc_layers": ()}
 SWITCHES = {
     "no_paired": {"paired_layers": ()},
     "no_xsa": {"xsa_layers": ()},
@@ -279,6 +312,14 @@ SWITCHES = {
     "no_skip": NO_MUDD | {"skip": None},
     "no_late_source": NO_MUDD | {"late_source": None},
     "no_values": NO_MUDD | {"value_layers": ()},
+    "scalars": SCALARS,
+    "scalars_no_mudd": SCALARS | NO_MUDD,
+    "skip_gate": SCALARS | {"skip_gate": True},
+    "gated_pairs": {"attention_gate_layers": RECORD81["attention_gate_layers"]},
+    "gated_by_input": {"value_layers_gated_by_input": (2, 8)},
+    "narrow_bigrams": {"bigram_columns": 20},
+    "narrow_bigrams_no_signs": {"bigram_columns": 20, "sign_rows": 0},
+    "mudd_scales": {"mudd_scale": 0.2, "mudd_value_scale": 1.5, "mudd_backout": -0.25},
 }
 
 

@@ -8,7 +8,7 @@ from .attention import attention
 from .loss import head_product, token_losses
 from .mlp import mlp
 from .numbers import rms_norm
-from .parameters import gate_layout, has_attention, is_mudd_layer, mudd_layout, signs
+from .parameters import gate_layout, has_attention, injected, is_mudd_layer, mudd_layout, signs
 
 
 class Tokens:
@@ -21,7 +21,8 @@ class Tokens:
         self.document = (self.inputs == c.end_of_text).cumsum(0)
         if c.bigram:
             self.bigram_rows = torch.from_numpy(data.bigram_rows(sequence.inputs, c.bigram_rows))
-            self.sign_rows = torch.from_numpy(data.sign_rows(sequence.inputs, c.sign_rows))
+            if c.sign_rows:
+                self.sign_rows = torch.from_numpy(data.sign_rows(sequence.inputs, c.sign_rows))
 
 
 class Model:
@@ -53,7 +54,7 @@ class Model:
         """The normed final stream [T, d]."""
         c, p = self.c, self.p
         x0 = self.keep("x0", self.start(t))
-        bigram = p["bigram"][t.bigram_rows] * self.signs[t.sign_rows] if c.bigram else 0
+        bigram = self.bigrams(t) if c.bigram else 0
         values = [F.embedding(t.inputs, p[f"value_embedding.{j}"]) for j in range(len(c.value_layers))]
         gates = self.gates(0, x0)
         x = c0 = self.keep("c0", x0 + gates.get(("bigram", 0), 0) * bigram)
@@ -87,12 +88,33 @@ class Model:
             e = torch.cat([e[:1], e[1:] + share[:, None] * e[:-1]])
         return rms_norm(e, c.norm_eps)
 
+    def bigrams(self, t):
+        """[T, d], zero behind the columns that the table has."""
+        rows = self.p["bigram"][t.bigram_rows]
+        if self.c.sign_rows:
+            rows = rows * self.signs[t.sign_rows]
+        return F.pad(rows, (0, self.c.width - rows.shape[1]))
+
     # ------------------------------------------------------------ coefficients
 
     def gates(self, net, u):
         c = self.c
+        if c.gate_nets == "scalars":
+            return self.scalars(u) if net == 0 else {}
         scale = self.p["gate_net.scale"] if c.gate_nets != "constant" else c.gate_net_scale
         return self.coefficients(f"gate_net.{net}", gate_layout(c, net), c.gate_nets, scale, u)
+
+    def scalars(self, x0):
+        """What the gate nets give, but for the attention gates, which read their layer's input."""
+        c, p, length = self.c, self.p, x0.shape[0]
+        gates = {("xsa", i): p[f"block.{i}.xsa"].expand(length, -1) for i in c.xsa_layers}
+        for i in range(c.layers):
+            for j, (kind, _) in enumerate(injected(c, i) if has_attention(c, i) else []):
+                gates[(kind, i)] = p[f"block.{i}.injection"][j].expand(length, 1)
+        if c.skip is not None:
+            gate = 2 * torch.sigmoid(x0[:, :c.gate_inputs] @ p["skip_gate"])[:, None] if c.skip_gate else 1
+            gates[("skip", c.skip[1])] = gate
+        return gates
 
     def coefficients(self, name, layout, mode, scale, u):
         """(kind, layer) -> [T, count], which multiplies a stream [T, d] where count is 1."""
@@ -132,7 +154,7 @@ class Model:
         m = self.coefficients("mudd_net.0", mudd_layout(c, 0), c.mudd, c.mudd_scale, x)
         m = [m[("m", j)] for j in range(14)]
         late = torch.zeros_like(x) if late is None else late
-        aux = (m[0] * c0 + m[1] * late + m[2] * x).view(-1, c.heads, c.head_dim)
+        aux = (c.mudd_value_scale * (m[0] * c0 + m[1] * late + m[2] * x)).view(-1, c.heads, c.head_dim)
         if i in c.value_layers:
             halves = torch.cat([m[6], m[7]], dim=-1).repeat_interleave(c.heads // 2, dim=-1)
             aux = aux + halves.unsqueeze(-1) * self.value_heads(i, values)
@@ -145,6 +167,8 @@ class Model:
         c = self.c
         weights = {name: self.p[f"block.{i}.{name}"] for name in ("qkv", "attention_out", "attention_factors")}
         mine = {kind: value for (kind, layer), value in gates.items() if layer == i}
+        if c.gate_nets == "scalars" and i in c.attention_gate_layers:
+            mine["attention_gate"] = torch.sigmoid(n[:, :c.gate_inputs] @ self.p[f"block.{i}.attention_gate"].T)
         window = settings.window_long if i in c.long_layers else settings.window_short
         return attention(c, i, n, weights, aux, mine, settings.rotary, window, t.document)
 
@@ -158,5 +182,8 @@ class Model:
         if i not in c.value_layers:
             return None
         ve, half = values[c.value_layers.index(i)], c.gate_inputs // 2
-        gate = 2 * torch.sigmoid(torch.cat([n[:, :half], ve[:, :half]], dim=-1) @ self.p[f"block.{i}.value_gate"].T)
+        seen = torch.cat([n[:, :half], ve[:, :half]], dim=-1)
+        if i in c.value_layers_gated_by_input:
+            seen = n[:, :c.gate_inputs]
+        gate = 2 * torch.sigmoid(seen @ self.p[f"block.{i}.value_gate"].T)
         return gate.unsqueeze(-1) * self.value_heads(i, values)

@@ -107,7 +107,7 @@ class Adam:
 
 
 class Optimizer:
-    FP32 = ("factor", "post", "residual")  # these, and gate_net.scale, are no bf16 parameters of the record
+    FP32 = ("factor", "post", "residual", "scalar")  # these, and gate_net.scale, are no bf16 parameters of the record
 
     def __init__(self, c, parameters):
         self.c, self.p = c, parameters

@@ -60,14 +60,14 @@ def gate_layout(c, net):
 def mudd_layout(c, net):
     """m0..m13 before the last layer, mu0..mu4 behind it. What a switch turns off keeps its place."""
     r = c.residual_start
-    starts = [0, 0, 0, 0, 0, 0, 2, 2, r, 1, 0, 0.05, r, 1] if net == 0 else [0, -0.5, 0, 0, 0]
+    starts = [0, 0, 0, 0, 0, 0, 2, 2, r, 1, 0, 0.05, r, 1] if net == 0 else [0, -c.mudd_backout, 0, 0, 0]
     return [Coefficient("m" if net == 0 else "mu", j, 1, float(start)) for j, start in enumerate(starts)]
 
 
 def net_rows(c, name, layout, mode, scale, group, bias_group):
     """A net gives scale (B2 gelu(B1 u) + bias); "static" has the bias alone, "constant" has no parameters."""
     outputs = sum(coefficient.count for coefficient in layout)
-    if mode == "constant" or outputs == 0:
+    if mode in ("constant", "scalars") or outputs == 0:
         return []
     bias = [k.start / scale for k in layout for _ in range(k.count)]
     rows = [Row(f"{name}.bias", (outputs,), bias_group, bias)]
@@ -95,10 +95,34 @@ def block_rows(c, i):
             rows.append(Row(f"block.{i}.attention_post", (1,), "post", [1.0]))
         if i in c.value_layers and not is_mudd_layer(c, i):
             rows.append(Row(f"block.{i}.value_gate", (c.heads, c.gate_inputs), "value_gate", [0.0]))
+        if c.gate_nets == "scalars":
+            rows += scalar_rows(c, i)
     if not is_mudd_layer(c, i):
         rows.append(Row(f"block.{i}.mlp_residual", (1,), "residual", [c.residual_start]))
         rows.append(Row(f"block.{i}.mlp_post", (1,), "post", [1.0]))
     return rows
+
+
+def injected(c, i):
+    """(kind, start) of the streams that layer i with attention adds by coefficients of its own."""
+    return [] if is_mudd_layer(c, i) else [("x0", 0.0)] * c.x0_injection + [("bigram", 0.05)] * c.bigram
+
+
+def scalar_rows(c, i):
+    """In place of the gate nets."""
+    rows = []
+    if i in c.xsa_layers:
+        rows.append(Row(f"block.{i}.xsa", (c.heads,), "scalar", [0.0]))
+    if i in c.attention_gate_layers:
+        rows.append(Row(f"block.{i}.attention_gate", (c.heads, c.gate_inputs), "attention_gate", [0.0]))
+    if injected(c, i):
+        starts = [start for _, start in injected(c, i)]
+        rows.append(Row(f"block.{i}.injection", (len(starts),), "scalar", starts))
+    return rows
+
+
+def bigram_columns(c):
+    return c.width if c.bigram_columns is None else c.bigram_columns
 
 
 def parameter_table(c):
@@ -108,18 +132,20 @@ def parameter_table(c):
     rows += [Row(f"value_embedding.{j}", (c.vocabulary, d), "value_embedding", "normal", c.value_start)
              for j in range(len(c.value_layers))]
     if c.bigram:
-        rows.append(Row("bigram", (c.bigram_rows, d), "bigram", [0.0]))
+        rows.append(Row("bigram", (c.bigram_rows, bigram_columns(c)), "bigram", [0.0]))
     if c.smear:
         rows.append(Row("smear_gate", (c.gate_inputs,), "smear_gate", [0.0]))
         rows.append(Row("smear_factor", (1,), "factor", [0.0]))
     if c.skip is not None:
         rows.append(Row("skip_factor", (1,), "factor", [-1.5]))
+    if c.skip_gate:
+        rows.append(Row("skip_gate", (c.gate_inputs,), "skip_gate", [0.0]))
     for i in range(c.layers):
         rows += block_rows(c, i)
     for net in range(2):
         rows += net_rows(c, f"gate_net.{net}", gate_layout(c, net), c.gate_nets, c.gate_net_scale, "gate_net",
                          "gate_bias")
-    if c.gate_nets != "constant":
+    if c.gate_nets in ("net", "static"):
         rows.append(Row("gate_net.scale", (1,), "gate_bias", [c.gate_net_scale]))
     if c.mudd != "off":
         for net in range(2):
@@ -141,7 +167,7 @@ def draw(seed, name, shape, distribution, bound):
 
 # Bounds of the uniform values that zero_starts = false adds to a start, by the last part of the name.
 ALIVE = {"mlp_out": 0.03, "bigram": 0.5, "smear_gate": 0.5, "smear_factor": 0.5, "value_gate": 0.5, "out": 0.1,
-         "bias": 1.0}
+         "bias": 1.0, "xsa": 0.5, "attention_gate": 0.5, "injection": 0.1, "skip_gate": 0.5}
 
 
 def initial_values(c):
@@ -162,8 +188,8 @@ def initial_values(c):
 
 
 def signs(c):
-    """The constant table of +1 and -1 [sign_rows, d]: the signs of uniform values of the stream "bigram_sign"."""
-    return np.where(draw(c.seed, "bigram_sign", (c.sign_rows, c.width), "uniform", 1.0) < 0, -1.0, 1.0)
+    """The constant table of +1 and -1 [sign_rows, bigram_columns]: the signs of uniform values of the stream "bigram_sign"."""
+    return np.where(draw(c.seed, "bigram_sign", (c.sign_rows, bigram_columns(c)), "uniform", 1.0) < 0, -1.0, 1.0)
 
 
 def tensors(values, dtype):
