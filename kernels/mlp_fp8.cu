@@ -125,24 +125,36 @@ __global__ void __launch_bounds__(block_threads) quantise(const __grid_constant_
 // ---------------------------------------------------------------------------------------------------------------------
 // GEMMs
 
-/// Calls store(row, col, sums) for all 8 neighbouring columns of a row of out that a thread has of the tile.
-template <class Store>
-__device__ __forceinline__ void for_stretches(const WarpTile& tile, const Mat<bf16>& out,
-                                              const Accumulator& accumulator, const Store& store) {
-  const int lane = threadIdx.x % 32;
-#pragma unroll
-  for (int i = 0; i < tile_n / reordered_rows; ++i) {
-    const int col = tile.col + reordered_rows * i;
-    if (col >= out.cols) return;
+/// A thread's two rows of the tile: from column `at` on, eight of each 32 columns. Of the 32 from at + offset on, those
+/// with offset < limit[r] lie in the matrix.
+struct Stretches {
+  int row[2], limit[2], at;
+
+  __device__ __forceinline__ Stretches(const WarpTile& tile, const Mat<bf16>& x) {
+    const int lane = threadIdx.x % 32;
+    at = tile.col + lane % 4 * 8;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      float sums[8];
-#pragma unroll
-      for (int j = 0; j < 8; ++j) sums[j] = accumulator[16 * i + 4 * (j / 2) + 2 * r + j % 2];
-      store(tile.row + lane / 4 + 8 * r, col + lane % 4 * 8, sums);
+      row[r] = tile.row + lane / 4 + 8 * r;
+      limit[r] = row[r] < x.rows ? x.cols - tile.col : 0;
     }
   }
-}
+
+  /// Calls body(r, offset, sums) for all stretches of eight columns.
+  template <class Body>
+  static __device__ __forceinline__ void for_each(const Accumulator& accumulator, const Body& body) {
+#pragma unroll
+    for (int i = 0; i < tile_n / reordered_rows; ++i) {
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        float sums[8];
+#pragma unroll
+        for (int j = 0; j < 8; ++j) sums[j] = accumulator[16 * i + 4 * (j / 2) + 2 * r + j % 2];
+        body(r, reordered_rows * i, sums);
+      }
+    }
+  }
+};
 
 template <bool keeps_quantised>
 struct Relu2Fp8 {
@@ -162,9 +174,12 @@ struct Relu2Fp8 {
 
   __device__ __forceinline__ void epilogue(const WarpTile& tile, const Accumulator& accumulator,
                                            const EpilogueInputs& inputs) const {
-    std::uint32_t largest = 0;  // rows and columns beyond the last add zeros
-    for_stretches(tile, h, accumulator, [&](int row, int col, const float(&sums)[8]) {
-      float squares[8];  // with the sign of the sum, which the conversions drop with the value
+    const Stretches mine(tile, h);
+    bf16* const to[] = {h.row(mine.row[0]) + mine.at, h.row(mine.row[1]) + mine.at};
+    e4m3* const to_quantised[] = {hq.row(mine.row[0]) + mine.at, hq.row(mine.row[1]) + mine.at};
+    std::uint32_t largest = 0;  // rows and columns beyond the last are zeros
+    Stretches::for_each(accumulator, [&](int r, int offset, const float(&sums)[8]) {
+      float squares[8];  // with the sign of the sum: the conversions make zeros of negative ones
 #pragma unroll
       for (int j = 0; j < 8; ++j) {
         const float z = inputs.unscale * sums[j];
@@ -176,11 +191,11 @@ struct Relu2Fp8 {
         pairs[j] = pack_bf16_relu(squares[2 * j], squares[2 * j + 1]);
         largest = max_bf16(largest, pairs[j]);
       }
-      if (row >= h.rows) return;
-      __stcs(reinterpret_cast<uint4*>(h.row(row) + col), make_uint4(pairs[0], pairs[1], pairs[2], pairs[3]));
+      const uint4 rounded = {pairs[0], pairs[1], pairs[2], pairs[3]};
+      if (offset < mine.limit[r]) __stcs(reinterpret_cast<uint4*>(to[r] + offset), rounded);
       if constexpr (keeps_quantised) {
-        *reinterpret_cast<uint2*>(hq.row(row) + col) = {quantised(squares, inputs.inverse_h),
-                                                        quantised(squares + 4, inputs.inverse_h)};
+        const uint2 q = {quantised(squares, inputs.inverse_h), quantised(squares + 4, inputs.inverse_h)};
+        if (offset < mine.limit[r]) *reinterpret_cast<uint2*>(to_quantised[r] + offset) = q;
       }
     });
     const unsigned in_warp = __reduce_max_sync(~0u, larger_of(largest));
@@ -209,11 +224,13 @@ struct LinearFp8 {
 
   __device__ __forceinline__ void epilogue(const WarpTile& tile, const Accumulator& accumulator,
                                            const EpilogueInputs& unscale) const {
-    for_stretches(tile, out, accumulator, [&](int row, int col, const float(&sums)[8]) {
+    const Stretches mine(tile, out);
+    bf16* const to[] = {out.row(mine.row[0]) + mine.at, out.row(mine.row[1]) + mine.at};
+    Stretches::for_each(accumulator, [&](int r, int offset, const float(&sums)[8]) {
       Vector<bf16, 8> rounded;
 #pragma unroll
       for (int j = 0; j < 4; ++j) rounded.pair[j] = pack_bf16(unscale * sums[2 * j], unscale * sums[2 * j + 1]);
-      if (row < out.rows) store_vector(out.row(row) + col, rounded);
+      if (offset < mine.limit[r]) store_vector(to[r] + offset, rounded);
     });
   }
 };

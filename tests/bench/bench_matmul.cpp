@@ -1,7 +1,7 @@
 // Rates of the GEMMs, the head and Newton-Schulz on one GPU at the shapes of record 21. "of_gemm" is the
-// fraction of what cuBLASLt reaches in the same run with matrices of 8192 x 8192, of e4m3 for the fp8 head and bf16
-// otherwise; "of_copy", of the head's softcap between its GEMMs, that of a copy of 1 GiB. Time is the device's; inputs
-// are random, since GEMMs of zeros run faster.
+// fraction of what cuBLASLt reaches in the same run with matrices of 8192 x 8192, of e4m3 for the fp8 head and the MLP
+// in fp8 and bf16 otherwise; "of_copy", of the head's softcap between its GEMMs and of maxima, that of a copy of 1 GiB.
+// Time is the device's; inputs are random, since GEMMs of zeros run faster.
 
 #include <benchmark/benchmark.h>
 #include <cuda_runtime.h>
@@ -17,6 +17,7 @@
 #include "kernels/head.hpp"
 #include "kernels/head_softcap.hpp"
 #include "kernels/matmul.hpp"
+#include "kernels/mlp_fp8.hpp"
 #include "kernels/muon.hpp"
 #include "kernels/muon_symmetric_gemm.hpp"
 #include "tests/bench/ceilings.hpp"
@@ -134,6 +135,56 @@ void linear(benchmark::State& state, Linear op, int rows, int in, int out) {
   });
 }
 
+/// Whether linear_relu2_forward_fp8 keeps the quantised h, which linear_forward_fp8 then reads.
+enum class Hidden { not_kept, kept };
+
+/// x [rows, in], w [out, in]; both are quantised in it. With `squared` linear_relu2_forward_fp8.
+void linear_fp8(benchmark::State& state, bool squared, Hidden h, int rows, int in, int out) {
+  const std::size_t m = rows, k = in, n = out;
+  const bool kept = h == Hidden::kept;
+  const Values<bf16> x(m * k), w(n * k, 0.05f), y(m * n);
+  const bench::RandomOperand<e4m3> q(kept ? m * (squared ? n : k) : 0);
+  const Values<float> maxima(4);
+  const Values<std::byte> scratch(cuda::linear_fp8_workspace<bf16>(rows, in, out));
+  float* const maximum = maxima.data();
+  const cuda::Fp8Scale<float> scale_x{maximum}, scale_w{maximum + 1}, scale_h{maximum + 2, 1.8};
+  const Mat<const bf16> x_in = x.mat(rows, in), w_in = w.mat(out, in);
+  cuda::max_magnitude<bf16>(stream, maximum, x_in);
+  cuda::max_magnitude<bf16>(stream, maximum + 1, w_in);
+  cuda::max_magnitude<bf16>(stream, maximum + 2, x_in);
+  const Workspace workspace(scratch.data(), scratch.size());
+  const auto work = [&] {
+    if (squared) {
+      const Mat<e4m3> hq = kept ? Mat<e4m3>(q.data(), rows, out) : Mat<e4m3>();
+      cuda::linear_relu2_forward_fp8<bf16>(stream, y.mat(rows, out), maximum + 3, x_in, scale_x, w_in, scale_w,
+                                           workspace, hq, scale_h);
+    } else {
+      const Mat<const e4m3> hq = kept ? Mat<const e4m3>(q.data(), rows, in) : Mat<const e4m3>();
+      cuda::linear_forward_fp8<bf16>(stream, y.mat(rows, out), x_in, scale_x, w_in, scale_w, workspace, hq);
+    }
+  };
+  measure(state, 2.0 * m * n * k, 0, work, 1, true);
+}
+
+/// cuBLASLt's, for comparison: operands are quantised already.
+void gemm_e4m3(benchmark::State& state, int rows, int in, int out) {
+  const std::size_t m = rows, k = in, n = out;
+  const bench::RandomOperand<e4m3> x(m * k), w(n * k);
+  const Values<bf16> y(m * n);
+  const auto work = [&] {
+    cuda::gemm<e4m3, e4m3, bf16>(stream, {.fast_accumulation = true}, cuda::Op::none,
+                                 Mat<const e4m3>(x.data(), rows, in), cuda::Op::transpose,
+                                 Mat<const e4m3>(w.data(), out, in), y.mat(rows, out));
+  };
+  measure(state, 2.0 * m * n * k, 0, work, 1, true);
+}
+
+void max_magnitude(benchmark::State& state, int rows, int cols) {
+  const Values<bf16> x(std::size_t{1} * rows * cols);
+  const Values<float> maximum(1);
+  measure(state, 0, 2.0 * rows * cols, [&] { cuda::max_magnitude<bf16>(stream, maximum.data(), x.mat(rows, cols)); });
+}
+
 /// With or without a table that the values mix in.
 void attention_projection(benchmark::State& state, bool table) {
   constexpr int heads = 6, pairs = 64;
@@ -247,9 +298,28 @@ void add(const std::string& name, std::function<void(benchmark::State&)> body) {
       ->MinTime(0.05);
 }
 
+std::string shape(int rows, int in, int out) {
+  return std::to_string(rows) + "x" + std::to_string(in) + "->" + std::to_string(out);
+}
+
 void add_linear(const char* name, Linear op, int rows, int in, int out) {
-  add(std::string(name) + "/" + std::to_string(rows) + "x" + std::to_string(in) + "->" + std::to_string(out),
+  add(std::string(name) + "/" + shape(rows, in, out),
       [=](benchmark::State& state) { linear(state, op, rows, in, out); });
+}
+
+/// The MLP in fp8, beside linear_relu2_forward and linear_add_forward in bf16.
+void add_mlp_fp8(int rows) {
+  for (const bool up : {true, false}) {
+    const int in = up ? width : hidden, out = up ? hidden : width;
+    for (const Hidden h : {Hidden::not_kept, Hidden::kept}) {
+      add(std::string(up ? "linear_relu2_forward_fp8/" : "linear_forward_fp8/") + shape(rows, in, out) +
+              (h == Hidden::kept ? "/hq" : ""),
+          [=](benchmark::State& state) { linear_fp8(state, up, h, rows, in, out); });
+    }
+    add("gemm_e4m3/" + shape(rows, in, out), [=](benchmark::State& state) { gemm_e4m3(state, rows, in, out); });
+  }
+  add("max_magnitude/" + std::to_string(rows) + "x" + std::to_string(width),
+      [=](benchmark::State& state) { max_magnitude(state, rows, width); });
 }
 
 void add_newton_schulz(int wide, int tall, int cols) {
@@ -274,6 +344,7 @@ void add_all() {
   add_linear("linear_add_forward", Linear::add_forward, tokens, hidden, width);
   add_linear("linear_relu2_forward", Linear::relu2_forward, tokens, width, hidden);
   add_linear("linear_relu2_backward", Linear::relu2_backward, tokens, hidden, width);
+  for (const int rows : {16384, tokens}) add_mlp_fp8(rows);
   for (const bool table : {false, true}) {
     add(std::string("attention_projection/") + (table ? "table" : "plain"),
         [=](benchmark::State& state) { attention_projection(state, table); });

@@ -31,6 +31,9 @@ class Tensor {
   Tensor(int rows, int cols, unsigned seed, Range range = {-1, 1}, int ld = 0)
       : Tensor(rows, cols, random_values(static_cast<std::size_t>(rows) * (ld > 0 ? ld : cols), seed, range), ld) {}
 
+  /// Values that are exact in T.
+  static Tensor of(int rows, int cols, test::Vector<float> values) { return Tensor(rows, cols, std::move(values), 0); }
+
   /// An output: NaN everywhere, so that an element that is not written fails the comparison.
   static Tensor poisoned(int rows, int cols, int ld = 0) {
     const std::size_t size = static_cast<std::size_t>(rows) * (ld > 0 ? ld : cols);
