@@ -4,7 +4,7 @@
 //   p[h,t,s] = softmax over t - window < s <= t, s >= first_key[t], of scale <q[t,h], k[s,h]>
 //   a[t,s] = sum_h w1'[t,h] p[h,t,s],   out[t,h] = y[t,h] + sum_s w2[t,h] a[t,s] v[s,h]
 //   w1'[t] = w1[t] / sqrt(mean_h w1[t,h]² + 1e-6)
-// Shapes: q, k, v, y, out [T, H D], head-major, any row stride; w1, w2 [T, H]. There is no CUDA implementation.
+// Shapes: q, k, v, y, out [T, H D], head-major, any row stride; w1, w2 [T, H].
 
 #include "kernels/attention.hpp"
 #include "kernels/types.hpp"
@@ -42,7 +42,10 @@ void head_composition_backward(Stream stream, const HeadCompositionGradients<T>&
 
 }  // namespace nanorun::kernels::portable
 
-// There is no CUDA implementation: the functions throw std::invalid_argument.
+/// T = bf16, D = 128, scale > 0, at most 112 keys, a length that is a multiple of 64; rows of bf16 are aligned to 16
+/// bytes; else std::invalid_argument. Operands of the matrix products are rounded to bf16, their sums are float. d_q
+/// lies in panels, as attention_backward leaves it. Each element of a gradient belongs to one warp: all is reproducible
+/// bit for bit.
 namespace nanorun::kernels::cuda {
 
 using portable::HeadComposition;

@@ -427,6 +427,33 @@ __device__ __forceinline__ void ldmatrix(std::uint32_t* r, std::uint32_t shared)
                : "memory");
 }
 
+/// The same, each matrix transposed.
+__device__ __forceinline__ void ldmatrix_transposed(std::uint32_t* r, std::uint32_t shared) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+               : "r"(shared)
+               : "memory");
+}
+
+/// A warp's d [16, 8] += a [16, 16] b [16, 8]. Thread t holds in d[i] row t / 4 + 8 (i / 2), column 2 (t % 4) + i % 2;
+/// in a[2 j + i], as pairs of bf16, what d[2 i] and d[2 i + 1] would hold of columns [8 j, 8 j + 8); in b[i] rows 8 i +
+/// 2 (t % 4) and the next of column t / 4.
+__device__ __forceinline__ void mma(float* d, const std::uint32_t* a, const std::uint32_t* b) {
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+      "{%0, %1, %2, %3};"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+
+/// Copies 16 bytes to shared memory, or zeros, not waited for.
+__device__ __forceinline__ void cp_async(std::uint32_t shared, const void* global, bool zeros) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared), "l"(global), "r"(zeros ? 0 : 16)
+               : "memory");
+}
+
+/// Waits for this thread's copies.
+__device__ __forceinline__ void cp_async_wait_all() { asm volatile("cp.async.wait_all;" ::: "memory"); }
+
 /// x[0] += first, x[1] += second, each atomically; x is aligned to 8 bytes.
 __device__ __forceinline__ void atomic_add2(float* x, float first, float second) {
   asm volatile("red.relaxed.gpu.global.add.v2.f32 [%0], {%1, %2};" ::"l"(x), "f"(first), "f"(second) : "memory");

@@ -117,6 +117,9 @@ void check_device(Rules& rules) {
                 "model.head_dim = {}: attention on CUDA devices supports 128 only", model.head_dim);
   rules.require(model.width % 64 == 0 && model.width <= 4096, {"model.width"},
                 "model.width = {} must be a multiple of 64 up to 4096 on CUDA devices", model.width);
+  rules.require(model.composed_layers.empty() || model.composition_window <= 112, {"model.composition_window"},
+                "model.composition_window = {}: composed heads on CUDA devices take at most 112 keys",
+                model.composition_window);
   rules.require(config.head.precision != HeadChoice::fp32, {"head.precision"},
                 "head.precision = \"fp32\" is for CPUs; CUDA devices take \"fp8\" or \"bf16\"");
 }

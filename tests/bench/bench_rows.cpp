@@ -172,6 +172,41 @@ void attention_input_backward(benchmark::State& state) {
   });
 }
 
+/// Composed heads over the recipe's window, with documents of 1000 tokens.
+struct Composition {
+  static constexpr int window = 112;
+  Tensor<bf16> qkv{tokens, 3 * width}, d_qkv{tokens, 3 * width}, y{tokens, width}, d_out{tokens, width};
+  Tensor<float> w{tokens, 2 * heads}, d_w{tokens, 2 * heads}, d_q{tokens, width};
+  Tensor<std::int32_t> first_key{tokens};
+  Tensor<float> scratch{cuda::head_composition_workspace<bf16>(tokens, heads, window) / sizeof(float)};
+
+  Composition() {
+    std::vector<std::int32_t> first(tokens);
+    for (int t = 0; t < tokens; ++t) first[t] = t / 1000 * 1000;
+    check(cudaMemcpy(first_key.data, first.data(), first.size() * sizeof(std::int32_t), cudaMemcpyHostToDevice));
+  }
+  Workspace workspace() const { return {reinterpret_cast<std::byte*>(scratch.data), scratch.size * sizeof(float)}; }
+  Mat<bf16> part(const Tensor<bf16>& x, int i) const { return x.mat.col_block(i * width, width); }
+  Mat<float> weights(const Tensor<float>& x, int i) const { return x.mat.col_block(i * heads, heads); }
+  cuda::HeadComposition<bf16> inputs() const {
+    return {
+        {part(qkv, 0), part(qkv, 1), part(qkv, 2), heads, 0.1f}, weights(w, 0), weights(w, 1), window, first_key.data};
+  }
+};
+
+void head_composition_forward(benchmark::State& state) {
+  Composition c;
+  measure(state, 5 * narrow, [&] { cuda::head_composition_forward<bf16>({}, c.y, c.y, c.inputs(), c.workspace()); });
+}
+
+void head_composition_backward(benchmark::State& state) {
+  Composition c;
+  const cuda::HeadCompositionGradients<bf16> d{c.d_q, c.part(c.d_qkv, 1), c.part(c.d_qkv, 2), c.weights(c.d_w, 0),
+                                               c.weights(c.d_w, 1)};
+  measure(state, 12 * narrow,  // q, k, v, d_out; d_k, d_v and d_q, of twice the bytes, read and written
+          [&] { cuda::head_composition_backward<bf16>({}, d, c.d_out, c.inputs(), c.workspace()); });
+}
+
 void embedding_forward(benchmark::State& state) {
   Tensor<bf16> out(tokens, width), table(vocabulary, width);
   Tensor<Token> ids(tokens);
@@ -275,6 +310,8 @@ NANORUN_BENCHMARK(rms_norm_backward);
 NANORUN_BENCHMARK(mix_norm_forward)->Arg(0)->Arg(1);
 NANORUN_BENCHMARK(mix_backward)->Arg(0)->Arg(1);
 NANORUN_BENCHMARK(attention_input_backward)->Arg(0)->Arg(1);
+NANORUN_BENCHMARK(head_composition_forward);
+NANORUN_BENCHMARK(head_composition_backward);
 NANORUN_BENCHMARK(embedding_forward);
 NANORUN_BENCHMARK(embedding_backward);
 NANORUN_BENCHMARK(add);

@@ -12,6 +12,7 @@
 
 #include "kernels/attention.hpp"
 #include "tests/cuda/device_mask.hpp"
+#include "tests/cuda/panels.hpp"
 #include "tests/cuda/tensor.hpp"
 #include "tests/kernels/check.hpp"
 #include "tests/support/owned_mask.hpp"
@@ -21,6 +22,7 @@ namespace {
 
 using test::DeviceMask;
 using test::DeviceVector;
+using test::from_panels;
 using test::regular_documents;
 using test::relative_error;
 using test::Tensor;
@@ -49,19 +51,6 @@ struct Case {
 };
 
 void PrintTo(const Case& c, std::ostream* out) { *out << c.name; }
-
-/// x [rows, cols] from panels as d_q lies in.
-test::Vector<float> from_panels(const test::Vector<float>& panels, int rows, int cols) {
-  test::Vector<float> out;
-  out.reserve(panels.size());
-  for (int t = 0; t < rows; ++t) {
-    for (int column = 0; column < cols; ++column) {
-      const std::size_t panel = column / d_q_panel;
-      out.push_back(panels[(panel * rows + t) * d_q_panel + column % d_q_panel]);
-    }
-  }
-  return out;
-}
 
 /// Inputs on both sides, and outputs that are NaN at first.
 struct Problem {
