@@ -202,7 +202,7 @@ TEST(CudaAttentionPairedRows, AreThoseOfPlainAttention) {
     EXPECT_TRUE(same(got.d_v, expected.d_v));
     EXPECT_LT(relative_error(from_panels(got.d_q.host(), c.tokens, c.width()),
                              from_panels(expected.d_q.host(), 2 * c.tokens, c.width() / 2)),
-              1e-6);  // float sums of up to 9 terms
+              2e-6);  // float sums in any order
   }
 }
 
