@@ -40,7 +40,8 @@ __global__ void __launch_bounds__(block_threads) max_magnitude_kernel(float* max
   std::uint32_t largest = 0;
 #pragma unroll 4
   for (unsigned i = blockIdx.x * block_threads + threadIdx.x; i < count; i += stride) {
-    const Vector<bf16, 8> v = load_vector<8>(x.row(i / vectors) + i % vectors * 8);
+    const unsigned at = count - 1 - i;  // backwards: what was written last, and is quantised first, is in the L2 cache
+    const Vector<bf16, 8> v = load_vector<8>(x.row(at / vectors) + at % vectors * 8);
 #pragma unroll
     for (const std::uint32_t pair : v.pair) largest = max_bf16(largest, pair & 0x7FFF7FFFu);
   }

@@ -29,8 +29,9 @@ struct Result {
   double max_x = 0, max_h = 0;
 };
 
+/// With memory for the quantised h, which the portable implementation does not need.
 template <class T>
-Result forward(const Problem& p) {
+Result forward(const Problem& p, Mat<e4m3> hq = {}) {
   const test::Vector<T> x = test::convert<T>(p.x), w = test::convert<T>(p.w), v = test::convert<T>(p.v);
   test::Vector<T> h = test::poisoned<T>(rows * hidden), out = test::poisoned<T>(rows * width);
   const test::Vector<T> delayed{static_cast<T>(p.delayed_h), static_cast<T>(p.delayed_v)};
@@ -44,9 +45,9 @@ Result forward(const Problem& p) {
   const Workspace workspace =
       Workspace(memory).subspan(64 - reinterpret_cast<std::uintptr_t>(memory.data()) % 64, bytes);
   const Mat<T> H(h.data(), rows, hidden);
-  linear_relu2_forward_fp8<T>({}, H, &maxima[2], X, {&maxima[0]}, W, {&maxima[1]}, workspace);
-  linear_forward_fp8<T>({}, Mat<T>(out.data(), rows, width), H, {&delayed[0], margin_h}, V, {&delayed[1], margin_v},
-                        workspace);
+  const Fp8Scale<T> scale_h{&delayed[0], margin_h};
+  linear_relu2_forward_fp8<T>({}, H, &maxima[2], X, {&maxima[0]}, W, {&maxima[1]}, workspace, hq, scale_h);
+  linear_forward_fp8<T>({}, Mat<T>(out.data(), rows, width), H, scale_h, V, {&delayed[1], margin_v}, workspace, hq);
   return {test::convert<double>(h), test::convert<double>(out), maxima[0], maxima[2]};
 }
 
@@ -140,6 +141,14 @@ TEST(MlpFp8, NotANumberReachesTheOutput) {
   const Result result = forward<float>(p);
   EXPECT_TRUE(std::isnan(result.out[0]));
   EXPECT_FALSE(std::isnan(result.out[width])) << "another row";
+}
+
+TEST(MlpFp8, LeavesTheMemoryOfTheQuantisedH) {
+  const Problem p;
+  constexpr std::uint8_t untouched = 0xA5;
+  test::Vector<e4m3> hq(rows * hidden, {untouched});
+  EXPECT_EQ(forward<float>(p, {hq.data(), rows, hidden}).out, forward<float>(p).out);
+  for (const e4m3 element : hq) ASSERT_EQ(element.bits, untouched);
 }
 
 TEST(MaxMagnitude, KeepsTheLargestOfAllCalls) {
