@@ -6,7 +6,7 @@
 //   pair of bytes lies where a bf16 would.
 // - In a block the producer warpgroup loads k-tiles; two consumer warpgroups compute half the rows each.
 // - The second consumer starts late, so that one computes while the other is in its epilogue, as in ping-pong kernels.
-// - The epilogue stores, and may load, through shared memory, warp by warp.
+// - The epilogue stores, and may load, through shared memory, warp by warp; or it stores from registers.
 //
 // An op is a struct that is passed to the kernel by value:
 //   using Operand;                         type of a and b, bf16 or e4m3

@@ -178,7 +178,7 @@ struct Relu2Fp8 {
     const Stretches mine(tile, h);
     bf16* const to[] = {h.row(mine.row[0]) + mine.at, h.row(mine.row[1]) + mine.at};
     e4m3* const to_quantised[] = {hq.row(mine.row[0]) + mine.at, hq.row(mine.row[1]) + mine.at};
-    std::uint32_t largest = 0;  // rows and columns beyond the last are zeros
+    std::uint32_t largest = 0;  // also of rows and columns beyond the last: zeros
     Stretches::for_each(accumulator, [&](int r, int offset, const float(&sums)[8]) {
       float squares[8];  // with the sign of the sum: the conversions make zeros of negative ones
 #pragma unroll

@@ -52,7 +52,8 @@ using portable::Fp8Scale;
 
 // T = bf16. Sums of products have about 14 bits, as the tensor cores' 8-bit GEMMs keep them. h and out are rounded to
 // bf16; hq is rounded once, from fp32. `maximum` is that of the rounded h. Both weights are quantised in every call.
-// Throw std::invalid_argument unless K is a multiple of 128, N and K' of 128 and 32, and rows are aligned to 16 bytes.
+// Throw std::invalid_argument unless rows are whole, aligned 16-byte vectors and, in the products, the columns of the
+// weights are a multiple of 128 and their rows one of 32.
 
 template <class T>
 void max_magnitude(Stream stream, acc_t<T>* maximum, Mat<const T> x);
