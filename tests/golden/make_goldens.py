@@ -15,8 +15,8 @@ VOCABULARY = 500
 END_OF_TEXT = VOCABULARY - 1
 ANSWERING = ["record21", "record21_wide"]
 TOKENS = 20 * 2 * 512 + 1 + 512  # all steps of a deck, the last target, and some more
-RECORD89 = ["mini", "mini_alive", "tiny", "tiny_alive", "tiny_fp8", "blocks", "blocks_alive", "blocks_wide", "blocks81",
-            "blocks81_alive"]
+RECORD89 = ["mini", "mini_alive", "tiny", "tiny_alive", "tiny_fp8", "blocks", "blocks_alive", "blocks_wide", "blocks_fp8",
+            "blocks81", "blocks81_alive"]
 
 
 def synthetic_tokens(count, seed=20):

@@ -280,6 +280,17 @@ class Mlp(unittest.TestCase):
         self.assertNotEqual(run.fp8.activation[0], run.fp8.activation[1])
         self.assertNotIn(1.0, run.fp8.activation[0])
 
+    def test_sequences_may_share_their_scale(self):
+        c = replace(ALIVE, fp8_mlp=True, fp8_mlp_shared=True)
+        alone, shared = run_of(replace(c, fp8_mlp_shared=False)), run_of(c)
+        for run in (alone, shared):
+            run.step()
+        self.assertEqual(shared.fp8.activation[0], shared.fp8.activation[1])
+        self.assertEqual(shared.fp8.activation[0], [max(pair) for pair in zip(*alone.fp8.activation)])
+        before = shared.fp8.activation[0].copy()
+        shared.step()
+        self.assertNotEqual(shared.fp8.activation[0], before)
+
     def test_forward_is_rounded_and_backward_is_not(self):
         c, n = MINI, random(20, 24)
         w1, w2 = 0.2 * random(96, 24, seed=1), 0.2 * random(96, 24, seed=2)

@@ -166,6 +166,7 @@ class Config:
     head_scale_w: float = 280.0
     head_scale_g: float = 448 / 0.75
     fp8_mlp: bool = False
+    fp8_mlp_shared: bool = False  # one scale of h for all sequences of a step, from all of the step before
     mlp_out_present_scales: int = 16  # so many updates quantise W2 with its present maximum
     rounding: bool = False  # the bf16 roundings that record89.md lists
 
@@ -249,6 +250,7 @@ CONFIGS = {
     "blocks_alive": replace(TINY, zero_starts=False, **BLOCKS),
     "blocks81": replace(TINY, **BLOCKS81),
     "blocks81_alive": replace(TINY, zero_starts=False, **BLOCKS81),
+    "blocks_fp8": replace(TINY, zero_starts=False, fp8_mlp=True, fp8_mlp_shared=True, **BLOCKS),
     "mini_alive": replace(MINI, zero_starts=False),
     "blocks_wide": replace(TINY, zero_starts=False, width=256, heads=2, head_dim=128, frequencies=32, hidden=1024, **BLOCKS),
 }

@@ -8,13 +8,15 @@ LARGEST, TINY = 448.0, 1e-12
 
 
 class Fp8State:
-    """Scales of the layers. activation[r]: of sequence r of a step, as each rank of the record keeps its own."""
+    """Scales of the layers. activation[r]: of sequence r of a step, as each rank of the record keeps its own; with
+    fp8_mlp_shared all sequences have that of the largest h among those of the step before."""
 
     headroom_activation, headroom_weight = 1.8, 1.12
 
     def __init__(self, c, parameters):
         self.c, self.p = c, parameters
         self.activation = [[1.0] * c.layers for _ in range(c.sequences)]
+        self.step_largest = [0.0] * c.layers
         self.weight = [self.present(i) for i in range(c.layers)]
         self.next_weight = [self.following(i) for i in range(c.layers)]
 
@@ -32,9 +34,19 @@ class Fp8State:
         for i in range(self.c.layers):
             self.weight[i] = self.present(i) if step < self.c.mlp_out_present_scales else self.next_weight[i]
             self.next_weight[i] = self.following(i)
+            if self.c.fp8_mlp_shared:
+                for scales in self.activation:
+                    scales[i] = self.activation_scale(self.step_largest[i])
+                self.step_largest[i] = 0.0
+
+    def activation_scale(self, largest):
+        return max(largest, TINY) * self.headroom_activation / LARGEST
 
     def record(self, sequence, i, largest):
-        self.activation[sequence][i] = max(largest, TINY) * self.headroom_activation / LARGEST
+        if self.c.fp8_mlp_shared:
+            self.step_largest[i] = max(self.step_largest[i], largest)
+        else:
+            self.activation[sequence][i] = self.activation_scale(largest)
 
 
 def hidden_units(z):
