@@ -15,6 +15,7 @@
 #include "kernels/key_offset.hpp"
 #include "kernels/matmul.hpp"
 #include "kernels/mix.hpp"
+#include "kernels/mlp_fp8.hpp"
 #include "kernels/muon.hpp"
 #include "kernels/norm.hpp"
 #include "kernels/random.hpp"

@@ -53,6 +53,15 @@ void allocate_mlp(MlpActivations<T>& mlp, const ModelConfig& model, int length, 
   mlp.rstd = take_vector<acc_t<T>>(allocator, length);
 }
 
+/// Bytes of scratch of the MLP of a training sequence.
+template <class T>
+std::size_t mlp_workspace(const Config& config, int length) {
+  if (config.train.mlp_precision == MlpPrecision::working) return 0;
+  const int width = config.model.width, hidden = config.model.mlp_ratio * width;
+  return std::max(ops::linear_fp8_workspace<T>(length, width, hidden),
+                  ops::linear_fp8_workspace<T>(length, hidden, width));
+}
+
 /// Streams inside a block that a mix reads or makes.
 template <class T>
 void allocate_streams(BlockActivations<T>& block, const ModelConfig& model, int layer, int length,
@@ -71,7 +80,7 @@ void allocate_streams(BlockActivations<T>& block, const ModelConfig& model, int 
 
 template <class T>
 Activations<T>::Activations(const Config& config, int length, bool training, WorkspaceAllocator& allocator)
-    : length(length) {
+    : length(length), training(training) {
   const ModelConfig& model = config.model;
   const auto narrow = [&] { return take_matrix<T>(allocator, length, model.width); };
   if (model.smear) input.embedding = narrow();
@@ -94,7 +103,7 @@ Activations<T>::Activations(const Config& config, int length, bool training, Wor
     allocate_evaluation_blocks(model, allocator);
   }
   if (model.value_path == ValuePath::first) v_first = block[0].attention.qkv.col_block(2 * model.width, model.width);
-  allocate_workspace(config, training, allocator);
+  allocate_workspace(config, allocator);
 }
 
 /// Every block has buffers of its own.
@@ -167,13 +176,15 @@ void Activations<T>::allocate_gradients(const ModelConfig& model, WorkspaceAlloc
 
 /// Returns the bytes of what lies in the workspace between the backward passes of head and embedding.
 template <class T>
-std::size_t Activations<T>::allocate_scratch(const ModelConfig& model, bool training, Workspace space) {
+std::size_t Activations<T>::allocate_scratch(const Config& config, Workspace space) {
+  const ModelConfig& model = config.model;
   WorkspaceAllocator scratch(space);
   const auto narrow = [&] { return take_matrix<T>(scratch, length, model.width); };
   const std::size_t composition =
       model.composed_layers.empty() ? 0
                                     : ops::head_composition_workspace<T>(length, model.heads, model.composition_window);
-  scratch.take<std::byte>(std::max(ops::attention_workspace<T>(length, model.heads, model.head_dim), composition));
+  scratch.take<std::byte>(std::max({ops::attention_workspace<T>(length, model.heads, model.head_dim), composition,
+                                    training ? mlp_workspace<T>(config, length) : 0}));
   if (!training) return scratch.used();
   d_q = take_matrix<acc_t<T>>(scratch, length, model.width);
   d_x = narrow();
@@ -192,14 +203,14 @@ std::size_t Activations<T>::allocate_scratch(const ModelConfig& model, bool trai
 }
 
 template <class T>
-void Activations<T>::allocate_workspace(const Config& config, bool training, WorkspaceAllocator& allocator) {
+void Activations<T>::allocate_workspace(const Config& config, WorkspaceAllocator& allocator) {
   const ModelConfig& model = config.model;
   const kernels::HeadPrecision precision = training ? head_precision(config) : kernels::HeadPrecision::working;
-  const std::size_t bytes = std::max({allocate_scratch(model, training, {}),
+  const std::size_t bytes = std::max({allocate_scratch(config, {}),
                                       ops::head_workspace<T>(length, padded_vocabulary(model), model.width, precision),
                                       training ? ops::embedding_backward_workspace<T>(length, model.width) : 0});
   workspace = {allocator.take<std::byte>(bytes), bytes};
-  if (workspace.data() != nullptr) allocate_scratch(model, training, workspace);
+  if (workspace.data() != nullptr) allocate_scratch(config, workspace);
 }
 
 template struct Activations<Real>;

@@ -61,6 +61,7 @@ struct InputActivations {
 template <class T>
 struct Activations {
   int length = 0;
+  bool training = false;
   InputActivations<T> input;
   std::vector<BlockActivations<T>> block;
   CoefficientActivations<T> coefficients;
@@ -78,10 +79,10 @@ struct Activations {
   kernels::Mat<T> d_bigram;                     ///< [T, d]
   kernels::Mat<kernels::acc_t<T>> d_skip_gate;  ///< [T, 1]
 
-  /// Scratch of attention, head and embedding, which never run at once.
+  /// Scratch of attention, the MLP, head and embedding, which never run at once.
   kernels::Workspace workspace;
   // Gradients that exist only between the backward passes of head and embedding, neither of which reads or writes them.
-  // They lie in the workspace, behind attention's scratch.
+  // They lie in the workspace, behind that of attention and the MLP.
   kernels::Mat<kernels::acc_t<T>> d_q;                        ///< queries that attention reads [T, d]
   kernels::Mat<T> d_x;                                        ///< residual stream [T, d]
   kernels::Mat<T> d_x0;                                       ///< [T, d]
@@ -106,8 +107,8 @@ struct Activations {
   void allocate_training_blocks(const Config& config, kernels::WorkspaceAllocator& allocator);
   void allocate_evaluation_blocks(const ModelConfig& model, kernels::WorkspaceAllocator& allocator);
   void allocate_gradients(const ModelConfig& model, kernels::WorkspaceAllocator& allocator);
-  void allocate_workspace(const Config& config, bool training, kernels::WorkspaceAllocator& allocator);
-  std::size_t allocate_scratch(const ModelConfig& model, bool training, kernels::Workspace space);
+  void allocate_workspace(const Config& config, kernels::WorkspaceAllocator& allocator);
+  std::size_t allocate_scratch(const Config& config, kernels::Workspace space);
 };
 
 }  // namespace nanorun

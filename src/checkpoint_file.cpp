@@ -17,9 +17,9 @@ constexpr std::uint64_t format_version = 2;
 constexpr std::uint64_t max_step = 1u << 31;
 constexpr const char* tensor_groups[] = {"/weights", "/muon/momentum", "/muon/second_moment",
                                          "/adam/m",  "/adam/v",        "/adam/gradient"};
-constexpr const char* other_objects[] = {
-    "/deck", "/shards", "/weights", "/muon",         "/muon/momentum", "/muon/second_moment",
-    "/adam", "/adam/m", "/adam/v",  "/adam/gradient"};
+constexpr const char* other_objects[] = {"/deck",   "/shards",        "/mlp_maxima",         "/weights",
+                                         "/muon",   "/muon/momentum", "/muon/second_moment", "/adam",
+                                         "/adam/m", "/adam/v",        "/adam/gradient"};
 
 using Slabs = std::vector<Slab<float>>;
 using Sums = std::vector<std::uint64_t>;
@@ -41,6 +41,7 @@ std::uint64_t header_checksum(const CheckpointHeader& header) {
       fmt::format("{}\n{}\n{}\n{}\n{}\n{}\n{:.17g}\n{}\n{}\n", header.model, header.deck, p.step, p.cursor.shard,
                   p.cursor.offset, p.cursor.epoch, p.train_seconds, p.tokens, header.tensors);
   if (header.version > 1) text += fmt::format("{:.17g}\n{}\n", p.train_loss, header.shards);
+  for (const double maximum : p.mlp_maxima) text += fmt::format("{:.17g}\n", maximum);
   return h5::checksum(text);
 }
 
@@ -56,6 +57,25 @@ std::string read_text_dataset(const h5::File& file, const char* dataset) {
   std::vector<std::uint8_t> bytes(shape[0]);
   file.read<std::uint8_t>(dataset, {0}, {bytes.size()}, bytes);
   return {bytes.begin(), bytes.end()};
+}
+
+/// Two rows, of h and of W_out; absent where training does not quantise the MLP.
+void write_mlp_maxima(h5::File& file, const std::vector<double>& maxima) {
+  if (maxima.empty()) return;
+  const h5::Extent shape = {2, maxima.size() / 2};
+  file.create_dataset<double>("/mlp_maxima", shape);
+  file.write<double>("/mlp_maxima", {0, 0}, shape, maxima);
+}
+
+std::vector<double> read_mlp_maxima(const h5::File& file) {
+  if (!file.exists("/mlp_maxima")) return {};
+  const h5::Extent shape = file.shape("/mlp_maxima");
+  constexpr std::uint64_t max_layers = 65536;
+  if (shape.size() != 2 || shape[0] != 2 || shape[1] == 0 || shape[1] > max_layers)
+    throw damage(fmt::format("{}: /mlp_maxima: has an impossible shape", file.path()));
+  std::vector<double> maxima(2 * shape[1]);
+  file.read<double>("/mlp_maxima", {0, 0}, shape, maxima);
+  return maxima;
 }
 
 void write_header(h5::File& file, const CheckpointHeader& header) {
@@ -76,6 +96,7 @@ void write_header(h5::File& file, const CheckpointHeader& header) {
   file.write_attribute("/", "checksum", header_checksum(header));
   write_text_dataset(file, "/deck", header.deck);
   write_text_dataset(file, "/shards", header.shards);
+  write_mlp_maxima(file, p.mlp_maxima);
 }
 
 CheckpointHeader read_header(const h5::File& file) {
@@ -97,6 +118,7 @@ CheckpointHeader read_header(const h5::File& file) {
                      file.read_real_attribute("/", "train_seconds"),
                      integer("tokens")};
   if (header.version > 1) header.progress.train_loss = file.read_real_attribute("/", "train_loss");
+  header.progress.mlp_maxima = read_mlp_maxima(file);
   header.tensors = integer("tensors");
   if (integer("checksum") != header_checksum(header))
     throw damage(file.path() + ": the checksum of the root attributes does not match; the file is damaged");
@@ -236,7 +258,8 @@ Slabs slabs_of(const h5::File& file, const CheckpointHeader& header, int rank, i
 }  // namespace
 
 std::uint64_t checkpoint_bytes(const CheckpointHeader& header, const Slabs& slabs) {
-  std::uint64_t bytes = 65536 + header.deck.size() + header.shards.size();
+  std::uint64_t bytes =
+      65536 + header.deck.size() + header.shards.size() + header.progress.mlp_maxima.size() * sizeof(double);
   for (const Slab<float>& slab : slabs) bytes += slab.total_rows * slab.cols * sizeof(float) + 4096;
   return bytes;
 }

@@ -22,6 +22,7 @@ struct Progress {
   double train_seconds = 0;
   std::uint64_t tokens = 0;
   double train_loss = std::numeric_limits<double>::quiet_NaN();  ///< of the last step; NaN where unknown
+  std::vector<double> mlp_maxima{};                              ///< MlpScales::state()
 };
 
 /// What a checkpoint says beside its tensors.

@@ -34,6 +34,7 @@ enum class HeadChoice { automatic, fp32, bf16, fp8 };
 enum class EndOfData { error, wrap };
 enum class ChangedData { refuse, accept };
 enum class Recompute { none, mlp };
+enum class MlpPrecision { working, fp8 };
 enum class OnFailure { stop, go_on };
 enum class TransportChoice { automatic, peers, nccl };
 
@@ -141,10 +142,11 @@ struct TrainConfig {
   int sequences = 8;                      ///< per step, over all ranks
   int length = 49152;                     ///< tokens of a sequence
   Recompute recompute = Recompute::none;  ///< mlp: form the hidden units again in the backward pass, to save memory
-  double cooldown = 0.4;                  ///< last fraction of the steps, in which the learning rates fall linearly
-  double final_lr_factor = 0.1;           ///< reached at the last scheduled step
-  int extension_steps = 0;                ///< of `steps`, the last, which the schedule leaves out; at the final rates
-  LossSum loss = LossSum::mean;           ///< over the tokens of a sequence: what is differentiated
+  MlpPrecision mlp_precision = MlpPrecision::working;  ///< of the operands of the MLP's forward products
+  double cooldown = 0.4;         ///< last fraction of the steps, in which the learning rates fall linearly
+  double final_lr_factor = 0.1;  ///< reached at the last scheduled step
+  int extension_steps = 0;       ///< of `steps`, the last, which the schedule leaves out; at the final rates
+  LossSum loss = LossSum::mean;  ///< over the tokens of a sequence: what is differentiated
   /// model.tied_head: head and embedding are one parameter up to the update at this step; -1: they never are
   int untie_step = 0;
 };

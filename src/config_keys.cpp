@@ -235,6 +235,9 @@ std::vector<Key> train_keys() {
        "tokens of a sequence"},
       {NANORUN_KEY(train, recompute), operates, any(),
        "what the backward pass forms again instead of keeping it: none, or mlp (the hidden units; saves memory)"},
+      {NANORUN_KEY(train, mlp_precision), trains, any(),
+       "format of the operands of the MLP's forward products in training: working, that of the build, or fp8 (e4m3); "
+       "the backward pass and validation take them unrounded"},
       {NANORUN_KEY(train, cooldown), trains, between(0, 1),
        "last fraction of the scheduled steps, where learning rates fall linearly"},
       {NANORUN_KEY(train, final_lr_factor), trains, between(0, 1),

@@ -68,6 +68,9 @@ template <>
 inline constexpr auto names_of<Recompute> = std::to_array<Named<Recompute>>({{"none", Recompute::none},
                                                                              {"mlp", Recompute::mlp}});
 template <>
+inline constexpr auto names_of<MlpPrecision> = std::to_array<Named<MlpPrecision>>({{"working", MlpPrecision::working},
+                                                                                   {"fp8", MlpPrecision::fp8}});
+template <>
 inline constexpr auto names_of<OnFailure> = std::to_array<Named<OnFailure>>({{"stop", OnFailure::stop},
                                                                              {"continue", OnFailure::go_on}});
 template <>
@@ -82,7 +85,7 @@ using Field =
     std::variant<bool*, int*, std::int64_t*, double*, std::string*, std::vector<std::string>*, std::vector<int>*,
                  std::vector<double>*, ValuePath*, RotaryKind*, WindowKind*, Rounding*, HeadChoice*, EndOfData*,
                  ChangedData*, Recompute*, OnFailure*, TransportChoice*, kernels::WireFormat*, kernels::SoftcapKind*,
-                 Residual*, Packing*, LossSum*, Orthogonalisation*>;
+                 Residual*, Packing*, LossSum*, Orthogonalisation*, MlpPrecision*>;
 
 /// What a key accepts beyond its type. Lists are checked element by element.
 struct Check {

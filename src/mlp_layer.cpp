@@ -7,28 +7,48 @@ namespace nanorun {
 using kernels::Mat;
 using kernels::Stream;
 
+/// h of the layer's n.
+template <class T>
+void MlpLayer<T>::hidden(Stream stream, const Activations<T>& a, int layer) const {
+  const MlpActivations<T>& s = a.block[layer].mlp;
+  const Mat<const T> w = parameters_.weight(block_name(layer, "mlp_in"));
+  if (quantises(a)) {
+    const auto scale = scales_.of(layer);
+    ops::linear_relu2_forward_fp8<T>(stream, s.h, scale.largest_h, s.n, scale.n, w, scale.w_in, a.workspace);
+  } else {
+    ops::linear_relu2_forward<T>(stream, s.h, s.n, w);
+  }
+}
+
 template <class T>
 void MlpLayer<T>::forward(Stream stream, const Activations<T>& a, Mat<T> out, bool adds, int layer) const {
   const MlpActivations<T>& s = a.block[layer].mlp;
-  ops::linear_relu2_forward<T>(stream, s.h, s.n, parameters_.weight(block_name(layer, "mlp_in")));
-  const Mat<const T> w_out = parameters_.weight(block_name(layer, "mlp_out"));
+  const Mat<const T> w = parameters_.weight(block_name(layer, "mlp_out"));
+  if (quantises(a)) {
+    scales_.measure(layer, s.n, parameters_.weight(block_name(layer, "mlp_in")), w);
+    hidden(stream, a, layer);
+    const auto scale = scales_.of(layer);
+    ops::linear_forward_fp8<T>(stream, adds ? a.d_narrow : out, s.h, scale.h, w, scale.w_out, a.workspace);
+    if (adds) ops::add<T>(stream, out, a.d_narrow);
+    return;
+  }
+  hidden(stream, a, layer);
   if (adds) {
-    ops::linear_add_forward<T>(stream, out, s.h, w_out);
+    ops::linear_add_forward<T>(stream, out, s.h, w);
   } else {
-    ops::linear_forward<T>(stream, out, s.h, w_out);
+    ops::linear_forward<T>(stream, out, s.h, w);
   }
 }
 
 template <class T>
 void MlpLayer<T>::backward(Stream stream, const Activations<T>& a, Mat<T> d_out, bool add, int layer) const {
   const MlpActivations<T>& s = a.block[layer].mlp;
-  const Mat<const T> w_in = parameters_.weight(block_name(layer, "mlp_in"));
   const Mat<T> d_z = a.d_wide.col_block(0, s.h.cols);
-  if (config_.train.recompute == Recompute::mlp) ops::linear_relu2_forward<T>(stream, s.h, s.n, w_in);
+  if (config_.train.recompute == Recompute::mlp) hidden(stream, a, layer);
   ops::linear_backward_weight<T>(stream, parameters_.gradient(block_name(layer, "mlp_out")), d_out, s.h, add);
   ops::linear_relu2_backward<T>(stream, d_z, d_out, parameters_.weight(block_name(layer, "mlp_out")), s.h);
   ops::linear_backward_weight<T>(stream, parameters_.gradient(block_name(layer, "mlp_in")), d_z, s.n, add);
-  ops::linear_backward_input<T>(stream, a.d_narrow, d_z, w_in);
+  ops::linear_backward_input<T>(stream, a.d_narrow, d_z, parameters_.weight(block_name(layer, "mlp_in")));
 }
 
 template class MlpLayer<Real>;

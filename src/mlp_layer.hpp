@@ -1,9 +1,12 @@
 #pragma once
-// MLP of one layer: hidden units h = relu(W_in n)², output W_out h.
+// MLP of one layer: hidden units h = relu(W_in n)², output W_out h. With train.mlp_precision = "fp8" training sequences
+// round the operands of both products to e4m3. The backward pass takes the operands, and h of the forward pass,
+// unrounded.
 
 #include "kernels/ops.hpp"
 #include "src/activations.hpp"
 #include "src/config.hpp"
+#include "src/mlp_scales.hpp"
 #include "src/params.hpp"
 
 namespace nanorun {
@@ -11,17 +14,22 @@ namespace nanorun {
 template <class T>
 class MlpLayer {
  public:
-  MlpLayer(const Config& config, const Parameters<T>& parameters) : config_(config), parameters_(parameters) {}
+  MlpLayer(const Config& config, const Parameters<T>& parameters, MlpScales<T>& scales)
+      : config_(config), parameters_(parameters), scales_(scales) {}
 
-  /// out [T, d] = MLP of the layer's n, or with `adds` += it.
+  /// out [T, d] = MLP of the layer's n, or with `adds` += it. In training a.d_narrow is scratch.
   void forward(kernels::Stream stream, const Activations<T>& a, kernels::Mat<T> out, bool adds, int layer) const;
   /// a.d_narrow = gradient of n, where d_out is that of the output. Adds to the gradients of the matrices, or with
   /// `add` false replaces them.
   void backward(kernels::Stream stream, const Activations<T>& a, kernels::Mat<T> d_out, bool add, int layer) const;
 
  private:
+  bool quantises(const Activations<T>& a) const { return scales_ && a.training; }
+  void hidden(kernels::Stream stream, const Activations<T>& a, int layer) const;
+
   const Config& config_;
   const Parameters<T>& parameters_;
+  MlpScales<T>& scales_;
 };
 
 }  // namespace nanorun

@@ -70,6 +70,7 @@ Model<T>::Model(const Config& config, const ParameterTable& table, const Weights
       head_(nanorun::head_options(config)),
       validation_uploader_(config.validation.length, config, end_of_text, upload),
       loss_(compute),
+      mlp_scales_(config, !gradients.empty(), compute),
       rotary_(config, max_sequence(config, !gradients.empty()), compute),
       arena_(activation_bytes<T>(config, !gradients.empty()), "the activations",
              "lower train.length or validation.length, or set train.recompute = \"mlp\""),
@@ -79,7 +80,7 @@ Model<T>::Model(const Config& config, const ParameterTable& table, const Weights
       heads_(config.model, parameters_, coefficients_),
       input_(config.model, parameters_),
       attention_(config, parameters_, heads_, values_),
-      mlp_(config, parameters_) {
+      mlp_(config, parameters_, mlp_scales_) {
   WorkspaceAllocator validation(arena_.space());
   validation_ = Activations<T>(config, config.validation.length, false, validation);
   if (gradients.empty()) return;
@@ -146,6 +147,7 @@ void Model<T>::forward_backward(Trace& trace, const DeviceSequence& sequence, lo
                                 const LayerHooks& hooks) {
   Activations<T>& a = training_for(sequence);
   const Feed<T> feed = this->feed(sequence, stage_of(config_, step));
+  mlp_scales_.begin_sequence(step);
   {
     Region region(trace, Phase::forward);
     forward(a, feed, hooks);

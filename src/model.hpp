@@ -15,6 +15,7 @@
 #include "src/input_layer.hpp"
 #include "src/mixes.hpp"
 #include "src/mlp_layer.hpp"
+#include "src/mlp_scales.hpp"
 #include "src/params.hpp"
 #include "src/rotary_table.hpp"
 #include "src/schedule.hpp"
@@ -56,6 +57,8 @@ class Model {
   void forward_backward(Trace& trace, const DeviceSequence& sequence, long step, Accumulate accumulate,
                         const LayerHooks& hooks = {});
   RunningSum& loss() { return loss_; }
+  /// They end every step, and checkpoints hold their state.
+  MlpScales<T>& mlp_scales() { return mlp_scales_; }
 
   /// Mean loss of the next token over a sequence of validation.length tokens, the head in working precision, as the
   /// model is before a step. Waits for the device.
@@ -96,6 +99,7 @@ class Model {
   std::optional<Uploader> training_uploader_;
   Uploader validation_uploader_;
   RunningSum loss_;
+  MlpScales<T> mlp_scales_;
   RotaryTable<T> rotary_;
   Arena arena_;
   std::vector<Activations<T>> training_;  ///< for each length of a sequence, in the same memory

@@ -76,6 +76,12 @@ void RunSetup::examine_earlier(const std::optional<Progress>& found) {
 void RunSetup::go_on_from(const Progress& found) {
   progress = found;
   learner.optimizer.restore();
+  if (!learner.model.mlp_scales().restore(progress.step, progress.mlp_maxima)) {
+    throw Error(ExitCode::checkpoint,
+                fmt::format("{}: /mlp_maxima is not of {} layers; the file is damaged", checkpoints.restored_file(),
+                            config.model.layers),
+                Scope::all_ranks);
+  }
   log.line(fmt::format("restarted from the checkpoint of step {}", progress.step));
   for (const std::string& line : changes_since(checkpoints, config)) log.line(line);
   if (progress.step <= config.train.steps) return;

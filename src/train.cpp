@@ -227,6 +227,7 @@ void Training::synchronise() {
   Region region(*run_.trace, Phase::sync);
   learner_.model.loss().collect(context_.stream());
   learner_.optimizer.squares().collect(context_.stream());
+  learner_.model.mlp_scales().collect();
   const bool looks = gpus_.due(progress_.step + 1);
   if (looks) gpus_.look();
   {
@@ -234,6 +235,7 @@ void Training::synchronise() {
     ops::synchronize(context_.stream());
   }
   learner_.tensor_comm.check();
+  learner_.model.mlp_scales().share(comm_);
 
   // Every sum over the ranks: the loss, the square of the gradient's norm, the ranks that overflowed, those that could
   // not read the next step's tokens, those that saw each reason to stop, and in some steps the states of the GPUs.
@@ -405,6 +407,7 @@ void Training::save() {
 
 /// Collective. Where the directory was moved or removed while the file was written, writes it once more.
 std::string Training::write_checkpoint() {
+  progress_.mlp_maxima = learner_.model.mlp_scales().state();
   const auto write = [&] { return run_.checkpoints.save(progress_, learner_.optimizer.slabs()); };
   try {
     return write();

@@ -20,7 +20,7 @@ transport_mpi transport_nccl transport_peers tensor_comm gpu_monitor
 transport_devices params uploader tokenizer tokenizer_split tokenizer_table tokenizer_table_json synthetic
 import_documents import_documents_json import_plan prefixes
 import import_bin import_encoded import_synthetic import_text coefficients update_rules run_data checkpoint_file
-activations rotary_table muon_blocks checkpoint
+activations rotary_table mlp_scales muon_blocks checkpoint
 mixes head_mixing mlp_layer input_layer optimizer
 values
 attention_layer

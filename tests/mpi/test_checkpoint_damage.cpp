@@ -143,6 +143,25 @@ void expect_refused(const SharedFolder& folder, const std::string& path, const s
   EXPECT_EQ(contains(warning, path) && contains(warning, reason), test_comm().root()) << warning;
 }
 
+TEST(Checkpoint, ChangedMaximaOfTheMlpAreFound) {
+  const SharedFolder folder;
+  save_steps(folder / "c", {1, 2});
+  const std::string path = folder / "c/checkpoint_00000002.h5";
+  const std::string sound = read_file(path);
+  on_root([&] { h5::File::open_append(path).write<double>("/mlp_maxima", {1, 2}, {1, 1}, std::vector<double>{6.5}); });
+  expect_refused(folder, path, "root attributes");
+  on_root([&] { rename_object(path, "/mlp_maxima", "/weights/mlp_maxima"); });
+  expect_refused(folder, path, "root attributes");
+  for (const h5::Extent& shape : {h5::Extent{8}, h5::Extent{4, 2}, h5::Extent{2, 1u << 20}}) {
+    on_root([&] {
+      write_file(path, sound);
+      rename_object(path, "/mlp_maxima", "/weights/mlp_maxima");
+      h5::File::open_append(path).create_dataset<double>("/mlp_maxima", shape);
+    });
+    expect_refused(folder, path, "/mlp_maxima: has an impossible shape");
+  }
+}
+
 TEST(Checkpoint, UnreadableFilesAreRefusedOrPassedOver) {
   const SharedFolder folder;
   save_steps(folder / "c", {1});

@@ -47,8 +47,7 @@ std::vector<kernels::Token> tokens_of(const Config& config) {
 }
 
 /// Losses of a run on the first `ranks` ranks, known to all ranks.
-std::vector<double> losses_on(int ranks) {
-  const Config config = small_config();
+std::vector<double> losses_on(int ranks, const Config& config = small_config()) {
   MPI_Comm group;
   MPI_Comm_split(test_comm().handle(), test_comm().rank() < ranks ? 0 : MPI_UNDEFINED, test_comm().rank(), &group);
   std::vector<double> losses(steps);
@@ -76,6 +75,46 @@ TEST(RankCount, LossesAgreeOnOneTwoAndFourRanks) {
     }
     if (test_comm().root()) std::printf("largest relative difference, %d ranks: %.1e\n", ranks, worst);
   }
+}
+
+/// The maxima that scale the MLP's operands are those of all ranks' sequences. From about step 4 on last bits of the
+/// weights, which the order of sums decides, show as other 8-bit values.
+TEST(RankCount, LossesWithTheMlpInFp8AgreeOnOneTwoAndFourRanks) {
+  if (!ops::on_host) GTEST_SKIP() << "the MLP in FP8 runs on CPUs alone";
+  Config config = small_config();
+  config.train.mlp_precision = MlpPrecision::fp8;
+  const std::vector<double> one = losses_on(1, config);
+  EXPECT_LT(one.back(), one.front() - 0.5);
+  for (int ranks = 2; ranks <= test_comm().size(); ranks *= 2) {
+    const std::vector<double> many = losses_on(ranks, config);
+    double worst[3] = {};
+    for (int s = 0; s < steps; ++s) {
+      const int phase = s < 4 ? 0 : s < 10 ? 1 : 2;
+      constexpr double tolerances[] = {1e-7, 1e-5, 1e-4};
+      worst[phase] = std::max(worst[phase], std::abs(many[s] - one[s]) / one[s]);
+      EXPECT_NEAR(many[s], one[s], tolerances[phase] * one[s]) << "step " << s << ", " << ranks << " ranks";
+    }
+    if (!test_comm().root()) continue;
+    std::printf("largest relative difference with the MLP in FP8, %d ranks: %.1e in steps 0 to 3, %.1e to 9, %.1e\n",
+                ranks, worst[0], worst[1], worst[2]);
+  }
+}
+
+/// Each rank finds maxima of its own, and all go on with the largest.
+TEST(RankCount, ScalesOfTheMlpAreThoseOfAllRanks) {
+  if (!ops::on_host) GTEST_SKIP() << "the MLP in FP8 runs on CPUs alone";
+  Config config = small_config();
+  config.train.mlp_precision = MlpPrecision::fp8;
+  const auto state_after_a_step = [&](Comm& comm) {
+    TinyTraining training(config, tokens_of(config), 299, comm);
+    training.run(1);
+    return training.model.mlp_scales().state();
+  };
+  const std::vector<double> many = state_after_a_step(test_comm());
+  Comm alone(MPI_COMM_SELF);
+  const std::vector<double> one = state_after_a_step(alone);
+  ASSERT_EQ(one.size(), 2u * config.model.layers);
+  for (std::size_t i = 0; i < one.size(); ++i) EXPECT_NEAR(many[i], one[i], 1e-6 * one[i]) << i;
 }
 
 TEST(RankCount, TheSameRankCountGivesTheSameBits) {

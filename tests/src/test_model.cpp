@@ -222,8 +222,13 @@ TEST(Model, NextLogitsGiveTheLoss) {
   EXPECT_EQ(model.validate(f.trace, Sequence::of(f.tokens), 0), f.loss(128));
 }
 
+Config with_fp8_mlp(Config config) {
+  config.train.mlp_precision = MlpPrecision::fp8;
+  return config;
+}
+
 TEST(Model, RecomputingTheMlpChangesNoBitAndSavesMemory) {
-  for (Config config : {record21_features(), record89_features()}) {
+  for (Config config : {record21_features(), with_fp8_mlp(record21_features()), record89_features()}) {
     SCOPED_TRACE(config.model.layers);
     Fixture kept(config);
     config.train.recompute = Recompute::mlp;
@@ -233,6 +238,31 @@ TEST(Model, RecomputingTheMlpChangesNoBitAndSavesMemory) {
     for (std::size_t i = 0; i < kept.table.size(); ++i)
       ASSERT_EQ(kept.gradients.data()[i], formed_again.gradients.data()[i]);
     EXPECT_LT(Model<double>::memory_bytes(formed_again.config), Model<double>::memory_bytes(kept.config));
+  }
+}
+
+/// Training sequences are quantised on either kind of residual stream, validation never is.
+TEST(Model, TheMlpInFp8IsForTrainingAlone) {
+  for (Config config : {record21_features(), record89_features()}) {
+    Fixture working(config);
+    config.train.mlp_precision = MlpPrecision::fp8;
+    Fixture fp8(config);
+    working.disturb();
+    fp8.disturb();
+    const double loss = working.loss(128);
+    EXPECT_EQ(fp8.loss(128), loss);
+    EXPECT_NEAR(working.forward_backward(128), loss, 1e-12);
+    const double quantised = fp8.forward_backward(128);
+    EXPECT_GT(std::abs(quantised - loss), 1e-6);
+    EXPECT_NEAR(quantised, loss, 1e-2 * loss);
+    EXPECT_EQ(fp8.loss(128), loss);
+    double difference = 0, norm = 0;
+    for (std::size_t i = 0; i < fp8.table.size(); ++i) {
+      difference += std::pow(fp8.gradients.data()[i] - working.gradients.data()[i], 2);
+      norm += std::pow(working.gradients.data()[i], 2);
+    }
+    EXPECT_GT(difference, 0);
+    EXPECT_LT(difference, 0.04 * norm);
   }
 }
 

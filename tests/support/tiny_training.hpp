@@ -57,7 +57,9 @@ class TinyTraining : public Learner<Real> {
       model.forward_backward(trace_, sequence, step_, {!first, !first || optimizer.keeps_gradients(step_)});
     }
     model.loss().collect(stream_);
+    model.mlp_scales().collect();
     ops::synchronize(stream_);
+    model.mlp_scales().share(comm_);
     const double loss = model.loss().value() / static_cast<double>(length);
     return comm_.all_reduce(loss, Reduce::sum) / config.train.sequences;
   }

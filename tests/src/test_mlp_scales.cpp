@@ -1,0 +1,140 @@
+#include "src/mlp_scales.hpp"
+
+#include <gtest/gtest.h>
+
+#include "tests/support/environment.hpp"
+
+namespace nanorun {
+namespace {
+
+using kernels::Mat;
+
+Config fp8_config() {
+  Config config;
+  config.model.layers = 2;
+  config.train.mlp_precision = MlpPrecision::fp8;
+  return config;
+}
+
+/// Matrices whose largest magnitudes are given.
+struct Operands {
+  double n, w_in, w_out;
+};
+
+/// Scales of two layers, driven as by a model; maxima are read where the tensors lie, in host memory.
+struct Scales : MlpScales<double> {
+  Scales() : MlpScales(fp8_config(), true, {}) {}
+
+  void sequence(long step, Operands largest, double largest_h = 0) {
+    begin_sequence(step);
+    for (int layer = 0; layer < 2; ++layer) {
+      const double factor = layer + 1;
+      double n[] = {0.1, -factor * largest.n}, w_in[] = {-factor * largest.w_in, 0}, w_out[] = {factor * largest.w_out};
+      measure(layer, Mat<const double>(n, 1, 2), Mat<const double>(w_in, 2, 1), Mat<const double>(w_out, 1, 1));
+      *of(layer).largest_h = std::max(*of(layer).largest_h, factor * largest_h);
+    }
+  }
+  void end_step() {
+    collect();
+    share(test_comm());
+  }
+};
+
+void expect_scale(const MlpScales<double>::Scale& scale, double maximum, double margin) {
+  EXPECT_EQ(*scale.maximum, maximum);
+  EXPECT_EQ(scale.margin, margin);
+}
+
+TEST(MlpScales, InputsAreOfTheSequenceAndWeightsOfTheStep) {
+  Scales scales;
+  scales.sequence(0, {3, 0.5, 0.25});
+  scales.sequence(0, {2, 9, 9});  // the weights of a step do not change
+  for (int layer = 0; layer < 2; ++layer) {
+    expect_scale(scales.of(layer).n, 2 * (layer + 1), 1);
+    expect_scale(scales.of(layer).w_in, 0.5 * (layer + 1), 1);
+    expect_scale(scales.of(layer).w_out, 0.25 * (layer + 1), 1);
+  }
+  scales.end_step();
+  scales.sequence(1, {1, 0.125, 0.0625});
+  expect_scale(scales.of(1).w_in, 0.25, 1);
+  expect_scale(scales.of(1).w_out, 0.125, 1);
+}
+
+TEST(MlpScales, HiddenUnitsAreThoseOfAllSequencesOfTheStepBefore) {
+  Scales scales;
+  scales.sequence(0, {1, 1, 1}, 50);
+  expect_scale(scales.of(0).h, 448 / 1.8, 1.8);  // the scale is 1
+  scales.sequence(0, {1, 1, 1}, 20);
+  expect_scale(scales.of(0).h, 448 / 1.8, 1.8);
+  scales.end_step();
+  scales.sequence(1, {1, 1, 1}, 7);
+  expect_scale(scales.of(0).h, 50, 1.8);
+  expect_scale(scales.of(1).h, 100, 1.8);
+  scales.end_step();
+  scales.sequence(2, {1, 1, 1}, 3);
+  expect_scale(scales.of(0).h, 7, 1.8);
+}
+
+/// Update 16 is the first whose weights are scaled by those before it: they serve step 17.
+TEST(MlpScales, OutputWeightsAreDelayedFromStep17) {
+  Scales scales;
+  for (long step = 0; step < 20; ++step) {
+    scales.sequence(step, {1, 1, 100.0 + step});
+    if (step < 17) {
+      expect_scale(scales.of(1).w_out, 2 * (100.0 + step), 1);
+    } else {
+      expect_scale(scales.of(1).w_out, 2 * (100.0 + step - 1), 1.12);
+    }
+    expect_scale(scales.of(1).w_in, 2, 1);
+    scales.end_step();
+  }
+}
+
+TEST(MlpScales, StateContinuesARun) {
+  Scales whole;
+  EXPECT_TRUE(whole.state().empty());
+  for (long step = 0; step < 18; ++step) {
+    whole.sequence(step, {1, 1, 100.0 + step}, 10.0 + step);
+    whole.end_step();
+  }
+  const std::vector<double> state = whole.state();
+  EXPECT_EQ(state, (std::vector<double>{27, 54, 117, 234}));
+  Scales again;
+  EXPECT_TRUE(again.restore(18, state));
+  EXPECT_EQ(again.state(), state);
+  for (Scales* scales : {&whole, &again}) {
+    scales->sequence(18, {1, 1, 1});
+    expect_scale(scales->of(1).h, 54, 1.8);
+    expect_scale(scales->of(1).w_out, 234, 1.12);
+  }
+  EXPECT_FALSE(again.restore(18, std::vector<double>(6)));
+}
+
+/// Of a checkpoint that was written without.
+TEST(MlpScales, WithoutStateTheyBeginAnew) {
+  Scales scales;
+  scales.sequence(29, {1, 1, 5}, 6);
+  scales.end_step();
+  EXPECT_TRUE(scales.restore(30, {}));
+  EXPECT_TRUE(scales.state().empty());
+  scales.sequence(30, {1, 1, 7});
+  expect_scale(scales.of(0).h, 448 / 1.8, 1.8);
+  expect_scale(scales.of(0).w_out, 7, 1);
+  scales.end_step();
+  scales.sequence(31, {1, 1, 8});
+  expect_scale(scales.of(0).w_out, 7, 1.12);
+}
+
+TEST(MlpScales, AreNothingWhereTheMlpIsNotQuantised) {
+  EXPECT_FALSE(MlpScales<double>(Config{}, true, {}));
+  EXPECT_FALSE(MlpScales<double>(fp8_config(), false, {}));
+  MlpScales<double> none(Config{}, true, {});
+  none.begin_sequence(0);
+  none.collect();
+  none.share(test_comm());
+  EXPECT_TRUE(none.state().empty());
+  EXPECT_TRUE(none.restore(3, std::vector<double>(4)));  // of a run that did
+}
+
+}  // namespace
+}  // namespace nanorun
