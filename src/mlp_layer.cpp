@@ -7,14 +7,25 @@ namespace nanorun {
 using kernels::Mat;
 using kernels::Stream;
 
-/// h of the layer's n.
+namespace {
+
+/// Memory for h in e4m3 between the two forward products; only backward passes use it otherwise.
+template <class T>
+Mat<kernels::e4m3> quantised_h(const Activations<T>& a, int hidden) {
+  return {reinterpret_cast<kernels::e4m3*>(a.d_wide.data), a.length, hidden};
+}
+
+}  // namespace
+
+/// h of the layer's n; in FP8 also what quantised_h() keeps, on devices.
 template <class T>
 void MlpLayer<T>::hidden(Stream stream, const Activations<T>& a, int layer) const {
   const MlpActivations<T>& s = a.block[layer].mlp;
   const Mat<const T> w = parameters_.weight(block_name(layer, "mlp_in"));
   if (quantises(a)) {
     const auto scale = scales_.of(layer);
-    ops::linear_relu2_forward_fp8<T>(stream, s.h, scale.largest_h, s.n, scale.n, w, scale.w_in, a.workspace);
+    ops::linear_relu2_forward_fp8<T>(stream, s.h, scale.largest_h, s.n, scale.n, w, scale.w_in, a.workspace,
+                                     quantised_h(a, s.h.cols), scale.h);
   } else {
     ops::linear_relu2_forward<T>(stream, s.h, s.n, w);
   }
@@ -28,7 +39,8 @@ void MlpLayer<T>::forward(Stream stream, const Activations<T>& a, Mat<T> out, bo
     scales_.measure(layer, s.n, parameters_.weight(block_name(layer, "mlp_in")), w);
     hidden(stream, a, layer);
     const auto scale = scales_.of(layer);
-    ops::linear_forward_fp8<T>(stream, adds ? a.d_narrow : out, s.h, scale.h, w, scale.w_out, a.workspace);
+    ops::linear_forward_fp8<T>(stream, adds ? a.d_narrow : out, s.h, scale.h, w, scale.w_out, a.workspace,
+                               quantised_h(a, s.h.cols));
     if (adds) ops::add<T>(stream, out, a.d_narrow);
     return;
   }
