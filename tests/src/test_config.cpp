@@ -121,6 +121,7 @@ TEST(Config, EveryKeyIsSetAndReadBack) {
                                            "\"sum\"",
                                            "\"documents\"",
                                            "\"polar_express\"",
+                                           "\"fp8\"",
                                            "[0.5]"};
   const Config defaults = parse_deck(rows, "d.toml", {});
   for (const Key& key : key_table()) {
