@@ -26,27 +26,28 @@ def padded(units, count):
     return torch.cat([torch.stack(units), torch.full((count - len(units), *units[0].shape), 7.0)])
 
 
-def saved_by_the_script(p, signs):
-    """The script's state_dict with the parameters `p` of the reference."""
-    pairs, squares, width = [], [], SCRIPT.width
+def saved_by_the_script(c, p, signs):
+    """The script's state_dict with the parameters `p` of the reference and a config `c` in the script's layout."""
+    pairs, squares, width = [], [], c.width
     for i in script_weights.ATTENTION:
         q, k, v = p[f"block.{i}.qkv"].split(width)
-        pairs += [*q.split(2 * SCRIPT.head_dim), *k.split(2 * SCRIPT.head_dim)]
+        pairs += [*q.split(2 * c.head_dim), *k.split(2 * c.head_dim)]
         squares += [v, p[f"block.{i}.attention_out"]]
-    mlps = [torch.stack([p[f"block.{i}.mlp_in"], p[f"block.{i}.mlp_out"]]) for i in range(SCRIPT.layers)]
-    values = [torch.cat([p[f"value_embedding.{j}"], torch.full((3, width), 7.0)]) for j in range(5)]
+    mlps = [torch.stack([p[f"block.{i}.mlp_in"], p[f"block.{i}.mlp_out"]]) for i in range(c.layers)]
+    unread = torch.full((c.padded_vocabulary - c.vocabulary, width), 7.0)
+    values = [torch.cat([p[f"value_embedding.{j}"], unread]) for j in range(5)]
     one = torch.ones(1)
 
     def half(name):
         return torch.stack([torch.cat([p.get(f"block.{i}.attention_{name}", one), p.get(f"block.{i}.mlp_{name}", one)])
-                            for i in range(SCRIPT.layers)])
+                            for i in range(c.layers)])
 
     def nets(kind, part, rows):
         banks = [p[f"{kind}.{net}.{part}"] for net in range(2)]
         return torch.stack([torch.cat([b, torch.full((rows - len(b), *b.shape[1:]), 7.0)]) for b in banks])
 
-    factors = [p.get(f"block.{i}.attention_factors", torch.ones(2)) for i in range(SCRIPT.layers)]
-    unused_gate = torch.full((SCRIPT.heads, 12), 7.0)
+    factors = [p.get(f"block.{i}.attention_factors", torch.ones(2)) for i in range(c.layers)]
+    unused_gate = torch.full((c.heads, 12), 7.0)
     return {
         "lm_head.weight": p["head"].T, "embed.weight": p["embedding"], "bigram_embed.weight": p["bigram"],
         "bigram_sign_table": signs, "value_embeds": torch.cat(values), "qk_bank": padded(pairs, 64),
@@ -54,25 +55,24 @@ def saved_by_the_script(p, signs):
         "ve_gate_bank": torch.stack([*(p[f"block.{i}.value_gate"] for i in (1, 2, 8, 9)), unused_gate]),
         "smear_gate.weight": p["smear_gate"][None], "post_lambdas": half("post"), "resid_lambdas": half("residual"),
         "scalars": torch.cat([*factors, p["smear_factor"], p["skip_factor"]]),
-        "mudd_w1": nets("mudd_net", "in", 16), "mudd_w2": nets("mudd_net", "out", 14),
-        "mudd_b2": nets("mudd_net", "bias", 14), "mudd_gate_w1": nets("gate_net", "in", 16),
+        "mudd_w1": nets("mudd_net", "in", c.net_hidden), "mudd_w2": nets("mudd_net", "out", 14),
+        "mudd_b2": nets("mudd_net", "bias", 14), "mudd_gate_w1": nets("gate_net", "in", c.net_hidden),
         "mudd_gate_w2": nets("gate_net", "out", 41), "mudd_gate_b2": nets("gate_net", "bias", 41),
         "_mudd_gate_scale": p["gate_net.scale"][0], "_mlp_down_act_scales": torch.ones(12),
     }
 
 
-def random_values():
+def random_values(c):
     """All tensors away from their starts, so that none can stand in another's place unseen."""
-    values = parameters.initial_values(SCRIPT)
     draw = torch.Generator().manual_seed(1)
     return {name: torch.tensor(value) + 0.1 * torch.randn(value.shape, generator=draw)
-            for name, value in values.items()}
+            for name, value in parameters.initial_values(c).items()}
 
 
 class ScriptWeights(unittest.TestCase):
     def test_every_tensor_finds_its_place(self):
-        values, signs = random_values(), torch.tensor(parameters.signs(SCRIPT))
-        found = script_weights.convert(saved_by_the_script(values, signs), SCRIPT.vocabulary)
+        values, signs = random_values(SCRIPT), torch.tensor(parameters.signs(SCRIPT))
+        found = script_weights.convert(saved_by_the_script(SCRIPT, values, signs), SCRIPT.vocabulary)
         self.assertTrue(torch.equal(found.pop("bigram_sign"), signs))
         self.assertEqual(found.keys(), values.keys())
         for name, value in values.items():
@@ -84,9 +84,9 @@ class ScriptWeights(unittest.TestCase):
 
     def test_the_model_is_the_same(self):
         """In both layouts the reference has the same losses, before updates of all tensors and after."""
-        values = random_values()
+        values = random_values(SCRIPT)
         values["embedding"] = values["head"]
-        saved = saved_by_the_script(values, torch.tensor(parameters.signs(SCRIPT)))
+        saved = saved_by_the_script(SCRIPT, values, torch.tensor(parameters.signs(SCRIPT)))
         shapes = {row.name: row.shape for row in parameters.parameter_table(NANORUN)}
         arrays = {name: tensor.reshape(shapes[name]).numpy()
                   for name, tensor in script_weights.convert(saved, SCRIPT.vocabulary).items() if name in shapes}
@@ -102,9 +102,9 @@ class ScriptWeights(unittest.TestCase):
 
     def test_files(self):
         """Types stay, values too; the folder says what model this is."""
-        values = random_values()
+        values = random_values(SCRIPT)
         values["head"] = values["head"].bfloat16()
-        saved = saved_by_the_script(values, torch.tensor(parameters.signs(SCRIPT)).bfloat16())
+        saved = saved_by_the_script(SCRIPT, values, torch.tensor(parameters.signs(SCRIPT)).bfloat16())
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name)
             torch.save(saved, folder / "saved.pt")
