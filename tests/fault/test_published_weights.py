@@ -26,8 +26,8 @@ class PublishedWeights(Record89FaultTest):
 
         torch.set_num_threads(1)
         c = config.check(config.replace(
-            config.Config(), width=48, head_dim=8, frequencies=2, hidden=192, vocabulary=257, end_of_text=256, net_hidden=8,
-            bigram_rows=97, sign_rows=16, dc_window=24, zero_starts=False))
+            config.Config(), width=48, head_dim=8, frequencies=2, hidden=192, vocabulary=257, end_of_text=256,
+            net_hidden=8, bigram_rows=97, sign_rows=16, dc_window=24, zero_starts=False))
         values = random_values(c)
         model = Model(c, {name: value.double() for name, value in values.items()}, [-1] * c.padded_vocabulary)
         torch.save(saved_by_the_script(c, values, torch.tensor(parameters.signs(c)).float()), self.folder / "saved.pt")

@@ -74,6 +74,8 @@ def arguments():
     parser.add_argument("--switches", metavar="FILE", help="write the results of every config of SWITCHES, and end")
     parser.add_argument("--table", action="store_true", help="print the parameters of the config and end")
     parser.add_argument("--single", action="store_true", help="work in fp32")
+    parser.add_argument("--threads", type=int, help="threads of PyTorch")
+    parser.add_argument("--timing", action="store_true", help="add tokens per second and peak memory")
     return parser.parse_intermixed_args()
 
 
@@ -90,6 +92,8 @@ def main():
         for row in parameters.parameter_table(c):
             print(row.name, list(row.shape), row.group, row.start, *([row.bound] if isinstance(row.start, str) else []))
         return
+    if a.threads:
+        torch.set_num_threads(a.threads)
     shards, validation = synthetic_shards(c, a.write_data)
     if a.bin:
         shards = [read_shard(path) for path in a.bin.split(",")]
@@ -103,7 +107,7 @@ def main():
     values = dict(np.load(a.start)) if a.start else None
     shape = validation_shape(c)
     result, run = train(c, shards, (validation, *shape), prefixes, dtype, steps, chosen[0], chosen[1] | {steps}, values,
-                        progress=lambda line: print(line, flush=True), sequences=a.sequences)
+                        progress=lambda line: print(line, flush=True), sequences=a.sequences, timing=a.timing)
     if a.sequences:
         result["validation_sequences"] = data.rows(data.plain_sequences(validation, *shape))
     print(f"validation {result['validation_losses'][steps]:.9f}")

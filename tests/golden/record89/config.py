@@ -238,10 +238,18 @@ def without_prefixes(stages):
 
 # The seed is one whose gradients of later steps are well conditioned, see record89.md.
 BLOCKS81 = BLOCKS | RECORD81 | {"seed": 3, "stages": without_prefixes(BLOCKS["stages"])}
+# The model of the CPU benchmark, as nanorun lays it out: smaller matrices and tables, all stages of one shape.
+BENCHMARK = Config(
+    width=384, head_dim=64, frequencies=16, hidden=1536, bigram_rows=50304, sequences=2, gradient_divisor=2, steps=4,
+    extension=1, momentum_cooldown=0, split_stage=None, rotary_pairs="halves", mlp_out_transposed=False,
+    mlp_out_factor=4, stages=tuple(replace(stage, length=2048, longest=896, window_short=128, window_long=384)
+                                   for stage in without_prefixes(RECORD_STAGES)),
+)
 CONFIGS = {
     "record89": Config(),
     "record81": Config(steps=1405, extension=10, bigram_rows=5 * 50304, stages=without_prefixes(RECORD_STAGES),
                        **RECORD81),
+    "benchmark": BENCHMARK,
     "tiny": TINY,
     "tiny_alive": replace(TINY, zero_starts=False),
     "tiny_fp8": replace(TINY, zero_starts=False, fp8_head=True, fp8_mlp=True),

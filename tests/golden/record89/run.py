@@ -1,5 +1,8 @@
 """Training and its results."""
 
+import resource
+import time
+
 import torch
 
 from reference import norms
@@ -70,9 +73,9 @@ class Run:
 
 
 def train(c, shards, validation, prefixes, dtype, steps, gradient_steps, validation_steps, values=None, progress=print,
-          sequences=False):
+          sequences=False, timing=False):
     """The results as a dictionary. validation: (tokens, sequences, length). sequences: with all training tokens."""
-    run = Run(c, shards, prefixes, dtype, values)
+    run, seconds = Run(c, shards, prefixes, dtype, values), []
     result = {"config": as_dictionary(c), "prefix_table": [int(p) for p in prefixes],
               "initial_norms": norms(run.p), "stream_norms": {}, "gradient_norms": {}, "losses": [],
               "validation_losses": {}, "cursors": []}
@@ -83,7 +86,9 @@ def train(c, shards, validation, prefixes, dtype, steps, gradient_steps, validat
             break
         if step in gradient_steps:
             result["stream_norms"][step] = run.stream_norms()
+        start = time.perf_counter()
         loss, gradients = run.step()
+        seconds.append(time.perf_counter() - start)
         if step in gradient_steps:
             result["gradient_norms"][step] = norms(gradients)
         result["losses"].append(loss)
@@ -92,4 +97,8 @@ def train(c, shards, validation, prefixes, dtype, steps, gradient_steps, validat
         result["cursors"].append([run.stream.shard, run.stream.document])
         progress(f"step {step} loss {loss:.9f}")
     result["final_norms"] = norms(run.p)
+    if timing:  # of a config whose steps are alike; the first allocates memory and is left out where there are others
+        counted = seconds[1:] or seconds
+        result["tokens_per_second"] = len(counted) * c.sequences * c.stages[0].length / sum(counted)
+        result["peak_memory_bytes"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     return result, run
