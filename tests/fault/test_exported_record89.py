@@ -40,7 +40,8 @@ class ExportedRecord89(Record89FaultTest):
             self.assertEqual(config["stage"], [{"short_window": short, "long_window": long}])
             self.assertEqual(len(config["model"]["rotary_frequencies"]), 2)
         self.assertIn(f"loss           {self.summary()['final_val_loss']} nats", self.loss(f"back_{STEPS}.h5"))
-        job = self.train(2, "run.name=begun", f"checkpoint.weights=back_{STEPS}.h5", "stop.step=1", code=75)
+        job = self.train(2, "run.name=begun", f"checkpoint.weights=back_{STEPS}.h5", "train.untie_step=-1",
+                         "stop.step=1", code=75)
         self.assertIn(f"begins with the weights of back_{STEPS}.h5, step 0\n", job.output)
 
     def make_alive(self, torch, path):
