@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Times nanorun on 2 ranks beside the PyTorch reference on 2 threads: same deck, same tokens, same initial values.
 
---record89 trains a small record 89 in the place of small_gpt2.toml. The programs run in turn, so that both meet the same
-state of the machine; the first step of each run is left out.
-Memory is the sum over ranks of the largest resident size. Needs python3-torch and python3-h5py."""
+--record89 trains a small record 89 in the place of small_gpt2.toml. The programs run in turn, so that both meet the
+same state of the machine; the first step of each run is left out. Memory is the sum over ranks of the largest resident
+size. Needs python3-torch and python3-h5py."""
 
 import argparse
 import json
