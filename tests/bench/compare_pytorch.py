@@ -20,9 +20,9 @@ ROOT = Path(__file__).resolve().parents[2]
 # What makes inputs/record89.toml the config "benchmark" of tests/golden/record89.
 RECORD89 = [
     "run.log_every=1", "model.width=384", "model.head_dim=64", "model.bigram_rows=50304", "head.precision=fp32",
-    "train.steps=5", "train.extension_steps=1", "train.sequences=2", "train.untie_step=3", "validation.tokens=0",
-    "validation.length=2048", "optimizer.muon_momentum_cooldown=0", 'data.prefix_table=""', "checkpoint.at_end=false",
-    "checkpoint.restart=none",
+    "train.mlp_precision=working", "train.steps=5", "train.extension_steps=1", "train.sequences=2",
+    "train.untie_step=3", "validation.tokens=0", "validation.length=2048", "optimizer.muon_momentum_cooldown=0",
+    'data.prefix_table=""', "checkpoint.at_end=false", "checkpoint.restart=none",
     *(f"stage.{i}.{key}={value}" for i in range(4) for key, value in (
         ("length", 2048), ("longest_document", 896), ("short_window", 128), ("long_window", 384), ("prefix", 0),
         ("prefix_end", 0)))]
