@@ -6,6 +6,7 @@
 
 #include "src/error.hpp"
 #include "src/schedule.hpp"
+#include "src/topology.hpp"
 #include "src/trained_model.hpp"
 
 namespace nanorun {
@@ -33,14 +34,16 @@ int room_of(const Question& question, std::size_t ending) {
   return kernels::ceil_div(tokens_of(question, ending), block) * block;
 }
 
-/// All endings of all questions, in their order, in sequences of `length` tokens.
-std::vector<std::vector<Document>> pack(std::span<const Question> questions, int length) {
+/// All endings of all questions, in their order, in sequences of config.validation.length tokens.
+std::vector<std::vector<Document>> pack(std::span<const Question> questions, const Config& config) {
+  const int length = config.validation.length;
+  const bool alone = reaches_over_documents(config.model);
   std::vector<std::vector<Document>> sequences;
   int filled = length;
   for (std::size_t q = 0; q < questions.size(); ++q) {
     for (std::size_t e = 0; e < hellaswag_endings; ++e) {
       const int room = room_of(questions[q], e);
-      if (filled + room > length) sequences.emplace_back(), filled = 0;
+      if (alone || filled + room > length) sequences.emplace_back(), filled = 0;
       sequences.back().push_back({q, e, filled});
       filled += room;
     }
@@ -76,7 +79,7 @@ std::size_t smallest(const EndingLosses& losses) { return std::ranges::min_eleme
 
 }  // namespace
 
-int hellaswag_length(std::span<const Question> questions, int most) {
+int hellaswag_length(std::span<const Question> questions, const ModelConfig& model, int most) {
   std::int64_t longest = 0, all = 0;
   for (const Question& question : questions) {
     for (std::size_t e = 0; e < hellaswag_endings; ++e) {
@@ -84,17 +87,17 @@ int hellaswag_length(std::span<const Question> questions, int most) {
       all += room_of(question, e);
     }
   }
+  if (reaches_over_documents(model)) return static_cast<int>(longest);
   return static_cast<int>(std::max(longest, std::min<std::int64_t>(all, most / block * block)));
 }
 
-std::vector<EndingLosses> hellaswag_losses(Comm& comm, Trace& trace, Model<Real>& model,
-                                           std::span<const Question> questions, Token end_of_text, int length,
-                                           long step) {
-  const std::vector<std::vector<Document>> sequences = pack(questions, length);
+std::vector<EndingLosses> hellaswag_losses(Comm& comm, Trace& trace, Model<Real>& model, const Config& config,
+                                           std::span<const Question> questions, Token end_of_text, long step) {
+  const std::vector<std::vector<Document>> sequences = pack(questions, config);
   std::vector<double> sums(questions.size() * hellaswag_endings);
   for (std::size_t s = comm.rank(); s < sequences.size(); s += comm.size()) {
     const auto work = comm.watch_work();
-    Row row(length, end_of_text);
+    Row row(config.validation.length, end_of_text);
     for (const Document& document : sequences[s]) row.write(questions[document.question], document);
     const std::vector<double> losses = model.token_losses(trace, {row.tokens, row.targets}, step);
     for (const Document& document : sequences[s]) {
@@ -132,7 +135,7 @@ std::string evaluate_hellaswag(Context& context, const EvalOptions& options) {
     end_of_text = end_of_text_of(options.checkpoint, config, options.end_of_text);
     questions = read_hellaswag(options.hellaswag, static_cast<std::uint64_t>(config.model.vocabulary));
   });
-  config.validation.length = hellaswag_length(questions, config.validation.length);
+  config.validation.length = hellaswag_length(questions, config.model, config.validation.length);
   context.open_device();
 
   const TrainedWeights trained(comm, options.checkpoint, header, config, context.stream());
@@ -141,8 +144,7 @@ std::string evaluate_hellaswag(Context& context, const EvalOptions& options) {
   Trace trace = untraced(comm, context.stream());
   const long step = header.progress.step;
   const int window = validation_windows(config, step).long_tokens;
-  const std::vector<EndingLosses> losses =
-      hellaswag_losses(comm, trace, model, questions, end_of_text, config.validation.length, step);
+  const std::vector<EndingLosses> losses = hellaswag_losses(comm, trace, model, config, questions, end_of_text, step);
   for (const EndingLosses& of_question : losses) {
     for (const double loss : of_question) {
       if (std::isfinite(loss)) continue;

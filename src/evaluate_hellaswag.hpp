@@ -17,15 +17,16 @@ namespace nanorun {
 using EndingLosses = std::array<double, hellaswag_endings>;
 
 /// Tokens of sequences that hold any ending of the questions behind its context: a multiple of the attention block,
-/// from what the longest needs to `most`, which may be less, or to what all need together.
-int hellaswag_length(std::span<const Question> questions, int most);
+/// from what the longest needs to `most`, which may be less, or to what all need together. What the longest needs where
+/// the model reaches_over_documents(), since each ending has a sequence of its own then.
+int hellaswag_length(std::span<const Question> questions, const ModelConfig& model, int most);
 
 /// Collective. Each ending is scored in a document of its own: the token that begins documents, the context, the
-/// ending. Sequences of `length` tokens, the model's validation.length, hold several such documents; the ranks take
-/// sequences in turn. length: at least hellaswag_length(questions, 0). `step`: as the model is before it.
-std::vector<EndingLosses> hellaswag_losses(Comm& comm, Trace& trace, Model<Real>& model,
-                                           std::span<const Question> questions, kernels::Token end_of_text, int length,
-                                           long step);
+/// ending. Sequences of config.validation.length tokens, at least hellaswag_length(questions, config.model, 0), hold
+/// several such documents, or one where the model reaches_over_documents(); the ranks take sequences in turn. `config`:
+/// of the model. `step`: as the model is before it.
+std::vector<EndingLosses> hellaswag_losses(Comm& comm, Trace& trace, Model<Real>& model, const Config& config,
+                                           std::span<const Question> questions, kernels::Token end_of_text, long step);
 
 /// Questions of which the ending with the smallest loss is the right one.
 struct HellaswagScore {

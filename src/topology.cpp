@@ -77,6 +77,10 @@ int attention_input_of(const ModelConfig& config, int layer) {
   return source >= 0 && layer > source ? source + 1 : layer;
 }
 
+bool reaches_over_documents(const ModelConfig& config) {
+  return config.smear || config.bigram_rows > 0 || !config.key_offset_layers.empty();
+}
+
 bool is_tapped(const ModelConfig& config, int place) {
   if (config.residual == Residual::unet) return place >= 1 && place <= config.layers / 2;
   const bool attended = config.attention_source >= 0 && place == config.attention_source + 1;

@@ -28,6 +28,9 @@ std::vector<double> injection_starts(const ModelConfig& config);
 /// Whether layer reads the output of another layer in place of its own input: attention_source + 1, else the layer.
 int attention_input_of(const ModelConfig& config, int layer);
 
+/// Whether tokens take something up from the token before them, also where that ends another document.
+bool reaches_over_documents(const ModelConfig& config);
+
 /// Places of the residual stream are counted by the layers that read them: `layer` is the input of a layer, `layers`
 /// the output of the last. Whether a place is read by other than the layer itself.
 bool is_tapped(const ModelConfig& config, int place);

@@ -11,8 +11,8 @@ except ImportError:
 
 
 class NanorunConfig(PretrainedConfig):
-    """`model` and `window` hold the keys of these sections of nanorun's deck, and `stage` the windows where the deck has
-    stages; the windows are those that training ended with. docs/keys.md of nanorun describes them."""
+    """`model` and `window` hold the keys of these sections of nanorun's deck, and `stage` the windows where the deck
+    has stages; the windows are those that training ended with. docs/keys.md of nanorun describes them."""
 
     model_type = "nanorun"
 

@@ -67,9 +67,9 @@ class ExportedRecord89(Record89FaultTest):
         stages = tuple(config.replace(stage, length=length, longest=longest, window_short=short, window_long=long)
                        for stage, (length, longest, short, long) in zip(config.RECORD_STAGES, STAGES))
         c = config.check(config.replace(
-            config.Config(), width=48, head_dim=8, frequencies=2, hidden=192, vocabulary=257, end_of_text=256, net_hidden=8,
-            bigram_rows=97, sign_rows=16, dc_window=24, rotary_pairs="halves", mlp_out_transposed=False, steps=STEPS - 2,
-            extension=2, stages=stages, final_window_long=240))
+            config.Config(), width=48, head_dim=8, frequencies=2, hidden=192, vocabulary=257, end_of_text=256,
+            net_hidden=8, bigram_rows=97, sign_rows=16, dc_window=24, rotary_pairs="halves", mlp_out_transposed=False,
+            steps=STEPS - 2, extension=2, stages=stages, final_window_long=240))
         given = {name: values.double() for name, values in weights.items()}
         model = Model(c, given, [-1] * 384)
         model.signs = given["bigram_sign"]

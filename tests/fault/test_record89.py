@@ -1,9 +1,12 @@
 """A small record 89 from its deck, with all its mechanisms but prefixes: ranks, restarts, the finished model."""
 
 import json
+from pathlib import Path
 
 from harness import differing_windows, losses, restarted_from, small_run
 from small_record89 import STEPS, Record89FaultTest
+
+GOLDEN = Path(__file__).resolve().parents[1] / "golden"
 
 
 class Record89(Record89FaultTest):
@@ -113,6 +116,15 @@ class Record89(Record89FaultTest):
         refused(self.checkpoint(STEPS))
         self.train(2, "run.name=parted", tied, "train.untie_step=-1", "stop.step=2", code=75)
         refused(self.folder / "outputs/parted/checkpoints/checkpoint_00000002.h5")
+
+    def test_questions(self):
+        """Each ending has a sequence of its own, whatever the length and the number of ranks."""
+        self.train(1, "stop.step=2", "model.vocabulary=500", code=75)
+        questions = GOLDEN / "hellaswag.bin"
+        asked = ["eval", self.checkpoint(2), "--hellaswag", questions, "--end-of-text", 499]
+        said = self.command(*asked).output
+        self.assertIn("12 questions of", said[0])
+        self.assertEqual(self.command(*asked, "--length", 2048, ranks=3).output, said)
 
     def test_wrong_decks(self):
         for override, keys in (("train.untie_step=12", ("train.untie_step", "optimizer.adam_period = 2")),

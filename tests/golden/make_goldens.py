@@ -13,7 +13,8 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 VOCABULARY = 500
 END_OF_TEXT = VOCABULARY - 1
-ANSWERING = ["record21", "record21_wide"]
+ANSWERING = ["record21", "record21_wide", "record89"]
+ANSWERING89 = ["blocks_alive", f"vocabulary={VOCABULARY}", f"end_of_text={END_OF_TEXT}", "head_start=0.5"]
 TOKENS = 20 * 2 * 512 + 1 + 512  # all steps of a deck, the last target, and some more
 RECORD89 = ["mini", "mini_alive", "tiny", "tiny_alive", "tiny_fp8", "blocks", "blocks_alive", "blocks_wide", "blocks_fp8",
             "blocks81", "blocks81_alive"]
@@ -96,6 +97,8 @@ def main():
                  out, *more)
         elif name == "record89_switches":
             make("reference89.py", "--switches", out)
+        elif name == "hellaswag_record89":
+            make("hellaswag.py", ANSWERING89[0], questions, out, *ANSWERING89[1:])
         elif name in answers:
             make("hellaswag.py", HERE / f"{answers[name]}.toml", questions, out)
         else:

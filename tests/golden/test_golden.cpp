@@ -96,11 +96,11 @@ void answer(const std::string& name) {
   const kernels::Token end_of_text = golden.at("end_of_text");
   const auto vocabulary = static_cast<std::uint64_t>(config.model.vocabulary);
   const std::vector<Question> questions = read_hellaswag(folder + "hellaswag.bin", vocabulary);
-  ASSERT_LE(hellaswag_length(questions, 0), config.validation.length);
+  ASSERT_LE(hellaswag_length(questions, config.model, 0), config.validation.length);
   TinyTraining training(config, {}, end_of_text, test_comm());
   Trace trace = untraced(test_comm(), test_streams().compute);
-  const std::vector<EndingLosses> losses = hellaswag_losses(test_comm(), trace, training.model, questions, end_of_text,
-                                                            config.validation.length, config.train.steps);
+  const std::vector<EndingLosses> losses =
+      hellaswag_losses(test_comm(), trace, training.model, config, questions, end_of_text, config.train.steps);
 
   ASSERT_EQ(golden.at("ending_losses").size(), losses.size());
   double worst = 0;

@@ -6,6 +6,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "src/evaluate_hellaswag.hpp"
 #include "tests/support/environment.hpp"
 #include "tests/support/tiny_training.hpp"
 
@@ -338,6 +339,35 @@ TEST_P(Record89With, AgreesWithTheReference) {
 
 INSTANTIATE_TEST_SUITE_P(Each, Record89With, testing::ValuesIn(switches),
                          [](const auto& info) { return std::string(info.param.name); });
+
+/// Smear, bigrams and key offset must not reach over the begin of an ending's document.
+TEST(Record89, HellaSwag) {
+  SKIP_WITHOUT_HEADS_OF_128(blocks_config())
+  const nlohmann::json golden = nlohmann::json::parse(read_text(folder + "hellaswag_record89.json"));
+  const kernels::Token end_of_text = golden.at("end_of_text");
+  Config config = blocks_config();
+  config.model.vocabulary = end_of_text + 1;
+  config.model.init_embedding = 0.5;
+  const std::vector<Question> questions = read_hellaswag(folder + "hellaswag.bin", config.model.vocabulary);
+  config.validation.length = hellaswag_length(questions, config.model, 0);
+  TinyTraining training(config, {}, end_of_text, test_comm());
+  make_alive(training);
+  Trace trace = untraced(test_comm(), test_streams().compute);
+  const std::vector<EndingLosses> losses =
+      hellaswag_losses(test_comm(), trace, training.model, config, questions, end_of_text, config.train.steps);
+  double worst = 0;
+  ASSERT_EQ(golden.at("ending_losses").size(), losses.size());
+  for (std::size_t q = 0; q < losses.size(); ++q) {
+    for (std::size_t e = 0; e < hellaswag_endings; ++e) {
+      expect_close(losses[q][e], golden.at("ending_losses")[q][e], 1e-5, 1, worst,
+                   fmt::format("loss of ending {} of question {}", e, q));
+    }
+  }
+  std::printf("largest relative difference, loss of an ending: %.1e\n", worst);
+  const HellaswagScore score = hellaswag_score(questions, losses);
+  EXPECT_EQ(score.by_sum, golden.at("right_by_sum"));
+  EXPECT_EQ(score.by_mean, golden.at("right_by_mean"));
+}
 
 TEST(Record89, Blocks) { compare("record89_blocks", blocks_config(), false); }
 TEST(Record89, BlocksWithoutZeroStarts) { compare("record89_blocks_alive", blocks_config(), true); }

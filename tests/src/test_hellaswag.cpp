@@ -129,12 +129,15 @@ TEST(HellaSwag, LengthOfSequences) {
   const Question small = question;  // five tokens at most: a block for each ending
   Question large = question;
   large.context.resize(300);
-  EXPECT_EQ(hellaswag_length(std::vector{small}, 0), 128);
-  EXPECT_EQ(hellaswag_length(std::vector{small}, 300), 256);
-  EXPECT_EQ(hellaswag_length(std::vector{small}, 1 << 20), 512);
-  EXPECT_EQ(hellaswag_length(std::vector{small, large}, 0), 384);
+  ModelConfig model;
+  EXPECT_EQ(hellaswag_length(std::vector{small}, model, 0), 128);
+  EXPECT_EQ(hellaswag_length(std::vector{small}, model, 300), 256);
+  EXPECT_EQ(hellaswag_length(std::vector{small}, model, 1 << 20), 512);
+  EXPECT_EQ(hellaswag_length(std::vector{small, large}, model, 0), 384);
   large.context.resize(127);  // with the token that begins the document, and an ending of one: a block
-  EXPECT_EQ(hellaswag_length(std::vector{large}, 1 << 20), 128 + 256 + 128 + 256);
+  EXPECT_EQ(hellaswag_length(std::vector{large}, model, 1 << 20), 128 + 256 + 128 + 256);
+  model.smear = true;  // each ending in a sequence of its own
+  EXPECT_EQ(hellaswag_length(std::vector{small, large}, model, 1 << 20), 256);
 }
 
 }  // namespace
