@@ -65,6 +65,17 @@ class Record89(Record89FaultTest):
         self.assertIn('changed since the checkpoint: train.mlp_precision: "fp8" -> "working"\n', job.output)
         self.verify(self.checkpoint(18), self.checkpoint(STEPS))
 
+    def test_record81(self):
+        """The earlier record from its deck: other mechanisms, the same stages; two ranks, then four."""
+        shutil.copy(DECK.with_name("record81.toml"), self.folder / "deck.toml")
+        whole = losses(self.train(1, "model.bigram_columns=24"))
+        self.assertLess(whole[STEPS], whole[1] - 0.5)
+        found = {}
+        for ranks, stop in ((2, 15), (4, 0)):
+            found |= losses(self.train(ranks, "run.name=changing", "model.bigram_columns=24", f"stop.step={stop}",
+                                       code=75 if stop else 0))
+        self.assert_close(found, whole)
+
     def test_stopped_anywhere_is_bit_exact(self):
         """Within a period of Adam, where stages begin, around the untying, and in the extension."""
         whole = losses(self.train(2))

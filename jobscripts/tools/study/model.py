@@ -70,7 +70,8 @@ def scaled_tables(model):
     halves = len(injecting) + layers - mudd
     injections = len(injecting) * (2 if model["bigram_rows"] else 1)
     scalars = 2 * halves + 2 * len(attending) + (model["skip_to"] >= 0) + 13 * model["smear"]
-    scalars += 12 * model.get("skip_gate", False) + 12 * heads * sum(not mudd or i + 1 < layers for i in model["value_layers"])
+    scalars += 12 * model.get("skip_gate", False)
+    scalars += 12 * heads * sum(not mudd or i + 1 < layers for i in model["value_layers"])
     xsa, gates = len(model["xsa_layers"]) * heads, len(model["gated_layers"]) * heads
     columns, nets = (19, 2) if mudd else (0, 0)
     if model["gate_nets"]:

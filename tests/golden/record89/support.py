@@ -1,5 +1,7 @@
 """What the tests of record89/ share."""
 
+from dataclasses import replace
+
 import torch
 
 from record89 import data
@@ -8,6 +10,8 @@ from record89.run import Run
 
 RECORD = Config()
 ALIVE = CONFIGS["mini_alive"]
+EARLIER = replace(ALIVE, gate_nets="scalars", skip_gate=True, dc_layers=(), attention_gate_layers=(0, 1, 3, 4),
+                  value_layers_gated_by_input=(3,))
 
 
 def shards_of(c):
