@@ -237,7 +237,7 @@ def without_prefixes(stages):
 
 
 # The seed is one whose gradients of later steps are well conditioned, see record89.md.
-BLOCKS81 = BLOCKS | RECORD81 | {"seed": 3, "stages": without_prefixes(BLOCKS["stages"])}
+BLOCKS81 = BLOCKS | RECORD81 | {"seed": 12, "stages": without_prefixes(BLOCKS["stages"])}
 # The model of the CPU benchmark, as nanorun lays it out: smaller matrices and tables, all stages of one shape.
 BENCHMARK = Config(
     width=384, head_dim=64, frequencies=16, hidden=1536, bigram_rows=50304, sequences=2, gradient_divisor=2, steps=4,

@@ -188,7 +188,7 @@ def initial_values(c):
 
 
 def signs(c):
-    """The constant table of +1 and -1 [sign_rows, bigram_columns]: signs of uniform values of the stream "bigram_sign"."""
+    """Constant table of +1 and -1 [sign_rows, bigram_columns]: signs of uniform values of the stream "bigram_sign"."""
     return np.where(draw(c.seed, "bigram_sign", (c.sign_rows, bigram_columns(c)), "uniform", 1.0) < 0, -1.0, 1.0)
 
 
