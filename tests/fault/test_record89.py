@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 from harness import differing_windows, losses, restarted_from, small_run
-from small_record89 import STEPS, Record89FaultTest
+from small_record89 import SMALL, STEPS, Record89FaultTest
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden"
 
