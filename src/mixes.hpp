@@ -12,9 +12,12 @@
 //   after the MLP:   x = r1 x + p1 mlp
 // The last layer under MUDD, with m and u columns of its nets, c0 the first stream, c3 the one that the skip carries,
 // c7 the one that late layers attend from, c9 the layer's input, ve the rows of the first value embedding:
-//   values:          aux = aux + f (m0 c0 + m1 c7 + m2 c9), f = mudd_value_scale;  m6 and m7 gate the value embedding's
-//   halves of heads before:          x = x + m5 x + m3 c0 + m4 c7 after attention: x = m8 x + m9 l1 attention + m10 c0
-//   + m11 bigram after the MLP:   x = m12 x + m13 mlp last:            x = x + u0 c0 + u1 c7 + u2 c9 + u3 ve + u4 c3
+//   values:          aux = aux + f (m0 c0 + m1 c7 + m2 c9), f = model.mudd_value_scale;
+//                    m6 and m7 gate the value embedding's halves of heads
+//   before:          x = x + m5 x + m3 c0 + m4 c7
+//   after attention: x = m8 x + m9 l1 attention + m10 c0 + m11 bigram
+//   after the MLP:   x = m12 x + m13 mlp
+//   last:            x = x + u0 c0 + u1 c7 + u2 c9 + u3 ve + u4 c3
 
 #include <array>
 #include <span>
