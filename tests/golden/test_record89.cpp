@@ -15,9 +15,8 @@ namespace {
 
 const std::string folder = NANORUN_GOLDEN_FOLDER "/";
 
-Config blocks_config() {
-  Config config;
-  ModelConfig& m = config.model;
+ModelConfig blocks_model() {
+  ModelConfig m;
   m.vocabulary = 61;
   m.width = 48;
   m.heads = 6;
@@ -54,6 +53,34 @@ Config blocks_config() {
   m.coefficient_width = 16;
   m.mudd = true;
   m.yarn = true;
+  return m;
+}
+
+/// record_groups() of record89/config.py.
+void add_groups(Config& config) {
+  const auto group = [&](std::vector<std::string> names, double factor, double beta1, double beta2, double decay) {
+    config.group.push_back({std::move(names), 0.008 * factor, beta1, beta2, 0.005 * decay});
+  };
+  config.group.push_back({{"block.*.mlp_out"}, 4 * 0.023, 0, 0, 0});
+  group({"head", "embedding"}, 1, 0.5, 0.95, 150);
+  group({"value_embedding.*", "bigram"}, 75, 0.75, 0.95, 5);
+  group({"*.attention_factors", "smear_factor", "skip_factor"}, 5, 0.9, 0.99, 0);
+  group({"smear_gate"}, 0.01, 0.9, 0.99, 0);
+  group({"*.value_gate"}, 1, 0.9, 0.99, 1);
+  group({"*_post"}, 1, 0.9, 0.95, 0);
+  group({"*_residual"}, 5, 0.9, 0.95, 0);
+  group({"mudd_net.*.bias"}, 0.25, 0.9, 0.99, 0);
+  group({"mudd_net.*"}, 0.25, 0.9, 0.99, 1);
+  group({"gate_net.*.bias", "gate_net.scale"}, 0.1, 0.9, 0.99, 0);
+  group({"gate_net.*"}, 0.1, 0.9, 0.99, 1);
+  group({"*.attention_gate"}, 1, 0.9, 0.99, 1);
+  group({"*.xsa", "*.injection"}, 1, 0.9, 0.95, 0);
+  group({"skip_gate"}, 0.05, 0.9, 0.99, 0);
+}
+
+Config blocks_config() {
+  Config config;
+  config.model = blocks_model();
   config.window.layers = "SSSLSSSSSSL";
   config.window.kind = WindowKind::tokens_before;
   config.train.steps = 20;
@@ -79,24 +106,7 @@ Config blocks_config() {
   o.muon_decay = 1.2;
   o.adam_period = 2;
   o.adam_epsilon_hat = true;
-  const auto group = [&](std::vector<std::string> names, double factor, double beta1, double beta2, double decay) {
-    config.group.push_back({std::move(names), 0.008 * factor, beta1, beta2, 0.005 * decay});
-  };
-  config.group.push_back({{"block.*.mlp_out"}, 4 * 0.023, 0, 0, 0});
-  group({"head", "embedding"}, 1, 0.5, 0.95, 150);
-  group({"value_embedding.*", "bigram"}, 75, 0.75, 0.95, 5);
-  group({"*.attention_factors", "smear_factor", "skip_factor"}, 5, 0.9, 0.99, 0);
-  group({"smear_gate"}, 0.01, 0.9, 0.99, 0);
-  group({"*.value_gate"}, 1, 0.9, 0.99, 1);
-  group({"*_post"}, 1, 0.9, 0.95, 0);
-  group({"*_residual"}, 5, 0.9, 0.95, 0);
-  group({"mudd_net.*.bias"}, 0.25, 0.9, 0.99, 0);
-  group({"mudd_net.*"}, 0.25, 0.9, 0.99, 1);
-  group({"gate_net.*.bias", "gate_net.scale"}, 0.1, 0.9, 0.99, 0);
-  group({"gate_net.*"}, 0.1, 0.9, 0.99, 1);
-  group({"*.attention_gate"}, 1, 0.9, 0.99, 1);
-  group({"*.xsa", "*.injection"}, 1, 0.9, 0.95, 0);
-  group({"skip_gate"}, 0.05, 0.9, 0.99, 0);
+  add_groups(config);
   return config;
 }
 
