@@ -259,6 +259,7 @@ TEST(Inputs, Record81DiffersFromRecord89InFewKeys) {
       "model.mudd_backout",
       "train.steps",
       "train.extension_steps",
+      "train.mlp_precision",
       "train.untie_step",
       "stage.0.prefix",
       "stage.1.prefix",
