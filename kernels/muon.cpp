@@ -217,7 +217,12 @@ void polar_express(Stream, std::span<const MatrixBatch<T>> batches, Workspace wo
 }
 
 template <class T>
-void normuon(Stream, std::span<const NormuonBatch<T>> batches, double beta) {
+std::size_t normuon_workspace(std::span<const NormuonBatch<T>>) {
+  return 0;
+}
+
+template <class T>
+void normuon(Stream, std::span<const NormuonBatch<T>> batches, double beta, Workspace) {
   for (const NormuonBatch<T>& batch : batches) {
     const MatrixBatch<T>& x = batch.x;
     for (int i = 0; i < x.count; ++i) {
@@ -266,7 +271,8 @@ void add_scaled(Stream, Vec<acc_t<T>> w, [[maybe_unused]] Vec<T> copy, Vec<const
   template std::size_t newton_schulz_workspace(std::span<const MatrixBatch<T>>);                         \
   template void newton_schulz(Stream, std::span<const MatrixBatch<T>>, Workspace);                       \
   template void polar_express(Stream, std::span<const MatrixBatch<T>>, Workspace);                       \
-  template void normuon(Stream, std::span<const NormuonBatch<T>>, double);                               \
+  template std::size_t normuon_workspace(std::span<const NormuonBatch<T>>);                              \
+  template void normuon(Stream, std::span<const NormuonBatch<T>>, double, Workspace);                    \
   template void add_scaled_with_decay<T>(Stream, Vec<T>, Vec<T>, Vec<const T>, double, double, double*); \
   template void add_scaled<T>(Stream, Vec<T>, Vec<T>, Vec<const T>, double, double*);
 NANORUN_INSTANTIATE(float)

@@ -87,9 +87,13 @@ void newton_schulz(Stream stream, std::span<const MatrixBatch<T>> batches, Works
 template <class T>
 void polar_express(Stream stream, std::span<const MatrixBatch<T>> batches, Workspace workspace);
 
+/// Bytes of workspace for normuon(); the batches' data may be null.
+template <class T>
+std::size_t normuon_workspace(std::span<const NormuonBatch<T>> batches);
+
 /// NorMuon on the matrices X of all batches, which may differ in shape.
 template <class T>
-void normuon(Stream stream, std::span<const NormuonBatch<T>> batches, double beta);
+void normuon(Stream stream, std::span<const NormuonBatch<T>> batches, double beta, Workspace workspace);
 
 /// w -= lr x + decay w [x w >= 0], with copy and *squares as below.
 template <class T>
@@ -120,7 +124,9 @@ void add_scaled_with_decay(Stream stream, Vec<acc_t<T>> w, Vec<T> copy, Vec<cons
 
 /// T = float, data aligned to 16 bytes. Throws std::invalid_argument unless cols is a multiple of 8.
 template <class T>
-void normuon(Stream stream, std::span<const NormuonBatch<T>> batches, double beta);
+std::size_t normuon_workspace(std::span<const NormuonBatch<T>> batches);
+template <class T>
+void normuon(Stream stream, std::span<const NormuonBatch<T>> batches, double beta, Workspace workspace);
 
 /// T = float, data aligned to 16 bytes, on a stream with create_blas(). The GEMMs of the iteration are bf16, summed in
 /// fp32. Throw std::invalid_argument unless rows and cols are multiples of 8, if shapes differ by more than

@@ -1,6 +1,6 @@
 // NorMuon, see muon.hpp.
 
-#include <cooperative_groups.h>
+#include <cassert>
 
 #include "kernels/muon.hpp"
 #include "kernels/vec.cuh"
@@ -8,9 +8,9 @@
 namespace nanorun::kernels::cuda {
 namespace {
 
-/// Thread blocks that share a matrix, a cluster.
-constexpr int matrix_blocks = 8;
-constexpr int line_threads = 1024;
+/// Thread blocks that share the lines of a matrix.
+constexpr int matrix_blocks = 96;
+constexpr int line_threads = block_threads;
 constexpr int line_warps = line_threads / warp_size;
 
 /// Sums over lines, for |X|² and |X s|².
@@ -34,7 +34,7 @@ __device__ NormSums update_line(float& second_moment, float squares, int length,
   return {squares, squares * s * s};
 }
 
-/// What the thread block of a rank in the cluster does: it updates the Q of its rows, and later scales them.
+/// What the thread block of number `rank` does of a matrix: it updates the Q of its rows, and later scales them.
 struct Rows {
   Mat<float> x;
   float* second_moment;
@@ -107,24 +107,15 @@ struct Columns {
   }
 };
 
-/// Sum over the threads of the cluster, for every thread, in a fixed order. The block must not end before the cluster
-/// has synchronised.
-__device__ NormSums cluster_sum(NormSums x) {
+/// Sum over the threads of the block, for every thread, in a fixed order.
+__device__ NormSums block_sum(NormSums x) {
   __shared__ NormSums of_warps[line_warps];
-  __shared__ NormSums of_block;
   x = {warp_sum(x.squares), warp_sum(x.scaled)};
   if (threadIdx.x % warp_size == 0) of_warps[threadIdx.x / warp_size] = x;
   __syncthreads();
-  if (threadIdx.x == 0) {
-    NormSums sum{};
-    for (const NormSums& of_warp : of_warps) sum += of_warp;
-    of_block = sum;
-  }
-  sm90::cluster_sync();
-  const auto cluster = cooperative_groups::this_cluster();
-  NormSums total{};
-  for (int rank = 0; rank < matrix_blocks; ++rank) total += *cluster.map_shared_rank(&of_block, rank);
-  return total;
+  NormSums sum{};
+  for (const NormSums& of_warp : of_warps) sum += of_warp;
+  return sum;
 }
 
 constexpr int max_batches = 32;
@@ -132,58 +123,82 @@ constexpr int max_batches = 32;
 /// Kernel argument: matrices of several batches.
 struct Batches {
   NormuonBatch<float> batch[max_batches];
+
+  /// Calls body(Rows) or body(Columns) with matrix number `index` over all batches.
+  template <class Body>
+  __device__ void with_lines(int index, const Body& body) const {
+    const NormuonBatch<float>* own = batch;
+    for (; index >= own->x.count; ++own) index -= own->x.count;
+    const Mat<float> x(own->x.data + index * own->x.matrix_size(), own->x.rows, own->x.cols);
+    float* const second_moment = own->second_moment + static_cast<std::size_t>(index) * own->lines();
+    if (x.rows >= x.cols) {
+      body(Rows{x, second_moment});
+    } else {
+      body(Columns{x, second_moment});
+    }
+  }
 };
 
-template <class Lines>
-__device__ void even_out(const Lines& mine, int rank, float beta) {
-  const NormSums sums = cluster_sum(mine.update(rank, beta));
-  const double norm = sqrt(sums.squares), scaled_norm = sqrt(sums.scaled);
-  mine.scale(rank, static_cast<float>(norm / (scaled_norm < 1e-10 ? 1e-10 : scaled_norm)));
+/// Block (i, j) updates the second moments of part i of the lines of matrix j. sums [matrices, matrix_blocks].
+__global__ void __launch_bounds__(line_threads)
+    update_lines(NormSums* sums, const __grid_constant__ Batches batches, float beta) {
+  batches.with_lines(blockIdx.y, [&](const auto& lines) {
+    const NormSums sum = block_sum(lines.update(blockIdx.x, beta));
+    if (threadIdx.x == 0) sums[blockIdx.y * matrix_blocks + blockIdx.x] = sum;
+  });
 }
 
-/// A cluster for each matrix.
-__global__ void __cluster_dims__(matrix_blocks) __launch_bounds__(line_threads)
-    normuon_matrix(const __grid_constant__ Batches batches, float beta) {
-  const int rank = blockIdx.x;
-  int index = blockIdx.y;
-  const NormuonBatch<float>* batch = batches.batch;
-  for (; index >= batch->x.count; ++batch) index -= batch->x.count;
-  const Mat<float> x(batch->x.data + index * batch->x.matrix_size(), batch->x.rows, batch->x.cols);
-  float* const second_moment = batch->second_moment + static_cast<std::size_t>(index) * batch->lines();
-  if (x.rows >= x.cols) {
-    even_out(Rows{x, second_moment}, rank, beta);
-  } else {
-    even_out(Columns{x, second_moment}, rank, beta);
-  }
-  sm90::cluster_sync();
+/// The same blocks scale their lines.
+__global__ void __launch_bounds__(line_threads)
+    scale_lines(const NormSums* sums, const __grid_constant__ Batches batches) {
+  static_assert(matrix_blocks <= line_threads);
+  const NormSums part = threadIdx.x < matrix_blocks ? sums[blockIdx.y * matrix_blocks + threadIdx.x] : NormSums{};
+  const NormSums sum = block_sum(part);
+  const double norm = sqrt(sum.squares), scaled_norm = sqrt(sum.scaled);
+  const auto factor = static_cast<float>(norm / (scaled_norm < 1e-10 ? 1e-10 : scaled_norm));
+  batches.with_lines(blockIdx.y, [&](const auto& lines) { lines.scale(blockIdx.x, factor); });
+}
+
+int count_matrices(std::span<const NormuonBatch<float>> batches) {
+  int matrices = 0;
+  for (const NormuonBatch<float>& batch : batches) matrices += batch.x.count;
+  return matrices;
 }
 
 /// At most max_batches.
-void launch(cudaStream_t stream, std::span<const NormuonBatch<float>> batches, float beta) {
+void launch(cudaStream_t stream, NormSums* sums, std::span<const NormuonBatch<float>> batches, float beta) {
   Batches argument;
   std::ranges::copy(batches, argument.batch);
-  int matrices = 0;
-  for (const NormuonBatch<float>& batch : batches) matrices += batch.x.count;
-  if (matrices == 0) return;
-  normuon_matrix<<<dim3(matrix_blocks, matrices), line_threads, 0, stream>>>(argument, beta);
+  const dim3 grid(matrix_blocks, count_matrices(batches));
+  if (grid.y == 0) return;
+  update_lines<<<grid, line_threads, 0, stream>>>(sums, argument, beta);
+  scale_lines<<<grid, line_threads, 0, stream>>>(sums, argument);
   check_launch("normuon");
 }
 
 }  // namespace
 
 template <class T>
-void normuon(Stream stream, std::span<const NormuonBatch<T>> batches, double beta) {
+std::size_t normuon_workspace(std::span<const NormuonBatch<T>> batches) {
+  return WorkspaceAllocator::bytes<NormSums>(static_cast<std::size_t>(count_matrices(batches)) * matrix_blocks);
+}
+
+template <class T>
+void normuon(Stream stream, std::span<const NormuonBatch<T>> batches, double beta, Workspace workspace) {
+  assert(workspace.size() >= normuon_workspace<T>(batches));
   for (const NormuonBatch<T>& batch : batches) {
     if (batch.x.cols % 8 != 0 || reinterpret_cast<std::uintptr_t>(batch.x.data) % 16 != 0) {
       throw std::invalid_argument("normuon: rows must be whole, aligned 16-byte vectors");
     }
   }
+  NormSums* const sums = WorkspaceAllocator(workspace).take<NormSums>(count_matrices(batches) * matrix_blocks);
   for (std::size_t first = 0; first < batches.size(); first += max_batches) {
     const std::size_t count = std::min<std::size_t>(max_batches, batches.size() - first);
-    launch(cuda_stream(stream), batches.subspan(first, count), static_cast<float>(beta));
+    launch(cuda_stream(stream), sums, batches.subspan(first, count), static_cast<float>(beta));
   }
 }
 
-template void normuon(Stream, std::span<const NormuonBatch<float>>, double);
+template std::size_t normuon_workspace(std::span<const NormuonBatch<float>>);
+template void normuon(Stream, std::span<const NormuonBatch<float>>, double, Workspace);
 
 }  // namespace nanorun::kernels::cuda

@@ -40,13 +40,15 @@ std::size_t state_size(const Config& config, const ParameterTable& table, int ra
 
 template <class A>
 std::size_t workspace_size(const Config& config, const ParameterTable& table, int rank, int ranks) {
-  std::size_t bytes = 0;
   std::vector<MatrixBatch<A>> batches, shape;
   for (const Bucket& bucket : table.buckets()) {
     if (bucket.group != Group::matrix) continue;
     const auto blocks = blocks_of<A>(config, table.owned(bucket, rank, ranks), nullptr);
     batches.insert(batches.end(), blocks.begin(), blocks.end());
   }
+  std::vector<kernels::NormuonBatch<A>> evened;
+  for (const MatrixBatch<A>& batch : batches) evened.push_back({batch, nullptr});
+  std::size_t bytes = ops::normuon_workspace<A>(evened);
   while (!batches.empty()) {
     split_shape(batches, shape);
     bytes = std::max(bytes, ops::newton_schulz_workspace<A>(shape));
@@ -312,7 +314,7 @@ void Optimizer<T>::even_out(const Bucket& kind) {
       second_moment += static_cast<std::size_t>(blocks.count) * evened_.back().lines();
     }
   }
-  ops::normuon<Master>(stream_, evened_, config_.optimizer.normuon_beta);
+  ops::normuon<Master>(stream_, evened_, config_.optimizer.normuon_beta, workspace_.space());
 }
 
 /// Moves a bucket's weights by the orthogonal factors.

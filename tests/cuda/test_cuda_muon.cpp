@@ -5,6 +5,7 @@
 #include <deque>
 #include <vector>
 
+#include "kernels/device.hpp"
 #include "kernels/matmul.hpp"
 #include "kernels/muon.hpp"
 #include "tests/cuda/blas_stream.hpp"
@@ -209,6 +210,12 @@ test::Vector<float> matrices_with_zeros(const Shape& shape, unsigned seed) {
   return x;
 }
 
+void run_normuon(const std::vector<NormuonBatch<float>>& batches) {
+  const test::DeviceVector<std::byte> scratch(test::Vector<std::byte>(normuon_workspace<float>(batches)));
+  normuon<float>({}, batches, 0.9, {scratch.data(), scratch.size()});
+  synchronize(Stream{});
+}
+
 /// Two steps on batches of these shapes, in one call each.
 void compare_normuon(const Shapes& shapes) {
   std::vector<test::Vector<float>> q;
@@ -228,8 +235,8 @@ void compare_normuon(const Shapes& shapes) {
       batches.push_back({{x[i].data(), count, rows, cols}, q[i].data()});
       device_batches.push_back({{device_x[i].data(), count, rows, cols}, device_q[i].data()});
     }
-    portable::normuon<float>({}, batches, 0.9);
-    normuon<float>({}, device_batches, 0.9);
+    portable::normuon<float>({}, batches, 0.9, {});
+    run_normuon(device_batches);
     for (std::size_t i = 0; i < shapes.size(); ++i) {
       SCOPED_TRACE(name_of({shapes[i]}));
       EXPECT_LT(test::relative_error(device_x[i].host(), x[i]), 2e-6);
@@ -255,7 +262,7 @@ TEST(CudaNorMuon, MatchesPortable) {
 TEST(CudaNorMuon, ZeroStaysZero) {
   SKIP_WITHOUT_DEVICE();
   const test::DeviceVector<float> x(test::Vector<float>(2 * 16 * 24)), q(test::Vector<float>(2 * 24));
-  normuon<float>({}, std::array{NormuonBatch<float>{{x.data(), 2, 16, 24}, q.data()}}, 0.9);
+  run_normuon({{{x.data(), 2, 16, 24}, q.data()}});
   for (const float value : x.host()) ASSERT_EQ(value, 0);
   for (const float value : q.host()) ASSERT_EQ(value, 0);
 }
@@ -263,8 +270,7 @@ TEST(CudaNorMuon, ZeroStaysZero) {
 TEST(CudaNorMuon, RefusesOddRows) {
   SKIP_WITHOUT_DEVICE();
   const test::DeviceVector<float> x(test::Vector<float>(7 * 12)), q(test::Vector<float>(12));
-  const std::array odd{NormuonBatch<float>{{x.data(), 1, 7, 12}, q.data()}};
-  EXPECT_THROW(normuon<float>({}, odd, 0.9), std::invalid_argument);
+  EXPECT_THROW(run_normuon({{{x.data(), 1, 7, 12}, q.data()}}), std::invalid_argument);
 }
 
 }  // namespace

@@ -275,8 +275,8 @@ TEST_P(NorMuon, EqualsTheDefinitionOverTwoSteps) {
     // The matrices as two batches.
     const std::array<NormuonBatch<double>, 2> batches{
         {{{x64.data(), 1, rows, cols}, q64.data()}, {{x64.data() + size, count - 1, rows, cols}, q64.data() + lines}}};
-    normuon<double>({}, batches, 0.9);
-    normuon<float>({}, std::array{NormuonBatch<float>{{x32.data(), count, rows, cols}, q32.data()}}, 0.9);
+    normuon<double>({}, batches, 0.9, {});
+    normuon<float>({}, std::array{NormuonBatch<float>{{x32.data(), count, rows, cols}, q32.data()}}, 0.9, {});
     EXPECT_LT(test::relative_error(x64, expected), 1e-13);
     EXPECT_LT(test::relative_error(q64, q), 1e-13);
     EXPECT_LT(test::relative_error(x32, expected), 2e-6);
@@ -289,7 +289,7 @@ TEST_P(NorMuon, KeepsTheNorm) {
   test::Vector<double> x = test::random_values(static_cast<std::size_t>(rows) * cols, 22), q(normuon_lines(rows, cols));
   const auto norm = [&] { return std::sqrt(std::inner_product(x.begin(), x.end(), x.begin(), 0.0)); };
   const double before = norm();
-  normuon<double>({}, std::array{NormuonBatch<double>{{x.data(), 1, rows, cols}, q.data()}}, 0.95);
+  normuon<double>({}, std::array{NormuonBatch<double>{{x.data(), 1, rows, cols}, q.data()}}, 0.95, {});
   EXPECT_NEAR(norm(), before, 1e-12 * before);
 }
 
@@ -298,7 +298,7 @@ INSTANTIATE_TEST_SUITE_P(Orientations, NorMuon,
 
 TEST(NorMuonZero, ZeroStaysZero) {
   test::Vector<float> x(12 * 8), q(12);
-  normuon<float>({}, std::array{NormuonBatch<float>{{x.data(), 1, 12, 8}, q.data()}}, 0.9);
+  normuon<float>({}, std::array{NormuonBatch<float>{{x.data(), 1, 12, 8}, q.data()}}, 0.9, {});
   for (const float value : x) EXPECT_EQ(value, 0);
   for (const float value : q) EXPECT_EQ(value, 0);
 }
