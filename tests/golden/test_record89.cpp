@@ -218,6 +218,17 @@ constexpr Tolerance bf16_tolerance{2.5e-3, {0.05, 0.6}, {0.5, 10}, {0.03, 0.3}};
     GTEST_SKIP() << "heads of " << (config).model.head_dim << " run on CPUs alone"; \
   }
 
+/// Mean validation loss before a step over the golden file's sequences.
+double validation_loss(Learner<Real>& learner, const nlohmann::json& golden, long step) {
+  Trace trace = untraced(test_comm(), test_streams().compute);
+  double sum = 0;
+  for (const auto& row : golden.at("validation_sequences")) {
+    const std::vector<kernels::Token> tokens(row.begin(), row.end());
+    sum += learner.model.validate(trace, Sequence::of(tokens), step);
+  }
+  return sum / static_cast<double>(golden.at("validation_sequences").size());
+}
+
 void compare(const std::string& name, const Config& config, bool alive, const Tolerance& tolerance = {}) {
   SKIP_WITHOUT_HEADS_OF_128(config)
   const nlohmann::json golden = nlohmann::json::parse(read_text(folder + name + ".json"));
@@ -229,7 +240,14 @@ void compare(const std::string& name, const Config& config, bool alive, const To
   const auto gradient_norm = [&](const Parameter& p) { return training.gradient_norm(p) / 2; };
   expect_norms(table, weight_norm, golden.at("initial_norms"), {1e-6}, 1e-9, "initial norm");
   double worst = 0;
+  const auto expect_validation = [&](int step) {
+    const nlohmann::json& losses = golden.at("validation_losses");
+    if (!losses.contains(std::to_string(step))) return;
+    expect_close(validation_loss(training, golden, step), losses.at(std::to_string(step)), tolerance.loss, 1, worst,
+                 fmt::format("validation loss before step {}", step));
+  };
   for (int step = 0; step < 20; ++step) {
+    expect_validation(step);
     expect_close(training.forward_backward(), golden.at("losses")[step], tolerance.loss, 1, worst,
                  fmt::format("loss of step {}", step));
     const std::string key = std::to_string(step);
@@ -239,6 +257,7 @@ void compare(const std::string& name, const Config& config, bool alive, const To
     }
     training.update();
   }
+  expect_validation(20);
   std::printf("largest difference, loss: %.1e\n", worst);
   expect_norms(table, weight_norm, golden.at("final_norms"), tolerance.final, 1e-9, "final norm");
 }
