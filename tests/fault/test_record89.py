@@ -1,10 +1,11 @@
 """A small record 89 from its deck, with all its mechanisms but prefixes: ranks, restarts, the finished model."""
 
 import json
+import shutil
 from pathlib import Path
 
 from harness import differing_windows, losses, restarted_from, small_run
-from small_record89 import SMALL, STEPS, Record89FaultTest
+from small_record89 import DECK, SMALL, STEPS, Record89FaultTest
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden"
 

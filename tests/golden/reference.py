@@ -48,8 +48,10 @@ LATER = {
         "attention_source": -1, "paired_layers": [], "xsa_layers": [], "gated_layers": [], "key_offset_layers": [],
         "composed_layers": [], "composition_window": 112, "gate_nets": False, "gate_net_layer": 4,
         "coefficient_width": 64, "mudd": False, "yarn": False, "rotary_frequencies": [],
+        "bigram_columns": 0, "mudd_scale": 0.1, "mudd_value_scale": 1, "mudd_backout": 0.5, "skip_gate": False,
+        "value_layers_gated_by_input": [],
     },
-    "train": {"extension_steps": 0, "loss": "mean", "untie_step": 0},
+    "train": {"extension_steps": 0, "loss": "mean", "untie_step": 0, "mlp_precision": "working"},
     "optimizer": {
         "muon_momentum_cooldown": 0, "orthogonalisation": "newton_schulz", "muon_block_heads": 0, "normuon_beta": 0,
         "muon_decay": 0, "adam_epsilon_hat": False, "adam_period": 1,
