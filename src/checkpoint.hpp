@@ -24,8 +24,11 @@ class Checkpoints {
   /// model_fingerprint.
   Checkpoints(Comm& comm, const CheckpointConfig& config, std::string directory, std::string deck, std::string model);
 
-  /// The training shards, as run_data's shard_record writes them; goes into the files.
-  void set_shards(std::string record) { header_.shards = std::move(record); }
+  /// The training shards, as run_data's shard_record writes them, and what they were encoded with; goes into the files.
+  void set_shards(std::string record, TokenizerRecord tokenizer = {}) {
+    header_.shards = std::move(record);
+    header_.tokenizer = std::move(tokenizer);
+  }
 
   /// Further checkpoints go to another directory.
   void move_to(std::string directory) { directory_ = std::move(directory); }

@@ -13,7 +13,7 @@ namespace nanorun {
 
 namespace {
 
-constexpr std::uint64_t format_version = 2;
+constexpr std::uint64_t format_version = 3;
 constexpr std::uint64_t max_step = 1u << 31;
 constexpr const char* tensor_groups[] = {"/weights", "/muon/momentum", "/muon/second_moment",
                                          "/adam/m",  "/adam/v",        "/adam/gradient"};
@@ -41,6 +41,7 @@ std::uint64_t header_checksum(const CheckpointHeader& header) {
       fmt::format("{}\n{}\n{}\n{}\n{}\n{}\n{:.17g}\n{}\n{}\n", header.model, header.deck, p.step, p.cursor.shard,
                   p.cursor.offset, p.cursor.epoch, p.train_seconds, p.tokens, header.tensors);
   if (header.version > 1) text += fmt::format("{:.17g}\n{}\n", p.train_loss, header.shards);
+  if (header.version > 2) text += fmt::format("{}\n{:016x}\n", header.tokenizer.name, header.tokenizer.checksum);
   for (const double maximum : p.mlp_maxima) text += fmt::format("{:.17g}\n", maximum);
   return h5::checksum(text);
 }
@@ -93,6 +94,10 @@ void write_header(h5::File& file, const CheckpointHeader& header) {
   file.write_attribute("/", "tokens", p.tokens);
   file.write_attribute("/", "train_loss", p.train_loss);
   file.write_attribute("/", "tensors", header.tensors);
+  if (header.version > 2) {
+    file.write_attribute("/", "tokenizer", header.tokenizer.name);
+    file.write_attribute("/", "tokenizer_checksum", header.tokenizer.checksum);
+  }
   file.write_attribute("/", "checksum", header_checksum(header));
   write_text_dataset(file, "/deck", header.deck);
   write_text_dataset(file, "/shards", header.shards);
@@ -112,6 +117,8 @@ CheckpointHeader read_header(const h5::File& file) {
   header.model = file.read_text_attribute("/", "model");
   header.deck = header.version > 1 ? read_text_dataset(file, "/deck") : file.read_text_attribute("/", "deck");
   if (header.version > 1) header.shards = read_text_dataset(file, "/shards");
+  if (header.version > 2)
+    header.tokenizer = {file.read_text_attribute("/", "tokenizer"), integer("tokenizer_checksum")};
   const std::uint64_t step = integer("step");
   header.progress = {static_cast<long>(step),
                      {integer("cursor_shard"), integer("cursor_offset"), integer("cursor_epoch")},
@@ -266,7 +273,8 @@ std::uint64_t checkpoint_bytes(const CheckpointHeader& header, const Slabs& slab
 
 void write_checkpoint(Comm& comm, const std::string& path, CheckpointHeader header, const Slabs& slabs) {
   header.tensors = slabs.size();
-  header.version = format_version;
+  // Programs that know no tokenizers read the checkpoints that have none.
+  header.version = header.tokenizer.name.empty() ? 2 : format_version;
   const Sums sums = memory_checksums(comm, slabs);
   try {
     comm.together([&] {

@@ -138,9 +138,14 @@ void add_export(CLI::App& app, CommandLine& line) {
       ->required()
       ->check(file_fault);
   to->add_flag("--bf16", options.bf16, "Round the weights to bf16 (checkpoints only)");
-  to->add_option("--end-of-text", options.end_of_text,
-                 "Token that begins a document (checkpoints only); without it that of bytes or of GPT-2")
+  to->add_option(
+        "--end-of-text", options.end_of_text,
+        "Token that begins a document (checkpoints only); without it that of the tokenizer, of bytes or of GPT-2")
       ->check(whole_number(0, 65535));
+  to->add_option("--tokenizer", options.tokenizer,
+                 "vocab.bpe, tokenizer.json or rank file that the model was trained with, to write for transformers "
+                 "(checkpoints only)")
+      ->check(file_fault);
   to->add_flag("--force", options.force, "Write into a directory that is not empty, or replace a file");
 }
 

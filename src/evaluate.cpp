@@ -50,13 +50,29 @@ void require_tokenizer(const Tokenizer& tokenizer, const std::string& file, cons
   }
 }
 
+/// Throws where a shard was encoded with another tokenizer than those that the model was trained on.
+void require_tokenizer_of_model(const CheckpointHeader& header, const std::string& path,
+                                const std::vector<ShardInfo>& shards) {
+  for (const ShardInfo& shard : shards) {
+    if (header.tokenizer.name.empty() || shard.tokenizer_checksum == 0) continue;
+    if (shard.tokenizer_checksum == header.tokenizer.checksum) continue;
+    throw Error(ExitCode::data,
+                fmt::format("{}: was encoded with another tokenizer than the model of {} was trained with: {} with "
+                            "checksum {:016x}",
+                            shard.path, path, header.tokenizer.name, header.tokenizer.checksum),
+                Scope::all_ranks);
+  }
+}
+
 /// Bytes of text behind each token, none behind the one that begins documents; empty where they are not known.
-std::vector<std::uint64_t> bytes_of_tokens(const EvalOptions& options, Comm& comm, const RunData& data) {
+std::vector<std::uint64_t> bytes_of_tokens(const EvalOptions& options, const CheckpointHeader& header,
+                                           const Config& config, Comm& comm, const RunData& data) {
   std::vector<std::uint64_t> bytes;
   if (!options.tokenizer.empty()) {
     comm.together([&] {
       const Tokenizer tokenizer(options.tokenizer);
       require_tokenizer(tokenizer, options.tokenizer, data.validation.opened);
+      require_own_tokenizer(header, config, options.checkpoint, tokenizer, options.tokenizer);
       for (std::uint64_t id = 0; id < tokenizer.vocabulary(); ++id) {
         const auto token = static_cast<Token>(id);
         bytes.push_back(tokenizer.decode({&token, 1}).size());
@@ -82,7 +98,8 @@ std::string evaluate(Context& context, const EvalOptions& options) {
   comm.set_timeout(config.comm.timeout_seconds);
   context.open_device();
   const RunData data = open_validation_data(comm, config);
-  const std::vector<std::uint64_t> bytes_of = bytes_of_tokens(options, comm, data);
+  require_tokenizer_of_model(header, options.checkpoint, data.validation.opened);
+  const std::vector<std::uint64_t> bytes_of = bytes_of_tokens(options, header, config, comm, data);
 
   const TrainedWeights trained(comm, options.checkpoint, header, config, context.stream());
   Model<Real> model(config, trained.table, trained.weights, {}, data.end_of_text(), context.stream(),

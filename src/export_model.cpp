@@ -1,5 +1,6 @@
 #include "src/export_model.hpp"
 
+#include <charconv>
 #include <cmath>
 #include <nlohmann/json.hpp>
 #include <type_traits>
@@ -14,6 +15,7 @@
 #include "src/files.hpp"
 #include "src/safetensors.hpp"
 #include "src/schedule.hpp"
+#include "src/tokenizer_table.hpp"
 #include "src/trained_model.hpp"
 
 namespace nanorun {
@@ -78,7 +80,7 @@ Json value_of(const Key& key, Config& config) {
 }
 
 /// Of a settled() deck.
-std::string config_json(Config config, Token end_of_text, bool bf16) {
+std::string config_json(Config config, Token end_of_text, const TokenizerRecord& tokenizer, bool bf16) {
   const bool unet = config.model.residual == Residual::unet;
   const std::string file = unet ? "modeling_nanorun" : "modeling_nanorun_scaled";
   const std::string name = unet ? "NanorunForCausalLM" : "ScaledNanorunForCausalLM";
@@ -98,6 +100,8 @@ std::string config_json(Config config, Token end_of_text, bool bf16) {
                {"tie_word_embeddings", false},
                {"use_cache", false},
                {"nanorun_version", build().version}};
+  if (!tokenizer.name.empty())
+    json["nanorun_tokenizer"] = {{"name", tokenizer.name}, {"checksum", fmt::format("{:016x}", tokenizer.checksum)}};
   for (const char* section : sections) {
     for (const Key& key : key_table()) {
       if (key.section == std::string(section)) json[section][key.name] = value_of(key, config);
@@ -141,8 +145,34 @@ std::vector<std::string> model_overrides(const Json& json) {
   return overrides;
 }
 
-/// The deck of an imported model. Throws Error(data).
-Config read_config(const std::string& path) {
+/// The tokenizer that the model was trained with. Throws Error(data), with a message that lacks the file.
+TokenizerRecord recorded_tokenizer(const Json& json) {
+  if (!json.contains("nanorun_tokenizer")) return {};
+  constexpr std::size_t max_name = 64, digits = 16;
+  const Json& entry = json["nanorun_tokenizer"];
+  const auto text = [&](const char* key) {
+    const Json value = entry.is_object() ? entry.value(key, Json()) : Json();
+    return value.is_string() ? value.get<std::string>() : "";
+  };
+  const std::string name = text("name"), checksum = text("checksum");
+  TokenizerRecord record{name};
+  const auto [end, error] = std::from_chars(checksum.data(), checksum.data() + checksum.size(), record.checksum, 16);
+  const bool is_printable = std::ranges::all_of(name, [](char c) { return c > ' ' && c <= '~'; });
+  if (name.empty() || name.size() > max_name || !is_printable || error != std::errc() || checksum.size() != digits ||
+      end != checksum.data() + digits) {
+    throw Error(ExitCode::data, "its nanorun_tokenizer has not a name and a checksum of 16 hexadecimal digits");
+  }
+  return record;
+}
+
+/// What config.json says of an imported model.
+struct Described {
+  Config config;
+  TokenizerRecord tokenizer;
+};
+
+/// Throws Error(data).
+Described read_config(const std::string& path) {
   const auto refuse = [&](const std::string& reason) { throw Error(ExitCode::data, path + ": " + reason); };
   const Json json = Json::parse(read_text(path, max_config_bytes, ExitCode::data), nullptr, false);
   if (!json.is_object()) refuse("not a JSON object");
@@ -153,7 +183,7 @@ Config read_config(const std::string& path) {
     if (config.model.yarn)
       throw Error(ExitCode::data, "model.yarn = true: give model.rotary_frequencies and model.attention_scale instead");
     check_model(config);
-    return config;
+    return {std::move(config), recorded_tokenizer(json)};
   } catch (const Error& error) {
     const std::string what = error.what();
     refuse(what.substr(0, what.find('\n')));
@@ -235,6 +265,54 @@ void write_python(const std::string& directory, const ModelConfig& model) {
   if (model.residual == Residual::scaled) write("modeling_nanorun_scaled.py", modeling_nanorun_scaled_py);
 }
 
+// --- Tokenizer -------------------------------------------------------------------------------------------------------
+
+constexpr const char* table_of_merges[] = {"vocab.json", "merges.txt"};
+constexpr const char* table_as_json = "tokenizer.json";
+
+/// Throws Error(output) where AutoTokenizer would read another table than the one that is written.
+void require_no_other_table(const std::string& directory) {
+  const std::string other = directory + "/" + table_as_json;
+  if (kind_of(other, ExitCode::output) == FileKind::absent) return;
+  throw Error(ExitCode::output, fmt::format("{}: transformers would read it in place of {} and {}: move it away", other,
+                                            table_of_merges[0], table_of_merges[1]));
+}
+
+/// What transformers' AutoTokenizer loads: a tokenizer.json as it is, other tables as those of GPT-2.
+void write_tokenizer(const ExportOptions& options, const TokenizerTable& table, int length) {
+  const auto write = [&](const char* name, const std::string& text) {
+    replace_text(options.directory + "/" + name, ExitCode::output, text);
+  };
+  if (table.from_json) {
+    write(table_as_json, read_text(options.tokenizer, max_table_bytes, ExitCode::data));
+  } else {
+    write(table_of_merges[0], vocab_json(table));
+    write(table_of_merges[1], merges_txt(table));
+  }
+  const Json settings = {{"tokenizer_class", table.from_json ? "PreTrainedTokenizerFast" : "GPT2Tokenizer"},
+                         {"bos_token", end_of_text_symbol},
+                         {"eos_token", end_of_text_symbol},
+                         {"unk_token", end_of_text_symbol},
+                         {"add_prefix_space", false},
+                         {"clean_up_tokenization_spaces", false},
+                         {"model_max_length", length}};
+  write("tokenizer_config.json", settings.dump(2) + "\n");
+}
+
+/// The tokenizer that the user names; none where the user names none. Throws Error(usage, data, output).
+std::optional<Tokenizer> load_tokenizer(const ExportOptions& options, const CheckpointHeader& header,
+                                        const Config& config) {
+  if (options.tokenizer.empty()) return std::nullopt;
+  Tokenizer tokenizer(options.tokenizer);
+  require_own_tokenizer(header, config, options.checkpoint, tokenizer, options.tokenizer);
+  if (options.end_of_text.value_or(tokenizer.end_of_text()) != tokenizer.end_of_text()) {
+    throw Error(ExitCode::usage, fmt::format("--end-of-text {}: the end-of-text token of {} is {}",
+                                             *options.end_of_text, options.tokenizer, tokenizer.end_of_text()));
+  }
+  if (!tokenizer.table().from_json) require_no_other_table(options.directory);
+  return tokenizer;
+}
+
 void require_empty(const ExportOptions& options) {
   if (options.force || kind_of(options.directory, ExitCode::output) == FileKind::absent) return;
   const std::vector<std::string> names = list_directory(options.directory, ExitCode::output);
@@ -295,8 +373,11 @@ void export_model(const ExportOptions& options) {
   const Config config = parse_deck(header.deck, options.checkpoint, {});
   const ParameterTable table(config.model);
   require_own_model(header, table, options.checkpoint);
-  const std::string json = config_json(settled(config, header.progress.step),
-                                       end_of_text_of(options.checkpoint, config, options.end_of_text), options.bf16);
+  const std::optional<Tokenizer> tokenizer = load_tokenizer(options, header, config);
+  const Token end_of_text =
+      tokenizer ? tokenizer->end_of_text() : end_of_text_of(options.checkpoint, config, options.end_of_text);
+  const std::string json = config_json(settled(config, header.progress.step), end_of_text,
+                                       tokenizer ? tokenizer->record() : header.tokenizer, options.bf16);
   require_empty(options);
   make_directories(options.directory, ExitCode::output);
   const std::string model = options.directory + "/model.safetensors";
@@ -305,12 +386,13 @@ void export_model(const ExportOptions& options) {
   complete_file(model, ExitCode::output, [&](const std::string& partial) {
     write_tensors(partial, options, header, table);
     write_python(options.directory, config.model);
+    if (tokenizer) write_tokenizer(options, tokenizer->table(), longest_length(config));
     replace_text(options.directory + "/config.json", ExitCode::output, json);
   });
 }
 
 void import_model(const ImportOptions& options) {
-  const Config config = read_config(options.directory + "/config.json");
+  const auto [config, tokenizer] = read_config(options.directory + "/config.json");
   const std::string path = options.directory + "/model.safetensors";
   const SafeTensors file = read_safetensors(path);
   const ParameterTable table(config.model);
@@ -329,6 +411,7 @@ void import_model(const ImportOptions& options) {
   CheckpointHeader header;
   header.model = model_fingerprint(table.layout());
   header.deck = to_toml(config);
+  header.tokenizer = tokenizer;
   Comm alone(MPI_COMM_SELF);
   claim_output(options.checkpoint, options.force, ExitCode::output);
   complete_file(options.checkpoint, ExitCode::output, [&](const std::string& partial) {

@@ -9,12 +9,15 @@ namespace nanorun {
 struct ExportOptions {
   std::string checkpoint, directory;
   bool bf16 = false;               ///< matrices and tables rounded to bf16; the learned scalars stay fp32
-  std::optional<int> end_of_text;  ///< absent: known by the vocabulary, of text as bytes and of GPT-2
+  std::optional<int> end_of_text;  ///< absent: known by the tokenizer or the vocabulary, of text as bytes and of GPT-2
+  std::string tokenizer;           ///< file of the tokenizer that the model was trained with; empty: none is written
   bool force = false;              ///< write into a directory that is not empty
 };
 
-/// Writes model.safetensors, config.json and the Python files that the model needs, each complete or not at all. One
-/// rank calls this. Throws Error: usage where the end-of-text token is not known, checkpoint, output.
+/// Writes model.safetensors, config.json and the Python files that the model needs, with a tokenizer also what
+/// transformers' AutoTokenizer loads, each complete or not at all. One rank calls this. Throws Error: usage where the
+/// end-of-text token is not known or not the tokenizer's, data where the tokenizer is not of the model, checkpoint,
+/// output.
 void export_model(const ExportOptions& options);
 
 struct ImportOptions {

@@ -154,9 +154,10 @@ void export_file(const ExportOptions& options) {
   std::string format;
   quietly([&] { format = read_format(options.checkpoint); });
   if (format == checkpoint_format) return export_model(options);
-  if (options.bf16 || options.end_of_text) {
-    throw Error(ExitCode::usage,
-                options.checkpoint + ": not a checkpoint; --bf16 and --end-of-text are for checkpoints only");
+  if (options.bf16 || options.end_of_text || !options.tokenizer.empty()) {
+    throw Error(ExitCode::usage, options.checkpoint +
+                                     ": not a checkpoint; --bf16, --end-of-text and --tokenizer are "
+                                     "for checkpoints only");
   }
   export_shard(options.checkpoint, options.directory, options.force);
 }

@@ -121,11 +121,17 @@ class ShardOpener {
     // Documents begin with one token, whichever shard they are in.
     const bool is_first = data_.train.opened.empty() && data_.validation.opened.empty();
     const ShardInfo& first = is_first ? shard : data_.first();
-    if (shard.end_of_text == first.end_of_text) return;
-    throw Error(ExitCode::data,
-                fmt::format("{}: its end-of-text token is {}, that of {} is {}", shard.path, shard.end_of_text,
-                            first.path, first.end_of_text),
-                Scope::all_ranks);
+    if (shard.end_of_text != first.end_of_text) {
+      throw Error(ExitCode::data,
+                  fmt::format("{}: its end-of-text token is {}, that of {} is {}", shard.path, shard.end_of_text,
+                              first.path, first.end_of_text),
+                  Scope::all_ranks);
+    }
+    if (shard.tokenizer_checksum != first.tokenizer_checksum && shard.tokenizer_checksum != 0 &&
+        first.tokenizer_checksum != 0) {
+      throw Error(ExitCode::data, fmt::format("{}: was encoded with another tokenizer than {}", shard.path, first.path),
+                  Scope::all_ranks);
+    }
   }
 
   void print_progress(const ShardList& list) {
@@ -340,6 +346,18 @@ std::string shard_record(const RunData& data) {
   }
   if (!data.train.complete()) text += fmt::format("+ {}{}\n", data.train.listed - data.train.opened.size(), further);
   return text;
+}
+
+TokenizerRecord training_tokenizer(Comm& comm, const RunData& data) {
+  const auto recorded = [](const ShardInfo& shard) { return shard.tokenizer_checksum != 0; };
+  const auto shard = std::ranges::find_if(data.train.opened, recorded);
+  if (shard == data.train.opened.end()) return {};
+  // Only the rank that has opened the shard knows the name.
+  std::string name;
+  comm.together([&] {
+    if (comm.root()) name = read_shard_info(shard->path).tokenizer;
+  });
+  return {comm.broadcast(name), shard->tokenizer_checksum};
 }
 
 std::vector<std::string> check_shards(Comm& comm, RunData& data, const Config& config, const std::string& recorded) {

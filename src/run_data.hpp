@@ -9,6 +9,7 @@
 #include "src/comm.hpp"
 #include "src/config.hpp"
 #include "src/data.hpp"
+#include "src/tokenizer.hpp"
 
 namespace nanorun {
 
@@ -60,6 +61,10 @@ std::vector<std::int32_t> training_prefixes(Comm& comm, const Config& config, co
 /// The training shards of the deck in stream order. Of each opened one a line: name without directory, tokens, and
 /// checksum as 16 hexadecimal digits. Of the N others a last line "+ N/name/name..."; the names on rank 0 alone.
 std::string shard_record(const RunData& data);
+
+/// Collective. What the first of the opened training shards that records a tokenizer was encoded with. Throws
+/// Error(data) on all ranks alike.
+TokenizerRecord training_tokenizer(Comm& comm, const RunData& data);
 
 /// Collective. Compares the training shards with those of a record, for which it opens further ones as need be: the
 /// recorded shards must be the first ones of the stream, of those that had not been opened the names. Else throws

@@ -138,7 +138,7 @@ void RunSetup::check_data() {
   for (const std::string& line : document_lines(comm, config, data, progress.cursor, progress.step)) log.line(line);
   const std::vector<std::int32_t> prefixes = training_prefixes(comm, config, data);
   if (!prefixes.empty()) learner.model.set_prefixes(prefixes);
-  checkpoints.set_shards(shard_record(data));
+  checkpoints.set_shards(shard_record(data), training_tokenizer(comm, data));
 }
 
 void RunSetup::check_outputs() {

@@ -12,7 +12,6 @@
 #include "src/model.hpp"
 #include "src/report.hpp"
 #include "src/schedule.hpp"
-#include "src/tokenizer.hpp"
 #include "src/trained_model.hpp"
 
 namespace nanorun {
@@ -23,20 +22,16 @@ namespace {
 class Codec {
  public:
   /// Throws Error(usage, data).
-  Codec(const SampleOptions& options, const ModelConfig& model) {
-    const auto vocabulary = static_cast<std::uint64_t>(model.vocabulary);
-    if (!options.tokenizer.empty()) tokenizer_.emplace(options.tokenizer);
-    if (!tokenizer_ && vocabulary != text_vocabulary) {
+  Codec(const SampleOptions& options, const CheckpointHeader& header, const Config& config) {
+    const auto vocabulary = static_cast<std::uint64_t>(config.model.vocabulary);
+    if (!options.tokenizer.empty()) {
+      tokenizer_.emplace(options.tokenizer);
+      require_own_tokenizer(header, config, options.checkpoint, *tokenizer_, options.tokenizer);
+    } else if (vocabulary != text_vocabulary || !header.tokenizer.name.empty()) {
       throw Error(ExitCode::usage,
                   fmt::format("{}: has a vocabulary of {}: give the tokenizer that it was trained with (--tokenizer "
                               "FILE)",
                               options.checkpoint, vocabulary),
-                  Scope::all_ranks);
-    }
-    if (tokenizer_ && tokenizer_->vocabulary() > vocabulary) {
-      throw Error(ExitCode::data,
-                  fmt::format("{}: has {} tokens, the model of {} has {}: it was trained with another tokenizer",
-                              options.tokenizer, tokenizer_->vocabulary(), options.checkpoint, vocabulary),
                   Scope::all_ranks);
     }
   }
@@ -122,7 +117,7 @@ void sample(Context& context, const SampleOptions& options) {
   if (comm.size() > 1) throw Error(ExitCode::usage, "nanorun sample runs on one rank", Scope::all_ranks);
   const CheckpointHeader header = read_checkpoint_header(comm, options.checkpoint);
   const Config config = trained_config(header, options.checkpoint);
-  Codec codec(options, config.model);
+  Codec codec(options, header, config);
   context.open_device();
   const TrainedWeights trained(comm, options.checkpoint, header, config, context.stream());
   context.require_room_for_gemms();

@@ -75,6 +75,9 @@ class Merger {
     for (std::uint32_t i = 0; i != end; i = nodes_[i].next) tokens.push_back(nodes_[i].token);
   }
 
+  /// The merge of the last piece that came last.
+  const Merge& last() const { return last_; }
+
  private:
   static constexpr std::uint32_t end = std::numeric_limits<std::uint32_t>::max();
   static constexpr std::uint32_t gone = end - 1;
@@ -105,6 +108,7 @@ class Merger {
     Node& right = nodes_[left.next];
     const Pairs::Slot& pair = pairs_.find(left.token, right.token);
     if (pair.rank != candidate.rank) return;
+    last_ = {left.token, right.token, pair.merged, pair.rank};
     left.token = pair.merged;
     left.next = right.next;
     right.before = gone;
@@ -118,6 +122,7 @@ class Merger {
   Pairs pairs_;
   std::vector<Node> nodes_;
   std::vector<Candidate> queue_;  ///< a heap
+  Merge last_{};
 };
 
 /// Tokens of short pieces that came before. A piece takes the place of another whose hash is the same.
@@ -173,7 +178,7 @@ class Tokenizer::Impl {
   explicit Impl(const std::string& path)
       : table_(load_tokenizer_table(path)), merger_(table_.merges), checksum_(checksum_of(table_)) {
     name_ = checksum_ == gpt2_checksum ? "gpt2" : fmt::format("bpe-{}", table_.tokens.size());
-    if (table_.whole_pieces) require_whole_pieces(path);
+    if (table_.whole_pieces) find_own_merges(path);
   }
 
   std::vector<Token> encode(std::string_view text) {
@@ -222,9 +227,11 @@ class Tokenizer::Impl {
     if (found.size() <= PieceCache::max_tokens) entry.keep(piece, found);
   }
 
-  /// Throws where a piece that is a token would not become that token by merging.
-  void require_whole_pieces(const std::string& path) {
+  /// Leaves the table the merges that come last where a piece is a token. No others happen in any text: the bytes of a
+  /// token merge alike wherever they stand. Throws where such a piece would not become that token by merging.
+  void find_own_merges(const std::string& path) {
     std::vector<Token> tokens;
+    table_.merges.clear();
     for (std::size_t id = 0; id < table_.tokens.size(); ++id) {
       if (id == table_.end_of_text) continue;
       tokens.clear();
@@ -232,6 +239,7 @@ class Tokenizer::Impl {
       if (tokens.size() != 1)
         throw Error(ExitCode::data,
                     fmt::format("{}: no merges of tokens of lower rank make the token of rank {}", path, id));
+      if (table_.tokens[id].size() > 1) table_.merges.push_back(merger_.last());
     }
   }
 
@@ -253,6 +261,7 @@ std::string Tokenizer::decode(std::span<const Token> tokens) const { return impl
 std::uint64_t Tokenizer::vocabulary() const { return impl_->table().tokens.size(); }
 Token Tokenizer::end_of_text() const { return impl_->table().end_of_text; }
 const std::string& Tokenizer::name() const { return impl_->name(); }
+const TokenizerTable& Tokenizer::table() const { return impl_->table(); }
 std::uint64_t Tokenizer::checksum() const { return impl_->checksum(); }
 
 }  // namespace nanorun

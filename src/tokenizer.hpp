@@ -18,6 +18,14 @@
 
 namespace nanorun {
 
+struct TokenizerTable;
+
+/// What tokens were encoded with: Tokenizer::name() and checksum(). Without a name nobody knows.
+struct TokenizerRecord {
+  std::string name;
+  std::uint64_t checksum = 0;
+};
+
 class Tokenizer {
  public:
   /// Loads GPT-2's vocab.bpe or merges.txt, Hugging Face's tokenizer.json of a byte-level encoding, or tiktoken's file
@@ -40,6 +48,9 @@ class Tokenizer {
   const std::string& name() const;
   /// Of the bytes of all tokens and the end-of-text token: the same for a table whatever file it comes from.
   std::uint64_t checksum() const;
+  TokenizerRecord record() const { return {name(), checksum()}; }
+  /// Of a file of ranks with the one merge that makes each token.
+  const TokenizerTable& table() const;
 
   static constexpr std::size_t max_piece = std::size_t{1} << 24;
 

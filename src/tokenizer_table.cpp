@@ -139,6 +139,29 @@ bool spelled_bytes(std::string_view spelled, std::string& bytes) {
   return true;
 }
 
+std::string spelling_of(std::string_view bytes) {
+  static const auto spellings = [] {
+    std::array<std::string, 256> all;
+    unsigned others = 256;
+    for (const std::uint8_t byte : gpt2_byte_order()) {
+      const unsigned code = is_printable(byte) ? byte : others++;
+      if (code >= 0x80) all[byte] += static_cast<char>(0xc0 | code >> 6);
+      all[byte] += static_cast<char>(code < 0x80 ? code : 0x80 | (code & 0x3f));
+    }
+    return all;
+  }();
+  std::string text;
+  for (const char byte : bytes) text += spellings[static_cast<unsigned char>(byte)];
+  return text;
+}
+
+std::string merges_txt(const TokenizerTable& table) {
+  std::string text = "#version: 0.2\n";
+  for (const Merge& merge : table.merges)
+    text += fmt::format("{} {}\n", spelling_of(table.tokens[merge.left]), spelling_of(table.tokens[merge.right]));
+  return text;
+}
+
 TokenizerTable parse_merges(const std::string& path, std::string_view text) {
   TokenizerTable table;
   TokenIds ids;

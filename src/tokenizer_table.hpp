@@ -22,14 +22,20 @@ struct Merge {
 struct TokenizerTable {
   std::vector<std::string> tokens;  ///< bytes of each, by id; 1 to max_vocabulary of them
   std::array<Token, 256> bytes{};   ///< the token of each byte
-  std::vector<Merge> merges;        ///< no pair comes twice
+  std::vector<Merge> merges;        ///< no pair comes twice, the lowest rank first
   Token end_of_text = 0;
   bool whole_pieces = false;  ///< a piece that is a token is that token, without merging
+  bool from_json = false;     ///< the file was a tokenizer.json
 };
 
 /// Reads GPT-2's vocab.bpe or merges.txt, a tokenizer.json, or a file of ranks. Throws Error(data) of one line that
 /// names the file, and the line or entry. Memory is bounded whatever the file holds.
 TokenizerTable load_tokenizer_table(const std::string& path);
+
+/// The two files of GPT-2's tokenizer, as Hugging Face's GPT2Tokenizer reads them. Throws Error(data) where two tokens
+/// are spelled alike.
+std::string vocab_json(const TokenizerTable& table);
+std::string merges_txt(const TokenizerTable& table);
 
 // What the readers of the three forms share.
 
@@ -48,6 +54,9 @@ std::array<std::uint8_t, 256> gpt2_byte_order();
 /// Bytes of a token that is spelled in GPT-2's alphabet, in which each byte is a printable character. False where the
 /// text has other characters.
 bool spelled_bytes(std::string_view spelled, std::string& bytes);
+
+/// The inverse.
+std::string spelling_of(std::string_view bytes);
 
 /// Ids by a token's bytes or spelling.
 using TokenIds = std::unordered_map<std::string, Token>;

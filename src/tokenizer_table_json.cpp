@@ -26,6 +26,7 @@ class Reader {
     read_vocabulary();
     find_bytes();
     read_merges();
+    table_.from_json = true;
     return std::move(table_);
   }
 
@@ -171,6 +172,18 @@ class Reader {
 };
 
 }  // namespace
+
+std::string vocab_json(const TokenizerTable& table) {
+  std::string text = "{";
+  std::set<std::string> spellings;
+  for (std::size_t id = 0; id < table.tokens.size(); ++id) {
+    const std::string spelling = id == table.end_of_text ? end_of_text_symbol : spelling_of(table.tokens[id]);
+    if (!spellings.insert(spelling).second)
+      refuse_table("\"{}\" is the spelling of two tokens, which vocab.json cannot tell apart", excerpt(spelling));
+    text += fmt::format("{}\n{}: {}", id > 0 ? "," : "", Json(spelling).dump(), id);
+  }
+  return text + "\n}\n";
+}
 
 TokenizerTable parse_tokenizer_json(const std::string& path, std::string_view text) {
   try {

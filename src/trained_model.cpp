@@ -88,6 +88,20 @@ void require_own_model(const CheckpointHeader& header, const ParameterTable& tab
               Scope::all_ranks);
 }
 
+void require_own_tokenizer(const CheckpointHeader& header, const Config& config, const std::string& path,
+                           const Tokenizer& tokenizer, const std::string& table) {
+  const auto refuse = [](const std::string& message) { throw Error(ExitCode::data, message, Scope::all_ranks); };
+  const TokenizerRecord& own = header.tokenizer;
+  if (!own.name.empty() && own.checksum != tokenizer.checksum()) {
+    refuse(fmt::format("{}: was trained with another tokenizer than {}: {} with checksum {:016x}, not {} with {:016x}",
+                       path, table, own.name, own.checksum, tokenizer.name(), tokenizer.checksum()));
+  }
+  if (tokenizer.vocabulary() > static_cast<std::uint64_t>(config.model.vocabulary)) {
+    refuse(fmt::format("{}: has {} tokens, the model of {} has {}: it was trained with another tokenizer", table,
+                       tokenizer.vocabulary(), path, config.model.vocabulary));
+  }
+}
+
 TrainedWeights::TrainedWeights(Comm& comm, const std::string& path, const CheckpointHeader& header,
                                const Config& config, kernels::Stream stream)
     : table(config.model), weights(table) {

@@ -28,6 +28,11 @@ std::vector<Slab<float>> weight_slabs(const ParameterTable& table);
 /// Throws Error(checkpoint) where the checkpoint's fingerprint is not that of the model which its deck describes.
 void require_own_model(const CheckpointHeader& header, const ParameterTable& table, const std::string& path);
 
+/// Throws Error(data) where the checkpoint of `path` records another tokenizer than this one, of the file `table`, or
+/// where its model has fewer tokens.
+void require_own_tokenizer(const CheckpointHeader& header, const Config& config, const std::string& path,
+                           const Tokenizer& tokenizer, const std::string& table);
+
 /// What a model is built from (src/model.hpp) that only validates or continues text.
 struct TrainedWeights {
   /// Collective. Every rank reads all weights and verifies their checksums. `config`: trained_config() of the

@@ -39,6 +39,49 @@ class ExportedModel(FaultTest):
         job = self.train(2, "run.name=begun", "checkpoint.weights=back.h5", "train.steps=1", "window.layers=LSSL")
         self.assertIn("begins with the weights of back.h5, step 0\n", job.output)
 
+    def test_tokenizer(self):
+        """Tables of merges and ranks come out as vocab.json and merges.txt, a tokenizer.json as it is."""
+        merges = "#version: 0.2\na b\nĠ ab\n"
+        (self.folder / "vocab.bpe").write_text(merges)
+        self.command("shard", "bpe", "00.txt", "01.txt", "--tokenizer", "vocab.bpe")
+        self.train(2, "trace.enabled=false", "model.vocabulary=300", 'data.train=["bpe.h5"]', "train.steps=2",
+                   "validation.tokens=0")
+        checkpoint = self.checkpoint(2)
+        self.command("export", checkpoint, "model", "--tokenizer", "vocab.bpe")
+        model = self.folder / "model"
+        self.assertEqual(sorted(os.listdir(model)),
+                         sorted([*FILES, "merges.txt", "tokenizer_config.json", "vocab.json"]))
+        self.assertEqual((model / "merges.txt").read_text(), merges)
+        vocabulary = json.loads((model / "vocab.json").read_text())
+        self.assertEqual(sorted(vocabulary.values()), list(range(259)))
+        self.assertEqual([vocabulary[spelling] for spelling in ("!", "ab", "Ġab", "<|endoftext|>")], [0, 256, 257, 258])
+        settings = json.loads((model / "tokenizer_config.json").read_text())
+        self.assertEqual([settings[key] for key in ("tokenizer_class", "bos_token", "eos_token", "model_max_length")],
+                         ["GPT2Tokenizer", "<|endoftext|>", "<|endoftext|>", 256])
+        config = json.loads((model / "config.json").read_text())
+        self.assertEqual((config["bos_token_id"], config["nanorun_tokenizer"]["name"]), (258, "bpe-259"))
+
+        added = [{"id": 258, "content": "<|endoftext|>", "special": True}]
+        table = {"added_tokens": added, "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": False},
+                 "model": {"type": "BPE", "vocab": vocabulary, "merges": ["a b", "Ġ ab"]}}
+        (self.folder / "table.json").write_text(json.dumps(table))
+        self.command("export", checkpoint, "fast", "--tokenizer", "table.json")
+        fast = self.folder / "fast"
+        self.assertEqual((fast / "tokenizer.json").read_bytes(), (self.folder / "table.json").read_bytes())
+        settings = json.loads((fast / "tokenizer_config.json").read_text())
+        self.assertEqual(settings["tokenizer_class"], "PreTrainedTokenizerFast")
+        self.assertFalse((fast / "vocab.json").exists())
+
+        drawn = [self.command("sample", checkpoint, "--tokens", 20, "--tokenizer", name).output
+                 for name in ("vocab.bpe", "model/merges.txt", "fast/tokenizer.json")]
+        self.assertEqual(drawn, 3 * drawn[:1])
+        job = self.command("export", checkpoint, "fast", "--tokenizer", "vocab.bpe", "--force", code=7)
+        self.assert_refused(job, "fast/tokenizer.json: transformers would read it in place of vocab.json")
+        job = self.command("export", checkpoint, "b", "--tokenizer", "vocab.bpe", "--end-of-text", 5, code=2)
+        self.assert_refused(job, "--end-of-text 5: the end-of-text token of vocab.bpe is 258")
+        job = self.command("export", "bpe.h5", "b", "--tokenizer", "vocab.bpe", code=2)
+        self.assert_refused(job, "bpe.h5: not a checkpoint")
+
     def test_bf16(self):
         """Half the bytes; the scalars stay as they are. Rounding again changes nothing."""
         self.exported()
@@ -115,6 +158,11 @@ class ExportedModel(FaultTest):
             job = self.command("import", "model", "back.h5", code=3)
             self.assert_refused(job, *said)
             self.assertEqual(list(self.folder.glob("back.h5*")), [])
+
+        for record in (3, {"name": "gpt2"}, {"name": "gpt2", "checksum": "8f"}, {"name": "a\n", "checksum": 16 * "0"}):
+            config.write_text(json.dumps({**settings, "nanorun_tokenizer": record}))
+            refused("model/config.json: its nanorun_tokenizer has not a name")
+        config.write_text(json.dumps(settings))
 
         for content, said in ((b"", "no safetensors"), (good[:-1], "bytes of values"),
                               (good + b"\0", "bytes of values"), (good[:40], "cut off"),

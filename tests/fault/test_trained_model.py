@@ -175,12 +175,44 @@ class TrainedModel(FaultTest):
                                        (["--temperature", "-1"], None, "-1")):
             self.assert_refused(self.command("sample", checkpoint, *arguments, ranks=ranks, code=2), said)
 
+    def trained_on_tokens(self):
+        """The last checkpoint of a short run on shards of the table vocab.bpe; other.bpe is another of its size."""
+        (self.folder / "vocab.bpe").write_text("#version: 0.2\na b\n")
+        (self.folder / "other.bpe").write_text("#version: 0.2\nb a\n")
+        self.command("shard", "bpe", *(f"{i:02}.txt" for i in range(20)), "--tokenizer", "vocab.bpe")
+        self.train(2, "trace.enabled=false", "model.vocabulary=258", 'data.train=["bpe.h5"]',
+                   'data.validation=["bpe.h5"]')
+        return self.checkpoint(12)
+
+    def test_another_tokenizer_is_refused(self):
+        """The checkpoint knows what its shards were encoded with, also where the model was exported in between."""
+        checkpoint = self.trained_on_tokens()
+        self.command("shard", "other", "00.txt", "--tokenizer", "other.bpe")
+        self.command("export", checkpoint, "model", "--end-of-text", 257)
+        self.command("import", "model", "back.h5")
+        for path in (checkpoint, "back.h5"):
+            self.verify(path)
+            said = f"{path}: was trained with another tokenizer than other.bpe: bpe-258 with checksum "
+            job = self.command("sample", path, "--tokens", 5, "--tokenizer", "other.bpe", code=3)
+            self.assert_refused(job, said)
+            job = self.command("export", path, "again", "--tokenizer", "other.bpe", code=3)
+            self.assert_refused(job, said)
+            self.assertFalse((self.folder / "again").exists())
+            job = self.command("eval", path, "--data", "other.h5", "--tokens", 256, "--length", 256, code=3)
+            self.assert_refused(job, f"other.h5: was encoded with another tokenizer than the model of {path}")
+            self.sample(path, "--tokens", 5, "--tokenizer", "vocab.bpe")
+            self.command("eval", path, "--data", "bpe.h5", "--tokens", 256, "--length", 256)
+
+    def test_shards_of_two_tokenizers_are_refused(self):
+        self.trained_on_tokens()
+        self.command("shard", "other", "00.txt", "--tokenizer", "other.bpe")
+        job = self.train(2, "run.name=mixed", "model.vocabulary=258", 'data.train=["bpe.h5"]',
+                         'data.validation=["other.h5"]', code=3)
+        self.assert_refused(job, "other.h5: was encoded with another tokenizer than bpe.h5")
+
     def test_sample_with_a_tokenizer(self):
         """Without one the tokens of another vocabulary mean nothing."""
-        (self.folder / "vocab.bpe").write_text("#version: 0.2\na b\n")
-        self.command("shard", "bpe", *(f"{i:02}.txt" for i in range(20)), "--tokenizer", "vocab.bpe")
-        self.train(1, "trace.enabled=false", "model.vocabulary=258", 'data.train=["bpe.h5"]',
-                   'data.validation=["bpe.h5"]')
+        self.trained_on_tokens()
         job = self.command("sample", self.checkpoint(12), code=2)
         self.assert_refused(job, "vocabulary of 258", "--tokenizer")
         text = self.sample(self.checkpoint(12), "--prompt", "abab", "--tokens", 40, "--tokenizer", "vocab.bpe",

@@ -5,6 +5,7 @@
 #include <filesystem>
 #include <optional>
 
+#include "src/h5.hpp"
 #include "tests/support/environment.hpp"
 #include "tests/support/error_of.hpp"
 #include "tests/support/file_size_limit.hpp"
@@ -155,6 +156,26 @@ TEST(Checkpoint, LongDecksAndShardListsAreStored) {
   ASSERT_TRUE(checkpoints.restore(run.optimizer.slabs()).has_value());
   EXPECT_EQ(checkpoints.restored().deck, deck);
   EXPECT_EQ(checkpoints.restored().shards, shards);
+}
+
+/// Files without one stay readable for programs that know none.
+TEST(Checkpoint, ATokenizerIsStoredWhereOneIsKnown) {
+  const SharedFolder folder;
+  Training run(test_comm(), 1);
+  auto checkpoints = run.checkpoints(folder / "c");
+  checkpoints.set_shards("a.h5 10 0\n", {"bpe-300", 0x1234});
+  const std::string with = checkpoints.save(progress_at(1), run.optimizer.slabs());
+  verify_checkpoint(test_comm(), with);
+  const CheckpointHeader header = read_checkpoint_header(test_comm(), with);
+  EXPECT_EQ(header.version, 3u);
+  EXPECT_EQ(header.tokenizer.name, "bpe-300");
+  EXPECT_EQ(header.tokenizer.checksum, 0x1234u);
+  checkpoints.set_shards("a.h5 10 0\n");
+  const std::string without = checkpoints.save(progress_at(2), run.optimizer.slabs());
+  EXPECT_EQ(read_checkpoint_header(test_comm(), without).version, 2u);
+  EXPECT_EQ(read_checkpoint_header(test_comm(), without).tokenizer.name, "");
+  on_root([&] { h5::File::open_append(with).write_attribute("/", "tokenizer_checksum", std::uint64_t{1}); });
+  EXPECT_TRUE(contains(checkpoint_error_of([&] { read_checkpoint_header(test_comm(), with); }), "checksum"));
 }
 
 TEST(Checkpoint, WhatWouldKeepItFromBeingWrittenIsFoundBefore) {

@@ -209,12 +209,12 @@ TEST(Checkpoint, NewerFormatVersionsAreRefusedByNumberAlsoWithAuto) {
   const SharedFolder folder;
   save_steps(folder / "c", {1, 2});
   const std::string newer = folder / "c/checkpoint_00000002.h5";
-  on_root([&] { h5::File::open_append(newer).write_attribute("/", "format_version", std::uint64_t{3}); });
+  on_root([&] { h5::File::open_append(newer).write_attribute("/", "format_version", std::uint64_t{4}); });
   Training run(test_comm(), 0);
   for (const std::string& restart : {std::string("auto"), newer}) {
     run.config.checkpoint.restart = restart;
     EXPECT_EQ(checkpoint_error_of([&] { run.checkpoints(folder / "c").restore(run.optimizer.slabs()); }),
-              newer + ": has checkpoint format version 3; this program reads versions 1 to 2");
+              newer + ": has checkpoint format version 4; this program reads versions 1 to 3");
   }
 }
 

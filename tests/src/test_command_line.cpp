@@ -100,6 +100,9 @@ TEST(CommandLine, WhatIsDoneWithCheckpoints) {
   line = parse_command_line({"export", "c.h5", "model", "--bf16", "--end-of-text", "9"});
   EXPECT_TRUE(line.export_options.bf16);
   EXPECT_EQ(line.export_options.end_of_text, 9);
+  EXPECT_EQ(line.export_options.tokenizer, "");
+  line = parse_command_line({"export", "c.h5", "model", "--tokenizer", "vocab.bpe"});
+  EXPECT_EQ(line.export_options.tokenizer, "vocab.bpe");
 
   line = parse_command_line({"import", "model", "c.h5"});
   EXPECT_EQ(line.command, Command::import_model);

@@ -78,6 +78,34 @@ TEST(Tokenizer, AllFormsOfATableAreTheSame) {
 }
 
 /// From docs/file_formats.md alone.
+/// A file of ranks does not say which merge makes a token.
+TEST(Tokenizer, EveryTableHasTheFilesOfGpt2) {
+  const TempFolder folder;
+  const std::string list = read_file(goldens + "merges.txt");
+  for (const std::string& file : {list, rank_file(list)}) {
+    std::ofstream(folder / "table") << file;
+    const Tokenizer tokenizer(folder / "table");
+    EXPECT_EQ(merges_txt(tokenizer.table()), list);
+    const auto vocab = nlohmann::json::parse(vocab_json(tokenizer.table()));
+    EXPECT_EQ(vocab, tokenizer_json(list)["model"]["vocab"]);
+  }
+}
+
+TEST(Tokenizer, FilesOfGpt2KeepTheIdsOfATable) {
+  const TempFolder folder;
+  std::string ranks;
+  for (int byte = 0; byte < 256; ++byte) ranks += fmt::format("{} {}\n", base64(std::string(1, byte)), byte);
+  std::ofstream(folder / "ranks") << ranks << base64("aa") << " 256\n" << base64("aaa") << " 257\n";
+  const Tokenizer tokenizer(folder / "ranks");
+  EXPECT_EQ(merges_txt(tokenizer.table()), "#version: 0.2\na a\naa a\n");
+  const auto vocab = nlohmann::json::parse(vocab_json(tokenizer.table()));
+  EXPECT_EQ(vocab.size(), 259u);
+  const auto spellings = byte_spellings();
+  for (int byte = 0; byte < 256; ++byte) EXPECT_EQ(vocab[spellings[byte]], byte);
+  EXPECT_EQ(vocab["aaa"], 257);
+  EXPECT_EQ(vocab["<|endoftext|>"], 258);
+}
+
 TEST(Tokenizer, TheChecksumOfATableIsTheDocumentedOne) {
   const TempFolder folder;
   std::ofstream(folder / "merges.txt") << "h e\nt he\n";
