@@ -30,6 +30,9 @@ class Checkpoints {
     header_.tokenizer = std::move(tokenizer);
   }
 
+  /// Of rank 0, at most 60,000 bytes; goes into the files.
+  void set_provenance(std::string provenance) { header_.provenance = std::move(provenance); }
+
   /// Further checkpoints go to another directory.
   void move_to(std::string directory) { directory_ = std::move(directory); }
 

@@ -85,6 +85,7 @@ void write_header(h5::File& file, const CheckpointHeader& header) {
   file.write_attribute("/", "format_version", header.version);
   file.write_attribute("/", "version", build().version);
   file.write_attribute("/", "commit", build().commit);
+  if (!header.provenance.empty()) file.write_attribute("/", "provenance", header.provenance);
   file.write_attribute("/", "model", header.model);
   file.write_attribute("/", "step", static_cast<std::uint64_t>(p.step));
   file.write_attribute("/", "cursor_shard", p.cursor.shard);
@@ -265,8 +266,8 @@ Slabs slabs_of(const h5::File& file, const CheckpointHeader& header, int rank, i
 }  // namespace
 
 std::uint64_t checkpoint_bytes(const CheckpointHeader& header, const Slabs& slabs) {
-  std::uint64_t bytes =
-      65536 + header.deck.size() + header.shards.size() + header.progress.mlp_maxima.size() * sizeof(double);
+  std::uint64_t bytes = 65536 + header.provenance.size() + header.deck.size() + header.shards.size() +
+                        header.progress.mlp_maxima.size() * sizeof(double);
   for (const Slab<float>& slab : slabs) bytes += slab.total_rows * slab.cols * sizeof(float) + 4096;
   return bytes;
 }

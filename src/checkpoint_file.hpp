@@ -35,6 +35,7 @@ struct CheckpointHeader {
   Progress progress;
   std::uint64_t tensors = 0;
   std::uint64_t version = 0;  ///< of the file's format
+  std::string provenance{};   ///< written and never read: what the program and the run were, JSON; may be empty
 };
 
 /// Bytes of a checkpoint with these tensors and, generously, of what HDF5 adds.

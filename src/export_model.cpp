@@ -391,7 +391,7 @@ void export_model(const ExportOptions& options) {
   });
 }
 
-void import_model(const ImportOptions& options) {
+void import_model(const ImportOptions& options, const std::string& provenance) {
   const auto [config, tokenizer] = read_config(options.directory + "/config.json");
   const std::string path = options.directory + "/model.safetensors";
   const SafeTensors file = read_safetensors(path);
@@ -412,6 +412,7 @@ void import_model(const ImportOptions& options) {
   header.model = model_fingerprint(table.layout());
   header.deck = to_toml(config);
   header.tokenizer = tokenizer;
+  header.provenance = provenance;
   Comm alone(MPI_COMM_SELF);
   claim_output(options.checkpoint, options.force, ExitCode::output);
   complete_file(options.checkpoint, ExitCode::output, [&](const std::string& partial) {

@@ -27,7 +27,7 @@ struct ImportOptions {
 
 /// Writes what export_model() has left, or a program that has trained it further, into a checkpoint of step 0, whose
 /// optimizer's state is that of a new run. One rank calls this. Throws Error: data for the directory, output where the
-/// checkpoint exists, checkpoint where it cannot be written.
-void import_model(const ImportOptions& options);
+/// checkpoint exists, checkpoint where it cannot be written. `provenance` goes into the file, as into a run's.
+void import_model(const ImportOptions& options, const std::string& provenance);
 
 }  // namespace nanorun

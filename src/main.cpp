@@ -183,7 +183,8 @@ ExitCode carry_out(Context& context, const CommandLine& line) {
       break;
     case Command::import_model:
       comm.together([&] {
-        if (comm.root()) import_model(line.import_options);
+        if (!comm.root()) return;
+        import_model(line.import_options, provenance_json(provenance(context), max_provenance_attribute));
       });
       break;
     case Command::verify:

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <ctime>
+#include <nlohmann/json.hpp>
 #include <span>
 
 #include "kernels/ops.hpp"
@@ -87,6 +88,25 @@ Provenance provenance(const Context& context) {
   return p;
 }
 
+std::string provenance_json(const Provenance& p, std::size_t max_size) {
+  nlohmann::ordered_json json;
+  for (const auto& [name, value] : p.program) json[name] = value;
+  for (const auto& [host, ranks] : p.ranks_by_host) json["hosts"][host] = ranks;
+  for (const auto& [device, ranks] : p.ranks_by_device) json["devices"][device] = ranks;
+  if (!p.job.empty()) json["job"] = p.job;
+  json["command"] = p.command;
+  json["started"] = p.started;
+  // Names of files and arguments need not be UTF-8.
+  const auto text = [&] { return json.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace); };
+  if (text().size() > max_size) json["command"] = excerpt(p.command, 2000);
+  if (text().size() > max_size) {
+    int ranks = 0;
+    for (const auto& host : p.ranks_by_host) ranks += host.second;
+    json["hosts"] = {{fmt::format("{} hosts", p.ranks_by_host.size()), ranks}};
+  }
+  return text();
+}
+
 std::string info_text() {
   Facts facts = program_facts();
 #if NANORUN_CUDA
@@ -110,7 +130,7 @@ std::vector<std::string> provenance_lines(const Provenance& p) {
   return {excerpt(p.command, 500),
           fmt::format("started {} on {}{}", p.started, hosts_text(p.ranks_by_host),
                       p.job.empty() ? "" : fmt::format(", job {}", p.job)),
-          libraries};
+          libraries, excerpt("flags " + value("flags"), 500)};
 }
 
 std::string shell_line(const std::vector<std::string>& words) {

@@ -20,13 +20,19 @@ struct Provenance {
   std::string started;  ///< ISO 8601 with the zone, "2026-11-22T13:05:09+01:00"
 };
 
-/// For rank 0, once the device is open. Throws std::runtime_error where the CUDA driver fails.
+/// For rank 0, once the device is open; before that it has no hosts and devices. Throws std::runtime_error where the CUDA driver fails.
 Provenance provenance(const Context& context);
 
 /// For `nanorun info`: the program, as above, and the GPUs that this process sees, a line each. Throws likewise.
 std::string info_text();
 
-/// For the head of a log: command, cut where it is long; start, hosts and job; libraries.
+/// Its object in JSON, on one line. Of one longer than `max_size` bytes the command is cut, and then the hosts are
+/// counted instead of named.
+std::string provenance_json(const Provenance& provenance, std::size_t max_size = std::string::npos);
+/// What fits an attribute of HDF5.
+inline constexpr std::size_t max_provenance_attribute = 60'000;
+
+/// For the head of a log: command, cut where it is long; start, hosts and job; libraries; compiler's flags, likewise.
 std::vector<std::string> provenance_lines(const Provenance& provenance);
 
 /// The words as a shell takes them, on one line.

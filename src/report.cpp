@@ -51,17 +51,6 @@ nlohmann::ordered_json gpus_json(const std::vector<GpuRecord>& gpus) {
   return list;
 }
 
-nlohmann::ordered_json provenance_json(const Provenance& p) {
-  nlohmann::ordered_json json;
-  for (const auto& [name, value] : p.program) json[name] = value;
-  for (const auto& [host, ranks] : p.ranks_by_host) json["hosts"][host] = ranks;
-  for (const auto& [device, ranks] : p.ranks_by_device) json["devices"][device] = ranks;
-  if (!p.job.empty()) json["job"] = p.job;
-  json["command"] = p.command;
-  json["started"] = p.started;
-  return json;
-}
-
 /// Of the weights that every rank holds.
 double weight_bytes(const ParameterTable& table) {
   const auto tensors = static_cast<double>(table.tensor_size()), all = static_cast<double>(table.size());
@@ -201,8 +190,7 @@ std::string summary_json(const RunSummary& s) {
   if (s.phases.communication > 0) {
     json["communication"] = {{"avg_seconds", s.phases.communication}, {"hidden_share", s.phases.hidden}};
   }
-  json["provenance"] = provenance_json(s.provenance);
-  // Names of files and arguments need not be UTF-8.
+  json["provenance"] = nlohmann::ordered_json::parse(provenance_json(s.provenance));
   return json.dump(2, ' ', false, nlohmann::json::error_handler_t::replace) + "\n";
 }
 

@@ -23,12 +23,15 @@ RunSetup::RunSetup(Context& context_, const Config& config_)
       stop(config.stop, directory.stop_file(), comm.root()) {
   introduce();
   restore();
+  const std::string provenance_attribute = provenance_json(provenance, max_provenance_attribute);
+  checkpoints.set_provenance(provenance_attribute);
   if (!complete) {
     check_data();
     check_outputs();
     take_over_directory();
     write_deck();
-    trace = std::make_unique<Trace>(comm, context.stream(), config.trace, directory.path(), progress.step);
+    trace = std::make_unique<Trace>(comm, context.stream(), config.trace, directory.path(), progress.step,
+                                    provenance_attribute);
   }
   comm.together([&] {
     if (!comm.root()) return;

@@ -116,7 +116,8 @@ void write_chrome_trace(const std::string& path, const std::vector<std::string>&
 
 class Trace::Impl {
  public:
-  Impl(Comm& comm, Stream stream, const TraceConfig& config, const std::string& directory, long first_step)
+  Impl(Comm& comm, Stream stream, const TraceConfig& config, const std::string& directory, long first_step,
+       const std::string& provenance)
       : comm_(comm), stream_(stream), config_(config), directory_(directory) {
     spans_.reserve(64 * config_.json_steps.size());
     marked_.reserve(marks_at_start / 2);
@@ -126,7 +127,7 @@ class Trace::Impl {
       while (transfers->marks.size() < transfers_at_start) add_marks(*transfers);
     enter(idle);
     if (!config_.enabled) return;
-    file_ = std::make_unique<TraceFile>(comm_, directory_ + "/trace.h5", first_step);
+    file_ = std::make_unique<TraceFile>(comm_, directory_ + "/trace.h5", first_step, provenance);
     rows_.reserve(config_.flush_every);
     comm_.barrier();  // so that the ranks' clocks count from the same moment
     origin_ = Clock::now();
@@ -350,8 +351,9 @@ class Trace::Impl {
 
 const char* phase_name(Phase phase) { return phase_names.at(static_cast<int>(phase)); }
 
-Trace::Trace(Comm& comm, Stream stream, const TraceConfig& config, const std::string& directory, long first_step)
-    : impl_(std::make_unique<Impl>(comm, stream, config, directory, first_step)) {}
+Trace::Trace(Comm& comm, Stream stream, const TraceConfig& config, const std::string& directory, long first_step,
+             const std::string& provenance)
+    : impl_(std::make_unique<Impl>(comm, stream, config, directory, first_step, provenance)) {}
 Trace::~Trace() = default;
 
 void Trace::begin_step(long step) { impl_->begin_step(step); }

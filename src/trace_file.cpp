@@ -164,13 +164,14 @@ void write(h5::File& file, std::uint64_t at, const TraceRows& rows, std::uint64_
 }
 
 void create(const std::string& path, std::uint64_t columns, const TraceRows& rows, std::uint64_t row_columns,
-            const TraceValidations& validations, const TraceGpus& gpus) {
-  reserve_space(path, bytes_of(rows.size(), columns, validations, gpus), ExitCode::output);
+            const TraceValidations& validations, const TraceGpus& gpus, const std::string& provenance) {
+  reserve_space(path, provenance.size() + bytes_of(rows.size(), columns, validations, gpus), ExitCode::output);
   h5::File file = h5::File::create(path, MPI_COMM_NULL, ExitCode::output);
   file.write_attribute("/", "format", trace_format);
   file.write_attribute("/", "format_version", file_version);
   file.write_attribute("/", "version", build().version);
   file.write_attribute("/", "commit", build().commit);
+  if (!provenance.empty()) file.write_attribute("/", "provenance", provenance);
   file.write_attribute("/", "phases", joined_phase_names());
   file.create_growing_dataset<std::int64_t>("/step", {0}, chunk);
   file.create_growing_dataset<std::int64_t>("/ranks", {0}, chunk);
@@ -190,7 +191,7 @@ void create(const std::string& path, std::uint64_t columns, const TraceRows& row
 }
 
 /// Writes a trace.h5 with the rows that stay and a column for each of `ranks` and of the ranks before.
-void start(const std::string& path, std::uint64_t ranks, long first_step) {
+void start(const std::string& path, std::uint64_t ranks, long first_step, const std::string& provenance) {
   TraceRows rows;
   TraceValidations validations;
   TraceGpus gpus;
@@ -211,7 +212,7 @@ void start(const std::string& path, std::uint64_t ranks, long first_step) {
     }
   }
   replace_file(path, ExitCode::output, [&](const std::string& partial) {
-    create(partial, std::max(columns, ranks), rows, columns, validations, gpus);
+    create(partial, std::max(columns, ranks), rows, columns, validations, gpus, provenance);
   });
 }
 
@@ -264,10 +265,11 @@ std::uint64_t traced_steps(const std::string& path) {
   return steps;
 }
 
-TraceFile::TraceFile(Comm& comm, const std::string& path, long first_step) : comm_(comm), path_(path) {
+TraceFile::TraceFile(Comm& comm, const std::string& path, long first_step, const std::string& provenance)
+    : comm_(comm), path_(path) {
   comm_.together([&] {
     if (!comm_.root()) return;
-    start(path_, comm_.size(), first_step);
+    start(path_, comm_.size(), first_step, provenance);
     own_ = open_to_read(path_, ExitCode::output);
     const h5::File file = h5::File::open(path_, MPI_COMM_NULL, ExitCode::output);
     const h5::Extent seconds = shape_of(file, "/seconds", 3);

@@ -47,8 +47,9 @@ std::uint64_t traced_steps(const std::string& path);
 class TraceFile {
  public:
   /// Collective. A run from step 0 starts a new file; a resumed one keeps the rows of steps < first_step and the
-  /// validations of steps <= first_step, and moves a damaged file out of the way. Throws Error(output).
-  TraceFile(Comm& comm, const std::string& path, long first_step);
+  /// validations of steps <= first_step, and moves a damaged file out of the way. `provenance`, of rank 0, becomes the
+  /// attribute of this name; none where it is empty. Throws Error(output).
+  TraceFile(Comm& comm, const std::string& path, long first_step, const std::string& provenance = {});
 
   /// Those that the next append writes, on rank 0.
   TraceValidations& validations() { return validations_; }

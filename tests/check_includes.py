@@ -46,7 +46,7 @@ ROOMS = {
                    "import", "import_bin", "tokenizer"},
     "toml++/toml.h": {"config_toml"},
     "CLI/": {"command_line"},
-    "nlohmann/json.hpp": {"report", "trace", "metrics", "tokenizer_table_json", "import_documents_json",
+    "nlohmann/json.hpp": {"report", "provenance", "trace", "metrics", "tokenizer_table_json", "import_documents_json",
                           "safetensors", "export_model"},
     "pcre2.h": {"tokenizer_split"},
     "dlfcn.h": {"nvml"},

@@ -132,7 +132,7 @@ class Metrics(FaultTest):
         self.train(2, "train.steps=1", 'run.name="a b"')
         folder = self.folder / "outputs" / "a b"
         provenance = json.loads((folder / "summary.json").read_text())["provenance"]
-        name, command, started, libraries = (folder / "log.txt").read_text().splitlines()[:4]
+        name, command, started, libraries, flags = (folder / "log.txt").read_text().splitlines()[:5]
 
         said = {}
         for arguments in ("--version", "--version --verbose", "info"):
@@ -151,6 +151,7 @@ class Metrics(FaultTest):
             self.assertEqual(facts[key], provenance[key])
         for key in ("mpi", "hdf5", "kokkos", "blas"):
             self.assertIn(provenance[key], libraries)
+        self.assertEqual(flags, f"flags {provenance['flags']}")
         self.assertEqual(list(provenance["hosts"].values()), [2])
         self.assertEqual(list(provenance["devices"].values()), [2])
         self.assertEqual(provenance["job"], "4711")
@@ -168,9 +169,10 @@ class Metrics(FaultTest):
             return
         for path in (folder / "trace.h5", folder / "checkpoints" / "checkpoint_00000001.h5"):
             with h5py.File(path) as file:
-                for key in ("version", "commit"):
-                    value = file.attrs[key]
-                    value = value.decode() if isinstance(value, bytes) else value
+                values = {key: file.attrs[key] for key in ("version", "commit", "provenance")}
+                values = {key: value.decode() if isinstance(value, bytes) else value for key, value in values.items()}
+                self.assertEqual(json.loads(values.pop("provenance")), provenance)
+                for key, value in values.items():
                     self.assertEqual(value, provenance.get(key, ""))
 
 

@@ -68,22 +68,47 @@ TEST(Provenance, JobIsThatOfTheBatchSystem) {
 
 TEST(Provenance, HeadOfTheLogStaysShort) {
   Provenance p;
-  p.program = {
-      {"mpi", "Open MPI v4.1.4"}, {"hdf5", "1.10.8"}, {"kokkos", "3.7.1, Serial"}, {"blas", "OpenBLAS 0.3.21"}};
+  p.program = {{"mpi", "Open MPI v4.1.4"},
+               {"hdf5", "1.10.8"},
+               {"kokkos", "3.7.1, Serial"},
+               {"blas", "OpenBLAS 0.3.21"},
+               {"flags", "-O3"}};
   p.command = "nanorun train a.toml\n";
   p.started = "2026-11-22T13:05:09+01:00";
   p.ranks_by_host = {{"node1", 2}, {"node2", 1}};
   std::vector<std::string> lines = provenance_lines(p);
-  EXPECT_EQ(lines, (std::vector<std::string>{"nanorun train a.toml\\n",
-                                             "started 2026-11-22T13:05:09+01:00 on node1 (2 ranks), node2 (1 rank)",
-                                             "Open MPI v4.1.4; HDF5 1.10.8; Kokkos 3.7.1, Serial; OpenBLAS 0.3.21"}));
+  EXPECT_EQ(lines,
+            (std::vector<std::string>{
+                "nanorun train a.toml\\n", "started 2026-11-22T13:05:09+01:00 on node1 (2 ranks), node2 (1 rank)",
+                "Open MPI v4.1.4; HDF5 1.10.8; Kokkos 3.7.1, Serial; OpenBLAS 0.3.21", "flags -O3"}));
   p.job = "7";
+  p.program.back().second.append(10'000, 'x');
   p.command.append(100'000, 'x');
   for (int i = 3; i <= 100; ++i) p.ranks_by_host.emplace_back("node" + std::to_string(i), 8);
   lines = provenance_lines(p);
-  EXPECT_EQ(lines.size(), 3u);
+  EXPECT_EQ(lines.size(), 4u);
   for (const std::string& line : lines) EXPECT_LE(line.size(), 600u);
   EXPECT_NE(lines[1].find(", node4 (8 ranks), 96 more hosts, job 7"), std::string::npos) << lines[1];
+}
+
+TEST(Provenance, FitsAnAttribute) {
+  Provenance p;
+  p.program = {{"version", "0.2.0"}};
+  p.command = "nanorun train a.toml";
+  p.ranks_by_host = {{"node1", 8}, {"node2", 8}};
+  const std::string whole = provenance_json(p);
+  EXPECT_EQ(provenance_json(p, whole.size()), whole);
+  EXPECT_NE(whole.find(R"("hosts":{"node1":8,"node2":8},"command":"nanorun train a.toml")"), std::string::npos)
+      << whole;
+  p.command += std::string(100'000, '\0') + "\xff";
+  const std::string cut = provenance_json(p, max_provenance_attribute);
+  EXPECT_LE(cut.size(), max_provenance_attribute);
+  EXPECT_NE(cut.find(R"("node2":8)"), std::string::npos);
+  EXPECT_EQ(cut.find('\0'), std::string::npos);
+  for (int i = 3; i <= 10'000; ++i) p.ranks_by_host.emplace_back("node" + std::to_string(i), 8);
+  const std::string counted = provenance_json(p, max_provenance_attribute);
+  EXPECT_LE(counted.size(), max_provenance_attribute);
+  EXPECT_NE(counted.find(R"("hosts":{"10000 hosts":80000})"), std::string::npos);
 }
 
 TEST(ShellLine, GivesTheWordsBack) {
