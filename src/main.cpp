@@ -154,7 +154,8 @@ void export_file(const ExportOptions& options) {
   std::string format;
   quietly([&] { format = read_format(options.checkpoint); });
   if (format == checkpoint_format) return export_model(options);
-  if (options.bf16 || options.end_of_text || !options.tokenizer.empty()) {
+  const bool for_checkpoints = options.bf16 || options.end_of_text || !options.tokenizer.empty();
+  if (for_checkpoints && exists(options.checkpoint, ExitCode::data)) {
     throw Error(ExitCode::usage, options.checkpoint +
                                      ": not a checkpoint; --bf16, --end-of-text and --tokenizer are "
                                      "for checkpoints only");
