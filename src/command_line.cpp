@@ -7,8 +7,10 @@
 #include <charconv>
 #include <limits>
 
+#include "kernels/attention.hpp"
 #include "src/build.hpp"
 #include "src/config.hpp"
+#include "src/config_keys.hpp"
 #include "src/error.hpp"
 #include "src/text.hpp"
 
@@ -43,6 +45,19 @@ CLI::Validator whole_number(std::uint64_t min, std::uint64_t max) {
   return {check, fmt::format("in [{} - {}]", min, max)};
 }
 
+/// The same of tokens of a sequence, which attention takes in whole blocks.
+CLI::Validator sequence_length() {
+  static constexpr int block = kernels::attention_block;
+  const auto check = [](const std::string& text) -> std::string {
+    std::uint64_t number = 0;
+    const char* const end = text.data() + text.size();
+    const auto [rest, error] = std::from_chars(text.data(), end, number);
+    if (rest == end && error == std::errc() && number > 0 && number <= max_length && number % block == 0) return "";
+    return fmt::format("\"{}\": must be a multiple of {} from {} to {}", excerpt(text), block, block, max_length);
+  };
+  return {check, fmt::format("in [{} - {}]", block, max_length)};
+}
+
 /// CLI11's own range takes "nan".
 CLI::Validator number_from_0_to(double most) {
   const auto check = [most](const std::string& text) -> std::string {
@@ -55,7 +70,7 @@ CLI::Validator number_from_0_to(double most) {
   return {check, fmt::format("in [0 - {}]", most)};
 }
 
-constexpr std::uint64_t max_tokens = std::uint64_t{1} << 60;  ///< of a shard: sums of two stay numbers
+constexpr std::uint64_t max_shard_tokens = std::uint64_t{1} << 60;  ///< of a shard: sums of two stay numbers
 
 void add_train(CLI::App& app, CommandLine& line) {
   CLI::App* train = app.add_subcommand("train", "Train as a deck says");
@@ -92,7 +107,7 @@ void add_shard(CLI::App& app, CommandLine& line) {
       ->needs(tokenizer);
   CLI::Option* synthetic =
       shard->add_option("--synthetic", options.synthetic, "Make this many tokens of a seeded source, without inputs")
-          ->check(whole_number(1, max_tokens))
+          ->check(whole_number(1, max_shard_tokens))
           ->excludes(text)
           ->excludes(tokenizer);
   shard->add_option("--seed", options.seed, "Of the synthetic source")
@@ -102,7 +117,7 @@ void add_shard(CLI::App& app, CommandLine& line) {
   CLI::Option* tokens_per_shard =
       shard->add_option("--tokens-per-shard", options.tokens_per_shard, "Size at which a new shard begins")
           ->capture_default_str()
-          ->check(whole_number(1, max_tokens));
+          ->check(whole_number(1, max_shard_tokens));
   shard->add_flag("--force", options.force, "Replace shards that exist");
   shard->add_option("--vocabulary", options.vocabulary, "Token ids are below this (.bin and --synthetic)")
       ->capture_default_str()
@@ -176,8 +191,10 @@ void add_eval(CLI::App& app, CommandLine& line) {
   CLI::Option* tokens =
       eval->add_option("--tokens", options.tokens, "Tokens to read; without it validation.tokens of the run")
           ->check(whole_number(1, max_tokens));
-  eval->add_option("--length", options.length, "Tokens of a sequence; without it validation.length of the run")
-      ->check(whole_number(1, std::numeric_limits<int>::max()));
+  eval->add_option("--length", options.length,
+                   fmt::format("Tokens of a sequence, a multiple of {}; without it validation.length of the run",
+                               kernels::attention_block))
+      ->check(sequence_length());
   CLI::Option* tokenizer =
       eval->add_option("--tokenizer", options.tokenizer,
                        "Count bytes by this vocab.bpe, tokenizer.json or rank file, for the bits per byte")

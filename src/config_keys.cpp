@@ -15,10 +15,8 @@ namespace {
 // model.width * model.mlp_ratio within 32. Keys in seconds stay within the range of clocks.
 constexpr int max_width = 16384;
 constexpr int max_layers = 1024;
-constexpr int max_length = 4194304;
 constexpr int max_steps = 10'000'000;
 constexpr int max_bigram_rows = 1 << 24;
-constexpr std::int64_t max_tokens = std::int64_t{1} << 50;
 constexpr double max_seconds = 1e8;
 
 using enum Role;

@@ -1,11 +1,14 @@
 #include "src/export_model.hpp"
 
+#include <algorithm>
 #include <charconv>
 #include <cmath>
 #include <nlohmann/json.hpp>
 #include <type_traits>
+#include <utility>
 #include <vector>
 
+#include "kernels/attention.hpp"
 #include "kernels/types.hpp"
 #include "src/build.hpp"
 #include "src/checkpoint.hpp"
@@ -130,7 +133,14 @@ std::vector<std::string> model_overrides(const Json& json) {
     }
   }
   if (!json.contains("max_position_embeddings")) refuse("lacks max_position_embeddings");
-  const std::string length = json["max_position_embeddings"].dump();
+  const Json& positions = json["max_position_embeddings"];
+  const std::string length = positions.dump();
+  constexpr int block = kernels::attention_block;
+  if (!positions.is_number_integer() || positions < block || positions > max_length ||
+      positions.get<int>() % block != 0) {
+    refuse(fmt::format("max_position_embeddings = {}: must be a multiple of {} from {} to {}", excerpt(length), block,
+                       block, max_length));
+  }
   for (const char* key : {"train.length", "validation.length"}) overrides.push_back(fmt::format("{}={}", key, length));
   overrides.push_back("validation.tokens=0");
   if (!json.contains("stage")) return overrides;
@@ -165,6 +175,29 @@ TokenizerRecord recorded_tokenizer(const Json& json) {
   return record;
 }
 
+/// Fields of config.json by which other programs know a model, and the keys that say the same here.
+constexpr std::pair<const char*, const char*> common_fields[] = {{"vocab_size", "vocabulary"},
+                                                                 {"hidden_size", "width"},
+                                                                 {"num_hidden_layers", "layers"},
+                                                                 {"num_attention_heads", "heads"}};
+
+/// Throws Error(data), with a message that lacks the file, where a field contradicts its key.
+void require_agreement(const Json& json) {
+  const Json& model = json["model"];
+  for (const auto& [field, key] : common_fields) {
+    if (!json.contains(field) || json[field] == model[key]) continue;
+    throw Error(ExitCode::data, fmt::format("{} = {}, but model.{} = {}", field, excerpt(json[field].dump()), key,
+                                            excerpt(model[key].dump())));
+  }
+}
+
+/// The first line of an error of a deck's overrides, which the user has written as fields of the file.
+std::string of_a_field(std::string what) {
+  constexpr std::string_view prefix = "override ";
+  what.erase(std::min({what.size(), what.find('\n'), what.find("; put the override")}));
+  return what.starts_with(prefix) ? what.substr(prefix.size()) : what;
+}
+
 /// What config.json says of an imported model.
 struct Described {
   Config config;
@@ -179,14 +212,15 @@ Described read_config(const std::string& path) {
   if (json.value("model_type", Json()) != "nanorun") refuse("its model_type is not \"nanorun\"");
   try {
     const std::string stage = json.contains("stage") ? "[[stage]]\nshare = 1\n" : "";
-    Config config = parse_deck(stage, path, model_overrides(json));
+    const std::vector<std::string> overrides = model_overrides(json);
+    require_agreement(json);
+    Config config = parse_deck(stage, path, overrides);
     if (config.model.yarn)
       throw Error(ExitCode::data, "model.yarn = true: give model.rotary_frequencies and model.attention_scale instead");
     check_model(config);
     return {std::move(config), recorded_tokenizer(json)};
   } catch (const Error& error) {
-    const std::string what = error.what();
-    refuse(what.substr(0, what.find('\n')));
+    refuse(of_a_field(error.what()));
     throw;
   }
 }

@@ -20,7 +20,8 @@ struct Provenance {
   std::string started;  ///< ISO 8601 with the zone, "2026-11-22T13:05:09+01:00"
 };
 
-/// For rank 0, once the device is open; before that it has no hosts and devices. Throws std::runtime_error where the CUDA driver fails.
+/// For rank 0, once the device is open; before that it has no hosts and devices. Throws std::runtime_error where the
+/// CUDA driver fails.
 Provenance provenance(const Context& context);
 
 /// For `nanorun info`: the program, as above, and the GPUs that this process sees, a line each. Throws likewise.

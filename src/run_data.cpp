@@ -206,6 +206,15 @@ std::vector<Cursor> find_validation_places(const ShardList& shards, const Valida
   const std::uint64_t sequences = validation_sequences(validation);
   if (sequences == 0) return places;
   const TokenStream stream(shards.opened, validation_plan(validation), EndOfData::error, shards.complete());
+  if (shards.complete() && stream.steps() < sequences) {
+    throw Error(
+        ExitCode::data,
+        fmt::format("the data end at {}: the shards hold {} tokens in whole sequences of {} for validation, not "
+                    "{}; give more shards or read fewer tokens",
+                    shards.opened.back().path, stream.steps() * validation.length, validation.length,
+                    validation.tokens),
+        Scope::all_ranks);
+  }
   Cursor cursor;
   for (std::uint64_t j = 0; j < sequences; ++j) {
     places.push_back(stream.place(cursor, 0));

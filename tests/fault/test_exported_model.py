@@ -158,6 +158,7 @@ class ExportedModel(FaultTest):
             job = self.command("import", "model", "back.h5", code=3)
             self.assert_refused(job, *said)
             self.assertEqual(list(self.folder.glob("back.h5*")), [])
+            return job
 
         for record in (3, {"name": "gpt2"}, {"name": "gpt2", "checksum": "8f"}, {"name": "a\n", "checksum": 16 * "0"}):
             config.write_text(json.dumps({**settings, "nanorun_tokenizer": record}))
@@ -181,10 +182,20 @@ class ExportedModel(FaultTest):
             refused("model/model.safetensors: ", said)
         file.write_bytes(good)
         for change, said in (({"model_type": "gpt2"}, "model_type"), ({"model": {}}, "lacks model.vocabulary"),
-                             ({"model": settings["model"] | {"width": -1}}, "model.width"),
-                             ({"model": settings["model"] | {"layers": 2}}, "which is no tensor of the model")):
+                             ({"model": settings["model"] | {"width": -1}, "hidden_size": -1}, "config.json: model.width"),
+                             ({"model": settings["model"] | {"residual": "no"}}, "config.json: model.residual"),
+                             ({"max_position_embeddings": 100}, "max_position_embeddings = 100: must be a multiple"),
+                             ({"max_position_embeddings": "256"}, "max_position_embeddings"),
+                             ({"max_position_embeddings": 2**64 - 1}, "max_position_embeddings"),
+                             ({"model": settings["model"] | {"layers": 2}, "num_hidden_layers": 2},
+                              "which is no tensor of the model")):
             config.write_text(json.dumps(settings | change))
-            refused(said)
+            job = refused(said)
+            self.assertNotIn("override", job.text())
+        for field, key in (("vocab_size", "vocabulary"), ("hidden_size", "width"), ("num_hidden_layers", "layers"),
+                           ("num_attention_heads", "heads")):
+            config.write_text(json.dumps(settings | {field: 7}))
+            refused(f"config.json: {field} = 7, but model.{key} = {settings['model'][key]}")
 
     def test_pytorch_agrees(self):
         """The exported weights in the reference implementation give the run's validation loss, and the model that is

@@ -53,9 +53,9 @@ class TrainedModel(FaultTest):
                 (["damaged.h5"], 4, "damaged.h5: the checksum"),
                 (["data.h5"], 4, "data.h5: is not a nanorun checkpoint"),
                 ([checkpoint, "--data", "gone.h5"], 3, "gone.h5"),
-                ([checkpoint, "--tokens", 1048576], 3, ""),
+                ([checkpoint, "--tokens", 1048576], 3, f" tokens in whole sequences of 256 for validation, not 1048576; give"),
                 ([checkpoint, "--tokens", 100], 2, "--length"),
-                ([checkpoint, "--length", 100], 2, "validation.length"),
+                ([checkpoint, "--length", 100], 2, "--length: \"100\": must be a multiple of 128"),
                 ([checkpoint, "--data", "bpe.h5", "--tokens", 256, "--tokenizer", "other.bpe"], 3, "bpe.h5: ")):
             job = self.command("eval", *arguments, ranks=2, code=code)
             self.assert_refused(job, said)
