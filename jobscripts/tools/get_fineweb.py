@@ -162,7 +162,13 @@ def fetch(url, path, label):
             fcntl.flock(part, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             raise tool.ToolError(f"{name}: another command is fetching this file") from None
-        digest = fetch_in_tries(url, part, label)
+        try:
+            digest = fetch_in_tries(url, part, label)
+        except tool.ToolError:
+            with tool.using(name):
+                if os.fstat(part.fileno()).st_size == 0:
+                    os.remove(name)
+            raise
         try:
             verify(name, digest)
         except tool.ToolError as error:
@@ -174,7 +180,11 @@ def fetch(url, path, label):
 
 
 def fetch_in_tries(url, part, label):
-    for attempt in range(1, TRIES + 1):
+    with tool.using(part.name):
+        most = part.seek(0, os.SEEK_END)
+    attempt = 0  # since the file was last longer than ever before
+    while True:
+        attempt += 1
         try:
             return fetch_rest(url, part, label)
         except WRONG_ANSWER as error:
@@ -185,11 +195,15 @@ def fetch_in_tries(url, part, label):
             why = tool.one_line(why or type(error).__name__)
             if code and code != 429 and code < 500:  # it would say the same again
                 raise tool.ToolError(f"{url}: {why}") from None
+            with tool.using(part.name):
+                have = part.seek(0, os.SEEK_END)
+            if have > most:
+                most, attempt = have, 0
             if attempt == TRIES:
                 raise tool.ToolError(f"{url}: {why}; the same command goes on from here. On a machine without internet, "
                                      "fetch the files elsewhere and copy them", tool.NOT_DONE) from None
             tool.warn(f"{label}: {why}; trying again")
-            time.sleep(WAIT_SECONDS * attempt)
+            time.sleep(WAIT_SECONDS * max(attempt, 1))
 
 
 def verify(path, digest=None):

@@ -139,12 +139,25 @@ class GetFineweb(unittest.TestCase):
         self.assertIn((f"{VALIDATION}.bin", "bytes=6000-"), self.server.asked)
 
     def test_command_that_gave_up_goes_on(self):
-        self.server.cuts = [1000] * 6
+        self.server.cuts = [1000] * 6 + [0] * 6
         done = self.get_one("--bin-only", code=1)
         self.assert_refused(done, f"{VALIDATION}.bin", "cut", "the same command goes on")
         self.assertEqual((self.data / f"{VALIDATION}.bin.part").stat().st_size, 6000)
         self.get_one("--bin-only")
         self.assert_whole()
+
+    def test_file_that_comes_in_many_parts(self):
+        """Tries that bring something do not count."""
+        self.server.cuts = [9000] * 8
+        done = self.get_one("--bin-only")
+        self.assertEqual(done.stderr.count("trying again"), 8)
+        self.assert_whole()
+
+    def test_server_that_never_sends_all(self):
+        """A file that begins anew with each try has not moved on."""
+        self.server.ranges, self.server.cuts = False, [1000] * 20
+        self.get_one("--bin-only", code=1)
+        self.assertGreater(len(self.server.cuts), 10)
 
     def test_server_that_sends_only_whole_files(self):
         self.server.ranges, self.server.cuts = False, [1000]
@@ -213,6 +226,7 @@ class GetFineweb(unittest.TestCase):
     def test_missing_file_and_missing_server(self):
         del self.server.files[f"{FIRST}.bin"]
         self.assert_refused(self.get_one("--bin-only", code=2), f"{FIRST}.bin", "404")
+        self.assertFalse((self.data / f"{FIRST}.bin.part").exists())
         self.server.server_close()
         self.assert_refused(self.get_one("--bin-only", code=1), "without internet")
 
