@@ -276,7 +276,12 @@ def write(folders, target, output):
 
 def main():
     arguments = parse_arguments()
-    if any(path.is_file() for path in arguments.folder):
+    files = [path for path in arguments.folder if path.is_file()]
+    if files and len(files) < len(arguments.folder):
+        other = next(path for path in arguments.folder if path not in files)
+        raise tool.ToolError(f"{other}: not a file, as {files[0]} is: directories of runs and files benchmark.json "
+                             "cannot be compared with each other")
+    if files:
         results = machines.write(arguments.folder, arguments.output)
         tool.say(f"{machines.text(results)}\n\n{arguments.output}")
         return

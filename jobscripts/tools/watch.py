@@ -343,8 +343,13 @@ def follow(watched, sinks, every, once):
 def main():
     arguments = parse_arguments()
     folders = distinct(arguments.folder)
+    missing = [folder for folder in folders if not folder.is_dir()]
+    if arguments.once and missing:
+        raise tool.ToolError(f"{missing[0]}: no such directory")
     watched = [Watched(folder, label) for folder, label in zip(folders, name_runs(folders))]
     sinks = sinks_of(arguments)
+    for folder in missing:
+        tool.say(tool.one_line(f"{folder}: no such directory yet, waiting for it"))
     if arguments.html and not arguments.once:
         tool.say(f"watching {len(watched)} run{'s' if len(watched) > 1 else ''}: open {arguments.html}; Ctrl-C ends")
     try:

@@ -217,6 +217,9 @@ class Damage(CompareTest):
     def test_arguments(self):
         folder = write_run(Path("a"), LOSSES)
         self.assert_refused("compare.py", folder, "--target", "nan", names=["--target"])
+        Path("benchmark.json").write_text("{}")
+        for mixed in ((folder, "benchmark.json"), ("benchmark.json", folder)):
+            self.assert_refused("compare.py", *mixed, names=["a: not a file, as benchmark.json is: ", "each other"])
         for output in ("none/x.html", self.folder, "/dev/full"):
             self.assert_refused("compare.py", folder, "-o", output, names=[output])
         self.assertEqual([path for path in os.listdir() if "partial" in path], [])

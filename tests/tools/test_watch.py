@@ -79,6 +79,8 @@ class WatchTest(ToolTest):
 class Drawing(WatchTest):
     def test_once(self):
         folders = [write_run(Path("a"), LOSSES), self.unfinished("b"), Path("none")]
+        self.assert_refused("watch.py", *folders, "--once", names=["none: no such directory"])
+        folders[-1].mkdir()
         code, output, error = self.end("watch.py", *folders, "--once", "--html", "page.html")
         self.assertEqual((code, error), (0, ""))
         self.assertEqual(output, "a: finished, step 20/20\nb: running, step 20/20\nnone: not begun, step 0\n")
@@ -195,6 +197,8 @@ class Ends(WatchTest):
         output, error = job.communicate(timeout=60)
         self.assertEqual((job.returncode, error), (0, ""))
         self.assertTrue(output.endswith("\na: finished, step 20/20\nb: finished, step 20/20\n"), output)
+        self.assertEqual(output.count("no such directory"), 1, output)
+        self.assertIn("b: no such directory yet, waiting for it\n", output)
         self.assertNotIn("reload", page.read_text())
         self.assertEqual([path for path in os.listdir() if "partial" in path], [])
 
@@ -241,6 +245,7 @@ class Ends(WatchTest):
         (folder / "metrics.jsonl").write_text("")
         (folder / "deck.toml").write_text("[")
         self.assert_refused("watch.py", folder, "--once", names=["a/deck.toml"])
+        Path("b").mkdir()
         for output in ("none/x.html", self.folder):
             self.assert_refused("watch.py", "b", "--once", "--html", output, names=[output])
         self.assert_refused("watch.py", "b", "--every", "nan", names=["--every"])
@@ -270,6 +275,7 @@ class Services(WatchTest):
     def test_wandb(self):
         environment = self.write_modules(wandb=WANDB)
         folder = write_run(Path("a"), {0: 6.0, 2: 4.0})
+        Path("none").mkdir()
         code, _, error = self.end("watch.py", folder, "none", "--once", "--wandb", "project", env=environment)
         self.assertEqual((code, error), (0, ""))
         calls = self.calls()
@@ -304,6 +310,7 @@ class Services(WatchTest):
 
     def test_modules_that_are_missing(self):
         environment = self.write_modules(torch=None, tensorboardX=None, wandb=None)
+        Path("a").mkdir()
         self.assert_refused("watch.py", "a", "--once", "--tensorboard", "events", env=environment,
                             names=["neither torch.utils.tensorboard nor tensorboardX"])
         self.assert_refused("watch.py", "a", "--once", "--wandb", "project", env=environment,
