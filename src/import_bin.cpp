@@ -14,6 +14,9 @@ std::vector<ShardPlan> plan_bin(const ShardOptions& options) {
     ShardPlan plan;
     plan.input = path;
     plan.source = name_of(path);
+    if (!is_bin_file(path)) {
+      throw Error(ExitCode::data, path + ": not a .bin file of tokens; for text give --text or --tokenizer FILE");
+    }
     const BinFile file(path);
     plan.header = file.header();
     plan.count = file.count();

@@ -88,8 +88,19 @@ std::string printable(std::string_view text) {
 }
 
 std::string excerpt(std::string_view text, std::size_t max_size) {
-  if (text.size() <= max_size) return printable(text);
-  return printable(head_of(text, max_size - 3)) + "...";
+  constexpr std::size_t widest = 6;  // of a hidden character, "\\u202E"
+  if (text.size() <= max_size) {
+    std::string whole = printable(text);
+    if (whole.size() <= max_size) return whole;
+  }
+  const std::size_t room = max_size - 3;
+  std::size_t bytes = std::min(text.size(), room);
+  std::string head = printable(head_of(text, bytes));
+  while (head.size() > room) {
+    bytes -= std::min(bytes, (head.size() - room + widest - 1) / widest);
+    head = printable(head_of(text, bytes));
+  }
+  return head + "...";
 }
 
 std::string message_line(std::string_view line) {

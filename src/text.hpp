@@ -17,7 +17,7 @@ std::string name_fault(std::string_view text);
 /// The text with hidden characters as "\n", "\t" or "\u202E".
 std::string printable(std::string_view text);
 
-/// Text of the user or of a file as a message shows it: printable, and cut to `max_size` bytes where it is longer.
+/// Text of the user or of a file as a message shows it: printable, and cut where that is longer than `max_size` bytes.
 std::string excerpt(std::string_view text, std::size_t max_size = 160);
 
 /// A line of a message: printable, and cut in its middle where it is very long, since its end says what is wrong.

@@ -180,7 +180,7 @@ TokenizerTable parse_merges(const std::string& path, std::string_view text) {
     const auto words = two_words(*line);
     if (!words || !spelled_bytes(words->first, left) || !spelled_bytes(words->second, right)) {
       refuse_table("{}: line {}: \"{}\" is not two tokens in GPT-2's spelling: not a list of merges", path,
-                   lines.number(), excerpt(*line));
+                   lines.number(), excerpt(*line, 100));
     }
     const auto first = ids.find(left), second = ids.find(right);
     if (first == ids.end() || second == ids.end()) {
@@ -190,7 +190,7 @@ TokenizerTable parse_merges(const std::string& path, std::string_view text) {
     if (left.size() + right.size() > max_token_bytes)
       refuse_table("{}: line {}: a token of more than {} bytes", path, lines.number(), max_token_bytes);
     if (ids.contains(left + right))
-      refuse_table("{}: line {}: \"{}\" makes a token that is there", path, lines.number(), excerpt(*line));
+      refuse_table("{}: line {}: \"{}\" makes a token that is there", path, lines.number(), excerpt(*line, 100));
     if (table.tokens.size() + 1 >= max_vocabulary)
       refuse_table("{}: line {}: more tokens than the {} that 16 bits can tell apart", path, lines.number(),
                    max_vocabulary);
@@ -211,7 +211,8 @@ TokenizerTable parse_ranks(const std::string& path, std::string_view text) {
     const auto bytes = words ? base64_bytes(words->first) : std::nullopt;
     const auto rank = words ? number_of(words->second) : std::nullopt;
     if (!bytes || bytes->empty() || !rank)
-      refuse_table("{}: line {}: \"{}\" is not a token in base64 and its rank", path, lines.number(), excerpt(*line));
+      refuse_table("{}: line {}: \"{}\" is not a token in base64 and its rank", path, lines.number(),
+                   excerpt(*line, 100));
     if (*rank != table.tokens.size())
       refuse_table("{}: line {}: rank {} where {} is next", path, lines.number(), *rank, table.tokens.size());
     if (bytes->size() > max_token_bytes)
@@ -220,7 +221,7 @@ TokenizerTable parse_ranks(const std::string& path, std::string_view text) {
       refuse_table("{}: line {}: more tokens than the {} that 16 bits can tell apart", path, lines.number(),
                    max_vocabulary);
     if (!ids.emplace(*bytes, static_cast<Token>(*rank)).second)
-      refuse_table("{}: line {}: \"{}\" is there already", path, lines.number(), excerpt(*line));
+      refuse_table("{}: line {}: \"{}\" is there already", path, lines.number(), excerpt(*line, 100));
     table.tokens.push_back(*bytes);
   }
   for (int byte = 0; byte < 256; ++byte) {

@@ -81,11 +81,14 @@ TEST(Import, LyingBinFilesAreRefused) {
   EXPECT_TRUE(contains(refusal(folder, bin_header(2'000'000'000), tokens), "need 4000001024 bytes"));
   EXPECT_TRUE(contains(refusal(folder, bin_header(-1), tokens), "impossible token count -1"));
   EXPECT_TRUE(contains(refusal(folder, bin_header(0), {}), "impossible token count 0"));
-  EXPECT_TRUE(contains(refusal(folder, {20240801, 1, 1000}, tokens), "magic 20240801 is not 20240520"));
+  EXPECT_TRUE(
+      contains(refusal(folder, {20240801, 1, 1000}, tokens), "not a .bin file of tokens; for text give --text"));
   EXPECT_TRUE(contains(refusal(folder, {20240520, 7, 1000}, tokens), ".bin version 7 is not 1"));
-  std::ofstream(folder / "a.bin", std::ios::trunc) << "short";
   const auto options = bin_options({folder / "a.bin"}, folder / "a.h5");
-  EXPECT_TRUE(contains(error_of([&] { make_shards(test_comm(), options); }), "5 bytes are too few"));
+  std::ofstream(folder / "a.bin", std::ios::trunc) << "short";
+  EXPECT_TRUE(contains(error_of([&] { make_shards(test_comm(), options); }), "--tokenizer FILE"));
+  std::ofstream(folder / "a.bin", std::ios::binary).write(reinterpret_cast<const char*>(&bin_magic), 4);
+  EXPECT_TRUE(contains(error_of([&] { make_shards(test_comm(), options); }), "4 bytes are too few"));
   EXPECT_TRUE(contains(error_of([&] { make_shards(test_comm(), bin_options({folder / "no.bin"}, "x.h5")); }),
                        "no.bin: no such file"));
   EXPECT_FALSE(fs::exists(folder / "a.h5"));

@@ -56,6 +56,8 @@ TEST(Excerpt, IsOneLineOfWholeCharacters) {
   EXPECT_EQ(excerpt("a\tb\n\x1b[0m"), "a\\tb\\n\\u001B[0m");
   EXPECT_EQ(excerpt("größe", 7), "größe");
   EXPECT_EQ(excerpt("größer", 6), "gr...");
+  EXPECT_EQ(excerpt(std::string(10, '\0'), 20), "\\u0000\\u0000...");
+  EXPECT_EQ(excerpt(std::string(3, '\0'), 18), "\\u0000\\u0000\\u0000");
 }
 
 TEST(MessageLine, KeepsBothEndsOfALongLine) {
