@@ -31,6 +31,7 @@ class ExportedModel(FaultTest):
         self.assertEqual(sorted(os.listdir(model)), FILES)
         self.command("import", "model", "back.h5")
         self.verify("back.h5")
+        self.assertIn(b'import model back.h5","started":"', (self.folder / "back.h5").read_bytes())
         self.command("export", "back.h5", "again")
         for name in FILES:
             self.assertEqual((self.folder / "again" / name).read_bytes(), (model / name).read_bytes(), name)
