@@ -183,7 +183,8 @@ class ExportedModel(FaultTest):
             refused("model/model.safetensors: ", said)
         file.write_bytes(good)
         for change, said in (({"model_type": "gpt2"}, "model_type"), ({"model": {}}, "lacks model.vocabulary"),
-                             ({"model": settings["model"] | {"width": -1}, "hidden_size": -1}, "config.json: model.width"),
+                             ({"model": settings["model"] | {"width": -1}, "hidden_size": -1},
+                              "config.json: model.width"),
                              ({"model": settings["model"] | {"residual": "no"}}, "config.json: model.residual"),
                              ({"max_position_embeddings": 100}, "max_position_embeddings = 100: must be a multiple"),
                              ({"max_position_embeddings": "256"}, "max_position_embeddings"),
