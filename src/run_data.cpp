@@ -467,9 +467,8 @@ std::vector<std::string> document_lines(Comm& comm, const Config& config, const 
   });
   comm.broadcast(std::as_writable_bytes(std::span(taken)));
 
-  std::uint64_t needed = 0;
+  std::uint64_t needed = 0, left = 0, steps = 0;
   for (long s = step; s < end; ++s) needed += taken[plan.part_at(s)];
-  std::uint64_t left = 0, steps = 0;
   for (std::size_t i = start.shard; i < data.train.opened.size(); ++i) {
     const std::uint64_t count = data.train.opened[i].count;
     const std::uint64_t tokens = count - std::min(count, i == start.shard ? start.offset : 0);

@@ -193,6 +193,12 @@ def restarted_from(job):
     return int(found[1]) if found else None
 
 
+def without_start(file):
+    """The bytes of a file, but for the time in its provenance at which the program was started."""
+    found = re.search(rb'"started":"[^"]*"', data := file.read_bytes())
+    return data[:found.start()] + bytes(len(found[0])) + data[found.end():]
+
+
 def differing_windows(a, b, width=8, block=4096):
     """Smallest number of windows of `width` bytes that hold all differences of two byte strings."""
     count, end = 0, -1

@@ -4,7 +4,7 @@ import json
 import shutil
 from pathlib import Path
 
-from harness import differing_windows, losses, restarted_from, small_run
+from harness import differing_windows, losses, restarted_from, small_run, without_start
 from small_record89 import DECK, SMALL, STEPS, Record89FaultTest
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden"
