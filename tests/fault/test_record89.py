@@ -24,7 +24,8 @@ class Record89(Record89FaultTest):
     def assert_identical(self, whole):
         """The same figures, weights and state of the optimizer as those of a run that was never stopped."""
         self.assertEqual(self.metrics(self.run_folder()), self.metrics(whole))
-        a, b = self.checkpoint(STEPS).read_bytes(), (whole / "checkpoints" / self.checkpoint(STEPS).name).read_bytes()
+        a = without_start(self.checkpoint(STEPS))
+        b = without_start(whole / "checkpoints" / self.checkpoint(STEPS).name)
         self.assertEqual(len(a), len(b))
         # The attributes train_seconds and, because of it, the checksum of the attributes and HDF5's of the whole block.
         self.assertEqual(differing_windows(a, b), 3)
