@@ -194,9 +194,8 @@ def restarted_from(job):
 
 
 def without_start(file):
-    """The bytes of a file, but for the time in its provenance at which the program was started."""
-    found = re.search(rb'"started":"[^"]*"', data := file.read_bytes())
-    return data[:found.start()] + bytes(len(found[0])) + data[found.end():]
+    """The bytes of a file, but for the time and the job in its provenance, which each start of the program has anew."""
+    return re.sub(rb'"(job|started)":"[^"]*"', lambda found: bytes(len(found[0])), file.read_bytes())
 
 
 def differing_windows(a, b, width=8, block=4096):

@@ -13,7 +13,7 @@ import cluster
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 sys.path.append(str(REPOSITORY / "tests" / "fault"))
-from harness import FaultTest, small_run  # noqa: E402
+from harness import FaultTest, small_run, without_start  # noqa: E402
 from test_restart import differing_windows  # noqa: E402
 
 OVER = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL")
@@ -144,7 +144,7 @@ class Jobs(SlurmTest):
         self.assertIn(f"restarted from the checkpoint of step {step}\n", self.log())
         for key in ("final_train_loss", "final_val_loss", "tokens", "steps"):
             self.assertEqual(self.summary()[key], self.summary(whole)[key], key)
-        a, b = self.checkpoint(200).read_bytes(), self.checkpoint(200, whole).read_bytes()
+        a, b = without_start(self.checkpoint(200)), without_start(self.checkpoint(200, whole))
         self.assertEqual(len(a), len(b))
         # The attribute train_seconds and, because of it, the checksum of the attributes and that of HDF5 over both.
         self.assertEqual(differing_windows(a, b), 3)
