@@ -209,8 +209,9 @@ struct Tolerance {
 
 /// Activations and weights of 8 significant bits. The gradients of learned scalars are sums over all elements of a
 /// tensor, in which far larger terms cancel, and once Adam has moved the scalars by its learning rate, whatever the
-/// gradient's size, the runs differ. Seen on an H200: TODO.
-constexpr Tolerance bf16_tolerance{2.5e-3, {0.05, 0.6}, {0.5, 10}, {0.03, 0.3}};
+/// gradient's size, the runs differ. Seen on an H200: 1.8e-3 in the losses, 6.7e-3 and 0.39 in the first gradients of
+/// tensors and of scalars, 0.24 and 0.85 in later ones, 4.4e-3 and 0.037 at the end; about twice that is allowed.
+constexpr Tolerance bf16_tolerance{4e-3, {0.014, 0.8}, {0.5, 1.7}, {9e-3, 0.08}};
 
 #define SKIP_WITHOUT_HEADS_OF_128(config)                                           \
   if (!device_ready()) GTEST_SKIP() << "no CUDA device on this machine";            \
@@ -338,6 +339,17 @@ const Switch switches[] = {
      }},
     {"narrow_bigrams", [](Config& c) { c.model.bigram_columns = 20; }},
     {"narrow_bigrams_no_signs", [](Config& c) { c.model.bigram_columns = 20, c.model.bigram_sign_rows = 0; }},
+    {"tanh_softcap", [](Config& c) { c.model.softcap_kind = kernels::SoftcapKind::tanh, c.model.softcap = 15; }},
+    {"next_token",
+     [](Config& c) {
+       for (StageConfig& stage : c.stage)
+         stage.targets = {1}, stage.targets_end = {1}, stage.prefix = 0, stage.prefix_end = 0;
+     }},
+    {"no_decay",
+     [](Config& c) {
+       c.optimizer.muon_decay = 0;
+       for (GroupConfig& group : c.group) group.decay = 0;
+     }},
     {"mudd_scales",
      [](Config& c) { c.model.mudd_scale = 0.2, c.model.mudd_value_scale = 1.5, c.model.mudd_backout = -0.25; }},
 };

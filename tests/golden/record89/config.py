@@ -329,6 +329,10 @@ SWITCHES = {
     "gated_by_input": {"value_layers_gated_by_input": (2, 8)},
     "narrow_bigrams": {"bigram_columns": 20},
     "narrow_bigrams_no_signs": {"bigram_columns": 20, "sign_rows": 0},
+    "tanh_softcap": {"softcap": "tanh"},
+    "next_token": {"stages": tuple(replace(stage, weights=((1.0,), (1.0,)), prefix=(0.0, 0.0))
+                                   for stage in BLOCKS["stages"])},
+    "no_decay": {"matrix_decay": 0, "adam_decay": 0},
     "mudd_scales": {"mudd_scale": 0.2, "mudd_value_scale": 1.5, "mudd_backout": -0.25},
 }
 
