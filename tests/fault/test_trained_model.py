@@ -131,7 +131,7 @@ class TrainedModel(FaultTest):
                 (["--hellaswag", "beyond.bin"], 3, "beyond.bin: question 0 has the token 257, but the vocabulary"),
                 (["--hellaswag", "empty.bin"], 3, "empty.bin: 0 bytes"),
                 (["--hellaswag", "q.bin", "--end-of-text", 257], 2, "--end-of-text"),
-                (["--hellaswag", "q.bin", "--length", 100], 2, "validation.length"),
+                (["--hellaswag", "q.bin", "--length", 100], 2, "--length: \"100\""),
                 (["--hellaswag", "q.bin", "--data", "data.h5"], 2, "--data"),
                 (["--end-of-text", 5], 2, "--hellaswag")):
             self.assert_refused(self.command("eval", checkpoint, *arguments, ranks=2, code=code), said)

@@ -279,7 +279,7 @@ class SideBySide(BenchmarkTest):
                      path.read_text().replace("70.25", '"x"'), path.read_text().replace("5.125", "null")):
             path.write_text(text)
             self.assert_refused("compare.py", path, names=[path])
-        self.assert_refused("compare.py", self.write("b"), "a", names=["a: not a regular file"])
+        self.assert_refused("compare.py", self.write("b"), "a", names=["a: not a file, as"])
 
 
 if __name__ == "__main__":
