@@ -4,7 +4,7 @@
 // d_s transposed, keys by queries, and both times `scale`:
 //   pᵀ = scale exp(scale k qᵀ - lse),  d_sᵀ = pᵀ (v d_yᵀ - delta),  scale d_v += pᵀ d_y,  d_k += d_sᵀ q,  d_q += d_s k
 // where delta[q] = <d_y[q], y[q]>. d_k and d_v stay in registers. d_q is summed in global memory: the tile of a query's
-// own block writes the first terms, and the other tiles then add theirs by atomics.
+// own block writes the first terms, and the others add theirs one after the other, from later keys to earlier ones.
 
 #include <cmath>
 
@@ -222,10 +222,9 @@ struct Consumer {
     wgmma_fence_operand(d_q);
     wgmma_fence_operand(d_v);
     mbarrier_arrive(s.d_y_empty[n]);
-    mbarrier_wait(s.begun[n], at.parity);
+    mbarrier_wait(s.turn[n], at.parity);
     add_query_sums<token_rows>(p.d_q_row<token_rows>(t.head, group * 64, i * step + row) + column,
                                p.d_q_panel_size<token_rows>(), d_q, own);
-    if (own) release(s.own_begun[m]);
     wgmma_wait<0>();
     wgmma_fence_operand(d_k);
     mbarrier_arrive(s.q_empty[n]);
@@ -279,8 +278,7 @@ __global__ void __launch_bounds__(tiles.threads, 1)
   if (threadIdx.x == 0) {
     for (int i = 0; i < tiles.stages; ++i) {
       for (Mbarrier& barrier : s.delta_ready[i]) mbarrier_init(barrier, warps);
-      mbarrier_init(s.own_begun[i], block_steps * warps);
-      mbarrier_init(s.begun[i], 1);
+      mbarrier_init(s.turn[i], 1);
       mbarrier_init(s.tile_full[i], 1);
       mbarrier_init(s.tile_empty[i], 3);
       mbarrier_init(s.d_tile_full[i], warps);
@@ -298,7 +296,7 @@ __global__ void __launch_bounds__(tiles.threads, 1)
     if (threadIdx.x == 0) produce(s, q, k, v, p);
     if (threadIdx.x == 32) produce_d_y(s, y, d_y, p);
     if (threadIdx.x == 64) epilogue(s, d_k, d_v, p);
-    if (threadIdx.x == 96) watch_begun(s, p);
+    if (threadIdx.x == 96) take_turns(s, p);
   } else {
     setmaxnreg_inc<consumer_registers>();
     Consumer<token_rows>(s, p, warpgroup - 1).run();

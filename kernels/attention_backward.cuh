@@ -17,7 +17,7 @@ constexpr int block_steps = tiles.block / step;
 struct Scratch {
   int* next_tile = nullptr;  ///< the scheduler's counter: tiles taken; at the same place as the forward direction's
   int* ready = nullptr;      ///< [H, T / step], whether delta is written
-  int* begun = nullptr;      ///< [H, T / block], whether d_q holds its first terms
+  int* terms = nullptr;      ///< [H, T / step], how many tiles d_q holds the terms of
   std::size_t zero_bytes = 0;
   float* delta = nullptr;  ///< [H, T]
   int length = 0;
@@ -26,13 +26,13 @@ struct Scratch {
     const std::size_t tokens = static_cast<std::size_t>(heads) * length;
     next_tile = allocator.take<int>(1);
     ready = allocator.take<int>(tokens / step);
-    begun = allocator.take<int>(tokens / tiles.block);
+    terms = allocator.take<int>(tokens / step);
     zero_bytes = allocator.used();
     delta = allocator.take<float>(tokens);
   }
 
   __device__ int& delta_ready(int head, int i) const { return ready[head * (length / step) + i]; }
-  __device__ int& block_begun(int head, int block) const { return begun[head * (length / tiles.block) + block]; }
+  __device__ int& d_q_terms(int head, int i) const { return terms[head * (length / step) + i]; }
   __device__ float* step_delta(int head, int i) const {
     return delta + static_cast<std::size_t>(head) * length + i * step;
   }
@@ -68,6 +68,8 @@ struct KeyTile {
 
   /// Whether the queries of this step are those of the tile's own block.
   __device__ bool own(int i) const { return i < first + block_steps; }
+  /// How many tiles add to d_q of this step before: those of the blocks from the queries' own down to this one.
+  __device__ int turn(int i) const { return i / block_steps - block; }
   /// Whether the mask may forbid a pair of this step.
   __device__ bool partial(int i) const {
     const int query_block = i / block_steps;
@@ -97,8 +99,7 @@ struct alignas(1024) Shared {
   /// Every consumer thread arrives at q_empty and d_y_empty, as each reads lse, delta and first_key.
   Mbarrier q_full[tiles.stages], q_empty[tiles.stages], d_y_full[tiles.stages], d_y_empty[tiles.stages];
   Mbarrier delta_ready[tiles.stages][block_steps];  ///< of own queries
-  Mbarrier own_begun[tiles.stages];                 ///< d_q of own queries
-  Mbarrier begun[tiles.stages];                     ///< d_q of a step's queries, where they are not own
+  Mbarrier turn[tiles.stages];                      ///< whether this tile may add to d_q of a step
 };
 static_assert(tile_bytes(step) == tiles.block * step * sizeof(bf16));
 
@@ -129,8 +130,9 @@ inline __device__ void produce(Shared& s, const CUtensorMap& q, const CUtensorMa
 }
 
 /// Calls step_of(tile, i, state of the steps' pipeline) for the steps of all tiles, and releases each tile afterwards.
+/// Returns the state behind the last step.
 template <class StepOf>
-__device__ __forceinline__ void follow_tiles(Shared& s, const StepOf& step_of) {
+__device__ __forceinline__ PipelineState<tiles.stages> follow_tiles(Shared& s, const StepOf& step_of) {
   PipelineState<tiles.stages> at;
   for (PipelineState<tiles.stages> tile_at;; tile_at.advance()) {
     mbarrier_wait(s.tile_full[tile_at.stage], tile_at.parity);
@@ -140,6 +142,7 @@ __device__ __forceinline__ void follow_tiles(Shared& s, const StepOf& step_of) {
     for (int i = t.first; i < t.last; ++i, at.advance()) step_of(t, i, at);
     mbarrier_arrive(s.tile_empty[tile_at.stage]);
   }
+  return at;
 }
 
 /// Producer, one thread: loads d_y, with y for own queries and with delta for others. The delta of others comes from
@@ -163,8 +166,8 @@ inline __device__ void produce_d_y(Shared& s, const CUtensorMap& y, const CUtens
   });
 }
 
-/// Epilogue, one thread: tells other thread blocks that delta of a tile's own queries is ready and their d_q begun,
-/// then stores the tile's d_k and d_v by TMA.
+/// Epilogue, one thread: tells other thread blocks that delta of a tile's own queries is ready, then stores the tile's
+/// d_k and d_v by TMA.
 inline __device__ void epilogue(Shared& s, const CUtensorMap& d_k, const CUtensorMap& d_v, const Parameters& p) {
   for (PipelineState<tiles.stages> at;; at.advance()) {
     const int n = at.stage;
@@ -175,8 +178,6 @@ inline __device__ void epilogue(Shared& s, const CUtensorMap& d_k, const CUtenso
       mbarrier_wait(s.delta_ready[n][i], at.parity);
       store_release(&p.scratch.delta_ready(t.head, t.first + i), 1);
     }
-    mbarrier_wait(s.own_begun[n], at.parity);
-    store_release(&p.scratch.block_begun(t.head, t.block), 1);
     mbarrier_wait(s.d_tile_full[n], at.parity);
     store_rows(d_v, s.v[n], t.block * p.block_tokens, t.head);
     store_rows(d_k, s.k[n], t.block * p.block_tokens, t.head);
@@ -187,14 +188,26 @@ inline __device__ void epilogue(Shared& s, const CUtensorMap& d_k, const CUtenso
   tma_store_wait();
 }
 
-/// One thread: tells this thread block that d_q of a step's queries is begun. For own queries it does not wait.
-inline __device__ void watch_begun(Shared& s, const Parameters& p) {
-  follow_tiles(s, [&](const KeyTile& t, int i, const PipelineState<tiles.stages>& at) {
+/// One thread: has the tiles add to d_q of a step in turn, so that the sum has one order. The tile before is one of a
+/// smaller number, which a running thread block took before, and which comes to the step earlier. What the consumers
+/// have added is announced when they have released the step's q; that of a tile's last steps when the next tile begins,
+/// whose first steps, its own, wait for no one.
+inline __device__ void take_turns(Shared& s, const Parameters& p) {
+  int* terms[tiles.stages] = {};
+  int added[tiles.stages] = {};
+  const auto announce = [&](const PipelineState<tiles.stages>& at) {
     mbarrier_wait(s.q_empty[at.stage], at.parity ^ 1);
-    while (!t.own(i) && load_acquire(&p.scratch.block_begun(t.head, i / block_steps)) == 0) {
+    if (terms[at.stage]) store_release(terms[at.stage], added[at.stage]);
+  };
+  PipelineState<tiles.stages> at = follow_tiles(s, [&](const KeyTile& t, int i, const PipelineState<tiles.stages>& at) {
+    announce(at);
+    terms[at.stage] = &p.scratch.d_q_terms(t.head, i);
+    added[at.stage] = t.turn(i) + 1;
+    while (load_acquire(terms[at.stage]) < t.turn(i)) {
     }
-    mbarrier_arrive(s.begun[at.stage]);
+    mbarrier_arrive(s.turn[at.stage]);
   });
+  for (int k = 0; k < tiles.stages; ++k, at.advance()) announce(at);
 }
 
 }  // namespace nanorun::kernels::cuda::backward
