@@ -45,7 +45,7 @@ KOKKOS_FUNCTION T mix_row(int t, Mat<T> out, const Terms<T, K>& terms) {
   T c[K];
   for (int k = 0; k < K; ++k) {
     from[k] = terms.term[k].source.row(t);
-    c[k] = terms.term[k].common_factor() * terms.term[k].per_token.factor(t);
+    c[k] = terms.term[k].common_factor() * terms.term[k].per_token.factor(t) / terms.term[k].divisor(t);
   }
   T* to = out.row(t);
   T squares = 0;
@@ -65,13 +65,14 @@ void mix_rows(Mat<T> out, const Terms<T, K>& terms) {
 
 template <class T, int K>
 void mix_norm_rows(Mat<T> out, Mat<T> n, Vec<acc_t<T>> rstd, const Terms<T, K>& terms, double eps) {
-  for_rows("mix_norm_forward", out.rows, [=] KOKKOS_FUNCTION(int t) {
-    const T r = 1 / std::sqrt(mix_row(t, out, terms) / out.cols + static_cast<T>(eps));
-    const T* from = out.row(t);
+  for_rows("mix_norm_forward", n.rows, [=] KOKKOS_FUNCTION(int t) {
+    const Mat<T>& sums = out ? out : n;
+    const T r = 1 / std::sqrt(mix_row(t, sums, terms) / n.cols + static_cast<T>(eps));
+    const T* from = sums.row(t);
     T* to = n.row(t);
     rstd[t] = r;
 #pragma omp simd
-    for (int j = 0; j < out.cols; ++j) to[j] = from[j] * r;
+    for (int j = 0; j < n.cols; ++j) to[j] = from[j] * r;
   });
 }
 
@@ -114,20 +115,28 @@ KOKKOS_FUNCTION void replace_row(int t, Mat<T> d_out, Mat<const T> d_elsewhere, 
   }
 }
 
-/// One row; returns per_token_k[t] dot_k[t] where the scalars need it.
+/// dot_k of the implied term in a row: `rest` is the sum over the others of c dot.
+template <class T>
+KOKKOS_FUNCTION T implied_dot(int t, const MixTerm<T>& term, T rest, const T* g, const NormGradient<T>& norm) {
+  const T c = term.common_factor();
+  return c == 0 ? 0 : (dot<T>(g, norm.n.row(t), norm.n.cols) / norm.rstd[t] - rest) / c;
+}
+
+/// One row; returns per_token_k[t] dot_k[t] where the scalars need it. implied: that term's index, -1 without one.
 template <class T, int K>
 KOKKOS_FUNCTION Sums<K> mix_backward_row(int t, Mat<T> d_out, Mat<const T> d_elsewhere, const NormGradient<T>& norm,
-                                         const Terms<T, K>& terms) {
+                                         const Terms<T, K>& terms, int implied) {
   T* g = d_out.row(t);
   if (norm.n) add_norm_gradient(t, g, norm);
   Sums<K> sums;
   bool replaces = false;
-  T to_out = 0;
+  T to_out = 0, rest = 0;
   for (int k = 0; k < K; ++k) {
     const MixTerm<T>& term = terms.term[k];
     const T common = term.common_factor(), by_token = term.per_token.factor(t);
-    if (term.wants_dot()) {
-      const T product = dot<T>(g, term.source.row(t), d_out.cols);
+    if (k != implied && (term.wants_dot() || implied >= 0)) {
+      const T product = dot<T>(g, term.source.row(t), d_out.cols) / term.divisor(t);
+      rest += common * by_token * product;
       if (term.per_token.gradient) term.per_token.gradient[term.per_token.at(t)] += common * product;
       sums.values[k] = by_token * product;
     }
@@ -138,14 +147,16 @@ KOKKOS_FUNCTION Sums<K> mix_backward_row(int t, Mat<T> d_out, Mat<const T> d_els
       send_row(t, term, common * by_token, g);
     }
   }
+  if (implied >= 0) sums.values[implied] = implied_dot(t, terms.term[implied], rest, g, norm);
   if (replaces) replace_row(t, d_out, d_elsewhere, to_out);
   return sums;
 }
 
 template <class T, int K>
-void mix_backward_rows(Mat<T> d_out, Mat<const T> d_elsewhere, const NormGradient<T>& norm, const Terms<T, K>& terms) {
+void mix_backward_rows(Mat<T> d_out, Mat<const T> d_elsewhere, const NormGradient<T>& norm, const Terms<T, K>& terms,
+                       int implied) {
   const Sums<K> sums = sum_rows<K>("mix_backward", d_out.rows, [=] KOKKOS_FUNCTION(int t) {
-    return mix_backward_row(t, d_out, d_elsewhere, norm, terms);
+    return mix_backward_row(t, d_out, d_elsewhere, norm, terms, implied);
   });
   for_rows("mix_scalars", 1, [=] KOKKOS_FUNCTION(int) {
     for (int k = 0; k < K; ++k) {
@@ -174,7 +185,8 @@ void mix_norm_forward(Stream, Mat<T> out, Mat<T> n, Vec<acc_t<T>> rstd, std::spa
 template <class T>
 void mix_backward(Stream, Mat<T> d_out, Mat<const T> d_elsewhere, const NormGradient<T>& norm,
                   std::span<const MixTerm<T>> terms) {
-  with_terms(terms, [&](const auto& fixed) { mix_backward_rows(d_out, d_elsewhere, norm, fixed); });
+  const int implied = implied_term(terms, norm);
+  with_terms(terms, [&](const auto& fixed) { mix_backward_rows(d_out, d_elsewhere, norm, fixed, implied); });
 }
 
 #define NANORUN_INSTANTIATE(T)                                                                         \

@@ -14,17 +14,19 @@ template <int K>
 struct Terms {
   MixTerm<bf16> term[K];
   unsigned to_out = 0;         ///< bit k: d_out is the term's d_source, which is null here
-  unsigned dots = 0;           ///< bit k: a gradient needs dot_k
+  unsigned dots = 0;           ///< bit k: dot_k needs the source
+  int implied = -1;            ///< index of the implied term
   bool wants_scalars = false;  ///< of any term
 };
 
 template <int K>
-Terms<K> terms_of(std::span<const MixTerm<bf16>> terms, const bf16* d_out) {
+Terms<K> terms_of(std::span<const MixTerm<bf16>> terms, const bf16* d_out, int implied) {
   Terms<K> fixed;
+  fixed.implied = implied;
   std::copy(terms.begin(), terms.end(), fixed.term);
   for (int k = 0; k < K; ++k) {
     MixTerm<bf16>& term = fixed.term[k];
-    if (term.wants_dot()) fixed.dots |= 1u << k;
+    if (k != implied && term.source && (term.wants_dot() || implied >= 0)) fixed.dots |= 1u << k;
     fixed.wants_scalars = fixed.wants_scalars || term.wants_scalars();
     if (!d_out || term.d_source.data != d_out) continue;
     fixed.to_out |= 1u << k;
@@ -33,22 +35,25 @@ Terms<K> terms_of(std::span<const MixTerm<bf16>> terms, const bf16* d_out) {
   return fixed;
 }
 
-/// A warp for each row, N vectors of 8 elements for each lane. The norm reads the sums before they are rounded to out;
-/// n is null where it is not wanted.
+/// A warp for each row, N vectors of 8 elements for each lane. The norm reads the sums before they are rounded to out.
+/// out or n is null where it is not wanted.
 template <int N, int K>
 __global__ void __launch_bounds__(block_threads)
-    mix_kernel(Mat<bf16> out, Mat<bf16> n, float* rstd, Terms<K> terms, float eps) {
+    mix_kernel(int rows, int cols, Mat<bf16> out, Mat<bf16> n, float* rstd, Terms<K> terms, float eps) {
   const int row = blockIdx.x * block_warps + threadIdx.x / warp_size, lane = threadIdx.x % warp_size;
-  if (row >= out.rows) return;
+  if (row >= rows) return;
   float c[K];
 #pragma unroll
-  for (int k = 0; k < K; ++k) c[k] = terms.term[k].common_factor() * terms.term[k].per_token.factor(row);
+  for (int k = 0; k < K; ++k) {
+    const MixTerm<bf16>& term = terms.term[k];
+    c[k] = term.common_factor() * term.per_token.factor(row) / term.divisor(row);
+  }
   Vector<float, 8> mixed[N];
   float squares = 0;
 #pragma unroll
   for (int i = 0; i < N; ++i) {
     const int col = 8 * (lane + warp_size * i);
-    if (col >= out.cols) continue;
+    if (col >= cols) continue;
     Vector<bf16, 8> from[K];
 #pragma unroll
     for (int k = 0; k < K; ++k) {
@@ -64,14 +69,14 @@ __global__ void __launch_bounds__(block_threads)
   }
   float r = 0;
   if (n) {
-    r = rsqrtf(warp_sum(squares) / out.cols + eps);
+    r = rsqrtf(warp_sum(squares) / cols + eps);
     if (lane == 0) rstd[row] = r;
   }
 #pragma unroll
   for (int i = 0; i < N; ++i) {
     const int col = 8 * (lane + warp_size * i);
-    if (col >= out.cols) continue;
-    store_vector(out.row(row) + col, round_to_bf16(mixed[i]));
+    if (col >= cols) continue;
+    if (out) store_vector(out.row(row) + col, round_to_bf16(mixed[i]));
     if (!n) continue;
 #pragma unroll
     for (int j = 0; j < 8; ++j) mixed[i].v[j] *= r;
@@ -123,6 +128,21 @@ __device__ void send(int row, int col, const Vector<float, 8>& g, const Columns<
   }
 }
 
+/// dots[k] is that with the source; becomes that with x, and of the implied term what the others leave of by_out, that
+/// with the sum of all terms.
+template <int K>
+__device__ void finish_dots(int row, float by_out, const float (&c)[K], const Terms<K>& terms, float (&dots)[K]) {
+#pragma unroll
+  for (int k = 0; k < K; ++k) {
+    if (terms.term[k].rstd) dots[k] /= terms.term[k].divisor(row);
+    by_out -= c[k] * dots[k];
+  }
+#pragma unroll
+  for (int k = 0; k < K; ++k) {
+    if (k == terms.implied) dots[k] = c[k] == 0 ? 0 : by_out / c[k];
+  }
+}
+
 /// sums[k] is per_token_k dot_k of the rows of this thread. One atomic a block for each scalar.
 template <int K>
 __device__ void add_to_scalars(const Terms<K>& terms, const float (&sums)[K]) {
@@ -157,7 +177,7 @@ __global__ void __launch_bounds__(block_threads, N > 3 ? 1 : 2)
   for (int row = blockIdx.x * block_warps + threadIdx.x / warp_size; row < d_out.rows; row += gridDim.x * block_warps) {
     const auto load = [&](int i) { return load_columns(row, 8 * (lane + warp_size * i), d_elsewhere, terms, cols); };
     Vector<bf16, 8> d[N], n[N], d_n[N];
-    float c[K], dots[K] = {}, sum = 0, to_out = 0, r = 0;
+    float c[K], dots[K] = {}, by_out = 0, sum = 0, to_out = 0, r = 0;
 #pragma unroll
     for (int i = 0; i < N; ++i) {
       const int col = 8 * (lane + warp_size * i);
@@ -189,10 +209,12 @@ __global__ void __launch_bounds__(block_threads, N > 3 ? 1 : 2)
       const Vector<float, 8> y = to_floats(n[i]), d_y = to_floats(d_n[i]);
 #pragma unroll
       for (int j = 0; j < 8; ++j) g.v[j] += r * (d_y.v[j] - y.v[j] * mean);
+      if (terms.implied >= 0) by_out += dot(g, y);
       send(row, col, g, in, c, terms, dots);
       if (terms.to_out) g = scaled_sum(g, to_out, to_floats(in.elsewhere));
       if (terms.to_out || norm.n) store_vector(d_out.row(row) + col, round_to_bf16(g));
     }
+    finish_dots(row, by_out / r, c, terms, dots);
 #pragma unroll
     for (int k = 0; k < K; ++k) {
       const PerToken<bf16>& factor = terms.term[k].per_token;
@@ -209,9 +231,9 @@ __global__ void __launch_bounds__(block_threads, N > 3 ? 1 : 2)
 constexpr int max_backward_blocks = 8 * sm90::sm_count;
 
 /// Calls launch(vectors per lane, Terms<K>()), where K is the number of terms, or more. d_out is null in forward
-/// passes.
+/// passes. implied: that term's index in a backward pass, -1 without one.
 template <class Launch>
-void for_terms(const char* op, const Mat<bf16>& d_out, int cols, std::span<const MixTerm<bf16>> terms,
+void for_terms(const char* op, const Mat<bf16>& d_out, int cols, std::span<const MixTerm<bf16>> terms, int implied,
                Launch&& launch) {
   if (terms.empty() || terms.size() > max_mix_terms) throw std::invalid_argument(std::string(op) + ": 1 to 6 terms");
   for (const MixTerm<bf16>& term : terms) {
@@ -220,11 +242,11 @@ void for_terms(const char* op, const Mat<bf16>& d_out, int cols, std::span<const
   }
   for_vectors_per_lane(op, cols, [&](auto vectors) {
     if constexpr (vectors() <= 4) {
-      if (terms.size() <= 2) return launch(vectors, terms_of<2>(terms, d_out.data));
-      if (terms.size() <= 3) return launch(vectors, terms_of<3>(terms, d_out.data));
-      if (terms.size() <= 4) return launch(vectors, terms_of<4>(terms, d_out.data));
+      if (terms.size() <= 2) return launch(vectors, terms_of<2>(terms, d_out.data, implied));
+      if (terms.size() <= 3) return launch(vectors, terms_of<3>(terms, d_out.data, implied));
+      if (terms.size() <= 4) return launch(vectors, terms_of<4>(terms, d_out.data, implied));
     }
-    launch(vectors, terms_of<max_mix_terms>(terms, d_out.data));
+    launch(vectors, terms_of<max_mix_terms>(terms, d_out.data, implied));
   });
 }
 
@@ -232,10 +254,11 @@ void forward(const char* op, Stream stream, Mat<bf16> out, Mat<bf16> n, float* r
              std::span<const MixTerm<bf16>> terms, double eps) {
   require_vectors(op, out);
   require_vectors(op, n);
-  if (out.rows == 0) return;
-  for_terms(op, {}, out.cols, terms, [&]<int K>(auto vectors, const Terms<K>& fixed) {
-    mix_kernel<vectors(), K>
-        <<<row_blocks(out.rows), block_threads, 0, cuda_stream(stream)>>>(out, n, rstd, fixed, static_cast<float>(eps));
+  const int rows = out ? out.rows : n.rows, cols = out ? out.cols : n.cols;
+  if (rows == 0) return;
+  for_terms(op, {}, cols, terms, -1, [&]<int K>(auto vectors, const Terms<K>& fixed) {
+    mix_kernel<vectors(), K><<<row_blocks(rows), block_threads, 0, cuda_stream(stream)>>>(
+        rows, cols, out, n, rstd, fixed, static_cast<float>(eps));
   });
   check_launch(op);
 }
@@ -262,11 +285,12 @@ void mix_backward(Stream stream, Mat<T> d_out, Mat<const T> d_elsewhere, const N
   require_vectors(op, norm.n);
   require_vectors(op, norm.d_n);
   if (d_out.rows == 0) return;
-  for_terms(op, d_out, d_out.cols, terms, [&]<int K>(auto vectors, const Terms<K>& fixed) {
-    const int blocks = std::min(row_blocks(d_out.rows), max_backward_blocks);
-    mix_backward_kernel<vectors(), K><<<blocks, block_threads, 0, cuda_stream(stream)>>>(
-        d_out, fixed.to_out ? d_elsewhere : Mat<const bf16>(), norm, fixed);
-  });
+  for_terms(op, d_out, d_out.cols, terms, portable::implied_term(terms, norm),
+            [&]<int K>(auto vectors, const Terms<K>& fixed) {
+              const int blocks = std::min(row_blocks(d_out.rows), max_backward_blocks);
+              mix_backward_kernel<vectors(), K><<<blocks, block_threads, 0, cuda_stream(stream)>>>(
+                  d_out, fixed.to_out ? d_elsewhere : Mat<const bf16>(), norm, fixed);
+            });
   check_launch(op);
 }
 

@@ -2,12 +2,14 @@
 // Mix of streams: a sum whose coefficients are constants, learned scalars, numbers per token, or products of these;
 // then, where wanted, its RMS norm.
 //   c_k[t] = constant_k f(s_k,0) f(s_k,1) per_token_k[t],   f(s) = s or sigmoid(s)
-//   out[t] = sum_k c_k[t] source_k[t],   n = rms_norm(out)
-// Shapes: out, n and sources [T, d]; rstd [T]; learned scalars [1]; per_token [T].
+//   out[t] = sum_k c_k[t] x_k[t],   n = rms_norm(out)
+// where x_k is the source of the term, or source_k[t] / rstd_k[t] where the source is the RMS norm of the stream meant.
+// Shapes: out, n, sources and x [T, d]; rstd [T]; learned scalars [1]; per_token [T].
 
 #include <array>
 #include <cmath>
 #include <span>
+#include <stdexcept>
 
 #include "kernels/norm.hpp"
 #include "kernels/types.hpp"
@@ -50,12 +52,16 @@ struct PerToken {
 template <class T>
 struct MixTerm {
   Mat<const T> source;
-  Mat<T> d_source;  ///< +=, or = where `overwrites`; see mix_backward() where it is d_out
+  const acc_t<T>* rstd = nullptr;  ///< null: x is the source itself
+  Mat<T> d_source;                 ///< +=, or = where `overwrites`; see mix_backward() where it is d_out
   bool overwrites = false;
+  bool implied = false;  ///< mix_backward() does not read the source, see there
   double constant = 1;
   std::array<LearnedScalar<T>, 2> scalars;
   PerToken<T> per_token;
 
+  /// x = source / divisor(t)
+  constexpr acc_t<T> divisor(int t) const { return rstd ? rstd[t] : 1; }
   /// c_k[t] = common_factor() * per_token.factor(t)
   constexpr acc_t<T> common_factor() const {
     return static_cast<acc_t<T>>(constant) * scalars[0].factor() * scalars[1].factor();
@@ -65,13 +71,28 @@ struct MixTerm {
   constexpr bool wants_dot() const { return wants_scalars() || per_token.gradient; }
 };
 
+/// Index of the implied term of a backward pass, -1 without one. Throws std::invalid_argument where mix_backward() does
+/// not take it.
+template <class T>
+int implied_term(std::span<const MixTerm<T>> terms, const NormGradient<T>& norm) {
+  int implied = -1;
+  for (std::size_t k = 0; k < terms.size(); ++k) {
+    if (!terms[k].implied) continue;
+    if (implied >= 0 || !norm.n || terms[k].per_token.value) {
+      throw std::invalid_argument("mix_backward: an implied term needs the norm, learned scalars, and be the only one");
+    }
+    implied = static_cast<int>(k);
+  }
+  return implied;
+}
+
 // From 1 to max_mix_terms terms; else std::invalid_argument.
 
 /// `out` may be one of the sources.
 template <class T>
 void mix_forward(Stream stream, Mat<T> out, std::span<const MixTerm<T>> terms);
 
-/// The same, and n = rms_norm(out).
+/// The same, and n = rms_norm(out). Null `out`: n alone is wanted.
 template <class T>
 void mix_norm_forward(Stream stream, Mat<T> out, Mat<T> n, Vec<acc_t<T>> rstd, std::span<const MixTerm<T>> terms,
                       double eps);
@@ -79,10 +100,13 @@ void mix_norm_forward(Stream stream, Mat<T> out, Mat<T> n, Vec<acc_t<T>> rstd, s
 /// d_out: in: gradient of out, except through n; out: the sum of what the terms send to it that have it as their
 /// d_source, and d_elsewhere, the gradient that the same stream has from elsewhere (null: none). Without such a term
 /// d_out becomes g and d_elsewhere is not read. With g the gradient of out, where norm.n is null d_out, else
-///   g = d_out + rstd (d_n - n mean_j(d_n n)),   dot_k[t] = <g[t], source_k[t]>:
+///   g = d_out + rstd (d_n - n mean_j(d_n n)),   dot_k[t] = <g[t], x_k[t]>:
 ///   d_source_k += c_k g,  per_token gradient[t] += (c_k / per_token_k)[t] dot_k[t],
 ///   scalar gradient += sum_t f'(s) (c_k / f(s))[t] dot_k[t]
 /// Only d_out may be the d_source of several terms.
+/// Of an implied term c_k dot_k = <g, n / rstd> - sum over the others of c dot: its source need not be kept. It needs
+/// the norm, it is the only one, and it has no per_token; else std::invalid_argument. Where c_k = 0, its scalars get
+/// nothing.
 template <class T>
 void mix_backward(Stream stream, Mat<T> d_out, Mat<const T> d_elsewhere, const NormGradient<T>& norm,
                   std::span<const MixTerm<T>> terms);

@@ -40,11 +40,9 @@ template <class T>
 struct BlockActivations {
   AttentionActivations<T> attention;
   MlpActivations<T> mlp;
-  kernels::Mat<T> x_before;       ///< stream that a mix made of the block's input [T, d]
-  kernels::Mat<T> attention_out;  ///< [T, d]
-  kernels::Mat<T> x_between;      ///< stream between attention and MLP [T, d]
-  kernels::Mat<T> mlp_out;        ///< [T, d]
-  kernels::Mat<T> x;              ///< stream after the block [T, d]
+  kernels::Mat<T> x_before;                ///< stream that a mix made of the block's input [T, d]
+  kernels::Mat<T> attention_out, mlp_out;  ///< scratch where the mix that adds them implies them [T, d]
+  kernels::Mat<T> x;                       ///< stream after the block; in training null unless keeps_stream() [T, d]
 };
 
 /// Saved by what comes before the blocks.
@@ -69,7 +67,7 @@ struct Activations {
   kernels::Mat<T> x_final;  ///< mix behind the last block, where there is one [T, d]
   kernels::Mat<T> n_final;  ///< norm of the last stream [T, d]
   kernels::Vec<kernels::acc_t<T>> rstd_final;
-  kernels::Mat<T> aux;  ///< scratch: what the values of a layer take up [T, d]
+  kernels::Mat<T> aux;  ///< scratch: what the values of a layer take up, later what a branch adds [T, d]
 
   // Gradients; training only.
   kernels::Mat<T> d_narrow;                     ///< of n_final, then of any branch of width d, then of the embedding
@@ -97,7 +95,7 @@ struct Activations {
   /// Takes everything from `allocator`.
   Activations(const Config& config, int length, bool training, kernels::WorkspaceAllocator& allocator);
 
-  /// The stream at a place: the input of layer `place`, or the output of the last.
+  /// The stream at a place: the input of layer `place`, or the output of the last. Null where it is not kept.
   const kernels::Mat<T>& x_at(int place) const {
     if (place > 0) return block[place - 1].x;
     return input.first ? input.first : input.x0;

@@ -2,7 +2,9 @@
 
 namespace nanorun {
 
+using kernels::acc_t;
 using kernels::Mat;
+using kernels::Vec;
 
 namespace {
 
@@ -80,10 +82,9 @@ template <class T>
 MixTerms<T> Mixes<T>::after_attention(const Activations<T>& a, int layer) const {
   MixTerms<T> terms;
   const BlockActivations<T>& s = a.block[layer];
-  const Mat<T>& x = s.x_before ? s.x_before : a.x_at(layer);
   const auto projection = parameters_.factor(block_name(layer, "attention_factors"), 1);
   if (mixes_by_mudd(model_, layer)) {
-    terms.add(x, a.d_x).per_token = coefficients_.factor(a.coefficients, "mudd.mix", attention_stream);
+    add_input(terms, a, layer).per_token = coefficients_.factor(a.coefficients, "mudd.mix", attention_stream);
     ops::MixTerm<T>& out = terms.add(s.attention_out, a.d_branch);
     out.scalars[0] = projection;
     out.per_token = coefficients_.factor(a.coefficients, "mudd.mix", attention_out);
@@ -95,8 +96,9 @@ MixTerms<T> Mixes<T>::after_attention(const Activations<T>& a, int layer) const 
     }
     return terms;
   }
-  terms.add(x, a.d_x).scalars[0] = parameters_.factor(block_name(layer, "attention_residual"));
+  add_input(terms, a, layer).scalars[0] = parameters_.factor(block_name(layer, "attention_residual"));
   ops::MixTerm<T>& out = terms.add(s.attention_out, a.d_branch);
+  out.implied = implies_attention(model_, layer);
   out.scalars = {parameters_.factor(block_name(layer, "attention_post")), projection};
   out.overwrites = true;
   gate(terms.add(a.input.x0, a.d_x0), a, layer, 0);
@@ -108,10 +110,11 @@ template <class T>
 MixTerms<T> Mixes<T>::after_mlp(const Activations<T>& a, int layer) const {
   MixTerms<T> terms;
   const BlockActivations<T>& s = a.block[layer];
-  const Mat<T>& x = s.x_between ? s.x_between : s.x_before ? s.x_before : a.x_at(layer);
-  ops::MixTerm<T>& stream = terms.add(x, a.d_x);
+  ops::MixTerm<T>& stream =
+      has_attention(model_, layer) ? add_norm(terms, s.mlp.n, s.mlp.rstd, a.d_x) : add_input(terms, a, layer);
   ops::MixTerm<T>& out = terms.add(s.mlp_out, a.d_branch);
   out.overwrites = true;
+  out.implied = implies_mlp(model_, layer);
   if (mixes_by_mudd(model_, layer)) {
     stream.per_token = coefficients_.factor(a.coefficients, "mudd.mix", mlp_stream);
     out.per_token = coefficients_.factor(a.coefficients, "mudd.mix", mlp_out);
@@ -145,6 +148,20 @@ MixTerms<T> Mixes<T>::last(const Activations<T>& a) const {
       coefficients_.factor(a.coefficients, "mudd.final", 3);
   add_place(terms, a, model_.skip_from + 1, "mudd.final", 4);
   return terms;
+}
+
+template <class T>
+ops::MixTerm<T>& Mixes<T>::add_norm(MixTerms<T>& terms, Mat<T> n, Vec<const acc_t<T>> rstd, Mat<T> d_source) const {
+  ops::MixTerm<T>& term = terms.add(n, d_source);
+  term.rstd = rstd.data();
+  return term;
+}
+
+template <class T>
+ops::MixTerm<T>& Mixes<T>::add_input(MixTerms<T>& terms, const Activations<T>& a, int layer) const {
+  const BlockActivations<T>& s = a.block[layer];
+  const Mat<T>& x = s.x_before ? s.x_before : a.x_at(layer);
+  return x ? terms.add(x, a.d_x) : add_norm(terms, s.attention.n, s.attention.rstd, a.d_x);
 }
 
 template <class T>

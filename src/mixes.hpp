@@ -69,6 +69,11 @@ class Mixes {
 
  private:
   MixTerms<T> unet_before(const Activations<T>& a, int layer) const;
+  /// Adds a stream that is kept as its norm.
+  ops::MixTerm<T>& add_norm(MixTerms<T>& terms, kernels::Mat<T> n, kernels::Vec<const kernels::acc_t<T>> rstd,
+                            kernels::Mat<T> d_source) const;
+  /// Adds the stream that a block begins with, behind the mix that it may have first.
+  ops::MixTerm<T>& add_input(MixTerms<T>& terms, const Activations<T>& a, int layer) const;
   /// Adds the stream at an earlier place with a column of a MUDD net.
   ops::MixTerm<T>& add_place(MixTerms<T>& terms, const Activations<T>& a, int place, const char* columns,
                              int index) const;

@@ -331,13 +331,10 @@ void Model<T>::unet_block_backward(Activations<T>& a, const Feed<T>& feed, bool 
                        mixes_.before(a, layer));
 }
 
-/// Whether the norm that a layer's attention reads is made, and passed back through, by the mix of the layer before: in
-/// training, where layers have buffers of their own, if attention reads what that mix makes.
+/// is_normed_by_mix(), in training, where layers have buffers of their own.
 template <class T>
-bool Model<T>::is_normed_by_mix(const Activations<T>& a, int layer) const {
-  const ModelConfig& model = config_.model;
-  return a.training && layer > 0 && layer < model.layers && has_attention(model, layer) && !a.block[layer].x_before &&
-         attention_input_of(model, layer) == layer;
+bool Model<T>::normed_ahead(const Activations<T>& a, int layer) const {
+  return a.training && is_normed_by_mix(config_.model, layer);
 }
 
 template <class T>
@@ -348,16 +345,16 @@ void Model<T>::scaled_block_forward(Activations<T>& a, const Feed<T>& feed, int 
   const Mat<T>& x = s.x_before ? s.x_before : a.x_at(layer);
   if (has_attention(config_.model, layer)) {
     const int source = attention_input_of(config_.model, layer);
-    if (!is_normed_by_mix(a, layer)) {
+    if (!normed_ahead(a, layer)) {
       ops::rms_norm_forward<T>(stream_, s.attention.n, s.attention.rstd, source == layer ? x : a.x_at(source), eps);
     }
     attention_.forward(stream_, a, feed, s.attention_out, AttentionLayer<T>::Output::replaces, layer);
-    ops::mix_norm_forward<T>(stream_, s.x_between, s.mlp.n, s.mlp.rstd, mixes_.after_attention(a, layer), eps);
+    ops::mix_norm_forward<T>(stream_, {}, s.mlp.n, s.mlp.rstd, mixes_.after_attention(a, layer), eps);
   } else {
     ops::rms_norm_forward<T>(stream_, s.mlp.n, s.mlp.rstd, x, eps);
   }
   mlp_.forward(stream_, a, s.mlp_out, false, layer);
-  if (is_normed_by_mix(a, layer + 1)) {
+  if (normed_ahead(a, layer + 1)) {
     const AttentionActivations<T>& next = a.block[layer + 1].attention;
     ops::mix_norm_forward<T>(stream_, s.x, next.n, next.rstd, mixes_.after_mlp(a, layer), eps);
   } else {
@@ -369,7 +366,7 @@ template <class T>
 void Model<T>::scaled_block_backward(Activations<T>& a, const Feed<T>& feed, bool add, int layer) {
   const BlockActivations<T>& s = a.block[layer];
   ops::NormGradient<T> norm;
-  if (is_normed_by_mix(a, layer + 1)) {
+  if (normed_ahead(a, layer + 1)) {
     const AttentionActivations<T>& next = a.block[layer + 1].attention;
     norm = {next.n, next.rstd, a.d_narrow};
   }
@@ -379,7 +376,7 @@ void Model<T>::scaled_block_backward(Activations<T>& a, const Feed<T>& feed, boo
     ops::mix_backward<T>(stream_, a.d_x, {}, {s.mlp.n, s.mlp.rstd, a.d_narrow}, mixes_.after_attention(a, layer));
     attention_.backward(stream_, a, feed, a.d_branch, add, layer);
     const int source = attention_input_of(config_.model, layer);
-    if (!is_normed_by_mix(a, layer)) {
+    if (!normed_ahead(a, layer)) {
       ops::rms_norm_backward<T>(stream_, source == layer ? a.d_x : a.d_place[source], s.attention.n, s.attention.rstd,
                                 a.d_narrow);
     }

@@ -86,7 +86,7 @@ class Model {
   void last_backward(Activations<T>& a);
   void unet_block_forward(Activations<T>& a, const Feed<T>& feed, int layer);
   void unet_block_backward(Activations<T>& a, const Feed<T>& feed, bool add, int layer);
-  bool is_normed_by_mix(const Activations<T>& a, int layer) const;
+  bool normed_ahead(const Activations<T>& a, int layer) const;
   void scaled_block_forward(Activations<T>& a, const Feed<T>& feed, int layer);
   void scaled_block_backward(Activations<T>& a, const Feed<T>& feed, bool add, int layer);
   void reach_place(Activations<T>& a, int place);

@@ -88,6 +88,24 @@ bool is_tapped(const ModelConfig& config, int place) {
   return attended || skips || (config.mudd && (place == 0 || place + 1 == config.layers));
 }
 
+bool is_normed_by_mix(const ModelConfig& config, int layer) {
+  const bool in_between = layer > 0 && layer < config.layers && config.residual == Residual::scaled;
+  return in_between && has_attention(config, layer) && attention_input_of(config, layer) == layer &&
+         layer != config.skip_to && !mixes_by_mudd(config, layer);
+}
+
+bool keeps_stream(const ModelConfig& config, int place) {
+  const bool feeds_a_net =
+      std::ranges::any_of(coefficient_nets(config), [&](const NetPlan& net) { return net.place == place; });
+  return feeds_a_net || is_tapped(config, place) || !is_normed_by_mix(config, place);
+}
+
+bool implies_attention(const ModelConfig& config, int layer) { return !mixes_by_mudd(config, layer); }
+
+bool implies_mlp(const ModelConfig& config, int layer) {
+  return !mixes_by_mudd(config, layer) && is_normed_by_mix(config, layer + 1);
+}
+
 std::vector<NetPlan> coefficient_nets(const ModelConfig& config) {
   std::vector<NetPlan> nets;
   if (config.gate_nets) {

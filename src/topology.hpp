@@ -35,6 +35,17 @@ bool reaches_over_documents(const ModelConfig& config);
 /// the output of the last. Whether a place is read by other than the layer itself.
 bool is_tapped(const ModelConfig& config, int place);
 
+/// Whether the norm that a layer's attention reads is made, and passed back through, by the mix of the layer before:
+/// where attention reads what that mix makes.
+bool is_normed_by_mix(const ModelConfig& config, int layer);
+/// Whether training keeps the stream at a place. Elsewhere it keeps the norm alone, by which each reader knows it.
+bool keeps_stream(const ModelConfig& config, int place);
+
+/// Whether the mix behind a layer's attention, or MLP, passes back without what the branch added: its other terms and
+/// the norm that it makes imply that.
+bool implies_attention(const ModelConfig& config, int layer);
+bool implies_mlp(const ModelConfig& config, int layer);
+
 /// Coefficients of a net that serve one purpose: consecutive columns.
 struct Columns {
   std::string name;

@@ -28,6 +28,8 @@ struct Term {
   bool sigmoid = false;  ///< of the first scalar
   int column = -1;
   double constant = 1;
+  bool norm_source = false;  ///< the source is a norm
+  bool implied = false;
 };
 
 struct Kind {
@@ -45,7 +47,17 @@ const Kind six = {{{0, To::d_out, {0, 1}, true, 0},
                    {4, To::nowhere, {2, -1}, true, 3, -1}},
                   true,
                   true};
+/// Behind the attention and behind the MLP of a block whose stream is kept as its norm.
+const Kind after_attention = {{{0, To::d_out, {0, -1}, false, -1, 1, true},
+                               {1, To::replaces, {1, 2}, false, -1, 1, false, true},
+                               {2, To::adds, {-1, -1}, false, 0},
+                               {3, To::adds, {2, -1}}},
+                              true};
+const Kind after_mlp = {
+    {{0, To::d_out, {0, -1}, false, -1, 1, true}, {1, To::replaces, {1, -1}, false, -1, 1, false, true}}, true};
 const std::vector<Kind> kinds = {
+    after_attention,
+    after_mlp,
     {{{0, To::d_out, {0, -1}}}},
     {{{0, To::d_out, {0, -1}}, {1, To::adds, {1, -1}}}, true, true},
     skip,
@@ -79,6 +91,7 @@ struct Tensors {
         d_out(rows, cols, 11),
         tokens(rows, column_count, 12),
         d_tokens(rows, column_count, 13),
+        source_rstd(1, rows, 16, {0.5f, 2}),
         scalars(1, scalar_count, 14),
         d_scalars(1, scalar_count, 15) {
     for (int i = 0; i < source_count; ++i) {
@@ -102,6 +115,8 @@ struct Tensors {
       if (from.to == To::d_out) term.d_source = view(d_out);
       if (from.to == To::adds || from.to == To::replaces) term.d_source = view(d_sources[from.source]);
       term.overwrites = from.to == To::replaces;
+      term.implied = from.implied;
+      if (from.norm_source) term.rstd = view(source_rstd).data;
       term.constant = from.constant;
       for (const int i : {0, 1}) {
         if (const int s = from.scalar[i]; s >= 0) {
@@ -124,7 +139,7 @@ struct Tensors {
   Kind kind;
   std::deque<Tensor<bf16>> sources, d_sources;
   Tensor<bf16> d_out;
-  Tensor<float> tokens, d_tokens, scalars, d_scalars;
+  Tensor<float> tokens, d_tokens, source_rstd, scalars, d_scalars;
 };
 
 void compare_forward(int rows, int cols, const Kind& kind, bool in_place) {
@@ -179,10 +194,21 @@ TEST(CudaMix, SmallShapesMatchPortable) {
 
 TEST(CudaMix, RecipeShapeMatchesPortable) {
   SKIP_WITHOUT_DEVICE();
-  for (const Kind& kind : {skip, six}) {
+  for (const Kind& kind : {skip, six, after_attention, after_mlp}) {
     compare_forward(49152, 768, kind, false);
     compare_backward(49152, 768, kind);
   }
+}
+
+TEST(CudaMix, TheSumItselfNeedNotBeKept) {
+  SKIP_WITHOUT_DEVICE();
+  Tensors in(40, 768, skip);
+  Tensor<bf16> out = Tensor<bf16>::poisoned(40, 768), n = Tensor<bf16>::poisoned(40, 768);
+  Tensor<float> rstd = Tensor<float>::poisoned(1, 40);
+  portable::mix_norm_forward<float>({}, out.host(), n.host(), rstd.host_flat(), in.host(), eps);
+  cuda::mix_norm_forward<bf16>({}, {}, n.device(), rstd.device_flat(), in.device(), eps);
+  n.expect_match("n", 1e-4);
+  rstd.expect_match("rstd", 0, 1e-5);
 }
 
 TEST(CudaMix, RefusesOtherCountsOfTerms) {

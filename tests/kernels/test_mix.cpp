@@ -2,7 +2,9 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
+#include <limits>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -29,6 +31,8 @@ struct Term {
   bool sigmoid = false;  ///< of the first scalar
   int column = -1;
   double constant = 1;
+  bool norm_source = false;  ///< the source is a norm
+  bool implied = false;
 };
 
 struct Kind {
@@ -56,6 +60,16 @@ const std::vector<Kind> kinds = {
       {4, To::nowhere, {2, -1}, true, 3, -1}},
      true,
      true},
+    {"OfANorm", {{0, To::d_out, {0, -1}, false, -1, 1, true}, {1, To::adds, {1, -1}, false, 2, 1, true}}, true},
+    {"Implied",
+     {{0, To::d_out, {0, -1}, false, -1, 1, true},
+      {1, To::replaces, {1, 2}, false, -1, 1, false, true},
+      {2, To::adds, {-1, -1}, false, 1},
+      {3, To::adds, {2, -1}, true}},
+     true},
+    {"ImpliedBesideTermsWithoutAGradient",
+     {{0, To::nowhere}, {1, To::replaces, {1, -1}, true, -1, 2, false, true}},
+     true},
 };
 
 /// Inputs of one case, upstream gradients, and what the accumulated gradients start from.
@@ -63,13 +77,15 @@ struct Case {
   int rows, cols;
   Kind kind;
   std::vector<Values> sources;
-  Values scalars, tokens, d_out, d_n, d_elsewhere, start_source, start_scalars, start_tokens;
+  Values scalars, tokens, rstd, d_out, d_n, d_elsewhere, start_source, start_scalars, start_tokens;
 
   Case(int rows, int cols, const Kind& kind) : rows(rows), cols(cols), kind(kind) {
     const std::size_t size = static_cast<std::size_t>(rows) * cols;
     for (unsigned i = 0; i < max_mix_terms; ++i) sources.push_back(test::random_values(size, i));
     scalars = {0.8, -0.3, 1.7};
     tokens = test::random_values(static_cast<std::size_t>(rows) * column_count, 11);
+    rstd = test::random_values(rows, 16);
+    for (double& r : rstd) r = std::exp(r);
     d_out = test::random_values(size, 12);
     d_n = test::random_values(size, 13);
     d_elsewhere = test::random_values(size, 14);
@@ -85,6 +101,7 @@ struct Case {
       const double s = scalars[term.scalar[i]];
       c *= term.sigmoid && i == 0 ? 1 / (1 + std::exp(-s)) : s;
     }
+    if (term.norm_source) c /= rstd[t];
     return term.column < 0 ? c : c * tokens[t * column_count + term.column];
   }
 };
@@ -93,13 +110,14 @@ struct Case {
 template <class T>
 struct Tensors {
   std::vector<Strided<T>> sources, d_sources;
-  test::Vector<T> scalars, d_scalars;
+  test::Vector<T> scalars, d_scalars, rstd;
   Strided<T> tokens, d_tokens, d_out;
   std::vector<MixTerm<T>> terms;
 
   explicit Tensors(const Case& c)
       : scalars(test::convert<T>(c.scalars)),
         d_scalars(test::convert<T>(c.start_scalars)),
+        rstd(test::convert<T>(c.rstd)),
         tokens(c.rows, column_count, c.tokens),
         d_tokens(c.rows, column_count, c.start_tokens),
         d_out(c.rows, c.cols, c.d_out) {
@@ -122,6 +140,8 @@ struct Tensors {
       view.d_source = d_sources[term.source].mat();
     }
     view.overwrites = term.to == To::replaces;
+    view.implied = term.implied;
+    if (term.norm_source) view.rstd = rstd.data();
     view.constant = term.constant;
     for (const int i : {0, 1}) {
       if (const int s = term.scalar[i]; s >= 0) view.scalars[i] = {&scalars[s], &d_scalars[s], term.sigmoid && i == 0};
@@ -157,9 +177,15 @@ struct Gradients {
   std::vector<Values> sources;
 };
 
+/// Sources of implied terms are not numbers.
 template <class T>
 Gradients backward(const Case& c) {
   Tensors<T> in(c);
+  for (const Term& term : c.kind.terms) {
+    if (!term.implied) continue;
+    const Mat<T> source = in.sources[term.source].mat();
+    for (int t = 0; t < c.rows; ++t) std::fill_n(source.row(t), c.cols, std::numeric_limits<T>::quiet_NaN());
+  }
   const Forward saved = forward<T>(c);
   Strided<T> n(c.rows, c.cols, saved.n), d_n(c.rows, c.cols, c.d_n), d_elsewhere(c.rows, c.cols, c.d_elsewhere);
   const auto rstd = test::convert<T>(saved.rstd);
@@ -217,7 +243,8 @@ TEST_P(Mix, GradientsAreTheDerivatives) {
   for (const Term& term : c.kind.terms) {
     SCOPED_TRACE(term.source);
     if (term.to == To::nowhere) continue;
-    const Values& gradient = term.to == To::d_out ? d.d_out : d.sources[term.source];
+    Values gradient = term.to == To::d_out ? d.d_out : d.sources[term.source];
+    for (std::size_t i = 0; term.norm_source && i < gradient.size(); ++i) gradient[i] /= c.rstd[i / c.cols];
     test::check_gradient("source", loss, c.sources[term.source], gradient);
   }
   test::check_gradient("scalars", loss, c.scalars, d.scalars);
@@ -268,6 +295,39 @@ TEST(MixBackward, GradientsThatAreNotWantedAreLeftOut) {
   EXPECT_EQ(in.d_out.dense(), all.d_out);
   EXPECT_EQ(in.d_scalars, c.start_scalars);
   EXPECT_EQ(in.d_tokens.dense(), c.start_tokens);
+}
+
+TEST(MixBackward, AnImpliedTermOfCoefficientZeroGetsNothing) {
+  Case c(3, 19, kinds[9]);
+  c.scalars[1] = 0;
+  EXPECT_EQ(backward<double>(c).scalars[1], 0);
+}
+
+TEST(MixBackward, RefusesImpliedTermsThatItCannotDerive) {
+  const Case c(3, 19, kinds[9]);
+  const Forward saved = forward<double>(c);
+  Strided<double> n(c.rows, c.cols, saved.n), d_n(c.rows, c.cols, c.d_n);
+  const NormGradient<double> norm{n.mat(), saved.rstd, d_n.mat()};
+  const auto refuses = [&](const NormGradient<double>& norm, int term) {
+    Tensors<double> in(c);
+    in.terms[term].implied = true;
+    EXPECT_THROW(mix_backward<double>({}, in.d_out.mat(), Mat<double>(), norm, in.terms), std::invalid_argument)
+        << term;
+  };
+  refuses({{}, {}, {}}, 1);
+  refuses(norm, 0);  // a second one
+  refuses(norm, 2);
+}
+
+TEST(MixNorm, TheSumItselfNeedNotBeKept) {
+  const Case c(5, 37, kinds[1]);
+  const Forward expected = forward<double>(c);
+  Tensors<double> in(c);
+  Strided<double> n(c.rows, c.cols);
+  auto rstd = test::poisoned<double>(c.rows);
+  mix_norm_forward<double>({}, Mat<double>(), n.mat(), rstd, in.terms, eps);
+  EXPECT_EQ(n.dense(), expected.n);
+  EXPECT_EQ(test::convert<double>(rstd), expected.rstd);
 }
 
 TEST(MixTerms, AreFromOneToSix) {
