@@ -88,7 +88,14 @@ void polar_step(Mat<T> out, Mat<const T> x, Mat<T> A, Mat<T> p, const PolarItera
   symm<T>(tall ? CblasRight : CblasLeft, p, x, out);
 }
 
-/// The iteration on matrix [rows, cols], in place; workspace as newton_schulz_workspace() gives it.
+/// Bytes of workspace for orthogonalise().
+template <class T>
+std::size_t polar_workspace(int rows, int cols) {
+  const std::size_t n = std::min(rows, cols), size = static_cast<std::size_t>(rows) * cols;
+  return WorkspaceAllocator::bytes<T>(size) + 2 * WorkspaceAllocator::bytes<T>(n * n);
+}
+
+/// The iteration on matrix [rows, cols], in place.
 template <class T>
 void orthogonalise(Mat<T> matrix, const PolarIteration& iteration, Workspace workspace) {
   const int n = std::min(matrix.rows, matrix.cols);
@@ -111,8 +118,8 @@ void orthogonalise(Mat<T> matrix, const PolarIteration& iteration, Workspace wor
 
 template <class T>
 void orthogonalise_all(std::span<const MatrixBatch<T>> batches, const PolarIteration& iteration, Workspace workspace) {
-  assert(workspace.size() >= newton_schulz_workspace<T>(batches));
   for (const MatrixBatch<T>& batch : batches) {
+    assert(workspace.size() >= polar_workspace<T>(batch.rows, batch.cols));
     for (int i = 0; i < batch.count; ++i) {
       orthogonalise<T>({batch.data + i * batch.matrix_size(), batch.rows, batch.cols}, iteration, workspace);
     }
@@ -198,11 +205,7 @@ void nesterov_momentum(Stream, Vec<A> g, Vec<A> buf, double momentum, double gra
 template <class T>
 std::size_t newton_schulz_workspace(std::span<const MatrixBatch<T>> batches) {
   std::size_t bytes = 0;
-  for (const MatrixBatch<T>& batch : batches) {
-    const std::size_t n = std::min(batch.rows, batch.cols);
-    bytes =
-        std::max(bytes, WorkspaceAllocator::bytes<T>(batch.matrix_size()) + 2 * WorkspaceAllocator::bytes<T>(n * n));
-  }
+  for (const MatrixBatch<T>& b : batches) bytes = std::max(bytes, polar_workspace<T>(b.rows, b.cols));
   return bytes;
 }
 
@@ -217,12 +220,7 @@ void polar_express(Stream, std::span<const MatrixBatch<T>> batches, Workspace wo
 }
 
 template <class T>
-std::size_t normuon_workspace(std::span<const NormuonBatch<T>>) {
-  return 0;
-}
-
-template <class T>
-void normuon(Stream, std::span<const NormuonBatch<T>> batches, double beta, Workspace) {
+void normuon(Stream, std::span<const NormuonBatch<T>> batches, double beta) {
   for (const NormuonBatch<T>& batch : batches) {
     const MatrixBatch<T>& x = batch.x;
     for (int i = 0; i < x.count; ++i) {
@@ -233,9 +231,8 @@ void normuon(Stream, std::span<const NormuonBatch<T>> batches, double beta, Work
 }
 
 template <class T>
-void add_scaled_with_decay(Stream, Vec<acc_t<T>> w, [[maybe_unused]] Vec<T> copy, Vec<const acc_t<T>> x, double lr,
-                           double decay, double* squares) {
-  assert(w.size() == x.size() && copy.data() == w.data() && copy.size() == w.size());
+void add_scaled_with_decay(Stream, Vec<T> w, Vec<const T> x, double lr, double decay, double* squares) {
+  assert(w.size() == x.size());
   const T rate = static_cast<T>(lr), pull = static_cast<T>(decay);
   const auto update = [=] KOKKOS_FUNCTION(std::size_t first, std::size_t last) {
     double sum = 0;
@@ -250,9 +247,8 @@ void add_scaled_with_decay(Stream, Vec<acc_t<T>> w, [[maybe_unused]] Vec<T> copy
 }
 
 template <class T>
-void add_scaled(Stream, Vec<acc_t<T>> w, [[maybe_unused]] Vec<T> copy, Vec<const acc_t<T>> x, double alpha,
-                double* squares) {
-  assert(w.size() == x.size() && copy.data() == w.data() && copy.size() == w.size());
+void add_scaled(Stream, Vec<T> w, Vec<const T> x, double alpha, double* squares) {
+  assert(w.size() == x.size());
   const T factor = static_cast<T>(alpha);
   const auto update = [=] KOKKOS_FUNCTION(std::size_t first, std::size_t last) {
     double sum = 0;
@@ -266,15 +262,46 @@ void add_scaled(Stream, Vec<acc_t<T>> w, [[maybe_unused]] Vec<T> copy, Vec<const
   add_to(squares, sum_chunks("add_scaled", w.size(), update));
 }
 
-#define NANORUN_INSTANTIATE(T)                                                                           \
-  template void nesterov_momentum(Stream, Vec<T>, Vec<T>, double, double, double*);                      \
-  template std::size_t newton_schulz_workspace(std::span<const MatrixBatch<T>>);                         \
-  template void newton_schulz(Stream, std::span<const MatrixBatch<T>>, Workspace);                       \
-  template void polar_express(Stream, std::span<const MatrixBatch<T>>, Workspace);                       \
-  template std::size_t normuon_workspace(std::span<const NormuonBatch<T>>);                              \
-  template void normuon(Stream, std::span<const NormuonBatch<T>>, double, Workspace);                    \
-  template void add_scaled_with_decay<T>(Stream, Vec<T>, Vec<T>, Vec<const T>, double, double, double*); \
-  template void add_scaled<T>(Stream, Vec<T>, Vec<T>, Vec<const T>, double, double*);
+template <class T>
+std::size_t muon_workspace(std::span<const MuonBatch<T>> batches) {
+  std::size_t bytes = 0;
+  for (const MuonBatch<T>& b : batches) bytes = std::max(bytes, polar_workspace<T>(b.rows, b.cols));
+  return bytes;
+}
+
+template <class T>
+void muon_update(Stream stream, std::span<const MuonBatch<T>> batches, const MuonOptions& options,
+                 const MuonSquares& squares, Workspace workspace) {
+  assert(workspace.size() >= muon_workspace<T>(batches));
+  for (const MuonBatch<T>& b : batches) {
+    assert(b.copy == b.weights);
+    const Vec<T> g(b.gradients, b.size()), w(b.weights, b.size());
+    const MatrixBatch<T> x{b.gradients, b.count, b.rows, b.cols};
+    nesterov_momentum<T>(stream, g, {b.momentum, b.size()}, options.momentum, options.gradient_scale,
+                         squares.gradients);
+    orthogonalise_all<T>({&x, 1}, options.iteration, workspace);
+    if (b.second_moment != nullptr) {
+      const NormuonBatch<T> evened{x, b.second_moment};
+      normuon<T>(stream, {&evened, 1}, options.normuon_beta);
+    }
+    if (b.decay > 0) {
+      add_scaled_with_decay<T>(stream, w, g, b.lr, b.decay, squares.weights);
+    } else {
+      add_scaled<T>(stream, w, g, -b.lr, squares.weights);
+    }
+  }
+}
+
+#define NANORUN_INSTANTIATE(T)                                                                                    \
+  template void nesterov_momentum(Stream, Vec<T>, Vec<T>, double, double, double*);                               \
+  template std::size_t newton_schulz_workspace(std::span<const MatrixBatch<T>>);                                  \
+  template void newton_schulz(Stream, std::span<const MatrixBatch<T>>, Workspace);                                \
+  template void polar_express(Stream, std::span<const MatrixBatch<T>>, Workspace);                                \
+  template void normuon(Stream, std::span<const NormuonBatch<T>>, double);                                        \
+  template void add_scaled_with_decay(Stream, Vec<T>, Vec<const T>, double, double, double*);                     \
+  template void add_scaled(Stream, Vec<T>, Vec<const T>, double, double*);                                        \
+  template std::size_t muon_workspace(std::span<const MuonBatch<T>>);                                             \
+  template void muon_update(Stream, std::span<const MuonBatch<T>>, const MuonOptions&, const MuonSquares&, Workspace);
 NANORUN_INSTANTIATE(float)
 NANORUN_INSTANTIATE(double)
 #undef NANORUN_INSTANTIATE

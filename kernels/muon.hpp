@@ -34,7 +34,7 @@ struct MatrixBatch {
 /// Lines of a matrix whose second moment NorMuon keeps: its rows, or its columns where these are more.
 constexpr int normuon_lines(int rows, int cols) { return rows >= cols ? rows : cols; }
 
-/// Matrices X, and Q [count, normuon_lines(rows, cols)] behind `second_moment`.
+/// Matrices X of portable::normuon(), and Q [count, normuon_lines(rows, cols)] behind `second_moment`.
 template <class T>
 struct NormuonBatch {
   MatrixBatch<T> x;
@@ -68,7 +68,47 @@ inline constexpr PolarIteration polar_express_iteration{
       {3.285753657755655, -2.3681294933425376, 0.46449024233003106},
       {2.3465413258596377, -1.7097828382687081, 0.42323551169305323}}}};
 
+/// Matrices that muon_update() updates, `count` contiguous ones [rows, cols] in each tensor. copy: weights rounded to T,
+/// for the GEMMs that read them; where acc_t<T> is T, the weights themselves.
+template <class T>
+struct MuonBatch {
+  int count = 0, rows = 0, cols = 0;
+  acc_t<T>*weights = nullptr, *gradients = nullptr, *momentum = nullptr;
+  T* copy = nullptr;
+  acc_t<T>* second_moment = nullptr;  ///< Q [count, normuon_lines(rows, cols)]; null: without NorMuon
+  double lr = 0, decay = 0;
+
+  constexpr std::size_t matrix_size() const { return static_cast<std::size_t>(rows) * cols; }
+  constexpr std::size_t size() const { return count * matrix_size(); }
+};
+
+struct MuonOptions {
+  const PolarIteration& iteration;
+  double momentum = 0;
+  double gradient_scale = 1;  ///< gradients enter as gradient_scale g
+  double normuon_beta = 0;
+};
+
+/// In the tensors' memory: += sum of (gradient_scale g)² and of the new w², each in double. Not finite where any
+/// element is not.
+struct MuonSquares {
+  double *gradients, *weights;
+};
+
 namespace portable {
+
+/// Bytes of workspace for muon_update(); the batches' tensors may be null.
+template <class T>
+std::size_t muon_workspace(std::span<const MuonBatch<T>> batches);
+
+/// Updates all matrices: weights, copy, momentum and second moments in place; uses the gradients up. All have one shape
+/// or its transpose: the iteration commutes with transposition, so they run as one batch. All have second moments, or
+/// none.
+template <class T>
+void muon_update(Stream stream, std::span<const MuonBatch<T>> batches, const MuonOptions& options,
+                 const MuonSquares& squares, Workspace workspace);
+
+// The stages of muon_update(), one after another.
 
 /// Updates buf and g in place; g enters as gradient_scale g and becomes u. *squares, in the tensors' memory, += sum of
 /// (gradient_scale g)² in double: not finite where any element is not.
@@ -87,56 +127,30 @@ void newton_schulz(Stream stream, std::span<const MatrixBatch<T>> batches, Works
 template <class T>
 void polar_express(Stream stream, std::span<const MatrixBatch<T>> batches, Workspace workspace);
 
-/// Bytes of workspace for normuon(); the batches' data may be null.
-template <class T>
-std::size_t normuon_workspace(std::span<const NormuonBatch<T>> batches);
-
 /// NorMuon on the matrices X of all batches, which may differ in shape.
 template <class T>
-void normuon(Stream stream, std::span<const NormuonBatch<T>> batches, double beta, Workspace workspace);
+void normuon(Stream stream, std::span<const NormuonBatch<T>> batches, double beta);
 
-/// w -= lr x + decay w [x w >= 0], with copy and *squares as below.
+/// w -= lr x + decay w [x w >= 0], with *squares as below.
 template <class T>
-void add_scaled_with_decay(Stream stream, Vec<acc_t<T>> w, Vec<T> copy, Vec<const acc_t<T>> x, double lr, double decay,
-                           double* squares);
+void add_scaled_with_decay(Stream stream, Vec<T> w, Vec<const T> x, double lr, double decay, double* squares);
 
-/// w += alpha x, and copy = w rounded to T, for the GEMMs that read it; where acc_t<T> is T, copy is w itself. *squares
-/// += sum of the new w², as above.
+/// w += alpha x; *squares += sum of the new w², as above.
 template <class T>
-void add_scaled(Stream stream, Vec<acc_t<T>> w, Vec<T> copy, Vec<const acc_t<T>> x, double alpha, double* squares);
+void add_scaled(Stream stream, Vec<T> w, Vec<const T> x, double alpha, double* squares);
 
 }  // namespace portable
 
 namespace cuda {
 
-/// A = float. The order of the sum is not fixed.
-template <class A>
-void nesterov_momentum(Stream stream, Vec<A> g, Vec<A> buf, double momentum, double gradient_scale, double* squares);
-
-/// T = bf16 or float. The order of the sum is not fixed.
+/// T = bf16, data aligned to 16 bytes, on a stream with create_blas(). X is bf16 between the stages (muon_stages.hpp),
+/// which run on all matrices at once. Throw std::invalid_argument unless rows and cols are multiples of 8, and if shapes
+/// differ by more than transposition.
 template <class T>
-void add_scaled(Stream stream, Vec<acc_t<T>> w, Vec<T> copy, Vec<const acc_t<T>> x, double alpha, double* squares);
-
-/// The same.
+std::size_t muon_workspace(std::span<const MuonBatch<T>> batches);
 template <class T>
-void add_scaled_with_decay(Stream stream, Vec<acc_t<T>> w, Vec<T> copy, Vec<const acc_t<T>> x, double lr, double decay,
-                           double* squares);
-
-/// T = float, data aligned to 16 bytes. Throws std::invalid_argument unless cols is a multiple of 8.
-template <class T>
-std::size_t normuon_workspace(std::span<const NormuonBatch<T>> batches);
-template <class T>
-void normuon(Stream stream, std::span<const NormuonBatch<T>> batches, double beta, Workspace workspace);
-
-/// T = float, data aligned to 16 bytes, on a stream with create_blas(). The GEMMs of the iteration are bf16, summed in
-/// fp32. Throw std::invalid_argument unless rows and cols are multiples of 8, if shapes differ by more than
-/// transposition, and the iterations on more than 32 batches.
-template <class T>
-std::size_t newton_schulz_workspace(std::span<const MatrixBatch<T>> batches);
-template <class T>
-void newton_schulz(Stream stream, std::span<const MatrixBatch<T>> batches, Workspace workspace);
-template <class T>
-void polar_express(Stream stream, std::span<const MatrixBatch<T>> batches, Workspace workspace);
+void muon_update(Stream stream, std::span<const MuonBatch<T>> batches, const MuonOptions& options,
+                 const MuonSquares& squares, Workspace workspace);
 
 }  // namespace cuda
 }  // namespace nanorun::kernels

@@ -2,8 +2,6 @@
 
 #include <algorithm>
 
-#include "src/update_rules.hpp"
-
 namespace nanorun {
 
 namespace {
@@ -19,34 +17,37 @@ std::uint64_t blocks_before(const Config& config, const Parameter& parameter, st
 
 }  // namespace
 
-template <class A>
-std::vector<kernels::MatrixBatch<A>> blocks_of(const Config& config, const std::vector<OwnedRows>& tensors, A* data) {
-  std::vector<kernels::MatrixBatch<A>> blocks;
+std::vector<MuonBlocks> blocks_of(const Config& config, const std::vector<OwnedRows>& tensors) {
+  std::vector<MuonBlocks> blocks;
   for (const OwnedRows& rows : tensors) {
     const Parameter& p = *rows.parameter;
+    const UpdateRule rule = update_rule(config, p);
     const auto first = static_cast<int>(rows.first_row / p.rows), count = static_cast<int>(rows.row_count / p.rows);
     for (int matrix = first; matrix < first + count; ++matrix) {
       const int block = muon_block_rows(config, p, matrix);
-      if (blocks.empty() || blocks.back().rows != block) blocks.push_back({data, 0, block, p.cols});
+      if (blocks.empty() || blocks.back().rows != block || !(blocks.back().rule == rule)) {
+        blocks.push_back({0, block, p.cols, rule});
+      }
       blocks.back().count += p.rows / block;
-      if (data != nullptr) data += static_cast<std::size_t>(p.rows) * p.cols;
     }
   }
   return blocks;
 }
 
-template <class A>
-std::size_t line_count(const std::vector<kernels::MatrixBatch<A>>& blocks) {
+std::size_t line_count(const MuonBlocks& blocks) {
+  return static_cast<std::size_t>(blocks.count) * kernels::normuon_lines(blocks.rows, blocks.cols);
+}
+
+std::size_t line_count(const std::vector<MuonBlocks>& blocks) {
   std::size_t lines = 0;
-  for (const kernels::MatrixBatch<A>& b : blocks)
-    lines += static_cast<std::size_t>(b.count) * kernels::normuon_lines(b.rows, b.cols);
+  for (const MuonBlocks& b : blocks) lines += line_count(b);
   return lines;
 }
 
-template <class A>
-void split_shape(std::vector<kernels::MatrixBatch<A>>& batches, std::vector<kernels::MatrixBatch<A>>& shape) {
-  const kernels::MatrixBatch<A> first = batches.front();
-  const auto other = [&](const kernels::MatrixBatch<A>& b) {
+template <class T>
+void split_shape(std::vector<kernels::MuonBatch<T>>& batches, std::vector<kernels::MuonBatch<T>>& shape) {
+  const kernels::MuonBatch<T> first = batches.front();
+  const auto other = [&](const kernels::MuonBatch<T>& b) {
     return std::minmax(b.rows, b.cols) != std::minmax(first.rows, first.cols);
   };
   const auto same = std::stable_partition(batches.begin(), batches.end(), other);
@@ -65,12 +66,9 @@ OwnedRows line_rows(const Config& config, const OwnedRows& rows) {
   return lines;
 }
 
-#define NANORUN_INSTANTIATE(A)                                                                               \
-  template std::vector<kernels::MatrixBatch<A>> blocks_of(const Config&, const std::vector<OwnedRows>&, A*); \
-  template std::size_t line_count(const std::vector<kernels::MatrixBatch<A>>&);                              \
-  template void split_shape(std::vector<kernels::MatrixBatch<A>>&, std::vector<kernels::MatrixBatch<A>>&);
-NANORUN_INSTANTIATE(float)
-NANORUN_INSTANTIATE(double)
-#undef NANORUN_INSTANTIATE
+template void split_shape(std::vector<kernels::MuonBatch<Real>>&, std::vector<kernels::MuonBatch<Real>>&);
+#if !NANORUN_CUDA
+template void split_shape(std::vector<kernels::MuonBatch<double>>&, std::vector<kernels::MuonBatch<double>>&);
+#endif
 
 }  // namespace nanorun

@@ -8,7 +8,7 @@
 
 namespace nanorun {
 
-using kernels::MatrixBatch;
+using kernels::MuonBatch;
 using kernels::Stream;
 
 namespace {
@@ -32,26 +32,25 @@ std::size_t state_size(const Config& config, const ParameterTable& table, int ra
     const Bounds bounds = bucket.bounds(ranks);
     size += state_tensors<T>(bucket) * (bounds[rank + 1] - bounds[rank]);
     if (bucket.group == Group::matrix && config.optimizer.normuon_beta > 0) {
-      size += line_count(blocks_of<kernels::acc_t<T>>(config, table.owned(bucket, rank, ranks), nullptr));
+      size += line_count(blocks_of(config, table.owned(bucket, rank, ranks)));
     }
   }
   return size;
 }
 
-template <class A>
+template <class T>
 std::size_t workspace_size(const Config& config, const ParameterTable& table, int rank, int ranks) {
-  std::vector<MatrixBatch<A>> batches, shape;
+  std::vector<MuonBatch<T>> batches, shape;
   for (const Bucket& bucket : table.buckets()) {
     if (bucket.group != Group::matrix) continue;
-    const auto blocks = blocks_of<A>(config, table.owned(bucket, rank, ranks), nullptr);
-    batches.insert(batches.end(), blocks.begin(), blocks.end());
+    for (const MuonBlocks& blocks : blocks_of(config, table.owned(bucket, rank, ranks))) {
+      batches.push_back({blocks.count, blocks.rows, blocks.cols});
+    }
   }
-  std::vector<kernels::NormuonBatch<A>> evened;
-  for (const MatrixBatch<A>& batch : batches) evened.push_back({batch, nullptr});
-  std::size_t bytes = ops::normuon_workspace<A>(evened);
+  std::size_t bytes = 0;
   while (!batches.empty()) {
     split_shape(batches, shape);
-    bytes = std::max(bytes, ops::newton_schulz_workspace<A>(shape));
+    bytes = std::max(bytes, ops::muon_workspace<T>(shape));
   }
   return bytes;
 }
@@ -70,7 +69,7 @@ Optimizer<T>::Optimizer(const Config& config, const ParameterTable& table, const
       comm_(comm),
       stream_(stream),
       state_(state_size<T>(config, table, comm.rank(), comm.size()), "the optimizer's state", state_remedy),
-      workspace_(workspace_size<Master>(config, table, comm.rank(), comm.size()), "Muon's scratch", state_remedy),
+      workspace_(workspace_size<T>(config, table, comm.rank(), comm.size()), "Muon's scratch", state_remedy),
       squares_(stream, 2),
       handed_over_(ops::create_event()) {
   std::size_t state_used = 0;
@@ -120,7 +119,7 @@ auto Optimizer<T>::make_owned(const Bucket& bucket, std::size_t& state_used) -> 
   if (moments(bucket) > 0) owned.moment1 = take(size);
   if (moments(bucket) > 1) owned.moment2 = take(size);
   if (bucket.group == Group::matrix) {
-    owned.blocks = blocks_of(config_, owned.rows, owned.gradients.data());
+    owned.blocks = blocks_of(config_, owned.rows);
     if (config_.optimizer.normuon_beta > 0) owned.moment2 = take(line_count(owned.blocks));
   }
   for (const OwnedRows& rows : owned.rows) {
@@ -266,74 +265,52 @@ void Optimizer<T>::gather_weights(const OwnedBucket& owned) {
   }
 }
 
-/// Updates this rank's matrices alike those of the bucket, all at once.
+/// Updates this rank's matrices alike those of the bucket, the blocks of one shape at once: only many of them fill a
+/// device.
 template <class T>
 void Optimizer<T>::update_matrices(Trace& trace, const Bucket& kind, long step) {
+  batches_.clear();
   for (const OwnedBucket& owned : buckets_) {
     if (!alike(owned.bucket, kind)) continue;
     await_gradients(trace, owned);
-    if (owned.master.empty()) continue;
-    Region region(trace, Phase::muon);
-    ops::nesterov_momentum<Master>(stream_, owned.gradients, owned.moment1, muon_momentum(config_, step),
-                                   1.0 / config_.train.sequences, squares_.device());
+    add_batches(owned, step);
   }
+  const OptimizerConfig& o = config_.optimizer;
+  const bool express = o.orthogonalisation == Orthogonalisation::polar_express;
+  const kernels::MuonOptions options{
+      .iteration = express ? kernels::polar_express_iteration : kernels::newton_schulz_iteration,
+      .momentum = muon_momentum(config_, step),
+      .gradient_scale = 1.0 / config_.train.sequences,
+      .normuon_beta = o.normuon_beta};
   Region region(trace, Phase::muon);
-  orthogonalise(kind);
-  if (config_.optimizer.normuon_beta > 0) even_out(kind);
-  for (const OwnedBucket& owned : buckets_) {
-    if (alike(owned.bucket, kind) && !owned.master.empty()) apply_muon(owned, step);
-  }
-}
-
-/// Blocks of one shape at once: only many of them fill a device.
-template <class T>
-void Optimizer<T>::orthogonalise(const Bucket& kind) {
-  batches_.clear();
-  for (const OwnedBucket& owned : buckets_) {
-    if (alike(owned.bucket, kind)) batches_.insert(batches_.end(), owned.blocks.begin(), owned.blocks.end());
-  }
   while (!batches_.empty()) {
     split_shape(batches_, shape_);
-    if (config_.optimizer.orthogonalisation == Orthogonalisation::polar_express) {
-      ops::polar_express<Master>(stream_, shape_, workspace_.space());
-    } else {
-      ops::newton_schulz<Master>(stream_, shape_, workspace_.space());
-    }
+    ops::muon_update<T>(stream_, shape_, options, {squares_.device(), squares_.device() + 1}, workspace_.space());
   }
 }
 
-/// NorMuon on all matrices of a kind.
+/// Appends the blocks of a bucket to batches_.
 template <class T>
-void Optimizer<T>::even_out(const Bucket& kind) {
-  evened_.clear();
-  for (const OwnedBucket& owned : buckets_) {
-    if (!alike(owned.bucket, kind)) continue;
-    Master* second_moment = owned.moment2.data();
-    for (const MatrixBatch<Master>& blocks : owned.blocks) {
-      evened_.push_back({blocks, second_moment});
-      second_moment += static_cast<std::size_t>(blocks.count) * evened_.back().lines();
-    }
-  }
-  ops::normuon<Master>(stream_, evened_, config_.optimizer.normuon_beta, workspace_.space());
-}
-
-/// Moves a bucket's weights by the orthogonal factors.
-template <class T>
-void Optimizer<T>::apply_muon(const OwnedBucket& owned, long step) {
-  const OptimizerConfig& o = config_.optimizer;
+void Optimizer<T>::add_batches(const OwnedBucket& owned, long step) {
   const Bucket& bucket = owned.bucket;
   const double shape_factor = std::sqrt(std::max(1.0, static_cast<double>(bucket.rows) / bucket.cols));
   const double factor = lr_factor(config_, step);
-  double* const squares = squares_.device() + 1;
-  for (const Run& run : owned.runs) {
-    const double lr = run.rule.lr * factor * shape_factor;
-    const auto master = owned.master.subspan(run.first, run.size), x = owned.gradients.subspan(run.first, run.size);
-    const auto copy = owned.copy.subspan(run.first, run.size);
-    if (run.rule.decay > 0) {
-      ops::add_scaled_with_decay<T>(stream_, master, copy, x, lr, lr * run.rule.decay * o.muon_lr * factor, squares);
-    } else {
-      ops::add_scaled<T>(stream_, master, copy, x, -lr, squares);
-    }
+  std::size_t first = 0, first_line = 0;
+  for (const MuonBlocks& blocks : owned.blocks) {
+    const double lr = blocks.rule.lr * factor * shape_factor;
+    batches_.push_back(
+        {.count = blocks.count,
+         .rows = blocks.rows,
+         .cols = blocks.cols,
+         .weights = owned.master.data() + first,
+         .gradients = owned.gradients.data() + first,
+         .momentum = owned.moment1.data() + first,
+         .copy = owned.copy.data() + first,
+         .second_moment = config_.optimizer.normuon_beta > 0 ? owned.moment2.data() + first_line : nullptr,
+         .lr = lr,
+         .decay = lr * blocks.rule.decay * config_.optimizer.muon_lr * factor});
+    first += batches_.back().size();
+    first_line += line_count(blocks);
   }
 }
 
@@ -430,7 +407,7 @@ std::size_t Optimizer<T>::state_bytes(const Config& config, const ParameterTable
   std::size_t max = 0;
   for (int rank = 0; rank < ranks; ++rank) {
     max = std::max(max, state_size<T>(config, table, rank, ranks) * sizeof(Master) +
-                            workspace_size<Master>(config, table, rank, ranks));
+                            workspace_size<T>(config, table, rank, ranks));
   }
   return max;
 }

@@ -89,7 +89,7 @@ class Optimizer {
     Bounds bounds;
     std::vector<OwnedRows> rows;  ///< by tensor
     std::vector<Run> runs;
-    std::vector<kernels::MatrixBatch<Master>> blocks;  ///< of the gradients, as Muon orthogonalises them
+    std::vector<MuonBlocks> blocks;  ///< of matrices
     std::span<Master> master, gradients, moment1, moment2;
     std::span<T> copy;  ///< of the master for the GEMMs; the master itself where it has that type
     ops::Event reduced, gathered;
@@ -103,9 +103,7 @@ class Optimizer {
   void await_gradients(Trace& trace, const OwnedBucket& owned);
   void update_tables(Trace& trace, int lowest_layer, long step);
   void update_matrices(Trace& trace, const Bucket& kind, long step);
-  void orthogonalise(const Bucket& kind);
-  void even_out(const Bucket& kind);
-  void apply_muon(const OwnedBucket& owned, long step);
+  void add_batches(const OwnedBucket& owned, long step);
   void update_elements(Trace& trace, const OwnedBucket& owned, long step);
   void apply_adam(const OwnedBucket& owned, long step);
   bool tied(long step) const { return config_.model.tied_head && step <= config_.train.untie_step; }
@@ -136,8 +134,7 @@ class Optimizer {
   ops::Event handed_over_;  ///< from the ops' stream to the collectives'
   std::vector<OwnedBucket> buckets_;
   std::vector<Bucket> kinds_;  ///< of matrices, each one of those alike, in the order of their updates
-  std::vector<kernels::MatrixBatch<Master>> batches_, shape_;  ///< of an update, kept for their memory
-  std::vector<kernels::NormuonBatch<Master>> evened_;
+  std::vector<kernels::MuonBatch<T>> batches_, shape_;  ///< of an update, kept for their memory
   std::vector<HostView<Master>> host_;
 };
 
