@@ -292,15 +292,15 @@ void muon_update(Stream stream, std::span<const MuonBatch<T>> batches, const Muo
   }
 }
 
-#define NANORUN_INSTANTIATE(T)                                                                                    \
-  template void nesterov_momentum(Stream, Vec<T>, Vec<T>, double, double, double*);                               \
-  template std::size_t newton_schulz_workspace(std::span<const MatrixBatch<T>>);                                  \
-  template void newton_schulz(Stream, std::span<const MatrixBatch<T>>, Workspace);                                \
-  template void polar_express(Stream, std::span<const MatrixBatch<T>>, Workspace);                                \
-  template void normuon(Stream, std::span<const NormuonBatch<T>>, double);                                        \
-  template void add_scaled_with_decay(Stream, Vec<T>, Vec<const T>, double, double, double*);                     \
-  template void add_scaled(Stream, Vec<T>, Vec<const T>, double, double*);                                        \
-  template std::size_t muon_workspace(std::span<const MuonBatch<T>>);                                             \
+#define NANORUN_INSTANTIATE(T)                                                                \
+  template void nesterov_momentum(Stream, Vec<T>, Vec<T>, double, double, double*);           \
+  template std::size_t newton_schulz_workspace(std::span<const MatrixBatch<T>>);              \
+  template void newton_schulz(Stream, std::span<const MatrixBatch<T>>, Workspace);            \
+  template void polar_express(Stream, std::span<const MatrixBatch<T>>, Workspace);            \
+  template void normuon(Stream, std::span<const NormuonBatch<T>>, double);                    \
+  template void add_scaled_with_decay(Stream, Vec<T>, Vec<const T>, double, double, double*); \
+  template void add_scaled(Stream, Vec<T>, Vec<const T>, double, double*);                    \
+  template std::size_t muon_workspace(std::span<const MuonBatch<T>>);                         \
   template void muon_update(Stream, std::span<const MuonBatch<T>>, const MuonOptions&, const MuonSquares&, Workspace);
 NANORUN_INSTANTIATE(float)
 NANORUN_INSTANTIATE(double)

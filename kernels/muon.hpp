@@ -68,8 +68,8 @@ inline constexpr PolarIteration polar_express_iteration{
       {3.285753657755655, -2.3681294933425376, 0.46449024233003106},
       {2.3465413258596377, -1.7097828382687081, 0.42323551169305323}}}};
 
-/// Matrices that muon_update() updates, `count` contiguous ones [rows, cols] in each tensor. copy: weights rounded to T,
-/// for the GEMMs that read them; where acc_t<T> is T, the weights themselves.
+/// Matrices that muon_update() updates, `count` contiguous ones [rows, cols] in each tensor. copy: weights rounded to
+/// T, for the GEMMs that read them; where acc_t<T> is T, the weights themselves.
 template <class T>
 struct MuonBatch {
   int count = 0, rows = 0, cols = 0;
@@ -144,8 +144,8 @@ void add_scaled(Stream stream, Vec<T> w, Vec<const T> x, double alpha, double* s
 namespace cuda {
 
 /// T = bf16, data aligned to 16 bytes, on a stream with create_blas(). X is bf16 between the stages (muon_stages.hpp),
-/// which run on all matrices at once. Throw std::invalid_argument unless rows and cols are multiples of 8, and if shapes
-/// differ by more than transposition.
+/// which run on all matrices at once. Throw std::invalid_argument unless rows and cols are multiples of 8, and if
+/// shapes differ by more than transposition.
 template <class T>
 std::size_t muon_workspace(std::span<const MuonBatch<T>> batches);
 template <class T>

@@ -156,9 +156,8 @@ __global__ void __launch_bounds__(block_threads)
     const int matrix = i / parts;
     const MuonMatrix m(batches, matrix);
     const float factor = m.second_moment == nullptr ? 1 : norm_factor(sums + matrix * line_blocks);
-    m.for_tiles(i % parts, [&](int row, int col) {
-      move_tile(m, x + matrix * m.size(), row, col, factor, turned, of_weights);
-    });
+    m.for_tiles(i % parts,
+                [&](int row, int col) { move_tile(m, x + matrix * m.size(), row, col, factor, turned, of_weights); });
   }
   of_weights.finish();
 }

@@ -79,18 +79,19 @@ __global__ void __launch_bounds__(block_threads)
 
 }  // namespace
 
-int matrix_parts(int rows, int cols) { return ceil_div(ceil_div(rows, tile_side) * ceil_div(cols, tile_side), part_tiles); }
+int matrix_parts(int rows, int cols) {
+  return ceil_div(ceil_div(rows, tile_side) * ceil_div(cols, tile_side), part_tiles);
+}
 
 void muon_momentum(Stream stream, std::span<const MuonBatch<bf16>> batches, MatrixBatch<bf16> x, float* squares_of_x,
                    double momentum, double gradient_scale, double* squares) {
   const int parts = matrix_parts(x.rows, x.cols);
-  const Rates rates{static_cast<float>(momentum), static_cast<float>(1 - momentum),
-                    static_cast<float>(gradient_scale)};
+  const Rates rates{static_cast<float>(momentum), static_cast<float>(1 - momentum), static_cast<float>(gradient_scale)};
   launch_batches(batches, [&](const MuonBatches& argument, int first, int count) {
     const int blocks = blocks_for(static_cast<std::size_t>(count) * parts * block_threads);
     update_momentum<<<blocks, block_threads, 0, cuda_stream(stream)>>>(
-        argument, count, parts, x.data + first * x.matrix_size(), squares_of_x + static_cast<std::size_t>(first) * parts,
-        rates, squares);
+        argument, count, parts, x.data + first * x.matrix_size(),
+        squares_of_x + static_cast<std::size_t>(first) * parts, rates, squares);
   });
   check_launch("muon_momentum");
 }

@@ -13,8 +13,8 @@ MatrixBatch<bf16> wide_matrices(std::span<const MuonBatch<bf16>> batches);
 /// Parts in which thread blocks work on a matrix of this shape, or on its transpose.
 int matrix_parts(int rows, int cols);
 
-/// Updates the momentum, and X = u. squares_of_x [x.count, matrix_parts]: over a matrix their sum is |u|_F². *squares as
-/// MuonSquares::gradients.
+/// Updates the momentum, and X = u. squares_of_x [x.count, matrix_parts]: over a matrix their sum is |u|_F². *squares
+/// as MuonSquares::gradients.
 void muon_momentum(Stream stream, std::span<const MuonBatch<bf16>> batches, MatrixBatch<bf16> x, float* squares_of_x,
                    double momentum, double gradient_scale, double* squares);
 

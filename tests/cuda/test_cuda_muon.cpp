@@ -2,23 +2,26 @@
 
 #include <array>
 #include <cmath>
-#include <deque>
+#include <string>
 #include <vector>
 
 #include "kernels/device.hpp"
 #include "kernels/matmul.hpp"
-#include "kernels/muon.hpp"
+#include "kernels/muon_stages.hpp"
 #include "tests/cuda/blas_stream.hpp"
+#include "tests/cuda/muon_matrices.hpp"
 #include "tests/cuda/tensor.hpp"
 #include "tests/kernels/check.hpp"
 
 namespace nanorun::kernels::cuda {
 namespace {
 
-struct Shape {
-  int count, rows, cols;
-};
-using Shapes = std::vector<Shape>;
+using test::batches_of;
+using test::name_of;
+using test::Shape;
+using test::Shapes;
+using test::size_of;
+using Matrices = test::MuonMatrices;
 
 /// Calls with one or several batches: squares, wide, tall and both; sides that tiles divide, and others.
 const Shapes batches[] = {{{2, 8, 8}},
@@ -31,45 +34,24 @@ const Shapes batches[] = {{{2, 8, 8}},
                           {{2, 768, 768}, {1, 768, 768}},
                           {{1, 3072, 768}, {1, 768, 3072}}};
 
-std::string name_of(const Shapes& shapes) {
-  std::string name;
-  for (const Shape& s : shapes) {
-    name += std::to_string(s.count) + "x" + std::to_string(s.rows) + "x" + std::to_string(s.cols) + " ";
-  }
-  return name;
-}
-
-std::size_t size_of(const Shapes& shapes) {
-  std::size_t size = 0;
-  for (const Shape& s : shapes) size += static_cast<std::size_t>(s.count) * s.rows * s.cols;
-  return size;
-}
-
-/// Pieces that follow each other from `data` on.
-std::vector<MatrixBatch<float>> batches_of(float* data, const Shapes& shapes) {
-  std::vector<MatrixBatch<float>> batches;
-  for (const Shape& s : shapes) {
-    batches.push_back({data, s.count, s.rows, s.cols});
-    data += batches.back().size();
-  }
-  return batches;
-}
-
 enum class Iteration { newton_schulz, polar_express };
 
 const PolarIteration& coefficients(Iteration iteration) {
   return iteration == Iteration::newton_schulz ? newton_schulz_iteration : polar_express_iteration;
 }
 
+/// Without momentum, X begins as the gradients.
 test::Vector<float> result_of(const test::Vector<float>& x, const Shapes& shapes,
                               Iteration iteration = Iteration::newton_schulz) {
   const test::BlasStream stream;
-  const test::DeviceVector<float> values(x);
-  const auto batches = batches_of(values.data(), shapes);
-  const test::DeviceVector<std::byte> scratch(newton_schulz_workspace<float>(batches));  // of NaN
-  const auto run = iteration == Iteration::newton_schulz ? newton_schulz<float> : polar_express<float>;
-  run(stream, batches, {scratch.data(), scratch.size()});
-  return values.host();
+  const Matrices matrices(shapes);
+  const test::DeviceSum squares;
+  matrices.set(matrices.gradients, x);
+  const test::DeviceVector<std::byte> scratch(polar_factor_workspace(matrices.wide));  // of NaN
+  muon_momentum(stream, matrices.batches, matrices.wide, matrices.squares_of_x.data(), 0, 1, squares.data());
+  polar_factor(stream, matrices.wide, matrices.squares_of_x.data(), coefficients(iteration),
+               {scratch.data(), scratch.size()});
+  return test::widened(matrices.host_x(), shapes, true);
 }
 
 test::Vector<float> portable_result(test::Vector<float> x, const Shapes& shapes,
@@ -93,6 +75,7 @@ void rounded_iteration(Mat<float> x, const PolarIteration& iteration) {
   double squares = 0;
   for (std::size_t i = 0; i < x.size(); ++i) squares += std::pow(static_cast<double>(x.data[i]), 2);
   test::Vector<float> X(x.data, x.data + x.size()), A(n * n), B(n * n), next(X.size());
+  round(X);
   for (float& value : X) value /= static_cast<float>(iteration.norm_factor * std::sqrt(squares) + iteration.eps);
   round(X);
   for (const PolarIteration::Step& step : iteration.steps) {
@@ -110,11 +93,6 @@ void rounded_iteration(Mat<float> x, const PolarIteration& iteration) {
   std::copy(X.begin(), X.end(), x.data);
 }
 
-void turn(float* to, const float* from, int rows, int cols) {
-  for (int r = 0; r < rows; ++r)
-    for (int c = 0; c < cols; ++c) to[c * rows + r] = from[r * cols + c];
-}
-
 test::Vector<float> emulation(test::Vector<float> x, const Shapes& shapes, Iteration kind) {
   const PolarIteration& iteration = coefficients(kind);
   for (const MatrixBatch<float>& batch : batches_of(x.data(), shapes)) {
@@ -125,9 +103,9 @@ test::Vector<float> emulation(test::Vector<float> x, const Shapes& shapes, Itera
         continue;
       }
       test::Vector<float> turned(batch.matrix_size());
-      turn(turned.data(), matrix, batch.rows, batch.cols);
+      test::turn(turned.data(), matrix, batch.rows, batch.cols);
       rounded_iteration({turned.data(), batch.cols, batch.rows}, iteration);
-      turn(matrix, turned.data(), batch.cols, batch.rows);
+      test::turn(matrix, turned.data(), batch.cols, batch.rows);
     }
   }
   return x;
@@ -195,7 +173,6 @@ TEST(CudaMuon, RefusesOddSidesAndDifferentShapes) {
   SKIP_WITHOUT_DEVICE();
   EXPECT_THROW(result_of(test::Vector<float>(7 * 8), {{1, 7, 8}}), std::invalid_argument);
   EXPECT_THROW(result_of(test::Vector<float>(2 * 8 * 16), {{1, 8, 16}, {2, 8, 8}}), std::invalid_argument);
-  EXPECT_THROW(result_of(test::Vector<float>(33 * 8 * 8), Shapes(33, {1, 8, 8})), std::invalid_argument);
 }
 
 /// Matrices of one shape, each of its own size, and one line of zeros.
@@ -210,67 +187,68 @@ test::Vector<float> matrices_with_zeros(const Shape& shape, unsigned seed) {
   return x;
 }
 
-void run_normuon(const std::vector<NormuonBatch<float>>& batches) {
-  const test::DeviceVector<std::byte> scratch(test::Vector<std::byte>(normuon_workspace<float>(batches)));
-  normuon<float>({}, batches, 0.9, {scratch.data(), scratch.size()});
+void apply(const Matrices& matrices, double* squares) {
+  const test::DeviceVector<std::byte> scratch(muon_apply_workspace(matrices.wide));  // of NaN
+  muon_apply({}, matrices.batches, matrices.wide, 0.9, squares, {scratch.data(), scratch.size()});
   synchronize(Stream{});
 }
 
-/// Two steps on batches of these shapes, in one call each.
+test::Vector<float> rounded(test::Vector<float> values) {
+  round(values);
+  return values;
+}
+
+/// Two steps on batches of these shapes, in one call each. Weights of 0 become X where the rate is -1.
 void compare_normuon(const Shapes& shapes) {
-  std::vector<test::Vector<float>> q;
-  std::deque<test::DeviceVector<float>> device_q;
-  for (const auto& [count, rows, cols] : shapes) {
-    q.emplace_back(static_cast<std::size_t>(count) * normuon_lines(rows, cols));
-    device_q.emplace_back(q.back());
-  }
+  SCOPED_TRACE(name_of(shapes));
+  Matrices matrices(shapes, true);
+  for (MuonBatch<bf16>& batch : matrices.batches) batch.lr = -1;
+  test::Vector<float> q(matrices.second_moment.size());
   for (const unsigned seed : {30, 31}) {
-    std::vector<test::Vector<float>> x;
-    std::deque<test::DeviceVector<float>> device_x;
-    std::vector<NormuonBatch<float>> batches, device_batches;
+    test::Vector<float> x;
     for (std::size_t i = 0; i < shapes.size(); ++i) {
-      const auto [count, rows, cols] = shapes[i];
-      x.push_back(matrices_with_zeros(shapes[i], seed + i));
-      device_x.emplace_back(x.back());
-      batches.push_back({{x[i].data(), count, rows, cols}, q[i].data()});
-      device_batches.push_back({{device_x[i].data(), count, rows, cols}, device_q[i].data()});
+      for (const float value : rounded(matrices_with_zeros(shapes[i], seed + i))) x.push_back(value);
     }
-    portable::normuon<float>({}, batches, 0.9, {});
-    run_normuon(device_batches);
-    for (std::size_t i = 0; i < shapes.size(); ++i) {
-      SCOPED_TRACE(name_of({shapes[i]}));
-      EXPECT_LT(test::relative_error(device_x[i].host(), x[i]), 2e-6);
-      EXPECT_LT(test::relative_error(device_q[i].host(), q[i]), 2e-6);
+    matrices.set(matrices.weights, test::Vector<float>(x.size()));
+    matrices.set_x(test::widened(x, shapes));
+    const test::DeviceSum squares;
+    apply(matrices, squares.data());
+    float* second_moment = q.data();
+    double expected_squares = 0;
+    for (const MatrixBatch<float>& batch : batches_of(x.data(), shapes)) {
+      const NormuonBatch<float> evened{batch, second_moment};
+      portable::normuon<float>({}, {&evened, 1}, 0.9);
+      second_moment += static_cast<std::size_t>(batch.count) * evened.lines();
     }
+    for (const float value : x) expected_squares += static_cast<double>(value) * value;
+    EXPECT_LT(test::relative_error(matrices.weights.host(), x), 2e-6);
+    EXPECT_LT(test::relative_error(matrices.second_moment.host(), q), 2e-6);
+    EXPECT_NEAR(squares.added(), expected_squares, 4e-6 * expected_squares);
   }
 }
 
 TEST(CudaNorMuon, MatchesPortable) {
   SKIP_WITHOUT_DEVICE();
   compare_normuon({{1, 8, 8}});
-  compare_normuon({{3, 64, 64},
-                   {2, 16, 40},
-                   {3, 40, 16},
-                   {5, 200, 136},
-                   {12, 256, 768},
-                   {2, 768, 768},
-                   {2, 3072, 768},
-                   {1, 768, 3072}});
+  compare_normuon({{3, 64, 64}});
+  compare_normuon({{2, 16, 40}, {3, 40, 16}});
+  compare_normuon({{5, 200, 136}});
+  compare_normuon({{12, 256, 768}});
+  compare_normuon({{2, 768, 768}});
+  compare_normuon({{2, 3072, 768}, {1, 768, 3072}});
   compare_normuon(Shapes(70, {2, 24, 16}));
 }
 
 TEST(CudaNorMuon, ZeroStaysZero) {
   SKIP_WITHOUT_DEVICE();
-  const test::DeviceVector<float> x(test::Vector<float>(2 * 16 * 24)), q(test::Vector<float>(2 * 24));
-  run_normuon({{{x.data(), 2, 16, 24}, q.data()}});
-  for (const float value : x.host()) ASSERT_EQ(value, 0);
-  for (const float value : q.host()) ASSERT_EQ(value, 0);
-}
-
-TEST(CudaNorMuon, RefusesOddRows) {
-  SKIP_WITHOUT_DEVICE();
-  const test::DeviceVector<float> x(test::Vector<float>(7 * 12)), q(test::Vector<float>(12));
-  EXPECT_THROW(run_normuon({{{x.data(), 1, 7, 12}, q.data()}}), std::invalid_argument);
+  const Shapes shapes{{2, 16, 24}};
+  Matrices matrices(shapes, true);
+  matrices.batches.front().lr = -1;
+  matrices.set_x(test::Vector<float>(size_of(shapes)));
+  const test::DeviceSum squares;
+  apply(matrices, squares.data());
+  for (const float value : matrices.weights.host()) ASSERT_EQ(value, 0);
+  for (const float value : matrices.second_moment.host()) ASSERT_EQ(value, 0);
 }
 
 }  // namespace

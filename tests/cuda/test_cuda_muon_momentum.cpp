@@ -3,96 +3,182 @@
 #include <cmath>
 #include <limits>
 
-#include "kernels/muon.hpp"
+#include "kernels/device.hpp"
+#include "kernels/muon_stages.hpp"
+#include "tests/cuda/blas_stream.hpp"
+#include "tests/cuda/muon_matrices.hpp"
 #include "tests/cuda/tensor.hpp"
+#include "tests/kernels/check.hpp"
 
 namespace nanorun::kernels::cuda {
 namespace {
 
-using test::Tensor;
+using test::MuonMatrices;
+using test::Shapes;
 
-/// The tensors begin `first` elements into their memory.
-void compare_momentum(int n, int first) {
-  Tensor<float> g(1, n, 1), buf(1, n, 2);
+test::Vector<float> values(std::size_t n, unsigned seed) { return test::convert<float>(test::random_values(n, seed)); }
+
+/// |got - want| <= absolute + relative |want| for every element.
+void expect_match(const char* name, const test::Vector<float>& got, const test::Vector<float>& want, double absolute,
+                  double relative) {
+  ASSERT_EQ(got.size(), want.size());
+  for (std::size_t i = 0; i < got.size(); ++i) {
+    ASSERT_LE(std::abs(static_cast<double>(got[i]) - want[i]), absolute + relative * std::abs(want[i]))
+        << name << "[" << i << "]: " << got[i] << " instead of " << want[i];
+  }
+}
+
+void compare_momentum(const Shapes& shapes) {
+  SCOPED_TRACE(name_of(shapes));
+  const MuonMatrices matrices(shapes);
   const test::DeviceSum squares;
+  test::Vector<float> g = values(size_of(shapes), 1), buf = values(size_of(shapes), 2);
+  matrices.set(matrices.gradients, g);
+  matrices.set(matrices.momentum, buf);
   test::Vector<double> host_squares(1);
-  const auto tail = [first](const auto& span) { return span.subspan(first); };
-  portable::nesterov_momentum<float>({}, tail(g.host_flat()), tail(buf.host_flat()), 0.95, 1.0 / 3,
-                                     host_squares.data());
-  cuda::nesterov_momentum<float>({}, tail(g.device_flat()), tail(buf.device_flat()), 0.95, 1.0 / 3, squares.data());
-  g.expect_match("g", 1e-6, 1e-6);
-  buf.expect_match("buf", 1e-6, 1e-6);
+  portable::nesterov_momentum<float>({}, g, buf, 0.95, 1.0 / 3, host_squares.data());
+  muon_momentum({}, matrices.batches, matrices.wide, matrices.squares_of_x.data(), 0.95, 1.0 / 3, squares.data());
+  expect_match("momentum", matrices.momentum.host(), buf, 1e-6, 1e-6);
+  expect_match("x", matrices.host_x(), test::widened(g, shapes), 1e-6, 0x1p-8);
+  EXPECT_NEAR(squares.added(), host_squares[0], 1e-6 * host_squares[0]);
+  const test::Vector<float> parts = matrices.squares_of_x.host();
+  const std::size_t matrix_size = matrices.wide.matrix_size(), part_count = parts.size() / matrices.wide.count;
+  for (int i = 0; i < matrices.wide.count; ++i) {
+    double sum = 0, want = 0;
+    for (std::size_t j = 0; j < part_count; ++j) sum += parts[i * part_count + j];
+    for (std::size_t j = 0; j < matrix_size; ++j) want += std::pow(static_cast<double>(g[i * matrix_size + j]), 2);
+    ASSERT_NEAR(sum, want, 1e-6 * want) << "matrix " << i;
+  }
+}
+
+/// Each batch with its own rates.
+void compare_apply(const Shapes& shapes, double decay) {
+  SCOPED_TRACE(name_of(shapes));
+  MuonMatrices matrices(shapes);
+  const test::DeviceSum squares;
+  test::Vector<float> w = values(size_of(shapes), 1), x = values(size_of(shapes), 2);
+  for (float& value : x) value = round_to_bf16(value);
+  matrices.set(matrices.weights, w);
+  matrices.set_x(test::widened(x, shapes));
+  test::Vector<double> host_squares(1);
+  std::size_t at = 0;
+  for (std::size_t i = 0; i < shapes.size(); ++i) {
+    MuonBatch<bf16>& batch = matrices.batches[i];
+    batch.lr = 0.03 / static_cast<double>(1 + i), batch.decay = decay / static_cast<double>(1 + i % 3);
+    const Vec<float> own_w(w.data() + at, batch.size()), own_x(x.data() + at, batch.size());
+    if (decay > 0) {
+      portable::add_scaled_with_decay<float>({}, own_w, own_x, batch.lr, batch.decay, host_squares.data());
+    } else {
+      portable::add_scaled<float>({}, own_w, own_x, -batch.lr, host_squares.data());
+    }
+    at += batch.size();
+  }
+  const test::DeviceVector<std::byte> scratch(muon_apply_workspace(matrices.wide));  // of NaN
+  muon_apply({}, matrices.batches, matrices.wide, 0, squares.data(), {scratch.data(), scratch.size()});
+  const test::Vector<float> got = matrices.weights.host();
+  expect_match("weights", got, w, 1e-6, 1e-6);
+  const test::Vector<bf16> copy = matrices.copy.host();
+  for (std::size_t i = 0; i < got.size(); ++i) ASSERT_EQ(copy[i].bits, to_bf16(got[i]).bits) << i;
   EXPECT_NEAR(squares.added(), host_squares[0], 1e-6 * host_squares[0]);
 }
 
-/// add_scaled(), or add_scaled_with_decay() with a decay above 0.
-template <class T>
-void compare_add_scaled(int n, int first, double decay) {
-  Tensor<float> w(1, n, 1), x(1, n, 2);
-  const Tensor<bf16> rounded = Tensor<bf16>::poisoned(1, n);
-  const test::DeviceSum squares;
-  test::Vector<double> host_squares(1);
-  const auto tail = [first](const auto& span) { return span.subspan(first); };
-  const Vec<float> host_w = tail(w.host_flat());
-  if (decay > 0) {
-    portable::add_scaled_with_decay<float>({}, host_w, host_w, tail(x.host_flat()), 0.03, decay, host_squares.data());
-  } else {
-    portable::add_scaled<float>({}, host_w, host_w, tail(x.host_flat()), -0.03, host_squares.data());
-  }
-  const auto add = [&](Vec<T> copy) {
-    const Vec<float> device_w = tail(w.device_flat()), device_x = tail(x.device_flat());
-    if (decay > 0) return add_scaled_with_decay<T>({}, device_w, copy, device_x, 0.03, decay, squares.data());
-    add_scaled<T>({}, device_w, copy, device_x, -0.03, squares.data());
-  };
-  if constexpr (std::is_same_v<T, float>) {
-    add(tail(w.device_flat()));
-  } else {
-    add(tail(rounded.device_flat()));
-    rounded.expect_rounded(w, first);
-  }
-  w.expect_match("w", 1e-6, 1e-6);
-  EXPECT_NEAR(squares.added(), host_squares[0], 1e-6 * host_squares[0]);
-}
+/// Square, wide and tall; whole tiles and others; one part and several; more batches than a launch takes.
+const Shapes all_shapes[] = {
+    {{1, 8, 8}},      {{3, 64, 64}},   {{2, 16, 40}, {3, 40, 16}}, {{3, 200, 136}, {0, 136, 200}, {1, 136, 200}},
+    {{12, 256, 768}}, {{3, 768, 768}}, Shapes(70, {2, 24, 16})};
 
-TEST(CudaMomentum, SmallSizesMatchPortable) {
+TEST(CudaMuonMomentum, MatchesPortable) {
   SKIP_WITHOUT_DEVICE();
-  for (const int n : {2, 1003, 4096}) {
-    for (const int first : {0, 1, 4}) {
-      if (first >= n) continue;
-      SCOPED_TRACE(n);
-      compare_momentum(n, first);
-      for (const double decay : {0.0, 0.25}) {
-        compare_add_scaled<float>(n, first, decay);
-        compare_add_scaled<bf16>(n, first, decay);
-      }
+  for (const Shapes& shapes : all_shapes) compare_momentum(shapes);
+}
+
+TEST(CudaMuonApply, MatchesPortable) {
+  SKIP_WITHOUT_DEVICE();
+  for (const Shapes& shapes : all_shapes) {
+    for (const double decay : {0.0, 0.25}) compare_apply(shapes, decay);
+  }
+}
+
+TEST(CudaMuonStages, RecipeSizeMatchesPortable) {
+  SKIP_WITHOUT_DEVICE();
+  const Shapes shapes{{12, 3072, 768}, {12, 768, 3072}};
+  compare_momentum(shapes);
+  compare_apply(shapes, 0.25);
+}
+
+TEST(CudaMuonStages, SumsOfSquaresTellOfNumbersOutOfRange) {
+  SKIP_WITHOUT_DEVICE();
+  constexpr float largest = std::numeric_limits<float>::max(), nan = std::numeric_limits<float>::quiet_NaN();
+  for (const Shapes& shapes : {Shapes{{3, 136, 200}}, Shapes{{3, 200, 136}}}) {
+    for (const float value : {largest, nan}) {
+      MuonMatrices matrices(shapes);
+      test::Vector<float> numbers(size_of(shapes), 1);
+      numbers.back() = value;
+      matrices.set(matrices.gradients, numbers);
+      matrices.set_x(test::Vector<float>(numbers.size(), 1));
+      const test::DeviceSum of_gradients, of_weights;
+      muon_momentum({}, matrices.batches, matrices.wide, matrices.squares_of_x.data(), 0.9, 2, of_gradients.data());
+      EXPECT_FALSE(std::isfinite(of_gradients.added()));
+      matrices.set_x(test::widened(numbers, shapes));
+      for (MuonBatch<bf16>& batch : matrices.batches) batch.lr = 1e10, batch.decay = 0.1;
+      const test::DeviceVector<std::byte> scratch(muon_apply_workspace(matrices.wide));
+      muon_apply({}, matrices.batches, matrices.wide, 0, of_weights.data(), {scratch.data(), scratch.size()});
+      EXPECT_FALSE(std::isfinite(of_weights.added()));
     }
   }
 }
 
-TEST(CudaMomentum, RecipeSizeMatchesPortable) {
+/// The whole update, of which the iteration's roundings to bf16 are most of the error.
+TEST(CudaMuonUpdate, MatchesPortable) {
   SKIP_WITHOUT_DEVICE();
-  compare_momentum(24 * 3072 * 768, 0);
-  for (const double decay : {0.0, 0.25}) compare_add_scaled<bf16>(24 * 3072 * 768, 0, decay);
+  const test::BlasStream stream;
+  const Shapes shapes{{2, 256, 384}, {3, 384, 256}, {1, 256, 384}};
+  for (const bool normuon : {false, true}) {
+    MuonMatrices matrices(shapes, normuon);
+    test::Vector<float> g = values(size_of(shapes), 1), buf = values(size_of(shapes), 2), w(size_of(shapes));
+    test::Vector<float> q(matrices.second_moment.size());
+    matrices.set(matrices.gradients, g);
+    matrices.set(matrices.momentum, buf);
+    const MuonOptions options{
+        .iteration = polar_express_iteration, .momentum = 0.95, .gradient_scale = 2, .normuon_beta = 0.9};
+    test::Vector<double> host_squares(2);
+    std::vector<MuonBatch<float>> batches;
+    for (MuonBatch<bf16>& b : matrices.batches) {
+      b.lr = 0.01 * static_cast<double>(1 + batches.size());
+      const auto at = [&](const float* device, const float* first, test::Vector<float>& host) {
+        return host.data() + (device - first);
+      };
+      float* const weights = at(b.weights, matrices.weights.data(), w);
+      batches.push_back({b.count, b.rows, b.cols, weights, at(b.gradients, matrices.gradients.data(), g),
+                         at(b.momentum, matrices.momentum.data(), buf), weights,
+                         normuon ? at(b.second_moment, matrices.second_moment.data(), q) : nullptr, b.lr});
+    }
+    test::Vector<std::byte> memory(portable::muon_workspace<float>(batches) + 64);
+    const std::size_t skip = 64 - reinterpret_cast<std::uintptr_t>(memory.data()) % 64;
+    portable::muon_update<float>({}, batches, options, {host_squares.data(), host_squares.data() + 1},
+                                 Workspace(memory).subspan(skip));
+    const test::DeviceVector<std::byte> scratch(muon_workspace<bf16>(matrices.batches));  // of NaN
+    const test::DeviceSum squares;
+    muon_update<bf16>(stream, matrices.batches, options, {squares.data(), squares.data() + 1},
+                      {scratch.data(), scratch.size()});
+    EXPECT_LT(test::relative_error(matrices.weights.host(), w), 0.03);
+    EXPECT_LT(test::relative_error(matrices.momentum.host(), buf), 1e-6);
+    EXPECT_LT(test::relative_error(matrices.second_moment.host(), q), 0.03);
+    EXPECT_NEAR(squares.added(), host_squares[0], 1e-6 * host_squares[0]);
+    EXPECT_NEAR(squares.added(1), host_squares[1], 0.03 * host_squares[1]);
+  }
 }
 
-TEST(CudaMomentum, SumsOfSquaresTellOfNumbersOutOfRange) {
+TEST(CudaMuonUpdate, RefusesOddSidesDifferentShapesAndUnalignedTensors) {
   SKIP_WITHOUT_DEVICE();
-  constexpr std::size_t n = 20'011;
-  constexpr float largest = std::numeric_limits<float>::max(), nan = std::numeric_limits<float>::quiet_NaN();
-  for (const float value : {largest, nan}) {
-    test::Vector<float> values(n, 1);
-    values.back() = value;
-    const test::DeviceVector<float> g(values), buf(test::Vector<float>(n, 0)), w(test::Vector<float>(n, 1));
-    const test::DeviceVector<bf16> copy(n);
-    const test::DeviceSum of_gradient, of_weights, of_decayed;
-    cuda::add_scaled<bf16>({}, {w.data(), n}, {copy.data(), n}, Vec<const float>(g.data(), n), 1e10, of_weights.data());
-    cuda::add_scaled_with_decay<bf16>({}, {w.data(), n}, {copy.data(), n}, Vec<const float>(g.data(), n), -1e10, 0.1,
-                                      of_decayed.data());
-    cuda::nesterov_momentum<float>({}, {g.data(), n}, {buf.data(), n}, 0.9, 2, of_gradient.data());
-    EXPECT_FALSE(std::isfinite(of_gradient.added()));
-    EXPECT_FALSE(std::isfinite(of_weights.added()));
-    EXPECT_FALSE(std::isfinite(of_decayed.added()));
-  }
+  const auto refuses = [](const std::vector<MuonBatch<bf16>>& batches) {
+    EXPECT_THROW(muon_workspace<bf16>(batches), std::invalid_argument);
+  };
+  refuses({{1, 7, 8}});
+  refuses({{1, 8, 12}});
+  refuses({{1, 8, 16}, {2, 8, 8}});
+  alignas(16) float memory[8];
+  refuses({{1, 8, 8, memory + 1}});
 }
 
 }  // namespace

@@ -1,0 +1,110 @@
+#pragma once
+// Matrices of several batches as Muon's CUDA implementation updates them.
+
+#include <string>
+#include <vector>
+
+#include "kernels/muon_stages.hpp"
+#include "tests/support/bf16.hpp"
+#include "tests/support/cuda_memory.hpp"
+
+namespace nanorun::kernels::test {
+
+struct Shape {
+  int count, rows, cols;
+};
+using Shapes = std::vector<Shape>;
+
+inline std::string name_of(const Shapes& shapes) {
+  std::string name;
+  for (const Shape& s : shapes) {
+    name += std::to_string(s.count) + "x" + std::to_string(s.rows) + "x" + std::to_string(s.cols) + " ";
+  }
+  return name;
+}
+
+inline std::size_t size_of(const Shapes& shapes) {
+  std::size_t size = 0;
+  for (const Shape& s : shapes) size += static_cast<std::size_t>(s.count) * s.rows * s.cols;
+  return size;
+}
+
+/// Pieces that follow each other from `data` on.
+inline std::vector<MatrixBatch<float>> batches_of(float* data, const Shapes& shapes) {
+  std::vector<MatrixBatch<float>> batches;
+  for (const Shape& s : shapes) {
+    batches.push_back({data, s.count, s.rows, s.cols});
+    data += batches.back().size();
+  }
+  return batches;
+}
+
+inline void turn(float* to, const float* from, int rows, int cols) {
+  for (int r = 0; r < rows; ++r)
+    for (int c = 0; c < cols; ++c) to[c * rows + r] = from[r * cols + c];
+}
+
+/// The matrices of all pieces, tall ones transposed; and back with `back`.
+inline Vector<float> widened(const Vector<float>& x, const Shapes& shapes, bool back = false) {
+  Vector<float> wide = x;
+  std::size_t at = 0;
+  for (const auto& [count, rows, cols] : shapes) {
+    for (int i = 0; i < count; ++i, at += static_cast<std::size_t>(rows) * cols) {
+      if (rows > cols) turn(wide.data() + at, x.data() + at, back ? cols : rows, back ? rows : cols);
+    }
+  }
+  return wide;
+}
+
+/// Matrices of several batches, with their state, in device memory.
+struct MuonMatrices {
+  DeviceVector<float> weights, gradients, momentum;
+  DeviceVector<bf16> copy, x;
+  DeviceVector<float> second_moment, squares_of_x;
+  std::vector<MuonBatch<bf16>> batches;
+  MatrixBatch<bf16> wide;
+
+  explicit MuonMatrices(const Shapes& shapes, bool normuon = false)
+      : MuonMatrices(shapes, normuon, size_of(shapes), shape_of(shapes)) {}
+
+  void set(const DeviceVector<float>& tensor, const Vector<float>& values) const {
+    cuda_check(cudaMemcpy(tensor.data(), values.data(), values.size() * sizeof(float), cudaMemcpyHostToDevice));
+  }
+  void set_x(const Vector<float>& values) const {
+    Vector<bf16> rounded;
+    for (const float value : values) rounded.push_back(to_bf16(value));
+    cuda_check(cudaMemcpy(x.data(), rounded.data(), rounded.size() * sizeof(bf16), cudaMemcpyHostToDevice));
+  }
+  Vector<float> host_x() const {
+    Vector<float> values;
+    for (const bf16 value : x.host()) values.push_back(to_float(value));
+    return values;
+  }
+
+ private:
+  static MatrixBatch<bf16> shape_of(const Shapes& shapes) {
+    std::vector<MuonBatch<bf16>> batches;
+    for (const Shape& s : shapes) batches.push_back({s.count, s.rows, s.cols});
+    return cuda::wide_matrices(batches);
+  }
+  MuonMatrices(const Shapes& shapes, bool normuon, std::size_t size, MatrixBatch<bf16> shape)
+      : weights(Vector<float>(size)),
+        gradients(Vector<float>(size)),
+        momentum(Vector<float>(size)),
+        copy(size),
+        x(size),
+        second_moment(Vector<float>(static_cast<std::size_t>(shape.count) * shape.cols)),
+        squares_of_x(static_cast<std::size_t>(shape.count) * cuda::matrix_parts(shape.rows, shape.cols)),
+        wide(shape) {
+    wide.data = x.data();
+    std::size_t at = 0, line = 0;
+    for (const auto& [count, rows, cols] : shapes) {
+      batches.push_back({count, rows, cols, weights.data() + at, gradients.data() + at, momentum.data() + at,
+                         copy.data() + at, normuon ? second_moment.data() + line : nullptr});
+      at += batches.back().size();
+      line += static_cast<std::size_t>(count) * normuon_lines(rows, cols);
+    }
+  }
+};
+
+}  // namespace nanorun::kernels::test
