@@ -5,6 +5,7 @@
 #include <stdexcept>
 #include <utility>
 
+#include "kernels/mlp_fp8.hpp"
 #include "kernels/portable.hpp"
 
 namespace nanorun::kernels::portable {
@@ -178,8 +179,10 @@ void mix_forward(Stream, Mat<T> out, std::span<const MixTerm<T>> terms) {
 }
 
 template <class T>
-void mix_norm_forward(Stream, Mat<T> out, Mat<T> n, Vec<acc_t<T>> rstd, std::span<const MixTerm<T>> terms, double eps) {
+void mix_norm_forward(Stream stream, Mat<T> out, Mat<T> n, Vec<acc_t<T>> rstd, std::span<const MixTerm<T>> terms,
+                      double eps, acc_t<T>* maximum) {
   with_terms(terms, [&](const auto& fixed) { mix_norm_rows(out, n, rstd, fixed, eps); });
+  if (maximum) max_magnitude<T>(stream, maximum, n);
 }
 
 template <class T>
@@ -189,9 +192,9 @@ void mix_backward(Stream, Mat<T> d_out, Mat<const T> d_elsewhere, const NormGrad
   with_terms(terms, [&](const auto& fixed) { mix_backward_rows(d_out, d_elsewhere, norm, fixed, implied); });
 }
 
-#define NANORUN_INSTANTIATE(T)                                                                         \
-  template void mix_forward(Stream, Mat<T>, std::span<const MixTerm<T>>);                              \
-  template void mix_norm_forward(Stream, Mat<T>, Mat<T>, Vec<T>, std::span<const MixTerm<T>>, double); \
+#define NANORUN_INSTANTIATE(T)                                                                             \
+  template void mix_forward(Stream, Mat<T>, std::span<const MixTerm<T>>);                                  \
+  template void mix_norm_forward(Stream, Mat<T>, Mat<T>, Vec<T>, std::span<const MixTerm<T>>, double, T*); \
   template void mix_backward(Stream, Mat<T>, Mat<const T>, const NormGradient<T>&, std::span<const MixTerm<T>>);
 NANORUN_INSTANTIATE(float)
 NANORUN_INSTANTIATE(double)

@@ -4,6 +4,7 @@
 #include <stdexcept>
 #include <string>
 
+#include "kernels/magnitude.cuh"
 #include "kernels/vec.cuh"
 
 namespace nanorun::kernels::cuda {
@@ -35,13 +36,12 @@ Terms<K> terms_of(std::span<const MixTerm<bf16>> terms, const bf16* d_out, int i
   return fixed;
 }
 
-/// A warp for each row, N vectors of 8 elements for each lane. The norm reads the sums before they are rounded to out.
-/// out or n is null where it is not wanted.
+/// One row by a warp, N vectors of 8 elements for each lane. The norm reads the sums before they are rounded to out.
+/// out or n is null where it is not wanted. Returns what keep_larger() found in a lane's part of n.
 template <int N, int K>
-__global__ void __launch_bounds__(block_threads)
-    mix_kernel(int rows, int cols, Mat<bf16> out, Mat<bf16> n, float* rstd, Terms<K> terms, float eps) {
-  const int row = blockIdx.x * block_warps + threadIdx.x / warp_size, lane = threadIdx.x % warp_size;
-  if (row >= rows) return;
+__device__ std::uint32_t mix_row(int row, int cols, const Mat<bf16>& out, const Mat<bf16>& n, float* rstd,
+                                 const Terms<K>& terms, float eps) {
+  const int lane = threadIdx.x % warp_size;
   float c[K];
 #pragma unroll
   for (int k = 0; k < K; ++k) {
@@ -72,6 +72,7 @@ __global__ void __launch_bounds__(block_threads)
     r = rsqrtf(warp_sum(squares) / cols + eps);
     if (lane == 0) rstd[row] = r;
   }
+  std::uint32_t largest = 0;
 #pragma unroll
   for (int i = 0; i < N; ++i) {
     const int col = 8 * (lane + warp_size * i);
@@ -80,8 +81,20 @@ __global__ void __launch_bounds__(block_threads)
     if (!n) continue;
 #pragma unroll
     for (int j = 0; j < 8; ++j) mixed[i].v[j] *= r;
-    store_vector(n.row(row) + col, round_to_bf16(mixed[i]));
+    const Vector<bf16, 8> rounded = round_to_bf16(mixed[i]);
+    store_vector(n.row(row) + col, rounded);
+    keep_larger(largest, rounded);
   }
+  return largest;
+}
+
+/// A warp for each row.
+template <int N, int K>
+__global__ void __launch_bounds__(block_threads)
+    mix_kernel(int rows, int cols, Mat<bf16> out, Mat<bf16> n, float* rstd, Terms<K> terms, float eps, float* maximum) {
+  const int row = blockIdx.x * block_warps + threadIdx.x / warp_size;
+  const std::uint32_t largest = row < rows ? mix_row<N>(row, cols, out, n, rstd, terms, eps) : 0;
+  if (maximum) raise_by_block(maximum, largest);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -251,14 +264,14 @@ void for_terms(const char* op, const Mat<bf16>& d_out, int cols, std::span<const
 }
 
 void forward(const char* op, Stream stream, Mat<bf16> out, Mat<bf16> n, float* rstd,
-             std::span<const MixTerm<bf16>> terms, double eps) {
+             std::span<const MixTerm<bf16>> terms, double eps, float* maximum) {
   require_vectors(op, out);
   require_vectors(op, n);
   const int rows = out ? out.rows : n.rows, cols = out ? out.cols : n.cols;
   if (rows == 0) return;
   for_terms(op, {}, cols, terms, -1, [&]<int K>(auto vectors, const Terms<K>& fixed) {
     mix_kernel<vectors(), K><<<row_blocks(rows), block_threads, 0, cuda_stream(stream)>>>(
-        rows, cols, out, n, rstd, fixed, static_cast<float>(eps));
+        rows, cols, out, n, rstd, fixed, static_cast<float>(eps), maximum);
   });
   check_launch(op);
 }
@@ -267,13 +280,13 @@ void forward(const char* op, Stream stream, Mat<bf16> out, Mat<bf16> n, float* r
 
 template <class T>
 void mix_forward(Stream stream, Mat<T> out, std::span<const MixTerm<T>> terms) {
-  forward("mix_forward", stream, out, {}, nullptr, terms, 0);
+  forward("mix_forward", stream, out, {}, nullptr, terms, 0, nullptr);
 }
 
 template <class T>
 void mix_norm_forward(Stream stream, Mat<T> out, Mat<T> n, Vec<acc_t<T>> rstd, std::span<const MixTerm<T>> terms,
-                      double eps) {
-  forward("mix_norm_forward", stream, out, n, rstd.data(), terms, eps);
+                      double eps, acc_t<T>* maximum) {
+  forward("mix_norm_forward", stream, out, n, rstd.data(), terms, eps, maximum);
 }
 
 template <class T>
@@ -295,7 +308,8 @@ void mix_backward(Stream stream, Mat<T> d_out, Mat<const T> d_elsewhere, const N
 }
 
 template void mix_forward(Stream, Mat<bf16>, std::span<const MixTerm<bf16>>);
-template void mix_norm_forward(Stream, Mat<bf16>, Mat<bf16>, Vec<float>, std::span<const MixTerm<bf16>>, double);
+template void mix_norm_forward(Stream, Mat<bf16>, Mat<bf16>, Vec<float>, std::span<const MixTerm<bf16>>, double,
+                               float*);
 template void mix_backward(Stream, Mat<bf16>, Mat<const bf16>, const NormGradient<bf16>&,
                            std::span<const MixTerm<bf16>>);
 

@@ -92,10 +92,11 @@ int implied_term(std::span<const MixTerm<T>> terms, const NormGradient<T>& norm)
 template <class T>
 void mix_forward(Stream stream, Mat<T> out, std::span<const MixTerm<T>> terms);
 
-/// The same, and n = rms_norm(out). Null `out`: n alone is wanted.
+/// The same, and n = rms_norm(out). Null `out`: n alone is wanted. Where `maximum` is not null, *maximum =
+/// max(*maximum, |n|) over all elements; NaN does not count.
 template <class T>
 void mix_norm_forward(Stream stream, Mat<T> out, Mat<T> n, Vec<acc_t<T>> rstd, std::span<const MixTerm<T>> terms,
-                      double eps);
+                      double eps, acc_t<T>* maximum = nullptr);
 
 /// d_out: in: gradient of out, except through n; out: the sum of what the terms send to it that have it as their
 /// d_source, and d_elsewhere, the gradient that the same stream has from elsewhere (null: none). Without such a term
@@ -123,10 +124,10 @@ using portable::PerToken;
 template <class T>
 void mix_forward(Stream stream, Mat<T> out, std::span<const MixTerm<T>> terms);
 
-/// The norm reads the sums before they are rounded to out.
+/// The norm reads the sums before they are rounded to out. `maximum` is that of the rounded n.
 template <class T>
 void mix_norm_forward(Stream stream, Mat<T> out, Mat<T> n, Vec<acc_t<T>> rstd, std::span<const MixTerm<T>> terms,
-                      double eps);
+                      double eps, acc_t<T>* maximum = nullptr);
 
 /// Thread blocks add to the scalars' gradients by atomics, in no fixed order.
 template <class T>

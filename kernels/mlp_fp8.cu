@@ -11,6 +11,7 @@
 
 #include "kernels/fused_gemm.cuh"
 #include "kernels/head_fp8.cuh"
+#include "kernels/magnitude.cuh"
 #include "kernels/vec.cuh"
 
 namespace nanorun::kernels::cuda {
@@ -26,14 +27,7 @@ constexpr int reordered_rows = 32;
 __device__ int reordered(int row) { return (row & ~30) | (row & 6) << 2 | (row & 24) >> 2; }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// Maxima. Magnitudes and the bits of floats have the same order.
-
-/// The larger of two numbers that are not negative, as the bits of a float.
-__device__ unsigned larger_of(std::uint32_t pair) { return max(pair << 16, pair & 0xFFFF0000u); }
-
-__device__ void keep_maximum(float* maximum, unsigned bits) {
-  atomicMax(reinterpret_cast<int*>(maximum), static_cast<int>(bits));
-}
+// Maxima
 
 __global__ void __launch_bounds__(block_threads) max_magnitude_kernel(float* maximum, Mat<const bf16> x) {
   const unsigned vectors = x.cols / 8, count = vectors * x.rows, stride = gridDim.x * block_threads;
@@ -41,18 +35,9 @@ __global__ void __launch_bounds__(block_threads) max_magnitude_kernel(float* max
 #pragma unroll 4
   for (unsigned i = blockIdx.x * block_threads + threadIdx.x; i < count; i += stride) {
     const unsigned at = count - 1 - i;  // backwards: what was written last, and is quantised first, is in the L2 cache
-    const Vector<bf16, 8> v = load_vector<8>(x.row(at / vectors) + at % vectors * 8);
-#pragma unroll
-    for (const std::uint32_t pair : v.pair) largest = max_bf16(largest, pair & 0x7FFF7FFFu);
+    keep_larger(largest, load_vector<8>(x.row(at / vectors) + at % vectors * 8));
   }
-  __shared__ unsigned largest_of_warp[block_warps];
-  const unsigned in_warp = __reduce_max_sync(~0u, larger_of(largest));
-  if (threadIdx.x % warp_size == 0) largest_of_warp[threadIdx.x / warp_size] = in_warp;
-  __syncthreads();
-  if (threadIdx.x != 0) return;
-  unsigned in_block = 0;
-  for (const unsigned bits : largest_of_warp) in_block = max(in_block, bits);
-  keep_maximum(maximum, in_block);
+  raise_by_block(maximum, largest);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -200,7 +185,7 @@ struct Relu2Fp8 {
       }
     });
     const unsigned in_warp = __reduce_max_sync(~0u, larger_of(largest));
-    if (tile.leads()) keep_maximum(maximum, in_warp);
+    if (tile.leads()) raise(maximum, in_warp);
   }
 
  private:

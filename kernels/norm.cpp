@@ -2,12 +2,13 @@
 
 #include <cmath>
 
+#include "kernels/mlp_fp8.hpp"
 #include "kernels/portable.hpp"
 
 namespace nanorun::kernels::portable {
 
 template <class T>
-void rms_norm_forward(Stream, Mat<T> out, Vec<acc_t<T>> rstd, Mat<const T> x, double eps) {
+void rms_norm_forward(Stream stream, Mat<T> out, Vec<acc_t<T>> rstd, Mat<const T> x, double eps, acc_t<T>* maximum) {
   for_rows("rms_norm_forward", x.rows, [=] KOKKOS_FUNCTION(int t) {
     const T* from = x.row(t);
     T* to = out.row(t);
@@ -16,6 +17,7 @@ void rms_norm_forward(Stream, Mat<T> out, Vec<acc_t<T>> rstd, Mat<const T> x, do
 #pragma omp simd
     for (int j = 0; j < x.cols; ++j) to[j] = from[j] * r;
   });
+  if (maximum) max_magnitude<T>(stream, maximum, out);
 }
 
 template <class T>
@@ -31,8 +33,8 @@ void rms_norm_backward(Stream, Mat<T> d_x, Mat<const T> out, Vec<const acc_t<T>>
   });
 }
 
-#define NANORUN_INSTANTIATE(T)                                                  \
-  template void rms_norm_forward(Stream, Mat<T>, Vec<T>, Mat<const T>, double); \
+#define NANORUN_INSTANTIATE(T)                                                      \
+  template void rms_norm_forward(Stream, Mat<T>, Vec<T>, Mat<const T>, double, T*); \
   template void rms_norm_backward(Stream, Mat<T>, Mat<const T>, Vec<const T>, Mat<const T>);
 NANORUN_INSTANTIATE(float)
 NANORUN_INSTANTIATE(double)

@@ -1,15 +1,14 @@
+#include "kernels/magnitude.cuh"
 #include "kernels/norm.hpp"
 #include "kernels/vec.cuh"
 
 namespace nanorun::kernels::cuda {
 namespace {
 
-/// A warp for each row, N vectors of 8 elements for each lane.
+/// One row by a warp, N vectors of 8 elements for each lane. Returns what keep_larger() found in a lane's part of out.
 template <int N>
-__global__ void __launch_bounds__(block_threads)
-    rms_norm_forward_kernel(Mat<bf16> out, float* rstd, Mat<const bf16> x, float eps) {
-  const int row = blockIdx.x * block_warps + threadIdx.x / warp_size, lane = threadIdx.x % warp_size;
-  if (row >= x.rows) return;
+__device__ std::uint32_t norm_row(int row, const Mat<bf16>& out, float* rstd, const Mat<const bf16>& x, float eps) {
+  const int lane = threadIdx.x % warp_size;
   Vector<bf16, 8> v[N];
 #pragma unroll
   for (int i = 0; i < N; ++i) {
@@ -21,17 +20,31 @@ __global__ void __launch_bounds__(block_threads)
   for (int i = 0; i < N; ++i) squares += dot(to_floats(v[i]), to_floats(v[i]));
   const float r = rsqrtf(warp_sum(squares) / x.cols + eps);
   if (lane == 0) rstd[row] = r;
+  std::uint32_t largest = 0;
 #pragma unroll
   for (int i = 0; i < N; ++i) {
     const int col = 8 * (lane + warp_size * i);
     Vector<float, 8> y = to_floats(v[i]);
 #pragma unroll
     for (int k = 0; k < 8; ++k) y.v[k] *= r;
-    if (col < x.cols) store_rounded(out.row(row) + col, y);
+    if (col >= x.cols) continue;
+    const Vector<bf16, 8> rounded = round_to_bf16(y);
+    store_vector(out.row(row) + col, rounded);
+    keep_larger(largest, rounded);
   }
+  return largest;
 }
 
-/// As above. d_x is read early, so that its latency overlaps the reduction.
+/// A warp for each row.
+template <int N>
+__global__ void __launch_bounds__(block_threads)
+    rms_norm_forward_kernel(Mat<bf16> out, float* rstd, Mat<const bf16> x, float eps, float* maximum) {
+  const int row = blockIdx.x * block_warps + threadIdx.x / warp_size;
+  const std::uint32_t largest = row < x.rows ? norm_row<N>(row, out, rstd, x, eps) : 0;
+  if (maximum) raise_by_block(maximum, largest);
+}
+
+/// As above, N vectors of 8 elements for each lane. d_x is read early, so that its latency overlaps the reduction.
 template <int N>
 __global__ void __launch_bounds__(block_threads)
     rms_norm_backward_kernel(Mat<bf16> d_x, Mat<const bf16> out, const float* rstd, Mat<const bf16> d_out) {
@@ -65,13 +78,13 @@ __global__ void __launch_bounds__(block_threads)
 }  // namespace
 
 template <class T>
-void rms_norm_forward(Stream stream, Mat<T> out, Vec<acc_t<T>> rstd, Mat<const T> x, double eps) {
+void rms_norm_forward(Stream stream, Mat<T> out, Vec<acc_t<T>> rstd, Mat<const T> x, double eps, acc_t<T>* maximum) {
   require_vectors("rms_norm_forward", out);
   require_vectors("rms_norm_forward", x);
   if (x.rows == 0) return;
   for_vectors_per_lane("rms_norm_forward", x.cols, [&](auto n) {
-    rms_norm_forward_kernel<n()>
-        <<<row_blocks(x.rows), block_threads, 0, cuda_stream(stream)>>>(out, rstd.data(), x, static_cast<float>(eps));
+    rms_norm_forward_kernel<n()><<<row_blocks(x.rows), block_threads, 0, cuda_stream(stream)>>>(
+        out, rstd.data(), x, static_cast<float>(eps), maximum);
   });
   check_launch("rms_norm_forward");
 }
@@ -89,7 +102,7 @@ void rms_norm_backward(Stream stream, Mat<T> d_x, Mat<const T> out, Vec<const ac
   check_launch("rms_norm_backward");
 }
 
-template void rms_norm_forward(Stream, Mat<bf16>, Vec<float>, Mat<const bf16>, double);
+template void rms_norm_forward(Stream, Mat<bf16>, Vec<float>, Mat<const bf16>, double, float*);
 template void rms_norm_backward(Stream, Mat<bf16>, Mat<const bf16>, Vec<const float>, Mat<const bf16>);
 
 }  // namespace nanorun::kernels::cuda

@@ -7,9 +7,11 @@
 
 namespace nanorun::kernels::portable {
 
-/// `out` may be `x`.
+/// `out` may be `x`. Where `maximum` is not null, *maximum = max(*maximum, |out|) over all elements; NaN does not
+/// count.
 template <class T>
-void rms_norm_forward(Stream stream, Mat<T> out, Vec<acc_t<T>> rstd, Mat<const T> x, double eps);
+void rms_norm_forward(Stream stream, Mat<T> out, Vec<acc_t<T>> rstd, Mat<const T> x, double eps,
+                      acc_t<T>* maximum = nullptr);
 
 /// d_x += rstd * (d_out - out * mean_j(d_out * out)); needs the forward's out and rstd, not its x.
 template <class T>
@@ -30,9 +32,11 @@ namespace nanorun::kernels::cuda {
 
 using portable::NormGradient;
 
-/// T = bf16; rows are whole 16-byte vectors, d <= 4096; else std::invalid_argument.
+/// T = bf16; rows are whole 16-byte vectors, d <= 4096; else std::invalid_argument. `maximum` is that of the rounded
+/// out.
 template <class T>
-void rms_norm_forward(Stream stream, Mat<T> out, Vec<acc_t<T>> rstd, Mat<const T> x, double eps);
+void rms_norm_forward(Stream stream, Mat<T> out, Vec<acc_t<T>> rstd, Mat<const T> x, double eps,
+                      acc_t<T>* maximum = nullptr);
 
 template <class T>
 void rms_norm_backward(Stream stream, Mat<T> d_x, Mat<const T> out, Vec<const acc_t<T>> rstd, Mat<const T> d_out);

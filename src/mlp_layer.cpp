@@ -36,7 +36,7 @@ void MlpLayer<T>::forward(Stream stream, const Activations<T>& a, Mat<T> out, bo
   const MlpActivations<T>& s = a.block[layer].mlp;
   const Mat<const T> w = parameters_.weight(block_name(layer, "mlp_out"));
   if (quantises(a)) {
-    scales_.measure(layer, s.n, parameters_.weight(block_name(layer, "mlp_in")), w);
+    scales_.measure(layer, parameters_.weight(block_name(layer, "mlp_in")), w);
     hidden(stream, a, layer);
     const auto scale = scales_.of(layer);
     ops::linear_forward_fp8<T>(stream, adds ? a.d_narrow : out, s.h, scale.h, w, scale.w_out, a.workspace,

@@ -17,6 +17,10 @@ class MlpLayer {
   MlpLayer(const Config& config, const Parameters<T>& parameters, MlpScales<T>& scales)
       : config_(config), parameters_(parameters), scales_(scales) {}
 
+  /// Where the norm that makes the layer's n is to keep its largest magnitude; null where this is not needed.
+  kernels::acc_t<T>* largest_n(const Activations<T>& a, int layer) const {
+    return quantises(a) ? scales_.largest_n(layer) : nullptr;
+  }
   /// out [T, d] = MLP of the layer's n, or with `adds` += it. In training a.d_narrow is scratch.
   void forward(kernels::Stream stream, const Activations<T>& a, kernels::Mat<T> out, bool adds, int layer) const;
   /// a.d_narrow = gradient of n, where d_out is that of the output. Adds to the gradients of the matrices, or with

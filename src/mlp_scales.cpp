@@ -39,8 +39,7 @@ void MlpScales<T>::begin_sequence(long step) {
 }
 
 template <class T>
-void MlpScales<T>::measure(int layer, Mat<const T> n, Mat<const T> w_in, Mat<const T> w_out) {
-  ops::max_magnitude<T>(stream_, &row(n_row)[layer], n);
+void MlpScales<T>::measure(int layer, Mat<const T> w_in, Mat<const T> w_out) {
   if (!first_) return;
   ops::max_magnitude<T>(stream_, &row(w_in_row)[layer], w_in);
   ops::max_magnitude<T>(stream_, &this->w_out(step_)[layer], w_out);
@@ -50,7 +49,7 @@ template <class T>
 auto MlpScales<T>::of(int layer) const -> Layer {
   Scale scale_w_out{&w_out(step_)[layer]};
   if (delayed_) scale_w_out = {&w_out(step_ - 1)[layer], margin_w_out};
-  return {{&row(n_row)[layer]},
+  return {{largest_n(layer)},
           {&row(w_in_row)[layer]},
           {&row(h_row)[layer], margin_h},
           scale_w_out,

@@ -31,8 +31,10 @@ class MlpScales {
 
   /// Before a sequence of a step.
   void begin_sequence(long step);
+  /// What the norm before a layer's products raises in that sequence.
+  Maximum* largest_n(int layer) const { return &row(n_row)[layer]; }
   /// Before the products of a layer in that sequence.
-  void measure(int layer, kernels::Mat<const T> n, kernels::Mat<const T> w_in, kernels::Mat<const T> w_out);
+  void measure(int layer, kernels::Mat<const T> w_in, kernels::Mat<const T> w_out);
   /// What they are to take, once measured.
   struct Layer {
     Scale n, w_in, h, w_out;

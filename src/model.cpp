@@ -309,10 +309,10 @@ void Model<T>::unet_block_forward(Activations<T>& a, const Feed<T>& feed, int la
   const double eps = config_.model.norm_eps;
   const bool attends = has_attention(config_.model, layer);
   ops::mix_norm_forward<T>(stream_, s.x, attends ? s.attention.n : s.mlp.n, attends ? s.attention.rstd : s.mlp.rstd,
-                           mixes_.before(a, layer), eps);
+                           mixes_.before(a, layer), eps, attends ? nullptr : mlp_.largest_n(a, layer));
   if (attends) {
     attention_.forward(stream_, a, feed, s.x, AttentionLayer<T>::Output::adds, layer);
-    ops::rms_norm_forward<T>(stream_, s.mlp.n, s.mlp.rstd, s.x, eps);
+    ops::rms_norm_forward<T>(stream_, s.mlp.n, s.mlp.rstd, s.x, eps, mlp_.largest_n(a, layer));
   }
   mlp_.forward(stream_, a, s.x, true, layer);
 }
@@ -349,9 +349,10 @@ void Model<T>::scaled_block_forward(Activations<T>& a, const Feed<T>& feed, int 
       ops::rms_norm_forward<T>(stream_, s.attention.n, s.attention.rstd, source == layer ? x : a.x_at(source), eps);
     }
     attention_.forward(stream_, a, feed, s.attention_out, AttentionLayer<T>::Output::replaces, layer);
-    ops::mix_norm_forward<T>(stream_, {}, s.mlp.n, s.mlp.rstd, mixes_.after_attention(a, layer), eps);
+    ops::mix_norm_forward<T>(stream_, {}, s.mlp.n, s.mlp.rstd, mixes_.after_attention(a, layer), eps,
+                             mlp_.largest_n(a, layer));
   } else {
-    ops::rms_norm_forward<T>(stream_, s.mlp.n, s.mlp.rstd, x, eps);
+    ops::rms_norm_forward<T>(stream_, s.mlp.n, s.mlp.rstd, x, eps, mlp_.largest_n(a, layer));
   }
   mlp_.forward(stream_, a, s.mlp_out, false, layer);
   if (normed_ahead(a, layer + 1)) {

@@ -211,6 +211,46 @@ TEST(CudaMix, TheSumItselfNeedNotBeKept) {
   rstd.expect_match("rstd", 0, 1e-5);
 }
 
+/// Blocks hold eight rows; the largest is in the first, an inner or the last. NaN does not count.
+void expect_maximum(int rows, int cols, int row, const Kind& kind) {
+  Tensors in(rows, cols, kind);
+  const auto at = [=](int i, int j) { return static_cast<std::size_t>(i) * cols + j; };
+  test::Vector<float> values = in.sources[0].device_values();
+  values[at(row, cols - 3)] = -0x1p20f;
+  if (rows > 1) values[at((row + 1) % rows, 0)] = nan;
+  const Tensor<bf16> source = Tensor<bf16>::of(rows, cols, values);
+  std::vector<MixTerm<bf16>> terms = in.device();
+  for (MixTerm<bf16>& term : terms) {
+    if (term.source.data == in.sources[0].device().data) term.source = source.device();
+  }
+  const Tensor<bf16> out = Tensor<bf16>::poisoned(rows, cols), n = Tensor<bf16>::poisoned(rows, cols);
+  const Tensor<float> rstd = Tensor<float>::poisoned(1, rows);
+  const test::DeviceVector<float> maxima(test::Vector<float>{0, 99});
+  const auto run = [&](int i) {
+    cuda::mix_norm_forward<bf16>({}, out.device(), n.device(), rstd.device_flat(), terms, eps, maxima.data() + i);
+  };
+  for (const int i : {0, 0, 1}) run(i);
+  const test::Vector<float> got = n.device_values();
+  float largest = 0;
+  for (const float value : got) largest = std::isnan(value) ? largest : std::max(largest, std::abs(value));
+  EXPECT_EQ(std::abs(got[at(row, cols - 3)]), largest);
+  EXPECT_GT(largest, 1);
+  EXPECT_EQ(maxima.host()[0], largest);
+  EXPECT_EQ(maxima.host()[1], 99);
+}
+
+TEST(CudaMix, RaisesTheLargestMagnitudeOfTheNorm) {
+  SKIP_WITHOUT_DEVICE();
+  for (const auto& [rows, cols] : {std::pair(1, 8), {9, 264}, {1003, 768}, {33, 1032}, {5, 4096}}) {
+    for (const int row : {0, rows / 2, rows - 1}) {
+      for (std::size_t i = 0; i < kinds.size(); ++i) {
+        SCOPED_TRACE(testing::Message() << rows << " rows, row " << row << ", kind " << i);
+        expect_maximum(rows, cols, row, kinds[i]);
+      }
+    }
+  }
+}
+
 TEST(CudaMix, RefusesOtherCountsOfTerms) {
   SKIP_WITHOUT_DEVICE();
   Tensor<bf16> x(2, 8, 1), out(2, 8, 2);

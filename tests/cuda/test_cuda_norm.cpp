@@ -1,5 +1,7 @@
 #include <gtest/gtest.h>
 
+#include <limits>
+
 #include "kernels/norm.hpp"
 #include "tests/cuda/tensor.hpp"
 
@@ -42,6 +44,33 @@ TEST(CudaNorm, SmallShapesMatchPortable) {
     compare_forward(rows, cols, ld);
     compare_forward(rows, cols, ld, true);
     compare_backward(rows, cols, ld);
+  }
+}
+
+/// Blocks hold eight rows; the largest is in the first, an inner or the last. NaN does not count.
+TEST(CudaNorm, RaisesTheLargestMagnitude) {
+  SKIP_WITHOUT_DEVICE();
+  for (const auto& [rows, cols, ld] : {Shape{1, 8, 8}, {9, 264, 264}, {1003, 768, 768}, {33, 4096, 4096}}) {
+    for (const int row : {0, rows / 2, rows - 1}) {
+      SCOPED_TRACE(testing::Message() << rows << " rows, row " << row);
+      test::Vector<float> values(static_cast<std::size_t>(rows) * cols, 0.5f);
+      values[static_cast<std::size_t>(row) * cols + cols - 3] = -40;
+      if (rows > 1) values[static_cast<std::size_t>((row + 1) % rows) * cols] = std::numeric_limits<float>::quiet_NaN();
+      const Tensor<bf16> x = Tensor<bf16>::of(rows, cols, values), out = Tensor<bf16>::poisoned(rows, cols);
+      const Tensor<float> rstd = Tensor<float>::poisoned(1, rows);
+      const test::DeviceVector<float> maximum(test::Vector<float>{0});
+      const auto run = [&] {
+        rms_norm_forward<bf16>({}, out.device(), rstd.device_flat(), x.device(), eps, maximum.data());
+        return maximum.host()[0];
+      };
+      const float largest = run();
+      EXPECT_GT(largest, 2);
+      EXPECT_EQ(largest, -out.device_values()[static_cast<std::size_t>(row) * cols + cols - 3]);
+      EXPECT_EQ(run(), largest);
+      const test::DeviceVector<float> larger(test::Vector<float>{99});
+      rms_norm_forward<bf16>({}, out.device(), rstd.device_flat(), x.device(), eps, larger.data());
+      EXPECT_EQ(larger.host()[0], 99);
+    }
   }
 }
 

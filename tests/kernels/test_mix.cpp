@@ -232,6 +232,24 @@ TEST_P(Mix, ForwardMayReplaceASource) {
   }
 }
 
+/// NaN does not count.
+TEST_P(Mix, ForwardRaisesTheLargestMagnitudeOfTheNorm) {
+  Case c(5, 37, GetParam());
+  c.sources[0][2 * c.cols + 7] = -50;
+  c.sources[0][4 * c.cols] = std::numeric_limits<double>::quiet_NaN();
+  Tensors<double> in(c);
+  Strided<double> out(c.rows, c.cols), n(c.rows, c.cols);
+  Values rstd(c.rows);
+  double maximum = 0.25, largest = 0;
+  mix_norm_forward<double>({}, out.mat(), n.mat(), rstd, in.terms, eps, &maximum);
+  for (const double value : n.dense()) largest = std::isnan(value) ? largest : std::max(largest, std::abs(value));
+  EXPECT_GT(largest, 3);
+  EXPECT_EQ(maximum, largest);
+  maximum = 99;
+  mix_norm_forward<double>({}, out.mat(), n.mat(), rstd, in.terms, eps, &maximum);
+  EXPECT_EQ(maximum, 99);
+}
+
 TEST_P(Mix, GradientsAreTheDerivatives) {
   Case c(3, 19, GetParam());
   const Gradients d = backward<double>(c);

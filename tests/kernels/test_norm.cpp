@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <limits>
 #include <vector>
 
 #include "kernels/check.hpp"
@@ -48,6 +49,23 @@ TEST(Norm, ForwardIsTheFormula) {
     EXPECT_NEAR(result.rstd[t], rstd, 1e-14);
     for (int j = 0; j < cols; ++j) EXPECT_NEAR(result.out[t * cols + j], x[t * cols + j] * rstd, 1e-14);
   }
+}
+
+/// NaN does not count, nor does what lies between the rows.
+TEST(Norm, ForwardRaisesTheLargestMagnitude) {
+  constexpr int rows = 5, cols = 37;
+  Values values = test::random_values(rows * cols, 1), rstd(rows);
+  values[2 * cols + 7] = -9;
+  values[4 * cols] = std::numeric_limits<double>::quiet_NaN();
+  Strided<double> x(rows, cols, values), out(rows, cols);
+  double maximum = 0;
+  rms_norm_forward<double>({}, out.mat(), rstd, x.mat(), eps, &maximum);
+  const double largest = -out.dense()[2 * cols + 7];
+  EXPECT_GT(largest, 3);
+  EXPECT_EQ(maximum, largest);
+  maximum = 99;
+  rms_norm_forward<double>({}, out.mat(), rstd, x.mat(), eps, &maximum);
+  EXPECT_EQ(maximum, 99);
 }
 
 TEST(Norm, ForwardMayReplaceItsInput) {

@@ -29,8 +29,9 @@ struct Scales : MlpScales<double> {
     begin_sequence(step);
     for (int layer = 0; layer < 2; ++layer) {
       const double factor = layer + 1;
-      double n[] = {0.1, -factor * largest.n}, w_in[] = {-factor * largest.w_in, 0}, w_out[] = {factor * largest.w_out};
-      measure(layer, Mat<const double>(n, 1, 2), Mat<const double>(w_in, 2, 1), Mat<const double>(w_out, 1, 1));
+      double w_in[] = {-factor * largest.w_in, 0}, w_out[] = {factor * largest.w_out};
+      *largest_n(layer) = std::max(*largest_n(layer), factor * largest.n);
+      measure(layer, Mat<const double>(w_in, 2, 1), Mat<const double>(w_out, 1, 1));
       *of(layer).largest_h = std::max(*of(layer).largest_h, factor * largest_h);
     }
   }
