@@ -15,19 +15,18 @@ import pathlib
 import re
 import shlex
 import statistics
-import subprocess
 import sys
 import time
 from dataclasses import dataclass, field
 
+import program
 import tool
 from metrics import Metrics
-from study.launch import check_deck, environment, find_launcher, find_program, run_to_end
+from program import BUILDS, ROOT, Program
+from study.launch import check_deck
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]  # of the repository, or PREFIX/share/nanorun
 FILES = ROOT / "inputs" / "benchmark"
 EXIT_CODES = {"PASSED": 0, "FAILED": tool.NOT_DONE, "NO REFERENCE": 3}
-BUILDS = ("cpu", "gpu")
 PROVENANCE = ("machine", "date", "commit", "command")  # of a reference
 # Of every run: the same work on any number of ranks, and nothing beside it.
 FIXED = ("run.log_every=1", "train.cooldown=0", "data.validation=[]", "data.end=wrap", "validation.every=0",
@@ -42,40 +41,17 @@ def parse_arguments():
     parser.add_argument("--size", default="", metavar="full|small|FILE",
                         help="what is trained: a file of inputs/benchmark, or another one (default: full on GPUs, "
                              "small on CPUs)")
-    parser.add_argument("--ranks", type=int, metavar="N",
-                        help="ranks (default: as many as there are GPUs or cores, and divide the sequences of a step)")
     parser.add_argument("--minutes", type=float, metavar="M",
                         help="a further run takes what is left of so many minutes, and gives the figures")
     parser.add_argument("--efficiency", action="store_true", help="the same work on one rank too")
-    parser.add_argument("--program", default=default_program(), metavar="PATH", help="nanorun (default: %(default)s)")
-    parser.add_argument("--launcher", choices=LAUNCHERS, default="mpirun", help="what starts the ranks")
     parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path("outputs/benchmark"), metavar="DIR",
                         help="directory of the result and of the runs (default: %(default)s)")
-    parser.add_argument("override", nargs="*", metavar="section.key=value", help="after --: keys of the deck")
+    program.add_arguments(parser)
     arguments = tool.parse(parser)
-    if arguments.ranks is not None and not 1 <= arguments.ranks <= 10**6:
-        raise tool.ToolError(f"--ranks must be a positive whole number, not {arguments.ranks}")
     if arguments.minutes is not None and not 0 < arguments.minutes <= 10**5:
         raise tool.ToolError(f"--minutes must be a positive number, not {arguments.minutes:g}")
-    check_overrides(arguments.override, "after --")
+    program.require_arguments(arguments, OWNED, "the benchmark")
     return arguments
-
-
-def default_program():
-    """That of the repository's build or of the prefix, or else the one on the PATH."""
-    presets = ("h100", "cpu") if os.path.exists("/dev/nvidiactl") else ("cpu",)
-    places = [ROOT / "build" / preset / "bin" for preset in presets]
-    if not (ROOT / "CMakeLists.txt").exists():
-        places = [ROOT.parents[1] / "bin"]
-    return next((str(place / "nanorun") for place in places if (place / "nanorun").exists()), "nanorun")
-
-
-def check_overrides(overrides, where):
-    for line in overrides:
-        if not isinstance(line, str) or not re.match(r"[a-z_]+\.[a-z0-9_]+=", line) or not line.isprintable():
-            raise tool.ToolError(f"{where}: {json.dumps(line)} is not of the form section.key=value")
-        if line.split("=")[0] in OWNED:
-            raise tool.ToolError(f"{where}: {line.split('=')[0]} is set by the benchmark itself")
 
 
 # --- What is run ------------------------------------------------------------------------------------------------------
@@ -134,7 +110,7 @@ def read_benchmark(path):
     if numbers["checked"] + 4 > numbers["steps"]:
         raise tool.ToolError(f"{path}: steps should be more than checked by 4 at least")
     overrides = tool.field(table, "overrides", list, path)
-    check_overrides(overrides, f"{path}: overrides")
+    program.require_overrides(overrides, f"{path}: overrides", OWNED, "the benchmark")
     references = tool.field(tables, "reference", dict, path) if "reference" in tables else {}
     for build in references:
         if build not in BUILDS:
@@ -170,64 +146,35 @@ class Run:
         return self.folder.name
 
 
-def pattern(path):
-    """A path for a list of shards in a deck, as none of its characters stands for others."""
-    return tool.toml_string(re.sub(r"([][*?\\])", r"\\\1", str(path)))
-
-
 class Machine:
     """Where and how runs are started."""
 
     def __init__(self, arguments):
-        self.program = find_program(arguments.program)
-        self.launcher = LAUNCHERS[arguments.launcher]
-        find_launcher(self.launcher[0])
+        self.program = Program(arguments.program, arguments.launcher)
         self.out = claim(arguments.out)
         self.overrides = arguments.override
-        facts = self.call("info").splitlines()
-        gpus = [line.split(maxsplit=1)[1] for line in facts if line.startswith("gpus ")]
-        self.build = BUILDS[bool(gpus)]
-        self.devices = (sum(int(line.split()[0]) for line in gpus if line != "none") if gpus else
-                        len(os.sched_getaffinity(0)))
-        if self.devices == 0 and arguments.launcher == "mpirun":
-            raise tool.ToolError(f"{self.program} sees no GPU")
-
-    def call(self, *arguments):
-        """Standard output of the program on one rank. Throws ToolError."""
-        with tool.using(self.program):
-            job = subprocess.run([self.program, *arguments], env=environment(), stdin=subprocess.DEVNULL, text=True,
-                                 errors="replace", capture_output=True)
-        if job.returncode != 0:
-            raise tool.ToolError(f"{pathlib.Path(self.program).name} {arguments[0]}: {last_words(job.stderr)}")
-        return job.stdout
 
     def make_shard(self, benchmark):
         """Of all steps of the first run; longer ones read it again."""
         tokens = str((benchmark.steps + 1) * benchmark.step_tokens)
-        self.call("shard", str(self.out / "data"), "--force", "--synthetic", tokens, "--tokens-per-shard", tokens,
-                  "--seed", str(benchmark.seed), "--vocabulary", str(benchmark.vocabulary), "--end-of-text",
-                  str(benchmark.vocabulary - 1))
+        self.program.call("shard", str(self.out / "data"), "--force", "--synthetic", tokens, "--tokens-per-shard",
+                          tokens, "--seed", str(benchmark.seed), "--vocabulary", str(benchmark.vocabulary),
+                          "--end-of-text", str(benchmark.vocabulary - 1))
 
     def run(self, benchmark, name, ranks, steps):
         own = (f"run.name={name}", f"run.outputs={tool.toml_string(self.out / 'runs')}",
                f"model.vocabulary={benchmark.vocabulary}", f"train.sequences={benchmark.sequences}",
                f"train.length={benchmark.length}", f"train.steps={steps}",
-               f"data.train=[{pattern(self.out / 'data.h5')}]")
+               f"data.train=[{tool.toml_string(program.pattern(self.out / 'data.h5'))}]")
         return Run(self.out / "runs" / name, ranks, steps,
                    ("train", str(benchmark.deck), *FIXED, *benchmark.overrides, *own, *self.overrides))
 
     def start(self, run):
         """Runs to the end."""
         tool.say(f"{run.name}: {run.steps} steps on {run.ranks} rank{'s' if run.ranks > 1 else ''}")
-        with tool.using(run.log.parent):
-            run.log.parent.mkdir(exist_ok=True)
         begin = time.monotonic()
-        with tool.using(run.log), open(run.log, "w") as log:
-            run.code = run_to_end([*self.launcher, str(run.ranks), self.program, *run.arguments], log)
+        run.code = self.program.start(run.ranks, run.arguments, run.log)
         run.seconds = time.monotonic() - begin
-
-
-LAUNCHERS = {"mpirun": ("mpirun", "-n"), "srun": ("srun", "-n")}
 
 
 def claim(out):
@@ -242,16 +189,6 @@ def claim(out):
     return out
 
 
-def choose_ranks(wanted, devices, sequences):
-    if wanted is None:
-        return max(n for n in range(1, max(1, min(devices, sequences)) + 1) if sequences % n == 0)
-    if sequences % wanted:
-        divisors = ", ".join(str(n) for n in range(1, sequences + 1) if sequences % n == 0)
-        raise tool.ToolError(f"--ranks: the {sequences} sequences of a step cannot be divided among {wanted} ranks; "
-                             f"numbers of ranks that divide them: {divisors}")
-    return wanted
-
-
 def processors():
     """Number and models of this host's, as far as the system names them."""
     try:
@@ -261,20 +198,13 @@ def processors():
     return f"{os.cpu_count()} x {', '.join(dict.fromkeys(models)) or os.uname().machine}"
 
 
-def last_words(text):
-    """What the program said at last of what is wrong, or else the last line."""
-    lines = [line for line in text.splitlines() if line.strip()]
-    said = [line for line in lines if line.startswith("nanorun: ")] or lines
-    return tool.one_line(said[-1]) if said else "no message"
-
-
 # --- What is found ----------------------------------------------------------------------------------------------------
 
 
 def gather(run, benchmark):
     """Fills in what a run has left behind. What is wrong with it becomes its trouble."""
     if run.code != 0:
-        run.trouble = f"exit code {run.code}: {last_words(run.log.read_text(errors='replace'))}"
+        run.trouble = program.failure(run.code, run.log)
         return
     try:
         run.summary = tool.read_json(run.folder / "summary.json")
@@ -345,11 +275,11 @@ def figures(benchmark, runs):
 
 
 def result(benchmark, machine, ranks, runs):
-    verdict, why = judge(benchmark, machine.build, runs)
-    reference = benchmark.references.get(machine.build)
+    verdict, why = judge(benchmark, machine.program.build, runs)
+    reference = benchmark.references.get(machine.program.build)
     return {
         "format": "nanorun benchmark", "format_version": 1, "verdict": verdict, "why": why, "size": benchmark.size,
-        "build": machine.build, "ranks": ranks, "deck": benchmark.deck.stem, "overrides": machine.overrides,
+        "build": machine.program.build, "ranks": ranks, "deck": benchmark.deck.stem, "overrides": machine.overrides,
         "sequences": benchmark.sequences, "length": benchmark.length, "checked_step": benchmark.checked,
         "loss": runs[0].loss if math.isfinite(runs[0].loss) else None,
         "reference": reference and {"loss": reference.loss, "tolerance": reference.tolerance, **reference.facts},
@@ -377,7 +307,7 @@ def run_all(benchmark, machine, ranks, arguments):
     """The runs: of the fixed work first, which the others follow where it has ended in order."""
     begin = time.monotonic()
     runs = [machine.run(benchmark, "fixed", ranks, benchmark.steps)]
-    check_deck(machine.program, runs[0])
+    check_deck(machine.program.path, runs[0])
     machine.make_shard(benchmark)
 
     def start(run):
@@ -405,9 +335,9 @@ def main():
         machine = Machine(arguments)
     else:
         machine = Machine(arguments)
-        size = arguments.size or ("small" if machine.build == "cpu" else "full")
+        size = arguments.size or ("small" if machine.program.build == "cpu" else "full")
         benchmark = read_benchmark(FILES / f"{size}.toml")
-    ranks = choose_ranks(arguments.ranks, machine.devices, benchmark.sequences)
+    ranks = machine.program.choose_ranks(arguments.ranks, benchmark.sequences)
     found = result(benchmark, machine, ranks, run_all(benchmark, machine, ranks, arguments))
     path = machine.out / "benchmark.json"
     tool.replace(path, json.dumps(found, indent=2) + "\n")

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Compares runs of one deck with different seeds: prints the final losses, their mean and spread, and how surely the
-mean validation loss is below a target.
+"""Compares runs of one deck with different seeds: prints the final losses and train times, their mean and spread, and
+how surely the mean validation loss is below a target.
 
 Reads deck.toml and summary.json of each output directory. Leaves out the copies NAME.1, NAME.2, ... of earlier runs,
 which checkpoint.restart=none keeps.
@@ -16,6 +16,8 @@ import t_test
 import tool
 from runs import distinct, is_earlier
 
+Sample = collections.namedtuple("Sample", "seed steps train_loss validation_loss train_seconds")
+
 
 def parse_arguments():
     parser = argparse.ArgumentParser(description=tool.summary(__doc__))
@@ -26,7 +28,7 @@ def parse_arguments():
 
 
 def read_run(folder):
-    """Seed, steps, training loss and validation loss of a run that has finished, else None. Throws ToolError."""
+    """The Sample of a run that has finished, else None. Throws ToolError."""
     path, deck = folder / "summary.json", folder / "deck.toml"
     for file in (path, deck):
         if not os.path.lexists(file):
@@ -41,32 +43,41 @@ def read_run(folder):
     if not tool.field(summary, "finished", bool, path) or summary.get("final_val_loss") is None:
         tool.warn(f"left out: {folder} has no final validation loss")
         return None
-    return (tool.field(run, "seed", int, deck, most=2**64), tool.field(summary, "steps", int, path),
-            tool.field(summary, "final_train_loss", float, path), tool.field(summary, "final_val_loss", float, path))
+    return Sample(tool.field(run, "seed", int, deck, most=2**64), tool.field(summary, "steps", int, path),
+                  tool.field(summary, "final_train_loss", float, path),
+                  tool.field(summary, "final_val_loss", float, path),
+                  tool.field(summary, "train_seconds", float, path, least=0))
 
 
 def read_runs(folders):
     """Of each directory once, however often and by whatever path it is named. Warns of runs that are no further
     sample."""
     runs = sorted(run for folder in distinct(folders) if (run := read_run(folder)))
-    for seed, count in collections.Counter(run[0] for run in runs).items():
+    for seed, count in collections.Counter(run.seed for run in runs).items():
         if count > 1:
             tool.warn(f"warning: {count} runs have the seed {seed}; the p-value takes runs for independent")
     return runs
 
 
+def row(name, steps, *figures):
+    return "{:>9}  {:>8}  {:13.5f}  {:15.5f}  {:10.2f} s".format(name, steps, *figures)
+
+
 def table(runs, target):
-    lines = [f"{'seed':>9}  {'steps':>8}  {'training loss':>13}  {'validation loss':>15}"]
-    lines += [f"{seed:9}  {steps:8}  {train:13.5f}  {validation:15.5f}" for seed, steps, train, validation in runs]
-    train, validation = [run[2] for run in runs], [run[3] for run in runs]
-    rows = [("mean", statistics.mean)]
+    lines = [f"{'seed':>9}  {'steps':>8}  {'training loss':>13}  {'validation loss':>15}  {'train time':>12}"]
+    lines += [row(*run) for run in runs]
+    columns = list(zip(*runs))[2:]
+    lines += [row("mean", "", *map(statistics.mean, columns))]
     if len(runs) > 1:
-        rows += [("deviation", statistics.stdev)]
-    lines += [f"{name:>9}  {'':8}  {measure(train):13.5f}  {measure(validation):15.5f}" for name, measure in rows]
-    if len(runs) > 1:
-        lines += [f"p-value of mean validation loss <= {target:g}: {t_test.below(validation, target):.3g} "
+        lines += [row("deviation", "", *map(statistics.stdev, columns)),
+                  f"p-value of mean validation loss <= {target:g}: {p_value(runs, target):.3g} "
                   f"(one-sided t test, {len(runs)} runs)"]
     return "\n".join(lines)
+
+
+def p_value(runs, target):
+    """Of two or more runs."""
+    return t_test.below([run.validation_loss for run in runs], target)
 
 
 def main():

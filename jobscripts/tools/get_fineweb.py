@@ -29,6 +29,9 @@ BUILT = pathlib.Path(__file__).resolve().parents[2] / "build" / "cpu" / "bin" / 
 DATASETS = {"fineweb10B": ("kjj0/fineweb10B-gpt2", "fineweb", 103),
             "finewebedu10B": ("kjj0/finewebedu10B-gpt2", "finewebedu", 99),
             "fineweb100B": ("kjj0/fineweb100B-gpt2", "fineweb", 1030)}
+# GPT-2's table of byte-pair encoding: address on the server, name here, SHA-256.
+TABLE = "openai-community/gpt2/resolve/main/merges.txt"
+TABLE_NAME, TABLE_DIGEST = "vocab.bpe", "1ce1664773c50f3e0cc8842619a93edc4624525b728b188a9e0be33b7726adc5"
 HEADER = struct.Struct("<3i")  # magic, version, tokens
 HEADER_BYTES, MAGIC, VERSION = 1024, 20240520, 1
 HDF5_BEGIN = b"\x89HDF\r\n\x1a\n"
@@ -39,7 +42,8 @@ CUT = (http.client.HTTPException, ConnectionError, socket.timeout, TimeoutError)
 WRONG_ANSWER = (ValueError, UnicodeError)  # of urllib, for addresses and headers that cannot be
 
 
-def parse_arguments():
+def parse_arguments(words=None):
+    """Of the command line, where no words are given."""
     parser = argparse.ArgumentParser(description=tool.summary(__doc__))
     parser.add_argument("--dataset", choices=DATASETS, default="fineweb10B", help="default: %(default)s")
     parser.add_argument("--shards", type=int, default=8, metavar="N",
@@ -49,9 +53,11 @@ def parse_arguments():
                         help="directory of the files and shards (default: %(default)s)")
     parser.add_argument("--program", default=str(BUILT) if BUILT.exists() else "nanorun",
                         help="nanorun (default: that of build/cpu, or else the one on the PATH)")
+    parser.add_argument("--tokenizer", action="store_true",
+                        help=f"GPT-2's table too, as {TABLE_NAME}, which the deck of record 89 needs")
     parser.add_argument("--bin-only", action="store_true", help="make no shards")
     parser.add_argument("--delete-bin", action="store_true", help="delete each .bin file once its shard is made")
-    arguments = tool.parse(parser)
+    arguments = tool.parse(parser, words)
     most = DATASETS[arguments.dataset][2]
     if not 1 <= arguments.shards <= most:
         raise tool.ToolError(f"--shards: {arguments.dataset} has 1 to {most} training files, not {arguments.shards}")
@@ -150,8 +156,9 @@ def require_space(path, size):
         raise tool.ToolError(f"{path}: {size / 1e9:.2f} GB are to come, but only {free / 1e9:.2f} GB are free")
 
 
-def fetch(url, path, label):
-    """Fetches a file into FILE.part, and renames it when it is whole and right."""
+def fetch(url, path, label, check):
+    """Fetches a file into FILE.part, and renames it when it is whole and right, of which `check(FILE, SHA-256 or None)`
+    throws otherwise."""
     name = f"{path}.part"
     if os.path.lexists(name):
         tool.require_regular(name)
@@ -170,7 +177,7 @@ def fetch(url, path, label):
                     os.remove(name)
             raise
         try:
-            verify(name, digest)
+            check(name, digest)
         except tool.ToolError as error:
             with tool.using(name):
                 os.remove(name)  # what follows it would be wrong too
@@ -228,6 +235,30 @@ def digest_of(path):
     return whole.hexdigest()
 
 
+def verify_table(path, _=None):
+    """Throws unless the file is GPT-2's table."""
+    if digest_of(path) != TABLE_DIGEST:
+        raise tool.ToolError(f"{path}: not GPT-2's table of byte-pair encoding")
+
+
+def server():
+    """Throws ToolError."""
+    address = (os.environ.get("HF_ENDPOINT") or "https://huggingface.co").rstrip("/")
+    if not re.fullmatch(r"https?://[!-~]+", address):
+        raise tool.ToolError(f"HF_ENDPOINT should be an address such as https://huggingface.co, not {address}")
+    return address
+
+
+def get_table(directory):
+    """Fetches the table unless there is one."""
+    path = directory / TABLE_NAME
+    if os.path.lexists(path):
+        tool.require_regular(path)
+        tool.say(f"{TABLE_NAME}  is there")
+    else:
+        fetch(f"{server()}/{TABLE}", path, TABLE_NAME, verify_table)
+
+
 def fetch_through_hub(hub, repository, name, directory):
     try:
         return hub.hf_hub_download(repo_id=repository, filename=name, repo_type="dataset", local_dir=str(directory))
@@ -248,10 +279,7 @@ def get(repository, name, directory, label):
     try:
         import huggingface_hub as hub
     except ImportError:
-        server = (os.environ.get("HF_ENDPOINT") or "https://huggingface.co").rstrip("/")
-        if not re.fullmatch(r"https?://[!-~]+", server):
-            raise tool.ToolError(f"HF_ENDPOINT should be an address such as https://huggingface.co, not {server}")
-        fetch(f"{server}/datasets/{repository}/resolve/main/{name}", path, label)
+        fetch(f"{server()}/datasets/{repository}/resolve/main/{name}", path, label, verify)
     else:
         fetch_through_hub(hub, repository, name, directory)
         verify(path)
@@ -283,8 +311,8 @@ def is_there(shard):
     return True
 
 
-def main():
-    arguments = parse_arguments()
+def get_all(arguments):
+    """What the arguments of the command line name, but for what is there. Throws ToolError."""
     repository, prefix, _ = DATASETS[arguments.dataset]
     program = shutil.which(arguments.program)
     if not program and not arguments.bin_only:
@@ -292,6 +320,8 @@ def main():
                              "--bin-only")
     with tool.using(arguments.out):
         arguments.out.mkdir(parents=True, exist_ok=True)
+    if arguments.tokenizer:
+        get_table(arguments.out)
     names = [f"{prefix}_val_000000.bin", *(f"{prefix}_train_{i:06}.bin" for i in range(1, arguments.shards + 1))]
     for number, name in enumerate(names, 1):
         label = f"{name} ({number} of {len(names)})"
@@ -305,6 +335,10 @@ def main():
         if arguments.delete_bin:
             with tool.using(path):
                 path.unlink()
+
+
+def main():
+    get_all(parse_arguments())
 
 
 if __name__ == "__main__":

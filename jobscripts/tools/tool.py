@@ -211,10 +211,10 @@ def summary(documentation):
     return (documentation or "").split("\n\n")[0]
 
 
-def parse(parser):
-    """The arguments of the command line."""
+def parse(parser, words=None):
+    """The arguments of the command line, or of words."""
     with using("standard output"):  # for help
-        return parser.parse_args()
+        return parser.parse_args(words)
 
 
 def say(text):

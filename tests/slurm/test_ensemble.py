@@ -22,7 +22,8 @@ class Runs(unittest.TestCase):
         path.mkdir()
         (path / "deck.toml").write_text(f'[run]\nname = "{name}"\nseed = {seed}\n')
         (path / "summary.json").write_text(
-            json.dumps({"finished": True, "steps": 9, "final_train_loss": loss, "final_val_loss": loss}))
+            json.dumps({"finished": True, "steps": 9, "final_train_loss": loss, "final_val_loss": loss,
+                        "train_seconds": 4.5}))
         return path
 
     def read(self, *folders):
@@ -30,7 +31,7 @@ class Runs(unittest.TestCase):
         said = io.StringIO()
         with contextlib.redirect_stderr(said):
             runs = ensemble.read_runs(folders)
-        return [(run[0], run[3]) for run in runs], said.getvalue()
+        return [(run.seed, run.validation_loss) for run in runs], said.getvalue()
 
     def test_earlier_runs_of_a_name_are_left_out(self):
         run = self.write_run("a_1", "a_1", 1, 3.0)
@@ -54,10 +55,10 @@ class Runs(unittest.TestCase):
 
     def test_table(self):
         """The losses 3.2, 3.3 and 3.4 lie 0.1 / sqrt(3) 0.95 quantiles below the target."""
-        runs = [(seed, 9, loss + 0.01, loss) for seed, loss in ((1, 3.2), (2, 3.3), (3, 3.4))]
+        runs = [ensemble.Sample(seed, 9, loss + 0.01, loss, 100 * seed) for seed, loss in ((1, 3.2), (2, 3.3), (3, 3.4))]
         text = ensemble.table(runs, 3.3 + 2.919986 * 0.1 / 3**0.5)
-        self.assertEqual(text.splitlines()[4:6], ["     mean                  3.31000          3.30000",
-                                                  "deviation                  0.10000          0.10000"])
+        self.assertEqual(text.splitlines()[4:6], ["     mean                  3.31000          3.30000      200.00 s",
+                                                  "deviation                  0.10000          0.10000      100.00 s"])
         self.assertRegex(text, r"\np-value of mean validation loss <= 3\.46859: 0\.05 \(one-sided t test, 3 runs\)$")
         self.assertNotIn("deviation", ensemble.table(runs[:1], 3.28))
 

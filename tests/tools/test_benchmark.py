@@ -15,6 +15,7 @@ from support import ROOT, Page, ToolTest, small_run
 import benchmark
 import machines
 import tool
+from program import Program
 
 SCRIPT = ROOT / "jobscripts" / "benchmark.sh"
 FILE = """
@@ -145,7 +146,7 @@ class Work(BenchmarkTest):
             run.seconds, run.times = 4.0, [0.25] * (run.steps - work.checked)
 
         machine = SimpleNamespace(
-            program=small_run.PROGRAM, make_shard=lambda work: None, start=start,
+            program=SimpleNamespace(path=small_run.PROGRAM), make_shard=lambda work: None, start=start,
             run=lambda work, name, ranks, steps: benchmark.Run(self.folder / name, ranks, steps))
         kept = benchmark.gather, benchmark.check_deck, benchmark.time
         self.addCleanup(lambda: vars(benchmark).update(zip(("gather", "check_deck", "time"), kept)))
@@ -181,8 +182,9 @@ class Work(BenchmarkTest):
 
     def test_ranks(self):
         for devices, expected in ((1, 1), (2, 2), (3, 2), (7, 4), (64, 8)):
-            self.assertEqual(benchmark.choose_ranks(None, devices, 8), expected)
-        self.assertEqual(benchmark.choose_ranks(8, 1, 8), 8)
+            machine = SimpleNamespace(devices=devices)
+            self.assertEqual(Program.choose_ranks(machine, None, 8), expected)
+            self.assertEqual(Program.choose_ranks(machine, 8, 8), 8)
 
     def test_files_in_the_repository(self):
         """Their decks can be trained, and their entropy rates are those of their tokens."""
@@ -195,7 +197,7 @@ class Work(BenchmarkTest):
             if name == "small":
                 machine.make_shard(work)
             else:  # fewer tokens of the same source
-                machine.call("shard", str(out / "data"), "--synthetic", "4096", "--seed", str(work.seed))
+                machine.program.call("shard", str(out / "data"), "--synthetic", "4096", "--seed", str(work.seed))
             rate, = re.findall(rb"seed 1, ([0-9.]+) nats per token", (out / "data.h5").read_bytes())
             self.assertEqual(float(rate), work.entropy_rate)
             for reference in work.references.values():

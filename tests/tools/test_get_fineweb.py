@@ -90,14 +90,15 @@ class GetFineweb(unittest.TestCase):
         for seed, name in enumerate((VALIDATION, FIRST)):
             self.server.files[f"{name}.bin"] = bin_file(40000, seed)
 
-    def get(self, *arguments, code=0, modules=None, address=None):
-        """Runs the tool; `modules` is a directory of further Python modules."""
+    def get(self, *arguments, code=0, modules=None, address=None, table=b""):
+        """Runs the tool; `modules` is a directory of further Python modules, `table` what it takes for GPT-2's."""
         address = address or f"http://127.0.0.1:{self.server.server_address[1]}"
         environment = {**os.environ, "HF_ENDPOINT": address, "no_proxy": "127.0.0.1", "PYTHONPATH": str(modules or "")}
         start = f"import runpy, sys; sys.argv[1:] = {list(map(str, arguments))}; "
         # Waits between tries are shorter here; without `modules` there is no huggingface_hub.
         block = "" if modules else "sys.modules['huggingface_hub'] = None; "
         patch = (f"sys.path.insert(0, {str(TOOL.parent)!r}); import get_fineweb; get_fineweb.WAIT_SECONDS = 0.01; "
+                 f"get_fineweb.TABLE_DIGEST = {hashlib.sha256(table).hexdigest()!r}; "
                  "import tool; sys.argv[0] = 'get_fineweb.py'; tool.run(get_fineweb.main)")
         done = subprocess.run([sys.executable, "-B", "-c", start + block + patch], cwd=self.directory, env=environment,
                               text=True, stdin=subprocess.DEVNULL, capture_output=True, timeout=120)
@@ -281,6 +282,20 @@ class GetFineweb(unittest.TestCase):
         (self.directory / "source" / "fineweb_train_000002.bin").write_bytes(b"wrong")
         done = self.get("--shards", 2, "--program", small_run.PROGRAM, modules=modules, code=2)
         self.assertIn("fineweb_train_000002.bin: not a .bin file", done.stderr)
+
+    def test_table_of_the_tokenizer(self):
+        self.server.files["merges.txt"] = b"#version: 0.2\na b\n"
+        done = self.get_one("--bin-only", "--tokenizer", code=2, table=b"another")
+        self.assertIn("not GPT-2's table", done.stderr.splitlines()[-1])
+        self.assertEqual(list(self.data.iterdir()), [])
+        self.server.asked.clear()
+        self.get_one("--bin-only", "--tokenizer", table=self.server.files["merges.txt"])
+        self.assertEqual((self.data / "vocab.bpe").read_bytes(), self.server.files["merges.txt"])
+        self.assert_whole()
+        (self.data / "vocab.bpe").write_bytes(b"mine")
+        self.server.asked.clear()
+        self.get_one("--bin-only", "--tokenizer")
+        self.assertEqual((self.server.asked, (self.data / "vocab.bpe").read_bytes()), ([], b"mine"))
 
     def test_arguments(self):
         for arguments in (["--shards", 0], ["--shards", 104], ["--program", "no-such-program"],

@@ -1,0 +1,106 @@
+"""The program that the measuring tools start: where it is, what it runs on, and how its runs end."""
+
+import json
+import os
+import pathlib
+import re
+import subprocess
+
+import tool
+from study.launch import environment, find_launcher, find_program, run_to_end
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]  # of the repository, or PREFIX/share/nanorun
+LAUNCHERS = {"mpirun": ("mpirun", "-n"), "srun": ("srun", "-n")}
+BUILDS = ("cpu", "gpu")
+
+
+def default_program():
+    """That of the repository's build or of the prefix, or else the one on the PATH."""
+    presets = ("h100", "cpu") if os.path.exists("/dev/nvidiactl") else ("cpu",)
+    places = [ROOT / "build" / preset / "bin" for preset in presets]
+    if not (ROOT / "CMakeLists.txt").exists():
+        places = [ROOT.parents[1] / "bin"]
+    return next((str(place / "nanorun") for place in places if (place / "nanorun").exists()), "nanorun")
+
+
+def add_arguments(parser):
+    """Those that say what starts where. `require_arguments` checks them."""
+    parser.add_argument("--ranks", type=int, metavar="N",
+                        help="ranks (default: as many as there are GPUs or cores, and divide the sequences of a step)")
+    parser.add_argument("--program", default=default_program(), metavar="PATH", help="nanorun (default: %(default)s)")
+    parser.add_argument("--launcher", choices=LAUNCHERS, default="mpirun", help="what starts the ranks")
+    parser.add_argument("override", nargs="*", metavar="section.key=value", help="after --: keys of the deck")
+
+
+def require_arguments(arguments, owned, owner):
+    """`owned`: keys that may not be given. Throws ToolError."""
+    if arguments.ranks is not None and not 1 <= arguments.ranks <= 10**6:
+        raise tool.ToolError(f"--ranks must be a positive whole number, not {arguments.ranks}")
+    require_overrides(arguments.override, "after --", owned, owner)
+
+
+def require_overrides(overrides, where, owned, owner):
+    for line in overrides:
+        if not isinstance(line, str) or not re.match(r"[a-z_]+(\.[a-z0-9_]+)+=", line) or not line.isprintable():
+            raise tool.ToolError(f"{where}: {json.dumps(line)} is not of the form section.key=value")
+        if line.split("=")[0] in owned:
+            raise tool.ToolError(f"{where}: {line.split('=')[0]} is set by {owner} itself")
+
+
+def pattern(path):
+    """A path for a list of shards in a deck, as none of its characters stands for others."""
+    return re.sub(r"([][*?\\])", r"\\\1", str(path))
+
+
+def last_words(text):
+    """What the program said at last of what is wrong, or else the last line."""
+    lines = [line for line in text.splitlines() if line.strip()]
+    said = [line for line in lines if line.startswith("nanorun: ")] or lines
+    return tool.one_line(said[-1]) if said else "no message"
+
+
+class Program:
+    """Throws ToolError where it cannot be started."""
+
+    def __init__(self, name, launcher):
+        self.path = find_program(name)
+        self.launcher = LAUNCHERS[launcher]
+        find_launcher(self.launcher[0])
+        facts = self.call("info").splitlines()
+        gpus = [line.split(maxsplit=1)[1] for line in facts if line.startswith("gpus ")]
+        self.build = BUILDS[bool(gpus)]
+        self.devices = (sum(int(line.split()[0]) for line in gpus if line != "none") if gpus else
+                        len(os.sched_getaffinity(0)))
+        if self.devices == 0 and launcher == "mpirun":
+            raise tool.ToolError(f"{self.path} sees no GPU")
+
+    def call(self, *arguments):
+        """Standard output of the program on one rank. Throws ToolError."""
+        with tool.using(self.path):
+            job = subprocess.run([self.path, *arguments], env=environment(), stdin=subprocess.DEVNULL, text=True,
+                                 errors="replace", capture_output=True)
+        if job.returncode != 0:
+            raise tool.ToolError(f"{pathlib.Path(self.path).name} {arguments[0]}: {last_words(job.stderr)}")
+        return job.stdout
+
+    def start(self, ranks, arguments, log):
+        """Runs to the end on so many ranks. Exit code; what was printed is in the file `log`."""
+        with tool.using(log):
+            log.parent.mkdir(exist_ok=True)
+            with open(log, "w") as file:
+                return run_to_end([*self.launcher, str(ranks), self.path, *arguments], file)
+
+    def choose_ranks(self, wanted, sequences):
+        """Of a step with so many sequences. Throws ToolError."""
+        divisors = [n for n in range(1, sequences + 1) if sequences % n == 0]
+        if wanted is None:
+            return max(n for n in divisors if n <= max(1, self.devices))
+        if wanted not in divisors:
+            raise tool.ToolError(f"--ranks: the {sequences} sequences of a step cannot be divided among {wanted} "
+                                 f"ranks; numbers of ranks that divide them: {', '.join(map(str, divisors))}")
+        return wanted
+
+
+def failure(code, log):
+    """Why a run has failed: its exit code and its last words."""
+    return f"exit code {code}: {last_words(log.read_text(errors='replace'))}"

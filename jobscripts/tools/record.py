@@ -1,0 +1,256 @@
+#!/usr/bin/env python3
+"""Trains a deck once with each of the seeds 1 to N, and says whether the runs make a record by the speedrun's rules:
+the mean validation loss is below the target, with a p-value under 0.01.
+
+Fetches the tokens of FineWeb that the deck names and are not there. The same command goes on where it was interrupted.
+OUT/record.txt and OUT/record.json have the result, OUT/seed_1 and so on the runs. jobscripts/record.sh starts it. Exit
+codes: 0 the bar holds, 1 a run has not finished, 2 the runs cannot be started, 3 the bar does not hold.
+"""
+
+import argparse
+import datetime
+import fnmatch
+import json
+import os
+import pathlib
+import re
+import shlex
+import statistics
+import sys
+
+import ensemble
+import get_fineweb
+import program
+import runs
+import t_test
+import tool
+
+BAR = 0.01  # of the p-value
+MISSED = 3  # exit code
+OWNED = ("run.name", "run.seed", "run.outputs")
+TRAIN, VALIDATION = "fineweb_train_000001.h5", "fineweb_val_000000.h5"
+
+
+def parse_arguments():
+    parser = argparse.ArgumentParser(prog="record.sh", description=tool.summary(__doc__))
+    parser.add_argument("deck", type=pathlib.Path, metavar="DECK")
+    parser.add_argument("--seeds", type=int, required=True, metavar="N", help="runs, with run.seed = 1 to N")
+    parser.add_argument("--target", type=float, default=3.28, help="validation loss to reach (default: %(default)s)")
+    parser.add_argument("--data", type=pathlib.Path, metavar="DIR",
+                        help="directory of the tokens and of the tokenizer's table (default: those that the deck names)")
+    parser.add_argument("--shards", type=int, default=8, metavar="N",
+                        help="FineWeb's training files: fewer are completed (default: %(default)s, enough for the "
+                             "records)")
+    parser.add_argument("--out", type=pathlib.Path, metavar="DIR",
+                        help="directory of the result and of the runs (default: outputs/DECK_runs)")
+    program.add_arguments(parser)
+    arguments = tool.parse(parser)
+    if not 1 <= arguments.seeds <= 10**4:
+        raise tool.ToolError(f"--seeds must be a positive whole number, not {arguments.seeds}")
+    if not 0 < arguments.target < 1e3:
+        raise tool.ToolError(f"--target must be a positive number, not {arguments.target:g}")
+    if not 1 <= arguments.shards <= get_fineweb.DATASETS["fineweb10B"][2]:
+        raise tool.ToolError(f"--shards: fineweb10B has 1 to {get_fineweb.DATASETS['fineweb10B'][2]} training files, "
+                             f"not {arguments.shards}")
+    program.require_arguments(arguments, OWNED, "record.sh")
+    return arguments
+
+
+class Record:
+    """What is run, where and how."""
+
+    def __init__(self, arguments):
+        self.arguments = arguments
+        self.program = program.Program(arguments.program, arguments.launcher)
+        tool.require_regular(arguments.deck)
+        self.overrides = list(arguments.override)
+        self.deck = self.resolve()
+        if arguments.data:
+            self.overrides += move_data(self.deck, arguments.data)
+            self.deck = self.resolve()
+        if self.deck["validation.tokens"] == 0 or not self.deck["data.validation"]:
+            raise tool.ToolError(f"{arguments.deck}: it has no validation, whose loss is compared with the target")
+        self.ranks = self.program.choose_ranks(arguments.ranks, self.deck["train.sequences"])
+        self.out = make_directory(arguments.out or pathlib.Path("outputs") / f"{arguments.deck.stem}_runs")
+
+    def resolve(self):
+        """The deck with every key, as the program prints it. Throws ToolError where it cannot be trained."""
+        plan = self.program.call("train", str(self.arguments.deck), *self.overrides, "--dry-run")
+        sections = [part for part in plan.split("\n\n") if part.startswith("[")]
+        return runs.flat(tool.need("tomllib").loads("\n".join(sections)))
+
+    def folder(self, seed):
+        return self.out / f"seed_{seed}"
+
+    def words(self, seed):
+        """Arguments of the program."""
+        return ("train", str(self.arguments.deck), *self.overrides, f"run.seed={seed}", f"run.name=seed_{seed}",
+                f"run.outputs={tool.toml_string(self.out)}")
+
+
+def make_directory(out):
+    """The absolute path of the directory of the result."""
+    if not str(out.absolute()).isprintable():
+        raise tool.ToolError("--out: the path of the directory has characters that cannot be seen")
+    with tool.using(out):
+        out.mkdir(parents=True, exist_ok=True)
+        return out.resolve()
+
+
+# --- Data -------------------------------------------------------------------------------------------------------------
+
+
+def move_data(deck, directory):
+    """Keys that replace the directory of whatever data the deck names."""
+    def moved(key):
+        return [os.path.join(program.pattern(directory), os.path.basename(path)) for path in deck[key]]
+
+    keys = [f"{key}=[{', '.join(map(tool.toml_string, moved(key)))}]" for key in ("data.train", "data.validation")]
+    if deck["data.prefix_table"]:
+        keys.append(f"data.prefix_table={tool.toml_string(directory / os.path.basename(deck['data.prefix_table']))}")
+    return keys
+
+
+def fineweb_directory(patterns, name):
+    """That of the one pattern which the file of FineWeb matches and may be fetched for, else None."""
+    if len(patterns) != 1 or not fnmatch.fnmatchcase(name, os.path.basename(patterns[0])):
+        return None
+    directory = os.path.dirname(patterns[0])
+    plain = re.sub(r"\\(.)", r"\1", directory)
+    return pathlib.Path(plain) if program.pattern(plain) == directory else None
+
+
+def count(directory, pattern):
+    """Files that match the pattern's last part."""
+    try:
+        return len(fnmatch.filter(os.listdir(directory), os.path.basename(pattern)))
+    except OSError:
+        return 0
+
+
+def fetch_missing(record):
+    """Fetches what the deck names of FineWeb and is not there. Of other data the program says what is wrong."""
+    deck, wanted = record.deck, record.arguments.shards
+    train, validation = deck["data.train"], deck["data.validation"]
+    directory = fineweb_directory(train, TRAIN)
+    if directory is None or fineweb_directory(validation, VALIDATION) != directory:
+        return
+    lacking = []
+    if count(directory, validation[0]) == 0:
+        lacking.append(VALIDATION)
+    if (there := count(directory, train[0])) < wanted:
+        lacking.append(f"{wanted - there} of {wanted} files {os.path.basename(train[0])}")
+    table = pathlib.Path(deck["data.prefix_table"] or os.devnull)
+    needs_table = table == directory / get_fineweb.TABLE_NAME and not os.path.lexists(table)
+    if needs_table:
+        lacking.append(get_fineweb.TABLE_NAME)
+    if not lacking:
+        return
+    what = f"{directory} lacks {', '.join(lacking)}"
+    tool.say(f"{what}: fetching")
+    words = ["--shards", str(wanted), "--out", str(directory), "--program", record.program.path]
+    try:
+        get_fineweb.get_all(get_fineweb.parse_arguments([*words, *(["--tokenizer"] if needs_table else [])]))
+    except tool.ToolError as error:
+        raise tool.ToolError(f"{what}, and {error}", error.code) from None
+
+
+# --- Runs -------------------------------------------------------------------------------------------------------------
+
+
+def read_summary(folder):
+    """Of a run that has made all its steps, else None."""
+    summary = runs.read_summary(folder) if folder.is_dir() else {}
+    return summary if summary.get("finished") and summary.get("final_val_loss") is not None else None
+
+
+def require_same(record, seed):
+    """A run that is there must be of this command. Throws ToolError."""
+    folder = record.folder(seed)
+    if not os.path.lexists(folder / "deck.toml"):
+        return
+    there = runs.read_deck(folder)
+    for key in sorted((record.deck.keys() | there.keys()) - set(OWNED)):
+        if record.deck.get(key) != there.get(key):
+            raise tool.ToolError(f"{folder} is a run with {key} = {text_of(there.get(key))}, not "
+                                 f"{text_of(record.deck.get(key))}: name another directory with --out")
+    summary = read_summary(folder)
+    if summary and summary.get("ranks") != record.ranks:
+        raise tool.ToolError(f"{folder} is a run on {text_of(summary.get('ranks'))} ranks, not {record.ranks}: give "
+                             "--ranks, or name another directory with --out")
+
+
+def text_of(value):
+    return "none" if value is None else json.dumps(value, default=str)
+
+
+def train(record, seed):
+    """Runs to the end, from wherever the run was interrupted. Throws ToolError."""
+    name, log = f"seed {seed} of {record.arguments.seeds}", record.folder(seed).with_suffix(".log")
+    if read_summary(record.folder(seed)):
+        tool.say(f"{name}: has finished")
+        return
+    tool.say(f"{name}: trains on {record.ranks} rank{'s' if record.ranks > 1 else ''}; {log}")
+    code = record.program.start(record.ranks, record.words(seed), log)
+    if code != 0:
+        why = "stopped early" if code == 75 else program.failure(code, log)
+        raise tool.ToolError(f"{record.folder(seed)}: {why}; the same command goes on from here", tool.NOT_DONE)
+    summary = read_summary(record.folder(seed))
+    if summary is None:
+        raise tool.ToolError(f"{record.folder(seed)}: the run has left no final validation loss", tool.NOT_DONE)
+    tool.say(f"{name}: validation loss {summary['final_val_loss']:.5f}, train time {summary['train_seconds']:.2f} s")
+
+
+# --- The result -------------------------------------------------------------------------------------------------------
+
+
+def judge(samples, target):
+    """Whether the bar holds, and the sentence that says so."""
+    mean = statistics.mean(sample.validation_loss for sample in samples)
+    bar = f"mean validation loss below {target:g} with p < {BAR:g}"
+    if len(samples) < 2:
+        return False, f"The record's bar does not hold ({bar}): one run has no p-value."
+    p_value = ensemble.p_value(samples, target)
+    holds = mean < target and p_value < BAR
+    return holds, f"The record's bar {'holds' if holds else 'does not hold'} ({bar}): {mean:.5f}, p = {p_value:.3g}."
+
+
+def result(record, samples):
+    arguments = record.arguments
+    losses = [sample.validation_loss for sample in samples]
+    several = len(samples) > 1
+    return {
+        "format": "nanorun record", "format_version": 1, "holds": judge(samples, arguments.target)[0],
+        "target": arguments.target, "mean_validation_loss": statistics.mean(losses),
+        "deviation": statistics.stdev(losses) if several else None,
+        "p_value": ensemble.p_value(samples, arguments.target) if several else None,
+        "mean_train_seconds": statistics.mean(sample.train_seconds for sample in samples),
+        "runs": [sample._asdict() for sample in samples], "deck": str(arguments.deck), "overrides": record.overrides,
+        "ranks": record.ranks, "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        "command": shlex.join(["record.sh", *sys.argv[1:]]),
+        "provenance": read_summary(record.folder(1)).get("provenance", {}),
+    }
+
+
+def main():
+    arguments = parse_arguments()
+    if arguments.seeds > 1:
+        t_test.distribution()  # before hours of training
+    record = Record(arguments)
+    seeds = range(1, arguments.seeds + 1)
+    for seed in seeds:
+        require_same(record, seed)
+    fetch_missing(record)
+    for seed in seeds:
+        train(record, seed)
+    samples = ensemble.read_runs([record.folder(seed) for seed in seeds])
+    holds, sentence = judge(samples, arguments.target)
+    text = f"{ensemble.table(samples, arguments.target)}\n\n{sentence}"
+    tool.replace(record.out / "record.json", json.dumps(result(record, samples), indent=2) + "\n")
+    tool.replace(record.out / "record.txt", text + "\n")
+    tool.say(f"\n{text}")
+    return 0 if holds else MISSED
+
+
+if __name__ == "__main__":
+    tool.run(main)
