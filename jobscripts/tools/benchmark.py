@@ -46,11 +46,9 @@ def parse_arguments():
     parser.add_argument("--efficiency", action="store_true", help="the same work on one rank too")
     parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path("outputs/benchmark"), metavar="DIR",
                         help="directory of the result and of the runs (default: %(default)s)")
-    program.add_arguments(parser)
-    arguments = tool.parse(parser)
+    arguments = program.parse(parser, OWNED, "the benchmark")
     if arguments.minutes is not None and not 0 < arguments.minutes <= 10**5:
         raise tool.ToolError(f"--minutes must be a positive number, not {arguments.minutes:g}")
-    program.require_arguments(arguments, OWNED, "the benchmark")
     return arguments
 
 

@@ -5,6 +5,7 @@ import os
 import pathlib
 import re
 import subprocess
+import sys
 
 import tool
 from study.launch import environment, find_launcher, find_program, run_to_end
@@ -23,20 +24,22 @@ def default_program():
     return next((str(place / "nanorun") for place in places if (place / "nanorun").exists()), "nanorun")
 
 
-def add_arguments(parser):
-    """Those that say what starts where. `require_arguments` checks them."""
+def parse(parser, owned, owner):
+    """The arguments of the command line, with those that say what starts where, and `override`, the keys of the deck
+    after "--", of which `owned` may not be given. Throws ToolError."""
     parser.add_argument("--ranks", type=int, metavar="N",
                         help="ranks (default: as many as there are GPUs or cores, and divide the sequences of a step)")
     parser.add_argument("--program", default=default_program(), metavar="PATH", help="nanorun (default: %(default)s)")
     parser.add_argument("--launcher", choices=LAUNCHERS, default="mpirun", help="what starts the ranks")
-    parser.add_argument("override", nargs="*", metavar="section.key=value", help="after --: keys of the deck")
-
-
-def require_arguments(arguments, owned, owner):
-    """`owned`: keys that may not be given. Throws ToolError."""
+    parser.epilog = "Keys of the deck may follow as -- section.key=value..."
+    words = sys.argv[1:]
+    end = words.index("--") if "--" in words else len(words)
+    arguments = tool.parse(parser, words[:end])
+    arguments.override = words[end + 1:]
     if arguments.ranks is not None and not 1 <= arguments.ranks <= 10**6:
         raise tool.ToolError(f"--ranks must be a positive whole number, not {arguments.ranks}")
     require_overrides(arguments.override, "after --", owned, owner)
+    return arguments
 
 
 def require_overrides(overrides, where, owned, owner):

@@ -27,6 +27,7 @@ import tool
 
 BAR = 0.01  # of the p-value
 MISSED = 3  # exit code
+STOPPED = 75  # exit code of the program
 OWNED = ("run.name", "run.seed", "run.outputs")
 TRAIN, VALIDATION = "fineweb_train_000001.h5", "fineweb_val_000000.h5"
 
@@ -43,8 +44,7 @@ def parse_arguments():
                              "records)")
     parser.add_argument("--out", type=pathlib.Path, metavar="DIR",
                         help="directory of the result and of the runs (default: outputs/DECK_runs)")
-    program.add_arguments(parser)
-    arguments = tool.parse(parser)
+    arguments = program.parse(parser, OWNED, "record.sh")
     if not 1 <= arguments.seeds <= 10**4:
         raise tool.ToolError(f"--seeds must be a positive whole number, not {arguments.seeds}")
     if not 0 < arguments.target < 1e3:
@@ -52,7 +52,6 @@ def parse_arguments():
     if not 1 <= arguments.shards <= get_fineweb.DATASETS["fineweb10B"][2]:
         raise tool.ToolError(f"--shards: fineweb10B has 1 to {get_fineweb.DATASETS['fineweb10B'][2]} training files, "
                              f"not {arguments.shards}")
-    program.require_arguments(arguments, OWNED, "record.sh")
     return arguments
 
 
@@ -92,7 +91,7 @@ def make_directory(out):
     """The absolute path of the directory of the result."""
     if not str(out.absolute()).isprintable():
         raise tool.ToolError("--out: the path of the directory has characters that cannot be seen")
-    with tool.using(out):
+    with tool.using(f"--out: {out}"):
         out.mkdir(parents=True, exist_ok=True)
         return out.resolve()
 
@@ -176,7 +175,7 @@ def require_same(record, seed):
                                  f"{text_of(record.deck.get(key))}: name another directory with --out")
     summary = read_summary(folder)
     if summary and summary.get("ranks") != record.ranks:
-        raise tool.ToolError(f"{folder} is a run on {text_of(summary.get('ranks'))} ranks, not {record.ranks}: give "
+        raise tool.ToolError(f"{folder} is a run with ranks = {text_of(summary.get('ranks'))}, not {record.ranks}: give "
                              "--ranks, or name another directory with --out")
 
 
@@ -193,8 +192,8 @@ def train(record, seed):
     tool.say(f"{name}: trains on {record.ranks} rank{'s' if record.ranks > 1 else ''}; {log}")
     code = record.program.start(record.ranks, record.words(seed), log)
     if code != 0:
-        why = "stopped early" if code == 75 else program.failure(code, log)
-        raise tool.ToolError(f"{record.folder(seed)}: {why}; the same command goes on from here", tool.NOT_DONE)
+        why = "stopped early; the same command continues it" if code == STOPPED else program.failure(code, log)
+        raise tool.ToolError(f"{record.folder(seed)}: {why}", tool.NOT_DONE)
     summary = read_summary(record.folder(seed))
     if summary is None:
         raise tool.ToolError(f"{record.folder(seed)}: the run has left no final validation loss", tool.NOT_DONE)
