@@ -163,14 +163,19 @@ def read_summary(folder):
     return summary if summary.get("finished") and summary.get("final_val_loss") is not None else None
 
 
+def changes_training(key):
+    """Or its time; else it may be another whenever a run goes on."""
+    return not key.startswith(("run.", "stop.", "checkpoint.")) or key == "checkpoint.weights"
+
+
 def require_same(record, seed):
     """A run that is there must be of this command. Throws ToolError."""
     folder = record.folder(seed)
     if not os.path.lexists(folder / "deck.toml"):
         return
     there = runs.read_deck(folder)
-    for key in sorted((record.deck.keys() | there.keys()) - set(OWNED)):
-        if record.deck.get(key) != there.get(key):
+    for key in sorted(record.deck.keys() | there.keys()):
+        if changes_training(key) and record.deck.get(key) != there.get(key):
             raise tool.ToolError(f"{folder} is a run with {key} = {text_of(there.get(key))}, not "
                                  f"{text_of(record.deck.get(key))}: name another directory with --out")
     summary = read_summary(folder)

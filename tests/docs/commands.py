@@ -24,6 +24,7 @@ import compare  # noqa: E402
 import ensemble  # noqa: E402
 import get_fineweb  # noqa: E402
 import plot_run  # noqa: E402
+import record  # noqa: E402
 import scaling_study  # noqa: E402
 import small_run  # noqa: E402
 import sweep  # noqa: E402
@@ -185,6 +186,13 @@ def fineweb(words):
         require_nanorun(arguments.program)
 
 
+def repeat_record(words):
+    arguments = parsed(record, words)
+    if "--program" in words:
+        require_nanorun(arguments.program)
+    dry_run(["train", str(arguments.deck), *arguments.override], arguments.ranks or 1)
+
+
 def check_sweep(path):
     """Every task is one that can be trained."""
     with contextlib.chdir(ROOT):
@@ -222,7 +230,8 @@ def jobscript(words):
     tools = {"ensemble.py": lambda: parsed(ensemble, words), "plot_run.py": lambda: parsed(plot_run, words),
              "scaling_study.py": lambda: scaling(words), "measure_node.sh": lambda: with_program(words),
              "benchmark.sh": lambda: with_program(words), "benchmark.sbatch": lambda: sbatch(["sbatch", *words]),
-             "compare.py": lambda: parsed(compare, words), "watch.py": lambda: parsed(watch, words),
+             "record.sh": lambda: repeat_record(words), "compare.py": lambda: parsed(compare, words),
+             "watch.py": lambda: parsed(watch, words),
              "sweep.py": lambda: check_sweep(parsed(sweep, words).sweep), "get_fineweb.py": lambda: fineweb(words),
              "sweep.sbatch": lambda: sbatch(["sbatch", *words]), "train.sbatch": lambda: sbatch(["sbatch", *words]),
              "ensemble.sbatch": lambda: sbatch(["sbatch", *words]), "test.sh": lambda: test_script(path, words)}

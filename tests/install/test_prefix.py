@@ -65,7 +65,7 @@ class Prefix(unittest.TestCase):
                 self.assertIn(str(self.prefix.resolve() / "bin" / "nanorun"), job.stdout.splitlines())
 
     def test_tools_start(self):
-        for tool in ("plot_run.py", "ensemble.py", "scaling_study.py", "benchmark.py"):
+        for tool in ("plot_run.py", "ensemble.py", "scaling_study.py", "benchmark.py", "record.py"):
             command = [self.prefix / "share" / "nanorun" / "jobscripts" / "tools" / tool, "--help"]
             job = subprocess.run([sys.executable, "-B", *command], cwd=self.elsewhere, capture_output=True, text=True)
             self.assertEqual((job.returncode, job.stderr), (0, ""))

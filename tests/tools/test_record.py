@@ -1,0 +1,188 @@
+"""jobscripts/record.sh: real runs of a small deck with several seeds, and the verdict on them."""
+
+import contextlib
+import io
+import json
+import os
+import statistics
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from unittest import mock
+
+from support import ROOT, ToolTest, small_run
+from test_get_fineweb import FIRST, VALIDATION, Server, bin_file
+
+import ensemble
+import record
+import tool
+
+SCRIPT = ROOT / "jobscripts" / "record.sh"
+SHORT = "train.steps=6"
+
+
+class RecordTest(ToolTest):
+    def setUp(self):
+        super().setUp()
+        small_run.write_deck(self.folder)
+        self.variables = {"PATH": f"{Path(small_run.MPIRUN).parent}{os.pathsep}{os.environ['PATH']}"}
+
+    def record(self, *arguments, deck="deck.toml", code=0):
+        """Exit code is `code`; returns standard output and standard error."""
+        job = subprocess.run([SCRIPT, deck, "--program", small_run.PROGRAM, *map(str, arguments)], text=True,
+                             stdin=subprocess.DEVNULL, capture_output=True, env=os.environ | self.variables,
+                             timeout=120)
+        self.assertEqual(job.returncode, code, job.stdout + job.stderr)
+        return job.stdout, job.stderr
+
+    def refuse(self, *arguments, names, deck="deck.toml"):
+        """Within this process: what is wrong is named before anything is trained."""
+        words = ["record.sh", str(deck), "--program", small_run.PROGRAM, *map(str, arguments)]
+        with mock.patch.object(sys, "argv", words), mock.patch.dict(os.environ, self.variables):
+            with contextlib.redirect_stdout(io.StringIO()) as said, self.assertRaises(tool.ToolError) as caught:
+                record.main()
+        self.assertEqual((said.getvalue(), caught.exception.code), ("", tool.WRONG))
+        self.assertIn(names, str(caught.exception))
+
+    def summaries(self, seeds, out="outputs/deck_runs"):
+        return [json.loads(Path(out, f"seed_{seed}", "summary.json").read_text()) for seed in seeds]
+
+
+class Runs(RecordTest):
+    def setUp(self):
+        super().setUp()
+        small_run.write_data(self.folder)
+
+    def test_seeds_and_verdict(self):
+        """The second command makes the third run alone."""
+        out = Path("outputs/deck_runs")
+        said, _ = self.record("--seeds", 2, "--ranks", 1, "--target", 0.5, "--", SHORT, code=record.MISSED)
+        self.assertRegex(said, r"\nThe record's bar does not hold \(mean validation loss below 0\.5 with p < 0\.01\): ")
+        first = [(out / f"seed_{seed}.log").stat().st_mtime_ns for seed in (1, 2)]
+        said, _ = self.record("--seeds", 3, "--ranks", 1, "--target", 9, "--", SHORT)
+        self.assertRegex(said, r"^seed 1 of 3: has finished\nseed 2 of 3: has finished\nseed 3 of 3: trains on 1 rank;")
+        self.assertEqual([(out / f"seed_{seed}.log").stat().st_mtime_ns for seed in (1, 2)], first)
+
+        losses, seconds = zip(*((run["final_val_loss"], run["train_seconds"]) for run in self.summaries((1, 2, 3))))
+        self.assertEqual(len(set(losses)), 3)
+        found = json.loads((out / "record.json").read_text())
+        self.assertEqual((found["holds"], found["target"], found["ranks"], found["overrides"]), (True, 9, 1, [SHORT]))
+        self.assertEqual([run["validation_loss"] for run in found["runs"]], list(losses))
+        self.assertEqual((found["mean_validation_loss"], found["deviation"], found["mean_train_seconds"]),
+                         (statistics.mean(losses), statistics.stdev(losses), statistics.mean(seconds)))
+        table = (out / "record.txt").read_text()
+        self.assertTrue(said.endswith(table), said)
+        self.assertIn(f"     mean  {'':8}  ", table)
+        self.assertRegex(table, rf"\n +3 +6 .* {losses[2]:.5f} +{seconds[2]:.2f} s\n")
+        self.assertRegex(table, r"\nThe record's bar holds \(.*\): [0-9.]+, p = [0-9.e-]+\.\n$")
+
+        for words, names in ((("--ranks", 1, "--", "train.steps=7"), "deck_runs/seed_1 is a run with train.steps = 6"),
+                             (("--ranks", 2, "--", SHORT), "deck_runs/seed_1 is a run with ranks = 1, not 2")):
+            self.refuse("--seeds", 3, *words, names=names)
+
+    def test_a_run_that_was_stopped_goes_on(self):
+        words = ("--seeds", 1, "--ranks", 1, "--out", "it's [a]", "--", SHORT)
+        _, error = self.record(*words, "stop.step=4", code=1)
+        self.assertRegex(error, r"^record\.py: .*/it's \[a\]/seed_1: stopped early; the same command continues it\n$")
+        said, _ = self.record(*words, code=record.MISSED)
+        self.assertIn("restarted from the checkpoint of step 4", Path("it's [a]/seed_1/log.txt").read_text())
+        self.assertEqual([run["steps"] for run in self.summaries([1], "it's [a]")], [6])
+        self.assertTrue(said.endswith(": one run has no p-value.\n"), said)
+
+    def test_a_run_that_fails_ends_the_command(self):
+        said, error = self.record("--seeds", 2, "--ranks", 1, "--", "optimizer.lr_head=1e30", code=1)
+        self.assertRegex(error, r"^record\.py: .*/seed_1: exit code 5: nanorun: .*\n$")
+        self.assertNotIn("seed 2", said)
+
+    def test_data_elsewhere(self):
+        Path("a [b]").mkdir()
+        Path("data.h5").rename("a [b]/data.h5")
+        self.record("--seeds", 1, "--ranks", 1, "--data", "a [b]", "--", SHORT, code=record.MISSED)
+        _, error = self.record("--seeds", 1, "--ranks", 1, "--out", "x", "--", SHORT, code=1)
+        self.assertRegex(error, r"^record\.py: .*/x/seed_1: exit code 3: nanorun: data\.h5: no such file\n$")
+
+
+class Fetching(RecordTest):
+    def setUp(self):
+        super().setUp()
+        text = small_run.DECK.replace('train = ["data.h5"]', 'train = ["data/fineweb_train_*.h5"]')
+        text = text.replace('validation = ["data.h5"]', 'validation = ["data/fineweb_val_*.h5"]')
+        Path("deck.toml").write_text(text.replace("vocabulary = 257", "vocabulary = 50257"))
+        Path("modules").mkdir()
+        Path("modules/huggingface_hub.py").write_text("raise ImportError\n")
+        self.server = Server()
+        thread = threading.Thread(target=self.server.serve_forever, args=(0.01,))
+        thread.start()
+        self.addCleanup(thread.join)
+        self.addCleanup(self.server.server_close)
+        self.addCleanup(self.server.shutdown)
+        self.server.files = {f"{VALIDATION}.bin": bin_file(3000, 1)}
+        self.variables |= {"HF_ENDPOINT": f"http://127.0.0.1:{self.server.server_address[1]}",
+                           "no_proxy": "127.0.0.1", "PYTHONPATH": str(self.folder / "modules")}
+
+    def test_what_is_missing_is_fetched(self):
+        words = ("--seeds", 1, "--shards", 1, "--ranks", 1, "--data", "tokens", "--", "train.steps=2")
+        said, error = self.record(*words, code=2)
+        self.assertRegex(error, rf"^record\.py: tokens lacks {VALIDATION}\.h5, 1 of 1 files fineweb_train_\*\.h5, and "
+                                rf"http:.*/{FIRST}\.bin: the server says 404 .*\n$")
+        self.server.files[f"{FIRST}.bin"] = bin_file(5000, 2)
+        said, _ = self.record(*words, code=record.MISSED)
+        self.assertRegex(said, r"^tokens lacks 1 of 1 files fineweb_train_\*\.h5: fetching\n")
+        self.assertEqual([name for name, _ in self.server.asked].count(f"{VALIDATION}.bin"), 1)
+        self.server.asked.clear()
+        self.record(*words, code=record.MISSED)
+        self.assertEqual(self.server.asked, [])
+
+    def test_the_table_of_the_tokenizer(self):
+        _, error = self.record("--seeds", 1, "--ranks", 1, deck=ROOT / "inputs" / "record89.toml", code=2)
+        self.assertRegex(error, r"^record\.py: data lacks .*, vocab\.bpe, and http:.*/merges\.txt: the server says 404")
+
+    def test_other_data_are_not_fetched(self):
+        for patterns, name, directory in ((["data/fineweb_train_*.h5"], FIRST, "data"), (["*.h5"], FIRST, "."),
+                                          (["a \\[b\\]/fineweb_train_*.h5"], FIRST, "a [b]"),
+                                          (["data/books_*.h5"], FIRST, None), (["d*/fineweb_train_*.h5"], FIRST, None),
+                                          (["a/fineweb_train_*.h5", "b/fineweb_train_*.h5"], FIRST, None),
+                                          (["data/fineweb_train_*.bin"], FIRST, None)):
+            with self.subTest(patterns=patterns):
+                self.assertEqual(record.fineweb_directory(patterns, f"{name}.h5"), directory and Path(directory))
+
+
+class Arguments(RecordTest):
+    def test_wrong_arguments(self):
+        Path("file").touch()
+        wrong = [(["--seeds", 0], "--seeds must be"), (["--seeds", 2, "--ranks", 0], "--ranks must be"),
+                 (["--seeds", 2, "--target", "nan"], "--target must be"), (["--seeds", 2, "--shards", 104], "--shards: "),
+                 (["--seeds", 2, "--program", "none"], "none: no such program"),
+                 (["--seeds", 2, "--out", "file"], "--out: file: "),
+                 (["--seeds", 2, "--ranks", 3], "the 4 sequences of a step cannot be divided among 3 ranks"),
+                 (["--seeds", 2, "--", "run.seed=9"], "run.seed is set by record.sh itself"),
+                 (["--seeds", 2, "--", "x"], "after --: \"x\" is not of the form section.key="),
+                 (["--seeds", 2, "--", "model.wide=1"], "model.wide"),
+                 (["--seeds", 2, "--", "validation.tokens=0"], "deck.toml: it has no validation")]
+        for arguments, names in wrong:
+            with self.subTest(arguments=arguments):
+                self.refuse(*arguments, names=names)
+        self.refuse("--seeds", 2, names="none.toml: No such file", deck="none.toml")
+
+
+class Verdict(RecordTest):
+    def judge(self, *losses, target=3.28):
+        return record.judge([ensemble.Sample(seed, 9, loss, loss, 1.0) for seed, loss in enumerate(losses)], target)
+
+    def test_the_bar(self):
+        """Losses with a deviation of 0.01: the 0.99 quantile for two degrees of freedom is 6.964557."""
+        reach = 6.964557 * 0.01 / 3**0.5
+        for target, holds in ((3.27 + reach + 1e-5, True), (3.27 + reach - 1e-5, False), (3.26, False)):
+            found, said = self.judge(3.26, 3.27, 3.28, target=target)
+            self.assertEqual((found, " holds (" in said), (holds, holds), said)
+        self.assertEqual(self.judge(3.0)[0], False)
+
+    def test_keys_of_a_start_may_change(self):
+        kept = ("train.steps", "comm.transport", "checkpoint.weights", "stage")
+        free = ("run.log_every", "stop.step", "checkpoint.every")
+        self.assertEqual([key for key in (*kept, *free) if record.changes_training(key)], list(kept))
+
+
+if __name__ == "__main__":
+    small_run.main()
