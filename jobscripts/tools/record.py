@@ -38,7 +38,7 @@ def parse_arguments():
     parser.add_argument("--seeds", type=int, required=True, metavar="N", help="runs, with run.seed = 1 to N")
     parser.add_argument("--target", type=float, default=3.28, help="validation loss to reach (default: %(default)s)")
     parser.add_argument("--data", type=pathlib.Path, metavar="DIR",
-                        help="directory of the tokens and of the tokenizer's table (default: those that the deck names)")
+                        help="directory of the tokens and of the tokenizer's table (default: what the deck names)")
     parser.add_argument("--shards", type=int, default=8, metavar="N",
                         help="FineWeb's training files: fewer are completed (default: %(default)s, enough for the "
                              "records)")
@@ -46,7 +46,7 @@ def parse_arguments():
                         help="directory of the result and of the runs (default: outputs/DECK_runs)")
     arguments = program.parse(parser, OWNED, "record.sh")
     if not 1 <= arguments.seeds <= 10**4:
-        raise tool.ToolError(f"--seeds must be a positive whole number, not {arguments.seeds}")
+        raise tool.ToolError(f"--seeds must be a whole number from 1 to 10000, not {arguments.seeds}")
     if not 0 < arguments.target < 1e3:
         raise tool.ToolError(f"--target must be a positive number, not {arguments.target:g}")
     if not 1 <= arguments.shards <= get_fineweb.DATASETS["fineweb10B"][2]:
@@ -164,7 +164,7 @@ def read_summary(folder):
 
 
 def changes_training(key):
-    """Or its time; else it may be another whenever a run goes on."""
+    """Or the time of its steps. The other keys may differ whenever a run goes on."""
     return not key.startswith(("run.", "stop.", "checkpoint.")) or key == "checkpoint.weights"
 
 
@@ -180,8 +180,8 @@ def require_same(record, seed):
                                  f"{text_of(record.deck.get(key))}: name another directory with --out")
     summary = read_summary(folder)
     if summary and summary.get("ranks") != record.ranks:
-        raise tool.ToolError(f"{folder} is a run with ranks = {text_of(summary.get('ranks'))}, not {record.ranks}: give "
-                             "--ranks, or name another directory with --out")
+        raise tool.ToolError(f"{folder} is a run with ranks = {text_of(summary.get('ranks'))}, not {record.ranks}: "
+                             "give --ranks, or name another directory with --out")
 
 
 def text_of(value):

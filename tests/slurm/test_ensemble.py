@@ -55,7 +55,8 @@ class Runs(unittest.TestCase):
 
     def test_table(self):
         """The losses 3.2, 3.3 and 3.4 lie 0.1 / sqrt(3) 0.95 quantiles below the target."""
-        runs = [ensemble.Sample(seed, 9, loss + 0.01, loss, 100 * seed) for seed, loss in ((1, 3.2), (2, 3.3), (3, 3.4))]
+        runs = [ensemble.Sample(seed, 9, loss + 0.01, loss, 100 * seed)
+                for seed, loss in ((1, 3.2), (2, 3.3), (3, 3.4))]
         text = ensemble.table(runs, 3.3 + 2.919986 * 0.1 / 3**0.5)
         self.assertEqual(text.splitlines()[4:6], ["     mean                  3.31000          3.30000      200.00 s",
                                                   "deviation                  0.10000          0.10000      100.00 s"])

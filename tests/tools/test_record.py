@@ -152,7 +152,8 @@ class Arguments(RecordTest):
     def test_wrong_arguments(self):
         Path("file").touch()
         wrong = [(["--seeds", 0], "--seeds must be"), (["--seeds", 2, "--ranks", 0], "--ranks must be"),
-                 (["--seeds", 2, "--target", "nan"], "--target must be"), (["--seeds", 2, "--shards", 104], "--shards: "),
+                 (["--seeds", 2, "--target", "nan"], "--target must be"),
+                 (["--seeds", 2, "--shards", 104], "--shards: "),
                  (["--seeds", 2, "--program", "none"], "none: no such program"),
                  (["--seeds", 2, "--out", "file"], "--out: file: "),
                  (["--seeds", 2, "--ranks", 3], "the 4 sequences of a step cannot be divided among 3 ranks"),
