@@ -95,12 +95,12 @@ class Program:
 
     def choose_ranks(self, wanted, sequences):
         """Of a step with so many sequences. Throws ToolError."""
-        divisors = [n for n in range(1, sequences + 1) if sequences % n == 0]
         if wanted is None:
-            return max(n for n in divisors if n <= max(1, self.devices))
-        if wanted not in divisors:
+            return max(n for n in range(1, max(1, min(self.devices, sequences)) + 1) if sequences % n == 0)
+        if sequences % wanted:
+            divisors = ", ".join(str(n) for n in range(1, sequences + 1) if sequences % n == 0)
             raise tool.ToolError(f"--ranks: the {sequences} sequences of a step cannot be divided among {wanted} "
-                                 f"ranks; numbers of ranks that divide them: {', '.join(map(str, divisors))}")
+                                 f"ranks; numbers of ranks that divide them: {divisors}")
         return wanted
 
 
