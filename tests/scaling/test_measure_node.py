@@ -6,6 +6,7 @@ import re
 import shutil
 import signal
 import subprocess
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -17,6 +18,30 @@ import measure_node
 SCRIPT = ROOT / "jobscripts" / "measure_node.sh"
 PASSING = "#!/usr/bin/env bash\n[[ $1 == --gtest_color=no ]] && echo '[  PASSED  ] 3 tests.'\n"
 FAILING = "#!/usr/bin/env bash\necho 'nanorun: ranks | differ' >&2\nexit 9\n"
+STAGES = """
+extension_steps = 6
+untie_step = 49
+[[stage]]
+share = 0.5
+length = 128
+short_window = 16
+long_window = 48
+targets = [1, 0.5]
+prefix = 0.25
+[[stage]]
+share = 0.5
+length = 256
+short_window = 32
+long_window = 96
+[[stage]]
+share = 0
+length = 256
+short_window = 48
+long_window = 128
+[optimizer]
+adam_period = 2
+muon_momentum_cooldown = 10
+"""
 # Ranks leave the cores to other tests while they wait.
 SHARED_CORES = {"OMPI_MCA_mpi_yield_when_idle": "1", "OMPI_MCA_hwloc_base_binding_policy": "none"}
 
@@ -43,6 +68,13 @@ class MeasureNode(ScalingTest):
         self.program.symlink_to(small_run.PROGRAM)
         self.path = f"{Path(small_run.MPIRUN).parent}{os.pathsep}{os.environ['PATH']}"
 
+    def write_staged(self):
+        """staged.toml: the small deck with a tied head and stages, which name a table of prefixes."""
+        deck = Path("deck.toml").read_text().replace("layers = 4", "layers = 4\ntied_head = true")
+        deck = deck.replace("first = 128\nlast = 256", 'kind = "tokens_before"').replace("steps = 12", "steps = 100")
+        deck = deck.replace('end = "wrap"', 'end = "wrap"\nprefix_table = "data/vocab.bpe"')
+        Path("staged.toml").write_text(deck.replace("sequences = 4\nlength = 256\n", f"sequences = 4{STAGES}"))
+
     def stub(self, name, text):
         path = self.folder / "bin" / name
         path.write_text(text)
@@ -57,12 +89,15 @@ class MeasureNode(ScalingTest):
         return job.stdout, job.stderr
 
     def rows(self, table):
-        """Cells by heading of each row, by part, run and ranks."""
-        lines = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()
-                 if line.startswith("|")]
-        heading, _, *lines = lines
+        """Cells by heading of each row, by deck, part, run and ranks."""
+        return {tuple(row.values())[:4]: row for row in self.cells(table.partition("\n## ")[0])}
+
+    def cells(self, table):
+        """Cells by heading of each row."""
+        heading, _, *lines = [[cell.strip() for cell in line[1:-1].split("|")] for line in table.splitlines()
+                              if line.startswith("|")]
         self.assertEqual({len(line) for line in lines}, {len(heading)})
-        return {tuple(line[:3]): dict(zip(heading, line)) for line in lines}
+        return [dict(zip(heading, line)) for line in lines]
 
     def test_a_node(self):
         self.stub("test_rank_count", FAILING)
@@ -70,23 +105,24 @@ class MeasureNode(ScalingTest):
         table, _ = self.measure("--gpus", 3, "--steps", 6, "--only", "windows,losses,nccl,strong,faults", code=1)
         self.assertEqual(table.rstrip("\n"), Path("out/table.md").read_text().rstrip("\n"))
         rows = self.rows(table)
-        trained = [("windows", f"window{w}", n) for n in "12" for w in (128, 896, 1792)]
-        trained += [("losses", "loss", n) for n in "12"] + [("nccl", "nccl", "2")]
+        trained = [("windows", "weak", n) for n in "12"]
+        trained += [("losses", "strong", n) for n in "12"] + [("nccl", "nccl", "2")]
         trained += [("strong", f"ranks{n}_repeat1", n) for n in "12"]
         for key in trained:
             with self.subTest(key=key):
-                row = rows[key]
+                row = rows["deck", *key]
                 self.assertEqual((row["result"], row["steps"]), ("ok", "15" if key[0] == "nccl" else "6"))
-                self.assertGreater(float(row["ms/step"]), 0)
+                self.assertEqual(row["ms/step"] != "", key[0] != "windows")
                 self.assertGreater(float(row["training loss"]), 0)
                 self.assertEqual(row["validation loss"] != "", key[0] == "losses")
-        self.assertTrue(rows["faults", "test_rank_count", "2"]["result"].startswith(
+        self.assertTrue(rows["", "faults", "test_rank_count", "2"]["result"].startswith(
             "FAILED (9): nanorun: ranks / differ"), table)
-        self.assertEqual(rows["faults", "test_tensor_comm", "2"]["result"], "3 passed")
-        self.assertEqual(rows["strong", "report", ""]["result"], "ok")
-        self.assertTrue(Path("out/report/strong/report.html").is_file())
-        self.assertRegex(Path("out/report/strong/ranks2_repeat1/log.txt").read_text(), "window  896")
-        self.assertRegex(table, r"strong scaling, efficiency: 100.0 % on 1, [0-9.]+ % on 2")
+        self.assertEqual(rows["", "faults", "test_tensor_comm", "2"]["result"], "3 passed")
+        self.assertEqual(rows["deck", "strong", "report", ""]["result"], "ok")
+        self.assertTrue(Path("out/report/deck/strong/report.html").is_file())
+        self.assertRegex(Path("out/report/deck/strong/ranks2_repeat1/log.txt").read_text(), "window  896")
+        self.assertRegex(table, r"deck strong, efficiency: 100.0 % on 1, [0-9.]+ % on 2")
+        self.assertRegex(table, r"deck strong, error of the model, .*: [+-][0-9.]+ % on 1, [+-][0-9.]+ % on 2")
         self.check_figures(json.loads(Path("out/node.json").read_text()))
         _, said = self.measure("--gpus", 2, code=2)
         self.assertEqual(said.count("\n"), 1)
@@ -94,37 +130,95 @@ class MeasureNode(ScalingTest):
 
     def check_figures(self, node):
         """node.json against what the runs have left."""
-        self.assertLess(node["relative_spread"]["training_loss"], 1e-5)
-        self.assertLess(node["relative_spread"]["validation_loss"], 1e-5)
+        losses, = [one for one in node["scaling"] if one["part"] == "losses"]
+        self.assertLess(losses["relative_spread"]["training_loss"], 1e-5)
+        self.assertLess(losses["relative_spread"]["validation_loss"], 1e-5)
         self.assertEqual(node["facts"]["measured"], "1 2 ranks")
-        run, = [run for run in node["runs"] if run["run"] == "window896" and run["ranks"] == 2]
-        folder = Path("out/runs/windows.window896.2")
+        run, = [run for run in node["runs"] if run["part"] == "nccl"]
+        folder = Path("out/runs/deck.nccl.nccl.2")
         summary = json.loads((folder / "summary.json").read_text())
         self.assertEqual(run["tokens_per_second"], summary["tokens_per_second"])
+        self.assertEqual(run["training_seconds"], summary["train_seconds"])
         self.assertEqual(run["memory_bytes"], summary["peak_memory_bytes"])
-        steps = re.findall(r"^step .* ([0-9.]+) ms/step", (folder / "log.txt").read_text(), re.MULTILINE)
-        times = sorted(map(float, steps[1:]))
-        self.assertEqual((len(times), run["step_ms"]), (5, times[2]))
+        times = sorted(step["ms"] for step in self.steps_of(folder)[3:])
+        self.assertEqual((len(times), run["step_ms"]), (12, (times[5] + times[6]) / 2))
         self.assertRegex((folder / "log.txt").read_text(), "window  896")
+        windows = [[stage["window"] for stage in run["stages"]] for run in node["runs"] if run["part"] == "windows"]
+        self.assertEqual(windows, [[128, 896, 1792]] * 2)
+
+    def steps_of(self, folder):
+        lines = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
+        return [line for line in lines if "loss" in line]
+
+    def test_two_decks(self):
+        """Each part of its kind of decks, by stages."""
+        self.write_staged()
+        table, _ = self.measure("--deck", "staged.toml", "--gpus", 2, "--steps", 20, "--only",
+                                "windows,stages,nccl,whole")
+        rows = self.rows(table)
+        self.assertEqual(list(rows), [
+            *(("staged", "stages", kind, n) for kind in ("weak", "strong") for n in "12"),
+            *(("deck", "windows", "weak", n) for n in "12"),
+            ("deck", "whole", "12_of_12_steps", "2"), ("staged", "whole", "100_of_100_steps", "2"),
+            ("deck", "nccl", "nccl", "2"), ("staged", "nccl", "nccl", "2")])
+        self.assertEqual({row["result"] for row in rows.values()}, {"ok"}, table)
+        steps = {(row["run"], row["ranks"], row["stage"]): row for row in self.cells(table.partition("\n## ")[2])
+                 if row["part"] == "stages"}
+        self.assertEqual(len(steps), 12)
+        for (run, ranks, stage), row in steps.items():
+            window, length = {"1": ("48", 128), "2": ("96", 256), "3": ("128", 256)}[stage]
+            tokens = length * (8 if run == "strong" else int(ranks))
+            self.assertEqual((row["window"], row["tokens"], row["steps"]),
+                             (window, str(tokens), "2" if stage == "3" else "9"))
+            self.assertEqual(row["hidden"], "0%" if ranks == "2" else "")
+        self.check_stages(json.loads(Path("out/node.json").read_text()))
+        self.assertRegex(table, r"staged stages strong, stage 2 with window 96, efficiency: 100.0 % on 1, .* % on 2\n")
+        self.assertRegex(table, r"staged stages strong, relative spread of training loss over rank counts: .*e-")
+        deck = Path("out/runs/staged.stages.weak.2/deck.toml").read_text()
+        for line in ("steps = 20", "extension_steps = 2", "untie_step = 9", "muon_momentum_cooldown = 2",
+                     'prefix_table = ""'):
+            self.assertIn(f"\n{line}  #", deck)
+
+    def check_stages(self, node):
+        """Medians and phases of node.json against metrics.jsonl and trace.h5."""
+        import h5py
+
+        run, = [run for run in node["runs"] if run["part"] == "stages" and run["run"] == "weak" and run["ranks"] == 2]
+        folder = Path("out/runs/staged.stages.weak.2")
+        second = [step["ms"] for step in self.steps_of(folder)][9:18]
+        self.assertEqual(run["stages"][1]["step_ms"], sum(sorted(second[1:])[3:5]) / 2)
+        with h5py.File(folder / "trace.h5") as file:
+            phases, seconds = file.attrs["phases"].decode().split(","), file["seconds"][...]
+        times = (seconds[10:18].sum(axis=2) - seconds[10:18, :, phases.index("output")]).max(axis=1)
+        middle = sorted(sorted(range(8), key=lambda i: times[i])[2:6])
+        backward = seconds[10:18][middle][:, :, phases.index("backward")].mean() * 1e3
+        self.assertAlmostEqual(run["stages"][1]["phases_ms"]["backward"], backward, places=9)
 
     def test_budget(self):
         table, _ = self.measure("--gpus", 2, "--minutes", 1, "--steps", 400, "--only", "windows,losses")
         rows = self.rows(table)
         self.assertEqual([row["result"].split(",")[0] for row in rows.values()],
-                         ["skipped: needs about 252 s", "skipped: needs about 404 s"])
+                         ["skipped: needs about 82 s", "skipped: needs about 402 s"])
         self.assertEqual(list(Path("out/runs").iterdir()), [])
 
     def test_whole_schedule(self):
         deck = Path("deck.toml")
         deck.write_text(deck.read_text().replace("steps = 12", "steps = 2000").replace("length = 256", "length = 128"))
         table, _ = self.measure("--gpus", 2, "--minutes", 1, "--only", "whole")
-        (_, run, _), row = next(iter(self.rows(table).items()))
-        self.assertRegex(run, r"^shortened_to_1[0-2]\d_of_2000_steps$")
+        (*_, run, _), row = next(iter(self.rows(table).items()))
+        self.assertRegex(run, r"^shortened_to_1[0-3]\d_of_2000_steps$")
         self.assertEqual((row["result"], row["steps"]), ("ok", run.split("_")[2]))
         self.assertGreater(float(row["validation loss"]), 0)
         deck.write_text(deck.read_text().replace("steps = 2000", "steps = 12"))
-        table, _ = self.measure("--gpus", 2, "--only", "nccl", "--whole", "--out", "other", "--steps", 2)
-        self.assertEqual([key[:2] for key in self.rows(table)], [("nccl", "nccl"), ("whole", "12_of_12_steps")])
+        table, _ = self.measure("--gpus", 2, "--only", "nccl,whole", "--out", "other", "--steps", 2)
+        self.assertEqual([key[1:3] for key in self.rows(table)], [("whole", "12_of_12_steps"), ("nccl", "nccl")])
+
+    def test_long_schedule_waits(self):
+        """For the other parts, where it takes more than a third of the time."""
+        deck = Path("deck.toml")
+        deck.write_text(deck.read_text().replace("steps = 12", "steps = 70"))
+        table, _ = self.measure("--gpus", 2, "--minutes", 1, "--steps", 2, "--only", "nccl,whole")
+        self.assertEqual([key[1:3] for key in self.rows(table)], [("nccl", "nccl"), ("whole", "70_of_70_steps")])
 
     def test_small_validation_shard(self):
         """Of a few tokens more than one sequence."""
@@ -135,7 +229,7 @@ class MeasureNode(ScalingTest):
         (_, row), = self.rows(table).items()
         self.assertEqual(row["result"], "ok")
         self.assertGreater(float(row["validation loss"]), 0)
-        self.assertIn("- validation tokens of the whole schedule: 256\n", table)
+        self.assertIn("- validation tokens of the whole schedule of deck: 256\n", table)
 
     def test_paths_that_are_no_bare_words(self):
         name = "it's [a] \"é\" *?\\ $x #"
@@ -144,8 +238,8 @@ class MeasureNode(ScalingTest):
                                 f"out {name}", "--", "comm.gradients='bf16'", 'comm.transport="auto"')
         rows = self.rows(table)
         self.assertEqual({row["result"] for row in rows.values()}, {"ok"})
-        self.assertEqual(set(rows), {("losses", "loss", "1"), ("strong", "ranks1_repeat1", "1"),
-                                     ("strong", "report", "")})
+        self.assertEqual(set(rows), {("deck", "losses", "strong", "1"), ("deck", "strong", "ranks1_repeat1", "1"),
+                                     ("deck", "strong", "report", "")})
         Path(name).rename("shards")
         Path("[s]").mkdir()
         _, said = self.measure("--gpus", 1, "--data", "[s]", "--out", "other", code=2)
@@ -156,9 +250,9 @@ class MeasureNode(ScalingTest):
         Path("shards/train.h5").write_text("nonsense")
         table, _ = self.measure("--gpus", 1, "--steps", 2, "--only", "nccl,strong", code=1)
         rows = self.rows(table)
-        self.assertRegex(rows["strong", "ranks1_repeat1", "1"]["result"], r"^FAILED \(3\): nanorun: .*train\.h5")
-        self.assertRegex(rows["strong", "report", ""]["result"], r"^FAILED \(1\): no run has finished")
-        self.assertEqual(rows["nccl", "", ""]["result"], "skipped: needs two GPUs")
+        self.assertRegex(rows["deck", "strong", "ranks1_repeat1", "1"]["result"], r"^FAILED \(3\): nanorun: .*train\.h5")
+        self.assertRegex(rows["deck", "strong", "report", ""]["result"], r"^FAILED \(1\): no run has finished")
+        self.assertEqual(rows["deck", "nccl", "", ""]["result"], "skipped: needs two GPUs")
 
     def test_without_modules(self):
         """The table needs none, the report of the studies does."""
@@ -166,12 +260,17 @@ class MeasureNode(ScalingTest):
         Path("modules/numpy.py").write_text("raise ImportError('broken')\n")
         table, _ = self.measure("--gpus", 2, "--steps", 2, "--only", "weak", PYTHONPATH=str(self.folder / "modules"))
         rows = self.rows(table)
-        tokens = [json.loads(Path(f"out/report/weak/ranks{n}_repeat1/summary.json").read_text())["tokens"]
+        tokens = [json.loads(Path(f"out/report/deck/weak/ranks{n}_repeat1/summary.json").read_text())["tokens"]
                   for n in (1, 2)]
         self.assertEqual(tokens, [2 * 256, 2 * 2 * 256])
-        self.assertEqual({rows["weak", f"ranks{n}_repeat1", n]["result"] for n in "12"}, {"ok"})
-        self.assertRegex(table, r"weak scaling, efficiency: 100.0 % on 1, [0-9.]+ % on 2")
-        self.assertRegex(rows["weak", "report", ""]["result"], "^skipped: .*no module numpy")
+        self.assertEqual({rows["deck", "weak", f"ranks{n}_repeat1", n]["result"] for n in "12"}, {"ok"})
+        self.assertRegex(table, r"deck weak, efficiency: 100.0 % on 1, [0-9.]+ % on 2")
+        self.assertRegex(rows["deck", "weak", "report", ""]["result"], "^skipped: .*no module numpy")
+        self.assertRegex(table, r"\n- phases are missing: .*no module h5py")
+        measured = [sys.executable, "-B", ROOT / "jobscripts/tools/measure_node.py", "out"]
+        again = subprocess.run(measured, text=True, stdout=subprocess.PIPE, check=True)
+        steps = self.cells(again.stdout.partition("\n## ")[2])
+        self.assertEqual([float(row["backward"]) > 0 for row in steps], [True, True])
 
     def test_shards_from_bin_files(self):
         for kind in ("train", "val"):
@@ -195,12 +294,17 @@ class MeasureNode(ScalingTest):
         Path("broken").mkdir()
         Path("broken/train.bin").write_text("nonsense")
         Path("file").touch()
+        Path("copy").mkdir()
+        shutil.copy("deck.toml", "copy")
+        Path("broken.toml").write_text("[train\n")
         wrong = [(["--minutes", 0], "--minutes must be a positive whole number"), (["--minutes", 8.5], "not \"8.5\""),
                  (["--steps", "4x"], "--steps must be"),
                  (["--gpus", 0], "--gpus must be"), (["--only", "windows,fast"], '--only: "fast" is none of the parts'),
-                 (["--only", ""], '--only: "" is none of the parts windows losses'),
+                 (["--only", ""], '--only: "" is none of the parts stages windows'),
                  (["--only", "windows losses"], '--only: "windows losses" is none of the parts'),
-                 (["--only", "", "--whole"], '--only: "" is none'),
+                 (["--deck", "copy/deck.toml"], "--deck: two decks are called deck"),
+                 (["--deck", "broken.toml"], "broken.toml: not TOML: "),
+                 (["--", "train.steps=many"], "train.steps should be a whole number, not 'many'"),
                  (["--out"], "--out needs a value"), (["train.steps=4"], "unknown argument train.steps=4"),
                  (["--program", "none"], "none: no such program"), (["--deck", "none"], "none: no such deck"),
                  (["--data", "none"], "none: no such directory"), (["--data", "empty"], "holds no token shards"),
@@ -220,11 +324,20 @@ class MeasureNode(ScalingTest):
         _, said = self.measure(code=2, PATH=f"{self.folder / 'bin'}{os.pathsep}{self.path}")
         self.assertEqual(said, "measure_node.sh: nvidia-smi sees no GPU; --gpus N measures N ranks without one\n")
 
+    def test_tests_on_four_and_on_all_ranks(self):
+        self.stub("test_rank_count", PASSING)
+        for gpus, ranks in ((4, ["4"]), (8, ["4", "8"])):
+            table, _ = self.measure("--gpus", gpus, "--only", "faults", "--out", f"out{gpus}")
+            rows = self.rows(table)
+            self.assertEqual([key[3] for key in rows if key[2] == "test_rank_count"], ranks)
+            self.assertEqual({row["result"] for key, row in rows.items() if key[2] == "test_rank_count"}, {"3 passed"})
+
     def test_interrupted(self):
-        """No run is left behind."""
-        self.stub("mpirun", "#!/usr/bin/env bash\necho $$ >pid.new && mv pid.new pid\nexec sleep 60\n")
+        """No run is left behind, and the table has those that had ended."""
+        self.stub("mpirun", "#!/usr/bin/env bash\n[[ $2 == 1 ]] && exit 5\n"
+                            "echo $$ >pid.new && mv pid.new pid\nexec sleep 60\n")
         job = subprocess.Popen([SCRIPT, "--program", self.program, "--deck", "deck.toml", "--data", "shards", "--out",
-                                "out", "--gpus", "1"], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+                                "out", "--gpus", "2"], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
                                stderr=subprocess.DEVNULL,
                                env=os.environ | {"PATH": f"{self.folder / 'bin'}{os.pathsep}{self.path}"})
         while not Path("pid").exists():
@@ -236,6 +349,7 @@ class MeasureNode(ScalingTest):
         while alive(pid) and time.monotonic() < limit:
             time.sleep(0.01)
         self.assertFalse(alive(pid))
+        self.assertIn("| deck | windows | weak | 1 | FAILED (5)", Path("out/table.md").read_text())
 
 
 if __name__ == "__main__":

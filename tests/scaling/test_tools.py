@@ -367,7 +367,8 @@ class Tools(ScalingTest):
 
     def test_without_documentation(self):
         """As Python under -OO."""
-        for script in ("plot_run.py", "ensemble.py", "scaling_study.py", "measure_node.py"):
+        for script in ("plot_run.py", "ensemble.py", "scaling_study.py", "measure_node.py",
+                       "measure_node_deck.py"):
             code, output, error = self.end(script, "--help", env=os.environ | {"PYTHONOPTIMIZE": "2"})
             self.assertEqual((code, error), (0, ""))
             self.assertIn(f"usage: {script}", output)
