@@ -90,8 +90,8 @@ read_decks() {
   done
 }
 
-# use_deck I: what the functions below measure. Milliseconds of a step are those of one sequence of record 89 or 21 on
-# an H100 or a slower H200, for the estimates.
+# use_deck I: what the functions below measure. For the estimates, step_ms are the milliseconds that a sequence of
+# record 89 or 21 takes at most on an H200.
 use_deck() {
   deck=${decks[$1]} label=${labels[$1]}
   read -r stages deck_steps validation_tokens validation_length <<<"${deck_facts[$1]}"

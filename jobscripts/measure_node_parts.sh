@@ -5,7 +5,11 @@
 mean_window=(window.first=896 window.last=896) # about the mean of the schedule of record 21
 
 # Sets `schedule`, the overrides for a schedule of so many steps with all stages of the deck.
-schedule_of() { mapfile -t schedule < <(deck_tool --steps "$1" schedule "$deck"); }
+schedule_of() {
+  local lines
+  lines=$(deck_tool --steps "$1" schedule "$deck") || exit 2
+  mapfile -t schedule <<<"$lines"
+}
 
 # Each stage, with one sequence a rank and with 8 in all.
 measure_stages() {

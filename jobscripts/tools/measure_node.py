@@ -91,6 +91,8 @@ def measure(run, output, quick):
             add_phases(run["stages"], output)
         except tool.ToolError as error:
             run["no_phases"] = str(error)
+    for stage in run["stages"]:
+        del stage["counted"]
 
 
 def last_words(log):

@@ -5,6 +5,7 @@ Times come from metrics.jsonl. What comes from trace.h5 needs numpy and h5py.
 """
 
 import dataclasses
+import math
 import statistics
 
 import tool
@@ -41,6 +42,11 @@ def read_stages(output):
     milliseconds, and the steps that count. Throws ToolError."""
     metrics = Metrics(output / "metrics.jsonl")
     metrics.poll()
+    if not metrics.steps:
+        raise tool.ToolError(f"{metrics.path}: holds no steps")
+    for step in metrics.steps:
+        if not all(math.isfinite(step.get(key, math.nan)) for key in ("ms", "tokens_per_second", "window")):
+            raise tool.ToolError(f"{metrics.path}: step {step['step']} is not whole")
     staged = "stage" in tool.read_toml(output / "deck.toml")
     stages = []
     for steps in split(metrics.steps, staged):

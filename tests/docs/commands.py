@@ -23,6 +23,7 @@ sys.path[:0] = [str(ROOT / "jobscripts" / "tools"), str(ROOT / "tests" / "suppor
 import compare  # noqa: E402
 import ensemble  # noqa: E402
 import get_fineweb  # noqa: E402
+import measure_node  # noqa: E402
 import plot_run  # noqa: E402
 import record  # noqa: E402
 import scaling_study  # noqa: E402
@@ -229,6 +230,7 @@ def jobscript(words):
         return
     tools = {"ensemble.py": lambda: parsed(ensemble, words), "plot_run.py": lambda: parsed(plot_run, words),
              "scaling_study.py": lambda: scaling(words), "measure_node.sh": lambda: with_program(words),
+             "measure_node.py": lambda: parsed(measure_node, words),
              "benchmark.sh": lambda: with_program(words), "benchmark.sbatch": lambda: sbatch(["sbatch", *words]),
              "record.sh": lambda: repeat_record(words), "compare.py": lambda: parsed(compare, words),
              "watch.py": lambda: parsed(watch, words),

@@ -272,6 +272,23 @@ class MeasureNode(ScalingTest):
         steps = self.cells(again.stdout.partition("\n## ")[2])
         self.assertEqual([float(row["backward"]) > 0 for row in steps], [True, True])
 
+    def test_outputs_that_are_damaged(self):
+        self.measure("--gpus", 1, "--steps", 2, "--only", "losses")
+        measured = [sys.executable, "-B", ROOT / "jobscripts/tools/measure_node.py", "out"]
+        metrics = Path("out/runs/deck.losses.strong.1/metrics.jsonl")
+        whole = metrics.read_text()
+        (metrics.parent / "trace.h5").write_text("nonsense")
+        for text, result, phases in ((whole, "ok", "- phases are missing: out/runs/deck.losses.strong.1/trace.h5: "),
+                                     (whole.replace('"ms"', '"mm"'), "FAILED (", "step 1 is not whole"),
+                                     (whole.replace("{", "["), "FAILED (", "metrics.jsonl: line 1: not JSON"),
+                                     ("", "FAILED (", "metrics.jsonl: holds no steps")):
+            metrics.write_text(text)
+            again = subprocess.run(measured, text=True, capture_output=True)
+            self.assertEqual((again.returncode, again.stderr), (0 if result == "ok" else 1, ""))
+            (_, row), = self.rows(again.stdout).items()
+            self.assertTrue(row["result"].startswith(result), row)
+            self.assertIn(phases, again.stdout)
+
     def test_shards_from_bin_files(self):
         for kind in ("train", "val"):
             Path(f"shards/{kind}.h5").unlink()
