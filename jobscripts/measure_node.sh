@@ -256,7 +256,8 @@ measure() {
     "measure_$1" "$i"
   done
   label=
-  [[ -n $measured ]] || record "$1" "" "" - 0 "skipped: $([[ $1 == stages ]] && echo no || echo every) deck has [[stage]]"
+  [[ -z $measured ]] || return 0
+  record "$1" "" "" - 0 "skipped: $([[ $1 == stages ]] && echo no || echo every) deck has [[stage]]"
 }
 
 report() { "$python" -B "$root/jobscripts/tools/measure_node.py" "$out" "$@"; }

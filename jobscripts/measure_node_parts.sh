@@ -107,7 +107,8 @@ measure_weak() { measure_study weak 1 "$(sum_estimates "$steps")"; }
 
 # The test programs beside the program, on up to four ranks and on all, and those that kill and stop ranks.
 measure_faults() {
-  local name n directory=${program%/*} found=() few=$((most < 4 ? most : 4))
+  local name n directory=${program%/*} found=() few=$((most < 4 ? most : 4)) mpirun
+  mpirun=$(command -v mpirun)
   for name in test_rank_count test_device_checkpoint test_tensor_comm; do
     [[ ! -x $directory/$name ]] || found+=("$name")
   done
@@ -121,7 +122,7 @@ measure_faults() {
       done
     else
       affordable faults 60 "$name" || continue
-      launch faults "$name" "$most" "$python" -B "$root/tests/fault/devices.py" "$program" "$(command -v mpirun)" "$name"
+      launch faults "$name" "$most" "$python" -B "$root/tests/fault/devices.py" "$program" "$mpirun" "$name"
     fi
   done
 }

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Writes table.md and node.json of a measurement of jobscripts/measure_node.sh, and prints the table.
 
-Reads runs.tsv and facts.tsv in its directory, and what its runs have left. Called again on another machine, it adds the
-times of phases if the first one had no numpy and h5py, which nothing else needs. Exit codes: 0, 1 where a run has failed.
+Reads runs.tsv and facts.tsv in its directory, and what its runs have left. Only the times of phases and the error of
+the model need numpy and h5py; called again where these are, it adds them. Exit codes: 0, 1 where a run has failed.
 """
 
 import argparse

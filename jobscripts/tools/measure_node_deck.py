@@ -99,8 +99,9 @@ def windows(deck, _):
             lines.append(line)
     block = deck.value("window", "kind", "block", str) == "block"
     unit = BLOCK if block else deck.number("window", "quantum", BLOCK, 1)
+    length = deck.number("train", "length", LENGTH, 1)
     for window in WINDOWS:
-        lines += ["", "[[stage]]", f"share = {1 / len(WINDOWS)}", f"length = {deck.number('train', 'length', LENGTH, 1)}",
+        lines += ["", "[[stage]]", f"share = {1 / len(WINDOWS)}", f"length = {length}",
                   f"short_window = {unit * max(1, window // unit // 2)}", f"long_window = {window}"]
     return "\n".join(lines)
 

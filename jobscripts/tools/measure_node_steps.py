@@ -1,5 +1,5 @@
-"""The steps of a run of jobscripts/measure_node.sh by stage: their median time, and where it goes; and how well the model
-of a scaling study predicts them.
+"""The steps of a run of jobscripts/measure_node.sh by stage: their median time, where it goes, and how well the model of
+a scaling study predicts them.
 
 Times come from metrics.jsonl. What comes from trace.h5 needs numpy and h5py.
 """

@@ -77,7 +77,8 @@ class NodeDeck(ScalingTest):
             self.assertEqual(said.count("\n"), 1, said)
             self.assertTrue(said.startswith("measure_node_deck.py: "), said)
             self.assertIn(message, said)
-        self.assertIn("train.steps should be a whole number", self.tell("facts", RECORD21, "--", "train.steps=", code=2))
+        said = self.tell("facts", RECORD21, "--", "train.steps=", code=2)
+        self.assertIn("train.steps should be a whole number", said)
 
 
 if __name__ == "__main__":
