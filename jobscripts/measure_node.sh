@@ -87,6 +87,7 @@ read_decks() {
     [[ " ${labels[*]} " != *" $label "* ]] || die 2 "--deck: two decks are called $label"
     labels+=("$label")
     deck_facts[i]=$(deck_tool facts "${decks[i]}" 2>&1) || die 2 "${deck_facts[i]#measure_node_deck.py: }"
+    deck_prefixes[i]=$(deck_tool --data "$data" prefixes "${decks[i]}") || exit 2
   done
 }
 
@@ -96,7 +97,8 @@ use_deck() {
   deck=${decks[$1]} label=${labels[$1]}
   read -r stages deck_steps validation_tokens validation_length <<<"${deck_facts[$1]}"
   step_ms=$((stages > 0 ? 55 : 80))
-  mapfile -t prefixes < <(deck_tool --data "$data" prefixes "$deck")
+  prefixes=()
+  [[ -z ${deck_prefixes[$1]} ]] || mapfile -t prefixes <<<"${deck_prefixes[$1]}"
 }
 
 # Rank counts: 1, 2, 4 and 8, as far as there are GPUs.
@@ -220,8 +222,7 @@ launch() {
 # train PART RUN RANKS KEY=VALUE...: its output directory is OUT/runs/LABEL.PART.RUN.RANKS.
 train() {
   launch "$1" "$2" "$3" mpirun -n "$3" "$program" train "$deck" "${prefixes[@]}" "${overrides[@]}" "${common[@]}" \
-    "data.validation=$validation" "run.outputs=$(toml_strings "$out/runs")" "run.name=\"$label.$1.$2.$3\"" \
-    checkpoint.at_end=false "${@:4}"
+    "${own[@]}" "run.name=\"$label.$1.$2.$3\"" "${@:4}"
 }
 
 # Seconds of a run of the given steps and sequences on so many ranks.
@@ -265,6 +266,7 @@ report() { "$python" -B "$root/jobscripts/tools/measure_node.py" "$out" "$@"; }
 ranks=()
 labels=()
 deck_facts=()
+deck_prefixes=()
 postponed=()
 label=
 read_arguments "$@"
@@ -274,8 +276,8 @@ count_ranks
 make_directory
 mpi_environment
 make_shards
-validation=$(shards_of val)
 common=("data.train=$(shards_of train)" data.end=wrap run.log_every=1)
+own=("data.validation=$(shards_of val)" "run.outputs=$(toml_strings "$out/runs")" checkpoint.at_end=false) # no study's
 write_facts
 : >"$out/runs.tsv"
 for part in "${all_parts[@]}"; do

@@ -33,10 +33,11 @@ STEP_COLUMNS = {"stage": ("stage", 1, "d"), "window": ("window", 1, "d"), "token
                 "steps": ("steps", 1, "d"), "ms/step": ("step_ms", 1, ".2f")}
 PHASE_COLUMNS = {name.replace("_", " "): (name, 1, ".2f") for name in (*PHASES, "rest")}
 LOSSES = ("training_loss", "validation_loss")
-LEGENDS = ("Times in seconds but for ms/step, the median of the steps after the first fifth; tokens/s: the mean of all "
-           "steps; GB per rank: the most in use on its GPU, on CPUs by the process; training: all steps together",
-           "Where steps go: ms/step as above, of each stage; phases in ms, means over the ranks and the middle half of "
-           "these steps; reduce gradients, gather weights and sync: what computation waits for; hidden: the share of "
+LEGENDS = ("Times in seconds but for ms/step, the median of the steps after the first fifth, where there are no stages; "
+           "tokens/s: the mean of all steps; GB per rank: the most in use on its GPU, on CPUs by the process; training: "
+           "all steps together",
+           "ms/step: the median of the steps after the first fifth of the stage; phases in ms, means over the ranks and "
+           "the middle half of these steps; reduce gradients, gather weights and sync: what computation waits for; hidden: the share of "
            "communication that it does not wait for")
 
 
@@ -167,7 +168,7 @@ def efficiency(steps, kind):
 
 def scaling(runs):
     """Of each series on several rank counts the efficiencies of its stages, and the spread of the losses where the work
-    is the same on all of them. Of runs with validations only the losses count."""
+    is the same on all of them. The part `losses` is for losses alone: its windows grow."""
     found = []
     for (deck, part, kind), group in itertools.groupby(filter(series_of, runs), series_of):
         group = list(group)
@@ -215,7 +216,7 @@ def findings(runs):
     carried = {}
     for run in runs:
         if "transport" in run:
-            carried.setdefault(run["transport"], []).append(run["part"])
+            carried.setdefault(run["transport"], []).append(f"{run['deck']} {run['part']}")
     lines += [f"tensors travelled through {name}: {', '.join(dict.fromkeys(parts))}" for name, parts in carried.items()]
     missing = dict.fromkeys(run["no_phases"] for run in runs if "no_phases" in run)
     return lines + [f"phases are missing: {why}" for why in missing]
