@@ -161,7 +161,7 @@ class Stopwatch {
 
 class Blas {
  public:
-  Blas() {
+  explicit Blas(bool reproducible) : reproducible_(reproducible) {
     check(cublasLtCreate(&handle_), "cublasLtCreate");
     const cudaError_t status = cudaMalloc(&workspace_, workspace_bytes);
     if (status != cudaSuccess) cublasLtDestroy(handle_);
@@ -176,7 +176,9 @@ class Blas {
   void run(cudaStream_t stream, const Gemm& gemm) {
     const Key key = key_of(gemm);
     auto found = plans_.find(key);
-    if (found == plans_.end()) found = plans_.emplace(key, choose(stream, gemm)).first;
+    if (found == plans_.end()) {
+      found = plans_.emplace(key, reproducible_ ? first_of_heuristic(gemm) : fastest(stream, gemm)).first;
+    }
     check(launch(stream, gemm, found->second, gemm.c.data, gemm.d), "cublasLtMatmul");
   }
 
@@ -207,8 +209,25 @@ class Blas {
     return found;
   }
 
+  /// The first candidate that the library supports on this device.
+  Plan first_of_heuristic(const Gemm& p) const {
+    Plan plan = describe(p);
+    const Candidates found = ask(p, plan);
+    for (int k = 0; k < found.count; ++k) {
+      cublasLtMatmulHeuristicResult_t checked = {};
+      if (found.results[k].state != CUBLAS_STATUS_SUCCESS) continue;
+      plan.algorithm = found.results[k].algo;
+      if (cublasLtMatmulAlgoCheck(handle_, &plan.matmul, &plan.b, &plan.a, &plan.d, &plan.d, &plan.algorithm,
+                                  &checked) == CUBLAS_STATUS_SUCCESS &&
+          checked.workspaceSize <= workspace_bytes) {
+        return plan;
+      }
+    }
+    throw std::runtime_error(no_algorithm);
+  }
+
   /// Times the candidates. A GEMM that adds in place is not repeated on its result: a sample writes to scratch memory.
-  Plan choose(cudaStream_t stream, const Gemm& p) const {
+  Plan fastest(cudaStream_t stream, const Gemm& p) const {
     Plan plan = describe(p);
     const Gemm timed = p.adds_in_place() ? sample_of(p) : p;
     Plan timed_plan = describe(timed);
@@ -216,7 +235,7 @@ class Blas {
     void* const d = scratch.data ? scratch.data : p.d;
     Stopwatch watch(stream);
     float best = std::numeric_limits<float>::infinity();
-    cublasLtMatmulAlgo_t fastest{};
+    cublasLtMatmulAlgo_t algorithm{};
     const Candidates found = ask(p, plan);
     for (int k = 0; k < found.count; ++k) {
       const cublasLtMatmulHeuristicResult_t& candidate = found.results[k];
@@ -228,13 +247,16 @@ class Blas {
       const float time = watch.stop();
       if (time >= best) continue;
       best = time;
-      fastest = candidate.algo;
+      algorithm = candidate.algo;
     }
-    if (best == std::numeric_limits<float>::infinity()) throw std::runtime_error("cuBLASLt has no algorithm");
-    plan.algorithm = fastest;
+    if (best == std::numeric_limits<float>::infinity()) throw std::runtime_error(no_algorithm);
+    plan.algorithm = algorithm;
     return plan;
   }
 
+  static constexpr const char* no_algorithm = "cuBLASLt has no algorithm";
+
+  bool reproducible_;
   cublasLtHandle_t handle_ = nullptr;
   void* workspace_ = nullptr;
   std::map<Key, Plan> plans_;
@@ -255,7 +277,7 @@ Operand operand(Mat<T> m, Op op = Op::none) {
 
 }  // namespace
 
-void create_blas(Stream& stream) { stream.blas = new Blas; }
+void create_blas(Stream& stream, bool reproducible) { stream.blas = new Blas(reproducible); }
 
 void destroy_blas(Stream& stream) {
   delete static_cast<Blas*>(stream.blas);

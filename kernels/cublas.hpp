@@ -2,9 +2,13 @@
 // GEMMs of the CUDA implementation through cuBLASLt. A stream has one state, destroyed when the stream is idle:
 //   Stream stream{handle};  create_blas(stream);  ...  destroy_blas(stream);
 //
-// Autotuning: the first gemm() of a shape times the library's candidates on its own operands, which synchronises the
+// Algorithms: the first gemm() of a shape times the library's candidates on its own operands, which synchronises the
 // stream, and keeps the fastest. A gemm() that adds to its result in place times its first rows only, into scratch
 // memory of up to gemm_timing_bytes (device.hpp). As timing decides the choice, two runs may round differently.
+//
+// A reproducible stream times nothing and takes the first algorithm of the library's heuristic. This depends on shapes,
+// types, alignments up to 256 bytes, the library's version and the device's model, so two runs sum in the same order:
+// memory of device.hpp is aligned to 256 bytes. An algorithm that splits the sum adds up its parts in a fixed order.
 
 #include "kernels/types.hpp"
 
@@ -12,7 +16,7 @@ namespace nanorun::kernels::cuda {
 
 /// Sets stream.blas: cuBLASLt on the current device with a workspace of 32 MiB. Throws std::runtime_error, and
 /// std::bad_alloc where the memory does not suffice.
-void create_blas(Stream& stream);
+void create_blas(Stream& stream, bool reproducible = false);
 
 /// Frees what create_blas made and clears stream.blas; nothing happens where it is null.
 void destroy_blas(Stream& stream);

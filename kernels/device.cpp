@@ -94,7 +94,7 @@ int runtime_version() { return 0; }
 void use_device(int) {}
 std::size_t device_memory_in_use() { return 0; }
 
-Stream create_stream(bool) { return {}; }
+Stream create_stream(Gemms) { return {}; }
 void destroy_stream(Stream&) {}
 void synchronize(Stream) {}
 

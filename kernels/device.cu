@@ -71,11 +71,11 @@ std::size_t device_memory_in_use() {
   return total - free;
 }
 
-Stream create_stream(bool runs_gemms) {
+Stream create_stream(Gemms gemms) {
   cudaStream_t handle = nullptr;
   check(cudaStreamCreateWithFlags(&handle, cudaStreamNonBlocking), "cudaStreamCreateWithFlags");
   Stream stream{handle};
-  if (runs_gemms) create_blas(stream);
+  if (gemms != Gemms::none) create_blas(stream, gemms == Gemms::reproducible);
   return stream;
 }
 

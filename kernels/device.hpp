@@ -16,6 +16,10 @@ void start_kokkos(int device);
 /// Does nothing where Kokkos was not started.
 void stop_kokkos();
 
+/// How the algorithms of a stream's GEMMs are chosen, see kernels/cublas.hpp: the fastest of each shape, or always the
+/// same. Portable builds have no choice.
+enum class Gemms { none, timed, reproducible };
+
 /// Of the Kokkos that the portable implementations run on, and where: "3.7.1, Serial".
 std::string kokkos_version();
 
@@ -57,8 +61,8 @@ void use_device(int device);
 /// Memory in use on the current device, by all processes, in bytes; 0 in portable builds.
 std::size_t device_memory_in_use();
 
-/// A stream of the current device; with `runs_gemms` it gets the state that GEMMs need.
-Stream create_stream(bool runs_gemms);
+/// A stream of the current device. Only one that is not for Gemms::none has the state that GEMMs need.
+Stream create_stream(Gemms gemms);
 void destroy_stream(Stream& stream);
 /// Waits for all work on the stream.
 void synchronize(Stream stream);
@@ -115,7 +119,7 @@ int runtime_version();
 void use_device(int device);
 std::size_t device_memory_in_use();
 
-Stream create_stream(bool runs_gemms);
+Stream create_stream(Gemms gemms);
 void destroy_stream(Stream& stream);
 void synchronize(Stream stream);
 

@@ -43,7 +43,8 @@ struct RunConfig {
   std::string outputs = "outputs";
   std::int64_t seed = 1;
   int log_every = 10;
-  int gpu_every = 10;  ///< steps from one look at the GPUs' power and clocks to the next; 0: never
+  int gpu_every = 10;         ///< steps from one look at the GPUs' power and clocks to the next; 0: never
+  bool reproducible = false;  ///< on GPUs too, two runs of a deck give the same bits
 };
 
 struct ModelConfig {

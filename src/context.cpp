@@ -155,7 +155,7 @@ Context::Context(int argc, char** argv)
   comm_ = std::make_unique<Comm>(MPI_COMM_WORLD);
 }
 
-void Context::open_device() {
+void Context::open_device(bool reproducible) {
   DevicePlace place;
   comm_->together([&] {
     place = pick_device(comm_->rank(), comm_->rank_on_node());
@@ -168,9 +168,10 @@ void Context::open_device() {
   const int device = place.number;
   ops::use_device(device);
   kernels::start_kokkos(device);
-  stream_ = ops::create_stream(true);
-  comm_stream_ = ops::create_stream(false);
-  upload_stream_ = ops::create_stream(false);
+  using kernels::Gemms;
+  stream_ = ops::create_stream(reproducible ? Gemms::reproducible : Gemms::timed);
+  comm_stream_ = ops::create_stream(Gemms::none);
+  upload_stream_ = ops::create_stream(Gemms::none);
   device_ = device;
 }
 

@@ -52,8 +52,8 @@ class Context {
   /// Collective; for commands that compute. Picks this rank's device by its place among the ranks of its node, whether
   /// the rank sees all devices there or one, starts Kokkos on it and creates the streams. Throws Error(usage,
   /// all_ranks) where a rank finds no device that it can use or two ranks pick the same one, before any rank takes
-  /// anything of a device.
-  void open_device();
+  /// anything of a device. `reproducible`: see Gemms.
+  void open_device(bool reproducible = false);
 
   Comm& comm() { return *comm_; }
   /// Number of the device, for ops::use_device in further threads. This and the streams: once the device is open.

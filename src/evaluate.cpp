@@ -96,7 +96,7 @@ std::string evaluate(Context& context, const EvalOptions& options) {
   const CheckpointHeader header = read_checkpoint_header(comm, options.checkpoint);
   const Config config = eval_config(options, header);
   comm.set_timeout(config.comm.timeout_seconds);
-  context.open_device();
+  context.open_device(config.run.reproducible);
   const RunData data = open_validation_data(comm, config);
   require_tokenizer_of_model(header, options.checkpoint, data.validation.opened);
   const std::vector<std::uint64_t> bytes_of = bytes_of_tokens(options, header, config, comm, data);

@@ -136,7 +136,7 @@ std::string evaluate_hellaswag(Context& context, const EvalOptions& options) {
     questions = read_hellaswag(options.hellaswag, static_cast<std::uint64_t>(config.model.vocabulary));
   });
   config.validation.length = hellaswag_length(questions, config.model, config.validation.length);
-  context.open_device();
+  context.open_device(config.run.reproducible);
 
   const TrainedWeights trained(comm, options.checkpoint, header, config, context.stream());
   Model<Real> model(config, trained.table, trained.weights, {}, end_of_text, context.stream(), context.upload_stream());

@@ -118,7 +118,7 @@ void sample(Context& context, const SampleOptions& options) {
   const CheckpointHeader header = read_checkpoint_header(comm, options.checkpoint);
   const Config config = trained_config(header, options.checkpoint);
   Codec codec(options, header, config);
-  context.open_device();
+  context.open_device(config.run.reproducible);
   const TrainedWeights trained(comm, options.checkpoint, header, config, context.stream());
   context.require_room_for_gemms();
 

@@ -3,6 +3,7 @@
 #include <cmath>
 #include <cstdio>
 #include <exception>
+#include <numeric>
 #include <vector>
 
 #include "src/gpu_monitor.hpp"
@@ -57,9 +58,7 @@ class Training {
   void record_failure(const Error& error);
   [[noreturn]] void fail_displaced();
   [[noreturn]] void fail_not_finite(const std::string& what, long step);
-
   void heed_early_requests();
-
   bool finished() const { return progress_.step == config_.train.steps; }
   bool validation_due() const;
   bool checkpoint_due() const;
@@ -237,27 +236,28 @@ void Training::synchronise() {
   learner_.tensor_comm.check();
   learner_.model.mlp_scales().share(comm_);
 
-  // Every sum over the ranks: the loss, the square of the gradient's norm, the ranks that overflowed, those that could
-  // not read the next step's tokens, those that saw each reason to stop, and in some steps the states of the GPUs.
+  // Ranks that overflowed, that could not read the next step's tokens, and that saw each reason to stop; losses and
+  // squares of gradients, a place for each rank, since MPI promises no order of sums; in some steps states of the GPUs.
   constexpr int reasons = static_cast<int>(StopReason::count);
-  std::vector<double> seen(4 + reasons);
-  seen[0] = learner_.model.loss().value() / length_at(config_, progress_.step);
-  seen[1] = learner_.optimizer.gradient_squares();
-  seen[2] = learner_.optimizer.overflowed() ? 1 : 0;
-  seen[3] = ahead_.failure ? 1 : 0;
+  const int ranks = comm_.size(), losses = 2 + reasons, squares = losses + ranks, others = squares + ranks;
+  std::vector<double> seen(others);
+  seen[0] = learner_.optimizer.overflowed() ? 1 : 0;
+  seen[1] = ahead_.failure ? 1 : 0;
+  seen[losses + comm_.rank()] = learner_.model.loss().value() / length_at(config_, progress_.step);
+  seen[squares + comm_.rank()] = learner_.optimizer.gradient_squares();
   const StopReason reason = run_.stop.poll(progress_.step + 1, context_.seconds_since_start());
-  seen[4 + static_cast<int>(run_.directory.displaced() ? StopReason::displaced : reason)] = 1;
+  seen[2 + static_cast<int>(run_.directory.displaced() ? StopReason::displaced : reason)] = 1;
   if (looks) gpus_.append_to(seen);
   comm_.all_reduce(std::span<double>(seen), Reduce::sum);
-  if (looks) record_gpus(std::span(seen).subspan(4 + reasons));
-  loss_ = seen[0] / config_.train.sequences;
-  gradient_norm_ = std::sqrt(seen[1]);
+  if (looks) record_gpus(std::span(seen).subspan(others));
+  const auto sum = [&](int first) { return std::accumulate(&seen[first], &seen[first] + ranks, 0.0); };
+  loss_ = sum(losses) / config_.train.sequences;
+  gradient_norm_ = std::sqrt(sum(squares));
   for (int i = 0; i < reasons; ++i) {
-    if (seen[4 + i] > 0) stop_reason_ = static_cast<StopReason>(i);
+    if (seen[2 + i] > 0) stop_reason_ = static_cast<StopReason>(i);
   }
-  const bool overflowed = seen[2] > 0;
-  unread_ = seen[3] > 0;
-  if (std::isfinite(loss_) && !overflowed) return;
+  unread_ = seen[1] > 0;
+  if (std::isfinite(loss_) && seen[0] == 0) return;
   fail_not_finite(std::isfinite(loss_) ? fmt::format("gradients or weights overflowed (the loss is {})", loss_)
                                        : fmt::format("the loss is {}", words_of(loss_)),
                   progress_.step + 1);
@@ -485,7 +485,7 @@ ExitCode run_training(Context& context, const Config& config) {
   context.comm().set_timeout(config.comm.timeout_seconds);
   context.comm().together([&] { require_possible_paths(config); });
   require_same_directory(context.comm(), config);
-  context.open_device();
+  context.open_device(config.run.reproducible);
   return Training(context, config).run();
 }
 

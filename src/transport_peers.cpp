@@ -99,7 +99,7 @@ void PeerTransport::raise_all(Sign sign, Flag value) {
 void PeerTransport::let_go() {
   ops::Event done = ops::create_event();
   ops::record(stream(), done);
-  Stream raising = ops::create_stream(false);
+  Stream raising = ops::create_stream(kernels::Gemms::none);
   do {
     for (int other = 0; other < comm_.size(); ++other) {
       const auto raise = [&](Sign sign, const Flag& value) {

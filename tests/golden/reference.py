@@ -20,7 +20,8 @@ import torch.nn.functional as F
 
 # The keys that decide the computation, with the defaults of the program; other sections of a deck are ignored.
 DEFAULTS = {
-    "run": {"seed": 1, "name": "run", "outputs": "outputs", "log_every": 10, "gpu_every": 10},
+    "run": {"seed": 1, "name": "run", "outputs": "outputs", "log_every": 10, "gpu_every": 10,
+            "reproducible": False},
     "model": {
         "vocabulary": 50257, "width": 768, "heads": 6, "head_dim": 128, "layers": 12, "mlp_ratio": 4,
         "norm_eps": 0.0078125, "value_path": "embeddings", "value_embeddings": 3, "layers_without_attention": [],

@@ -16,7 +16,7 @@ namespace nanorun {
 namespace {
 
 struct TestStream {
-  kernels::Stream handle = ops::create_stream(false);
+  kernels::Stream handle = ops::create_stream(kernels::Gemms::none);
   ~TestStream() { ops::destroy_stream(handle); }
 };
 

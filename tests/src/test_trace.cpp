@@ -135,7 +135,7 @@ class TransferTest : public TraceTest {
   void SetUp() override {
     TraceTest::SetUp();
     if (IsSkipped()) return;
-    collectives_ = ops::create_stream(false);
+    collectives_ = ops::create_stream(kernels::Gemms::none);
     event_ = ops::create_event();
   }
   void TearDown() override {

@@ -72,7 +72,7 @@ class TraceTest : public testing::Test {
  protected:
   void SetUp() override {
     if (ops::device_count() == 0) GTEST_SKIP() << "no device";
-    compute_ = ops::create_stream(false);
+    compute_ = ops::create_stream(kernels::Gemms::none);
   }
   void TearDown() override {
     if (ops::device_count() > 0) ops::destroy_stream(compute_);
