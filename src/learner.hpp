@@ -28,7 +28,14 @@ struct Learner {
   Learner(const Learner&) = delete;
   Learner& operator=(const Learner&) = delete;
 
-  Config config;  ///< a copy, to which model and optimizer refer
+  /// Collective. Makes each op compute once with every shape that training will bring, so that no later call loads
+  /// code or chooses an algorithm: passes over made-up sequences of each stage, and an update. Before weights and state
+  /// are initialised or restored: it leaves weights undefined, gradients and state zero, and all else as it was. Waits
+  /// for the device.
+  void warm_up(Trace& trace);
+
+  Config config;           ///< a copy, to which model and optimizer refer
+  kernels::Stream stream;  ///< of ops
   ParameterTable table;
   Weights<T> weights;
   TensorComm tensor_comm;

@@ -150,6 +150,18 @@ void Optimizer<T>::initialise(std::int64_t seed) {
 }
 
 template <class T>
+void Optimizer<T>::warm_up(Trace& trace) {
+  const long step = config_.optimizer.adam_period - 1;
+  for (const Bucket& kind : kinds_) update_matrices(trace, kind, step);
+  for (const OwnedBucket& owned : buckets_) {
+    const Group group = owned.bucket.group;
+    if (group != Group::matrix && group != Group::fixed && !owned.master.empty()) apply_adam(owned, step);
+  }
+  squares_.collect(stream_);
+  ops::fill<Master>(stream_, state_.span(), 0);
+}
+
+template <class T>
 bool Optimizer<T>::keeps_gradients(long step) const {
   return step % config_.optimizer.adam_period != 0;
 }

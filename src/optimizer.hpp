@@ -38,6 +38,10 @@ class Optimizer {
   /// Initial weights on all ranks, and state of zeros.
   void initialise(std::int64_t seed);
 
+  /// Updates once with whatever stands in the gradients, for the ops to have been called. Weights and gradients are
+  /// undefined then, the state is zero.
+  void warm_up(Trace& trace);
+
   /// Whether tables and learned scalars still hold gradients of earlier steps before a step, to which it adds its own.
   bool keeps_gradients(long step) const;
   /// Before the first gradients of such a step: leaves the kept sums with the ranks that own them.

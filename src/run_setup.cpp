@@ -54,12 +54,28 @@ void RunSetup::introduce() {
 void RunSetup::restore() {
   const std::optional<Progress> found = checkpoints.restore(learner.optimizer.slabs_to_fill());
   examine_earlier(found);
+  if (!complete) warm_up();
   if (found) {
     go_on_from(*found);
   } else {
     learner.optimizer.initialise(config.run.seed);
     if (!complete && !config.checkpoint.weights.empty()) begin_with(config.checkpoint.weights);
   }
+}
+
+/// On GPUs, where the first call of a shape takes longer: then neither the first step nor that of another stage waits
+/// for it. What a checkpoint holds was read into host memory and is not on the device yet.
+void RunSetup::warm_up() {
+#if NANORUN_CUDA
+  const double begin = context.seconds_since_start();
+  {
+    const auto work = comm.watch_work();
+    Trace untimed = untraced(comm, context.stream());
+    learner.warm_up(untimed);
+  }
+  log.line(fmt::format("kernels loaded and algorithms chosen for all stages in {:.2f} s",
+                       context.seconds_since_start() - begin));
+#endif
 }
 
 void RunSetup::examine_earlier(const std::optional<Progress>& found) {

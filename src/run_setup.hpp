@@ -45,6 +45,7 @@ struct RunSetup {
  private:
   void introduce();
   void restore();
+  void warm_up();
   void examine_earlier(const std::optional<Progress>& found);
   void go_on_from(const Progress& found);
   void begin_with(const std::string& file);
