@@ -15,9 +15,10 @@ struct Provenance {
   std::vector<std::pair<std::string, std::string>> program;
   /// Names of hosts, and models of devices, each with the number of its ranks, in the order of the ranks.
   std::vector<std::pair<std::string, int>> ranks_by_host, ranks_by_device;
-  std::string job;      ///< of the batch system; empty outside of one
-  std::string command;  ///< as a shell takes it
-  std::string started;  ///< ISO 8601 with the zone, "2026-11-22T13:05:09+01:00"
+  std::string job;            ///< of the batch system; empty outside of one
+  std::string command;        ///< as a shell takes it
+  std::string started;        ///< ISO 8601 with the zone, "2026-11-22T13:05:09+01:00"
+  bool reproducible = false;  ///< run.reproducible
 };
 
 /// For rank 0, once the device is open; before that it has no hosts and devices. Throws std::runtime_error where the

@@ -120,11 +120,12 @@ std::vector<std::string> opening_lines(const Config& config, const Provenance& p
   for (const std::string& line : provenance_lines(provenance)) lines.push_back(line);
   lines.push_back(
       fmt::format("{} rank{}, {} parameters, output in {}", ranks, ranks == 1 ? "" : "s", table.size(), output));
-  lines.push_back(fmt::format("device {}, head in {}{}{}{}", device,
+  lines.push_back(fmt::format("device {}, head in {}{}{}{}{}", device,
                               fp8                ? "fp8"
                               : computes_in_fp32 ? "fp32"
                                                  : "bf16",
                               config.train.mlp_precision == MlpPrecision::fp8 ? ", MLP forward in fp8" : "",
+                              config.run.reproducible ? ", reproducible" : "",
                               ranks > 1 ? ", tensors travel through " : "", transport));
   if (!device_note.empty()) lines.push_back(device_note);
   for (std::string& warning : group_warnings(config, table)) lines.push_back(std::move(warning));

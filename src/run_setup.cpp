@@ -44,6 +44,7 @@ RunSetup::RunSetup(Context& context_, const Config& config_)
 void RunSetup::introduce() {
   const std::string device = ops::device_name(context.device());
   if (comm.root()) provenance = nanorun::provenance(context);
+  provenance.reproducible = config.run.reproducible;
   for (const std::string& line : opening_lines(config, provenance, comm.size(), learner.table, directory.path(), device,
                                                learner.tensor_comm.transport(), context.device_note()))
     log.line(line);

@@ -7,7 +7,7 @@ namespace nanorun::kernels::test {
 
 class BlasStream {
  public:
-  BlasStream() { cuda::create_blas(stream_); }
+  explicit BlasStream(bool reproducible = false) { cuda::create_blas(stream_, reproducible); }
   ~BlasStream() { cuda::destroy_blas(stream_); }
   BlasStream(const BlasStream&) = delete;
   BlasStream& operator=(const BlasStream&) = delete;

@@ -100,6 +100,9 @@ TEST(Provenance, FitsAnAttribute) {
   EXPECT_EQ(provenance_json(p, whole.size()), whole);
   EXPECT_NE(whole.find(R"("hosts":{"node1":8,"node2":8},"command":"nanorun train a.toml")"), std::string::npos)
       << whole;
+  EXPECT_EQ(whole.find("reproducible"), std::string::npos);
+  p.reproducible = true;
+  EXPECT_NE(provenance_json(p).find(R"("reproducible":true)"), std::string::npos);
   p.command += std::string(100'000, '\0') + "\xff";
   const std::string cut = provenance_json(p, max_provenance_attribute);
   EXPECT_LE(cut.size(), max_provenance_attribute);
