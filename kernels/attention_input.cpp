@@ -63,6 +63,17 @@ void scatter_source_gradient(Mat<acc_t<T>> d_source, Mat<const T> d_out, const V
   });
 }
 
+/// out = a + b. `out` may be `a`.
+template <class T>
+void add_rows(Mat<T> out, Mat<const T> a, Mat<const T> b) {
+  for_rows("attention_input_add", out.rows, [=] KOKKOS_FUNCTION(int t) {
+    const T *x = a.row(t), *y = b.row(t);
+    T* to = out.row(t);
+#pragma omp simd
+    for (int j = 0; j < out.cols; ++j) to[j] = x[j] + y[j];
+  });
+}
+
 /// Gradients of the value mix, where d_out [T, H D] is the gradient of v'. `d_v` may be `d_out`.
 template <class T>
 void value_mix_backward(Mat<T> d_v, const ValueMixGradients<T>& d_mix, Mat<const T> v, Mat<const T> d_out,
@@ -72,7 +83,7 @@ void value_mix_backward(Mat<T> d_v, const ValueMixGradients<T>& d_mix, Mat<const
     const T l0 = mix.factors().l0;
     const T* from = d_out.row(t);
     const T dot_v = dot(from, v.row(t), v.cols);
-    const T dot_u = mix.source ? dot(from, mix.source.row(mix.source_row(t)), v.cols) : 0;
+    const T dot_u = mix.source && !mix.unit_source ? dot(from, mix.source.row(mix.source_row(t)), v.cols) : 0;
     T* to = d_v.row(t);
 #pragma omp simd
     for (int j = 0; j < v.cols; ++j) to[j] = l0 * from[j];
@@ -121,7 +132,7 @@ void attention_input_forward(Stream, Mat<T> qk, Mat<T> v_mixed, Mat<acc_t<T>> rs
 template <class T>
 void attention_input_backward(Stream, Mat<T> d_qkv, const ValueMixGradients<T>& d_mix, Mat<const T> qk,
                               Mat<const acc_t<T>> rstd, Mat<const T> v, Mat<const acc_t<T>> d_q, Mat<const T> d_kv,
-                              const Rotary<T>& rotary, const ValueMix<T>& mix) {
+                              Mat<const T> d_v_extra, const Rotary<T>& rotary, const ValueMix<T>& mix) {
   const int width = d_q.cols, half = width / rotary.heads / 2;
   for_rows("attention_input_backward", d_q.rows, [=] KOKKOS_FUNCTION(int t) {
     for (int head = 0; head < 2 * rotary.heads; ++head) {
@@ -131,15 +142,21 @@ void attention_input_backward(Stream, Mat<T> d_qkv, const ValueMixGradients<T>& 
                            rotary.sin.row(angles), half);
     }
   });
-  value_mix_backward(d_qkv.col_block(2 * width, width), d_mix, v, d_kv.col_block(width, width), mix);
+  const Mat<T> d_v = d_qkv.col_block(2 * width, width);
+  Mat<const T> d_mixed = d_kv.col_block(width, width);
+  if (d_v_extra) {
+    add_rows(d_v, d_mixed, d_v_extra);
+    d_mixed = d_v;
+  }
+  value_mix_backward(d_v, d_mix, v, d_mixed, mix);
 }
 
-#define NANORUN_INSTANTIATE(T)                                                                                    \
-  template void rotary_table(Stream, Mat<T>, Mat<T>, Vec<const double>);                                          \
-  template void attention_input_forward(Stream, Mat<T>, Mat<T>, Mat<T>, Mat<const T>, const Rotary<T>&,           \
-                                        const ValueMix<T>&, double);                                              \
-  template void attention_input_backward(Stream, Mat<T>, const ValueMixGradients<T>&, Mat<const T>, Mat<const T>, \
-                                         Mat<const T>, Mat<const T>, Mat<const T>, const Rotary<T>&,              \
+#define NANORUN_INSTANTIATE(T)                                                                                     \
+  template void rotary_table(Stream, Mat<T>, Mat<T>, Vec<const double>);                                           \
+  template void attention_input_forward(Stream, Mat<T>, Mat<T>, Mat<T>, Mat<const T>, const Rotary<T>&,            \
+                                        const ValueMix<T>&, double);                                               \
+  template void attention_input_backward(Stream, Mat<T>, const ValueMixGradients<T>&, Mat<const T>, Mat<const T>,  \
+                                         Mat<const T>, Mat<const T>, Mat<const T>, Mat<const T>, const Rotary<T>&, \
                                          const ValueMix<T>&);
 NANORUN_INSTANTIATE(float)
 NANORUN_INSTANTIATE(double)

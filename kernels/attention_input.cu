@@ -59,26 +59,26 @@ __device__ Vector<float, 8> load_panel(const Mat<const float>& x, int t, int col
   return load_vector<8>(x.data + (static_cast<std::size_t>(col / d_q_panel) * x.rows + t) * d_q_panel);
 }
 
-/// Inputs of the value mix's gradient on 4 columns of a row.
+/// Inputs of the value mix's gradient on 4 columns of a row; zeros where there is no d_extra, or u is not needed.
 struct MixColumns {
-  Vector<bf16, 4> d_out, v, u;
+  Vector<bf16, 4> d_out, d_extra, v, u;
 };
 
-/// d_v = l0 d_out and, unless null, d_source += l1 d_out; by_v += sum d_out v and by_u += sum d_out u.
+/// With d = d_out + d_extra: d_v = l0 d and, unless null, d_source += l1 d; by_v += sum d v and by_u += sum d u.
 __device__ void value_mix_backward(bf16* d_v, float* d_source, const MixColumns& x, float2 l, float& by_v,
                                    float& by_u) {
   Vector<float, 4> d = to_floats(x.d_out);
-  const Vector<float, 4> v = to_floats(x.v);
+  const Vector<float, 4> extra = to_floats(x.d_extra), v = to_floats(x.v), u = to_floats(x.u);
 #pragma unroll
-  for (int k = 0; k < 4; ++k) by_v += d.v[k] * v.v[k];
+  for (int k = 0; k < 4; ++k) {
+    d.v[k] += extra.v[k];
+    by_v += d.v[k] * v.v[k];
+    by_u += d.v[k] * u.v[k];
+  }
   if (d_source) {
-    const Vector<float, 4> u = to_floats(x.u);
     Vector<float, 4> d_u;
 #pragma unroll
-    for (int k = 0; k < 4; ++k) {
-      by_u += d.v[k] * u.v[k];
-      d_u.v[k] = l.y * d.v[k];
-    }
+    for (int k = 0; k < 4; ++k) d_u.v[k] = l.y * d.v[k];
     atomic_add(d_source, d_u);
   }
 #pragma unroll
@@ -104,9 +104,11 @@ __device__ Pair norm_rotate_backward(const Pair& d_y, const Pair& y, float r, co
 __global__ void __launch_bounds__(block_threads, 2)
     attention_input_backward_kernel(Units shape, Mat<bf16> d_qkv, ValueMixGradients<bf16> d_mix, Mat<const bf16> qk,
                                     Mat<const float> rstd, Mat<const bf16> v, Mat<const float> d_q,
-                                    Mat<const bf16> d_kv, Rotary<bf16> rotary, ValueMix<bf16> mix) {
+                                    Mat<const bf16> d_kv, Mat<const bf16> d_v_extra, Rotary<bf16> rotary,
+                                    ValueMix<bf16> mix) {
   const auto [l0, l1] = mix.factors();
   const float2 l = {l0, l1};
+  const bool reads_source = mix.source && !mix.unit_source;
   float by_v = 0, by_u = 0;
   for (int i = blockIdx.x * block_warps + threadIdx.x / warp_size; i < shape.count; i += gridDim.x * block_warps) {
     UnitPosition at = position(shape, i);
@@ -132,7 +134,8 @@ __global__ void __launch_bounds__(block_threads, 2)
     for (int part = 0; part < 4; ++part) {
       x[part].d_out = load_vector<4>(d_kv.row(at.row) + shape.width + col(part));
       x[part].v = load_vector<4>(v.row(at.row) + col(part));
-      if (mix.source) x[part].u = load_vector<4>(mix.source.row(source) + col(part));
+      if (d_v_extra) x[part].d_extra = load_vector<4>(d_v_extra.row(at.row) + col(part));
+      if (reads_source) x[part].u = load_vector<4>(mix.source.row(source) + col(part));
     }
     bf16* const d_x = d_qkv.row(at.row);
     store_pair(d_x + first, shape.half, d_q_in);
@@ -177,7 +180,7 @@ void rotary_table(Stream stream, Mat<A> cos, Mat<A> sin, Vec<const double> frequ
 template <class T>
 void attention_input_backward(Stream stream, Mat<T> d_qkv, const ValueMixGradients<T>& d_mix, Mat<const T> qk,
                               Mat<const acc_t<T>> rstd, Mat<const T> v, Mat<const acc_t<T>> d_q, Mat<const T> d_kv,
-                              const Rotary<T>& rotary, const ValueMix<T>& mix) {
+                              Mat<const T> d_v_extra, const Rotary<T>& rotary, const ValueMix<T>& mix) {
   constexpr const char* op = "attention_input_backward";
   const Units shape = units_of(op, d_q.rows, d_q.cols, rotary.heads);
   require_vectors(op, d_qkv);
@@ -186,18 +189,20 @@ void attention_input_backward(Stream stream, Mat<T> d_qkv, const ValueMixGradien
   require_vectors(op, v);
   require_dense(op, d_q);
   require_vectors(op, d_kv);
+  require_vectors(op, d_v_extra);
   require_vectors(op, rotary.cos);
   require_vectors(op, rotary.sin);
   require_vectors(op, mix.source);
   if (d_q.rows == 0) return;
   attention_input_backward_kernel<<<blocks_for(static_cast<std::size_t>(shape.count) * warp_size), block_threads, 0,
-                                    cuda_stream(stream)>>>(shape, d_qkv, d_mix, qk, rstd, v, d_q, d_kv, rotary, mix);
+                                    cuda_stream(stream)>>>(shape, d_qkv, d_mix, qk, rstd, v, d_q, d_kv, d_v_extra,
+                                                           rotary, mix);
   check_launch(op);
 }
 
 template void rotary_table(Stream, Mat<float>, Mat<float>, Vec<const double>);
 template void attention_input_backward(Stream, Mat<bf16>, const ValueMixGradients<bf16>&, Mat<const bf16>,
                                        Mat<const float>, Mat<const bf16>, Mat<const float>, Mat<const bf16>,
-                                       const Rotary<bf16>&, const ValueMix<bf16>&);
+                                       Mat<const bf16>, const Rotary<bf16>&, const ValueMix<bf16>&);
 
 }  // namespace nanorun::kernels::cuda

@@ -63,12 +63,13 @@ template <class T>
 void attention_input_forward(Stream stream, Mat<T> qk, Mat<T> v_mixed, Mat<acc_t<T>> rstd, Mat<const T> qkv,
                              const Rotary<T>& rotary, const ValueMix<T>& mix, double eps);
 
-/// d_qkv = gradient of qkv, where d_q [T, H D] is the gradient of q' and d_kv [T, 2 H D] that of [k' v']. `qk` and
-/// `rstd` are the forward's; v is the value part of its qkv. `d_kv` may be the last 2 H D columns of `d_qkv`.
+/// d_qkv = gradient of qkv, where d_q [T, H D] is the gradient of q' and d_kv [T, 2 H D] that of [k' v'], to whose v'
+/// d_v_extra [T, H D] is added unless null. `qk` and `rstd` are the forward's; v is the value part of its qkv. `d_kv`
+/// may be the last 2 H D columns of `d_qkv`. With `unit_source` the source is not read.
 template <class T>
 void attention_input_backward(Stream stream, Mat<T> d_qkv, const ValueMixGradients<T>& d_mix, Mat<const T> qk,
                               Mat<const acc_t<T>> rstd, Mat<const T> v, Mat<const acc_t<T>> d_q, Mat<const T> d_kv,
-                              const Rotary<T>& rotary, const ValueMix<T>& mix);
+                              Mat<const T> d_v_extra, const Rotary<T>& rotary, const ValueMix<T>& mix);
 
 }  // namespace nanorun::kernels::portable
 
@@ -88,6 +89,6 @@ void rotary_table(Stream stream, Mat<A> cos, Mat<A> sin, Vec<const double> frequ
 template <class T>
 void attention_input_backward(Stream stream, Mat<T> d_qkv, const ValueMixGradients<T>& d_mix, Mat<const T> qk,
                               Mat<const acc_t<T>> rstd, Mat<const T> v, Mat<const acc_t<T>> d_q, Mat<const T> d_kv,
-                              const Rotary<T>& rotary, const ValueMix<T>& mix);
+                              Mat<const T> d_v_extra, const Rotary<T>& rotary, const ValueMix<T>& mix);
 
 }  // namespace nanorun::kernels::cuda

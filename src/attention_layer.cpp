@@ -51,7 +51,7 @@ void AttentionLayer<T>::backward(Stream stream, const Activations<T>& a, const F
   values_.backward(stream, a, d_v, layer);
   ops::attention_input_backward<T>(stream, d_qkv, values_.gradients(a, layer), s.qkv.col_block(0, 2 * width), s.rstd_qk,
                                    s.qkv.col_block(2 * width, width), a.d_q, d_qkv.col_block(width, 2 * width),
-                                   rotary(feed, layer), values_.mix(a, feed.sequence, layer));
+                                   {}, rotary(feed, layer), values_.mix(a, feed.sequence, layer));
   if (layer == 0 && a.d_v_first) ops::add<T>(stream, d_v, a.d_v_first);
   ops::linear_backward_weight<T>(stream, parameters_.gradient(block_name(layer, "qkv")), d_qkv, s.n, add);
   ops::linear_backward_input<T>(stream, a.d_narrow, d_qkv, parameters_.weight(block_name(layer, "qkv")));

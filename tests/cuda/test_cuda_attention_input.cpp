@@ -38,6 +38,7 @@ struct Case {
         d_qkv(rows, 3 * width, 9, {-1, 1}, 4 * width),
         d_q(rows, width, 12),
         d_q_panels(panels(d_q.host())),
+        d_v_extra(rows, width, 13),
         d_lambda(1, 2, 10),
         d_u(source == Source::table ? vocabulary : rows, width, 11) {}
 
@@ -80,22 +81,26 @@ struct Case {
   Tensor<bf16> d_qkv;
   Tensor<float> d_q;
   DeviceVector<float> d_q_panels;
+  Tensor<bf16> d_v_extra;
   Tensor<float> d_lambda, d_u;
 };
 
-void compare(int rows, int heads, int head_dim, Source source, bool paired = false) {
+void compare(int rows, int heads, int head_dim, Source source, bool paired = false, bool extra = false) {
   SCOPED_TRACE("D " + std::to_string(head_dim) + ", source " + std::to_string(static_cast<int>(source)));
   Case c(rows, heads, head_dim, source, paired);
   portable::ValueMixGradients<float> host_d{c.d_lambda.host().data, {}};
   ValueMixGradients<bf16> device_d{c.d_lambda.device().data, {}};
   if (c.source != Source::none) host_d.d_source = c.d_u.host(), device_d.d_source = c.d_u.device();
+  Mat<const float> host_extra;
+  Mat<const bf16> device_extra;
+  if (extra) host_extra = c.d_v_extra.host(), device_extra = c.d_v_extra.device();
   portable::attention_input_backward<float>({}, c.d_qkv.host(), host_d, c.qk.host(), c.rstd.host(),
                                             c.qkv.host().col_block(2 * c.width, c.width), c.d_q.host(),
-                                            c.d_qkv.host().col_block(c.width, 2 * c.width),
+                                            c.d_qkv.host().col_block(c.width, 2 * c.width), host_extra,
                                             {c.heads, c.cos.host(), c.sin.host(), c.paired}, c.host_mix());
   cuda::attention_input_backward<bf16>({}, c.d_qkv.device(), device_d, c.qk.device(), c.rstd.device(),
                                        c.qkv.device().col_block(2 * c.width, c.width), c.d_q_in_panels(),
-                                       c.d_qkv.device().col_block(c.width, 2 * c.width),
+                                       c.d_qkv.device().col_block(c.width, 2 * c.width), device_extra,
                                        {c.heads, c.cos.device(), c.sin.device(), c.paired}, c.device_mix());
   c.d_qkv.expect_match("d_qkv");
   // Float sums in another order: of rows / vocabulary terms; and of rows * H D products of random sign, to whose total
@@ -114,6 +119,8 @@ TEST(CudaAttentionInput, BackwardOfSmallShapesMatchesPortable) {
     compare(4, 1, 512, source);
     compare(37, 6, 16, source, true);
     compare(21, 6, 128, source, true);
+    compare(37, 3, 16, source, false, true);
+    compare(21, 6, 128, source, false, true);
   }
 }
 
@@ -122,6 +129,7 @@ TEST(CudaAttentionInput, BackwardOfRecipeShapeMatchesPortable) {
   compare(49152, 6, 128, Source::table);
   compare(8191, 6, 128, Source::interpolated);
   compare(8191, 6, 128, Source::unit, true);
+  compare(8191, 6, 128, Source::none, false, true);
 }
 
 TEST(CudaAttentionInput, RotaryTableMatchesPortable) {

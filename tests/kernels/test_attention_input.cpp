@@ -102,13 +102,13 @@ struct Gradients {
 };
 
 template <class T>
-Gradients backward(const Case& c, bool in_place) {
+Gradients backward(const Case& c, bool in_place, const Values& d_v_extra = {}) {
   Inputs<T> in(c);
   const Forward saved = forward<T>(c);
   Strided<T> out(c.tokens, 3 * c.width(), saved.out), rstd(c.tokens, 2 * c.heads, saved.rstd);
   Strided<T> d_out(c.tokens, 3 * c.width(), c.d_out), separate(c.tokens, 3 * c.width());
   Strided<T>& d_qkv = in_place ? d_out : separate;
-  Strided<T> d_q(c.tokens, c.width());
+  Strided<T> d_q(c.tokens, c.width()), extra(c.tokens, d_v_extra.empty() ? 0 : c.width(), d_v_extra);
   for (int t = 0; t < c.tokens; ++t) std::copy_n(d_out.mat().row(t), c.width(), d_q.mat().row(t));
   auto d_lambda = test::convert<T>(c.start_lambda);
   Strided<T> d_source(c.n_source_rows(), c.width(), c.start_source);
@@ -117,7 +117,8 @@ Gradients backward(const Case& c, bool in_place) {
   const Mat<T> v = in.qkv.mat().col_block(2 * c.width(), c.width());
   const Mat<T> qk = out.mat().col_block(0, 2 * c.width());
   attention_input_backward<T>({}, d_qkv.mat(), d_mix, qk, rstd.mat(), v, d_q.mat(),
-                              d_out.mat().col_block(c.width(), 2 * c.width()), in.rotary(), in.mix());
+                              d_out.mat().col_block(c.width(), 2 * c.width()),
+                              d_v_extra.empty() ? Mat<T>() : extra.mat(), in.rotary(), in.mix());
   return {d_qkv.dense(), test::difference(test::convert<double>(d_lambda), c.start_lambda),
           test::difference(d_source.dense(), c.start_source)};
 }
@@ -189,6 +190,22 @@ TEST_P(AttentionInput, GradientMayReplaceTheUpstreamGradient) {
   EXPECT_EQ(in_place.qkv, separate.qkv);
   EXPECT_EQ(in_place.lambda, separate.lambda);
   EXPECT_EQ(in_place.source, separate.source);
+}
+
+TEST_P(AttentionInput, ExtraGradientOfValuesIsAdded) {
+  Case c(7, 2, 6, GetParam());
+  const Values extra = test::random_values(static_cast<std::size_t>(c.tokens) * c.width(), 6);
+  for (const bool in_place : {false, true}) {
+    const Gradients d = backward<double>(c, in_place, extra);
+    Case sum = c;
+    for (std::size_t i = 0; i < extra.size(); ++i) {
+      sum.d_out[(3 * (i / c.width()) + 2) * c.width() + i % c.width()] += extra[i];
+    }
+    const Gradients expected = backward<double>(sum, false);
+    EXPECT_EQ(d.qkv, expected.qkv);
+    EXPECT_EQ(d.lambda, expected.lambda);
+    EXPECT_EQ(d.source, expected.source);
+  }
 }
 
 TEST_P(AttentionInput, FloatAgreesWithDouble) {
