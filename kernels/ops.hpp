@@ -11,6 +11,7 @@
 #include "kernels/fill.hpp"
 #include "kernels/head.hpp"
 #include "kernels/head_composition.hpp"
+#include "kernels/head_output.hpp"
 #include "kernels/head_scale.hpp"
 #include "kernels/key_offset.hpp"
 #include "kernels/matmul.hpp"
@@ -23,7 +24,6 @@
 #include "kernels/smear.hpp"
 #include "kernels/types.hpp"
 #include "kernels/wire.hpp"
-#include "kernels/xsa.hpp"
 
 namespace nanorun {
 /// Real: type of a training run's activations and of the weights that GEMMs read. Sums, statistics, master weights and

@@ -39,10 +39,8 @@ void allocate_attention(AttentionActivations<T>& attention, const ModelConfig& m
     }
   }
   if (names(model.composed_layers, layer)) attention.y_composed = narrow();
-  if (names(model.xsa_layers, layer)) attention.y_xsa = narrow();
-  if (names(model.gated_layers, layer)) {
-    attention.y_gated = narrow();
-    if (!model.gate_nets) attention.gate = take_matrix<acc_t<T>>(allocator, length, model.heads);
+  if (names(model.gated_layers, layer) && !model.gate_nets) {
+    attention.gate = take_matrix<acc_t<T>>(allocator, length, model.heads);
   }
 }
 
@@ -62,15 +60,15 @@ std::size_t mlp_workspace(const Config& config, int length) {
                   ops::linear_fp8_workspace<T>(length, hidden, width));
 }
 
-/// Streams inside a block that a mix reads or makes. `scratch`: where the branches lie that mixes imply.
+/// Streams inside a block that a mix reads or makes. `branch`: scratch for those that mixes imply.
 template <class T>
-void allocate_streams(BlockActivations<T>& block, const ModelConfig& model, int layer, int length, Mat<T> scratch,
+void allocate_streams(BlockActivations<T>& block, const ModelConfig& model, int layer, int length, Mat<T> branch,
                       WorkspaceAllocator& allocator) {
   const auto narrow = [&] { return take_matrix<T>(allocator, length, model.width); };
   if (model.residual == Residual::unet) return;
   if (layer == model.skip_to || mixes_by_mudd(model, layer)) block.x_before = narrow();
-  if (has_attention(model, layer)) block.attention_out = implies_attention(model, layer) ? scratch : narrow();
-  block.mlp_out = implies_mlp(model, layer) ? scratch : narrow();
+  if (has_attention(model, layer)) block.attention_out = implies_attention(model, layer) ? branch : narrow();
+  block.mlp_out = implies_mlp(model, layer) ? branch : narrow();
 }
 
 }  // namespace
@@ -91,7 +89,8 @@ Activations<T>::Activations(const Config& config, int length, bool training, Wor
   if (model.mudd) x_final = narrow();
   n_final = narrow();
   rstd_final = take_vector<acc_t<T>>(allocator, length);
-  if (model.value_path == ValuePath::gated_embeddings || model.residual == Residual::scaled) aux = narrow();
+  if (!model.value_layers.empty() || !model.xsa_layers.empty() || !model.gated_layers.empty()) aux = narrow();
+  if (model.residual == Residual::scaled) branch = narrow();
   coefficients = CoefficientActivations<T>(model, length, training, allocator);
   if (training) {
     allocate_training_blocks(config, allocator);
@@ -115,7 +114,7 @@ void Activations<T>::allocate_training_blocks(const Config& config, WorkspaceAll
     if (keeps_stream(model, i + 1)) saved.x = take_matrix<T>(allocator, length, model.width);
     if (has_attention(model, i)) allocate_attention(saved.attention, model, i, length, allocator);
     allocate_mlp(saved.mlp, model, length, allocator);
-    allocate_streams(saved, model, i, length, aux, allocator);
+    allocate_streams(saved, model, i, length, branch, allocator);
     saved.mlp.h = shares_h ? shared_h : hidden();
     block.push_back(saved);
   }
@@ -137,7 +136,7 @@ void Activations<T>::allocate_evaluation_blocks(const ModelConfig& model, Worksp
     WorkspaceAllocator own = allocator;
     block.push_back(shared);
     if (has_attention(model, i)) allocate_attention(block[i].attention, model, i, length, own);
-    allocate_streams(block[i], model, i, length, aux, own);
+    allocate_streams(block[i], model, i, length, branch, own);
     most = std::max(most, own.used());
   }
   allocator.take<std::byte>(most - before);

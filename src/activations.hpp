@@ -23,7 +23,7 @@ struct AttentionActivations {
   kernels::Mat<kernels::acc_t<T>> value_gate;  ///< [T, H]
   kernels::Mat<T> y;                           ///< attention [T, d]
   kernels::Mat<kernels::acc_t<T>> lse;         ///< [H, T]; of paired heads [H / 2, 2T]
-  kernels::Mat<T> y_composed, y_xsa, y_gated;  ///< after each step that the layer has, see HeadMixing [T, d]
+  kernels::Mat<T> y_composed;                  ///< after the composition of heads, where the layer has it [T, d]
   kernels::Mat<kernels::acc_t<T>> gate;        ///< of the heads, where no coefficient net gives it [T, H]
 };
 
@@ -67,7 +67,9 @@ struct Activations {
   kernels::Mat<T> x_final;  ///< mix behind the last block, where there is one [T, d]
   kernels::Mat<T> n_final;  ///< norm of the last stream [T, d]
   kernels::Vec<kernels::acc_t<T>> rstd_final;
-  kernels::Mat<T> aux;  ///< scratch: what the values of a layer take up, later what a branch adds [T, d]
+  /// Scratch of a layer's attention: what its values take up, then what XSA and gates leave of its heads [T, d].
+  kernels::Mat<T> aux;
+  kernels::Mat<T> branch;  ///< scratch: what attention or the MLP adds to the stream, where mixes imply it [T, d]
 
   // Gradients; training only.
   kernels::Mat<T> d_narrow;                     ///< of n_final, then of any branch of width d, then of the embedding
@@ -86,7 +88,7 @@ struct Activations {
   kernels::Mat<T> d_x0;                                       ///< [T, d]
   kernels::Mat<T> d_branch;                                   ///< of what a mix reads of attention or MLP [T, d]
   kernels::Mat<T> d_k_offset;                                 ///< of keys behind their offset [T, d]
-  kernels::Mat<T> d_v_extra;                                  ///< of values, beside what attention sends them [T, d]
+  kernels::Mat<T> d_v_extra;                                  ///< of values, from XSA [T, d]
   kernels::Mat<kernels::acc_t<T>> d_value_gate, d_head_gate;  ///< [T, H]
   kernels::Mat<T> d_wide;                                     ///< any branch of width 3d or m d
   kernels::Workspace value_workspace;                         ///< of the lookup of gated value embeddings

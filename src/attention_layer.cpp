@@ -41,17 +41,21 @@ void AttentionLayer<T>::backward(Stream stream, const Activations<T>& a, const F
   const auto in = inputs(a, feed, layer);
   const kernels::AttentionMask& mask = this->mask(feed, layer);
 
-  ops::linear_backward_weight<T>(stream, parameters_.gradient(block_name(layer, "attention_out")), d_out,
-                                 heads_.output(a, layer), add);
   ops::linear_backward_input<T>(stream, a.d_narrow, d_out, parameters_.weight(block_name(layer, "attention_out")));
-  heads_.backward(stream, a, layer);
+  const Mat<const T> y = heads_.backward(stream, a, layer);
+  ops::linear_backward_weight<T>(stream, parameters_.gradient(block_name(layer, "attention_out")), d_out, y, add);
   ops::attention_backward<T>(stream, a.d_q, d_k, d_v, s.y, s.lse, a.d_narrow, in, mask, a.workspace);
   heads_.backward_composition(stream, a, in, mask.first_key, d_k, d_v, layer);
   if (s.k_offset) ops::key_offset_backward<T>(stream, d_projected_k, d_k, model_.heads);
+  Mat<T> d_v_extra = heads_.value_gradient(a, layer);
+  if (d_v_extra && values_.gated(layer)) {
+    ops::add<T>(stream, d_v, d_v_extra);
+    d_v_extra = {};
+  }
   values_.backward(stream, a, d_v, layer);
   ops::attention_input_backward<T>(stream, d_qkv, values_.gradients(a, layer), s.qkv.col_block(0, 2 * width), s.rstd_qk,
                                    s.qkv.col_block(2 * width, width), a.d_q, d_qkv.col_block(width, 2 * width),
-                                   {}, rotary(feed, layer), values_.mix(a, feed.sequence, layer));
+                                   d_v_extra, rotary(feed, layer), values_.mix(a, feed.sequence, layer));
   if (layer == 0 && a.d_v_first) ops::add<T>(stream, d_v, a.d_v_first);
   ops::linear_backward_weight<T>(stream, parameters_.gradient(block_name(layer, "qkv")), d_qkv, s.n, add);
   ops::linear_backward_input<T>(stream, a.d_narrow, d_qkv, parameters_.weight(block_name(layer, "qkv")));

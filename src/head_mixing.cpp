@@ -17,43 +17,21 @@ Mat<T> HeadMixing<T>::forward(Stream stream, const Activations<T>& a, const ops:
     ops::head_composition_forward<T>(stream, s.y_composed, y, composition(a, in, first_key, layer), a.workspace);
     y = s.y_composed;
   }
-  if (s.y_xsa) {
-    ops::xsa_forward<T>(stream, s.y_xsa, y, s.v_mixed, xsa(a, layer).value, model_.heads);
-    y = s.y_xsa;
+  if (!has_xsa(layer) && !is_gated(layer)) return y;
+  if (gated_by_itself(layer)) {
+    ops::head_gate_forward<T>(stream, s.gate, {s.n.col_block(0, gate_columns), {}, 1},
+                              parameters_.scalars(block_name(layer, "attention_gate")));
   }
-  if (s.y_gated) {
-    if (gated_by_itself(layer)) {
-      ops::head_gate_forward<T>(stream, s.gate, {s.n.col_block(0, gate_columns), {}, 1},
-                                parameters_.scalars(block_name(layer, "attention_gate")));
-    }
-    ops::head_scale_forward<T>(stream, s.y_gated, y, gate(a, layer).value, model_.heads, false);
-    y = s.y_gated;
-  }
-  return y;
+  ops::head_output_forward<T>(stream, a.aux, output(a, layer));
+  return a.aux;
 }
 
 template <class T>
-Mat<T> HeadMixing<T>::output(const Activations<T>& a, int layer) const {
+Mat<const T> HeadMixing<T>::backward(Stream stream, const Activations<T>& a, int layer) const {
   const AttentionActivations<T>& s = a.block[layer].attention;
-  return s.y_gated ? s.y_gated : s.y_xsa ? s.y_xsa : s.y_composed ? s.y_composed : s.y;
-}
-
-template <class T>
-void HeadMixing<T>::backward(Stream stream, const Activations<T>& a, int layer) const {
-  const AttentionActivations<T>& s = a.block[layer].attention;
-  const Mat<T>& composed = s.y_composed ? s.y_composed : s.y;
-  if (s.y_gated) {
-    const Gate<T> gate = this->gate(a, layer);
-    if (gated_by_itself(layer)) ops::fill<acc_t<T>>(stream, elements(gate.gradient), 0);
-    ops::head_scale_backward<T>(stream, a.d_narrow, gate.gradient, a.d_narrow, s.y_xsa ? s.y_xsa : composed, gate.value,
-                                model_.heads, false);
-  }
-  if (s.y_xsa) {
-    const Gate<T> alpha = xsa(a, layer);
-    ops::fill<T>(stream, elements(a.d_v_extra), 0);
-    ops::xsa_backward<T>(stream, a.d_narrow, a.d_v_extra, alpha.gradient, a.d_narrow, composed, s.v_mixed, alpha.value,
-                         model_.heads);
-  }
+  if (!has_xsa(layer) && !is_gated(layer)) return s.y_composed ? s.y_composed : s.y;
+  ops::head_output_backward<T>(stream, gradients(a, layer), a.aux, a.d_narrow, output(a, layer));
+  return a.aux;
 }
 
 template <class T>
@@ -70,7 +48,6 @@ void HeadMixing<T>::backward_composition(Stream stream, const Activations<T>& a,
     d.d_w2 = coefficients_.gate(a.coefficients, columns, model_.heads, model_.heads).gradient;
     ops::head_composition_backward<T>(stream, d, a.d_narrow, composition(a, in, first_key, layer), a.workspace);
   }
-  if (s.y_xsa) ops::add<T>(stream, d_v, a.d_v_extra);
 }
 
 template <class T>
@@ -91,9 +68,21 @@ ops::HeadComposition<T> HeadMixing<T>::composition(const Activations<T>& a, cons
   return {in, w1.value, w2.value, model_.composition_window, first_key};
 }
 
+template <class T>
+ops::HeadOutput<T> HeadMixing<T>::output(const Activations<T>& a, int layer) const {
+  const AttentionActivations<T>& s = a.block[layer].attention;
+  return {model_.heads, s.y_composed ? s.y_composed : s.y, s.v_mixed, xsa(a, layer).value, gate(a, layer).value};
+}
+
+template <class T>
+ops::HeadOutputGradients<T> HeadMixing<T>::gradients(const Activations<T>& a, int layer) const {
+  return {a.d_narrow, value_gradient(a, layer), xsa(a, layer).gradient, gate(a, layer).gradient};
+}
+
 /// Without a net, learned scalars: every token's row is theirs.
 template <class T>
 Gate<T> HeadMixing<T>::xsa(const Activations<T>& a, int layer) const {
+  if (!has_xsa(layer)) return {};
   if (model_.gate_nets) return coefficients_.gate(a.coefficients, fmt::format("xsa.{}", layer), 0, model_.heads);
   const std::string name = block_name(layer, "xsa");
   const auto every_row = [&](const auto& scalars) {
@@ -105,6 +94,7 @@ Gate<T> HeadMixing<T>::xsa(const Activations<T>& a, int layer) const {
 
 template <class T>
 Gate<T> HeadMixing<T>::gate(const Activations<T>& a, int layer) const {
+  if (!is_gated(layer)) return {};
   if (gated_by_itself(layer)) return {a.block[layer].attention.gate, a.d_head_gate};
   return coefficients_.gate(a.coefficients, fmt::format("attention_gate.{}", layer), 0, model_.heads);
 }

@@ -20,10 +20,15 @@ class Values {
          const Mixes<T>& mixes)
       : model_(model), parameters_(parameters), coefficients_(coefficients), mixes_(mixes) {}
 
+  /// Whether a layer has a gated value embedding: backward() reads the gradient of its values.
+  bool gated(int layer) const {
+    return model_.value_path == ValuePath::gated_embeddings && value_embedding_of(model_, layer) >= 0;
+  }
+
   /// How the projection of a layer mixes its values. Forms what they take up, from attention's input n.
   ops::ValueMix<T> forward(kernels::Stream stream, const Activations<T>& a, const DeviceSequence& sequence,
                            int layer) const;
-  /// The same mix for the backward pass, which does not form it again.
+  /// The same mix for the backward pass, which does not form it again: what was in a.aux is gone, and is not read.
   ops::ValueMix<T> mix(const Activations<T>& a, const DeviceSequence& sequence, int layer) const;
   ops::ValueMixGradients<T> gradients(const Activations<T>& a, int layer) const;
 
@@ -36,9 +41,6 @@ class Values {
   void backward_table(kernels::Stream stream, const Activations<T>& a, const DeviceSequence& sequence, int layer) const;
 
  private:
-  bool gated(int layer) const {
-    return model_.value_path == ValuePath::gated_embeddings && value_embedding_of(model_, layer) >= 0;
-  }
   std::string table(int layer) const;
   ops::GateInputs<T> gate_inputs(const Activations<T>& a, int layer) const;
   /// Of the value embedding's heads, or of halves of them.
