@@ -182,7 +182,8 @@ template <class T>
 void mix_norm_forward(Stream stream, Mat<T> out, Mat<T> n, Vec<acc_t<T>> rstd, std::span<const MixTerm<T>> terms,
                       double eps, acc_t<T>* maximum) {
   with_terms(terms, [&](const auto& fixed) { mix_norm_rows(out, n, rstd, fixed, eps); });
-  if (maximum) max_magnitude<T>(stream, maximum, n);
+  const Magnitude<T> magnitude{maximum, n};
+  if (maximum) max_magnitude<T>(stream, {&magnitude, 1});
 }
 
 template <class T>

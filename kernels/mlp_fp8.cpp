@@ -45,10 +45,8 @@ void product(Mat<T> out, Mat<const T> x, Fp8Scale<T> scale_x, Mat<const T> w, Fp
   });
 }
 
-}  // namespace
-
 template <class T>
-void max_magnitude(Stream, acc_t<T>* maximum, Mat<const T> x) {
+void raise_maximum(T* maximum, Mat<const T> x) {
   show_life();
   T largest = 0;
   const auto row_maximum = [=] KOKKOS_FUNCTION(int i, T& so_far) {
@@ -62,6 +60,13 @@ void max_magnitude(Stream, acc_t<T>* maximum, Mat<const T> x) {
   for_rows("keep_maximum", 1, [=] KOKKOS_FUNCTION(int) { *maximum = largest > *maximum ? largest : *maximum; });
 }
 
+}  // namespace
+
+template <class T>
+void max_magnitude(Stream, std::span<const Magnitude<T>> magnitudes) {
+  for (const Magnitude<T>& of : magnitudes) raise_maximum(of.maximum, of.x);
+}
+
 template <class T>
 std::size_t linear_fp8_workspace(int rows, int inner, int cols) {
   const auto bytes = [&](int n) { return WorkspaceAllocator::bytes<T>(static_cast<std::size_t>(n) * inner); };
@@ -69,13 +74,13 @@ std::size_t linear_fp8_workspace(int rows, int inner, int cols) {
 }
 
 template <class T>
-void linear_relu2_forward_fp8(Stream stream, Mat<T> h, acc_t<T>* maximum, Mat<const T> x, Fp8Scale<acc_t<T>> scale_x,
+void linear_relu2_forward_fp8(Stream, Mat<T> h, acc_t<T>* maximum, Mat<const T> x, Fp8Scale<acc_t<T>> scale_x,
                               Mat<const T> w, Fp8Scale<acc_t<T>> scale_w, Workspace workspace, Mat<e4m3>,
                               Fp8Scale<acc_t<T>>) {
   assert(maximum != scale_x.maximum && maximum != scale_w.maximum);
   const auto relu2 = [] KOKKOS_FUNCTION(T z) { return z < 0 ? T(0) : z * z; };  // passes NaN on
   product(h, x, scale_x, w, scale_w, workspace, relu2);
-  max_magnitude<T>(stream, maximum, h);
+  raise_maximum<T>(maximum, h);
 }
 
 template <class T>
@@ -85,7 +90,7 @@ void linear_forward_fp8(Stream, Mat<T> out, Mat<const T> h, Fp8Scale<acc_t<T>> s
 }
 
 #define NANORUN_INSTANTIATE(T)                                                                                      \
-  template void max_magnitude(Stream, T*, Mat<const T>);                                                            \
+  template void max_magnitude(Stream, std::span<const Magnitude<T>>);                                               \
   template std::size_t linear_fp8_workspace<T>(int, int, int);                                                      \
   template void linear_relu2_forward_fp8(Stream, Mat<T>, T*, Mat<const T>, Fp8Scale<T>, Mat<const T>, Fp8Scale<T>,  \
                                          Workspace, Mat<e4m3>, Fp8Scale<T>);                                        \

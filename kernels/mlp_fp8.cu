@@ -7,6 +7,7 @@
 
 #include "kernels/mlp_fp8.hpp"
 
+#include <algorithm>
 #include <cassert>
 
 #include "kernels/fused_gemm.cuh"
@@ -29,15 +30,22 @@ __device__ int reordered(int row) { return (row & ~30) | (row & 6) << 2 | (row &
 // ---------------------------------------------------------------------------------------------------------------------
 // Maxima
 
-__global__ void __launch_bounds__(block_threads) max_magnitude_kernel(float* maximum, Mat<const bf16> x) {
+/// Those of one launch.
+struct Magnitudes {
+  static constexpr std::size_t most = 32;
+  Magnitude<bf16> of[most];
+};
+
+/// Blocks of one y work on one matrix.
+__global__ void __launch_bounds__(block_threads) max_magnitude_kernel(const __grid_constant__ Magnitudes p) {
+  const Mat<const bf16>& x = p.of[blockIdx.y].x;
   const unsigned vectors = x.cols / 8, count = vectors * x.rows, stride = gridDim.x * block_threads;
   std::uint32_t largest = 0;
 #pragma unroll 4
   for (unsigned i = blockIdx.x * block_threads + threadIdx.x; i < count; i += stride) {
-    const unsigned at = count - 1 - i;  // backwards: what was written last, and is quantised first, is in the L2 cache
-    keep_larger(largest, load_vector<8>(x.row(at / vectors) + at % vectors * 8));
+    keep_larger(largest, load_vector<8>(x.row(i / vectors) + i % vectors * 8));
   }
-  raise_by_block(maximum, largest);
+  raise_by_block(p.of[blockIdx.y].maximum, largest);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -261,13 +269,20 @@ Operands quantised(const char* name, Stream stream, Workspace workspace, Mat<con
 }  // namespace
 
 template <class T>
-void max_magnitude(Stream stream, acc_t<T>* maximum, Mat<const T> x) {
-  require_vectors("max_magnitude", x);
-  if (x.size() == 0) return;
+void max_magnitude(Stream stream, std::span<const Magnitude<T>> magnitudes) {
   constexpr int blocks_of_sm = 8;
-  const int blocks = std::min(blocks_for(x.size() / 8), sm_count * blocks_of_sm);
-  max_magnitude_kernel<<<blocks, block_threads, 0, cuda_stream(stream)>>>(maximum, x);
-  check_launch("max_magnitude");
+  for (const Magnitude<T>& of : magnitudes) require_vectors("max_magnitude", of.x);
+  while (!magnitudes.empty()) {
+    const auto now = magnitudes.first(std::min(magnitudes.size(), Magnitudes::most));
+    magnitudes = magnitudes.subspan(now.size());
+    Magnitudes p;
+    std::ranges::copy(now, p.of);
+    const std::size_t size = std::ranges::max(now, {}, [](const Magnitude<T>& of) { return of.x.size(); }).x.size();
+    const int count = static_cast<int>(now.size());
+    const int blocks = std::clamp(blocks_for(size / 8), 1, ceil_div(sm_count * blocks_of_sm, count));
+    max_magnitude_kernel<<<dim3(blocks, count), block_threads, 0, cuda_stream(stream)>>>(p);
+    check_launch("max_magnitude");
+  }
 }
 
 template <class T>
@@ -306,7 +321,7 @@ void linear_forward_fp8(Stream stream, Mat<T> out, Mat<const T> h, Fp8Scale<acc_
   launch(name, stream, LinearFp8{out, q.factors}, out.cols, hq ? hq : Mat<const e4m3>(q.a), q.b);
 }
 
-template void max_magnitude(Stream, float*, Mat<const bf16>);
+template void max_magnitude(Stream, std::span<const Magnitude<bf16>>);
 template std::size_t linear_fp8_workspace<bf16>(int, int, int);
 template void linear_relu2_forward_fp8(Stream, Mat<bf16>, float*, Mat<const bf16>, Scale, Mat<const bf16>, Scale,
                                        Workspace, Mat<e4m3>, Scale);

@@ -12,6 +12,8 @@
 // The portable implementation emulates the rounding to e4m3. It rounds nothing to bf16: neither products, nor h, nor
 // scales, nor a / s_a. a / s_a is the product of a and 1 / s_a in fp32.
 
+#include <span>
+
 #include "kernels/types.hpp"
 
 namespace nanorun::kernels::portable {
@@ -23,9 +25,16 @@ struct Fp8Scale {
   double margin = 1;
 };
 
-/// *maximum = max(*maximum, |x|) over all elements; NaN does not count.
+/// A matrix, and the maximum that it raises.
 template <class T>
-void max_magnitude(Stream stream, acc_t<T>* maximum, Mat<const T> x);
+struct Magnitude {
+  acc_t<T>* maximum = nullptr;
+  Mat<const T> x;
+};
+
+/// For each: *maximum = max(*maximum, |x|) over all elements; NaN does not count.
+template <class T>
+void max_magnitude(Stream stream, std::span<const Magnitude<T>> magnitudes);
 
 /// Bytes of scratch for x [rows, inner] and w [cols, inner] of either product below, with hq or without.
 template <class T>
@@ -49,6 +58,7 @@ void linear_forward_fp8(Stream stream, Mat<T> out, Mat<const T> h, Fp8Scale<acc_
 namespace nanorun::kernels::cuda {
 
 using portable::Fp8Scale;
+using portable::Magnitude;
 
 // T = bf16. Sums of products have about 14 bits, as the tensor cores' 8-bit GEMMs keep them. h and out are rounded to
 // bf16; hq is rounded once, from fp32. `maximum` is that of the rounded h. Both weights are quantised in every call.
@@ -56,7 +66,7 @@ using portable::Fp8Scale;
 // weights are a multiple of 128 and their rows one of 32.
 
 template <class T>
-void max_magnitude(Stream stream, acc_t<T>* maximum, Mat<const T> x);
+void max_magnitude(Stream stream, std::span<const Magnitude<T>> magnitudes);
 template <class T>
 std::size_t linear_fp8_workspace(int rows, int inner, int cols);
 template <class T>

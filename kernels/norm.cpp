@@ -17,7 +17,8 @@ void rms_norm_forward(Stream stream, Mat<T> out, Vec<acc_t<T>> rstd, Mat<const T
 #pragma omp simd
     for (int j = 0; j < x.cols; ++j) to[j] = from[j] * r;
   });
-  if (maximum) max_magnitude<T>(stream, maximum, out);
+  const Magnitude<T> magnitude{maximum, out};
+  if (maximum) max_magnitude<T>(stream, {&magnitude, 1});
 }
 
 template <class T>

@@ -1,5 +1,7 @@
 #include "src/mlp_layer.hpp"
 
+#include <vector>
+
 #include "src/arena.hpp"
 
 namespace nanorun {
@@ -16,6 +18,16 @@ Mat<kernels::e4m3> quantised_h(const Activations<T>& a, int hidden) {
 }
 
 }  // namespace
+
+template <class T>
+void MlpLayer<T>::enter(const Activations<T>& a, int layer) const {
+  if (!quantises(a)) return;
+  std::vector<typename MlpScales<T>::Matrices> matrices;
+  for (int i = layer; i < layer + layers_from(config_.model, layer); ++i) {
+    matrices.push_back({parameters_.weight(block_name(i, "mlp_in")), parameters_.weight(block_name(i, "mlp_out"))});
+  }
+  scales_.measure(layer, matrices);
+}
 
 /// h of the layer's n; in FP8 also what quantised_h() keeps, on devices.
 template <class T>
@@ -36,7 +48,6 @@ void MlpLayer<T>::forward(Stream stream, const Activations<T>& a, Mat<T> out, bo
   const MlpActivations<T>& s = a.block[layer].mlp;
   const Mat<const T> w = parameters_.weight(block_name(layer, "mlp_out"));
   if (quantises(a)) {
-    scales_.measure(layer, parameters_.weight(block_name(layer, "mlp_in")), w);
     hidden(stream, a, layer);
     const auto scale = scales_.of(layer);
     ops::linear_forward_fp8<T>(stream, adds ? a.d_narrow : out, s.h, scale.h, w, scale.w_out, a.workspace,

@@ -17,6 +17,9 @@ class MlpLayer {
   MlpLayer(const Config& config, const Parameters<T>& parameters, MlpScales<T>& scales)
       : config_(config), parameters_(parameters), scales_(scales) {}
 
+  /// Once the layer's weights are there, before anything else of it in a forward pass. Those of later layers that
+  /// travel in the same buckets are measured at once.
+  void enter(const Activations<T>& a, int layer) const;
   /// Where the norm that makes the layer's n is to keep its largest magnitude; null where this is not needed.
   kernels::acc_t<T>* largest_n(const Activations<T>& a, int layer) const {
     return quantises(a) ? scales_.largest_n(layer) : nullptr;

@@ -4,7 +4,6 @@
 
 namespace nanorun {
 
-using kernels::Mat;
 using kernels::Stream;
 
 namespace {
@@ -39,10 +38,14 @@ void MlpScales<T>::begin_sequence(long step) {
 }
 
 template <class T>
-void MlpScales<T>::measure(int layer, Mat<const T> w_in, Mat<const T> w_out) {
+void MlpScales<T>::measure(int first, std::span<const Matrices> layers) {
   if (!first_) return;
-  ops::max_magnitude<T>(stream_, &row(w_in_row)[layer], w_in);
-  ops::max_magnitude<T>(stream_, &this->w_out(step_)[layer], w_out);
+  std::vector<ops::Magnitude<T>> magnitudes;
+  for (int layer = first; const Matrices& matrices : layers) {
+    magnitudes.push_back({&row(w_in_row)[layer], matrices.w_in});
+    magnitudes.push_back({&w_out(step_)[layer++], matrices.w_out});
+  }
+  ops::max_magnitude<T>(stream_, magnitudes);
 }
 
 template <class T>

@@ -33,8 +33,12 @@ class MlpScales {
   void begin_sequence(long step);
   /// What the norm before a layer's products raises in that sequence.
   Maximum* largest_n(int layer) const { return &row(n_row)[layer]; }
-  /// Before the products of a layer in that sequence.
-  void measure(int layer, kernels::Mat<const T> w_in, kernels::Mat<const T> w_out);
+  /// Of a layer.
+  struct Matrices {
+    kernels::Mat<const T> w_in, w_out;
+  };
+  /// Before the products of the layers [first, first + layers.size()) in that sequence.
+  void measure(int first, std::span<const Matrices> layers);
   /// What they are to take, once measured.
   struct Layer {
     Scale n, w_in, h, w_out;

@@ -226,6 +226,7 @@ void Model<T>::forward(Activations<T>& a, const Feed<T>& feed, const LayerHooks&
   if (a.input.first) ops::mix_forward<T>(stream_, a.input.first, mixes_.first(a));
   for (int i = 0; i < config_.model.layers; ++i) {
     if (hooks.enter) hooks.enter(i);
+    mlp_.enter(a, i);
     coefficients_.forward(stream_, a.coefficients, i, a.x_at(i));
     if (config_.model.residual == Residual::unet) {
       unet_block_forward(a, feed, i);

@@ -14,6 +14,7 @@ namespace {
 
 /// Consecutive layers, as many as in other groups or one less, that share a bucket for each shape of matrices.
 constexpr int layer_groups = 4;
+int first_layer(const ModelConfig& config, int group) { return group * config.layers / layer_groups; }
 
 std::uint64_t fnv1a64(const std::string& text) {
   std::uint64_t hash = 0xCBF29CE484222325;
@@ -32,6 +33,14 @@ Bounds Bucket::bounds(int ranks) const {
     bounds[r + 1] = bounds[r] + (units / ranks + (one_more ? 1 : 0)) * unit_size;
   }
   return bounds;
+}
+
+int layers_from(const ModelConfig& config, int first) {
+  int count = 0;
+  for (int group = 0; group < layer_groups; ++group) {
+    if (first_layer(config, group) == first) count += first_layer(config, group + 1) - first;
+  }
+  return count;
 }
 
 bool alike(const Bucket& a, const Bucket& b) {
@@ -65,7 +74,7 @@ void ParameterTable::add_matrices(const ModelConfig& config) {
   const Init attention_init = config.zero_attention_outputs ? output_init : Init::uniform;
 
   for (int group = layer_groups - 1; group >= 0; --group) {
-    const int first = group * config.layers / layer_groups, last = (group + 1) * config.layers / layer_groups;
+    const int first = first_layer(config, group), last = first_layer(config, group + 1);
     for (int i = first; i < last; ++i) {
       if (!has_attention(config, i)) continue;
       add(block_name(i, "qkv"), 3, width, width, Group::matrix, Init::uniform, in_bound);

@@ -61,6 +61,10 @@ struct Bucket {
   Bounds bounds(int ranks) const;
 };
 
+/// Layers whose matrices travel in the buckets of layer `first`: itself and those that follow it. None where its own
+/// are in the buckets of a layer before it.
+int layers_from(const ModelConfig& config, int first);
+
 /// Whether two buckets hold matrices of one shape or its transpose.
 bool alike(const Bucket& a, const Bucket& b);
 

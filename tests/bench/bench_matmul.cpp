@@ -149,9 +149,8 @@ void linear_fp8(benchmark::State& state, bool squared, Hidden h, int rows, int i
   float* const maximum = maxima.data();
   const cuda::Fp8Scale<float> scale_x{maximum}, scale_w{maximum + 1}, scale_h{maximum + 2, 1.8};
   const Mat<const bf16> x_in = x.mat(rows, in), w_in = w.mat(out, in);
-  cuda::max_magnitude<bf16>(stream, maximum, x_in);
-  cuda::max_magnitude<bf16>(stream, maximum + 1, w_in);
-  cuda::max_magnitude<bf16>(stream, maximum + 2, x_in);
+  cuda::max_magnitude<bf16>(
+      stream, std::vector<cuda::Magnitude<bf16>>{{maximum, x_in}, {maximum + 1, w_in}, {maximum + 2, x_in}});
   const Workspace workspace(scratch.data(), scratch.size());
   const auto work = [&] {
     if (squared) {
@@ -182,7 +181,8 @@ void gemm_e4m3(benchmark::State& state, int rows, int in, int out) {
 void max_magnitude(benchmark::State& state, int rows, int cols) {
   const Values<bf16> x(std::size_t{1} * rows * cols);
   const Values<float> maximum(1);
-  measure(state, 0, 2.0 * rows * cols, [&] { cuda::max_magnitude<bf16>(stream, maximum.data(), x.mat(rows, cols)); });
+  const std::vector<cuda::Magnitude<bf16>> magnitudes{{maximum.data(), x.mat(rows, cols)}};
+  measure(state, 0, 2.0 * rows * cols, [&] { cuda::max_magnitude<bf16>(stream, magnitudes); });
 }
 
 /// With or without a table that the values mix in.

@@ -5,6 +5,7 @@
 #include <limits>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "kernels/mlp_fp8.hpp"
 #include "tests/cuda/tensor.hpp"
@@ -87,8 +88,7 @@ class Mlp {
 
   void host_up() {
     float* const m = host_maxima.data();
-    portable::max_magnitude<float>({}, m + of_x, x.host());
-    portable::max_magnitude<float>({}, m + of_w, w.host());
+    portable::max_magnitude<float>({}, std::vector<Magnitude<float>>{{m + of_x, x.host()}, {m + of_w, w.host()}});
     HostWorkspace workspace(shape_.rows, shape_.width, shape_.hidden);
     portable::linear_relu2_forward_fp8<float>({}, h.host(), m + of_h, x.host(), {m + of_x}, w.host(), {m + of_w},
                                               workspace);
@@ -105,8 +105,7 @@ class Mlp {
     float* const m = maxima.data();
     const Scale scale_h{m + delayed_h, margin_h};
     const Mat<e4m3> kept = keeps_hq ? device_hq() : Mat<e4m3>();
-    max_magnitude<bf16>({}, m + of_x, x.device());
-    max_magnitude<bf16>({}, m + of_w, w.device());
+    cuda::max_magnitude<bf16>({}, std::vector<Magnitude<bf16>>{{m + of_x, x.device()}, {m + of_w, w.device()}});
     const DeviceWorkspace up(shape_.rows, shape_.width, shape_.hidden);
     cuda::linear_relu2_forward_fp8<bf16>({}, h.device(), m + of_h, x.device(), {m + of_x}, w.device(), {m + of_w}, up,
                                          kept, scale_h);
@@ -393,14 +392,14 @@ TEST(CudaMlpFp8, RefusesOddWidths) {
                  std::invalid_argument);
   }
   const Activations x(16, 132, 1);
-  EXPECT_THROW(max_magnitude<bf16>({}, m, x.device()), std::invalid_argument);
+  EXPECT_THROW(cuda::max_magnitude<bf16>({}, std::vector<Magnitude<bf16>>{{m, x.device()}}), std::invalid_argument);
 }
 
 TEST(CudaMaxMagnitude, KeepsTheLargestOfAllCalls) {
   SKIP_WITHOUT_DEVICE();
   const test::DeviceVector<float> maximum(test::Vector<float>{0});
   const auto after = [&](const Activations& x, int cols) {
-    max_magnitude<bf16>({}, maximum.data(), x.device().col_block(0, cols));
+    cuda::max_magnitude<bf16>({}, std::vector<Magnitude<bf16>>{{maximum.data(), x.device().col_block(0, cols)}});
     return maximum.host()[0];
   };
   constexpr int rows = 3001, cols = 776;
@@ -417,6 +416,28 @@ TEST(CudaMaxMagnitude, KeepsTheLargestOfAllCalls) {
   EXPECT_EQ(after(Activations::of(1, 8, {0, 0, 0, 0, 0, 0, 0, 5}), 8), 5);
   EXPECT_EQ(after(Activations::of(1, 8, {-std::numeric_limits<float>::infinity(), 0, 0, 0, 0, 0, 0, 5}), 8),
             std::numeric_limits<float>::infinity());
+}
+
+/// More than one launch takes, of other shapes, the first and the last among the larger ones.
+TEST(CudaMaxMagnitude, EachMatrixRaisesItsOwn) {
+  SKIP_WITHOUT_DEVICE();
+  constexpr int count = 71, rows = 517, cols = 264;
+  test::Vector<float> values(std::size_t{rows} * cols, 0.5f), want(count);
+  values[3] = std::numeric_limits<float>::quiet_NaN();
+  const Activations small = Activations::of(rows, cols, values);
+  for (std::size_t i = 0; i < values.size(); ++i) values[i] = as_bf16(static_cast<float>(i) / 64);
+  const Activations x = Activations::of(rows, cols, values);
+  const test::DeviceVector<float> maxima(want);
+  std::vector<Magnitude<bf16>> magnitudes;
+  for (int i = 0; i < count; ++i) {
+    const Mat<bf16> matrix = i % 5 == 2 ? small.device() : x.device().row_block(i, i % 7 == 0 ? rows - i : i % 7);
+    magnitudes.push_back({maxima.data() + i, matrix});
+    want[i] = i % 5 == 2 ? 0.5f : values[static_cast<std::size_t>(i + matrix.rows) * cols - 1];
+  }
+  for (int launches = 0; launches < 2; ++launches) {
+    cuda::max_magnitude<bf16>({}, magnitudes);
+    EXPECT_EQ(maxima.host(), want);
+  }
 }
 
 }  // namespace

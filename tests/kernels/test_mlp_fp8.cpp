@@ -4,6 +4,7 @@
 
 #include <cmath>
 #include <limits>
+#include <vector>
 
 #include "kernels/check.hpp"
 #include "kernels/float_format.hpp"
@@ -37,8 +38,7 @@ Result forward(const Problem& p, Mat<e4m3> hq = {}) {
   const test::Vector<T> delayed{static_cast<T>(p.delayed_h), static_cast<T>(p.delayed_v)};
   test::Vector<T> maxima(3);
   const Mat<const T> X(x.data(), rows, width, p.stride), W(w.data(), hidden, width), V(v.data(), width, hidden);
-  max_magnitude<T>({}, &maxima[0], X);
-  max_magnitude<T>({}, &maxima[1], W);
+  max_magnitude<T>({}, std::vector<Magnitude<T>>{{&maxima[0], X}, {&maxima[1], W}});
   const std::size_t bytes =
       std::max(linear_fp8_workspace<T>(rows, width, hidden), linear_fp8_workspace<T>(rows, hidden, width));
   test::Vector<std::byte> memory(bytes + 64);
@@ -155,16 +155,27 @@ TEST(MaxMagnitude, KeepsTheLargestOfAllCalls) {
   test::Vector<float> x = test::convert<float>(test::random_values(9 * 8, 4));
   test::Vector<float> maximum(1);
   const Mat<const float> matrix(x.data(), 9, 5, 8);
+  const auto measure = [&] { max_magnitude<float>({}, std::vector<Magnitude<float>>{{maximum.data(), matrix}}); };
   x[3 * 8 + 4] = -3;
   x[6] = 100;  // between the rows
-  max_magnitude<float>({}, maximum.data(), matrix);
+  measure();
   EXPECT_EQ(maximum[0], 3);
   x[3 * 8 + 4] = 2;
-  max_magnitude<float>({}, maximum.data(), matrix);
+  measure();
   EXPECT_EQ(maximum[0], 3);
   x[8 * 8] = 4;
-  max_magnitude<float>({}, maximum.data(), matrix);
+  measure();
   EXPECT_EQ(maximum[0], 4);
+}
+
+TEST(MaxMagnitude, EachMatrixRaisesItsOwn) {
+  const test::Vector<float> x{1, -2, 3, -4, 5, std::numeric_limits<float>::quiet_NaN()};
+  test::Vector<float> maxima{1.5f, 9, 0};
+  const auto at = [&](int first, int cols) { return Mat(x.data() + first, 1, cols); };
+  max_magnitude<float>(
+      {}, std::vector<Magnitude<float>>{{&maxima[0], at(0, 2)}, {&maxima[1], at(2, 2)}, {&maxima[2], at(4, 2)}});
+  EXPECT_EQ(maxima, (test::Vector<float>{2, 9, 5}));
+  max_magnitude<float>({}, {});
 }
 
 }  // namespace

@@ -27,11 +27,13 @@ struct Scales : MlpScales<double> {
 
   void sequence(long step, Operands largest, double largest_h = 0) {
     begin_sequence(step);
+    const double w_in[] = {-largest.w_in, 0, 0, -2 * largest.w_in}, w_out[] = {largest.w_out, 2 * largest.w_out};
+    const Matrices matrices[] = {{Mat(w_in, 2, 1), Mat(w_out, 1, 1)}, {Mat(w_in + 2, 1, 2), Mat(w_out + 1, 1, 1)}};
+    measure(0, std::span(matrices).first(1));
+    measure(1, std::span(matrices).last(1));
     for (int layer = 0; layer < 2; ++layer) {
       const double factor = layer + 1;
-      double w_in[] = {-factor * largest.w_in, 0}, w_out[] = {factor * largest.w_out};
       *largest_n(layer) = std::max(*largest_n(layer), factor * largest.n);
-      measure(layer, Mat<const double>(w_in, 2, 1), Mat<const double>(w_out, 1, 1));
       *of(layer).largest_h = std::max(*of(layer).largest_h, factor * largest_h);
     }
   }
@@ -74,6 +76,19 @@ TEST(MlpScales, HiddenUnitsAreThoseOfAllSequencesOfTheStepBefore) {
   scales.end_step();
   scales.sequence(2, {1, 1, 1}, 3);
   expect_scale(scales.of(0).h, 7, 1.8);
+}
+
+TEST(MlpScales, WeightsOfSeveralLayersAreMeasuredAtOnce) {
+  Scales scales;
+  scales.begin_sequence(0);
+  const double values[] = {-3, 5, -7, 9};
+  const auto one = [&](int i) { return Mat(values + i, 1, 1); };
+  const Scales::Matrices matrices[] = {{one(0), one(1)}, {one(2), one(3)}};
+  scales.measure(0, matrices);
+  for (int layer = 0; layer < 2; ++layer) {
+    expect_scale(scales.of(layer).w_in, 3 + 4 * layer, 1);
+    expect_scale(scales.of(layer).w_out, 5 + 4 * layer, 1);
+  }
 }
 
 /// Update 16 is the first whose weights are scaled by those before it: they serve step 17.

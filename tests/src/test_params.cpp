@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <map>
 #include <set>
@@ -197,6 +198,25 @@ TEST(ParameterTable, BucketsOfMatricesHoldAQuarterOfTheLayers) {
       for (const auto& [shape, count] : buckets_of_shape) EXPECT_LE(count, 4) << layers << " layers";
       EXPECT_EQ(seen.size(), 4u * layers - 2);
     }
+  }
+}
+
+/// Also where the quarters are no whole number of layers, or fewer than four.
+TEST(ParameterTable, LayersFromTheFirstOfABucketAreThoseOfIt) {
+  ModelConfig model;
+  for (model.layers = 1; model.layers <= 12; ++model.layers) {
+    const ParameterTable table(model);
+    std::vector<int> layers(model.layers);
+    for (int i = 0; i < model.layers; ++i) {
+      for (const char* const name : {"mlp_in", "mlp_out"}) {
+        const Parameter& p = table.find(block_name(i, name));
+        const auto holds = [&](const Bucket& b) { return b.offset <= p.offset && p.offset < b.offset + b.size(); };
+        const int first = std::ranges::find_if(table.buckets(), holds)->layer;
+        EXPECT_TRUE(first <= i && i < first + layers_from(model, first)) << model.layers << " layers, layer " << i;
+        if (name == std::string("mlp_in")) ++layers[first];
+      }
+    }
+    for (int i = 0; i < model.layers; ++i) EXPECT_EQ(layers_from(model, i), layers[i]) << model.layers << " layers";
   }
 }
 
