@@ -1,7 +1,5 @@
 // Nesterov momentum of Muon's matrices, see muon_stages.hpp.
 
-#include <cassert>
-
 #include "kernels/muon_tiles.cuh"
 
 namespace nanorun::kernels::cuda {

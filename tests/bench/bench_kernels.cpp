@@ -170,8 +170,8 @@ void newton_schulz(benchmark::State& state) {
   const int rows = static_cast<int>(state.range(0)), cols = static_cast<int>(state.range(1));
   Tensor x(rows, cols);
   const kernels::MatrixBatch<float> pieces[] = {{x.values.data(), 1, rows, cols}};
-  std::vector<std::byte> workspace(ops::newton_schulz_workspace<float>(pieces));
-  for (auto _ : state) ops::newton_schulz<float>({}, pieces, workspace);
+  std::vector<std::byte> workspace(kernels::portable::newton_schulz_workspace<float>(pieces));
+  for (auto _ : state) kernels::portable::newton_schulz<float>({}, pieces, workspace);
   const double n = std::min(rows, cols), m = std::max(rows, cols);
   count(state, 5 * (n * n * m + n * n * n + 2 * n * n * m), 0);
 }

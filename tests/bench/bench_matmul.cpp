@@ -18,7 +18,7 @@
 #include "kernels/head_softcap.hpp"
 #include "kernels/matmul.hpp"
 #include "kernels/mlp_fp8.hpp"
-#include "kernels/muon.hpp"
+#include "kernels/muon_stages.hpp"
 #include "kernels/muon_symmetric_gemm.hpp"
 #include "tests/bench/ceilings.hpp"
 
@@ -256,18 +256,19 @@ void softcap(benchmark::State& state, Gradient gradient) {
   });
 }
 
-/// One batch of `wide` [width, cols] and `tall` [cols, width]; the rate is as if all GEMMs were computed in full.
-void newton_schulz(benchmark::State& state, int wide, int tall, int cols) {
+/// The iteration on `count` matrices [width, cols], normalised by a norm somewhat above theirs; the rate is as if all
+/// GEMMs were computed in full.
+void newton_schulz(benchmark::State& state, int count, int cols) {
   const double n = width, m = cols;
-  const int count = wide + tall;
-  const Values<float> x(std::size_t{width} * cols * count);
-  float* const first_tall = x.data() + std::size_t{width} * cols * wide;
-  const MatrixBatch<float> batches[] = {{x.data(), wide, width, cols}, {first_tall, tall, cols, width}};
-  const Values<std::byte> scratch(cuda::newton_schulz_workspace<float>(batches));
+  const Values<bf16> values(std::size_t{width} * cols * count);
+  const MatrixBatch<bf16> x{values.data(), count, width, cols};
+  const Values<float> squares(static_cast<std::size_t>(count) * cuda::matrix_parts(width, cols));
+  check(cudaMemset(squares.data(), 0x47, squares.size() * sizeof(float)));
+  const Values<std::byte> scratch(cuda::polar_factor_workspace(x));
   measure(
       state, 5 * count * (4 * n * n * m + 2 * n * n * n), 0,
       [&] {
-        cuda::newton_schulz<float>(stream, batches, {scratch.data(), scratch.size()});
+        cuda::polar_factor(stream, x, squares.data(), newton_schulz_iteration, {scratch.data(), scratch.size()});
       },
       4);
 }
@@ -322,9 +323,9 @@ void add_mlp_fp8(int rows) {
       [=](benchmark::State& state) { max_magnitude(state, rows, width); });
 }
 
-void add_newton_schulz(int wide, int tall, int cols) {
-  add("newton_schulz/" + std::to_string(wide) + "+" + std::to_string(tall) + "x" + std::to_string(cols),
-      [=](benchmark::State& state) { newton_schulz(state, wide, tall, cols); });
+void add_newton_schulz(int count, int cols) {
+  add("newton_schulz/" + std::to_string(count) + "x" + std::to_string(cols),
+      [=](benchmark::State& state) { newton_schulz(state, count, cols); });
 }
 
 void add_symmetric_gemm(bool own, int count, int cols, bool with_addend) {
@@ -357,11 +358,9 @@ void add_all() {
   add("softcap/loss", [](benchmark::State& state) { softcap(state, Gradient::none); });
   add("softcap/working", [](benchmark::State& state) { softcap(state, Gradient::bf16); });
   add("softcap/fp8", [](benchmark::State& state) { softcap(state, Gradient::fp8); });
-  // Muon's matrices on one GPU, a quarter and an eighth of them, and the MLP's by themselves.
-  for (const int count : {44, 11, 6}) add_newton_schulz(count, 0, width);
-  for (const auto& [wide, tall] : {std::pair{12, 12}, {12, 0}, {0, 12}, {3, 3}, {2, 1}}) {
-    add_newton_schulz(wide, tall, hidden);
-  }
+  // Muon's matrices on one GPU, a quarter and an eighth of them; of the MLP half, too.
+  for (const int count : {44, 11, 6}) add_newton_schulz(count, width);
+  for (const int count : {24, 12, 6, 3}) add_newton_schulz(count, hidden);
   for (const bool own : {false, true}) {
     for (const int count : {44, 24, 11, 6, 3}) {
       add_symmetric_gemm(own, count, width, false);

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "kernels/head_quantise.hpp"
+#include "kernels/muon_stages.hpp"
 #include "kernels/ops.hpp"
 #include "tests/bench/ceilings.hpp"
 
@@ -250,19 +251,42 @@ void adam_update(benchmark::State& state) {
   });
 }
 
-void nesterov_momentum(benchmark::State& state) {
-  Tensor<float> g(matrix), buf(matrix);
-  Tensor<double> squares(1);
-  measure(state, 16.0 * matrix,
-          [&] { cuda::nesterov_momentum<float>({}, g.flat(), buf.flat(), 0.95, 1, squares.data); });
+/// The matrices of the MLP that are tall, or those that are wide, on their way through an update with NorMuon.
+struct MuonMatrices {
+  explicit MuonMatrices(bool tall)
+      : batch{tall ? matrices : 0, 4 * width, width}, other{tall ? 0 : matrices, width, 4 * width} {
+    for (MuonBatch<bf16>* b : {&batch, &other}) {
+      b->weights = weights.data, b->gradients = gradients.data, b->momentum = momentum.data, b->copy = copy.data;
+      b->second_moment = second_moment.data;
+      b->lr = b->decay = 1e-3;
+    }
+  }
+
+  static constexpr int matrices = 12;
+  Tensor<float> weights{matrix}, gradients{matrix}, momentum{matrix}, second_moment{matrices * 4 * width};
+  Tensor<bf16> copy{matrix}, x{matrix};
+  MuonBatch<bf16> batch, other;
+  MatrixBatch<bf16> wide{x.data, matrices, width, 4 * width};
+  Tensor<float> squares_of_x{static_cast<std::size_t>(matrices) * cuda::matrix_parts(width, 4 * width)};
+  Tensor<double> squares{1};
+};
+
+/// Argument: whether they are tall.
+void muon_momentum(benchmark::State& state) {
+  MuonMatrices m(state.range(0) != 0);
+  const MuonBatch<bf16> batches[] = {m.batch, m.other};
+  measure(state, 14.0 * matrix,
+          [&] { cuda::muon_momentum({}, batches, m.wide, m.squares_of_x.data, 0.95, 1, m.squares.data); });
 }
 
-void add_scaled(benchmark::State& state) {
-  Tensor<float> w(matrix), x(matrix);
-  Tensor<bf16> copy(matrix);
-  Tensor<double> squares(1);
-  measure(state, 14.0 * matrix,
-          [&] { cuda::add_scaled<bf16>({}, w.flat(), copy.flat(), x.flat(), 1e-3, squares.data); });
+/// Likewise.
+void muon_apply(benchmark::State& state) {
+  MuonMatrices m(state.range(0) != 0);
+  const MuonBatch<bf16> batches[] = {m.batch, m.other};
+  Tensor<float> workspace(cuda::muon_apply_workspace(m.wide) / sizeof(float));
+  measure(state, 14.0 * matrix, [&] {
+    cuda::muon_apply({}, batches, m.wide, 0.9, m.squares.data, std::as_writable_bytes(workspace.flat()));
+  });
 }
 
 /// The head's x, with its transpose.
@@ -317,8 +341,8 @@ NANORUN_BENCHMARK(embedding_backward);
 NANORUN_BENCHMARK(add);
 NANORUN_BENCHMARK(fill);
 NANORUN_BENCHMARK(adam_update);
-NANORUN_BENCHMARK(nesterov_momentum);
-NANORUN_BENCHMARK(add_scaled);
+NANORUN_BENCHMARK(muon_momentum)->ArgName("tall")->Arg(0)->Arg(1);
+NANORUN_BENCHMARK(muon_apply)->ArgName("tall")->Arg(0)->Arg(1);
 NANORUN_BENCHMARK(quantise_e4m3);
 NANORUN_BENCHMARK(encode)->ArgName("format")->Apply(wire_formats);
 NANORUN_BENCHMARK(add_decoded)->ArgNames({"format", "count"})->Apply(wire_formats_and_counts);

@@ -348,5 +348,37 @@ TEST(MuonSquares, TellOfNumbersOutOfRange) {
   }
 }
 
+/// A batch of tall matrices with decay, and one of wide matrices without.
+TEST(MuonUpdate, IsItsStages) {
+  constexpr std::size_t n = 3 * 12 * 8;
+  const MuonOptions options{polar_express_iteration, 0.9, 0.5, 0.95};
+  test::Vector<double> w = test::random_values(n, 1), g = test::random_values(n, 2), buf = test::random_values(n, 3);
+  test::Vector<double> q(3 * 12, 1), expected_w = w, x = g, expected_buf = buf, expected_q = q;
+  const auto batch = [&](int count, int rows, int cols, std::size_t at, double* second_moment, double decay) {
+    return MuonBatch<double>{count, rows, cols, &w[at], &g[at], &buf[at], &w[at], second_moment, 0.25, decay};
+  };
+  const std::array<MuonBatch<double>, 2> batches{batch(2, 12, 8, 0, q.data(), 0.1),
+                                                 batch(1, 8, 12, n / 3 * 2, &q[24], 0)};
+  test::Vector<std::byte> workspace(muon_workspace<double>(batches) + 64);
+  const std::size_t skip = 64 - reinterpret_cast<std::uintptr_t>(workspace.data()) % 64;
+  const Workspace space = Workspace(workspace).subspan(skip);
+  test::Vector<double> squares(2), expected_squares(2);
+  muon_update<double>({}, batches, options, {&squares[0], &squares[1]}, space);
+
+  nesterov_momentum<double>({}, x, expected_buf, 0.9, 0.5, &expected_squares[0]);
+  const std::array<MatrixBatch<double>, 2> matrices{{{x.data(), 2, 12, 8}, {x.data() + n / 3 * 2, 1, 8, 12}}};
+  polar_express<double>({}, matrices, space);
+  const std::array<NormuonBatch<double>, 2> evened{{{matrices[0], expected_q.data()}, {matrices[1], &expected_q[24]}}};
+  normuon<double>({}, evened, 0.95);
+  const Vec<double> all(expected_w), moved(x);
+  add_scaled_with_decay<double>({}, all.first(n / 3 * 2), moved.first(n / 3 * 2), 0.25, 0.1, &expected_squares[1]);
+  add_scaled<double>({}, all.last(n / 3), moved.last(n / 3), -0.25, &expected_squares[1]);
+  EXPECT_EQ(w, expected_w);
+  EXPECT_EQ(buf, expected_buf);
+  EXPECT_EQ(q, expected_q);
+  EXPECT_NEAR(squares[0], expected_squares[0], 1e-12 * squares[0]);
+  EXPECT_NEAR(squares[1], expected_squares[1], 1e-12 * squares[1]);
+}
+
 }  // namespace
 }  // namespace nanorun::kernels::portable
