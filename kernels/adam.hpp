@@ -5,9 +5,11 @@
 //   u = lr (m / (1 - b1^t)) / (sqrt(v / (1 - b2^t)) + eps),  t = 1 for the first update
 //   w -= u + decay w [u w > 0]
 // With epsilon_hat, u = lr sqrt(1 - b2^t) / (1 - b1^t) m / (sqrt(v) + eps).
-// Shapes: w, copy, m, v, g [n]. w are the master weights; g enters as gradient_scale g.
+// Shapes: w, copy, m, v, g [n]. w are the master weights; g enters as gradient_scale g. New w, m and v may be rounded
+// to the nearest bf16, ties to even, when they are stored; u is formed from m and v before that.
 
 #include <cmath>
+#include <type_traits>
 
 #include "kernels/types.hpp"
 
@@ -22,6 +24,7 @@ struct AdamOptions {
   double gradient_scale = 1;
   double decay = 0;
   bool epsilon_hat = false;
+  bool round_weights = false, round_moments = false;  ///< to bf16
 };
 
 /// Factors of m and sqrt(v) in u = lr m / (sqrt(v) root + eps).
@@ -37,21 +40,21 @@ inline AdamCorrection adam_correction(const AdamOptions& options) {
 
 namespace portable {
 
-/// copy = w rounded to T, for the GEMMs that read it; where acc_t<T> is T, copy is w itself. squares [2], in the
-/// tensors' memory, += in double the sum of (gradient_scale g)², and that of the new w²: not finite where any element
-/// is not.
-template <class T>
-void adam_update(Stream stream, Vec<acc_t<T>> w, Vec<T> copy, Vec<acc_t<T>> m, Vec<acc_t<T>> v, Vec<const acc_t<T>> g,
-                 const AdamOptions& options, double* squares);
+/// W, M: types of w and of the moments. copy = w rounded to T, for the GEMMs that read it; where W is T, copy is w
+/// itself. squares [2], in the tensors' memory, += in double the sum of (gradient_scale g)², and that of the new w²:
+/// not finite where any element is not.
+template <class T, class W = acc_t<T>, class M = acc_t<T>>
+void adam_update(Stream stream, Vec<std::type_identity_t<W>> w, Vec<T> copy, Vec<std::type_identity_t<M>> m,
+                 Vec<std::type_identity_t<M>> v, Vec<const acc_t<T>> g, const AdamOptions& options, double* squares);
 
 }  // namespace portable
 
 namespace cuda {
 
-/// T = bf16 or float. The order of the sums is not fixed.
-template <class T>
-void adam_update(Stream stream, Vec<acc_t<T>> w, Vec<T> copy, Vec<acc_t<T>> m, Vec<acc_t<T>> v, Vec<const acc_t<T>> g,
-                 const AdamOptions& options, double* squares);
+/// T = bf16 or float; W and M = float or T, with the options that round to it. The order of the sums is not fixed.
+template <class T, class W = acc_t<T>, class M = acc_t<T>>
+void adam_update(Stream stream, Vec<std::type_identity_t<W>> w, Vec<T> copy, Vec<std::type_identity_t<M>> m,
+                 Vec<std::type_identity_t<M>> v, Vec<const acc_t<T>> g, const AdamOptions& options, double* squares);
 
 }  // namespace cuda
 }  // namespace nanorun::kernels

@@ -14,13 +14,20 @@ void fill(Stream, Vec<T> x, double value) {
   });
 }
 
-template <class T>
-void round_to(Stream, Vec<T> out, Vec<const acc_t<T>> x) {
-  static_assert(std::is_same_v<T, acc_t<T>>);
+template <class T, class X>
+void round_to(Stream, Vec<T> out, Vec<const std::type_identity_t<X>> x) {
+  static_assert(std::is_same_v<T, X>);
   assert(out.size() == x.size());
   if (out.data() == x.data()) return;
   for_chunks("round_to", x.size(), [=] KOKKOS_FUNCTION(std::size_t first, std::size_t last) {
     for (std::size_t i = first; i < last; ++i) out[i] = x[i];
+  });
+}
+
+template <class T>
+void round_as_bf16(Stream, Vec<T> x) {
+  for_chunks("round_as_bf16", x.size(), [=] KOKKOS_FUNCTION(std::size_t first, std::size_t last) {
+    for (std::size_t i = first; i < last; ++i) x[i] = static_cast<T>(round_to_bf16(static_cast<float>(x[i])));
   });
 }
 
@@ -34,9 +41,10 @@ void add(Stream, Mat<T> out, Mat<const T> x) {
   });
 }
 
-#define NANORUN_INSTANTIATE(T)                             \
-  template void fill(Stream, Vec<T>, double);              \
-  template void round_to<T>(Stream, Vec<T>, Vec<const T>); \
+#define NANORUN_INSTANTIATE(T)                                \
+  template void fill(Stream, Vec<T>, double);                 \
+  template void round_to<T, T>(Stream, Vec<T>, Vec<const T>); \
+  template void round_as_bf16(Stream, Vec<T>);                \
   template void add(Stream, Mat<T>, Mat<const T>);
 NANORUN_INSTANTIATE(float)
 NANORUN_INSTANTIATE(double)

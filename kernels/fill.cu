@@ -18,18 +18,26 @@ struct Fill {
   }
 };
 
-template <class T>
+template <class T, class X>
 struct RoundTo {
   T* out;
-  const float* x;
+  const X* x;
   template <int W>
   __device__ void apply(std::size_t i) const {
-    const Vector<float, W> p = load_vector<W>(x + i);
+    const Vector<float, W> p = load_floats<W>(x + i);
     if constexpr (std::is_same_v<T, float>) {
       store_vector(out + i, p);
     } else {
       store_rounded(out + i, p);
     }
+  }
+};
+
+struct RoundAsBf16 {
+  float* x;
+  template <int W>
+  __device__ void apply(std::size_t i) const {
+    store_vector(x + i, to_floats(round_to_bf16(load_vector<W>(x + i))));
   }
 };
 
@@ -75,12 +83,17 @@ void fill(Stream stream, Vec<T> x, double value) {
   }
 }
 
-template <class T>
-void round_to(Stream stream, Vec<T> out, Vec<const acc_t<T>> x) {
-  if constexpr (std::is_same_v<T, float>) {
+template <class T, class X>
+void round_to(Stream stream, Vec<T> out, Vec<const std::type_identity_t<X>> x) {
+  if constexpr (std::is_same_v<T, X>) {
     if (out.data() == x.data()) return;
   }
-  launch_elementwise<4>("round_to", stream, x.size(), RoundTo<T>{out.data(), x.data()}, out.data(), x.data());
+  launch_elementwise<4>("round_to", stream, x.size(), RoundTo<T, X>{out.data(), x.data()}, out.data(), x.data());
+}
+
+template <class T>
+void round_as_bf16(Stream stream, Vec<T> x) {
+  launch_elementwise<4>("round_as_bf16", stream, x.size(), RoundAsBf16{x.data()}, x.data());
 }
 
 template <class T>
@@ -96,8 +109,11 @@ requires(!std::is_same_v<T, acc_t<T>>) void add(Stream stream, Mat<T> out, Mat<c
 template void fill(Stream, Vec<float>, double);
 template void fill(Stream, Vec<bf16>, double);
 template void fill(Stream, Vec<double>, double);
-template void round_to<float>(Stream, Vec<float>, Vec<const float>);
-template void round_to<bf16>(Stream, Vec<bf16>, Vec<const float>);
+template void round_to<float, float>(Stream, Vec<float>, Vec<const float>);
+template void round_to<float, bf16>(Stream, Vec<float>, Vec<const bf16>);
+template void round_to<bf16, float>(Stream, Vec<bf16>, Vec<const float>);
+template void round_to<bf16, bf16>(Stream, Vec<bf16>, Vec<const bf16>);
+template void round_as_bf16(Stream, Vec<float>);
 template void add<float>(Stream, Mat<float>, Mat<const float>);
 template void add<bf16>(Stream, Mat<bf16>, Mat<const bf16>);
 template void add<bf16>(Stream, Mat<bf16>, Mat<const float>);

@@ -1,6 +1,8 @@
 #pragma once
 // Elementwise helpers on flat tensors [n].
 
+#include <type_traits>
+
 #include "kernels/types.hpp"
 
 namespace nanorun::kernels::portable {
@@ -9,9 +11,13 @@ namespace nanorun::kernels::portable {
 template <class T>
 void fill(Stream stream, Vec<T> x, double value);
 
-/// out[i] = x[i], rounded to T. Where acc_t<T> is T, out may be x, and nothing happens.
+/// out[i] = x[i], rounded to T. Where X is T, out may be x, and nothing happens.
+template <class T, class X = acc_t<T>>
+void round_to(Stream stream, Vec<T> out, Vec<const std::type_identity_t<X>> x);
+
+/// x[i] = the nearest bf16, ties to even; of a double, of the float that is nearest to it.
 template <class T>
-void round_to(Stream stream, Vec<T> out, Vec<const acc_t<T>> x);
+void round_as_bf16(Stream stream, Vec<T> x);
 
 /// out += x, both [rows, cols]
 template <class T>
@@ -25,9 +31,13 @@ namespace nanorun::kernels::cuda {
 template <class T>
 void fill(Stream stream, Vec<T> x, double value);
 
-/// T = bf16 or float
+/// T and X = bf16 or float
+template <class T, class X = acc_t<T>>
+void round_to(Stream stream, Vec<T> out, Vec<const std::type_identity_t<X>> x);
+
+/// T = float
 template <class T>
-void round_to(Stream stream, Vec<T> out, Vec<const acc_t<T>> x);
+void round_as_bf16(Stream stream, Vec<T> x);
 
 /// T = bf16 or float; rows are whole 16-byte vectors of bf16, else std::invalid_argument.
 template <class T>

@@ -37,6 +37,8 @@ enum class Recompute { none, mlp };
 enum class MlpPrecision { working, fp8 };
 enum class OnFailure { stop, go_on };
 enum class TransportChoice { automatic, peers, nccl };
+/// Of what Adam keeps of a tensor.
+enum class StateFormat { fp32, bf16 };
 
 struct RunConfig {
   std::string name = "run";
@@ -127,6 +129,8 @@ struct GroupConfig {
   double lr = 0;
   double beta1 = 0.8, beta2 = 0.95;  ///< Adam's
   double decay = 0;                  ///< cautious: w -= lr^2 decay w
+  /// Adam's: bf16 rounds weights after each update, on GPUs without a master, or moments
+  StateFormat master = StateFormat::fp32, moments = StateFormat::fp32;
 };
 
 struct WindowConfig {
@@ -184,6 +188,7 @@ struct OptimizerConfig {
   double adam_beta1 = 0.8;
   double adam_beta2 = 0.95;
   double adam_eps = 1e-10;
+  StateFormat adam_master = StateFormat::fp32, adam_moments = StateFormat::fp32;  ///< as GroupConfig::master, moments
   double lr_embedding = 0.6;
   double lr_head = 0.008;
   double lr_scalar = 0.04;

@@ -333,6 +333,11 @@ std::vector<Key> optimizer_keys() {
       {NANORUN_KEY(optimizer, adam_beta1), trains, fraction_below_one(), "Adam: decay of the first moment"},
       {NANORUN_KEY(optimizer, adam_beta2), trains, fraction_below_one(), "Adam: decay of the second moment"},
       {NANORUN_KEY(optimizer, adam_eps), trains, above(0), "Adam: added to the root of the second moment"},
+      {NANORUN_KEY(optimizer, adam_master), trains, any(),
+       "Adam: format of the weights that it updates; bf16: rounded after each update, on GPUs without an fp32 master"},
+      {NANORUN_KEY(optimizer, adam_moments), trains, any(),
+       "Adam: format in which it keeps its moments; bf16: rounded after each update, which itself takes them "
+       "unrounded"},
       {NANORUN_KEY(optimizer, lr_embedding), trains, at_least(0), "Adam: learning rate of token and value embeddings"},
       {NANORUN_KEY(optimizer, lr_head), trains, at_least(0), "Adam: learning rate of the head"},
       {NANORUN_KEY(optimizer, lr_scalar), trains, at_least(0), "Adam: learning rate of the blocks' scalar weights"},
@@ -350,6 +355,8 @@ std::vector<Key> group_keys() {
       {NANORUN_ROW_KEY(group, beta2), trains, fraction_below_one(), "Adam: decay of the second moment"},
       {NANORUN_ROW_KEY(group, decay), trains, at_least(0),
        "Adam: cautious weight decay, w -= lr^2 decay w where the update has the sign of w"},
+      {NANORUN_ROW_KEY(group, master), trains, any(), "Adam: as optimizer.adam_master; Muon's masters are fp32"},
+      {NANORUN_ROW_KEY(group, moments), trains, any(), "Adam: as optimizer.adam_moments; Muon's momentum is fp32"},
   };
 }
 

@@ -80,6 +80,9 @@ template <>
 inline constexpr auto names_of<TransportChoice> = std::to_array<Named<TransportChoice>>(
     {{"auto", TransportChoice::automatic}, {"peers", TransportChoice::peers}, {"nccl", TransportChoice::nccl}});
 template <>
+inline constexpr auto names_of<StateFormat> = std::to_array<Named<StateFormat>>({{"fp32", StateFormat::fp32},
+                                                                                 {"bf16", StateFormat::bf16}});
+template <>
 inline constexpr auto names_of<kernels::WireFormat> = std::to_array<Named<kernels::WireFormat>>(
     {{"fp32", kernels::WireFormat::fp32}, {"bf16", kernels::WireFormat::bf16}, {"e5m2", kernels::WireFormat::e5m2}});
 
@@ -88,7 +91,7 @@ using Field =
     std::variant<bool*, int*, std::int64_t*, double*, std::string*, std::vector<std::string>*, std::vector<int>*,
                  std::vector<double>*, ValuePath*, RotaryKind*, WindowKind*, Rounding*, HeadChoice*, EndOfData*,
                  ChangedData*, Recompute*, OnFailure*, TransportChoice*, kernels::WireFormat*, kernels::SoftcapKind*,
-                 Residual*, Packing*, LossSum*, Orthogonalisation*, MlpPrecision*>;
+                 Residual*, Packing*, LossSum*, Orthogonalisation*, MlpPrecision*, StateFormat*>;
 
 /// What a key accepts beyond its type. Lists are checked element by element.
 struct Check {

@@ -13,29 +13,21 @@ using kernels::Stream;
 
 namespace {
 
-template <class T>
-constexpr bool own_master = std::is_same_v<T, kernels::acc_t<T>>;
-
-int moments(const Bucket& bucket) { return bucket.group == Group::fixed ? 0 : bucket.group == Group::matrix ? 1 : 2; }
-
-/// Masters that are not the weights themselves, and moments.
-template <class T>
-int state_tensors(const Bucket& bucket) {
-  return moments(bucket) + (own_master<T> || bucket.scalars() ? 0 : 1);
+/// Numbers of NorMuon's second moment of one rank's part of a bucket.
+std::size_t normuon_lines(const Config& config, const Bucket& bucket, const std::vector<OwnedRows>& rows) {
+  if (bucket.group != Group::matrix || config.optimizer.normuon_beta == 0) return 0;
+  return line_count(blocks_of(config, rows));
 }
 
-/// Elements of state of one rank's part of all buckets.
+/// Bytes of masters and state of one rank's part of all buckets.
 template <class T>
 std::size_t state_size(const Config& config, const ParameterTable& table, int rank, int ranks) {
-  std::size_t size = 0;
+  kernels::WorkspaceAllocator counter({});
   for (const Bucket& bucket : table.buckets()) {
-    const Bounds bounds = bucket.bounds(ranks);
-    size += state_tensors<T>(bucket) * (bounds[rank + 1] - bounds[rank]);
-    if (bucket.group == Group::matrix && config.optimizer.normuon_beta > 0) {
-      size += line_count(blocks_of(config, table.owned(bucket, rank, ranks)));
-    }
+    const auto rows = table.owned(bucket, rank, ranks);
+    BucketState<T>(counter, config, bucket, rows, normuon_lines(config, bucket, rows));
   }
-  return size;
+  return counter.used();
 }
 
 template <class T>
@@ -72,8 +64,8 @@ Optimizer<T>::Optimizer(const Config& config, const ParameterTable& table, const
       workspace_(workspace_size<T>(config, table, comm.rank(), comm.size()), "Muon's scratch", state_remedy),
       squares_(stream, 2),
       handed_over_(ops::create_event()) {
-  std::size_t state_used = 0;
-  for (const Bucket& bucket : table.buckets()) buckets_.push_back(make_owned(bucket, state_used));
+  kernels::WorkspaceAllocator allocator(state_.space());
+  for (const Bucket& bucket : table.buckets()) buckets_.push_back(make_owned(bucket, allocator));
   comm_.share(weights.tensors());
   comm_.share(weights.scalars());
   // In the order in which the backward pass completes them.
@@ -82,7 +74,7 @@ Optimizer<T>::Optimizer(const Config& config, const ParameterTable& table, const
     const auto known = [&](const Bucket& kind) { return alike(kind, owned->bucket); };
     if (owned->bucket.group == Group::matrix && std::ranges::none_of(kinds_, known)) kinds_.push_back(owned->bucket);
   }
-  ops::fill<Master>(stream_, state_.span(), 0);
+  clear_state();
 }
 
 template <class T>
@@ -92,7 +84,7 @@ Optimizer<T>::~Optimizer() {
 }
 
 template <class T>
-auto Optimizer<T>::make_owned(const Bucket& bucket, std::size_t& state_used) -> OwnedBucket {
+auto Optimizer<T>::make_owned(const Bucket& bucket, kernels::WorkspaceAllocator& allocator) -> OwnedBucket {
   OwnedBucket owned;
   owned.bucket = bucket;
   owned.bounds = bucket.bounds(comm_.size());
@@ -101,27 +93,20 @@ auto Optimizer<T>::make_owned(const Bucket& bucket, std::size_t& state_used) -> 
   owned.gathered = ops::create_event();
   const std::size_t first = bucket.offset + owned.bounds[comm_.rank()];
   const std::size_t size = owned.bounds[comm_.rank() + 1] - owned.bounds[comm_.rank()];
-  const auto take = [&](std::size_t count) {
-    state_used += count;
-    return state_.span().subspan(state_used - count, count);
-  };
   owned.gradients = gradients_.subspan(first, size);
+  const BucketState<T> state(allocator, config_, bucket, owned.rows, normuon_lines(config_, bucket, owned.rows));
+  owned.master = state.master, owned.moment1 = state.moment1, owned.moment2 = state.moment2;
   if (bucket.scalars()) {
-    owned.master = weights_.scalars().subspan(first - table_.tensor_size(), size);
+    owned.master.wide = weights_.scalars().subspan(first - table_.tensor_size(), size);
   } else {
     owned.copy = weights_.tensors().subspan(first, size);
-    if constexpr (own_master<T>) {
-      owned.master = owned.copy;
-    } else {
-      owned.master = take(size);
+    if constexpr (Kept<T>::one_type) {
+      owned.master.wide = owned.copy;
+    } else if (owned.master.wide.empty()) {
+      owned.master.narrow = owned.copy;
     }
   }
-  if (moments(bucket) > 0) owned.moment1 = take(size);
-  if (moments(bucket) > 1) owned.moment2 = take(size);
-  if (bucket.group == Group::matrix) {
-    owned.blocks = blocks_of(config_, owned.rows);
-    if (config_.optimizer.normuon_beta > 0) owned.moment2 = take(line_count(owned.blocks));
-  }
+  if (bucket.group == Group::matrix) owned.blocks = blocks_of(config_, owned.rows);
   for (const OwnedRows& rows : owned.rows) {
     const UpdateRule rule = update_rule(config_, *rows.parameter);
     const std::size_t count = rows.row_count * rows.cols;
@@ -136,15 +121,27 @@ auto Optimizer<T>::make_owned(const Bucket& bucket, std::size_t& state_used) -> 
 }
 
 template <class T>
+void Optimizer<T>::clear_state() {
+  const kernels::Workspace state = state_.space();
+  ops::fill<Master>(stream_, {reinterpret_cast<Master*>(state.data()), state.size() / sizeof(Master)}, 0);
+}
+
+template <class T>
 void Optimizer<T>::initialise(std::int64_t seed) {
-  ops::fill<Master>(stream_, state_.span(), 0);
+  clear_state();
   for (const OwnedBucket& owned : buckets_) {
+    // Initial values are formed in fp32, which the gradients have room for, as no step has begun.
+    const std::span<Master> all = owned.master.wide.empty() ? owned.gradients : owned.master.wide;
     const std::size_t first = owned.bucket.offset + owned.bounds[comm_.rank()];
     for (const OwnedRows& rows : owned.rows) {
       if (rows.row_count == 0) continue;
-      const std::span<Master> values = owned.master.subspan(rows.offset - first, rows.row_count * rows.cols);
+      const std::span<Master> values = all.subspan(rows.offset - first, rows.row_count * rows.cols);
       nanorun::initialise<Master>(stream_, values, rows, seed);
     }
+    if constexpr (!Kept<T>::one_type) {
+      if (owned.master.wide.empty()) ops::round_to<T>(stream_, owned.master.narrow, all);
+    }
+    round_kept(owned);
   }
   publish();
 }
@@ -155,10 +152,11 @@ void Optimizer<T>::warm_up(Trace& trace) {
   for (const Bucket& kind : kinds_) update_matrices(trace, kind, step);
   for (const OwnedBucket& owned : buckets_) {
     const Group group = owned.bucket.group;
-    if (group != Group::matrix && group != Group::fixed && !owned.master.empty()) apply_adam(owned, step);
+    if (group != Group::matrix && group != Group::fixed && owned.master.size() > 0) apply_adam(owned, step);
   }
   squares_.collect(stream_);
-  ops::fill<Master>(stream_, state_.span(), 0);
+  const kernels::Workspace state = state_.space();
+  ops::fill<Master>(stream_, {reinterpret_cast<Master*>(state.data()), state.size() / sizeof(Master)}, 0);
 }
 
 template <class T>
@@ -314,11 +312,11 @@ void Optimizer<T>::add_batches(const OwnedBucket& owned, long step) {
         {.count = blocks.count,
          .rows = blocks.rows,
          .cols = blocks.cols,
-         .weights = owned.master.data() + first,
+         .weights = owned.master.wide.data() + first,
          .gradients = owned.gradients.data() + first,
-         .momentum = owned.moment1.data() + first,
+         .momentum = owned.moment1.wide.data() + first,
          .copy = owned.copy.data() + first,
-         .second_moment = config_.optimizer.normuon_beta > 0 ? owned.moment2.data() + first_line : nullptr,
+         .second_moment = config_.optimizer.normuon_beta > 0 ? owned.moment2.wide.data() + first_line : nullptr,
          .lr = lr,
          .decay = lr * blocks.rule.decay * config_.optimizer.muon_lr * factor});
     first += batches_.back().size();
@@ -329,7 +327,8 @@ void Optimizer<T>::add_batches(const OwnedBucket& owned, long step) {
 template <class T>
 void Optimizer<T>::update_elements(Trace& trace, const OwnedBucket& owned, long step) {
   await_gradients(trace, owned);
-  if (owned.master.empty() || owned.bucket.group == Group::fixed || !adam_updates_at(config_.optimizer, step)) return;
+  if (owned.gradients.empty() || owned.bucket.group == Group::fixed || !adam_updates_at(config_.optimizer, step))
+    return;
   if (tied(step) && &owned == &bucket_of("embedding")) return;
   Region region(trace, Phase::adam);
   apply_adam(owned, step);
@@ -348,18 +347,34 @@ void Optimizer<T>::apply_adam(const OwnedBucket& owned, long step) {
                                        .t = (step + 1) / o.adam_period,
                                        .gradient_scale = 1.0 / config_.train.sequences,
                                        .decay = lr * lr * run.rule.decay,
-                                       .epsilon_hat = o.adam_epsilon_hat};
+                                       .epsilon_hat = o.adam_epsilon_hat,
+                                       .round_weights = run.rule.master == StateFormat::bf16,
+                                       .round_moments = run.rule.moments == StateFormat::bf16};
     const auto part = [&](const auto& all) { return all.subspan(run.first, run.size); };
-    const auto update = [&](auto copy) {
-      ops::adam_update<typename decltype(copy)::value_type>(stream_, part(owned.master), part(copy),
-                                                            part(owned.moment1), part(owned.moment2),
-                                                            part(owned.gradients), options, squares_.device());
+    const auto update = [&]<class C, class W, class M>(std::span<C> copy, std::span<W> w, std::span<M> m) {
+      ops::adam_update<C, W, M>(stream_, part(w), part(copy), part(m), part(owned.moment2.template as<M>()),
+                                part(owned.gradients), options, squares_.device());
     };
     if (owned.bucket.scalars()) {
-      update(owned.master);
+      update(owned.master.wide, owned.master.wide, owned.moment1.wide);
     } else {
-      update(owned.copy);
+      owned.master.visit([&](auto w) { owned.moment1.visit([&](auto m) { update(owned.copy, w, m); }); });
     }
+  }
+}
+
+/// Rounds to bf16 what the deck asks to and what a wider type holds of this rank's part.
+template <class T>
+void Optimizer<T>::round_kept(const OwnedBucket& owned) {
+  const auto round = [&](const Kept<T>& kept, StateFormat format, const Run& run) {
+    if (format == StateFormat::bf16 && !kept.wide.empty()) {
+      ops::round_as_bf16<Master>(stream_, kept.wide.subspan(run.first, run.size));
+    }
+  };
+  for (const Run& run : owned.runs) {
+    round(owned.master, run.rule.master, run);
+    round(owned.moment1, run.rule.moments, run);
+    round(owned.moment2, run.rule.moments, run);
   }
 }
 
@@ -388,11 +403,18 @@ void Optimizer<T>::take_tied_gradients(Trace& trace) {
 template <class T>
 void Optimizer<T>::copy_tied_weights(long step) {
   const OwnedBucket &head = bucket_of("head"), &embedding = bucket_of("embedding");
-  ops::round_to<Master>(stream_, embedding.master, head.master);
-  if constexpr (!own_master<T>) ops::round_to<T>(stream_, embedding.copy, embedding.master);
-  if (step != config_.train.untie_step) return;
-  ops::round_to<Master>(stream_, embedding.moment1, head.moment1);
-  ops::round_to<Master>(stream_, embedding.moment2, head.moment2);
+  const auto copy = [&](const Kept<T>& to, const Kept<T>& from) {
+    to.visit([&]<class E>(std::span<E> out) {
+      from.visit([&]<class X>(std::span<X> x) { ops::round_to<E, X>(stream_, out, x); });
+    });
+  };
+  copy(embedding.master, head.master);
+  if (step == config_.train.untie_step) {
+    copy(embedding.moment1, head.moment1);
+    copy(embedding.moment2, head.moment2);
+  }
+  round_kept(embedding);
+  round_copy(embedding);
 }
 
 template <class T>
@@ -400,14 +422,19 @@ bool Optimizer<T>::overflowed() const {
   return !(squares_.value(0) + squares_.value(1) <= std::numeric_limits<Master>::max());
 }
 
+/// Brings this rank's part of the weights up to date with its masters.
+template <class T>
+void Optimizer<T>::round_copy(const OwnedBucket& owned) {
+  if constexpr (!Kept<T>::one_type) {
+    const bool apart = !owned.bucket.scalars() && !owned.master.wide.empty();
+    if (apart) ops::round_to<T>(stream_, owned.copy, owned.master.wide);
+  }
+}
+
 /// Brings every rank's weights up to date with the masters.
 template <class T>
 void Optimizer<T>::publish() {
-  for (const OwnedBucket& owned : buckets_) {
-    if constexpr (!own_master<T>) {
-      if (!owned.bucket.scalars()) ops::round_to<T>(stream_, owned.copy, owned.master);
-    }
-  }
+  for (const OwnedBucket& owned : buckets_) round_copy(owned);
   ops::synchronize(stream_);
   if (comm_.size() == 1) return;
   for (const OwnedBucket& owned : buckets_) gather_weights(owned);
@@ -418,8 +445,7 @@ template <class T>
 std::size_t Optimizer<T>::state_bytes(const Config& config, const ParameterTable& table, int ranks) {
   std::size_t max = 0;
   for (int rank = 0; rank < ranks; ++rank) {
-    max = std::max(max, state_size<T>(config, table, rank, ranks) * sizeof(Master) +
-                            workspace_size<T>(config, table, rank, ranks));
+    max = std::max(max, state_size<T>(config, table, rank, ranks) + workspace_size<T>(config, table, rank, ranks));
   }
   return max;
 }

@@ -12,6 +12,7 @@
 #include "src/arena.hpp"
 #include "src/config.hpp"
 #include "src/muon_blocks.hpp"
+#include "src/optimizer_state.hpp"
 #include "src/params.hpp"
 #include "src/slab.hpp"
 #include "src/tensor_comm.hpp"
@@ -20,8 +21,8 @@
 
 namespace nanorun {
 
-/// T: type of the weights that GEMMs read. Masters, state and gradients are acc_t<T>; where that is T itself the
-/// weights are their own masters.
+/// T: type of the weights that GEMMs read. Gradients are acc_t<T>, and so are masters and state but where the deck asks
+/// for bf16 and T is that. Weights are their own masters where both have one type.
 template <class T>
 class Optimizer {
  public:
@@ -70,11 +71,11 @@ class Optimizer {
 
   /// Weights and state of the owned units in host memory, as they are now, for checkpoints: /weights/<name>,
   /// /muon/momentum/<name>, /muon/second_moment/<name>, /adam/m/<name>, /adam/v/<name>, /adam/gradient/<name>, each
-  /// where the deck asks for it. Waits for the device.
+  /// where the deck asks for it. What is kept in bf16 is widened, which is exact. Waits for the device.
   std::vector<Slab<Master>> slabs();
   /// The same slabs, whatever stands in them: to be read into.
   std::vector<Slab<Master>> slabs_to_fill();
-  /// Takes over what was read into the slabs, and completes every rank's weights.
+  /// Takes over what was read into the slabs, rounded where it is kept in bf16, and completes every rank's weights.
   void restore();
 
   /// Bytes of masters, state and scratch on the rank that owns most.
@@ -86,21 +87,22 @@ class Optimizer {
     UpdateRule rule;
     std::size_t first, size;  ///< in the owned part of the bucket
   };
-  /// A bucket with this rank's part of masters, gradients and state. Adam has two moments, Muon one and, of NorMuon, a
-  /// number for each line of a block.
+  /// A bucket with this rank's part of masters, gradients and state.
   struct OwnedBucket {
     Bucket bucket;
     Bounds bounds;
     std::vector<OwnedRows> rows;  ///< by tensor
     std::vector<Run> runs;
     std::vector<MuonBlocks> blocks;  ///< of matrices
-    std::span<Master> master, gradients, moment1, moment2;
+    std::span<Master> gradients;
+    Kept<T> master, moment1, moment2;
     std::span<T> copy;  ///< of the master for the GEMMs; the master itself where it has that type
     ops::Event reduced, gathered;
     bool updated = false;  ///< in this step, and on its way to the other ranks
   };
 
-  OwnedBucket make_owned(const Bucket& bucket, std::size_t& state_used);
+  OwnedBucket make_owned(const Bucket& bucket, kernels::WorkspaceAllocator& allocator);
+  void clear_state();
   void reduce(Trace& trace, OwnedBucket& owned);
   template <class Collective>
   void transfer(Trace& trace, Phase phase, ops::Event& done, const Collective& collective);
@@ -110,6 +112,8 @@ class Optimizer {
   void add_batches(const OwnedBucket& owned, long step);
   void update_elements(Trace& trace, const OwnedBucket& owned, long step);
   void apply_adam(const OwnedBucket& owned, long step);
+  void round_kept(const OwnedBucket& owned);
+  void round_copy(const OwnedBucket& owned);
   bool tied(long step) const { return config_.model.tied_head && step <= config_.train.untie_step; }
   OwnedBucket& bucket_of(const std::string& table);
   void take_tied_gradients(Trace& trace);
@@ -117,10 +121,10 @@ class Optimizer {
   void publish();
   void gather(Trace& trace, OwnedBucket& owned);
   void gather_weights(const OwnedBucket& owned);
-  std::vector<HostView<Master>>& host_views();
+  std::vector<HostKept<T>>& host_views();
   /// Where a bucket's tensors of a checkpoint lie in host_views().
   struct Stored {
-    std::span<Master> tensor;
+    Kept<T> tensor;
     std::string group;
     bool lines;  ///< of the blocks of matrices, not their elements
   };
@@ -132,14 +136,13 @@ class Optimizer {
   std::span<Master> gradients_;
   TensorComm& comm_;
   kernels::Stream stream_;
-  TensorArena<Master> state_;
-  Arena workspace_;
+  Arena state_, workspace_;
   RunningSum squares_;      ///< of gradients, and of weights
   ops::Event handed_over_;  ///< from the ops' stream to the collectives'
   std::vector<OwnedBucket> buckets_;
   std::vector<Bucket> kinds_;  ///< of matrices, each one of those alike, in the order of their updates
   std::vector<kernels::MuonBatch<T>> batches_, shape_;  ///< of an update, kept for their memory
-  std::vector<HostView<Master>> host_;
+  std::vector<HostKept<T>> host_;
 };
 
 }  // namespace nanorun

@@ -16,12 +16,12 @@ auto Optimizer<T>::stored(const OwnedBucket& owned) const -> std::vector<Stored>
   }
   tensors.push_back({owned.moment1, "/adam/m/", false});
   tensors.push_back({owned.moment2, "/adam/v/", false});
-  if (config_.optimizer.adam_period > 1) tensors.push_back({owned.gradients, "/adam/gradient/", false});
+  if (config_.optimizer.adam_period > 1) tensors.push_back({{owned.gradients}, "/adam/gradient/", false});
   return tensors;
 }
 
 template <class T>
-std::vector<HostView<kernels::acc_t<T>>>& Optimizer<T>::host_views() {
+std::vector<HostKept<T>>& Optimizer<T>::host_views() {
   if (!host_.empty()) return host_;
   for (const OwnedBucket& owned : buckets_) {
     for (const Stored& tensor : stored(owned)) host_.emplace_back(tensor.tensor);
@@ -31,14 +31,14 @@ std::vector<HostView<kernels::acc_t<T>>>& Optimizer<T>::host_views() {
 
 template <class T>
 auto Optimizer<T>::slabs() -> std::vector<Slab<Master>> {
-  for (HostView<Master>& view : host_views()) view.download(stream_);
+  for (HostKept<T>& view : host_views()) view.download(stream_);
   ops::synchronize(stream_);
   return slabs_to_fill();
 }
 
 template <class T>
 auto Optimizer<T>::slabs_to_fill() -> std::vector<Slab<Master>> {
-  std::vector<HostView<Master>>& views = host_views();
+  std::vector<HostKept<T>>& views = host_views();
   std::vector<Slab<Master>> slabs;
   std::size_t first_view = 0;
   for (const OwnedBucket& owned : buckets_) {
@@ -61,7 +61,8 @@ auto Optimizer<T>::slabs_to_fill() -> std::vector<Slab<Master>> {
 
 template <class T>
 void Optimizer<T>::restore() {
-  for (HostView<Master>& view : host_views()) view.upload(stream_);
+  for (HostKept<T>& view : host_views()) view.upload(stream_);
+  for (const OwnedBucket& owned : buckets_) round_kept(owned);
   publish();
 }
 

@@ -52,11 +52,15 @@ UpdateRule update_rule(const Config& config, const Parameter& parameter) {
   const auto named = std::ranges::find_if(config.group, [&](const GroupConfig& group) {
     return std::ranges::any_of(group.tensors, [&](const std::string& p) { return matches(p, parameter.name); });
   });
-  const bool matrix = parameter.group == Group::matrix;
-  if (named == config.group.end()) {
-    return {group_lr(o, parameter.group), o.adam_beta1, o.adam_beta2, matrix ? o.muon_decay : 0};
+  UpdateRule rule{group_lr(o, parameter.group), o.adam_beta1, o.adam_beta2, 0, o.adam_master, o.adam_moments};
+  if (named != config.group.end()) {
+    rule = {named->lr, named->beta1, named->beta2, named->decay, named->master, named->moments};
   }
-  return {named->lr, named->beta1, named->beta2, matrix ? o.muon_decay : named->decay};
+  if (parameter.group == Group::matrix) {
+    rule.decay = o.muon_decay;
+    rule.master = rule.moments = StateFormat::fp32;
+  }
+  return rule;
 }
 
 std::vector<std::string> group_warnings(const Config& config, const ParameterTable& table) {

@@ -8,17 +8,19 @@
 
 namespace nanorun {
 
-/// Rates of a tensor, before the schedule's factor. Adam's: beta1, beta2. Decay as GroupConfig::decay, of Muon in units
-/// of optimizer.muon_lr.
+/// Rates of a tensor, before the schedule's factor. Adam's: beta1, beta2, and the formats, which are fp32 with Muon.
+/// Decay as GroupConfig::decay, of Muon in units of optimizer.muon_lr.
 struct UpdateRule {
   double lr = 0;
   double beta1 = 0, beta2 = 0;
   double decay = 0;
+  StateFormat master = StateFormat::fp32, moments = StateFormat::fp32;
   bool operator==(const UpdateRule&) const = default;
 };
 UpdateRule update_rule(const Config& config, const Parameter& parameter);
 
-/// A line for each name in a [[group]] that describes no tensor of the model, as a mechanism may be switched off.
+/// A line for each name in a [[group]] that describes no tensor of the model, as a mechanism may be switched off; and
+/// for each [[group]] that asks for another format of what Muon keeps.
 std::vector<std::string> group_warnings(const Config& config, const ParameterTable& table);
 
 /// Rows of the blocks in which Muon orthogonalises one of a tensor's matrices.

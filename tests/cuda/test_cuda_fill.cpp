@@ -62,6 +62,33 @@ TEST(CudaFill, RoundsToNearestEven) {
   EXPECT_TRUE(std::isinf(test::to_float(bits[2])));
 }
 
+TEST(CudaFill, CopiesBf16AndWidensIt) {
+  SKIP_WITHOUT_DEVICE();
+  for (const int first : {0, 1}) {
+    const Tensor<bf16> x(1, 1003 + first, 1);
+    const auto halves = Tensor<bf16>::poisoned(1, 1003 + first);
+    const auto floats = Tensor<float>::poisoned(1, 1003 + first);
+    const Vec<const bf16> from = x.device_flat().subspan(first);
+    round_to<bf16, bf16>({}, halves.device_flat().subspan(first), from);
+    round_to<float, bf16>({}, floats.device_flat().subspan(first), from);
+    halves.expect_rounded(x, first);
+    floats.expect_rounded(x, first);
+  }
+}
+
+TEST(CudaFill, RoundsFloatsInPlace) {
+  SKIP_WITHOUT_DEVICE();
+  for (const int first : {0, 1}) {
+    const Tensor<float> x(1, 1003 + first, 1);
+    const test::Vector<float> before = x.device_values();
+    round_as_bf16<float>({}, x.device_flat().subspan(first));
+    const test::Vector<float> after = x.device_values();
+    for (int i = 0; i < 1003 + first; ++i) {
+      ASSERT_EQ(after[i], i < first ? before[i] : round_to_bf16(before[i])) << i;
+    }
+  }
+}
+
 template <class X>
 void compare_add(int rows, int cols, int ld) {
   Tensor<bf16> out(rows, cols, 1, {}, ld);

@@ -95,6 +95,57 @@ TEST(Adam, FirstStepMovesByTheLearningRateAgainstTheGradient) {
   EXPECT_EQ(w[2], 1);
 }
 
+bool is_bf16(float x) { return round_to_bf16(x) == x; }
+
+/// One update rounds what it stores and nothing else: rounded alone, each differs from an exact update by the rounding.
+TEST(Adam, RoundsWhatItStores) {
+  const test::Vector<float> start = test::convert<float>(test::random_values(n, 1)),
+                            g = test::convert<float>(test::random_values(n, 2, -1e-2, 1e-2)),
+                            past = test::convert<float>(test::random_values(n, 3, 1e-3, 1e-2));
+  struct Result {
+    test::Vector<float> w, m, v;
+    test::Vector<double> squares = test::Vector<double>(2);
+  };
+  const auto update = [&](bool round_weights, bool round_moments) {
+    Result r{start, past, past};
+    const AdamOptions options{
+        .lr = 0.01, .t = 3, .decay = 0.02, .round_weights = round_weights, .round_moments = round_moments};
+    adam_update<float>({}, r.w, r.w, r.m, r.v, g, options, r.squares.data());
+    return r;
+  };
+  const Result exact = update(false, false), weights = update(true, false), both = update(true, true);
+  EXPECT_EQ(weights.m, exact.m);
+  EXPECT_EQ(weights.v, exact.v);
+  EXPECT_EQ(both.w, weights.w) << "the update is formed from moments before they are rounded";
+  double squares = 0;
+  int inexact = 0;
+  for (std::size_t i = 0; i < n; ++i) {
+    ASSERT_EQ(both.w[i], round_to_bf16(exact.w[i])) << i;
+    ASSERT_EQ(both.m[i], round_to_bf16(exact.m[i])) << i;
+    ASSERT_EQ(both.v[i], round_to_bf16(exact.v[i])) << i;
+    inexact += !is_bf16(exact.w[i]) && !is_bf16(exact.m[i]) && !is_bf16(exact.v[i]);
+    squares += static_cast<double>(both.w[i]) * both.w[i];
+  }
+  EXPECT_GT(inexact, 19'000);
+  EXPECT_NEAR(both.squares[1], squares, 1e-9 * squares) << "of the weights as they are stored";
+}
+
+TEST(Adam, UpdatesBelowHalfTheSpacingOfBf16AreLost) {
+  test::Vector<float> w{1, 1}, m(2), v(2);
+  const test::Vector<float> g{-1, -1};  // each update adds lr; the next bf16 is 1 + 2^-7, and ties go to 1
+  test::Vector<double> squares(2);
+  for (int t = 1; t <= 5; ++t) {
+    const AdamOptions options{.lr = 0x1p-9, .eps = 1e-30, .t = t, .round_weights = true};
+    adam_update<float>({}, Vec<float>(w).first(1), Vec<float>(w).first(1), Vec<float>(m).first(1),
+                       Vec<float>(v).first(1), Vec<const float>(g).first(1), options, squares.data());
+  }
+  const AdamOptions larger{.lr = 0x1.2p-8, .eps = 1e-30, .t = 1, .round_weights = true};
+  adam_update<float>({}, Vec<float>(w).last(1), Vec<float>(w).last(1), Vec<float>(m).last(1), Vec<float>(v).last(1),
+                     Vec<const float>(g).last(1), larger, squares.data());
+  EXPECT_EQ(w[0], 1);
+  EXPECT_EQ(w[1], 1 + 0x1p-7f);
+}
+
 /// The sums of squares, together, of one update whose last gradient and weight are these, all others small.
 double squares_with(float gradient, float weight) {
   test::Vector<float> w(n, 1), m(n), v(n), g(n, 0.5f);

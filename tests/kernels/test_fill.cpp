@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <limits>
 #include <vector>
 
 #include "kernels/check.hpp"
@@ -23,6 +24,17 @@ TEST(RoundTo, CopiesWhereNothingIsToBeRounded) {
   EXPECT_EQ(out, x);
   round_to<float>({}, out, out);
   EXPECT_EQ(out, x);
+}
+
+TEST(RoundAsBf16, RoundsToNearestEven) {
+  // Between 1 and its successor 1 + 2^-7, and that one's; the largest float rounds to infinity.
+  test::Vector<float> x{1 + 0x1p-8f, 1 + 0x1.8p-7f, 1 + 0x1.02p-8f, -2.5f, std::numeric_limits<float>::max()};
+  const test::Vector<float> expected{1, 1 + 0x1p-6f, 1 + 0x1p-7f, -2.5f, std::numeric_limits<float>::infinity()};
+  test::Vector<double> doubles(x.begin(), x.end());
+  round_as_bf16<float>({}, x);
+  round_as_bf16<double>({}, doubles);
+  EXPECT_EQ(x, expected);
+  EXPECT_EQ(test::Vector<float>(doubles.begin(), doubles.end()), expected);
 }
 
 }  // namespace
