@@ -47,13 +47,23 @@ bool matches(const std::string& pattern, const std::string& name) {
   return pattern.find_first_not_of('*', p) == std::string::npos;
 }
 
-UpdateRule update_rule(const Config& config, const Parameter& parameter) {
-  const OptimizerConfig& o = config.optimizer;
+namespace {
+
+/// The first group that names a tensor; null where none does.
+const GroupConfig* group_of(const Config& config, const Parameter& parameter) {
   const auto named = std::ranges::find_if(config.group, [&](const GroupConfig& group) {
     return std::ranges::any_of(group.tensors, [&](const std::string& p) { return matches(p, parameter.name); });
   });
+  return named == config.group.end() ? nullptr : &*named;
+}
+
+}  // namespace
+
+UpdateRule update_rule(const Config& config, const Parameter& parameter) {
+  const OptimizerConfig& o = config.optimizer;
+  const GroupConfig* const named = group_of(config, parameter);
   UpdateRule rule{group_lr(o, parameter.group), o.adam_beta1, o.adam_beta2, 0, o.adam_master, o.adam_moments};
-  if (named != config.group.end()) {
+  if (named != nullptr) {
     rule = {named->lr, named->beta1, named->beta2, named->decay, named->master, named->moments};
   }
   if (parameter.group == Group::matrix) {
@@ -66,7 +76,16 @@ UpdateRule update_rule(const Config& config, const Parameter& parameter) {
 std::vector<std::string> group_warnings(const Config& config, const ParameterTable& table) {
   std::vector<std::string> warnings;
   for (std::size_t i = 0; i < config.group.size(); ++i) {
-    for (const std::string& pattern : config.group[i].tensors) {
+    const GroupConfig& group = config.group[i];
+    const bool rounds = group.master != StateFormat::fp32 || group.moments != StateFormat::fp32;
+    const auto muons = std::ranges::find_if(table.parameters(), [&](const Parameter& parameter) {
+      return parameter.group == Group::matrix && group_of(config, parameter) == &group;
+    });
+    if (rounds && muons != table.parameters().end()) {
+      warnings.push_back(
+          fmt::format("warning: group.{}: master and moments are Adam's; Muon updates {} in fp32", i, muons->name));
+    }
+    for (const std::string& pattern : group.tensors) {
       const auto named = [&](const Parameter& parameter) { return matches(pattern, parameter.name); };
       if (std::ranges::any_of(table.parameters(), named)) continue;
       warnings.push_back(fmt::format("warning: group.{}.tensors: no tensor of the model is called {}", i, pattern));

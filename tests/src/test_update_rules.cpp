@@ -50,6 +50,25 @@ TEST(UpdateRules, GroupsThatNameNothingAreTold) {
   EXPECT_EQ(group_warnings(config, ParameterTable(config.model)), expected);
 }
 
+TEST(UpdateRules, FormatsAreAdams) {
+  Config config = tiny_config();
+  config.optimizer.adam_moments = StateFormat::bf16;
+  config.group = {{{"embedding", "block.*.mlp_in"}, 0.1, 0.5, 0.6, 0.7, StateFormat::bf16, StateFormat::fp32}};
+  const ParameterTable table(config.model);
+  const auto formats = [&](const char* name) {
+    const UpdateRule rule = update_rule(config, table.find(name));
+    return std::pair(rule.master, rule.moments);
+  };
+  constexpr StateFormat fp32 = StateFormat::fp32, bf16 = StateFormat::bf16;
+  EXPECT_EQ(formats("embedding"), std::pair(bf16, fp32));
+  EXPECT_EQ(formats("head"), std::pair(fp32, bf16));
+  EXPECT_EQ(formats("block.1.mlp_in"), std::pair(fp32, fp32));
+  EXPECT_EQ(formats("block.1.mlp_out"), std::pair(fp32, fp32));
+  const std::vector<std::string> expected = {
+      "warning: group.0: master and moments are Adam's; Muon updates block.0.mlp_in in fp32"};
+  EXPECT_EQ(group_warnings(config, table), expected);
+}
+
 TEST(UpdateRules, MuonTakesHeadsOfQueriesAndKeysApart) {
   Config config = tiny_config();
   const ParameterTable table(config.model);
