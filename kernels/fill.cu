@@ -110,7 +110,6 @@ template void fill(Stream, Vec<float>, double);
 template void fill(Stream, Vec<bf16>, double);
 template void fill(Stream, Vec<double>, double);
 template void round_to<float, float>(Stream, Vec<float>, Vec<const float>);
-template void round_to<float, bf16>(Stream, Vec<float>, Vec<const bf16>);
 template void round_to<bf16, float>(Stream, Vec<bf16>, Vec<const float>);
 template void round_to<bf16, bf16>(Stream, Vec<bf16>, Vec<const bf16>);
 template void round_as_bf16(Stream, Vec<float>);

@@ -31,7 +31,7 @@ namespace nanorun::kernels::cuda {
 template <class T>
 void fill(Stream stream, Vec<T> x, double value);
 
-/// T and X = bf16 or float
+/// T = bf16 or float; X = T or float
 template <class T, class X = acc_t<T>>
 void round_to(Stream stream, Vec<T> out, Vec<const std::type_identity_t<X>> x);
 

@@ -355,8 +355,10 @@ std::vector<Key> group_keys() {
       {NANORUN_ROW_KEY(group, beta2), trains, fraction_below_one(), "Adam: decay of the second moment"},
       {NANORUN_ROW_KEY(group, decay), trains, at_least(0),
        "Adam: cautious weight decay, w -= lr^2 decay w where the update has the sign of w"},
-      {NANORUN_ROW_KEY(group, master), trains, any(), "Adam: as optimizer.adam_master; Muon's masters are fp32"},
-      {NANORUN_ROW_KEY(group, moments), trains, any(), "Adam: as optimizer.adam_moments; Muon's momentum is fp32"},
+      {NANORUN_ROW_KEY(group, master), trains, any(),
+       "Adam: as optimizer.adam_master; a tied embedding has the head's; Muon's masters are fp32"},
+      {NANORUN_ROW_KEY(group, moments), trains, any(),
+       "Adam: as optimizer.adam_moments; a tied embedding has the head's; Muon's momentum is fp32"},
   };
 }
 

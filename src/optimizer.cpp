@@ -404,16 +404,13 @@ template <class T>
 void Optimizer<T>::copy_tied_weights(long step) {
   const OwnedBucket &head = bucket_of("head"), &embedding = bucket_of("embedding");
   const auto copy = [&](const Kept<T>& to, const Kept<T>& from) {
-    to.visit([&]<class E>(std::span<E> out) {
-      from.visit([&]<class X>(std::span<X> x) { ops::round_to<E, X>(stream_, out, x); });
-    });
+    to.visit([&]<class E>(std::span<E> out) { ops::round_to<E, E>(stream_, out, from.template as<E>()); });
   };
   copy(embedding.master, head.master);
   if (step == config_.train.untie_step) {
     copy(embedding.moment1, head.moment1);
     copy(embedding.moment2, head.moment2);
   }
-  round_kept(embedding);
   round_copy(embedding);
 }
 

@@ -50,9 +50,9 @@ bool matches(const std::string& pattern, const std::string& name) {
 namespace {
 
 /// The first group that names a tensor; null where none does.
-const GroupConfig* group_of(const Config& config, const Parameter& parameter) {
+const GroupConfig* group_of(const Config& config, const std::string& tensor) {
   const auto named = std::ranges::find_if(config.group, [&](const GroupConfig& group) {
-    return std::ranges::any_of(group.tensors, [&](const std::string& p) { return matches(p, parameter.name); });
+    return std::ranges::any_of(group.tensors, [&](const std::string& p) { return matches(p, tensor); });
   });
   return named == config.group.end() ? nullptr : &*named;
 }
@@ -61,15 +61,19 @@ const GroupConfig* group_of(const Config& config, const Parameter& parameter) {
 
 UpdateRule update_rule(const Config& config, const Parameter& parameter) {
   const OptimizerConfig& o = config.optimizer;
-  const GroupConfig* const named = group_of(config, parameter);
-  UpdateRule rule{group_lr(o, parameter.group), o.adam_beta1, o.adam_beta2, 0, o.adam_master, o.adam_moments};
-  if (named != nullptr) {
-    rule = {named->lr, named->beta1, named->beta2, named->decay, named->master, named->moments};
+  UpdateRule rule{group_lr(o, parameter.group), o.adam_beta1, o.adam_beta2};
+  if (const GroupConfig* const named = group_of(config, parameter.name)) {
+    rule = {named->lr, named->beta1, named->beta2, named->decay};
   }
   if (parameter.group == Group::matrix) {
     rule.decay = o.muon_decay;
-    rule.master = rule.moments = StateFormat::fp32;
+    return rule;
   }
+  // One parameter has one format.
+  const bool tied = config.model.tied_head && config.train.untie_step >= 0 && parameter.name == "embedding";
+  const GroupConfig* const formats = group_of(config, tied ? "head" : parameter.name);
+  rule.master = formats != nullptr ? formats->master : o.adam_master;
+  rule.moments = formats != nullptr ? formats->moments : o.adam_moments;
   return rule;
 }
 
@@ -79,7 +83,7 @@ std::vector<std::string> group_warnings(const Config& config, const ParameterTab
     const GroupConfig& group = config.group[i];
     const bool rounds = group.master != StateFormat::fp32 || group.moments != StateFormat::fp32;
     const auto muons = std::ranges::find_if(table.parameters(), [&](const Parameter& parameter) {
-      return parameter.group == Group::matrix && group_of(config, parameter) == &group;
+      return parameter.group == Group::matrix && group_of(config, parameter.name) == &group;
     });
     if (rounds && muons != table.parameters().end()) {
       warnings.push_back(

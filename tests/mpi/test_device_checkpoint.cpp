@@ -37,14 +37,34 @@ std::vector<T> download(std::span<T> tensor) {
   return {view.span().begin(), view.span().end()};
 }
 
+/// What Adam keeps is in bf16, of the embedding only the moments, of the value embedding only the weights.
+Config config_in_bf16() {
+  Config config = small_config();
+  config.optimizer.adam_master = config.optimizer.adam_moments = StateFormat::bf16;
+  config.optimizer.adam_period = 2;
+  config.group = {{{"embedding"}, 0.1, 0.8, 0.95, 0, StateFormat::fp32, StateFormat::bf16},
+                  {{"value_embedding.*"}, 0.1, 0.8, 0.95, 0, StateFormat::bf16, StateFormat::fp32}};
+  return config;
+}
+
 struct Training : Learner<Real> {
-  Training() : Learner(small_config(), test_comm(), 0, test_streams()) {}
+  explicit Training(const Config& config = small_config()) : Learner(config, test_comm(), 0, test_streams()) {}
+
+  /// Element i of a dataset that was filled with value().
+  float kept(const std::string& dataset, std::uint64_t i) const {
+    const UpdateRule rule = update_rule(config, table.find(dataset.substr(dataset.rfind('/') + 1)));
+    const StateFormat format = dataset.starts_with("/weights/")         ? rule.master
+                               : dataset.starts_with("/adam/gradient/") ? StateFormat::fp32
+                                                                        : rule.moments;
+    const float x = value(dataset, i);
+    return format == StateFormat::bf16 ? kernels::round_to_bf16(x) : x;
+  }
 
   Checkpoints checkpoints(const std::string& folder) {
     return {test_comm(), config.checkpoint, folder, "", model_fingerprint(table.layout())};
   }
 
-  /// The optimizer's tensors, and every rank's weights that GEMMs read, are those of fill().
+  /// The optimizer's tensors, and every rank's weights that GEMMs read, are those of fill(), in the deck's formats.
   void expect_filled() {
     if (!ops::on_host) {  // the host's copy is to be read anew
       for (const Slab<float>& slab : optimizer.slabs()) {
@@ -53,14 +73,14 @@ struct Training : Learner<Real> {
     }
     for (const Slab<float>& slab : optimizer.slabs()) {
       for (std::size_t i = 0; i < slab.data.size(); ++i) {
-        ASSERT_EQ(slab.data[i], value(slab.dataset, slab.first_row * slab.cols + i)) << slab.dataset << " " << i;
+        ASSERT_EQ(slab.data[i], kept(slab.dataset, slab.first_row * slab.cols + i)) << slab.dataset << " " << i;
       }
     }
     const std::vector<Real> tensors = download(weights.tensors());
     const std::vector<float> scalars = download(weights.scalars());
     for (const Parameter& p : table.parameters()) {
       for (std::size_t i = 0; i < p.size(); ++i) {
-        const float master = value("/weights/" + p.name, i);
+        const float master = kept("/weights/" + p.name, i);
         if (p.offset < table.tensor_size()) {
           const Real want = kernels::test::from_float<Real>(master);
           ASSERT_EQ(std::memcmp(&tensors[p.offset + i], &want, sizeof want), 0) << p.name << " " << i;
@@ -102,10 +122,35 @@ TEST(DeviceCheckpoint, TheOptimizerKeepsWhatItTakesOver) {
   run.expect_filled();
 }
 
-TEST(DeviceCheckpoint, AHostsFileIsReadAndWrittenBack) {
+TEST(DeviceCheckpoint, TheOptimizerKeepsItInBf16WhereItIsAskedTo) {
   SKIP_WITHOUT_DEVICES();
+  Training run(config_in_bf16());
+  run.optimizer.initialise(1);
+  for (const Slab<float>& slab : run.optimizer.slabs()) {
+    if (slab.dataset != "/weights/head" && slab.dataset != "/weights/value_embedding.0") continue;
+    for (const float x : slab.data) ASSERT_EQ(x, kernels::round_to_bf16(x)) << slab.dataset;
+  }
+  fill(run.optimizer.slabs());
+  run.optimizer.restore();
+  run.expect_filled();
+}
+
+/// Only there are bf16 values kept in that type: a master takes no memory, a moment half.
+TEST(DeviceCheckpoint, StateInBf16TakesLessMemoryOnDevices) {
+  Config wide = config_in_bf16();
+  wide.optimizer.adam_master = wide.optimizer.adam_moments = StateFormat::fp32;
+  for (GroupConfig& group : wide.group) group.master = group.moments = StateFormat::fp32;
+  const ParameterTable table(wide.model);
+  const auto size = [&](const char* name) { return table.find(name).size(); };
+  const std::size_t saved = 8 * size("head") + 4 * size("embedding") + 4 * size("value_embedding.0");
+  const std::size_t without = Optimizer<Real>::state_bytes(wide, table, 1);
+  constexpr bool on_devices = !computes_in_fp32;
+  EXPECT_EQ(without - Optimizer<Real>::state_bytes(config_in_bf16(), table, 1), on_devices ? saved : 0);
+}
+
+void expect_read_and_written_back(const Config& config) {
   const SharedFolder folder;
-  Training run;
+  Training run(config);
   run.optimizer.initialise(1);
   const Progress progress{3, {1, 1000, 0}, 1.5, 4096};
   const std::string by_host = run.checkpoints(folder / "host").save(progress, HostSlabs(run.optimizer.slabs()).slabs);
@@ -121,10 +166,22 @@ TEST(DeviceCheckpoint, AHostsFileIsReadAndWrittenBack) {
   std::size_t elements = 0;
   for (const Slab<float>& slab : run.optimizer.slabs()) {
     const std::vector<float> values = read_all(by_device, slab.dataset);
-    EXPECT_EQ(values, read_all(by_host, slab.dataset)) << slab.dataset;
+    std::vector<float> expected = read_all(by_host, slab.dataset);
+    for (std::size_t i = 0; i < expected.size(); ++i) expected[i] = run.kept(slab.dataset, i);
+    EXPECT_EQ(values, expected) << slab.dataset;
     elements += values.size();
   }
   EXPECT_GT(elements, 2 * run.table.size());  // weights and at least one moment of each
+}
+
+TEST(DeviceCheckpoint, AHostsFileIsReadAndWrittenBack) {
+  SKIP_WITHOUT_DEVICES();
+  expect_read_and_written_back(small_config());
+}
+
+TEST(DeviceCheckpoint, AHostsFileIsRoundedWhereItIsKeptInBf16) {
+  SKIP_WITHOUT_DEVICES();
+  expect_read_and_written_back(config_in_bf16());
 }
 
 }  // namespace

@@ -78,6 +78,26 @@ TEST(RankCount, LossesAgreeOnAnyNumberOfRanks) {
   }
 }
 
+/// With what Adam keeps in bf16.
+TEST(RankCount, LossesWithStateInBf16AgreeOnOneTwoAndFourRanks) {
+  SKIP_WITHOUT_DEVICES();
+  Config config = small_config();
+  config.optimizer.adam_master = config.optimizer.adam_moments = StateFormat::bf16;
+  config.optimizer.adam_period = 2;
+  const std::vector<double> one = losses_on(1, config), in_fp32 = losses_on(1);
+  EXPECT_LT(one.back(), one.front() - 0.5);
+  EXPECT_NE(one, in_fp32);
+  for (int ranks = 2; ranks <= test_comm().size(); ranks *= 2) {
+    const std::vector<double> many = losses_on(ranks, config);
+    double worst = 0;
+    for (int s = 0; s < steps; ++s) {
+      worst = std::max(worst, std::abs(many[s] - one[s]) / one[s]);
+      EXPECT_NEAR(many[s], one[s], tolerance * one[s]) << "step " << s << ", " << ranks << " ranks";
+    }
+    if (test_comm().root()) std::printf("largest relative difference in bf16, %d ranks: %.1e\n", ranks, worst);
+  }
+}
+
 /// The maxima that scale the MLP's operands are those of all ranks' sequences. From about step 4 on last bits of the
 /// weights, which the order of sums decides, show as other 8-bit values.
 TEST(RankCount, LossesWithTheMlpInFp8AgreeOnAnyNumberOfRanks) {

@@ -121,6 +121,10 @@ TEST(ConfigRows, ErrorsNamePlaceAndRow) {
       deck_error("[[group]]\ntensors = [\"block 1\"]\n"),
       "d.toml:2: group.0.tensors: got [ 'block 1' ], allowed: list of strings, each not empty, of letters, digits, "
       "'.', '_' and *");
+  EXPECT_EQ(deck_error("[[group]]\ntensors = [\"head\"]\nmaster = \"fp16\"\n"),
+            "d.toml:3: group.0.master: got 'fp16', allowed: one of \"fp32\" \"bf16\"");
+  EXPECT_EQ(deck_error("[optimizer]\nadam_moments = 16\n"),
+            "d.toml:2: optimizer.adam_moments: got 16, allowed: one of \"fp32\" \"bf16\"");
 }
 
 TEST(ConfigRows, HeadersOfOtherKindsAreExplained) {

@@ -206,6 +206,10 @@ TEST(Inputs, Record89HasThePublishedUpdates) {
   };
   for (const char* name : {"head", "embedding"}) expect(name, 1, 0.5, 0.95, 150);
   for (const char* name : {"value_embedding.0", "value_embedding.4", "bigram"}) expect(name, 75, 0.75, 0.95, 5);
+  for (const Parameter& p : table.parameters()) {
+    const bool table_of_rows = p.group == Group::head || p.group == Group::embedding;
+    EXPECT_EQ(update_rule(config, p).master == StateFormat::bf16, table_of_rows) << p.name;
+  }
   for (const char* name : {"block.0.attention_factors", "smear_factor", "skip_factor"}) expect(name, 5, 0.9, 0.99, 0);
   expect("smear_gate", 0.01, 0.9, 0.99, 0);
   expect("block.9.value_gate", 1, 0.9, 0.99, 1);

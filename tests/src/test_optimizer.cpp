@@ -84,6 +84,40 @@ TEST(Optimizer, EveryStepUpdatesEveryTensorOnce) {
   }
 }
 
+/// Names of the parameters all of whose weights are bf16 values.
+std::set<std::string> in_bf16(const Fixture& f) {
+  const std::vector<double> values = f.values();
+  std::set<std::string> names;
+  for (const Parameter& p : f.table.parameters()) {
+    const std::span<const double> of(&values[p.offset], p.size());
+    const auto exact = [](double x) { return x == kernels::round_to_bf16(static_cast<float>(x)); };
+    if (std::ranges::all_of(of, exact)) names.insert(p.name);
+  }
+  return names;
+}
+
+TEST(Optimizer, RoundsWeightsAtTheStartAndAfterEachUpdate) {
+  Config config = small_config();
+  config.model.tied_head = true;
+  config.train.untie_step = 1;
+  config.group = {{{"head", "value_embedding.1"}, 0.01, 0.8, 0.95, 0, StateFormat::bf16, StateFormat::bf16},
+                  {{"block.3.*"}, 0.01, 0.8, 0.95, 0, StateFormat::bf16, StateFormat::bf16}};
+  Fixture f(config);
+  const std::set<std::string> start = in_bf16(f);
+  EXPECT_TRUE(start.contains("head") && start.contains("value_embedding.1") && start.contains("embedding"));
+  EXPECT_FALSE(start.contains("value_embedding.0"));
+  for (int step = 0; step < 4; ++step) {
+    for (int layer = f.config.model.layers; layer >= -1; --layer)
+      f.optimizer.start_reduce_scatter(f.trace, layer, step);
+    f.optimizer.step(f.trace, step);
+    // A tied embedding has the head's format.
+    const std::set<std::string> expected{"head", "embedding", "value_embedding.1", "block.3.residual_mix",
+                                         "block.3.value_mix"};
+    EXPECT_EQ(in_bf16(f), expected) << step;
+    f.fill_gradients();
+  }
+}
+
 TEST(Optimizer, KnowsTheNormOfTheMeanGradient) {
   Config config = small_config();
   config.train.sequences = 4;  // over which the gradients are sums

@@ -65,8 +65,12 @@ TEST(UpdateRules, FormatsAreAdams) {
   EXPECT_EQ(formats("block.1.mlp_in"), std::pair(fp32, fp32));
   EXPECT_EQ(formats("block.1.mlp_out"), std::pair(fp32, fp32));
   const std::vector<std::string> expected = {
-      "warning: group.0: master and moments are Adam's; Muon updates block.0.mlp_in in fp32"};
+      "warning: group.0: master and moments are Adam's; Muon updates block.3.mlp_in in fp32"};
   EXPECT_EQ(group_warnings(config, table), expected);
+  config.model.tied_head = true;
+  EXPECT_EQ(formats("embedding"), std::pair(fp32, bf16)) << "as the head";
+  config.train.untie_step = -1;
+  EXPECT_EQ(formats("embedding"), std::pair(bf16, fp32));
 }
 
 TEST(UpdateRules, MuonTakesHeadsOfQueriesAndKeysApart) {
