@@ -75,8 +75,7 @@ std::size_t linear_fp8_workspace(int rows, int inner, int cols) {
 
 template <class T>
 void linear_relu2_forward_fp8(Stream, Mat<T> h, acc_t<T>* maximum, Mat<const T> x, Fp8Scale<acc_t<T>> scale_x,
-                              Mat<const T> w, Fp8Scale<acc_t<T>> scale_w, Workspace workspace, Mat<e4m3>,
-                              Fp8Scale<acc_t<T>>) {
+                              Mat<const T> w, Fp8Scale<acc_t<T>> scale_w, Workspace workspace, const Fp8Ahead<T>&) {
   assert(maximum != scale_x.maximum && maximum != scale_w.maximum);
   const auto relu2 = [] KOKKOS_FUNCTION(T z) { return z < 0 ? T(0) : z * z; };  // passes NaN on
   product(h, x, scale_x, w, scale_w, workspace, relu2);
@@ -85,7 +84,7 @@ void linear_relu2_forward_fp8(Stream, Mat<T> h, acc_t<T>* maximum, Mat<const T> 
 
 template <class T>
 void linear_forward_fp8(Stream, Mat<T> out, Mat<const T> h, Fp8Scale<acc_t<T>> scale_h, Mat<const T> v,
-                        Fp8Scale<acc_t<T>> scale_v, Workspace workspace, Mat<const e4m3>) {
+                        Fp8Scale<acc_t<T>> scale_v, Workspace workspace, Mat<const e4m3>, Workspace) {
   product(out, h, scale_h, v, scale_v, workspace, [] KOKKOS_FUNCTION(T z) { return z; });
 }
 
@@ -93,9 +92,9 @@ void linear_forward_fp8(Stream, Mat<T> out, Mat<const T> h, Fp8Scale<acc_t<T>> s
   template void max_magnitude(Stream, std::span<const Magnitude<T>>);                                               \
   template std::size_t linear_fp8_workspace<T>(int, int, int);                                                      \
   template void linear_relu2_forward_fp8(Stream, Mat<T>, T*, Mat<const T>, Fp8Scale<T>, Mat<const T>, Fp8Scale<T>,  \
-                                         Workspace, Mat<e4m3>, Fp8Scale<T>);                                        \
+                                         Workspace, const Fp8Ahead<T>&);                                            \
   template void linear_forward_fp8(Stream, Mat<T>, Mat<const T>, Fp8Scale<T>, Mat<const T>, Fp8Scale<T>, Workspace, \
-                                   Mat<const e4m3>);
+                                   Mat<const e4m3>, Workspace);
 NANORUN_INSTANTIATE(float)
 NANORUN_INSTANTIATE(double)
 #undef NANORUN_INSTANTIATE

@@ -72,22 +72,25 @@ struct Quantisation {
   __host__ __device__ unsigned vectors() const { return x.cols / 8 * static_cast<unsigned>(x.rows); }
 };
 
-/// Both operands of a GEMM, or b alone where a has no rows; and its factors.
+/// Operands a and b of a GEMM and its factors; and b of the next, whose a is h, with its factors. Matrices without rows
+/// are there already, or not wanted.
 struct Quantisations {
-  Quantisation a, b;
+  static constexpr int count = 3;
+  Quantisation of[count];
   Scale scale_h;
-  Factors* factors;
-  unsigned blocks_of_a;
+  Factors *factors = nullptr, *next = nullptr;
+  unsigned begin[count + 1] = {};  ///< first thread block of each matrix, and their number
 };
 
 constexpr int vectors_of_thread = 4;
 constexpr unsigned vectors_of_block = block_threads * vectors_of_thread;
 
 __global__ void __launch_bounds__(block_threads) quantise(const __grid_constant__ Quantisations p) {
-  const bool is_a = blockIdx.x < p.blocks_of_a;
-  const Quantisation& of = is_a ? p.a : p.b;
+  int matrix = 0;
+  while (blockIdx.x >= p.begin[matrix + 1]) ++matrix;
+  const Quantisation& of = p.of[matrix];
   const unsigned row_vectors = of.x.cols / 8, count = of.vectors();
-  const unsigned first = (is_a ? blockIdx.x : blockIdx.x - p.blocks_of_a) * vectors_of_block + threadIdx.x;
+  const unsigned first = (blockIdx.x - p.begin[matrix]) * vectors_of_block + threadIdx.x;
   Vector<bf16, 8> v[vectors_of_thread];
 #pragma unroll
   for (int k = 0; k < vectors_of_thread; ++k) {  // on their way while the scale is computed
@@ -98,8 +101,9 @@ __global__ void __launch_bounds__(block_threads) quantise(const __grid_constant_
   if (threadIdx.x == 0) {
     inverse = 1 / value_of(of.scale);
     if (blockIdx.x == 0) {
-      p.factors->unscale = value_of(p.a.scale) * value_of(p.b.scale);
+      p.factors->unscale = value_of(p.of[0].scale) * value_of(p.of[1].scale);
       if (p.scale_h.maximum) p.factors->inverse_h = 1 / value_of(p.scale_h);
+      if (p.next) p.next->unscale = value_of(p.scale_h) * value_of(p.of[2].scale);
     }
   }
   __syncthreads();
@@ -244,24 +248,42 @@ Operands allocate(WorkspaceAllocator& allocator, int rows, int inner, int cols) 
   return {factors, a, b};
 }
 
-void require_shapes(const char* name, Mat<const bf16> out, Mat<const bf16> x, Mat<const bf16> w) {
-  assert(x.rows == out.rows && w.rows == out.cols && x.cols == w.cols);
-  for (const Mat<const bf16>& m : {out, x, w}) require_vectors(name, m);
-  if (x.cols % (2 * tile_k) != 0 || w.rows % reordered_rows != 0) {
+Operands allocated(Workspace workspace, int rows, int inner, int cols) {
+  assert(workspace.size() >= linear_fp8_workspace<bf16>(rows, inner, cols));
+  WorkspaceAllocator allocator(workspace);
+  return allocate(allocator, rows, inner, cols);
+}
+
+void require_weights(const char* name, Mat<const bf16> w) {
+  require_vectors(name, w);
+  if (w.cols % (2 * tile_k) != 0 || w.rows % reordered_rows != 0) {
     throw std::invalid_argument(std::string(name) + ": columns of w must be a multiple of 128, its rows of 32");
   }
 }
 
-/// Quantises b, and a where it is not there as aq.
+void require_shapes(const char* name, Mat<const bf16> out, Mat<const bf16> x, Mat<const bf16> w) {
+  assert(x.rows == out.rows && w.rows == out.cols && x.cols == w.cols);
+  for (const Mat<const bf16>& m : {out, x}) require_vectors(name, m);
+  require_weights(name, w);
+}
+
+/// Quantises b, a where it is not there as aq, and the weights of the next GEMM that are wanted ahead.
 Operands quantised(const char* name, Stream stream, Workspace workspace, Mat<const bf16> a, Scale scale_a,
-                   Mat<const e4m3> aq, Mat<const bf16> b, Scale scale_b, Scale scale_h = {}) {
-  assert(workspace.size() >= linear_fp8_workspace<bf16>(a.rows, a.cols, b.rows));
-  WorkspaceAllocator allocator(workspace);
-  const Operands out = allocate(allocator, aq ? 0 : a.rows, a.cols, b.rows);
-  Quantisations p{{a, out.a, scale_a}, {b, out.b, scale_b, true}, scale_h, out.factors, 0};
-  if (!aq) p.blocks_of_a = ceil_div(p.a.vectors(), vectors_of_block);
-  const unsigned blocks = p.blocks_of_a + ceil_div(p.b.vectors(), vectors_of_block);
-  quantise<<<blocks, block_threads, 0, cuda_stream(stream)>>>(p);
+                   Mat<const e4m3> aq, Mat<const bf16> b, Scale scale_b, const Fp8Ahead<bf16>& ahead = {}) {
+  const int rows = aq ? 0 : a.rows;
+  const Operands out = allocated(workspace, rows, a.cols, b.rows);
+  Quantisations p;
+  p.of[0] = {a.row_block(0, rows), out.a, scale_a};
+  p.of[1] = {b, out.b, scale_b, true};
+  p.factors = out.factors;
+  if (ahead.hq) p.scale_h = ahead.scale_h;
+  if (ahead.v) {
+    const Operands next = allocated(ahead.vq, 0, ahead.v.cols, ahead.v.rows);
+    p.of[2] = {ahead.v, next.b, ahead.scale_v, true};
+    p.next = next.factors;
+  }
+  for (int k = 0; k < p.count; ++k) p.begin[k + 1] = p.begin[k] + ceil_div(p.of[k].vectors(), vectors_of_block);
+  quantise<<<p.begin[p.count], block_threads, 0, cuda_stream(stream)>>>(p);
   check_launch(name);
   return out;
 }
@@ -294,14 +316,17 @@ std::size_t linear_fp8_workspace(int rows, int inner, int cols) {
 
 template <class T>
 void linear_relu2_forward_fp8(Stream stream, Mat<T> h, acc_t<T>* maximum, Mat<const T> x, Fp8Scale<acc_t<T>> scale_x,
-                              Mat<const T> w, Fp8Scale<acc_t<T>> scale_w, Workspace workspace, Mat<e4m3> hq,
-                              Fp8Scale<acc_t<T>> scale_h) {
+                              Mat<const T> w, Fp8Scale<acc_t<T>> scale_w, Workspace workspace,
+                              const Fp8Ahead<T>& ahead) {
   constexpr const char* name = "linear_relu2_forward_fp8";
+  const Mat<e4m3> hq = ahead.hq;
   require_shapes(name, h, x, w);
   require_vectors(name, hq);
-  assert(!hq || (hq.rows == h.rows && hq.cols == h.cols && scale_h.maximum));
+  require_weights(name, ahead.v);
+  assert(!hq || (hq.rows == h.rows && hq.cols == h.cols && ahead.scale_h.maximum));
+  assert(!ahead.v || (hq && ahead.v.cols == h.cols && ahead.scale_v.maximum));
   if (h.size() == 0) return;
-  const Operands q = quantised(name, stream, workspace, x, scale_x, {}, w, scale_w, hq ? scale_h : Scale{});
+  const Operands q = quantised(name, stream, workspace, x, scale_x, {}, w, scale_w, ahead);
   if (hq) {
     launch(name, stream, Relu2Fp8<true>{h, hq, maximum, q.factors}, h.cols, q.a, q.b);
   } else {
@@ -311,21 +336,23 @@ void linear_relu2_forward_fp8(Stream stream, Mat<T> h, acc_t<T>* maximum, Mat<co
 
 template <class T>
 void linear_forward_fp8(Stream stream, Mat<T> out, Mat<const T> h, Fp8Scale<acc_t<T>> scale_h, Mat<const T> v,
-                        Fp8Scale<acc_t<T>> scale_v, Workspace workspace, Mat<const e4m3> hq) {
+                        Fp8Scale<acc_t<T>> scale_v, Workspace workspace, Mat<const e4m3> hq, Workspace vq) {
   constexpr const char* name = "linear_forward_fp8";
   require_shapes(name, out, h, v);
   require_vectors(name, hq);
   assert(!hq || (hq.rows == h.rows && hq.cols == h.cols));
+  assert(hq || vq.empty());
   if (out.size() == 0) return;
-  const Operands q = quantised(name, stream, workspace, h, scale_h, hq, v, scale_v);
+  const Operands q =
+      vq.empty() ? quantised(name, stream, workspace, h, scale_h, hq, v, scale_v) : allocated(vq, 0, v.cols, v.rows);
   launch(name, stream, LinearFp8{out, q.factors}, out.cols, hq ? hq : Mat<const e4m3>(q.a), q.b);
 }
 
 template void max_magnitude(Stream, std::span<const Magnitude<bf16>>);
 template std::size_t linear_fp8_workspace<bf16>(int, int, int);
 template void linear_relu2_forward_fp8(Stream, Mat<bf16>, float*, Mat<const bf16>, Scale, Mat<const bf16>, Scale,
-                                       Workspace, Mat<e4m3>, Scale);
+                                       Workspace, const Fp8Ahead<bf16>&);
 template void linear_forward_fp8(Stream, Mat<bf16>, Mat<const bf16>, Scale, Mat<const bf16>, Scale, Workspace,
-                                 Mat<const e4m3>);
+                                 Mat<const e4m3>, Workspace);
 
 }  // namespace nanorun::kernels::cuda

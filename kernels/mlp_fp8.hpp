@@ -36,32 +36,44 @@ struct Magnitude {
 template <class T>
 void max_magnitude(Stream stream, std::span<const Magnitude<T>> magnitudes);
 
-/// Bytes of scratch for x [rows, inner] and w [cols, inner] of either product below, with hq or without.
+/// What linear_relu2_forward_fp8 makes on CUDA for linear_forward_fp8, which saves it a pass over h and a launch. The
+/// caller gives the memory; portable implementations leave it as it is.
+template <class T>
+struct Fp8Ahead {
+  Mat<e4m3> hq{};                ///< for e4m3(h / s_h) [M, N]; null: nothing is made
+  Fp8Scale<acc_t<T>> scale_h{};  ///< as in linear_forward_fp8
+  Mat<const T> v{};              ///< as there; null: hq alone is made
+  Fp8Scale<acc_t<T>> scale_v{};  ///< as there
+  Workspace vq{};                ///< of linear_fp8_workspace(0, N, K') bytes, for e4m3(v / s_v)
+};
+
+/// Bytes of scratch for x [rows, inner] and w [cols, inner] of either product below, whatever is made ahead.
 template <class T>
 std::size_t linear_fp8_workspace(int rows, int inner, int cols);
 
 /// h = relu(x wᵀ)², and *maximum = max(*maximum, h) over all elements. `maximum` is not that of a scale.
-/// hq [M, N]: null, or memory in which CUDA keeps e4m3(h / s_h) for linear_forward_fp8, with scale_h as there. This
-/// saves it a pass over h. Portable implementations leave hq as it is.
 template <class T>
 void linear_relu2_forward_fp8(Stream stream, Mat<T> h, acc_t<T>* maximum, Mat<const T> x, Fp8Scale<acc_t<T>> scale_x,
-                              Mat<const T> w, Fp8Scale<acc_t<T>> scale_w, Workspace workspace, Mat<e4m3> hq = {},
-                              Fp8Scale<acc_t<T>> scale_h = {});
+                              Mat<const T> w, Fp8Scale<acc_t<T>> scale_w, Workspace workspace,
+                              const Fp8Ahead<T>& ahead = {});
 
-/// out = h vᵀ. hq: null, or what linear_relu2_forward_fp8 has kept of this h and scale_h.
+/// out = h vᵀ. hq and vq: null, or what linear_relu2_forward_fp8 has made ahead of this h and v with these scales; vq
+/// only with hq.
 template <class T>
 void linear_forward_fp8(Stream stream, Mat<T> out, Mat<const T> h, Fp8Scale<acc_t<T>> scale_h, Mat<const T> v,
-                        Fp8Scale<acc_t<T>> scale_v, Workspace workspace, Mat<const e4m3> hq = {});
+                        Fp8Scale<acc_t<T>> scale_v, Workspace workspace, Mat<const e4m3> hq = {}, Workspace vq = {});
 
 }  // namespace nanorun::kernels::portable
 
 namespace nanorun::kernels::cuda {
 
+using portable::Fp8Ahead;
 using portable::Fp8Scale;
 using portable::Magnitude;
 
 // T = bf16. Sums of products have about 14 bits, as the tensor cores' 8-bit GEMMs keep them. h and out are rounded to
-// bf16; hq is rounded once, from fp32. `maximum` is that of the rounded h. Both weights are quantised in every call.
+// bf16; hq is rounded once, from fp32. `maximum` is that of the rounded h. Weights are quantised in every call, by one
+// launch with x.
 // Throw std::invalid_argument unless rows are whole, aligned 16-byte vectors and, in the products, the columns of the
 // weights are a multiple of 128 and their rows one of 32.
 
@@ -71,10 +83,10 @@ template <class T>
 std::size_t linear_fp8_workspace(int rows, int inner, int cols);
 template <class T>
 void linear_relu2_forward_fp8(Stream stream, Mat<T> h, acc_t<T>* maximum, Mat<const T> x, Fp8Scale<acc_t<T>> scale_x,
-                              Mat<const T> w, Fp8Scale<acc_t<T>> scale_w, Workspace workspace, Mat<e4m3> hq = {},
-                              Fp8Scale<acc_t<T>> scale_h = {});
+                              Mat<const T> w, Fp8Scale<acc_t<T>> scale_w, Workspace workspace,
+                              const Fp8Ahead<T>& ahead = {});
 template <class T>
 void linear_forward_fp8(Stream stream, Mat<T> out, Mat<const T> h, Fp8Scale<acc_t<T>> scale_h, Mat<const T> v,
-                        Fp8Scale<acc_t<T>> scale_v, Workspace workspace, Mat<const e4m3> hq = {});
+                        Fp8Scale<acc_t<T>> scale_v, Workspace workspace, Mat<const e4m3> hq = {}, Workspace vq = {});
 
 }  // namespace nanorun::kernels::cuda

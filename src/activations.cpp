@@ -56,7 +56,7 @@ template <class T>
 std::size_t mlp_workspace(const Config& config, int length) {
   if (config.train.mlp_precision == MlpPrecision::working) return 0;
   const int width = config.model.width, hidden = config.model.mlp_ratio * width;
-  return std::max(ops::linear_fp8_workspace<T>(length, width, hidden),
+  return std::max(ops::linear_fp8_workspace<T>(length, width, hidden) + ops::linear_fp8_workspace<T>(0, hidden, width),
                   ops::linear_fp8_workspace<T>(length, hidden, width));
 }
 

@@ -17,6 +17,13 @@ Mat<kernels::e4m3> quantised_h(const Activations<T>& a, int hidden) {
   return {reinterpret_cast<kernels::e4m3*>(a.d_wide.data), a.length, hidden};
 }
 
+/// Memory for W_out in e4m3 between them: in the workspace, behind what the first product takes of it.
+template <class T>
+kernels::Workspace quantised_w_out(const Activations<T>& a, int width, int hidden) {
+  return a.workspace.subspan(ops::linear_fp8_workspace<T>(a.length, width, hidden),
+                             ops::linear_fp8_workspace<T>(0, hidden, width));
+}
+
 }  // namespace
 
 template <class T>
@@ -29,15 +36,14 @@ void MlpLayer<T>::enter(const Activations<T>& a, int layer) const {
   scales_.measure(layer, matrices);
 }
 
-/// h of the layer's n; in FP8 also what quantised_h() keeps, on devices.
+/// h of the layer's n.
 template <class T>
-void MlpLayer<T>::hidden(Stream stream, const Activations<T>& a, int layer) const {
+void MlpLayer<T>::hidden(Stream stream, const Activations<T>& a, int layer, const ops::Fp8Ahead<T>& ahead) const {
   const MlpActivations<T>& s = a.block[layer].mlp;
   const Mat<const T> w = parameters_.weight(block_name(layer, "mlp_in"));
   if (quantises(a)) {
     const auto scale = scales_.of(layer);
-    ops::linear_relu2_forward_fp8<T>(stream, s.h, scale.largest_h, s.n, scale.n, w, scale.w_in, a.workspace,
-                                     quantised_h(a, s.h.cols), scale.h);
+    ops::linear_relu2_forward_fp8<T>(stream, s.h, scale.largest_h, s.n, scale.n, w, scale.w_in, a.workspace, ahead);
   } else {
     ops::linear_relu2_forward<T>(stream, s.h, s.n, w);
   }
@@ -48,10 +54,11 @@ void MlpLayer<T>::forward(Stream stream, const Activations<T>& a, Mat<T> out, bo
   const MlpActivations<T>& s = a.block[layer].mlp;
   const Mat<const T> w = parameters_.weight(block_name(layer, "mlp_out"));
   if (quantises(a)) {
-    hidden(stream, a, layer);
     const auto scale = scales_.of(layer);
-    ops::linear_forward_fp8<T>(stream, adds ? a.d_narrow : out, s.h, scale.h, w, scale.w_out, a.workspace,
-                               quantised_h(a, s.h.cols));
+    const Mat<kernels::e4m3> hq = quantised_h(a, s.h.cols);
+    const kernels::Workspace wq = quantised_w_out(a, s.n.cols, s.h.cols);
+    hidden(stream, a, layer, {hq, scale.h, w, scale.w_out, wq});
+    ops::linear_forward_fp8<T>(stream, adds ? a.d_narrow : out, s.h, scale.h, w, scale.w_out, a.workspace, hq, wq);
     if (adds) ops::add<T>(stream, out, a.d_narrow);
     return;
   }

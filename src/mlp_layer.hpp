@@ -32,7 +32,7 @@ class MlpLayer {
 
  private:
   bool quantises(const Activations<T>& a) const { return scales_ && a.training; }
-  void hidden(kernels::Stream stream, const Activations<T>& a, int layer) const;
+  void hidden(kernels::Stream stream, const Activations<T>& a, int layer, const ops::Fp8Ahead<T>& ahead = {}) const;
 
   const Config& config_;
   const Parameters<T>& parameters_;

@@ -156,7 +156,7 @@ void linear_fp8(benchmark::State& state, bool squared, Hidden h, int rows, int i
     if (squared) {
       const Mat<e4m3> hq = kept ? Mat<e4m3>(q.data(), rows, out) : Mat<e4m3>();
       cuda::linear_relu2_forward_fp8<bf16>(stream, y.mat(rows, out), maximum + 3, x_in, scale_x, w_in, scale_w,
-                                           workspace, hq, scale_h);
+                                           workspace, {hq, scale_h});
     } else {
       const Mat<const e4m3> hq = kept ? Mat<const e4m3>(q.data(), rows, in) : Mat<const e4m3>();
       cuda::linear_forward_fp8<bf16>(stream, y.mat(rows, out), x_in, scale_x, w_in, scale_w, workspace, hq);

@@ -1,6 +1,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <limits>
 #include <string>
@@ -66,6 +67,9 @@ class DeviceWorkspace {
   test::DeviceVector<std::byte> memory_;
 };
 
+/// What the first product makes ahead for the second.
+enum class Ahead { nothing, h, h_and_v };
+
 enum Maximum { of_x, of_w, of_h, delayed_h, delayed_v };
 
 /// The two products on both sides. The maxima of x and w are their own, those of h and v delayed.
@@ -100,18 +104,19 @@ class Mlp {
                                         {m + delayed_v, margin_v}, workspace);
   }
 
-  /// With memory for the quantised h or without.
-  void run_on_device(bool keeps_hq) const {
+  void run_on_device(Ahead ahead) const {
     float* const m = maxima.data();
-    const Scale scale_h{m + delayed_h, margin_h};
-    const Mat<e4m3> kept = keeps_hq ? device_hq() : Mat<e4m3>();
+    const Scale scale_h{m + delayed_h, margin_h}, scale_v{m + delayed_v, margin_v};
+    const Mat<e4m3> kept = ahead == Ahead::nothing ? Mat<e4m3>() : device_hq();
+    const DeviceWorkspace v_memory(0, shape_.hidden, shape_.out);
+    Fp8Ahead<bf16> made{kept, scale_h};
+    if (ahead == Ahead::h_and_v) made = {kept, scale_h, v.device(), scale_v, v_memory};
     cuda::max_magnitude<bf16>({}, std::vector<Magnitude<bf16>>{{m + of_x, x.device()}, {m + of_w, w.device()}});
     const DeviceWorkspace up(shape_.rows, shape_.width, shape_.hidden);
     cuda::linear_relu2_forward_fp8<bf16>({}, h.device(), m + of_h, x.device(), {m + of_x}, w.device(), {m + of_w}, up,
-                                         kept, scale_h);
+                                         made);
     const DeviceWorkspace down(shape_.rows, shape_.hidden, shape_.out);
-    cuda::linear_forward_fp8<bf16>({}, out.device(), h.device(), scale_h, v.device(), {m + delayed_v, margin_v}, down,
-                                   kept);
+    cuda::linear_forward_fp8<bf16>({}, out.device(), h.device(), scale_h, v.device(), scale_v, down, kept, made.vq);
     test::cuda_check(cudaDeviceSynchronize());
   }
 
@@ -200,9 +205,10 @@ void copy_h_to_host(Mlp& p, bool quantised) {
   }
 }
 
-void expect_equal(Mlp& p, bool keeps_hq) {
+void expect_equal(Mlp& p, Ahead ahead) {
+  const bool keeps_hq = ahead != Ahead::nothing;
   p.host_up();
-  p.run_on_device(keeps_hq);
+  p.run_on_device(ahead);
   const test::Vector<float> maxima = p.maxima.host();
   EXPECT_EQ(maxima[of_x], p.host_maxima[of_x]);
   EXPECT_EQ(maxima[of_w], p.host_maxima[of_w]);
@@ -217,18 +223,36 @@ void expect_equal(Mlp& p, bool keeps_hq) {
 TEST(CudaMlpFp8, EqualsThePortable) {
   SKIP_WITHOUT_DEVICE();
   for (const Shape& s : shapes) {
-    for (const bool keeps_hq : {false, true}) {
-      SCOPED_TRACE(name(s) + (keeps_hq ? ", keeps the quantised h" : ""));
+    for (const Ahead ahead : {Ahead::nothing, Ahead::h, Ahead::h_and_v}) {
+      SCOPED_TRACE(name(s) + ", ahead " + std::to_string(static_cast<int>(ahead)));
       Mlp p(s, 3, 0.1f);
-      expect_equal(p, keeps_hq);
+      expect_equal(p, ahead);
     }
+  }
+}
+
+/// The second product reads the same operands, whoever makes them, and scales them alike.
+TEST(CudaMlpFp8, WhatIsMadeAheadChangesNoBit) {
+  SKIP_WITHOUT_DEVICE();
+  for (const Shape& s : shapes) {
+    SCOPED_TRACE(name(s));
+    const Mlp own(s, 3, 0.1f), ahead(s, 3, 0.1f);
+    own.run_on_device(Ahead::h);
+    for (int i = 0; i < 2; ++i) ahead.run_on_device(Ahead::h_and_v);
+    EXPECT_EQ(own.maxima.host(), ahead.maxima.host());
+    const auto expect_same = [&](const Activations& x, const Activations& y) {
+      const auto bits = [](float value) { return std::bit_cast<std::uint32_t>(value); };
+      EXPECT_TRUE(std::ranges::equal(x.device_values(), y.device_values(), {}, bits, bits));
+    };
+    expect_same(own.h, ahead.h);
+    expect_same(own.out, ahead.out);
   }
 }
 
 TEST(CudaMlpFp8, ValuesBeyondADelayedMaximumSaturate) {
   SKIP_WITHOUT_DEVICE();
   Mlp p({131, 256, 384, 320}, 0.2f, 0.03f);
-  expect_equal(p, true);
+  expect_equal(p, Ahead::h_and_v);
   const test::Vector<e4m3> hq = p.hq.host();
   const auto saturated = std::ranges::count_if(hq, [](e4m3 q) { return to_float(q) == 448; });
   EXPECT_GT(saturated, static_cast<std::ptrdiff_t>(hq.size() / 10));
@@ -243,7 +267,7 @@ TEST(CudaMlpFp8, Outliers) {
     x.push_back(as_bf16(static_cast<float>(x.size() % 97 == 0 ? 64 * value : value / 8)));
   }
   Mlp p(s, 2000, 0.1f, x);
-  expect_equal(p, true);
+  expect_equal(p, Ahead::h_and_v);
 }
 
 TEST(CudaMlpFp8, ZerosStayZeros) {
@@ -253,7 +277,7 @@ TEST(CudaMlpFp8, ZerosStayZeros) {
       v(static_cast<std::size_t>(s.out) * s.hidden);
   for (const bool of_v : {false, true}) {
     const Mlp p(s, 3, 0, of_v ? test::Vector<float>() : x, of_v ? v : test::Vector<float>());
-    p.run_on_device(true);
+    p.run_on_device(Ahead::h_and_v);
     for (const float value : p.out.device_values()) ASSERT_EQ(value, 0);
     if (of_v) continue;
     for (const float value : p.h.device_values()) ASSERT_EQ(value, 0);
@@ -268,9 +292,9 @@ TEST(CudaMlpFp8, NotANumberReachesItsRowAlone) {
   constexpr int bad_row = 70;
   test::Vector<float> x(static_cast<std::size_t>(s.rows) * s.width, 0.5f);
   x[bad_row * s.width + 5] = std::numeric_limits<float>::quiet_NaN();
-  for (const bool keeps_hq : {false, true}) {
+  for (const Ahead ahead : {Ahead::nothing, Ahead::h, Ahead::h_and_v}) {
     const Mlp p(s, 3, 0.1f, x);
-    p.run_on_device(keeps_hq);
+    p.run_on_device(ahead);
     const auto bad = [](const test::Vector<float>& values, int cols) {
       std::size_t in_row = 0, elsewhere = 0;
       for (std::size_t i = 0; i < values.size(); ++i) {
@@ -321,7 +345,7 @@ TEST(CudaMlpFp8, QuantisesAsThePortable) {
     auto h = Activations::poisoned(value_rows, identity_side), out = Activations::poisoned(value_rows, identity_side);
     const test::DeviceVector<e4m3> hq(std::size_t{65536});
     linear_relu2_forward_fp8<bf16>({}, h.device(), d + 2, x.device(), {d}, eye.device(), {d + 1}, workspace,
-                                   {hq.data(), value_rows, identity_side}, {d + 3, margin_h});
+                                   {{hq.data(), value_rows, identity_side}, {d + 3, margin_h}});
     linear_forward_fp8<bf16>({}, out.device(), x.device(), {d}, eye.device(), {d + 1}, workspace);
     portable::linear_relu2_forward_fp8<float>({}, h.host(), m + 2, host_x.host(), {m}, host_eye.host(), {m + 1},
                                               host_workspace);
@@ -348,7 +372,7 @@ TEST(CudaMlpFp8, RecipeShape) {
   constexpr int tokens = 16400, width = 768, hidden = 3072, sample = 32;
   const Shape s{tokens, width, hidden, width};
   Mlp p(s, 40, 0.1f), few({sample, width, hidden, width}, 40, 0.1f);
-  p.run_on_device(true);
+  p.run_on_device(Ahead::h_and_v);
   few.host_maxima = p.maxima.host();
   const auto row_of = [](int k) { return static_cast<int>(std::int64_t{tokens - 1} * k / (sample - 1)); };
   for (int k = 0; k < sample; ++k) std::copy_n(p.x.host().row(row_of(k)), width, few.x.host().row(k));

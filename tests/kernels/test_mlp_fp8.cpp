@@ -30,9 +30,9 @@ struct Result {
   double max_x = 0, max_h = 0;
 };
 
-/// With memory for the quantised h, which the portable implementation does not need.
+/// With memory for the quantised h and v, which the portable implementation does not need.
 template <class T>
-Result forward(const Problem& p, Mat<e4m3> hq = {}) {
+Result forward(const Problem& p, Mat<e4m3> hq = {}, Workspace vq = {}) {
   const test::Vector<T> x = test::convert<T>(p.x), w = test::convert<T>(p.w), v = test::convert<T>(p.v);
   test::Vector<T> h = test::poisoned<T>(rows * hidden), out = test::poisoned<T>(rows * width);
   const test::Vector<T> delayed{static_cast<T>(p.delayed_h), static_cast<T>(p.delayed_v)};
@@ -45,9 +45,10 @@ Result forward(const Problem& p, Mat<e4m3> hq = {}) {
   const Workspace workspace =
       Workspace(memory).subspan(64 - reinterpret_cast<std::uintptr_t>(memory.data()) % 64, bytes);
   const Mat<T> H(h.data(), rows, hidden);
-  const Fp8Scale<T> scale_h{&delayed[0], margin_h};
-  linear_relu2_forward_fp8<T>({}, H, &maxima[2], X, {&maxima[0]}, W, {&maxima[1]}, workspace, hq, scale_h);
-  linear_forward_fp8<T>({}, Mat<T>(out.data(), rows, width), H, scale_h, V, {&delayed[1], margin_v}, workspace, hq);
+  const Fp8Scale<T> scale_h{&delayed[0], margin_h}, scale_v{&delayed[1], margin_v};
+  linear_relu2_forward_fp8<T>({}, H, &maxima[2], X, {&maxima[0]}, W, {&maxima[1]}, workspace,
+                              {hq, scale_h, V, scale_v, vq});
+  linear_forward_fp8<T>({}, Mat<T>(out.data(), rows, width), H, scale_h, V, scale_v, workspace, hq, vq);
   return {test::convert<double>(h), test::convert<double>(out), maxima[0], maxima[2]};
 }
 
@@ -143,11 +144,13 @@ TEST(MlpFp8, NotANumberReachesTheOutput) {
   EXPECT_FALSE(std::isnan(result.out[width])) << "another row";
 }
 
-TEST(MlpFp8, LeavesTheMemoryOfTheQuantisedH) {
+TEST(MlpFp8, LeavesTheMemoryOfWhatIsMadeAhead) {
   const Problem p;
   constexpr std::uint8_t untouched = 0xA5;
   test::Vector<e4m3> hq(rows * hidden, {untouched});
-  EXPECT_EQ(forward<float>(p, {hq.data(), rows, hidden}).out, forward<float>(p).out);
+  test::Vector<std::byte> vq(linear_fp8_workspace<float>(0, hidden, width), std::byte{untouched});
+  EXPECT_EQ(forward<float>(p, {hq.data(), rows, hidden}, vq).out, forward<float>(p).out);
+  for (const std::byte byte : vq) ASSERT_EQ(byte, std::byte{untouched});
   for (const e4m3 element : hq) ASSERT_EQ(element.bits, untouched);
 }
 
