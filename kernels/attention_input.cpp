@@ -94,7 +94,7 @@ void value_mix_backward(Mat<T> d_v, const ValueMixGradients<T>& d_mix, Mat<const
     if (mix.interpolate) {
       d_mix.d_lambda[0] += static_cast<T>(by_u - by_v);
     } else {
-      d_mix.d_lambda[0] += static_cast<T>(by_v);
+      d_mix.d_lambda[0] += static_cast<T>(mix.gradient_of_l0(by_v));
       if (!mix.unit_source) d_mix.d_lambda[1] += static_cast<T>(by_u);
     }
   });

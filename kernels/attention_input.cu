@@ -149,7 +149,7 @@ __global__ void __launch_bounds__(block_threads, 2)
   if (mix.interpolate) {
     block_add(d_mix.d_lambda, by_u - by_v);
   } else {
-    block_add(d_mix.d_lambda, by_v);
+    block_add(d_mix.d_lambda, mix.gradient_of_l0(by_v));
     if (!mix.unit_source) block_add(d_mix.d_lambda + 1, by_u);
   }
 }

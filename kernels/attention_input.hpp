@@ -22,6 +22,7 @@ struct ValueMix {
   Mat<const T> source;
   const Token* index = nullptr;
   bool unit_source = false;
+  bool in_place = false;  ///< v' takes the place of v in qkv; only without a source
 
   struct Factors {
     acc_t<T> l0, l1;
@@ -30,6 +31,13 @@ struct ValueMix {
     if (interpolate) return {1 - lambda[0], lambda[0]};
     if (unit_source) return {lambda[0], 1};
     return {lambda[0], lambda[1]};
+  }
+  /// The gradient of l0, from the sum of <d v', v> over what the backward pass has as v: with `in_place` v' = l0 v.
+  template <class A>
+  constexpr A gradient_of_l0(A sum) const {
+    if (!in_place) return sum;
+    const A l0 = factors().l0;
+    return l0 == 0 ? 0 : sum / l0;
   }
   /// Row of the source that position t reads.
   constexpr int source_row(int t) const { return index ? index[t] : t; }
@@ -58,14 +66,15 @@ struct Rotary {
 template <class A>
 void rotary_table(Stream stream, Mat<A> cos, Mat<A> sin, Vec<const double> frequency);
 
-/// `qk` may be the first 2 H D columns of `qkv`.
+/// `qk` may be the first 2 H D columns of `qkv`, and v_mixed with `in_place` the last H D.
 template <class T>
 void attention_input_forward(Stream stream, Mat<T> qk, Mat<T> v_mixed, Mat<acc_t<T>> rstd, Mat<const T> qkv,
                              const Rotary<T>& rotary, const ValueMix<T>& mix, double eps);
 
 /// d_qkv = gradient of qkv, where d_q [T, H D] is the gradient of q' and d_kv [T, 2 H D] that of [k' v'], to whose v'
-/// d_v_extra [T, H D] is added unless null. `qk` and `rstd` are the forward's; v is the value part of its qkv. `d_kv`
-/// may be the last 2 H D columns of `d_qkv`. With `unit_source` the source is not read.
+/// d_v_extra [T, H D] is added unless null. `qk` and `rstd` are the forward's; v is the value part of its qkv. Of v' in
+/// place of v with l0 = 0 the gradient of l0 is 0. `d_kv` may be the last 2 H D columns of `d_qkv`. With `unit_source`
+/// the source is not read.
 template <class T>
 void attention_input_backward(Stream stream, Mat<T> d_qkv, const ValueMixGradients<T>& d_mix, Mat<const T> qk,
                               Mat<const acc_t<T>> rstd, Mat<const T> v, Mat<const acc_t<T>> d_q, Mat<const T> d_kv,

@@ -157,10 +157,10 @@ struct AttentionProjection {
     second = x2 * c - x1 * s;
   }
 
-  /// Stores one head of the values twice: as it is, and mixed.
+  /// Stores one head of the values mixed, and as it is unless that is `in_place`.
   __device__ __forceinline__ void mix_values(const WarpTile& tile, float* head, const std::uint32_t* u, int col) const {
     const auto [l0, l1] = mix.factors();
-    store_head(tile, qkv, head, col);
+    if (!mix.in_place) store_head(tile, qkv, head, col);
     const float own = mixes_itself ? l0 + l1 : l0;
 #pragma unroll
     for (int i = 0; i < head_fragment / 2; ++i) {
@@ -185,6 +185,7 @@ void project(const char* name, Stream stream, Mat<bf16> qkv, Mat<bf16> v_mixed, 
   op.mixes_itself = mix.source.data == qkv.col_block(2 * width, width).data;
   op.mixes = mix.source && !op.mixes_itself;
   assert(!op.mixes_itself || !mix.index);
+  assert(mix.in_place == (v_mixed.data == qkv.col_block(2 * width, width).data) && !(mix.in_place && mix.source));
   op.tokens = x.rows;
   op.width = width;
   op.eps = static_cast<float>(eps);

@@ -26,7 +26,7 @@ void allocate_attention(AttentionActivations<T>& attention, const ModelConfig& m
   attention.rstd = take_vector<acc_t<T>>(allocator, length);
   attention.qkv = take_matrix<T>(allocator, length, 3 * model.width);
   if (names(model.key_offset_layers, layer)) attention.k_offset = narrow();
-  attention.v_mixed = narrow();
+  attention.v_mixed = takes_up_values(model, layer) ? narrow() : attention.qkv.col_block(2 * model.width, model.width);
   attention.rstd_qk = take_matrix<acc_t<T>>(allocator, length, 2 * model.heads);
   attention.y = narrow();
   acc_t<T>* const lse = allocator.take<acc_t<T>>(static_cast<std::size_t>(length) * model.heads);

@@ -17,7 +17,7 @@ struct AttentionActivations {
   kernels::Vec<kernels::acc_t<T>> rstd;        ///< [T]
   kernels::Mat<T> qkv;                         ///< q and k after norm and rotary, v as projected [T, 3d]
   kernels::Mat<T> k_offset;                    ///< k after the key offset, where the layer has it [T, d]
-  kernels::Mat<T> v_mixed;                     ///< [T, d]
+  kernels::Mat<T> v_mixed;                     ///< in the place of v unless takes_up_values() [T, d]
   kernels::Mat<kernels::acc_t<T>> rstd_qk;     ///< [T, 2H]
   kernels::Mat<T> value;                       ///< rows of the layer's gated value embedding [T, d]
   kernels::Mat<kernels::acc_t<T>> value_gate;  ///< [T, H]

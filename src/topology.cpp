@@ -106,6 +106,10 @@ bool implies_mlp(const ModelConfig& config, int layer) {
   return !mixes_by_mudd(config, layer) && is_normed_by_mix(config, layer + 1);
 }
 
+bool takes_up_values(const ModelConfig& config, int layer) {
+  return config.value_path == ValuePath::first || value_embedding_of(config, layer) >= 0;
+}
+
 std::vector<NetPlan> coefficient_nets(const ModelConfig& config) {
   std::vector<NetPlan> nets;
   if (config.gate_nets) {

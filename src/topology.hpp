@@ -14,6 +14,8 @@ inline constexpr double gate_net_scale = 0.1;    ///< start of the factor that t
 bool has_attention(const ModelConfig& config, int layer);
 /// Index of the value embedding that layer mixes in, or -1.
 int value_embedding_of(const ModelConfig& config, int layer);
+/// Whether the values that a layer projects are mixed with others.
+bool takes_up_values(const ModelConfig& config, int layer);
 /// Whether a list of layers names one.
 bool names(const std::vector<int>& layers, int layer);
 

@@ -52,6 +52,7 @@ ops::ValueMix<T> Values<T>::forward(Stream stream, const Activations<T>& a, cons
 template <class T>
 ops::ValueMix<T> Values<T>::mix(const Activations<T>& a, const DeviceSequence& sequence, int layer) const {
   ops::ValueMix<T> mix;
+  mix.in_place = !takes_up_values(model_, layer);
   if (model_.residual == Residual::scaled) {
     mix.lambda = parameters_.scalars(block_name(layer, "attention_factors")).data;
     mix.unit_source = true;

@@ -221,6 +221,36 @@ TEST_P(AttentionInput, FloatAgreesWithDouble) {
   }
 }
 
+/// The values are mixed in the place of the projected ones, from which the backward pass has them.
+TEST(AttentionInputInPlace, GivesTheSameAsFromTheValuesThemselves) {
+  for (const Mode::Factors factors : {Mode::two, Mode::unit_source}) {
+    Case c(7, 2, 6, {Mode::none, factors});
+    const auto differentiate = [&](bool in_place) {
+      Inputs<double> in(c);
+      ValueMix<double> mix = in.mix();
+      mix.in_place = in_place;
+      const int width = c.width();
+      const Mat<double> v = in.qkv.mat().col_block(2 * width, width);
+      Strided<double> qk(c.tokens, 2 * width), rstd(c.tokens, 2 * c.heads), separate(c.tokens, width);
+      const Mat<double> v_mixed = in_place ? v : separate.mat();
+      attention_input_forward<double>({}, qk.mat(), v_mixed, rstd.mat(), in.qkv.mat(), in.rotary(), mix, eps);
+      Strided<double> d_qkv(c.tokens, 3 * width, c.d_out), d_q(c.tokens, width, Values(c.tokens * width, 1));
+      Values result(c.lambda.size());
+      attention_input_backward<double>({}, d_qkv.mat(), {result.data(), {}}, qk.mat(), rstd.mat(), v, d_q.mat(),
+                                       d_qkv.mat().col_block(width, 2 * width), {}, in.rotary(), mix);
+      for (int t = 0; t < c.tokens; ++t) result.insert(result.end(), v_mixed.row(t), v_mixed.row(t) + width);
+      const Values gradient = d_qkv.dense();
+      result.insert(result.end(), gradient.begin(), gradient.end());
+      return result;
+    };
+    const Values expected = differentiate(false), got = differentiate(true);
+    ASSERT_EQ(got.size(), expected.size());
+    for (std::size_t i = 0; i < got.size(); ++i) EXPECT_NEAR(got[i], expected[i], 1e-13) << i;
+    c.lambda[0] = 0;
+    EXPECT_EQ(differentiate(true)[0], 0);
+  }
+}
+
 TEST(RotaryTable, HoldsTheAnglesOfEveryPosition) {
   const int length = 3000;
   const Values frequency{1, 0.1, 1.0 / 1024, 0};
