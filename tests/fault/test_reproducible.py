@@ -1,5 +1,5 @@
-"""run.reproducible: small models of the kinds of records 21 and 89 train to the same bits twice, and so where a run ended
-on the way. On GPUs, too, where the program computes on them and finds as many as ranks; else these tests are skipped."""
+"""run.reproducible: small models of the kinds of records 21 and 89 train to the same bits twice, and after restarts.
+Where the program computes on GPUs, so do these tests; one is skipped where there are fewer GPUs than ranks."""
 
 import functools
 import json

@@ -1,4 +1,4 @@
-// One deck gives the same training on any number of ranks, and on CPUs the same bits on the same number.
+// One deck gives the same training on any number of ranks, and the same bits on the same number.
 
 #include <gtest/gtest.h>
 
