@@ -15,7 +15,7 @@ Learner<T>::Learner(const Config& config_, Comm& comm, Token end_of_text, const 
       tensor_comm(comm, streams.collectives, config.comm),
       gradients(table.size(), "the gradients"),
       model(config, table, weights, gradients.span(), end_of_text, streams.compute, streams.upload),
-      optimizer(config, table, weights, gradients.span(), tensor_comm, streams.compute) {}
+      optimizer(config, table, weights, gradients.span(), model.idle(), tensor_comm, streams.compute) {}
 
 /// GEMMs of another length are shapes of their own, as are those that add to gradients. That of validations is left to
 /// the first of them, for which no step waits.

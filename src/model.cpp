@@ -109,8 +109,13 @@ void Model<T>::set_prefixes(std::span<const std::int32_t> prefixes) {
 }
 
 template <class T>
+std::size_t Model<T>::idle_bytes(const Config& config) {
+  return activation_bytes<T>(config, true);
+}
+
+template <class T>
 std::size_t Model<T>::memory_bytes(const Config& config) {
-  return activation_bytes<T>(config, true) + RotaryTable<T>::bytes(config, max_sequence(config, true));
+  return idle_bytes(config) + RotaryTable<T>::bytes(config, max_sequence(config, true));
 }
 
 template <class T>

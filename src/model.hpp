@@ -71,6 +71,9 @@ class Model {
   /// it do not matter. Waits for the device.
   std::vector<double> next_logits(Trace& trace, std::span<const kernels::Token> tokens, long step, int last);
 
+  /// Memory that holds nothing between the backward pass and the next forward pass.
+  kernels::Workspace idle() const { return arena_.space(); }
+  static std::size_t idle_bytes(const Config& config);
   /// Bytes that a model takes beside weights and gradients.
   static std::size_t memory_bytes(const Config& config);
 

@@ -47,13 +47,16 @@ std::size_t workspace_size(const Config& config, const ParameterTable& table, in
   return bytes;
 }
 
+/// Bytes of scratch of its own, where the idle memory does not suffice.
+std::size_t beyond(std::size_t idle, std::size_t scratch) { return scratch > idle ? scratch : 0; }
+
 constexpr const char* state_remedy = "use more ranks, or lower model.width or model.layers";
 
 }  // namespace
 
 template <class T>
 Optimizer<T>::Optimizer(const Config& config, const ParameterTable& table, const Weights<T>& weights,
-                        std::span<Master> gradients, TensorComm& comm, Stream stream)
+                        std::span<Master> gradients, kernels::Workspace idle, TensorComm& comm, Stream stream)
     : config_(config),
       table_(table),
       weights_(weights),
@@ -61,7 +64,9 @@ Optimizer<T>::Optimizer(const Config& config, const ParameterTable& table, const
       comm_(comm),
       stream_(stream),
       state_(state_size<T>(config, table, comm.rank(), comm.size()), "the optimizer's state", state_remedy),
-      workspace_(workspace_size<T>(config, table, comm.rank(), comm.size()), "Muon's scratch", state_remedy),
+      own_workspace_(beyond(idle.size(), workspace_size<T>(config, table, comm.rank(), comm.size())), "Muon's scratch",
+                     state_remedy),
+      workspace_(own_workspace_.space().empty() ? idle : own_workspace_.space()),
       squares_(stream, 2),
       handed_over_(ops::create_event()) {
   kernels::WorkspaceAllocator allocator(state_.space());
@@ -155,8 +160,7 @@ void Optimizer<T>::warm_up(Trace& trace) {
     if (group != Group::matrix && group != Group::fixed && owned.master.size() > 0) apply_adam(owned, step);
   }
   squares_.collect(stream_);
-  const kernels::Workspace state = state_.space();
-  ops::fill<Master>(stream_, {reinterpret_cast<Master*>(state.data()), state.size() / sizeof(Master)}, 0);
+  clear_state();
 }
 
 template <class T>
@@ -295,7 +299,7 @@ void Optimizer<T>::update_matrices(Trace& trace, const Bucket& kind, long step) 
   Region region(trace, Phase::muon);
   while (!batches_.empty()) {
     split_shape(batches_, shape_);
-    ops::muon_update<T>(stream_, shape_, options, {squares_.device(), squares_.device() + 1}, workspace_.space());
+    ops::muon_update<T>(stream_, shape_, options, {squares_.device(), squares_.device() + 1}, workspace_);
   }
 }
 
@@ -439,10 +443,11 @@ void Optimizer<T>::publish() {
 }
 
 template <class T>
-std::size_t Optimizer<T>::state_bytes(const Config& config, const ParameterTable& table, int ranks) {
+std::size_t Optimizer<T>::state_bytes(const Config& config, const ParameterTable& table, int ranks, std::size_t idle) {
   std::size_t max = 0;
   for (int rank = 0; rank < ranks; ++rank) {
-    max = std::max(max, state_size<T>(config, table, rank, ranks) + workspace_size<T>(config, table, rank, ranks));
+    max = std::max(
+        max, state_size<T>(config, table, rank, ranks) + beyond(idle, workspace_size<T>(config, table, rank, ranks)));
   }
   return max;
 }

@@ -28,10 +28,10 @@ class Optimizer {
  public:
   using Master = kernels::acc_t<T>;
 
-  /// Collective. Gradients [table.size()] and weights outlive the optimizer; the communicator shares the weights'
-  /// memory, and ends or is closed before that goes.
+  /// Collective. Gradients [table.size()], weights and `idle` outlive the optimizer; the communicator shares the
+  /// weights' memory, and ends or is closed before that goes. Muon's scratch lies in `idle` where that suffices.
   Optimizer(const Config& config, const ParameterTable& table, const Weights<T>& weights, std::span<Master> gradients,
-            TensorComm& comm, kernels::Stream stream);
+            kernels::Workspace idle, TensorComm& comm, kernels::Stream stream);
   ~Optimizer();
   Optimizer(const Optimizer&) = delete;
   Optimizer& operator=(const Optimizer&) = delete;
@@ -78,8 +78,8 @@ class Optimizer {
   /// Takes over what was read into the slabs, rounded where it is kept in bf16, and completes every rank's weights.
   void restore();
 
-  /// Bytes of masters, state and scratch on the rank that owns most.
-  static std::size_t state_bytes(const Config& config, const ParameterTable& table, int ranks);
+  /// Bytes of masters, state and scratch on the rank that owns most, with this much idle memory.
+  static std::size_t state_bytes(const Config& config, const ParameterTable& table, int ranks, std::size_t idle);
 
  private:
   /// Consecutive elements of one rule.
@@ -136,7 +136,8 @@ class Optimizer {
   std::span<Master> gradients_;
   TensorComm& comm_;
   kernels::Stream stream_;
-  Arena state_, workspace_;
+  Arena state_, own_workspace_;
+  kernels::Workspace workspace_;  ///< Muon's scratch
   RunningSum squares_;      ///< of gradients, and of weights
   ops::Event handed_over_;  ///< from the ops' stream to the collectives'
   std::vector<OwnedBucket> buckets_;

@@ -252,7 +252,8 @@ std::vector<std::pair<std::string, std::string>> work_rows(const Config& config,
 std::string plan(const Config& config, const ParameterTable& table, int ranks) {
   const double gradients = static_cast<double>(table.size()) * sizeof(kernels::acc_t<Real>);
   const double weights = weight_bytes(table);
-  const auto state = static_cast<double>(Optimizer<Real>::state_bytes(config, table, ranks));
+  const auto state =
+      static_cast<double>(Optimizer<Real>::state_bytes(config, table, ranks, Model<Real>::idle_bytes(config)));
   const auto activations = static_cast<double>(Model<Real>::memory_bytes(config));
   const auto buffers = static_cast<double>(TensorComm::memory_bytes(ranks, config.comm));
   std::string text;
