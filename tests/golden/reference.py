@@ -56,6 +56,7 @@ LATER = {
     "optimizer": {
         "muon_momentum_cooldown": 0, "orthogonalisation": "newton_schulz", "muon_block_heads": 0, "normuon_beta": 0,
         "muon_decay": 0, "adam_epsilon_hat": False, "adam_period": 1,
+        "adam_master": "fp32", "adam_moments": "fp32",
     },
 }
 BLOCK = 128  # tokens of an attention block; also the multiple to which the head's columns are padded

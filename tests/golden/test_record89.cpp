@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <nlohmann/json.hpp>
+#include <set>
 
 #include "src/evaluate_hellaswag.hpp"
 #include "tests/support/environment.hpp"
@@ -307,9 +308,17 @@ void compare_fp8() {
 struct Switch {
   const char* name;
   void (*set)(Config&);
+  double scalar_norm = 1e-4;  ///< tolerance of the final norms of learned scalars
 };
 
 void without_mudd(Config& config) { config.model.mudd = false; }
+
+/// In the groups whose first pattern is one of these.
+void keep_in_bf16(Config& config, StateFormat GroupConfig::*format, const std::set<std::string>& first_patterns) {
+  for (GroupConfig& group : config.group) {
+    if (first_patterns.contains(group.tensors[0])) group.*format = StateFormat::bf16;
+  }
+}
 
 const Switch switches[] = {
     {"no_paired", [](Config& c) { c.model.paired_layers.clear(); }},
@@ -352,6 +361,18 @@ const Switch switches[] = {
      }},
     {"mudd_scales",
      [](Config& c) { c.model.mudd_scale = 0.2, c.model.mudd_value_scale = 1.5, c.model.mudd_backout = -0.25; }},
+    // Where one of the 72 weights of a gate rounds to the neighbouring bf16, the norm moves by about 5e-5.
+    {"bf16_masters",
+     [](Config& c) {
+       keep_in_bf16(c, &GroupConfig::master,
+                    {"head", "value_embedding.*", "smear_gate", "*.value_gate", "mudd_net.*", "gate_net.*"});
+     },
+     4e-4},
+    {"bf16_moments",
+     [](Config& c) {
+       keep_in_bf16(c, &GroupConfig::master, {"head", "value_embedding.*"});
+       keep_in_bf16(c, &GroupConfig::moments, {"head", "value_embedding.*"});
+     }},
 };
 
 class Record89With : public testing::TestWithParam<Switch> {};
@@ -374,8 +395,8 @@ TEST_P(Record89With, AgreesWithTheReference) {
   }
   std::printf("largest difference, loss: %.1e\n", worst);
   expect_norms(
-      training.table, [&](const Parameter& p) { return training.weight_norm(p); }, golden.at("final_norms"), {1e-4},
-      1e-9, "final norm");
+      training.table, [&](const Parameter& p) { return training.weight_norm(p); }, golden.at("final_norms"),
+      {1e-4, GetParam().scalar_norm}, 1e-9, "final norm");
 }
 
 INSTANTIATE_TEST_SUITE_P(Each, Record89With, testing::ValuesIn(switches),

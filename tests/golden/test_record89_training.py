@@ -147,7 +147,7 @@ class Whole(unittest.TestCase):
             {"surplus_weights": False}, {"orthogonalisation": "newton_schulz"}, {"second_moment": False},
             {"cautious_decay": False}, {"heads_per_block": 6}, {"mlp_out_transposed": False}, {"adam_period": 1},
             {"tied": False}, {"gradient_divisor": 1e10}, {"fp8_head": True}, {"fp8_mlp": True}, {"rounding": True},
-            {"dc_window": 5},
+            {"dc_window": 5}, {"bf16_masters": ("value_embedding",)}, {"bf16_moments": ("bigram",)},
         ]
         for switch in switches:
             c = check(replace(ALIVE, **switch))

@@ -159,6 +159,8 @@ class Config:
     adam_decay: float = 0.005
     adam_period: int = 2
     groups: dict = field(default_factory=record_groups)
+    bf16_masters: tuple = ()  # groups whose parameters are rounded to bf16, at the start and after each update
+    bf16_moments: tuple = ()  # groups whose moments are, after the update that they gave
 
     # precision
     fp8_head: bool = False
@@ -303,6 +305,7 @@ climb()
 
 # blocks_alive with mechanisms switched off, one or a few that belong together, or in their earlier form.
 NO_MUDD = {"mudd": "off"}
+TABLES = ("head", "embedding", "value_embedding", "bigram")
 SCALARS = {"gate_nets": "scalars", "dc_layers": ()}
 SWITCHES = {
     "no_paired": {"paired_layers": ()},
@@ -334,6 +337,8 @@ SWITCHES = {
                                    for stage in BLOCKS["stages"])},
     "no_decay": {"matrix_decay": 0, "adam_decay": 0},
     "mudd_scales": {"mudd_scale": 0.2, "mudd_value_scale": 1.5, "mudd_backout": -0.25},
+    "bf16_masters": {"bf16_masters": TABLES + ("smear_gate", "value_gate", "mudd_net", "gate_net")},
+    "bf16_moments": {"bf16_masters": TABLES, "bf16_moments": TABLES},
 }
 
 

@@ -86,6 +86,7 @@ class Adam:
 
     def __init__(self, c, parameter, group):
         self.c, self.group, self.count = c, c.groups[group], 0
+        self.rounds_moments = group in c.bf16_moments
         self.m, self.v = torch.zeros_like(parameter), torch.zeros_like(parameter)
 
     def update(self, p, g, lr_factor):
@@ -99,6 +100,9 @@ class Adam:
         decay = lr * lr * c.adam_decay * group.decay
         kept = p * (u * p > 0).to(p.dtype) if c.cautious_decay else p
         p.sub_(u + decay * kept)
+        if self.rounds_moments:
+            self.m.copy_(bf16(self.m))
+            self.v.copy_(bf16(self.v))
 
     def copy_state(self, other):
         self.count = other.count
@@ -118,6 +122,13 @@ class Optimizer:
                      if self.groups[name] != "matrix"}
         self.sums = {}  # gradients since the last Adam update
         self.tied = c.tied
+        for name in self.adam:
+            self.round_master(name)
+
+    @torch.no_grad()
+    def round_master(self, name):
+        if self.groups[name] in self.c.bf16_masters:
+            self.p[name].copy_(bf16(self.p[name]))
 
     @torch.no_grad()
     def step(self, step, gradients):
@@ -141,6 +152,7 @@ class Optimizer:
             self.adam[name].update(self.p[name], g, factor)
             if self.c.rounding and self.groups[name] not in self.FP32 and name != "gate_net.scale":
                 self.p[name].copy_(bf16(self.p[name]))
+            self.round_master(name)
         if self.tied:
             self.p["embedding"].copy_(self.p["head"])
         self.sums = {}
