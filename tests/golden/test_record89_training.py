@@ -147,7 +147,7 @@ class Whole(unittest.TestCase):
             {"surplus_weights": False}, {"orthogonalisation": "newton_schulz"}, {"second_moment": False},
             {"cautious_decay": False}, {"heads_per_block": 6}, {"mlp_out_transposed": False}, {"adam_period": 1},
             {"tied": False}, {"gradient_divisor": 1e10}, {"fp8_head": True}, {"fp8_mlp": True}, {"rounding": True},
-            {"dc_window": 5}, {"bf16_masters": ("value_embedding",)}, {"bf16_moments": ("bigram",)},
+            {"dc_window": 5}, {"bf16_masters": ("value_embedding",)},
         ]
         for switch in switches:
             c = check(replace(ALIVE, **switch))
@@ -162,6 +162,10 @@ class Whole(unittest.TestCase):
             found = losses_of(replace(ALIVE, **switch), 17)
             changed = [abs(a - b) > 1e-9 for a, b in zip(found, base)]
             self.assertEqual(changed.index(True), first, switch)
+
+    def test_moments_in_bf16_count_from_the_second_update_on(self):
+        base, found = (losses_of(replace(ALIVE, bf16_moments=groups), 6) for groups in ((), ("bigram", "head")))
+        self.assertEqual([a != b for a, b in zip(found, base)].index(True), 4)
 
     def test_forms_of_record_81(self):
         """Each from its formula, on the streams that the model keeps."""
