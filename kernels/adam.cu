@@ -1,6 +1,6 @@
 #include "kernels/adam.hpp"
 
-#include "kernels/vec.cuh"
+#include "kernels/ordered_sum.cuh"
 
 namespace nanorun::kernels::cuda {
 namespace {
@@ -68,8 +68,7 @@ struct Adam {
   }
 
   __device__ void finish() const {
-    gradients.finish();
-    weights.finish();
+    gradients.total.add({gradients.sum, weights.sum}, {gradients.squares, weights.squares});
   }
 };
 
@@ -80,8 +79,9 @@ void adam_update(Stream stream, Vec<std::type_identity_t<W>> w, Vec<T> copy, Vec
                  Vec<std::type_identity_t<M>> v, Vec<const acc_t<T>> g, const AdamOptions& options, double* squares) {
   // Accesses of 16 bytes at least, also of what is kept in bf16.
   constexpr int width = std::is_same_v<W, bf16> || std::is_same_v<M, bf16> ? 8 : 4;
-  const Adam<T, W, M> body{{squares}, {squares + 1}, w.data(), copy.data(),
-                           m.data(),  v.data(),      g.data(), factors(options)};
+  const OrderedSum total(stream);
+  const Adam<T, W, M> body{{total, squares}, {total, squares + 1}, w.data(), copy.data(), m.data(), v.data(),
+                           g.data(),         factors(options)};
   launch_elementwise<width>("adam_update", stream, w.size(), body, w.data(), copy.data(), m.data(), v.data(), g.data());
 }
 

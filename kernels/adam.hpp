@@ -51,7 +51,8 @@ void adam_update(Stream stream, Vec<std::type_identity_t<W>> w, Vec<T> copy, Vec
 
 namespace cuda {
 
-/// T = bf16 or float; W and M = float or T, with the options that round to it. The order of the sums is not fixed.
+/// T = bf16 or float; W and M = float or T, with the options that round to it. The sums have a fixed order. The stream
+/// needs create_sums().
 template <class T, class W = acc_t<T>, class M = acc_t<T>>
 void adam_update(Stream stream, Vec<std::type_identity_t<W>> w, Vec<T> copy, Vec<std::type_identity_t<M>> m,
                  Vec<std::type_identity_t<M>> v, Vec<const acc_t<T>> g, const AdamOptions& options, double* squares);

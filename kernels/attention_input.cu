@@ -4,7 +4,7 @@
 #include <cassert>
 
 #include "kernels/attention.hpp"
-#include "kernels/vec.cuh"
+#include "kernels/ordered_sum.cuh"
 
 namespace nanorun::kernels::cuda {
 namespace {
@@ -105,7 +105,7 @@ __global__ void __launch_bounds__(block_threads, 2)
     attention_input_backward_kernel(Units shape, Mat<bf16> d_qkv, ValueMixGradients<bf16> d_mix, Mat<const bf16> qk,
                                     Mat<const float> rstd, Mat<const bf16> v, Mat<const float> d_q,
                                     Mat<const bf16> d_kv, Mat<const bf16> d_v_extra, Rotary<bf16> rotary,
-                                    ValueMix<bf16> mix) {
+                                    ValueMix<bf16> mix, OrderedSum total) {
   const auto [l0, l1] = mix.factors();
   const float2 l = {l0, l1};
   const bool reads_source = mix.source && !mix.unit_source;
@@ -146,12 +146,9 @@ __global__ void __launch_bounds__(block_threads, 2)
       value_mix_backward(d_x + 2 * shape.width + col(part), d_source, x[part], l, by_v, by_u);
     }
   }
-  if (mix.interpolate) {
-    block_add(d_mix.d_lambda, by_u - by_v);
-  } else {
-    block_add(d_mix.d_lambda, mix.gradient_of_l0(by_v));
-    if (!mix.unit_source) block_add(d_mix.d_lambda + 1, by_u);
-  }
+  const bool two = !mix.interpolate && !mix.unit_source;
+  total.add({mix.interpolate ? by_u - by_v : mix.gradient_of_l0(by_v), by_u},
+            {d_mix.d_lambda, two ? d_mix.d_lambda + 1 : nullptr});
 }
 
 /// Throws std::invalid_argument unless the columns divide into heads of D = 16, 32 ... 512.
@@ -196,7 +193,7 @@ void attention_input_backward(Stream stream, Mat<T> d_qkv, const ValueMixGradien
   if (d_q.rows == 0) return;
   attention_input_backward_kernel<<<blocks_for(static_cast<std::size_t>(shape.count) * warp_size), block_threads, 0,
                                     cuda_stream(stream)>>>(shape, d_qkv, d_mix, qk, rstd, v, d_q, d_kv, d_v_extra,
-                                                           rotary, mix);
+                                                           rotary, mix, OrderedSum(stream));
   check_launch(op);
 }
 

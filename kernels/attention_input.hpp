@@ -93,7 +93,8 @@ template <class A>
 void rotary_table(Stream stream, Mat<A> cos, Mat<A> sin, Vec<const double> frequency);
 
 /// T = bf16; rows are whole 16-byte vectors, D is a power of two from 16 to 512; else std::invalid_argument. d_q lies
-/// in panels, as attention_backward leaves it. Adds to d_source and d_lambda by atomics, in no fixed order. The forward
+/// in panels, as attention_backward leaves it. The stream needs create_sums(). Sums have a fixed order, but for
+/// d_source with an index: rows that several positions read are added to by atomics, in no fixed order. The forward
 /// direction is fused into the projection, see attention_projection.hpp.
 template <class T>
 void attention_input_backward(Stream stream, Mat<T> d_qkv, const ValueMixGradients<T>& d_mix, Mat<const T> qk,

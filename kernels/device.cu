@@ -4,6 +4,7 @@
 
 #include "kernels/cublas.hpp"
 #include "kernels/error.cuh"
+#include "kernels/ordered_sum.hpp"
 
 namespace nanorun::kernels::cuda {
 namespace {
@@ -75,12 +76,15 @@ Stream create_stream(Gemms gemms) {
   cudaStream_t handle = nullptr;
   check(cudaStreamCreateWithFlags(&handle, cudaStreamNonBlocking), "cudaStreamCreateWithFlags");
   Stream stream{handle};
-  if (gemms != Gemms::none) create_blas(stream, gemms == Gemms::reproducible);
+  if (gemms == Gemms::none) return stream;
+  create_blas(stream, gemms == Gemms::reproducible);
+  create_sums(stream);
   return stream;
 }
 
 void destroy_stream(Stream& stream) {
   cudaStreamSynchronize(handle_of(stream));
+  destroy_sums(stream);
   destroy_blas(stream);
   cudaStreamDestroy(handle_of(stream));
   stream = {};

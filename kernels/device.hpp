@@ -61,7 +61,7 @@ void use_device(int device);
 /// Memory in use on the current device, by all processes, in bytes; 0 in portable builds.
 std::size_t device_memory_in_use();
 
-/// A stream of the current device. Only one that is not for Gemms::none has the state that GEMMs need.
+/// A stream of the current device. One for Gemms::none lacks what GEMMs and sums over thread blocks need.
 Stream create_stream(Gemms gemms);
 void destroy_stream(Stream& stream);
 /// Waits for all work on the stream.
@@ -100,8 +100,10 @@ namespace cuda {
 inline constexpr bool on_host = false;
 /// Upper bound of the scratch memory while a GEMM's algorithm is chosen (see cublas.hpp).
 inline constexpr std::size_t gemm_timing_bytes = 160'000'000;
+/// Scratch memory of a stream for sums over thread blocks (see ordered_sum.hpp).
+inline constexpr std::size_t ordered_sum_bytes = 8 << 20;
 /// The first part was measured on H100 and H200 with CUDA 13.0.
-inline constexpr std::size_t runtime_bytes = 616'000'000 + gemm_timing_bytes;
+inline constexpr std::size_t runtime_bytes = 616'000'000 + gemm_timing_bytes + ordered_sum_bytes;
 /// Code for sm_90a runs on this compute capability only, not on newer ones.
 inline constexpr int code_capability = 90;
 

@@ -5,7 +5,7 @@
 #include <string>
 
 #include "kernels/magnitude.cuh"
-#include "kernels/vec.cuh"
+#include "kernels/ordered_sum.cuh"
 
 namespace nanorun::kernels::cuda {
 namespace {
@@ -156,24 +156,26 @@ __device__ void finish_dots(int row, float by_out, const float (&c)[K], const Te
   }
 }
 
-/// sums[k] is per_token_k dot_k of the rows of this thread. One atomic a block for each scalar.
+/// sums[k] is per_token_k dot_k of the rows of this thread. The last block adds to the scalars. One that is a factor
+/// of several terms, or twice of one, gets all of it from one thread.
 template <int K>
-__device__ void add_to_scalars(const Terms<K>& terms, const float (&sums)[K]) {
-  __shared__ float by_warp[K][block_warps];
-#pragma unroll
-  for (int k = 0; k < K; ++k) {
-    const float sum = warp_sum(sums[k]);
-    if (threadIdx.x % warp_size == 0) by_warp[k][threadIdx.x / warp_size] = sum;
-  }
+__device__ void add_to_scalars(const Terms<K>& terms, const float (&sums)[K], const OrderedSum& total) {
+  __shared__ float dots[K];
+  total.leave(sums);
+  if (!total.finish<float>(K, [&](int k, float sum) { dots[k] = sum; })) return;
   __syncthreads();
-  const int k = threadIdx.x / 2, i = threadIdx.x % 2;
-  if (k >= K) return;
-  const MixTerm<bf16>& term = terms.term[k];
-  const LearnedScalar<bf16>& s = term.scalars[i];
-  if (!s.gradient) return;
+  const auto gradient = [&](int at) { return terms.term[at / 2].scalars[at % 2].gradient; };
+  const int own = threadIdx.x;
+  if (own >= 2 * K || !gradient(own)) return;
   float sum = 0;
-  for (int w = 0; w < block_warps; ++w) sum += by_warp[k][w];
-  atomicAdd(s.gradient, static_cast<float>(term.constant) * term.scalars[1 - i].factor() * s.slope() * sum);
+  for (int at = 0; at < 2 * K; ++at) {
+    if (gradient(at) != gradient(own)) continue;
+    if (at < own) return;  // that thread adds
+    const MixTerm<bf16>& term = terms.term[at / 2];
+    sum += static_cast<float>(term.constant) * term.scalars[1 - at % 2].factor() * term.scalars[at % 2].slope() *
+           dots[at / 2];
+  }
+  *gradient(own) += sum;
 }
 
 /// As above, with a grid-stride loop over rows. norm.n is null without a norm. Where the registers suffice, the
@@ -181,7 +183,8 @@ __device__ void add_to_scalars(const Terms<K>& terms, const float (&sums)[K]) {
 /// sum.
 template <int N, int K>
 __global__ void __launch_bounds__(block_threads, N > 3 ? 1 : 2)
-    mix_backward_kernel(Mat<bf16> d_out, Mat<const bf16> d_elsewhere, NormGradient<bf16> norm, Terms<K> terms) {
+    mix_backward_kernel(Mat<bf16> d_out, Mat<const bf16> d_elsewhere, NormGradient<bf16> norm, Terms<K> terms,
+                        OrderedSum total) {
   constexpr bool ahead = K <= 3;
   const int lane = threadIdx.x % warp_size, cols = d_out.cols;
   float common[K], sums[K] = {};
@@ -237,10 +240,10 @@ __global__ void __launch_bounds__(block_threads, N > 3 ? 1 : 2)
       if (lane == 0) factor.gradient[factor.at(row)] += common[k] * whole;
     }
   }
-  if (terms.wants_scalars) add_to_scalars(terms, sums);
+  if (terms.wants_scalars) add_to_scalars(terms, sums, total);
 }
 
-/// Blocks of a backward pass: a few for each SM, since each ends with a sum over its threads and atomics.
+/// Blocks of a backward pass: a few for each SM, since each ends with a sum over its threads.
 constexpr int max_backward_blocks = 8 * sm90::sm_count;
 
 /// Calls launch(vectors per lane, Terms<K>()), where K is the number of terms, or more. d_out is null in forward
@@ -302,7 +305,7 @@ void mix_backward(Stream stream, Mat<T> d_out, Mat<const T> d_elsewhere, const N
             [&]<int K>(auto vectors, const Terms<K>& fixed) {
               const int blocks = std::min(row_blocks(d_out.rows), max_backward_blocks);
               mix_backward_kernel<vectors(), K><<<blocks, block_threads, 0, cuda_stream(stream)>>>(
-                  d_out, fixed.to_out ? d_elsewhere : Mat<const bf16>(), norm, fixed);
+                  d_out, fixed.to_out ? d_elsewhere : Mat<const bf16>(), norm, fixed, OrderedSum(stream));
             });
   check_launch(op);
 }

@@ -129,7 +129,7 @@ template <class T>
 void mix_norm_forward(Stream stream, Mat<T> out, Mat<T> n, Vec<acc_t<T>> rstd, std::span<const MixTerm<T>> terms,
                       double eps, acc_t<T>* maximum = nullptr);
 
-/// Thread blocks add to the scalars' gradients by atomics, in no fixed order.
+/// All sums have a fixed order. The stream needs create_sums().
 template <class T>
 void mix_backward(Stream stream, Mat<T> d_out, Mat<const T> d_elsewhere, const NormGradient<T>& norm,
                   std::span<const MixTerm<T>> terms);

@@ -143,9 +143,9 @@ void add_scaled(Stream stream, Vec<T> w, Vec<const T> x, double alpha, double* s
 
 namespace cuda {
 
-/// T = bf16, data aligned to 16 bytes, on a stream with create_blas(). X is bf16 between the stages (muon_stages.hpp),
-/// which run on all matrices at once. Throw std::invalid_argument unless rows and cols are multiples of 8, and if
-/// shapes differ by more than transposition.
+/// T = bf16, data aligned to 16 bytes, on a stream with create_blas() and create_sums(). X is bf16 between the stages
+/// (muon_stages.hpp), which run on all matrices at once. Throw std::invalid_argument unless rows and cols are multiples
+/// of 8, and if shapes differ by more than transposition.
 template <class T>
 std::size_t muon_workspace(std::span<const MuonBatch<T>> batches);
 template <class T>

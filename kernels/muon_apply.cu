@@ -3,6 +3,7 @@
 #include <cassert>
 
 #include "kernels/muon_tiles.cuh"
+#include "kernels/ordered_sum.cuh"
 
 namespace nanorun::kernels::cuda {
 namespace {
@@ -149,9 +150,9 @@ __device__ void move_tile(const MuonMatrix& m, const bf16* x, int row, int col, 
 /// A thread block moves one part of a matrix after another. x, sums: of the matrices of `batches`.
 __global__ void __launch_bounds__(block_threads)
     move_weights(const __grid_constant__ MuonBatches batches, int matrices, int parts, const bf16* x,
-                 const NormSums* sums, double* squares) {
+                 const NormSums* sums, OrderedSum total, double* squares) {
   __shared__ TurnedTile turned;
-  SumOfSquares of_weights{squares};
+  SumOfSquares of_weights{total, squares};
   for (int i = blockIdx.x; i < matrices * parts; i += gridDim.x) {
     const int matrix = i / parts;
     const MuonMatrix m(batches, matrix);
@@ -182,7 +183,7 @@ void muon_apply(Stream stream, std::span<const MuonBatch<bf16>> batches, MatrixB
                                                                       static_cast<float>(normuon_beta));
     }
     const int blocks = blocks_for(static_cast<std::size_t>(count) * parts * block_threads);
-    move_weights<<<blocks, block_threads, 0, s>>>(argument, count, parts, own, own_sums, squares);
+    move_weights<<<blocks, block_threads, 0, s>>>(argument, count, parts, own, own_sums, OrderedSum(stream), squares);
   });
   check_launch("muon_apply");
 }

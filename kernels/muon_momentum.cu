@@ -1,6 +1,7 @@
 // Nesterov momentum of Muon's matrices, see muon_stages.hpp.
 
 #include "kernels/muon_tiles.cuh"
+#include "kernels/ordered_sum.cuh"
 
 namespace nanorun::kernels::cuda {
 namespace {
@@ -51,10 +52,10 @@ __device__ float update_tile(const MuonMatrix& m, bf16* x, int row, int col, con
 /// A thread block updates one part of a matrix after another. x, squares_of_x: of the matrices of `batches`.
 __global__ void __launch_bounds__(block_threads)
     update_momentum(const __grid_constant__ MuonBatches batches, int matrices, int parts, bf16* x, float* squares_of_x,
-                    Rates rates, double* squares) {
+                    Rates rates, OrderedSum total, double* squares) {
   __shared__ TurnedTile turned;
   __shared__ float of_warps[block_warps];
-  SumOfSquares of_gradients{squares};
+  SumOfSquares of_gradients{total, squares};
   for (int i = blockIdx.x; i < matrices * parts; i += gridDim.x) {
     const int matrix = i / parts;
     const MuonMatrix m(batches, matrix);
@@ -89,7 +90,7 @@ void muon_momentum(Stream stream, std::span<const MuonBatch<bf16>> batches, Matr
     const int blocks = blocks_for(static_cast<std::size_t>(count) * parts * block_threads);
     update_momentum<<<blocks, block_threads, 0, cuda_stream(stream)>>>(
         argument, count, parts, x.data + first * x.matrix_size(),
-        squares_of_x + static_cast<std::size_t>(first) * parts, rates, squares);
+        squares_of_x + static_cast<std::size_t>(first) * parts, rates, OrderedSum(stream), squares);
   });
   check_launch("muon_momentum");
 }

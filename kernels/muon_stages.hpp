@@ -2,6 +2,8 @@
 // The stages of muon_update() on GPUs, all on matrices that differ by no more than transposition. Between them the
 // matrices X lie one after another in bf16, each as a wide matrix: transposed where rows > cols. So the iteration runs
 // as one batch, and every element is read and written as seldom as its sums over matrices and lines allow.
+//
+// The stream needs create_blas() and create_sums(). Sums have a fixed order.
 
 #include "kernels/muon.hpp"
 

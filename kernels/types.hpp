@@ -87,6 +87,7 @@ constexpr T ceil_div(T n, std::type_identity_t<T> by) {
 struct Stream {
   void* handle = nullptr;  ///< cudaStream_t
   void* blas = nullptr;    ///< state of the GEMMs, see cublas.hpp
+  void* sums = nullptr;    ///< scratch memory of sums over thread blocks, see ordered_sum.hpp
 };
 
 /// Scratch memory of an op, aligned to 64 bytes; the op's `<op>_workspace` function gives its size.

@@ -150,15 +150,6 @@ __device__ void block_add(T* target, T x) {
   if (lane == 0) atomicAdd(target, x);
 }
 
-/// Base or member of an elementwise body that adds a sum of squares to *squares, in no fixed order.
-struct SumOfSquares {
-  double* squares;
-  double sum = 0;
-
-  __device__ void add_square(float x) { sum += static_cast<double>(x) * x; }
-  __device__ void finish() const { block_add(squares, sum); }
-};
-
 // ---------------------------------------------------------------------------------------------------------------------
 // Launches, and checks of their arguments
 

@@ -17,6 +17,7 @@
 #include "kernels/head_quantise.hpp"
 #include "kernels/muon_stages.hpp"
 #include "kernels/ops.hpp"
+#include "kernels/ordered_sum.hpp"
 #include "tests/bench/ceilings.hpp"
 
 namespace nanorun::kernels {
@@ -27,6 +28,9 @@ constexpr std::size_t matrix = 12ull * 3072 * width;  // elements of all MLP mat
 constexpr double eps = 1e-6;
 
 using bench::check;
+
+/// The default stream, with scratch memory for sums.
+Stream stream;
 
 float random_value(std::mt19937& generator, float) { return std::uniform_real_distribution<float>(0.1f, 1)(generator); }
 double random_value(std::mt19937& generator, double) { return random_value(generator, float{}); }
@@ -149,7 +153,7 @@ void mix_backward(benchmark::State& state) {
   Mat<const bf16> elsewhere;
   if (state.range(0) == 0) elsewhere = m.d_skip;
   measure(state, (9.0 + static_cast<double>(state.range(0))) * narrow + 4.0 * tokens, [&] {
-    cuda::mix_backward<bf16>({}, m.d_x, elsewhere, {m.n, m.rstd.flat(), m.d_n}, m.terms);
+    cuda::mix_backward<bf16>(stream, m.d_x, elsewhere, {m.n, m.rstd.flat(), m.d_n}, m.terms);
   });
 }
 
@@ -169,7 +173,7 @@ void attention_input_backward(benchmark::State& state) {
   const Mat<bf16> qk = qkv.mat.col_block(0, 2 * width), v = qkv.mat.col_block(2 * width, width);
   const Mat<bf16> d_kv = d_qkv.mat.col_block(width, 2 * width);
   measure(state, bytes, [&] {
-    cuda::attention_input_backward<bf16>({}, d_qkv, d_mix, qk, rstd, v, d_q, d_kv, {}, {heads, cos, sin}, mix);
+    cuda::attention_input_backward<bf16>(stream, d_qkv, d_mix, qk, rstd, v, d_q, d_kv, {}, {heads, cos, sin}, mix);
   });
 }
 
@@ -247,7 +251,7 @@ void adam_update(benchmark::State& state) {
   Tensor<bf16> copy(n);
   Tensor<double> squares(2);
   measure(state, 30.0 * static_cast<double>(n), [&] {
-    cuda::adam_update<bf16>({}, w.flat(), copy.flat(), m.flat(), v.flat(), g.flat(), {.lr = 1e-3}, squares.data);
+    cuda::adam_update<bf16>(stream, w.flat(), copy.flat(), m.flat(), v.flat(), g.flat(), {.lr = 1e-3}, squares.data);
   });
 }
 
@@ -276,7 +280,7 @@ void muon_momentum(benchmark::State& state) {
   MuonMatrices m(state.range(0) != 0);
   const MuonBatch<bf16> batches[] = {m.batch, m.other};
   measure(state, 14.0 * matrix,
-          [&] { cuda::muon_momentum({}, batches, m.wide, m.squares_of_x.data, 0.95, 1, m.squares.data); });
+          [&] { cuda::muon_momentum(stream, batches, m.wide, m.squares_of_x.data, 0.95, 1, m.squares.data); });
 }
 
 /// Likewise.
@@ -285,7 +289,7 @@ void muon_apply(benchmark::State& state) {
   const MuonBatch<bf16> batches[] = {m.batch, m.other};
   Tensor<float> workspace(cuda::muon_apply_workspace(m.wide) / sizeof(float));
   measure(state, 14.0 * matrix, [&] {
-    cuda::muon_apply({}, batches, m.wide, 0.9, m.squares.data, std::as_writable_bytes(workspace.flat()));
+    cuda::muon_apply(stream, batches, m.wide, 0.9, m.squares.data, std::as_writable_bytes(workspace.flat()));
   });
 }
 
@@ -351,4 +355,9 @@ NANORUN_BENCHMARK(add_decoded)->ArgNames({"format", "count"})->Apply(wire_format
 }  // namespace
 }  // namespace nanorun::kernels
 
-BENCHMARK_MAIN();
+int main(int argc, char** argv) {
+  benchmark::Initialize(&argc, argv);
+  nanorun::kernels::cuda::create_sums(nanorun::kernels::stream);
+  benchmark::RunSpecifiedBenchmarks();
+  nanorun::kernels::cuda::destroy_sums(nanorun::kernels::stream);
+}

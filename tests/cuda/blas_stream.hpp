@@ -1,21 +1,15 @@
 #pragma once
-// The default stream with the state of the GEMMs, see cublas.hpp.
+// The default stream with the state of the GEMMs, see cublas.hpp, and scratch memory for sums.
 
 #include "kernels/cublas.hpp"
+#include "tests/cuda/sum_stream.hpp"
 
 namespace nanorun::kernels::test {
 
-class BlasStream {
+class BlasStream : public SumStream {
  public:
   explicit BlasStream(bool reproducible = false) { cuda::create_blas(stream_, reproducible); }
   ~BlasStream() { cuda::destroy_blas(stream_); }
-  BlasStream(const BlasStream&) = delete;
-  BlasStream& operator=(const BlasStream&) = delete;
-
-  operator Stream() const { return stream_; }
-
- private:
-  Stream stream_;
 };
 
 }  // namespace nanorun::kernels::test

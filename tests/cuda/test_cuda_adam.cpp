@@ -4,6 +4,7 @@
 #include <limits>
 
 #include "kernels/adam.hpp"
+#include "tests/cuda/sum_stream.hpp"
 #include "tests/cuda/tensor.hpp"
 
 namespace nanorun::kernels::cuda {
@@ -34,6 +35,7 @@ void compare(int n, int first, const AdamOptions& options) {
   Tensor<M> m(1, n, 2), v(1, n, 3, {0.01f, 1});
   Tensor<float> g(1, n, 4);
   const Tensor<bf16> rounded = Tensor<bf16>::poisoned(1, n);
+  const test::SumStream stream;
   const test::DeviceSum squares;
   test::Vector<double> host_squares(2);
   const auto tail = [first](const auto& span) { return span.subspan(first); };
@@ -41,7 +43,7 @@ void compare(int n, int first, const AdamOptions& options) {
   portable::adam_update<float>({}, host_w, host_w, tail(m.host_flat()), tail(v.host_flat()), tail(g.host_flat()),
                                options, host_squares.data());
   const auto update = [&](Vec<T> copy) {
-    cuda::adam_update<T, W, M>({}, tail(w.device_flat()), copy, tail(m.device_flat()), tail(v.device_flat()),
+    cuda::adam_update<T, W, M>(stream, tail(w.device_flat()), copy, tail(m.device_flat()), tail(v.device_flat()),
                                tail(g.device_flat()), options, squares.data());
   };
   if constexpr (std::is_same_v<T, W>) {
@@ -102,10 +104,25 @@ double squares_with(float gradient, float weight) {
   ones.back() = weight;
   const test::DeviceVector<float> w(ones), m{test::Vector<float>(n)}, v{test::Vector<float>(n)}, g(gradients);
   const test::DeviceVector<bf16> copy(n);
+  const test::SumStream stream;
   const test::DeviceSum squares;
-  cuda::adam_update<bf16>({}, {w.data(), n}, {copy.data(), n}, {m.data(), n}, {v.data(), n},
+  cuda::adam_update<bf16>(stream, {w.data(), n}, {copy.data(), n}, {m.data(), n}, {v.data(), n},
                           Vec<const float>(g.data(), n), {.lr = 0.25, .t = 1, .gradient_scale = 4}, squares.data());
   return squares.added(0) + squares.added(1);
+}
+
+TEST(CudaAdam, SumsAreReproducible) {
+  SKIP_WITHOUT_DEVICE();
+  for (const int n : {4001, 10'000'019}) {  // one group of thread blocks, and as many blocks as there are
+    test::expect_same_bits([&](Stream stream) {
+      const Tensor<float> w(1, n, 1), m(1, n, 2), v(1, n, 3, {0.01f, 1}), g(1, n, 4);
+      const Tensor<bf16> copy = Tensor<bf16>::poisoned(1, n);
+      const test::DeviceSum squares;
+      cuda::adam_update<bf16>(stream, w.device_flat(), copy.device_flat(), m.device_flat(), v.device_flat(),
+                              g.device_flat(), plain, squares.data());
+      return test::Vector<double>{squares.added(0), squares.added(1)};
+    });
+  }
 }
 
 TEST(CudaAdam, SumsOfSquaresTellOfNumbersOutOfRange) {

@@ -6,6 +6,7 @@
 
 #include "kernels/attention.hpp"
 #include "kernels/attention_input.hpp"
+#include "tests/cuda/sum_stream.hpp"
 #include "tests/cuda/tensor.hpp"
 
 namespace nanorun::kernels::cuda {
@@ -94,11 +95,12 @@ void compare(int rows, int heads, int head_dim, Source source, bool paired = fal
   Mat<const float> host_extra;
   Mat<const bf16> device_extra;
   if (extra) host_extra = c.d_v_extra.host(), device_extra = c.d_v_extra.device();
+  const test::SumStream stream;
   portable::attention_input_backward<float>({}, c.d_qkv.host(), host_d, c.qk.host(), c.rstd.host(),
                                             c.qkv.host().col_block(2 * c.width, c.width), c.d_q.host(),
                                             c.d_qkv.host().col_block(c.width, 2 * c.width), host_extra,
                                             {c.heads, c.cos.host(), c.sin.host(), c.paired}, c.host_mix());
-  cuda::attention_input_backward<bf16>({}, c.d_qkv.device(), device_d, c.qk.device(), c.rstd.device(),
+  cuda::attention_input_backward<bf16>(stream, c.d_qkv.device(), device_d, c.qk.device(), c.rstd.device(),
                                        c.qkv.device().col_block(2 * c.width, c.width), c.d_q_in_panels(),
                                        c.d_qkv.device().col_block(c.width, 2 * c.width), device_extra,
                                        {c.heads, c.cos.device(), c.sin.device(), c.paired}, c.device_mix());
@@ -130,6 +132,24 @@ TEST(CudaAttentionInput, BackwardOfRecipeShapeMatchesPortable) {
   compare(8191, 6, 128, Source::interpolated);
   compare(8191, 6, 128, Source::unit, true);
   compare(8191, 6, 128, Source::none, false, true);
+}
+
+TEST(CudaAttentionInput, GradientsAreReproducible) {
+  SKIP_WITHOUT_DEVICE();
+  for (const Source source : {Source::none, Source::interpolated, Source::unit, Source::table}) {
+    test::expect_same_bits([&](Stream stream) {
+      Case c(9001, 6, 64, source, false);
+      ValueMixGradients<bf16> d{c.d_lambda.device().data, {}};
+      if (source == Source::interpolated || source == Source::unit) d.d_source = c.d_u.device();
+      cuda::attention_input_backward<bf16>(stream, c.d_qkv.device(), d, c.qk.device(), c.rstd.device(),
+                                           c.qkv.device().col_block(2 * c.width, c.width), c.d_q_in_panels(),
+                                           c.d_qkv.device().col_block(c.width, 2 * c.width), {},
+                                           {c.heads, c.cos.device(), c.sin.device(), false}, c.device_mix());
+      test::Vector<float> all = c.d_lambda.device_values();
+      if (d.d_source) test::append(all, c.d_u.device_values());
+      return all;
+    });
+  }
 }
 
 TEST(CudaAttentionInput, RotaryTableMatchesPortable) {

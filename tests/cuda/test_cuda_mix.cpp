@@ -8,11 +8,13 @@
 #include <vector>
 
 #include "kernels/mix.hpp"
+#include "tests/cuda/sum_stream.hpp"
 #include "tests/cuda/tensor.hpp"
 
 namespace nanorun::kernels::cuda {
 namespace {
 
+using test::SumStream;
 using test::Tensor;
 
 constexpr double eps = 1e-6;
@@ -169,9 +171,10 @@ void compare_backward(int rows, int cols, const Kind& kind) {
     host_norm = {n.host(), rstd.host_flat(), d_n.host()};
     device_norm = {n.device(), rstd.device_flat(), d_n.device()};
   }
+  const SumStream stream;
   portable::mix_backward<float>({}, in.d_out.host(), kind.elsewhere ? d_elsewhere.host() : Mat<float>(), host_norm,
                                 in.host());
-  cuda::mix_backward<bf16>({}, in.d_out.device(), kind.elsewhere ? d_elsewhere.device() : Mat<bf16>(), device_norm,
+  cuda::mix_backward<bf16>(stream, in.d_out.device(), kind.elsewhere ? d_elsewhere.device() : Mat<bf16>(), device_norm,
                            in.device());
   in.d_out.expect_match("d_out");
   for (const Tensor<bf16>& d : in.d_sources) d.expect_match("d_source");
@@ -249,6 +252,34 @@ TEST(CudaMix, RaisesTheLargestMagnitudeOfTheNorm) {
       }
     }
   }
+}
+
+/// Everything that mix_backward() writes for a mix with a norm.
+test::Vector<float> gradients(Stream stream, int rows, int cols, const Kind& kind) {
+  Tensors in(rows, cols, kind);
+  const Tensor<bf16> n(rows, cols, 30), d_n(rows, cols, 31), d_elsewhere(rows, cols, 32);
+  const Tensor<float> rstd(1, rows, 33, {0.5f, 2});
+  cuda::mix_backward<bf16>(stream, in.d_out.device(), d_elsewhere.device(),
+                           {n.device(), rstd.device_flat(), d_n.device()}, in.device());
+  test::Vector<float> all = in.d_scalars.device_values();
+  test::append(all, in.d_tokens.device_values());
+  test::append(all, in.d_out.device_values());
+  return all;
+}
+
+TEST(CudaMix, GradientsAreReproducible) {
+  SKIP_WITHOUT_DEVICE();
+  for (const int rows : {100, 9001}) {  // one group of thread blocks, and as many groups as there are
+    for (const Kind& kind : {skip, six, after_attention}) {
+      test::expect_same_bits([&](Stream stream) { return gradients(stream, rows, 264, kind); });
+    }
+  }
+}
+
+TEST(CudaMix, ScalarsThatAreFactorsOfManyTermsGetAllGradients) {
+  SKIP_WITHOUT_DEVICE();
+  const std::vector<Term> shared(max_mix_terms, {0, To::nowhere, {1, 1}, true});
+  compare_backward(9001, 264, {shared, true});
 }
 
 TEST(CudaMix, RefusesOtherCountsOfTerms) {

@@ -189,8 +189,9 @@ test::Vector<float> matrices_with_zeros(const Shape& shape, unsigned seed) {
 
 void apply(const Matrices& matrices, double* squares) {
   const test::DeviceVector<std::byte> scratch(muon_apply_workspace(matrices.wide));  // of NaN
-  muon_apply({}, matrices.batches, matrices.wide, 0.9, squares, {scratch.data(), scratch.size()});
-  synchronize(Stream{});
+  const test::SumStream stream;
+  muon_apply(stream, matrices.batches, matrices.wide, 0.9, squares, {scratch.data(), scratch.size()});
+  synchronize(stream);
 }
 
 test::Vector<float> rounded(test::Vector<float> values) {

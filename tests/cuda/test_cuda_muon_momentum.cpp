@@ -31,13 +31,14 @@ void expect_match(const char* name, const test::Vector<float>& got, const test::
 void compare_momentum(const Shapes& shapes) {
   SCOPED_TRACE(name_of(shapes));
   const MuonMatrices matrices(shapes);
+  const test::SumStream stream;
   const test::DeviceSum squares;
   test::Vector<float> g = values(size_of(shapes), 1), buf = values(size_of(shapes), 2);
   matrices.set(matrices.gradients, g);
   matrices.set(matrices.momentum, buf);
   test::Vector<double> host_squares(1);
   portable::nesterov_momentum<float>({}, g, buf, 0.95, 1.0 / 3, host_squares.data());
-  muon_momentum({}, matrices.batches, matrices.wide, matrices.squares_of_x.data(), 0.95, 1.0 / 3, squares.data());
+  muon_momentum(stream, matrices.batches, matrices.wide, matrices.squares_of_x.data(), 0.95, 1.0 / 3, squares.data());
   expect_match("momentum", matrices.momentum.host(), buf, 1e-6, 1e-6);
   expect_match("x", matrices.host_x(), test::widened(g, shapes), 1e-6, 0x1p-8);
   EXPECT_NEAR(squares.added(), host_squares[0], 1e-6 * host_squares[0]);
@@ -55,6 +56,7 @@ void compare_momentum(const Shapes& shapes) {
 void compare_apply(const Shapes& shapes, double decay) {
   SCOPED_TRACE(name_of(shapes));
   MuonMatrices matrices(shapes);
+  const test::SumStream stream;
   const test::DeviceSum squares;
   test::Vector<float> w = values(size_of(shapes), 1), x = values(size_of(shapes), 2);
   for (float& value : x) value = round_to_bf16(value);
@@ -74,7 +76,7 @@ void compare_apply(const Shapes& shapes, double decay) {
     at += batch.size();
   }
   const test::DeviceVector<std::byte> scratch(muon_apply_workspace(matrices.wide));  // of NaN
-  muon_apply({}, matrices.batches, matrices.wide, 0, squares.data(), {scratch.data(), scratch.size()});
+  muon_apply(stream, matrices.batches, matrices.wide, 0, squares.data(), {scratch.data(), scratch.size()});
   const test::Vector<float> got = matrices.weights.host();
   expect_match("weights", got, w, 1e-6, 1e-6);
   const test::Vector<bf16> copy = matrices.copy.host();
@@ -106,6 +108,24 @@ TEST(CudaMuonStages, RecipeSizeMatchesPortable) {
   compare_apply(shapes, 0.25);
 }
 
+TEST(CudaMuonStages, SumsAreReproducible) {
+  SKIP_WITHOUT_DEVICE();
+  for (const Shapes& shapes : {Shapes{{1, 64, 64}}, Shapes{{12, 3072, 768}}}) {  // one thread block, and thousands
+    test::expect_same_bits([&](Stream stream) {
+      const MuonMatrices matrices(shapes);
+      const test::DeviceSum of_gradients, of_weights;
+      const test::Vector<float> x = values(size_of(shapes), 1);
+      matrices.set(matrices.gradients, x);
+      matrices.set(matrices.weights, x);
+      muon_momentum(stream, matrices.batches, matrices.wide, matrices.squares_of_x.data(), 0.95, 1.0 / 3,
+                    of_gradients.data());
+      const test::DeviceVector<std::byte> scratch(muon_apply_workspace(matrices.wide));  // of NaN
+      muon_apply(stream, matrices.batches, matrices.wide, 0, of_weights.data(), {scratch.data(), scratch.size()});
+      return test::Vector<double>{of_gradients.added(), of_weights.added()};
+    });
+  }
+}
+
 TEST(CudaMuonStages, SumsOfSquaresTellOfNumbersOutOfRange) {
   SKIP_WITHOUT_DEVICE();
   constexpr float largest = std::numeric_limits<float>::max(), nan = std::numeric_limits<float>::quiet_NaN();
@@ -116,13 +136,14 @@ TEST(CudaMuonStages, SumsOfSquaresTellOfNumbersOutOfRange) {
       numbers.back() = value;
       matrices.set(matrices.gradients, numbers);
       matrices.set_x(test::Vector<float>(numbers.size(), 1));
+      const test::SumStream stream;
       const test::DeviceSum of_gradients, of_weights;
-      muon_momentum({}, matrices.batches, matrices.wide, matrices.squares_of_x.data(), 0.9, 2, of_gradients.data());
+      muon_momentum(stream, matrices.batches, matrices.wide, matrices.squares_of_x.data(), 0.9, 2, of_gradients.data());
       EXPECT_FALSE(std::isfinite(of_gradients.added()));
       matrices.set_x(test::widened(numbers, shapes));
       for (MuonBatch<bf16>& batch : matrices.batches) batch.lr = 1e10, batch.decay = 0.1;
       const test::DeviceVector<std::byte> scratch(muon_apply_workspace(matrices.wide));
-      muon_apply({}, matrices.batches, matrices.wide, 0, of_weights.data(), {scratch.data(), scratch.size()});
+      muon_apply(stream, matrices.batches, matrices.wide, 0, of_weights.data(), {scratch.data(), scratch.size()});
       EXPECT_FALSE(std::isfinite(of_weights.added()));
     }
   }
