@@ -3,7 +3,7 @@
 #include <stdexcept>
 #include <string>
 
-#include "kernels/vec.cuh"
+#include "kernels/ordered_sum.cuh"
 
 namespace nanorun::kernels::cuda {
 namespace {
@@ -45,22 +45,27 @@ __global__ void __launch_bounds__(block_threads)
   }
 }
 
-/// d_w [w] += the block's sums of x, a column a lane.
-__device__ void add_to_weights(float* d_w, int width, float x) {
-  __shared__ float by_warp[block_warps][warp_size];
-  const int lane = threadIdx.x % warp_size;
-  by_warp[threadIdx.x / warp_size][lane] = x;
+/// d_w [width] += the sums of by_weight, a column a lane; *d_scale += that of by_scale, which the first lanes have.
+__device__ void add_to_gate(float* d_w, int width, float* d_scale, float by_weight, float by_scale,
+                            const OrderedSum& total) {
+  __shared__ float by_warp[block_warps][warp_size + 1];
+  const int warp = threadIdx.x / warp_size, lane = threadIdx.x % warp_size;
+  by_warp[warp][lane] = by_weight;
+  if (lane == 0) by_warp[warp][warp_size] = by_scale;
   __syncthreads();
-  if (static_cast<int>(threadIdx.x) >= width) return;
-  float sum = 0;
-  for (int w = 0; w < block_warps; ++w) sum += by_warp[w][lane];
-  atomicAdd(d_w + lane, sum);
+  const int own = threadIdx.x;
+  if (own <= width) {
+    float sum = 0;
+    for (int w = 0; w < block_warps; ++w) sum += by_warp[w][own < width ? own : warp_size];
+    total.partial<float>(width + 1)[own] = sum;
+  }
+  total.finish<float>(width + 1, [=](int i, float sum) { *(i < width ? d_w + i : d_scale) += sum; });
 }
 
 /// The same with a grid-stride loop over rows.
 __global__ void __launch_bounds__(block_threads)
     smear_backward_kernel(Mat<bf16> d_e, float* d_w, float* d_scale, Mat<const bf16> d_out, Mat<const bf16> e,
-                          Gate gate, const float* scale) {
+                          Gate gate, const float* scale, OrderedSum total) {
   const int lane = threadIdx.x % warp_size, last = d_e.rows - 1, cols = d_e.cols;
   const float factor = *scale;
   float by_weight = 0, by_scale = 0;
@@ -89,8 +94,7 @@ __global__ void __launch_bounds__(block_threads)
       store_rounded(d_e.row(row) + col, g);
     }
   }
-  add_to_weights(d_w, gate.width, by_weight);
-  block_add(d_scale, by_scale);
+  add_to_gate(d_w, gate.width, d_scale, by_weight, by_scale, total);
 }
 
 Gate gate_of(const char* op, Vec<const float> w, const Mat<const bf16>& e) {
@@ -123,8 +127,8 @@ void smear_backward(Stream stream, Mat<T> d_e, Vec<acc_t<T>> d_w, acc_t<T>* d_sc
   require_vectors(op, d_out);
   if (d_e.rows == 0) return;
   const std::size_t threads = static_cast<std::size_t>(d_e.rows) * warp_size;
-  smear_backward_kernel<<<blocks_for(threads), block_threads, 0, cuda_stream(stream)>>>(d_e, d_w.data(), d_scale, d_out,
-                                                                                        e, gate, scale);
+  smear_backward_kernel<<<blocks_for(threads), block_threads, 0, cuda_stream(stream)>>>(
+      d_e, d_w.data(), d_scale, d_out, e, gate, scale, OrderedSum(stream));
   check_launch(op);
 }
 

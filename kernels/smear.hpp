@@ -28,7 +28,7 @@ namespace cuda {
 template <class T>
 void smear_forward(Stream stream, Mat<T> out, Mat<const T> e, Vec<const acc_t<T>> w, const acc_t<T>* scale);
 
-/// Thread blocks add to d_w and d_scale by atomics, in no fixed order.
+/// The sums have a fixed order. The stream needs create_sums().
 template <class T>
 void smear_backward(Stream stream, Mat<T> d_e, Vec<acc_t<T>> d_w, acc_t<T>* d_scale, Mat<const T> d_out, Mat<const T> e,
                     Vec<const acc_t<T>> w, const acc_t<T>* scale);

@@ -4,6 +4,7 @@
 #include <stdexcept>
 
 #include "kernels/smear.hpp"
+#include "tests/cuda/sum_stream.hpp"
 #include "tests/cuda/tensor.hpp"
 
 namespace nanorun::kernels::cuda {
@@ -21,9 +22,10 @@ void compare(int rows, int cols, int gate) {
 
   Tensor<bf16> d_out(rows, cols, 4), d_e = Tensor<bf16>::poisoned(rows, cols);
   Tensor<float> d_w(1, gate, 5), d_scale(1, 1, 6);
+  const test::SumStream stream;
   portable::smear_backward<float>({}, d_e.host(), d_w.host_flat(), d_scale.host().data, d_out.host(), e.host(),
                                   w.host_flat(), scale.host().data);
-  cuda::smear_backward<bf16>({}, d_e.device(), d_w.device_flat(), d_scale.device().data, d_out.device(), e.device(),
+  cuda::smear_backward<bf16>(stream, d_e.device(), d_w.device_flat(), d_scale.device().data, d_out.device(), e.device(),
                              w.device_flat(), scale.device().data);
   // Sums of products of random sign in another order.
   d_e.expect_match("d_e", 1e-6 * std::sqrt(static_cast<double>(cols)) + 1e-5);
@@ -43,6 +45,21 @@ TEST(CudaSmear, SmallShapesMatchPortable) {
 TEST(CudaSmear, RecipeShapeMatchesPortable) {
   SKIP_WITHOUT_DEVICE();
   compare(49152, 768, 12);
+}
+
+TEST(CudaSmear, GradientsAreReproducible) {
+  SKIP_WITHOUT_DEVICE();
+  for (const int rows : {100, 36000}) {  // one group of thread blocks, and as many blocks as there are
+    test::expect_same_bits([&](Stream stream) {
+      const Tensor<bf16> e(rows, 64, 1), d_out(rows, 64, 4), d_e = Tensor<bf16>::poisoned(rows, 64);
+      const Tensor<float> w(1, 12, 2), scale(1, 1, 3, {0.5f, 1}), d_w(1, 12, 5), d_scale(1, 1, 6);
+      cuda::smear_backward<bf16>(stream, d_e.device(), d_w.device_flat(), d_scale.device().data, d_out.device(),
+                                 e.device(), w.device_flat(), scale.device().data);
+      test::Vector<float> all = d_w.device_values();
+      test::append(all, d_scale.device_values());
+      return all;
+    });
+  }
 }
 
 TEST(CudaSmear, RefusesWideGates) {
