@@ -2,7 +2,7 @@
 
 #include <bit>
 
-#include "kernels/vec.cuh"
+#include "kernels/ordered_sum.cuh"
 
 namespace nanorun::kernels::cuda {
 namespace {
@@ -71,16 +71,28 @@ __global__ void __launch_bounds__(block_threads) head_output_kernel(Tasks tasks,
   if (at.inside) head.store_output(out.row(at.row) + at.col);
 }
 
-/// Shared memory: the block's sum of d_alpha for each head, where the rows of d_alpha coincide.
+/// d_alpha [heads] += the sums over the threads of that head. The first lane of each task has a sum in x.
+__device__ void add_to_heads(float* d_alpha, const Tasks& tasks, float x, const OrderedSum& total) {
+  __shared__ float of_task[block_threads];
+  const int count = tasks.of_block(), heads = tasks.heads;
+  if (threadIdx.x % tasks.lanes == 0) of_task[threadIdx.x / tasks.lanes] = x;
+  __syncthreads();
+  const int first = static_cast<int>(blockIdx.x) * count % heads;  // head of the block's first task
+  for (int h = threadIdx.x; h < heads; h += block_threads) {
+    float sum = 0;
+    for (int i = (h - first + heads) % heads; i < count; i += heads) sum += of_task[i];
+    total.partial<float>(heads)[h] = sum;
+  }
+  total.finish<float>(heads, [=](int h, float sum) { d_alpha[h] += sum; });
+}
+
+/// Where the rows of d_alpha coincide, the number of blocks is a multiple of that of heads, so that a thread has one
+/// head.
 __global__ void __launch_bounds__(block_threads, 4)
     head_output_backward_kernel(Tasks tasks, HeadOutputGradients<bf16> d, Mat<bf16> out, Mat<const bf16> d_out,
-                                HeadOutput<bf16> in) {
-  extern __shared__ float alpha_sums[];
+                                HeadOutput<bf16> in, OrderedSum total) {
   const bool sums = in.alpha && d.d_alpha.ld == 0;
-  if (sums) {
-    for (int h = threadIdx.x; h < tasks.heads; h += block_threads) alpha_sums[h] = 0;
-    __syncthreads();
-  }
+  float by_alpha = 0;
   const int stride = gridDim.x * tasks.of_block();
   // All threads of a block make the same number of turns: lanes outside take part in the sums.
   for (int first = blockIdx.x * tasks.of_block(); first < tasks.count; first += stride) {
@@ -94,7 +106,7 @@ __global__ void __launch_bounds__(block_threads, 4)
       if (in.gate) d.d_gate.row(at.row)[at.head] = by_y - c * part * by_value;
       const float d_alpha = -(1 - c * c) * s * part * by_value;
       if (sums) {
-        atomicAdd(alpha_sums + at.head, d_alpha);
+        by_alpha += d_alpha;
       } else if (in.alpha) {
         d.d_alpha.row(at.row)[at.head] += d_alpha;
       }
@@ -111,9 +123,7 @@ __global__ void __launch_bounds__(block_threads, 4)
     if (in.alpha) store_rounded(d.d_v.row(at.row) + at.col, to_v);
     store_rounded(d.d_y.row(at.row) + at.col, g);
   }
-  if (!sums) return;
-  __syncthreads();
-  for (int h = threadIdx.x; h < tasks.heads; h += block_threads) atomicAdd(d.d_alpha.data + h, alpha_sums[h]);
+  if (sums) add_to_heads(d.d_alpha.data, tasks, by_alpha, total);
 }
 
 /// Throws std::invalid_argument unless the columns divide into heads of D = 8, 16 ... 256, and rows are whole vectors.
@@ -127,7 +137,13 @@ Tasks tasks_of(const char* op, const HeadOutput<bf16>& in) {
   return {in.y.rows * in.heads, in.heads, static_cast<int>(lanes)};
 }
 
-std::size_t threads_of(const Tasks& tasks) { return static_cast<std::size_t>(tasks.count) * tasks.lanes; }
+int backward_blocks(const Tasks& tasks) { return blocks_for(static_cast<std::size_t>(tasks.count) * tasks.lanes); }
+
+/// Those of a backward pass that sums over tokens.
+int summing_blocks(const char* op, const Tasks& tasks) {
+  const int most = OrderedSum::max_blocks(op, tasks.heads * sizeof(float), tasks.heads);
+  return std::max(std::min(backward_blocks(tasks), most) / tasks.heads, 1) * tasks.heads;
+}
 
 }  // namespace
 
@@ -152,8 +168,9 @@ void head_output_backward(Stream stream, const HeadOutputGradients<T>& d, Mat<T>
   require_vectors(op, out);
   require_vectors(op, d_out);
   if (tasks.count == 0) return;
-  head_output_backward_kernel<<<blocks_for(threads_of(tasks)), block_threads, in.heads * sizeof(float),
-                                cuda_stream(stream)>>>(tasks, d, out, d_out, in);
+  const int blocks = in.alpha && d.d_alpha.ld == 0 ? summing_blocks(op, tasks) : backward_blocks(tasks);
+  head_output_backward_kernel<<<blocks, block_threads, 0, cuda_stream(stream)>>>(tasks, d, out, d_out, in,
+                                                                                 OrderedSum(stream));
   check_launch(op);
 }
 

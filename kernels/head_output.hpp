@@ -51,7 +51,8 @@ using portable::HeadOutputGradients;
 template <class T>
 void head_output_forward(Stream stream, Mat<T> out, const HeadOutput<T>& in);
 
-/// Where the rows of d_alpha coincide, thread blocks add to it by atomics, in no fixed order.
+/// All sums have a fixed order. The stream needs create_sums(). Where the rows of d_alpha coincide, there are at most
+/// 1023 heads; else std::invalid_argument.
 template <class T>
 void head_output_backward(Stream stream, const HeadOutputGradients<T>& d, Mat<T> out, Mat<const T> d_out,
                           const HeadOutput<T>& in);

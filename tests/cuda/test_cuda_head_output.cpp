@@ -4,6 +4,7 @@
 #include <string>
 
 #include "kernels/head_output.hpp"
+#include "tests/cuda/sum_stream.hpp"
 #include "tests/cuda/tensor.hpp"
 
 namespace nanorun::kernels::cuda {
@@ -61,14 +62,16 @@ struct Case {
   void backward(bool in_place) {
     Tensor<bf16>& to = in_place ? d_out : d_y;
     portable::HeadOutputGradients<float> on_host{to.host(), {}, {}, {}};
-    HeadOutputGradients<bf16> on_device{to.device(), {}, {}, {}};
-    if (mode.xsa) {
-      on_host.d_v = d_v.host(), on_host.d_alpha = rows_of(d_alpha.host());
-      on_device.d_v = d_v.device(), on_device.d_alpha = rows_of(d_alpha.device());
-    }
-    if (mode.gated) on_host.d_gate = d_gate.host(), on_device.d_gate = d_gate.device();
+    if (mode.xsa) on_host.d_v = d_v.host(), on_host.d_alpha = rows_of(d_alpha.host());
+    if (mode.gated) on_host.d_gate = d_gate.host();
     portable::head_output_backward<float>({}, on_host, out.host(), d_out.host(), host());
-    cuda::head_output_backward<bf16>({}, on_device, out.device(), d_out.device(), device());
+    device_backward(test::SumStream(), to);
+  }
+  void device_backward(Stream stream, Tensor<bf16>& to) {
+    HeadOutputGradients<bf16> d{to.device(), {}, {}, {}};
+    if (mode.xsa) d.d_v = d_v.device(), d.d_alpha = rows_of(d_alpha.device());
+    if (mode.gated) d.d_gate = d_gate.device();
+    cuda::head_output_backward<bf16>(stream, d, out.device(), d_out.device(), device());
   }
   void forward(Tensor<bf16>& to) {
     portable::head_output_forward<float>({}, to.host(), host());
@@ -110,7 +113,25 @@ TEST(CudaHeadOutput, SmallShapesMatchPortable) {
 
 TEST(CudaHeadOutput, RecipeShapeMatchesPortable) {
   SKIP_WITHOUT_DEVICE();
-  for (const Mode& mode : modes) compare({49152, 6, 128}, mode, false);
+  for (const Mode& mode : modes) {
+    compare({49152, 6, 128}, mode, false);
+    compare({9001, 40, 64}, mode, false);  // more heads than a block has at once
+  }
+}
+
+TEST(CudaHeadOutput, GradientsAreReproducible) {
+  SKIP_WITHOUT_DEVICE();
+  for (const Shape& shape : {Shape{40, 6, 128}, Shape{20011, 6, 64}, Shape{20011, 5, 128}}) {
+    test::expect_same_bits([&](Stream stream) {
+      Case c(shape, {true, true, true});
+      c.device_backward(stream, c.d_y);
+      test::Vector<float> all = c.d_alpha.device_values();
+      test::append(all, c.d_gate.device_values());
+      test::append(all, c.d_v.device_values());
+      test::append(all, c.d_y.device_values());
+      return all;
+    });
+  }
 }
 
 TEST(CudaHeadOutput, ValuesWithoutNormStayFinite) {
