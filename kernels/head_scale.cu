@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <bit>
 
-#include "kernels/vec.cuh"
+#include "kernels/ordered_sum.cuh"
 
 namespace nanorun::kernels::cuda {
 namespace {
@@ -88,12 +88,14 @@ __global__ void __launch_bounds__(block_threads)
   d_x.row(t)[j].bits = __bfloat16_as_ushort(__float2bfloat16_rn(sum));
 }
 
-constexpr int tokens_of_block = 256;
+/// Tokens of a block, or more where the blocks would be too many.
+constexpr int min_tokens_of_block = 256;
 
-/// A block sums over its tokens, then adds each element of d_w by one atomic. Where the elements are fewer than its
-/// threads, several threads share an element's tokens.
+/// A block sums over its tokens. Where the elements are fewer than its threads, several threads share an element's
+/// tokens.
 __global__ void __launch_bounds__(block_threads)
-    head_gate_backward_weight_kernel(Mat<float> d_w, GateGradient d_z, GateInputs<bf16> in) {
+    head_gate_backward_weight_kernel(Mat<float> d_w, GateGradient d_z, GateInputs<bf16> in, int tokens_of_block,
+                                     OrderedSum total) {
   __shared__ float sums[block_threads];
   const int elements = d_w.rows * d_w.cols, sharing = max(block_threads / elements, 1);
   const int begin = blockIdx.x * tokens_of_block, end = min(begin + tokens_of_block, in.x.rows);
@@ -110,8 +112,9 @@ __global__ void __launch_bounds__(block_threads)
     __syncthreads();
     if (share > 0 || i >= elements) continue;
     for (int k = 1; k < sharing; ++k) sum += sums[threadIdx.x + k * elements];
-    atomicAdd(d_w.row(i / d_w.cols) + i % d_w.cols, sum);
+    total.partial<float>(elements)[i] = sum;
   }
+  total.finish<float>(elements, [=](int i, float sum) { d_w.row(i / d_w.cols)[i % d_w.cols] += sum; });
 }
 
 int blocks_of(std::size_t threads) { return static_cast<int>(ceil_div(threads, block_threads)); }
@@ -168,13 +171,16 @@ void head_gate_forward(Stream stream, Mat<acc_t<T>> gate, const GateInputs<T>& i
 template <class T>
 void head_gate_backward(Stream stream, Mat<T> d_x, Mat<T> d_u, Mat<acc_t<T>> d_w, Mat<const acc_t<T>> d_gate,
                         Mat<const acc_t<T>> gate, const GateInputs<T>& in, Mat<const acc_t<T>> w) {
+  constexpr const char* op = "head_gate_backward";
   const GateGradient d_z{d_gate, gate, static_cast<float>(1 / in.factor)};
   gate_backward_input(stream, d_x, d_z, w, 0);
   gate_backward_input(stream, d_u, d_z, w, in.x.cols);
   if (!d_w || gate.rows == 0) return;
-  head_gate_backward_weight_kernel<<<ceil_div(gate.rows, tokens_of_block), block_threads, 0, cuda_stream(stream)>>>(
-      d_w, d_z, in);
-  check_launch("head_gate_backward");
+  const int max_blocks = OrderedSum::max_blocks(op, d_w.size() * sizeof(float));
+  const int tokens = std::max(min_tokens_of_block, ceil_div(gate.rows, max_blocks));
+  head_gate_backward_weight_kernel<<<ceil_div(gate.rows, tokens), block_threads, 0, cuda_stream(stream)>>>(
+      d_w, d_z, in, tokens, OrderedSum(stream));
+  check_launch(op);
 }
 
 template void head_scale_forward(Stream, Mat<bf16>, Mat<const bf16>, Mat<const float>, int, bool);

@@ -52,7 +52,7 @@ void head_scale_backward(Stream stream, Mat<T> d_x, Mat<acc_t<T>> d_s, Mat<const
 template <class T>
 void head_gate_forward(Stream stream, Mat<acc_t<T>> gate, const GateInputs<T>& in, Mat<const acc_t<T>> w);
 
-/// Thread blocks add to d_w by atomics, in no fixed order.
+/// The sums have a fixed order. Where d_w is wanted, the stream needs create_sums().
 template <class T>
 void head_gate_backward(Stream stream, Mat<T> d_x, Mat<T> d_u, Mat<acc_t<T>> d_w, Mat<const acc_t<T>> d_gate,
                         Mat<const acc_t<T>> gate, const GateInputs<T>& in, Mat<const acc_t<T>> w);

@@ -2,13 +2,16 @@
 
 #include <cmath>
 #include <string>
+#include <tuple>
 
 #include "kernels/head_scale.hpp"
+#include "tests/cuda/sum_stream.hpp"
 #include "tests/cuda/tensor.hpp"
 
 namespace nanorun::kernels::cuda {
 namespace {
 
+using test::SumStream;
 using test::Tensor;
 
 struct Shape {
@@ -82,9 +85,10 @@ void compare_gates(int rows, int heads, int a, int b) {
   portable::head_gate_forward<float>({}, gate.host(), host, w.host());
   cuda::head_gate_forward<bf16>({}, gate.device(), device, w.device());
   gate.expect_match("gate", 1e-6, 1e-5);
+  const SumStream stream;
   portable::head_gate_backward<float>({}, d_x.host().col_block(0, a), host_d_u, d_w.host(), d_gate.host(), gate.host(),
                                       host, w.host());
-  cuda::head_gate_backward<bf16>({}, d_x.device().col_block(0, a), device_d_u, d_w.device(), d_gate.device(),
+  cuda::head_gate_backward<bf16>(stream, d_x.device().col_block(0, a), device_d_u, d_w.device(), d_gate.device(),
                                  gate.device(), device, w.device());
   d_x.expect_match("d_x");
   d_u.expect_match("d_u");
@@ -101,6 +105,19 @@ TEST(CudaHeadGate, MatchesPortable) {
   compare_gates(49152, 6, 6, 6);
 }
 
+TEST(CudaHeadGate, GradientsOfWeightsAreReproducible) {
+  SKIP_WITHOUT_DEVICE();
+  for (const auto& [rows, heads, columns] : {std::tuple(49152, 6, 12), {20011, 16, 24}, {9001, 1, 1}}) {
+    test::expect_same_bits([rows = rows, heads = heads, columns = columns](Stream stream) {
+      const Tensor<bf16> x(rows, columns, 1);
+      const Tensor<float> w(heads, columns, 2), d_w(heads, columns, 3), d_gate(rows, heads, 4), gate(rows, heads, 5);
+      cuda::head_gate_backward<bf16>(stream, {}, {}, d_w.device(), d_gate.device(), gate.device(), {x.device(), {}, 1},
+                                     w.device());
+      return d_w.device_values();
+    });
+  }
+}
+
 TEST(CudaHeadGate, OnlyWantedGradientsAreWritten) {
   SKIP_WITHOUT_DEVICE();
   const Tensor<bf16> x(9, 12, 1);
@@ -108,9 +125,10 @@ TEST(CudaHeadGate, OnlyWantedGradientsAreWritten) {
   Tensor<float> d_w(6, 12, 5);
   const GateInputs<bf16> in{x.device(), {}, 1};
   const auto before = d_w.device_values();
-  cuda::head_gate_backward<bf16>({}, {}, {}, {}, d_gate.device(), gate.device(), in, w.device());
+  const SumStream stream;
+  cuda::head_gate_backward<bf16>(stream, {}, {}, {}, d_gate.device(), gate.device(), in, w.device());
   EXPECT_EQ(d_w.device_values(), before);
-  cuda::head_gate_backward<bf16>({}, {}, {}, d_w.device(), d_gate.device(), gate.device(), in, w.device());
+  cuda::head_gate_backward<bf16>(stream, {}, {}, d_w.device(), d_gate.device(), gate.device(), in, w.device());
   EXPECT_NE(d_w.device_values(), before);
 }
 
