@@ -5,7 +5,7 @@
 #include <string>
 
 #include "kernels/cublas.hpp"
-#include "kernels/vec.cuh"
+#include "kernels/ordered_sum.cuh"
 
 namespace nanorun::kernels::cuda {
 namespace {
@@ -159,19 +159,61 @@ struct WeightSums {
       if (threadIdx.x < max_outputs) bias += s.c[t][threadIdx.x];
     }
   }
-
-  __device__ void send(const CoefficientNetGradients<bf16>& d, float scale) const {
-    for (int i = 0; i < outputs; ++i) {
-      if (k < d.d_w_out.cols && first + i < d.d_w_out.rows) atomicAdd(d.d_w_out.row(first + i) + k, scale * w[i]);
-    }
-    if (threadIdx.x < d.d_w_out.rows) atomicAdd(&d.d_bias[threadIdx.x], scale * bias);
-  }
 };
 
+/// Sums over tiles as thread blocks leave them, in vectors of 4: those of w, row by row; of bias; of by_scale.
+struct Partials {
+  using Vector = cuda::Vector<float, 4>;
+  int rows, cols, bias, by_scale;  ///< of w; and where the others begin
+
+  constexpr explicit Partials(const Mat<float>& w)
+      : rows(w.rows), cols(w.cols), bias(rows * cols), by_scale(bias + 4 * ceil_div(rows, 4)) {}
+  constexpr int vectors() const { return by_scale / 4 + 1; }
+
+  __device__ void leave(const WeightSums& sums, float scale_sum, const OrderedSum& total) const {
+    float* const to = total.partial<Vector>(vectors())->v;
+    for (int i = 0; i < WeightSums::outputs; ++i) {
+      if (sums.k < cols && sums.first + i < rows) to[(sums.first + i) * cols + sums.k] = sums.w[i];
+    }
+    const int own = threadIdx.x;
+    if (own < by_scale - bias) to[bias + own] = sums.bias;
+    scale_sum = warp_sum(scale_sum);
+    __shared__ float by_warp[block_warps];
+    if (own % warp_size == 0) by_warp[own / warp_size] = scale_sum;
+    __syncthreads();
+    if (own >= 4) return;
+    to[by_scale + own] = by_warp[own] + by_warp[own + 4];
+  }
+
+  /// Adds the sums over all blocks to the gradients.
+  __device__ void send(const CoefficientNetGradients<bf16>& d, const CoefficientNet<bf16>& net,
+                       const OrderedSum& total) const {
+    const float scale = scale_of(net);
+    total.finish<Vector>(vectors(), [&](int i, const Vector& sum) {
+      const int at = 4 * i;
+      if (at == by_scale) {
+        const float whole = sum.v[0] + sum.v[1] + sum.v[2] + sum.v[3];
+        if (!net.scalar.gradient) return;
+        *net.scalar.gradient += static_cast<float>(net.constant) * net.scalar.slope() * whole;
+        return;
+      }
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        if (at < bias) {
+          d.d_w_out.row(at / cols)[at % cols + j] += scale * sum.v[j];
+        } else if (at - bias + j < rows) {
+          d.d_bias[at - bias + j] += scale * sum.v[j];
+        }
+      }
+    });
+  }
+};
+static_assert(block_warps == 8);
+
 /// Writes d_z, and adds to the gradients of the second layer.
-__global__ void __launch_bounds__(block_threads)
+__global__ void __launch_bounds__(block_threads, 2)
     second_layer_backward_kernel(Mat<bf16> d_z, CoefficientNetGradients<bf16> d, Mat<const float> d_c,
-                                 Mat<const bf16> z, CoefficientNet<bf16> net) {
+                                 Mat<const bf16> z, CoefficientNet<bf16> net, OrderedSum total) {
   __shared__ Shared s;
   const float scale = scale_of(net);
   float by_scale = 0;
@@ -191,9 +233,9 @@ __global__ void __launch_bounds__(block_threads)
     by_scale += send_to_hidden(s, d_z, mine, first, d_c.cols, scale);
     sums.add_tile(s);
   }
-  sums.send(d, scale);
-  if (!net.scalar.gradient) return;
-  block_add(net.scalar.gradient, static_cast<float>(net.constant) * net.scalar.slope() * by_scale);
+  const Partials partials(d.d_w_out);
+  partials.leave(sums, by_scale, total);
+  partials.send(d, net, total);
 }
 
 /// Throws std::invalid_argument unless the kernels take this second layer.
@@ -203,7 +245,12 @@ void require_second_layer(const char* op, const CoefficientNet<bf16>& net) {
   }
 }
 
-int tile_blocks(int rows) { return std::min(ceil_div(rows, tile_rows), 4 * sm90::sm_count); }
+/// Blocks of the backward pass: nearly two for each SM, so that a small part of the time goes into their sums.
+constexpr int max_backward_blocks = 256;
+static_assert(max_backward_blocks * (max_outputs * max_hidden + max_outputs + 4) * sizeof(float) <=
+              OrderedSum::partial_bytes);
+
+int tile_blocks(int rows, int most) { return std::min(ceil_div(rows, tile_rows), most); }
 
 }  // namespace
 
@@ -213,7 +260,7 @@ void coefficient_net_forward(Stream stream, Mat<acc_t<T>> c, Mat<T> z, Mat<const
   require_second_layer(op, net);
   if (c.rows == 0) return;
   gemm<bf16, bf16, bf16>(stream, {}, Op::none, u, Op::transpose, net.w_in, z);
-  second_layer_kernel<<<tile_blocks(c.rows), block_threads, 0, cuda_stream(stream)>>>(c, z, net);
+  second_layer_kernel<<<tile_blocks(c.rows, 4 * sm90::sm_count), block_threads, 0, cuda_stream(stream)>>>(c, z, net);
   check_launch(op);
 }
 
@@ -223,7 +270,8 @@ void coefficient_net_backward(Stream stream, Mat<T> d_u, const CoefficientNetGra
   constexpr const char* op = "coefficient_net_backward";
   require_second_layer(op, net);
   if (z.rows == 0) return;
-  second_layer_backward_kernel<<<tile_blocks(z.rows), block_threads, 0, cuda_stream(stream)>>>(d_z, d, d_c, z, net);
+  second_layer_backward_kernel<<<tile_blocks(z.rows, max_backward_blocks), block_threads, 0, cuda_stream(stream)>>>(
+      d_z, d, d_c, z, net, OrderedSum(stream));
   check_launch(op);
   gemm<bf16, bf16, float>(stream, {.beta = 1}, Op::transpose, d_z, Op::none, u, d.d_w_in);
   gemm<bf16, bf16, bf16>(stream, {.beta = 1}, Op::none, d_z, Op::none, net.w_in, d_u);

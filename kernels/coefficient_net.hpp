@@ -44,7 +44,7 @@ using portable::CoefficientNetGradients;
 template <class T>
 void coefficient_net_forward(Stream stream, Mat<acc_t<T>> c, Mat<T> z, Mat<const T> u, const CoefficientNet<T>& net);
 
-/// Thread blocks add to d_w_out, d_bias and the scalar's gradient by atomics, in no fixed order.
+/// All sums but those of the GEMMs have a fixed order. The stream needs create_sums(), too.
 template <class T>
 void coefficient_net_backward(Stream stream, Mat<T> d_u, const CoefficientNetGradients<T>& d, Mat<T> d_z,
                               Mat<const acc_t<T>> d_c, Mat<const T> z, Mat<const T> u, const CoefficientNet<T>& net);

@@ -135,21 +135,6 @@ __device__ T warp_sum(T x) {
   return group_sum(x, warp_size);
 }
 
-/// *target += the sum of x over the block, by one atomic: the order of the blocks is not fixed. All threads of a block
-/// of block_threads call it.
-template <class T>
-__device__ void block_add(T* target, T x) {
-  __shared__ T sums[block_warps];
-  const int lane = threadIdx.x % warp_size;
-  x = warp_sum(x);
-  __syncthreads();  // an earlier call's sums have been read
-  if (lane == 0) sums[threadIdx.x / warp_size] = x;
-  __syncthreads();
-  if (threadIdx.x >= warp_size) return;
-  x = warp_sum(lane < block_warps ? sums[lane] : T(0));
-  if (lane == 0) atomicAdd(target, x);
-}
-
 // ---------------------------------------------------------------------------------------------------------------------
 // Launches, and checks of their arguments
 

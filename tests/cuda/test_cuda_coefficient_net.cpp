@@ -107,6 +107,28 @@ TEST(CudaCoefficientNet, RecipeShapeMatchesPortable) {
   compare_forward(20000, 768, 64, 48, true);
 }
 
+TEST(CudaCoefficientNet, GradientsOfTheSecondLayerAreReproducible) {
+  SKIP_WITHOUT_DEVICE();
+  constexpr int cols = 64;
+  const BlasStream stream;  // keeps the algorithms of the GEMMs
+  for (const auto& [rows, hidden, outputs] : {std::tuple(49152, 64, 41), {20011, 40, 48}, {700, 8, 1}}) {
+    test::expect_same_bits([&, rows = rows, hidden = hidden, outputs = outputs](Stream) {
+      const Net net(cols, hidden, outputs, true);
+      const Tensor<bf16> u(rows, cols, 6), z(rows, hidden, 7, {-3, 3}), d_u(rows, cols, 8);
+      const Tensor<bf16> d_z = Tensor<bf16>::poisoned(rows, hidden);
+      const Tensor<float> d_c(rows, outputs, 9), d_w_in(hidden, cols, 10), d_w_out(outputs, hidden, 11);
+      const Tensor<float> d_bias(1, outputs, 12);
+      cuda::coefficient_net_backward<bf16>(stream, d_u.device(),
+                                           {d_w_in.device(), d_w_out.device(), d_bias.device_flat()}, d_z.device(),
+                                           d_c.device(), z.device(), u.device(), net.device());
+      test::Vector<float> all = d_w_out.device_values();
+      test::append(all, d_bias.device_values());
+      test::append(all, net.d_scalar.device_values());
+      return all;
+    });
+  }
+}
+
 TEST(CudaCoefficientNet, RefusesAWideSecondLayer) {
   SKIP_WITHOUT_DEVICE();
   EXPECT_THROW(compare_forward(1, 8, 256, 64, false), std::invalid_argument);
