@@ -77,7 +77,7 @@ void mix_norm_rows(Mat<T> out, Mat<T> n, Vec<acc_t<T>> rstd, const Terms<T, K>& 
   });
 }
 
-/// d[j] += rstd (d_n[t,j] - n[t,j] mean(d_n n))
+/// d[j] += rstd (d_n[t,j] - n[t,j] mean(d_n n)), or = where that is alone
 template <class T>
 KOKKOS_FUNCTION void add_norm_gradient(int t, T* d, const NormGradient<T>& norm) {
   const int cols = norm.n.cols;
@@ -85,7 +85,7 @@ KOKKOS_FUNCTION void add_norm_gradient(int t, T* d, const NormGradient<T>& norm)
   const T* d_n = norm.d_n.row(t);
   const T mean = dot(d_n, n, cols) / cols, r = norm.rstd[t];
 #pragma omp simd
-  for (int j = 0; j < cols; ++j) d[j] += r * (d_n[j] - n[j] * mean);
+  for (int j = 0; j < cols; ++j) d[j] = (norm.alone ? 0 : d[j]) + r * (d_n[j] - n[j] * mean);
 }
 
 /// d_source of a term in row t, where it is not d_out.

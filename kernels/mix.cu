@@ -202,7 +202,7 @@ __global__ void __launch_bounds__(block_threads, N > 3 ? 1 : 2)
         n[i] = load_vector<8>(norm.n.row(row) + col);
         d_n[i] = load_vector<8>(norm.d_n.row(row) + col);
       }
-      d[i] = load_vector<8>(d_out.row(row) + col);
+      if (!norm.alone) d[i] = load_vector<8>(d_out.row(row) + col);
     }
     Columns<K> next;
     if constexpr (ahead) next = load(0);

@@ -100,7 +100,8 @@ void mix_norm_forward(Stream stream, Mat<T> out, Mat<T> n, Vec<acc_t<T>> rstd, s
 
 /// d_out: in: gradient of out, except through n; out: the sum of what the terms send to it that have it as their
 /// d_source, and d_elsewhere, the gradient that the same stream has from elsewhere (null: none). Without such a term
-/// d_out becomes g and d_elsewhere is not read. With g the gradient of out, where norm.n is null d_out, else
+/// d_out becomes g and d_elsewhere is not read. With g the gradient of out, where norm.n is null d_out, else (without
+/// the first term where norm.alone)
 ///   g = d_out + rstd (d_n - n mean_j(d_n n)),   dot_k[t] = <g[t], x_k[t]>:
 ///   d_source_k += c_k g,  per_token gradient[t] += (c_k / per_token_k)[t] dot_k[t],
 ///   scalar gradient += sum_t f'(s) (c_k / f(s))[t] dot_k[t]

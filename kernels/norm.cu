@@ -47,7 +47,7 @@ __global__ void __launch_bounds__(block_threads)
 /// As above, N vectors of 8 elements for each lane. d_x is read early, so that its latency overlaps the reduction.
 template <int N>
 __global__ void __launch_bounds__(block_threads)
-    rms_norm_backward_kernel(Mat<bf16> d_x, Mat<const bf16> out, const float* rstd, Mat<const bf16> d_out) {
+    rms_norm_backward_kernel(Mat<bf16> d_x, Mat<const bf16> out, const float* rstd, Mat<const bf16> d_out, bool add) {
   const int row = blockIdx.x * block_warps + threadIdx.x / warp_size, lane = threadIdx.x % warp_size;
   if (row >= out.rows) return;
   Vector<bf16, 8> y[N], d_y[N], d[N];
@@ -57,7 +57,7 @@ __global__ void __launch_bounds__(block_threads)
     if (col >= out.cols) continue;
     y[i] = load_vector<8>(out.row(row) + col);
     d_y[i] = load_vector<8>(d_out.row(row) + col);
-    d[i] = load_vector<8>(d_x.row(row) + col);
+    if (add) d[i] = load_vector<8>(d_x.row(row) + col);
   }
   const float r = rstd[row];
   float sum = 0;
@@ -90,19 +90,20 @@ void rms_norm_forward(Stream stream, Mat<T> out, Vec<acc_t<T>> rstd, Mat<const T
 }
 
 template <class T>
-void rms_norm_backward(Stream stream, Mat<T> d_x, Mat<const T> out, Vec<const acc_t<T>> rstd, Mat<const T> d_out) {
+void rms_norm_backward(Stream stream, Mat<T> d_x, Mat<const T> out, Vec<const acc_t<T>> rstd, Mat<const T> d_out,
+                       bool add) {
   require_vectors("rms_norm_backward", d_x);
   require_vectors("rms_norm_backward", out);
   require_vectors("rms_norm_backward", d_out);
   if (out.rows == 0) return;
   for_vectors_per_lane("rms_norm_backward", out.cols, [&](auto n) {
     rms_norm_backward_kernel<n()>
-        <<<row_blocks(out.rows), block_threads, 0, cuda_stream(stream)>>>(d_x, out, rstd.data(), d_out);
+        <<<row_blocks(out.rows), block_threads, 0, cuda_stream(stream)>>>(d_x, out, rstd.data(), d_out, add);
   });
   check_launch("rms_norm_backward");
 }
 
 template void rms_norm_forward(Stream, Mat<bf16>, Vec<float>, Mat<const bf16>, double, float*);
-template void rms_norm_backward(Stream, Mat<bf16>, Mat<const bf16>, Vec<const float>, Mat<const bf16>);
+template void rms_norm_backward(Stream, Mat<bf16>, Mat<const bf16>, Vec<const float>, Mat<const bf16>, bool);
 
 }  // namespace nanorun::kernels::cuda

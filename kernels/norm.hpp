@@ -13,17 +13,19 @@ template <class T>
 void rms_norm_forward(Stream stream, Mat<T> out, Vec<acc_t<T>> rstd, Mat<const T> x, double eps,
                       acc_t<T>* maximum = nullptr);
 
-/// d_x += rstd * (d_out - out * mean_j(d_out * out)); needs the forward's out and rstd, not its x.
+/// d_x += rstd * (d_out - out * mean_j(d_out * out)), or = without `add`; needs the forward's out and rstd, not its x.
 template <class T>
-void rms_norm_backward(Stream stream, Mat<T> d_x, Mat<const T> out, Vec<const acc_t<T>> rstd, Mat<const T> d_out);
+void rms_norm_backward(Stream stream, Mat<T> d_x, Mat<const T> out, Vec<const acc_t<T>> rstd, Mat<const T> d_out,
+                       bool add);
 
 /// What a backward pass through a norm and what comes before it needs: the forward's n [T, d] and rstd [T], and the
-/// gradient of n [T, d].
+/// gradient of n [T, d]. With `alone`, what comes before has no gradient but the one through the norm.
 template <class T>
 struct NormGradient {
   Mat<const T> n;
   Vec<const acc_t<T>> rstd;
   Mat<const T> d_n;
+  bool alone = false;
 };
 
 }  // namespace nanorun::kernels::portable
@@ -39,6 +41,7 @@ void rms_norm_forward(Stream stream, Mat<T> out, Vec<acc_t<T>> rstd, Mat<const T
                       acc_t<T>* maximum = nullptr);
 
 template <class T>
-void rms_norm_backward(Stream stream, Mat<T> d_x, Mat<const T> out, Vec<const acc_t<T>> rstd, Mat<const T> d_out);
+void rms_norm_backward(Stream stream, Mat<T> d_x, Mat<const T> out, Vec<const acc_t<T>> rstd, Mat<const T> d_out,
+                       bool add);
 
 }  // namespace nanorun::kernels::cuda

@@ -190,6 +190,12 @@ void check_gates(Rules& rules) {
                 "model.mudd needs model.attention_source, whose stream it mixes");
   rules.require(model.skip_from >= 0, {"model.mudd", "model.skip_from"},
                 "model.mudd needs model.skip_from, whose stream it mixes");
+  const bool differ = model.attention_source != model.skip_from && model.attention_source != model.layers - 2;
+  rules.require(model.attention_source < 0 || differ,
+                {"model.attention_source", "model.skip_from", "model.layers", "model.mudd"},
+                "model.mudd mixes three streams: model.attention_source = {} must be neither model.skip_from = {} nor "
+                "layer {}, the one before the last",
+                model.attention_source, model.skip_from, model.layers - 2);
   rules.require(!model.value_layers.empty() && model.value_layers.back() == model.layers - 1,
                 {"model.mudd", "model.value_layers"},
                 "model.mudd needs a value embedding on the last layer: model.value_layers must end with {}",

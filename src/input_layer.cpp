@@ -41,14 +41,12 @@ void InputLayer<T>::backward(Stream stream, const Activations<T>& a, const Devic
     ops::head_gate_backward<T>(stream, a.d_x0.col_block(0, gate_columns), {}, parameters_.d_scalars("skip_gate"),
                                a.d_skip_gate, s.skip_gate, skip_gate_inputs(a), parameters_.scalars("skip_gate"));
   }
-  ops::fill<T>(stream, elements(a.d_narrow), 0);
-  ops::rms_norm_backward<T>(stream, a.d_narrow, s.x0, s.rstd0, a.d_x0);
+  const Mat<T>& d_smeared = model_.smear ? a.d_branch : a.d_narrow;
+  ops::rms_norm_backward<T>(stream, d_smeared, s.x0, s.rstd0, a.d_x0, false);
   if (model_.smear) {
-    ops::smear_backward<T>(stream, a.d_branch, elements(parameters_.d_scalars("smear_gate")),
-                           parameters_.d_scalars("smear_factor").data, a.d_narrow, s.embedding,
+    ops::smear_backward<T>(stream, a.d_narrow, elements(parameters_.d_scalars("smear_gate")),
+                           parameters_.d_scalars("smear_factor").data, d_smeared, s.embedding,
                            elements(parameters_.scalars("smear_gate")), parameters_.scalars("smear_factor").data);
-    ops::fill<T>(stream, elements(a.d_narrow), 0);
-    ops::add<T>(stream, a.d_narrow, a.d_branch);
   }
   // The workspace, in which d_x0 and d_branch lie, is the lookups' from here on.
   ops::embedding_backward<T>(stream, parameters_.gradient("embedding"), sequence.tokens, sequence.order, a.d_narrow,

@@ -1,5 +1,7 @@
 #include "src/mixes.hpp"
 
+#include "src/topology.hpp"
+
 namespace nanorun {
 
 using kernels::acc_t;
@@ -46,7 +48,8 @@ MixTerms<T> Mixes<T>::before(const Activations<T>& a, int layer) const {
   if (layer == model_.skip_to) {
     terms.add(x, a.d_x);
     const int from = model_.skip_from + 1;
-    ops::MixTerm<T>& skip = terms.add(a.x_at(from), a.d_place.empty() ? Mat<T>() : a.d_place[from]);
+    const Mat<T> d_skip = from == layer || a.d_place.empty() ? a.d_x : a.d_place[from];
+    ops::MixTerm<T>& skip = terms.add(a.x_at(from), d_skip);
     skip.scalars[0] = parameters_.factor("skip_factor", 0, true);
     if (coefficients_.has("skip")) skip.per_token = coefficients_.factor(a.coefficients, "skip", 0);
     if (a.input.skip_gate) skip.per_token = {a.input.skip_gate.data, a.d_skip_gate.data};
@@ -74,7 +77,9 @@ MixTerms<T> Mixes<T>::unet_before(const Activations<T>& a, int layer) const {
     skip.overwrites = !own;
     skip.scalars = {parameters_.factor(name, 0), parameters_.factor(fmt::format("skip.{}", layer - half))};
   }
-  terms.add(a.input.x0, a.d_x0).scalars[0] = parameters_.factor(name, 1);
+  ops::MixTerm<T>& x0 = terms.add(a.input.x0, a.d_x0);
+  x0.scalars[0] = parameters_.factor(name, 1);
+  x0.overwrites = layer + 1 == model_.layers;
   return terms;
 }
 
@@ -91,8 +96,9 @@ MixTerms<T> Mixes<T>::after_attention(const Activations<T>& a, int layer) const 
     out.overwrites = true;
     add_place(terms, a, 0, "mudd.mix", attention_first);
     if (a.input.bigram) {
-      terms.add(a.input.bigram, a.d_bigram).per_token =
-          coefficients_.factor(a.coefficients, "mudd.mix", attention_bigram);
+      ops::MixTerm<T>& bigram = terms.add(a.input.bigram, a.d_bigram);
+      bigram.per_token = coefficients_.factor(a.coefficients, "mudd.mix", attention_bigram);
+      bigram.overwrites = true;
     }
     return terms;
   }
@@ -101,8 +107,15 @@ MixTerms<T> Mixes<T>::after_attention(const Activations<T>& a, int layer) const 
   out.implied = implies_attention(model_, layer);
   out.scalars = {parameters_.factor(block_name(layer, "attention_post")), projection};
   out.overwrites = true;
-  gate(terms.add(a.input.x0, a.d_x0), a, layer, 0);
-  if (a.input.bigram && layer > 0) gate(terms.add(a.input.bigram, a.d_bigram), a, layer, 1);
+  const bool sends_first = layer == last_injection(model_);
+  ops::MixTerm<T>& x0 = terms.add(a.input.x0, a.d_x0);
+  x0.overwrites = sends_first;
+  gate(x0, a, layer, 0);
+  if (a.input.bigram && layer > 0) {
+    ops::MixTerm<T>& bigram = terms.add(a.input.bigram, a.d_bigram);
+    bigram.overwrites = sends_first && !model_.mudd;
+    gate(bigram, a, layer, 1);
+  }
   return terms;
 }
 
@@ -140,13 +153,14 @@ MixTerms<T> Mixes<T>::last(const Activations<T>& a) const {
   MixTerms<T> terms;
   if (!model_.mudd) return terms;
   terms.add(a.x_at(model_.layers), a.d_x);
-  add_place(terms, a, 0, "mudd.final", 0);
-  add_place(terms, a, model_.attention_source + 1, "mudd.final", 1);
-  add_place(terms, a, model_.layers - 1, "mudd.final", 2);
+  add_place(terms, a, 0, "mudd.final", 0).overwrites = true;
+  add_place(terms, a, model_.attention_source + 1, "mudd.final", 1).overwrites = true;
+  add_place(terms, a, model_.layers - 1, "mudd.final", 2).overwrites = true;
   const Mat<T> d_rows = a.d_value.empty() ? Mat<T>() : a.d_value[0];
-  terms.add(a.block[model_.value_layers[0]].attention.value, d_rows).per_token =
-      coefficients_.factor(a.coefficients, "mudd.final", 3);
-  add_place(terms, a, model_.skip_from + 1, "mudd.final", 4);
+  ops::MixTerm<T>& rows = terms.add(a.block[model_.value_layers[0]].attention.value, d_rows);
+  rows.per_token = coefficients_.factor(a.coefficients, "mudd.final", 3);
+  rows.overwrites = true;
+  add_place(terms, a, model_.skip_from + 1, "mudd.final", 4).overwrites = true;
   return terms;
 }
 

@@ -18,6 +18,8 @@
 //   after attention: x = m8 x + m9 l1 attention + m10 c0 + m11 bigram
 //   after the MLP:   x = m12 x + m13 mlp
 //   last:            x = x + u0 c0 + u1 c7 + u2 c9 + u3 ve + u4 c3
+//
+// The term that is the first in the backward pass to send a gradient to a stream overwrites what is there.
 
 #include <array>
 #include <span>

@@ -248,23 +248,23 @@ void Model<T>::backward(Activations<T>& a, const Feed<T>& feed, bool add, const 
   const auto clear = [&](const Mat<T>& d) {
     if (d) ops::fill<T>(stream_, elements(d), 0);
   };
-  const bool unet = config_.model.residual == Residual::unet;
-  clear(a.d_x);
-  clear(a.d_x0);
-  clear(a.d_bigram);
-  for (const Mat<T>& d : a.d_value) clear(d);
-  if (!unet) std::ranges::for_each(a.d_place, clear);
+  const ModelConfig& model = config_.model;
+  const bool unet = model.residual == Residual::unet;
+  // The gradients of other streams are overwritten by what is sent to them first.
+  if (!unet && last_injection(model) < 0) clear(a.d_x0);
+  if (!model.mudd && last_injection(model) <= 0) clear(a.d_bigram);
+  if (!unet && !model.mudd) std::ranges::for_each(a.d_place, clear);
   if (a.d_v_first) ops::fill<Gradient>(stream_, elements(a.d_v_first), 0);
   if (a.d_skip_gate) ops::fill<Gradient>(stream_, elements(a.d_skip_gate), 0);
   coefficients_.clear_gradients(stream_, a.coefficients);
 
   last_backward(a);
-  for (int i = config_.model.layers - 1; i >= 0; --i) {
+  for (int i = model.layers - 1; i >= 0; --i) {
     if (unet) {
       unet_block_backward(a, feed, add, i);
     } else {
       scaled_block_backward(a, feed, add, i);
-      reach_place(a, i);
+      coefficients_.backward(stream_, a.coefficients, i, a.d_x, a.x_at(i));
     }
     values_.backward_table(stream_, a, feed.sequence, i);
     if (hooks.leave) hooks.leave(i);
@@ -277,13 +277,6 @@ void Model<T>::backward(Activations<T>& a, const Feed<T>& feed, bool add, const 
   coefficients_.backward(stream_, a.coefficients, -1, a.d_x0, a.input.x0);
   input_.backward(stream_, a, feed.sequence);
   if (hooks.leave) hooks.leave(-1);
-}
-
-/// Makes d_x the whole gradient of the stream at a place that the backward pass has come to.
-template <class T>
-void Model<T>::reach_place(Activations<T>& a, int place) {
-  if (a.d_place[place]) ops::add<T>(stream_, a.d_x, a.d_place[place]);
-  coefficients_.backward(stream_, a.coefficients, place, a.d_x, a.x_at(place));
 }
 
 template <class T>
@@ -301,10 +294,11 @@ void Model<T>::last_forward(Activations<T>& a) {
 template <class T>
 void Model<T>::last_backward(Activations<T>& a) {
   if (a.x_final) {
-    ops::mix_backward<T>(stream_, a.d_x, {}, {a.n_final, a.rstd_final, a.d_narrow}, mixes_.last(a));
-    reach_place(a, config_.model.layers);
+    const int layers = config_.model.layers;
+    ops::mix_backward<T>(stream_, a.d_x, {}, {a.n_final, a.rstd_final, a.d_narrow, true}, mixes_.last(a));
+    coefficients_.backward(stream_, a.coefficients, layers, a.d_x, a.x_at(layers));
   } else {
-    ops::rms_norm_backward<T>(stream_, a.d_x, a.n_final, a.rstd_final, a.d_narrow);
+    ops::rms_norm_backward<T>(stream_, a.d_x, a.n_final, a.rstd_final, a.d_narrow, false);
   }
 }
 
@@ -329,7 +323,7 @@ void Model<T>::unet_block_backward(Activations<T>& a, const Feed<T>& feed, bool 
   const bool attends = has_attention(config_.model, layer);
   mlp_.backward(stream_, a, a.d_x, add, layer);
   if (attends) {
-    ops::rms_norm_backward<T>(stream_, a.d_x, s.mlp.n, s.mlp.rstd, a.d_narrow);
+    ops::rms_norm_backward<T>(stream_, a.d_x, s.mlp.n, s.mlp.rstd, a.d_narrow, true);
     attention_.backward(stream_, a, feed, a.d_x, add, layer);
   }
   const Mat<const T> n = attends ? s.attention.n : s.mlp.n;
@@ -372,25 +366,29 @@ void Model<T>::scaled_block_forward(Activations<T>& a, const Feed<T>& feed, int 
 template <class T>
 void Model<T>::scaled_block_backward(Activations<T>& a, const Feed<T>& feed, bool add, int layer) {
   const BlockActivations<T>& s = a.block[layer];
+  const bool attends = has_attention(config_.model, layer);
+  // What other layers have sent to the block's input joins in the last of these mixes.
+  const Mat<T> nothing, d_input = a.d_place[layer];
   ops::NormGradient<T> norm;
   if (normed_ahead(a, layer + 1)) {
     const AttentionActivations<T>& next = a.block[layer + 1].attention;
     norm = {next.n, next.rstd, a.d_narrow};
   }
-  ops::mix_backward<T>(stream_, a.d_x, {}, norm, mixes_.after_mlp(a, layer));
+  ops::mix_backward<T>(stream_, a.d_x, attends || s.x_before ? nothing : d_input, norm, mixes_.after_mlp(a, layer));
   mlp_.backward(stream_, a, a.d_branch, add, layer);
-  if (has_attention(config_.model, layer)) {
-    ops::mix_backward<T>(stream_, a.d_x, {}, {s.mlp.n, s.mlp.rstd, a.d_narrow}, mixes_.after_attention(a, layer));
+  if (attends) {
+    ops::mix_backward<T>(stream_, a.d_x, s.x_before ? nothing : d_input, {s.mlp.n, s.mlp.rstd, a.d_narrow},
+                         mixes_.after_attention(a, layer));
     attention_.backward(stream_, a, feed, a.d_branch, add, layer);
     const int source = attention_input_of(config_.model, layer);
     if (!normed_ahead(a, layer)) {
       ops::rms_norm_backward<T>(stream_, source == layer ? a.d_x : a.d_place[source], s.attention.n, s.attention.rstd,
-                                a.d_narrow);
+                                a.d_narrow, true);
     }
   } else {
-    ops::rms_norm_backward<T>(stream_, a.d_x, s.mlp.n, s.mlp.rstd, a.d_narrow);
+    ops::rms_norm_backward<T>(stream_, a.d_x, s.mlp.n, s.mlp.rstd, a.d_narrow, true);
   }
-  if (s.x_before) ops::mix_backward<T>(stream_, a.d_x, {}, {}, mixes_.before(a, layer));
+  if (s.x_before) ops::mix_backward<T>(stream_, a.d_x, d_input, {}, mixes_.before(a, layer));
 }
 
 template class Model<Real>;

@@ -92,7 +92,6 @@ class Model {
   bool normed_ahead(const Activations<T>& a, int layer) const;
   void scaled_block_forward(Activations<T>& a, const Feed<T>& feed, int layer);
   void scaled_block_backward(Activations<T>& a, const Feed<T>& feed, bool add, int layer);
-  void reach_place(Activations<T>& a, int place);
 
   const Config& config_;
   Parameters<T> parameters_;

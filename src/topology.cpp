@@ -68,6 +68,12 @@ bool injects(const ModelConfig& config, int layer) {
   return config.residual == Residual::scaled && has_attention(config, layer) && !mixes_by_mudd(config, layer);
 }
 
+int last_injection(const ModelConfig& config) {
+  int layer = config.layers - 1;
+  while (layer >= 0 && !injects(config, layer)) --layer;
+  return layer;
+}
+
 std::vector<double> injection_starts(const ModelConfig& config) {
   return config.bigram_rows > 0 ? std::vector<double>{0, injection_start} : std::vector<double>{0};
 }

@@ -25,6 +25,8 @@ int bigram_columns(const ModelConfig& config);
 bool mixes_by_mudd(const ModelConfig& config, int layer);
 /// Whether layer adds x0 and the bigram embeddings after its attention, by coefficients of its own.
 bool injects(const ModelConfig& config, int layer);
+/// The last such layer, -1 without one: the backward pass comes to it first.
+int last_injection(const ModelConfig& config);
 /// Starts of these coefficients: of x0, and of the bigram embeddings where there are any.
 std::vector<double> injection_starts(const ModelConfig& config);
 /// Whether layer reads the output of another layer in place of its own input: attention_source + 1, else the layer.

@@ -94,8 +94,9 @@ void Values<T>::backward(Stream stream, const Activations<T>& a, Mat<T> d_v, int
   } else {
     ops::fill<acc_t<T>>(stream, elements(gate.gradient), 0);
   }
+  const bool joins = model_.mudd && value_embedding_of(model_, layer) == 0;  // what Mixes::last() has sent
   ops::head_scale_backward<T>(stream, d_value, gate.gradient, d_v, a.block[layer].attention.value, gate.value,
-                              model_.heads, true);
+                              model_.heads, joins);
 }
 
 template <class T>

@@ -119,7 +119,8 @@ void rms_norm_forward(benchmark::State& state) {
 void rms_norm_backward(benchmark::State& state) {
   Tensor<bf16> d_x(tokens, width), out(tokens, width), d_out(tokens, width);
   Tensor<float> rstd(tokens);
-  measure(state, 4 * narrow + 4.0 * tokens, [&] { cuda::rms_norm_backward<bf16>({}, d_x, out, rstd.flat(), d_out); });
+  measure(state, 4 * narrow + 4.0 * tokens,
+          [&] { cuda::rms_norm_backward<bf16>({}, d_x, out, rstd.flat(), d_out, true); });
 }
 
 /// The mix before a block of the U-net, x = a0 (x_prev + s skip) + a1 x0, with or without the skip.

@@ -37,6 +37,7 @@ struct Term {
 struct Kind {
   std::vector<Term> terms;
   bool norm = false, elsewhere = false;
+  bool alone = false;  ///< of the norm
 };
 
 /// What a block of the recipe begins with.
@@ -64,6 +65,7 @@ const std::vector<Kind> kinds = {
     {{{0, To::d_out, {0, -1}}, {1, To::adds, {1, -1}}}, true, true},
     skip,
     {{{0, To::d_out, {0, -1}}, {0, To::d_out, {0, 2}}, {1, To::adds, {1, -1}}}, true},
+    {{{0, To::d_out, {0, -1}}, {1, To::replaces, {1, -1}}}, true, true, true},
     {{{0, To::d_out, {-1, -1}, false, -1, 0.5}, {1, To::adds, {0, -1}, true, 1}, {2, To::adds, {-1, 1}}}},
     {{{0, To::d_out}, {1, To::replaces, {0, 0}, true, 2, -2.5}}, false, true},
     {{{0, To::replaces}, {1, To::adds, {0, -1}, false, 0}, {2, To::nowhere, {-1, -1}, false, 3}}, true},
@@ -90,7 +92,7 @@ constexpr Tensor<bf16>::Range poison{nan, nan};
 struct Tensors {
   Tensors(int rows, int cols, const Kind& kind)
       : kind(kind),
-        d_out(rows, cols, 11),
+        d_out(rows, cols, 11, kind.alone ? poison : Tensor<bf16>::Range()),
         tokens(rows, column_count, 12),
         d_tokens(rows, column_count, 13),
         source_rstd(1, rows, 16, {0.5f, 2}),
@@ -168,8 +170,8 @@ void compare_backward(int rows, int cols, const Kind& kind) {
   NormGradient<float> host_norm{{}, {}, {}};
   NormGradient<bf16> device_norm{{}, {}, {}};
   if (kind.norm) {
-    host_norm = {n.host(), rstd.host_flat(), d_n.host()};
-    device_norm = {n.device(), rstd.device_flat(), d_n.device()};
+    host_norm = {n.host(), rstd.host_flat(), d_n.host(), kind.alone};
+    device_norm = {n.device(), rstd.device_flat(), d_n.device(), kind.alone};
   }
   const SumStream stream;
   portable::mix_backward<float>({}, in.d_out.host(), kind.elsewhere ? d_elsewhere.host() : Mat<float>(), host_norm,

@@ -23,11 +23,12 @@ void compare_forward(int rows, int cols, int ld, bool in_place = false) {
   rstd.expect_match("rstd", 0, 1e-5);
 }
 
-void compare_backward(int rows, int cols, int ld) {
-  Tensor<bf16> out(rows, cols, 1, {-2, 2}), d_out(rows, cols, 2), d_x(rows, cols, 3, {}, ld);
+void compare_backward(int rows, int cols, int ld, bool add) {
+  Tensor<bf16> out(rows, cols, 1, {-2, 2}), d_out(rows, cols, 2);
+  Tensor<bf16> d_x = add ? Tensor<bf16>(rows, cols, 3, {}, ld) : Tensor<bf16>::poisoned(rows, cols, ld);
   Tensor<float> rstd(1, rows, 4, {0.2f, 2});
-  portable::rms_norm_backward<float>({}, d_x.host(), out.host(), rstd.host_flat(), d_out.host());
-  cuda::rms_norm_backward<bf16>({}, d_x.device(), out.device(), rstd.device_flat(), d_out.device());
+  portable::rms_norm_backward<float>({}, d_x.host(), out.host(), rstd.host_flat(), d_out.host(), add);
+  cuda::rms_norm_backward<bf16>({}, d_x.device(), out.device(), rstd.device_flat(), d_out.device(), add);
   d_x.expect_match("d_x");
 }
 
@@ -43,7 +44,7 @@ TEST(CudaNorm, SmallShapesMatchPortable) {
     SCOPED_TRACE(cols);
     compare_forward(rows, cols, ld);
     compare_forward(rows, cols, ld, true);
-    compare_backward(rows, cols, ld);
+    for (const bool add : {true, false}) compare_backward(rows, cols, ld, add);
   }
 }
 
@@ -77,7 +78,7 @@ TEST(CudaNorm, RaisesTheLargestMagnitude) {
 TEST(CudaNorm, RecipeShapeMatchesPortable) {
   SKIP_WITHOUT_DEVICE();
   compare_forward(49152, 768, 768);
-  compare_backward(49152, 768, 768);
+  compare_backward(49152, 768, 768, true);
 }
 
 TEST(CudaNorm, RefusesMoreThan4096Columns) {

@@ -39,6 +39,7 @@ struct Kind {
   const char* name;
   std::vector<Term> terms;
   bool norm = false, elsewhere = false;
+  bool alone = false;  ///< of the norm
 };
 
 constexpr int scalar_count = 3, column_count = 4;
@@ -48,6 +49,7 @@ const std::vector<Kind> kinds = {
     {"Residual", {{0, To::d_out, {0, -1}}, {1, To::adds, {1, -1}}}, true, true},
     {"Skip", {{0, To::d_out, {0, -1}}, {1, To::replaces, {0, 2}}, {2, To::adds, {1, -1}}}, true, true},
     {"SkipFromItself", {{0, To::d_out, {0, -1}}, {0, To::d_out, {0, 2}}, {1, To::adds, {1, -1}}}, true},
+    {"NormAlone", {{0, To::d_out, {0, -1}}, {1, To::replaces, {1, -1}}}, true, true, true},
     {"Gates", {{0, To::d_out, {-1, -1}, false, -1, 0.5}, {1, To::adds, {0, -1}, true, 1}, {2, To::adds, {-1, 1}}}},
     {"SquareOfAScalar", {{0, To::d_out}, {1, To::replaces, {0, 0}, true, 2, -2.5}}, false, true},
     {"NotToOut", {{0, To::replaces}, {1, To::adds, {0, -1}, false, 0}, {2, To::nowhere, {-1, -1}, false, 3}}, true},
@@ -120,7 +122,7 @@ struct Tensors {
         rstd(test::convert<T>(c.rstd)),
         tokens(c.rows, column_count, c.tokens),
         d_tokens(c.rows, column_count, c.start_tokens),
-        d_out(c.rows, c.cols, c.d_out) {
+        d_out(c.kind.alone ? Strided<T>(c.rows, c.cols) : Strided<T>(c.rows, c.cols, c.d_out)) {
     for (const Values& source : c.sources) {
       sources.emplace_back(c.rows, c.cols, source);
       d_sources.emplace_back(c.rows, c.cols, c.start_source);
@@ -190,7 +192,7 @@ Gradients backward(const Case& c) {
   Strided<T> n(c.rows, c.cols, saved.n), d_n(c.rows, c.cols, c.d_n), d_elsewhere(c.rows, c.cols, c.d_elsewhere);
   const auto rstd = test::convert<T>(saved.rstd);
   NormGradient<T> norm{{}, {}, {}};
-  if (c.kind.norm) norm = {n.mat(), rstd, d_n.mat()};
+  if (c.kind.norm) norm = {n.mat(), rstd, d_n.mat(), c.kind.alone};
   mix_backward<T>({}, in.d_out.mat(), c.kind.elsewhere ? d_elsewhere.mat() : Mat<T>(), norm, in.terms);
   Gradients d{in.d_out.dense(),
               test::difference(test::convert<double>(in.d_scalars), c.start_scalars),
@@ -255,7 +257,8 @@ TEST_P(Mix, GradientsAreTheDerivatives) {
   const Gradients d = backward<double>(c);
   const auto loss = [&] {
     const Forward f = forward<double>(c);
-    return test::inner_product(c.d_out, f.out) + (c.kind.norm ? test::inner_product(c.d_n, f.n) : 0) +
+    return (c.kind.alone ? 0 : test::inner_product(c.d_out, f.out)) +
+           (c.kind.norm ? test::inner_product(c.d_n, f.n) : 0) +
            (c.kind.elsewhere ? test::inner_product(c.d_elsewhere, c.sources[0]) : 0);
   };
   for (const Term& term : c.kind.terms) {
@@ -294,13 +297,13 @@ INSTANTIATE_TEST_SUITE_P(Kinds, Mix, testing::ValuesIn(kinds),
                          [](const testing::TestParamInfo<Kind>& info) { return std::string(info.param.name); });
 
 TEST(MixBackward, WithoutATermToOutLeavesTheGradientOfOut) {
-  const Case c(3, 19, kinds[6]);
+  const Case c(3, 19, kinds[7]);
   const Gradients d = backward<double>(c);
   EXPECT_EQ(d.d_out, d.sources[0]);  // its coefficient is 1
 }
 
 TEST(MixBackward, GradientsThatAreNotWantedAreLeftOut) {
-  const Case c(3, 19, kinds[7]);
+  const Case c(3, 19, kinds[8]);
   const Gradients all = backward<double>(c);
   Tensors<double> in(c);
   const Forward saved = forward<double>(c);

@@ -29,12 +29,14 @@ Forward forward(int rows, int cols, const Values& x_values) {
   return {out.dense(), test::convert<double>(rstd)};
 }
 
+/// Without `start`, d_x is replaced.
 template <class T>
-Values backward(int rows, int cols, const Values& x, const Values& d_out_values, const Values& start) {
+Values backward(int rows, int cols, const Values& x, const Values& d_out_values, const Values& start = {}) {
   const Forward saved = forward<T>(rows, cols, x);
-  Strided<T> d_x(rows, cols, start), out(rows, cols, saved.out), d_out(rows, cols, d_out_values);
+  Strided<T> d_x = start.empty() ? Strided<T>(rows, cols) : Strided<T>(rows, cols, start);
+  Strided<T> out(rows, cols, saved.out), d_out(rows, cols, d_out_values);
   const auto rstd = test::convert<T>(saved.rstd);
-  rms_norm_backward<T>({}, d_x.mat(), out.mat(), rstd, d_out.mat());
+  rms_norm_backward<T>({}, d_x.mat(), out.mat(), rstd, d_out.mat(), !start.empty());
   return d_x.dense();
 }
 
@@ -84,6 +86,7 @@ TEST(Norm, GradientIsTheDerivative) {
   const Values d_x = test::difference(backward<double>(rows, cols, x, d_out, start), start);
   const auto loss = [&] { return test::inner_product(d_out, forward<double>(rows, cols, x).out); };
   test::check_gradient("x", loss, x, d_x);
+  test::check_gradient("x, replaced", loss, x, backward<double>(rows, cols, x, d_out));
 }
 
 TEST(Norm, FloatAgreesWithDouble) {

@@ -160,7 +160,7 @@ TEST_F(CheckLayersOnCpus, GatesOfValuesByInputAreThoseOfValueLayers) {
 TEST_F(CheckLayersOnCpus, TheSkipEntersALaterLayerWithoutAttention) {
   EXPECT_EQ(rule({"model.skip_to=2", "model.layers_without_attention=[]"}),
             "model.skip_to = 2 must be one of model.layers_without_attention");
-  EXPECT_EQ(rule({"model.skip_from=3"}),
+  EXPECT_EQ(rule({"model.skip_from=3", "model.attention_source=2"}),
             "model.skip_to = 3 must be a layer above model.skip_from = 3; layers are 0 to 5");
   EXPECT_EQ(rule({"model.skip_from=-1", "model.mudd=false"}),
             "model.skip_to = 3 must be a layer above model.skip_from = -1; layers are 0 to 5");
@@ -235,6 +235,12 @@ TEST_F(CheckLayersOnCpus, MuddMixesStreamsThatAreThere) {
   EXPECT_EQ(rule({"model.attention_source=-1"}), "model.mudd needs model.attention_source, whose stream it mixes");
   EXPECT_EQ(rule({"model.skip_from=-1", "model.skip_to=-1"}),
             "model.mudd needs model.skip_from, whose stream it mixes");
+  for (const int source : {1, 4}) {
+    EXPECT_EQ(rule({fmt::format("model.attention_source={}", source)}),
+              fmt::format("model.mudd mixes three streams: model.attention_source = {} must be neither model.skip_from "
+                          "= 1 nor layer 4, the one before the last",
+                          source));
+  }
   EXPECT_EQ(rule({"model.value_layers=[1, 4]"}),
             "model.mudd needs a value embedding on the last layer: model.value_layers must end with 5");
   EXPECT_EQ(rule({"model.heads=1", "model.width=16", "model.paired_layers=[]"}),

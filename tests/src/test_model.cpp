@@ -275,6 +275,44 @@ TEST(Model, GradientsAddUpOverSequences) {
   for (std::size_t i = 0; i < once.size(); ++i) ASSERT_NEAR(f.gradients.data()[i], 2 * once[i], 1e-12);
 }
 
+/// Record 89 without MUDD, where only layer 0 attends and the skip joins the stream that it left.
+Config one_attention() {
+  Config config = record89_features();
+  ModelConfig& model = config.model;
+  model.mudd = false;
+  model.layers_without_attention = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10};
+  model.value_path = ValuePath::none;
+  model.skip_from = 5;
+  model.attention_source = -1;
+  model.paired_layers = {0};
+  for (auto* layers : {&model.value_layers, &model.xsa_layers, &model.gated_layers, &model.key_offset_layers,
+                       &model.composed_layers}) {
+    layers->clear();
+  }
+  return config;
+}
+
+TEST(Model, GradientsOfOneAttentionMatchFiniteDifferences) {
+  check_all_gradients(one_attention(), 96, "bigram_sign", true);
+}
+
+/// Most gradients of streams are not cleared: what is sent to them first overwrites them.
+TEST(Model, GradientsDependOnNoEarlierPass) {
+  Config without_mudd = record89_features();
+  without_mudd.model.mudd = false;
+  int kind = 0;
+  for (const Config& config : {record13_features(), record21_features(), record89_features(), record81_features(),
+                               without_mudd, one_attention()}) {
+    SCOPED_TRACE(kind++);
+    Fixture f(config);
+    f.disturb();
+    f.forward_backward(96);
+    const std::vector<double> once(f.gradients.span().begin(), f.gradients.span().end());
+    f.forward_backward(96);
+    for (std::size_t i = 0; i < once.size(); ++i) ASSERT_EQ(f.gradients.data()[i], once[i]);
+  }
+}
+
 TEST(Model, LossDependsOnlyOnTheSameDocument) {
   Fixture f(record21_features());
   Config config = record21_features();
