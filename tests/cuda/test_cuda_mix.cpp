@@ -50,6 +50,15 @@ const Kind six = {{{0, To::d_out, {0, 1}, true, 0},
                    {4, To::nowhere, {2, -1}, true, 3, -1}},
                   true,
                   true};
+/// As many matrices as a backward pass may read.
+const Kind most = {{{0, To::d_out, {0, -1}},
+                    {1, To::adds, {1, -1}},
+                    {2, To::adds, {2, -1}},
+                    {3, To::adds, {-1, -1}, false, 0},
+                    {4, To::adds, {-1, -1}, false, 1},
+                    {5, To::adds, {-1, -1}, false, 2}},
+                   true,
+                   true};
 /// Behind the attention and behind the MLP of a block whose stream is kept as its norm.
 const Kind after_attention = {{{0, To::d_out, {0, -1}, false, -1, 1, true},
                                {1, To::replaces, {1, 2}, false, -1, 1, false, true},
@@ -80,9 +89,10 @@ const std::vector<Kind> kinds = {
       {2, To::adds, {-1, -1}, false, 2},
       {3, To::adds, {2, -1}}}},
     six,
+    most,
 };
 
-constexpr int source_count = 5, scalar_count = 3, column_count = 4;
+constexpr int source_count = 6, scalar_count = 3, column_count = 4;
 
 /// An element that is not written fails the comparison.
 constexpr float nan = std::numeric_limits<float>::quiet_NaN();
@@ -202,6 +212,13 @@ TEST(CudaMix, RecipeShapeMatchesPortable) {
   for (const Kind& kind : {skip, six, after_attention, after_mlp}) {
     compare_forward(49152, 768, kind, false);
     compare_backward(49152, 768, kind);
+  }
+}
+
+TEST(CudaMix, WideShapesOfManyRowsMatchPortable) {
+  SKIP_WITHOUT_DEVICE();
+  for (const auto& [rows, cols] : {std::pair(3000, 1032), {500, 4096}}) {
+    for (const Kind& kind : {skip, six, most, after_attention, after_mlp}) compare_backward(rows, cols, kind);
   }
 }
 
