@@ -158,6 +158,41 @@ void mix_backward(benchmark::State& state) {
   });
 }
 
+/// The mix behind the MLP of a block whose stream is kept as its norm, or that behind its attention, where two further
+/// streams join, one by a number per token.
+struct NormMix {
+  explicit NormMix(bool attention) {
+    const auto scalar = [&](int i) { return cuda::LearnedScalar<bf16>{scalars.data + i, d_scalars.data + i, false}; };
+    terms.resize(attention ? 4 : 2);
+    terms[0].source = n_prev, terms[0].rstd = rstd_prev.data, terms[0].d_source = d_x, terms[0].scalars[0] = scalar(0);
+    terms[1].source = branch, terms[1].d_source = d_branch, terms[1].overwrites = terms[1].implied = true;
+    terms[1].scalars[0] = scalar(1);
+    if (!attention) return;
+    terms[2].source = x0, terms[2].d_source = d_x0, terms[2].per_token = {per_token.data, d_per_token.data};
+    terms[3].source = bigram, terms[3].d_source = d_bigram, terms[3].scalars[0] = scalar(2);
+  }
+
+  Tensor<bf16> n_prev{tokens, width}, branch{tokens, width}, x0{tokens, width}, bigram{tokens, width};
+  Tensor<bf16> d_x{tokens, width}, d_branch{tokens, width}, d_x0{tokens, width}, d_bigram{tokens, width};
+  Tensor<bf16> n{tokens, width}, d_n{tokens, width};
+  Tensor<float> rstd_prev{tokens}, rstd{tokens}, scalars{3}, d_scalars{3}, per_token{tokens}, d_per_token{tokens};
+  std::vector<cuda::MixTerm<bf16>> terms;
+};
+
+/// Argument: whether it is the mix behind the attention.
+void norm_mix_forward(benchmark::State& state) {
+  NormMix m(state.range(0) != 0);
+  measure(state, (state.range(0) ? 5 : 3) * narrow + 8.0 * tokens,
+          [&] { cuda::mix_norm_forward<bf16>({}, {}, m.n, m.rstd.flat(), m.terms, eps); });
+}
+
+void norm_mix_backward(benchmark::State& state) {
+  NormMix m(state.range(0) != 0);
+  measure(state, (state.range(0) ? 12 : 6) * narrow + 8.0 * tokens, [&] {
+    cuda::mix_backward<bf16>({}, m.d_x, {}, {m.n, m.rstd.flat(), m.d_n}, m.terms);
+  });
+}
+
 /// Argument: whether the values mix in rows of a table.
 void attention_input_backward(benchmark::State& state) {
   Tensor<bf16> qkv(tokens, 3 * width), d_qkv(tokens, 3 * width), table(vocabulary, width);
@@ -338,6 +373,8 @@ NANORUN_BENCHMARK(rms_norm_forward);
 NANORUN_BENCHMARK(rms_norm_backward);
 NANORUN_BENCHMARK(mix_norm_forward)->Arg(0)->Arg(1);
 NANORUN_BENCHMARK(mix_backward)->Arg(0)->Arg(1);
+NANORUN_BENCHMARK(norm_mix_forward)->Arg(0)->Arg(1);
+NANORUN_BENCHMARK(norm_mix_backward)->Arg(0)->Arg(1);
 NANORUN_BENCHMARK(attention_input_backward)->Arg(0)->Arg(1);
 NANORUN_BENCHMARK(head_composition_forward);
 NANORUN_BENCHMARK(head_composition_backward);
