@@ -141,7 +141,7 @@ TEST(CudaHeadOutput, ValuesWithoutNormStayFinite) {
   c.d_out.expect_match("d_y");
   c.d_v.expect_match("d_v", 1e-3);  // y is multiplied by <d_out, v> / 1e-8, up to 1e3
   c.d_alpha.expect_match("d_alpha", 1e-5, 1e-5);
-  if (mode.gated) c.d_gate.expect_match("d_gate", 2e-5, 1e-5);
+  c.d_gate.expect_match("d_gate", 2e-5, 1e-5);
   c.out.expect_match("out of the backward pass");
   auto out = Tensor<bf16>::poisoned(9, 128);
   c.forward(out);
