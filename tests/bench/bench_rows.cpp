@@ -189,7 +189,7 @@ void norm_mix_forward(benchmark::State& state) {
 void norm_mix_backward(benchmark::State& state) {
   NormMix m(state.range(0) != 0);
   measure(state, (state.range(0) ? 12 : 6) * narrow + 8.0 * tokens, [&] {
-    cuda::mix_backward<bf16>({}, m.d_x, {}, {m.n, m.rstd.flat(), m.d_n}, m.terms);
+    cuda::mix_backward<bf16>(stream, m.d_x, {}, {m.n, m.rstd.flat(), m.d_n}, m.terms);
   });
 }
 
