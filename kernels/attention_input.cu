@@ -1,5 +1,6 @@
 #include "kernels/attention_input.hpp"
 
+#include <algorithm>
 #include <bit>
 #include <cassert>
 
@@ -101,7 +102,10 @@ __device__ Pair norm_rotate_backward(const Pair& d_y, const Pair& y, float r, co
   return d_x;
 }
 
-__global__ void __launch_bounds__(block_threads, 2)
+/// Blocks on an SM at a time. There are no more of them, since each ends with a sum over its threads.
+constexpr int sm_blocks = 2;
+
+__global__ void __launch_bounds__(block_threads, sm_blocks)
     attention_input_backward_kernel(Units shape, Mat<bf16> d_qkv, ValueMixGradients<bf16> d_mix, Mat<const bf16> qk,
                                     Mat<const float> rstd, Mat<const bf16> v, Mat<const float> d_q,
                                     Mat<const bf16> d_kv, Mat<const bf16> d_v_extra, Rotary<bf16> rotary,
@@ -124,6 +128,8 @@ __global__ void __launch_bounds__(block_threads, 2)
                            s = load_vector<8>(rotary.sin.row(angles) + pair);
     const float* const r = rstd.row(at.row) + at.head;
     const Pair d_q_in = norm_rotate_backward(d_q_out, q, r[0], c, s, shape);
+    bf16* const d_x = d_qkv.row(at.row);
+    if (inside) store_pair(d_x + first, shape.half, d_q_in);
     const Pair d_k_in = norm_rotate_backward(d_k_out, k, r[shape.heads], c, s, shape);
     if (!inside) continue;
     // Groups of 4 columns, so that the atomics of a warp are contiguous. All are read before any is written.
@@ -137,8 +143,6 @@ __global__ void __launch_bounds__(block_threads, 2)
       if (d_v_extra) x[part].d_extra = load_vector<4>(d_v_extra.row(at.row) + col(part));
       if (reads_source) x[part].u = load_vector<4>(mix.source.row(source) + col(part));
     }
-    bf16* const d_x = d_qkv.row(at.row);
-    store_pair(d_x + first, shape.half, d_q_in);
     store_pair(d_x + shape.width + first, shape.half, d_k_in);
 #pragma unroll
     for (int part = 0; part < 4; ++part) {
@@ -191,9 +195,9 @@ void attention_input_backward(Stream stream, Mat<T> d_qkv, const ValueMixGradien
   require_vectors(op, rotary.sin);
   require_vectors(op, mix.source);
   if (d_q.rows == 0) return;
-  attention_input_backward_kernel<<<blocks_for(static_cast<std::size_t>(shape.count) * warp_size), block_threads, 0,
-                                    cuda_stream(stream)>>>(shape, d_qkv, d_mix, qk, rstd, v, d_q, d_kv, d_v_extra,
-                                                           rotary, mix, OrderedSum(stream));
+  const int blocks = std::min(ceil_div(shape.count, block_warps), sm_blocks * sm90::sm_count);
+  attention_input_backward_kernel<<<blocks, block_threads, 0, cuda_stream(stream)>>>(
+      shape, d_qkv, d_mix, qk, rstd, v, d_q, d_kv, d_v_extra, rotary, mix, OrderedSum(stream));
   check_launch(op);
 }
 

@@ -106,7 +106,7 @@ void compare(int rows, int heads, int head_dim, Source source, bool paired = fal
                                        {c.heads, c.cos.device(), c.sin.device(), c.paired}, c.device_mix());
   c.d_qkv.expect_match("d_qkv");
   // Float sums in another order: of rows / vocabulary terms; and of rows * H D products of random sign, to whose total
-  // thousands of blocks add.
+  // hundreds of blocks add.
   c.d_u.expect_match("d_source", 2e-6 * (1 + 1.0 * rows / c.vocabulary), 1e-6);
   c.d_lambda.expect_match("d_lambda", 1e-6 * std::sqrt(static_cast<double>(rows) * c.width), 1e-5);
 }
