@@ -18,12 +18,11 @@ bool gates_values(const ModelConfig& model, int layer) {
   return model.value_path == ValuePath::gated_embeddings && value_embedding_of(model, layer) >= 0;
 }
 
+/// All but the norm. `aux` as in Activations.
 template <class T>
-void allocate_attention(AttentionActivations<T>& attention, const ModelConfig& model, int layer, int length,
+void allocate_attention(AttentionActivations<T>& attention, const ModelConfig& model, int layer, int length, Mat<T> aux,
                         WorkspaceAllocator& allocator) {
   const auto narrow = [&] { return take_matrix<T>(allocator, length, model.width); };
-  attention.n = narrow();
-  attention.rstd = take_vector<acc_t<T>>(allocator, length);
   attention.qkv = take_matrix<T>(allocator, length, 3 * model.width);
   if (names(model.key_offset_layers, layer)) attention.k_offset = narrow();
   attention.v_mixed = takes_up_values(model, layer) ? narrow() : attention.qkv.col_block(2 * model.width, model.width);
@@ -33,7 +32,7 @@ void allocate_attention(AttentionActivations<T>& attention, const ModelConfig& m
   const int pairing = names(model.paired_layers, layer) ? 2 : 1;
   attention.lse = {lse, model.heads / pairing, length * pairing};
   if (gates_values(model, layer)) {
-    attention.value = narrow();
+    attention.value = keeps_value_rows(model, layer) ? narrow() : aux;
     if (!mixes_by_mudd(model, layer)) {
       attention.value_gate = take_matrix<acc_t<T>>(allocator, length, model.heads);
     }
@@ -42,6 +41,12 @@ void allocate_attention(AttentionActivations<T>& attention, const ModelConfig& m
   if (names(model.gated_layers, layer) && !model.gate_nets) {
     attention.gate = take_matrix<acc_t<T>>(allocator, length, model.heads);
   }
+}
+
+template <class T>
+void allocate_norm(AttentionActivations<T>& attention, int width, int length, WorkspaceAllocator& allocator) {
+  attention.n = take_matrix<T>(allocator, length, width);
+  attention.rstd = take_vector<acc_t<T>>(allocator, length);
 }
 
 /// What the MLP saves, the hidden units aside.
@@ -112,7 +117,12 @@ void Activations<T>::allocate_training_blocks(const Config& config, WorkspaceAll
   for (int i = 0; i < model.layers; ++i) {
     BlockActivations<T> saved;
     if (keeps_stream(model, i + 1)) saved.x = take_matrix<T>(allocator, length, model.width);
-    if (has_attention(model, i)) allocate_attention(saved.attention, model, i, length, allocator);
+    if (has_attention(model, i)) {
+      const int same = first_with_norm_of(model, i);
+      if (same == i) allocate_norm(saved.attention, model.width, length, allocator);
+      if (same != i) saved.attention.n = block[same].attention.n, saved.attention.rstd = block[same].attention.rstd;
+      allocate_attention(saved.attention, model, i, length, aux, allocator);
+    }
     allocate_mlp(saved.mlp, model, length, allocator);
     allocate_streams(saved, model, i, length, branch, allocator);
     saved.mlp.h = shares_h ? shared_h : hidden();
@@ -135,7 +145,10 @@ void Activations<T>::allocate_evaluation_blocks(const ModelConfig& model, Worksp
     // The layers' own buffers lie in the same memory, one layer's over another's.
     WorkspaceAllocator own = allocator;
     block.push_back(shared);
-    if (has_attention(model, i)) allocate_attention(block[i].attention, model, i, length, own);
+    if (has_attention(model, i)) {
+      allocate_norm(block[i].attention, model.width, length, own);
+      allocate_attention(block[i].attention, model, i, length, aux, own);
+    }
     allocate_streams(block[i], model, i, length, branch, own);
     most = std::max(most, own.used());
   }

@@ -13,13 +13,13 @@ namespace nanorun {
 /// Saved by the attention of one block. Shapes: T tokens, d width, H heads.
 template <class T>
 struct AttentionActivations {
-  kernels::Mat<T> n;                           ///< norm of the stream that it reads [T, d]
+  kernels::Mat<T> n;                           ///< norm of the stream that it reads; layers may share it [T, d]
   kernels::Vec<kernels::acc_t<T>> rstd;        ///< [T]
   kernels::Mat<T> qkv;                         ///< q and k after norm and rotary, v as projected [T, 3d]
   kernels::Mat<T> k_offset;                    ///< k after the key offset, where the layer has it [T, d]
   kernels::Mat<T> v_mixed;                     ///< in the place of v unless takes_up_values() [T, d]
   kernels::Mat<kernels::acc_t<T>> rstd_qk;     ///< [T, 2H]
-  kernels::Mat<T> value;                       ///< rows of the layer's gated value embedding [T, d]
+  kernels::Mat<T> value;                       ///< rows of its gated value embedding; aux unless kept [T, d]
   kernels::Mat<kernels::acc_t<T>> value_gate;  ///< [T, H]
   kernels::Mat<T> y;                           ///< attention [T, d]
   kernels::Mat<kernels::acc_t<T>> lse;         ///< [H, T]; of paired heads [H / 2, 2T]

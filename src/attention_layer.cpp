@@ -52,7 +52,7 @@ void AttentionLayer<T>::backward(Stream stream, const Activations<T>& a, const F
     ops::add<T>(stream, d_v, d_v_extra);
     d_v_extra = {};
   }
-  values_.backward(stream, a, d_v, layer);
+  values_.backward(stream, a, feed.sequence, d_v, layer);
   ops::attention_input_backward<T>(stream, d_qkv, values_.gradients(a, layer), s.qkv.col_block(0, 2 * width), s.rstd_qk,
                                    s.qkv.col_block(2 * width, width), a.d_q, d_qkv.col_block(width, 2 * width),
                                    d_v_extra, rotary(feed, layer), values_.mix(a, feed.sequence, layer));

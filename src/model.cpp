@@ -345,7 +345,8 @@ void Model<T>::scaled_block_forward(Activations<T>& a, const Feed<T>& feed, int 
   const Mat<T>& x = s.x_before ? s.x_before : a.x_at(layer);
   if (has_attention(config_.model, layer)) {
     const int source = attention_input_of(config_.model, layer);
-    if (!normed_ahead(a, layer)) {
+    const bool has_norm = a.training && first_with_norm_of(config_.model, layer) != layer;
+    if (!normed_ahead(a, layer) && !has_norm) {
       ops::rms_norm_forward<T>(stream_, s.attention.n, s.attention.rstd, source == layer ? x : a.x_at(source), eps);
     }
     attention_.forward(stream_, a, feed, s.attention_out, AttentionLayer<T>::Output::replaces, layer);

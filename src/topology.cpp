@@ -106,6 +106,17 @@ bool keeps_stream(const ModelConfig& config, int place) {
   return feeds_a_net || is_tapped(config, place) || !is_normed_by_mix(config, place);
 }
 
+int first_with_norm_of(const ModelConfig& config, int layer) {
+  for (int i = 0; i < layer; ++i) {
+    if (has_attention(config, i) && attention_input_of(config, i) == attention_input_of(config, layer)) return i;
+  }
+  return layer;
+}
+
+bool keeps_value_rows(const ModelConfig& config, int layer) {
+  return config.mudd && value_embedding_of(config, layer) == 0;
+}
+
 bool implies_attention(const ModelConfig& config, int layer) { return !mixes_by_mudd(config, layer); }
 
 bool implies_mlp(const ModelConfig& config, int layer) {

@@ -45,6 +45,12 @@ bool is_normed_by_mix(const ModelConfig& config, int layer);
 /// Whether training keeps the stream at a place. Elsewhere it keeps the norm alone, by which each reader knows it.
 bool keeps_stream(const ModelConfig& config, int place);
 
+/// The first layer whose attention reads the norm that this layer's reads.
+int first_with_norm_of(const ModelConfig& config, int layer);
+/// Whether training keeps the rows of a layer's gated value embedding, which the last mix reads too. Other rows are
+/// looked up anew.
+bool keeps_value_rows(const ModelConfig& config, int layer);
+
 /// Whether the mix behind a layer's attention, or MLP, passes back without what the branch added: its other terms and
 /// the norm that it makes imply that.
 bool implies_attention(const ModelConfig& config, int layer);

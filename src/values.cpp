@@ -85,8 +85,13 @@ ops::ValueMixGradients<T> Values<T>::gradients(const Activations<T>& a, int laye
 }
 
 template <class T>
-void Values<T>::backward(Stream stream, const Activations<T>& a, Mat<T> d_v, int layer) const {
+void Values<T>::backward(Stream stream, const Activations<T>& a, const DeviceSequence& sequence, Mat<T> d_v,
+                         int layer) const {
   if (!gated(layer)) return;
+  const Mat<T>& rows = a.block[layer].attention.value;
+  if (!keeps_value_rows(model_, layer)) {
+    ops::embedding_forward<T>(stream, rows, sequence.tokens, parameters_.weight(table(layer)));
+  }
   const Mat<T>& d_value = a.d_value[value_embedding_of(model_, layer)];
   const Gate<T> gate = this->gate(a, layer);
   if (mixes_by_mudd(model_, layer)) {
@@ -95,8 +100,7 @@ void Values<T>::backward(Stream stream, const Activations<T>& a, Mat<T> d_v, int
     ops::fill<acc_t<T>>(stream, elements(gate.gradient), 0);
   }
   const bool joins = model_.mudd && value_embedding_of(model_, layer) == 0;  // what Mixes::last() has sent
-  ops::head_scale_backward<T>(stream, d_value, gate.gradient, d_v, a.block[layer].attention.value, gate.value,
-                              model_.heads, joins);
+  ops::head_scale_backward<T>(stream, d_value, gate.gradient, d_v, rows, gate.value, model_.heads, joins);
 }
 
 template <class T>
