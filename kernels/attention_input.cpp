@@ -48,18 +48,15 @@ KOKKOS_FUNCTION void mix_values(T* out, const T* v, int t, int cols, const Value
   }
 }
 
-/// d_source += l1 * d_out, row by row through the index. Serial over t: rows repeat, and a fixed order keeps the sums
-/// reproducible.
+/// d_u += l1 * d_out
 template <class T>
-void scatter_source_gradient(Mat<acc_t<T>> d_source, Mat<const T> d_out, const ValueMix<T>& mix) {
-  for_columns("scatter_source_gradient", d_out.cols, [=] KOKKOS_FUNCTION(int first, int last) {
+void add_source_gradient(Mat<T> d_u, Mat<const T> d_out, const ValueMix<T>& mix) {
+  for_rows("add_source_gradient", d_out.rows, [=] KOKKOS_FUNCTION(int t) {
     const T l1 = mix.factors().l1;
-    for (int t = 0; t < d_out.rows; ++t) {
-      const T* from = d_out.row(t);
-      T* to = d_source.row(mix.source_row(t));
+    const T* from = d_out.row(t);
+    T* to = d_u.row(t);
 #pragma omp simd
-      for (int j = first; j < last; ++j) to[j] += l1 * from[j];
-    }
+    for (int j = 0; j < d_out.cols; ++j) to[j] += l1 * from[j];
   });
 }
 
@@ -78,7 +75,9 @@ void add_rows(Mat<T> out, Mat<const T> a, Mat<const T> b) {
 template <class T>
 void value_mix_backward(Mat<T> d_v, const ValueMixGradients<T>& d_mix, Mat<const T> v, Mat<const T> d_out,
                         const ValueMix<T>& mix) {
-  if (mix.source && d_mix.d_source) scatter_source_gradient(d_mix.d_source, d_out, mix);
+  for (const Mat<T>& d_u : {d_mix.d_source, d_mix.d_rows}) {
+    if (d_u) add_source_gradient(d_u, d_out, mix);
+  }
   const Sums<2> by = sum_rows<2>("value_mix_backward", d_out.rows, [=] KOKKOS_FUNCTION(int t) {
     const T l0 = mix.factors().l0;
     const T* from = d_out.row(t);

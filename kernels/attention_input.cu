@@ -60,14 +60,14 @@ __device__ Vector<float, 8> load_panel(const Mat<const float>& x, int t, int col
   return load_vector<8>(x.data + (static_cast<std::size_t>(col / d_q_panel) * x.rows + t) * d_q_panel);
 }
 
-/// Inputs of the value mix's gradient on 4 columns of a row; zeros where there is no d_extra, or u is not needed.
+/// The value mix's gradient on 4 columns of a row; zeros where there is no d_extra, or u is not needed.
 struct MixColumns {
   Vector<bf16, 4> d_out, d_extra, v, u;
+  Vector<float, 4> d_u;
 };
 
-/// With d = d_out + d_extra: d_v = l0 d and, unless null, d_source += l1 d; by_v += sum d v and by_u += sum d u.
-__device__ void value_mix_backward(bf16* d_v, float* d_source, const MixColumns& x, float2 l, float& by_v,
-                                   float& by_u) {
+/// With d = d_out + d_extra: d_v = l0 d, d_u += l1 d, by_v += sum d v and by_u += sum d u.
+__device__ void value_mix_backward(bf16* d_v, MixColumns& x, float2 l, float& by_v, float& by_u) {
   Vector<float, 4> d = to_floats(x.d_out);
   const Vector<float, 4> extra = to_floats(x.d_extra), v = to_floats(x.v), u = to_floats(x.u);
 #pragma unroll
@@ -75,15 +75,9 @@ __device__ void value_mix_backward(bf16* d_v, float* d_source, const MixColumns&
     d.v[k] += extra.v[k];
     by_v += d.v[k] * v.v[k];
     by_u += d.v[k] * u.v[k];
+    x.d_u.v[k] += l.y * d.v[k];
+    d.v[k] *= l.x;
   }
-  if (d_source) {
-    Vector<float, 4> d_u;
-#pragma unroll
-    for (int k = 0; k < 4; ++k) d_u.v[k] = l.y * d.v[k];
-    atomic_add(d_source, d_u);
-  }
-#pragma unroll
-  for (int k = 0; k < 4; ++k) d.v[k] *= l.x;
   store_rounded(d_v, d);
 }
 
@@ -132,7 +126,7 @@ __global__ void __launch_bounds__(block_threads, sm_blocks)
     if (inside) store_pair(d_x + first, shape.half, d_q_in);
     const Pair d_k_in = norm_rotate_backward(d_k_out, k, r[shape.heads], c, s, shape);
     if (!inside) continue;
-    // Groups of 4 columns, so that the atomics of a warp are contiguous. All are read before any is written.
+    // Groups of 4 columns, so that a warp's accesses to d_source are contiguous. All are read before any is written.
     const int source = mix.source ? mix.source_row(at.row) : 0;
     const auto col = [&](int part) { return first_of_head + 4 * at.lane + part * shape.half / 2; };
     MixColumns x[4];
@@ -142,12 +136,15 @@ __global__ void __launch_bounds__(block_threads, sm_blocks)
       x[part].v = load_vector<4>(v.row(at.row) + col(part));
       if (d_v_extra) x[part].d_extra = load_vector<4>(d_v_extra.row(at.row) + col(part));
       if (reads_source) x[part].u = load_vector<4>(mix.source.row(source) + col(part));
+      if (d_mix.d_source) x[part].d_u = load_vector<4>(d_mix.d_source.row(at.row) + col(part));
+      if (d_mix.d_rows) x[part].d_u = load_floats<4>(d_mix.d_rows.row(at.row) + col(part));
     }
     store_pair(d_x + shape.width + first, shape.half, d_k_in);
 #pragma unroll
     for (int part = 0; part < 4; ++part) {
-      float* const d_source = mix.source && d_mix.d_source ? d_mix.d_source.row(source) + col(part) : nullptr;
-      value_mix_backward(d_x + 2 * shape.width + col(part), d_source, x[part], l, by_v, by_u);
+      value_mix_backward(d_x + 2 * shape.width + col(part), x[part], l, by_v, by_u);
+      if (d_mix.d_source) store_vector(d_mix.d_source.row(at.row) + col(part), x[part].d_u);
+      if (d_mix.d_rows) store_rounded(d_mix.d_rows.row(at.row) + col(part), x[part].d_u);
     }
   }
   const bool two = !mix.interpolate && !mix.unit_source;
@@ -186,6 +183,7 @@ void attention_input_backward(Stream stream, Mat<T> d_qkv, const ValueMixGradien
   const Units shape = units_of(op, d_q.rows, d_q.cols, rotary.heads);
   require_vectors(op, d_qkv);
   require_vectors(op, d_mix.d_source);
+  require_vectors(op, d_mix.d_rows);
   require_vectors(op, qk);
   require_vectors(op, v);
   require_dense(op, d_q);
@@ -195,6 +193,7 @@ void attention_input_backward(Stream stream, Mat<T> d_qkv, const ValueMixGradien
   require_vectors(op, rotary.sin);
   require_vectors(op, mix.source);
   if (d_q.rows == 0) return;
+  assert(!d_mix.d_source || !d_mix.d_rows);
   const int blocks = std::min(ceil_div(shape.count, block_warps), sm_blocks * sm90::sm_count);
   attention_input_backward_kernel<<<blocks, block_threads, 0, cuda_stream(stream)>>>(
       shape, d_qkv, d_mix, qk, rstd, v, d_q, d_kv, d_v_extra, rotary, mix, OrderedSum(stream));

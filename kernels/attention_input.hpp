@@ -18,7 +18,8 @@ struct ValueMix {
   /// l0, and l1 = 1.
   const acc_t<T>* lambda = nullptr;
   bool interpolate = false;
-  /// u[t] = source[index[t]], or source[t] where index is null. With a null source v' = l0 * v.
+  /// u[t] = source[index[t]], or source[t] where index is null. With a null source v' = l0 * v. The gradient of u stays
+  /// one of positions: it goes through no index.
   Mat<const T> source;
   const Token* index = nullptr;
   bool unit_source = false;
@@ -46,7 +47,9 @@ struct ValueMix {
 template <class T>
 struct ValueMixGradients {
   acc_t<T>* d_lambda = nullptr;  ///< same size as lambda, +=
-  Mat<acc_t<T>> d_source;        ///< same rows as source (scattered through index), +=; null where not wanted
+  // Gradient of u [T, H D], +=, in at most one of two precisions; null where not wanted.
+  Mat<acc_t<T>> d_source;
+  Mat<T> d_rows;
 };
 
 template <class T>
@@ -93,8 +96,7 @@ template <class A>
 void rotary_table(Stream stream, Mat<A> cos, Mat<A> sin, Vec<const double> frequency);
 
 /// T = bf16; rows are whole 16-byte vectors, D is a power of two from 16 to 512; else std::invalid_argument. d_q lies
-/// in panels, as attention_backward leaves it. The stream needs create_sums(). Sums have a fixed order, but for
-/// d_source with an index: rows that several positions read are added to by atomics, in no fixed order. The forward
+/// in panels, as attention_backward leaves it. All sums have a fixed order. The stream needs create_sums(). The forward
 /// direction is fused into the projection, see attention_projection.hpp.
 template <class T>
 void attention_input_backward(Stream stream, Mat<T> d_qkv, const ValueMixGradients<T>& d_mix, Mat<const T> qk,

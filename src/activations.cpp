@@ -176,9 +176,7 @@ void Activations<T>::allocate_gradients(const ModelConfig& model, WorkspaceAlloc
     if (unet && place < model.layers / 2) d_place[place] = block[model.layers - place].x;
   }
   if (model.value_path == ValuePath::first) d_v_first = take_matrix<acc_t<T>>(allocator, length, model.width);
-  if (model.value_path == ValuePath::gated_embeddings) {
-    for (std::size_t j = 0; j < model.value_layers.size(); ++j) d_value.push_back(narrow());
-  }
+  for (int j = 0; j < value_tables(model); ++j) d_value.push_back(narrow());
   if (model.bigram_rows > 0) d_bigram = narrow();
   if (model.skip_gate) d_skip_gate = take_matrix<acc_t<T>>(allocator, length, 1);
 }

@@ -106,9 +106,7 @@ void ParameterTable::add_head(const ModelConfig& config) {
 /// Those of the last layers first, as the backward pass completes their gradients.
 void ParameterTable::add_value_embeddings(const ModelConfig& config) {
   const bool gated = config.value_path == ValuePath::gated_embeddings;
-  if (!gated && config.value_path != ValuePath::embeddings) return;
-  const int tables = gated ? static_cast<int>(config.value_layers.size()) : config.value_embeddings;
-  for (int j = tables - 1; j >= 0; --j) {
+  for (int j = value_tables(config) - 1; j >= 0; --j) {
     add(fmt::format("value_embedding.{}", j), 1, config.vocabulary, config.width, Group::embedding, Init::normal,
         config.init_value_embedding);
     close_bucket(static_cast<std::size_t>(config.width), gated ? config.value_layers[j] : j);

@@ -46,6 +46,11 @@ bool names(const std::vector<int>& layers, int layer) {
 
 bool has_attention(const ModelConfig& config, int layer) { return !names(config.layers_without_attention, layer); }
 
+int value_tables(const ModelConfig& config) {
+  if (config.value_path == ValuePath::gated_embeddings) return static_cast<int>(config.value_layers.size());
+  return config.value_path == ValuePath::embeddings ? config.value_embeddings : 0;
+}
+
 int value_embedding_of(const ModelConfig& config, int layer) {
   if (config.value_path == ValuePath::gated_embeddings) {
     const auto at = std::find(config.value_layers.begin(), config.value_layers.end(), layer);

@@ -12,6 +12,8 @@ inline constexpr double injection_start = 0.05;  ///< of the factors on bigram e
 inline constexpr double gate_net_scale = 0.1;    ///< start of the factor that the gate nets share
 
 bool has_attention(const ModelConfig& config, int layer);
+/// Tables of value embeddings.
+int value_tables(const ModelConfig& config);
 /// Index of the value embedding that layer mixes in, or -1.
 int value_embedding_of(const ModelConfig& config, int layer);
 /// Whether the values that a layer projects are mixed with others.

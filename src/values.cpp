@@ -79,7 +79,7 @@ ops::ValueMixGradients<T> Values<T>::gradients(const Activations<T>& a, int laye
     return d;
   }
   d.d_lambda = parameters_.d_scalars(block_name(layer, "value_mix")).data;
-  if (value_embedding_of(model_, layer) >= 0) d.d_source = parameters_.gradient(table(layer));
+  if (const int table = value_embedding_of(model_, layer); table >= 0) d.d_rows = a.d_value[table];
   if (model_.value_path == ValuePath::first) d.d_source = a.d_v_first;
   return d;
 }
@@ -117,9 +117,14 @@ void Values<T>::backward_gates(Stream stream, const Activations<T>& a, int layer
 template <class T>
 void Values<T>::backward_table(Stream stream, const Activations<T>& a, const DeviceSequence& sequence,
                                int layer) const {
-  if (!gated(layer)) return;
+  const int own = value_embedding_of(model_, layer);
+  const auto reads = [&](int i) { return has_attention(model_, i) && value_embedding_of(model_, i) == own; };
+  if (own < 0 || !reads(layer)) return;
+  for (int below = 0; below < layer; ++below) {
+    if (reads(below)) return;
+  }
   ops::embedding_backward<T>(stream, parameters_.gradient(table(layer)), sequence.tokens, sequence.order,
-                             a.d_value[value_embedding_of(model_, layer)], a.value_workspace);
+                             a.d_value[own], a.value_workspace);
 }
 
 template class Values<Real>;

@@ -38,7 +38,7 @@ class Values {
   /// The gates' inputs: a.d_narrow, the gradient of n, +=. Then no layer above and not this one adds to the gradient of
   /// the embedding's rows.
   void backward_gates(kernels::Stream stream, const Activations<T>& a, int layer) const;
-  /// Adds the gradient of the rows to that of the table, once all their readers have added theirs.
+  /// Adds the gradient of the rows to that of the table, where no layer below takes up the same table.
   void backward_table(kernels::Stream stream, const Activations<T>& a, const DeviceSequence& sequence, int layer) const;
 
  private:

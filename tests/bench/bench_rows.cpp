@@ -197,14 +197,15 @@ void norm_mix_backward(benchmark::State& state) {
 void attention_input_backward(benchmark::State& state) {
   Tensor<bf16> qkv(tokens, 3 * width), d_qkv(tokens, 3 * width), table(vocabulary, width);
   Tensor<float> rstd(tokens, 2 * heads), cos(tokens, head_dim / 2), sin(tokens, head_dim / 2), lambda(2), d_lambda(2);
-  Tensor<float> d_q(tokens, width), d_table(vocabulary, width);
+  Tensor<float> d_q(tokens, width);
+  Tensor<bf16> d_rows(tokens, width);
   Tensor<Token> ids(tokens);
   cuda::ValueMix<bf16> mix{lambda.data, false, {}, nullptr};
-  cuda::ValueMixGradients<bf16> d_mix{d_lambda.data, {}};
+  cuda::ValueMixGradients<bf16> d_mix{d_lambda.data, {}, {}};
   double bytes = 10 * narrow + 4.0 * tokens * (2 * heads + head_dim);
   if (state.range(0)) {
-    mix.source = table, mix.index = ids.data, d_mix.d_source = d_table;
-    bytes += (2.0 + 8.0) * width * static_cast<double>(distinct(ids.head));
+    mix.source = table, mix.index = ids.data, d_mix.d_rows = d_rows;
+    bytes += 2 * narrow + 2.0 * width * static_cast<double>(distinct(ids.head));
   }
   const Mat<bf16> qk = qkv.mat.col_block(0, 2 * width), v = qkv.mat.col_block(2 * width, width);
   const Mat<bf16> d_kv = d_qkv.mat.col_block(width, 2 * width);

@@ -44,18 +44,16 @@ struct Case {
     lambda = mode.factors == Mode::two ? Values{0.7, -0.4} : Values{0.3};
     start_lambda = mode.factors == Mode::two ? Values{2.0, -1.0} : Values{2.0};
     source = test::random_values(n_source_rows() * width(), 4);
-    start_source = test::random_values(source.size(), 5);
+    start_source = test::random_values(static_cast<std::size_t>(tokens) * width(), 5);
     for (int t = 0; t < tokens; ++t) index.push_back(static_cast<Token>(t * t % source_rows));
   }
 
   int width() const { return heads * head_dim; }
   int angle_rows() const { return mode.paired ? 2 * tokens : tokens; }
   int n_source_rows() const { return mode.source == Mode::table ? source_rows : tokens; }
+  int source_row(int t) const { return mode.source == Mode::table ? index[t] : t; }
   /// u[t, j]
-  double second(int t, int j) const {
-    if (mode.source == Mode::none) return 0;
-    return source[(mode.source == Mode::table ? index[t] : t) * width() + j];
-  }
+  double second(int t, int j) const { return mode.source == Mode::none ? 0 : source[source_row(t) * width() + j]; }
 };
 
 /// The inputs of a case as the op takes them.
@@ -111,9 +109,10 @@ Gradients backward(const Case& c, bool in_place, const Values& d_v_extra = {}) {
   Strided<T> d_q(c.tokens, c.width()), extra(c.tokens, d_v_extra.empty() ? 0 : c.width(), d_v_extra);
   for (int t = 0; t < c.tokens; ++t) std::copy_n(d_out.mat().row(t), c.width(), d_q.mat().row(t));
   auto d_lambda = test::convert<T>(c.start_lambda);
-  Strided<T> d_source(c.n_source_rows(), c.width(), c.start_source);
-  ValueMixGradients<T> d_mix{d_lambda.data(), {}};
-  if (c.mode.source != Mode::none) d_mix.d_source = d_source.mat();
+  Strided<T> d_source(c.tokens, c.width(), c.start_source);
+  ValueMixGradients<T> d_mix{d_lambda.data(), {}, {}};
+  if (c.mode.source == Mode::rows) d_mix.d_source = d_source.mat();
+  if (c.mode.source == Mode::table) d_mix.d_rows = d_source.mat();
   const Mat<T> v = in.qkv.mat().col_block(2 * c.width(), c.width());
   const Mat<T> qk = out.mat().col_block(0, 2 * c.width());
   attention_input_backward<T>({}, d_qkv.mat(), d_mix, qk, rstd.mat(), v, d_q.mat(),
@@ -181,7 +180,11 @@ TEST_P(AttentionInput, GradientsAreTheDerivatives) {
   const auto loss = [&] { return test::inner_product(c.d_out, forward<double>(c).out); };
   test::check_gradient("qkv", loss, c.qkv, d.qkv, 1e-7, 1e-5, c.qkv.size());
   test::check_gradient("lambda", loss, c.lambda, d.lambda);
-  test::check_gradient("source", loss, c.source, d.source);
+  Values d_source(c.source.size());
+  for (std::size_t i = 0; i < d.source.size(); ++i) {
+    d_source[c.source_row(static_cast<int>(i / c.width())) * c.width() + i % c.width()] += d.source[i];
+  }
+  test::check_gradient("source", loss, c.source, d_source);
 }
 
 TEST_P(AttentionInput, GradientMayReplaceTheUpstreamGradient) {

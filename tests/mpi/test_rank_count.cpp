@@ -13,8 +13,8 @@ namespace {
 
 constexpr int steps = 20;
 
-/// Between losses of different rank counts, relative. On devices weights are rounded to 8 bits and atomics add in no
-/// fixed order: what test_golden allows there in the losses.
+/// Between losses of different rank counts, relative: their gradients are added up in another order. On devices weights
+/// are rounded to 8 bits: what test_golden allows there in the losses.
 constexpr double tolerance = ops::on_host ? 1e-5 : 2e-3;
 
 Config small_config() {

@@ -72,6 +72,8 @@ TEST(Activations, GradientsOfBlocksLieInTheWorkspaceAndNoOthers) {
     EXPECT_TRUE(apart(workspace, range(a.d_narrow)));
     EXPECT_TRUE(apart(workspace, range(a.n_final)));
     for (const auto& d : a.d_place) EXPECT_TRUE(!d || apart(workspace, range(d)));
+    EXPECT_EQ(a.d_value.size(), path == ValuePath::embeddings ? config.model.value_embeddings : 0u);
+    for (const auto& d : a.d_value) EXPECT_TRUE(apart(workspace, range(d)));
     if (path == ValuePath::first) {
       EXPECT_TRUE(apart(workspace, range(a.d_v_first)));
     }

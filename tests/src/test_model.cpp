@@ -180,6 +180,13 @@ TEST(Model, GradientsOfRecord13FeaturesMatchFiniteDifferences) {
 
 TEST(Model, GradientsOfRecord21FeaturesMatchFiniteDifferences) { check_all_gradients(record21_features(), 256); }
 
+/// Of the two layers that share a table, the lower or the upper one has no attention.
+TEST(Model, GradientsOfATableThatOneLayerReadsMatchFiniteDifferences) {
+  Config config = record21_features();
+  config.model.layers_without_attention = {0, 5};
+  check_all_gradients(config, 128);
+}
+
 TEST(Model, GradientsWithoutValuePathMatchFiniteDifferences) {
   Config config = record21_features();
   config.model.value_path = ValuePath::none;
