@@ -176,7 +176,6 @@ void Activations<T>::allocate_gradients(const ModelConfig& model, WorkspaceAlloc
     if (unet && place < model.layers / 2) d_place[place] = block[model.layers - place].x;
   }
   if (model.value_path == ValuePath::first) d_v_first = take_matrix<acc_t<T>>(allocator, length, model.width);
-  for (int j = 0; j < value_tables(model); ++j) d_value.push_back(narrow());
   if (model.bigram_rows > 0) d_bigram = narrow();
   if (model.skip_gate) d_skip_gate = take_matrix<acc_t<T>>(allocator, length, 1);
 }
@@ -202,7 +201,9 @@ std::size_t Activations<T>::allocate_scratch(const Config& config, Workspace spa
   if (!model.value_layers.empty()) d_value_gate = take_matrix<acc_t<T>>(scratch, length, model.heads);
   if (!model.gated_layers.empty()) d_head_gate = take_matrix<acc_t<T>>(scratch, length, model.heads);
   d_wide = take_matrix<T>(scratch, length, std::max(3, model.mlp_ratio) * model.width);
+  d_value.resize(value_tables(model));
   if (!d_value.empty()) {
+    for (Mat<T>& d : d_value) d = narrow();
     const std::size_t bytes = ops::embedding_backward_workspace<T>(length, model.width);
     value_workspace = {scratch.take<std::byte>(bytes), bytes};
   }

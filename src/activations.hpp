@@ -74,7 +74,6 @@ struct Activations {
   // Gradients; training only.
   kernels::Mat<T> d_narrow;                     ///< of n_final, then of any branch of width d, then of the embedding
   std::vector<kernels::Mat<T>> d_place;         ///< by place of the stream; null where no other layer reads it [T, d]
-  std::vector<kernels::Mat<T>> d_value;         ///< of the rows of each value embedding [T, d]
   kernels::Mat<kernels::acc_t<T>> d_v_first;    ///< [T, d]
   kernels::Mat<T> d_bigram;                     ///< [T, d]
   kernels::Mat<kernels::acc_t<T>> d_skip_gate;  ///< [T, 1]
@@ -91,6 +90,7 @@ struct Activations {
   kernels::Mat<T> d_v_extra;                                  ///< of values, from XSA [T, d]
   kernels::Mat<kernels::acc_t<T>> d_value_gate, d_head_gate;  ///< [T, H]
   kernels::Mat<T> d_wide;                                     ///< any branch of width 3d or m d
+  std::vector<kernels::Mat<T>> d_value;                       ///< of the rows of each value embedding [T, d]
   kernels::Workspace value_workspace;                         ///< of the lookup of value embeddings
 
   Activations() = default;
