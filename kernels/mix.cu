@@ -243,8 +243,8 @@ __global__ void __launch_bounds__(block_threads, N > 3 ? 1 : 2)
   if (terms.wants_scalars) add_to_scalars(terms, sums, total);
 }
 
-/// Blocks of a backward pass: a few for each SM, since each ends with a sum over its threads.
-constexpr int max_backward_blocks = 8 * sm90::sm_count;
+/// Blocks of a backward pass: those that run at once, since each ends with a sum over its threads.
+constexpr int max_backward_blocks = 2 * sm90::sm_count;
 
 /// Calls launch(vectors per lane, Terms<K>()), where K is the number of terms, or more. d_out is null in forward
 /// passes. implied: that term's index in a backward pass, -1 without one.

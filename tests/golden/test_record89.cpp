@@ -202,10 +202,12 @@ void make_alive(Learner<Real>& learner) {
   learner.optimizer.restore();
 }
 
-/// Relative agreement of losses, of norms of gradients before the first update and later, and of final norms.
+/// Relative agreement of losses, of norms of gradients before the first update and later, and of final norms. After 14
+/// steps the gradients of learned scalars hang on the last digits: of record 81 that of one moves by 1.7e-3 of itself
+/// when muon_lr does by 1e-7.
 struct Tolerance {
   double loss = 1e-4;
-  NormTolerance first_gradient{1e-3}, later_gradient{1e-3}, final{1e-4};
+  NormTolerance first_gradient{1e-3}, later_gradient{1e-3, 4e-3}, final{1e-4};
 };
 
 /// Activations and weights of 8 significant bits. The gradients of learned scalars are sums over all elements of a

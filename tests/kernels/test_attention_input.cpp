@@ -239,7 +239,7 @@ TEST(AttentionInputInPlace, GivesTheSameAsFromTheValuesThemselves) {
       attention_input_forward<double>({}, qk.mat(), v_mixed, rstd.mat(), in.qkv.mat(), in.rotary(), mix, eps);
       Strided<double> d_qkv(c.tokens, 3 * width, c.d_out), d_q(c.tokens, width, Values(c.tokens * width, 1));
       Values result(c.lambda.size());
-      attention_input_backward<double>({}, d_qkv.mat(), {result.data(), {}}, qk.mat(), rstd.mat(), v, d_q.mat(),
+      attention_input_backward<double>({}, d_qkv.mat(), {result.data(), {}, {}}, qk.mat(), rstd.mat(), v, d_q.mat(),
                                        d_qkv.mat().col_block(width, 2 * width), {}, in.rotary(), mix);
       for (int t = 0; t < c.tokens; ++t) result.insert(result.end(), v_mixed.row(t), v_mixed.row(t) + width);
       const Values gradient = d_qkv.dense();
