@@ -254,6 +254,7 @@ void Model<T>::backward(Activations<T>& a, const Feed<T>& feed, bool add, const 
   if (!unet && last_injection(model) < 0) clear(a.d_x0);
   if (!model.mudd && last_injection(model) <= 0) clear(a.d_bigram);
   if (!unet && !model.mudd) std::ranges::for_each(a.d_place, clear);
+  if (model.value_path == ValuePath::embeddings) std::ranges::for_each(a.d_value, clear);
   if (a.d_v_first) ops::fill<Gradient>(stream_, elements(a.d_v_first), 0);
   if (a.d_skip_gate) ops::fill<Gradient>(stream_, elements(a.d_skip_gate), 0);
   coefficients_.clear_gradients(stream_, a.coefficients);
