@@ -138,8 +138,8 @@ class Optimizer {
   kernels::Stream stream_;
   Arena state_, own_workspace_;
   kernels::Workspace workspace_;  ///< Muon's scratch
-  RunningSum squares_;      ///< of gradients, and of weights
-  ops::Event handed_over_;  ///< from the ops' stream to the collectives'
+  RunningSum squares_;            ///< of gradients, and of weights
+  ops::Event handed_over_;        ///< from the ops' stream to the collectives'
   std::vector<OwnedBucket> buckets_;
   std::vector<Bucket> kinds_;  ///< of matrices, each one of those alike, in the order of their updates
   std::vector<kernels::MuonBatch<T>> batches_, shape_;  ///< of an update, kept for their memory

@@ -74,6 +74,10 @@ const std::vector<Kind> kinds = {
      true},
 };
 
+const Kind& kind(const std::string& name) {
+  return *std::ranges::find_if(kinds, [&](const Kind& one) { return one.name == name; });
+}
+
 /// Inputs of one case, upstream gradients, and what the accumulated gradients start from.
 struct Case {
   int rows, cols;
@@ -297,13 +301,13 @@ INSTANTIATE_TEST_SUITE_P(Kinds, Mix, testing::ValuesIn(kinds),
                          [](const testing::TestParamInfo<Kind>& info) { return std::string(info.param.name); });
 
 TEST(MixBackward, WithoutATermToOutLeavesTheGradientOfOut) {
-  const Case c(3, 19, kinds[7]);
+  const Case c(3, 19, kind("NotToOut"));
   const Gradients d = backward<double>(c);
   EXPECT_EQ(d.d_out, d.sources[0]);  // its coefficient is 1
 }
 
 TEST(MixBackward, GradientsThatAreNotWantedAreLeftOut) {
-  const Case c(3, 19, kinds[8]);
+  const Case c(3, 19, kind("Six"));
   const Gradients all = backward<double>(c);
   Tensors<double> in(c);
   const Forward saved = forward<double>(c);
@@ -319,13 +323,13 @@ TEST(MixBackward, GradientsThatAreNotWantedAreLeftOut) {
 }
 
 TEST(MixBackward, AnImpliedTermOfCoefficientZeroGetsNothing) {
-  Case c(3, 19, kinds[9]);
+  Case c(3, 19, kind("Implied"));
   c.scalars[1] = 0;
   EXPECT_EQ(backward<double>(c).scalars[1], 0);
 }
 
 TEST(MixBackward, RefusesImpliedTermsThatItCannotDerive) {
-  const Case c(3, 19, kinds[9]);
+  const Case c(3, 19, kind("Implied"));
   const Forward saved = forward<double>(c);
   Strided<double> n(c.rows, c.cols, saved.n), d_n(c.rows, c.cols, c.d_n);
   const NormGradient<double> norm{n.mat(), saved.rstd, d_n.mat()};
@@ -341,7 +345,7 @@ TEST(MixBackward, RefusesImpliedTermsThatItCannotDerive) {
 }
 
 TEST(MixNorm, TheSumItselfNeedNotBeKept) {
-  const Case c(5, 37, kinds[1]);
+  const Case c(5, 37, kind("Residual"));
   const Forward expected = forward<double>(c);
   Tensors<double> in(c);
   Strided<double> n(c.rows, c.cols);
