@@ -101,7 +101,7 @@ class HostKept {
       } else {
         by_chunks([&](std::size_t at, std::span<E> chunk) {
           ops::copy_to_host(stream, chunk.data(), &elements[at], chunk.size_bytes());
-          for (const E x : chunk) copy_[at++] = std::bit_cast<Wide>(static_cast<std::uint32_t>(x.bits) << 16);
+          for (const E x : chunk) copy_[at++] = std::bit_cast<float>(static_cast<std::uint32_t>(x.bits) << 16);
         });
       }
     });
