@@ -9,6 +9,7 @@
 #include <new>
 #include <stdexcept>
 #include <string>
+#include <vector>
 
 namespace nanorun::kernels {
 
@@ -118,6 +119,14 @@ void copy_to_device(Stream, void* device, const void* host, std::size_t bytes) {
 }
 void copy_to_host(Stream, void* host, const void* device, std::size_t bytes) {
   copy<Kokkos::HostSpace, Memory>(host, device, bytes);
+}
+void send_words(Stream stream, void* device, const void* host, std::size_t bytes) {
+  copy_to_device(stream, device, host, bytes);
+}
+void take_words(Stream stream, void* host, void* device, std::size_t bytes) {
+  copy_to_host(stream, host, device, bytes);
+  const std::vector<std::byte> zeros(bytes);
+  copy_to_device(stream, device, zeros.data(), bytes);
 }
 
 void begin_range(const char* name) {

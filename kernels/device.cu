@@ -18,6 +18,23 @@ cudaDeviceProp properties_of(int device) {
   return properties;
 }
 
+/// to[i] = from[i]; then, where `clears` is not null, clears[i] = 0.
+__global__ void copy_words(unsigned* to, const unsigned* from, unsigned* clears, int count) {
+  for (int i = threadIdx.x; i < count; i += blockDim.x) {
+    to[i] = from[i];
+    if (clears) clears[i] = 0;
+  }
+}
+
+void copy_words(Stream stream, void* to, const void* from, void* clears, std::size_t bytes) {
+  constexpr int threads = 128;
+  if (bytes == 0) return;
+  copy_words<<<1, threads, 0, handle_of(stream)>>>(static_cast<unsigned*>(to), static_cast<const unsigned*>(from),
+                                                   static_cast<unsigned*>(clears),
+                                                   static_cast<int>(bytes / sizeof(unsigned)));
+  check_launch("copy_words");
+}
+
 }  // namespace
 
 int device_count() {
@@ -150,6 +167,14 @@ void copy_to_device(Stream stream, void* device, const void* host, std::size_t b
 void copy_to_host(Stream stream, void* host, const void* device, std::size_t bytes) {
   if (bytes == 0) return;
   check(cudaMemcpyAsync(host, device, bytes, cudaMemcpyDeviceToHost, handle_of(stream)), "cudaMemcpyAsync");
+}
+
+void send_words(Stream stream, void* device, const void* host, std::size_t bytes) {
+  copy_words(stream, device, host, nullptr, bytes);
+}
+
+void take_words(Stream stream, void* host, void* device, std::size_t bytes) {
+  copy_words(stream, host, device, device, bytes);
 }
 
 void begin_range(const char* name) { nvtxRangePushA(name); }

@@ -88,6 +88,11 @@ void release_pinned(void* memory);
 /// reused, or holds the result.
 void copy_to_device(Stream stream, void* device, const void* host, std::size_t bytes);
 void copy_to_host(Stream stream, void* host, const void* device, std::size_t bytes);
+/// The same for a few 4-byte words, of which the host memory is pinned. Kernels copy them: a copy engine between two
+/// kernels would keep the device waiting for longer than the copy takes.
+void send_words(Stream stream, void* device, const void* host, std::size_t bytes);
+/// Also sets the words on the device to zero.
+void take_words(Stream stream, void* host, void* device, std::size_t bytes);
 
 /// Names the host thread's work from now on for a profiler (NVTX, Kokkos Tools); ranges nest.
 void begin_range(const char* name);
@@ -139,6 +144,8 @@ void* allocate_pinned(std::size_t bytes);
 void release_pinned(void* memory);
 void copy_to_device(Stream stream, void* device, const void* host, std::size_t bytes);
 void copy_to_host(Stream stream, void* host, const void* device, std::size_t bytes);
+void send_words(Stream stream, void* device, const void* host, std::size_t bytes);
+void take_words(Stream stream, void* host, void* device, std::size_t bytes);
 
 void begin_range(const char* name);
 void end_range();

@@ -92,21 +92,18 @@ class PinnedArena {
 class RunningSum {
  public:
   explicit RunningSum(kernels::Stream stream, std::size_t count = 1) : device_(count), host_(count * sizeof(double)) {
-    clear(stream);
+    ops::fill<double>(stream, device_.span(), 0);
   }
 
   double* device() const { return device_.data(); }
   /// Enqueues the copy to the host and sets the sums to zero.
   void collect(kernels::Stream stream) {
-    ops::copy_to_host(stream, host_.space().data(), device_.data(), device_.span().size_bytes());
-    clear(stream);
+    ops::take_words(stream, host_.space().data(), device_.data(), device_.span().size_bytes());
   }
   /// What collect() found, once the stream has been waited for.
   double value(std::size_t i = 0) const { return reinterpret_cast<const double*>(host_.space().data())[i]; }
 
  private:
-  void clear(kernels::Stream stream) { ops::fill<double>(stream, device_.span(), 0); }
-
   TensorArena<double> device_;
   PinnedArena host_;
 };

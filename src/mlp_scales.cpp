@@ -27,14 +27,14 @@ MlpScales<T>::MlpScales(const Config& config, bool trains, Stream stream)
 template <class T>
 void MlpScales<T>::begin_sequence(long step) {
   if (!*this) return;
-  ops::fill<Maximum>(stream_, row(n_row), 0);
   first_ = step != step_;
-  if (!first_) return;
+  if (!first_) {
+    ops::fill<Maximum>(stream_, row(n_row), 0);
+    return;
+  }
   delayed_ = step > last_step_undelayed && step_ == step - 1;
   step_ = step;
-  ops::fill<Maximum>(stream_, row(w_in_row), 0);
-  ops::fill<Maximum>(stream_, w_out(step), 0);
-  ops::fill<Maximum>(stream_, row(found_h_row), 0);
+  ops::fill<Maximum>(stream_, adjacent_rows(step % 2 == 0 ? w_out_even_row : n_row, 3), 0);
 }
 
 template <class T>
@@ -61,7 +61,7 @@ auto MlpScales<T>::of(int layer) const -> Layer {
 
 template <class T>
 void MlpScales<T>::collect() {
-  if (*this) ops::copy_to_host(stream_, host().data(), row(found_h_row).data(), host().size_bytes());
+  if (*this) ops::take_words(stream_, host().data(), row(found_h_row).data(), host().size_bytes());
 }
 
 template <class T>
@@ -84,6 +84,7 @@ std::vector<double> MlpScales<T>::state() {
 template <class T>
 bool MlpScales<T>::restore(long step, std::span<const double> state) {
   if (!*this) return true;
+  ops::fill<Maximum>(stream_, row(found_h_row), 0);
   if (state.empty()) {
     step_ = -1;
     ops::fill<Maximum>(stream_, row(h_row), first_h);
@@ -101,7 +102,7 @@ bool MlpScales<T>::restore(long step, std::span<const double> state) {
 template <class T>
 void MlpScales<T>::upload(std::span<Maximum> to, std::span<const double> values) {
   std::ranges::transform(values, host().begin(), [](double value) { return static_cast<Maximum>(value); });
-  ops::copy_to_device(stream_, to.data(), host().data(), to.size_bytes());
+  ops::send_words(stream_, to.data(), host().data(), to.size_bytes());
 }
 
 template <class T>

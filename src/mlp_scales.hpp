@@ -59,10 +59,14 @@ class MlpScales {
   bool restore(long step, std::span<const double> state);
 
  private:
-  /// Rows of the maxima, a column for each layer. W_out has one for even and one for odd steps.
-  enum Row { n_row, w_in_row, w_out_row, h_row = w_out_row + 2, found_h_row, rows };
-  std::span<Maximum> row(int index) const { return maxima_.span().subspan(index * layers_, layers_); }
-  std::span<Maximum> w_out(long step) const { return row(w_out_row + static_cast<int>(step % 2)); }
+  /// Rows of the maxima, a column for each layer. W_out has one for even and one for odd steps. What a step begins with
+  /// lies together.
+  enum Row { w_out_even_row, n_row, w_in_row, w_out_odd_row, h_row, found_h_row, rows };
+  std::span<Maximum> adjacent_rows(int first, int count) const {
+    return maxima_.span().subspan(first * layers_, count * layers_);
+  }
+  std::span<Maximum> row(int index) const { return adjacent_rows(index, 1); }
+  std::span<Maximum> w_out(long step) const { return row(step % 2 == 0 ? w_out_even_row : w_out_odd_row); }
   void upload(std::span<Maximum> to, std::span<const double> values);
   std::vector<double> download(std::span<const Maximum> from);
   std::span<Maximum> host() const { return {reinterpret_cast<Maximum*>(host_.space().data()), layers_}; }

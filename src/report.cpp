@@ -141,6 +141,10 @@ std::vector<std::string> opening_lines(const Config& config, const Provenance& p
   return lines;
 }
 
+std::string non_finite_text(const std::string& name, double value) {
+  return fmt::format("the {} is {}", name, std::isnan(value) ? "NaN" : "infinite");
+}
+
 std::string format_step(const StepReport& r) {
   return fmt::format("step {:>5}/{}  loss {:.5f}  window {:>4}  {:.1f} ms/step  {:.0f} tokens/s{}  ETA {}", r.step,
                      r.steps, r.loss, r.window, r.step_seconds * 1e3, r.tokens_per_second,

@@ -64,6 +64,8 @@ struct StepReport {
   double seconds_left = 0;
 };
 std::string format_step(const StepReport& report);
+/// Of a value that is NaN or infinite.
+std::string non_finite_text(const std::string& name, double value);
 
 /// The line of a validation after `step` updates of `steps`, which took train_seconds.
 std::string format_validation(long step, long steps, double loss, double train_seconds);

@@ -1,6 +1,6 @@
 #pragma once
 // Reasons to stop early: a signal to any rank, the walltime limit, a stop file, a step named in the deck. A rank only
-// notes what it sees; the ranks agree on it before the first step and in the reduction that ends every step.
+// notes what it sees; the ranks agree on it before the first step and in every step (agreement.hpp).
 
 #include <string>
 

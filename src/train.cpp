@@ -3,9 +3,10 @@
 #include <cmath>
 #include <cstdio>
 #include <exception>
-#include <numeric>
+#include <utility>
 #include <vector>
 
+#include "src/agreement.hpp"
 #include "src/gpu_monitor.hpp"
 #include "src/run_setup.hpp"
 #include "src/schedule.hpp"
@@ -17,9 +18,6 @@ namespace {
 
 /// Seconds after which a progress line comes before log_every says so.
 constexpr double max_silence = 10;
-
-/// Of a loss that is not finite.
-const char* words_of(double loss) { return std::isnan(loss) ? "NaN" : "infinite"; }
 
 /// This rank's part of a step. Where its tokens could not be read, `failure` says why.
 struct Batch {
@@ -40,6 +38,7 @@ class Training {
   Batch read_batch(long step);
   DeviceSequence upload(const Batch& batch, std::size_t row);
   void forward_backward(const Batch& batch);
+  void exchange_requests();
   void synchronise();
   void record_gpus(std::span<const double> sums);
   void require_tokens();
@@ -50,7 +49,7 @@ class Training {
   bool displaced();
   void keep_checkpoints();
   void record_step(double seconds);
-  void log_step(const StepReport& report);
+  void write_step();
   std::optional<double> mfu(double flops, double seconds) const;
   void step_until_done();
   ExitCode finish();
@@ -70,6 +69,7 @@ class Training {
   const Config& config_;
   Batch ahead_;          ///< of the next step, read while the device works on the one before
   bool unread_ = false;  ///< some rank may not have read it
+  std::optional<std::pair<StepMetrics, StepReport>> unwritten_;  ///< of the step before
 
   Progress progress_;
   long first_step_;
@@ -133,7 +133,10 @@ void Training::step_until_done() {
   while (true) {
     run_.trace->begin_step(progress_.step);
     comm_.set_step(progress_.step + 1);
-    if (stop_reason_ != StopReason::none && !finished()) break;
+    const bool stops = stop_reason_ != StopReason::none && !finished();
+    // Where ops work on host memory, nothing is left to wait for until the next step is over.
+    if (ops::on_host || stops || finished() || validation_due() || checkpoint_due() || unread_) write_step();
+    if (stops) break;
     if (validation_due()) validate();
     if (checkpoint_due()) save();
     if (finished()) break;
@@ -145,6 +148,7 @@ void Training::step_until_done() {
 
 /// Leaves the message, the trace and the summary of a run that all ranks give up.
 void Training::record_failure(const Error& error) {
+  write_step();
   run_.log.note(fmt::format("error: {}", error.what()));
   run_.metrics.flush();
   try {
@@ -163,8 +167,13 @@ void Training::train_step() {
     const auto work = comm_.watch_work();
     forward_backward(batch);
     learner_.optimizer.step(*run_.trace, progress_.step);
+    learner_.model.loss().collect(context_.stream());
+    learner_.optimizer.squares().collect(context_.stream());
+    learner_.model.mlp_scales().collect();
   }
+  write_step();
   if (progress_.step + 1 < config_.train.steps) ahead_ = read_batch(progress_.step + 1);
+  exchange_requests();
   synchronise();
 
   const double seconds = context_.seconds_since_start() - begin;
@@ -220,47 +229,36 @@ void Training::forward_backward(const Batch& batch) {
   }
 }
 
-/// Ends every step: waits for the device, then one reduction carries the loss and what any rank has seen that should
-/// stop the run. Nothing of a step that fails here reaches a checkpoint.
+/// Finds out, while the device works, what any rank has seen that should keep the run from its next step.
+void Training::exchange_requests() {
+  Region region(*run_.trace, Phase::sync);
+  const bool looks = gpus_.due(progress_.step + 1);
+  std::vector<double> gpus;  // their states, in some steps
+  if (looks) gpus_.look(), gpus_.append_to(gpus);
+  Requests own{ahead_.failure != nullptr, run_.stop.poll(progress_.step + 1, context_.seconds_since_start())};
+  if (run_.directory.displaced()) own.stop = StopReason::displaced;
+  const Requests requests = agree(comm_, own, gpus);
+  unread_ = requests.unread;
+  stop_reason_ = requests.stop;
+  if (looks) record_gpus(gpus);
+}
+
+/// Ends every step: waits for the device. Nothing of a step that fails here reaches a checkpoint.
 void Training::synchronise() {
   Region region(*run_.trace, Phase::sync);
-  learner_.model.loss().collect(context_.stream());
-  learner_.optimizer.squares().collect(context_.stream());
-  learner_.model.mlp_scales().collect();
-  const bool looks = gpus_.due(progress_.step + 1);
-  if (looks) gpus_.look();
   {
     const auto watch = comm_.watch("the collectives of a step");
     ops::synchronize(context_.stream());
   }
   learner_.tensor_comm.check();
   learner_.model.mlp_scales().share(comm_);
-
-  // Ranks that overflowed, that could not read the next step's tokens, and that saw each reason to stop; losses and
-  // squares of gradients, a place for each rank, since MPI promises no order of sums; in some steps states of the GPUs.
-  constexpr int reasons = static_cast<int>(StopReason::count);
-  const int ranks = comm_.size(), losses = 2 + reasons, squares = losses + ranks, others = squares + ranks;
-  std::vector<double> seen(others);
-  seen[0] = learner_.optimizer.overflowed() ? 1 : 0;
-  seen[1] = ahead_.failure ? 1 : 0;
-  seen[losses + comm_.rank()] = learner_.model.loss().value() / length_at(config_, progress_.step);
-  seen[squares + comm_.rank()] = learner_.optimizer.gradient_squares();
-  const StopReason reason = run_.stop.poll(progress_.step + 1, context_.seconds_since_start());
-  seen[2 + static_cast<int>(run_.directory.displaced() ? StopReason::displaced : reason)] = 1;
-  if (looks) gpus_.append_to(seen);
-  comm_.all_reduce(std::span<double>(seen), Reduce::sum);
-  if (looks) record_gpus(std::span(seen).subspan(others));
-  const auto sum = [&](int first) { return std::accumulate(&seen[first], &seen[first] + ranks, 0.0); };
-  loss_ = sum(losses) / config_.train.sequences;
-  gradient_norm_ = std::sqrt(sum(squares));
-  for (int i = 0; i < reasons; ++i) {
-    if (seen[2 + i] > 0) stop_reason_ = static_cast<StopReason>(i);
-  }
-  unread_ = seen[1] > 0;
-  if (std::isfinite(loss_) && seen[0] == 0) return;
-  fail_not_finite(std::isfinite(loss_) ? fmt::format("gradients or weights overflowed (the loss is {})", loss_)
-                                       : fmt::format("the loss is {}", words_of(loss_)),
-                  progress_.step + 1);
+  const StepResults results = add_up(comm_, {learner_.model.loss().value() / length_at(config_, progress_.step),
+                                             learner_.optimizer.gradient_squares(), learner_.optimizer.overflowed()});
+  loss_ = results.loss / config_.train.sequences;
+  gradient_norm_ = std::sqrt(results.squares);
+  if (!std::isfinite(loss_)) fail_not_finite(non_finite_text("loss", loss_), progress_.step + 1);
+  if (results.overflowed)
+    fail_not_finite(fmt::format("gradients or weights overflowed (the loss is {})", loss_), progress_.step + 1);
 }
 
 /// Collective.
@@ -339,12 +337,15 @@ void Training::record_step(double seconds) {
                           .tokens_per_second = metrics.tokens_per_second,
                           .mfu = metrics.mfu,
                           .seconds_left = average * static_cast<double>(config_.train.steps - done)};
-  Region region(*run_.trace, Phase::output);
-  run_.metrics.add(metrics);
-  log_step(report);
+  unwritten_.emplace(metrics, report);
 }
 
-void Training::log_step(const StepReport& report) {
+/// Writes what record_step() has left, once the device has other work.
+void Training::write_step() {
+  if (!unwritten_) return;
+  Region region(*run_.trace, Phase::output);
+  const auto [metrics, report] = *std::exchange(unwritten_, std::nullopt);
+  run_.metrics.add(metrics);
   const double now = context_.seconds_since_start();
   const bool due =
       report.step % config_.run.log_every == 0 || report.step == report.steps || report.step == first_step_ + 1;
@@ -379,7 +380,7 @@ void Training::validate() {
   run_.log.line(format_validation(progress_.step, config_.train.steps, *validation_loss_, progress_.train_seconds));
   run_.metrics.flush();
   if (!std::isfinite(*validation_loss_))
-    fail_not_finite(fmt::format("the validation loss is {}", words_of(*validation_loss_)), progress_.step);
+    fail_not_finite(non_finite_text("validation loss", *validation_loss_), progress_.step);
 }
 
 bool Training::checkpoint_due() const {
@@ -420,7 +421,6 @@ std::string Training::write_checkpoint() {
   return write();
 }
 
-/// Collective.
 bool Training::displaced() { return comm_.all_reduce(std::uint64_t{run_.directory.displaced()}, Reduce::max) != 0; }
 
 ExitCode Training::finish() {

@@ -1,0 +1,51 @@
+// Ranks that request and compute different things all learn the same.
+
+#include "src/agreement.hpp"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <limits>
+#include <vector>
+
+#include "tests/support/environment.hpp"
+
+namespace nanorun {
+namespace {
+
+TEST(Agreement, NothingIsRequested) {
+  const Requests requests = agree(test_comm(), {}, {});
+  EXPECT_FALSE(requests.unread);
+  EXPECT_EQ(requests.stop, StopReason::none);
+}
+
+TEST(Agreement, LargestReasonOfAnyRank) {
+  const bool last = test_comm().rank() + 1 == test_comm().size();
+  const bool first = test_comm().rank() == 0;
+  StopReason own = first ? StopReason::walltime : StopReason::none;
+  if (last) own = StopReason::terminate;
+  std::vector<double> ones = {1, 2};
+  const Requests requests = agree(test_comm(), {last, own}, ones);
+  EXPECT_TRUE(requests.unread);
+  EXPECT_EQ(requests.stop, StopReason::terminate);
+  EXPECT_EQ(ones, (std::vector<double>{1.0 * test_comm().size(), 2.0 * test_comm().size()}));
+}
+
+TEST(Agreement, SumsOfResults) {
+  const int rank = test_comm().rank(), size = test_comm().size();
+  const StepResults results = add_up(test_comm(), {0.1 * (rank + 1), 2.0 * rank, rank + 1 == size});
+  double loss = 0;
+  for (int r = 0; r < size; ++r) loss += 0.1 * (r + 1);
+  EXPECT_EQ(results.loss, loss);
+  EXPECT_EQ(results.squares, 1.0 * size * (size - 1));
+  EXPECT_TRUE(results.overflowed);
+  EXPECT_FALSE(add_up(test_comm(), {}).overflowed);
+}
+
+TEST(Agreement, ANanOfOneRankReachesAll) {
+  const double own = test_comm().rank() == 0 ? std::numeric_limits<double>::quiet_NaN() : 1;
+  EXPECT_TRUE(std::isnan(add_up(test_comm(), {own, 0, false}).loss));
+}
+
+}  // namespace
+}  // namespace nanorun
