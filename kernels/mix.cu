@@ -178,15 +178,17 @@ __device__ void add_to_scalars(const Terms<K>& terms, const float (&sums)[K], co
   *gradient(own) += sum;
 }
 
-/// As above, with a grid-stride loop over rows. norm.n is null without a norm. Where the registers suffice, the
+/// As above, with a grid-stride loop over rows. norm.n is null without a norm, handover.from is never null. leaves_g:
+/// without terms that send to d_out, it becomes g. Where the registers suffice, the
 /// operands of the next columns are on their way while these are computed, the first ones already before the norm's
 /// sum.
 template <int N, int K>
 __global__ void __launch_bounds__(block_threads, N > 3 ? 1 : 2)
     mix_backward_kernel(Mat<bf16> d_out, Mat<const bf16> d_elsewhere, NormGradient<bf16> norm, Terms<K> terms,
-                        OrderedSum total) {
+                        MixHandover<bf16> handover, bool leaves_g, OrderedSum total) {
   constexpr bool ahead = K <= 3;
   const int lane = threadIdx.x % warp_size, cols = d_out.cols;
+  const float c_in = handover.factor.factor();
   float common[K], sums[K] = {};
 #pragma unroll
   for (int k = 0; k < K; ++k) common[k] = terms.term[k].common_factor();
@@ -202,7 +204,7 @@ __global__ void __launch_bounds__(block_threads, N > 3 ? 1 : 2)
         n[i] = load_vector<8>(norm.n.row(row) + col);
         d_n[i] = load_vector<8>(norm.d_n.row(row) + col);
       }
-      if (!norm.alone) d[i] = load_vector<8>(d_out.row(row) + col);
+      if (!norm.alone) d[i] = load_vector<8>(handover.from.row(row) + col);
     }
     Columns<K> next;
     if constexpr (ahead) next = load(0);
@@ -224,11 +226,12 @@ __global__ void __launch_bounds__(block_threads, N > 3 ? 1 : 2)
       Vector<float, 8> g = to_floats(d[i]);
       const Vector<float, 8> y = to_floats(n[i]), d_y = to_floats(d_n[i]);
 #pragma unroll
-      for (int j = 0; j < 8; ++j) g.v[j] += r * (d_y.v[j] - y.v[j] * mean);
+      for (int j = 0; j < 8; ++j) g.v[j] = c_in * g.v[j] + r * (d_y.v[j] - y.v[j] * mean);
       if (terms.implied >= 0) by_out += dot(g, y);
       send(row, col, g, in, c, terms, dots);
+      if (handover.g) store_vector(handover.g.row(row) + col, round_to_bf16(g));
       if (terms.to_out) g = scaled_sum(g, to_out, to_floats(in.elsewhere));
-      if (terms.to_out || norm.n) store_vector(d_out.row(row) + col, round_to_bf16(g));
+      if (terms.to_out || leaves_g) store_vector(d_out.row(row) + col, round_to_bf16(g));
     }
     finish_dots(row, by_out / r, c, terms, dots);
 #pragma unroll
@@ -241,6 +244,39 @@ __global__ void __launch_bounds__(block_threads, N > 3 ? 1 : 2)
     }
   }
   if (terms.wants_scalars) add_to_scalars(terms, sums, total);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Streams that several mixes share
+
+constexpr int max_sharing_mixes = 16;
+
+struct SharingMixes {
+  SharingMix<bf16> mix[max_sharing_mixes];
+  int count;
+};
+
+/// A warp for each row, a vector of 8 elements for each lane at a time.
+template <bool second>
+__global__ void __launch_bounds__(block_threads)
+    shared_streams_kernel(Mat<bf16> d0, Mat<bf16> d1, bool adds0, bool adds1,
+                          const __grid_constant__ SharingMixes mixes) {
+  const int row = blockIdx.x * block_warps + threadIdx.x / warp_size;
+  if (row >= d0.rows) return;
+  for (int col = 8 * (threadIdx.x % warp_size); col < d0.cols; col += 8 * warp_size) {
+    Vector<float, 8> sum0 = {}, sum1 = {};
+    if (adds0) sum0 = to_floats(load_vector<8>(d0.row(row) + col));
+    if (second && adds1) sum1 = to_floats(load_vector<8>(d1.row(row) + col));
+#pragma unroll 4
+    for (int m = 0; m < mixes.count; ++m) {
+      const SharingMix<bf16>& mix = mixes.mix[m];
+      const Vector<float, 8> g = to_floats(load_vector<8>(mix.g.row(row) + col));
+      sum0 = scaled_sum(g, mix.of[0].factor(row), sum0);
+      if (second) sum1 = scaled_sum(g, mix.of[1].factor(row), sum1);
+    }
+    store_vector(d0.row(row) + col, round_to_bf16(sum0));
+    if (second) store_vector(d1.row(row) + col, round_to_bf16(sum1));
+  }
 }
 
 /// Blocks of a backward pass: those that run at once, since each ends with a sum over its threads.
@@ -294,19 +330,46 @@ void mix_norm_forward(Stream stream, Mat<T> out, Mat<T> n, Vec<acc_t<T>> rstd, s
 
 template <class T>
 void mix_backward(Stream stream, Mat<T> d_out, Mat<const T> d_elsewhere, const NormGradient<T>& norm,
-                  std::span<const MixTerm<T>> terms) {
+                  std::span<const MixTerm<T>> terms, const MixHandover<T>& handover) {
   constexpr const char* op = "mix_backward";
   require_vectors(op, d_out);
+  require_vectors(op, handover.from);
+  require_vectors(op, handover.g);
   require_vectors(op, d_elsewhere);
   require_vectors(op, norm.n);
   require_vectors(op, norm.d_n);
   if (d_out.rows == 0) return;
+  MixHandover<T> given = handover;
+  if (!given.from) given.from = d_out;
+  const bool leaves_g = !handover.g && (norm.n || handover.from);
   for_terms(op, d_out, d_out.cols, terms, portable::implied_term(terms, norm),
             [&]<int K>(auto vectors, const Terms<K>& fixed) {
               const int blocks = std::min(row_blocks(d_out.rows), max_backward_blocks);
               mix_backward_kernel<vectors(), K><<<blocks, block_threads, 0, cuda_stream(stream)>>>(
-                  d_out, fixed.to_out ? d_elsewhere : Mat<const bf16>(), norm, fixed, OrderedSum(stream));
+                  d_out, fixed.to_out ? d_elsewhere : Mat<const bf16>(), norm, fixed, given, leaves_g,
+                  OrderedSum(stream));
             });
+  check_launch(op);
+}
+
+template <class T>
+void shared_streams_backward(Stream stream, const std::array<Mat<T>, 2>& d, const std::array<bool, 2>& adds,
+                             std::span<const SharingMix<T>> mixes) {
+  constexpr const char* op = "shared_streams_backward";
+  for (const Mat<T>& to : d) require_vectors(op, to);
+  for (const SharingMix<T>& mix : mixes) require_vectors(op, mix.g);
+  if (d[0].rows == 0) return;
+  std::array<bool, 2> adds_now = adds;
+  do {
+    SharingMixes some{};
+    some.count = static_cast<int>(std::min<std::size_t>(mixes.size(), max_sharing_mixes));
+    std::copy_n(mixes.begin(), some.count, some.mix);
+    const auto kernel = d[1] ? shared_streams_kernel<true> : shared_streams_kernel<false>;
+    kernel<<<row_blocks(d[0].rows), block_threads, 0, cuda_stream(stream)>>>(d[0], d[1], adds_now[0], adds_now[1],
+                                                                             some);
+    mixes = mixes.subspan(some.count);
+    adds_now = {true, true};
+  } while (!mixes.empty());
   check_launch(op);
 }
 
@@ -314,6 +377,8 @@ template void mix_forward(Stream, Mat<bf16>, std::span<const MixTerm<bf16>>);
 template void mix_norm_forward(Stream, Mat<bf16>, Mat<bf16>, Vec<float>, std::span<const MixTerm<bf16>>, double,
                                float*);
 template void mix_backward(Stream, Mat<bf16>, Mat<const bf16>, const NormGradient<bf16>&,
-                           std::span<const MixTerm<bf16>>);
+                           std::span<const MixTerm<bf16>>, const MixHandover<bf16>&);
+template void shared_streams_backward(Stream, const std::array<Mat<bf16>, 2>&, const std::array<bool, 2>&,
+                                      std::span<const SharingMix<bf16>>);
 
 }  // namespace nanorun::kernels::cuda

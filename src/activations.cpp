@@ -125,6 +125,7 @@ void Activations<T>::allocate_training_blocks(const Config& config, WorkspaceAll
     }
     allocate_mlp(saved.mlp, model, length, allocator);
     allocate_streams(saved, model, i, length, branch, allocator);
+    saved.hands_on_factor = hands_on_factor(model, i);
     saved.mlp.h = shares_h ? shared_h : hidden();
     block.push_back(saved);
   }

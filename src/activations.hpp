@@ -30,7 +30,7 @@ struct AttentionActivations {
 /// Saved by the MLP of one block, with m d hidden units.
 template <class T>
 struct MlpActivations {
-  kernels::Mat<T> n;                     ///< norm of the stream before the MLP [T, d]
+  kernels::Mat<T> n;                     ///< norm of the stream before the MLP, later that stream's gradient [T, d]
   kernels::Vec<kernels::acc_t<T>> rstd;  ///< [T]
   kernels::Mat<T> h;                     ///< squared relu [T, m d]; one buffer for all blocks under Recompute::mlp
 };
@@ -43,6 +43,7 @@ struct BlockActivations {
   kernels::Mat<T> x_before;                ///< stream that a mix made of the block's input [T, d]
   kernels::Mat<T> attention_out, mlp_out;  ///< scratch where the mix that adds them implies them [T, d]
   kernels::Mat<T> x;                       ///< stream after the block; in training null unless keeps_stream() [T, d]
+  bool hands_on_factor = false;            ///< see topology.hpp; in training
 };
 
 /// Saved by what comes before the blocks.

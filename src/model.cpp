@@ -251,8 +251,6 @@ void Model<T>::backward(Activations<T>& a, const Feed<T>& feed, bool add, const 
   const ModelConfig& model = config_.model;
   const bool unet = model.residual == Residual::unet;
   // The gradients of other streams are overwritten by what is sent to them first.
-  if (!unet && last_injection(model) < 0) clear(a.d_x0);
-  if (!model.mudd && last_injection(model) <= 0) clear(a.d_bigram);
   if (!unet && !model.mudd) std::ranges::for_each(a.d_place, clear);
   if (model.value_path == ValuePath::embeddings) std::ranges::for_each(a.d_value, clear);
   if (a.d_v_first) ops::fill<Gradient>(stream_, elements(a.d_v_first), 0);
@@ -260,20 +258,22 @@ void Model<T>::backward(Activations<T>& a, const Feed<T>& feed, bool add, const 
   coefficients_.clear_gradients(stream_, a.coefficients);
 
   last_backward(a);
+  ops::MixHandover<T> d_stream;
   for (int i = model.layers - 1; i >= 0; --i) {
     if (unet) {
       unet_block_backward(a, feed, add, i);
     } else {
-      scaled_block_backward(a, feed, add, i);
+      d_stream = scaled_block_backward(a, feed, add, d_stream, i);
       coefficients_.backward(stream_, a.coefficients, i, a.d_x, a.x_at(i));
     }
     values_.backward_table(stream_, a, feed.sequence, i);
     if (hooks.leave) hooks.leave(i);
   }
-  if (a.input.first) {
-    ops::mix_backward<T>(stream_, a.d_x, {}, {}, mixes_.first(a));
-  } else {
+  if (a.input.first) ops::mix_backward<T>(stream_, a.d_x, {}, {}, mixes_.first(a));
+  if (unet) {
     ops::add<T>(stream_, a.d_x0, a.d_x);
+  } else {
+    ops::shared_streams_backward<T>(stream_, {a.d_x0, a.d_bigram}, {false, model.mudd}, mixes_.injections(a));
   }
   coefficients_.backward(stream_, a.coefficients, -1, a.d_x0, a.input.x0);
   input_.backward(stream_, a, feed.sequence);
@@ -365,8 +365,11 @@ void Model<T>::scaled_block_forward(Activations<T>& a, const Feed<T>& feed, int 
   }
 }
 
+/// `d_stream`: how the gradient of the block's output comes, where it does not lie in d_x. Returns the same of its
+/// input.
 template <class T>
-void Model<T>::scaled_block_backward(Activations<T>& a, const Feed<T>& feed, bool add, int layer) {
+ops::MixHandover<T> Model<T>::scaled_block_backward(Activations<T>& a, const Feed<T>& feed, bool add,
+                                                    const ops::MixHandover<T>& d_stream, int layer) {
   const BlockActivations<T>& s = a.block[layer];
   const bool attends = has_attention(config_.model, layer);
   // What other layers have sent to the block's input joins in the last of these mixes.
@@ -376,11 +379,13 @@ void Model<T>::scaled_block_backward(Activations<T>& a, const Feed<T>& feed, boo
     const AttentionActivations<T>& next = a.block[layer + 1].attention;
     norm = {next.n, next.rstd, a.d_narrow};
   }
-  ops::mix_backward<T>(stream_, a.d_x, attends || s.x_before ? nothing : d_input, norm, mixes_.after_mlp(a, layer));
+  ops::mix_backward<T>(stream_, a.d_x, attends || s.x_before ? nothing : d_input, norm, mixes_.after_mlp(a, layer),
+                       d_stream);
   mlp_.backward(stream_, a, a.d_branch, add, layer);
   if (attends) {
     ops::mix_backward<T>(stream_, a.d_x, s.x_before ? nothing : d_input, {s.mlp.n, s.mlp.rstd, a.d_narrow},
-                         mixes_.after_attention(a, layer));
+                         mixes_.after_attention(a, layer),
+                         {{}, {}, injects(config_.model, layer) ? s.mlp.n : Mat<T>()});
     attention_.backward(stream_, a, feed, a.d_branch, add, layer);
     const int source = attention_input_of(config_.model, layer);
     if (!normed_ahead(a, layer)) {
@@ -391,6 +396,8 @@ void Model<T>::scaled_block_backward(Activations<T>& a, const Feed<T>& feed, boo
     ops::rms_norm_backward<T>(stream_, a.d_x, s.mlp.n, s.mlp.rstd, a.d_narrow, true);
   }
   if (s.x_before) ops::mix_backward<T>(stream_, a.d_x, d_input, {}, mixes_.before(a, layer));
+  if (!s.hands_on_factor) return {};
+  return {s.mlp.n, mixes_.attention_residual(layer), {}};
 }
 
 template class Model<Real>;
