@@ -150,6 +150,7 @@ void shared_streams_backward(Stream stream, const std::array<Mat<T>, 2>& d, cons
 namespace cuda {
 
 using portable::LearnedScalar;
+using portable::MixCoefficient;
 using portable::MixHandover;
 using portable::MixTerm;
 using portable::PerToken;
