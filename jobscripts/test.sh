@@ -43,8 +43,10 @@ if CUDACXX=$(find_nvcc); then
 fi
 presets+=(cpu)
 
+# Most tests wait for programs and files longer than they compute.
+tests_at_once=$((2 * $(nproc)))
 for preset in "${presets[@]}"; do
   setup "$preset" all
-  ctest --preset "$preset" --parallel 2
+  ctest --preset "$preset" --parallel "$tests_at_once"
 done
 [[ -n $CUDACXX ]] || say "no CUDA 13 found: the build for GPUs and the tests of the CUDA kernels were left out"

@@ -67,15 +67,15 @@ class Data(FaultTest):
         """What a validation cannot read ends the run, but not without a checkpoint of the steps that were made."""
         shard = self.folder / "val.h5"
         shutil.copy(self.folder / "data.h5", shard)
-        job = self.start(2, "train.steps=60", "checkpoint.at_end=false", "validation.every=0",
+        job = self.start(2, "train.steps=400", "checkpoint.at_end=false", "validation.every=0",
                          'data.validation=["val.h5"]')
         job.until_step(12)
         shard.unlink()
         self.assertEqual(job.wait(), 3, job.text())
         self.assert_refused(job, "val.h5", "No such file or directory")
-        self.assertEqual(self.files(), [self.checkpoint(60).name])
-        self.verify(self.checkpoint(60))
-        self.assertEqual(self.summary()["steps"], 60)
+        self.assertEqual(self.files(), [self.checkpoint(400).name])
+        self.verify(self.checkpoint(400))
+        self.assertEqual(self.summary()["steps"], 400)
         self.assertIn("val.h5", self.summary()["stopped_by"])
 
     def test_bin_files_train_as_their_shards_do(self):
