@@ -40,6 +40,7 @@ struct Relu2Backward {
   };
 
   CUtensorMap d_z, h;
+  const float* factor;
 
   /// Moves the part of h that was loaded before to registers, and loads the next in its place.
   __device__ __forceinline__ void epilogue_load(WarpTile& tile, EpilogueInputs& inputs, int i) const {
@@ -60,10 +61,11 @@ struct Relu2Backward {
 
   __device__ __forceinline__ void epilogue(const WarpTile& tile, const Accumulator& accumulator,
                                            const EpilogueInputs& inputs) const {
+    const float twice = factor ? 2 * *factor : 2;
     store_tile(tile, d_z, [&](int i) {
       const std::uint32_t h = inputs.h[i];
       const float low = __uint_as_float(h << 16), high = __uint_as_float(h & 0xFFFF0000u);
-      return pack_bf16(2 * accumulator[2 * i] * sqrt_fast(low), 2 * accumulator[2 * i + 1] * sqrt_fast(high));
+      return pack_bf16(twice * accumulator[2 * i] * sqrt_fast(low), twice * accumulator[2 * i + 1] * sqrt_fast(high));
     });
   }
 };
@@ -78,13 +80,14 @@ void linear_relu2_forward(Stream stream, Mat<T> h, Mat<const T> x, Mat<const T> 
 }
 
 template <class T>
-void linear_relu2_backward(Stream stream, Mat<T> d_z, Mat<const T> d_out, Mat<const T> w_next, Mat<const T> h) {
+void linear_relu2_backward(Stream stream, Mat<T> d_z, Mat<const T> d_out, Mat<const T> w_next, Mat<const T> h,
+                           const acc_t<T>* factor) {
   if (d_z.size() == 0) return;
-  const Relu2Backward op{staged_map(d_z), staged_map(h)};
+  const Relu2Backward op{staged_map(d_z), staged_map(h), factor};
   launch("linear_relu2_backward", stream, op, d_z.cols, d_out, w_next);
 }
 
 template void linear_relu2_forward(Stream, Mat<bf16>, Mat<const bf16>, Mat<const bf16>);
-template void linear_relu2_backward(Stream, Mat<bf16>, Mat<const bf16>, Mat<const bf16>, Mat<const bf16>);
+template void linear_relu2_backward(Stream, Mat<bf16>, Mat<const bf16>, Mat<const bf16>, Mat<const bf16>, const float*);
 
 }  // namespace nanorun::kernels::cuda

@@ -188,6 +188,7 @@ void mix_backward_rows(Mat<T> d_out, Mat<const T> d_elsewhere, const NormGradien
   for_rows("mix_scalars", 1, [=] KOKKOS_FUNCTION(int) {
     for (int k = 0; k < K; ++k) {
       const MixTerm<T>& term = terms.term[k];
+      if (term.leaves_factor) *term.leaves_factor = term.common_factor();
       for (int i = 0; i < 2; ++i) {
         const LearnedScalar<T>& s = term.scalars[i];
         const double rest = term.constant * term.scalars[1 - i].factor();

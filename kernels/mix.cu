@@ -191,7 +191,10 @@ __global__ void __launch_bounds__(block_threads, N > 3 ? 1 : 2)
   const float c_in = handover.factor.factor();
   float common[K], sums[K] = {};
 #pragma unroll
-  for (int k = 0; k < K; ++k) common[k] = terms.term[k].common_factor();
+  for (int k = 0; k < K; ++k) {
+    common[k] = terms.term[k].common_factor();
+    if (terms.term[k].leaves_factor && blockIdx.x + threadIdx.x == 0) *terms.term[k].leaves_factor = common[k];
+  }
   for (int row = blockIdx.x * block_warps + threadIdx.x / warp_size; row < d_out.rows; row += gridDim.x * block_warps) {
     const auto load = [&](int i) { return load_columns(row, 8 * (lane + warp_size * i), d_elsewhere, terms, cols); };
     Vector<bf16, 8> d[N], n[N], d_n[N];

@@ -55,7 +55,8 @@ struct MixTerm {
   const acc_t<T>* rstd = nullptr;  ///< null: x is the source itself
   Mat<T> d_source;                 ///< +=, or = where `overwrites`; see mix_backward() where it is d_out
   bool overwrites = false;
-  bool implied = false;  ///< mix_backward() does not read the source, see there
+  bool implied = false;               ///< mix_backward() does not read the source, see there
+  acc_t<T>* leaves_factor = nullptr;  ///< = common_factor(), for who takes g for the gradient of the source but for it
   double constant = 1;
   std::array<LearnedScalar<T>, 2> scalars;
   PerToken<T> per_token;

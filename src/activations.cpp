@@ -196,7 +196,10 @@ std::size_t Activations<T>::allocate_scratch(const Config& config, Workspace spa
   d_q = take_matrix<acc_t<T>>(scratch, length, model.width);
   d_x = narrow();
   d_x0 = narrow();
-  if (model.residual == Residual::scaled) d_branch = narrow();
+  if (model.residual == Residual::scaled) {
+    d_branch = narrow();
+    d_branch_factor = take_vector<acc_t<T>>(scratch, 1);
+  }
   if (!model.key_offset_layers.empty()) d_k_offset = narrow();
   if (!model.xsa_layers.empty()) d_v_extra = narrow();
   if (!model.value_layers.empty()) d_value_gate = take_matrix<acc_t<T>>(scratch, length, model.heads);

@@ -57,6 +57,13 @@ struct InputActivations {
   kernels::Mat<kernels::acc_t<T>> skip_gate;  ///< [T, 1]
 };
 
+/// Gradient of what attention or the MLP adds to the stream: *factor d, or d where factor is null.
+template <class T>
+struct BranchGradient {
+  kernels::Mat<const T> d;  ///< [T, d]
+  const kernels::acc_t<T>* factor = nullptr;
+};
+
 template <class T>
 struct Activations {
   int length = 0;
@@ -87,6 +94,7 @@ struct Activations {
   kernels::Mat<T> d_x;                                        ///< residual stream [T, d]
   kernels::Mat<T> d_x0;                                       ///< [T, d]
   kernels::Mat<T> d_branch;                                   ///< of what a mix reads of attention or MLP [T, d]
+  kernels::Vec<kernels::acc_t<T>> d_branch_factor;            ///< of that gradient, where it is not in d_branch [1]
   kernels::Mat<T> d_k_offset;                                 ///< of keys behind their offset [T, d]
   kernels::Mat<T> d_v_extra;                                  ///< of values, from XSA [T, d]
   kernels::Mat<kernels::acc_t<T>> d_value_gate, d_head_gate;  ///< [T, H]

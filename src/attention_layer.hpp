@@ -35,8 +35,8 @@ class AttentionLayer {
                int layer) const;
   /// a.d_narrow = gradient of n, where d_out is that of the output. Adds to the gradients of the weights, or with
   /// `add` false replaces those of the matrices.
-  void backward(kernels::Stream stream, const Activations<T>& a, const Feed<T>& feed, kernels::Mat<T> d_out, bool add,
-                int layer) const;
+  void backward(kernels::Stream stream, const Activations<T>& a, const Feed<T>& feed, const BranchGradient<T>& d_out,
+                bool add, int layer) const;
 
  private:
   ops::AttentionInputs<T> inputs(const Activations<T>& a, const Feed<T>& feed, int layer) const;

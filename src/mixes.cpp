@@ -108,7 +108,7 @@ MixTerms<T> Mixes<T>::after_attention(const Activations<T>& a, int layer) const 
   ops::MixTerm<T>& out = terms.add(s.attention_out, a.d_branch);
   out.implied = implies_attention(model_, layer);
   out.scalars = {parameters_.factor(block_name(layer, "attention_post")), projection};
-  out.overwrites = true;
+  leave_factor(out, a);
   add_injection(terms, a.input.x0, a, layer, 0);
   if (a.input.bigram && layer > 0) add_injection(terms, a.input.bigram, a, layer, 1);
   return terms;
@@ -142,8 +142,12 @@ MixTerms<T> Mixes<T>::after_mlp(const Activations<T>& a, int layer) const {
     stream.per_token = coefficients_.factor(a.coefficients, "mudd.mix", mlp_stream);
     out.per_token = coefficients_.factor(a.coefficients, "mudd.mix", mlp_out);
   } else {
-    stream.scalars[0] = parameters_.factor(block_name(layer, "mlp_residual"));
+    stream.scalars[0] = mlp_residual(layer);
     out.scalars[0] = parameters_.factor(block_name(layer, "mlp_post"));
+    if (injects(model_, layer)) {
+      stream.d_source = {};
+      leave_factor(out, a);
+    }
   }
   return terms;
 }
@@ -203,6 +207,12 @@ void Mixes<T>::add_injection(MixTerms<T>& terms, Mat<T> source, const Activation
   ops::MixTerm<T>& term = terms.add(source, {});
   term.scalars[0] = coefficient.scalar;
   term.per_token = coefficient.per_token;
+}
+
+template <class T>
+void Mixes<T>::leave_factor(ops::MixTerm<T>& branch, const Activations<T>& a) const {
+  branch.d_source = {};
+  branch.leaves_factor = a.d_branch_factor.data();
 }
 
 template <class T>

@@ -65,7 +65,9 @@ class Mixes {
 
   MixTerms<T> first(const Activations<T>& a) const;
   MixTerms<T> before(const Activations<T>& a, int layer) const;
-  /// Without the gradients of x0 and the bigram embeddings, which injections() has.
+  // Of a layer that injects(), both leave out the gradients of the branches, and the second that of the stream: who
+  // needs these takes the sum's and the factor. The gradients of x0 and the bigram embeddings are those of
+  // injections().
   MixTerms<T> after_attention(const Activations<T>& a, int layer) const;
   MixTerms<T> after_mlp(const Activations<T>& a, int layer) const;
   /// Of a layer under MUDD; aux without a gradient. A null aux: the streams alone.
@@ -74,10 +76,11 @@ class Mixes {
   /// The mixes that read x0 and the bigram embeddings, with the gradients of their sums: those that injects() names,
   /// which leave them in the place of the MLP's norm, and the first, whose is d_x.
   std::vector<ops::SharingMix<T>> injections(const Activations<T>& a) const;
-  /// r0 of a layer.
+  /// r0 and r1 of a layer.
   ops::LearnedScalar<T> attention_residual(int layer) const {
     return parameters_.factor(block_name(layer, "attention_residual"));
   }
+  ops::LearnedScalar<T> mlp_residual(int layer) const { return parameters_.factor(block_name(layer, "mlp_residual")); }
 
  private:
   MixTerms<T> unet_before(const Activations<T>& a, int layer) const;
@@ -91,6 +94,8 @@ class Mixes {
                              int index) const;
   /// Adds x0 or the bigram embeddings.
   void add_injection(MixTerms<T>& terms, kernels::Mat<T> source, const Activations<T>& a, int layer, int index) const;
+  /// Has the branch's gradient taken from that of the sum, see BranchGradient.
+  void leave_factor(ops::MixTerm<T>& branch, const Activations<T>& a) const;
   /// Coefficient of x0 (index 0) or of the bigram embeddings (1).
   ops::MixCoefficient<T> injection(const Activations<T>& a, int layer, int index) const;
 

@@ -322,10 +322,10 @@ template <class T>
 void Model<T>::unet_block_backward(Activations<T>& a, const Feed<T>& feed, bool add, int layer) {
   const BlockActivations<T>& s = a.block[layer];
   const bool attends = has_attention(config_.model, layer);
-  mlp_.backward(stream_, a, a.d_x, add, layer);
+  mlp_.backward(stream_, a, {a.d_x}, add, layer);
   if (attends) {
     ops::rms_norm_backward<T>(stream_, a.d_x, s.mlp.n, s.mlp.rstd, a.d_narrow, true);
-    attention_.backward(stream_, a, feed, a.d_x, add, layer);
+    attention_.backward(stream_, a, feed, {a.d_x}, add, layer);
   }
   const Mat<const T> n = attends ? s.attention.n : s.mlp.n;
   ops::mix_backward<T>(stream_, a.d_x, a.d_place[layer], {n, attends ? s.attention.rstd : s.mlp.rstd, a.d_narrow},
@@ -372,6 +372,8 @@ ops::MixHandover<T> Model<T>::scaled_block_backward(Activations<T>& a, const Fee
                                                     const ops::MixHandover<T>& d_stream, int layer) {
   const BlockActivations<T>& s = a.block[layer];
   const bool attends = has_attention(config_.model, layer);
+  // Its mixes leave the gradients of their sums.
+  const bool plain = injects(config_.model, layer);
   // What other layers have sent to the block's input joins in the last of these mixes.
   const Mat<T> nothing, d_input = a.d_place[layer];
   ops::NormGradient<T> norm;
@@ -381,12 +383,15 @@ ops::MixHandover<T> Model<T>::scaled_block_backward(Activations<T>& a, const Fee
   }
   ops::mix_backward<T>(stream_, a.d_x, attends || s.x_before ? nothing : d_input, norm, mixes_.after_mlp(a, layer),
                        d_stream);
-  mlp_.backward(stream_, a, a.d_branch, add, layer);
+  const BranchGradient<T> elsewhere{a.d_branch};
+  const kernels::acc_t<T>* const factor = a.d_branch_factor.data();
+  mlp_.backward(stream_, a, plain ? BranchGradient<T>{a.d_x, factor} : elsewhere, add, layer);
   if (attends) {
+    ops::MixHandover<T> handover;
+    if (plain) handover = {a.d_x, mixes_.mlp_residual(layer), s.mlp.n};
     ops::mix_backward<T>(stream_, a.d_x, s.x_before ? nothing : d_input, {s.mlp.n, s.mlp.rstd, a.d_narrow},
-                         mixes_.after_attention(a, layer),
-                         {{}, {}, injects(config_.model, layer) ? s.mlp.n : Mat<T>()});
-    attention_.backward(stream_, a, feed, a.d_branch, add, layer);
+                         mixes_.after_attention(a, layer), handover);
+    attention_.backward(stream_, a, feed, plain ? BranchGradient<T>{s.mlp.n, factor} : elsewhere, add, layer);
     const int source = attention_input_of(config_.model, layer);
     if (!normed_ahead(a, layer)) {
       ops::rms_norm_backward<T>(stream_, source == layer ? a.d_x : a.d_place[source], s.attention.n, s.attention.rstd,

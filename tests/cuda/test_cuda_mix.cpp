@@ -359,6 +359,17 @@ TEST(CudaMix, ScalarsThatAreFactorsOfManyTermsGetAllGradients) {
   compare_backward(9001, 264, {shared, true});
 }
 
+TEST(CudaMix, LeavesTheFactorOfATerm) {
+  SKIP_WITHOUT_DEVICE();
+  Tensors in(3000, 264, six);
+  const SumStream stream;
+  const Tensor<float> factor = Tensor<float>::poisoned(1, 1);
+  std::vector<MixTerm<bf16>> terms = in.device();
+  terms[2].leaves_factor = factor.device().data;
+  cuda::mix_backward<bf16>(stream, in.d_out.device(), {}, {{}, {}, {}}, terms);
+  EXPECT_FLOAT_EQ(factor.device_values()[0], in.host()[2].common_factor());
+}
+
 TEST(CudaMix, RefusesOtherCountsOfTerms) {
   SKIP_WITHOUT_DEVICE();
   Tensor<bf16> x(2, 8, 1), out(2, 8, 2);

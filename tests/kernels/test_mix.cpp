@@ -349,6 +349,16 @@ TEST(MixBackward, GradientsThatAreNotWantedAreLeftOut) {
   EXPECT_EQ(in.d_tokens.dense(), c.start_tokens);
 }
 
+TEST(MixBackward, LeavesTheFactorOfATerm) {
+  const Case c(3, 19, kind("Residual"));
+  Tensors<double> in(c);
+  double factor = 99;
+  in.terms[1].d_source = {};
+  in.terms[1].leaves_factor = &factor;
+  mix_backward<double>({}, in.d_out.mat(), {}, {{}, {}, {}}, in.terms);
+  EXPECT_EQ(factor, c.scalars[1]);
+}
+
 TEST(MixBackward, AnImpliedTermOfCoefficientZeroGetsNothing) {
   Case c(3, 19, kind("Implied"));
   c.scalars[1] = 0;
