@@ -159,7 +159,7 @@ void Model<T>::forward_backward(Trace& trace, const DeviceSequence& sequence, lo
   }
   {
     Region region(trace, Phase::head);
-    if (!accumulate.others) ops::fill<Gradient>(stream_, d_others_, 0);
+    if (!accumulate.others && !accumulate.cleared) ops::fill<Gradient>(stream_, d_others_, 0);
     if (hooks.enter) hooks.enter(config_.model.layers);
     ops::head_loss_backward<T>(stream_, loss_.device(), a.d_narrow, parameters_.gradient("head"), accumulate.others,
                                a.n_final, parameters_.weight("head"), sequence.targets, head_options(step),

@@ -45,7 +45,8 @@ class Model {
   /// To which of the gradients a sequence adds its own; it replaces the others.
   struct Accumulate {
     bool matrices = false;
-    bool others = false;  ///< tables and learned scalars
+    bool others = false;   ///< head, tables and learned scalars
+    bool cleared = false;  ///< tables and learned scalars are zero: nothing is to be replaced
   };
 
   /// Sends a training sequence to the device, for the next forward_backward(). While the device works, this costs no

@@ -148,6 +148,7 @@ void Optimizer<T>::initialise(std::int64_t seed) {
     }
     round_kept(owned);
   }
+  holds_gradients_ = false;
   publish();
 }
 
@@ -170,14 +171,17 @@ bool Optimizer<T>::keeps_gradients(long step) const {
 
 template <class T>
 void Optimizer<T>::begin_step(long step) {
-  if (!keeps_gradients(step)) return;
+  const bool keeps = keeps_gradients(step);
+  if (!keeps && holds_gradients_) return;
   for (const OwnedBucket& owned : buckets_) {
     if (owned.bucket.group == Group::matrix) continue;
     const std::span<Master> all = gradients_.subspan(owned.bucket.offset, owned.bucket.size());
     const std::size_t begin = owned.bounds[comm_.rank()], end = owned.bounds[comm_.rank() + 1];
     ops::fill<Master>(stream_, all.first(begin), 0);
+    if (!keeps) ops::fill<Master>(stream_, owned.gradients, 0);
     ops::fill<Master>(stream_, all.subspan(end), 0);
   }
+  holds_gradients_ = true;
 }
 
 template <class T>
@@ -353,7 +357,8 @@ void Optimizer<T>::apply_adam(const OwnedBucket& owned, long step) {
                                        .decay = lr * lr * run.rule.decay,
                                        .epsilon_hat = o.adam_epsilon_hat,
                                        .round_weights = run.rule.master == StateFormat::bf16,
-                                       .round_moments = run.rule.moments == StateFormat::bf16};
+                                       .round_moments = run.rule.moments == StateFormat::bf16,
+                                       .clears_gradient = owned.bucket.group != Group::head};
     const auto part = [&](const auto& all) { return all.subspan(run.first, run.size); };
     const auto update = [&]<class C, class W, class M>(std::span<C> copy, std::span<W> w, std::span<M> m) {
       ops::adam_update<C, W, M>(stream_, part(w), part(copy), part(m), part(owned.moment2.template as<M>()),
@@ -395,12 +400,8 @@ void Optimizer<T>::take_tied_gradients(Trace& trace) {
   const OwnedBucket &head = bucket_of("head"), &embedding = bucket_of("embedding");
   await_gradients(trace, head);
   await_gradients(trace, embedding);
-  const auto rows = [&](std::span<Master> x) {
-    return kernels::Mat<Master>(x.data(), static_cast<int>(x.size() / head.bucket.unit_size),
-                                static_cast<int>(head.bucket.unit_size));
-  };
   Region region(trace, Phase::adam);
-  ops::add<Master>(stream_, rows(head.gradients), rows(embedding.gradients));
+  ops::move_sum<Master>(stream_, head.gradients, embedding.gradients);
 }
 
 /// The embedding takes the head's weights, and with the last update that they share its state.

@@ -45,7 +45,9 @@ class Optimizer {
 
   /// Whether tables and learned scalars still hold gradients of earlier steps before a step, to which it adds its own.
   bool keeps_gradients(long step) const;
-  /// Before the first gradients of such a step: leaves the kept sums with the ranks that own them.
+  /// Whether the gradients of tables and learned scalars are zero before the other steps, once begin_step() was called.
+  bool clears_gradients() const { return comm_.size() == 1; }
+  /// Before the first gradients of a step: leaves kept sums with the ranks that own them.
   void begin_step(long step);
 
   /// Begins to sum over the ranks the gradients of a layer (Bucket::layer), which each has summed over its sequences
@@ -139,6 +141,7 @@ class Optimizer {
   Arena state_, own_workspace_;
   kernels::Workspace workspace_;  ///< Muon's scratch
   RunningSum squares_;            ///< of gradients, and of weights
+  bool holds_gradients_ = false;  ///< whether those of tables and scalars are sums of this run, or zero
   ops::Event handed_over_;        ///< from the ops' stream to the collectives'
   std::vector<OwnedBucket> buckets_;
   std::vector<Bucket> kinds_;  ///< of matrices, each one of those alike, in the order of their updates

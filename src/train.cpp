@@ -223,7 +223,7 @@ void Training::forward_backward(const Batch& batch) {
     Model<Real>::LayerHooks hooks;
     if (row == 0) hooks.enter = await;
     if (row + 1 == rows) hooks.leave = take;
-    const Model<Real>::Accumulate accumulate{row > 0, keeps || row > 0};
+    const Model<Real>::Accumulate accumulate{row > 0, keeps || row > 0, learner_.optimizer.clears_gradients()};
     learner_.model.forward_backward(*run_.trace, row == 0 ? batch.first : upload(batch, row), batch.step, accumulate,
                                     hooks);
   }
