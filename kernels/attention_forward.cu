@@ -350,6 +350,7 @@ __global__ void __launch_bounds__(tiles.threads, 1)
     fence_mbarrier_init();
   }
   __syncthreads();
+  begin_after_previous();
   const int warpgroup = __shfl_sync(0xFFFFFFFF, threadIdx.x / warpgroup_size, 0);
   if (warpgroup == 0) {
     setmaxnreg_dec<producer_registers>();
@@ -367,7 +368,6 @@ template <class T>
 void attention_forward(Stream stream, Mat<T> y, Mat<acc_t<T>> lse, const AttentionInputs<T>& in,
                        const AttentionMask& mask, Workspace workspace) {
   require_attention(in, mask, lse);
-  const cudaStream_t s = cuda_stream(stream);
   const int k_and_v_of_row = 2 * tile_bytes(1);
   const Parameters p{mask,
                      TileScheduler(mask.length, separate_heads(in), k_and_v_of_row),
@@ -375,8 +375,8 @@ void attention_forward(Stream stream, Mat<T> y, Mat<acc_t<T>> lse, const Attenti
                      in.scale,
                      tiles.block / rows_of_token(in),
                      WorkspaceAllocator(workspace).take<int>(1)};
-  check(cudaMemsetAsync(p.next_tile, 0, sizeof(int), s), "attention_forward");
-  launch_attention<Shared>("attention_forward", forward_kernel, std::min(p.scheduler.count(), sm_count), s,
+  check(cudaMemsetAsync(p.next_tile, 0, sizeof(int), cuda_stream(stream)), "attention_forward");
+  launch_attention<Shared>("attention_forward", forward_kernel, std::min(p.scheduler.count(), sm_count), stream,
                            rows_map(in.q, tiles.block, in), rows_map(in.k, tiles.block, in),
                            rows_map(in.v, tiles.block, in), rows_map(y, tiles.block, in), p);
 }

@@ -105,11 +105,10 @@ inline void require_attention(const AttentionInputs<bf16>& in, const AttentionMa
 
 /// Launches with the dynamic shared memory that `Shared` needs.
 template <class Shared, class... Parameters, class... Arguments>
-void launch_attention(const char* name, void (*kernel)(Parameters...), int blocks, cudaStream_t stream,
+void launch_attention(const char* name, void (*kernel)(Parameters...), int blocks, Stream stream,
                       const Arguments&... arguments) {
   check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, sizeof(Shared)), name);
-  kernel<<<blocks, attention_tiles().threads, sizeof(Shared), stream>>>(arguments...);
-  check_launch(name);
+  launch(name, stream, kernel, blocks, attention_tiles().threads, sizeof(Shared), arguments...);
 }
 
 }  // namespace nanorun::kernels::cuda

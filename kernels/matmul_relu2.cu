@@ -74,14 +74,14 @@ template <class T>
 void linear_relu2_forward(Stream stream, Mat<T> h, Mat<const T> x, Mat<const T> w) {
   if (h.size() == 0) return;
   const Relu2Forward op{staged_map(h)};
-  launch("linear_relu2_forward", stream, op, h.cols, x, w);
+  launch_gemm("linear_relu2_forward", stream, op, h.cols, x, w);
 }
 
 template <class T>
 void linear_relu2_backward(Stream stream, Mat<T> d_z, Mat<const T> d_out, Mat<const T> w_next, Mat<const T> h) {
   if (d_z.size() == 0) return;
   const Relu2Backward op{staged_map(d_z), staged_map(h)};
-  launch("linear_relu2_backward", stream, op, d_z.cols, d_out, w_next);
+  launch_gemm("linear_relu2_backward", stream, op, d_z.cols, d_out, w_next);
 }
 
 template void linear_relu2_forward(Stream, Mat<bf16>, Mat<const bf16>, Mat<const bf16>);
