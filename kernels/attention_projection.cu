@@ -189,7 +189,7 @@ void project(const char* name, Stream stream, Mat<bf16> qkv, Mat<bf16> v_mixed, 
   op.tokens = x.rows;
   op.width = width;
   op.eps = static_cast<float>(eps);
-  launch(name, stream, op, qkv.cols, x, w);
+  launch_gemm(name, stream, op, qkv.cols, x, w);
 }
 
 }  // namespace

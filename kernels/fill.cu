@@ -60,6 +60,7 @@ struct MoveSum {
 
 template <class T, class X>
 __global__ void __launch_bounds__(block_threads) add_kernel(Mat<T> out, Mat<const X> x) {
+  begin_after_previous();
   const unsigned vectors = out.cols / 8;
   const unsigned total = vectors * out.rows;
   for (unsigned k = blockIdx.x * block_threads + threadIdx.x; k < total; k += gridDim.x * block_threads) {
@@ -82,8 +83,7 @@ void launch_add(Stream stream, Mat<T> out, Mat<const X> x) {
   require_vectors("add", out);
   require_vectors("add", x);
   if (out.size() == 0) return;
-  add_kernel<T, X><<<blocks_for(out.size() / 8), block_threads, 0, cuda_stream(stream)>>>(out, x);
-  check_launch("add");
+  launch("add", stream, add_kernel<T, X>, blocks_for(out.size() / 8), block_threads, 0, out, x);
 }
 
 }  // namespace

@@ -214,6 +214,7 @@ __global__ void __cluster_dims__(cluster) __launch_bounds__(threads, 1)
     sm90::fence_mbarrier_init();
   }
   sm90::cluster_sync();
+  begin_after_previous();
   const int warpgroup = __shfl_sync(~0u, threadIdx.x / sm90::warpgroup_size, 0);
   if (warpgroup == 0) {
     sm90::setmaxnreg_dec<producer_registers>();
@@ -237,8 +238,8 @@ inline Mat<const bf16> loaded(Mat<const e4m3> x) {
 /// The GEMM of a [M, K] and b with `cols` = N columns. Throws std::invalid_argument unless K is a multiple of 64, of
 /// 128 for e4m3, and rows are aligned to 16 bytes.
 template <class Op>
-void launch(const char* name, Stream stream, const Op& op, int cols, Mat<const typename Op::Operand> a_operand,
-            Mat<const typename Op::Operand> b_operand) {
+void launch_gemm(const char* name, Stream stream, const Op& op, int cols, Mat<const typename Op::Operand> a_operand,
+                 Mat<const typename Op::Operand> b_operand) {
   constexpr int shared_bytes = sizeof(Shared);
   const Mat<const bf16> a = loaded(a_operand), b = loaded(b_operand);
   static_assert(shared_bytes <= 227 * 1024);
@@ -253,8 +254,7 @@ void launch(const char* name, Stream stream, const Op& op, int cols, Mat<const t
   check(cudaFuncSetAttribute(fused_gemm<Op>, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes),
         "cudaFuncSetAttribute");
   const int blocks = cluster * std::min(p.count(), sm90::sm_count / cluster);
-  fused_gemm<Op><<<blocks, threads, shared_bytes, cuda_stream(stream)>>>(p);
-  check_launch(name);
+  launch(name, stream, fused_gemm<Op>, blocks, threads, shared_bytes, p);
 }
 
 }  // namespace nanorun::kernels::cuda::fused

@@ -66,6 +66,7 @@ struct Head {
 };
 
 __global__ void __launch_bounds__(block_threads) head_output_kernel(Tasks tasks, Mat<bf16> out, HeadOutput<bf16> in) {
+  begin_after_previous();
   const Place at(tasks, blockIdx.x * tasks.of_block());
   const Head head(in, at, tasks);  // lanes outside take part in the sums
   if (at.inside) head.store_output(out.row(at.row) + at.col);
@@ -91,6 +92,7 @@ __device__ void add_to_heads(float* d_alpha, const Tasks& tasks, float x, const 
 __global__ void __launch_bounds__(block_threads, 4)
     head_output_backward_kernel(Tasks tasks, HeadOutputGradients<bf16> d, Mat<bf16> out, Mat<const bf16> d_out,
                                 HeadOutput<bf16> in, OrderedSum total) {
+  begin_after_previous();
   const bool sums = in.alpha && d.d_alpha.ld == 0;
   float by_alpha = 0;
   const int stride = gridDim.x * tasks.of_block();
@@ -154,8 +156,7 @@ void head_output_forward(Stream stream, Mat<T> out, const HeadOutput<T>& in) {
   require_vectors(op, out);
   if (tasks.count == 0) return;
   const int blocks = ceil_div(tasks.count, tasks.of_block());
-  head_output_kernel<<<blocks, block_threads, 0, cuda_stream(stream)>>>(tasks, out, in);
-  check_launch(op);
+  launch(op, stream, head_output_kernel, blocks, block_threads, 0, tasks, out, in);
 }
 
 template <class T>
@@ -169,9 +170,8 @@ void head_output_backward(Stream stream, const HeadOutputGradients<T>& d, Mat<T>
   require_vectors(op, d_out);
   if (tasks.count == 0) return;
   const int blocks = in.alpha && d.d_alpha.ld == 0 ? summing_blocks(op, tasks) : backward_blocks(tasks);
-  head_output_backward_kernel<<<blocks, block_threads, 0, cuda_stream(stream)>>>(tasks, d, out, d_out, in,
-                                                                                 OrderedSum(stream));
-  check_launch(op);
+  launch(op, stream, head_output_backward_kernel, blocks, block_threads, 0, tasks, d, out, d_out, in,
+         OrderedSum(stream));
 }
 
 template void head_output_forward(Stream, Mat<bf16>, const HeadOutput<bf16>&);

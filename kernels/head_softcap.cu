@@ -318,6 +318,7 @@ __global__ void __launch_bounds__(threads_of<G>, 2)
     softcap_row(Mat<bf16> z, float* loss, const __grid_constant__ Targets targets, Cap cap, float scale,
                 Transpose transpose, int* started) {
   __shared__ int turn;
+  begin_after_previous();
   if (threadIdx.x == 0) turn = atomicAdd(started, 1);
   __syncthreads();
   const int t = z.rows - 1 - turn, thread = static_cast<int>(threadIdx.x) - row_threads;
@@ -331,7 +332,7 @@ __global__ void __launch_bounds__(threads_of<G>, 2)
 }
 
 template <class G>
-void launch(Stream stream, float* loss, const Softcap& in, double scale, int blocks, Transpose transpose = {}) {
+void launch_rows(Stream stream, float* loss, const Softcap& in, double scale, int blocks, Transpose transpose = {}) {
   assert(in.z.cols % 8 == 0 && in.z.cols <= max_vocabulary && in.targets.size() >= static_cast<std::size_t>(in.z.rows));
   transpose.rows_done = in.counts + 1;
   const int shared_bytes = in.z.cols * static_cast<int>(sizeof(bf16));
@@ -339,9 +340,8 @@ void launch(Stream stream, float* loss, const Softcap& in, double scale, int blo
   const auto kernel = targets.further() ? softcap_row<G, true> : softcap_row<G, false>;
   check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes),
         "cudaFuncSetAttribute");
-  kernel<<<blocks, threads_of<G>, shared_bytes, cuda_stream(stream)>>>(in.z, loss, targets, Cap(in.options),
-                                                                       static_cast<float>(scale), transpose, in.counts);
-  check_launch("softcap_row");
+  launch("softcap_row", stream, kernel, blocks, threads_of<G>, shared_bytes, in.z, loss, targets, Cap(in.options),
+         static_cast<float>(scale), transpose, in.counts);
 }
 
 }  // namespace
@@ -349,17 +349,19 @@ void launch(Stream stream, float* loss, const Softcap& in, double scale, int blo
 std::size_t softcap_counts(int rows) { return 1 + panels(rows); }
 int softcap_blocks(int rows) { return rows + transpose_lag; }
 
-void softcap_loss(Stream stream, float* loss, const Softcap& in) { launch<NoGradient>(stream, loss, in, 0, in.z.rows); }
+void softcap_loss(Stream stream, float* loss, const Softcap& in) {
+  launch_rows<NoGradient>(stream, loss, in, 0, in.z.rows);
+}
 
 void softcap_gradient(Stream stream, float* loss, const Softcap& in, double scale) {
-  launch<bf16>(stream, loss, in, scale, in.z.rows);
+  launch_rows<bf16>(stream, loss, in, scale, in.z.rows);
 }
 
 Mat<e5m2> softcap_gradient_fp8(Stream stream, float* loss, Mat<e5m2> g_t, const Softcap& in, double scale, int blocks) {
   assert(in.z.rows % 16 == 0 && in.z.cols % 16 == 0);
   const auto bytes = [](Mat<e5m2> m) { return Mat<std::uint8_t>(&m.data->bits, m.rows, m.cols, m.ld); };
   const Mat<e5m2> g(reinterpret_cast<e5m2*>(in.z.data), in.z.rows, in.z.cols, 2 * in.z.ld);
-  launch<e5m2>(stream, loss, in, scale, blocks > 0 ? blocks : softcap_blocks(in.z.rows), {bytes(g), bytes(g_t)});
+  launch_rows<e5m2>(stream, loss, in, scale, blocks > 0 ? blocks : softcap_blocks(in.z.rows), {bytes(g), bytes(g_t)});
   return g;
 }
 

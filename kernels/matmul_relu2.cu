@@ -76,7 +76,7 @@ template <class T>
 void linear_relu2_forward(Stream stream, Mat<T> h, Mat<const T> x, Mat<const T> w) {
   if (h.size() == 0) return;
   const Relu2Forward op{staged_map(h)};
-  launch("linear_relu2_forward", stream, op, h.cols, x, w);
+  launch_gemm("linear_relu2_forward", stream, op, h.cols, x, w);
 }
 
 template <class T>
@@ -84,7 +84,7 @@ void linear_relu2_backward(Stream stream, Mat<T> d_z, Mat<const T> d_out, Mat<co
                            const acc_t<T>* factor) {
   if (d_z.size() == 0) return;
   const Relu2Backward op{staged_map(d_z), staged_map(h), factor};
-  launch("linear_relu2_backward", stream, op, d_z.cols, d_out, w_next);
+  launch_gemm("linear_relu2_backward", stream, op, d_z.cols, d_out, w_next);
 }
 
 template void linear_relu2_forward(Stream, Mat<bf16>, Mat<const bf16>, Mat<const bf16>);

@@ -92,6 +92,7 @@ __device__ std::uint32_t mix_row(int row, int cols, const Mat<bf16>& out, const 
 template <int N, int K>
 __global__ void __launch_bounds__(block_threads)
     mix_kernel(int rows, int cols, Mat<bf16> out, Mat<bf16> n, float* rstd, Terms<K> terms, float eps, float* maximum) {
+  begin_after_previous();
   const int row = blockIdx.x * block_warps + threadIdx.x / warp_size;
   const std::uint32_t largest = row < rows ? mix_row<N>(row, cols, out, n, rstd, terms, eps) : 0;
   if (maximum) raise_by_block(maximum, largest);
@@ -187,6 +188,7 @@ __global__ void __launch_bounds__(block_threads, N > 3 ? 1 : 2)
     mix_backward_kernel(Mat<bf16> d_out, Mat<const bf16> d_elsewhere, NormGradient<bf16> norm, Terms<K> terms,
                         MixHandover<bf16> handover, bool leaves_g, OrderedSum total) {
   constexpr bool ahead = K <= 3;
+  begin_after_previous();
   const int lane = threadIdx.x % warp_size, cols = d_out.cols;
   const float c_in = handover.factor.factor();
   float common[K], sums[K] = {};
@@ -264,6 +266,7 @@ template <bool second>
 __global__ void __launch_bounds__(block_threads)
     shared_streams_kernel(Mat<bf16> d0, Mat<bf16> d1, bool adds0, bool adds1,
                           const __grid_constant__ SharingMixes mixes) {
+  begin_after_previous();
   const int row = blockIdx.x * block_warps + threadIdx.x / warp_size;
   if (row >= d0.rows) return;
   for (int col = 8 * (threadIdx.x % warp_size); col < d0.cols; col += 8 * warp_size) {
@@ -312,10 +315,9 @@ void forward(const char* op, Stream stream, Mat<bf16> out, Mat<bf16> n, float* r
   const int rows = out ? out.rows : n.rows, cols = out ? out.cols : n.cols;
   if (rows == 0) return;
   for_terms(op, {}, cols, terms, -1, [&]<int K>(auto vectors, const Terms<K>& fixed) {
-    mix_kernel<vectors(), K><<<row_blocks(rows), block_threads, 0, cuda_stream(stream)>>>(
-        rows, cols, out, n, rstd, fixed, static_cast<float>(eps), maximum);
+    launch(op, stream, mix_kernel<vectors(), K>, row_blocks(rows), block_threads, 0, rows, cols, out, n, rstd, fixed,
+           static_cast<float>(eps), maximum);
   });
-  check_launch(op);
 }
 
 }  // namespace
@@ -348,11 +350,9 @@ void mix_backward(Stream stream, Mat<T> d_out, Mat<const T> d_elsewhere, const N
   for_terms(op, d_out, d_out.cols, terms, portable::implied_term(terms, norm),
             [&]<int K>(auto vectors, const Terms<K>& fixed) {
               const int blocks = std::min(row_blocks(d_out.rows), max_backward_blocks);
-              mix_backward_kernel<vectors(), K><<<blocks, block_threads, 0, cuda_stream(stream)>>>(
-                  d_out, fixed.to_out ? d_elsewhere : Mat<const bf16>(), norm, fixed, given, leaves_g,
-                  OrderedSum(stream));
+              launch(op, stream, mix_backward_kernel<vectors(), K>, blocks, block_threads, 0, d_out,
+                     fixed.to_out ? d_elsewhere : Mat<const bf16>(), norm, fixed, given, leaves_g, OrderedSum(stream));
             });
-  check_launch(op);
 }
 
 template <class T>
@@ -368,12 +368,10 @@ void shared_streams_backward(Stream stream, const std::array<Mat<T>, 2>& d, cons
     some.count = static_cast<int>(std::min<std::size_t>(mixes.size(), max_sharing_mixes));
     std::copy_n(mixes.begin(), some.count, some.mix);
     const auto kernel = d[1] ? shared_streams_kernel<true> : shared_streams_kernel<false>;
-    kernel<<<row_blocks(d[0].rows), block_threads, 0, cuda_stream(stream)>>>(d[0], d[1], adds_now[0], adds_now[1],
-                                                                             some);
+    launch(op, stream, kernel, row_blocks(d[0].rows), block_threads, 0, d[0], d[1], adds_now[0], adds_now[1], some);
     mixes = mixes.subspan(some.count);
     adds_now = {true, true};
   } while (!mixes.empty());
-  check_launch(op);
 }
 
 template void mix_forward(Stream, Mat<bf16>, std::span<const MixTerm<bf16>>);

@@ -38,6 +38,7 @@ struct Magnitudes {
 
 /// Blocks of one y work on one matrix.
 __global__ void __launch_bounds__(block_threads) max_magnitude_kernel(const __grid_constant__ Magnitudes p) {
+  begin_after_previous();
   const Mat<const bf16>& x = p.of[blockIdx.y].x;
   const unsigned vectors = x.cols / 8, count = vectors * x.rows, stride = gridDim.x * block_threads;
   std::uint32_t largest = 0;
@@ -86,6 +87,7 @@ constexpr int vectors_of_thread = 4;
 constexpr unsigned vectors_of_block = block_threads * vectors_of_thread;
 
 __global__ void __launch_bounds__(block_threads) quantise(const __grid_constant__ Quantisations p) {
+  begin_after_previous();
   int matrix = 0;
   while (blockIdx.x >= p.begin[matrix + 1]) ++matrix;
   const Quantisation& of = p.of[matrix];
@@ -283,8 +285,7 @@ Operands quantised(const char* name, Stream stream, Workspace workspace, Mat<con
     p.next = next.factors;
   }
   for (int k = 0; k < p.count; ++k) p.begin[k + 1] = p.begin[k] + ceil_div(p.of[k].vectors(), vectors_of_block);
-  quantise<<<p.begin[p.count], block_threads, 0, cuda_stream(stream)>>>(p);
-  check_launch(name);
+  launch(name, stream, quantise, p.begin[p.count], block_threads, 0, p);
   return out;
 }
 
@@ -302,8 +303,7 @@ void max_magnitude(Stream stream, std::span<const Magnitude<T>> magnitudes) {
     const std::size_t size = std::ranges::max(now, {}, [](const Magnitude<T>& of) { return of.x.size(); }).x.size();
     const int count = static_cast<int>(now.size());
     const int blocks = std::clamp(blocks_for(size / 8), 1, ceil_div(sm_count * blocks_of_sm, count));
-    max_magnitude_kernel<<<dim3(blocks, count), block_threads, 0, cuda_stream(stream)>>>(p);
-    check_launch("max_magnitude");
+    launch("max_magnitude", stream, max_magnitude_kernel, dim3(blocks, count), block_threads, 0, p);
   }
 }
 
@@ -328,9 +328,9 @@ void linear_relu2_forward_fp8(Stream stream, Mat<T> h, acc_t<T>* maximum, Mat<co
   if (h.size() == 0) return;
   const Operands q = quantised(name, stream, workspace, x, scale_x, {}, w, scale_w, ahead);
   if (hq) {
-    launch(name, stream, Relu2Fp8<true>{h, hq, maximum, q.factors}, h.cols, q.a, q.b);
+    launch_gemm(name, stream, Relu2Fp8<true>{h, hq, maximum, q.factors}, h.cols, q.a, q.b);
   } else {
-    launch(name, stream, Relu2Fp8<false>{h, hq, maximum, q.factors}, h.cols, q.a, q.b);
+    launch_gemm(name, stream, Relu2Fp8<false>{h, hq, maximum, q.factors}, h.cols, q.a, q.b);
   }
 }
 
@@ -345,7 +345,7 @@ void linear_forward_fp8(Stream stream, Mat<T> out, Mat<const T> h, Fp8Scale<acc_
   if (out.size() == 0) return;
   const Operands q =
       vq.empty() ? quantised(name, stream, workspace, h, scale_h, hq, v, scale_v) : allocated(vq, 0, v.cols, v.rows);
-  launch(name, stream, LinearFp8{out, q.factors}, out.cols, hq ? hq : Mat<const e4m3>(q.a), q.b);
+  launch_gemm(name, stream, LinearFp8{out, q.factors}, out.cols, hq ? hq : Mat<const e4m3>(q.a), q.b);
 }
 
 template void max_magnitude(Stream, std::span<const Magnitude<bf16>>);
