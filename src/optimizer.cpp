@@ -56,12 +56,14 @@ constexpr const char* state_remedy = "use more ranks, or lower model.width or mo
 
 template <class T>
 Optimizer<T>::Optimizer(const Config& config, const ParameterTable& table, const Weights<T>& weights,
-                        std::span<Master> gradients, kernels::Workspace idle, TensorComm& comm, Stream stream)
+                        std::span<Master> gradients, kernels::Workspace idle, TensorComm& comm, TouchedRows& rows,
+                        Stream stream)
     : config_(config),
       table_(table),
       weights_(weights),
       gradients_(gradients),
       comm_(comm),
+      rows_(rows),
       stream_(stream),
       state_(state_size<T>(config, table, comm.rank(), comm.size()), "the optimizer's state", state_remedy),
       own_workspace_(beyond(idle.size(), workspace_size<T>(config, table, comm.rank(), comm.size())), "Muon's scratch",
@@ -171,17 +173,30 @@ bool Optimizer<T>::keeps_gradients(long step) const {
 
 template <class T>
 void Optimizer<T>::begin_step(long step) {
-  const bool keeps = keeps_gradients(step);
-  if (!keeps && holds_gradients_) return;
+  const bool keeps = keeps_gradients(step), begins = !holds_gradients_ && !keeps;
+  rows_.upload(comm_.stream());
   for (const OwnedBucket& owned : buckets_) {
-    if (owned.bucket.group == Group::matrix) continue;
-    const std::span<Master> all = gradients_.subspan(owned.bucket.offset, owned.bucket.size());
-    const std::size_t begin = owned.bounds[comm_.rank()], end = owned.bounds[comm_.rank() + 1];
-    ops::fill<Master>(stream_, all.first(begin), 0);
-    if (!keeps) ops::fill<Master>(stream_, owned.gradients, 0);
-    ops::fill<Master>(stream_, all.subspan(end), 0);
+    if (begins || leaves_others(owned.bucket, keeps)) clear_gradients(owned, begins);
   }
   holds_gradients_ = true;
+}
+
+/// Whether the gradients of other ranks' parts of a bucket, which these have taken, stand where new ones are added.
+template <class T>
+bool Optimizer<T>::leaves_others(const Bucket& bucket, bool keeps) const {
+  if (bucket.group == Group::matrix || comm_.size() == 1) return false;
+  if (rows_.known() && TouchedRows::is_lookup(bucket)) return !holds_gradients_;
+  return keeps || (clears_gradients() && bucket.group != Group::head);
+}
+
+template <class T>
+void Optimizer<T>::clear_gradients(const OwnedBucket& owned, bool own_too) {
+  if (owned.bucket.group == Group::matrix) return;
+  const std::span<Master> all = gradients_.subspan(owned.bucket.offset, owned.bucket.size());
+  const std::size_t begin = owned.bounds[comm_.rank()], end = owned.bounds[comm_.rank() + 1];
+  ops::fill<Master>(stream_, all.first(begin), 0);
+  if (own_too) ops::fill<Master>(stream_, owned.gradients, 0);
+  ops::fill<Master>(stream_, all.subspan(end), 0);
 }
 
 template <class T>
@@ -195,8 +210,17 @@ void Optimizer<T>::start_reduce_scatter(Trace& trace, int layer, long step) {
 
 template <class T>
 void Optimizer<T>::reduce(Trace& trace, OwnedBucket& owned) {
-  transfer(trace, Phase::reduce_gradients, owned.reduced,
-           [&] { comm_.reduce_scatter(gradients_.subspan(owned.bucket.offset, owned.bucket.size()), owned.bounds); });
+  const Bucket& bucket = owned.bucket;
+  const std::span<Master> gradients = gradients_.subspan(bucket.offset, bucket.size());
+  transfer(trace, Phase::reduce_gradients, owned.reduced, [&] {
+    if (rows_.known() && TouchedRows::is_lookup(bucket)) {
+      const kernels::Mat<Master> table(gradients.data(), static_cast<int>(bucket.units),
+                                       static_cast<int>(bucket.unit_size));
+      comm_.reduce_scatter_rows(table, rows_.of(bucket));
+    } else {
+      comm_.reduce_scatter(gradients, owned.bounds);
+    }
+  });
 }
 
 /// Enqueues a collective after the ops enqueued so far; `done` is recorded behind it.
