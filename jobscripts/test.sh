@@ -43,10 +43,12 @@ if CUDACXX=$(find_nvcc); then
 fi
 presets+=(cpu)
 
-# Most tests wait for programs and files longer than they compute.
-tests_at_once=$((2 * $(nproc)))
+# Most tests on CPUs wait for programs and files longer than they compute; those on GPUs share the GPUs.
+processors=$(nproc)
 for preset in "${presets[@]}"; do
   setup "$preset" all
+  tests_at_once=2
+  [[ $preset == h100 ]] || tests_at_once=$((processors < 8 ? 2 * processors : 16))
   ctest --preset "$preset" --parallel "$tests_at_once"
 done
 [[ -n $CUDACXX ]] || say "no CUDA 13 found: the build for GPUs and the tests of the CUDA kernels were left out"
