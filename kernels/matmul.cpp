@@ -30,8 +30,8 @@ void linear_add_forward(Stream, Mat<T> out, Mat<const T> x, Mat<const T> w) {
 }
 
 template <class T>
-void linear_backward_input(Stream, Mat<T> d_x, Mat<const T> d_out, Mat<const T> w, const acc_t<T>* factor) {
-  gemm<T>(Op::none, Op::none, value_of(factor), d_out, w, 0, d_x);
+void linear_backward_input(Stream, Mat<T> d_x, Mat<const T> d_out, Mat<const T> w, const acc_t<T>* factor, bool add) {
+  gemm<T>(Op::none, Op::none, value_of(factor), d_out, w, add ? 1 : 0, d_x);
 }
 
 template <class T>
@@ -68,7 +68,7 @@ void linear_relu2_backward(Stream stream, Mat<T> d_z, Mat<const T> d_out, Mat<co
 #define NANORUN_INSTANTIATE(T)                                                                      \
   template void linear_forward(Stream, Mat<T>, Mat<const T>, Mat<const T>);                         \
   template void linear_add_forward(Stream, Mat<T>, Mat<const T>, Mat<const T>);                     \
-  template void linear_backward_input(Stream, Mat<T>, Mat<const T>, Mat<const T>, const T*);        \
+  template void linear_backward_input(Stream, Mat<T>, Mat<const T>, Mat<const T>, const T*, bool);  \
   template void linear_backward_weight(Stream, Mat<T>, Mat<const T>, Mat<const T>, bool, const T*); \
   template void linear_relu2_forward(Stream, Mat<T>, Mat<const T>, Mat<const T>);                   \
   template void linear_relu2_backward(Stream, Mat<T>, Mat<const T>, Mat<const T>, Mat<const T>, const T*);

@@ -16,10 +16,10 @@ void linear_add_forward(Stream stream, Mat<T> out, Mat<const T> x, Mat<const T> 
 
 // The gradient of out is *factor d_out, or d_out where `factor` is null: then no op need write the product.
 
-/// d_x = *factor d_out w
+/// d_x = *factor d_out w, or d_x += *factor d_out w with `add`
 template <class T>
 void linear_backward_input(Stream stream, Mat<T> d_x, Mat<const T> d_out, Mat<const T> w,
-                           const acc_t<T>* factor = nullptr);
+                           const acc_t<T>* factor = nullptr, bool add = false);
 
 /// d_w = *factor d_outᵀ x, or d_w += *factor d_outᵀ x with `add`
 template <class T>
@@ -50,7 +50,7 @@ template <class T>
 void linear_add_forward(Stream stream, Mat<T> out, Mat<const T> x, Mat<const T> w);
 template <class T>
 void linear_backward_input(Stream stream, Mat<T> d_x, Mat<const T> d_out, Mat<const T> w,
-                           const acc_t<T>* factor = nullptr);
+                           const acc_t<T>* factor = nullptr, bool add = false);
 template <class T>
 void linear_backward_weight(Stream stream, Mat<acc_t<T>> d_w, Mat<const T> d_out, Mat<const T> x, bool add,
                             const acc_t<T>* factor = nullptr);

@@ -167,6 +167,18 @@ template <class T>
 void Activations<T>::allocate_gradients(const ModelConfig& model, WorkspaceAllocator& allocator) {
   const auto narrow = [&] { return take_matrix<T>(allocator, length, model.width); };
   d_narrow = narrow();
+  for (int i = 1; i < model.layers; ++i) {
+    const int first = first_with_norm_of(model, i);
+    if (!has_attention(model, i) || first == i) continue;
+    if (!d_shared_n) d_shared_n = narrow();
+    block[first].attention.d_n = block[i].attention.d_n = d_shared_n;
+    for (int below = first; below < i; ++below) {
+      if (first_with_norm_of(model, below) == first) block[below].attention.adds_d_n = true;
+    }
+  }
+  for (BlockActivations<T>& each : block) {
+    if (!each.attention.d_n) each.attention.d_n = d_narrow;
+  }
   d_place.resize(model.layers + 1);
   for (int place = 0; place <= model.layers; ++place) {
     if (!is_tapped(model, place)) continue;

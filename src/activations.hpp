@@ -15,6 +15,8 @@ template <class T>
 struct AttentionActivations {
   kernels::Mat<T> n;                           ///< norm of the stream that it reads; layers may share it [T, d]
   kernels::Vec<kernels::acc_t<T>> rstd;        ///< [T]
+  kernels::Mat<T> d_n;                         ///< gradient of n, of all layers that share it; in training [T, d]
+  bool adds_d_n = false;                       ///< a layer above has sent its own
   kernels::Mat<T> qkv;                         ///< q and k after norm and rotary, v as projected [T, 3d]
   kernels::Mat<T> k_offset;                    ///< k after the key offset, where the layer has it [T, d]
   kernels::Mat<T> v_mixed;                     ///< in the place of v unless takes_up_values() [T, d]
@@ -81,6 +83,7 @@ struct Activations {
 
   // Gradients; training only.
   kernels::Mat<T> d_narrow;                     ///< of n_final, then of any branch of width d, then of the embedding
+  kernels::Mat<T> d_shared_n;                   ///< of the norm that several layers' attention reads
   std::vector<kernels::Mat<T>> d_place;         ///< by place of the stream; null where no other layer reads it [T, d]
   kernels::Mat<kernels::acc_t<T>> d_v_first;    ///< [T, d]
   kernels::Mat<T> d_bigram;                     ///< [T, d]

@@ -60,7 +60,8 @@ void AttentionLayer<T>::backward(Stream stream, const Activations<T>& a, const F
                                    d_v_extra, rotary(feed, layer), values_.mix(a, feed.sequence, layer));
   if (layer == 0 && a.d_v_first) ops::add<T>(stream, d_v, a.d_v_first);
   ops::linear_backward_weight<T>(stream, parameters_.gradient(block_name(layer, "qkv")), d_qkv, s.n, add);
-  ops::linear_backward_input<T>(stream, a.d_narrow, d_qkv, parameters_.weight(block_name(layer, "qkv")));
+  ops::linear_backward_input<T>(stream, s.d_n, d_qkv, parameters_.weight(block_name(layer, "qkv")), nullptr,
+                                s.adds_d_n);
   values_.backward_gates(stream, a, layer);
   heads_.backward_gate(stream, a, layer);
 }

@@ -379,7 +379,7 @@ ops::MixHandover<T> Model<T>::scaled_block_backward(Activations<T>& a, const Fee
   ops::NormGradient<T> norm;
   if (normed_ahead(a, layer + 1)) {
     const AttentionActivations<T>& next = a.block[layer + 1].attention;
-    norm = {next.n, next.rstd, a.d_narrow};
+    norm = {next.n, next.rstd, next.d_n};
   }
   ops::mix_backward<T>(stream_, a.d_x, attends || s.x_before ? nothing : d_input, norm, mixes_.after_mlp(a, layer),
                        d_stream);
@@ -392,10 +392,11 @@ ops::MixHandover<T> Model<T>::scaled_block_backward(Activations<T>& a, const Fee
     ops::mix_backward<T>(stream_, a.d_x, s.x_before ? nothing : d_input, {s.mlp.n, s.mlp.rstd, a.d_narrow},
                          mixes_.after_attention(a, layer), handover);
     attention_.backward(stream_, a, feed, plain ? BranchGradient<T>{s.mlp.n, factor} : elsewhere, add, layer);
+    // Layers that share a norm leave its gradient to the lowest of them.
     const int source = attention_input_of(config_.model, layer);
-    if (!normed_ahead(a, layer)) {
+    if (!normed_ahead(a, layer) && first_with_norm_of(config_.model, layer) == layer) {
       ops::rms_norm_backward<T>(stream_, source == layer ? a.d_x : a.d_place[source], s.attention.n, s.attention.rstd,
-                                a.d_narrow, true);
+                                s.attention.d_n, true);
     }
   } else {
     ops::rms_norm_backward<T>(stream_, a.d_x, s.mlp.n, s.mlp.rstd, a.d_narrow, true);

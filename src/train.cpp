@@ -171,7 +171,6 @@ void Training::train_step() {
   }
   write_step();
   if (progress_.step + 1 < config_.train.steps) ahead_ = read_batch(progress_.step + 1);
-  exchange_requests();
   synchronise();
 
   const double seconds = context_.seconds_since_start() - begin;
@@ -230,7 +229,6 @@ void Training::forward_backward(const Batch& batch) {
 
 /// Finds out, while the device works, what any rank has seen that should keep the run from its next step.
 void Training::exchange_requests() {
-  Region region(*run_.trace, Phase::sync);
   const bool looks = gpus_.due(progress_.step + 1);
   std::vector<double> gpus;  // their states, in some steps
   if (looks) gpus_.look(), gpus_.append_to(gpus);
@@ -245,6 +243,7 @@ void Training::exchange_requests() {
 /// Ends every step: waits for the device. Nothing of a step that fails here reaches a checkpoint.
 void Training::synchronise() {
   Region region(*run_.trace, Phase::sync);
+  exchange_requests();
   {
     const auto watch = comm_.watch("the collectives of a step");
     ops::synchronize(context_.stream());
