@@ -57,7 +57,7 @@ __device__ std::uint32_t mix_row(int row, int cols, const Mat<bf16>& out, const 
     Vector<bf16, 8> from[K];
 #pragma unroll
     for (int k = 0; k < K; ++k) {
-      if (terms.term[k].source) from[k] = load_vector<8>(terms.term[k].source.row(row) + col);
+      if (terms.term[k].source) from[k] = load_streaming(terms.term[k].source.row(row) + col);
     }
 #pragma unroll
     for (int k = 0; k < K; ++k) {
@@ -77,8 +77,11 @@ __device__ std::uint32_t mix_row(int row, int cols, const Mat<bf16>& out, const 
   for (int i = 0; i < N; ++i) {
     const int col = 8 * (lane + warp_size * i);
     if (col >= cols) continue;
-    if (out) store_vector(out.row(row) + col, round_to_bf16(mixed[i]));
-    if (!n) continue;
+    if (!n) {
+      store_vector(out.row(row) + col, round_to_bf16(mixed[i]));
+      continue;
+    }
+    if (out) store_streaming(out.row(row) + col, round_to_bf16(mixed[i]));
 #pragma unroll
     for (int j = 0; j < 8; ++j) mixed[i].v[j] *= r;
     const Vector<bf16, 8> rounded = round_to_bf16(mixed[i]);
@@ -88,13 +91,13 @@ __device__ std::uint32_t mix_row(int row, int cols, const Mat<bf16>& out, const 
   return largest;
 }
 
-/// A warp for each row.
+/// A warp for each row, the last rows first: the kernel before wrote them last, and the next begins with the first.
 template <int N, int K>
 __global__ void __launch_bounds__(block_threads)
     mix_kernel(int rows, int cols, Mat<bf16> out, Mat<bf16> n, float* rstd, Terms<K> terms, float eps, float* maximum) {
   begin_after_previous();
-  const int row = blockIdx.x * block_warps + threadIdx.x / warp_size;
-  const std::uint32_t largest = row < rows ? mix_row<N>(row, cols, out, n, rstd, terms, eps) : 0;
+  const int row = rows - 1 - static_cast<int>(blockIdx.x * block_warps + threadIdx.x / warp_size);
+  const std::uint32_t largest = row >= 0 ? mix_row<N>(row, cols, out, n, rstd, terms, eps) : 0;
   if (maximum) raise_by_block(maximum, largest);
 }
 
@@ -115,10 +118,10 @@ __device__ Columns<K> load_columns(int row, int col, const Mat<const bf16>& d_el
 #pragma unroll
   for (int k = 0; k < K; ++k) {
     const MixTerm<bf16>& term = terms.term[k];
-    if (terms.dots >> k & 1) in.source[k] = load_vector<8>(term.source.row(row) + col);
-    if (term.d_source && !term.overwrites) in.d_source[k] = load_vector<8>(term.d_source.row(row) + col);
+    if (terms.dots >> k & 1) in.source[k] = load_streaming(term.source.row(row) + col);
+    if (term.d_source && !term.overwrites) in.d_source[k] = load_streaming(term.d_source.row(row) + col);
   }
-  if (d_elsewhere) in.elsewhere = load_vector<8>(d_elsewhere.row(row) + col);
+  if (d_elsewhere) in.elsewhere = load_streaming(d_elsewhere.row(row) + col);
   return in;
 }
 
@@ -138,7 +141,7 @@ __device__ void send(int row, int col, const Vector<float, 8>& g, const Columns<
     const MixTerm<bf16>& term = terms.term[k];
     if (terms.dots >> k & 1) dots[k] += dot(g, to_floats(in.source[k]));
     if (!term.d_source) continue;
-    store_vector(term.d_source.row(row) + col, round_to_bf16(scaled_sum(g, c[k], to_floats(in.d_source[k]))));
+    store_streaming(term.d_source.row(row) + col, round_to_bf16(scaled_sum(g, c[k], to_floats(in.d_source[k]))));
   }
 }
 
@@ -179,10 +182,9 @@ __device__ void add_to_scalars(const Terms<K>& terms, const float (&sums)[K], co
   *gradient(own) += sum;
 }
 
-/// As above, with a grid-stride loop over rows. norm.n is null without a norm, handover.from is never null. leaves_g:
-/// without terms that send to d_out, it becomes g. Where the registers suffice, the
-/// operands of the next columns are on their way while these are computed, the first ones already before the norm's
-/// sum.
+/// As above, with a grid-stride loop over rows, the last first. norm.n is null without a norm, handover.from is never
+/// null. leaves_g: without terms that send to d_out, it becomes g. Where the registers suffice, the operands of the
+/// next columns are on their way while these are computed, the first ones already before the norm's sum.
 template <int N, int K>
 __global__ void __launch_bounds__(block_threads, N > 3 ? 1 : 2)
     mix_backward_kernel(Mat<bf16> d_out, Mat<const bf16> d_elsewhere, NormGradient<bf16> norm, Terms<K> terms,
@@ -197,7 +199,8 @@ __global__ void __launch_bounds__(block_threads, N > 3 ? 1 : 2)
     common[k] = terms.term[k].common_factor();
     if (terms.term[k].leaves_factor && blockIdx.x + threadIdx.x == 0) *terms.term[k].leaves_factor = common[k];
   }
-  for (int row = blockIdx.x * block_warps + threadIdx.x / warp_size; row < d_out.rows; row += gridDim.x * block_warps) {
+  for (int row = d_out.rows - 1 - static_cast<int>(blockIdx.x * block_warps + threadIdx.x / warp_size); row >= 0;
+       row -= gridDim.x * block_warps) {
     const auto load = [&](int i) { return load_columns(row, 8 * (lane + warp_size * i), d_elsewhere, terms, cols); };
     Vector<bf16, 8> d[N], n[N], d_n[N];
     float c[K], dots[K] = {}, by_out = 0, sum = 0, to_out = 0, r = 0;
@@ -206,10 +209,10 @@ __global__ void __launch_bounds__(block_threads, N > 3 ? 1 : 2)
       const int col = 8 * (lane + warp_size * i);
       if (col >= cols) continue;
       if (norm.n) {
-        n[i] = load_vector<8>(norm.n.row(row) + col);
-        d_n[i] = load_vector<8>(norm.d_n.row(row) + col);
+        n[i] = load_streaming(norm.n.row(row) + col);
+        d_n[i] = load_streaming(norm.d_n.row(row) + col);
       }
-      if (!norm.alone) d[i] = load_vector<8>(handover.from.row(row) + col);
+      if (!norm.alone) d[i] = load_streaming(handover.from.row(row) + col);
     }
     Columns<K> next;
     if constexpr (ahead) next = load(0);
@@ -236,7 +239,11 @@ __global__ void __launch_bounds__(block_threads, N > 3 ? 1 : 2)
       send(row, col, g, in, c, terms, dots);
       if (handover.g) store_vector(handover.g.row(row) + col, round_to_bf16(g));
       if (terms.to_out) g = scaled_sum(g, to_out, to_floats(in.elsewhere));
-      if (terms.to_out || leaves_g) store_vector(d_out.row(row) + col, round_to_bf16(g));
+      if (leaves_g) {
+        store_vector(d_out.row(row) + col, round_to_bf16(g));
+      } else if (terms.to_out) {
+        store_streaming(d_out.row(row) + col, round_to_bf16(g));
+      }
     }
     finish_dots(row, by_out / r, c, terms, dots);
 #pragma unroll

@@ -142,14 +142,14 @@ struct Stretches {
 
   /// Calls body(r, offset, sums) for all stretches of eight columns.
   template <class Body>
-  static __device__ __forceinline__ void for_each(const Accumulator& accumulator, const Body& body) {
+  static __device__ __forceinline__ void for_each(const Fragment& fragment, const Body& body) {
 #pragma unroll
     for (int i = 0; i < tile_n / reordered_rows; ++i) {
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
         float sums[8];
 #pragma unroll
-        for (int j = 0; j < 8; ++j) sums[j] = accumulator[16 * i + 4 * (j / 2) + 2 * r + j % 2];
+        for (int j = 0; j < 8; ++j) sums[j] = fragment[16 * i + 4 * (j / 2) + 2 * r + j % 2];
         body(r, reordered_rows * i, sums);
       }
     }
@@ -160,29 +160,26 @@ template <bool keeps_quantised>
 struct Relu2Fp8 {
   using Operand = e4m3;
   static constexpr Major b_major = Major::k;
-  static constexpr int epilogue_loads = 1;
-  using EpilogueInputs = Factors;
+  static constexpr bool last_rows_first = true;
 
   Mat<bf16> h;
   Mat<e4m3> hq;
   float* maximum;
   const Factors* factors;
 
-  __device__ __forceinline__ void epilogue_load(const WarpTile&, EpilogueInputs& inputs, int) const {
-    inputs = *factors;
-  }
+  __device__ void begin(WarpTile&) const {}
 
-  __device__ __forceinline__ void epilogue(const WarpTile& tile, const Accumulator& accumulator,
-                                           const EpilogueInputs& inputs) const {
+  __device__ __forceinline__ void epilogue(const WarpTile& tile, const Fragment& fragment) const {
+    const Factors by = *factors;
     const Stretches mine(tile, h);
     bf16* const to[] = {h.row(mine.row[0]) + mine.at, h.row(mine.row[1]) + mine.at};
     e4m3* const to_quantised[] = {hq.row(mine.row[0]) + mine.at, hq.row(mine.row[1]) + mine.at};
     std::uint32_t largest = 0;  // also of rows and columns beyond the last: zeros
-    Stretches::for_each(accumulator, [&](int r, int offset, const float(&sums)[8]) {
+    Stretches::for_each(fragment, [&](int r, int offset, const float(&sums)[8]) {
       float squares[8];  // with the sign of the sum: the conversions make zeros of negative ones
 #pragma unroll
       for (int j = 0; j < 8; ++j) {
-        const float z = inputs.unscale * sums[j];
+        const float z = by.unscale * sums[j];
         squares[j] = z * fabsf(z);
       }
       std::uint32_t pairs[4];
@@ -194,7 +191,7 @@ struct Relu2Fp8 {
       const uint4 rounded = {pairs[0], pairs[1], pairs[2], pairs[3]};
       if (offset < mine.limit[r]) __stcs(reinterpret_cast<uint4*>(to[r] + offset), rounded);
       if constexpr (keeps_quantised) {
-        const uint2 q = {quantised(squares, inputs.inverse_h), quantised(squares + 4, inputs.inverse_h)};
+        const uint2 q = {quantised(squares, by.inverse_h), quantised(squares + 4, by.inverse_h)};
         if (offset < mine.limit[r]) *reinterpret_cast<uint2*>(to_quantised[r] + offset) = q;
       }
     });
@@ -212,21 +209,18 @@ struct Relu2Fp8 {
 struct LinearFp8 {
   using Operand = e4m3;
   static constexpr Major b_major = Major::k;
-  static constexpr int epilogue_loads = 1;
-  using EpilogueInputs = float;
+  static constexpr bool last_rows_first = false;
 
   Mat<bf16> out;
   const Factors* factors;
 
-  __device__ __forceinline__ void epilogue_load(const WarpTile&, EpilogueInputs& unscale, int) const {
-    unscale = factors->unscale;
-  }
+  __device__ void begin(WarpTile&) const {}
 
-  __device__ __forceinline__ void epilogue(const WarpTile& tile, const Accumulator& accumulator,
-                                           const EpilogueInputs& unscale) const {
+  __device__ __forceinline__ void epilogue(const WarpTile& tile, const Fragment& fragment) const {
+    const float unscale = factors->unscale;
     const Stretches mine(tile, out);
     bf16* const to[] = {out.row(mine.row[0]) + mine.at, out.row(mine.row[1]) + mine.at};
-    Stretches::for_each(accumulator, [&](int r, int offset, const float(&sums)[8]) {
+    Stretches::for_each(fragment, [&](int r, int offset, const float(&sums)[8]) {
       Vector<bf16, 8> rounded;
 #pragma unroll
       for (int j = 0; j < 4; ++j) rounded.pair[j] = pack_bf16(unscale * sums[2 * j], unscale * sums[2 * j + 1]);

@@ -53,6 +53,16 @@ template <class T, int N>
 __device__ void store_vector(T* p, const Vector<T, N>& x) {
   *reinterpret_cast<Vector<T, N>*>(p) = x;
 }
+
+// The same of what is not accessed again soon: L2 evicts it first, and keeps what the next kernel reads.
+__device__ inline Vector<bf16, 8> load_streaming(const bf16* p) {
+  const uint4 x = __ldcs(reinterpret_cast<const uint4*>(p));
+  return {{x.x, x.y, x.z, x.w}};
+}
+__device__ inline void store_streaming(bf16* p, const Vector<bf16, 8>& x) {
+  __stcs(reinterpret_cast<uint4*>(p), make_uint4(x.pair[0], x.pair[1], x.pair[2], x.pair[3]));
+}
+
 __device__ inline void store_vector(float* p, const Vector<float, 8>& x) {
   reinterpret_cast<float4*>(p)[0] = {x.v[0], x.v[1], x.v[2], x.v[3]};
   reinterpret_cast<float4*>(p)[1] = {x.v[4], x.v[5], x.v[6], x.v[7]};

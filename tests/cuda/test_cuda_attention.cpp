@@ -445,19 +445,19 @@ TEST(CudaAttentionArguments, RefusesWhatTheKernelsCannotTake) {
   const Mat<float> lse(p.lse.data(), 2, 256);
   auto in = p.inputs();
   in.heads = 4;  // head_dim 64
-  EXPECT_THROW(cuda::attention_forward<bf16>({}, p.values(p.y), lse, in, p.mask.view(), p.scratch()),
+  EXPECT_THROW(cuda::attention_forward<bf16>(p.stream, p.values(p.y), lse, in, p.mask.view(), p.scratch()),
                std::invalid_argument);
   in = p.inputs();
   in.paired = true;  // its mask has two rows a token
-  EXPECT_THROW(cuda::attention_forward<bf16>({}, p.values(p.y), lse, in, p.mask.view(), p.scratch()),
+  EXPECT_THROW(cuda::attention_forward<bf16>(p.stream, p.values(p.y), lse, in, p.mask.view(), p.scratch()),
                std::invalid_argument);
   in = p.inputs();
   in.scale = 0;
-  EXPECT_THROW(cuda::attention_forward<bf16>({}, p.values(p.y), lse, in, p.mask.view(), p.scratch()),
+  EXPECT_THROW(cuda::attention_forward<bf16>(p.stream, p.values(p.y), lse, in, p.mask.view(), p.scratch()),
                std::invalid_argument);
   in = p.inputs();
   in.q.data += 1;  // rows no longer begin at multiples of 16 bytes
-  EXPECT_THROW(cuda::attention_forward<bf16>({}, p.values(p.y), lse, in, p.mask.view(), p.scratch()),
+  EXPECT_THROW(cuda::attention_forward<bf16>(p.stream, p.values(p.y), lse, in, p.mask.view(), p.scratch()),
                std::invalid_argument);
   constexpr int tokens = 1 << 18, heads = 128;  // more than there are counters for
   const Mat<bf16> x(p.qkv.data(), tokens, heads * head_dim);
