@@ -7,7 +7,7 @@ namespace {
 
 struct AdamFactors {
   float beta1, rest1, beta2, rest2, lr, root, eps, gradient_scale, decay;
-  bool round_weights, round_moments;
+  bool round_weights, round_moments, clears_gradient;
 };
 
 AdamFactors factors(const AdamOptions& o) {
@@ -22,7 +22,8 @@ AdamFactors factors(const AdamOptions& o) {
           static_cast<float>(o.gradient_scale),
           static_cast<float>(o.decay),
           o.round_weights,
-          o.round_moments};
+          o.round_moments,
+          o.clears_gradient};
 }
 
 template <int N>
@@ -34,6 +35,15 @@ __device__ void store(bf16* p, const Vector<float, N>& x) {
   store_rounded(p, x);
 }
 
+/// Whether an element is not zero.
+template <int N>
+__device__ bool any(const Vector<float, N>& x) {
+  bool any = false;
+#pragma unroll
+  for (int k = 0; k < N; ++k) any = any || x.v[k] != 0;
+  return any;
+}
+
 /// A, M: of the masters, which are the copy itself where they have its type, and of the moments.
 template <class T, class A, class M>
 struct Adam {
@@ -41,7 +51,7 @@ struct Adam {
   A* w;
   T* copy;
   M *m, *v;
-  const float* g;
+  float* g;
   AdamFactors f;
 
   template <int W>
@@ -61,6 +71,8 @@ struct Adam {
     if (f.round_weights) weight = to_floats(round_to_bf16(weight));
 #pragma unroll
     for (int k = 0; k < W; ++k) weights.add_square(weight.v[k]);
+    // Most rows of a table have no gradient: they cost no store.
+    if (f.clears_gradient && any(raw)) store_vector(g + i, Vector<float, W>{});
     store(m + i, mean);
     store(v + i, square);
     store(w + i, weight);
@@ -76,7 +88,7 @@ struct Adam {
 
 template <class T, class W, class M>
 void adam_update(Stream stream, Vec<std::type_identity_t<W>> w, Vec<T> copy, Vec<std::type_identity_t<M>> m,
-                 Vec<std::type_identity_t<M>> v, Vec<const acc_t<T>> g, const AdamOptions& options, double* squares) {
+                 Vec<std::type_identity_t<M>> v, Vec<acc_t<T>> g, const AdamOptions& options, double* squares) {
   // Accesses of 16 bytes at least, also of what is kept in bf16.
   constexpr int width = std::is_same_v<W, bf16> || std::is_same_v<M, bf16> ? 8 : 4;
   const OrderedSum total(stream);
@@ -85,9 +97,8 @@ void adam_update(Stream stream, Vec<std::type_identity_t<W>> w, Vec<T> copy, Vec
   launch_elementwise<width>("adam_update", stream, w.size(), body, w.data(), copy.data(), m.data(), v.data(), g.data());
 }
 
-#define NANORUN_INSTANTIATE(T, W, M)                                                                               \
-  template void adam_update<T, W, M>(Stream, Vec<W>, Vec<T>, Vec<M>, Vec<M>, Vec<const float>, const AdamOptions&, \
-                                     double*);
+#define NANORUN_INSTANTIATE(T, W, M) \
+  template void adam_update<T, W, M>(Stream, Vec<W>, Vec<T>, Vec<M>, Vec<M>, Vec<float>, const AdamOptions&, double*);
 NANORUN_INSTANTIATE(float, float, float)
 NANORUN_INSTANTIATE(bf16, float, float)
 NANORUN_INSTANTIATE(bf16, float, bf16)

@@ -25,6 +25,7 @@ struct AdamOptions {
   double decay = 0;
   bool epsilon_hat = false;
   bool round_weights = false, round_moments = false;  ///< to bf16
+  bool clears_gradient = false;                       ///< g = 0 afterwards
 };
 
 /// Factors of m and sqrt(v) in u = lr m / (sqrt(v) root + eps).
@@ -45,7 +46,7 @@ namespace portable {
 /// not finite where any element is not.
 template <class T, class W = acc_t<T>, class M = acc_t<T>>
 void adam_update(Stream stream, Vec<std::type_identity_t<W>> w, Vec<T> copy, Vec<std::type_identity_t<M>> m,
-                 Vec<std::type_identity_t<M>> v, Vec<const acc_t<T>> g, const AdamOptions& options, double* squares);
+                 Vec<std::type_identity_t<M>> v, Vec<acc_t<T>> g, const AdamOptions& options, double* squares);
 
 }  // namespace portable
 
@@ -55,7 +56,7 @@ namespace cuda {
 /// needs create_sums().
 template <class T, class W = acc_t<T>, class M = acc_t<T>>
 void adam_update(Stream stream, Vec<std::type_identity_t<W>> w, Vec<T> copy, Vec<std::type_identity_t<M>> m,
-                 Vec<std::type_identity_t<M>> v, Vec<const acc_t<T>> g, const AdamOptions& options, double* squares);
+                 Vec<std::type_identity_t<M>> v, Vec<acc_t<T>> g, const AdamOptions& options, double* squares);
 
 }  // namespace cuda
 }  // namespace nanorun::kernels

@@ -56,7 +56,8 @@ void attention_backward(Stream stream, Mat<acc_t<T>> d_q, Mat<T> d_k, Mat<T> d_v
 }  // namespace portable
 
 /// T = bf16, D = 128, scale > 0; rows and first_key are aligned to 16 bytes; else std::invalid_argument.
-/// d_q lies in panels of d_q_panel columns, [H D / d_q_panel, T, d_q_panel]. All sums have a fixed order.
+/// d_q lies in panels of d_q_panel columns, [H D / d_q_panel, T, d_q_panel]. All sums have a fixed order. The stream
+/// needs create_sums(). Backward, H T is at most 2^24, else std::invalid_argument.
 namespace cuda {
 
 using portable::AttentionInputs;

@@ -290,6 +290,7 @@ __global__ void __launch_bounds__(tiles.threads, 1)
     fence_mbarrier_init();
   }
   __syncthreads();
+  begin_after_previous();
   const int warpgroup = __shfl_sync(0xFFFFFFFF, threadIdx.x / warpgroup_size, 0);
   if (warpgroup == 0) {
     setmaxnreg_dec<producer_registers>();
@@ -320,7 +321,9 @@ void attention_backward(Stream stream, Mat<acc_t<T>> d_q, Mat<T> d_k, Mat<T> d_v
   require_vectors("attention_backward", lse);
   require_vectors("attention_backward", d_q);
   require_dense("attention_backward", d_q);
-  const cudaStream_t s = cuda_stream(stream);
+  if (mask.length / step > Counters::max_steps / separate_heads(in)) {
+    throw std::invalid_argument("attention_backward: heads times tokens exceed 2^24");
+  }
   WorkspaceAllocator allocator(workspace);
   const int heads = separate_heads(in), token_rows = rows_of_token(in);
   const Scratch scratch(allocator, mask.length, heads);
@@ -329,6 +332,7 @@ void attention_backward(Stream stream, Mat<acc_t<T>> d_q, Mat<T> d_k, Mat<T> d_v
   const Parameters p{mask,
                      scheduler,
                      scratch,
+                     Counters(stream),
                      lse,
                      d_q.data,
                      in.scale * log2_e,
@@ -336,9 +340,8 @@ void attention_backward(Stream stream, Mat<acc_t<T>> d_q, Mat<T> d_k, Mat<T> d_v
                      1 / in.scale,
                      tiles.block / token_rows,
                      step / token_rows};
-  check(cudaMemsetAsync(scratch.next_tile, 0, scratch.zero_bytes, s), "attention_backward");
   launch_attention<Shared>("attention_backward", in.paired ? backward_kernel<2> : backward_kernel<1>,
-                           std::min(p.scheduler.count(), sm_count), s, rows_map(in.q, step, in),
+                           std::min(p.scheduler.count(), sm_count), stream, rows_map(in.q, step, in),
                            rows_map(in.k, tiles.block, in), rows_map(in.v, tiles.block, in), rows_map(y, step, in),
                            rows_map(d_y, step, in), rows_map(d_k, tiles.block, in), rows_map(d_v, tiles.block, in), p);
 }

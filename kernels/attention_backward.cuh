@@ -13,26 +13,15 @@ constexpr int step = tiles.half;  ///< queries of a step of the inner loop
 constexpr int warps = tiles.consumers / 32;
 constexpr int block_steps = tiles.block / step;
 
-/// Workspace through which thread blocks synchronise. All but delta is zero at first.
+/// The workspace.
 struct Scratch {
-  int* next_tile = nullptr;  ///< the scheduler's counter: tiles taken; at the same place as the forward direction's
-  int* ready = nullptr;      ///< [H, T / step], whether delta is written
-  int* terms = nullptr;      ///< [H, T / step], how many tiles d_q holds the terms of
-  std::size_t zero_bytes = 0;
   float* delta = nullptr;  ///< [H, T]
   int length = 0;
 
   Scratch(WorkspaceAllocator& allocator, int length, int heads) : length(length) {
-    const std::size_t tokens = static_cast<std::size_t>(heads) * length;
-    next_tile = allocator.take<int>(1);
-    ready = allocator.take<int>(tokens / step);
-    terms = allocator.take<int>(tokens / step);
-    zero_bytes = allocator.used();
-    delta = allocator.take<float>(tokens);
+    delta = allocator.take<float>(static_cast<std::size_t>(heads) * length);
   }
 
-  __device__ int& delta_ready(int head, int i) const { return ready[head * (length / step) + i]; }
-  __device__ int& d_q_terms(int head, int i) const { return terms[head * (length / step) + i]; }
   __device__ float* step_delta(int head, int i) const {
     return delta + static_cast<std::size_t>(head) * length + i * step;
   }
@@ -42,10 +31,14 @@ struct Parameters {
   AttentionMask mask;
   TileScheduler scheduler;
   Scratch scratch;
+  Counters counters;
   Mat<const float> lse;
   float* d_q;  ///< in panels, see attention.hpp
   float scale_log2, log2_scale, inverse_scale;
   int block_tokens, step_tokens;  ///< whose rows are a block or a step
+
+  /// Of a step of this head.
+  __device__ StepProgress& progress(int head, int i) const { return counters.steps[head * (mask.length / step) + i]; }
 
   /// Floats of a panel of d_q where each token has `token_rows` rows in a head.
   template <int token_rows>
@@ -65,6 +58,7 @@ struct KeyTile {
   int head, block;  ///< head -1: no tiles are left
   int query_full;
   int first, last;  ///< steps [first, last)
+  int closing;      ///< to steps [closing, last) this tile is the last that adds
 
   /// Whether the queries of this step are those of the tile's own block.
   __device__ bool own(int i) const { return i < first + block_steps; }
@@ -77,12 +71,17 @@ struct KeyTile {
   }
 };
 
+/// The end of the steps of a key block. It never decreases from block to block, as first_key does not.
+inline __device__ int last_step(const Parameters& p, int block) {
+  const int last = p.mask.query_end[block] * block_steps;
+  return p.mask.first_key[(last - 1) * step] >= (block + 1) * tiles.block ? last - 1 : last;
+}
+
 inline __device__ KeyTile key_tile(const Parameters& p, int tile) {
   if (tile >= p.scheduler.count()) return {-1};
   const auto [head, block] = p.scheduler.tile(tile);
-  int last = p.mask.query_end[block] * block_steps;
-  if (p.mask.first_key[(last - 1) * step] >= (block + 1) * tiles.block) --last;  // first_key never decreases
-  return {head, block, p.mask.query_full[block], block * block_steps, last};
+  const int closing = block > 0 ? last_step(p, block - 1) : 0;
+  return {head, block, p.mask.query_full[block], block * block_steps, last_step(p, block), closing};
 }
 
 struct alignas(1024) Shared {
@@ -103,12 +102,17 @@ struct alignas(1024) Shared {
 };
 static_assert(tile_bytes(step) == tiles.block * step * sizeof(bf16));
 
+/// Each tile is taken once, and each thread block once finds none left. So the last call clears the counter.
+inline __device__ unsigned take_tile(const Parameters& p) {
+  return atomicInc(p.counters.next_tile, p.scheduler.count() + gridDim.x - 1);
+}
+
 /// Producer, one thread: takes tiles from the scheduler and loads k, v and q.
 inline __device__ void produce(Shared& s, const CUtensorMap& q, const CUtensorMap& k, const CUtensorMap& v,
                                const Parameters& p) {
   PipelineState<tiles.stages> tile_at, at;
   for (;; tile_at.advance()) {
-    const KeyTile t = key_tile(p, atomicAdd(p.scratch.next_tile, 1));
+    const KeyTile t = key_tile(p, take_tile(p));
     const int m = tile_at.stage;
     mbarrier_wait(s.tile_empty[m], tile_at.parity ^ 1);
     s.tile[m] = t;
@@ -151,7 +155,7 @@ inline __device__ void produce_d_y(Shared& s, const CUtensorMap& y, const CUtens
   follow_tiles(s, [&](const KeyTile& t, int i, const PipelineState<tiles.stages>& at) {
     const int n = at.stage;
     if (!t.own(i)) {
-      while (load_acquire(&p.scratch.delta_ready(t.head, i)) == 0) {
+      while (load_acquire(&p.progress(t.head, i).delta_ready) == 0) {
       }
       fence_async_proxy_global();
     }
@@ -166,8 +170,8 @@ inline __device__ void produce_d_y(Shared& s, const CUtensorMap& y, const CUtens
   });
 }
 
-/// Epilogue, one thread: tells other thread blocks that delta of a tile's own queries is ready, then stores the tile's
-/// d_k and d_v by TMA.
+/// Epilogue, one thread: tells other thread blocks, if there are any that add to d_q, that delta of a tile's own
+/// queries is ready; then stores the tile's d_k and d_v by TMA.
 inline __device__ void epilogue(Shared& s, const CUtensorMap& d_k, const CUtensorMap& d_v, const Parameters& p) {
   for (PipelineState<tiles.stages> at;; at.advance()) {
     const int n = at.stage;
@@ -176,7 +180,7 @@ inline __device__ void epilogue(Shared& s, const CUtensorMap& d_k, const CUtenso
     if (t.head < 0) break;
     for (int i = 0; i < block_steps; ++i) {
       mbarrier_wait(s.delta_ready[n][i], at.parity);
-      store_release(&p.scratch.delta_ready(t.head, t.first + i), 1);
+      if (t.first + i < t.closing) store_release(&p.progress(t.head, t.first + i).delta_ready, 1);
     }
     mbarrier_wait(s.d_tile_full[n], at.parity);
     store_rows(d_v, s.v[n], t.block * p.block_tokens, t.head);
@@ -191,19 +195,23 @@ inline __device__ void epilogue(Shared& s, const CUtensorMap& d_k, const CUtenso
 /// One thread: has the tiles add to d_q of a step in turn, so that the sum has one order. The tile before is one of a
 /// smaller number, which a running thread block took before, and which comes to the step earlier. What the consumers
 /// have added is announced when they have released the step's q; that of a tile's last steps when the next tile begins,
-/// whose first steps, its own, wait for no one.
+/// whose first steps, its own, wait for no one. The last tile that adds clears the step's progress instead: all others
+/// have read it, since they read delta_ready before they add.
 inline __device__ void take_turns(Shared& s, const Parameters& p) {
-  int* terms[tiles.stages] = {};
-  int added[tiles.stages] = {};
+  StepProgress* steps[tiles.stages] = {};
+  int added[tiles.stages] = {};  ///< 0: all
   const auto announce = [&](const PipelineState<tiles.stages>& at) {
     mbarrier_wait(s.q_empty[at.stage], at.parity ^ 1);
-    if (terms[at.stage]) store_release(terms[at.stage], added[at.stage]);
+    StepProgress* const own = steps[at.stage];
+    if (!own) return;
+    if (added[at.stage] == 0) own->delta_ready = 0;
+    store_release(&own->d_q_terms, added[at.stage]);
   };
   PipelineState<tiles.stages> at = follow_tiles(s, [&](const KeyTile& t, int i, const PipelineState<tiles.stages>& at) {
     announce(at);
-    terms[at.stage] = &p.scratch.d_q_terms(t.head, i);
-    added[at.stage] = t.turn(i) + 1;
-    while (load_acquire(terms[at.stage]) < t.turn(i)) {
+    steps[at.stage] = &p.progress(t.head, i);
+    added[at.stage] = i < t.closing ? t.turn(i) + 1 : 0;
+    while (load_acquire(&steps[at.stage]->d_q_terms) < t.turn(i)) {
     }
     mbarrier_arrive(s.turn[at.stage]);
   });

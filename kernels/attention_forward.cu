@@ -42,8 +42,8 @@ struct Parameters {
   TileScheduler scheduler;
   Mat<float> lse;
   float scale;
-  int block_tokens;  ///< whose rows are a block
-  int* next_tile;    ///< the scheduler's counter: tiles taken, less the first of each thread block
+  int block_tokens;   ///< whose rows are a block
+  Counters counters;  ///< counts tiles without the first of each thread block
 };
 
 __device__ QueryTile query_tile(const Parameters& p, int tile) {
@@ -51,6 +51,9 @@ __device__ QueryTile query_tile(const Parameters& p, int tile) {
   const auto [head, block] = p.scheduler.tile(tile);
   return {head, block, p.mask.key_begin[block], p.mask.key_full[block]};
 }
+
+/// Each tile is followed by one call, so that the last one clears the counter.
+__device__ unsigned take_tile(const Parameters& p) { return atomicInc(p.counters.next_tile, p.scheduler.count() - 1); }
 
 /// Producer, one thread: takes tiles from the scheduler and loads q, k and v.
 __device__ void produce(Shared& s, const CUtensorMap& q, const CUtensorMap& k, const CUtensorMap& v,
@@ -75,7 +78,7 @@ __device__ void produce(Shared& s, const CUtensorMap& q, const CUtensorMap& k, c
     QueryTile next = t;
     for (int b = t.block; b >= t.key_begin; --b) {
       load(k, t.head, b);
-      if (b == t.key_begin) next = query_tile(p, gridDim.x + atomicAdd(p.next_tile, 1));
+      if (b == t.key_begin) next = query_tile(p, gridDim.x + take_tile(p));
       if (head >= 0) load(v, head, block);
       head = t.head;
       block = b;
@@ -350,6 +353,7 @@ __global__ void __launch_bounds__(tiles.threads, 1)
     fence_mbarrier_init();
   }
   __syncthreads();
+  begin_after_previous();
   const int warpgroup = __shfl_sync(0xFFFFFFFF, threadIdx.x / warpgroup_size, 0);
   if (warpgroup == 0) {
     setmaxnreg_dec<producer_registers>();
@@ -365,18 +369,16 @@ __global__ void __launch_bounds__(tiles.threads, 1)
 
 template <class T>
 void attention_forward(Stream stream, Mat<T> y, Mat<acc_t<T>> lse, const AttentionInputs<T>& in,
-                       const AttentionMask& mask, Workspace workspace) {
+                       const AttentionMask& mask, Workspace) {
   require_attention(in, mask, lse);
-  const cudaStream_t s = cuda_stream(stream);
   const int k_and_v_of_row = 2 * tile_bytes(1);
   const Parameters p{mask,
                      TileScheduler(mask.length, separate_heads(in), k_and_v_of_row),
                      lse,
                      in.scale,
                      tiles.block / rows_of_token(in),
-                     WorkspaceAllocator(workspace).take<int>(1)};
-  check(cudaMemsetAsync(p.next_tile, 0, sizeof(int), s), "attention_forward");
-  launch_attention<Shared>("attention_forward", forward_kernel, std::min(p.scheduler.count(), sm_count), s,
+                     Counters(stream)};
+  launch_attention<Shared>("attention_forward", forward_kernel, std::min(p.scheduler.count(), sm_count), stream,
                            rows_map(in.q, tiles.block, in), rows_map(in.k, tiles.block, in),
                            rows_map(in.v, tiles.block, in), rows_map(y, tiles.block, in), p);
 }

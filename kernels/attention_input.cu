@@ -104,6 +104,7 @@ __global__ void __launch_bounds__(block_threads, sm_blocks)
                                     Mat<const float> rstd, Mat<const bf16> v, Mat<const float> d_q,
                                     Mat<const bf16> d_kv, Mat<const bf16> d_v_extra, Rotary<bf16> rotary,
                                     ValueMix<bf16> mix, OrderedSum total) {
+  begin_after_previous();
   const auto [l0, l1] = mix.factors();
   const float2 l = {l0, l1};
   const bool reads_source = mix.source && !mix.unit_source;
@@ -195,9 +196,8 @@ void attention_input_backward(Stream stream, Mat<T> d_qkv, const ValueMixGradien
   if (d_q.rows == 0) return;
   assert(!d_mix.d_source || !d_mix.d_rows);
   const int blocks = std::min(ceil_div(shape.count, block_warps), sm_blocks * sm90::sm_count);
-  attention_input_backward_kernel<<<blocks, block_threads, 0, cuda_stream(stream)>>>(
-      shape, d_qkv, d_mix, qk, rstd, v, d_q, d_kv, d_v_extra, rotary, mix, OrderedSum(stream));
-  check_launch(op);
+  launch(op, stream, attention_input_backward_kernel, blocks, block_threads, 0, shape, d_qkv, d_mix, qk, rstd, v, d_q,
+         d_kv, d_v_extra, rotary, mix, OrderedSum(stream));
 }
 
 template void rotary_table(Stream, Mat<float>, Mat<float>, Vec<const double>);

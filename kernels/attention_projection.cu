@@ -14,22 +14,16 @@ namespace {
 using namespace fused;
 using namespace sm90;
 
-constexpr int head_dim = 128, half = head_dim / 2, tile_heads = tile_n / head_dim;
-static_assert(staged_cols == head_dim);
+constexpr int head_dim = 128, half = head_dim / 2;
+static_assert(tile_n == head_dim);
 
-/// With `paired`, of the two heads of a tile the first stands at row 2 t of the angles and the second at row 2 t + 1.
+/// Of a fragment, element 4 i + 2 r + j has row row(tile, r) and column 8 i + column() + j of a head.
+/// With `paired`, every other head stands at row 2 t + 1 of the angles, the others at row 2 t.
 template <bool paired>
 struct AttentionProjection {
   using Operand = bf16;
   static constexpr Major b_major = Major::k;
-  static constexpr int epilogue_loads = 1;
-  /// Size of a thread's accumulator fragment of one head: element 4 i + 2 r + j has row r, column 8 i + column() + j.
-  static constexpr int head_fragment = head_dim / 2;
-  /// Tiles of queries and keys: cosines and sines of row r and two columns, for the first head or for both, begin at
-  /// ahead[4 (2 i + r)]. Tiles of values: the pair of u of head h is ahead[head_fragment / 2 h + 2 i + r].
-  struct EpilogueInputs {
-    std::uint32_t ahead[64];
-  };
+  static constexpr bool last_rows_first = false;
 
   CUtensorMap qkv, v_mixed;
   Mat<float> rstd;
@@ -39,29 +33,14 @@ struct AttentionProjection {
   int tokens, width;
   float eps;
 
-  __device__ __forceinline__ void epilogue_load(const WarpTile& tile, EpilogueInputs& inputs, int) const {
-    if (tile.col < 2 * width) {
-      load_angles(tile, inputs.ahead);
-    } else {
-      load_second_source(tile, inputs.ahead);
-    }
-  }
+  __device__ void begin(WarpTile&) const {}
 
-  __device__ __forceinline__ void epilogue(const WarpTile& tile, Accumulator& accumulator,
-                                           const EpilogueInputs& inputs) const {
-    // Queries and keys have an even number of heads together: no tile of two heads has both keys and values.
+  __device__ __forceinline__ void epilogue(WarpTile& tile, Fragment& head) const {
     if (tile.col < 2 * width) {
-      norm_rotate(tile, accumulator, inputs.ahead);
-#pragma unroll
-      for (int h = 0; h < tile_heads; ++h)
-        store_head(tile, qkv, accumulator + head_fragment * h, tile.col + head_dim * h);
-    } else {
-#pragma unroll
-      for (int h = 0; h < tile_heads; ++h) {
-        if (tile.col + head_dim * h >= 3 * width) break;
-        mix_values(tile, accumulator + head_fragment * h, inputs.ahead + head_fragment / 2 * h,
-                   tile.col + head_dim * h);
-      }
+      norm_rotate(tile, head);
+      store_head(tile, qkv, head, tile.col);
+    } else if (tile.col < 3 * width) {
+      mix_values(tile, head);
     }
   }
 
@@ -72,81 +51,37 @@ struct AttentionProjection {
   }
   static __device__ int column() { return 2 * (threadIdx.x % 4); }
 
-  __device__ __forceinline__ void load_angles(const WarpTile& tile, std::uint32_t (&ahead)[64]) const {
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-#pragma unroll
-      for (int i = 0; i < half / 8; ++i) load_angles(tile, r, 0, i, ahead + 4 * (2 * i + r));
-    }
-  }
-
-  /// Cosines, then sines of row r and columns 8 i + column() + (0, 1) for head h of the tile.
-  __device__ __forceinline__ void load_angles(const WarpTile& tile, int r, int h, int i, std::uint32_t* to) const {
-    const int t = min(row(tile, r), tokens - 1), at = paired ? 2 * t + h : t;
-    const uint2 c = *reinterpret_cast<const uint2*>(cos.row(at) + 8 * i + column());
-    const uint2 s = *reinterpret_cast<const uint2*>(sin.row(at) + 8 * i + column());
-    to[0] = c.x, to[1] = c.y, to[2] = s.x, to[3] = s.y;
-  }
-
-  __device__ __forceinline__ void load_second_source(const WarpTile& tile, std::uint32_t (&ahead)[64]) const {
-    const int col = tile.col - 2 * width;
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      const int t = min(row(tile, r), tokens - 1);
-      const bf16* const u = mixes ? mix.source.row(mix.source_row(t)) + col + column() : nullptr;
-#pragma unroll
-      for (int h = 0; h < tile_heads; ++h) {
-        const bool inside = mixes && col + head_dim * h < width;
-#pragma unroll
-        for (int i = 0; i < head_dim / 8; ++i) {
-          std::uint32_t& pair = ahead[head_fragment / 2 * h + 2 * i + r];
-          pair = inside ? *reinterpret_cast<const std::uint32_t*>(u + head_dim * h + 8 * i) : 0;
-        }
-      }
-    }
-  }
-
-  static __device__ __forceinline__ void store_head(const WarpTile& tile, const CUtensorMap& map, const float* head,
+  static __device__ __forceinline__ void store_head(WarpTile& tile, const CUtensorMap& map, const Fragment& head,
                                                     int col) {
-    StagedPairs pairs;
-#pragma unroll
-    for (int i = 0; i < head_fragment / 2; ++i) pairs[i] = pack_bf16(head[2 * i], head[2 * i + 1]);
-    store_columns(tile, map, pairs, col);
+    store_rows(tile, map, col, [&](int i) { return pack_bf16(head[2 * i], head[2 * i + 1]); });
   }
 
-  /// 1 / sqrt(mean square + eps) of one head in a thread's r-th row.
-  __device__ __forceinline__ float inverse_rms(const float* head, int r) const {
+  /// 1 / sqrt(mean square + eps) of this thread's r-th row.
+  __device__ __forceinline__ float inverse_rms(const Fragment& head, int r) const {
     float squares = 0;
 #pragma unroll
-    for (int i = 0; i < head_fragment; i += 4) {
-      squares += head[i + 2 * r] * head[i + 2 * r] + head[i + 2 * r + 1] * head[i + 2 * r + 1];
-    }
+    for (int i = 2 * r; i < head_dim / 2; i += 4) squares += head[i] * head[i] + head[i + 1] * head[i + 1];
     return rsqrtf(group_sum(squares, 4) / head_dim + eps);
   }
 
-  __device__ __forceinline__ void norm_rotate(const WarpTile& tile, Accumulator& accumulator,
-                                              const std::uint32_t (&angles)[64]) const {
+  __device__ __forceinline__ void norm_rotate(const WarpTile& tile, Fragment& head) const {
+    const int at_head = tile.col / head_dim;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      float scale[tile_heads];
-#pragma unroll
-      for (int h = 0; h < tile_heads; ++h) {
-        scale[h] = inverse_rms(accumulator + head_fragment * h, r);
-        if (column() == 0 && row(tile, r) < tokens) rstd.row(row(tile, r))[tile.col / head_dim + h] = scale[h];
-      }
+      const int t = min(row(tile, r), tokens - 1), at = paired ? 2 * t + at_head % 2 : t;
+      float2 c[half / 8], s[half / 8];  // on their way during the sum
 #pragma unroll
       for (int i = 0; i < half / 8; ++i) {
-        std::uint32_t angle[4];
+        c[i] = *reinterpret_cast<const float2*>(cos.row(at) + 8 * i + column());
+        s[i] = *reinterpret_cast<const float2*>(sin.row(at) + 8 * i + column());
+      }
+      const float scale = inverse_rms(head, r);
+      if (column() == 0 && row(tile, r) < tokens) rstd.row(row(tile, r))[at_head] = scale;
 #pragma unroll
-        for (int j = 0; j < 4; ++j) angle[j] = angles[4 * (2 * i + r) + j];
-#pragma unroll
-        for (int h = 0; h < tile_heads; ++h) {
-          if (paired && h > 0) load_angles(tile, r, h, i, angle);  // registers hold one head's ahead
-          float* const first = accumulator + head_fragment * h + 4 * i + 2 * r;
-          rotate(first[0], first[head_fragment / 2], scale[h], __uint_as_float(angle[0]), __uint_as_float(angle[2]));
-          rotate(first[1], first[head_fragment / 2 + 1], scale[h], __uint_as_float(angle[1]),
-                 __uint_as_float(angle[3]));
-        }
+      for (int i = 0; i < half / 8; ++i) {
+        float* const first = head + 4 * i + 2 * r;
+        rotate(first[0], first[head_dim / 4], scale, c[i].x, s[i].x);
+        rotate(first[1], first[head_dim / 4 + 1], scale, c[i].y, s[i].y);
       }
     }
   }
@@ -157,17 +92,33 @@ struct AttentionProjection {
     second = x2 * c - x1 * s;
   }
 
-  /// Stores one head of the values mixed, and as it is unless that is `in_place`.
-  __device__ __forceinline__ void mix_values(const WarpTile& tile, float* head, const std::uint32_t* u, int col) const {
+  /// Stores the values mixed, and as they are unless that is `in_place`.
+  __device__ __forceinline__ void mix_values(WarpTile& tile, Fragment& head) const {
+    const int col = tile.col - 2 * width;
+    std::uint32_t u[head_dim / 4];  // the second source: the pair of elements 2 i and 2 i + 1
+    load_second_source(tile, col, u);
     const auto [l0, l1] = mix.factors();
-    if (!mix.in_place) store_head(tile, qkv, head, col);
+    if (!mix.in_place) store_head(tile, qkv, head, tile.col);
     const float own = mixes_itself ? l0 + l1 : l0;
 #pragma unroll
-    for (int i = 0; i < head_fragment / 2; ++i) {
+    for (int i = 0; i < head_dim / 4; ++i) {
       head[2 * i] = own * head[2 * i] + l1 * __uint_as_float(u[i] << 16);
       head[2 * i + 1] = own * head[2 * i + 1] + l1 * __uint_as_float(u[i] & 0xFFFF0000u);
     }
-    store_head(tile, v_mixed, head, col - 2 * width);
+    store_head(tile, v_mixed, head, col);
+  }
+
+  __device__ __forceinline__ void load_second_source(const WarpTile& tile, int col,
+                                                     std::uint32_t (&u)[head_dim / 4]) const {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const int t = min(row(tile, r), tokens - 1);
+      const bf16* const source = mixes ? mix.source.row(mix.source_row(t)) + col + column() : nullptr;
+#pragma unroll
+      for (int i = 0; i < head_dim / 8; ++i) {
+        u[2 * i + r] = mixes ? *reinterpret_cast<const std::uint32_t*>(source + 8 * i) : 0;
+      }
+    }
   }
 };
 
@@ -189,7 +140,7 @@ void project(const char* name, Stream stream, Mat<bf16> qkv, Mat<bf16> v_mixed, 
   op.tokens = x.rows;
   op.width = width;
   op.eps = static_cast<float>(eps);
-  launch(name, stream, op, qkv.cols, x, w);
+  launch_gemm(name, stream, op, qkv.cols, x, w);
 }
 
 }  // namespace

@@ -6,6 +6,7 @@
 #include <string>
 
 #include "kernels/attention.hpp"
+#include "kernels/device.hpp"
 #include "kernels/sm90.cuh"
 #include "kernels/tensor_map.cuh"
 #include "kernels/vec.cuh"
@@ -89,6 +90,28 @@ struct TileScheduler {
   }
 };
 
+/// How far a step of the backward direction is, in one head.
+struct StepProgress {
+  int delta_ready;  ///< whether delta is written
+  int d_q_terms;    ///< how many tiles d_q holds the terms of
+};
+
+/// Counters of a launch, which all thread blocks share. They are zero at first. A kernel that counts leaves zeros for
+/// the next one on the stream: whoever uses a counter last clears it.
+struct Counters {
+  unsigned* next_tile = nullptr;  ///< the scheduler's: tiles taken; it wraps around
+  StepProgress* steps = nullptr;  ///< [H, steps], of the backward direction
+  static constexpr int max_steps = (attention_counter_bytes - 64) / sizeof(StepProgress);
+
+  /// Throws std::logic_error without create_sums().
+  explicit Counters(Stream stream) {
+    if (!stream.sums) throw std::logic_error("attention on a stream without create_sums");
+    std::byte* const memory = static_cast<std::byte*>(stream.sums) + ordered_sum_bytes;
+    next_tile = reinterpret_cast<unsigned*>(memory);
+    steps = reinterpret_cast<StepProgress*>(memory + 64);
+  }
+};
+
 /// Throws std::invalid_argument unless the CUDA implementation takes these shapes.
 inline void require_attention(const AttentionInputs<bf16>& in, const AttentionMask& mask, Mat<const float> lse) {
   const auto require = [](bool holds, const char* what) {
@@ -105,11 +128,10 @@ inline void require_attention(const AttentionInputs<bf16>& in, const AttentionMa
 
 /// Launches with the dynamic shared memory that `Shared` needs.
 template <class Shared, class... Parameters, class... Arguments>
-void launch_attention(const char* name, void (*kernel)(Parameters...), int blocks, cudaStream_t stream,
+void launch_attention(const char* name, void (*kernel)(Parameters...), int blocks, Stream stream,
                       const Arguments&... arguments) {
   check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, sizeof(Shared)), name);
-  kernel<<<blocks, attention_tiles().threads, sizeof(Shared), stream>>>(arguments...);
-  check_launch(name);
+  launch(name, stream, kernel, blocks, attention_tiles().threads, sizeof(Shared), arguments...);
 }
 
 }  // namespace nanorun::kernels::cuda

@@ -90,6 +90,7 @@ __device__ void store_hidden(Shared& s, const HiddenPart& z) {
 __global__ void __launch_bounds__(block_threads)
     second_layer_kernel(Mat<float> c, Mat<const bf16> z, CoefficientNet<bf16> net) {
   __shared__ Shared s;
+  begin_after_previous();
   constexpr int outputs = max_outputs / row_threads;  // of a thread, which then owns a row of h
   const float scale = scale_of(net);
   const int row = threadIdx.x % tile_rows, group = threadIdx.x / tile_rows;
@@ -215,6 +216,7 @@ __global__ void __launch_bounds__(block_threads, 2)
     second_layer_backward_kernel(Mat<bf16> d_z, CoefficientNetGradients<bf16> d, Mat<const float> d_c,
                                  Mat<const bf16> z, CoefficientNet<bf16> net, OrderedSum total) {
   __shared__ Shared s;
+  begin_after_previous();
   const float scale = scale_of(net);
   float by_scale = 0;
   WeightSums sums;
@@ -260,8 +262,7 @@ void coefficient_net_forward(Stream stream, Mat<acc_t<T>> c, Mat<T> z, Mat<const
   require_second_layer(op, net);
   if (c.rows == 0) return;
   gemm<bf16, bf16, bf16>(stream, {}, Op::none, u, Op::transpose, net.w_in, z);
-  second_layer_kernel<<<tile_blocks(c.rows, 4 * sm90::sm_count), block_threads, 0, cuda_stream(stream)>>>(c, z, net);
-  check_launch(op);
+  launch(op, stream, second_layer_kernel, tile_blocks(c.rows, 4 * sm90::sm_count), block_threads, 0, c, z, net);
 }
 
 template <class T>
@@ -270,9 +271,8 @@ void coefficient_net_backward(Stream stream, Mat<T> d_u, const CoefficientNetGra
   constexpr const char* op = "coefficient_net_backward";
   require_second_layer(op, net);
   if (z.rows == 0) return;
-  second_layer_backward_kernel<<<tile_blocks(z.rows, max_backward_blocks), block_threads, 0, cuda_stream(stream)>>>(
-      d_z, d, d_c, z, net, OrderedSum(stream));
-  check_launch(op);
+  launch(op, stream, second_layer_backward_kernel, tile_blocks(z.rows, max_backward_blocks), block_threads, 0, d_z, d,
+         d_c, z, net, OrderedSum(stream));
   gemm<bf16, bf16, float>(stream, {.beta = 1}, Op::transpose, d_z, Op::none, u, d.d_w_in);
   gemm<bf16, bf16, bf16>(stream, {.beta = 1}, Op::none, d_z, Op::none, net.w_in, d_u);
 }

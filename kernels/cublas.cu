@@ -66,7 +66,7 @@ Gemm sample_of(const Gemm& p) {
 }
 
 /// What decides which algorithm is fastest.
-using Key = std::array<std::int64_t, 23>;
+using Key = std::array<std::int64_t, 24>;
 
 Key key_of(const Gemm& p) {
   Key key;
@@ -81,6 +81,7 @@ Key key_of(const Gemm& p) {
   key[at++] = p.options.beta != 0;
   key[at++] = p.options.count;
   key[at++] = p.options.fast_accumulation;
+  key[at++] = p.options.factor != nullptr;
   key[at++] = p.in_place();
   assert(at == key.size());
   return key;
@@ -120,6 +121,7 @@ Plan describe(const Gemm& p) {
   set(plan.matmul, CUBLASLT_MATMUL_DESC_TRANSA, op(p.b));
   set(plan.matmul, CUBLASLT_MATMUL_DESC_TRANSB, op(p.a));
   set(plan.matmul, CUBLASLT_MATMUL_DESC_FAST_ACCUM, std::int8_t{p.options.fast_accumulation});
+  if (p.options.factor) set(plan.matmul, CUBLASLT_MATMUL_DESC_POINTER_MODE, std::int32_t{CUBLASLT_POINTER_MODE_DEVICE});
   describe(plan.a, p.a, p.options.count);
   describe(plan.b, p.b, p.options.count);
   describe(plan.d, p.c, p.options.count);
@@ -165,9 +167,10 @@ class Blas {
  public:
   explicit Blas(bool reproducible) : reproducible_(reproducible) {
     check(cublasLtCreate(&handle_), "cublasLtCreate");
-    const cudaError_t status = cudaMalloc(&workspace_, workspace_bytes);
+    const cudaError_t status = cudaMalloc(&workspace_, workspace_bytes + sizeof betas);
     if (status != cudaSuccess) cublasLtDestroy(handle_);
     check_memory(status, "cudaMalloc");
+    cuda::check(cudaMemcpy(device_beta(0), betas, sizeof betas, cudaMemcpyHostToDevice), "cudaMemcpy");
   }
   ~Blas() {
     cudaFree(workspace_);
@@ -185,10 +188,17 @@ class Blas {
   }
 
  private:
+  /// Device memory with the values that beta may have beside a factor.
+  float* device_beta(int value) const {
+    return reinterpret_cast<float*>(static_cast<std::byte*>(workspace_) + workspace_bytes) + value;
+  }
+
   cublasStatus_t launch(cudaStream_t stream, const Gemm& p, Plan& plan, const void* c, void* d) const {
-    return cublasLtMatmul(handle_, &plan.matmul, &p.options.alpha, p.b.data, &plan.b, p.a.data, &plan.a,
-                          &p.options.beta, c, &plan.d, d, &plan.d, &plan.algorithm, workspace_, workspace_bytes,
-                          stream);
+    const GemmOptions& o = p.options;
+    const float* const alpha = o.factor ? o.factor : &o.alpha;
+    const float* const beta = o.factor ? device_beta(o.beta != 0) : &o.beta;
+    return cublasLtMatmul(handle_, &plan.matmul, alpha, p.b.data, &plan.b, p.a.data, &plan.a, beta, c, &plan.d, d,
+                          &plan.d, &plan.algorithm, workspace_, workspace_bytes, stream);
   }
 
   Candidates ask(const Gemm& p, Plan& plan) const {
@@ -259,6 +269,7 @@ class Blas {
     return plan;
   }
 
+  static constexpr float betas[] = {0, 1};
   static constexpr const char* no_algorithm = "cuBLASLt has no algorithm";
 
   bool reproducible_;

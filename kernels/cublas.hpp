@@ -28,6 +28,7 @@ struct GemmOptions {
   float beta = 0;
   int count = 1;                   ///< batch size; the matrices of the next begin rows * ld elements later
   bool fast_accumulation = false;  ///< 8-bit operands: partial sums stay in the tensor cores' shorter accumulators
+  const float* factor = nullptr;   ///< device memory: takes the place of alpha. beta is 0 or 1 then
 };
 
 /// d = alpha op(a) op(b) + beta c, summed in fp32. c has the shape and stride of d and may be d.

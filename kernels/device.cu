@@ -4,6 +4,7 @@
 
 #include "kernels/cublas.hpp"
 #include "kernels/error.cuh"
+#include "kernels/launch.cuh"
 #include "kernels/ordered_sum.hpp"
 
 namespace nanorun::kernels::cuda {
@@ -19,7 +20,8 @@ cudaDeviceProp properties_of(int device) {
 }
 
 /// to[i] = from[i]; then, where `clears` is not null, clears[i] = 0.
-__global__ void copy_words(unsigned* to, const unsigned* from, unsigned* clears, int count) {
+__global__ void copy_words_kernel(unsigned* to, const unsigned* from, unsigned* clears, int count) {
+  begin_after_previous();
   for (int i = threadIdx.x; i < count; i += blockDim.x) {
     to[i] = from[i];
     if (clears) clears[i] = 0;
@@ -29,10 +31,9 @@ __global__ void copy_words(unsigned* to, const unsigned* from, unsigned* clears,
 void copy_words(Stream stream, void* to, const void* from, void* clears, std::size_t bytes) {
   constexpr int threads = 128;
   if (bytes == 0) return;
-  copy_words<<<1, threads, 0, handle_of(stream)>>>(static_cast<unsigned*>(to), static_cast<const unsigned*>(from),
-                                                   static_cast<unsigned*>(clears),
-                                                   static_cast<int>(bytes / sizeof(unsigned)));
-  check_launch("copy_words");
+  launch("copy_words", stream, copy_words_kernel, 1, threads, 0, static_cast<unsigned*>(to),
+         static_cast<const unsigned*>(from), static_cast<unsigned*>(clears),
+         static_cast<int>(bytes / sizeof(unsigned)));
 }
 
 }  // namespace

@@ -12,6 +12,7 @@ namespace {
 template <int N, class Index>
 __global__ void __launch_bounds__(block_threads)
     embedding_forward_kernel(Mat<bf16> out, const Index* tokens, Mat<const bf16> table) {
+  begin_after_previous();
   const int row = blockIdx.x * block_warps + threadIdx.x / warp_size, lane = threadIdx.x % warp_size;
   if (row >= out.rows) return;
   const bf16* const from = table.row(tokens[row]);
@@ -132,8 +133,7 @@ __global__ void __launch_bounds__(block_threads)
   const int block_cols = thread_cols * blockDim.x, first_col = blockIdx.y * block_cols;
   const Ring ring{ring_memory, loaded, d_out.col_block(first_col, min(block_cols, d_out.cols - first_col)), block_cols};
   if (threadIdx.x == 0) ring.init();
-  cudaGridDependencySynchronize();
-  cudaTriggerProgrammaticLaunchCompletion();  // join_runs may start: it waits where it reads what is written here
+  begin_after_previous();
   for (int i = threadIdx.x; i < count; i += blockDim.x) positions[i] = sorted.order[first + i];
   __syncthreads();
   const auto load = [&](int batch) {
@@ -172,22 +172,24 @@ __global__ void __launch_bounds__(block_threads)
   }
 }
 
-/// Joins the parts of a run in the block of the chunk in which the run begins. The kernel may start before sum_runs is
-/// done (programmatic dependent launch). Block 0 waits for sum_runs in any case, so that no later kernel starts before.
+/// Joins the parts of a run in the block of the chunk in which the run begins. It is launched behind sum_runs alone,
+/// and is an exception to the contract of launch.cuh: it reads tokens and order before it waits. Its blocks start when
+/// all of sum_runs have waited, so that whatever wrote these is done, and sum_runs does not write them. Blocks that
+/// join nothing need not wait for sum_runs; but those of chunk 0 do, so that this kernel never ends before sum_runs.
 template <class Index>
 __global__ void __launch_bounds__(block_threads)
     join_runs(Mat<float> d_table, PartialSums partial, SortedTokens<Index> sorted) {
   const int size = sorted.chunk_size, chunk = blockIdx.x, end = (chunk + 1) * size, token = sorted[end - 1];
   const int before = sorted[chunk * size - 1], after = sorted[end];
   const bool begins = token >= 0 && after == token && before != token;
-  if (chunk == 0) cudaGridDependencySynchronize();
+  if (chunk == 0) begin_after_previous();
   if (!begins) return;
   const int threads = blockDim.x;
   int last = chunk + 1;  // the run goes on in chunks [chunk + 1, last)
   for (int found = threads; found == threads; last += found) {
     found = __syncthreads_count(sorted[(last + static_cast<int>(threadIdx.x)) * size] == token);
   }
-  cudaGridDependencySynchronize();
+  begin_after_previous();
   const int col = thread_col();
   if (col >= d_table.cols) return;
   Columns sum = load_vector<thread_cols>(partial.into_next.row(chunk) + col);
@@ -205,24 +207,6 @@ __global__ void __launch_bounds__(block_threads)
   atomic_add(d_table.row(token) + col, sum);
 }
 
-/// Programmatic dependent launch: the kernel may start when the one before on the stream triggers it, and waits for its
-/// end by cudaGridDependencySynchronize. This hides the launch latency.
-template <class... Parameters, class... Arguments>
-void launch_beside(cudaStream_t stream, void (*kernel)(Parameters...), dim3 grid, int threads, int shared_bytes,
-                   const Arguments&... arguments) {
-  cudaLaunchAttribute beside{};
-  beside.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  beside.val.programmaticStreamSerializationAllowed = 1;
-  cudaLaunchConfig_t config{};
-  config.gridDim = grid;
-  config.blockDim = dim3(threads);
-  config.dynamicSmemBytes = shared_bytes;
-  config.stream = stream;
-  config.attrs = &beside;
-  config.numAttrs = 1;
-  check(cudaLaunchKernelEx(&config, kernel, arguments...), "embedding_backward");
-}
-
 template <class Index>
 void forward(Stream stream, Mat<bf16> out, Vec<const Index> tokens, Mat<const bf16> table) {
   constexpr const char* op = "embedding_forward";
@@ -230,10 +214,9 @@ void forward(Stream stream, Mat<bf16> out, Vec<const Index> tokens, Mat<const bf
   require_vectors(op, table);
   if (out.rows == 0) return;
   for_vectors_per_lane(op, out.cols, [&](auto n) {
-    embedding_forward_kernel<n(), Index>
-        <<<row_blocks(out.rows), block_threads, 0, cuda_stream(stream)>>>(out, tokens.data(), table);
+    launch(op, stream, embedding_forward_kernel<n(), Index>, row_blocks(out.rows), block_threads, 0, out, tokens.data(),
+           table);
   });
-  check_launch(op);
 }
 
 template <class Index>
@@ -252,9 +235,8 @@ void backward(Stream stream, Mat<float> d_table, Vec<const Index> tokens, Vec<co
   const int threads = std::min(block_threads, ceil_div(vectors, warp_size) * warp_size);
   const dim3 grid(chunks.count, ceil_div(vectors, threads));
   const int ring_bytes = stages * stage_rows * threads * thread_cols * static_cast<int>(sizeof(bf16));
-  const cudaStream_t queue = cuda_stream(stream);
-  launch_beside(queue, sum_runs<Index>, grid, threads, ring_bytes, d_table, partial, sorted, d_out);
-  launch_beside(queue, join_runs<Index>, grid, threads, 0, d_table, partial, sorted);
+  launch(op, stream, sum_runs<Index>, grid, threads, ring_bytes, d_table, partial, sorted, d_out);
+  launch(op, stream, join_runs<Index>, grid, threads, 0, d_table, partial, sorted);
 }
 
 }  // namespace

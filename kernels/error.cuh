@@ -23,7 +23,4 @@ inline void check_memory(cudaError_t status, const char* call) {
   check(status, call);
 }
 
-/// Call after a launch: reports a bad configuration at once.
-inline void check_launch(const char* kernel) { check(cudaGetLastError(), kernel); }
-
 }  // namespace nanorun::kernels::cuda

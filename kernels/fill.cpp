@@ -41,11 +41,23 @@ void add(Stream, Mat<T> out, Mat<const T> x) {
   });
 }
 
+template <class T>
+void move_sum(Stream, Vec<T> out, Vec<T> x) {
+  assert(out.size() == x.size());
+  for_chunks("move_sum", x.size(), [=] KOKKOS_FUNCTION(std::size_t first, std::size_t last) {
+    for (std::size_t i = first; i < last; ++i) {
+      out[i] += x[i];
+      x[i] = 0;
+    }
+  });
+}
+
 #define NANORUN_INSTANTIATE(T)                                \
   template void fill(Stream, Vec<T>, double);                 \
   template void round_to<T, T>(Stream, Vec<T>, Vec<const T>); \
   template void round_as_bf16(Stream, Vec<T>);                \
-  template void add(Stream, Mat<T>, Mat<const T>);
+  template void add(Stream, Mat<T>, Mat<const T>);            \
+  template void move_sum(Stream, Vec<T>, Vec<T>);
 NANORUN_INSTANTIATE(float)
 NANORUN_INSTANTIATE(double)
 #undef NANORUN_INSTANTIATE

@@ -41,8 +41,26 @@ struct RoundAsBf16 {
   }
 };
 
+struct MoveSum {
+  float *out, *x;
+  template <int W>
+  __device__ void apply(std::size_t i) const {
+    const Vector<float, W> term = load_vector<W>(x + i);
+    bool any = false;
+#pragma unroll
+    for (int k = 0; k < W; ++k) any = any || term.v[k] != 0;
+    if (!any) return;
+    Vector<float, W> sum = load_vector<W>(out + i);
+#pragma unroll
+    for (int k = 0; k < W; ++k) sum.v[k] += term.v[k];
+    store_vector(out + i, sum);
+    store_vector(x + i, Vector<float, W>{});
+  }
+};
+
 template <class T, class X>
 __global__ void __launch_bounds__(block_threads) add_kernel(Mat<T> out, Mat<const X> x) {
+  begin_after_previous();
   const unsigned vectors = out.cols / 8;
   const unsigned total = vectors * out.rows;
   for (unsigned k = blockIdx.x * block_threads + threadIdx.x; k < total; k += gridDim.x * block_threads) {
@@ -65,8 +83,7 @@ void launch_add(Stream stream, Mat<T> out, Mat<const X> x) {
   require_vectors("add", out);
   require_vectors("add", x);
   if (out.size() == 0) return;
-  add_kernel<T, X><<<blocks_for(out.size() / 8), block_threads, 0, cuda_stream(stream)>>>(out, x);
-  check_launch("add");
+  launch("add", stream, add_kernel<T, X>, blocks_for(out.size() / 8), block_threads, 0, out, x);
 }
 
 }  // namespace
@@ -106,6 +123,11 @@ requires(!std::is_same_v<T, acc_t<T>>) void add(Stream stream, Mat<T> out, Mat<c
   launch_add<T, acc_t<T>>(stream, out, x);
 }
 
+template <class T>
+void move_sum(Stream stream, Vec<T> out, Vec<T> x) {
+  launch_elementwise<4>("move_sum", stream, x.size(), MoveSum{out.data(), x.data()}, out.data(), x.data());
+}
+
 template void fill(Stream, Vec<float>, double);
 template void fill(Stream, Vec<bf16>, double);
 template void fill(Stream, Vec<double>, double);
@@ -116,5 +138,6 @@ template void round_as_bf16(Stream, Vec<float>);
 template void add<float>(Stream, Mat<float>, Mat<const float>);
 template void add<bf16>(Stream, Mat<bf16>, Mat<const bf16>);
 template void add<bf16>(Stream, Mat<bf16>, Mat<const float>);
+template void move_sum(Stream, Vec<float>, Vec<float>);
 
 }  // namespace nanorun::kernels::cuda

@@ -23,6 +23,10 @@ void round_as_bf16(Stream stream, Vec<T> x);
 template <class T>
 void add(Stream stream, Mat<T> out, Mat<const T> x);
 
+/// out += x, x = 0
+template <class T>
+void move_sum(Stream stream, Vec<T> out, Vec<T> x);
+
 }  // namespace nanorun::kernels::portable
 
 namespace nanorun::kernels::cuda {
@@ -46,5 +50,9 @@ void add(Stream stream, Mat<T> out, Mat<const T> x);
 /// The same for x in the accumulators' type.
 template <class T>
 requires(!std::is_same_v<T, acc_t<T>>) void add(Stream stream, Mat<T> out, Mat<const acc_t<T>> x);
+
+/// T = float. Where x is zero, out is not read.
+template <class T>
+void move_sum(Stream stream, Vec<T> out, Vec<T> x);
 
 }  // namespace nanorun::kernels::cuda

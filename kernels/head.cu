@@ -17,6 +17,7 @@ constexpr int sum_threads = 512;
 /// Launched with one block: *total += the sum of x, in a fixed order.
 __global__ void __launch_bounds__(sum_threads) sum_losses(double* total, const float* x, int n) {
   __shared__ double sums[sum_threads];
+  begin_after_previous();
   double sum = 0;
   for (int i = threadIdx.x; i < n; i += sum_threads) sum += x[i];
   sums[threadIdx.x] = sum;
@@ -143,8 +144,7 @@ void for_row_chunks(const Problem& p, bool with_gradient, Body&& body) {
 
 /// Adds the losses of all rows to *total.
 void add_losses(const Problem& p, double* total) {
-  sum_losses<<<1, sum_threads, 0, cuda_stream(p.stream)>>>(total, p.head.loss, p.x.rows);
-  check_launch("sum_losses");
+  launch("sum_losses", p.stream, sum_losses, 1, sum_threads, 0, total, p.head.loss, p.x.rows);
 }
 
 }  // namespace

@@ -11,6 +11,7 @@ __global__ void __launch_bounds__(threads, 3)
     forward_kernel(Mat<bf16> out, Mat<const bf16> y, HeadComposition<bf16> dc) {
   extern __shared__ __align__(128) std::byte memory[];
   Tiles& s = *reinterpret_cast<Tiles*>(memory);
+  begin_after_previous();
   const Queries queries(dc);
   float a[64];
   compose(a, s, dc, queries);
@@ -42,7 +43,7 @@ void head_composition_forward(Stream stream, Mat<T> out, Mat<const T> y, const H
   require_composition(op, dc);
   require_vectors(op, out);
   require_vectors(op, y);
-  launch<Tiles>(op, forward_kernel, y.rows, stream, out, y, dc);
+  launch_composition<Tiles>(op, forward_kernel, y.rows, stream, out, y, dc);
 }
 
 template void head_composition_forward(Stream, Mat<bf16>, Mat<const bf16>, const HeadComposition<bf16>&, Workspace);

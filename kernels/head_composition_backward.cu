@@ -141,6 +141,7 @@ __device__ __forceinline__ void scores_backward(const float (&d_a)[64], Tiles& s
 __global__ void __launch_bounds__(threads, 2) queries_kernel(const __grid_constant__ Parameters p) {
   extern __shared__ __align__(128) std::byte memory[];
   Tiles& s = *reinterpret_cast<Tiles*>(memory);
+  begin_after_previous();
   const Queries queries(p.dc);
   float a[64], d_a[64];
   compose(a, s, p.dc, queries);
@@ -305,6 +306,7 @@ __device__ __forceinline__ void scores_backward(const float (&d_a)[64], KeyTiles
 __global__ void __launch_bounds__(threads, 2) keys_kernel(const __grid_constant__ Parameters p) {
   extern __shared__ __align__(128) std::byte memory[];
   KeyTiles& s = *reinterpret_cast<KeyTiles*>(memory);
+  begin_after_previous();
   load_first_keys(s, p.dc);
   const Keys keys;
   float a[64], d_a[64];
@@ -333,8 +335,8 @@ void head_composition_backward(Stream stream, const HeadCompositionGradients<T>&
   require_dense(op, d.d_q);
   WorkspaceAllocator allocator(workspace);
   const Parameters p{dc, d, d_out, Statistics(allocator, d_out.rows, dc.in.heads)};
-  launch<Tiles>(op, queries_kernel, d_out.rows, stream, p);
-  launch<KeyTiles>(op, keys_kernel, d_out.rows, stream, p);
+  launch_composition<Tiles>(op, queries_kernel, d_out.rows, stream, p);
+  launch_composition<KeyTiles>(op, keys_kernel, d_out.rows, stream, p);
 }
 
 template std::size_t head_composition_workspace<bf16>(int, int, int);

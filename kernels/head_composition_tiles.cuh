@@ -237,11 +237,11 @@ inline void require_composition(const char* op, const HeadComposition<bf16>& dc)
 
 /// Launches a thread block for every own_rows of `length`, with the dynamic shared memory that `Shared` needs.
 template <class Shared, class... Parameters, class... Arguments>
-void launch(const char* name, void (*kernel)(Parameters...), int length, Stream stream, const Arguments&... arguments) {
+void launch_composition(const char* name, void (*kernel)(Parameters...), int length, Stream stream,
+                        const Arguments&... arguments) {
   if (length == 0) return;
   check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, sizeof(Shared)), name);
-  kernel<<<length / own_rows, threads, sizeof(Shared), cuda_stream(stream)>>>(arguments...);
-  check_launch(name);
+  launch(name, stream, kernel, length / own_rows, threads, sizeof(Shared), arguments...);
 }
 
 }  // namespace nanorun::kernels::cuda::composition

@@ -66,36 +66,39 @@ struct Head {
 };
 
 __global__ void __launch_bounds__(block_threads) head_output_kernel(Tasks tasks, Mat<bf16> out, HeadOutput<bf16> in) {
+  begin_after_previous();
   const Place at(tasks, blockIdx.x * tasks.of_block());
   const Head head(in, at, tasks);  // lanes outside take part in the sums
   if (at.inside) head.store_output(out.row(at.row) + at.col);
 }
 
-/// d_alpha [heads] += the sums over the threads of that head. The first lane of each task has a sum in x.
-__device__ void add_to_heads(float* d_alpha, const Tasks& tasks, float x, const OrderedSum& total) {
+/// d_alpha [heads] += the sums over the threads of that head. The first lane of each task has a sum in x, that of the
+/// block's first task for first_head.
+__device__ void add_to_heads(float* d_alpha, const Tasks& tasks, int first_head, float x, const OrderedSum& total) {
   __shared__ float of_task[block_threads];
   const int count = tasks.of_block(), heads = tasks.heads;
   if (threadIdx.x % tasks.lanes == 0) of_task[threadIdx.x / tasks.lanes] = x;
   __syncthreads();
-  const int first = static_cast<int>(blockIdx.x) * count % heads;  // head of the block's first task
   for (int h = threadIdx.x; h < heads; h += block_threads) {
     float sum = 0;
-    for (int i = (h - first + heads) % heads; i < count; i += heads) sum += of_task[i];
+    for (int i = (h - first_head + heads) % heads; i < count; i += heads) sum += of_task[i];
     total.partial<float>(heads)[h] = sum;
   }
   total.finish<float>(heads, [=](int h, float sum) { d_alpha[h] += sum; });
 }
 
-/// Where the rows of d_alpha coincide, the number of blocks is a multiple of that of heads, so that a thread has one
-/// head.
+/// The last tasks first: the kernel before wrote their d_out last. Where the rows of d_alpha coincide, the number of
+/// blocks is a multiple of that of heads, so that a thread has one head.
 __global__ void __launch_bounds__(block_threads, 4)
     head_output_backward_kernel(Tasks tasks, HeadOutputGradients<bf16> d, Mat<bf16> out, Mat<const bf16> d_out,
                                 HeadOutput<bf16> in, OrderedSum total) {
+  begin_after_previous();
   const bool sums = in.alpha && d.d_alpha.ld == 0;
   float by_alpha = 0;
   const int stride = gridDim.x * tasks.of_block();
+  const int last = (ceil_div(tasks.count, tasks.of_block()) - 1 - static_cast<int>(blockIdx.x)) * tasks.of_block();
   // All threads of a block make the same number of turns: lanes outside take part in the sums.
-  for (int first = blockIdx.x * tasks.of_block(); first < tasks.count; first += stride) {
+  for (int first = last; first >= 0; first -= stride) {
     const Place at(tasks, first);
     Vector<float, 8> g = load_floats<8>(d_out.row(at.row) + at.col);
     const Head head(in, at, tasks);
@@ -123,7 +126,7 @@ __global__ void __launch_bounds__(block_threads, 4)
     if (in.alpha) store_rounded(d.d_v.row(at.row) + at.col, to_v);
     store_rounded(d.d_y.row(at.row) + at.col, g);
   }
-  if (sums) add_to_heads(d.d_alpha.data, tasks, by_alpha, total);
+  if (sums) add_to_heads(d.d_alpha.data, tasks, last % tasks.heads, by_alpha, total);
 }
 
 /// Throws std::invalid_argument unless the columns divide into heads of D = 8, 16 ... 256, and rows are whole vectors.
@@ -154,8 +157,7 @@ void head_output_forward(Stream stream, Mat<T> out, const HeadOutput<T>& in) {
   require_vectors(op, out);
   if (tasks.count == 0) return;
   const int blocks = ceil_div(tasks.count, tasks.of_block());
-  head_output_kernel<<<blocks, block_threads, 0, cuda_stream(stream)>>>(tasks, out, in);
-  check_launch(op);
+  launch(op, stream, head_output_kernel, blocks, block_threads, 0, tasks, out, in);
 }
 
 template <class T>
@@ -169,9 +171,8 @@ void head_output_backward(Stream stream, const HeadOutputGradients<T>& d, Mat<T>
   require_vectors(op, d_out);
   if (tasks.count == 0) return;
   const int blocks = in.alpha && d.d_alpha.ld == 0 ? summing_blocks(op, tasks) : backward_blocks(tasks);
-  head_output_backward_kernel<<<blocks, block_threads, 0, cuda_stream(stream)>>>(tasks, d, out, d_out, in,
-                                                                                 OrderedSum(stream));
-  check_launch(op);
+  launch(op, stream, head_output_backward_kernel, blocks, block_threads, 0, tasks, d, out, d_out, in,
+         OrderedSum(stream));
 }
 
 template void head_output_forward(Stream, Mat<bf16>, const HeadOutput<bf16>&);

@@ -17,6 +17,7 @@ __global__ void __launch_bounds__(block_threads)
     quantise_square(Mat<e4m3> q, Mat<e4m3> q_t, Mat<const bf16> x, float scale) {
   constexpr int row_vectors = side / 16, row_words = side / 4;
   __shared__ uint4 tile[side * row_vectors];
+  begin_after_previous();
   const int first_row = blockIdx.y * side, first_col = blockIdx.x * side;
 #pragma unroll
   for (int i = threadIdx.x; i < side * row_vectors; i += block_threads) {
@@ -54,8 +55,7 @@ void quantise_e4m3(Stream stream, Mat<e4m3> q, Mat<e4m3> q_t, Mat<const bf16> x,
   assert(x.rows % 16 == 0 && x.cols % 16 == 0 && q.ld % 16 == 0 && (!q_t || q_t.ld % 16 == 0));
   require_vectors("quantise_e4m3", x);
   const dim3 grid(ceil_div(x.cols, side), ceil_div(x.rows, side));
-  quantise_square<<<grid, block_threads, 0, cuda_stream(stream)>>>(q, q_t, x, static_cast<float>(scale));
-  check_launch("quantise_e4m3");
+  launch("quantise_e4m3", stream, quantise_square, grid, block_threads, 0, q, q_t, x, static_cast<float>(scale));
 }
 
 }  // namespace nanorun::kernels::cuda

@@ -20,6 +20,7 @@ __device__ void scale_columns(bf16* out, Vector<float, 8> x, float s, bool add) 
 /// A thread for each vector of 8 columns.
 __global__ void __launch_bounds__(block_threads)
     head_scale_kernel(Mat<bf16> out, Mat<const bf16> x, Mat<const float> s, int group_cols, bool add) {
+  begin_after_previous();
   const int vectors = x.cols / 8;
   const std::size_t count = static_cast<std::size_t>(x.rows) * vectors;
   const std::size_t stride = static_cast<std::size_t>(gridDim.x) * block_threads;
@@ -33,6 +34,7 @@ __global__ void __launch_bounds__(block_threads)
 __global__ void __launch_bounds__(block_threads)
     head_scale_backward_kernel(Mat<bf16> d_x, Mat<float> d_s, Mat<const bf16> d_out, Mat<const bf16> x,
                                Mat<const float> s, int lanes, bool add) {
+  begin_after_previous();
   const int group_cols = x.cols / s.cols, lane = threadIdx.x % lanes;
   const std::size_t i = (static_cast<std::size_t>(blockIdx.x) * block_threads + threadIdx.x) / lanes;
   const int t = static_cast<int>(i / s.cols), group = static_cast<int>(i % s.cols);
@@ -58,6 +60,7 @@ __device__ float gate_input(const GateInputs<bf16>& in, int t, int j) {
 /// A thread for each token and head.
 __global__ void __launch_bounds__(block_threads)
     head_gate_kernel(Mat<float> gate, GateInputs<bf16> in, Mat<const float> w) {
+  begin_after_previous();
   const std::size_t i = static_cast<std::size_t>(blockIdx.x) * block_threads + threadIdx.x;
   const int t = static_cast<int>(i / gate.cols), h = static_cast<int>(i % gate.cols);
   if (t >= gate.rows) return;
@@ -80,6 +83,7 @@ struct GateGradient {
 /// d_x += on the columns of w that begin at `first`; a thread for each element.
 __global__ void __launch_bounds__(block_threads)
     head_gate_backward_input_kernel(Mat<bf16> d_x, GateGradient d_z, Mat<const float> w, int first) {
+  begin_after_previous();
   const std::size_t i = static_cast<std::size_t>(blockIdx.x) * block_threads + threadIdx.x;
   const int t = static_cast<int>(i / d_x.cols), j = static_cast<int>(i % d_x.cols);
   if (t >= d_x.rows) return;
@@ -97,6 +101,7 @@ __global__ void __launch_bounds__(block_threads)
     head_gate_backward_weight_kernel(Mat<float> d_w, GateGradient d_z, GateInputs<bf16> in, int tokens_of_block,
                                      OrderedSum total) {
   __shared__ float sums[block_threads];
+  begin_after_previous();
   const int elements = d_w.rows * d_w.cols, sharing = max(block_threads / elements, 1);
   const int begin = blockIdx.x * tokens_of_block, end = min(begin + tokens_of_block, in.x.rows);
   for (int first = 0; first < elements; first += block_threads) {
@@ -121,8 +126,8 @@ int blocks_of(std::size_t threads) { return static_cast<int>(ceil_div(threads, b
 
 void gate_backward_input(Stream stream, Mat<bf16> d_x, const GateGradient& d_z, Mat<const float> w, int first) {
   if (!d_x || d_x.size() == 0) return;
-  head_gate_backward_input_kernel<<<blocks_of(d_x.size()), block_threads, 0, cuda_stream(stream)>>>(d_x, d_z, w, first);
-  check_launch("head_gate_backward");
+  launch("head_gate_backward", stream, head_gate_backward_input_kernel, blocks_of(d_x.size()), block_threads, 0, d_x,
+         d_z, w, first);
 }
 
 /// Throws std::invalid_argument unless heads are whole vectors.
@@ -140,9 +145,7 @@ void head_scale_forward(Stream stream, Mat<T> out, Mat<const T> x, Mat<const acc
   require_vectors(op, out);
   require_vectors(op, x);
   if (x.rows == 0) return;
-  head_scale_kernel<<<blocks_for(x.size() / 8), block_threads, 0, cuda_stream(stream)>>>(out, x, s, x.cols / s.cols,
-                                                                                         add);
-  check_launch(op);
+  launch(op, stream, head_scale_kernel, blocks_for(x.size() / 8), block_threads, 0, out, x, s, x.cols / s.cols, add);
 }
 
 template <class T>
@@ -157,15 +160,13 @@ void head_scale_backward(Stream stream, Mat<T> d_x, Mat<acc_t<T>> d_s, Mat<const
   const unsigned vectors = x.cols / s.cols / 8;
   const int lanes = static_cast<int>(std::min(std::bit_ceil(vectors), static_cast<unsigned>(warp_size)));
   const int blocks = blocks_of(static_cast<std::size_t>(x.rows) * s.cols * lanes);
-  head_scale_backward_kernel<<<blocks, block_threads, 0, cuda_stream(stream)>>>(d_x, d_s, d_out, x, s, lanes, add);
-  check_launch(op);
+  launch(op, stream, head_scale_backward_kernel, blocks, block_threads, 0, d_x, d_s, d_out, x, s, lanes, add);
 }
 
 template <class T>
 void head_gate_forward(Stream stream, Mat<acc_t<T>> gate, const GateInputs<T>& in, Mat<const acc_t<T>> w) {
   if (gate.rows == 0) return;
-  head_gate_kernel<<<blocks_of(gate.size()), block_threads, 0, cuda_stream(stream)>>>(gate, in, w);
-  check_launch("head_gate_forward");
+  launch("head_gate_forward", stream, head_gate_kernel, blocks_of(gate.size()), block_threads, 0, gate, in, w);
 }
 
 template <class T>
@@ -178,9 +179,8 @@ void head_gate_backward(Stream stream, Mat<T> d_x, Mat<T> d_u, Mat<acc_t<T>> d_w
   if (!d_w || gate.rows == 0) return;
   const int max_blocks = OrderedSum::max_blocks(op, d_w.size() * sizeof(float));
   const int tokens = std::max(min_tokens_of_block, ceil_div(gate.rows, max_blocks));
-  head_gate_backward_weight_kernel<<<ceil_div(gate.rows, tokens), block_threads, 0, cuda_stream(stream)>>>(
-      d_w, d_z, in, tokens, OrderedSum(stream));
-  check_launch(op);
+  launch(op, stream, head_gate_backward_weight_kernel, ceil_div(gate.rows, tokens), block_threads, 0, d_w, d_z, in,
+         tokens, OrderedSum(stream));
 }
 
 template void head_scale_forward(Stream, Mat<bf16>, Mat<const bf16>, Mat<const float>, int, bool);

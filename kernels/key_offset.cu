@@ -26,6 +26,7 @@ __device__ void for_vectors(const Mat<const bf16>& x, int quarter, const Body& b
 }
 
 __global__ void __launch_bounds__(block_threads) key_offset_kernel(Mat<bf16> out, Mat<const bf16> k, int quarter) {
+  begin_after_previous();
   for_vectors(k, quarter, [&](const Place& at) {
     const int from = at.still && at.row > 0 ? at.row - 1 : at.row;
     store_vector(out.row(at.row) + at.col, load_vector<8>(k.row(from) + at.col));
@@ -34,6 +35,7 @@ __global__ void __launch_bounds__(block_threads) key_offset_kernel(Mat<bf16> out
 
 __global__ void __launch_bounds__(block_threads)
     key_offset_backward_kernel(Mat<bf16> d_k, Mat<const bf16> d_out, int quarter) {
+  begin_after_previous();
   for_vectors(d_out, quarter, [&](const Place& at) {
     Vector<float, 8> sum;
     if (!at.still || at.row == 0) sum = load_floats<8>(d_out.row(at.row) + at.col);
@@ -62,17 +64,15 @@ template <class T>
 void key_offset_forward(Stream stream, Mat<T> out, Mat<const T> k, int heads) {
   const int quarter = quarter_of("key_offset_forward", out, k, heads);
   if (k.rows == 0) return;
-  key_offset_kernel<<<blocks_for(k.size() / 8), block_threads, 0, cuda_stream(stream)>>>(out, k, quarter);
-  check_launch("key_offset_forward");
+  launch("key_offset_forward", stream, key_offset_kernel, blocks_for(k.size() / 8), block_threads, 0, out, k, quarter);
 }
 
 template <class T>
 void key_offset_backward(Stream stream, Mat<T> d_k, Mat<const T> d_out, int heads) {
   const int quarter = quarter_of("key_offset_backward", d_k, d_out, heads);
   if (d_k.rows == 0) return;
-  key_offset_backward_kernel<<<blocks_for(d_k.size() / 8), block_threads, 0, cuda_stream(stream)>>>(d_k, d_out,
-                                                                                                    quarter);
-  check_launch("key_offset_backward");
+  launch("key_offset_backward", stream, key_offset_backward_kernel, blocks_for(d_k.size() / 8), block_threads, 0, d_k,
+         d_out, quarter);
 }
 
 template void key_offset_forward(Stream, Mat<bf16>, Mat<const bf16>, int);

@@ -14,22 +14,27 @@ void linear_forward(Stream stream, Mat<T> out, Mat<const T> x, Mat<const T> w);
 template <class T>
 void linear_add_forward(Stream stream, Mat<T> out, Mat<const T> x, Mat<const T> w);
 
-/// d_x = d_out w
-template <class T>
-void linear_backward_input(Stream stream, Mat<T> d_x, Mat<const T> d_out, Mat<const T> w);
+// The gradient of out is *factor d_out, or d_out where `factor` is null: then no op need write the product.
 
-/// d_w = d_outᵀ x, or d_w += d_outᵀ x with `add`
+/// d_x = *factor d_out w, or d_x += *factor d_out w with `add`
 template <class T>
-void linear_backward_weight(Stream stream, Mat<acc_t<T>> d_w, Mat<const T> d_out, Mat<const T> x, bool add);
+void linear_backward_input(Stream stream, Mat<T> d_x, Mat<const T> d_out, Mat<const T> w,
+                           const acc_t<T>* factor = nullptr, bool add = false);
+
+/// d_w = *factor d_outᵀ x, or d_w += *factor d_outᵀ x with `add`
+template <class T>
+void linear_backward_weight(Stream stream, Mat<acc_t<T>> d_w, Mat<const T> d_out, Mat<const T> x, bool add,
+                            const acc_t<T>* factor = nullptr);
 
 /// Squared-relu layer: h = relu(x wᵀ)² (Primer, So et al. 2021, arXiv:2109.08668).
 template <class T>
 void linear_relu2_forward(Stream stream, Mat<T> h, Mat<const T> x, Mat<const T> w);
 
-/// Gradient through the layer above h and the square: d_z = (d_out w_next) ∘ 2 sqrt(h), where z = x wᵀ and
+/// Gradient through the layer above h and the square: d_z = *factor (d_out w_next) ∘ 2 sqrt(h), where z = x wᵀ and
 /// out = h w_nextᵀ. Shapes: d_out [M, K']; w_next [K', N]; h, d_z [M, N].
 template <class T>
-void linear_relu2_backward(Stream stream, Mat<T> d_z, Mat<const T> d_out, Mat<const T> w_next, Mat<const T> h);
+void linear_relu2_backward(Stream stream, Mat<T> d_z, Mat<const T> d_out, Mat<const T> w_next, Mat<const T> h,
+                           const acc_t<T>* factor = nullptr);
 
 }  // namespace nanorun::kernels::portable
 
@@ -44,12 +49,15 @@ void linear_forward(Stream stream, Mat<T> out, Mat<const T> x, Mat<const T> w);
 template <class T>
 void linear_add_forward(Stream stream, Mat<T> out, Mat<const T> x, Mat<const T> w);
 template <class T>
-void linear_backward_input(Stream stream, Mat<T> d_x, Mat<const T> d_out, Mat<const T> w);
+void linear_backward_input(Stream stream, Mat<T> d_x, Mat<const T> d_out, Mat<const T> w,
+                           const acc_t<T>* factor = nullptr, bool add = false);
 template <class T>
-void linear_backward_weight(Stream stream, Mat<acc_t<T>> d_w, Mat<const T> d_out, Mat<const T> x, bool add);
+void linear_backward_weight(Stream stream, Mat<acc_t<T>> d_w, Mat<const T> d_out, Mat<const T> x, bool add,
+                            const acc_t<T>* factor = nullptr);
 template <class T>
 void linear_relu2_forward(Stream stream, Mat<T> h, Mat<const T> x, Mat<const T> w);
 template <class T>
-void linear_relu2_backward(Stream stream, Mat<T> d_z, Mat<const T> d_out, Mat<const T> w_next, Mat<const T> h);
+void linear_relu2_backward(Stream stream, Mat<T> d_z, Mat<const T> d_out, Mat<const T> w_next, Mat<const T> h,
+                           const acc_t<T>* factor = nullptr);
 
 }  // namespace nanorun::kernels::cuda

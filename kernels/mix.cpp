@@ -77,6 +77,30 @@ void mix_norm_rows(Mat<T> out, Mat<T> n, Vec<acc_t<T>> rstd, const Terms<T, K>& 
   });
 }
 
+/// out[t,j] = c x[t,j]
+template <class T>
+KOKKOS_FUNCTION void copy_row(int t, Mat<T> out, Mat<const T> x, T c) {
+  T* to = out.row(t);
+  const T* from = x.row(t);
+#pragma omp simd
+  for (int j = 0; j < out.cols; ++j) to[j] = c * from[j];
+}
+
+/// out[t,j] += c x[t,j]
+template <class T>
+KOKKOS_FUNCTION void add_row(int t, Mat<T> out, Mat<const T> x, T c) {
+  T* to = out.row(t);
+  const T* from = x.row(t);
+#pragma omp simd
+  for (int j = 0; j < out.cols; ++j) to[j] += c * from[j];
+}
+
+template <class T>
+KOKKOS_FUNCTION void clear_row(int t, Mat<T> out) {
+  T* to = out.row(t);
+  for (int j = 0; j < out.cols; ++j) to[j] = 0;
+}
+
 /// d[j] += rstd (d_n[t,j] - n[t,j] mean(d_n n)), or = where that is alone
 template <class T>
 KOKKOS_FUNCTION void add_norm_gradient(int t, T* d, const NormGradient<T>& norm) {
@@ -126,8 +150,9 @@ KOKKOS_FUNCTION T implied_dot(int t, const MixTerm<T>& term, T rest, const T* g,
 /// One row; returns per_token_k[t] dot_k[t] where the scalars need it. implied: that term's index, -1 without one.
 template <class T, int K>
 KOKKOS_FUNCTION Sums<K> mix_backward_row(int t, Mat<T> d_out, Mat<const T> d_elsewhere, const NormGradient<T>& norm,
-                                         const Terms<T, K>& terms, int implied) {
+                                         const Terms<T, K>& terms, int implied, const MixHandover<T>& handover) {
   T* g = d_out.row(t);
+  if (handover.from) copy_row(t, d_out, handover.from, handover.factor.factor());
   if (norm.n) add_norm_gradient(t, g, norm);
   Sums<K> sums;
   bool replaces = false;
@@ -149,19 +174,21 @@ KOKKOS_FUNCTION Sums<K> mix_backward_row(int t, Mat<T> d_out, Mat<const T> d_els
     }
   }
   if (implied >= 0) sums.values[implied] = implied_dot(t, terms.term[implied], rest, g, norm);
+  if (handover.g) copy_row<T>(t, handover.g, d_out, 1);
   if (replaces) replace_row(t, d_out, d_elsewhere, to_out);
   return sums;
 }
 
 template <class T, int K>
 void mix_backward_rows(Mat<T> d_out, Mat<const T> d_elsewhere, const NormGradient<T>& norm, const Terms<T, K>& terms,
-                       int implied) {
+                       int implied, const MixHandover<T>& handover) {
   const Sums<K> sums = sum_rows<K>("mix_backward", d_out.rows, [=] KOKKOS_FUNCTION(int t) {
-    return mix_backward_row(t, d_out, d_elsewhere, norm, terms, implied);
+    return mix_backward_row(t, d_out, d_elsewhere, norm, terms, implied, handover);
   });
   for_rows("mix_scalars", 1, [=] KOKKOS_FUNCTION(int) {
     for (int k = 0; k < K; ++k) {
       const MixTerm<T>& term = terms.term[k];
+      if (term.leaves_factor) *term.leaves_factor = term.common_factor();
       for (int i = 0; i < 2; ++i) {
         const LearnedScalar<T>& s = term.scalars[i];
         const double rest = term.constant * term.scalars[1 - i].factor();
@@ -188,15 +215,31 @@ void mix_norm_forward(Stream stream, Mat<T> out, Mat<T> n, Vec<acc_t<T>> rstd, s
 
 template <class T>
 void mix_backward(Stream, Mat<T> d_out, Mat<const T> d_elsewhere, const NormGradient<T>& norm,
-                  std::span<const MixTerm<T>> terms) {
+                  std::span<const MixTerm<T>> terms, const MixHandover<T>& handover) {
   const int implied = implied_term(terms, norm);
-  with_terms(terms, [&](const auto& fixed) { mix_backward_rows(d_out, d_elsewhere, norm, fixed, implied); });
+  with_terms(terms, [&](const auto& fixed) { mix_backward_rows(d_out, d_elsewhere, norm, fixed, implied, handover); });
 }
 
-#define NANORUN_INSTANTIATE(T)                                                                             \
-  template void mix_forward(Stream, Mat<T>, std::span<const MixTerm<T>>);                                  \
-  template void mix_norm_forward(Stream, Mat<T>, Mat<T>, Vec<T>, std::span<const MixTerm<T>>, double, T*); \
-  template void mix_backward(Stream, Mat<T>, Mat<const T>, const NormGradient<T>&, std::span<const MixTerm<T>>);
+template <class T>
+void shared_streams_backward(Stream, const std::array<Mat<T>, 2>& d, const std::array<bool, 2>& adds,
+                             std::span<const SharingMix<T>> mixes) {
+  for (int i = 0; i < 2; ++i) {
+    const Mat<T> to = d[i];
+    if (!to) continue;
+    if (!adds[i]) for_rows("shared_streams", to.rows, [=] KOKKOS_FUNCTION(int t) { clear_row(t, to); });
+    for (const SharingMix<T>& mix : mixes) {
+      for_rows("shared_streams", to.rows, [=] KOKKOS_FUNCTION(int t) { add_row(t, to, mix.g, mix.of[i].factor(t)); });
+    }
+  }
+}
+
+#define NANORUN_INSTANTIATE(T)                                                                                  \
+  template void mix_forward(Stream, Mat<T>, std::span<const MixTerm<T>>);                                       \
+  template void mix_norm_forward(Stream, Mat<T>, Mat<T>, Vec<T>, std::span<const MixTerm<T>>, double, T*);      \
+  template void mix_backward(Stream, Mat<T>, Mat<const T>, const NormGradient<T>&, std::span<const MixTerm<T>>, \
+                             const MixHandover<T>&);                                                            \
+  template void shared_streams_backward(Stream, const std::array<Mat<T>, 2>&, const std::array<bool, 2>&,       \
+                                        std::span<const SharingMix<T>>);
 NANORUN_INSTANTIATE(float)
 NANORUN_INSTANTIATE(double)
 #undef NANORUN_INSTANTIATE

@@ -57,7 +57,7 @@ __device__ std::uint32_t mix_row(int row, int cols, const Mat<bf16>& out, const 
     Vector<bf16, 8> from[K];
 #pragma unroll
     for (int k = 0; k < K; ++k) {
-      if (terms.term[k].source) from[k] = load_vector<8>(terms.term[k].source.row(row) + col);
+      if (terms.term[k].source) from[k] = load_streaming(terms.term[k].source.row(row) + col);
     }
 #pragma unroll
     for (int k = 0; k < K; ++k) {
@@ -77,8 +77,11 @@ __device__ std::uint32_t mix_row(int row, int cols, const Mat<bf16>& out, const 
   for (int i = 0; i < N; ++i) {
     const int col = 8 * (lane + warp_size * i);
     if (col >= cols) continue;
-    if (out) store_vector(out.row(row) + col, round_to_bf16(mixed[i]));
-    if (!n) continue;
+    if (!n) {
+      store_vector(out.row(row) + col, round_to_bf16(mixed[i]));
+      continue;
+    }
+    if (out) store_streaming(out.row(row) + col, round_to_bf16(mixed[i]));
 #pragma unroll
     for (int j = 0; j < 8; ++j) mixed[i].v[j] *= r;
     const Vector<bf16, 8> rounded = round_to_bf16(mixed[i]);
@@ -88,12 +91,13 @@ __device__ std::uint32_t mix_row(int row, int cols, const Mat<bf16>& out, const 
   return largest;
 }
 
-/// A warp for each row.
+/// A warp for each row, the last rows first: the kernel before wrote them last, and the next begins with the first.
 template <int N, int K>
 __global__ void __launch_bounds__(block_threads)
     mix_kernel(int rows, int cols, Mat<bf16> out, Mat<bf16> n, float* rstd, Terms<K> terms, float eps, float* maximum) {
-  const int row = blockIdx.x * block_warps + threadIdx.x / warp_size;
-  const std::uint32_t largest = row < rows ? mix_row<N>(row, cols, out, n, rstd, terms, eps) : 0;
+  begin_after_previous();
+  const int row = rows - 1 - static_cast<int>(blockIdx.x * block_warps + threadIdx.x / warp_size);
+  const std::uint32_t largest = row >= 0 ? mix_row<N>(row, cols, out, n, rstd, terms, eps) : 0;
   if (maximum) raise_by_block(maximum, largest);
 }
 
@@ -114,10 +118,10 @@ __device__ Columns<K> load_columns(int row, int col, const Mat<const bf16>& d_el
 #pragma unroll
   for (int k = 0; k < K; ++k) {
     const MixTerm<bf16>& term = terms.term[k];
-    if (terms.dots >> k & 1) in.source[k] = load_vector<8>(term.source.row(row) + col);
-    if (term.d_source && !term.overwrites) in.d_source[k] = load_vector<8>(term.d_source.row(row) + col);
+    if (terms.dots >> k & 1) in.source[k] = load_streaming(term.source.row(row) + col);
+    if (term.d_source && !term.overwrites) in.d_source[k] = load_streaming(term.d_source.row(row) + col);
   }
-  if (d_elsewhere) in.elsewhere = load_vector<8>(d_elsewhere.row(row) + col);
+  if (d_elsewhere) in.elsewhere = load_streaming(d_elsewhere.row(row) + col);
   return in;
 }
 
@@ -137,7 +141,7 @@ __device__ void send(int row, int col, const Vector<float, 8>& g, const Columns<
     const MixTerm<bf16>& term = terms.term[k];
     if (terms.dots >> k & 1) dots[k] += dot(g, to_floats(in.source[k]));
     if (!term.d_source) continue;
-    store_vector(term.d_source.row(row) + col, round_to_bf16(scaled_sum(g, c[k], to_floats(in.d_source[k]))));
+    store_streaming(term.d_source.row(row) + col, round_to_bf16(scaled_sum(g, c[k], to_floats(in.d_source[k]))));
   }
 }
 
@@ -178,19 +182,25 @@ __device__ void add_to_scalars(const Terms<K>& terms, const float (&sums)[K], co
   *gradient(own) += sum;
 }
 
-/// As above, with a grid-stride loop over rows. norm.n is null without a norm. Where the registers suffice, the
-/// operands of the next columns are on their way while these are computed, the first ones already before the norm's
-/// sum.
+/// As above, with a grid-stride loop over rows, the last first. norm.n is null without a norm, handover.from is never
+/// null. leaves_g: without terms that send to d_out, it becomes g. Where the registers suffice, the operands of the
+/// next columns are on their way while these are computed, the first ones already before the norm's sum.
 template <int N, int K>
 __global__ void __launch_bounds__(block_threads, N > 3 ? 1 : 2)
     mix_backward_kernel(Mat<bf16> d_out, Mat<const bf16> d_elsewhere, NormGradient<bf16> norm, Terms<K> terms,
-                        OrderedSum total) {
+                        MixHandover<bf16> handover, bool leaves_g, OrderedSum total) {
   constexpr bool ahead = K <= 3;
+  begin_after_previous();
   const int lane = threadIdx.x % warp_size, cols = d_out.cols;
+  const float c_in = handover.factor.factor();
   float common[K], sums[K] = {};
 #pragma unroll
-  for (int k = 0; k < K; ++k) common[k] = terms.term[k].common_factor();
-  for (int row = blockIdx.x * block_warps + threadIdx.x / warp_size; row < d_out.rows; row += gridDim.x * block_warps) {
+  for (int k = 0; k < K; ++k) {
+    common[k] = terms.term[k].common_factor();
+    if (terms.term[k].leaves_factor && blockIdx.x + threadIdx.x == 0) *terms.term[k].leaves_factor = common[k];
+  }
+  for (int row = d_out.rows - 1 - static_cast<int>(blockIdx.x * block_warps + threadIdx.x / warp_size); row >= 0;
+       row -= gridDim.x * block_warps) {
     const auto load = [&](int i) { return load_columns(row, 8 * (lane + warp_size * i), d_elsewhere, terms, cols); };
     Vector<bf16, 8> d[N], n[N], d_n[N];
     float c[K], dots[K] = {}, by_out = 0, sum = 0, to_out = 0, r = 0;
@@ -199,10 +209,10 @@ __global__ void __launch_bounds__(block_threads, N > 3 ? 1 : 2)
       const int col = 8 * (lane + warp_size * i);
       if (col >= cols) continue;
       if (norm.n) {
-        n[i] = load_vector<8>(norm.n.row(row) + col);
-        d_n[i] = load_vector<8>(norm.d_n.row(row) + col);
+        n[i] = load_streaming(norm.n.row(row) + col);
+        d_n[i] = load_streaming(norm.d_n.row(row) + col);
       }
-      if (!norm.alone) d[i] = load_vector<8>(d_out.row(row) + col);
+      if (!norm.alone) d[i] = load_streaming(handover.from.row(row) + col);
     }
     Columns<K> next;
     if constexpr (ahead) next = load(0);
@@ -224,11 +234,16 @@ __global__ void __launch_bounds__(block_threads, N > 3 ? 1 : 2)
       Vector<float, 8> g = to_floats(d[i]);
       const Vector<float, 8> y = to_floats(n[i]), d_y = to_floats(d_n[i]);
 #pragma unroll
-      for (int j = 0; j < 8; ++j) g.v[j] += r * (d_y.v[j] - y.v[j] * mean);
+      for (int j = 0; j < 8; ++j) g.v[j] = c_in * g.v[j] + r * (d_y.v[j] - y.v[j] * mean);
       if (terms.implied >= 0) by_out += dot(g, y);
       send(row, col, g, in, c, terms, dots);
+      if (handover.g) store_vector(handover.g.row(row) + col, round_to_bf16(g));
       if (terms.to_out) g = scaled_sum(g, to_out, to_floats(in.elsewhere));
-      if (terms.to_out || norm.n) store_vector(d_out.row(row) + col, round_to_bf16(g));
+      if (leaves_g) {
+        store_vector(d_out.row(row) + col, round_to_bf16(g));
+      } else if (terms.to_out) {
+        store_streaming(d_out.row(row) + col, round_to_bf16(g));
+      }
     }
     finish_dots(row, by_out / r, c, terms, dots);
 #pragma unroll
@@ -241,6 +256,40 @@ __global__ void __launch_bounds__(block_threads, N > 3 ? 1 : 2)
     }
   }
   if (terms.wants_scalars) add_to_scalars(terms, sums, total);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Streams that several mixes share
+
+constexpr int max_sharing_mixes = 16;
+
+struct SharingMixes {
+  SharingMix<bf16> mix[max_sharing_mixes];
+  int count;
+};
+
+/// A warp for each row, a vector of 8 elements for each lane at a time.
+template <bool second>
+__global__ void __launch_bounds__(block_threads)
+    shared_streams_kernel(Mat<bf16> d0, Mat<bf16> d1, bool adds0, bool adds1,
+                          const __grid_constant__ SharingMixes mixes) {
+  begin_after_previous();
+  const int row = blockIdx.x * block_warps + threadIdx.x / warp_size;
+  if (row >= d0.rows) return;
+  for (int col = 8 * (threadIdx.x % warp_size); col < d0.cols; col += 8 * warp_size) {
+    Vector<float, 8> sum0 = {}, sum1 = {};
+    if (adds0) sum0 = to_floats(load_vector<8>(d0.row(row) + col));
+    if (second && adds1) sum1 = to_floats(load_vector<8>(d1.row(row) + col));
+#pragma unroll 4
+    for (int m = 0; m < mixes.count; ++m) {
+      const SharingMix<bf16>& mix = mixes.mix[m];
+      const Vector<float, 8> g = to_floats(load_vector<8>(mix.g.row(row) + col));
+      sum0 = scaled_sum(g, mix.of[0].factor(row), sum0);
+      if (second) sum1 = scaled_sum(g, mix.of[1].factor(row), sum1);
+    }
+    store_vector(d0.row(row) + col, round_to_bf16(sum0));
+    if (second) store_vector(d1.row(row) + col, round_to_bf16(sum1));
+  }
 }
 
 /// Blocks of a backward pass: those that run at once, since each ends with a sum over its threads.
@@ -273,10 +322,9 @@ void forward(const char* op, Stream stream, Mat<bf16> out, Mat<bf16> n, float* r
   const int rows = out ? out.rows : n.rows, cols = out ? out.cols : n.cols;
   if (rows == 0) return;
   for_terms(op, {}, cols, terms, -1, [&]<int K>(auto vectors, const Terms<K>& fixed) {
-    mix_kernel<vectors(), K><<<row_blocks(rows), block_threads, 0, cuda_stream(stream)>>>(
-        rows, cols, out, n, rstd, fixed, static_cast<float>(eps), maximum);
+    launch(op, stream, mix_kernel<vectors(), K>, row_blocks(rows), block_threads, 0, rows, cols, out, n, rstd, fixed,
+           static_cast<float>(eps), maximum);
   });
-  check_launch(op);
 }
 
 }  // namespace
@@ -294,26 +342,51 @@ void mix_norm_forward(Stream stream, Mat<T> out, Mat<T> n, Vec<acc_t<T>> rstd, s
 
 template <class T>
 void mix_backward(Stream stream, Mat<T> d_out, Mat<const T> d_elsewhere, const NormGradient<T>& norm,
-                  std::span<const MixTerm<T>> terms) {
+                  std::span<const MixTerm<T>> terms, const MixHandover<T>& handover) {
   constexpr const char* op = "mix_backward";
   require_vectors(op, d_out);
+  require_vectors(op, handover.from);
+  require_vectors(op, handover.g);
   require_vectors(op, d_elsewhere);
   require_vectors(op, norm.n);
   require_vectors(op, norm.d_n);
   if (d_out.rows == 0) return;
+  MixHandover<T> given = handover;
+  if (!given.from) given.from = d_out;
+  const bool leaves_g = !handover.g && (norm.n || handover.from);
   for_terms(op, d_out, d_out.cols, terms, portable::implied_term(terms, norm),
             [&]<int K>(auto vectors, const Terms<K>& fixed) {
               const int blocks = std::min(row_blocks(d_out.rows), max_backward_blocks);
-              mix_backward_kernel<vectors(), K><<<blocks, block_threads, 0, cuda_stream(stream)>>>(
-                  d_out, fixed.to_out ? d_elsewhere : Mat<const bf16>(), norm, fixed, OrderedSum(stream));
+              launch(op, stream, mix_backward_kernel<vectors(), K>, blocks, block_threads, 0, d_out,
+                     fixed.to_out ? d_elsewhere : Mat<const bf16>(), norm, fixed, given, leaves_g, OrderedSum(stream));
             });
-  check_launch(op);
+}
+
+template <class T>
+void shared_streams_backward(Stream stream, const std::array<Mat<T>, 2>& d, const std::array<bool, 2>& adds,
+                             std::span<const SharingMix<T>> mixes) {
+  constexpr const char* op = "shared_streams_backward";
+  for (const Mat<T>& to : d) require_vectors(op, to);
+  for (const SharingMix<T>& mix : mixes) require_vectors(op, mix.g);
+  if (d[0].rows == 0) return;
+  std::array<bool, 2> adds_now = adds;
+  do {
+    SharingMixes some{};
+    some.count = static_cast<int>(std::min<std::size_t>(mixes.size(), max_sharing_mixes));
+    std::copy_n(mixes.begin(), some.count, some.mix);
+    const auto kernel = d[1] ? shared_streams_kernel<true> : shared_streams_kernel<false>;
+    launch(op, stream, kernel, row_blocks(d[0].rows), block_threads, 0, d[0], d[1], adds_now[0], adds_now[1], some);
+    mixes = mixes.subspan(some.count);
+    adds_now = {true, true};
+  } while (!mixes.empty());
 }
 
 template void mix_forward(Stream, Mat<bf16>, std::span<const MixTerm<bf16>>);
 template void mix_norm_forward(Stream, Mat<bf16>, Mat<bf16>, Vec<float>, std::span<const MixTerm<bf16>>, double,
                                float*);
 template void mix_backward(Stream, Mat<bf16>, Mat<const bf16>, const NormGradient<bf16>&,
-                           std::span<const MixTerm<bf16>>);
+                           std::span<const MixTerm<bf16>>, const MixHandover<bf16>&);
+template void shared_streams_backward(Stream, const std::array<Mat<bf16>, 2>&, const std::array<bool, 2>&,
+                                      std::span<const SharingMix<bf16>>);
 
 }  // namespace nanorun::kernels::cuda

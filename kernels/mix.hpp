@@ -55,7 +55,8 @@ struct MixTerm {
   const acc_t<T>* rstd = nullptr;  ///< null: x is the source itself
   Mat<T> d_source;                 ///< +=, or = where `overwrites`; see mix_backward() where it is d_out
   bool overwrites = false;
-  bool implied = false;  ///< mix_backward() does not read the source, see there
+  bool implied = false;               ///< mix_backward() does not read the source, see there
+  acc_t<T>* leaves_factor = nullptr;  ///< = common_factor(), for who takes g for the gradient of the source but for it
   double constant = 1;
   std::array<LearnedScalar<T>, 2> scalars;
   PerToken<T> per_token;
@@ -69,6 +70,31 @@ struct MixTerm {
   constexpr bool wants_scalars() const { return scalars[0].gradient || scalars[1].gradient; }
   /// Whether a gradient needs dot_k.
   constexpr bool wants_dot() const { return wants_scalars() || per_token.gradient; }
+};
+
+/// How mix_backward() gets and leaves the gradient of a stream, beside d_out.
+template <class T>
+struct MixHandover {
+  Mat<const T> from;        ///< what comes in, in the place of d_out; null: d_out
+  LearnedScalar<T> factor;  ///< of what comes in
+  Mat<T> g;                 ///< = g; may be norm.n. Null: not wanted
+};
+
+/// Coefficient c[t] = f(s) per_token[t] of a stream in a mix.
+template <class T>
+struct MixCoefficient {
+  bool present = false;  ///< whether the mix has the stream
+  LearnedScalar<T> scalar;
+  PerToken<T> per_token;
+
+  constexpr acc_t<T> factor(int t) const { return present ? scalar.factor() * per_token.factor(t) : 0; }
+};
+
+/// A mix that reads streams which others read too: the gradient g of its sum, and its coefficients of two such streams.
+template <class T>
+struct SharingMix {
+  Mat<const T> g;
+  std::array<MixCoefficient<T>, 2> of;
 };
 
 /// Index of the implied term of a backward pass, -1 without one. Throws std::invalid_argument where mix_backward() does
@@ -100,9 +126,10 @@ void mix_norm_forward(Stream stream, Mat<T> out, Mat<T> n, Vec<acc_t<T>> rstd, s
 
 /// d_out: in: gradient of out, except through n; out: the sum of what the terms send to it that have it as their
 /// d_source, and d_elsewhere, the gradient that the same stream has from elsewhere (null: none). Without such a term
-/// d_out becomes g and d_elsewhere is not read. With g the gradient of out, where norm.n is null d_out, else (without
-/// the first term where norm.alone)
-///   g = d_out + rstd (d_n - n mean_j(d_n n)),   dot_k[t] = <g[t], x_k[t]>:
+/// d_out becomes g, or undefined where handover.g takes that, and d_elsewhere is not read. With g the gradient of out,
+/// where norm.n is null d_in, else (without the first term where norm.alone), and d_in = f(handover.factor)
+/// handover.from, or d_out
+///   g = d_in + rstd (d_n - n mean_j(d_n n)),   dot_k[t] = <g[t], x_k[t]>:
 ///   d_source_k += c_k g,  per_token gradient[t] += (c_k / per_token_k)[t] dot_k[t],
 ///   scalar gradient += sum_t f'(s) (c_k / f(s))[t] dot_k[t]
 /// Only d_out may be the d_source of several terms.
@@ -111,15 +138,24 @@ void mix_norm_forward(Stream stream, Mat<T> out, Mat<T> n, Vec<acc_t<T>> rstd, s
 /// nothing.
 template <class T>
 void mix_backward(Stream stream, Mat<T> d_out, Mat<const T> d_elsewhere, const NormGradient<T>& norm,
-                  std::span<const MixTerm<T>> terms);
+                  std::span<const MixTerm<T>> terms, const MixHandover<T>& handover = {});
+
+/// Gradients of two streams that `mixes` read: d[i][t] = sum_m c_m,i[t] g_m[t], added to what is there where `adds`.
+/// The second may be null.
+template <class T>
+void shared_streams_backward(Stream stream, const std::array<Mat<T>, 2>& d, const std::array<bool, 2>& adds,
+                             std::span<const SharingMix<T>> mixes);
 
 }  // namespace portable
 
 namespace cuda {
 
 using portable::LearnedScalar;
+using portable::MixCoefficient;
+using portable::MixHandover;
 using portable::MixTerm;
 using portable::PerToken;
+using portable::SharingMix;
 
 /// T = bf16; rows are whole 16-byte vectors, d <= 4096; else std::invalid_argument.
 template <class T>
@@ -133,7 +169,12 @@ void mix_norm_forward(Stream stream, Mat<T> out, Mat<T> n, Vec<acc_t<T>> rstd, s
 /// All sums have a fixed order. The stream needs create_sums().
 template <class T>
 void mix_backward(Stream stream, Mat<T> d_out, Mat<const T> d_elsewhere, const NormGradient<T>& norm,
-                  std::span<const MixTerm<T>> terms);
+                  std::span<const MixTerm<T>> terms, const MixHandover<T>& handover = {});
+
+/// Sums in fp32.
+template <class T>
+void shared_streams_backward(Stream stream, const std::array<Mat<T>, 2>& d, const std::array<bool, 2>& adds,
+                             std::span<const SharingMix<T>> mixes);
 
 }  // namespace cuda
 }  // namespace nanorun::kernels

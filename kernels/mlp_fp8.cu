@@ -38,6 +38,7 @@ struct Magnitudes {
 
 /// Blocks of one y work on one matrix.
 __global__ void __launch_bounds__(block_threads) max_magnitude_kernel(const __grid_constant__ Magnitudes p) {
+  begin_after_previous();
   const Mat<const bf16>& x = p.of[blockIdx.y].x;
   const unsigned vectors = x.cols / 8, count = vectors * x.rows, stride = gridDim.x * block_threads;
   std::uint32_t largest = 0;
@@ -86,6 +87,7 @@ constexpr int vectors_of_thread = 4;
 constexpr unsigned vectors_of_block = block_threads * vectors_of_thread;
 
 __global__ void __launch_bounds__(block_threads) quantise(const __grid_constant__ Quantisations p) {
+  begin_after_previous();
   int matrix = 0;
   while (blockIdx.x >= p.begin[matrix + 1]) ++matrix;
   const Quantisation& of = p.of[matrix];
@@ -140,14 +142,14 @@ struct Stretches {
 
   /// Calls body(r, offset, sums) for all stretches of eight columns.
   template <class Body>
-  static __device__ __forceinline__ void for_each(const Accumulator& accumulator, const Body& body) {
+  static __device__ __forceinline__ void for_each(const Fragment& fragment, const Body& body) {
 #pragma unroll
     for (int i = 0; i < tile_n / reordered_rows; ++i) {
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
         float sums[8];
 #pragma unroll
-        for (int j = 0; j < 8; ++j) sums[j] = accumulator[16 * i + 4 * (j / 2) + 2 * r + j % 2];
+        for (int j = 0; j < 8; ++j) sums[j] = fragment[16 * i + 4 * (j / 2) + 2 * r + j % 2];
         body(r, reordered_rows * i, sums);
       }
     }
@@ -158,29 +160,26 @@ template <bool keeps_quantised>
 struct Relu2Fp8 {
   using Operand = e4m3;
   static constexpr Major b_major = Major::k;
-  static constexpr int epilogue_loads = 1;
-  using EpilogueInputs = Factors;
+  static constexpr bool last_rows_first = true;
 
   Mat<bf16> h;
   Mat<e4m3> hq;
   float* maximum;
   const Factors* factors;
 
-  __device__ __forceinline__ void epilogue_load(const WarpTile&, EpilogueInputs& inputs, int) const {
-    inputs = *factors;
-  }
+  __device__ void begin(WarpTile&) const {}
 
-  __device__ __forceinline__ void epilogue(const WarpTile& tile, const Accumulator& accumulator,
-                                           const EpilogueInputs& inputs) const {
+  __device__ __forceinline__ void epilogue(const WarpTile& tile, const Fragment& fragment) const {
+    const Factors by = *factors;
     const Stretches mine(tile, h);
     bf16* const to[] = {h.row(mine.row[0]) + mine.at, h.row(mine.row[1]) + mine.at};
     e4m3* const to_quantised[] = {hq.row(mine.row[0]) + mine.at, hq.row(mine.row[1]) + mine.at};
     std::uint32_t largest = 0;  // also of rows and columns beyond the last: zeros
-    Stretches::for_each(accumulator, [&](int r, int offset, const float(&sums)[8]) {
+    Stretches::for_each(fragment, [&](int r, int offset, const float(&sums)[8]) {
       float squares[8];  // with the sign of the sum: the conversions make zeros of negative ones
 #pragma unroll
       for (int j = 0; j < 8; ++j) {
-        const float z = inputs.unscale * sums[j];
+        const float z = by.unscale * sums[j];
         squares[j] = z * fabsf(z);
       }
       std::uint32_t pairs[4];
@@ -192,7 +191,7 @@ struct Relu2Fp8 {
       const uint4 rounded = {pairs[0], pairs[1], pairs[2], pairs[3]};
       if (offset < mine.limit[r]) __stcs(reinterpret_cast<uint4*>(to[r] + offset), rounded);
       if constexpr (keeps_quantised) {
-        const uint2 q = {quantised(squares, inputs.inverse_h), quantised(squares + 4, inputs.inverse_h)};
+        const uint2 q = {quantised(squares, by.inverse_h), quantised(squares + 4, by.inverse_h)};
         if (offset < mine.limit[r]) *reinterpret_cast<uint2*>(to_quantised[r] + offset) = q;
       }
     });
@@ -210,21 +209,18 @@ struct Relu2Fp8 {
 struct LinearFp8 {
   using Operand = e4m3;
   static constexpr Major b_major = Major::k;
-  static constexpr int epilogue_loads = 1;
-  using EpilogueInputs = float;
+  static constexpr bool last_rows_first = false;
 
   Mat<bf16> out;
   const Factors* factors;
 
-  __device__ __forceinline__ void epilogue_load(const WarpTile&, EpilogueInputs& unscale, int) const {
-    unscale = factors->unscale;
-  }
+  __device__ void begin(WarpTile&) const {}
 
-  __device__ __forceinline__ void epilogue(const WarpTile& tile, const Accumulator& accumulator,
-                                           const EpilogueInputs& unscale) const {
+  __device__ __forceinline__ void epilogue(const WarpTile& tile, const Fragment& fragment) const {
+    const float unscale = factors->unscale;
     const Stretches mine(tile, out);
     bf16* const to[] = {out.row(mine.row[0]) + mine.at, out.row(mine.row[1]) + mine.at};
-    Stretches::for_each(accumulator, [&](int r, int offset, const float(&sums)[8]) {
+    Stretches::for_each(fragment, [&](int r, int offset, const float(&sums)[8]) {
       Vector<bf16, 8> rounded;
 #pragma unroll
       for (int j = 0; j < 4; ++j) rounded.pair[j] = pack_bf16(unscale * sums[2 * j], unscale * sums[2 * j + 1]);
@@ -283,8 +279,7 @@ Operands quantised(const char* name, Stream stream, Workspace workspace, Mat<con
     p.next = next.factors;
   }
   for (int k = 0; k < p.count; ++k) p.begin[k + 1] = p.begin[k] + ceil_div(p.of[k].vectors(), vectors_of_block);
-  quantise<<<p.begin[p.count], block_threads, 0, cuda_stream(stream)>>>(p);
-  check_launch(name);
+  launch(name, stream, quantise, p.begin[p.count], block_threads, 0, p);
   return out;
 }
 
@@ -302,8 +297,7 @@ void max_magnitude(Stream stream, std::span<const Magnitude<T>> magnitudes) {
     const std::size_t size = std::ranges::max(now, {}, [](const Magnitude<T>& of) { return of.x.size(); }).x.size();
     const int count = static_cast<int>(now.size());
     const int blocks = std::clamp(blocks_for(size / 8), 1, ceil_div(sm_count * blocks_of_sm, count));
-    max_magnitude_kernel<<<dim3(blocks, count), block_threads, 0, cuda_stream(stream)>>>(p);
-    check_launch("max_magnitude");
+    launch("max_magnitude", stream, max_magnitude_kernel, dim3(blocks, count), block_threads, 0, p);
   }
 }
 
@@ -328,9 +322,9 @@ void linear_relu2_forward_fp8(Stream stream, Mat<T> h, acc_t<T>* maximum, Mat<co
   if (h.size() == 0) return;
   const Operands q = quantised(name, stream, workspace, x, scale_x, {}, w, scale_w, ahead);
   if (hq) {
-    launch(name, stream, Relu2Fp8<true>{h, hq, maximum, q.factors}, h.cols, q.a, q.b);
+    launch_gemm(name, stream, Relu2Fp8<true>{h, hq, maximum, q.factors}, h.cols, q.a, q.b);
   } else {
-    launch(name, stream, Relu2Fp8<false>{h, hq, maximum, q.factors}, h.cols, q.a, q.b);
+    launch_gemm(name, stream, Relu2Fp8<false>{h, hq, maximum, q.factors}, h.cols, q.a, q.b);
   }
 }
 
@@ -345,7 +339,7 @@ void linear_forward_fp8(Stream stream, Mat<T> out, Mat<const T> h, Fp8Scale<acc_
   if (out.size() == 0) return;
   const Operands q =
       vq.empty() ? quantised(name, stream, workspace, h, scale_h, hq, v, scale_v) : allocated(vq, 0, v.cols, v.rows);
-  launch(name, stream, LinearFp8{out, q.factors}, out.cols, hq ? hq : Mat<const e4m3>(q.a), q.b);
+  launch_gemm(name, stream, LinearFp8{out, q.factors}, out.cols, hq ? hq : Mat<const e4m3>(q.a), q.b);
 }
 
 template void max_magnitude(Stream, std::span<const Magnitude<bf16>>);

@@ -28,6 +28,7 @@ Buffers allocate(WorkspaceAllocator& allocator, MatrixBatch<bf16> x) {
 /// out = x / (norm_factor |x|_F + eps) for matrix blockIdx.y of `size` elements. squares [matrices, gridDim.x].
 __global__ void __launch_bounds__(block_threads)
     normalise(bf16* out, const bf16* x, std::size_t size, const float* squares, float norm_factor, float eps) {
+  begin_after_previous();
   float sum = 0;
   for (unsigned i = threadIdx.x % warp_size; i < gridDim.x; i += warp_size) sum += squares[blockIdx.y * gridDim.x + i];
   const float factor = 1 / (norm_factor * sqrtf(warp_sum(sum)) + eps);
@@ -96,10 +97,8 @@ void polar_factor(Stream stream, MatrixBatch<bf16> x, const float* squares_of_x,
   const Buffers buffers = allocate(allocator, x);
   const int n = x.rows;
   const dim3 grid(matrix_parts(n, x.cols), x.count);
-  normalise<<<grid, block_threads, 0, cuda_stream(stream)>>>(buffers.next, x.data, x.matrix_size(), squares_of_x,
-                                                             static_cast<float>(iteration.norm_factor),
-                                                             static_cast<float>(iteration.eps));
-  check_launch("polar_factor");
+  launch("polar_factor", stream, normalise, grid, block_threads, 0, buffers.next, x.data, x.matrix_size(), squares_of_x,
+         static_cast<float>(iteration.norm_factor), static_cast<float>(iteration.eps));
   static_assert(std::tuple_size_v<decltype(iteration.steps)> % 2 == 1, "an odd number of swaps ends in x");
   Mat<bf16> from(buffers.next, n, x.cols), to(x.data, n, x.cols);
   for (const PolarIteration::Step& step : iteration.steps) {

@@ -85,6 +85,7 @@ __device__ NormSums update_columns(Mat<const bf16> x, float* second_moment, floa
 __global__ void __launch_bounds__(block_threads)
     update_lines(NormSums* sums, const __grid_constant__ MuonBatches batches, const bf16* x, float beta) {
   __shared__ NormSums of_warps[block_warps];
+  begin_after_previous();
   const MuonMatrix m(batches, blockIdx.y);
   const Mat<const bf16> wide(x + blockIdx.y * m.size(), min(m.rows, m.cols), max(m.rows, m.cols));
   const NormSums sum = warp_sums(m.rows == m.cols ? update_rows(wide, m.second_moment, beta)
@@ -152,6 +153,7 @@ __global__ void __launch_bounds__(block_threads)
     move_weights(const __grid_constant__ MuonBatches batches, int matrices, int parts, const bf16* x,
                  const NormSums* sums, OrderedSum total, double* squares) {
   __shared__ TurnedTile turned;
+  begin_after_previous();
   SumOfSquares of_weights{total, squares};
   for (int i = blockIdx.x; i < matrices * parts; i += gridDim.x) {
     const int matrix = i / parts;
@@ -171,21 +173,21 @@ std::size_t muon_apply_workspace(MatrixBatch<bf16> x) {
 
 void muon_apply(Stream stream, std::span<const MuonBatch<bf16>> batches, MatrixBatch<bf16> x, double normuon_beta,
                 double* squares, Workspace workspace) {
+  constexpr const char* op = "muon_apply";
   assert(workspace.size() >= muon_apply_workspace(x));
   NormSums* const sums = WorkspaceAllocator(workspace).take<NormSums>(static_cast<std::size_t>(x.count) * line_blocks);
   const int parts = matrix_parts(x.rows, x.cols);
-  const cudaStream_t s = cuda_stream(stream);
   launch_batches(batches, [&](const MuonBatches& argument, int first, int count) {
     const bf16* const own = x.data + first * x.matrix_size();
     NormSums* const own_sums = sums + static_cast<std::size_t>(first) * line_blocks;
     if (argument.batch[0].second_moment != nullptr) {
-      update_lines<<<dim3(line_blocks, count), block_threads, 0, s>>>(own_sums, argument, own,
-                                                                      static_cast<float>(normuon_beta));
+      launch(op, stream, update_lines, dim3(line_blocks, count), block_threads, 0, own_sums, argument, own,
+             static_cast<float>(normuon_beta));
     }
     const int blocks = blocks_for(static_cast<std::size_t>(count) * parts * block_threads);
-    move_weights<<<blocks, block_threads, 0, s>>>(argument, count, parts, own, own_sums, OrderedSum(stream), squares);
+    launch(op, stream, move_weights, blocks, block_threads, 0, argument, count, parts, own, own_sums,
+           OrderedSum(stream), squares);
   });
-  check_launch("muon_apply");
 }
 
 }  // namespace nanorun::kernels::cuda

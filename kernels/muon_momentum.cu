@@ -55,6 +55,7 @@ __global__ void __launch_bounds__(block_threads)
                     Rates rates, OrderedSum total, double* squares) {
   __shared__ TurnedTile turned;
   __shared__ float of_warps[block_warps];
+  begin_after_previous();
   SumOfSquares of_gradients{total, squares};
   for (int i = blockIdx.x; i < matrices * parts; i += gridDim.x) {
     const int matrix = i / parts;
@@ -88,11 +89,10 @@ void muon_momentum(Stream stream, std::span<const MuonBatch<bf16>> batches, Matr
   const Rates rates{static_cast<float>(momentum), static_cast<float>(1 - momentum), static_cast<float>(gradient_scale)};
   launch_batches(batches, [&](const MuonBatches& argument, int first, int count) {
     const int blocks = blocks_for(static_cast<std::size_t>(count) * parts * block_threads);
-    update_momentum<<<blocks, block_threads, 0, cuda_stream(stream)>>>(
-        argument, count, parts, x.data + first * x.matrix_size(),
-        squares_of_x + static_cast<std::size_t>(first) * parts, rates, OrderedSum(stream), squares);
+    launch("muon_momentum", stream, update_momentum, blocks, block_threads, 0, argument, count, parts,
+           x.data + first * x.matrix_size(), squares_of_x + static_cast<std::size_t>(first) * parts, rates,
+           OrderedSum(stream), squares);
   });
-  check_launch("muon_momentum");
 }
 
 }  // namespace nanorun::kernels::cuda

@@ -166,6 +166,7 @@ __global__ void __launch_bounds__(threads, blocks_per_sm) symmetric_gemm_kernel(
   }
   __syncthreads();
   const TilePosition tile(p);
+  begin_after_previous();
   const int warpgroup = __shfl_sync(~0u, threadIdx.x / warpgroup_size, 0);
   if (warpgroup < consumers) {
     consume(s, p, tile, warpgroup);
@@ -175,14 +176,13 @@ __global__ void __launch_bounds__(threads, blocks_per_sm) symmetric_gemm_kernel(
 }
 
 template <int blocks_per_sm>
-void launch(Stream stream, const Problem& p, int count) {
+void launch_gemm(Stream stream, const Problem& p, int count) {
   constexpr int shared_bytes = sizeof(Shared<stages_of(blocks_per_sm)>);
   static_assert(blocks_per_sm * (shared_bytes + 1024) <= 228 * 1024);
   const auto kernel = symmetric_gemm_kernel<blocks_per_sm>;
   check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes),
         "cudaFuncSetAttribute");
-  kernel<<<count * p.count(), threads, shared_bytes, cuda_stream(stream)>>>(p);
-  check_launch("symmetric_gemm");
+  launch("symmetric_gemm", stream, kernel, count * p.count(), threads, shared_bytes, p);
 }
 
 }  // namespace
@@ -203,9 +203,9 @@ void symmetric_gemm(Stream stream, const GemmOptions& options, Mat<const bf16> x
   p.alpha = options.alpha, p.beta = options.beta;
   p.n = n, p.k_tiles = x.cols / tile_k;
   if (count * p.count() > sm_count) {
-    launch<2>(stream, p, count);
+    launch_gemm<2>(stream, p, count);
   } else {
-    launch<1>(stream, p, count);
+    launch_gemm<1>(stream, p, count);
   }
 }
 

@@ -39,6 +39,7 @@ __device__ std::uint32_t norm_row(int row, const Mat<bf16>& out, float* rstd, co
 template <int N>
 __global__ void __launch_bounds__(block_threads)
     rms_norm_forward_kernel(Mat<bf16> out, float* rstd, Mat<const bf16> x, float eps, float* maximum) {
+  begin_after_previous();
   const int row = blockIdx.x * block_warps + threadIdx.x / warp_size;
   const std::uint32_t largest = row < x.rows ? norm_row<N>(row, out, rstd, x, eps) : 0;
   if (maximum) raise_by_block(maximum, largest);
@@ -48,6 +49,7 @@ __global__ void __launch_bounds__(block_threads)
 template <int N>
 __global__ void __launch_bounds__(block_threads)
     rms_norm_backward_kernel(Mat<bf16> d_x, Mat<const bf16> out, const float* rstd, Mat<const bf16> d_out, bool add) {
+  begin_after_previous();
   const int row = blockIdx.x * block_warps + threadIdx.x / warp_size, lane = threadIdx.x % warp_size;
   if (row >= out.rows) return;
   Vector<bf16, 8> y[N], d_y[N], d[N];
@@ -83,10 +85,9 @@ void rms_norm_forward(Stream stream, Mat<T> out, Vec<acc_t<T>> rstd, Mat<const T
   require_vectors("rms_norm_forward", x);
   if (x.rows == 0) return;
   for_vectors_per_lane("rms_norm_forward", x.cols, [&](auto n) {
-    rms_norm_forward_kernel<n()><<<row_blocks(x.rows), block_threads, 0, cuda_stream(stream)>>>(
-        out, rstd.data(), x, static_cast<float>(eps), maximum);
+    launch("rms_norm_forward", stream, rms_norm_forward_kernel<n()>, row_blocks(x.rows), block_threads, 0, out,
+           rstd.data(), x, static_cast<float>(eps), maximum);
   });
-  check_launch("rms_norm_forward");
 }
 
 template <class T>
@@ -97,10 +98,9 @@ void rms_norm_backward(Stream stream, Mat<T> d_x, Mat<const T> out, Vec<const ac
   require_vectors("rms_norm_backward", d_out);
   if (out.rows == 0) return;
   for_vectors_per_lane("rms_norm_backward", out.cols, [&](auto n) {
-    rms_norm_backward_kernel<n()>
-        <<<row_blocks(out.rows), block_threads, 0, cuda_stream(stream)>>>(d_x, out, rstd.data(), d_out, add);
+    launch("rms_norm_backward", stream, rms_norm_backward_kernel<n()>, row_blocks(out.rows), block_threads, 0, d_x, out,
+           rstd.data(), d_out, add);
   });
-  check_launch("rms_norm_backward");
 }
 
 template void rms_norm_forward(Stream, Mat<bf16>, Vec<float>, Mat<const bf16>, double, float*);

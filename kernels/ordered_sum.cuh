@@ -2,8 +2,8 @@
 // Sums over the threads of a whole grid in a fixed order, so that they are reproducible bit for bit. Each block leaves
 // partial sums in the scratch memory of its stream. Consecutive blocks form groups: the last block of a group to come
 // adds up the group's partial sums, and the last of these blocks the groups' sums, in the order of their indices. The
-// size of the grid must depend on shapes alone. Kernels that share this memory must not overlap: they are launched
-// without programmatic dependent launch.
+// size of the grid must depend on shapes alone. Kernels that share this memory access it one after another, since each
+// begins with begin_after_previous().
 
 #include "kernels/device.hpp"
 #include "kernels/vec.cuh"

@@ -8,6 +8,7 @@ namespace {
 /// A warp for each row.
 __global__ void __launch_bounds__(block_threads)
     sign_rows_kernel(Mat<bf16> x, Mat<const bf16> signs, const std::int32_t* index) {
+  begin_after_previous();
   const int row = blockIdx.x * block_warps + threadIdx.x / warp_size, lane = threadIdx.x % warp_size;
   if (row >= x.rows) return;
   const bf16* const sign = signs.row(index[row]);
@@ -28,8 +29,7 @@ void sign_rows(Stream stream, Mat<T> x, Mat<const T> signs, Vec<const std::int32
   require_vectors(op, x);
   require_vectors(op, signs);
   if (x.rows == 0) return;
-  sign_rows_kernel<<<row_blocks(x.rows), block_threads, 0, cuda_stream(stream)>>>(x, signs, index.data());
-  check_launch(op);
+  launch(op, stream, sign_rows_kernel, row_blocks(x.rows), block_threads, 0, x, signs, index.data());
 }
 
 template void sign_rows(Stream, Mat<bf16>, Mat<const bf16>, Vec<const std::int32_t>);

@@ -73,6 +73,11 @@ struct PipelineState {
       parity ^= 1;
     }
   }
+  __device__ void advance(int count) {
+    stage += count;
+    parity ^= stage / stages & 1;
+    stage %= stages;
+  }
 };
 
 /// Named barriers: the block's 16 hardware barriers, of which __syncthreads uses 0. Waits for `threads` threads.
@@ -125,7 +130,21 @@ __device__ __forceinline__ void tma_load(void* shared, const CUtensorMap& map, i
       : "memory");
 }
 
-/// The same of a 4-d tensor map, at (x, y, z, w).
+/// The same of what is not accessed again soon: L2 evicts it first.
+__device__ __forceinline__ void tma_load_evict_first(void* shared, const CUtensorMap& map, int x, int y, int z,
+                                                     Mbarrier& barrier) {
+  asm volatile(
+      "{\n"
+      ".reg .b64 policy;\n"
+      "createpolicy.fractional.L2::evict_first.b64 policy, 1.0;\n"
+      "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], "
+      "[%1, {%2, %3, %4}], [%5], policy;\n"
+      "}\n" ::"r"(shared_address(shared)),
+      "l"(&map), "r"(x), "r"(y), "r"(z), "r"(shared_address(&barrier))
+      : "memory");
+}
+
+/// tma_load() of a 4-d tensor map, at (x, y, z, w).
 __device__ __forceinline__ void tma_load(void* shared, const CUtensorMap& map, int x, int y, int z, int w,
                                          Mbarrier& barrier) {
   asm volatile(
@@ -251,14 +270,6 @@ enum class Major : int { k = 0, mn = 1 };
   NANORUN_R32                                                                                                        \
   ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, %53, " \
   "%54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
-#define NANORUN_R96                                                                                             \
-  NANORUN_R64                                                                                                   \
-  ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, %80, %81, %82, %83, %84, " \
-  "%85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95"
-#define NANORUN_R128                                                                                           \
-  NANORUN_R96                                                                                                  \
-  ", %96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, %112, %113, " \
-  "%114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
 
 /// d [64, 64] (+)= a [64, 16] b [16, 64], both operands in shared memory.
 template <Major major_a, Major major_b>
@@ -282,35 +293,13 @@ __device__ __forceinline__ void wgmma(float (&d)[64], std::uint64_t a, std::uint
         "n"(static_cast<int>(major_b)));
 }
 
-/// d [64, 192] (+)= a [64, 16] b [16, 192], both operands in shared memory.
-template <Major major_a, Major major_b>
-__device__ __forceinline__ void wgmma(float (&d)[96], std::uint64_t a, std::uint64_t b, bool accumulate) {
-  asm volatile(
-      "{\n.reg .pred p;\nsetp.ne.b32 p, %98, 0;\n"
-      "wgmma.mma_async.sync.aligned.m64n192k16.f32.bf16.bf16 {" NANORUN_R96 "}, %96, %97, p, 1, 1, %99, %100;\n}\n"
-      : NANORUN_D32(0), NANORUN_D32(32), NANORUN_D32(64)
-      : "l"(a), "l"(b), "r"(static_cast<int>(accumulate)), "n"(static_cast<int>(major_a)),
-        "n"(static_cast<int>(major_b)));
-}
-
-/// d [64, 256] (+)= a [64, 16] b [16, 256], both operands in shared memory.
-template <Major major_a, Major major_b>
-__device__ __forceinline__ void wgmma(float (&d)[128], std::uint64_t a, std::uint64_t b, bool accumulate) {
-  asm volatile(
-      "{\n.reg .pred p;\nsetp.ne.b32 p, %130, 0;\n"
-      "wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16 {" NANORUN_R128 "}, %128, %129, p, 1, 1, %131, %132;\n}\n"
-      : NANORUN_D32(0), NANORUN_D32(32), NANORUN_D32(64), NANORUN_D32(96)
-      : "l"(a), "l"(b), "r"(static_cast<int>(accumulate)), "n"(static_cast<int>(major_a)),
-        "n"(static_cast<int>(major_b)));
-}
-
-/// d [64, 256] (+)= a [64, 32] b [32, 256] in e4m3, both operands K-major in shared memory. The sum is not fp32: it has
+/// d [64, 128] (+)= a [64, 32] b [32, 128] in e4m3, both operands K-major in shared memory. The sum is not fp32: it has
 /// about 14 bits.
-__device__ __forceinline__ void wgmma_e4m3(float (&d)[128], std::uint64_t a, std::uint64_t b, bool accumulate) {
+__device__ __forceinline__ void wgmma_e4m3(float (&d)[64], std::uint64_t a, std::uint64_t b, bool accumulate) {
   asm volatile(
-      "{\n.reg .pred p;\nsetp.ne.b32 p, %130, 0;\n"
-      "wgmma.mma_async.sync.aligned.m64n256k32.f32.e4m3.e4m3 {" NANORUN_R128 "}, %128, %129, p, 1, 1;\n}\n"
-      : NANORUN_D32(0), NANORUN_D32(32), NANORUN_D32(64), NANORUN_D32(96)
+      "{\n.reg .pred p;\nsetp.ne.b32 p, %66, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n128k32.f32.e4m3.e4m3 {" NANORUN_R64 "}, %64, %65, p, 1, 1;\n}\n"
+      : NANORUN_D32(0), NANORUN_D32(32)
       : "l"(a), "l"(b), "r"(static_cast<int>(accumulate)));
 }
 
@@ -327,8 +316,6 @@ __device__ __forceinline__ void wgmma(float (&d)[64], const std::uint32_t* a, st
         "n"(static_cast<int>(major_b)));
 }
 
-#undef NANORUN_R128
-#undef NANORUN_R96
 #undef NANORUN_R64
 #undef NANORUN_R32
 #undef NANORUN_D32

@@ -35,6 +35,7 @@ __device__ Vector<float, 8> sum_scaled(Vector<float, 8> x, float c, const Vector
 /// A warp for each row.
 __global__ void __launch_bounds__(block_threads)
     smear_kernel(Mat<bf16> out, Mat<const bf16> e, Gate gate, const float* scale) {
+  begin_after_previous();
   const int row = blockIdx.x * block_warps + threadIdx.x / warp_size, lane = threadIdx.x % warp_size;
   if (row >= out.rows) return;
   const int before = row > 0 ? row - 1 : 0;
@@ -66,6 +67,7 @@ __device__ void add_to_gate(float* d_w, int width, float* d_scale, float by_weig
 __global__ void __launch_bounds__(block_threads)
     smear_backward_kernel(Mat<bf16> d_e, float* d_w, float* d_scale, Mat<const bf16> d_out, Mat<const bf16> e,
                           Gate gate, const float* scale, OrderedSum total) {
+  begin_after_previous();
   const int lane = threadIdx.x % warp_size, last = d_e.rows - 1, cols = d_e.cols;
   const float factor = *scale;
   float by_weight = 0, by_scale = 0;
@@ -114,8 +116,7 @@ void smear_forward(Stream stream, Mat<T> out, Mat<const T> e, Vec<const acc_t<T>
   const Gate gate = gate_of(op, w, e);
   require_vectors(op, out);
   if (out.rows == 0) return;
-  smear_kernel<<<row_blocks(out.rows), block_threads, 0, cuda_stream(stream)>>>(out, e, gate, scale);
-  check_launch(op);
+  launch(op, stream, smear_kernel, row_blocks(out.rows), block_threads, 0, out, e, gate, scale);
 }
 
 template <class T>
@@ -127,9 +128,8 @@ void smear_backward(Stream stream, Mat<T> d_e, Vec<acc_t<T>> d_w, acc_t<T>* d_sc
   require_vectors(op, d_out);
   if (d_e.rows == 0) return;
   const std::size_t threads = static_cast<std::size_t>(d_e.rows) * warp_size;
-  smear_backward_kernel<<<blocks_for(threads), block_threads, 0, cuda_stream(stream)>>>(
-      d_e, d_w.data(), d_scale, d_out, e, gate, scale, OrderedSum(stream));
-  check_launch(op);
+  launch(op, stream, smear_backward_kernel, blocks_for(threads), block_threads, 0, d_e, d_w.data(), d_scale, d_out, e,
+         gate, scale, OrderedSum(stream));
 }
 
 template void smear_forward(Stream, Mat<bf16>, Mat<const bf16>, Vec<const float>, const float*);

@@ -10,7 +10,7 @@
 #include <string>
 #include <type_traits>
 
-#include "kernels/error.cuh"
+#include "kernels/launch.cuh"
 #include "kernels/sm90.cuh"
 #include "kernels/types.hpp"
 
@@ -20,8 +20,6 @@ constexpr int warp_size = 32;
 /// Threads of a block in every row and elementwise kernel.
 constexpr int block_threads = 256;
 constexpr int block_warps = block_threads / warp_size;
-
-inline cudaStream_t cuda_stream(Stream stream) { return static_cast<cudaStream_t>(stream.handle); }
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Vectors: consecutive elements that a thread moves in one access, of 16 bytes mostly.
@@ -55,6 +53,16 @@ template <class T, int N>
 __device__ void store_vector(T* p, const Vector<T, N>& x) {
   *reinterpret_cast<Vector<T, N>*>(p) = x;
 }
+
+// The same of what is not accessed again soon: L2 evicts it first, and keeps what the next kernel reads.
+__device__ inline Vector<bf16, 8> load_streaming(const bf16* p) {
+  const uint4 x = __ldcs(reinterpret_cast<const uint4*>(p));
+  return {{x.x, x.y, x.z, x.w}};
+}
+__device__ inline void store_streaming(bf16* p, const Vector<bf16, 8>& x) {
+  __stcs(reinterpret_cast<uint4*>(p), make_uint4(x.pair[0], x.pair[1], x.pair[2], x.pair[3]));
+}
+
 __device__ inline void store_vector(float* p, const Vector<float, 8>& x) {
   reinterpret_cast<float4*>(p)[0] = {x.v[0], x.v[1], x.v[2], x.v[3]};
   reinterpret_cast<float4*>(p)[1] = {x.v[4], x.v[5], x.v[6], x.v[7]};
@@ -151,6 +159,7 @@ inline int row_blocks(int rows) { return ceil_div(rows, block_warps); }
 /// body.finish(), if it exists.
 template <int W, class Body>
 __global__ void __launch_bounds__(block_threads) elementwise(std::size_t n, Body body) {
+  begin_after_previous();
   const std::size_t first = static_cast<std::size_t>(blockIdx.x) * block_threads + threadIdx.x;
   const std::size_t stride = static_cast<std::size_t>(gridDim.x) * block_threads;
   for (std::size_t k = first; k < n / W; k += stride) body.template apply<W>(k * W);
@@ -163,13 +172,11 @@ template <int W, class Body, class... T>
 void launch_elementwise(const char* op, Stream stream, std::size_t n, const Body& body, const T*... pointers) {
   if (n == 0) return;
   const bool aligned = ((reinterpret_cast<std::uintptr_t>(pointers) % (W * sizeof(T)) == 0) && ...);
-  const cudaStream_t s = cuda_stream(stream);
   if (aligned) {
-    elementwise<W><<<blocks_for(ceil_div(n, W)), block_threads, 0, s>>>(n, body);
+    launch(op, stream, elementwise<W, Body>, blocks_for(ceil_div(n, W)), block_threads, 0, n, body);
   } else {
-    elementwise<1><<<blocks_for(n), block_threads, 0, s>>>(n, body);
+    launch(op, stream, elementwise<1, Body>, blocks_for(n), block_threads, 0, n, body);
   }
-  check_launch(op);
 }
 
 /// Throws std::invalid_argument unless rows of x are whole, aligned 16-byte vectors. A null matrix passes.

@@ -83,6 +83,29 @@ void add_decoded_with(const Codec& codec, Vec<A> sum, const std::byte* in, int c
   });
 }
 
+template <class A, class Codec>
+void take_rows_with(const Codec& codec, std::byte* out, Mat<A> table, Vec<const std::int32_t> rows) {
+  auto* codes = reinterpret_cast<typename Codec::Code*>(out);
+  for_rows("take_rows", static_cast<int>(rows.size()), [=] KOKKOS_FUNCTION(int i) {
+    A* row = table.row(rows[i]);
+    auto* to = codes + static_cast<std::size_t>(i) * table.cols;
+    for (int j = 0; j < table.cols; ++j) {
+      to[j] = codec.encode(row[j]);
+      row[j] = 0;
+    }
+  });
+}
+
+template <class A, class Codec>
+void add_decoded_rows_with(const Codec& codec, Mat<A> table, Vec<const std::int32_t> rows, const std::byte* in) {
+  const auto* codes = reinterpret_cast<const typename Codec::Code*>(in);
+  for_rows("add_decoded_rows", static_cast<int>(rows.size()), [=] KOKKOS_FUNCTION(int i) {
+    A* row = table.row(rows[i]);
+    const auto* from = codes + static_cast<std::size_t>(i) * table.cols;
+    for (int j = 0; j < table.cols; ++j) row[j] += codec.decode(from[j]);
+  });
+}
+
 }  // namespace
 
 template <class A>
@@ -95,9 +118,21 @@ void add_decoded(Stream, Vec<A> sum, const std::byte* in, int count, std::size_t
   with_codec<A>(wire, [&](const auto& codec) { add_decoded_with(codec, sum, in, count, stride); });
 }
 
-#define NANORUN_INSTANTIATE(T)                                         \
-  template void encode(Stream, std::byte*, Vec<const T>, const Wire&); \
-  template void add_decoded(Stream, Vec<T>, const std::byte*, int, std::size_t, const Wire&);
+template <class A>
+void take_rows(Stream, std::byte* out, Mat<A> table, Vec<const std::int32_t> rows, const Wire& wire) {
+  with_codec<A>(wire, [&](const auto& codec) { take_rows_with(codec, out, table, rows); });
+}
+
+template <class A>
+void add_decoded_rows(Stream, Mat<A> table, Vec<const std::int32_t> rows, const std::byte* in, const Wire& wire) {
+  with_codec<A>(wire, [&](const auto& codec) { add_decoded_rows_with(codec, table, rows, in); });
+}
+
+#define NANORUN_INSTANTIATE(T)                                                                \
+  template void encode(Stream, std::byte*, Vec<const T>, const Wire&);                        \
+  template void add_decoded(Stream, Vec<T>, const std::byte*, int, std::size_t, const Wire&); \
+  template void take_rows(Stream, std::byte*, Mat<T>, Vec<const std::int32_t>, const Wire&);  \
+  template void add_decoded_rows(Stream, Mat<T>, Vec<const std::int32_t>, const std::byte*, const Wire&);
 NANORUN_INSTANTIATE(float)
 NANORUN_INSTANTIATE(double)
 #undef NANORUN_INSTANTIATE

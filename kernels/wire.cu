@@ -80,6 +80,64 @@ struct AddDecoded {
   }
 };
 
+/// Element i of rows that stand one behind the other.
+struct Rows {
+  const std::int32_t* rows;
+  int cols, ld;
+
+  __device__ std::size_t place(std::size_t i) const { return rows[i / cols] * static_cast<std::size_t>(ld) + i % cols; }
+};
+
+template <class Codec>
+struct TakeRows {
+  typename Codec::Code* out;
+  float* table;
+  Rows rows;
+  Codec codec;
+
+  template <int W>
+  __device__ void apply(std::size_t i) const {
+    float* const row = table + rows.place(i);
+    const Vector<float, W> values = load_vector<W>(row);
+    Vector<typename Codec::Code, W> codes;
+#pragma unroll
+    for (int k = 0; k < W; ++k) codes.v[k] = codec.encode(values.v[k]);
+    store_vector(out + i, codes);
+    store_vector(row, Vector<float, W>{});
+  }
+};
+
+template <class Codec>
+struct AddDecodedRows {
+  float* table;
+  const typename Codec::Code* in;
+  Rows rows;
+  Codec codec;
+
+  template <int W>
+  __device__ void apply(std::size_t i) const {
+    float* const row = table + rows.place(i);
+    Vector<float, W> total = load_vector<W>(row);
+    const Vector<typename Codec::Code, W> codes = load_vector<W>(in + i);
+#pragma unroll
+    for (int j = 0; j < W; ++j) total.v[j] += codec.decode(codes.v[j]);
+    store_vector(row, total);
+  }
+};
+
+/// Over the elements of `count` rows; vectors do not cross from a row into the next.
+template <class Codec, class Body>
+void launch_rows(const char* op, Stream stream, std::size_t count, const Body& body, const Mat<float>& table,
+                 const typename Codec::Code* codes) {
+  constexpr int width = vector_width<Codec>;
+  const std::size_t elements = count * table.cols;
+  if (table.cols % width == 0 && table.ld % width == 0) {
+    launch_elementwise<width>(op, stream, elements, body, table.data, codes);
+  } else {
+    launch_elementwise<1>(op, stream, elements, body, table.data, codes);
+  }
+}
+
 /// body(codec) with the codec of the wire.
 template <class Body>
 void with_codec(const Wire& wire, Body&& body) {
@@ -114,7 +172,28 @@ void add_decoded(Stream stream, Vec<A> sum, const std::byte* in, int count, std:
   });
 }
 
+template <class A>
+void take_rows(Stream stream, std::byte* out, Mat<A> table, Vec<const std::int32_t> rows, const Wire& wire) {
+  with_codec(wire, [&]<class Codec>(const Codec& codec) {
+    auto* codes = reinterpret_cast<typename Codec::Code*>(out);
+    const TakeRows<Codec> body{codes, table.data, {rows.data(), table.cols, table.ld}, codec};
+    launch_rows<Codec>("take_rows", stream, rows.size(), body, table, codes);
+  });
+}
+
+template <class A>
+void add_decoded_rows(Stream stream, Mat<A> table, Vec<const std::int32_t> rows, const std::byte* in,
+                      const Wire& wire) {
+  with_codec(wire, [&]<class Codec>(const Codec& codec) {
+    const auto* codes = reinterpret_cast<const typename Codec::Code*>(in);
+    const AddDecodedRows<Codec> body{table.data, codes, {rows.data(), table.cols, table.ld}, codec};
+    launch_rows<Codec>("add_decoded_rows", stream, rows.size(), body, table, codes);
+  });
+}
+
 template void encode(Stream, std::byte*, Vec<const float>, const Wire&);
 template void add_decoded(Stream, Vec<float>, const std::byte*, int, std::size_t, const Wire&);
+template void take_rows(Stream, std::byte*, Mat<float>, Vec<const std::int32_t>, const Wire&);
+template void add_decoded_rows(Stream, Mat<float>, Vec<const std::int32_t>, const std::byte*, const Wire&);
 
 }  // namespace nanorun::kernels::cuda

@@ -35,6 +35,13 @@ void encode(Stream stream, std::byte* out, Vec<const A> x, const Wire& wire);
 template <class A>
 void add_decoded(Stream stream, Vec<A> sum, const std::byte* in, int count, std::size_t stride, const Wire& wire);
 
+/// The same for some rows of a table, distinct ones, which stand encoded one behind the other. The rows that are taken
+/// become zero.
+template <class A>
+void take_rows(Stream stream, std::byte* out, Mat<A> table, Vec<const std::int32_t> rows, const Wire& wire);
+template <class A>
+void add_decoded_rows(Stream stream, Mat<A> table, Vec<const std::int32_t> rows, const std::byte* in, const Wire& wire);
+
 }  // namespace portable
 
 namespace cuda {
@@ -46,6 +53,12 @@ void encode(Stream stream, std::byte* out, Vec<const A> x, const Wire& wire);
 /// A = float
 template <class A>
 void add_decoded(Stream stream, Vec<A> sum, const std::byte* in, int count, std::size_t stride, const Wire& wire);
+
+/// A = float
+template <class A>
+void take_rows(Stream stream, std::byte* out, Mat<A> table, Vec<const std::int32_t> rows, const Wire& wire);
+template <class A>
+void add_decoded_rows(Stream stream, Mat<A> table, Vec<const std::int32_t> rows, const std::byte* in, const Wire& wire);
 
 }  // namespace cuda
 }  // namespace nanorun::kernels

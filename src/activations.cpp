@@ -125,6 +125,7 @@ void Activations<T>::allocate_training_blocks(const Config& config, WorkspaceAll
     }
     allocate_mlp(saved.mlp, model, length, allocator);
     allocate_streams(saved, model, i, length, branch, allocator);
+    saved.hands_on_factor = hands_on_factor(model, i);
     saved.mlp.h = shares_h ? shared_h : hidden();
     block.push_back(saved);
   }
@@ -166,6 +167,18 @@ template <class T>
 void Activations<T>::allocate_gradients(const ModelConfig& model, WorkspaceAllocator& allocator) {
   const auto narrow = [&] { return take_matrix<T>(allocator, length, model.width); };
   d_narrow = narrow();
+  for (int i = 1; i < model.layers; ++i) {
+    const int first = first_with_norm_of(model, i);
+    if (!has_attention(model, i) || first == i) continue;
+    if (!d_shared_n) d_shared_n = narrow();
+    block[first].attention.d_n = block[i].attention.d_n = d_shared_n;
+    for (int below = first; below < i; ++below) {
+      if (first_with_norm_of(model, below) == first) block[below].attention.adds_d_n = true;
+    }
+  }
+  for (BlockActivations<T>& each : block) {
+    if (!each.attention.d_n) each.attention.d_n = d_narrow;
+  }
   d_place.resize(model.layers + 1);
   for (int place = 0; place <= model.layers; ++place) {
     if (!is_tapped(model, place)) continue;
@@ -195,7 +208,10 @@ std::size_t Activations<T>::allocate_scratch(const Config& config, Workspace spa
   d_q = take_matrix<acc_t<T>>(scratch, length, model.width);
   d_x = narrow();
   d_x0 = narrow();
-  if (model.residual == Residual::scaled) d_branch = narrow();
+  if (model.residual == Residual::scaled) {
+    d_branch = narrow();
+    d_branch_factor = take_vector<acc_t<T>>(scratch, 1);
+  }
   if (!model.key_offset_layers.empty()) d_k_offset = narrow();
   if (!model.xsa_layers.empty()) d_v_extra = narrow();
   if (!model.value_layers.empty()) d_value_gate = take_matrix<acc_t<T>>(scratch, length, model.heads);

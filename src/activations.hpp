@@ -15,6 +15,8 @@ template <class T>
 struct AttentionActivations {
   kernels::Mat<T> n;                           ///< norm of the stream that it reads; layers may share it [T, d]
   kernels::Vec<kernels::acc_t<T>> rstd;        ///< [T]
+  kernels::Mat<T> d_n;                         ///< gradient of n, of all layers that share it; in training [T, d]
+  bool adds_d_n = false;                       ///< a layer above has sent its own
   kernels::Mat<T> qkv;                         ///< q and k after norm and rotary, v as projected [T, 3d]
   kernels::Mat<T> k_offset;                    ///< k after the key offset, where the layer has it [T, d]
   kernels::Mat<T> v_mixed;                     ///< in the place of v unless takes_up_values() [T, d]
@@ -30,7 +32,7 @@ struct AttentionActivations {
 /// Saved by the MLP of one block, with m d hidden units.
 template <class T>
 struct MlpActivations {
-  kernels::Mat<T> n;                     ///< norm of the stream before the MLP [T, d]
+  kernels::Mat<T> n;                     ///< norm of the stream before the MLP, later that stream's gradient [T, d]
   kernels::Vec<kernels::acc_t<T>> rstd;  ///< [T]
   kernels::Mat<T> h;                     ///< squared relu [T, m d]; one buffer for all blocks under Recompute::mlp
 };
@@ -43,6 +45,7 @@ struct BlockActivations {
   kernels::Mat<T> x_before;                ///< stream that a mix made of the block's input [T, d]
   kernels::Mat<T> attention_out, mlp_out;  ///< scratch where the mix that adds them implies them [T, d]
   kernels::Mat<T> x;                       ///< stream after the block; in training null unless keeps_stream() [T, d]
+  bool hands_on_factor = false;            ///< see topology.hpp; in training
 };
 
 /// Saved by what comes before the blocks.
@@ -54,6 +57,13 @@ struct InputActivations {
   kernels::Mat<T> bigram;                     ///< signed rows of the table of bigrams [T, d]
   kernels::Mat<T> first;                      ///< stream at the first block, where it is not x0 [T, d]
   kernels::Mat<kernels::acc_t<T>> skip_gate;  ///< [T, 1]
+};
+
+/// Gradient of what attention or the MLP adds to the stream: *factor d, or d where factor is null.
+template <class T>
+struct BranchGradient {
+  kernels::Mat<const T> d;  ///< [T, d]
+  const kernels::acc_t<T>* factor = nullptr;
 };
 
 template <class T>
@@ -73,6 +83,7 @@ struct Activations {
 
   // Gradients; training only.
   kernels::Mat<T> d_narrow;                     ///< of n_final, then of any branch of width d, then of the embedding
+  kernels::Mat<T> d_shared_n;                   ///< of the norm that several layers' attention reads
   std::vector<kernels::Mat<T>> d_place;         ///< by place of the stream; null where no other layer reads it [T, d]
   kernels::Mat<kernels::acc_t<T>> d_v_first;    ///< [T, d]
   kernels::Mat<T> d_bigram;                     ///< [T, d]
@@ -86,6 +97,7 @@ struct Activations {
   kernels::Mat<T> d_x;                                        ///< residual stream [T, d]
   kernels::Mat<T> d_x0;                                       ///< [T, d]
   kernels::Mat<T> d_branch;                                   ///< of what a mix reads of attention or MLP [T, d]
+  kernels::Vec<kernels::acc_t<T>> d_branch_factor;            ///< of that gradient, where it is not in d_branch [1]
   kernels::Mat<T> d_k_offset;                                 ///< of keys behind their offset [T, d]
   kernels::Mat<T> d_v_extra;                                  ///< of values, from XSA [T, d]
   kernels::Mat<kernels::acc_t<T>> d_value_gate, d_head_gate;  ///< [T, H]

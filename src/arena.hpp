@@ -76,6 +76,7 @@ class TensorArena {
 /// Host memory whose copies to and from the device do not wait.
 class PinnedArena {
  public:
+  PinnedArena() = default;
   explicit PinnedArena(std::size_t bytes)
       : bytes_(bytes), data_(static_cast<std::byte*>(ops::allocate_pinned(bytes))) {}
   kernels::Workspace space() const { return {data_.get(), bytes_}; }
@@ -84,7 +85,7 @@ class PinnedArena {
   struct Release {
     void operator()(std::byte* p) const { ops::release_pinned(p); }
   };
-  std::size_t bytes_;
+  std::size_t bytes_ = 0;
   std::unique_ptr<std::byte, Release> data_;
 };
 

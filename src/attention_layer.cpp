@@ -31,8 +31,8 @@ void AttentionLayer<T>::forward(Stream stream, const Activations<T>& a, const Fe
 }
 
 template <class T>
-void AttentionLayer<T>::backward(Stream stream, const Activations<T>& a, const Feed<T>& feed, Mat<T> d_out, bool add,
-                                 int layer) const {
+void AttentionLayer<T>::backward(Stream stream, const Activations<T>& a, const Feed<T>& feed,
+                                 const BranchGradient<T>& d_out, bool add, int layer) const {
   const AttentionActivations<T>& s = a.block[layer].attention;
   const int width = model_.width;
   const Mat<T> d_qkv = a.d_wide.col_block(0, 3 * width);
@@ -41,9 +41,11 @@ void AttentionLayer<T>::backward(Stream stream, const Activations<T>& a, const F
   const auto in = inputs(a, feed, layer);
   const kernels::AttentionMask& mask = this->mask(feed, layer);
 
-  ops::linear_backward_input<T>(stream, a.d_narrow, d_out, parameters_.weight(block_name(layer, "attention_out")));
+  ops::linear_backward_input<T>(stream, a.d_narrow, d_out.d, parameters_.weight(block_name(layer, "attention_out")),
+                                d_out.factor);
   const Mat<const T> y = heads_.backward(stream, a, layer);
-  ops::linear_backward_weight<T>(stream, parameters_.gradient(block_name(layer, "attention_out")), d_out, y, add);
+  ops::linear_backward_weight<T>(stream, parameters_.gradient(block_name(layer, "attention_out")), d_out.d, y, add,
+                                 d_out.factor);
   ops::attention_backward<T>(stream, a.d_q, d_k, d_v, s.y, s.lse, a.d_narrow, in, mask, a.workspace);
   heads_.backward_composition(stream, a, in, mask.first_key, d_k, d_v, layer);
   if (s.k_offset) ops::key_offset_backward<T>(stream, d_projected_k, d_k, model_.heads);
@@ -58,7 +60,8 @@ void AttentionLayer<T>::backward(Stream stream, const Activations<T>& a, const F
                                    d_v_extra, rotary(feed, layer), values_.mix(a, feed.sequence, layer));
   if (layer == 0 && a.d_v_first) ops::add<T>(stream, d_v, a.d_v_first);
   ops::linear_backward_weight<T>(stream, parameters_.gradient(block_name(layer, "qkv")), d_qkv, s.n, add);
-  ops::linear_backward_input<T>(stream, a.d_narrow, d_qkv, parameters_.weight(block_name(layer, "qkv")));
+  ops::linear_backward_input<T>(stream, s.d_n, d_qkv, parameters_.weight(block_name(layer, "qkv")), nullptr,
+                                s.adds_d_n);
   values_.backward_gates(stream, a, layer);
   heads_.backward_gate(stream, a, layer);
 }

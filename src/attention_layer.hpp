@@ -33,10 +33,10 @@ class AttentionLayer {
   /// out [T, d] = attention of the layer's n, or += it.
   void forward(kernels::Stream stream, const Activations<T>& a, const Feed<T>& feed, kernels::Mat<T> out, Output output,
                int layer) const;
-  /// a.d_narrow = gradient of n, where d_out is that of the output. Adds to the gradients of the weights, or with
-  /// `add` false replaces those of the matrices.
-  void backward(kernels::Stream stream, const Activations<T>& a, const Feed<T>& feed, kernels::Mat<T> d_out, bool add,
-                int layer) const;
+  /// Makes d_n the gradient of n, or adds it where layers above have the same n; d_out is that of the output. Adds to
+  /// the gradients of the weights, or with `add` false replaces those of the matrices.
+  void backward(kernels::Stream stream, const Activations<T>& a, const Feed<T>& feed, const BranchGradient<T>& d_out,
+                bool add, int layer) const;
 
  private:
   ops::AttentionInputs<T> inputs(const Activations<T>& a, const Feed<T>& feed, int layer) const;

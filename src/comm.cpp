@@ -123,6 +123,28 @@ void Comm::all_reduce(std::span<T> data, Reduce op) {
   MPI_Allreduce(MPI_IN_PLACE, data.data(), static_cast<int>(data.size()), mpi_type<T>(), mpi_op(op), comm_);
 }
 
+std::vector<std::vector<std::int32_t>> Comm::all_to_all(std::span<const std::span<const std::int32_t>> out) {
+  const Watchdog::Guard guard = watch("all_to_all");
+  std::vector<int> out_sizes, in_sizes(size_), out_begins(size_), in_begins(size_);
+  std::vector<std::int32_t> sent;
+  for (const std::span<const std::int32_t>& part : out) {
+    out_sizes.push_back(static_cast<int>(part.size()));
+    sent.insert(sent.end(), part.begin(), part.end());
+  }
+  MPI_Alltoall(out_sizes.data(), 1, MPI_INT, in_sizes.data(), 1, MPI_INT, comm_);
+  std::exclusive_scan(out_sizes.begin(), out_sizes.end(), out_begins.begin(), 0);
+  std::exclusive_scan(in_sizes.begin(), in_sizes.end(), in_begins.begin(), 0);
+  std::vector<std::int32_t> received(in_begins.back() + in_sizes.back());
+  MPI_Alltoallv(sent.data(), out_sizes.data(), out_begins.data(), MPI_INT32_T, received.data(), in_sizes.data(),
+                in_begins.data(), MPI_INT32_T, comm_);
+  std::vector<std::vector<std::int32_t>> in;
+  for (int r = 0; r < size_; ++r) {
+    const auto begin = received.begin() + in_begins[r];
+    in.emplace_back(begin, begin + in_sizes[r]);
+  }
+  return in;
+}
+
 std::vector<double> Comm::all_gather(double value) {
   const Watchdog::Guard guard = watch("all_gather");
   std::vector<double> values(size_);

@@ -71,6 +71,8 @@ class Comm {
   }
   /// The value of each rank, on all ranks.
   std::vector<double> all_gather(double value);
+  /// Sends out[r] to rank r; returns what each rank has sent to this one.
+  std::vector<std::vector<std::int32_t>> all_to_all(std::span<const std::span<const std::int32_t>> out);
   /// A text of each rank, at most 2 GiB in all, on rank 0; empty elsewhere.
   std::vector<std::string> gather(const std::string& text);
   /// Runs `work` (which must not use this communicator) on every rank. Where it throws an Error on any of them, all

@@ -55,7 +55,7 @@ void HeadMixing<T>::backward_gate(Stream stream, const Activations<T>& a, int la
   if (!gated_by_itself(layer)) return;
   const AttentionActivations<T>& s = a.block[layer].attention;
   const std::string w = block_name(layer, "attention_gate");
-  ops::head_gate_backward<T>(stream, a.d_narrow.col_block(0, gate_columns), {}, parameters_.d_scalars(w), a.d_head_gate,
+  ops::head_gate_backward<T>(stream, s.d_n.col_block(0, gate_columns), {}, parameters_.d_scalars(w), a.d_head_gate,
                              s.gate, {s.n.col_block(0, gate_columns), {}, 1}, parameters_.scalars(w));
 }
 

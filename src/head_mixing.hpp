@@ -30,7 +30,7 @@ class HeadMixing {
   /// of y; nothing where the layer has no composition.
   void backward_composition(kernels::Stream stream, const Activations<T>& a, const ops::AttentionInputs<T>& in,
                             const std::int32_t* first_key, kernels::Mat<T> d_k, kernels::Mat<T> d_v, int layer) const;
-  /// The input n of a gate without a coefficient net: a.d_narrow, the gradient of n, +=.
+  /// The input n of a gate without a coefficient net: d_n +=.
   void backward_gate(kernels::Stream stream, const Activations<T>& a, int layer) const;
 
  private:

@@ -13,9 +13,11 @@ Learner<T>::Learner(const Config& config_, Comm& comm, Token end_of_text, const 
       table(config.model),
       weights(table),
       tensor_comm(comm, streams.collectives, config.comm),
+      rows(config.model, table, comm.rank(), comm.size(),
+           static_cast<std::size_t>(config.train.sequences / comm.size()) * longest_length(config)),
       gradients(table.size(), "the gradients"),
       model(config, table, weights, gradients.span(), end_of_text, streams.compute, streams.upload),
-      optimizer(config, table, weights, gradients.span(), model.idle(), tensor_comm, streams.compute) {}
+      optimizer(config, table, weights, gradients.span(), model.idle(), tensor_comm, rows, streams.compute) {}
 
 /// GEMMs of another length are shapes of their own, as are those that add to gradients. That of validations is left to
 /// the first of them, for which no step waits.
@@ -39,6 +41,13 @@ void Learner<T>::warm_up(Trace& trace) {
   model.mlp_scales().restore(0, {});
   ops::fill<kernels::acc_t<T>>(stream, gradients.span(), 0);
   ops::synchronize(stream);
+}
+
+template <class T>
+void Learner<T>::collect() {
+  model.loss().collect(stream);
+  optimizer.squares().collect(stream);
+  model.mlp_scales().collect();
 }
 
 template struct Learner<Real>;

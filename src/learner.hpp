@@ -8,6 +8,7 @@
 #include "src/optimizer.hpp"
 #include "src/params.hpp"
 #include "src/tensor_comm.hpp"
+#include "src/touched_rows.hpp"
 
 namespace nanorun {
 
@@ -33,12 +34,15 @@ struct Learner {
   /// are initialised or restored: it leaves weights undefined, gradients and state zero, and all else as it was. Waits
   /// for the device.
   void warm_up(Trace& trace);
+  /// Enqueues what the host needs at the end of a step: loss, squares and maxima.
+  void collect();
 
   Config config;           ///< a copy, to which model and optimizer refer
   kernels::Stream stream;  ///< of ops
   ParameterTable table;
   Weights<T> weights;
   TensorComm tensor_comm;
+  TouchedRows rows;  ///< what training tells of it, and then the optimizer uses
   TensorArena<kernels::acc_t<T>> gradients;
   Model<T> model;
   Optimizer<T> optimizer;

@@ -35,8 +35,8 @@ template <class T>
 MixTerms<T> Mixes<T>::first(const Activations<T>& a) const {
   MixTerms<T> terms;
   if (!a.input.bigram) return terms;
-  terms.add(a.input.x0, a.d_x0);
-  gate(terms.add(a.input.bigram, a.d_bigram), a, 0, 1);
+  terms.add(a.input.x0, {});
+  add_injection(terms, a.input.bigram, a, 0, 1);
   return terms;
 }
 
@@ -102,21 +102,31 @@ MixTerms<T> Mixes<T>::after_attention(const Activations<T>& a, int layer) const 
     }
     return terms;
   }
-  add_input(terms, a, layer).scalars[0] = parameters_.factor(block_name(layer, "attention_residual"));
+  ops::MixTerm<T>& stream = add_input(terms, a, layer);
+  stream.scalars[0] = attention_residual(layer);
+  if (s.hands_on_factor) stream.d_source = {};
   ops::MixTerm<T>& out = terms.add(s.attention_out, a.d_branch);
   out.implied = implies_attention(model_, layer);
   out.scalars = {parameters_.factor(block_name(layer, "attention_post")), projection};
-  out.overwrites = true;
-  const bool sends_first = layer == last_injection(model_);
-  ops::MixTerm<T>& x0 = terms.add(a.input.x0, a.d_x0);
-  x0.overwrites = sends_first;
-  gate(x0, a, layer, 0);
-  if (a.input.bigram && layer > 0) {
-    ops::MixTerm<T>& bigram = terms.add(a.input.bigram, a.d_bigram);
-    bigram.overwrites = sends_first && !model_.mudd;
-    gate(bigram, a, layer, 1);
-  }
+  leave_factor(out, a);
+  add_injection(terms, a.input.x0, a, layer, 0);
+  if (a.input.bigram && layer > 0) add_injection(terms, a.input.bigram, a, layer, 1);
   return terms;
+}
+
+template <class T>
+std::vector<ops::SharingMix<T>> Mixes<T>::injections(const Activations<T>& a) const {
+  ops::SharingMix<T> first{a.d_x, {}};
+  first.of[0].present = true;
+  if (a.input.bigram) first.of[1] = injection(a, 0, 1);
+  std::vector<ops::SharingMix<T>> mixes = {first};
+  for (int layer = 0; layer < model_.layers; ++layer) {
+    if (!injects(model_, layer)) continue;
+    ops::SharingMix<T> mix{a.block[layer].mlp.n, {injection(a, layer, 0), {}}};
+    if (a.input.bigram && layer > 0) mix.of[1] = injection(a, layer, 1);
+    mixes.push_back(mix);
+  }
+  return mixes;
 }
 
 template <class T>
@@ -132,8 +142,12 @@ MixTerms<T> Mixes<T>::after_mlp(const Activations<T>& a, int layer) const {
     stream.per_token = coefficients_.factor(a.coefficients, "mudd.mix", mlp_stream);
     out.per_token = coefficients_.factor(a.coefficients, "mudd.mix", mlp_out);
   } else {
-    stream.scalars[0] = parameters_.factor(block_name(layer, "mlp_residual"));
+    stream.scalars[0] = mlp_residual(layer);
     out.scalars[0] = parameters_.factor(block_name(layer, "mlp_post"));
+    if (injects(model_, layer)) {
+      stream.d_source = {};
+      leave_factor(out, a);
+    }
   }
   return terms;
 }
@@ -188,13 +202,24 @@ ops::MixTerm<T>& Mixes<T>::add_place(MixTerms<T>& terms, const Activations<T>& a
 }
 
 template <class T>
-void Mixes<T>::gate(ops::MixTerm<T>& term, const Activations<T>& a, int layer, int index) const {
+void Mixes<T>::add_injection(MixTerms<T>& terms, Mat<T> source, const Activations<T>& a, int layer, int index) const {
+  const ops::MixCoefficient<T> coefficient = injection(a, layer, index);
+  ops::MixTerm<T>& term = terms.add(source, {});
+  term.scalars[0] = coefficient.scalar;
+  term.per_token = coefficient.per_token;
+}
+
+template <class T>
+void Mixes<T>::leave_factor(ops::MixTerm<T>& branch, const Activations<T>& a) const {
+  branch.d_source = {};
+  branch.leaves_factor = a.d_branch_factor.data();
+}
+
+template <class T>
+ops::MixCoefficient<T> Mixes<T>::injection(const Activations<T>& a, int layer, int index) const {
   const std::string columns = fmt::format("injection.{}", layer);
-  if (coefficients_.has(columns)) {
-    term.per_token = coefficients_.factor(a.coefficients, columns, index);
-  } else {
-    term.scalars[0] = parameters_.factor(block_name(layer, "injection"), index);
-  }
+  if (coefficients_.has(columns)) return {true, {}, coefficients_.factor(a.coefficients, columns, index)};
+  return {true, parameters_.factor(block_name(layer, "injection"), index), {}};
 }
 
 template class Mixes<Real>;

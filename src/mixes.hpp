@@ -19,11 +19,13 @@
 //   after the MLP:   x = m12 x + m13 mlp
 //   last:            x = x + u0 c0 + u1 c7 + u2 c9 + u3 ve + u4 c3
 //
-// The term that is the first in the backward pass to send a gradient to a stream overwrites what is there.
+// The term that is the first in the backward pass to send a gradient to a stream overwrites what is there. The
+// gradients of x0 and of the bigram embeddings are summed over all layers at once, behind the last.
 
 #include <array>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "kernels/ops.hpp"
 #include "src/activations.hpp"
@@ -63,11 +65,22 @@ class Mixes {
 
   MixTerms<T> first(const Activations<T>& a) const;
   MixTerms<T> before(const Activations<T>& a, int layer) const;
+  // Of a layer that injects(), both leave out the gradients of the branches, and the second that of the stream: who
+  // needs these takes the sum's and the factor. The gradients of x0 and the bigram embeddings are those of
+  // injections().
   MixTerms<T> after_attention(const Activations<T>& a, int layer) const;
   MixTerms<T> after_mlp(const Activations<T>& a, int layer) const;
   /// Of a layer under MUDD; aux without a gradient. A null aux: the streams alone.
   MixTerms<T> values(const Activations<T>& a, int layer, kernels::Mat<T> aux) const;
   MixTerms<T> last(const Activations<T>& a) const;
+  /// The mixes that read x0 and the bigram embeddings, with the gradients of their sums: those that injects() names,
+  /// which leave them in the place of the MLP's norm, and the first, whose is d_x.
+  std::vector<ops::SharingMix<T>> injections(const Activations<T>& a) const;
+  /// r0 and r1 of a layer.
+  ops::LearnedScalar<T> attention_residual(int layer) const {
+    return parameters_.factor(block_name(layer, "attention_residual"));
+  }
+  ops::LearnedScalar<T> mlp_residual(int layer) const { return parameters_.factor(block_name(layer, "mlp_residual")); }
 
  private:
   MixTerms<T> unet_before(const Activations<T>& a, int layer) const;
@@ -79,8 +92,12 @@ class Mixes {
   /// Adds the stream at an earlier place with a column of a MUDD net.
   ops::MixTerm<T>& add_place(MixTerms<T>& terms, const Activations<T>& a, int place, const char* columns,
                              int index) const;
-  /// Makes element `index` of a gate a factor of the term.
-  void gate(ops::MixTerm<T>& term, const Activations<T>& a, int layer, int index) const;
+  /// Adds x0 or the bigram embeddings.
+  void add_injection(MixTerms<T>& terms, kernels::Mat<T> source, const Activations<T>& a, int layer, int index) const;
+  /// Has the branch's gradient taken from that of the sum, see BranchGradient.
+  void leave_factor(ops::MixTerm<T>& branch, const Activations<T>& a) const;
+  /// Coefficient of x0 (index 0) or of the bigram embeddings (1).
+  ops::MixCoefficient<T> injection(const Activations<T>& a, int layer, int index) const;
 
   const ModelConfig& model_;
   const Parameters<T>& parameters_;

@@ -71,12 +71,15 @@ void MlpLayer<T>::forward(Stream stream, const Activations<T>& a, Mat<T> out, bo
 }
 
 template <class T>
-void MlpLayer<T>::backward(Stream stream, const Activations<T>& a, Mat<T> d_out, bool add, int layer) const {
+void MlpLayer<T>::backward(Stream stream, const Activations<T>& a, const BranchGradient<T>& d_out, bool add,
+                           int layer) const {
   const MlpActivations<T>& s = a.block[layer].mlp;
   const Mat<T> d_z = a.d_wide.col_block(0, s.h.cols);
   if (config_.train.recompute == Recompute::mlp) hidden(stream, a, layer);
-  ops::linear_backward_weight<T>(stream, parameters_.gradient(block_name(layer, "mlp_out")), d_out, s.h, add);
-  ops::linear_relu2_backward<T>(stream, d_z, d_out, parameters_.weight(block_name(layer, "mlp_out")), s.h);
+  ops::linear_backward_weight<T>(stream, parameters_.gradient(block_name(layer, "mlp_out")), d_out.d, s.h, add,
+                                 d_out.factor);
+  ops::linear_relu2_backward<T>(stream, d_z, d_out.d, parameters_.weight(block_name(layer, "mlp_out")), s.h,
+                                d_out.factor);
   ops::linear_backward_weight<T>(stream, parameters_.gradient(block_name(layer, "mlp_in")), d_z, s.n, add);
   ops::linear_backward_input<T>(stream, a.d_narrow, d_z, parameters_.weight(block_name(layer, "mlp_in")));
 }

@@ -28,7 +28,8 @@ class MlpLayer {
   void forward(kernels::Stream stream, const Activations<T>& a, kernels::Mat<T> out, bool adds, int layer) const;
   /// a.d_narrow = gradient of n, where d_out is that of the output. Adds to the gradients of the matrices, or with
   /// `add` false replaces them.
-  void backward(kernels::Stream stream, const Activations<T>& a, kernels::Mat<T> d_out, bool add, int layer) const;
+  void backward(kernels::Stream stream, const Activations<T>& a, const BranchGradient<T>& d_out, bool add,
+                int layer) const;
 
  private:
   bool quantises(const Activations<T>& a) const { return scales_ && a.training; }

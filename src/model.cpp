@@ -159,7 +159,7 @@ void Model<T>::forward_backward(Trace& trace, const DeviceSequence& sequence, lo
   }
   {
     Region region(trace, Phase::head);
-    if (!accumulate.others) ops::fill<Gradient>(stream_, d_others_, 0);
+    if (!accumulate.others && !accumulate.cleared) ops::fill<Gradient>(stream_, d_others_, 0);
     if (hooks.enter) hooks.enter(config_.model.layers);
     ops::head_loss_backward<T>(stream_, loss_.device(), a.d_narrow, parameters_.gradient("head"), accumulate.others,
                                a.n_final, parameters_.weight("head"), sequence.targets, head_options(step),
@@ -251,8 +251,6 @@ void Model<T>::backward(Activations<T>& a, const Feed<T>& feed, bool add, const 
   const ModelConfig& model = config_.model;
   const bool unet = model.residual == Residual::unet;
   // The gradients of other streams are overwritten by what is sent to them first.
-  if (!unet && last_injection(model) < 0) clear(a.d_x0);
-  if (!model.mudd && last_injection(model) <= 0) clear(a.d_bigram);
   if (!unet && !model.mudd) std::ranges::for_each(a.d_place, clear);
   if (model.value_path == ValuePath::embeddings) std::ranges::for_each(a.d_value, clear);
   if (a.d_v_first) ops::fill<Gradient>(stream_, elements(a.d_v_first), 0);
@@ -260,20 +258,22 @@ void Model<T>::backward(Activations<T>& a, const Feed<T>& feed, bool add, const 
   coefficients_.clear_gradients(stream_, a.coefficients);
 
   last_backward(a);
+  ops::MixHandover<T> d_stream;
   for (int i = model.layers - 1; i >= 0; --i) {
     if (unet) {
       unet_block_backward(a, feed, add, i);
     } else {
-      scaled_block_backward(a, feed, add, i);
+      d_stream = scaled_block_backward(a, feed, add, d_stream, i);
       coefficients_.backward(stream_, a.coefficients, i, a.d_x, a.x_at(i));
     }
     values_.backward_table(stream_, a, feed.sequence, i);
     if (hooks.leave) hooks.leave(i);
   }
-  if (a.input.first) {
-    ops::mix_backward<T>(stream_, a.d_x, {}, {}, mixes_.first(a));
-  } else {
+  if (a.input.first) ops::mix_backward<T>(stream_, a.d_x, {}, {}, mixes_.first(a));
+  if (unet) {
     ops::add<T>(stream_, a.d_x0, a.d_x);
+  } else {
+    ops::shared_streams_backward<T>(stream_, {a.d_x0, a.d_bigram}, {false, model.mudd}, mixes_.injections(a));
   }
   coefficients_.backward(stream_, a.coefficients, -1, a.d_x0, a.input.x0);
   input_.backward(stream_, a, feed.sequence);
@@ -322,10 +322,10 @@ template <class T>
 void Model<T>::unet_block_backward(Activations<T>& a, const Feed<T>& feed, bool add, int layer) {
   const BlockActivations<T>& s = a.block[layer];
   const bool attends = has_attention(config_.model, layer);
-  mlp_.backward(stream_, a, a.d_x, add, layer);
+  mlp_.backward(stream_, a, {a.d_x}, add, layer);
   if (attends) {
     ops::rms_norm_backward<T>(stream_, a.d_x, s.mlp.n, s.mlp.rstd, a.d_narrow, true);
-    attention_.backward(stream_, a, feed, a.d_x, add, layer);
+    attention_.backward(stream_, a, feed, {a.d_x}, add, layer);
   }
   const Mat<const T> n = attends ? s.attention.n : s.mlp.n;
   ops::mix_backward<T>(stream_, a.d_x, a.d_place[layer], {n, attends ? s.attention.rstd : s.mlp.rstd, a.d_narrow},
@@ -365,32 +365,45 @@ void Model<T>::scaled_block_forward(Activations<T>& a, const Feed<T>& feed, int 
   }
 }
 
+/// `d_stream`: how the gradient of the block's output comes, where it does not lie in d_x. Returns the same of its
+/// input.
 template <class T>
-void Model<T>::scaled_block_backward(Activations<T>& a, const Feed<T>& feed, bool add, int layer) {
+ops::MixHandover<T> Model<T>::scaled_block_backward(Activations<T>& a, const Feed<T>& feed, bool add,
+                                                    const ops::MixHandover<T>& d_stream, int layer) {
   const BlockActivations<T>& s = a.block[layer];
   const bool attends = has_attention(config_.model, layer);
+  // Its mixes leave the gradients of their sums.
+  const bool plain = injects(config_.model, layer);
   // What other layers have sent to the block's input joins in the last of these mixes.
   const Mat<T> nothing, d_input = a.d_place[layer];
   ops::NormGradient<T> norm;
   if (normed_ahead(a, layer + 1)) {
     const AttentionActivations<T>& next = a.block[layer + 1].attention;
-    norm = {next.n, next.rstd, a.d_narrow};
+    norm = {next.n, next.rstd, next.d_n};
   }
-  ops::mix_backward<T>(stream_, a.d_x, attends || s.x_before ? nothing : d_input, norm, mixes_.after_mlp(a, layer));
-  mlp_.backward(stream_, a, a.d_branch, add, layer);
+  ops::mix_backward<T>(stream_, a.d_x, attends || s.x_before ? nothing : d_input, norm, mixes_.after_mlp(a, layer),
+                       d_stream);
+  const BranchGradient<T> elsewhere{a.d_branch};
+  const kernels::acc_t<T>* const factor = a.d_branch_factor.data();
+  mlp_.backward(stream_, a, plain ? BranchGradient<T>{a.d_x, factor} : elsewhere, add, layer);
   if (attends) {
+    ops::MixHandover<T> handover;
+    if (plain) handover = {a.d_x, mixes_.mlp_residual(layer), s.mlp.n};
     ops::mix_backward<T>(stream_, a.d_x, s.x_before ? nothing : d_input, {s.mlp.n, s.mlp.rstd, a.d_narrow},
-                         mixes_.after_attention(a, layer));
-    attention_.backward(stream_, a, feed, a.d_branch, add, layer);
+                         mixes_.after_attention(a, layer), handover);
+    attention_.backward(stream_, a, feed, plain ? BranchGradient<T>{s.mlp.n, factor} : elsewhere, add, layer);
+    // Layers that share a norm leave its gradient to the lowest of them.
     const int source = attention_input_of(config_.model, layer);
-    if (!normed_ahead(a, layer)) {
+    if (!normed_ahead(a, layer) && first_with_norm_of(config_.model, layer) == layer) {
       ops::rms_norm_backward<T>(stream_, source == layer ? a.d_x : a.d_place[source], s.attention.n, s.attention.rstd,
-                                a.d_narrow, true);
+                                s.attention.d_n, true);
     }
   } else {
     ops::rms_norm_backward<T>(stream_, a.d_x, s.mlp.n, s.mlp.rstd, a.d_narrow, true);
   }
   if (s.x_before) ops::mix_backward<T>(stream_, a.d_x, d_input, {}, mixes_.before(a, layer));
+  if (!s.hands_on_factor) return {};
+  return {s.mlp.n, mixes_.attention_residual(layer), {}};
 }
 
 template class Model<Real>;

@@ -45,7 +45,8 @@ class Model {
   /// To which of the gradients a sequence adds its own; it replaces the others.
   struct Accumulate {
     bool matrices = false;
-    bool others = false;  ///< tables and learned scalars
+    bool others = false;   ///< head, tables and learned scalars
+    bool cleared = false;  ///< tables and learned scalars are zero: nothing is to be replaced
   };
 
   /// Sends a training sequence to the device, for the next forward_backward(). While the device works, this costs no
@@ -91,7 +92,8 @@ class Model {
   void unet_block_backward(Activations<T>& a, const Feed<T>& feed, bool add, int layer);
   bool normed_ahead(const Activations<T>& a, int layer) const;
   void scaled_block_forward(Activations<T>& a, const Feed<T>& feed, int layer);
-  void scaled_block_backward(Activations<T>& a, const Feed<T>& feed, bool add, int layer);
+  ops::MixHandover<T> scaled_block_backward(Activations<T>& a, const Feed<T>& feed, bool add,
+                                            const ops::MixHandover<T>& d_stream, int layer);
 
   const Config& config_;
   Parameters<T> parameters_;

@@ -56,12 +56,14 @@ constexpr const char* state_remedy = "use more ranks, or lower model.width or mo
 
 template <class T>
 Optimizer<T>::Optimizer(const Config& config, const ParameterTable& table, const Weights<T>& weights,
-                        std::span<Master> gradients, kernels::Workspace idle, TensorComm& comm, Stream stream)
+                        std::span<Master> gradients, kernels::Workspace idle, TensorComm& comm, TouchedRows& rows,
+                        Stream stream)
     : config_(config),
       table_(table),
       weights_(weights),
       gradients_(gradients),
       comm_(comm),
+      rows_(rows),
       stream_(stream),
       state_(state_size<T>(config, table, comm.rank(), comm.size()), "the optimizer's state", state_remedy),
       own_workspace_(beyond(idle.size(), workspace_size<T>(config, table, comm.rank(), comm.size())), "Muon's scratch",
@@ -148,6 +150,7 @@ void Optimizer<T>::initialise(std::int64_t seed) {
     }
     round_kept(owned);
   }
+  holds_gradients_ = false;
   publish();
 }
 
@@ -170,14 +173,30 @@ bool Optimizer<T>::keeps_gradients(long step) const {
 
 template <class T>
 void Optimizer<T>::begin_step(long step) {
-  if (!keeps_gradients(step)) return;
+  const bool keeps = keeps_gradients(step), begins = !holds_gradients_ && !keeps;
+  rows_.upload(comm_.stream());
   for (const OwnedBucket& owned : buckets_) {
-    if (owned.bucket.group == Group::matrix) continue;
-    const std::span<Master> all = gradients_.subspan(owned.bucket.offset, owned.bucket.size());
-    const std::size_t begin = owned.bounds[comm_.rank()], end = owned.bounds[comm_.rank() + 1];
-    ops::fill<Master>(stream_, all.first(begin), 0);
-    ops::fill<Master>(stream_, all.subspan(end), 0);
+    if (begins || leaves_others(owned.bucket, keeps)) clear_gradients(owned, begins);
   }
+  holds_gradients_ = true;
+}
+
+/// Whether the gradients of other ranks' parts of a bucket, which these have taken, stand where new ones are added.
+template <class T>
+bool Optimizer<T>::leaves_others(const Bucket& bucket, bool keeps) const {
+  if (bucket.group == Group::matrix || comm_.size() == 1) return false;
+  if (rows_.known() && TouchedRows::is_lookup(bucket)) return !holds_gradients_;
+  return keeps || (clears_gradients() && bucket.group != Group::head);
+}
+
+template <class T>
+void Optimizer<T>::clear_gradients(const OwnedBucket& owned, bool own_too) {
+  if (owned.bucket.group == Group::matrix) return;
+  const std::span<Master> all = gradients_.subspan(owned.bucket.offset, owned.bucket.size());
+  const std::size_t begin = owned.bounds[comm_.rank()], end = owned.bounds[comm_.rank() + 1];
+  ops::fill<Master>(stream_, all.first(begin), 0);
+  if (own_too) ops::fill<Master>(stream_, owned.gradients, 0);
+  ops::fill<Master>(stream_, all.subspan(end), 0);
 }
 
 template <class T>
@@ -191,8 +210,17 @@ void Optimizer<T>::start_reduce_scatter(Trace& trace, int layer, long step) {
 
 template <class T>
 void Optimizer<T>::reduce(Trace& trace, OwnedBucket& owned) {
-  transfer(trace, Phase::reduce_gradients, owned.reduced,
-           [&] { comm_.reduce_scatter(gradients_.subspan(owned.bucket.offset, owned.bucket.size()), owned.bounds); });
+  const Bucket& bucket = owned.bucket;
+  const std::span<Master> gradients = gradients_.subspan(bucket.offset, bucket.size());
+  transfer(trace, Phase::reduce_gradients, owned.reduced, [&] {
+    if (rows_.known() && TouchedRows::is_lookup(bucket)) {
+      const kernels::Mat<Master> table(gradients.data(), static_cast<int>(bucket.units),
+                                       static_cast<int>(bucket.unit_size));
+      comm_.reduce_scatter_rows(table, rows_.of(bucket));
+    } else {
+      comm_.reduce_scatter(gradients, owned.bounds);
+    }
+  });
 }
 
 /// Enqueues a collective after the ops enqueued so far; `done` is recorded behind it.
@@ -353,7 +381,8 @@ void Optimizer<T>::apply_adam(const OwnedBucket& owned, long step) {
                                        .decay = lr * lr * run.rule.decay,
                                        .epsilon_hat = o.adam_epsilon_hat,
                                        .round_weights = run.rule.master == StateFormat::bf16,
-                                       .round_moments = run.rule.moments == StateFormat::bf16};
+                                       .round_moments = run.rule.moments == StateFormat::bf16,
+                                       .clears_gradient = owned.bucket.group != Group::head};
     const auto part = [&](const auto& all) { return all.subspan(run.first, run.size); };
     const auto update = [&]<class C, class W, class M>(std::span<C> copy, std::span<W> w, std::span<M> m) {
       ops::adam_update<C, W, M>(stream_, part(w), part(copy), part(m), part(owned.moment2.template as<M>()),
@@ -395,12 +424,8 @@ void Optimizer<T>::take_tied_gradients(Trace& trace) {
   const OwnedBucket &head = bucket_of("head"), &embedding = bucket_of("embedding");
   await_gradients(trace, head);
   await_gradients(trace, embedding);
-  const auto rows = [&](std::span<Master> x) {
-    return kernels::Mat<Master>(x.data(), static_cast<int>(x.size() / head.bucket.unit_size),
-                                static_cast<int>(head.bucket.unit_size));
-  };
   Region region(trace, Phase::adam);
-  ops::add<Master>(stream_, rows(head.gradients), rows(embedding.gradients));
+  ops::move_sum<Master>(stream_, head.gradients, embedding.gradients);
 }
 
 /// The embedding takes the head's weights, and with the last update that they share its state.

@@ -16,6 +16,7 @@
 #include "src/params.hpp"
 #include "src/slab.hpp"
 #include "src/tensor_comm.hpp"
+#include "src/touched_rows.hpp"
 #include "src/trace.hpp"
 #include "src/update_rules.hpp"
 
@@ -28,10 +29,10 @@ class Optimizer {
  public:
   using Master = kernels::acc_t<T>;
 
-  /// Collective. Gradients [table.size()], weights and `idle` outlive the optimizer; the communicator shares the
-  /// weights' memory, and ends or is closed before that goes. Muon's scratch lies in `idle` where that suffices.
+  /// Collective. Gradients [table.size()], weights, `idle` and `rows` outlive the optimizer; the communicator shares
+  /// the weights' memory, and ends or is closed before that goes. Muon's scratch lies in `idle` where that suffices.
   Optimizer(const Config& config, const ParameterTable& table, const Weights<T>& weights, std::span<Master> gradients,
-            kernels::Workspace idle, TensorComm& comm, kernels::Stream stream);
+            kernels::Workspace idle, TensorComm& comm, TouchedRows& rows, kernels::Stream stream);
   ~Optimizer();
   Optimizer(const Optimizer&) = delete;
   Optimizer& operator=(const Optimizer&) = delete;
@@ -45,7 +46,9 @@ class Optimizer {
 
   /// Whether tables and learned scalars still hold gradients of earlier steps before a step, to which it adds its own.
   bool keeps_gradients(long step) const;
-  /// Before the first gradients of such a step: leaves the kept sums with the ranks that own them.
+  /// Whether the gradients of tables and learned scalars are zero before the other steps, once begin_step() was called.
+  bool clears_gradients() const { return comm_.size() == 1 || rows_.known(); }
+  /// Before the first gradients of a step: leaves kept sums with the ranks that own them.
   void begin_step(long step);
 
   /// Begins to sum over the ranks the gradients of a layer (Bucket::layer), which each has summed over its sequences
@@ -103,6 +106,8 @@ class Optimizer {
 
   OwnedBucket make_owned(const Bucket& bucket, kernels::WorkspaceAllocator& allocator);
   void clear_state();
+  bool leaves_others(const Bucket& bucket, bool keeps) const;
+  void clear_gradients(const OwnedBucket& owned, bool own_too);
   void reduce(Trace& trace, OwnedBucket& owned);
   template <class Collective>
   void transfer(Trace& trace, Phase phase, ops::Event& done, const Collective& collective);
@@ -135,10 +140,12 @@ class Optimizer {
   const Weights<T>& weights_;
   std::span<Master> gradients_;
   TensorComm& comm_;
+  TouchedRows& rows_;
   kernels::Stream stream_;
   Arena state_, own_workspace_;
   kernels::Workspace workspace_;  ///< Muon's scratch
   RunningSum squares_;            ///< of gradients, and of weights
+  bool holds_gradients_ = false;  ///< whether those of tables and scalars are sums of this run, or zero
   ops::Event handed_over_;        ///< from the ops' stream to the collectives'
   std::vector<OwnedBucket> buckets_;
   std::vector<Bucket> kinds_;  ///< of matrices, each one of those alike, in the order of their updates

@@ -63,6 +63,7 @@ template <class T>
 void Optimizer<T>::restore() {
   for (HostKept<T>& view : host_views()) view.upload(stream_);
   for (const OwnedBucket& owned : buckets_) round_kept(owned);
+  holds_gradients_ = false;
   publish();
 }
 

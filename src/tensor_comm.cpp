@@ -4,10 +4,8 @@ namespace nanorun {
 
 namespace {
 
-/// Copies in fewer bits than their gradients leave from a buffer of their own.
-std::size_t outgoing_bytes(int ranks, kernels::WireFormat format) {
-  return ranks == 1 || format == kernels::WireFormat::fp32 ? 0 : Transport::incoming_bytes;
-}
+/// Of copies of gradients on their way out.
+std::size_t outgoing_bytes(int ranks) { return ranks == 1 ? 0 : Transport::incoming_bytes; }
 
 }  // namespace
 
@@ -16,14 +14,13 @@ TensorComm::TensorComm(Comm& comm, kernels::Stream stream, const CommConfig& con
       stream_(stream),
       wire_{config.gradients, config.gradient_scale},
       transport_(comm.size() == 1 ? nullptr : connect(comm, stream, config.transport)),
-      outgoing_(outgoing_bytes(comm.size(), config.gradients), "the buffers of collectives", "lower train.length") {
+      outgoing_(outgoing_bytes(comm.size()), "the buffers of collectives", "lower train.length") {
   messages_.reserve(comm.size());
 }
 
 std::size_t TensorComm::memory_bytes(int ranks, const CommConfig& config) {
   if (ranks == 1) return 0;
-  return Transport::incoming_bytes + outgoing_bytes(ranks, config.gradients) +
-         Transport::library_bytes(ranks, config.transport);
+  return Transport::incoming_bytes + outgoing_bytes(ranks) + Transport::library_bytes(ranks, config.transport);
 }
 
 void TensorComm::synchronize() {

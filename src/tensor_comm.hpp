@@ -17,6 +17,13 @@
 
 namespace nanorun {
 
+/// Rows of one table between this rank and each other, distinct ones, in the tensors' memory.
+struct RowExchange {
+  std::vector<std::span<const std::int32_t>> to;    ///< by owner: rows of its part that have gradients here
+  std::vector<std::span<const std::int32_t>> from;  ///< by rank: rows of this rank's part that have gradients there
+  std::size_t longest = 0;                          ///< of all such lists on all ranks
+};
+
 class TensorComm {
  public:
   /// Collective. `stream` carries the collectives. Throws Error(communication).
@@ -36,6 +43,10 @@ class TensorComm {
   /// owner's own elements enter it unrounded. A = float, in the CPU build also double.
   template <class A>
   void reduce_scatter(std::span<A> data, const Bounds& bounds);
+  /// The same for the rows of a table with gradients; those of other
+  /// ranks' parts become zero.
+  template <class A>
+  void reduce_scatter_rows(const kernels::Mat<A>& table, const RowExchange& rows);
   /// Collective. Prepares memory for all_gather; it outlives the communicator and is as long on all ranks.
   template <class T>
   void share(std::span<T> memory) {
@@ -64,6 +75,8 @@ class TensorComm {
   void gather_bytes(std::span<std::byte> data, const Bounds& bounds, std::size_t element);
   template <class A>
   void reduce_chunk(std::span<A> data, const Bounds& bounds, std::size_t at, int first, int last);
+  template <class A>
+  void reduce_rows(const kernels::Mat<A>& table, const RowExchange& rows, std::size_t at, int first, int last);
   int rank_after(int k) const { return (comm_.rank() + k) % comm_.size(); }
   int rank_before(int k) const { return (comm_.rank() - k + comm_.size()) % comm_.size(); }
 
@@ -116,6 +129,45 @@ void TensorComm::reduce_chunk(std::span<A> data, const Bounds& bounds, std::size
   }
   exchange(Payload::gradients);
   ops::add_decoded<A>(stream_, own, transport_->slot(set_, 0), last - first, stride, wire_);
+  transport_->free_slots();
+  set_ ^= 1;
+}
+
+template <class A>
+void TensorComm::reduce_scatter_rows(const kernels::Mat<A>& table, const RowExchange& rows) {
+  const Watchdog::Guard guard = comm_.watch("reduce_scatter of rows");
+  const std::size_t chunk = transport_->slot_bytes() / (table.cols * kernels::wire_bytes<A>(wire_.format));
+  const int peers = transport_->peers();
+  for (std::size_t at = 0; at < rows.longest; at += chunk) {
+    for (int k = 1; k < comm_.size(); k += peers) {
+      reduce_rows(table, rows, at, k, std::min(k + peers, comm_.size()));
+    }
+  }
+}
+
+/// The same as reduce_chunk() for the rows that fit a slot, from number `at` of each list on.
+template <class A>
+void TensorComm::reduce_rows(const kernels::Mat<A>& table, const RowExchange& rows, std::size_t at, int first,
+                             int last) {
+  const std::size_t row_bytes = table.cols * kernels::wire_bytes<A>(wire_.format), stride = transport_->slot_bytes();
+  const auto chunk_of = [&](std::span<const std::int32_t> list) {
+    const std::size_t begin = std::min(at, list.size());
+    return list.subspan(begin, std::min(stride / row_bytes, list.size() - begin));
+  };
+  messages_.clear();
+  for (int k = first; k < last; ++k) {
+    const std::span<const std::int32_t> out = chunk_of(rows.to[rank_after(k)]);
+    const std::span<std::byte> codes = outgoing_.space().subspan((k - first) * stride, out.size() * row_bytes);
+    ops::take_rows<A>(stream_, codes.data(), table, out, wire_);
+    std::byte* const slot = transport_->slot(set_, k - first);
+    messages_.push_back(
+        {rank_after(k), codes, rank_before(k), {slot, chunk_of(rows.from[rank_before(k)]).size() * row_bytes}});
+  }
+  exchange(Payload::gradients);
+  for (int k = first; k < last; ++k) {
+    ops::add_decoded_rows<A>(stream_, table, chunk_of(rows.from[rank_before(k)]), transport_->slot(set_, k - first),
+                             wire_);
+  }
   transport_->free_slots();
   set_ ^= 1;
 }

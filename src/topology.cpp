@@ -38,6 +38,11 @@ NetPlan gate_net(const ModelConfig& config, int index, int place, int first, int
   return net;
 }
 
+/// Whether a net reads the stream at a place.
+bool feeds_a_net(const ModelConfig& config, int place) {
+  return std::ranges::any_of(coefficient_nets(config), [&](const NetPlan& net) { return net.place == place; });
+}
+
 }  // namespace
 
 bool names(const std::vector<int>& layers, int layer) {
@@ -73,12 +78,6 @@ bool injects(const ModelConfig& config, int layer) {
   return config.residual == Residual::scaled && has_attention(config, layer) && !mixes_by_mudd(config, layer);
 }
 
-int last_injection(const ModelConfig& config) {
-  int layer = config.layers - 1;
-  while (layer >= 0 && !injects(config, layer)) --layer;
-  return layer;
-}
-
 std::vector<double> injection_starts(const ModelConfig& config) {
   return config.bigram_rows > 0 ? std::vector<double>{0, injection_start} : std::vector<double>{0};
 }
@@ -106,9 +105,7 @@ bool is_normed_by_mix(const ModelConfig& config, int layer) {
 }
 
 bool keeps_stream(const ModelConfig& config, int place) {
-  const bool feeds_a_net =
-      std::ranges::any_of(coefficient_nets(config), [&](const NetPlan& net) { return net.place == place; });
-  return feeds_a_net || is_tapped(config, place) || !is_normed_by_mix(config, place);
+  return feeds_a_net(config, place) || is_tapped(config, place) || !is_normed_by_mix(config, place);
 }
 
 int first_with_norm_of(const ModelConfig& config, int layer) {
@@ -126,6 +123,12 @@ bool implies_attention(const ModelConfig& config, int layer) { return !mixes_by_
 
 bool implies_mlp(const ModelConfig& config, int layer) {
   return !mixes_by_mudd(config, layer) && is_normed_by_mix(config, layer + 1);
+}
+
+bool hands_on_factor(const ModelConfig& config, int layer) {
+  const bool takes_norm = attention_input_of(config, layer) == layer && !is_normed_by_mix(config, layer);
+  return injects(config, layer) && layer > 0 && layer != config.skip_to && !feeds_a_net(config, layer) &&
+         !is_tapped(config, layer) && !takes_norm;
 }
 
 bool takes_up_values(const ModelConfig& config, int layer) {

@@ -27,8 +27,6 @@ int bigram_columns(const ModelConfig& config);
 bool mixes_by_mudd(const ModelConfig& config, int layer);
 /// Whether layer adds x0 and the bigram embeddings after its attention, by coefficients of its own.
 bool injects(const ModelConfig& config, int layer);
-/// The last such layer, -1 without one: the backward pass comes to it first.
-int last_injection(const ModelConfig& config);
 /// Starts of these coefficients: of x0, and of the bigram embeddings where there are any.
 std::vector<double> injection_starts(const ModelConfig& config);
 /// Whether layer reads the output of another layer in place of its own input: attention_source + 1, else the layer.
@@ -57,6 +55,10 @@ bool keeps_value_rows(const ModelConfig& config, int layer);
 /// the norm that it makes imply that.
 bool implies_attention(const ModelConfig& config, int layer);
 bool implies_mlp(const ModelConfig& config, int layer);
+
+/// Whether the gradient of a layer's input goes on to the layer below without the factor that it has in the mix behind
+/// the attention: where nothing else is added to it in between.
+bool hands_on_factor(const ModelConfig& config, int layer);
 
 /// Coefficients of a net that serve one purpose: consecutive columns.
 struct Columns {

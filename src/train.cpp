@@ -167,9 +167,7 @@ void Training::train_step() {
     const auto work = comm_.watch_work();
     forward_backward(batch);
     learner_.optimizer.step(*run_.trace, progress_.step);
-    learner_.model.loss().collect(context_.stream());
-    learner_.optimizer.squares().collect(context_.stream());
-    learner_.model.mlp_scales().collect();
+    learner_.collect();
   }
   write_step();
   if (progress_.step + 1 < config_.train.steps) ahead_ = read_batch(progress_.step + 1);
@@ -201,6 +199,7 @@ Batch Training::read_batch(long step) {
     return batch;
   }
   batch.after = run_.loader->cursor();
+  learner_.rows.read(batch.tokens, length_at(config_, step));
   batch.first = upload(batch, 0);
   return batch;
 }
@@ -222,7 +221,7 @@ void Training::forward_backward(const Batch& batch) {
     Model<Real>::LayerHooks hooks;
     if (row == 0) hooks.enter = await;
     if (row + 1 == rows) hooks.leave = take;
-    const Model<Real>::Accumulate accumulate{row > 0, keeps || row > 0};
+    const Model<Real>::Accumulate accumulate{row > 0, keeps || row > 0, learner_.optimizer.clears_gradients()};
     learner_.model.forward_backward(*run_.trace, row == 0 ? batch.first : upload(batch, row), batch.step, accumulate,
                                     hooks);
   }
@@ -236,8 +235,8 @@ void Training::exchange_requests() {
   Requests own{ahead_.failure != nullptr, run_.stop.poll(progress_.step + 1, context_.seconds_since_start())};
   if (run_.directory.displaced()) own.stop = StopReason::displaced;
   const Requests requests = agree(comm_, own, gpus);
-  unread_ = requests.unread;
-  stop_reason_ = requests.stop;
+  unread_ = requests.unread, stop_reason_ = requests.stop;
+  if (!unread_ && ahead_.step > progress_.step) learner_.rows.exchange(comm_);
   if (looks) record_gpus(gpus);
 }
 
@@ -280,6 +279,7 @@ void Training::require_tokens() {
     save();
     throw;
   }
+  learner_.rows.exchange(comm_);
   unread_ = false;
 }
 

@@ -109,9 +109,9 @@ void Values<T>::backward_gates(Stream stream, const Activations<T>& a, int layer
   const Mat<T>& d_value = a.d_value[value_embedding_of(model_, layer)];
   const std::string w = block_name(layer, "value_gate");
   const ops::GateInputs<T> in = gate_inputs(a, layer);
-  ops::head_gate_backward<T>(stream, a.d_narrow.col_block(0, in.x.cols),
-                             in.u ? d_value.col_block(0, in.u.cols) : Mat<T>(), parameters_.d_scalars(w),
-                             a.d_value_gate, a.block[layer].attention.value_gate, in, parameters_.scalars(w));
+  const AttentionActivations<T>& s = a.block[layer].attention;
+  ops::head_gate_backward<T>(stream, s.d_n.col_block(0, in.x.cols), in.u ? d_value.col_block(0, in.u.cols) : Mat<T>(),
+                             parameters_.d_scalars(w), a.d_value_gate, s.value_gate, in, parameters_.scalars(w));
 }
 
 template <class T>

@@ -35,7 +35,7 @@ class Values {
   /// Sends d_v [T, d], the gradient of the mixed values, to the sources of gated embeddings, but for the gates' inputs.
   void backward(kernels::Stream stream, const Activations<T>& a, const DeviceSequence& sequence, kernels::Mat<T> d_v,
                 int layer) const;
-  /// The gates' inputs: a.d_narrow, the gradient of n, +=. Then no layer above and not this one adds to the gradient of
+  /// The gates' inputs: d_n +=. Then no layer above and not this one adds to the gradient of
   /// the embedding's rows.
   void backward_gates(kernels::Stream stream, const Activations<T>& a, int layer) const;
   /// Adds the gradient of the rows to that of the table, where no layer below takes up the same table.

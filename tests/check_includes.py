@@ -18,7 +18,7 @@ context transport mask schedule topology bigram stop data data_steps data_docume
 agreement trace trace_file run_directory metrics
 transport_mpi transport_nccl transport_peers tensor_comm gpu_monitor
 transport_devices params uploader tokenizer tokenizer_split tokenizer_table tokenizer_table_json synthetic
-import_documents import_documents_json import_plan prefixes
+import_documents import_documents_json import_plan prefixes touched_rows
 import import_bin import_encoded import_synthetic import_text coefficients update_rules run_data checkpoint_file
 activations rotary_table mlp_scales muon_blocks checkpoint
 mixes head_mixing mlp_layer input_layer optimizer optimizer_slabs optimizer_state

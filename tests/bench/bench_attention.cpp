@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "kernels/attention.hpp"
+#include "kernels/ordered_sum.hpp"
 #include "tests/support/owned_mask.hpp"
 
 namespace nanorun {
@@ -84,6 +85,7 @@ struct Attention {
   Buffer<float> lse, d_q;
   Buffer<std::byte> memory;
   kernels::Workspace workspace;
+  kernels::Stream stream;
 
   Attention(int length, int heads, int window, int document, bool paired = false)
       : length(length),
@@ -99,6 +101,7 @@ struct Attention {
         d_q(1ull * length * width),
         memory(kernels::cuda::attention_workspace<bf16>(length, heads, head_dim)),
         workspace(memory.data, kernels::cuda::attention_workspace<bf16>(length, heads, head_dim)) {
+    kernels::cuda::create_sums(stream);
     host_mask.build(document_tokens(token_rows * length, token_rows * document), 50256,
                     window ? WindowKind::block : WindowKind::token, window ? window : everything);
     const kernels::AttentionMask m = host_mask.view();
@@ -112,6 +115,7 @@ struct Attention {
             copy(m.query_full, blocks)};
   }
   ~Attention() {
+    kernels::cuda::destroy_sums(stream);
     for (auto* buffer : mask_buffers) delete buffer;
   }
 
@@ -129,10 +133,10 @@ struct Attention {
   }
   Mat<float> lse_mat() const { return {lse.data, attentions(), token_rows * length}; }
   void forward() const {
-    kernels::cuda::attention_forward<bf16>({}, {y.data, length, width}, lse_mat(), inputs(), mask, workspace);
+    kernels::cuda::attention_forward<bf16>(stream, {y.data, length, width}, lse_mat(), inputs(), mask, workspace);
   }
   void backward() const {
-    kernels::cuda::attention_backward<bf16>({}, {d_q.data, length, width}, part(d_qkv, 1), part(d_qkv, 2),
+    kernels::cuda::attention_backward<bf16>(stream, {d_q.data, length, width}, part(d_qkv, 1), part(d_qkv, 2),
                                             Mat<bf16>(y.data, length, width), lse_mat(),
                                             Mat<bf16>(d_y.data, length, width), inputs(), mask, workspace);
   }

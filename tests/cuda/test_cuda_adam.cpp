@@ -54,6 +54,7 @@ void compare(int n, int first, const AdamOptions& options) {
   }
   // A few float roundings of numbers of order 1.
   const double spacing_w = options.round_weights ? 0x1p-7 : 1e-6, spacing_m = options.round_moments ? 0x1p-7 : 1e-6;
+  g.expect_match("g", 0, 0);
   m.expect_match("m", 1e-6, spacing_m);
   v.expect_match("v", 1e-6, spacing_m);
   w.expect_match("w", 1e-6, spacing_w);
@@ -85,8 +86,10 @@ void compare_formats(int n, int first, const AdamOptions& options) {
 
 TEST(CudaAdam, SmallSizesMatchPortable) {
   SKIP_WITHOUT_DEVICE();
+  AdamOptions clearing = plain;
+  clearing.clears_gradient = true;
   for (const auto& [n, first] : {std::pair{1, 0}, {1003, 0}, {1003, 1}, {4096, 4}, {4096, 8}}) {  // 1: not aligned
-    for (const AdamOptions& options : {plain, with_decay}) compare_formats(n, first, options);
+    for (const AdamOptions& options : {plain, with_decay, clearing}) compare_formats(n, first, options);
   }
 }
 
@@ -106,8 +109,8 @@ double squares_with(float gradient, float weight) {
   const test::DeviceVector<bf16> copy(n);
   const test::SumStream stream;
   const test::DeviceSum squares;
-  cuda::adam_update<bf16>(stream, {w.data(), n}, {copy.data(), n}, {m.data(), n}, {v.data(), n},
-                          Vec<const float>(g.data(), n), {.lr = 0.25, .t = 1, .gradient_scale = 4}, squares.data());
+  cuda::adam_update<bf16>(stream, {w.data(), n}, {copy.data(), n}, {m.data(), n}, {v.data(), n}, {g.data(), n},
+                          {.lr = 0.25, .t = 1, .gradient_scale = 4}, squares.data());
   return squares.added(0) + squares.added(1);
 }
 

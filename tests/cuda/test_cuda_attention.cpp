@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "tests/cuda/device_mask.hpp"
+#include "tests/cuda/sum_stream.hpp"
 #include "tests/kernels/check.hpp"
 #include "tests/support/bf16.hpp"
 #include "tests/support/cuda_memory.hpp"
@@ -86,6 +87,7 @@ struct Problem {
   DeviceVector<bf16> qkv, d_y, y, d_kv;
   DeviceVector<float> lse, d_q;
   DeviceVector<std::byte> workspace;
+  test::SumStream stream;
 
   explicit Problem(const Case& c, float q_factor = 1)
       : c(c),
@@ -123,7 +125,8 @@ struct Problem {
   AttentionInputs<bf16> inputs() const { return {input(0), input(1), input(2), c.heads, scale}; }
   Workspace scratch() const { return {workspace.data(), workspace.size()}; }
 
-  void run(Stream stream = {}) const {
+  void run() const { run(stream); }
+  void run(Stream stream) const {
     const Mat<float> lse_mat(lse.data(), c.heads, c.length);
     cuda::attention_forward<bf16>(stream, values(y), lse_mat, inputs(), mask.view(), scratch());
     cuda::attention_backward<bf16>(stream, {d_q.data(), c.length, c.width()}, part(d_kv, kv_columns(), 0),
@@ -367,18 +370,36 @@ TEST(CudaAttentionOrder, ThreadBlocksMayStartLate) {
   const Problem p({"", 2048, 12, WindowKind::token, 128, {500, 1300}});
   p.run();
   const auto alone = p.copy();
-  cudaStream_t streams[2];
-  for (cudaStream_t& s : streams) test::cuda_check(cudaStreamCreateWithFlags(&s, cudaStreamNonBlocking));
+  Stream streams[2];
+  for (Stream& s : streams) s = create_stream(Gemms::reproducible);
   for (int round = 0; round < 20; ++round) {
-    other.run({streams[0]});
-    for (int i = 0; i < 10; ++i) p.run({streams[1]});
+    other.run(streams[0]);
+    for (int i = 0; i < 10; ++i) p.run(streams[1]);
     const auto beside = p.copy();
     const auto same = [](bf16 a, bf16 b) { return a.bits == b.bits; };
     EXPECT_TRUE(std::equal(alone.y.begin(), alone.y.end(), beside.y.begin(), same));
     EXPECT_TRUE(std::equal(alone.d_kv.begin(), alone.d_kv.end(), beside.d_kv.begin(), same));
     EXPECT_EQ(beside.d_q, alone.d_q);  // sums of two terms
   }
-  for (const cudaStream_t s : streams) test::cuda_check(cudaStreamDestroy(s));
+  for (Stream& s : streams) destroy_stream(s);
+}
+
+/// Whoever uses a counter last clears it, so that the next launch finds zeros.
+TEST(CudaAttentionOrder, CountersAreLeftAtZero) {
+  SKIP_WITHOUT_DEVICE();
+  const Case cases[] = {{"", 128, 1, WindowKind::token, everything, {}},
+                        {"", 1024, 3, WindowKind::token, everything, {}},
+                        {"", 2048, 12, WindowKind::token, 128, {500, 1300}},
+                        {"", 2048, 6, WindowKind::token, 16, regular_documents(2048, 40)},
+                        {"", 4096, 20, WindowKind::block, 384, {200, 333, 640}}};
+  for (const Case& c : cases) {
+    const Problem p(c);
+    p.run();
+    std::vector<unsigned> counters(attention_counter_bytes / sizeof(unsigned), 1);
+    const auto* const from = static_cast<const std::byte*>(static_cast<Stream>(p.stream).sums) + ordered_sum_bytes;
+    test::cuda_check(cudaMemcpy(counters.data(), from, attention_counter_bytes, cudaMemcpyDeviceToHost));
+    EXPECT_EQ(std::ranges::count(counters, 0u), static_cast<std::ptrdiff_t>(counters.size())) << c.length;
+  }
 }
 
 /// Poisons q, k and v of block `poisoned_block` and expects the rows [first, last), which have no pair with it, to stay
@@ -424,20 +445,28 @@ TEST(CudaAttentionArguments, RefusesWhatTheKernelsCannotTake) {
   const Mat<float> lse(p.lse.data(), 2, 256);
   auto in = p.inputs();
   in.heads = 4;  // head_dim 64
-  EXPECT_THROW(cuda::attention_forward<bf16>({}, p.values(p.y), lse, in, p.mask.view(), p.scratch()),
+  EXPECT_THROW(cuda::attention_forward<bf16>(p.stream, p.values(p.y), lse, in, p.mask.view(), p.scratch()),
                std::invalid_argument);
   in = p.inputs();
   in.paired = true;  // its mask has two rows a token
-  EXPECT_THROW(cuda::attention_forward<bf16>({}, p.values(p.y), lse, in, p.mask.view(), p.scratch()),
+  EXPECT_THROW(cuda::attention_forward<bf16>(p.stream, p.values(p.y), lse, in, p.mask.view(), p.scratch()),
                std::invalid_argument);
   in = p.inputs();
   in.scale = 0;
-  EXPECT_THROW(cuda::attention_forward<bf16>({}, p.values(p.y), lse, in, p.mask.view(), p.scratch()),
+  EXPECT_THROW(cuda::attention_forward<bf16>(p.stream, p.values(p.y), lse, in, p.mask.view(), p.scratch()),
                std::invalid_argument);
   in = p.inputs();
   in.q.data += 1;  // rows no longer begin at multiples of 16 bytes
-  EXPECT_THROW(cuda::attention_forward<bf16>({}, p.values(p.y), lse, in, p.mask.view(), p.scratch()),
+  EXPECT_THROW(cuda::attention_forward<bf16>(p.stream, p.values(p.y), lse, in, p.mask.view(), p.scratch()),
                std::invalid_argument);
+  constexpr int tokens = 1 << 18, heads = 128;  // more than there are counters for
+  const Mat<bf16> x(p.qkv.data(), tokens, heads * head_dim);
+  AttentionMask mask = p.mask.view();
+  mask.length = tokens;
+  EXPECT_THROW(
+      cuda::attention_backward<bf16>(p.stream, {p.d_q.data(), tokens, x.cols}, x, x, x, {p.lse.data(), heads, tokens},
+                                     x, {x, x, x, heads, scale}, mask, p.scratch()),
+      std::invalid_argument);
 }
 
 }  // namespace

@@ -13,6 +13,7 @@
 #include "kernels/attention.hpp"
 #include "tests/cuda/device_mask.hpp"
 #include "tests/cuda/panels.hpp"
+#include "tests/cuda/sum_stream.hpp"
 #include "tests/cuda/tensor.hpp"
 #include "tests/kernels/check.hpp"
 #include "tests/support/owned_mask.hpp"
@@ -82,11 +83,12 @@ struct Problem {
   Tensor<bf16> output() const { return Tensor<bf16>::poisoned(c.tokens, c.width(), c.width() + spare); }
 
   void run() const {
+    const test::SumStream stream;
     const AttentionInputs<bf16> in{q.device(), k.device(), v.device(), c.heads, scale, true};
     const Workspace scratch{workspace.data(), workspace.size()};
-    cuda::attention_forward<bf16>({}, y.device(), lse.device(), in, mask.view(), scratch);
-    cuda::attention_backward<bf16>({}, d_q.device(), d_k.device(), d_v.device(), y.device(), lse.device(), d_y.device(),
-                                   in, mask.view(), scratch);
+    cuda::attention_forward<bf16>(stream, y.device(), lse.device(), in, mask.view(), scratch);
+    cuda::attention_backward<bf16>(stream, d_q.device(), d_k.device(), d_v.device(), y.device(), lse.device(),
+                                   d_y.device(), in, mask.view(), scratch);
   }
 
   /// The rows without what is between them, which must still be NaN.
@@ -160,6 +162,7 @@ struct Dense {
   explicit Dense(std::size_t size) : y(size), d_k(size), d_v(size), lse(size / head_dim), d_q(size) {}
 
   void run(const Tensor<bf16> (&inputs)[4], int rows, int heads, bool paired, const AttentionMask& mask) const {
+    const test::SumStream stream;
     const int cols = heads * head_dim;
     const auto mat = [&](const Tensor<bf16>& x) { return Mat<bf16>(x.device().data, rows, cols); };
     const auto out = [&](const DeviceVector<bf16>& x) { return Mat<bf16>(x.data(), rows, cols); };
@@ -167,9 +170,9 @@ struct Dense {
     const DeviceVector<std::byte> workspace(attention_workspace<bf16>(rows, heads, head_dim));
     const Workspace scratch{workspace.data(), workspace.size()};
     const AttentionInputs<bf16> in{mat(inputs[0]), mat(inputs[1]), mat(inputs[2]), heads, scale, paired};
-    cuda::attention_forward<bf16>({}, out(y), lse_mat, in, mask, scratch);
-    cuda::attention_backward<bf16>({}, {d_q.data(), rows, cols}, out(d_k), out(d_v), out(y), lse_mat, mat(inputs[3]),
-                                   in, mask, scratch);
+    cuda::attention_forward<bf16>(stream, out(y), lse_mat, in, mask, scratch);
+    cuda::attention_backward<bf16>(stream, {d_q.data(), rows, cols}, out(d_k), out(d_v), out(y), lse_mat,
+                                   mat(inputs[3]), in, mask, scratch);
     test::cuda_check(cudaDeviceSynchronize());
   }
 };

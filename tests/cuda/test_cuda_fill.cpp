@@ -102,6 +102,21 @@ TEST(CudaFill, AddMatchesPortable) {
   compare_add<bf16>(4096, 768, 3072);
 }
 
+/// Runs of zeros, as rows without a gradient are; one element of a vector alone; the last elements make no vector.
+TEST(CudaFill, MoveSumMatchesPortable) {
+  SKIP_WITHOUT_DEVICE();
+  constexpr int n = 100'003;
+  test::Vector<float> values = Tensor<float>(1, n, 1).device_values();
+  for (int i = 0; i < n; ++i) {
+    if (i / 768 % 3 != 0 && i % 1000 != 7) values[i] = 0;
+  }
+  Tensor<float> out(1, n, 2), x = Tensor<float>::of(1, n, values);
+  portable::move_sum<float>({}, out.host_flat(), x.host_flat());
+  cuda::move_sum<float>({}, out.device_flat(), x.device_flat());
+  out.expect_match("out", 0, 0);
+  x.expect_match("x", 0, 0);
+}
+
 TEST(CudaFill, RefusesRowsThatAreNotWholeVectors) {
   SKIP_WITHOUT_DEVICE();
   Tensor<bf16> x(2, 12, 1);

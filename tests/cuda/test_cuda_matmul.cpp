@@ -96,6 +96,32 @@ TEST(CudaMatmul, LinearBackwardWeightAccumulatesInFloat) {
   }
 }
 
+TEST(CudaMatmul, GradientsMayHaveAFactor) {
+  SKIP_WITHOUT_DEVICE();
+  const test::BlasStream stream;
+  test::Tensor<float> scalar(1, 1, 9);
+  const float *const on_host = scalar.host().data, *const factor = scalar.device().data;
+  for (const Shape& s : small_shapes) {
+    SCOPED_TRACE(name(s));
+    Activations d_out(s.rows, s.out, 1, {-1, 1}, s.out + s.pad), x(s.rows, s.in, 2), w(s.out, s.in, 3);
+    auto d_x = Activations::poisoned(s.rows, s.in);
+    auto d_w = test::Tensor<float>::poisoned(s.out, s.in);
+    linear_backward_input<bf16>(stream, d_x.device(), d_out.device(), w.device(), factor);
+    portable::linear_backward_input<float>({}, d_x.host(), d_out.host(), w.host(), on_host);
+    d_x.expect_match("d_x", sum_error, roundoff);
+    for (const bool add : {false, true}) {
+      linear_backward_weight<bf16>(stream, d_w.device(), d_out.device(), x.device(), add, factor);
+      portable::linear_backward_weight<float>({}, d_w.host(), d_out.host(), x.host(), add, on_host);
+    }
+    d_w.expect_match("d_w", sum_error, 1e-5);
+  }
+  Activations d_out(131, 64, 3), w_next(64, 320, 4), saved(131, 320, 5, {0, 4});
+  auto d_z = Activations::poisoned(131, 320);
+  linear_relu2_backward<bf16>(stream, d_z.device(), d_out.device(), w_next.device(), saved.device(), factor);
+  portable::linear_relu2_backward<float>({}, d_z.host(), d_out.host(), w_next.host(), saved.host(), on_host);
+  d_z.expect_match("d_z", 1e-3, roundoff);
+}
+
 /// Also where the sum over many rows is split.
 TEST(CudaMatmul, ReproducibleStreamsGiveTheSameBits) {
   SKIP_WITHOUT_DEVICE();

@@ -173,8 +173,10 @@ void compare_forward(int rows, int cols, const Kind& kind, bool in_place) {
   out.expect_match("out");
 }
 
-void compare_backward(int rows, int cols, const Kind& kind) {
+/// `elsewhere`: the gradient of the sum comes from a tensor of its own, by a factor, and is left in n where that is.
+void compare_backward(int rows, int cols, const Kind& kind, bool elsewhere = false) {
   Tensors in(rows, cols, kind);
+  Tensor<bf16> from(rows, cols, 34), g = Tensor<bf16>::poisoned(rows, cols);
   Tensor<bf16> n(rows, cols, 30), d_n(rows, cols, 31), d_elsewhere(rows, cols, 32);
   Tensor<float> rstd(1, rows, 33, {0.5f, 2});
   NormGradient<float> host_norm{{}, {}, {}};
@@ -184,11 +186,20 @@ void compare_backward(int rows, int cols, const Kind& kind) {
     device_norm = {n.device(), rstd.device_flat(), d_n.device(), kind.alone};
   }
   const SumStream stream;
+  Tensor<bf16>& kept = kind.norm ? n : g;
+  MixHandover<float> host_handover;
+  MixHandover<bf16> device_handover;
+  if (elsewhere) {
+    host_handover = {from.host(), {in.scalars.host().data}, kept.host()};
+    device_handover = {from.device(), {in.scalars.device().data}, kept.device()};
+  }
   portable::mix_backward<float>({}, in.d_out.host(), kind.elsewhere ? d_elsewhere.host() : Mat<float>(), host_norm,
-                                in.host());
+                                in.host(), host_handover);
   cuda::mix_backward<bf16>(stream, in.d_out.device(), kind.elsewhere ? d_elsewhere.device() : Mat<bf16>(), device_norm,
-                           in.device());
-  in.d_out.expect_match("d_out");
+                           in.device(), device_handover);
+  if (elsewhere) kept.expect_match("g");
+  const bool to_out = std::ranges::any_of(kind.terms, [](const Term& term) { return term.to == To::d_out; });
+  if (to_out || !elsewhere) in.d_out.expect_match("d_out");
   for (const Tensor<bf16>& d : in.d_sources) d.expect_match("d_source");
   // Sums of products of random sign in another order.
   in.d_tokens.expect_match("d_tokens", 1e-5 * std::sqrt(static_cast<double>(cols)), 1e-5);
@@ -203,6 +214,7 @@ TEST(CudaMix, SmallShapesMatchPortable) {
       compare_forward(rows, cols, kinds[i], false);
       compare_forward(rows, cols, kinds[i], true);
       compare_backward(rows, cols, kinds[i]);
+      compare_backward(rows, cols, kinds[i], true);
     }
   }
 }
@@ -212,6 +224,7 @@ TEST(CudaMix, RecipeShapeMatchesPortable) {
   for (const Kind& kind : {skip, six, after_attention, after_mlp}) {
     compare_forward(49152, 768, kind, false);
     compare_backward(49152, 768, kind);
+    compare_backward(49152, 768, kind, true);
   }
 }
 
@@ -220,6 +233,51 @@ TEST(CudaMix, WideShapesOfManyRowsMatchPortable) {
   for (const auto& [rows, cols] : {std::pair(3000, 1032), {500, 4096}}) {
     for (const Kind& kind : {skip, six, most, after_attention, after_mlp}) compare_backward(rows, cols, kind);
   }
+}
+
+/// Of `mixes` mixes, all have the first stream, by numbers per token or a learned scalar, and all but one the second.
+void compare_shared_streams(int rows, int cols, int mixes, bool has_second, bool adds) {
+  const Tensor<bf16>::Range range = adds ? Tensor<bf16>::Range() : poison;
+  Tensor<bf16> first(rows, cols, 1, range), second(rows, cols, 2, range);
+  Tensor<float> tokens(rows, column_count, 3), scalar(1, 1, 4);
+  std::deque<Tensor<bf16>> g;
+  for (int m = 0; m < mixes; ++m) g.emplace_back(rows, cols, 10 + m);
+  const auto list = [&]<class T>(const auto& view, T) {
+    std::vector<SharingMix<T>> list;
+    for (int m = 0; m < mixes; ++m) {
+      const auto column = [&](int k) {
+        return PerToken<T>{view(tokens).data + k % column_count, nullptr, column_count};
+      };
+      SharingMix<T>& mix = list.emplace_back();
+      mix.g = view(g[m]);
+      mix.of[0].present = true;
+      if (m % 3 == 0) mix.of[0].scalar.value = view(scalar).data;
+      if (m % 3 != 0) mix.of[0].per_token = column(m);
+      if (m != 1) mix.of[1] = {true, {}, column(m + 1)};
+    }
+    return list;
+  };
+  const auto on_host = [](auto& tensor) { return tensor.host(); };
+  const auto on_device = [](auto& tensor) { return tensor.device(); };
+  portable::shared_streams_backward<float>({}, {first.host(), has_second ? second.host() : Mat<float>()}, {adds, adds},
+                                           list(on_host, float()));
+  cuda::shared_streams_backward<bf16>({}, {first.device(), has_second ? second.device() : Mat<bf16>()}, {adds, adds},
+                                      list(on_device, bf16()));
+  first.expect_match("first");
+  if (has_second) second.expect_match("second");
+}
+
+TEST(CudaMix, StreamsThatMixesShareMatchPortable) {
+  SKIP_WITHOUT_DEVICE();
+  for (const auto& [rows, cols] : {std::pair(1, 8), {9, 264}, {4099, 768}, {5, 4096}}) {
+    for (const int mixes : {1, 2, 10, 16}) {
+      SCOPED_TRACE(testing::Message() << rows << " rows, " << cols << " columns, " << mixes << " mixes");
+      compare_shared_streams(rows, cols, mixes, true, true);
+      compare_shared_streams(rows, cols, mixes, true, false);
+      compare_shared_streams(rows, cols, mixes, false, false);
+    }
+  }
+  compare_shared_streams(40, 768, 0, true, false);
 }
 
 TEST(CudaMix, TheSumItselfNeedNotBeKept) {
@@ -299,6 +357,17 @@ TEST(CudaMix, ScalarsThatAreFactorsOfManyTermsGetAllGradients) {
   SKIP_WITHOUT_DEVICE();
   const std::vector<Term> shared(max_mix_terms, {0, To::nowhere, {1, 1}, true});
   compare_backward(9001, 264, {shared, true});
+}
+
+TEST(CudaMix, LeavesTheFactorOfATerm) {
+  SKIP_WITHOUT_DEVICE();
+  Tensors in(3000, 264, six);
+  const SumStream stream;
+  const Tensor<float> factor = Tensor<float>::poisoned(1, 1);
+  std::vector<MixTerm<bf16>> terms = in.device();
+  terms[2].leaves_factor = factor.device().data;
+  cuda::mix_backward<bf16>(stream, in.d_out.device(), {}, {{}, {}, {}}, terms);
+  EXPECT_FLOAT_EQ(factor.device_values()[0], in.host()[2].common_factor());
 }
 
 TEST(CudaMix, RefusesOtherCountsOfTerms) {

@@ -101,6 +101,36 @@ TEST(CudaWire, AddsAsPortableDoes) {
   }
 }
 
+void compare_rows(const Wire& wire, int rows, int cols) {
+  test::Vector<float> table = all_sorts(static_cast<std::size_t>(rows) * cols, 3), sum(table.size(), 0.25f);
+  const DeviceVector<float> device_table(table), device_sum(sum);
+  test::Vector<std::int32_t> list;
+  for (int row = rows - 1; row >= 0; row -= 3) list.push_back(row);
+  const DeviceVector<std::int32_t> device_list(list);
+  test::Vector<std::byte> codes(list.size() * cols * wire_bytes<float>(wire.format));
+  const DeviceVector<std::byte> device_codes(codes.size());
+  const Vec<const std::int32_t> on_device(device_list.data(), list.size());
+  portable::take_rows<float>({}, codes.data(), Mat<float>(table.data(), rows, cols), list, wire);
+  portable::add_decoded_rows<float>({}, Mat<float>(sum.data(), rows, cols), list, codes.data(), wire);
+  cuda::take_rows<float>({}, device_codes.data(), Mat<float>(device_table.data(), rows, cols), on_device, wire);
+  cuda::add_decoded_rows<float>({}, Mat<float>(device_sum.data(), rows, cols), on_device, device_codes.data(), wire);
+  const test::Vector<float> left = device_table.host(), got = device_sum.host();
+  for (std::size_t i = 0; i < got.size(); ++i) {
+    ASSERT_TRUE(got[i] == sum[i] || (std::isnan(got[i]) && std::isnan(sum[i]))) << "element " << i << ": " << got[i];
+    ASSERT_TRUE(left[i] == table[i] || (std::isnan(left[i]) && std::isnan(table[i]))) << "element " << i;
+  }
+}
+
+TEST(CudaWire, RowsAreTakenAndAddedAsPortableDoes) {
+  SKIP_WITHOUT_DEVICE();
+  for (const Wire& wire : wires) {
+    for (const auto& [rows, cols] : {std::pair(1, 1), {10, 7}, {40, 8}, {1000, 768}, {30, 4100}}) {
+      SCOPED_TRACE(testing::Message() << rows << " rows, " << cols << " columns");
+      compare_rows(wire, rows, cols);
+    }
+  }
+}
+
 TEST(CudaWire, NanAndInfinityArrive) {
   SKIP_WITHOUT_DEVICE();
   for (const Wire& wire : wires) {

@@ -206,15 +206,18 @@ void make_alive(Learner<Real>& learner) {
 /// steps the gradients of learned scalars hang on the last digits: of record 81 that of one moves by 1.7e-3 of itself
 /// when muon_lr does by 1e-7.
 struct Tolerance {
-  double loss = 1e-4;
+  double loss = 1e-4, later_loss = loss;  ///< later: from step 10 on
   NormTolerance first_gradient{1e-3}, later_gradient{1e-3, 4e-3}, final{1e-4};
 };
 
 /// Activations and weights of 8 significant bits. The gradients of learned scalars are sums over all elements of a
 /// tensor, in which far larger terms cancel, and once Adam has moved the scalars by its learning rate, whatever the
-/// gradient's size, the runs differ. Seen on an H200: 1.8e-3 in the losses, 6.7e-3 and 0.39 in the first gradients of
-/// tensors and of scalars, 0.24 and 0.85 in later ones, 4.4e-3 and 0.037 at the end; about twice that is allowed.
-constexpr Tolerance bf16_tolerance{4e-3, {0.014, 0.8}, {0.5, 1.7}, {9e-3, 0.08}};
+/// gradient's size, the runs differ: the reference itself, in fp32 and with random errors of 0.4 % in the gradients of
+/// tensors and of 3 % in those of scalars, differs by up to 4e-4 in the first ten losses and 2e-3 in later ones, 0.29
+/// and 1.4 in later gradients of tensors and scalars, 8e-3 and 0.10 at the end (four runs). On an H200, which rounds
+/// more: 4e-4 and 5.3e-3, 0.24 and 2.4, 5.5e-3 and 0.10; and in the first gradients 6.8e-3 and 0.18. About twice the
+/// larger one is allowed.
+constexpr Tolerance bf16_tolerance{1e-3, 0.01, {0.014, 0.4}, {0.6, 4.8}, {0.016, 0.2}};
 
 #define SKIP_WITHOUT_HEADS_OF_128(config)                                           \
   if (!device_ready()) GTEST_SKIP() << "no CUDA device on this machine";            \
@@ -244,15 +247,16 @@ void compare(const std::string& name, const Config& config, bool alive, const To
   const auto gradient_norm = [&](const Parameter& p) { return training.gradient_norm(p) / 2; };
   expect_norms(table, weight_norm, golden.at("initial_norms"), {1e-6}, 1e-9, "initial norm");
   double worst = 0;
+  const auto of_loss = [&](int step) { return step < 10 ? tolerance.loss : tolerance.later_loss; };
   const auto expect_validation = [&](int step) {
     const nlohmann::json& losses = golden.at("validation_losses");
     if (!losses.contains(std::to_string(step))) return;
-    expect_close(validation_loss(training, golden, step), losses.at(std::to_string(step)), tolerance.loss, 1, worst,
+    expect_close(validation_loss(training, golden, step), losses.at(std::to_string(step)), of_loss(step), 1, worst,
                  fmt::format("validation loss before step {}", step));
   };
   for (int step = 0; step < 20; ++step) {
     expect_validation(step);
-    expect_close(training.forward_backward(), golden.at("losses")[step], tolerance.loss, 1, worst,
+    expect_close(training.forward_backward(), golden.at("losses")[step], of_loss(step), 1, worst,
                  fmt::format("loss of step {}", step));
     const std::string key = std::to_string(step);
     if (golden.at("gradient_norms").contains(key)) {

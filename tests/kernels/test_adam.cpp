@@ -45,7 +45,7 @@ double error_after_seven_steps(AdamOptions options) {
     options.lr = 0.6 / t;
     options.t = t;
     options.gradient_scale = 1.0 / 7;
-    const test::Vector<T> g = test::convert<T>(test::random_values(n, 100 + t, -7e-3, 7e-3));
+    test::Vector<T> g = test::convert<T>(test::random_values(n, 100 + t, -7e-3, 7e-3));
     adam_update<T>({}, w, w, m, v, g, options, squares.data());
     reference.step(test::convert<double>(g), options);
   }
@@ -77,7 +77,7 @@ TEST(Adam, DecayFollowsTheFormulaOverSeveralSteps) {
 
 TEST(Adam, OnlyWeightsThatTheUpdateShrinksDecay) {
   test::Vector<double> w{1, -1, 1, -1, 1, 0}, m(6), v(6);
-  const test::Vector<double> g{3, -3, -3, 3, 0, 3};
+  test::Vector<double> g{3, -3, -3, 3, 0, 3};
   test::Vector<double> squares(2);
   adam_update<double>({}, w, w, m, v, g, {.lr = 0.25, .t = 1, .decay = 0.125}, squares.data());
   const test::Vector<double> expected{0.625, -0.625, 1.25, -1.25, 1, -0.25};
@@ -87,7 +87,7 @@ TEST(Adam, OnlyWeightsThatTheUpdateShrinksDecay) {
 
 TEST(Adam, FirstStepMovesByTheLearningRateAgainstTheGradient) {
   test::Vector<double> w{1, 1, 1}, m(3), v(3);
-  const test::Vector<double> g{5, -0.01, 0};
+  test::Vector<double> g{5, -0.01, 0};
   test::Vector<double> squares(2);
   adam_update<double>({}, w, w, m, v, g, {.lr = 0.25, .t = 1}, squares.data());
   EXPECT_NEAR(w[0], 0.75, 1e-8);
@@ -95,13 +95,25 @@ TEST(Adam, FirstStepMovesByTheLearningRateAgainstTheGradient) {
   EXPECT_EQ(w[2], 1);
 }
 
+TEST(Adam, ClearsTheGradientWhereThatIsAsked) {
+  for (const bool clears : {false, true}) {
+    test::Vector<double> w{1, 1, 1}, m(3), v(3), g{5, 0, -1};
+    const test::Vector<double> kept = clears ? test::Vector<double>(3) : g;
+    test::Vector<double> squares(2);
+    adam_update<double>({}, w, w, m, v, g, {.lr = 0.25, .t = 1, .clears_gradient = clears}, squares.data());
+    EXPECT_EQ(g, kept);
+    EXPECT_NEAR(w[0], 0.75, 1e-8);
+    EXPECT_EQ(squares[0], 26);
+  }
+}
+
 bool is_bf16(float x) { return round_to_bf16(x) == x; }
 
 /// One update rounds what it stores and nothing else: rounded alone, each differs from an exact update by the rounding.
 TEST(Adam, RoundsWhatItStores) {
   const test::Vector<float> start = test::convert<float>(test::random_values(n, 1)),
-                            g = test::convert<float>(test::random_values(n, 2, -1e-2, 1e-2)),
                             past = test::convert<float>(test::random_values(n, 3, 1e-3, 1e-2));
+  test::Vector<float> g = test::convert<float>(test::random_values(n, 2, -1e-2, 1e-2));
   struct Result {
     test::Vector<float> w, m, v;
     test::Vector<double> squares = test::Vector<double>(2);
@@ -132,16 +144,16 @@ TEST(Adam, RoundsWhatItStores) {
 
 TEST(Adam, UpdatesBelowHalfTheSpacingOfBf16AreLost) {
   test::Vector<float> w{1, 1}, m(2), v(2);
-  const test::Vector<float> g{-1, -1};  // each update adds lr; the next bf16 is 1 + 2^-7, and ties go to 1
+  test::Vector<float> g{-1, -1};  // each update adds lr; the next bf16 is 1 + 2^-7, and ties go to 1
   test::Vector<double> squares(2);
   for (int t = 1; t <= 5; ++t) {
     const AdamOptions options{.lr = 0x1p-9, .eps = 1e-30, .t = t, .round_weights = true};
     adam_update<float>({}, Vec<float>(w).first(1), Vec<float>(w).first(1), Vec<float>(m).first(1),
-                       Vec<float>(v).first(1), Vec<const float>(g).first(1), options, squares.data());
+                       Vec<float>(v).first(1), Vec<float>(g).first(1), options, squares.data());
   }
   const AdamOptions larger{.lr = 0x1.2p-8, .eps = 1e-30, .t = 1, .round_weights = true};
   adam_update<float>({}, Vec<float>(w).last(1), Vec<float>(w).last(1), Vec<float>(m).last(1), Vec<float>(v).last(1),
-                     Vec<const float>(g).last(1), larger, squares.data());
+                     Vec<float>(g).last(1), larger, squares.data());
   EXPECT_EQ(w[0], 1);
   EXPECT_EQ(w[1], 1 + 0x1p-7f);
 }

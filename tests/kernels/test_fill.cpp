@@ -16,6 +16,13 @@ TEST(Fill, WritesEveryElement) {
   for (const float value : x) ASSERT_EQ(value, 1.5f);
 }
 
+TEST(MoveSum, AddsAndLeavesZeros) {
+  test::Vector<double> out{1, 2, 3}, x{4, 0, -5};
+  move_sum<double>({}, out, x);
+  EXPECT_EQ(out, (test::Vector<double>{5, 2, -2}));
+  EXPECT_EQ(x, (test::Vector<double>{0, 0, 0}));
+}
+
 TEST(RoundTo, CopiesWhereNothingIsToBeRounded) {
   test::Vector<float> x(20'011);
   for (std::size_t i = 0; i < x.size(); ++i) x[i] = static_cast<float>(i) / 3;

@@ -100,6 +100,30 @@ TEST(Matmul, ForwardsAreTheFormulas) {
   }
 }
 
+/// The factor takes the place of one that d_out has.
+TEST(Matmul, GradientsMayHaveAFactor) {
+  const Shape s = small;
+  const Data data(s);
+  const double factor = -0.25;
+  const auto scaled = [&](Values values) {
+    for (double& x : values) x *= factor;
+    return values;
+  };
+  Strided<double> d_x(s.m, s.k), d_w(s.n, s.k), sum(s.n, s.k, data.start_w), d_z(s.m, s.n);
+  Strided<double> d_out(s.m, s.n, data.d_out), d_next(s.m, s.p, data.d_next), x(s.m, s.k, data.x), w(s.n, s.k, data.w);
+  Strided<double> w_next(s.p, s.n, data.w_next), h(s.m, s.n, relu2<double>(s, data.x, data.w));
+  linear_backward_input<double>({}, d_x.mat(), d_out.mat(), w.mat(), &factor);
+  linear_backward_weight<double>({}, d_w.mat(), d_out.mat(), x.mat(), false, &factor);
+  linear_backward_weight<double>({}, sum.mat(), d_out.mat(), x.mat(), true, &factor);
+  linear_relu2_backward<double>({}, d_z.mat(), d_next.mat(), w_next.mat(), h.mat(), &factor);
+  EXPECT_LT(test::relative_error(d_x.dense(), backward_input<double>(s, scaled(data.d_out), data.w)), 1e-15);
+  EXPECT_LT(test::relative_error(d_w.dense(), backward_weight<double>(s, scaled(data.d_out), data.x)), 1e-15);
+  EXPECT_LT(test::relative_error(sum.dense(), add_backward_weight<double>(s, data.start_w, scaled(data.d_out), data.x)),
+            1e-15);
+  EXPECT_LT(test::relative_error(d_z.dense(), relu2_backward<double>(s, scaled(data.d_next), data.w_next, h.dense())),
+            1e-15);
+}
+
 TEST(Matmul, LinearGradientsAreTheDerivatives) {
   const Shape s = small;
   Data data(s);

@@ -181,11 +181,12 @@ Forward forward(const Case& c, bool in_place = false) {
 struct Gradients {
   Values d_out, scalars, tokens;
   std::vector<Values> sources;
+  Values g;  ///< where it is handed over
 };
 
-/// Sources of implied terms are not numbers.
+/// Sources of implied terms are not numbers. `elsewhere`: the gradient comes as half of `from`, and g is left in n.
 template <class T>
-Gradients backward(const Case& c) {
+Gradients backward(const Case& c, bool elsewhere = false) {
   Tensors<T> in(c);
   for (const Term& term : c.kind.terms) {
     if (!term.implied) continue;
@@ -197,11 +198,22 @@ Gradients backward(const Case& c) {
   const auto rstd = test::convert<T>(saved.rstd);
   NormGradient<T> norm{{}, {}, {}};
   if (c.kind.norm) norm = {n.mat(), rstd, d_n.mat(), c.kind.alone};
-  mix_backward<T>({}, in.d_out.mat(), c.kind.elsewhere ? d_elsewhere.mat() : Mat<T>(), norm, in.terms);
+  const T half = 0.5;
+  Values twice = c.d_out;
+  for (double& x : twice) x *= 2;
+  Strided<T> from(c.rows, c.cols, twice), g(c.rows, c.cols);
+  MixHandover<T> handover;
+  if (elsewhere) {
+    handover = {from.mat(), {&half}, c.kind.norm ? n.mat() : g.mat()};
+    const Mat<T> d_out = in.d_out.mat();
+    for (int t = 0; t < c.rows; ++t) std::fill_n(d_out.row(t), c.cols, std::numeric_limits<T>::quiet_NaN());
+  }
+  mix_backward<T>({}, in.d_out.mat(), c.kind.elsewhere ? d_elsewhere.mat() : Mat<T>(), norm, in.terms, handover);
   Gradients d{in.d_out.dense(),
               test::difference(test::convert<double>(in.d_scalars), c.start_scalars),
               test::difference(in.d_tokens.dense(), c.start_tokens),
-              {}};
+              {},
+              (c.kind.norm ? n : g).dense()};
   for (const Strided<T>& source : in.d_sources) d.sources.push_back(source.dense());
   for (const Term& term : c.kind.terms) {
     if (term.to == To::adds) d.sources[term.source] = test::difference(d.sources[term.source], c.start_source);
@@ -297,6 +309,21 @@ TEST_P(Mix, FloatAgreesWithDouble) {
   }
 }
 
+/// The gradient of the sum is that of a mix whose terms want none.
+TEST_P(Mix, GradientsAreHandedOver) {
+  const Case c(5, 37, GetParam());
+  const Gradients d = backward<double>(c, true), expected = backward<double>(c);
+  Case without = c;
+  for (Term& term : without.kind.terms) term.to = To::nowhere;
+  EXPECT_EQ(d.g, backward<double>(without).d_out);
+  EXPECT_EQ(d.scalars, expected.scalars);
+  EXPECT_EQ(d.tokens, expected.tokens);
+  EXPECT_EQ(d.sources, expected.sources);
+  if (std::ranges::any_of(c.kind.terms, [](const Term& term) { return term.to == To::d_out; })) {
+    EXPECT_EQ(d.d_out, expected.d_out);
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Kinds, Mix, testing::ValuesIn(kinds),
                          [](const testing::TestParamInfo<Kind>& info) { return std::string(info.param.name); });
 
@@ -320,6 +347,16 @@ TEST(MixBackward, GradientsThatAreNotWantedAreLeftOut) {
   EXPECT_EQ(in.d_out.dense(), all.d_out);
   EXPECT_EQ(in.d_scalars, c.start_scalars);
   EXPECT_EQ(in.d_tokens.dense(), c.start_tokens);
+}
+
+TEST(MixBackward, LeavesTheFactorOfATerm) {
+  const Case c(3, 19, kind("Residual"));
+  Tensors<double> in(c);
+  double factor = 99;
+  in.terms[1].d_source = {};
+  in.terms[1].leaves_factor = &factor;
+  mix_backward<double>({}, in.d_out.mat(), {}, {{}, {}, {}}, in.terms);
+  EXPECT_EQ(factor, c.scalars[1]);
 }
 
 TEST(MixBackward, AnImpliedTermOfCoefficientZeroGetsNothing) {
@@ -353,6 +390,38 @@ TEST(MixNorm, TheSumItselfNeedNotBeKept) {
   mix_norm_forward<double>({}, Mat<double>(), n.mat(), rstd, in.terms, eps);
   EXPECT_EQ(n.dense(), expected.n);
   EXPECT_EQ(test::convert<double>(rstd), expected.rstd);
+}
+
+/// One mix has no second stream, one has both by numbers per token, one the first by a learned scalar.
+TEST(SharedStreams, GetTheSumOverTheMixes) {
+  constexpr int rows = 5, cols = 19, mixes = 3;
+  const Values tokens = test::random_values(rows * column_count, 1), start = test::random_values(rows * cols, 2);
+  const double scalar = -0.7;
+  Strided<double> by_token(rows, column_count, tokens);
+  std::vector<Values> g;
+  std::vector<Strided<double>> g_mats;
+  for (unsigned m = 0; m < mixes; ++m) {
+    g.push_back(test::random_values(rows * cols, 3 + m));
+    g_mats.emplace_back(rows, cols, g[m]);
+  }
+  const auto column = [&](int k) {
+    return MixCoefficient<double>{true, {}, {by_token.mat().data + k, nullptr, by_token.mat().ld}};
+  };
+  const std::vector<SharingMix<double>> list = {
+      {g_mats[0].mat(), {column(0), {}}},
+      {g_mats[1].mat(), {column(1), column(2)}},
+      {g_mats[2].mat(), {MixCoefficient<double>{true, {&scalar}, {}}, column(3)}}};
+  Strided<double> first(rows, cols), second(rows, cols, start), alone(rows, cols);
+  shared_streams_backward<double>({}, {first.mat(), second.mat()}, {false, true}, list);
+  shared_streams_backward<double>({}, {alone.mat(), {}}, {false, false}, list);
+  for (int t = 0; t < rows; ++t) {
+    const double* c = &tokens[t * column_count];
+    for (int i = t * cols; i < (t + 1) * cols; ++i) {
+      EXPECT_NEAR(first.dense()[i], c[0] * g[0][i] + c[1] * g[1][i] + scalar * g[2][i], 1e-14);
+      EXPECT_NEAR(second.dense()[i], start[i] + c[2] * g[1][i] + c[3] * g[2][i], 1e-14);
+    }
+  }
+  EXPECT_EQ(alone.dense(), first.dense());
 }
 
 TEST(MixTerms, AreFromOneToSix) {

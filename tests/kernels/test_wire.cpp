@@ -153,6 +153,31 @@ void check_sum() {
   }
 }
 
+/// Rows in any order; each once.
+TEST(Wire, RowsAreTakenAndAdded) {
+  constexpr int rows = 6, cols = 5;
+  const test::Vector<std::int32_t> list = {4, 0, 3};
+  for (const Wire& wire : {Wire{}, Wire{WireFormat::bf16}, Wire{WireFormat::e5m2, 16}}) {
+    test::Vector<float> table(rows * cols), sum(rows * cols, 0.5f);
+    for (int i = 0; i < rows * cols; ++i) table[i] = static_cast<float>(i + 1) / 3;
+    const test::Vector<float> before = table;
+    const std::size_t row_bytes = cols * wire_bytes<float>(wire.format);
+    test::Vector<std::byte> codes(list.size() * row_bytes), row(row_bytes);
+    take_rows<float>({}, codes.data(), Mat<float>(table.data(), rows, cols), list, wire);
+    add_decoded_rows<float>({}, Mat<float>(sum.data(), rows, cols), list, codes.data(), wire);
+    for (int t = 0; t < rows; ++t) {
+      const bool taken = std::find(list.begin(), list.end(), t) != list.end();
+      test::Vector<float> want(cols, 0.5f);
+      encode<float>({}, row.data(), Vec<const float>(before).subspan(t * cols, cols), wire);
+      if (taken) add_decoded<float>({}, want, row.data(), 1, 0, wire);
+      for (int j = 0; j < cols; ++j) {
+        EXPECT_EQ(table[t * cols + j], taken ? 0 : before[t * cols + j]);
+        EXPECT_EQ(sum[t * cols + j], want[j]);
+      }
+    }
+  }
+}
+
 TEST(Wire, AddsTensorsInOrder) {
   check_sum<float>();
   check_sum<double>();

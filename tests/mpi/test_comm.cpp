@@ -30,6 +30,20 @@ TEST(Comm, BroadcastAndGather) {
   for (int r = 0; r < comm.size(); ++r) EXPECT_EQ(ranks[r], r);
 }
 
+/// Rank r sends r - s numbers to rank s < r, none to others.
+TEST(Comm, AllToAllSendsEachRankItsPart) {
+  Comm& comm = test_comm();
+  std::vector<std::vector<std::int32_t>> parts(comm.size());
+  for (int s = 0; s < comm.rank(); ++s) parts[s].assign(comm.rank() - s, 100 * comm.rank() + s);
+  const std::vector<std::span<const std::int32_t>> out(parts.begin(), parts.end());
+  const std::vector<std::vector<std::int32_t>> in = comm.all_to_all(out);
+  ASSERT_EQ(in.size(), static_cast<std::size_t>(comm.size()));
+  for (int r = 0; r < comm.size(); ++r) {
+    const int count = std::max(0, r - comm.rank());
+    EXPECT_EQ(in[r], std::vector<std::int32_t>(count, 100 * r + comm.rank())) << r;
+  }
+}
+
 TEST(Comm, TogetherGivesEveryRankTheErrorOfTheLowestRank) {
   Comm& comm = test_comm();
   try {
