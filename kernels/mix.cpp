@@ -198,6 +198,32 @@ void mix_backward_rows(Mat<T> d_out, Mat<const T> d_elsewhere, const NormGradien
   });
 }
 
+/// Row t of a mix's shared streams. Returns per_token_i dot_i of both, and the sum of c_i dot_i.
+template <class T>
+KOKKOS_FUNCTION Sums<3> share_row(int t, const std::array<SharedStream<T>, 2>& streams, const SharingMix<T>& mix) {
+  Sums<3> sums;
+  for (int i = 0; i < 2; ++i) {
+    const MixCoefficient<T>& c = mix.of[i];
+    if (!streams[i].d || !c.present) continue;
+    add_row(t, streams[i].d, mix.g, c.factor(t));
+    const T product = dot<T>(mix.g.row(t), streams[i].x.row(t), mix.g.cols);
+    if (c.per_token.gradient) c.per_token.gradient[c.per_token.at(t)] += c.scalar.factor() * product;
+    sums.values[i] = c.per_token.factor(t) * product;
+    sums.values[2] += c.factor(t) * product;
+  }
+  return sums;
+}
+
+/// From the sums over the rows.
+template <class T>
+KOKKOS_FUNCTION void add_to_scalars(const SharingMix<T>& mix, const Sums<3>& sums) {
+  for (int i = 0; i < 2; ++i) {
+    const LearnedScalar<T>& s = mix.of[i].scalar;
+    if (s.gradient) *s.gradient += static_cast<T>(s.slope() * sums.values[i]);
+  }
+  add_to_implied(mix.implied, -sums.values[2]);
+}
+
 }  // namespace
 
 template <class T>
@@ -216,20 +242,24 @@ void mix_norm_forward(Stream stream, Mat<T> out, Mat<T> n, Vec<acc_t<T>> rstd, s
 template <class T>
 void mix_backward(Stream, Mat<T> d_out, Mat<const T> d_elsewhere, const NormGradient<T>& norm,
                   std::span<const MixTerm<T>> terms, const MixHandover<T>& handover) {
-  const int implied = implied_term(terms, norm);
-  with_terms(terms, [&](const auto& fixed) { mix_backward_rows(d_out, d_elsewhere, norm, fixed, implied, handover); });
+  const OwnTerms<T> own(terms);
+  const int implied = implied_term(own.span(), norm);
+  with_terms(own.span(),
+             [&](const auto& fixed) { mix_backward_rows(d_out, d_elsewhere, norm, fixed, implied, handover); });
 }
 
 template <class T>
-void shared_streams_backward(Stream, const std::array<Mat<T>, 2>& d, const std::array<bool, 2>& adds,
+void shared_streams_backward(Stream, const std::array<SharedStream<T>, 2>& streams,
                              std::span<const SharingMix<T>> mixes) {
-  for (int i = 0; i < 2; ++i) {
-    const Mat<T> to = d[i];
-    if (!to) continue;
-    if (!adds[i]) for_rows("shared_streams", to.rows, [=] KOKKOS_FUNCTION(int t) { clear_row(t, to); });
-    for (const SharingMix<T>& mix : mixes) {
-      for_rows("shared_streams", to.rows, [=] KOKKOS_FUNCTION(int t) { add_row(t, to, mix.g, mix.of[i].factor(t)); });
+  for (const SharedStream<T>& stream : streams) {
+    if (stream.d && !stream.adds) {
+      for_rows("shared_streams", stream.d.rows, [=] KOKKOS_FUNCTION(int t) { clear_row(t, stream.d); });
     }
+  }
+  for (const SharingMix<T>& mix : mixes) {
+    const Sums<3> sums =
+        sum_rows<3>("shared_streams", mix.g.rows, [=] KOKKOS_FUNCTION(int t) { return share_row(t, streams, mix); });
+    for_rows("shared_scalars", 1, [=] KOKKOS_FUNCTION(int) { add_to_scalars(mix, sums); });
   }
 }
 
@@ -238,8 +268,7 @@ void shared_streams_backward(Stream, const std::array<Mat<T>, 2>& d, const std::
   template void mix_norm_forward(Stream, Mat<T>, Mat<T>, Vec<T>, std::span<const MixTerm<T>>, double, T*);      \
   template void mix_backward(Stream, Mat<T>, Mat<const T>, const NormGradient<T>&, std::span<const MixTerm<T>>, \
                              const MixHandover<T>&);                                                            \
-  template void shared_streams_backward(Stream, const std::array<Mat<T>, 2>&, const std::array<bool, 2>&,       \
-                                        std::span<const SharingMix<T>>);
+  template void shared_streams_backward(Stream, const std::array<SharedStream<T>, 2>&, std::span<const SharingMix<T>>);
 NANORUN_INSTANTIATE(float)
 NANORUN_INSTANTIATE(double)
 #undef NANORUN_INSTANTIATE

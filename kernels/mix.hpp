@@ -18,6 +18,8 @@ namespace nanorun::kernels {
 
 /// Terms of one mix.
 inline constexpr int max_mix_terms = 6;
+/// Mixes whose shared streams are summed at once.
+inline constexpr int max_sharing_mixes = 16;
 
 namespace portable {
 
@@ -56,6 +58,7 @@ struct MixTerm {
   Mat<T> d_source;                 ///< +=, or = where `overwrites`; see mix_backward() where it is d_out
   bool overwrites = false;
   bool implied = false;               ///< mix_backward() does not read the source, see there
+  bool shared = false;                ///< mix_backward() passes the term over, see shared_streams_backward()
   acc_t<T>* leaves_factor = nullptr;  ///< = common_factor(), for who takes g for the gradient of the source but for it
   double constant = 1;
   std::array<LearnedScalar<T>, 2> scalars;
@@ -90,11 +93,47 @@ struct MixCoefficient {
   constexpr acc_t<T> factor(int t) const { return present ? scalar.factor() * per_token.factor(t) : 0; }
 };
 
-/// A mix that reads streams which others read too: the gradient g of its sum, and its coefficients of two such streams.
+/// A stream that several mixes read, and its gradient: +=, or =.
+template <class T>
+struct SharedStream {
+  Mat<const T> x;
+  Mat<T> d;
+  bool adds = false;
+};
+
+/// A mix that reads shared streams: the gradient g of its sum, and its coefficients of two such streams.
 template <class T>
 struct SharingMix {
   Mat<const T> g;
   std::array<MixCoefficient<T>, 2> of;
+  MixTerm<T> implied;  ///< the mix's implied term, if it has one; without source and per_token
+};
+
+/// Adds to the gradients of an implied term's scalars what `by_sum` more in the sum of c dot over the tokens means.
+template <class T, class Sum>
+constexpr void add_to_implied(const MixTerm<T>& term, Sum by_sum) {
+  const acc_t<T> c = term.common_factor();
+  for (int i = 0; i < 2; ++i) {
+    const LearnedScalar<T>& s = term.scalars[i];
+    const Sum rest = static_cast<acc_t<T>>(term.constant) * term.scalars[1 - i].factor();
+    if (s.gradient && c != 0) *s.gradient += static_cast<acc_t<T>>(rest * s.slope() * (by_sum / c));
+  }
+}
+
+/// The terms that mix_backward() works on: all but the shared ones.
+template <class T>
+struct OwnTerms {
+  std::array<MixTerm<T>, max_mix_terms> term;
+  int count = 0;
+
+  /// Throws std::invalid_argument unless there are from 1 to max_mix_terms terms.
+  explicit OwnTerms(std::span<const MixTerm<T>> terms) {
+    if (terms.empty() || terms.size() > max_mix_terms) throw std::invalid_argument("mix_backward: 1 to 6 terms");
+    for (const MixTerm<T>& t : terms) {
+      if (!t.shared) term[count++] = t;
+    }
+  }
+  std::span<const MixTerm<T>> span() const { return {term.data(), static_cast<std::size_t>(count)}; }
 };
 
 /// Index of the implied term of a backward pass, -1 without one. Throws std::invalid_argument where mix_backward() does
@@ -140,10 +179,11 @@ template <class T>
 void mix_backward(Stream stream, Mat<T> d_out, Mat<const T> d_elsewhere, const NormGradient<T>& norm,
                   std::span<const MixTerm<T>> terms, const MixHandover<T>& handover = {});
 
-/// Gradients of two streams that `mixes` read: d[i][t] = sum_m c_m,i[t] g_m[t], added to what is there where `adds`.
-/// The second may be null.
+/// What mix_backward() leaves out of the shared terms of `mixes`, of two streams i; the second may be null:
+///   d_i[t] (+)= sum_m c_m,i[t] g_m[t], and with dot_m,i[t] = <g_m[t], x_i[t]> the gradients of c_m,i;
+///   the scalars of m's implied term get what its dot lacks: - sum_t,i c_m,i[t] dot_m,i[t] in the place of c dot.
 template <class T>
-void shared_streams_backward(Stream stream, const std::array<Mat<T>, 2>& d, const std::array<bool, 2>& adds,
+void shared_streams_backward(Stream stream, const std::array<SharedStream<T>, 2>& streams,
                              std::span<const SharingMix<T>> mixes);
 
 }  // namespace portable
@@ -155,6 +195,7 @@ using portable::MixCoefficient;
 using portable::MixHandover;
 using portable::MixTerm;
 using portable::PerToken;
+using portable::SharedStream;
 using portable::SharingMix;
 
 /// T = bf16; rows are whole 16-byte vectors, d <= 4096; else std::invalid_argument.
@@ -171,9 +212,9 @@ template <class T>
 void mix_backward(Stream stream, Mat<T> d_out, Mat<const T> d_elsewhere, const NormGradient<T>& norm,
                   std::span<const MixTerm<T>> terms, const MixHandover<T>& handover = {});
 
-/// Sums in fp32.
+/// At most max_sharing_mixes mixes; else std::invalid_argument. Sums as above.
 template <class T>
-void shared_streams_backward(Stream stream, const std::array<Mat<T>, 2>& d, const std::array<bool, 2>& adds,
+void shared_streams_backward(Stream stream, const std::array<SharedStream<T>, 2>& streams,
                              std::span<const SharingMix<T>> mixes);
 
 }  // namespace cuda

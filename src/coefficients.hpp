@@ -2,6 +2,7 @@
 // The numbers per token by which streams mix and heads are gated: of coefficient nets where a net gives them, else
 // learned scalars. Each net runs once, when the forward pass comes to the place of the stream that it reads.
 
+#include <algorithm>
 #include <string>
 #include <vector>
 
@@ -45,6 +46,10 @@ class Coefficients {
   void backward(kernels::Stream stream, const CoefficientActivations<T>& a, int place, kernels::Mat<T> d_x,
                 kernels::Mat<const T> x) const;
 
+  /// Whether a net reads the stream at `place`.
+  bool reads(int place) const {
+    return std::ranges::any_of(plans_, [=](const NetPlan& plan) { return plan.place == place; });
+  }
   /// Whether a net gives the columns of that name.
   bool has(const std::string& columns) const { return find(columns).net >= 0; }
   /// `count` columns of that name from `first` on, as a gate.

@@ -1,5 +1,7 @@
 #include "src/mixes.hpp"
 
+#include <algorithm>
+
 #include "src/topology.hpp"
 
 namespace nanorun {
@@ -87,11 +89,10 @@ template <class T>
 MixTerms<T> Mixes<T>::after_attention(const Activations<T>& a, int layer) const {
   MixTerms<T> terms;
   const BlockActivations<T>& s = a.block[layer];
-  const auto projection = parameters_.factor(block_name(layer, "attention_factors"), 1);
   if (mixes_by_mudd(model_, layer)) {
     add_input(terms, a, layer).per_token = coefficients_.factor(a.coefficients, "mudd.mix", attention_stream);
     ops::MixTerm<T>& out = terms.add(s.attention_out, a.d_branch);
-    out.scalars[0] = projection;
+    out.scalars[0] = projection_factor(layer);
     out.per_token = coefficients_.factor(a.coefficients, "mudd.mix", attention_out);
     out.overwrites = true;
     add_place(terms, a, 0, "mudd.mix", attention_first);
@@ -107,7 +108,7 @@ MixTerms<T> Mixes<T>::after_attention(const Activations<T>& a, int layer) const 
   if (s.hands_on_factor) stream.d_source = {};
   ops::MixTerm<T>& out = terms.add(s.attention_out, a.d_branch);
   out.implied = implies_attention(model_, layer);
-  out.scalars = {parameters_.factor(block_name(layer, "attention_post")), projection};
+  out.scalars = attention_factors(layer);
   leave_factor(out, a);
   add_injection(terms, a.input.x0, a, layer, 0);
   if (a.input.bigram && layer > 0) add_injection(terms, a.input.bigram, a, layer, 1);
@@ -115,16 +116,21 @@ MixTerms<T> Mixes<T>::after_attention(const Activations<T>& a, int layer) const 
 }
 
 template <class T>
-std::vector<ops::SharingMix<T>> Mixes<T>::injections(const Activations<T>& a) const {
-  ops::SharingMix<T> first{a.d_x, {}};
-  first.of[0].present = true;
-  if (a.input.bigram) first.of[1] = injection(a, 0, 1);
-  std::vector<ops::SharingMix<T>> mixes = {first};
-  for (int layer = 0; layer < model_.layers; ++layer) {
+std::vector<ops::SharingMix<T>> Mixes<T>::injections(const Activations<T>& a, int begin, int end) const {
+  std::vector<ops::SharingMix<T>> mixes;
+  if (begin < 0) {
+    ops::SharingMix<T>& first = mixes.emplace_back();
+    first.g = a.d_x;
+    first.of[0].present = true;
+    if (a.input.bigram) first.of[1] = injection(a, 0, 1);
+  }
+  for (int layer = std::max(begin, 0); layer < end; ++layer) {
     if (!injects(model_, layer)) continue;
-    ops::SharingMix<T> mix{a.block[layer].mlp.n, {injection(a, layer, 0), {}}};
+    ops::SharingMix<T>& mix = mixes.emplace_back();
+    mix.g = a.block[layer].mlp.n;
+    mix.of[0] = injection(a, layer, 0);
     if (a.input.bigram && layer > 0) mix.of[1] = injection(a, layer, 1);
-    mixes.push_back(mix);
+    if (implies_attention(model_, layer)) mix.implied.scalars = attention_factors(layer);
   }
   return mixes;
 }
@@ -207,6 +213,17 @@ void Mixes<T>::add_injection(MixTerms<T>& terms, Mat<T> source, const Activation
   ops::MixTerm<T>& term = terms.add(source, {});
   term.scalars[0] = coefficient.scalar;
   term.per_token = coefficient.per_token;
+  term.shared = true;
+}
+
+template <class T>
+ops::LearnedScalar<T> Mixes<T>::projection_factor(int layer) const {
+  return parameters_.factor(block_name(layer, "attention_factors"), 1);
+}
+
+template <class T>
+std::array<ops::LearnedScalar<T>, 2> Mixes<T>::attention_factors(int layer) const {
+  return {parameters_.factor(block_name(layer, "attention_post")), projection_factor(layer)};
 }
 
 template <class T>

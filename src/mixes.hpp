@@ -20,7 +20,8 @@
 //   last:            x = x + u0 c0 + u1 c7 + u2 c9 + u3 ve + u4 c3
 //
 // The term that is the first in the backward pass to send a gradient to a stream overwrites what is there. The
-// gradients of x0 and of the bigram embeddings are summed over all layers at once, behind the last.
+// gradients of x0 and of the bigram embeddings, and of their coefficients, are summed over many layers at once: before
+// a net that gives the coefficients has its backward pass.
 
 #include <array>
 #include <span>
@@ -66,16 +67,15 @@ class Mixes {
   MixTerms<T> first(const Activations<T>& a) const;
   MixTerms<T> before(const Activations<T>& a, int layer) const;
   // Of a layer that injects(), both leave out the gradients of the branches, and the second that of the stream: who
-  // needs these takes the sum's and the factor. The gradients of x0 and the bigram embeddings are those of
-  // injections().
+  // needs these takes the sum's and the factor. x0 and the bigram embeddings are shared, see injections().
   MixTerms<T> after_attention(const Activations<T>& a, int layer) const;
   MixTerms<T> after_mlp(const Activations<T>& a, int layer) const;
   /// Of a layer under MUDD; aux without a gradient. A null aux: the streams alone.
   MixTerms<T> values(const Activations<T>& a, int layer, kernels::Mat<T> aux) const;
   MixTerms<T> last(const Activations<T>& a) const;
-  /// The mixes that read x0 and the bigram embeddings, with the gradients of their sums: those that injects() names,
-  /// which leave them in the place of the MLP's norm, and the first, whose is d_x.
-  std::vector<ops::SharingMix<T>> injections(const Activations<T>& a) const;
+  /// The mixes of layers [begin, end) that share x0 and the bigram embeddings, with the gradients of their sums: those
+  /// that injects() names, which leave them in the place of the MLP's norm, and at -1 the first, whose is d_x.
+  std::vector<ops::SharingMix<T>> injections(const Activations<T>& a, int begin, int end) const;
   /// r0 and r1 of a layer.
   ops::LearnedScalar<T> attention_residual(int layer) const {
     return parameters_.factor(block_name(layer, "attention_residual"));
@@ -96,6 +96,9 @@ class Mixes {
   void add_injection(MixTerms<T>& terms, kernels::Mat<T> source, const Activations<T>& a, int layer, int index) const;
   /// Has the branch's gradient taken from that of the sum, see BranchGradient.
   void leave_factor(ops::MixTerm<T>& branch, const Activations<T>& a) const;
+  /// l1 of a layer, and p0 l1, of which the attention's branch is a multiple.
+  ops::LearnedScalar<T> projection_factor(int layer) const;
+  std::array<ops::LearnedScalar<T>, 2> attention_factors(int layer) const;
   /// Coefficient of x0 (index 0) or of the bigram embeddings (1).
   ops::MixCoefficient<T> injection(const Activations<T>& a, int layer, int index) const;
 

@@ -259,25 +259,38 @@ void Model<T>::backward(Activations<T>& a, const Feed<T>& feed, bool add, const 
 
   last_backward(a);
   ops::MixHandover<T> d_stream;
+  int shared = model.layers;  // the first layer that has its part in the gradients of shared streams
   for (int i = model.layers - 1; i >= 0; --i) {
     if (unet) {
       unet_block_backward(a, feed, add, i);
     } else {
       d_stream = scaled_block_backward(a, feed, add, d_stream, i);
+      if (coefficients_.reads(i)) shared = shared_backward(a, i, shared);
       coefficients_.backward(stream_, a.coefficients, i, a.d_x, a.x_at(i));
     }
     values_.backward_table(stream_, a, feed.sequence, i);
     if (hooks.leave) hooks.leave(i);
   }
-  if (a.input.first) ops::mix_backward<T>(stream_, a.d_x, {}, {}, mixes_.first(a));
   if (unet) {
     ops::add<T>(stream_, a.d_x0, a.d_x);
   } else {
-    ops::shared_streams_backward<T>(stream_, {a.d_x0, a.d_bigram}, {false, model.mudd}, mixes_.injections(a));
+    shared_backward(a, -1, shared);
   }
   coefficients_.backward(stream_, a.coefficients, -1, a.d_x0, a.input.x0);
   input_.backward(stream_, a, feed.sequence);
   if (hooks.leave) hooks.leave(-1);
+}
+
+/// The part of layers [begin, end) in the gradients of x0 and the bigram embeddings, begin -1: and of the first mix.
+/// Returns where the layers begin that have theirs.
+template <class T>
+int Model<T>::shared_backward(Activations<T>& a, int begin, int end) {
+  const std::vector<ops::SharingMix<T>> mixes = mixes_.injections(a, begin, end);
+  if (mixes.empty()) return end;
+  const bool adds = !mixes_.injections(a, end, config_.model.layers).empty();
+  ops::shared_streams_backward<T>(
+      stream_, {{{a.input.x0, a.d_x0, adds}, {a.input.bigram, a.d_bigram, adds || config_.model.mudd}}}, mixes);
+  return begin;
 }
 
 template <class T>

@@ -86,6 +86,7 @@ class Model {
 
   void forward(Activations<T>& a, const Feed<T>& feed, const LayerHooks& hooks);
   void backward(Activations<T>& a, const Feed<T>& feed, bool add, const LayerHooks& hooks);
+  int shared_backward(Activations<T>& a, int begin, int end);
   void last_forward(Activations<T>& a);
   void last_backward(Activations<T>& a);
   void unet_block_forward(Activations<T>& a, const Feed<T>& feed, int layer);

@@ -235,36 +235,64 @@ TEST(CudaMix, WideShapesOfManyRowsMatchPortable) {
   }
 }
 
-/// Of `mixes` mixes, all have the first stream, by numbers per token or a learned scalar, and all but one the second.
-void compare_shared_streams(int rows, int cols, int mixes, bool has_second, bool adds) {
-  const Tensor<bf16>::Range range = adds ? Tensor<bf16>::Range() : poison;
-  Tensor<bf16> first(rows, cols, 1, range), second(rows, cols, 2, range);
-  Tensor<float> tokens(rows, column_count, 3), scalar(1, 1, 4);
+/// `mixes` mixes and their gradients, all with an implied term. All have the first stream, by numbers per token or a
+/// learned scalar, and all but one the second.
+struct Sharing {
+  int rows, cols, mixes;
+  Tensor<bf16> x[2], d[2];
+  Tensor<float> tokens, d_tokens, scalars, d_scalars;
   std::deque<Tensor<bf16>> g;
-  for (int m = 0; m < mixes; ++m) g.emplace_back(rows, cols, 10 + m);
-  const auto list = [&]<class T>(const auto& view, T) {
-    std::vector<SharingMix<T>> list;
+
+  Sharing(int rows, int cols, int mixes, const Tensor<bf16>::Range& start)
+      : rows(rows),
+        cols(cols),
+        mixes(mixes),
+        x{{rows, cols, 5}, {rows, cols, 6}},
+        d{{rows, cols, 1, start}, {rows, cols, 2, start}},
+        tokens(rows, 2 * max_sharing_mixes, 3),
+        d_tokens(rows, 2 * max_sharing_mixes, 7),
+        scalars(1, 3 * max_sharing_mixes, 4, {0.5, 1.5}),
+        d_scalars(1, 3 * max_sharing_mixes, 8) {
+    for (int m = 0; m < mixes; ++m) g.emplace_back(rows, cols, 10 + m);
+  }
+
+  template <class T, class View>
+  std::vector<SharingMix<T>> list(const View& view) {
+    const auto scalar = [&](int k) { return LearnedScalar<T>{view(scalars).data + k, view(d_scalars).data + k}; };
+    std::vector<SharingMix<T>> list(mixes);
     for (int m = 0; m < mixes; ++m) {
       const auto column = [&](int k) {
-        return PerToken<T>{view(tokens).data + k % column_count, nullptr, column_count};
+        return PerToken<T>{view(tokens).data + k, view(d_tokens).data + k, 2 * max_sharing_mixes};
       };
-      SharingMix<T>& mix = list.emplace_back();
+      SharingMix<T>& mix = list[m];
       mix.g = view(g[m]);
       mix.of[0].present = true;
-      if (m % 3 == 0) mix.of[0].scalar.value = view(scalar).data;
-      if (m % 3 != 0) mix.of[0].per_token = column(m);
-      if (m != 1) mix.of[1] = {true, {}, column(m + 1)};
+      if (m % 3 == 0) mix.of[0].scalar = scalar(3 * m);
+      if (m % 3 != 0) mix.of[0].per_token = column(2 * m);
+      if (m != 1) mix.of[1] = {true, {}, column(2 * m + 1)};
+      mix.implied.scalars = {scalar(3 * m + 1), scalar(3 * m + 2)};
     }
     return list;
-  };
+  }
+};
+
+void compare_shared_streams(int rows, int cols, int mixes, bool has_second, bool adds) {
+  Sharing in(rows, cols, mixes, adds ? Tensor<bf16>::Range() : poison);
   const auto on_host = [](auto& tensor) { return tensor.host(); };
   const auto on_device = [](auto& tensor) { return tensor.device(); };
-  portable::shared_streams_backward<float>({}, {first.host(), has_second ? second.host() : Mat<float>()}, {adds, adds},
-                                           list(on_host, float()));
-  cuda::shared_streams_backward<bf16>({}, {first.device(), has_second ? second.device() : Mat<bf16>()}, {adds, adds},
-                                      list(on_device, bf16()));
-  first.expect_match("first");
-  if (has_second) second.expect_match("second");
+  std::array<SharedStream<float>, 2> host;
+  std::array<SharedStream<bf16>, 2> device;
+  for (int i = 0; i < (has_second ? 2 : 1); ++i) {
+    host[i] = {in.x[i].host(), in.d[i].host(), adds};
+    device[i] = {in.x[i].device(), in.d[i].device(), adds};
+  }
+  const SumStream stream;
+  portable::shared_streams_backward<float>({}, host, in.list<float>(on_host));
+  cuda::shared_streams_backward<bf16>(stream, device, in.list<bf16>(on_device));
+  in.d[0].expect_match("first");
+  if (has_second) in.d[1].expect_match("second");
+  in.d_tokens.expect_match("d_tokens", 1e-5 * std::sqrt(static_cast<double>(cols)), 1e-5);
+  in.d_scalars.expect_match("d_scalars", 4e-6 * std::sqrt(static_cast<double>(mixes) * rows * cols), 1e-5);
 }
 
 TEST(CudaMix, StreamsThatMixesShareMatchPortable) {

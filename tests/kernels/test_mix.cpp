@@ -392,36 +392,90 @@ TEST(MixNorm, TheSumItselfNeedNotBeKept) {
   EXPECT_EQ(test::convert<double>(rstd), expected.rstd);
 }
 
-/// One mix has no second stream, one has both by numbers per token, one the first by a learned scalar.
-TEST(SharedStreams, GetTheSumOverTheMixes) {
-  constexpr int rows = 5, cols = 19, mixes = 3;
-  const Values tokens = test::random_values(rows * column_count, 1), start = test::random_values(rows * cols, 2);
-  const double scalar = -0.7;
-  Strided<double> by_token(rows, column_count, tokens);
-  std::vector<Values> g;
-  std::vector<Strided<double>> g_mats;
-  for (unsigned m = 0; m < mixes; ++m) {
-    g.push_back(test::random_values(rows * cols, 3 + m));
-    g_mats.emplace_back(rows, cols, g[m]);
-  }
-  const auto column = [&](int k) {
-    return MixCoefficient<double>{true, {}, {by_token.mat().data + k, nullptr, by_token.mat().ld}};
-  };
-  const std::vector<SharingMix<double>> list = {
-      {g_mats[0].mat(), {column(0), {}}},
-      {g_mats[1].mat(), {column(1), column(2)}},
-      {g_mats[2].mat(), {MixCoefficient<double>{true, {&scalar}, {}}, column(3)}}};
-  Strided<double> first(rows, cols), second(rows, cols, start), alone(rows, cols);
-  shared_streams_backward<double>({}, {first.mat(), second.mat()}, {false, true}, list);
-  shared_streams_backward<double>({}, {alone.mat(), {}}, {false, false}, list);
-  for (int t = 0; t < rows; ++t) {
-    const double* c = &tokens[t * column_count];
-    for (int i = t * cols; i < (t + 1) * cols; ++i) {
-      EXPECT_NEAR(first.dense()[i], c[0] * g[0][i] + c[1] * g[1][i] + scalar * g[2][i], 1e-14);
-      EXPECT_NEAR(second.dense()[i], start[i] + c[2] * g[1][i] + c[3] * g[2][i], 1e-14);
+/// Mixes whose terms are shared, or not. They have an implied term, the first stream by numbers per token or a learned
+/// scalar, and all but one the second stream.
+struct SharingCase {
+  static constexpr int rows = 5, cols = 19, mixes = 3;
+  Values tokens = test::random_values(rows * column_count, 1);
+  Values scalars = test::random_values(2 * mixes + 1, 2), d_scalars = Values(2 * mixes + 1);
+  Strided<double> by_token{rows, column_count, tokens}, d_tokens{rows, column_count, Values(rows*column_count)};
+  Strided<double> x[2] = {{rows, cols, test::random_values(rows* cols, 3)},
+                          {rows, cols, test::random_values(rows* cols, 4)}};
+  Strided<double> d[2] = {{rows, cols, Values(rows* cols)}, {rows, cols, test::random_values(rows* cols, 5)}};
+  std::vector<Strided<double>> d_out, n, d_n, g;
+  Values rstd = Values(rows, 1.25);
+
+  SharingCase() {
+    for (unsigned m = 0; m < mixes; ++m) {
+      d_out.emplace_back(rows, cols, test::random_values(rows * cols, 10 + m));
+      n.emplace_back(rows, cols, test::random_values(rows * cols, 20 + m));
+      d_n.emplace_back(rows, cols, test::random_values(rows * cols, 30 + m));
+      g.emplace_back(rows, cols);
     }
   }
-  EXPECT_EQ(alone.dense(), first.dense());
+  LearnedScalar<double> scalar(int k) { return {&scalars[k], &d_scalars[k]}; }
+  MixCoefficient<double> coefficient(int m, int i) {
+    if (m == 2 && i == 0) return {true, scalar(2 * mixes), {}};
+    const int column = (m + i) % column_count;
+    return {true, {}, {by_token.mat().data + column, d_tokens.mat().data + column, by_token.mat().ld}};
+  }
+  std::vector<MixTerm<double>> terms(int m, bool shared) {
+    std::vector<MixTerm<double>> terms(1);
+    terms[0].implied = true;
+    terms[0].scalars = {scalar(2 * m), scalar(2 * m + 1)};
+    for (int i = 0; i < (m == 0 ? 1 : 2); ++i) {
+      MixTerm<double>& term = terms.emplace_back();
+      const MixCoefficient<double> c = coefficient(m, i);
+      term.source = x[i].mat();
+      if (!shared) term.d_source = d[i].mat();
+      term.shared = shared;
+      term.scalars[0] = c.scalar;
+      term.per_token = c.per_token;
+    }
+    return terms;
+  }
+  void backward(bool shared) {
+    std::vector<SharingMix<double>> list;
+    for (int m = 0; m < mixes; ++m) {
+      mix_backward<double>({}, d_out[m].mat(), {}, {n[m].mat(), rstd, d_n[m].mat()}, terms(m, shared),
+                           {{}, {}, g[m].mat()});
+      SharingMix<double>& mix = list.emplace_back();
+      mix.g = g[m].mat();
+      mix.implied.scalars = {scalar(2 * m), scalar(2 * m + 1)};
+      for (int i = 0; i < (m == 0 ? 1 : 2); ++i) mix.of[i] = coefficient(m, i);
+    }
+    if (shared) shared_streams_backward<double>({}, {{{x[0].mat(), d[0].mat()}, {x[1].mat(), d[1].mat(), true}}}, list);
+  }
+};
+
+void expect_near(const Values& values, const Values& expected, double tolerance) {
+  ASSERT_EQ(values.size(), expected.size());
+  for (std::size_t i = 0; i < values.size(); ++i) EXPECT_NEAR(values[i], expected[i], tolerance) << i;
+}
+
+TEST(SharedStreams, GetWhatTheMixesWouldGive) {
+  SharingCase apart, shared;
+  apart.backward(false);
+  shared.backward(true);
+  for (int i = 0; i < 2; ++i) expect_near(shared.d[i].dense(), apart.d[i].dense(), 1e-13);
+  expect_near(shared.d_tokens.dense(), apart.d_tokens.dense(), 1e-13);
+  expect_near(shared.d_scalars, apart.d_scalars, 1e-11);
+  for (const double gradient : shared.d_scalars) EXPECT_NE(gradient, 0);
+}
+
+TEST(SharedStreams, OneMayBeAlone) {
+  SharingCase both, alone;
+  both.backward(true);
+  std::vector<SharingMix<double>> list(1);
+  list[0].g = alone.d_out[0].mat();
+  list[0].of[0] = alone.coefficient(1, 0);
+  shared_streams_backward<double>({}, {{{alone.x[0].mat(), alone.d[0].mat()}, {}}}, list);
+  for (int t = 0; t < alone.rows; ++t) {
+    const double c = alone.coefficient(1, 0).factor(t);
+    for (int j = 0; j < alone.cols; ++j) {
+      EXPECT_NEAR(alone.d[0].mat().row(t)[j], c * alone.d_out[0].mat().row(t)[j], 1e-14);
+    }
+  }
 }
 
 TEST(MixTerms, AreFromOneToSix) {
