@@ -158,25 +158,30 @@ void mix_backward(benchmark::State& state) {
   });
 }
 
-/// The mix behind the MLP of a block whose stream is kept as its norm, or that behind its attention, where two further
-/// streams join, one by a number per token.
+/// The mix behind the MLP of a block whose stream is kept as its norm, or that behind its attention, where two shared
+/// streams join by numbers per token, and which hands over the gradient of its sum.
 struct NormMix {
   explicit NormMix(bool attention) {
     const auto scalar = [&](int i) { return cuda::LearnedScalar<bf16>{scalars.data + i, d_scalars.data + i, false}; };
     terms.resize(attention ? 4 : 2);
-    terms[0].source = n_prev, terms[0].rstd = rstd_prev.data, terms[0].d_source = d_x, terms[0].scalars[0] = scalar(0);
-    terms[1].source = branch, terms[1].d_source = d_branch, terms[1].overwrites = terms[1].implied = true;
-    terms[1].scalars[0] = scalar(1);
-    if (!attention) return;
-    terms[2].source = x0, terms[2].d_source = d_x0, terms[2].per_token = {per_token.data, d_per_token.data};
-    terms[3].source = bigram, terms[3].d_source = d_bigram, terms[3].scalars[0] = scalar(2);
+    terms[0].source = n_prev, terms[0].rstd = rstd_prev.data, terms[0].scalars[0] = scalar(0);
+    terms[1].source = branch, terms[1].implied = true, terms[1].scalars[0] = scalar(1);
+    if (attention) {
+      terms[2].source = x0, terms[3].source = bigram;
+      terms[2].shared = terms[3].shared = true;
+      for (int i = 0; i < 2; ++i) terms[2 + i].per_token = {gates.data + i, d_gates.data + i, 2};
+      handover = {d_x, scalar(2), n};
+    } else {
+      terms[0].d_source = d_x;
+      terms[1].d_source = d_branch, terms[1].overwrites = true;
+    }
   }
 
   Tensor<bf16> n_prev{tokens, width}, branch{tokens, width}, x0{tokens, width}, bigram{tokens, width};
-  Tensor<bf16> d_x{tokens, width}, d_branch{tokens, width}, d_x0{tokens, width}, d_bigram{tokens, width};
-  Tensor<bf16> n{tokens, width}, d_n{tokens, width};
-  Tensor<float> rstd_prev{tokens}, rstd{tokens}, scalars{3}, d_scalars{3}, per_token{tokens}, d_per_token{tokens};
+  Tensor<bf16> d_x{tokens, width}, d_branch{tokens, width}, n{tokens, width}, d_n{tokens, width};
+  Tensor<float> rstd_prev{tokens}, rstd{tokens}, scalars{3}, d_scalars{3}, gates{tokens, 2}, d_gates{tokens, 2};
   std::vector<cuda::MixTerm<bf16>> terms;
+  cuda::MixHandover<bf16> handover;
 };
 
 /// Argument: whether it is the mix behind the attention.
@@ -188,8 +193,27 @@ void norm_mix_forward(benchmark::State& state) {
 
 void norm_mix_backward(benchmark::State& state) {
   NormMix m(state.range(0) != 0);
-  measure(state, (state.range(0) ? 12 : 6) * narrow + 8.0 * tokens, [&] {
-    cuda::mix_backward<bf16>(stream, m.d_x, {}, {m.n, m.rstd.flat(), m.d_n}, m.terms);
+  measure(state, (state.range(0) ? 5 : 6) * narrow + 8.0 * tokens, [&] {
+    cuda::mix_backward<bf16>(stream, m.d_x, {}, {m.n, m.rstd.flat(), m.d_n}, m.terms, m.handover);
+  });
+}
+
+/// Of five such mixes.
+void shared_streams_backward(benchmark::State& state) {
+  constexpr int mixes = 5;
+  Tensor<bf16> g(mixes * tokens, width), x0(tokens, width), bigram(tokens, width), d_x0(tokens, width),
+      d_bigram(tokens, width);
+  Tensor<float> gates(tokens, 2 * mixes), d_gates(tokens, 2 * mixes);
+  std::vector<cuda::SharingMix<bf16>> list(mixes);
+  for (int m = 0; m < mixes; ++m) {
+    list[m].g = Mat<bf16>(g).row_block(m * tokens, tokens);
+    for (int i = 0; i < 2; ++i) {
+      const int column = 2 * m + i;
+      list[m].of[i] = {true, {}, {gates.data + column, d_gates.data + column, 2 * mixes}};
+    }
+  }
+  measure(state, (mixes + 4) * narrow + 3.0 * 4 * 2 * mixes * tokens, [&] {
+    cuda::shared_streams_backward<bf16>(stream, {{{x0, d_x0}, {bigram, d_bigram}}}, list);
   });
 }
 
@@ -376,6 +400,7 @@ NANORUN_BENCHMARK(mix_norm_forward)->Arg(0)->Arg(1);
 NANORUN_BENCHMARK(mix_backward)->Arg(0)->Arg(1);
 NANORUN_BENCHMARK(norm_mix_forward)->Arg(0)->Arg(1);
 NANORUN_BENCHMARK(norm_mix_backward)->Arg(0)->Arg(1);
+NANORUN_BENCHMARK(shared_streams_backward);
 NANORUN_BENCHMARK(attention_input_backward)->Arg(0)->Arg(1);
 NANORUN_BENCHMARK(head_composition_forward);
 NANORUN_BENCHMARK(head_composition_backward);
