@@ -57,8 +57,9 @@ def pattern(path):
 
 def last_words(text):
     """What the program said at last of what is wrong, or else the last line."""
-    lines = [line for line in text.splitlines() if line.strip()]
-    said = [line for line in lines if line.startswith("nanorun: ")] or lines
+    lines = [line for line in text.splitlines() if line.strip(" -=")]  # without mpirun's rulers
+    said = ([line for line in lines if line.startswith("nanorun: ")] or
+            [line for line in lines if "exited on signal" in line] or lines)
     return tool.one_line(said[-1]) if said else "no message"
 
 
@@ -106,4 +107,4 @@ class Program:
 
 def failure(code, log):
     """Why a run has failed: its exit code and its last words."""
-    return f"exit code {code}: {last_words(log.read_text(errors='replace'))}"
+    return f"exit code {code}: {last_words(log.read_text(errors='replace'))} (see {log})"

@@ -33,7 +33,7 @@ TRAIN, VALIDATION = "fineweb_train_000001.h5", "fineweb_val_000000.h5"
 
 
 def parse_arguments():
-    parser = argparse.ArgumentParser(prog="record.sh", description=tool.summary(__doc__))
+    parser = argparse.ArgumentParser(prog="record.sh", description=tool.summary(__doc__), allow_abbrev=False)
     parser.add_argument("deck", type=pathlib.Path, metavar="DECK")
     parser.add_argument("--seeds", type=int, required=True, metavar="N", help="runs, with run.seed = 1 to N")
     parser.add_argument("--target", type=float, default=3.28, help="validation loss to reach (default: %(default)s)")
@@ -76,6 +76,8 @@ class Record:
         """The deck with every key, as the program prints it. Throws ToolError where it cannot be trained."""
         plan = self.program.call("train", str(self.arguments.deck), *self.overrides, "--dry-run")
         sections = [part for part in plan.split("\n\n") if part.startswith("[")]
+        if not sections:
+            raise tool.ToolError(f"{self.program.path} has printed no deck: it is not nanorun, or not of this version")
         return runs.flat(tool.need("tomllib").loads("\n".join(sections)))
 
     def folder(self, seed):
@@ -165,20 +167,24 @@ def read_summary(folder):
 
 def changes_training(key):
     """Or the time of its steps. The other keys may differ whenever a run goes on."""
-    return not key.startswith(("run.", "stop.", "checkpoint.")) or key == "checkpoint.weights"
+    return (not key.startswith(("run.", "stop.", "checkpoint.")) or
+            key in ("run.seed", "run.reproducible", "checkpoint.weights"))
 
 
 def require_same(record, seed):
     """A run that is there must be of this command. Throws ToolError."""
     folder = record.folder(seed)
-    if not os.path.lexists(folder / "deck.toml"):
-        return
-    there = runs.read_deck(folder)
-    for key in sorted(record.deck.keys() | there.keys()):
-        if changes_training(key) and record.deck.get(key) != there.get(key):
-            raise tool.ToolError(f"{folder} is a run with {key} = {text_of(there.get(key))}, not "
-                                 f"{text_of(record.deck.get(key))}: name another directory with --out")
     summary = read_summary(folder)
+    if not os.path.lexists(folder / "deck.toml"):
+        if summary:
+            raise tool.ToolError(f"{folder} is a finished run without deck.toml: remove it, or name another directory "
+                                 "with --out")
+        return
+    there, wanted = runs.read_deck(folder), record.deck | {"run.seed": seed}
+    for key in sorted(wanted.keys() | there.keys()):
+        if changes_training(key) and wanted.get(key) != there.get(key):
+            raise tool.ToolError(f"{folder} is a run with {key} = {text_of(there.get(key))}, not "
+                                 f"{text_of(wanted.get(key))}: name another directory with --out")
     if summary and summary.get("ranks") != record.ranks:
         raise tool.ToolError(f"{folder} is a run with ranks = {text_of(summary.get('ranks'))}, not {record.ranks}: "
                              "give --ranks, or name another directory with --out")
@@ -236,6 +242,13 @@ def result(record, samples):
     }
 
 
+def heading(found):
+    """What was run, of the result."""
+    words = shlex.join([found["deck"], *found["overrides"]])
+    build = " ".join(str(found["provenance"].get(key, "")) for key in ("version", "commit")).strip()
+    return f"{words} on {found['ranks']} rank{'s' if found['ranks'] > 1 else ''}, {found['date']}, nanorun {build}"
+
+
 def main():
     arguments = parse_arguments()
     if arguments.seeds > 1:
@@ -249,8 +262,9 @@ def main():
         train(record, seed)
     samples = ensemble.read_runs([record.folder(seed) for seed in seeds])
     holds, sentence = judge(samples, arguments.target)
-    text = f"{ensemble.table(samples, arguments.target)}\n\n{sentence}"
-    tool.replace(record.out / "record.json", json.dumps(result(record, samples), indent=2) + "\n")
+    found = result(record, samples)
+    text = f"{heading(found)}\n\n{ensemble.table(samples, arguments.target)}\n\n{sentence}"
+    tool.replace(record.out / "record.json", json.dumps(found, indent=2) + "\n")
     tool.replace(record.out / "record.txt", text + "\n")
     tool.say(f"\n{text}")
     return 0 if holds else MISSED

@@ -4,6 +4,7 @@ import contextlib
 import io
 import json
 import os
+import shutil
 import statistics
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from support import ROOT, ToolTest, small_run
 from test_get_fineweb import FIRST, VALIDATION, Server, bin_file
 
 import ensemble
+import program
 import record
 import tool
 
@@ -77,9 +79,17 @@ class Runs(RecordTest):
         self.assertRegex(table, rf"\n +3 +6 .* {losses[2]:.5f} +{seconds[2]:.2f} s\n")
         self.assertRegex(table, r"\nThe record's bar holds \(.*\): [0-9.]+, p = [0-9.e-]+\.\n$")
 
+        self.assertRegex(table, rf"^deck\.toml {SHORT} on 1 rank, 20[^ ]*, nanorun [0-9.]+")
         for words, names in ((("--ranks", 1, "--", "train.steps=7"), "deck_runs/seed_1 is a run with train.steps = 6"),
+                             (("--ranks", 1, "--", SHORT, "run.reproducible=true"), "with run.reproducible = false"),
                              (("--ranks", 2, "--", SHORT), "deck_runs/seed_1 is a run with ranks = 1, not 2")):
             self.refuse("--seeds", 3, *words, names=names)
+        shutil.rmtree(out / "seed_2")
+        shutil.copytree(out / "seed_1", out / "seed_2")
+        words = ("--seeds", 3, "--ranks", 1, "--", SHORT)
+        self.refuse(*words, names="deck_runs/seed_2 is a run with run.seed = 1, not 2")
+        (out / "seed_2" / "deck.toml").unlink()
+        self.refuse(*words, names="deck_runs/seed_2 is a finished run without deck.toml")
 
     def test_a_run_that_was_stopped_goes_on(self):
         words = ("--seeds", 1, "--ranks", 1, "--out", "it's [a]", "--", SHORT)
@@ -92,7 +102,7 @@ class Runs(RecordTest):
 
     def test_a_run_that_fails_ends_the_command(self):
         said, error = self.record("--seeds", 2, "--ranks", 1, "--", "optimizer.lr_head=1e30", code=1)
-        self.assertRegex(error, r"^record\.py: .*/seed_1: exit code 5: nanorun: .*\n$")
+        self.assertRegex(error, r"^record\.py: .*/seed_1: exit code 5: nanorun: .* \(see .*/seed_1\.log\)\n$")
         self.assertNotIn("seed 2", said)
 
     def test_data_elsewhere(self):
@@ -100,7 +110,7 @@ class Runs(RecordTest):
         Path("data.h5").rename("a [b]/data.h5")
         self.record("--seeds", 1, "--ranks", 1, "--data", "a [b]", "--", SHORT, code=record.MISSED)
         _, error = self.record("--seeds", 1, "--ranks", 1, "--out", "x", "--", SHORT, code=1)
-        self.assertRegex(error, r"^record\.py: .*/x/seed_1: exit code 3: nanorun: data\.h5: no such file\n$")
+        self.assertRegex(error, r"^record\.py: .*/x/seed_1: exit code 3: nanorun: data\.h5: no such file \(see .*\n$")
 
 
 class Fetching(RecordTest):
@@ -155,6 +165,7 @@ class Arguments(RecordTest):
                  (["--seeds", 2, "--target", "nan"], "--target must be"),
                  (["--seeds", 2, "--shards", 104], "--shards: "),
                  (["--seeds", 2, "--program", "none"], "none: no such program"),
+                 (["--seeds", 2, "--program", "/bin/true"], "true has printed no deck: it is not nanorun"),
                  (["--seeds", 2, "--out", "file"], "--out: file: "),
                  (["--seeds", 2, "--ranks", 3], "the 4 sequences of a step cannot be divided among 3 ranks"),
                  (["--seeds", 2, "--", "run.seed=9"], "run.seed is set by record.sh itself"),
@@ -165,6 +176,15 @@ class Arguments(RecordTest):
             with self.subTest(arguments=arguments):
                 self.refuse(*arguments, names=names)
         self.refuse("--seeds", 2, names="none.toml: No such file", deck="none.toml")
+
+
+class LastWords(RecordTest):
+    def test_of_a_killed_rank(self):
+        ruler = 26 * "-"
+        noticed = "mpirun noticed that process rank 0 with PID 7 on node a exited on signal 9 (Killed)."
+        self.assertEqual(program.last_words(f"step 1\n{ruler}\n{noticed}\n{ruler}\n"), noticed)
+        self.assertEqual(program.last_words(f"nanorun: no\n{noticed}\n{ruler}\n"), "nanorun: no")
+        self.assertEqual(program.last_words(f"{ruler}\n"), "no message")
 
 
 class Verdict(RecordTest):
@@ -180,7 +200,7 @@ class Verdict(RecordTest):
         self.assertEqual(self.judge(3.0)[0], False)
 
     def test_keys_of_a_start_may_change(self):
-        kept = ("train.steps", "comm.transport", "checkpoint.weights", "stage")
+        kept = ("train.steps", "comm.transport", "checkpoint.weights", "stage", "run.seed", "run.reproducible")
         free = ("run.log_every", "stop.step", "checkpoint.every")
         self.assertEqual([key for key in (*kept, *free) if record.changes_training(key)], list(kept))
 
