@@ -136,16 +136,16 @@ shards_of() {
 # exists PATTERN, expanded by the caller: whether it matches a file.
 exists() { [[ -e $1 ]]; }
 
-# Token shards *train*.h5 and *val*.h5; where there are none of a kind, they are made from its .bin files.
+# Token shards *train*.h5 and *val*.h5: each .bin file of a kind becomes one, unless its FILE.h5 is there already.
 make_shards() {
   local bin kind
   for kind in train val; do
-    exists "$data"/*"$kind"*.h5 && continue
-    exists "$data"/*"$kind"*.bin ||
-      die 2 "$data holds no token shards *$kind*.h5, nor *$kind*.bin to make them from"
     for bin in "$data"/*"$kind"*.bin; do
+      [[ -e $bin && ! -e ${bin%.bin}.h5 ]] || continue
       "$program" shard "${bin%.bin}" "$bin" >>"$out/shards.log" 2>&1 || die 3 "$(tail -n 1 "$out/shards.log")"
     done
+    exists "$data"/*"$kind"*.h5 ||
+      die 2 "$data holds no token shards *$kind*.h5, nor *$kind*.bin to make them from"
   done
 }
 

@@ -134,15 +134,18 @@ class MeasureNode(MeasuredNode):
             self.assertIn(phases, again.stdout)
 
     def test_shards_from_bin_files(self):
+        """Each .bin file has its shard after a call, also where an earlier call has made some of them."""
         for kind in ("train", "val"):
             Path(f"shards/{kind}.h5").unlink()
-            subprocess.run([small_run.PROGRAM, "export", self.shard, f"shards/text_{kind}_1.bin"], check=True)
-        shutil.copy(self.shard, "shards/only_train.h5")  # makes the shard of the .bin file of its kind needless
-        self.measure("--gpus", 1, "--only", "nccl", "--out", "first")
-        self.assertFalse(Path("shards/text_train_1.h5").exists())
-        Path("shards/only_train.h5").unlink()
-        self.measure("--gpus", 1, "--only", "nccl")
-        subprocess.run([small_run.PROGRAM, "verify", "shards/text_train_1.h5", "shards/text_val_1.h5"], check=True)
+            for i in (1, 2):
+                subprocess.run([small_run.PROGRAM, "export", self.shard, f"shards/text_{kind}_{i}.bin"], check=True)
+        made = [f"shards/text_{kind}_{i}.h5" for kind in ("train", "val") for i in (1, 2)]
+        subprocess.run([small_run.PROGRAM, "shard", "shards/text_train_1", "shards/text_train_1.bin"], check=True,
+                       stdout=subprocess.DEVNULL)
+        before = os.stat(made[0]).st_mtime_ns
+        self.measure("--gpus", 1, "--steps", 2, "--only", "losses", "--", "model.vocabulary=50257")
+        subprocess.run([small_run.PROGRAM, "verify", *made], check=True, stdout=subprocess.DEVNULL)
+        self.assertEqual(os.stat(made[0]).st_mtime_ns, before, "what is there is not made again")
 
     def test_last_words(self):
         """Of the study's tool as of the program, before those of the launcher."""
