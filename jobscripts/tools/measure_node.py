@@ -97,9 +97,11 @@ def measure(run, output, quick):
 
 
 def last_words(log):
-    """What a program said at last of what is wrong, or else its last line."""
-    lines = [line for line in read_log(log).splitlines() if line.strip()]
-    said = [line for line in lines if re.match(r"(nanorun|scaling_study\.py): ", line)] or lines
+    """Which rank a signal has ended, as mpirun says, or what a program said at last of what is wrong, or else the last
+    line that is no ruler."""
+    lines = [line for line in read_log(log).splitlines() if line.strip(" -")]
+    killed = [line for line in lines if " noticed that process rank " in line]
+    said = killed or [line for line in lines if re.match(r"(nanorun|scaling_study\.py): ", line)] or lines
     return tool.one_line(said[-1])[:120].replace("|", "/") if said else ""
 
 

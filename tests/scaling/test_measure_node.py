@@ -153,6 +153,18 @@ class MeasureNode(MeasuredNode):
             Path("log").write_text(f"begin\n{said}\nmpirun has ended\n\n")
             self.assertEqual(measure_node.last_words(Path("log")), said)
 
+    def test_last_words_of_mpirun(self):
+        """Its lines lie between rulers; a rank that a signal has ended is the cause of what others say."""
+        ruler = 74 * "-"
+        killed = "mpirun noticed that process rank 1 with PID 0 on node a exited on signal 9 (Killed)."
+        for text, said in (
+                (f"nanorun: rank 0: no answer\n{ruler}\n{killed}\n{ruler}\n", killed),
+                (f"begin\n{ruler}\nprte {killed[7:]}\n{ruler}\n1 more process\n", f"prte {killed[7:]}"),
+                (f"{ruler}\nThere are not enough slots.\n{ruler}\n", "There are not enough slots."),
+                (f"{ruler}\n", "")):
+            Path("log").write_text(text)
+            self.assertEqual(measure_node.last_words(Path("log")), said)
+
 
 if __name__ == "__main__":
     small_run.main()
