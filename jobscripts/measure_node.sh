@@ -199,18 +199,26 @@ limited() {
   child=
 }
 
-# An interrupted measurement leaves no run behind, and the table so far.
+# An interrupted measurement leaves no run behind, and the table so far: interrupt SIGNAL CODE.
 child=
 interrupt() {
+  local outcome="nothing was measured"
   trap '' INT TERM HUP
   if [[ -n $child ]]; then
     kill "$child" 2>/dev/null || true
     wait "$child" || true
   fi
-  [[ ! -f $out/runs.tsv ]] || report --quick >/dev/null 2>&1 || true
-  exit 130
+  if [[ -f $out/runs.tsv ]]; then
+    fact interrupted "by $1 in part $part"
+    report --quick >/dev/null 2>&1 || true
+    outcome="$out/table.md has the runs that had ended"
+  fi
+  say "interrupted by $1; $outcome" >&2 || true
+  exit "$2"
 }
-trap interrupt INT TERM HUP
+trap 'interrupt SIGHUP 129' HUP
+trap 'interrupt SIGINT 130' INT
+trap 'interrupt SIGTERM 143' TERM
 
 # launch PART RUN RANKS COMMAND...
 launch() {
@@ -269,6 +277,7 @@ deck_facts=()
 deck_prefixes=()
 postponed=()
 label=
+part=
 read_arguments "$@"
 find_programs
 read_decks
@@ -285,4 +294,5 @@ for part in "${all_parts[@]}"; do
   [[ " ${parts[*]} " != *" $part "* ]] || measure "$part"
   report --quick >/dev/null || true # a call that is ended leaves the table so far
 done
+fact end "$(date -u '+%Y-%m-%d %H:%M UTC')"
 report

@@ -251,9 +251,16 @@ def step_rows(runs):
     return rows
 
 
+def is_whole(facts):
+    """Whether the measurement has come to its end."""
+    names = [name for name, _ in facts]
+    return "end" in names and "interrupted" not in names
+
+
 def text_of(facts, runs, further):
     which = ["deck", "part", "run", "ranks"]
-    lines = ["# Measurement of a node", "", *(f"- {name}: {value}" for name, value in facts), "",
+    title = "# Measurement of a node" + ("" if is_whole(facts) else ", partial: it has not come to its end")
+    lines = [title, "", *(f"- {name}: {value}" for name, value in facts), "",
              *rows_of_table([*which, "result", *COLUMNS], run_rows(runs)), "",
              *(f"- {line}" for line in (*findings(runs), *further)), f"- {LEGENDS[0]}"]
     if steps := step_rows(runs):
@@ -268,8 +275,8 @@ def main():
     facts, runs = read_rows(folder / "facts.tsv", 2), read_runs(folder, arguments.quick)
     text = text_of(facts, runs, [] if arguments.quick else model_lines(folder, runs))
     tool.write(folder / "table.md", text)
-    tool.write(folder / "node.json",
-               json.dumps({"facts": dict(facts), "runs": runs, "scaling": scaling(runs)}, indent=2) + "\n")
+    figures = {"facts": dict(facts), "whole": is_whole(facts), "runs": runs, "scaling": scaling(runs)}
+    tool.write(folder / "node.json", json.dumps(figures, indent=2) + "\n")
     tool.say(text)
     return tool.NOT_DONE if any(run["result"].startswith("FAILED") for run in runs) else 0
 

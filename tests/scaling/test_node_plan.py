@@ -5,11 +5,12 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 
 from measured_node import PASSING, SCRIPT, MeasuredNode, steps_of
-from support import small_run
+from support import ROOT, small_run
 
 STAGES = """
 extension_steps = 6
@@ -162,24 +163,51 @@ class NodePlan(MeasuredNode):
             self.assertEqual([key[3] for key in rows if key[2] == "test_rank_count"], ranks)
             self.assertEqual({row["result"] for key, row in rows.items() if key[2] == "test_rank_count"}, {"3 passed"})
 
-    def test_interrupted(self):
-        """No run is left behind, and the table has those that had ended."""
+    def interrupt(self, number, out):
+        """Standard error of a measurement that gets a signal in its second run, which is gone then."""
+        Path("pid").unlink(missing_ok=True)
         self.stub("mpirun", "#!/usr/bin/env bash\n[[ $2 == 1 ]] && exit 5\n"
                             "echo $$ >pid.new && mv pid.new pid\nexec sleep 60\n")
         job = subprocess.Popen([SCRIPT, "--program", self.program, "--deck", "deck.toml", "--data", "shards", "--out",
-                                "out", "--gpus", "2"], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
-                               stderr=subprocess.DEVNULL,
+                                out, "--gpus", "2"], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+                               stderr=subprocess.PIPE, text=True,
+                               preexec_fn=lambda: signal.signal(number, signal.SIG_DFL),  # shells cannot trap others
                                env=os.environ | {"PATH": f"{self.folder / 'bin'}{os.pathsep}{self.path}"})
         while not Path("pid").exists():
             self.assertIsNone(job.poll())
             time.sleep(0.01)
-        job.send_signal(signal.SIGTERM)
-        self.assertEqual(job.wait(30), 130)
+        job.send_signal(number)
+        _, said = job.communicate(timeout=30)
+        self.assertEqual(job.returncode, 128 + number)
         pid, limit = int(Path("pid").read_text()), time.monotonic() + 30
         while alive(pid) and time.monotonic() < limit:
             time.sleep(0.01)
         self.assertFalse(alive(pid))
-        self.assertIn("| deck | windows | weak | 1 | FAILED (5)", Path("out/table.md").read_text())
+        return said
+
+    def test_interrupted(self):
+        """The table has the runs that had ended, and says that it is not whole."""
+        for number, name in ((signal.SIGTERM, "SIGTERM"), (signal.SIGINT, "SIGINT"), (signal.SIGHUP, "SIGHUP")):
+            with self.subTest(name):
+                said = self.interrupt(number, name).splitlines()[-1]
+                self.assertEqual(said, f"measure_node.sh: interrupted by {name}; {self.folder.resolve() / name}/table.md "
+                                 "has the runs that had ended")
+                table = Path(name, "table.md").read_text()
+                self.assertTrue(table.startswith("# Measurement of a node, partial: it has not come to its end\n"))
+                self.assertIn(f"\n- interrupted: by {name} in part windows\n", table)
+                self.assertIn("| deck | windows | weak | 1 | FAILED (5)", table)
+                self.assertFalse(json.loads(Path(name, "node.json").read_text())["whole"])
+
+    def test_killed(self):
+        """A table that nothing could mark is not whole either."""
+        self.measure("--gpus", 1, "--steps", 2, "--only", "losses")
+        facts = Path("out/facts.tsv")
+        for ended in (True, False):
+            again = subprocess.run([sys.executable, "-B", ROOT / "jobscripts/tools/measure_node.py", "out"], text=True,
+                                   stdout=subprocess.PIPE, check=True)
+            self.assertEqual(again.stdout.startswith("# Measurement of a node\n"), ended)
+            self.assertEqual(json.loads(Path("out/node.json").read_text())["whole"], ended)
+            facts.write_text("".join(line for line in facts.read_text().splitlines(True) if line[:4] != "end\t"))
 
 
 if __name__ == "__main__":
