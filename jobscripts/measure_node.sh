@@ -59,6 +59,7 @@ read_arguments() {
   for part in "${parts[@]}"; do
     is_part "$part" || die 2 "--only: \"$part\" is none of the parts ${all_parts[*]}"
   done
+  nccl_steps=$((steps * 5 / 2))
 }
 
 find_programs() {
@@ -68,6 +69,8 @@ find_programs() {
   done
   [[ -f $program && -x $program ]] || die 2 "$program: no such program; build it, or name it with --program"
   [[ -d $data ]] || die 2 "$data: no such directory; --data names the one with the token shards or .bin files"
+  [[ $("$program" --version </dev/null 2>/dev/null) == "nanorun "* ]] ||
+    die 2 "$program: not nanorun, or it cannot run here; name another one with --program"
   program=$(realpath -s -- "$program") data=$(realpath -- "$data")
   # The report of the studies needs modules that the table does without.
   python=$(find_python 2>/dev/null && printf %s "$python") || python=python3
@@ -133,8 +136,51 @@ shards_of() {
   printf '[%s]' "$(toml_strings "$directory/*$1*.h5")"
 }
 
+# picked PART...: whether one of them is to be measured.
+picked() {
+  local one
+  for one in "$@"; do
+    [[ " ${parts[*]} " != *" $one "* ]] || return 0
+  done
+  return 1
+}
+
+# dry_run WHAT DECK KEY=VALUE...: ends the call where the program refuses the deck with these keys.
+dry_run() {
+  local said
+  said=$("$program" train --dry-run --ranks "$most" "${@:2}" 2>&1 >/dev/null) ||
+    die 2 "$1: $(sed -n '1s/^nanorun: //;1p' <<<"$said")"
+}
+
+# The deck in use, the overrides and --steps must do for all parts that are to be measured, before anything is made.
+check_deck() {
+  local keys=("${prefixes[@]}" "${overrides[@]}" "${common[@]}") short="$label, --steps $steps" schedule=()
+  if picked whole; then dry_run "$label" "$deck" "${keys[@]}" train.sequences=8; fi
+  if picked losses || { [[ $stages -gt 0 ]] && picked stages; }; then
+    schedule_of "$steps"
+    dry_run "$short" "$deck" "${keys[@]}" "${schedule[@]}" train.sequences=8
+  fi
+  if [[ $most -gt 1 ]] && picked nccl; then
+    schedule_of "$nccl_steps"
+    dry_run "$short" "$deck" "${keys[@]}" "${schedule[@]}" "train.sequences=$most"
+  fi
+  [[ $stages -eq 0 ]] || return 0
+  if picked strong weak; then
+    dry_run "$short" "$deck" "${study_keys[@]}" "${overrides[@]}" "${common[@]}" "train.steps=$steps" train.sequences=8
+  fi
+  if picked windows; then check_windows; fi
+}
+
 # exists PATTERN, expanded by the caller: whether it matches a file.
 exists() { [[ -e $1 ]]; }
+
+check_data() {
+  local kind
+  for kind in train val; do
+    exists "$data"/*"$kind"*.h5 || exists "$data"/*"$kind"*.bin ||
+      die 2 "$data holds no token shards *$kind*.h5, nor *$kind*.bin to make them from"
+  done
+}
 
 # Token shards *train*.h5 and *val*.h5: each .bin file of a kind becomes one, unless its FILE.h5 is there already.
 make_shards() {
@@ -144,8 +190,6 @@ make_shards() {
       [[ -e $bin && ! -e ${bin%.bin}.h5 ]] || continue
       "$program" shard "${bin%.bin}" "$bin" >>"$out/shards.log" 2>&1 || die 3 "$(tail -n 1 "$out/shards.log")"
     done
-    exists "$data"/*"$kind"*.h5 ||
-      die 2 "$data holds no token shards *$kind*.h5, nor *$kind*.bin to make them from"
   done
 }
 
@@ -282,16 +326,22 @@ read_arguments "$@"
 find_programs
 read_decks
 count_ranks
-make_directory
 mpi_environment
-make_shards
 common=("data.train=$(shards_of train)" data.end=wrap run.log_every=1)
+for i in "${!decks[@]}"; do
+  use_deck "$i"
+  check_deck
+done
+label=
+check_data
+make_directory
+make_shards
 own=("data.validation=$(shards_of val)" "run.outputs=$(toml_strings "$out/runs")" checkpoint.at_end=false) # no study's
 write_facts
 : >"$out/runs.tsv"
 for part in "${all_parts[@]}"; do
   [[ $part != losses ]] || measure_postponed
-  [[ " ${parts[*]} " != *" $part "* ]] || measure "$part"
+  ! picked "$part" || measure "$part"
   report --quick >/dev/null || true # a call that is ended leaves the table so far
 done
 fact end "$(date -u '+%Y-%m-%d %H:%M UTC')"

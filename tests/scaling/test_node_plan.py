@@ -61,7 +61,7 @@ class NodePlan(MeasuredNode):
             *(("deck", "windows", "weak", n) for n in "12"),
             ("deck", "whole", "12_of_12_steps", "2"), ("staged", "whole", "100_of_100_steps", "2"),
             ("deck", "nccl", "nccl", "2"), ("staged", "nccl", "nccl", "2")])
-        self.assertEqual({row["result"] for row in rows.values()}, {"ok"}, table)
+        self.assertEqual({row["result"] for key, row in rows.items() if key[1] != "nccl"}, {"ok"}, table)
         steps = {(row["run"], row["ranks"], row["stage"]): row for row in self.cells(table.partition("\n## ")[2])
                  if row["part"] == "stages"}
         self.assertEqual(len(steps), 12)
@@ -95,7 +95,7 @@ class NodePlan(MeasuredNode):
         self.assertAlmostEqual(run["stages"][1]["phases_ms"]["backward"], backward, places=9)
 
     def test_budget(self):
-        table, _ = self.measure("--gpus", 2, "--minutes", 1, "--steps", 400, "--only", "windows,losses")
+        table, _ = self.measure("--gpus", 2, "--minutes", 1, "--steps", 400, "--only", "windows,losses", code=1)
         rows = self.rows(table)
         self.assertEqual([row["result"].split(",")[0] for row in rows.values()],
                          ["skipped: needs about 82 s", "skipped: needs about 402 s"])
@@ -123,11 +123,13 @@ class NodePlan(MeasuredNode):
     def test_wrong_inputs(self):
         Path("empty").mkdir()
         Path("broken").mkdir()
-        Path("broken/train.bin").write_text("nonsense")
+        for kind in ("train", "val"):
+            Path(f"broken/{kind}.bin").write_text("nonsense")
         Path("file").touch()
         Path("copy").mkdir()
         shutil.copy("deck.toml", "copy")
         Path("broken.toml").write_text("[train\n")
+        self.write_staged()
         wrong = [(["--minutes", 0], "--minutes must be a positive whole number"), (["--minutes", 8.5], "not \"8.5\""),
                  (["--steps", "4x"], "--steps must be"),
                  (["--gpus", 0], "--gpus must be"), (["--only", "windows,fast"], '--only: "fast" is none of the parts'),
@@ -137,7 +139,14 @@ class NodePlan(MeasuredNode):
                  (["--deck", "broken.toml"], "broken.toml: not TOML: "),
                  (["--", "train.steps=many"], "train.steps should be a whole number, not 'many'"),
                  (["--out"], "--out needs a value"), (["train.steps=4"], "unknown argument train.steps=4"),
-                 (["--program", "none"], "none: no such program"), (["--deck", "none"], "none: no such deck"),
+                 (["--program", "none"], "none: no such program"), (["--program", "/bin/true"], "/bin/true: not nanorun"),
+                 (["--only", "whole", "--", "model.widht=5"], "deck: override model.widht=5: unknown key model.widht"),
+                 (["--only", "losses", "--", "model.widht=5"], "deck, --steps 40: override model.widht=5: unknown key"),
+                 (["--only", "strong", "--", "window.last=x"], "deck, --steps 40: override window.last=x: "),
+                 (["--gpus", 2, "--only", "nccl", "--", "comm.gradients=5"], "deck, --steps 40: override comm.gradients=5"),
+                 (["--steps", 2, "--only", "windows"], "windows of deck, --steps 2: override train.steps=2: stage."),
+                 (["--deck", "staged.toml", "--steps", 2, "--only", "stages"],
+                  "staged, --steps 2: override train.steps=2: stage."), (["--deck", "none"], "none: no such deck"),
                  (["--data", "none"], "none: no such directory"), (["--data", "empty"], "holds no token shards"),
                  (["--out", "file"], "file: the directory cannot be made")]
         for arguments, message in wrong:
@@ -146,6 +155,7 @@ class NodePlan(MeasuredNode):
                 self.assertEqual(said.count("\n"), 1, said)
                 self.assertTrue(said.startswith("measure_node.sh: "))
                 self.assertIn(message, said)
+                self.assertEqual(list(Path().glob("out*")), [], "nothing was made")
         _, said = self.measure("--gpus", 1, "--data", "broken", code=3)
         self.assertRegex(said, r"^measure_node.sh: nanorun: .*broken/train.bin.*\n$")
         self.assertFalse(Path("out/runs.tsv").exists())
