@@ -3,17 +3,18 @@
 # scaling and the fault tests. Each part starts only where the time that it needs, by estimate, is left. The tables are
 # printed and lie in OUT/table.md, the figures in OUT/node.json, beside the logs and output directories of all runs.
 # Without GPUs --gpus says how many ranks to measure, so that small decks can try it on CPUs.
-# shellcheck source=jobscripts/setup.sh
-source "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
+# It works in the repository and where nanorun is installed, also through a symbolic link.
+jobscripts=$(dirname "$(realpath -- "${BASH_SOURCE[0]}")")
+# shellcheck source=jobscripts/shell.sh
+source "$jobscripts/shell.sh"
 # shellcheck source=jobscripts/measure_node_parts.sh
-source "$(dirname "${BASH_SOURCE[0]}")/measure_node_parts.sh"
+source "$jobscripts/measure_node_parts.sh"
 
-usage='usage: measure_node.sh [--program PATH] [--data DIR] [--out DIR] [--gpus N] [--minutes M] [--only PART,...]
-  [--deck DECK]... [--steps STEPS] [-- section.key=value...]'
 all_parts=(stages windows whole strong weak nccl faults losses) # in the order of their worth
 start_s=9 # of a run: from its start to the first step, and its end
 
 program=$root/build/h100/bin/nanorun
+[[ -f $root/CMakeLists.txt ]] || program=$(realpath -m -- "$root/../../bin/nanorun") # of the prefix
 data=data
 out=outputs/node
 gpus=
@@ -22,6 +23,28 @@ only=$(IFS=, && printf %s "${all_parts[*]}")
 decks=()
 steps=40
 overrides=()
+
+print_usage() {
+  cat <<EOF
+usage: measure_node.sh [--program PATH] [--data DIR] [--out DIR] [--gpus N] [--minutes M] [--only PART,...]
+  [--deck DECK]... [--steps STEPS] [-- section.key=value...]
+
+Measures a node of one to eight GPUs. The table is printed and written to OUT/table.md.
+
+  --program PATH    nanorun (default: $program)
+  --data DIR        token shards *train*.h5 and *val*.h5, or .bin files to make them from (default: $data)
+  --out DIR         new directory for tables, logs and runs (default: $out)
+  --gpus N          ranks (default: as many as there are GPUs)
+  --minutes M       time for all parts (default: $minutes)
+  --only PART,...   parts (default: all of $only)
+  --deck DECK       a deck, for each one (default: inputs/record89.toml and inputs/record21.toml)
+  --steps STEPS     of the short runs (default: $steps)
+  -- KEY=VALUE...   keys for all decks
+
+Exit codes: 0 all that ran is well, 1 a run has failed or none could be measured, 2 wrong arguments or decks,
+3 .bin files that cannot be converted, 129, 130 and 143 ended by SIGHUP, SIGINT and SIGTERM.
+EOF
+}
 
 require_number() {
   [[ $2 =~ ^[1-9][0-9]{0,5}$ ]] || die 2 "$1 must be a positive whole number, not \"$2\""
@@ -36,7 +59,7 @@ is_part() {
 read_arguments() {
   while [[ $# -gt 0 ]]; do
     case $1 in
-      --help) printf '%s\n' "$usage" && exit 0 ;;
+      --help) print_usage && exit 0 ;;
       --program | --data | --out | --gpus | --minutes | --only | --deck | --steps)
         [[ $# -gt 1 ]] || die 2 "$1 needs a value"
         if [[ $1 == --deck ]]; then decks+=("$2"); else printf -v "${1#--}" '%s' "$2"; fi
@@ -46,6 +69,7 @@ read_arguments() {
         overrides=("${@:2}")
         break
         ;;
+      *=*) die 2 "unknown argument $1; keys of decks follow after --, as in -- $1" ;;
       *) die 2 "unknown argument $1; measure_node.sh --help shows the usage" ;;
     esac
     shift

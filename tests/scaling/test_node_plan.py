@@ -138,7 +138,8 @@ class NodePlan(MeasuredNode):
                  (["--deck", "copy/deck.toml"], "--deck: two decks are called deck"),
                  (["--deck", "broken.toml"], "broken.toml: not TOML: "),
                  (["--", "train.steps=many"], "train.steps should be a whole number, not 'many'"),
-                 (["--out"], "--out needs a value"), (["train.steps=4"], "unknown argument train.steps=4"),
+                 (["--out"], "--out needs a value"), (["-o"], "unknown argument -o"),
+                 (["train.steps=4"], "unknown argument train.steps=4; keys of decks follow after --"),
                  (["--program", "none"], "none: no such program"), (["--program", "/bin/true"], "/bin/true: not nanorun"),
                  (["--only", "whole", "--", "model.widht=5"], "deck: override model.widht=5: unknown key model.widht"),
                  (["--only", "losses", "--", "model.widht=5"], "deck, --steps 40: override model.widht=5: unknown key"),
@@ -159,6 +160,13 @@ class NodePlan(MeasuredNode):
         _, said = self.measure("--gpus", 1, "--data", "broken", code=3)
         self.assertRegex(said, r"^measure_node.sh: nanorun: .*broken/train.bin.*\n$")
         self.assertFalse(Path("out/runs.tsv").exists())
+
+    def test_help(self):
+        """Names every part, default and exit code."""
+        said = subprocess.run([SCRIPT, "--help"], text=True, stdout=subprocess.PIPE, check=True).stdout
+        for words in ("all of stages,windows,whole,strong,weak,nccl,faults,losses)", "(default: 9)", "(default: 40)",
+                      "(default: outputs/node)", f"(default: {ROOT / 'build/h100/bin/nanorun'})", "Exit codes: 0 "):
+            self.assertIn(words, said)
 
     def test_without_gpus(self):
         self.stub("nvidia-smi", "#!/usr/bin/env bash\nexit 9\n")
