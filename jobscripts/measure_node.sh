@@ -3,17 +3,18 @@
 # scaling and the fault tests. Each part starts only where the time that it needs, by estimate, is left. The tables are
 # printed and lie in OUT/table.md, the figures in OUT/node.json, beside the logs and output directories of all runs.
 # Without GPUs --gpus says how many ranks to measure, so that small decks can try it on CPUs.
-# shellcheck source=jobscripts/setup.sh
-source "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
+# It works in the repository and where nanorun is installed, also through a symbolic link.
+jobscripts=$(dirname "$(realpath -- "${BASH_SOURCE[0]}")")
+# shellcheck source=jobscripts/shell.sh
+source "$jobscripts/shell.sh"
 # shellcheck source=jobscripts/measure_node_parts.sh
-source "$(dirname "${BASH_SOURCE[0]}")/measure_node_parts.sh"
+source "$jobscripts/measure_node_parts.sh"
 
-usage='usage: measure_node.sh [--program PATH] [--data DIR] [--out DIR] [--gpus N] [--minutes M] [--only PART,...]
-  [--deck DECK]... [--steps STEPS] [-- section.key=value...]'
 all_parts=(stages windows whole strong weak nccl faults losses) # in the order of their worth
 start_s=9 # of a run: from its start to the first step, and its end
 
 program=$root/build/h100/bin/nanorun
+[[ -f $root/CMakeLists.txt ]] || program=$(realpath -m -- "$root/../../bin/nanorun") # of the prefix
 data=data
 out=outputs/node
 gpus=
@@ -22,6 +23,28 @@ only=$(IFS=, && printf %s "${all_parts[*]}")
 decks=()
 steps=40
 overrides=()
+
+print_usage() {
+  cat <<EOF
+usage: measure_node.sh [--program PATH] [--data DIR] [--out DIR] [--gpus N] [--minutes M] [--only PART,...]
+  [--deck DECK]... [--steps STEPS] [-- section.key=value...]
+
+Measures a node of one to eight GPUs. The table is printed and written to OUT/table.md.
+
+  --program PATH    nanorun (default: $program)
+  --data DIR        token shards *train*.h5 and *val*.h5, or .bin files to make them from (default: $data)
+  --out DIR         new directory for tables, logs and runs (default: $out)
+  --gpus N          ranks (default: as many as there are GPUs)
+  --minutes M       time for all parts (default: $minutes)
+  --only PART,...   parts (default: all of $only)
+  --deck DECK       a deck, for each one (default: inputs/record89.toml and inputs/record21.toml)
+  --steps STEPS     of the short runs (default: $steps)
+  -- KEY=VALUE...   keys for all decks
+
+Exit codes: 0 all that ran is well, 1 a run has failed or none could be measured, 2 wrong arguments or decks,
+3 .bin files that cannot be converted, 129, 130 and 143 ended by SIGHUP, SIGINT and SIGTERM.
+EOF
+}
 
 require_number() {
   [[ $2 =~ ^[1-9][0-9]{0,5}$ ]] || die 2 "$1 must be a positive whole number, not \"$2\""
@@ -36,7 +59,7 @@ is_part() {
 read_arguments() {
   while [[ $# -gt 0 ]]; do
     case $1 in
-      --help) printf '%s\n' "$usage" && exit 0 ;;
+      --help) print_usage && exit 0 ;;
       --program | --data | --out | --gpus | --minutes | --only | --deck | --steps)
         [[ $# -gt 1 ]] || die 2 "$1 needs a value"
         if [[ $1 == --deck ]]; then decks+=("$2"); else printf -v "${1#--}" '%s' "$2"; fi
@@ -46,6 +69,7 @@ read_arguments() {
         overrides=("${@:2}")
         break
         ;;
+      *=*) die 2 "unknown argument $1; keys of decks follow after --, as in -- $1" ;;
       *) die 2 "unknown argument $1; measure_node.sh --help shows the usage" ;;
     esac
     shift
@@ -59,6 +83,7 @@ read_arguments() {
   for part in "${parts[@]}"; do
     is_part "$part" || die 2 "--only: \"$part\" is none of the parts ${all_parts[*]}"
   done
+  nccl_steps=$((steps * 5 / 2))
 }
 
 find_programs() {
@@ -68,6 +93,8 @@ find_programs() {
   done
   [[ -f $program && -x $program ]] || die 2 "$program: no such program; build it, or name it with --program"
   [[ -d $data ]] || die 2 "$data: no such directory; --data names the one with the token shards or .bin files"
+  [[ $("$program" --version </dev/null 2>/dev/null) == "nanorun "* ]] ||
+    die 2 "$program: not nanorun, or it cannot run here; name another one with --program"
   program=$(realpath -s -- "$program") data=$(realpath -- "$data")
   # The report of the studies needs modules that the table does without.
   python=$(find_python 2>/dev/null && printf %s "$python") || python=python3
@@ -133,17 +160,58 @@ shards_of() {
   printf '[%s]' "$(toml_strings "$directory/*$1*.h5")"
 }
 
+# picked PART...: whether one of them is to be measured.
+picked() {
+  local one
+  for one in "$@"; do
+    [[ " ${parts[*]} " != *" $one "* ]] || return 0
+  done
+  return 1
+}
+
+# dry_run WHAT DECK KEY=VALUE...: ends the call where the program refuses the deck with these keys.
+dry_run() {
+  local said
+  said=$("$program" train --dry-run --ranks "$most" "${@:2}" 2>&1 >/dev/null) ||
+    die 2 "$1: $(sed -n '1s/^nanorun: //;1p' <<<"$said")"
+}
+
+# The deck in use, the overrides and --steps must do for all parts that are to be measured, before anything is made.
+check_deck() {
+  local keys=("${prefixes[@]}" "${overrides[@]}" "${common[@]}") short="$label, --steps $steps" schedule=()
+  if picked whole; then dry_run "$label" "$deck" "${keys[@]}" train.sequences=8; fi
+  if picked losses || { [[ $stages -gt 0 ]] && picked stages; }; then
+    schedule_of "$steps"
+    dry_run "$short" "$deck" "${keys[@]}" "${schedule[@]}" train.sequences=8
+  fi
+  if [[ $most -gt 1 ]] && picked nccl; then
+    schedule_of "$nccl_steps"
+    dry_run "$short" "$deck" "${keys[@]}" "${schedule[@]}" "train.sequences=$most"
+  fi
+  [[ $stages -eq 0 ]] || return 0
+  if picked strong weak; then
+    dry_run "$short" "$deck" "${study_keys[@]}" "${overrides[@]}" "${common[@]}" "train.steps=$steps" train.sequences=8
+  fi
+  if picked windows; then check_windows; fi
+}
+
 # exists PATTERN, expanded by the caller: whether it matches a file.
 exists() { [[ -e $1 ]]; }
 
-# Token shards *train*.h5 and *val*.h5; where there are none of a kind, they are made from its .bin files.
+check_data() {
+  local kind
+  for kind in train val; do
+    exists "$data"/*"$kind"*.h5 || exists "$data"/*"$kind"*.bin ||
+      die 2 "$data holds no token shards *$kind*.h5, nor *$kind*.bin to make them from"
+  done
+}
+
+# Token shards *train*.h5 and *val*.h5: each .bin file of a kind becomes one, unless its FILE.h5 is there already.
 make_shards() {
   local bin kind
   for kind in train val; do
-    exists "$data"/*"$kind"*.h5 && continue
-    exists "$data"/*"$kind"*.bin ||
-      die 2 "$data holds no token shards *$kind*.h5, nor *$kind*.bin to make them from"
     for bin in "$data"/*"$kind"*.bin; do
+      [[ -e $bin && ! -e ${bin%.bin}.h5 ]] || continue
       "$program" shard "${bin%.bin}" "$bin" >>"$out/shards.log" 2>&1 || die 3 "$(tail -n 1 "$out/shards.log")"
     done
   done
@@ -199,18 +267,26 @@ limited() {
   child=
 }
 
-# An interrupted measurement leaves no run behind, and the table so far.
+# An interrupted measurement leaves no run behind, and the table so far: interrupt SIGNAL CODE.
 child=
 interrupt() {
+  local outcome="nothing was measured"
   trap '' INT TERM HUP
   if [[ -n $child ]]; then
     kill "$child" 2>/dev/null || true
     wait "$child" || true
   fi
-  [[ ! -f $out/runs.tsv ]] || report --quick >/dev/null 2>&1 || true
-  exit 130
+  if [[ -f $out/runs.tsv ]]; then
+    fact interrupted "by $1 in part $part"
+    report --quick >/dev/null 2>&1 || true
+    outcome="$out/table.md has the runs that had ended"
+  fi
+  say "interrupted by $1; $outcome" >&2 || true
+  exit "$2"
 }
-trap interrupt INT TERM HUP
+trap 'interrupt SIGHUP 129' HUP
+trap 'interrupt SIGINT 130' INT
+trap 'interrupt SIGTERM 143' TERM
 
 # launch PART RUN RANKS COMMAND...
 launch() {
@@ -269,20 +345,28 @@ deck_facts=()
 deck_prefixes=()
 postponed=()
 label=
+part=
 read_arguments "$@"
 find_programs
 read_decks
 count_ranks
-make_directory
 mpi_environment
-make_shards
 common=("data.train=$(shards_of train)" data.end=wrap run.log_every=1)
+for i in "${!decks[@]}"; do
+  use_deck "$i"
+  check_deck
+done
+label=
+check_data
+make_directory
+make_shards
 own=("data.validation=$(shards_of val)" "run.outputs=$(toml_strings "$out/runs")" checkpoint.at_end=false) # no study's
 write_facts
 : >"$out/runs.tsv"
 for part in "${all_parts[@]}"; do
   [[ $part != losses ]] || measure_postponed
-  [[ " ${parts[*]} " != *" $part "* ]] || measure "$part"
+  ! picked "$part" || measure "$part"
   report --quick >/dev/null || true # a call that is ended leaves the table so far
 done
+fact end "$(date -u '+%Y-%m-%d %H:%M UTC')"
 report

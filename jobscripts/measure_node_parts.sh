@@ -3,6 +3,7 @@
 # shellcheck disable=SC2154 # variables of measure_node.sh
 
 mean_window=(window.first=896 window.last=896) # about the mean of the schedule of record 21
+study_keys=("${mean_window[@]}" train.cooldown=0)
 
 # Sets `schedule`, the overrides for a schedule of so many steps with all stages of the deck.
 schedule_of() {
@@ -26,14 +27,29 @@ measure_stages() {
   done
 }
 
-# A run whose stages have windows of 128, 896 and 1792 tokens, with one sequence a rank.
-measure_windows() {
-  local n one kept=() grown=$deck deck=$out/windows_of_$label.toml
-  affordable windows "$(sum_estimates "$steps")" || return 0
-  deck_tool windows "$grown" >"$deck"
+# Sets `kept`: the overrides without keys that a deck of windows no more has.
+keep_overrides() {
+  local one
+  kept=()
   for one in "${overrides[@]}"; do
     [[ $one =~ ^(train\.length|window\.(first|last|quantum|rounding))= ]] || kept+=("$one")
   done
+}
+
+check_windows() {
+  local kept=() schedule=()
+  keep_overrides
+  schedule_of "$steps"
+  deck_tool windows "$deck" | dry_run "windows of $label, --steps $steps" /dev/stdin "${prefixes[@]}" "${kept[@]}" \
+    "${common[@]}" "${schedule[@]}" train.extension_steps=0 "train.sequences=$most"
+}
+
+# A run whose stages have windows of 128, 896 and 1792 tokens, with one sequence a rank.
+measure_windows() {
+  local n kept=() grown=$deck deck=$out/windows_of_$label.toml
+  affordable windows "$(sum_estimates "$steps")" || return 0
+  deck_tool windows "$grown" >"$deck"
+  keep_overrides
   local overrides=("${kept[@]}")
   schedule_of "$steps"
   for n in "${ranks[@]}"; do
@@ -52,7 +68,7 @@ measure_losses() {
 }
 
 measure_nccl() {
-  local nccl_steps=$((steps * 5 / 2)) window=("${mean_window[@]}")
+  local window=("${mean_window[@]}")
   if [[ $most -eq 1 ]]; then
     record nccl "" "" - 0 "skipped: needs two GPUs"
     return
@@ -76,7 +92,7 @@ sequences = $2
 steps = $steps
 warmup = $((steps / 5))
 outputs = $(toml_strings "$out/report/$label")
-overrides = [$(toml_strings "${mean_window[@]}" train.cooldown=0 "${overrides[@]}" "${common[@]}")]
+overrides = [$(toml_strings "${study_keys[@]}" "${overrides[@]}" "${common[@]}")]
 
 EOF
   sed -n '/^\[prediction\]/,$p' "$root/inputs/studies/$1.toml"

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # Packages, environment and build for one machine; the other job scripts source this file and call `setup`.
-# Defines: root (the repository), nanorun (the program), python (one that imports h5py and matplotlib), setup.
-set -euo pipefail
+# Defines: nanorun (the program), python (one that imports h5py and matplotlib), setup, and what shell.sh does.
+# shellcheck source=jobscripts/shell.sh
+source "$(dirname "${BASH_SOURCE[0]}")/shell.sh"
 
-root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 export nanorun=$root/build/cpu/bin/nanorun
 
 packages=(
@@ -16,12 +16,6 @@ packages=(
 
 # Further arguments of cmake.
 cmake_options=()
-
-say() { printf '%s: %s\n' "$(basename "$0")" "$*"; }
-die() {
-  say "$2" >&2
-  exit "$1"
-}
 
 missing_packages() {
   comm -23 <(printf '%s\n' "${packages[@]}" | sort) \
@@ -45,17 +39,6 @@ install_packages() {
   fi
 }
 
-find_python() {
-  local candidate
-  for candidate in python3 /usr/bin/python3; do
-    if "$candidate" -c 'import h5py, matplotlib' 2>/dev/null; then
-      export python=$candidate
-      return 0
-    fi
-  done
-  die 2 "no python3 with h5py and matplotlib found; install python3-h5py and python3-matplotlib"
-}
-
 configure() {
   local preset=$1 log
   command -v cmake >/dev/null || return 1
@@ -71,14 +54,6 @@ $(basename "$0"): the build needs what these packages hold:
   Debian 12:  ${packages[*]}
   Spack:      spack env create nanorun spack.yaml && spack env activate nanorun && spack install
 EOF
-}
-
-# Open MPI refuses root unless told twice, and starts no more ranks than there are cores unless told so.
-mpi_environment() {
-  if [[ $EUID -eq 0 ]]; then
-    export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
-  fi
-  export OMPI_MCA_rmaps_base_oversubscribe=1
 }
 
 # setup PRESET TARGET...

@@ -97,9 +97,11 @@ def measure(run, output, quick):
 
 
 def last_words(log):
-    """What a program said at last of what is wrong, or else its last line."""
-    lines = [line for line in read_log(log).splitlines() if line.strip()]
-    said = [line for line in lines if re.match(r"(nanorun|scaling_study\.py): ", line)] or lines
+    """Which rank a signal has ended, as mpirun says, or what a program said at last of what is wrong, or else the last
+    line that is no ruler."""
+    lines = [line for line in read_log(log).splitlines() if line.strip(" -")]
+    killed = [line for line in lines if " noticed that process rank " in line]
+    said = killed or [line for line in lines if re.match(r"(nanorun|scaling_study\.py): ", line)] or lines
     return tool.one_line(said[-1])[:120].replace("|", "/") if said else ""
 
 
@@ -135,6 +137,8 @@ def judge(run, folder, quick):
         measure(run, output_folder(folder, run), quick)
     except tool.ToolError as error:
         return f"FAILED ({error})"
+    if run["part"] == "nccl" and not run.get("transport", "").startswith("NCCL"):
+        return "ok, but not through NCCL"
     return "ok"
 
 
@@ -249,9 +253,16 @@ def step_rows(runs):
     return rows
 
 
+def is_whole(facts):
+    """Whether the measurement has come to its end."""
+    names = [name for name, _ in facts]
+    return "end" in names and "interrupted" not in names
+
+
 def text_of(facts, runs, further):
     which = ["deck", "part", "run", "ranks"]
-    lines = ["# Measurement of a node", "", *(f"- {name}: {value}" for name, value in facts), "",
+    title = "# Measurement of a node" + ("" if is_whole(facts) else ", partial: it has not come to its end")
+    lines = [title, "", *(f"- {name}: {value}" for name, value in facts), "",
              *rows_of_table([*which, "result", *COLUMNS], run_rows(runs)), "",
              *(f"- {line}" for line in (*findings(runs), *further)), f"- {LEGENDS[0]}"]
     if steps := step_rows(runs):
@@ -266,10 +277,11 @@ def main():
     facts, runs = read_rows(folder / "facts.tsv", 2), read_runs(folder, arguments.quick)
     text = text_of(facts, runs, [] if arguments.quick else model_lines(folder, runs))
     tool.write(folder / "table.md", text)
-    tool.write(folder / "node.json",
-               json.dumps({"facts": dict(facts), "runs": runs, "scaling": scaling(runs)}, indent=2) + "\n")
+    figures = {"facts": dict(facts), "whole": is_whole(facts), "runs": runs, "scaling": scaling(runs)}
+    tool.write(folder / "node.json", json.dumps(figures, indent=2) + "\n")
     tool.say(text)
-    return tool.NOT_DONE if any(run["result"].startswith("FAILED") for run in runs) else 0
+    measured = any(run["exit_code"] is not None for run in runs)
+    return tool.NOT_DONE if not measured or any(run["result"].startswith("FAILED") for run in runs) else 0
 
 
 if __name__ == "__main__":

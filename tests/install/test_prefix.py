@@ -70,6 +70,22 @@ class Prefix(unittest.TestCase):
             job = subprocess.run([sys.executable, "-B", *command], cwd=self.elsewhere, capture_output=True, text=True)
             self.assertEqual((job.returncode, job.stderr), (0, ""))
 
+    def test_measurement_of_a_node(self):
+        """Through a symbolic link, with the installed program and decks, as far as it comes without data."""
+        with tempfile.TemporaryDirectory(prefix="nanorun-node-") as folder:
+            link = Path(folder) / "measure"
+            link.symlink_to(self.prefix / "share" / "nanorun" / "jobscripts" / "measure_node.sh")
+            usage = subprocess.run([link, "--help"], cwd=folder, capture_output=True, text=True)
+            self.assertEqual((usage.returncode, usage.stderr), (0, ""))
+            self.assertIn(f"(default: {self.prefix.resolve() / 'bin' / 'nanorun'})", usage.stdout)
+            (Path(folder) / "mpirun").touch(mode=0o755)  # one is looked for, and not started
+            job = subprocess.run([link, "--gpus", "1", "--data", folder, "--only", "losses"], cwd=folder,
+                                 env=os.environ | {"PATH": f"{os.environ['PATH']}{os.pathsep}{folder}"},
+                                 capture_output=True, text=True)
+            self.assertEqual((job.returncode, job.stdout), (2, ""))
+            self.assertIn(f"{Path(folder).resolve()} holds no token shards *train*.h5", job.stderr)
+            self.assertFalse((Path(folder) / "outputs").exists())
+
     def test_run_path_follows_the_program(self):
         """Of the build directory, no library is needed; the prefix's own library directory is searched relative to
         bin."""

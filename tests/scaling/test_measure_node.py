@@ -28,7 +28,8 @@ class MeasureNode(MeasuredNode):
         for key in trained:
             with self.subTest(key=key):
                 row = rows["deck", *key]
-                self.assertEqual((row["result"], row["steps"]), ("ok", "15" if key[0] == "nccl" else "6"))
+                self.assertEqual((row["result"], row["steps"]),
+                                 ("ok, but not through NCCL", "15") if key[0] == "nccl" else ("ok", "6"))
                 self.assertEqual(row["ms/step"] != "", key[0] != "windows")
                 self.assertGreater(float(row["training loss"]), 0)
                 self.assertEqual(row["validation loss"] != "", key[0] == "losses")
@@ -134,20 +135,35 @@ class MeasureNode(MeasuredNode):
             self.assertIn(phases, again.stdout)
 
     def test_shards_from_bin_files(self):
+        """Each .bin file has its shard after a call, also where an earlier call has made some of them."""
         for kind in ("train", "val"):
             Path(f"shards/{kind}.h5").unlink()
-            subprocess.run([small_run.PROGRAM, "export", self.shard, f"shards/text_{kind}_1.bin"], check=True)
-        shutil.copy(self.shard, "shards/only_train.h5")  # makes the shard of the .bin file of its kind needless
-        self.measure("--gpus", 1, "--only", "nccl", "--out", "first")
-        self.assertFalse(Path("shards/text_train_1.h5").exists())
-        Path("shards/only_train.h5").unlink()
-        self.measure("--gpus", 1, "--only", "nccl")
-        subprocess.run([small_run.PROGRAM, "verify", "shards/text_train_1.h5", "shards/text_val_1.h5"], check=True)
+            for i in (1, 2):
+                subprocess.run([small_run.PROGRAM, "export", self.shard, f"shards/text_{kind}_{i}.bin"], check=True)
+        made = [f"shards/text_{kind}_{i}.h5" for kind in ("train", "val") for i in (1, 2)]
+        subprocess.run([small_run.PROGRAM, "shard", "shards/text_train_1", "shards/text_train_1.bin"], check=True,
+                       stdout=subprocess.DEVNULL)
+        before = os.stat(made[0]).st_mtime_ns
+        self.measure("--gpus", 1, "--steps", 2, "--only", "losses", "--", "model.vocabulary=50257")
+        subprocess.run([small_run.PROGRAM, "verify", *made], check=True, stdout=subprocess.DEVNULL)
+        self.assertEqual(os.stat(made[0]).st_mtime_ns, before, "what is there is not made again")
 
     def test_last_words(self):
         """Of the study's tool as of the program, before those of the launcher."""
         for said in ("nanorun: no data", "scaling_study.py: no deck"):
             Path("log").write_text(f"begin\n{said}\nmpirun has ended\n\n")
+            self.assertEqual(measure_node.last_words(Path("log")), said)
+
+    def test_last_words_of_mpirun(self):
+        """Its lines lie between rulers; a rank that a signal has ended is the cause of what others say."""
+        ruler = 74 * "-"
+        killed = "mpirun noticed that process rank 1 with PID 0 on node a exited on signal 9 (Killed)."
+        for text, said in (
+                (f"nanorun: rank 0: no answer\n{ruler}\n{killed}\n{ruler}\n", killed),
+                (f"begin\n{ruler}\nprte {killed[7:]}\n{ruler}\n1 more process\n", f"prte {killed[7:]}"),
+                (f"{ruler}\nThere are not enough slots.\n{ruler}\n", "There are not enough slots."),
+                (f"{ruler}\n", "")):
+            Path("log").write_text(text)
             self.assertEqual(measure_node.last_words(Path("log")), said)
 
 
