@@ -189,7 +189,7 @@ class Stop(LostRanks, FaultTest):
 
     def test_slow_rank_is_not_taken_for_one_that_hangs(self):
         """Its steps take longer than collectives may."""
-        job, _ = self.start_faulty("slow", "comm.timeout_seconds=1", ranks=1)
+        job, _ = self.start_faulty("slow", "comm.timeout_seconds=2", ranks=1)
         slow = re.compile(r"step .* (\d+)\.\d ms/step")
         job.until(lambda: any(int(m[1]) > 2000 for m in map(slow.match, job.output) if m), "slow step")
         (self.folder / "fault").unlink()
