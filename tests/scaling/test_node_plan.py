@@ -140,11 +140,12 @@ class NodePlan(MeasuredNode):
                  (["--", "train.steps=many"], "train.steps should be a whole number, not 'many'"),
                  (["--out"], "--out needs a value"), (["-o"], "unknown argument -o"),
                  (["train.steps=4"], "unknown argument train.steps=4; keys of decks follow after --"),
-                 (["--program", "none"], "none: no such program"), (["--program", "/bin/true"], "/bin/true: not nanorun"),
+                 (["--program", "none"], "none: no such program"),
+                 (["--program", "/bin/true"], "/bin/true: not nanorun"),
                  (["--only", "whole", "--", "model.widht=5"], "deck: override model.widht=5: unknown key model.widht"),
                  (["--only", "losses", "--", "model.widht=5"], "deck, --steps 40: override model.widht=5: unknown key"),
                  (["--only", "strong", "--", "window.last=x"], "deck, --steps 40: override window.last=x: "),
-                 (["--gpus", 2, "--only", "nccl", "--", "comm.gradients=5"], "deck, --steps 40: override comm.gradients=5"),
+                 (["--gpus", 2, "--only", "nccl", "--", "comm.gradients=5"], "40: override comm.gradients=5"),
                  (["--steps", 2, "--only", "windows"], "windows of deck, --steps 2: override train.steps=2: stage."),
                  (["--deck", "staged.toml", "--steps", 2, "--only", "stages"],
                   "staged, --steps 2: override train.steps=2: stage."), (["--deck", "none"], "none: no such deck"),
@@ -208,8 +209,8 @@ class NodePlan(MeasuredNode):
         for number, name in ((signal.SIGTERM, "SIGTERM"), (signal.SIGINT, "SIGINT"), (signal.SIGHUP, "SIGHUP")):
             with self.subTest(name):
                 said = self.interrupt(number, name).splitlines()[-1]
-                self.assertEqual(said, f"measure_node.sh: interrupted by {name}; {self.folder.resolve() / name}/table.md "
-                                 "has the runs that had ended")
+                self.assertEqual(said, f"measure_node.sh: interrupted by {name}; "
+                                 f"{self.folder.resolve() / name}/table.md has the runs that had ended")
                 table = Path(name, "table.md").read_text()
                 self.assertTrue(table.startswith("# Measurement of a node, partial: it has not come to its end\n"))
                 self.assertIn(f"\n- interrupted: by {name} in part windows\n", table)
