@@ -5,6 +5,6 @@
 set -euo pipefail
 
 # shellcheck source=jobscripts/tool.sh
-source "$(dirname "${BASH_SOURCE[0]}")/tool.sh"
+source "$(dirname "$(realpath -- "${BASH_SOURCE[0]}")")/tool.sh"
 # One with h5py also finds the slowest rank.
 start_tool benchmark.py h5py,tomllib "$@"

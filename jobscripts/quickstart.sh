@@ -4,7 +4,7 @@
 # prints what the model writes.
 # Arguments override keys of the deck, for example train.steps=100.
 # shellcheck source=jobscripts/setup.sh
-source "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
+source "$(dirname "$(realpath -- "${BASH_SOURCE[0]}")")/setup.sh"
 
 data=outputs/quickstart-data
 run=outputs/quickstart

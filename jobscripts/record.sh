@@ -7,5 +7,5 @@
 set -euo pipefail
 
 # shellcheck source=jobscripts/tool.sh
-source "$(dirname "${BASH_SOURCE[0]}")/tool.sh"
+source "$(dirname "$(realpath -- "${BASH_SOURCE[0]}")")/tool.sh"
 start_tool record.py scipy.stats,tomllib "$@"

@@ -3,7 +3,7 @@
 # the CUDA kernels, which are skipped without a GPU. With --asan also the unit tests under the address and
 # undefined-behaviour sanitizers. Compiles through ccache where that is installed.
 # shellcheck source=jobscripts/setup.sh
-source "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
+source "$(dirname "$(realpath -- "${BASH_SOURCE[0]}")")/setup.sh"
 
 presets=()
 for argument in "$@"; do

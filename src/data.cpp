@@ -173,6 +173,17 @@ void require_vocabulary(const std::string& of, std::uint64_t vocabulary, std::ui
 
 ShardInfo read_shard_info(const std::string& path) { return read_info(open_shard(path)); }
 
+TokenSum sum_of(std::span<const ShardInfo> shards) {
+  TokenSum sum{.shards = shards.size()};
+  std::string lines;
+  for (const ShardInfo& shard : shards) {
+    sum.tokens += shard.count;
+    lines += fmt::format("{} {:016x}\n", shard.count, shard.checksum);
+  }
+  sum.checksum = h5::checksum(lines);
+  return sum;
+}
+
 std::vector<std::string> expand_paths(const std::vector<std::string>& patterns) {
   std::vector<std::string> paths;
   for (const std::string& pattern : patterns) {
@@ -181,7 +192,11 @@ std::vector<std::string> expand_paths(const std::vector<std::string>& patterns) 
       continue;
     }
     const std::vector<std::string> matches = glob_paths(pattern, ExitCode::data);
-    if (matches.empty()) fail("{}: no such file", pattern);
+    if (matches.empty()) {
+      const bool fineweb = name_of(pattern).starts_with("fineweb_");
+      fail("{}: no such file{}", pattern,
+           fineweb ? "; jobscripts/tools/get_fineweb.py fetches the speedrun's tokens" : "");
+    }
     paths.insert(paths.end(), matches.begin(), matches.end());
   }
   return paths;

@@ -41,6 +41,14 @@ struct ShardInfo {
   std::uint64_t tokenizer_checksum = 0;  ///< its Tokenizer::checksum()
 };
 
+/// What a list of shards holds: two lists of the same tokens have the same sum, whatever their files are called.
+struct TokenSum {
+  std::size_t shards = 0;
+  std::uint64_t tokens = 0;
+  std::uint64_t checksum = 0;  ///< h5::checksum of a line `tokens checksum` for each shard, in their order
+};
+TokenSum sum_of(std::span<const ShardInfo> shards);
+
 /// Attribute `checksum` of a shard with these attributes; `bin_header` is empty where the shard has none.
 std::uint64_t shard_checksum(const ShardInfo& info, const std::string& source,
                              std::span<const std::int32_t> bin_header);

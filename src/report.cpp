@@ -51,6 +51,10 @@ nlohmann::ordered_json gpus_json(const std::vector<GpuRecord>& gpus) {
   return list;
 }
 
+nlohmann::ordered_json data_json(const TokenSum& sum) {
+  return {{"shards", sum.shards}, {"tokens", sum.tokens}, {"checksum", fmt::format("{:016x}", sum.checksum)}};
+}
+
 /// Of the weights that every rank holds.
 double weight_bytes(const ParameterTable& table) {
   const auto tensors = static_cast<double>(table.tensor_size()), all = static_cast<double>(table.size());
@@ -173,6 +177,7 @@ std::string summary_json(const RunSummary& s) {
   json["finished"] = s.stopped_by.empty();
   json["stopped_by"] = s.stopped_by;
   json["steps"] = s.progress.step;
+  json["first_step"] = s.first_step;
   json["tokens"] = s.progress.tokens;
   json["ranks"] = s.ranks;
   json["final_train_loss"] = s.train_loss;
@@ -195,6 +200,8 @@ std::string summary_json(const RunSummary& s) {
   if (s.phases.communication > 0) {
     json["communication"] = {{"avg_seconds", s.phases.communication}, {"hidden_share", s.phases.hidden}};
   }
+  if (s.train_data.shards > 0) json["data"]["train"] = data_json(s.train_data);
+  if (s.validation_data.shards > 0) json["data"]["validation"] = data_json(s.validation_data);
   json["provenance"] = nlohmann::ordered_json::parse(provenance_json(s.provenance));
   return json.dump(2, ' ', false, nlohmann::json::error_handler_t::replace) + "\n";
 }

@@ -9,6 +9,7 @@
 #include "src/checkpoint.hpp"
 #include "src/comm.hpp"
 #include "src/config.hpp"
+#include "src/data.hpp"
 #include "src/gpu_monitor.hpp"
 #include "src/growing_file.hpp"
 #include "src/params.hpp"
@@ -72,6 +73,7 @@ std::string format_validation(long step, long steps, double loss, double train_s
 
 struct RunSummary {
   Progress progress;
+  long first_step = 0;  ///< updates that were made before this program run
   int ranks = 1;
   double train_loss = 0;
   std::optional<double> validation_loss;
@@ -88,6 +90,7 @@ struct RunSummary {
   long gpu_looks = 0;
   std::string stopped_by;  ///< empty for a run that made all its steps
   Trace::Summary phases;
+  TokenSum train_data, validation_data;  ///< of the shards that were opened
   Provenance provenance;
 };
 std::string summary_json(const RunSummary& summary);

@@ -41,6 +41,16 @@ RunSetup::RunSetup(Context& context_, const Config& config_)
   });
 }
 
+RunSummary RunSetup::summary() const {
+  RunSummary summary;
+  summary.first_step = progress.step;
+  summary.ranks = comm.size();
+  summary.train_data = sum_of(data.train.opened);
+  summary.validation_data = sum_of(data.validation.opened);
+  summary.provenance = provenance;
+  return summary;
+}
+
 void RunSetup::introduce() {
   const std::string device = ops::device_name(context.device());
   if (comm.root()) provenance = nanorun::provenance(context);

@@ -25,6 +25,9 @@ struct RunSetup {
   /// Throws Error.
   RunSetup(Context& context, const Config& config);
 
+  /// Beginning, ranks, data and provenance of the run; the rest is for its steps to fill in.
+  RunSummary summary() const;
+
   Context& context;
   Comm& comm;
   const Config& config;

@@ -452,9 +452,8 @@ void Training::fail_displaced() {
 
 /// Collective. `stopped_by` is empty for a run that made all its steps.
 RunSummary Training::write_summary(const std::string& stopped_by) {
-  RunSummary summary;
+  RunSummary summary = run_.summary();
   summary.progress = progress_;
-  summary.ranks = comm_.size();
   summary.train_loss = loss_;
   summary.validation_loss = validation_loss_;
   summary.run_seconds = run_seconds_;
@@ -470,7 +469,6 @@ RunSummary Training::write_summary(const std::string& stopped_by) {
   summary.gpu_looks = gpus_.looks();
   summary.stopped_by = stopped_by;
   summary.phases = run_.trace->summarise();
-  summary.provenance = run_.provenance;
   comm_.together([&] {
     if (comm_.root()) run_.directory.write("summary.json", summary_json(summary));
   });

@@ -148,6 +148,8 @@ def read_runs(folder, quick):
         run = {"deck": deck, "part": part, "run": name, "ranks": int(ranks) if ranks else None,
                "wall_seconds": int(seconds) if seconds else None, "exit_code": None if code == "-" else int(code)}
         run["result"] = note or judge(run, folder, quick)
+        if run["result"].startswith("FAILED"):
+            run["result"] += f"; see {log_file(folder, run).relative_to(folder)}"
         runs.append(run)
     return runs
 

@@ -4,6 +4,7 @@ import json
 import os
 import pathlib
 import re
+import shlex
 import subprocess
 import sys
 
@@ -13,6 +14,8 @@ from study.launch import environment, find_launcher, find_program, run_to_end
 ROOT = pathlib.Path(__file__).resolve().parents[2]  # of the repository, or PREFIX/share/nanorun
 LAUNCHERS = {"mpirun": ("mpirun", "-n"), "srun": ("srun", "-n")}
 BUILDS = ("cpu", "gpu")
+KEY = re.compile(r"[a-z_]+(\.[a-z0-9_]+)+=")  # of a deck, before its value
+COMMAND = "\n$ "  # before a command in a log
 
 
 def default_program():
@@ -34,6 +37,9 @@ def parse(parser, owned, owner):
     parser.epilog = "Keys of the deck may follow as -- section.key=value..."
     words = sys.argv[1:]
     end = words.index("--") if "--" in words else len(words)
+    for before, word in zip(words, words[1:end]):
+        if KEY.match(word) and not before.startswith("-"):
+            raise tool.ToolError(f"unknown argument {word}; keys of the deck follow after --, as in -- {word}")
     arguments = tool.parse(parser, words[:end])
     arguments.override = words[end + 1:]
     if arguments.ranks is not None and not 1 <= arguments.ranks <= 10**6:
@@ -44,7 +50,7 @@ def parse(parser, owned, owner):
 
 def require_overrides(overrides, where, owned, owner):
     for line in overrides:
-        if not isinstance(line, str) or not re.match(r"[a-z_]+(\.[a-z0-9_]+)+=", line) or not line.isprintable():
+        if not isinstance(line, str) or not KEY.match(line) or not line.isprintable():
             raise tool.ToolError(f"{where}: {json.dumps(line)} is not of the form section.key=value")
         if line.split("=")[0] in owned:
             raise tool.ToolError(f"{where}: {line.split('=')[0]} is set by {owner} itself")
@@ -88,11 +94,13 @@ class Program:
         return job.stdout
 
     def start(self, ranks, arguments, log):
-        """Runs to the end on so many ranks. Exit code; what was printed is in the file `log`."""
+        """Runs to the end on so many ranks. Exit code; the command and what it printed follow in the file `log`."""
+        command = [*self.launcher, str(ranks), self.path, *arguments]
         with tool.using(log):
             log.parent.mkdir(exist_ok=True)
-            with open(log, "w") as file:
-                return run_to_end([*self.launcher, str(ranks), self.path, *arguments], file)
+            with open(log, "a", errors="surrogateescape") as file:
+                print(f"{COMMAND}{shlex.join(command)}", file=file, flush=True)
+                return run_to_end(command, file)
 
     def choose_ranks(self, wanted, sequences):
         """Of a step with so many sequences. Throws ToolError."""
@@ -107,4 +115,5 @@ class Program:
 
 def failure(code, log):
     """Why a run has failed: its exit code and its last words."""
-    return f"exit code {code}: {last_words(log.read_text(errors='replace'))} (see {log})"
+    said = log.read_text(errors="replace").rpartition(COMMAND)[2].partition("\n")[2]
+    return f"exit code {code}: {last_words(said)} (see {log})"

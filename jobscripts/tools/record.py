@@ -9,6 +9,7 @@ codes: 0 the bar holds, 1 a run has not finished, 2 the runs cannot be started, 
 
 import argparse
 import datetime
+import fcntl
 import fnmatch
 import json
 import os
@@ -25,7 +26,7 @@ import runs
 import t_test
 import tool
 
-BAR = 0.01  # of the p-value
+TARGET, BAR = 3.28, 0.01  # of the validation loss and of the p-value
 MISSED = 3  # exit code
 STOPPED = 75  # exit code of the program
 OWNED = ("run.name", "run.seed", "run.outputs")
@@ -36,7 +37,7 @@ def parse_arguments():
     parser = argparse.ArgumentParser(prog="record.sh", description=tool.summary(__doc__), allow_abbrev=False)
     parser.add_argument("deck", type=pathlib.Path, metavar="DECK")
     parser.add_argument("--seeds", type=int, required=True, metavar="N", help="runs, with run.seed = 1 to N")
-    parser.add_argument("--target", type=float, default=3.28, help="validation loss to reach (default: %(default)s)")
+    parser.add_argument("--target", type=float, default=TARGET, help="validation loss to reach (default: %(default)s)")
     parser.add_argument("--data", type=pathlib.Path, metavar="DIR",
                         help="directory of the tokens and of the tokenizer's table (default: what the deck names)")
     parser.add_argument("--shards", type=int, default=8, metavar="N",
@@ -71,6 +72,7 @@ class Record:
             raise tool.ToolError(f"{arguments.deck}: it has no validation, whose loss is compared with the target")
         self.ranks = self.program.choose_ranks(arguments.ranks, self.deck["train.sequences"])
         self.out = make_directory(arguments.out or pathlib.Path("outputs") / f"{arguments.deck.stem}_runs")
+        self.lock = take_lock(self.out / "lock")
 
     def resolve(self):
         """The deck with every key, as the program prints it. Throws ToolError where it cannot be trained."""
@@ -96,6 +98,19 @@ def make_directory(out):
     with tool.using(f"--out: {out}"):
         out.mkdir(parents=True, exist_ok=True)
         return out.resolve()
+
+
+def take_lock(path):
+    """An open file, locked until this process ends. Throws ToolError where another record.sh holds the lock."""
+    with tool.using(path):
+        file = open(path, "a")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise tool.ToolError(f"{path}: another record.sh works in this directory; name another one with --out") from None
+    except OSError:
+        pass  # file systems without locks
+    return file
 
 
 # --- Data -------------------------------------------------------------------------------------------------------------
@@ -190,6 +205,28 @@ def require_same(record, seed):
                              "give --ranks, or name another directory with --out")
 
 
+def data_of(folder):
+    """Of a finished run: "train" and "validation" -> shards, tokens and checksum; of earlier programs nothing."""
+    path, summary = folder / "summary.json", read_summary(folder) or {}
+    data = tool.require(summary.get("data", {}), dict, path, "data")
+    return {part: tool.require(read, dict, path, f"data.{part}") for part, read in data.items()}
+
+
+def require_same_data(record):
+    """The runs that have finished must have read the same tokens. Throws ToolError."""
+    first, of_first = None, {}
+    for seed in range(1, record.arguments.seeds + 1):
+        folder = record.folder(seed)
+        data = data_of(folder)
+        if first is None and data:
+            first, of_first = folder, data
+        for part in data.keys() & of_first.keys():
+            # Where documents are packed, a run that was continued may have opened another number of shards.
+            if data[part] != of_first[part] and data[part].get("shards") == of_first[part].get("shards"):
+                raise tool.ToolError(f"{folder} has read other tokens than {first}: the files of data.{part} have "
+                                     "changed; remove one of the two, or name another directory with --out")
+
+
 def text_of(value):
     return "none" if value is None else json.dumps(value, default=str)
 
@@ -211,18 +248,52 @@ def train(record, seed):
     tool.say(f"{name}: validation loss {summary['final_val_loss']:.5f}, train time {summary['train_seconds']:.2f} s")
 
 
+def train_all(record):
+    seeds = range(1, record.arguments.seeds + 1)
+    for seed in seeds:
+        require_same(record, seed)
+    require_same_data(record)
+    if not all(read_summary(record.folder(seed)) for seed in seeds):
+        fetch_missing(record)
+    for seed in seeds:
+        train(record, seed)
+        require_same_data(record)
+
+
 # --- The result -------------------------------------------------------------------------------------------------------
 
 
 def judge(samples, target):
     """Whether the bar holds, and the sentence that says so."""
     mean = statistics.mean(sample.validation_loss for sample in samples)
+    whose = "The record's bar" if target == TARGET else f"The bar of --target {target:g}"
     bar = f"mean validation loss below {target:g} with p < {BAR:g}"
     if len(samples) < 2:
-        return False, f"The record's bar does not hold ({bar}): one run has no p-value."
+        return False, f"{whose} does not hold ({bar}): one run has no p-value."
     p_value = ensemble.p_value(samples, target)
     holds = mean < target and p_value < BAR
-    return holds, f"The record's bar {'holds' if holds else 'does not hold'} ({bar}): {mean:.5f}, p = {p_value:.3g}."
+    return holds, f"{whose} {'holds' if holds else 'does not hold'} ({bar}): {mean:.5f}, p = {p_value:.3g}."
+
+
+def origin(record, seed):
+    """Where the figures of a run come from."""
+    summary = read_summary(record.folder(seed))
+    return {key: summary.get(key) for key in ("first_step", "data", "provenance")}
+
+
+def remarks(runs_found):
+    """Lines on what keeps the runs from being repetitions of one and the same, and their times from being a record's.
+    """
+    lines = []
+    continued = [str(run["seed"]) for run in runs_found if run["first_step"]]
+    if continued:
+        lines.append(f"Continued from a checkpoint: seed {', '.join(continued)}. Its train time is that of its parts, not "
+                     "a record's.")
+    origins = [run["provenance"] or {} for run in runs_found]
+    differing = [key for key in (*runs.BUILD, "devices") if any(one.get(key) != origins[0].get(key) for one in origins)]
+    if differing:
+        lines.append(f"The runs are not of one build and kind of machine: they differ in {', '.join(differing)}.")
+    return lines
 
 
 def result(record, samples):
@@ -235,17 +306,17 @@ def result(record, samples):
         "deviation": statistics.stdev(losses) if several else None,
         "p_value": ensemble.p_value(samples, arguments.target) if several else None,
         "mean_train_seconds": statistics.mean(sample.train_seconds for sample in samples),
-        "runs": [sample._asdict() for sample in samples], "deck": str(arguments.deck), "overrides": record.overrides,
+        "runs": [sample._asdict() | origin(record, sample.seed) for sample in samples], "deck": str(arguments.deck), "overrides": record.overrides,
         "ranks": record.ranks, "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         "command": shlex.join(["record.sh", *sys.argv[1:]]),
-        "provenance": read_summary(record.folder(1)).get("provenance", {}),
     }
 
 
 def heading(found):
     """What was run, of the result."""
     words = shlex.join([found["deck"], *found["overrides"]])
-    build = " ".join(str(found["provenance"].get(key, "")) for key in ("version", "commit")).strip()
+    origin_of_first = found["runs"][0]["provenance"] or {}
+    build = " ".join(str(origin_of_first.get(key, "")) for key in ("version", "commit")).strip()
     return f"{words} on {found['ranks']} rank{'s' if found['ranks'] > 1 else ''}, {found['date']}, nanorun {build}"
 
 
@@ -254,16 +325,15 @@ def main():
     if arguments.seeds > 1:
         t_test.distribution()  # before hours of training
     record = Record(arguments)
-    seeds = range(1, arguments.seeds + 1)
-    for seed in seeds:
-        require_same(record, seed)
-    fetch_missing(record)
-    for seed in seeds:
-        train(record, seed)
-    samples = ensemble.read_runs([record.folder(seed) for seed in seeds])
+    try:
+        train_all(record)
+    except KeyboardInterrupt:
+        raise tool.ToolError("interrupted; the same command goes on from here", tool.NOT_DONE) from None
+    samples = ensemble.read_runs([record.folder(seed) for seed in range(1, arguments.seeds + 1)])
     holds, sentence = judge(samples, arguments.target)
     found = result(record, samples)
-    text = f"{heading(found)}\n\n{ensemble.table(samples, arguments.target)}\n\n{sentence}"
+    lines = "\n".join([sentence, *remarks(found["runs"])])
+    text = f"{heading(found)}\n\n{ensemble.table(samples, arguments.target)}\n\n{lines}"
     tool.replace(record.out / "record.json", json.dumps(found, indent=2) + "\n")
     tool.replace(record.out / "record.txt", text + "\n")
     tool.say(f"\n{text}")

@@ -10,6 +10,9 @@ import tool
 from metrics import Metrics
 
 OWN_KEYS = ("run.name", "run.seed")  # in which the runs of a group of seeds differ
+# What makes a build, of a run's provenance.
+BUILD = ("version", "commit", "compiler", "flags", "mpi", "hdf5", "blas", "kokkos", "cuda", "cuda_runtime",
+         "cuda_driver", "nccl")
 
 
 @dataclass

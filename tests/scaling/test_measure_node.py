@@ -95,7 +95,7 @@ class MeasureNode(MeasuredNode):
         table, _ = self.measure("--gpus", 1, "--steps", 2, "--only", "nccl,strong", code=1)
         rows = self.rows(table)
         failed = rows["deck", "strong", "ranks1_repeat1", "1"]["result"]
-        self.assertRegex(failed, r"^FAILED \(3\): nanorun: .*train\.h5")
+        self.assertRegex(failed, r"^FAILED \(3\): nanorun: .*train\.h5.*; see .*\.log$")
         self.assertRegex(rows["deck", "strong", "report", ""]["result"], r"^FAILED \(1\): no run has finished")
         self.assertEqual(rows["deck", "nccl", "", ""]["result"], "skipped: needs two GPUs")
 

@@ -352,6 +352,20 @@ TEST(ExpandPaths, KeepsTheOrderAndSortsWithinAPattern) {
             (std::vector<std::string>{folder / "b1", folder / "b10", folder / "b2", folder / "a1", folder / "c[1]"}));
   EXPECT_EQ(error_of([&] { expand_paths({folder / "d*"}); }), (folder / "d*") + ": no such file");
   EXPECT_EQ(error_of([&] { expand_paths({folder / "a1", folder / "a2"}); }), (folder / "a2") + ": no such file");
+  EXPECT_TRUE(contains(error_of([&] { expand_paths({folder / "fineweb_val_*.h5"}); }), "get_fineweb.py fetches"));
+}
+
+TEST(SumOfShards, IsOfTheirTokensInTheirOrder) {
+  const ShardInfo a{.path = "a", .count = 100, .checksum = 7}, b{.path = "b", .count = 200, .checksum = 7};
+  const auto checksum = [](const std::vector<ShardInfo>& shards) { return sum_of(shards).checksum; };
+  EXPECT_EQ(sum_of(std::vector{a, b}).shards, 2u);
+  EXPECT_EQ(sum_of(std::vector{a, b}).tokens, 300u);
+  EXPECT_EQ(checksum({a, b}), h5::checksum("100 0000000000000007\n200 0000000000000007\n"));
+  ShardInfo renamed = a, changed = a;
+  renamed.path = "c", changed.checksum = 8;
+  EXPECT_EQ(checksum({a, b}), checksum({renamed, b}));
+  EXPECT_NE(checksum({a, b}), checksum({changed, b}));
+  EXPECT_NE(checksum({a, b}), checksum({b, a}));
 }
 
 }  // namespace

@@ -60,6 +60,16 @@ TEST(Summary, HasTheGpusWhereSomebodyLookedAtThem) {
   EXPECT_NE(closing_lines(summary).find("\nGPUs: mean SM clock 1300 MHz on rank 1 to"), std::string::npos);
 }
 
+TEST(Summary, SaysWhatDataItIsOf) {
+  RunSummary summary{};
+  EXPECT_FALSE(json::parse(summary_json(summary)).contains("data"));
+  summary.train_data = {2, 300, 0x1f};
+  const json expected = {{"shards", 2}, {"tokens", 300}, {"checksum", "000000000000001f"}};
+  EXPECT_EQ(json::parse(summary_json(summary))["data"], (json{{"train", expected}}));
+  summary.validation_data = summary.train_data;
+  EXPECT_EQ(json::parse(summary_json(summary))["data"], (json{{"train", expected}, {"validation", expected}}));
+}
+
 TEST(Summary, SaysWhereTheFiguresComeFrom) {
   RunSummary summary{};
   summary.provenance.program = {{"version", "0.2.0"}, {"mpi", "Open MPI v4.1.4"}};

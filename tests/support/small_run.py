@@ -43,14 +43,14 @@ def write_deck(folder):
     (folder / "deck.toml").write_text(DECK)
 
 
-def write_data(folder):
+def write_data(folder, seed=0):
     """data.h5, the shard of DECK, and the texts 00.txt to 19.txt that it is made from."""
-    draw = random.Random(0)
+    draw = random.Random(seed)
     words = ["".join(draw.choices("abcdefghij", k=draw.randint(2, 8))) for _ in range(200)]
     texts = [f"{i:02}.txt" for i in range(20)]
     for text in texts:
         (folder / text).write_text(" ".join(draw.choices(words, k=400)))
-    job = subprocess.run([PROGRAM, "shard", "data.h5", *texts, "--text"], cwd=folder, timeout=60,
+    job = subprocess.run([PROGRAM, "shard", "data.h5", *texts, "--text", "--force"], cwd=folder, timeout=60,
                          stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     assert job.returncode == 0, job.stdout
 

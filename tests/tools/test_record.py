@@ -1,6 +1,7 @@
 """jobscripts/record.sh: real runs of a small deck with several seeds, and the verdict on them."""
 
 import contextlib
+import fcntl
 import io
 import json
 import os
@@ -60,7 +61,7 @@ class Runs(RecordTest):
         """The second command makes the third run alone."""
         out = Path("outputs/deck_runs")
         said, _ = self.record("--seeds", 2, "--ranks", 1, "--target", 0.5, "--", SHORT, code=record.MISSED)
-        self.assertRegex(said, r"\nThe record's bar does not hold \(mean validation loss below 0\.5 with p < 0\.01\): ")
+        self.assertRegex(said, r"\nThe bar of --target 0\.5 does not hold \(mean validation loss below 0\.5 with p < ")
         first = [(out / f"seed_{seed}.log").stat().st_mtime_ns for seed in (1, 2)]
         said, _ = self.record("--seeds", 3, "--ranks", 1, "--target", 9, "--", SHORT)
         self.assertRegex(said, r"^seed 1 of 3: has finished\nseed 2 of 3: has finished\nseed 3 of 3: trains on 1 rank;")
@@ -71,13 +72,16 @@ class Runs(RecordTest):
         found = json.loads((out / "record.json").read_text())
         self.assertEqual((found["holds"], found["target"], found["ranks"], found["overrides"]), (True, 9, 1, [SHORT]))
         self.assertEqual([run["validation_loss"] for run in found["runs"]], list(losses))
+        self.assertEqual([run["data"]["train"]["shards"] for run in found["runs"]], [1, 1, 1])
+        self.assertEqual([run["provenance"] for run in found["runs"]],
+                         [run["provenance"] for run in self.summaries((1, 2, 3))])
         self.assertEqual((found["mean_validation_loss"], found["deviation"], found["mean_train_seconds"]),
                          (statistics.mean(losses), statistics.stdev(losses), statistics.mean(seconds)))
         table = (out / "record.txt").read_text()
         self.assertTrue(said.endswith(table), said)
         self.assertIn(f"     mean  {'':8}  ", table)
         self.assertRegex(table, rf"\n +3 +6 .* {losses[2]:.5f} +{seconds[2]:.2f} s\n")
-        self.assertRegex(table, r"\nThe record's bar holds \(.*\): [0-9.]+, p = [0-9.e-]+\.\n$")
+        self.assertRegex(table, r"\nThe bar of --target 9 holds \(.*\): [0-9.]+, p = [0-9.e-]+\.\n$")
 
         self.assertRegex(table, rf"^deck\.toml {SHORT} on 1 rank, 20[^ ]*, nanorun [0-9.]+")
         for words, names in ((("--ranks", 1, "--", "train.steps=7"), "deck_runs/seed_1 is a run with train.steps = 6"),
@@ -98,7 +102,25 @@ class Runs(RecordTest):
         said, _ = self.record(*words, code=record.MISSED)
         self.assertIn("restarted from the checkpoint of step 4", Path("it's [a]/seed_1/log.txt").read_text())
         self.assertEqual([run["steps"] for run in self.summaries([1], "it's [a]")], [6])
-        self.assertTrue(said.endswith(": one run has no p-value.\n"), said)
+        self.assertRegex(said, r": one run has no p-value\.\nContinued from a checkpoint: seed 1\. ")
+        log = Path("it's [a]/seed_1.log").read_text()
+        self.assertEqual(log.count("\n$ "), 2)
+        self.assertLess(log.index("stopped at step 4"), log.index("restarted from the checkpoint of step 4"))
+
+    def test_one_at_a_time(self):
+        Path("runs").mkdir()
+        with open("runs/lock", "w") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            self.refuse("--seeds", 1, "--ranks", 1, "--out", "runs", names="runs/lock: another record.sh works in this")
+
+    def test_other_tokens_are_noticed(self):
+        words = ("--ranks", 1, "--out", "runs", "--", SHORT)
+        self.record("--seeds", 1, *words, code=record.MISSED)
+        small_run.write_data(self.folder, seed=8)
+        _, error = self.record("--seeds", 2, *words, code=2)
+        self.assertRegex(error, r"^record\.py: .*/runs/seed_2 has read other tokens than .*/runs/seed_1: the files of "
+                                r"data\.(train|validation) have changed;")
+        self.refuse("--seeds", 3, *words, names="/runs/seed_2 has read other tokens")
 
     def test_a_run_that_fails_ends_the_command(self):
         said, error = self.record("--seeds", 2, "--ranks", 1, "--", "optimizer.lr_head=1e30", code=1)
@@ -141,6 +163,8 @@ class Fetching(RecordTest):
         self.assertRegex(said, r"^tokens lacks 1 of 1 files fineweb_train_\*\.h5: fetching\n")
         self.assertEqual([name for name, _ in self.server.asked].count(f"{VALIDATION}.bin"), 1)
         self.server.asked.clear()
+        Path("tokens", f"{FIRST}.h5").unlink()
+        Path("tokens", f"{FIRST}.bin").unlink()
         self.record(*words, code=record.MISSED)
         self.assertEqual(self.server.asked, [])
 
@@ -169,6 +193,7 @@ class Arguments(RecordTest):
                  (["--seeds", 2, "--out", "file"], "--out: file: "),
                  (["--seeds", 2, "--ranks", 3], "the 4 sequences of a step cannot be divided among 3 ranks"),
                  (["--seeds", 2, "--", "run.seed=9"], "run.seed is set by record.sh itself"),
+                 (["--seeds", 2, "run.log_every=1"], "follow after --, as in -- run.log_every=1"),
                  (["--seeds", 2, "--", "x"], "after --: \"x\" is not of the form section.key="),
                  (["--seeds", 2, "--", "model.wide=1"], "model.wide"),
                  (["--seeds", 2, "--", "validation.tokens=0"], "deck.toml: it has no validation")]
@@ -198,6 +223,15 @@ class Verdict(RecordTest):
             found, said = self.judge(3.26, 3.27, 3.28, target=target)
             self.assertEqual((found, " holds (" in said), (holds, holds), said)
         self.assertEqual(self.judge(3.0)[0], False)
+
+    def test_remarks(self):
+        runs = [{"seed": seed, "first_step": 0, "provenance": {"commit": "a", "devices": {"H100": 8}}}
+                for seed in (1, 2, 3)]
+        self.assertEqual(record.remarks(runs), [])
+        runs[1] |= {"first_step": 7, "provenance": {"commit": "b", "devices": {"H200": 8}}}
+        continued, mixed = record.remarks(runs)
+        self.assertRegex(continued, r"^Continued from a checkpoint: seed 2\. ")
+        self.assertRegex(mixed, r"they differ in commit, devices\.$")
 
     def test_keys_of_a_start_may_change(self):
         kept = ("train.steps", "comm.transport", "checkpoint.weights", "stage", "run.seed", "run.reproducible")

@@ -6,6 +6,7 @@ import html
 
 import tool
 from page import document, paragraph, picture, section, side_by_side, table, tiles
+from runs import BUILD
 
 from . import figures, gather
 from .analysis import sharing
@@ -200,10 +201,7 @@ def forecast_table(analysis):
     return table(rows)
 
 
-# Of a run's provenance: what makes a build, and where it ran.
-BUILD = ("version", "commit", "compiler", "flags", "mpi", "hdf5", "blas", "kokkos", "cuda", "cuda_runtime",
-         "cuda_driver", "nccl")
-PLACE = ("hosts", "devices")
+PLACE = ("hosts", "devices")  # of a run's provenance
 
 
 def provenance(analysis, name):
