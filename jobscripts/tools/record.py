@@ -107,7 +107,8 @@ def take_lock(path):
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        raise tool.ToolError(f"{path}: another record.sh works in this directory; name another one with --out") from None
+        raise tool.ToolError(f"{path}: another record.sh works in this directory; name another one with --out"
+                             ) from None
     except OSError:
         pass  # file systems without locks
     return file
@@ -275,10 +276,11 @@ def judge(samples, target):
     return holds, f"{whose} {'holds' if holds else 'does not hold'} ({bar}): {mean:.5f}, p = {p_value:.3g}."
 
 
-def origin(record, seed):
-    """Where the figures of a run come from."""
-    summary = read_summary(record.folder(seed))
-    return {key: summary.get(key) for key in ("first_step", "data", "provenance")}
+def origin(folder):
+    """Where the figures of a run come from, as far as its program has said so."""
+    path, summary = folder / "summary.json", read_summary(folder)
+    kinds = {"first_step": int, "data": dict, "provenance": dict}
+    return {key: tool.require(summary.get(key, kind()), kind, path, key) for key, kind in kinds.items()}
 
 
 def remarks(runs_found):
@@ -289,7 +291,7 @@ def remarks(runs_found):
     if continued:
         lines.append(f"Continued from a checkpoint: seed {', '.join(continued)}. Its train time is that of its parts, not "
                      "a record's.")
-    origins = [run["provenance"] or {} for run in runs_found]
+    origins = [run["provenance"] for run in runs_found]
     differing = [key for key in (*runs.BUILD, "devices") if any(one.get(key) != origins[0].get(key) for one in origins)]
     if differing:
         lines.append(f"The runs are not of one build and kind of machine: they differ in {', '.join(differing)}.")
@@ -306,8 +308,9 @@ def result(record, samples):
         "deviation": statistics.stdev(losses) if several else None,
         "p_value": ensemble.p_value(samples, arguments.target) if several else None,
         "mean_train_seconds": statistics.mean(sample.train_seconds for sample in samples),
-        "runs": [sample._asdict() | origin(record, sample.seed) for sample in samples], "deck": str(arguments.deck), "overrides": record.overrides,
-        "ranks": record.ranks, "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        "runs": [sample._asdict() | origin(record.folder(sample.seed)) for sample in samples],
+        "deck": str(arguments.deck), "overrides": record.overrides, "ranks": record.ranks,
+        "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         "command": shlex.join(["record.sh", *sys.argv[1:]]),
     }
 
@@ -315,8 +318,8 @@ def result(record, samples):
 def heading(found):
     """What was run, of the result."""
     words = shlex.join([found["deck"], *found["overrides"]])
-    origin_of_first = found["runs"][0]["provenance"] or {}
-    build = " ".join(str(origin_of_first.get(key, "")) for key in ("version", "commit")).strip()
+    provenance = found["runs"][0]["provenance"]
+    build = " ".join(str(provenance.get(key, "")) for key in ("version", "commit")).strip()
     return f"{words} on {found['ranks']} rank{'s' if found['ranks'] > 1 else ''}, {found['date']}, nanorun {build}"
 
 
