@@ -1,7 +1,10 @@
-"""Every link of the documentation leads somewhere, and all places agree on the version. Standard library only."""
+"""Every link of the documentation leads somewhere, figures name commits that are there, and all places agree on the
+version. Standard library only."""
 
 import re
+import subprocess
 import unittest
+from pathlib import Path
 
 from pages import LINKING, PAGES, ROOT, anchors, check_link, links, recipe
 
@@ -32,6 +35,27 @@ class Links(unittest.TestCase):
                 check_link(page, target)
         for target in ("keys.md", "../README.md#quickstart", "#exit-codes", "https://a.b/c"):
             check_link(page, target)
+
+
+class Commits(unittest.TestCase):
+    def git(self, *arguments):
+        """What git says of this repository; skips the test where there is none, or no git."""
+        try:
+            return subprocess.run(["git", "-c", "safe.directory=*", "-C", ROOT, *arguments], capture_output=True,
+                                  text=True, check=True).stdout
+        except (OSError, subprocess.CalledProcessError):
+            self.skipTest("no history")
+
+    def test_figures_are_of_the_history(self):
+        """Commits that figures name, words of seven hexadecimal digits, are there."""
+        top, is_shallow = self.git("rev-parse", "--show-toplevel", "--is-shallow-repository").split("\n")[:2]
+        if Path(top).resolve() != ROOT or is_shallow == "true":
+            self.skipTest("no history, or only a part of it")
+        known = {commit[:7] for commit in self.git("rev-list", "HEAD").split()}
+        named = {(page.name, word) for page in (*PAGES, *(ROOT / "inputs").rglob("*.toml"))
+                 for word in re.findall(r"\b(?=\d*[a-f])(?=[a-f]*\d)[0-9a-f]{7}\b", page.read_text())}
+        self.assertGreaterEqual(len(named), 40)
+        self.assertEqual([(page, word) for page, word in sorted(named) if word not in known], [])
 
 
 class Versions(unittest.TestCase):
