@@ -37,7 +37,7 @@ OWNED = ("run.name", "run.outputs", "model.vocabulary", "train.steps", "train.se
 
 
 def parse_arguments():
-    parser = argparse.ArgumentParser(prog="benchmark.sh", description=tool.summary(__doc__))
+    parser = argparse.ArgumentParser(prog="benchmark.sh", description=tool.summary(__doc__), allow_abbrev=False)
     parser.add_argument("--size", default="", metavar="full|small|FILE",
                         help="what is trained: a file of inputs/benchmark, or another one (default: full on GPUs, "
                              "small on CPUs)")
@@ -149,7 +149,9 @@ class Machine:
 
     def __init__(self, arguments):
         self.program = Program(arguments.program, arguments.launcher)
-        self.out = claim(arguments.out)
+        self.out = program.make_directory(arguments.out)
+        self.lock = program.take_lock(self.out)
+        require_no_result(self.out)
         self.overrides = arguments.override
 
     def make_shard(self, benchmark):
@@ -175,16 +177,9 @@ class Machine:
         run.seconds = time.monotonic() - begin
 
 
-def claim(out):
-    """The absolute path of the directory of the result, which must not hold one yet."""
-    if not str(out.absolute()).isprintable():
-        raise tool.ToolError("--out: the path of the directory has characters that cannot be seen")
-    with tool.using(out):
-        out.mkdir(parents=True, exist_ok=True)
-        out = out.resolve()
+def require_no_result(out):
     if (out / "benchmark.json").exists():
         raise tool.ToolError(f"{out} holds a result already; name another directory with --out")
-    return out
 
 
 def processors():

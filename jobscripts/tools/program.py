@@ -1,5 +1,6 @@
 """The program that the measuring tools start: where it is, what it runs on, and how its runs end."""
 
+import fcntl
 import json
 import os
 import pathlib
@@ -56,6 +57,29 @@ def require_overrides(overrides, where, owned, owner):
             raise tool.ToolError(f"{where}: {line.split('=')[0]} is set by {owner} itself")
 
 
+def make_directory(out):
+    """The absolute path of the directory of the result."""
+    if not str(out.absolute()).isprintable():
+        raise tool.ToolError("--out: the path of the directory has characters that cannot be seen")
+    with tool.using(f"--out: {out}"):
+        out.mkdir(parents=True, exist_ok=True)
+        return out.resolve()
+
+
+def take_lock(directory):
+    """An open file, locked until this process ends. Throws ToolError where another tool holds the lock."""
+    path = directory / "lock"
+    with tool.using(path):
+        file = open(path, "a")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise tool.ToolError(f"{path}: another command works in this directory; name another one with --out") from None
+    except OSError:
+        pass  # file systems without locks
+    return file
+
+
 def pattern(path):
     """A path for a list of shards in a deck, as none of its characters stands for others."""
     return re.sub(r"([][*?\\])", r"\\\1", str(path))
@@ -93,14 +117,15 @@ class Program:
             raise tool.ToolError(f"{pathlib.Path(self.path).name} {arguments[0]}: {last_words(job.stderr)}")
         return job.stdout
 
-    def start(self, ranks, arguments, log):
-        """Runs to the end on so many ranks. Exit code; the command and what it printed follow in the file `log`."""
+    def start(self, ranks, arguments, log, asks=False):
+        """Runs to the end on so many ranks. Exit code; the command and what it printed follow in the file `log`. With
+        `asks` a signal stops the run with a checkpoint."""
         command = [*self.launcher, str(ranks), self.path, *arguments]
         with tool.using(log):
             log.parent.mkdir(exist_ok=True)
             with open(log, "a", errors="surrogateescape") as file:
                 print(f"{COMMAND}{shlex.join(command)}", file=file, flush=True)
-                return run_to_end(command, file)
+                return run_to_end(command, file, asks)
 
     def choose_ranks(self, wanted, sequences):
         """Of a step with so many sequences. Throws ToolError."""

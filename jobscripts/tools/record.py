@@ -9,7 +9,6 @@ codes: 0 the bar holds, 1 a run has not finished, 2 the runs cannot be started, 
 
 import argparse
 import datetime
-import fcntl
 import fnmatch
 import json
 import os
@@ -71,8 +70,8 @@ class Record:
         if self.deck["validation.tokens"] == 0 or not self.deck["data.validation"]:
             raise tool.ToolError(f"{arguments.deck}: it has no validation, whose loss is compared with the target")
         self.ranks = self.program.choose_ranks(arguments.ranks, self.deck["train.sequences"])
-        self.out = make_directory(arguments.out or pathlib.Path("outputs") / f"{arguments.deck.stem}_runs")
-        self.lock = take_lock(self.out / "lock")
+        self.out = program.make_directory(arguments.out or pathlib.Path("outputs") / f"{arguments.deck.stem}_runs")
+        self.lock = program.take_lock(self.out)
 
     def resolve(self):
         """The deck with every key, as the program prints it. Throws ToolError where it cannot be trained."""
@@ -89,29 +88,6 @@ class Record:
         """Arguments of the program."""
         return ("train", str(self.arguments.deck), *self.overrides, f"run.seed={seed}", f"run.name=seed_{seed}",
                 f"run.outputs={tool.toml_string(self.out)}")
-
-
-def make_directory(out):
-    """The absolute path of the directory of the result."""
-    if not str(out.absolute()).isprintable():
-        raise tool.ToolError("--out: the path of the directory has characters that cannot be seen")
-    with tool.using(f"--out: {out}"):
-        out.mkdir(parents=True, exist_ok=True)
-        return out.resolve()
-
-
-def take_lock(path):
-    """An open file, locked until this process ends. Throws ToolError where another record.sh holds the lock."""
-    with tool.using(path):
-        file = open(path, "a")
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise tool.ToolError(f"{path}: another record.sh works in this directory; name another one with --out"
-                             ) from None
-    except OSError:
-        pass  # file systems without locks
-    return file
 
 
 # --- Data -------------------------------------------------------------------------------------------------------------
@@ -221,9 +197,11 @@ def require_same_data(record):
         data = data_of(folder)
         if first is None and data:
             first, of_first = folder, data
+        # Where documents are packed, a run that was continued may have opened another number of training shards.
+        packs = record.deck["data.packing"] == "documents"
         for part in data.keys() & of_first.keys():
-            # Where documents are packed, a run that was continued may have opened another number of shards.
-            if data[part] != of_first[part] and data[part].get("shards") == of_first[part].get("shards"):
+            is_vague = packs and part == "train" and data[part].get("shards") != of_first[part].get("shards")
+            if data[part] != of_first[part] and not is_vague:
                 raise tool.ToolError(f"{folder} has read other tokens than {first}: the files of data.{part} have "
                                      "changed; remove one of the two, or name another directory with --out")
 
@@ -239,7 +217,7 @@ def train(record, seed):
         tool.say(f"{name}: has finished")
         return
     tool.say(f"{name}: trains on {record.ranks} rank{'s' if record.ranks > 1 else ''}; {log}")
-    code = record.program.start(record.ranks, record.words(seed), log)
+    code = record.program.start(record.ranks, record.words(seed), log, asks=True)
     if code != 0:
         why = "stopped early; the same command continues it" if code == STOPPED else program.failure(code, log)
         raise tool.ToolError(f"{record.folder(seed)}: {why}", tool.NOT_DONE)
@@ -331,7 +309,7 @@ def main():
     try:
         train_all(record)
     except KeyboardInterrupt:
-        raise tool.ToolError("interrupted; the same command goes on from here", tool.NOT_DONE) from None
+        raise tool.ToolError("interrupted; the same command goes on, and a run from its last checkpoint", tool.NOT_DONE) from None
     samples = ensemble.read_runs([record.folder(seed) for seed in range(1, arguments.seeds + 1)])
     holds, sentence = judge(samples, arguments.target)
     found = result(record, samples)

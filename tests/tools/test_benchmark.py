@@ -1,6 +1,7 @@
 """The benchmark: verdicts of real runs on one and two ranks, and its results side by side."""
 
 import contextlib
+import fcntl
 import io
 import json
 import math
@@ -221,7 +222,11 @@ class Work(BenchmarkTest):
 
     def test_wrong_arguments(self):
         Path("file").touch()
-        wrong = [(["--ranks", 0], "--ranks must be"), (["--minutes", 0], "--minutes must be"),
+        Path("busy").mkdir()
+        lock = self.enterContext(open("busy/lock", "w"))
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        wrong = [(["--out", "busy"], "busy/lock: another command works in this directory"),
+                 (["--ranks", 0], "--ranks must be"), (["--minutes", 0], "--minutes must be"),
                  (["--minutes", "nan"], "--minutes must be"), (["--size", "none.toml"], "none.toml: No such file"),
                  (["--program", "none"], "none: no such program"), (["--out", "file"], "file: "),
                  (["--ranks", 3], "the 4 sequences of a step cannot be divided among 3 ranks; numbers of ranks that "

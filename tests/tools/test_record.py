@@ -6,11 +6,14 @@ import io
 import json
 import os
 import shutil
+import signal
 import statistics
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
+from types import SimpleNamespace
 from unittest import mock
 
 from support import ROOT, ToolTest, small_run
@@ -111,7 +114,7 @@ class Runs(RecordTest):
         Path("runs").mkdir()
         with open("runs/lock", "w") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
-            self.refuse("--seeds", 1, "--ranks", 1, "--out", "runs", names="runs/lock: another record.sh works in this")
+            self.refuse("--seeds", 1, "--ranks", 1, "--out", "runs", names="runs/lock: another command works in this")
 
     def test_other_tokens_are_noticed(self):
         words = ("--ranks", 1, "--out", "runs", "--", SHORT)
@@ -121,6 +124,27 @@ class Runs(RecordTest):
         self.assertRegex(error, r"^record\.py: .*/runs/seed_2 has read other tokens than .*/runs/seed_1: the files of "
                                 r"data\.(train|validation) have changed;")
         self.refuse("--seeds", 3, *words, names="/runs/seed_2 has read other tokens")
+
+    def test_a_signal_leaves_a_checkpoint(self):
+        """Ctrl-C, and what a batch system may send; a second one is not waited for."""
+        for number in (signal.SIGINT, signal.SIGUSR2):
+            command = [SCRIPT, "deck.toml", "--program", small_run.PROGRAM, "--seeds", "1", "--ranks", "2", "--out",
+                       f"runs{number}", "--", "train.steps=100000"]
+            job = subprocess.Popen(command, text=True, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+                                   stderr=subprocess.PIPE, env=os.environ | self.variables)
+            self.addCleanup(job.kill)
+            log = Path(f"runs{number}", "seed_1.log")
+            limit = time.monotonic() + 60
+            while not (log.exists() and "\nstep     3/" in log.read_text()):
+                self.assertLess(time.monotonic(), limit)
+                time.sleep(0.01)
+            job.send_signal(number)
+            _, error = job.communicate(timeout=60)
+            self.assertEqual(job.returncode, 1)
+            self.assertEqual(error, "stopping with a checkpoint; another signal ends the run without one\nrecord.py: "
+                                    "interrupted; the same command goes on, and a run from its last checkpoint\n")
+            self.assertRegex(log.read_text(), r"\nstopped at step \d+: SIGUSR2 received;")
+            self.assertEqual(len(list(Path(f"runs{number}", "seed_1", "checkpoints").glob("checkpoint_*.h5"))), 1)
 
     def test_a_run_that_fails_ends_the_command(self):
         said, error = self.record("--seeds", 2, "--ranks", 1, "--", "optimizer.lr_head=1e30", code=1)
@@ -223,6 +247,24 @@ class Verdict(RecordTest):
             found, said = self.judge(3.26, 3.27, 3.28, target=target)
             self.assertEqual((found, " holds (" in said), (holds, holds), said)
         self.assertEqual(self.judge(3.0)[0], False)
+
+    def test_same_data(self):
+        """Other tokens in another number of shards are others too, unless a run that packs documents opened more."""
+        one, two = ({"shards": n, "tokens": 9, "checksum": "0"} for n in (1, 2))
+        for packing, second, same in (("stream", {"train": one, "validation": one}, True),
+                                      ("stream", {"train": two, "validation": one}, False),
+                                      ("documents", {"train": two, "validation": one}, True),
+                                      ("documents", {"train": one | {"checksum": "1"}, "validation": one}, False),
+                                      ("documents", {"train": one, "validation": two}, False), ("stream", {}, True)):
+            for seed, data in enumerate(({"train": one, "validation": one}, second), 1):
+                Path(f"seed_{seed}").mkdir(exist_ok=True)
+                summary = {"finished": True, "final_val_loss": 3.0, "data": data}
+                Path(f"seed_{seed}", "summary.json").write_text(json.dumps(summary))
+            runs = SimpleNamespace(arguments=SimpleNamespace(seeds=2), deck={"data.packing": packing},
+                                   folder=lambda seed: Path(f"seed_{seed}"))
+            with self.subTest(packing=packing, second=second):
+                with contextlib.nullcontext() if same else self.assertRaises(tool.ToolError):
+                    record.require_same_data(runs)
 
     def test_remarks(self):
         runs = [{"seed": seed, "first_step": 0, "provenance": {"commit": "a", "devices": {"H100": 8}}}

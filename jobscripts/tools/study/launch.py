@@ -11,7 +11,7 @@ import tool
 
 from . import StudyError
 
-ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR2)
 GRACE_SECONDS = 8  # for mpirun to end its ranks
 BATCH_SCRIPT = Path(__file__).resolve().parents[2] / "scaling.sbatch"
 
@@ -48,23 +48,29 @@ def check_deck(program, run):
         raise StudyError(said[0] if said else f"{program} cannot read the deck: {dry.stderr.strip()}")
 
 
-def run_to_end(command, log):
-    """Exit code of the command. A signal that ends this process ends the command first, and mpirun its ranks.
+def run_to_end(command, log, asks=False):
+    """Exit code of the command. A signal that ends this process ends the command first, and mpirun its ranks. With
+    `asks` the first one asks mpirun or srun for a checkpoint, for which SIGUSR2 goes to the ranks; the second one ends.
 
     The command has a process group of its own, since mpirun leaves ranks behind where a signal reaches it twice.
     """
     job, received = None, []
 
-    def stop():
+    def end(number=signal.SIGTERM):
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(job.pid, signal.SIGKILL if signal.SIGALRM in received else signal.SIGTERM)
+            os.killpg(job.pid, number)
 
     def receive(number, _):
         received.append(number)
-        if len(received) == 1:
+        if job and number == signal.SIGALRM:
+            end(signal.SIGKILL)
+        elif job and asks and len(received) == 1:
+            tool.warn("stopping with a checkpoint; another signal ends the run without one")
+            job.send_signal(signal.SIGUSR2)
+        elif len(received) <= 1 + asks:
             signal.alarm(GRACE_SECONDS)
-        if job and (len(received) == 1 or number == signal.SIGALRM):
-            stop()
+            if job:
+                end()
 
     kept = [number for number in ENDING if signal.getsignal(number) != signal.SIG_IGN]  # not under nohup
     before = {number: signal.signal(number, receive) for number in (*kept, signal.SIGALRM)}
@@ -72,7 +78,7 @@ def run_to_end(command, log):
         job = subprocess.Popen(command, env=environment(), stdin=subprocess.DEVNULL, stdout=log,
                                stderr=subprocess.STDOUT, process_group=0)
         if received:
-            stop()
+            end()
         code = job.wait()
     finally:
         signal.alarm(0)
