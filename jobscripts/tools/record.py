@@ -267,10 +267,11 @@ def remarks(runs_found):
     lines = []
     continued = [str(run["seed"]) for run in runs_found if run["first_step"]]
     if continued:
-        lines.append(f"Continued from a checkpoint: seed {', '.join(continued)}. Its train time is that of its parts, not "
-                     "a record's.")
-    origins = [run["provenance"] for run in runs_found]
-    differing = [key for key in (*runs.BUILD, "devices") if any(one.get(key) != origins[0].get(key) for one in origins)]
+        lines.append(f"Continued from a checkpoint: seed {', '.join(continued)}. Its train time is that of its parts, "
+                     "not a record's.")
+    first, *others = (run["provenance"] for run in runs_found)
+    differing = [key for key in (*runs.BUILD, "devices")
+                 if any(one.get(key) != first.get(key) for one in others if one)]
     if differing:
         lines.append(f"The runs are not of one build and kind of machine: they differ in {', '.join(differing)}.")
     return lines
@@ -309,7 +310,8 @@ def main():
     try:
         train_all(record)
     except KeyboardInterrupt:
-        raise tool.ToolError("interrupted; the same command goes on, and a run from its last checkpoint", tool.NOT_DONE) from None
+        raise tool.ToolError("interrupted; the same command goes on, and a run from its last checkpoint",
+                             tool.NOT_DONE) from None
     samples = ensemble.read_runs([record.folder(seed) for seed in range(1, arguments.seeds + 1)])
     holds, sentence = judge(samples, arguments.target)
     found = result(record, samples)
