@@ -173,12 +173,14 @@ void require_vocabulary(const std::string& of, std::uint64_t vocabulary, std::ui
 
 ShardInfo read_shard_info(const std::string& path) { return read_info(open_shard(path)); }
 
+std::string content_of(const ShardInfo& shard) { return fmt::format("{} {:016x}", shard.count, shard.checksum); }
+
 TokenSum sum_of(std::span<const ShardInfo> shards) {
   TokenSum sum{.shards = shards.size()};
   std::string lines;
   for (const ShardInfo& shard : shards) {
     sum.tokens += shard.count;
-    lines += fmt::format("{} {:016x}\n", shard.count, shard.checksum);
+    lines += content_of(shard) + "\n";
   }
   sum.checksum = h5::checksum(lines);
   return sum;

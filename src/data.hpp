@@ -45,8 +45,10 @@ struct ShardInfo {
 struct TokenSum {
   std::size_t shards = 0;
   std::uint64_t tokens = 0;
-  std::uint64_t checksum = 0;  ///< h5::checksum of a line `tokens checksum` for each shard, in their order
+  std::uint64_t checksum = 0;  ///< h5::checksum of a line content_of() for each shard, in their order
 };
+/// "tokens checksum" of a shard, the latter as 16 hexadecimal digits.
+std::string content_of(const ShardInfo& shard);
 TokenSum sum_of(std::span<const ShardInfo> shards);
 
 /// Attribute `checksum` of a shard with these attributes; `bin_header` is empty where the shard has none.

@@ -268,8 +268,7 @@ std::string name_in_record(const std::string& path) {
 /// The shards of a stream: the opened ones on all ranks, those behind them on rank 0 alone.
 std::vector<KnownShard> known_shards(const ShardList& list) {
   std::vector<KnownShard> shards;
-  for (const ShardInfo& shard : list.opened)
-    shards.push_back({name_in_record(shard.path), fmt::format("{} {:016x}", shard.count, shard.checksum)});
+  for (const ShardInfo& shard : list.opened) shards.push_back({name_in_record(shard.path), content_of(shard)});
   for (std::size_t i = shards.size(); i < list.paths.size(); ++i) shards.push_back({name_in_record(list.paths[i]), {}});
   return shards;
 }

@@ -24,7 +24,7 @@ import machines
 import page
 import t_test
 import tool
-from runs import OWN_KEYS, is_earlier, read_runs
+from runs import OWN_KEYS, TARGET, is_earlier, read_runs
 
 MOST_PAIRED = 5  # groups of which each is compared with each; of more, all with the best
 
@@ -33,7 +33,7 @@ def parse_arguments():
     parser = argparse.ArgumentParser(description=tool.summary(__doc__))
     parser.add_argument("folder", type=pathlib.Path, nargs="+", metavar="RUN",
                         help="output directories of the runs, or files benchmark.json")
-    parser.add_argument("--target", type=float, default=3.28, help="validation loss to reach (default: %(default)s)")
+    parser.add_argument("--target", type=float, default=TARGET, help="validation loss to reach (default: %(default)s)")
     parser.add_argument("-o", "--output", type=pathlib.Path, default=pathlib.Path("compare.html"), metavar="FILE",
                         help="HTML page to write (default: %(default)s)")
     arguments = tool.parse(parser)

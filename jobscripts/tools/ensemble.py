@@ -14,7 +14,7 @@ import statistics
 
 import t_test
 import tool
-from runs import distinct, is_earlier
+from runs import TARGET, distinct, is_earlier
 
 Sample = collections.namedtuple("Sample", "seed steps train_loss validation_loss train_seconds")
 
@@ -23,7 +23,7 @@ def parse_arguments():
     parser = argparse.ArgumentParser(description=tool.summary(__doc__))
     parser.add_argument("folder", type=pathlib.Path, nargs="+", metavar="DIRECTORY",
                         help="output directories of the runs")
-    parser.add_argument("--target", type=float, default=3.28, help="validation loss to reach (default: %(default)s)")
+    parser.add_argument("--target", type=float, default=TARGET, help="validation loss to reach (default: %(default)s)")
     return tool.parse(parser)
 
 

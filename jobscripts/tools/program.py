@@ -1,4 +1,5 @@
-"""The program that the measuring tools start: where it is, what it runs on, and how its runs end."""
+"""The program that the measuring tools start: where it is, what it runs on, and how its runs end; and the directory
+that a tool has to itself."""
 
 import fcntl
 import json
@@ -117,15 +118,15 @@ class Program:
             raise tool.ToolError(f"{pathlib.Path(self.path).name} {arguments[0]}: {last_words(job.stderr)}")
         return job.stdout
 
-    def start(self, ranks, arguments, log, asks=False):
+    def start(self, ranks, arguments, log, saves=False):
         """Runs to the end on so many ranks. Exit code; the command and what it printed follow in the file `log`. With
-        `asks` a signal stops the run with a checkpoint."""
+        `saves` a signal stops the run with a checkpoint."""
         command = [*self.launcher, str(ranks), self.path, *arguments]
         with tool.using(log):
             log.parent.mkdir(exist_ok=True)
             with open(log, "a", errors="surrogateescape") as file:
                 print(f"{COMMAND}{shlex.join(command)}", file=file, flush=True)
-                return run_to_end(command, file, asks)
+                return run_to_end(command, file, saves)
 
     def choose_ranks(self, wanted, sequences):
         """Of a step with so many sequences. Throws ToolError."""

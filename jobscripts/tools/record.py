@@ -25,7 +25,7 @@ import runs
 import t_test
 import tool
 
-TARGET, BAR = 3.28, 0.01  # of the validation loss and of the p-value
+BAR = 0.01  # of the p-value
 MISSED = 3  # exit code
 STOPPED = 75  # exit code of the program
 OWNED = ("run.name", "run.seed", "run.outputs")
@@ -36,7 +36,8 @@ def parse_arguments():
     parser = argparse.ArgumentParser(prog="record.sh", description=tool.summary(__doc__), allow_abbrev=False)
     parser.add_argument("deck", type=pathlib.Path, metavar="DECK")
     parser.add_argument("--seeds", type=int, required=True, metavar="N", help="runs, with run.seed = 1 to N")
-    parser.add_argument("--target", type=float, default=TARGET, help="validation loss to reach (default: %(default)s)")
+    parser.add_argument("--target", type=float, default=runs.TARGET,
+                        help="validation loss to reach (default: %(default)s)")
     parser.add_argument("--data", type=pathlib.Path, metavar="DIR",
                         help="directory of the tokens and of the tokenizer's table (default: what the deck names)")
     parser.add_argument("--shards", type=int, default=8, metavar="N",
@@ -191,14 +192,14 @@ def data_of(folder):
 
 def require_same_data(record):
     """The runs that have finished must have read the same tokens. Throws ToolError."""
+    # Where documents are packed, a run that was continued may have opened another number of training shards.
+    packs = record.deck["data.packing"] == "documents"
     first, of_first = None, {}
     for seed in range(1, record.arguments.seeds + 1):
         folder = record.folder(seed)
         data = data_of(folder)
         if first is None and data:
             first, of_first = folder, data
-        # Where documents are packed, a run that was continued may have opened another number of training shards.
-        packs = record.deck["data.packing"] == "documents"
         for part in data.keys() & of_first.keys():
             is_vague = packs and part == "train" and data[part].get("shards") != of_first[part].get("shards")
             if data[part] != of_first[part] and not is_vague:
@@ -217,7 +218,7 @@ def train(record, seed):
         tool.say(f"{name}: has finished")
         return
     tool.say(f"{name}: trains on {record.ranks} rank{'s' if record.ranks > 1 else ''}; {log}")
-    code = record.program.start(record.ranks, record.words(seed), log, asks=True)
+    code = record.program.start(record.ranks, record.words(seed), log, saves=True)
     if code != 0:
         why = "stopped early; the same command continues it" if code == STOPPED else program.failure(code, log)
         raise tool.ToolError(f"{record.folder(seed)}: {why}", tool.NOT_DONE)
@@ -245,7 +246,7 @@ def train_all(record):
 def judge(samples, target):
     """Whether the bar holds, and the sentence that says so."""
     mean = statistics.mean(sample.validation_loss for sample in samples)
-    whose = "The record's bar" if target == TARGET else f"The bar of --target {target:g}"
+    whose = "The record's bar" if target == runs.TARGET else f"The bar of --target {target:g}"
     bar = f"mean validation loss below {target:g} with p < {BAR:g}"
     if len(samples) < 2:
         return False, f"{whose} does not hold ({bar}): one run has no p-value."

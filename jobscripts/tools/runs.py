@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import tool
 from metrics import Metrics
 
+TARGET = 3.28  # validation loss that the speedrun is to reach
 OWN_KEYS = ("run.name", "run.seed")  # in which the runs of a group of seeds differ
 # What makes a build, of a run's provenance.
 BUILD = ("version", "commit", "compiler", "flags", "mpi", "hdf5", "blas", "kokkos", "cuda", "cuda_runtime",

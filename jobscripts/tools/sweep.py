@@ -15,6 +15,7 @@ import re
 from dataclasses import dataclass
 
 import tool
+from runs import TARGET
 
 MOST_TASKS, LONGEST_NAME = 10000, 200  # bytes
 KEYS = {"deck", "name", "seeds", "grid", "target"}
@@ -142,7 +143,7 @@ def read_sweep(path):
     seeds = filled(table, "seeds", path)
     for seed in seeds:
         tool.require(seed, int, path, "a seed", least=0, most=2**63 - 1)
-    target = tool.field(table, "target", float, path) if "target" in table else 3.28
+    target = tool.field(table, "target", float, path) if "target" in table else TARGET
     grid = read_grid(table, path)
     count = math.prod(map(len, grid.values())) * len(seeds)
     if count > MOST_TASKS:

@@ -8,7 +8,7 @@ import sys
 from unittest import mock
 
 from harness import losses, restarted_from, small_run
-from small_record89 import DECK, SMALL, Record89FaultTest
+from small_record89 import SMALL, Record89FaultTest
 from test_reproducible import COMMON, STEPS, WIDE89, gpu_count
 
 # Before these steps the other program continues; stages begin at 0, 6, 12 and 18.
@@ -25,7 +25,6 @@ class Builds(Record89FaultTest):
                                                         f"stop.step={stop}", code=75 if stop else 0)
 
     def test_checkpoints_change_builds(self):
-        shutil.copy(DECK, self.folder / "deck.toml")
         programs = (cpu_program(), small_run.PROGRAM)
         on_cpu, on_gpu = (losses(self.train_with(program, f"alone{i}")) for i, program in enumerate(programs))
         changing = {}

@@ -126,7 +126,7 @@ class Runs(RecordTest):
         self.refuse("--seeds", 3, *words, names="/runs/seed_2 has read other tokens")
 
     def test_a_signal_leaves_a_checkpoint(self):
-        """Ctrl-C, and what a batch system may send; a second one is not waited for."""
+        """Ctrl-C, and what a batch system may send."""
         for number in (signal.SIGINT, signal.SIGUSR2):
             command = [SCRIPT, "deck.toml", "--program", small_run.PROGRAM, "--seeds", "1", "--ranks", "2", "--out",
                        f"runs{number}", "--", "train.steps=100000"]

@@ -48,9 +48,9 @@ def check_deck(program, run):
         raise StudyError(said[0] if said else f"{program} cannot read the deck: {dry.stderr.strip()}")
 
 
-def run_to_end(command, log, asks=False):
+def run_to_end(command, log, saves=False):
     """Exit code of the command. A signal that ends this process ends the command first, and mpirun its ranks. With
-    `asks` the first one asks mpirun or srun for a checkpoint, for which SIGUSR2 goes to the ranks; the second one ends.
+    `saves` the first one asks mpirun or srun for a checkpoint, for which SIGUSR2 goes to the ranks; the second one ends.
 
     The command has a process group of its own, since mpirun leaves ranks behind where a signal reaches it twice.
     """
@@ -64,10 +64,10 @@ def run_to_end(command, log, asks=False):
         received.append(number)
         if job and number == signal.SIGALRM:
             end(signal.SIGKILL)
-        elif job and asks and len(received) == 1:
+        elif job and saves and len(received) == 1:
             tool.warn("stopping with a checkpoint; another signal ends the run without one")
             job.send_signal(signal.SIGUSR2)
-        elif len(received) <= 1 + asks:
+        elif len(received) <= 1 + saves:
             signal.alarm(GRACE_SECONDS)
             if job:
                 end()
