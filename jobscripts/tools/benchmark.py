@@ -25,6 +25,7 @@ from metrics import Metrics
 from program import BUILDS, ROOT, Program
 from study.launch import check_deck
 
+SCRIPT = "benchmark.sh"  # which starts this tool
 FILES = ROOT / "inputs" / "benchmark"
 EXIT_CODES = {"PASSED": 0, "FAILED": tool.NOT_DONE, "NO REFERENCE": 3}
 PROVENANCE = ("machine", "date", "commit", "command")  # of a reference
@@ -37,14 +38,14 @@ OWNED = ("run.name", "run.outputs", "model.vocabulary", "train.steps", "train.se
 
 
 def parse_arguments():
-    parser = argparse.ArgumentParser(prog="benchmark.sh", description=tool.summary(__doc__), allow_abbrev=False)
+    parser = argparse.ArgumentParser(prog=SCRIPT, description=tool.summary(__doc__), allow_abbrev=False)
     parser.add_argument("--size", default="", metavar="full|small|FILE",
                         help="what is trained: a file of inputs/benchmark, or another one (default: full on GPUs, "
                              "small on CPUs)")
     parser.add_argument("--minutes", type=float, metavar="M",
                         help="a further run takes what is left of so many minutes, and gives the figures")
     parser.add_argument("--efficiency", action="store_true", help="the same work on one rank too")
-    parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path("outputs/benchmark"), metavar="DIR",
+    parser.add_argument("--out", type=program.directory, default=pathlib.Path("outputs/benchmark"), metavar="DIR",
                         help="directory of the result and of the runs (default: %(default)s)")
     arguments = program.parse(parser, OWNED, "the benchmark")
     if arguments.minutes is not None and not 0 < arguments.minutes <= 10**5:
@@ -281,7 +282,7 @@ def result(benchmark, machine, ranks, runs):
                   "seconds": run.seconds, "loss": run.loss if math.isfinite(run.loss) else None} for run in runs],
         "processors": processors(),
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-        "command": shlex.join(["benchmark.sh", *sys.argv[1:]]),
+        "command": shlex.join([SCRIPT, *sys.argv[1:]]),
         "provenance": runs[0].summary.get("provenance", {}),
     }
 
@@ -342,4 +343,4 @@ def main():
 
 
 if __name__ == "__main__":
-    tool.run(main)
+    tool.run(main, SCRIPT)

@@ -25,6 +25,7 @@ import runs
 import t_test
 import tool
 
+SCRIPT = "record.sh"  # which starts this tool
 BAR = 0.01  # of the p-value
 MISSED = 3  # exit code
 STOPPED = 75  # exit code of the program
@@ -33,19 +34,19 @@ TRAIN, VALIDATION = "fineweb_train_000001.h5", "fineweb_val_000000.h5"
 
 
 def parse_arguments():
-    parser = argparse.ArgumentParser(prog="record.sh", description=tool.summary(__doc__), allow_abbrev=False)
+    parser = argparse.ArgumentParser(prog=SCRIPT, description=tool.summary(__doc__), allow_abbrev=False)
     parser.add_argument("deck", type=pathlib.Path, metavar="DECK")
     parser.add_argument("--seeds", type=int, required=True, metavar="N", help="runs, with run.seed = 1 to N")
     parser.add_argument("--target", type=float, default=runs.TARGET,
                         help="validation loss to reach (default: %(default)s)")
-    parser.add_argument("--data", type=pathlib.Path, metavar="DIR",
+    parser.add_argument("--data", type=program.directory, metavar="DIR",
                         help="directory of the tokens and of the tokenizer's table (default: what the deck names)")
     parser.add_argument("--shards", type=int, default=8, metavar="N",
                         help="FineWeb's training files: fewer are completed (default: %(default)s, enough for the "
                              "records)")
-    parser.add_argument("--out", type=pathlib.Path, metavar="DIR",
+    parser.add_argument("--out", type=program.directory, metavar="DIR",
                         help="directory of the result and of the runs (default: outputs/DECK_runs)")
-    arguments = program.parse(parser, OWNED, "record.sh")
+    arguments = program.parse(parser, OWNED, SCRIPT)
     if not 1 <= arguments.seeds <= 10**4:
         raise tool.ToolError(f"--seeds must be a whole number from 1 to 10000, not {arguments.seeds}")
     if not 0 < arguments.target < 1e3:
@@ -291,7 +292,7 @@ def result(record, samples):
         "runs": [sample._asdict() | origin(record.folder(sample.seed)) for sample in samples],
         "deck": str(arguments.deck), "overrides": record.overrides, "ranks": record.ranks,
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-        "command": shlex.join(["record.sh", *sys.argv[1:]]),
+        "command": shlex.join([SCRIPT, *sys.argv[1:]]),
     }
 
 
@@ -325,4 +326,4 @@ def main():
 
 
 if __name__ == "__main__":
-    tool.run(main)
+    tool.run(main, SCRIPT)

@@ -245,16 +245,18 @@ def discard(descriptor):
     os.dup2(os.open(os.devnull, os.O_WRONLY), descriptor)
 
 
-def run(main):
-    """Runs a tool and ends the process. `main` returns the exit code, None for 0."""
+def run(main, name=""):
+    """Runs a tool and ends the process. `main` returns the exit code, None for 0; `name` is what the user has started,
+    where that is not the tool itself."""
+    name = name or Path(sys.argv[0]).name
     if sys.stdout:
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
         code = call(main)
     except ToolError as error:
-        code = fail(error, error.code)
+        code = fail(f"{name}: {error}", error.code)
     except KeyboardInterrupt:
-        code = fail("interrupted", NOT_DONE)
+        code = fail(f"{name}: interrupted", NOT_DONE)
     sys.exit(code)
 
 
@@ -270,6 +272,6 @@ def call(main):
 
 
 def fail(message, code):
-    warn(f"{Path(sys.argv[0]).name}: {message}")
+    warn(message)
     discard(1)
     return code

@@ -156,9 +156,19 @@ class Cluster:
     def until_idle(self):
         self.until(lambda: "State=IDLE " in self.command("scontrol", "show", "node"), "idle node")
 
-    def set_node_down(self):
-        """The controller takes the node back when it next hears from it."""
+    def lose_node(self, job):
+        """The job goes back into the queue, as the node goes down; the controller takes the node back when it next
+        hears from it. The job may start anew when the node has ended it: Slurm drains a node that is to run a job twice.
+        """
+        self.command("scontrol", "update", "PartitionName=main", "State=DOWN")
         self.command("scontrol", "update", f"NodeName={self.host}", "State=DOWN", "Reason=test")
+        self.until(lambda: not self.pids(job), "end of the job on its node")
+        self.command("scontrol", "update", "PartitionName=main", "State=UP")
+
+    def pids(self, step):
+        """Processes of a job, or of one of its steps."""
+        listed = self.command("scontrol", "listpids", step)
+        return [int(line.split()[0]) for line in listed.splitlines() if re.match(r"\d+ ", line)]
 
     def until(self, condition, what, seconds=TIMEOUT):
         """Waits for a condition, and returns its value."""

@@ -89,9 +89,8 @@ class SlurmTest(FaultTest):
         self.slurm.command("scontrol", "update", f"JobId={job}", "TimeLimit=10")
 
     def rank_pids(self, job):
-        listed = self.slurm.command("scontrol", "listpids", f"{job}.0")
-        pids = [int(line.split()[0]) for line in listed.splitlines() if re.match(r"\d+ ", line)]
-        self.assertEqual(len(pids), 2, listed)
+        pids = self.slurm.pids(f"{job}.0")
+        self.assertEqual(len(pids), 2)
         return pids
 
     def stopped_at(self, reason, name="run"):
@@ -196,7 +195,7 @@ class Jobs(SlurmTest):
     def test_node_down_requeues(self):
         job = self.submit_training("train.steps=200", "checkpoint.every=10")
         self.until(self.saved_step, "checkpoint")
-        self.slurm.set_node_down()
+        self.slurm.lose_node(job)
         self.until_requeued(job)
         self.until_over(job, "COMPLETED")
         self.assertRegex(self.log(), r"restarted from the checkpoint of step \d+\n")
@@ -222,7 +221,7 @@ class Jobs(SlurmTest):
         job = self.submit_training("train.steps=200", "checkpoint.restart=none")
         self.until((self.folder / "outputs" / "run.1").exists, "directory set aside")
         self.until_step(3)
-        self.slurm.set_node_down()
+        self.slurm.lose_node(job)
         self.until_requeued(job)
         self.until_over(job, "COMPLETED")
         self.assertNotIn("restarted", self.log())

@@ -372,7 +372,7 @@ class Benchmark(Script):
         self.assertIn("optimizer.muon_lr=0.01", arguments)
         self.assertTrue((self.folder / "outputs" / "benchmark-7" / "benchmark.json").is_file())
         said = self.run_script("benchmark.sbatch", "--size", "tiny.toml", SLURM_NTASKS="3", code=2, SLURM_JOB_ID="8")
-        self.assertRegex(said, r"^benchmark\.py: --ranks: the 4 sequences .* among 3 ranks; .*\n$")
+        self.assertRegex(said, r"^benchmark\.sh: --ranks: the 4 sequences .* among 3 ranks; .*\n$")
 
     def test_usage(self):
         self.assertIn("usage: sbatch", self.run_script("benchmark.sbatch", code=2, SLURM_JOB_ID=""))

@@ -237,7 +237,7 @@ class Work(BenchmarkTest):
             with self.subTest(arguments=arguments):
                 output, error, found = self.bench(*arguments, code=2)
                 self.assertEqual((output, error.count("\n"), found), ("", 1, None), error)
-                self.assertTrue(error.startswith("benchmark.py: "), error)
+                self.assertTrue(error.startswith("benchmark.sh: "), error)
                 self.assertIn(why, error)
 
 

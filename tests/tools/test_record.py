@@ -101,7 +101,7 @@ class Runs(RecordTest):
     def test_a_run_that_was_stopped_goes_on(self):
         words = ("--seeds", 1, "--ranks", 1, "--out", "it's [a]", "--", SHORT)
         _, error = self.record(*words, "stop.step=4", code=1)
-        self.assertRegex(error, r"^record\.py: .*/it's \[a\]/seed_1: stopped early; the same command continues it\n$")
+        self.assertRegex(error, r"^record\.sh: .*/it's \[a\]/seed_1: stopped early; the same command continues it\n$")
         said, _ = self.record(*words, code=record.MISSED)
         self.assertIn("restarted from the checkpoint of step 4", Path("it's [a]/seed_1/log.txt").read_text())
         self.assertEqual([run["steps"] for run in self.summaries([1], "it's [a]")], [6])
@@ -121,7 +121,7 @@ class Runs(RecordTest):
         self.record("--seeds", 1, *words, code=record.MISSED)
         small_run.write_data(self.folder, seed=8)
         _, error = self.record("--seeds", 2, *words, code=2)
-        self.assertRegex(error, r"^record\.py: .*/runs/seed_2 has read other tokens than .*/runs/seed_1: the files of "
+        self.assertRegex(error, r"^record\.sh: .*/runs/seed_2 has read other tokens than .*/runs/seed_1: the files of "
                                 r"data\.(train|validation) have changed;")
         self.refuse("--seeds", 3, *words, names="/runs/seed_2 has read other tokens")
 
@@ -141,14 +141,14 @@ class Runs(RecordTest):
             job.send_signal(number)
             _, error = job.communicate(timeout=60)
             self.assertEqual(job.returncode, 1)
-            self.assertEqual(error, "stopping with a checkpoint; another signal ends the run without one\nrecord.py: "
+            self.assertEqual(error, "stopping with a checkpoint; another signal ends the run without one\nrecord.sh: "
                                     "interrupted; the same command goes on, and a run from its last checkpoint\n")
             self.assertRegex(log.read_text(), r"\nstopped at step \d+: SIGUSR2 received;")
             self.assertEqual(len(list(Path(f"runs{number}", "seed_1", "checkpoints").glob("checkpoint_*.h5"))), 1)
 
     def test_a_run_that_fails_ends_the_command(self):
         said, error = self.record("--seeds", 2, "--ranks", 1, "--", "optimizer.lr_head=1e30", code=1)
-        self.assertRegex(error, r"^record\.py: .*/seed_1: exit code 5: nanorun: .* \(see .*/seed_1\.log\)\n$")
+        self.assertRegex(error, r"^record\.sh: .*/seed_1: exit code 5: nanorun: .* \(see .*/seed_1\.log\)\n$")
         self.assertNotIn("seed 2", said)
 
     def test_data_elsewhere(self):
@@ -156,7 +156,7 @@ class Runs(RecordTest):
         Path("data.h5").rename("a [b]/data.h5")
         self.record("--seeds", 1, "--ranks", 1, "--data", "a [b]", "--", SHORT, code=record.MISSED)
         _, error = self.record("--seeds", 1, "--ranks", 1, "--out", "x", "--", SHORT, code=1)
-        self.assertRegex(error, r"^record\.py: .*/x/seed_1: exit code 3: nanorun: data\.h5: no such file \(see .*\n$")
+        self.assertRegex(error, r"^record\.sh: .*/x/seed_1: exit code 3: nanorun: data\.h5: no such file \(see .*\n$")
 
 
 class Fetching(RecordTest):
@@ -180,7 +180,7 @@ class Fetching(RecordTest):
     def test_what_is_missing_is_fetched(self):
         words = ("--seeds", 1, "--shards", 1, "--ranks", 1, "--data", "tokens", "--", "train.steps=2")
         said, error = self.record(*words, code=2)
-        self.assertRegex(error, rf"^record\.py: tokens lacks {VALIDATION}\.h5, 1 of 1 files fineweb_train_\*\.h5, and "
+        self.assertRegex(error, rf"^record\.sh: tokens lacks {VALIDATION}\.h5, 1 of 1 files fineweb_train_\*\.h5, and "
                                 rf"http:.*/{FIRST}\.bin: the server says 404 .*\n$")
         self.server.files[f"{FIRST}.bin"] = bin_file(5000, 2)
         said, _ = self.record(*words, code=record.MISSED)
@@ -194,7 +194,7 @@ class Fetching(RecordTest):
 
     def test_the_table_of_the_tokenizer(self):
         _, error = self.record("--seeds", 1, "--ranks", 1, deck=ROOT / "inputs" / "record89.toml", code=2)
-        self.assertRegex(error, r"^record\.py: data lacks .*, vocab\.bpe, and http:.*/merges\.txt: the server says 404")
+        self.assertRegex(error, r"^record\.sh: data lacks .*, vocab\.bpe, and http:.*/merges\.txt: the server says 404")
 
     def test_other_data_are_not_fetched(self):
         for patterns, name, directory in ((["data/fineweb_train_*.h5"], FIRST, "data"), (["*.h5"], FIRST, "."),
@@ -225,6 +225,8 @@ class Arguments(RecordTest):
             with self.subTest(arguments=arguments):
                 self.refuse(*arguments, names=names)
         self.refuse("--seeds", 2, names="none.toml: No such file", deck="none.toml")
+        _, error = self.record("--seeds", 2, "--out", "", code=2)
+        self.assertIn("record.sh: error: argument --out: the name of the directory is empty\n", error)
 
 
 class LastWords(RecordTest):
