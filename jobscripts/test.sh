@@ -48,7 +48,7 @@ processors=$(nproc)
 for preset in "${presets[@]}"; do
   setup "$preset" all
   tests_at_once=2
-  [[ $preset == h100 ]] || tests_at_once=$((processors < 6 ? 3 * processors : 16))
+  [[ $preset == h100 ]] || tests_at_once=$((processors < 7 ? 5 * processors / 2 : 16))
   ctest --preset "$preset" --parallel "$tests_at_once"
 done
 [[ -n $CUDACXX ]] || say "no CUDA 13 found: the build for GPUs and the tests of the CUDA kernels were left out"
