@@ -18,7 +18,7 @@ from pathlib import Path
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "scontrol", "scancel")
 PATH = os.environ.get("PATH", "") + ":/usr/sbin:/usr/local/sbin"
-TIMEOUT = 60  # seconds until a daemon or a job counts as hanging
+TIMEOUT = 120  # seconds until a daemon or a job counts as hanging
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 
 # Requeued jobs start after cred_expire seconds, on a real cluster 120.
@@ -200,7 +200,7 @@ class Cluster:
         return dict(re.findall(r"(\w+)=(\S*)", self.command("scontrol", "show", "job", "-o", number)))
 
 
-def end_on_signals(seconds=160):
+def end_on_signals(seconds=280):
     """SIGTERM and the end of the time for one test are handled like Ctrl-C: whatever was started ends."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     signal.signal(signal.SIGALRM, signal.default_int_handler)
