@@ -90,7 +90,7 @@ class SlurmTest(FaultTest):
 
     def rank_pids(self, job):
         pids = self.slurm.pids(f"{job}.0")
-        self.assertEqual(len(pids), 2)
+        self.assertEqual(len(pids), 2, pids)
         return pids
 
     def stopped_at(self, reason, name="run"):
