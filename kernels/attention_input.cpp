@@ -21,17 +21,52 @@ KOKKOS_FUNCTION T norm_rotate(T* y, const T* x, const T* c, const T* s, int half
   return rstd;
 }
 
-/// d_x of norm_rotate: rstd Rᵀ (d_y - y mean(d_y y)). A rotation preserves inner products, so the mean is taken of the
-/// rotated vectors. `d_x` may be `d_y`.
+/// A head of a row as it lies in memory.
 template <class T>
-KOKKOS_FUNCTION void norm_rotate_backward(T* d_x, const T* y, T rstd, const T* d_y, const T* c, const T* s, int half) {
-  const T mean = dot(d_y, y, 2 * half) / (2 * half);
+struct PlainHead {
+  const T* x;
+  KOKKOS_FUNCTION T operator[](int j) const { return x[j]; }
+};
+
+/// A head whose still dims lie in the next row, with `keeps` in its own as well.
+template <class T>
+struct OffsetHead {
+  const T *x, *next;  ///< next: null where there is none
+  int half;
+  bool keeps;
+  KOKKOS_FUNCTION T operator[](int j) const {
+    if (j % half < half / 2) return x[j];
+    return (keeps ? x[j] : 0) + (next ? next[j] : 0);
+  }
+};
+
+/// d_x of norm_rotate: rstd Rᵀ (d_y - y mean(d_y y)). A rotation preserves inner products, so the mean is taken of the
+/// rotated vectors. The elements of `d_x` may be those of `d_y`.
+template <class T, class Head>
+KOKKOS_FUNCTION void norm_rotate_backward(T* d_x, const Head& y, T rstd, const Head& d_y, const T* c, const T* s,
+                                          int half) {
+  T sum = 0;
+#pragma omp simd reduction(+ : sum)
+  for (int j = 0; j < 2 * half; ++j) sum += d_y[j] * y[j];
+  const T mean = sum / (2 * half);
 #pragma omp simd
   for (int j = 0; j < half; ++j) {
     const T g1 = rstd * (d_y[j] - y[j] * mean), g2 = rstd * (d_y[j + half] - y[j + half] * mean);
     d_x[j] = g1 * c[j] - g2 * s[j];
     d_x[j + half] = g1 * s[j] + g2 * c[j];
   }
+}
+
+/// Moves the still dims of keys [T + 1, H D] to the next row; row 0 keeps its own.
+template <class T>
+void offset_keys(Mat<T> k, int heads) {
+  const int quarter = k.cols / heads / 4;
+  for_rows("offset_keys", 2 * heads, [=] KOKKOS_FUNCTION(int i) {
+    const int first = (2 * i + 1) * quarter;
+    for (int t = k.rows - 1; t > 0; --t) {
+      for (int j = first; j < first + quarter; ++j) k.row(t)[j] = k.row(t - 1)[j];
+    }
+  });
 }
 
 /// out = l0 * v + l1 * u on one row
@@ -115,8 +150,9 @@ void rotary_table(Stream, Mat<A> cos, Mat<A> sin, Vec<const double> frequency) {
 template <class T>
 void attention_input_forward(Stream, Mat<T> qk, Mat<T> v_mixed, Mat<acc_t<T>> rstd, Mat<const T> qkv,
                              const Rotary<T>& rotary, const ValueMix<T>& mix, double eps) {
-  const int width = qkv.cols / 3, half = width / rotary.heads / 2;
-  for_rows("attention_input_forward", qkv.rows, [=] KOKKOS_FUNCTION(int t) {
+  const int width = v_mixed.cols, half = width / rotary.heads / 2;
+  assert(qk.rows == rstd.rows + (rotary.key_offset ? 1 : 0));
+  for_rows("attention_input_forward", rstd.rows, [=] KOKKOS_FUNCTION(int t) {
     T* to = qk.row(t);
     const T* from = qkv.row(t);
     for (int head = 0; head < 2 * rotary.heads; ++head) {
@@ -126,28 +162,43 @@ void attention_input_forward(Stream, Mat<T> qk, Mat<T> v_mixed, Mat<acc_t<T>> rs
     }
     mix_values(v_mixed.row(t), from + 2 * width, t, width, mix);
   });
+  if (rotary.key_offset) offset_keys(qk.col_block(width, width), rotary.heads);
 }
 
 template <class T>
 void attention_input_backward(Stream, Mat<T> d_qkv, const ValueMixGradients<T>& d_mix, Mat<const T> qk,
-                              Mat<const acc_t<T>> rstd, Mat<const T> v, Mat<const acc_t<T>> d_q, Mat<const T> d_kv,
-                              Mat<const T> d_v_extra, const Rotary<T>& rotary, const ValueMix<T>& mix) {
+                              Mat<const acc_t<T>> rstd, Mat<const T> v, Mat<const acc_t<T>> d_q, Mat<const T> d_k,
+                              Mat<const T> d_v, Mat<const T> d_v_extra, const Rotary<T>& rotary,
+                              const ValueMix<T>& mix) {
   const int width = d_q.cols, half = width / rotary.heads / 2;
   for_rows("attention_input_backward", d_q.rows, [=] KOKKOS_FUNCTION(int t) {
     for (int head = 0; head < 2 * rotary.heads; ++head) {
       const int first = head * 2 * half, angles = rotary.row(t, head);
-      const T* d_y = first < width ? d_q.row(t) + first : d_kv.row(t) + first - width;
-      norm_rotate_backward(d_qkv.row(t) + first, qk.row(t) + first, rstd.row(t)[head], d_y, rotary.cos.row(angles),
-                           rotary.sin.row(angles), half);
+      const auto differentiate = [&](const auto& y, const auto& d_y) {
+        norm_rotate_backward(d_qkv.row(t) + first, y, rstd.row(t)[head], d_y, rotary.cos.row(angles),
+                             rotary.sin.row(angles), half);
+      };
+      const T* const y = qk.row(t) + first;
+      if (first < width) {
+        differentiate(PlainHead<T>{y}, PlainHead<T>{d_q.row(t) + first});
+        continue;
+      }
+      const T* const d_y = d_k.row(t) + first - width;
+      if (rotary.key_offset) {
+        const T* const next = t + 1 < d_k.rows ? d_y + d_k.ld : nullptr;
+        differentiate(OffsetHead<T>{y, y + qk.ld, half, false}, OffsetHead<T>{d_y, next, half, t == 0});
+      } else {
+        differentiate(PlainHead<T>{y}, PlainHead<T>{d_y});
+      }
     }
   });
-  const Mat<T> d_v = d_qkv.col_block(2 * width, width);
-  Mat<const T> d_mixed = d_kv.col_block(width, width);
+  const Mat<T> d_projected_v = d_qkv.col_block(2 * width, width);
+  Mat<const T> d_mixed = d_v;
   if (d_v_extra) {
-    add_rows(d_v, d_mixed, d_v_extra);
-    d_mixed = d_v;
+    add_rows(d_projected_v, d_mixed, d_v_extra);
+    d_mixed = d_projected_v;
   }
-  value_mix_backward(d_v, d_mix, v, d_mixed, mix);
+  value_mix_backward(d_projected_v, d_mix, v, d_mixed, mix);
 }
 
 #define NANORUN_INSTANTIATE(T)                                                                                     \
@@ -155,8 +206,8 @@ void attention_input_backward(Stream, Mat<T> d_qkv, const ValueMixGradients<T>& 
   template void attention_input_forward(Stream, Mat<T>, Mat<T>, Mat<T>, Mat<const T>, const Rotary<T>&,            \
                                         const ValueMix<T>&, double);                                               \
   template void attention_input_backward(Stream, Mat<T>, const ValueMixGradients<T>&, Mat<const T>, Mat<const T>,  \
-                                         Mat<const T>, Mat<const T>, Mat<const T>, Mat<const T>, const Rotary<T>&, \
-                                         const ValueMix<T>&);
+                                         Mat<const T>, Mat<const T>, Mat<const T>, Mat<const T>, Mat<const T>,     \
+                                         const Rotary<T>&, const ValueMix<T>&);
 NANORUN_INSTANTIATE(float)
 NANORUN_INSTANTIATE(double)
 #undef NANORUN_INSTANTIATE

@@ -15,6 +15,20 @@ struct Pair {
   Vector<float, 8> first, second;
 };
 __device__ Pair load_pair(const bf16* head, int half) { return {load_floats<8>(head), load_floats<8>(head + half)}; }
+/// The same of d_k in `row`, which for still dims of a key offset is the one behind the token's `own`. That of the first
+/// token is in both, that of the last nowhere.
+__device__ Pair load_key_gradient(const Mat<const bf16>& d_k, int own, int row, int col, int half) {
+  Pair d;
+  if (row < d_k.rows) d = load_pair(d_k.row(row) + col, half);
+  if (row == own || own > 0) return d;
+  const Pair first = load_pair(d_k.data + col, half);
+#pragma unroll
+  for (int k = 0; k < 8; ++k) {
+    d.first.v[k] += first.first.v[k];
+    d.second.v[k] += first.second.v[k];
+  }
+  return d;
+}
 __device__ void store_pair(bf16* head, int half, const Pair& x) {
   store_rounded(head, x.first);
   store_rounded(head + half, x.second);
@@ -102,8 +116,8 @@ constexpr int sm_blocks = 2;
 __global__ void __launch_bounds__(block_threads, sm_blocks)
     attention_input_backward_kernel(Units shape, Mat<bf16> d_qkv, ValueMixGradients<bf16> d_mix, Mat<const bf16> qk,
                                     Mat<const float> rstd, Mat<const bf16> v, Mat<const float> d_q,
-                                    Mat<const bf16> d_kv, Mat<const bf16> d_v_extra, Rotary<bf16> rotary,
-                                    ValueMix<bf16> mix, OrderedSum total) {
+                                    Mat<const bf16> d_k, Mat<const bf16> d_v, Mat<const bf16> d_v_extra,
+                                    Rotary<bf16> rotary, ValueMix<bf16> mix, OrderedSum total) {
   begin_after_previous();
   const auto [l0, l1] = mix.factors();
   const float2 l = {l0, l1};
@@ -115,9 +129,10 @@ __global__ void __launch_bounds__(block_threads, sm_blocks)
     if (!inside) at.row = 0;
     const int first_of_head = at.head * 2 * shape.half, pair = 8 * at.lane, first = first_of_head + pair;
     const Pair d_q_out = {load_panel(d_q, at.row, first), load_panel(d_q, at.row, first + shape.half)};
-    const Pair d_k_out = load_pair(d_kv.row(at.row) + first, shape.half);
-    const bf16* const y = qk.row(at.row) + first;
-    const Pair q = load_pair(y, shape.half), k = load_pair(y + shape.width, shape.half);
+    const int k_row = rotary.key_offset && pair >= shape.half / 2 ? at.row + 1 : at.row;
+    const Pair d_k_out = load_key_gradient(d_k, at.row, k_row, first, shape.half);
+    const Pair q = load_pair(qk.row(at.row) + first, shape.half),
+               k = load_pair(qk.row(k_row) + shape.width + first, shape.half);
     const int angles = rotary.row(at.row, at.head);
     const Vector<float, 8> c = load_vector<8>(rotary.cos.row(angles) + pair),
                            s = load_vector<8>(rotary.sin.row(angles) + pair);
@@ -133,7 +148,7 @@ __global__ void __launch_bounds__(block_threads, sm_blocks)
     MixColumns x[4];
 #pragma unroll
     for (int part = 0; part < 4; ++part) {
-      x[part].d_out = load_vector<4>(d_kv.row(at.row) + shape.width + col(part));
+      x[part].d_out = load_vector<4>(d_v.row(at.row) + col(part));
       x[part].v = load_vector<4>(v.row(at.row) + col(part));
       if (d_v_extra) x[part].d_extra = load_vector<4>(d_v_extra.row(at.row) + col(part));
       if (reads_source) x[part].u = load_vector<4>(mix.source.row(source) + col(part));
@@ -178,8 +193,9 @@ void rotary_table(Stream stream, Mat<A> cos, Mat<A> sin, Vec<const double> frequ
 
 template <class T>
 void attention_input_backward(Stream stream, Mat<T> d_qkv, const ValueMixGradients<T>& d_mix, Mat<const T> qk,
-                              Mat<const acc_t<T>> rstd, Mat<const T> v, Mat<const acc_t<T>> d_q, Mat<const T> d_kv,
-                              Mat<const T> d_v_extra, const Rotary<T>& rotary, const ValueMix<T>& mix) {
+                              Mat<const acc_t<T>> rstd, Mat<const T> v, Mat<const acc_t<T>> d_q, Mat<const T> d_k,
+                              Mat<const T> d_v, Mat<const T> d_v_extra, const Rotary<T>& rotary,
+                              const ValueMix<T>& mix) {
   constexpr const char* op = "attention_input_backward";
   const Units shape = units_of(op, d_q.rows, d_q.cols, rotary.heads);
   require_vectors(op, d_qkv);
@@ -188,21 +204,25 @@ void attention_input_backward(Stream stream, Mat<T> d_qkv, const ValueMixGradien
   require_vectors(op, qk);
   require_vectors(op, v);
   require_dense(op, d_q);
-  require_vectors(op, d_kv);
+  require_vectors(op, d_k);
+  require_vectors(op, d_v);
   require_vectors(op, d_v_extra);
   require_vectors(op, rotary.cos);
   require_vectors(op, rotary.sin);
   require_vectors(op, mix.source);
+  if (rotary.key_offset && shape.half % 16 != 0) {
+    throw std::invalid_argument(std::string(op) + ": with a key offset the head width must be a multiple of 32");
+  }
   if (d_q.rows == 0) return;
   assert(!d_mix.d_source || !d_mix.d_rows);
   const int blocks = std::min(ceil_div(shape.count, block_warps), sm_blocks * sm90::sm_count);
   launch(op, stream, attention_input_backward_kernel, blocks, block_threads, 0, shape, d_qkv, d_mix, qk, rstd, v, d_q,
-         d_kv, d_v_extra, rotary, mix, OrderedSum(stream));
+         d_k, d_v, d_v_extra, rotary, mix, OrderedSum(stream));
 }
 
 template void rotary_table(Stream, Mat<float>, Mat<float>, Vec<const double>);
 template void attention_input_backward(Stream, Mat<bf16>, const ValueMixGradients<bf16>&, Mat<const bf16>,
                                        Mat<const float>, Mat<const bf16>, Mat<const float>, Mat<const bf16>,
-                                       Mat<const bf16>, const Rotary<bf16>&, const ValueMix<bf16>&);
+                                       Mat<const bf16>, Mat<const bf16>, const Rotary<bf16>&, const ValueMix<bf16>&);
 
 }  // namespace nanorun::kernels::cuda

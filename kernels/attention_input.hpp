@@ -6,6 +6,9 @@
 //   with c = cos[t,j], s = sin[t,j], 0 <= j < D/2.
 // Shapes: qkv [T, 3 H D] (columns: all of q, then k, then v; head-major); qk = [q' k'] [T, 2 H D]; v', v, u [T, H D];
 // cos, sin [T, D/2]; rstd [T, 2 H] (q heads, then k heads), the factors 1 / sqrt(mean square + eps) of the norms.
+//
+// With a key offset, keys take their still dims, j in [D/4, D/2) and [3 D/4, D), from the token before. qk then has a
+// row more: its row t + 1 holds the still dims of k'[t], and row 0 those of k'[0] too. Attention reads the first T rows.
 
 #include "kernels/types.hpp"
 
@@ -59,6 +62,7 @@ struct Rotary {
   Mat<const acc_t<T>> sin;
   /// Head h of token t stands at row 2 t + h mod 2 of cos and sin, which are [2 T, D/2], instead of row t.
   bool paired = false;
+  bool key_offset = false;  ///< D is a multiple of 4
 
   /// Row of cos and sin. The heads of the keys may be counted on from those of the queries: H is even where `paired`.
   constexpr int row(int t, int head) const { return paired ? 2 * t + head % 2 : t; }
@@ -69,19 +73,20 @@ struct Rotary {
 template <class A>
 void rotary_table(Stream stream, Mat<A> cos, Mat<A> sin, Vec<const double> frequency);
 
-/// `qk` may be the first 2 H D columns of `qkv`, and v_mixed with `in_place` the last H D.
+/// `qk` may be the first 2 H D columns of `qkv`, and v_mixed with `in_place` the last H D. The further row of a key
+/// offset gets the still dims of keys alone.
 template <class T>
 void attention_input_forward(Stream stream, Mat<T> qk, Mat<T> v_mixed, Mat<acc_t<T>> rstd, Mat<const T> qkv,
                              const Rotary<T>& rotary, const ValueMix<T>& mix, double eps);
 
-/// d_qkv = gradient of qkv, where d_q [T, H D] is the gradient of q' and d_kv [T, 2 H D] that of [k' v'], to whose v'
-/// d_v_extra [T, H D] is added unless null. `qk` and `rstd` are the forward's; v is the value part of its qkv. Of v' in
-/// place of v with l0 = 0 the gradient of l0 is 0. `d_kv` may be the last 2 H D columns of `d_qkv`. With `unit_source`
-/// the source is not read.
+/// d_qkv = gradient of qkv, where d_q, d_k and d_v [T, H D] are the gradients of what attention reads; d_v_extra
+/// [T, H D] is added to d_v unless null. `qk` and `rstd` are the forward's; v is the value part of its qkv. Of v' in
+/// place of v with l0 = 0 the gradient of l0 is 0. `d_k` may be the middle H D columns of `d_qkv` unless keys are
+/// offset, and `d_v` the last. With `unit_source` the source is not read.
 template <class T>
 void attention_input_backward(Stream stream, Mat<T> d_qkv, const ValueMixGradients<T>& d_mix, Mat<const T> qk,
-                              Mat<const acc_t<T>> rstd, Mat<const T> v, Mat<const acc_t<T>> d_q, Mat<const T> d_kv,
-                              Mat<const T> d_v_extra, const Rotary<T>& rotary, const ValueMix<T>& mix);
+                              Mat<const acc_t<T>> rstd, Mat<const T> v, Mat<const acc_t<T>> d_q, Mat<const T> d_k,
+                              Mat<const T> d_v, Mat<const T> d_v_extra, const Rotary<T>& rotary, const ValueMix<T>& mix);
 
 }  // namespace nanorun::kernels::portable
 
@@ -95,12 +100,12 @@ using portable::ValueMixGradients;
 template <class A>
 void rotary_table(Stream stream, Mat<A> cos, Mat<A> sin, Vec<const double> frequency);
 
-/// T = bf16; rows are whole 16-byte vectors, D is a power of two from 16 to 512; else std::invalid_argument. d_q lies
-/// in panels, as attention_backward leaves it. All sums have a fixed order. The stream needs create_sums(). The forward
-/// direction is fused into the projection, see attention_projection.hpp.
+/// T = bf16; rows are whole 16-byte vectors, D is a power of two from 16 to 512, with a key offset from 32; else
+/// std::invalid_argument. d_q lies in panels, as attention_backward leaves it. All sums have a fixed order. The stream
+/// needs create_sums(). The forward direction is fused into the projection, see attention_projection.hpp.
 template <class T>
 void attention_input_backward(Stream stream, Mat<T> d_qkv, const ValueMixGradients<T>& d_mix, Mat<const T> qk,
-                              Mat<const acc_t<T>> rstd, Mat<const T> v, Mat<const acc_t<T>> d_q, Mat<const T> d_kv,
-                              Mat<const T> d_v_extra, const Rotary<T>& rotary, const ValueMix<T>& mix);
+                              Mat<const acc_t<T>> rstd, Mat<const T> v, Mat<const acc_t<T>> d_q, Mat<const T> d_k,
+                              Mat<const T> d_v, Mat<const T> d_v_extra, const Rotary<T>& rotary, const ValueMix<T>& mix);
 
 }  // namespace nanorun::kernels::cuda

@@ -7,7 +7,7 @@ namespace nanorun::kernels::portable {
 template <class T>
 void attention_projection_forward(Stream stream, Mat<T> qkv, Mat<T> v_mixed, Mat<acc_t<T>> rstd, Mat<const T> x,
                                   Mat<const T> w, const Rotary<T>& rotary, const ValueMix<T>& mix, double eps) {
-  linear_forward<T>(stream, qkv, x, w);
+  linear_forward<T>(stream, qkv.row_block(0, x.rows), x, w);
   attention_input_forward<T>(stream, qkv.col_block(0, 2 * v_mixed.cols), v_mixed, rstd, qkv, rotary, mix, eps);
 }
 

@@ -26,6 +26,8 @@ struct AttentionProjection {
   static constexpr bool last_rows_first = false;
 
   CUtensorMap qkv, v_mixed;
+  CUtensorMap moving, still;  ///< halves of the panels of keys, with a key offset
+  Mat<bf16> first_keys;       ///< their row 0 with a key offset, else null
   Mat<float> rstd;
   Mat<const float> cos, sin;
   ValueMix<bf16> mix;
@@ -38,7 +40,11 @@ struct AttentionProjection {
   __device__ __forceinline__ void epilogue(WarpTile& tile, Fragment& head) const {
     if (tile.col < 2 * width) {
       norm_rotate(tile, head);
-      store_head(tile, qkv, head, tile.col);
+      if (first_keys && tile.col >= width) {
+        store_offset_keys(tile, head);
+      } else {
+        store_head(tile, qkv, head, tile.col);
+      }
     } else if (tile.col < 3 * width) {
       mix_values(tile, head);
     }
@@ -54,6 +60,29 @@ struct AttentionProjection {
   static __device__ __forceinline__ void store_head(WarpTile& tile, const CUtensorMap& map, const Fragment& head,
                                                     int col) {
     store_rows(tile, map, col, [&](int i) { return pack_bf16(head[2 * i], head[2 * i + 1]); });
+  }
+
+  /// Stores the still dims in the next row, and those of row 0 there as well.
+  __device__ __forceinline__ void store_offset_keys(WarpTile& tile, const Fragment& head) const {
+    constexpr int of_maps = sizeof(StagedRows) / 2;
+    const int lane = threadIdx.x % 32, col = tile.col - width;
+    const auto block_at = [&](int i) {  // as WarpTile::block_at(), in half panels: first all that move
+      const int quarter = i / 2, chunk = i % 2 * 2 + lane / 16;
+      return shared_address(tile.staged[tile.buffer]) + quarter % 2 * of_maps + quarter / 2 * of_maps / 2 +
+             swizzled_64(lane % 16, chunk);
+    };
+    stage_rows(tile, block_at, [&](int i) { return pack_bf16(head[2 * i], head[2 * i + 1]); });
+    tile.store_buffer([&](const std::byte* from) {
+      tma_store(moving, from, 0, tile.row, col / panel_columns);
+      tma_store(still, from + of_maps, 0, tile.row + 1, col / panel_columns);
+    });
+    if (row(tile, 0) > 0) return;
+#pragma unroll
+    for (int i = 0; i < head_dim / 8; ++i) {
+      if (i / 4 % 2 == 0) continue;
+      *reinterpret_cast<std::uint32_t*>(first_keys.row(0) + col + 8 * i + column()) =
+          pack_bf16(head[4 * i], head[4 * i + 1]);
+    }
   }
 
   /// 1 / sqrt(mean square + eps) of this thread's r-th row.
@@ -127,7 +156,13 @@ void project(const char* name, Stream stream, Mat<bf16> qkv, Mat<bf16> v_mixed, 
              Mat<const bf16> w, const Rotary<bf16>& rotary, const ValueMix<bf16>& mix, double eps) {
   const int width = v_mixed.cols;
   AttentionProjection<paired> op{};
-  op.qkv = staged_map(qkv);
+  op.qkv = staged_map(qkv.row_block(0, x.rows));
+  if (rotary.key_offset) {
+    const Mat<bf16> keys = qkv.col_block(width, width);
+    op.first_keys = keys;
+    op.moving = half_panel_map(keys.row_block(0, x.rows), 0, warp_rows, tile_n);
+    op.still = half_panel_map(keys, panel_columns / 2, warp_rows, tile_n);
+  }
   op.v_mixed = staged_map(v_mixed);
   op.rstd = rstd;
   op.cos = rotary.cos;
@@ -150,7 +185,7 @@ void attention_projection_forward(Stream stream, Mat<T> qkv, Mat<T> v_mixed, Mat
                                   Mat<const T> w, const Rotary<T>& rotary, const ValueMix<T>& mix, double eps) {
   constexpr const char* name = "attention_projection_forward";
   const int width = v_mixed.cols;
-  assert(qkv.cols == 3 * width && w.rows == 3 * width);
+  assert(qkv.cols == 3 * width && w.rows == 3 * width && qkv.rows == x.rows + (rotary.key_offset ? 1 : 0));
   if (width != rotary.heads * head_dim) throw std::invalid_argument(std::string(name) + ": heads must be 128 wide");
   if (rotary.paired && rotary.heads % 2 != 0) throw std::invalid_argument(std::string(name) + ": a head has no pair");
   require_vectors(name, rotary.cos);

@@ -56,29 +56,40 @@ struct WarpTile {
     return sm90::shared_address(staged[buffer]) + sm90::column_bytes(warp_rows) * (i / 4) +
            sm90::swizzled(lane % 16, i % 4 * 2 + lane / 16);
   }
-  /// TMA store of the buffer at column `to` of map; the other buffer is the next.
-  __device__ __forceinline__ void store_buffer(const CUtensorMap& map, int to) {
+  /// Stores the buffer by TMA, of which one thread calls store(buffer); the other buffer is the next.
+  template <class Store>
+  __device__ __forceinline__ void store_buffer(const Store& store) {
     sm90::fence_async_proxy();
     __syncwarp();
     if (leads()) {
-      sm90::tma_store(map, staged[buffer], 0, row, to / panel_columns);
+      store(staged[buffer]);
       sm90::tma_store_commit();
     }
     buffer ^= 1;
   }
+  /// The same at column `to` of map.
+  __device__ __forceinline__ void store_buffer(const CUtensorMap& map, int to) {
+    store_buffer([&](const std::byte* from) { sm90::tma_store(map, from, 0, row, to / panel_columns); });
+  }
 };
 
-/// TMA store of a warp's rows at column `col` of map; pair_of(i) is what a thread stores in place of elements 2 i and
-/// 2 i + 1 of its fragment.
-template <class PairOf>
-__device__ __forceinline__ void store_rows(WarpTile& tile, const CUtensorMap& map, int col, const PairOf& pair_of) {
+/// Leaves a warp's rows in the buffer; pair_of(i) is what a thread stores in place of elements 2 i and
+/// 2 i + 1 of its fragment, and block_at(i) where, as WarpTile::block_at().
+template <class BlockAt, class PairOf>
+__device__ __forceinline__ void stage_rows(const WarpTile& tile, const BlockAt& block_at, const PairOf& pair_of) {
   if (tile.leads()) sm90::tma_store_wait_read<1>();  // the store before the last, of this buffer
   __syncwarp();
 #pragma unroll
   for (int i = 0; i < tile_n / 16; ++i) {
     const std::uint32_t pairs[] = {pair_of(4 * i), pair_of(4 * i + 1), pair_of(4 * i + 2), pair_of(4 * i + 3)};
-    sm90::stmatrix(tile.block_at(i), pairs);
+    sm90::stmatrix(block_at(i), pairs);
   }
+}
+
+/// TMA store of a warp's rows at column `col` of map; pair_of as in stage_rows().
+template <class PairOf>
+__device__ __forceinline__ void store_rows(WarpTile& tile, const CUtensorMap& map, int col, const PairOf& pair_of) {
+  stage_rows(tile, [&](int i) { return tile.block_at(i); }, pair_of);
   tile.store_buffer(map, col);
 }
 

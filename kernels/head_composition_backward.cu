@@ -1,6 +1,6 @@
 // Composed heads, backward, in two kernels. Each computes the probabilities anew, and each of its sums belongs to one
 // warp, which adds it without atomics:
-// - by queries: d_w1, d_w2 and d_q, and what the second kernel needs of each query and head;
+// - by queries: d_w1, d_w2 and d_q, and what the second kernel needs: a, d_a, and numbers of each query and head;
 // - by keys: d_k and d_v, from the transposed matrices [16 keys, 128 queries].
 // With e_h = d_out_h v_hᵀ:  d_a = sum_h w2_h e_h,  d_w2_h = sum_s a e_h,  d_w1'_h = sum_s d_a p_h,
 //   d_s_h = w1'_h p_h (d_a - d_w1'_h),  d_q_h += scale d_s_h k_h,  d_k_h += scale d_s_hᵀ q_h,
@@ -18,14 +18,17 @@ using namespace composition;
 using sm90::pack_bf16;
 using sm90::shared_address;
 
-/// Of each head and query, [H, T].
-struct Statistics {
-  Mat<float> log2_sum, w1, d_w1;  ///< d_w1 is the gradient of w1'
+/// What the kernel by queries leaves for that by keys.
+struct Scratch {
+  Mat<float> log2_sum, w1, d_w1;  ///< [H, T]; d_w1 is the gradient of w1'
+  Mat<float> a, d_a;              ///< [T, warp_band], of the keys in the band of the query's warp
 
-  Statistics(WorkspaceAllocator& allocator, int length, int heads) {
-    for (Mat<float>* x : {&log2_sum, &w1, &d_w1}) {
-      *x = {allocator.take<float>(static_cast<std::size_t>(length) * heads), heads, length};
-    }
+  Scratch(WorkspaceAllocator& allocator, int length, int heads) {
+    const auto matrix = [&](int rows, int cols) {
+      return Mat<float>(allocator.take<float>(static_cast<std::size_t>(rows) * cols), rows, cols);
+    };
+    for (Mat<float>* x : {&log2_sum, &w1, &d_w1}) *x = matrix(heads, length);
+    for (Mat<float>* x : {&a, &d_a}) *x = matrix(length, warp_band);
   }
 };
 
@@ -33,7 +36,7 @@ struct Parameters {
   HeadComposition<bf16> dc;
   HeadCompositionGradients<bf16> d;
   Mat<const bf16> d_out;
-  Statistics statistics;
+  Scratch scratch;
 };
 
 /// Fragments of an operand a of mma from those of 16 columns.
@@ -100,7 +103,7 @@ __device__ __forceinline__ void add_query_gradient(const float (&d_s)[64], const
   }
 }
 
-/// d_q, the statistics and d_w1, from d_a.
+/// d_q, d_w1 and the numbers of each head, from d_a.
 __device__ __forceinline__ void scores_backward(const float (&d_a)[64], Tiles& s, const Parameters& p,
                                                 const Queries& queries) {
   const bool writes = lane_index() % 4 == 0;
@@ -119,9 +122,9 @@ __device__ __forceinline__ void scores_backward(const float (&d_a)[64], Tiles& s
       d_w1[r] = row_sum(d_w1[r]);
       product[r] += w1[r] * d_w1[r];
       if (!writes) continue;
-      p.statistics.log2_sum.row(h)[queries.token[r]] = log2_sum[r];
-      p.statistics.w1.row(h)[queries.token[r]] = w1[r];
-      p.statistics.d_w1.row(h)[queries.token[r]] = d_w1[r];
+      p.scratch.log2_sum.row(h)[queries.token[r]] = log2_sum[r];
+      p.scratch.w1.row(h)[queries.token[r]] = w1[r];
+      p.scratch.d_w1.row(h)[queries.token[r]] = d_w1[r];
     }
 #pragma unroll
     for (int i = 0; i < 64; ++i) x[i] *= w1[i / 2 % 2] * (d_a[i] - d_w1[i / 2 % 2]);
@@ -133,7 +136,20 @@ __device__ __forceinline__ void scores_backward(const float (&d_a)[64], Tiles& s
     const int t = queries.token[r];
     const float mean = product[r] / p.dc.in.heads;
     for (int h = 0; h < p.dc.in.heads; ++h) {
-      p.d.d_w1.row(t)[h] += queries.inverse_rms[r] * (p.statistics.d_w1.row(h)[t] - mean * p.statistics.w1.row(h)[t]);
+      p.d.d_w1.row(t)[h] += queries.inverse_rms[r] * (p.scratch.d_w1.row(h)[t] - mean * p.scratch.w1.row(h)[t]);
+    }
+  }
+}
+
+/// Leaves a warp's fragments of a or d_a for the kernel by keys.
+__device__ __forceinline__ void store_band(const Mat<float>& to, const float (&x)[64], const Queries& queries) {
+  const int column = 2 * (lane_index() % 4);
+#pragma unroll
+  for (int j = 0; j < 16; ++j) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      *reinterpret_cast<float2*>(to.row(queries.token[r]) + 8 * j + column) =
+          make_float2(x[4 * j + 2 * r], x[4 * j + 2 * r + 1]);
     }
   }
 }
@@ -145,7 +161,9 @@ __global__ void __launch_bounds__(threads, 2) queries_kernel(const __grid_consta
   const Queries queries(p.dc);
   float a[64], d_a[64];
   compose(a, s, p.dc, queries);
+  store_band(p.scratch.a, a, queries);
   values_backward(d_a, a, s, p, queries);
+  store_band(p.scratch.d_a, d_a, queries);
   scores_backward(d_a, s, p, queries);
 }
 
@@ -167,21 +185,21 @@ __device__ __forceinline__ void load_first_keys(KeyTiles& s, const HeadCompositi
   }
 }
 
-/// Loads a head's rows of the thread block's keys, of queries and of a gradient.
+/// Loads a head's rows of the thread block's keys, unless `own` is null, of queries and of a gradient.
 __device__ __forceinline__ void load_keys(KeyTiles& s, const Parameters& p, const Mat<const bf16>& own,
                                           const Mat<const bf16>& band, const Mat<const bf16>& sums, int head) {
   const int first = Queries::first_token();
   __syncthreads();  // what lay there has been read
-  load_rows<own_rows>(s.own, own, head, first);
+  if (own) load_rows<own_rows>(s.own, own, head, first);
   load_rows<band_rows>(s.band, band, head, first);
-  if (sums) load_rows<own_rows>(s.sums, sums, head, first);
+  load_rows<own_rows>(s.sums, sums, head, first);
   for (int i = threadIdx.x; i < band_rows; i += threads) {
     const int t = first + i;
     const bool inside = t < p.d_out.rows;
-    s.log2_sum[i] = inside ? p.statistics.log2_sum.row(head)[t] : 0;
-    s.w1[i] = inside ? p.statistics.w1.row(head)[t] : 0;
+    s.log2_sum[i] = inside ? p.scratch.log2_sum.row(head)[t] : 0;
+    s.w1[i] = inside ? p.scratch.w1.row(head)[t] : 0;
     s.w2[i] = inside ? p.dc.w2.row(t)[head] : 0;
-    s.d_w1[i] = inside ? p.statistics.d_w1.row(head)[t] : 0;
+    s.d_w1[i] = inside ? p.scratch.d_w1.row(head)[t] : 0;
   }
   finish_loads();
 }
@@ -226,42 +244,24 @@ __device__ __forceinline__ void probabilities(float (&p)[Keys::part / 2], const 
   }
 }
 
-/// a, transposed.
-__device__ __forceinline__ void compose(float (&a)[64], KeyTiles& s, const Parameters& p, const Keys& keys) {
+/// a or d_a, transposed: each 16 queries of the band have had their own band of keys.
+__device__ __forceinline__ void load_band(float (&x)[64], const Mat<const float>& from, const Keys& keys) {
+  const int first_query = Queries::first_token() + keys.first + keys.column;
 #pragma unroll
-  for (int i = 0; i < 64; ++i) a[i] = 0;
-#pragma unroll 1
-  for (int h = 0; h < p.dc.in.heads; ++h) {
-    load_keys(s, p, p.dc.in.k, p.dc.in.q, {}, h);
-#pragma unroll
-    for (int query = 0; query < warp_band; query += Keys::part) {
-      float x[Keys::part / 2];
-      probabilities(x, s, keys, query, p.dc.in.scale * log2_e);
-#pragma unroll
-      for (int i = 0; i < Keys::part / 2; ++i) {
-        a[query / 2 + i] += element(keys.of(s.w1, query + i / 4 * 8), i) * x[i];
-      }
-    }
+  for (int i = 0; i < 64; ++i) {
+    const int query = first_query + i / 4 * 8 + i % 2;
+    const int key = max_window - i / 8 * warp_rows + keys.row + i / 2 % 2 * 8;
+    x[i] = query < from.rows ? from.row(query)[key] : 0;
   }
 }
 
-/// d_a, transposed, and d_v, from a.
-__device__ __forceinline__ void values_backward(float (&d_a)[64], const float (&a)[64], KeyTiles& s,
-                                                const Parameters& p, const Keys& keys) {
-#pragma unroll
-  for (int i = 0; i < 64; ++i) d_a[i] = 0;
+/// d_v, from a.
+__device__ __forceinline__ void values_backward(KeyTiles& s, const Parameters& p, const Keys& keys) {
+  float a[64];
+  load_band(a, p.scratch.a, keys);
 #pragma unroll 1
   for (int h = 0; h < p.dc.in.heads; ++h) {
-    load_keys(s, p, p.dc.in.v, p.d_out, p.d.d_v, h);
-#pragma unroll
-    for (int query = 0; query < warp_band; query += Keys::part) {
-      float e[Keys::part / 2];
-      outer_product(e, keys.rows(s.own), keys.rows(s.band, query));
-#pragma unroll
-      for (int i = 0; i < Keys::part / 2; ++i) {
-        d_a[query / 2 + i] += element(keys.of(s.w2, query + i / 4 * 8), i) * e[i];
-      }
-    }
+    load_keys(s, p, {}, p.d_out, p.d.d_v, h);
     float sums[64] = {};
 #pragma unroll
     for (int query = 0; query < warp_band; query += 16) {
@@ -277,8 +277,9 @@ __device__ __forceinline__ void values_backward(float (&d_a)[64], const float (&
 }
 
 /// d_k, from d_a.
-__device__ __forceinline__ void scores_backward(const float (&d_a)[64], KeyTiles& s, const Parameters& p,
-                                                const Keys& keys) {
+__device__ __forceinline__ void scores_backward(KeyTiles& s, const Parameters& p, const Keys& keys) {
+  float d_a[64];
+  load_band(d_a, p.scratch.d_a, keys);
 #pragma unroll 1
   for (int h = 0; h < p.dc.in.heads; ++h) {
     load_keys(s, p, p.dc.in.k, p.dc.in.q, p.d.d_k, h);
@@ -309,10 +310,8 @@ __global__ void __launch_bounds__(threads, 2) keys_kernel(const __grid_constant_
   begin_after_previous();
   load_first_keys(s, p.dc);
   const Keys keys;
-  float a[64], d_a[64];
-  compose(a, s, p, keys);
-  values_backward(d_a, a, s, p, keys);
-  scores_backward(d_a, s, p, keys);
+  values_backward(s, p, keys);
+  scores_backward(s, p, keys);
 }
 
 }  // namespace
@@ -320,7 +319,7 @@ __global__ void __launch_bounds__(threads, 2) keys_kernel(const __grid_constant_
 template <class T>
 std::size_t head_composition_workspace(int length, int heads, int) {
   WorkspaceAllocator allocator({});
-  Statistics(allocator, length, heads);
+  Scratch(allocator, length, heads);
   return allocator.used();
 }
 
@@ -334,7 +333,7 @@ void head_composition_backward(Stream stream, const HeadCompositionGradients<T>&
   require_vectors(op, d.d_q);
   require_dense(op, d.d_q);
   WorkspaceAllocator allocator(workspace);
-  const Parameters p{dc, d, d_out, Statistics(allocator, d_out.rows, dc.in.heads)};
+  const Parameters p{dc, d, d_out, Scratch(allocator, d_out.rows, dc.in.heads)};
   launch_composition<Tiles>(op, queries_kernel, d_out.rows, stream, p);
   launch_composition<KeyTiles>(op, keys_kernel, d_out.rows, stream, p);
 }

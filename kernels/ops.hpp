@@ -13,7 +13,6 @@
 #include "kernels/head_composition.hpp"
 #include "kernels/head_output.hpp"
 #include "kernels/head_scale.hpp"
-#include "kernels/key_offset.hpp"
 #include "kernels/matmul.hpp"
 #include "kernels/mix.hpp"
 #include "kernels/mlp_fp8.hpp"

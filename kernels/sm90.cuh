@@ -221,6 +221,11 @@ __device__ __forceinline__ std::uint32_t swizzled(int row, int chunk) {
   return static_cast<std::uint32_t>(row * 128 + ((chunk ^ (row & 7)) << 4));
 }
 
+/// The same of rows of 64 bytes in the 64-byte swizzle.
+__device__ __forceinline__ std::uint32_t swizzled_64(int row, int chunk) {
+  return static_cast<std::uint32_t>(row * 64 + ((chunk ^ (row / 2 & 3)) << 4));
+}
+
 /// Shared memory (smem) descriptor of an operand that begins at `shared`, in the 128-byte swizzle. K-major, with the
 /// reduction index along a row: leading_bytes is unused. MN-major, with the reduction index across rows: the next 64 of
 /// the other index lie leading_bytes further.

@@ -12,11 +12,12 @@ namespace nanorun::kernels::cuda {
 
 constexpr int panel_columns = 64;
 
-/// Map of x in panels of 64 columns, in the 128-byte swizzle; sizes and boxes in elements, strides in bytes. Throws
-/// std::invalid_argument unless row_columns is a multiple of 64 and every row begins at a multiple of 16 bytes.
+/// Map of x in panels of 64 columns; sizes and boxes in elements, strides in bytes. Throws std::invalid_argument unless
+/// row_columns is a multiple of 64 and every row begins at a multiple of 16 bytes.
 template <int rank>
 CUtensorMap panel_map(Mat<const bf16> x, int row_columns, const cuuint64_t (&sizes)[rank],
-                      const cuuint64_t (&strides)[rank - 1], const cuuint32_t (&box)[rank]) {
+                      const cuuint64_t (&strides)[rank - 1], const cuuint32_t (&box)[rank],
+                      CUtensorMapSwizzle swizzle = CU_TENSOR_MAP_SWIZZLE_128B) {
   if (row_columns % panel_columns != 0 || x.ld % 8 != 0 || reinterpret_cast<std::uintptr_t>(x.data) % 16 != 0) {
     throw std::invalid_argument("tensor map: columns must be a multiple of 64, rows aligned to 16 bytes");
   }
@@ -25,7 +26,7 @@ CUtensorMap panel_map(Mat<const bf16> x, int row_columns, const cuuint64_t (&siz
   CUtensorMap map;
   static const auto encode = driver_function<decltype(cuTensorMapEncodeTiled)>("cuTensorMapEncodeTiled", 12000);
   check(encode(&map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, rank, const_cast<bf16*>(x.data), sizes, strides, box, steps,
-               CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+               CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
                CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE),
         "cuTensorMapEncodeTiled");
   return map;
@@ -40,6 +41,19 @@ inline CUtensorMap column_map(Mat<const bf16> x, int box_rows, int box_columns) 
   const cuuint32_t box[] = {panel_columns, static_cast<cuuint32_t>(box_rows),
                             static_cast<cuuint32_t>(box_columns / panel_columns)};
   return panel_map(x, x.cols, sizes, strides, box);
+}
+
+/// Map of columns [first, first + 32) of each panel of 64 of x [rows, cols], first = 0 or 32: coordinates
+/// (column % 32, row, column / 64). A box lies in shared memory as [box_columns / 64, box_rows, 32] in the 64-byte
+/// swizzle. Throws as panel_map().
+inline CUtensorMap half_panel_map(Mat<const bf16> x, int first, int box_rows, int box_columns) {
+  constexpr int columns = panel_columns / 2;
+  const Mat<const bf16> from(x.data + first, x.rows, x.cols, x.ld);
+  const cuuint64_t sizes[] = {columns, static_cast<cuuint64_t>(x.rows), static_cast<cuuint64_t>(x.cols / panel_columns)};
+  const cuuint64_t strides[] = {x.ld * sizeof(bf16), panel_columns * sizeof(bf16)};
+  const cuuint32_t box[] = {columns, static_cast<cuuint32_t>(box_rows),
+                            static_cast<cuuint32_t>(box_columns / panel_columns)};
+  return panel_map(from, x.cols, sizes, strides, box, CU_TENSOR_MAP_SWIZZLE_64B);
 }
 
 /// Map of the matrix [parts rows, cols / parts] whose row `parts` r + s is part s of row r of x: coordinates

@@ -18,14 +18,20 @@ bool gates_values(const ModelConfig& model, int layer) {
   return model.value_path == ValuePath::gated_embeddings && value_embedding_of(model, layer) >= 0;
 }
 
+template <class T>
+Mat<T> take_qkv(const ModelConfig& model, int layer, int length, WorkspaceAllocator& allocator) {
+  const int rows = names(model.key_offset_layers, layer) ? length + 1 : length;
+  return take_matrix<T>(allocator, rows, 3 * model.width);
+}
+
 /// All but the norm. `aux` as in Activations.
 template <class T>
 void allocate_attention(AttentionActivations<T>& attention, const ModelConfig& model, int layer, int length, Mat<T> aux,
                         WorkspaceAllocator& allocator) {
   const auto narrow = [&] { return take_matrix<T>(allocator, length, model.width); };
-  attention.qkv = take_matrix<T>(allocator, length, 3 * model.width);
-  if (names(model.key_offset_layers, layer)) attention.k_offset = narrow();
-  attention.v_mixed = takes_up_values(model, layer) ? narrow() : attention.qkv.col_block(2 * model.width, model.width);
+  attention.qkv = take_qkv<T>(model, layer, length, allocator);
+  const Mat<T> v = attention.qkv.row_block(0, length).col_block(2 * model.width, model.width);
+  attention.v_mixed = takes_up_values(model, layer) ? narrow() : v;
   attention.rstd_qk = take_matrix<acc_t<T>>(allocator, length, 2 * model.heads);
   attention.y = narrow();
   acc_t<T>* const lse = allocator.take<acc_t<T>>(static_cast<std::size_t>(length) * model.heads);
@@ -103,7 +109,9 @@ Activations<T>::Activations(const Config& config, int length, bool training, Wor
   } else {
     allocate_evaluation_blocks(model, allocator);
   }
-  if (model.value_path == ValuePath::first) v_first = block[0].attention.qkv.col_block(2 * model.width, model.width);
+  if (model.value_path == ValuePath::first) {
+    v_first = block[0].attention.qkv.row_block(0, length).col_block(2 * model.width, model.width);
+  }
   allocate_workspace(config, allocator);
 }
 
@@ -157,9 +165,7 @@ void Activations<T>::allocate_evaluation_blocks(const ModelConfig& model, Worksp
   for (int i = 0; i < model.layers; ++i) {
     if (is_tapped(model, i + 1)) block[i].x = narrow();
   }
-  if (model.value_path == ValuePath::first) {
-    block[0].attention.qkv = take_matrix<T>(allocator, length, 3 * model.width);
-  }
+  if (model.value_path == ValuePath::first) block[0].attention.qkv = take_qkv<T>(model, 0, length, allocator);
   if (model.mudd) block[model.value_layers[0]].attention.value = narrow();
 }
 

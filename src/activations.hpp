@@ -17,8 +17,8 @@ struct AttentionActivations {
   kernels::Vec<kernels::acc_t<T>> rstd;        ///< [T]
   kernels::Mat<T> d_n;                         ///< gradient of n, of all layers that share it; in training [T, d]
   bool adds_d_n = false;                       ///< a layer above has sent its own
-  kernels::Mat<T> qkv;                         ///< q and k after norm and rotary, v as projected [T, 3d]
-  kernels::Mat<T> k_offset;                    ///< k after the key offset, where the layer has it [T, d]
+  kernels::Mat<T> qkv;                         ///< q and k after norm and rotary, v as projected [T, 3d]; with a
+                                               ///< key offset [T + 1, 3d]
   kernels::Mat<T> v_mixed;                     ///< in the place of v unless takes_up_values() [T, d]
   kernels::Mat<kernels::acc_t<T>> rstd_qk;     ///< [T, 2H]
   kernels::Mat<T> value;                       ///< rows of its gated value embedding; aux unless kept [T, d]
@@ -98,7 +98,7 @@ struct Activations {
   kernels::Mat<T> d_x0;                                       ///< [T, d]
   kernels::Mat<T> d_branch;                                   ///< of what a mix reads of attention or MLP [T, d]
   kernels::Vec<kernels::acc_t<T>> d_branch_factor;            ///< of that gradient, where it is not in d_branch [1]
-  kernels::Mat<T> d_k_offset;                                 ///< of keys behind their offset [T, d]
+  kernels::Mat<T> d_k_offset;                                 ///< of keys that attention reads, with an offset [T, d]
   kernels::Mat<T> d_v_extra;                                  ///< of values, from XSA [T, d]
   kernels::Mat<kernels::acc_t<T>> d_value_gate, d_head_gate;  ///< [T, H]
   kernels::Mat<T> d_wide;                                     ///< any branch of width 3d or m d

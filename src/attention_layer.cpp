@@ -16,9 +16,6 @@ void AttentionLayer<T>::forward(Stream stream, const Activations<T>& a, const Fe
   ops::attention_projection_forward<T>(stream, s.qkv, s.v_mixed, s.rstd_qk, s.n,
                                        parameters_.weight(block_name(layer, "qkv")), rotary(feed, layer), mix,
                                        model_.norm_eps);
-  if (s.k_offset) {
-    ops::key_offset_forward<T>(stream, s.k_offset, s.qkv.col_block(model_.width, model_.width), model_.heads);
-  }
   const auto in = inputs(a, feed, layer);
   ops::attention_forward<T>(stream, s.y, s.lse, in, mask(feed, layer), a.workspace);
   const Mat<T> y = heads_.forward(stream, a, in, mask(feed, layer).first_key, layer);
@@ -36,8 +33,9 @@ void AttentionLayer<T>::backward(Stream stream, const Activations<T>& a, const F
   const AttentionActivations<T>& s = a.block[layer].attention;
   const int width = model_.width;
   const Mat<T> d_qkv = a.d_wide.col_block(0, 3 * width);
-  const Mat<T> d_projected_k = d_qkv.col_block(width, width), d_v = d_qkv.col_block(2 * width, width);
-  const Mat<T> d_k = s.k_offset ? a.d_k_offset : d_projected_k;
+  const ops::Rotary<T> rotary = this->rotary(feed, layer);
+  const Mat<T> d_k = rotary.key_offset ? a.d_k_offset : d_qkv.col_block(width, width);
+  const Mat<T> d_v = d_qkv.col_block(2 * width, width);
   const auto in = inputs(a, feed, layer);
   const kernels::AttentionMask& mask = this->mask(feed, layer);
 
@@ -48,7 +46,6 @@ void AttentionLayer<T>::backward(Stream stream, const Activations<T>& a, const F
                                  d_out.factor);
   ops::attention_backward<T>(stream, a.d_q, d_k, d_v, s.y, s.lse, a.d_narrow, in, mask, a.workspace);
   heads_.backward_composition(stream, a, in, mask.first_key, d_k, d_v, layer);
-  if (s.k_offset) ops::key_offset_backward<T>(stream, d_projected_k, d_k, model_.heads);
   Mat<T> d_v_extra = heads_.value_gradient(a, layer);
   if (d_v_extra && values_.gated(layer)) {
     ops::add<T>(stream, d_v, d_v_extra);
@@ -56,8 +53,8 @@ void AttentionLayer<T>::backward(Stream stream, const Activations<T>& a, const F
   }
   values_.backward(stream, a, feed.sequence, d_v, layer);
   ops::attention_input_backward<T>(stream, d_qkv, values_.gradients(a, layer), s.qkv.col_block(0, 2 * width), s.rstd_qk,
-                                   s.qkv.col_block(2 * width, width), a.d_q, d_qkv.col_block(width, 2 * width),
-                                   d_v_extra, rotary(feed, layer), values_.mix(a, feed.sequence, layer));
+                                   s.qkv.col_block(2 * width, width), a.d_q, d_k, d_v, d_v_extra, rotary,
+                                   values_.mix(a, feed.sequence, layer));
   if (layer == 0 && a.d_v_first) ops::add<T>(stream, d_v, a.d_v_first);
   ops::linear_backward_weight<T>(stream, parameters_.gradient(block_name(layer, "qkv")), d_qkv, s.n, add);
   ops::linear_backward_input<T>(stream, s.d_n, d_qkv, parameters_.weight(block_name(layer, "qkv")), nullptr,
@@ -70,8 +67,9 @@ template <class T>
 ops::AttentionInputs<T> AttentionLayer<T>::inputs(const Activations<T>& a, const Feed<T>& feed, int layer) const {
   const AttentionActivations<T>& s = a.block[layer].attention;
   ops::AttentionInputs<T> in;
-  in.q = s.qkv.col_block(0, model_.width);
-  in.k = s.k_offset ? s.k_offset : s.qkv.col_block(model_.width, model_.width);
+  const Mat<T> qkv = s.qkv.row_block(0, a.length);
+  in.q = qkv.col_block(0, model_.width);
+  in.k = qkv.col_block(model_.width, model_.width);
   in.v = s.v_mixed;
   in.heads = model_.heads;
   in.scale = feed.attention_scale;
@@ -80,8 +78,10 @@ ops::AttentionInputs<T> AttentionLayer<T>::inputs(const Activations<T>& a, const
 }
 
 template <class T>
-const ops::Rotary<T>& AttentionLayer<T>::rotary(const Feed<T>& feed, int layer) const {
-  return paired(layer) ? feed.paired_rotary : feed.rotary;
+ops::Rotary<T> AttentionLayer<T>::rotary(const Feed<T>& feed, int layer) const {
+  ops::Rotary<T> rotary = paired(layer) ? feed.paired_rotary : feed.rotary;
+  rotary.key_offset = names(model_.key_offset_layers, layer);
+  return rotary;
 }
 
 template <class T>

@@ -40,7 +40,7 @@ class AttentionLayer {
 
  private:
   ops::AttentionInputs<T> inputs(const Activations<T>& a, const Feed<T>& feed, int layer) const;
-  const ops::Rotary<T>& rotary(const Feed<T>& feed, int layer) const;
+  ops::Rotary<T> rotary(const Feed<T>& feed, int layer) const;
   const kernels::AttentionMask& mask(const Feed<T>& feed, int layer) const;
   bool paired(int layer) const { return names(model_.paired_layers, layer); }
 

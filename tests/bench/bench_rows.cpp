@@ -232,9 +232,10 @@ void attention_input_backward(benchmark::State& state) {
     bytes += 2 * narrow + 2.0 * width * static_cast<double>(distinct(ids.head));
   }
   const Mat<bf16> qk = qkv.mat.col_block(0, 2 * width), v = qkv.mat.col_block(2 * width, width);
-  const Mat<bf16> d_kv = d_qkv.mat.col_block(width, 2 * width);
+  const Mat<bf16> d_k = d_qkv.mat.col_block(width, width), d_v = d_qkv.mat.col_block(2 * width, width);
   measure(state, bytes, [&] {
-    cuda::attention_input_backward<bf16>(stream, d_qkv, d_mix, qk, rstd, v, d_q, d_kv, {}, {heads, cos, sin}, mix);
+    cuda::attention_input_backward<bf16>(stream, d_qkv, d_mix, qk, rstd, v, d_q, d_k, d_v, {}, {heads, cos, sin},
+                                         mix);
   });
 }
 

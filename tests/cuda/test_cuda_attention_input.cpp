@@ -20,25 +20,32 @@ using test::Tokens;
 /// table for each token.
 enum class Source { none, interpolated, unit, table };
 
-/// One call's arguments, on both sides. d_qkv replaces d_kv in place, its rows 4 H D apart as the model keeps them.
+/// How the heads stand.
+struct Heads {
+  int count, dim;
+  bool paired = false, key_offset = false;
+};
+
+/// One call's arguments, on both sides. d_qkv replaces d_v in place, and d_k unless keys are offset, its rows 4 H D
+/// apart as the model keeps them.
 struct Case {
-  Case(int rows, int heads, int head_dim, Source source, bool paired)
+  Case(int rows, const Heads& h, Source source)
       : source(source),
-        paired(paired),
-        heads(heads),
-        width(heads * head_dim),
+        heads(h),
+        width(h.count * h.dim),
         vocabulary(rows > 1000 ? 50304 : 5),
         qkv(rows, 3 * width, 1),
-        cos(paired ? 2 * rows : rows, head_dim / 2, 2),
-        sin(paired ? 2 * rows : rows, head_dim / 2, 3),
+        cos(h.paired ? 2 * rows : rows, h.dim / 2, 2),
+        sin(h.paired ? 2 * rows : rows, h.dim / 2, 3),
         lambda(1, 2, 4),
         u(source == Source::table ? vocabulary : rows, width, 5),
         tokens(rows, vocabulary, 6),
-        qk(rows, 2 * width, 7),
-        rstd(rows, 2 * heads, 8, {0.5f, 2}),
+        qk(h.key_offset ? rows + 1 : rows, 2 * width, 7),
+        rstd(rows, 2 * h.count, 8, {0.5f, 2}),
         d_qkv(rows, 3 * width, 9, {-1, 1}, 4 * width),
         d_q(rows, width, 12),
         d_q_panels(panels(d_q.host())),
+        d_k(rows, width, 15),
         d_v_extra(rows, width, 13),
         d_lambda(1, 2, 10),
         d_u(rows, width, 11),
@@ -83,11 +90,32 @@ struct Case {
     }
     return out;
   }
+  portable::Rotary<float> host_rotary() { return {heads.count, cos.host(), sin.host(), heads.paired, heads.key_offset}; }
+  Rotary<bf16> device_rotary() const {
+    return {heads.count, cos.device(), sin.device(), heads.paired, heads.key_offset};
+  }
+  /// Part i of q, k and v.
+  template <class T>
+  Mat<T> part(Mat<T> x, int i) const {
+    return x.col_block(i * width, width);
+  }
+  void differentiate_on_host(Mat<const float> extra) {
+    portable::attention_input_backward<float>({}, d_qkv.host(), host_gradients(), qk.host(), rstd.host(),
+                                              part(qkv.host(), 2), d_q.host(),
+                                              heads.key_offset ? d_k.host() : part(d_qkv.host(), 1),
+                                              part(d_qkv.host(), 2), extra, host_rotary(), host_mix());
+  }
+  void differentiate_on_device(Stream stream, Mat<const bf16> extra) {
+    cuda::attention_input_backward<bf16>(stream, d_qkv.device(), device_gradients(), qk.device(), rstd.device(),
+                                         part(qkv.device(), 2), d_q_in_panels(),
+                                         heads.key_offset ? d_k.device() : part(d_qkv.device(), 1),
+                                         part(d_qkv.device(), 2), extra, device_rotary(), device_mix());
+  }
   Mat<const float> d_q_in_panels() { return {d_q_panels.data(), d_q.host().rows, width}; }
 
   Source source;
-  bool paired;
-  int heads, width, vocabulary;
+  Heads heads;
+  int width, vocabulary;
   Tensor<bf16> qkv;
   Tensor<float> cos, sin, lambda;
   Tensor<bf16> u;
@@ -97,26 +125,21 @@ struct Case {
   Tensor<bf16> d_qkv;
   Tensor<float> d_q;
   DeviceVector<float> d_q_panels;
-  Tensor<bf16> d_v_extra;
+  Tensor<bf16> d_k, d_v_extra;
   Tensor<float> d_lambda, d_u;
   Tensor<bf16> d_rows;
 };
 
-void compare(int rows, int heads, int head_dim, Source source, bool paired = false, bool extra = false) {
-  SCOPED_TRACE("D " + std::to_string(head_dim) + ", source " + std::to_string(static_cast<int>(source)));
-  Case c(rows, heads, head_dim, source, paired);
+void compare(int rows, const Heads& heads, Source source, bool extra = false) {
+  SCOPED_TRACE(std::to_string(rows) + " rows, D " + std::to_string(heads.dim) + ", source " +
+               std::to_string(static_cast<int>(source)));
+  Case c(rows, heads, source);
   Mat<const float> host_extra;
   Mat<const bf16> device_extra;
   if (extra) host_extra = c.d_v_extra.host(), device_extra = c.d_v_extra.device();
   const test::SumStream stream;
-  portable::attention_input_backward<float>({}, c.d_qkv.host(), c.host_gradients(), c.qk.host(), c.rstd.host(),
-                                            c.qkv.host().col_block(2 * c.width, c.width), c.d_q.host(),
-                                            c.d_qkv.host().col_block(c.width, 2 * c.width), host_extra,
-                                            {c.heads, c.cos.host(), c.sin.host(), c.paired}, c.host_mix());
-  cuda::attention_input_backward<bf16>(stream, c.d_qkv.device(), c.device_gradients(), c.qk.device(), c.rstd.device(),
-                                       c.qkv.device().col_block(2 * c.width, c.width), c.d_q_in_panels(),
-                                       c.d_qkv.device().col_block(c.width, 2 * c.width), device_extra,
-                                       {c.heads, c.cos.device(), c.sin.device(), c.paired}, c.device_mix());
+  c.differentiate_on_host(host_extra);
+  c.differentiate_on_device(stream, device_extra);
   c.d_qkv.expect_match("d_qkv");
   c.d_u.expect_match("d_source", 2e-6, 1e-6);
   c.d_rows.expect_match("d_rows");
@@ -127,35 +150,37 @@ void compare(int rows, int heads, int head_dim, Source source, bool paired = fal
 TEST(CudaAttentionInput, BackwardOfSmallShapesMatchesPortable) {
   SKIP_WITHOUT_DEVICE();
   for (const Source source : {Source::none, Source::interpolated, Source::unit, Source::table}) {
-    compare(1, 1, 16, source);
-    compare(37, 3, 16, source);  // 6 threads per row: warps span rows
-    compare(30, 2, 64, source);
-    compare(21, 6, 128, source);
-    compare(4, 1, 512, source);
-    compare(37, 6, 16, source, true);
-    compare(21, 6, 128, source, true);
-    compare(37, 3, 16, source, false, true);
-    compare(21, 6, 128, source, false, true);
+    compare(1, {1, 16}, source);
+    compare(37, {3, 16}, source);  // 6 threads per row: warps span rows
+    compare(30, {2, 64}, source);
+    compare(21, {6, 128}, source);
+    compare(4, {1, 512}, source);
+    compare(37, {6, 16, true}, source);
+    compare(21, {6, 128, true}, source);
+    compare(37, {3, 16}, source, true);
+    compare(21, {6, 128}, source, true);
+    compare(1, {1, 128, false, true}, source);
+    compare(2, {3, 32, false, true}, source);
+    compare(37, {6, 64, true, true}, source, true);
+    compare(21, {6, 128, false, true}, source);
   }
 }
 
 TEST(CudaAttentionInput, BackwardOfRecipeShapeMatchesPortable) {
   SKIP_WITHOUT_DEVICE();
-  compare(49152, 6, 128, Source::table);
-  compare(8191, 6, 128, Source::interpolated);
-  compare(8191, 6, 128, Source::unit, true);
-  compare(8191, 6, 128, Source::none, false, true);
+  compare(49152, {6, 128}, Source::table);
+  compare(8191, {6, 128}, Source::interpolated);
+  compare(8191, {6, 128, true}, Source::unit);
+  compare(8191, {6, 128}, Source::none, true);
+  compare(49152, {6, 128, false, true}, Source::none);
 }
 
 TEST(CudaAttentionInput, GradientsAreReproducible) {
   SKIP_WITHOUT_DEVICE();
   for (const Source source : {Source::none, Source::interpolated, Source::unit, Source::table}) {
     test::expect_same_bits([&](Stream stream) {
-      Case c(9001, 6, 64, source, false);
-      cuda::attention_input_backward<bf16>(stream, c.d_qkv.device(), c.device_gradients(), c.qk.device(),
-                                           c.rstd.device(), c.qkv.device().col_block(2 * c.width, c.width),
-                                           c.d_q_in_panels(), c.d_qkv.device().col_block(c.width, 2 * c.width), {},
-                                           {c.heads, c.cos.device(), c.sin.device(), false}, c.device_mix());
+      Case c(9001, {6, 64}, source);
+      c.differentiate_on_device(stream, {});
       test::Vector<float> all = c.d_lambda.device_values();
       test::append(all, c.d_u.device_values());
       test::append(all, c.d_rows.device_values());
@@ -182,8 +207,9 @@ TEST(CudaAttentionInput, RotaryTableMatchesPortable) {
 
 TEST(CudaAttentionInput, RefusesOtherHeadWidths) {
   SKIP_WITHOUT_DEVICE();
-  EXPECT_THROW(compare(4, 2, 48, Source::none), std::invalid_argument);
-  EXPECT_THROW(compare(4, 2, 8, Source::none), std::invalid_argument);
+  EXPECT_THROW(compare(4, {2, 48}, Source::none), std::invalid_argument);
+  EXPECT_THROW(compare(4, {2, 8}, Source::none), std::invalid_argument);
+  EXPECT_THROW(compare(4, {2, 16, false, true}, Source::none), std::invalid_argument);
 }
 
 }  // namespace

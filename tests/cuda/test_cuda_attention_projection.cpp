@@ -20,7 +20,7 @@ enum class Source { none, in_place, interpolated, itself, unit, table };
 
 struct Shape {
   int rows, in, heads, pad = 0;  ///< rows of qkv lie `pad` elements further apart than they must
-  bool paired = false;
+  bool paired = false, key_offset = false;
 };
 
 void compare(const Shape& s, Source source) {
@@ -31,7 +31,7 @@ void compare(const Shape& s, Source source) {
   const int angle_rows = s.paired ? 2 * s.rows : s.rows;
   Tensor<float> cos(angle_rows, head_dim / 2, 4), sin(angle_rows, head_dim / 2, 5), lambda(1, 2, 6);
   const Tokens tokens(s.rows, vocabulary, 7);
-  auto qkv = Tensor<bf16>::poisoned(s.rows, 3 * width, 3 * width + s.pad);
+  auto qkv = Tensor<bf16>::poisoned(s.key_offset ? s.rows + 1 : s.rows, 3 * width, 3 * width + s.pad);
   auto v_mixed = Tensor<bf16>::poisoned(s.rows, width);
   auto rstd = Tensor<float>::poisoned(s.rows, 2 * s.heads);
 
@@ -49,14 +49,16 @@ void compare(const Shape& s, Source source) {
   if (source == Source::table) host_mix.index = tokens.host.data(), device_mix.index = tokens.device.data();
 
   const auto mixed = [&](const auto& qkv, const auto& separate) {
-    return source == Source::in_place ? qkv.col_block(2 * width, width) : separate;
+    return source == Source::in_place ? qkv.row_block(0, s.rows).col_block(2 * width, width) : separate;
   };
   portable::attention_projection_forward<float>({}, qkv.host(), mixed(qkv.host(), v_mixed.host()), rstd.host(),
-                                                x.host(), w.host(), {s.heads, cos.host(), sin.host(), s.paired},
-                                                host_mix, eps);
+                                                x.host(), w.host(),
+                                                {s.heads, cos.host(), sin.host(), s.paired, s.key_offset}, host_mix,
+                                                eps);
   cuda::attention_projection_forward<bf16>({}, qkv.device(), mixed(qkv.device(), v_mixed.device()), rstd.device(),
-                                           x.device(), w.device(), {s.heads, cos.device(), sin.device(), s.paired},
-                                           device_mix, eps);
+                                           x.device(), w.device(),
+                                           {s.heads, cos.device(), sin.device(), s.paired, s.key_offset}, device_mix,
+                                           eps);
   // Sums of up to 768 products, in another order, stand behind every element.
   qkv.expect_match("qkv", 1e-3);
   if (source != Source::in_place) v_mixed.expect_match("v_mixed", 1e-3);
@@ -69,7 +71,8 @@ TEST_P(CudaAttentionProjection, SmallShapesMatchPortable) {
   SKIP_WITHOUT_DEVICE();
   // Less than a tile, and more in both directions; with an odd number of heads the last tile of the values is half one.
   for (const Shape& s : {Shape{1, 64, 1}, Shape{17, 128, 1, 128}, Shape{300, 576, 3, 16}, Shape{512, 64, 2},
-                         Shape{1, 64, 2, 0, true}, Shape{300, 576, 6, 16, true}}) {
+                         Shape{1, 64, 2, 0, true}, Shape{300, 576, 6, 16, true}, Shape{1, 64, 1, 0, false, true},
+                         Shape{192, 64, 2, 0, false, true}, Shape{300, 576, 6, 16, true, true}}) {
     compare(s, GetParam());
   }
 }
@@ -78,6 +81,7 @@ TEST_P(CudaAttentionProjection, RecipeShapeMatchesPortable) {
   SKIP_WITHOUT_DEVICE();
   compare(GetParam() == Source::table ? Shape{49152, 768, 6} : Shape{8191, 768, 6}, GetParam());
   compare({8191, 768, 6, 0, true}, GetParam());
+  compare({16384, 768, 6, 0, false, true}, GetParam());
 }
 
 INSTANTIATE_TEST_SUITE_P(Mix, CudaAttentionProjection,

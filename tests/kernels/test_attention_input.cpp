@@ -24,6 +24,7 @@ struct Mode {
   enum Source { none, rows, table } source;
   enum Factors { two, interpolate, unit_source } factors;
   bool paired = false;
+  bool key_offset = false;
 };
 
 /// Inputs of one case, upstream gradient of out, and what the accumulated gradients start from.
@@ -49,6 +50,13 @@ struct Case {
   }
 
   int width() const { return heads * head_dim; }
+  /// Rows of what the forward pass leaves.
+  int rows() const { return mode.key_offset ? tokens + 1 : tokens; }
+  /// Whether column j of a head of q or k moves to the next row.
+  bool moves(int head, int j) const {
+    const int quarter = head_dim / 4;
+    return mode.key_offset && head >= heads && ((j >= quarter && j < 2 * quarter) || j >= 3 * quarter);
+  }
   int angle_rows() const { return mode.paired ? 2 * tokens : tokens; }
   int n_source_rows() const { return mode.source == Mode::table ? source_rows : tokens; }
   int source_row(int t) const { return mode.source == Mode::table ? index[t] : t; }
@@ -71,7 +79,7 @@ struct Inputs {
         source(c.n_source_rows(), c.width(), c.source),
         lambda(test::convert<T>(c.lambda)) {}
 
-  Rotary<T> rotary() { return {c.heads, cos.mat(), sin.mat(), c.mode.paired}; }
+  Rotary<T> rotary() { return {c.heads, cos.mat(), sin.mat(), c.mode.paired, c.mode.key_offset}; }
   ValueMix<T> mix() {
     ValueMix<T> mix{
         lambda.data(), c.mode.factors == Mode::interpolate, {}, nullptr, c.mode.factors == Mode::unit_source};
@@ -81,17 +89,21 @@ struct Inputs {
   }
 };
 
+/// out [T, 3 H D] is what attention reads; rows are all that the op leaves.
 struct Forward {
-  Values out, rstd;
+  Values out, rows, rstd;
 };
 
 template <class T>
 Forward forward(const Case& c) {
   Inputs<T> in(c);
-  Strided<T> out(c.tokens, 3 * c.width()), rstd(c.tokens, 2 * c.heads);
-  attention_input_forward<T>({}, out.mat().col_block(0, 2 * c.width()), out.mat().col_block(2 * c.width(), c.width()),
-                             rstd.mat(), in.qkv.mat(), in.rotary(), in.mix(), eps);
-  return {out.dense(), rstd.dense()};
+  const int width = c.width();
+  Strided<T> out(c.rows(), 3 * width), rstd(c.tokens, 2 * c.heads);
+  const Mat<T> v_mixed = out.mat().row_block(0, c.tokens).col_block(2 * width, width);
+  attention_input_forward<T>({}, out.mat().col_block(0, 2 * width), v_mixed, rstd.mat(), in.qkv.mat(), in.rotary(),
+                             in.mix(), eps);
+  const Values rows = out.dense();
+  return {Values(rows.begin(), rows.begin() + c.tokens * 3 * width), rows, rstd.dense()};
 }
 
 /// What backward wrote, less the start values of the accumulated gradients.
@@ -103,21 +115,26 @@ template <class T>
 Gradients backward(const Case& c, bool in_place, const Values& d_v_extra = {}) {
   Inputs<T> in(c);
   const Forward saved = forward<T>(c);
-  Strided<T> out(c.tokens, 3 * c.width(), saved.out), rstd(c.tokens, 2 * c.heads, saved.rstd);
+  const int width = c.width();
+  Strided<T> out(c.rows(), 3 * width, saved.rows), rstd(c.tokens, 2 * c.heads, saved.rstd);
   Strided<T> d_out(c.tokens, 3 * c.width(), c.d_out), separate(c.tokens, 3 * c.width());
   Strided<T>& d_qkv = in_place ? d_out : separate;
-  Strided<T> d_q(c.tokens, c.width()), extra(c.tokens, d_v_extra.empty() ? 0 : c.width(), d_v_extra);
-  for (int t = 0; t < c.tokens; ++t) std::copy_n(d_out.mat().row(t), c.width(), d_q.mat().row(t));
+  Strided<T> d_q(c.tokens, width), d_k(c.tokens, width), extra(c.tokens, d_v_extra.empty() ? 0 : width, d_v_extra);
+  for (int t = 0; t < c.tokens; ++t) {
+    std::copy_n(d_out.mat().row(t), width, d_q.mat().row(t));
+    std::copy_n(d_out.mat().row(t) + width, width, d_k.mat().row(t));
+  }
   auto d_lambda = test::convert<T>(c.start_lambda);
   Strided<T> d_source(c.tokens, c.width(), c.start_source);
   ValueMixGradients<T> d_mix{d_lambda.data(), {}, {}};
   if (c.mode.source == Mode::rows) d_mix.d_source = d_source.mat();
   if (c.mode.source == Mode::table) d_mix.d_rows = d_source.mat();
-  const Mat<T> v = in.qkv.mat().col_block(2 * c.width(), c.width());
-  const Mat<T> qk = out.mat().col_block(0, 2 * c.width());
+  const Mat<T> v = in.qkv.mat().col_block(2 * width, width);
+  const Mat<T> qk = out.mat().col_block(0, 2 * width);
   attention_input_backward<T>({}, d_qkv.mat(), d_mix, qk, rstd.mat(), v, d_q.mat(),
-                              d_out.mat().col_block(c.width(), 2 * c.width()),
-                              d_v_extra.empty() ? Mat<T>() : extra.mat(), in.rotary(), in.mix());
+                              c.mode.key_offset ? d_k.mat() : d_out.mat().col_block(width, width),
+                              d_out.mat().col_block(2 * width, width), d_v_extra.empty() ? Mat<T>() : extra.mat(),
+                              in.rotary(), in.mix());
   return {d_qkv.dense(), test::difference(test::convert<double>(d_lambda), c.start_lambda),
           test::difference(d_source.dense(), c.start_source)};
 }
@@ -125,9 +142,14 @@ Gradients backward(const Case& c, bool in_place, const Values& d_v_extra = {}) {
 class AttentionInput : public testing::TestWithParam<Mode> {};
 
 TEST_P(AttentionInput, QueriesAndKeysAreNormedAndRotated) {
-  const Case c(7, 4, 10, GetParam());
+  const Case c(7, 4, 12, GetParam());
   const Forward result = forward<double>(c);
   const int half = c.head_dim / 2;
+  const auto expect = [&](int t, int head, int j, double value) {
+    const auto at = [&](int row) { return result.rows[(row * 3 * c.heads + head) * c.head_dim + j]; };
+    EXPECT_NEAR(at(c.moves(head, j) ? t + 1 : t), value, 1e-14);
+    EXPECT_TRUE(t > 0 || std::abs(at(0) - value) < 1e-14);
+  };
   for (int t = 0; t < c.tokens; ++t) {
     for (int head = 0; head < 2 * c.heads; ++head) {
       const int first = t * 3 * c.width() + head * c.head_dim;
@@ -139,20 +161,32 @@ TEST_P(AttentionInput, QueriesAndKeysAreNormedAndRotated) {
       for (int j = 0; j < half; ++j) {
         const double x1 = c.qkv[first + j] * rstd, x2 = c.qkv[first + j + half] * rstd;
         const double cos = c.cos[position * half + j], sin = c.sin[position * half + j];
-        EXPECT_NEAR(result.out[first + j], x1 * cos + x2 * sin, 1e-14);
-        EXPECT_NEAR(result.out[first + j + half], -x1 * sin + x2 * cos, 1e-14);
+        expect(t, head, j, x1 * cos + x2 * sin);
+        expect(t, head, j + half, -x1 * sin + x2 * cos);
       }
     }
   }
 }
 
+TEST(AttentionInputKeyOffset, NothingElseIsWrittenToTheFurtherRow) {
+  const Case c(7, 2, 8, {Mode::none, Mode::two, false, true});
+  const Forward result = forward<double>(c);
+  for (int column = 0; column < 3 * c.width(); ++column) {
+    const int head = column / c.head_dim;
+    const bool key = head < 2 * c.heads && c.moves(head, column % c.head_dim);
+    EXPECT_EQ(std::isnan(result.rows[c.tokens * 3 * c.width() + column]), !key) << column;
+  }
+}
+
 TEST_P(AttentionInput, QueriesAndKeysMayReplaceTheirProjection) {
-  const Case c(7, 4, 10, GetParam());
+  const Case c(7, 4, 12, GetParam());
   const Forward separate = forward<double>(c);
   Inputs<double> in(c);
-  Strided<double> v_mixed(c.tokens, c.width()), rstd(c.tokens, 2 * c.heads);
-  const Mat<double> qk = in.qkv.mat().col_block(0, 2 * c.width());
-  attention_input_forward<double>({}, qk, v_mixed.mat(), rstd.mat(), in.qkv.mat(), in.rotary(), in.mix(), eps);
+  Values projected = c.qkv;
+  projected.resize(c.rows() * 3 * c.width());
+  Strided<double> qkv(c.rows(), 3 * c.width(), projected), v_mixed(c.tokens, c.width()), rstd(c.tokens, 2 * c.heads);
+  const Mat<double> qk = qkv.mat().col_block(0, 2 * c.width());
+  attention_input_forward<double>({}, qk, v_mixed.mat(), rstd.mat(), qkv.mat(), in.rotary(), in.mix(), eps);
   for (int t = 0; t < c.tokens; ++t) {
     const double* out = &separate.out[static_cast<std::size_t>(t) * 3 * c.width()];
     for (int j = 0; j < 2 * c.width(); ++j) ASSERT_EQ(qk.row(t)[j], out[j]);
@@ -161,7 +195,7 @@ TEST_P(AttentionInput, QueriesAndKeysMayReplaceTheirProjection) {
 }
 
 TEST_P(AttentionInput, ValuesAreMixed) {
-  const Case c(7, 4, 10, GetParam());
+  const Case c(7, 4, 12, GetParam());
   const Forward result = forward<double>(c);
   double l0 = c.lambda[0], l1 = 1;
   if (c.mode.factors == Mode::two) l1 = c.lambda[1];
@@ -175,7 +209,7 @@ TEST_P(AttentionInput, ValuesAreMixed) {
 }
 
 TEST_P(AttentionInput, GradientsAreTheDerivatives) {
-  Case c(7, 2, 6, GetParam());
+  Case c(7, 2, 8, GetParam());
   const Gradients d = backward<double>(c, false);
   const auto loss = [&] { return test::inner_product(c.d_out, forward<double>(c).out); };
   test::check_gradient("qkv", loss, c.qkv, d.qkv, 1e-7, 1e-5, c.qkv.size());
@@ -188,7 +222,7 @@ TEST_P(AttentionInput, GradientsAreTheDerivatives) {
 }
 
 TEST_P(AttentionInput, GradientMayReplaceTheUpstreamGradient) {
-  const Case c(7, 2, 6, GetParam());
+  const Case c(7, 2, 8, GetParam());
   const Gradients separate = backward<double>(c, false), in_place = backward<double>(c, true);
   EXPECT_EQ(in_place.qkv, separate.qkv);
   EXPECT_EQ(in_place.lambda, separate.lambda);
@@ -196,7 +230,7 @@ TEST_P(AttentionInput, GradientMayReplaceTheUpstreamGradient) {
 }
 
 TEST_P(AttentionInput, ExtraGradientOfValuesIsAdded) {
-  Case c(7, 2, 6, GetParam());
+  Case c(7, 2, 8, GetParam());
   const Values extra = test::random_values(static_cast<std::size_t>(c.tokens) * c.width(), 6);
   for (const bool in_place : {false, true}) {
     const Gradients d = backward<double>(c, in_place, extra);
@@ -240,7 +274,8 @@ TEST(AttentionInputInPlace, GivesTheSameAsFromTheValuesThemselves) {
       Strided<double> d_qkv(c.tokens, 3 * width, c.d_out), d_q(c.tokens, width, Values(c.tokens * width, 1));
       Values result(c.lambda.size());
       attention_input_backward<double>({}, d_qkv.mat(), {result.data(), {}, {}}, qk.mat(), rstd.mat(), v, d_q.mat(),
-                                       d_qkv.mat().col_block(width, 2 * width), {}, in.rotary(), mix);
+                                       d_qkv.mat().col_block(width, width),
+                                       d_qkv.mat().col_block(2 * width, width), {}, in.rotary(), mix);
       for (int t = 0; t < c.tokens; ++t) result.insert(result.end(), v_mixed.row(t), v_mixed.row(t) + width);
       const Values gradient = d_qkv.dense();
       result.insert(result.end(), gradient.begin(), gradient.end());
@@ -278,7 +313,8 @@ TEST(RotaryTable, HoldsTheAnglesOfEveryPosition) {
 std::string mode_name(const testing::TestParamInfo<Mode>& info) {
   const char* const sources[] = {"NoSource", "Rows", "Table"};
   const char* const factors[] = {"", "Interpolated", "Unit"};
-  return std::string(sources[info.param.source]) + factors[info.param.factors] + (info.param.paired ? "Paired" : "");
+  return std::string(sources[info.param.source]) + factors[info.param.factors] + (info.param.paired ? "Paired" : "") +
+         (info.param.key_offset ? "KeyOffset" : "");
 }
 
 INSTANTIATE_TEST_SUITE_P(Mix, AttentionInput,
@@ -286,7 +322,9 @@ INSTANTIATE_TEST_SUITE_P(Mix, AttentionInput,
                                          Mode{Mode::table, Mode::two}, Mode{Mode::none, Mode::interpolate},
                                          Mode{Mode::rows, Mode::interpolate}, Mode{Mode::table, Mode::interpolate},
                                          Mode{Mode::none, Mode::unit_source}, Mode{Mode::rows, Mode::unit_source},
-                                         Mode{Mode::table, Mode::unit_source, true}),
+                                         Mode{Mode::table, Mode::unit_source, true},
+                                         Mode{Mode::none, Mode::unit_source, false, true},
+                                         Mode{Mode::table, Mode::two, true, true}),
                          mode_name);
 
 }  // namespace
