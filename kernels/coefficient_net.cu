@@ -19,11 +19,12 @@ constexpr int max_outputs = 48, max_hidden = 64;
 /// Rows of a tile, and threads that share a row, each with a part of the hidden units.
 constexpr int tile_rows = 64, row_threads = block_threads / tile_rows, part = max_hidden / row_threads;
 
-/// Rows of h begin one float further apart, so that threads of neighbouring rows use different banks.
-struct Shared {
+/// Rows of h begin one float further apart and those of c four, so that threads of neighbouring rows use different
+/// banks, in c for vectors of 4.
+struct alignas(16) Shared {
   float w[max_outputs][max_hidden];
+  float c[tile_rows][max_outputs + 4];  ///< or its gradient
   float h[tile_rows][max_hidden + 1];
-  float c[tile_rows][max_outputs];  ///< or its gradient
 };
 static_assert(sizeof(Shared) <= 48 << 10);
 
@@ -108,7 +109,9 @@ __global__ void __launch_bounds__(block_threads)
       }
     }
 #pragma unroll
-    for (int i = 0; i < outputs; ++i) s.c[row][group * outputs + i] = sums[i];
+    for (int i = 0; i < outputs; i += 4) {
+      store_vector(s.c[row] + group * outputs + i, Vector<float, 4>{sums[i], sums[i + 1], sums[i + 2], sums[i + 3]});
+    }
     __syncthreads();
     for_elements(min(tile_rows, c.rows - first), c.cols,
                  [&](int t, int i) { c.row(first + t)[i] = scale * (net.bias[i] + s.c[t][i]); });
@@ -126,10 +129,13 @@ __device__ float send_to_hidden(const Shared& s, Mat<bf16> d_z, const HiddenPart
                                 float scale) {
   const Mine mine;
   HiddenPart sum = {};
-  for (int i = 0; i < outputs; ++i) {
-    const float g = s.c[mine.row][i];
+  for (int i = 0; i < outputs; i += 4) {  // beyond them c and w have zeros
+    const Vector<float, 4> g = load_vector<4>(s.c[mine.row] + i);
 #pragma unroll
-    for (int k = 0; k < part; ++k) sum.v[k] += g * s.w[i][mine.first + k];
+    for (int j = 0; j < 4; ++j) {
+#pragma unroll
+      for (int k = 0; k < part; ++k) sum.v[k] += g.v[j] * s.w[i + j][mine.first + k];
+    }
   }
   float product = 0;
 #pragma unroll
@@ -156,7 +162,11 @@ struct WeightSums {
     for (int t = 0; t < tile_rows; ++t) {
       const float h = s.h[t][k];
 #pragma unroll
-      for (int i = 0; i < outputs; ++i) w[i] += s.c[t][first + i] * h;
+      for (int i = 0; i < outputs; i += 4) {
+        const Vector<float, 4> c = load_vector<4>(s.c[t] + first + i);
+#pragma unroll
+        for (int j = 0; j < 4; ++j) w[i + j] += c.v[j] * h;
+      }
       if (threadIdx.x < max_outputs) bias += s.c[t][threadIdx.x];
     }
   }

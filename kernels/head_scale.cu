@@ -93,7 +93,7 @@ __global__ void __launch_bounds__(block_threads)
 }
 
 /// Tokens of a block, or more where the blocks would be too many.
-constexpr int min_tokens_of_block = 256;
+constexpr int min_tokens_of_block = 64;
 
 /// A block sums over its tokens. Where the elements are fewer than its threads, several threads share an element's
 /// tokens.
