@@ -201,12 +201,12 @@ void attention_input_backward(Stream, Mat<T> d_qkv, const ValueMixGradients<T>& 
   value_mix_backward(d_projected_v, d_mix, v, d_mixed, mix);
 }
 
-#define NANORUN_INSTANTIATE(T)                                                                                     \
-  template void rotary_table(Stream, Mat<T>, Mat<T>, Vec<const double>);                                           \
-  template void attention_input_forward(Stream, Mat<T>, Mat<T>, Mat<T>, Mat<const T>, const Rotary<T>&,            \
-                                        const ValueMix<T>&, double);                                               \
-  template void attention_input_backward(Stream, Mat<T>, const ValueMixGradients<T>&, Mat<const T>, Mat<const T>,  \
-                                         Mat<const T>, Mat<const T>, Mat<const T>, Mat<const T>, Mat<const T>,     \
+#define NANORUN_INSTANTIATE(T)                                                                                    \
+  template void rotary_table(Stream, Mat<T>, Mat<T>, Vec<const double>);                                          \
+  template void attention_input_forward(Stream, Mat<T>, Mat<T>, Mat<T>, Mat<const T>, const Rotary<T>&,           \
+                                        const ValueMix<T>&, double);                                              \
+  template void attention_input_backward(Stream, Mat<T>, const ValueMixGradients<T>&, Mat<const T>, Mat<const T>, \
+                                         Mat<const T>, Mat<const T>, Mat<const T>, Mat<const T>, Mat<const T>,    \
                                          const Rotary<T>&, const ValueMix<T>&);
 NANORUN_INSTANTIATE(float)
 NANORUN_INSTANTIATE(double)

@@ -15,8 +15,8 @@ struct Pair {
   Vector<float, 8> first, second;
 };
 __device__ Pair load_pair(const bf16* head, int half) { return {load_floats<8>(head), load_floats<8>(head + half)}; }
-/// The same of d_k in `row`, which for still dims of a key offset is the one behind the token's `own`. That of the first
-/// token is in both, that of the last nowhere.
+/// The same of d_k in `row`, which for still dims of a key offset is the one behind the token's `own`. That of the
+/// first token is in both, that of the last nowhere.
 __device__ Pair load_key_gradient(const Mat<const bf16>& d_k, int own, int row, int col, int half) {
   Pair d;
   if (row < d_k.rows) d = load_pair(d_k.row(row) + col, half);
@@ -110,14 +110,12 @@ __device__ Pair norm_rotate_backward(const Pair& d_y, const Pair& y, float r, co
   return d_x;
 }
 
-/// Blocks on an SM at a time. There are no more of them, since each ends with a sum over its threads.
-constexpr int sm_blocks = 2;
-
-__global__ void __launch_bounds__(block_threads, sm_blocks)
+template <bool key_offset>
+__global__ void __launch_bounds__(block_threads, resident_blocks / sm90::sm_count)
     attention_input_backward_kernel(Units shape, Mat<bf16> d_qkv, ValueMixGradients<bf16> d_mix, Mat<const bf16> qk,
-                                    Mat<const float> rstd, Mat<const bf16> v, Mat<const float> d_q,
-                                    Mat<const bf16> d_k, Mat<const bf16> d_v, Mat<const bf16> d_v_extra,
-                                    Rotary<bf16> rotary, ValueMix<bf16> mix, OrderedSum total) {
+                                    Mat<const float> rstd, Mat<const bf16> v, Mat<const float> d_q, Mat<const bf16> d_k,
+                                    Mat<const bf16> d_v, Mat<const bf16> d_v_extra, Rotary<bf16> rotary,
+                                    ValueMix<bf16> mix, OrderedSum total) {
   begin_after_previous();
   const auto [l0, l1] = mix.factors();
   const float2 l = {l0, l1};
@@ -129,8 +127,9 @@ __global__ void __launch_bounds__(block_threads, sm_blocks)
     if (!inside) at.row = 0;
     const int first_of_head = at.head * 2 * shape.half, pair = 8 * at.lane, first = first_of_head + pair;
     const Pair d_q_out = {load_panel(d_q, at.row, first), load_panel(d_q, at.row, first + shape.half)};
-    const int k_row = rotary.key_offset && pair >= shape.half / 2 ? at.row + 1 : at.row;
-    const Pair d_k_out = load_key_gradient(d_k, at.row, k_row, first, shape.half);
+    const int k_row = key_offset && pair >= shape.half / 2 ? at.row + 1 : at.row;
+    const Pair d_k_out = key_offset ? load_key_gradient(d_k, at.row, k_row, first, shape.half)
+                                    : load_pair(d_k.row(at.row) + first, shape.half);
     const Pair q = load_pair(qk.row(at.row) + first, shape.half),
                k = load_pair(qk.row(k_row) + shape.width + first, shape.half);
     const int angles = rotary.row(at.row, at.head);
@@ -215,9 +214,11 @@ void attention_input_backward(Stream stream, Mat<T> d_qkv, const ValueMixGradien
   }
   if (d_q.rows == 0) return;
   assert(!d_mix.d_source || !d_mix.d_rows);
-  const int blocks = std::min(ceil_div(shape.count, block_warps), sm_blocks * sm90::sm_count);
-  launch(op, stream, attention_input_backward_kernel, blocks, block_threads, 0, shape, d_qkv, d_mix, qk, rstd, v, d_q,
-         d_k, d_v, d_v_extra, rotary, mix, OrderedSum(stream));
+  const int blocks = std::min(ceil_div(shape.count, block_warps), resident_blocks);
+  const auto kernel =
+      rotary.key_offset ? attention_input_backward_kernel<true> : attention_input_backward_kernel<false>;
+  launch(op, stream, kernel, blocks, block_threads, 0, shape, d_qkv, d_mix, qk, rstd, v, d_q, d_k, d_v, d_v_extra,
+         rotary, mix, OrderedSum(stream));
 }
 
 template void rotary_table(Stream, Mat<float>, Mat<float>, Vec<const double>);

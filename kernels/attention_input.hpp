@@ -8,7 +8,8 @@
 // cos, sin [T, D/2]; rstd [T, 2 H] (q heads, then k heads), the factors 1 / sqrt(mean square + eps) of the norms.
 //
 // With a key offset, keys take their still dims, j in [D/4, D/2) and [3 D/4, D), from the token before. qk then has a
-// row more: its row t + 1 holds the still dims of k'[t], and row 0 those of k'[0] too. Attention reads the first T rows.
+// row more: its row t + 1 holds the still dims of k'[t], and row 0 those of k'[0] too. Attention reads the first T
+// rows.
 
 #include "kernels/types.hpp"
 
@@ -86,7 +87,8 @@ void attention_input_forward(Stream stream, Mat<T> qk, Mat<T> v_mixed, Mat<acc_t
 template <class T>
 void attention_input_backward(Stream stream, Mat<T> d_qkv, const ValueMixGradients<T>& d_mix, Mat<const T> qk,
                               Mat<const acc_t<T>> rstd, Mat<const T> v, Mat<const acc_t<T>> d_q, Mat<const T> d_k,
-                              Mat<const T> d_v, Mat<const T> d_v_extra, const Rotary<T>& rotary, const ValueMix<T>& mix);
+                              Mat<const T> d_v, Mat<const T> d_v_extra, const Rotary<T>& rotary,
+                              const ValueMix<T>& mix);
 
 }  // namespace nanorun::kernels::portable
 
@@ -106,6 +108,7 @@ void rotary_table(Stream stream, Mat<A> cos, Mat<A> sin, Vec<const double> frequ
 template <class T>
 void attention_input_backward(Stream stream, Mat<T> d_qkv, const ValueMixGradients<T>& d_mix, Mat<const T> qk,
                               Mat<const acc_t<T>> rstd, Mat<const T> v, Mat<const acc_t<T>> d_q, Mat<const T> d_k,
-                              Mat<const T> d_v, Mat<const T> d_v_extra, const Rotary<T>& rotary, const ValueMix<T>& mix);
+                              Mat<const T> d_v, Mat<const T> d_v_extra, const Rotary<T>& rotary,
+                              const ValueMix<T>& mix);
 
 }  // namespace nanorun::kernels::cuda

@@ -89,7 +89,8 @@ __device__ __forceinline__ void stage_rows(const WarpTile& tile, const BlockAt& 
 /// TMA store of a warp's rows at column `col` of map; pair_of as in stage_rows().
 template <class PairOf>
 __device__ __forceinline__ void store_rows(WarpTile& tile, const CUtensorMap& map, int col, const PairOf& pair_of) {
-  stage_rows(tile, [&](int i) { return tile.block_at(i); }, pair_of);
+  stage_rows(
+      tile, [&](int i) { return tile.block_at(i); }, pair_of);
   tile.store_buffer(map, col);
 }
 

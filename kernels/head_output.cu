@@ -100,18 +100,20 @@ __global__ void __launch_bounds__(block_threads, 4)
   // All threads of a block make the same number of turns: lanes outside take part in the sums.
   for (int first = last; first >= 0; first -= stride) {
     const Place at(tasks, first);
+    const bool leads = at.inside && threadIdx.x % tasks.lanes == 0;
+    const float before = leads && in.alpha && !sums ? d.d_alpha.row(at.row)[at.head] : 0;  // early, not to wait later
     Vector<float, 8> g = load_floats<8>(d_out.row(at.row) + at.col);
     const Head head(in, at, tasks);
     const float by_value = head_dot(g, head.v, tasks), by_y = in.gate ? head_dot(g, head.y, tasks) : 0;
     if (!at.inside) continue;
     const float c = head.c, s = head.s, part = head.part;
-    if (threadIdx.x % tasks.lanes == 0) {
+    if (leads) {
       if (in.gate) d.d_gate.row(at.row)[at.head] = by_y - c * part * by_value;
       const float d_alpha = -(1 - c * c) * s * part * by_value;
       if (sums) {
         by_alpha += d_alpha;
       } else if (in.alpha) {
-        d.d_alpha.row(at.row)[at.head] += d_alpha;
+        d.d_alpha.row(at.row)[at.head] = before + d_alpha;
       }
     }
     head.store_output(out.row(at.row) + at.col);

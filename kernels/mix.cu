@@ -125,13 +125,6 @@ __device__ Columns<K> load_columns(int row, int col, const Mat<const bf16>& d_el
   return in;
 }
 
-/// x c + y
-__device__ Vector<float, 8> scaled_sum(Vector<float, 8> x, float c, const Vector<float, 8>& y) {
-#pragma unroll
-  for (int j = 0; j < 8; ++j) x.v[j] = c * x.v[j] + y.v[j];
-  return x;
-}
-
 /// Adds to dots[k] what the columns contribute, and writes each term's d_source.
 template <int K>
 __device__ void send(int row, int col, const Vector<float, 8>& g, const Columns<K>& in, const float (&c)[K],
@@ -148,10 +141,11 @@ __device__ void send(int row, int col, const Vector<float, 8>& g, const Columns<
 /// dots[k] is that with the source; becomes that with x, and of the implied term what the others leave of by_out, that
 /// with the sum of all terms.
 template <int K>
-__device__ void finish_dots(int row, float by_out, const float (&c)[K], const Terms<K>& terms, float (&dots)[K]) {
+__device__ void finish_dots(float by_out, const float (&c)[K], const float (&divisors)[K], const Terms<K>& terms,
+                            float (&dots)[K]) {
 #pragma unroll
   for (int k = 0; k < K; ++k) {
-    if (terms.term[k].rstd) dots[k] /= terms.term[k].divisor(row);
+    if (terms.term[k].rstd) dots[k] /= divisors[k];
     by_out -= c[k] * dots[k];
   }
 #pragma unroll
@@ -203,7 +197,7 @@ __global__ void __launch_bounds__(block_threads, N > 3 ? 1 : 2)
        row -= gridDim.x * block_warps) {
     const auto load = [&](int i) { return load_columns(row, 8 * (lane + warp_size * i), d_elsewhere, terms, cols); };
     Vector<bf16, 8> d[N], n[N], d_n[N];
-    float c[K], dots[K] = {}, by_out = 0, sum = 0, to_out = 0, r = 0;
+    float c[K], divisors[K], dots[K] = {}, by_out = 0, sum = 0, to_out = 0, r = 0;
 #pragma unroll
     for (int i = 0; i < N; ++i) {
       const int col = 8 * (lane + warp_size * i);
@@ -220,6 +214,7 @@ __global__ void __launch_bounds__(block_threads, N > 3 ? 1 : 2)
 #pragma unroll
     for (int k = 0; k < K; ++k) {
       c[k] = common[k] * terms.term[k].per_token.factor(row);
+      divisors[k] = terms.term[k].divisor(row);
       if (terms.to_out >> k & 1) to_out += c[k];
     }
 #pragma unroll
@@ -245,7 +240,7 @@ __global__ void __launch_bounds__(block_threads, N > 3 ? 1 : 2)
         store_streaming(d_out.row(row) + col, round_to_bf16(g));
       }
     }
-    finish_dots(row, by_out / r, c, terms, dots);
+    finish_dots(by_out / r, c, divisors, terms, dots);
 #pragma unroll
     for (int k = 0; k < K; ++k) {
       const PerToken<bf16>& factor = terms.term[k].per_token;
@@ -259,125 +254,7 @@ __global__ void __launch_bounds__(block_threads, N > 3 ? 1 : 2)
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// Streams that several mixes share
-
-/// Blocks of a backward pass: those that run at once, since each ends with a sum over its threads.
-constexpr int max_backward_blocks = 2 * sm90::sm_count;
-
-struct SharingMixes {
-  SharingMix<bf16> mix[max_sharing_mixes];
-  int count;
-};
-
-/// Of each mix, summed over rows: per_token_i dot_i of both streams, and the sum of c_i dot_i.
-constexpr int shared_sums = 3;
-using MixSums = float[max_sharing_mixes][shared_sums];
-
-/// What a mix's coefficients get from a row; one lane calls it, with the dots over the row.
-__device__ void share_dots(const SharingMix<bf16>& mix, const float (&dots)[2], int row, float (&sums)[shared_sums]) {
-#pragma unroll
-  for (int i = 0; i < 2; ++i) {
-    const MixCoefficient<bf16>& c = mix.of[i];
-    if (!c.present) continue;
-    const float common = c.scalar.factor(), by_token = c.per_token.factor(row);
-    if (c.per_token.gradient) c.per_token.gradient[c.per_token.at(row)] += common * dots[i];
-    sums[i] += by_token * dots[i];
-    sums[2] += common * by_token * dots[i];
-  }
-}
-
-/// Adds the sums of all blocks' warps to the scalars.
-__device__ void share_scalars(const MixSums (&by_warp)[block_warps], const SharingMixes& mixes,
-                              const OrderedSum& total) {
-  __shared__ MixSums sums;
-  const int count = mixes.count * shared_sums;
-  __syncthreads();
-  for (int i = threadIdx.x; i < count; i += block_threads) {
-    float sum = 0;
-    for (int w = 0; w < block_warps; ++w) sum += by_warp[w][i / shared_sums][i % shared_sums];
-    total.partial<float>(count)[i] = sum;
-  }
-  if (!total.finish<float>(count, [&](int i, float sum) { sums[i / shared_sums][i % shared_sums] = sum; })) return;
-  __syncthreads();
-  if (threadIdx.x != 0) return;
-  for (int m = 0; m < mixes.count; ++m) {
-    const SharingMix<bf16>& mix = mixes.mix[m];
-    for (int i = 0; i < 2; ++i) {
-      const LearnedScalar<bf16>& s = mix.of[i].scalar;
-      if (s.gradient) *s.gradient += s.slope() * sums[m][i];
-    }
-    portable::add_to_implied(mix.implied, -sums[m][2]);
-  }
-}
-
-template <int N>
-using RowVectors = Vector<bf16, 8>[N];
-
-/// A lane's columns of a row; zeros of a null matrix, and beyond the end.
-template <int N>
-__device__ void load_row(RowVectors<N>& to, const Mat<const bf16>& x, int row) {
-#pragma unroll
-  for (int i = 0; i < N; ++i) {
-    const int col = 8 * (static_cast<int>(threadIdx.x) % warp_size + warp_size * i);
-    to[i] = x && col < x.cols ? load_streaming(x.row(row) + col) : Vector<bf16, 8>();
-  }
-}
-
-/// A warp for each row at a time, N vectors of 8 elements for each lane. g of the next mix is on its way while that of
-/// one is computed with.
-template <int N>
-__global__ void __launch_bounds__(block_threads, N > 3 ? 1 : 2)
-    shared_streams_kernel(SharedStream<bf16> first, SharedStream<bf16> second,
-                          const __grid_constant__ SharingMixes mixes, OrderedSum total) {
-  __shared__ MixSums by_warp[block_warps];
-  const int lane = threadIdx.x % warp_size, warp = threadIdx.x / warp_size, cols = first.d.cols;
-  for (int i = lane; i < max_sharing_mixes * shared_sums; i += warp_size) (&by_warp[warp][0][0])[i] = 0;
-  __syncwarp();
-  begin_after_previous();
-  const SharedStream<bf16>* const streams[] = {&first, &second};
-  for (int row = blockIdx.x * block_warps + warp; row < first.d.rows; row += gridDim.x * block_warps) {
-    RowVectors<N> x[2], g, next;
-    Vector<float, 8> d[2][N];
-#pragma unroll
-    for (int s = 0; s < 2; ++s) {
-      load_row<N>(x[s], streams[s]->x, row);
-      RowVectors<N> before;
-      load_row<N>(before, streams[s]->adds ? Mat<const bf16>(streams[s]->d) : Mat<const bf16>(), row);
-#pragma unroll
-      for (int i = 0; i < N; ++i) d[s][i] = to_floats(before[i]);
-    }
-    if (mixes.count > 0) load_row<N>(next, mixes.mix[0].g, row);
-#pragma unroll 1
-    for (int m = 0; m < mixes.count; ++m) {
-      const SharingMix<bf16>& mix = mixes.mix[m];
-#pragma unroll
-      for (int i = 0; i < N; ++i) g[i] = next[i];
-      if (m + 1 < mixes.count) load_row<N>(next, mixes.mix[m + 1].g, row);
-      const float c[] = {mix.of[0].factor(row), mix.of[1].factor(row)};
-      float dots[2] = {};
-#pragma unroll
-      for (int i = 0; i < N; ++i) {
-        const Vector<float, 8> value = to_floats(g[i]);
-#pragma unroll
-        for (int s = 0; s < 2; ++s) {
-          d[s][i] = scaled_sum(value, c[s], d[s][i]);
-          dots[s] += dot(value, to_floats(x[s][i]));
-        }
-      }
-#pragma unroll
-      for (float& sum : dots) sum = warp_sum(sum);
-      if (lane == 0) share_dots(mix, dots, row, by_warp[warp][m]);
-    }
-#pragma unroll
-    for (int i = 0; i < N; ++i) {
-      const int col = 8 * (lane + warp_size * i);
-      if (col >= cols) continue;
-      store_vector(first.d.row(row) + col, round_to_bf16(d[0][i]));
-      if (second.d) store_vector(second.d.row(row) + col, round_to_bf16(d[1][i]));
-    }
-  }
-  share_scalars(by_warp, mixes, total);
-}
+// Launches
 
 /// Calls launch(vectors per lane, Terms<K>()), where K is the number of terms, or more. d_out is null in forward
 /// passes. implied: that term's index in a backward pass, -1 without one.
@@ -441,32 +318,10 @@ void mix_backward(Stream stream, Mat<T> d_out, Mat<const T> d_elsewhere, const N
   const bool leaves_g = !handover.g && (norm.n || handover.from);
   for_terms(op, d_out, d_out.cols, own.span(), portable::implied_term(own.span(), norm),
             [&]<int K>(auto vectors, const Terms<K>& fixed) {
-              const int blocks = std::min(row_blocks(d_out.rows), max_backward_blocks);
+              const int blocks = std::min(row_blocks(d_out.rows), resident_blocks);
               launch(op, stream, mix_backward_kernel<vectors(), K>, blocks, block_threads, 0, d_out,
                      fixed.to_out ? d_elsewhere : Mat<const bf16>(), norm, fixed, given, leaves_g, OrderedSum(stream));
             });
-}
-
-template <class T>
-void shared_streams_backward(Stream stream, const std::array<SharedStream<T>, 2>& streams,
-                             std::span<const SharingMix<T>> mixes) {
-  constexpr const char* op = "shared_streams_backward";
-  for (const SharedStream<T>& s : streams) {
-    require_vectors(op, s.x);
-    require_vectors(op, s.d);
-  }
-  for (const SharingMix<T>& mix : mixes) require_vectors(op, mix.g);
-  if (mixes.size() > max_sharing_mixes) throw std::invalid_argument(std::string(op) + ": at most 16 mixes");
-  const auto& [first, second] = streams;
-  if (first.d.rows == 0) return;
-  SharingMixes all{};
-  all.count = static_cast<int>(mixes.size());
-  std::ranges::copy(mixes, all.mix);
-  for_vectors_per_lane(op, first.d.cols, [&](auto vectors) {
-    const int blocks = std::min(row_blocks(first.d.rows), max_backward_blocks);
-    launch(op, stream, shared_streams_kernel<vectors()>, blocks, block_threads, 0, first, second, all,
-           OrderedSum(stream));
-  });
 }
 
 template void mix_forward(Stream, Mat<bf16>, std::span<const MixTerm<bf16>>);
@@ -474,7 +329,5 @@ template void mix_norm_forward(Stream, Mat<bf16>, Mat<bf16>, Vec<float>, std::sp
                                float*);
 template void mix_backward(Stream, Mat<bf16>, Mat<const bf16>, const NormGradient<bf16>&,
                            std::span<const MixTerm<bf16>>, const MixHandover<bf16>&);
-template void shared_streams_backward(Stream, const std::array<SharedStream<bf16>, 2>&,
-                                      std::span<const SharingMix<bf16>>);
 
 }  // namespace nanorun::kernels::cuda

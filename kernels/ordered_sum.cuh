@@ -10,6 +10,9 @@
 
 namespace nanorun::kernels::cuda {
 
+/// Blocks of a kernel whose blocks go through rows and then end with such a sum: two for each SM, which run at once.
+constexpr int resident_blocks = 2 * sm90::sm_count;
+
 /// Kernel argument. The grid is one-dimensional, its blocks have block_threads. A kernel calls add(), or finish(),
 /// once, in all threads.
 class OrderedSum {

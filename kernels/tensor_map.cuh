@@ -49,7 +49,8 @@ inline CUtensorMap column_map(Mat<const bf16> x, int box_rows, int box_columns) 
 inline CUtensorMap half_panel_map(Mat<const bf16> x, int first, int box_rows, int box_columns) {
   constexpr int columns = panel_columns / 2;
   const Mat<const bf16> from(x.data + first, x.rows, x.cols, x.ld);
-  const cuuint64_t sizes[] = {columns, static_cast<cuuint64_t>(x.rows), static_cast<cuuint64_t>(x.cols / panel_columns)};
+  const cuuint64_t sizes[] = {columns, static_cast<cuuint64_t>(x.rows),
+                              static_cast<cuuint64_t>(x.cols / panel_columns)};
   const cuuint64_t strides[] = {x.ld * sizeof(bf16), panel_columns * sizeof(bf16)};
   const cuuint32_t box[] = {columns, static_cast<cuuint32_t>(box_rows),
                             static_cast<cuuint32_t>(box_columns / panel_columns)};

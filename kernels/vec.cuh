@@ -123,6 +123,13 @@ __device__ inline float dot(const Vector<float, 8>& a, const Vector<float, 8>& b
   return sum;
 }
 
+/// c x + y
+__device__ inline Vector<float, 8> scaled_sum(Vector<float, 8> x, float c, const Vector<float, 8>& y) {
+#pragma unroll
+  for (int i = 0; i < 8; ++i) x.v[i] = c * x.v[i] + y.v[i];
+  return x;
+}
+
 /// p[0..4) += x, each element atomically, in no fixed order. Fast where a warp adds to consecutive addresses.
 __device__ inline void atomic_add(float* p, const Vector<float, 4>& x) {
   atomicAdd(reinterpret_cast<float4*>(p), make_float4(x.v[0], x.v[1], x.v[2], x.v[3]));

@@ -234,8 +234,7 @@ void attention_input_backward(benchmark::State& state) {
   const Mat<bf16> qk = qkv.mat.col_block(0, 2 * width), v = qkv.mat.col_block(2 * width, width);
   const Mat<bf16> d_k = d_qkv.mat.col_block(width, width), d_v = d_qkv.mat.col_block(2 * width, width);
   measure(state, bytes, [&] {
-    cuda::attention_input_backward<bf16>(stream, d_qkv, d_mix, qk, rstd, v, d_q, d_k, d_v, {}, {heads, cos, sin},
-                                         mix);
+    cuda::attention_input_backward<bf16>(stream, d_qkv, d_mix, qk, rstd, v, d_q, d_k, d_v, {}, {heads, cos, sin}, mix);
   });
 }
 

@@ -90,7 +90,9 @@ struct Case {
     }
     return out;
   }
-  portable::Rotary<float> host_rotary() { return {heads.count, cos.host(), sin.host(), heads.paired, heads.key_offset}; }
+  portable::Rotary<float> host_rotary() {
+    return {heads.count, cos.host(), sin.host(), heads.paired, heads.key_offset};
+  }
   Rotary<bf16> device_rotary() const {
     return {heads.count, cos.device(), sin.device(), heads.paired, heads.key_offset};
   }
@@ -100,10 +102,9 @@ struct Case {
     return x.col_block(i * width, width);
   }
   void differentiate_on_host(Mat<const float> extra) {
-    portable::attention_input_backward<float>({}, d_qkv.host(), host_gradients(), qk.host(), rstd.host(),
-                                              part(qkv.host(), 2), d_q.host(),
-                                              heads.key_offset ? d_k.host() : part(d_qkv.host(), 1),
-                                              part(d_qkv.host(), 2), extra, host_rotary(), host_mix());
+    portable::attention_input_backward<float>(
+        {}, d_qkv.host(), host_gradients(), qk.host(), rstd.host(), part(qkv.host(), 2), d_q.host(),
+        heads.key_offset ? d_k.host() : part(d_qkv.host(), 1), part(d_qkv.host(), 2), extra, host_rotary(), host_mix());
   }
   void differentiate_on_device(Stream stream, Mat<const bf16> extra) {
     cuda::attention_input_backward<bf16>(stream, d_qkv.device(), device_gradients(), qk.device(), rstd.device(),

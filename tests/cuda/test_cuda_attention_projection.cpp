@@ -51,14 +51,12 @@ void compare(const Shape& s, Source source) {
   const auto mixed = [&](const auto& qkv, const auto& separate) {
     return source == Source::in_place ? qkv.row_block(0, s.rows).col_block(2 * width, width) : separate;
   };
-  portable::attention_projection_forward<float>({}, qkv.host(), mixed(qkv.host(), v_mixed.host()), rstd.host(),
-                                                x.host(), w.host(),
-                                                {s.heads, cos.host(), sin.host(), s.paired, s.key_offset}, host_mix,
-                                                eps);
-  cuda::attention_projection_forward<bf16>({}, qkv.device(), mixed(qkv.device(), v_mixed.device()), rstd.device(),
-                                           x.device(), w.device(),
-                                           {s.heads, cos.device(), sin.device(), s.paired, s.key_offset}, device_mix,
-                                           eps);
+  portable::attention_projection_forward<float>(
+      {}, qkv.host(), mixed(qkv.host(), v_mixed.host()), rstd.host(), x.host(), w.host(),
+      {s.heads, cos.host(), sin.host(), s.paired, s.key_offset}, host_mix, eps);
+  cuda::attention_projection_forward<bf16>(
+      {}, qkv.device(), mixed(qkv.device(), v_mixed.device()), rstd.device(), x.device(), w.device(),
+      {s.heads, cos.device(), sin.device(), s.paired, s.key_offset}, device_mix, eps);
   // Sums of up to 768 products, in another order, stand behind every element.
   qkv.expect_match("qkv", 1e-3);
   if (source != Source::in_place) v_mixed.expect_match("v_mixed", 1e-3);

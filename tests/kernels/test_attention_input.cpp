@@ -274,8 +274,8 @@ TEST(AttentionInputInPlace, GivesTheSameAsFromTheValuesThemselves) {
       Strided<double> d_qkv(c.tokens, 3 * width, c.d_out), d_q(c.tokens, width, Values(c.tokens * width, 1));
       Values result(c.lambda.size());
       attention_input_backward<double>({}, d_qkv.mat(), {result.data(), {}, {}}, qk.mat(), rstd.mat(), v, d_q.mat(),
-                                       d_qkv.mat().col_block(width, width),
-                                       d_qkv.mat().col_block(2 * width, width), {}, in.rotary(), mix);
+                                       d_qkv.mat().col_block(width, width), d_qkv.mat().col_block(2 * width, width), {},
+                                       in.rotary(), mix);
       for (int t = 0; t < c.tokens; ++t) result.insert(result.end(), v_mixed.row(t), v_mixed.row(t) + width);
       const Values gradient = d_qkv.dense();
       result.insert(result.end(), gradient.begin(), gradient.end());
