@@ -197,7 +197,7 @@ TEST_F(ImportEncoded, OtherLinesAreRefusedByTheirNumber) {
         {"{\"text\": \"a\"} 5",
          "not JSON: column 15: syntax error while parsing value - unexpected number literal; "
          "expected end of input"},
-        {std::string("{\"text\": \"a\"}\0 {\"text\": \"b\"}", 30), "not JSON: column 14: a zero byte"},
+        {std::string("{\"text\": \"a\"}\0 {\"text\": \"b\"}", 28), "not JSON: column 14: a zero byte"},
         {"{\"text\": \"a\", \"x\": 1e999}", "cannot be read: number overflow parsing '1e999'"},
         {"[\"text\", \"a\"]", "not a JSON object"},
         {"\"text\"", "not a JSON object"},
