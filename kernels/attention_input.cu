@@ -15,6 +15,7 @@ struct Pair {
   Vector<float, 8> first, second;
 };
 __device__ Pair load_pair(const bf16* head, int half) { return {load_floats<8>(head), load_floats<8>(head + half)}; }
+
 /// The same of d_k in `row`, which for still dims of a key offset is the one behind the token's `own`. That of the
 /// first token is in both, that of the last nowhere.
 __device__ Pair load_key_gradient(const Mat<const bf16>& d_k, int own, int row, int col, int half) {
@@ -29,6 +30,7 @@ __device__ Pair load_key_gradient(const Mat<const bf16>& d_k, int own, int row, 
   }
   return d;
 }
+
 __device__ void store_pair(bf16* head, int half, const Pair& x) {
   store_rounded(head, x.first);
   store_rounded(head + half, x.second);

@@ -10,8 +10,7 @@ from pathlib import Path
 def configure(cmake, source, build, *options):
     """Configures without the tests; what is not given is as for a user who gives nothing."""
     command = [cmake, "-S", source, "-B", build, "-DNANORUN_TESTS=OFF", "-DCMAKE_EXPORT_COMPILE_COMMANDS=ON",
-               "-DCMAKE_DISABLE_PRECOMPILE_HEADERS=ON",
-               "--no-warn-unused-cli", *options]
+               "-DCMAKE_DISABLE_PRECOMPILE_HEADERS=ON", "--no-warn-unused-cli", *options]
     job = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     assert job.returncode == 0, job.stdout
 
