@@ -61,10 +61,12 @@ KOKKOS_FUNCTION void norm_rotate_backward(T* d_x, const Head& y, T rstd, const H
 template <class T>
 void offset_keys(Mat<T> k, int heads) {
   const int quarter = k.cols / heads / 4;
-  for_rows("offset_keys", 2 * heads, [=] KOKKOS_FUNCTION(int i) {
-    const int first = (2 * i + 1) * quarter;
+  for_columns("offset_keys", 2 * heads * quarter, [=] KOKKOS_FUNCTION(int first, int last) {
     for (int t = k.rows - 1; t > 0; --t) {
-      for (int j = first; j < first + quarter; ++j) k.row(t)[j] = k.row(t - 1)[j];
+      for (int i = first; i < last; ++i) {
+        const int j = i + (i / quarter + 1) * quarter;
+        k.row(t)[j] = k.row(t - 1)[j];
+      }
     }
   });
 }
@@ -171,25 +173,19 @@ void attention_input_backward(Stream, Mat<T> d_qkv, const ValueMixGradients<T>& 
                               Mat<const T> d_v, Mat<const T> d_v_extra, const Rotary<T>& rotary,
                               const ValueMix<T>& mix) {
   const int width = d_q.cols, half = width / rotary.heads / 2;
+  assert(qk.rows == d_q.rows + (rotary.key_offset ? 1 : 0));
   for_rows("attention_input_backward", d_q.rows, [=] KOKKOS_FUNCTION(int t) {
     for (int head = 0; head < 2 * rotary.heads; ++head) {
       const int first = head * 2 * half, angles = rotary.row(t, head);
-      const auto differentiate = [&](const auto& y, const auto& d_y) {
-        norm_rotate_backward(d_qkv.row(t) + first, y, rstd.row(t)[head], d_y, rotary.cos.row(angles),
-                             rotary.sin.row(angles), half);
-      };
-      const T* const y = qk.row(t) + first;
-      if (first < width) {
-        differentiate(PlainHead<T>{y}, PlainHead<T>{d_q.row(t) + first});
+      const T *const y = qk.row(t) + first, *const c = rotary.cos.row(angles), *const s = rotary.sin.row(angles);
+      const T* const d_y = first < width ? d_q.row(t) + first : d_k.row(t) + first - width;
+      T* const d_x = d_qkv.row(t) + first;
+      if (first < width || !rotary.key_offset) {
+        norm_rotate_backward(d_x, PlainHead<T>{y}, rstd.row(t)[head], PlainHead<T>{d_y}, c, s, half);
         continue;
       }
-      const T* const d_y = d_k.row(t) + first - width;
-      if (rotary.key_offset) {
-        const T* const next = t + 1 < d_k.rows ? d_y + d_k.ld : nullptr;
-        differentiate(OffsetHead<T>{y, y + qk.ld, half, false}, OffsetHead<T>{d_y, next, half, t == 0});
-      } else {
-        differentiate(PlainHead<T>{y}, PlainHead<T>{d_y});
-      }
+      const OffsetHead<T> k{y, y + qk.ld, half, false}, d{d_y, t + 1 < d_k.rows ? d_y + d_k.ld : nullptr, half, t == 0};
+      norm_rotate_backward(d_x, k, rstd.row(t)[head], d, c, s, half);
     }
   });
   const Mat<T> d_projected_v = d_qkv.col_block(2 * width, width);

@@ -216,6 +216,7 @@ void attention_input_backward(Stream stream, Mat<T> d_qkv, const ValueMixGradien
   }
   if (d_q.rows == 0) return;
   assert(!d_mix.d_source || !d_mix.d_rows);
+  assert(qk.rows == d_q.rows + (rotary.key_offset ? 1 : 0));
   const int blocks = std::min(ceil_div(shape.count, block_warps), resident_blocks);
   const auto kernel =
       rotary.key_offset ? attention_input_backward_kernel<true> : attention_input_backward_kernel<false>;

@@ -73,8 +73,8 @@ struct WarpTile {
   }
 };
 
-/// Leaves a warp's rows in the buffer; pair_of(i) is what a thread stores in place of elements 2 i and
-/// 2 i + 1 of its fragment, and block_at(i) where, as WarpTile::block_at().
+/// Leaves a warp's rows in the buffer; pair_of(i) is what a thread stores in place of elements 2 i and 2 i + 1 of its
+/// fragment, and block_at(i) where, as WarpTile::block_at().
 template <class BlockAt, class PairOf>
 __device__ __forceinline__ void stage_rows(const WarpTile& tile, const BlockAt& block_at, const PairOf& pair_of) {
   if (tile.leads()) sm90::tma_store_wait_read<1>();  // the store before the last, of this buffer

@@ -42,11 +42,11 @@ __device__ __forceinline__ void begin_after_previous() {
 inline unsigned shared_memory_carveout(const char* op, const void* kernel, int threads, int shared_bytes) {
   constexpr int most = 228 << 10, small = 64 << 10, reserved_bytes = 1 << 10, sm_threads = 2048;
   thread_local std::unordered_map<const void*, int> static_bytes;
-  const auto [found, is_new] = static_bytes.try_emplace(kernel);
-  if (is_new) {
+  auto found = static_bytes.find(kernel);
+  if (found == static_bytes.end()) {
     cudaFuncAttributes attributes{};
     check(cudaFuncGetAttributes(&attributes, kernel), op);
-    found->second = static_cast<int>(attributes.sharedSizeBytes);
+    found = static_bytes.emplace(kernel, static_cast<int>(attributes.sharedSizeBytes)).first;
   }
   const int needed = (found->second + shared_bytes + reserved_bytes) * (sm_threads / threads);
   return needed <= small ? 100 * small / most : 100;

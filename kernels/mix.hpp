@@ -182,6 +182,7 @@ void mix_backward(Stream stream, Mat<T> d_out, Mat<const T> d_elsewhere, const N
 /// What mix_backward() leaves out of the shared terms of `mixes`, of two streams i; the second may be null:
 ///   d_i[t] (+)= sum_m c_m,i[t] g_m[t], and with dot_m,i[t] = <g_m[t], x_i[t]> the gradients of c_m,i;
 ///   the scalars of m's implied term get what its dot lacks: - sum_t,i c_m,i[t] dot_m,i[t] in the place of c dot.
+/// No two coefficients have the same per_token gradient.
 template <class T>
 void shared_streams_backward(Stream stream, const std::array<SharedStream<T>, 2>& streams,
                              std::span<const SharingMix<T>> mixes);

@@ -48,9 +48,8 @@ class OwnCoefficient {
   /// The sums over rows; all lanes of a warp call it.
   __device__ void leave(MixSums& sums) const {
     const float whole = group_sum(common_ * sum_, 2);
-    if (own_mix() >= max_sharing_mixes) return;
     sums[own_mix()][own_stream()] = sum_;
-    sums[own_mix()][2] = whole;
+    if (own_stream() == 0) sums[own_mix()][2] = whole;
   }
 
  private:
@@ -63,7 +62,7 @@ class OwnCoefficient {
   float common_ = 0;  ///< its scalar's factor; without a coefficient 0
   float by_token_ = 0, before_ = 0, sum_ = 0;
 };
-static_assert(2 * max_sharing_mixes <= warp_size);
+static_assert(2 * max_sharing_mixes == warp_size);
 
 /// Adds the sums of all blocks' warps to the scalars.
 __device__ void share_scalars(const MixSums (&by_warp)[block_warps], const SharingMixes& mixes,

@@ -1,106 +1,18 @@
-// Rates of the CUDA row and elementwise ops at the recipe's shapes, as bytes that must move (each operand read or
-// written once) over the time between two events. "of_copy" is the fraction of what a copy of 1 GiB reaches in the same
-// run, the first row.
+// Rates of the CUDA row and elementwise ops that records share. device_copy is the first row.
 
-#include <benchmark/benchmark.h>
-#include <cuda_runtime.h>
-
-#include <algorithm>
-#include <cmath>
-#include <functional>
 #include <numeric>
-#include <random>
-#include <stdexcept>
 #include <unordered_set>
-#include <vector>
 
 #include "kernels/head_quantise.hpp"
 #include "kernels/muon_stages.hpp"
-#include "kernels/ops.hpp"
-#include "kernels/ordered_sum.hpp"
-#include "tests/bench/ceilings.hpp"
+#include "tests/bench/row_ops.hpp"
 
 namespace nanorun::kernels {
 namespace {
 
-constexpr int tokens = 49152, width = 768, heads = 6, head_dim = 128, vocabulary = 50304;
+using namespace bench;
+
 constexpr std::size_t matrix = 12ull * 3072 * width;  // elements of all MLP matrices of one shape
-constexpr double eps = 1e-6;
-
-using bench::check;
-
-/// The default stream, with scratch memory for sums.
-Stream stream;
-
-float random_value(std::mt19937& generator, float) { return std::uniform_real_distribution<float>(0.1f, 1)(generator); }
-double random_value(std::mt19937& generator, double) { return random_value(generator, float{}); }
-std::int32_t random_value(std::mt19937& generator, std::int32_t) { return static_cast<std::int32_t>(generator()); }
-/// Either sign, magnitude from 0.5 to 2.
-bf16 random_value(std::mt19937& generator, bf16) {
-  const auto bits = static_cast<std::uint32_t>(generator());
-  return {static_cast<std::uint16_t>((bits & 0x80FF) | 0x3F00)};
-}
-e4m3 random_value(std::mt19937& generator, e4m3) { return {static_cast<std::uint8_t>(generator() & 0x7)}; }
-/// Log-uniform, about as words are distributed.
-Token random_value(std::mt19937& generator, Token) {
-  const double u = std::uniform_real_distribution<double>()(generator);
-  return static_cast<Token>(std::exp(u * std::log(vocabulary)) - 1);
-}
-
-/// Device memory with random values that repeat every million elements.
-template <class T>
-struct Tensor {
-  explicit Tensor(std::size_t size) : size(size), head(std::min<std::size_t>(size, 1 << 20)) {
-    std::mt19937 generator(1);
-    for (T& value : head) value = random_value(generator, T{});
-    check(cudaMalloc(&data, size * sizeof(T)));
-    for (std::size_t at = 0; at < size; at += head.size()) {
-      const std::size_t count = std::min(head.size(), size - at);
-      check(cudaMemcpy(data + at, head.data(), count * sizeof(T), cudaMemcpyHostToDevice));
-    }
-  }
-  Tensor(int rows, int cols) : Tensor(static_cast<std::size_t>(rows) * cols) { mat = {data, rows, cols}; }
-  ~Tensor() { cudaFree(data); }
-  Tensor(const Tensor&) = delete;
-  Tensor& operator=(const Tensor&) = delete;
-
-  operator Mat<T>() const { return mat; }
-  operator Mat<const T>() const { return mat; }
-  Vec<T> flat() const { return {data, size}; }
-
-  std::size_t size;
-  std::vector<T> head;
-  T* data = nullptr;
-  Mat<T> mat;
-};
-
-/// Times `op` on the device, several calls between two events, so that the device does not wait for the host between
-/// them.
-void measure(benchmark::State& state, double bytes, const std::function<void()>& op) {
-  constexpr int calls = 8;
-  cudaEvent_t begin, end;
-  check(cudaEventCreate(&begin));
-  check(cudaEventCreate(&end));
-  for (int i = 0; i < 3; ++i) op();
-  double seconds = 0;
-  for (auto _ : state) {
-    check(cudaEventRecord(begin));
-    for (int i = 0; i < calls; ++i) op();
-    check(cudaEventRecord(end));
-    check(cudaEventSynchronize(end));
-    float milliseconds = 0;
-    check(cudaEventElapsedTime(&milliseconds, begin, end));
-    state.SetIterationTime(milliseconds * 1e-3 / calls);
-    seconds += milliseconds * 1e-3 / calls;
-  }
-  const double rate = bytes * static_cast<double>(state.iterations()) / seconds;
-  state.counters["GB/s"] = rate * 1e-9;
-  state.counters["of_copy"] = rate / bench::copy_rate();
-  cudaEventDestroy(begin);
-  cudaEventDestroy(end);
-}
-
-constexpr double narrow = 2.0 * tokens * width;  // bytes of one bf16 activation [T, d]
 
 std::size_t distinct(const std::vector<Token>& ids) { return std::unordered_set<Token>(ids.begin(), ids.end()).size(); }
 
@@ -198,25 +110,6 @@ void norm_mix_backward(benchmark::State& state) {
   });
 }
 
-/// Of five such mixes.
-void shared_streams_backward(benchmark::State& state) {
-  constexpr int mixes = 5;
-  Tensor<bf16> g(mixes * tokens, width), x0(tokens, width), bigram(tokens, width), d_x0(tokens, width),
-      d_bigram(tokens, width);
-  Tensor<float> gates(tokens, 2 * mixes), d_gates(tokens, 2 * mixes);
-  std::vector<cuda::SharingMix<bf16>> list(mixes);
-  for (int m = 0; m < mixes; ++m) {
-    list[m].g = Mat<bf16>(g).row_block(m * tokens, tokens);
-    for (int i = 0; i < 2; ++i) {
-      const int column = 2 * m + i;
-      list[m].of[i] = {true, {}, {gates.data + column, d_gates.data + column, 2 * mixes}};
-    }
-  }
-  measure(state, (mixes + 4) * narrow + 3.0 * 4 * 2 * mixes * tokens, [&] {
-    cuda::shared_streams_backward<bf16>(stream, {{{x0, d_x0}, {bigram, d_bigram}}}, list);
-  });
-}
-
 /// Argument: whether the values mix in rows of a table.
 void attention_input_backward(benchmark::State& state) {
   Tensor<bf16> qkv(tokens, 3 * width), d_qkv(tokens, 3 * width), table(vocabulary, width);
@@ -236,41 +129,6 @@ void attention_input_backward(benchmark::State& state) {
   measure(state, bytes, [&] {
     cuda::attention_input_backward<bf16>(stream, d_qkv, d_mix, qk, rstd, v, d_q, d_k, d_v, {}, {heads, cos, sin}, mix);
   });
-}
-
-/// Composed heads over the recipe's window, with documents of 1000 tokens.
-struct Composition {
-  static constexpr int window = 112;
-  Tensor<bf16> qkv{tokens, 3 * width}, d_qkv{tokens, 3 * width}, y{tokens, width}, d_out{tokens, width};
-  Tensor<float> w{tokens, 2 * heads}, d_w{tokens, 2 * heads}, d_q{tokens, width};
-  Tensor<std::int32_t> first_key{tokens};
-  Tensor<float> scratch{cuda::head_composition_workspace<bf16>(tokens, heads, window) / sizeof(float)};
-
-  Composition() {
-    std::vector<std::int32_t> first(tokens);
-    for (int t = 0; t < tokens; ++t) first[t] = t / 1000 * 1000;
-    check(cudaMemcpy(first_key.data, first.data(), first.size() * sizeof(std::int32_t), cudaMemcpyHostToDevice));
-  }
-  Workspace workspace() const { return {reinterpret_cast<std::byte*>(scratch.data), scratch.size * sizeof(float)}; }
-  Mat<bf16> part(const Tensor<bf16>& x, int i) const { return x.mat.col_block(i * width, width); }
-  Mat<float> weights(const Tensor<float>& x, int i) const { return x.mat.col_block(i * heads, heads); }
-  cuda::HeadComposition<bf16> inputs() const {
-    return {
-        {part(qkv, 0), part(qkv, 1), part(qkv, 2), heads, 0.1f}, weights(w, 0), weights(w, 1), window, first_key.data};
-  }
-};
-
-void head_composition_forward(benchmark::State& state) {
-  Composition c;
-  measure(state, 5 * narrow, [&] { cuda::head_composition_forward<bf16>({}, c.y, c.y, c.inputs(), c.workspace()); });
-}
-
-void head_composition_backward(benchmark::State& state) {
-  Composition c;
-  const cuda::HeadCompositionGradients<bf16> d{c.d_q, c.part(c.d_qkv, 1), c.part(c.d_qkv, 2), c.weights(c.d_w, 0),
-                                               c.weights(c.d_w, 1)};
-  measure(state, 12 * narrow,  // q, k, v, d_out; d_k, d_v and d_q, of twice the bytes, read and written
-          [&] { cuda::head_composition_backward<bf16>({}, d, c.d_out, c.inputs(), c.workspace()); });
 }
 
 void embedding_forward(benchmark::State& state) {
@@ -392,7 +250,6 @@ void wire_formats_and_counts(benchmark::internal::Benchmark* b) {
   }
 }
 
-#define NANORUN_BENCHMARK(op) BENCHMARK(op)->UseManualTime()->Unit(benchmark::kMicrosecond)
 NANORUN_BENCHMARK(device_copy);
 NANORUN_BENCHMARK(rms_norm_forward);
 NANORUN_BENCHMARK(rms_norm_backward);
@@ -400,10 +257,7 @@ NANORUN_BENCHMARK(mix_norm_forward)->Arg(0)->Arg(1);
 NANORUN_BENCHMARK(mix_backward)->Arg(0)->Arg(1);
 NANORUN_BENCHMARK(norm_mix_forward)->Arg(0)->Arg(1);
 NANORUN_BENCHMARK(norm_mix_backward)->Arg(0)->Arg(1);
-NANORUN_BENCHMARK(shared_streams_backward);
 NANORUN_BENCHMARK(attention_input_backward)->Arg(0)->Arg(1);
-NANORUN_BENCHMARK(head_composition_forward);
-NANORUN_BENCHMARK(head_composition_backward);
 NANORUN_BENCHMARK(embedding_forward);
 NANORUN_BENCHMARK(embedding_backward);
 NANORUN_BENCHMARK(add);
@@ -414,14 +268,8 @@ NANORUN_BENCHMARK(muon_apply)->ArgName("tall")->Arg(0)->Arg(1);
 NANORUN_BENCHMARK(quantise_e4m3);
 NANORUN_BENCHMARK(encode)->ArgName("format")->Apply(wire_formats);
 NANORUN_BENCHMARK(add_decoded)->ArgNames({"format", "count"})->Apply(wire_formats_and_counts);
-#undef NANORUN_BENCHMARK
 
 }  // namespace
 }  // namespace nanorun::kernels
 
-int main(int argc, char** argv) {
-  benchmark::Initialize(&argc, argv);
-  nanorun::kernels::cuda::create_sums(nanorun::kernels::stream);
-  benchmark::RunSpecifiedBenchmarks();
-  nanorun::kernels::cuda::destroy_sums(nanorun::kernels::stream);
-}
+int main(int argc, char** argv) { return nanorun::kernels::bench::run(argc, argv); }
