@@ -21,13 +21,6 @@ KOKKOS_FUNCTION T norm_rotate(T* y, const T* x, const T* c, const T* s, int half
   return rstd;
 }
 
-/// A head of a row as it lies in memory.
-template <class T>
-struct PlainHead {
-  const T* x;
-  KOKKOS_FUNCTION T operator[](int j) const { return x[j]; }
-};
-
 /// A head whose still dims lie in the next row, with `keeps` in its own as well.
 template <class T>
 struct OffsetHead {
@@ -41,7 +34,7 @@ struct OffsetHead {
 };
 
 /// d_x of norm_rotate: rstd Rᵀ (d_y - y mean(d_y y)). A rotation preserves inner products, so the mean is taken of the
-/// rotated vectors. The elements of `d_x` may be those of `d_y`.
+/// rotated vectors. A Head is a pointer or an OffsetHead; the elements of `d_x` may be those of `d_y`.
 template <class T, class Head>
 KOKKOS_FUNCTION void norm_rotate_backward(T* d_x, const Head& y, T rstd, const Head& d_y, const T* c, const T* s,
                                           int half) {
@@ -181,7 +174,7 @@ void attention_input_backward(Stream, Mat<T> d_qkv, const ValueMixGradients<T>& 
       const T* const d_y = first < width ? d_q.row(t) + first : d_k.row(t) + first - width;
       T* const d_x = d_qkv.row(t) + first;
       if (first < width || !rotary.key_offset) {
-        norm_rotate_backward(d_x, PlainHead<T>{y}, rstd.row(t)[head], PlainHead<T>{d_y}, c, s, half);
+        norm_rotate_backward(d_x, y, rstd.row(t)[head], d_y, c, s, half);
         continue;
       }
       const OffsetHead<T> k{y, y + qk.ld, half, false}, d{d_y, t + 1 < d_k.rows ? d_y + d_k.ld : nullptr, half, t == 0};

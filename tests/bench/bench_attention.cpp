@@ -8,14 +8,13 @@
 
 #include <algorithm>
 #include <chrono>
-#include <cstdio>
-#include <cstdlib>
 #include <limits>
 #include <thread>
 #include <vector>
 
 #include "kernels/attention.hpp"
 #include "kernels/ordered_sum.hpp"
+#include "tests/bench/device_timer.hpp"
 #include "tests/support/owned_mask.hpp"
 
 namespace nanorun {
@@ -24,15 +23,10 @@ namespace {
 using kernels::bf16;
 using kernels::Mat;
 using kernels::Token;
+using kernels::bench::check;
 
 constexpr int head_dim = 128, block = kernels::attention_block;
 constexpr int everything = std::numeric_limits<int>::max();
-
-void check(cudaError_t status) {
-  if (status == cudaSuccess) return;
-  std::fprintf(stderr, "%s\n", cudaGetErrorString(status));
-  std::exit(1);
-}
 
 /// Device memory, as it comes or with `values`, again and again.
 template <class T>
@@ -155,29 +149,14 @@ struct Backward {
   static void call(const Attention& a) { a.backward(); }
 };
 
-/// Times calls between two events of the device, so many that the device never waits for the host.
-struct Timer {
+/// Times batches of calls, so many that the device never waits for the host.
+struct Timer : kernels::bench::DeviceTimer {
   static constexpr int batch = 10;
-  cudaEvent_t begin, end;
-  Timer() {
-    check(cudaEventCreate(&begin));
-    check(cudaEventCreate(&end));
-  }
-  ~Timer() {
-    check(cudaEventDestroy(begin));
-    check(cudaEventDestroy(end));
-  }
 
   /// Seconds of a call, mean of several.
   template <class Direction>
   double seconds(const Attention& a, int calls = batch) const {
-    check(cudaEventRecord(begin));
-    for (int i = 0; i < calls; ++i) Direction::call(a);
-    check(cudaEventRecord(end));
-    check(cudaEventSynchronize(end));
-    float milliseconds = 0;
-    check(cudaEventElapsedTime(&milliseconds, begin, end));
-    return milliseconds * 1e-3 / calls;
+    return DeviceTimer::seconds([&] { Direction::call(a); }, calls);
   }
 };
 

@@ -70,32 +70,23 @@ void measure(
     benchmark::State& state, double flops, double bytes, Work&& work, int runs = 1, bool fp8 = false,
     const std::function<void()>& prepare = [] {}) {
   const double ceiling = fp8 ? bench::gemm_rate<e4m3>() : bench::gemm_rate<bf16>();
-  double seconds = 0;
-  cudaEvent_t start, stop;
-  check(cudaEventCreate(&start));
-  check(cudaEventCreate(&stop));
+  const bench::DeviceTimer timer;
+  double total = 0;
   prepare();
   work();
   for (auto _ : state) {
     prepare();
-    check(cudaEventRecord(start));
-    for (int i = 0; i < runs; ++i) work();
-    check(cudaEventRecord(stop));
-    check(cudaEventSynchronize(stop));
-    float milliseconds = 0;
-    check(cudaEventElapsedTime(&milliseconds, start, stop));
-    state.SetIterationTime(milliseconds * 1e-3 / runs);
-    seconds += milliseconds * 1e-3 / runs;
+    const double seconds = timer.seconds(work, runs);
+    state.SetIterationTime(seconds);
+    total += seconds;
   }
   using benchmark::Counter;
   const auto rate = [&](double amount) { return Counter(amount, Counter::kIsIterationInvariantRate); };
   if (flops > 0) state.counters["TFLOP/s"] = rate(flops * 1e-12);
-  if (flops > 0) state.counters["of_gemm"] = flops * static_cast<double>(state.iterations()) / seconds / ceiling;
+  if (flops > 0) state.counters["of_gemm"] = flops * static_cast<double>(state.iterations()) / total / ceiling;
   if (bytes > 0) state.counters["TB/s"] = rate(bytes * 1e-12);
   if (bytes > 0)
-    state.counters["of_copy"] = bytes * static_cast<double>(state.iterations()) / seconds / bench::copy_rate();
-  check(cudaEventDestroy(start));
-  check(cudaEventDestroy(stop));
+    state.counters["of_copy"] = bytes * static_cast<double>(state.iterations()) / total / bench::copy_rate();
 }
 
 Stream stream;

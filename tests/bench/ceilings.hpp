@@ -5,39 +5,24 @@
 
 #include <algorithm>
 #include <random>
-#include <stdexcept>
 #include <type_traits>
 #include <vector>
 
 #include "kernels/cublas.hpp"
+#include "tests/bench/device_timer.hpp"
 
 namespace nanorun::kernels::bench {
 
-inline void check(cudaError_t status) {
-  if (status != cudaSuccess) throw std::runtime_error(cudaGetErrorString(status));
-}
-
 /// Seconds that the device takes for `work` on the default stream: the median of some runs, after three others.
 template <class Work>
-double median_seconds(Work&& work) {
+double median_seconds(const Work& work) {
   constexpr int warm_up = 3, runs = 25;
-  cudaEvent_t begin, end;
-  check(cudaEventCreate(&begin));
-  check(cudaEventCreate(&end));
-  std::vector<float> milliseconds;
-  for (int i = -warm_up; i < runs; ++i) {
-    check(cudaEventRecord(begin));
-    work();
-    check(cudaEventRecord(end));
-    check(cudaEventSynchronize(end));
-    float time = 0;
-    check(cudaEventElapsedTime(&time, begin, end));
-    if (i >= 0) milliseconds.push_back(time);
-  }
-  check(cudaEventDestroy(begin));
-  check(cudaEventDestroy(end));
-  std::ranges::nth_element(milliseconds, milliseconds.begin() + runs / 2);
-  return milliseconds[runs / 2] * 1e-3;
+  const DeviceTimer timer;
+  timer.seconds(work, warm_up);
+  std::vector<double> seconds(runs);
+  for (double& each : seconds) each = timer.seconds(work);
+  std::ranges::nth_element(seconds, seconds.begin() + runs / 2);
+  return seconds[runs / 2];
 }
 
 /// Device memory of random numbers of either sign, magnitude from 0.5 to 2: GEMMs of zeros run faster.

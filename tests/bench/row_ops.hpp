@@ -70,30 +70,20 @@ struct Tensor {
   Mat<T> mat;
 };
 
-/// Times `op` on the device, several calls between two events, so that the device does not wait for the host between
-/// them.
+/// Times `op` on the device, several calls at a time.
 inline void measure(benchmark::State& state, double bytes, const std::function<void()>& op) {
   constexpr int calls = 8;
-  cudaEvent_t begin, end;
-  check(cudaEventCreate(&begin));
-  check(cudaEventCreate(&end));
+  const DeviceTimer timer;
   for (int i = 0; i < 3; ++i) op();
-  double seconds = 0;
+  double total = 0;
   for (auto _ : state) {
-    check(cudaEventRecord(begin));
-    for (int i = 0; i < calls; ++i) op();
-    check(cudaEventRecord(end));
-    check(cudaEventSynchronize(end));
-    float milliseconds = 0;
-    check(cudaEventElapsedTime(&milliseconds, begin, end));
-    state.SetIterationTime(milliseconds * 1e-3 / calls);
-    seconds += milliseconds * 1e-3 / calls;
+    const double seconds = timer.seconds(op, calls);
+    state.SetIterationTime(seconds);
+    total += seconds;
   }
-  const double rate = bytes * static_cast<double>(state.iterations()) / seconds;
+  const double rate = bytes * static_cast<double>(state.iterations()) / total;
   state.counters["GB/s"] = rate * 1e-9;
   state.counters["of_copy"] = rate / copy_rate();
-  cudaEventDestroy(begin);
-  cudaEventDestroy(end);
 }
 
 constexpr double narrow = 2.0 * tokens * width;  // bytes of one bf16 activation [T, d]
