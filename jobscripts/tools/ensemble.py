@@ -70,7 +70,7 @@ def table(runs, target):
     lines += [row("mean", "", *map(statistics.mean, columns))]
     if len(runs) > 1:
         lines += [row("deviation", "", *map(statistics.stdev, columns)),
-                  f"p-value of mean validation loss <= {target:g}: {p_value(runs, target):.3g} "
+                  f"p-value for a mean validation loss below {target:g}: {p_value(runs, target):.3g} "
                   f"(one-sided t test, {len(runs)} runs)"]
     return "\n".join(lines)
 

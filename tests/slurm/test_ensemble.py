@@ -60,7 +60,7 @@ class Runs(unittest.TestCase):
         text = ensemble.table(runs, 3.3 + 2.919986 * 0.1 / 3**0.5)
         self.assertEqual(text.splitlines()[4:6], ["     mean                  3.31000          3.30000      200.00 s",
                                                   "deviation                  0.10000          0.10000      100.00 s"])
-        self.assertRegex(text, r"\np-value of mean validation loss <= 3\.46859: 0\.05 \(one-sided t test, 3 runs\)$")
+        self.assertRegex(text, r"\np-value for a mean validation loss below 3\.46859: 0\.05 \(one-sided t test, 3 runs\)$")
         self.assertNotIn("deviation", ensemble.table(runs[:1], 3.28))
 
 
