@@ -1,4 +1,4 @@
-// Rates of the GEMMs, the head and Newton-Schulz on one GPU at the shapes of record 21. "of_gemm" is the
+// Rates of the GEMMs, the head and Muon's iterations on one GPU at the shapes of records 21 and 89. "of_gemm" is the
 // fraction of what cuBLASLt reaches in the same run with matrices of 8192 x 8192, of e4m3 for the fp8 head and the MLP
 // in fp8 and bf16 otherwise; "of_copy", of the head's softcap between its GEMMs and of maxima, that of a copy of 1 GiB.
 // Time is the device's; inputs are random, since GEMMs of zeros run faster.
@@ -56,7 +56,7 @@ class Values {
   static T element(float x) {
     if constexpr (std::is_same_v<T, float>) return x;
     if constexpr (std::is_same_v<T, bf16>) return {static_cast<std::uint16_t>(std::bit_cast<std::uint32_t>(x) >> 16)};
-    if constexpr (std::is_same_v<T, Token>) return static_cast<Token>((x + 1) * 25000);
+    if constexpr (std::is_integral_v<T>) return static_cast<T>((x + 1) * 25000);  // tokens
     if constexpr (std::is_same_v<T, std::byte>) return std::byte{0};
   }
   T* data_ = nullptr;
@@ -176,20 +176,21 @@ void max_magnitude(benchmark::State& state, int rows, int cols) {
   measure(state, 0, 2.0 * rows * cols, [&] { cuda::max_magnitude<bf16>(stream, magnitudes); });
 }
 
-/// With or without a table that the values mix in.
-void attention_projection(benchmark::State& state, bool table) {
+/// `table`: one that the values mix in.
+void attention_projection(benchmark::State& state, bool table, bool paired, bool key_offset) {
   constexpr int heads = 6, pairs = 64;
   const Values<bf16> x(std::size_t{tokens} * width), w(std::size_t{3} * width * width, 0.05f),
-      qkv(std::size_t{3} * tokens * width), v_mixed(std::size_t{tokens} * width), u(std::size_t{vocabulary} * width);
-  const Values<float> rstd(std::size_t{2} * heads * tokens), angles(std::size_t{tokens} * pairs), lambda(2);
+      qkv(std::size_t{3} * (tokens + 1) * width), v_mixed(std::size_t{tokens} * width),
+      u(std::size_t{vocabulary} * width);
+  const Values<float> rstd(std::size_t{2} * heads * tokens), angles(std::size_t{2} * tokens * pairs), lambda(2);
   const Values<Token> ids(tokens);
-  const Mat<const float> cos = angles.mat(tokens, pairs);
+  const Mat<const float> cos = angles.mat(paired ? 2 * tokens : tokens, pairs);
   cuda::ValueMix<bf16> mix{lambda.data(), false, {}, nullptr};
   if (table) mix.source = u.mat(vocabulary, width), mix.index = ids.data();
   measure(state, 6.0 * tokens * width * width, 0, [&] {
-    cuda::attention_projection_forward<bf16>(stream, qkv.mat(tokens, 3 * width), v_mixed.mat(tokens, width),
-                                             rstd.mat(tokens, 2 * heads), x.mat(tokens, width), w.mat(3 * width, width),
-                                             {heads, cos, cos}, mix, 1.0 / 128);
+    cuda::attention_projection_forward<bf16>(
+        stream, qkv.mat(tokens + key_offset, 3 * width), v_mixed.mat(tokens, width), rstd.mat(tokens, 2 * heads),
+        x.mat(tokens, width), w.mat(3 * width, width), {heads, cos, cos, paired, key_offset}, mix, 1.0 / 128);
   });
 }
 
@@ -219,15 +220,23 @@ void head(benchmark::State& state, HeadPrecision precision, bool backward) {
 
 enum class Gradient { none, bf16, fp8 };
 
-/// The head's softcap between its GEMMs, on one chunk of rows. Bytes: z once read; its gradient once
-/// written, in e5m2 with its transpose.
-void softcap(benchmark::State& state, Gradient gradient) {
+/// The head's softcap between its GEMMs, on one chunk of rows: record 21's, or with the targets of record 89. Bytes: z
+/// once read; its gradient once written, in e5m2 with its transpose.
+void softcap(benchmark::State& state, Gradient gradient, bool record89) {
   constexpr int rows = 8192;
   const std::size_t size = std::size_t{rows} * vocabulary;
   const Values<bf16> logits(size, 8), z(size), g_t(size / 2);
   const Values<float> loss(rows), counts(cuda::softcap_counts(rows));
   const Values<Token> targets(rows);
-  const HeadOptions options{.softcap = 15};
+  const Values<std::int32_t> prefix(vocabulary);
+  HeadOptions options{.softcap = 15};
+  if (record89) {
+    options = {.softcap = 23, .kind = SoftcapKind::sigmoid, .softcap_shift = 5, .softcap_width = 7.5};
+    options.target_weights = {1, 0.5, 0.25};
+    options.targets = 3;
+    options.prefix_weight = 0.1;
+    options.prefix = {prefix.data(), vocabulary};
+  }
   const cuda::Softcap in{
       z.mat(rows, vocabulary), {targets.data(), rows}, options, reinterpret_cast<int*>(counts.data())};
   const Mat<e5m2> transpose(reinterpret_cast<e5m2*>(g_t.data()), vocabulary, rows);
@@ -247,19 +256,19 @@ void softcap(benchmark::State& state, Gradient gradient) {
   });
 }
 
-/// The iteration on `count` matrices [width, cols], normalised by a norm somewhat above theirs; the rate is as if all
+/// The iteration on `count` matrices [rows, cols], normalised by a norm somewhat above theirs; the rate is as if all
 /// GEMMs were computed in full.
-void newton_schulz(benchmark::State& state, int count, int cols) {
-  const double n = width, m = cols;
-  const Values<bf16> values(std::size_t{width} * cols * count);
-  const MatrixBatch<bf16> x{values.data(), count, width, cols};
-  const Values<float> squares(static_cast<std::size_t>(count) * cuda::matrix_parts(width, cols));
+void polar_factor(benchmark::State& state, const PolarIteration& iteration, int count, int rows, int cols) {
+  const double n = rows, m = cols;
+  const Values<bf16> values(std::size_t{1} * rows * cols * count);
+  const MatrixBatch<bf16> x{values.data(), count, rows, cols};
+  const Values<float> squares(static_cast<std::size_t>(count) * cuda::matrix_parts(rows, cols));
   check(cudaMemset(squares.data(), 0x47, squares.size() * sizeof(float)));
   const Values<std::byte> scratch(cuda::polar_factor_workspace(x));
   measure(
       state, 5 * count * (4 * n * n * m + 2 * n * n * n), 0,
       [&] {
-        cuda::polar_factor(stream, x, squares.data(), newton_schulz_iteration, {scratch.data(), scratch.size()});
+        cuda::polar_factor(stream, x, squares.data(), iteration, {scratch.data(), scratch.size()});
       },
       4);
 }
@@ -316,7 +325,12 @@ void add_mlp_fp8(int rows) {
 
 void add_newton_schulz(int count, int cols) {
   add("newton_schulz/" + std::to_string(count) + "x" + std::to_string(cols),
-      [=](benchmark::State& state) { newton_schulz(state, count, cols); });
+      [=](benchmark::State& state) { polar_factor(state, newton_schulz_iteration, count, width, cols); });
+}
+
+void add_polar_express(int count, int rows, int cols) {
+  add("polar_express/" + std::to_string(count) + "x" + std::to_string(rows) + "x" + std::to_string(cols),
+      [=](benchmark::State& state) { polar_factor(state, polar_express_iteration, count, rows, cols); });
 }
 
 void add_symmetric_gemm(bool own, int count, int cols, bool with_addend) {
@@ -337,21 +351,31 @@ void add_all() {
   add_linear("linear_relu2_forward", Linear::relu2_forward, tokens, width, hidden);
   add_linear("linear_relu2_backward", Linear::relu2_backward, tokens, hidden, width);
   for (const int rows : {16384, tokens}) add_mlp_fp8(rows);
-  for (const bool table : {false, true}) {
-    add(std::string("attention_projection/") + (table ? "table" : "plain"),
-        [=](benchmark::State& state) { attention_projection(state, table); });
-  }
+  const auto add_projection = [](const char* name, bool table, bool paired, bool key_offset) {
+    add(std::string("attention_projection/") + name,
+        [=](benchmark::State& state) { attention_projection(state, table, paired, key_offset); });
+  };
+  add_projection("plain", false, false, false);
+  add_projection("table", true, false, false);
+  add_projection("paired", false, true, false);
+  add_projection("key_offset", false, false, true);
   for (const bool backward : {false, true}) {
     const std::string name = backward ? "head_loss_backward" : "head_loss_forward";
     add(name + "/working", [=](benchmark::State& state) { head(state, HeadPrecision::working, backward); });
     add(name + "/fp8", [=](benchmark::State& state) { head(state, HeadPrecision::fp8, backward); });
   }
-  add("softcap/loss", [](benchmark::State& state) { softcap(state, Gradient::none); });
-  add("softcap/working", [](benchmark::State& state) { softcap(state, Gradient::bf16); });
-  add("softcap/fp8", [](benchmark::State& state) { softcap(state, Gradient::fp8); });
+  for (const bool record89 : {false, true}) {
+    const std::string name = record89 ? "softcap89/" : "softcap/";
+    add(name + "loss", [=](benchmark::State& state) { softcap(state, Gradient::none, record89); });
+    add(name + "working", [=](benchmark::State& state) { softcap(state, Gradient::bf16, record89); });
+    add(name + "fp8", [=](benchmark::State& state) { softcap(state, Gradient::fp8, record89); });
+  }
   // Muon's matrices on one GPU, a quarter and an eighth of them; of the MLP half, too.
   for (const int count : {44, 11, 6}) add_newton_schulz(count, width);
   for (const int count : {24, 12, 6, 3}) add_newton_schulz(count, hidden);
+  add_polar_express(60, 256, width);  // pairs of heads of queries and keys; then values and outputs, and the MLPs
+  add_polar_express(20, width, width);
+  add_polar_express(22, width, hidden);
   for (const bool own : {false, true}) {
     for (const int count : {44, 24, 11, 6, 3}) {
       add_symmetric_gemm(own, count, width, false);

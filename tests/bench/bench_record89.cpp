@@ -1,4 +1,5 @@
-// Rates of the CUDA row ops that record 89 adds: coefficient nets, gates and XSA, composed heads, smear, signs.
+// Rates of the CUDA row ops that record 89 adds: coefficient nets, gates and XSA, composed heads, smear, signs,
+// Adam in bf16.
 
 #include "tests/bench/row_ops.hpp"
 
@@ -172,6 +173,20 @@ void smear_backward(benchmark::State& state) {
           [&] { cuda::smear_backward<bf16>(stream, d_e, d_w.flat(), d_scale.data, d_out, e, w.flat(), scale.data); });
 }
 
+/// A table of which GPUs keep nothing but bf16, with cautious decay. The gradients are read, and left as zeros.
+void adam_update_bf16(benchmark::State& state) {
+  const std::size_t n = static_cast<std::size_t>(vocabulary) * width;
+  Tensor<bf16> w(n), m(n), v(n);
+  Tensor<float> g(n);
+  Tensor<double> squares(2);
+  const AdamOptions options{
+      .lr = 1e-3, .decay = 1e-2, .round_weights = true, .round_moments = true, .clears_gradient = true};
+  measure(state, 20.0 * static_cast<double>(n), [&] {
+    cuda::adam_update<bf16, bf16, bf16>(stream, w.flat(), w.flat(), m.flat(), v.flat(), g.flat(), options,
+                                        squares.data);
+  });
+}
+
 /// Rows of signs that fit L2.
 void sign_rows(benchmark::State& state) {
   constexpr int rows = 8192;
@@ -197,6 +212,7 @@ NANORUN_BENCHMARK(head_composition_forward);
 NANORUN_BENCHMARK(head_composition_backward);
 NANORUN_BENCHMARK(smear_forward);
 NANORUN_BENCHMARK(smear_backward);
+NANORUN_BENCHMARK(adam_update_bf16);
 NANORUN_BENCHMARK(sign_rows);
 
 }  // namespace
