@@ -229,14 +229,15 @@ void softcap(benchmark::State& state, Gradient gradient, bool record89) {
   const Values<float> loss(rows), counts(cuda::softcap_counts(rows));
   const Values<Token> targets(rows);
   const Values<std::int32_t> prefix(vocabulary);
-  HeadOptions options{.softcap = 15};
-  if (record89) {
-    options = {.softcap = 23, .kind = SoftcapKind::sigmoid, .softcap_shift = 5, .softcap_width = 7.5};
-    options.target_weights = {1, 0.5, 0.25};
-    options.targets = 3;
-    options.prefix_weight = 0.1;
-    options.prefix = {prefix.data(), vocabulary};
-  }
+  const HeadOptions options21{.softcap = 15}, options89{.softcap = 23,
+                                                        .kind = SoftcapKind::sigmoid,
+                                                        .softcap_shift = 5,
+                                                        .softcap_width = 7.5,
+                                                        .target_weights = {1, 0.5, 0.25},
+                                                        .targets = 3,
+                                                        .prefix_weight = 0.1,
+                                                        .prefix = {prefix.data(), vocabulary}};
+  const HeadOptions& options = record89 ? options89 : options21;
   const cuda::Softcap in{
       z.mat(rows, vocabulary), {targets.data(), rows}, options, reinterpret_cast<int*>(counts.data())};
   const Mat<e5m2> transpose(reinterpret_cast<e5m2*>(g_t.data()), vocabulary, rows);
@@ -323,14 +324,14 @@ void add_mlp_fp8(int rows) {
       [=](benchmark::State& state) { max_magnitude(state, rows, width); });
 }
 
-void add_newton_schulz(int count, int cols) {
-  add("newton_schulz/" + std::to_string(count) + "x" + std::to_string(cols),
-      [=](benchmark::State& state) { polar_factor(state, newton_schulz_iteration, count, width, cols); });
+void add_projection(const char* name, bool table, bool paired, bool key_offset) {
+  add(std::string("attention_projection/") + name,
+      [=](benchmark::State& state) { attention_projection(state, table, paired, key_offset); });
 }
 
-void add_polar_express(int count, int rows, int cols) {
-  add("polar_express/" + std::to_string(count) + "x" + std::to_string(rows) + "x" + std::to_string(cols),
-      [=](benchmark::State& state) { polar_factor(state, polar_express_iteration, count, rows, cols); });
+void add_polar_factor(const char* name, const PolarIteration& iteration, int count, int rows, int cols) {
+  add(std::string(name) + "/" + std::to_string(count) + "x" + std::to_string(rows) + "x" + std::to_string(cols),
+      [=](benchmark::State& state) { polar_factor(state, iteration, count, rows, cols); });
 }
 
 void add_symmetric_gemm(bool own, int count, int cols, bool with_addend) {
@@ -351,10 +352,6 @@ void add_all() {
   add_linear("linear_relu2_forward", Linear::relu2_forward, tokens, width, hidden);
   add_linear("linear_relu2_backward", Linear::relu2_backward, tokens, hidden, width);
   for (const int rows : {16384, tokens}) add_mlp_fp8(rows);
-  const auto add_projection = [](const char* name, bool table, bool paired, bool key_offset) {
-    add(std::string("attention_projection/") + name,
-        [=](benchmark::State& state) { attention_projection(state, table, paired, key_offset); });
-  };
   add_projection("plain", false, false, false);
   add_projection("table", true, false, false);
   add_projection("paired", false, true, false);
@@ -371,11 +368,14 @@ void add_all() {
     add(name + "fp8", [=](benchmark::State& state) { softcap(state, Gradient::fp8, record89); });
   }
   // Muon's matrices on one GPU, a quarter and an eighth of them; of the MLP half, too.
-  for (const int count : {44, 11, 6}) add_newton_schulz(count, width);
-  for (const int count : {24, 12, 6, 3}) add_newton_schulz(count, hidden);
-  add_polar_express(60, 256, width);  // pairs of heads of queries and keys; then values and outputs, and the MLPs
-  add_polar_express(20, width, width);
-  add_polar_express(22, width, hidden);
+  for (const int count : {44, 11, 6}) add_polar_factor("newton_schulz", newton_schulz_iteration, count, width, width);
+  for (const int count : {24, 12, 6, 3}) {
+    add_polar_factor("newton_schulz", newton_schulz_iteration, count, width, hidden);
+  }
+  // Those of record 89: pairs of heads of queries and keys; values and outputs; MLPs.
+  add_polar_factor("polar_express", polar_express_iteration, 60, 256, width);
+  add_polar_factor("polar_express", polar_express_iteration, 20, width, width);
+  add_polar_factor("polar_express", polar_express_iteration, 22, width, hidden);
   for (const bool own : {false, true}) {
     for (const int count : {44, 24, 11, 6, 3}) {
       add_symmetric_gemm(own, count, width, false);
