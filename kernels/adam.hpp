@@ -28,15 +28,18 @@ struct AdamOptions {
   bool clears_gradient = false;                       ///< g = 0 afterwards
 };
 
-/// Factors of m and sqrt(v) in u = lr m / (sqrt(v) root + eps).
-struct AdamCorrection {
-  double lr, root;
+/// What updates differ in: u = lr m / (sqrt(v) root + eps), and the decay.
+template <class A>
+struct AdamRates {
+  A lr, root, decay;
 };
-inline AdamCorrection adam_correction(const AdamOptions& options) {
+template <class A>
+AdamRates<A> adam_rates(const AdamOptions& options) {
   const auto t = static_cast<double>(options.t);
   const double lr = options.lr / (1 - std::pow(options.beta1, t)), rest2 = 1 - std::pow(options.beta2, t);
-  if (options.epsilon_hat) return {lr * std::sqrt(rest2), 1};
-  return {lr, 1 / std::sqrt(rest2)};
+  const double root = std::sqrt(rest2);
+  if (options.epsilon_hat) return {static_cast<A>(lr * root), A(1), static_cast<A>(options.decay)};
+  return {static_cast<A>(lr), static_cast<A>(1 / root), static_cast<A>(options.decay)};
 }
 
 namespace portable {

@@ -61,5 +61,6 @@ void move_sum(Stream, Vec<T> out, Vec<T> x) {
 NANORUN_INSTANTIATE(float)
 NANORUN_INSTANTIATE(double)
 #undef NANORUN_INSTANTIATE
+template void fill(Stream, Vec<std::int32_t>, double);
 
 }  // namespace nanorun::kernels::portable

@@ -131,6 +131,7 @@ void move_sum(Stream stream, Vec<T> out, Vec<T> x) {
 template void fill(Stream, Vec<float>, double);
 template void fill(Stream, Vec<bf16>, double);
 template void fill(Stream, Vec<double>, double);
+template void fill(Stream, Vec<std::int32_t>, double);
 template void round_to<float, float>(Stream, Vec<float>, Vec<const float>);
 template void round_to<bf16, float>(Stream, Vec<bf16>, Vec<const float>);
 template void round_to<bf16, bf16>(Stream, Vec<bf16>, Vec<const bf16>);

@@ -7,7 +7,7 @@
 
 namespace nanorun::kernels::portable {
 
-/// x[i] = value
+/// x[i] = value; T = int32 too
 template <class T>
 void fill(Stream stream, Vec<T> x, double value);
 
@@ -31,7 +31,7 @@ void move_sum(Stream stream, Vec<T> out, Vec<T> x);
 
 namespace nanorun::kernels::cuda {
 
-/// T = bf16, float or double
+/// T = bf16, float, double or int32
 template <class T>
 void fill(Stream stream, Vec<T> x, double value);
 

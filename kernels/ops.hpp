@@ -2,6 +2,7 @@
 // Dispatcher: callers write ops::<op>(...), and this alias picks the CUDA or the portable implementation.
 
 #include "kernels/adam.hpp"
+#include "kernels/adam_rows.hpp"
 #include "kernels/attention.hpp"
 #include "kernels/attention_input.hpp"
 #include "kernels/attention_projection.hpp"

@@ -75,7 +75,8 @@ class OrderedSum {
   template <class T, class Use>
   __device__ bool finish(int count, const Use& use) const {
     const int blocks = gridDim.x;
-    if (blocks <= single_group) return last_of(0, blocks) && add_rows(partials<T>(), blocks, count, use);
+    if (blocks <= single_group || blocks * count <= single_group_sums)
+      return last_of(0, blocks) && add_rows(partials<T>(), blocks, count, use);
     const int size = __float2int_ru(sqrtf(static_cast<float>(blocks))), group = static_cast<int>(blockIdx.x) / size;
     const int first = group * size, members = min(size, blocks - first), groups = ceil_div(blocks, size);
     if (!last_of(1 + group, members)) return false;
@@ -86,8 +87,8 @@ class OrderedSum {
   }
 
  private:
-  /// So many blocks form one group.
-  static constexpr int single_group = 16;
+  /// So many blocks form one group, and more that leave so few sums: each group's turn takes a few microseconds.
+  static constexpr int single_group = 16, single_group_sums = 4096;
   /// A group has at least the square root of their number, rounded up; the first ticket is that of the groups.
   static constexpr std::size_t most_blocks = 1 << 20;
   static_assert(max_tickets > 1 + 1024);

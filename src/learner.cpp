@@ -31,6 +31,7 @@ void Learner<T>::warm_up(Trace& trace) {
     for (std::size_t i = 0; i < row.size(); ++i) row[i] = static_cast<Token>(i * 7919 % config.model.vocabulary);
     const auto pass = [&](const typename Model<T>::Accumulate& accumulate) {
       const DeviceSequence sequence = model.upload(trace, Sequence::of(row), windows_at(config, step));
+      optimizer.read_rows(trace, sequence, step);
       model.forward_backward(trace, sequence, step, accumulate);
     };
     pass({});

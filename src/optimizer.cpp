@@ -70,6 +70,7 @@ Optimizer<T>::Optimizer(const Config& config, const ParameterTable& table, const
                      state_remedy),
       workspace_(own_workspace_.space().empty() ? idle : own_workspace_.space()),
       squares_(stream, 2),
+      lazy_(config, stream),
       handed_over_(ops::create_event()) {
   kernels::WorkspaceAllocator allocator(state_.space());
   for (const Bucket& bucket : table.buckets()) buckets_.push_back(make_owned(bucket, allocator));
@@ -80,6 +81,10 @@ Optimizer<T>::Optimizer(const Config& config, const ParameterTable& table, const
   for (auto owned = buckets_.crbegin(); owned != buckets_.crend(); ++owned) {
     const auto known = [&](const Bucket& kind) { return alike(kind, owned->bucket); };
     if (owned->bucket.group == Group::matrix && std::ranges::none_of(kinds_, known)) kinds_.push_back(owned->bucket);
+  }
+  for (const OwnedBucket& owned : buckets_) {
+    if (!LazyRows<T>::serves(config, table, owned.bucket, comm.size())) continue;
+    lazy_.add(table, owned.bucket, {owned.master, owned.copy, owned.gradients, owned.moment1, owned.moment2});
   }
   clear_state();
 }
@@ -131,6 +136,7 @@ template <class T>
 void Optimizer<T>::clear_state() {
   const kernels::Workspace state = state_.space();
   ops::fill<Master>(stream_, {reinterpret_cast<Master*>(state.data()), state.size() / sizeof(Master)}, 0);
+  lazy_.restart();
 }
 
 template <class T>
@@ -200,6 +206,17 @@ void Optimizer<T>::clear_gradients(const OwnedBucket& owned, bool own_too) {
 }
 
 template <class T>
+void Optimizer<T>::read_rows(Trace& trace, const DeviceSequence& sequence, long step) {
+  Region region(trace, Phase::adam);
+  lazy_.read(sequence, step);
+}
+
+template <class T>
+void Optimizer<T>::complete_rows() {
+  lazy_.complete();
+}
+
+template <class T>
 void Optimizer<T>::start_reduce_scatter(Trace& trace, int layer, long step) {
   for (OwnedBucket& owned : buckets_) {
     if (owned.bucket.layer == layer) reduce(trace, owned);
@@ -250,6 +267,7 @@ void Optimizer<T>::step(Trace& trace, long step) {
     if (!owned->updated) gather(trace, *owned);
     owned->updated = false;
   }
+  if (adam_updates_at(config_.optimizer, step)) lazy_.end_update(step);
 }
 
 /// Updates the tables and scalars from a layer up that have not been yet. New weights leave in the order in which the
@@ -368,21 +386,10 @@ void Optimizer<T>::update_elements(Trace& trace, const OwnedBucket& owned, long 
 
 template <class T>
 void Optimizer<T>::apply_adam(const OwnedBucket& owned, long step) {
-  const OptimizerConfig& o = config_.optimizer;
-  const double factor = lr_factor(config_, step);
+  if (lazy_.has(owned.bucket)) return lazy_.update(owned.bucket, step, squares_.device());
   for (const Run& run : owned.runs) {
-    const double lr = run.rule.lr * factor;
-    const kernels::AdamOptions options{.lr = lr,
-                                       .beta1 = run.rule.beta1,
-                                       .beta2 = run.rule.beta2,
-                                       .eps = o.adam_eps,
-                                       .t = (step + 1) / o.adam_period,
-                                       .gradient_scale = 1.0 / config_.train.sequences,
-                                       .decay = lr * lr * run.rule.decay,
-                                       .epsilon_hat = o.adam_epsilon_hat,
-                                       .round_weights = run.rule.master == StateFormat::bf16,
-                                       .round_moments = run.rule.moments == StateFormat::bf16,
-                                       .clears_gradient = owned.bucket.group != Group::head};
+    kernels::AdamOptions options = adam_options(config_, run.rule, step);
+    options.clears_gradient = owned.bucket.group != Group::head;
     const auto part = [&](const auto& all) { return all.subspan(run.first, run.size); };
     const auto update = [&]<class C, class W, class M>(std::span<C> copy, std::span<W> w, std::span<M> m) {
       ops::adam_update<C, W, M>(stream_, part(w), part(copy), part(m), part(owned.moment2.template as<M>()),
@@ -474,7 +481,7 @@ std::size_t Optimizer<T>::state_bytes(const Config& config, const ParameterTable
     max = std::max(
         max, state_size<T>(config, table, rank, ranks) + beyond(idle, workspace_size<T>(config, table, rank, ranks)));
   }
-  return max;
+  return max + LazyRows<T>::bytes(config, table, ranks);
 }
 
 template class Optimizer<Real>;

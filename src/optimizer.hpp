@@ -12,6 +12,7 @@
 #include "src/arena.hpp"
 #include "src/config.hpp"
 #include "src/muon_blocks.hpp"
+#include "src/optimizer_rows.hpp"
 #include "src/optimizer_state.hpp"
 #include "src/params.hpp"
 #include "src/slab.hpp"
@@ -50,6 +51,11 @@ class Optimizer {
   bool clears_gradients() const { return comm_.size() == 1 || rows_.known(); }
   /// Before the first gradients of a step: leaves kept sums with the ranks that own them.
   void begin_step(long step);
+  /// Before the forward pass of each sequence of a step: brings what it reads of the lookup tables up to date. Only
+  /// rows that were read so since the last update have gradients; all may have where no sequence came.
+  void read_rows(Trace& trace, const DeviceSequence& sequence, long step);
+  /// Before the weights are read otherwise than by such sequences. slabs() does it itself.
+  void complete_rows();
 
   /// Begins to sum over the ranks the gradients of a layer (Bucket::layer), which each has summed over its sequences
   /// and which the backward pass has left; and where that leaves the device to the backward pass, updates tables whose
@@ -145,6 +151,7 @@ class Optimizer {
   Arena state_, own_workspace_;
   kernels::Workspace workspace_;  ///< Muon's scratch
   RunningSum squares_;            ///< of gradients, and of weights
+  LazyRows<T> lazy_;
   bool holds_gradients_ = false;  ///< whether those of tables and scalars are sums of this run, or zero
   ops::Event handed_over_;        ///< from the ops' stream to the collectives'
   std::vector<OwnedBucket> buckets_;

@@ -31,6 +31,7 @@ std::vector<HostKept<T>>& Optimizer<T>::host_views() {
 
 template <class T>
 auto Optimizer<T>::slabs() -> std::vector<Slab<Master>> {
+  complete_rows();
   for (HostKept<T>& view : host_views()) view.download(stream_);
   ops::synchronize(stream_);
   return slabs_to_fill();
@@ -62,6 +63,7 @@ auto Optimizer<T>::slabs_to_fill() -> std::vector<Slab<Master>> {
 template <class T>
 void Optimizer<T>::restore() {
   for (HostKept<T>& view : host_views()) view.upload(stream_);
+  lazy_.restart();
   for (const OwnedBucket& owned : buckets_) round_kept(owned);
   holds_gradients_ = false;
   publish();

@@ -222,8 +222,9 @@ void Training::forward_backward(const Batch& batch) {
     if (row == 0) hooks.enter = await;
     if (row + 1 == rows) hooks.leave = take;
     const Model<Real>::Accumulate accumulate{row > 0, keeps || row > 0, learner_.optimizer.clears_gradients()};
-    learner_.model.forward_backward(*run_.trace, row == 0 ? batch.first : upload(batch, row), batch.step, accumulate,
-                                    hooks);
+    const DeviceSequence sequence = row == 0 ? batch.first : upload(batch, row);
+    learner_.optimizer.read_rows(*run_.trace, sequence, batch.step);
+    learner_.model.forward_backward(*run_.trace, sequence, batch.step, accumulate, hooks);
   }
 }
 
@@ -367,6 +368,7 @@ bool Training::validation_due() const {
 void Training::validate() {
   Region region(*run_.trace, Phase::validation);
   learner_.tensor_comm.synchronize();
+  learner_.optimizer.complete_rows();
   try {
     validation_loss_ = nanorun::validate(comm_, *run_.trace, learner_.model, run_.data, config_, progress_.step);
   } catch (const Error&) {

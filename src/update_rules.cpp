@@ -4,6 +4,8 @@
 
 #include <algorithm>
 
+#include "src/schedule.hpp"
+
 namespace nanorun {
 
 namespace {
@@ -75,6 +77,21 @@ UpdateRule update_rule(const Config& config, const Parameter& parameter) {
   rule.master = formats != nullptr ? formats->master : o.adam_master;
   rule.moments = formats != nullptr ? formats->moments : o.adam_moments;
   return rule;
+}
+
+kernels::AdamOptions adam_options(const Config& config, const UpdateRule& rule, long step) {
+  const double lr = rule.lr * lr_factor(config, step);
+  return {.lr = lr,
+          .beta1 = rule.beta1,
+          .beta2 = rule.beta2,
+          .eps = config.optimizer.adam_eps,
+          .t = (step + 1) / config.optimizer.adam_period,
+          .gradient_scale = 1.0 / config.train.sequences,
+          .decay = lr * lr * rule.decay,
+          .epsilon_hat = config.optimizer.adam_epsilon_hat,
+          .round_weights = rule.master == StateFormat::bf16,
+          .round_moments = rule.moments == StateFormat::bf16,
+          .clears_gradient = true};
 }
 
 std::vector<std::string> group_warnings(const Config& config, const ParameterTable& table) {

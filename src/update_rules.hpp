@@ -3,6 +3,7 @@
 
 #include <vector>
 
+#include "kernels/ops.hpp"
 #include "src/config.hpp"
 #include "src/params.hpp"
 
@@ -18,6 +19,9 @@ struct UpdateRule {
   bool operator==(const UpdateRule&) const = default;
 };
 UpdateRule update_rule(const Config& config, const Parameter& parameter);
+
+/// What Adam does to such tensors at a step with an update. Their gradients are cleared.
+kernels::AdamOptions adam_options(const Config& config, const UpdateRule& rule, long step);
 
 /// A line for each name in a [[group]] that describes no tensor of the model, as a mechanism may be switched off; and
 /// for each [[group]] that asks for another format of what Muon keeps.

@@ -1,5 +1,8 @@
-// Rates of the CUDA row ops that record 89 adds: coefficient nets, gates and XSA, composed heads, smear, signs,
-// Adam in bf16.
+// Rates of the CUDA row ops that record 89 adds: coefficient nets, gates and XSA, composed heads, smear, signs, lookups
+// of bigrams, Adam in bf16 of whole tables and of rows, rows that travel between ranks.
+
+#include <numeric>
+#include <unordered_set>
 
 #include "tests/bench/row_ops.hpp"
 
@@ -129,13 +132,13 @@ struct Composition {
   static constexpr int window = 112;
   Tensor<bf16> qkv{tokens, 3 * width}, d_qkv{tokens, 3 * width}, y{tokens, width}, d_out{tokens, width};
   Tensor<float> w{tokens, 2 * heads}, d_w{tokens, 2 * heads}, d_q{tokens, width};
-  Tensor<std::int32_t> first_key{tokens};
+  Tensor<std::int32_t> first_key{first_keys()};
   Tensor<float> scratch{cuda::head_composition_workspace<bf16>(tokens, heads, window) / sizeof(float)};
 
-  Composition() {
+  static std::vector<std::int32_t> first_keys() {
     std::vector<std::int32_t> first(tokens);
     for (int t = 0; t < tokens; ++t) first[t] = t / 1000 * 1000;
-    check(cudaMemcpy(first_key.data, first.data(), first.size() * sizeof(std::int32_t), cudaMemcpyHostToDevice));
+    return first;
   }
   Workspace workspace() const { return {reinterpret_cast<std::byte*>(scratch.data), scratch.size * sizeof(float)}; }
   Mat<bf16> part(const Tensor<bf16>& x, int i) const { return x.mat.col_block(i * width, width); }
@@ -173,30 +176,172 @@ void smear_backward(benchmark::State& state) {
           [&] { cuda::smear_backward<bf16>(stream, d_e, d_w.flat(), d_scale.data, d_out, e, w.flat(), scale.data); });
 }
 
-/// A table of which GPUs keep nothing but bf16, with cautious decay. The gradients are read, and left as zeros.
-void adam_update_bf16(benchmark::State& state) {
-  const std::size_t n = static_cast<std::size_t>(vocabulary) * width;
-  Tensor<bf16> w(n), m(n), v(n);
-  Tensor<float> g(n);
-  Tensor<double> squares(2);
-  const AdamOptions options{
-      .lr = 1e-3, .decay = 1e-2, .round_weights = true, .round_moments = true, .clears_gradient = true};
-  measure(state, 20.0 * static_cast<double>(n), [&] {
-    cuda::adam_update<bf16, bf16, bf16>(stream, w.flat(), w.flat(), m.flat(), v.flat(), g.flat(), options,
-                                        squares.data);
-  });
-}
-
 /// Rows of signs that fit L2.
 void sign_rows(benchmark::State& state) {
   constexpr int rows = 8192;
   Tensor<bf16> x(tokens, width), signs(rows, width);
   std::vector<std::int32_t> drawn(tokens);
   for (int t = 0; t < tokens; ++t) drawn[t] = static_cast<std::int32_t>(t * 2654435761u % rows);
-  Tensor<std::int32_t> index(tokens);
-  check(cudaMemcpy(index.data, drawn.data(), drawn.size() * sizeof(std::int32_t), cudaMemcpyHostToDevice));
+  const Tensor<std::int32_t> index(drawn);
   measure(state, 2 * narrow + 2.0 * rows * width + 4.0 * tokens,
           [&] { cuda::sign_rows<bf16>(stream, x, signs, index.flat()); });
+}
+
+constexpr int bigram_rows = 377280;
+
+/// Rows of the bigrams' table at so many positions, skewed about as in text. 49152 positions read 9 % of the rows,
+/// twice as many read 16 %; the most frequent row is at 4 % of the positions. Frequent rows are far apart.
+std::vector<std::int32_t> draw_bigrams(int positions) {
+  std::mt19937 generator(1);
+  std::uniform_real_distribution<double> uniform;
+  std::vector<std::int32_t> rows(positions);
+  for (std::int32_t& row : rows) {
+    const auto rank = static_cast<std::uint64_t>(bigram_rows * std::pow(uniform(generator), 4));
+    row = static_cast<std::int32_t>(rank * 2654435761u % bigram_rows);
+  }
+  return rows;
+}
+
+double distinct(const std::vector<std::int32_t>& rows) {
+  return static_cast<double>(std::unordered_set<std::int32_t>(rows.begin(), rows.end()).size());
+}
+
+/// What a sequence reads of the table, and its positions sorted by row.
+struct Bigrams {
+  Tensor<std::int32_t> rows{draw_bigrams(tokens)}, order{sorted(rows.head)};
+  double distinct_rows = distinct(rows.head);
+
+  static std::vector<std::int32_t> sorted(const std::vector<std::int32_t>& rows) {
+    std::vector<std::int32_t> order(rows.size());
+    std::iota(order.begin(), order.end(), 0);
+    std::ranges::stable_sort(order, {}, [&](std::int32_t t) { return rows[t]; });
+    return order;
+  }
+};
+
+/// Bytes: the rows of the table that occur, once each, the indices, and what is looked up.
+void embedding_forward_bigrams(benchmark::State& state) {
+  const Bigrams b;
+  Tensor<bf16> out(tokens, width), table(bigram_rows, width);
+  measure(state, narrow + 4.0 * tokens + 2.0 * width * b.distinct_rows,
+          [&] { cuda::embedding_forward<bf16>({}, out, b.rows.flat(), table); });
+}
+
+/// Bytes: the gradients, the indices and their order, and the rows of the table that occur, once read and once written.
+void embedding_backward_bigrams(benchmark::State& state) {
+  const Bigrams b;
+  Tensor<bf16> d_out(tokens, width);
+  Tensor<float> d_table(bigram_rows, width);
+  Tensor<float> scratch(cuda::embedding_backward_workspace<bf16>(tokens, width) / sizeof(float));
+  const Workspace workspace = std::as_writable_bytes(scratch.flat());
+  measure(state, narrow + 8.0 * tokens + 8.0 * width * b.distinct_rows,
+          [&] { cuda::embedding_backward<bf16>({}, d_table, b.rows.flat(), b.order.flat(), d_out, workspace); });
+}
+
+/// A table of which GPUs keep nothing but bf16, with cautious decay, after an update. The gradients are read, and left
+/// as zeros.
+struct AdamState {
+  explicit AdamState(int rows) : w(rows, width), m(rows, width), v(rows, width), g(rows, width) {
+    for (const Tensor<bf16>* moment : {&m, &v}) check(cudaMemset(moment->data, 0, moment->size * sizeof(bf16)));
+    update();
+  }
+  void update() const {
+    cuda::adam_update<bf16, bf16, bf16>(stream, w.flat(), w.flat(), m.flat(), v.flat(), g.flat(), options,
+                                        squares.data);
+  }
+  AdamTable<bf16, bf16, bf16> table() const { return {w, w, m, v}; }
+
+  Tensor<bf16> w, m, v;
+  Tensor<float> g;
+  Tensor<double> squares{2};
+  AdamOptions options{.lr = 1e-3, .decay = 1e-2, .round_weights = true, .round_moments = true, .clears_gradient = true};
+};
+
+/// Argument: rows of the table.
+void adam_update_bf16(benchmark::State& state) {
+  const AdamState adam(static_cast<int>(state.range(0)));
+  measure(state, 20.0 * static_cast<double>(adam.w.size), [&] { adam.update(); });
+}
+
+/// The bigrams' table. Rows in `read` are due for the eleventh update; the others have had the first alone.
+struct WaitingRows {
+  static constexpr int updates = 11;
+  explicit WaitingRows(const std::vector<std::int32_t>& read) : last_read(last_reads(read)) {}
+
+  static std::vector<std::int32_t> last_reads(const std::vector<std::int32_t>& read) {
+    std::vector<std::int32_t> last(bigram_rows);
+    for (const std::int32_t row : read) last[row] = updates - 1;
+    return last;
+  }
+  static std::vector<AdamRates<float>> rates_of(AdamOptions options) {
+    std::vector<AdamRates<float>> rates;
+    for (options.t = 1; options.t <= updates; ++options.t) rates.push_back(adam_rates<float>(options));
+    return rates;
+  }
+
+  AdamState adam{bigram_rows};
+  Tensor<std::int32_t> last_read;
+  Tensor<AdamRates<float>> rates{rates_of(adam.options)};
+};
+
+/// The ten updates that a sequence's rows lack. Bytes: weights and moments, read and written, and three numbers for
+/// each position.
+void adam_catch_up(benchmark::State& state) {
+  const Bigrams b;
+  WaitingRows rows({});
+  rows.adam.options.beta1 = rows.adam.options.beta2 = 1;  // moments stay, however often they catch up
+  measure(state, 12.0 * tokens + 12.0 * width * b.distinct_rows, [&] {
+    cuda::adam_catch_up<bf16, bf16, bf16, std::int32_t>(stream, rows.adam.table(), b.rows.flat(), b.order.flat(),
+                                                        rows.last_read.flat(), rows.rates.flat(), rows.adam.options,
+                                                        WaitingRows::updates);
+  });
+}
+
+/// The update after two steps, of the rows that these read. Bytes of these rows as for adam_update_bf16, and a number
+/// for each row of the table.
+void adam_update_rows(benchmark::State& state) {
+  const std::vector<std::int32_t> read = draw_bigrams(2 * tokens);
+  const WaitingRows rows(read);
+  measure(state, 4.0 * bigram_rows + 20.0 * width * distinct(read), [&] {
+    cuda::adam_update_rows<bf16, bf16, bf16>(stream, rows.adam.table(), rows.adam.g, rows.last_read.flat(),
+                                             rows.rates.flat(), rows.adam.options, WaitingRows::updates,
+                                             rows.adam.squares.data);
+  });
+}
+
+/// Rows of the bigrams' gradients on their way to another rank.
+struct TravellingRows {
+  static constexpr int count = tokens;
+  explicit TravellingRows(WireFormat format) : wire{format} { take(); }
+
+  static std::vector<std::int32_t> list() {
+    std::vector<std::int32_t> rows(count);
+    for (int i = 0; i < count; ++i) rows[i] = bigram_rows / count * i;
+    return rows;
+  }
+  /// The encoded elements, and those of the table, read and written.
+  double bytes() const {
+    return 4.0 * count + (8.0 + static_cast<double>(wire_bytes<float>(wire.format))) * count * width;
+  }
+  void take() const { cuda::take_rows<float>({}, codes(), table, rows.flat(), wire); }
+  void add() const { cuda::add_decoded_rows<float>({}, table, rows.flat(), codes(), wire); }
+  std::byte* codes() const { return reinterpret_cast<std::byte*>(encoded.data); }
+
+  Wire wire;
+  Tensor<float> table{bigram_rows, width}, encoded{count, width};
+  Tensor<std::int32_t> rows{list()};
+};
+
+/// Argument: the format.
+void take_rows(benchmark::State& state) {
+  const TravellingRows rows(static_cast<WireFormat>(state.range(0)));
+  measure(state, rows.bytes(), [&] { rows.take(); });
+}
+
+/// Likewise.
+void add_decoded_rows(benchmark::State& state) {
+  const TravellingRows rows(static_cast<WireFormat>(state.range(0)));
+  measure(state, rows.bytes(), [&] { rows.add(); });
 }
 
 NANORUN_BENCHMARK(coefficient_net_forward);
@@ -212,8 +357,14 @@ NANORUN_BENCHMARK(head_composition_forward);
 NANORUN_BENCHMARK(head_composition_backward);
 NANORUN_BENCHMARK(smear_forward);
 NANORUN_BENCHMARK(smear_backward);
-NANORUN_BENCHMARK(adam_update_bf16);
 NANORUN_BENCHMARK(sign_rows);
+NANORUN_BENCHMARK(embedding_forward_bigrams);
+NANORUN_BENCHMARK(embedding_backward_bigrams);
+NANORUN_BENCHMARK(adam_update_bf16)->ArgName("rows")->Arg(vocabulary)->Arg(bigram_rows);
+NANORUN_BENCHMARK(adam_catch_up);
+NANORUN_BENCHMARK(adam_update_rows);
+NANORUN_BENCHMARK(take_rows)->ArgName("format")->DenseRange(0, 2);
+NANORUN_BENCHMARK(add_decoded_rows)->ArgName("format")->DenseRange(0, 2);
 
 }  // namespace
 }  // namespace nanorun::kernels

@@ -43,19 +43,12 @@ inline Token random_value(std::mt19937& generator, Token) {
   return static_cast<Token>(std::exp(u * std::log(vocabulary)) - 1);
 }
 
-/// Device memory with random values that repeat every million elements.
+/// Device memory with random values that repeat every million elements, or with those of a list.
 template <class T>
 struct Tensor {
-  explicit Tensor(std::size_t size) : size(size), head(std::min<std::size_t>(size, 1 << 20)) {
-    std::mt19937 generator(1);
-    for (T& value : head) value = random_value(generator, T{});
-    check(cudaMalloc(&data, size * sizeof(T)));
-    for (std::size_t at = 0; at < size; at += head.size()) {
-      const std::size_t count = std::min(head.size(), size - at);
-      check(cudaMemcpy(data + at, head.data(), count * sizeof(T), cudaMemcpyHostToDevice));
-    }
-  }
+  explicit Tensor(std::size_t size) : Tensor(random_values(std::min<std::size_t>(size, 1 << 20)), size) {}
   Tensor(int rows, int cols) : Tensor(static_cast<std::size_t>(rows) * cols) { mat = {data, rows, cols}; }
+  explicit Tensor(const std::vector<T>& values) : Tensor(values, values.size()) {}
   ~Tensor() { cudaFree(data); }
   Tensor(const Tensor&) = delete;
   Tensor& operator=(const Tensor&) = delete;
@@ -68,6 +61,21 @@ struct Tensor {
   std::vector<T> head;
   T* data = nullptr;
   Mat<T> mat;
+
+ private:
+  Tensor(const std::vector<T>& first, std::size_t size) : size(size), head(first) {
+    check(cudaMalloc(&data, size * sizeof(T)));
+    for (std::size_t at = 0; at < size; at += head.size()) {
+      const std::size_t count = std::min(head.size(), size - at);
+      check(cudaMemcpy(data + at, head.data(), count * sizeof(T), cudaMemcpyHostToDevice));
+    }
+  }
+  static std::vector<T> random_values(std::size_t count) {
+    std::mt19937 generator(1);
+    std::vector<T> values(count);
+    for (T& value : values) value = random_value(generator, T{});
+    return values;
+  }
 };
 
 /// Times `op` on the device, several calls at a time.

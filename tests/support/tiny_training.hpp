@@ -54,6 +54,7 @@ class TinyTraining : public Learner<Real> {
       const bool first = j == comm_.rank() * local;
       const DeviceSequence sequence =
           model.upload(trace_, Sequence::of(std::span(tokens_).subspan(at, length + 1)), windows_at(config, step_));
+      optimizer.read_rows(trace_, sequence, step_);
       model.forward_backward(trace_, sequence, step_, {!first, !first || optimizer.keeps_gradients(step_)});
     }
     model.loss().collect(stream_);

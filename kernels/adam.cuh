@@ -1,0 +1,71 @@
+#pragma once
+// The arithmetic of Adam, alike for all kernels that update: on the same numbers they leave the same bits.
+
+#include "kernels/adam.hpp"
+#include "kernels/vec.cuh"
+
+namespace nanorun::kernels::cuda {
+
+/// What is the same for all updates of a tensor.
+struct AdamFactors {
+  float beta1, rest1, beta2, rest2, eps, gradient_scale;
+  bool round_weights, round_moments, clears_gradient;
+
+  explicit AdamFactors(const AdamOptions& o)
+      : beta1(static_cast<float>(o.beta1)),
+        rest1(static_cast<float>(1 - o.beta1)),
+        beta2(static_cast<float>(o.beta2)),
+        rest2(static_cast<float>(1 - o.beta2)),
+        eps(static_cast<float>(o.eps)),
+        gradient_scale(static_cast<float>(o.gradient_scale)),
+        round_weights(o.round_weights),
+        round_moments(o.round_moments),
+        clears_gradient(o.clears_gradient) {}
+};
+
+/// W elements of masters and moments, in float.
+template <int W>
+struct AdamElements {
+  Vector<float, W> weight, mean, square;
+
+  /// One update, with gradients that are scaled already; rounds as the results are stored.
+  __device__ void update(const Vector<float, W>& gradient, const AdamFactors& f, const AdamRates<float>& rates) {
+#pragma unroll
+    for (int k = 0; k < W; ++k) {
+      mean.v[k] = f.beta1 * mean.v[k] + f.rest1 * gradient.v[k];
+      square.v[k] = f.beta2 * square.v[k] + f.rest2 * gradient.v[k] * gradient.v[k];
+      const float u = __fdividef(rates.lr * mean.v[k], sm90::sqrt_with_subnormals(square.v[k]) * rates.root + f.eps);
+      weight.v[k] -= u + (u * weight.v[k] > 0 ? rates.decay * weight.v[k] : 0);
+    }
+    if (f.round_moments) mean = to_floats(round_to_bf16(mean)), square = to_floats(round_to_bf16(square));
+    if (f.round_weights) weight = to_floats(round_to_bf16(weight));
+  }
+
+  template <class A, class M>
+  static __device__ AdamElements load(const A* w, const M* m, const M* v) {
+    return {load_floats<W>(w), load_floats<W>(m), load_floats<W>(v)};
+  }
+  /// copy is null where the weights are the masters.
+  template <class T, class A, class M>
+  __device__ void store(A* w, T* copy, M* m, M* v) const {
+    store_as(m, mean);
+    store_as(v, square);
+    store_as(w, weight);
+    if constexpr (!std::is_same_v<T, A>) store_as(copy, weight);
+  }
+
+ private:
+  static __device__ void store_as(float* p, const Vector<float, W>& x) { store_vector(p, x); }
+  static __device__ void store_as(bf16* p, const Vector<float, W>& x) { store_rounded(p, x); }
+};
+
+/// Whether an element is not zero.
+template <int N>
+__device__ bool any(const Vector<float, N>& x) {
+  bool any = false;
+#pragma unroll
+  for (int k = 0; k < N; ++k) any = any || x.v[k] != 0;
+  return any;
+}
+
+}  // namespace nanorun::kernels::cuda

@@ -1,0 +1,174 @@
+#include "src/optimizer_rows.hpp"
+
+#include <algorithm>
+
+#include "src/schedule.hpp"
+
+namespace nanorun {
+
+using kernels::AdamRates;
+using kernels::AdamTable;
+using kernels::Mat;
+
+namespace {
+
+/// Updates of a run, and at least the one by which kernels are warmed up.
+long updates_of(const Config& config) { return std::max<long>(1, config.train.steps / config.optimizer.adam_period); }
+
+}  // namespace
+
+template <class T>
+bool LazyRows<T>::serves(const Config& config, const ParameterTable& table, const Bucket& bucket, int ranks) {
+  const bool tied = config.model.tied_head && bucket.offset == table.find("embedding").offset;
+  return ranks == 1 && bucket.group == Group::embedding && !tied;
+}
+
+template <class T>
+bool LazyRows<T>::reads_bigrams(const ParameterTable& table, const Bucket& bucket) {
+  const auto bigrams = std::ranges::find(table.parameters(), "bigram", &Parameter::name);
+  return bigrams != table.parameters().end() && bigrams->offset == bucket.offset;
+}
+
+template <class T>
+std::size_t LazyRows<T>::bytes(const Config& config, const ParameterTable& table, int ranks) {
+  std::size_t bytes = 0;
+  std::vector<std::pair<bool, std::size_t>> kinds;
+  for (const Bucket& bucket : table.buckets()) {
+    if (!serves(config, table, bucket, ranks)) continue;
+    bytes += updates_of(config) * sizeof(AdamRates<Master>);
+    const std::pair kind{reads_bigrams(table, bucket), bucket.units};
+    if (std::ranges::find(kinds, kind) != kinds.end()) continue;
+    kinds.push_back(kind);
+    bytes += bucket.units * sizeof(std::int32_t);
+  }
+  return bytes;
+}
+
+template <class T>
+std::size_t LazyRows<T>::kind_of(bool bigrams, std::size_t rows) {
+  const auto same = [&](const Kind& kind) { return kind.bigrams == bigrams && kind.last_read.size() == rows; };
+  const auto found = std::ranges::find_if(kinds_, same);
+  if (found != kinds_.end()) return found - kinds_.begin();
+  kinds_.push_back({bigrams, TensorArena<std::int32_t>(rows, "the rows of lookup tables")});
+  return kinds_.size() - 1;
+}
+
+template <class T>
+void LazyRows<T>::add(const ParameterTable& table, const Bucket& bucket, const Tensors& tensors) {
+  const UpdateRule rule =
+      update_rule(config_, *std::ranges::find(table.parameters(), bucket.offset, &Parameter::offset));
+  std::vector<AdamRates<Master>> rates;
+  for (long t = 1; t <= updates_of(config_); ++t) {
+    const long step = t * config_.optimizer.adam_period - 1;
+    rates.push_back(kernels::adam_rates<Master>(adam_options(config_, rule, step)));
+  }
+  TensorArena<AdamRates<Master>> on_device(rates.size(), "the rates of lookup tables");
+  ops::copy_to_device(stream_, on_device.data(), rates.data(), rates.size() * sizeof(AdamRates<Master>));
+  ops::synchronize(stream_);
+  tables_.push_back({bucket.offset, kind_of(reads_bigrams(table, bucket), bucket.units), static_cast<int>(bucket.units),
+                     static_cast<int>(bucket.unit_size), tensors, rule, std::move(on_device)});
+}
+
+template <class T>
+bool LazyRows<T>::has(const Bucket& bucket) const {
+  return std::ranges::find(tables_, bucket.offset, &Table::offset) != tables_.end();
+}
+
+template <class T>
+void LazyRows<T>::restart() {
+  fresh_ = true;
+  noted_ = false;
+}
+
+/// `updates` have been made before what is called next.
+template <class T>
+void LazyRows<T>::begin_after(long updates) {
+  updates_ = static_cast<int>(updates);
+  if (!fresh_) return;
+  for (const Kind& kind : kinds_) ops::fill<std::int32_t>(stream_, kind.last_read.span(), updates_);
+  fresh_ = false;
+}
+
+/// Calls body(AdamTable, options).
+template <class T>
+template <class Body>
+void LazyRows<T>::visit(const Table& table, const Body& body) const {
+  const Tensors& all = table.tensors;
+  const kernels::AdamOptions options = adam_options(config_, table.rule, 0);
+  const auto matrix = [&]<class E>(std::span<E> x) { return Mat<E>(x.data(), table.rows, table.cols); };
+  all.master.visit([&]<class W>(std::span<W> w) {
+    all.moment1.visit([&]<class M>(std::span<M> m) {
+      body(AdamTable<T, W, M>{matrix(w), matrix(all.copy), matrix(m), matrix(all.moment2.template as<M>())}, options);
+    });
+  });
+}
+
+template <class T>
+void LazyRows<T>::read(const DeviceSequence& sequence, long step) {
+  begin_after(step / config_.optimizer.adam_period);
+  for (const Table& table : tables_) {
+    const Kind& kind = kinds_[table.kind];
+    visit(table, [&](const auto& rows, const kernels::AdamOptions& options) {
+      const auto catch_up = [&](auto indices, std::span<const std::int32_t> order) {
+        ops::adam_catch_up(stream_, rows, indices, order, std::span<const std::int32_t>(kind.last_read.span()),
+                           std::span<const AdamRates<Master>>(table.rates.span()), options, updates_);
+      };
+      if (kind.bigrams) {
+        catch_up(sequence.bigrams, sequence.bigram_order);
+      } else {
+        catch_up(sequence.tokens, sequence.order);
+      }
+    });
+  }
+  for (const Kind& kind : kinds_) {
+    if (kind.bigrams) {
+      ops::note_rows(stream_, kind.last_read.span(), sequence.bigrams, updates_);
+    } else {
+      ops::note_rows(stream_, kind.last_read.span(), sequence.tokens, updates_);
+    }
+  }
+  noted_ = true;
+}
+
+template <class T>
+void LazyRows<T>::update(const Bucket& bucket, long step, double* squares) {
+  const int t = static_cast<int>((step + 1) / config_.optimizer.adam_period);
+  if (t > updates_of(config_)) throw Error(ExitCode::internal, "an update behind train.steps");
+  begin_after(t - 1);
+  if (!noted_) {
+    complete();
+    for (const Kind& kind : kinds_) ops::fill<std::int32_t>(stream_, kind.last_read.span(), updates_);
+    noted_ = true;
+  }
+  const Table& table = *std::ranges::find(tables_, bucket.offset, &Table::offset);
+  visit(table, [&](const auto& rows, const kernels::AdamOptions& options) {
+    ops::adam_update_rows(stream_, rows, Mat<Master>(table.tensors.gradients.data(), table.rows, table.cols),
+                          std::span<const std::int32_t>(kinds_[table.kind].last_read.span()),
+                          std::span<const AdamRates<Master>>(table.rates.span()), options, t, squares);
+  });
+}
+
+template <class T>
+void LazyRows<T>::end_update(long step) {
+  updates_ = static_cast<int>((step + 1) / config_.optimizer.adam_period);
+  noted_ = false;
+}
+
+template <class T>
+void LazyRows<T>::complete() {
+  if (fresh_) return;
+  for (const Table& table : tables_) {
+    visit(table, [&](const auto& rows, const kernels::AdamOptions& options) {
+      ops::adam_catch_up_all(stream_, rows, std::span<const std::int32_t>(kinds_[table.kind].last_read.span()),
+                             std::span<const AdamRates<Master>>(table.rates.span()), options, updates_);
+    });
+  }
+  for (const Kind& kind : kinds_) ops::note_all(stream_, kind.last_read.span(), updates_);
+}
+
+template class LazyRows<Real>;
+#if !NANORUN_CUDA
+template class LazyRows<double>;
+#endif
+
+}  // namespace nanorun
