@@ -34,11 +34,12 @@ struct AdamElements {
     for (int k = 0; k < W; ++k) {
       mean.v[k] = f.beta1 * mean.v[k] + f.rest1 * gradient.v[k];
       square.v[k] = f.beta2 * square.v[k] + f.rest2 * gradient.v[k] * gradient.v[k];
-      const float u = __fdividef(rates.lr * mean.v[k], sm90::sqrt_with_subnormals(square.v[k]) * rates.root + f.eps);
+      const float root = sm90::sqrt_fast(fmaxf(square.v[k], smallest_square)) * rates.root;
+      const float u = rates.lr * mean.v[k] * sm90::reciprocal_fast(root + f.eps);
       weight.v[k] -= u + (u * weight.v[k] > 0 ? rates.decay * weight.v[k] : 0);
     }
-    if (f.round_moments) mean = to_floats(round_to_bf16(mean)), square = to_floats(round_to_bf16(square));
-    if (f.round_weights) weight = to_floats(round_to_bf16(weight));
+    if (f.round_moments) round(mean), round(square);
+    if (f.round_weights) round(weight);
   }
 
   template <class A, class M>
@@ -55,6 +56,23 @@ struct AdamElements {
   }
 
  private:
+  /// The fast root takes smaller numbers for zero. Where eps is no larger than its root, they would move weights far.
+  static constexpr float smallest_square = 0x1p-126f;
+
+  /// To the nearest bf16, two at a time.
+  static __device__ void round(Vector<float, W>& x) {
+    if constexpr (W % 2 != 0) {
+      x = to_floats(round_to_bf16(x));
+    } else {
+#pragma unroll
+      for (int k = 0; k < W; k += 2) {
+        const __nv_bfloat162 pair = __floats2bfloat162_rn(x.v[k], x.v[k + 1]);
+        const auto bits = *reinterpret_cast<const std::uint32_t*>(&pair);
+        x.v[k] = __uint_as_float(bits << 16), x.v[k + 1] = __uint_as_float(bits & 0xFFFF0000u);
+      }
+    }
+  }
+
   static __device__ void store_as(float* p, const Vector<float, W>& x) { store_vector(p, x); }
   static __device__ void store_as(bf16* p, const Vector<float, W>& x) { store_rounded(p, x); }
 };

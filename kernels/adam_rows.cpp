@@ -15,29 +15,46 @@ KOKKOS_INLINE_FUNCTION Sums<2> update_row(const AdamTable<T, T, T>& table, int r
                          static_cast<std::size_t>(table.w.cols), f, rates);
 }
 
-/// Updates last_read[row] + 2 to `updates`.
+/// Updates done + 1 to `updates` of a row.
 template <class T>
-KOKKOS_INLINE_FUNCTION void catch_up_row(const AdamTable<T, T, T>& table, int row, const std::int32_t* last_read,
-                                         const AdamRates<T>* rates, const AdamFactors<T>& f, int updates) {
-  for (int t = last_read[row] + 1; t < updates; ++t) update_row<T>(table, row, nullptr, f, rates[t]);
+KOKKOS_INLINE_FUNCTION void catch_up_row(const AdamTable<T, T, T>& table, int row, int done, const AdamRates<T>* rates,
+                                         const AdamFactors<T>& f, int updates) {
+  for (int t = done; t < updates; ++t) update_row<T>(table, row, nullptr, f, rates[t]);
 }
 
 }  // namespace
 
-template <class T, class W, class M, class Index>
-void adam_catch_up(Stream, const AdamTable<T, W, M>& table, Vec<const Index> indices, Vec<const std::int32_t> order,
-                   Vec<const std::int32_t> last_read, Vec<const AdamRates<acc_t<T>>> rates, const AdamOptions& options,
-                   int updates) {
-  static_assert(std::is_same_v<W, T> && std::is_same_v<M, T>);
-  assert(order.size() == indices.size() && static_cast<std::size_t>(updates) <= rates.size());
-  const AdamFactors<T> f(options);
-  const auto *const index = indices.data(), *const read = last_read.data();
+template <class Index>
+void list_rows(Stream, const RowList& list, Vec<std::int32_t> last_read, Vec<const Index> indices,
+               Vec<const std::int32_t> order, int updates) {
+  const int size = static_cast<int>(indices.size());
+  assert(order.size() == indices.size() && list.rows.size() >= indices.size() && list.done.size() >= indices.size());
+  std::int32_t *const rows = list.rows.data(), *const done = list.done.data(), *const count = list.count;
+  std::int32_t* const read = last_read.data();
+  const Index* const index = indices.data();
   const std::int32_t* const positions = order.data();
+  for_rows("list_rows", 1, [=] KOKKOS_FUNCTION(int) {
+    int found = 0;
+    for (int i = 0; i < size; ++i) {
+      const int row = index[positions[i]];
+      if (i > 0 && index[positions[i - 1]] == row) continue;
+      if (read[row] + 1 < updates) rows[found] = row, done[found++] = read[row] + 1;
+      read[row] = updates;
+    }
+    *count = found;
+  });
+}
+
+template <class T, class W, class M>
+void adam_catch_up(Stream, const AdamTable<T, W, M>& table, const RowList& list, Vec<const AdamRates<acc_t<T>>> rates,
+                   const AdamOptions& options, int updates) {
+  static_assert(std::is_same_v<W, T> && std::is_same_v<M, T>);
+  assert(static_cast<std::size_t>(updates) <= rates.size());
+  const AdamFactors<T> f(options);
+  const std::int32_t *const rows = list.rows.data(), *const done = list.done.data(), *const count = list.count;
   const AdamRates<T>* const all = rates.data();
-  for_rows("adam_catch_up", static_cast<int>(indices.size()), [=] KOKKOS_FUNCTION(int i) {
-    const int row = index[positions[i]];
-    if (i > 0 && index[positions[i - 1]] == row) return;
-    catch_up_row<T>(table, row, read, all, f, updates);
+  for_rows("adam_catch_up", static_cast<int>(list.rows.size()), [=] KOKKOS_FUNCTION(int i) {
+    if (i < *count) catch_up_row<T>(table, rows[i], done[i], all, f, updates);
   });
 }
 
@@ -49,14 +66,7 @@ void adam_catch_up_all(Stream, const AdamTable<T, W, M>& table, Vec<const std::i
   const std::int32_t* const read = last_read.data();
   const AdamRates<T>* const all = rates.data();
   for_rows("adam_catch_up_all", table.w.rows,
-           [=] KOKKOS_FUNCTION(int row) { catch_up_row<T>(table, row, read, all, f, updates); });
-}
-
-template <class Index>
-void note_rows(Stream, Vec<std::int32_t> last_read, Vec<const Index> indices, int updates) {
-  std::int32_t* const read = last_read.data();
-  const Index* const index = indices.data();
-  for_rows("note_rows", static_cast<int>(indices.size()), [=] KOKKOS_FUNCTION(int i) { read[index[i]] = updates; });
+           [=] KOKKOS_FUNCTION(int row) { catch_up_row<T>(table, row, read[row] + 1, all, f, updates); });
 }
 
 void note_all(Stream, Vec<std::int32_t> last_read, int updates) {
@@ -84,12 +94,9 @@ void adam_update_rows(Stream, const AdamTable<T, W, M>& table, Mat<acc_t<T>> g, 
   add_to(&squares[1], sums.values[1]);
 }
 
-#define NANORUN_INSTANTIATE_INDEX(T, Index)                                                                 \
-  template void adam_catch_up(Stream, const AdamTable<T, T, T>&, Vec<const Index>, Vec<const std::int32_t>, \
-                              Vec<const std::int32_t>, Vec<const AdamRates<T>>, const AdamOptions&, int);
 #define NANORUN_INSTANTIATE(T)                                                                                         \
-  NANORUN_INSTANTIATE_INDEX(T, Token)                                                                                  \
-  NANORUN_INSTANTIATE_INDEX(T, std::int32_t)                                                                           \
+  template void adam_catch_up(Stream, const AdamTable<T, T, T>&, const RowList&, Vec<const AdamRates<T>>,              \
+                              const AdamOptions&, int);                                                                \
   template void adam_catch_up_all(Stream, const AdamTable<T, T, T>&, Vec<const std::int32_t>, Vec<const AdamRates<T>>, \
                                   const AdamOptions&, int);                                                            \
   template void adam_update_rows(Stream, const AdamTable<T, T, T>&, Mat<T>, Vec<const std::int32_t>,                   \
@@ -97,8 +104,8 @@ void adam_update_rows(Stream, const AdamTable<T, W, M>& table, Mat<acc_t<T>> g, 
 NANORUN_INSTANTIATE(float)
 NANORUN_INSTANTIATE(double)
 #undef NANORUN_INSTANTIATE
-#undef NANORUN_INSTANTIATE_INDEX
-template void note_rows(Stream, Vec<std::int32_t>, Vec<const Token>, int);
-template void note_rows(Stream, Vec<std::int32_t>, Vec<const std::int32_t>, int);
+template void list_rows(Stream, const RowList&, Vec<std::int32_t>, Vec<const Token>, Vec<const std::int32_t>, int);
+template void list_rows(Stream, const RowList&, Vec<std::int32_t>, Vec<const std::int32_t>, Vec<const std::int32_t>,
+                        int);
 
 }  // namespace nanorun::kernels::portable

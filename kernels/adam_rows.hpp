@@ -6,9 +6,9 @@
 // Updates are numbered from 1. last_read[row] is the number of updates that had been made when the row was last read;
 // at first 0, as if all rows had been read. Such a row has had update last_read[row] + 1 as soon as that was made. So
 // before update `updates` + 1 it lacks the updates last_read[row] + 2 to `updates`.
-//   adam_catch_up, then note_rows    before a sequence reads the rows
-//   adam_update_rows                 update t, of the rows with last_read[row] = t - 1, with their gradients
-//   adam_catch_up_all, note_all      before whatever else reads the table
+//   list_rows, adam_catch_up       before a sequence reads rows: of tables that share last_read, one list for all
+//   adam_update_rows               update t, of the rows with last_read[row] = t - 1, with their gradients
+//   adam_catch_up_all, note_all    before whatever else reads the table
 // Shapes: w, copy, m, v, g [rows, d], without gaps; last_read [rows]; indices, order [n]; rates [updates or more], that
 // of update t at t - 1. `order` has the positions of `indices` sorted by index. Of the options lr, t, decay and
 // epsilon_hat are not read: the rates stand for them.
@@ -25,21 +25,27 @@ struct AdamTable {
   Mat<M> m, v;
 };
 
+/// Rows that lack updates, and how many they have had: the first *count of rows and done [n or more], in no order.
+struct RowList {
+  Vec<std::int32_t> rows, done;
+  std::int32_t* count;
+};
+
 namespace portable {
 
-/// Brings the rows at `indices` up to date after `updates` updates; last_read stays.
-template <class T, class W, class M, class Index>
-void adam_catch_up(Stream stream, const AdamTable<T, W, M>& table, Vec<const Index> indices,
-                   Vec<const std::int32_t> order, Vec<const std::int32_t> last_read,
+/// Lists the rows at `indices` that lack some of `updates` updates, and sets last_read of all at `indices` to that.
+template <class Index>
+void list_rows(Stream stream, const RowList& list, Vec<std::int32_t> last_read, Vec<const Index> indices,
+               Vec<const std::int32_t> order, int updates);
+/// Brings the rows of the list up to date after `updates` updates.
+template <class T, class W, class M>
+void adam_catch_up(Stream stream, const AdamTable<T, W, M>& table, const RowList& list,
                    Vec<const AdamRates<acc_t<T>>> rates, const AdamOptions& options, int updates);
-/// The same of all rows.
+/// Brings all rows up to date; last_read stays.
 template <class T, class W, class M>
 void adam_catch_up_all(Stream stream, const AdamTable<T, W, M>& table, Vec<const std::int32_t> last_read,
                        Vec<const AdamRates<acc_t<T>>> rates, const AdamOptions& options, int updates);
 
-/// last_read of the rows at `indices` = updates.
-template <class Index>
-void note_rows(Stream stream, Vec<std::int32_t> last_read, Vec<const Index> indices, int updates);
 /// last_read of all rows is raised to updates - 1, if it is less: they are up to date and have not been read.
 void note_all(Stream stream, Vec<std::int32_t> last_read, int updates);
 
@@ -53,17 +59,18 @@ void adam_update_rows(Stream stream, const AdamTable<T, W, M>& table, Mat<acc_t<
 
 namespace cuda {
 
+template <class Index>
+void list_rows(Stream stream, const RowList& list, Vec<std::int32_t> last_read, Vec<const Index> indices,
+               Vec<const std::int32_t> order, int updates);
+
 /// T, W, M as for adam_update; rows are whole 16-byte vectors, else std::invalid_argument.
-template <class T, class W, class M, class Index>
-void adam_catch_up(Stream stream, const AdamTable<T, W, M>& table, Vec<const Index> indices,
-                   Vec<const std::int32_t> order, Vec<const std::int32_t> last_read,
+template <class T, class W, class M>
+void adam_catch_up(Stream stream, const AdamTable<T, W, M>& table, const RowList& list,
                    Vec<const AdamRates<acc_t<T>>> rates, const AdamOptions& options, int updates);
 template <class T, class W, class M>
 void adam_catch_up_all(Stream stream, const AdamTable<T, W, M>& table, Vec<const std::int32_t> last_read,
                        Vec<const AdamRates<acc_t<T>>> rates, const AdamOptions& options, int updates);
 
-template <class Index>
-void note_rows(Stream stream, Vec<std::int32_t> last_read, Vec<const Index> indices, int updates);
 void note_all(Stream stream, Vec<std::int32_t> last_read, int updates);
 
 /// The sums have a fixed order. The stream needs create_sums().

@@ -396,13 +396,6 @@ __device__ __forceinline__ float sqrt_fast(float x) {
   return y;
 }
 
-/// The same, also of numbers below 2^-126, which the other takes for zero.
-__device__ __forceinline__ float sqrt_with_subnormals(float x) {
-  float y;
-  asm("sqrt.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-}
-
 /// Stores four 8 x 8 matrices of bf16 that lie in a warp's registers as accumulator fragments do. Lane l gives the
 /// address of row l % 8 of matrix l / 8.
 __device__ __forceinline__ void stmatrix(std::uint32_t shared, const std::uint32_t* r) {

@@ -15,6 +15,9 @@ namespace {
 /// Updates of a run, and at least the one by which kernels are warmed up.
 long updates_of(const Config& config) { return std::max<long>(1, config.train.steps / config.optimizer.adam_period); }
 
+/// Numbers of a RowList for the longest sequence.
+std::size_t list_size(const Config& config) { return 2 * static_cast<std::size_t>(longest_length(config)) + 1; }
+
 }  // namespace
 
 template <class T>
@@ -39,7 +42,7 @@ std::size_t LazyRows<T>::bytes(const Config& config, const ParameterTable& table
     const std::pair kind{reads_bigrams(table, bucket), bucket.units};
     if (std::ranges::find(kinds, kind) != kinds.end()) continue;
     kinds.push_back(kind);
-    bytes += bucket.units * sizeof(std::int32_t);
+    bytes += (bucket.units + list_size(config)) * sizeof(std::int32_t);
   }
   return bytes;
 }
@@ -49,8 +52,16 @@ std::size_t LazyRows<T>::kind_of(bool bigrams, std::size_t rows) {
   const auto same = [&](const Kind& kind) { return kind.bigrams == bigrams && kind.last_read.size() == rows; };
   const auto found = std::ranges::find_if(kinds_, same);
   if (found != kinds_.end()) return found - kinds_.begin();
-  kinds_.push_back({bigrams, TensorArena<std::int32_t>(rows, "the rows of lookup tables")});
+  kinds_.push_back({bigrams, TensorArena<std::int32_t>(rows, "the rows of lookup tables"),
+                    TensorArena<std::int32_t>(list_size(config_), "the rows of lookup tables")});
   return kinds_.size() - 1;
+}
+
+template <class T>
+kernels::RowList LazyRows<T>::Kind::row_list() const {
+  const std::span<std::int32_t> all = list.span();
+  const std::size_t length = all.size() / 2;
+  return {all.first(length), all.subspan(length, length), &all.back()};
 }
 
 template <class T>
@@ -106,26 +117,19 @@ void LazyRows<T>::visit(const Table& table, const Body& body) const {
 template <class T>
 void LazyRows<T>::read(const DeviceSequence& sequence, long step) {
   begin_after(step / config_.optimizer.adam_period);
-  for (const Table& table : tables_) {
-    const Kind& kind = kinds_[table.kind];
-    visit(table, [&](const auto& rows, const kernels::AdamOptions& options) {
-      const auto catch_up = [&](auto indices, std::span<const std::int32_t> order) {
-        ops::adam_catch_up(stream_, rows, indices, order, std::span<const std::int32_t>(kind.last_read.span()),
-                           std::span<const AdamRates<Master>>(table.rates.span()), options, updates_);
-      };
-      if (kind.bigrams) {
-        catch_up(sequence.bigrams, sequence.bigram_order);
-      } else {
-        catch_up(sequence.tokens, sequence.order);
-      }
-    });
-  }
   for (const Kind& kind : kinds_) {
+    const std::span<std::int32_t> last_read = kind.last_read.span();
     if (kind.bigrams) {
-      ops::note_rows(stream_, kind.last_read.span(), sequence.bigrams, updates_);
+      ops::list_rows(stream_, kind.row_list(), last_read, sequence.bigrams, sequence.bigram_order, updates_);
     } else {
-      ops::note_rows(stream_, kind.last_read.span(), sequence.tokens, updates_);
+      ops::list_rows(stream_, kind.row_list(), last_read, sequence.tokens, sequence.order, updates_);
     }
+  }
+  for (const Table& table : tables_) {
+    visit(table, [&](const auto& rows, const kernels::AdamOptions& options) {
+      ops::adam_catch_up(stream_, rows, kinds_[table.kind].row_list(),
+                         std::span<const AdamRates<Master>>(table.rates.span()), options, updates_);
+    });
   }
   noted_ = true;
 }

@@ -61,6 +61,9 @@ class LazyRows {
   struct Kind {
     bool bigrams;
     TensorArena<std::int32_t> last_read;
+    TensorArena<std::int32_t> list;  ///< memory of a RowList
+
+    kernels::RowList row_list() const;
   };
   struct Table {
     std::size_t offset;  ///< of the bucket

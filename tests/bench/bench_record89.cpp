@@ -284,16 +284,19 @@ struct WaitingRows {
   Tensor<AdamRates<float>> rates{rates_of(adam.options)};
 };
 
-/// The ten updates that a sequence's rows lack. Bytes: weights and moments, read and written, and three numbers for
-/// each position.
+/// The rows of a sequence, listed once, catch up on the ten updates that they lack. Bytes: weights and moments, read
+/// and written.
 void adam_catch_up(benchmark::State& state) {
   const Bigrams b;
   WaitingRows rows({});
   rows.adam.options.beta1 = rows.adam.options.beta2 = 1;  // moments stay, however often they catch up
-  measure(state, 12.0 * tokens + 12.0 * width * b.distinct_rows, [&] {
-    cuda::adam_catch_up<bf16, bf16, bf16, std::int32_t>(stream, rows.adam.table(), b.rows.flat(), b.order.flat(),
-                                                        rows.last_read.flat(), rows.rates.flat(), rows.adam.options,
-                                                        WaitingRows::updates);
+  const Tensor<std::int32_t> listed(tokens, 1), done(tokens, 1), count(1, 1);
+  const RowList list{listed.flat(), done.flat(), count.data};
+  cuda::list_rows<std::int32_t>(stream, list, rows.last_read.flat(), b.rows.flat(), b.order.flat(),
+                                WaitingRows::updates);
+  measure(state, 12.0 * width * b.distinct_rows, [&] {
+    cuda::adam_catch_up<bf16, bf16, bf16>(stream, rows.adam.table(), list, rows.rates.flat(), rows.adam.options,
+                                          WaitingRows::updates);
   });
 }
 

@@ -80,15 +80,16 @@ void compare(int cols, AdamOptions options) {
   const DeviceVector<std::int32_t> last_read{test::Vector<std::int32_t>(adam_table_rows)};
   const DeviceVector<AdamRates<float>> rates(test::rates_of<float>(options));
   const Vec<const AdamRates<float>> all_rates = flat(rates);
+  const DeviceVector<std::int32_t> listed(test::adam_reads), done(test::adam_reads), count(1);
+  const RowList list{flat(listed), flat(done), count.data()};
   for (int t = 1; t <= adam_updates; ++t) {
     std::vector<test::AdamReads<Index>> sequences;
     for (const unsigned k : {0, 1}) {
       const auto& reads = sequences.emplace_back(2 * t + k);
       const DeviceVector<Index> indices(reads.rows);
       const DeviceVector<std::int32_t> order(reads.order);
-      adam_catch_up<bf16, W, M, Index>(stream, rows.table(), flat(indices), flat(order), flat(last_read), all_rates,
-                                       options, t - 1);
-      note_rows<Index>(stream, flat(last_read), flat(indices), t - 1);
+      list_rows<Index>(stream, list, flat(last_read), flat(indices), flat(order), t - 1);
+      adam_catch_up<bf16, W, M>(stream, rows.table(), list, all_rates, options, t - 1);
       if (t % 7 == 0) expect_same(rows, whole, {reads.rows.begin(), reads.rows.end()});
     }
     const DeviceVector<float> g(test::gradients_of<float>(sequences, cols, t)), whole_g(g.host());

@@ -36,13 +36,16 @@ void compare(const AdamOptions& options) {
   State<T> whole, rows;
   test::Vector<std::int32_t> last_read(adam_table_rows);
   const test::Vector<AdamRates<T>> rates = test::rates_of<T>(options);
+  test::Vector<std::int32_t> list_memory(2 * test::adam_reads + 1);
+  const RowList list{Vec<std::int32_t>(list_memory).first(test::adam_reads),
+                     Vec<std::int32_t>(list_memory).subspan(test::adam_reads, test::adam_reads), &list_memory.back()};
   std::size_t behind = 0;
   for (int t = 1; t <= adam_updates; ++t) {
     std::vector<test::AdamReads<Index>> sequences;
     for (const unsigned k : {0, 1}) {
       const auto& reads = sequences.emplace_back(2 * t + k);
-      adam_catch_up<T, T, T, Index>({}, rows.table(), reads.rows, reads.order, last_read, rates, options, t - 1);
-      note_rows<Index>({}, last_read, reads.rows, t - 1);
+      list_rows<Index>({}, list, last_read, reads.rows, reads.order, t - 1);
+      adam_catch_up<T, T, T>({}, rows.table(), list, rates, options, t - 1);
       for (const Index row : reads.rows) rows.expect_same(whole, row);
     }
     test::Vector<T> g = test::gradients_of<T>(sequences, cols, t), whole_g = g;
@@ -71,6 +74,19 @@ TEST(AdamRows, LeaveWhatUpdatesOfTheWholeTableLeave) {
   compare<float, std::int32_t>(plain);
   compare<float, Token>(plain);
   compare<float, Token>(rounded);
+}
+
+TEST(AdamRows, AListHasEachRowThatLacksUpdatesOnce) {
+  test::Vector<std::int32_t> last_read{0, 3, 5, 4, 1}, rows(6), done(6);
+  std::int32_t count = -1;
+  const test::Vector<Token> indices{4, 0, 2, 4, 3, 3};
+  const test::Vector<std::int32_t> order{1, 2, 4, 5, 0, 3};
+  list_rows<Token>({}, {rows, done, &count}, last_read, indices, order, 5);
+  EXPECT_EQ(count, 2) << "rows 2 and 3 have had all five updates";
+  rows.resize(2), done.resize(2);
+  EXPECT_EQ(rows, (test::Vector<std::int32_t>{0, 4}));
+  EXPECT_EQ(done, (test::Vector<std::int32_t>{1, 2}));
+  EXPECT_EQ(last_read, (test::Vector<std::int32_t>{5, 3, 5, 5, 5}));
 }
 
 TEST(AdamRows, NoteAllKeepsWhatWasReadSince) {
