@@ -46,7 +46,7 @@ struct AdamElements {
   static __device__ AdamElements load(const A* w, const M* m, const M* v) {
     return {load_floats<W>(w), load_floats<W>(m), load_floats<W>(v)};
   }
-  /// copy is null where the weights are the masters.
+  /// Where the weights are the masters, copy is w itself.
   template <class T, class A, class M>
   __device__ void store(A* w, T* copy, M* m, M* v) const {
     store_as(m, mean);

@@ -28,7 +28,8 @@ struct AdamOptions {
   bool clears_gradient = false;                       ///< g = 0 afterwards
 };
 
-/// What updates differ in: u = lr m / (sqrt(v) root + eps), and the decay.
+/// What changes from one update to the next: u = lr m / (sqrt(v) root + eps), so that lr holds the correction of m; and
+/// the decay.
 template <class A>
 struct AdamRates {
   A lr, root, decay;

@@ -3,6 +3,7 @@
 #include <cassert>
 
 #include "kernels/adam_portable.hpp"
+#include "kernels/fill.hpp"
 
 namespace nanorun::kernels::portable {
 
@@ -33,15 +34,15 @@ void list_rows(Stream, const RowList& list, Vec<std::int32_t> last_read, Vec<con
   std::int32_t* const read = last_read.data();
   const Index* const index = indices.data();
   const std::int32_t* const positions = order.data();
-  for_rows("list_rows", 1, [=] KOKKOS_FUNCTION(int) {
-    int found = 0;
-    for (int i = 0; i < size; ++i) {
-      const int row = index[positions[i]];
-      if (i > 0 && index[positions[i - 1]] == row) continue;
-      if (read[row] + 1 < updates) rows[found] = row, done[found++] = read[row] + 1;
-      read[row] = updates;
+  fill<std::int32_t>({}, {count, 1}, 0);
+  for_rows("list_rows", size, [=] KOKKOS_FUNCTION(int i) {
+    const int row = index[positions[i]];
+    if (i > 0 && index[positions[i - 1]] == row) return;
+    if (read[row] + 1 < updates) {
+      const int at = Kokkos::atomic_fetch_add(count, 1);
+      rows[at] = row, done[at] = read[row] + 1;
     }
-    *count = found;
+    read[row] = updates;
   });
 }
 

@@ -22,15 +22,16 @@ __device__ int lane_index() { return static_cast<int>(threadIdx.x % warp_size); 
 __device__ int warp_index() { return static_cast<int>(blockIdx.x * block_warps + threadIdx.x / warp_size); }
 __device__ int warp_stride() { return static_cast<int>(gridDim.x) * block_warps; }
 
-/// Task of a warp: of some rows the columns from first_col on, `lane` of them for each lane.
-struct Task {
-  int rows, first_col;
+/// Tiles of columns, `lane_cols` of them for each lane of a warp.
+__host__ __device__ constexpr int col_tiles(int cols, int lane_cols) { return ceil_div(cols, lane_cols * warp_size); }
 
-  __device__ Task(int index, int cols, int lane) {
-    const int tiles = ceil_div(cols, lane * warp_size);
-    rows = index / tiles, first_col = index % tiles * lane * warp_size;
-  }
-  __host__ __device__ static int tiles(int cols, int lane) { return ceil_div(cols, lane * warp_size); }
+/// Task of a warp: a tile of item i, which is a row or a group of rows.
+struct Task {
+  int item, first_col;
+
+  __device__ Task(int index, int cols, int lane_cols)
+      : item(index / col_tiles(cols, lane_cols)),
+        first_col(index % col_tiles(cols, lane_cols) * lane_cols * warp_size) {}
 };
 
 /// Calls body(row, value) in all lanes for each lane in which `wanted` holds, with that lane's row and value.
@@ -94,10 +95,10 @@ __global__ void __launch_bounds__(block_threads)
 template <class T, class W, class M>
 __global__ void __launch_bounds__(block_threads) catch_up_kernel(CatchUp<T, W, M> body, RowList list) {
   begin_after_previous();
-  const int cols = body.table.w.cols, tasks = *list.count * Task::tiles(cols, catch_up_cols);
+  const int cols = body.table.w.cols, tasks = *list.count * col_tiles(cols, catch_up_cols);
   for (int i = warp_index(); i < tasks; i += warp_stride()) {
     const Task task(i, cols, catch_up_cols);
-    body.apply(list.rows[task.rows], list.done[task.rows], task.first_col);
+    body.apply(list.rows[task.item], list.done[task.item], task.first_col);
   }
 }
 
@@ -106,7 +107,7 @@ __global__ void __launch_bounds__(block_threads)
     catch_up_all_kernel(CatchUp<T, W, M> body, const std::int32_t* last_read) {
   begin_after_previous();
   const Task task(warp_index(), body.table.w.cols, catch_up_cols);
-  const int row = task.rows * warp_rows + lane_index();
+  const int row = task.item * warp_rows + lane_index();
   const bool inside = lane_index() < warp_rows && row < body.table.w.rows;
   const int done = inside ? last_read[row] + 1 : body.updates;
   for_wanted(done < body.updates, row, done, [&](int r, int d) { body.apply(r, d, task.first_col); });
@@ -127,12 +128,12 @@ __global__ void __launch_bounds__(block_threads)
     update_rows_kernel(AdamTable<T, W, M> table, Mat<float> g, const std::int32_t* last_read,
                        const AdamRates<float>* rates, AdamFactors f, int t, OrderedSum total, double* squares) {
   begin_after_previous();
-  const int groups = ceil_div(table.w.rows, warp_rows), tasks = groups * Task::tiles(table.w.cols, update_cols);
+  const int groups = ceil_div(table.w.rows, warp_rows), tasks = groups * col_tiles(table.w.cols, update_cols);
   const AdamRates<float> now = rates[t - 1];
   double gradient_squares = 0, weight_squares = 0;
   for (int i = warp_index(); i < tasks; i += warp_stride()) {
     const Task task(i, table.w.cols, update_cols);
-    const int row = task.rows + groups * lane_index(), col = task.first_col + update_cols * lane_index();
+    const int row = task.item + groups * lane_index(), col = task.first_col + update_cols * lane_index();
     const bool wanted = lane_index() < warp_rows && row < table.w.rows && last_read[row] == t - 1;
     for_wanted(wanted, row, 0, [&](int r, int) {
       if (col >= table.w.cols) return;
@@ -204,7 +205,7 @@ void adam_catch_up_all(Stream stream, const AdamTable<T, W, M>& table, Vec<const
   assert(last_read.size() == static_cast<std::size_t>(table.w.rows));
   const CatchUp<T, W, M> body = catch_up(op, table, rates, options, updates);
   if (table.w.size() == 0) return;
-  const int tasks = ceil_div(table.w.rows, warp_rows) * Task::tiles(table.w.cols, catch_up_cols);
+  const int tasks = ceil_div(table.w.rows, warp_rows) * col_tiles(table.w.cols, catch_up_cols);
   launch(op, stream, catch_up_all_kernel<T, W, M>, row_blocks(tasks), block_threads, 0, body, last_read.data());
 }
 
@@ -222,7 +223,7 @@ void adam_update_rows(Stream stream, const AdamTable<T, W, M>& table, Mat<acc_t<
   require_dense(op, g);
   assert(t >= 1 && static_cast<std::size_t>(t) <= rates.size());
   if (table.w.size() == 0) return;
-  const int tasks = ceil_div(table.w.rows, warp_rows) * Task::tiles(table.w.cols, update_cols);
+  const int tasks = ceil_div(table.w.rows, warp_rows) * col_tiles(table.w.cols, update_cols);
   launch(op, stream, update_rows_kernel<T, W, M>, std::min(row_blocks(tasks), most_blocks), block_threads, 0, table, g,
          last_read.data(), rates.data(), AdamFactors(options), t, OrderedSum(stream), squares);
 }

@@ -3,9 +3,9 @@
 // read has no gradient; its updates need nothing but the row itself, so they can wait. Each element gets the same
 // updates in the same order as from adam_update, and on GPUs the same bits.
 //
-// Updates are numbered from 1. last_read[row] is the number of updates that had been made when the row was last read;
-// at first 0, as if all rows had been read. Such a row has had update last_read[row] + 1 as soon as that was made. So
-// before update `updates` + 1 it lacks the updates last_read[row] + 2 to `updates`.
+// Updates are numbered from 1. last_read[row] is the number of updates that had been made when the row was last read,
+// or as much as if it had been: at first that of all updates so far. Such a row has had update last_read[row] + 1 as
+// soon as that was made. So before update `updates` + 1 it lacks the updates last_read[row] + 2 to `updates`.
 //   list_rows, adam_catch_up       before a sequence reads rows: of tables that share last_read, one list for all
 //   adam_update_rows               update t, of the rows with last_read[row] = t - 1, with their gradients
 //   adam_catch_up_all, note_all    before whatever else reads the table

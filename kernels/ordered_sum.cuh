@@ -1,9 +1,9 @@
 #pragma once
 // Sums over the threads of a whole grid in a fixed order, so that they are reproducible bit for bit. Each block leaves
-// partial sums in the scratch memory of its stream. Consecutive blocks form groups: the last block of a group to come
-// adds up the group's partial sums, and the last of these blocks the groups' sums, in the order of their indices. The
-// size of the grid must depend on shapes alone. Kernels that share this memory access it one after another, since each
-// begins with begin_after_previous().
+// partial sums in the scratch memory of its stream. Consecutive blocks form groups, or all of them one: the last block
+// of a group to come adds up the group's partial sums, and the last of these blocks the groups' sums, in the order of
+// their indices. The size of the grid must depend on shapes alone. Kernels that share this memory access it one after
+// another, since each begins with begin_after_previous().
 
 #include "kernels/device.hpp"
 #include "kernels/vec.cuh"
@@ -87,7 +87,8 @@ class OrderedSum {
   }
 
  private:
-  /// So many blocks form one group, and more that leave so few sums: each group's turn takes a few microseconds.
+  /// Up to so many blocks form one group. More do where they leave no more numbers than single_group_sums together: a
+  /// second level would take longer than it saves.
   static constexpr int single_group = 16, single_group_sums = 4096;
   /// A group has at least the square root of their number, rounded up; the first ticket is that of the groups.
   static constexpr std::size_t most_blocks = 1 << 20;

@@ -207,6 +207,7 @@ void Optimizer<T>::clear_gradients(const OwnedBucket& owned, bool own_too) {
 
 template <class T>
 void Optimizer<T>::read_rows(Trace& trace, const DeviceSequence& sequence, long step) {
+  if (lazy_.empty()) return;
   Region region(trace, Phase::adam);
   lazy_.read(sequence, step);
 }

@@ -51,8 +51,9 @@ class Optimizer {
   bool clears_gradients() const { return comm_.size() == 1 || rows_.known(); }
   /// Before the first gradients of a step: leaves kept sums with the ranks that own them.
   void begin_step(long step);
-  /// Before the forward pass of each sequence of a step: brings what it reads of the lookup tables up to date. Only
-  /// rows that were read so since the last update have gradients; all may have where no sequence came.
+  /// Before the forward pass of each sequence of a step: brings what it reads of the lookup tables up to date. Rows
+  /// that no sequence has read so since the last update must have gradients of zero; any row may have others if this
+  /// was never called since then.
   void read_rows(Trace& trace, const DeviceSequence& sequence, long step);
   /// Before the weights are read otherwise than by such sequences. slabs() does it itself.
   void complete_rows();
@@ -75,7 +76,8 @@ class Optimizer {
   /// the sum over the ranks is the square of the gradient's norm.
   double gradient_squares() const { return squares_.value(0); }
   /// Whether these sums, together, are not finite, or beyond the largest Master: then norms would be infinite, and what
-  /// is divided by them zero, without showing in the loss.
+  /// is divided by them zero, without showing in the loss. Rows of tables that wait for their updates count when they
+  /// are next updated.
   bool overflowed() const;
 
   /// Weights and state of the owned units in host memory, as they are now, for checkpoints: /weights/<name>,

@@ -94,6 +94,7 @@ void LazyRows<T>::restart() {
 /// `updates` have been made before what is called next.
 template <class T>
 void LazyRows<T>::begin_after(long updates) {
+  if (updates > updates_of(config_)) throw Error(ExitCode::internal, "a step behind train.steps");
   updates_ = static_cast<int>(updates);
   if (!fresh_) return;
   for (const Kind& kind : kinds_) ops::fill<std::int32_t>(stream_, kind.last_read.span(), updates_);
@@ -105,7 +106,7 @@ template <class T>
 template <class Body>
 void LazyRows<T>::visit(const Table& table, const Body& body) const {
   const Tensors& all = table.tensors;
-  const kernels::AdamOptions options = adam_options(config_, table.rule, 0);
+  const kernels::AdamOptions options = adam_options(config_, table.rule, config_.optimizer.adam_period - 1);
   const auto matrix = [&]<class E>(std::span<E> x) { return Mat<E>(x.data(), table.rows, table.cols); };
   all.master.visit([&]<class W>(std::span<W> w) {
     all.moment1.visit([&]<class M>(std::span<M> m) {

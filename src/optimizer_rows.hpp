@@ -5,7 +5,7 @@
 //   read()      before each sequence of training
 //   update()    of each table, then end_update()
 //   complete()  before the tables or their state are read otherwise
-// Steps count from 0. An update takes the gradients of Optimizer's steps since the one before.
+// Steps count from 0 and ascend without gaps, but after restart(). One at or beyond train.steps is Error(internal).
 
 #include <vector>
 
@@ -28,7 +28,7 @@ class LazyRows {
   /// Whether the rows of a bucket's table may wait: it is on one rank, where nothing but lookups reads it or gives it
   /// gradients. Ranks that share a table gather all its new rows after every update.
   static bool serves(const Config& config, const ParameterTable& table, const Bucket& bucket, int ranks);
-  /// Device memory of the tables that it serves.
+  /// Device memory that it takes beside the tables.
   static std::size_t bytes(const Config& config, const ParameterTable& table, int ranks);
 
   /// The config outlives it. Ops run on the stream.
@@ -44,6 +44,7 @@ class LazyRows {
   /// Takes over the updates of a bucket that it serves. Waits for the device.
   void add(const ParameterTable& table, const Bucket& bucket, const Tensors& tensors);
   bool has(const Bucket& bucket) const;
+  bool empty() const { return tables_.empty(); }
 
   /// All rows are up to date from now on, and may have gradients.
   void restart();

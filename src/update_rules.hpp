@@ -20,7 +20,8 @@ struct UpdateRule {
 };
 UpdateRule update_rule(const Config& config, const Parameter& parameter);
 
-/// What Adam does to such tensors at a step with an update. Their gradients are cleared.
+/// What Adam does at a step with an update to the tensors of a rule. It clears their gradients, where the caller does
+/// not ask otherwise.
 kernels::AdamOptions adam_options(const Config& config, const UpdateRule& rule, long step);
 
 /// A line for each name in a [[group]] that describes no tensor of the model, as a mechanism may be switched off; and

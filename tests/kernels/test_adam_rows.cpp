@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <map>
+
 #include "tests/support/adam_reads.hpp"
 
 namespace nanorun::kernels::portable {
@@ -78,14 +80,15 @@ TEST(AdamRows, LeaveWhatUpdatesOfTheWholeTableLeave) {
 
 TEST(AdamRows, AListHasEachRowThatLacksUpdatesOnce) {
   test::Vector<std::int32_t> last_read{0, 3, 5, 4, 1}, rows(6), done(6);
-  std::int32_t count = -1;
+  test::Vector<std::int32_t> counter{-1};
+  const std::int32_t& count = counter[0];
   const test::Vector<Token> indices{4, 0, 2, 4, 3, 3};
   const test::Vector<std::int32_t> order{1, 2, 4, 5, 0, 3};
-  list_rows<Token>({}, {rows, done, &count}, last_read, indices, order, 5);
+  list_rows<Token>({}, {rows, done, counter.data()}, last_read, indices, order, 5);
   EXPECT_EQ(count, 2) << "rows 2 and 3 have had all five updates";
-  rows.resize(2), done.resize(2);
-  EXPECT_EQ(rows, (test::Vector<std::int32_t>{0, 4}));
-  EXPECT_EQ(done, (test::Vector<std::int32_t>{1, 2}));
+  std::map<int, int> listed;
+  for (int i = 0; i < count; ++i) listed[rows[i]] = done[i];
+  EXPECT_EQ(listed, (std::map<int, int>{{0, 1}, {4, 2}}));
   EXPECT_EQ(last_read, (test::Vector<std::int32_t>{5, 3, 5, 5, 5}));
 }
 
