@@ -16,7 +16,7 @@ from pathlib import Path
 sys.path.append(str(Path(__file__).resolve().parents[1] / "support"))
 import small_run  # noqa: E402
 
-TIMEOUT = 60  # seconds until a job counts as hanging
+TIMEOUT = 180  # seconds until a job counts as hanging
 
 
 def gather(stream, lines):
