@@ -13,7 +13,7 @@ struct Adam {
   T* copy;
   M *m, *v;
   float* g;
-  AdamFactors f;
+  AdamFactors<float> f;
   AdamRates<float> rates;
 
   template <int W>
@@ -47,9 +47,15 @@ void adam_update(Stream stream, Vec<std::type_identity_t<W>> w, Vec<T> copy, Vec
   // Accesses of 16 bytes at least, also of what is kept in bf16.
   constexpr int width = std::is_same_v<W, bf16> || std::is_same_v<M, bf16> ? 8 : 4;
   const OrderedSum total(stream);
-  const Adam<T, W, M> body{
-      {total, squares},     {total, squares + 1},      w.data(), copy.data(), m.data(), v.data(), g.data(),
-      AdamFactors(options), adam_rates<float>(options)};
+  const Adam<T, W, M> body{{total, squares},
+                           {total, squares + 1},
+                           w.data(),
+                           copy.data(),
+                           m.data(),
+                           v.data(),
+                           g.data(),
+                           AdamFactors<float>(options),
+                           adam_rates<float>(options)};
   launch_elementwise<width>("adam_update", stream, w.size(), body, w.data(), copy.data(), m.data(), v.data(), g.data());
 }
 

@@ -6,30 +6,13 @@
 
 namespace nanorun::kernels::cuda {
 
-/// What is the same for all updates of a tensor.
-struct AdamFactors {
-  float beta1, rest1, beta2, rest2, eps, gradient_scale;
-  bool round_weights, round_moments, clears_gradient;
-
-  explicit AdamFactors(const AdamOptions& o)
-      : beta1(static_cast<float>(o.beta1)),
-        rest1(static_cast<float>(1 - o.beta1)),
-        beta2(static_cast<float>(o.beta2)),
-        rest2(static_cast<float>(1 - o.beta2)),
-        eps(static_cast<float>(o.eps)),
-        gradient_scale(static_cast<float>(o.gradient_scale)),
-        round_weights(o.round_weights),
-        round_moments(o.round_moments),
-        clears_gradient(o.clears_gradient) {}
-};
-
 /// W elements of masters and moments, in float.
 template <int W>
 struct AdamElements {
   Vector<float, W> weight, mean, square;
 
   /// One update, with gradients that are scaled already; rounds as the results are stored.
-  __device__ void update(const Vector<float, W>& gradient, const AdamFactors& f, const AdamRates<float>& rates) {
+  __device__ void update(const Vector<float, W>& gradient, const AdamFactors<float>& f, const AdamRates<float>& rates) {
 #pragma unroll
     for (int k = 0; k < W; ++k) {
       mean.v[k] = f.beta1 * mean.v[k] + f.rest1 * gradient.v[k];

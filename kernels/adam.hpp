@@ -43,6 +43,24 @@ AdamRates<A> adam_rates(const AdamOptions& options) {
   return {static_cast<A>(lr), static_cast<A>(1 / root), static_cast<A>(options.decay)};
 }
 
+/// What is the same for all updates of a tensor.
+template <class A>
+struct AdamFactors {
+  A beta1, rest1, beta2, rest2, eps, gradient_scale;
+  bool round_weights, round_moments, clears_gradient;
+
+  explicit AdamFactors(const AdamOptions& o)
+      : beta1(static_cast<A>(o.beta1)),
+        rest1(static_cast<A>(1 - o.beta1)),
+        beta2(static_cast<A>(o.beta2)),
+        rest2(static_cast<A>(1 - o.beta2)),
+        eps(static_cast<A>(o.eps)),
+        gradient_scale(static_cast<A>(o.gradient_scale)),
+        round_weights(o.round_weights),
+        round_moments(o.round_moments),
+        clears_gradient(o.clears_gradient) {}
+};
+
 namespace portable {
 
 /// W, M: types of w and of the moments. copy = w rounded to T, for the GEMMs that read it; where W is T, copy is w

@@ -8,23 +8,6 @@
 
 namespace nanorun::kernels::portable {
 
-/// What is the same for all updates of a tensor.
-template <class T>
-struct AdamFactors {
-  T beta1, rest1, beta2, rest2, eps, gradient_scale;
-  bool round_weights, round_moments;
-
-  explicit AdamFactors(const AdamOptions& o)
-      : beta1(static_cast<T>(o.beta1)),
-        rest1(static_cast<T>(1 - o.beta1)),
-        beta2(static_cast<T>(o.beta2)),
-        rest2(static_cast<T>(1 - o.beta2)),
-        eps(static_cast<T>(o.eps)),
-        gradient_scale(static_cast<T>(o.gradient_scale)),
-        round_weights(o.round_weights),
-        round_moments(o.round_moments) {}
-};
-
 template <class T>
 KOKKOS_INLINE_FUNCTION T stored(T x, bool round) {
   return round ? static_cast<T>(round_to_bf16(static_cast<float>(x))) : x;

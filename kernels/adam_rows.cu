@@ -48,7 +48,7 @@ template <class T, class W, class M>
 struct CatchUp {
   AdamTable<T, W, M> table;
   const AdamRates<float>* rates;
-  AdamFactors factors;
+  AdamFactors<float> factors;
   int updates;
 
   /// A warp: updates done + 1 to `updates` of a row's columns from first_col on.
@@ -126,7 +126,7 @@ struct NoteAll {
 template <class T, class W, class M>
 __global__ void __launch_bounds__(block_threads)
     update_rows_kernel(AdamTable<T, W, M> table, Mat<float> g, const std::int32_t* last_read,
-                       const AdamRates<float>* rates, AdamFactors f, int t, OrderedSum total, double* squares) {
+                       const AdamRates<float>* rates, AdamFactors<float> f, int t, OrderedSum total, double* squares) {
   begin_after_previous();
   const int groups = ceil_div(table.w.rows, warp_rows), tasks = groups * col_tiles(table.w.cols, update_cols);
   const AdamRates<float> now = rates[t - 1];
@@ -172,7 +172,7 @@ CatchUp<T, W, M> catch_up(const char* op, const AdamTable<T, W, M>& table, Vec<c
                           const AdamOptions& options, int updates) {
   require_table(op, table);
   assert(updates >= 0 && static_cast<std::size_t>(updates) <= rates.size());
-  return {table, rates.data(), AdamFactors(options), updates};
+  return {table, rates.data(), AdamFactors<float>(options), updates};
 }
 
 }  // namespace
@@ -225,7 +225,7 @@ void adam_update_rows(Stream stream, const AdamTable<T, W, M>& table, Mat<acc_t<
   if (table.w.size() == 0) return;
   const int tasks = ceil_div(table.w.rows, warp_rows) * col_tiles(table.w.cols, update_cols);
   launch(op, stream, update_rows_kernel<T, W, M>, std::min(row_blocks(tasks), most_blocks), block_threads, 0, table, g,
-         last_read.data(), rates.data(), AdamFactors(options), t, OrderedSum(stream), squares);
+         last_read.data(), rates.data(), AdamFactors<float>(options), t, OrderedSum(stream), squares);
 }
 
 #define NANORUN_INSTANTIATE(T, W, M)                                                                          \
