@@ -23,23 +23,17 @@ std::size_t list_size(const Config& config) { return 2 * static_cast<std::size_t
 template <class T>
 bool LazyRows<T>::serves(const Config& config, const ParameterTable& table, const Bucket& bucket, int ranks) {
   const bool tied = config.model.tied_head && bucket.offset == table.find("embedding").offset;
-  return ranks == 1 && bucket.group == Group::embedding && !tied;
-}
-
-template <class T>
-bool LazyRows<T>::reads_bigrams(const ParameterTable& table, const Bucket& bucket) {
-  const auto bigrams = std::ranges::find(table.parameters(), "bigram", &Parameter::name);
-  return bigrams != table.parameters().end() && bigrams->offset == bucket.offset;
+  return ranks == 1 && bucket.lookup != Lookup::none && !tied;
 }
 
 template <class T>
 std::size_t LazyRows<T>::bytes(const Config& config, const ParameterTable& table, int ranks) {
   std::size_t bytes = 0;
-  std::vector<std::pair<bool, std::size_t>> kinds;
+  std::vector<std::pair<Lookup, std::size_t>> kinds;
   for (const Bucket& bucket : table.buckets()) {
     if (!serves(config, table, bucket, ranks)) continue;
     bytes += updates_of(config) * sizeof(AdamRates<Master>);
-    const std::pair kind{reads_bigrams(table, bucket), bucket.units};
+    const std::pair kind{bucket.lookup, bucket.units};
     if (std::ranges::find(kinds, kind) != kinds.end()) continue;
     kinds.push_back(kind);
     bytes += (bucket.units + list_size(config)) * sizeof(std::int32_t);
@@ -48,11 +42,13 @@ std::size_t LazyRows<T>::bytes(const Config& config, const ParameterTable& table
 }
 
 template <class T>
-std::size_t LazyRows<T>::kind_of(bool bigrams, std::size_t rows) {
-  const auto same = [&](const Kind& kind) { return kind.bigrams == bigrams && kind.last_read.size() == rows; };
+std::size_t LazyRows<T>::kind_of(const Bucket& bucket) {
+  const auto same = [&](const Kind& kind) {
+    return kind.lookup == bucket.lookup && kind.last_read.size() == bucket.units;
+  };
   const auto found = std::ranges::find_if(kinds_, same);
   if (found != kinds_.end()) return found - kinds_.begin();
-  kinds_.push_back({bigrams, TensorArena<std::int32_t>(rows, "the rows of lookup tables"),
+  kinds_.push_back({bucket.lookup, TensorArena<std::int32_t>(bucket.units, "the rows of lookup tables"),
                     TensorArena<std::int32_t>(list_size(config_), "the rows of lookup tables")});
   return kinds_.size() - 1;
 }
@@ -76,8 +72,8 @@ void LazyRows<T>::add(const ParameterTable& table, const Bucket& bucket, const T
   TensorArena<AdamRates<Master>> on_device(rates.size(), "the rates of lookup tables");
   ops::copy_to_device(stream_, on_device.data(), rates.data(), rates.size() * sizeof(AdamRates<Master>));
   ops::synchronize(stream_);
-  tables_.push_back({bucket.offset, kind_of(reads_bigrams(table, bucket), bucket.units), static_cast<int>(bucket.units),
-                     static_cast<int>(bucket.unit_size), tensors, rule, std::move(on_device)});
+  tables_.push_back({bucket.offset, kind_of(bucket), static_cast<int>(bucket.units), static_cast<int>(bucket.unit_size),
+                     tensors, rule, std::move(on_device)});
 }
 
 template <class T>
@@ -120,7 +116,7 @@ void LazyRows<T>::read(const DeviceSequence& sequence, long step) {
   begin_after(step / config_.optimizer.adam_period);
   for (const Kind& kind : kinds_) {
     const std::span<std::int32_t> last_read = kind.last_read.span();
-    if (kind.bigrams) {
+    if (kind.lookup == Lookup::bigram) {
       ops::list_rows(stream_, kind.row_list(), last_read, sequence.bigrams, sequence.bigram_order, updates_);
     } else {
       ops::list_rows(stream_, kind.row_list(), last_read, sequence.tokens, sequence.order, updates_);

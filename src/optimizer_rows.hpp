@@ -60,7 +60,7 @@ class LazyRows {
  private:
   /// Tables that are read by the same rows.
   struct Kind {
-    bool bigrams;
+    Lookup lookup;
     TensorArena<std::int32_t> last_read;
     TensorArena<std::int32_t> list;  ///< memory of a RowList
 
@@ -75,8 +75,7 @@ class LazyRows {
     TensorArena<kernels::AdamRates<Master>> rates;
   };
 
-  static bool reads_bigrams(const ParameterTable& table, const Bucket& bucket);
-  std::size_t kind_of(bool bigrams, std::size_t rows);
+  std::size_t kind_of(const Bucket& bucket);
   void begin_after(long updates);
   template <class Body>
   void visit(const Table& table, const Body& body) const;

@@ -109,7 +109,7 @@ void ParameterTable::add_value_embeddings(const ModelConfig& config) {
   for (int j = value_tables(config) - 1; j >= 0; --j) {
     add(fmt::format("value_embedding.{}", j), 1, config.vocabulary, config.width, Group::embedding, Init::normal,
         config.init_value_embedding);
-    close_bucket(static_cast<std::size_t>(config.width), gated ? config.value_layers[j] : j);
+    close_bucket(static_cast<std::size_t>(config.width), gated ? config.value_layers[j] : j, Lookup::token);
   }
 }
 
@@ -119,10 +119,10 @@ void ParameterTable::add_embeddings(const ModelConfig& config) {
   const int rows = config.tied_head ? padded_vocabulary(config) : config.vocabulary;
   add("embedding", 1, rows, config.width, Group::embedding, Init::normal, config.init_embedding);
   if (config.tied_head) parameters_.back().like = "head";
-  close_bucket(width, -1);
+  close_bucket(width, -1, Lookup::token);
   if (config.bigram_rows > 0) {
     add("bigram", 1, config.bigram_rows, bigram_columns(config), Group::embedding, Init::zero);
-    close_bucket(bigram_columns(config), -1);
+    close_bucket(bigram_columns(config), -1, Lookup::bigram);
   }
   if (config.bigram_sign_rows > 0) {
     add("bigram_sign", 1, config.bigram_sign_rows, bigram_columns(config), Group::fixed, Init::sign);
@@ -219,10 +219,11 @@ void ParameterTable::add(const std::string& name, int matrices, int rows, int co
 }
 
 /// Makes one bucket of the tensors added since the last call, if there are any.
-void ParameterTable::close_bucket(std::size_t unit_size, int layer) {
+void ParameterTable::close_bucket(std::size_t unit_size, int layer, Lookup lookup) {
   if (size_ == bucket_begin_) return;
   const Parameter& last = parameters_.back();
-  Bucket closed{last.group, layer, bucket_begin_, (size_ - bucket_begin_) / unit_size, unit_size, last.rows, last.cols};
+  const std::size_t units = (size_ - bucket_begin_) / unit_size;
+  Bucket closed{last.group, layer, bucket_begin_, units, unit_size, last.rows, last.cols, lookup};
   for (const Bucket& bucket : buckets_) {
     if (alike(bucket, closed)) closed.like_before += bucket.units;
   }

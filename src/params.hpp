@@ -19,6 +19,8 @@ namespace nanorun {
 enum class Init { zero, constant, normal, uniform, sign };
 /// Which update and learning rate a tensor takes: Muon's (matrix), none (fixed), or one of Adam's.
 enum class Group { matrix, embedding, head, net, scalar, skip, fixed };
+/// What each position of a sequence looks up a row of a table by.
+enum class Lookup { none, token, bigram };
 
 /// Name of a tensor of a block.
 std::string block_name(int layer, const char* tensor);
@@ -52,7 +54,8 @@ struct Bucket {
   std::size_t unit_size = 0;
   int rows = 0;  ///< shape of one matrix (Group::matrix)
   int cols = 0;
-  std::size_t like_before = 0;  ///< matrices of this shape or its transpose in earlier buckets
+  Lookup lookup = Lookup::none;  ///< of Group::embedding; a unit is a row then
+  std::size_t like_before = 0;   ///< matrices of this shape or its transpose in earlier buckets
 
   std::size_t size() const { return units * unit_size; }
   bool scalars() const { return group == Group::scalar || group == Group::skip; }
@@ -107,7 +110,7 @@ class ParameterTable {
   void add_scaled_scalars(const ModelConfig& config);
   void add_gate_scalars(const ModelConfig& config);
   void add_net_scalars(const ModelConfig& config);
-  void close_bucket(std::size_t unit_size, int layer);
+  void close_bucket(std::size_t unit_size, int layer, Lookup lookup = Lookup::none);
 
   std::vector<Parameter> parameters_;
   std::vector<Bucket> buckets_;

@@ -1,7 +1,6 @@
 #include "src/touched_rows.hpp"
 
 #include <algorithm>
-#include <limits>
 
 #include "src/bigram.hpp"
 
@@ -10,17 +9,13 @@ namespace nanorun {
 using kernels::Token;
 
 TouchedRows::TouchedRows(const ModelConfig& model, const ParameterTable& table, int rank, int ranks, std::size_t tokens)
-    : bigram_table_rows_(model.bigram_rows),
-      rank_(rank),
-      ranks_(ranks),
-      bigram_offset_(model.bigram_rows > 0 ? table.find("bigram").offset : std::numeric_limits<std::size_t>::max()) {
+    : bigram_table_rows_(model.bigram_rows), rank_(rank), ranks_(ranks) {
   if (ranks == 1) return;
   for (const Bucket& bucket : table.buckets()) {
-    if (!is_lookup(bucket)) continue;
-    const bool bigrams = reads_bigrams(bucket);
-    const auto same = [&](const Kind& kind) { return kind.bigrams == bigrams && kind.units == bucket.units; };
+    if (bucket.lookup == Lookup::none) continue;
+    const auto same = [&](const Kind& kind) { return kind.lookup == bucket.lookup && kind.units == bucket.units; };
     if (std::ranges::any_of(kinds_, same)) continue;
-    Kind& kind = kinds_.emplace_back(Kind{bigrams, bucket.units});
+    Kind& kind = kinds_.emplace_back(Kind{bucket.lookup, bucket.units});
     for (const std::size_t bound : bucket.bounds(ranks)) kind.first_row.push_back(bound / bucket.unit_size);
     kind.seen.resize(bucket.units);
     kind.exchange.to.resize(ranks), kind.exchange.from.resize(ranks);
@@ -57,7 +52,7 @@ void TouchedRows::read(std::span<const Token> rows, int length) {
   for (std::size_t first = 0; first < rows.size(); first += length + 1) {
     const std::span<const Token> tokens = rows.subspan(first, length);
     for (Kind& kind : kinds_) {
-      if (kind.bigrams) {
+      if (kind.lookup == Lookup::bigram) {
         bigram_rows(sequence_, tokens, bigram_table_rows_);
       } else {
         std::ranges::copy(tokens, sequence_.begin());
@@ -108,10 +103,8 @@ void TouchedRows::upload(kernels::Stream stream) {
 }
 
 const RowExchange& TouchedRows::of(const Bucket& bucket) const {
-  const bool bigrams = reads_bigrams(bucket);
-  return std::ranges::find_if(kinds_,
-                              [&](const Kind& kind) { return kind.bigrams == bigrams && kind.units == bucket.units; })
-      ->exchange;
+  const auto same = [&](const Kind& kind) { return kind.lookup == bucket.lookup && kind.units == bucket.units; };
+  return std::ranges::find_if(kinds_, same)->exchange;
 }
 
 }  // namespace nanorun

@@ -28,28 +28,23 @@ class TouchedRows {
 
   /// Whether a step's rows are known; never with one rank.
   bool known() const { return known_; }
-  /// Whether a bucket is that of a lookup table with gradients.
-  static bool is_lookup(const Bucket& bucket) { return bucket.group == Group::embedding; }
-  /// Of such a bucket; its rows are its units.
+  /// Of the bucket of a lookup table.
   const RowExchange& of(const Bucket& bucket) const;
 
  private:
   /// Tables that are read by the same rows and shared alike by the ranks.
   struct Kind {
-    bool bigrams;
+    Lookup lookup;
     std::size_t units;
     std::vector<std::size_t> first_row{};  ///< of each rank's part; then units
     std::vector<bool> seen{};              ///< by row
     std::vector<std::int32_t> rows{};      ///< that this rank reads in the next step
     RowExchange exchange{};
   };
-  bool reads_bigrams(const Bucket& bucket) const { return bucket.offset == bigram_offset_; }
-  const Kind& kind_of(const Bucket& bucket) const;
   void note(Kind& kind, std::span<const std::int32_t> rows);
   std::size_t capacity(std::size_t tokens) const;
 
   int bigram_table_rows_, rank_, ranks_;
-  std::size_t bigram_offset_;
   std::vector<Kind> kinds_;
   std::vector<std::int32_t> sequence_;  ///< rows of one sequence, kept for its memory
   Arena device_;
