@@ -191,7 +191,7 @@ void Optimizer<T>::begin_step(long step) {
 template <class T>
 bool Optimizer<T>::leaves_others(const Bucket& bucket, bool keeps) const {
   if (bucket.group == Group::matrix || comm_.size() == 1) return false;
-  if (rows_.known() && bucket.lookup != Lookup::none) return !holds_gradients_;
+  if (rows_.known(bucket)) return !holds_gradients_;
   return keeps || (clears_gradients() && bucket.group != Group::head);
 }
 
@@ -231,7 +231,7 @@ void Optimizer<T>::reduce(Trace& trace, OwnedBucket& owned) {
   const Bucket& bucket = owned.bucket;
   const std::span<Master> gradients = gradients_.subspan(bucket.offset, bucket.size());
   transfer(trace, Phase::reduce_gradients, owned.reduced, [&] {
-    if (rows_.known() && bucket.lookup != Lookup::none) {
+    if (rows_.known(bucket)) {
       const kernels::Mat<Master> table(gradients.data(), static_cast<int>(bucket.units),
                                        static_cast<int>(bucket.unit_size));
       comm_.reduce_scatter_rows(table, rows_.of(bucket));

@@ -29,13 +29,12 @@ bool LazyRows<T>::serves(const Config& config, const ParameterTable& table, cons
 template <class T>
 std::size_t LazyRows<T>::bytes(const Config& config, const ParameterTable& table, int ranks) {
   std::size_t bytes = 0;
-  std::vector<std::pair<Lookup, std::size_t>> kinds;
+  std::vector<Bucket> kinds;
   for (const Bucket& bucket : table.buckets()) {
     if (!serves(config, table, bucket, ranks)) continue;
     bytes += updates_of(config) * sizeof(AdamRates<Master>);
-    const std::pair kind{bucket.lookup, bucket.units};
-    if (std::ranges::find(kinds, kind) != kinds.end()) continue;
-    kinds.push_back(kind);
+    if (std::ranges::any_of(kinds, [&](const Bucket& kind) { return read_alike(kind, bucket); })) continue;
+    kinds.push_back(bucket);
     bytes += (bucket.units + list_size(config)) * sizeof(std::int32_t);
   }
   return bytes;
@@ -43,12 +42,10 @@ std::size_t LazyRows<T>::bytes(const Config& config, const ParameterTable& table
 
 template <class T>
 std::size_t LazyRows<T>::kind_of(const Bucket& bucket) {
-  const auto same = [&](const Kind& kind) {
-    return kind.lookup == bucket.lookup && kind.last_read.size() == bucket.units;
-  };
+  const auto same = [&](const Kind& kind) { return read_alike(kind.table, bucket); };
   const auto found = std::ranges::find_if(kinds_, same);
   if (found != kinds_.end()) return found - kinds_.begin();
-  kinds_.push_back({bucket.lookup, TensorArena<std::int32_t>(bucket.units, "the rows of lookup tables"),
+  kinds_.push_back({bucket, TensorArena<std::int32_t>(bucket.units, "the rows of lookup tables"),
                     TensorArena<std::int32_t>(list_size(config_), "the rows of lookup tables")});
   return kinds_.size() - 1;
 }
@@ -116,7 +113,7 @@ void LazyRows<T>::read(const DeviceSequence& sequence, long step) {
   begin_after(step / config_.optimizer.adam_period);
   for (const Kind& kind : kinds_) {
     const std::span<std::int32_t> last_read = kind.last_read.span();
-    if (kind.lookup == Lookup::bigram) {
+    if (kind.table.lookup == Lookup::bigram) {
       ops::list_rows(stream_, kind.row_list(), last_read, sequence.bigrams, sequence.bigram_order, updates_);
     } else {
       ops::list_rows(stream_, kind.row_list(), last_read, sequence.tokens, sequence.order, updates_);

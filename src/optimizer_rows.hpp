@@ -60,7 +60,7 @@ class LazyRows {
  private:
   /// Tables that are read by the same rows.
   struct Kind {
-    Lookup lookup;
+    Bucket table;  ///< one of them
     TensorArena<std::int32_t> last_read;
     TensorArena<std::int32_t> list;  ///< memory of a RowList
 

@@ -48,6 +48,8 @@ bool alike(const Bucket& a, const Bucket& b) {
          std::minmax(a.rows, a.cols) == std::minmax(b.rows, b.cols);
 }
 
+bool read_alike(const Bucket& a, const Bucket& b) { return a.lookup == b.lookup && a.units == b.units; }
+
 ParameterTable::ParameterTable(const ModelConfig& config) {
   add_matrices(config);
   add_head(config);

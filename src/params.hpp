@@ -70,6 +70,8 @@ int layers_from(const ModelConfig& config, int first);
 
 /// Whether two buckets hold matrices of one shape or its transpose.
 bool alike(const Bucket& a, const Bucket& b);
+/// Whether a sequence reads the same rows of two tables, which have as many.
+bool read_alike(const Bucket& a, const Bucket& b);
 
 /// Rows [first_row, first_row + row_count) of a tensor seen as [total_rows, cols], cols = shared_cols(), which this
 /// rank owns.

@@ -13,9 +13,8 @@ TouchedRows::TouchedRows(const ModelConfig& model, const ParameterTable& table, 
   if (ranks == 1) return;
   for (const Bucket& bucket : table.buckets()) {
     if (bucket.lookup == Lookup::none) continue;
-    const auto same = [&](const Kind& kind) { return kind.lookup == bucket.lookup && kind.units == bucket.units; };
-    if (std::ranges::any_of(kinds_, same)) continue;
-    Kind& kind = kinds_.emplace_back(Kind{bucket.lookup, bucket.units});
+    if (std::ranges::any_of(kinds_, [&](const Kind& kind) { return read_alike(kind.table, bucket); })) continue;
+    Kind& kind = kinds_.emplace_back(Kind{bucket});
     for (const std::size_t bound : bucket.bounds(ranks)) kind.first_row.push_back(bound / bucket.unit_size);
     kind.seen.resize(bucket.units);
     kind.exchange.to.resize(ranks), kind.exchange.from.resize(ranks);
@@ -29,7 +28,7 @@ TouchedRows::TouchedRows(const ModelConfig& model, const ParameterTable& table, 
 std::size_t TouchedRows::capacity(std::size_t tokens) const {
   std::size_t rows = 0;
   for (const Kind& kind : kinds_) {
-    rows += std::min(tokens, kind.units) + (ranks_ - 1) * std::min(tokens, kind.units / ranks_ + 1);
+    rows += std::min(tokens, kind.table.units) + (ranks_ - 1) * std::min(tokens, kind.table.units / ranks_ + 1);
   }
   return rows;
 }
@@ -45,14 +44,14 @@ void TouchedRows::note(Kind& kind, std::span<const std::int32_t> rows) {
 void TouchedRows::read(std::span<const Token> rows, int length) {
   for (Kind& kind : kinds_) {
     kind.rows.clear();
-    kind.seen.assign(kind.units, false);
+    kind.seen.assign(kind.table.units, false);
   }
   if (kinds_.empty()) return;
   sequence_.resize(length);
   for (std::size_t first = 0; first < rows.size(); first += length + 1) {
     const std::span<const Token> tokens = rows.subspan(first, length);
     for (Kind& kind : kinds_) {
-      if (kind.lookup == Lookup::bigram) {
+      if (kind.table.lookup == Lookup::bigram) {
         bigram_rows(sequence_, tokens, bigram_table_rows_);
       } else {
         std::ranges::copy(tokens, sequence_.begin());
@@ -103,8 +102,7 @@ void TouchedRows::upload(kernels::Stream stream) {
 }
 
 const RowExchange& TouchedRows::of(const Bucket& bucket) const {
-  const auto same = [&](const Kind& kind) { return kind.lookup == bucket.lookup && kind.units == bucket.units; };
-  return std::ranges::find_if(kinds_, same)->exchange;
+  return std::ranges::find_if(kinds_, [&](const Kind& kind) { return read_alike(kind.table, bucket); })->exchange;
 }
 
 }  // namespace nanorun

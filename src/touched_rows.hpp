@@ -28,14 +28,15 @@ class TouchedRows {
 
   /// Whether a step's rows are known; never with one rank.
   bool known() const { return known_; }
-  /// Of the bucket of a lookup table.
+  /// The same of a bucket; only those of lookup tables are ever known.
+  bool known(const Bucket& bucket) const { return known_ && bucket.lookup != Lookup::none; }
+  /// Of a bucket that is known.
   const RowExchange& of(const Bucket& bucket) const;
 
  private:
   /// Tables that are read by the same rows and shared alike by the ranks.
   struct Kind {
-    Lookup lookup;
-    std::size_t units;
+    Bucket table;                          ///< one of them
     std::vector<std::size_t> first_row{};  ///< of each rank's part; then units
     std::vector<bool> seen{};              ///< by row
     std::vector<std::int32_t> rows{};      ///< that this rank reads in the next step

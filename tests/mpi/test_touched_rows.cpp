@@ -86,8 +86,8 @@ TEST(TouchedRows, AreThoseThatTheSequencesRead) {
     rows.upload(test_context->comm_stream());
     EXPECT_EQ(rows.known(), ranks > 1);
     for (const Bucket& bucket : table.buckets()) {
-      if (bucket.lookup == Lookup::none || ranks == 1) continue;
-      const bool bigrams = bucket.lookup == Lookup::bigram;
+      if (bucket.group != Group::embedding || ranks == 1) continue;
+      const bool bigrams = bucket.offset == table.find("bigram").offset;
       const RowExchange& exchange = rows.of(bucket);
       std::size_t longest = 0;
       for (int from = 0; from < ranks; ++from) {

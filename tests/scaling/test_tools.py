@@ -35,15 +35,15 @@ def mangled(contents):
     """Copies of a file that were cut, had bytes flipped, or parts replaced."""
     draw = random.Random(0)
     size = len(contents)
-    for end in [0, 1, 8, *range(61, size, size // 25)]:
+    for end in [0, 1, 8, *range(61, size, size // 60)]:
         yield f"cut at {end}", contents[:end]
-    for bit in range(100):
+    for bit in range(300):
         at, copy = draw.randrange(size), bytearray(contents)
         copy[at] ^= 1 << draw.randrange(8)
         yield f"byte {at} flipped", bytes(copy)
     for length in (1, 8, 64, 512, 4096):
         for filling in (bytes(length), b"\xff" * length, draw.randbytes(length)):
-            for _ in range(4):
+            for _ in range(10):
                 at = draw.randrange(size)
                 yield f"{length} bytes at {at} replaced", contents[:at] + filling + contents[at + length:]
 
@@ -102,9 +102,9 @@ class Tools(ScalingTest):
                     counts["refused"] += 1
                     continue
                 counts["read"] += 1
-                if counts["read"] % 25 == 0:
+                if counts["read"] % 50 == 0:
                     plot_run.draw(self.run, trace, self.folder / "run.png")
-        self.assertGreater(min(counts.values()), 20, counts)
+        self.assertGreater(min(counts.values()), 50, counts)
 
     def test_readers_that_crash_or_never_end(self):
         """As HDF5 does with some damaged files."""

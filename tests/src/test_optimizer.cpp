@@ -94,7 +94,7 @@ void step_on(Fixture& f, int step, bool notes) {
   if (notes) f.optimizer.read_rows(f.trace, sequence, step);
   f.fill_gradients();
   for (const Bucket& bucket : f.table.buckets()) {
-    if (bucket.lookup == Lookup::none) continue;
+    if (bucket.group != Group::embedding) continue;
     const std::span<double> table = f.gradients.span().subspan(bucket.offset, bucket.size());
     ops::fill<double>({}, table, 0);
     for (const kernels::Token token : sequence.tokens) {
