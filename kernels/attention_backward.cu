@@ -9,6 +9,7 @@
 #include <cmath>
 
 #include "kernels/attention_backward.cuh"
+#include "kernels/wgmma.cuh"
 
 namespace nanorun::kernels::cuda {
 namespace {

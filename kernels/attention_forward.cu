@@ -8,6 +8,7 @@
 #include <cmath>
 
 #include "kernels/attention_tiles.cuh"
+#include "kernels/wgmma.cuh"
 
 namespace nanorun::kernels::cuda {
 namespace {

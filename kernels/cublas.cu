@@ -318,7 +318,6 @@ NANORUN_INSTANTIATE(bf16, bf16, bf16)
 NANORUN_INSTANTIATE(bf16, bf16, float)
 NANORUN_INSTANTIATE(e4m3, e4m3, bf16)
 NANORUN_INSTANTIATE(e5m2, e4m3, bf16)
-NANORUN_INSTANTIATE(e5m2, e4m3, float)
 #undef NANORUN_INSTANTIATE
 
 }  // namespace nanorun::kernels::cuda

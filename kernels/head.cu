@@ -5,13 +5,19 @@
 #include "kernels/cublas.hpp"
 #include "kernels/head_quantise.hpp"
 #include "kernels/head_softcap.hpp"
+#include "kernels/head_weight_gradient.hpp"
 #include "kernels/vec.cuh"
 
 namespace nanorun::kernels::cuda {
 namespace {
 
-/// Rows of a chunk of the logits: with fewer, d_w is read and written more often; more gain nothing.
-constexpr int chunk_rows(int length) { return std::min(length, 8192); }
+/// Rows of a chunk of the logits, about as many in each: with fewer, d_w is read and written more often; more take more
+/// memory.
+constexpr int chunk_rows(int length) {
+  constexpr int most = 12288, multiple = 128;
+  const int chunks = std::max(1, ceil_div(length, most));
+  return std::min(length, ceil_div(ceil_div(length, chunks), multiple) * multiple);
+}
 
 constexpr int sum_threads = 512;
 /// Launched with one block: *total += the sum of x, in a fixed order.
@@ -28,14 +34,12 @@ __global__ void __launch_bounds__(sum_threads) sum_losses(double* total, const f
   if (threadIdx.x == 0) *total += sums[0];
 }
 
-/// The workspace; x to gradient_t in fp8 only.
+/// The workspace; x to w_t in fp8 only.
 struct Head {
-  Mat<bf16> z;           ///< [chunk, V], logits before the softcap, then their gradient
-  float* loss;           ///< [T]
-  Mat<e4m3> x, x_t;      ///< [T, d], [d, T]
-  Mat<e4m3> w, w_t;      ///< [V, d], [d, V]
-  Mat<e5m2> gradient_t;  ///< [V, chunk]
-  Mat<int> counts;       ///< softcap_counts of each chunk
+  Mat<bf16> z;       ///< [chunk, V], logits before the softcap, then their gradient
+  float* loss;       ///< [T]
+  Mat<e4m3> x, x_t;  ///< [T, d], [d, T]
+  Mat<e4m3> w, w_t;  ///< [V, d], [d, V]
 };
 
 Head allocate(WorkspaceAllocator& allocator, int length, int vocabulary, int width, HeadPrecision precision) {
@@ -52,9 +56,7 @@ Head allocate(WorkspaceAllocator& allocator, int length, int vocabulary, int wid
     matrix(head.x_t, width, length);
     matrix(head.w, vocabulary, width);
     matrix(head.w_t, width, vocabulary);
-    matrix(head.gradient_t, vocabulary, chunk);
   }
-  matrix(head.counts, chunk > 0 ? ceil_div(length, chunk) : 0, static_cast<int>(softcap_counts(chunk)));
   return head;
 }
 
@@ -95,9 +97,7 @@ void logits(const Problem& p, int first, Mat<bf16> z) {
                          p.head.x.row_block(first, z.rows), Op::transpose, p.head.w, z);
 }
 
-Softcap softcap_of(const Problem& p, int first, Mat<bf16> z) {
-  return {z, p.targets.subspan(first), p.options, p.head.counts.row(first / p.head.z.rows)};
-}
+Softcap softcap_of(const Problem& p, int first, Mat<bf16> z) { return {z, p.targets.subspan(first), p.options}; }
 
 /// Factor on the gradient of the summed loss, times `scale`.
 double loss_scale(const Problem& p, double scale) {
@@ -107,21 +107,20 @@ double loss_scale(const Problem& p, double scale) {
 /// Losses of a chunk and, with g the gradient of z: d_x = g w, and d_w = gᵀ x, or += with `add`.
 void chunk_backward(const Problem& p, int first, Mat<bf16> z, Mat<bf16> d_x, Mat<float> d_w, bool add) {
   const HeadOptions& o = p.options;
-  const float beta = add ? 1 : 0;
   float* const loss = p.head.loss + first;
   const Softcap softcap = softcap_of(p, first, z);
   if (!p.fp8()) {
     softcap_gradient(p.stream, loss, softcap, loss_scale(p, 1));
     gemm<bf16, bf16, bf16>(p.stream, {}, Op::none, z, Op::none, p.w, d_x);
-    gemm<bf16, bf16, float>(p.stream, {.beta = beta}, Op::transpose, z, Op::none, p.x.row_block(first, z.rows), d_w);
+    gemm<bf16, bf16, float>(p.stream, {.beta = add ? 1.0f : 0.0f}, Op::transpose, z, Op::none,
+                            p.x.row_block(first, z.rows), d_w);
     return;
   }
-  const Mat<e5m2> g_t = p.head.gradient_t.col_block(0, z.rows);
-  const Mat<e5m2> g = softcap_gradient_fp8(p.stream, loss, g_t, softcap, loss_scale(p, o.scale_g));
+  const Mat<e5m2> g = softcap_gradient_fp8(p.stream, loss, softcap, loss_scale(p, o.scale_g));
   gemm<e5m2, e4m3, bf16>(p.stream, {.alpha = static_cast<float>(1 / (o.scale_g * o.scale_w))}, Op::none, g,
                          Op::transpose, p.head.w_t, d_x);
-  gemm<e5m2, e4m3, float>(p.stream, {.alpha = static_cast<float>(1 / (o.scale_g * o.scale_x)), .beta = beta}, Op::none,
-                          g_t, Op::transpose, p.head.x_t.col_block(first, z.rows), d_w);
+  head_weight_gradient(p.stream, d_w, add, static_cast<float>(1 / (o.scale_g * o.scale_x)), g,
+                       p.head.x_t.col_block(first, z.rows));
 }
 
 /// Quantises the operands in fp8, and calls body(first, z) for each chunk of rows with its logits z.
@@ -132,8 +131,6 @@ void for_row_chunks(const Problem& p, bool with_gradient, Body&& body) {
     quantise_e4m3(p.stream, p.head.x, if_needed(p.head.x_t), p.x, p.options.scale_x);
     quantise_e4m3(p.stream, p.head.w, if_needed(p.head.w_t), p.w, p.options.scale_w);
   }
-  check(cudaMemsetAsync(p.head.counts.data, 0, p.head.counts.size() * sizeof(int), cuda_stream(p.stream)),
-        "head: cudaMemsetAsync");
   const int chunk = p.head.z.rows;
   for (int first = 0; first < p.x.rows; first += chunk) {
     const Mat<bf16> z = p.head.z.row_block(0, std::min(chunk, p.x.rows - first));

@@ -44,7 +44,7 @@ __device__ inline ByteColumns transpose_16x4(const std::uint32_t rows[16]) {
   return out;
 }
 
-/// Stores the columns as four rows of x, `ld` bytes apart. L2 evicts them first and keeps what is to be transposed.
+/// Stores the columns as four rows of x, `ld` bytes apart. L2 evicts them first.
 __device__ inline void store_byte_columns(void* x, std::size_t ld, const ByteColumns& columns) {
 #pragma unroll
   for (int i = 0; i < 4; ++i) __stcs(reinterpret_cast<uint4*>(static_cast<std::byte*>(x) + i * ld), columns.column[i]);

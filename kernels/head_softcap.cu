@@ -9,22 +9,12 @@
 namespace nanorun::kernels::cuda {
 namespace {
 
-/// Threads of a block: those that share a row of the logits, and those that transpose the gradient of earlier rows
-/// meanwhile. Two blocks run on an SM: one loads while the other stores.
-constexpr int row_threads = 256, transpose_threads = 128;
-constexpr int row_warps = row_threads / warp_size, transpose_warps = transpose_threads / warp_size;
-/// Named barriers of the two.
-constexpr int row_barrier = 1, transpose_barrier = 2;
+/// Threads of a block, which share a row of the logits. Two blocks run on an SM: one loads while the other stores.
+constexpr int row_threads = 256;
+constexpr int row_warps = row_threads / warp_size;
 /// Vectors of a row that one mbarrier covers.
 constexpr int segment_vectors = 4 * row_threads;
 constexpr int max_segments = ceil_div(max_vocabulary / 8, segment_vectors);
-/// Rows of the gradient that are transposed together: one cache line in a row of the transpose.
-constexpr int panel_rows = 128;
-constexpr int panels(int rows) { return ceil_div(rows, panel_rows); }
-/// Rows by which the transposition follows the gradient: those in flight, two for each SM, and a panel. That few are
-/// still in L2, and blocks hardly wait.
-constexpr int transpose_lag = 2 * sm90::sm_count + panel_rows;
-static_assert(transpose_lag >= panel_rows, "a block waits only for those that started before it");
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Softcap
@@ -77,14 +67,12 @@ struct Cap {
   static constexpr double log2_e = 1.4426950408889634;
 };
 
-__device__ void sync_row() { sm90::named_barrier_sync(row_barrier, row_threads); }
-
 /// Sum over the row's threads, for every one, in a fixed order. They must synchronise before the next call.
 __device__ float row_sum(float x) {
   __shared__ float sums[row_warps];
   x = warp_sum(x);
   if (threadIdx.x % warp_size == 0) sums[threadIdx.x / warp_size] = x;
-  sync_row();
+  __syncthreads();
   float sum = 0;
 #pragma unroll
   for (int i = 0; i < row_warps; ++i) sum += sums[i];
@@ -92,52 +80,6 @@ __device__ float row_sum(float x) {
 }
 
 __device__ float to_float(bf16 x) { return __uint_as_float(static_cast<std::uint32_t>(x.bits) << 16); }
-
-// ---------------------------------------------------------------------------------------------------------------------
-// Transposition of the gradient
-
-/// out = xᵀ for bytes that the kernel itself writes, from the last row to the first. Once a panel of panel_rows rows is
-/// complete, the blocks that start transpose_lag after those of its rows transpose it, so that x is read from L2. Rows
-/// and columns are multiples of 16.
-struct Transpose {
-  Mat<const std::uint8_t> x;
-  Mat<std::uint8_t> out;
-  int* rows_done = nullptr;  ///< of each panel, zero at first
-
-  __device__ int panel_size(int panel) const { return min(panel_rows, x.rows - panel * panel_rows); }
-
-  /// Called by one thread, once its row's threads have written row t and synchronised.
-  __device__ void finish_row(int t) const { sm90::add_release(rows_done + t / panel_rows, 1); }
-
-  /// Waits for the panel of row t.
-  __device__ void wait(int t) const {
-    const int panel = t / panel_rows, size = panel_size(panel);
-    while (sm90::load_acquire(rows_done + panel) < size) __nanosleep(100);
-  }
-
-  /// Called by transpose_threads, of these indices: transposes row t's share of its panel. A thread transposes patches
-  /// of 16 rows and 8 columns; a warp writes whole cache lines.
-  __device__ void share(int t, int thread) const {
-    constexpr int rows = 16, cols = 8, lanes_down = panel_rows / rows, lanes_across = warp_size / lanes_down;
-    const int panel = t / panel_rows, lane = thread % warp_size;
-    const int warp = t % panel_rows * transpose_warps + thread / warp_size;
-    const int row = panel * panel_rows + lane % lanes_down * rows;
-    if (row >= x.rows) return;
-    const int stride = panel_size(panel) * transpose_warps * lanes_across * cols;
-    for (int col = (warp * lanes_across + lane / lanes_down) * cols; col < x.cols; col += stride) {
-      uint2 patch[rows];
-#pragma unroll
-      for (int i = 0; i < rows; ++i) patch[i] = __ldcs(reinterpret_cast<const uint2*>(x.row(row + i) + col));
-      std::uint32_t words[rows];
-#pragma unroll
-      for (int i = 0; i < rows; ++i) words[i] = patch[i].x;
-      store_byte_columns(out.row(col) + row, out.ld, transpose_16x4(words));
-#pragma unroll
-      for (int i = 0; i < rows; ++i) words[i] = patch[i].y;
-      store_byte_columns(out.row(col + 4) + row, out.ld, transpose_16x4(words));
-    }
-  }
-};
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Targets
@@ -267,17 +209,15 @@ __device__ float weigh_row(Vector<bf16, 8>* z, int vectors, const Cap& cap, sm90
 /// A block turns a row of z into its gradient times scale, in format G, and writes its loss.
 /// - Shared memory holds the row, then what Cap::weigh makes of it in bf16, whose rounding is small beside that of z.
 /// - The last rows come first: the GEMM wrote them last, and they are still in L2.
-/// - In e5m2 the block's last threads transpose its share of an earlier panel meanwhile. transpose_lag further blocks
-///   transpose the rest.
-/// - Blocks take rows in the order in which they start, whatever their indices, and so wait only for started blocks.
 template <class G, bool further>
-__device__ void turn_row(Mat<bf16> z, float* loss, const Targets& targets, const Cap& cap, float scale,
-                         const Transpose& transpose, int t) {
+__global__ void __launch_bounds__(row_threads, 2)
+    softcap_row(Mat<bf16> z, float* loss, const __grid_constant__ Targets targets, Cap cap, float scale) {
   constexpr int loader = 0, finisher = warp_size;  // threads of different warps
   extern __shared__ Vector<bf16, 8> kept[];
   __shared__ sm90::Mbarrier loaded[max_segments];
   __shared__ float shared_weights;
-  const int vectors = z.cols / 8;
+  begin_after_previous();
+  const int t = z.rows - 1 - static_cast<int>(blockIdx.x), vectors = z.cols / 8;
   bf16* const row = z.row(t);
   RowTargets<further> mine;
   if (threadIdx.x == loader) load_row(kept, row, vectors, loaded);
@@ -285,7 +225,7 @@ __device__ void turn_row(Mat<bf16> z, float* loss, const Targets& targets, const
     mine.load(targets, t, row, cap);
     if (further) shared_weights = mine.weights(targets);
   }
-  sync_row();
+  __syncthreads();
   const float sum = weigh_row(kept, vectors, cap, loaded);
   if (threadIdx.x == finisher) loss[t] = mine.loss(targets, cap, sum);
   if constexpr (!std::is_same_v<G, NoGradient>) {
@@ -297,7 +237,7 @@ __device__ void turn_row(Mat<bf16> z, float* loss, const Targets& targets, const
       for (float& element : g.v) element *= factor;
       store_gradient<G>(row, i, g);
     }
-    sync_row();
+    __syncthreads();
     if (threadIdx.x == finisher) {
 #pragma unroll
       for (int k = 0; k < mine.count; ++k) {
@@ -305,64 +245,33 @@ __device__ void turn_row(Mat<bf16> z, float* loss, const Targets& targets, const
         const float of_logit = weights * cap.exponential(mine.r[k]) / sum - mine.weight_at(targets, k);
         store_gradient_at<G>(row, mine.column[k], scale * of_logit * cap.derivative(mine.r[k]));
       }
-      if (std::is_same_v<G, e5m2>) transpose.finish_row(t);
     }
   }
 }
 
 template <class G>
-constexpr int threads_of = row_threads + (std::is_same_v<G, e5m2> ? transpose_threads : 0);
-
-template <class G, bool further>
-__global__ void __launch_bounds__(threads_of<G>, 2)
-    softcap_row(Mat<bf16> z, float* loss, const __grid_constant__ Targets targets, Cap cap, float scale,
-                Transpose transpose, int* started) {
-  __shared__ int turn;
-  begin_after_previous();
-  if (threadIdx.x == 0) turn = atomicAdd(started, 1);
-  __syncthreads();
-  const int t = z.rows - 1 - turn, thread = static_cast<int>(threadIdx.x) - row_threads;
-  if (thread < 0) {
-    if (t >= 0) turn_row<G, further>(z, loss, targets, cap, scale, transpose, t);
-  } else if (t + transpose_lag < z.rows) {
-    if (thread == 0) transpose.wait(t + transpose_lag);
-    sm90::named_barrier_sync(transpose_barrier, transpose_threads);
-    transpose.share(t + transpose_lag, thread);
-  }
-}
-
-template <class G>
-void launch_rows(Stream stream, float* loss, const Softcap& in, double scale, int blocks, Transpose transpose = {}) {
+void launch_rows(Stream stream, float* loss, const Softcap& in, double scale) {
   assert(in.z.cols % 8 == 0 && in.z.cols <= max_vocabulary && in.targets.size() >= static_cast<std::size_t>(in.z.rows));
-  transpose.rows_done = in.counts + 1;
   const int shared_bytes = in.z.cols * static_cast<int>(sizeof(bf16));
   const Targets targets(in);
   const auto kernel = targets.further() ? softcap_row<G, true> : softcap_row<G, false>;
   check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes),
         "cudaFuncSetAttribute");
-  launch("softcap_row", stream, kernel, blocks, threads_of<G>, shared_bytes, in.z, loss, targets, Cap(in.options),
-         static_cast<float>(scale), transpose, in.counts);
+  launch("softcap_row", stream, kernel, in.z.rows, row_threads, shared_bytes, in.z, loss, targets, Cap(in.options),
+         static_cast<float>(scale));
 }
 
 }  // namespace
 
-std::size_t softcap_counts(int rows) { return 1 + panels(rows); }
-int softcap_blocks(int rows) { return rows + transpose_lag; }
-
-void softcap_loss(Stream stream, float* loss, const Softcap& in) {
-  launch_rows<NoGradient>(stream, loss, in, 0, in.z.rows);
-}
+void softcap_loss(Stream stream, float* loss, const Softcap& in) { launch_rows<NoGradient>(stream, loss, in, 0); }
 
 void softcap_gradient(Stream stream, float* loss, const Softcap& in, double scale) {
-  launch_rows<bf16>(stream, loss, in, scale, in.z.rows);
+  launch_rows<bf16>(stream, loss, in, scale);
 }
 
-Mat<e5m2> softcap_gradient_fp8(Stream stream, float* loss, Mat<e5m2> g_t, const Softcap& in, double scale, int blocks) {
-  assert(in.z.rows % 16 == 0 && in.z.cols % 16 == 0);
-  const auto bytes = [](Mat<e5m2> m) { return Mat<std::uint8_t>(&m.data->bits, m.rows, m.cols, m.ld); };
-  const Mat<e5m2> g(reinterpret_cast<e5m2*>(in.z.data), in.z.rows, in.z.cols, 2 * in.z.ld);
-  launch_rows<e5m2>(stream, loss, in, scale, blocks > 0 ? blocks : softcap_blocks(in.z.rows), {bytes(g), bytes(g_t)});
-  return g;
+Mat<e5m2> softcap_gradient_fp8(Stream stream, float* loss, const Softcap& in, double scale) {
+  launch_rows<e5m2>(stream, loss, in, scale);
+  return {reinterpret_cast<e5m2*>(in.z.data), in.z.rows, in.z.cols, 2 * in.z.ld};
 }
 
 }  // namespace nanorun::kernels::cuda

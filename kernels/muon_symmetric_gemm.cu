@@ -12,6 +12,7 @@
 #include "kernels/sm90.cuh"
 #include "kernels/tensor_map.cuh"
 #include "kernels/vec.cuh"
+#include "kernels/wgmma.cuh"
 
 namespace nanorun::kernels::cuda {
 namespace {

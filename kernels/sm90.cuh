@@ -1,6 +1,7 @@
 #pragma once
-// All PTX of the project, for what CUDA C++ does not express of Hopper (sm_90a): mbarrier, clusters, TMA, wgmma,
-// setmaxnreg, stmatrix. Names follow the PTX manual. Shared memory is addressed by 32-bit integers (shared_address).
+// PTX for what CUDA C++ does not express of Hopper (sm_90a): mbarrier, clusters, TMA, setmaxnreg, stmatrix; wgmma.cuh
+// has wgmma, and nothing else of the project has PTX. Names follow the PTX manual. Shared memory is addressed by 32-bit
+// integers (shared_address).
 
 #include <cuda.h>
 #include <cuda_bf16.h>
@@ -121,7 +122,26 @@ __device__ __forceinline__ void fence_async_proxy() { asm volatile("fence.proxy.
 /// Orders writes to global memory that this thread has seen before its later TMA accesses.
 __device__ __forceinline__ void fence_async_proxy_global() { asm volatile("fence.proxy.async.global;" ::: "memory"); }
 
-/// Loads the box of a 3-d tensor map at coordinates (x, y, z), x fastest, to shared memory.
+/// Byte offset of 16-byte chunk `chunk` of row `row` in a tile of rows of 128 bytes, in the 128-byte swizzle.
+__device__ __forceinline__ std::uint32_t swizzled(int row, int chunk) {
+  return static_cast<std::uint32_t>(row * 128 + ((chunk ^ (row & 7)) << 4));
+}
+
+/// The same of rows of 64 bytes in the 64-byte swizzle.
+__device__ __forceinline__ std::uint32_t swizzled_64(int row, int chunk) {
+  return static_cast<std::uint32_t>(row * 64 + ((chunk ^ (row / 2 & 3)) << 4));
+}
+
+/// Loads the box of a 2-d tensor map at coordinates (x, y), x fastest, to shared memory.
+__device__ __forceinline__ void tma_load(void* shared, const CUtensorMap& map, int x, int y, Mbarrier& barrier) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];" ::"r"(
+          shared_address(shared)),
+      "l"(&map), "r"(x), "r"(y), "r"(shared_address(&barrier))
+      : "memory");
+}
+
+/// The same of a 3-d tensor map, at (x, y, z).
 __device__ __forceinline__ void tma_load(void* shared, const CUtensorMap& map, int x, int y, int z, Mbarrier& barrier) {
   asm volatile(
       "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4}], [%5];" ::
@@ -154,8 +174,18 @@ __device__ __forceinline__ void tma_load(void* shared, const CUtensorMap& map, i
       : "memory");
 }
 
-/// The box of a 3-d tensor map to this address in every block of the cluster whose bit in `ranks` is set; signals the
+/// The box of a 2-d tensor map to this address in every block of the cluster whose bit in `ranks` is set; signals the
 /// barrier at this address in each of them.
+__device__ __forceinline__ void tma_load_multicast(void* shared, const CUtensorMap& map, int x, int y,
+                                                   Mbarrier& barrier, int ranks) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], "
+      "[%1, {%2, %3}], [%4], %5;" ::"r"(shared_address(shared)),
+      "l"(&map), "r"(x), "r"(y), "r"(shared_address(&barrier)), "h"(static_cast<std::uint16_t>(ranks))
+      : "memory");
+}
+
+/// The same of a 3-d tensor map.
 __device__ __forceinline__ void tma_load_multicast(void* shared, const CUtensorMap& map, int x, int y, int z,
                                                    Mbarrier& barrier, int ranks) {
   asm volatile(
@@ -165,6 +195,17 @@ __device__ __forceinline__ void tma_load_multicast(void* shared, const CUtensorM
       : "memory");
 }
 
+__device__ __forceinline__ void tma_store(const CUtensorMap& map, const void* shared, int x, int y) {
+  asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%1, %2}], [%3];" ::"l"(&map), "r"(x),
+               "r"(y), "r"(shared_address(shared))
+               : "memory");
+}
+/// Adds to what is there, in the map's type.
+__device__ __forceinline__ void tma_reduce_add(const CUtensorMap& map, const void* shared, int x, int y) {
+  asm volatile("cp.reduce.async.bulk.tensor.2d.global.shared::cta.add.bulk_group [%0, {%1, %2}], [%3];" ::"l"(&map),
+               "r"(x), "r"(y), "r"(shared_address(shared))
+               : "memory");
+}
 __device__ __forceinline__ void tma_store(const CUtensorMap& map, const void* shared, int x, int y, int z) {
   asm volatile("cp.async.bulk.tensor.3d.global.shared::cta.bulk_group [%0, {%1, %2, %3}], [%4];" ::"l"(&map), "r"(x),
                "r"(y), "r"(z), "r"(shared_address(shared))
@@ -208,123 +249,7 @@ __device__ __forceinline__ void tma_store_wait_read() {
 __device__ __forceinline__ void tma_store_wait() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// wgmma: asynchronous matmuls of a warpgroup, d (+)= a b with bf16 or e4m3 operands and fp32 accumulators. A tile in
-// shared memory has rows of 64 bf16 or 128 e4m3 (128 bytes) in the 128-byte swizzle: the 16-byte chunk c of row r lies
-// at chunk c ^ (r % 8). Tiles are aligned to 1024 bytes. Accumulator fragment of m64nN: thread t holds in d[4 j + i]
-// the element
-//   row 16 (t / 32) + t % 32 / 4 + 8 (i / 2),  column 8 j + 2 (t % 4) + i % 2.
-// Call wgmma_fence() before the first wgmma() of a group, wgmma_commit() after the last, then wgmma_wait(), and
-// wgmma_fence_operand() for the registers that the group reads or writes.
-
-/// Byte offset of 16-byte chunk `chunk` of row `row` in a swizzled tile.
-__device__ __forceinline__ std::uint32_t swizzled(int row, int chunk) {
-  return static_cast<std::uint32_t>(row * 128 + ((chunk ^ (row & 7)) << 4));
-}
-
-/// The same of rows of 64 bytes in the 64-byte swizzle.
-__device__ __forceinline__ std::uint32_t swizzled_64(int row, int chunk) {
-  return static_cast<std::uint32_t>(row * 64 + ((chunk ^ (row / 2 & 3)) << 4));
-}
-
-/// Shared memory (smem) descriptor of an operand that begins at `shared`, in the 128-byte swizzle. K-major, with the
-/// reduction index along a row: leading_bytes is unused. MN-major, with the reduction index across rows: the next 64 of
-/// the other index lie leading_bytes further.
-__device__ __forceinline__ std::uint64_t smem_descriptor(std::uint32_t shared, int leading_bytes = 16) {
-  constexpr std::uint64_t swizzle_128 = 1ull << 62, eight_rows = 1024 / 16;
-  return swizzle_128 | eight_rows << 32 | static_cast<std::uint64_t>(leading_bytes / 16) << 16 |
-         ((shared & 0x3FFFF) >> 4);
-}
-
-/// Descriptor of the operand `bytes` further.
-__device__ __forceinline__ std::uint64_t advance_descriptor(std::uint64_t descriptor, int bytes) {
-  return descriptor + bytes / 16;
-}
-
-__device__ __forceinline__ void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
-__device__ __forceinline__ void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
-
-/// Waits until all but the newest `pending` committed groups are complete.
-template <int pending>
-__device__ __forceinline__ void wgmma_wait() {
-  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(pending) : "memory");
-}
-
-/// Keeps the compiler from moving accesses of registers that wgmma reads or writes across this point.
-template <int n>
-__device__ __forceinline__ void wgmma_fence_operand(float (&registers)[n]) {
-#pragma unroll
-  for (int i = 0; i < n; ++i) asm volatile("" : "+f"(registers[i])::"memory");
-}
-template <int n>
-__device__ __forceinline__ void wgmma_fence_operand(std::uint32_t (&registers)[n]) {
-#pragma unroll
-  for (int i = 0; i < n; ++i) asm volatile("" : "+r"(registers[i])::"memory");
-}
-
-enum class Major : int { k = 0, mn = 1 };
-
-#define NANORUN_D8(i)                                                                                         \
-  "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), "+f"(d[i + 6]), \
-      "+f"(d[i + 7])
-#define NANORUN_D32(i) NANORUN_D8(i), NANORUN_D8(i + 8), NANORUN_D8(i + 16), NANORUN_D8(i + 24)
-#define NANORUN_R32                                                                                                \
-  "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, " \
-  "%24, "                                                                                                          \
-  "%25, %26, %27, %28, %29, %30, %31"
-#define NANORUN_R64                                                                                                  \
-  NANORUN_R32                                                                                                        \
-  ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, %53, " \
-  "%54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
-
-/// d [64, 64] (+)= a [64, 16] b [16, 64], both operands in shared memory.
-template <Major major_a, Major major_b>
-__device__ __forceinline__ void wgmma(float (&d)[32], std::uint64_t a, std::uint64_t b, bool accumulate) {
-  asm volatile(
-      "{\n.reg .pred p;\nsetp.ne.b32 p, %34, 0;\n"
-      "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {" NANORUN_R32 "}, %32, %33, p, 1, 1, %35, %36;\n}\n"
-      : NANORUN_D32(0)
-      : "l"(a), "l"(b), "r"(static_cast<int>(accumulate)), "n"(static_cast<int>(major_a)),
-        "n"(static_cast<int>(major_b)));
-}
-
-/// d [64, 128] (+)= a [64, 16] b [16, 128], both operands in shared memory.
-template <Major major_a, Major major_b>
-__device__ __forceinline__ void wgmma(float (&d)[64], std::uint64_t a, std::uint64_t b, bool accumulate) {
-  asm volatile(
-      "{\n.reg .pred p;\nsetp.ne.b32 p, %66, 0;\n"
-      "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {" NANORUN_R64 "}, %64, %65, p, 1, 1, %67, %68;\n}\n"
-      : NANORUN_D32(0), NANORUN_D32(32)
-      : "l"(a), "l"(b), "r"(static_cast<int>(accumulate)), "n"(static_cast<int>(major_a)),
-        "n"(static_cast<int>(major_b)));
-}
-
-/// d [64, 128] (+)= a [64, 32] b [32, 128] in e4m3, both operands K-major in shared memory. The sum is not fp32: it has
-/// about 14 bits.
-__device__ __forceinline__ void wgmma_e4m3(float (&d)[64], std::uint64_t a, std::uint64_t b, bool accumulate) {
-  asm volatile(
-      "{\n.reg .pred p;\nsetp.ne.b32 p, %66, 0;\n"
-      "wgmma.mma_async.sync.aligned.m64n128k32.f32.e4m3.e4m3 {" NANORUN_R64 "}, %64, %65, p, 1, 1;\n}\n"
-      : NANORUN_D32(0), NANORUN_D32(32)
-      : "l"(a), "l"(b), "r"(static_cast<int>(accumulate)));
-}
-
-/// d [64, 128] (+)= a [64, 16] b [16, 128], a in registers: a[2 j + i] holds, as pairs of bf16, what d[8 j + 2 i] and
-/// d[8 j + 2 i + 1] would hold of an m64n16 accumulator.
-template <Major major_b>
-__device__ __forceinline__ void wgmma(float (&d)[64], const std::uint32_t* a, std::uint64_t b, bool accumulate) {
-  asm volatile(
-      "{\n.reg .pred p;\nsetp.ne.b32 p, %69, 0;\n"
-      "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {" NANORUN_R64
-      "}, {%64, %65, %66, %67}, %68, p, 1, 1, %70;\n}\n"
-      : NANORUN_D32(0), NANORUN_D32(32)
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(accumulate)),
-        "n"(static_cast<int>(major_b)));
-}
-
-#undef NANORUN_R64
-#undef NANORUN_R32
-#undef NANORUN_D32
-#undef NANORUN_D8
+// Registers.
 
 /// setmaxnreg: moves registers from the producer warpgroup to the consumers. `count` registers for each thread of the
 /// warpgroup; the kernel needs __launch_bounds__(threads, 1).
@@ -336,9 +261,6 @@ template <int count>
 __device__ __forceinline__ void setmaxnreg_dec() {
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(count));
 }
-
-// ---------------------------------------------------------------------------------------------------------------------
-// Registers.
 
 /// (low, high) as a pair of bf16.
 __device__ __forceinline__ std::uint32_t pack_bf16(float low, float high) {
@@ -451,18 +373,14 @@ __device__ __forceinline__ void atomic_add2(float* x, float first, float second)
   asm volatile("red.relaxed.gpu.global.add.v2.f32 [%0], {%1, %2};" ::"l"(x), "f"(first), "f"(second) : "memory");
 }
 
-/// Adds to a counter that other blocks read by load_acquire(): they then see what this thread has seen and written.
-__device__ __forceinline__ void add_release(int* x, int value) {
-  asm volatile("fence.acq_rel.gpu;\nred.relaxed.gpu.global.add.s32 [%0], %1;" ::"l"(x), "r"(value) : "memory");
-}
-
 __device__ __forceinline__ int load_acquire(const int* x) {
   int value;
   asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(value) : "l"(x) : "memory");
   return value;
 }
 
-/// As add_release(), where no other thread writes x.
+/// Stores what other blocks read by load_acquire(): they then see what this thread has seen and written. No other
+/// thread writes x.
 __device__ __forceinline__ void store_release(int* x, int value) {
   asm volatile("st.release.gpu.global.s32 [%0], %1;" ::"l"(x), "r"(value) : "memory");
 }

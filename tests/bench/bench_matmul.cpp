@@ -16,6 +16,7 @@
 #include "kernels/attention_projection.hpp"
 #include "kernels/head.hpp"
 #include "kernels/head_softcap.hpp"
+#include "kernels/head_weight_gradient.hpp"
 #include "kernels/matmul.hpp"
 #include "kernels/mlp_fp8.hpp"
 #include "kernels/muon_stages.hpp"
@@ -221,12 +222,12 @@ void head(benchmark::State& state, HeadPrecision precision, bool backward) {
 enum class Gradient { none, bf16, fp8 };
 
 /// The head's softcap between its GEMMs, on one chunk of rows: record 21's, or with the targets of record 89. Bytes: z
-/// once read; its gradient once written, in e5m2 with its transpose.
+/// once read; its gradient once written.
 void softcap(benchmark::State& state, Gradient gradient, bool record89) {
   constexpr int rows = 8192;
   const std::size_t size = std::size_t{rows} * vocabulary;
-  const Values<bf16> logits(size, 8), z(size), g_t(size / 2);
-  const Values<float> loss(rows), counts(cuda::softcap_counts(rows));
+  const Values<bf16> logits(size, 8), z(size);
+  const Values<float> loss(rows);
   const Values<Token> targets(rows);
   const Values<std::int32_t> prefix(vocabulary);
   const HeadOptions options21{.softcap = 15}, options89{.softcap = 23,
@@ -238,9 +239,7 @@ void softcap(benchmark::State& state, Gradient gradient, bool record89) {
                                                         .prefix_weight = 0.1,
                                                         .prefix = {prefix.data(), vocabulary}};
   const HeadOptions& options = record89 ? options89 : options21;
-  const cuda::Softcap in{
-      z.mat(rows, vocabulary), {targets.data(), rows}, options, reinterpret_cast<int*>(counts.data())};
-  const Mat<e5m2> transpose(reinterpret_cast<e5m2*>(g_t.data()), vocabulary, rows);
+  const cuda::Softcap in{z.mat(rows, vocabulary), {targets.data(), rows}, options};
   const auto work = [&] {
     switch (gradient) {
       case Gradient::none:
@@ -248,13 +247,23 @@ void softcap(benchmark::State& state, Gradient gradient, bool record89) {
       case Gradient::bf16:
         return cuda::softcap_gradient(stream, loss.data(), in, 1);
       case Gradient::fp8:
-        cuda::softcap_gradient_fp8(stream, loss.data(), transpose, in, 16);
+        cuda::softcap_gradient_fp8(stream, loss.data(), in, 16);
     }
   };
-  measure(state, 0, (gradient == Gradient::none ? 2.0 : 4.0) * static_cast<double>(size), work, 1, false, [&] {
-    check(cudaMemcpyAsync(z.data(), logits.data(), size * sizeof(bf16), cudaMemcpyDeviceToDevice));
-    check(cudaMemsetAsync(counts.data(), 0, counts.size() * sizeof(int)));
-  });
+  const double bytes = gradient == Gradient::none ? 2 : gradient == Gradient::bf16 ? 4 : 3;  // of an element
+  measure(state, 0, bytes * static_cast<double>(size), work, 1, false,
+          [&] { check(cudaMemcpyAsync(z.data(), logits.data(), size * sizeof(bf16), cudaMemcpyDeviceToDevice)); });
+}
+
+/// The weight gradient of the fp8 head on `rows` rows, added to what is there.
+void head_weight_gradient(benchmark::State& state, int rows) {
+  const bench::RandomOperand<e5m2> g(std::size_t{1} * rows * 2 * vocabulary);
+  const bench::RandomOperand<e4m3> x_t(std::size_t{1} * rows * width);
+  const Values<float> d_w(std::size_t{vocabulary} * width);
+  const Mat<const e5m2> g_in(g.data(), rows, vocabulary, 2 * vocabulary);
+  const Mat<const e4m3> x_in(x_t.data(), width, rows);
+  const auto work = [&] { cuda::head_weight_gradient(stream, d_w.mat(vocabulary, width), true, 1, g_in, x_in); };
+  measure(state, 2.0 * rows * width * vocabulary, 0, work, 1, true);
 }
 
 /// The iteration on `count` matrices [rows, cols], normalised by a norm somewhat above theirs; the rate is as if all
@@ -366,6 +375,10 @@ void add_all() {
     add(name + "loss", [=](benchmark::State& state) { softcap(state, Gradient::none, record89); });
     add(name + "working", [=](benchmark::State& state) { softcap(state, Gradient::bf16, record89); });
     add(name + "fp8", [=](benchmark::State& state) { softcap(state, Gradient::fp8, record89); });
+  }
+  for (const int rows : {8192, 12288}) {
+    add("head_weight_gradient/" + std::to_string(rows),
+        [=](benchmark::State& state) { head_weight_gradient(state, rows); });
   }
   // Muon's matrices on one GPU, a quarter and an eighth of them; of the MLP half, too.
   for (const int count : {44, 11, 6}) add_polar_factor("newton_schulz", newton_schulz_iteration, count, width, width);
