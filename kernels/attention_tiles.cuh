@@ -10,7 +10,6 @@
 #include "kernels/sm90.cuh"
 #include "kernels/tensor_map.cuh"
 #include "kernels/vec.cuh"
-#include "kernels/wgmma.cuh"
 
 namespace nanorun::kernels::cuda {
 

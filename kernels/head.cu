@@ -11,10 +11,11 @@
 namespace nanorun::kernels::cuda {
 namespace {
 
-/// Rows of a chunk of the logits, about as many in each: with fewer, d_w is read and written more often; more take more
-/// memory.
-constexpr int chunk_rows(int length) {
-  constexpr int most = 12288, multiple = 128;
+/// Rows of a chunk of the logits; chunks are about equal. Smaller ones read and write d_w more often, which weighs more
+/// beside GEMMs in fp8; larger ones take more memory.
+constexpr int chunk_rows(int length, HeadPrecision precision) {
+  constexpr int multiple = 128;
+  const int most = precision == HeadPrecision::fp8 ? 12288 : 8192;
   const int chunks = std::max(1, ceil_div(length, most));
   return std::min(length, ceil_div(ceil_div(length, chunks), multiple) * multiple);
 }
@@ -43,7 +44,7 @@ struct Head {
 };
 
 Head allocate(WorkspaceAllocator& allocator, int length, int vocabulary, int width, HeadPrecision precision) {
-  const int chunk = chunk_rows(length);
+  const int chunk = chunk_rows(length, precision);
   const auto matrix = [&](auto& out, int rows, int cols) {
     using F = std::remove_reference_t<decltype(*out.data)>;
     out = {allocator.take<F>(static_cast<std::size_t>(rows) * cols), rows, cols};

@@ -11,6 +11,36 @@ namespace {
 /// Side of the square that a block transposes.
 constexpr int side = 128;
 
+/// Transposes the 4x4 bytes of four words.
+__device__ void transpose_4x4(const std::uint32_t in[4], std::uint32_t out[4]) {
+  const std::uint32_t low01 = __byte_perm(in[0], in[1], 0x5140), low23 = __byte_perm(in[2], in[3], 0x5140);
+  const std::uint32_t high01 = __byte_perm(in[0], in[1], 0x7362), high23 = __byte_perm(in[2], in[3], 0x7362);
+  out[0] = __byte_perm(low01, low23, 0x5410);
+  out[1] = __byte_perm(low01, low23, 0x7632);
+  out[2] = __byte_perm(high01, high23, 0x5410);
+  out[3] = __byte_perm(high01, high23, 0x7632);
+}
+
+/// The four columns of a 16 x 4 block of bytes.
+struct ByteColumns {
+  uint4 column[4];
+};
+__device__ ByteColumns transpose_16x4(const std::uint32_t rows[16]) {
+  std::uint32_t turned[4][4];  // [four rows][column]
+#pragma unroll
+  for (int k = 0; k < 4; ++k) transpose_4x4(rows + 4 * k, turned[k]);
+  ByteColumns out;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) out.column[i] = {turned[0][i], turned[1][i], turned[2][i], turned[3][i]};
+  return out;
+}
+
+/// Stores the columns as four rows of x, `ld` bytes apart. L2 evicts them first.
+__device__ void store_byte_columns(void* x, std::size_t ld, const ByteColumns& columns) {
+#pragma unroll
+  for (int i = 0; i < 4; ++i) __stcs(reinterpret_cast<uint4*>(static_cast<std::byte*>(x) + i * ld), columns.column[i]);
+}
+
 /// A block quantises and transposes a square. In shared memory row r is rotated by r / 16 vectors, so that neither the
 /// writes of rows nor the reads of columns have bank conflicts.
 __global__ void __launch_bounds__(block_threads)

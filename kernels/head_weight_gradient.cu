@@ -3,8 +3,8 @@
 // - Thread blocks of tile 128 x 256 x 128, two to a cluster, go through the tiles with a fixed stride. The blocks of a
 //   cluster take neighbouring rows of d_w, and share x by TMA multicast.
 // - Two consumer warpgroups compute 64 rows each. The tensor cores sum up a k-tile of 128 columns at a time with about
-//   14 bits; the sum is then added to the accumulator in fp32 (promotion). While one warpgroup adds, the other
-//   multiplies. The next k-tile of g is loaded to registers during a multiplication.
+//   14 bits; the sum is then added to the accumulator in fp32 (promotion). While one warpgroup adds, the other can
+//   multiply. The next k-tile of g is loaded to registers during a multiplication.
 // - The epilogue stores d_w, or adds to it, through shared memory by TMA, warp by warp.
 
 #include "kernels/head_weight_gradient.hpp"
@@ -43,7 +43,7 @@ struct Problem {
   CUtensorMap g, x_t, d_w;
   float factor;
   bool add;
-  int rows, cols;  ///< tiles of clusters
+  int rows, cols;  ///< cluster tiles along V and d
   int k_tiles;
 
   __host__ __device__ int count() const { return rows * cols; }
@@ -73,8 +73,8 @@ __device__ void produce(Shared& s, const Problem& p) {
 
 /// A warp's 16 columns of a tile of g as operands of wgmma, transposed: rows t / 4 and t / 4 + 8 of thread t are
 /// columns 2 (t / 4) and 2 (t / 4) + 1. ldmatrix transposes pairs of bytes. The first two of its matrices together are
-/// 16 rows of g; each takes two of every four rows, and for the later half of the threads the other two, so that no
-/// banks conflict.
+/// 16 rows of g. Each has two rows of every four: of the rows 0 to 7 the first two or the last two, of the rows 8 to 15
+/// the other two. So no banks conflict, and threads with t % 4 >= 2 find the two pairs swapped.
 class TransposedColumns {
  public:
   __device__ explicit TransposedColumns(int warp) {
@@ -109,7 +109,7 @@ class TransposedColumns {
   std::uint32_t offset_, even_, odd_;
 };
 
-/// A thread's accumulator fragments, see sm90.cuh, of the halves of a tile's columns.
+/// A thread's accumulator fragments, see wgmma.cuh, of the halves of a tile's columns.
 using Accumulator = float[halves][half_n / 2];
 
 /// Stores a warp's rows, or adds them.
@@ -188,6 +188,7 @@ __device__ void consume(Shared& s, const Problem& p, int consumer) {
       at.advance();
       if (k + 1 < p.k_tiles) load();  // during the multiplication
       add(sums[1], partial);
+      for (std::uint32_t(&of_step)[4] : operands) wgmma_fence_operand(of_step);
       if (lane < cluster) mbarrier_arrive_cluster(s.empty[stage], lane);
     }
     store(p, s.staged[warp_of_block], sums, p.row(index) + warp_of_block * warp_rows, p.col(index));
@@ -224,6 +225,7 @@ void head_weight_gradient(Stream stream, Mat<float> d_w, bool add, float factor,
   constexpr int shared_bytes = sizeof(Shared);
   static_assert(shared_bytes <= 227 * 1024);
   assert(d_w.rows == g.cols && d_w.cols == x_t.rows && g.rows == x_t.cols);
+  assert(d_w.size() > 0 && g.rows > 0);
   Problem p{};
   p.g = matrix_map(g, tile_k);
   p.x_t = matrix_map(x_t, tile_n / cluster);

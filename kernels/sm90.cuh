@@ -195,15 +195,10 @@ __device__ __forceinline__ void tma_load_multicast(void* shared, const CUtensorM
       : "memory");
 }
 
+/// Stores a box from shared memory at coordinates (x, y), (x, y, z) or (x, y, z, w) of a tensor map.
 __device__ __forceinline__ void tma_store(const CUtensorMap& map, const void* shared, int x, int y) {
   asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%1, %2}], [%3];" ::"l"(&map), "r"(x),
                "r"(y), "r"(shared_address(shared))
-               : "memory");
-}
-/// Adds to what is there, in the map's type.
-__device__ __forceinline__ void tma_reduce_add(const CUtensorMap& map, const void* shared, int x, int y) {
-  asm volatile("cp.reduce.async.bulk.tensor.2d.global.shared::cta.add.bulk_group [%0, {%1, %2}], [%3];" ::"l"(&map),
-               "r"(x), "r"(y), "r"(shared_address(shared))
                : "memory");
 }
 __device__ __forceinline__ void tma_store(const CUtensorMap& map, const void* shared, int x, int y, int z) {
@@ -214,6 +209,13 @@ __device__ __forceinline__ void tma_store(const CUtensorMap& map, const void* sh
 __device__ __forceinline__ void tma_store(const CUtensorMap& map, const void* shared, int x, int y, int z, int w) {
   asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.bulk_group [%0, {%1, %2, %3, %4}], [%5];" ::"l"(&map),
                "r"(x), "r"(y), "r"(z), "r"(w), "r"(shared_address(shared))
+               : "memory");
+}
+
+/// Adds the box of a 2-d tensor map to what is there, in the map's type.
+__device__ __forceinline__ void tma_reduce_add(const CUtensorMap& map, const void* shared, int x, int y) {
+  asm volatile("cp.reduce.async.bulk.tensor.2d.global.shared::cta.add.bulk_group [%0, {%1, %2}], [%3];" ::"l"(&map),
+               "r"(x), "r"(y), "r"(shared_address(shared))
                : "memory");
 }
 

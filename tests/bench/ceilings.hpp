@@ -35,7 +35,8 @@ class RandomOperand {
     for (T& value : values) {
       const auto bits = static_cast<std::uint32_t>(generator());
       if constexpr (std::is_same_v<T, bf16>) value.bits = static_cast<std::uint16_t>((bits & 0x80FF) | 0x3F00);
-      if constexpr (sizeof(T) == 1) value.bits = static_cast<std::uint8_t>((bits & 0x8F) | 0x30);
+      if constexpr (std::is_same_v<T, e4m3>) value.bits = static_cast<std::uint8_t>((bits & 0x8F) | 0x30);
+      if constexpr (std::is_same_v<T, e5m2>) value.bits = static_cast<std::uint8_t>((bits & 0x87) | 0x38);
     }
     check(cudaMalloc(&data_, size * sizeof(T)));
     for (std::size_t at = 0; at < size; at += values.size()) {
