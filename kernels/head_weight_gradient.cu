@@ -24,7 +24,7 @@ using namespace sm90;
 
 constexpr int consumers = 2, cluster = 2, stages = 4;
 constexpr int consumer_rows = 64, tile_m = consumers * consumer_rows, tile_n = 256, tile_k = 128;
-constexpr int halves = 2, half_n = tile_n / halves;
+constexpr int half_n = tile_n / 2;
 constexpr int steps = tile_k / 32;  // of wgmma
 constexpr int threads = (1 + consumers) * warpgroup_size;
 constexpr int warps = consumers * 4, warp_rows = 16;
@@ -109,8 +109,8 @@ class TransposedColumns {
   std::uint32_t offset_, even_, odd_;
 };
 
-/// A thread's accumulator fragments, see wgmma.cuh, of the halves of a tile's columns.
-using Accumulator = float[halves][half_n / 2];
+/// A thread's accumulator fragment, see wgmma.cuh.
+using Accumulator = float[tile_n / 2];
 
 /// Stores a warp's rows, or adds them.
 __device__ __forceinline__ void store(const Problem& p, std::byte (&staged)[2][warp_rows * row_bytes],
@@ -123,7 +123,7 @@ __device__ __forceinline__ void store(const Problem& p, std::byte (&staged)[2][w
     __syncwarp();
 #pragma unroll
     for (int j = 0; j < panel_floats / 8; ++j) {
-      const float* const d = sums[panel / (panels / halves)] + 4 * (panel % (panels / halves) * panel_floats / 8 + j);
+      const float* const d = sums + 4 * (panel * panel_floats / 8 + j);
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
         const std::uint32_t at = swizzled(first + i, 2 * j + pair / 2) + pair % 2 * sizeof(float2);
@@ -155,12 +155,12 @@ __device__ __forceinline__ void multiply(float (&partial)[half_n / 2], const std
   wgmma_commit();
 }
 
-/// Waits for the product and adds it.
-__device__ __forceinline__ void add(float (&sums)[half_n / 2], float (&partial)[half_n / 2]) {
+/// Waits for the product with that half of the columns and adds it.
+__device__ __forceinline__ void add(Accumulator& sums, int half, float (&partial)[half_n / 2]) {
   wgmma_wait<0>();
   wgmma_fence_operand(partial);
 #pragma unroll
-  for (int i = 0; i < half_n / 2; ++i) sums[i] += partial[i];
+  for (int i = 0; i < half_n / 2; ++i) sums[half * half_n / 2 + i] += partial[i];
 }
 
 /// Consumer, a warpgroup.
@@ -183,11 +183,11 @@ __device__ void consume(Shared& s, const Problem& p, int consumer) {
       columns.to_operands(operands, pairs);
       float partial[half_n / 2];
       multiply(partial, operands, s.x[stage][0]);
-      add(sums[0], partial);
+      add(sums, 0, partial);
       multiply(partial, operands, s.x[stage][0] + half_n * row_bytes);
       at.advance();
       if (k + 1 < p.k_tiles) load();  // during the multiplication
-      add(sums[1], partial);
+      add(sums, 1, partial);
       for (std::uint32_t(&of_step)[4] : operands) wgmma_fence_operand(of_step);
       if (lane < cluster) mbarrier_arrive_cluster(s.empty[stage], lane);
     }

@@ -13,10 +13,16 @@ namespace nanorun::kernels::cuda {
 
 constexpr int panel_columns = 64;
 
+/// Sizes and boxes in elements, strides in bytes. Throws std::invalid_argument unless data and strides are multiples of
+/// 16 bytes.
 template <int rank>
 CUtensorMap encode_map(CUtensorMapDataType type, const void* data, const cuuint64_t (&sizes)[rank],
                        const cuuint64_t (&strides)[rank - 1], const cuuint32_t (&box)[rank],
                        CUtensorMapSwizzle swizzle) {
+  const bool aligned = std::ranges::all_of(strides, [](cuuint64_t stride) { return stride % 16 == 0; });
+  if (!aligned || reinterpret_cast<std::uintptr_t>(data) % 16 != 0) {
+    throw std::invalid_argument("tensor map: rows must be aligned to 16 bytes");
+  }
   cuuint32_t steps[rank];
   std::fill_n(steps, rank, 1);
   CUtensorMap map;
@@ -29,13 +35,10 @@ CUtensorMap encode_map(CUtensorMapDataType type, const void* data, const cuuint6
 
 /// Map of x [rows, cols] of fp8 or float as it is: coordinates (column, row). A box, of rows of 128 bytes, lies in
 /// shared memory as [box_rows, 128 bytes] in the 128-byte swizzle. Loads have zeros in the place of what is not in x,
-/// and stores leave that out. Throws std::invalid_argument unless every row begins at a multiple of 16 bytes.
+/// and stores leave that out. Throws as encode_map().
 template <class T>
 CUtensorMap matrix_map(Mat<const T> x, int box_rows) {
   static_assert(sizeof(T) == 1 || std::is_same_v<T, float>);
-  if (x.ld * sizeof(T) % 16 != 0 || reinterpret_cast<std::uintptr_t>(x.data) % 16 != 0) {
-    throw std::invalid_argument("tensor map: rows must be aligned to 16 bytes");
-  }
   const cuuint64_t sizes[] = {static_cast<cuuint64_t>(x.cols), static_cast<cuuint64_t>(x.rows)};
   const cuuint64_t strides[] = {x.ld * sizeof(T)};
   const cuuint32_t box[] = {128 / sizeof(T), static_cast<cuuint32_t>(box_rows)};
@@ -43,14 +46,13 @@ CUtensorMap matrix_map(Mat<const T> x, int box_rows) {
                     strides, box, CU_TENSOR_MAP_SWIZZLE_128B);
 }
 
-/// Map of x in panels of 64 columns; sizes and boxes in elements, strides in bytes. Throws std::invalid_argument unless
-/// row_columns is a multiple of 64 and every row begins at a multiple of 16 bytes.
+/// Map of x in panels of 64 columns. Throws as encode_map(), and unless row_columns is a multiple of 64.
 template <int rank>
 CUtensorMap panel_map(Mat<const bf16> x, int row_columns, const cuuint64_t (&sizes)[rank],
                       const cuuint64_t (&strides)[rank - 1], const cuuint32_t (&box)[rank],
                       CUtensorMapSwizzle swizzle = CU_TENSOR_MAP_SWIZZLE_128B) {
-  if (row_columns % panel_columns != 0 || x.ld % 8 != 0 || reinterpret_cast<std::uintptr_t>(x.data) % 16 != 0) {
-    throw std::invalid_argument("tensor map: columns must be a multiple of 64, rows aligned to 16 bytes");
+  if (row_columns % panel_columns != 0) {
+    throw std::invalid_argument("tensor map: columns must be a multiple of 64");
   }
   return encode_map(CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, x.data, sizes, strides, box, swizzle);
 }

@@ -221,8 +221,8 @@ void head(benchmark::State& state, HeadPrecision precision, bool backward) {
 
 enum class Gradient { none, bf16, fp8 };
 
-/// The head's softcap between its GEMMs, on 8192 rows: record 21's, or with the targets of record 89. Bytes: z
-/// once read; its gradient once written.
+/// The head's softcap between its GEMMs, on 8192 rows: record 21's, or with the targets of record 89. Bytes: z once
+/// read; its gradient once written.
 void softcap(benchmark::State& state, Gradient gradient, bool record89) {
   constexpr int rows = 8192;
   const std::size_t size = std::size_t{rows} * vocabulary;

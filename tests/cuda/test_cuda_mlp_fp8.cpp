@@ -35,10 +35,7 @@ std::string name(const Shape& s) {
          std::to_string(s.out);
 }
 
-float to_float(e4m3 x) {
-  const int code = x.bits & 0x7F;
-  return std::copysign(code == 0x7F ? NAN : static_cast<float>(test::e4m3.values[code]), x.bits & 0x80 ? -1.0f : 1.0f);
-}
+float to_float(e4m3 x) { return test::e4m3.value(x.bits); }
 
 float as_bf16(float x) { return test::to_float(test::from_float<bf16>(x)); }
 

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdint>
 #include <limits>
 #include <vector>
 
@@ -22,6 +23,13 @@ struct FloatFormat {
       const double fraction = std::ldexp(code & ((1 << mantissa_bits) - 1), -mantissa_bits);
       values.push_back(exponent == 0 ? std::ldexp(fraction, 1 - bias) : std::ldexp(1 + fraction, exponent - bias));
     }
+  }
+
+  /// The value of a code of 8 bits; NaN where it is infinite, too.
+  float value(std::uint8_t code) const {
+    const int magnitude = code & 0x7f;
+    const double value = magnitude < finite_codes ? values[magnitude] : std::numeric_limits<double>::quiet_NaN();
+    return std::copysign(static_cast<float>(value), code & 0x80 ? -1.0f : 1.0f);
   }
 
   /// By search: the nearer neighbour, or the one of even code when both are equally near.
