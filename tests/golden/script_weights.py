@@ -17,7 +17,11 @@ LAYERS = 11  # these three are fixed in the script's code
 WITHOUT_ATTENTION = 6
 VALUE_LAYERS = (1, 2, 8, 9, 10)
 ATTENTION = [i for i in range(LAYERS) if i != WITHOUT_ATTENTION]
-NET_OUTPUTS = {"gate_net": (26, 41), "mudd_net": (14, 5)}
+# The outputs of the nets in their order, as how many there are and, of those that only some models have, the key of the
+# deck and the layer that has them.
+GATE_NETS = (((6, "xsa_layers", 1), (6, "xsa_layers", 3), (6, "gated_layers", 3), (8,)),
+             ((6, "xsa_layers", 4), (6, "xsa_layers", 7), (6, "gated_layers", 10), (11,), (12, "composed_layers", 10)))
+MUDD_NETS = (((14,),), ((5,),))
 TYPES = {torch.float32: "F32", torch.bfloat16: "BF16"}
 DECK = Path(__file__).resolve().parents[2] / "inputs/record89.toml"
 
@@ -58,14 +62,20 @@ def tables(saved, vocabulary):
     return tensors
 
 
-def nets(saved):
+def present(outputs, model):
+    """For each of a net's outputs whether the model has it."""
+    return torch.tensor([not user or user[1] in model[user[0]] for count, *user in outputs for _ in range(count)])
+
+
+def nets(saved, model):
     """Biases are those inside of the net's scale, as in nanorun. Both nets of a kind have the rows of the larger."""
     tensors = {"gate_net.scale": saved["_mudd_gate_scale"]}
-    for name, prefix in (("gate_net", "mudd_gate_"), ("mudd_net", "mudd_")):
-        for net, outputs in enumerate(NET_OUTPUTS[name]):
+    for name, prefix, kind in (("gate_net", "mudd_gate_", GATE_NETS), ("mudd_net", "mudd_", MUDD_NETS)):
+        for net, outputs in enumerate(kind):
+            rows = present(outputs, model)
             tensors[f"{name}.{net}.in"] = saved[prefix + "w1"][net]
-            tensors[f"{name}.{net}.out"] = saved[prefix + "w2"][net, :outputs]
-            tensors[f"{name}.{net}.bias"] = saved[prefix + "b2"][net, :outputs]
+            tensors[f"{name}.{net}.out"] = saved[prefix + "w2"][net, :len(rows)][rows]
+            tensors[f"{name}.{net}.bias"] = saved[prefix + "b2"][net, :len(rows)][rows]
     return tensors
 
 
@@ -86,9 +96,9 @@ def scalars(saved):
     return tensors
 
 
-def convert(saved, vocabulary):
-    """name -> tensor, as nanorun's parameter table has them."""
-    tensors = matrices(saved) | tables(saved, vocabulary) | nets(saved) | scalars(saved)
+def convert(saved, model):
+    """name -> tensor, as nanorun's parameter table has them; `model` is the deck's section."""
+    tensors = matrices(saved) | tables(saved, model["vocabulary"]) | nets(saved, model) | scalars(saved)
     return {name: tensor if tensor.dim() else tensor[None] for name, tensor in tensors.items()}
 
 
@@ -137,7 +147,7 @@ def main():
     deck = read_deck(arguments.deck, arguments.override)
     saved = torch.load(arguments.saved, map_location="cpu")
     arguments.folder.mkdir(parents=True, exist_ok=True)
-    write_safetensors(arguments.folder / "model.safetensors", convert(saved, deck["model"]["vocabulary"]))
+    write_safetensors(arguments.folder / "model.safetensors", convert(saved, deck["model"]))
     (arguments.folder / "config.json").write_text(json.dumps(config_of(deck), indent=2) + "\n")
 
 

@@ -18,6 +18,8 @@ from record89.support import run_of
 
 # The reference lays matrices and heads out as the script does, and with these as nanorun does.
 SCRIPT = CONFIGS["tiny_alive"]
+MODEL = {"vocabulary": SCRIPT.vocabulary, "xsa_layers": SCRIPT.xsa_layers,
+         "gated_layers": SCRIPT.attention_gate_layers, "composed_layers": SCRIPT.dc_layers}
 NANORUN = replace(SCRIPT, rotary_pairs="halves", mlp_out_transposed=False, mlp_out_factor=4)
 
 
@@ -72,7 +74,7 @@ def random_values(c):
 class ScriptWeights(unittest.TestCase):
     def test_every_tensor_finds_its_place(self):
         values, signs = random_values(SCRIPT), torch.tensor(parameters.signs(SCRIPT))
-        found = script_weights.convert(saved_by_the_script(SCRIPT, values, signs), SCRIPT.vocabulary)
+        found = script_weights.convert(saved_by_the_script(SCRIPT, values, signs), MODEL)
         self.assertTrue(torch.equal(found.pop("bigram_sign"), signs))
         self.assertEqual(found.keys(), values.keys())
         for name, value in values.items():
@@ -89,11 +91,20 @@ class ScriptWeights(unittest.TestCase):
         saved = saved_by_the_script(SCRIPT, values, torch.tensor(parameters.signs(SCRIPT)))
         shapes = {row.name: row.shape for row in parameters.parameter_table(NANORUN)}
         arrays = {name: tensor.reshape(shapes[name]).numpy()
-                  for name, tensor in script_weights.convert(saved, SCRIPT.vocabulary).items() if name in shapes}
+                  for name, tensor in script_weights.convert(saved, MODEL).items() if name in shapes}
         runs = run_of(SCRIPT, values={n: v.numpy() for n, v in values.items()}), run_of(NANORUN, values=arrays)
         for step in range(3):
             expected, loss = (run.step()[0] for run in runs)
             self.assertAlmostEqual(loss, expected, delta=1e-9, msg=step)
+
+    def test_outputs_of_mechanisms_that_the_model_lacks_are_left_out(self):
+        values = random_values(SCRIPT)
+        saved = saved_by_the_script(SCRIPT, values, torch.tensor(parameters.signs(SCRIPT)))
+        found = script_weights.convert(saved, MODEL | {"xsa_layers": (1, 4), "composed_layers": ()})
+        for part in ("out", "bias"):
+            first, second = (values[f"gate_net.{net}.{part}"] for net in range(2))
+            self.assertEqual(found[f"gate_net.0.{part}"].tolist(), [*first[:6].tolist(), *first[12:].tolist()])
+            self.assertEqual(found[f"gate_net.1.{part}"].tolist(), [*second[:6].tolist(), *second[12:29].tolist()])
 
     def test_rotary_pairs_are_reordered(self):
         rows = torch.arange(16.0)[:, None]
@@ -125,7 +136,7 @@ class ScriptWeights(unittest.TestCase):
         self.assertEqual(header.pop("__metadata__"), {"format": "pt"})
         self.assertEqual(sum(e["data_offsets"][1] - e["data_offsets"][0] for e in header.values()),
                          len(bytes_of_values))
-        found = script_weights.convert(saved, 61)
+        found = script_weights.convert(saved, MODEL)
         self.assertEqual(header.keys(), found.keys())
         for name, entry in header.items():
             part = bytearray(bytes_of_values[slice(*entry["data_offsets"])])
