@@ -3,7 +3,8 @@
 
 SAVED is what torch.save wrote of the state_dict of the GPT class of record 89's script. Its tensors keep their type;
 their banks become the tensors of nanorun's parameter table, and rotary pairs (2j, 2j+1) become (j, j + D/2).
-record89.md has the layouts of both. Padding units, and what the script never uses, are left out."""
+record89.md has the layouts of both. Padding units, and what the script never uses, are left out, as are the outputs of
+nets for layers that model.xsa_layers, gated_layers or composed_layers of the deck does not name."""
 
 import argparse
 import json
@@ -17,8 +18,8 @@ LAYERS = 11  # these three are fixed in the script's code
 WITHOUT_ATTENTION = 6
 VALUE_LAYERS = (1, 2, 8, 9, 10)
 ATTENTION = [i for i in range(LAYERS) if i != WITHOUT_ATTENTION]
-# The outputs of the nets in their order, as how many there are and, of those that only some models have, the key of the
-# deck and the layer that has them.
+# The outputs of each net in their order: how many, and for those that only some models have, the deck's list of layers
+# and the layer.
 GATE_NETS = (((6, "xsa_layers", 1), (6, "xsa_layers", 3), (6, "gated_layers", 3), (8,)),
              ((6, "xsa_layers", 4), (6, "xsa_layers", 7), (6, "gated_layers", 10), (11,), (12, "composed_layers", 10)))
 MUDD_NETS = (((14,),), ((5,),))
