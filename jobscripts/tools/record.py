@@ -201,7 +201,7 @@ def require_same_data(record):
         data = data_of(folder)
         if first is None and data:
             first, of_first = folder, data
-        for part in data.keys() & of_first.keys():
+        for part in sorted(data.keys() & of_first.keys()):
             is_vague = packs and part == "train" and data[part].get("shards") != of_first[part].get("shards")
             if data[part] != of_first[part] and not is_vague:
                 raise tool.ToolError(f"{folder} has read other tokens than {first}: the files of data.{part} have "

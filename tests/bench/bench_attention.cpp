@@ -81,7 +81,7 @@ struct Attention {
   kernels::Workspace workspace;
   kernels::Stream stream;
 
-  Attention(int length, int heads, int window, int document, bool paired = false)
+  Attention(int length, int heads, WindowKind kind, int window, int document, bool paired = false)
       : length(length),
         heads(heads),
         width(heads * head_dim),
@@ -96,8 +96,8 @@ struct Attention {
         memory(kernels::cuda::attention_workspace<bf16>(length, heads, head_dim)),
         workspace(memory.data, kernels::cuda::attention_workspace<bf16>(length, heads, head_dim)) {
     kernels::cuda::create_sums(stream);
-    host_mask.build(document_tokens(token_rows * length, token_rows * document), 50256,
-                    window ? WindowKind::block : WindowKind::token, window ? window : everything);
+    host_mask.build(document_tokens(token_rows * length, token_rows * document), 50256, kind,
+                    window ? window : everything);
     const kernels::AttentionMask m = host_mask.view();
     const int rows = token_rows * length, blocks = rows / block;
     for (int b = 0; b < blocks; ++b) head_blocks += b + 1 - m.key_begin[b];
@@ -169,7 +169,7 @@ void load_device(const Attention& a, const Timer& timer) {
 /// Seconds of a block of a dense causal mask, those of its diagonal among them; median of batches.
 template <class Direction>
 double dense_block_seconds() {
-  const Attention a(8192, 48, 0, 0);
+  const Attention a(8192, 48, WindowKind::tokens_before, 0, 0);
   const Timer timer;
   a.forward();
   load_device<Direction>(a, timer);
@@ -183,7 +183,8 @@ template <class Direction>
 void measure(benchmark::State& state) {
   static const double dense = dense_block_seconds<Direction>();
   const auto argument = [&](int i) { return static_cast<int>(state.range(i)); };
-  const Attention a(argument(0), argument(1), argument(2), argument(3), argument(4) != 0);
+  const auto kind = argument(4) ? WindowKind::tokens_before : WindowKind::block;
+  const Attention a(argument(0), argument(1), kind, argument(2), argument(3), argument(5) != 0);
   const Timer timer;
   a.forward();
   timer.seconds<Direction>(a);
@@ -210,17 +211,23 @@ void measure(benchmark::State& state) {
 void forward(benchmark::State& state) { measure<Forward>(state); }
 void backward(benchmark::State& state) { measure<Backward>(state); }
 
-/// Dense, and the recipe's windows with and without documents; windows of paired heads are in rows.
+/// Dense, as window 0 is; record 21's windows, with and without documents; those of record 89's stages, in tokens and
+/// not in blocks, for short, long and paired layers. Windows of paired heads are in rows.
 void shapes(benchmark::internal::Benchmark* b) {
-  b->ArgNames({"T", "H", "window", "document", "paired"})
+  b->ArgNames({"T", "H", "window", "document", "tokens", "paired"})
       ->UseManualTime()
       ->Unit(benchmark::kMicrosecond)
       ->Iterations(20);
-  b->Args({8192, 48, 0, 0, 0});
+  b->Args({8192, 48, 0, 0, 1, 0});
   for (const int document : {1000, 0}) {
-    for (const int window : {128, 384, 1792}) b->Args({49152, 6, window, document, 0});
+    for (const int window : {128, 384, 1792}) b->Args({49152, 6, window, document, 0, 0});
   }
-  for (const int window : {128, 384, 896}) b->Args({49152, 6, window, 1000, 1});
+  b->Args({49152, 6, 896, 1000, 0, 1});
+  constexpr int stages[3][4] = {{16384, 500, 128, 384}, {32768, 1000, 384, 896}, {49152, 1000, 640, 1408}};
+  for (const auto& [length, document, short_window, long_window] : stages) {
+    for (const int window : {short_window, long_window}) b->Args({length, 6, window, document, 1, 0});
+    b->Args({length, 6, short_window, document, 1, 1});
+  }
 }
 BENCHMARK(forward)->Apply(shapes);
 BENCHMARK(backward)->Apply(shapes);

@@ -4,6 +4,7 @@ import contextlib
 import fcntl
 import io
 import json
+import math
 import os
 import shutil
 import signal
@@ -23,6 +24,9 @@ import ensemble
 import program
 import record
 import tool
+
+sys.path.append(str(ROOT / "tests" / "fault"))
+import small_record89  # noqa: E402
 
 SCRIPT = ROOT / "jobscripts" / "record.sh"
 SHORT = "train.steps=6"
@@ -97,6 +101,16 @@ class Runs(RecordTest):
         self.refuse(*words, names="deck_runs/seed_2 is a run with run.seed = 1, not 2")
         (out / "seed_2" / "deck.toml").unlink()
         self.refuse(*words, names="deck_runs/seed_2 is a finished run without deck.toml")
+
+    def test_a_small_record_89(self):
+        keys = [key for key in small_record89.SMALL if not key.startswith(("run.name=", "data."))]
+        data = ('data.train=["data.h5"]', 'data.validation=["data.h5"]', "data.end=wrap", 'data.prefix_table=""')
+        said, _ = self.record("--seeds", 2, "--ranks", 2, "--target", 9, "--", *keys, *data, deck=small_record89.DECK)
+        runs = self.summaries((1, 2), "outputs/record89_runs")
+        self.assertEqual([run["steps"] for run in runs], [small_record89.STEPS] * 2)
+        for run in runs:
+            self.assertLess(run["final_val_loss"], math.log(257) - 1)  # untrained, every token is as likely
+        self.assertRegex(said, rf"\n +2 +{small_record89.STEPS} .* {runs[1]['final_val_loss']:.5f} ")
 
     def test_a_run_that_was_stopped_goes_on(self):
         words = ("--seeds", 1, "--ranks", 1, "--out", "it's [a]", "--", SHORT)
