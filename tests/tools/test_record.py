@@ -103,9 +103,9 @@ class Runs(RecordTest):
         self.refuse(*words, names="deck_runs/seed_2 is a finished run without deck.toml")
 
     def test_a_small_record_89(self):
-        keys = [key for key in small_record89.SMALL if not key.startswith(("run.name=", "data."))]
-        data = ('data.train=["data.h5"]', 'data.validation=["data.h5"]', "data.end=wrap", 'data.prefix_table=""')
-        said, _ = self.record("--seeds", 2, "--ranks", 2, "--target", 9, "--", *keys, *data, deck=small_record89.DECK)
+        keys = [key for key in small_record89.SMALL if not key.startswith(("run.name=", "data.train="))]
+        said, _ = self.record("--seeds", 2, "--ranks", 2, "--target", 9, "--", *keys, 'data.train=["data.h5"]',
+                              "data.end=wrap", deck=small_record89.DECK)
         runs = self.summaries((1, 2), "outputs/record89_runs")
         self.assertEqual([run["steps"] for run in runs], [small_record89.STEPS] * 2)
         for run in runs:
