@@ -15,7 +15,7 @@ void fill(Stream, Vec<T> x, double value) {
 }
 
 template <class T, class X>
-void round_to(Stream, Vec<T> out, Vec<const std::type_identity_t<X>> x) {
+void round_to(Stream, Vec<T> out, Vec<const std::type_identity_t<X>> x, bool) {
   static_assert(std::is_same_v<T, X>);
   assert(out.size() == x.size());
   if (out.data() == x.data()) return;
@@ -52,11 +52,11 @@ void move_sum(Stream, Vec<T> out, Vec<T> x) {
   });
 }
 
-#define NANORUN_INSTANTIATE(T)                                \
-  template void fill(Stream, Vec<T>, double);                 \
-  template void round_to<T, T>(Stream, Vec<T>, Vec<const T>); \
-  template void round_as_bf16(Stream, Vec<T>);                \
-  template void add(Stream, Mat<T>, Mat<const T>);            \
+#define NANORUN_INSTANTIATE(T)                                      \
+  template void fill(Stream, Vec<T>, double);                       \
+  template void round_to<T, T>(Stream, Vec<T>, Vec<const T>, bool); \
+  template void round_as_bf16(Stream, Vec<T>);                      \
+  template void add(Stream, Mat<T>, Mat<const T>);                  \
   template void move_sum(Stream, Vec<T>, Vec<T>);
 NANORUN_INSTANTIATE(float)
 NANORUN_INSTANTIATE(double)

@@ -33,6 +33,15 @@ struct RoundTo {
   }
 };
 
+struct Truncate {
+  bf16* out;
+  const float* x;
+  template <int W>
+  __device__ void apply(std::size_t i) const {
+    store_vector(out + i, truncate_to_bf16(load_vector<W>(x + i)));
+  }
+};
+
 struct RoundAsBf16 {
   float* x;
   template <int W>
@@ -101,9 +110,12 @@ void fill(Stream stream, Vec<T> x, double value) {
 }
 
 template <class T, class X>
-void round_to(Stream stream, Vec<T> out, Vec<const std::type_identity_t<X>> x) {
+void round_to(Stream stream, Vec<T> out, Vec<const std::type_identity_t<X>> x, bool truncates) {
   if constexpr (std::is_same_v<T, X>) {
     if (out.data() == x.data()) return;
+  } else if (truncates) {
+    const Truncate body{out.data(), x.data()};
+    return launch_elementwise<4>("truncate", stream, x.size(), body, out.data(), x.data());
   }
   launch_elementwise<4>("round_to", stream, x.size(), RoundTo<T, X>{out.data(), x.data()}, out.data(), x.data());
 }
@@ -132,9 +144,9 @@ template void fill(Stream, Vec<float>, double);
 template void fill(Stream, Vec<bf16>, double);
 template void fill(Stream, Vec<double>, double);
 template void fill(Stream, Vec<std::int32_t>, double);
-template void round_to<float, float>(Stream, Vec<float>, Vec<const float>);
-template void round_to<bf16, float>(Stream, Vec<bf16>, Vec<const float>);
-template void round_to<bf16, bf16>(Stream, Vec<bf16>, Vec<const bf16>);
+template void round_to<float, float>(Stream, Vec<float>, Vec<const float>, bool);
+template void round_to<bf16, float>(Stream, Vec<bf16>, Vec<const float>, bool);
+template void round_to<bf16, bf16>(Stream, Vec<bf16>, Vec<const bf16>, bool);
 template void round_as_bf16(Stream, Vec<float>);
 template void add<float>(Stream, Mat<float>, Mat<const float>);
 template void add<bf16>(Stream, Mat<bf16>, Mat<const bf16>);

@@ -11,9 +11,9 @@ namespace nanorun::kernels::portable {
 template <class T>
 void fill(Stream stream, Vec<T> x, double value);
 
-/// out[i] = x[i], rounded to T. Where X is T, out may be x, and nothing happens.
+/// out[i] = x[i], rounded to T, or cut to T with `truncates`. Where X is T, out may be x, and nothing happens.
 template <class T, class X = acc_t<T>>
-void round_to(Stream stream, Vec<T> out, Vec<const std::type_identity_t<X>> x);
+void round_to(Stream stream, Vec<T> out, Vec<const std::type_identity_t<X>> x, bool truncates = false);
 
 /// x[i] = the nearest bf16, ties to even; of a double, of the float that is nearest to it.
 template <class T>
@@ -37,7 +37,7 @@ void fill(Stream stream, Vec<T> x, double value);
 
 /// T = bf16 or float; X = T or float
 template <class T, class X = acc_t<T>>
-void round_to(Stream stream, Vec<T> out, Vec<const std::type_identity_t<X>> x);
+void round_to(Stream stream, Vec<T> out, Vec<const std::type_identity_t<X>> x, bool truncates = false);
 
 /// T = float
 template <class T>

@@ -62,6 +62,7 @@ Head<T> make_head(Mat<const T> x, Mat<const T> w, const HeadOptions& options, Wo
 /// u = tanh(z / c), of which the logit is c u.
 template <class T>
 struct TanhCap {
+  static constexpr bool rounds_in_fp8 = false;
   T c, inverse;
 
   explicit TanhCap(const HeadOptions& options) : c(static_cast<T>(options.softcap)), inverse(1 / c) {}
@@ -73,6 +74,7 @@ struct TanhCap {
 /// u = sigmoid((z + shift) / width), of which the logit is c u.
 template <class T>
 struct SigmoidCap {
+  static constexpr bool rounds_in_fp8 = true;  ///< u, to bf16
   T c, shift, inverse_width, slope;
 
   explicit SigmoidCap(const HeadOptions& options)
@@ -141,7 +143,8 @@ KOKKOS_FUNCTION double softcap_row(T* z, int n, const Cap& cap) {
 #pragma omp simd reduction(+ : partial)
     for (int v = first; v < last; ++v) {
       const T logit = precision == HeadPrecision::fp8 ? round_to_bf16(static_cast<float>(z[v])) : z[v];
-      const T u = cap.squash(logit);
+      T u = cap.squash(logit);
+      if constexpr (precision == HeadPrecision::fp8 && Cap::rounds_in_fp8) u = round_to_bf16(static_cast<float>(u));
       z[v] = u;
       partial += fast_exp(cap.c * u);
     }

@@ -9,7 +9,7 @@
 //
 // HeadPrecision::fp8: operands in 8-bit formats (Micikevicius et al. 2022, arXiv:2209.05433), rounded to nearest even,
 // saturating at 448 (e4m3) and 57344 (e5m2). The portable implementation emulates the tensor cores:
-//   xq = e4m3(x sx), wq = e4m3(w sw), z = bf16(xq wqᵀ / (sx sw))
+//   xq = e4m3(x sx), wq = e4m3(w sw), z = bf16(xq wqᵀ / (sx sw)), logit = c bf16(sigmoid((z + shift) / width))
 //   gq = e5m2(g sg), d_x = gq wq / (sg sw), d_w = gqᵀ xq / (sg sx), where g is the gradient of z.
 
 #include <array>

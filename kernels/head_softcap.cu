@@ -21,6 +21,8 @@ constexpr int max_segments = ceil_div(max_vocabulary / 8, segment_vectors);
 
 /// With r = 1 / (1 + 2^(rate z + offset)), which is (1 - tanh(z / c)) / 2 or 1 - sigmoid((z + shift) / width):
 ///   logit = c (1 - fall r), and its derivative by z is steepness r (1 - r).
+/// With `rounds` the sigmoid 1 - r is rounded to bf16.
+template <bool rounds>
 struct Cap {
   float rate, offset;
   float fall;
@@ -32,7 +34,11 @@ struct Cap {
 
   /// 1 / r, bounded so that the product of two is finite. At the bound the logit has long rounded to c.
   __device__ float inverse_r(float z) const { return 1 + sm90::exp2_fast(sm90::min_nan(rate * z + offset, 60)); }
-  __device__ float r(float z) const { return sm90::reciprocal_fast(inverse_r(z)); }
+  __device__ float r(float z) const {
+    float r[2] = {sm90::reciprocal_fast(inverse_r(z))};
+    if constexpr (rounds) round(r);
+    return r[0];
+  }
   __device__ float exponential(float r) const { return sm90::exp2_fast(log2_cap - log2_fall * r); }
   /// -logit, to which the loss adds the logarithm of the sum of exponentials.
   __device__ float negative_logit(float r) const { return log2_cap * 0.6931471805599453f * (fall * r - 1); }
@@ -45,7 +51,8 @@ struct Cap {
 #pragma unroll
     for (int i = 0; i < 8; i += 2) {
       const float a = inverse_r(z.v[i]), b = inverse_r(z.v[i + 1]), inverse = sm90::reciprocal_fast(a * b);
-      const float r[2] = {inverse * b, inverse * a};
+      float r[2] = {inverse * b, inverse * a};
+      if constexpr (rounds) round(r);
 #pragma unroll
       for (int k = 0; k < 2; ++k) {
         const float p = exponential(r[k]);
@@ -57,6 +64,12 @@ struct Cap {
   }
 
  private:
+  __device__ static void round(float (&r)[2]) {
+    const __nv_bfloat162 sigmoid = __floats2bfloat162_rn(1 - r[0], 1 - r[1]);
+    r[0] = 1 - __low2float(sigmoid);
+    r[1] = 1 - __high2float(sigmoid);
+  }
+
   Cap(const HeadOptions& o, bool tanh)
       : rate(static_cast<float>(tanh ? 2 * log2_e / o.softcap : log2_e / o.softcap_width)),
         offset(static_cast<float>(tanh ? 0 : o.softcap_shift / o.softcap_width * log2_e)),
@@ -115,6 +128,7 @@ struct RowTargets {
   int column[count] = {};  ///< -1: none
   float r[count] = {};     ///< see Cap
 
+  template <class Cap>
   __device__ void load(const Targets& in, int t, const bf16* row, const Cap& cap) {
 #pragma unroll
     for (int k = 0; k < count; ++k) {
@@ -135,6 +149,7 @@ struct RowTargets {
     return further ? in.sum + (used(count - 1) ? in.weight[count - 1] : 0) : 1;
   }
 
+  template <class Cap>
   __device__ float loss(const Targets& in, const Cap& cap, float sum) const {
     if constexpr (!further) return logf(sum) + cap.negative_logit(r[0]);
     float loss = 0;
@@ -191,6 +206,7 @@ __device__ void load_row(Vector<bf16, 8>* shared, const bf16* row, int vectors, 
 }
 
 /// Applies Cap::weigh to a row, segment by segment as they arrive; returns the sum of e^logit.
+template <class Cap>
 __device__ float weigh_row(Vector<bf16, 8>* z, int vectors, const Cap& cap, sm90::Mbarrier* loaded) {
   float sum = 0;
   for (int s = 0; s * segment_vectors < vectors; ++s) {
@@ -209,9 +225,9 @@ __device__ float weigh_row(Vector<bf16, 8>* z, int vectors, const Cap& cap, sm90
 /// A block turns a row of z into its gradient times scale, in format G, and writes its loss.
 /// - Shared memory holds the row, then what Cap::weigh makes of it in bf16, whose rounding is small beside that of z.
 /// - The last rows come first: the GEMM wrote them last, and they are still in L2.
-template <class G, bool further>
+template <class G, bool further, bool rounds>
 __global__ void __launch_bounds__(row_threads, 2)
-    softcap_row(Mat<bf16> z, float* loss, const __grid_constant__ Targets targets, Cap cap, float scale) {
+    softcap_row(Mat<bf16> z, float* loss, const __grid_constant__ Targets targets, Cap<rounds> cap, float scale) {
   constexpr int loader = 0, finisher = warp_size;  // threads of different warps
   extern __shared__ Vector<bf16, 8> kept[];
   __shared__ sm90::Mbarrier loaded[max_segments];
@@ -249,16 +265,22 @@ __global__ void __launch_bounds__(row_threads, 2)
   }
 }
 
-template <class G>
+template <class G, bool rounds>
 void launch_rows(Stream stream, float* loss, const Softcap& in, double scale) {
   assert(in.z.cols % 8 == 0 && in.z.cols <= max_vocabulary && in.targets.size() >= static_cast<std::size_t>(in.z.rows));
   const int shared_bytes = in.z.cols * static_cast<int>(sizeof(bf16));
   const Targets targets(in);
-  const auto kernel = targets.further() ? softcap_row<G, true> : softcap_row<G, false>;
+  const auto kernel = targets.further() ? softcap_row<G, true, rounds> : softcap_row<G, false, rounds>;
   check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes),
         "cudaFuncSetAttribute");
-  launch("softcap_row", stream, kernel, in.z.rows, row_threads, shared_bytes, in.z, loss, targets, Cap(in.options),
-         static_cast<float>(scale));
+  launch("softcap_row", stream, kernel, in.z.rows, row_threads, shared_bytes, in.z, loss, targets,
+         Cap<rounds>(in.options), static_cast<float>(scale));
+}
+
+template <class G>
+void launch_rows(Stream stream, float* loss, const Softcap& in, double scale) {
+  const bool rounds = in.options.precision == HeadPrecision::fp8 && in.options.kind == SoftcapKind::sigmoid;
+  return rounds ? launch_rows<G, true>(stream, loss, in, scale) : launch_rows<G, false>(stream, loss, in, scale);
 }
 
 }  // namespace

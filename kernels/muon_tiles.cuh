@@ -24,6 +24,7 @@ struct MuonMatrix {
   bf16* copy;
   int rows, cols;
   float lr, decay;
+  bool truncates;
 
   /// Number `index` over all batches.
   __device__ MuonMatrix(const MuonBatches& batches, int index) {
@@ -36,6 +37,7 @@ struct MuonMatrix {
     const std::size_t first_line = static_cast<std::size_t>(index) * normuon_lines(rows, cols);
     second_moment = b->second_moment == nullptr ? nullptr : b->second_moment + first_line;
     lr = static_cast<float>(b->lr), decay = static_cast<float>(b->decay);
+    truncates = b->truncates;
   }
   __device__ std::size_t size() const { return static_cast<std::size_t>(rows) * cols; }
   __device__ std::size_t at(int row, int col) const { return static_cast<std::size_t>(row) * cols + col; }

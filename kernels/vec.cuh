@@ -103,6 +103,15 @@ __device__ inline Vector<bf16, 8> round_to_bf16(const Vector<float, 8>& x) {
   return y;
 }
 
+/// Cuts off what bf16 lacks.
+template <int N>
+__device__ Vector<bf16, N> truncate_to_bf16(const Vector<float, N>& x) {
+  Vector<bf16, N> y;
+#pragma unroll
+  for (int k = 0; k < N; ++k) y.v[k].bits = static_cast<std::uint16_t>(__float_as_uint(x.v[k]) >> 16);
+  return y;
+}
+
 template <int N>
 __device__ Vector<float, N> load_floats(const bf16* p) {
   return to_floats(load_vector<N>(p));

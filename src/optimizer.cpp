@@ -369,7 +369,8 @@ void Optimizer<T>::add_batches(const OwnedBucket& owned, long step) {
          .copy = owned.copy.data() + first,
          .second_moment = config_.optimizer.normuon_beta > 0 ? owned.moment2.wide.data() + first_line : nullptr,
          .lr = lr,
-         .decay = lr * blocks.rule.decay * config_.optimizer.muon_lr * factor});
+         .decay = lr * blocks.rule.decay * config_.optimizer.muon_lr * factor,
+         .truncates = blocks.rule.truncates});
     first += batches_.back().size();
     first_line += line_count(blocks);
   }
@@ -460,8 +461,11 @@ bool Optimizer<T>::overflowed() const {
 template <class T>
 void Optimizer<T>::round_copy(const OwnedBucket& owned) {
   if constexpr (!Kept<T>::one_type) {
-    const bool apart = !owned.bucket.scalars() && !owned.master.wide.empty();
-    if (apart) ops::round_to<T>(stream_, owned.copy, owned.master.wide);
+    if (owned.bucket.scalars() || owned.master.wide.empty()) return;
+    for (const Run& run : owned.runs) {
+      ops::round_to<T>(stream_, owned.copy.subspan(run.first, run.size), owned.master.wide.subspan(run.first, run.size),
+                       run.rule.truncates);
+    }
   }
 }
 

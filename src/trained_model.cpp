@@ -5,26 +5,27 @@
 #include "src/bin_file.hpp"
 #include "src/checkpoint.hpp"
 #include "src/data.hpp"
+#include "src/update_rules.hpp"
 
 namespace nanorun {
 
 namespace {
 
-/// Fills one parameter, of which `values` are the fp32 weights, in the type in which ops read it.
+/// Fills one parameter, of which `values` are the fp32 weights, in the type in which ops read it: rounded, or cut.
 template <class T>
-void set_parameter(kernels::Stream stream, std::span<T> parameter, std::span<const float> values) {
+void set_parameter(kernels::Stream stream, std::span<T> parameter, std::span<const float> values, bool truncates) {
   if constexpr (std::is_same_v<T, float>) {
     ops::copy_to_device(stream, parameter.data(), values.data(), values.size_bytes());
   } else {
     const TensorArena<float> masters(values.size(), "the weights");
     ops::copy_to_device(stream, masters.data(), values.data(), values.size_bytes());
-    ops::round_to<T>(stream, parameter, masters.span());
+    ops::round_to<T>(stream, parameter, masters.span(), truncates);
     ops::synchronize(stream);
   }
 }
 
-void read_weights(const std::string& path, const CheckpointHeader& header, const ParameterTable& table,
-                  const Weights<Real>& weights, kernels::Stream stream) {
+void read_weights(const std::string& path, const CheckpointHeader& header, const Config& config,
+                  const ParameterTable& table, const Weights<Real>& weights, kernels::Stream stream) {
   Comm alone(MPI_COMM_SELF);
   std::vector<Slab<float>> slabs = weight_slabs(table);
   std::vector<float> values;
@@ -34,10 +35,11 @@ void read_weights(const std::string& path, const CheckpointHeader& header, const
     slabs[i].data = values;
     read_tensors(alone, path, header, {slabs[i]});
     if (parameter.offset < table.tensor_size()) {
-      set_parameter(stream, weights.tensors().subspan(parameter.offset, parameter.size()), values);
+      const std::span<Real> tensor = weights.tensors().subspan(parameter.offset, parameter.size());
+      set_parameter(stream, tensor, values, update_rule(config, parameter).truncates);
     } else {
       const std::size_t first = parameter.offset - table.tensor_size();
-      set_parameter(stream, weights.scalars().subspan(first, parameter.size()), values);
+      set_parameter(stream, weights.scalars().subspan(first, parameter.size()), values, false);
     }
     ops::synchronize(stream);
   }
@@ -106,7 +108,7 @@ TrainedWeights::TrainedWeights(Comm& comm, const std::string& path, const Checkp
                                const Config& config, kernels::Stream stream)
     : table(config.model), weights(table) {
   require_own_model(header, table, path);
-  comm.together([&] { read_weights(path, header, table, weights, stream); });
+  comm.together([&] { read_weights(path, header, config, table, weights, stream); });
 }
 
 }  // namespace nanorun

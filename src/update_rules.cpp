@@ -69,6 +69,7 @@ UpdateRule update_rule(const Config& config, const Parameter& parameter) {
   }
   if (parameter.group == Group::matrix) {
     rule.decay = o.muon_decay;
+    rule.truncates = o.muon_truncates;
     return rule;
   }
   // One parameter has one format.

@@ -122,8 +122,9 @@ Result naive(const Problem& p, const HeadOptions& o) {
     double sum = 0;
     for (int v = 0; v < p.vocabulary; ++v) {
       const double z = quantised(test::bf16, 1, dot(x_t, &w[v * p.width], p.width));
-      u[v] = o.kind == SoftcapKind::tanh ? std::tanh(z / o.softcap)
-                                         : 1 / (1 + std::exp(-(z + o.softcap_shift) / o.softcap_width));
+      u[v] = o.kind == SoftcapKind::tanh
+                 ? std::tanh(z / o.softcap)
+                 : quantised(test::bf16, 1, 1 / (1 + std::exp(-(z + o.softcap_shift) / o.softcap_width)));
     }
     const double largest = *std::max_element(u.begin(), u.end());
     for (int v = 0; v < p.vocabulary; ++v) sum += softmax[v] = std::exp(o.softcap * (u[v] - largest));

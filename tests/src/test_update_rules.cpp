@@ -73,6 +73,16 @@ TEST(UpdateRules, FormatsAreAdams) {
   EXPECT_EQ(formats("embedding"), std::pair(bf16, fp32));
 }
 
+TEST(UpdateRules, OnlyMuonsWeightsAreCut) {
+  Config config = tiny_config();
+  const ParameterTable table(config.model);
+  EXPECT_FALSE(update_rule(config, table.find("block.0.qkv")).truncates);
+  config.optimizer.muon_truncates = true;
+  for (const Parameter& parameter : table.parameters()) {
+    EXPECT_EQ(update_rule(config, parameter).truncates, parameter.group == Group::matrix) << parameter.name;
+  }
+}
+
 TEST(UpdateRules, MuonTakesHeadsOfQueriesAndKeysApart) {
   Config config = tiny_config();
   const ParameterTable table(config.model);
