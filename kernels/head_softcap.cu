@@ -36,7 +36,7 @@ struct Cap {
   __device__ float inverse_r(float z) const { return 1 + sm90::exp2_fast(sm90::min_nan(rate * z + offset, 60)); }
   __device__ float r(float z) const {
     float r[2] = {sm90::reciprocal_fast(inverse_r(z))};
-    if constexpr (rounds) round(r);
+    if constexpr (rounds) round_sigmoids(r);
     return r[0];
   }
   __device__ float exponential(float r) const { return sm90::exp2_fast(log2_cap - log2_fall * r); }
@@ -52,7 +52,7 @@ struct Cap {
     for (int i = 0; i < 8; i += 2) {
       const float a = inverse_r(z.v[i]), b = inverse_r(z.v[i + 1]), inverse = sm90::reciprocal_fast(a * b);
       float r[2] = {inverse * b, inverse * a};
-      if constexpr (rounds) round(r);
+      if constexpr (rounds) round_sigmoids(r);
 #pragma unroll
       for (int k = 0; k < 2; ++k) {
         const float p = exponential(r[k]);
@@ -64,7 +64,7 @@ struct Cap {
   }
 
  private:
-  __device__ static void round(float (&r)[2]) {
+  __device__ static void round_sigmoids(float (&r)[2]) {
     const __nv_bfloat162 sigmoid = __floats2bfloat162_rn(1 - r[0], 1 - r[1]);
     r[0] = 1 - __low2float(sigmoid);
     r[1] = 1 - __high2float(sigmoid);

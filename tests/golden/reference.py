@@ -55,7 +55,7 @@ LATER = {
     "train": {"extension_steps": 0, "loss": "mean", "untie_step": 0, "mlp_precision": "working"},
     "optimizer": {
         "muon_momentum_cooldown": 0, "orthogonalisation": "newton_schulz", "muon_block_heads": 0, "normuon_beta": 0,
-        "muon_decay": 0, "adam_epsilon_hat": False, "adam_period": 1,
+        "muon_decay": 0, "muon_truncates": False, "adam_epsilon_hat": False, "adam_period": 1,
         "adam_master": "fp32", "adam_moments": "fp32",
     },
 }
