@@ -11,7 +11,7 @@ namespace nanorun::kernels::portable {
 template <class T>
 void fill(Stream stream, Vec<T> x, double value);
 
-/// out[i] = x[i], rounded to T, or cut to T with `truncates`. Where X is T, out may be x, and nothing happens.
+/// out[i] = x[i], rounded to T, or truncated with `truncates`. Where X is T, out may be x, and nothing happens.
 template <class T, class X = acc_t<T>>
 void round_to(Stream stream, Vec<T> out, Vec<const std::type_identity_t<X>> x, bool truncates = false);
 

@@ -69,7 +69,7 @@ inline constexpr PolarIteration polar_express_iteration{
       {2.3465413258596377, -1.7097828382687081, 0.42323551169305323}}}};
 
 /// Matrices that muon_update() updates, `count` contiguous ones [rows, cols] in each tensor. copy: weights rounded or
-/// cut to T, for the GEMMs that read them; where acc_t<T> is T, the weights themselves.
+/// truncated to T, for the GEMMs that read them; where acc_t<T> is T, the weights themselves.
 template <class T>
 struct MuonBatch {
   int count = 0, rows = 0, cols = 0;
@@ -77,7 +77,7 @@ struct MuonBatch {
   T* copy = nullptr;
   acc_t<T>* second_moment = nullptr;  ///< Q [count, normuon_lines(rows, cols)]; null: without NorMuon
   double lr = 0, decay = 0;
-  bool truncates = false;  ///< the copy is cut, not rounded
+  bool truncates = false;  ///< the copy is truncated, not rounded
 
   constexpr std::size_t matrix_size() const { return static_cast<std::size_t>(rows) * cols; }
   constexpr std::size_t size() const { return count * matrix_size(); }

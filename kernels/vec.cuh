@@ -103,7 +103,7 @@ __device__ inline Vector<bf16, 8> round_to_bf16(const Vector<float, 8>& x) {
   return y;
 }
 
-/// Cuts off what bf16 lacks.
+/// Rounds towards zero.
 template <int N>
 __device__ Vector<bf16, N> truncate_to_bf16(const Vector<float, N>& x) {
   Vector<bf16, N> y;

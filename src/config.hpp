@@ -183,7 +183,7 @@ struct OptimizerConfig {
   int muon_block_heads = 0;       ///< heads of W_q and W_k that are orthogonalised together; 0: all
   double normuon_beta = 0;        ///< decay of NorMuon's second moment; 0: none is kept
   double muon_decay = 0;          ///< cautious: w -= lr muon_lr decay w
-  bool muon_truncates = false;    ///< the bf16 weights that GEMMs read are cut, not rounded
+  bool muon_truncates = false;    ///< the bf16 weights that GEMMs read are truncated, not rounded
   bool adam_epsilon_hat = false;  ///< adam_eps is added before the second moment's bias is corrected
   int adam_period = 1;            ///< Adam updates after so many steps, with the sum of their gradients
   double adam_beta1 = 0.8;

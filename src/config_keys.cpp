@@ -327,7 +327,7 @@ std::vector<Key> optimizer_keys() {
       {NANORUN_KEY(optimizer, muon_decay), trains, at_least(0),
        "Muon: cautious weight decay, w -= lr muon_lr muon_decay w where the update has the sign of w"},
       {NANORUN_KEY(optimizer, muon_truncates), trains, any(),
-       "Muon: on GPUs, cut its fp32 weights to bf16 for GEMMs instead of rounding them"},
+       "Muon: on GPUs, truncate its fp32 weights to bf16 for GEMMs, instead of rounding them to the nearest"},
       {NANORUN_KEY(optimizer, adam_epsilon_hat), trains, any(),
        "Adam: add adam_eps before the second moment's bias is corrected, not after"},
       {NANORUN_KEY(optimizer, adam_period), trains, between(1, 1024),

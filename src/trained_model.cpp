@@ -11,7 +11,8 @@ namespace nanorun {
 
 namespace {
 
-/// Fills one parameter, of which `values` are the fp32 weights, in the type in which ops read it: rounded, or cut.
+/// Fills one parameter, of which `values` are the fp32 weights, in the type in which ops read it: rounded, or
+/// truncated.
 template <class T>
 void set_parameter(kernels::Stream stream, std::span<T> parameter, std::span<const float> values, bool truncates) {
   if constexpr (std::is_same_v<T, float>) {

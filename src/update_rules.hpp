@@ -16,7 +16,7 @@ struct UpdateRule {
   double beta1 = 0, beta2 = 0;
   double decay = 0;
   StateFormat master = StateFormat::fp32, moments = StateFormat::fp32;
-  bool truncates = false;  ///< bf16 weights that GEMMs read are cut, not rounded
+  bool truncates = false;  ///< bf16 weights that GEMMs read are truncated, not rounded
   bool operator==(const UpdateRule&) const = default;
 };
 UpdateRule update_rule(const Config& config, const Parameter& parameter);

@@ -63,7 +63,7 @@ TEST(CudaFill, RoundsToNearestEven) {
   EXPECT_TRUE(std::isinf(test::to_float(bits[2])));
 }
 
-TEST(CudaFill, CutsWhereItShallNotRound) {
+TEST(CudaFill, Truncates) {
   SKIP_WITHOUT_DEVICE();
   for (const int n : {1, 1003, 2'000'002}) {
     for (const int first : {0, 1}) {

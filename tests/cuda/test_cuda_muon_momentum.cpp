@@ -58,15 +58,15 @@ void expect_narrowed(const test::Vector<bf16>& copy, const test::Vector<float>& 
   std::size_t i = 0, inexact = 0;
   for (const MuonBatch<bf16>& batch : batches) {
     for (const std::size_t end = i + batch.size(); i < end; ++i) {
-      const bf16 cut{static_cast<std::uint16_t>(std::bit_cast<std::uint32_t>(weights[i]) >> 16)};
-      ASSERT_EQ(copy[i].bits, batch.truncates ? cut.bits : to_bf16(weights[i]).bits) << i;
-      inexact += cut.bits != to_bf16(weights[i]).bits;
+      const bf16 truncated{static_cast<std::uint16_t>(std::bit_cast<std::uint32_t>(weights[i]) >> 16)};
+      ASSERT_EQ(copy[i].bits, batch.truncates ? truncated.bits : to_bf16(weights[i]).bits) << i;
+      inexact += truncated.bits != to_bf16(weights[i]).bits;
     }
   }
-  EXPECT_GT(inexact, copy.size() / 4) << "cut and rounded weights must differ";
+  EXPECT_GT(inexact, copy.size() / 4) << "truncated and rounded weights must differ";
 }
 
-/// Each batch with its own rates; every other one has its copy cut.
+/// Each batch with its own rates; every other one has its copy truncated.
 void compare_apply(const Shapes& shapes, double decay) {
   SCOPED_TRACE(name_of(shapes));
   MuonMatrices matrices(shapes);

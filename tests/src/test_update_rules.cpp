@@ -73,7 +73,7 @@ TEST(UpdateRules, FormatsAreAdams) {
   EXPECT_EQ(formats("embedding"), std::pair(bf16, fp32));
 }
 
-TEST(UpdateRules, OnlyMuonsWeightsAreCut) {
+TEST(UpdateRules, OnlyMuonsWeightsAreTruncated) {
   Config config = tiny_config();
   const ParameterTable table(config.model);
   EXPECT_FALSE(update_rule(config, table.find("block.0.qkv")).truncates);
