@@ -22,23 +22,15 @@ template <class T, class X>
 struct RoundTo {
   T* out;
   const X* x;
+  bool truncates;
   template <int W>
   __device__ void apply(std::size_t i) const {
     const Vector<float, W> p = load_floats<W>(x + i);
     if constexpr (std::is_same_v<T, float>) {
       store_vector(out + i, p);
     } else {
-      store_rounded(out + i, p);
+      store_vector(out + i, narrow_to_bf16(p, truncates));
     }
-  }
-};
-
-struct Truncate {
-  bf16* out;
-  const float* x;
-  template <int W>
-  __device__ void apply(std::size_t i) const {
-    store_vector(out + i, truncate_to_bf16(load_vector<W>(x + i)));
   }
 };
 
@@ -113,11 +105,9 @@ template <class T, class X>
 void round_to(Stream stream, Vec<T> out, Vec<const std::type_identity_t<X>> x, bool truncates) {
   if constexpr (std::is_same_v<T, X>) {
     if (out.data() == x.data()) return;
-  } else if (truncates) {
-    const Truncate body{out.data(), x.data()};
-    return launch_elementwise<4>("truncate", stream, x.size(), body, out.data(), x.data());
   }
-  launch_elementwise<4>("round_to", stream, x.size(), RoundTo<T, X>{out.data(), x.data()}, out.data(), x.data());
+  const RoundTo<T, X> body{out.data(), x.data(), truncates};
+  launch_elementwise<4>("round_to", stream, x.size(), body, out.data(), x.data());
 }
 
 template <class T>

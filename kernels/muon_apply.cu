@@ -143,7 +143,7 @@ __device__ void move_tile(const MuonMatrix& m, const bf16* x, int row, int col, 
       of_weights.add_square(w.v[k]);
     }
     store_vector(m.weights + at, w);
-    store_vector(m.copy + at, m.truncates ? truncate_to_bf16(w) : round_to_bf16(w));
+    store_vector(m.copy + at, narrow_to_bf16(w, m.truncates));
   }
   if (m.tall()) __syncthreads();  // the next tile takes its place
 }

@@ -113,6 +113,11 @@ __device__ Vector<bf16, N> truncate_to_bf16(const Vector<float, N>& x) {
 }
 
 template <int N>
+__device__ Vector<bf16, N> narrow_to_bf16(const Vector<float, N>& x, bool truncates) {
+  return truncates ? truncate_to_bf16(x) : round_to_bf16(x);
+}
+
+template <int N>
 __device__ Vector<float, N> load_floats(const bf16* p) {
   return to_floats(load_vector<N>(p));
 }

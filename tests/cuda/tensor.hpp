@@ -73,12 +73,12 @@ class Tensor {
                          << host_[first];
   }
 
-  /// Elements [first, ...) are those of the device's x, rounded; the ones before are not written.
+  /// Elements [first, ...) are those of the device's x, rounded or truncated; the ones before are not written.
   template <class X>
-  void expect_rounded(const Tensor<X>& x, std::size_t first) const {
+  void expect_rounded(const Tensor<X>& x, std::size_t first, bool truncates = false) const {
     const test::Vector<float> got = device_values(), exact = x.device_values();
     for (std::size_t i = 0; i < got.size(); ++i) {
-      const float want = i < first ? host_[i] : to_float(from_float<T>(exact[i]));
+      const float want = i < first ? host_[i] : to_float(from_float<T>(exact[i], truncates));
       ASSERT_TRUE(got[i] == want || (std::isnan(got[i]) && std::isnan(want))) << i << ": " << got[i] << ", " << want;
     }
   }

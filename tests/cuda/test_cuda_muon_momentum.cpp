@@ -1,6 +1,5 @@
 #include <gtest/gtest.h>
 
-#include <bit>
 #include <cmath>
 #include <limits>
 
@@ -58,9 +57,9 @@ void expect_narrowed(const test::Vector<bf16>& copy, const test::Vector<float>& 
   std::size_t i = 0, inexact = 0;
   for (const MuonBatch<bf16>& batch : batches) {
     for (const std::size_t end = i + batch.size(); i < end; ++i) {
-      const bf16 truncated{static_cast<std::uint16_t>(std::bit_cast<std::uint32_t>(weights[i]) >> 16)};
-      ASSERT_EQ(copy[i].bits, batch.truncates ? truncated.bits : to_bf16(weights[i]).bits) << i;
-      inexact += truncated.bits != to_bf16(weights[i]).bits;
+      const bf16 truncated = test::from_float<bf16>(weights[i], true), rounded = to_bf16(weights[i]);
+      ASSERT_EQ(copy[i].bits, batch.truncates ? truncated.bits : rounded.bits) << i;
+      inexact += truncated.bits != rounded.bits;
     }
   }
   EXPECT_GT(inexact, copy.size() / 4) << "truncated and rounded weights must differ";
