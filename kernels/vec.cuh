@@ -112,6 +112,7 @@ __device__ Vector<bf16, N> truncate_to_bf16(const Vector<float, N>& x) {
   return y;
 }
 
+/// Rounds to the nearest, or truncates.
 template <int N>
 __device__ Vector<bf16, N> narrow_to_bf16(const Vector<float, N>& x, bool truncates) {
   return truncates ? truncate_to_bf16(x) : round_to_bf16(x);
