@@ -1,15 +1,18 @@
 #!/usr/bin/env bash
 # Builds everything and runs every test. Where CUDA 13 or newer is installed also builds for GPUs and runs the tests of
 # the CUDA kernels, which are skipped without a GPU. With --asan also the unit tests under the address and
-# undefined-behaviour sanitizers. Compiles through ccache where that is installed.
+# undefined-behaviour sanitizers, with --long also the tests that take more than a minute each. Compiles through ccache
+# where that is installed.
 # shellcheck source=jobscripts/setup.sh
 source "$(dirname "$(realpath -- "${BASH_SOURCE[0]}")")/setup.sh"
 
 presets=()
+long=false
 for argument in "$@"; do
   case $argument in
     --asan) presets+=(asan) ;;
-    *) die 2 "unknown argument $argument; usage: test.sh [--asan]" ;;
+    --long) long=true ;;
+    *) die 2 "unknown argument $argument; usage: test.sh [--asan] [--long]" ;;
   esac
 done
 
@@ -51,4 +54,6 @@ for preset in "${presets[@]}"; do
   [[ $preset == h100 ]] || tests_at_once=$((processors < 7 ? 5 * processors / 2 : 16))
   ctest --preset "$preset" --parallel "$tests_at_once"
 done
+# A few at a time, since each has many ranks or builds of its own.
+! "$long" || ctest --preset long --parallel 2
 [[ -n $CUDACXX ]] || say "no CUDA 13 found: the build for GPUs and the tests of the CUDA kernels were left out"
