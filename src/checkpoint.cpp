@@ -9,6 +9,7 @@
 #include <map>
 
 #include "src/h5.hpp"
+#include "src/output_file.hpp"
 #include "src/text.hpp"
 
 namespace nanorun {

@@ -1,7 +1,6 @@
 #include "src/comm.hpp"
 
 #include <fmt/format.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <numeric>
@@ -39,12 +38,6 @@ MPI_Op mpi_op(Reduce op) {
 
 }  // namespace
 
-std::string host_name() {
-  char host[256] = {};
-  ::gethostname(host, sizeof(host) - 1);
-  return host;
-}
-
 /// What libraries say goes on with a list of parts, or in further lines.
 std::string mpi_version() {
   char text[MPI_MAX_LIBRARY_VERSION_STRING] = {};
@@ -66,6 +59,8 @@ Comm::Comm(MPI_Comm comm) : comm_(comm) {
 }
 
 Comm::~Comm() = default;
+
+std::string Comm::name() const { return fmt::format("rank {} on node {}", rank_, host_name()); }
 
 void Comm::set_timeout(double seconds) { watchdog_->set_timeout(seconds); }
 void Comm::set_step(long step) { watchdog_->set_step(step); }
@@ -161,6 +156,7 @@ void Comm::together(const std::function<void()>& work) {
   } catch (const Error& error) {
     code = static_cast<int>(error.code());
     message = error.what();
+    if (!root() && !message.starts_with("rank ")) message = fmt::format("{}: {}", name(), message);
     cause = error.cause();
   }
   const std::vector<double> codes = all_gather(code);

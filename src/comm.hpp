@@ -11,15 +11,13 @@
 #include <string>
 #include <vector>
 
+#include "src/launch.hpp"
 #include "src/watchdog.hpp"
 
 namespace nanorun {
 
 /// Boundaries of the ranks' parts of a span: rank r owns [bounds[r], bounds[r+1]).
 using Bounds = std::vector<std::size_t>;
-
-/// Of the node of this rank.
-std::string host_name();
 
 /// Name and version of the MPI library, "Open MPI v4.1.4".
 std::string mpi_version();
@@ -41,6 +39,8 @@ class Comm {
   int ranks_of_node() const { return ranks_of_node_; }
   int rank_on_node() const { return rank_on_node_; }
   MPI_Comm handle() const { return comm_; }
+  /// This rank in messages, "rank 3 on node n7".
+  std::string name() const;
 
   void set_timeout(double seconds);
   /// Step named by the watchdog's message.
@@ -76,7 +76,8 @@ class Comm {
   /// A text of each rank, at most 2 GiB in all, on rank 0; empty elsewhere.
   std::vector<std::string> gather(const std::string& text);
   /// Runs `work` (which must not use this communicator) on every rank. Where it throws an Error on any of them, all
-  /// ranks throw the one of the lowest such rank, its cause included, with Scope::all_ranks.
+  /// ranks throw the one of the lowest such rank, its cause included, with Scope::all_ranks. Where that is not rank 0,
+  /// which has no fault then, the message begins with the rank and its node, unless it does already.
   void together(const std::function<void()>& work);
 
  private:

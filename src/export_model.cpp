@@ -15,7 +15,7 @@
 #include "src/config_keys.hpp"
 #include "src/error.hpp"
 #include "src/export_files.hpp"
-#include "src/files.hpp"
+#include "src/output_file.hpp"
 #include "src/safetensors.hpp"
 #include "src/schedule.hpp"
 #include "src/tokenizer_table.hpp"

@@ -4,7 +4,6 @@
 #include <fcntl.h>
 #include <glob.h>
 #include <poll.h>
-#include <sys/file.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
 #include <unistd.h>
@@ -13,32 +12,20 @@
 #include <array>
 #include <cerrno>
 #include <charconv>
-#include <chrono>
 #include <climits>
 #include <cstdio>
 #include <cstring>
 #include <filesystem>
 #include <memory>
-#include <thread>
 
 namespace nanorun {
 
 namespace {
 
-[[noreturn]] void fail(ExitCode code, const std::string& path, const std::string& what, int reason) {
-  throw Error(code, fmt::format("{}: {}: {}", path, what, std::strerror(reason)));
-}
-
 FileKind kind(const struct stat& status) {
   if (S_ISREG(status.st_mode)) return FileKind::regular;
   if (S_ISDIR(status.st_mode)) return FileKind::directory;
   return S_ISLNK(status.st_mode) ? FileKind::symlink : FileKind::other;
-}
-
-const char* kind_text(FileKind kind) {
-  if (kind == FileKind::directory) return "a directory";
-  if (kind == FileKind::symlink) return "a symbolic link";
-  return kind == FileKind::other ? "a device, FIFO or socket" : "a file";
 }
 
 /// Nothing where the path is absent.
@@ -47,34 +34,13 @@ std::optional<struct stat> look(Stat&& stat, const std::string& path, ExitCode c
   struct stat status {};
   if (stat(path.c_str(), &status) == 0) return status;
   if (errno == ENOENT) return std::nullopt;
-  fail(code, path, "cannot be accessed", errno);
+  fail_by_system(code, path, "cannot be accessed", errno);
 }
 
 struct stat status_of(const std::string& path, ExitCode code) {
   const std::optional<struct stat> status = look(::stat, path, code);
   if (!status) throw Error(code, fmt::format("{}: {}", path, std::strerror(ENOENT)));
   return *status;
-}
-
-void require_regular(const std::string& path, FileKind found, ExitCode code) {
-  if (found == FileKind::regular) return;
-  throw Error(code, fmt::format("{}: {}, not a regular file", path, kind_text(found)));
-}
-
-/// Opens a regular file, whatever kind of file `path` names without waiting for it.
-Descriptor open_regular(const std::string& path, int flags, ExitCode code) {
-  Descriptor file(::open(path.c_str(), flags | O_CLOEXEC | O_NONBLOCK | O_NOCTTY, 0666));
-  if (file.get() < 0) {
-    const int reason = errno;
-    const FileKind found = kind_of_entry(path, code);
-    const bool wrong_kind = reason == ELOOP || reason == EISDIR || reason == ENXIO;
-    if (wrong_kind && found != FileKind::absent) require_regular(path, found, code);
-    fail(code, path, "cannot be opened", reason);
-  }
-  struct stat status {};
-  if (::fstat(file.get(), &status) != 0) fail(code, path, "cannot be accessed", errno);
-  require_regular(path, kind(status), code);
-  return file;
 }
 
 /// The descriptor of the pipe or socket of this process that `path` names; -1 where it names something else.
@@ -89,22 +55,6 @@ int stream_named(const std::string& path) {
   struct stat status {};
   if (number < 0 || ::fstat(number, &status) != 0) return -1;
   return S_ISFIFO(status.st_mode) || S_ISSOCK(status.st_mode) ? number : -1;
-}
-
-void write_all(const Descriptor& file, const std::string& path, std::span<const std::byte> bytes, ExitCode code) {
-  const std::string_view text(reinterpret_cast<const char*>(bytes.data()), bytes.size());
-  if (!write_whole(file.get(), text)) fail(code, path, "cannot be written", errno);
-}
-
-std::uint64_t links_of(const Descriptor& file, const std::string& path, ExitCode code) {
-  struct stat status {};
-  if (::fstat(file.get(), &status) != 0) fail(code, path, "cannot be accessed", errno);
-  return status.st_nlink;
-}
-
-/// Some network file systems report only here that a write has failed.
-void close_written(Descriptor& file, const std::string& path, ExitCode code) {
-  if (::close(file.release()) != 0 && errno != EINTR) fail(code, path, "cannot be written", errno);
 }
 
 }  // namespace
@@ -156,12 +106,12 @@ std::vector<std::string> list_directory(const std::string& path, ExitCode code) 
   const auto close = [](DIR* directory) { ::closedir(directory); };
   const std::unique_ptr<DIR, decltype(close)> directory(::opendir(path.c_str()), close);
   if (!directory && errno == ENOENT) return {};
-  if (!directory) fail(code, path, "cannot be listed", errno);
+  if (!directory) fail_by_system(code, path, "cannot be listed", errno);
   std::vector<std::string> names;
   while (true) {
     errno = 0;
     const dirent* entry = ::readdir(directory.get());
-    if (entry == nullptr && errno != 0) fail(code, path, "cannot be listed", errno);
+    if (entry == nullptr && errno != 0) fail_by_system(code, path, "cannot be listed", errno);
     if (entry == nullptr) break;
     const std::string name = entry->d_name;
     if (name != "." && name != "..") names.push_back(name);
@@ -183,28 +133,28 @@ std::vector<std::string> glob_paths(const std::string& pattern, ExitCode code) {
   const int status = ::glob(pattern.c_str(), 0, keep, &matches);
   std::vector<std::string> paths(matches.gl_pathv, matches.gl_pathv + matches.gl_pathc);
   ::globfree(&matches);
-  if (status == GLOB_ABORTED) fail(code, pattern, failure.first + " cannot be listed", failure.second);
-  if (status == GLOB_NOSPACE) fail(code, pattern, "cannot be searched", ENOMEM);
+  if (status == GLOB_ABORTED) fail_by_system(code, pattern, failure.first + " cannot be listed", failure.second);
+  if (status == GLOB_NOSPACE) fail_by_system(code, pattern, "cannot be searched", ENOMEM);
   return paths;
 }
 
 std::uint64_t free_space(const std::string& path, ExitCode code) {
   struct statvfs status {};
-  if (::statvfs(path.c_str(), &status) != 0) fail(code, path, "cannot be accessed", errno);
+  if (::statvfs(path.c_str(), &status) != 0) fail_by_system(code, path, "cannot be accessed", errno);
   return std::uint64_t{status.f_bavail} * status.f_frsize;
 }
 
 std::string working_directory(ExitCode code) {
   std::error_code error;
   const std::string path = std::filesystem::current_path(error).string();
-  if (error) fail(code, ".", "the working directory cannot be found", error.value());
+  if (error) fail_by_system(code, ".", "the working directory cannot be found", error.value());
   return path;
 }
 
 void require_possible_path(const std::string& path, ExitCode code) {
   const auto long_name = [](const auto& name) { return name.string().size() > NAME_MAX; };
   if (path.size() < PATH_MAX && std::ranges::none_of(std::filesystem::path(path), long_name)) return;
-  fail(code, path, "cannot be a file", ENAMETOOLONG);
+  fail_by_system(code, path, "cannot be a file", ENAMETOOLONG);
 }
 
 std::string name_of(const std::string& path) { return std::filesystem::path(path).filename().string(); }
@@ -229,7 +179,7 @@ Descriptor open_to_read(const std::string& path, ExitCode code) {
 
 Descriptor open_directory(const std::string& path, ExitCode code) {
   Descriptor directory(::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-  if (directory.get() < 0) fail(code, path, "cannot be opened", errno);
+  if (directory.get() < 0) fail_by_system(code, path, "cannot be opened", errno);
   return directory;
 }
 
@@ -240,7 +190,8 @@ void read_at(const Descriptor& file, const std::string& path, std::uint64_t offs
   while (!bytes.empty()) {
     const ssize_t count = ::pread(file.get(), bytes.data(), bytes.size(), static_cast<off_t>(offset));
     if (count < 0 && errno == EINTR) continue;
-    if (count < 0) fail(code, path, fmt::format("{} bytes at {} cannot be read", bytes.size(), offset), errno);
+    if (count < 0)
+      fail_by_system(code, path, fmt::format("{} bytes at {} cannot be read", bytes.size(), offset), errno);
     if (count == 0)
       throw Error(code, fmt::format("{}: truncated: ends at byte {}, {} more expected", path, offset, bytes.size()));
     offset += static_cast<std::uint64_t>(count);
@@ -269,7 +220,7 @@ std::string read_input(const std::string& path, std::uint64_t max_bytes, ExitCod
       pollfd event{stream, POLLIN, 0};
       ::poll(&event, 1, -1);
     } else if (errno != EINTR) {
-      fail(code, path, "cannot be read", errno);
+      fail_by_system(code, path, "cannot be read", errno);
     }
     if (text.size() > max_bytes) throw Error(code, fmt::format("{}: more than {} bytes", path, max_bytes));
   }
@@ -281,9 +232,9 @@ std::string read_input(const std::string& path, std::uint64_t max_bytes, ExitCod
 void make_directories(const std::string& path, ExitCode code) {
   std::error_code error;
   std::filesystem::create_directories(path, error);
-  if (error) fail(code, path, "cannot be created", error.value());
-  if (kind_of(path, code) != FileKind::directory) fail(code, path, "cannot be created", ENOTDIR);
-  if (::access(path.c_str(), W_OK | X_OK) != 0) fail(code, path, "cannot be written", errno);
+  if (error) fail_by_system(code, path, "cannot be created", error.value());
+  if (kind_of(path, code) != FileKind::directory) fail_by_system(code, path, "cannot be created", ENOTDIR);
+  if (::access(path.c_str(), W_OK | X_OK) != 0) fail_by_system(code, path, "cannot be written", errno);
 }
 
 void remove_file(const std::string& path, ExitCode code) {
@@ -291,12 +242,12 @@ void remove_file(const std::string& path, ExitCode code) {
   if (found == FileKind::absent) return;
   if (found != FileKind::regular)
     throw Error(code, fmt::format("{}: cannot be removed: {}, not a regular file", path, kind_text(found)));
-  if (::unlink(path.c_str()) != 0 && errno != ENOENT) fail(code, path, "cannot be removed", errno);
+  if (::unlink(path.c_str()) != 0 && errno != ENOENT) fail_by_system(code, path, "cannot be removed", errno);
 }
 
 void remove_empty_directory(const std::string& path, ExitCode code) {
   if (::rmdir(path.c_str()) == 0 || errno == ENOENT || errno == ENOTEMPTY || errno == EEXIST) return;
-  fail(code, path, "cannot be removed", errno);
+  fail_by_system(code, path, "cannot be removed", errno);
 }
 
 void overwrite_start(const std::string& path, const std::string& text, ExitCode code) {
@@ -314,27 +265,37 @@ void create_file(const std::string& path, ExitCode code) {
 void reserve_space(const std::string& path, std::uint64_t bytes, ExitCode code) {
   const Descriptor file = open_regular(path, O_RDWR | O_NOFOLLOW, code);
   if (::fallocate(file.get(), 0, 0, static_cast<off_t>(bytes)) == 0 || errno == EOPNOTSUPP || errno == ENOSYS) return;
-  fail(code, path, "no space for the file", errno);
+  fail_by_system(code, path, "no space for the file", errno);
 }
 
 void truncate_file(const std::string& path, std::uint64_t bytes, ExitCode code) {
   const Descriptor file = open_regular(path, O_RDWR | O_NOFOLLOW, code);
-  if (::ftruncate(file.get(), static_cast<off_t>(bytes)) != 0) fail(code, path, "cannot be shortened", errno);
+  if (::ftruncate(file.get(), static_cast<off_t>(bytes)) != 0) fail_by_system(code, path, "cannot be shortened", errno);
 }
 
 void sync_to_disk(const std::string& path, ExitCode code) {
   Descriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
-  if (file.get() < 0) fail(code, path, "cannot be opened", errno);
-  if (::fsync(file.get()) != 0) fail(code, path, "cannot be flushed to disk", errno);
+  if (file.get() < 0) fail_by_system(code, path, "cannot be opened", errno);
+  if (::fsync(file.get()) != 0) fail_by_system(code, path, "cannot be flushed to disk", errno);
   close_written(file, path, code);
+}
+
+void sync_directory(const std::string& path, ExitCode code) {
+  const Descriptor directory(::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  if (directory.get() < 0 && errno == EACCES) return;  // names may be changed in it, but not listed
+  if (directory.get() < 0) fail_by_system(code, path, "cannot be opened", errno);
+  if (::fsync(directory.get()) == 0) return;
+  constexpr std::array not_offered = {EINVAL, ENOTSUP, EOPNOTSUPP, ENOSYS, ENOTTY, EBADF, EISDIR, EROFS, EACCES, EPERM};
+  if (std::ranges::find(not_offered, errno) != not_offered.end()) return;
+  fail_by_system(code, path, "cannot be flushed to disk", errno);
 }
 
 void rename_file(const std::string& from, const std::string& to, ExitCode code) {
   const FileKind found = kind_of_entry(to, code);
   if (found != FileKind::absent && found != FileKind::regular)
     throw Error(code, fmt::format("{}: cannot be replaced: {}, not a regular file", to, kind_text(found)));
-  if (std::rename(from.c_str(), to.c_str()) != 0) fail(code, from, "cannot be renamed to " + to, errno);
-  sync_to_disk(directory_of(to), code);
+  if (std::rename(from.c_str(), to.c_str()) != 0) fail_by_system(code, from, "cannot be renamed to " + to, errno);
+  sync_directory(directory_of(to), code);
 }
 
 std::string free_name(const std::string& path, ExitCode code) {
@@ -346,154 +307,70 @@ std::string free_name(const std::string& path, ExitCode code) {
 
 std::string set_aside(const std::string& path, ExitCode code) {
   const std::string to = free_name(path, code);
-  if (std::rename(path.c_str(), to.c_str()) != 0) fail(code, path, "cannot be renamed to " + to, errno);
-  sync_to_disk(directory_of(to), code);
+  if (std::rename(path.c_str(), to.c_str()) != 0) fail_by_system(code, path, "cannot be renamed to " + to, errno);
+  sync_directory(directory_of(to), code);
   return to;
-}
-
-namespace {
-
-/// Throws unless nothing is there, or a regular file that `force` gives up.
-void require_replaceable(const std::string& path, bool force, ExitCode code) {
-  const FileKind found = kind_of_entry(path, code);
-  if (found == FileKind::absent) return;
-  if (found != FileKind::regular)
-    throw Error(code, fmt::format("{}: cannot be replaced: {}, not a regular file; name another output", path,
-                                  kind_text(found)));
-  if (!force) throw Error(code, fmt::format("{}: exists; name another file, or replace it with --force", path));
-}
-
-void require_unclaimed(const std::string& partial, ExitCode code) {
-  const FileKind found = kind_of_entry(partial, code);
-  if (found == FileKind::absent) return;
-  require_regular(partial, found, code);
-  throw Error(code, partial +
-                        ": exists: another command is writing it, or one that was killed has left it; remove it "
-                        "if none is running");
-}
-
-}  // namespace
-
-void require_free(const std::string& path, bool force, std::span<const std::string> inputs, ExitCode code) {
-  for (const std::string& written : {path, partial_of(path)}) {
-    for (const std::string& input : inputs) {
-      if (same_file(written, input, code))
-        throw Error(code, fmt::format("{}: is an input and cannot be written; name another output", written));
-    }
-  }
-  require_replaceable(path, force, code);
-  require_unclaimed(partial_of(path), code);
-}
-
-void claim_output(const std::string& path, bool force, ExitCode code) {
-  const std::string partial = partial_of(path);
-  Descriptor file(::open(partial.c_str(), O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0666));
-  if (file.get() < 0) {
-    const int reason = errno;
-    if (reason == EEXIST) require_unclaimed(partial, code);
-    fail(code, partial, "cannot be opened", reason);
-  }
-  try {
-    close_written(file, partial, code);
-    require_replaceable(path, force, code);  // another command may just have completed it
-  } catch (...) {
-    quietly([&] { remove_file(partial, code); });
-    throw;
-  }
 }
 
 bool names_file(const std::string& path, const Descriptor& file, ExitCode code) {
   const std::optional<struct stat> named = look(::stat, path, code);
   struct stat own {};
-  if (::fstat(file.get(), &own) != 0) fail(code, path, "cannot be accessed", errno);
+  if (::fstat(file.get(), &own) != 0) fail_by_system(code, path, "cannot be accessed", errno);
   return named && named->st_dev == own.st_dev && named->st_ino == own.st_ino;
 }
 
-void unshare_file(const std::string& path, ExitCode code) {
-  const std::optional<struct stat> status = look(::lstat, path, code);
-  if (!status || !S_ISREG(status->st_mode) || status->st_nlink == 1) return;
-  replace_file(path, code, [&](const std::string& partial) {
-    constexpr std::uint64_t max_part = 1 << 20;  // bytes
-    const Descriptor from = open_to_read(path, code);
-    AppendFile to(partial, code);
-    const auto size = static_cast<std::uint64_t>(status->st_size);
-    std::vector<std::byte> part;
-    for (std::uint64_t at = 0; at < size; at += part.size()) {
-      part.resize(std::min(max_part, size - at));
-      read_at(from, path, at, part, code);
-      to.write(part);
-    }
-    to.close();
-  });
+// --- For the rooms of files alone ------------------------------------------------------------------------------------
+
+bool passes(int reason) {
+  const bool is_held = reason == EAGAIN || reason == EWOULDBLOCK || reason == ENOLCK;
+  return is_held || reason == ESTALE || reason == EINTR;
 }
 
-AppendFile::AppendFile(const std::string& path, ExitCode code) : path_(path), code_(code) {
-  unshare_file(path, code);
-  file_ = open_regular(path, O_RDWR | O_APPEND | O_CREAT | O_NOFOLLOW, code);
+void fail_by_system(ExitCode code, const std::string& path, const std::string& what, int reason) {
+  const std::string message = fmt::format("{}: {}: {}", path, what, std::strerror(reason));
+  if (passes(reason)) throw Busy(code, message);
+  throw Error(code, message);
 }
 
-std::uint64_t AppendFile::links() const { return links_of(file_, path_, code_); }
-
-void AppendFile::write(std::span<const std::byte> bytes) { write_all(file_, path_, bytes, code_); }
-
-void AppendFile::close() { close_written(file_, path_, code_); }
-
-std::string AppendFile::text() const {
-  struct stat own {};
-  if (::fstat(file_.get(), &own) != 0) fail(code_, path_, "cannot be accessed", errno);
-  std::string text(static_cast<std::size_t>(own.st_size), '\0');
-  read_at(file_, path_, 0, std::as_writable_bytes(std::span(text)), code_);
-  return text;
+void require_regular(const std::string& path, FileKind found, ExitCode code) {
+  if (found == FileKind::regular) return;
+  throw Error(code, fmt::format("{}: {}, not a regular file", path, kind_text(found)));
 }
 
-void replace_text(const std::string& path, ExitCode code, const std::string& text) {
-  replace_file(path, code, [&](const std::string& partial) {
-    AppendFile file(partial, code);
-    file.write(text);
-    file.close();
-  });
+const char* kind_text(FileKind kind) {
+  if (kind == FileKind::directory) return "a directory";
+  if (kind == FileKind::symlink) return "a symbolic link";
+  return kind == FileKind::other ? "a device, FIFO or socket" : "a file";
 }
 
-FileLock::FileLock(const std::string& path, const std::string& note, ExitCode code) : path_(path), code_(code) {
-  const auto patience = std::chrono::steady_clock::now() + std::chrono::seconds(3);
-  bool locked;
-  while (!(locked = try_lock()) && std::chrono::steady_clock::now() < patience) {
-    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+Descriptor open_regular(const std::string& path, int flags, ExitCode code) {
+  Descriptor file(::open(path.c_str(), flags | O_CLOEXEC | O_NONBLOCK | O_NOCTTY, 0666));
+  if (file.get() < 0) {
+    const int reason = errno;
+    const FileKind found = kind_of_entry(path, code);
+    const bool wrong_kind = reason == ELOOP || reason == EISDIR || reason == ENXIO;
+    if (wrong_kind && found != FileKind::absent) require_regular(path, found, code);
+    fail_by_system(code, path, "cannot be opened", reason);
   }
-  shared_ = links_of(file_, path_, code_) > 1;
-  if (!locked) {
-    std::array<char, 256> text{};
-    const ssize_t size = ::pread(file_.get(), text.data(), text.size(), 0);
-    held_by_ = std::string(text.data(), std::max<ssize_t>(size, 0));
-    return;
-  }
-  if (shared_) unshare();
-  // The note only informs; it may be lost on a full disk.
-  if (::ftruncate(file_.get(), 0) == 0) [[maybe_unused]]
-    const ssize_t n = ::pwrite(file_.get(), note.data(), note.size(), 0);
+  struct stat status {};
+  if (::fstat(file.get(), &status) != 0) fail_by_system(code, path, "cannot be accessed", errno);
+  require_regular(path, kind(status), code);
+  return file;
 }
 
-/// Opens and locks what the path names now. The lock of a file that has lost its name meanwhile locks nothing: another
-/// process has put one of its own in its place, or removed it at its end.
-bool FileLock::try_lock() {
-  file_ = open_regular(path_, O_RDWR | O_CREAT | O_NOFOLLOW, code_);
-  const int status = ::flock(file_.get(), LOCK_EX | LOCK_NB);
-  if (status != 0 && errno == EWOULDBLOCK) return false;
-  supported_ = status == 0;
-  return in_place();
+void write_all(const Descriptor& file, const std::string& path, std::span<const std::byte> bytes, ExitCode code) {
+  const std::string_view text(reinterpret_cast<const char*>(bytes.data()), bytes.size());
+  if (!write_whole(file.get(), text)) fail_by_system(code, path, "cannot be written", errno);
 }
 
-/// Puts a locked file of its own in place of the shared one, of which this process has the lock until the new name
-/// stands. So of two processes with this path one comes first; the other, which then gets the lock of the shared file,
-/// sees that the path names another (try_lock). A process that works under another name of the shared file still has
-/// that one's lock, and this one would not have come here.
-void FileLock::unshare() {
-  const std::string fresh = partial_of(path_);
-  create_file(fresh, code_);
-  Descriptor own = open_regular(fresh, O_RDWR | O_NOFOLLOW, code_);
-  if (supported_ && ::flock(own.get(), LOCK_EX | LOCK_NB) != 0) fail(code_, fresh, "cannot be locked", errno);
-  rename_file(fresh, path_, code_);
-  file_ = std::move(own);
+void close_written(Descriptor& file, const std::string& path, ExitCode code) {
+  if (::close(file.release()) != 0 && errno != EINTR) fail_by_system(code, path, "cannot be written", errno);
+}
+
+std::uint64_t links_of(const Descriptor& file, const std::string& path, ExitCode code) {
+  struct stat status {};
+  if (::fstat(file.get(), &status) != 0) fail_by_system(code, path, "cannot be accessed", errno);
+  return status.st_nlink;
 }
 
 }  // namespace nanorun

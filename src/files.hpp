@@ -3,6 +3,7 @@
 // No error is dropped: a file that is not there (ENOENT) is an answer, every other failure throws Error with the
 // caller's code, naming the file and the system's reason. What the program writes is complete or absent, and takes the
 // place of nothing but a regular file: no directory, device, FIFO or symbolic link is removed or renamed over.
+// src/output_file has the files that grow or are replaced as a whole, src/file_lock the locks.
 
 #include <cstdint>
 #include <optional>
@@ -14,6 +15,16 @@
 #include "src/error.hpp"
 
 namespace nanorun {
+
+/// Thrown in place of Error where the system's reason is one that passes: another program holds the file, the network
+/// has failed for a moment, or a signal came.
+class Busy : public Error {
+ public:
+  Busy(ExitCode code, const std::string& message) : Error(code, message) {}
+};
+
+/// Whether an error number of the system's is such a reason: EAGAIN, EWOULDBLOCK, ENOLCK, ESTALE or EINTR.
+bool passes(int reason);
 
 // --- Looking ---------------------------------------------------------------------------------------------------------
 
@@ -127,8 +138,11 @@ void reserve_space(const std::string& path, std::uint64_t bytes, ExitCode code);
 
 void truncate_file(const std::string& path, std::uint64_t bytes, ExitCode code);
 
-/// Returns when the contents of a file, or the names in a directory, are on disk.
+/// Returns when the contents of a file are on disk.
 void sync_to_disk(const std::string& path, ExitCode code);
+
+/// Returns when the names in a directory are on disk, or at once where its file system does not offer that.
+void sync_directory(const std::string& path, ExitCode code);
 
 /// Gives a file its final name, in place of any regular file of that name; the name is on disk when it returns.
 void rename_file(const std::string& from, const std::string& to, ExitCode code);
@@ -139,104 +153,27 @@ std::string free_name(const std::string& path, ExitCode code);
 /// Moves a file or directory to free_name(path); returns the new path.
 std::string set_aside(const std::string& path, ExitCode code);
 
-/// Throws where an output cannot be written to `path`, by way of partial_of(path), without loss: something is there,
-/// unless it is a regular file and `force` says that it may be replaced; something is at partial_of(path); or one of
-/// the two is one of the `inputs`.
-void require_free(const std::string& path, bool force, std::span<const std::string> inputs, ExitCode code);
-
-/// Creates partial_of(path), empty, for this command alone. Throws, and leaves what is there, where that exists, as
-/// another command may be writing it, or where `path` does, unless it is a regular file and `force`.
-void claim_output(const std::string& path, bool force, ExitCode code);
-
-/// Where a file is written until it is complete.
-inline std::string partial_of(const std::string& path) { return path + ".partial"; }
-
-/// Replaces `path` by what write(partial) puts into the file partial_of(path): that is flushed to disk, then renamed.
-/// Where anything throws, the partial file is removed and `path` stays as it was.
-template <class Write>
-void complete_file(const std::string& path, ExitCode code, Write&& write) {
-  const std::string partial = partial_of(path);
-  try {
-    write(partial);
-    sync_to_disk(partial, code);
-    rename_file(partial, path, code);
-  } catch (...) {
-    quietly([&] { remove_file(partial, code); });
-    throw;
-  }
-}
-
-/// complete_file() for a file of a run, of whose directory this program has the lock.
-template <class Write>
-void replace_file(const std::string& path, ExitCode code, Write&& write) {
-  complete_file(path, code, [&](const std::string& partial) {
-    create_file(partial, code);
-    write(partial);
-  });
-}
-
-/// Replaces a regular file that has further hard links, as in a copy by cp -al, by a copy of its own, so that what is
-/// written to it does not change what the other names show.
-void unshare_file(const std::string& path, ExitCode code);
-
 /// Whether `path` names the open file or directory.
 bool names_file(const std::string& path, const Descriptor& file, ExitCode code);
 
-/// A file that grows at its end.
-class AppendFile {
- public:
-  /// Opens or creates a regular file; unshares one with further hard links.
-  AppendFile(const std::string& path, ExitCode code);
+// --- For the rooms of files alone ------------------------------------------------------------------------------------
 
-  void write(std::span<const std::byte> bytes);
-  void write(const std::string& text) { write(std::as_bytes(std::span(text))); }
-  /// Reports what could not be written.
-  void close();
-  /// Whether the path still names this file.
-  bool in_place() const { return names_file(path_, file_, code_); }
-  /// Names that the file has, in whatever directories; 0 where it was removed.
-  std::uint64_t links() const;
-  /// Everything that the file holds, also when its name is gone.
-  std::string text() const;
+/// Throws Error(code) that names the path and the system's reason, an error number; Busy where that may pass.
+[[noreturn]] void fail_by_system(ExitCode code, const std::string& path, const std::string& what, int reason);
 
- private:
-  std::string path_;
-  ExitCode code_;
-  Descriptor file_;
-};
+/// Throws unless what was found is a regular file; "a directory", "a symbolic link" and so on, for messages.
+void require_regular(const std::string& path, FileKind found, ExitCode code);
+const char* kind_text(FileKind kind);
 
-/// Replaces `path`, as replace_file() does, by a file that holds `text`.
-void replace_text(const std::string& path, ExitCode code, const std::string& text);
+/// Opens a regular file, whatever kind of file `path` names without waiting for it. `flags` are those of open(2).
+Descriptor open_regular(const std::string& path, int flags, ExitCode code);
 
-/// An exclusive lock on a file, held until destruction or the end of the process, whichever way that ends. Relies on
-/// flock(2), which NFS and Lustre (mounted with -o flock) extend over nodes; the lock of a crashed node ends when the
-/// file server notices, on NFS 4 after its lease time. A lock file with further hard links, as in a copy by cp -al, is
-/// replaced by one of this path alone; its other names keep it as it is.
-class FileLock {
- public:
-  /// Creates the file if need be. Where another process holds the lock for longer than the few seconds that a dying job
-  /// may take, held_by() is what that process noted, else `note` goes into the file. Throws Error(code) if there can be
-  /// no file.
-  FileLock(const std::string& path, const std::string& note, ExitCode code);
+void write_all(const Descriptor& file, const std::string& path, std::span<const std::byte> bytes, ExitCode code);
 
-  const std::optional<std::string>& held_by() const { return held_by_; }
-  /// Whether the file that another process has locked has further hard links, so that its path may be another.
-  bool held_elsewhere() const { return held_by_ && shared_; }
-  /// False on a file system without locks.
-  bool supported() const { return supported_; }
-  /// Whether the path still names the locked file.
-  bool in_place() const { return names_file(path_, file_, code_); }
+/// Closes the file; some network file systems report only here that a write has failed.
+void close_written(Descriptor& file, const std::string& path, ExitCode code);
 
- private:
-  bool try_lock();
-  void unshare();
-
-  std::string path_;
-  ExitCode code_;
-  Descriptor file_;
-  bool shared_ = false;
-  bool supported_ = true;
-  std::optional<std::string> held_by_;
-};
+/// Names that the file has, in whatever directories; 0 where it was removed.
+std::uint64_t links_of(const Descriptor& file, const std::string& path, ExitCode code);
 
 }  // namespace nanorun

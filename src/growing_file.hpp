@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <string>
 
-#include "src/files.hpp"
+#include "src/output_file.hpp"
 
 namespace nanorun {
 

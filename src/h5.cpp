@@ -7,7 +7,7 @@
 #include <numeric>
 #include <utility>
 
-#include "src/files.hpp"
+#include "src/file_lock.hpp"
 #include "src/h5_library.hpp"
 #include "src/h5_shared.hpp"
 #include "src/h5_structure.hpp"
@@ -75,7 +75,6 @@ File::File(const std::string& path, MPI_Comm comm, ExitCode code, Mode mode)
   if (collective_) {
     check(H5Pset_fapl_mpio(access.get(), comm, MPI_INFO_NULL), "", "cannot be shared by the ranks");
   } else {
-    // Parallel file systems are often mounted without locks.
     check(H5Pset_file_locking(access.get(), true, true), "", "file locking");
   }
   // From the format of HDF5 1.8 on what describes a file's contents has checksums, so that HDF5 refuses damage instead
@@ -85,8 +84,8 @@ File::File(const std::string& path, MPI_Comm comm, ExitCode code, Mode mode)
   if (mode == Mode::create) {
     const Handle layout = own(H5Pcreate(H5P_FILE_CREATE), H5Pclose, "", "file creation list");
     arrange_group(layout, "/");
-    handle_ =
-        own(H5Fcreate(path.c_str(), H5F_ACC_TRUNC, layout.get(), access.get()), H5Fclose, "", "cannot be created");
+    open_with(access, "cannot be created",
+              [&] { return H5Fcreate(path.c_str(), H5F_ACC_TRUNC, layout.get(), access.get()); });
     return;
   }
   look_together(comm, [&] {
@@ -94,7 +93,27 @@ File::File(const std::string& path, MPI_Comm comm, ExitCode code, Mode mode)
     if (mode == Mode::append) require_writable(path, code_);
   });
   const unsigned access_mode = mode == Mode::read ? H5F_ACC_RDONLY : H5F_ACC_RDWR;
-  handle_ = own(H5Fopen(path.c_str(), access_mode, access.get()), H5Fclose, "", "cannot be opened as an HDF5 file");
+  open_with(access, "cannot be opened as an HDF5 file",
+            [&] { return H5Fopen(path.c_str(), access_mode, access.get()); });
+}
+
+/// Many parallel and network file systems have no locks, and say so in words of their own, where HDF5 knows one. There
+/// files are opened without HDF5's locks.
+void File::open_with(const Handle& access, const char* failure, const std::function<hid_t()>& open) {
+  hid_t id = open();
+  if (id < 0 && !collective_ && last_reason().error != 0) {
+    const Reason reason = last_reason();
+    LockState state = LockState::free;
+    quietly([&] { state = lock_state(path_, mode_ != Mode::read, code_); });
+    if (state == LockState::held && passes(reason.error)) {
+      throw Busy(code_, path_ + ": another program has it open, and HDF5's lock on it");
+    }
+    if (state == LockState::absent && H5Pset_file_locking(access.get(), false, true) >= 0) id = open();
+    if (state == LockState::absent && id < 0) {
+      fail("", fmt::format("{}; its file system has no locks: HDF5_USE_FILE_LOCKING must not be TRUE here", failure));
+    }
+  }
+  handle_ = own(id, H5Fclose, "", failure);
 }
 
 File File::create(const std::string& path, MPI_Comm comm, ExitCode code) { return {path, comm, code, Mode::create}; }
@@ -106,10 +125,10 @@ File File::open_append(const std::string& path, MPI_Comm comm, ExitCode code) {
 void File::fail(const std::string& object, const std::string& what) const {
   const Reason why = last_reason();
   const bool damaged = mode_ != Mode::create && !why.of_system;
-  throw Error(code_,
-              fmt::format("{}{}{}: {}{}{}", path_, object.empty() ? "" : ": ", object, what,
-                          why.text.empty() ? "" : ": ", why.text),
-              Scope::this_rank, damaged ? Cause::damage : Cause::other);
+  const std::string message = fmt::format("{}{}{}: {}{}{}", path_, object.empty() ? "" : ": ", object, what,
+                                          why.text.empty() ? "" : ": ", why.text);
+  if (passes(why.error)) throw Busy(code_, message);
+  throw Error(code_, message, Scope::this_rank, damaged ? Cause::damage : Cause::other);
 }
 
 Handle File::own(hid_t id, herr_t (*close)(hid_t), const std::string& object, const char* action) const {
@@ -205,14 +224,15 @@ Extent File::extent(const Handle& data, const std::string& name) const {
   std::vector<hsize_t> sizes(axes);
   check(H5Sget_simple_extent_dims(space.get(), sizes.data(), nullptr), name, "no extent");
   const Extent shape(sizes.begin(), sizes.end());
-  if (mode_ != Mode::read) return shape;  // what is being written may not be in the file yet
+  if (mode_ != Mode::read) return shape;                          // what is being written may not be in the file yet
+  if (std::ranges::find(shape, 0u) != shape.end()) return shape;  // holds nothing, whatever its other axes
   const Handle type = own(H5Dget_type(data.get()), H5Tclose, name, "no element type");
   hsize_t room = 0;
   check(H5Fget_filesize(handle_.get(), &room), "", "no size");
   room /= std::max<std::size_t>(H5Tget_size(type.get()), 1);
   for (const std::uint64_t size : shape) {
     if (size > room) fail(name, "has an impossible shape: " + text_of(shape));
-    room /= std::max<std::uint64_t>(size, 1);
+    room /= size;
   }
   return shape;
 }

@@ -2,13 +2,15 @@
 // HDF5 files, slabs of datasets, and checksums. The HDF5 library may not be thread-safe: every function here takes one
 // process-wide lock, so a reader thread and the main thread may both call it. Failures throw Error with the code the
 // file was opened with; the message is one line that names the file, the object and HDF5's innermost reason. The cause
-// is Cause::damage where a file that is there does not hold what is asked of it, for no reason of the system's.
+// is Cause::damage where a file that is there does not hold what is asked of it, for no reason of the system's. Where
+// the system's reason is one that passes, as a lock that another program holds, the Error is a Busy of src/files.hpp.
 
 #include <hdf5.h>
 #include <mpi.h>
 
 #include <bit>
 #include <cstdint>
+#include <functional>
 #include <span>
 #include <string>
 #include <type_traits>
@@ -83,7 +85,8 @@ using Extent = std::vector<std::uint64_t>;
 /// calls in the same order; slabs then move collectively, and a rank with nothing to move passes a count of 0.
 /// T is one of float, double, std::uint8_t, std::uint16_t, std::int32_t, std::int64_t, std::uint64_t, on disk
 /// little-endian. Objects are named by their path; "/" is the root group. What a name gives lies in the file itself:
-/// soft and external links, virtual datasets and external storage throw. So do compressed and filtered datasets.
+/// soft and external links, virtual datasets and external storage throw. So do compressed and filtered datasets. While
+/// a file without communicator is open, HDF5 holds a lock on it, unless its file system has none.
 class File {
  public:
   /// Replaces an existing file.
@@ -100,7 +103,8 @@ class File {
   /// Names of the members of a group, sorted.
   std::vector<std::string> members(const std::string& group) const;
   /// Of a dataset whose elements stand one after the other in the file; any other, as in chunks, throws. So does one,
-  /// of a file opened with open(), that claims more elements than the file has room for.
+  /// of a file opened with open(), that claims more elements than the file has room for. One with an empty axis has no
+  /// elements, and its other axes may be of any size.
   Extent shape(const std::string& dataset) const;
   /// The same of a dataset that may be in chunks.
   Extent growing_shape(const std::string& dataset) const;
@@ -143,6 +147,7 @@ class File {
   enum class Mode { create, read, append };
   File(const std::string& path, MPI_Comm comm, ExitCode code, Mode mode);
 
+  void open_with(const Handle& access, const char* failure, const std::function<hid_t()>& open);
   [[noreturn]] void fail(const std::string& object, const std::string& what) const;
   Handle own(hid_t id, herr_t (*close)(hid_t), const std::string& object, const char* action) const;
   void check(herr_t status, const std::string& object, const char* action) const;

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <iterator>
 #include <string_view>
 
@@ -32,10 +33,12 @@ Reason last_reason() {
   Reason reason;
   const auto keep_innermost = [](unsigned n, const H5E_error2_t* error, void* reason) -> herr_t {
     const std::string text = error->desc == nullptr ? "" : error->desc;
-    auto& [innermost, of_system] = *static_cast<Reason*>(reason);
+    auto& [innermost, of_system, number] = *static_cast<Reason*>(reason);
+    constexpr std::string_view of_error = "errno = ";
+    const std::size_t at = text.find(of_error);
     if (n == 0) innermost = text;
-    if (text.find("errno = ") != std::string::npos || error->min_num == H5E_MPI || error->min_num == H5E_NOSPACE)
-      of_system = true;
+    if (at != std::string::npos) number = std::atoi(text.c_str() + at + of_error.size());
+    if (at != std::string::npos || error->min_num == H5E_MPI || error->min_num == H5E_NOSPACE) of_system = true;
     return 0;
   };
   H5Ewalk2(H5E_DEFAULT, H5E_WALK_UPWARD, keep_innermost, &reason);

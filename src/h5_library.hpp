@@ -21,6 +21,7 @@ class Locked {
 struct Reason {
   std::string text;        ///< its innermost message, on one line; empty if the call succeeded
   bool of_system = false;  ///< a call of the operating system or of MPI failed, or memory was short
+  int error = 0;           ///< number of the system's error; 0 where HDF5 tells none
 };
 Reason last_reason();
 

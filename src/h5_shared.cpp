@@ -5,6 +5,7 @@
 #include <string>
 
 #include "src/error.hpp"
+#include "src/launch.hpp"
 
 namespace nanorun::h5 {
 
@@ -27,7 +28,7 @@ void look_together(MPI_Comm comm, const std::function<void()>& look) {
   std::string message;
   std::array<int, 3> header{};  // code, cause, bytes of the message
   if (rank == first) {
-    message = fmt::format("rank {}: {}", rank, own->what());
+    message = fmt::format("rank {} on node {}: {}", rank, host_name(), own->what());
     header = {static_cast<int>(own->code()), static_cast<int>(own->cause()), static_cast<int>(message.size())};
   }
   MPI_Bcast(header.data(), 3, MPI_INT, first, comm);

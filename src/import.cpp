@@ -9,9 +9,9 @@
 #include "src/bin_file.hpp"
 #include "src/data.hpp"
 #include "src/error.hpp"
-#include "src/files.hpp"
 #include "src/h5.hpp"
 #include "src/import_plan.hpp"
+#include "src/output_file.hpp"
 
 namespace nanorun {
 

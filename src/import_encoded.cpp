@@ -6,9 +6,9 @@
 #include <utility>
 
 #include "src/error.hpp"
-#include "src/files.hpp"
 #include "src/import_documents.hpp"
 #include "src/import_plan.hpp"
+#include "src/output_file.hpp"
 #include "src/tokenizer.hpp"
 
 namespace nanorun {

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <cstdlib>
 #include <new>
 #include <sstream>
 #include <string>
@@ -19,6 +20,7 @@
 #include "src/export_model.hpp"
 #include "src/files.hpp"
 #include "src/import.hpp"
+#include "src/launch.hpp"
 #include "src/provenance.hpp"
 #include "src/report.hpp"
 #include "src/sample.hpp"
@@ -72,16 +74,35 @@ ExitCode report_error(const Comm& comm) {
     message = error.what();
   }
   if (scope == Scope::this_rank) {
-    write_whole(STDERR_FILENO, lines_of(fmt::format("nanorun: rank {}", comm.rank()), message));
+    const std::string rank = comm.size() > 1 ? comm.name() : fmt::format("rank {}", comm.rank());
+    write_whole(STDERR_FILENO, lines_of("nanorun: " + rank, message));
     Context::abort(static_cast<int>(code));
   }
   if (comm.root()) write_whole(STDERR_FILENO, lines_of("nanorun", message));
   return code;
 }
 
+/// Collective. Throws Error(usage, all_ranks) where a rank sees another text under the deck's path than rank 0, whose
+/// is the one that counts: shards under the same paths may differ too. That it sees none does no harm.
+void require_same_deck(Comm& comm, const std::string& path, const std::string& text) {
+  const std::string first = comm.broadcast(comm.name());
+  comm.together([&] {
+    std::string own = text;
+    quietly([&] {
+      if (!comm.root()) own = read_text(path, max_deck_bytes, ExitCode::usage);
+    });
+    if (own == text) return;
+    throw Error(ExitCode::usage, fmt::format("{}: holds another deck here than {} sees: copy the deck anew to where "
+                                             "all nodes see the same file, or remove this copy",
+                                             path, first));
+  });
+}
+
 ExitCode train(Context& context, const CommandLine& line) {
   Comm& comm = context.comm();
-  const Config config = parse_deck(read_file(comm, line.deck, max_deck_bytes), line.deck, line.overrides);
+  const std::string deck = read_file(comm, line.deck, max_deck_bytes);
+  require_same_deck(comm, line.deck, deck);
+  const Config config = parse_deck(deck, line.deck, line.overrides);
   try {
     if (!line.dry_run) return run_training(context, config);
     comm.together([&] {
@@ -163,8 +184,22 @@ void export_file(const ExportOptions& options) {
   export_shard(options.checkpoint, options.directory, options.force);
 }
 
+/// Whether the command trains, or writes files: what several programs that take themselves for one must not do.
+bool changes_files(Command command) {
+  return command == Command::train || command == Command::shard || command == Command::export_file ||
+         command == Command::import_model;
+}
+
+/// Throws Error(usage, all_ranks).
+void require_joined_ranks(const Comm& comm) {
+  const std::string why =
+      unjoined_launcher(comm.size(), mpi_version(), [](const char* name) { return std::getenv(name); });
+  if (!why.empty()) throw Error(ExitCode::usage, why, Scope::all_ranks);
+}
+
 ExitCode carry_out(Context& context, const CommandLine& line) {
   Comm& comm = context.comm();
+  if (changes_files(line.command)) require_joined_ranks(comm);
   switch (line.command) {
     case Command::print:
       print(comm, line.text);

@@ -12,6 +12,7 @@
 #include <thread>
 
 #include "src/error.hpp"
+#include "src/output_file.hpp"
 
 namespace nanorun {
 
@@ -180,7 +181,7 @@ void RunDirectory::require_in_sight() {
 
 /// Throws, naming this rank, where the file is not there.
 void RunDirectory::require_appearance(const std::string& mark) const {
-  const std::string own = fmt::format("rank {} on node {}", comm_.rank(), host_name());
+  const std::string own = comm_.name();
   bool seen = false;
   try {
     seen = appears(mark);

@@ -7,7 +7,7 @@
 
 #include "src/comm.hpp"
 #include "src/config.hpp"
-#include "src/files.hpp"
+#include "src/file_lock.hpp"
 
 namespace nanorun {
 

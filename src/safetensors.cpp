@@ -62,6 +62,7 @@ std::uint64_t number(const std::string& path, const std::string& name, const Jso
 std::uint64_t bytes_of(const std::string& path, const SafeTensor& tensor) {
   const std::optional<std::uint64_t> size = size_of(tensor.type);
   if (!size) fail("{}: {}: unknown type {}", path, excerpt(tensor.name), excerpt(tensor.type));
+  if (std::ranges::find(tensor.shape, 0u) != tensor.shape.end()) return 0;  // whatever its other extents
   std::uint64_t bytes = *size;
   for (const std::uint64_t extent : tensor.shape) {
     if (__builtin_mul_overflow(bytes, extent, &bytes)) fail("{}: {}: impossible shape", path, excerpt(tensor.name));

@@ -14,7 +14,7 @@
 #include "kernels/life.hpp"
 #include "kernels/ops.hpp"
 #include "src/error.hpp"
-#include "src/files.hpp"
+#include "src/output_file.hpp"
 #include "src/trace_file.hpp"
 
 namespace nanorun {
@@ -226,7 +226,8 @@ class Trace::Impl {
 
   void finish() {
     resolve_all();
-    flush();
+    attempt([&] { file_->finish(rows_); });
+    rows_.clear();
     if (spans_.empty()) return;
     const std::vector<std::string> texts = comm_.gather(chrome_events(spans_, comm_.rank()).dump());
     attempt([&] {

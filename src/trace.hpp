@@ -45,8 +45,8 @@ class Trace {
   /// new trace.h5; a resumed one keeps the rows of steps < first_step and the validations of steps <= first_step, and
   /// moves a trace.h5 that cannot be read out of the way. With config.enabled = false no file is written; the sums of
   /// summarise() are always kept. Throws Error(output) where trace.h5 cannot be made. Where it can no longer be written
-  /// later, for example on a full disk, a warning says so and the trace ends, not the run. `provenance`: JSON of rank
-  /// 0, at most 60,000 bytes, for trace.h5.
+  /// later, for example on a full disk, a warning says so and the trace ends, not the run. While another program holds
+  /// it, rows wait. `provenance`: JSON of rank 0, at most 60,000 bytes, for trace.h5.
   Trace(Comm& comm, kernels::Stream stream, const TraceConfig& config, const std::string& directory, long first_step,
         const std::string& provenance = {});
   ~Trace();

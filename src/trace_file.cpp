@@ -3,14 +3,17 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstring>
 #include <functional>
 #include <initializer_list>
+#include <optional>
 #include <span>
+#include <thread>
 #include <utility>
 
 #include "src/build.hpp"
-#include "src/files.hpp"
+#include "src/file_lock.hpp"
 #include "src/h5.hpp"
 
 namespace nanorun {
@@ -36,6 +39,22 @@ h5::Extent shape_of(const h5::File& file, const std::string& dataset, std::size_
   throw Error(ExitCode::output, fmt::format("{}: {}: has an impossible shape", file.path(), dataset), Scope::this_rank,
               Cause::damage);
 }
+
+/// Ranks that the file has room for; of more, a chunk of rows would not be one that HDF5 takes.
+std::uint64_t columns_of(const h5::File& file) {
+  constexpr std::uint64_t most = 1 << 20;
+  const std::uint64_t columns = shape_of(file, "/seconds", 3)[1];
+  if (columns <= most) return columns;
+  throw Error(ExitCode::output, fmt::format("{}: /seconds: has an impossible shape: {} ranks", file.path(), columns),
+              Scope::this_rank, Cause::damage);
+}
+
+Busy held(const std::string& path) {
+  return {ExitCode::output, path + ": another program has it open, and HDF5's lock on it"};
+}
+
+/// What a step takes in memory.
+std::uint64_t bytes_of_row(std::uint64_t columns) { return (4 + columns * (Trace::phases + 1)) * sizeof(double); }
 
 template <class T>
 std::vector<T> read_first(const h5::File& file, const std::string& dataset, std::uint64_t count) {
@@ -82,7 +101,7 @@ TraceRows read_rows(const h5::File& file, std::int64_t first_step) {
   rows.step.resize(ascending(rows.step));
   std::uint64_t keep = std::lower_bound(rows.step.begin(), rows.step.end(), first_step) - rows.step.begin();
   keep = common_rows(file, keep, {"/ranks", "/tokens", "/loss", "/seconds", "/communication"});
-  const std::uint64_t columns = shape_of(file, "/seconds", 3)[1];
+  const std::uint64_t columns = columns_of(file);
   rows.step.resize(keep);
   rows.ranks = read_first<std::int64_t>(file, "/ranks", keep);
   rows.tokens = read_first<double>(file, "/tokens", keep);
@@ -163,9 +182,52 @@ void write(h5::File& file, std::uint64_t at, const TraceRows& rows, std::uint64_
   append_column(file, "/validation_step", 0, validations.step);
 }
 
-void create(const std::string& path, std::uint64_t columns, const TraceRows& rows, std::uint64_t row_columns,
-            const TraceValidations& validations, const TraceGpus& gpus, const std::string& provenance) {
-  reserve_space(path, provenance.size() + bytes_of(rows.size(), columns, validations, gpus), ExitCode::output);
+/// What stays of an earlier trace.h5.
+struct Earlier {
+  std::int64_t begin;  ///< step with which the trace began
+  std::uint64_t columns = 0;
+  TraceRows rows{};
+  TraceValidations validations{};
+  TraceGpus gpus{};
+};
+
+Earlier read_earlier(const h5::File& file, long first_step) {
+  Earlier earlier{.begin = first_step};
+  earlier.columns = columns_of(file);
+  earlier.rows = read_rows(file, first_step);
+  earlier.validations = read_validations(file);
+  earlier.validations.truncate(first_step + 1);
+  earlier.gpus = read_gpus(file, first_step);
+  // Earlier programs do not tell it.
+  if (file.has_attribute("/", "first_step")) {
+    earlier.begin = static_cast<std::int64_t>(file.read_integer_attribute("/", "first_step"));
+  } else if (earlier.rows.size() > 0) {
+    earlier.begin = earlier.rows.step.front();
+  }
+  earlier.begin = std::min<std::int64_t>(earlier.begin, first_step);
+  return earlier;
+}
+
+/// Steps from `begin` to `end` that are not among `steps`, which ascend, as the log counts them: "3 to 7, 12"; empty
+/// where none is missing.
+std::string missing_steps(const std::vector<std::int64_t>& steps, std::int64_t begin, std::int64_t end) {
+  std::string text;
+  const auto add = [&](std::int64_t first, std::int64_t last) {
+    if (first > last) return;
+    text += text.empty() ? "" : ", ";
+    text += first == last ? fmt::format("{}", first + 1) : fmt::format("{} to {}", first + 1, last + 1);
+  };
+  for (const std::int64_t step : steps) {
+    add(begin, step - 1);
+    begin = std::max(begin, step + 1);
+  }
+  add(begin, end - 1);
+  return text;
+}
+
+void create(const std::string& path, std::uint64_t columns, const Earlier& earlier, const std::string& provenance) {
+  reserve_space(path, provenance.size() + bytes_of(earlier.rows.size(), columns, earlier.validations, earlier.gpus),
+                ExitCode::output);
   h5::File file = h5::File::create(path, MPI_COMM_NULL, ExitCode::output);
   file.write_attribute("/", "format", trace_format);
   file.write_attribute("/", "format_version", file_version);
@@ -173,6 +235,7 @@ void create(const std::string& path, std::uint64_t columns, const TraceRows& row
   file.write_attribute("/", "commit", build().commit);
   if (!provenance.empty()) file.write_attribute("/", "provenance", provenance);
   file.write_attribute("/", "phases", joined_phase_names());
+  file.write_attribute("/", "first_step", static_cast<std::uint64_t>(earlier.begin));
   file.create_growing_dataset<std::int64_t>("/step", {0}, chunk);
   file.create_growing_dataset<std::int64_t>("/ranks", {0}, chunk);
   file.create_growing_dataset<double>("/tokens", {0}, chunk);
@@ -185,34 +248,37 @@ void create(const std::string& path, std::uint64_t columns, const TraceRows& row
   file.create_growing_dataset<double>("/gpu_power", {0, columns}, columns_chunk);
   file.create_growing_dataset<double>("/gpu_clock", {0, columns}, columns_chunk);
   file.create_growing_dataset<std::uint64_t>("/gpu_reasons", {0, columns}, columns_chunk);
-  write_gpus(file, 0, gpus);
-  write(file, 0, rows, row_columns, validations);
+  write_gpus(file, 0, earlier.gpus);
+  write(file, 0, earlier.rows, earlier.columns, earlier.validations);
   file.close();
 }
 
-/// Writes a trace.h5 with the rows that stay and a column for each of `ranks` and of the ranks before.
+/// Writes a trace.h5 with the rows that stay and a column for each of `ranks` and of the ranks before. Throws Busy,
+/// and leaves what is there, where another program holds that for writing.
 void start(const std::string& path, std::uint64_t ranks, long first_step, const std::string& provenance) {
-  TraceRows rows;
-  TraceValidations validations;
-  TraceGpus gpus;
-  std::uint64_t columns = 0;
-  if (has_file(path, ExitCode::output) && first_step > 0) {
+  Earlier earlier{.begin = first_step};
+  std::optional<h5::File> before;  // open, and so locked against writing, until the new file has its name
+  if (has_file(path, ExitCode::output)) {
+    if (lock_state(path, false, ExitCode::output) == LockState::held) throw held(path);
     try {
-      const h5::File file = h5::File::open(path, MPI_COMM_NULL, ExitCode::output);
-      columns = shape_of(file, "/seconds", 3)[1];
-      rows = read_rows(file, first_step);
-      validations = read_validations(file);
-      validations.truncate(first_step + 1);
-      gpus = read_gpus(file, first_step);
+      if (first_step > 0)
+        earlier = read_earlier(before.emplace(h5::File::open(path, MPI_COMM_NULL, ExitCode::output)), first_step);
     } catch (const Error& error) {
       if (error.cause() != Cause::damage) throw;
       const std::string aside = set_aside(path, ExitCode::output);
       warn(fmt::format("{}; the file is kept as {}", error.what(), aside));
-      rows = {}, validations = {}, gpus = {}, columns = 0;
+      earlier = {.begin = first_step};
     }
   }
+  const std::string missing = missing_steps(earlier.rows.step, earlier.begin, first_step);
+  if (!missing.empty()) {
+    warn(
+        fmt::format("{}: has no rows of steps {}: when they were due, another program held the file, or it could not "
+                    "be written",
+                    path, missing));
+  }
   replace_file(path, ExitCode::output, [&](const std::string& partial) {
-    create(partial, std::max(columns, ranks), rows, columns, validations, gpus, provenance);
+    create(partial, std::max(earlier.columns, ranks), earlier, provenance);
   });
 }
 
@@ -251,6 +317,35 @@ void TraceRows::clear() {
   step.clear(), ranks.clear(), tokens.clear(), loss.clear(), seconds.clear(), communication.clear();
 }
 
+void TraceRows::append(const TraceRows& rows) {
+  const auto add = [](auto& to, const auto& from) { to.insert(to.end(), from.begin(), from.end()); };
+  add(step, rows.step), add(ranks, rows.ranks), add(tokens, rows.tokens), add(loss, rows.loss);
+  add(seconds, rows.seconds), add(communication, rows.communication);
+}
+
+void TraceRows::drop(std::size_t steps) {
+  const auto cut = [share = steps, all = size()](auto& values) {
+    if (all > 0)
+      values.erase(values.begin(), values.begin() + static_cast<std::ptrdiff_t>(values.size() / all * share));
+  };
+  cut(seconds), cut(communication), cut(ranks), cut(tokens), cut(loss), cut(step);
+}
+
+void TraceGpus::drop(std::size_t looks) {
+  const auto cut = [looks, all = step.size()](auto& values) {
+    if (all > 0)
+      values.erase(values.begin(), values.begin() + static_cast<std::ptrdiff_t>(values.size() / all * looks));
+  };
+  cut(power), cut(clock), cut(reasons), cut(step);
+}
+
+void TraceValidations::append(const TraceValidations& later) {
+  if (later.step.empty()) return;
+  truncate(later.step.front());
+  step.insert(step.end(), later.step.begin(), later.step.end());
+  loss.insert(loss.end(), later.loss.begin(), later.loss.end());
+}
+
 void TraceValidations::truncate(std::int64_t first) {
   const auto keep = std::lower_bound(step.begin(), step.end(), first) - step.begin();
   step.resize(keep), loss.resize(keep);
@@ -266,25 +361,37 @@ std::uint64_t traced_steps(const std::string& path) {
 }
 
 TraceFile::TraceFile(Comm& comm, const std::string& path, long first_step, const std::string& provenance)
-    : comm_(comm), path_(path) {
+    : comm_(comm), path_(path), first_step_(first_step), provenance_(provenance) {
   comm_.together([&] {
     if (!comm_.root()) return;
-    start(path_, comm_.size(), first_step, provenance);
-    own_ = open_to_read(path_, ExitCode::output);
-    const h5::File file = h5::File::open(path_, MPI_COMM_NULL, ExitCode::output);
-    const h5::Extent seconds = shape_of(file, "/seconds", 3);
-    stored_ = seconds[0], columns_ = seconds[1];
-    validations_ = read_validations(file);
-    stored_gpus_ = shape_of(file, "/gpu_step", 1)[0];
+    try {
+      begin();
+    } catch (const Busy& reason) {
+      wait(reason);
+    }
   });
 }
 
-/// Another run may lie where this one began, and a copy by hard links have the same file.
+/// Makes the file this run's.
+void TraceFile::begin() {
+  start(path_, comm_.size(), first_step_, provenance_);
+  own_ = open_to_read(path_, ExitCode::output);
+  const h5::File file = h5::File::open(path_, MPI_COMM_NULL, ExitCode::output);
+  stored_ = shape_of(file, "/seconds", 3)[0];
+  columns_ = columns_of(file);
+  stored_gpus_ = shape_of(file, "/gpu_step", 1)[0];
+  const TraceValidations since = std::exchange(validations_, read_validations(file));
+  validations_.append(since);
+  begun_ = true;
+}
+
+/// Another run may lie where this one began, another program write the file, and a copy by hard links have the same.
 void TraceFile::require_own_file() {
   if (!exists(path_, ExitCode::output)) return;  // as opening it says
   if (!names_file(path_, own_, ExitCode::output)) {
     throw Error(ExitCode::output, path_ + ": is no longer the file of this run");
   }
+  if (lock_state(path_, true, ExitCode::output) == LockState::held) throw held(path_);
   unshare_file(path_, ExitCode::output);
   own_ = open_to_read(path_, ExitCode::output);
 }
@@ -296,16 +403,70 @@ void TraceFile::append(const TraceRows& rows) {
   // By rank 0 alone: where MPI writes for all ranks, it says a line of its own about every failure.
   comm_.together([&] {
     if (!comm_.root()) return;
-    require_own_file();
-    reserve(path_, bytes_of(rows.size(), columns_, validations_, gpus_));
-    h5::File file = h5::File::open_append(path_, MPI_COMM_NULL, ExitCode::output);
-    write_gpus(file, stored_gpus_, gpus_);
-    write(file, stored_, all, comm_.size(), validations_);
-    file.close();
-    stored_gpus_ += gpus_.step.size();
-    gpus_ = {};
+    waiting_.append(all);
+    write_or_wait();
   });
-  stored_ += rows.size();
+}
+
+void TraceFile::finish(const TraceRows& rows) {
+  constexpr std::chrono::seconds patience(3);
+  append(rows);
+  comm_.together([&] {
+    const auto end = std::chrono::steady_clock::now() + patience;
+    while (held_ && std::chrono::steady_clock::now() < end) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(50));
+      write_or_wait();
+    }
+    if (!held_ || waiting_.size() == 0) return;
+    warn(fmt::format("{}: another program still holds it: the rows of steps {} to {} are lost", path_,
+                     waiting_.step.front() + 1, waiting_.step.back() + 1));
+  });
+}
+
+/// For rank 0.
+void TraceFile::write_or_wait() {
+  try {
+    if (!begun_) begin();
+    write_waiting();
+  } catch (const Busy& reason) {
+    return wait(reason);
+  }
+  if (!std::exchange(held_, false)) return;
+  const std::uint64_t dropped = std::exchange(dropped_, 0);
+  complain(fmt::format("{}: is written again{}", path_,
+                       dropped == 0 ? ""
+                                    : fmt::format("; the rows of {} steps did not fit the memory for rows that "
+                                                  "wait and are lost",
+                                                  dropped)));
+}
+
+/// For rank 0. Where this throws, the next call writes the same rows to the same places.
+void TraceFile::write_waiting() {
+  require_own_file();
+  reserve(path_, bytes_of(waiting_.size(), columns_, validations_, gpus_));
+  h5::File file = h5::File::open_append(path_, MPI_COMM_NULL, ExitCode::output);
+  write_gpus(file, stored_gpus_, gpus_);
+  write(file, stored_, waiting_, comm_.size(), validations_);
+  file.close();
+  stored_gpus_ += gpus_.step.size();
+  stored_ += waiting_.size();
+  gpus_ = {};
+  waiting_.clear();
+}
+
+/// For rank 0. Keeps the newest rows, and what was seen of the GPUs meanwhile.
+void TraceFile::wait(const Busy& reason) {
+  const std::uint64_t row = bytes_of_row(comm_.size()), most = std::max<std::uint64_t>(max_waiting_rows / row, 1);
+  if (!std::exchange(held_, true)) {
+    warn(
+        fmt::format("{}; what is traced waits in memory, the newest {} steps at most, and is written once the file is "
+                    "free",
+                    reason.what(), most));
+  }
+  if (waiting_.size() <= most) return;
+  dropped_ += waiting_.size() - most;
+  waiting_.drop(waiting_.size() - most);
+  gpus_.drop(std::lower_bound(gpus_.step.begin(), gpus_.step.end(), waiting_.step.front()) - gpus_.step.begin());
 }
 
 }  // namespace nanorun

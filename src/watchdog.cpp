@@ -8,6 +8,7 @@
 #include <future>
 #include <memory>
 #include <sstream>
+#include <string_view>
 #include <utility>
 
 #include "kernels/life.hpp"
@@ -84,7 +85,10 @@ void Watchdog::watch(std::stop_token stop) {
     wake_.wait_for(lock, stop, std::chrono::milliseconds(200), [] { return false; });
     // Time in which this process itself was stopped is nobody else's fault.
     const Clock::duration pause = Clock::now() - std::exchange(last, Clock::now());
-    if (pause > std::chrono::seconds(1)) since_ += pause, alive += pause;
+    if (pause > std::chrono::seconds(1)) {
+      since_ += pause, alive += pause;
+      if (at_files_) *at_files_ += pause;
+    }
     if (what_ != nullptr && Clock::now() - since_ > timeout_) expire();
     const std::uint64_t signs_before = std::exchange(signs, kernels::life.signs.load());
     if (signs != signs_before || what_ != nullptr || !working_) alive = Clock::now();
@@ -100,15 +104,25 @@ Watchdog::Seconds Watchdog::max_silence() const {
   return (ranks_ > 1 ? 2 : 1) * timeout_ + kernels::life.max_work.load() * operation;
 }
 
+/// Where the file system of the heartbeats hangs: what the message says in place of a rank; else empty.
+std::string Watchdog::frozen_files() const {
+  const Seconds since = at_files_ ? Clock::now() - *at_files_ : Seconds(0);
+  if (since < timeout_ / 4) return {};
+  return fmt::format("the file system of {} has not answered for {:.4g} s, and the ranks may be waiting for it",
+                     directory_, since.count());
+}
+
 void Watchdog::expire() {
+  const std::string files = frozen_files();
   end_job(fmt::format("rank {}: {} at step {} did not complete within {:.4g} s: {} (comm.timeout_seconds)", rank_,
-                      what_, step_.load(), timeout_.count(), culprit_));
+                      what_, step_.load(), timeout_.count(), files.empty() ? culprit_ : files));
 }
 
 void Watchdog::expire_at_work() {
+  const std::string files = frozen_files();
   end_job(fmt::format(
-      "rank {}: hangs outside of collectives at step {}: no sign of life for {:.4g} s (see comm.timeout_seconds)",
-      rank_, step_.load(), max_silence().count()));
+      "rank {}: hangs outside of collectives at step {}: no sign of life for {:.4g} s{}{} (see comm.timeout_seconds)",
+      rank_, step_.load(), max_silence().count(), files.empty() ? "" : ": ", files));
 }
 
 void Watchdog::end_job(const std::string& message) {
@@ -140,18 +154,21 @@ void Watchdog::beat(std::stop_token stop) {
     own.inside = what_ != nullptr;
     own.step = step_;
     const bool late = own.inside && Clock::now() - since_ > timeout_ / 2;
+    const bool writes_files = own.inside && std::string_view(what_).starts_with("write ");
     const Seconds interval = std::min(timeout_ / 16, Seconds(10));
+    at_files_ = Clock::now();
     lock.unlock();
     quietly([&] { write(own); });
     std::string culprit;
     if (!late || halfway_collective != own.collectives) halfway.reset();
     if (late && halfway) {
-      culprit = find_culprit(*halfway, read_all());
+      culprit = find_culprit(*halfway, read_all(), writes_files);
     } else if (late) {
       halfway = read_all();
       halfway_collective = own.collectives;
     }
     lock.lock();
+    at_files_.reset();
     if (!culprit.empty() && what_ != nullptr && collectives_ == own.collectives) culprit_ = culprit;
     wake_.wait_for(lock, stop, interval, [] { return false; });
   }
@@ -181,9 +198,12 @@ std::vector<Watchdog::Heartbeat> Watchdog::read_all() const {
 }
 
 /// Whom the lines of half a timeout blame for the collective that this rank waits in.
-std::string Watchdog::find_culprit(const std::vector<Heartbeat>& then, const std::vector<Heartbeat>& now) const {
+std::string Watchdog::find_culprit(const std::vector<Heartbeat>& then, const std::vector<Heartbeat>& now,
+                                   bool writes_files) const {
   // Where the directory does not even take this rank's lines, the others' say nothing.
-  if (now[rank_].beats == then[rank_].beats) return unknown_culprit;
+  if (now[rank_].beats == then[rank_].beats) {
+    return fmt::format("{}, and {} takes no heartbeats that would tell which", unknown_culprit, directory_);
+  }
   std::vector<int> silent, outside, behind;
   for (int rank = 0; rank < ranks_; ++rank) {
     if (now[rank].beats == then[rank].beats) silent.push_back(rank);
@@ -192,10 +212,14 @@ std::string Watchdog::find_culprit(const std::vector<Heartbeat>& then, const std
   }
   if (!silent.empty()) return fmt::format("no sign of life from {}, stopped or dead", list_of(silent));
   if (!outside.empty()) {
-    return fmt::format("{} of step {} hangs outside of collectives", list_of(outside), now[outside.front()].step);
+    return fmt::format("{} of step {} {} outside of collectives", list_of(outside), now[outside.front()].step,
+                       outside.size() == 1 ? "hangs" : "hang");
   }
-  if (!behind.empty()) return fmt::format("{} waits in an earlier collective", list_of(behind));
-  return "all ranks are alive and have entered it, so the communication itself hangs";
+  if (!behind.empty()) {
+    return fmt::format("{} {} in an earlier collective", list_of(behind), behind.size() == 1 ? "waits" : "wait");
+  }
+  return fmt::format("all ranks are alive and have entered it, so the {} hangs",
+                     writes_files ? "file system that it writes to, or the communication," : "communication itself");
 }
 
 }  // namespace nanorun

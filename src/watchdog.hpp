@@ -20,7 +20,7 @@
 #include <thread>
 #include <vector>
 
-#include "src/files.hpp"
+#include "src/output_file.hpp"
 
 namespace nanorun {
 
@@ -81,6 +81,7 @@ class Watchdog {
   void disarm();
   void watch(std::stop_token stop);
   void beat(std::stop_token stop);
+  std::string frozen_files() const;
   [[noreturn]] void expire();
   [[noreturn]] void expire_at_work();
   [[noreturn]] void end_job(const std::string& message);
@@ -90,7 +91,8 @@ class Watchdog {
   std::string file_of(int rank) const;
   void write(const Heartbeat& heartbeat) const;
   std::vector<Heartbeat> read_all() const;
-  std::string find_culprit(const std::vector<Heartbeat>& then, const std::vector<Heartbeat>& now) const;
+  std::string find_culprit(const std::vector<Heartbeat>& then, const std::vector<Heartbeat>& now,
+                           bool writes_files) const;
 
   const int rank_, ranks_;
   const std::function<void()> abort_;
@@ -105,6 +107,7 @@ class Watchdog {
   std::uint64_t collectives_ = 0;
   Seconds timeout_{300};
   std::string culprit_;
+  std::optional<Clock::time_point> at_files_;  ///< since when the heartbeats' thread waits for the file system
   std::optional<AppendFile> log_;
   std::jthread watching_, beating_;  ///< last: they end before what they use
 };

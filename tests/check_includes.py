@@ -9,8 +9,9 @@ from pathlib import Path
 LAYERS = """
 text
 error
-arena build early files slab
-watchdog h5_library bin_file hellaswag nvml growing_file safetensors export_files
+arena build early files launch slab
+output_file h5_library bin_file hellaswag nvml safetensors export_files
+file_lock growing_file watchdog
 config config_keys config_toml comm h5 h5_shared h5_structure
 config_values config_check
 config_text config_check_layers config_check_stages
@@ -56,10 +57,10 @@ ROOMS = {
     # Whoever asks the file system elsewhere may drop its errors.
     "filesystem": {"files"},
     "fstream": {"files"},
-    "fcntl.h": {"files", "early", "h5_structure"},
+    "fcntl.h": {"files", "output_file", "file_lock", "early", "h5_structure"},
     "glob.h": {"files"},
     "dirent.h": {"files"},
-    "sys/stat.h": {"files"},
+    "sys/stat.h": {"files", "output_file"},
 }
 
 # What src/ may see of kernels/: the dispatcher, the views, the mask that the host builds, the memory of peers, and

@@ -7,9 +7,11 @@ holds the steps that the deck lists in trace.json_steps. Writes one PNG and prin
 
 import argparse
 import collections
+import functools
 import io
 import os
 import pathlib
+import time
 
 import tool
 
@@ -41,13 +43,29 @@ def parse_arguments():
     return tool.parse(parser)
 
 
+def open_for_reading(path):
+    """An HDF5 file. Waits while a run writes it; takes no lock where the file system has none."""
+    import h5py
+
+    for _ in range(60):
+        try:
+            return h5py.File(path, "r")
+        except BlockingIOError:
+            time.sleep(0.05)
+        except OSError:
+            if tool.has_locks(path):
+                raise
+            return h5py.File(path, "r", locking=False)
+    raise tool.ToolError(f"{path}: another program has it open for writing")
+
+
 def read_datasets(path):
     """The datasets of a trace.h5 as arrays, and its phases. Throws ToolError."""
     import h5py
 
     tool.require_regular(path)
     with tool.using(path, KeyError, RuntimeError, TypeError, ValueError, AttributeError, kind="a trace"):
-        with h5py.File(path, "r") as file:
+        with open_for_reading(path) as file:
             size = os.path.getsize(path)
             for name, dimensions in DATASETS.items():
                 if not isinstance(file[name], h5py.Dataset) or file[name].ndim != dimensions:
@@ -56,6 +74,7 @@ def read_datasets(path):
                 if file[name].dtype.kind not in "iuf" or int(file[name].size) * file[name].dtype.itemsize > size:
                     raise ValueError(f"/{name} cannot be of that type and shape")
             trace = {name: file[name][...] for name in DATASETS}
+            trace["first_step"] = int(file.attrs["first_step"]) if "first_step" in file.attrs else None
             phases = file.attrs["phases"]
             names = (phases.decode() if isinstance(phases, bytes) else phases).split(",")
             return trace, [EARLIER_NAMES.get(name, name) for name in names]
@@ -116,6 +135,24 @@ def read_trace(path):
     absent = columns[None, :] >= trace["ranks"][:, None]
     trace["seconds"] = np.ma.array(trace["seconds"], mask=np.repeat(absent[:, :, None], len(phases), axis=2))
     return trace
+
+
+def gaps(trace, end=0):
+    """Steps without rows as pairs (first, end), from the begin of the trace to its last row, or to `end`."""
+    steps = [int(step) for step in trace["step"]]
+    begin = trace["first_step"] if trace["first_step"] is not None else min(steps, default=end)
+    missing = []
+    for step in [*steps, max([end, *(step + 1 for step in steps)])]:
+        if step > begin:
+            missing.append((begin, step))
+        begin = max(begin, step + 1)
+    return missing
+
+
+def missing_rows(missing):
+    """Pairs of gaps() in words, as the log counts steps."""
+    text = ", ".join(str(end) if end == first + 1 else f"{first + 1} to {end}" for first, end in missing)
+    return f"no rows of steps {text}"
 
 
 def train_seconds(trace):
@@ -228,8 +265,24 @@ def draw_phases(axes, trace, colour):
     axes.tick_params(axis="y", length=0)
 
 
+def shade_gaps(axes, trace):
+    """Covers what an axis of steps draws where no rows are."""
+    for first, end in gaps(trace):
+        axes.axvspan(first, end, facecolor="white", edgecolor=FAINT, hatch="///", linewidth=0, zorder=3)
+
+
+def gaps_of_run(folder, trace):
+    """gaps() up to the last step of a run that has ended."""
+    path = folder / "summary.json"
+    merits = tool.read_json(path) if os.path.lexists(path) else {}
+    return gaps(trace, tool.field(merits, "steps", int, path) if "steps" in merits else 0)
+
+
 def heading(folder, trace):
     parts = [f"{len(trace['step'])} steps", f"{trace['ranks'][-1]} ranks"]
+    missing = gaps_of_run(folder, trace)
+    if missing:
+        parts.append(missing_rows(missing))
     path = folder / "summary.json"
     if os.path.lexists(path):
         merits = tool.read_json(path)
@@ -268,8 +321,11 @@ def draw(folder, trace, output, against="steps"):
     figure = new_figure(6.6)
     grid = figure.add_gridspec(2, 2, width_ratios=[1.1, 1], height_ratios=[1, 1.35])
     colour = colours(trace["phases"])
-    draw_losses(figure.add_subplot(grid[:, 0]), trace, against)
-    draw_step_time(figure.add_subplot(grid[0, 1]), trace, colour, against)
+    for axes, draw_axes in ((figure.add_subplot(grid[:, 0]), draw_losses),
+                            (figure.add_subplot(grid[0, 1]), functools.partial(draw_step_time, colour=colour))):
+        draw_axes(axes, trace, against=against)
+        if against == "steps":
+            shade_gaps(axes, trace)
     draw_phases(figure.add_subplot(grid[1, 1]), trace, colour)
     save(figure, f"{folder.resolve().name}:  {heading(folder, trace)}", output)
 
@@ -362,7 +418,9 @@ def main():
         tool.need("numpy", "h5py", "matplotlib")
         trace, output = read_trace(folder / "trace.h5"), arguments.output or folder / "run.png"
         if len(trace["step"]) == 0:
-            raise tool.ToolError(f"{folder / 'trace.h5'}: no steps yet", tool.NOT_DONE)
+            missing = gaps_of_run(folder, trace)
+            raise tool.ToolError(f"{folder / 'trace.h5'}: {missing_rows(missing) if missing else 'no steps yet'}",
+                                 tool.NOT_DONE)
         draw(folder, trace, output, arguments.against)
     tool.say(output)
 

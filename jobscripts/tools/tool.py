@@ -5,6 +5,7 @@ A traceback is a defect of the tool.
 """
 
 import contextlib
+import fcntl
 import importlib
 import json
 import logging
@@ -62,6 +63,18 @@ def require_regular(path):
         mode = os.stat(path).st_mode
     if not stat.S_ISREG(mode):
         raise ToolError(f"{path}: not a regular file")
+
+
+def has_locks(path):
+    """Whether flock(2) works on the file's file system."""
+    with open(path, "rb") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
+    return True
 
 
 def read_text(path):

@@ -1,5 +1,7 @@
 """A file of all ranks that one of them cannot open, by means of strace."""
 
+import os
+
 from harness import FaultTest, Job, small_run
 
 
@@ -14,7 +16,7 @@ class OneRank(FaultTest):
         """The job ends, and says which rank failed."""
         job = self.job(command, path, error)
         self.assertEqual(job.wait(), code, job.text())
-        self.assert_refused(job, f"rank 1: {path}: cannot be opened", *said)
+        self.assert_refused(job, f"rank 1 on node {os.uname().nodename}: {path}: cannot be opened", *said)
 
     def test_checkpoint(self):
         path = "outputs/run/checkpoints/checkpoint_00000012.h5.partial"

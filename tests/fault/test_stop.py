@@ -200,7 +200,7 @@ class Stop(LostRanks, FaultTest):
         """At once, with its own message: the others wait for it longer than a test may last."""
         job, pids = self.start_faulty("throw", f"comm.timeout_seconds={2 * harness.TIMEOUT}")
         self.assertEqual(job.wait(), 1, job.text())
-        self.assert_refused(job, "nanorun: rank 1: a faulty GEMM")
+        self.assert_refused(job, f"nanorun: rank 1 on node {os.uname().nodename}: a faulty GEMM")
         self.assert_gone(pids)
 
 

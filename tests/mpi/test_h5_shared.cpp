@@ -16,7 +16,7 @@ TEST(LookTogether, TheLowestRankThatFailsIsNamedOnAllRanks) {
       throw Error(ExitCode::output, fmt::format("file of {}", comm.rank()), Scope::this_rank, Cause::damage);
   };
   EXPECT_EQ(error_of([&] { look_together(comm.handle(), look); }, ExitCode::output, Scope::all_ranks),
-            fmt::format("rank {0}: file of {0}", comm.size() / 2));
+            fmt::format("rank {0} on node {1}: file of {0}", comm.size() / 2, host_name()));
   EXPECT_EQ(cause_of([&] { look_together(comm.handle(), look); }), Cause::damage);
 }
 

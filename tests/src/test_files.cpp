@@ -1,17 +1,22 @@
 #include "src/files.hpp"
 
 #include <gtest/gtest.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include <array>
+#include <cerrno>
 #include <chrono>
+#include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
 #include <optional>
 #include <thread>
 
+#include "src/file_lock.hpp"
+#include "src/output_file.hpp"
 #include "tests/support/error_of.hpp"
 #include "tests/support/temp_folder.hpp"
 
@@ -169,6 +174,35 @@ TEST(Files, ALockOfAFileThatLosesItsNameLocksNothing) {
   remover.join();
   EXPECT_FALSE(lock.held_by());
   EXPECT_TRUE(lock.in_place());
+}
+
+TEST(Files, TheStateOfALockIsToldAndNoneIsKept) {
+  const Zoo zoo;
+  EXPECT_EQ(lock_state(zoo.file, true, code), LockState::free);
+  EXPECT_EQ(lock_state(zoo.file, true, code), LockState::free);
+  for (const int kind : {LOCK_SH, LOCK_EX}) {
+    const Descriptor other = open_to_read(zoo.file, code);
+    ASSERT_EQ(::flock(other.get(), kind), 0);
+    EXPECT_EQ(lock_state(zoo.file, true, code), LockState::held);
+    EXPECT_EQ(lock_state(zoo.file, false, code), kind == LOCK_SH ? LockState::free : LockState::held);
+  }
+  EXPECT_EQ(error_of([&] { lock_state(zoo.absent, false, code); }),
+            zoo.absent + ": cannot be opened: No such file or directory");
+}
+
+TEST(Files, ReasonsThatPassAreToldFromOthers) {
+  for (const int reason : {EAGAIN, EWOULDBLOCK, ENOLCK, ESTALE, EINTR})
+    EXPECT_THROW(fail_by_system(code, "path", "cannot be read", reason), Busy) << reason;
+  for (const int reason : {EIO, ENOSPC, EACCES, ENOENT}) {
+    EXPECT_EQ(error_of([&] {
+                try {
+                  fail_by_system(code, "path", "cannot be read", reason);
+                } catch (const Busy&) {
+                  ADD_FAILURE() << reason;
+                }
+              }),
+              std::string("path: cannot be read: ") + std::strerror(reason));
+  }
 }
 
 TEST(Files, OutputsAreNotInputs) {

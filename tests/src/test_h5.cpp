@@ -1,8 +1,10 @@
 #include "src/h5.hpp"
 
+#include <fcntl.h>
 #include <gtest/gtest.h>
 #include <sys/file.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <filesystem>
 #include <fstream>
@@ -297,8 +299,39 @@ TEST(H5, SizesThatAFileHasNoRoomForAreRefused) {
   const File opened = File::open(path);
   EXPECT_EQ(error_of([&] { opened.shape("x"); }), path + ": x: has an impossible shape: [1099511627776]");
   EXPECT_EQ(error_of([&] { opened.growing_shape("x"); }), path + ": x: has an impossible shape: [1099511627776]");
-  EXPECT_EQ(error_of([&] { opened.shape("empty"); }), path + ": empty: has an impossible shape: [0, 1099511627776]");
   EXPECT_EQ(cause_of([&] { opened.shape("x"); }), Cause::damage);
+}
+
+TEST(H5, AnEmptyAxisHoldsNothingWhateverTheOthersAre) {
+  const TempFolder folder;
+  constexpr std::uint64_t many = std::uint64_t{1} << 40;
+  {
+    File file = File::create(folder / "a.h5");
+    file.create_dataset<double>("first", {0, many, 13});
+    file.create_dataset<double>("last", {many, many, 0});
+    file.close();
+  }
+  const File opened = File::open(folder / "a.h5");
+  EXPECT_EQ(opened.shape("first"), (h5::Extent{0, many, 13}));
+  EXPECT_EQ(opened.growing_shape("last"), (h5::Extent{many, many, 0}));
+  EXPECT_NO_THROW(opened.read<double>("first", {0, 0, 0}, {0, many, 13}, std::span<double>()));
+}
+
+/// While another program has it open, as a notebook has a trace.
+TEST(H5, WhoWaitsForAFileThatOthersHoldIsToldSo) {
+  const TempFolder folder;
+  const std::string path = folder / "a.h5";
+  File::create(path).close();
+  const std::string held = path + ": another program has it open, and HDF5's lock on it";
+  for (const int kind : {LOCK_SH, LOCK_EX}) {
+    const int other = ::open(path.c_str(), O_RDWR | O_CLOEXEC);
+    ASSERT_EQ(::flock(other, kind), 0);
+    EXPECT_THROW(File::open_append(path), Busy);
+    EXPECT_EQ(error_of([&] { File::open_append(path); }), held);
+    EXPECT_EQ(error_of([&] { File::open(path); }), kind == LOCK_SH ? "" : held);
+    ::close(other);
+  }
+  EXPECT_NO_THROW(File::open_append(path));
 }
 
 TEST(H5, WrongSlabsAndTypesAreRefused) {

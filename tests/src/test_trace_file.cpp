@@ -1,5 +1,9 @@
 // trace.h5: its rows, and runs that resume.
 
+#include <fcntl.h>
+#include <sys/file.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <filesystem>
 #include <fstream>
@@ -157,6 +161,208 @@ TEST_F(TraceFileTest, ResumeOnFewerRanksKeepsTheirColumns) {
   EXPECT_EQ(content.communication, (Reals{1, 2, 3, 0, 0, 0}));
 }
 
+/// A trace of so many ranks that has so many rows.
+void put_trace(const std::string& path, const std::string& phases, std::uint64_t ranks, std::uint64_t steps) {
+  Integers step(steps);
+  Reals seconds(steps * ranks * Trace::phases), communication(steps * ranks);
+  std::iota(step.begin(), step.end(), 0);
+  std::iota(seconds.begin(), seconds.end(), 1.0);
+  std::iota(communication.begin(), communication.end(), 1.0);
+  h5::File file = h5::File::create(path);
+  file.write_attribute("/", "format", trace_format);
+  file.write_attribute("/", "format_version", std::uint64_t{2});
+  file.write_attribute("/", "phases", phases);
+  put(file, "/step", {steps}, step);
+  put(file, "/ranks", {steps}, Integers(steps, static_cast<std::int64_t>(ranks)));
+  put(file, "/tokens", {steps}, Reals(steps, 8));
+  put(file, "/loss", {steps}, Reals(steps, 2));
+  put(file, "/seconds", {steps, ranks, Trace::phases}, seconds);
+  put(file, "/communication", {steps, ranks}, communication);
+  put(file, "/validation_step", {0}, Integers{});
+  put(file, "/validation_loss", {0}, Reals{});
+  file.close();
+}
+
+/// From 48 ranks on a file without rows is smaller than a row.
+TEST_F(TraceFileTest, TracesOfManyRanks) {
+  trace()->finish();
+  const std::string phases = read().phases;
+  for (const std::uint64_t ranks : {47, 48, 49, 512}) {
+    for (const std::uint64_t steps : {0, 3}) {
+      SCOPED_TRACE(fmt::format("{} ranks, {} steps", ranks, steps));
+      put_trace(folder_ / "trace.h5", phases, ranks, steps);
+      Content before;
+      before.seconds = read_all<double>(h5::File::open(folder_ / "trace.h5"), "/seconds");
+      before.communication = read_all<double>(h5::File::open(folder_ / "trace.h5"), "/communication");
+      testing::internal::CaptureStderr();
+      const long first = steps > 0 ? static_cast<long>(steps) : 5;
+      const auto resumed = trace(first);
+      EXPECT_EQ(h5::File::open(folder_ / "trace.h5").growing_shape("/seconds"),
+                (h5::Extent{steps, ranks, Trace::phases}));
+      run_steps(*resumed, first, first + 1);
+      resumed->finish();
+      EXPECT_EQ(testing::internal::GetCapturedStderr(), "");
+      const Content after = read();
+      ASSERT_EQ(after.step.size(), steps + 1);
+      EXPECT_EQ(after.ranks.back(), 1);
+      ASSERT_EQ(after.seconds.size(), (steps + 1) * ranks * Trace::phases);
+      EXPECT_TRUE(std::equal(before.seconds.begin(), before.seconds.end(), after.seconds.begin()));
+      EXPECT_TRUE(std::equal(before.communication.begin(), before.communication.end(), after.communication.begin()));
+    }
+  }
+}
+
+TEST_F(TraceFileTest, ResumeMovesAFileOfImpossiblyManyRanksAside) {
+  trace()->finish();
+  put_trace(folder_ / "trace.h5", read().phases, (std::uint64_t{1} << 20) + 1, 0);
+  testing::internal::CaptureStderr();
+  trace(1)->finish();
+  const std::string warning = testing::internal::GetCapturedStderr();
+  EXPECT_NE(warning.find("/seconds: has an impossible shape: 1048577 ranks; the file is kept as "), std::string::npos)
+      << warning;
+  EXPECT_EQ(h5::File::open(folder_ / "trace.h5").growing_shape("/seconds"), (h5::Extent{0, 1, Trace::phases}));
+}
+
+/// Another program that has trace.h5 open, with HDF5's lock for reading or for writing.
+class Holder {
+ public:
+  Holder(const std::string& path, int kind) : file_(::open(path.c_str(), O_RDWR | O_CLOEXEC)) {
+    EXPECT_EQ(::flock(file_, kind), 0);
+  }
+  ~Holder() { ::close(file_); }
+
+ private:
+  int file_;
+};
+
+TEST_F(TraceFileTest, RowsWaitWhileAnotherProgramHoldsTheFile) {
+  config_.flush_every = 2;
+  for (const int kind : {LOCK_SH, LOCK_EX}) {
+    std::filesystem::remove(folder_ / "trace.h5");
+    const auto trace = this->trace();
+    run_steps(*trace, 0, 2);
+    testing::internal::CaptureStderr();
+    {
+      const Holder holder(folder_ / "trace.h5", kind);
+      const auto size = std::filesystem::file_size(folder_ / "trace.h5");
+      trace->add_validation(2, 5);
+      trace->add_gpus(3, std::vector<GpuState>{{600, 1980, 0}});
+      run_steps(*trace, 2, 7);
+      EXPECT_EQ(std::filesystem::file_size(folder_ / "trace.h5"), size);
+    }
+    EXPECT_EQ(read().step, (Integers{0, 1}));
+    run_steps(*trace, 7, 8);
+    EXPECT_EQ(read().step, (Integers{0, 1, 2, 3, 4, 5, 6, 7}));
+    run_steps(*trace, 8, 9);
+    trace->finish();
+    const std::string said = testing::internal::GetCapturedStderr();
+    EXPECT_EQ(std::count(said.begin(), said.end(), '\n'), 2) << said;  // that it waits, and that it is over
+    EXPECT_NE(said.find("trace.h5: another program has it open, and HDF5's lock on it; what is traced waits in memory"),
+              std::string::npos)
+        << said;
+    EXPECT_NE(said.find("trace.h5: is written again\n"), std::string::npos) << said;
+    const Content content = read();
+    EXPECT_EQ(content.step, (Integers{0, 1, 2, 3, 4, 5, 6, 7, 8}));
+    EXPECT_EQ(content.loss, (Reals{10, 9, 8, 7, 6, 5, 4, 3, 2}));
+    EXPECT_EQ(content.seconds.size(), 9u * Trace::phases);
+    EXPECT_EQ(content.validation_step, (Integers{2}));
+    EXPECT_EQ(content.gpu_step, (Integers{3}));
+  }
+}
+
+TEST_F(TraceFileTest, RowsThatNeverReachTheFileAreTold) {
+  const auto first = trace();
+  run_steps(*first, 0, 2);
+  first->flush();
+  testing::internal::CaptureStderr();
+  {
+    const Holder holder(folder_ / "trace.h5", LOCK_SH);
+    run_steps(*first, 2, 5);
+    first->finish();
+  }
+  std::string said = testing::internal::GetCapturedStderr();
+  EXPECT_NE(said.find("trace.h5: another program still holds it: the rows of steps 3 to 5 are lost\n"),
+            std::string::npos)
+      << said;
+  testing::internal::CaptureStderr();
+  const auto second = trace(5);
+  said = testing::internal::GetCapturedStderr();
+  EXPECT_NE(said.find("trace.h5: has no rows of steps 3 to 5: "), std::string::npos) << said;
+  run_steps(*second, 5, 6);
+  second->finish();
+  EXPECT_EQ(read().step, (Integers{0, 1, 5}));
+  testing::internal::CaptureStderr();
+  trace(7);
+  said = testing::internal::GetCapturedStderr();
+  EXPECT_NE(said.find("trace.h5: has no rows of steps 3 to 5, 7: "), std::string::npos) << said;
+}
+
+/// The first rows, too, belong to the trace, but for steps of another run that this one goes on from.
+TEST_F(TraceFileTest, ATraceKnowsWhereItBegan) {
+  trace(3)->finish();
+  testing::internal::CaptureStderr();
+  trace(5);
+  const std::string said = testing::internal::GetCapturedStderr();
+  EXPECT_NE(said.find("trace.h5: has no rows of steps 4 to 5: "), std::string::npos) << said;
+  EXPECT_EQ(h5::File::open(folder_ / "trace.h5").read_integer_attribute("/", "first_step"), 3u);
+}
+
+TEST_F(TraceFileTest, AFileThatAnotherWritesIsNotReplaced) {
+  const auto first = trace();
+  run_steps(*first, 0, 3);
+  first->finish();
+  for (const long step : {2, 0}) {
+    testing::internal::CaptureStderr();
+    std::unique_ptr<Trace> second;
+    {
+      const Holder holder(folder_ / "trace.h5", LOCK_EX);
+      second = trace(step);
+      run_steps(*second, step, step + 2);
+      second->add_validation(step, 4);
+      second->flush();
+    }
+    EXPECT_EQ(read().step, (Integers{0, 1, 2}));
+    run_steps(*second, step + 2, 3);
+    second->finish();
+    EXPECT_NE(testing::internal::GetCapturedStderr().find("trace.h5: is written again\n"), std::string::npos);
+    const Content content = read();
+    EXPECT_EQ(content.step.size(), step == 2 ? 4u : 3u);
+    EXPECT_EQ(content.step[2], 2);
+    EXPECT_EQ(content.validation_step, (Integers{step}));
+    std::filesystem::remove(folder_ / "trace.h5");
+    const auto again = trace();
+    run_steps(*again, 0, 3);
+    again->finish();
+  }
+}
+
+TEST_F(TraceFileTest, RowsThatWaitHaveABound) {
+  constexpr std::uint64_t row = (5 + Trace::phases) * sizeof(double), most = max_waiting_rows / row,
+                          steps = most + 1000;
+  TraceFile file(test_comm(), folder_ / "trace.h5", 0);
+  TraceRows rows;
+  rows.step.resize(steps);
+  std::iota(rows.step.begin(), rows.step.end(), 0);
+  rows.ranks.assign(steps, 1), rows.tokens.assign(steps, 8), rows.communication.assign(steps, 0);
+  rows.loss.assign(rows.step.begin(), rows.step.end());
+  rows.seconds.assign(steps * Trace::phases, 0.5);
+  testing::internal::CaptureStderr();
+  {
+    const Holder holder(folder_ / "trace.h5", LOCK_SH);
+    file.append(rows);
+  }
+  file.append({});
+  const std::string said = testing::internal::GetCapturedStderr();
+  EXPECT_NE(said.find(fmt::format("the newest {} steps at most", most)), std::string::npos) << said;
+  EXPECT_NE(said.find("is written again; the rows of 1000 steps did not fit"), std::string::npos) << said;
+  const Content content = read();
+  ASSERT_EQ(content.step.size(), most);
+  EXPECT_EQ(content.step.front(), 1000);
+  EXPECT_EQ(content.loss.front(), 1000);
+  EXPECT_EQ(content.step.back(), static_cast<std::int64_t>(steps) - 1);
+  EXPECT_EQ(content.seconds.size(), most * Trace::phases);
+}
+
 TEST_F(TraceFileTest, ResumeTakesTheFormerNameOfAPhase) {
   const auto first = trace();
   run_steps(*first, 0, 1);
@@ -190,7 +396,8 @@ TEST_F(TraceFileTest, ResumeDropsRowsThatAreNotWhole) {
     }
     testing::internal::CaptureStderr();
     const auto trace = this->trace(8);
-    EXPECT_EQ(testing::internal::GetCapturedStderr(), "");
+    EXPECT_NE(testing::internal::GetCapturedStderr().find("trace.h5: has no rows of steps 5 to 8: "),
+              std::string::npos);
     run_steps(*trace, 8, 9);
     trace->finish();
     const Content content = read();
