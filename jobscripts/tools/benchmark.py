@@ -19,6 +19,8 @@ import sys
 import time
 from dataclasses import dataclass, field
 
+sys.path.insert(0, os.path.dirname(os.path.realpath(__file__)))  # absent under PYTHONSAFEPATH
+
 import program
 import tool
 from metrics import Metrics

@@ -22,6 +22,8 @@ import time
 import urllib.error
 import urllib.request
 
+sys.path.insert(0, os.path.dirname(os.path.realpath(__file__)))  # absent under PYTHONSAFEPATH
+
 import tool
 
 BUILT = pathlib.Path(__file__).resolve().parents[2] / "build" / "cpu" / "bin" / "nanorun"

@@ -10,6 +10,9 @@ import collections
 import io
 import os
 import pathlib
+import sys
+
+sys.path.insert(0, os.path.dirname(os.path.realpath(__file__)))  # absent under PYTHONSAFEPATH
 
 import tool
 

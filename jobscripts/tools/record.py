@@ -18,6 +18,8 @@ import shlex
 import statistics
 import sys
 
+sys.path.insert(0, os.path.dirname(os.path.realpath(__file__)))  # absent under PYTHONSAFEPATH
+
 import ensemble
 import get_fineweb
 import program

@@ -39,8 +39,17 @@ class ToolError(Exception):
 
 def one_line(text):
     """Without line ends and control characters, and not too long."""
-    line = " ".join("".join(c if c.isprintable() else " " for c in str(text)).split())
+    line = " ".join("".join(c if c.isprintable() else " " for c in visible(text)).split())
     return line if len(line) <= 400 else line[:397] + "..."
+
+
+def visible(text):
+    """Text or a path as UTF-8 can hold it: bytes of a name that are not UTF-8 stand as \\xff."""
+    try:
+        data = str(text).encode(errors="surrogateescape")
+    except UnicodeEncodeError:  # half of a pair, as JSON can hold it
+        data = str(text).encode(errors="backslashreplace")
+    return data.decode(errors="backslashreplace")
 
 
 @contextlib.contextmanager
@@ -65,9 +74,10 @@ def require_regular(path):
 
 
 def read_text(path):
+    """The text of a file, without a byte-order mark, and with line feeds whatever its lines end with."""
     require_regular(path)
     with using(path, UnicodeDecodeError, kind="UTF-8"):
-        return Path(path).read_text(encoding="utf-8")
+        return Path(path).read_text(encoding="utf-8-sig")
 
 
 def read_json(path):
@@ -143,7 +153,7 @@ def read_apart(function, path):
 def write(path, data):
     """Writes text or bytes."""
     with using(path, ValueError, kind="a path"):
-        Path(path).write_bytes(data.encode() if isinstance(data, str) else data)
+        Path(path).write_bytes(visible(data).encode() if isinstance(data, str) else data)
 
 
 def replace(path, text):
@@ -220,7 +230,7 @@ def parse(parser, words=None):
 def say(text):
     """Prints a line at once."""
     with using("standard output"):
-        print(text, flush=True)
+        print(visible(text), flush=True)
 
 
 def aligned(rows, text=1):
@@ -235,7 +245,7 @@ def warn(text):
     """Prints a line on standard error, where that can be written."""
     try:
         if sys.stderr:
-            print(text, file=sys.stderr, flush=True)
+            print(visible(text), file=sys.stderr, flush=True)
     except OSError:
         discard(2)
 

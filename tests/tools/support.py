@@ -46,13 +46,14 @@ def metrics_text(losses):
     return "".join(json.dumps(line) + "\n" for line in lines)
 
 
-def write_run(folder, losses, seed=1, summary=None, **train):
-    """A run that has finished, with validation losses by step; `train`: further keys of [train]."""
+def write_run(folder, losses, seed=1, summary=None, tables="", **train):
+    """A run that has finished, with validation losses by step; `train`: further keys of [train]; `tables`: the rest
+    of the deck."""
     folder.mkdir(parents=True)
     train = {"steps": max(losses), "sequences": 4, "length": 256} | train
     deck = ["[run]", f"name = {json.dumps(folder.name)}", f"seed = {seed}", "[train]",
             *(f"{key} = {json.dumps(value)}" for key, value in train.items())]
-    (folder / "deck.toml").write_text("\n".join(deck) + "\n")
+    (folder / "deck.toml").write_text("\n".join(deck) + f"\n{tables}")
     (folder / "metrics.jsonl").write_text(metrics_text(losses))
     last = max(losses)
     merits = {"finished": True, "stopped_by": "", "steps": last, "final_train_loss": 3.0, "train_seconds": last / 10,
