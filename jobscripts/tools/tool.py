@@ -4,6 +4,7 @@ Whatever a user can meet, such as a damaged file, a missing module or Ctrl-C, en
 A traceback is a defect of the tool.
 """
 
+import argparse
 import contextlib
 import importlib
 import json
@@ -225,6 +226,13 @@ def parse(parser, words=None):
     """The arguments of the command line, or of words."""
     with using("standard output"):  # for help
         return parser.parse_args(words)
+
+
+def directory(text):
+    """For argparse: a path that is not empty, as an unset variable of the shell leaves it."""
+    if not text:
+        raise argparse.ArgumentTypeError("the name of the directory is empty")
+    return Path(text)
 
 
 def say(text):

@@ -1,6 +1,7 @@
 """What the tests of the tools share: output directories of runs with known figures. Standard library only."""
 
 import html.parser
+import importlib.util
 import json
 import math
 import os
@@ -22,6 +23,14 @@ WRONG_JSON = ["{", "[]", "1", "null", '"text"', "\0", "[" * 100000, "1" * 5000, 
 # TOML that nests too deep for a parser, or is too long.
 DEEP_TOML = ["a." * 5000 + "a = 1", "a." * 100000 + "a = 1", "[" + "a." * 5000 + "a]",
              "[grid]\na = " + "[" * 400 + "]" * 400, "a = " + "{a = " * 100 + "1" + "}" * 100, "#" * (1 << 20) + "\n"]
+
+
+def load(path):
+    """The module of a file of the repository, whose name another module may have too."""
+    specification = importlib.util.spec_from_file_location(path.replace("/", "_").removesuffix(".py"), ROOT / path)
+    module = importlib.util.module_from_spec(specification)
+    specification.loader.exec_module(module)
+    return module
 
 
 def limit_memory():
