@@ -1,6 +1,7 @@
 """The plots of a study, each drawn on axes it is given."""
 
 import io
+import textwrap
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -188,8 +189,17 @@ def draw_model(axes, analysis):
     axes.legend(loc="upper left", ncols=2, handlelength=1.2, columnspacing=1.2)
 
 
+def draw_no_forecast(axes, analysis, title):
+    axes.set(title=title, xticks=[], yticks=[])
+    axes.text(0.5, 0.5, textwrap.fill(f"No prediction: {analysis.no_forecast}", 44), transform=axes.transAxes,
+              ha="center", va="center")
+
+
 def draw_forecast_parts(axes, analysis):
-    forecast = analysis.forecast
+    forecast, title = analysis.forecast, "Prediction: what fills a step"
+    if forecast is None:
+        draw_no_forecast(axes, analysis, title)
+        return
     shares = {name: [parts[name] / step for parts, step in zip(forecast.parts, forecast.steps)] for name in PARTS}
     axes.stackplot(forecast.ranks, list(shares.values()), labels=list(shares), colors=list(PART_COLOURS.values()),
                    linewidth=0)
@@ -197,21 +207,22 @@ def draw_forecast_parts(axes, analysis):
     axes.set_xlim(forecast.ranks[0], max(2, forecast.ranks[-1]))
     axes.set_ylim(0, 1)
     axes.yaxis.set_major_formatter(PercentFormatter(1))
-    axes.set(title="Prediction: what fills a step", ylabel="share of the step")
+    axes.set(title=title, ylabel="share of the step")
     beside(axes)
 
 
 def draw_forecast(axes, analysis):
-    forecast = analysis.forecast
+    forecast, title = analysis.forecast, "Prediction: efficiency"
+    if forecast is None:
+        draw_no_forecast(axes, analysis, title)
+        return
     efficiency = forecast.efficiency
     axes.axhline(1, linestyle="--", color=IDEAL, linewidth=1.2)
     axes.axhline(0.5, linestyle=":", color=IDEAL, linewidth=1.2)
     axes.plot(forecast.ranks, efficiency, "-", color=COMPUTE, linewidth=2, label="predicted")
-    if analysis.errors:
-        error = max(map(abs, analysis.errors))
-        axes.fill_between(forecast.ranks, efficiency / (1 + error), efficiency / max(1 - error, 1e-3),
-                          color=COMPUTE, alpha=0.13, linewidth=0,
-                          label=f"a step ±{error:.0%}, as the worst measured point")
+    error = analysis.largest_error
+    axes.fill_between(forecast.ranks, efficiency / (1 + error), efficiency / (1 - error), color=COMPUTE, alpha=0.13,
+                      linewidth=0, label=f"a step ±{error:.0%}, as the worst measured point")
     i = forecast.first_below(0.5)
     if i is not None:
         n = forecast.ranks[i]
@@ -223,7 +234,7 @@ def draw_forecast(axes, analysis):
     axes.set_xlim(forecast.ranks[0], max(2, forecast.ranks[-1]))
     axes.set_ylim(0, 1.12 * max(1, efficiency.max()))
     axes.yaxis.set_major_formatter(PercentFormatter(1))
-    axes.set(title="Prediction: efficiency", ylabel="speed-up / ranks")
+    axes.set(title=title, ylabel="speed-up / ranks")
     axes.legend(loc="lower left")
 
 
