@@ -9,10 +9,10 @@ import shutil
 from pathlib import Path
 
 import numpy as np
-from support import PHASES, ScalingTest, small_run, write_run
+from support import PHASES, ScalingTest, small_run, study_text, write_run
 
 import page
-from study import analysis, gather, report
+from study import analysis, figures, gather, report
 from study.study_file import read_study
 
 STEPS, WARMUP = 10, 2
@@ -330,6 +330,65 @@ class Report(ScalingTest):
         self.assertLess(result.largest_error, 0.25)
         self.assertEqual((result.no_forecast, result.forecast.ranks), ("", [1, 2, 4]))
         self.assertNotIn("No prediction", report.page(result))
+
+
+class Pictures(ScalingTest):
+    """Words lie within their axes or beside them, and not over each other."""
+
+    def analyse(self, machine="a test", factor=1.0, **values):
+        text = study_text(**{"steps": STEPS, "warmup": WARMUP, **values}).replace('"a test"', f'"{machine}"')
+        Path("study.toml").write_text(text)
+        study = read_study("study.toml")
+        for run in study.runs():
+            seconds = factor * times(run.ranks, 1.0, 0.1 if run.ranks > 4 else 0)
+            write_run(run.folder, seconds * (run.ranks if study.kind == "weak" else 1), TOKENS,
+                      np.full((STEPS, run.ranks), 0.12) if run.ranks > 1 else None)
+        return analysis.analyse(study, *gather.gather(study))
+
+    def boxes(self, texts, renderer):
+        return [text.get_window_extent(renderer) for text in texts if text.get_text() and text.get_visible()]
+
+    def check(self, result):
+        for name, draw in figures.PANELS.items():
+            with figures.plt.rc_context(figures.STYLE):
+                figure, axes = figures.plt.subplots(figsize=(6.2, 3.7), layout="constrained")
+                draw(axes, result)
+                figure.canvas.draw()
+                renderer = figure.canvas.get_renderer()
+                frame, whole = axes.get_window_extent(renderer), figure.bbox
+                for box in self.boxes(axes.texts, renderer):
+                    with self.subTest(panel=name, ranks=len(result.points)):
+                        self.assertTrue(frame.x0 <= box.x0 and box.x1 <= frame.x1, (frame, box))
+                        self.assertTrue(frame.y0 <= box.y0 and box.y1 <= frame.y1, (frame, box))
+                for axis in (axes.xaxis, axes.yaxis):
+                    marks = self.boxes([tick.label1 for tick in axis.get_major_ticks()], renderer)
+                    for one, other in zip(marks, marks[1:]):
+                        self.assertFalse(one.overlaps(other), (name, axis.axis_name))
+                legend = [axes.get_legend().get_window_extent(renderer)] if axes.get_legend() else []
+                for box in self.boxes([axes.title, axes.xaxis.label, axes.yaxis.label], renderer) + legend:
+                    self.assertTrue(whole.x0 <= box.x0 and box.x1 <= whole.x1 and whole.y0 <= box.y0
+                                    and box.y1 <= whole.y1, (name, box))
+                figures.plt.close(figure)
+
+    def test_few_rank_counts(self):
+        for name, more in (("late", "latency = 1e-4\nbandwidth = 1e6\nmax_ranks = 4096\nsequences = 4096"),
+                           ("soon", "latency = 1e-4\nbandwidth = 1e5\nmax_ranks = 4096\nsequences = 4096"),
+                           ("at_once", "latency = 10\nbandwidth = 1e5\nmax_ranks = 4096\nsequences = 4096"),
+                           ("never", "latency = 1e-9\nbandwidth = 1e14\nmax_ranks = 4")):
+            result = self.analyse(name=name, ranks=(1, 2, 4), more=f"[prediction]\n{more}")
+            self.assertEqual(result.forecast.first_below(0.5) is None, name == "never")
+            self.check(result)
+        self.check(self.analyse(name="one", ranks=(2,), kind="weak"))
+
+    def test_many_rank_counts(self):
+        self.check(self.analyse(name="all", ranks=range(1, 13), kind="weak", more="[launch]\ncores = 8"))
+        self.check(self.analyse(name="powers", ranks=[2**i for i in range(10)], sequences=512, factor=300.0))
+
+    def test_long_names(self):
+        result = self.analyse(machine="a machine of a centre with a name that is long " * 6)
+        lines = figures.wrapped(report.heading(result), 150).splitlines()
+        self.assertGreater(len(lines), 1)
+        self.assertLessEqual(max(map(len, lines)), 150)
 
 
 if __name__ == "__main__":
