@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import itertools
 import json
 import math
 import os
@@ -252,6 +253,30 @@ class Output(CompareTest):
         for place, (x, y) in zip(places, expected):
             self.assertAlmostEqual(place[0], x, delta=0.06)
             self.assertAlmostEqual(place[1], y, delta=0.06)
+
+    def test_words_of_a_chart_lie_within_the_picture(self):
+        """And those of an axis beside each other, by the width of their characters at most."""
+        import chart
+
+        places = [(0, 1), (0, 1e7), (0, 3.388e8), (0, 1e12), (0, 1285), (0, 0.004), (0, 1e29)]
+        values = [(3, 3.0000001), (1e6, 3e6), (-1e29, 1e29), (0, 5617), (1e-9, 2e-9), (3.28, 11)]
+        for (first, last), (low, high) in itertools.product(places, values):
+            lines = [chart.Line([(first, high), (last, low)], "red", dots=True)]
+            drawn = Page(chart.draw("a", lines, "steps", "ms", target=low + 0.99 * (high - low)))
+            words = []
+            for element, text in zip(drawn.elements["text"], drawn.texts["text"]):
+                if "transform" not in element and element["font-size"] == "12":
+                    x, width = float(element["x"]), chart.CHARACTER * len(text)
+                    x -= {"middle": width / 2, "end": width}.get(element.get("text-anchor"), 0)
+                    words.append((round(float(element["y"])), x, x + width, text))
+            below = [word for word in words if word[0] == chart.HEIGHT - chart.BOTTOM + 17]
+            self.assertGreater(len(below), 1)
+            for one, other in zip(below, below[1:]):
+                self.assertLess(one[2], other[1], (one, other))
+            for y, begin, end, text in words:
+                self.assertTrue(0 < begin and end < chart.WIDTH and chart.TOP < y < chart.HEIGHT, (text, begin, end))
+                if text not in ("steps", *(word[3] for word in below)) and not text.startswith("target"):
+                    self.assertGreater(begin, 20, text)  # right of the name of the axis
 
     def test_one_run_without_losses(self):
         folder = write_run(Path("a"), LOSSES)
