@@ -51,6 +51,10 @@ RunSummary RunSetup::summary() const {
   return summary;
 }
 
+void RunSetup::keep_directory() {
+  if (directory.keep()) directory.write("deck.toml", to_toml(config));
+}
+
 void RunSetup::introduce() {
   const std::string device = ops::device_name(context.device());
   if (comm.root()) provenance = nanorun::provenance(context);

@@ -28,6 +28,9 @@ struct RunSetup {
   /// Beginning, ranks, data and provenance of the run; the rest is for its steps to fill in.
   RunSummary summary() const;
 
+  /// For rank 0. RunDirectory::keep(), and writes the deck into a directory that is new.
+  void keep_directory();
+
   Context& context;
   Comm& comm;
   const Config& config;

@@ -8,6 +8,7 @@
 
 #include "src/agreement.hpp"
 #include "src/gpu_monitor.hpp"
+#include "src/run_log.hpp"
 #include "src/run_setup.hpp"
 #include "src/schedule.hpp"
 #include "src/validation.hpp"
@@ -15,9 +16,6 @@
 namespace nanorun {
 
 namespace {
-
-/// Seconds after which a progress line comes before log_every says so.
-constexpr double max_silence = 10;
 
 /// This rank's part of a step. Where its tokens could not be read, `failure` says why.
 struct Batch {
@@ -45,15 +43,10 @@ class Training {
   void validate();
   void save();
   std::string write_checkpoint();
-  void keep_directory();
   bool displaced();
   void keep_checkpoints();
-  void record_step(double seconds);
-  void write_step();
-  std::optional<double> mfu(double flops, double seconds) const;
   void step_until_done();
   ExitCode finish();
-  RunSummary write_summary(const std::string& stopped_by);
   void record_failure(const Error& error);
   [[noreturn]] void fail_displaced();
   [[noreturn]] void fail_not_finite(const std::string& what, long step);
@@ -69,20 +62,14 @@ class Training {
   const Config& config_;
   Batch ahead_;          ///< of the next step, read while the device works on the one before
   bool unread_ = false;  ///< some rank may not have read it
-  std::optional<std::pair<StepMetrics, StepReport>> unwritten_;  ///< of the step before
 
   Progress progress_;
-  long first_step_;
   long saved_step_;
   double loss_;
   double gradient_norm_ = 0;
-  std::optional<double> validation_loss_;
   StopReason stop_reason_ = StopReason::none;
-  double run_seconds_ = 0;
-  double run_flops_ = 0;
-  double time_to_first_step_ = 0;
-  double last_line_ = 0;
   GpuMonitor gpus_;
+  RunLog run_log_;
 };
 
 Training::Training(Context& context, const Config& config)
@@ -92,11 +79,11 @@ Training::Training(Context& context, const Config& config)
       comm_(run_.comm),
       config_(config),
       progress_(run_.progress),
-      first_step_(progress_.step),
       saved_step_(progress_.step),
       loss_(progress_.train_loss),
-      gpus_(comm_, config.run.gpu_every, ops::device_bus_id(context.device())) {
-  if (!run_.complete && !run_.continues_here && first_step_ > 0) {
+      gpus_(comm_, config.run.gpu_every, ops::device_bus_id(context.device())),
+      run_log_(run_, gpus_) {
+  if (!run_.complete && !run_.continues_here && progress_.step > 0) {
     // From here on "auto" finds this run's own beginning, not an earlier one's.
     saved_step_ = -1;
     save();
@@ -135,7 +122,7 @@ void Training::step_until_done() {
     comm_.set_step(progress_.step + 1);
     const bool stops = stop_reason_ != StopReason::none && !finished();
     // Where ops work on host memory, nothing is left to wait for until the next step is over.
-    if (ops::on_host || stops || finished() || validation_due() || checkpoint_due() || unread_) write_step();
+    if (ops::on_host || stops || finished() || validation_due() || checkpoint_due() || unread_) run_log_.write_step();
     if (stops) break;
     if (validation_due()) validate();
     if (checkpoint_due()) save();
@@ -148,13 +135,13 @@ void Training::step_until_done() {
 
 /// Leaves the message, the trace and the summary of a run that all ranks give up.
 void Training::record_failure(const Error& error) {
-  write_step();
+  run_log_.write_step();
   run_.log.note(fmt::format("error: {}", error.what()));
   run_.metrics.flush();
   try {
     learner_.tensor_comm.synchronize();
     run_.trace->finish();
-    write_summary(error.what());
+    run_log_.write_summary(progress_, loss_, error.what());
   } catch (const std::exception& further) {
     run_.log.note(fmt::format("error: {}", further.what()));
   }
@@ -169,22 +156,17 @@ void Training::train_step() {
     learner_.optimizer.step(*run_.trace, progress_.step);
     learner_.collect();
   }
-  write_step();
+  run_log_.write_step();
   if (progress_.step + 1 < config_.train.steps) ahead_ = read_batch(progress_.step + 1);
   synchronise();
 
   const double seconds = context_.seconds_since_start() - begin;
-  run_seconds_ += seconds;
   progress_.train_seconds += seconds;
   progress_.tokens += step_tokens(config_, progress_.step);
   progress_.train_loss = loss_;
   progress_.cursor = batch.after;
-  record_step(seconds);
   progress_.step += 1;
-  if (progress_.step == first_step_ + 1) {
-    time_to_first_step_ = context_.seconds_since_start();
-    context_.sample_device_memory();
-  }
+  run_log_.record_step(progress_, seconds, gradient_norm_);
   run_.trace->end_step(static_cast<double>(step_tokens(config_, progress_.step - 1)), loss_);
 }
 
@@ -291,72 +273,12 @@ void Training::fail_not_finite(const std::string& what, long step) {
               Scope::all_ranks);
 }
 
-/// For rank 0.
-void Training::keep_directory() {
-  if (run_.directory.keep()) run_.directory.write("deck.toml", to_toml(config_));
-}
-
 /// Collective.
 void Training::keep_checkpoints() {
   comm_.together([&] {
-    if (comm_.root()) keep_directory();
+    if (comm_.root()) run_.keep_directory();
   });
   run_.checkpoints.move_to(comm_.broadcast(run_.directory.checkpoints()));
-}
-
-/// Of all ranks' devices; on rank 0, where their peak is known.
-std::optional<double> Training::mfu(double flops, double seconds) const {
-  const double peak = context_.peak_flops() * seconds;
-  return peak > 0 ? std::optional(flops / peak) : std::nullopt;
-}
-
-void Training::record_step(double seconds) {
-  const auto tokens = static_cast<double>(step_tokens(config_, progress_.step));
-  const long done = progress_.step + 1;
-  const double average = run_seconds_ / static_cast<double>(done - first_step_);
-  const int window = windows_at(config_, progress_.step).long_tokens;
-  const double flops = config_.train.sequences * flops_per_sequence(config_, learner_.table, progress_.step);
-  run_flops_ += flops;
-  StepMetrics metrics{.step = done,
-                      .loss = loss_,
-                      .seconds = seconds,
-                      .tokens_per_second = tokens / seconds,
-                      .train_seconds = progress_.train_seconds,
-                      .mfu = mfu(flops, seconds),
-                      .lr_factor = lr_factor(config_, progress_.step),
-                      .momentum = muon_momentum(config_, progress_.step),
-                      .window = window,
-                      .gradient_norm = gradient_norm_,
-                      .device_memory = context_.peak_device_memory()};
-  if (gpus_.due(done)) gpus_.describe(metrics);
-  const StepReport report{.step = done,
-                          .steps = config_.train.steps,
-                          .loss = loss_,
-                          .window = window,
-                          .step_seconds = seconds,
-                          .tokens_per_second = metrics.tokens_per_second,
-                          .mfu = metrics.mfu,
-                          .seconds_left = average * static_cast<double>(config_.train.steps - done)};
-  unwritten_.emplace(metrics, report);
-}
-
-/// Writes what record_step() has left, once the device has other work.
-void Training::write_step() {
-  if (!unwritten_) return;
-  Region region(*run_.trace, Phase::output);
-  const auto [metrics, report] = *std::exchange(unwritten_, std::nullopt);
-  run_.metrics.add(metrics);
-  const double now = context_.seconds_since_start();
-  const bool due =
-      report.step % config_.run.log_every == 0 || report.step == report.steps || report.step == first_step_ + 1;
-  if (due || now - last_line_ > max_silence) {
-    if (comm_.root()) keep_directory();
-    run_.log.line(format_step(report));
-    run_.metrics.flush();
-    last_line_ = now;
-  } else {
-    run_.log.live(format_step(report));
-  }
 }
 
 bool Training::validation_due() const {
@@ -369,19 +291,16 @@ void Training::validate() {
   Region region(*run_.trace, Phase::validation);
   learner_.tensor_comm.synchronize();
   learner_.optimizer.complete_rows();
+  double loss = 0;
   try {
-    validation_loss_ = nanorun::validate(comm_, *run_.trace, learner_.model, run_.data, config_, progress_.step);
+    loss = nanorun::validate(comm_, *run_.trace, learner_.model, run_.data, config_, progress_.step);
   } catch (const Error&) {
     save();
     throw;
   }
   context_.sample_device_memory();
-  run_.trace->add_validation(progress_.step, *validation_loss_);
-  run_.metrics.add(ValidationMetrics{progress_.step, *validation_loss_, progress_.train_seconds});
-  run_.log.line(format_validation(progress_.step, config_.train.steps, *validation_loss_, progress_.train_seconds));
-  run_.metrics.flush();
-  if (!std::isfinite(*validation_loss_))
-    fail_not_finite(non_finite_text("validation loss", *validation_loss_), progress_.step);
+  run_log_.write_validation(progress_, loss);
+  if (!std::isfinite(loss)) fail_not_finite(non_finite_text("validation loss", loss), progress_.step);
 }
 
 bool Training::checkpoint_due() const {
@@ -432,7 +351,7 @@ ExitCode Training::finish() {
   if (!finished() || moved) save();
   run_.trace->finish();
   run_.metrics.flush();
-  const RunSummary summary = write_summary(finished() ? "" : stop_reason_text(stop_reason_));
+  const RunSummary summary = run_log_.write_summary(progress_, loss_, finished() ? "" : stop_reason_text(stop_reason_));
   run_.log.line(closing_lines(summary));
   if (displaced()) fail_displaced();
   if (finished()) return ExitCode::ok;
@@ -450,31 +369,6 @@ void Training::fail_displaced() {
                   "{} is saved in {}; continue it with run.name={}",
                   config_.run.outputs, config_.run.name, progress_.step, path, name_of(path)),
       Scope::all_ranks);
-}
-
-/// Collective. `stopped_by` is empty for a run that made all its steps.
-RunSummary Training::write_summary(const std::string& stopped_by) {
-  RunSummary summary = run_.summary();
-  summary.progress = progress_;
-  summary.train_loss = loss_;
-  summary.validation_loss = validation_loss_;
-  summary.run_seconds = run_seconds_;
-  summary.run_tokens = tokens_before(config_, progress_.step) - tokens_before(config_, first_step_);
-  summary.mfu = mfu(run_flops_, run_seconds_);
-  summary.time_to_first_step = time_to_first_step_;
-  const std::uint64_t memory = peak_memory_bytes();
-  summary.peak_memory = comm_.all_reduce(memory, Reduce::max);
-  summary.peak_memory_total = comm_.all_reduce(memory, Reduce::sum);
-  context_.sample_device_memory();
-  summary.peak_device_memory = comm_.all_reduce(context_.peak_device_memory(), Reduce::max);
-  summary.gpus = gpus_.records();
-  summary.gpu_looks = gpus_.looks();
-  summary.stopped_by = stopped_by;
-  summary.phases = run_.trace->summarise();
-  comm_.together([&] {
-    if (comm_.root()) run_.directory.write("summary.json", summary_json(summary));
-  });
-  return summary;
 }
 
 }  // namespace

@@ -31,6 +31,7 @@ report evaluate evaluate_hellaswag export_model
 earlier_run sample
 command_line
 run_setup
+run_log
 train
 main
 """
