@@ -19,6 +19,8 @@ import sys
 import time
 from dataclasses import dataclass, field
 
+sys.path.insert(0, os.path.dirname(os.path.realpath(__file__)))  # absent under PYTHONSAFEPATH
+
 import program
 import tool
 from metrics import Metrics
@@ -45,7 +47,7 @@ def parse_arguments():
     parser.add_argument("--minutes", type=float, metavar="M",
                         help="a further run takes what is left of so many minutes, and gives the figures")
     parser.add_argument("--efficiency", action="store_true", help="the same work on one rank too")
-    parser.add_argument("--out", type=program.directory, default=pathlib.Path("outputs/benchmark"), metavar="DIR",
+    parser.add_argument("--out", type=tool.directory, default=pathlib.Path("outputs/benchmark"), metavar="DIR",
                         help="directory of the result and of the runs (default: %(default)s)")
     arguments = program.parse(parser, OWNED, "the benchmark")
     if arguments.minutes is not None and not 0 < arguments.minutes <= 10**5:

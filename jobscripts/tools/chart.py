@@ -10,6 +10,7 @@ COLOURS = ("#2b6ca3", "#e6821e", "#3a8f5c", "#8a5aa8", "#d1495b", "#1fa3b5", "#a
 GREY, GRID = "#8a949e", "#eceff2"
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 620, 370, 64, 16, 42, 50
 LEAST_SPAN = 1e-9  # of an axis, absolute and relative to its values: ticks could not tell closer ones apart
+CHARACTER, LONGEST_TICK = 7.2, 12  # width of a character of 12 pixels, at most; characters of a value beside an axis
 MOST_POINTS = 400  # of a line; more are averaged
 
 
@@ -88,35 +89,52 @@ def bounds(values, least=None, most=None):
 
 
 def text(x, y, words, **attributes):
-    attributes = {"font-size": 12, "fill": INK} | attributes
+    attributes = {"font_size": 12, "fill": INK} | attributes
     given = "".join(f' {key.replace("_", "-")}="{value}"' for key, value in attributes.items())
     return f'<text x="{x:.1f}" y="{y:.1f}"{given}>{html.escape(words)}</text>'
 
 
+def tick_text(value, decimals):
+    text = f"{value:,.{decimals}f}"
+    return text if len(text) <= LONGEST_TICK else f"{value:.5g}"
+
+
+def marks(low, high, room):
+    """Of an axis: values and what is written beside them. `room(words)` says how many of the longest words fit."""
+    for count in range(6, 1, -1):
+        values, decimals = ticks(low, high, count)
+        words = [tick_text(value, decimals) for value in values]
+        if room(max(words, key=len, default="")) >= count:
+            break
+    return list(zip(values, words))
+
+
 class Axes:
-    """Maps values to places of the picture."""
+    """Maps values to places of the picture, whose left margin has room for what is written there."""
 
     def __init__(self, across, up):
         self.across, self.up = across, up
+        self.beside = marks(*up, lambda words: 6)
+        self.left = max(LEFT, 28 + CHARACTER * max((len(words) for _, words in self.beside), default=0))
+        self.below = marks(*across, lambda words: (WIDTH - self.left - RIGHT) / (CHARACTER * len(words) + 10))
 
     def x(self, value):
-        return LEFT + (value - self.across[0]) / (self.across[1] - self.across[0]) * (WIDTH - LEFT - RIGHT)
+        return self.left + (value - self.across[0]) / (self.across[1] - self.across[0]) * (WIDTH - self.left - RIGHT)
 
     def y(self, value):
         return HEIGHT - BOTTOM - (value - self.up[0]) / (self.up[1] - self.up[0]) * (HEIGHT - TOP - BOTTOM)
 
     def grid(self):
         parts = []
-        values, decimals = ticks(*self.across, 6)
-        for value in values:
+        for value, words in self.below:
             x = self.x(value)
+            last = min(x, WIDTH - 2 - CHARACTER * len(words) / 2)  # within the picture
             parts += [f'<path d="M{x:.1f} {TOP}V{HEIGHT - BOTTOM}" stroke="{GRID}"/>',
-                      text(x, HEIGHT - BOTTOM + 17, f"{value:,.{decimals}f}", text_anchor="middle")]
-        values, decimals = ticks(*self.up, 6)
-        for value in values:
+                      text(last, HEIGHT - BOTTOM + 17, words, text_anchor="middle")]
+        for value, words in self.beside:
             y = self.y(value)
-            parts += [f'<path d="M{LEFT} {y:.1f}H{WIDTH - RIGHT}" stroke="{GRID}"/>',
-                      text(LEFT - 7, y + 4, f"{value:,.{decimals}f}", text_anchor="end")]
+            parts += [f'<path d="M{self.left:.1f} {y:.1f}H{WIDTH - RIGHT}" stroke="{GRID}"/>',
+                      text(self.left - 7, y + 4, words, text_anchor="end")]
         return parts
 
     def line(self, line):
@@ -144,21 +162,23 @@ def draw(title, lines, across, up, least=None, most=None, target=None):
     values = [y for _, y in points if most is None or y <= most] + ([target] if target is not None and points else [])
     most = max([most, *values]) if most is not None and values else None
     axes = Axes(bounds([x for x, _ in points], least=0), bounds(values, least, most))
-    parts = [text(LEFT, 22, title, font_size=14, font_weight="bold"), *axes.grid()]
+    left = round(axes.left, 1)
+    parts = [text(left, 22, title, font_size=14, font_weight="bold"), *axes.grid()]
     # An inner picture shows nothing beyond its edges.
-    parts += [f'<svg x="{LEFT}" y="{TOP}" width="{WIDTH - LEFT - RIGHT}" height="{HEIGHT - TOP - BOTTOM}" '
-              f'viewBox="{LEFT} {TOP} {WIDTH - LEFT - RIGHT} {HEIGHT - TOP - BOTTOM}">']
+    parts += [f'<svg x="{left}" y="{TOP}" width="{WIDTH - left - RIGHT:.1f}" height="{HEIGHT - TOP - BOTTOM}" '
+              f'viewBox="{left} {TOP} {WIDTH - left - RIGHT:.1f} {HEIGHT - TOP - BOTTOM}">']
     if target is not None and points:
         y = axes.y(target)
-        parts += [f'<path d="M{LEFT} {y:.1f}H{WIDTH}" stroke="{GREY}" stroke-width="1.2" stroke-dasharray="5 4"/>',
-                  text(LEFT + 6, y - 5, f"target {target:g}", fill=GREY)]
+        above = y - 17 > TOP  # else its words would lie beyond the edge
+        parts += [f'<path d="M{left} {y:.1f}H{WIDTH}" stroke="{GREY}" stroke-width="1.2" stroke-dasharray="5 4"/>',
+                  text(left + 6, y - 5 if above else y + 14, f"target {target:g}", fill=GREY)]
     for line in lines:
         parts += axes.line(line)
-    parts += ["</svg>", f'<path d="M{LEFT} {TOP}V{HEIGHT - BOTTOM}H{WIDTH - RIGHT}" fill="none" stroke="{FAINT}"/>']
+    parts += ["</svg>", f'<path d="M{left} {TOP}V{HEIGHT - BOTTOM}H{WIDTH - RIGHT}" fill="none" stroke="{FAINT}"/>']
     if not points:
         parts.append(text(WIDTH / 2, HEIGHT / 2, "no figures yet", text_anchor="middle", fill=GREY))
     middle = (HEIGHT + TOP - BOTTOM) / 2
-    parts += [text((WIDTH + LEFT - RIGHT) / 2, HEIGHT - 12, across, text_anchor="middle"),
+    parts += [text((WIDTH + left - RIGHT) / 2, HEIGHT - 12, across, text_anchor="middle"),
               text(16, middle, up, text_anchor="middle", transform=f"rotate(-90 16 {middle:.0f})")]
     return (f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{html.escape(title)}" '
             f'font-family="inherit">{"".join(parts)}</svg>')

@@ -15,9 +15,13 @@ import html
 import itertools
 import json
 import math
+import os
 import pathlib
 import statistics
+import sys
 from dataclasses import dataclass
+
+sys.path.insert(0, os.path.dirname(os.path.realpath(__file__)))  # absent under PYTHONSAFEPATH
 
 import chart
 import machines
@@ -27,6 +31,8 @@ import tool
 from runs import OWN_KEYS, TARGET, is_earlier, read_runs
 
 MOST_PAIRED = 5  # groups of which each is compared with each; of more, all with the best
+LONGEST_VALUE = 48  # characters that tables show of a key's value
+DASH = "—"  # for what there is not
 
 
 def parse_arguments():
@@ -65,11 +71,31 @@ def differences(runs):
     """Key -> one value a run, of the keys in which the decks differ."""
     keys = dict.fromkeys(key for run in runs for key in run.deck)
     found = {key: [value_text(run.deck, key) for run in runs] for key in keys if key != "run.name"}
-    return {key: values for key, values in found.items() if len(set(values)) > 1}
+    return {key: cut(values) for key, values in found.items() if len(set(values)) > 1}
 
 
 def value_text(deck, key):
-    return json.dumps(deck[key], ensure_ascii=False, default=str) if key in deck else "—"
+    return json.dumps(deck[key], ensure_ascii=False, default=str) if key in deck else DASH
+
+
+def cut(values):
+    """The values of a key, short enough for a table: of long ones the part where they begin to differ."""
+    if max(map(len, values)) <= LONGEST_VALUE:
+        return values
+    same = len(os.path.commonprefix([value for value in values if value != DASH]))
+    shown = [excerpt(value, max(0, same - LONGEST_VALUE // 4)) for value in values]
+    distinct = list(dict.fromkeys(values))
+    if len(set(shown)) < len(distinct):  # they differ again further on
+        shown = [f"{text} ({distinct.index(value) + 1})" for text, value in zip(shown, values)]
+    return shown
+
+
+def excerpt(value, first):
+    """What a table shows of a value: all of a short one, else what stands from `first` on."""
+    if len(value) <= LONGEST_VALUE:
+        return value
+    part = value[first:first + LONGEST_VALUE]
+    return ("…" if first else "") + part + ("…" if first + LONGEST_VALUE < len(value) else "")
 
 
 @dataclass
@@ -120,7 +146,7 @@ def pairs(groups):
 @dataclass
 class Comparison:
     runs: list
-    target: float
+    target: float  # None: there is none
     differences: dict
     groups: list
     tests: list  # (group, group, t_test.Difference)
@@ -141,7 +167,7 @@ class Comparison:
 
 def figure(value, pattern):
     """A number, and a dash for none."""
-    return format(value, pattern) if math.isfinite(value) else "—"
+    return format(value, pattern) if math.isfinite(value) else DASH
 
 
 def runs_table(comparison):
@@ -153,14 +179,29 @@ def runs_table(comparison):
     return rows
 
 
+def last_table(comparison):
+    rows = [["last validation", "loss", "steps", "seconds", "tokens"]]
+    for run in comparison.runs:
+        last = run.validations[-1] if run.validations else None
+        rows.append([run.label] + ([DASH] * 4 if last is None else
+                                   [figure(last.loss, ".5f"), f"{last.step:,}", figure(last.seconds, ",.2f"),
+                                    figure(last.tokens, ",.0f")]))
+    return rows
+
+
 def target_table(comparison):
     rows = [[f"to {comparison.target:g}", "steps", "seconds", "tokens"]]
     for run in comparison.runs:
         found = reached(run, comparison.target)
-        rows.append([run.label] + (["not reached", "—", "—"] if found is None else
+        rows.append([run.label] + (["not reached", DASH, DASH] if found is None else
                                    [figure(found.step, ",.1f"), figure(found.seconds, ",.2f"),
                                     figure(found.tokens, ",.0f")]))
     return rows
+
+
+def ends_table(comparison):
+    """What it took to the target, where there is one, else to the last validation."""
+    return last_table(comparison) if comparison.target is None else target_table(comparison)
 
 
 def differences_table(comparison):
@@ -169,13 +210,15 @@ def differences_table(comparison):
 
 
 def groups_table(comparison):
-    rows = [["group", "runs", "mean", "deviation", "95 % interval", f"p, mean <= {comparison.target:g}"]]
+    target = comparison.target
+    rows = [["group", "runs", "mean", "deviation", "95 % interval"] +
+            ([] if target is None else [f"p, mean <= {target:g}"])]
     for group in comparison.groups:
-        losses, spread = group.losses, ["—", "—", "—"]
+        losses, spread = group.losses, [DASH] * (len(rows[0]) - 3)
         if len(losses) > 1:
             low, high = t_test.interval(losses)
-            spread = [f"{statistics.stdev(losses):.5f}", f"{low:.5f} to {high:.5f}",
-                      f"{t_test.below(losses, comparison.target):.3g}"]
+            spread = [f"{statistics.stdev(losses):.5f}", f"{low:.5f} to {high:.5f}"]
+            spread += [] if target is None else [f"{t_test.below(losses, target):.3g}"]
         rows.append([group.label, len(losses), f"{group.mean:.5f}", *spread])
     return rows
 
@@ -190,7 +233,7 @@ def tests_table(comparison):
 
 def tables(comparison):
     """The tables that have something to say."""
-    shown = [runs_table(comparison), target_table(comparison)]
+    shown = [runs_table(comparison), ends_table(comparison)]
     shown += [differences_table(comparison)] if comparison.differences else []
     shown += [groups_table(comparison)] if comparison.seeded else []
     return shown + ([tests_table(comparison)] if comparison.tests else [])
@@ -218,7 +261,8 @@ def scaled(largest, unit):
 
 def loss_chart(comparison, name, unit):
     """Validation loss against a field of the validations."""
-    largest = max((getattr(v, name) for run in comparison.runs for v in run.validations), default=0)
+    places = [getattr(v, name) for run in comparison.runs for v in run.validations]
+    largest = max(filter(math.isfinite, places), default=0)
     factor, across = scaled(largest, unit)
     lines = [chart.Line([(factor * getattr(v, name), v.loss) for v in run.validations], colour, dashes, dots=True)
              for run, (_, colour, dashes) in zip(comparison.runs, styles(comparison))]
@@ -226,33 +270,49 @@ def loss_chart(comparison, name, unit):
                                    "nats per token", most=chart.top_of_losses(lines), target=comparison.target))
 
 
-def tiles(comparison):
-    runs, count = comparison.runs, len(comparison.runs)
-    best = min((run for run in runs if math.isfinite(run.loss)), key=lambda run: run.loss, default=None)
-    there = [(found, run) for run in runs if (found := reached(run, comparison.target))]
-    content = [("—", "lowest validation loss") if best is None else
-               (f"{best.loss:.4f}", f"lowest validation loss, {best.label}"),
-               (f"{len(there)} of {count}", f"runs reach {comparison.target:g}")]
+def tile_of_loss(comparison, choose, word):
+    found = choose((run for run in comparison.runs if math.isfinite(run.loss)), key=lambda run: run.loss, default=None)
+    return ((DASH, f"{word} validation loss") if found is None else
+            (f"{found.loss:.4f}", f"{word} validation loss, {found.label}"))
+
+
+def target_tiles(comparison):
+    there = [(found, run) for run in comparison.runs if (found := reached(run, comparison.target))]
+    content = [(f"{len(there)} of {len(comparison.runs)}", f"runs reach {comparison.target:g}")]
     for name, pattern, unit in (("step", ",.0f", "steps"), ("seconds", ",.1f", "seconds")):
         first = min(there, key=lambda pair: getattr(pair[0], name), default=None)
-        content.append(("—", f"fewest {unit} to {comparison.target:g}") if first is None else
+        content.append((DASH, f"fewest {unit} to {comparison.target:g}") if first is None else
                        (figure(getattr(first[0], name), pattern), f"fewest {unit} to {comparison.target:g}, "
                                                                   f"{first[1].label}"))
-    return page.tiles(content)
+    return content
+
+
+def tiles(comparison):
+    lowest = tile_of_loss(comparison, min, "lowest")
+    if comparison.target is not None:
+        return page.tiles([lowest, *target_tiles(comparison)])
+    ended = [run for run in comparison.runs if run.finished and math.isfinite(run.seconds)]
+    quickest = min(ended, key=lambda run: run.seconds, default=None)
+    return page.tiles([lowest, tile_of_loss(comparison, max, "highest"),
+                       (f"{len(ended)} of {len(comparison.runs)}", "runs have finished"),
+                       (DASH, "shortest training") if quickest is None else
+                       (figure(quickest.seconds, ",.1f") + " s", f"shortest training, {quickest.label}")])
 
 
 def document(comparison):
-    count = len(comparison.runs)
+    count, target = len(comparison.runs), comparison.target
     body = [
         tiles(comparison),
         page.section("Validation loss", chart.legend(dict.fromkeys(styles(comparison))), page.side_by_side(
             loss_chart(comparison, "step", "steps"), loss_chart(comparison, "seconds", "seconds of training"),
-            loss_chart(comparison, "tokens", "tokens"), page.table(target_table(comparison), text=1))),
+            loss_chart(comparison, "tokens", "tokens"),
+            page.table(ends_table(comparison), text=1))),
         page.section("Runs", page.table(runs_table(comparison), text=2))]
     if comparison.seeded:
         body.append(page.section("Seeds", page.paragraph(
-            "Finished runs whose decks differ in the seed alone form a group. The p-value is that of a one-sided t "
-            "test: how likely so low a mean would be if the expected loss were the target."),
+            "Finished runs whose decks differ in the seed alone form a group." + ("" if target is None else
+            " The p-value is that of a one-sided t test: how likely so low a mean would be if the expected loss were "
+            "the target.")),
             page.table(groups_table(comparison), text=1)))
     if comparison.tests:
         body.append(page.section("Differences of groups", page.paragraph(
@@ -264,11 +324,11 @@ def document(comparison):
     body.append(page.section("Directories", f"<p>{folders}</p>"))
     today = datetime.datetime.now(datetime.timezone.utc).date().isoformat()
     return page.document(f"Comparison of {count} run{'s' if count > 1 else ''}",
-                         f"target validation loss {comparison.target:g}  ·  {today}", *body)
+                         today if target is None else f"target validation loss {target:g}  ·  {today}", *body)
 
 
 def write(folders, target, output):
-    """Reads the runs and writes their page; returns the comparison. Throws ToolError."""
+    """Reads the runs and writes their page; returns the comparison. The target may be None. Throws ToolError."""
     comparison = Comparison(read_runs(folders), target)
     tool.replace(output, document(comparison))
     return comparison

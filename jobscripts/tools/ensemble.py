@@ -11,6 +11,9 @@ import collections
 import os
 import pathlib
 import statistics
+import sys
+
+sys.path.insert(0, os.path.dirname(os.path.realpath(__file__)))  # absent under PYTHONSAFEPATH
 
 import t_test
 import tool

@@ -7,6 +7,8 @@ command goes on where it was interrupted.
 """
 
 import argparse
+import datetime
+import email.utils
 import fcntl
 import hashlib
 import http.client
@@ -20,7 +22,10 @@ import subprocess
 import sys
 import time
 import urllib.error
+import urllib.parse
 import urllib.request
+
+sys.path.insert(0, os.path.dirname(os.path.realpath(__file__)))  # absent under PYTHONSAFEPATH
 
 import tool
 
@@ -38,6 +43,7 @@ HDF5_BEGIN = b"\x89HDF\r\n\x1a\n"
 MAX_BYTES = HEADER_BYTES + 2 * (2**31 - 1)
 CHUNK = 1 << 20
 TRIES, WAIT_SECONDS, SILENCE_SECONDS = 6, 2, 60
+LONGEST_WAIT_SECONDS = 600  # that a server may ask for
 CUT = (http.client.HTTPException, ConnectionError, socket.timeout, TimeoutError)
 WRONG_ANSWER = (ValueError, UnicodeError)  # of urllib, for addresses and headers that cannot be
 
@@ -49,7 +55,7 @@ def parse_arguments(words=None):
     parser.add_argument("--shards", type=int, default=8, metavar="N",
                         help="training files to fetch, besides the one for validation (default: %(default)s, enough "
                              "for the records)")
-    parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path("data"), metavar="DIR",
+    parser.add_argument("--data", "--out", dest="out", type=tool.directory, default=pathlib.Path("data"), metavar="DIR",
                         help="directory of the files and shards (default: %(default)s)")
     parser.add_argument("--program", default=str(BUILT) if BUILT.exists() else "nanorun",
                         help="nanorun (default: that of build/cpu, or else the one on the PATH)")
@@ -97,7 +103,30 @@ class Moved(urllib.request.HTTPRedirectHandler):
 
     def redirect_request(self, request, file, code, message, headers, url):
         self.digest = self.digest or digest_in(headers)
-        return super().redirect_request(request, file, code, message, headers, url)
+        further = super().redirect_request(request, file, code, message, headers, url)
+        if further and place(further.full_url) == place(request.full_url):
+            authorise(further)
+        return further
+
+
+def place(url):
+    """Scheme, host and port."""
+    parts = urllib.parse.urlsplit(url)
+    return parts.scheme, parts.hostname, parts.port
+
+
+def access_token():
+    """Of Hugging Face, as the environment holds it; empty where it does not. Throws ToolError."""
+    token = os.environ.get("HF_TOKEN", "").strip()
+    if not re.fullmatch("[!-~]*", token):
+        raise tool.ToolError("HF_TOKEN holds characters that no token has")
+    return token
+
+
+def authorise(request):
+    """A redirection to another server goes without the token."""
+    if token := access_token():
+        request.add_unredirected_header("Authorization", f"Bearer {token}")
 
 
 def digest_in(headers):
@@ -113,6 +142,7 @@ def fetch_rest(url, part, label):
     with tool.using(part.name):
         have = part.seek(0, os.SEEK_END)
     request = urllib.request.Request(url, headers={"Range": f"bytes={have}-"} if have else {})
+    authorise(request)
     try:
         answer = urllib.request.build_opener(moved).open(request, timeout=SILENCE_SECONDS)
     except urllib.error.HTTPError as error:
@@ -200,6 +230,8 @@ def fetch_in_tries(url, part, label):
             code = getattr(error, "code", None)
             why = f"the server says {code} {error.reason}" if code else getattr(error, "reason", error)
             why = tool.one_line(why or type(error).__name__)
+            if code in (401, 403):
+                why += " (HF_TOKEN is " + ("sent)" if access_token() else "not set)")
             if code and code != 429 and code < 500:  # it would say the same again
                 raise tool.ToolError(f"{url}: {why}") from None
             with tool.using(part.name):
@@ -209,8 +241,26 @@ def fetch_in_tries(url, part, label):
             if attempt == TRIES:
                 raise tool.ToolError(f"{url}: {why}; the same command goes on from here. On a machine without internet, "
                                      "fetch the files elsewhere and copy them", tool.NOT_DONE) from None
-            tool.warn(f"{label}: {why}; trying again")
-            time.sleep(WAIT_SECONDS * max(attempt, 1))
+            asked = retry_after(error.headers) if code else 0
+            if asked > LONGEST_WAIT_SECONDS:
+                raise tool.ToolError(f"{url}: {why}, and to come back in {asked:.0f} s; the same command goes on from "
+                                     "here", tool.NOT_DONE) from None
+            seconds = max(WAIT_SECONDS * max(attempt, 1), asked)
+            tool.warn(f"{label}: {why}; trying again" + (f" in {seconds:.0f} s, as it asks" if asked else ""))
+            time.sleep(seconds)
+
+
+def retry_after(headers):
+    """Seconds that the server asks to wait for, as a number or until a date; 0 where it does not."""
+    value = (headers.get("Retry-After") or "").strip()
+    if re.fullmatch("[0-9]{1,9}", value):
+        return float(value)
+    try:
+        until = email.utils.parsedate_to_datetime(value)
+    except (TypeError, ValueError, OverflowError):
+        return 0.0
+    until = until if until.tzinfo else until.replace(tzinfo=datetime.timezone.utc)
+    return max(0.0, (until - datetime.datetime.now(datetime.timezone.utc)).total_seconds())
 
 
 def verify(path, digest=None):

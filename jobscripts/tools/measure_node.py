@@ -9,8 +9,12 @@ import argparse
 import itertools
 import json
 import math
+import os
 import pathlib
 import re
+import sys
+
+sys.path.insert(0, os.path.dirname(os.path.realpath(__file__)))  # absent under PYTHONSAFEPATH
 
 import tool
 from measure_node_steps import PHASES, add_phases, model_errors, read_stages

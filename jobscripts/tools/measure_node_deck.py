@@ -10,6 +10,9 @@ window.first, last, quantum and rounding are no more to be set. Standard library
 import argparse
 import os
 import re
+import sys
+
+sys.path.insert(0, os.path.dirname(os.path.realpath(__file__)))  # absent under PYTHONSAFEPATH
 
 import tool
 

@@ -9,15 +9,11 @@ import math
 import statistics
 
 import tool
-from metrics import Metrics
+from metrics import Metrics, tokens_of
 
 # Phases that get a column of their own; the others of a step are summed.
 PHASES = ("forward", "head", "backward", "muon", "adam", "reduce_gradients", "gather_weights", "sync")
 REST = ("data", "other")
-
-
-def tokens_of(step):
-    return round(step["tokens_per_second"] * step["ms"] / 1000)
 
 
 def split(steps, staged):

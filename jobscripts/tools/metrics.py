@@ -1,5 +1,6 @@
 """metrics.jsonl of a run: one JSON object a line for every step and validation, read while the program writes it."""
 
+import bisect
 import json
 import math
 import os
@@ -18,6 +19,36 @@ def number(record, key, where):
     return float(tool.require(value, float, where, key, least=-LARGEST, most=LARGEST))
 
 
+def tokens_of(line):
+    """Tokens of a step, by its line; not a number where that is not whole."""
+    tokens = line.get("tokens_per_second", math.nan) * line.get("ms", math.nan) / 1e3
+    return round(tokens) if math.isfinite(tokens) else math.nan
+
+
+class Trained:
+    """Tokens that a run has been trained on, by the number of its steps: the only place that counts them. Steps differ
+    in length where the deck has stages."""
+
+    def __init__(self):
+        self.steps, self.tokens = [0], [0]
+
+    def add(self, step, tokens, total=math.nan):
+        """A step, counted from 1, of so many tokens, and those of all steps so far where they are known. Steps before
+        it that nothing is known of count like it."""
+        if not math.isfinite(total):
+            total = self.tokens[-1] + (step - self.steps[-1]) * tokens
+        self.steps.append(step)
+        self.tokens.append(total)
+
+    def after(self, step):
+        """Between the steps that are known on the line that joins them."""
+        i = bisect.bisect_left(self.steps, step)
+        if i == len(self.steps) or self.steps[i] == step:
+            return self.tokens[min(i, len(self.steps) - 1)]
+        (a, b), (low, high) = self.steps[i - 1:i + 1], self.tokens[i - 1:i + 1]
+        return low + (step - a) / (b - a) * (high - low)
+
+
 class Metrics:
     """Steps and validations of a metrics.jsonl, each a dictionary of its line, by ascending step."""
 
@@ -29,6 +60,12 @@ class Metrics:
     def forget(self):
         self.offset, self.line, self.kept = 0, 0, b""
         self.steps, self.validations = [], []
+
+    def trained(self):
+        trained = Trained()
+        for line in self.steps:
+            trained.add(line["step"], tokens_of(line), line.get("tokens", math.nan))
+        return trained
 
     def poll(self):
         """Reads and returns the lines that were added since the last time; begins anew where the file was. A file that

@@ -11,7 +11,11 @@ import functools
 import io
 import os
 import pathlib
+import sys
+import textwrap
 import time
+
+sys.path.insert(0, os.path.dirname(os.path.realpath(__file__)))  # absent under PYTHONSAFEPATH
 
 import tool
 
@@ -292,8 +296,13 @@ def heading(folder, trace):
 
 
 def plain(text):
-    """Text as matplotlib draws it, without mathematics and bytes that are no text."""
-    return text.encode(errors="replace").decode().replace("$", r"\$")
+    """Text as matplotlib draws it, without mathematics, and bytes that are no text as \\xff."""
+    return tool.visible(text).replace("$", r"\$")
+
+
+def wrapped(text, width):
+    """As plain(), in lines of so many characters at most."""
+    return "\n".join(map(plain, textwrap.wrap(text, width)))
 
 
 def new_figure(height):
@@ -311,7 +320,7 @@ def new_figure(height):
 
 
 def save(figure, title, output):
-    figure.suptitle(plain(title), x=0.012, ha="left", fontsize=12)
+    figure.suptitle(wrapped(title, 125), x=0.012, ha="left", fontsize=12)
     picture = io.BytesIO()
     figure.savefig(picture, format="png")
     tool.write(output, picture.getvalue())

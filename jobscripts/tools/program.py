@@ -1,7 +1,6 @@
 """The program that the measuring tools start: where it is, what it runs on, and how its runs end; and the directory
 that a tool has to itself."""
 
-import argparse
 import fcntl
 import json
 import os
@@ -57,13 +56,6 @@ def require_overrides(overrides, where, owned, owner):
             raise tool.ToolError(f"{where}: {json.dumps(line)} is not of the form section.key=value")
         if line.split("=")[0] in owned:
             raise tool.ToolError(f"{where}: {line.split('=')[0]} is set by {owner} itself")
-
-
-def directory(text):
-    """For argparse: a path that is not empty, as an unset variable of the shell leaves it."""
-    if not text:
-        raise argparse.ArgumentTypeError("the name of the directory is empty")
-    return pathlib.Path(text)
 
 
 def make_directory(out):

@@ -18,6 +18,8 @@ import shlex
 import statistics
 import sys
 
+sys.path.insert(0, os.path.dirname(os.path.realpath(__file__)))  # absent under PYTHONSAFEPATH
+
 import ensemble
 import get_fineweb
 import program
@@ -39,12 +41,12 @@ def parse_arguments():
     parser.add_argument("--seeds", type=int, required=True, metavar="N", help="runs, with run.seed = 1 to N")
     parser.add_argument("--target", type=float, default=runs.TARGET,
                         help="validation loss to reach (default: %(default)s)")
-    parser.add_argument("--data", type=program.directory, metavar="DIR",
+    parser.add_argument("--data", type=tool.directory, metavar="DIR",
                         help="directory of the tokens and of the tokenizer's table (default: what the deck names)")
     parser.add_argument("--shards", type=int, default=8, metavar="N",
                         help="FineWeb's training files: fewer are completed (default: %(default)s, enough for the "
                              "records)")
-    parser.add_argument("--out", type=program.directory, metavar="DIR",
+    parser.add_argument("--out", type=tool.directory, metavar="DIR",
                         help="directory of the result and of the runs (default: outputs/DECK_runs)")
     arguments = program.parse(parser, OWNED, SCRIPT)
     if not 1 <= arguments.seeds <= 10**4:
@@ -143,7 +145,7 @@ def fetch_missing(record):
         return
     what = f"{directory} lacks {', '.join(lacking)}"
     tool.say(f"{what}: fetching")
-    words = ["--shards", str(wanted), "--out", str(directory), "--program", record.program.path]
+    words = ["--shards", str(wanted), "--data", str(directory), "--program", record.program.path]
     try:
         get_fineweb.get_all(get_fineweb.parse_arguments([*words, *(["--tokenizer"] if needs_table else [])]))
     except tool.ToolError as error:

@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass, field
 
 import tool
-from metrics import Metrics
+from metrics import Metrics, Trained
 
 TARGET = 3.28  # validation loss that the speedrun is to reach
 OWN_KEYS = ("run.name", "run.seed")  # in which the runs of a group of seeds differ
@@ -75,9 +75,11 @@ def distinct(folders):
 
 
 def flat(deck, prefix=""):
-    """The keys of a deck as the command line names them."""
+    """The keys of a deck as the command line names them, such as train.steps and stage.0.length."""
     keys = {}
     for key, value in deck.items():
+        if isinstance(value, list) and value and all(isinstance(table, dict) for table in value):
+            value = {str(i): table for i, table in enumerate(value)}
         keys |= flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
     return keys
 
@@ -96,29 +98,28 @@ def read_summary(folder):
     return summary
 
 
-def tokens_of_step(deck, path):
-    return (tool.field(deck, "train.sequences", int, path, least=1, most=2**31) *
-            tool.field(deck, "train.length", int, path, least=1, most=2**31))
-
-
-def from_metrics(path, tokens):
+def from_metrics(path):
     metrics = Metrics(path)
     metrics.poll()
+    trained = metrics.trained()
     ends = metrics.steps[-1:] + metrics.validations[-1:]
     steps = max((line["step"] for line in ends), default=0)
     seconds = max((line.get("train_seconds", math.nan) for line in ends), default=math.nan)
     return steps, seconds, [Validation(line["step"], line["validation_loss"], line.get("train_seconds", math.nan),
-                                       line["step"] * tokens) for line in metrics.validations]
+                                       trained.after(line["step"])) for line in metrics.validations]
 
 
-def from_trace(path, tokens):
+def from_trace(path):
     tool.need("numpy", "h5py")
     from plot_run import read_trace, train_seconds, updates_before
 
     trace = read_trace(path)
     seconds = [0.0, *map(float, train_seconds(trace))]
     rows = updates_before(trace, trace["validation_step"])
-    validations = [Validation(int(step), float(loss), seconds[row], int(step) * tokens)
+    trained = Trained()
+    for step, tokens in zip(trace["step"].tolist(), trace["tokens"].tolist()):
+        trained.add(step + 1, tokens)
+    validations = [Validation(int(step), float(loss), seconds[row], trained.after(int(step)))
                    for step, loss, row in zip(trace["validation_step"], trace["validation_loss"], rows)]
     return int(trace["step"][-1]) + 1 if len(trace["step"]) else 0, seconds[-1], validations
 
@@ -126,12 +127,11 @@ def from_trace(path, tokens):
 def read_run(folder):
     """Of metrics.jsonl or, in a run of an earlier program, of trace.h5. Throws ToolError."""
     deck = read_deck(folder)
-    tokens = tokens_of_step(deck, folder / "deck.toml")
     path = folder / "metrics.jsonl"
     if os.path.lexists(path):
-        steps, seconds, validations = from_metrics(path, tokens)
+        steps, seconds, validations = from_metrics(path)
     else:
-        steps, seconds, validations = from_trace(folder / "trace.h5", tokens)
+        steps, seconds, validations = from_trace(folder / "trace.h5")
     return Run(folder, deck, read_summary(folder), validations, steps=steps, seconds=seconds)
 
 

@@ -7,7 +7,11 @@ report, 1 some are missing there, 2 the study cannot be run.
 """
 
 import argparse
+import os
 import pathlib
+import sys
+
+sys.path.insert(0, os.path.dirname(os.path.realpath(__file__)))  # absent under PYTHONSAFEPATH
 
 import tool
 from study.launch import LAUNCHERS, launch

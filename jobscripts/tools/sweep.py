@@ -10,14 +10,19 @@ import argparse
 import collections
 import itertools
 import math
+import os
 import pathlib
 import re
+import sys
 from dataclasses import dataclass
 
+sys.path.insert(0, os.path.dirname(os.path.realpath(__file__)))  # absent under PYTHONSAFEPATH
+
 import tool
-from runs import TARGET
 
 MOST_TASKS, LONGEST_NAME = 10000, 200  # bytes
+# A key of a deck, with the number of its stage or group.
+KEY = re.compile(r"(?:(stage|group)\.(0|[1-9][0-9]{0,5})|(?!stage\.|group\.)[a-z_]+)\.[a-z0-9_]+")
 KEYS = {"deck", "name", "seeds", "grid", "target"}
 
 
@@ -42,7 +47,7 @@ class Task:
 class Sweep:
     deck: str
     name: str
-    target: float
+    target: float  # None: there is none
     outputs: pathlib.Path  # which holds the runs' directories
     tasks: list
 
@@ -95,16 +100,25 @@ def read_grid(table, path):
     """Key -> values as text."""
     grid = tool.field(table, "grid", dict, path) if "grid" in table else {}
     for key in grid:
-        if not re.fullmatch(r"[a-z_]+\.[a-z0-9_]+", key):
-            raise tool.ToolError(f"{path}: grid: \"{tool.one_line(key)}\" is no \"section.key\", in quotes")
+        if not KEY.fullmatch(key):
+            raise tool.ToolError(f"{path}: grid: \"{tool.one_line(key)}\" is no \"section.key\", \"stage.N.key\" or "
+                                 "\"group.N.key\", in quotes")
         if key in ("run.name", "run.seed", "run.outputs"):
             raise tool.ToolError(f"{path}: grid: {key} is given by the sweep")
     return {key: [value_text(value, path, key) for value in filled(grid, key, path)] for key in grid}
 
 
-def read_deck(deck):
+def require_tables(grid, table, deck, path):
+    """The deck must have the stages and groups that the grid names."""
+    for key in grid:
+        kind, index = KEY.fullmatch(key).groups()
+        count = len(tool.field(table, kind, list, deck)) if kind in table else 0
+        if kind and int(index) >= count:
+            raise tool.ToolError(f"{path}: grid: {key}: {deck} has {count} [[{kind}]], which count from 0")
+
+
+def read_deck(table, deck):
     """Outputs and steps, where the deck gives them."""
-    table = tool.read_toml(deck)
     run, train = (tool.field(table, key, dict, deck) if key in table else {} for key in ("run", "train"))
     outputs = tool.field(run, "outputs", str, deck) if "outputs" in run else "outputs"
     return pathlib.Path(outputs), train.get("steps")
@@ -143,12 +157,14 @@ def read_sweep(path):
     seeds = filled(table, "seeds", path)
     for seed in seeds:
         tool.require(seed, int, path, "a seed", least=0, most=2**63 - 1)
-    target = tool.field(table, "target", float, path) if "target" in table else TARGET
+    target = tool.field(table, "target", float, path) if "target" in table else None
     grid = read_grid(table, path)
     count = math.prod(map(len, grid.values())) * len(seeds)
     if count > MOST_TASKS:
         raise tool.ToolError(f"{path}: {count} tasks are more than {MOST_TASKS}")
-    outputs, steps = read_deck(deck)
+    deck_table = tool.read_toml(deck)
+    require_tables(grid, deck_table, deck, path)
+    outputs, steps = read_deck(deck_table, deck)
     return Sweep(deck, name, target, outputs, expand(name, seeds, grid, steps, path))
 
 

@@ -4,6 +4,7 @@ Whatever a user can meet, such as a damaged file, a missing module or Ctrl-C, en
 A traceback is a defect of the tool.
 """
 
+import argparse
 import contextlib
 import fcntl
 import importlib
@@ -40,8 +41,17 @@ class ToolError(Exception):
 
 def one_line(text):
     """Without line ends and control characters, and not too long."""
-    line = " ".join("".join(c if c.isprintable() else " " for c in str(text)).split())
+    line = " ".join("".join(c if c.isprintable() else " " for c in visible(text)).split())
     return line if len(line) <= 400 else line[:397] + "..."
+
+
+def visible(text):
+    """Text or a path as UTF-8 can hold it: bytes of a name that are not UTF-8 stand as \\xff."""
+    try:
+        data = str(text).encode(errors="surrogateescape")
+    except UnicodeEncodeError:  # half of a pair, as JSON can hold it
+        data = str(text).encode(errors="backslashreplace")
+    return data.decode(errors="backslashreplace")
 
 
 @contextlib.contextmanager
@@ -78,9 +88,10 @@ def has_locks(path):
 
 
 def read_text(path):
+    """The text of a file, without a byte-order mark, and with line feeds whatever its lines end with."""
     require_regular(path)
     with using(path, UnicodeDecodeError, kind="UTF-8"):
-        return Path(path).read_text(encoding="utf-8")
+        return Path(path).read_text(encoding="utf-8-sig")
 
 
 def read_json(path):
@@ -156,7 +167,7 @@ def read_apart(function, path):
 def write(path, data):
     """Writes text or bytes."""
     with using(path, ValueError, kind="a path"):
-        Path(path).write_bytes(data.encode() if isinstance(data, str) else data)
+        Path(path).write_bytes(visible(data).encode() if isinstance(data, str) else data)
 
 
 def replace(path, text):
@@ -230,10 +241,17 @@ def parse(parser, words=None):
         return parser.parse_args(words)
 
 
+def directory(text):
+    """For argparse: a path that is not empty, as an unset variable of the shell leaves it."""
+    if not text:
+        raise argparse.ArgumentTypeError("the name of the directory is empty")
+    return Path(text)
+
+
 def say(text):
     """Prints a line at once."""
     with using("standard output"):
-        print(text, flush=True)
+        print(visible(text), flush=True)
 
 
 def aligned(rows, text=1):
@@ -248,7 +266,7 @@ def warn(text):
     """Prints a line on standard error, where that can be written."""
     try:
         if sys.stderr:
-            print(text, file=sys.stderr, flush=True)
+            print(visible(text), file=sys.stderr, flush=True)
     except OSError:
         discard(2)
 

@@ -16,6 +16,8 @@ import pathlib
 import sys
 import time
 
+sys.path.insert(0, os.path.dirname(os.path.realpath(__file__)))  # absent under PYTHONSAFEPATH
+
 import chart
 import page
 import tool

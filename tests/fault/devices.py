@@ -3,9 +3,12 @@ says of GPUs that compute. Exit code 77 where there are fewer than two GPUs."""
 
 import functools
 import json
+import os
 import shutil
 import subprocess
 import sys
+
+sys.path.insert(0, os.path.dirname(os.path.realpath(__file__)))  # absent under PYTHONSAFEPATH
 
 from harness import FaultTest, small_run
 from test_stop import LostRanks

@@ -1,6 +1,7 @@
 """What the tests of the tools share: output directories of runs with known figures. Standard library only."""
 
 import html.parser
+import importlib.util
 import json
 import math
 import os
@@ -22,6 +23,14 @@ WRONG_JSON = ["{", "[]", "1", "null", '"text"', "\0", "[" * 100000, "1" * 5000, 
 # TOML that nests too deep for a parser, or is too long.
 DEEP_TOML = ["a." * 5000 + "a = 1", "a." * 100000 + "a = 1", "[" + "a." * 5000 + "a]",
              "[grid]\na = " + "[" * 400 + "]" * 400, "a = " + "{a = " * 100 + "1" + "}" * 100, "#" * (1 << 20) + "\n"]
+
+
+def load(path):
+    """The module of a file of the repository, whose name another module may have too."""
+    specification = importlib.util.spec_from_file_location(path.replace("/", "_").removesuffix(".py"), ROOT / path)
+    module = importlib.util.module_from_spec(specification)
+    specification.loader.exec_module(module)
+    return module
 
 
 def limit_memory():
@@ -46,13 +55,14 @@ def metrics_text(losses):
     return "".join(json.dumps(line) + "\n" for line in lines)
 
 
-def write_run(folder, losses, seed=1, summary=None, **train):
-    """A run that has finished, with validation losses by step; `train`: further keys of [train]."""
+def write_run(folder, losses, seed=1, summary=None, tables="", **train):
+    """A run that has finished, with validation losses by step; `train`: further keys of [train]; `tables`: the rest
+    of the deck."""
     folder.mkdir(parents=True)
     train = {"steps": max(losses), "sequences": 4, "length": 256} | train
     deck = ["[run]", f"name = {json.dumps(folder.name)}", f"seed = {seed}", "[train]",
             *(f"{key} = {json.dumps(value)}" for key, value in train.items())]
-    (folder / "deck.toml").write_text("\n".join(deck) + "\n")
+    (folder / "deck.toml").write_text("\n".join(deck) + f"\n{tables}")
     (folder / "metrics.jsonl").write_text(metrics_text(losses))
     last = max(losses)
     merits = {"finished": True, "stopped_by": "", "steps": last, "final_train_loss": 3.0, "train_seconds": last / 10,

@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import itertools
 import json
 import math
 import os
@@ -13,6 +14,7 @@ from support import TOKENS, Page, ToolTest, small_run, write_run
 import compare
 import runs
 import tool
+from metrics import Trained
 
 LOSSES = {0: 6.0, 10: 4.0, 20: 3.5, 30: 3.0}
 FIRST, SECOND = (3.281, 3.279, 3.284, 3.276), (3.290, 3.270, 3.305)
@@ -54,20 +56,49 @@ class Reading(CompareTest):
 
         folder = write_run(Path("a"), LOSSES)
         (folder / "metrics.jsonl").unlink()
+        tokens = [float(TOKENS)] * 15 + [3.0 * TOKENS] * 15  # two stages
         phases = ("data", "forward", "head", "backward", "reduce_gradients", "muon", "adam", "gather_weights", "sync",
                   "validation", "checkpoint", "output", "other")
         with File(folder / "trace.h5", "w") as file:
             file.attrs["phases"] = ",".join(phases)
             file["step"], file["ranks"] = np.arange(30), np.full(30, 2)
-            file["tokens"], file["loss"] = np.full(30, float(TOKENS)), np.ones(30)
+            file["tokens"], file["loss"] = np.array(tokens), np.ones(30)
             file["seconds"], file["communication"] = np.full((30, 2, len(phases)), 0.1), np.zeros((30, 2))
             file["validation_step"] = np.array(list(LOSSES))
             file["validation_loss"] = np.array(list(LOSSES.values()))
         run, = runs.read_runs([folder])
         self.assertEqual([(v.step, v.loss, v.tokens) for v in run.validations],
-                         [(step, loss, step * TOKENS) for step, loss in LOSSES.items()])
+                         [(step, loss, sum(tokens[:step])) for step, loss in LOSSES.items()])
         for validation in run.validations:
             self.assertAlmostEqual(validation.seconds, validation.step, places=9)
+
+    def test_tokens_are_those_that_were_trained(self):
+        """Two stages of 10 steps: of 1024 tokens each, and of 3072. The deck's train.length is read by neither."""
+        folder = write_run(Path("a"), {0: 6.0, 10: 4.0, 20: 3.0}, length=9999)
+        lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+        for line in lines:
+            if "loss" in line and line["step"] > 10:
+                line["tokens_per_second"] *= 3
+        expected = [(0, 0), (10, 10 * 1024), (20, 40 * 1024)]
+
+        def write(kept):
+            (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in kept))
+            return [(v.step, v.tokens) for v in runs.read_run(folder).validations]
+
+        self.assertEqual(write(lines), expected)
+        self.assertEqual(compare.reached(runs.read_run(folder), 3.5).tokens, 25 * 1024)
+        # A full disk has cost lines. Those of the program say how many tokens there were so far.
+        lacking = [line for line in lines if "validation_loss" in line or line["step"] not in (4, 13)]
+        self.assertEqual(write(lacking), expected)
+        said = [line | {"tokens": 100 * line["step"]} for line in lines if line["step"] % 10 == 0]
+        self.assertEqual(write(said), [(0, 0), (10, 1000), (20, 2000)])
+
+    def test_tokens_between_known_steps(self):
+        trained = Trained()
+        self.assertEqual(trained.after(7), 0)
+        trained.add(4, 50, 200)
+        trained.add(8, 100, 800)
+        self.assertEqual([trained.after(step) for step in (0, 2, 4, 6, 8, 9)], [0, 100, 200, 500, 800, 800])
 
     def test_runs_that_have_not_ended(self):
         folder = write_run(Path("a"), LOSSES)
@@ -137,7 +168,53 @@ class Statistics(CompareTest):
                                              "train.more": ["—", "[1]"]})
 
 
+    def test_stages_and_groups_differ_key_by_key(self):
+        """As the command line names the keys."""
+        tables = "[[stage]]\nlength = 512\nshare = 0.5\n[[stage]]\nlength = {}\nshare = 0.5\n[[group]]\nlr = {}\n"
+        found, _ = self.compared(write_run(Path("a"), LOSSES, tables=tables.format(1024, 0.4)),
+                                 write_run(Path("b"), LOSSES, tables=tables.format(2048, 0.4) + "[[group]]\nlr = 1\n"))
+        self.assertEqual(found.differences, {"stage.1.length": ["1024", "2048"], "group.1.lr": ["—", "1"]})
+        self.assertEqual([group.label for group in found.groups],
+                         ["stage.1.length=1024, group.1.lr=—", "stage.1.length=2048, group.1.lr=1"])
+
+    def test_long_values_are_cut(self):
+        """Each by itself, to where they begin to differ: a further key is seen as well."""
+        shards = [[f"data/of/some/users/directory/shard_{i:04}.h5" for i in range(300)] for _ in range(3)]
+        shards[1][150] = "other.h5"
+        found, _ = self.compared(*(write_run(Path(f"r{i}"), LOSSES, shards=names, rate=i)
+                                   for i, names in enumerate(shards)))
+        cells = found.differences["train.shards"]
+        self.assertEqual(found.differences["train.rate"], ["0", "1", "2"])
+        self.assertTrue(all(len(cell) <= compare.LONGEST_VALUE + 2 for cell in cells), cells)
+        self.assertIn('_0149.h5", "data/of/some', cells[0])
+        self.assertIn('_0149.h5", "other.h5"', cells[1])
+        self.assertEqual(cells[0], cells[2])
+        for group, rate in zip(found.groups, "012"):
+            self.assertTrue(group.label.endswith(f"train.rate={rate}"), group.label)
+
+    def test_cut_values_stay_distinct(self):
+        """The third differs at once, the other two only behind what is shown."""
+        values = ["x" * 200 + "1", "x" * 200 + "2", "y" * 300, "—", '"short"']
+        shown = compare.cut(values)
+        self.assertEqual(len(set(shown)), 5, shown)
+        self.assertTrue(all(len(cell) < 60 for cell in shown), shown)
+        self.assertEqual(compare.cut(["a" * 48, "b"]), ["a" * 48, "b"])
+
+
 class Output(CompareTest):
+    def test_without_a_target(self):
+        """As sweep.py writes the page where the sweep has none."""
+        found, _ = self.compared(*self.write_groups(), target=None)
+        text = "\n\n".join(map(tool.aligned, compare.tables(found)))
+        page = Page(compare.document(found))
+        for where in (text, *page.texts["td"], *page.texts["th"], *page.texts["p"], *page.texts["text"],
+                      *page.texts["span"], *page.texts["b"]):
+            self.assertNotRegex(where, "target|p, mean|reach")
+        self.assertIn(["a_1", "3.28100", "20", "2.00", "20,480"], compare.ends_table(found))
+        self.assertIn("highest validation loss, b_3", page.texts["span"])
+        marked = Page(compare.document(self.compared(*map(Path, ("a_1", "b_1")))[0]))
+        self.assertIn("target 3.28", marked.texts["text"])
+
     def test_page_and_tables(self):
         folders = [*self.write_groups(), write_run(Path("<b>&c"), {0: 6.0, 20: math.nan}, 9)]
         code, output, error = self.end("compare.py", *folders, "--target", 3.28, "-o", "page.html")
@@ -176,6 +253,30 @@ class Output(CompareTest):
         for place, (x, y) in zip(places, expected):
             self.assertAlmostEqual(place[0], x, delta=0.06)
             self.assertAlmostEqual(place[1], y, delta=0.06)
+
+    def test_words_of_a_chart_lie_within_the_picture(self):
+        """And those of an axis beside each other, by the width of their characters at most."""
+        import chart
+
+        places = [(0, 1), (0, 1e7), (0, 3.388e8), (0, 1e12), (0, 1285), (0, 0.004), (0, 1e29)]
+        values = [(3, 3.0000001), (1e6, 3e6), (-1e29, 1e29), (0, 5617), (1e-9, 2e-9), (3.28, 11)]
+        for (first, last), (low, high) in itertools.product(places, values):
+            lines = [chart.Line([(first, high), (last, low)], "red", dots=True)]
+            drawn = Page(chart.draw("a", lines, "steps", "ms", target=low + 0.99 * (high - low)))
+            words = []
+            for element, text in zip(drawn.elements["text"], drawn.texts["text"]):
+                if "transform" not in element and element["font-size"] == "12":
+                    x, width = float(element["x"]), chart.CHARACTER * len(text)
+                    x -= {"middle": width / 2, "end": width}.get(element.get("text-anchor"), 0)
+                    words.append((round(float(element["y"])), x, x + width, text))
+            below = [word for word in words if word[0] == chart.HEIGHT - chart.BOTTOM + 17]
+            self.assertGreater(len(below), 1)
+            for one, other in zip(below, below[1:]):
+                self.assertLess(one[2], other[1], (one, other))
+            for y, begin, end, text in words:
+                self.assertTrue(0 < begin and end < chart.WIDTH and chart.TOP < y < chart.HEIGHT, (text, begin, end))
+                if text not in ("steps", *(word[3] for word in below)) and not text.startswith("target"):
+                    self.assertGreater(begin, 20, text)  # right of the name of the axis
 
     def test_one_run_without_losses(self):
         folder = write_run(Path("a"), LOSSES)

@@ -1,16 +1,19 @@
 """Fetching token files from a server of this machine that cuts connections and sends wrong files. Standard library
 only."""
 
+import email.utils
 import fcntl
 import hashlib
 import http.server
 import os
 import random
+import shutil
 import struct
 import subprocess
 import sys
 import tempfile
 import threading
+import time
 import unittest
 from pathlib import Path
 
@@ -38,6 +41,9 @@ class Server(http.server.ThreadingHTTPServer):
         self.files, self.cuts, self.ranges, self.digests, self.codes, self.asked = {}, [], True, {}, {}, []
         self.shift = 0  # by which parts begin elsewhere than asked for
         self.lies = {}  # headers that replace the right ones
+        self.retry_after = None  # what errors ask for
+        self.elsewhere = None  # begin of addresses to which all files have moved
+        self.tokens = []  # headers Authorization, by request
 
 
 class Answer(http.server.BaseHTTPRequestHandler):
@@ -46,6 +52,12 @@ class Answer(http.server.BaseHTTPRequestHandler):
 
     def do_GET(self):
         server, name = self.server, self.path.rsplit("/", 1)[1]
+        server.tokens.append(self.headers.get("Authorization"))
+        if server.elsewhere:
+            self.send_response(302)
+            self.send_header("Location", f"{server.elsewhere}/moved/{name}")
+            self.end_headers()
+            return
         if name in server.digests and not self.path.startswith("/moved/"):
             self.send_response(302)
             self.send_header("Location", f"/moved/{name}")
@@ -55,7 +67,11 @@ class Answer(http.server.BaseHTTPRequestHandler):
         server.asked.append((name, self.headers.get("Range")))
         codes = server.codes.get(name, [])
         if codes or name not in server.files:
-            self.send_error(codes.pop() if codes else 404)
+            self.send_response(codes.pop() if codes else 404)
+            self.send_header("Content-Length", "0")
+            if server.retry_after:
+                self.send_header("Retry-After", server.retry_after)
+            self.end_headers()
             return
         self.send(server.files[name])
 
@@ -75,29 +91,40 @@ class Answer(http.server.BaseHTTPRequestHandler):
         self.wfile.write(data[first:first + cut])
 
 
+def address_of(server):
+    return f"http://127.0.0.1:{server.server_address[1]}"
+
+
 class GetFineweb(unittest.TestCase):
     def setUp(self):
         temporary = tempfile.TemporaryDirectory(prefix="nanorun-fineweb-")
         self.addCleanup(temporary.cleanup)
         self.directory = Path(temporary.name)
         self.data = self.directory / "data"
-        self.server = Server()
-        thread = threading.Thread(target=self.server.serve_forever, args=(0.01,))
-        thread.start()
-        self.addCleanup(thread.join)
-        self.addCleanup(self.server.server_close)
-        self.addCleanup(self.server.shutdown)
+        self.server = self.start_server()
         for seed, name in enumerate((VALIDATION, FIRST)):
             self.server.files[f"{name}.bin"] = bin_file(40000, seed)
 
-    def get(self, *arguments, code=0, modules=None, address=None, table=b""):
-        """Runs the tool; `modules` is a directory of further Python modules, `table` what it takes for GPT-2's."""
-        address = address or f"http://127.0.0.1:{self.server.server_address[1]}"
-        environment = {**os.environ, "HF_ENDPOINT": address, "no_proxy": "127.0.0.1", "PYTHONPATH": str(modules or "")}
+    def start_server(self):
+        server = Server()
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        self.addCleanup(thread.join)
+        self.addCleanup(server.server_close)
+        self.addCleanup(server.shutdown)
+        return server
+
+    def get(self, *arguments, code=0, modules=None, address=None, table=b"", **variables):
+        """Runs the tool; `modules` is a directory of further Python modules, `table` what it takes for GPT-2's. It says
+        how long it waits, and does not."""
+        address = address or address_of(self.server)
+        environment = {**os.environ, "HF_ENDPOINT": address, "no_proxy": "127.0.0.1", "PYTHONPATH": str(modules or ""),
+                       "HF_TOKEN": "", **variables}
         start = f"import runpy, sys; sys.argv[1:] = {list(map(str, arguments))}; "
-        # Waits between tries are shorter here; without `modules` there is no huggingface_hub.
+        # Without `modules` there is no huggingface_hub.
         block = "" if modules else "sys.modules['huggingface_hub'] = None; "
-        patch = (f"sys.path.insert(0, {str(TOOL.parent)!r}); import get_fineweb; get_fineweb.WAIT_SECONDS = 0.01; "
+        patch = (f"sys.path.insert(0, {str(TOOL.parent)!r}); import get_fineweb, time; "
+                 "time.sleep = lambda seconds: print(f'waits {seconds:g} s', file=sys.stderr); "
                  f"get_fineweb.TABLE_DIGEST = {hashlib.sha256(table).hexdigest()!r}; "
                  "import tool; sys.argv[0] = 'get_fineweb.py'; tool.run(get_fineweb.main)")
         done = subprocess.run([sys.executable, "-B", "-c", start + block + patch], cwd=self.directory, env=environment,
@@ -201,8 +228,63 @@ class GetFineweb(unittest.TestCase):
 
     def test_server_that_is_busy(self):
         self.server.codes[f"{FIRST}.bin"] = [503, 429]
-        self.get_one("--bin-only")
+        done = self.get_one("--bin-only")
         self.assert_whole()
+        self.assertEqual([line for line in done.stderr.splitlines() if "waits" in line], ["waits 2 s", "waits 4 s"])
+
+    def test_server_that_says_when_to_come_back(self):
+        """In seconds, or at a time; words that are neither are passed over."""
+        for asked, waits in (("120", r"waits 120 s"), ("1", r"waits 2 s"), ("soon", r"waits 2 s"), ("-5", r"waits 2 s"),
+                             (email.utils.formatdate(time.time() + 400), r"waits (3[5-9]\d|400)(\.\d+)? s"),
+                             ("Wed, 21 Oct 2015 07:28:00 GMT", r"waits 2 s"), ("Wed, 99 Foo", r"waits 2 s")):
+            with self.subTest(asked=asked):
+                self.server.retry_after, self.server.codes[f"{FIRST}.bin"] = asked, [429]
+                done = self.get_one("--bin-only")
+                self.assertRegex(done.stderr, rf"says 429 Too Many Requests; trying again.*\n{waits}\n$")
+                self.assert_whole()
+                (self.data / f"{FIRST}.bin").unlink()
+
+    def test_server_that_asks_for_too_long_a_wait(self):
+        self.server.retry_after, self.server.codes[f"{FIRST}.bin"] = "86400", [503]
+        done = self.get_one("--bin-only", code=1)
+        self.assert_refused(done, f"{FIRST}.bin", "503", "come back in 86400 s", "the same command goes on")
+        self.assertNotIn("waits", done.stderr)
+
+    def test_token(self):
+        """It goes to the server of HF_ENDPOINT, also where that redirects within itself, and to no other."""
+        self.server.digests[f"{VALIDATION}.bin"] = hashlib.sha256(self.server.files[f"{VALIDATION}.bin"]).hexdigest()
+        self.get_one("--bin-only", HF_TOKEN=" hf_secret\n")
+        self.assert_whole()
+        self.assertEqual(self.server.tokens, ["Bearer hf_secret"] * 3)
+        shutil.rmtree(self.data)
+        self.server.tokens.clear()
+        other = self.start_server()
+        other.files = self.server.files
+        self.server.elsewhere = address_of(other)
+        self.get_one("--bin-only", HF_TOKEN="hf_secret")
+        self.assert_whole()
+        self.assertEqual((self.server.tokens, other.tokens), (["Bearer hf_secret"] * 2, [None] * 2))
+        self.server.tokens.clear()
+        shutil.rmtree(self.data)
+        self.get_one("--bin-only")
+        self.assertEqual(self.server.tokens, [None] * 2)
+
+    def test_token_that_is_wrong(self):
+        self.server.codes[f"{FIRST}.bin"] = [401]
+        self.assert_refused(self.get_one("--bin-only", code=2, HF_TOKEN="hf_x"), "401", "HF_TOKEN is sent")
+        self.server.codes[f"{FIRST}.bin"] = [403]
+        self.assert_refused(self.get_one("--bin-only", code=2), "403", "HF_TOKEN is not set")
+        done = self.get_one("--bin-only", code=2, HF_TOKEN="hf_secret\nX: y")
+        self.assert_refused(done, "HF_TOKEN")
+        self.assertNotIn("hf_secret", done.stderr)
+
+    def test_directory_of_the_data(self):
+        """--data as record.sh names it; --out is the same."""
+        for option in ("--data", "--out"):
+            self.data = self.directory / option.strip("-")
+            self.get_one("--bin-only", option, self.data.name)
+            self.assert_whole()
+        self.assertIn("the name of the directory is empty", self.get_one("--data", "", code=2).stderr)
 
     def test_wrong_files(self):
         good = self.server.files[f"{FIRST}.bin"]

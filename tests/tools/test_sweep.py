@@ -53,7 +53,28 @@ class Expansion(SweepTest):
         found = self.read('deck = "deck.toml"\nname = "a \\"b\\""\nseeds = [3]\n')
         self.assertEqual([(task.name, task.overrides) for task in found.tasks],
                          [('a "b"_3', ["run.seed=3", 'run.name="a \\"b\\"_3"'])])
-        self.assertEqual(found.target, 3.28)
+        self.assertIsNone(found.target)
+
+    def test_stages_and_groups(self):
+        """As the command line of the program names them, and those alone that the deck has."""
+        with open("deck.toml", "a") as deck:
+            deck.write("[[stage]]\nshare = 1\n" + "[[group]]\nlr = 1\n" * 11)
+        grid = '[grid]\n"group.10.lr" = [0.4, 0.6]\n"stage.0.length" = [512]\n'
+        found = self.read(SWEEP.partition("[grid]")[0] + grid)
+        self.assertEqual(found.tasks[2].overrides[:2], ["group.10.lr=0.6", "stage.0.length=512"])
+        self.assertEqual(found.tasks[2].name, "lr_0.6_7")
+        for key, why in (("group.11.lr", "deck.toml has 11 \\[\\[group"), ("stage.1.length", "has 1 \\[\\[stage"),
+                         ("group.lr", '"group.N.key"'), ("group.01.lr", "no "), ("train.0.steps", "no ")):
+            with self.assertRaisesRegex(tool.ToolError, f"sweep.toml: grid: .*{key}.*{why}"):
+                self.read(SWEEP.partition("[grid]")[0] + grid.replace("group.10.lr", key))
+
+    def test_byte_order_mark_and_line_ends(self):
+        """Of the sweep and of its deck, as editors on Windows write them."""
+        expected = [task.overrides for task in self.read().tasks]
+        for path in (self.path, Path("deck.toml")):
+            path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes().replace(b"\n", b"\r\n"))
+        self.assertEqual([task.overrides for task in sweep.read_sweep(self.path).tasks], expected)
+        self.assertEqual(sweep.read_sweep(self.path).tasks[0].steps, 12)
 
     def test_values_in_names(self):
         values = {"true": "true", '"a/b c"': "a-b-c", '"größe"': "gr-e", '"//"': "-", "-1": "-1",
@@ -162,6 +183,9 @@ class ThePage(SweepTest):
         page = Path("outputs/lr.html").read_text()
         self.assertIn("Comparison of 8 runs", page)
         self.assertIn("target validation loss 3.5", page)
+        self.path.write_text(SWEEP.replace("target = 3.5", ""))
+        self.assertEqual(self.end("sweep.py", self.path, "--page")[0], 0)
+        self.assertNotIn("target", Path("outputs/lr.html").read_text())
 
 
 if __name__ == "__main__":

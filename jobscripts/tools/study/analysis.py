@@ -6,6 +6,9 @@ import tool
 
 from . import gather, model
 
+# What a prediction needs: so many rank counts, and a model that misses none of them by more when it is left out.
+LEAST_POINTS, LARGEST_ERROR = 3, 0.25
+
 
 @dataclass
 class Analysis:
@@ -16,7 +19,13 @@ class Analysis:
     workload: model.Workload
     model: model.Model  # fitted, with the measured network
     errors: list  # leave-one-out, one a point; empty with a single point
-    forecast: model.Forecast
+    forecast: model.Forecast  # None where `no_forecast` says why there is none
+    no_forecast: str = ""
+
+    @property
+    def largest_error(self):
+        """The largest of `errors`, without its sign; None where there are none."""
+        return max(map(abs, self.errors), default=None)
 
     @property
     def base(self):
@@ -63,14 +72,28 @@ def workload_of(run):
     return model.Workload(keys, gradients, "peak_device_memory_bytes" in tool.read_json(run.folder / "summary.json"))
 
 
+def why_not(points, errors):
+    """Why the model of these points predicts nothing for other machines; empty where it does."""
+    if len(points) < LEAST_POINTS:
+        counts = "one rank count" if len(points) == 1 else f"{len(points)} rank counts"
+        return f"The study has {counts}; a prediction needs {LEAST_POINTS}."
+    worst = max(range(len(points)), key=lambda i: abs(errors[i]))
+    if abs(errors[worst]) <= LARGEST_ERROR:
+        return ""
+    ranks = points[worst].ranks
+    return (f"The model misses the step on {ranks:,} rank{'s' if ranks > 1 else ''} by {abs(errors[worst]):.0%}, when "
+            f"it knows the other rank counts alone; a prediction needs {LARGEST_ERROR:.0%} or less.")
+
+
 def analyse(study, measurements, missing):
     """`measurements` of at least one run and `missing` as gather.gather returns them."""
     workload = workload_of(measurements[0].run)
     medians = gather.representatives(measurements)
     points = [model_point(study, m) for m in medians]
     fitted = model.fit(points, workload)
-    prediction = study.prediction
-    forecast = model.Forecast(model.on_network(fitted, prediction.latency, prediction.bandwidth), study.kind,
-                              prediction.sequences or study.sequences, prediction.max_ranks)
-    return Analysis(study, measurements, missing, medians, workload, fitted, model.leave_one_out(points, workload),
-                    forecast)
+    errors = model.leave_one_out(points, workload)
+    reason, forecast, prediction = why_not(points, errors), None, study.prediction
+    if not reason:
+        forecast = model.Forecast(model.on_network(fitted, prediction.latency, prediction.bandwidth), study.kind,
+                                  prediction.sequences or study.sequences, prediction.max_ranks)
+    return Analysis(study, measurements, missing, medians, workload, fitted, errors, forecast, reason)

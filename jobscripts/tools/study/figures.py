@@ -1,6 +1,7 @@
 """The plots of a study, each drawn on axes it is given."""
 
 import io
+import textwrap
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -8,7 +9,7 @@ import tool
 from matplotlib import colormaps
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedFormatter, FixedLocator, FuncFormatter, LogLocator, NullLocator, PercentFormatter
-from plot_run import ACCENT, FAINT, INK, colours, plain
+from plot_run import ACCENT, FAINT, INK, colours, wrapped
 
 from . import gather
 from .model import PARTS
@@ -21,14 +22,27 @@ STYLE = {
     "axes.grid": True, "axes.axisbelow": True, "grid.color": "#eceff2", "xtick.color": INK, "ytick.color": INK,
     "legend.frameon": False, "legend.fontsize": 8.5, "svg.fonttype": "path", "svg.hashsalt": "nanorun",
 }
+CHARACTER = 0.022  # width of a character, as a share of the axes
 # Blues compute, oranges communicate, as in the phases.
 PART_COLOURS = dict(zip(PARTS, [*colormaps["Blues"]([0.85, 0.65, 0.47, 0.3]), *colormaps["Oranges"]([0.75, 0.5, 0.3])]))
 
 
-def ranks_axis(axes, ranks, most=12):
-    """Logarithmic, with ticks at rank counts."""
+def apart(items, place, room):
+    """Those of the items, by ascending place, of which each has room behind the one before; always the last one."""
+    kept = []
+    for item in reversed(items):
+        if not kept or place(kept[-1]) - place(item) >= room(kept[-1]):
+            kept.append(item)
+    return kept[::-1]
+
+
+def ranks_axis(axes, ranks):
+    """Logarithmic, with ticks at rank counts, of which as many are shown as have room."""
     axes.set_xscale("log", base=2)
-    shown = ranks if len(ranks) <= most else [n for n in ranks if n & (n - 1) == 0][::2]
+    length = np.log2(ranks[-1] / ranks[0]) or 1
+    powers = [n for n in ranks if n & (n - 1) == 0]
+    shown = apart(ranks if len(ranks) <= 12 else powers or ranks, np.log2,
+                  lambda n: length * (0.03 + CHARACTER * len(f"{n:,}")))
     axes.xaxis.set_major_locator(FixedLocator(shown))
     axes.xaxis.set_major_formatter(FixedFormatter([f"{n:,}" for n in shown]))
     axes.xaxis.set_minor_locator(NullLocator())
@@ -45,9 +59,22 @@ def doubling_axis(axes, **ticks):
     axes.yaxis.set_minor_locator(NullLocator())
 
 
-def labels(analysis):
-    """Rank counts; a star marks those that share cores."""
-    return [f"{m.ranks}{'*' if analysis.oversubscribed(m.ranks) else ''}" for m in analysis.points]
+def points_axis(axes, analysis):
+    """A place for each rank count, those that share cores with a star. Returns the places that have room for words of
+    some characters."""
+    points = analysis.points
+    names = [f"{m.ranks:,}{'*' if analysis.oversubscribed(m.ranks) else ''}" for m in points]
+
+    def with_room(characters):
+        return set(apart(range(len(points)), lambda x: x, lambda _: len(points) * (0.01 + CHARACTER * characters)))
+
+    shown = with_room(max(map(len, names)))
+    axes.set_xticks(range(len(names)), [name if x in shown else "" for x, name in enumerate(names)])
+    edge = 0.5 + 0.05 * len(names)
+    axes.set_xlim(-edge, len(names) - 1 + edge)
+    axes.set_xlabel("ranks")
+    axes.grid(axis="x", visible=False)
+    return with_room
 
 
 def draw_points(axes, analysis, value, ideal):
@@ -91,19 +118,15 @@ def draw_efficiency(axes, analysis):
 
 
 def stack(axes, analysis, series, colour, unit=1.0):
-    """Stacked bars by rank count; series: name -> one value a point."""
+    """Stacked bars by rank count; series: name -> one value a point. Returns what points_axis() does."""
     floor = np.zeros(len(analysis.points))
     for name, values in series.items():
         height = unit * np.array(values)
         axes.bar(range(len(floor)), height, bottom=floor, width=0.62, color=colour[name], label=name.replace("_", " "),
                  edgecolor="white", linewidth=0.4)
         floor += height
-    axes.set_xticks(range(len(floor)), labels(analysis))
-    axes.set_xlim(-0.6, len(floor) - 0.4)
-    axes.grid(axis="x", visible=False)
     axes.tick_params(axis="x", length=0, pad=5)
-    axes.set_xlabel("ranks")
-    return floor
+    return points_axis(axes, analysis)
 
 
 def beside(axes, **options):
@@ -113,13 +136,19 @@ def beside(axes, **options):
                 handleheight=1, **options)
 
 
+def below(axes, *entries, **options):
+    """A legend under the name of the x axis."""
+    axes.legend(*entries, loc="upper left", bbox_to_anchor=(-0.02, -0.2), borderaxespad=0, ncols=2, columnspacing=1.2,
+                **options)
+
+
 def draw_phases(axes, analysis):
     names = list(analysis.base.phases)
     whole = max(sum(m.phases.values()) for m in analysis.points)
     shown = [n for n in names if max(m.phases[n] for m in analysis.points) > 0.004 * whole]
     series = {n: [m.phases[n] for m in analysis.points] for n in shown}
-    floor = stack(axes, analysis, series, colours(names), 1e3)
-    axes.set_ylim(0, 1.08 * floor.max())
+    stack(axes, analysis, series, colours(names), 1e3)
+    axes.set_ylim(0, 1.08e3 * max(sum(values) for values in zip(*series.values())))
     axes.set(title="Step time by phase", ylabel="ms, mean over ranks")
     beside(axes)
 
@@ -130,9 +159,10 @@ def draw_split(axes, analysis):
               "communication": [m.transfer for m in analysis.points],
               "waiting for ranks": [m.waiting for m in analysis.points]}
     series = {name: [v / w for v, w in zip(values, whole)] for name, values in series.items()}
-    stack(axes, analysis, series,
-          {"computing": COMPUTE, "communication": COMMUNICATION, "waiting for ranks": WAITING})
-    overlaps = [(x, m.overlap) for x, m in enumerate(analysis.points) if m.ranks > 1 and m.overlap == m.overlap]
+    with_room = stack(axes, analysis, series,
+                      {"computing": COMPUTE, "communication": COMMUNICATION, "waiting for ranks": WAITING})
+    overlaps = [(x, m.overlap) for x, m in enumerate(analysis.points)
+                if m.ranks > 1 and m.overlap == m.overlap and x in with_room(3)]
     for x, overlap in overlaps:
         word = "overlap\n" if x == overlaps[0][0] else ""  # once, since bars may be narrower than the word
         axes.annotate(f"{word}{overlap:.0%}", (x, 1), xytext=(0, 3), textcoords="offset points", ha="center",
@@ -145,24 +175,21 @@ def draw_split(axes, analysis):
 
 def draw_ranks(axes, analysis):
     """A dot a rank; the one with the most work is marked."""
+    named = points_axis(axes, analysis)(7)
     for x, m in enumerate(analysis.points):
         work = 1e3 * m.work
         offsets = np.linspace(-0.22, 0.22, len(work)) if len(work) > 1 else [0]
         axes.plot(x + np.array(offsets), work, "o", markersize=6 if len(work) <= 16 else 3, color=COMPUTE, alpha=0.75,
                   markeredgewidth=0)
         axes.plot(x + offsets[m.slowest], work[m.slowest], "o", markersize=8, color=ACCENT, markeredgewidth=0)
-        if len(work) > 1:
+        if len(work) > 1 and x in named:
             axes.annotate(f"rank {m.slowest}\n+{m.work.max() / m.work.mean() - 1:.1%}",
                           (x + offsets[m.slowest], work[m.slowest]), xytext=(0, 8), textcoords="offset points",
                           ha="center", va="bottom", fontsize=8, color=ACCENT)
-    axes.set_xticks(range(len(analysis.points)), labels(analysis))
-    axes.set_xlim(-0.6, len(analysis.points) - 0.4)
     axes.set_ylim(0, 1.22 * max(1e3 * m.work.max() for m in analysis.points))
-    axes.set(title="Spread over ranks", ylabel="ms outside of collectives", xlabel="ranks")
-    axes.grid(axis="x", visible=False)
-    axes.legend([Line2D([], [], marker="o", linestyle="", color=c) for c in (COMPUTE, ACCENT)],
-                ["a rank", "the slowest, and its excess over the mean"], loc="upper left", handletextpad=0.1,
-                bbox_to_anchor=(-0.02, -0.2), borderaxespad=0, ncols=2, columnspacing=1.2)
+    axes.set(title="Spread over ranks", ylabel="ms outside of collectives")
+    below(axes, [Line2D([], [], marker="o", linestyle="", color=c) for c in (COMPUTE, ACCENT)],
+          ["a rank", "the slowest, and its excess over the mean"], handletextpad=0.1)
 
 
 def draw_model(axes, analysis):
@@ -174,22 +201,36 @@ def draw_model(axes, analysis):
         face = "white" if analysis.oversubscribed(m.ranks) else COMPUTE
         axes.plot(m.ranks, 1e3 * m.step, "o", markersize=7, markerfacecolor=face, markeredgecolor=COMPUTE,
                   markeredgewidth=1.6, label="measured" if i == 0 else None)
+    # Of many points the worst alone has its error beside it: a table has them all.
+    named = {abs(error) for error in analysis.errors if len(ranks) <= 5 or abs(error) == analysis.largest_error}
     for i, (m, error) in enumerate(zip(analysis.points, analysis.errors)):
         y = 1e3 * m.step * (1 + error)
         axes.plot(m.ranks, y, "x", markersize=8, color=ACCENT, markeredgewidth=2,
                   label="predicted from the other points" if i == 0 else None)
-        axes.annotate(f"{error:+.0%}", (m.ranks, y), xytext=(11, 0), textcoords="offset points", ha="left", va="center",
-                      fontsize=8.5, color=ACCENT, bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.5})
+        if abs(error) in named:
+            axes.annotate(f"{error:+.0%}", (m.ranks, y), xytext=(11, 0), textcoords="offset points", ha="left",
+                          va="center", fontsize=8.5, color=ACCENT,
+                          bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.5})
     ranks_axis(axes, ranks)
     if len(ranks) > 1:
-        axes.set_xlim(ranks[0] / 1.25, ranks[-1] * (ranks[-1] / ranks[0]) ** 0.15)  # room for the last error
+        span = ranks[-1] / ranks[0]
+        axes.set_xlim(ranks[0] / span ** 0.06, ranks[-1] * span ** 0.22)  # room for the last error
     axes.set_ylim(0, 1.32 * axes.get_ylim()[1])
     axes.set(title="Model and measurement", ylabel="ms per step")
     axes.legend(loc="upper left", ncols=2, handlelength=1.2, columnspacing=1.2)
 
 
+def draw_no_forecast(axes, analysis, title):
+    axes.set(title=title, xticks=[], yticks=[])
+    axes.text(0.5, 0.5, textwrap.fill(f"No prediction: {analysis.no_forecast}", 44), transform=axes.transAxes,
+              ha="center", va="center")
+
+
 def draw_forecast_parts(axes, analysis):
-    forecast = analysis.forecast
+    forecast, title = analysis.forecast, "Prediction: what fills a step"
+    if forecast is None:
+        draw_no_forecast(axes, analysis, title)
+        return
     shares = {name: [parts[name] / step for parts, step in zip(forecast.parts, forecast.steps)] for name in PARTS}
     axes.stackplot(forecast.ranks, list(shares.values()), labels=list(shares), colors=list(PART_COLOURS.values()),
                    linewidth=0)
@@ -197,34 +238,39 @@ def draw_forecast_parts(axes, analysis):
     axes.set_xlim(forecast.ranks[0], max(2, forecast.ranks[-1]))
     axes.set_ylim(0, 1)
     axes.yaxis.set_major_formatter(PercentFormatter(1))
-    axes.set(title="Prediction: what fills a step", ylabel="share of the step")
+    axes.set(title=title, ylabel="share of the step")
     beside(axes)
 
 
 def draw_forecast(axes, analysis):
-    forecast = analysis.forecast
+    forecast, title = analysis.forecast, "Prediction: efficiency"
+    if forecast is None:
+        draw_no_forecast(axes, analysis, title)
+        return
     efficiency = forecast.efficiency
     axes.axhline(1, linestyle="--", color=IDEAL, linewidth=1.2)
     axes.axhline(0.5, linestyle=":", color=IDEAL, linewidth=1.2)
     axes.plot(forecast.ranks, efficiency, "-", color=COMPUTE, linewidth=2, label="predicted")
-    if analysis.errors:
-        error = max(map(abs, analysis.errors))
-        axes.fill_between(forecast.ranks, efficiency / (1 + error), efficiency / max(1 - error, 1e-3),
-                          color=COMPUTE, alpha=0.13, linewidth=0,
-                          label=f"a step ±{error:.0%}, as the worst measured point")
+    error = analysis.largest_error
+    axes.fill_between(forecast.ranks, efficiency / (1 + error), efficiency / (1 - error), color=COMPUTE, alpha=0.13,
+                      linewidth=0, label=f"a step ±{error:.0%}, as the worst measured point")
     i = forecast.first_below(0.5)
     if i is not None:
         n = forecast.ranks[i]
         axes.plot(n, efficiency[i], "o", color=ACCENT, markersize=8, clip_on=False)
+        # The curve falls: what lies above it to the right is free, and below it to the left.
+        left = n * n < forecast.ranks[0] * forecast.ranks[-1]
+        above = left or efficiency[i] < 0.2
         axes.annotate(f"below 50% from {n:,} ranks:\n{forecast.losses(i)[0][0]}", (n, efficiency[i]),
-                      xytext=(-10, -4), textcoords="offset points", ha="right", va="top", color=ACCENT, fontsize=8.5,
+                      xytext=(10 if left else -10, 4 if above else -4), textcoords="offset points",
+                      ha="left" if left else "right", va="bottom" if above else "top", color=ACCENT, fontsize=8.5,
                       fontweight="bold")
     ranks_axis(axes, forecast.ranks)
     axes.set_xlim(forecast.ranks[0], max(2, forecast.ranks[-1]))
     axes.set_ylim(0, 1.12 * max(1, efficiency.max()))
     axes.yaxis.set_major_formatter(PercentFormatter(1))
-    axes.set(title="Prediction: efficiency", ylabel="speed-up / ranks")
-    axes.legend(loc="lower left")
+    axes.set(title=title, ylabel="speed-up / ranks")
+    below(axes)
 
 
 # In the order of the overview, three a row; those in the last column have a legend beside them.
@@ -249,7 +295,7 @@ def save_overview(path, analysis, heading):
     with plt.rc_context(STYLE):
         figure = plt.figure(figsize=(16, 12), dpi=120, layout="constrained")
         figure.get_layout_engine().set(rect=(0.005, 0.005, 0.99, 0.985), h_pad=0.1, w_pad=0.1)
-        figure.suptitle(plain(heading), x=0.012, ha="left", fontsize=13)
+        figure.suptitle(wrapped(heading, 150), x=0.012, ha="left", fontsize=13)
         for axes, draw in zip(figure.subplots(3, 3).flat, PANELS.values()):
             draw(axes, analysis)
         picture = io.BytesIO()

@@ -28,7 +28,7 @@ class Measurement:
     """One run. Times are seconds a step."""
 
     run: object
-    tokens: float  # of a step
+    tokens: float  # of a step, mean over those whose times are averaged
     step: float
     phases: dict  # phase -> mean over ranks
     path: dict  # computing, muon, adam: slowest rank of each step; collectives: quickest rank, who waits least
@@ -137,7 +137,7 @@ def measure(run, warmup, steps):
     slowest = int(mean.argmax())
     gpus, gpu_looks = read_gpus(run.folder / "summary.json")
     return Measurement(
-        run=run, tokens=float(trace["tokens"][-1]), step=float(times[middle].mean()),
+        run=run, tokens=float(trace["tokens"][warmup + middle].mean()), step=float(times[middle].mean()),
         phases={phases[i]: float(seconds[middle][:, :, i].mean()) for i in counted},
         path=critical_path(seconds[middle], phases), work=mean, slowest=slowest,
         slowest_share=float((work.argmax(axis=1) == slowest).mean()),

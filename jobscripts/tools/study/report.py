@@ -57,7 +57,7 @@ def tiles_of(analysis):
     best = max(analysis.points, key=lambda m: m.rate)
     last = analysis.points[-1]
     gain = gather.speed_up(last, analysis.base)
-    worst = max((abs(e) for e in analysis.errors), default=None)
+    worst = analysis.largest_error
     content = [(f"{best.rate:,.0f}", f"tokens per second on {ranks_text(best.ranks)}"),
                (f"{gain:.2f}", f"speed-up on {ranks_text(last.ranks)}"),
                (f"{gain / last.ranks:.0%}", f"efficiency on {ranks_text(last.ranks)}"),
@@ -201,6 +201,17 @@ def forecast_table(analysis):
     return table(rows)
 
 
+def prediction(analysis):
+    """The parts of the section."""
+    if analysis.no_forecast:
+        return [f'<div class="note">No prediction: {html.escape(analysis.no_forecast)}</div>']
+    return [paragraph(network(analysis)), side_by_side(
+        figure("forecast", "Predicted efficiency", analysis),
+        figure("forecast_parts", "Predicted parts of a step", analysis)),
+        "<ul>" + "".join(f"<li>{html.escape(s)}</li>" for s in findings(analysis)) + "</ul>",
+        forecast_table(analysis)]
+
+
 PLACE = ("hosts", "devices")  # of a run's provenance
 
 
@@ -257,11 +268,7 @@ def page(analysis):
             figure("ranks", "Work of each rank", analysis), ranks_table(analysis)), gpus_table(analysis)),
         section("Model", side_by_side(figure("model", "Measured, fitted and predicted steps", analysis),
                                       coefficients(analysis)), error_table(analysis)),
-        section("Prediction", paragraph(network(analysis)), side_by_side(
-            figure("forecast", "Predicted efficiency", analysis),
-            figure("forecast_parts", "Predicted parts of a step", analysis)),
-            "<ul>" + "".join(f"<li>{html.escape(s)}</li>" for s in findings(analysis)) + "</ul>",
-            forecast_table(analysis)),
+        section("Prediction", *prediction(analysis)),
         section("All runs", paragraph("runs.csv beside this page has the time of every phase too."),
                 runs_table(analysis)),
         section("Setup", setup(analysis)))
