@@ -31,7 +31,7 @@ struct CheckpointHeader {
   std::string model;          ///< model_fingerprint of the parameter table
   std::string deck;           ///< resolved, TOML
   std::string shards;         ///< shard_record of the training shards; empty in files of version 1
-  TokenizerRecord tokenizer;  ///< of the training shards; no name in files below version 3
+  TokenizerRecord tokenizer;  ///< of the training shards; no name where none is known, and in files below version 3
   Progress progress;
   std::uint64_t tensors = 0;
   std::uint64_t version = 0;  ///< of the file's format
@@ -41,8 +41,8 @@ struct CheckpointHeader {
 /// Bytes of a checkpoint with these tensors and, generously, of what HDF5 adds.
 std::uint64_t checkpoint_bytes(const CheckpointHeader& header, const std::vector<Slab<float>>& slabs);
 
-/// Collective. Writes a file of the newest version, or of version 2 where no tokenizer is known, to `path`, flushes it
-/// to disk, and compares what was written with the tensors in memory. Throws Error(checkpoint) on all ranks alike and
+/// Collective. Writes a file of the newest version to `path`, flushes it to disk, and compares what was written with the
+/// tensors in memory. Throws Error(checkpoint) on all ranks alike and
 /// leaves no file.
 void write_checkpoint(Comm& comm, const std::string& path, CheckpointHeader header,
                       const std::vector<Slab<float>>& slabs);

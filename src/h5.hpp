@@ -9,6 +9,7 @@
 
 #include <bit>
 #include <cstdint>
+#include <set>
 #include <span>
 #include <string>
 #include <type_traits>
@@ -169,6 +170,7 @@ class File {
   ExitCode code_;
   Mode mode_;
   bool collective_;
+  mutable std::set<std::string> groups_;  ///< that find() has seen: looking for their members looks for them no more
 };
 
 }  // namespace nanorun::h5
