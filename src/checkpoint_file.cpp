@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <charconv>
 #include <exception>
+#include <set>
 
 #include "src/build.hpp"
 #include "src/files.hpp"
@@ -43,6 +44,7 @@ std::uint64_t header_checksum(const CheckpointHeader& header) {
                   p.cursor.offset, p.cursor.epoch, p.train_seconds, p.tokens, header.tensors);
   if (header.version > 1) text += fmt::format("{:.17g}\n{}\n", p.train_loss, header.shards);
   if (header.version > 2) text += fmt::format("{}\n{:016x}\n", header.tokenizer.name, header.tokenizer.checksum);
+  if (header.version > 3) text += fmt::format("{}\n", static_cast<int>(p.gradients_wait));
   for (const double maximum : p.mlp_maxima) text += fmt::format("{:.17g}\n", maximum);
   return h5::checksum(text);
 }
@@ -96,10 +98,9 @@ void write_header(h5::File& file, const CheckpointHeader& header) {
   file.write_attribute("/", "tokens", p.tokens);
   file.write_attribute("/", "train_loss", p.train_loss);
   file.write_attribute("/", "tensors", header.tensors);
-  if (header.version > 2) {
-    file.write_attribute("/", "tokenizer", header.tokenizer.name);
-    file.write_attribute("/", "tokenizer_checksum", header.tokenizer.checksum);
-  }
+  file.write_attribute("/", "tokenizer", header.tokenizer.name);
+  file.write_attribute("/", "tokenizer_checksum", header.tokenizer.checksum);
+  file.write_attribute("/", "adam_gradients_wait", std::uint64_t{p.gradients_wait});
   file.write_attribute("/", "checksum", header_checksum(header));
   write_text_dataset(file, "/deck", header.deck);
   write_text_dataset(file, "/shards", header.shards);
@@ -127,6 +128,7 @@ CheckpointHeader read_header(const h5::File& file) {
                      file.read_real_attribute("/", "train_seconds"),
                      integer("tokens")};
   if (header.version > 1) header.progress.train_loss = file.read_real_attribute("/", "train_loss");
+  if (header.version > 3) header.progress.gradients_wait = integer("adam_gradients_wait") != 0;
   header.progress.mlp_maxima = read_mlp_maxima(file);
   header.tensors = integer("tensors");
   if (integer("checksum") != header_checksum(header))
@@ -283,22 +285,31 @@ std::vector<std::string> tensors_of(const h5::File& file, const CheckpointHeader
                            header.tensors));
 }
 
-/// How the file's model differs from the one that runs; empty if it does not.
-std::string model_difference(const h5::File& file, const CheckpointHeader& header, const std::string& model,
-                             const Slabs& slabs) {
+/// How the file's tensors, of these names, differ from those that the run has; sets what read_checkpoint() says of it.
+void compare(CheckpointContents& contents, const h5::File& file, std::vector<std::string> names,
+             const std::string& model, const Slabs& slabs) {
+  const CheckpointHeader& header = contents.header;
+  const auto differ = [&](const std::string& dataset, const std::string& how) {
+    if (contents.differing.empty()) contents.difference = how;
+    contents.differing.push_back(dataset);
+  };
+  std::set<std::string> others(names.begin(), names.end());
   for (const Slab<float>& slab : slabs) {
-    const std::string place = place_of(slab.dataset, header.version);
-    if (!file.exists(place)) return "has no " + slab.dataset;
-    const h5::Extent shape = file.shape(place), expected = {slab.total_rows, slab.cols};
+    if (others.erase(slab.dataset) == 0) {
+      differ(slab.dataset, "has no " + slab.dataset);
+      continue;
+    }
+    const h5::Extent shape = file.shape(place_of(slab.dataset, header.version)),
+                     expected = {slab.total_rows, slab.cols};
     if (shape == expected) continue;
-    return fmt::format("{} is [{}] there and [{}] in the deck", slab.dataset, fmt::join(shape, ", "),
-                       fmt::join(expected, ", "));
+    differ(slab.dataset, fmt::format("{} is [{}] there and [{}] in the deck", slab.dataset, fmt::join(shape, ", "),
+                                     fmt::join(expected, ", ")));
   }
-  if (header.tensors != slabs.size()) {
-    return fmt::format("holds {} tensors, the deck's model has {}", header.tensors, slabs.size());
+  for (const std::string& dataset : others) {
+    differ(dataset, fmt::format("holds {}, which is no tensor of the deck's model", dataset));
   }
-  if (header.model == model) return {};
-  return fmt::format("its fingerprint is {}, the deck's {}", header.model, model);
+  if (header.model != model && contents.differing.empty())
+    contents.difference = fmt::format("its fingerprint is {}, the deck's {}", header.model, model);
 }
 
 /// Every tensor of the file, with an even part of its rows for this rank.
@@ -345,10 +356,7 @@ CheckpointContents read_checkpoint(Comm& comm, const std::string& path, const st
   comm.together([&] {
     const h5::File file = open(path);
     contents.header = read_header(file);
-    tensors_of(file, contents.header);
-    contents.difference = model_difference(file, contents.header, model, slabs);
-    if (!contents.difference.empty() && contents.header.model == model)
-      throw damage(fmt::format("{}: {}; the file is damaged", path, contents.difference));
+    compare(contents, file, tensors_of(file, contents.header), model, slabs);
   });
   return contents;
 }

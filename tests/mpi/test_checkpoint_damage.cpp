@@ -375,6 +375,49 @@ TEST(Checkpoint, AnotherModelIsAnErrorAlsoWithAuto) {
   EXPECT_TRUE(contains(error, "another model: holds ")) << error;
 }
 
+/// A run that was saved with one deck and goes on with another of the same model.
+void expect_key_named(const Config& before, const Config& after, const std::string& change) {
+  SCOPED_TRACE(change);
+  const SharedFolder folder;
+  const auto checkpoints = [&](Training& run) {
+    return Checkpoints(test_comm(), run.config.checkpoint, folder / "c", to_toml(run.config),
+                       model_fingerprint(run.table.layout()));
+  };
+  Training first(test_comm(), 1, before);
+  const std::string path = checkpoints(first).save(progress_at(1), first.optimizer.slabs());
+  Training second(test_comm(), 0, after);
+  for (const std::string& restart : {std::string("auto"), path}) {
+    second.config.checkpoint.restart = restart;
+    const auto restore = [&] { checkpoints(second).restore(second.optimizer.slabs()); };
+    const std::string error = checkpoint_error_of(restore);
+    EXPECT_TRUE(contains(error, path + ": is sound, but") && contains(error, change)) << error;
+    EXPECT_FALSE(contains(error, "damaged") || contains(error, "remove")) << error;
+    EXPECT_FALSE(contains(error, "optimizer.lr_head")) << error;
+    EXPECT_EQ(cause_of(restore), Cause::other);
+  }
+  on_root([&] { EXPECT_EQ(names(folder / "c"), std::vector<std::string>{"checkpoint_00000001.h5"}); });
+}
+
+TEST(Checkpoint, AKeyThatChangesTheStateOfTheOptimizerIsNamed) {
+  const Config plain = small_config();
+  Config normuon = plain, period = plain, heads = plain;
+  normuon.optimizer.normuon_beta = 0.95;
+  normuon.optimizer.lr_head = 0.1;  // has nothing to do with it
+  expect_key_named(plain, normuon, "optimizer.normuon_beta: 0.0 -> 0.95");
+  expect_key_named(normuon, plain, "optimizer.normuon_beta: 0.95 -> 0.0");
+  period.optimizer.adam_period = 2;
+  expect_key_named(plain, period, "optimizer.adam_period: 1 -> 2");
+  expect_key_named(period, plain, "optimizer.adam_period: 2 -> 1");
+  normuon.optimizer.muon_block_heads = 1;
+  heads = normuon;
+  heads.optimizer.muon_block_heads = 0;
+  expect_key_named(normuon, heads, "optimizer.muon_block_heads: 1 -> 0");
+  heads = normuon;
+  heads.model.heads = 1;
+  heads.model.head_dim = 32;
+  expect_key_named(normuon, heads, "model.heads: 2 -> 1; model.head_dim: 16 -> 32");
+}
+
 TEST(Checkpoint, NeverStartsAnewSilently) {
   const SharedFolder folder;
   save_steps(folder / "c", {1, 2});
