@@ -47,6 +47,43 @@ void require_file(const std::string& path) {
                                                                   : "a device, FIFO or socket"));
 }
 
+/// Keys that decide which tensors of state there are, or their shapes, by the group of these tensors. Those of the
+/// model are named where its fingerprint does not depend on them.
+struct StateKeys {
+  const char* group;
+  std::vector<std::string> keys;
+};
+const StateKeys state_keys[] = {
+    {"/muon/second_moment/", {"optimizer.normuon_beta", "optimizer.muon_block_heads", "model.heads", "model.head_dim"}},
+    {"/adam/gradient/", {"optimizer.adam_period"}},
+};
+
+/// Whether a key may have made one of the tensors differ.
+bool decides(const std::string& key, const std::vector<std::string>& tensors) {
+  bool known = true;
+  for (const std::string& tensor : tensors) {
+    const auto group =
+        std::ranges::find_if(state_keys, [&](const StateKeys& state) { return tensor.starts_with(state.group); });
+    if (group == std::end(state_keys)) {
+      known = false;
+    } else if (std::ranges::find(group->keys, key) != group->keys.end()) {
+      return true;
+    }
+  }
+  return !known && (key.starts_with("optimizer.") || key.starts_with("model.") || key.starts_with("group."));
+}
+
+/// " (key: old -> new; ...)", the changes of the deck since the file was written that explain how it differs.
+std::string cause_of_difference(const CheckpointContents& contents, const std::string& deck, const std::string& path) {
+  std::vector<std::string> texts;
+  quietly([&] {
+    for (const KeyChange& change : deck_changes(contents.header.deck, parse_deck(deck, path, {}), path)) {
+      if (decides(change.key, contents.differing)) texts.push_back(change.text);
+    }
+  });
+  return texts.empty() ? "" : fmt::format(" ({})", fmt::join(texts, "; "));
+}
+
 /// Largest file that this process may write.
 std::uint64_t file_size_limit() {
   rlimit limit{};
@@ -181,10 +218,27 @@ void Checkpoints::require_space(long steps, std::uint64_t bytes) const {
   warn(comm_, message);
 }
 
+/// Throws for a file that does not hold what the run has.
+void Checkpoints::refuse(const std::string& path, const CheckpointContents& contents) const {
+  if (contents.header.model != header_.model)
+    throw checkpoint_error(fmt::format("{}: belongs to another model: {}", path, contents.difference));
+  // The tensors' checksums, which have their names, tell a damaged file from a sound one of other state.
+  try {
+    verify_checkpoint(comm_, path);
+  } catch (const Error& error) {
+    if (error.cause() != Cause::damage) throw;
+    throw Error(ExitCode::checkpoint, fmt::format("{}: {}; the file is damaged", path, contents.difference),
+                Scope::all_ranks, Cause::damage);
+  }
+  throw checkpoint_error(fmt::format(
+      "{}: is sound, but holds other state of the optimizer than the deck asks for: {}{}; set it as it was, or begin "
+      "another run with these weights alone (checkpoint.weights)",
+      path, contents.difference, cause_of_difference(contents, header_.deck, path)));
+}
+
 Progress Checkpoints::load(const std::string& path, const Slabs& slabs) {
   const CheckpointContents contents = read_checkpoint(comm_, path, header_.model, slabs);
-  if (!contents.difference.empty())
-    throw checkpoint_error(fmt::format("{}: belongs to another model: {}", path, contents.difference));
+  if (!contents.difference.empty()) refuse(path, contents);
   read_tensors(comm_, path, contents.header, slabs);
   restored_file_ = path;
   restored_ = contents.header;

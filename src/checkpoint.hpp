@@ -50,8 +50,9 @@ class Checkpoints {
 
   /// Collective. Resolves config.restart: "none" → nothing; a file → that file, or Error; "auto" → the newest file in
   /// the directory that verifies, nothing if there is none at all. Damaged files are warned of and passed over; Error
-  /// if none verifies, the newest belongs to another model, or one cannot be read for another reason than damage. Fills
-  /// the slabs, and changes nothing on disk. Throws Error(checkpoint) on all ranks alike; the slabs then hold anything.
+  /// if none verifies, the newest belongs to another model or holds other state than the deck asks for, or one cannot
+  /// be read for another reason than damage. Fills the slabs, and changes nothing on disk. Throws Error(checkpoint) on
+  /// all ranks alike; the slabs then hold anything.
   std::optional<Progress> restore(const std::vector<Slab<float>>& slabs);
 
   /// The checkpoint that restore() found, and its header; empty before.
@@ -70,6 +71,7 @@ class Checkpoints {
 
  private:
   std::string path_of(long step) const;
+  [[noreturn]] void refuse(const std::string& path, const CheckpointContents& contents) const;
   Progress load(const std::string& path, const std::vector<Slab<float>>& slabs);
   std::optional<Progress> load_newest(const std::vector<std::string>& files, const std::vector<Slab<float>>& slabs);
   void make_directory();

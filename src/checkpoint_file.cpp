@@ -3,7 +3,9 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <charconv>
 #include <exception>
+#include <set>
 
 #include "src/build.hpp"
 #include "src/files.hpp"
@@ -13,7 +15,7 @@ namespace nanorun {
 
 namespace {
 
-constexpr std::uint64_t format_version = 3;
+constexpr std::uint64_t format_version = 4;
 constexpr std::uint64_t max_step = 1u << 31;
 constexpr const char* tensor_groups[] = {"/weights", "/muon/momentum", "/muon/second_moment",
                                          "/adam/m",  "/adam/v",        "/adam/gradient"};
@@ -42,6 +44,7 @@ std::uint64_t header_checksum(const CheckpointHeader& header) {
                   p.cursor.offset, p.cursor.epoch, p.train_seconds, p.tokens, header.tensors);
   if (header.version > 1) text += fmt::format("{:.17g}\n{}\n", p.train_loss, header.shards);
   if (header.version > 2) text += fmt::format("{}\n{:016x}\n", header.tokenizer.name, header.tokenizer.checksum);
+  if (header.version > 3) text += fmt::format("{}\n", static_cast<int>(p.gradients_wait));
   for (const double maximum : p.mlp_maxima) text += fmt::format("{:.17g}\n", maximum);
   return h5::checksum(text);
 }
@@ -95,10 +98,9 @@ void write_header(h5::File& file, const CheckpointHeader& header) {
   file.write_attribute("/", "tokens", p.tokens);
   file.write_attribute("/", "train_loss", p.train_loss);
   file.write_attribute("/", "tensors", header.tensors);
-  if (header.version > 2) {
-    file.write_attribute("/", "tokenizer", header.tokenizer.name);
-    file.write_attribute("/", "tokenizer_checksum", header.tokenizer.checksum);
-  }
+  file.write_attribute("/", "tokenizer", header.tokenizer.name);
+  file.write_attribute("/", "tokenizer_checksum", header.tokenizer.checksum);
+  file.write_attribute("/", "adam_gradients_wait", std::uint64_t{p.gradients_wait});
   file.write_attribute("/", "checksum", header_checksum(header));
   write_text_dataset(file, "/deck", header.deck);
   write_text_dataset(file, "/shards", header.shards);
@@ -126,6 +128,7 @@ CheckpointHeader read_header(const h5::File& file) {
                      file.read_real_attribute("/", "train_seconds"),
                      integer("tokens")};
   if (header.version > 1) header.progress.train_loss = file.read_real_attribute("/", "train_loss");
+  if (header.version > 3) header.progress.gradients_wait = integer("adam_gradients_wait") != 0;
   header.progress.mlp_maxima = read_mlp_maxima(file);
   header.tensors = integer("tensors");
   if (integer("checksum") != header_checksum(header))
@@ -135,6 +138,28 @@ CheckpointHeader read_header(const h5::File& file) {
 }
 
 // --- Tensors ---------------------------------------------------------------------------------------------------------
+
+/// The group for a tensor of number i below `group`, as "block.3.qkv"; empty where the name has no number. HDF5 goes
+/// through all members of a group for each one that it looks for or adds, so that a group for thousands of tensors
+/// would take it minutes. So many share one.
+std::string numbered_group(const std::string& group, const std::string& name) {
+  constexpr std::uint64_t numbers = 8;
+  const std::size_t begin = name.find('.') + 1;
+  std::uint64_t number = 0;
+  const auto [end, error] = std::from_chars(name.data() + begin, name.data() + name.size(), number);
+  if (begin == 0 || error != std::errc() || (*end != '.' && *end != '\0')) return {};
+  const std::uint64_t first = number / numbers * numbers;
+  return fmt::format("{}/{}{}-{}", group, name.substr(0, begin), first, first + numbers - 1);
+}
+
+/// Where the tensor /<group>/<parameter> lies in a file of a version.
+std::string place_of(const std::string& dataset, std::uint64_t version) {
+  if (version < 4) return dataset;
+  const std::size_t end = dataset.rfind('/');
+  const std::string group = dataset.substr(0, end), name = dataset.substr(end + 1);
+  const std::string numbered = numbered_group(group, name);
+  return numbered.empty() ? dataset : fmt::format("{}/{}", numbered, name);
+}
 
 /// What the file stores for a tensor whose values have the checksum `sum`: from version 2 on it is bound to the
 /// tensor's name and shape and to the step, so that no tensor of the file or of another can stand in for this one.
@@ -152,15 +177,16 @@ void lay_out(const std::string& path, const CheckpointHeader& header, const Slab
   h5::File file = h5::File::create(path, MPI_COMM_NULL, ExitCode::checkpoint);
   write_header(file, header);
   for (std::size_t i = 0; i < slabs.size(); ++i) {
-    file.create_dataset<float>(slabs[i].dataset, {slabs[i].total_rows, slabs[i].cols});
-    file.write_attribute(slabs[i].dataset, "checksum", bound(sums[i], slabs[i], header));
+    const std::string place = place_of(slabs[i].dataset, header.version);
+    file.create_dataset<float>(place, {slabs[i].total_rows, slabs[i].cols});
+    file.write_attribute(place, "checksum", bound(sums[i], slabs[i], header));
   }
   file.close();
   reserve_space(path, file_size(path, ExitCode::checkpoint), ExitCode::checkpoint);
 }
 
 /// Collective.
-void write_rows(Comm& comm, const std::string& path, const Slabs& slabs) {
+void write_rows(Comm& comm, const std::string& path, std::uint64_t version, const Slabs& slabs) {
   h5::File file = h5::File::open_append(path, comm.handle(), ExitCode::checkpoint);
   // A rank whose write fails goes on, since the others wait for it in the writes that follow.
   std::exception_ptr failure;
@@ -173,14 +199,17 @@ void write_rows(Comm& comm, const std::string& path, const Slabs& slabs) {
     }
   };
   for (const Slab<float>& slab : slabs) {
-    attempt([&] { file.write<float>(slab.dataset, {slab.first_row, 0}, {slab.row_count, slab.cols}, slab.data); });
+    const std::string place = place_of(slab.dataset, version);
+    attempt([&] { file.write<float>(place, {slab.first_row, 0}, {slab.row_count, slab.cols}, slab.data); });
   }
   attempt([&] { file.close(); });
   if (failure) std::rethrow_exception(failure);
 }
 
-/// Checksum of the slab's rows in the file. They go to slab.data, or where that is empty only through `buffer`.
-std::uint64_t read_rows(const h5::File& file, const Slab<float>& slab, std::vector<float>& buffer) {
+/// Checksum of the slab's rows, which lie at `place`. They go to slab.data, or where that is empty only through
+/// `buffer`.
+std::uint64_t read_rows(const h5::File& file, const std::string& place, const Slab<float>& slab,
+                        std::vector<float>& buffer) {
   constexpr std::uint64_t buffer_elements = 1 << 20;
   const std::uint64_t rows_at_once = std::max<std::uint64_t>(1, buffer_elements / slab.cols);
   std::uint64_t sum = 0;
@@ -190,7 +219,7 @@ std::uint64_t read_rows(const h5::File& file, const Slab<float>& slab, std::vect
     if (slab.data.empty() && buffer.size() < count) buffer.resize(count);
     const std::span<float> into =
         slab.data.empty() ? std::span(buffer).first(count) : slab.data.subspan(row * slab.cols, count);
-    file.read<float>(slab.dataset, {slab.first_row + row, 0}, {rows, slab.cols}, into);
+    file.read<float>(place, {slab.first_row + row, 0}, {rows, slab.cols}, into);
     sum += h5::checksum<float>(into, (slab.first_row + row) * slab.cols);
   }
   return sum;
@@ -212,49 +241,82 @@ Slabs without_data(Slabs slabs) {
   return slabs;
 }
 
-/// Names of the file's tensors. Throws where it holds more or fewer than it says, or anything that no checkpoint has:
-/// whoever has changed that may have changed the rest.
+/// The file's contents are at fault: whoever has changed what no checkpoint has may have changed the rest.
+Error foreign_object(const h5::File& file, const std::string& object) {
+  return damage(
+      fmt::format("{}: holds {}, which is no part of a checkpoint; the file is damaged", file.path(), object));
+}
+
+/// Appends the tensors that a group of the file holds, by the names that slabs have.
+void add_tensors(std::vector<std::string>& tensors, const h5::File& file, std::uint64_t version,
+                 const std::string& group) {
+  const auto add = [&](const std::string& tensor, const std::string& place) {
+    if (place_of(tensor, version) != place) throw foreign_object(file, place);
+    tensors.push_back(tensor);
+  };
+  for (const std::string& name : file.members(group)) {
+    const std::string object = group + "/" + name;
+    // No tensor has a dash in its name, as the groups of numbered ones have.
+    if (version < 4 || name.find('-') == std::string::npos) {
+      add(object, object);
+      continue;
+    }
+    const std::vector<std::string> numbered = file.members(object);
+    if (numbered.empty()) throw foreign_object(file, object);
+    for (const std::string& tensor : numbered) add(group + "/" + tensor, object + "/" + tensor);
+  }
+}
+
+/// The file's tensors by the names that slabs have. Throws where it holds more or fewer than it says, or anything else.
 std::vector<std::string> tensors_of(const h5::File& file, const CheckpointHeader& header) {
   for (const std::string group : {"/", "/muon/", "/adam/"}) {
     if (!file.exists(group)) continue;
     for (const std::string& name : file.members(group)) {
-      if (std::ranges::find(other_objects, group + name) != std::end(other_objects)) continue;
-      throw damage(fmt::format("{}: holds {}{}, which is no part of a checkpoint; the file is damaged", file.path(),
-                               group, name));
+      if (std::ranges::find(other_objects, group + name) == std::end(other_objects))
+        throw foreign_object(file, group + name);
     }
   }
   std::vector<std::string> tensors;
   for (const std::string group : tensor_groups) {
-    if (!file.exists(group)) continue;
-    for (const std::string& name : file.members(group)) tensors.push_back(group + "/" + name);
+    if (file.exists(group)) add_tensors(tensors, file, header.version, group);
   }
   if (tensors.size() == header.tensors) return tensors;
   throw damage(fmt::format("{}: holds {} tensors instead of {}; the file is damaged", file.path(), tensors.size(),
                            header.tensors));
 }
 
-/// How the file's model differs from the one that runs; empty if it does not.
-std::string model_difference(const h5::File& file, const CheckpointHeader& header, const std::string& model,
-                             const Slabs& slabs) {
+/// How the file's tensors, of these names, differ from those that the run has; sets what read_checkpoint() says of it.
+void compare(CheckpointContents& contents, const h5::File& file, std::vector<std::string> names,
+             const std::string& model, const Slabs& slabs) {
+  const CheckpointHeader& header = contents.header;
+  const auto differ = [&](const std::string& dataset, const std::string& how) {
+    if (contents.differing.empty()) contents.difference = how;
+    contents.differing.push_back(dataset);
+  };
+  std::set<std::string> others(names.begin(), names.end());
   for (const Slab<float>& slab : slabs) {
-    if (!file.exists(slab.dataset)) return "has no " + slab.dataset;
-    const h5::Extent shape = file.shape(slab.dataset), expected = {slab.total_rows, slab.cols};
+    if (others.erase(slab.dataset) == 0) {
+      differ(slab.dataset, "has no " + slab.dataset);
+      continue;
+    }
+    const h5::Extent shape = file.shape(place_of(slab.dataset, header.version)),
+                     expected = {slab.total_rows, slab.cols};
     if (shape == expected) continue;
-    return fmt::format("{} is [{}] there and [{}] in the deck", slab.dataset, fmt::join(shape, ", "),
-                       fmt::join(expected, ", "));
+    differ(slab.dataset, fmt::format("{} is [{}] there and [{}] in the deck", slab.dataset, fmt::join(shape, ", "),
+                                     fmt::join(expected, ", ")));
   }
-  if (header.tensors != slabs.size()) {
-    return fmt::format("holds {} tensors, the deck's model has {}", header.tensors, slabs.size());
+  for (const std::string& dataset : others) {
+    differ(dataset, fmt::format("holds {}, which is no tensor of the deck's model", dataset));
   }
-  if (header.model == model) return {};
-  return fmt::format("its fingerprint is {}, the deck's {}", header.model, model);
+  if (header.model != model && contents.differing.empty())
+    contents.difference = fmt::format("its fingerprint is {}, the deck's {}", header.model, model);
 }
 
 /// Every tensor of the file, with an even part of its rows for this rank.
 Slabs slabs_of(const h5::File& file, const CheckpointHeader& header, int rank, int ranks) {
   Slabs slabs;
   for (const std::string& dataset : tensors_of(file, header)) {
-    const h5::Extent shape = file.shape(dataset);
+    const h5::Extent shape = file.shape(place_of(dataset, header.version));
     if (shape.size() != 2 || shape[1] == 0)
       throw damage(fmt::format("{}: {}: has an impossible shape", file.path(), dataset));
     const std::uint64_t first = shape[0] * rank / ranks, last = shape[0] * (rank + 1) / ranks;
@@ -274,14 +336,13 @@ std::uint64_t checkpoint_bytes(const CheckpointHeader& header, const Slabs& slab
 
 void write_checkpoint(Comm& comm, const std::string& path, CheckpointHeader header, const Slabs& slabs) {
   header.tensors = slabs.size();
-  // Programs that know no tokenizers read the checkpoints that have none.
-  header.version = header.tokenizer.name.empty() ? 2 : format_version;
+  header.version = format_version;
   const Sums sums = memory_checksums(comm, slabs);
   try {
     comm.together([&] {
       if (comm.root()) lay_out(path, header, slabs, sums);
     });
-    comm.together([&] { write_rows(comm, path, slabs); });
+    comm.together([&] { write_rows(comm, path, header.version, slabs); });
     comm.together([&] { sync_to_disk(path, ExitCode::checkpoint); });
     read_tensors(comm, path, header, without_data(slabs));
   } catch (const Error&) {
@@ -295,10 +356,7 @@ CheckpointContents read_checkpoint(Comm& comm, const std::string& path, const st
   comm.together([&] {
     const h5::File file = open(path);
     contents.header = read_header(file);
-    tensors_of(file, contents.header);
-    contents.difference = model_difference(file, contents.header, model, slabs);
-    if (!contents.difference.empty() && contents.header.model == model)
-      throw damage(fmt::format("{}: {}; the file is damaged", path, contents.difference));
+    compare(contents, file, tensors_of(file, contents.header), model, slabs);
   });
   return contents;
 }
@@ -319,8 +377,9 @@ void read_tensors(Comm& comm, const std::string& path, const CheckpointHeader& h
     const h5::File file = open(path);
     std::vector<float> buffer;
     for (const Slab<float>& slab : slabs) {
-      stored.push_back(file.read_integer_attribute(slab.dataset, "checksum"));
-      sums.push_back(read_rows(file, slab, buffer));
+      const std::string place = place_of(slab.dataset, header.version);
+      stored.push_back(file.read_integer_attribute(place, "checksum"));
+      sums.push_back(read_rows(file, place, slab, buffer));
     }
   });
   comm.all_reduce(std::span(sums), Reduce::sum);

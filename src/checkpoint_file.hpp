@@ -24,6 +24,7 @@ struct Progress {
   std::uint64_t tokens = 0;
   double train_loss = std::numeric_limits<double>::quiet_NaN();  ///< of the last step; NaN where unknown
   std::vector<double> mlp_maxima{};                              ///< MlpScales::state()
+  bool gradients_wait = false;  ///< those in /adam/gradient, for Adam's next update; not said by files below version 4
 };
 
 /// What a checkpoint says beside its tensors.
@@ -31,7 +32,7 @@ struct CheckpointHeader {
   std::string model;          ///< model_fingerprint of the parameter table
   std::string deck;           ///< resolved, TOML
   std::string shards;         ///< shard_record of the training shards; empty in files of version 1
-  TokenizerRecord tokenizer;  ///< of the training shards; no name in files below version 3
+  TokenizerRecord tokenizer;  ///< of the training shards; no name where none is known, and in files below version 3
   Progress progress;
   std::uint64_t tensors = 0;
   std::uint64_t version = 0;  ///< of the file's format
@@ -41,17 +42,17 @@ struct CheckpointHeader {
 /// Bytes of a checkpoint with these tensors and, generously, of what HDF5 adds.
 std::uint64_t checkpoint_bytes(const CheckpointHeader& header, const std::vector<Slab<float>>& slabs);
 
-/// Collective. Writes a file of the newest version, or of version 2 where no tokenizer is known, to `path`, flushes it
-/// to disk, and compares what was written with the tensors in memory. Throws Error(checkpoint) on all ranks alike and
-/// leaves no file.
+/// Collective. Writes a file of the newest version to `path`, flushes it to disk, and compares what was written with
+/// the tensors in memory. Throws Error(checkpoint) on all ranks alike and leaves no file.
 void write_checkpoint(Comm& comm, const std::string& path, CheckpointHeader header,
                       const std::vector<Slab<float>>& slabs);
 
-/// Collective. Reads the header and how the file differs from a model of this fingerprint and these tensors; the
-/// difference is empty where it does not. Throws Error(checkpoint) on all ranks alike.
+/// Collective. Reads the header and how the file differs from a model of this fingerprint and these tensors. Throws
+/// Error(checkpoint) on all ranks alike.
 struct CheckpointContents {
   CheckpointHeader header;
-  std::string difference;
+  std::string difference;              ///< empty where there is none
+  std::vector<std::string> differing;  ///< tensors that only one side has, or in another shape
 };
 CheckpointContents read_checkpoint(Comm& comm, const std::string& path, const std::string& model,
                                    const std::vector<Slab<float>>& slabs);

@@ -154,11 +154,12 @@ bool File::find(const std::string& object) const {
   for (std::size_t end = 0; end != std::string::npos;) {
     end = object.find('/', end + 1);
     const std::string path = object.substr(0, end);
-    if (path.empty() || path.back() == '/') continue;
+    if (path.empty() || path.back() == '/' || groups_.contains(path)) continue;
     const htri_t found = H5Lexists(handle_.get(), path.c_str(), H5P_DEFAULT);
     if (found < 0) fail(path, "cannot be looked up");
     if (found == 0) return false;
     require_hard_link(path);
+    if (end != std::string::npos) groups_.insert(path);
   }
   return true;
 }
@@ -250,6 +251,7 @@ void File::arrange_group(const Handle& list, const std::string& name) const {
 
 /// Creates the groups on the way to an object.
 void File::make_groups(const std::string& name) {
+  if (find(directory_of(name))) return;
   const Handle list = own(H5Pcreate(H5P_GROUP_CREATE), H5Pclose, name, "group list");
   arrange_group(list, name);
   for (std::size_t end = name.find('/', 1); end != std::string::npos; end = name.find('/', end + 1)) {

@@ -11,6 +11,7 @@
 #include <bit>
 #include <cstdint>
 #include <functional>
+#include <set>
 #include <span>
 #include <string>
 #include <type_traits>
@@ -174,6 +175,7 @@ class File {
   ExitCode code_;
   Mode mode_;
   bool collective_;
+  mutable std::set<std::string> groups_;  ///< that find() has seen: looking for their members looks for them no more
 };
 
 }  // namespace nanorun::h5

@@ -160,7 +160,7 @@ void File::examine_dataset(const std::string& name) const {
 }
 
 void File::examine_group(const std::string& name, int depth) const {
-  constexpr int max_depth = 4;  // of the program's own files: /muon/momentum/<parameter> and what would be in it
+  constexpr int max_depth = 5;  // of the program's own files: /muon/momentum/<numbers>/<tensor> and what would be in it
   std::vector<std::string> names;
   examine_attributes(name);
   quietly([&] { names = members(name); });

@@ -156,7 +156,7 @@ void Optimizer<T>::initialise(std::int64_t seed) {
     }
     round_kept(owned);
   }
-  holds_gradients_ = false;
+  holds_gradients_ = gradients_wait_ = false;
   publish();
 }
 
@@ -174,12 +174,12 @@ void Optimizer<T>::warm_up(Trace& trace) {
 
 template <class T>
 bool Optimizer<T>::keeps_gradients(long step) const {
-  return step % config_.optimizer.adam_period != 0;
+  return gradients_wait_ || step % config_.optimizer.adam_period != 0;
 }
 
 template <class T>
 void Optimizer<T>::begin_step(long step) {
-  const bool keeps = keeps_gradients(step), begins = !holds_gradients_ && !keeps;
+  const bool keeps = keeps_gradients(step), begins = !holds_gradients_ && !gradients_wait_;
   rows_.upload(comm_.stream());
   for (const OwnedBucket& owned : buckets_) {
     if (begins || leaves_others(owned.bucket, keeps)) clear_gradients(owned, begins);
@@ -268,7 +268,9 @@ void Optimizer<T>::step(Trace& trace, long step) {
     if (!owned->updated) gather(trace, *owned);
     owned->updated = false;
   }
-  if (adam_updates_at(config_.optimizer, step)) lazy_.end_update(step);
+  if (!adam_updates_at(config_.optimizer, step)) return;
+  lazy_.end_update(step);
+  gradients_wait_ = false;
 }
 
 /// Updates the tables and scalars from a layer up that have not been yet. New weights leave in the order in which the

@@ -87,7 +87,9 @@ class Optimizer {
   /// The same slabs, whatever stands in them: to be read into.
   std::vector<Slab<Master>> slabs_to_fill();
   /// Takes over what was read into the slabs, rounded where it is kept in bf16, and completes every rank's weights.
-  void restore();
+  /// `gradients_wait` says whether the gradients among it still wait for Adam's update: they then count in the next
+  /// one, at whatever step that comes, else not at all.
+  void restore(bool gradients_wait = false);
 
   /// Bytes of masters, state and scratch on the rank that owns most, with this much idle memory.
   static std::size_t state_bytes(const Config& config, const ParameterTable& table, int ranks, std::size_t idle);
@@ -155,6 +157,7 @@ class Optimizer {
   RunningSum squares_;            ///< of gradients, and of weights
   LazyRows<T> lazy_;
   bool holds_gradients_ = false;  ///< whether those of tables and scalars are sums of this run, or zero
+  bool gradients_wait_ = false;   ///< whether they hold those of restore() for the next update
   ops::Event handed_over_;        ///< from the ops' stream to the collectives'
   std::vector<OwnedBucket> buckets_;
   std::vector<Bucket> kinds_;  ///< of matrices, each one of those alike, in the order of their updates

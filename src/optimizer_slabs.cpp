@@ -61,18 +61,19 @@ auto Optimizer<T>::slabs_to_fill() -> std::vector<Slab<Master>> {
 }
 
 template <class T>
-void Optimizer<T>::restore() {
+void Optimizer<T>::restore(bool gradients_wait) {
   for (HostKept<T>& view : host_views()) view.upload(stream_);
   lazy_.restart();
   for (const OwnedBucket& owned : buckets_) round_kept(owned);
   holds_gradients_ = false;
+  gradients_wait_ = gradients_wait;
   publish();
 }
 
 #define NANORUN_INSTANTIATE(T)                                                 \
   template std::vector<Slab<kernels::acc_t<T>>> Optimizer<T>::slabs();         \
   template std::vector<Slab<kernels::acc_t<T>>> Optimizer<T>::slabs_to_fill(); \
-  template void Optimizer<T>::restore();
+  template void Optimizer<T>::restore(bool);
 NANORUN_INSTANTIATE(Real)
 #if !NANORUN_CUDA
 NANORUN_INSTANTIATE(double)

@@ -9,6 +9,19 @@
 
 namespace nanorun {
 
+namespace {
+
+/// Whether gradients of the checkpoint still wait for Adam's update. Files below version 4 do not say it: there they do
+/// within a period of their deck, or of this run's where that cannot be read.
+bool gradients_wait(const CheckpointHeader& header, const Config& config) {
+  if (header.version > 3) return header.progress.gradients_wait;
+  int period = config.optimizer.adam_period;
+  quietly([&] { period = parse_deck(header.deck, "", {}).optimizer.adam_period; });
+  return header.progress.step % period != 0;
+}
+
+}  // namespace
+
 RunSetup::RunSetup(Context& context_, const Config& config_)
     : context(context_),
       comm(context.comm()),
@@ -109,7 +122,7 @@ void RunSetup::examine_earlier(const std::optional<Progress>& found) {
 
 void RunSetup::go_on_from(const Progress& found) {
   progress = found;
-  learner.optimizer.restore();
+  learner.optimizer.restore(gradients_wait(checkpoints.restored(), config));
   if (!learner.model.mlp_scales().restore(progress.step, progress.mlp_maxima)) {
     throw Error(ExitCode::checkpoint,
                 fmt::format("{}: /mlp_maxima is not of {} layers; the file is damaged", checkpoints.restored_file(),

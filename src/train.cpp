@@ -108,7 +108,7 @@ ExitCode Training::run() {
   return finish();
 }
 
-/// A signal, or a stop file, of the time before the first step stops the run there.
+/// A signal, or a stop file, of the time before the first step or in a checkpoint stops the run there.
 void Training::heed_early_requests() {
   const auto reason = static_cast<std::uint64_t>(run_.stop.early(context_.seconds_since_start()));
   stop_reason_ = static_cast<StopReason>(comm_.all_reduce(reason, Reduce::max));
@@ -125,8 +125,8 @@ void Training::step_until_done() {
     if (ops::on_host || stops || finished() || validation_due() || checkpoint_due() || unread_) run_log_.write_step();
     if (stops) break;
     if (validation_due()) validate();
-    if (checkpoint_due()) save();
-    if (finished()) break;
+    if (checkpoint_due()) save(), heed_early_requests();
+    if (finished() || stop_reason_ != StopReason::none) break;
     if (ahead_.step != progress_.step) ahead_ = read_batch(progress_.step), unread_ = true;
     if (unread_) require_tokens();
     train_step();
@@ -329,6 +329,7 @@ void Training::save() {
 /// Collective. Where the directory was moved or removed while the file was written, writes it once more.
 std::string Training::write_checkpoint() {
   progress_.mlp_maxima = learner_.model.mlp_scales().state();
+  progress_.gradients_wait = learner_.optimizer.keeps_gradients(progress_.step);
   const auto write = [&] { return run_.checkpoints.save(progress_, learner_.optimizer.slabs()); };
   try {
     return write();

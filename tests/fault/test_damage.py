@@ -76,7 +76,7 @@ class Damage(FaultTest):
         with h5py.File(path, "r+") as file:
             file.attrs.modify("format_version", 7)
         content = path.read_bytes()
-        said = "checkpoint format version 7; this program reads versions 1 to 3"
+        said = "checkpoint format version 7; this program reads versions 1 to 4"
         self.assert_file_refused(path, said)
         # Passing over it would make its steps again and then remove it.
         self.assert_refused(self.train(2, code=4), path.name, said)

@@ -43,35 +43,59 @@ void exchange_names(const std::string& path, const char* a, const char* b) {
   rename_object(path, "/aside", b);
 }
 
-/// Writes the file that format version 1 describes in docs/file_formats.md, in HDF5's oldest format as was usual then.
-void write_version_1(const std::string& path, const Progress& p, Training& run) {
+/// The checksum of a file's header, as docs/file_formats.md describes it for each version.
+std::uint64_t old_header_checksum(const std::string& model, const std::string& deck, const Progress& p,
+                                  std::uint64_t tensors, std::uint64_t version) {
+  std::string text = fmt::format("{}\n{}\n{}\n{}\n{}\n{}\n{:.17g}\n{}\n{}\n", model, deck, p.step, p.cursor.shard,
+                                 p.cursor.offset, p.cursor.epoch, p.train_seconds, p.tokens, tensors);
+  if (version > 1) text += fmt::format("{:.17g}\nshards\n", p.train_loss);
+  if (version > 2) text += "gpt2\n0000000000000007\n";
+  return h5::checksum(text);
+}
+
+void write_text(h5::File& file, const char* dataset, const std::string& text) {
+  file.create_dataset<std::uint8_t>(dataset, {text.size()});
+  file.write<std::uint8_t>(dataset, {0}, {text.size()}, std::vector<std::uint8_t>(text.begin(), text.end()));
+}
+
+void write_old_header(h5::File& file, const Progress& p, Training& run, std::uint64_t tensors, std::uint64_t version) {
+  const std::string model = model_fingerprint(run.table.layout()), deck = "[run]\nname = \"test\"\n";
+  file.write_attribute("/", "format", std::string("nanorun checkpoint"));
+  file.write_attribute("/", "format_version", version);
+  file.write_attribute("/", "model", model);
+  file.write_attribute("/", "step", static_cast<std::uint64_t>(p.step));
+  file.write_attribute("/", "cursor_shard", p.cursor.shard);
+  file.write_attribute("/", "cursor_offset", p.cursor.offset);
+  file.write_attribute("/", "cursor_epoch", p.cursor.epoch);
+  file.write_attribute("/", "train_seconds", p.train_seconds);
+  file.write_attribute("/", "tokens", p.tokens);
+  file.write_attribute("/", "tensors", tensors);
+  file.write_attribute("/", "checksum", old_header_checksum(model, deck, p, tensors, version));
+  if (version == 1) return file.write_attribute("/", "deck", deck);
+  file.write_attribute("/", "train_loss", p.train_loss);
+  write_text(file, "/deck", deck);
+  write_text(file, "/shards", "shards");
+  if (version < 3) return;
+  file.write_attribute("/", "tokenizer", std::string("gpt2"));
+  file.write_attribute("/", "tokenizer_checksum", std::uint64_t{7});
+}
+
+/// Writes the file that docs/file_formats.md describes for an earlier version, all tensors of a kind in one group;
+/// version 1 in HDF5's oldest format as was usual then.
+void write_old_version(const std::string& path, const Progress& p, Training& run, std::uint64_t version) {
   std::vector<std::uint64_t> sums;
   for (const Slab<float>& slab : run.optimizer.slabs()) {
     sums.push_back(h5::checksum<float>(slab.data, slab.first_row * slab.cols));
   }
   run.comm.all_reduce(std::span(sums), Reduce::sum);
-  const std::string model = model_fingerprint(run.table.layout()), deck = "[run]\nname = \"test\"\n";
   on_root([&] {
     h5::File file = h5::File::create(path);
-    file.write_attribute("/", "format", std::string("nanorun checkpoint"));
-    file.write_attribute("/", "format_version", std::uint64_t{1});
-    file.write_attribute("/", "model", model);
-    file.write_attribute("/", "deck", deck);
-    file.write_attribute("/", "step", static_cast<std::uint64_t>(p.step));
-    file.write_attribute("/", "cursor_shard", p.cursor.shard);
-    file.write_attribute("/", "cursor_offset", p.cursor.offset);
-    file.write_attribute("/", "cursor_epoch", p.cursor.epoch);
-    file.write_attribute("/", "train_seconds", p.train_seconds);
-    file.write_attribute("/", "tokens", p.tokens);
-    file.write_attribute("/", "tensors", std::uint64_t{sums.size()});
-    file.write_attribute(
-        "/", "checksum",
-        h5::checksum(fmt::format("{}\n{}\n{}\n{}\n{}\n{}\n{:.17g}\n{}\n{}\n", model, deck, p.step, p.cursor.shard,
-                                 p.cursor.offset, p.cursor.epoch, p.train_seconds, p.tokens, sums.size())));
+    write_old_header(file, p, run, sums.size(), version);
     std::size_t i = 0;
     for (const Slab<float>& slab : run.optimizer.slabs()) {
       file.create_dataset<float>(slab.dataset, {slab.total_rows, slab.cols});
-      file.write_attribute(slab.dataset, "checksum", sums[i++]);
+      const std::string line = fmt::format("{} {} {} {}\n", slab.dataset, slab.total_rows, slab.cols, p.step);
+      file.write_attribute(slab.dataset, "checksum", sums[i++] + (version > 1 ? h5::checksum(line) : 0));
     }
     file.close();
   });
@@ -80,7 +104,7 @@ void write_version_1(const std::string& path, const Progress& p, Training& run) 
     file.write<float>(slab.dataset, {slab.first_row, 0}, {slab.row_count, slab.cols}, slab.data);
   }
   file.close();
-  on_root([&] { make_old_format(path); });
+  if (version == 1) on_root([&] { make_old_format(path); });
 }
 
 TEST(Checkpoint, AFlippedBitInAnyTensorIsFound) {
@@ -192,7 +216,7 @@ TEST(Checkpoint, ATensorLostFromTheSameModelIsDamage) {
   const std::string path = folder / "c/checkpoint_00000002.h5";
   on_root([&] {
     fs::copy(folder / "c/checkpoint_00000001.h5", path);
-    rename_object(path, "/weights/block.0.mlp_in", "/weights/block.x.mlp_in");
+    rename_object(path, "/weights/block.0-7/block.0.mlp_in", "/weights/block.x.mlp_in");
   });
   Training run(test_comm(), 0);
   const auto progress = run.checkpoints(folder / "c").restore(run.optimizer.slabs());
@@ -209,12 +233,12 @@ TEST(Checkpoint, NewerFormatVersionsAreRefusedByNumberAlsoWithAuto) {
   const SharedFolder folder;
   save_steps(folder / "c", {1, 2});
   const std::string newer = folder / "c/checkpoint_00000002.h5";
-  on_root([&] { h5::File::open_append(newer).write_attribute("/", "format_version", std::uint64_t{4}); });
+  on_root([&] { h5::File::open_append(newer).write_attribute("/", "format_version", std::uint64_t{5}); });
   Training run(test_comm(), 0);
   for (const std::string& restart : {std::string("auto"), newer}) {
     run.config.checkpoint.restart = restart;
     EXPECT_EQ(checkpoint_error_of([&] { run.checkpoints(folder / "c").restore(run.optimizer.slabs()); }),
-              newer + ": has checkpoint format version 4; this program reads versions 1 to 3");
+              newer + ": has checkpoint format version 5; this program reads versions 1 to 4");
   }
 }
 
@@ -263,7 +287,7 @@ TEST(Checkpoint, TensorsAreBoundToNameShapeAndStep) {
   // One tensor in the place of another of its shape.
   on_root([&] {
     write_file(path, sound);
-    exchange_names(path, "/weights/block.0.qkv", "/weights/block.1.qkv");
+    exchange_names(path, "/weights/block.0-7/block.0.qkv", "/weights/block.0-7/block.1.qkv");
   });
   expect_damage("the checksum");
   // The header of one step before the tensors of another.
@@ -277,18 +301,23 @@ TEST(Checkpoint, TensorsAreBoundToNameShapeAndStep) {
   expect_damage("the checksum");
 }
 
-TEST(Checkpoint, FilesOfTheFirstVersionAreRead) {
-  const SharedFolder folder;
-  on_root([&] { fs::create_directory(folder / "c"); });
-  Training run(test_comm(), 5);
-  write_version_1(folder / "c/checkpoint_00000005.h5", progress_at(5), run);
-  verify_checkpoint(test_comm(), folder / "c/checkpoint_00000005.h5");
-  Training other(test_comm(), 0);
-  const auto progress = other.checkpoints(folder / "c").restore(other.optimizer.slabs());
-  ASSERT_TRUE(progress.has_value());
-  EXPECT_EQ(progress->step, 5);
-  EXPECT_TRUE(std::isnan(progress->train_loss));
-  EXPECT_EQ(other.differences(5), 0u);
+TEST(Checkpoint, FilesOfEarlierVersionsAreRead) {
+  for (const std::uint64_t version : {1, 2, 3}) {
+    const SharedFolder folder;
+    on_root([&] { fs::create_directory(folder / "c"); });
+    Training run(test_comm(), 5);
+    write_old_version(folder / "c/checkpoint_00000005.h5", progress_at(5), run, version);
+    verify_checkpoint(test_comm(), folder / "c/checkpoint_00000005.h5");
+    Training other(test_comm(), 0);
+    auto checkpoints = other.checkpoints(folder / "c");
+    const auto progress = checkpoints.restore(other.optimizer.slabs());
+    ASSERT_TRUE(progress.has_value());
+    EXPECT_EQ(progress->step, 5);
+    EXPECT_EQ(std::isnan(progress->train_loss), version == 1);
+    EXPECT_EQ(checkpoints.restored().shards, version == 1 ? "" : "shards");
+    EXPECT_EQ(checkpoints.restored().tokenizer.checksum, version == 3 ? 7u : 0u);
+    EXPECT_EQ(other.differences(5), 0u);
+  }
 }
 
 TEST(Checkpoint, AnOldFileOnWhichHdf5CrashesIsPassedOver) {
@@ -296,7 +325,7 @@ TEST(Checkpoint, AnOldFileOnWhichHdf5CrashesIsPassedOver) {
   save_steps(folder / "c", {1});
   Training old(test_comm(), 5);
   const std::string path = folder / "c/checkpoint_00000005.h5";
-  write_version_1(path, progress_at(5), old);
+  write_old_version(path, progress_at(5), old, 1);
   on_root([&] { share_fill_value(path, "/adam/m/head"); });
   expect_refused(folder, path, "HDF5 crashes");
 }
@@ -320,6 +349,9 @@ TEST(Checkpoint, WhatIsNoPartOfACheckpointIsDamage) {
   expect_damage("/adam/v/more", "tensors instead of");
   expect_damage("/more", "holds /more, which is no part of a checkpoint");
   expect_damage("/muon/more", "holds /muon/more, which is no part of a checkpoint");
+  expect_damage("/weights/block.0-7/more", "holds /weights/block.0-7/more, which is no part of a checkpoint");
+  expect_damage("/weights/block.8-15/block.0.more", "holds /weights/block.8-15/block.0.more, which is no part");
+  expect_damage("/weights/block.0.more", "holds /weights/block.0.more, which is no part of a checkpoint");
 }
 
 TEST(Checkpoint, AnotherModelIsAnErrorAlsoWithAuto) {
@@ -341,6 +373,49 @@ TEST(Checkpoint, AnotherModelIsAnErrorAlsoWithAuto) {
   Training shallow(test_comm(), 0, shallow_config);
   error = checkpoint_error_of([&] { shallow.checkpoints(folder / "c").restore(shallow.optimizer.slabs()); });
   EXPECT_TRUE(contains(error, "another model: holds ")) << error;
+}
+
+/// A run that was saved with one deck and goes on with another of the same model.
+void expect_key_named(const Config& before, const Config& after, const std::string& change) {
+  SCOPED_TRACE(change);
+  const SharedFolder folder;
+  const auto checkpoints = [&](Training& run) {
+    return Checkpoints(test_comm(), run.config.checkpoint, folder / "c", to_toml(run.config),
+                       model_fingerprint(run.table.layout()));
+  };
+  Training first(test_comm(), 1, before);
+  const std::string path = checkpoints(first).save(progress_at(1), first.optimizer.slabs());
+  Training second(test_comm(), 0, after);
+  for (const std::string& restart : {std::string("auto"), path}) {
+    second.config.checkpoint.restart = restart;
+    const auto restore = [&] { checkpoints(second).restore(second.optimizer.slabs()); };
+    const std::string error = checkpoint_error_of(restore);
+    EXPECT_TRUE(contains(error, path + ": is sound, but") && contains(error, change)) << error;
+    EXPECT_FALSE(contains(error, "damaged") || contains(error, "remove")) << error;
+    EXPECT_FALSE(contains(error, "optimizer.lr_head")) << error;
+    EXPECT_EQ(cause_of(restore), Cause::other);
+  }
+  on_root([&] { EXPECT_EQ(names(folder / "c"), std::vector<std::string>{"checkpoint_00000001.h5"}); });
+}
+
+TEST(Checkpoint, AKeyThatChangesTheStateOfTheOptimizerIsNamed) {
+  const Config plain = small_config();
+  Config normuon = plain, period = plain, heads = plain;
+  normuon.optimizer.normuon_beta = 0.95;
+  normuon.optimizer.lr_head = 0.1;  // has nothing to do with it
+  expect_key_named(plain, normuon, "optimizer.normuon_beta: 0.0 -> 0.95");
+  expect_key_named(normuon, plain, "optimizer.normuon_beta: 0.95 -> 0.0");
+  period.optimizer.adam_period = 2;
+  expect_key_named(plain, period, "optimizer.adam_period: 1 -> 2");
+  expect_key_named(period, plain, "optimizer.adam_period: 2 -> 1");
+  normuon.optimizer.muon_block_heads = 1;
+  heads = normuon;
+  heads.optimizer.muon_block_heads = 0;
+  expect_key_named(normuon, heads, "optimizer.muon_block_heads: 1 -> 0");
+  heads = normuon;
+  heads.model.heads = 1;
+  heads.model.head_dim = 32;
+  expect_key_named(normuon, heads, "model.heads: 2 -> 1; model.head_dim: 16 -> 32");
 }
 
 TEST(Checkpoint, NeverStartsAnewSilently) {

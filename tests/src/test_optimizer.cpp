@@ -147,6 +147,62 @@ TEST(Optimizer, RowsThatWaitGetAllTheirUpdates) {
   for (const int period : {1, 2, 3}) expect_all_updates(period);
 }
 
+/// A step with gradients of one more for each step whose gradients the optimizer keeps.
+void step_adding(Fixture& f, int step) {
+  const bool keeps = f.optimizer.keeps_gradients(step);
+  f.optimizer.begin_step(step);
+  for (double& x : f.gradients.span()) x = (keeps ? x : 0) + 1;
+  for (int layer = f.config.model.layers; layer >= -1; --layer) f.optimizer.start_reduce_scatter(f.trace, layer, step);
+  f.optimizer.step(f.trace, step);
+}
+
+/// The values of the slabs whose names begin so, which are all alike.
+double value_of(Fixture& f, const std::string& group) {
+  std::set<double> values;
+  for (const Slab<double>& slab : f.optimizer.slabs()) {
+    if (slab.dataset.starts_with(group)) values.insert(slab.data.begin(), slab.data.end());
+  }
+  EXPECT_EQ(values.size(), 1u) << group;
+  return values.empty() ? 0 : *values.begin();
+}
+
+/// A run with a period of Adam is continued after some steps with another. `counted` are the steps whose gradients the
+/// next update uses, those before the restart included.
+void expect_counted(int before, int steps, int after, int counted) {
+  SCOPED_TRACE(fmt::format("{} -> {} after {} steps", before, after, steps));
+  Config config = small_config();
+  config.optimizer.adam_period = before;
+  Fixture first(config);
+  for (int step = 0; step < steps; ++step) step_adding(first, step);
+  config.optimizer.adam_period = after;
+  Fixture second(config);
+  const std::vector<Slab<double>> from = first.optimizer.slabs(), to = second.optimizer.slabs_to_fill();
+  ASSERT_EQ(from.size(), to.size());
+  for (std::size_t i = 0; i < from.size(); ++i) std::ranges::copy(from[i].data, to[i].data.begin());
+  second.optimizer.restore(first.optimizer.keeps_gradients(steps));
+  const double m = value_of(second, "/adam/m/"), beta1 = config.optimizer.adam_beta1;
+  int step = steps;
+  while ((step + 1) % after != 0) step_adding(second, step++);
+  if (step > steps) {
+    EXPECT_EQ(value_of(second, "/adam/gradient/"), counted - 1);
+  }
+  step_adding(second, step);
+  const double gradient = (value_of(second, "/adam/m/") - beta1 * m) / (1 - beta1) * config.train.sequences;
+  EXPECT_NEAR(gradient, counted, 1e-9);
+  // What this update has used counts no more.
+  for (int i = 0; i + 1 < after; ++i) step_adding(second, ++step);
+  EXPECT_EQ(value_of(second, "/adam/gradient/"), after - 1);
+}
+
+TEST(Optimizer, GradientsCountOnceWhereThePeriodOfAdamChanges) {
+  expect_counted(2, 4, 2, 2);
+  expect_counted(2, 3, 2, 2);
+  expect_counted(2, 4, 3, 2);  // in the middle of the new period, with gradients that an update has used
+  expect_counted(3, 4, 2, 3);  // at the beginning of the new period, with one that waits
+  expect_counted(2, 3, 3, 4);
+  expect_counted(3, 3, 2, 1);
+}
+
 /// Names of the parameters all of whose weights are bf16 values.
 std::set<std::string> in_bf16(const Fixture& f) {
   const std::vector<double> values = f.values();
