@@ -11,10 +11,15 @@ namespace nanorun::kernels::cuda {
 namespace {
 
 // The first layer is a GEMM of cuBLASLt. The second is small: a thread block holds its weights in shared memory and
-// takes tiles of rows. Weights and hidden units are padded with zeros to the largest second layer, so that loops over
-// them unroll and sums stay in registers.
+// takes tiles of rows. Weights and hidden units are padded with zeros to max_outputs and max_hidden, so that loops over
+// them unroll and sums stay in registers. A larger second layer is computed in parts of at most so many.
 
 constexpr int max_outputs = 48, max_hidden = 64;
+
+/// Whether one part is the whole layer, and its hidden units are vectors of 8.
+bool is_one_part(const CoefficientNet<bf16>& net) {
+  return net.w_out.rows <= max_outputs && net.w_out.cols <= max_hidden && net.w_out.cols % 8 == 0;
+}
 
 /// Rows of a tile, and threads that share a row, each with a part of the hidden units.
 constexpr int tile_rows = 64, row_threads = block_threads / tile_rows, part = max_hidden / row_threads;
@@ -50,7 +55,8 @@ __device__ void load_weights(Shared& s, const Mat<const float>& from) {
                [&](int i, int k) { s.w[i][k] = i < from.rows && k < from.cols ? from.row(i)[k] : 0; });
 }
 
-/// This thread's part of z in row `first` + its row; zero beyond the matrix.
+/// This thread's part of z in row `first` + its row; zero beyond the matrix. Ragged: columns need not be vectors of 8.
+template <bool ragged>
 __device__ HiddenPart load_part(const Mat<const bf16>& z, int first) {
   const Mine mine;
   HiddenPart x = {};
@@ -58,7 +64,15 @@ __device__ HiddenPart load_part(const Mat<const bf16>& z, int first) {
 #pragma unroll
   for (int k = 0; k < part; k += 8) {
     if (mine.first + k >= z.cols) continue;
-    const Vector<float, 8> v = load_floats<8>(z.row(first + mine.row) + mine.first + k);
+    const bf16* const from = z.row(first + mine.row) + mine.first + k;
+    if (const int left = z.cols - (mine.first + k); ragged && left < 8) {
+#pragma unroll
+      for (int j = 0; j < 8; ++j) {
+        if (j < left) x.v[k + j] = load_floats<1>(from + j).v[0];
+      }
+      continue;
+    }
+    const Vector<float, 8> v = load_floats<8>(from);
 #pragma unroll
     for (int j = 0; j < 8; ++j) x.v[k + j] = v.v[j];
   }
@@ -88,6 +102,8 @@ __device__ void store_hidden(Shared& s, const HiddenPart& z) {
   for (int k = 0; k < part; ++k) s.h[mine.row][mine.first + k] = z.v[k] * Normal(z.v[k]).cdf;
 }
 
+/// Of one part, the sums over whose hidden units `adds` says whether to add to those of the parts before.
+template <bool ragged, bool adds>
 __global__ void __launch_bounds__(block_threads)
     second_layer_kernel(Mat<float> c, Mat<const bf16> z, CoefficientNet<bf16> net) {
   __shared__ Shared s;
@@ -97,7 +113,7 @@ __global__ void __launch_bounds__(block_threads)
   const int row = threadIdx.x % tile_rows, group = threadIdx.x / tile_rows;
   load_weights(s, net.w_out);
   for (int first = blockIdx.x * tile_rows; first < c.rows; first += gridDim.x * tile_rows) {
-    store_hidden(s, load_part(z, first));
+    store_hidden(s, load_part<ragged>(z, first));
     __syncthreads();
     float sums[outputs] = {};
     for (int k = 0; k < max_hidden; k += 4) {
@@ -113,8 +129,13 @@ __global__ void __launch_bounds__(block_threads)
       store_vector(s.c[row] + group * outputs + i, Vector<float, 4>{sums[i], sums[i + 1], sums[i + 2], sums[i + 3]});
     }
     __syncthreads();
-    for_elements(min(tile_rows, c.rows - first), c.cols,
-                 [&](int t, int i) { c.row(first + t)[i] = scale * (net.bias[i] + s.c[t][i]); });
+    for_elements(min(tile_rows, c.rows - first), c.cols, [&](int t, int i) {
+      if constexpr (adds) {
+        c.row(first + t)[i] += scale * s.c[t][i];
+      } else {
+        c.row(first + t)[i] = scale * (net.bias[i] + s.c[t][i]);
+      }
+    });
   }
 }
 
@@ -124,11 +145,9 @@ __device__ float gelu_slope(float z) {
   return normal.cdf + z * normal.density;
 }
 
-/// d_z of this thread's part from the gradient g of the outputs in s.c; returns <g, w h> over the part.
-__device__ float send_to_hidden(const Shared& s, Mat<bf16> d_z, const HiddenPart& z, int first, int outputs,
-                                float scale) {
+/// Adds to this thread's part what the gradient of `outputs` outputs, which is in s.c, sends through the weights.
+__device__ HiddenPart from_outputs(HiddenPart sum, const Shared& s, int outputs) {
   const Mine mine;
-  HiddenPart sum = {};
   for (int i = 0; i < outputs; i += 4) {  // beyond them c and w have zeros
     const Vector<float, 4> g = load_vector<4>(s.c[mine.row] + i);
 #pragma unroll
@@ -137,6 +156,14 @@ __device__ float send_to_hidden(const Shared& s, Mat<bf16> d_z, const HiddenPart
       for (int k = 0; k < part; ++k) sum.v[k] += g.v[j] * s.w[i + j][mine.first + k];
     }
   }
+  return sum;
+}
+
+/// d_z of this thread's part from `sum`, what all outputs send to it; returns <g, w h> over the part.
+template <bool ragged>
+__device__ float send_to_hidden(const Shared& s, Mat<bf16> d_z, const HiddenPart& z, const HiddenPart& sum, int first,
+                                float scale) {
+  const Mine mine;
   float product = 0;
 #pragma unroll
   for (int k = 0; k < part; ++k) product += sum.v[k] * s.h[mine.row][mine.first + k];
@@ -147,6 +174,13 @@ __device__ float send_to_hidden(const Shared& s, Mat<bf16> d_z, const HiddenPart
     Vector<float, 8> d;
 #pragma unroll
     for (int j = 0; j < 8; ++j) d.v[j] = scale * sum.v[k + j] * gelu_slope(z.v[k + j]);
+    if (const int left = d_z.cols - (mine.first + k); ragged && left < 8) {
+#pragma unroll
+      for (int j = 0; j < 8; ++j) {
+        if (j < left) store_rounded(d_z.row(first + mine.row) + mine.first + k + j, Vector<float, 1>{d.v[j]});
+      }
+      continue;
+    }
     store_rounded(d_z.row(first + mine.row) + mine.first + k, d);
   }
   return product;
@@ -172,13 +206,18 @@ struct WeightSums {
   }
 };
 
-/// Sums over tiles as thread blocks leave them, in vectors of 4: those of w, row by row; of bias; of by_scale.
+/// Sums over tiles as thread blocks leave them, in vectors of 4: those of w, row by row; of bias; of by_scale. Rows of
+/// w that are ragged have sums of zero up to whole vectors.
+template <bool ragged>
 struct Partials {
   using Vector = cuda::Vector<float, 4>;
   int rows, cols, bias, by_scale;  ///< of w; and where the others begin
 
   constexpr explicit Partials(const Mat<float>& w)
-      : rows(w.rows), cols(w.cols), bias(rows * cols), by_scale(bias + 4 * ceil_div(rows, 4)) {}
+      : rows(w.rows),
+        cols(ragged ? 4 * ceil_div(w.cols, 4) : w.cols),
+        bias(rows * cols),
+        by_scale(bias + 4 * ceil_div(rows, 4)) {}
   constexpr int vectors() const { return by_scale / 4 + 1; }
 
   __device__ void leave(const WeightSums& sums, float scale_sum, const OrderedSum& total) const {
@@ -196,7 +235,7 @@ struct Partials {
     to[by_scale + own] = by_warp[own] + by_warp[own + 4];
   }
 
-  /// Adds the sums over all blocks to the gradients.
+  /// Adds the sums over all blocks to the gradients. Without d_bias, that is not wanted.
   __device__ void send(const CoefficientNetGradients<bf16>& d, const CoefficientNet<bf16>& net,
                        const OrderedSum& total) const {
     const float scale = scale_of(net);
@@ -211,8 +250,9 @@ struct Partials {
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
         if (at < bias) {
+          if (ragged && at % cols + j >= d.d_w_out.cols) continue;
           d.d_w_out.row(at / cols)[at % cols + j] += scale * sum.v[j];
-        } else if (at - bias + j < rows) {
+        } else if (at - bias + j < rows && (!ragged || !d.d_bias.empty())) {
           d.d_bias[at - bias + j] += scale * sum.v[j];
         }
       }
@@ -234,7 +274,7 @@ __global__ void __launch_bounds__(block_threads, 2)
   for_elements(tile_rows, max_outputs, [&](int t, int i) { s.c[t][i] = 0; });
   for (int first = blockIdx.x * tile_rows; first < z.rows; first += gridDim.x * tile_rows) {
     __syncthreads();  // the tile before has been read
-    const HiddenPart mine = load_part(z, first);
+    const HiddenPart mine = load_part<false>(z, first);
     store_hidden(s, mine);
     for_elements(tile_rows, d_c.cols, [&](int t, int i) {
       const float g = first + t < d_c.rows ? d_c.row(first + t)[i] : 0;
@@ -242,19 +282,67 @@ __global__ void __launch_bounds__(block_threads, 2)
       by_scale += g * net.bias[i];
     });
     __syncthreads();
-    by_scale += send_to_hidden(s, d_z, mine, first, d_c.cols, scale);
+    const HiddenPart sum = from_outputs(HiddenPart(), s, d_c.cols);
+    by_scale += send_to_hidden<false>(s, d_z, mine, sum, first, scale);
     sums.add_tile(s);
   }
-  const Partials partials(d.d_w_out);
+  const Partials<false> partials(d.d_w_out);
   partials.leave(sums, by_scale, total);
   partials.send(d, net, total);
 }
 
-/// Throws std::invalid_argument unless the kernels take this second layer.
-void require_second_layer(const char* op, const CoefficientNet<bf16>& net) {
-  if (net.w_out.rows > max_outputs || net.w_out.cols > max_hidden || net.w_out.cols % 8 != 0) {
-    throw std::invalid_argument(std::string(op) + ": at most 48 coefficients, of 8, 16 ... 64 hidden units");
+/// The same for a part of the hidden units, those of z, d_z and the columns of w_out, and the part of the outputs that
+/// begins at own_first: d has the gradients of these. d_bias is empty but in the first part of the hidden units. Where
+/// sends_on, all outputs send to d_z and the scalar.
+__global__ void __launch_bounds__(block_threads, 2)
+    part_backward_kernel(Mat<bf16> d_z, CoefficientNetGradients<bf16> d, Mat<const float> d_c, Mat<const bf16> z,
+                         CoefficientNet<bf16> net, int own_first, bool sends_on, OrderedSum total) {
+  __shared__ Shared s;
+  begin_after_previous();
+  const float scale = scale_of(net);
+  const bool has_bias = !d.d_bias.empty();
+  float by_scale = 0;
+  WeightSums sums;
+  for (int first = blockIdx.x * tile_rows; first < z.rows; first += gridDim.x * tile_rows) {
+    __syncthreads();  // the tile before has been read
+    const HiddenPart mine = load_part<true>(z, first);
+    store_hidden(s, mine);
+    HiddenPart sum = {};
+    const int end = sends_on ? d_c.cols : own_first + 1;
+    for (int output = sends_on ? 0 : own_first; output < end; output += max_outputs) {
+      const int count = min(max_outputs, d_c.cols - output);
+      __syncthreads();  // as the outputs before
+      load_weights(s, net.w_out.row_block(output, count));
+      for_elements(tile_rows, max_outputs, [&](int t, int i) {
+        const float g = i < count && first + t < d_c.rows ? d_c.row(first + t)[output + i] : 0;
+        s.c[t][i] = g;
+        if (sends_on && has_bias && i < count) by_scale += g * net.bias[output + i];
+      });
+      __syncthreads();
+      if (sends_on) sum = from_outputs(sum, s, count);
+      if (output == own_first) sums.add_tile(s);
+    }
+    if (sends_on) by_scale += send_to_hidden<true>(s, d_z, mine, sum, first, scale);
   }
+  const Partials<true> partials(d.d_w_out);
+  partials.leave(sums, by_scale, total);
+  partials.send(d, net, total);
+}
+
+/// Throws std::invalid_argument unless rows are aligned to 16 bytes.
+template <class... Matrix>
+void require_aligned(const char* op, const Matrix&... matrices) {
+  const auto aligned = [](const Mat<const bf16>& x) {
+    return reinterpret_cast<std::uintptr_t>(x.data) % 16 == 0 && x.ld % 8 == 0;
+  };
+  if ((... && aligned(matrices))) return;
+  throw std::invalid_argument(std::string(op) + ": rows must be aligned to 16 bytes");
+}
+
+/// Calls body(first, count) for the parts of `all` that have at most `most` members.
+template <class Body>
+void for_parts(int all, int most, const Body& body) {
+  for (int first = 0; first < all; first += most) body(first, std::min(most, all - first));
 }
 
 /// Blocks of the backward pass: nearly two for each SM, so that a small part of the time goes into their sums.
@@ -264,25 +352,60 @@ static_assert(max_backward_blocks * (max_outputs * max_hidden + max_outputs + 4)
 
 int tile_blocks(int rows, int most) { return std::min(ceil_div(rows, tile_rows), most); }
 
+void second_layer(const char* op, Stream stream, Mat<float> c, Mat<const bf16> z, const CoefficientNet<bf16>& net) {
+  const int blocks = tile_blocks(c.rows, 4 * sm90::sm_count);
+  if (is_one_part(net)) {
+    return launch(op, stream, second_layer_kernel<false, false>, blocks, block_threads, 0, c, z, net);
+  }
+  for_parts(c.cols, max_outputs, [&](int output, int outputs) {
+    for_parts(z.cols, max_hidden, [&](int unit, int units) {
+      CoefficientNet<bf16> part = net;
+      part.w_out = net.w_out.row_block(output, outputs).col_block(unit, units);
+      part.bias = net.bias.subspan(output, outputs);
+      launch(op, stream, unit == 0 ? second_layer_kernel<true, false> : second_layer_kernel<true, true>, blocks,
+             block_threads, 0, c.col_block(output, outputs), z.col_block(unit, units), part);
+    });
+  });
+}
+
+void second_layer_backward(const char* op, Stream stream, Mat<bf16> d_z, const CoefficientNetGradients<bf16>& d,
+                           Mat<const float> d_c, Mat<const bf16> z, const CoefficientNet<bf16>& net) {
+  const int blocks = tile_blocks(z.rows, max_backward_blocks);
+  const OrderedSum total(stream);
+  if (is_one_part(net)) {
+    return launch(op, stream, second_layer_backward_kernel, blocks, block_threads, 0, d_z, d, d_c, z, net, total);
+  }
+  for_parts(z.cols, max_hidden, [&](int unit, int units) {
+    CoefficientNet<bf16> part = net;
+    part.w_out = net.w_out.col_block(unit, units);
+    for_parts(d_c.cols, max_outputs, [&](int output, int outputs) {
+      CoefficientNetGradients<bf16> own = d;
+      own.d_w_out = d.d_w_out.row_block(output, outputs).col_block(unit, units);
+      own.d_bias = unit == 0 ? d.d_bias.subspan(output, outputs) : Vec<float>();
+      launch(op, stream, part_backward_kernel, blocks, block_threads, 0, d_z.col_block(unit, units), own, d_c,
+             z.col_block(unit, units), part, output, output + outputs == d_c.cols, total);
+    });
+  });
+}
+
 }  // namespace
 
 template <class T>
 void coefficient_net_forward(Stream stream, Mat<acc_t<T>> c, Mat<T> z, Mat<const T> u, const CoefficientNet<T>& net) {
   constexpr const char* op = "coefficient_net_forward";
-  require_second_layer(op, net);
+  require_aligned(op, z, u, net.w_in);
   if (c.rows == 0) return;
   gemm<bf16, bf16, bf16>(stream, {}, Op::none, u, Op::transpose, net.w_in, z);
-  launch(op, stream, second_layer_kernel, tile_blocks(c.rows, 4 * sm90::sm_count), block_threads, 0, c, z, net);
+  second_layer(op, stream, c, z, net);
 }
 
 template <class T>
 void coefficient_net_backward(Stream stream, Mat<T> d_u, const CoefficientNetGradients<T>& d, Mat<T> d_z,
                               Mat<const acc_t<T>> d_c, Mat<const T> z, Mat<const T> u, const CoefficientNet<T>& net) {
   constexpr const char* op = "coefficient_net_backward";
-  require_second_layer(op, net);
+  require_aligned(op, z, d_z, u, net.w_in);
   if (z.rows == 0) return;
-  launch(op, stream, second_layer_backward_kernel, tile_blocks(z.rows, max_backward_blocks), block_threads, 0, d_z, d,
-         d_c, z, net, OrderedSum(stream));
+  second_layer_backward(op, stream, d_z, d, d_c, z, net);
   gemm<bf16, bf16, float>(stream, {.beta = 1}, Op::transpose, d_z, Op::none, u, d.d_w_in);
   gemm<bf16, bf16, bf16>(stream, {.beta = 1}, Op::none, d_z, Op::none, net.w_in, d_u);
 }

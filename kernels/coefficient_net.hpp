@@ -39,8 +39,8 @@ namespace nanorun::kernels::cuda {
 using portable::CoefficientNet;
 using portable::CoefficientNetGradients;
 
-/// T = bf16, z and d_z rounded to it; the rows of u, w_in and z are aligned to 16 bytes. The stream needs
-/// create_blas(). Throws std::invalid_argument unless n <= 48, and m <= 64 is a multiple of 8.
+/// T = bf16, z and d_z rounded to it. The stream needs create_blas(). Throws std::invalid_argument unless the rows of
+/// u, w_in, z and d_z are aligned to 16 bytes. Any n and m; fastest with n <= 48 and m = 8, 16 ... 64.
 template <class T>
 void coefficient_net_forward(Stream stream, Mat<acc_t<T>> c, Mat<T> z, Mat<const T> u, const CoefficientNet<T>& net);
 

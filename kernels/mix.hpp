@@ -18,8 +18,6 @@ namespace nanorun::kernels {
 
 /// Terms of one mix.
 inline constexpr int max_mix_terms = 6;
-/// Mixes whose shared streams are summed at once.
-inline constexpr int max_sharing_mixes = 16;
 
 namespace portable {
 
@@ -213,7 +211,7 @@ template <class T>
 void mix_backward(Stream stream, Mat<T> d_out, Mat<const T> d_elsewhere, const NormGradient<T>& norm,
                   std::span<const MixTerm<T>> terms, const MixHandover<T>& handover = {});
 
-/// At most max_sharing_mixes mixes; else std::invalid_argument. Sums as above.
+/// Sums as above. The gradients of the streams are rounded to bf16 after every 16 mixes.
 template <class T>
 void shared_streams_backward(Stream stream, const std::array<SharedStream<T>, 2>& streams,
                              std::span<const SharingMix<T>> mixes);

@@ -10,6 +10,9 @@
 namespace nanorun::kernels::cuda {
 namespace {
 
+/// Mixes that a launch takes. Of more, the next launch adds to what this one leaves.
+constexpr int max_sharing_mixes = 16;
+
 struct SharingMixes {
   SharingMix<bf16> mix[max_sharing_mixes];
   int count;
@@ -175,17 +178,21 @@ void shared_streams_backward(Stream stream, const std::array<SharedStream<T>, 2>
     require_vectors(op, s.d);
   }
   for (const SharingMix<T>& mix : mixes) require_vectors(op, mix.g);
-  if (mixes.size() > max_sharing_mixes) throw std::invalid_argument(std::string(op) + ": at most 16 mixes");
-  const auto& [first, second] = streams;
+  auto [first, second] = streams;
   if (first.d.rows == 0) return;
-  SharingMixes all{};
-  all.count = static_cast<int>(mixes.size());
-  std::ranges::copy(mixes, all.mix);
-  for_vectors_per_lane(op, first.d.cols, [&](auto vectors) {
-    const int blocks = std::min(row_blocks(first.d.rows), resident_blocks);
-    launch(op, stream, shared_streams_kernel<vectors()>, blocks, block_threads, 0, first, second, all,
-           OrderedSum(stream));
-  });
+  const int blocks = std::min(row_blocks(first.d.rows), resident_blocks);
+  do {
+    const std::span<const SharingMix<T>> part = mixes.first(std::min<std::size_t>(mixes.size(), max_sharing_mixes));
+    SharingMixes all{};
+    all.count = static_cast<int>(part.size());
+    std::ranges::copy(part, all.mix);
+    for_vectors_per_lane(op, first.d.cols, [&](auto vectors) {
+      launch(op, stream, shared_streams_kernel<vectors()>, blocks, block_threads, 0, first, second, all,
+             OrderedSum(stream));
+    });
+    mixes = mixes.subspan(part.size());
+    first.adds = second.adds = true;
+  } while (!mixes.empty());
 }
 
 template void shared_streams_backward(Stream, const std::array<SharedStream<bf16>, 2>&,

@@ -9,6 +9,18 @@ using kernels::Mat;
 using kernels::Stream;
 using kernels::WorkspaceAllocator;
 
+namespace {
+
+/// Rows begin at whole vectors, as ops on devices ask for.
+template <class T>
+Mat<T> take_hidden(WorkspaceAllocator& allocator, int rows, int cols) {
+  constexpr int vector = 8;
+  const int ld = kernels::ceil_div(cols, vector) * vector;
+  return take_matrix<T>(allocator, rows, ld).col_block(0, cols);
+}
+
+}  // namespace
+
 template <class T>
 CoefficientActivations<T>::CoefficientActivations(const ModelConfig& model, int length, bool training,
                                                   WorkspaceAllocator& allocator) {
@@ -17,11 +29,11 @@ CoefficientActivations<T>::CoefficientActivations(const ModelConfig& model, int 
     const int columns = static_cast<int>(plan.start.size());
     Net net;
     net.c = take_matrix<acc_t<T>>(allocator, length, columns);
-    net.z = take_matrix<T>(allocator, length, hidden);
+    net.z = take_hidden<T>(allocator, length, hidden);
     if (training) net.d_c = take_matrix<acc_t<T>>(allocator, length, columns);
     nets.push_back(net);
   }
-  if (training && !nets.empty()) d_z = take_matrix<T>(allocator, length, hidden);
+  if (training && !nets.empty()) d_z = take_hidden<T>(allocator, length, hidden);
 }
 
 template <class T>

@@ -55,22 +55,36 @@ void expect_second_layer(const test::Vector<float>& c, const test::Vector<float>
   }
 }
 
+/// Distance of the rows of hidden units: whole vectors of 8.
+int vectors_of(int hidden) { return ceil_div(hidden, 8) * 8; }
+
+/// The elements of the rows, without what lies between them.
+test::Vector<float> dense(const test::Vector<float>& values, int cols, int ld) {
+  test::Vector<float> rows;
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    if (i % ld < static_cast<std::size_t>(cols)) rows.push_back(values[i]);
+  }
+  return rows;
+}
+
 void compare_forward(int rows, int cols, int hidden, int outputs, bool learned_scale) {
   const BlasStream stream;
   Net net(cols, hidden, outputs, learned_scale);
-  Tensor<bf16> u(rows, cols, 6), z = Tensor<bf16>::poisoned(rows, hidden);
+  const int ld = vectors_of(hidden);
+  Tensor<bf16> u(rows, cols, 6), z = Tensor<bf16>::poisoned(rows, hidden, ld);
   Tensor<float> c = Tensor<float>::poisoned(rows, outputs);
   portable::coefficient_net_forward<float>({}, c.host(), z.host(), u.host(), net.host());
   cuda::coefficient_net_forward<bf16>(stream, c.device(), z.device(), u.device(), net.device());
   z.expect_match("z", 1e-4);
-  expect_second_layer(c.device_values(), z.device_values(), net);
+  expect_second_layer(c.device_values(), dense(z.device_values(), hidden, ld), net);
 }
 
 void compare_backward(int rows, int cols, int hidden, int outputs, bool learned_scale) {
   const BlasStream stream;
   Net net(cols, hidden, outputs, learned_scale);
-  Tensor<bf16> u(rows, cols, 6), z(rows, hidden, 7, {-3, 3}), d_u(rows, cols, 8);
-  Tensor<bf16> d_z = Tensor<bf16>::poisoned(rows, hidden);
+  const int ld = vectors_of(hidden);
+  Tensor<bf16> u(rows, cols, 6), z(rows, hidden, 7, {-3, 3}, ld), d_u(rows, cols, 8);
+  Tensor<bf16> d_z = Tensor<bf16>::poisoned(rows, hidden, ld);
   Tensor<float> d_c(rows, outputs, 9), d_w_in(hidden, cols, 10), d_w_out(outputs, hidden, 11), d_bias(1, outputs, 12);
   portable::coefficient_net_backward<float>({}, d_u.host(), {d_w_in.host(), d_w_out.host(), d_bias.host_flat()},
                                             d_z.host(), d_c.host(), z.host(), u.host(), net.host());
@@ -101,6 +115,28 @@ TEST(CudaCoefficientNet, SmallShapesMatchPortable) {
   }
 }
 
+/// Second layers that are computed in parts: of the outputs, of the hidden units, of both; the last part of the hidden
+/// units is no whole number of vectors, or smaller than one.
+TEST(CudaCoefficientNet, LargerSecondLayersMatchPortable) {
+  SKIP_WITHOUT_DEVICE();
+  for (const auto& [rows, hidden, outputs] : {std::tuple(70, 64, 60),
+                                              {33, 72, 41},
+                                              {70, 20, 14},
+                                              {5, 3, 1},
+                                              {100, 72, 60},
+                                              {130, 200, 97},
+                                              {64, 67, 48},
+                                              {1, 131, 145}}) {
+    for (const bool learned_scale : {false, true}) {
+      SCOPED_TRACE(testing::Message() << rows << " rows, " << hidden << " hidden, " << outputs << " outputs");
+      compare_forward(rows, 128, hidden, outputs, learned_scale);
+      compare_backward(rows, 128, hidden, outputs, learned_scale);
+    }
+  }
+  compare_forward(20000, 256, 72, 60, true);
+  compare_backward(20000, 256, 72, 60, true);
+}
+
 TEST(CudaCoefficientNet, RecipeShapeMatchesPortable) {
   SKIP_WITHOUT_DEVICE();
   compare_backward(49152, 768, 64, 41, true);
@@ -111,7 +147,8 @@ TEST(CudaCoefficientNet, GradientsOfTheSecondLayerAreReproducible) {
   SKIP_WITHOUT_DEVICE();
   constexpr int cols = 64;
   const BlasStream stream;  // keeps the algorithms of the GEMMs
-  for (const auto& [rows, hidden, outputs] : {std::tuple(49152, 64, 41), {20011, 40, 48}, {700, 8, 1}}) {
+  for (const auto& [rows, hidden, outputs] :
+       {std::tuple(49152, 64, 41), {20011, 40, 48}, {700, 8, 1}, {20011, 72, 60}}) {
     test::expect_same_bits([&, rows = rows, hidden = hidden, outputs = outputs](Stream) {
       const Net net(cols, hidden, outputs, true);
       const Tensor<bf16> u(rows, cols, 6), z(rows, hidden, 7, {-3, 3}), d_u(rows, cols, 8);
@@ -129,9 +166,14 @@ TEST(CudaCoefficientNet, GradientsOfTheSecondLayerAreReproducible) {
   }
 }
 
-TEST(CudaCoefficientNet, RefusesAWideSecondLayer) {
+TEST(CudaCoefficientNet, RefusesRowsThatAreNotAligned) {
   SKIP_WITHOUT_DEVICE();
-  EXPECT_THROW(compare_forward(1, 8, 256, 64, false), std::invalid_argument);
+  const BlasStream stream;
+  Net net(8, 20, 1, false);
+  const Tensor<bf16> u(3, 8, 6), z(3, 20, 7);
+  const Tensor<float> c(3, 1, 9);
+  EXPECT_THROW(cuda::coefficient_net_forward<bf16>(stream, c.device(), z.device(), u.device(), net.device()),
+               std::invalid_argument);
 }
 
 }  // namespace

@@ -249,10 +249,10 @@ struct Sharing {
         mixes(mixes),
         x{{rows, cols, 5}, {rows, cols, 6}},
         d{{rows, cols, 1, start}, {rows, cols, 2, start}},
-        tokens(rows, 2 * max_sharing_mixes, 3),
-        d_tokens(rows, 2 * max_sharing_mixes, 7),
-        scalars(1, 3 * max_sharing_mixes, 4, {0.5, 1.5}),
-        d_scalars(1, 3 * max_sharing_mixes, 8) {
+        tokens(rows, 2 * mixes + 1, 3),
+        d_tokens(rows, 2 * mixes + 1, 7),
+        scalars(1, 3 * mixes + 1, 4, {0.5, 1.5}),
+        d_scalars(1, 3 * mixes + 1, 8) {
     for (int m = 0; m < mixes; ++m) g.emplace_back(rows, cols, 10 + m);
   }
 
@@ -262,7 +262,7 @@ struct Sharing {
     std::vector<SharingMix<T>> list(mixes);
     for (int m = 0; m < mixes; ++m) {
       const auto column = [&](int k) {
-        return PerToken<T>{view(tokens).data + k, view(d_tokens).data + k, 2 * max_sharing_mixes};
+        return PerToken<T>{view(tokens).data + k, view(d_tokens).data + k, 2 * mixes + 1};
       };
       SharingMix<T>& mix = list[m];
       mix.g = view(g[m]);
@@ -289,8 +289,10 @@ void compare_shared_streams(int rows, int cols, int mixes, bool has_second, bool
   const SumStream stream;
   portable::shared_streams_backward<float>({}, host, in.list<float>(on_host));
   cuda::shared_streams_backward<bf16>(stream, device, in.list<bf16>(on_device));
-  in.d[0].expect_match("first");
-  if (has_second) in.d[1].expect_match("second");
+  // d is rounded once more after every 16 mixes, where it is far below 16.
+  const double rounding = 1e-5 + (ceil_div(std::max(mixes, 1), 16) - 1) * 16 * 0x1p-9;
+  in.d[0].expect_match("first", rounding);
+  if (has_second) in.d[1].expect_match("second", rounding);
   in.d_tokens.expect_match("d_tokens", 1e-5 * std::sqrt(static_cast<double>(cols)), 1e-5);
   in.d_scalars.expect_match("d_scalars", 4e-6 * std::sqrt(static_cast<double>(mixes) * rows * cols), 1e-5);
 }
@@ -298,7 +300,7 @@ void compare_shared_streams(int rows, int cols, int mixes, bool has_second, bool
 TEST(CudaMix, StreamsThatMixesShareMatchPortable) {
   SKIP_WITHOUT_DEVICE();
   for (const auto& [rows, cols] : {std::pair(1, 8), {9, 264}, {4099, 768}, {5, 4096}}) {
-    for (const int mixes : {1, 2, 10, 16}) {
+    for (const int mixes : {1, 2, 10, 16, 17, 40}) {
       SCOPED_TRACE(testing::Message() << rows << " rows, " << cols << " columns, " << mixes << " mixes");
       compare_shared_streams(rows, cols, mixes, true, true);
       compare_shared_streams(rows, cols, mixes, true, false);
