@@ -9,7 +9,7 @@ from pathlib import Path
 LAYERS = """
 text
 error
-arena build early files slab
+arena build early files json_text slab
 watchdog h5_library bin_file hellaswag nvml growing_file safetensors export_files
 config config_keys config_toml comm h5 h5_shared h5_structure
 config_values config_check
@@ -26,9 +26,9 @@ values
 attention_layer
 model
 learner validation provenance
-trained_model
-report evaluate evaluate_hellaswag export_model
-earlier_run sample
+trained_model exported_config
+report evaluate evaluate_hellaswag export_model first_weights
+earlier_run sample imported_model dry_run
 command_line
 run_setup
 train
@@ -47,7 +47,7 @@ ROOMS = {
     "toml++/toml.h": {"config_toml"},
     "CLI/": {"command_line"},
     "nlohmann/json.hpp": {"report", "provenance", "trace", "metrics", "tokenizer_table_json", "import_documents_json",
-                          "safetensors", "export_model"},
+                          "export_model", "json_text"},
     "pcre2.h": {"tokenizer_split"},
     "dlfcn.h": {"nvml"},
     "cblas.h": {"portable"},
