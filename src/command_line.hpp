@@ -9,6 +9,7 @@
 #include "src/evaluate.hpp"
 #include "src/export_model.hpp"
 #include "src/import.hpp"
+#include "src/imported_model.hpp"
 #include "src/sample.hpp"
 
 namespace nanorun {

@@ -1,8 +1,13 @@
 #pragma once
-// A checkpoint's model as a directory for PyTorch and Hugging Face's transformers, and back.
+// `nanorun export` of a checkpoint: its model as a directory for PyTorch and Hugging Face's transformers.
 
+#include <cstdint>
 #include <optional>
+#include <span>
 #include <string>
+#include <vector>
+
+#include "src/params.hpp"
 
 namespace nanorun {
 
@@ -20,14 +25,12 @@ struct ExportOptions {
 /// output.
 void export_model(const ExportOptions& options);
 
-struct ImportOptions {
-  std::string directory, checkpoint;
-  bool force = false;  ///< replace a file that exists
-};
+/// The shape of a parameter in model.safetensors: learned scalars in one row or column are a vector.
+std::vector<std::uint64_t> exported_shape(const Parameter& parameter);
 
-/// Writes what export_model() has left, or a program that has trained it further, into a checkpoint of step 0, whose
-/// optimizer's state is that of a new run. One rank calls this. Throws Error: data for the directory, output where the
-/// checkpoint exists, checkpoint where it cannot be written. `provenance` goes into the file, as into a run's.
-void import_model(const ImportOptions& options, const std::string& provenance);
+bool all_finite(std::span<const float> values);
+/// Warns of tensors of a file that are not all finite, if there are any. No error: runs that diverge leave such
+/// checkpoints, and only the user knows what they are for.
+void warn_of_non_finite(const std::string& path, const std::vector<std::string>& tensors);
 
 }  // namespace nanorun

@@ -47,6 +47,12 @@ Head read_head(const std::string& path, const Descriptor& file, ExitCode code) {
 
 bool is_hdf5(const Head& head) { return std::memcmp(head.data(), "\x89HDF\r\n\x1a\n", 8) == 0; }
 
+/// 8 bytes with the size of a header, which is a JSON object.
+bool is_safetensors(const Head& head) {
+  constexpr int bytes_of_size = 4;  // no header has as many bytes as need more
+  return head[8] == '{' && std::all_of(head.begin() + bytes_of_size, head.begin() + 8, [](auto byte) { return !byte; });
+}
+
 bool is_bin(const Head& head) {
   std::int32_t magic;
   std::memcpy(&magic, head.data(), sizeof(magic));
@@ -175,8 +181,15 @@ void look_before_opening(const std::string& path, ExitCode code) {
   const auto refuse = [&](const char* what) {
     throw Error(code, fmt::format("{}: {}", path, what), Scope::this_rank, Cause::damage);
   };
+  if (kind_of(path, code) == FileKind::directory && exists(path + "/model.safetensors", code))
+    refuse("a directory, not a checkpoint; make one of its model with: nanorun import DIRECTORY CHECKPOINT");
   const Descriptor file = open_to_read(path, code);
   const Head head = read_head(path, file, code);
+  if (is_safetensors(head)) {
+    refuse(
+        "a safetensors file, not a checkpoint; make one of the model in its directory with: nanorun import "
+        "DIRECTORY CHECKPOINT");
+  }
   if (is_bin(head)) {
     refuse(code == ExitCode::checkpoint
                ? "a .bin file of tokens, not a checkpoint"

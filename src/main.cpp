@@ -14,12 +14,14 @@
 #include "src/config.hpp"
 #include "src/context.hpp"
 #include "src/data.hpp"
+#include "src/dry_run.hpp"
 #include "src/early.hpp"
 #include "src/error.hpp"
 #include "src/evaluate.hpp"
 #include "src/export_model.hpp"
 #include "src/files.hpp"
 #include "src/import.hpp"
+#include "src/imported_model.hpp"
 #include "src/launch.hpp"
 #include "src/provenance.hpp"
 #include "src/report.hpp"
@@ -34,7 +36,7 @@ namespace {
 /// Of the file that names the inputs of `shard`: millions of paths.
 constexpr std::uint64_t max_list_bytes = std::uint64_t{1} << 26;
 
-/// Collective. Throws Error(output, all_ranks).
+/// Collective. Throws Error(output, all_ranks), but not where nobody reads standard output any more.
 void print(Comm& comm, const std::string& text) {
   comm.together([&] {
     if (comm.root()) write_output(text);

@@ -74,8 +74,10 @@ std::string output_failure() { return fmt::format("standard output cannot be wri
 
 }  // namespace
 
-void write_output(const std::string& text) {
-  if (!put(text)) throw Error(ExitCode::output, output_failure());
+bool write_output(const std::string& text) {
+  if (put(text)) return true;
+  if (errno == EPIPE) return false;
+  throw Error(ExitCode::output, output_failure());
 }
 
 Log::Log(bool active) : active_(active), terminal_(active && on_terminal()) {}

@@ -18,8 +18,9 @@
 
 namespace nanorun {
 
-/// To standard output, at once. Throws Error(output).
-void write_output(const std::string& text);
+/// To standard output, at once. False where nobody reads it any more, as behind `| head`: nothing is wrong then, and
+/// further texts can be left out. Throws Error(output) where it cannot be written for another reason.
+bool write_output(const std::string& text);
 
 /// Lines to standard output and to log.txt, and on a terminal a live line for the current step.
 class Log {

@@ -6,6 +6,7 @@
 
 #include "src/earlier_run.hpp"
 #include "src/files.hpp"
+#include "src/first_weights.hpp"
 
 namespace nanorun {
 
@@ -140,42 +141,19 @@ void RunSetup::go_on_from(const Progress& found) {
 
 /// Takes the weights of another training's checkpoint; the optimizer's state stays that of a new run.
 void RunSetup::begin_with(const std::string& file) {
-  const CheckpointHeader header = read_checkpoint_header(comm, file);
-  std::vector<std::string> changes;
-  for (const KeyChange& change : deck_changes(header.deck, config, file)) {
-    if (change.key.starts_with("model.")) changes.push_back(change.text);
-  }
-  const std::string differing = fmt::format("{}", fmt::join(changes, "; "));
-  if (header.model != model_fingerprint(learner.table.layout())) {
-    throw Error(ExitCode::checkpoint,
-                fmt::format("{}: the weights of another model, checkpoint.weights needs one of the same shape: {}",
-                            file, differing),
-                Scope::all_ranks);
-  }
+  const auto [header, difference] = find_first_weights(comm, config, learner.table);
   std::vector<Slab<float>> weights;
   for (Slab<float>& slab : learner.optimizer.slabs()) {
     if (slab.dataset.starts_with("/weights/")) weights.push_back(std::move(slab));
   }
   read_tensors(comm, file, header, weights);
-  require_tied(file, weights);
+  const auto values = [&](const char* dataset) -> std::span<const float> {
+    return std::ranges::find(weights, dataset, &Slab<float>::dataset)->data;
+  };
+  require_tied(comm, config, values("/weights/head"), values("/weights/embedding"));
   learner.optimizer.restore();
   log.line(fmt::format("begins with the weights of {}, step {}", file, header.progress.step));
-  if (!changes.empty()) log.line("warning: the model of these weights differs: " + differing);
-}
-
-/// The first update of a tied head would replace the embedding. Every rank has the same rows of both.
-void RunSetup::require_tied(const std::string& file, const std::vector<Slab<float>>& weights) {
-  if (!config.model.tied_head || config.train.untie_step < 0) return;
-  const auto bytes = [&](const char* dataset) {
-    return std::as_bytes(std::ranges::find(weights, dataset, &Slab<float>::dataset)->data);
-  };
-  const bool differ = !std::ranges::equal(bytes("/weights/head"), bytes("/weights/embedding"));
-  if (comm.all_reduce(std::uint64_t{differ}, Reduce::max) == 0) return;
-  throw Error(ExitCode::checkpoint,
-              fmt::format("{}: its embedding is no copy of its head, and the run's first update would make it one "
-                          "(model.tied_head); train.untie_step = -1 trains both as they are",
-                          file),
-              Scope::all_ranks);
+  if (!difference.empty()) log.line("warning: the model of these weights differs: " + difference);
 }
 
 /// The shards are those of the checkpoint and last for all steps, and the prefix targets are those of their tokens.

@@ -55,7 +55,6 @@ struct RunSetup {
   void examine_earlier(const std::optional<Progress>& found);
   void go_on_from(const Progress& found);
   void begin_with(const std::string& file);
-  void require_tied(const std::string& file, const std::vector<Slab<float>>& weights);
   void check_data();
   void check_outputs();
   void take_over_directory();

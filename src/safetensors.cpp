@@ -4,11 +4,11 @@
 #include <array>
 #include <bit>
 #include <map>
-#include <nlohmann/json.hpp>
 #include <optional>
 
 #include "src/error.hpp"
 #include "src/files.hpp"
+#include "src/json_text.hpp"
 
 namespace nanorun {
 
@@ -36,15 +36,11 @@ std::optional<std::uint64_t> size_of(const std::string& type) {
 }
 
 Json parse_header(const std::string& path, const std::string& text) {
-  const auto shallow = [&](int depth, Json::parse_event_t, Json&) {
-    if (depth > max_depth) fail("{}: its header nests deeper than {} levels; no safetensors file", path, max_depth);
-    return true;
-  };
   Json header;
   try {
-    header = Json::parse(text, shallow);
-  } catch (const Json::exception&) {
-    fail("{}: its header is not JSON; no safetensors file", path);
+    header = parse_json<Json>(text, max_depth);
+  } catch (const std::runtime_error& error) {
+    fail("{}: its header {}; no safetensors file", path, error.what());
   }
   if (!header.is_object()) fail("{}: its header is not a JSON object; no safetensors file", path);
   if (header.size() > max_tensors)

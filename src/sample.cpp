@@ -6,6 +6,7 @@
 #include <optional>
 #include <random>
 #include <span>
+#include <string_view>
 #include <vector>
 
 #include "src/error.hpp"
@@ -51,6 +52,41 @@ class Codec {
   std::optional<Tokenizer> tokenizer_;
 };
 
+/// Bytes at the end of a text that begin a character of UTF-8 and do not complete it; 0 where there are none.
+std::size_t begun_character(std::string_view text) {
+  constexpr std::size_t longest = 4;
+  for (std::size_t size = 1; size < longest && size <= text.size(); ++size) {
+    const auto byte = static_cast<unsigned char>(text[text.size() - size]);
+    if ((byte & 0xc0) == 0x80) continue;  // within a character
+    const std::size_t whole = byte >= 0xf0 && byte < 0xf5 ? 4 : byte >= 0xe0 && byte < 0xf0 ? 3 : byte >= 0xc2 ? 2 : 1;
+    return byte >= 0xc2 && byte < 0xf5 && size < whole ? size : 0;
+  }
+  return 0;
+}
+
+/// Text to standard output, piece by piece. Tokens may end within a character, the text that is shown does not.
+class Printer {
+ public:
+  /// False where nobody reads it any more.
+  bool show(const std::string& piece) {
+    waiting_ += piece;
+    const std::size_t whole = waiting_.size() - begun_character(waiting_);
+    if (whole == 0) return true;
+    ends_line_ = waiting_[whole - 1] == '\n';
+    const bool read = write_output(waiting_.substr(0, whole));
+    waiting_.erase(0, whole);
+    return read;
+  }
+  /// Leaves out a character that is not complete.
+  void end() const {
+    if (!ends_line_) write_output("\n");
+  }
+
+ private:
+  std::string waiting_;
+  bool ends_line_ = false;
+};
+
 /// The logits of what may follow a text, by a full forward pass over as many of its last tokens as a training sequence
 /// has.
 class Continuation {
@@ -93,6 +129,14 @@ class Continuation {
   std::optional<Model<Real>> model_;
 };
 
+void require_finite(std::span<const double> logits, const std::string& checkpoint) {
+  if (std::ranges::all_of(logits, [](double logit) { return std::isfinite(logit); })) return;
+  throw Error(ExitCode::non_finite,
+              fmt::format("{}: its model gives NaN in place of logits: its weights hold NaN or infinity, or overflow",
+                          checkpoint),
+              Scope::all_ranks);
+}
+
 /// Draws one of the tokens 0 to logits.size() - 1.
 Token draw(std::span<const double> logits, const SampleOptions& options, std::mt19937_64& generator) {
   const auto likelier = [&](Token a, Token b) { return logits[a] != logits[b] ? logits[a] > logits[b] : a < b; };
@@ -126,17 +170,17 @@ void sample(Context& context, const SampleOptions& options) {
   std::vector<Token> text = codec.encode(options.prompt);
   text.insert(text.begin(), codec.end_of_text());
   std::mt19937_64 generator(options.seed);
-  std::string shown = options.prompt;
-  write_output(shown);
-  for (int i = 0; i < options.tokens; ++i) {
+  Printer printer;
+  bool read = printer.show(options.prompt);
+  for (int i = 0; i < options.tokens && read; ++i) {
     const std::vector<double> logits = continuation.logits(text);
+    require_finite(logits, options.checkpoint);
     const Token token = draw(std::span(logits).first(codec.vocabulary()), options, generator);
     if (token == codec.end_of_text()) break;
     text.push_back(token);
-    shown = codec.decode(token);
-    write_output(shown);
+    read = printer.show(codec.decode(token));
   }
-  if (!shown.ends_with('\n')) write_output("\n");
+  printer.end();
 }
 
 }  // namespace nanorun

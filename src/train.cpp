@@ -383,12 +383,4 @@ ExitCode run_training(Context& context, const Config& config) {
   return Training(context, config).run();
 }
 
-void plan_training(const Config& config, int ranks) {
-  check_config(config, ranks);
-  require_possible_paths(config);
-  std::string text = to_toml(config) + "\n" + plan(config, ParameterTable(config.model), ranks);
-  for (const std::string& warning : data_warnings(config)) text += warning + "\n";
-  write_output(text);
-}
-
 }  // namespace nanorun

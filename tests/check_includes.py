@@ -9,7 +9,7 @@ from pathlib import Path
 LAYERS = """
 text
 error
-arena build early files launch slab
+arena build early files json_text launch slab
 output_file h5_library bin_file hellaswag nvml safetensors export_files
 file_lock growing_file watchdog
 config config_keys config_toml comm h5 h5_shared h5_structure
@@ -27,9 +27,9 @@ values
 attention_layer
 model
 learner validation provenance
-trained_model
-report evaluate evaluate_hellaswag export_model
-earlier_run sample
+trained_model exported_config
+report evaluate evaluate_hellaswag export_model first_weights
+earlier_run sample imported_model dry_run
 command_line
 run_setup
 run_log
@@ -49,7 +49,7 @@ ROOMS = {
     "toml++/toml.h": {"config_toml"},
     "CLI/": {"command_line"},
     "nlohmann/json.hpp": {"report", "provenance", "trace", "metrics", "tokenizer_table_json", "import_documents_json",
-                          "safetensors", "export_model"},
+                          "export_model", "json_text"},
     "pcre2.h": {"tokenizer_split"},
     "dlfcn.h": {"nvml"},
     "cblas.h": {"portable"},

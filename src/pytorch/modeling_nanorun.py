@@ -1,5 +1,6 @@
 """A language model that nanorun has trained, in PyTorch: the whole forward pass, without a cache of keys and values."""
 
+import importlib
 import math
 from types import SimpleNamespace
 
@@ -7,10 +8,10 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-try:
+if __package__:
     from .configuration_nanorun import NanorunConfig
-except ImportError:
-    from configuration_nanorun import NanorunConfig
+else:  # beside this file on Python's path; transformers takes an import statement for a package to install
+    NanorunConfig = importlib.import_module("configuration_nanorun").NanorunConfig
 
 try:
     from transformers import GenerationMixin, PreTrainedModel

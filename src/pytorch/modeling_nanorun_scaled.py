@@ -1,6 +1,7 @@
 """A language model with model.residual = "scaled", such as record 89 of the NanoGPT speedrun, in PyTorch: the whole
 forward pass, without a cache of keys and values. The headers of nanorun's ops, kernels/*.hpp, have the formulas."""
 
+import importlib
 import math
 from types import SimpleNamespace
 
@@ -8,15 +9,16 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-try:
+if __package__:
     from .modeling_nanorun import (NanorunModel, Rotation, attention_scale, letters_of, normalised, parameter, visible,
                                    windows_of)
-except ImportError:
-    from modeling_nanorun import (NanorunModel, Rotation, attention_scale, letters_of, normalised, parameter, visible,
-                                  windows_of)
+else:  # as in modeling_nanorun.py
+    common = importlib.import_module("modeling_nanorun")
+    NanorunModel, Rotation, attention_scale, letters_of, normalised, parameter, visible, windows_of = (
+        common.NanorunModel, common.Rotation, common.attention_scale, common.letters_of, common.normalised,
+        common.parameter, common.visible, common.windows_of)
 
-GATE_COLUMNS = 12  # that the gates of smear, values and heads read
-MUDD_SCALE = 0.1
+GATE_COLUMNS = 12  # that the gates of smear, skip, values and heads read
 
 
 def mudd_layer(settings, layer):
@@ -32,6 +34,11 @@ def injects(settings, layer):
 def injections(settings):
     """Coefficients of an injection: of x0, and of bigrams where there are any."""
     return 2 if settings["bigram_rows"] else 1
+
+
+def bigram_columns(settings):
+    """Columns of the stream that have an embedding of bigrams: the first."""
+    return settings["bigram_columns"] or settings["width"]
 
 
 def gate_columns(settings, layers):
@@ -168,7 +175,10 @@ class ScaledBlock(nn.Module):
         if self.table is None:
             return 0
         rows, half = p.value_rows[self.table], GATE_COLUMNS // 2
-        inputs = torch.cat((n[..., :half], rows[..., :half]), dim=-1)
+        if self.layer in self.settings["value_layers_gated_by_input"]:
+            inputs = n[..., :GATE_COLUMNS]
+        else:
+            inputs = torch.cat((n[..., :half], rows[..., :half]), dim=-1)
         gate = 2 * torch.sigmoid(functional.linear(inputs, self.value_gate))
         return gate[..., None] * self.by_heads(rows)
 
@@ -196,17 +206,22 @@ class ScaledBlock(nn.Module):
         if self.layer in self.settings["key_offset_layers"]:
             keys = key_offset(keys)
         if self.paired:
-            return self.paired_attention(queries, keys, values, scale, p.paired_seen).flatten(-2)
-        seen = p.seen[self.layer]
-        outputs = torch.einsum("bhts,bshd->bthd", probabilities(queries, keys, scale, seen), values)
-        if self.layer in self.settings["composed_layers"]:
-            local = probabilities(queries, keys, scale, seen & p.composition_seen)
-            outputs = outputs + self.composition(local, values, p)
+            outputs = self.paired_attention(queries, keys, values, scale, p.paired_seen)
+        else:
+            outputs = self.single_attention(queries, keys, values, scale, p)
         if self.layer in self.settings["xsa_layers"]:
             outputs = without_own_value(outputs, values, self.coefficient("xsa", p))
         if self.layer in self.settings["gated_layers"]:
             outputs = self.head_gate(n, p)[..., None] * outputs
         return outputs.flatten(-2)
+
+    def single_attention(self, queries, keys, values, scale, p):
+        seen = p.seen[self.layer]
+        outputs = torch.einsum("bhts,bshd->bthd", probabilities(queries, keys, scale, seen), values)
+        if self.layer in self.settings["composed_layers"]:
+            local = probabilities(queries, keys, scale, seen & p.composition_seen)
+            outputs = outputs + self.composition(local, values, p)
+        return outputs
 
     def paired_attention(self, queries, keys, values, scale, seen):
         """Heads attend as half as many, whose sequence has two rows a token: first those of the first half of heads."""
@@ -250,7 +265,7 @@ class MuddBlock(ScaledBlock):
     def added_values(self, n, p):
         first, late = self.earlier(p)
         m = self.columns(p)
-        streams = m[0] * first + m[1] * late + m[2] * p.places[self.layer]
+        streams = self.settings["mudd_value_scale"] * (m[0] * first + m[1] * late + m[2] * p.places[self.layer])
         gates = torch.cat((m[6], m[7]), dim=-1).repeat_interleave(self.settings["heads"] // 2, dim=-1)
         return self.by_heads(streams) + gates[..., None] * self.by_heads(p.value_rows[self.table])
 
@@ -289,13 +304,15 @@ class ScaledNanorunForCausalLM(NanorunModel):
         vocabulary, width, layers = settings["vocabulary"], settings["width"], settings["layers"]
         self.value_embedding = nn.ParameterList(parameter(vocabulary, width) for _ in settings["value_layers"])
         if settings["bigram_rows"]:
-            self.bigram = parameter(settings["bigram_rows"], width)
+            self.bigram = parameter(settings["bigram_rows"], bigram_columns(settings))
         if settings["bigram_sign_rows"]:
-            self.bigram_sign = parameter(settings["bigram_sign_rows"], width)
+            self.bigram_sign = parameter(settings["bigram_sign_rows"], bigram_columns(settings))
         if settings["smear"]:
             self.smear_factor, self.smear_gate = parameter(1), parameter(GATE_COLUMNS)
         if settings["skip_to"] >= 0:
             self.skip_factor = parameter(1)
+        if settings["skip_gate"]:
+            self.skip_gate = parameter(GATE_COLUMNS)
         if settings["gate_nets"]:
             self.gate_net = GateNets(settings)
         if settings["mudd"]:
@@ -315,7 +332,7 @@ class ScaledNanorunForCausalLM(NanorunModel):
             if settings["gate_nets"] and layer == settings["gate_net_layer"]:
                 p.gates |= self.gate_net("1", x)
             if mudd_layer(settings, layer):
-                p.gates |= self.mudd_net[0](x, MUDD_SCALE)
+                p.gates |= self.mudd_net[0](x, settings["mudd_scale"])
             x = block(x, p)
         return self.mix_of_places(x, p) if settings["mudd"] else x
 
@@ -327,6 +344,8 @@ class ScaledNanorunForCausalLM(NanorunModel):
                             skip_factor=getattr(self, "skip_factor", None))
         p.value_rows = [functional.embedding(input_ids, table) for table in self.value_embedding]
         p.gates = self.gate_net("0", x0) if settings["gate_nets"] else {}
+        if settings["skip_gate"]:
+            p.gates["skip"] = 2 * torch.sigmoid(x0[..., :GATE_COLUMNS] @ self.skip_gate)[..., None]
 
         positions = torch.arange(length)[:, None]
         p.rotation = Rotation(settings, positions, x0)
@@ -348,16 +367,17 @@ class ScaledNanorunForCausalLM(NanorunModel):
         return normalised(x, self.settings["norm_eps"])
 
     def embed_bigrams(self, input_ids):
-        if not self.settings["bigram_rows"]:
+        settings = self.settings
+        if not settings["bigram_rows"]:
             return None
-        rows = functional.embedding(bigram_rows(input_ids, self.settings["bigram_rows"]), self.bigram)
-        if not self.settings["bigram_sign_rows"]:
-            return rows
-        return rows * functional.embedding(sign_rows(input_ids, self.settings["bigram_sign_rows"]), self.bigram_sign)
+        rows = functional.embedding(bigram_rows(input_ids, settings["bigram_rows"]), self.bigram)
+        if settings["bigram_sign_rows"]:
+            rows = rows * functional.embedding(sign_rows(input_ids, settings["bigram_sign_rows"]), self.bigram_sign)
+        return functional.pad(rows, (0, settings["width"] - bigram_columns(settings)))
 
     def mix_of_places(self, x, p):
         settings = self.settings
         sources = (p.places[0], p.places[settings["attention_source"] + 1], p.places[-1], p.value_rows[0],
                    p.places[settings["skip_from"] + 1])
-        shares = self.mudd_net[1](x, MUDD_SCALE)["mudd"].split(1, dim=-1)
+        shares = self.mudd_net[1](x, settings["mudd_scale"])["mudd"].split(1, dim=-1)
         return x + sum(share * source for share, source in zip(shares, sources))

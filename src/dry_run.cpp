@@ -1,0 +1,22 @@
+#include "src/dry_run.hpp"
+
+#include <string>
+
+#include "src/first_weights.hpp"
+#include "src/params.hpp"
+#include "src/report.hpp"
+#include "src/run_data.hpp"
+#include "src/run_directory.hpp"
+
+namespace nanorun {
+
+void plan_training(const Config& config, int ranks) {
+  check_config(config, ranks);
+  require_possible_paths(config);
+  const ParameterTable table(config.model);
+  std::string text = to_toml(config) + "\n" + plan(config, table, ranks) + plan_first_weights(config, table);
+  for (const std::string& warning : data_warnings(config)) text += warning + "\n";
+  write_output(text);
+}
+
+}  // namespace nanorun

@@ -1,0 +1,69 @@
+#include "src/first_weights.hpp"
+
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <vector>
+
+#include "src/checkpoint.hpp"
+#include "src/error.hpp"
+#include "src/trained_model.hpp"
+
+namespace nanorun {
+
+namespace {
+
+bool has_tied_head(const Config& config) { return config.model.tied_head && config.train.untie_step >= 0; }
+
+}  // namespace
+
+FirstWeights find_first_weights(Comm& comm, const Config& config, const ParameterTable& table) {
+  const std::string& file = config.checkpoint.weights;
+  FirstWeights weights{read_checkpoint_header(comm, file), {}};
+  std::vector<std::string> changes;
+  for (const KeyChange& change : deck_changes(weights.header.deck, config, file)) {
+    if (change.key.starts_with("model.")) changes.push_back(change.text);
+  }
+  weights.difference = fmt::format("{}", fmt::join(changes, "; "));
+  if (weights.header.model == model_fingerprint(table.layout())) return weights;
+  throw Error(ExitCode::checkpoint,
+              fmt::format("{}: the weights of another model, checkpoint.weights needs one of the same shape: {}", file,
+                          weights.difference),
+              Scope::all_ranks);
+}
+
+void require_tied(Comm& comm, const Config& config, std::span<const float> head, std::span<const float> embedding) {
+  if (!has_tied_head(config)) return;
+  const bool differ = !std::ranges::equal(std::as_bytes(head), std::as_bytes(embedding));
+  if (comm.all_reduce(std::uint64_t{differ}, Reduce::max) == 0) return;
+  throw Error(ExitCode::checkpoint,
+              fmt::format("{}: its embedding is no copy of its head, and the run's first update would make it one "
+                          "(model.tied_head); train.untie_step = -1 trains both as they are",
+                          config.checkpoint.weights),
+              Scope::all_ranks);
+}
+
+std::string plan_first_weights(const Config& config, const ParameterTable& table) {
+  const std::string& file = config.checkpoint.weights;
+  if (file.empty()) return {};
+  Comm alone(MPI_COMM_SELF);
+  const auto [header, difference] = find_first_weights(alone, config, table);
+  if (has_tied_head(config)) {
+    std::vector<Slab<float>> slabs = weight_slabs(table);
+    std::vector<float> head, embedding;
+    const auto read = [&](const char* dataset, std::vector<float>& values) {
+      Slab<float> slab = *std::ranges::find(slabs, dataset, &Slab<float>::dataset);
+      values.resize(slab.total_rows * slab.cols);
+      slab.data = values;
+      read_tensors(alone, file, header, {slab});
+    };
+    read("/weights/head", head);
+    read("/weights/embedding", embedding);
+    require_tied(alone, config, head, embedding);
+  }
+  std::string text = fmt::format("begins with the weights of {}, step {}\n", file, header.progress.step);
+  if (!difference.empty()) text += "warning: the model of these weights differs: " + difference + "\n";
+  return text;
+}
+
+}  // namespace nanorun

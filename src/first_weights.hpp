@@ -1,0 +1,32 @@
+#pragma once
+// checkpoint.weights: the checkpoint with whose weights a new run begins.
+
+#include <span>
+#include <string>
+
+#include "src/checkpoint_file.hpp"
+#include "src/comm.hpp"
+#include "src/config.hpp"
+#include "src/params.hpp"
+
+namespace nanorun {
+
+struct FirstWeights {
+  CheckpointHeader header;
+  std::string difference;  ///< of the keys of [model], which does not change the tensors' shapes; empty: none
+};
+
+/// Collective. Reads the header of config.checkpoint.weights. Throws Error(checkpoint) on all ranks alike where it is
+/// no checkpoint, or one of a model with other tensors.
+FirstWeights find_first_weights(Comm& comm, const Config& config, const ParameterTable& table);
+
+/// Throws Error(checkpoint, all_ranks) where the head and the embedding of the weights differ but are one parameter of
+/// the run, whose first update would make the embedding a copy of the head. Every rank gives the same rows of both.
+/// Collective where that is so.
+void require_tied(Comm& comm, const Config& config, std::span<const float> head, std::span<const float> embedding);
+
+/// For one rank, before a run: throws what the run would throw for config.checkpoint.weights. Returns lines about it,
+/// each with its end.
+std::string plan_first_weights(const Config& config, const ParameterTable& table);
+
+}  // namespace nanorun
