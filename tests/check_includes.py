@@ -9,7 +9,7 @@ from pathlib import Path
 LAYERS = """
 text
 error
-arena build early files json_text launch slab
+arena build early files json_text launch slab walltime
 output_file h5_library bin_file hellaswag nvml safetensors export_files
 file_lock growing_file watchdog
 config config_keys config_toml comm h5 h5_shared h5_structure
@@ -51,7 +51,7 @@ ROOMS = {
     "nlohmann/json.hpp": {"report", "provenance", "trace", "metrics", "tokenizer_table_json", "import_documents_json",
                           "export_model", "json_text"},
     "pcre2.h": {"tokenizer_split"},
-    "dlfcn.h": {"nvml"},
+    "dlfcn.h": {"nvml", "stop"},
     "cblas.h": {"portable"},
     "Kokkos": {"portable", "device", "fp8", "vector_math"},
     # Whoever asks the file system elsewhere may drop its errors.
