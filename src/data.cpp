@@ -109,10 +109,14 @@ class OpenShard {
       : path_(expected.path), state_(state_of(path_, ExitCode::data)), file_(open_shard(path_)) {
     const ShardInfo found = read_info(file_);
     if (found.count != expected.count || found.vocabulary != expected.vocabulary) {
-      fail("{}: changed since the run began: had {} tokens and vocabulary {}, now {} and {}", expected.path,
-           expected.count, expected.vocabulary, found.count, found.vocabulary);
+      fail(
+          "{}: changed since the run began, or another node has another copy: had {} tokens and vocabulary {}, now {} "
+          "and {}",
+          expected.path, expected.count, expected.vocabulary, found.count, found.vocabulary);
     }
-    if (found.checksum != expected.checksum) fail("{}: changed since the run began: its tokens differ", expected.path);
+    if (found.checksum != expected.checksum || found.end_of_text != expected.end_of_text) {
+      fail("{}: changed since the run began, or another node has another copy: its tokens differ", expected.path);
+    }
   }
 
   /// Fills `tokens` with the shard's tokens from `first` on; all must be smaller than `vocabulary`.

@@ -98,17 +98,24 @@ File::File(const std::string& path, MPI_Comm comm, ExitCode code, Mode mode)
 }
 
 /// Many parallel and network file systems have no locks, and say so in words of their own, where HDF5 knows one. There
-/// files are opened without HDF5's locks.
+/// files are opened without HDF5's locks: all of them, since HDF5 wants a file that is opened twice to be so alike.
 void File::open_with(const Handle& access, const char* failure, const std::function<hid_t()>& open) {
+  static std::vector<std::uint64_t> devices_without_locks;  // under the lock of HDF5
+  std::uint64_t device = 0;
+  quietly([&] { device = state_of(path_, code_).device; });
+  const bool known = !collective_ && std::ranges::find(devices_without_locks, device) != devices_without_locks.end();
+  if (known) check(H5Pset_file_locking(access.get(), false, true), "", "file locking");
   hid_t id = open();
-  if (id < 0 && !collective_ && last_reason().error != 0) {
-    const Reason reason = last_reason();
+  if (const Reason reason = last_reason(); id < 0 && !collective_ && !known && reason.error != 0) {
     LockState state = LockState::free;
     quietly([&] { state = lock_state(path_, mode_ != Mode::read, code_); });
     if (state == LockState::held && passes(reason.error)) {
       throw Busy(code_, path_ + ": another program has it open, and HDF5's lock on it");
     }
-    if (state == LockState::absent && H5Pset_file_locking(access.get(), false, true) >= 0) id = open();
+    if (state == LockState::absent) {
+      quietly([&] { devices_without_locks.push_back(state_of(path_, code_).device); });
+      if (H5Pset_file_locking(access.get(), false, true) >= 0) id = open();
+    }
     if (state == LockState::absent && id < 0) {
       fail("", fmt::format("{}; its file system has no locks: HDF5_USE_FILE_LOCKING must not be TRUE here", failure));
     }

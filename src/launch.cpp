@@ -9,28 +9,44 @@
 
 namespace nanorun {
 
+namespace {
+
+/// How many ranks a launcher has started: MPICH and its kin, and Slurm.
+constexpr std::array of_ranks = {"PMI_SIZE", "MPI_LOCALNRANKS", "SLURM_STEP_NUM_TASKS"};
+/// This MPI's own launcher has started the program, whatever launcher lies around that one; or somebody types in a
+/// terminal of Slurm's, and starts programs one by one.
+constexpr std::array of_own_launcher = {"OMPI_COMM_WORLD_SIZE", "PMIX_RANK", "SLURM_PTY_PORT"};
+
+}  // namespace
+
 std::string host_name() {
   char host[256] = {};
   ::gethostname(host, sizeof(host) - 1);
   return host;
 }
 
-std::string unjoined_launcher(int ranks, const std::string& mpi,
-                              const std::function<const char*(const char*)>& variable) {
-  const auto is_set = [&](const char* name) { return variable(name) != nullptr; };
-  const auto tells_several = [&](const char* name) { return is_set(name) && std::atoi(variable(name)) > 1; };
-  // Its own launcher has started this MPI, whatever launcher lies around that one.
-  const bool own_launcher = is_set("OMPI_COMM_WORLD_SIZE") || is_set("PMIX_RANK");
-  // Whoever types in a terminal starts programs one by one.
-  if (ranks > 1 || own_launcher || is_set("SLURM_PTY_PORT")) return {};
-  constexpr std::array sizes = {"PMI_SIZE", "MPI_LOCALNRANKS", "SLURM_STEP_NUM_TASKS"};
-  const auto found = std::ranges::find_if(sizes, tells_several);
-  if (found == sizes.end()) return {};
+LaunchVariables launch_variables() {
+  LaunchVariables variables;
+  for (const auto& names : {of_ranks, of_own_launcher}) {
+    for (const char* name : names) {
+      if (const char* value = std::getenv(name)) variables.emplace(name, value);
+    }
+  }
+  return variables;
+}
+
+std::string unjoined_launcher(int ranks, const std::string& mpi, const LaunchVariables& variables) {
+  const auto is_set = [&](const char* name) { return variables.contains(name); };
+  const auto tells_several = [&](const char* name) {
+    return is_set(name) && std::atoi(variables.at(name).c_str()) > 1;
+  };
+  const auto found = std::ranges::find_if(of_ranks, tells_several);
+  if (ranks > 1 || std::ranges::any_of(of_own_launcher, is_set) || found == of_ranks.end()) return {};
   return fmt::format(
       "{} = {}: a launcher has started several ranks, but {}, with which nanorun was built, sees one alone: start the "
       "ranks with the mpirun of this MPI, or under Slurm with srun --mpi=pmix (srun --mpi=list shows what there is); "
       "for programs that are meant to run one by one, unset {}",
-      *found, variable(*found), mpi, *found);
+      *found, variables.at(*found), mpi, *found);
 }
 
 }  // namespace nanorun

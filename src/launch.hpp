@@ -1,7 +1,7 @@
 #pragma once
 // What this process knows of the launcher that started it, before and beside MPI.
 
-#include <functional>
+#include <map>
 #include <string>
 
 namespace nanorun {
@@ -9,10 +9,14 @@ namespace nanorun {
 /// Of the node of this process.
 std::string host_name();
 
-/// Where the environment says that a launcher has started several ranks, none of which this MPI has joined: the
+/// Variables of the environment by which launchers tell what they have started, those that are set.
+using LaunchVariables = std::map<std::string, std::string>;
+/// Comes before MPI_Init, which sets some itself where no launcher has.
+LaunchVariables launch_variables();
+
+/// Where the variables say that a launcher has started several ranks, none of which this MPI has joined: the
 /// message that names its variable and says how to start instead; else empty. `ranks`: of MPI_COMM_WORLD. `mpi`: name
-/// and version of the MPI library. `variable` gives the value of an environment variable, or null.
-std::string unjoined_launcher(int ranks, const std::string& mpi,
-                              const std::function<const char*(const char*)>& variable);
+/// and version of the MPI library.
+std::string unjoined_launcher(int ranks, const std::string& mpi, const LaunchVariables& variables);
 
 }  // namespace nanorun

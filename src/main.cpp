@@ -2,7 +2,6 @@
 
 #include <fmt/format.h>
 
-#include <cstdlib>
 #include <new>
 #include <sstream>
 #include <string>
@@ -193,15 +192,13 @@ bool changes_files(Command command) {
 }
 
 /// Throws Error(usage, all_ranks).
-void require_joined_ranks(const Comm& comm) {
-  const std::string why =
-      unjoined_launcher(comm.size(), mpi_version(), [](const char* name) { return std::getenv(name); });
+void require_joined_ranks(const Comm& comm, const LaunchVariables& variables) {
+  const std::string why = unjoined_launcher(comm.size(), mpi_version(), variables);
   if (!why.empty()) throw Error(ExitCode::usage, why, Scope::all_ranks);
 }
 
 ExitCode carry_out(Context& context, const CommandLine& line) {
   Comm& comm = context.comm();
-  if (changes_files(line.command)) require_joined_ranks(comm);
   switch (line.command) {
     case Command::print:
       print(comm, line.text);
@@ -246,6 +243,7 @@ ExitCode carry_out(Context& context, const CommandLine& line) {
 int main(int argc, char** argv) {
   using namespace nanorun;
   // 1. Start MPI.
+  const LaunchVariables launched = launch_variables();
   Context context(argc, argv);
   ExitCode code;
   try {
@@ -256,6 +254,7 @@ int main(int argc, char** argv) {
     require_same_command(context.comm(), words);
     const CommandLine line = parse_command_line(arguments);
     if (line.command != Command::train || line.dry_run) heed_signals();
+    if (changes_files(line.command)) require_joined_ranks(context.comm(), launched);
     // 3. Do what it says.
     code = carry_out(context, line);
   } catch (...) {

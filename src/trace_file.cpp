@@ -208,13 +208,13 @@ Earlier read_earlier(const h5::File& file, long first_step) {
   return earlier;
 }
 
-/// Steps from `begin` to `end` that are not among `steps`, which ascend, as the log counts them: "3 to 7, 12"; empty
-/// where none is missing.
+/// Steps from `begin` to `end` that are not among `steps`, which ascend, as the log counts them: "steps 3 to 7, 12";
+/// empty where none is missing.
 std::string missing_steps(const std::vector<std::int64_t>& steps, std::int64_t begin, std::int64_t end) {
   std::string text;
   const auto add = [&](std::int64_t first, std::int64_t last) {
     if (first > last) return;
-    text += text.empty() ? "" : ", ";
+    text += text.empty() ? "steps " : ", ";
     text += first == last ? fmt::format("{}", first + 1) : fmt::format("{} to {}", first + 1, last + 1);
   };
   for (const std::int64_t step : steps) {
@@ -272,10 +272,7 @@ void start(const std::string& path, std::uint64_t ranks, long first_step, const 
   }
   const std::string missing = missing_steps(earlier.rows.step, earlier.begin, first_step);
   if (!missing.empty()) {
-    warn(
-        fmt::format("{}: has no rows of steps {}: when they were due, another program held the file, or it could not "
-                    "be written",
-                    path, missing));
+    warn(fmt::format("{}: lacks {}, which an earlier job could not write", path, missing));
   }
   replace_file(path, ExitCode::output, [&](const std::string& partial) {
     create(partial, std::max(earlier.columns, ranks), earlier, provenance);

@@ -4,18 +4,13 @@
 
 #include <gtest/gtest.h>
 
-#include <map>
+#include <cstdlib>
 
 namespace nanorun {
 namespace {
 
-using Variables = std::map<std::string, std::string>;
-
-std::string told(const Variables& variables, int ranks = 1) {
-  return unjoined_launcher(ranks, "Open MPI v4.1.4", [&](const char* name) -> const char* {
-    const auto found = variables.find(name);
-    return found == variables.end() ? nullptr : found->second.c_str();
-  });
+std::string told(const LaunchVariables& variables, int ranks = 1) {
+  return unjoined_launcher(ranks, "Open MPI v4.1.4", variables);
 }
 
 TEST(Launch, RanksOfAnotherLauncherAreRecognised) {
@@ -35,6 +30,16 @@ TEST(Launch, RanksOfAnotherLauncherAreRecognised) {
 TEST(Launch, TheOwnLauncherAndTerminalsMayLieInAnother) {
   for (const char* own : {"OMPI_COMM_WORLD_SIZE", "PMIX_RANK", "SLURM_PTY_PORT"})
     EXPECT_EQ(told({{"PMI_SIZE", "4"}, {"SLURM_STEP_NUM_TASKS", "4"}, {own, "1"}}), "") << own;
+}
+
+TEST(Launch, VariablesAreThoseOfTheEnvironment) {
+  ::setenv("MPI_LOCALNRANKS", "7", 1);
+  ::unsetenv("SLURM_STEP_NUM_TASKS");
+  const LaunchVariables variables = launch_variables();
+  ::unsetenv("MPI_LOCALNRANKS");
+  EXPECT_EQ(variables.at("MPI_LOCALNRANKS"), "7");
+  EXPECT_FALSE(variables.contains("SLURM_STEP_NUM_TASKS"));
+  EXPECT_FALSE(variables.contains("PATH"));
 }
 
 }  // namespace

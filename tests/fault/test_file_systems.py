@@ -1,0 +1,89 @@
+"""File systems that lack what others have, and disks that stand still, by means of strace."""
+
+import shutil
+
+from harness import FaultTest, Job, small_run
+
+
+class FileSystems(FaultTest):
+    def failing(self, call, error):
+        """Wrapper that starts the program where a system call always fails."""
+        if shutil.which("strace") is None:
+            self.skipTest("needs strace")
+        wrapper = ["strace", "-f", "-qq", "-o", self.folder / "strace", "-e", f"trace={call}", "-e",
+                   f"inject={call}:error={error}"]
+        if Job(self.folder, None, ["keys"], wrapper=wrapper).wait() != 0:
+            self.skipTest("strace may not trace here")
+        return wrapper
+
+    def train_without_locks(self, error, *overrides):
+        """A run, with validation, that goes on with an earlier one."""
+        wrapper = self.failing("flock", error)
+        self.train(None, "stop.step=5", *overrides, code=75)
+        job = self.train(None, *overrides, wrapper=wrapper)
+        self.assert_refused(job, "no locks on this file system; nothing keeps a second job away")
+        self.assert_traced("outputs/run/trace.h5", 12)
+        return wrapper
+
+    def test_no_locks(self):
+        wrapper = self.train_without_locks("ENOLCK", "validation.every=4")
+        job = Job(self.folder, None, ["shard", "other.h5", "00.txt", "--text"], wrapper=wrapper)
+        self.assertEqual(job.wait(), 0, job.text())
+        checkpoint = "outputs/run/checkpoints/checkpoint_00000012.h5"
+        for words in (["verify", "other.h5", checkpoint], ["eval", checkpoint, "--data", "data.h5", "--tokens", 256]):
+            job = Job(self.folder, None, words, wrapper=wrapper)
+            self.assertEqual(job.wait(), 0, job.text())
+
+    def test_no_locks_in_other_words(self):
+        for error in ("EOPNOTSUPP", "EINVAL"):
+            with self.subTest(error=error):
+                self.train_without_locks(error)
+                shutil.rmtree(self.folder / "outputs")
+
+    def assert_traced(self, path, steps):
+        try:
+            import h5py
+        except ImportError:
+            return
+        with h5py.File(self.folder / path) as trace:
+            self.assertEqual(list(trace["step"]), list(range(steps)))
+
+    def test_locks_that_hdf5_must_take(self):
+        """As the user's environment demands; the message names the variable."""
+        wrapper = ["env", "HDF5_USE_FILE_LOCKING=TRUE", *self.failing("flock", "ENOLCK")]
+        job = self.train(None, wrapper=wrapper, code=3)
+        self.assert_refused(job, "data.h5: ", "HDF5_USE_FILE_LOCKING")
+        self.train(None, wrapper=["env", "HDF5_USE_FILE_LOCKING=FALSE", *wrapper[2:]])
+
+    def test_directories_that_cannot_be_flushed(self):
+        """Their files still are: where the disk itself fails, that is an error."""
+        folders = ("outputs/run", "outputs/run/checkpoints")
+        self.train(None, "stop.step=1", code=75)
+        for error, code in (("EINVAL", 0), ("EOPNOTSUPP", 0), ("EIO", 4)):
+            with self.subTest(error=error):
+                shutil.rmtree(self.folder / "outputs")
+                self.train(None, "stop.step=1", code=75)
+                wrapper = self.injecting(folders[0], f"fsync:error={error}")
+                wrapper[wrapper.index("-P"):wrapper.index("-P")] = ["-P", folders[1]]
+                job = self.train(None, wrapper=wrapper, code=code)
+                calls = (self.folder / "strace").read_text()
+                self.assertRegex(calls, rf"fsync\(\d+.*{error}.*INJECTED")
+                if code == 0:
+                    self.assertEqual(job.messages(), [])
+
+    def test_disk_that_stands_still(self):
+        """No rank has died: the ranks wait for the files, or for the rank that does."""
+        wrapper = self.injecting("outputs/run/log.txt", "openat,write:delay_enter=60000000:when=20+")
+        for rank in range(2):
+            wrapper[wrapper.index("-P"):wrapper.index("-P")] = ["-P", f"outputs/run/heartbeats/{rank}"]
+        job = self.start(2, "train.steps=100000", "comm.timeout_seconds=4", wrapper=wrapper)
+        self.assertNotEqual(job.wait(), 0, job.text())
+        said = [line for line in job.messages() if "did not complete within" in line]
+        self.assertTrue(said, job.text())
+        for line in said:
+            self.assertRegex(line, "the file system of outputs/run/heartbeats has not answered for .* s, and the ranks may")
+            self.assertNotIn("died", line)
+
+
+if __name__ == "__main__":
+    small_run.main()
