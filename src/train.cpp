@@ -289,6 +289,7 @@ bool Training::validation_due() const {
 /// Where the sequences cannot be read, the run ends with a checkpoint.
 void Training::validate() {
   Region region(*run_.trace, Phase::validation);
+  const double begin = context_.seconds_since_start();
   learner_.tensor_comm.synchronize();
   learner_.optimizer.complete_rows();
   double loss = 0;
@@ -299,7 +300,7 @@ void Training::validate() {
     throw;
   }
   context_.sample_device_memory();
-  run_log_.write_validation(progress_, loss);
+  run_log_.write_validation(progress_, loss, context_.seconds_since_start() - begin);
   if (!std::isfinite(loss)) fail_not_finite(non_finite_text("validation loss", loss), progress_.step);
 }
 
