@@ -260,8 +260,8 @@ std::string closing_lines(const RunSummary& s) {
   if (!std::isnan(s.train_loss)) merit("final_train_loss", s.train_loss);
   if (s.loss_weights) merit("final_train_loss_weights", *s.loss_weights);
   if (s.validation_loss) merit("final_val_loss", *s.validation_loss);
-  text += time_warning(s);
-  if (text.back() == '\n') text.pop_back();
+  if (const std::string warning = time_warning(s); !warning.empty()) text += "warning: " + warning + "\n";
+  text.pop_back();
   return text;
 }
 

@@ -88,7 +88,7 @@ void RunLog::write_validation(const Progress& progress, double loss, double seco
   run_.trace->add_validation(progress.step, loss);
   run_.metrics.add(ValidationMetrics{progress.step, loss, seconds, progress.tokens, progress.train_seconds});
   run_.log.line(format_validation(progress.step, config_.train.steps, loss, progress.train_seconds));
-  if (const std::string warning = time_left_.warning(); !warning.empty()) run_.log.line(warning);
+  if (const std::string warning = time_left_.warning(); !warning.empty()) run_.log.line("warning: " + warning);
   run_.metrics.flush();
 }
 

@@ -7,8 +7,7 @@
 namespace nanorun {
 
 std::string validation_warning(const std::string& what, double share) {
-  return fmt::format("warning: {} {:.0f} % of the time: raise validation.every or lower validation.tokens", what,
-                     100 * share);
+  return fmt::format("{} {:.0f} % of the time: raise validation.every or lower validation.tokens", what, 100 * share);
 }
 
 TimeLeft::TimeLeft(const Config& config, std::int64_t validation_tokens, long first_step)

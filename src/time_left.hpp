@@ -11,7 +11,7 @@ namespace nanorun {
 /// Share of the time above which validations are worth a warning.
 inline constexpr double large_validation_share = 1.0 / 3;
 
-/// A line for the log: `what` says which validations take that share.
+/// The warning: `what` says which validations take that share.
 std::string validation_warning(const std::string& what, double share);
 
 class TimeLeft {

@@ -52,10 +52,10 @@ TEST(Summary, WarnsOfValidationsThatTakeMoreThanAThirdOfTheTime) {
   EXPECT_EQ(closing_lines(summary).find("warning"), std::string::npos);
   summary.phases.avg[static_cast<int>(Phase::validation)] = 12.5;
   const std::string warning =
-      "warning: validation took 12.5 s, 38 % of the time: raise validation.every or lower validation.tokens";
+      "validation took 12.5 s, 38 % of the time: raise validation.every or lower validation.tokens";
   EXPECT_EQ(json::parse(summary_json(summary))["warnings"], json{warning});
   const std::string lines = closing_lines(summary);
-  EXPECT_EQ(lines.substr(lines.rfind('\n') + 1), warning);
+  EXPECT_EQ(lines.substr(lines.rfind('\n') + 1), "warning: " + warning);
 }
 
 TEST(ValidationLine, ShowsTimeAndMeanStep) {

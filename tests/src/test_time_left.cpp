@@ -86,7 +86,7 @@ TEST(TimeLeft, WarnsOnceOfValidationsThatTakeMoreThanAThird) {
     left.add_validation(seconds);
     const std::string warning = left.warning();
     EXPECT_EQ(warning, seconds < 1.25 ? ""
-                                      : "warning: validations of 1.3 s each are going to take 34 % of the time: raise "
+                                      : "validations of 1.3 s each are going to take 34 % of the time: raise "
                                         "validation.every or lower validation.tokens");
     left.add_validation(seconds);
     EXPECT_EQ(left.warning(), "");
