@@ -38,7 +38,7 @@ Json json_of(const StepMetrics& s) {
 Json json_of(const ValidationMetrics& v) {
   Json json = {{"step", v.step},
                {"validation_loss", v.loss},
-               {"ms", v.seconds * 1e3},
+               {"validation_ms", v.seconds * 1e3},
                {"tokens", v.tokens},
                {"train_seconds", v.train_seconds}};
   if (v.step > 0) json["step_ms"] = v.train_seconds / static_cast<double>(v.step) * 1e3;

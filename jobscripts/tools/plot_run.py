@@ -164,13 +164,15 @@ def places(trace, against):
     return seconds, seconds[rows]
 
 
-def draw_losses(axes, trace, against):
+def draw_losses(axes, trace, against, note=""):
+    """`note`: what the training loss is, where that needs to be said."""
     import numpy as np
 
     (*step, _), validations = places(trace, against)
     loss = trace["loss"]
     window = max(1, len(loss) // 30)
-    axes.plot(step, loss, color=FAINT if window > 1 else INK, linewidth=1, label="training, each step")
+    axes.plot(step, loss, color=FAINT if window > 1 else INK, linewidth=1,
+              label="training, each step" + (f":\n{note}" if note else ""))
     if window > 1:
         smooth = np.convolve(loss, np.ones(window) / window, mode="valid")
         middle = np.convolve(step, np.ones(window) / window, mode="valid")
@@ -232,6 +234,13 @@ def draw_phases(axes, trace, colour):
     axes.tick_params(axis="y", length=0)
 
 
+def note_of(folder):
+    """On the training loss, by the deck of the run, where that is there."""
+    import runs
+
+    return runs.weighted_note(runs.read_deck(folder)) if os.path.lexists(folder / "deck.toml") else ""
+
+
 def heading(folder, trace):
     parts = [f"{len(trace['step'])} steps", f"{trace['ranks'][-1]} ranks"]
     path = folder / "summary.json"
@@ -277,7 +286,7 @@ def draw(folder, trace, output, against="steps"):
     figure = new_figure(6.6)
     grid = figure.add_gridspec(2, 2, width_ratios=[1.1, 1], height_ratios=[1, 1.35])
     colour = colours(trace["phases"])
-    draw_losses(figure.add_subplot(grid[:, 0]), trace, against)
+    draw_losses(figure.add_subplot(grid[:, 0]), trace, against, note_of(folder))
     draw_step_time(figure.add_subplot(grid[0, 1]), trace, colour, against)
     draw_phases(figure.add_subplot(grid[1, 1]), trace, colour)
     save(figure, f"{folder.resolve().name}:  {heading(folder, trace)}", output)

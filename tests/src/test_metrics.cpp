@@ -109,7 +109,7 @@ TEST_F(MetricsTest, NumbersComeBackAsTheyWere) {
                             {"gpus_throttled", 2}}));
   EXPECT_EQ(found[1], (json{{"step", 17},
                             {"validation_loss", 2.0 / 3},
-                            {"ms", 375.0},
+                            {"validation_ms", 375.0},
                             {"tokens", 7},
                             {"train_seconds", step.train_seconds},
                             {"step_ms", step.train_seconds / 17 * 1e3}}));
