@@ -14,11 +14,12 @@ namespace {
 using Json = nlohmann::ordered_json;
 
 Json json_of(const StepMetrics& s) {
-  Json json = {{"step", s.step},
-               {"loss", s.loss},
-               {"ms", s.seconds * 1e3},
-               {"tokens_per_second", s.tokens_per_second},
-               {"train_seconds", s.train_seconds}};
+  Json json = {{"step", s.step}, {"loss", s.loss}};
+  if (s.loss_weights) json["loss_weights"] = *s.loss_weights;
+  json["ms"] = s.seconds * 1e3;
+  json["tokens_per_second"] = s.tokens_per_second;
+  json["tokens"] = s.tokens;
+  json["train_seconds"] = s.train_seconds;
   if (s.mfu) json["mfu"] = *s.mfu;
   json["lr"] = s.lr_factor;
   json["momentum"] = s.momentum;
@@ -35,7 +36,11 @@ Json json_of(const StepMetrics& s) {
 }
 
 Json json_of(const ValidationMetrics& v) {
-  Json json = {{"step", v.step}, {"validation_loss", v.loss}, {"train_seconds", v.train_seconds}};
+  Json json = {{"step", v.step},
+               {"validation_loss", v.loss},
+               {"validation_ms", v.seconds * 1e3},
+               {"tokens", v.tokens},
+               {"train_seconds", v.train_seconds}};
   if (v.step > 0) json["step_ms"] = v.train_seconds / static_cast<double>(v.step) * 1e3;
   return json;
 }

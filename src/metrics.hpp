@@ -13,8 +13,10 @@ namespace nanorun {
 struct StepMetrics {
   long step = 0;  ///< updates so far, this one included
   double loss = 0;
-  double seconds = 0;  ///< of this step
+  std::optional<double> loss_weights = {};  ///< of the targets whose weighted sum the loss is; absent where it is none
+  double seconds = 0;                       ///< of this step
   double tokens_per_second = 0;
+  std::uint64_t tokens = 0;        ///< of all steps so far
   double train_seconds = 0;        ///< of all steps so far
   std::optional<double> mfu = {};  ///< model FLOPs utilisation; absent where the devices' peak is not known
   double lr_factor = 0;            ///< of every learning rate
@@ -34,7 +36,9 @@ struct StepMetrics {
 struct ValidationMetrics {
   long step = 0;  ///< updates before the validation
   double loss = 0;
-  double train_seconds = 0;  ///< of these updates
+  double seconds = 0;        ///< of the validation itself
+  std::uint64_t tokens = 0;  ///< of these updates
+  double train_seconds = 0;  ///< likewise
 };
 
 /// For rank 0; does nothing elsewhere. Where the file can no longer be written, for example on a full disk, a warning

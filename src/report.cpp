@@ -1,6 +1,7 @@
 #include "src/report.hpp"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <sys/resource.h>
 #include <unistd.h>
 
@@ -17,6 +18,7 @@
 #include "src/schedule.hpp"
 #include "src/stop.hpp"
 #include "src/text.hpp"
+#include "src/time_left.hpp"
 #include "src/update_rules.hpp"
 
 namespace nanorun {
@@ -65,6 +67,24 @@ double weight_bytes(const ParameterTable& table) {
 double bytes_sent_per_step(const Config& config, const ParameterTable& table, int ranks) {
   const double gradient = kernels::wire_bytes<kernels::acc_t<Real>>(config.comm.gradients);
   return (static_cast<double>(table.size()) * gradient + weight_bytes(table)) * (ranks - 1) / ranks;
+}
+
+/// "stages 0, 1": those in which the training loss is a weighted sum; empty where it is so in none.
+std::string weighted_stages(const Config& config) {
+  std::vector<int> stages;
+  for (int stage = 0; stage < stage_count(config); ++stage) {
+    if (loss_weights(config, stage_steps(config, stage).first)) stages.push_back(stage);
+  }
+  return stages.empty() ? "" : fmt::format("stage{} {}", stages.size() > 1 ? "s" : "", fmt::join(stages, ", "));
+}
+
+/// On the time that validations took; empty where that is no more than a third.
+std::string time_warning(const RunSummary& s) {
+  double all = 0;
+  for (const double seconds : s.phases.avg) all += seconds;
+  const double validation = s.phases.avg[static_cast<int>(Phase::validation)];
+  if (!(validation > large_validation_share * all)) return "";
+  return validation_warning(fmt::format("validation took {:.3g} s,", validation), validation / all);
 }
 
 /// Whether the text is out, or else errno says why not.
@@ -135,6 +155,9 @@ std::vector<std::string> opening_lines(const Config& config, const Provenance& p
                               ranks > 1 ? ", tensors travel through " : "", transport));
   if (!device_note.empty()) lines.push_back(device_note);
   for (std::string& warning : group_warnings(config, table)) lines.push_back(std::move(warning));
+  if (const std::string stages = weighted_stages(config); !stages.empty()) {
+    lines.push_back("training loss: a weighted sum over several targets in " + stages);
+  }
   // The fp8 gradient scale is absolute; of a mean it belongs to a certain number of tokens.
   const int length = longest_length(config);
   const double ratio = static_cast<double>(length) / config.head.scale_g_length;
@@ -152,9 +175,10 @@ std::string non_finite_text(const std::string& name, double value) {
 }
 
 std::string format_step(const StepReport& r) {
-  return fmt::format("step {:>5}/{}  loss {:.5f}  window {:>4}  {:.1f} ms/step  {:.0f} tokens/s{}  ETA {}", r.step,
-                     r.steps, r.loss, r.window, r.step_seconds * 1e3, r.tokens_per_second,
-                     r.mfu ? fmt::format("  MFU {:.1f}%", 100 * *r.mfu) : "", clock_time(r.seconds_left));
+  return fmt::format("step {:>5}/{}  {}loss {:.5f}  window {:>4}  {:.1f} ms/step  {:.0f} tokens/s{}  ETA {}", r.step,
+                     r.steps, r.weighted ? "weighted " : "", r.loss, r.window, r.step_seconds * 1e3,
+                     r.tokens_per_second, r.mfu ? fmt::format("  MFU {:.1f}%", 100 * *r.mfu) : "",
+                     clock_time(r.seconds_left));
 }
 
 std::string format_validation(long step, long steps, double loss, double train_seconds) {
@@ -183,6 +207,7 @@ std::string summary_json(const RunSummary& s) {
   json["tokens"] = s.progress.tokens;
   json["ranks"] = s.ranks;
   json["final_train_loss"] = s.train_loss;
+  if (s.loss_weights) json["final_train_loss_weights"] = *s.loss_weights;
   json["final_val_loss"] = s.validation_loss ? nlohmann::ordered_json(*s.validation_loss) : nullptr;
   json["train_seconds"] = s.progress.train_seconds;
   json["tokens_per_second"] = tokens_per_second(s);
@@ -205,6 +230,7 @@ std::string summary_json(const RunSummary& s) {
   if (s.train_data.shards > 0) json["data"]["train"] = data_json(s.train_data);
   if (s.validation_data.shards > 0) json["data"]["validation"] = data_json(s.validation_data);
   json["provenance"] = nlohmann::ordered_json::parse(provenance_json(s.provenance));
+  if (const std::string text = time_warning(s); !text.empty()) json["warnings"] = {text};
   return json.dump(2, ' ', false, nlohmann::json::error_handler_t::replace) + "\n";
 }
 
@@ -234,7 +260,9 @@ std::string closing_lines(const RunSummary& s) {
   merit("peak_memory_bytes", static_cast<double>(s.peak_memory));
   if (s.peak_device_memory > 0) merit("peak_device_memory_bytes", static_cast<double>(s.peak_device_memory));
   if (!std::isnan(s.train_loss)) merit("final_train_loss", s.train_loss);
+  if (s.loss_weights) merit("final_train_loss_weights", *s.loss_weights);
   if (s.validation_loss) merit("final_val_loss", *s.validation_loss);
+  if (const std::string warning = time_warning(s); !warning.empty()) text += "warning: " + warning + "\n";
   text.pop_back();
   return text;
 }

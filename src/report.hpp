@@ -59,6 +59,7 @@ struct StepReport {
   long step = 0;
   long steps = 0;
   double loss = 0;
+  bool weighted = false;  ///< the loss is a weighted sum over several targets
   int window = 0;
   double step_seconds = 0;
   double tokens_per_second = 0;
@@ -77,6 +78,7 @@ struct RunSummary {
   long first_step = 0;  ///< updates that were made before this program run
   int ranks = 1;
   double train_loss = 0;
+  std::optional<double> loss_weights;  ///< as in StepMetrics, of the last step
   std::optional<double> validation_loss;
   double run_seconds = 0;  ///< of training steps in this program run
   std::uint64_t run_tokens = 0;

@@ -12,7 +12,13 @@ constexpr double max_silence = 10;
 }  // namespace
 
 RunLog::RunLog(RunSetup& run, const GpuMonitor& gpus)
-    : run_(run), context_(run.context), config_(run.config), gpus_(gpus), first_step_(run.progress.step) {}
+    : run_(run),
+      context_(run.context),
+      config_(run.config),
+      gpus_(gpus),
+      first_step_(run.progress.step),
+      time_left_(config_, static_cast<std::int64_t>(run.data.validation_places.size()) * config_.validation.length,
+                 first_step_) {}
 
 /// Of all ranks' devices; on rank 0, where their peak is known.
 std::optional<double> RunLog::mfu(double flops, double seconds) const {
@@ -23,15 +29,17 @@ std::optional<double> RunLog::mfu(double flops, double seconds) const {
 void RunLog::record_step(const Progress& progress, double seconds, double gradient_norm) {
   const long done = progress.step, step = done - 1;
   run_seconds_ += seconds;
+  time_left_.add_step(seconds);
   const auto tokens = static_cast<double>(step_tokens(config_, step));
-  const double average = run_seconds_ / static_cast<double>(done - first_step_);
   const int window = windows_at(config_, step).long_tokens;
   const double flops = config_.train.sequences * flops_per_sequence(config_, run_.learner.table, step);
   run_flops_ += flops;
   StepMetrics metrics{.step = done,
                       .loss = progress.train_loss,
+                      .loss_weights = loss_weights(config_, step),
                       .seconds = seconds,
                       .tokens_per_second = tokens / seconds,
+                      .tokens = progress.tokens,
                       .train_seconds = progress.train_seconds,
                       .mfu = mfu(flops, seconds),
                       .lr_factor = lr_factor(config_, step),
@@ -43,11 +51,12 @@ void RunLog::record_step(const Progress& progress, double seconds, double gradie
   const StepReport report{.step = done,
                           .steps = config_.train.steps,
                           .loss = progress.train_loss,
+                          .weighted = metrics.loss_weights.has_value(),
                           .window = window,
                           .step_seconds = seconds,
                           .tokens_per_second = metrics.tokens_per_second,
                           .mfu = metrics.mfu,
-                          .seconds_left = average * static_cast<double>(config_.train.steps - done)};
+                          .seconds_left = time_left_.seconds()};
   unwritten_.emplace(metrics, report);
   if (done == first_step_ + 1) {
     time_to_first_step_ = context_.seconds_since_start();
@@ -73,11 +82,13 @@ void RunLog::write_step() {
   }
 }
 
-void RunLog::write_validation(const Progress& progress, double loss) {
+void RunLog::write_validation(const Progress& progress, double loss, double seconds) {
   validation_loss_ = loss;
+  time_left_.add_validation(seconds);
   run_.trace->add_validation(progress.step, loss);
-  run_.metrics.add(ValidationMetrics{progress.step, loss, progress.train_seconds});
+  run_.metrics.add(ValidationMetrics{progress.step, loss, seconds, progress.tokens, progress.train_seconds});
   run_.log.line(format_validation(progress.step, config_.train.steps, loss, progress.train_seconds));
+  if (const std::string warning = time_left_.warning(); !warning.empty()) run_.log.line("warning: " + warning);
   run_.metrics.flush();
 }
 
@@ -86,6 +97,7 @@ RunSummary RunLog::write_summary(const Progress& progress, double train_loss, co
   RunSummary summary = run_.summary();
   summary.progress = progress;
   summary.train_loss = train_loss;
+  if (progress.step > 0) summary.loss_weights = loss_weights(config_, progress.step - 1);
   summary.validation_loss = validation_loss_;
   summary.run_seconds = run_seconds_;
   summary.run_tokens = tokens_before(config_, progress.step) - tokens_before(config_, first_step_);

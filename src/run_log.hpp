@@ -9,6 +9,7 @@
 #include "src/metrics.hpp"
 #include "src/report.hpp"
 #include "src/run_setup.hpp"
+#include "src/time_left.hpp"
 
 namespace nanorun {
 
@@ -22,8 +23,8 @@ class RunLog {
   /// Writes what record_step() has left, once the device has other work.
   void write_step();
 
-  /// A validation after the steps of `progress`.
-  void write_validation(const Progress& progress, double loss);
+  /// A validation after the steps of `progress`, which took so many seconds.
+  void write_validation(const Progress& progress, double loss, double seconds);
 
   /// Collective. Writes summary.json. `stopped_by` is empty for a run that made all its steps. Throws Error(output).
   RunSummary write_summary(const Progress& progress, double train_loss, const std::string& stopped_by);
@@ -37,6 +38,7 @@ class RunLog {
   const GpuMonitor& gpus_;
   long first_step_;
   std::optional<std::pair<StepMetrics, StepReport>> unwritten_;  ///< of the step before
+  TimeLeft time_left_;
   std::optional<double> validation_loss_;
   double run_seconds_ = 0;  ///< of the steps of this program run; the FLOPs too
   double run_flops_ = 0;

@@ -114,6 +114,14 @@ Targets targets_at(const Config& config, long step) {
   return targets;
 }
 
+std::optional<double> loss_weights(const Config& config, long step) {
+  const Targets targets = targets_at(config, step);
+  if (targets.count == 1 && targets.weights[0] == 1 && targets.prefix_weight == 0) return std::nullopt;
+  double sum = targets.prefix_weight;
+  for (int k = 0; k < targets.count; ++k) sum += targets.weights[k];
+  return sum;
+}
+
 double lr_factor(const Config& config, long step) {
   const TrainConfig& train = config.train;
   const double factor = config.stage.empty() ? 1 : config.stage[stage_of(config, step)].lr_factor;

@@ -2,6 +2,7 @@
 // Everything that changes with the step (counted from 0), as pure functions of it.
 
 #include <array>
+#include <optional>
 #include <vector>
 
 #include "src/config.hpp"
@@ -48,6 +49,9 @@ struct Targets {
   double prefix_weight = 0;
 };
 Targets targets_at(const Config& config, long step);
+/// Sum of the weights of a step whose loss is a weighted sum over several targets; absent where it is the cross-entropy
+/// of the next token.
+std::optional<double> loss_weights(const Config& config, long step);
 
 /// Factor of every learning rate: that of the stage, then linear to final_lr_factor over the last `cooldown` of the
 /// scheduled steps, of stages from a whole step on, and final_lr_factor in the extension.

@@ -358,8 +358,9 @@ void Training::validate() {
     throw;
   }
   context_.sample_device_memory();
-  times_.add_validation(context_.seconds_since_start() - begin, validation_work(progress_.step));
-  run_log_.write_validation(progress_, loss);
+  const double seconds = context_.seconds_since_start() - begin;
+  times_.add_validation(seconds, validation_work(progress_.step));
+  run_log_.write_validation(progress_, loss, seconds);
   if (!std::isfinite(loss)) fail_not_finite(non_finite_text("validation loss", loss), progress_.step);
 }
 

@@ -16,7 +16,7 @@ config config_keys config_toml comm h5 h5_shared h5_structure
 config_values config_check
 config_text config_check_layers config_check_stages
 context transport mask schedule topology bigram stop data data_steps data_documents
-agreement trace trace_file run_directory metrics
+agreement trace trace_file run_directory metrics time_left
 transport_mpi transport_nccl transport_peers tensor_comm gpu_monitor
 transport_devices params uploader tokenizer tokenizer_split tokenizer_table tokenizer_table_json synthetic
 import_documents import_documents_json import_plan prefixes touched_rows

@@ -201,13 +201,15 @@ def places(trace, against):
     return seconds, seconds[rows]
 
 
-def draw_losses(axes, trace, against):
+def draw_losses(axes, trace, against, note=""):
+    """`note`: what the training loss is, where that needs to be said."""
     import numpy as np
 
     (*step, _), validations = places(trace, against)
     loss = trace["loss"]
     window = max(1, len(loss) // 30)
-    axes.plot(step, loss, color=FAINT if window > 1 else INK, linewidth=1, label="training, each step")
+    axes.plot(step, loss, color=FAINT if window > 1 else INK, linewidth=1,
+              label="training, each step" + (f":\n{note}" if note else ""))
     if window > 1:
         smooth = np.convolve(loss, np.ones(window) / window, mode="valid")
         middle = np.convolve(step, np.ones(window) / window, mode="valid")
@@ -282,6 +284,13 @@ def gaps_of_run(folder, trace):
     return gaps(trace, tool.field(merits, "steps", int, path) if "steps" in merits else 0)
 
 
+def note_of(folder):
+    """On the training loss, by the deck of the run, where that is there."""
+    import runs
+
+    return runs.weighted_note(runs.read_deck(folder)) if os.path.lexists(folder / "deck.toml") else ""
+
+
 def heading(folder, trace):
     parts = [f"{len(trace['step'])} steps", f"{trace['ranks'][-1]} ranks"]
     missing = gaps_of_run(folder, trace)
@@ -330,8 +339,10 @@ def draw(folder, trace, output, against="steps"):
     figure = new_figure(6.6)
     grid = figure.add_gridspec(2, 2, width_ratios=[1.1, 1], height_ratios=[1, 1.35])
     colour = colours(trace["phases"])
-    for axes, draw_axes in ((figure.add_subplot(grid[:, 0]), draw_losses),
-                            (figure.add_subplot(grid[0, 1]), functools.partial(draw_step_time, colour=colour))):
+    draw_first = functools.partial(draw_losses, note=note_of(folder))
+    draw_second = functools.partial(draw_step_time, colour=colour)
+    for place, draw_axes in ((grid[:, 0], draw_first), (grid[0, 1], draw_second)):
+        axes = figure.add_subplot(place)
         draw_axes(axes, trace, against=against)
         if against == "steps":
             shade_gaps(axes, trace)

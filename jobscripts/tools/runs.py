@@ -84,6 +84,25 @@ def flat(deck, prefix=""):
     return keys
 
 
+def weighted_stages(deck):
+    """Numbers of the stages in which the training loss is a weighted sum over several targets, by the keys of a deck."""
+    found = set()
+    for key, value in deck.items():
+        stage = re.fullmatch(r"stage\.([0-9]+)\.(targets|targets_end|prefix|prefix_end)", key)
+        plain = value in ([], [1]) if stage and stage[2].startswith("targets") else value in (0, -1)
+        if stage and not plain:
+            found.add(int(stage[1]))
+    return sorted(found)
+
+
+def weighted_note(deck):
+    """What to say of the training loss; empty where it is the cross-entropy of the next token."""
+    stages = weighted_stages(deck)
+    if not stages:
+        return ""
+    return f"weighted sum over several targets in stage{'s' if len(stages) > 1 else ''} {', '.join(map(str, stages))}"
+
+
 def read_deck(folder):
     return flat(tool.read_toml(folder / "deck.toml"))
 

@@ -21,8 +21,8 @@ sys.path.insert(0, os.path.dirname(os.path.realpath(__file__)))  # absent under 
 import chart
 import page
 import tool
-from metrics import Metrics
-from runs import distinct, name_runs, read_deck, read_summary
+from metrics import Metrics, tokens_of
+from runs import distinct, name_runs, read_deck, read_summary, weighted_stages
 
 LOG_BYTES, LOG_LINES = 4096, 5
 RECENT = 10  # steps whose mean time gives the time that is left
@@ -110,14 +110,36 @@ class Watched:
 
     def last(self, key):
         """The newest value of a figure."""
-        lines = self.metrics.validations if key == "validation_loss" else self.metrics.steps
+        lines = self.metrics.validations if key.startswith("validation_") else self.metrics.steps
         return lines[-1].get(key, math.nan) if lines else math.nan
 
+    def whole_number(self, key):
+        value = self.deck.get(key, 0)
+        return value if isinstance(value, int) and value > 0 else 0
+
+    def validations_left(self):
+        """Those behind the last line."""
+        if not self.whole_number("validation.tokens") or not self.deck.get("data.validation"):
+            return 0
+        made = self.metrics.validations[-1]["step"] if self.metrics.validations else -1
+        first, every = max(self.step, made + 1), self.whole_number("validation.every")
+        if first > self.steps or not every:
+            return int(first <= self.steps)
+        return self.steps // every - (first - 1) // every + (self.steps % every > 0)
+
     def seconds_left(self):
-        times = [line.get("ms", math.nan) for line in self.metrics.steps[-RECENT:]]
-        if self.ended or not times or not self.steps:
+        """Steps as the recent ones, validations as the last one; before the first one as the forward pass, a third of
+        the time, of as many tokens in training."""
+        recent = self.metrics.steps[-RECENT:]
+        if self.ended or not recent or not self.steps:
             return math.nan
-        return max(0, self.steps - self.step) * sum(times) / len(times) / 1e3
+        step = sum(line.get("ms", math.nan) for line in recent) / len(recent)
+        validation = self.last("validation_ms")
+        if not math.isfinite(validation):
+            validation = recent[-1].get("ms", math.nan) * self.whole_number("validation.tokens") / (
+                3 * tokens_of(recent[-1]) or math.nan)
+        left = self.validations_left()
+        return (max(0, self.steps - self.step) * step + (left * validation if left else 0)) / 1e3
 
     def log_lines(self):
         """The last lines of the log."""
@@ -152,7 +174,8 @@ def state_table(watched):
     rows = [["run", "state", "step", "ETA", "loss", "validation", "step time", "tokens/s", "MFU", "memory"]]
     for run in watched:
         of = f"/{run.steps}" if run.steps else ""
-        rows.append([run.label, run.state, f"{run.step}{of}", clock(run.seconds_left()), shown(run.last("loss"), ".5f"),
+        rows.append([run.label, run.state, f"{run.step}{of}", clock(run.seconds_left()),
+                     shown(run.last("loss"), ".5f", " (weighted)" if math.isfinite(run.last("loss_weights")) else ""),
                      shown(run.last("validation_loss"), ".5f"), shown(run.last("ms"), ",.1f", " ms"),
                      shown(run.last("tokens_per_second"), ",.0f"), shown(100 * run.last("mfu"), ".1f", " %"),
                      shown(run.last("device_memory_bytes") / 1e9, ".2f", " GB")])
@@ -171,7 +194,8 @@ def loss_chart(watched, across, name):
         lines += [chart.Line(training, colour, faint=True), chart.Line(chart.smooth(training), colour, dashes)]
         validations.append(chart.Line([(line.get(across, math.nan), line["validation_loss"])
                                        for line in run.metrics.validations], colour, dashes, dots=True))
-    return chart.draw(f"Loss by {name}", lines + validations, name, "nats per token",
+    weighted = any(weighted_stages(run.deck) for run in watched)
+    return chart.draw(f"Loss by {name}" + "; that of training is a weighted sum" * weighted, lines + validations, name, "nats per token",
                       most=chart.top_of_losses(lines[1::2] + validations))
 
 
@@ -240,7 +264,8 @@ def through(module):
 
 def scalars(record):
     """Names and values of a line, as both services group them."""
-    names = {"loss": "loss/training", "validation_loss": "loss/validation"}
+    weighted = "_weighted" if "loss_weights" in record else ""
+    names = {"loss": f"loss/training{weighted}", "validation_loss": "loss/validation"}
     return {names.get(key, f"run/{key}"): value for key, value in record.items()
             if key != "step" and math.isfinite(value)}
 

@@ -184,7 +184,7 @@ class FaultTest(unittest.TestCase):
 
 def losses(job):
     """Loss of each logged step."""
-    return {int(m[1]): float(m[2]) for m in re.finditer(r"step +(\d+)/\d+ +loss (\S+)", "".join(job.output))}
+    return {int(m[1]): float(m[2]) for m in re.finditer(r"step +(\d+)/\d+ +(?:weighted )?loss (\S+)", "".join(job.output))}
 
 
 def restarted_from(job):

@@ -9,7 +9,7 @@ from datetime import datetime
 
 from harness import FaultTest, Job, losses, restarted_from, small_run
 
-STEP_KEYS = ["step", "loss", "ms", "tokens_per_second", "train_seconds", "lr", "momentum", "window", "gradient_norm"]
+STEP_KEYS = ["step", "loss", "ms", "tokens_per_second", "tokens", "train_seconds", "lr", "momentum", "window", "gradient_norm"]
 # Those that do not depend on the time.
 SAME = ["step", "loss", "lr", "momentum", "window", "gradient_norm"]
 
@@ -38,12 +38,14 @@ class Metrics(FaultTest):
         self.assertAlmostEqual(sum(step["ms"] for step in steps) / 1e3 / summary["train_seconds"], 1, delta=1e-9)
         for step in steps:
             self.assertAlmostEqual(step["tokens_per_second"] * step["ms"] / 1e3, 4 * 256, delta=1e-6)
+            self.assertEqual(step["tokens"], step["step"] * 4 * 256)
             self.assertTrue(0 < step["gradient_norm"] < math.inf)
         self.assertEqual((steps[0]["lr"], steps[0]["window"], steps[-1]["window"]), (1, 128, 256))
 
         self.assertEqual([validation["step"] for validation in validations], [0, 6, 12])
         self.assertEqual(validations[-1]["validation_loss"], summary["final_val_loss"])
         self.assertNotIn("step_ms", validations[0])
+        self.assertEqual([validation["tokens"] for validation in validations], [0, 6 * 4 * 256, summary["tokens"]])
         shown = re.findall(r"^validation at step (\d+)/12: loss (\S+)  train time (\S+) s(?:  (\S+) ms/step)?$",
                            "".join(job.output), re.MULTILINE)
         for (step, loss, seconds, mean), validation in zip(shown, validations, strict=True):

@@ -1,13 +1,16 @@
 """A small record 89 from its deck, with all its mechanisms but prefixes: ranks, restarts, the finished model."""
 
 import json
+import re
 import shutil
+import sys
 from pathlib import Path
 
 from harness import differing_windows, losses, restarted_from, small_run, without_start
 from small_record89 import DECK, SMALL, STEPS, Record89FaultTest
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden"
+sys.path.append(str(Path(__file__).resolve().parents[2] / "jobscripts" / "tools"))
 
 
 class Record89(Record89FaultTest):
@@ -51,6 +54,28 @@ class Record89(Record89FaultTest):
         for ranks in (2, 4):
             self.assert_close(losses(self.train(ranks, f"run.name=ranks{ranks}", fp32)), whole)
         self.assert_close(self.changing_ranks(fp32), whole)
+
+    def test_what_the_training_loss_and_the_tokens_are(self):
+        """The first two stages of 6 steps have several targets. A step has 4 sequences of its stage's length."""
+        import runs
+
+        job = self.train(1, "stop.step=14", code=75)
+        self.assertIn("training loss: a weighted sum over several targets in stages 0, 1\n", job.text())
+        named = re.findall(r"^step +(\d+)/20  (weighted )?loss ", job.text(), re.MULTILINE)
+        self.assertEqual(named, [(str(step), "weighted " if step <= 12 else "") for step in range(1, 15)])
+        path = self.run_folder() / "metrics.jsonl"
+        steps = [line for line in map(json.loads, path.read_text().splitlines()) if "loss" in line]
+        self.assertEqual([step.get("loss_weights") for step in steps[::6]], [1.75, 1.5, None])
+        tokens = 4 * (6 * 128 + 6 * 256 + 2 * 384)
+        self.assertEqual((steps[-1]["tokens"], self.summary()["tokens"]), (tokens, tokens))
+        found = runs.read_run(self.run_folder())
+        self.assertEqual([(v.step, v.tokens) for v in found.validations], [(0, 0), (5, 4 * 5 * 128),
+                                                                            (10, 4 * (6 * 128 + 4 * 256))])
+        # As earlier programs wrote them, without totals.
+        path.write_text("".join(json.dumps({key: line[key] for key in line if key != "tokens"}) + "\n"
+                                for line in map(json.loads, path.read_text().splitlines())))
+        self.assertEqual([v.tokens for v in runs.read_run(self.run_folder()).validations],
+                         [v.tokens for v in found.validations])
 
     def test_changes_of_ranks_with_the_mlp_in_fp8(self):
         """Last bits, which the order of sums decides, may round to other 8-bit values."""

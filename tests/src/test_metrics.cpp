@@ -66,8 +66,10 @@ class MetricsTest : public testing::Test {
 TEST_F(MetricsTest, NumbersComeBackAsTheyWere) {
   const StepMetrics step{.step = 17,
                          .loss = 1.0 / 3,
+                         .loss_weights = 1.75,
                          .seconds = 0.0123456789012345678,
                          .tokens_per_second = 1e6 / 7,
+                         .tokens = (std::uint64_t{1} << 40) + 1,
                          .train_seconds = 1e5 / 3,
                          .mfu = 0.1 + 0.2,
                          .lr_factor = std::numeric_limits<double>::denorm_min(),
@@ -82,7 +84,7 @@ TEST_F(MetricsTest, NumbersComeBackAsTheyWere) {
   Metrics metrics(true);
   metrics.open(path(), 0);
   metrics.add(step);
-  metrics.add(ValidationMetrics{.step = 17, .loss = 2.0 / 3, .train_seconds = 1e5 / 3});
+  metrics.add(ValidationMetrics{.step = 17, .loss = 2.0 / 3, .seconds = 0.375, .tokens = 7, .train_seconds = 1e5 / 3});
   EXPECT_EQ(text(), "") << "before the flush";
   metrics.flush();
 
@@ -90,8 +92,10 @@ TEST_F(MetricsTest, NumbersComeBackAsTheyWere) {
   ASSERT_EQ(found.size(), 2u);
   EXPECT_EQ(found[0], (json{{"step", step.step},
                             {"loss", step.loss},
+                            {"loss_weights", 1.75},
                             {"ms", step.seconds * 1e3},
                             {"tokens_per_second", step.tokens_per_second},
+                            {"tokens", step.tokens},
                             {"train_seconds", step.train_seconds},
                             {"mfu", *step.mfu},
                             {"lr", step.lr_factor},
@@ -105,6 +109,8 @@ TEST_F(MetricsTest, NumbersComeBackAsTheyWere) {
                             {"gpus_throttled", 2}}));
   EXPECT_EQ(found[1], (json{{"step", 17},
                             {"validation_loss", 2.0 / 3},
+                            {"validation_ms", 375.0},
+                            {"tokens", 7},
                             {"train_seconds", step.train_seconds},
                             {"step_ms", step.train_seconds / 17 * 1e3}}));
 }
@@ -116,6 +122,7 @@ TEST_F(MetricsTest, WhatIsNotKnownIsLeftOut) {
   metrics.add(StepMetrics{.step = 1});
   metrics.flush();
   EXPECT_FALSE(lines()[0].contains("step_ms")) << "there was no step";
+  EXPECT_FALSE(lines()[1].contains("loss_weights"));
   EXPECT_FALSE(lines()[1].contains("mfu"));
   EXPECT_FALSE(lines()[1].contains("device_memory_bytes"));
   EXPECT_FALSE(lines()[1].contains("gpu_rank"));

@@ -27,6 +27,37 @@ TEST(StepLine, ShowsTheUtilisationWhereItIsKnown) {
             "step    59/200  loss 2.32856  window  256  1095.4 ms/step  7478 tokens/s  MFU 42.3%  ETA 02:33");
 }
 
+TEST(StepLine, NamesAWeightedSum) {
+  StepReport weighted = report;
+  weighted.weighted = true;
+  EXPECT_EQ(format_step(weighted),
+            "step    59/200  weighted loss 2.32856  window  256  1095.4 ms/step  7478 tokens/s  ETA 02:33");
+}
+
+TEST(Summary, NamesAWeightedSum) {
+  RunSummary summary{};
+  EXPECT_FALSE(json::parse(summary_json(summary)).contains("final_train_loss_weights"));
+  EXPECT_EQ(closing_lines(summary).find("weights"), std::string::npos);
+  summary.loss_weights = 1.75;
+  EXPECT_EQ(json::parse(summary_json(summary))["final_train_loss_weights"], 1.75);
+  EXPECT_NE(closing_lines(summary).find("\nFOM final_train_loss_weights 1.75"), std::string::npos);
+}
+
+TEST(Summary, WarnsOfValidationsThatTakeMoreThanAThirdOfTheTime) {
+  RunSummary summary{};
+  summary.phases.avg[static_cast<int>(Phase::forward)] = 12;
+  summary.phases.avg[static_cast<int>(Phase::checkpoint)] = 8;
+  summary.phases.avg[static_cast<int>(Phase::validation)] = 10;  // exactly a third
+  EXPECT_FALSE(json::parse(summary_json(summary)).contains("warnings"));
+  EXPECT_EQ(closing_lines(summary).find("warning"), std::string::npos);
+  summary.phases.avg[static_cast<int>(Phase::validation)] = 12.5;
+  const std::string warning =
+      "validation took 12.5 s, 38 % of the time: raise validation.every or lower validation.tokens";
+  EXPECT_EQ(json::parse(summary_json(summary))["warnings"], json{warning});
+  const std::string lines = closing_lines(summary);
+  EXPECT_EQ(lines.substr(lines.rfind('\n') + 1), "warning: " + warning);
+}
+
 TEST(ValidationLine, ShowsTimeAndMeanStep) {
   EXPECT_EQ(format_validation(50, 200, 2.259012, 52.3),
             "validation at step 50/200: loss 2.25901  train time 52.3 s  1046.0 ms/step");

@@ -42,6 +42,21 @@ Config staged() {
   return config;
 }
 
+TEST(Targets, TheirWeightsAddUpWhereTheLossIsAWeightedSum) {
+  Config config = staged();
+  EXPECT_EQ(loss_weights(config, 0), std::nullopt);
+  config.stage[0].targets = {1, 0.5};
+  config.stage[0].targets_end = {1, 0};
+  config.stage[1].prefix = 0.25;
+  config.stage[2].targets = {0.5};
+  EXPECT_DOUBLE_EQ(loss_weights(config, 0).value(), 1.5);
+  EXPECT_DOUBLE_EQ(loss_weights(config, 30).value(), 1.25);
+  EXPECT_DOUBLE_EQ(loss_weights(config, 60).value(), 1.25);
+  EXPECT_DOUBLE_EQ(loss_weights(config, 105).value(), 0.5);
+  config.stage.clear();
+  EXPECT_EQ(loss_weights(config, 0), std::nullopt);
+}
+
 TEST(Schedule, LearningRateOfRecord13FallsToZeroOverTheLast640Steps) {
   Config config;
   config.train.steps = 1750;

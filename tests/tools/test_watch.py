@@ -122,6 +122,46 @@ class Drawing(WatchTest):
         self.assertEqual([watch.clock(s) for s in (360, 59.6, 3600, 86399, float("nan"))],
                          ["06:00", "01:00", "1:00:00", "23:59:59", "—"])
 
+    def test_time_that_is_left_counts_validations(self):
+        """Steps of 0.1 s and 1024 tokens, validations of as many tokens as 30 steps have."""
+        folder = write_run(Path("v"), {20: 4.0})
+        (folder / "summary.json").unlink()
+        deck = "[train]\nsteps = 50\n[validation]\ntokens = 30720\nevery = {}\n[data]\nvalidation = [\"v.h5\"]\n"
+
+        def left(every, lines):
+            (folder / "deck.toml").write_text(deck.format(every))
+            (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+            watched = watch.Watched(folder, "v")
+            watched.poll()
+            return watched.seconds_left()
+
+        steps = [step_line(step) for step in range(1, 51)]
+        made = [validation_line(step, 4.0, validation_ms=7000.0) for step in (0, 20)]
+        self.assertAlmostEqual(left(20, [made[0], *steps[:20]]), 3 + 3 * 7, msg="of steps 20, 40 and 50")
+        self.assertAlmostEqual(left(20, [made[0], *steps[:20], made[1]]), 3 + 2 * 7)
+        self.assertAlmostEqual(left(25, [made[0], *steps[:20]]), 3 + 2 * 7, msg="of steps 25 and 50")
+        self.assertAlmostEqual(left(25, [made[0], *steps]), 7, msg="the last one is still to come")
+        self.assertAlmostEqual(left(0, steps[:20]), 3 + 1, msg="a third of the time of 30 steps")
+        self.assertAlmostEqual(left(1, [made[0], *steps[:20]]), 3 + 31 * 7)
+
+    def test_a_weighted_sum_is_named(self):
+        folder = self.unfinished()
+        with open(folder / "deck.toml", "a") as file:
+            file.write("[[stage]]\ntargets = [1]\nprefix = 0\nprefix_end = -1\n[[stage]]\ntargets = [1, 0.5]\n")
+        watched = watch.Watched(folder, "a")
+        watched.poll()
+        page = Page(watch.document([watched], 5, True))
+        charts = [element["aria-label"] for element in page.elements["svg"] if "aria-label" in element]
+        self.assertEqual(charts[:2], ["Loss by steps; that of training is a weighted sum",
+                                      "Loss by seconds of training; that of training is a weighted sum"])
+        self.assertNotIn("(weighted)", page.texts["td"][4])
+        with open(folder / "metrics.jsonl", "a") as file:
+            file.write(json.dumps(step_line(21, loss_weights=1.5)) + "\n")
+        watched.poll()
+        self.assertEqual(Page(watch.document([watched], 5, True)).texts["td"][4], "2.90000 (weighted)")
+        self.assertEqual(watch.scalars(watched.metrics.steps[-1])["loss/training_weighted"], 2.9)
+        self.assertEqual(watch.scalars(watched.metrics.steps[-2])["loss/training"], 3.0)
+
     def test_lines_of_many_points_are_averaged(self):
         line = chart.Line([(i, 2.0 * i) for i in range(4000)], "red")
         self.assertEqual(len(line.shown), 400)
