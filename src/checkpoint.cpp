@@ -117,6 +117,7 @@ std::vector<std::string> Checkpoints::list() const {
 
 /// Makes the directory and removes files of writes that were cut short.
 void Checkpoints::make_directory() {
+  locked_.enter(directory_);
   make_directories(directory_, ExitCode::checkpoint);
   place_ = open_directory(directory_, ExitCode::checkpoint);
   const std::string suffix = partial_of("");
@@ -138,6 +139,7 @@ void Checkpoints::prune(long step) {
     if (milestone > 0 && step_of(name_of(files[i])).value() % milestone == 0) continue;
     if (same_file(files[i], config_.restart, ExitCode::checkpoint)) continue;
     try {
+      require_checkpoint_of(files[i], header_.model);
       remove_file(files[i], ExitCode::checkpoint);
     } catch (const Error& error) {
       if (kept_.insert(files[i]).second) warn(fmt::format("{}; the file is kept", error.what()));
@@ -305,6 +307,9 @@ std::optional<Progress> Checkpoints::load_newest(const std::vector<std::string>&
 }
 
 std::optional<Progress> Checkpoints::restore(const Slabs& slabs) {
+  comm_.together([&] {
+    if (comm_.root()) locked_.enter(directory_);
+  });
   if (config_.restart == "none") return std::nullopt;
   if (config_.restart != "auto") {
     comm_.together([&] {

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "src/checkpoint_file.hpp"
+#include "src/checkpoint_place.hpp"
 #include "src/comm.hpp"
 #include "src/config.hpp"
 #include "src/files.hpp"
@@ -87,6 +88,7 @@ class Checkpoints {
   Comm& comm_;
   const CheckpointConfig& config_;
   std::string directory_;
+  CheckpointPlace locked_;      ///< of rank 0
   Descriptor place_;            ///< of rank 0: the directory that was written to last
   CheckpointHeader header_;     ///< what all files of this run share
   std::set<std::string> kept_;  ///< files that could not be removed, of which the user knows

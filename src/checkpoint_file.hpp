@@ -60,6 +60,10 @@ CheckpointContents read_checkpoint(Comm& comm, const std::string& path, const st
 /// Collective. The header alone. Throws Error(checkpoint) on all ranks alike.
 CheckpointHeader read_checkpoint_header(Comm& comm, const std::string& path);
 
+/// For one rank. Throws Error(checkpoint) where the file is no checkpoint of a model of this fingerprint, by its
+/// header.
+void require_checkpoint_of(const std::string& path, const std::string& model);
+
 /// Collective. Reads the slabs' values, where a slab has no memory only to verify them. Throws Error(checkpoint) on all
 /// ranks alike; the slabs then hold anything.
 void read_tensors(Comm& comm, const std::string& path, const CheckpointHeader& header,

@@ -70,13 +70,7 @@ void Comm::set_log(const std::string& path) { watchdog_->set_log(path); }
 
 void Comm::share_heartbeats(const std::string& directory) {
   together([&] {
-    if (!root()) return;
-    make_directories(directory, ExitCode::output);
-    for (const std::string& name : list_directory(directory, ExitCode::output)) {
-      // Of a job that crashed; a rank's file is named by its number.
-      const bool number = name.find_first_not_of("0123456789") == std::string::npos;
-      if (number) remove_file(directory + "/" + name, ExitCode::output);
-    }
+    if (root()) Watchdog::clear_heartbeats(directory);
   });
   together([&] { watchdog_->share_heartbeats(directory); });
 }

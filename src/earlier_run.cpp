@@ -17,9 +17,10 @@ namespace {
 /// What lies in the directory.
 struct Remains {
   std::string deck;
-  std::string deck_file;  ///< that holds the deck
-  bool summary = false;   ///< there is one
-  long finished_at = 0;   ///< steps of the finished run that it is of; 0 if it is of none
+  std::string deck_file;   ///< that holds the deck
+  bool summary = false;    ///< there is one
+  bool cut_short = false;  ///< there is none, or it is of a run whose disk had no space left
+  long finished_at = 0;    ///< steps of the finished run that it is of; 0 if it is of none
   bool finished = false;
 };
 
@@ -33,6 +34,7 @@ std::optional<Remains> look(const RunDirectory& directory, const Checkpoints& ch
   remains.deck = found ? checkpoints.restored().deck : directory.read("deck.toml").value_or("");
   remains.deck_file = found ? checkpoints.restored_file() : directory.file("deck.toml");
   remains.summary = summary.has_value();
+  remains.cut_short = !summary || is_short_of_space(*summary);
   remains.finished_at = summary ? finished_steps(*summary) : 0;
   remains.finished =
       remains.finished_at > 0 || (found && found->step == parse_deck(remains.deck, remains.deck_file, {}).train.steps);
@@ -61,6 +63,7 @@ Earlier examine_earlier_run(const RunDirectory& directory, const Config& config,
   if (!remains) return Earlier::none;
   if (remains->finished || !found) {
     const std::vector<std::string> changes = differences(*remains, config, found.has_value());
+    if (!changes.empty() && !remains->finished && remains->cut_short) return Earlier::ended;
     if (!changes.empty()) {
       throw Error(ExitCode::usage,
                   fmt::format("{} contains {} of a different training ({}): choose another run.name, or set "

@@ -5,6 +5,7 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
+#include <array>
 #include <cerrno>
 #include <cmath>
 #include <cstring>
@@ -247,6 +248,15 @@ bool is_of_no_step(const std::string& summary_json) {
   const auto value = [&](const char* key) { return json.value(key, nlohmann::json()); };
   return value("steps") == 0 && value("final_val_loss").is_null() && value("stopped_by").is_string() &&
          is_stop_reason(value("stopped_by").get<std::string>());
+}
+
+bool is_short_of_space(const std::string& summary_json) {
+  const auto json = nlohmann::json::parse(summary_json, nullptr, false);
+  if (!json.is_object() || !json.value("stopped_by", nlohmann::json()).is_string()) return false;
+  const auto stopped_by = json["stopped_by"].get<std::string>();
+  // As messages end that name the system's reason.
+  return std::ranges::any_of(std::array{ENOSPC, EDQUOT, EFBIG},
+                             [&](int reason) { return stopped_by.ends_with(std::strerror(reason)); });
 }
 
 std::string closing_lines(const RunSummary& s) {

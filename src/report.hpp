@@ -101,6 +101,8 @@ std::string summary_json(const RunSummary& summary);
 long finished_steps(const std::string& summary_json);
 /// Whether a summary.json is of a run that was asked to stop before its first step and its first validation.
 bool is_of_no_step(const std::string& summary_json);
+/// Whether a summary.json is of a run that ended since the disk had no space left for it.
+bool is_short_of_space(const std::string& summary_json);
 std::string closing_lines(const RunSummary& summary);
 
 /// Largest resident memory of this process so far, in bytes.

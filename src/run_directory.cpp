@@ -12,6 +12,7 @@
 #include <thread>
 
 #include "src/error.hpp"
+#include "src/files_own.hpp"
 #include "src/output_file.hpp"
 
 namespace nanorun {
@@ -22,17 +23,6 @@ constexpr const char* lock_name = "lock";
 constexpr const char* on_node = " on node ";      ///< in what a lock file says
 constexpr const char* was_on_node = " on host ";  ///< in those of earlier programs
 constexpr std::uint64_t max_text = 1u << 30;      ///< bytes of a file that read() takes
-
-bool is_lock_text(const std::string& text) {
-  return text.find(on_node) != std::string::npos || text.find(was_on_node) != std::string::npos;
-}
-
-/// Who runs: the batch job where there is one, process and node.
-std::string own_name() {
-  const std::string job = job_id();
-  return fmt::format("{}process {}{}{}", job.empty() ? "" : fmt::format("job {}, ", job), ::getpid(), on_node,
-                     host_name());
-}
 
 /// Keys of the deck with relative paths at which all ranks look.
 std::vector<std::string> relative_keys(const Config& config) {
@@ -77,6 +67,16 @@ std::string job_id() {
     if (const char* id = std::getenv(variable)) return id;
   }
   return "";
+}
+
+bool is_lock_text(const std::string& text) {
+  return text.find(on_node) != std::string::npos || text.find(was_on_node) != std::string::npos;
+}
+
+std::string own_name() {
+  const std::string job = job_id();
+  return fmt::format("{}process {}{}{}", job.empty() ? "" : fmt::format("job {}, ", job), ::getpid(), on_node,
+                     host_name());
 }
 
 void require_possible_paths(const Config& config) {
@@ -273,7 +273,7 @@ bool RunDirectory::keep() {
     } else {
       make_again();
     }
-    make_directories(heartbeats(), ExitCode::output);
+    OwnDirectory::make(heartbeats(), ExitCode::output);
   } catch (const Error& error) {
     if (!warned_) warn(error.what());
     warned_ = true;

@@ -22,6 +22,10 @@ void require_same_directory(Comm& comm, const Config& config);
 /// Of the batch job that this process is part of; empty outside of one.
 std::string job_id();
 
+/// Who runs, as lock files say: the batch job where there is one, process and node. And whether a text is one of these.
+std::string own_name();
+bool is_lock_text(const std::string& text);
+
 class RunDirectory {
  public:
   /// Collective. Creates the directory, unless an earlier run has, and locks it for the lifetime of the object; nothing

@@ -13,12 +13,25 @@
 
 #include "kernels/life.hpp"
 #include "src/error.hpp"
+#include "src/files_own.hpp"
 
 namespace nanorun {
 
 namespace {
 
 constexpr const char* unknown_culprit = "another rank has died or hangs";
+
+constexpr const char* line_format = "{:>20} {:>20} {:>1} {:>20}\n";  ///< of a heartbeat
+constexpr std::uint64_t max_line = 256;                              ///< bytes
+
+/// In the directory of heartbeats: its number.
+std::string file_of(int rank) { return std::to_string(rank); }
+
+/// Whether a rank has written the text, or was to write it.
+bool is_heartbeat(const std::string& text) {
+  return text.empty() || (text.size() == fmt::format(line_format, 0, 0, 0, 0).size() && text.back() == '\n' &&
+                          text.find_first_not_of("0123456789 \n") == std::string::npos);
+}
 
 std::string list_of(const std::vector<int>& ranks) {
   const auto end = ranks.begin() + std::min<std::ptrdiff_t>(std::ssize(ranks), 8);
@@ -42,7 +55,7 @@ Watchdog::~Watchdog() {
     beating_.join();
   }
   quietly([&] {
-    remove_file(file_of(rank_), ExitCode::output);
+    OwnDirectory(directory_, ExitCode::output).remove(file_of(rank_));
     remove_empty_directory(directory_, ExitCode::output);
   });
 }
@@ -50,6 +63,16 @@ Watchdog::~Watchdog() {
 void Watchdog::set_timeout(double seconds) {
   std::lock_guard lock(mutex_);
   timeout_ = Seconds(seconds);
+}
+
+void Watchdog::clear_heartbeats(const std::string& directory) {
+  const OwnDirectory own = OwnDirectory::make(directory, ExitCode::output);
+  for (const std::string& name : own.list()) {
+    if (name.find_first_not_of("0123456789") != std::string::npos) continue;
+    if (!is_heartbeat(own.read(name, max_line)))
+      throw Error(ExitCode::output, fmt::format("{}/{}: is no heartbeat of a run: move it away", directory, name));
+    own.remove(name);
+  }
 }
 
 void Watchdog::share_heartbeats(const std::string& directory) {
@@ -174,22 +197,18 @@ void Watchdog::beat(std::stop_token stop) {
   }
 }
 
-std::string Watchdog::file_of(int rank) const { return fmt::format("{}/{}", directory_, rank); }
-
 void Watchdog::write(const Heartbeat& heartbeat) const {
-  overwrite_start(file_of(rank_),
-                  fmt::format("{:>20} {:>20} {:>1} {:>20}\n", heartbeat.beats, heartbeat.collectives,
-                              static_cast<int>(heartbeat.inside), heartbeat.step),
-                  ExitCode::output);
+  OwnDirectory(directory_, ExitCode::output)
+      .overwrite_start(file_of(rank_), fmt::format(line_format, heartbeat.beats, heartbeat.collectives,
+                                                   static_cast<int>(heartbeat.inside), heartbeat.step));
 }
 
 /// The lines of all ranks; zeros for one that cannot be read.
 std::vector<Watchdog::Heartbeat> Watchdog::read_all() const {
-  constexpr std::uint64_t max_line = 256;  // bytes
   std::vector<Heartbeat> heartbeats(ranks_);
   for (int rank = 0; rank < ranks_; ++rank) {
     quietly([&] {
-      std::istringstream line(read_text(file_of(rank), max_line, ExitCode::output));
+      std::istringstream line(OwnDirectory(directory_, ExitCode::output).read(file_of(rank), max_line));
       Heartbeat h;
       if (line >> h.beats >> h.collectives >> h.inside >> h.step) heartbeats[rank] = h;
     });

@@ -59,6 +59,9 @@ class Watchdog {
   /// Step named by the message.
   void set_step(long step) { step_ = step; }
   long step() const { return step_; }
+  /// Makes the directory of heartbeats and removes those that a job which crashed has left there. Throws Error(output)
+  /// where something else stands in the place of the directory or of a heartbeat.
+  static void clear_heartbeats(const std::string& directory);
   /// Starts the heartbeats of this rank in `directory`, which exists. Throws Error(output) if its file cannot be
   /// written.
   void share_heartbeats(const std::string& directory);
@@ -88,7 +91,6 @@ class Watchdog {
   void note(const std::string& message);
   Seconds max_silence() const;
 
-  std::string file_of(int rank) const;
   void write(const Heartbeat& heartbeat) const;
   std::vector<Heartbeat> read_all() const;
   std::string find_culprit(const std::vector<Heartbeat>& then, const std::vector<Heartbeat>& now,

@@ -9,7 +9,7 @@ from pathlib import Path
 LAYERS = """
 text
 error
-arena build early files json_text launch slab walltime
+arena build early files files_own json_text launch slab walltime
 output_file h5_library bin_file hellaswag nvml safetensors export_files
 file_lock growing_file watchdog
 config config_keys config_toml comm h5 h5_shared h5_structure
@@ -21,7 +21,7 @@ transport_mpi transport_nccl transport_peers tensor_comm gpu_monitor
 transport_devices params uploader tokenizer tokenizer_split tokenizer_table tokenizer_table_json synthetic
 import_documents import_documents_json import_plan prefixes touched_rows
 import import_bin import_encoded import_synthetic import_text coefficients update_rules run_data checkpoint_file
-activations rotary_table mlp_scales muon_blocks checkpoint
+activations rotary_table mlp_scales muon_blocks checkpoint checkpoint_place
 mixes head_mixing mlp_layer input_layer optimizer optimizer_rows optimizer_slabs optimizer_state
 values
 attention_layer
@@ -57,10 +57,10 @@ ROOMS = {
     # Whoever asks the file system elsewhere may drop its errors.
     "filesystem": {"files"},
     "fstream": {"files"},
-    "fcntl.h": {"files", "output_file", "file_lock", "early", "h5_structure"},
+    "fcntl.h": {"files", "files_own", "output_file", "file_lock", "early", "h5_structure"},
     "glob.h": {"files"},
     "dirent.h": {"files"},
-    "sys/stat.h": {"files", "output_file"},
+    "sys/stat.h": {"files", "files_own", "output_file"},
 }
 
 # What src/ may see of kernels/: the dispatcher, the views, the mask that the host builds, the memory of peers, and

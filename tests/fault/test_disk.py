@@ -61,6 +61,22 @@ class Disk(FaultTest):
         self.assert_refused(job, "checkpoint_00000040.h5.partial", "no space for the file")
         self.assert_continues(filler)
 
+    def test_run_without_space_for_a_checkpoint_is_no_obstacle(self):
+        """Another deck may then fit; the figures of the first stay."""
+        if not self.mount("-o", "size=8m"):
+            self.skipTest("needs the right to mount")
+        job = self.start(2, *self.slow)
+        job.until_step(2)
+        filler = self.fill(1 << 20)
+        self.assertEqual(job.wait(), 4, job.text())
+        self.assert_refused(job, "checkpoint_00000020.h5.partial", "no space for the file")
+        filler.unlink()
+        summary = (self.run_folder() / "summary.json").read_bytes()
+        again = self.train(2, *self.slow, "train.steps=4", "model.vocabulary=1000")
+        self.assertEqual(sorted(harness.losses(again)), [1, 2, 3, 4])
+        self.assertIn("is kept as outputs/run.1", again.text())
+        self.assertEqual((self.folder / "outputs/run.1/summary.json").read_bytes(), summary)
+
     def test_full_disk_at_the_last_checkpoint_stops_the_run_always(self):
         job, filler = self.no_space("checkpoint.on_failure=continue", code=4)
         self.assertEqual([re.search(r"checkpoint_\d+.h5", line)[0] for line in job.messages()],
@@ -202,7 +218,8 @@ class Disk(FaultTest):
 
     def test_heartbeats_that_cannot_be_written_leave_nothing(self):
         name = "outputs/run/heartbeats/0"
-        for path, injection in ((self.folder / name, "write:error=ENOSPC"), (name, "openat:error=EACCES")):
+        for path, injection in ((self.folder / name, "write:error=ENOSPC"),
+                                ((self.folder / name).parent, "openat:error=EACCES")):
             wrapper = self.injecting(path, injection)
             self.assert_refused(self.train(None, wrapper=wrapper, code=7), name)
             self.assertFalse((self.run_folder() / "heartbeats").exists())

@@ -83,6 +83,13 @@ class Signals(FaultTest):
         os.kill(pid, number)  # as a launcher or a closing terminal may
         self.assert_stopped(job, reason)
 
+    def test_signal_in_a_checkpoint_stops_the_run_there(self):
+        partial = f"{self.run_folder()}/checkpoints/checkpoint_00000003.h5.partial"
+        job = self.start(None, *LONG_RUN, "checkpoint.every=3",
+                         wrapper=self.injecting(partial, "fsync:signal=SIGTERM"))
+        self.assert_stopped(job, "SIGTERM received", step=3)
+        self.assertEqual(self.files(), [self.checkpoint(3).name])
+
     def test_sigint_without_mpirun(self):
         self.received_in_a_run(None, signal.SIGINT, "SIGINT received")
 

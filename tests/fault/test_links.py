@@ -1,0 +1,154 @@
+"""Links in the places of a run's own files and directories: nothing of others is reached through them."""
+
+import os
+import shutil
+
+from harness import FaultTest, restarted_from, small_run
+
+EVERY = ("checkpoint.every=1", "checkpoint.keep=1")
+
+
+def contents(folder):
+    return {path.relative_to(folder): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+class Links(FaultTest):
+    def stranger(self, *names):
+        folder = self.folder / "stranger"
+        folder.mkdir()
+        for name in names:
+            (folder / name).write_text(f"precious {name}")
+        return folder
+
+    def link(self, name, target, run="run"):
+        """outputs/<run>/<name> becomes a link."""
+        path = self.folder / "outputs" / run / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.symlink_to(target)
+        return path
+
+    def test_heartbeats_are_no_link(self):
+        stranger = self.stranger("0", "1", "7", "notes")
+        before = contents(stranger)
+        link = self.link("heartbeats", stranger)
+        for ranks in (None, 2):
+            self.assert_refused(self.train(ranks, code=7), "outputs/run/heartbeats: a symbolic link")
+        self.assertEqual(contents(stranger), before)
+        link.unlink()
+        self.train(2)
+
+    def test_heartbeats_become_a_link_in_a_run(self):
+        stranger = self.stranger("0", "1")
+        before = contents(stranger)
+        job = self.start(2, "train.steps=100000", "comm.timeout_seconds=1")  # a heartbeat each 1/16 s
+        job.until_step(2)
+        heartbeats = self.run_folder() / "heartbeats"
+        heartbeats.rename(self.folder / "aside")
+        heartbeats.symlink_to(stranger)
+        job.until_step(20)
+        (self.run_folder() / "stop").touch()
+        self.assertEqual(job.wait(), 75, job.text())
+        self.assertEqual(contents(stranger), before)
+
+    def test_files_of_others_among_the_heartbeats_stay(self):
+        heartbeats = self.run_folder() / "heartbeats"
+        heartbeats.mkdir(parents=True)
+        (heartbeats / "7").write_text("precious")
+        self.assert_refused(self.train(2, code=7), "outputs/run/heartbeats/7: is no heartbeat of a run")
+        self.assertEqual((heartbeats / "7").read_text(), "precious")
+        (heartbeats / "7").write_text(f"{3:>20} {5:>20} 1 {2:>20}\n")  # of a job that crashed
+        (heartbeats / "8").touch()
+        self.train(2)
+        self.assertFalse(heartbeats.exists())
+
+    def test_checkpoints_on_another_file_system(self):
+        scratch = self.stranger("notes")
+        self.link("checkpoints", scratch)
+        self.train(2, *EVERY, "stop.step=4", code=75)
+        self.assertEqual(restarted_from(self.train(2, *EVERY)), 4)
+        self.assertEqual(sorted(os.listdir(scratch)), ["checkpoint_00000012.h5", "lock", "notes"])
+        self.verify(self.checkpoint(12))
+        # The whole of outputs elsewhere is usual.
+        (self.folder / "elsewhere").mkdir()
+        (self.folder / "linked").symlink_to("elsewhere")
+        self.train(2, "run.outputs=linked")
+        self.assertTrue((self.folder / "elsewhere/run/checkpoints/checkpoint_00000012.h5").exists())
+
+    def test_checkpoints_elsewhere_are_locked(self):
+        scratch = self.stranger()
+        for run in ("run", "second"):
+            self.link("checkpoints", scratch, run)
+        job = self.start(1, *EVERY, "train.steps=100000")
+        job.until(lambda: any(scratch.glob("*.h5")), "checkpoint")
+        self.assert_refused(self.train(1, "run.name=second", code=4), "outputs/second/checkpoints: a link to",
+                            scratch, "another run", "checkpoint.restart=FILE")
+        (self.run_folder() / "stop").touch()
+        self.assertEqual(job.wait(), 75, job.text())
+        kept = contents(scratch)
+        self.assert_refused(self.train(1, "run.name=second", code=4), self.run_folder())
+        self.assertEqual(contents(scratch), kept)
+        # Under another name it is the same run.
+        shutil.rmtree(self.folder / "outputs/second")
+        self.run_folder().rename(self.folder / "outputs/second")
+        again = self.train(1, "run.name=second", *EVERY, "train.steps=100000", "stop.walltime_seconds=0.1", code=75)
+        self.assertIsNotNone(restarted_from(again))
+
+    def test_a_run_that_is_set_aside_keeps_its_checkpoints(self):
+        scratch = self.stranger()
+        self.link("checkpoints", scratch)
+        self.train(1, "stop.step=4", code=75)
+        before = {path: text for path, text in contents(scratch).items() if path.name != "lock"}
+        self.train(1, "checkpoint.restart=none", *EVERY)
+        self.link("checkpoints", scratch, "third")
+        self.assert_refused(self.train(1, "run.name=third", code=4), self.folder / "outputs/run.1")
+        self.assertEqual({path: text for path, text in contents(scratch).items() if path.name != "lock"}, before)
+
+    def test_checkpoints_of_another_run_are_refused(self):
+        self.train(2, *EVERY, "run.name=first", "stop.step=4", code=75)
+        first = self.folder / "outputs/first"
+        before = contents(first)
+        for target in ("../first/checkpoints", first, first / "checkpoints"):
+            link = self.link("checkpoints", target)
+            for restart in ("auto", "none"):
+                job = self.train(2, *EVERY, f"checkpoint.restart={restart}", code=4)
+                self.assert_refused(job, "outputs/run/checkpoints: a link to", first, "checkpoint.restart=FILE")
+            self.assertEqual(contents(first), before)
+            link.unlink()
+        own = self.train(2, f"checkpoint.restart={first}/checkpoints/checkpoint_00000004.h5")
+        self.assertEqual(restarted_from(own), 4)
+        self.assertEqual(contents(first), before)
+
+    def test_checkpoints_become_a_link_in_a_run(self):
+        self.train(1, *EVERY, "run.name=first", "stop.step=4", code=75)
+        before = contents(self.folder / "outputs/first")
+        job = self.start(2, *EVERY, "train.steps=100000")
+        job.until(lambda: self.checkpoint(2).exists() or self.checkpoint(3).exists(), "checkpoint")
+        (self.run_folder() / "checkpoints").rename(self.folder / "aside")
+        self.link("checkpoints", "../first/checkpoints")
+        self.assertEqual(job.wait(), 4, job.text())
+        self.assertIn("outputs/run/checkpoints: a link to", job.text())
+        self.assertEqual(contents(self.folder / "outputs/first"), before)
+
+    def test_link_to_no_directory(self):
+        for target in ("nowhere", self.folder / "deck.toml"):
+            link = self.link("checkpoints", target)
+            self.assert_refused(self.train(1, code=4), "outputs/run/checkpoints: a link to no directory")
+            link.unlink()
+
+    def test_files_that_the_run_has_not_written_are_not_pruned(self):
+        self.train(1, "run.name=wide", "model.width=64", "model.heads=4", "stop.step=2", code=75)
+        self.train(1, *EVERY, "stop.step=4", code=75)
+        notes = self.checkpoint(1)
+        notes.write_text("precious")
+        other = self.checkpoint(2)
+        shutil.copy(self.folder / "outputs/wide/checkpoints/checkpoint_00000002.h5", other)
+        kept = other.read_bytes()
+        job = self.train(1, *EVERY)
+        self.assertIn(f"{notes.name}: not an HDF5 file", job.text())
+        self.assertIn(f"{other.name}: a checkpoint of another model", job.text())
+        self.assertEqual(self.files(), [notes.name, other.name, self.checkpoint(12).name])
+        self.assertEqual((notes.read_text(), other.read_bytes()), ("precious", kept))
+
+
+if __name__ == "__main__":
+    small_run.main()
