@@ -11,6 +11,7 @@
 #include "src/activations.hpp"
 #include "src/arena.hpp"
 #include "src/attention_layer.hpp"
+#include "src/branches.hpp"
 #include "src/config.hpp"
 #include "src/input_layer.hpp"
 #include "src/mixes.hpp"
@@ -111,6 +112,7 @@ class Model {
   std::vector<Activations<T>> training_;  ///< for each length of a sequence, in the same memory
   Activations<T> validation_;
 
+  Branches<T> branches_;
   Coefficients<T> coefficients_;
   Mixes<T> mixes_;
   Values<T> values_;

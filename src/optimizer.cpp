@@ -472,6 +472,7 @@ void Optimizer<T>::round_copy(const OwnedBucket& owned) {
 /// Brings every rank's weights up to date with the masters.
 template <class T>
 void Optimizer<T>::publish() {
+  weights_.note_replaced();
   for (const OwnedBucket& owned : buckets_) round_copy(owned);
   ops::synchronize(stream_);
   if (comm_.size() == 1) return;

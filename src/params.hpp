@@ -138,7 +138,12 @@ class Weights {
   std::span<T> tensors() const { return tensors_.span(); }
   std::span<Scalar> scalars() const { return scalars_.span(); }
 
+  /// Whoever writes them otherwise than by a step of the optimizer notes it.
+  void note_replaced() const { ++replaced_; }
+  long replaced() const { return replaced_; }
+
  private:
+  mutable long replaced_ = 0;  ///< how often
   TensorArena<T> tensors_;
   TensorArena<Scalar> scalars_;
 };
