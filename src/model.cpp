@@ -96,7 +96,7 @@ Model<T>::Model(const Config& config, const ParameterTable& table, const Weights
 template <class T>
 const Parameters<T>& Model<T>::bind_gradients(const ParameterTable& table, std::span<Gradient> gradients) {
   if (gradients.empty()) return parameters_;
-  parameters_.gradients = {table, gradients.data(), gradients.data() + table.tensor_size()};
+  parameters_.gradients = {table, gradients.data(), gradients.data() + table.gradient_at(table.tensor_size())};
   const Mat<Gradient> head = parameters_.gradient("head");
   d_others_ = gradients.subspan(head.data + head.size() - gradients.data());
   return parameters_;

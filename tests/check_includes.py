@@ -21,7 +21,7 @@ transport_devices params uploader tokenizer tokenizer_split tokenizer_table toke
 import_documents import_documents_json import_plan prefixes touched_rows
 import import_bin import_encoded import_synthetic import_text coefficients update_rules run_data checkpoint_file
 activations rotary_table mlp_scales muon_blocks checkpoint
-mixes branches head_mixing mlp_layer input_layer optimizer optimizer_rows optimizer_slabs optimizer_state
+mixes branches head_mixing mlp_layer input_layer optimizer optimizer_rows optimizer_slabs optimizer_state optimizer_transfers
 values
 attention_layer
 model
