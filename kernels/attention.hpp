@@ -57,7 +57,7 @@ void attention_backward(Stream stream, Mat<acc_t<T>> d_q, Mat<T> d_k, Mat<T> d_v
 
 /// T = bf16, D = 128, scale > 0; rows and first_key are aligned to 16 bytes; else std::invalid_argument.
 /// d_q lies in panels of d_q_panel columns, [H D / d_q_panel, T, d_q_panel]. All sums have a fixed order. The stream
-/// needs create_sums(). Backward, H T is at most 2^24, else std::invalid_argument.
+/// needs create_sums(). Backward, H T is at most max_attention_rows (limits.hpp), else std::invalid_argument.
 namespace cuda {
 
 using portable::AttentionInputs;

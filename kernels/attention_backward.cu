@@ -322,7 +322,8 @@ void attention_backward(Stream stream, Mat<acc_t<T>> d_q, Mat<T> d_k, Mat<T> d_v
   require_vectors("attention_backward", lse);
   require_vectors("attention_backward", d_q);
   require_dense("attention_backward", d_q);
-  if (mask.length / step > Counters::max_steps / separate_heads(in)) {
+  static_assert(std::int64_t{Counters::max_steps} * step == max_attention_rows);
+  if (std::int64_t{mask.length} * separate_heads(in) > max_attention_rows) {
     throw std::invalid_argument("attention_backward: heads times tokens exceed 2^24");
   }
   WorkspaceAllocator allocator(workspace);

@@ -7,6 +7,7 @@
 
 #include "kernels/attention.hpp"
 #include "kernels/device.hpp"
+#include "kernels/limits.hpp"
 #include "kernels/sm90.cuh"
 #include "kernels/tensor_map.cuh"
 #include "kernels/vec.cuh"
@@ -16,7 +17,7 @@ namespace nanorun::kernels::cuda {
 /// Warp specialisation: a thread block has one producer warpgroup, which issues TMA, and two consumer warpgroups, which
 /// compute half of the tile's rows each.
 struct AttentionTiles {
-  int head_dim = 128;
+  int head_dim = attention_head_dim;
   int block = attention_block;     ///< queries and keys of a forward tile, keys of a backward tile
   int half = attention_block / 2;  ///< rows of one consumer warpgroup, queries of a backward step
   int stages = 2;

@@ -8,17 +8,19 @@
 #include <cmath>
 
 #include "kernels/head_composition.hpp"
+#include "kernels/limits.hpp"
 #include "kernels/sm90.cuh"
 #include "kernels/vec.cuh"
 
 namespace nanorun::kernels::cuda::composition {
 
-constexpr int head_dim = 128;
+constexpr int head_dim = attention_head_dim;
 constexpr int warps = 4, threads = warps * warp_size;
 constexpr int warp_rows = 16, warp_band = 128;
 constexpr int own_rows = warps * warp_rows;        ///< of a thread block
 constexpr int max_window = warp_band - warp_rows;  ///< keys
-constexpr int band_rows = own_rows + max_window;   ///< of a thread block
+static_assert(max_window == max_composition_window);
+constexpr int band_rows = own_rows + max_window;  ///< of a thread block
 constexpr int row_bytes = head_dim * static_cast<int>(sizeof(bf16));
 constexpr float log2_e = 1.4426950408889634f;
 

@@ -2,13 +2,12 @@
 // Softcap and cross-entropy loss between the GEMMs of the CUDA head (see head.hpp), with the gradient of the logits.
 
 #include "kernels/head.hpp"
+#include "kernels/limits.hpp"
 
 namespace nanorun::kernels::cuda {
 
-/// Largest V: a row of bf16 lies in a thread block's shared memory.
-constexpr int max_vocabulary = 113000;
-
-/// Logits before the softcap. V is a multiple of 8, at most max_vocabulary.
+/// Logits before the softcap. V is a multiple of 8, at most max_vocabulary: a row of bf16 lies in a thread block's
+/// shared memory.
 struct Softcap {
   Mat<bf16> z;                 ///< [rows, V], replaced by the gradient
   Vec<const Token> targets;    ///< of these rows and of all behind them

@@ -11,6 +11,7 @@
 #include <type_traits>
 
 #include "kernels/launch.cuh"
+#include "kernels/limits.hpp"
 #include "kernels/sm90.cuh"
 #include "kernels/types.hpp"
 
@@ -205,7 +206,8 @@ void launch_elementwise(const char* op, Stream stream, std::size_t n, const Body
 template <class T>
 void require_vectors(const char* op, const Mat<T>& x) {
   constexpr int vector = 16 / sizeof(T);
-  const bool aligned = reinterpret_cast<std::uintptr_t>(x.data) % 16 == 0 && x.ld % vector == 0 && x.cols % 8 == 0;
+  const bool aligned =
+      reinterpret_cast<std::uintptr_t>(x.data) % 16 == 0 && x.ld % vector == 0 && x.cols % row_vector == 0;
   if (x && !aligned) throw std::invalid_argument(std::string(op) + ": rows must be whole, aligned 16-byte vectors");
 }
 
@@ -216,9 +218,10 @@ void require_dense(const char* op, const Mat<T>& x) {
 }
 
 /// Calls launch(std::integral_constant<int, N>()), where N vectors of 8 elements for each lane are the fewest with
-/// which a warp covers a row. Throws std::invalid_argument beyond 4096 columns.
+/// which a warp covers a row. Throws std::invalid_argument beyond max_row columns.
 template <class Launch>
 void for_vectors_per_lane(const char* op, int cols, Launch&& launch) {
+  static_assert(max_row == 16 * 8 * warp_size);
   const int needed = ceil_div(cols / 8, warp_size);
   if (needed <= 1) return launch(std::integral_constant<int, 1>());
   if (needed <= 2) return launch(std::integral_constant<int, 2>());
@@ -226,7 +229,7 @@ void for_vectors_per_lane(const char* op, int cols, Launch&& launch) {
   if (needed <= 4) return launch(std::integral_constant<int, 4>());
   if (needed <= 8) return launch(std::integral_constant<int, 8>());
   if (needed <= 16) return launch(std::integral_constant<int, 16>());
-  throw std::invalid_argument(std::string(op) + ": at most 4096 columns");
+  throw std::invalid_argument(std::string(op) + ": at most " + std::to_string(max_row) + " columns");
 }
 
 }  // namespace nanorun::kernels::cuda

@@ -46,6 +46,7 @@ struct BlockActivations {
   kernels::Mat<T> attention_out, mlp_out;  ///< scratch where the mix that adds them implies them [T, d]
   kernels::Mat<T> x;                       ///< stream after the block; in training null unless keeps_stream() [T, d]
   bool hands_on_factor = false;            ///< see topology.hpp; in training
+  bool attention_is_read = false, mlp_is_read = false;  ///< by the mixes' backward passes, see Branches
 };
 
 /// Saved by what comes before the blocks.

@@ -28,6 +28,12 @@ void AttentionLayer<T>::forward(Stream stream, const Activations<T>& a, const Fe
 }
 
 template <class T>
+void AttentionLayer<T>::output_again(Stream stream, const Activations<T>& a, Mat<T> out, int layer) const {
+  ops::linear_forward<T>(stream, out, heads_.again(stream, a, layer),
+                         parameters_.weight(block_name(layer, "attention_out")));
+}
+
+template <class T>
 void AttentionLayer<T>::backward(Stream stream, const Activations<T>& a, const Feed<T>& feed,
                                  const BranchGradient<T>& d_out, bool add, int layer) const {
   const AttentionActivations<T>& s = a.block[layer].attention;

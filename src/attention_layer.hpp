@@ -33,6 +33,8 @@ class AttentionLayer {
   /// out [T, d] = attention of the layer's n, or += it.
   void forward(kernels::Stream stream, const Activations<T>& a, const Feed<T>& feed, kernels::Mat<T> out, Output output,
                int layer) const;
+  /// out [T, d] = what forward() gave, in a backward pass.
+  void output_again(kernels::Stream stream, const Activations<T>& a, kernels::Mat<T> out, int layer) const;
   /// Makes d_n the gradient of n, or adds it where layers above have the same n; d_out is that of the output. Adds to
   /// the gradients of the weights, or with `add` false replaces those of the matrices.
   void backward(kernels::Stream stream, const Activations<T>& a, const Feed<T>& feed, const BranchGradient<T>& d_out,

@@ -108,29 +108,13 @@ void check_trace(Rules& rules) {
   }
 }
 
-/// What the CUDA implementations of the ops can do.
-void check_device(Rules& rules) {
-  const Config& config = rules.config;
-  if constexpr (computes_in_fp32) return;
-  const ModelConfig& model = config.model;
-  rules.require(model.head_dim == 128, {"model.head_dim"},
-                "model.head_dim = {}: attention on CUDA devices supports 128 only", model.head_dim);
-  rules.require(model.width % 64 == 0 && model.width <= 4096, {"model.width"},
-                "model.width = {} must be a multiple of 64 up to 4096 on CUDA devices", model.width);
-  rules.require(model.composed_layers.empty() || model.composition_window <= 112, {"model.composition_window"},
-                "model.composition_window = {}: composed heads on CUDA devices take at most 112 keys",
-                model.composition_window);
-  rules.require(config.head.precision != HeadChoice::fp32, {"head.precision"},
-                "head.precision = \"fp32\" is for CPUs; CUDA devices take \"fp8\" or \"bf16\"");
-}
-
 }  // namespace
 
 void check_model(const Config& config) {
   Rules rules{config, {}};
   check_layers(rules);
   check_window(rules);
-  check_device(rules);
+  if constexpr (!computes_in_fp32) check_cuda(rules, Passes::forward);
   rules.errors.rethrow(ExitCode::usage, Scope::all_ranks);
 }
 
@@ -144,7 +128,7 @@ void check_config(const Config& config, int ranks) {
   check_optimizer(rules);
   check_checkpoint(rules);
   check_trace(rules);
-  check_device(rules);
+  if constexpr (!computes_in_fp32) check_cuda(rules, Passes::both);
   rules.errors.rethrow(ExitCode::usage, Scope::all_ranks);
 }
 

@@ -42,5 +42,9 @@ struct Rules {
 void check_layers(Rules& rules);
 /// Stages, and the keys of the schedule that depend on them.
 void check_stages(Rules& rules);
+/// What is computed: to use a model, or to train it.
+enum class Passes { forward, both };
+/// What the CUDA implementations of the ops take (kernels/limits.hpp); for builds that use them.
+void check_cuda(Rules& rules, Passes passes);
 
 }  // namespace nanorun

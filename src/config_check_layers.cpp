@@ -122,6 +122,10 @@ void check_streams(Rules& rules) {
   rules.require(model.attention_source < model.layers - 1, {"model.attention_source", "model.layers"},
                 "model.attention_source = {} must be below the last of model.layers = {}", model.attention_source,
                 model.layers);
+  rules.require(model.bigram_rows == 0 || model.residual == Residual::unet || !names(model.layers_without_attention, 0),
+                {"model.bigram_rows", "model.layers_without_attention"},
+                "model.bigram_rows needs attention on layer 0, whose factor of the bigram embeddings the first mix "
+                "takes; model.layers_without_attention excludes it");
   rules.require(model.bigram_sign_rows == 0 || model.bigram_rows > 0, {"model.bigram_sign_rows", "model.bigram_rows"},
                 "model.bigram_sign_rows needs model.bigram_rows");
   rules.require(model.bigram_columns == 0 || model.bigram_rows > 0, {"model.bigram_columns", "model.bigram_rows"},

@@ -80,6 +80,8 @@ bool read(const toml::node& node, const Check& check, I& out) {
 bool read(const toml::node& node, const Check& check, double& out) {
   if (!node.is_number()) return false;
   out = node.is_integer() ? static_cast<double>(**node.as_integer()) : **node.as_floating_point();
+  // What fp32 holds as zero, or without its whole precision, is zero; and zero has no sign that a quotient could get.
+  if (std::abs(out) < std::numeric_limits<float>::min()) out = 0;
   return std::isfinite(out) && check.number(out);
 }
 bool read(const toml::node& node, const Check& check, std::string& out) {

@@ -187,7 +187,8 @@ void Context::require_room_for_gemms() {
     throw Error(
         ExitCode::internal,
         fmt::format("rank {}: no room for OpenBLAS's buffers: raise the limits on address space and data (ulimit "
-                    "-v, ulimit -d), lower train.length or validation.length, or use more ranks",
+                    "-v, ulimit -d), lower train.length (with stages stage.N.length) or "
+                    "validation.length, or use more ranks",
                     comm_->rank()));
   });
 }

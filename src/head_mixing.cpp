@@ -27,6 +27,14 @@ Mat<T> HeadMixing<T>::forward(Stream stream, const Activations<T>& a, const ops:
 }
 
 template <class T>
+Mat<const T> HeadMixing<T>::again(Stream stream, const Activations<T>& a, int layer) const {
+  const AttentionActivations<T>& s = a.block[layer].attention;
+  if (!has_xsa(layer) && !is_gated(layer)) return s.y_composed ? s.y_composed : s.y;
+  ops::head_output_forward<T>(stream, a.aux, output(a, layer));
+  return a.aux;
+}
+
+template <class T>
 Mat<const T> HeadMixing<T>::backward(Stream stream, const Activations<T>& a, int layer) const {
   const AttentionActivations<T>& s = a.block[layer].attention;
   if (!has_xsa(layer) && !is_gated(layer)) return s.y_composed ? s.y_composed : s.y;

@@ -19,6 +19,8 @@ class HeadMixing {
   /// where the layer has XSA or gates.
   kernels::Mat<T> forward(kernels::Stream stream, const Activations<T>& a, const ops::AttentionInputs<T>& in,
                           const std::int32_t* first_key, int layer) const;
+  /// What forward() returned, formed anew where that was in a.aux.
+  kernels::Mat<const T> again(kernels::Stream stream, const Activations<T>& a, int layer) const;
   /// Makes a.d_narrow, the gradient of what forward() returned, that of y but for the composition's inputs, and
   /// value_gradient() that of the values. Returns what forward() returned, formed anew where that was in a.aux.
   kernels::Mat<const T> backward(kernels::Stream stream, const Activations<T>& a, int layer) const;

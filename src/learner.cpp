@@ -15,7 +15,7 @@ Learner<T>::Learner(const Config& config_, Comm& comm, Token end_of_text, const 
       tensor_comm(comm, streams.collectives, config.comm),
       rows(config.model, table, comm.rank(), comm.size(),
            static_cast<std::size_t>(config.train.sequences / comm.size()) * longest_length(config)),
-      gradients(table.size(), "the gradients"),
+      gradients(table.gradient_size(), "the gradients"),
       model(config, table, weights, gradients.span(), end_of_text, streams.compute, streams.upload),
       optimizer(config, table, weights, gradients.span(), model.idle(), tensor_comm, rows, streams.compute) {}
 

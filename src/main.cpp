@@ -112,10 +112,9 @@ ExitCode train(Context& context, const CommandLine& line) {
     return ExitCode::ok;
   } catch (const std::bad_alloc&) {
     // This rank alone: the report begins with its number.
-    throw Error(
-        ExitCode::internal,
-        "out of memory: nanorun train DECK --dry-run prints the memory that a rank needs; lower train.length or "
-        "validation.length, set train.recompute = \"mlp\", or use more ranks");
+    throw Error(ExitCode::internal,
+                "out of memory: nanorun train DECK --dry-run prints the memory that a rank needs; lower train.length "
+                "(with stages stage.N.length) or validation.length, set train.recompute = \"mlp\", or use more ranks");
   }
 }
 

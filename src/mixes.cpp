@@ -107,7 +107,7 @@ MixTerms<T> Mixes<T>::after_attention(const Activations<T>& a, int layer) const 
   stream.scalars[0] = attention_residual(layer);
   if (s.hands_on_factor) stream.d_source = {};
   ops::MixTerm<T>& out = terms.add(s.attention_out, a.d_branch);
-  out.implied = implies_attention(model_, layer);
+  out.implied = implies_attention(model_, layer) && !s.attention_is_read;
   out.scalars = attention_factors(layer);
   leave_factor(out, a);
   add_injection(terms, a.input.x0, a, layer, 0);
@@ -130,7 +130,8 @@ std::vector<ops::SharingMix<T>> Mixes<T>::injections(const Activations<T>& a, in
     mix.g = a.block[layer].mlp.n;
     mix.of[0] = injection(a, layer, 0);
     if (a.input.bigram && layer > 0) mix.of[1] = injection(a, layer, 1);
-    if (implies_attention(model_, layer)) mix.implied.scalars = attention_factors(layer);
+    const bool implied = implies_attention(model_, layer) && !a.block[layer].attention_is_read;
+    if (implied) mix.implied.scalars = attention_factors(layer);
   }
   return mixes;
 }
@@ -143,7 +144,7 @@ MixTerms<T> Mixes<T>::after_mlp(const Activations<T>& a, int layer) const {
       has_attention(model_, layer) ? add_norm(terms, s.mlp.n, s.mlp.rstd, a.d_x) : add_input(terms, a, layer);
   ops::MixTerm<T>& out = terms.add(s.mlp_out, a.d_branch);
   out.overwrites = true;
-  out.implied = implies_mlp(model_, layer);
+  out.implied = implies_mlp(model_, layer) && !s.mlp_is_read;
   if (mixes_by_mudd(model_, layer)) {
     stream.per_token = coefficients_.factor(a.coefficients, "mudd.mix", mlp_stream);
     out.per_token = coefficients_.factor(a.coefficients, "mudd.mix", mlp_out);

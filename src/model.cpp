@@ -73,7 +73,8 @@ Model<T>::Model(const Config& config, const ParameterTable& table, const Weights
       mlp_scales_(config, !gradients.empty(), compute),
       rotary_(config, max_sequence(config, !gradients.empty()), compute),
       arena_(activation_bytes<T>(config, !gradients.empty()), "the activations",
-             "lower train.length or validation.length, or set train.recompute = \"mlp\""),
+             "lower train.length (with stages stage.N.length) or validation.length, or set train.recompute = \"mlp\""),
+      branches_(config.model, parameters_, weights),
       coefficients_(config.model, bind_gradients(table, gradients)),
       mixes_(config.model, parameters_, coefficients_),
       values_(config.model, parameters_, coefficients_, mixes_),
@@ -95,7 +96,7 @@ Model<T>::Model(const Config& config, const ParameterTable& table, const Weights
 template <class T>
 const Parameters<T>& Model<T>::bind_gradients(const ParameterTable& table, std::span<Gradient> gradients) {
   if (gradients.empty()) return parameters_;
-  parameters_.gradients = {table, gradients.data(), gradients.data() + table.tensor_size()};
+  parameters_.gradients = {table, gradients.data(), gradients.data() + table.gradient_at(table.tensor_size())};
   const Mat<Gradient> head = parameters_.gradient("head");
   d_others_ = gradients.subspan(head.data + head.size() - gradients.data());
   return parameters_;
@@ -157,6 +158,7 @@ void Model<T>::forward_backward(Trace& trace, const DeviceSequence& sequence, lo
     Region region(trace, Phase::forward);
     forward(a, feed, hooks);
   }
+  branches_.mark(stream_, a);
   {
     Region region(trace, Phase::head);
     if (!accumulate.others && !accumulate.cleared) ops::fill<Gradient>(stream_, d_others_, 0);
@@ -394,6 +396,7 @@ ops::MixHandover<T> Model<T>::scaled_block_backward(Activations<T>& a, const Fee
     const AttentionActivations<T>& next = a.block[layer + 1].attention;
     norm = {next.n, next.rstd, next.d_n};
   }
+  if (s.mlp_is_read) mlp_.forward(stream_, a, s.mlp_out, false, layer);
   ops::mix_backward<T>(stream_, a.d_x, attends || s.x_before ? nothing : d_input, norm, mixes_.after_mlp(a, layer),
                        d_stream);
   const BranchGradient<T> elsewhere{a.d_branch};
@@ -402,6 +405,7 @@ ops::MixHandover<T> Model<T>::scaled_block_backward(Activations<T>& a, const Fee
   if (attends) {
     ops::MixHandover<T> handover;
     if (plain) handover = {a.d_x, mixes_.mlp_residual(layer), s.mlp.n};
+    if (s.attention_is_read) attention_.output_again(stream_, a, s.attention_out, layer);
     ops::mix_backward<T>(stream_, a.d_x, s.x_before ? nothing : d_input, {s.mlp.n, s.mlp.rstd, a.d_narrow},
                          mixes_.after_attention(a, layer), handover);
     attention_.backward(stream_, a, feed, plain ? BranchGradient<T>{s.mlp.n, factor} : elsewhere, add, layer);

@@ -11,6 +11,7 @@
 #include "src/activations.hpp"
 #include "src/arena.hpp"
 #include "src/attention_layer.hpp"
+#include "src/branches.hpp"
 #include "src/config.hpp"
 #include "src/input_layer.hpp"
 #include "src/mixes.hpp"
@@ -34,7 +35,7 @@ class Model {
     std::function<void(int layer)> leave;  ///< after the backward pass has completed the layer's gradients
   };
 
-  /// Weights and gradients, the latter [table.size()], outlive the model. Ops run on `compute`, copies to the device on
+  /// Weights and gradients, the latter [table.gradient_size()], outlive the model. Ops run on `compute`, copies to the device on
   /// `upload`. A model without gradients only validates, and holds nothing for training.
   Model(const Config& config, const ParameterTable& table, const Weights<T>& weights, std::span<Gradient> gradients,
         kernels::Token end_of_text, kernels::Stream compute, kernels::Stream upload);
@@ -111,6 +112,7 @@ class Model {
   std::vector<Activations<T>> training_;  ///< for each length of a sequence, in the same memory
   Activations<T> validation_;
 
+  Branches<T> branches_;
   Coefficients<T> coefficients_;
   Mixes<T> mixes_;
   Values<T> values_;

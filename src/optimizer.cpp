@@ -105,7 +105,8 @@ auto Optimizer<T>::make_owned(const Bucket& bucket, kernels::WorkspaceAllocator&
   owned.gathered = ops::create_event();
   const std::size_t first = bucket.offset + owned.bounds[comm_.rank()];
   const std::size_t size = owned.bounds[comm_.rank() + 1] - owned.bounds[comm_.rank()];
-  owned.gradients = gradients_.subspan(first, size);
+  owned.gradients = gradients_of(bucket).empty() ? std::span<Master>()
+                                                 : gradients_of(bucket).subspan(owned.bounds[comm_.rank()], size);
   const BucketState<T> state(allocator, config_, bucket, owned.rows, normuon_lines(config_, bucket, owned.rows));
   owned.master = state.master, owned.moment1 = state.moment1, owned.moment2 = state.moment2;
   if (bucket.scalars()) {
@@ -132,6 +133,13 @@ auto Optimizer<T>::make_owned(const Bucket& bucket, kernels::WorkspaceAllocator&
   return owned;
 }
 
+/// On all ranks; none of what is fixed.
+template <class T>
+auto Optimizer<T>::gradients_of(const Bucket& bucket) const -> std::span<Master> {
+  if (bucket.fixed()) return {};
+  return gradients_.subspan(table_.gradient_at(bucket.offset), bucket.size());
+}
+
 template <class T>
 void Optimizer<T>::clear_state() {
   const kernels::Workspace state = state_.space();
@@ -144,7 +152,11 @@ void Optimizer<T>::initialise(std::int64_t seed) {
   clear_state();
   for (const OwnedBucket& owned : buckets_) {
     // Initial values are formed in fp32, which the gradients have room for, as no step has begun.
-    const std::span<Master> all = owned.master.wide.empty() ? owned.gradients : owned.master.wide;
+    const bool lacks_room = owned.bucket.fixed() && owned.master.wide.empty();
+    const TensorArena<Master> room(lacks_room ? owned.master.size() : 0, "initial values");
+    const std::span<Master> all = lacks_room                  ? room.span()
+                                  : owned.master.wide.empty() ? owned.gradients
+                                                              : owned.master.wide;
     const std::size_t first = owned.bucket.offset + owned.bounds[comm_.rank()];
     for (const OwnedRows& rows : owned.rows) {
       if (rows.row_count == 0) continue;
@@ -155,6 +167,7 @@ void Optimizer<T>::initialise(std::int64_t seed) {
       if (owned.master.wide.empty()) ops::round_to<T>(stream_, owned.master.narrow, all);
     }
     round_kept(owned);
+    if (lacks_room) ops::synchronize(stream_);
   }
   holds_gradients_ = gradients_wait_ = false;
   publish();
@@ -165,8 +178,8 @@ void Optimizer<T>::warm_up(Trace& trace) {
   const long step = config_.optimizer.adam_period - 1;
   for (const Bucket& kind : kinds_) update_matrices(trace, kind, step);
   for (const OwnedBucket& owned : buckets_) {
-    const Group group = owned.bucket.group;
-    if (group != Group::matrix && group != Group::fixed && owned.master.size() > 0) apply_adam(owned, step);
+    const Bucket& bucket = owned.bucket;
+    if (bucket.group != Group::matrix && !bucket.fixed() && owned.master.size() > 0) apply_adam(owned, step);
   }
   squares_.collect(stream_);
   clear_state();
@@ -190,15 +203,15 @@ void Optimizer<T>::begin_step(long step) {
 /// Whether the gradients of other ranks' parts of a bucket, which these have taken, stand where new ones are added.
 template <class T>
 bool Optimizer<T>::leaves_others(const Bucket& bucket, bool keeps) const {
-  if (bucket.group == Group::matrix || comm_.size() == 1) return false;
+  if (bucket.group == Group::matrix || bucket.fixed() || comm_.size() == 1) return false;
   if (rows_.known(bucket)) return !holds_gradients_;
   return keeps || (clears_gradients() && bucket.group != Group::head);
 }
 
 template <class T>
 void Optimizer<T>::clear_gradients(const OwnedBucket& owned, bool own_too) {
-  if (owned.bucket.group == Group::matrix) return;
-  const std::span<Master> all = gradients_.subspan(owned.bucket.offset, owned.bucket.size());
+  if (owned.bucket.group == Group::matrix || owned.bucket.fixed()) return;
+  const std::span<Master> all = gradients_of(owned.bucket);
   const std::size_t begin = owned.bounds[comm_.rank()], end = owned.bounds[comm_.rank() + 1];
   ops::fill<Master>(stream_, all.first(begin), 0);
   if (own_too) ops::fill<Master>(stream_, owned.gradients, 0);
@@ -217,45 +230,6 @@ void Optimizer<T>::complete_rows() {
   lazy_.complete();
 }
 
-template <class T>
-void Optimizer<T>::start_reduce_scatter(Trace& trace, int layer, long step) {
-  for (OwnedBucket& owned : buckets_) {
-    if (owned.bucket.layer == layer) reduce(trace, owned);
-  }
-  // What is left of the backward pass behind the first block is too short for a table's gradients to arrive in.
-  if (layer >= 0 && !comm_.occupies_sms()) update_tables(trace, layer + 1, step);
-}
-
-template <class T>
-void Optimizer<T>::reduce(Trace& trace, OwnedBucket& owned) {
-  const Bucket& bucket = owned.bucket;
-  const std::span<Master> gradients = gradients_.subspan(bucket.offset, bucket.size());
-  transfer(trace, Phase::reduce_gradients, owned.reduced, [&] {
-    if (rows_.known(bucket)) {
-      const kernels::Mat<Master> table(gradients.data(), static_cast<int>(bucket.units),
-                                       static_cast<int>(bucket.unit_size));
-      comm_.reduce_scatter_rows(table, rows_.of(bucket));
-    } else {
-      comm_.reduce_scatter(gradients, owned.bounds);
-    }
-  });
-}
-
-/// Enqueues a collective after the ops enqueued so far; `done` is recorded behind it.
-template <class T>
-template <class Collective>
-void Optimizer<T>::transfer(Trace& trace, Phase phase, ops::Event& done, const Collective& collective) {
-  if (comm_.size() == 1) return;
-  Region region(trace, phase);
-  ops::record(stream_, handed_over_);
-  ops::wait(comm_.stream(), handed_over_);
-  {
-    Transfer transfer(trace, phase, comm_.stream());
-    collective();
-  }
-  ops::record(comm_.stream(), done);
-}
-
 /// The last tables come before the last kind of matrices: their gradients, which were handed over last, arrive during
 /// the kinds before it, and their new weights, which the next forward pass needs first, leave during that one.
 template <class T>
@@ -265,7 +239,7 @@ void Optimizer<T>::step(Trace& trace, long step) {
     update_matrices(trace, kinds_[i], step);
   }
   for (auto owned = buckets_.rbegin(); owned != buckets_.rend(); ++owned) {
-    if (!owned->updated) gather(trace, *owned);
+    if (!owned->updated && !owned->bucket.fixed()) gather(trace, *owned);
     owned->updated = false;
   }
   if (!adam_updates_at(config_.optimizer, step)) return;
@@ -280,8 +254,8 @@ void Optimizer<T>::update_tables(Trace& trace, int lowest_layer, long step) {
   // A tied head waits for the gradients of the embedding, which come last.
   const bool updates = adam_updates_at(config_.optimizer, step), shared = updates && tied(step);
   const auto due = [&](const OwnedBucket& owned) {
-    return owned.bucket.group != Group::matrix && owned.bucket.layer >= lowest_layer && !owned.updated &&
-           !(shared && lowest_layer >= 0 && owned.bucket.group == Group::head);
+    return owned.bucket.group != Group::matrix && !owned.bucket.fixed() && owned.bucket.layer >= lowest_layer &&
+           !owned.updated && !(shared && lowest_layer >= 0 && owned.bucket.group == Group::head);
   };
   if (shared && lowest_layer < 0) take_tied_gradients(trace);
   for (const OwnedBucket& owned : buckets_) {
@@ -292,39 +266,6 @@ void Optimizer<T>::update_tables(Trace& trace, int lowest_layer, long step) {
     if (!due(*owned)) continue;
     if (updates) gather(trace, *owned);
     owned->updated = true;
-  }
-}
-
-template <class T>
-void Optimizer<T>::await_gradients(Trace& trace, const OwnedBucket& owned) {
-  if (comm_.size() == 1) return;
-  Region region(trace, Phase::reduce_gradients);
-  ops::wait(stream_, owned.reduced);
-}
-
-template <class T>
-void Optimizer<T>::await_weights(Trace& trace, int layer) {
-  if (comm_.size() == 1) return;
-  for (const OwnedBucket& owned : buckets_) {
-    if (owned.bucket.layer != layer) continue;
-    Region region(trace, Phase::gather_weights);
-    ops::wait(stream_, owned.gathered);
-  }
-}
-
-template <class T>
-void Optimizer<T>::gather(Trace& trace, OwnedBucket& owned) {
-  transfer(trace, Phase::gather_weights, owned.gathered, [&] { gather_weights(owned); });
-}
-
-template <class T>
-void Optimizer<T>::gather_weights(const OwnedBucket& owned) {
-  const Bucket& bucket = owned.bucket;
-  if (bucket.scalars()) {
-    const std::size_t first = bucket.offset - table_.tensor_size();
-    comm_.all_gather(weights_.scalars().subspan(first, bucket.size()), owned.bounds);
-  } else {
-    comm_.all_gather(weights_.tensors().subspan(bucket.offset, bucket.size()), owned.bounds);
   }
 }
 
@@ -381,8 +322,7 @@ void Optimizer<T>::add_batches(const OwnedBucket& owned, long step) {
 template <class T>
 void Optimizer<T>::update_elements(Trace& trace, const OwnedBucket& owned, long step) {
   await_gradients(trace, owned);
-  if (owned.gradients.empty() || owned.bucket.group == Group::fixed || !adam_updates_at(config_.optimizer, step))
-    return;
+  if (owned.gradients.empty() || !adam_updates_at(config_.optimizer, step)) return;
   if (tied(step) && &owned == &bucket_of("embedding")) return;
   Region region(trace, Phase::adam);
   apply_adam(owned, step);
@@ -474,6 +414,7 @@ void Optimizer<T>::round_copy(const OwnedBucket& owned) {
 /// Brings every rank's weights up to date with the masters.
 template <class T>
 void Optimizer<T>::publish() {
+  weights_.note_replaced();
   for (const OwnedBucket& owned : buckets_) round_copy(owned);
   ops::synchronize(stream_);
   if (comm_.size() == 1) return;

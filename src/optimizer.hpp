@@ -30,7 +30,7 @@ class Optimizer {
  public:
   using Master = kernels::acc_t<T>;
 
-  /// Collective. Gradients [table.size()], weights, `idle` and `rows` outlive the optimizer; the communicator shares
+  /// Collective. Gradients [table.gradient_size()], weights, `idle` and `rows` outlive the optimizer; the communicator shares
   /// the weights' memory, and ends or is closed before that goes. Muon's scratch lies in `idle` where that suffices.
   Optimizer(const Config& config, const ParameterTable& table, const Weights<T>& weights, std::span<Master> gradients,
             kernels::Workspace idle, TensorComm& comm, TouchedRows& rows, kernels::Stream stream);
@@ -116,6 +116,7 @@ class Optimizer {
 
   OwnedBucket make_owned(const Bucket& bucket, kernels::WorkspaceAllocator& allocator);
   void clear_state();
+  std::span<Master> gradients_of(const Bucket& bucket) const;
   bool leaves_others(const Bucket& bucket, bool keeps) const;
   void clear_gradients(const OwnedBucket& owned, bool own_too);
   void reduce(Trace& trace, OwnedBucket& owned);

@@ -8,7 +8,7 @@ namespace nanorun {
 template <class T>
 auto Optimizer<T>::stored(const OwnedBucket& owned) const -> std::vector<Stored> {
   std::vector<Stored> tensors{{owned.master, "/weights/", false}};
-  if (owned.bucket.group == Group::fixed) return tensors;
+  if (owned.bucket.fixed()) return tensors;
   if (owned.bucket.group == Group::matrix) {
     tensors.push_back({owned.moment1, "/muon/momentum/", false});
     if (config_.optimizer.normuon_beta > 0) tensors.push_back({owned.moment2, "/muon/second_moment/", true});

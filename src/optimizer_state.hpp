@@ -49,7 +49,7 @@ struct Kept {
   std::size_t size() const { return wide.size() + narrow.size(); }
 };
 
-/// Masters that are no weights themselves, and moments: Adam has two, Muon one and, of NorMuon, a number for each line
+/// Masters that are no weights themselves, and moments, of what is trained: Adam has two, Muon one and, of NorMuon, a number for each line
 /// of a block. What there is none of is empty.
 template <class T>
 struct BucketState {
@@ -70,8 +70,8 @@ struct BucketState {
       if (in_bf16) return {{}, {allocator.take<T>(count), count}};
       return {{allocator.take<typename Kept<T>::Wide>(count), count}};
     };
+    if (bucket.fixed()) return;
     if (!Kept<T>::one_type && !bucket.scalars() && !narrow(&UpdateRule::master)) master = take(size, false);
-    if (bucket.group == Group::fixed) return;
     moment1 = take(size, narrow(&UpdateRule::moments));
     moment2 = bucket.group == Group::matrix ? take(lines, false) : take(size, narrow(&UpdateRule::moments));
   }

@@ -56,7 +56,10 @@ ParameterTable::ParameterTable(const ModelConfig& config) {
   add_value_embeddings(config);
   add_embeddings(config);
   add_net_inputs(config);
+  const std::size_t trained = size_;
+  add_fixed(config);
   tensor_size_ = size_;
+  fixed_size_ = size_ - trained;
   if (config.residual == Residual::unet) {
     add_unet_scalars(config);
   } else {
@@ -126,10 +129,6 @@ void ParameterTable::add_embeddings(const ModelConfig& config) {
     add("bigram", 1, config.bigram_rows, bigram_columns(config), Group::embedding, Init::zero);
     close_bucket(bigram_columns(config), -1, Lookup::bigram);
   }
-  if (config.bigram_sign_rows > 0) {
-    add("bigram_sign", 1, config.bigram_sign_rows, bigram_columns(config), Group::fixed, Init::sign);
-    close_bucket(bigram_columns(config), -1);
-  }
 }
 
 void ParameterTable::add_net_inputs(const ModelConfig& config) {
@@ -138,6 +137,13 @@ void ParameterTable::add_net_inputs(const ModelConfig& config) {
         1 / std::sqrt(config.width));
   }
   close_bucket(static_cast<std::size_t>(config.width), -1);
+}
+
+/// What is not trained stands behind all tensors that are, see gradient_at().
+void ParameterTable::add_fixed(const ModelConfig& config) {
+  if (config.bigram_sign_rows == 0) return;
+  add("bigram_sign", 1, config.bigram_sign_rows, bigram_columns(config), Group::fixed, Init::sign);
+  close_bucket(bigram_columns(config), -1);
 }
 
 void ParameterTable::add_unet_scalars(const ModelConfig& config) {

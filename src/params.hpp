@@ -1,7 +1,8 @@
 #pragma once
 // The parameter table: one row per tensor. Everything that treats parameters alike (initialisation, optimizer,
 // communication, checkpoint) iterates this table. Gradients lie in its order in one arena; of the weights, the tensors
-// lie in one and the learned scalars, which close the table, in another of the accumulators' type.
+// lie in one and the learned scalars, which close the table, in another of the accumulators' type. Fixed tensors have
+// no gradients and no state, and travel only when weights are initialised or restored.
 
 #include <cstdint>
 #include <span>
@@ -58,6 +59,7 @@ struct Bucket {
   std::size_t like_before = 0;   ///< matrices of this shape or its transpose in earlier buckets
 
   std::size_t size() const { return units * unit_size; }
+  bool fixed() const { return group == Group::fixed; }
   bool scalars() const { return group == Group::scalar || group == Group::skip; }
   /// Parts of the ranks, relative to `offset`. Unit counts differ by at most one, also those of matrices of like shapes
   /// over all buckets.
@@ -95,6 +97,10 @@ class ParameterTable {
   std::size_t size() const { return size_; }  ///< elements of all parameters
   /// Elements of the tensors that GEMMs and lookups read; the learned scalars come after them.
   std::size_t tensor_size() const { return tensor_size_; }
+  /// Elements that have gradients: all but the fixed tensors', which are the last of the tensors.
+  std::size_t gradient_size() const { return size_ - fixed_size_; }
+  /// Place of a gradient among these, by the offset of its element.
+  std::size_t gradient_at(std::size_t offset) const { return offset < tensor_size_ ? offset : offset - fixed_size_; }
   const Parameter& find(const std::string& name) const;
   /// One entry per tensor of the bucket, in order; empty where this rank owns none of it.
   std::vector<OwnedRows> owned(const Bucket& bucket, int rank, int ranks) const;
@@ -108,6 +114,7 @@ class ParameterTable {
   void add_value_embeddings(const ModelConfig& config);
   void add_embeddings(const ModelConfig& config);
   void add_net_inputs(const ModelConfig& config);
+  void add_fixed(const ModelConfig& config);
   void add_unet_scalars(const ModelConfig& config);
   void add_scaled_scalars(const ModelConfig& config);
   void add_gate_scalars(const ModelConfig& config);
@@ -118,6 +125,7 @@ class ParameterTable {
   std::vector<Bucket> buckets_;
   std::size_t size_ = 0;
   std::size_t tensor_size_ = 0;
+  std::size_t fixed_size_ = 0;
   std::size_t bucket_begin_ = 0;
 };
 
@@ -138,7 +146,12 @@ class Weights {
   std::span<T> tensors() const { return tensors_.span(); }
   std::span<Scalar> scalars() const { return scalars_.span(); }
 
+  /// Whoever writes them otherwise than by a step of the optimizer notes it.
+  void note_replaced() const { ++replaced_; }
+  long replaced() const { return replaced_; }
+
  private:
+  mutable long replaced_ = 0;  ///< how often
   TensorArena<T> tensors_;
   TensorArena<Scalar> scalars_;
 };

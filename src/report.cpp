@@ -5,6 +5,7 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <cmath>
@@ -64,10 +65,22 @@ double weight_bytes(const ParameterTable& table) {
   return tensors * sizeof(Real) + (all - tensors) * sizeof(kernels::acc_t<Real>);
 }
 
-/// Bytes that a rank sends in one step: its copies of all parts but its own, then its own part to all others.
+/// Bytes that a rank sends in one step, on average: its copies of all parts but its own, then its own part to all
+/// others. Of lookup tables only the rows travel that it has read, at most one for each token; the weights of Adam's
+/// tensors travel when they are updated.
 double bytes_sent_per_step(const Config& config, const ParameterTable& table, int ranks) {
   const double gradient = kernels::wire_bytes<kernels::acc_t<Real>>(config.comm.gradients);
-  return (static_cast<double>(table.size()) * gradient + weight_bytes(table)) * (ranks - 1) / ranks;
+  const double tokens = static_cast<double>(config.train.sequences) / ranks * longest_length(config);
+  double bytes = 0;
+  for (const Bucket& bucket : table.buckets()) {
+    if (bucket.fixed()) continue;
+    const auto units = static_cast<double>(bucket.units), unit = static_cast<double>(bucket.unit_size);
+    const double rows = bucket.lookup == Lookup::none ? units : std::min(units, tokens);
+    const double weight = bucket.scalars() ? sizeof(kernels::acc_t<Real>) : sizeof(Real);
+    bytes += rows * unit * gradient +
+             units * unit * weight / (bucket.group == Group::matrix ? 1 : config.optimizer.adam_period);
+  }
+  return bytes * (ranks - 1) / ranks;
 }
 
 /// "stages 0, 1": those in which the training loss is a weighted sum; empty where it is so in none.
@@ -301,7 +314,7 @@ std::vector<std::pair<std::string, std::string>> work_rows(const Config& config,
 }  // namespace
 
 std::string plan(const Config& config, const ParameterTable& table, int ranks) {
-  const double gradients = static_cast<double>(table.size()) * sizeof(kernels::acc_t<Real>);
+  const double gradients = static_cast<double>(table.gradient_size()) * sizeof(kernels::acc_t<Real>);
   const double weights = weight_bytes(table);
   const auto state =
       static_cast<double>(Optimizer<Real>::state_bytes(config, table, ranks, Model<Real>::idle_bytes(config)));

@@ -21,7 +21,8 @@ RotaryTable<T>::RotaryTable(const Config& config, int length, Stream stream)
       rows_(rows_of(config, length)),
       pairs_(config.model.head_dim / 2),
       frequencies_(pairs_),
-      table_(bytes(config, length) / sizeof(Real), "the rotary table", "lower train.length or validation.length") {}
+      table_(bytes(config, length) / sizeof(Real), "the rotary table",
+             "lower train.length (with stages stage.N.length) or validation.length") {}
 
 template <class T>
 std::size_t RotaryTable<T>::bytes(const Config& config, int length) {

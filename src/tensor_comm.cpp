@@ -14,7 +14,8 @@ TensorComm::TensorComm(Comm& comm, kernels::Stream stream, const CommConfig& con
       stream_(stream),
       wire_{config.gradients, config.gradient_scale},
       transport_(comm.size() == 1 ? nullptr : connect(comm, stream, config.transport)),
-      outgoing_(outgoing_bytes(comm.size()), "the buffers of collectives", "lower train.length") {
+      outgoing_(outgoing_bytes(comm.size()), "the buffers of collectives",
+                "lower train.length (with stages stage.N.length)") {
   messages_.reserve(comm.size());
 }
 

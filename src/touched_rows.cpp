@@ -20,7 +20,7 @@ TouchedRows::TouchedRows(const ModelConfig& model, const ParameterTable& table, 
     kind.exchange.to.resize(ranks), kind.exchange.from.resize(ranks);
   }
   const std::size_t bytes = capacity(tokens) * sizeof(std::int32_t);
-  device_ = Arena(bytes, "the rows of tables that travel", "lower train.length");
+  device_ = Arena(bytes, "the rows of tables that travel", "lower train.length (with stages stage.N.length)");
   for (PinnedArena& host : host_) host = PinnedArena(bytes);
 }
 

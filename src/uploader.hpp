@@ -70,7 +70,8 @@ class Uploader {
  private:
   struct Slot {
     explicit Slot(std::size_t bytes)
-        : host(bytes), device(bytes, "tokens and masks", "lower train.length or validation.length") {}
+        : host(bytes),
+          device(bytes, "tokens and masks", "lower train.length (with stages stage.N.length) or validation.length") {}
     PinnedArena host;
     Arena device;
     ops::Event uploaded = ops::create_event();

@@ -14,7 +14,7 @@ output_file h5_library bin_file hellaswag nvml safetensors export_files
 file_lock growing_file watchdog
 config config_keys config_toml comm h5 h5_shared h5_structure
 config_values config_check
-config_text config_check_layers config_check_stages
+config_text config_check_layers config_check_stages config_check_cuda
 context transport mask schedule topology bigram stop data data_steps data_documents
 agreement trace trace_file run_directory metrics time_left
 transport_mpi transport_nccl transport_peers tensor_comm gpu_monitor
@@ -22,7 +22,7 @@ transport_devices params uploader tokenizer tokenizer_split tokenizer_table toke
 import_documents import_documents_json import_plan prefixes touched_rows
 import import_bin import_encoded import_synthetic import_text coefficients update_rules run_data checkpoint_file
 activations rotary_table mlp_scales muon_blocks checkpoint checkpoint_place
-mixes head_mixing mlp_layer input_layer optimizer optimizer_rows optimizer_slabs optimizer_state
+mixes branches head_mixing mlp_layer input_layer optimizer optimizer_rows optimizer_slabs optimizer_state optimizer_transfers
 values
 attention_layer
 model
@@ -63,10 +63,10 @@ ROOMS = {
     "sys/stat.h": {"files", "files_own", "output_file"},
 }
 
-# What src/ may see of kernels/: the dispatcher, the views, the mask that the host builds, the memory of peers, and
-# signs of life.
+# What src/ may see of kernels/: the dispatcher, the views, the mask that the host builds, the memory of peers, signs of
+# life, and what CUDA implementations take.
 KERNEL_HEADERS = {
-    f"kernels/{name}.hpp" for name in ("ops", "types", "attention", "peer_memory", "life")
+    f"kernels/{name}.hpp" for name in ("ops", "types", "attention", "peer_memory", "life", "limits")
 }
 
 

@@ -78,6 +78,33 @@ TEST(RankCount, LossesAgreeOnAnyNumberOfRanks) {
   }
 }
 
+/// Branches that start at zero, on a stream of sums by learned factors: their factors' gradients are zero then, not the
+/// rounding of sums, of which Adam would make whole steps: then losses would differ by 1e-6 and more.
+TEST(RankCount, LossesOfBranchesThatStartAtZeroAgreeOnAnyNumberOfRanks) {
+  SKIP_WITHOUT_DEVICES();
+  Config config = small_config();
+  ModelConfig& model = config.model;
+  model.residual = Residual::scaled;
+  model.value_path = ValuePath::none;
+  model.smear = true;
+  model.bigram_rows = 101;
+  model.skip_from = 1;
+  model.skip_to = 3;
+  config.optimizer.adam_period = 1;
+  constexpr double closer = ops::on_host ? 1e-7 : tolerance;
+  const std::vector<double> one = losses_on(1, config);
+  EXPECT_LT(one.back(), one.front() - 0.5);
+  for (int ranks = 2; ranks <= test_comm().size(); ranks *= 2) {
+    const std::vector<double> many = losses_on(ranks, config);
+    double worst = 0;
+    for (int s = 0; s < steps; ++s) {
+      worst = std::max(worst, std::abs(many[s] - one[s]) / one[s]);
+      EXPECT_NEAR(many[s], one[s], closer * one[s]) << "step " << s << ", " << ranks << " ranks";
+    }
+    if (test_comm().root()) std::printf("largest relative difference, zero branches, %d ranks: %.1e\n", ranks, worst);
+  }
+}
+
 /// With what Adam keeps in bf16.
 TEST(RankCount, LossesWithStateInBf16AgreeOnOneTwoAndFourRanks) {
   SKIP_WITHOUT_DEVICES();

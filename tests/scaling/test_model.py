@@ -62,6 +62,30 @@ class Counts(ScalingTest):
             sent = load.reduce_scatter(2)[1] + load.all_gather(2)[1]
             self.assertAlmostEqual(sent, told, delta=0.01 * told)
 
+    def test_bytes_count_rows_that_are_read_and_the_period(self):
+        """Of tables a rank sends the rows that its tokens may read, in two of adam_period steps the weights of Adam's
+        tensors once, and of what is not trained nothing."""
+        def told(*overrides):
+            resolved, plan = dry_run(ROOT / "inputs/record89.toml", "validation.length=128", *overrides, ranks=2)
+            number, unit = re.search(r"^bytes sent per rank and step +(\S+) ([KMG])iB", plan, re.MULTILINE).groups()
+            lengths = [stage["length"] for stage in resolved["stage"]]
+            load = Workload(resolved["model"], resolved["comm"]["gradients"], False, max(lengths),
+                            resolved["optimizer"]["adam_period"])
+            sequences = resolved["train"]["sequences"] / 2
+            sent = load.reduce_scatter(2, sequences)[1] + load.all_gather(2)[1]
+            number = float(number) * 1024 ** (1 + "KMG".index(unit))
+            self.assertAlmostEqual(sent, number, delta=0.01 * number)
+            return number
+
+        short = [f"stage.{i}.length=128" for i in range(4)] + [f"stage.{i}.longest_document=0" for i in range(4)]
+        width, rows = 768, 50304
+        tables = (5 * 50257 + rows + 377280) * width
+        all_rows, few_rows = told(), told(*short)
+        self.assertLess(few_rows, all_rows)
+        every_step = told("optimizer.adam_period=1")
+        self.assertAlmostEqual(every_step - all_rows, 4 * (tables + rows * width) / 2 / 2, delta=0.01 * every_step)
+        self.assertEqual(told("model.bigram_sign_rows=0"), all_rows)
+
     def test_buckets_are_those_of_the_program(self):
         """By shape and quarter of the layers, the last quarter first; each table alone; scalars and skips."""
         self.assertEqual([(b.units, b.unit_size) for b in model.buckets(MODEL)],

@@ -88,7 +88,7 @@ class TinyTraining : public Learner<Real> {
     throw std::runtime_error("no weights of " + p.name);
   }
   double gradient_norm(const Parameter& p) {
-    HostView<float> view(gradients.span().subspan(p.offset, p.size()));
+    HostView<float> view(gradients.span().subspan(table.gradient_at(p.offset), p.size()));
     view.download(stream_);
     ops::synchronize(stream_);
     return std::sqrt(squares(view.span()));

@@ -69,7 +69,11 @@ def workload_of(run):
     gradients = tool.field(tool.field(deck, "comm", dict, path), "gradients", str, path)
     if gradients not in model.GRADIENT_BYTES:
         raise tool.ToolError(f"{path}: gradients should be one of {', '.join(model.GRADIENT_BYTES)}, not {gradients}")
-    return model.Workload(keys, gradients, "peak_device_memory_bytes" in tool.read_json(run.folder / "summary.json"))
+    stages = tool.field(deck, "stage", list, path) if "stage" in deck else [tool.field(deck, "train", dict, path)]
+    length = max(tool.field(stage, "length", int, path, least=1) for stage in stages)
+    period = tool.field(tool.field(deck, "optimizer", dict, path), "adam_period", int, path, least=1)
+    on_gpus = "peak_device_memory_bytes" in tool.read_json(run.folder / "summary.json")
+    return model.Workload(keys, gradients, on_gpus, length, period)
 
 
 def why_not(points, errors):

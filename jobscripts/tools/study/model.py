@@ -4,11 +4,12 @@
 
 s sequences of a rank; M(P) floating-point operations of Muon on the rank that owns most matrices; E elements that
 Adam updates. Each collective takes latency * messages + bytes / bandwidth, counted as src/tensor_comm.hpp exchanges
-them. All coefficients are non-negative; each part is fitted to its own measured time by least squares of relative
+them: of lookup tables the rows that a rank's tokens may read, of Adam's weights one of adam_period steps. All coefficients are non-negative; each part is fitted to its own measured time by least squares of relative
 errors. Where ranks share cores, every part takes ranks / cores times as long.
 """
 
 import itertools
+import math
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -30,6 +31,8 @@ class Bucket:
     unit_size: int
     rows: int = 0  # of a matrix
     cols: int = 0
+    lookup: bool = False  # each token reads a row; only such rows of its gradients travel
+    fixed: bool = False  # not trained: it does not travel
 
     @property
     def size(self):
@@ -52,8 +55,8 @@ def buckets(model):
                   Bucket(len(members), hidden * width, width, hidden)]
     padded = -(-vocabulary // 128) * 128
     values = {"embeddings": model["value_embeddings"], "gated_embeddings": len(model.get("value_layers", []))}
-    table += [Bucket(padded, width), *values.get(model["value_path"], 0) * [Bucket(vocabulary, width)],
-              Bucket(padded if model.get("tied_head") else vocabulary, width)]
+    table += [Bucket(padded, width), *values.get(model["value_path"], 0) * [Bucket(vocabulary, width, lookup=True)],
+              Bucket(padded if model.get("tied_head") else vocabulary, width, lookup=True)]
     if model.get("residual") == "scaled":
         table += scaled_tables(model)
     else:
@@ -81,9 +84,9 @@ def scaled_tables(model):
     else:
         scalars += xsa + 12 * gates + injections
     width, hidden = model["width"], model["coefficient_width"]
-    rows = (model["bigram_rows"], model["bigram_sign_rows"])
-    return [*(Bucket(count, model.get("bigram_columns") or width) for count in rows), Bucket(nets * hidden, width),
-            Bucket(scalars + columns * (hidden + 1), 1)]
+    bigrams = model.get("bigram_columns") or width
+    return [Bucket(model["bigram_rows"], bigrams, lookup=True), Bucket(nets * hidden, width),
+            Bucket(model["bigram_sign_rows"], bigrams, fixed=True), Bucket(scalars + columns * (hidden + 1), 1)]
 
 
 def newton_schulz_flops(bucket):
@@ -104,11 +107,13 @@ def shares(table):
 
 
 class Workload:
-    """What a step asks of a rank, by rank count. `gradients`: comm.gradients of the deck."""
+    """What a step asks of a rank, by rank count. `gradients`: comm.gradients of the deck; `length`: tokens of a sequence;
+    `period`: optimizer.adam_period."""
 
-    def __init__(self, model, gradients, on_gpus):
+    def __init__(self, model, gradients, on_gpus, length=None, period=1):
         self.buckets = buckets(model)
         self.shares = shares(self.buckets)
+        self.length, self.period = length, period
         self.matrices = [b for b in self.shares if b.rows]
         self.gradient_bytes = GRADIENT_BYTES[gradients]
         self.tensor_bytes = 2 if on_gpus else 4
@@ -119,18 +124,28 @@ class Workload:
         return sum(-(-b.units // ranks) * newton_schulz_flops(b) for b in self.matrices)
 
     def adam_elements(self, ranks):
-        return sum(b.largest(ranks) for b in self.buckets if not b.rows)
+        return sum(b.largest(ranks) for b in self.buckets if not (b.rows or b.fixed)) / self.period
 
-    def reduce_scatter(self, ranks):
+    def sent(self, table, sequences):
+        """What a rank with so many sequences may have gradients of; without their number, everything."""
+        most = sequences * self.length if sequences and self.length else math.inf
+        return [replace(b, units=int(min(b.units, most))) if b.lookup else b for b in table if not b.fixed]
+
+    def reduce_scatter(self, ranks, sequences=None):
         """(messages, bytes) that a rank receives: its part of each bucket from every other rank, in pieces."""
         piece = self.incoming_bytes // max(1, min(ranks - 1, self.peers_at_once))
-        pieces = sum(-(-self.gradient_bytes * b.largest(ranks) // piece) for b in self.buckets)
-        return (ranks - 1) * pieces, (ranks - 1) * sum(self.gradient_bytes * b.largest(ranks) for b in self.shares)
+        pieces = sum(-(-self.gradient_bytes * b.largest(ranks) // piece) for b in self.sent(self.buckets, sequences))
+        parts = [self.gradient_bytes * b.largest(ranks) for b in self.sent(self.shares, sequences)]
+        return (ranks - 1) * pieces, (ranks - 1) * sum(parts)
 
     def all_gather(self, ranks):
-        """(messages, bytes) that a rank sends: its part of each bucket to every other rank."""
-        parts = [(self.tensor_bytes if b.unit_size > 1 else SCALAR_BYTES) * b.largest(ranks) for b in self.shares]
-        return (ranks - 1) * len(self.buckets), (ranks - 1) * sum(parts)
+        """(messages, bytes) that a rank sends: its part of each bucket to every other rank. The mean over the steps,
+        as Adam's weights travel when it updates."""
+        def mean(table, what):
+            return sum(what(b) / (1 if b.rows else self.period) for b in table if not b.fixed)
+
+        size = mean(self.shares, lambda b: (self.tensor_bytes if b.unit_size > 1 else SCALAR_BYTES) * b.largest(ranks))
+        return (ranks - 1) * mean(self.buckets, lambda b: 1), (ranks - 1) * size
 
     def all_reduce(self, ranks):
         """Messages by recursive doubling."""
@@ -196,7 +211,7 @@ class Model:
         exposed = 1 - self.overlap
         seconds = (self.per_sequence * sequences, self.constant, self.muon * load.muon_flops(ranks),
                    self.adam * load.adam_elements(ranks),
-                   exposed * self.reduce_scatter.time(*load.reduce_scatter(ranks)),
+                   exposed * self.reduce_scatter.time(*load.reduce_scatter(ranks, sequences)),
                    exposed * self.all_gather.time(*load.all_gather(ranks)),
                    self.all_reduce.time(load.all_reduce(ranks), 0))
         return {name: sharing * value for name, value in zip(PARTS, seconds)}
@@ -233,7 +248,7 @@ def fit_overlap(points):
 def fit_link(points, phase, exposed, traffic):
     """The bandwidth comes first: from a single rank count it alone is fitted."""
     joined = [p for p in points if p.ranks > 1]
-    rows = [[traffic(p.ranks)[1], traffic(p.ranks)[0]] for p in joined]
+    rows = [[traffic(p)[1], traffic(p)[0]] for p in joined]
     times = [p.path[phase] / p.sharing / exposed for p in joined]
     per_byte, latency = relative_fit(rows, times) if joined else (0.0, 0.0)
     return Link(float(latency), float(per_byte))
@@ -249,9 +264,9 @@ def fit(points, workload):
     muon, = coefficients("muon", lambda p: [workload.muon_flops(p.ranks)])
     adam, = coefficients("adam", lambda p: [workload.adam_elements(p.ranks)])
     return Model(workload, per_sequence, constant, muon, adam,
-                 fit_link(points, "reduce_gradients", 1 - overlap, workload.reduce_scatter),
-                 fit_link(points, "gather_weights", 1 - overlap, workload.all_gather),
-                 fit_link(points, "sync", 1.0, lambda ranks: (workload.all_reduce(ranks), 0)), overlap)
+                 fit_link(points, "reduce_gradients", 1 - overlap, lambda p: workload.reduce_scatter(p.ranks, p.sequences)),
+                 fit_link(points, "gather_weights", 1 - overlap, lambda p: workload.all_gather(p.ranks)),
+                 fit_link(points, "sync", 1.0, lambda p: (workload.all_reduce(p.ranks), 0)), overlap)
 
 
 def leave_one_out(points, workload):
