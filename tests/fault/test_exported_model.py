@@ -7,7 +7,7 @@ import struct
 import sys
 from pathlib import Path
 
-from exported_files import exported_model, read_header, tensors, write_header
+from exported_files import exported_model, import_torch, read_header, tensors, write_header
 from harness import FaultTest, Job, small_run
 
 FILES = ["config.json", "configuration_nanorun.py", "model.safetensors", "modeling_nanorun.py"]
@@ -202,14 +202,10 @@ class ExportedModel(FaultTest):
     def test_pytorch_agrees(self):
         """The exported weights in the reference implementation give the run's validation loss, and the model that is
         exported along the logits of the reference."""
-        try:
-            import torch
-        except ImportError:
-            self.skipTest("needs PyTorch")
+        torch = import_torch(self)
         sys.path.append(str(Path(__file__).resolve().parents[1] / "golden"))
         import reference
 
-        torch.set_num_threads(1)
         for features in (["window.layers=LSSL"],
                          ["model.value_path=first", "model.rotary=full", "model.layers_without_attention=[2]",
                           "window.kind=token", "window.quantum=64", "window.last=100", "model.attention_scale=0.12"]):
@@ -237,11 +233,7 @@ class ExportedModel(FaultTest):
 
     def test_pytorch_agrees_beyond_the_records(self):
         """The same loss with the keys that the reference does not have; each of them changes it."""
-        try:
-            import torch
-        except ImportError:
-            self.skipTest("needs PyTorch")
-        torch.set_num_threads(1)
+        torch = import_torch(self)
         model = self.exported("window.layers=LSSL", "window.kind=tokens_before", "window.quantum=20", "window.last=100",
                               "validation.last_long_window=130", "model.softcap_kind=sigmoid", "model.softcap_shift=5",
                               "model.softcap_width=7.5", "model.tied_head=true", "train.untie_step=5")
