@@ -295,6 +295,7 @@ class ExportedModel(FaultTest):
 
         for content, said in ((b"", "no safetensors"), (good[:-1], "bytes of values"),
                               (good + b"\0", "bytes of values"), (good[:40], "cut off"),
+                              (b"version https://git-lfs.github.com/spec/v1\n", "git lfs pull"),
                               (struct.pack("<Q", 2**63) + good[8:], "cut off"),
                               (struct.pack("<Q", 1 << 23) + bytes(1 << 23), "more than the"),
                               (struct.pack("<Q", 8) + b"[[[[[[[[", "no safetensors")):
