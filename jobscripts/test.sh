@@ -33,6 +33,9 @@ find_nvcc() {
 command -v srun >/dev/null || packages+=(slurmctld slurmd slurm-client munge)
 packages+=(shellcheck clang-format)
 
+# Tests run exported models in PyTorch.
+packages+=(python3-torch)
+
 # tests/install compiles the sources for ARM too.
 [[ $(uname -m) != x86_64 ]] || packages+=(g++-aarch64-linux-gnu)
 

@@ -6,9 +6,9 @@
 namespace nanorun {
 
 /// Prints the resolved deck, what run_training() on `ranks` ranks would do, and lines that begin with "warning: " where
-/// the data are missing or too short, all on standard output. Throws Error(usage) where check_config() refuses the
-/// deck, what require_possible_paths() throws, and Error(checkpoint) where the run could not begin with the weights of
-/// checkpoint.weights. For one rank to call.
+/// the data are missing or too short or the run could not begin with the weights of checkpoint.weights, all on standard
+/// output. Throws Error(usage) where check_config() refuses the deck, and what require_possible_paths() throws. For one
+/// rank to call.
 void plan_training(const Config& config, int ranks);
 
 }  // namespace nanorun

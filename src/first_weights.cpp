@@ -13,6 +13,16 @@ namespace nanorun {
 
 namespace {
 
+std::vector<float> read_whole(Comm& alone, const std::string& file, const CheckpointHeader& header,
+                              const ParameterTable& table, const char* dataset) {
+  const std::vector<Slab<float>> slabs = weight_slabs(table);
+  Slab<float> slab = *std::ranges::find(slabs, dataset, &Slab<float>::dataset);
+  std::vector<float> values(slab.total_rows * slab.cols);
+  slab.data = values;
+  read_tensors(alone, file, header, {slab});
+  return values;
+}
+
 bool has_tied_head(const Config& config) { return config.model.tied_head && config.train.untie_step >= 0; }
 
 }  // namespace
@@ -46,24 +56,20 @@ void require_tied(Comm& comm, const Config& config, std::span<const float> head,
 std::string plan_first_weights(const Config& config, const ParameterTable& table) {
   const std::string& file = config.checkpoint.weights;
   if (file.empty()) return {};
-  Comm alone(MPI_COMM_SELF);
-  const auto [header, difference] = find_first_weights(alone, config, table);
-  if (has_tied_head(config)) {
-    std::vector<Slab<float>> slabs = weight_slabs(table);
-    std::vector<float> head, embedding;
-    const auto read = [&](const char* dataset, std::vector<float>& values) {
-      Slab<float> slab = *std::ranges::find(slabs, dataset, &Slab<float>::dataset);
-      values.resize(slab.total_rows * slab.cols);
-      slab.data = values;
-      read_tensors(alone, file, header, {slab});
-    };
-    read("/weights/head", head);
-    read("/weights/embedding", embedding);
-    require_tied(alone, config, head, embedding);
+  try {
+    Comm alone(MPI_COMM_SELF);
+    const auto [header, difference] = find_first_weights(alone, config, table);
+    if (has_tied_head(config)) {
+      const auto values = [&, &header = header](const char* dataset) {
+        return read_whole(alone, file, header, table, dataset);
+      };
+      require_tied(alone, config, values("/weights/head"), values("/weights/embedding"));
+    }
+    return fmt::format("begins with the weights of {}, step {}\n{}", file, header.progress.step,
+                       difference.empty() ? "" : "warning: the model of these weights differs: " + difference + "\n");
+  } catch (const Error& error) {
+    return fmt::format("warning: {}\n", error.what());
   }
-  std::string text = fmt::format("begins with the weights of {}, step {}\n", file, header.progress.step);
-  if (!difference.empty()) text += "warning: the model of these weights differs: " + difference + "\n";
-  return text;
 }
 
 }  // namespace nanorun

@@ -25,8 +25,8 @@ FirstWeights find_first_weights(Comm& comm, const Config& config, const Paramete
 /// Collective where that is so.
 void require_tied(Comm& comm, const Config& config, std::span<const float> head, std::span<const float> embedding);
 
-/// For one rank, before a run: throws what the run would throw for config.checkpoint.weights. Returns lines about it,
-/// each with its end.
+/// For one rank, before a run: lines about config.checkpoint.weights, each with its end. Those begin with "warning: "
+/// that say why the run could not begin with these weights, or how its model differs.
 std::string plan_first_weights(const Config& config, const ParameterTable& table);
 
 }  // namespace nanorun

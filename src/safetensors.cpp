@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <bit>
+#include <cstring>
 #include <map>
 #include <optional>
 
@@ -107,6 +108,8 @@ SafeTensors read_safetensors(const std::string& path) {
   read_at(descriptor, path, 0, bytes, ExitCode::data);
   std::uint64_t header_size = 0;
   for (std::size_t i = 0; i < bytes.size(); ++i) header_size |= std::to_integer<std::uint64_t>(bytes[i]) << 8 * i;
+  if (std::memcmp(bytes.data(), "version ", bytes.size()) == 0)
+    fail("{}: a pointer of Git LFS, not the file itself: fetch that with git lfs pull", path);
   if (header_size > size - 8) fail("{}: is cut off in its header, or no safetensors file", path);
   if (header_size > max_header_bytes)
     fail("{}: its header has {} bytes, more than the {} that are read", path, header_size, max_header_bytes);

@@ -64,7 +64,7 @@ class Reader {
     const Json& type = member(model, "type");
     if ((!type.is_null() && type != "BPE") || !member(model, "vocab").is_object() ||
         !member(model, "merges").is_array()) {
-      if (root_.is_object() && !root_.empty() && std::ranges::all_of(root_, &Json::is_number))
+      if (root_.is_object() && root_.size() > 1 && std::ranges::all_of(root_, &Json::is_number))
         fail("tokens and their ids alone, an encoder.json or vocab.json: give the vocab.bpe or merges.txt beside it");
       fail("no model of type BPE with vocab and merges: not a tokenizer.json of a byte-pair encoding");
     }

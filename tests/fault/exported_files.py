@@ -2,8 +2,27 @@
 
 import importlib
 import json
+import os
+import re
 import struct
 import sys
+
+# What begins at zero or at one value, and hence says nothing of a mechanism, by how much uniform noise is added.
+ALIVE = {r"block\.\d+\.mlp_out": 0.03, "bigram": 0.5, "smear_.*": 0.5, "skip_gate": 0.5,
+         r".*\.(value_gate|attention_gate|xsa|injection)": 0.5, r".*_net\.\d\.out": 0.1, r".*_net\.\d\.bias": 1,
+         r"block\.\d+\..*_(factors|post|residual|mix)": 0.3, r"skip\.\d+": 0.3}
+
+
+def import_torch(test):
+    """PyTorch. Without it the test is skipped, but fails where a forge or server runs the tests (CI is set)."""
+    try:
+        import torch
+    except ImportError:
+        if os.environ.get("CI"):
+            test.fail("needs PyTorch, which jobscripts/test.sh installs (python3-torch)")
+        test.skipTest("needs PyTorch")
+    torch.set_num_threads(1)
+    return torch
 
 
 def read_header(path):
@@ -24,6 +43,20 @@ def tensors(torch, path):
     del header["__metadata__"]
     return {name: values[entry["data_offsets"][0] // 4:entry["data_offsets"][1] // 4].view(entry["shape"])
             for name, entry in header.items()}
+
+
+def make_alive(torch, path, noise=ALIVE):
+    """Adds uniform noise to the weights of a file, by pattern of names the bounds, and returns them."""
+    header, _ = read_header(path)
+    weights = tensors(torch, path)
+    torch.manual_seed(1)
+    for name, values in weights.items():
+        for pattern, bound in noise.items():
+            if re.fullmatch(pattern, name):
+                values += bound * (2 * torch.rand_like(values) - 1)
+    order = sorted(weights, key=lambda name: header[name]["data_offsets"])
+    write_header(path, header, b"".join(weights[name].numpy().tobytes() for name in order))
+    return weights
 
 
 def exported_model(directory, weights):

@@ -1,16 +1,39 @@
 """A checkpoint's model as a directory for PyTorch, and back."""
 
+import ast
+import importlib
 import json
 import os
+import re
 import shutil
 import struct
 import sys
 from pathlib import Path
 
-from exported_files import exported_model, read_header, tensors, write_header
+from exported_files import exported_model, import_torch, read_header, tensors, write_header
 from harness import FaultTest, Job, small_run
 
+SOURCES = Path(__file__).resolve().parents[2] / "src" / "pytorch"
 FILES = ["config.json", "configuration_nanorun.py", "model.safetensors", "modeling_nanorun.py"]
+
+
+def imported_packages(text):
+    """The packages that a Python file asks for, as three generations of transformers find them."""
+    def by_lines(code):
+        found = re.findall(r"^\s*import\s+(\S+)\s*$", code, re.M) + re.findall(r"^\s*from\s+(\S+)\s+import", code, re.M)
+        return {name.split(".")[0] for name in found if not name.startswith(".")}
+
+    def by_syntax(node):
+        if isinstance(node, ast.Try):
+            return set()
+        names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+        if isinstance(node, ast.ImportFrom) and node.level == 0:
+            names.append(node.module)
+        return {name.split(".")[0] for name in names}.union(*map(by_syntax, ast.iter_child_nodes(node)))
+
+    return {"every line": by_lines(text),
+            "lines outside of try": by_lines(re.sub(r"\s*try\s*:.*?except.*?:", "", text, flags=re.S)),
+            "syntax outside of try": by_syntax(ast.parse(text))}
 
 
 class ExportedModel(FaultTest):
@@ -115,6 +138,110 @@ class ExportedModel(FaultTest):
             half, = struct.unpack_from("<H", halves, rounded["head"]["data_offsets"][0])
             self.assertGreater(half & 0x7fff, 0x7f80)
 
+    def test_dot_in_the_name_of_the_directory(self):
+        self.train(2, "trace.enabled=false", "train.steps=1")
+        for name, warned in (("model.v1", True), ("model.v1/", True), ("dir.d/model", False), ("model", False)):
+            job = self.command("export", self.checkpoint(1), name, "--force")
+            self.assertEqual([f"nanorun: warning: {name}: some versions of transformers" in line
+                              for line in job.messages()], [True] * warned, name)
+
+    def test_imports_of_the_python_files(self):
+        """No version of transformers takes one of the files for a package that it has to ask for."""
+        model = self.exported()
+        scaled = SOURCES / "modeling_nanorun_scaled.py"
+        for path in (model / "configuration_nanorun.py", model / "modeling_nanorun.py", scaled):
+            text = path.read_text()
+            self.assertEqual(text, (SOURCES / path.name).read_text())
+            for version, packages in imported_packages(text).items():
+                self.assertEqual(packages - {"torch", "transformers"} - sys.stdlib_module_names, set(),
+                                 f"{path.name}, {version}")
+        # These files it copies along.
+        relative = r"^\s*from\s+\.(\S+)\s+import"
+        self.assertEqual(re.findall(relative, (model / "modeling_nanorun.py").read_text(), re.M),
+                         ["configuration_nanorun"])
+        self.assertEqual(re.findall(relative, scaled.read_text(), re.M), ["modeling_nanorun"])
+
+    def test_part_of_a_package(self):
+        """As transformers imports the files, and in place of it."""
+        torch = import_torch(self)
+        model = self.exported()
+        weights = tensors(torch, model / "model.safetensors")
+        (self.folder / "package").mkdir()
+        shutil.copytree(model, self.folder / "package" / "model")
+        sys.path.insert(0, str(self.folder))
+        try:
+            module = importlib.import_module("package.model.modeling_nanorun")
+        finally:
+            sys.path.remove(str(self.folder))
+        self.assertEqual(module.NanorunConfig.__module__, "package.model.configuration_nanorun")
+        self.assertNotIn("configuration_nanorun", sys.modules)
+        config = module.NanorunConfig(**json.loads((model / "config.json").read_text()))
+        packaged = module.NanorunForCausalLM(config)
+        packaged.load_state_dict(weights)
+        tokens = torch.tensor([[256, 97, 98, 99]])
+        with torch.no_grad():
+            self.assertTrue(torch.equal(packaged(tokens).logits, exported_model(model, weights)(tokens).logits))
+
+    def test_safetensors_are_no_checkpoints(self):
+        """Whoever gives them where a checkpoint belongs is told how to make one."""
+        model = self.exported()
+        said = "make one of the model in its directory with: nanorun import DIRECTORY CHECKPOINT"
+        file = "model/model.safetensors"
+        begun = ["deck.toml", "run.name=begun"]
+        for arguments in (["eval", file], ["sample", file], ["train", *begun, f"checkpoint.weights={file}"],
+                          ["train", *begun, f"checkpoint.restart={file}"]):
+            self.assert_refused(self.command(*arguments, code=4), f"{file}: a safetensors file, not a checkpoint", said)
+        for arguments in (["export", file, "other"], ["verify", file]):
+            self.assert_refused(self.command(*arguments, code=3), f"{file}: a safetensors file", said)
+        job = self.command("train", *begun, "--dry-run", f"checkpoint.weights={file}")
+        self.assertIn(f"warning: {file}: a safetensors file, not a checkpoint; {said}\n", job.output)
+        job = self.command("eval", model.name, code=4)
+        self.assert_refused(job, "model: a directory, not a checkpoint", "nanorun import DIRECTORY CHECKPOINT")
+        self.assert_refused(self.command("import", file, "back.h5", code=3), f"{file}: a file; name the directory")
+
+    def sampled(self, model, change, *arguments, code=0):
+        """What the model samples when a function has changed its weights, lists of numbers by name."""
+        header, values = read_header(model / "model.safetensors")
+        weights = {name: list(memoryview(values)[slice(*entry["data_offsets"])].cast("f"))
+                   for name, entry in header.items() if name != "__metadata__"}
+        change(weights)
+        order = sorted(weights, key=lambda name: header[name]["data_offsets"])
+        write_header(model / "model.safetensors", header,
+                     b"".join(struct.pack(f"<{len(weights[name])}f", *weights[name]) for name in order))
+        self.command("import", "model", "changed.h5", "--force")
+        return self.command("sample", "changed.h5", *arguments, code=code)
+
+    def test_sample_ends_with_a_whole_character(self):
+        """A model that writes nothing but the three bytes of the euro sign."""
+        model = self.exported()
+        euro = "€".encode()
+
+        def change(weights):
+            for name, values in weights.items():
+                values[:] = [1.0, 0.0] if name.endswith("residual_mix") else [0.0] * len(values)
+            # The embedding of a byte has one number, in the column of the byte that follows it.
+            for column, (byte, following) in enumerate(zip((*euro[-1:], *euro[:-1]), euro)):
+                weights["embedding"][32 * byte + column] = 1.0
+                weights["head"][32 * following + column] = 9.0
+            weights["embedding"][32 * 256] = 1.0
+
+        for tokens, text in ((2, "\n"), (3, "€\n"), (4, "€\n"), (5, "€\n"), (6, "€€\n")):
+            job = self.sampled(model, change, "--tokens", tokens, "--temperature", 0)
+            self.assertEqual("".join(job.output), text)
+        begun = os.fsdecode(b"a" + euro[:1])  # the prompt ends within a character, too
+        for tokens, text in ((1, "a\n"), (2, "a€\n"), (3, "a€\n")):
+            job = self.sampled(model, change, "--prompt", begun, "--tokens", tokens, "--temperature", 0)
+            self.assertEqual("".join(job.output), text)
+
+    def test_sample_of_no_numbers(self):
+        model = self.exported()
+
+        def change(weights):
+            weights["block.0.mlp_out"][0] = float("nan")
+
+        job = self.sampled(model, change, "--prompt", "abc", code=5)
+        self.assert_refused(job, "changed.h5: its model gives NaN in place of logits")
+
     def test_export_refuses(self):
         model = self.exported()
         for token in (257, 65535):
@@ -168,15 +295,30 @@ class ExportedModel(FaultTest):
 
         for content, said in ((b"", "no safetensors"), (good[:-1], "bytes of values"),
                               (good + b"\0", "bytes of values"), (good[:40], "cut off"),
+                              (b"version https://git-lfs.github.com/spec/v1\n", "git lfs pull"),
                               (struct.pack("<Q", 2**63) + good[8:], "cut off"),
                               (struct.pack("<Q", 1 << 23) + bytes(1 << 23), "more than the"),
                               (struct.pack("<Q", 8) + b"[[[[[[[[", "no safetensors")):
             file.write_bytes(content)
             refused("model/model.safetensors: ", said)
+        text = json.dumps(header)
+        write_header(file, header, values)
+        for renamed, said in (("_orig_mod.", 'remove the prefix "_orig_mod.", which torch.compile adds, from'),
+                              ("module.", 'remove the prefix "module.", which DistributedDataParallel adds, from'),
+                              ("module._orig_mod.", 'remove the prefix "module._orig_mod.", which torch.compile adds,'),
+                              ("model.", 'remove the prefix "model." from the names')):
+            write_header(file, {renamed * (name != "__metadata__") + name: entry for name, entry in header.items()},
+                         values)
+            refused(f"model.safetensors: lacks the tensor block.3.qkv, but holds {renamed}block.3.qkv: ", said)
+        twice = text.replace('"head": ', f'"head": {json.dumps(header["skip.0"])}, "head": ').encode()
+        file.write_bytes(struct.pack("<Q", len(twice)) + twice + values)
+        refused('its header names the key "head" twice')
         for name, change, said in (("head", {"dtype": "F16"}, "bytes of its shape"), ("head", {"dtype": "F9"}, "F9"),
                                    ("head", {"data_offsets": [0, 4]}, "head"),
                                    ("head", {"shape": [2**40, 2**40]}, "impossible shape"),
-                                   ("head", {"shape": header["head"]["shape"][::-1]}, "config.json"),
+                                   ("head", {"shape": header["head"]["shape"][::-1]},
+                                    "head: has the shape [32, 384]; by config.json it is [384, 32], the vocabulary padded"),
+                                   ("skip.0", {"shape": []}, "skip.0: has the shape []; by config.json it is [1]"),
                                    ("skip.0", {"data_offsets": header["skip.1"]["data_offsets"]}, "skip."),
                                    ("foreign", {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]}, "foreign")):
             write_header(file, header | {name: header.get(name, {}) | change}, values)
@@ -194,22 +336,34 @@ class ExportedModel(FaultTest):
             config.write_text(json.dumps(settings | change))
             job = refused(said)
             self.assertNotIn("override", job.text())
+        for change in ({"model": settings["model"] | {"new": 1}}, {"window": settings["window"] | {"new": 1}}, {"new": 1}):
+            config.write_text(json.dumps(settings | change))
+            refused("model/config.json: ", "new: unknown key")
+        config.write_text(json.dumps(settings).replace('"width"', '"softcap": 3, "width"'))
+        refused('model/config.json: names the key "softcap" twice')
+        # As transformers writes it anew.
+        others = {"transformers_version": "5.17.0", "dtype": settings["torch_dtype"], "_name_or_path": "model"}
+        config.write_text(json.dumps({**settings, **others}, sort_keys=True))
+        self.command("import", "model", "back.h5")
+        (self.folder / "back.h5").unlink()
         for field, key in (("vocab_size", "vocabulary"), ("hidden_size", "width"), ("num_hidden_layers", "layers"),
                            ("num_attention_heads", "heads")):
             config.write_text(json.dumps(settings | {field: 7}))
             refused(f"config.json: {field} = 7, but model.{key} = {settings['model'][key]}")
+        config.write_text(json.dumps(settings))
+        for name in ("model.safetensors.index.json", "pytorch_model.bin"):
+            file.rename(model / name)
+            refused(f"model/{name}: ", "nanorun import reads one model.safetensors")
+            (model / name).rename(file)
+        self.command("import", "model", "back.h5")
 
     def test_pytorch_agrees(self):
         """The exported weights in the reference implementation give the run's validation loss, and the model that is
         exported along the logits of the reference."""
-        try:
-            import torch
-        except ImportError:
-            self.skipTest("needs PyTorch")
+        torch = import_torch(self)
         sys.path.append(str(Path(__file__).resolve().parents[1] / "golden"))
         import reference
 
-        torch.set_num_threads(1)
         for features in (["window.layers=LSSL"],
                          ["model.value_path=first", "model.rotary=full", "model.layers_without_attention=[2]",
                           "window.kind=token", "window.quantum=64", "window.last=100", "model.attention_scale=0.12"]):
@@ -237,11 +391,7 @@ class ExportedModel(FaultTest):
 
     def test_pytorch_agrees_beyond_the_records(self):
         """The same loss with the keys that the reference does not have; each of them changes it."""
-        try:
-            import torch
-        except ImportError:
-            self.skipTest("needs PyTorch")
-        torch.set_num_threads(1)
+        torch = import_torch(self)
         model = self.exported("window.layers=LSSL", "window.kind=tokens_before", "window.quantum=20", "window.last=100",
                               "validation.last_long_window=130", "model.softcap_kind=sigmoid", "model.softcap_shift=5",
                               "model.softcap_width=7.5", "model.tied_head=true", "train.untie_step=5")

@@ -1,18 +1,13 @@
 """The model of record 89 as a directory for PyTorch, and back."""
 
 import json
-import re
 import sys
 from pathlib import Path
 from types import SimpleNamespace
 
-from exported_files import exported_model, read_header, tensors, write_header
+from exported_files import exported_model, import_torch, make_alive, read_header
 from harness import small_run
 from small_record89 import STEPS, Record89FaultTest
-
-# What starts at zero, and hence says nothing of a mechanism, by how much uniform noise is added.
-ALIVE = {r"block\.\d+\.mlp_out": 0.03, "bigram": 0.5, "smear_.*": 0.5, r".*\.value_gate": 0.5, r".*_net\.\d\.out": 0.1,
-         r".*_net\.\d\.bias": 1, r"block\.\d+\..*_(factors|post|residual)": 0.3}
 
 
 class ExportedRecord89(Record89FaultTest):
@@ -44,19 +39,6 @@ class ExportedRecord89(Record89FaultTest):
                          "stop.step=1", code=75)
         self.assertIn(f"begins with the weights of back_{STEPS}.h5, step 0\n", job.output)
 
-    def make_alive(self, torch, path):
-        """Adds noise to the weights of a file, and returns them."""
-        header, _ = read_header(path)
-        weights = tensors(torch, path)
-        torch.manual_seed(1)
-        for name, values in weights.items():
-            for pattern, bound in ALIVE.items():
-                if re.fullmatch(pattern, name):
-                    values += bound * (2 * torch.rand_like(values) - 1)
-        order = sorted(weights, key=lambda name: header[name]["data_offsets"])
-        write_header(path, header, b"".join(weights[name].numpy().tobytes() for name in order))
-        return weights
-
     def reference(self, torch, weights):
         """Model and settings of the reference for the last validation."""
         from record89 import config, schedule
@@ -77,18 +59,14 @@ class ExportedRecord89(Record89FaultTest):
 
     def test_pytorch_agrees(self):
         """With every mechanism alive, the exported model has the logits of the reference, and the loss is nanorun's."""
-        try:
-            import torch
-        except ImportError:
-            self.skipTest("needs PyTorch")
+        torch = import_torch(self)
         sys.path.append(str(Path(__file__).resolve().parents[1] / "golden"))
         from record89.loss import head_product, softcap
         from record89.model import Tokens
 
-        torch.set_num_threads(1)
         self.train(2)
         self.command("export", self.checkpoint(STEPS), "model")
-        weights = self.make_alive(torch, self.folder / "model" / "model.safetensors")
+        weights = make_alive(torch, self.folder / "model" / "model.safetensors")
         self.command("import", "model", "alive.h5")
         loss = float(self.loss("alive.h5", tokens=4096).split()[1])
 

@@ -4,6 +4,7 @@ import sys
 from pathlib import Path
 from unittest import mock
 
+from exported_files import import_torch
 from harness import small_run
 from small_record89 import Record89FaultTest
 
@@ -14,17 +15,13 @@ SIZES = ["model.vocabulary=257", "model.width=48", "model.head_dim=8", "model.bi
 class PublishedWeights(Record89FaultTest):
     def test_loss_is_that_of_the_reference(self):
         """The reference computes it from the script's layout of heads and matrices, with every mechanism alive."""
-        try:
-            import torch
-        except ImportError:
-            self.skipTest("needs PyTorch")
+        torch = import_torch(self)
         sys.path.append(str(Path(__file__).resolve().parents[1] / "golden"))
         import script_weights
         from record89 import config, data, parameters, schedule
         from record89.model import Model
         from test_script_weights import random_values, saved_by_the_script
 
-        torch.set_num_threads(1)
         c = config.check(config.replace(
             config.Config(), width=48, head_dim=8, frequencies=2, hidden=192, vocabulary=257, end_of_text=256,
             net_hidden=8, bigram_rows=97, sign_rows=16, dc_window=24, zero_starts=False))

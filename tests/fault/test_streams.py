@@ -2,8 +2,9 @@
 
 import os
 import re
+import subprocess
 
-from harness import FaultTest, Job, small_run
+from harness import TIMEOUT, FaultTest, Job, small_run
 
 CLOSED = ["sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh"]
 
@@ -38,16 +39,40 @@ class Streams(FaultTest):
         self.assertEqual(job.wait(), 7, job.text())
         self.assert_refused(job, "s.bin.partial: cannot be written: Input/output error")
 
-    def test_pipe_that_nobody_reads(self):
+    def unread(self):
+        """A pipe as behind `| head`, once that has ended."""
         reader, writer = os.pipe()
         os.close(reader)
         self.addCleanup(os.close, writer)
-        self.assert_output_lost("verify", "data.h5", stdout=writer)
+        return writer
+
+    def test_pipe_that_nobody_reads(self):
+        """Every command that prints ends quietly, and has done what else it does."""
+        self.train(None, "trace.enabled=false")
+        checkpoint = self.checkpoint(12)
+        for arguments in (["keys"], ["info"], ["--version"], ["--version", "--verbose"], ["--help"], ["train", "--help"],
+                          ["verify", "data.h5", checkpoint], ["shard", "s.h5", "00.txt", "--text"],
+                          ["train", "deck.toml", "--dry-run"], ["eval", checkpoint], ["sample", checkpoint]):
+            job = Job(self.folder, None, arguments, stdout=self.unread())
+            self.assertEqual((job.wait(), job.text()), (0, ""), arguments)
+        self.verify(self.folder / "s.h5")
 
     def test_verification_outlives_no_output(self):
         """The first error decides on the exit code."""
         job = Job(self.folder, None, ["verify", "absent.h5", "data.h5"], stdout=self.no_space())
         self.assertEqual(job.wait(), 3, job.text())
+        job = Job(self.folder, None, ["verify", "data.h5", "absent.h5"], stdout=self.unread())
+        self.assertEqual(job.wait(), 3, job.text())
+        self.assert_refused(job, "absent.h5: ")
+
+    def test_sampling_ends_where_nobody_reads(self):
+        """Not at its last token, which would take hours."""
+        self.train(None, "trace.enabled=false")
+        command = [small_run.PROGRAM, "sample", self.checkpoint(12), "--prompt", "a\n", "--tokens", "1000000"]
+        with subprocess.Popen(command, cwd=self.folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as job:
+            self.assertEqual(job.stdout.readline(), b"a\n")
+            job.stdout.close()
+            self.assertEqual((job.wait(TIMEOUT), job.stderr.read()), (0, b""))
 
     def test_training_on_full_output_goes_on(self):
         job = self.start(None, stdout=self.no_space())

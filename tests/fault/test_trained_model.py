@@ -158,6 +158,31 @@ class TrainedModel(FaultTest):
         self.assert_refused(self.train(1, "checkpoint.weights=data.h5", "run.name=begun", code=4), "data.h5: is not")
         self.assertFalse((self.folder / "outputs/begun/checkpoints").exists())
 
+    def test_dry_run_looks_at_the_weights(self):
+        """It says what the run would say."""
+        checkpoint = self.trained()
+        tied = ["model.tied_head=true", "train.untie_step=5"]
+        self.train(1, "run.name=parted", "trace.enabled=false", *tied)
+        parted = self.run_folder().parent / "parted/checkpoints/checkpoint_00000012.h5"
+
+        def planned(weights, *overrides):
+            job = self.command("train", "deck.toml", "--dry-run", f"checkpoint.weights={weights}", *overrides)
+            self.assertEqual(job.messages(), [])
+            return [line.rstrip("\n") for line in job.output if re.match("begins with the weights|warning: ", line)]
+
+        self.assertEqual(planned(checkpoint), [f"begins with the weights of {checkpoint}, step 12"])
+        self.assertEqual(planned(checkpoint, "model.softcap=20"),
+                         [f"begins with the weights of {checkpoint}, step 12",
+                          "warning: the model of these weights differs: model.softcap: 15.0 -> 20.0"])
+        for weights, overrides, said in (("gone.h5", [], "gone.h5: no such file"),
+                                         ("data.h5", [], "data.h5: is not a nanorun checkpoint"),
+                                         ("00.txt", [], "00.txt: not an HDF5 file"),
+                                         (checkpoint, ["model.mlp_ratio=2"], f"{checkpoint}: the weights of another"),
+                                         (parted, tied, "its embedding is no copy of its head")):
+            line, = planned(weights, *overrides)
+            self.assertTrue(line.startswith("warning: "), line)
+            self.assertIn(said, line)
+
     def sample(self, checkpoint, *arguments):
         return "".join(self.command("sample", checkpoint, *arguments).output)
 

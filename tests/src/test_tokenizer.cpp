@@ -325,7 +325,8 @@ TEST(Tokenizer, OtherJsonIsRefused) {
   EXPECT_EQ(refusal("{}"), none);
   EXPECT_EQ(refusal(R"({"model": {"type": "WordPiece", "vocab": {}, "merges": []}})"), none);
   EXPECT_EQ(refusal(R"({"model": 5})"), none);
-  EXPECT_EQ(refusal(R"({"!": 0, "\"": 1})"), none);  // GPT-2's encoder.json
+  EXPECT_EQ(refusal(R"({"!": 0, "\"": 1})"),  // GPT-2's encoder.json
+            "tokens and their ids alone, an encoder.json or vocab.json: give the vocab.bpe or merges.txt beside it");
   EXPECT_TRUE(contains(refusal(std::string("{}\0rubbish", 10)), "not JSON: byte 2 is zero"));
   EXPECT_TRUE(contains(refusal("\xef\xbb\xbf{}"), "begins with a byte order mark: remove it"));
   EXPECT_TRUE(contains(refusal("[]"), "no model of type BPE"));

@@ -1,0 +1,145 @@
+"""Small models of all shipped decks, exported: their logits in PyTorch are those of the program."""
+
+import math
+import re
+import subprocess
+import tomllib
+from pathlib import Path
+
+from exported_files import ALIVE, exported_model, import_torch, make_alive
+from harness import FaultTest, Job, small_run
+
+INPUTS = Path(__file__).resolve().parents[2] / "inputs"
+LENGTH = 512  # tokens of a sequence
+STEPS = 8
+# Beside what begins at zero, what few steps of training leave so small that a mechanism hardly counts.
+NOISE = ALIVE | {"embedding": 0.5, "smear_.*": 2, r".*_net\.\d\.out": 0.5,
+                 r"block\.\d+\.qkv": 0.3, r"block\.\d+\.attention_out": 0.2}
+POSITIONS = [0, 1, 2, 63, 127, 128, 200, 255, 300, 383, 450, 511]
+
+
+def toml_value(value):
+    return str(value).lower() if isinstance(value, bool) else f'"{value}"' if isinstance(value, str) else str(value)
+
+
+def small(deck):
+    """Keys that make the deck's model and training small and leave everything else as it is."""
+    model, train, window = deck["model"], deck["train"], deck["window"]
+    keys = {"run.name": "run", "trace.enabled": False, "head.precision": "fp32",
+            "model.vocabulary": 257, "model.head_dim": 8, "model.width": 8 * model["heads"],
+            "train.steps": STEPS, "train.sequences": 2, "data.train": ["data.h5"], "data.validation": ["data.h5"],
+            "data.end": "wrap", "validation.every": 0, "validation.tokens": 2 * LENGTH, "validation.length": LENGTH,
+            "optimizer.muon_momentum_cooldown": 0}
+    keys |= {f"model.{key}": size for key, size in (("bigram_rows", 97), ("bigram_sign_rows", 16),
+                                                    ("coefficient_width", 8), ("composition_window", 24))
+             if model.get(key)}
+    if train.get("extension_steps"):
+        keys["train.extension_steps"] = 2
+    if train.get("untie_step", 0) > 0:
+        keys["train.untie_step"] = STEPS // 2 - 1
+    if "stage" not in deck:
+        # Long enough windows for the sequence, but not for all of it.
+        return keys | {"train.length": LENGTH, "window.first": 128, "window.last": 256 + window["quantum"] % 128}
+    for i in range(len(deck["stage"])):
+        keys |= {f"stage.{i}.length": 256 + 128 * (i > 1), f"stage.{i}.longest_document": 0,
+                 f"stage.{i}.short_window": 16 * (i + 1), f"stage.{i}.long_window": 40 * (i + 1), f"stage.{i}.prefix": 0,
+                 f"stage.{i}.prefix_end": 0}
+    return keys | {"data.packing": "stream", "data.prefix_table": "", "validation.last_long_window": 240}
+
+
+class ExportedDecks(FaultTest):
+    def command(self, *arguments):
+        job = Job(self.folder, None, arguments)
+        self.assertEqual(job.wait(), 0, job.text())
+        return job
+
+    def logits(self, checkpoint, tokens):
+        """Of the program [positions, vocabulary]."""
+        program = Path(small_run.PROGRAM).parent / "nanorun_logits"
+        job = subprocess.run([program, checkpoint, "256", *map(str, POSITIONS)], input=" ".join(map(str, tokens)),
+                             cwd=self.folder, text=True, capture_output=True, timeout=120)
+        self.assertEqual(job.returncode, 0, job.stderr)
+        return [[float(logit) for logit in line.split()] for line in job.stdout.splitlines()]
+
+    def check(self, name, **changes):
+        """Trains the deck with some of its [model] changed, exports, makes all terms alive, and compares."""
+        torch = import_torch(self)
+        text = (INPUTS / f"{name}.toml").read_text()
+        (self.folder / "deck.toml").write_text(text)
+        keys = small(tomllib.loads(text)) | {f"model.{key}": value for key, value in changes.items()}
+        self.train(1, *(f"{key}={toml_value(value)}" for key, value in keys.items()))
+        self.command("export", self.checkpoint(STEPS), "model")
+        model = self.folder / "model"
+        weights = make_alive(torch, model / "model.safetensors", NOISE)
+        self.command("import", "model", "alive.h5")
+
+        tokens = [256] + [byte for i in range(20) for byte in (*(self.folder / f"{i:02}.txt").read_bytes(), 256)]
+        at = tokens.index(256, 1) - LENGTH // 2  # so that a document ends in the middle
+        sequence = torch.tensor([tokens[at:at + LENGTH]])
+        expected = torch.tensor(self.logits("alive.h5", sequence[0].tolist()))
+        exported = exported_model(model, weights)
+        with torch.no_grad():
+            given = exported(sequence).logits[0, POSITIONS]
+            torch.testing.assert_close(given, expected, rtol=1e-5, atol=2e-5)
+            self.require_all_alive(torch, exported, sequence)
+            rows = torch.tensor([tokens[i:i + LENGTH + 1] for i in (0, LENGTH)])
+            losses = torch.nn.functional.cross_entropy(exported.all_logits(rows[:, :-1]).flatten(0, 1),
+                                                       rows[:, 1:].flatten())
+        job = self.command("eval", "alive.h5", "--data", "data.h5", "--tokens", 2 * LENGTH, "--length", LENGTH)
+        loss = next(float(line.split()[1]) for line in job.output if line.startswith("loss "))
+        self.assertAlmostEqual(losses.item(), loss, delta=1e-5 * math.ceil(loss))
+
+    def require_all_alive(self, torch, exported, sequence):
+        """The tensors of a kind change the logits by far more than their tolerance where they are zero."""
+        before, saved = exported(sequence).logits[0, POSITIONS], exported.state_dict()
+        saved = {name: tensor.clone() for name, tensor in saved.items()}
+        for kind in sorted({re.sub(r"^block\.\d+", "block", name) for name in saved}):
+            for name, tensor in exported.named_parameters():
+                if re.sub(r"^block\.\d+", "block", name) == kind:
+                    tensor.zero_()
+            difference = (exported(sequence).logits[0, POSITIONS] - before).abs().max().item()
+            self.assertGreater(difference, 1e-3, kind)
+            exported.load_state_dict(saved)
+
+    def test_record13(self):
+        self.check("record13")
+
+    def test_record18(self):
+        self.check("record18")
+
+    def test_record20(self):
+        self.check("record20")
+
+    def test_record21(self):
+        self.check("record21")
+
+    def test_record81(self):
+        self.check("record81")
+
+    def test_record89(self):
+        self.check("record89")
+
+    def test_quickstart(self):
+        self.check("quickstart")
+
+    def test_none_is_left_out(self):
+        decks = {path.stem for path in INPUTS.glob("*.toml") if "model" in tomllib.loads(path.read_text())}
+        tested = re.findall(r'^        self\.check\("(\w+)"\)$', Path(__file__).read_text(), re.M)
+        self.assertEqual(sorted(tested), sorted(decks))
+
+    def test_narrow_bigrams(self):
+        """Record 81 with keys that no deck sets."""
+        self.check("record81", bigram_columns=20, bigram_sign_rows=16, mudd=False, xsa_layers=[1, 4, 7])
+
+    def test_learned_scalars(self):
+        """Record 89 without gate nets, and with gates on paired layers."""
+        self.check("record89", gate_nets=False, composed_layers=[], skip_gate=True, gated_layers=[0, 3, 9, 10],
+                   mudd_scale=0.2, mudd_value_scale=0.7, value_layers_gated_by_input=[8])
+
+    def test_nets_gate_paired_layers(self):
+        self.check("record89", gated_layers=[0, 2, 3, 9, 10], bigram_columns=12, softcap_kind="tanh", rotary="full",
+                   key_offset_layers=[])
+
+
+if __name__ == "__main__":
+    small_run.main()
