@@ -12,7 +12,13 @@
 # spack env activate nanorun
 
 # How srun starts the ranks of this MPI; `srun --mpi=list` names what Slurm offers.
-export SLURM_MPI_TYPE=${SLURM_MPI_TYPE:-pmix}
+export SLURM_MPI_TYPE=pmix
+
+# Where srun places the ranks: options of sbatch do not say so (docs/slurm.md).
+# export SLURM_CPU_BIND=cores SLURM_DISTRIBUTION=block:cyclic
+
+# How often in a row a job that failed goes back to the queue, without a new checkpoint in between.
+requeue_at_most=${requeue_at_most:-3}
 
 # Where the job scripts lie: Slurm runs a copy of them, which finds this file by the variable.
 NANORUN_JOBSCRIPTS=$(CDPATH='' cd -P -- "$(dirname -- "${BASH_SOURCE[0]:-$0}")" && pwd)

@@ -1,4 +1,5 @@
-"""A private Slurm of one node, for the tests of the job scripts: munged, slurmctld and slurmd in a temporary directory.
+"""A private Slurm for the tests of the job scripts: munged, slurmctld and a slurmd for each node in a temporary directory.
+All nodes are this machine.
 
 Standard library only. Every process that it starts, jobs included, is a descendant of this one and ends with it.
 """
@@ -26,17 +27,16 @@ CONFIGURATION = """
 ClusterName=private
 SlurmctldHost={host}(127.0.0.1)
 SlurmctldPort={controller_port}
-SlurmdPort={node_port}
 CommunicationParameters=NoCtldInAddrAny,NoInAddrAny
 SlurmUser={user}
 SlurmdUser={user}
 AuthType=auth/munge
 AuthInfo=socket={folder}/munge.socket,cred_expire=5
 StateSaveLocation={folder}/state
-SlurmdSpoolDir={folder}/spool
-TmpFS={folder}
+SlurmdSpoolDir={folder}/spool/%n
+TmpFS={folder}/tmp/%n
 SlurmctldPidFile={folder}/slurmctld.pid
-SlurmdPidFile={folder}/slurmd.pid
+SlurmdPidFile={folder}/slurmd.%n.pid
 FirstJobId={first_job}
 ProctrackType=proctrack/linuxproc
 TaskPlugin=task/none
@@ -49,9 +49,11 @@ SlurmdParameters=config_overrides
 ReturnToService=2
 MailProg=/bin/true
 GresTypes=gpu
-NodeName={host} NodeAddr=127.0.0.1 CPUs=4 Gres=gpu:2
+{nodes}
 PartitionName=main Nodes=ALL Default=YES State=UP
 """
+
+NODE = "NodeName={name} NodeHostname={host} NodeAddr=127.0.0.1 Port={port} CPUs=4 Gres=gpu:2"
 
 # Slurm asks of a GPU only that its device file exists.
 GPUS = "Name=gpu File=/dev/null\nName=gpu File=/dev/zero\n"
@@ -93,19 +95,30 @@ def descendants():
     return found[1:]
 
 
+def variables(pid):
+    """The environment of a process; nothing once it has ended."""
+    try:
+        return Path(f"/proc/{pid}/environ").read_bytes().decode(errors="replace").split("\0")
+    except OSError:
+        return []
+
+
 def die_with_parent():
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 class Cluster:
-    """A running Slurm. `environment` is that of its commands and of the jobs they submit."""
+    """A running Slurm. `environment` is that of its commands and of the jobs they submit. A single node has the name of
+    this machine; several have numbers behind it. `more` are further lines of slurm.conf."""
 
-    def __init__(self):
+    def __init__(self, nodes=1, more=""):
         # Orphans, such as the job steps of slurmd, become children of this process.
         ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
         self.temporary = tempfile.TemporaryDirectory(prefix="slurm-")
         self.folder = Path(self.temporary.name)
         self.host = socket.gethostname().split(".")[0]
+        self.nodes = [self.host] if nodes == 1 else [f"{self.host}-{i}" for i in range(1, nodes + 1)]
+        self.more = more
         self.daemons = {}
         # What an outer job, its MPI or a user's settings left in the environment means nothing here.
         self.environment = {key: value for key, value in os.environ.items()
@@ -115,14 +128,14 @@ class Cluster:
         self.start()
 
     def start(self):
-        for name in ("state", "spool"):
-            (self.folder / name).mkdir()
+        (self.folder / "state").mkdir()
         key = self.folder / "munge.key"
         key.write_bytes(os.urandom(128))
         key.chmod(0o600)
-        controller_port, node_port = free_ports(2)
-        (self.folder / "slurm.conf").write_text(CONFIGURATION.format(
-            host=self.host, folder=self.folder, controller_port=controller_port, node_port=node_port,
+        controller_port, *ports = free_ports(1 + len(self.nodes))
+        nodes = [NODE.format(name=name, host=self.host, port=port) for name, port in zip(self.nodes, ports)]
+        (self.folder / "slurm.conf").write_text(self.more + CONFIGURATION.format(
+            host=self.host, folder=self.folder, controller_port=controller_port, nodes="\n".join(nodes),
             user=Path("/proc/self").owner(), first_job=random.randint(100000, 900000)))
         (self.folder / "gres.conf").write_text(GPUS)
         # The temporary directory is this user's alone, which munged takes for a mistake: --force.
@@ -130,12 +143,21 @@ class Cluster:
                     f"--pid-file={self.folder}/munge.pid", f"--seed-file={self.folder}/munge.seed")
         self.until((self.folder / "munge.socket").exists, "munged")
         self.daemon("slurmctld", "-D", "-c")
-        self.daemon("slurmd", "-D")
+        for node in self.nodes:
+            self.start_node(node)
         self.until_idle()
 
-    def daemon(self, program, *arguments):
-        with open(self.folder / f"{program}.log", "wb") as log:
-            self.daemons[program] = subprocess.Popen(
+    def start_node(self, node):
+        """Also one that has been killed, without what it left behind."""
+        for kind in ("spool", "tmp"):
+            shutil.rmtree(self.folder / kind / node, ignore_errors=True)
+            (self.folder / kind / node).mkdir(parents=True)
+        self.daemon("slurmd", "-D", "-N", node, name=node)
+
+    def daemon(self, program, *arguments, name=None):
+        name = name or program
+        with open(self.folder / f"{name}.log", "ab") as log:
+            self.daemons[name] = subprocess.Popen(
                 [find(program), *arguments], cwd=self.folder, env=self.environment, stdin=subprocess.DEVNULL,
                 stdout=log, stderr=log, start_new_session=True, preexec_fn=die_with_parent)
 
@@ -154,7 +176,7 @@ class Cluster:
         self.daemons.clear()
 
     def until_idle(self):
-        self.until(lambda: "State=IDLE " in self.command("scontrol", "show", "node"), "idle node")
+        self.until(lambda: self.command("scontrol", "show", "node").count("State=IDLE ") == len(self.nodes), "idle nodes")
 
     def lose_node(self, job):
         """The job goes back into the queue, as the node goes down; the controller takes the node back when it next
@@ -164,6 +186,17 @@ class Cluster:
         self.command("scontrol", "update", f"NodeName={self.host}", "State=DOWN", "Reason=test")
         self.until(lambda: not self.pids(job), "end of the job on its node")
         self.command("scontrol", "update", "PartitionName=main", "State=UP")
+
+    def kill_node(self, node):
+        """Ends the daemon of a node, its job steps and all of their processes, as a power failure would. The controller
+        learns of it after SlurmdTimeout."""
+        daemon = self.daemons.pop(node)
+        parents = {child: parent for parent, found in children().items() for child in found}
+        ranks = [pid for pid in descendants() if f"SLURMD_NODENAME={node}" in variables(pid)]
+        daemon.kill()
+        for pid in [*{parents[rank] for rank in ranks}, *ranks]:  # slurmstepd first, which would tell of the ranks' end
+            os.kill(pid, signal.SIGKILL)
+        daemon.wait()
 
     def pids(self, step):
         """Processes of a job, or of one of its steps."""

@@ -3,22 +3,15 @@
 import json
 import os
 import re
+import shutil
 import signal
 import statistics
 import subprocess
 import sys
 from pathlib import Path
 
-import cluster
 import h5py
-
-REPOSITORY = Path(__file__).resolve().parents[2]
-sys.path.append(str(REPOSITORY / "tests" / "fault"))
-from harness import FaultTest, small_run  # noqa: E402
-
-OVER = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL")
-LONG = "train.steps=100000"
-
+from slurm_test import LONG, REPOSITORY, SlurmTest, main
 
 def status(pid):
     """State of a process, such as T for stopped, and the mask of its pending signals; None once it has ended."""
@@ -28,81 +21,6 @@ def status(pid):
         return None
     fields = dict(re.findall(r"^(\w+):\s*(\w+)", text, re.MULTILINE))
     return fields["State"], int(fields["ShdPnd"], 16)
-
-
-class SlurmTest(FaultTest):
-    """Jobs are submitted from the test's directory, which has the job scripts and the build of the repository."""
-
-    def setUp(self):
-        super().setUp()
-        self.slurm = cluster.Cluster()
-        self.addCleanup(self.slurm.stop)
-        self.slurm.environment |= {
-            "NANORUN_BUILD": str(Path(small_run.PROGRAM).parents[1]),
-            "OMPI_MCA_mpi_yield_when_idle": "1",  # there may be more ranks than cores
-        }
-
-    def prepare(self, folder):
-        super().prepare(folder)
-        (folder / "jobscripts").symlink_to(REPOSITORY / "jobscripts")
-
-    def submit(self, script, *arguments, options=(), folder=None):
-        """Submits a job script and returns the job's number."""
-        output = self.slurm.command("sbatch", "--parsable", *options, f"jobscripts/{script}", *arguments,
-                                    folder=folder or self.folder)
-        self.assertRegex(output, r"^\d+\n$")
-        return output.strip()
-
-    def submit_training(self, *overrides, options=(), folder=None):
-        options = ("--ntasks-per-node=2", *options)
-        return self.submit("train.sbatch", "deck.toml", *overrides, options=options, folder=folder)
-
-    def log(self, name="run"):
-        """What the run has logged, over all its jobs."""
-        path = self.folder / "outputs" / name / "log.txt"
-        return path.read_text() if path.exists() else ""
-
-    def output(self):
-        """What the job scripts and srun have printed."""
-        return "".join(path.read_text() for path in sorted(self.folder.rglob("*.out")))
-
-    def until(self, condition, what):
-        try:
-            return self.slurm.until(condition, what)
-        except AssertionError as error:
-            raise AssertionError(f"{error}\n--- output\n{self.output()}") from None
-
-    def until_step(self, step, name="run"):
-        self.until(lambda: re.search(rf"^step +{step}/", self.log(name), re.MULTILINE), f"step {step}")
-
-    def until_over(self, job, state):
-        """Waits until the job has ended, and checks how. Returns what Slurm says about it."""
-        self.until(lambda: self.slurm.job(job).get("JobState") in OVER, "end of the job")
-        end = self.slurm.job(job)
-        self.assertEqual(end["JobState"], state, self.output())
-        return end
-
-    def until_requeued(self, job):
-        """Waits until the job is back in the queue, and gives it the time to finish."""
-        self.until(lambda: self.slurm.job(job).get("JobState") == "PENDING", "requeued job")
-        self.assertEqual(self.slurm.job(job)["Restarts"], "1")
-        self.slurm.command("scontrol", "update", f"JobId={job}", "TimeLimit=10")
-
-    def rank_pids(self, job):
-        pids = self.slurm.pids(f"{job}.0")
-        self.assertEqual(len(pids), 2, pids)
-        return pids
-
-    def stopped_at(self, reason, name="run"):
-        """The step at which the run stopped, once, for the given reason."""
-        steps = re.findall(rf"stopped at step (\d+): {reason};", self.log(name))
-        self.assertEqual(len(steps), 1, self.log(name))
-        return int(steps[0])
-
-    def saved_step(self):
-        """The step of the newest checkpoint, 0 without one."""
-        names = [path.stem for path in self.folder.glob("outputs/run/checkpoints/*.h5")]
-        return max((int(name.split("_")[1]) for name in names), default=0)
 
 
 class Jobs(SlurmTest):
@@ -180,17 +98,38 @@ class Jobs(SlurmTest):
         record = self.folder / f"nanorun-{job}.checkpoint"
         self.assertEqual(record.read_text(), f"{self.checkpoint(step).relative_to(self.folder)}\n")
 
-    def test_killed_rank_fails_the_job(self):
+    def test_killed_rank_requeues(self):
         job = self.submit_training("train.steps=200", "checkpoint.every=10")
         self.until(self.saved_step, "checkpoint")
         os.kill(self.rank_pids(job)[1], signal.SIGKILL)
-        self.assertEqual(self.until_over(job, "FAILED")["Restarts"], "0")
-        self.assertRegex(self.output(), r"srun: error: \S+: task \d: Killed")
+        self.until_requeued(job)
         step = self.saved_step()
         self.assertLess(step, 200)
-        self.until_over(self.submit_training("train.steps=200", "checkpoint.every=10"), "COMPLETED")
+        self.until_over(job, "COMPLETED")
+        self.assertEqual(self.restarts(job), [1])
+        self.assertRegex(self.output(), r"srun: error: \S+: task \d: Killed")
+        self.assertIn(f"job {job} goes back to the queue, 1 of at most 3 times in a row without a new checkpoint: "
+                      "a rank was ended by signal 9\n", self.output())
         self.assertIn(f"restarted from the checkpoint of step {step}\n", self.log())
         self.assertTrue(self.summary()["finished"])
+        self.assertEqual(list(self.folder.glob("nanorun-*.*")), list(self.folder.glob("nanorun-*.out")))
+
+    def test_failing_job_is_requeued_as_often_as_told(self):
+        self.write_program('echo "start ${SLURM_RESTART_COUNT}"; exit 6\n')
+        job = self.submit_training(options=("--export=ALL,requeue_at_most=1",))
+        end = self.until_over(job, "FAILED")
+        self.assertEqual((end["Restarts"], end["ExitCode"]), ("1", "6:0"))
+        self.assertIn(f"job {job} is not requeued: a rank died, hung or did not answer, and it has been requeued 1 times "
+                      "in a row without a new checkpoint", self.output())
+
+    def test_ends_of_the_program_end_the_job(self):
+        self.write_program('exit "$2"\n')
+        codes = (1, 3, 7)
+        jobs = [self.submit("train.sbatch", code, options=("--ntasks-per-node=1",)) for code in codes]
+        for code, job in zip(codes, jobs):
+            end = self.until_over(job, "FAILED")
+            self.assertEqual((end["Restarts"], end["ExitCode"]), ("0", f"{code}:0"))
+        self.assertNotIn("requeue", self.output())
 
     def test_node_down_requeues(self):
         job = self.submit_training("train.steps=200", "checkpoint.every=10")
@@ -252,6 +191,59 @@ class Jobs(SlurmTest):
         self.assertEqual(len(set(losses)), 3)
         self.check_table(folders, losses)
 
+    def test_array_requeues_the_task_that_stops(self):
+        """Whatever its place: the number of the last task is that of the array."""
+        job = self.submit("ensemble.sbatch", "deck.toml", "small", LONG, options=("--array=1-3", "--ntasks-per-node=1"))
+        tasks = [f"{job}_{task}" for task in (1, 2, 3)]
+        for task in (1, 2, 3):
+            self.until_step(1, f"small_{task}")
+        self.assertEqual(self.slurm.job(tasks[2])["JobId"], job)
+        expected = [0, 0, 0]
+        for task in (3, 1, 2):
+            self.slurm.command("scancel", "--signal=USR2", tasks[task - 1])
+            self.until(lambda: f"job {tasks[task - 1]} stopped with a checkpoint" in self.output(), "stopped task")
+            self.until(lambda: sum(self.restarts(*tasks)) > sum(expected), "requeued task")
+            expected[task - 1] += 1
+            self.assertEqual(self.restarts(*tasks), expected)
+            self.stopped_at("SIGUSR2 received", f"small_{task}")
+        self.slurm.command("scancel", job)
+
+    def test_plain_job_with_the_variables_of_an_array(self):
+        self.write_program("trap 'exit 75' USR2; touch started_$2; while :; do sleep 0.1; done\n")
+        array = self.submit("train.sbatch", "array", options=("--array=4-5", "--ntasks-per-node=1"))
+        self.until((self.folder / "started_array").exists, "running array")
+        self.slurm.environment |= {"SLURM_ARRAY_JOB_ID": array, "SLURM_ARRAY_TASK_ID": "4", "SLURM_RESTART_COUNT": "1"}
+        job = self.submit("train.sbatch", "plain", options=("--ntasks-per-node=1",))
+        self.until((self.folder / "started_plain").exists, "running job")
+        self.slurm.command("scancel", "--signal=USR2", job)
+        self.until(lambda: self.restarts(job) == [1], "requeued job")
+        self.assertIn(f"job {job} stopped with a checkpoint and goes back to the queue\n", self.output())
+        for task in (4, 5):
+            other = self.slurm.job(f"{array}_{task}")
+            self.assertEqual((other["Restarts"], other["JobState"]), ("0", "RUNNING"))
+
+    def test_ranks_get_what_the_site_sets(self):
+        """After --export=NONE, and with what an outer job leaves in the environment."""
+        self.copy_scripts(f"export SITE_LIBRARY=/opt/site nanorun={self.folder}/bin/nanorun\n")
+        self.write_program('echo "rank $SLURM_PROCID of $SLURM_NTASKS: $SITE_LIBRARY, $SLURM_CPUS_PER_TASK processors, '
+                           'GPUs $CUDA_VISIBLE_DEVICES, $(command -v env)"\n')
+        outer = {"SLURM_CPUS_PER_TASK": "4", "SLURM_NTASKS": "1", "SLURM_NPROCS": "1", "SLURM_NTASKS_PER_NODE": "1",
+                 "SLURM_TASKS_PER_NODE": "1", "SLURM_MEM_PER_CPU": "100", "SLURM_MEM_PER_NODE": "200", "SLURM_GPUS": "1",
+                 "SLURM_CPU_BIND": "quiet,mask_cpu:0x1", "SLURM_EXPORT_ENV": "NONE", "SLURM_MPI_TYPE": "none",
+                 "SLURM_STEP_ID": "0", "SLURM_JOB_ID": "1", "SRUN_EXPORT_ENV": "NONE", "SRUN_CPUS_PER_TASK": "7"}
+        before = self.slurm.environment
+        for variables, options in (({}, ("--export=NONE",)), (outer, ()), (outer, ("--export=NONE",))):
+            for script, *arguments in (("train.sbatch", "deck.toml"), ("scaling.sbatch", self.folder / "bin" / "nanorun")):
+                with self.subTest(variables=variables, options=options, script=script):
+                    self.slurm.environment = before | variables
+                    job = self.submit(script, *arguments, options=(
+                        "--ntasks-per-node=2", "--exclusive", "--gres=gpu:2", f"--output={script}.out", "--open-mode=truncate", *options))
+                    self.slurm.environment = before
+                    self.until_over(job, "COMPLETED")
+                    said = (self.folder / f"{script}.out").read_text().splitlines()
+                    self.assertEqual(sorted(said), [f"rank {rank} of 2: /opt/site, 2 processors, GPUs 0,1, {shutil.which('env')}"
+                                                    for rank in range(2)])
+
     def test_sweep(self):
         """Two learning rates with two seeds; one run is there already. The last task makes the page."""
         self.slurm.environment |= {"PATH": f"{Path(sys.executable).parent}:{self.slurm.environment['PATH']}"}
@@ -285,11 +277,8 @@ class Jobs(SlurmTest):
             self.assertEqual(rows[name], f"{value:.5f}", table)
 
     def test_ranks_see_all_gpus_of_their_node(self):
-        program = self.folder / "bin" / "nanorun"
-        program.parent.mkdir()
-        program.write_text('#!/bin/sh\necho "rank $SLURM_PROCID of $SLURM_NTASKS: GPUs $CUDA_VISIBLE_DEVICES"\n')
-        program.chmod(0o755)
-        self.slurm.environment |= {"NANORUN_BUILD": str(self.folder), "SBATCH_GPUS_PER_NODE": "2"}
+        self.write_program('echo "rank $SLURM_PROCID of $SLURM_NTASKS: GPUs $CUDA_VISIBLE_DEVICES"\n')
+        self.slurm.environment |= {"SBATCH_GPUS_PER_NODE": "2"}
         self.until_over(self.submit_training(), "COMPLETED")
         self.assertEqual(sorted(self.output().splitlines()), [f"rank {rank} of 2: GPUs 0,1" for rank in range(2)])
 
@@ -299,8 +288,4 @@ class Jobs(SlurmTest):
 
 
 if __name__ == "__main__":
-    if cluster.missing():
-        print(f"skipped: {', '.join(cluster.missing())} not found; install slurmctld, slurmd, slurm-client and munge")
-        sys.exit(77)
-    cluster.end_on_signals()
-    small_run.main()
+    main()

@@ -7,27 +7,11 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
-import tempfile
-import time
 import tomllib
 import unittest
-from pathlib import Path
 
-REPOSITORY = Path(__file__).resolve().parents[2]
-JOBSCRIPTS = REPOSITORY / "jobscripts"
-sys.path.append(str(REPOSITORY / "tests" / "support"))
-import small_run  # noqa: E402
+from scripts import CHECKPOINT, JOBSCRIPTS, REPOSITORY, SRUN, Script, small_run
 
-# Records its arguments, and does what the file `ranks` says in place of the ranks.
-SRUN = """#!/usr/bin/env bash
-printf '%s\\0' "$@" >"$STUBS/arguments"
-source "$STUBS/ranks"
-"""
-SCONTROL = """#!/usr/bin/env bash
-echo "$*" >>"$STUBS/scontrol.calls"
-"""
-CHECKPOINT = "echo 'checkpoint outputs/run/checkpoints/checkpoint_00000250.h5'"
 SWEEP = """
 deck = "deck.toml"
 name = "two words"
@@ -49,84 +33,6 @@ steps = 6
 overrides = []
 """
 LATER = "outputs/other/checkpoints/checkpoint_00000003.h5"
-
-
-class Script(unittest.TestCase):
-    """Scripts run as Slurm runs them: a copy in a directory of its own, started where the job was submitted."""
-
-    def setUp(self):
-        temporary = tempfile.TemporaryDirectory(prefix="nanorun-scripts-")
-        self.addCleanup(temporary.cleanup)
-        self.top = Path(temporary.name).resolve()
-        self.stubs, self.spool, self.folder = (self.top / name for name in ("stubs", "spool", "work"))
-        for folder in (self.stubs, self.spool, self.folder):
-            folder.mkdir()
-        for name, text in (("srun", SRUN), ("scontrol", SCONTROL)):
-            (self.stubs / name).write_text(text)
-            (self.stubs / name).chmod(0o755)
-        self.environment = {key: value for key, value in os.environ.items()
-                            if not key.startswith(("SLURM", "SBATCH", "NANORUN"))}
-        self.environment |= {
-            "PATH": f"{self.stubs}:{os.environ['PATH']}", "STUBS": str(self.stubs), "SLURM_JOB_ID": "7",
-            "SLURM_ARRAY_TASK_ID": "3", "SLURM_SUBMIT_DIR": str(self.folder),
-            "NANORUN_JOBSCRIPTS": str(JOBSCRIPTS), "NANORUN_BUILD": str(Path(small_run.PROGRAM).parents[1]),
-        }
-        self.record = self.folder / "nanorun-7.checkpoint"
-
-    def start(self, script, *arguments, ranks=":", restarts=None, **variables):
-        """Starts a script from the spool directory; `ranks` is what happens in place of the job step."""
-        (self.stubs / "ranks").write_text(ranks)
-        (self.stubs / "arguments").unlink(missing_ok=True)
-        (self.stubs / "scontrol.calls").unlink(missing_ok=True)
-        copy = shutil.copy(script if isinstance(script, Path) else JOBSCRIPTS / script, self.spool / "slurm_script")
-        environment = self.environment | variables
-        if restarts is not None:
-            environment["SLURM_RESTART_COUNT"] = str(restarts)
-        return subprocess.Popen(["bash", copy, *arguments], cwd=self.folder, env=environment, text=True,
-                                stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                                start_new_session=True)
-
-    def run_script(self, script, *arguments, code=0, **options):
-        """What the script has printed."""
-        job = self.start(script, *arguments, **options)
-        output, _ = job.communicate(timeout=60)
-        self.assertEqual(job.returncode, code, output)
-        return output
-
-    def lose_node(self, script, *arguments, ranks, **options):
-        """Kills the script and the ranks at once while the ranks are at work."""
-        job = self.start(script, *arguments, ranks=f"{ranks}; touch $STUBS/at_work; sleep 20", **options)
-        self.until_at_work(job)
-        while "checkpoint" in ranks and not (self.record.exists() and self.record.read_text().endswith("\n")):
-            self.assertIsNone(job.poll())
-            time.sleep(0.01)
-        self.kill(job)
-        (self.stubs / "at_work").unlink()
-
-    def until_at_work(self, job):
-        """Waits for the job step; kills all that has been started when there is none."""
-        self.addCleanup(self.kill, job)
-        while not (self.stubs / "at_work").exists():
-            self.assertIsNone(job.poll(), "the script has ended")
-            time.sleep(0.01)
-
-    def kill(self, job):
-        try:
-            os.killpg(job.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
-        job.wait()
-        job.stdout.close()
-
-    def training(self):
-        """The arguments of nanorun that the job step had, from "train" on."""
-        arguments = (self.stubs / "arguments").read_text().split("\0")[:-1]
-        self.assertIn("train", arguments)
-        return arguments[arguments.index("train"):]
-
-    def requeued(self):
-        calls = self.stubs / "scontrol.calls"
-        return calls.exists() and calls.read_text() == "requeue incomplete 7\n"
 
 
 class Restart(Script):
@@ -183,8 +89,8 @@ class Restart(Script):
 
     def test_lines_that_srun_labels(self):
         for label in ("0: ", " 0: ", "00: "):
-            ranks = f"echo '{label}{CHECKPOINT.partition(chr(39))[2]}; exit 6"
-            said = self.run_script("train.sbatch", "deck.toml", ranks=ranks, code=6)
+            ranks = f"echo '{label}{CHECKPOINT.partition(chr(39))[2]}; exit 5"
+            said = self.run_script("train.sbatch", "deck.toml", ranks=ranks, code=5)
             self.assertEqual(said, f"{label}checkpoint outputs/run/checkpoints/checkpoint_00000250.h5\n")
             self.assertEqual(self.record.read_text(), "outputs/run/checkpoints/checkpoint_00000250.h5\n")
 
@@ -211,7 +117,7 @@ class Restart(Script):
         self.each(check)
 
     def test_a_failed_job_that_is_requeued_by_hand_continues(self):
-        self.run_script("train.sbatch", "deck.toml", "checkpoint.restart=none", ranks=f"{CHECKPOINT}; exit 6", code=6)
+        self.run_script("train.sbatch", "deck.toml", "checkpoint.restart=none", ranks=f"{CHECKPOINT}; exit 5", code=5)
         self.assertFalse(self.requeued())
         self.run_script("train.sbatch", "deck.toml", "checkpoint.restart=none", restarts=1)
         self.assertEqual(self.training(), ["train", "deck.toml", "checkpoint.restart=auto"])
@@ -232,7 +138,7 @@ class Restart(Script):
         self.folder.mkdir()
 
     def test_the_table_of_times_is_no_checkpoint(self):
-        self.run_script("train.sbatch", "deck.toml", ranks="echo 'checkpoint     1.234 s   2 %'; exit 6", code=6)
+        self.run_script("train.sbatch", "deck.toml", ranks="echo 'checkpoint     1.234 s   2 %'; exit 5", code=5)
         self.assertFalse(self.record.exists())
 
     def test_output_and_exit_code_are_those_of_the_ranks(self):
