@@ -46,6 +46,8 @@ def read_run(folder):
     if not tool.field(summary, "finished", bool, path) or summary.get("final_val_loss") is None:
         tool.warn(f"left out: {folder} has no final validation loss")
         return None
+    if "final_train_loss_weights" in summary:
+        tool.warn(f"{folder}: the training loss is a weighted sum over several targets")
     return Sample(tool.field(run, "seed", int, deck, most=2**64), tool.field(summary, "steps", int, path),
                   tool.field(summary, "final_train_loss", float, path),
                   tool.field(summary, "final_val_loss", float, path),

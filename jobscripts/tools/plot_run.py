@@ -214,14 +214,17 @@ def draw_losses(axes, trace, against, note=""):
         smooth = np.convolve(loss, np.ones(window) / window, mode="valid")
         middle = np.convolve(step, np.ones(window) / window, mode="valid")
         axes.plot(middle, smooth, color=INK, linewidth=1.8, label=f"training, mean of {window} steps")
+    end, room = step[-1] or 1, 0.04
     if len(trace["validation_step"]):
         axes.plot(validations, trace["validation_loss"], "o-", color=ACCENT, markersize=5, linewidth=1.5,
                   label="validation")
         last = validations[-1], trace["validation_loss"][-1]
-        axes.annotate(f"{last[1]:.4f}", last, xytext=(7, 0), textcoords="offset points", va="center", color=ACCENT,
+        words = f"{last[1]:.4f}" if abs(last[1]) < 1e4 else f"{last[1]:.4g}"
+        end, room = max(end, last[0]), 0.04 + 0.018 * len(words)
+        axes.annotate(words, last, xytext=(7, 0), textcoords="offset points", va="center", color=ACCENT,
                       fontweight="bold")
     axes.set(title="Loss", xlabel=AXES[against], ylabel="cross-entropy (nats per token)")
-    axes.set_xlim(0, 1.16 * (step[-1] or 1))
+    axes.set_xlim(0, end / (1 - room))
     axes.xaxis.get_major_locator().set_params(integer=against == "steps")
     axes.legend(frameon=False)
 
@@ -329,7 +332,7 @@ def new_figure(height):
 
 
 def save(figure, title, output):
-    figure.suptitle(wrapped(title, 125), x=0.012, ha="left", fontsize=12)
+    figure.suptitle(wrapped(title, 105), x=0.012, ha="left", fontsize=12)
     picture = io.BytesIO()
     figure.savefig(picture, format="png")
     tool.write(output, picture.getvalue())

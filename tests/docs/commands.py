@@ -21,6 +21,7 @@ from pages import ROOT, recipe
 
 sys.path[:0] = [str(ROOT / "jobscripts" / "tools"), str(ROOT / "tests" / "support")]
 import compare  # noqa: E402
+import deadline  # noqa: E402
 import ensemble  # noqa: E402
 import get_fineweb  # noqa: E402
 import measure_node  # noqa: E402
@@ -92,8 +93,8 @@ def split_options(words):
 
 
 def run(*command, folder=ROOT, **variables):
-    return subprocess.run([str(word) for word in command], cwd=folder, env=os.environ | variables, text=True,
-                          stdin=subprocess.DEVNULL, capture_output=True, timeout=120)
+    return deadline.run([str(word) for word in command], cwd=folder, env=os.environ | variables, text=True,
+                        stdin=subprocess.DEVNULL, capture_output=True, timeout=120)
 
 
 def dry_run(arguments, ranks):

@@ -15,8 +15,9 @@ from pathlib import Path
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "support"))
 import small_run  # noqa: E402
+from deadline import Deadline  # noqa: E402
 
-TIMEOUT = 180  # seconds until a job counts as hanging
+TIMEOUT = 180  # seconds of an idle machine, without a further line of output, until a job counts as hanging
 
 
 def gather(stream, lines):
@@ -52,9 +53,9 @@ class Job:
 
     def until(self, condition, what):
         """Waits for a condition while the job runs; the job must not end before it holds."""
-        limit = time.monotonic() + TIMEOUT
+        limit = self.deadline()
         while not condition():
-            if self.process.poll() is not None or time.monotonic() > limit:
+            if self.process.poll() is not None or limit.over():
                 self.kill()
                 raise AssertionError(f"no {what}:\n{self.text()}")
             time.sleep(0.002)
@@ -64,14 +65,27 @@ class Job:
 
     def wait(self):
         """The job's exit code, once it has ended."""
-        try:
-            self.process.wait(TIMEOUT)
-        except subprocess.TimeoutExpired:
-            self.kill()
-            raise AssertionError(f"the job hangs:\n{self.text()}") from None
-        for reader in self.readers:
-            reader.join(TIMEOUT)
+        limit = self.deadline()
+        while not self.ended():
+            if limit.over():
+                self.kill()
+                raise AssertionError(f"the job hangs:\n{self.text()}")
+        limit = self.deadline()
+        while any(reader.is_alive() for reader in self.readers) and not limit.over():
+            for reader in self.readers:
+                reader.join(0.2)
         return self.process.returncode
+
+    def ended(self):
+        """Waits for a moment."""
+        try:
+            self.process.wait(0.5)
+        except subprocess.TimeoutExpired:
+            return False
+        return True
+
+    def deadline(self):
+        return Deadline(TIMEOUT, lambda: len(self.output) + len(self.errors))
 
     def rank_pids(self):
         """Processes of the ranks, which are children of mpirun where there is one."""

@@ -9,6 +9,8 @@ import tomllib
 
 from harness import TIMEOUT, FaultTest, Job, small_run
 
+import deadline
+
 
 class Input(FaultTest):
     def shell(self, command, code=0):
@@ -17,7 +19,7 @@ class Input(FaultTest):
         job = subprocess.Popen(["bash", "-c", function + command], cwd=self.folder, text=True, start_new_session=True,
                                stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
         try:
-            output, errors = job.communicate(timeout=TIMEOUT)
+            output, errors = deadline.communicate(job, TIMEOUT)
         except subprocess.TimeoutExpired:
             os.killpg(job.pid, signal.SIGKILL)
             raise AssertionError(f"the command hangs: {command}") from None

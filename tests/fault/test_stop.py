@@ -37,8 +37,8 @@ class LostRanks:
         self.assert_gone(pids)
 
     def assert_gone(self, pids):
-        limit = time.monotonic() + harness.TIMEOUT
-        while any(map(harness.running, pids)) and time.monotonic() < limit:
+        limit = harness.Deadline(harness.TIMEOUT)
+        while any(map(harness.running, pids)) and not limit.over():
             time.sleep(0.05)
         self.assertFalse(list(filter(harness.running, pids)))
 

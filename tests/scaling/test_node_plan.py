@@ -12,6 +12,8 @@ from pathlib import Path
 from measured_node import PASSING, SCRIPT, MeasuredNode, steps_of
 from support import ROOT, small_run
 
+import deadline
+
 STAGES = """
 extension_steps = 6
 untie_step = 49
@@ -196,10 +198,10 @@ class NodePlan(MeasuredNode):
             self.assertIsNone(job.poll())
             time.sleep(0.01)
         job.send_signal(number)
-        _, said = job.communicate(timeout=30)
+        _, said = deadline.communicate(job, 30)
         self.assertEqual(job.returncode, 128 + number)
-        pid, limit = int(Path("pid").read_text()), time.monotonic() + 30
-        while alive(pid) and time.monotonic() < limit:
+        pid, limit = int(Path("pid").read_text()), deadline.Deadline(30)
+        while alive(pid) and not limit.over():
             time.sleep(0.01)
         self.assertFalse(alive(pid))
         return said

@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 from support import MODEL, PHASES, TOOLS, ScalingTest, small_run, study_text, write_run
 
+import deadline
 import ensemble
 import plot_run
 import tool
@@ -63,8 +64,8 @@ class Tools(ScalingTest):
     def end(self, script, *arguments, **options):
         """Exit code, standard output and standard error of a tool."""
         options = {"stdout": subprocess.PIPE} | options
-        job = subprocess.run([sys.executable, "-B", TOOLS / script, *map(str, arguments)],
-                             stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, timeout=60, **options)
+        job = deadline.run([sys.executable, "-B", TOOLS / script, *map(str, arguments)],
+                           stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, timeout=60, **options)
         return job.returncode, job.stdout, job.stderr
 
     def assert_line(self, error, script, *parts):
@@ -305,7 +306,7 @@ class Tools(ScalingTest):
             self.assertIsNone(job.poll())
             time.sleep(0.01)
         os.killpg(job.pid, by)
-        _, error = job.communicate(timeout=60)
+        _, error = deadline.communicate(job, 60)
         (self.folder / "busy").unlink()
         self.assertEqual((job.returncode, error), (1, f"{script}: interrupted\n"))
 
@@ -375,12 +376,12 @@ class Tools(ScalingTest):
 
     def test_warnings_that_nobody_reads(self):
         with open("/dev/full", "w") as full:
-            job = subprocess.run([sys.executable, "-B", TOOLS / "ensemble.py", self.run, self.folder / "none"],
-                                 stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=full, text=True, timeout=60)
+            job = deadline.run([sys.executable, "-B", TOOLS / "ensemble.py", self.run, self.folder / "none"],
+                               stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=full, text=True, timeout=60)
             self.assertEqual(job.returncode, 0)
             self.assertRegex(job.stdout, r"mean +3\.1")
-            job = subprocess.run([sys.executable, "-B", TOOLS / "ensemble.py", self.folder / "none"],
-                                 stdin=subprocess.DEVNULL, stderr=full, timeout=60)
+            job = deadline.run([sys.executable, "-B", TOOLS / "ensemble.py", self.folder / "none"],
+                               stdin=subprocess.DEVNULL, stderr=full, timeout=60)
             self.assertEqual(job.returncode, 1)
 
     def test_phases_of_earlier_programs(self):

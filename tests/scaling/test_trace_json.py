@@ -8,6 +8,7 @@ import sys
 
 from support import TOOLS, ScalingTest, small_run
 
+import deadline
 import plot_run
 
 RANKS, STEPS, CHOSEN = 2, 4, [1, 3]
@@ -148,8 +149,8 @@ class TraceJson(ScalingTest):
                 self.assertEqual([name, track], event)
                 self.assertAlmostEqual(begin, (ts - whole["ts"]) / 1e3, delta=1e-5)
                 self.assertAlmostEqual(length, dur / 1e3, delta=1e-5)
-        job = subprocess.run([sys.executable, "-B", TOOLS / "plot_run.py", self.folder, "--step", "3", "--rank", "1"],
-                             text=True, capture_output=True, timeout=60)
+        job = deadline.run([sys.executable, "-B", TOOLS / "plot_run.py", self.folder, "--step", "3", "--rank", "1"],
+                           text=True, capture_output=True, timeout=60)
         self.assertEqual((job.returncode, job.stdout, job.stderr), (0, f"{picture}\n", ""))
         self.assertTrue(picture.read_bytes().startswith(b"\x89PNG"))
 

@@ -13,13 +13,17 @@ import shutil
 import signal
 import socket
 import subprocess
+import sys
 import tempfile
 import time
 from pathlib import Path
 
+sys.path.append(str(Path(__file__).resolve().parents[1] / "support"))
+import deadline  # noqa: E402
+
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "scontrol", "scancel")
 PATH = os.environ.get("PATH", "") + ":/usr/sbin:/usr/local/sbin"
-TIMEOUT = 120  # seconds until a daemon or a job counts as hanging
+TIMEOUT = 120  # seconds of an idle machine until a daemon or a job counts as hanging
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 
 # Requeued jobs start after cred_expire seconds, on a real cluster 120.
@@ -205,10 +209,10 @@ class Cluster:
 
     def until(self, condition, what, seconds=TIMEOUT):
         """Waits for a condition, and returns its value."""
-        limit = time.monotonic() + seconds
+        limit = deadline.Deadline(seconds)
         while not (value := condition()):
             dead = [name for name, daemon in self.daemons.items() if daemon.poll() is not None]
-            if dead or time.monotonic() > limit:
+            if dead or limit.over():
                 raise AssertionError(f"no {what}; ended: {dead}\n{self.logs()}")
             time.sleep(0.05)
         return value
@@ -223,9 +227,9 @@ class Cluster:
 
     def command(self, program, *arguments, folder=None):
         """Runs a command of Slurm and returns what it printed."""
-        done = subprocess.run([find(program), *map(str, arguments)], cwd=folder or self.folder, env=self.environment,
-                              stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-                              timeout=TIMEOUT, check=False)
+        done = deadline.run([find(program), *map(str, arguments)], TIMEOUT, cwd=folder or self.folder,
+                            env=self.environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                            stderr=subprocess.STDOUT, text=True)
         return done.stdout
 
     def job(self, number):
@@ -233,7 +237,7 @@ class Cluster:
         return dict(re.findall(r"(\w+)=(\S*)", self.command("scontrol", "show", "job", "-o", number)))
 
 
-def end_on_signals(seconds=280):
+def end_on_signals(seconds=1700):
     """SIGTERM and the end of the time for one test are handled like Ctrl-C: whatever was started ends."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     signal.signal(signal.SIGALRM, signal.default_int_handler)

@@ -8,6 +8,8 @@ import sys
 import unittest
 from pathlib import Path
 
+import deadline
+
 PROGRAM = MPIRUN = None
 
 DECK = """
@@ -50,8 +52,8 @@ def write_data(folder, seed=0):
     texts = [f"{i:02}.txt" for i in range(20)]
     for text in texts:
         (folder / text).write_text(" ".join(draw.choices(words, k=400)))
-    job = subprocess.run([PROGRAM, "shard", "data.h5", *texts, "--text", "--force"], cwd=folder, timeout=60,
-                         stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    job = deadline.run([PROGRAM, "shard", "data.h5", *texts, "--text", "--force"], 60, cwd=folder,
+                       stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     assert job.returncode == 0, job.stdout
 
 

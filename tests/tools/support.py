@@ -15,6 +15,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 TOOLS = ROOT / "jobscripts" / "tools"
 sys.path[:0] = [str(TOOLS), str(ROOT / "tests" / "support")]
+import deadline  # noqa: E402
 import small_run  # noqa: E402
 
 TOKENS = 4 * 256  # of a step
@@ -109,8 +110,8 @@ class ToolTest(unittest.TestCase):
 
     def end(self, script, *arguments, **options):
         """Exit code, standard output and standard error of a tool."""
-        job = subprocess.run([sys.executable, "-B", TOOLS / script, *map(str, arguments)], stdin=subprocess.DEVNULL,
-                             capture_output=True, text=True, timeout=60, **options)
+        job = deadline.run([sys.executable, "-B", TOOLS / script, *map(str, arguments)], stdin=subprocess.DEVNULL,
+                           capture_output=True, text=True, timeout=60, **options)
         return job.returncode, job.stdout, job.stderr
 
     def assert_refused(self, script, *arguments, names=(), code=2, **options):

@@ -14,6 +14,7 @@ from types import SimpleNamespace
 from support import ROOT, Page, ToolTest, small_run
 
 import benchmark
+import deadline
 import machines
 import tool
 from program import Program
@@ -55,9 +56,9 @@ class BenchmarkTest(ToolTest):
     def bench(self, *arguments, code=0, out="out", size=None):
         """Exit code is `code`; returns standard output, standard error and the result."""
         path = f"{Path(small_run.MPIRUN).parent}{os.pathsep}{os.environ['PATH']}"
-        job = subprocess.run([SCRIPT, "--program", small_run.PROGRAM, "--size", size or self.file, "--out", out,
-                              *map(str, arguments)], text=True, stdin=subprocess.DEVNULL, capture_output=True,
-                             env=os.environ | SHARED_CORES | {"PATH": path}, timeout=120)
+        job = deadline.run([SCRIPT, "--program", small_run.PROGRAM, "--size", size or self.file, "--out", out,
+                            *map(str, arguments)], text=True, stdin=subprocess.DEVNULL, capture_output=True,
+                           env=os.environ | SHARED_CORES | {"PATH": path}, timeout=120)
         self.assertEqual(job.returncode, code, job.stdout + job.stderr)
         result = Path(out) / "benchmark.json"
         return job.stdout, job.stderr, json.loads(result.read_text()) if result.exists() else None

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from support import TOOLS, ToolTest, load, small_run, write_run
 
+import deadline
 import runs
 import tool
 
@@ -31,9 +32,9 @@ class SafePath(ToolTest):
         for script in TOOL_SCRIPTS:
             for options, variables in (((), {"PYTHONSAFEPATH": "1"}), (("-I",), {}), (("-P",), {})):
                 with self.subTest(script=script, options=options):
-                    job = subprocess.run([sys.executable, "-B", *options, TOOLS / script, "--help"],
-                                         stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60,
-                                         env=os.environ | variables)
+                    job = deadline.run([sys.executable, "-B", *options, TOOLS / script, "--help"],
+                                       stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60,
+                                       env=os.environ | variables)
                     self.assertEqual((job.returncode, job.stderr), (0, ""))
                     self.assertIn("usage:", job.stdout)
 
@@ -41,8 +42,8 @@ class SafePath(ToolTest):
         (self.folder / "bin").mkdir()
         (self.folder / "bin" / "compare").symlink_to(TOOLS / "compare.py")
         write_run(Path("a"), LOSSES)
-        job = subprocess.run(["bin/compare", "a"], capture_output=True, text=True, timeout=60,
-                             env=os.environ | {"PYTHONSAFEPATH": "1"})
+        job = deadline.run(["bin/compare", "a"], capture_output=True, text=True, timeout=60,
+                           env=os.environ | {"PYTHONSAFEPATH": "1"})
         self.assertEqual((job.returncode, job.stderr), (0, ""))
 
 

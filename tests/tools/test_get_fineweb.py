@@ -19,6 +19,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.append(str(ROOT / "tests" / "support"))
+import deadline  # noqa: E402
 import small_run  # noqa: E402
 
 TOOL = ROOT / "jobscripts" / "tools" / "get_fineweb.py"
@@ -127,8 +128,8 @@ class GetFineweb(unittest.TestCase):
                  "time.sleep = lambda seconds: print(f'waits {seconds:g} s', file=sys.stderr); "
                  f"get_fineweb.TABLE_DIGEST = {hashlib.sha256(table).hexdigest()!r}; "
                  "import tool; sys.argv[0] = 'get_fineweb.py'; tool.run(get_fineweb.main)")
-        done = subprocess.run([sys.executable, "-B", "-c", start + block + patch], cwd=self.directory, env=environment,
-                              text=True, stdin=subprocess.DEVNULL, capture_output=True, timeout=120)
+        done = deadline.run([sys.executable, "-B", "-c", start + block + patch], cwd=self.directory, env=environment,
+                            text=True, stdin=subprocess.DEVNULL, capture_output=True, timeout=120)
         self.assertEqual(done.returncode, code, done.stdout + done.stderr)
         self.assertNotIn("Traceback", done.stderr)
         return done
@@ -152,8 +153,8 @@ class GetFineweb(unittest.TestCase):
         self.assertEqual(sorted(path.name for path in self.data.iterdir()),
                          sorted(f"{name}.{kind}" for name in (VALIDATION, FIRST) for kind in ("bin", "h5")))
         for name in (VALIDATION, FIRST):
-            subprocess.run([small_run.PROGRAM, "export", str(self.data / f"{name}.h5"), f"{name}.bin"],
-                           cwd=self.directory, check=True, timeout=60)
+            deadline.run([small_run.PROGRAM, "export", str(self.data / f"{name}.h5"), f"{name}.bin"],
+                         cwd=self.directory, check=True, timeout=60)
             self.assertEqual((self.directory / f"{name}.bin").read_bytes(), self.server.files[f"{name}.bin"])
         self.server.asked.clear()
         self.get_one()  # all is there

@@ -20,6 +20,7 @@ from unittest import mock
 from support import ROOT, ToolTest, small_run
 from test_get_fineweb import FIRST, VALIDATION, Server, bin_file
 
+import deadline
 import ensemble
 import program
 import record
@@ -40,9 +41,9 @@ class RecordTest(ToolTest):
 
     def record(self, *arguments, deck="deck.toml", code=0):
         """Exit code is `code`; returns standard output and standard error."""
-        job = subprocess.run([SCRIPT, deck, "--program", small_run.PROGRAM, *map(str, arguments)], text=True,
-                             stdin=subprocess.DEVNULL, capture_output=True, env=os.environ | self.variables,
-                             timeout=120)
+        job = deadline.run([SCRIPT, deck, "--program", small_run.PROGRAM, *map(str, arguments)], text=True,
+                           stdin=subprocess.DEVNULL, capture_output=True, env=os.environ | self.variables,
+                           timeout=120)
         self.assertEqual(job.returncode, code, job.stdout + job.stderr)
         return job.stdout, job.stderr
 
@@ -153,7 +154,7 @@ class Runs(RecordTest):
                 self.assertLess(time.monotonic(), limit)
                 time.sleep(0.01)
             job.send_signal(number)
-            _, error = job.communicate(timeout=60)
+            _, error = deadline.communicate(job, 60)
             self.assertEqual(job.returncode, 1)
             self.assertEqual(error, "stopping with a checkpoint; another signal ends the run without one\nrecord.sh: "
                                     "interrupted; the same command goes on, and a run from its last checkpoint\n")

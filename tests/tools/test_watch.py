@@ -13,6 +13,7 @@ from support import (DEEP_TOML, TOOLS, WRONG_JSON, Page, ToolTest, limit_memory,
                      validation_line, write_run)
 
 import chart
+import deadline
 import watch
 
 LOSSES = {0: 6.0, 10: 4.0, 20: 3.5}
@@ -234,7 +235,7 @@ class Ends(WatchTest):
         self.until(job, lambda: "7/20" in page.read_text())
         (first / "metrics.jsonl").write_text(metrics_text(LOSSES))
         self.end_run(first)
-        output, error = job.communicate(timeout=60)
+        output, error = deadline.communicate(job, 60)
         self.assertEqual((job.returncode, error), (0, ""))
         self.assertTrue(output.endswith("\na: finished, step 20/20\nb: finished, step 20/20\n"), output)
         self.assertEqual(output.count("no such directory"), 1, output)
@@ -245,7 +246,7 @@ class Ends(WatchTest):
     def test_interrupt(self):
         job, page = self.start(self.unfinished())
         job.send_signal(signal.SIGINT)
-        output, error = job.communicate(timeout=60)
+        output, error = deadline.communicate(job, 60)
         self.assertEqual((job.returncode, error), (0, ""))
         self.assertTrue(output.endswith("\na: running, step 20/20\n"), output)
         self.assertIn("not watched any more", page.read_text())

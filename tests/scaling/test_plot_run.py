@@ -1,0 +1,60 @@
+"""The picture of a run: what its words say, and where they lie."""
+
+from pathlib import Path
+
+import numpy as np
+from support import PHASES, ScalingTest, small_run, write_trace
+
+import plot_run
+
+NOTE = "weighted sum over several targets in stages 0, 2"
+
+
+class Losses(ScalingTest):
+    def trace(self, steps, validations):
+        write_trace("trace.h5", np.full((steps, 1, len(PHASES)), 0.1), 1024)
+        trace = plot_run.read_trace("trace.h5")
+        trace["validation_step"] = np.array(list(validations))
+        trace["validation_loss"] = np.array(list(validations.values()))
+        return trace
+
+    def test_words_lie_within_the_axes(self):
+        import matplotlib.pyplot as plt
+
+        for steps, validations in ((1, {1: 5.0}), (6, {0: 6.0, 6: 12345.678}), (20, {20: 4.8116}), (3000, {3000: 1e29}),
+                                   (50, {10: 3.0})):
+            for against in plot_run.AXES:
+                figure = plot_run.new_figure(6.6)
+                axes = figure.add_gridspec(2, 2, width_ratios=[1.1, 1]).subplots()[0, 0]
+                plot_run.draw_losses(axes, self.trace(steps, validations), against)
+                figure.canvas.draw()
+                frame = axes.get_window_extent()
+                label, = axes.texts
+                box = label.get_window_extent()
+                with self.subTest(steps=steps, against=against, label=label.get_text()):
+                    self.assertTrue(frame.x0 <= box.x0 and box.x1 <= frame.x1, (frame, box))
+                plt.close(figure)
+
+    def test_a_weighted_sum_is_named(self):
+        """By the deck of the run, where that is there."""
+        import matplotlib.pyplot as plt
+
+        self.assertEqual(plot_run.note_of(Path(".").resolve()), "", "a deck without stages")
+        Path("run").mkdir()
+        self.assertEqual(plot_run.note_of(Path("run")), "")
+        stages = ("targets = [1, 0.5]", "targets = [1]\ntargets_end = []\nprefix = 0\nprefix_end = -1", "prefix = 0.25")
+        Path("run/deck.toml").write_text("".join(f"[[stage]]\n{stage}\n" for stage in stages))
+        self.assertEqual(plot_run.note_of(Path("run")), NOTE)
+        for note, expected in ((NOTE, f"training, each step:\n{NOTE}"), ("", "training, each step")):
+            figure, axes = plt.subplots()
+            plot_run.draw_losses(axes, self.trace(20, {20: 4.0}), "steps", note)
+            self.assertEqual(axes.get_legend_handles_labels()[1], [expected, "validation"])
+            plt.close(figure)
+
+    def test_long_names_are_wrapped(self):
+        lines = plot_run.wrapped("x$" * 200, 105).splitlines()
+        self.assertEqual([len(line.replace("\\$", "$")) for line in lines], [105, 105, 105, 85])
+
+
+if __name__ == "__main__":
+    small_run.main()
