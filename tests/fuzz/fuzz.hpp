@@ -30,7 +30,6 @@ class InputFile {
   const std::string& path() const { return path_; }
 
  private:
-  int descriptor_;
   std::string path_;
 };
 

@@ -3,28 +3,12 @@
 #include "src/checkpoint.hpp"
 #include "src/learner.hpp"
 #include "tests/fuzz/fuzz.hpp"
+#include "tests/fuzz/small_model.hpp"
 
 using namespace nanorun;
 
-namespace {
-
-Config small_model() {
-  Config config;
-  config.model.vocabulary = 2;
-  config.model.width = 4;
-  config.model.heads = 1;
-  config.model.head_dim = 4;
-  config.model.layers = 2;
-  config.model.mlp_ratio = 1;
-  config.model.value_path = ValuePath::none;
-  config.train.length = config.validation.length = 128;
-  return config;
-}
-
-}  // namespace
-
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
-  static Learner<float> learner(small_model(), fuzz::comm(), 0, {});
+  static Learner<float> learner(fuzz::small_model(2), fuzz::comm(), 0, {});
   const fuzz::InputFile file({data, size});
   CheckpointConfig config;
   config.restart = file.path();

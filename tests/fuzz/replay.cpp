@@ -11,11 +11,11 @@
 #include "tests/fuzz/fuzz.hpp"
 
 int main(int argc, char** argv) {
+  LLVMFuzzerInitialize(&argc, &argv);  // also of the process that examines a file, which ends there
   if (argc != 2) {
     std::fputs("usage: REPLAY DIRECTORY\n", stderr);
     return 2;
   }
-  LLVMFuzzerInitialize(&argc, &argv);
   std::vector<std::filesystem::path> files;
   for (const auto& entry : std::filesystem::directory_iterator(argv[1])) files.push_back(entry.path());
   std::sort(files.begin(), files.end());
