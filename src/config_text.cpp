@@ -110,7 +110,7 @@ std::string key_reference() {
       "# Keys of the deck\n\n"
       "A deck is a TOML file of sections and keys. Every key has a default; a key on the command line, as\n"
       "`section.key=value`, overrides the deck's. An integer may stand where a number is asked for, and a\n"
-      "bare value for a list of one.\n\n"
+      "bare value for a list of one. Numbers whose magnitude is below 1.2e-38, which fp32 cannot hold, are 0.\n\n"
       "A section in double brackets, such as `[[stage]]`, may stand any number of times, up to 64. On the command "
       "line\n"
       "`stage.0.key=value` overrides a key of the first, `stage.1.key=value` one of the second.\n\n"

@@ -35,8 +35,8 @@ class Model {
     std::function<void(int layer)> leave;  ///< after the backward pass has completed the layer's gradients
   };
 
-  /// Weights and gradients, the latter [table.gradient_size()], outlive the model. Ops run on `compute`, copies to the device on
-  /// `upload`. A model without gradients only validates, and holds nothing for training.
+  /// Weights and gradients, the latter [table.gradient_size()], outlive the model. Ops run on `compute`, copies to the
+  /// device on `upload`. A model without gradients only validates, and holds nothing for training.
   Model(const Config& config, const ParameterTable& table, const Weights<T>& weights, std::span<Gradient> gradients,
         kernels::Token end_of_text, kernels::Stream compute, kernels::Stream upload);
 

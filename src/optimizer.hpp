@@ -30,8 +30,9 @@ class Optimizer {
  public:
   using Master = kernels::acc_t<T>;
 
-  /// Collective. Gradients [table.gradient_size()], weights, `idle` and `rows` outlive the optimizer; the communicator shares
-  /// the weights' memory, and ends or is closed before that goes. Muon's scratch lies in `idle` where that suffices.
+  /// Collective. Gradients [table.gradient_size()], weights, `idle` and `rows` outlive the optimizer; the communicator
+  /// shares the weights' memory, and ends or is closed before that goes. Muon's scratch lies in `idle` where that
+  /// suffices.
   Optimizer(const Config& config, const ParameterTable& table, const Weights<T>& weights, std::span<Master> gradients,
             kernels::Workspace idle, TensorComm& comm, TouchedRows& rows, kernels::Stream stream);
   ~Optimizer();

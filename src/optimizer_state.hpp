@@ -49,8 +49,8 @@ struct Kept {
   std::size_t size() const { return wide.size() + narrow.size(); }
 };
 
-/// Masters that are no weights themselves, and moments, of what is trained: Adam has two, Muon one and, of NorMuon, a number for each line
-/// of a block. What there is none of is empty.
+/// Masters that are no weights themselves, and moments, of what is trained: Adam has two, Muon one and, of NorMuon, a
+/// number for each line of a block. What there is none of is empty.
 template <class T>
 struct BucketState {
   Kept<T> master, moment1, moment2;

@@ -6,6 +6,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cmath>
 #include <limits>
 #include <map>
 
@@ -151,8 +152,8 @@ TEST(Config, EveryKeyIsSetAndReadBack) {
 
 TEST(Config, NumbersRoundTripExactly) {
   using Limits = std::numeric_limits<double>;
-  for (const double value : {0.1 + 0.2, 1.0 / 3.0, 1e-10, 0.0078125, 536870912.0, 1e22, Limits::max(), Limits::min(),
-                             Limits::denorm_min(), 1 + Limits::epsilon()}) {
+  for (const double value : {0.1 + 0.2, 1.0 / 3.0, 1e-10, 0.0078125, 536870912.0, 1e22, Limits::max(),
+                             double{std::numeric_limits<float>::min()}, 1 + Limits::epsilon()}) {
     Config config;
     config.head.scale_g = value;
     EXPECT_EQ(parse_deck(to_toml(config), "d.toml", {}).head.scale_g, value);
@@ -160,6 +161,22 @@ TEST(Config, NumbersRoundTripExactly) {
   Config config;
   config.run.seed = std::numeric_limits<std::int64_t>::max();
   EXPECT_EQ(parse_deck(to_toml(config), "d.toml", {}).run.seed, config.run.seed);
+}
+
+/// Quotients of them would be infinite, with either sign.
+TEST(Config, WhatFp32HoldsAsZeroIsZero) {
+  for (const char* zero : {"0", "-0.0", "1e-320", "-1e-40"}) {
+    const std::string number(zero);
+    const double cooldown = parse_deck("", "d.toml", {"train.cooldown=" + number}).train.cooldown;
+    EXPECT_EQ(cooldown, 0) << number;
+    EXPECT_FALSE(std::signbit(cooldown)) << number;
+    for (const char* divisor : {"model.softcap", "model.softcap_width", "model.norm_eps", "model.mudd_scale",
+                                "head.scale_x", "head.scale_w", "head.scale_g", "optimizer.adam_eps"}) {
+      EXPECT_NE(override_error(divisor + ("=" + number)), "") << divisor;
+    }
+  }
+  EXPECT_EQ(parse_deck("", "d.toml", {"model.norm_eps=1.2e-38"}).model.norm_eps, 1.2e-38);
+  EXPECT_EQ(parse_deck("", "d.toml", {"model.rotary_frequencies=[-0.0, 1]"}).model.rotary_frequencies[0], 0);
 }
 
 TEST(Config, StringsRoundTripExactly) {

@@ -115,6 +115,15 @@ TEST_F(CheckLayersOnCpus, ListsNameLayersWithAttentionOnce) {
   EXPECT_EQ(rule({"model.value_layers=[2, 1, 5]"}), "model.value_layers must ascend");
 }
 
+TEST_F(CheckLayersOnCpus, BigramsNeedTheFirstLayersAttention) {
+  EXPECT_EQ(rule({"model.layers_without_attention=[0, 3]", "model.paired_layers=[]"}),
+            "model.bigram_rows needs attention on layer 0, whose factor of the bigram embeddings the first mix takes; "
+            "model.layers_without_attention excludes it");
+  EXPECT_EQ(rule({"model.layers_without_attention=[0, 3]", "model.paired_layers=[]", "model.bigram_rows=0",
+                  "model.bigram_sign_rows=0"}),
+            "");
+}
+
 TEST(CheckLayers, PartsOfAScaledStreamNeedOne) {
   for (const auto& [override_text, key] : {std::pair("model.smear=true", "model.smear"),
                                            {"model.bigram_rows=100", "model.bigram_rows"},
