@@ -2,6 +2,7 @@
 
 import math
 import re
+import shutil
 import subprocess
 import tomllib
 from pathlib import Path
@@ -61,17 +62,19 @@ class ExportedDecks(FaultTest):
         self.assertEqual(job.returncode, 0, job.stderr)
         return [[float(logit) for logit in line.split()] for line in job.stdout.splitlines()]
 
-    def check(self, name, **changes):
-        """Trains the deck with some of its [model] changed, exports, makes all terms alive, and compares."""
+    def check(self, name, **model):
+        """Trains the deck with some keys of its [model] changed, exports, makes all terms alive, and compares."""
         torch = import_torch(self)
         text = (INPUTS / f"{name}.toml").read_text()
         (self.folder / "deck.toml").write_text(text)
-        keys = small(tomllib.loads(text)) | {f"model.{key}": value for key, value in changes.items()}
-        self.train(1, *(f"{key}={toml_value(value)}" for key, value in keys.items()))
+        keys = small(tomllib.loads(text)) | {f"model.{key}": value for key, value in model.items()}
+        if not model.get("tied_head", True):
+            keys["train.untie_step"] = 0
+        self.train(1, "checkpoint.restart=none", *(f"{key}={toml_value(value)}" for key, value in keys.items()))
         self.command("export", self.checkpoint(STEPS), "model")
         model = self.folder / "model"
         weights = make_alive(torch, model / "model.safetensors", NOISE)
-        self.command("import", "model", "alive.h5")
+        self.command("import", "model", "alive.h5", "--force")
 
         tokens = [256] + [byte for i in range(20) for byte in (*(self.folder / f"{i:02}.txt").read_bytes(), 256)]
         at = tokens.index(256, 1) - LENGTH // 2  # so that a document ends in the middle
@@ -127,18 +130,25 @@ class ExportedDecks(FaultTest):
         tested = re.findall(r'^        self\.check\("(\w+)"\)$', Path(__file__).read_text(), re.M)
         self.assertEqual(sorted(tested), sorted(decks))
 
+    # Models that no deck has.
+
     def test_narrow_bigrams(self):
-        """Record 81 with keys that no deck sets."""
         self.check("record81", bigram_columns=20, bigram_sign_rows=16, mudd=False, xsa_layers=[1, 4, 7])
 
     def test_learned_scalars(self):
-        """Record 89 without gate nets, and with gates on paired layers."""
+        """In place of gate nets, also of the gates of paired layers."""
         self.check("record89", gate_nets=False, composed_layers=[], skip_gate=True, gated_layers=[0, 3, 9, 10],
                    mudd_scale=0.2, mudd_value_scale=0.7, value_layers_gated_by_input=[8])
 
     def test_nets_gate_paired_layers(self):
         self.check("record89", gated_layers=[0, 2, 3, 9, 10], bigram_columns=12, softcap_kind="tanh", rotary="full",
                    key_offset_layers=[])
+
+    def test_no_value_embeddings(self):
+        self.check("record20", value_path="none", rotary="full", attention_scale=0)
+        shutil.rmtree(self.folder / "model")
+        self.check("record81", value_path="none", value_layers=[], value_layers_gated_by_input=[], mudd=False,
+                   attention_source=-1, skip_gate=False, bigram_rows=0, smear=False, tied_head=False)
 
 
 if __name__ == "__main__":
