@@ -83,23 +83,33 @@ class Transformers(FaultTest):
         content = (self.folder / "text.bin").read_bytes()[1024:]
         return [*struct.unpack(f"<{len(content) // 2}H", content)][1:]
 
-    def check(self, name):
+    def export(self, name):
+        """Trains the deck made small; returns the checkpoint and the directory of the exported model."""
         (self.folder / "deck.toml").write_text((INPUTS / f"{name}.toml").read_text())
         precision = "bf16" if re.search(r"^gpus ", self.command("info"), re.M) else "fp32"
         self.train(None, *COMMON, *DECKS[name], *SIZES[precision], f"head.precision={precision}")
         checkpoint = self.checkpoint(STEPS)
-        directory = f"exported_{name}"
+        directory = self.folder / f"exported_{name}"
         self.command("export", checkpoint, directory, "--tokenizer", "vocab.bpe")
+        return checkpoint, str(directory)
 
-        path = str(self.folder / directory)
-        model = self.transformers.AutoModelForCausalLM.from_pretrained(path, trust_remote_code=True).eval()
-        tokenizer = self.transformers.AutoTokenizer.from_pretrained(path)
+    def evaluate(self, checkpoint):
+        """The loss of the first sequences of the shard."""
+        said = self.command("eval", checkpoint, "--data", "data.h5", "--tokens", 4 * LENGTH, "--length", LENGTH)
+        return float(re.search(r"^loss +(\S+)", said, re.M)[1])
+
+    def load(self, directory):
+        return self.transformers.AutoModelForCausalLM.from_pretrained(directory, trust_remote_code=True).eval()
+
+    def check(self, name):
+        checkpoint, directory = self.export(name)
+        model = self.load(directory)
+        tokenizer = self.transformers.AutoTokenizer.from_pretrained(directory)
         text = (self.folder / "00.txt").read_text()[:2000] + " \n\tÄ€x the_of"
         ids = self.ids(text)
         same_ids = (tokenizer(text)["input_ids"], tokenizer.decode(ids)) == (ids, text)
         loss = self.loss(model)
-        said = self.command("eval", checkpoint, "--data", "data.h5", "--tokens", 4 * LENGTH, "--length", LENGTH)
-        expected = float(re.search(r"^loss +(\S+)", said, re.M)[1])
+        expected = self.evaluate(checkpoint)
         written, sampled, margin = self.write(model, tokenizer, checkpoint)
         print(f"{name}: {self.command('--version').strip()}, transformers {self.transformers.__version__}, PyTorch "
               f"{self.torch.__version__}: loss {loss:.6f}, of nanorun {expected:.6f}, difference {loss - expected:.1e}; "
@@ -111,7 +121,7 @@ class Transformers(FaultTest):
         self.assertEqual(written, sampled)
 
     def loss(self, model):
-        """Of the first sequences of the shard, as `nanorun eval` takes them."""
+        """Of the sequences of evaluate(), by transformers."""
         self.command("export", "data.h5", "data.bin")
         content = (self.folder / "data.bin").read_bytes()[1024:]
         tokens = self.torch.tensor(struct.unpack_from(f"<{4 * LENGTH + 1}H", content))
@@ -138,6 +148,13 @@ class Transformers(FaultTest):
                                "--temperature", 0)
         written = tokenizer.decode(out[0, 1:], skip_special_tokens=True)
         return written.removesuffix("\n"), sampled.removesuffix("\n"), (best[:, 0] - best[:, 1]).min().item()
+
+    def test_saved_anew(self):
+        """What transformers writes, nanorun imports."""
+        checkpoint, directory = self.export("record81")
+        self.load(directory).save_pretrained(self.folder / "anew")
+        self.command("import", "anew", "anew.h5")
+        self.assertEqual(self.evaluate("anew.h5"), self.evaluate(checkpoint))
 
     def test_record21(self):
         self.check("record21")
