@@ -74,6 +74,12 @@ void write_python(const std::string& directory, const ModelConfig& model) {
   if (model.residual == Residual::scaled) write("modeling_nanorun_scaled.py", modeling_nanorun_scaled_py);
 }
 
+/// How transformers lets the model write: without a cache of keys and values, which its forward pass has not.
+void write_generation(const std::string& directory, Token end_of_text) {
+  const Json settings = {{"bos_token_id", end_of_text}, {"eos_token_id", end_of_text}, {"use_cache", false}};
+  replace_text(directory + "/generation_config.json", ExitCode::output, settings.dump(2) + "\n");
+}
+
 // --- Tokenizer -------------------------------------------------------------------------------------------------------
 
 constexpr const char* table_of_merges[] = {"vocab.json", "merges.txt"};
@@ -182,6 +188,7 @@ void export_model(const ExportOptions& options) {
   complete_file(model, ExitCode::output, [&](const std::string& partial) {
     write_tensors(partial, options, header, table);
     write_python(options.directory, config.model);
+    write_generation(options.directory, end_of_text);
     if (tokenizer) write_tokenizer(options, tokenizer->table(), longest_length(config));
     replace_text(options.directory + "/config.json", ExitCode::output, json);
   });

@@ -14,7 +14,7 @@ from exported_files import exported_model, import_torch, read_header, tensors, w
 from harness import FaultTest, Job, small_run
 
 SOURCES = Path(__file__).resolve().parents[2] / "src" / "pytorch"
-FILES = ["config.json", "configuration_nanorun.py", "model.safetensors", "modeling_nanorun.py"]
+FILES = ["config.json", "configuration_nanorun.py", "generation_config.json", "model.safetensors", "modeling_nanorun.py"]
 
 
 def imported_packages(text):
