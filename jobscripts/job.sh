@@ -9,6 +9,8 @@ declare -A job=()
 
 is_number() { [[ $1 =~ ^(0|[1-9][0-9]{0,8})$ ]]; }
 
+is_count() { [[ $1 =~ ^[1-9][0-9]{0,8}$ ]]; }
+
 # Asks Slurm about this job. The last task of an array has the number of the array, for which Slurm shows all tasks.
 read_job() {
   local line field fields mine=false
@@ -53,8 +55,8 @@ count_restarts() {
 # What srun takes for options of its own: Slurm sets some of it in a job or step, from which the job may have been
 # submitted, and leaves it in the environment of a job that has not asked for it.
 srun_options=(
-  "${!SRUN_@}" "${!SLURM_CPU_BIND@}" "${!SLURM_MEM_BIND@}" "${!SLURM_MEM_PER_@}" "${!SLURM_GPU@}" "${!SLURM_NTASKS_PER_@}"
-  "${!SLURM_STEP@}" "${!SLURM_TRES_@}" "${!SLURM_PTY_@}" "${!SLURM_SRUN_@}" "${!SLURM_DIST@}"
+  "${!SRUN_@}" "${!SLURM_CPU_BIND@}" "${!SLURM_MEM_BIND@}" "${!SLURM_MEM_PER_@}" "${!SLURM_GPU@}"
+  "${!SLURM_NTASKS_PER_@}" "${!SLURM_STEP@}" "${!SLURM_TRES_@}" "${!SLURM_PTY_@}" "${!SLURM_SRUN_@}" "${!SLURM_DIST@}"
   SLURM_ARBITRARY_NODELIST SLURM_CONSTRAINT SLURM_CORE_SPEC SLURM_CPUS_PER_GPU SLURM_CPUS_PER_TASK SLURM_CPU_FREQ_REQ
   SLURM_DEPENDENCY SLURM_EPILOG SLURM_EXACT SLURM_EXCLUSIVE SLURM_EXIT_ERROR SLURM_EXIT_IMMEDIATE SLURM_EXPORT_ENV
   SLURM_GRES SLURM_GRES_FLAGS SLURM_HET_SIZE SLURM_HINT SLURM_HOSTFILE SLURM_IMMEDIATE SLURM_KILL_BAD_EXIT
@@ -78,12 +80,12 @@ expand() {
 # share_processors THREADS USED: processors of a rank on the node that has the fewest for each: whole cores of so many
 # threads, of which the ranks use so many. 0 where Slurm does not say.
 share_processors() {
-  local cpus tasks i cores share least=
-  mapfile -t cpus < <(expand "${SLURM_JOB_CPUS_PER_NODE-}")
-  mapfile -t tasks < <(expand "${SLURM_TASKS_PER_NODE-}")
-  if [[ ${#cpus[@]} -eq ${#tasks[@]} ]]; then
-    for i in "${!cpus[@]}"; do
-      cores=$((cpus[i] / $1 / tasks[i]))
+  local processors ranks i cores share least=
+  mapfile -t processors < <(expand "${SLURM_JOB_CPUS_PER_NODE-}")
+  mapfile -t ranks < <(expand "${SLURM_TASKS_PER_NODE-}")
+  if [[ ${#processors[@]} -eq ${#ranks[@]} ]]; then
+    for i in "${!processors[@]}"; do
+      cores=$((processors[i] / $1 / ranks[i]))
       share=$((cores * $2))
       [[ -n $least && $share -ge $least ]] || least=$share
     done
@@ -98,33 +100,44 @@ threads_per_core() {
   if [[ $node =~ ThreadsPerCore=([1-9][0-9]?)([^0-9]|$) ]]; then echo "${BASH_REMATCH[1]}"; else echo 1; fi
 }
 
-# What this job asked for, for srun: ranks of a node and processors of a rank, in asked_processors and, where the job
-# has more of them, rank_processors. Without options on memory and GPUs the ranks have all that the job has.
-set_options() {
-  local per_node=${SLURM_NTASKS_PER_NODE-} per_socket='' used='' threads share
-  asked_processors=${SLURM_CPUS_PER_TASK-}
+# Ranks, for srun, as this job asked for them. Without options on memory and GPUs the ranks have all that the job has.
+set_ranks() {
+  local per_node=${SLURM_NTASKS_PER_NODE-} per_socket='' tasks=${job[NumTasks]-}
   if [[ -n ${job[JobId]-} ]]; then
     IFS=: read -r per_node _ per_socket _ <<<"${job[NtasksPerN:B:S:C]-}"
-    IFS=: read -r _ _ _ used <<<"${job[ReqB:S:C:T]-}"
-    asked_processors=${job[CPUs/Task]-}
   fi
   unset "${srun_options[@]}"
-  [[ ! $per_node =~ ^[1-9][0-9]*$ ]] || export SLURM_NTASKS_PER_NODE=$per_node
-  [[ ! $per_socket =~ ^[1-9][0-9]*$ ]] || export SLURM_NTASKS_PER_SOCKET=$per_socket
-  [[ ! $used =~ ^[1-9][0-9]*$ ]] || export SLURM_THREADS_PER_CORE=$used
+  if is_count "$per_node"; then
+    export SLURM_NTASKS_PER_NODE=$per_node
+  elif is_count "$tasks"; then
+    export SLURM_NTASKS=$tasks SLURM_NPROCS=$tasks
+  fi
+  if is_count "$per_socket"; then export SLURM_NTASKS_PER_SOCKET=$per_socket; fi
+  # Only a job that asked for it has fewer processors than ranks.
+  if is_count "$tasks" && [[ ${job[NumCPUs]-} =~ ^[0-9]+$ && ${job[NumCPUs]} -lt $tasks ]]; then
+    export SLURM_OVERCOMMIT=1
+  fi
   [[ ${job[Network]-(null)} == "(null)" ]] || export SLURM_NETWORK=${job[Network]}
-  [[ $asked_processors =~ ^[1-9][0-9]{0,5}$ ]] || asked_processors=1
+}
+
+# Processors of a rank, for srun: asked_processors, which the job asked for, and rank_processors, its share where that
+# is more.
+set_processors() {
+  local used='' threads share
+  IFS=: read -r _ _ _ used <<<"${job[ReqB:S:C:T]-}"
+  if is_count "$used"; then export SLURM_THREADS_PER_CORE=$used; fi
+  is_count "$asked_processors" || asked_processors=1
   threads=$(threads_per_core)
-  [[ $used =~ ^[1-9][0-9]?$ && $used -lt $threads ]] || used=$threads
+  is_count "$used" && [[ $used -lt $threads ]] || used=$threads
   share=$(share_processors "$threads" "$used")
   rank_processors=$((share > asked_processors ? share : asked_processors))
   # srun reads the first from 22.05 on, and the second before.
   export SRUN_CPUS_PER_TASK=$rank_processors SLURM_CPUS_PER_TASK=$rank_processors
-  export SLURM_EXPORT_ENV=ALL # after sbatch --export=NONE, too
 }
 
-# Whether this job still runs. Else it has been cancelled meanwhile, or Slurm itself has requeued it, and may have started
-# it again on other nodes. Where Slurm does not answer, "incomplete" below leaves all but the last of these alone.
+# Whether this job still runs. Else it has been cancelled meanwhile, or Slurm itself has requeued it, and may have
+# started it again on other nodes. Where Slurm does not answer, "incomplete" below leaves all but the last of these
+# alone.
 still_runs() {
   read_job || return 0
   [[ ${job[Restarts]-$restarts} == "$restarts" && ${job[JobState]-} =~ ^(RUNNING|SUSPENDED)$ ]]
@@ -140,7 +153,10 @@ if [[ -n ${SLURM_JOB_ID-} ]]; then
   read_job || true
   name_job
   count_restarts
-  set_options
+  asked_processors=${job[CPUs/Task]-${SLURM_CPUS_PER_TASK-}}
+  set_ranks
+  set_processors
+  export SLURM_EXPORT_ENV=ALL # after sbatch --export=NONE, too
 fi
 # shellcheck source=jobscripts/site.sh
 source "$(dirname "${BASH_SOURCE[0]}")/site.sh"

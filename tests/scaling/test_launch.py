@@ -140,6 +140,36 @@ class Launch(ScalingTest):
         self.assertEqual((self.folder / "outputs/test/ranks2_repeat1.log").read_text(), "training ranks2_repeat1\n")
         self.assertEqual(self.launch("slurm"), [])
 
+    def placed(self, settings, ranks=(1, 2, 4, 8, 9, 24), gpus=None):
+        """Where the jobs of the rank counts are placed: the options of sbatch behind their --ntasks."""
+        if gpus is not None:
+            os.environ["SBATCH_GPUS_PER_NODE"] = gpus
+            self.addCleanup(os.environ.pop, "SBATCH_GPUS_PER_NODE", None)
+        (self.folder / "sbatch.calls").unlink(missing_ok=True)
+        self.launch("slurm", name=f"s{len(list((self.folder / 'outputs').glob('*')))}", kind="weak", ranks=ranks,
+                    more=f"[launch]\n{settings}")
+        found = []
+        for count, call in zip(ranks, self.calls("sbatch")):
+            words = call.split(" --job-name=")[0].split()
+            found.append(" ".join(words[words.index(f"--ntasks={count}") + 1:]))
+        return found
+
+    def test_slurm_places_the_ranks(self):
+        spread = ["--nodes=1 --ntasks-per-node=1", "--nodes=1 --ntasks-per-node=2", "--nodes=1 --ntasks-per-node=4",
+                  "--nodes=1 --ntasks-per-node=8", "--nodes=2 --ntasks-per-node=5", "--nodes=3 --ntasks-per-node=8"]
+        (self.folder / "outputs").mkdir()
+        for settings, more in (("ranks_per_node = 8", " --exclusive"), ("ranks_per_node = 8\nexclusive = false", ""),
+                               ("gpus_per_node = 8", " --gpus-per-node=8 --exclusive"),
+                               ('sbatch = ["--gpus-per-node=h100:8"]', " --exclusive")):
+            self.assertEqual(self.placed(settings), [place + more for place in spread])
+        self.assertEqual(self.placed("ranks_per_node = 2\ngpus_per_node = 8", ranks=(3,)),
+                         ["--nodes=2 --ntasks-per-node=2 --gpus-per-node=8 --exclusive"])
+        self.assertEqual(self.placed('ranks_per_node = 2\nsbatch = ["--nodes", "3"]', ranks=(4,)),
+                         ["--ntasks-per-node=2 --exclusive"])
+        self.assertEqual(self.placed("", ranks=(4,)), ["--exclusive"])
+        for gpus in ("4", "a100:4"):
+            self.assertEqual(self.placed("", ranks=(8,), gpus=gpus), ["--nodes=2 --ntasks-per-node=4 --exclusive"])
+
     def test_slurm_jobs_in_the_queue_are_left_alone(self):
         (self.folder / "hold").touch()
         self.launch("slurm")

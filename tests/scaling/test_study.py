@@ -56,6 +56,12 @@ class Study(ScalingTest):
     def test_unknown_and_missing_keys(self):
         self.assert_refused(study_text(more="stpes = 3"), "study.stpes is no key", "steps")
         self.assert_refused(study_text(more="[launch]\ncpus = 3"), "launch.cpus is no key", "cores")
+        for line, *parts in (("exclusive = 1", "launch.exclusive must be true or false"),
+                             ("ranks_per_node = true", "launch.ranks_per_node must be an integer"),
+                             ("ranks_per_node = -1", "launch.ranks_per_node must be at least 0"),
+                             ("gpus_per_node = 1000001", "launch.gpus_per_node must be at least 0 and at most 1000000"),
+                             ("ranks_per_node = 9\ngpus_per_node = 8", "launch.ranks_per_node: 9 ranks", "8 of launch.gpus")):
+            self.assert_refused(study_text(more=f"[launch]\n{line}"), *parts)
         self.assert_refused(study_text() + "[model]\nwidth = 3\n", "[model] is no section")
         self.assert_refused('[study]\nname = "a"\n', "study.kind is missing")
 

@@ -1,5 +1,5 @@
-"""A private Slurm for the tests of the job scripts: munged, slurmctld and a slurmd for each node in a temporary directory.
-All nodes are this machine.
+"""A private Slurm for the tests of the job scripts: munged, slurmctld and a slurmd for each node, in a temporary
+directory. All nodes are this machine.
 
 Standard library only. Every process that it starts, jobs included, is a descendant of this one and ends with it.
 """
@@ -180,7 +180,8 @@ class Cluster:
         self.daemons.clear()
 
     def until_idle(self):
-        self.until(lambda: self.command("scontrol", "show", "node").count("State=IDLE ") == len(self.nodes), "idle nodes")
+        self.until(lambda: self.command("scontrol", "show", "node").count("State=IDLE ") == len(self.nodes),
+                   "idle nodes")
 
     def lose_node(self, job):
         """The job goes back into the queue, as the node goes down; the controller takes the node back when it next

@@ -119,8 +119,8 @@ class Jobs(SlurmTest):
         job = self.submit_training(options=("--export=ALL,requeue_at_most=1",))
         end = self.until_over(job, "FAILED")
         self.assertEqual((end["Restarts"], end["ExitCode"]), ("1", "6:0"))
-        self.assertIn(f"job {job} is not requeued: a rank died, hung or did not answer, and it has been requeued 1 times "
-                      "in a row without a new checkpoint", self.output())
+        self.assertIn(f"job {job} is not requeued, after 1 of at most 1 times in a row without a new checkpoint "
+                      "(requeue_at_most in site.sh): a rank died, hung or did not answer\n", self.output())
 
     def test_ends_of_the_program_end_the_job(self):
         self.write_program('exit "$2"\n')
@@ -193,7 +193,8 @@ class Jobs(SlurmTest):
 
     def test_array_requeues_the_task_that_stops(self):
         """Whatever its place: the number of the last task is that of the array."""
-        job = self.submit("ensemble.sbatch", "deck.toml", "small", LONG, options=("--array=1-3", "--ntasks-per-node=1"))
+        job = self.submit("ensemble.sbatch", "deck.toml", "small", LONG,
+                          options=("--array=1-3", "--ntasks-per-node=1"))
         tasks = [f"{job}_{task}" for task in (1, 2, 3)]
         for task in (1, 2, 3):
             self.until_step(1, f"small_{task}")
@@ -228,21 +229,22 @@ class Jobs(SlurmTest):
         self.write_program('echo "rank $SLURM_PROCID of $SLURM_NTASKS: $SITE_LIBRARY, $SLURM_CPUS_PER_TASK processors, '
                            'GPUs $CUDA_VISIBLE_DEVICES, $(command -v env)"\n')
         outer = {"SLURM_CPUS_PER_TASK": "4", "SLURM_NTASKS": "1", "SLURM_NPROCS": "1", "SLURM_NTASKS_PER_NODE": "1",
-                 "SLURM_TASKS_PER_NODE": "1", "SLURM_MEM_PER_CPU": "100", "SLURM_MEM_PER_NODE": "200", "SLURM_GPUS": "1",
-                 "SLURM_CPU_BIND": "quiet,mask_cpu:0x1", "SLURM_EXPORT_ENV": "NONE", "SLURM_MPI_TYPE": "none",
+                 "SLURM_TASKS_PER_NODE": "1", "SLURM_MEM_PER_CPU": "100", "SLURM_MEM_PER_NODE": "200",
+                 "SLURM_GPUS": "1", "SLURM_CPU_BIND": "quiet,mask_cpu:0x1", "SLURM_EXPORT_ENV": "NONE", "SLURM_MPI_TYPE": "none",
                  "SLURM_STEP_ID": "0", "SLURM_JOB_ID": "1", "SRUN_EXPORT_ENV": "NONE", "SRUN_CPUS_PER_TASK": "7"}
         before = self.slurm.environment
         for variables, options in (({}, ("--export=NONE",)), (outer, ()), (outer, ("--export=NONE",))):
-            for script, *arguments in (("train.sbatch", "deck.toml"), ("scaling.sbatch", self.folder / "bin" / "nanorun")):
+            for script, argument in (("train.sbatch", "deck.toml"), ("scaling.sbatch", self.folder / "bin/nanorun")):
                 with self.subTest(variables=variables, options=options, script=script):
                     self.slurm.environment = before | variables
-                    job = self.submit(script, *arguments, options=(
-                        "--ntasks-per-node=2", "--exclusive", "--gres=gpu:2", f"--output={script}.out", "--open-mode=truncate", *options))
+                    job = self.submit(script, argument, options=(
+                        "--ntasks-per-node=2", "--exclusive", "--gres=gpu:2", f"--output={script}.out",
+                        "--open-mode=truncate", *options))
                     self.slurm.environment = before
                     self.until_over(job, "COMPLETED")
                     said = (self.folder / f"{script}.out").read_text().splitlines()
-                    self.assertEqual(sorted(said), [f"rank {rank} of 2: /opt/site, 2 processors, GPUs 0,1, {shutil.which('env')}"
-                                                    for rank in range(2)])
+                    found = f"/opt/site, 2 processors, GPUs 0,1, {shutil.which('env')}"
+                    self.assertEqual(sorted(said), [f"rank {rank} of 2: {found}" for rank in range(2)])
 
     def test_sweep(self):
         """Two learning rates with two seeds; one run is there already. The last task makes the page."""

@@ -45,7 +45,8 @@ class Nodes(SlurmTest):
 
     def test_ranks_end_before_slurm_misses_the_node(self):
         job = self.lose_node_in_a_step(end=True)
-        self.assertIn(f"{job}goes back to the queue, 1 of at most 3 times in a row without a new checkpoint: ", self.output())
+        self.assertIn(f"{job}goes back to the queue, 1 of at most 3 times in a row without a new checkpoint: ",
+                      self.output())
 
     def test_slurm_misses_the_node_first(self):
         job = self.lose_node_in_a_step(end=False)

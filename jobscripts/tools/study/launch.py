@@ -103,10 +103,42 @@ class Mpirun:
         return "done" if code == 0 else f"failed with exit code {code}, see {run.log}"
 
 
+def option(words, name):
+    """The value of an option among words of a command line, or None."""
+    for i, word in enumerate(words):
+        if word == name:
+            return words[i + 1] if i + 1 < len(words) else ""
+        if word.startswith(f"{name}="):
+            return word.partition("=")[2]
+    return None
+
+
+def gpus_of_node(settings):
+    """GPUs that a job asks for on each node; 0 where none are asked for, or nobody says how many."""
+    asked = option(settings.sbatch, "--gpus-per-node") or os.environ.get("SBATCH_GPUS_PER_NODE", "")
+    number = asked.rpartition(":")[2]  # a type may stand before it
+    return settings.gpus_per_node or (int(number) if number.isdecimal() else 0)
+
+
+def placement(settings, ranks):
+    """Options of sbatch that place the ranks of a job: evenly on as few nodes as hold them. Those that the study's own
+    options give are left out."""
+    chosen = {}
+    most = settings.ranks_per_node or gpus_of_node(settings)
+    if most:
+        nodes = -(-ranks // most)
+        chosen = {"--nodes": nodes, "--ntasks-per-node": -(-ranks // nodes)}
+    if settings.gpus_per_node:
+        chosen["--gpus-per-node"] = settings.gpus_per_node
+    words = [f"{name}={value}" for name, value in chosen.items() if option(settings.sbatch, name) is None]
+    return words + ["--exclusive"] * settings.exclusive
+
+
 class Slurm:
     """Submits each run as a job of its own; `<run>.job` remembers it until it has left the queue."""
 
     def __init__(self, study):
+        self.settings = study.launch
         self.command = [find_launcher("sbatch"), "--parsable", *study.launch.sbatch]
         self.squeue = find_launcher("squeue")
 
@@ -115,8 +147,9 @@ class Slurm:
         job = tool.read_text(record).strip() if os.path.lexists(record) else ""
         if job.isdecimal() and self.queued(job):
             return f"still queued as job {job}"
-        command = [*self.command, f"--ntasks={run.ranks}", f"--job-name={run.folder.parent.name}.{run.name}",
-                   f"--output={run.log}", str(BATCH_SCRIPT), program, *run.arguments]
+        command = [*self.command, f"--ntasks={run.ranks}", *placement(self.settings, run.ranks),
+                   f"--job-name={run.folder.parent.name}.{run.name}", f"--output={run.log}", str(BATCH_SCRIPT), program,
+                   *run.arguments]
         variables = os.environ | {"NANORUN_JOBSCRIPTS": str(BATCH_SCRIPT.parent)}
         submitted = subprocess.run(command, env=variables, text=True, stdin=subprocess.DEVNULL, capture_output=True)
         if submitted.returncode != 0:

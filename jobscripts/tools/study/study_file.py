@@ -51,6 +51,10 @@ class Launch:
     cores: int = 0  # processors or devices of a rank's own; 0: as many as there are ranks
     mpirun: tuple = ()  # options of mpirun
     sbatch: tuple = ()  # options of sbatch
+    # Of Slurm's jobs:
+    ranks_per_node: int = 0  # 0: one for each GPU of a node, or as many as Slurm finds room for
+    gpus_per_node: int = 0  # 0: what SBATCH_GPUS_PER_NODE says
+    exclusive: bool = True  # whether a job has its nodes to itself
 
 
 @dataclass(frozen=True)
@@ -104,7 +108,8 @@ class Study:
 
 
 def type_name(kind):
-    return {str: "a string", int: "an integer", float: "a number", tuple: "a list", Path: "a string"}[kind]
+    return {str: "a string", int: "an integer", float: "a number", bool: "true or false", tuple: "a list",
+            Path: "a string"}[kind]
 
 
 def typed(value, kind, where):
@@ -154,6 +159,18 @@ def check_overrides(study):
             raise StudyError(f"study.overrides: {line.split('=')[0]} is set by the study itself")
 
 
+def check_launch(launch):
+    for key in ("mpirun", "sbatch"):
+        if any(not isinstance(word, str) or "\0" in word for word in getattr(launch, key)):
+            raise StudyError(f"launch.{key} must be a list of strings")
+    for key in ("ranks_per_node", "gpus_per_node"):
+        if not 0 <= getattr(launch, key) <= MAX_RANKS:
+            raise StudyError(f"launch.{key} must be at least 0 and at most {MAX_RANKS}")
+    if 0 < launch.gpus_per_node < launch.ranks_per_node:
+        raise StudyError(f"launch.ranks_per_node: {launch.ranks_per_node} ranks cannot have a GPU each of the "
+                         f"{launch.gpus_per_node} of launch.gpus_per_node")
+
+
 def check(study):
     if not study.name.isprintable() or not study.name or "/" in study.name or study.name in (".", ".."):
         raise StudyError("study.name must name one directory")
@@ -172,9 +189,7 @@ def check(study):
         raise StudyError("launch.cores and the keys of [prediction] must not be negative, and below 1e15")
     if not 1 <= prediction.max_ranks <= MAX_RANKS:
         raise StudyError(f"prediction.max_ranks must be at least 1 and at most {MAX_RANKS}")
-    for key in ("mpirun", "sbatch"):
-        if any(not isinstance(word, str) or "\0" in word for word in getattr(study.launch, key)):
-            raise StudyError(f"launch.{key} must be a list of strings")
+    check_launch(study.launch)
     if not study.deck.is_file():
         raise StudyError(f"study.deck: {study.deck}: no such file")
     check_ranks(study)
