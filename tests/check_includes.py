@@ -50,7 +50,7 @@ ROOMS = {
     "nlohmann/json.hpp": {"report", "provenance", "trace", "metrics", "tokenizer_table_json", "import_documents_json",
                           "safetensors", "export_model"},
     "pcre2.h": {"tokenizer_split"},
-    "dlfcn.h": {"nvml"},
+    "dlfcn.h": {"nvml", "comm"},
     "cblas.h": {"portable"},
     "Kokkos": {"portable", "device", "fp8", "vector_math"},
     # Whoever asks the file system elsewhere may drop its errors.
