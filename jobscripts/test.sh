@@ -32,6 +32,8 @@ find_nvcc() {
 # tests/slurm starts a Slurm of its own; a machine that has one already keeps it.
 command -v srun >/dev/null || packages+=(slurmctld slurmd slurm-client munge)
 packages+=(shellcheck clang-format)
+# A launcher of another MPI; mpirun stays that of Open MPI, which has the higher priority among Debian's alternatives.
+packages+=(mpich)
 
 # Tests run exported models in PyTorch.
 packages+=(python3-torch)

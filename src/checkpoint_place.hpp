@@ -5,7 +5,7 @@
 #include <optional>
 #include <string>
 
-#include "src/files.hpp"
+#include "src/file_lock.hpp"
 
 namespace nanorun {
 

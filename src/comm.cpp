@@ -1,8 +1,11 @@
 #include "src/comm.hpp"
 
+#include <dlfcn.h>
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cstdlib>
+#include <memory>
 #include <numeric>
 #include <sstream>
 #include <string_view>
@@ -48,6 +51,19 @@ std::string mpi_version() {
   std::string version;
   for (std::string word; words >> word;) version += (version.empty() ? "" : " ") + word;
   return version;
+}
+
+bool mpi_needs_pmix() {
+  Dl_info library{};
+  if (!mpi_version().starts_with("Open MPI") || ::dladdr(reinterpret_cast<void*>(&MPI_Init_thread), &library) == 0)
+    return false;
+  const std::unique_ptr<char, decltype(&std::free)> path(::realpath(library.dli_fname, nullptr), &std::free);
+  bool speaks_pmi = !path;
+  quietly([&] {
+    if (path)
+      speaks_pmi = !glob_paths(directory_of(path.get()) + "/openmpi*/mca_pmix_s[12].so", ExitCode::internal).empty();
+  });
+  return !speaks_pmi;
 }
 
 Comm::Comm(MPI_Comm comm) : comm_(comm) {

@@ -22,6 +22,10 @@ using Bounds = std::vector<std::size_t>;
 /// Name and version of the MPI library, "Open MPI v4.1.4".
 std::string mpi_version();
 
+/// Whether this MPI is one whose MPI_Init ends a program that srun has started without PMIx: an Open MPI that was built
+/// without Slurm's own PMI. May be called before MPI_Init.
+bool mpi_needs_pmix();
+
 enum class Reduce { sum, min, max };
 
 class Comm {

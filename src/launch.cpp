@@ -35,6 +35,11 @@ LaunchVariables launch_variables() {
   return variables;
 }
 
+void leave_step_without_pmix(const LaunchVariables& variables) {
+  // By this variable Open MPI takes the process for one of a step.
+  if (!variables.contains("OMPI_COMM_WORLD_SIZE") && !variables.contains("PMIX_RANK")) ::unsetenv("SLURM_STEP_ID");
+}
+
 std::string unjoined_launcher(int ranks, const std::string& mpi, const LaunchVariables& variables) {
   const auto is_set = [&](const char* name) { return variables.contains(name); };
   const auto tells_several = [&](const char* name) {

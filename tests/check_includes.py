@@ -51,7 +51,7 @@ ROOMS = {
     "nlohmann/json.hpp": {"report", "provenance", "trace", "metrics", "tokenizer_table_json", "import_documents_json",
                           "export_model", "json_text"},
     "pcre2.h": {"tokenizer_split"},
-    "dlfcn.h": {"nvml", "stop"},
+    "dlfcn.h": {"nvml", "stop", "comm"},
     "cblas.h": {"portable"},
     "Kokkos": {"portable", "device", "fp8", "vector_math"},
     # Whoever asks the file system elsewhere may drop its errors.

@@ -1,5 +1,7 @@
 """How the Python tools end: whatever is wrong with files, modules or the terminal is one line, never a traceback."""
 
+import errno
+import fcntl
 import json
 import os
 import random
@@ -9,6 +11,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 from support import MODEL, PHASES, TOOLS, ScalingTest, small_run, study_text, write_run
@@ -165,6 +168,50 @@ class Tools(ScalingTest):
         read = plot_run.read_trace(self.run / "trace.h5")
         for name, values in trace.items():
             np.testing.assert_array_equal(read[name], values)
+
+    def test_steps_without_rows_are_told(self):
+        """Within the trace, and of a run that has ended before its begin and behind its end."""
+        path = self.run / "trace.h5"
+        self.assertEqual(plot_run.gaps(plot_run.read_trace(path)), [])
+        self.change_trace("step", np.array([1, 2, 3, 5, 8, 9]), first_step=0)
+        trace = plot_run.read_trace(path)
+        self.assertEqual(plot_run.gaps(trace), [(0, 1), (4, 5), (6, 8)])
+        self.assertIn("  no rows of steps 1, 5, 7 to 8  ", plot_run.heading(self.run, trace))
+        merits = json.loads((self.run / "summary.json").read_text())
+        write(self.run / "summary.json", json.dumps(merits | {"steps": 12}))
+        self.assertIn("  no rows of steps 1, 5, 7 to 8, 11 to 12  ", plot_run.heading(self.run, trace))
+        for against in plot_run.AXES:
+            plot_run.draw(self.run, trace, self.folder / f"{against}.png", against)
+        plot_run.draw(self.run, trace | {"first_step": 1, "step": np.arange(1, 1 + STEPS)}, self.folder / "whole.png")
+        self.assertNotEqual((self.folder / "steps.png").read_bytes(), (self.folder / "whole.png").read_bytes())
+
+        with plot_run.open_for_reading(path) as whole:
+            rows = {name: whole[name][...] for name in plot_run.DATASETS}
+        for name in plot_run.DATASETS:
+            self.change_trace(name, rows[name][:0])
+        self.assert_refused("plot_run.py", self.run, names=["trace.h5: no rows of steps 1 to 12"])
+
+    def test_files_without_locks(self):
+        """As on file systems that have none; where another program holds the lock, that is said."""
+        import h5py
+
+        path, opened = self.run / "trace.h5", h5py.File
+
+        def open_without_locks(*arguments, locking=True, **options):
+            if locking:
+                raise OSError(errno.ENOLCK, "Unable to open file (unable to lock file, errno = 37)")
+            return opened(*arguments, locking=locking, **options)
+
+        with mock.patch("h5py.File", open_without_locks):
+            with self.assertRaises(OSError):
+                plot_run.open_for_reading(path)  # the file system has locks, so that is not the reason
+            with mock.patch("fcntl.flock", side_effect=OSError(errno.ENOLCK, "No locks available")):
+                plot_run.open_for_reading(path).close()
+        with open(path, "rb") as held, mock.patch("time.sleep"):
+            fcntl.flock(held, fcntl.LOCK_EX)
+            with self.assertRaisesRegex(tool.ToolError, "another program has it open for writing"):
+                plot_run.read_datasets(path)
+        self.assertEqual(len(plot_run.read_trace(path)["step"]), STEPS)
 
     def test_losses_that_are_no_numbers_are_drawn(self):
         for loss in (np.full(STEPS, np.nan), np.array([5, 4, 3, np.inf, np.nan, 1e29])):

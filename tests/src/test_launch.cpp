@@ -32,6 +32,16 @@ TEST(Launch, TheOwnLauncherAndTerminalsMayLieInAnother) {
     EXPECT_EQ(told({{"PMI_SIZE", "4"}, {"SLURM_STEP_NUM_TASKS", "4"}, {own, "1"}}), "") << own;
 }
 
+TEST(Launch, AStepWithoutPmixIsLeft) {
+  for (const char* own : {"OMPI_COMM_WORLD_SIZE", "PMIX_RANK"}) {
+    ::setenv("SLURM_STEP_ID", "0", 1);
+    leave_step_without_pmix({{own, "1"}, {"SLURM_STEP_NUM_TASKS", "3"}});
+    EXPECT_STREQ(std::getenv("SLURM_STEP_ID"), "0");
+  }
+  leave_step_without_pmix({{"SLURM_STEP_NUM_TASKS", "3"}});
+  EXPECT_EQ(std::getenv("SLURM_STEP_ID"), nullptr);
+}
+
 TEST(Launch, VariablesAreThoseOfTheEnvironment) {
   ::setenv("MPI_LOCALNRANKS", "7", 1);
   ::unsetenv("SLURM_STEP_NUM_TASKS");

@@ -1,0 +1,58 @@
+"""Launchers whose ranks this MPI does not join."""
+
+import os
+import shutil
+from unittest import mock
+
+from harness import FaultTest, Job, small_run
+
+
+class Launchers(FaultTest):
+    def refuse(self, ranks, launcher, variable, *arguments):
+        """Every program says that it would be alone, and ends before it touches anything."""
+        files = sorted(self.folder.rglob("*"))
+        job = Job(self.folder, None, arguments, wrapper=launcher)
+        self.assertEqual(job.wait(), 2, job.text())
+        said = [line for line in job.messages() if line.startswith("nanorun: ")]
+        self.assertEqual(len(said), ranks, job.text())
+        for line in said:
+            self.assertRegex(line, f"^nanorun: {variable} = {ranks}: a launcher has started several ranks, but .* one alone")
+        self.assertEqual(sorted(self.folder.rglob("*")), files)
+
+    def test_mpich(self):
+        hydra = shutil.which("mpiexec.hydra")
+        if hydra is None:
+            self.skipTest("needs MPICH's mpiexec.hydra")
+        self.refuse(3, [hydra, "-launcher", "fork", "-n", "3"], "PMI_SIZE", "train", "deck.toml")
+
+    def test_every_command_that_writes(self):
+        self.train(None, "stop.step=1", code=75)
+        checkpoint = self.checkpoint(1)
+        launchers = (("PMI_SIZE", 4), ("MPI_LOCALNRANKS", 2), ("SLURM_STEP_NUM_TASKS", 3))
+        commands = (["train", "deck.toml"], ["train", "deck.toml", "--dry-run"], ["export", checkpoint, "model"],
+                    ["shard", "other.h5", "00.txt", "--text"], ["import", "model", "other.h5"])
+        for number, arguments in enumerate(commands):
+            variable, ranks = launchers[number % len(launchers)]
+            with self.subTest(arguments=arguments):
+                with mock.patch.dict(os.environ, {variable: str(ranks)}):
+                    job = Job(self.folder, None, arguments)
+                    self.assertEqual(job.wait(), 2, job.text())
+                    self.assert_refused(job, f"{variable} = {ranks}: a launcher has started several ranks")
+        for arguments in (["keys"], ["info"], ["verify", checkpoint], ["eval", checkpoint, "--data", "data.h5"]):
+            with self.subTest(arguments=arguments), mock.patch.dict(os.environ, PMI_SIZE="4"):
+                job = Job(self.folder, None, arguments)
+                self.assertEqual(job.wait(), 0, job.text())
+
+    def test_own_launcher_within_another(self):
+        with mock.patch.dict(os.environ, PMI_SIZE="4", MPI_LOCALNRANKS="4", SLURM_STEP_NUM_TASKS="4"):
+            for ranks in (1, 2):
+                self.train(ranks, f"run.name=of_{ranks}", "train.steps=1")
+
+    def test_terminal_of_slurm(self):
+        with mock.patch.dict(os.environ, SLURM_STEP_NUM_TASKS="4", SLURM_PTY_PORT="40000"):
+            job = Job(self.folder, None, ["shard", "other.h5", "00.txt", "--text"])
+            self.assertEqual(job.wait(), 0, job.text())
+
+
+if __name__ == "__main__":
+    small_run.main()
