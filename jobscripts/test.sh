@@ -51,12 +51,13 @@ if CUDACXX=$(find_nvcc); then
 fi
 presets+=(cpu)
 
-# Most tests on CPUs wait for programs and files longer than they compute; those on GPUs share the GPUs.
+# Most tests on CPUs wait for programs and files longer than they compute. Those on GPUs compute longer on the host than
+# on the GPUs that they share.
 processors=$(nproc)
 for preset in "${presets[@]}"; do
   setup "$preset" all
-  tests_at_once=2
-  [[ $preset == h100 ]] || tests_at_once=$((processors < 7 ? 5 * processors / 2 : 16))
+  tests_at_once=$((processors < 7 ? 5 * processors / 2 : 16))
+  [[ $preset != h100 ]] || tests_at_once=$((processors < 4 ? 2 : processors < 16 ? processors / 2 : 8))
   ctest --preset "$preset" --parallel "$tests_at_once"
 done
 # A few at a time, since each has many ranks or builds of its own.

@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <bit>
 #include <cmath>
 #include <limits>
@@ -11,7 +12,9 @@
 #include <utility>
 #include <vector>
 
+#include "kernels/random.hpp"
 #include "kernels/types.hpp"
+#include "tests/cuda/in_threads.hpp"
 #include "tests/support/bf16.hpp"
 #include "tests/support/cuda_memory.hpp"
 #include "tests/support/shared_memory.hpp"
@@ -47,8 +50,9 @@ class Tensor {
 
   /// The device's elements, each as float.
   test::Vector<float> device_values() const {
-    test::Vector<float> values;
-    for (const T x : device_.host()) values.push_back(to_float(x));
+    const test::Vector<T> got = device_.host();
+    test::Vector<float> values(got.size());
+    for_elements(got.size(), [&](std::size_t i) { values[i] = to_float(got[i]); });
     return values;
   }
 
@@ -60,17 +64,20 @@ class Tensor {
   void expect_match(const char* name, double absolute = 1e-5, double relative = 0x1p-8,
                     Written written = Written::whole) const {
     const test::Vector<T> got = device_.host();
-    std::size_t wrong = 0, first = 0;
-    for (std::size_t i = 0; i < got.size(); ++i) {
+    std::atomic<std::size_t> wrong = 0, first = got.size();
+    for_elements(got.size(), [&](std::size_t i) {
       const double want = host_[i], difference = std::abs(to_float(got[i]) - want);
       const bool in_row = i % ld_ < static_cast<std::size_t>(cols_);
       const bool left = written == Written::in_part && std::isnan(want);
       const bool right = in_row && !left ? difference <= relative * std::abs(want) + absolute : same(got[i], host_[i]);
-      if (!right && wrong++ == 0) first = i;
-    }
-    EXPECT_EQ(wrong, 0u) << name << ": of " << got.size() << " elements; the first in row " << first / ld_
-                         << ", column " << first % ld_ << ": " << to_float(got[first]) << " instead of "
-                         << host_[first];
+      if (right) return;
+      ++wrong;
+      for (std::size_t known = first; i < known && !first.compare_exchange_weak(known, i);) {
+      }
+    });
+    if (wrong == 0) return;
+    ADD_FAILURE() << name << ": " << wrong << " of " << got.size() << " elements; the first in row " << first / ld_
+                  << ", column " << first % ld_ << ": " << to_float(got[first]) << " instead of " << host_[first];
   }
 
   /// Elements [first, ...) are those of the device's x, rounded or truncated; the ones before are not written.
@@ -88,18 +95,18 @@ class Tensor {
       : rows_(rows), cols_(cols), ld_(ld > 0 ? ld : cols), host_(std::move(values)), device_(convert(host_)) {}
 
   static test::Vector<float> random_values(std::size_t n, unsigned seed, Range range) {
-    std::mt19937 generator(seed);
     test::Vector<float> values(n);
-    for (float& value : values) {
-      const float u = static_cast<float>(generator()) * 0x1p-32f;
-      value = to_float(from_float<T>(range.low + (range.high - range.low) * u));
-    }
+    const std::uint64_t key = splitmix64(seed);
+    for_elements(n, [&](std::size_t i) {
+      const auto u = static_cast<float>(unit_uniform(key, i));
+      values[i] = to_float(from_float<T>(range.low + (range.high - range.low) * u));
+    });
     return values;
   }
 
   static test::Vector<T> convert(const test::Vector<float>& values) {
     test::Vector<T> converted(values.size());
-    for (std::size_t i = 0; i < values.size(); ++i) converted[i] = from_float<T>(values[i]);
+    for_elements(values.size(), [&](std::size_t i) { converted[i] = from_float<T>(values[i]); });
     return converted;
   }
 
