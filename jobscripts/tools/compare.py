@@ -31,7 +31,8 @@ import tool
 from runs import OWN_KEYS, TARGET, is_earlier, read_runs
 
 MOST_PAIRED = 5  # groups of which each is compared with each; of more, all with the best
-LONGEST_VALUE = 48  # characters that tables show of a key's value
+LONGEST_VALUES = (48, 24, 12)  # characters that tables show of a key's value: fewer where a label has many keys
+LONGEST_LABEL = 300
 DASH = "—"  # for what there is not
 
 
@@ -67,35 +68,35 @@ def reached(run, target):
     return None
 
 
-def differences(runs):
+def differences(runs, longest=LONGEST_VALUES[0]):
     """Key -> one value a run, of the keys in which the decks differ."""
     keys = dict.fromkeys(key for run in runs for key in run.deck)
     found = {key: [value_text(run.deck, key) for run in runs] for key in keys if key != "run.name"}
-    return {key: cut(values) for key, values in found.items() if len(set(values)) > 1}
+    return {key: cut(values, longest) for key, values in found.items() if len(set(values)) > 1}
 
 
 def value_text(deck, key):
     return json.dumps(deck[key], ensure_ascii=False, default=str) if key in deck else DASH
 
 
-def cut(values):
+def cut(values, longest=LONGEST_VALUES[0]):
     """The values of a key, short enough for a table: of long ones the part where they begin to differ."""
-    if max(map(len, values)) <= LONGEST_VALUE:
+    if max(map(len, values)) <= longest:
         return values
     same = len(os.path.commonprefix([value for value in values if value != DASH]))
-    shown = [excerpt(value, max(0, same - LONGEST_VALUE // 4)) for value in values]
+    shown = [excerpt(value, max(0, same - longest // 4), longest) for value in values]
     distinct = list(dict.fromkeys(values))
     if len(set(shown)) < len(distinct):  # they differ again further on
         shown = [f"{text} ({distinct.index(value) + 1})" for text, value in zip(shown, values)]
     return shown
 
 
-def excerpt(value, first):
+def excerpt(value, first, longest):
     """What a table shows of a value: all of a short one, else what stands from `first` on."""
-    if len(value) <= LONGEST_VALUE:
+    if len(value) <= longest:
         return value
-    part = value[first:first + LONGEST_VALUE]
-    return ("…" if first else "") + part + ("…" if first + LONGEST_VALUE < len(value) else "")
+    part = value[first:first + longest]
+    return ("…" if first else "") + part + ("…" if first + longest < len(value) else "")
 
 
 @dataclass
@@ -123,15 +124,25 @@ def groups_of(runs):
         else:
             table.setdefault(run.group(), []).append(run)
     groups = [Group(members) for members in table.values()]
-    apart = differences([group.runs[0] for group in groups])
-    for i, group in enumerate(groups):
-        group.label = ", ".join(f"{key}={values[i]}" for key, values in apart.items()
-                                if key not in OWN_KEYS) or "all runs"
+    for group, label in zip(groups, labels_of(groups)):
+        group.label = label or "all runs"
         for seed, count in collections.Counter(str(run.seed) for run in group.runs).items():
             if count > 1:
                 tool.warn(f"warning: {count} runs of {group.label} have the seed {seed}; the tests take runs for "
                           "independent")
     return groups
+
+
+def labels_of(groups):
+    """What sets each group apart, key by key; empty where nothing does."""
+    labels = []
+    for longest in LONGEST_VALUES:
+        apart = differences([group.runs[0] for group in groups], longest)
+        labels = [", ".join(f"{key}={values[i]}" for key, values in apart.items() if key not in OWN_KEYS)
+                  for i in range(len(groups))]
+        if max(map(len, labels), default=0) <= LONGEST_LABEL:
+            break
+    return labels
 
 
 def pairs(groups):

@@ -85,7 +85,7 @@ def flat(deck, prefix=""):
 
 
 def weighted_stages(deck):
-    """Numbers of the stages in which the training loss is a weighted sum over several targets, by the keys of a deck."""
+    """Numbers of the stages whose training loss is a weighted sum over several targets, by the keys of a deck."""
     found = set()
     for key, value in deck.items():
         stage = re.fullmatch(r"stage\.([0-9]+)\.(targets|targets_end|prefix|prefix_end)", key)

@@ -195,7 +195,8 @@ def loss_chart(watched, across, name):
         validations.append(chart.Line([(line.get(across, math.nan), line["validation_loss"])
                                        for line in run.metrics.validations], colour, dashes, dots=True))
     weighted = any(weighted_stages(run.deck) for run in watched)
-    return chart.draw(f"Loss by {name}" + "; that of training is a weighted sum" * weighted, lines + validations, name, "nats per token",
+    title = f"Loss by {name}" + "; that of training is a weighted sum" * weighted
+    return chart.draw(title, lines + validations, name, "nats per token",
                       most=chart.top_of_losses(lines[1::2] + validations))
 
 

@@ -198,7 +198,8 @@ class FaultTest(unittest.TestCase):
 
 def losses(job):
     """Loss of each logged step."""
-    return {int(m[1]): float(m[2]) for m in re.finditer(r"step +(\d+)/\d+ +(?:weighted )?loss (\S+)", "".join(job.output))}
+    text = "".join(job.output)
+    return {int(m[1]): float(m[2]) for m in re.finditer(r"step +(\d+)/\d+ +(?:weighted )?loss (\S+)", text)}
 
 
 def restarted_from(job):

@@ -1,5 +1,5 @@
-"""Deadlines of the tests that wait for processes. They count the time that a process could have worked: on a busy machine
-it is slow, and does not hang. Standard library only."""
+"""Deadlines of the tests that wait for processes. They count the time that a process could have worked: on a busy
+machine it is slow, and does not hang. Standard library only."""
 
 import subprocess
 import time

@@ -185,12 +185,21 @@ class Statistics(CompareTest):
                                    for i, names in enumerate(shards)))
         cells = found.differences["train.shards"]
         self.assertEqual(found.differences["train.rate"], ["0", "1", "2"])
-        self.assertTrue(all(len(cell) <= compare.LONGEST_VALUE + 2 for cell in cells), cells)
+        self.assertTrue(all(len(cell) <= compare.LONGEST_VALUES[0] + 2 for cell in cells), cells)
         self.assertIn('_0149.h5", "data/of/some', cells[0])
         self.assertIn('_0149.h5", "other.h5"', cells[1])
         self.assertEqual(cells[0], cells[2])
         for group, rate in zip(found.groups, "012"):
             self.assertTrue(group.label.endswith(f"train.rate={rate}"), group.label)
+
+    def test_labels_of_many_keys_have_them_all(self):
+        """A terminal's line ends after 400 characters."""
+        found, _ = self.compared(*(write_run(Path(f"r{i}"), LOSSES, **{f"key_{k}": "x" * 30 + str(i) for k in range(8)})
+                                   for i in range(2)))
+        for i, group in enumerate(found.groups):
+            self.assertLess(len(group.label), 400)
+            self.assertEqual(group.label.count("="), 8)
+            self.assertEqual(group.label.count(f'{i}"'), 8, group.label)
 
     def test_cut_values_stay_distinct(self):
         """The third differs at once, the other two only behind what is shown."""

@@ -66,7 +66,8 @@ class Deadlines(unittest.TestCase):
         self.assertGreaterEqual(deadline.stretch(), 1.0)
 
     def test_processes(self):
-        done = deadline.run([sys.executable, "-c", "print(input() * 2)"], 60, input="ab\n", capture_output=True, text=True)
+        done = deadline.run([sys.executable, "-c", "print(input() * 2)"], 60, input="ab\n", capture_output=True,
+                            text=True)
         self.assertEqual((done.returncode, done.stdout, done.stderr), (0, "abab\n", ""))
         with self.assertRaises(subprocess.CalledProcessError):
             deadline.run([sys.executable, "-c", "raise SystemExit(3)"], 60, check=True)
