@@ -161,6 +161,20 @@ class Stop(LostRanks, FaultTest):
         self.assert_stopped(job, "stop file found")
         self.assertEqual(harness.losses(job), {})
 
+    def test_stop_file_that_is_one_of_the_own_files(self):
+        """Also by another way to the same directory, and before the file is there."""
+        (self.folder / "link").symlink_to("outputs")
+        for file in ("outputs/run/lock", "outputs/run/log.txt", "outputs/run/./trace.h5", "link/run/summary.json.partial",
+                     self.folder / "outputs" / "run" / "checkpoints", "outputs/run/checkpoints/checkpoint_00000012.h5",
+                     "link/run/heartbeats/0"):
+            job = self.train(None, f"stop.file={file}", code=2)
+            self.assert_refused(job, f"stop.file = {file}: is one of the run's own files")
+        self.assertFalse(self.run_folder().exists())
+        job = self.start(None, *self.long_run, "stop.file=outputs/run/halt")
+        job.until_step(3)
+        (self.run_folder() / "halt").touch()
+        self.assert_stopped(job, "stop file found")
+
     def test_stop_file_of_an_earlier_stop_is_removed(self):
         for restart in ("auto", "none"):
             self.train(2, f"run.name={restart}", "stop.step=3", code=75)
