@@ -88,6 +88,7 @@ TEST(RankCount, LossesOfBranchesThatStartAtZeroAgreeOnAnyNumberOfRanks) {
   model.value_path = ValuePath::none;
   model.smear = true;
   model.bigram_rows = 101;
+  model.bigram_sign_rows = 16;
   model.skip_from = 1;
   model.skip_to = 3;
   config.optimizer.adam_period = 1;
