@@ -52,6 +52,22 @@ class Nodes(SlurmTest):
         job = self.lose_node_in_a_step(end=False)
         self.assertNotIn(f"{job}goes back to the queue", self.output())
 
+    def test_training_goes_on_after_a_lost_node(self):
+        # Ranks on one machine would meet in its shared memory, each as the first of its node.
+        self.slurm.environment |= {"OMPI_MCA_btl": "self,tcp"}
+        job = self.submit_training("train.steps=400", "checkpoint.every=10", "comm.timeout_seconds=10",
+                                   options=self.OPTIONS)
+        self.until(self.saved_step, "checkpoint")
+        self.slurm.kill_node(self.slurm.nodes[1])
+        self.until(lambda: self.restarts(job) == [1], "requeued job")
+        step = self.saved_step()
+        self.assertLess(step, 400)
+        self.start_again(self.slurm.nodes[1])
+        self.until_over(job, "COMPLETED")
+        self.assertEqual(self.restarts(job), [1])
+        self.assertIn(f"restarted from the checkpoint of step {step}\n", self.log())
+        self.assertTrue(self.summary()["finished"])
+
 
 if __name__ == "__main__":
     main()
