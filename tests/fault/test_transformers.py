@@ -151,10 +151,12 @@ class Transformers(FaultTest):
 
     def test_saved_anew(self):
         """What transformers writes, nanorun imports."""
-        checkpoint, directory = self.export("record81")
+        _, directory = self.export("record81")
         self.load(directory).save_pretrained(self.folder / "anew")
+        # The weights alone: how a trained checkpoint's are narrowed for GPUs (optimizer.muon_truncates) is not exported.
+        self.command("import", directory, "exported.h5")
         self.command("import", "anew", "anew.h5")
-        self.assertEqual(self.evaluate("anew.h5"), self.evaluate(checkpoint))
+        self.assertEqual(self.evaluate("anew.h5"), self.evaluate("exported.h5"))
 
     def test_record21(self):
         self.check("record21")

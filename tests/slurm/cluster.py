@@ -5,6 +5,7 @@ Standard library only. Every process that it starts, jobs included, is a descend
 """
 
 import atexit
+import contextlib
 import ctypes
 import os
 import random
@@ -196,11 +197,12 @@ class Cluster:
         """Ends the daemon of a node, its job steps and all of their processes, as a power failure would. The controller
         learns of it after SlurmdTimeout."""
         daemon = self.daemons.pop(node)
-        parents = {child: parent for parent, found in children().items() for child in found}
-        ranks = [pid for pid in descendants() if f"SLURMD_NODENAME={node}" in variables(pid)]
+        ranks = {pid for pid in descendants() if f"SLURMD_NODENAME={node}" in variables(pid)}
+        steps = {parent for parent, found in children().items() if not ranks.isdisjoint(found)} - ranks - {os.getpid()}
         daemon.kill()
-        for pid in [*{parents[rank] for rank in ranks}, *ranks]:  # slurmstepd first, which would tell of the ranks' end
-            os.kill(pid, signal.SIGKILL)
+        for pid in [*steps, *ranks]:  # slurmstepd first, which would tell of the ranks' end
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
         daemon.wait()
 
     def pids(self, step):

@@ -1,10 +1,10 @@
 """The job scripts under a Slurm of two nodes, of which one is lost."""
 
-from slurm_test import SlurmTest, main
+from slurm_test import LONG, SlurmTest, main
 
 
 class Nodes(SlurmTest):
-    cluster_options = {"nodes": 2, "more": "SlurmdTimeout=20\nMessageTimeout=5\nKillWait=2\n"}
+    cluster_options = {"nodes": 2, "more": "SlurmdTimeout=30\nKillWait=2\n"}
     # srun gives lost ranks a second after the others have ended.
     OPTIONS = ("--export=ALL,SLURM_WAIT=1", "--nodes=2", "--ntasks-per-node=1", "--exclusive")
 
@@ -51,6 +51,20 @@ class Nodes(SlurmTest):
     def test_slurm_misses_the_node_first(self):
         job = self.lose_node_in_a_step(end=False)
         self.assertNotIn(f"{job}goes back to the queue", self.output())
+
+    def test_training_goes_on_after_a_lost_node(self):
+        # Ranks on one machine would meet in its shared memory, each as the first of its node.
+        self.slurm.environment |= {"OMPI_MCA_btl": "self,tcp"}
+        job = self.submit_training(LONG, "checkpoint.every=10", "comm.timeout_seconds=10", options=self.OPTIONS)
+        self.until(self.saved_step, "checkpoint")
+        self.slurm.kill_node(self.slurm.nodes[1])
+        self.until(lambda: self.restarts(job) == [1], "requeued job")
+        step = self.saved_step()
+        self.start_again(self.slurm.nodes[1])
+        self.until(lambda: f"restarted from the checkpoint of step {step}\n" in self.log(), "restart")
+        self.until(lambda: self.saved_step() > step, "later checkpoint")
+        self.assertEqual(self.restarts(job), [1])
+        self.slurm.command("scancel", job)
 
 
 if __name__ == "__main__":
