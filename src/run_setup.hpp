@@ -54,9 +54,12 @@ struct RunSetup {
   void begin_with(const std::string& file);
   void require_tied(const std::string& file, const std::vector<Slab<float>>& weights);
   void check_data();
+  void compare_tokens(const CheckpointHeader& header, const std::string& file);
   void check_outputs();
   void take_over_directory();
   void write_deck();
+
+  TokenizerRecord trained_before;  ///< of the checkpoint whose weights the run has, where it fits the shards
 };
 
 }  // namespace nanorun
