@@ -75,7 +75,7 @@ std::vector<std::uint64_t> bytes_of_tokens(const EvalOptions& options, const Che
     comm.together([&] {
       const Tokenizer tokenizer(options.tokenizer);
       require_tokenizer(tokenizer, options.tokenizer, data.validation.opened);
-      require_own_tokenizer(header, config, options.checkpoint, tokenizer, options.tokenizer);
+      require_own_tokenizer(header, config, options.checkpoint, tokenizer, options.tokenizer, comm.root());
       for (std::uint64_t id = 0; id < tokenizer.vocabulary(); ++id) {
         const auto token = static_cast<Token>(id);
         bytes.push_back(tokenizer.decode({&token, 1}).size());

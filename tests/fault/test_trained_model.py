@@ -224,6 +224,19 @@ class TrainedModel(FaultTest):
         self.assertIn("warning: other.h5: is of another tokenizer",
                       self.train(2, *mixed, "data.allow_other_tokenizer=true").text())
 
+    def test_table_of_another_vocabulary_is_warned_of(self):
+        """Where the checkpoint does not know its tokenizer."""
+        (self.folder / "none.bin").write_bytes(struct.pack("<256i", 20240520, 1, 9000, *[0] * 253) + bytes(18000))
+        self.command("shard", "none", "none.bin", "--vocabulary", 258, "--end-of-text", 257)
+        self.train(2, "model.vocabulary=384", 'data.train=["none.h5"]', "validation.tokens=0", "train.steps=2")
+        (self.folder / "bytes.bpe").write_text("#version: 0.2\n")
+        (self.folder / "vocab.bpe").write_text("#version: 0.2\na b\n")
+        sampled = ("sample", self.checkpoint(2), "--tokens", 2, "--tokenizer")
+        self.assertIn(f"nanorun: warning: bytes.bpe has a vocabulary of 257 and the end-of-text token 256, the model of "
+                      f"{self.checkpoint(2)} has a vocabulary of 258 and the end-of-text token 257: they may be of "
+                      "different tokenizers", self.command(*sampled, "bytes.bpe").messages())
+        self.assertEqual(self.command(*sampled, "vocab.bpe").messages(), [])
+
     def test_model_meets_tokens_of_another_tokenizer(self):
         """As weights, where it goes on, and in validations; shards that record none are judged by their vocabulary."""
         checkpoint = self.trained_on_tokens()

@@ -143,6 +143,11 @@ TEST(Import, FilesOfOtherKindsAreNamed) {
         {"\x40\0\0\0\0\0\0\0{\"weight\""s, "weights of a model, no text and no tokens"}}) {
     EXPECT_EQ(refusals(folder, bytes), std::pair(std::string(said), std::string(said)));
   }
+  refusals(folder, "version https://git-lfs.github.com/spec/v1\n");
+  EXPECT_EQ(error_of([&] { read_shard_info(folder / "a"); }),
+            (folder / "a") +
+                ": not an HDF5 file, so neither a token shard, a checkpoint nor a trace; it is a pointer of "
+                "Git LFS in place of the file: run git lfs pull");
   const auto page = refusals(folder, "\n<!DOCTYPE HTML><title>403");
   EXPECT_TRUE(page.first.starts_with("an HTML page, as servers send it")) << page.first;
   EXPECT_EQ(page.second, "");
