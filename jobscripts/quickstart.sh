@@ -27,8 +27,9 @@ make_shards() {
   awk 'NR % 20 == 0' "$data/documents.txt" >"$data/val.txt"
   awk 'NR % 20 != 0' "$data/documents.txt" >"$data/train.txt"
   rm -f "$data"/*.partial # of a quickstart that was killed here
-  "$nanorun" shard --force --text --list "$data/val.txt" "$data/val"
-  "$nanorun" shard --force --text --list "$data/train.txt" "$data/train"
+  # Some libraries have headers in Latin-1.
+  "$nanorun" shard --force --text --allow-invalid-utf8 --list "$data/val.txt" "$data/val"
+  "$nanorun" shard --force --text --allow-invalid-utf8 --list "$data/train.txt" "$data/train"
 }
 
 train() {

@@ -101,6 +101,8 @@ void write_header(h5::File& file, const CheckpointHeader& header) {
   file.write_attribute("/", "tokenizer", header.tokenizer.name);
   file.write_attribute("/", "tokenizer_checksum", header.tokenizer.checksum);
   file.write_attribute("/", "adam_gradients_wait", std::uint64_t{p.gradients_wait});
+  if (header.tokenizer.vocabulary > 0) file.write_attribute("/", "vocabulary", header.tokenizer.vocabulary);
+  if (header.tokenizer.end_of_text) file.write_attribute("/", "end_of_text", *header.tokenizer.end_of_text);
   file.write_attribute("/", "checksum", header_checksum(header));
   write_text_dataset(file, "/deck", header.deck);
   write_text_dataset(file, "/shards", header.shards);
@@ -122,6 +124,8 @@ CheckpointHeader read_header(const h5::File& file) {
   if (header.version > 1) header.shards = read_text_dataset(file, "/shards");
   if (header.version > 2)
     header.tokenizer = {file.read_text_attribute("/", "tokenizer"), integer("tokenizer_checksum")};
+  if (file.has_attribute("/", "vocabulary")) header.tokenizer.vocabulary = integer("vocabulary");
+  if (file.has_attribute("/", "end_of_text")) header.tokenizer.end_of_text = integer("end_of_text");
   const std::uint64_t step = integer("step");
   header.progress = {static_cast<long>(step),
                      {integer("cursor_shard"), integer("cursor_offset"), integer("cursor_epoch")},

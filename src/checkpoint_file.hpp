@@ -32,7 +32,8 @@ struct CheckpointHeader {
   std::string model;          ///< model_fingerprint of the parameter table
   std::string deck;           ///< resolved, TOML
   std::string shards;         ///< shard_record of the training shards; empty in files of version 1
-  TokenizerRecord tokenizer;  ///< of the training shards; no name where none is known, and in files below version 3
+  TokenizerRecord tokenizer;  ///< of the training shards; no name where none is known, and in files below version 3; no
+                              ///< vocabulary in older ones
   Progress progress;
   std::uint64_t tensors = 0;
   std::uint64_t version = 0;  ///< of the file's format

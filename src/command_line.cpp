@@ -92,7 +92,7 @@ void add_shard(CLI::App& app, CommandLine& line) {
       ->required()
       ->check(output_fault);
   shard->add_option("INPUT", options.inputs, ".bin files, or text with --text or --tokenizer")->check(file_fault);
-  shard->add_option("--list", line.shard_list, "File that names further inputs, one per line")->check(file_fault);
+  shard->add_option("--list", options.list, "File that names further inputs, one per line")->check(file_fault);
   CLI::Option* text =
       shard->add_flag("--text", options.text, "Inputs are text: one document per file, one token per byte");
   CLI::Option* tokenizer =
@@ -105,6 +105,11 @@ void add_shard(CLI::App& app, CommandLine& line) {
   shard->add_option("--field", options.field, "Inputs are JSONL: one document per line, the string under this key")
       ->check([](const std::string& key) { return key.empty() ? "\"\": an empty key" : ""; })
       ->needs(tokenizer);
+  CLI::Option* skip_bad = shard->add_flag(
+      "--skip-bad", options.skip_bad, "Pass over documents that cannot be encoded, and list them (with --tokenizer)");
+  skip_bad->needs(tokenizer);
+  CLI::Option* allow_invalid = shard->add_flag("--allow-invalid-utf8", options.allow_invalid_utf8,
+                                               "Take text of which more than 0.5 % of the characters are not UTF-8");
   CLI::Option* synthetic =
       shard->add_option("--synthetic", options.synthetic, "Make this many tokens of a seeded source, without inputs")
           ->check(whole_number(1, max_shard_tokens))
@@ -129,8 +134,8 @@ void add_shard(CLI::App& app, CommandLine& line) {
       ->check(whole_number(0, 65535))
       ->excludes(text)
       ->excludes(tokenizer);
-  shard->callback([&line, &options, tokens_per_shard] {
-    const bool has_inputs = !options.inputs.empty() || !line.shard_list.empty();
+  shard->callback([&options, tokens_per_shard, allow_invalid] {
+    const bool has_inputs = !options.inputs.empty() || !options.list.empty();
     if (has_inputs == (options.synthetic > 0)) {
       throw CLI::ValidationError(has_inputs ? "--synthetic takes no inputs"
                                             : "no input: name files or give --list FILE, or --synthetic TOKENS");
@@ -138,6 +143,8 @@ void add_shard(CLI::App& app, CommandLine& line) {
     if (tokens_per_shard->count() > 0 && !options.text && options.tokenizer.empty() && options.synthetic == 0) {
       throw CLI::ValidationError("--tokens-per-shard requires --text, --tokenizer or --synthetic");
     }
+    if (allow_invalid->count() > 0 && !options.text && options.tokenizer.empty())
+      throw CLI::ValidationError("--allow-invalid-utf8 requires --text or --tokenizer");
     if (options.end_of_text >= options.vocabulary) {
       throw CLI::ValidationError("--end-of-text must be below --vocabulary");
     }
@@ -191,6 +198,8 @@ void add_eval(CLI::App& app, CommandLine& line) {
   CLI::Option* tokens =
       eval->add_option("--tokens", options.tokens, "Tokens to read; without it validation.tokens of the run")
           ->check(whole_number(1, max_tokens));
+  CLI::Option* allow_other = eval->add_flag("--allow-other-tokenizer", options.allow_other_tokenizer,
+                                            "Read shards of another tokenizer than that of the model's training");
   eval->add_option("--length", options.length,
                    fmt::format("Tokens of a sequence, a multiple of {}; without it validation.length of the run",
                                kernels::attention_block))
@@ -205,7 +214,8 @@ void add_eval(CLI::App& app, CommandLine& line) {
           ->check(file_fault)
           ->excludes(data)
           ->excludes(tokens)
-          ->excludes(tokenizer);
+          ->excludes(tokenizer)
+          ->excludes(allow_other);
   eval->add_option("--end-of-text", options.end_of_text,
                    "Token that begins a document (--hellaswag only); without it that of bytes or of GPT-2")
       ->check(whole_number(0, 65535))

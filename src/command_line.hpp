@@ -25,8 +25,7 @@ struct CommandLine {
   bool dry_run = false;
   std::optional<int> ranks;  ///< that a dry run plans for; absent: as many as run it
 
-  ShardOptions shard;      ///< shard
-  std::string shard_list;  ///< file that names further inputs, one a line; empty: none
+  ShardOptions shard;  ///< shard
 
   /// export: what kind of file `checkpoint` is decides whether `directory` is one, or a .bin file.
   ExportOptions export_options;

@@ -168,6 +168,7 @@ struct DataConfig {
   std::vector<std::string> validation;
   EndOfData end = EndOfData::error;
   ChangedData changed = ChangedData::refuse;  ///< where training shards are not those of the checkpoint
+  bool allow_other_tokenizer = false;         ///< shards and checkpoints may say that other tokenizers made them
   int prefetch_steps = 4;
   Packing packing = Packing::stream;  ///< documents: each sequence begins with a document, long ones are cut
   std::string prefix_table;           ///< file of the tokens' prefixes; empty: none

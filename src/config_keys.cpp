@@ -300,6 +300,8 @@ std::vector<Key> data_keys() {
       {NANORUN_KEY(data, changed), operates, any(),
        "where a run continues whose training shards do not begin with those of its checkpoint: refuse, or accept and "
        "go on at the same place of the new stream"},
+      {NANORUN_KEY(data, allow_other_tokenizer), operates, any(),
+       "go on where shards, a checkpoint or checkpoint.weights record different tokenizers"},
       {NANORUN_KEY(data, prefetch_steps), operates, between(1, 1024), "steps whose tokens are read ahead"},
       {NANORUN_KEY(data, packing), identifies, any(),
        "what sequences are made of: consecutive tokens of the stream, or whole documents, the last one cut"},

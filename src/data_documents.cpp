@@ -49,12 +49,22 @@ std::uint64_t DocumentReader::take_document(std::uint64_t offset, std::uint64_t 
   return taken;
 }
 
+void DocumentReader::turn_to(const ShardInfo& shard) {
+  if (shard.path == shard_.path) return;
+  shard_ = shard;
+  block_.clear();
+}
+
+std::uint64_t DocumentReader::count_documents(const ShardInfo& shard) {
+  turn_to(shard);
+  std::uint64_t count = 0;
+  for (auto document = find_document(0); document; document = find_document(*document + 1)) ++count;
+  return count;
+}
+
 std::optional<std::uint64_t> DocumentReader::fill(const ShardInfo& shard, std::uint64_t offset, const StepShape& shape,
                                                   int first, std::span<Token> rows) {
-  if (shard.path != shard_.path) {
-    shard_ = shard;
-    block_.clear();
-  }
+  turn_to(shard);
   const std::uint64_t size = shape.length + 1;
   for (int sequence = 0; sequence < shape.sequences; ++sequence) {
     std::span<Token> row;

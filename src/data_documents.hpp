@@ -30,7 +30,11 @@ class DocumentReader {
   std::optional<std::uint64_t> fill(const ShardInfo& shard, std::uint64_t offset, const StepShape& shape, int first,
                                     std::span<Token> rows);
 
+  /// Documents that begin in a shard. Reads all of it.
+  std::uint64_t count_documents(const ShardInfo& shard);
+
  private:
+  void turn_to(const ShardInfo& shard);
   std::span<const Token> tokens_from(std::uint64_t offset);
   std::optional<std::uint64_t> find_document(std::uint64_t offset);
   std::uint64_t take_document(std::uint64_t offset, std::uint64_t max, std::span<Token> out);

@@ -8,6 +8,7 @@
 #include "src/evaluate_hellaswag.hpp"
 #include "src/schedule.hpp"
 #include "src/text.hpp"
+#include "src/token_origin.hpp"
 #include "src/tokenizer.hpp"
 #include "src/trained_model.hpp"
 #include "src/validation.hpp"
@@ -22,6 +23,7 @@ Config eval_config(const EvalOptions& options, const CheckpointHeader& header) {
   if (options.length) overrides.push_back(fmt::format("validation.length={}", *options.length));
   Config config = trained_config(header, options.checkpoint, overrides);
   if (!options.data.empty()) config.data.validation = options.data;
+  if (options.allow_other_tokenizer) config.data.allow_other_tokenizer = true;
   const ValidationConfig& validation = config.validation;
   const auto refuse = [](const std::string& message) { throw Error(ExitCode::usage, message, Scope::all_ranks); };
   if (config.data.validation.empty())
@@ -41,8 +43,8 @@ void require_tokenizer(const Tokenizer& tokenizer, const std::string& file, cons
     const auto refuse = [&](const std::string& reason) {
       throw Error(ExitCode::data, fmt::format("{}: {}", shard.path, reason), Scope::all_ranks);
     };
-    if (shard.tokenizer_checksum != 0 && shard.tokenizer_checksum != tokenizer.checksum())
-      refuse(fmt::format("was encoded with another tokenizer than {}", file));
+    if (const std::string other = other_tokenizer(origin_of(shard), origin_of(tokenizer, file)); !other.empty())
+      throw Error(ExitCode::data, other + "; give the table that made the shard", Scope::all_ranks);
     if (shard.vocabulary > tokenizer.vocabulary() || shard.end_of_text != tokenizer.end_of_text()) {
       refuse(fmt::format("has a vocabulary of {} and the end-of-text token {}, {} has {} and {}", shard.vocabulary,
                          shard.end_of_text, file, tokenizer.vocabulary(), tokenizer.end_of_text()));
@@ -50,18 +52,19 @@ void require_tokenizer(const Tokenizer& tokenizer, const std::string& file, cons
   }
 }
 
-/// Throws where a shard was encoded with another tokenizer than those that the model was trained on.
-void require_tokenizer_of_model(const CheckpointHeader& header, const std::string& path,
-                                const std::vector<ShardInfo>& shards) {
-  for (const ShardInfo& shard : shards) {
-    if (header.tokenizer.name.empty() || shard.tokenizer_checksum == 0) continue;
-    if (shard.tokenizer_checksum == header.tokenizer.checksum) continue;
-    throw Error(ExitCode::data,
-                fmt::format("{}: was encoded with another tokenizer than the model of {} was trained with: {} with "
-                            "checksum {:016x}",
-                            shard.path, path, header.tokenizer.name, header.tokenizer.checksum),
-                Scope::all_ranks);
+/// Throws where a shard was encoded with another tokenizer than the shards that the model was trained on, unless that
+/// is allowed. Rank 0 warns of the first that was or may have been.
+void require_tokenizer_of_model(Comm& comm, const EvalOptions& options, const CheckpointHeader& header,
+                                const Config& config, const RunData& data) {
+  std::vector<std::string> warnings = shard_warnings(data);
+  const TokenOrigin model = origin_of(header.tokenizer, options.checkpoint, config.model.vocabulary);
+  for (const ShardInfo& shard : data.validation.opened) {
+    const std::string warning = compare_origins(origin_of(shard), model, config.data.allow_other_tokenizer,
+                                                "--allow-other-tokenizer reads it all the same");
+    if (!warning.empty() && warnings.empty()) warnings.push_back(warning);
   }
+  if (!comm.root()) return;
+  for (const std::string& warning : warnings) complain(warning);
 }
 
 /// Bytes of text behind each token, none behind the one that begins documents; empty where they are not known.
@@ -72,7 +75,7 @@ std::vector<std::uint64_t> bytes_of_tokens(const EvalOptions& options, const Che
     comm.together([&] {
       const Tokenizer tokenizer(options.tokenizer);
       require_tokenizer(tokenizer, options.tokenizer, data.validation.opened);
-      require_own_tokenizer(header, config, options.checkpoint, tokenizer, options.tokenizer);
+      require_own_tokenizer(header, config, options.checkpoint, tokenizer, options.tokenizer, comm.root());
       for (std::uint64_t id = 0; id < tokenizer.vocabulary(); ++id) {
         const auto token = static_cast<Token>(id);
         bytes.push_back(tokenizer.decode({&token, 1}).size());
@@ -98,7 +101,7 @@ std::string evaluate(Context& context, const EvalOptions& options) {
   comm.set_timeout(config.comm.timeout_seconds);
   context.open_device(config.run.reproducible);
   const RunData data = open_validation_data(comm, config);
-  require_tokenizer_of_model(header, options.checkpoint, data.validation.opened);
+  require_tokenizer_of_model(comm, options, header, config, data);
   const std::vector<std::uint64_t> bytes_of = bytes_of_tokens(options, header, config, comm, data);
 
   const TrainedWeights trained(comm, options.checkpoint, header, config, context.stream());

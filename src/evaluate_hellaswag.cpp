@@ -129,6 +129,12 @@ std::string evaluate_hellaswag(Context& context, const EvalOptions& options) {
   const CheckpointHeader header = read_checkpoint_header(comm, options.checkpoint);
   Config config = hellaswag_config(options, header);
   comm.set_timeout(config.comm.timeout_seconds);
+  if (comm.root() && !header.tokenizer.name.empty() && header.tokenizer.name != "gpt2") {
+    complain(
+        fmt::format("warning: llm.c's questions are in the tokens of gpt2, the model of {} was trained on those of "
+                    "{}",
+                    options.checkpoint, header.tokenizer.name));
+  }
   Token end_of_text = 0;
   std::vector<Question> questions;
   comm.together([&] {

@@ -19,6 +19,7 @@
 #include "src/bin_file.hpp"
 #include "src/files.hpp"
 #include "src/h5.hpp"
+#include "src/known_formats.hpp"
 
 namespace nanorun::h5 {
 
@@ -178,7 +179,7 @@ void File::examine_group(const std::string& name, int depth) const {
 }
 
 void look_before_opening(const std::string& path, ExitCode code) {
-  const auto refuse = [&](const char* what) {
+  const auto refuse = [&](const std::string& what) {
     throw Error(code, fmt::format("{}: {}", path, what), Scope::this_rank, Cause::damage);
   };
   if (kind_of(path, code) == FileKind::directory && exists(path + "/model.safetensors", code))
@@ -195,7 +196,13 @@ void look_before_opening(const std::string& path, ExitCode code) {
                ? "a .bin file of tokens, not a checkpoint"
                : "a .bin file, which has no checksums; make a token shard of it with: nanorun shard OUTPUT FILE");
   }
-  if (!is_hdf5(head)) refuse("not an HDF5 file, so neither a token shard, a checkpoint nor a trace");
+  if (!is_hdf5(head)) {
+    const std::string_view bytes(reinterpret_cast<const char*>(head.data()), head.size());
+    std::string known = known_format(bytes.substr(0, file_size(path, code)));
+    if (known.empty()) known = html_page(bytes);
+    refuse(fmt::format("not an HDF5 file, so neither a token shard, a checkpoint nor a trace{}{}",
+                       known.empty() ? "" : "; it is ", known));
+  }
   if (!is_of_old_format(head)) return;
   if (has_driver_block(head)) refuse("has an HDF5 driver block, unfit for reading");
   if (is_examiner) return;

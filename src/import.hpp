@@ -17,7 +17,7 @@ namespace nanorun {
 
 struct ShardOptions {
   std::vector<std::string> inputs;  ///< .bin files, or text with `text` or `tokenizer`, in stream order
-  std::string list;                 ///< file that named some of the inputs; empty: none
+  std::string list;                 ///< file that names further inputs, one a line; empty: none
   std::string output;  ///< FILE or FILE.h5; one shard: FILE.h5; several: FILE_000000.h5, FILE_000001.h5, ...
   bool text = false;
   std::string tokenizer;  ///< file that holds its table, see src/tokenizer.hpp; empty: none
@@ -28,13 +28,20 @@ struct ShardOptions {
   std::uint64_t vocabulary = bin_vocabulary;     ///< not of text
   std::uint64_t end_of_text = bin_end_of_text;   ///< not of text
   bool force = false;                            ///< replace shards that exist
+  bool allow_invalid_utf8 = false;               ///< of text: take files that are hardly UTF-8
+  bool skip_bad = false;                         ///< with `tokenizer`: pass over documents that cannot be encoded
 };
 
-/// Writes the shards in parallel over the ranks (written as FILE.h5.partial, renamed when complete); returns their
-/// paths. Collective. Throws Error(data) for an input and Error(output) for a shard that cannot be written, on all
-/// ranks, with the lowest rank's message, and leaves no .partial file. Nothing is written where one of the shards
-/// exists already, unless `force` replaces it, or where others that an earlier command has left under the same output
-/// would stay beside the new ones.
+/// Collective. The files that options.inputs and then options.list name, with those that match a name in place of one
+/// that is a pattern and no file. Rank 0 reads and looks. Throws Error on all ranks: usage for the list, data for a
+/// pattern that nothing matches.
+std::vector<std::string> find_inputs(Comm& comm, const ShardOptions& options);
+
+/// Writes the shards of options.inputs in parallel over the ranks (written as FILE.h5.partial, renamed when complete);
+/// returns their paths. Collective. Throws Error(data) for an input and Error(output) for a shard that cannot be
+/// written, on all ranks, with the lowest rank's message, and leaves no .partial file. Nothing is written where one of
+/// the shards exists already, unless `force` replaces it, or where others that an earlier command has left under the
+/// same output would stay beside the new ones.
 std::vector<std::string> make_shards(Comm& comm, const ShardOptions& options);
 
 /// One shard to a .bin file, byte for byte what it was made from; a shard made from text gets a plain header. Verifies

@@ -4,8 +4,28 @@
 
 #include "src/files.hpp"
 #include "src/import_plan.hpp"
+#include "src/known_formats.hpp"
+#include "src/utf8.hpp"
 
 namespace nanorun {
+
+namespace {
+
+[[noreturn]] void refuse(const std::string& path) {
+  const std::string head = head_of_file(path);
+  std::string what = known_format(head);
+  if (what.empty()) what = html_page(head);
+  if (what.empty()) {
+    // The last character may be cut.
+    const bool is_text = valid_utf8(head) + 4 > head.size() && head.find('\0') == head.npos;
+    what = is_text ? "not a .bin file of tokens; for text give --text or --tokenizer FILE"
+                   : "neither a .bin file of tokens, which begins with a header (docs/file_formats.md), nor text in "
+                     "UTF-8; nanoGPT's files of tokens lack the header";
+  }
+  throw Error(ExitCode::data, fmt::format("{}: {}", path, what));
+}
+
+}  // namespace
 
 std::vector<ShardPlan> plan_bin(const ShardOptions& options) {
   require_vocabulary("tokens of .bin files", options.vocabulary, options.end_of_text);
@@ -13,10 +33,8 @@ std::vector<ShardPlan> plan_bin(const ShardOptions& options) {
   for (const std::string& path : options.inputs) {
     ShardPlan plan;
     plan.input = path;
-    plan.source = name_of(path);
-    if (!is_bin_file(path)) {
-      throw Error(ExitCode::data, path + ": not a .bin file of tokens; for text give --text or --tokenizer FILE");
-    }
+    plan.source = mended_utf8(name_of(path));  // HDF5's texts are UTF-8
+    if (!is_bin_file(path)) refuse(path);
     const BinFile file(path);
     plan.header = file.header();
     plan.count = file.count();

@@ -26,15 +26,20 @@ class TextDocument : public Documents {
     std::size_t cut = 0;
     while (cut == 0 && end() < size_) {
       if (window_.size() > Tokenizer::max_piece) {
-        throw Error(ExitCode::data, fmt::format("{}: no blank follows a word in the {} bytes from byte {} on: not text",
-                                                path_, window_.size(), at_));
+        const std::uint64_t begin = std::exchange(at_, size_);  // the whole file is at fault
+        const std::size_t bytes = std::exchange(window_, {}).size();
+        used_ = 0;
+        throw Error(
+            ExitCode::data,
+            fmt::format("{}: no blank follows a word in the {} bytes from byte {} on: not text", path_, bytes, begin),
+            Scope::this_rank, Cause::damage);
       }
       read_more();
       cut = end() < size_ ? last_cut(window_) : window_.size();
     }
     used_ = cut == 0 ? window_.size() : cut;
     at_ += used_;
-    return Part{std::string_view(window_).substr(0, used_), begins};
+    return Part{std::string_view(window_).substr(0, used_), begins, at_ == size_};
   }
 
   std::string place() const override { return path_; }

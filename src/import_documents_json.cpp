@@ -8,6 +8,7 @@
 #include "src/error.hpp"
 #include "src/files.hpp"
 #include "src/import_documents.hpp"
+#include "src/json_mend.hpp"
 #include "src/text.hpp"
 
 namespace nanorun {
@@ -16,7 +17,7 @@ namespace {
 
 constexpr std::uint64_t read_bytes_at_once = std::uint64_t{1} << 20;
 
-/// The lines of a file that begin at bytes [first, last), without their line feeds.
+/// The lines of a file that begin at bytes [first, last), without their ends. Between CR and LF lies an empty line.
 class LineReader {
  public:
   LineReader(const std::string& path, std::uint64_t first, std::uint64_t last)
@@ -26,21 +27,24 @@ class LineReader {
         last_(last),
         base_(first) {
     if (first == 0) return;
-    // A line begins behind a line feed.
+    // A line begins behind the end of another.
     --base_;
-    next();
+    skip_line();
   }
 
-  /// Valid until the next call.
+  /// Valid until the next call. Throws Error(data) for a line that is too long; the next call goes on behind it.
   std::optional<std::string_view> next() {
+    if (std::exchange(too_long_, false)) skip_line();
     line_ = base_ + begin_;
     if (line_ >= std::min(last_, size_)) return std::nullopt;
-    std::size_t end = buffer_.find('\n', begin_);
-    while (end == buffer_.npos && base_ + buffer_.size() < size_) {
+    std::size_t end = find_end(begin_);
+    while (end == buffer_.npos && !holds_rest()) {
       const std::size_t searched = read_more();
-      if (buffer_.size() > max_json_line + read_bytes_at_once)
-        throw Error(ExitCode::data, fmt::format("{}: longer than {} bytes", place(), max_json_line));
-      end = buffer_.find('\n', searched);
+      too_long_ = buffer_.size() > max_json_line + read_bytes_at_once;
+      if (too_long_)
+        throw Error(ExitCode::data, fmt::format("{}: longer than {} bytes", place(), max_json_line), Scope::this_rank,
+                    Cause::damage);
+      end = find_end(searched);
     }
     if (end == buffer_.npos) end = buffer_.size();
     const auto line = std::string_view(buffer_).substr(begin_, end - begin_);
@@ -48,19 +52,41 @@ class LineReader {
     return line;
   }
 
-  /// File and line of what next() returned last. Reads the file from its beginning.
+  /// File and line of what next() returned last. Reads the file up to there.
   std::string place() const {
-    std::uint64_t number = 1;
     std::vector<char> bytes;
-    for (std::uint64_t at = 0; at < line_; at += bytes.size()) {
-      bytes.resize(std::min(read_bytes_at_once, line_ - at));
-      read_at(file_, path_, at, std::as_writable_bytes(std::span(bytes)), ExitCode::data);
-      number += static_cast<std::uint64_t>(std::ranges::count(bytes, '\n'));
+    while (numbered_.at < line_) {
+      bytes.resize(std::min(read_bytes_at_once, line_ - numbered_.at));
+      read_at(file_, path_, numbered_.at, std::as_writable_bytes(std::span(bytes)), ExitCode::data);
+      for (const char c : bytes) {
+        if (c == '\r' || (c == '\n' && numbered_.before != '\r')) ++numbered_.line;
+        numbered_.before = c;
+      }
+      numbered_.at += bytes.size();
     }
-    return fmt::format("{}: line {}", path_, number);
+    return fmt::format("{}: line {}", path_, numbered_.line);
   }
 
  private:
+  /// Where the line ends that goes on at `begin`; npos where the buffer does not hold its end.
+  std::size_t find_end(std::size_t begin) const {
+    while (begin < buffer_.size() && buffer_[begin] != '\n' && buffer_[begin] != '\r') ++begin;
+    return begin < buffer_.size() ? begin : buffer_.npos;
+  }
+
+  bool holds_rest() const { return base_ + buffer_.size() >= size_; }
+
+  /// Goes behind the line at `begin_`, however long it is.
+  void skip_line() {
+    std::size_t end = find_end(begin_);
+    while (end == buffer_.npos && !holds_rest()) {
+      begin_ = buffer_.size();
+      read_more();
+      end = find_end(0);
+    }
+    begin_ = end == buffer_.npos ? buffer_.size() : end + 1;
+  }
+
   /// Drops the lines before; returns where the new bytes begin.
   std::size_t read_more() {
     buffer_.erase(0, begin_);
@@ -71,13 +97,21 @@ class LineReader {
     return had;
   }
 
+  /// The number of the line at a byte of the file.
+  struct Numbered {
+    std::uint64_t at = 0, line = 1;
+    char before = '\n';  ///< the byte before that
+  };
+
   std::string path_;
   Descriptor file_;
   std::uint64_t size_, last_;
   std::uint64_t base_;      ///< where the buffer lies in the file
   std::uint64_t line_ = 0;  ///< where the line that next() returned begins
   std::size_t begin_ = 0;   ///< of the next line in the buffer
+  bool too_long_ = false;   ///< the line there is, and was refused
   std::string buffer_;
+  mutable Numbered numbered_;  ///< the line that place() was asked for last
 };
 
 /// Finds the string under a key of an object, and keeps nothing else of what the parser meets.
@@ -87,20 +121,26 @@ class FieldFinder : public nlohmann::json_sax<nlohmann::json> {
 
   /// What is wrong with the text, for a message; empty where text() is found.
   std::string search(std::string_view line) {
-    at_field_ = found_ = is_string_ = is_object_ = false;
-    depth_ = 0;
-    fault_.clear();
     // The parser takes a zero byte for the end of the text.
     if (const std::size_t zero = line.find('\0'); zero != line.npos)
       return fmt::format("not JSON: column {}: a zero byte", zero + 1);
-    if (!nlohmann::json::sax_parse(line, this)) return fault_;
+    if (!parse(line)) {
+      std::uint64_t replaced = 0;
+      if (!parse(mended_json(line, replaced))) return fault_;
+      replaced_ += replaced;
+    }
     if (!is_object_) return "not a JSON object";
-    if (!found_) return fmt::format("no key \"{}\"", excerpt(field_));
+    if (!found_) return fmt::format("no key \"{}\"; {}", excerpt(field_), keys_there());
+    if (is_null_) return fmt::format("\"{}\" is null", excerpt(field_));
     return is_string_ ? "" : fmt::format("\"{}\" is not a string", excerpt(field_));
   }
+  std::uint64_t replaced() const { return replaced_; }
   const std::string& text() const { return text_; }
 
-  bool null() override { return value(); }
+  bool null() override {
+    is_null_ = is_null_ || at_field_;
+    return value();
+  }
   bool boolean(bool) override { return value(); }
   bool number_integer(number_integer_t) override { return value(); }
   bool number_unsigned(number_unsigned_t) override { return value(); }
@@ -115,7 +155,8 @@ class FieldFinder : public nlohmann::json_sax<nlohmann::json> {
   }
   bool key(string_t& name) override {
     at_field_ = depth_ == 1 && name == field_;
-    if (at_field_) is_string_ = false;  // of keys that come twice the last counts
+    if (at_field_) is_string_ = is_null_ = false;  // of keys that come twice the last counts
+    if (depth_ == 1 && keys_.size() < most_keys) keys_.push_back(name);
     return true;
   }
   bool start_object(std::size_t) override {
@@ -136,6 +177,23 @@ class FieldFinder : public nlohmann::json_sax<nlohmann::json> {
   }
 
  private:
+  static constexpr std::size_t most_keys = 20;  ///< that a message names
+
+  bool parse(std::string_view line) {
+    at_field_ = found_ = is_string_ = is_null_ = is_object_ = false;
+    depth_ = 0;
+    fault_.clear();
+    keys_.clear();
+    return nlohmann::json::sax_parse(line, this);
+  }
+
+  std::string keys_there() const {
+    if (keys_.empty()) return "the object has no keys";
+    std::string names;
+    for (const std::string& key : keys_) names += fmt::format("{}\"{}\"", names.empty() ? "" : ", ", excerpt(key, 40));
+    return fmt::format("its keys are {}{}", names, keys_.size() == most_keys ? ", ..." : "");
+  }
+
   bool value() {
     found_ = found_ || at_field_;
     at_field_ = false;
@@ -151,9 +209,11 @@ class FieldFinder : public nlohmann::json_sax<nlohmann::json> {
   }
 
   std::string field_, text_, fault_;
+  std::vector<std::string> keys_;  ///< the first ones of the object
   std::uint64_t depth_ = 0;
-  bool at_field_ = false;  ///< the next value is the field's
-  bool found_ = false, is_string_ = false, is_object_ = false;
+  std::uint64_t replaced_ = 0;  ///< in all texts so far
+  bool at_field_ = false;       ///< the next value is the field's
+  bool found_ = false, is_string_ = false, is_null_ = false, is_object_ = false;
 };
 
 class JsonLines : public Documents {
@@ -165,13 +225,15 @@ class JsonLines : public Documents {
     while (const auto line = lines_.next()) {
       if (line->find_first_not_of(" \t\r") == line->npos) continue;
       const std::string fault = finder_.search(*line);
-      if (!fault.empty()) throw Error(ExitCode::data, fmt::format("{}: {}", place(), fault));
-      return Part{finder_.text(), true};
+      if (!fault.empty())
+        throw Error(ExitCode::data, fmt::format("{}: {}", place(), fault), Scope::this_rank, Cause::damage);
+      return Part{finder_.text(), true, true};
     }
     return std::nullopt;
   }
 
   std::string place() const override { return lines_.place(); }
+  std::uint64_t replaced() const override { return finder_.replaced(); }
 
  private:
   LineReader lines_;

@@ -41,6 +41,13 @@ class ScratchFile {
     file_->close();
   }
   std::uint64_t count() const { return count_; }
+  /// Drops the tokens behind the first `count`.
+  void cut(std::uint64_t count) {
+    const std::uint64_t written = count_ - buffer_.size();
+    buffer_.resize(count > written ? count - written : 0);
+    if (count < written) truncate_file(path_, sizeof(Token) * count, ExitCode::output);
+    count_ = count;
+  }
 
  private:
   static std::string name(const std::string& output, int rank) {
@@ -64,7 +71,7 @@ class Share {
  public:
   /// Collective: each rank asks for the sizes of its share of the files.
   Share(Comm& comm, const ShardOptions& options)
-      : paths_(options.inputs), field_(options.field), starts_(paths_.size() + 1) {
+      : paths_(options.inputs), field_(options.field), starts_(paths_.size() + 1), replaced_(paths_.size()) {
     comm.together([&] {
       for (std::size_t i = comm.rank(); i < paths_.size(); i += comm.size())
         starts_[i + 1] = file_size(paths_[i], ExitCode::data) + 1;
@@ -84,11 +91,14 @@ class Share {
     while (true) {
       if (!documents_ && !open()) return std::nullopt;
       if (auto part = documents_->next()) return part;
+      replaced_[file_] = documents_->replaced();
       documents_.reset();
       ++file_;
     }
   }
   std::string place() const { return documents_->place(); }
+  /// Characters of each file's part of this rank that U+FFFD has replaced; of JSON Lines alone.
+  std::vector<std::uint64_t> replaced() const { return replaced_; }
 
  private:
   /// Opens the file that comes next, if part of it is in the share.
@@ -107,41 +117,118 @@ class Share {
   std::uint64_t first_ = 0, last_ = 0;    ///< documents that begin here are in the share
   std::size_t file_ = 0;                  ///< the one that is open, or comes next
   std::unique_ptr<Documents> documents_;  ///< of it
+  std::vector<std::uint64_t> replaced_;
 };
 
-/// Encodes some parts of the share; returns whether more is left.
-bool encode_round(Share& share, Tokenizer& tokenizer, ScratchFile& scratch) {
-  const Token end_of_text = tokenizer.end_of_text();
-  for (std::uint64_t done = 0; done < round_bytes;) {
-    const auto part = share.next();
-    if (!part) {
-      scratch.close();
-      return false;
+/// Documents that were passed over.
+struct Skipped {
+  static constexpr std::size_t most_listed = 100;
+
+  std::uint64_t count = 0;
+  std::string reasons;  ///< of the first ones, a line for each, which begins with the place
+
+  void add(const std::string& reason) {
+    if (count++ < most_listed) reasons += reason + "\n";
+  }
+};
+
+/// What a rank makes of its share.
+class Encoder {
+ public:
+  /// Collective.
+  Encoder(Comm& comm, const ShardOptions& options, Tokenizer& tokenizer)
+      : share_(comm, options), tokenizer_(tokenizer), skips_(options.skip_bad) {}
+
+  /// Encodes some parts; returns whether more is left. Throws Error(data) for a document that cannot be encoded, unless
+  /// such are passed over.
+  bool encode_round(ScratchFile& scratch) {
+    for (std::uint64_t done = 0; done < round_bytes;) {
+      try {
+        const auto part = share_.next();
+        if (!part) {
+          scratch.close();
+          return false;
+        }
+        encode(*part, scratch);
+        done += part->text.size() + 1;
+      } catch (const Error& error) {
+        if (error.cause() != Cause::damage) throw;
+        if (!skips_)
+          throw Error(ExitCode::data, fmt::format("{}; --skip-bad passes over such documents", error.what()));
+        skipped_.add(error.what());
+        scratch.cut(complete_);
+        drops_ = true;
+        ++done;
+      }
     }
-    if (part->begins) scratch.write({&end_of_text, 1});
+    return true;
+  }
+
+  const Skipped& skipped() const { return skipped_; }
+  std::vector<std::uint64_t> replaced() const { return share_.replaced(); }
+
+ private:
+  void encode(const Documents::Part& part, ScratchFile& scratch) {
+    if (part.begins) drops_ = false;
+    if (drops_) return;
+    const Token end_of_text = tokenizer_.end_of_text();
+    if (part.begins) scratch.write({&end_of_text, 1});
     try {
-      scratch.write(tokenizer.encode(part->text));
+      scratch.write(tokenizer_.encode(part.text));
     } catch (const Error& error) {
       if (error.code() != ExitCode::data) throw;
-      throw Error(ExitCode::data, fmt::format("{}: {}", share.place(), error.what()));
+      throw Error(ExitCode::data, fmt::format("{}: {}", share_.place(), error.what()), Scope::this_rank, Cause::damage);
     }
-    done += part->text.size() + 1;
+    if (part.ends) complete_ = scratch.count();
   }
-  return true;
+
+  Share share_;
+  Tokenizer& tokenizer_;
+  const bool skips_;
+  std::uint64_t complete_ = 0;  ///< tokens of whole documents
+  bool drops_ = false;          ///< what follows of the document that was passed over
+  Skipped skipped_;
+};
+
+/// Collective. Prints on rank 0 what was replaced and passed over.
+void report(Comm& comm, const ShardOptions& options, const Encoder& encoder, std::vector<std::uint64_t> invalid) {
+  if (!options.field.empty()) {
+    invalid = encoder.replaced();
+    comm.all_reduce(std::span(invalid), Reduce::sum);
+  }
+  const std::uint64_t count = comm.all_reduce(encoder.skipped().count, Reduce::sum);
+  const std::vector<std::string> reasons = comm.gather(encoder.skipped().reasons);
+  if (!comm.root()) return;
+  report_invalid(options, invalid,
+                 options.field.empty() ? "not UTF-8; U+FFFD takes the place"
+                                       : "not UTF-8, or half of a surrogate pair; U+FFFD takes the place");
+  if (count == 0) return;
+  std::size_t listed = 0;
+  for (const std::string& of_rank : reasons) {
+    for (std::size_t at = 0; at < of_rank.size() && listed < Skipped::most_listed; ++listed) {
+      const std::size_t end = of_rank.find('\n', at);
+      complain("passed over " + of_rank.substr(at, end - at));
+      at = end + 1;
+    }
+  }
+  complain(fmt::format("{} document{} passed over{}", count, count == 1 ? " was" : "s were",
+                       count > listed ? fmt::format(", of which the first {} are listed", listed) : ""));
 }
 
 /// The tokens of all ranks' files, one after the other.
 class ScratchStream {
  public:
-  /// Collective: encodes the share of each rank.
-  ScratchStream(Comm& comm, const ShardOptions& options, Tokenizer& tokenizer) : starts_(comm.size() + 1) {
-    Share share(comm, options);
+  /// Collective: encodes the share of each rank, and prints on rank 0 what of it was lost. `invalid`: inspect_texts().
+  ScratchStream(Comm& comm, const ShardOptions& options, Tokenizer& tokenizer, std::vector<std::uint64_t> invalid)
+      : starts_(comm.size() + 1) {
+    Encoder encoder(comm, options, tokenizer);
     comm.together([&] { own_ = std::make_unique<ScratchFile>(options.output, comm.rank()); });
     // Ranks wait for each other often, so that none waits for long, and all end where one cannot go on.
     std::uint64_t more = 1;
     for (bool own_more = true; more > 0; more = comm.all_reduce<std::uint64_t>(own_more, Reduce::max)) {
-      comm.together([&] { own_more = own_more && encode_round(share, tokenizer, *own_); });
+      comm.together([&] { own_more = own_more && encoder.encode_round(*own_); });
     }
+    report(comm, options, encoder, std::move(invalid));
     starts_[comm.rank() + 1] = own_->count();
     comm.all_reduce(std::span(starts_), Reduce::sum);
     for (int rank = 0; rank < comm.size(); ++rank) {
@@ -193,7 +280,7 @@ std::vector<ShardPlan> plan_encoded(Comm& comm, const ShardOptions& options) {
       throw Error(ExitCode::data, fmt::format("{}: name the key of its texts: --field text", path), Scope::all_ranks);
   }
   Tokenizer tokenizer = load_tokenizer(comm, options.tokenizer);
-  const auto stream = std::make_shared<ScratchStream>(comm, options, tokenizer);
+  const auto stream = std::make_shared<ScratchStream>(comm, options, tokenizer, inspect_texts(comm, options));
   ShardPlan whole;
   whole.input = whole.source =
       fmt::format("{} {} files", options.inputs.size(), options.field.empty() ? "text" : "JSONL");

@@ -38,6 +38,14 @@ std::vector<ShardPlan> plan_text(Comm& comm, const ShardOptions& options);
 /// or the tokenizer, and Error(output) for these files, on all ranks.
 std::vector<ShardPlan> plan_encoded(Comm& comm, const ShardOptions& options);
 
+/// Collective. Looks at all inputs before the work, each rank at its share. Throws Error(data) on all ranks for a file
+/// of another known format than text, and for one with more characters that are not UTF-8 than a slip explains, unless
+/// options.allow_invalid_utf8. Returns the number of such characters in each file.
+std::vector<std::uint64_t> inspect_texts(Comm& comm, const ShardOptions& options);
+
+/// For rank 0. Prints a line for each of the first files with such characters, and what becomes of them.
+void report_invalid(const ShardOptions& options, std::span<const std::uint64_t> invalid, const char* outcome);
+
 /// Shards of options.synthetic tokens of a synthetic source (src/synthetic), the same on every machine. Throws
 /// Error(data).
 std::vector<ShardPlan> plan_synthetic(const ShardOptions& options);

@@ -32,9 +32,6 @@
 namespace nanorun {
 namespace {
 
-/// Of the file that names the inputs of `shard`: millions of paths.
-constexpr std::uint64_t max_list_bytes = std::uint64_t{1} << 26;
-
 /// Collective. Throws Error(output, all_ranks), but not where nobody reads standard output any more.
 void print(Comm& comm, const std::string& text) {
   comm.together([&] {
@@ -120,21 +117,7 @@ ExitCode train(Context& context, const CommandLine& line) {
 
 void shard(Comm& comm, const CommandLine& line) {
   ShardOptions options = line.shard;
-  if (!line.shard_list.empty()) {
-    options.list = line.shard_list;
-    std::istringstream list(read_file(comm, line.shard_list, max_list_bytes));
-    for (std::string path; std::getline(list, path);) {
-      if (path.find('\0') != std::string::npos) {
-        throw Error(ExitCode::usage,
-                    fmt::format("{}: holds zero bytes; a list is text with one file per line", line.shard_list),
-                    Scope::all_ranks);
-      }
-      if (!path.empty()) options.inputs.push_back(path);
-    }
-    if (options.inputs.empty()) {
-      throw Error(ExitCode::usage, fmt::format("{}: the list names no files", line.shard_list), Scope::all_ranks);
-    }
-  }
+  options.inputs = find_inputs(comm, options);
   for (const std::string& path : make_shards(comm, options)) print(comm, path + "\n");
 }
 

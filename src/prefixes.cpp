@@ -4,6 +4,7 @@
 #include <unordered_map>
 
 #include "src/error.hpp"
+#include "src/token_origin.hpp"
 #include "src/tokenizer.hpp"
 
 namespace nanorun {
@@ -22,12 +23,8 @@ void require_fitting(const Tokenizer& tokenizer, const std::string& path, int vo
            vocabulary);
   }
   for (const ShardInfo& shard : shards) {
-    if (shard.tokenizer_checksum != 0 && shard.tokenizer_checksum != tokenizer.checksum()) {
-      refuse(
-          "{}: data.prefix_table is {} with checksum {:016x}, but the tokenizer of {} has checksum {:016x}; name "
-          "the table that made the shards",
-          path, tokenizer.name(), tokenizer.checksum(), shard.path, shard.tokenizer_checksum);
-    }
+    const std::string other = other_tokenizer(origin_of(tokenizer, path), origin_of(shard));
+    if (!other.empty()) refuse("data.prefix_table = {}; name the table that made the shards", other);
     if (shard.end_of_text != tokenizer.end_of_text()) {
       refuse("{}: data.prefix_table has end-of-text token {}, that of {} is {}; name the table that made the shards",
              path, tokenizer.end_of_text(), shard.path, shard.end_of_text);

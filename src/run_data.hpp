@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -26,9 +27,13 @@ struct ShardList {
 struct RunData {
   ShardList train, validation;
   std::vector<Cursor> validation_places;
+  std::optional<ShardInfo> recorded;  ///< the first opened shard that records a tokenizer
+  std::vector<std::string> warnings;  ///< lines for the log, of shards that may be of different tokenizers
 
   /// The first shard that was opened.
   const ShardInfo& first() const { return (train.opened.empty() ? validation : train).opened.front(); }
+  /// The shard that says most of the tokenizer.
+  const ShardInfo& telling() const { return recorded ? *recorded : first(); }
   Token end_of_text() const { return static_cast<Token>(first().end_of_text); }
 };
 
@@ -41,6 +46,9 @@ RunData open_run_data(Comm& comm, const Config& config);
 /// Collective. The same for the validation alone.
 RunData open_validation_data(Comm& comm, const Config& config);
 
+/// The shapes of all training steps.
+StepPlan training_plan(const Config& config);
+
 /// Lines that warn of why open_run_data(), start_loader() or training_prefixes() would refuse the data; a deck is often
 /// checked where its data are not. Where nothing is wrong, those of document_lines(). For one rank to call.
 std::vector<std::string> data_warnings(const Config& config);
@@ -52,18 +60,23 @@ std::unique_ptr<Loader> start_loader(Comm& comm, const Config& config, RunData& 
                                      long end);
 
 /// Collective. Where documents are packed, lines for the log on how far those from `start` on, where step `step`
-/// begins, are estimated to last, from a sample of them. Throws Error(data) on all ranks alike.
+/// begins, are estimated to last, from a sample of them. Throws Error(data) on all ranks alike, also where the
+/// documents of no shard fill a step.
 std::vector<std::string> document_lines(Comm& comm, const Config& config, const RunData& data, Cursor start, long step);
 
 /// Collective. The prefix targets of data.prefix_table, see read_prefixes(); none where the deck names no table.
 std::vector<std::int32_t> training_prefixes(Comm& comm, const Config& config, const RunData& data);
 
-/// The training shards of the deck in stream order. Of each opened one a line: name without directory, tokens, and
-/// checksum as 16 hexadecimal digits. Of the N others a last line "+ N/name/name..."; the names on rank 0 alone.
+/// Lines for the log that warn of shards which may be of different tokenizers, and of opened validation shards that
+/// are opened for training too.
+std::vector<std::string> shard_warnings(const RunData& data);
+
+/// The training shards of the deck in stream order, see src/shard_record.hpp; names of those that were not opened on
+/// rank 0 alone.
 std::string shard_record(const RunData& data);
 
-/// Collective. What the first of the opened training shards that records a tokenizer was encoded with. Throws
-/// Error(data) on all ranks alike.
+/// Collective. What the first of the opened training shards that records a tokenizer was encoded with, and vocabulary
+/// and end-of-text token of the shards. Throws Error(data) on all ranks alike.
 TokenizerRecord training_tokenizer(Comm& comm, const RunData& data);
 
 /// Collective. Compares the training shards with those of a record, for which it opens further ones as need be: the

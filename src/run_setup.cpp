@@ -7,6 +7,7 @@
 #include "src/earlier_run.hpp"
 #include "src/files.hpp"
 #include "src/first_weights.hpp"
+#include "src/token_origin.hpp"
 
 namespace nanorun {
 
@@ -143,6 +144,7 @@ void RunSetup::go_on_from(const Progress& found) {
 /// Takes the weights of another training's checkpoint; the optimizer's state stays that of a new run.
 void RunSetup::begin_with(const std::string& file) {
   const auto [header, difference] = find_first_weights(comm, config, learner.table);
+  compare_tokens(header, file);
   std::vector<Slab<float>> weights;
   for (Slab<float>& slab : learner.optimizer.slabs()) {
     if (slab.dataset.starts_with("/weights/")) weights.push_back(std::move(slab));
@@ -160,11 +162,29 @@ void RunSetup::begin_with(const std::string& file) {
 /// The shards are those of the checkpoint and last for all steps, and the prefix targets are those of their tokens.
 void RunSetup::check_data() {
   for (const std::string& line : check_shards(comm, data, config, checkpoints.restored().shards)) log.line(line);
-  loader = start_loader(comm, config, data, progress.cursor, progress.step, config.train.steps);
+  if (!checkpoints.restored_file().empty()) compare_tokens(checkpoints.restored(), checkpoints.restored_file());
   for (const std::string& line : document_lines(comm, config, data, progress.cursor, progress.step)) log.line(line);
+  loader = start_loader(comm, config, data, progress.cursor, progress.step, config.train.steps);
+  for (const std::string& line : shard_warnings(data)) log.line(line);
   const std::vector<std::int32_t> prefixes = training_prefixes(comm, config, data);
   if (!prefixes.empty()) learner.model.set_prefixes(prefixes);
-  checkpoints.set_shards(shard_record(data), training_tokenizer(comm, data));
+  TokenizerRecord tokenizer = training_tokenizer(comm, data);
+  if (tokenizer.name.empty() && !trained_before.name.empty())
+    tokenizer.name = trained_before.name, tokenizer.checksum = trained_before.checksum;
+  checkpoints.set_shards(shard_record(data), tokenizer);
+}
+
+/// Of the shards and the model of a checkpoint. Where the shards do not say what has encoded them, and nothing speaks
+/// against it, they are taken for those of the model's tokenizer from here on.
+void RunSetup::compare_tokens(const CheckpointHeader& header, const std::string& file) {
+  const std::string warning = compare_origins(
+      origin_of(data.telling()), origin_of(header.tokenizer, file, config.model.vocabulary),
+      config.data.allow_other_tokenizer, "data.allow_other_tokenizer = true trains the model on them all the same");
+  if (warning.empty()) {
+    trained_before = header.tokenizer;
+  } else {
+    log.line(warning);
+  }
 }
 
 void RunSetup::check_outputs() {

@@ -57,9 +57,12 @@ struct RunSetup {
   void go_on_from(const Progress& found);
   void begin_with(const std::string& file);
   void check_data();
+  void compare_tokens(const CheckpointHeader& header, const std::string& file);
   void check_outputs();
   void take_over_directory();
   void write_deck();
+
+  TokenizerRecord trained_before;  ///< of the checkpoint whose weights the run has, where it fits the shards
 };
 
 }  // namespace nanorun

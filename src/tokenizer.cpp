@@ -10,6 +10,7 @@
 #include "src/text.hpp"
 #include "src/tokenizer_split.hpp"
 #include "src/tokenizer_table.hpp"
+#include "src/utf8.hpp"
 
 namespace nanorun {
 
@@ -176,7 +177,10 @@ std::uint64_t checksum_of(const TokenizerTable& table) {
 class Tokenizer::Impl {
  public:
   explicit Impl(const std::string& path)
-      : table_(load_tokenizer_table(path)), merger_(table_.merges), checksum_(checksum_of(table_)) {
+      : table_(load_tokenizer_table(path)),
+        added_(table_.added),
+        merger_(table_.merges),
+        checksum_(checksum_of(table_)) {
     name_ = checksum_ == gpt2_checksum ? "gpt2" : fmt::format("bpe-{}", table_.tokens.size());
     if (table_.whole_pieces) find_own_merges(path);
   }
@@ -186,11 +190,9 @@ class Tokenizer::Impl {
     if (valid_utf8(text) != text.size()) text = mended = mended_utf8(text);
     std::vector<Token> tokens;
     tokens.reserve(text.size() / 3);
-    while (!text.empty()) {
-      const std::size_t size = splitter_.first(text);
-      append(text.substr(0, size), tokens);
-      text.remove_prefix(size);
-    }
+    added_.cut(
+        text, [&](std::string_view words) { encode_words(words, tokens); },
+        [&](Token token) { tokens.push_back(token); });
     return tokens;
   }
 
@@ -210,6 +212,14 @@ class Tokenizer::Impl {
   std::uint64_t checksum() const { return checksum_; }
 
  private:
+  void encode_words(std::string_view text, std::vector<Token>& tokens) {
+    while (!text.empty()) {
+      const std::size_t size = splitter_.first(text);
+      append(text.substr(0, size), tokens);
+      text.remove_prefix(size);
+    }
+  }
+
   void append(std::string_view piece, std::vector<Token>& tokens) {
     if (piece.size() > max_piece)
       throw Error(ExitCode::data,
@@ -244,6 +254,7 @@ class Tokenizer::Impl {
   }
 
   TokenizerTable table_;
+  AddedTokens added_;
   Splitter splitter_;
   Merger merger_;
   PieceCache cache_;

@@ -3,12 +3,14 @@
 //
 // The text is split into pieces (src/tokenizer_split.hpp). In each piece, from its bytes on, the two neighbours whose
 // merge comes first in the table become one token, the leftmost such two first, until none are left that merge. Text
-// that spells a special token such as <|endoftext|> is text like any other. Bytes that are not UTF-8 become U+FFFD, one
+// that spells <|endoftext|> is text like any other; other tokens that a tokenizer.json adds are cut out of the text
+// first (src/tokenizer_added). Bytes that are not UTF-8 become U+FFFD, one
 // for each maximal part of a character that is not completed and for each byte that begins none.
 
 #include <array>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -20,10 +22,13 @@ namespace nanorun {
 
 struct TokenizerTable;
 
-/// What tokens were encoded with: Tokenizer::name() and checksum(). Without a name nobody knows.
+/// What tokens were encoded with: Tokenizer::name() and checksum(), without a name nobody knows; and what is known of
+/// the tokens anyway.
 struct TokenizerRecord {
   std::string name;
   std::uint64_t checksum = 0;
+  std::uint64_t vocabulary = 0;                ///< 0: not known
+  std::optional<std::uint64_t> end_of_text{};  ///< nothing: not known
 };
 
 class Tokenizer {
@@ -48,7 +53,7 @@ class Tokenizer {
   const std::string& name() const;
   /// Of the bytes of all tokens and the end-of-text token: the same for a table whatever file it comes from.
   std::uint64_t checksum() const;
-  TokenizerRecord record() const { return {name(), checksum()}; }
+  TokenizerRecord record() const { return {name(), checksum(), vocabulary(), end_of_text()}; }
   /// Of a file of ranks with the one merge that makes each token.
   const TokenizerTable& table() const;
 

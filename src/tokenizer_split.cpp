@@ -5,8 +5,6 @@
 
 #include <algorithm>
 #include <array>
-#include <cstdint>
-#include <cstring>
 #include <new>
 
 #include "src/error.hpp"
@@ -33,28 +31,6 @@ std::string pattern() {
 PCRE2_SPTR units(std::string_view text) { return reinterpret_cast<PCRE2_SPTR>(text.data()); }
 
 unsigned char byte_at(std::string_view text, std::size_t i) { return static_cast<unsigned char>(text[i]); }
-
-struct Sequence {
-  std::size_t size;  ///< bytes
-  bool whole;        ///< a character; else the maximal part of one, or a byte that begins none
-};
-
-/// What a text that is not empty begins with.
-Sequence first_sequence(std::string_view text) {
-  const unsigned char lead = byte_at(text, 0);
-  if (lead < 0x80) return {1, true};
-  if (lead < 0xc2 || lead > 0xf4) return {1, false};
-  const std::size_t size = lead >= 0xf0 ? 4 : lead >= 0xe0 ? 3 : 2;
-  // The second byte has a narrower range where a longer form, a surrogate or a code behind U+10FFFF would follow.
-  const unsigned char min_second = lead == 0xe0 ? 0xa0 : lead == 0xf0 ? 0x90 : 0x80;
-  const unsigned char max_second = lead == 0xed ? 0x9f : lead == 0xf4 ? 0x8f : 0xbf;
-  for (std::size_t i = 1; i < size; ++i) {
-    if (i >= text.size() || byte_at(text, i) < (i == 1 ? min_second : 0x80) ||
-        byte_at(text, i) > (i == 1 ? max_second : 0xbf))
-      return {i, false};
-  }
-  return {size, true};
-}
 
 bool is_ascii_blank(char c) { return (c >= '\t' && c <= '\r') || c == ' '; }
 
@@ -112,37 +88,6 @@ Splitter::Splitter(Splitter&&) noexcept = default;
 Splitter& Splitter::operator=(Splitter&&) noexcept = default;
 
 std::size_t Splitter::first(std::string_view text) { return impl_->first(text); }
-
-std::size_t valid_utf8(std::string_view text) {
-  std::size_t at = 0;
-  while (at < text.size()) {
-    std::uint64_t eight;
-    if (text.size() - at >= sizeof(eight)) {
-      std::memcpy(&eight, text.data() + at, sizeof(eight));
-      if ((eight & 0x8080808080808080u) == 0) {
-        at += sizeof(eight);
-        continue;
-      }
-    }
-    const Sequence sequence = first_sequence(text.substr(at));
-    if (!sequence.whole) break;
-    at += sequence.size;
-  }
-  return at;
-}
-
-std::string mended_utf8(std::string_view text) {
-  std::string mended;
-  while (!text.empty()) {
-    const std::size_t valid = valid_utf8(text);
-    mended += text.substr(0, valid);
-    text.remove_prefix(valid);
-    if (text.empty()) break;
-    mended += "\uFFFD";
-    text.remove_prefix(first_sequence(text).size);
-  }
-  return mended;
-}
 
 std::size_t last_cut(std::string_view text) {
   for (std::size_t at = text.size(); at-- > 1;) {

@@ -25,13 +25,6 @@ class Splitter {
   std::unique_ptr<Impl> impl_;
 };
 
-/// Bytes of the text before the first that is not UTF-8.
-std::size_t valid_utf8(std::string_view text);
-
-/// The text with U+FFFD in place of each maximal part of it that begins a character without completing it, and of each
-/// byte that begins none: as Unicode recommends, and Python decodes with errors="replace".
-std::string mended_utf8(std::string_view text);
-
 /// The last place within the text where it may be cut, so that both parts have the pieces of the whole whatever follows
 /// the text: before an ASCII blank that follows something else than a blank. 0 where there is none.
 std::size_t last_cut(std::string_view text);

@@ -7,6 +7,7 @@
 
 #include "src/error.hpp"
 #include "src/files.hpp"
+#include "src/known_formats.hpp"
 #include "src/text.hpp"
 
 namespace nanorun {
@@ -238,6 +239,8 @@ TokenizerTable parse_ranks(const std::string& path, std::string_view text) {
 TokenizerTable load_tokenizer_table(const std::string& path) {
   const std::string text = read_text(path, max_table_bytes, ExitCode::data);
   if (text.empty()) refuse_table("{}: empty, not the table of a tokenizer", path);
+  if (const std::string known = known_format(std::string_view(text).substr(0, known_format_bytes)); !known.empty())
+    refuse_table("{}: {}", path, known);
   if (text.starts_with("\xef\xbb\xbf")) refuse_table("{}: begins with a byte order mark: remove it", path);
   const std::size_t first = text.find_first_not_of(" \t\r\n");
   if (first != text.npos && (text[first] == '{' || text.starts_with('['))) return parse_tokenizer_json(path, text);

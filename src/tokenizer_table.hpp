@@ -10,6 +10,7 @@
 
 #include "src/data.hpp"
 #include "src/error.hpp"
+#include "src/tokenizer_added.hpp"
 
 namespace nanorun {
 
@@ -24,8 +25,9 @@ struct TokenizerTable {
   std::array<Token, 256> bytes{};   ///< the token of each byte
   std::vector<Merge> merges;        ///< no pair comes twice, the lowest rank first
   Token end_of_text = 0;
-  bool whole_pieces = false;  ///< a piece that is a token is that token, without merging
-  bool from_json = false;     ///< the file was a tokenizer.json
+  std::vector<AddedToken> added;  ///< without the end-of-text token, which text does not spell
+  bool whole_pieces = false;      ///< a piece that is a token is that token, without merging
+  bool from_json = false;         ///< the file was a tokenizer.json
 };
 
 /// Reads GPT-2's vocab.bpe or merges.txt, a tokenizer.json, or a file of ranks. Throws Error(data) of one line that

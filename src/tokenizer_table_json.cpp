@@ -6,6 +6,7 @@
 
 #include "src/error.hpp"
 #include "src/text.hpp"
+#include "src/tokenizer_split.hpp"
 #include "src/tokenizer_table.hpp"
 
 namespace nanorun {
@@ -75,6 +76,11 @@ class Reader {
       fail("pre_tokenizer is not GPT-2's: ByteLevel with use_regex and without add_prefix_space");
     }
     require_unset(root_, "normalizer");
+    for (const char* key : {"truncation", "padding"}) {
+      if (!member(root_, key).is_null())
+        fail("{} is set, by which its own library cuts or fills every text: set it to null", key);
+    }
+    require_no_further_tokens(member(root_, "post_processor"));
     for (const char* key :
          {"dropout", "continuing_subword_prefix", "end_of_word_suffix", "byte_fallback", "ignore_merges"}) {
       require_unset(model, key);
@@ -85,6 +91,23 @@ class Reader {
     const Json& value = member(object, key);
     const bool is_unset = value.is_null() || value == "" || value == false || value == 0;
     if (!is_unset) fail("{} is set, which is not done in GPT-2's encoding", key);
+  }
+
+  /// Throws where a post-processor puts other tokens around a text than the one that begins documents.
+  void require_no_further_tokens(const Json& processor) const {
+    const Json& type = member(processor, "type");
+    if (processor.is_null() || type == "ByteLevel") return;
+    const Json& specials = member(processor, "special_tokens");
+    if (type == "Sequence" && member(processor, "processors").is_array()) {
+      for (const Json& part : processor["processors"]) require_no_further_tokens(part);
+    } else if (type == "TemplateProcessing" && specials.is_object()) {
+      for (const auto& [name, token] : specials.items()) {
+        if (name != end_of_text_symbol)
+          fail("post_processor puts the token \"{}\" around texts: set it to null", excerpt(name));
+      }
+    } else {
+      fail("post_processor is of another type than ByteLevel: {}; set it to null", excerpt(dump(type)));
+    }
   }
 
   /// Gives an id its bytes.
@@ -100,26 +123,67 @@ class Reader {
   }
 
   void read_added_tokens() {
-    bool found = false;
-    for (const Json& token : member(root_, "added_tokens")) {
+    std::set<std::string> contents;
+    const Json& tokens = member(root_, "added_tokens");
+    for (const Json& token : tokens) {
       if (!member(token, "content").is_string())
         fail("added_tokens has an entry without content: {}", excerpt(dump(token)));
       const std::string content = token["content"];
+      if (!contents.insert(content).second) fail("added_tokens has \"{}\" twice", excerpt(content));
       place(member(token, "id"), content, content);
       added_.insert(token["id"].get<Token>());
-      if (content != end_of_text_symbol) continue;
-      found = true;
-      table_.end_of_text = token["id"].get<Token>();
+      if (content == end_of_text_symbol) table_.end_of_text = token["id"].get<Token>();
     }
-    if (!found) fail("no {} among the added_tokens", end_of_text_symbol);
+    if (!contents.contains(end_of_text_symbol)) fail("no {} among the added_tokens", end_of_text_symbol);
+    std::uint64_t next = root_["model"]["vocab"].size();
+    for (const Json& token : tokens) {
+      const std::string content = token["content"];
+      const auto id = token["id"].get<Token>();
+      next = std::max(require_id_of_library(content, id, next), next);
+      if (content != end_of_text_symbol) table_.added.push_back({content, id, is_normalized(token)});
+    }
+  }
+
+  /// The library takes the id of a token of the vocabulary, and else the one behind all others, whatever the file says.
+  /// Returns the id behind the token.
+  std::uint64_t require_id_of_library(const std::string& content, Token id, std::uint64_t next) const {
+    static const Json none;
+    const Json& vocab = member(member(root_, "model"), "vocab");
+    const auto found = vocab.find(content);
+    const Json& known = found == vocab.end() ? none : *found;
+    const bool is_own = found == vocab.end() ? id == next : known == id;
+    if (!is_own) {
+      fail("added token \"{}\" has id {}, where its own library gives it {}", excerpt(content), id,
+           known.is_null() ? std::to_string(next) : excerpt(dump(known)));
+    }
+    return std::uint64_t{id} + 1;
+  }
+
+  /// Whether an added token is sought in normalized text. Throws where it cannot be cut out as the library does.
+  bool is_normalized(const Json& token) const {
+    const std::string content = token["content"];
+    for (const char* key : {"single_word", "lstrip", "rstrip"}) {
+      if (member(token, key) == true)
+        fail("added token \"{}\" has {}, which nanorun does not do: set it to false", excerpt(content), key);
+    }
+    if (last_cut(content) > 0)
+      fail("added token \"{}\" has a blank behind a word, which nanorun does not do: remove it", excerpt(content));
+    if (content.find(end_of_text_symbol) != content.npos)
+      fail("added token \"{}\" contains {}, which is text here: remove it", excerpt(content), end_of_text_symbol);
+    const Json& normalized = member(token, "normalized");
+    return normalized.is_boolean() ? normalized == true : member(token, "special") != true;
   }
 
   void read_vocabulary() {
     std::string bytes;
     for (const auto& [name, id] : root_["model"]["vocab"].items()) {
       const bool is_added = id.is_number_unsigned() && id < max_vocabulary && added_.contains(id.get<Token>());
-      if (is_added && table_.tokens[id.get<Token>()] == name) continue;
-      if (!spelled_bytes(name, bytes)) fail("token \"{}\" is not in GPT-2's spelling", excerpt(name));
+      const bool is_spelled = spelled_bytes(name, bytes);
+      if (is_added && table_.tokens[id.get<Token>()] == name) {
+        if (is_spelled && bytes == name) ids_.emplace(name, id.get<Token>());  // merges may make it too
+        continue;
+      }
+      if (!is_spelled) fail("token \"{}\" is not in GPT-2's spelling", excerpt(name));
       place(id, name, bytes);
       ids_.emplace(name, id.get<Token>());
     }

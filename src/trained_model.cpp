@@ -5,6 +5,7 @@
 #include "src/bin_file.hpp"
 #include "src/checkpoint.hpp"
 #include "src/data.hpp"
+#include "src/token_origin.hpp"
 #include "src/update_rules.hpp"
 
 namespace nanorun {
@@ -92,17 +93,18 @@ void require_own_model(const CheckpointHeader& header, const ParameterTable& tab
 }
 
 void require_own_tokenizer(const CheckpointHeader& header, const Config& config, const std::string& path,
-                           const Tokenizer& tokenizer, const std::string& table) {
+                           const Tokenizer& tokenizer, const std::string& table, bool warns) {
   const auto refuse = [](const std::string& message) { throw Error(ExitCode::data, message, Scope::all_ranks); };
-  const TokenizerRecord& own = header.tokenizer;
-  if (!own.name.empty() && own.checksum != tokenizer.checksum()) {
-    refuse(fmt::format("{}: was trained with another tokenizer than {}: {} with checksum {:016x}, not {} with {:016x}",
-                       path, table, own.name, own.checksum, tokenizer.name(), tokenizer.checksum()));
-  }
+  const TokenOrigin own = origin_of(tokenizer, table);
+  const TokenOrigin model = origin_of(header.tokenizer, path, config.model.vocabulary);
+  const std::string other = other_tokenizer(own, model);
+  if (!other.empty()) refuse(other + "; give the table that the model was trained with");
   if (tokenizer.vocabulary() > static_cast<std::uint64_t>(config.model.vocabulary)) {
     refuse(fmt::format("{}: has {} tokens, the model of {} has {}: it was trained with another tokenizer", table,
                        tokenizer.vocabulary(), path, config.model.vocabulary));
   }
+  const std::string unlike = other_vocabulary(own, model);
+  if (warns && !unlike.empty()) complain("warning: " + unlike);
 }
 
 TrainedWeights::TrainedWeights(Comm& comm, const std::string& path, const CheckpointHeader& header,

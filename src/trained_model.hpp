@@ -29,9 +29,10 @@ std::vector<Slab<float>> weight_slabs(const ParameterTable& table);
 void require_own_model(const CheckpointHeader& header, const ParameterTable& table, const std::string& path);
 
 /// Throws Error(data) where the checkpoint of `path` records another tokenizer than this one, of the file `table`, or
-/// where its model has fewer tokens.
+/// where its model has fewer tokens. Where the checkpoint records none, prints a warning if `warns` and the vocabulary
+/// or the end-of-text token of its training is another.
 void require_own_tokenizer(const CheckpointHeader& header, const Config& config, const std::string& path,
-                           const Tokenizer& tokenizer, const std::string& table);
+                           const Tokenizer& tokenizer, const std::string& table, bool warns = true);
 
 /// What a model is built from (src/model.hpp) that only validates or continues text.
 struct TrainedWeights {

@@ -7,8 +7,8 @@ from pathlib import Path
 
 # A module may include modules of the lines above its own, and itself. docs/architecture.md shows the same lines.
 LAYERS = """
-text
-error
+text utf8 known_formats
+error json_mend
 arena build early files files_own json_text launch slab walltime
 output_file h5_library bin_file hellaswag nvml safetensors export_files
 file_lock growing_file watchdog
@@ -18,9 +18,10 @@ config_text config_check_layers config_check_stages config_check_cuda
 context transport mask schedule topology bigram stop data data_steps data_documents
 agreement trace trace_file run_directory metrics time_left
 transport_mpi transport_nccl transport_peers tensor_comm gpu_monitor
-transport_devices params uploader tokenizer tokenizer_split tokenizer_table tokenizer_table_json synthetic
+transport_devices params uploader tokenizer tokenizer_added tokenizer_split tokenizer_table tokenizer_table_json synthetic
+token_origin shard_record
 import_documents import_documents_json import_plan prefixes touched_rows
-import import_bin import_encoded import_synthetic import_text coefficients update_rules run_data checkpoint_file
+import import_bin import_encoded import_inputs import_inspect import_synthetic import_text coefficients update_rules run_data run_data_documents run_data_opener checkpoint_file
 activations rotary_table mlp_scales muon_blocks checkpoint checkpoint_place
 mixes branches head_mixing mlp_layer input_layer optimizer optimizer_rows optimizer_slabs optimizer_state optimizer_transfers
 values

@@ -151,13 +151,42 @@ class Data(FaultTest):
         with_prefix = losses(self.train(2, *arguments, "data.prefix_table=merges.txt", "run.name=with"))[1]
         deck = (self.folder / "deck.toml").read_text()
         job = self.train(2, *arguments, "data.prefix_table=other.txt", code=3)
-        self.assert_refused(job, "other.txt: data.prefix_table", "the tokenizer of bpe.h5")
-        self.assertIn("\nwarning: other.txt: data.prefix_table",
+        self.assert_refused(job, "data.prefix_table = other.txt: is of another tokenizer than bpe.h5: ")
+        self.assertIn("\nwarning: data.prefix_table = other.txt: is of another tokenizer",
                       self.train(2, *arguments, "data.prefix_table=other.txt", "--dry-run").text())
         (self.folder / "deck.toml").write_text(deck.replace("prefix = 0.5\n", ""))
         without = losses(self.train(2, *arguments, "run.name=without"))[1]
         self.assertGreater(with_prefix, without + 0.1)
         self.assertLess(with_prefix, 1.5 * without)
+
+    def test_validation_on_training_tokens_is_warned_of(self):
+        """Whatever the file is called, but not where the shards differ."""
+        shutil.copy(self.folder / "data.h5", self.folder / "val.h5")
+        job = self.train(2, 'data.validation=["val.h5"]', "train.steps=1")
+        self.assertIn("\nwarning: the run trains on validation tokens too: val.h5 is in data.train, there as data.h5; its "
+                      "loss is that of known text\n", job.text())
+        other = Job(self.folder, 1, ["shard", "other", *(f"{i:02}.txt" for i in range(19)), "--text"])
+        self.assertEqual(other.wait(), 0, other.text())
+        job = self.train(2, 'data.validation=["other.h5"]', "train.steps=1", "run.name=other")
+        self.assertNotIn("warning: the run trains", job.text())
+
+    def test_one_long_document_is_not_packed(self):
+        """No estimate stands before that; the message says what fits."""
+        (self.folder / "long.txt").write_text("".join((self.folder / f"{i:02}.txt").read_text() for i in range(20)))
+        job = Job(self.folder, 1, ["shard", "long", "long.txt", "--text"])
+        self.assertEqual(job.wait(), 0, job.text())
+        arguments = ("data.train=long.h5", "data.packing=documents", "train.steps=1", "validation.tokens=0")
+        said = ("the training shards have 1 document, which does not fill the 4 sequences of 256 tokens of one step in any "
+                "shard: data.packing = \"documents\" begins each sequence with another document; data.packing = \"stream\" "
+                "fits, it takes all tokens one after the other")
+        for end in ("error", "wrap"):
+            job = self.train(2, *arguments, f"data.end={end}", code=3)
+            self.assert_refused(job, said)
+            self.assertNotIn("documents: ", job.text())
+            planned = self.train(2, *arguments, f"data.end={end}", "--dry-run").text()
+            self.assertIn(f"\nwarning: {said}\n", planned)
+            self.assertNotIn("\ndocuments: ", planned)
+        self.train(2, *arguments, "data.packing=stream")
 
     def test_no_validation_needs_no_shards(self):
         arguments = ('data.validation=["absent.h5"]', "validation.tokens=0", "train.steps=1")
@@ -171,7 +200,9 @@ class Data(FaultTest):
         (self.folder / "absent.h5").write_text("no shard")
         whole = losses(self.train(2, "data.end=error", "run.name=whole"))
         self.assertEqual(losses(self.train(2, *data)), whole)
-        self.assertNotIn("warning", self.train(2, *data, "--dry-run").text())
+        warned = [line for line in self.train(2, *data, "--dry-run").output if "warning" in line]
+        self.assertEqual(warned, ["warning: the run trains on validation tokens too: data.h5 is in data.train; its loss "
+                                  "is that of known text\n"])
         self.assert_refused(self.train(2, *data, "train.steps=1000", code=3), "absent.h5: not an HDF5 file")
         self.assertIn("\nwarning: absent.h5: not an HDF5 file",
                       self.train(2, *data, "train.steps=1000", "--dry-run").text())

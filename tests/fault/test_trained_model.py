@@ -217,14 +217,19 @@ class TrainedModel(FaultTest):
         self.command("import", "model", "back.h5")
         for path in (checkpoint, "back.h5"):
             self.verify(path)
-            said = f"{path}: was trained with another tokenizer than other.bpe: bpe-258 with checksum "
+            said = f"other.bpe: is of another tokenizer than the model of {path}: bpe-258 with checksum "
             job = self.command("sample", path, "--tokens", 5, "--tokenizer", "other.bpe", code=3)
             self.assert_refused(job, said)
             job = self.command("export", path, "again", "--tokenizer", "other.bpe", code=3)
             self.assert_refused(job, said)
             self.assertFalse((self.folder / "again").exists())
             job = self.command("eval", path, "--data", "other.h5", "--tokens", 256, "--length", 256, code=3)
-            self.assert_refused(job, f"other.h5: was encoded with another tokenizer than the model of {path}")
+            self.assert_refused(job, f"other.h5: is of another tokenizer than the model of {path}: ",
+                                "--allow-other-tokenizer")
+            job = self.command("eval", path, "--data", "other.h5", "--tokens", 256, "--length", 256,
+                               "--allow-other-tokenizer")
+            self.assertIn(f"nanorun: warning: other.h5: is of another tokenizer than the model of {path}: ", job.text())
+            self.assertIn("\nloss ", job.text())
             self.sample(path, "--tokens", 5, "--tokenizer", "vocab.bpe")
             self.command("eval", path, "--data", "bpe.h5", "--tokens", 256, "--length", 256)
 
@@ -233,7 +238,56 @@ class TrainedModel(FaultTest):
         self.command("shard", "other", "00.txt", "--tokenizer", "other.bpe")
         job = self.train(2, "run.name=mixed", "model.vocabulary=258", 'data.train=["bpe.h5"]',
                          'data.validation=["other.h5"]', code=3)
-        self.assert_refused(job, "other.h5: was encoded with another tokenizer than bpe.h5")
+        self.assert_refused(job, "other.h5: is of another tokenizer than bpe.h5", "data.allow_other_tokenizer")
+        # Behind a shard that records none.
+        (self.folder / "none.bin").write_bytes(struct.pack("<256i", 20240520, 1, 5000, *[0] * 253) + bytes(10000))
+        self.command("shard", "none", "none.bin", "--vocabulary", 258, "--end-of-text", 257)
+        mixed = ("run.name=mixed", "model.vocabulary=258", 'data.train=["none.h5", "bpe.h5", "other.h5"]',
+                 "train.steps=60", "validation.tokens=0")
+        job = self.train(2, *mixed, code=3)
+        self.assert_refused(job, "other.h5: is of another tokenizer than bpe.h5", "data.allow_other_tokenizer")
+        self.assertIn("warning: other.h5: is of another tokenizer",
+                      self.train(2, *mixed, "data.allow_other_tokenizer=true").text())
+
+    def test_table_of_another_vocabulary_is_warned_of(self):
+        """Where the checkpoint does not know its tokenizer."""
+        (self.folder / "none.bin").write_bytes(struct.pack("<256i", 20240520, 1, 9000, *[0] * 253) + bytes(18000))
+        self.command("shard", "none", "none.bin", "--vocabulary", 258, "--end-of-text", 257)
+        self.train(2, "model.vocabulary=384", 'data.train=["none.h5"]', "validation.tokens=0", "train.steps=2")
+        (self.folder / "bytes.bpe").write_text("#version: 0.2\n")
+        (self.folder / "vocab.bpe").write_text("#version: 0.2\na b\n")
+        sampled = ("sample", self.checkpoint(2), "--tokens", 2, "--tokenizer")
+        self.assertIn(f"nanorun: warning: bytes.bpe has a vocabulary of 257 and the end-of-text token 256, the model of "
+                      f"{self.checkpoint(2)} has a vocabulary of 258 and the end-of-text token 257: they may be of "
+                      "different tokenizers", self.command(*sampled, "bytes.bpe").messages())
+        self.assertEqual(self.command(*sampled, "vocab.bpe").messages(), [])
+
+    def test_model_meets_tokens_of_another_tokenizer(self):
+        """As weights, where it goes on, and in validations; shards that record none are judged by their vocabulary."""
+        checkpoint = self.trained_on_tokens()
+        self.command("shard", "other", *(f"{i:02}.txt" for i in range(20)), "--tokenizer", "other.bpe")
+        begun = ("run.name=begun", "model.vocabulary=258", f"checkpoint.weights={checkpoint}", "validation.tokens=0",
+                 "train.steps=2")
+        of = f" is of another tokenizer than the model of {checkpoint}: "
+        job = self.train(2, *begun, 'data.train=["other.h5"]', code=3)
+        self.assert_refused(job, "other.h5:" + of, "data.allow_other_tokenizer")
+        job = self.train(2, *begun, 'data.train=["other.h5"]', "data.allow_other_tokenizer=true")
+        self.assertIn("\nwarning: other.h5:" + of, job.text())
+        job = self.train(2, *begun, 'data.train=["data.h5"]', "run.name=bytes")  # vocabulary 257
+        self.assertIn(f"\nwarning: data.h5 has a vocabulary of 257 and the end-of-text token 256, the model of {checkpoint} "
+                      "has a vocabulary of 258 and the end-of-text token 257: they may be of different tokenizers\n",
+                      job.text())
+        job = self.command("eval", checkpoint, "--data", "data.h5", "--tokens", 256, "--length", 256)
+        self.assertIn("nanorun: warning: data.h5 has a vocabulary of 257 and ", job.text())
+        job = self.command("eval", checkpoint)
+        self.assertNotIn("warning", job.text())
+
+        continued = ("run.name=continued", "model.vocabulary=258", 'data.train=["other.h5"]', "data.changed=accept",
+                     f"checkpoint.restart={checkpoint}", "validation.tokens=0", "train.steps=14")
+        job = self.train(2, *continued, code=3)
+        self.assert_refused(job, "other.h5:" + of, "data.allow_other_tokenizer")
+        job = self.train(2, *continued, "data.allow_other_tokenizer=true")
+        self.assertIn("\nwarning: other.h5:" + of, job.text())
 
     def test_sample_with_a_tokenizer(self):
         """Without one the tokens of another vocabulary mean nothing."""

@@ -5,6 +5,7 @@
 
 #include "src/tokenizer.hpp"
 #include "src/tokenizer_split.hpp"
+#include "src/utf8.hpp"
 #include "tests/fuzz/fuzz.hpp"
 
 using namespace nanorun;

@@ -41,6 +41,7 @@ class ImportEncoded : public testing::Test {
     write("merges.txt", merges);
     options_.tokenizer = folder_ / "merges.txt";
     options_.output = folder_ / "out";
+    options_.allow_invalid_utf8 = true;
   }
 
   /// Collective: returns when all ranks may read the file.
@@ -181,6 +182,8 @@ TEST_F(ImportEncoded, DocumentsLongerThanABufferAreEncoded) {
   EXPECT_EQ(tokens_of(make_shards(test_comm(), options_)), expected({document, document}));
 }
 
+constexpr const char* hint = "; --skip-bad passes over such documents";
+
 TEST_F(ImportEncoded, OtherLinesAreRefusedByTheirNumber) {
   options_.inputs = {folder_ / "a.jsonl"};
   EXPECT_EQ(refusal(), (folder_ / "a.jsonl") + ": name the key of its texts: --field text");
@@ -191,34 +194,110 @@ TEST_F(ImportEncoded, OtherLinesAreRefusedByTheirNumber) {
        {std::pair<std::string, std::string>{"{\"text\": \"the\"",
                                             "not JSON: column 15: syntax error while parsing object - "
                                             "unexpected end of input; expected '}'"},
-        {"{\"text\": \"\xff\"}",
-         "not JSON: column 11: syntax error while parsing value - invalid string: ill-formed UTF-8 "
-         "byte; last read: '\"\xff'"},
         {"{\"text\": \"a\"} 5",
          "not JSON: column 15: syntax error while parsing value - unexpected number literal; "
          "expected end of input"},
         {std::string("{\"text\": \"a\"}\0 {\"text\": \"b\"}", 28), "not JSON: column 14: a zero byte"},
-        {"{\"text\": \"a\", \"x\": 1e999}", "cannot be read: number overflow parsing '1e999'"},
+        {"{\"text\": \"a\", \"x\": nan}",
+         "not JSON: column 21: syntax error while parsing value - invalid literal; last read: '\"x\": na'"},
         {"[\"text\", \"a\"]", "not a JSON object"},
         {"\"text\"", "not a JSON object"},
-        {"{}", "no key \"text\""},
-        {"{\"Text\": \"a\", \"x\": {\"text\": \"a\"}}", "no key \"text\""},
+        {"{}", "no key \"text\"; the object has no keys"},
+        {"{\"Text\": \"a\", \"x\": {\"text\": \"a\"}}", "no key \"text\"; its keys are \"Text\", \"x\""},
         {"{\"text\": 5}", "\"text\" is not a string"},
-        {"{\"text\": null}", "\"text\" is not a string"},
+        {"{\"text\": null}", "\"text\" is null"},
         {"{\"text\": [\"text\"]}", "\"text\" is not a string"},
         {"{\"text\": {\"text\": \"text\"}}", "\"text\" is not a string"},
         {"{\"text\": \"a\", \"text\": 5}", "\"text\" is not a string"}}) {
     write("a.jsonl", good + line + "\n" + good);
-    EXPECT_EQ(refusal(), (folder_ / "a.jsonl") + ": line 1001: " + said);
+    EXPECT_EQ(refusal(), (folder_ / "a.jsonl") + ": line 1001: " + said + hint);
   }
   write("a.jsonl", good + "{\"text\": 5, \"text\": \"the\"}\n");  // of keys that come twice the last counts
   EXPECT_EQ(tokens_of(make_shards(test_comm(), options_)).size(), 2002u);
 }
 
+/// Python's json.dumps, cut emojis, Latin-1 and the ends of lines of other systems.
+TEST_F(ImportEncoded, LinesOfCommonWritersAreTaken) {
+  write("a.jsonl",
+        "\xef\xbb\xbf{\"text\": \"the\"}\r\n"
+        "{\"x\": [NaN, -Infinity, Infinity], \"text\": \"in\"}\r"
+        "{\"text\": \"NaN 1e999 \\\\ud83d\", \"y\": -1.5E+999, \"z\": 1" +
+            std::string(400, '0') +
+            "}\n\n"
+            "{\"text\": \"a \\ud83d in\\uDE00 \\ud83d\\ude00 \\ud83d\\u0041\"}\r\n"
+            "{\"text\": \"caf\xe9\", \"x\": NaN}");
+  options_.inputs = {folder_ / "a.jsonl"};
+  options_.field = "text";
+  options_.allow_invalid_utf8 = false;
+  testing::internal::CaptureStderr();
+  const std::vector<std::string> shards = make_shards(test_comm(), options_);
+  const std::string said = testing::internal::GetCapturedStderr();
+  EXPECT_EQ(tokens_of(shards), expected({"the", "in", "NaN 1e999 \\ud83d",
+                                         "a \uFFFD in\uFFFD \U0001F600 \uFFFD"
+                                         "A",
+                                         "caf\uFFFD"}));
+  EXPECT_EQ(said, test_comm().root() ? "nanorun: " + (folder_ / "a.jsonl") +
+                                           ": 4 of its characters are not UTF-8, or half of a surrogate pair; U+FFFD "
+                                           "takes the place\n"
+                                     : "");
+}
+
+TEST_F(ImportEncoded, FilesThatAreHardlyUtf8AreRefusedBeforeTheWork) {
+  const std::string latin = "{\"text\": \"caf\xe9 caf\xe9 caf\xe9\"}\n";
+  write("good.jsonl", "{\"text\": \"the\"}\n");
+  write("a.jsonl", latin + latin + latin + latin);
+  options_.inputs = {folder_ / "good.jsonl", folder_ / "a.jsonl"};
+  options_.field = "text";
+  options_.allow_invalid_utf8 = false;
+  EXPECT_EQ(refusal(), (folder_ / "a.jsonl") +
+                           ": 12 of its 108 characters are not UTF-8: convert it first, as with iconv -f LATIN1 -t "
+                           "UTF-8, or take it as it is with --allow-invalid-utf8");
+  options_.field = "";
+  write("b.txt", std::string("\x1f\x8b\x08", 3));
+  options_.inputs = {folder_ / "b.txt"};
+  EXPECT_EQ(refusal(), (folder_ / "b.txt") + ": compressed by gzip: decompress it first, as with gunzip");
+}
+
+TEST_F(ImportEncoded, BadDocumentsCanBePassedOver) {
+  const std::string good = "{\"text\": \"the\"}\n", large(18'000'000, 'x');
+  write("a.jsonl",
+        good + "{\"text\": null}\n" + good + "{\"text\": \"" + large + "\"}\nno JSON\n" + good + "{\"a\": 1}");
+  write("b.jsonl", good);
+  options_.inputs = {folder_ / "a.jsonl", folder_ / "b.jsonl"};
+  options_.field = "text";
+  options_.skip_bad = true;
+  testing::internal::CaptureStderr();
+  const std::vector<std::string> shards = make_shards(test_comm(), options_);
+  const std::string said = testing::internal::GetCapturedStderr();
+  EXPECT_EQ(tokens_of(shards), expected({"the", "the", "the", "the"}));
+  const std::string begin = "nanorun: passed over " + (folder_ / "a.jsonl");
+  EXPECT_EQ(said,
+            test_comm().root()
+                ? begin + ": line 2: \"text\" is null\n" + begin + ": line 4: \"" + std::string(37, 'x') +
+                      "...\" begins 18000000 bytes that cannot be cut into words; at most 16777216 are encoded\n" +
+                      begin +
+                      ": line 5: not JSON: column 2: syntax error while parsing value - invalid literal; last "
+                      "read: 'no'\n" +
+                      begin + ": line 7: no key \"text\"; its keys are \"a\"\nnanorun: 4 documents were passed over\n"
+                : "");
+
+  // A text file is one document: what has been encoded of it goes, also from the disk.
+  std::string words;
+  while (words.size() < 4'000'000) words += "x y ";
+  options_.inputs.clear();
+  options_.field.clear();
+  options_.output = folder_ / "texts";
+  add_texts({"the", words + large, "in", large, words + "z"});
+  EXPECT_EQ(tokens_of(make_shards(test_comm(), options_)), expected({"the", "in", words + "z"}));
+  options_.inputs.push_back(folder_ / "missing.txt");
+  options_.output = folder_ / "more";
+  EXPECT_EQ(refusal(), (folder_ / "missing.txt") + ": no such file");
+}
+
 TEST_F(ImportEncoded, WhatCannotBeReadIsRefused) {
   add_texts({"the"});
   options_.inputs.push_back(folder_ / "missing.txt");
-  EXPECT_EQ(refusal(), (folder_ / "missing.txt") + ": No such file or directory");
+  EXPECT_EQ(refusal(), (folder_ / "missing.txt") + ": no such file");
   options_.inputs.pop_back();
   options_.tokenizer = folder_ / "0.txt";
   EXPECT_EQ(refusal(), (folder_ / "0.txt") + ": line 1 has no end: the file is cut short");
@@ -226,12 +305,13 @@ TEST_F(ImportEncoded, WhatCannotBeReadIsRefused) {
   write("1.txt", std::string(18'000'000, 'x'));
   options_.inputs.push_back(folder_ / "1.txt");
   EXPECT_EQ(refusal(),
-            (folder_ / "1.txt") + ": no blank follows a word in the 17825792 bytes from byte 0 on: not text");
+            (folder_ / "1.txt") + ": no blank follows a word in the 17825792 bytes from byte 0 on: not text" + hint);
   write("a.jsonl", "{\"text\": \"the\"}\n{\"text\": \"" + std::string(18'000'000, 'x') + "\"}\n");
   options_.inputs = {folder_ / "a.jsonl"};
   options_.field = "text";
   EXPECT_EQ(refusal(), (folder_ / "a.jsonl") + ": line 2: \"" + std::string(37, 'x') +
-                           "...\" begins 18000000 bytes that cannot be cut into words; at most 16777216 are encoded");
+                           "...\" begins 18000000 bytes that cannot be cut into words; at most 16777216 are encoded" +
+                           hint);
   write("a.jsonl", " \n\n");
   EXPECT_EQ(refusal(), "1 JSONL files: no documents");
   EXPECT_FALSE(fs::exists(folder_ / "out.h5"));

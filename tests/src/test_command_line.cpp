@@ -60,7 +60,7 @@ TEST(CommandLine, Shard) {
 
   line = parse_command_line({"shard", "out", "--text", "--list", "names.txt", "--tokens-per-shard", "5000000000"});
   EXPECT_TRUE(line.shard.text);
-  EXPECT_EQ(line.shard_list, "names.txt");
+  EXPECT_EQ(line.shard.list, "names.txt");
   EXPECT_EQ(line.shard.tokens_per_shard, 5000000000u);
   EXPECT_EQ(line.shard.vocabulary, ShardOptions{}.vocabulary);
 
@@ -70,6 +70,10 @@ TEST(CommandLine, Shard) {
   EXPECT_EQ(line.shard.tokenizer, "vocab.bpe");
   EXPECT_EQ(line.shard.field, "the text");
   EXPECT_EQ(line.shard.tokens_per_shard, 7u);
+  EXPECT_FALSE(line.shard.skip_bad || line.shard.allow_invalid_utf8);
+
+  line = parse_command_line({"shard", "out", "a.txt", "--tokenizer", "v", "--skip-bad", "--allow-invalid-utf8"});
+  EXPECT_TRUE(line.shard.skip_bad && line.shard.allow_invalid_utf8);
 }
 
 TEST(CommandLine, ExportAndVerify) {
@@ -90,6 +94,8 @@ TEST(CommandLine, WhatIsDoneWithCheckpoints) {
   EXPECT_EQ(line.eval.data, (Strings{"a.h5", "b*.h5"}));
   EXPECT_EQ(line.eval.tokens, 1024);
   EXPECT_FALSE(line.eval.length);
+  EXPECT_FALSE(line.eval.allow_other_tokenizer);
+  EXPECT_TRUE(parse_command_line({"eval", "c.h5", "--allow-other-tokenizer"}).eval.allow_other_tokenizer);
 
   line = parse_command_line({"sample", "c.h5", "--prompt", "-x y", "--temperature", "0.5", "--seed", "7"});
   EXPECT_EQ(line.command, Command::sample);

@@ -76,6 +76,20 @@ std::vector<Token> flat_rows(const nlohmann::json& step) {
   return tokens;
 }
 
+/// Also across the blocks in which a shard is read, and in one shard after another.
+TEST(Documents, AreCounted) {
+  std::vector<Token> large(3 * shard_block, 5);
+  for (const std::uint64_t begin :
+       {std::uint64_t{0}, std::uint64_t{7}, shard_block - 1, shard_block, 3 * shard_block - 1})
+    large[begin] = 9;
+  const Documents documents({large, {5, 5, 9, 9}, {5}}, 9);
+  DocumentReader reader(vocabulary);
+  EXPECT_EQ(reader.count_documents(documents.infos[0]), 5u);
+  EXPECT_EQ(reader.count_documents(documents.infos[1]), 2u);
+  EXPECT_EQ(reader.count_documents(documents.infos[2]), 0u);
+  EXPECT_EQ(reader.count_documents(documents.infos[0]), 5u);
+}
+
 TEST(Documents, SequencesAndCursorsAreThoseOfTheReference) {
   const Golden golden;
   ASSERT_EQ(golden.json["cases"].size(), 6u);

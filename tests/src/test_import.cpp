@@ -81,8 +81,14 @@ TEST(Import, LyingBinFilesAreRefused) {
   EXPECT_TRUE(contains(refusal(folder, bin_header(2'000'000'000), tokens), "need 4000001024 bytes"));
   EXPECT_TRUE(contains(refusal(folder, bin_header(-1), tokens), "impossible token count -1"));
   EXPECT_TRUE(contains(refusal(folder, bin_header(0), {}), "impossible token count 0"));
+  EXPECT_EQ(refusal(folder, {20240801, 7, 1000}, tokens),
+            (folder / "a.bin") +
+                ": llm.c's tokens of Llama 3, of 32 bits: more than the 65536 ids that nanorun's tokens "
+                "of 16 bits have");
   EXPECT_TRUE(
-      contains(refusal(folder, {20240801, 1, 1000}, tokens), "not a .bin file of tokens; for text give --text"));
+      contains(refusal(folder, bin_header(500), tokens), "a.bin: its tokens have 32 bits: write them as uint16"));
+  EXPECT_TRUE(contains(refusal(folder, {20240520, 0, 1, 0, 1000}, tokens), "the words of its header have 64 bits"));
+  EXPECT_TRUE(contains(refusal(folder, {1234567, -1, 5}, tokens), "neither a .bin file of tokens"));
   EXPECT_TRUE(contains(refusal(folder, {20240520, 7, 1000}, tokens), ".bin version 7 is not 1"));
   const auto options = bin_options({folder / "a.bin"}, folder / "a.h5");
   std::ofstream(folder / "a.bin", std::ios::trunc) << "short";
@@ -92,6 +98,79 @@ TEST(Import, LyingBinFilesAreRefused) {
   EXPECT_TRUE(contains(error_of([&] { make_shards(test_comm(), bin_options({folder / "no.bin"}, "x.h5")); }),
                        "no.bin: no such file"));
   EXPECT_FALSE(fs::exists(folder / "a.h5"));
+}
+
+/// What is said of a file of these bytes that is given as tokens, and as text.
+std::pair<std::string, std::string> refusals(const TempFolder& folder, const std::string& bytes) {
+  const std::string path = folder / "a";
+  std::ofstream(path, std::ios::binary) << bytes;
+  ShardOptions options = bin_options({path}, folder / "a.h5");
+  const auto said = [&] {
+    const std::string error = error_of([&] { make_shards(test_comm(), options); });
+    return error.starts_with(path + ": ") ? error.substr(path.size() + 2) : error;
+  };
+  const std::string as_bin = said();
+  options.text = true;
+  return {as_bin, said()};
+}
+
+TEST(Import, FilesOfOtherKindsAreNamed) {
+  const TempFolder folder;
+  using namespace std::string_literals;
+  std::string tar(512, '\0');
+  tar.replace(257, 5, "ustar");
+  std::string wide;
+  for (const char c : "text without a mark"s) wide += {c, '\0'};
+  for (const auto& [bytes, said] :
+       {std::pair{"\x1f\x8b\x08"s, "compressed by gzip: decompress it first, as with gunzip"},
+        {"\x28\xb5\x2f\xfd "s, "compressed by zstd: decompress it first, as with unzstd"},
+        {"\xfd"
+         "7zXZ\0 "s,
+         "compressed by xz: decompress it first, as with unxz"},
+        {"BZh91AY&SY"s, "compressed by bzip2: decompress it first, as with bunzip2"},
+        {"PK\3\4 "s, "a zip archive: unpack it first, as with unzip"},
+        {tar, "a tar archive: unpack it first, as with tar -xf"},
+        {"PAR1\x15\0"s, "Parquet, a table of columns: write its texts as JSONL first, as with pandas"},
+        {"SQLite format 3\0"s, "an SQLite database: write its texts as JSONL first"},
+        {"%PDF-1.7"s, "PDF: take its text out first, as with pdftotext"},
+        {"\x89PNG\r\n\x1a\n"s, "a PNG image, no text"},
+        {"\x89HDF\r\n\x1a\n"s, "an HDF5 file: a token shard needs no conversion, a deck names it as it is"},
+        {"version https://git-lfs.github.com/spec/v1\n"s,
+         "a pointer of Git LFS in place of the file: run git lfs pull"},
+        {"\xff\xfet\0"s, "text in UTF-16: convert it to UTF-8 first, as with iconv -f UTF-16 -t UTF-8"},
+        {"\xff\xfe\0\0t\0\0\0"s, "text in UTF-32: convert it to UTF-8 first, as with iconv -f UTF-32 -t UTF-8"},
+        {wide, "text in UTF-16: convert it to UTF-8 first, as with iconv -f UTF-16 -t UTF-8"},
+        {"\x40\0\0\0\0\0\0\0{\"weight\""s, "weights of a model, no text and no tokens"}}) {
+    EXPECT_EQ(refusals(folder, bytes), std::pair(std::string(said), std::string(said)));
+  }
+  refusals(folder, "version https://git-lfs.github.com/spec/v1\n");
+  EXPECT_EQ(error_of([&] { read_shard_info(folder / "a"); }),
+            (folder / "a") +
+                ": not an HDF5 file, so neither a token shard, a checkpoint nor a trace; it is a pointer of "
+                "Git LFS in place of the file: run git lfs pull");
+  const auto page = refusals(folder, "\n<!DOCTYPE HTML><title>403");
+  EXPECT_TRUE(page.first.starts_with("an HTML page, as servers send it")) << page.first;
+  EXPECT_EQ(page.second, "");
+  for (const std::string& text : {"PAR1 is a word"s, "a\0b\0\0c hello\0world"s, "<p>"s, ""s})
+    EXPECT_EQ(refusals(folder, text).second, "") << text;
+}
+
+TEST(Import, TextThatIsHardlyUtf8IsRefused) {
+  const TempFolder folder;
+  const std::string refused =
+      "8 of its 1599 characters are not UTF-8: convert it first, as with iconv -f LATIN1 -t "
+      "UTF-8, or take it as it is with --allow-invalid-utf8";
+  std::string text;
+  for (int i = 0; i < 800; ++i) text += i % 100 == 99 ? "\xe9 " : "\u00e9 ";  // 0.5 % are bytes of Latin-1
+  EXPECT_EQ(refusals(folder, text).second, "");
+  text.pop_back();
+  EXPECT_EQ(refusals(folder, text).second, refused);
+  ShardOptions options;
+  options.inputs = {folder / "a"};
+  options.output = folder / "a.h5";
+  options.text = options.force = options.allow_invalid_utf8 = true;
+  EXPECT_EQ(error_of([&] { make_shards(test_comm(), options); }), "");
+  EXPECT_EQ(tokens_of(options.output).size(), text.size() + 1);
 }
 
 TEST(Import, VocabulariesThatCannotBeAreRefused) {
@@ -212,7 +291,7 @@ TEST(Import, TextFilesBecomeDocumentsOfBytes) {
   for (int i = 0; i < 256; ++i) all_bytes += static_cast<char>(i);
   const std::vector<std::string> documents{"second\n", "", all_bytes, "f"};
   ShardOptions options;
-  options.text = true;
+  options.text = options.allow_invalid_utf8 = true;
   options.output = folder / "t.h5";
   std::vector<Token> expected;
   for (std::size_t i = 0; i < documents.size(); ++i) {
@@ -245,7 +324,7 @@ TEST(Import, TextFilesBecomeDocumentsOfBytes) {
   EXPECT_EQ(joined, expected);
 
   options.inputs.push_back(folder / "missing.txt");
-  EXPECT_TRUE(contains(error_of([&] { make_shards(test_comm(), options); }), "missing.txt: No such file"));
+  EXPECT_EQ(error_of([&] { make_shards(test_comm(), options); }), (folder / "missing.txt") + ": no such file");
   options.inputs.clear();
   EXPECT_EQ(error_of([&] { make_shards(test_comm(), options); }), "no input files");
 }

@@ -62,11 +62,11 @@ TEST(Prefixes, TablesThatDoNotFitAreRefused) {
   EXPECT_EQ(refusal(756, fitting), path + ": data.prefix_table has 757 tokens, more than model.vocabulary = 756");
   ShardInfo other = fitting;
   other.tokenizer_checksum = 0x1234;
-  EXPECT_EQ(
-      refusal(757, other),
-      fmt::format("{}: data.prefix_table is bpe-757 with checksum {:016x}, but the tokenizer of s.h5 has checksum "
-                  "0000000000001234; name the table that made the shards",
-                  path, tokenizer.checksum()));
+  EXPECT_EQ(refusal(757, other),
+            fmt::format(
+                "data.prefix_table = {}: is of another tokenizer than s.h5: bpe-757 with checksum {:016x}, not bpe-757 "
+                "with checksum 0000000000001234; name the table that made the shards",
+                path, tokenizer.checksum()));
   ShardInfo unknown{"s.bin", 10, 50257, 50256};
   EXPECT_EQ(refusal(50257, unknown),
             path +

@@ -11,6 +11,7 @@
 
 #include "src/h5.hpp"
 #include "src/tokenizer_split.hpp"
+#include "src/utf8.hpp"
 #include "tests/support/error_of.hpp"
 #include "tests/support/shard_files.hpp"
 #include "tests/support/temp_folder.hpp"
@@ -123,7 +124,6 @@ TEST(Tokenizer, IdsOfATokenizerJsonMayStandInAnyOrder) {
   const auto moved = [](std::uint64_t id) { return (id + 1) % 757; };  // the end-of-text token first
   for (auto& [name, id] : json["model"]["vocab"].items()) id = moved(id.get<std::uint64_t>());
   json["added_tokens"][0]["id"] = 0;
-  json["model"]["vocab"].erase("<|endoftext|>");
   json["added_tokens"].push_back({{"id", 757}, {"content", "<|pad|>"}});
   std::ofstream(folder / "tokenizer.json") << json;
   Tokenizer other(folder / "tokenizer.json");
@@ -149,6 +149,25 @@ TEST(Tokenizer, PairsMergeInTheOrderOfTheList) {
   EXPECT_EQ(Tokenizer(folder / "ranks").encode("abc"), (std::vector<Token>{258}));
   EXPECT_EQ(error_of([&] { tokenizer.decode(std::vector<Token>{260}); }),
             "token 260 is outside the tokenizer's vocabulary of 260");
+}
+
+/// Of a file that Hugging Face's library has read, see tests/golden/README.md.
+TEST(Tokenizer, AddedTokensAreCutOutAsByTheirLibrary) {
+  const TempFolder folder;
+  const auto golden = nlohmann::json::parse(read_file(goldens + "added.json"));
+  auto json = tokenizer_json(read_file(goldens + "merges.txt"));
+  json["added_tokens"] = golden["added_tokens"];
+  std::ofstream(folder / "tokenizer.json") << json;
+  Tokenizer tokenizer(folder / "tokenizer.json");
+  EXPECT_EQ(tokenizer.vocabulary(), 757 + golden["added_tokens"].size() - 1);
+  ASSERT_GE(golden["cases"].size(), 8u);
+  for (const auto& entry : golden["cases"]) {
+    const std::string text = entry["text"];
+    const std::vector<Token> ids = entry["ids"];
+    EXPECT_EQ(tokenizer.encode(text), ids) << text;
+    for (const std::size_t size : {1, 2, 5}) EXPECT_EQ(encode_in_parts(tokenizer, text, size), ids) << text;
+    EXPECT_EQ(tokenizer.decode(ids), text);
+  }
 }
 
 /// Ids of a word by the definition: of the neighbours with the lowest rank the leftmost merge, until none have one.
@@ -249,6 +268,23 @@ TEST(Tokenizer, EachPartOfACharacterIsReplaced) {
   }
 }
 
+/// However a text is cut into parts.
+TEST(Tokenizer, ReplacedCharactersAreCounted) {
+  const std::string text =
+      "a\xff\xfe\u00e9\xe2\x82\xe2\x82\xac\xf0\x9f\x98"
+      "A\xed\xa0\x80\U0001F600\xf4\x90\x80\x80 \xe2\x82";
+  std::uint64_t replaced = 0;
+  const std::string mended = mended_utf8(text, replaced);
+  EXPECT_EQ(replaced, 12u);
+  for (std::size_t size = 1; size <= text.size(); ++size) {
+    Utf8Counter counter;
+    for (std::size_t at = 0; at < text.size(); at += size) counter.add(std::string_view(text).substr(at, size));
+    counter.end();
+    EXPECT_EQ(counter.replaced(), replaced) << size;
+    EXPECT_EQ(counter.characters(), replaced + 6) << size;  // a, e with an accent, euro, A, an emoji, a blank
+  }
+}
+
 TEST(Tokenizer, TextIsCutBeforeBlanksThatFollowWords) {
   for (const auto& [text, cut] : {std::pair<std::string, std::size_t>{"", 0},
                                   {"word", 0},
@@ -273,6 +309,7 @@ std::string refusal(const std::string& text) {
   const TempFolder folder;
   std::ofstream(folder / "table", std::ios::binary) << text;
   const std::string error = error_of([&] { Tokenizer{folder / "table"}; });
+  if (error.empty()) return "";
   const std::string path = folder / "table: ";
   EXPECT_TRUE(error.starts_with(path)) << error;
   return error.substr(path.size());
@@ -290,7 +327,9 @@ TEST(Tokenizer, OtherListsOfMergesAreRefused) {
   EXPECT_EQ(refusal("a \u4e2d\n"), "line 1: \"a \u4e2d\" " + none);
   EXPECT_EQ(refusal("a \u0144\n"), "line 1: \"a \u0144\" " + none);
   EXPECT_EQ(refusal(std::string("a \0\n", 4)), "line 1: \"a \\u0000\" " + none);
-  EXPECT_EQ(refusal("\x89HDF\r\n\x1a\n"), "line 1: \"\x89HDF\\u000D\" " + none);
+  EXPECT_EQ(refusal("\x89HDF\r\n\x1a\n"), "an HDF5 file: a token shard needs no conversion, a deck names it as it is");
+  EXPECT_EQ(refusal("version https://git-lfs.github.com/spec/v1\noid sha256:4d\n"),
+            "a pointer of Git LFS in place of the file: run git lfs pull");
   EXPECT_EQ(refusal("a b\nac b\n"), "line 2: no line before makes \"ac\"");
   EXPECT_EQ(refusal("a b\nb c\na bc\nab c\n"), "line 4: \"ab c\" makes a token that is there");
   std::string twice = "a a\n";
@@ -352,6 +391,41 @@ TEST(Tokenizer, OtherJsonIsRefused) {
   EXPECT_EQ(with([](Json& json) { json["added_tokens"].clear(); }), "no <|endoftext|> among the added_tokens");
   EXPECT_EQ(with([](Json& json) { json["added_tokens"][0]["content"] = 5; }),
             R"(added_tokens has an entry without content: {"content":5,"id":258,"special":true})");
+  const auto with_token = [&](Json token) { return with([&](Json& json) { json["added_tokens"].push_back(token); }); };
+  EXPECT_EQ(with_token({{"id", 259}, {"content", "<|pad|>"}, {"special", true}}), "");
+  EXPECT_EQ(with_token({{"id", 259}, {"content", "<|endoftext|>"}}), "added_tokens has \"<|endoftext|>\" twice");
+  EXPECT_EQ(with_token({{"id", 260}, {"content", "<|pad|>"}}),
+            "added token \"<|pad|>\" has id 260, where its own library gives it 259");
+  EXPECT_EQ(with_token({{"id", 259}, {"content", "ab"}}),
+            "added token \"ab\" has id 259, where its own library gives it 256");
+  for (const char* key : {"single_word", "lstrip", "rstrip"}) {
+    EXPECT_EQ(with_token({{"id", 259}, {"content", "<|pad|>"}, {key, true}}),
+              fmt::format("added token \"<|pad|>\" has {}, which nanorun does not do: set it to false", key));
+  }
+  EXPECT_EQ(with_token({{"id", 259}, {"content", "New York"}}),
+            "added token \"New York\" has a blank behind a word, which nanorun does not do: remove it");
+  EXPECT_EQ(with_token({{"id", 259}, {"content", "<|endoftext|><|endoftext|>"}}),
+            "added token \"<|endoftext|><|endoftext|>\" contains <|endoftext|>, which is text here: remove it");
+  EXPECT_EQ(with([](Json& json) {
+              json["truncation"] = {{"max_length", 1024}};
+            }),
+            "truncation is set, by which its own library cuts or fills every text: set it to null");
+  EXPECT_EQ(with([](Json& json) {
+              json["padding"] = {{"pad_id", 0}};
+            }),
+            "padding is set, by which its own library cuts or fills every text: set it to null");
+  EXPECT_EQ(with([](Json& json) {
+              json["post_processor"] = {{"type", "BertProcessing"}};
+            }),
+            "post_processor is of another type than ByteLevel: \"BertProcessing\"; set it to null");
+  const auto with_template = [&](const char* token) {
+    return with([&](Json& json) {
+      const Json part = {{"type", "TemplateProcessing"}, {"special_tokens", {{token, {{"id", token}}}}}};
+      json["post_processor"] = {{"type", "Sequence"}, {"processors", {{{"type", "ByteLevel"}}, part}}};
+    });
+  };
+  EXPECT_EQ(with_template("<|endoftext|>"), "");
+  EXPECT_EQ(with_template("[CLS]"), "post_processor puts the token \"[CLS]\" around texts: set it to null");
   EXPECT_EQ(with([](Json& json) { json["model"]["vocab"]["abc"] = 70000; }),
             "token \"abc\" has id 70000, not one of 0 to 65535");
   EXPECT_EQ(with([](Json& json) { json["model"]["vocab"]["abc"] = -1; }),

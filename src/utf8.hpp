@@ -1,0 +1,37 @@
+#pragma once
+// UTF-8: where a text is not, and what takes the place of that.
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+namespace nanorun {
+
+/// Bytes of the text before the first that is not UTF-8.
+std::size_t valid_utf8(std::string_view text);
+
+/// The text with U+FFFD in place of each maximal part of it that begins a character without completing it, and of each
+/// byte that begins none: as Unicode recommends, and Python decodes with errors="replace". `replaced` is raised by the
+/// number of these.
+std::string mended_utf8(std::string_view text, std::uint64_t& replaced);
+std::string mended_utf8(std::string_view text);
+
+/// Counts the characters of a text that comes in parts, and those that mended_utf8() replaces.
+class Utf8Counter {
+ public:
+  void add(std::string_view part);
+  /// Behind the last part.
+  void end();
+
+  std::uint64_t characters() const { return characters_; }
+  std::uint64_t replaced() const { return replaced_; }
+
+ private:
+  void count(std::string_view text, bool is_last);
+
+  std::uint64_t characters_ = 0;  ///< the replaced ones included
+  std::uint64_t replaced_ = 0;
+  std::string cut_;  ///< the beginning of a character with which the parts so far end
+};
+
+}  // namespace nanorun
