@@ -64,8 +64,8 @@ class Transformers(FaultTest):
         cls.addClassCleanup(home.cleanup)
         os.environ |= {"HF_HOME": home.name, "HF_MODULES_CACHE": f"{home.name}/modules", "HF_HUB_OFFLINE": "1"}
         try:
+            import transformers  # first, since it is soon known to be absent
             import torch
-            import transformers
         except ImportError:
             raise unittest.SkipTest("needs PyTorch and transformers") from None
         cls.torch, cls.transformers = torch, transformers
