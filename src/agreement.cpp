@@ -1,8 +1,12 @@
 #include "src/agreement.hpp"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <numeric>
 #include <vector>
+
+#include "src/error.hpp"
 
 namespace nanorun {
 
@@ -20,6 +24,15 @@ Requests agree(Comm& comm, const Requests& own, std::span<double> others) {
     if (seen[1 + i] > 0) requests.stop = static_cast<StopReason>(i);
   }
   return requests;
+}
+
+void by_name(const Comm& comm, const std::function<void()>& work) {
+  try {
+    work();
+  } catch (const Error& error) {
+    if (comm.size() == 1 || error.scope() == Scope::all_ranks) throw;
+    throw Error(error.code(), fmt::format("{}: {}", comm.name(), error.what()), error.scope(), error.cause());
+  }
 }
 
 StepResults add_up(Comm& comm, const StepResults& own) {

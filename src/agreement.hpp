@@ -2,6 +2,7 @@
 // What the ranks of a run tell each other in every step. MPI promises no order of sums: numbers that are to be summed
 // in one order, that of the ranks, travel with a place for each rank.
 
+#include <functional>
 #include <span>
 
 #include "src/comm.hpp"
@@ -18,6 +19,10 @@ struct Requests {
 /// Collective. What any rank requests; of several reasons to stop, the one with the largest value. Replaces `others` by
 /// its sums over the ranks.
 Requests agree(Comm& comm, const Requests& own, std::span<double> others);
+
+/// Runs `work`, which reads what all ranks must see alike. Where it throws an Error of this rank, and there are
+/// others, the message begins with the rank and its node.
+void by_name(const Comm& comm, const std::function<void()>& work);
 
 /// What a step has computed.
 struct StepResults {

@@ -166,7 +166,6 @@ void Comm::together(const std::function<void()>& work) {
   } catch (const Error& error) {
     code = static_cast<int>(error.code());
     message = error.what();
-    if (!root() && !message.starts_with("rank ")) message = fmt::format("{}: {}", name(), message);
     cause = error.cause();
   }
   const std::vector<double> codes = all_gather(code);

@@ -80,8 +80,8 @@ class Comm {
   /// A text of each rank, at most 2 GiB in all, on rank 0; empty elsewhere.
   std::vector<std::string> gather(const std::string& text);
   /// Runs `work` (which must not use this communicator) on every rank. Where it throws an Error on any of them, all
-  /// ranks throw the one of the lowest such rank, its cause included, with Scope::all_ranks. Where that is not rank 0,
-  /// which has no fault then, the message begins with the rank and its node, unless it does already.
+  /// ranks throw the one of the lowest such rank, its cause included, with Scope::all_ranks. What can fail on one node
+  /// alone should name the rank in its message, with name().
   void together(const std::function<void()>& work);
 
  private:

@@ -90,9 +90,10 @@ void require_same_deck(Comm& comm, const std::string& path, const std::string& t
       if (!comm.root()) own = read_text(path, max_deck_bytes, ExitCode::usage);
     });
     if (own == text) return;
-    throw Error(ExitCode::usage, fmt::format("{}: holds another deck here than {} sees: copy the deck anew to where "
-                                             "all nodes see the same file, or remove this copy",
-                                             path, first));
+    throw Error(ExitCode::usage,
+                fmt::format("{}: {}: holds another deck here than {} sees: copy the deck anew to where "
+                            "all nodes see the same file, or remove this copy",
+                            comm.name(), path, first));
   });
 }
 

@@ -192,7 +192,7 @@ Batch Training::read_batch(long step) {
   batch.step = step;
   try {
     Region region(*run_.trace, Phase::data);
-    batch.tokens = run_.loader->next();
+    by_name(comm_, [&] { batch.tokens = run_.loader->next(); });
   } catch (const Error&) {
     batch.failure = std::current_exception();
     return batch;

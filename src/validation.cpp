@@ -3,6 +3,8 @@
 #include <numeric>
 #include <vector>
 
+#include "src/agreement.hpp"
+
 namespace nanorun {
 
 double validate(Comm& comm, Trace& trace, Model<Real>& model, const RunData& data, const Config& config, long step,
@@ -13,8 +15,10 @@ double validate(Comm& comm, Trace& trace, Model<Real>& model, const RunData& dat
   comm.together([&] {
     for (std::size_t j = comm.rank(); j < losses.size(); j += comm.size()) {
       const Cursor& place = data.validation_places[j];
-      reader.read(data.validation.opened[place.shard], place.offset, row,
-                  static_cast<std::uint64_t>(config.model.vocabulary));
+      by_name(comm, [&] {
+        reader.read(data.validation.opened[place.shard], place.offset, row,
+                    static_cast<std::uint64_t>(config.model.vocabulary));
+      });
       const Sequence sequence = Sequence::of(row);
       if (seen) seen(sequence.targets);
       const auto work = comm.watch_work();

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "tests/support/environment.hpp"
+#include "tests/support/error_of.hpp"
 
 namespace nanorun {
 namespace {
@@ -45,6 +46,18 @@ TEST(Agreement, SumsOfResults) {
 TEST(Agreement, ANanOfOneRankReachesAll) {
   const double own = test_comm().rank() == 0 ? std::numeric_limits<double>::quiet_NaN() : 1;
   EXPECT_TRUE(std::isnan(add_up(test_comm(), {own, 0, false}).loss));
+}
+
+TEST(Agreement, WhatARankReadsAloneNamesIt) {
+  Comm& comm = test_comm();
+  const std::string name = comm.size() == 1 ? "" : fmt::format("rank {} on node {}: ", comm.rank(), host_name());
+  const auto fail = [](Scope scope) {
+    return [scope] { throw Error(ExitCode::data, "the shard", scope, Cause::damage); };
+  };
+  EXPECT_EQ(error_of([&] { by_name(comm, fail(Scope::this_rank)); }), name + "the shard");
+  EXPECT_EQ(cause_of([&] { by_name(comm, fail(Scope::this_rank)); }), Cause::damage);
+  EXPECT_EQ(error_of([&] { by_name(comm, fail(Scope::all_ranks)); }, ExitCode::data, Scope::all_ranks), "the shard");
+  EXPECT_NO_THROW(by_name(comm, [] {}));
 }
 
 }  // namespace

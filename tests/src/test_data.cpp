@@ -259,7 +259,8 @@ TEST(Loader, ShardThatVanishesOrChangesIsAnError) {
     h5::File file = h5::File::open_append(shards.infos[1].path);
     file.write<std::uint64_t>("checksums", {0}, {1}, std::vector<std::uint64_t>{1});
   }
-  EXPECT_TRUE(contains(error_of(step_two_hundred), "s1.h5: changed since the run began, or another node has another copy: its tokens differ"));
+  EXPECT_TRUE(contains(error_of(step_two_hundred),
+                       "s1.h5: changed since the run began, or another node has another copy: its tokens differ"));
   write_shard(shards.infos[1].path, some_tokens(99, 1));
   EXPECT_TRUE(contains(error_of(step_two_hundred), "s1.h5: changed since the run began"));
   std::filesystem::remove(shards.infos[1].path);
