@@ -13,27 +13,24 @@ constexpr ExitCode code = ExitCode::checkpoint;
 constexpr const char* lock_name = "/lock";
 constexpr const char* owned_by = "; checkpoints of ";  ///< in the lock file, before the path of the run's directory
 
-/// What a lock file says; empty where there is none or no text can be read.
+/// What a lock file says; empty where there is none.
 std::string lock_text(const std::string& directory) {
   constexpr std::uint64_t max_text = 1 << 16;
-  std::string text;
-  quietly([&] {
-    if (has_file(directory + lock_name, code)) text = read_text(directory + lock_name, max_text, code);
-  });
-  return text;
+  const std::string path = directory + lock_name;
+  return has_file(path, code) ? read_text(path, max_text, code) : "";
 }
 
 /// Whether a run has its directory there.
 bool is_of_a_run(const std::string& directory) {
-  const std::string text = lock_text(directory);
+  std::string text;
+  quietly([&] { text = lock_text(directory); });
   if (is_lock_text(text)) return text.find(owned_by) == std::string::npos;
   const auto has = [&](const char* name) { return kind_of_entry(directory + name, code) != FileKind::absent; };
   return has("/deck.toml") && has("/log.txt");
 }
 
-/// The run that has its checkpoints in the directory, if it still has; empty where there is none.
-std::string owner_of(const std::string& directory) {
-  const std::string text = lock_text(directory);
+/// The run that has its checkpoints in the directory by the text of the lock there, if it still has; else empty.
+std::string owner_of(const std::string& text, const std::string& directory) {
   const std::size_t at = text.find(owned_by);
   if (at == std::string::npos) return {};
   const std::string owner = text.substr(at + std::string(owned_by).size());
@@ -62,7 +59,7 @@ void require_free_of_runs(const std::string& directory, const std::string& place
     if (is_of_a_run(above)) throw taken(directory, place, above);
     if (above == "/") break;
   }
-  const std::string owner = owner_of(place);
+  const std::string owner = owner_of(lock_text(place), place);
   if (!owner.empty() && owner != own_run && !same_file(owner, own_run, code)) throw taken(directory, place, owner);
 }
 
@@ -78,6 +75,9 @@ void CheckpointPlace::enter(const std::string& directory) {
     throw Error(code, directory + ": a link to no directory: make the directory, or remove the link");
   const std::string place = real_path(directory, code), own_run = real_path(directory_of(directory), code);
   if (lock_ && locked_ == place && lock_->in_place()) return;
+  const std::string text = lock_text(place);
+  if (!text.empty() && !is_lock_text(text))
+    throw Error(code, place + lock_name + ": is not the lock file of a run; move it away");
   require_free_of_runs(directory, place, own_run);
   FileLock lock(place + lock_name, own_name() + owned_by + own_run, code);
   if (lock.held_by()) {
@@ -85,6 +85,7 @@ void CheckpointPlace::enter(const std::string& directory) {
     throw Error(code, fmt::format("{}: a link to {}, which is in use by {}", directory, place,
                                   holder.empty() ? "another job" : holder));
   }
+  if (!lock.supported()) warn(place + ": no locks on this file system; nothing keeps a second job away");
   lock_ = std::move(lock);
   locked_ = place;
 }

@@ -48,6 +48,18 @@ class EarlierRun(FaultTest):
         self.train(2, *wild, code=5)
         self.assert_another_training(changed=("model.init_scale", "validation.tokens"))
 
+    def test_run_killed_before_its_first_checkpoint_is_no_obstacle(self):
+        job = self.start(1, "train.steps=100000", "trace.flush_every=1")
+        job.until_step(4)
+        job.kill()
+        before = self.content()
+        again = self.train(1, "train.steps=3", "run.seed=2")
+        self.assertEqual(sorted(losses(again)), [1, 2, 3])
+        self.assertIn("is kept as outputs/run.1", again.text())
+        kept = self.content(self.folder / "outputs" / "run.1")
+        self.assertEqual({name: text for name, text in kept.items() if "heartbeats" not in name.parts},
+                         {name: text for name, text in before.items() if "heartbeats" not in name.parts})
+
     def test_files_of_no_run_are_kept(self):
         own = self.run_folder()
         own.mkdir(parents=True)

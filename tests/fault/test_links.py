@@ -135,6 +135,12 @@ class Links(FaultTest):
             self.assert_refused(self.train(1, code=4), "outputs/run/checkpoints: a link to no directory")
             link.unlink()
 
+    def test_lock_of_others_where_the_checkpoints_lie_stays(self):
+        stranger = self.stranger("lock")
+        self.link("checkpoints", stranger)
+        self.assert_refused(self.train(1, code=4), stranger / "lock", "is not the lock file of a run")
+        self.assertEqual((stranger / "lock").read_text(), "precious lock")
+
     def test_files_that_the_run_has_not_written_are_not_pruned(self):
         self.train(1, "run.name=wide", "model.width=64", "model.heads=4", "stop.step=2", code=75)
         self.train(1, *EVERY, "stop.step=4", code=75)
