@@ -138,6 +138,22 @@ TEST(ParameterTable, OwnedRowsOfAllRanksCoverEveryTensorOnce) {
   check_owned_rows(ParameterTable(scaled_model()));
 }
 
+TEST(ParameterTable, FixedTensorsHaveNoPlaceAmongTheGradients) {
+  ModelConfig model = scaled_model();
+  const ParameterTable without(model);
+  EXPECT_EQ(without.gradient_size(), without.size());
+  model.bigram_sign_rows = 5;
+  const ParameterTable table(model);
+  const Parameter& fixed = table.find("bigram_sign");
+  EXPECT_EQ(table.size(), without.size() + fixed.size());
+  EXPECT_EQ(table.gradient_size(), without.size());
+  EXPECT_EQ(fixed.offset + fixed.size(), table.tensor_size());
+  for (const Parameter& p : table.parameters()) {
+    if (p.group == Group::fixed) continue;
+    EXPECT_EQ(table.gradient_at(p.offset), without.find(p.name).offset) << p.name;
+  }
+}
+
 /// All initial values.
 std::vector<double> initial_values(const ParameterTable& table, std::int64_t seed) {
   std::vector<double> values(table.size());
