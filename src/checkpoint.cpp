@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <charconv>
+#include <chrono>
 #include <cstdio>
 #include <map>
 
@@ -155,6 +156,44 @@ void Checkpoints::probe(long first, long steps, const Slabs& slabs) {
   comm_.together([&] {
     if (comm_.root()) remove_file(path, ExitCode::checkpoint);
   });
+}
+
+/// Writes one row in `divisor` of each tensor, at least one. Of a tensor, each rank writes as large a part as of the
+/// whole one.
+Trial Checkpoints::try_file(const Slabs& slabs, std::uint64_t divisor) {
+  const auto scaled = [&](std::uint64_t row) { return (row + divisor - 1) / divisor; };
+  Trial trial;
+  Slabs parts;
+  for (const Slab<float>& slab : slabs) {
+    Slab<float> part = slab;
+    part.total_rows = scaled(slab.total_rows);
+    part.first_row = scaled(slab.first_row);
+    part.row_count = scaled(slab.first_row + slab.row_count) - part.first_row;
+    part.data = slab.data.first(part.row_count * slab.cols);
+    trial.bytes += part.total_rows * part.cols * sizeof(float);
+    parts.push_back(part);
+  }
+  const std::string path = partial_of(path_of(0));
+  comm_.together([&] {
+    if (comm_.root()) make_directory();
+  });
+  const auto begin = std::chrono::steady_clock::now();
+  write_checkpoint(comm_, path, header_, parts);
+  trial.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+  comm_.together([&] {
+    if (comm_.root()) remove_file(path, ExitCode::checkpoint);
+  });
+  return trial;
+}
+
+double Checkpoints::foretell_seconds(const Slabs& slabs, std::uint64_t enough) {
+  constexpr std::uint64_t part = 32;  // of a checkpoint: less would foretell it badly, more would take long
+  std::uint64_t bytes = 0;
+  for (const Slab<float>& slab : slabs) bytes += slab.total_rows * slab.cols * sizeof(float);
+  const std::uint64_t divisor = std::max<std::uint64_t>(1, bytes / std::max(enough, bytes / part));
+  if (divisor == 1) return try_file(slabs, divisor).seconds;
+  const Trial small = try_file(slabs, bytes);
+  return seconds_of_file(bytes, small, try_file(slabs, divisor));
 }
 
 /// Throws where the checkpoints of `steps` further steps, each of so many bytes, do not fit beside what is there.

@@ -12,6 +12,7 @@
 #include "src/comm.hpp"
 #include "src/config.hpp"
 #include "src/files.hpp"
+#include "src/walltime.hpp"
 
 namespace nanorun {
 
@@ -48,6 +49,11 @@ class Checkpoints {
   /// `steps` need with the free space. Throws Error(checkpoint) on all ranks alike.
   void probe(long first, long steps, const std::vector<Slab<float>>& slabs);
 
+  /// Collective. Seconds that save() will take here, from a trial: writes these tensors, or the first rows of each
+  /// where all have more than `enough` bytes, as save() does, and removes the file. `enough` shows the rate of a disk.
+  /// Throws Error(checkpoint) on all ranks alike.
+  double foretell_seconds(const std::vector<Slab<float>>& slabs, std::uint64_t enough = 64 << 20);
+
   /// Collective. Resolves config.restart: "none" → nothing; a file → that file, or Error; "auto" → the newest file in
   /// the directory that verifies, nothing if there is none at all. Damaged files are warned of and passed over; Error
   /// if none verifies, the newest belongs to another model, or one cannot be read for another reason than damage. Fills
@@ -75,6 +81,7 @@ class Checkpoints {
   void make_directory();
   void require_space(long steps, std::uint64_t bytes) const;
   void prune(long step);
+  Trial try_file(const std::vector<Slab<float>>& slabs, std::uint64_t divisor);
 
   Comm& comm_;
   const CheckpointConfig& config_;

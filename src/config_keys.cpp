@@ -387,7 +387,7 @@ std::vector<Key> checkpoint_keys() {
 std::vector<Key> control_keys() {
   return {
       {NANORUN_KEY(stop, walltime_seconds), operates, between(0, max_seconds),
-       "stop in time with a checkpoint, this long after the program's start; 0: no limit"},
+       "the run ends with a checkpoint before this long has passed since the program's start; 0: no limit"},
       {NANORUN_KEY(stop, file), operates, path_or_empty(),
        "stop when this file appears; empty: <run.outputs>/<run.name>/stop"},
       {NANORUN_KEY(stop, step), operates, at_least(0), "stop before this step as if interrupted; 0: never"},

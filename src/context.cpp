@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "kernels/ops.hpp"
+#include "src/early.hpp"
 #include "src/error.hpp"
 #include "src/h5.hpp"
 
@@ -147,7 +148,12 @@ double peak_flops(const std::vector<DevicePlace>& places) {
 }
 
 Context::Context(int argc, char** argv)
-    : start_(std::chrono::steady_clock::now()), started_(std::chrono::system_clock::now()), words_(argv, argv + argc) {
+    : start_(std::chrono::steady_clock::now()),
+      started_(std::chrono::system_clock::now()),
+      words_(argv, argv + argc),
+      under_mpirun_(std::getenv("OMPI_COMM_WORLD_SIZE") != nullptr) {
+  start_ -= std::chrono::duration_cast<std::chrono::steady_clock::duration>(
+      std::chrono::duration<double>(seconds_of_process()));
   h5::start(argv);
   int program_name_only = 1, provided = MPI_THREAD_SINGLE;
   MPI_Init_thread(&program_name_only, &argv, MPI_THREAD_FUNNELED, &provided);

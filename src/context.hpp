@@ -81,8 +81,11 @@ class Context {
   /// Name and arguments with which the program was started, and when.
   const std::vector<std::string>& words() const { return words_; }
   std::chrono::system_clock::time_point started() const { return started_; }
-  /// Seconds since the program started.
+  /// Seconds since the system started this rank's process, with the time that loading it took.
   double seconds_since_start() const;
+  /// Seconds that the program and its launcher may take to end once a run is over. After an exit code other than 0 Open
+  /// MPI's mpirun waits for more than two.
+  double seconds_to_end() const { return under_mpirun_ ? 3 : 1; }
   /// Ends the job on all ranks at once.
   [[noreturn]] static void abort(int exit_code);
 
@@ -90,6 +93,7 @@ class Context {
   std::chrono::steady_clock::time_point start_;
   std::chrono::system_clock::time_point started_;
   std::vector<std::string> words_;
+  bool under_mpirun_;  ///< Open MPI's
   std::unique_ptr<Comm> comm_;
   int device_ = -1;
   std::string device_note_;

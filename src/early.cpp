@@ -22,11 +22,13 @@ namespace nanorun {
 
 namespace {
 
-constexpr std::array<int, 4> stop_signals = {SIGTERM, SIGINT, SIGHUP, SIGUSR2};
+constexpr std::array<int, 5> stop_signals = {SIGTERM, SIGINT, SIGHUP, SIGUSR1, SIGUSR2};
 
 std::atomic<int> first_signal{0};
-std::atomic<std::int64_t> first_time{0};  ///< of the first but SIGUSR2, in ns
-static_assert(std::atomic<int>::is_always_lock_free && std::atomic<std::int64_t>::is_always_lock_free);
+std::atomic<std::int64_t> first_time{0};  ///< of the first but SIGUSR1 and SIGUSR2, in ns
+std::atomic<bool> usr1_is_taken{false};
+static_assert(std::atomic<int>::is_always_lock_free && std::atomic<std::int64_t>::is_always_lock_free &&
+              std::atomic<bool>::is_always_lock_free);
 
 [[noreturn]] void end_by(int signal) {
   constexpr char text[] = "nanorun: a second signal ends the program at once\n";
@@ -44,6 +46,7 @@ static_assert(std::atomic<int>::is_always_lock_free && std::atomic<std::int64_t>
 
 extern "C" void note_signal(int signal) {
   constexpr std::int64_t second = 1'000'000'000;
+  if (signal == SIGUSR1 && usr1_is_taken) return;
   const int error = errno;
   timespec now{};
   ::clock_gettime(CLOCK_MONOTONIC, &now);
@@ -51,9 +54,15 @@ extern "C" void note_signal(int signal) {
   int none = 0;
   first_signal.compare_exchange_strong(none, signal);
   std::int64_t first = 0;
-  if (signal != SIGUSR2 && !first_time.compare_exchange_strong(first, time) && time - first >= second)
+  if (signal != SIGUSR1 && signal != SIGUSR2 && !first_time.compare_exchange_strong(first, time) &&
+      time - first >= second)
     end_by(signal);  // from here, since the program may hang
   errno = error;
+}
+
+/// The union of both kinds of handlers has one address.
+bool is_of_library(const struct sigaction& action) {
+  return action.sa_handler != SIG_DFL && action.sa_handler != SIG_IGN && action.sa_handler != note_signal;
 }
 
 /// Not for what their names promise: as closed ones do, they refuse that.
@@ -172,11 +181,24 @@ void note_signals() {
     struct sigaction before {};
     ::sigaction(signal, nullptr, &before);
     const bool may_be_ignored = signal == SIGINT || signal == SIGHUP;
-    if (!may_be_ignored || before.sa_handler != SIG_IGN) ::sigaction(signal, &action, nullptr);
+    if (may_be_ignored && before.sa_handler == SIG_IGN) continue;
+    if (signal == SIGUSR1 && is_of_library(before)) continue;
+    ::sigaction(signal, &action, nullptr);
   }
 }
 
 int noted_signal() { return first_signal; }
+
+TakenSignal taken_signal() {
+  for (const int signal : stop_signals) {
+    struct sigaction now {};
+    ::sigaction(signal, nullptr, &now);
+    if (!is_of_library(now)) continue;
+    if (signal == SIGUSR1) usr1_is_taken = true;
+    return {signal, reinterpret_cast<void*>(now.sa_handler)};
+  }
+  return {};
+}
 
 void heed_signals() {
   for (const int signal : stop_signals) {
@@ -185,6 +207,27 @@ void heed_signals() {
     if (action.sa_handler == note_signal) ::signal(signal, SIG_DFL);
   }
   if (const int signal = first_signal; signal != 0) ::raise(signal);
+}
+
+double seconds_of_process() {
+  char text[1024];
+  const int file = ::open("/proc/self/stat", O_RDONLY | O_CLOEXEC);
+  if (file < 0) return 0;
+  const ssize_t size = ::read(file, text, sizeof(text) - 1);
+  ::close(file);
+  if (size <= 0) return 0;
+  text[size] = 0;
+  // The name, in parentheses, may hold any character. The start is the 20th field after it, in clock ticks.
+  const char* field = std::strrchr(text, ')');
+  for (int i = 0; i < 20 && field != nullptr; ++i) field = std::strchr(field + 1, ' ');
+  const long ticks = ::sysconf(_SC_CLK_TCK);
+  timespec now{};
+  if (field == nullptr || ticks <= 0 || ::clock_gettime(CLOCK_BOOTTIME, &now) != 0) return 0;
+  // Rounded up, since what is older than the process must not seem younger.
+  const double start = static_cast<double>(std::strtoll(field, nullptr, 10) + 1) / static_cast<double>(ticks);
+  const double seconds = static_cast<double>(now.tv_sec) + 1e-9 * static_cast<double>(now.tv_nsec) - start;
+  constexpr double hour = 3600;  // no program is loaded for so long: the clocks are not of one kind
+  return seconds > 0 && seconds < hour ? seconds : 0;
 }
 
 }  // namespace nanorun

@@ -2,9 +2,10 @@
 // What must stand before the constructors of shared libraries run, which open files and start threads. libc has no
 // environment and no streams then, so that this module makes system calls only.
 //
-// SIGTERM, SIGINT, SIGHUP and SIGUSR2 ask a run to stop in order, from the start of the program on. A second one of the
-// first three ends the program wherever that is, unless it comes within a second: a closing terminal and some launchers
-// send a signal twice at once. SIGUSR2 only asks and does not count, since batch systems send SIGTERM after it.
+// SIGTERM, SIGINT, SIGHUP, SIGUSR1 and SIGUSR2 ask a run to stop in order, from the start of the program on. A second
+// one of the first three ends the program wherever that is, unless it comes within a second: a closing terminal and
+// some launchers send a signal twice at once. SIGUSR1 and SIGUSR2 only ask and do not count, since batch systems send
+// SIGTERM after them.
 
 namespace nanorun {
 
@@ -14,13 +15,25 @@ namespace nanorun {
 /// numbers; they can be neither read nor written.
 void prepare_process(int argc, char** argv, char** environment);
 
-/// Notes the four signals from now on; a second call puts back the handlers that a library has replaced. SIGINT and
-/// SIGHUP that were ignored when the program started, as under nohup and in a shell's background, stay ignored.
+/// Notes the five signals from now on; a second call puts back the handlers that a library has replaced. SIGINT and
+/// SIGHUP that were ignored when the program started, as under nohup and in a shell's background, stay ignored. SIGUSR1
+/// is left to a library that handles it: MPICH hears of processes that have died by it, and NCCL 2.12 and 2.13 take it.
 void note_signals();
 /// The first of them that came; 0 before.
 int noted_signal();
+/// One of the five that a library handles now, and its handler; signal 0 where none does. Such a SIGUSR1 asks for
+/// nothing from then on, even where the library's handler calls the one that it has replaced.
+struct TakenSignal {
+  int signal = 0;
+  void* handler = nullptr;
+};
+TakenSignal taken_signal();
 /// Gives them their default actions, and lets the one that has come already take its own: for commands that cannot stop
 /// in order.
 void heed_signals();
+
+/// Seconds since the system has started the process, with the time that loading it took, to 1/100 s; 0 where the system
+/// does not say.
+double seconds_of_process();
 
 }  // namespace nanorun

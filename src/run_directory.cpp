@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
@@ -18,6 +19,10 @@ namespace nanorun {
 namespace {
 
 constexpr const char* lock_name = "lock";
+/// Of a run, beside its lock.
+constexpr std::array<const char*, 6> file_names = {"deck.toml",    "log.txt",  "metrics.jsonl",
+                                                   "summary.json", "trace.h5", "trace.json"};
+constexpr std::array<const char*, 2> folder_names = {"checkpoints", "heartbeats"};
 constexpr const char* on_node = " on node ";      ///< in what a lock file says
 constexpr const char* was_on_node = " on host ";  ///< in those of earlier programs
 constexpr std::uint64_t max_text = 1u << 30;      ///< bytes of a file that read() takes
@@ -207,9 +212,28 @@ bool RunDirectory::holds_a_run() const {
   });
 }
 
+/// Whether a path has the name of what a run writes in its directory, or lies in one of its folders there.
+bool RunDirectory::is_own_file(const std::string& path) const {
+  const std::string folder = directory_of(path), name = name_of(path);
+  if (same_file(folder, path_, ExitCode::output)) {
+    const auto is_this = [&](const char* own) { return name == own || name == partial_of(own); };
+    return name.starts_with(lock_name) || std::ranges::any_of(file_names, is_this) ||
+           std::ranges::any_of(folder_names, is_this);
+  }
+  return std::ranges::any_of(folder_names, [&](const char* own) {
+    return same_file(folder, file(own), ExitCode::output) ||
+           (name_of(folder) == own && same_file(directory_of(folder), path_, ExitCode::output));
+  });
+}
+
 void RunDirectory::require_free_stop_file() {
   comm_.together([&] {
     if (!comm_.root()) return;
+    if (is_own_file(stop_file_)) {
+      throw Error(
+          ExitCode::usage,
+          fmt::format("stop.file = {}: is one of the run's own files; name another, as outputs/stop", stop_file_));
+    }
     const FileKind found = kind_of_entry(stop_file_, ExitCode::output);
     const bool empty_file = found == FileKind::regular && file_size(stop_file_, ExitCode::output) == 0;
     if (found == FileKind::absent || empty_file) return;
@@ -251,7 +275,7 @@ bool RunDirectory::remove_earlier_stop_file(double seconds) const {
 
 /// No run has been here: what has the name of a run's file is somebody's own.
 void RunDirectory::keep_foreign_files() const {
-  for (const char* name : {"deck.toml", "log.txt", "metrics.jsonl", "summary.json", "trace.h5", "trace.json"}) {
+  for (const char* name : file_names) {
     if (kind_of_entry(file(name), ExitCode::output) == FileKind::absent) continue;
     warn(fmt::format("{}: is of no run; kept as {}", file(name), set_aside(file(name), ExitCode::output)));
   }

@@ -42,7 +42,8 @@ class RunDirectory {
   /// Text of a file of an earlier run; nothing where there is none. Throws Error(output).
   std::optional<std::string> read(const std::string& name) const;
 
-  /// Collective. Throws Error(output) on all ranks alike where begin() could not remove the stop file.
+  /// Collective. Throws on all ranks alike: Error(usage) where the stop file is one that the run itself writes,
+  /// Error(output) where begin() could not remove it.
   void require_free_stop_file();
 
   /// Collective. Makes the directory ready for a run that goes on with what lies there, or, `anew`, for one that
@@ -71,6 +72,7 @@ class RunDirectory {
   void require_appearance(const std::string& mark) const;
   void remove_unused();
   bool holds_a_run() const;
+  bool is_own_file(const std::string& path) const;
   bool remove_earlier_stop_file(double seconds) const;
   void keep_foreign_files() const;
 

@@ -62,6 +62,7 @@ void RunSetup::introduce() {
   for (const std::string& line : opening_lines(config, provenance, comm.size(), learner.table, directory.path(), device,
                                                learner.tensor_comm.transport(), context.device_note()))
     log.line(line);
+  if (const std::string line = stop.taken_signal(); !line.empty()) log.line(line);
 }
 
 /// Fills the weights and the optimizer's state, from a checkpoint where the deck and the directory say so, and finds
@@ -178,6 +179,11 @@ void RunSetup::check_data() {
 void RunSetup::check_outputs() {
   directory.require_free_stop_file();
   checkpoints.probe(progress.step, config.train.steps, learner.optimizer.slabs_to_fill());
+  if (config.stop.walltime_seconds == 0) return;
+  const double begin = context.seconds_since_start();
+  const std::vector<Slab<float>> slabs = learner.optimizer.slabs();
+  const double copying = context.seconds_since_start() - begin;
+  checkpoint_seconds = copying + checkpoints.foretell_seconds(slabs);
 }
 
 /// From here on what an earlier run has left changes.

@@ -42,10 +42,11 @@ struct RunSetup {
   Learner<Real> learner;
   Checkpoints checkpoints;
   StopMonitor stop;
-  Progress progress;             ///< before the first step
-  bool continues_here = false;   ///< the run goes on in the directory of its checkpoint
-  bool complete = false;         ///< an earlier run has done all that this one would do
-  std::unique_ptr<Trace> trace;  ///< with loader: nothing where the run is complete
+  Progress progress;              ///< before the first step
+  double checkpoint_seconds = 0;  ///< that a checkpoint will take here; known where stop.walltime_seconds is set
+  bool continues_here = false;    ///< the run goes on in the directory of its checkpoint
+  bool complete = false;          ///< an earlier run has done all that this one would do
+  std::unique_ptr<Trace> trace;   ///< with loader: nothing where the run is complete
   std::unique_ptr<Loader> loader;
 
  private:

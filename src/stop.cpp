@@ -1,5 +1,7 @@
 #include "src/stop.hpp"
 
+#include <dlfcn.h>
+
 #include <csignal>
 #include <utility>
 
@@ -17,7 +19,9 @@ const char* stop_reason_text(StopReason reason) {
       return "stop file found";
     case StopReason::walltime:
       return "walltime limit reached";
-    case StopReason::user_signal:
+    case StopReason::user_signal_1:
+      return "SIGUSR1 received";
+    case StopReason::user_signal_2:
       return "SIGUSR2 received";
     case StopReason::hangup:
       return "SIGHUP received";
@@ -39,6 +43,25 @@ bool is_stop_reason(const std::string& text) {
   return false;
 }
 
+namespace {
+
+const char* signal_name(int signal) {
+  switch (signal) {
+    case SIGTERM:
+      return "SIGTERM";
+    case SIGINT:
+      return "SIGINT";
+    case SIGHUP:
+      return "SIGHUP";
+    case SIGUSR1:
+      return "SIGUSR1";
+    default:
+      return "SIGUSR2";
+  }
+}
+
+}  // namespace
+
 StopReason received_signal() {
   switch (noted_signal()) {
     case SIGTERM:
@@ -47,8 +70,10 @@ StopReason received_signal() {
       return StopReason::interrupt;
     case SIGHUP:
       return StopReason::hangup;
+    case SIGUSR1:
+      return StopReason::user_signal_1;
     case SIGUSR2:
-      return StopReason::user_signal;
+      return StopReason::user_signal_2;
     default:
       return StopReason::none;
   }
@@ -74,17 +99,28 @@ bool StopMonitor::is_stop_file_there() {
 bool StopMonitor::finds_stop_file(double seconds) {
   if (!watches_file_ || seconds < next_look_) return false;
   next_look_ = seconds + 1;
+  if (const std::string line = taken_signal(); !line.empty()) warn(line);
   return is_stop_file_there();
 }
 
-StopReason StopMonitor::early(double seconds) {
+std::string StopMonitor::taken_signal() {
+  if (taken_) return "";
+  const TakenSignal taken = nanorun::taken_signal();
+  if (taken.signal == 0) return "";
+  taken_ = true;
+  Dl_info library{};
+  const bool known = ::dladdr(taken.handler, &library) != 0 && library.dli_fname != nullptr;
+  return fmt::format("{} does not stop this run, since {} handles it: send another signal, or make the stop file",
+                     signal_name(taken.signal), known ? name_of(library.dli_fname) : "a library");
+}
+
+StopReason StopMonitor::look(double seconds) {
   if (const StopReason signal = received_signal(); signal != StopReason::none) return signal;
   return finds_stop_file(seconds) ? StopReason::file : StopReason::none;
 }
 
 StopReason StopMonitor::poll(long steps_done, double seconds) {
   if (const StopReason signal = received_signal(); signal != StopReason::none) return signal;
-  if (config_.walltime_seconds > 0 && seconds >= config_.walltime_seconds) return StopReason::walltime;
   if (finds_stop_file(seconds)) return StopReason::file;
   // Only a run that passes the step stops there: the run that continues it goes on.
   if (config_.step > 0 && steps_done == config_.step) return StopReason::step;

@@ -1,5 +1,6 @@
 #include "src/train.hpp"
 
+#include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <exception>
@@ -12,6 +13,7 @@
 #include "src/run_setup.hpp"
 #include "src/schedule.hpp"
 #include "src/validation.hpp"
+#include "src/walltime.hpp"
 
 namespace nanorun {
 
@@ -48,12 +50,17 @@ class Training {
   void step_until_done();
   ExitCode finish();
   void record_failure(const Error& error);
+  std::string walltime_line() const;
   [[noreturn]] void fail_displaced();
   [[noreturn]] void fail_not_finite(const std::string& what, long step);
-  void heed_early_requests();
+  void heed_requests();
   bool finished() const { return progress_.step == config_.train.steps; }
-  bool validation_due() const;
-  bool checkpoint_due() const;
+  bool validation_due(long step) const;
+  bool checkpoint_due(long step) const;
+  double step_work(long step) const;
+  double validation_work(long step) const;
+  bool out_of_time(double at, long done, bool validates, double least_step);
+  bool out_of_time_in_step();
 
   RunSetup run_;
   Learner<Real>& learner_;
@@ -68,6 +75,8 @@ class Training {
   double loss_;
   double gradient_norm_ = 0;
   StopReason stop_reason_ = StopReason::none;
+  PartTimes times_;
+  double step_begin_ = 0;  ///< of the current step, in seconds since the program's start
   GpuMonitor gpus_;
   RunLog run_log_;
 };
@@ -88,6 +97,7 @@ Training::Training(Context& context, const Config& config)
     saved_step_ = -1;
     save();
   }
+  if (times_.checkpoint() == 0) times_.add_checkpoint(run_.checkpoint_seconds);
   context_.sample_device_memory();
 }
 
@@ -108,25 +118,31 @@ ExitCode Training::run() {
   return finish();
 }
 
-/// A signal, or a stop file, of the time before the first step stops the run there.
-void Training::heed_early_requests() {
-  const auto reason = static_cast<std::uint64_t>(run_.stop.early(context_.seconds_since_start()));
-  stop_reason_ = static_cast<StopReason>(comm_.all_reduce(reason, Reduce::max));
+/// Collective; between steps. A signal, a stop file or the time stops the run there.
+void Training::heed_requests() {
+  const double now = context_.seconds_since_start();
+  StopReason own = run_.stop.look(now);
+  if (out_of_time(now, progress_.step, false, 0)) own = std::max(own, StopReason::walltime);
+  stop_reason_ = static_cast<StopReason>(comm_.all_reduce(static_cast<std::uint64_t>(own), Reduce::max));
 }
 
 void Training::step_until_done() {
-  heed_early_requests();
+  heed_requests();
   if (stop_reason_ == StopReason::none) context_.require_room_for_gemms();
   while (true) {
     run_.trace->begin_step(progress_.step);
     comm_.set_step(progress_.step + 1);
     const bool stops = stop_reason_ != StopReason::none && !finished();
+    const bool validates = validation_due(progress_.step), saves = checkpoint_due(progress_.step);
     // Where ops work on host memory, nothing is left to wait for until the next step is over.
-    if (ops::on_host || stops || finished() || validation_due() || checkpoint_due() || unread_) run_log_.write_step();
+    if (ops::on_host || stops || finished() || validates || saves || unread_) run_log_.write_step();
     if (stops) break;
-    if (validation_due()) validate();
-    if (checkpoint_due()) save();
+    if (validates) validate();
+    if (saves) save();
     if (finished()) break;
+    const bool after_first = config_.stop.walltime_seconds > 0 && progress_.step == run_.progress.step + 1;
+    if (validates || saves || after_first) heed_requests();
+    if (stop_reason_ != StopReason::none) break;
     if (ahead_.step != progress_.step) ahead_ = read_batch(progress_.step), unread_ = true;
     if (unread_) require_tokens();
     train_step();
@@ -148,7 +164,7 @@ void Training::record_failure(const Error& error) {
 }
 
 void Training::train_step() {
-  const double begin = context_.seconds_since_start();
+  step_begin_ = context_.seconds_since_start();
   const Batch batch = ahead_;
   {
     const auto work = comm_.watch_work();
@@ -160,7 +176,8 @@ void Training::train_step() {
   if (progress_.step + 1 < config_.train.steps) ahead_ = read_batch(progress_.step + 1);
   synchronise();
 
-  const double seconds = context_.seconds_since_start() - begin;
+  const double seconds = context_.seconds_since_start() - step_begin_;
+  times_.add_step(seconds, step_work(progress_.step));
   progress_.train_seconds += seconds;
   progress_.tokens += step_tokens(config_, progress_.step);
   progress_.train_loss = loss_;
@@ -210,12 +227,53 @@ void Training::forward_backward(const Batch& batch) {
   }
 }
 
+/// FLOPs of the ranks.
+double Training::step_work(long step) const {
+  return config_.train.sequences * flops_per_sequence(config_, learner_.table, step);
+}
+
+/// Of a step on as many tokens as a validation has; the ranks share its sequences.
+double Training::validation_work(long step) const {
+  const auto sequences = static_cast<long>(run_.data.validation_places.size());
+  const long rounds = (sequences + comm_.size() - 1) / comm_.size();
+  const double tokens = static_cast<double>(config_.validation.length) / length_at(config_, step);
+  return static_cast<double>(rounds * comm_.size()) * tokens * flops_per_sequence(config_, learner_.table, step);
+}
+
+/// Whether this rank sees that a run which goes on at the time `at`, after `done` steps, could not stop in time at its
+/// next decision: that is behind the validation where it `validates`, and in the next step where not. The last step has
+/// none, so that the validation behind it counts too. The first step of a start is made in any case, so that a chain of
+/// jobs gets on. The step takes `least_step` seconds at least.
+bool Training::out_of_time(double at, long done, bool validates, double least_step) {
+  const double limit = config_.stop.walltime_seconds;
+  if (limit == 0 || done == config_.train.steps || done == run_.progress.step) return false;
+  Foreseen ahead;
+  const bool last = done + 1 == config_.train.steps;
+  if (!validates) ahead.step = std::max(times_.step(step_work(done)), least_step);
+  if (validates || (last && validation_due(done + 1))) ahead.validation = times_.validation(validation_work(done));
+  const bool saves = validates ? done != saved_step_ : !last || config_.checkpoint.at_end;
+  if (saves) ahead.checkpoint = times_.checkpoint();
+  return must_stop(limit, at, ahead, context_.seconds_to_end());
+}
+
+/// The same within a step. On devices its end is ahead. Where a checkpoint is due, but no validation, the run saves in
+/// any case, and decides behind that.
+bool Training::out_of_time_in_step() {
+  const long done = progress_.step + 1;
+  const bool validates = validation_due(done);
+  if (config_.stop.walltime_seconds == 0 || (!validates && checkpoint_due(done))) return false;
+  const double now = context_.seconds_since_start(), elapsed = now - step_begin_;
+  const double whole = ops::on_host ? elapsed : std::max(elapsed, times_.step(step_work(progress_.step)));
+  return out_of_time(step_begin_ + whole, done, validates, elapsed);
+}
+
 /// Finds out, while the device works, what any rank has seen that should keep the run from its next step.
 void Training::exchange_requests() {
   const bool looks = gpus_.due(progress_.step + 1);
   std::vector<double> gpus;  // their states, in some steps
   if (looks) gpus_.look(), gpus_.append_to(gpus);
   Requests own{ahead_.failure != nullptr, run_.stop.poll(progress_.step + 1, context_.seconds_since_start())};
+  if (out_of_time_in_step()) own.stop = std::max(own.stop, StopReason::walltime);
   if (run_.directory.displaced()) own.stop = StopReason::displaced;
   const Requests requests = agree(comm_, own, gpus);
   unread_ = requests.unread, stop_reason_ = requests.stop;
@@ -281,16 +339,16 @@ void Training::keep_checkpoints() {
   run_.checkpoints.move_to(comm_.broadcast(run_.directory.checkpoints()));
 }
 
-bool Training::validation_due() const {
+bool Training::validation_due(long step) const {
   if (run_.data.validation_places.empty()) return false;
-  return finished() || (config_.validation.every > 0 && progress_.step % config_.validation.every == 0);
+  return step == config_.train.steps || (config_.validation.every > 0 && step % config_.validation.every == 0);
 }
 
 /// Where the sequences cannot be read, the run ends with a checkpoint.
 void Training::validate() {
   Region region(*run_.trace, Phase::validation);
-  const double begin = context_.seconds_since_start();
   learner_.tensor_comm.synchronize();
+  const double begin = context_.seconds_since_start();
   learner_.optimizer.complete_rows();
   double loss = 0;
   try {
@@ -300,25 +358,29 @@ void Training::validate() {
     throw;
   }
   context_.sample_device_memory();
-  run_log_.write_validation(progress_, loss, context_.seconds_since_start() - begin);
+  const double seconds = context_.seconds_since_start() - begin;
+  times_.add_validation(seconds, validation_work(progress_.step));
+  run_log_.write_validation(progress_, loss, seconds);
   if (!std::isfinite(loss)) fail_not_finite(non_finite_text("validation loss", loss), progress_.step);
 }
 
-bool Training::checkpoint_due() const {
-  if (finished()) return config_.checkpoint.at_end;
-  return config_.checkpoint.every > 0 && progress_.step % config_.checkpoint.every == 0;
+bool Training::checkpoint_due(long step) const {
+  if (step == config_.train.steps) return config_.checkpoint.at_end;
+  return config_.checkpoint.every > 0 && step % config_.checkpoint.every == 0;
 }
 
 /// Does nothing where no step has been made since the last checkpoint.
 void Training::save() {
   if (progress_.step == saved_step_) return;
   Region region(*run_.trace, Phase::checkpoint);
+  const double begin = context_.seconds_since_start();
   keep_checkpoints();
   run_.trace->flush();
   run_.metrics.flush();
   try {
     const std::string file = write_checkpoint();
     saved_step_ = progress_.step;
+    times_.add_checkpoint(context_.seconds_since_start() - begin);
     run_.log.line(fmt::format("checkpoint {}", file));
   } catch (const Error& error) {
     const bool last = finished() || stop_reason_ != StopReason::none;
@@ -356,10 +418,19 @@ ExitCode Training::finish() {
   run_.log.line(closing_lines(summary));
   if (displaced()) fail_displaced();
   if (finished()) return ExitCode::ok;
+  if (stop_reason_ == StopReason::walltime) run_.log.line(walltime_line());
   const bool continues = config_.checkpoint.restart == "auto";
   run_.log.line(fmt::format("stopped at step {}: {}; run the same command again{} to continue", progress_.step,
                             stop_reason_text(stop_reason_), continues ? "" : " with checkpoint.restart=auto"));
   return ExitCode::requeue;
+}
+
+std::string Training::walltime_line() const {
+  return fmt::format(
+      "{:.1f} s of stop.walltime_seconds = {} are over: a step takes up to {:.2f} s, a validation {:.2f} s, "
+      "a checkpoint {:.2f} s",
+      context_.seconds_since_start(), config_.stop.walltime_seconds, times_.step(step_work(progress_.step)),
+      times_.validation(validation_work(progress_.step)), times_.checkpoint());
 }
 
 void Training::fail_displaced() {

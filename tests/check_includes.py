@@ -9,7 +9,7 @@ from pathlib import Path
 LAYERS = """
 text
 error
-arena build early files slab
+arena build early files slab walltime
 watchdog h5_library bin_file hellaswag nvml growing_file safetensors export_files
 config config_keys config_toml comm h5 h5_shared h5_structure
 config_values config_check
@@ -50,7 +50,7 @@ ROOMS = {
     "nlohmann/json.hpp": {"report", "provenance", "trace", "metrics", "tokenizer_table_json", "import_documents_json",
                           "safetensors", "export_model"},
     "pcre2.h": {"tokenizer_split"},
-    "dlfcn.h": {"nvml"},
+    "dlfcn.h": {"nvml", "stop"},
     "cblas.h": {"portable"},
     "Kokkos": {"portable", "device", "fp8", "vector_math"},
     # Whoever asks the file system elsewhere may drop its errors.

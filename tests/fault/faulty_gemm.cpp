@@ -1,8 +1,11 @@
 // Preloaded into the program: once the file FAULT_FILE exists, rank FAULT_RANK's next GEMM hangs, as it would
-// in a kernel that never ends (FAULT=hang), or throws (FAULT=throw), or all are slow (FAULT=slow). Where FAULT_SIGNAL
-// is set, the rank receives the signal of that number before main() begins.
+// in a kernel that never ends (FAULT=hang), or throws (FAULT=throw), or all are slow (FAULT=slow, by
+// FAULT_MICROSECONDS). Where FAULT_SIGNAL is set, the rank receives the signal of that number before main() begins.
+// Where FAULT_HANDLED_SIGNAL is set, this library handles the signal of that number, as a library may that starts
+// later. Where FAULT_BYTES_PER_SECOND is set, checkpoints are written no faster.
 
 #include <dlfcn.h>
+#include <sys/types.h>
 #include <unistd.h>
 
 #include <csignal>
@@ -22,6 +25,11 @@ bool is_faulty_rank() { return variable("OMPI_COMM_WORLD_RANK") == variable("FAU
 
 bool fault_is_due() { return is_faulty_rank() && access(variable("FAULT_FILE").c_str(), F_OK) == 0; }
 
+useconds_t slow_microseconds() {
+  const std::string given = variable("FAULT_MICROSECONDS");
+  return given.empty() ? 5'000 : static_cast<useconds_t>(std::stoul(given));
+}
+
 [[gnu::constructor]] void receive_early_signal() {
   const std::string signal = variable("FAULT_SIGNAL");
   if (signal.empty() || !is_faulty_rank()) return;
@@ -29,12 +37,34 @@ bool fault_is_due() { return is_faulty_rank() && access(variable("FAULT_FILE").c
   raise(std::stoi(signal));
 }
 
+[[gnu::constructor]] void handle_signal() {
+  const std::string signal = variable("FAULT_HANDLED_SIGNAL");
+  if (!signal.empty()) std::signal(std::stoi(signal), [](int) {});
+}
+
+bool is_of_checkpoint(int file) {
+  char name[4096];
+  const ssize_t size = readlink(("/proc/self/fd/" + std::to_string(file)).c_str(), name, sizeof(name));
+  return size > 0 && std::string(name, size).find("/checkpoints/") != std::string::npos;
+}
+
 }  // namespace
+
+extern "C" ssize_t pwrite64(int file, const void* bytes, size_t count, off64_t offset) {
+  static const auto next = reinterpret_cast<decltype(&pwrite64)>(dlsym(RTLD_NEXT, "pwrite64"));
+  static const std::string rate = variable("FAULT_BYTES_PER_SECOND");
+  if (!rate.empty() && is_of_checkpoint(file)) usleep(static_cast<useconds_t>(1e6 * count / std::stod(rate)));
+  return next(file, bytes, count, offset);
+}
+
+extern "C" ssize_t pwrite(int file, const void* bytes, size_t count, off_t offset) {
+  return pwrite64(file, bytes, count, offset);
+}
 
 extern "C" void cblas_sgemm(int order, int trans_a, int trans_b, int m, int n, int k, float alpha, const float* a,
                             int lda, const float* b, int ldb, float beta, float* c, int ldc) {
   if (fault_is_due() && variable("FAULT") == "throw") throw std::runtime_error("a faulty GEMM");
-  if (fault_is_due() && variable("FAULT") == "slow") usleep(5'000);
+  if (fault_is_due() && variable("FAULT") == "slow") usleep(slow_microseconds());
   while (fault_is_due() && variable("FAULT") == "hang") sleep(1);
   static const auto next = reinterpret_cast<decltype(&cblas_sgemm)>(dlsym(RTLD_NEXT, "cblas_sgemm"));
   next(order, trans_a, trans_b, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc);

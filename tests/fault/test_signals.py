@@ -38,6 +38,33 @@ class Signals(FaultTest):
     def test_sigusr2_before_main_begins(self):
         self.received_early(2, signal.SIGUSR2, "SIGUSR2 received")
 
+    def test_sigusr1_before_main_begins(self):
+        self.received_early(2, signal.SIGUSR1, "SIGUSR1 received")
+
+    def test_sigusr1_without_mpirun(self):
+        self.received_in_a_run(None, signal.SIGUSR1, "SIGUSR1 received")
+
+    def test_sigusr1_that_a_library_handles(self):
+        """It stays the library's; the log says so at the start."""
+        wrapper = preloaded(FAULT_RANK="", FAULT_HANDLED_SIGNAL=int(signal.SIGUSR1))
+        job = self.start(None, *LONG_RUN, wrapper=wrapper)
+        job.until_step(3)
+        job.process.send_signal(signal.SIGUSR1)
+        job.until_step(6)
+        said = re.search(r"SIGUSR1 does not stop this run, since \S*faulty_gemm\S* handles it: ", job.text())
+        self.assertIsNotNone(said, job.text())
+        self.assertLess(job.text().index(said[0]), job.text().index("step     1/"))
+        job.process.send_signal(signal.SIGUSR2)
+        self.assert_stopped(job, "SIGUSR2 received")
+
+    def test_sigusr2_that_a_library_handles_is_taken_back(self):
+        wrapper = preloaded(FAULT_RANK="", FAULT_HANDLED_SIGNAL=int(signal.SIGUSR2))
+        job = self.start(None, *LONG_RUN, wrapper=wrapper)
+        job.until_step(3)
+        job.process.send_signal(signal.SIGUSR2)
+        self.assert_stopped(job, "SIGUSR2 received")
+        self.assertNotIn("does not stop this run", job.text())
+
     def test_sigterm_before_main_begins(self):
         self.received_early(None, signal.SIGTERM, "SIGTERM received")
 

@@ -76,8 +76,71 @@ class Stop(LostRanks, FaultTest):
     def test_sigusr2_to_one_rank(self):
         self.stop_by_signal(signal.SIGUSR2, "SIGUSR2 received")
 
+    def test_sigusr1_to_one_rank(self):
+        self.stop_by_signal(signal.SIGUSR1, "SIGUSR1 received")
+
+    def test_sigusr1_to_mpirun(self):
+        """Open MPI's passes it on."""
+        job = self.start(2, *self.long_run)
+        job.until_step(3)
+        job.process.send_signal(signal.SIGUSR1)
+        self.assert_stopped(job, "SIGUSR1 received")
+
     def test_walltime(self):
         self.assert_stopped(self.start(2, *self.long_run, "stop.walltime_seconds=2"), "walltime limit reached")
+
+    def stop_in_time(self, limit, *overrides, parts, **faults):
+        """A run of slow parts on one rank ends before the limit, and not earlier than twice the sum of the times of
+        these parts before it. Returns the job."""
+        (self.folder / "fault").touch()
+        environment = {"LD_PRELOAD": os.environ["NANORUN_FAULTY_GEMM"], "FAULT_RANK": "",
+                       "FAULT_FILE": self.folder / "fault"} | faults
+        begin = time.monotonic()
+        job = self.start(None, *overrides, f"stop.walltime_seconds={limit}",
+                         wrapper=["env", *(f"{key}={value}" for key, value in environment.items())])
+        self.assertEqual(job.wait(), 75, job.text())
+        self.assertLessEqual(time.monotonic() - begin, limit, job.text())
+        line, = re.findall(r"(\S+) s of stop.walltime_seconds = .* are over: a step takes up to (\S+) s, "
+                           r"a validation (\S+) s, a checkpoint (\S+) s", job.text())
+        over, *times = map(float, line)
+        foreseen = sum(dict(zip(("step", "validation", "checkpoint"), times))[part] for part in parts)
+        self.assertGreaterEqual(over, limit - 2 * foreseen, job.text())
+        self.assertGreater(self.summary()["steps"], 0)
+        return job
+
+    def test_walltime_of_slow_steps(self):
+        job = self.stop_in_time(15, *self.long_run, parts=("step", "checkpoint"), FAULT="slow")
+        self.assert_stopped(job, "walltime limit reached")
+
+    def test_walltime_of_slow_validations(self):
+        """One of them would end after the limit."""
+        job = self.stop_in_time(15, *self.long_run, "validation.every=4", "validation.tokens=32768", "train.sequences=1",
+                                parts=("validation", "checkpoint"), FAULT="slow", FAULT_MICROSECONDS=1000)
+        self.assertEqual(self.summary()["steps"] % 4, 0, job.text())
+
+    def test_walltime_before_the_validation_at_the_end(self):
+        """Which the run has not seen before it decides whether to make its last step."""
+        slow = {"FAULT": "slow", "FAULT_MICROSECONDS": 1000}
+        deck = ("train.steps=3", "train.sequences=1", "validation.tokens=32768")
+        self.stop_in_time(7, *deck, parts=("step", "validation", "checkpoint"), **slow)
+        self.assertEqual(self.summary()["steps"], 2)
+        self.assertNotIn("validation_loss", self.summary())
+        self.assertEqual(restarted_from(self.train(1, *deck)), 2)
+
+    def test_walltime_of_slow_checkpoints(self):
+        """The first one is foretold by a trial, the others by the one before."""
+        for name, every in (("at_end", 0), ("often", 100)):
+            (self.folder / "outputs" / "run").parent.mkdir(exist_ok=True)
+            job = self.stop_in_time(12, *self.long_run, f"checkpoint.every={every}", "checkpoint.restart=none",
+                                    parts=("step", "checkpoint"), FAULT_BYTES_PER_SECOND=400_000)
+            self.assertEqual(self.files()[-1], self.checkpoint(self.summary()["steps"]).name, name)
+
+    def test_walltime_that_leaves_no_time_for_a_step(self):
+        """The first one is made all the same, so that a chain of runs gets on."""
+        self.train(2, "stop.step=3", code=75)
+        job = self.train(2, "stop.walltime_seconds=0.01", code=75)
+        self.assertIn("stopped at step 4: walltime limit reached", job.text())
+        self.assertEqual(restarted_from(self.train(2)), 4)
 
     def test_stop_file(self):
         job = self.start(2, *self.long_run)
@@ -97,6 +160,20 @@ class Stop(LostRanks, FaultTest):
             deck.write((self.folder / "deck.toml").read_bytes())
         self.assert_stopped(job, "stop file found")
         self.assertEqual(harness.losses(job), {})
+
+    def test_stop_file_that_is_one_of_the_own_files(self):
+        """Also by another way to the same directory, and before the file is there."""
+        (self.folder / "link").symlink_to("outputs")
+        for file in ("outputs/run/lock", "outputs/run/log.txt", "outputs/run/./trace.h5", "link/run/summary.json.partial",
+                     self.folder / "outputs" / "run" / "checkpoints", "outputs/run/checkpoints/checkpoint_00000012.h5",
+                     "link/run/heartbeats/0"):
+            job = self.train(None, f"stop.file={file}", code=2)
+            self.assert_refused(job, f"stop.file = {file}: is one of the run's own files")
+        self.assertFalse(self.run_folder().exists())
+        job = self.start(None, *self.long_run, "stop.file=outputs/run/halt")
+        job.until_step(3)
+        (self.run_folder() / "halt").touch()
+        self.assert_stopped(job, "stop file found")
 
     def test_stop_file_of_an_earlier_stop_is_removed(self):
         for restart in ("auto", "none"):

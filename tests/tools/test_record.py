@@ -142,7 +142,7 @@ class Runs(RecordTest):
 
     def test_a_signal_leaves_a_checkpoint(self):
         """Ctrl-C, and what a batch system may send."""
-        for number in (signal.SIGINT, signal.SIGUSR2):
+        for number in (signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2):
             command = [SCRIPT, "deck.toml", "--program", small_run.PROGRAM, "--seeds", "1", "--ranks", "2", "--out",
                        f"runs{number}", "--", "train.steps=100000"]
             job = subprocess.Popen(command, text=True, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,

@@ -11,7 +11,8 @@ import tool
 
 from . import StudyError
 
-ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR2)
+ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1,
+          signal.SIGUSR2)
 GRACE_SECONDS = 8  # for mpirun to end its ranks
 BATCH_SCRIPT = Path(__file__).resolve().parents[2] / "scaling.sbatch"
 
