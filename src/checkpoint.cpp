@@ -226,9 +226,8 @@ Trial Checkpoints::try_file(const Slabs& slabs, std::uint64_t divisor) {
   return trial;
 }
 
-double Checkpoints::foretell_seconds(const Slabs& slabs) {
-  // Large enough for the rate of the disk, and a small part of the checkpoint.
-  constexpr std::uint64_t enough = 64 << 20, part = 32;
+double Checkpoints::foretell_seconds(const Slabs& slabs, std::uint64_t enough) {
+  constexpr std::uint64_t part = 32;  // of a checkpoint: less would foretell it badly, more would take long
   std::uint64_t bytes = 0;
   for (const Slab<float>& slab : slabs) bytes += slab.total_rows * slab.cols * sizeof(float);
   const std::uint64_t divisor = std::max<std::uint64_t>(1, bytes / std::max(enough, bytes / part));

@@ -50,9 +50,10 @@ class Checkpoints {
   /// `steps` need with the free space. Throws Error(checkpoint) on all ranks alike.
   void probe(long first, long steps, const std::vector<Slab<float>>& slabs);
 
-  /// Collective. Seconds that save() will take here, from a trial: writes these tensors, or their first rows where they
-  /// are large, as save() does, and removes the file. Throws Error(checkpoint) on all ranks alike.
-  double foretell_seconds(const std::vector<Slab<float>>& slabs);
+  /// Collective. Seconds that save() will take here, from a trial: writes these tensors, or the first rows of each
+  /// where all have more than `enough` bytes, as save() does, and removes the file. `enough` shows the rate of a disk.
+  /// Throws Error(checkpoint) on all ranks alike.
+  double foretell_seconds(const std::vector<Slab<float>>& slabs, std::uint64_t enough = 64 << 20);
 
   /// Collective. Resolves config.restart: "none" → nothing; a file → that file, or Error; "auto" → the newest file in
   /// the directory that verifies, nothing if there is none at all. Damaged files are warned of and passed over; Error

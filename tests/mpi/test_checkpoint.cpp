@@ -176,6 +176,19 @@ TEST(Checkpoint, ATokenizerIsStoredWhereOneIsKnown) {
   EXPECT_TRUE(contains(checkpoint_error_of([&] { read_checkpoint_header(test_comm(), with); }), "checksum"));
 }
 
+/// Of all tensors, and of a part of each one, of which every rank has its share.
+TEST(Checkpoint, ATrialForetellsItsTimeAndLeavesNothing) {
+  const SharedFolder folder;
+  Training run(test_comm(), 1);
+  auto checkpoints = run.checkpoints(folder / "c");
+  for (const std::uint64_t enough : {1u << 26, 1000u}) {
+    EXPECT_GT(checkpoints.foretell_seconds(run.optimizer.slabs(), enough), 0);
+    test_comm().barrier();
+    on_root([&] { EXPECT_EQ(names(folder / "c"), std::vector<std::string>()); });
+  }
+  verify_checkpoint(test_comm(), checkpoints.save(progress_at(1), run.optimizer.slabs()));
+}
+
 TEST(Checkpoint, WhatWouldKeepItFromBeingWrittenIsFoundBefore) {
   const SharedFolder folder;
   Training run(test_comm(), 1);

@@ -7,6 +7,7 @@ import time
 REFERENCE_SECONDS = 0.02  # of work by which the machine is measured
 MEASURED_EVERY = 2.0  # seconds
 POLL_SECONDS = 0.2
+MOST = 4  # times the seconds of a deadline, with all progress: what goes on for ever has failed too
 
 
 def stretch():
@@ -19,11 +20,12 @@ def stretch():
 
 class Deadline:
     """Over after so many seconds of an idle machine. They begin anew when `progress()` returns something else, such as
-    the number of lines that a process has printed."""
+    the number of lines that a process has printed, but last no longer than MOST times as long in all."""
 
     def __init__(self, seconds, progress=lambda: None, clock=time.monotonic, measure=stretch):
         self.seconds, self.progress, self.clock, self.measure = seconds, progress, clock, measure
         self.seen, self.used, self.last = progress(), 0.0, clock()
+        self.whole = 0.0  # used since the begin
         self.stretch, self.measured = measure(), self.last
 
     def over(self):
@@ -33,11 +35,11 @@ class Deadline:
             # The most of late: the load of a machine comes in bursts.
             self.stretch, self.measured = max(self.measure(), 0.8 * self.stretch), now
         # Who did not get to ask for long has waited for the machine too.
-        self.used += min(now - self.last, MEASURED_EVERY) / self.stretch
-        self.last = now
+        passed = min(now - self.last, MEASURED_EVERY) / self.stretch
+        self.used, self.whole, self.last = self.used + passed, self.whole + passed, now
         if seen != self.seen:
             self.seen, self.used = seen, 0.0
-        return self.used > self.seconds
+        return self.used > self.seconds or self.whole > MOST * self.seconds
 
 
 def communicate(process, timeout, input=None):

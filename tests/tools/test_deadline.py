@@ -50,11 +50,20 @@ class Deadlines(unittest.TestCase):
     def test_progress_begins_anew(self):
         machine = Machine()
         limit = machine.deadline(10)
-        for _ in range(100):
+        for _ in range(15):
             self.assertFalse(limit.over())
             machine.now += 1.5
             machine.done += 1
         self.assertAlmostEqual(machine.seconds_until(limit), 10, delta=1)
+
+    def test_progress_without_end(self):
+        """Such as the lines of a run that does not stop."""
+        machine = Machine()
+        limit, begin = machine.deadline(10), machine.now
+        while not limit.over():
+            machine.now += 1.5
+            machine.done += 1
+        self.assertAlmostEqual(machine.now - begin, 40, delta=2)
 
     def test_a_tester_that_was_stopped_itself(self):
         machine = Machine()
