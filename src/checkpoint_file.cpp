@@ -310,7 +310,7 @@ void compare(CheckpointContents& contents, const h5::File& file, std::vector<std
                                      fmt::join(expected, ", ")));
   }
   for (const std::string& dataset : others) {
-    differ(dataset, fmt::format("holds {}, which is no tensor of the deck's model", dataset));
+    differ(dataset, fmt::format("holds {}, which the deck does not ask for", dataset));
   }
   if (header.model != model && contents.differing.empty())
     contents.difference = fmt::format("its fingerprint is {}, the deck's {}", header.model, model);
