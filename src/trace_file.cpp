@@ -414,9 +414,11 @@ void TraceFile::finish(const TraceRows& rows) {
       std::this_thread::sleep_for(std::chrono::milliseconds(50));
       write_or_wait();
     }
-    if (!held_ || waiting_.size() == 0) return;
-    warn(fmt::format("{}: another program still holds it: the rows of steps {} to {} are lost", path_,
-                     waiting_.step.front() + 1, waiting_.step.back() + 1));
+    if (!held_) return;
+    warn(fmt::format("{}: another program still holds it: {} lost", path_,
+                     waiting_.size() == 0 ? "what is not written yet is"
+                                          : fmt::format("the rows of steps {} to {} are", waiting_.step.front() + 1,
+                                                        waiting_.step.back() + 1)));
   });
 }
 
