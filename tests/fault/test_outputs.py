@@ -76,9 +76,10 @@ class Outputs(FaultTest):
 
     def test_input_is_no_partial_output(self):
         """What is written on the way to an output is an output too, and a list of inputs is an input."""
-        for name, command in (("out.bin.partial", ("export", "out.bin.partial", "out.bin")),
-                              ("out.h5.partial", ("shard", "out", "out.h5.partial", "--text"))):
-            shutil.copy(self.folder / "data.h5", self.folder / name)
+        for name, source, command in (
+                ("out.bin.partial", "data.h5", ("export", "out.bin.partial", "out.bin")),
+                ("out.h5.partial", "00.txt", ("shard", "out", "out.h5.partial", "--text"))):
+            shutil.copy(self.folder / source, self.folder / name)
             self.assert_kept(command, self.folder / name, "is an input")
         (self.folder / "list.h5").write_text("00.txt\n")
         self.assert_kept(("shard", "list", "--list", "list.h5", "--text"), self.folder / "list.h5", "is an input")
@@ -110,7 +111,7 @@ class Outputs(FaultTest):
 
     def test_two_commands_for_one_output(self):
         """Whoever comes second is refused, or replaces a complete file; none installs the other's half."""
-        (self.folder / "big.txt").write_bytes(os.urandom(1 << 24))
+        (self.folder / "big.txt").write_bytes(bytes(byte & 127 for byte in os.urandom(1 << 24)))
         for command in (("shard", "out", "big.txt", "--text"), ("export", "out.h5", "out.bin")):
             for force in ((), ("--force",)):
                 jobs = [Job(self.folder, None, [*command, *force]) for _ in range(3)]

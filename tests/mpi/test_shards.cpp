@@ -180,7 +180,7 @@ TEST(Shards, TextFilesOfAllSizesKeepTheirOrder) {
     expect_shard(paths[i], std::vector<Token>(first, first + size));
   }
   options.inputs[31] += ".missing";
-  EXPECT_EQ(error_of([&] { make_shards(test_comm(), options); }), options.inputs[31] + ": No such file or directory");
+  EXPECT_EQ(error_of([&] { make_shards(test_comm(), options); }), options.inputs[31] + ": no such file");
 }
 
 TEST(Shards, SyntheticTokensAreThoseOfTheSource) {

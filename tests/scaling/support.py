@@ -62,7 +62,8 @@ def write_run(folder, seconds, tokens, communication=None, **summary):
     steps, ranks = seconds.shape[:2]
     (folder / "summary.json").write_text(json.dumps({"finished": True, "steps": steps, "ranks": ranks} | summary))
     lines = [f"{key} = {json.dumps(value)}" for key, value in MODEL.items()]
-    (folder / "deck.toml").write_text("[model]\n" + "\n".join(lines) + "\n[comm]\ngradients = \"bf16\"\n")
+    others = '[train]\nlength = 512\n[optimizer]\nadam_period = 1\n[comm]\ngradients = "bf16"\n'
+    (folder / "deck.toml").write_text("[model]\n" + "\n".join(lines) + "\n" + others)
     write_trace(folder / "trace.h5", seconds, tokens, communication)
 
 

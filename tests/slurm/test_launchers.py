@@ -3,10 +3,9 @@
 import shlex
 import shutil
 import subprocess
-import sys
 
 import cluster
-from test_jobs import SlurmTest, small_run
+from slurm_test import SlurmTest, main, small_run
 
 
 class Launchers(SlurmTest):
@@ -34,8 +33,4 @@ class Launchers(SlurmTest):
 
 
 if __name__ == "__main__":
-    if cluster.missing():
-        print(f"skipped: {', '.join(cluster.missing())} not found; install slurmctld, slurmd, slurm-client and munge")
-        sys.exit(77)
-    cluster.end_on_signals()
-    small_run.main()
+    main()
