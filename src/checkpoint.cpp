@@ -38,6 +38,17 @@ std::optional<long> step_of(const std::string& name) {
   return step;
 }
 
+/// Whether a file with the name of an unfinished checkpoint is a regular one that nanorun has not written: what it
+/// writes begins with the signature of HDF5, or with zeros as long as only its space is reserved.
+bool is_of_a_user(const std::string& path) {
+  if (kind_of_entry(path, ExitCode::checkpoint) != FileKind::regular) return false;
+  constexpr std::string_view signature = "\x89HDF\r\n\x1a\n";
+  std::string start(std::min<std::uint64_t>(signature.size(), file_size(path, ExitCode::checkpoint)), '\0');
+  read_at(open_to_read(path, ExitCode::checkpoint), path, 0, std::as_writable_bytes(std::span(start)),
+          ExitCode::checkpoint);
+  return start != signature && start.find_first_not_of('\0') != std::string::npos;
+}
+
 /// Throws where something else stands in the place of a checkpoint.
 void require_file(const std::string& path) {
   const FileKind found = kind_of(path, ExitCode::checkpoint);
@@ -115,15 +126,23 @@ std::vector<std::string> Checkpoints::list() const {
   return paths;
 }
 
-/// Makes the directory and removes files of writes that were cut short.
-void Checkpoints::make_directory() {
+/// Makes the directory and removes files of writes that were cut short. What a user has given the name of one stays,
+/// under another name where the next write needs that one.
+void Checkpoints::make_directory(const std::string& next) {
   locked_.enter(directory_);
   make_directories(directory_, ExitCode::checkpoint);
   place_ = open_directory(directory_, ExitCode::checkpoint);
   const std::string suffix = partial_of("");
   for (const std::string& name : list_directory(directory_, ExitCode::checkpoint)) {
-    if (name.ends_with(suffix) && step_of(name.substr(0, name.size() - suffix.size())))
-      remove_file(directory_ + "/" + name, ExitCode::checkpoint);
+    if (!name.ends_with(suffix) || !step_of(name.substr(0, name.size() - suffix.size()))) continue;
+    const std::string path = directory_ + "/" + name;
+    if (!is_of_a_user(path)) {
+      remove_file(path, ExitCode::checkpoint);
+    } else if (path == next) {
+      warn(fmt::format("{}: not an HDF5 file; the file is kept as {}", path, set_aside(path, ExitCode::checkpoint)));
+    } else if (kept_.insert(path).second) {
+      warn(fmt::format("{}: not an HDF5 file; the file is kept", path));
+    }
   }
 }
 
@@ -150,7 +169,7 @@ void Checkpoints::prune(long step) {
 std::string Checkpoints::save(const Progress& progress, const Slabs& slabs) {
   const std::string path = path_of(progress.step), partial = partial_of(path);
   comm_.together([&] {
-    if (comm_.root()) make_directory();
+    if (comm_.root()) make_directory(partial);
   });
   CheckpointHeader header = header_;
   header.progress = progress;
@@ -184,7 +203,7 @@ void Checkpoints::probe(long first, long steps, const Slabs& slabs) {
   const std::string path = partial_of(path_of(steps));
   comm_.together([&] {
     if (!comm_.root()) return;
-    make_directory();
+    make_directory(path);
     require_space(steps - first, checkpoint_bytes(header_, slabs));
   });
   std::vector<float> row(1, 1.0f);
@@ -215,7 +234,7 @@ Trial Checkpoints::try_file(const Slabs& slabs, std::uint64_t divisor) {
   }
   const std::string path = partial_of(path_of(0));
   comm_.together([&] {
-    if (comm_.root()) make_directory();
+    if (comm_.root()) make_directory(path);
   });
   const auto begin = std::chrono::steady_clock::now();
   write_checkpoint(comm_, path, header_, parts);

@@ -81,7 +81,7 @@ class Checkpoints {
   [[noreturn]] void refuse(const std::string& path, const CheckpointContents& contents) const;
   Progress load(const std::string& path, const std::vector<Slab<float>>& slabs);
   std::optional<Progress> load_newest(const std::vector<std::string>& files, const std::vector<Slab<float>>& slabs);
-  void make_directory();
+  void make_directory(const std::string& next);
   void require_space(long steps, std::uint64_t bytes) const;
   void prune(long step);
   Trial try_file(const std::vector<Slab<float>>& slabs, std::uint64_t divisor);

@@ -11,7 +11,6 @@ namespace {
 
 constexpr ExitCode code = ExitCode::checkpoint;
 constexpr const char* lock_name = "/lock";
-constexpr const char* owned_by = "; checkpoints of ";  ///< in the lock file, before the path of the run's directory
 
 /// What a lock file says; empty where there is none.
 std::string lock_text(const std::string& directory) {
@@ -24,17 +23,9 @@ std::string lock_text(const std::string& directory) {
 bool is_of_a_run(const std::string& directory) {
   std::string text;
   quietly([&] { text = lock_text(directory); });
-  if (is_lock_text(text)) return text.find(owned_by) == std::string::npos;
+  if (is_lock_text(text)) return owner_in_lock(text).empty();
   const auto has = [&](const char* name) { return kind_of_entry(directory + name, code) != FileKind::absent; };
   return has("/deck.toml") && has("/log.txt");
-}
-
-/// The run that has its checkpoints in the directory by the text of the lock there, if it still has; else empty.
-std::string owner_of(const std::string& text, const std::string& directory) {
-  const std::size_t at = text.find(owned_by);
-  if (at == std::string::npos) return {};
-  const std::string owner = text.substr(at + std::string(owned_by).size());
-  return same_file(owner + "/checkpoints", directory, code) ? owner : std::string();
 }
 
 /// The run's directory has been given another name, run.1, .2, ..., and with it the link to the place: says so there.
@@ -43,7 +34,7 @@ void note_new_owner(const std::string& place, const std::string& run) {
     const std::string owner = fmt::format("{}.{}", run, number);
     if (kind_of_entry(owner, code) == FileKind::absent) return;
     if (same_file(owner + "/checkpoints", place, code))
-      overwrite_start(place + lock_name, own_name() + owned_by + real_path(owner, code), code);
+      overwrite_start(place + lock_name, own_name() + checkpoints_of + real_path(owner, code), code);
   }
 }
 
@@ -53,14 +44,30 @@ Error taken(const std::string& directory, const std::string& place, const std::s
                             directory, place, run)};
 }
 
+/// `holder`: what the lock file says.
+Error in_use(const std::string& directory, const std::string& place, const std::string& holder) {
+  const std::string name = holder.substr(0, holder.find(checkpoints_of));
+  return {code, fmt::format("{}: a link to {}, which is in use by {}", directory, place,
+                            name.empty() ? "another job" : name)};
+}
+
 /// Throws where another run has to do with the place.
 void require_free_of_runs(const std::string& directory, const std::string& place, const std::string& own_run) {
   for (std::string above = place; above != own_run; above = directory_of(above)) {
     if (is_of_a_run(above)) throw taken(directory, place, above);
     if (above == "/") break;
   }
-  const std::string owner = owner_of(lock_text(place), place);
-  if (!owner.empty() && owner != own_run && !same_file(owner, own_run, code)) throw taken(directory, place, owner);
+  const std::string text = lock_text(place), owner = owner_in_lock(text);
+  if (owner.empty() || owner == own_run || same_file(owner, own_run, code)) return;
+  if (same_file(owner + "/checkpoints", place, code)) throw taken(directory, place, owner);
+  if (!holds_checkpoints(place, code)) return;
+  // That run may have another name now, or be mounted elsewhere.
+  const std::string lock = place + lock_name;
+  if (lock_state(lock, true, code) == LockState::held) throw in_use(directory, place, text);
+  throw Error(code, fmt::format("{}: a link to {}, which holds checkpoints of {} by {}, but that run is not there: "
+                                "if it is this run under a new name, remove {}; else make the link one to a "
+                                "directory of this run alone",
+                                directory, place, owner, lock, lock));
 }
 
 }  // namespace
@@ -79,12 +86,8 @@ void CheckpointPlace::enter(const std::string& directory) {
   if (!text.empty() && !is_lock_text(text))
     throw Error(code, place + lock_name + ": is not the lock file of a run; move it away");
   require_free_of_runs(directory, place, own_run);
-  FileLock lock(place + lock_name, own_name() + owned_by + own_run, code);
-  if (lock.held_by()) {
-    const std::string holder = lock.held_by()->substr(0, lock.held_by()->find(owned_by));
-    throw Error(code, fmt::format("{}: a link to {}, which is in use by {}", directory, place,
-                                  holder.empty() ? "another job" : holder));
-  }
+  FileLock lock(place + lock_name, own_name() + checkpoints_of + own_run, code);
+  if (lock.held_by()) throw in_use(directory, place, *lock.held_by());
   if (!lock.supported()) warn(place + ": no locks on this file system; nothing keeps a second job away");
   lock_ = std::move(lock);
   locked_ = place;

@@ -14,7 +14,7 @@ class CheckpointPlace {
   /// For rank 0, before files in `directory` are read, written or removed; that is <run>/checkpoints. Where it is a
   /// link, locks the directory to which it leads, and notes there whose it is, until it leads elsewhere. Throws
   /// Error(checkpoint) where it leads to no directory, into the directory of another run or to where another run has
-  /// its checkpoints, or where another job holds the lock.
+  /// or had its checkpoints, or where another job holds the lock.
   void enter(const std::string& directory);
 
  private:

@@ -114,6 +114,21 @@ void write_tokenizer(const ExportOptions& options, const TokenizerTable& table, 
   write("tokenizer_config.json", settings.dump(2) + "\n");
 }
 
+/// Names of all files that are written beside the tensors.
+std::vector<std::string> further_files(const ModelConfig& model, const std::optional<Tokenizer>& tokenizer) {
+  std::vector<std::string> names = {"configuration_nanorun.py", "modeling_nanorun.py", "generation_config.json",
+                                    "config.json"};
+  if (model.residual == Residual::scaled) names.push_back("modeling_nanorun_scaled.py");
+  if (!tokenizer) return names;
+  names.push_back("tokenizer_config.json");
+  if (tokenizer->table().from_json) {
+    names.push_back(table_as_json);
+  } else {
+    names.insert(names.end(), std::begin(table_of_merges), std::end(table_of_merges));
+  }
+  return names;
+}
+
 /// The tokenizer that the user names; none where the user names none. Throws Error(usage, data, output).
 std::optional<Tokenizer> load_tokenizer(const ExportOptions& options, const CheckpointHeader& header,
                                         const Config& config) {
@@ -186,6 +201,8 @@ void export_model(const ExportOptions& options) {
   require_free(model, options.force, {&options.checkpoint, 1}, ExitCode::output);
   claim_output(model, options.force, ExitCode::output);  // keeps a second command away from all files
   complete_file(model, ExitCode::output, [&](const std::string& partial) {
+    for (const std::string& name : further_files(config.model, tokenizer))
+      require_free(options.directory + "/" + name, true, {}, ExitCode::output);
     write_tensors(partial, options, header, table);
     write_python(options.directory, config.model);
     write_generation(options.directory, end_of_text);

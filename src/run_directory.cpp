@@ -78,6 +78,17 @@ bool is_lock_text(const std::string& text) {
   return text.find(on_node) != std::string::npos || text.find(was_on_node) != std::string::npos;
 }
 
+std::string owner_in_lock(const std::string& text) {
+  const std::size_t at = text.find(checkpoints_of);
+  return at == std::string::npos ? "" : text.substr(at + std::string(checkpoints_of).size());
+}
+
+bool holds_checkpoints(const std::string& directory, ExitCode code) {
+  return std::ranges::any_of(list_directory(directory, code), [](const std::string& name) {
+    return name.starts_with("checkpoint_") && name.ends_with(".h5");
+  });
+}
+
 std::string own_name() {
   const std::string job = job_id();
   return fmt::format("{}process {}{}{}", job.empty() ? "" : fmt::format("job {}, ", job), ::getpid(), on_node,
@@ -129,11 +140,23 @@ RunDirectory::RunDirectory(Comm& comm, const Config& config)
     const std::optional<std::string> holder = read(lock_name);
     if (holder && !holder->empty() && !is_lock_text(*holder))
       throw Error(ExitCode::output, file(lock_name) + ": is not the lock file of a run; move it, or change run.name");
+    if (holder) require_no_checkpoints_of_others(*holder);
     foreign_ = !holder && kind_of_entry(checkpoints(), ExitCode::output) == FileKind::absent;
     lock();
     made_lock_ = !holder;
   });
   if (comm_.size() > 1) require_in_sight();
+}
+
+/// Throws where a link of another run's leads here, by what the lock file says.
+void RunDirectory::require_no_checkpoints_of_others(const std::string& holder) const {
+  const std::string owner = owner_in_lock(holder);
+  if (owner.empty()) return;
+  const bool linked = same_file(owner + "/checkpoints", path_, ExitCode::output);
+  if (!linked && !holds_checkpoints(path_, ExitCode::output)) return;
+  throw Error(ExitCode::output, fmt::format("{}: has the checkpoints of another run, {}: change run.name or "
+                                            "run.outputs",
+                                            path_, owner));
 }
 
 RunDirectory::~RunDirectory() { remove_unused(); }
@@ -252,7 +275,11 @@ std::vector<std::string> RunDirectory::begin(bool anew, double seconds) {
     if (remove_earlier_stop_file(seconds)) lines.push_back("removed the stop file of an earlier stop: " + stop_file_);
     if (anew && holds_a_run()) {
       const bool asked_to_stop = exists(stop_file_, ExitCode::output);
-      lines.push_back("an earlier run of this name is kept as " + set_aside(path_, ExitCode::output));
+      const std::string kept = set_aside(path_, ExitCode::output);
+      lines.push_back("an earlier run of this name is kept as " + kept);
+      if (kind_of_entry(kept + "/checkpoints", ExitCode::output) == FileKind::symlink)
+        warn(fmt::format("{}: the link went to {} with the earlier run; this run writes into a plain directory",
+                         checkpoints(), kept));
       make_directories(path_, ExitCode::output);
       lock();  // beside that of the old directory, for which another job may still be waiting
       // The stop file may have gone with the old directory.
@@ -277,8 +304,10 @@ bool RunDirectory::remove_earlier_stop_file(double seconds) const {
 /// No run has been here: what has the name of a run's file is somebody's own.
 void RunDirectory::keep_foreign_files() const {
   for (const char* name : file_names) {
-    if (kind_of_entry(file(name), ExitCode::output) == FileKind::absent) continue;
-    warn(fmt::format("{}: is of no run; kept as {}", file(name), set_aside(file(name), ExitCode::output)));
+    for (const std::string& path : {file(name), partial_of(file(name))}) {
+      if (kind_of_entry(path, ExitCode::output) == FileKind::absent) continue;
+      warn(fmt::format("{}: is of no run; kept as {}", path, set_aside(path, ExitCode::output)));
+    }
   }
 }
 

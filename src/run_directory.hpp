@@ -26,6 +26,14 @@ std::string job_id();
 std::string own_name();
 bool is_lock_text(const std::string& text);
 
+/// In a lock file, before the path of the run's directory, where the locked directory has the checkpoints of a run
+/// that lies elsewhere.
+inline constexpr const char* checkpoints_of = "; checkpoints of ";
+/// That path by the text of a lock file; empty where the directory is not one of checkpoints.
+std::string owner_in_lock(const std::string& text);
+/// Whether files with the names of checkpoints lie in the directory itself.
+bool holds_checkpoints(const std::string& directory, ExitCode code);
+
 class RunDirectory {
  public:
   /// Collective. Creates the directory, unless an earlier run has, and locks it for the lifetime of the object; nothing
@@ -69,6 +77,7 @@ class RunDirectory {
 
  private:
   void lock();
+  void require_no_checkpoints_of_others(const std::string& holder) const;
   bool is_taken() const;
   void make_again();
   void move_beside();

@@ -65,14 +65,17 @@ class EarlierRun(FaultTest):
         own.mkdir(parents=True)
         deck = "# my notes\n" + (self.folder / "deck.toml").read_text()
         (own / "deck.toml").write_text(deck)
-        for name in ("trace.json", "metrics.jsonl"):
+        others = ("trace.json", "metrics.jsonl", *(f"{name}.partial" for name in (
+            "deck.toml", "summary.json", "trace.json", "trace.h5", "log.txt", "metrics.jsonl")))
+        for name in others:
             (own / name).write_text("mine")
         (own / "notes.txt").write_text("mine")
         said = self.train(2, "trace.json_steps=[1]").text()
-        for name, text in (("deck.toml", deck), ("trace.json", "mine"), ("metrics.jsonl", "mine")):
+        for name, text in (("deck.toml", deck), *((name, "mine") for name in others)):
             self.assertIn(f"outputs/run/{name}: is of no run; kept as outputs/run/{name}.1", said)
             self.assertEqual((own / f"{name}.1").read_text(), text)
-            self.assertNotEqual((own / name).read_text(), text)
+            self.assertEqual((own / name).exists(), not name.endswith(".partial"))
+        self.assertNotEqual((own / "deck.toml").read_text(), deck)
         self.assertEqual((own / "notes.txt").read_text(), "mine")
         self.assertNotIn("is of no run", self.train(2).text())
 

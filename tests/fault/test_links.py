@@ -87,9 +87,13 @@ class Links(FaultTest):
         kept = contents(scratch)
         self.assert_refused(self.train(1, "run.name=second", code=4), self.run_folder())
         self.assertEqual(contents(scratch), kept)
-        # Under another name it is the same run.
+        # Under another name it is the same run, which only the user knows.
         shutil.rmtree(self.folder / "outputs/second")
         self.run_folder().rename(self.folder / "outputs/second")
+        self.assert_refused(self.train(1, "run.name=second", code=4), f"checkpoints of {self.run_folder()} by",
+                            f"if it is this run under a new name, remove {scratch}/lock")
+        self.assertEqual(contents(scratch), kept)
+        (scratch / "lock").unlink()
         again = self.train(1, "run.name=second", *EVERY, "train.steps=100000", "stop.walltime_seconds=0.1", code=75)
         self.assertIsNotNone(restarted_from(again))
 
@@ -98,10 +102,34 @@ class Links(FaultTest):
         self.link("checkpoints", scratch)
         self.train(1, "stop.step=4", code=75)
         before = {path: text for path, text in contents(scratch).items() if path.name != "lock"}
-        self.train(1, "checkpoint.restart=none", *EVERY)
+        self.assertIn("outputs/run/checkpoints: the link went to outputs/run.1 with the earlier run; this run writes "
+                      "into a plain directory", self.train(1, "checkpoint.restart=none", *EVERY).text())
         self.link("checkpoints", scratch, "third")
         self.assert_refused(self.train(1, "run.name=third", code=4), self.folder / "outputs/run.1")
         self.assertEqual({path: text for path, text in contents(scratch).items() if path.name != "lock"}, before)
+
+    def test_checkpoints_of_a_renamed_run_stay(self):
+        scratch = self.stranger()
+        self.link("checkpoints", scratch, "first")
+        self.train(1, "run.name=first", "stop.step=4", code=75)
+        (self.folder / "outputs/first").rename(self.folder / "outputs/saved")
+        before = contents(scratch)
+        self.link("checkpoints", scratch, "second")
+        for restart in ("auto", "none"):
+            job = self.train(1, "run.name=second", f"checkpoint.restart={restart}", *EVERY, code=4)
+            self.assert_refused(job, "outputs/second/checkpoints: a link to", self.folder / "outputs/first",
+                                f"remove {scratch}/lock")
+        self.assertEqual(contents(scratch), before)
+
+    def test_no_run_where_another_has_its_checkpoints(self):
+        scratch = self.stranger()
+        self.link("checkpoints", scratch)
+        self.train(1, *EVERY, "stop.step=4", code=75)
+        before = contents(scratch)
+        job = self.train(1, "run.outputs=.", "run.name=stranger", code=7)
+        self.assert_refused(job, "stranger: has the checkpoints of another run", self.run_folder(), "run.name")
+        self.assertEqual(contents(scratch), before)
+        self.assertEqual(restarted_from(self.train(1, *EVERY)), 4)
 
     def test_checkpoints_of_another_run_are_refused(self):
         self.train(2, *EVERY, "run.name=first", "stop.step=4", code=75)

@@ -228,18 +228,37 @@ TEST(Checkpoint, LeftoversOfInterruptedWritesGo) {
   save_steps(folder / "c", {1});
   const std::string leftover = folder / "c/checkpoint_00000002.h5.partial", foreign = folder / "c/notes.partial";
   on_root([&] {
-    write_file(leftover, "half");
+    write_file(leftover, "\x89HDF\r\n\x1a\nhalf");
     write_file(foreign, "of the user");
   });
   Training run(test_comm(), 0);
   run.checkpoints(folder / "c").probe(1, 10, run.optimizer.slabs());
   on_root([&] {
     EXPECT_FALSE(fs::exists(leftover));
-    write_file(leftover, "half");
+    write_file(leftover, "");
   });
   save_steps(folder / "c", {3});
   EXPECT_FALSE(fs::exists(leftover));
   EXPECT_TRUE(fs::exists(foreign));
+  // Space that was reserved, and nothing written yet.
+  on_root([&] { write_file(leftover, std::string(100, '\0')); });
+  save_steps(folder / "c", {4});
+  EXPECT_FALSE(fs::exists(leftover));
+}
+
+TEST(Checkpoint, FilesOfUsersWithTheNameOfALeftoverStay) {
+  const SharedFolder folder;
+  save_steps(folder / "c", {1});
+  const std::string foreign = folder / "c/checkpoint_00000002.h5.partial";
+  on_root([&] { write_file(foreign, "of the user"); });
+  save_steps(folder / "c", {3});
+  on_root([&] { EXPECT_EQ(fs::file_size(foreign), 11u); });
+  save_steps(folder / "c", {2});
+  on_root([&] {
+    EXPECT_EQ(fs::file_size(foreign + ".1"), 11u);
+    EXPECT_FALSE(fs::exists(foreign));
+    EXPECT_TRUE(fs::exists(folder / "c/checkpoint_00000002.h5"));
+  });
 }
 
 TEST(Checkpoint, AFailedSaveLeavesThePreviousOne) {
