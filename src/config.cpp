@@ -15,6 +15,7 @@
 #include "src/config_values.hpp"
 #include "src/error.hpp"
 #include "src/text.hpp"
+#include "src/utf8.hpp"
 
 namespace nanorun {
 
@@ -206,6 +207,12 @@ toml::table parse_override_value(const std::string& where, const Key& key, const
   } catch (const TomlError& error) {
     if (!error.syntax) fail(fmt::format("{}: {}", where, error.what));
     if (text.find_first_not_of(word) == std::string::npos) return toml::table{{"value", text}};
+  }
+  if (valid_utf8(text) != text.size()) {
+    fail(
+        fmt::format("{}: the value of {} is not UTF-8, as all values must be: rename the file or directory, or make a "
+                    "link to it with a name in UTF-8",
+                    where, path));
   }
   fail(fmt::format("{}: the value is neither a TOML value nor a bare word{}", where, quotes()));
 }

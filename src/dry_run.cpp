@@ -14,8 +14,10 @@ void plan_training(const Config& config, int ranks) {
   check_config(config, ranks);
   require_possible_paths(config);
   const ParameterTable table(config.model);
-  std::string text = to_toml(config) + "\n" + plan(config, table, ranks) + plan_first_weights(config, table);
-  for (const std::string& warning : data_warnings(config)) text += warning + "\n";
+  std::string text = to_toml(config) + "\n" + plan(config, table, ranks);
+  const Beginning beginning = plan_beginning(config, table);
+  text += beginning.lines;
+  for (const std::string& warning : data_warnings(config, beginning.model)) text += warning + "\n";
   write_output(text);
 }
 

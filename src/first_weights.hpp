@@ -1,6 +1,7 @@
 #pragma once
-// checkpoint.weights: the checkpoint with whose weights a new run begins.
+// checkpoint.weights: the checkpoint with whose weights a new run begins; and what a dry run says of the beginning.
 
+#include <optional>
 #include <span>
 #include <string>
 
@@ -8,6 +9,7 @@
 #include "src/comm.hpp"
 #include "src/config.hpp"
 #include "src/params.hpp"
+#include "src/token_origin.hpp"
 
 namespace nanorun {
 
@@ -25,8 +27,14 @@ FirstWeights find_first_weights(Comm& comm, const Config& config, const Paramete
 /// Collective where that is so.
 void require_tied(Comm& comm, const Config& config, std::span<const float> head, std::span<const float> embedding);
 
-/// For one rank, before a run: lines about config.checkpoint.weights, each with its end. Those begin with "warning: "
-/// that say why the run could not begin with these weights, or how its model differs.
-std::string plan_first_weights(const Config& config, const ParameterTable& table);
+/// How a run would begin.
+struct Beginning {
+  std::string lines;                 ///< each with its end
+  std::optional<TokenOrigin> model;  ///< of the weights with which it begins, where it begins with such
+};
+
+/// For one rank, before a run: the checkpoint that checkpoint.restart or checkpoint.weights gives it. Lines begin with
+/// "warning: " that say why the run could not begin with it, damage included, or how its model differs.
+Beginning plan_beginning(const Config& config, const ParameterTable& table);
 
 }  // namespace nanorun

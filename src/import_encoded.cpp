@@ -1,14 +1,17 @@
 // Shards from text in the tokens of a tokenizer.
 
 #include <algorithm>
+#include <map>
 #include <memory>
 #include <optional>
+#include <sstream>
 #include <utility>
 
 #include "src/error.hpp"
 #include "src/import_documents.hpp"
 #include "src/import_plan.hpp"
 #include "src/output_file.hpp"
+#include "src/text.hpp"
 #include "src/tokenizer.hpp"
 
 namespace nanorun {
@@ -97,6 +100,9 @@ class Share {
     }
   }
   std::string place() const { return documents_->place(); }
+  /// The file that is read.
+  const std::string& path() const { return paths_[std::min(file_, paths_.size() - 1)]; }
+
   /// Characters of each file's part of this rank that U+FFFD has replaced; of JSON Lines alone.
   std::vector<std::uint64_t> replaced() const { return replaced_; }
 
@@ -120,17 +126,48 @@ class Share {
   std::vector<std::uint64_t> replaced_;
 };
 
+/// The kind of a reason for which a document was passed over, without what differs from one document to the next.
+std::string kind_of_reason(const std::string& path, std::string_view reason) {
+  if (reason.starts_with(path + ": ")) reason.remove_prefix(path.size() + 2);
+  if (reason.starts_with("line ")) reason.remove_prefix(std::min(reason.find(": "), reason.size() - 2) + 2);
+  if (reason.find("cannot be cut into words") != reason.npos) reason = "text that cannot be cut into words";
+  if (reason.starts_with("not JSON")) reason = "not JSON";
+  return printable(fmt::format("{}: {}", path, reason.substr(0, reason.find(';'))));
+}
+
 /// Documents that were passed over.
 struct Skipped {
   static constexpr std::size_t most_listed = 100;
+  static constexpr std::size_t most_kinds = 1000;
 
   std::uint64_t count = 0;
-  std::string reasons;  ///< of the first ones, a line for each, which begins with the place
+  std::string reasons;                         ///< of the first ones, a line for each, which begins with the place
+  std::map<std::string, std::uint64_t> kinds;  ///< documents of each file and kind of reason
 
-  void add(const std::string& reason) {
+  void add(const std::string& path, const std::string& reason) {
     if (count++ < most_listed) reasons += reason + "\n";
+    const std::string kind = kind_of_reason(path, reason);
+    ++kinds[kinds.size() < most_kinds || kinds.contains(kind) ? kind : "other files and reasons"];
+  }
+
+  /// Lines of number and kind.
+  std::string kind_lines() const {
+    std::string lines;
+    for (const auto& [kind, number] : kinds) lines += fmt::format("{} {}\n", number, kind);
+    return lines;
   }
 };
+
+/// The sums of all ranks' Skipped::kind_lines().
+std::map<std::string, std::uint64_t> sum_kinds(const std::vector<std::string>& of_ranks) {
+  std::map<std::string, std::uint64_t> kinds;
+  for (const std::string& lines : of_ranks) {
+    std::istringstream stream(lines);
+    std::string kind;
+    for (std::uint64_t number; stream >> number && std::getline(stream.ignore(), kind);) kinds[kind] += number;
+  }
+  return kinds;
+}
 
 /// What a rank makes of its share.
 class Encoder {
@@ -155,7 +192,7 @@ class Encoder {
         if (error.cause() != Cause::damage) throw;
         if (!skips_)
           throw Error(ExitCode::data, fmt::format("{}; --skip-bad passes over such documents", error.what()));
-        skipped_.add(error.what());
+        skipped_.add(share_.path(), error.what());
         scratch.cut(complete_);
         drops_ = true;
         ++done;
@@ -198,6 +235,7 @@ void report(Comm& comm, const ShardOptions& options, const Encoder& encoder, std
   }
   const std::uint64_t count = comm.all_reduce(encoder.skipped().count, Reduce::sum);
   const std::vector<std::string> reasons = comm.gather(encoder.skipped().reasons);
+  const std::vector<std::string> kinds = comm.gather(encoder.skipped().kind_lines());
   if (!comm.root()) return;
   report_invalid(options, invalid,
                  options.field.empty() ? "not UTF-8; U+FFFD takes the place"
@@ -210,6 +248,9 @@ void report(Comm& comm, const ShardOptions& options, const Encoder& encoder, std
       complain("passed over " + of_rank.substr(at, end - at));
       at = end + 1;
     }
+  }
+  if (count > listed) {
+    for (const auto& [kind, number] : sum_kinds(kinds)) complain(fmt::format("passed over {} of {}", number, kind));
   }
   complain(fmt::format("{} document{} passed over{}", count, count == 1 ? " was" : "s were",
                        count > listed ? fmt::format(", of which the first {} are listed", listed) : ""));

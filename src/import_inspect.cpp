@@ -7,6 +7,7 @@
 #include "src/error.hpp"
 #include "src/files.hpp"
 #include "src/import_plan.hpp"
+#include "src/json_mend.hpp"
 #include "src/known_formats.hpp"
 #include "src/utf8.hpp"
 
@@ -19,13 +20,16 @@ constexpr std::uint64_t round_bytes = std::uint64_t{1} << 28;  ///< that a rank 
 constexpr double most_invalid = 0.005;                         ///< share of a file's characters
 /// Of JSON Lines, which programs write, a few characters are no sign of another encoding however short the file is.
 constexpr std::uint64_t few_invalid_of_jsonl = 10;
+/// A few control characters are no sign of a binary file.
+constexpr std::uint64_t few_controls = 10;
 constexpr std::size_t most_lines = 20;  ///< of a report
 
-/// Reads every ranks-th of the files, and counts what is not UTF-8.
+/// Reads every ranks-th of the files, and counts what is no text.
 class Inspector {
  public:
   Inspector(Comm& comm, const ShardOptions& options) : options_(options), index_(comm.rank()), stride_(comm.size()) {
     invalid_.resize(options.inputs.size());
+    controls_.resize(options.inputs.size());
   }
 
   /// Reads on; returns whether more is left. Throws Error(data).
@@ -38,6 +42,7 @@ class Inspector {
       part.resize(std::min(read_bytes_at_once, size_ - at_));
       read_at(*file_, path, at_, std::as_writable_bytes(std::span(part)), ExitCode::data);
       counter_.add(part);
+      if (!options_.field.empty()) halves_.add(part);
       at_ += part.size();
       done += part.size() + 1;
       if (at_ == size_) close(path);
@@ -46,6 +51,7 @@ class Inspector {
   }
 
   std::span<std::uint64_t> invalid() { return invalid_; }
+  std::span<std::uint64_t> controls() { return controls_; }
 
  private:
   void open(const std::string& path) {
@@ -55,22 +61,34 @@ class Inspector {
     size_ = file_size(path, ExitCode::data);
     at_ = 0;
     counter_ = {};
+    halves_ = {};
   }
 
   void close(const std::string& path) {
     counter_.end();
+    halves_.end();
     invalid_[index_] = counter_.replaced();
-    const auto characters = static_cast<double>(counter_.characters());
-    const std::uint64_t few = options_.field.empty() ? 0 : few_invalid_of_jsonl;
-    if (!options_.allow_invalid_utf8 && counter_.replaced() > few &&
-        static_cast<double>(counter_.replaced()) > most_invalid * characters) {
-      throw Error(ExitCode::data,
-                  fmt::format("{}: {} of its {} characters are not UTF-8: convert it first, as with iconv -f LATIN1 -t "
-                              "UTF-8, or take it as it is with --allow-invalid-utf8",
-                              path, counter_.replaced(), counter_.characters()));
-    }
+    controls_[index_] = counter_.controls();
+    if (!options_.allow_invalid_utf8) require_text(path);
     file_.reset();
     index_ += stride_;
+  }
+
+  void require_text(const std::string& path) const {
+    const auto refuse_most = [&](std::uint64_t count, std::uint64_t few, const char* what) {
+      if (count <= few || static_cast<double>(count) <= most_invalid * static_cast<double>(counter_.characters()))
+        return;
+      throw Error(ExitCode::data, fmt::format("{}: {} of its {} characters are {}, or take it as it is with "
+                                              "--allow-invalid-utf8",
+                                              path, count, counter_.characters(), what));
+    };
+    refuse_most(counter_.controls(), few_controls,
+                "NUL or other control characters, as a file that is no text has, or one in UTF-16 or UTF-32: make text "
+                "in UTF-8 of it first, as with iconv -f UTF-16 -t UTF-8");
+    const std::uint64_t few = options_.field.empty() ? 0 : few_invalid_of_jsonl;
+    refuse_most(counter_.replaced(), few, "not UTF-8: convert it first, as with iconv -f LATIN1 -t UTF-8");
+    refuse_most(counter_.replaced() + halves_.count(), few,
+                "not UTF-8 or an escape of half a surrogate pair: write its texts anew, with whole characters");
   }
 
   const ShardOptions& options_;
@@ -78,7 +96,8 @@ class Inspector {
   std::optional<Descriptor> file_;
   std::uint64_t size_ = 0, at_ = 0;
   Utf8Counter counter_;
-  std::vector<std::uint64_t> invalid_;
+  HalfPairCounter halves_;  ///< of JSON Lines
+  std::vector<std::uint64_t> invalid_, controls_;
 };
 
 }  // namespace
@@ -89,6 +108,10 @@ std::vector<std::uint64_t> inspect_texts(Comm& comm, const ShardOptions& options
   for (bool own_more = true; more > 0; more = comm.all_reduce<std::uint64_t>(own_more, Reduce::max))
     comm.together([&] { own_more = own_more && inspector.read_round(); });
   comm.all_reduce(inspector.invalid(), Reduce::sum);
+  comm.all_reduce(inspector.controls(), Reduce::sum);
+  if (comm.root())
+    report_invalid(options, inspector.controls(),
+                   "neither printable nor white space, such as NUL; the text keeps them");
   return {inspector.invalid().begin(), inspector.invalid().end()};
 }
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <charconv>
 #include <optional>
+#include <utility>
 
 #include "src/utf8.hpp"
 
@@ -50,21 +51,32 @@ std::optional<unsigned> escaped_code(std::string_view text) {
 bool is_high(unsigned code) { return code >= 0xd800 && code < 0xdc00; }
 bool is_low(unsigned code) { return code >= 0xdc00 && code < 0xe000; }
 
+constexpr std::size_t escape_size = 6;  ///< of \uXXXX
+
+/// The escape with which a text begins whose first character is a backslash.
+struct Escape {
+  std::size_t size;  ///< that of both where two make a pair
+  bool is_half;      ///< of a surrogate pair
+};
+
+Escape first_escape(std::string_view text) {
+  const auto code = escaped_code(text);
+  if (!code) return {std::min<std::size_t>(2, text.size()), false};
+  if (is_high(*code)) {
+    const auto next = escaped_code(text.substr(escape_size));
+    if (next && is_low(*next)) return {2 * escape_size, false};
+  }
+  return {escape_size, is_high(*code) || is_low(*code)};
+}
+
 /// Mends the escape at `at`, which is a backslash; returns where what follows it begins.
 std::size_t mend_escape(std::string& text, std::size_t at, std::uint64_t& replaced) {
-  constexpr std::size_t size = 6;
-  const auto rest = std::string_view(text).substr(at);
-  const auto code = escaped_code(rest);
-  if (!code) return at + std::min<std::size_t>(2, rest.size());
-  if (is_high(*code)) {
-    const auto next = escaped_code(rest.substr(size));
-    if (next && is_low(*next)) return at + 2 * size;
-  }
-  if (is_high(*code) || is_low(*code)) {
-    text.replace(at, size, "\\ufffd");
+  const Escape escape = first_escape(std::string_view(text).substr(at));
+  if (escape.is_half) {
+    text.replace(at, escape_size, "\\ufffd");
     ++replaced;
   }
-  return at + size;
+  return at + escape.size;
 }
 
 /// Mends the number or name at `at`; returns where what follows it begins.
@@ -97,6 +109,29 @@ std::string mended_json(std::string_view line, std::uint64_t& replaced) {
     }
   }
   return text;
+}
+
+void HalfPairCounter::add(std::string_view part) {
+  if (cut_.empty()) return search(part, false);
+  const std::string text = std::exchange(cut_, {}) + std::string(part);
+  search(text, false);
+}
+
+void HalfPairCounter::end() {
+  const std::string text = std::exchange(cut_, {});
+  search(text, true);
+}
+
+void HalfPairCounter::search(std::string_view text, bool is_last) {
+  for (std::size_t at = text.find('\\'); at < text.size(); at = text.find('\\', at)) {
+    if (!is_last && text.size() - at < 2 * escape_size) {
+      cut_ = text.substr(at);
+      return;
+    }
+    const Escape escape = first_escape(text.substr(at));
+    count_ += escape.is_half;
+    at += escape.size;
+  }
 }
 
 }  // namespace nanorun

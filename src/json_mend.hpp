@@ -12,4 +12,20 @@ namespace nanorun {
 /// is not; it stays where it was, but for what follows replaced bytes.
 std::string mended_json(std::string_view text, std::uint64_t& replaced);
 
+/// Counts the escapes of half a surrogate pair in JSON that comes in parts.
+class HalfPairCounter {
+ public:
+  void add(std::string_view part);
+  /// Behind the last part.
+  void end();
+
+  std::uint64_t count() const { return count_; }
+
+ private:
+  void search(std::string_view text, bool is_last);
+
+  std::uint64_t count_ = 0;
+  std::string cut_;  ///< the beginning of an escape with which the parts so far end
+};
+
 }  // namespace nanorun

@@ -23,6 +23,8 @@ constexpr const char* utf16 = "text in UTF-16: convert it to UTF-8 first, as wit
 constexpr const char* utf32 = "text in UTF-32: convert it to UTF-8 first, as with iconv -f UTF-32 -t UTF-8";
 constexpr const char* weights = "weights of a model, no text and no tokens";
 
+constexpr const char* netcdf = "NetCDF, an array of numbers, no text";
+
 constexpr Format formats[] = {
     {"\x1f\x8b"sv, "compressed by gzip: decompress it first, as with gunzip"},
     {"\x28\xb5\x2f\xfd"sv, "compressed by zstd: decompress it first, as with unzstd"},
@@ -30,6 +32,12 @@ constexpr Format formats[] = {
      "7zXZ\0"sv,
      "compressed by xz: decompress it first, as with unxz"},
     {"\x04\x22\x4d\x18"sv, "compressed by lz4: decompress it first, as with unlz4"},
+    {"\x89LZO\0\r\n\x1a\n"sv, "compressed by lzop: decompress it first, as with lzop -d"},
+    {"\xff\x06\0\0sNaPpY"sv, "compressed by snappy: decompress it first"},
+    {"BZh9\x17\x72\x45\x38\x50\x90"sv, "compressed by bzip2, and empty"},
+    {"CDF\1"sv, netcdf},
+    {"CDF\2"sv, netcdf},
+    {"CDF\5"sv, netcdf},
     {"\x1f\x9d"sv, "compressed by compress: decompress it first, as with uncompress"},
     {"PK\3\4"sv, "a zip archive: unpack it first, as with unzip"},
     {"PK\5\6"sv, "an empty zip archive"},
@@ -91,13 +99,37 @@ bool is_safetensors(std::string_view head) {
   return head.size() > 9 && head[8] == '{' && head[9] == '"' && head.substr(5, 3) == "\0\0\0"sv;
 }
 
-/// Most text in UTF-16 has a zero in every other byte.
+/// A frame that readers of zstd and lz4 pass over, before those with data.
+bool is_skippable_frame(std::string_view head) {
+  return head.size() >= 8 && (head[0] & '\xf0') == '\x50' && head.substr(1, 3) == "\x2a\x4d\x18"sv;
+}
+
+/// Of xz's older format: its usual properties, the size of its dictionary, and no size of the data.
+bool is_lzma(std::string_view head) {
+  return head.size() >= 13 && head.starts_with("\x5d\0\0"sv) &&
+         head.substr(5, 8) == "\xff\xff\xff\xff\xff\xff\xff\xff"sv;
+}
+
+/// Most text in UTF-16 has in every other byte a zero or one other constant, which tells the script and is no character
+/// of a text, as in Cyrillic or Arabic.
 bool is_unmarked_utf16(std::string_view head) {
+  constexpr int scripts = 32;
   if (head.size() < 16) return false;
-  std::size_t zeros[2] = {};
-  for (std::size_t i = 0; i < head.size(); ++i) zeros[i % 2] += head[i] == '\0';
+  std::size_t counts[2][scripts] = {};
+  for (std::size_t i = 0; i < head.size(); ++i) {
+    const auto byte = static_cast<unsigned char>(head[i]);
+    if (byte < scripts) ++counts[i % 2][byte];
+  }
   const std::size_t half = head.size() / 2;
-  return std::max(zeros[0], zeros[1]) * 10 >= half * 9 && std::min(zeros[0], zeros[1]) * 10 <= half;
+  for (const int high : {0, 1}) {
+    const std::size_t zeros = counts[high][0];
+    std::size_t script = 0;
+    for (int code = 1; code < scripts; ++code) {
+      if (zeros > 0 || code < '\a' || code > '\r') script = std::max(script, counts[high][code]);
+    }
+    if ((zeros + script) * 10 >= half * 9 && counts[1 - high][0] * 10 <= half) return true;
+  }
+  return false;
 }
 
 }  // namespace
@@ -115,6 +147,8 @@ std::string known_format(std::string_view head) {
     }
   }
   if (is_bzip2(head)) return "compressed by bzip2: decompress it first, as with bunzip2";
+  if (is_skippable_frame(head)) return "compressed by zstd or lz4: decompress it first, as with unzstd or unlz4";
+  if (is_lzma(head)) return "compressed by lzma: decompress it first, as with unlzma";
   if (is_pickle(head)) return "a pickle of Python, as PyTorch writes: no text and no tokens";
   if (is_safetensors(head)) return weights;
   if (is_unmarked_utf16(head)) return utf16;

@@ -184,7 +184,12 @@ RunData open_validation_data(Comm& comm, const Config& config) {
   return data;
 }
 
-std::vector<std::string> data_warnings(const Config& config) {
+std::string compare_tokens(const Config& config, const RunData& data, const TokenOrigin& model) {
+  return compare_origins(origin_of(data.telling()), model, config.data.allow_other_tokenizer,
+                         "data.allow_other_tokenizer = true trains the model on them all the same");
+}
+
+std::vector<std::string> data_warnings(const Config& config, const std::optional<TokenOrigin>& model) {
   Comm alone(MPI_COMM_SELF);
   std::vector<std::string> warnings;
   const auto attempt = [&](auto&& check) {
@@ -209,10 +214,14 @@ std::vector<std::string> data_warnings(const Config& config) {
   attempt([&] { open_training(opener, data, config, {}, 0, config.train.steps); });
   attempt([&] { open_validation(opener, data, config.validation); });
   attempt([&] { training_prefixes(alone, config, data); });
+  std::string other_tokens;
+  if (model && !(data.train.opened.empty() && data.validation.opened.empty()))
+    attempt([&] { other_tokens = compare_tokens(config, data, *model); });
   if (!warnings.empty()) return warnings;
   attempt([&] { require_steps(training_stream(data, config), {}, 0, config.train.steps); });
   attempt([&] { find_validation_places(data.validation, config.validation); });
   if (warnings.empty()) attempt([&] { warnings = document_lines(alone, config, data, {}, 0); });
+  if (!other_tokens.empty()) warnings.push_back(other_tokens);
   for (std::string& line : shard_warnings(data)) warnings.push_back(std::move(line));
   return warnings;
 }

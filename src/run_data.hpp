@@ -10,6 +10,7 @@
 #include "src/comm.hpp"
 #include "src/config.hpp"
 #include "src/data.hpp"
+#include "src/token_origin.hpp"
 #include "src/tokenizer.hpp"
 
 namespace nanorun {
@@ -50,8 +51,13 @@ RunData open_validation_data(Comm& comm, const Config& config);
 StepPlan training_plan(const Config& config);
 
 /// Lines that warn of why open_run_data(), start_loader() or training_prefixes() would refuse the data; a deck is often
-/// checked where its data are not. Where nothing is wrong, those of document_lines(). For one rank to call.
-std::vector<std::string> data_warnings(const Config& config);
+/// checked where its data are not. Where nothing is wrong, those of document_lines(). `model`: what the weights with
+/// which the run begins were trained on. For one rank to call.
+std::vector<std::string> data_warnings(const Config& config, const std::optional<TokenOrigin>& model = {});
+
+/// Warns, for a run whose model was trained before, where its shards may be of another tokenizer. Throws Error(data,
+/// all_ranks) where they are.
+std::string compare_tokens(const Config& config, const RunData& data, const TokenOrigin& model);
 
 /// Collective. Reads this rank's sequences of the steps from `step` to `end`, the first of which is at `start`, for
 /// which it opens further shards as need be; throws Error(data) where the data end before that, rather than after

@@ -177,9 +177,8 @@ void RunSetup::check_data() {
 /// Of the shards and the model of a checkpoint. Where the shards do not say what has encoded them, and nothing speaks
 /// against it, they are taken for those of the model's tokenizer from here on.
 void RunSetup::compare_tokens(const CheckpointHeader& header, const std::string& file) {
-  const std::string warning = compare_origins(
-      origin_of(data.telling()), origin_of(header.tokenizer, file, config.model.vocabulary),
-      config.data.allow_other_tokenizer, "data.allow_other_tokenizer = true trains the model on them all the same");
+  const std::string warning =
+      nanorun::compare_tokens(config, data, origin_of(header.tokenizer, file, config.model.vocabulary));
   if (warning.empty()) {
     trained_before = header.tokenizer;
   } else {

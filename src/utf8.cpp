@@ -86,10 +86,12 @@ void Utf8Counter::add(std::string_view part) {
 void Utf8Counter::end() { count(std::exchange(cut_, {}), true); }
 
 void Utf8Counter::count(std::string_view text, bool is_last) {
+  const auto is_control = [](unsigned char c) { return (c < 32 && (c < 7 || c > 13) && c != 27) || c == 127; };
   const auto begins_character = [](char c) { return (static_cast<unsigned char>(c) & 0xc0) != 0x80; };
   while (!text.empty()) {
     const std::size_t valid = valid_utf8(text);
     characters_ += static_cast<std::uint64_t>(std::ranges::count_if(text.substr(0, valid), begins_character));
+    controls_ += static_cast<std::uint64_t>(std::ranges::count_if(text.substr(0, valid), is_control));
     text.remove_prefix(valid);
     if (text.empty()) return;
     const Sequence sequence = first_sequence(text);

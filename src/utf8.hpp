@@ -25,12 +25,15 @@ class Utf8Counter {
 
   std::uint64_t characters() const { return characters_; }
   std::uint64_t replaced() const { return replaced_; }
+  /// NUL, DEL and the control characters of C0 but for those of terminals and printers: BEL to CR, and ESC.
+  std::uint64_t controls() const { return controls_; }
 
  private:
   void count(std::string_view text, bool is_last);
 
   std::uint64_t characters_ = 0;  ///< the replaced ones included
   std::uint64_t replaced_ = 0;
+  std::uint64_t controls_ = 0;
   std::string cut_;  ///< the beginning of a character with which the parts so far end
 };
 

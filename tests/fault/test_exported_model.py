@@ -193,8 +193,9 @@ class ExportedModel(FaultTest):
             self.assert_refused(self.command(*arguments, code=4), f"{file}: a safetensors file, not a checkpoint", said)
         for arguments in (["export", file, "other"], ["verify", file]):
             self.assert_refused(self.command(*arguments, code=3), f"{file}: a safetensors file", said)
-        job = self.command("train", *begun, "--dry-run", f"checkpoint.weights={file}")
-        self.assertIn(f"warning: {file}: a safetensors file, not a checkpoint; {said}\n", job.output)
+        for key in ("weights", "restart"):
+            job = self.command("train", *begun, "--dry-run", f"checkpoint.{key}={file}")
+            self.assertIn(f"warning: {file}: a safetensors file, not a checkpoint; {said}\n", job.output)
         job = self.command("eval", model.name, code=4)
         self.assert_refused(job, "model: a directory, not a checkpoint", "nanorun import DIRECTORY CHECKPOINT")
         self.assert_refused(self.command("import", file, "back.h5", code=3), f"{file}: a file; name the directory")

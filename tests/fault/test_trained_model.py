@@ -166,7 +166,8 @@ class TrainedModel(FaultTest):
         parted = self.run_folder().parent / "parted/checkpoints/checkpoint_00000012.h5"
 
         def planned(weights, *overrides):
-            job = self.command("train", "deck.toml", "--dry-run", f"checkpoint.weights={weights}", *overrides)
+            job = self.command("train", "deck.toml", "--dry-run", "run.name=begun",
+                               f"checkpoint.weights={weights}", *overrides)
             self.assertEqual(job.messages(), [])
             said = [line.rstrip("\n") for line in job.output if re.match("begins with the weights|warning: ", line)]
             return [line for line in said if "trains on validation tokens too" not in line]
@@ -227,6 +228,10 @@ class TrainedModel(FaultTest):
             job = self.command("eval", path, "--data", "other.h5", "--tokens", 256, "--length", 256, code=3)
             self.assert_refused(job, f"other.h5: is of another tokenizer than the model of {path}: ",
                                 "--allow-other-tokenizer")
+            for key in ("weights", "restart"):
+                job = self.command("train", "deck.toml", "--dry-run", "run.name=begun", "model.vocabulary=258",
+                                   "data.train=other.h5", "validation.tokens=0", f"checkpoint.{key}={path}")
+                self.assertIn(f"warning: other.h5: is of another tokenizer than the model of {path}: ", job.text())
             job = self.command("eval", path, "--data", "other.h5", "--tokens", 256, "--length", 256,
                                "--allow-other-tokenizer")
             self.assertIn(f"nanorun: warning: other.h5: is of another tokenizer than the model of {path}: ", job.text())

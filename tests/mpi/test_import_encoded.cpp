@@ -258,6 +258,38 @@ TEST_F(ImportEncoded, FilesThatAreHardlyUtf8AreRefusedBeforeTheWork) {
   EXPECT_EQ(refusal(), (folder_ / "b.txt") + ": compressed by gzip: decompress it first, as with gunzip");
 }
 
+TEST_F(ImportEncoded, HalvesOfSurrogatePairsCountAsWhatIsNotUtf8) {
+  std::string lines;
+  for (int i = 0; i < 100; ++i) lines += "{\"text\": \"\\ud800 \\ud83d\\ude00\"}\n";
+  write("a.jsonl", lines);
+  options_.inputs = {folder_ / "a.jsonl"};
+  options_.field = "text";
+  options_.allow_invalid_utf8 = false;
+  EXPECT_EQ(refusal(), (folder_ / "a.jsonl") +
+                           ": 100 of its 3200 characters are not UTF-8 or an escape of half a surrogate pair: write "
+                           "its texts anew, with whole characters, or take it as it is with --allow-invalid-utf8");
+}
+
+TEST_F(ImportEncoded, DocumentsPassedOverAreCountedByFileAndReason) {
+  std::string first = "{\"text\": \"the\"}\n", second = first;
+  for (int i = 0; i < 90; ++i) first += "{\"text\": null}\n", second += "no JSON\n";
+  for (int i = 0; i < 20; ++i) second += "{\"a\": 1}\n";
+  write("a.jsonl", first);
+  write("b.jsonl", second);
+  options_.inputs = {folder_ / "a.jsonl", folder_ / "b.jsonl"};
+  options_.field = "text";
+  options_.skip_bad = true;
+  testing::internal::CaptureStderr();
+  make_shards(test_comm(), options_);
+  const std::string said = testing::internal::GetCapturedStderr();
+  if (!test_comm().root()) return;
+  EXPECT_TRUE(said.ends_with("nanorun: passed over 90 of " + (folder_ / "a.jsonl") + ": \"text\" is null\n" +
+                             "nanorun: passed over 20 of " + (folder_ / "b.jsonl") + ": no key \"text\"\n" +
+                             "nanorun: passed over 90 of " + (folder_ / "b.jsonl") + ": not JSON\n" +
+                             "nanorun: 200 documents were passed over, of which the first 100 are listed\n"))
+      << said;
+}
+
 TEST_F(ImportEncoded, BadDocumentsCanBePassedOver) {
   const std::string good = "{\"text\": \"the\"}\n", large(18'000'000, 'x');
   write("a.jsonl",

@@ -251,6 +251,9 @@ TEST(Config, RefusedOverridesShowTheQuotesOfAShell) {
   ends("run.name=a\"b\\c", "'run.name=\"a\\\"b\\\\c\"'");
   ends("run.name= two  words ", "'run.name=\"two  words\"'");
   ends("run.name=[x]", "'run.name=\"[x]\"'");
+  EXPECT_EQ(override_error("run.name=o\xff"),
+            "override run.name=o\xff: the value of run.name is not UTF-8, as all values must be: rename the file or "
+            "directory, or make a link to it with a name in UTF-8");
   const std::string neither = "the value is neither a TOML value nor a bare word";
   EXPECT_EQ(override_error("window.kind=a b"), "override window.kind=a b: " + neither);
   // What the shell has cut, or is too long to be shown, cannot be written for the user.

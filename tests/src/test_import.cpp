@@ -173,6 +173,41 @@ TEST(Import, TextThatIsHardlyUtf8IsRefused) {
   EXPECT_EQ(tokens_of(options.output).size(), text.size() + 1);
 }
 
+TEST(Import, ControlCharactersAreNoText) {
+  const TempFolder folder;
+  using namespace std::string_literals;
+  const auto refused = [](int count, int of) {
+    return fmt::format(
+        "{} of its {} characters are NUL or other control characters, as a file that is no text has, or "
+        "one in UTF-16 or UTF-32: make text in UTF-8 of it first, as with iconv -f UTF-16 -t UTF-8, or "
+        "take it as it is with --allow-invalid-utf8",
+        count, of);
+  };
+  EXPECT_EQ(refusals(folder, std::string(5000, '\0')).second, refused(5000, 5000));
+  EXPECT_EQ(refusals(folder, std::string(4000, 'a') + std::string(40, '\0')).second, refused(40, 4040));
+  std::string all, cyrillic;
+  for (char c = 1; c < 32; ++c) all += c;
+  EXPECT_EQ(refusals(folder, all).second, refused(23, 31));
+  for (int i = 0; i < 100; ++i) cyrillic += "\x3f\x04\x40\x04\x38\x04\x20\0"s;
+  EXPECT_EQ(refusals(folder, cyrillic).second,
+            "text in UTF-16: convert it to UTF-8 first, as with iconv -f UTF-16 -t UTF-8");
+  EXPECT_EQ(refusals(folder, "CDF\1\0\0\0\0"s).second, "NetCDF, an array of numbers, no text");
+  EXPECT_EQ(refusals(folder, "\x53\x2a\x4d\x18\4\0\0\0"s).second,
+            "compressed by zstd or lz4: decompress it first, as with unzstd or unlz4");
+  EXPECT_EQ(refusals(folder, "\x5d\0\0\x80\0\xff\xff\xff\xff\xff\xff\xff\xff\0"s).second,
+            "compressed by lzma: decompress it first, as with unlzma");
+  EXPECT_EQ(refusals(folder, "\x89LZO\0\r\n\x1a\n"s).second,
+            "compressed by lzop: decompress it first, as with lzop -d");
+  std::string lines;
+  for (int i = 0; i < 100; ++i) lines += "\x1b[1m\t\f\r\n"s + "\n";
+  EXPECT_EQ(refusals(folder, lines).second, "");
+  testing::internal::CaptureStderr();
+  EXPECT_EQ(refusals(folder, "word"s + '\0').second, "");
+  EXPECT_EQ(testing::internal::GetCapturedStderr(),
+            "nanorun: " + (folder / "a") +
+                ": 1 of its characters is neither printable nor white space, such as NUL; the text keeps them\n");
+}
+
 TEST(Import, VocabulariesThatCannotBeAreRefused) {
   const TempFolder folder;
   write_bin(folder / "a.bin", bin_header(10), varied_tokens(10, 2));
