@@ -191,6 +191,7 @@ class Launch(ScalingTest):
             self.launch("slurm", ranks=[1])
         self.assertEqual(self.calls("sbatch"), [])
         (self.folder / "outputs").mkdir(exist_ok=True)
+        self.assertEqual(self.placed('sbatch = ["--gpus=0"]', ranks=(16,)), ["--exclusive"])
         self.assertEqual(self.placed("ranks_per_node = 8", ranks=(16,)), ["--nodes=2 --ntasks-per-node=8 --exclusive"])
 
     def test_slurm_obeys_the_placement_of_the_study(self):

@@ -152,7 +152,8 @@ def check_gpus(settings):
         return
     for variable, *names in (("SBATCH_GPUS", "--gpus", "-G"), ("SBATCH_GPUS_PER_TASK", "--gpus-per-task"),
                              ("", "--gpus-per-socket")):
-        if asked(settings, variable, *names):
+        number = asked(settings, variable, *names)
+        if number and count(number):
             name = names[0] if option(settings.sbatch, *names) else variable
             raise StudyError(f"{name} asks for GPUs, but does not say how many a node has: set launch.ranks_per_node, "
                              "or launch.gpus_per_node in its place")
