@@ -1,8 +1,8 @@
 # shellcheck shell=bash
 # What the job scripts share; they source this file, which sources site.sh. Within a job it asks Slurm about the job and
 # makes an environment in which srun takes nothing from another job.
-# Defines: job_name, restarts, asked_processors, rank_processors, requeue_at_most, is_number, still_runs, requeue_job,
-# and what site.sh does.
+# Defines: job_name, restarts, asked_processors, rank_processors, requeue_at_most, is_number, still_runs, may_requeue,
+# requeue_job, and what site.sh does.
 
 # Fields of this job's record, by name; none where Slurm does not answer.
 declare -A job=()
@@ -141,6 +141,14 @@ set_processors() {
 still_runs() {
   read_job || return 0
   [[ ${job[Restarts]-$restarts} == "$restarts" && ${job[JobState]-} =~ ^(RUNNING|SUSPENDED)$ ]]
+}
+
+# may_requeue WHY: whether this job's record, as still_runs has read it, lets it be requeued; else says so, and why the
+# job would have been.
+may_requeue() {
+  [[ ${job[Requeue]-1} == 0 ]] || return 0
+  echo "job $job_name may not be requeued (Requeue=0 in its record, as after sbatch --no-requeue): $1" >&2
+  return 1
 }
 
 # requeue_job WHY: puts this job back into the queue, of an array this task alone, and says so.

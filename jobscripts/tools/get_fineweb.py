@@ -245,9 +245,9 @@ def fetch_in_tries(url, part, label):
             if asked > LONGEST_WAIT_SECONDS:
                 raise tool.ToolError(f"{url}: {why}, and to come back in {asked:.0f} s; the same command goes on from "
                                      "here", tool.NOT_DONE) from None
-            seconds = max(WAIT_SECONDS * max(attempt, 1), asked)
-            tool.warn(f"{label}: {why}; trying again" + (f" in {seconds:.0f} s, as it asks" if asked else ""))
-            time.sleep(seconds)
+            pause = WAIT_SECONDS * max(attempt, 1)
+            tool.warn(f"{label}: {why}; trying again" + (f" in {asked:.0f} s, as it asks" if asked > pause else ""))
+            time.sleep(max(pause, asked))
 
 
 def retry_after(headers):

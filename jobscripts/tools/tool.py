@@ -237,8 +237,9 @@ def summary(documentation):
 
 def parse(parser, words=None):
     """The arguments of the command line, or of words."""
-    with using("standard output"):  # for help
+    with printing():  # for help
         return parser.parse_args(words)
+    sys.exit()
 
 
 def directory(text):
@@ -248,9 +249,19 @@ def directory(text):
     return Path(text)
 
 
+@contextlib.contextmanager
+def printing():
+    """Standard output. Where nobody reads it any more, as behind `head`, the tool goes on, and its words are lost."""
+    with using("standard output"):
+        try:
+            yield
+        except BrokenPipeError:
+            discard(1)
+
+
 def say(text):
     """Prints a line at once."""
-    with using("standard output"):
+    with printing():
         print(visible(text), flush=True)
 
 
@@ -296,7 +307,7 @@ def call(main):
         code = main()
     except SystemExit as end:  # of argparse
         code = end.code
-    with using("standard output"):
+    with printing():
         if sys.stdout:
             sys.stdout.flush()
     return code

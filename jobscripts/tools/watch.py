@@ -63,11 +63,12 @@ def parse_arguments():
 class Watched:
     """One run: its metrics, and how far it is."""
 
-    def __init__(self, folder, label):
+    def __init__(self, folder, label, once=False):
         self.folder, self.label = folder, label
         self.metrics = Metrics(folder / "metrics.jsonl")
         self.deck, self.summary, self.added = {}, {}, []
-        self.old = self.time_of("summary.json")  # an end that was there before tells nothing of the run to come
+        # An end that was there before tells nothing of the run to come, for which one waits unless one looks once.
+        self.old = 0 if once else self.time_of("summary.json")
 
     def time_of(self, name):
         """When a file was written last; 0 where there is none."""
@@ -374,7 +375,7 @@ def main():
     missing = [folder for folder in folders if not folder.is_dir()]
     if arguments.once and missing:
         raise tool.ToolError(f"{missing[0]}: no such directory")
-    watched = [Watched(folder, label) for folder, label in zip(folders, name_runs(folders))]
+    watched = [Watched(folder, label, arguments.once) for folder, label in zip(folders, name_runs(folders))]
     sinks = sinks_of(arguments)
     for folder in missing:
         tool.say(tool.one_line(f"{folder}: no such directory yet, waiting for it"))

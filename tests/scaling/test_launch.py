@@ -170,6 +170,42 @@ class Launch(ScalingTest):
         for gpus in ("4", "a100:4"):
             self.assertEqual(self.placed("", ranks=(8,), gpus=gpus), ["--nodes=2 --ntasks-per-node=4 --exclusive"])
 
+    def test_slurm_reads_how_gpus_are_asked_for(self):
+        (self.folder / "outputs").mkdir()
+        for words in ('"--gres=gpu:8"', '"--gres=nvme,gpu:h100:8"', '"--gres", "gpu:a100:4,gpu:h100:4"',
+                      '"--gpus-per-node=4", "--gpus-per-node=h100:8"', '"--gpus=16", "--gres=gpu:8"'):
+            with self.subTest(words=words):
+                self.assertEqual(self.placed(f"sbatch = [{words}]", ranks=(8, 16)), [
+                    "--nodes=1 --ntasks-per-node=8 --exclusive", "--nodes=2 --ntasks-per-node=8 --exclusive"])
+        os.environ["SBATCH_GRES"] = "gpu:4"
+        self.addCleanup(os.environ.pop, "SBATCH_GRES", None)
+        self.assertEqual(self.placed("", ranks=(8,)), ["--nodes=2 --ntasks-per-node=4 --exclusive"])
+
+    def test_slurm_places_no_ranks_on_an_unknown_number_of_gpus(self):
+        for words in ('"--gpus=16"', '"-G", "16"', '"-G16"', '"--gpus-per-task=1"'):
+            with self.subTest(words=words), self.assertRaisesRegex(StudyError, "^--gpus.* launch.ranks_per_node"):
+                self.launch("slurm", ranks=[1], more=f"[launch]\nsbatch = [{words}]")
+        os.environ["SBATCH_GPUS"] = "16"
+        self.addCleanup(os.environ.pop, "SBATCH_GPUS", None)
+        with self.assertRaisesRegex(StudyError, "^SBATCH_GPUS asks for GPUs, .* launch.ranks_per_node"):
+            self.launch("slurm", ranks=[1])
+        self.assertEqual(self.calls("sbatch"), [])
+        (self.folder / "outputs").mkdir(exist_ok=True)
+        self.assertEqual(self.placed('sbatch = ["--gpus=0"]', ranks=(16,)), ["--exclusive"])
+        self.assertEqual(self.placed("ranks_per_node = 8", ranks=(16,)), ["--nodes=2 --ntasks-per-node=8 --exclusive"])
+
+    def test_slurm_obeys_the_placement_of_the_study(self):
+        (self.folder / "outputs").mkdir()
+        for words, place in (('"-N", "4"', "--ntasks-per-node=4 --exclusive"),
+                             ('"-N4"', "--ntasks-per-node=4 --exclusive"),
+                             ('"--nodes=2-4"', "--exclusive"), ('"-N", "4", "--ntasks-per-node=4"', "--exclusive"),
+                             ('"--ntasks-per-node=4"', "--nodes=4 --exclusive"),
+                             ('"--exclusive=user"', "--nodes=2 --ntasks-per-node=8"),
+                             ('"--oversubscribe"', "--nodes=2 --ntasks-per-node=8"),
+                             ('"-s"', "--nodes=2 --ntasks-per-node=8")):
+            with self.subTest(words=words):
+                self.assertEqual(self.placed(f"sbatch = [{words}]", ranks=(16,), gpus="8"), [place])
+
     def test_slurm_jobs_in_the_queue_are_left_alone(self):
         (self.folder / "hold").touch()
         self.launch("slurm")

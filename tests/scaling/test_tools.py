@@ -440,12 +440,16 @@ class Tools(ScalingTest):
         self.assertEqual(plot_run.read_step(self.run / "trace.json", 1, 0).spans, [("sync", 0, 0, 2)])
 
     def test_nobody_reads(self):
-        for script, *arguments in (("ensemble.py", self.run), ("plot_run.py", self.run), ("ensemble.py", "--help"),
-                                   ("scaling_study.py", self.write_study(), "--launcher", "none")):
+        """As behind `head`: the tool ends with the code of its result."""
+        for code, script, *arguments in ((0, "ensemble.py", self.run), (0, "plot_run.py", self.run),
+                                         (0, "ensemble.py", "--help"),
+                                         (1, "scaling_study.py", self.write_study(), "--launcher", "none")):
             reader, writer = os.pipe()
             os.close(reader)
-            self.assert_refused(script, *arguments, names=["standard output: Broken pipe"], stdout=writer)
+            said = subprocess.run([sys.executable, "-B", TOOLS / script, *map(str, arguments)], stdout=writer,
+                                  stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
             os.close(writer)
+            self.assertEqual((said.returncode, said.stderr), (code, ""), script)
             with open("/dev/full", "w") as full:
                 self.assert_refused(script, *arguments, names=["standard output: No space"], stdout=full)
 

@@ -13,7 +13,7 @@ from scripts import CHECKPOINT, JOBSCRIPTS, REPOSITORY, SRUN, Script, small_run
 RECORD = """JobId={number}{array} JobName={name}
    UserId=user(1000) GroupId=user(1000) MCS_label=N/A
    JobState={state} Reason=None Dependency=(null)
-   Requeue=1 Restarts={restarts} BatchFlag=1 Reboot=0 ExitCode=0:0
+   Requeue={requeue} Restarts={restarts} BatchFlag=1 Reboot=0 ExitCode=0:0
    NodeList=node1
    NumNodes=1 NumCPUs={cpus} NumTasks={tasks} CPUs/Task={asked} ReqB:S:C:T=0:0:*:{threads}
    Socks/Node=* NtasksPerN:B:S:C={per_node}:0:{per_socket}:* CoreSpec=*
@@ -38,8 +38,8 @@ class JobTest(Script):
         (self.stubs / "job").write_text("".join(records))
 
     def record_of(self, number=7, task=None, of=7, **values):
-        known = {"state": "RUNNING", "restarts": 0, "name": "train", "asked": 1, "threads": "*", "per_node": 8,
-                 "cpus": 8, "tasks": 8, "per_socket": "*", "network": "(null)",
+        known = {"state": "RUNNING", "requeue": 1, "restarts": 0, "name": "train", "asked": 1, "threads": "*",
+                 "per_node": 8, "cpus": 8, "tasks": 8, "per_socket": "*", "network": "(null)",
                  "command": "/there/jobscripts/train.sbatch deck.toml"}
         array = "" if task is None else f" ArrayJobId={of} ArrayTaskId={task}"
         return RECORD.format(number=number, array=array, **known | values)
@@ -59,7 +59,8 @@ class Failure(JobTest):
     LOST = ("srun: error: Node failure on node2", "srun: error: task 1 launch failed: Unspecified error",
             "srun: error: Task launch for StepId=7.0 failed on node node2: Communication connection failure",
             "slurmstepd-node1: error: *** STEP 7.0 ON node1 CANCELLED AT 2026-11-25T18:09:11 DUE TO NODE FAILURE, SEE "
-            "SLURMCTLD LOG FOR DETAILS ***", "srun: error: Timed out waiting for job step to complete")
+            "SLURMCTLD LOG FOR DETAILS ***", "srun: error: Timed out waiting for job step to complete",
+            "srun: error: Unable to create step for job 7: Nodes busy")
 
     def fail(self, ranks, code, restarts=0, job="7", **variables):
         """Fails after as many requeues; what the script says, and whether the job is requeued."""
@@ -73,14 +74,16 @@ class Failure(JobTest):
         for code in (1, 2, 3, 4, 5, 7):
             end = f"Exited with exit code {code}"
             for said in ("nanorun: deck.toml:3: no such key", f"srun: error: node1: tasks 0-7: {end}",
-                         f"srun: error: spank: no such plugin\nsrun: error: node1: task 0: {end}"):
+                         f"srun: error: spank: no such plugin\nsrun: error: node1: task 0: {end}",
+                         "srun: error: node1: tasks 0-1: Killed"):  # by Slurm, after MPI_Abort of one of them
                 with self.subTest(code=code, said=said):
                     self.assertEqual(self.fail(f"echo '{said}' >&2; exit {code}", code), (f"{said}\n", False))
 
     def test_ends_of_others_requeue_the_job(self):
         cases = [("", 6, "a rank died, hung or did not answer"), ("", 137, "a rank was ended by signal 9"),
-                 ("", 253, "srun started no step of nanorun"), ("", 13, "srun started no step of nanorun"),
-                 ("srun: error: Unable to create step for job 7: Nodes busy", 1, "srun started no step of nanorun")]
+                 ("", 253, "srun started no step of nanorun")]
+        cases += [("srun: error: node1: task 0: Killed", code, f"srun ended with exit code {code}, which is none of "
+                   "nanorun's") for code in (9, 13, 127, 233)]
         cases += [(line, code, line) for line in self.LOST for code in (0, 1, 2, 6, 137, 233)]
         for line, code, why in cases:
             with self.subTest(line=line, code=code):
@@ -92,6 +95,16 @@ class Failure(JobTest):
     def test_slurm_without_a_step_is_told_from_nanorun(self):
         """srun ends with the code that it is given where it can start no step."""
         self.assertTrue(self.fail('exit "$SLURM_EXIT_ERROR"', 253)[1])
+
+    def test_a_job_that_may_not_be_requeued(self):
+        self.answer(self.record_of(requeue=0))
+        for code, start, why in ((6, "exit 6", "a rank died, hung or did not answer"),
+                                 (75, f"{CHECKPOINT} >&2; exit 75", "it stopped with a checkpoint")):
+            said, requeued = self.fail(start, code)
+            self.assertFalse(requeued)
+            self.assertEqual(said.splitlines()[-1], "job 7 may not be requeued (Requeue=0 in its record, as after "
+                             f"sbatch --no-requeue): {why}")
+            self.assertNotIn("goes back", said)
 
     def test_as_often_as_told_without_a_new_checkpoint(self):
         for most in (None, 0, 1, 2):

@@ -92,7 +92,8 @@ class Jobs(SlurmTest):
         self.slurm.command("scancel", "--signal=USR2", job)
         end = self.until_over(job, "FAILED")
         self.assertEqual((end["Restarts"], end["ExitCode"]), ("0", "75:0"))
-        self.assertIn(f"job {job} could not be queued again\n", self.output())
+        self.assertIn(f"job {job} may not be requeued (Requeue=0 in its record, ", self.output())
+        self.assertNotIn("goes back to the queue", self.output())
         step = self.stopped_at("SIGUSR2 received")
         self.assertIn(f"0: checkpoint {self.checkpoint(step).relative_to(self.folder)}\n", self.output())
         record = self.folder / f"nanorun-{job}.checkpoint"

@@ -242,6 +242,7 @@ class GetFineweb(unittest.TestCase):
                 self.server.retry_after, self.server.codes[f"{FIRST}.bin"] = asked, [429]
                 done = self.get_one("--bin-only")
                 self.assertRegex(done.stderr, rf"says 429 Too Many Requests; trying again.*\n{waits}\n$")
+                self.assertEqual("as it asks" in done.stderr, waits != "waits 2 s", done.stderr)
                 self.assert_whole()
                 (self.data / f"{FIRST}.bin").unlink()
 

@@ -104,35 +104,83 @@ class Mpirun:
         return "done" if code == 0 else f"failed with exit code {code}, see {run.log}"
 
 
-def option(words, name):
-    """The value of an option among words of a command line, or None."""
+def option(words, *names):
+    """The value of an option, by its long or short names, among words of a command line, of which the last one counts;
+    empty where it has none, and None where the option is not there."""
+    found = None
     for i, word in enumerate(words):
-        if word == name:
-            return words[i + 1] if i + 1 < len(words) else ""
-        if word.startswith(f"{name}="):
-            return word.partition("=")[2]
-    return None
+        for name in names:
+            if word == name:
+                found = words[i + 1] if i + 1 < len(words) else ""
+            elif word.startswith(f"{name}=" if name.startswith("--") else name):
+                found = word[len(name):].removeprefix("=")
+    return found if found is None else found.strip()
+
+
+def asked(settings, variable, *names):
+    """What the study's options ask of sbatch, else the environment; empty for nothing."""
+    return option(settings.sbatch, *names) or os.environ.get(variable, "")
+
+
+def count(text):
+    """The number behind a type or none, as in 8, h100:8, h100."""
+    number = text.rpartition(":")[2]
+    return int(number) if number.isdecimal() else 1
+
+
+def gpus_in_gres(text):
+    """GPUs of a list of resources such as gpu:h100:8,nvme."""
+    words = [word.removeprefix("gres/").replace("=", ":") for word in text.split(",")]
+    return sum(count(word.partition(":")[2]) for word in words if word.partition(":")[0] == "gpu")
 
 
 def gpus_of_node(settings):
     """GPUs that a job asks for on each node; 0 where none are asked for, or nobody says how many."""
-    asked = option(settings.sbatch, "--gpus-per-node") or os.environ.get("SBATCH_GPUS_PER_NODE", "")
-    number = asked.rpartition(":")[2]  # a type may stand before it
-    return settings.gpus_per_node or (int(number) if number.isdecimal() else 0)
+    of_node = asked(settings, "SBATCH_GPUS_PER_NODE", "--gpus-per-node")
+    return (settings.gpus_per_node or (sum(map(count, of_node.split(","))) if of_node else 0)
+            or gpus_in_gres(asked(settings, "SBATCH_GRES", "--gres")))
+
+
+def own_placement(settings):
+    """The options --nodes and --ntasks-per-node of the study's own, each None where it is not there."""
+    return option(settings.sbatch, "--nodes", "-N"), option(settings.sbatch, "--ntasks-per-node")
+
+
+def check_gpus(settings):
+    """Ranks that have a GPU each cannot be placed where nobody says how many GPUs a node has."""
+    if settings.ranks_per_node or gpus_of_node(settings) or any(own_placement(settings)):
+        return
+    for variable, *names in (("SBATCH_GPUS", "--gpus", "-G"), ("SBATCH_GPUS_PER_TASK", "--gpus-per-task"),
+                             ("", "--gpus-per-socket")):
+        number = asked(settings, variable, *names)
+        if number and count(number):
+            name = names[0] if option(settings.sbatch, *names) else variable
+            raise StudyError(f"{name} asks for GPUs, but does not say how many a node has: set launch.ranks_per_node, "
+                             "or launch.gpus_per_node in its place")
 
 
 def placement(settings, ranks):
     """Options of sbatch that place the ranks of a job: evenly on as few nodes as hold them. Those that the study's own
-    options give are left out."""
+    options give are left out, and the others follow them."""
+    own_nodes, own_ranks = own_placement(settings)
     chosen = {}
-    most = settings.ranks_per_node or gpus_of_node(settings)
-    if most:
-        nodes = -(-ranks // most)
-        chosen = {"--nodes": nodes, "--ntasks-per-node": -(-ranks // nodes)}
-    if settings.gpus_per_node:
+    most = int(own_ranks) if own_ranks and own_ranks.isdecimal() else settings.ranks_per_node or gpus_of_node(settings)
+    if most and own_nodes is None:
+        chosen["--nodes"] = -(-ranks // most)
+    nodes = int(own_nodes) if own_nodes and own_nodes.isdecimal() else chosen.get("--nodes", 0)
+    if most and nodes and own_ranks is None:
+        chosen["--ntasks-per-node"] = -(-ranks // nodes)
+    if (settings.gpus_per_node and option(settings.sbatch, "--gpus-per-node") is None
+            and not gpus_in_gres(option(settings.sbatch, "--gres") or "")):
         chosen["--gpus-per-node"] = settings.gpus_per_node
-    words = [f"{name}={value}" for name, value in chosen.items() if option(settings.sbatch, name) is None]
-    return words + ["--exclusive"] * settings.exclusive
+    words = [f"{name}={value}" for name, value in chosen.items()]
+    return words + ["--exclusive"] * (settings.exclusive and not shares(settings))
+
+
+def shares(settings):
+    """Whether the study's options or the environment say how a job shares its nodes."""
+    said = option(settings.sbatch, "--exclusive", "--oversubscribe", "--share", "-s")
+    return said is not None or "SBATCH_EXCLUSIVE" in os.environ
 
 
 class Slurm:
@@ -140,6 +188,7 @@ class Slurm:
 
     def __init__(self, study):
         self.settings = study.launch
+        check_gpus(study.launch)
         self.command = [find_launcher("sbatch"), "--parsable", *study.launch.sbatch]
         self.squeue = find_launcher("squeue")
 
