@@ -15,6 +15,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <ctime>
+#include <utility>
 
 #include "src/error.hpp"
 
@@ -27,6 +28,8 @@ constexpr std::array<int, 5> stop_signals = {SIGTERM, SIGINT, SIGHUP, SIGUSR1, S
 std::atomic<int> first_signal{0};
 std::atomic<std::int64_t> first_time{0};  ///< of the first but SIGUSR1 and SIGUSR2, in ns
 std::atomic<bool> usr1_is_taken{false};
+std::array<bool, stop_signals.size()> ignored_at_start{};
+bool knows_ignored = false;
 static_assert(std::atomic<int>::is_always_lock_free && std::atomic<std::int64_t>::is_always_lock_free &&
               std::atomic<bool>::is_always_lock_free);
 
@@ -177,11 +180,16 @@ void note_signals() {
   action.sa_handler = note_signal;
   action.sa_flags = SA_RESTART;
   sigemptyset(&action.sa_mask);
-  for (const int signal : stop_signals) {
+  const bool first_call = !std::exchange(knows_ignored, true);
+  for (std::size_t i = 0; i < stop_signals.size(); ++i) {
+    const int signal = stop_signals[i];
     struct sigaction before {};
     ::sigaction(signal, nullptr, &before);
-    const bool may_be_ignored = signal == SIGINT || signal == SIGHUP;
-    if (may_be_ignored && before.sa_handler == SIG_IGN) continue;
+    if (first_call) ignored_at_start[i] = before.sa_handler == SIG_IGN;
+    if (ignored_at_start[i]) {
+      ::signal(signal, SIG_IGN);  // a library may have set a handler of its own
+      continue;
+    }
     if (signal == SIGUSR1 && is_of_library(before)) continue;
     ::sigaction(signal, &action, nullptr);
   }

@@ -15,8 +15,8 @@ namespace nanorun {
 /// numbers; they can be neither read nor written.
 void prepare_process(int argc, char** argv, char** environment);
 
-/// Notes the five signals from now on; a second call puts back the handlers that a library has replaced. SIGINT and
-/// SIGHUP that were ignored when the program started, as under nohup and in a shell's background, stay ignored. SIGUSR1
+/// Notes the five signals from now on; a second call puts back the handlers that a library has replaced. Those that
+/// were ignored when the program started, as under nohup and in a shell's background, stay ignored. Any other SIGUSR1
 /// is left to a library that handles it: MPICH hears of processes that have died by it, and NCCL 2.12 and 2.13 take it.
 void note_signals();
 /// The first of them that came; 0 before.

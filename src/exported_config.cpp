@@ -162,11 +162,14 @@ Json value_of(const Key& key, Config& config) {
       key.field(config));
 }
 
+/// Classes in src/pytorch/*.py, by model.residual.
+constexpr const char *unet_class = "NanorunForCausalLM", *scaled_class = "ScaledNanorunForCausalLM";
+
 /// Of a settled() deck.
 std::string text_of(Config config, Token end_of_text, const TokenizerRecord& tokenizer, bool bf16) {
   const bool unet = config.model.residual == Residual::unet;
   const std::string file = unet ? "modeling_nanorun" : "modeling_nanorun_scaled";
-  const std::string name = unet ? "NanorunForCausalLM" : "ScaledNanorunForCausalLM";
+  const std::string name = unet ? unet_class : scaled_class;
   Json json = {{"architectures", {name}},
                {"model_type", "nanorun"},
                {"auto_map",
@@ -298,6 +301,25 @@ void require_agreement(const Json& json) {
     throw Error(ExitCode::data, fmt::format("{} = {}, but model.{} = {}", field, excerpt(json[field].dump()), key,
                                             excerpt(model[key].dump())));
   }
+  const auto field = [&](const char* name) { return json.value(name, Json()); };
+  const auto refuse = [&](const char* name, const std::string& but) {
+    throw Error(ExitCode::data, fmt::format("{} = {}, but {}", name, excerpt(field(name).dump()), but));
+  };
+  // Export writes false for every model, since the model ties its weights itself.
+  const bool is_tied = model.value("tied_head", Json()) == true;
+  if (const Json tie = field("tie_word_embeddings"); !tie.is_null() && tie != false && !(is_tied && tie == true))
+    refuse("tie_word_embeddings", fmt::format("model.tied_head = {}", is_tied));
+  const std::string residual = model.value("residual", Json("unet")).dump();
+  const Json names = Json::array({residual == "\"scaled\"" ? scaled_class : unet_class});
+  if (const Json given = field("architectures"); !given.is_null() && given != names)
+    refuse("architectures", fmt::format("the class for model.residual = {} is {}", excerpt(residual), names.dump()));
+  for (const char* name : {"bos_token_id", "eos_token_id"}) {
+    const Json token = field(name), &vocabulary = model["vocabulary"];
+    if (token.is_null() || (token.is_number_integer() && token >= 0 && token < vocabulary)) continue;
+    refuse(name, "model.vocabulary = " + excerpt(vocabulary.dump()));
+  }
+  const Json begin = field("bos_token_id"), end = field("eos_token_id");
+  if (!begin.is_null() && !end.is_null() && begin != end) refuse("bos_token_id", "eos_token_id = " + end.dump());
 }
 
 /// The first line of an error of a deck's overrides, which the user has written as fields of the file.

@@ -16,25 +16,33 @@ namespace nanorun {
 
 namespace {
 
-/// Takes a lock, LOCK_SH or LOCK_EX, where it is free.
-LockState take_lock(const Descriptor& file, int kind) {
+/// Takes a lock, LOCK_SH or LOCK_EX, where it is free. Throws Busy, which names the error, where the file system
+/// cannot say now.
+LockState take_lock(const Descriptor& file, int kind, const std::string& path, ExitCode code) {
   if (::flock(file.get(), kind | LOCK_NB) == 0) return LockState::free;
-  const bool may_come = errno == EWOULDBLOCK || errno == EINTR || errno == ESTALE;
-  return may_come ? LockState::held : LockState::absent;
+  if (errno == EINTR || errno == ESTALE) fail_by_system(code, path, "cannot be locked", errno);
+  return errno == EWOULDBLOCK ? LockState::held : LockState::absent;
 }
 
 }  // namespace
 
 LockState lock_state(const std::string& path, bool exclusive, ExitCode code) {
-  return take_lock(open_regular(path, exclusive ? O_RDWR : O_RDONLY, code), exclusive ? LOCK_EX : LOCK_SH);
+  return take_lock(open_regular(path, exclusive ? O_RDWR : O_RDONLY, code), exclusive ? LOCK_EX : LOCK_SH, path, code);
 }
 
 FileLock::FileLock(const std::string& path, const std::string& note, ExitCode code) : path_(path), code_(code) {
   const auto patience = std::chrono::steady_clock::now() + std::chrono::seconds(3);
+  const auto is_late = [&] { return std::chrono::steady_clock::now() >= patience; };
+  const auto try_now = [&] {
+    try {
+      return try_lock();
+    } catch (const Busy&) {
+      if (is_late()) throw;
+      return false;
+    }
+  };
   bool locked;
-  while (!(locked = try_lock()) && std::chrono::steady_clock::now() < patience) {
-    std::this_thread::sleep_for(std::chrono::milliseconds(50));
-  }
+  while (!(locked = try_now()) && !is_late()) std::this_thread::sleep_for(std::chrono::milliseconds(50));
   shared_ = links_of(file_, path_, code_) > 1;
   if (!locked) {
     std::array<char, 256> text{};
@@ -52,7 +60,7 @@ FileLock::FileLock(const std::string& path, const std::string& note, ExitCode co
 /// process has put one of its own in its place, or removed it at its end.
 bool FileLock::try_lock() {
   file_ = open_regular(path_, O_RDWR | O_CREAT | O_NOFOLLOW, code_);
-  const LockState state = take_lock(file_, LOCK_EX);
+  const LockState state = take_lock(file_, LOCK_EX, path_, code_);
   if (state == LockState::held) return false;
   supported_ = state == LockState::free;
   return in_place();

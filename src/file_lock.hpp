@@ -12,7 +12,7 @@ namespace nanorun {
 enum class LockState { free, held, absent };
 
 /// What flock(2) says of a lock on a regular file, one for this process alone where `exclusive`, else one beside other
-/// readers. Keeps none.
+/// readers. Keeps none. Throws Busy(code) where the file system does not say, as on a stale handle.
 LockState lock_state(const std::string& path, bool exclusive, ExitCode code);
 
 /// An exclusive lock on a file, held until destruction or the end of the process, whichever way that ends. Relies on
@@ -23,7 +23,7 @@ class FileLock {
  public:
   /// Creates the file if need be. Where another process holds the lock for longer than the few seconds that a dying job
   /// may take, held_by() is what that process noted, else `note` goes into the file. Throws Error(code) if there can be
-  /// no file.
+  /// no file, Busy(code) where the file system does not say for as long whether the lock is free.
   FileLock(const std::string& path, const std::string& note, ExitCode code);
 
   const std::optional<std::string>& held_by() const { return held_by_; }

@@ -151,6 +151,13 @@ std::string working_directory(ExitCode code) {
   return path;
 }
 
+std::string canonical_path(const std::string& path) {
+  std::error_code error;
+  const std::filesystem::path whole = std::filesystem::absolute(path, error);
+  const std::string canonical = std::filesystem::weakly_canonical(whole, error).string();
+  return error ? path : canonical;
+}
+
 void require_possible_path(const std::string& path, ExitCode code) {
   const auto long_name = [](const auto& name) { return name.string().size() > NAME_MAX; };
   if (path.size() < PATH_MAX && std::ranges::none_of(std::filesystem::path(path), long_name)) return;
@@ -265,7 +272,8 @@ void create_file(const std::string& path, ExitCode code) {
 void reserve_space(const std::string& path, std::uint64_t bytes, ExitCode code) {
   const Descriptor file = open_regular(path, O_RDWR | O_NOFOLLOW, code);
   if (::fallocate(file.get(), 0, 0, static_cast<off_t>(bytes)) == 0 || errno == EOPNOTSUPP || errno == ENOSYS) return;
-  fail_by_system(code, path, "no space for the file", errno);
+  const bool is_full = errno == ENOSPC || errno == EDQUOT;
+  fail_by_system(code, path, is_full ? "no space for the file" : "cannot be given space", errno);
 }
 
 void truncate_file(const std::string& path, std::uint64_t bytes, ExitCode code) {

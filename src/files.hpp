@@ -66,6 +66,8 @@ std::uint64_t free_space(const std::string& path, ExitCode code);
 
 /// Where relative paths begin, without symbolic links.
 std::string working_directory(ExitCode code);
+/// Absolute, without links, "." and "..", as far as the path exists; the path itself where it cannot be looked up.
+std::string canonical_path(const std::string& path);
 
 /// Throws where the path, or a name in it, is longer than Linux allows; whether anything is there does not matter.
 void require_possible_path(const std::string& path, ExitCode code);

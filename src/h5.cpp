@@ -3,6 +3,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <functional>
 #include <numeric>
 #include <utility>
@@ -18,6 +19,7 @@ namespace {
 
 // Open MPI makes longer names of a shared file's for files of its own, and aborts where they become too long.
 constexpr std::size_t max_shared_path = 240;
+constexpr const char* locking_variable = "HDF5_USE_FILE_LOCKING";
 constexpr std::size_t max_attribute_text = 64'000;  // an object header message holds less than 64 KiB
 
 /// An element type in memory and on disk.
@@ -45,9 +47,17 @@ std::uint64_t elements(const Extent& count) {
 
 std::string text_of(const Extent& extent) { return fmt::format("[{}]", fmt::join(extent, ", ")); }
 
+/// HDF5 reads the variable as it starts, and then minds no property list. BEST_EFFORT is what this program asks for
+/// anyway, but with its own eye for file systems without locks.
+void leave_best_effort_to_us() {
+  const char* locking = std::getenv(locking_variable);
+  if (locking != nullptr && std::string_view(locking) == "BEST_EFFORT") ::unsetenv(locking_variable);
+}
+
 }  // namespace
 
 void start(char** argv) {
+  leave_best_effort_to_us();
   H5dont_atexit();
   H5open();  // while there is no MPI, HDF5 cannot ask MPI_Finalize for a call
   examine_where_asked(argv);
@@ -117,7 +127,10 @@ void File::open_with(const Handle& access, const char* failure, const std::funct
       if (H5Pset_file_locking(access.get(), false, true) >= 0) id = open();
     }
     if (state == LockState::absent && id < 0) {
-      fail("", fmt::format("{}; its file system has no locks: HDF5_USE_FILE_LOCKING must not be TRUE here", failure));
+      const char* locking = std::getenv(locking_variable);
+      fail("",
+           fmt::format("{}; its file system has no locks{}", failure,
+                       locking == nullptr ? "" : fmt::format(": {} must not be {} here", locking_variable, locking)));
     }
   }
   handle_ = own(id, H5Fclose, "", failure);

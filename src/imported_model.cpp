@@ -28,6 +28,7 @@ void require_weights(const std::string& directory) {
   if (exists(directory + "/" + weights_file, ExitCode::data)) return;
   constexpr std::pair<const char*, const char*> others[] = {
       {"model.safetensors.index.json", "the weights are in several files"},
+      {"adapter_model.safetensors", "an adapter's weights alone, to be merged into those of its model"},
       {"pytorch_model.bin", "weights as Python's pickle writes them"},
       {"pytorch_model.bin.index.json", "weights as Python's pickle writes them, in several files"}};
   for (const auto& [name, what] : others) {

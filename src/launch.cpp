@@ -1,5 +1,6 @@
 #include "src/launch.hpp"
 
+#include <fcntl.h>
 #include <fmt/format.h>
 #include <unistd.h>
 
@@ -14,8 +15,21 @@ namespace {
 /// How many ranks a launcher has started: MPICH and its kin, and Slurm.
 constexpr std::array of_ranks = {"PMI_SIZE", "MPI_LOCALNRANKS", "SLURM_STEP_NUM_TASKS"};
 /// This MPI's own launcher has started the program, whatever launcher lies around that one; or somebody types in a
-/// terminal of Slurm's, and starts programs one by one.
+/// terminal of Slurm's (launch_variables), and starts programs one by one.
 constexpr std::array of_own_launcher = {"OMPI_COMM_WORLD_SIZE", "PMIX_RANK", "SLURM_PTY_PORT"};
+
+/// Whether somebody may have typed this program's command: it has a terminal, and is no rank above 0 of a step. What
+/// further launchers start in the shell inherits the shell's variables, but has no terminal, or variables of its own.
+bool is_typed_in_terminal() {
+  const auto is_above_0 = [](const char* name) {
+    const char* value = std::getenv(name);
+    return value != nullptr && std::atoi(value) > 0;
+  };
+  if (is_above_0("SLURM_PROCID") || is_above_0("PMI_RANK") || std::getenv("MPI_LOCALNRANKS") != nullptr) return false;
+  const int terminal = ::open("/dev/tty", O_RDWR | O_NOCTTY | O_CLOEXEC);
+  if (terminal >= 0) ::close(terminal);
+  return terminal >= 0;
+}
 
 }  // namespace
 
@@ -32,6 +46,7 @@ LaunchVariables launch_variables() {
       if (const char* value = std::getenv(name)) variables.emplace(name, value);
     }
   }
+  if (variables.contains("SLURM_PTY_PORT") && !is_typed_in_terminal()) variables.erase("SLURM_PTY_PORT");
   return variables;
 }
 

@@ -9,7 +9,8 @@ namespace nanorun {
 /// Of the node of this process.
 std::string host_name();
 
-/// Variables of the environment by which launchers tell what they have started, those that are set.
+/// Variables of the environment by which launchers tell what they have started, those that are set. SLURM_PTY_PORT,
+/// which all programs inherit that are started in a terminal of Slurm's, only where this one may have been typed there.
 using LaunchVariables = std::map<std::string, std::string>;
 /// Comes before MPI_Init, which sets some itself where no launcher has.
 LaunchVariables launch_variables();

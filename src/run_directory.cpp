@@ -236,7 +236,7 @@ bool RunDirectory::holds_a_run() const {
   });
 }
 
-/// Whether a path has the name of what a run writes in its directory, or lies in one of its folders there.
+/// Whether a path has the name of what a run writes in its directory, or lies anywhere in one of its folders there.
 bool RunDirectory::is_own_file(const std::string& path) const {
   const std::string folder = directory_of(path), name = name_of(path);
   if (same_file(folder, path_, ExitCode::output)) {
@@ -244,15 +244,32 @@ bool RunDirectory::is_own_file(const std::string& path) const {
     return name.starts_with(lock_name) || std::ranges::any_of(file_names, is_this) ||
            std::ranges::any_of(folder_names, is_this);
   }
-  return std::ranges::any_of(folder_names, [&](const char* own) {
-    return same_file(folder, file(own), ExitCode::output) ||
-           (name_of(folder) == own && same_file(directory_of(folder), path_, ExitCode::output));
-  });
+  for (std::string above = canonical_path(folder); above != directory_of(above); above = directory_of(above)) {
+    const auto is_this = [&](const char* own) {
+      return same_file(above, file(own), ExitCode::output) ||
+             (name_of(above) == own && same_file(directory_of(above), path_, ExitCode::output));
+    };
+    if (std::ranges::any_of(folder_names, is_this)) return true;
+  }
+  return false;
+}
+
+/// Throws Error(usage) where no file of this name can ever be made.
+void require_possible_file(const std::string& path) {
+  const auto refuse = [&](const std::string& why) {
+    throw Error(ExitCode::usage, fmt::format("stop.file = {}: {}", path, why));
+  };
+  if (path.ends_with('/')) refuse("ends in '/': name a file");
+  std::string above = directory_of(path);
+  while (!exists(above, ExitCode::output) && directory_of(above) != above) above = directory_of(above);
+  if (exists(above, ExitCode::output) && kind_of(above, ExitCode::output) != FileKind::directory)
+    refuse(above + " is no directory, so that the file can never be made: name another");
 }
 
 void RunDirectory::require_free_stop_file() {
   comm_.together([&] {
     if (!comm_.root()) return;
+    require_possible_file(stop_file_);
     if (is_own_file(stop_file_)) {
       throw Error(
           ExitCode::usage,

@@ -415,7 +415,7 @@ void TraceFile::finish(const TraceRows& rows) {
       write_or_wait();
     }
     if (!held_) return;
-    warn(fmt::format("{}: another program still holds it: {} lost", path_,
+    warn(fmt::format("{}; it stays so to the end: {} lost", reason_,
                      waiting_.size() == 0 ? "what is not written yet is"
                                           : fmt::format("the rows of steps {} to {} are", waiting_.step.front() + 1,
                                                         waiting_.step.back() + 1)));
@@ -455,6 +455,7 @@ void TraceFile::write_waiting() {
 
 /// For rank 0. Keeps the newest rows, and what was seen of the GPUs meanwhile.
 void TraceFile::wait(const Busy& reason) {
+  reason_ = reason.what();
   const std::uint64_t row = bytes_of_row(comm_.size()), most = std::max<std::uint64_t>(max_waiting_rows / row, 1);
   if (!std::exchange(held_, true)) {
     warn(

@@ -90,6 +90,7 @@ class TraceFile {
   std::string provenance_;
   // Of rank 0:
   bool begun_ = false;         ///< the file is this run's
+  std::string reason_;         ///< why it was not written, when it was last tried in vain
   bool held_ = false;          ///< by another program, when it was last tried
   std::uint64_t dropped_ = 0;  ///< steps, since it is held
   TraceRows waiting_;          ///< of all ranks

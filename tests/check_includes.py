@@ -58,7 +58,7 @@ ROOMS = {
     # Whoever asks the file system elsewhere may drop its errors.
     "filesystem": {"files"},
     "fstream": {"files"},
-    "fcntl.h": {"files", "files_own", "output_file", "file_lock", "early", "h5_structure"},
+    "fcntl.h": {"files", "files_own", "output_file", "file_lock", "early", "launch", "h5_structure"},
     "glob.h": {"files"},
     "dirent.h": {"files"},
     "sys/stat.h": {"files", "files_own", "output_file"},

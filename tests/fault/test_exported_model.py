@@ -360,8 +360,17 @@ class ExportedModel(FaultTest):
                            ("num_attention_heads", "heads")):
             config.write_text(json.dumps(settings | {field: 7}))
             refused(f"config.json: {field} = 7, but model.{key} = {settings['model'][key]}")
+        vocabulary, end = (settings[key] for key in ("vocab_size", "eos_token_id"))
+        for change, said in (({"tie_word_embeddings": True}, "tie_word_embeddings = true, but model.tied_head = false"),
+                             ({"bos_token_id": vocabulary}, f"bos_token_id = {vocabulary}, but model.vocabulary = {vocabulary}"),
+                             ({"eos_token_id": -1}, f"eos_token_id = -1, but model.vocabulary = {vocabulary}"),
+                             ({"bos_token_id": end - 1}, f"bos_token_id = {end - 1}, but eos_token_id = {end}"),
+                             ({"architectures": ["GPT2LMHeadModel"]},
+                              'architectures = ["GPT2LMHeadModel"], but the class for model.residual = "unet" is ')):
+            config.write_text(json.dumps(settings | change))
+            refused(f"config.json: {said}")
         config.write_text(json.dumps(settings))
-        for name in ("model.safetensors.index.json", "pytorch_model.bin"):
+        for name in ("model.safetensors.index.json", "pytorch_model.bin", "adapter_model.safetensors"):
             file.rename(model / name)
             refused(f"model/{name}: ", "nanorun import reads one model.safetensors")
             (model / name).rename(file)

@@ -52,8 +52,34 @@ class FileSystems(FaultTest):
         """As the user's environment demands; the message names the variable."""
         wrapper = ["env", "HDF5_USE_FILE_LOCKING=TRUE", *self.failing("flock", "ENOLCK")]
         job = self.train(None, wrapper=wrapper, code=3)
-        self.assert_refused(job, "data.h5: ", "HDF5_USE_FILE_LOCKING")
+        self.assert_refused(job, "data.h5: ", "HDF5_USE_FILE_LOCKING must not be TRUE here")
         self.train(None, wrapper=["env", "HDF5_USE_FILE_LOCKING=FALSE", *wrapper[2:]])
+
+    def test_best_effort(self):
+        """As sites set it, so that a file system without locks is no obstacle."""
+        wrapper = ["env", "HDF5_USE_FILE_LOCKING=BEST_EFFORT", *self.failing("flock", "ENOLCK")]
+        self.train(None, wrapper=wrapper)
+        self.assert_traced("outputs/run/trace.h5", 12)
+
+    def test_locks_that_fail(self):
+        """The message names the error instead of another job."""
+        for error, text in (("ESTALE", "Stale file handle"), ("EINTR", "Interrupted system call")):
+            with self.subTest(error=error):
+                wrapper = self.injecting("outputs/run/lock", f"flock:error={error}")
+                job = self.train(None, wrapper=wrapper, code=7)
+                self.assert_refused(job, f"outputs/run/lock: cannot be locked: {text}")
+
+    def test_trace_that_fails(self):
+        """What is lost is said with the error, of which no other program is the cause."""
+        for call, said in (("pwrite64", "trace.h5: "), ("fallocate", "trace.h5: cannot be given space: ")):
+            with self.subTest(call=call):
+                job = self.train(None, wrapper=self.injecting("outputs/run/trace.h5", f"{call}:error=ESTALE"))
+                lost = [line for line in job.messages() if "it stays so to the end" in line]
+                self.assertEqual(len(lost), 1, job.text())
+                self.assertIn(said, lost[0])
+                self.assertIn("Stale file handle", lost[0])
+                self.assertNotIn("no space", job.text())
+                shutil.rmtree(self.folder / "outputs")
 
     def test_directories_that_cannot_be_flushed(self):
         """Their files still are: where the disk itself fails, that is an error."""

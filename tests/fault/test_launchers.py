@@ -49,9 +49,19 @@ class Launchers(FaultTest):
                 self.train(ranks, f"run.name=of_{ranks}", "train.steps=1")
 
     def test_terminal_of_slurm(self):
-        with mock.patch.dict(os.environ, SLURM_STEP_NUM_TASKS="4", SLURM_PTY_PORT="40000"):
-            job = Job(self.folder, None, ["shard", "other.h5", "00.txt", "--text"])
-            self.assertEqual(job.wait(), 0, job.text())
+        """Who types there starts a program alone; one that a launcher starts has the variables, but no terminal."""
+        words = ["shard", "other.h5", "00.txt", "--text"]
+        typed = ["setsid", "--ctty", "sh", "-c", "\"$@\"; exit $?", "sh"]
+        cases = ((["setsid"], {}, 2), (typed, {"SLURM_PROCID": "1"}, 2), (typed, {"MPI_LOCALNRANKS": "4"}, 2),
+                 (["setsid", "--ctty"], {}, 2), (typed, {"SLURM_PROCID": "0"}, 0))
+        for wrapper, more, code in cases:
+            with self.subTest(wrapper=wrapper, more=more), mock.patch.dict(
+                    os.environ, SLURM_STEP_NUM_TASKS="4", SLURM_PTY_PORT="40000", **more):
+                terminal, end = os.openpty()
+                job = Job(self.folder, None, words, wrapper=wrapper, stdin=end)
+                os.close(end)
+                self.assertEqual(job.wait(), code, job.text())
+                os.close(terminal)
 
 
 if __name__ == "__main__":

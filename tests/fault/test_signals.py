@@ -104,10 +104,10 @@ class Signals(FaultTest):
 
     def test_ignored_signals_stay_ignored(self):
         """As for the background jobs of a shell, and under nohup."""
-        job = self.start(None, *LONG_RUN, wrapper=["sh", "-c", "trap '' INT HUP; exec \"$@\"", "sh"])
+        job = self.start(None, *LONG_RUN, wrapper=["sh", "-c", "trap '' INT HUP USR1 USR2 TERM; exec \"$@\"", "sh"])
         job.until_step(3)
-        job.process.send_signal(signal.SIGINT)
-        job.process.send_signal(signal.SIGHUP)
+        for number in (signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM):
+            job.process.send_signal(number)
         job.until_step(5)
         (self.run_folder() / "stop").touch()
         self.assert_stopped(job, "stop file found")

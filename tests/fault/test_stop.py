@@ -166,9 +166,12 @@ class Stop(LostRanks, FaultTest):
         (self.folder / "link").symlink_to("outputs")
         for file in ("outputs/run/lock", "outputs/run/log.txt", "outputs/run/./trace.h5", "link/run/summary.json.partial",
                      self.folder / "outputs" / "run" / "checkpoints", "outputs/run/checkpoints/checkpoint_00000012.h5",
-                     "link/run/heartbeats/0"):
+                     "link/run/heartbeats/0", "outputs/run/checkpoints/x/y", "link/run/heartbeats/x/y/z"):
             job = self.train(None, f"stop.file={file}", code=2)
             self.assert_refused(job, f"stop.file = {file}: is one of the run's own files")
+        for file, said in (("outputs/halt/", "ends in '/'"), ("deck.toml/halt", "deck.toml is no directory"),
+                           ("deck.toml/a/halt", "deck.toml is no directory")):
+            self.assert_refused(self.train(None, f"stop.file={file}", code=2), f"stop.file = {file}: {said}")
         self.assertFalse(self.run_folder().exists())
         job = self.start(None, *self.long_run, "stop.file=outputs/run/halt")
         job.until_step(3)

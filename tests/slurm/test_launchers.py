@@ -31,6 +31,19 @@ class Launchers(SlurmTest):
         self.assertIn("code 0", done.stdout)
         self.assertTrue((self.folder / "other.h5").exists())
 
+    def test_srun_typed_in_a_terminal(self):
+        """Its programs inherit the variables of the shell, and are refused all the same."""
+        if shutil.which("script") is None:
+            self.skipTest("needs script, for a terminal")
+        srun = cluster.find("srun")
+        typed = shlex.join([srun, "--overlap", "--mpi=none", "-n", "3", str(small_run.PROGRAM), "train", "deck.toml"])
+        shell = shlex.join([srun, "--mpi=none", "-n", "4", "--pty", "sh", "-c", f"[ -n \"$SLURM_PTY_PORT\" ] && {typed}"])
+        done = subprocess.run(["script", "-qec", shell, "/dev/null"], cwd=self.folder, env=self.slurm.environment,
+                              stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+                              timeout=cluster.TIMEOUT, check=False)
+        self.assertEqual(done.stdout.count("nanorun: SLURM_STEP_NUM_TASKS = 3: "), 3, done.stdout)
+        self.assertFalse((self.folder / "outputs").exists())
+
 
 if __name__ == "__main__":
     main()

@@ -281,7 +281,7 @@ TEST_F(TraceFileTest, RowsThatNeverReachTheFileAreTold) {
     first->finish();
   }
   std::string said = testing::internal::GetCapturedStderr();
-  EXPECT_NE(said.find("trace.h5: another program still holds it: the rows of steps 3 to 5 are lost\n"),
+  EXPECT_NE(said.find("HDF5's lock on it; it stays so to the end: the rows of steps 3 to 5 are lost\n"),
             std::string::npos)
       << said;
   testing::internal::CaptureStderr();
