@@ -111,7 +111,7 @@ class Outputs(FaultTest):
 
     def test_two_commands_for_one_output(self):
         """Whoever comes second is refused, or replaces a complete file; none installs the other's half."""
-        (self.folder / "big.txt").write_bytes(bytes(byte & 127 for byte in os.urandom(1 << 24)))
+        (self.folder / "big.txt").write_bytes(bytes(32 + (byte & 63) for byte in os.urandom(1 << 24)))
         for command in (("shard", "out", "big.txt", "--text"), ("export", "out.h5", "out.bin")):
             for force in ((), ("--force",)):
                 jobs = [Job(self.folder, None, [*command, *force]) for _ in range(3)]
