@@ -53,7 +53,7 @@ class Launchers(FaultTest):
         words = ["shard", "other.h5", "00.txt", "--text"]
         typed = ["setsid", "--ctty", "sh", "-c", "\"$@\"; exit $?", "sh"]
         cases = ((["setsid"], {}, 2), (typed, {"SLURM_PROCID": "1"}, 2), (typed, {"MPI_LOCALNRANKS": "4"}, 2),
-                 (["setsid", "--ctty"], {}, 2), (typed, {"SLURM_PROCID": "0"}, 0))
+                 (typed, {"SLURM_PROCID": "0"}, 0))
         for wrapper, more, code in cases:
             with self.subTest(wrapper=wrapper, more=more), mock.patch.dict(
                     os.environ, SLURM_STEP_NUM_TASKS="4", SLURM_PTY_PORT="40000", **more):

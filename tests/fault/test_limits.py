@@ -54,7 +54,7 @@ class Limits(FaultTest):
                                                    "to start: raise the limit"})
 
     def test_file_size_too_small_for_a_shard(self):
-        (self.folder / "big.txt").write_bytes(bytes(10 << 20))
+        (self.folder / "big.txt").write_bytes(b" " * (10 << 20))
         wrapper = ["sh", "-c", 'ulimit -f 16384; exec "$@"', "sh"]  # 8 MiB
         job = Job(self.folder, None, ["shard", "big", "big.txt", "--text"], wrapper)
         self.assertEqual(job.wait(), 7, job.text())
