@@ -261,8 +261,11 @@ void require_possible_file(const std::string& path) {
   };
   if (path.ends_with('/')) refuse("ends in '/': name a file");
   std::string above = directory_of(path);
-  while (!exists(above, ExitCode::output) && directory_of(above) != above) above = directory_of(above);
-  if (exists(above, ExitCode::output) && kind_of(above, ExitCode::output) != FileKind::directory)
+  FileKind found = FileKind::absent;
+  const auto look = [&] { found = kind_of(above, ExitCode::output); };
+  for (quietly(look); found == FileKind::absent && directory_of(above) != above; quietly(look))
+    above = directory_of(above);
+  if (found != FileKind::absent && found != FileKind::directory)
     refuse(above + " is no directory, so that the file can never be made: name another");
 }
 

@@ -65,7 +65,7 @@ class FileSystems(FaultTest):
         """The message names the error instead of another job."""
         for error, text in (("ESTALE", "Stale file handle"), ("EINTR", "Interrupted system call")):
             with self.subTest(error=error):
-                wrapper = self.injecting("outputs/run/lock", f"flock:error={error}")
+                wrapper = self.injecting(self.run_folder() / "lock", f"flock:error={error}")
                 job = self.train(None, wrapper=wrapper, code=7)
                 self.assert_refused(job, f"outputs/run/lock: cannot be locked: {text}")
 
@@ -73,7 +73,7 @@ class FileSystems(FaultTest):
         """What is lost is said with the error, of which no other program is the cause."""
         for call, said in (("pwrite64", "trace.h5: "), ("fallocate", "trace.h5: cannot be given space: ")):
             with self.subTest(call=call):
-                job = self.train(None, wrapper=self.injecting("outputs/run/trace.h5", f"{call}:error=ESTALE"))
+                job = self.train(None, wrapper=self.injecting(self.run_folder() / "trace.h5", f"{call}:error=ESTALE"))
                 lost = [line for line in job.messages() if "it stays so to the end" in line]
                 self.assertEqual(len(lost), 1, job.text())
                 self.assertIn(said, lost[0])
