@@ -272,7 +272,7 @@ void create_file(const std::string& path, ExitCode code) {
 void reserve_space(const std::string& path, std::uint64_t bytes, ExitCode code) {
   const Descriptor file = open_regular(path, O_RDWR | O_NOFOLLOW, code);
   if (::fallocate(file.get(), 0, 0, static_cast<off_t>(bytes)) == 0 || errno == EOPNOTSUPP || errno == ENOSYS) return;
-  const bool is_full = errno == ENOSPC || errno == EDQUOT;
+  const bool is_full = errno == ENOSPC || errno == EDQUOT || errno == EFBIG;
   fail_by_system(code, path, is_full ? "no space for the file" : "cannot be given space", errno);
 }
 
