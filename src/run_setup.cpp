@@ -169,8 +169,10 @@ void RunSetup::check_data() {
   const std::vector<std::int32_t> prefixes = training_prefixes(comm, config, data);
   if (!prefixes.empty()) learner.model.set_prefixes(prefixes);
   TokenizerRecord tokenizer = training_tokenizer(comm, data);
-  if (tokenizer.name.empty() && !trained_before.name.empty())
-    tokenizer.name = trained_before.name, tokenizer.checksum = trained_before.checksum;
+  if (tokenizer.name.empty() && !trained_before.name.empty()) {
+    tokenizer.name = trained_before.name;
+    tokenizer.checksum = trained_before.checksum;
+  }
   checkpoints.set_shards(shard_record(data), tokenizer);
 }
 
