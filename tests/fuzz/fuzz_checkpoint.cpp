@@ -2,6 +2,7 @@
 
 #include "src/checkpoint.hpp"
 #include "src/learner.hpp"
+#include "tests/fuzz/checkpoints.hpp"
 #include "tests/fuzz/fuzz.hpp"
 #include "tests/fuzz/small_model.hpp"
 
@@ -10,13 +11,6 @@ using namespace nanorun;
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   static Learner<float> learner(fuzz::small_model(2), fuzz::comm(), 0, {});
   const fuzz::InputFile file({data, size});
-  CheckpointConfig config;
-  config.restart = file.path();
-  const bool verified = fuzz::accepts([&] { verify_checkpoint(fuzz::comm(), file.path()); });
-  const bool restored = fuzz::accepts([&] {
-    Checkpoints(fuzz::comm(), config, "", to_toml(learner.config), model_fingerprint(learner.table.layout()))
-        .restore(learner.optimizer.slabs());
-  });
-  fuzz::require(verified || !restored, "a checkpoint was restored that does not verify");
+  fuzz::restores(learner, file.path());
   return 0;
 }

@@ -11,6 +11,7 @@
 
 #include "src/checkpoint.hpp"
 #include "src/learner.hpp"
+#include "tests/fuzz/checkpoints.hpp"
 #include "tests/fuzz/fuzz.hpp"
 #include "tests/fuzz/small_model.hpp"
 
@@ -47,14 +48,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     bytes[at % bytes.size()] ^= data[i + sizeof(at)];
   }
   const fuzz::InputFile file(bytes);
-  CheckpointConfig config;
-  config.restart = file.path();
-  const bool verified = fuzz::accepts([&] { verify_checkpoint(fuzz::comm(), file.path()); });
-  const bool restored = fuzz::accepts([&] {
-    Checkpoints(fuzz::comm(), config, "", to_toml(learner.config), model_fingerprint(learner.table.layout()))
-        .restore(learner.optimizer.slabs());
-  });
-  fuzz::require(verified || !restored, "a checkpoint was restored that does not verify");
+  const bool restored = fuzz::restores(learner, file.path());
   fuzz::require(restored || bytes != sound, "a sound checkpoint was refused");
   return 0;
 }
