@@ -7,12 +7,12 @@
 #include <charconv>
 #include <limits>
 
-#include "kernels/attention.hpp"
-#include "src/build.hpp"
-#include "src/config.hpp"
-#include "src/config_keys.hpp"
-#include "src/error.hpp"
-#include "src/text.hpp"
+#include "kernels/attention/attention.hpp"
+#include "src/base/build.hpp"
+#include "src/base/error.hpp"
+#include "src/base/text.hpp"
+#include "src/config/config.hpp"
+#include "src/config/config_keys.hpp"
 
 namespace nanorun {
 

@@ -5,12 +5,12 @@
 #include <string>
 #include <vector>
 
-#include "src/comm.hpp"
-#include "src/evaluate.hpp"
-#include "src/export_model.hpp"
-#include "src/import.hpp"
-#include "src/imported_model.hpp"
-#include "src/sample.hpp"
+#include "src/comm/comm.hpp"
+#include "src/commands/evaluate.hpp"
+#include "src/commands/export_model.hpp"
+#include "src/commands/imported_model.hpp"
+#include "src/commands/sample.hpp"
+#include "src/shard/import.hpp"
 
 namespace nanorun {
 

@@ -43,9 +43,9 @@ LEVEL = {name: level for level, line in enumerate(LAYERS.splitlines()) for name 
 ROOMS = {
     "mpi.h": {"context", "comm", "h5", "h5_shared", "transport_mpi"},
     "nccl.h": {"transport_nccl"},
-    "kernels/peer_memory.hpp": {"transport_peers", "peer_memory"},
+    "kernels/device/peer_memory.hpp": {"transport_peers", "peer_memory"},
     "hdf5.h": {"h5", "h5_library"},
-    "src/h5.hpp": {"h5", "h5_structure", "context", "data", "checkpoint", "checkpoint_file", "trace_file",
+    "src/storage/h5.hpp": {"h5", "h5_structure", "context", "data", "checkpoint", "checkpoint_file", "trace_file",
                    "import", "import_bin", "tokenizer"},
     "toml++/toml.h": {"config_toml"},
     "CLI/": {"command_line"},
@@ -67,7 +67,8 @@ ROOMS = {
 # What src/ may see of kernels/: the dispatcher, the views, the mask that the host builds, the memory of peers, signs of
 # life, and what CUDA implementations take.
 KERNEL_HEADERS = {
-    f"kernels/{name}.hpp" for name in ("ops", "types", "attention", "peer_memory", "life", "limits")
+    f"kernels/{name}.hpp"
+    for name in ("ops", "attention/attention", "device/types", "device/peer_memory", "device/life", "device/limits")
 }
 
 
@@ -79,7 +80,7 @@ def parts_of_one(a, b):
 
 def breaches_of(path, root):
     module = path.stem
-    in_kernels = path.parent.name == "kernels"
+    in_kernels = path.relative_to(root).parts[0] == "kernels"
     for number, line in enumerate(path.read_text().splitlines(), 1):
         if "print(stderr" in line:
             yield f"{path.relative_to(root)}:{number}: throws where standard error is closed; warn() does not"
@@ -105,9 +106,9 @@ def breaches_of(path, root):
 
 def main():
     root = Path(sys.argv[1])
-    files = [p for folder in ("src", "kernels") for p in sorted((root / folder).iterdir())]
+    files = [p for folder in ("src", "kernels") for p in sorted((root / folder).rglob("*"))]
     files = [p for p in files if p.suffix in (".hpp", ".cpp", ".cu", ".cuh")]
-    unknown = [p.name for p in files if p.parent.name == "src" and p.stem not in LEVEL]
+    unknown = [p.name for p in files if p.relative_to(root).parts[0] == "src" and p.stem not in LEVEL]
     breaches = [f"src/{name} has no place among the layers" for name in unknown]
     if not unknown:
         breaches = [breach for path in files for breach in breaches_of(path, root)]

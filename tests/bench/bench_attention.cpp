@@ -12,8 +12,8 @@
 #include <thread>
 #include <vector>
 
-#include "kernels/attention.hpp"
-#include "kernels/ordered_sum.hpp"
+#include "kernels/attention/attention.hpp"
+#include "kernels/device/ordered_sum.hpp"
 #include "tests/bench/device_timer.hpp"
 #include "tests/support/owned_mask.hpp"
 

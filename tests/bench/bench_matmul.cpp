@@ -13,14 +13,14 @@
 #include <string>
 #include <vector>
 
-#include "kernels/attention_projection.hpp"
-#include "kernels/head.hpp"
-#include "kernels/head_softcap.hpp"
-#include "kernels/head_weight_gradient.hpp"
-#include "kernels/matmul.hpp"
-#include "kernels/mlp_fp8.hpp"
-#include "kernels/muon_stages.hpp"
-#include "kernels/muon_symmetric_gemm.hpp"
+#include "kernels/attention/attention_projection.hpp"
+#include "kernels/linear/matmul.hpp"
+#include "kernels/linear/mlp_fp8.hpp"
+#include "kernels/lm_head/head.hpp"
+#include "kernels/lm_head/head_softcap.hpp"
+#include "kernels/lm_head/head_weight_gradient.hpp"
+#include "kernels/optimizer/muon_stages.hpp"
+#include "kernels/optimizer/muon_symmetric_gemm.hpp"
 #include "tests/bench/ceilings.hpp"
 
 namespace nanorun::kernels {

@@ -3,8 +3,8 @@
 #include <numeric>
 #include <unordered_set>
 
-#include "kernels/head_quantise.hpp"
-#include "kernels/muon_stages.hpp"
+#include "kernels/lm_head/head_quantise.hpp"
+#include "kernels/optimizer/muon_stages.hpp"
 #include "tests/bench/row_ops.hpp"
 
 namespace nanorun::kernels {

@@ -8,7 +8,7 @@
 #include <type_traits>
 #include <vector>
 
-#include "kernels/cublas.hpp"
+#include "kernels/device/cublas.hpp"
 #include "tests/bench/device_timer.hpp"
 
 namespace nanorun::kernels::bench {

@@ -12,8 +12,8 @@
 #include <random>
 #include <vector>
 
+#include "kernels/device/ordered_sum.hpp"
 #include "kernels/ops.hpp"
-#include "kernels/ordered_sum.hpp"
 #include "tests/bench/ceilings.hpp"
 
 namespace nanorun::kernels::bench {

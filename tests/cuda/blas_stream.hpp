@@ -1,7 +1,7 @@
 #pragma once
 // The default stream with the state of the GEMMs, see cublas.hpp, and scratch memory for sums.
 
-#include "kernels/cublas.hpp"
+#include "kernels/device/cublas.hpp"
 #include "tests/cuda/sum_stream.hpp"
 
 namespace nanorun::kernels::test {

@@ -3,7 +3,7 @@
 
 #include <vector>
 
-#include "kernels/attention.hpp"
+#include "kernels/attention/attention.hpp"
 #include "tests/support/cuda_memory.hpp"
 
 namespace nanorun::kernels::test {

@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "kernels/muon_stages.hpp"
+#include "kernels/optimizer/muon_stages.hpp"
 #include "tests/support/bf16.hpp"
 #include "tests/support/cuda_memory.hpp"
 

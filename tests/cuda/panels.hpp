@@ -1,7 +1,7 @@
 #pragma once
 // The layout of d_q in CUDA attention, for tests.
 
-#include "kernels/attention.hpp"
+#include "kernels/attention/attention.hpp"
 #include "tests/support/shared_memory.hpp"
 
 namespace nanorun::kernels::test {

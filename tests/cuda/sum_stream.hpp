@@ -6,7 +6,7 @@
 #include <algorithm>
 #include <cstring>
 
-#include "kernels/ordered_sum.hpp"
+#include "kernels/device/ordered_sum.hpp"
 #include "tests/support/shared_memory.hpp"
 
 namespace nanorun::kernels::test {

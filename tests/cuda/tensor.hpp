@@ -12,8 +12,8 @@
 #include <utility>
 #include <vector>
 
-#include "kernels/random.hpp"
-#include "kernels/types.hpp"
+#include "kernels/device/random.hpp"
+#include "kernels/device/types.hpp"
 #include "tests/cuda/in_threads.hpp"
 #include "tests/support/bf16.hpp"
 #include "tests/support/cuda_memory.hpp"

@@ -3,7 +3,7 @@
 #include <cmath>
 #include <limits>
 
-#include "kernels/adam.hpp"
+#include "kernels/optimizer/adam.hpp"
 #include "tests/cuda/sum_stream.hpp"
 #include "tests/cuda/tensor.hpp"
 

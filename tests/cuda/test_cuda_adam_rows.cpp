@@ -3,7 +3,7 @@
 #include <cstring>
 #include <numeric>
 
-#include "kernels/adam_rows.hpp"
+#include "kernels/optimizer/adam_rows.hpp"
 #include "tests/cuda/sum_stream.hpp"
 #include "tests/cuda/tensor.hpp"
 #include "tests/support/adam_reads.hpp"

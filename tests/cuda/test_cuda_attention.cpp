@@ -1,4 +1,4 @@
-#include "kernels/attention.hpp"
+#include "kernels/attention/attention.hpp"
 
 #include <gtest/gtest.h>
 

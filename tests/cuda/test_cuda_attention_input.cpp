@@ -4,8 +4,8 @@
 #include <string>
 #include <vector>
 
-#include "kernels/attention.hpp"
-#include "kernels/attention_input.hpp"
+#include "kernels/attention/attention.hpp"
+#include "kernels/attention/attention_input.hpp"
 #include "tests/cuda/sum_stream.hpp"
 #include "tests/cuda/tensor.hpp"
 

@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "kernels/attention.hpp"
+#include "kernels/attention/attention.hpp"
 #include "tests/cuda/device_mask.hpp"
 #include "tests/cuda/panels.hpp"
 #include "tests/cuda/sum_stream.hpp"

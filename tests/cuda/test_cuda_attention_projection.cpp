@@ -3,7 +3,7 @@
 #include <cmath>
 #include <string>
 
-#include "kernels/attention_projection.hpp"
+#include "kernels/attention/attention_projection.hpp"
 #include "tests/cuda/tensor.hpp"
 
 namespace nanorun::kernels::cuda {

@@ -4,7 +4,7 @@
 #include <stdexcept>
 #include <tuple>
 
-#include "kernels/coefficient_net.hpp"
+#include "kernels/stream/coefficient_net.hpp"
 #include "tests/cuda/blas_stream.hpp"
 #include "tests/cuda/tensor.hpp"
 

@@ -3,7 +3,7 @@
 #include <cmath>
 #include <limits>
 
-#include "kernels/fill.hpp"
+#include "kernels/device/fill.hpp"
 #include "tests/cuda/tensor.hpp"
 
 namespace nanorun::kernels::cuda {

@@ -4,7 +4,7 @@
 #include <limits>
 #include <vector>
 
-#include "kernels/head.hpp"
+#include "kernels/lm_head/head.hpp"
 #include "tests/cuda/blas_stream.hpp"
 #include "tests/cuda/tensor.hpp"
 #include "tests/kernels/check.hpp"

@@ -1,4 +1,4 @@
-#include "kernels/head_composition.hpp"
+#include "kernels/attention/head_composition.hpp"
 
 #include <gtest/gtest.h>
 

@@ -3,7 +3,7 @@
 #include <cmath>
 #include <string>
 
-#include "kernels/head_output.hpp"
+#include "kernels/attention/head_output.hpp"
 #include "tests/cuda/sum_stream.hpp"
 #include "tests/cuda/tensor.hpp"
 

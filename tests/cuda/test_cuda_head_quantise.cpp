@@ -5,7 +5,7 @@
 #include <string>
 #include <utility>
 
-#include "kernels/head_quantise.hpp"
+#include "kernels/lm_head/head_quantise.hpp"
 #include "tests/cuda/tensor.hpp"
 #include "tests/kernels/float_format.hpp"
 

@@ -4,7 +4,7 @@
 #include <string>
 #include <tuple>
 
-#include "kernels/head_scale.hpp"
+#include "kernels/attention/head_scale.hpp"
 #include "tests/cuda/sum_stream.hpp"
 #include "tests/cuda/tensor.hpp"
 

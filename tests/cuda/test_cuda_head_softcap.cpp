@@ -4,7 +4,7 @@
 #include <random>
 #include <vector>
 
-#include "kernels/head_softcap.hpp"
+#include "kernels/lm_head/head_softcap.hpp"
 #include "tests/cuda/tensor.hpp"
 #include "tests/kernels/float_format.hpp"
 

@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "kernels/head_weight_gradient.hpp"
+#include "kernels/lm_head/head_weight_gradient.hpp"
 #include "tests/cuda/tensor.hpp"
 #include "tests/kernels/check.hpp"
 #include "tests/kernels/float_format.hpp"

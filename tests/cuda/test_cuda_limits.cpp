@@ -5,16 +5,16 @@
 #include <functional>
 #include <stdexcept>
 
-#include "kernels/attention.hpp"
-#include "kernels/coefficient_net.hpp"
-#include "kernels/embedding.hpp"
-#include "kernels/head.hpp"
-#include "kernels/head_composition.hpp"
-#include "kernels/limits.hpp"
-#include "kernels/mix.hpp"
-#include "kernels/norm.hpp"
-#include "kernels/sign_rows.hpp"
-#include "src/config_check.hpp"
+#include "kernels/attention/attention.hpp"
+#include "kernels/attention/head_composition.hpp"
+#include "kernels/device/limits.hpp"
+#include "kernels/lm_head/head.hpp"
+#include "kernels/stream/coefficient_net.hpp"
+#include "kernels/stream/embedding.hpp"
+#include "kernels/stream/mix.hpp"
+#include "kernels/stream/norm.hpp"
+#include "kernels/stream/sign_rows.hpp"
+#include "src/config/config_check.hpp"
 #include "tests/cuda/blas_stream.hpp"
 #include "tests/cuda/tensor.hpp"
 

@@ -3,8 +3,8 @@
 #include <cmath>
 #include <vector>
 
-#include "kernels/device.hpp"
-#include "kernels/matmul.hpp"
+#include "kernels/device/device.hpp"
+#include "kernels/linear/matmul.hpp"
 #include "tests/cuda/blas_stream.hpp"
 #include "tests/cuda/tensor.hpp"
 #include "tests/kernels/check.hpp"

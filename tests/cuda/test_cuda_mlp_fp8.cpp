@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-#include "kernels/mlp_fp8.hpp"
+#include "kernels/linear/mlp_fp8.hpp"
 #include "tests/cuda/tensor.hpp"
 #include "tests/kernels/check.hpp"
 #include "tests/kernels/float_format.hpp"

@@ -5,9 +5,9 @@
 #include <string>
 #include <vector>
 
-#include "kernels/device.hpp"
-#include "kernels/matmul.hpp"
-#include "kernels/muon_stages.hpp"
+#include "kernels/device/device.hpp"
+#include "kernels/linear/matmul.hpp"
+#include "kernels/optimizer/muon_stages.hpp"
 #include "tests/cuda/blas_stream.hpp"
 #include "tests/cuda/muon_matrices.hpp"
 #include "tests/cuda/tensor.hpp"

@@ -3,8 +3,8 @@
 #include <cmath>
 #include <limits>
 
-#include "kernels/device.hpp"
-#include "kernels/muon_stages.hpp"
+#include "kernels/device/device.hpp"
+#include "kernels/optimizer/muon_stages.hpp"
 #include "tests/cuda/blas_stream.hpp"
 #include "tests/cuda/muon_matrices.hpp"
 #include "tests/cuda/tensor.hpp"

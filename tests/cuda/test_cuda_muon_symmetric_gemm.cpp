@@ -3,8 +3,8 @@
 #include <cmath>
 #include <vector>
 
-#include "kernels/matmul.hpp"
-#include "kernels/muon_symmetric_gemm.hpp"
+#include "kernels/linear/matmul.hpp"
+#include "kernels/optimizer/muon_symmetric_gemm.hpp"
 #include "tests/cuda/blas_stream.hpp"
 #include "tests/cuda/tensor.hpp"
 

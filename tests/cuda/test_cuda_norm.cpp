@@ -2,7 +2,7 @@
 
 #include <limits>
 
-#include "kernels/norm.hpp"
+#include "kernels/stream/norm.hpp"
 #include "tests/cuda/tensor.hpp"
 
 namespace nanorun::kernels::cuda {

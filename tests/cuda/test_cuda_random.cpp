@@ -3,7 +3,7 @@
 #include <cmath>
 #include <vector>
 
-#include "kernels/random.hpp"
+#include "kernels/device/random.hpp"
 #include "tests/cuda/tensor.hpp"
 
 namespace nanorun::kernels::cuda {

@@ -1,6 +1,6 @@
 #include <gtest/gtest.h>
 
-#include "kernels/sign_rows.hpp"
+#include "kernels/stream/sign_rows.hpp"
 #include "tests/cuda/tensor.hpp"
 
 namespace nanorun::kernels::cuda {

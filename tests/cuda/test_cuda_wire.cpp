@@ -4,7 +4,7 @@
 #include <limits>
 #include <random>
 
-#include "kernels/wire.hpp"
+#include "kernels/device/wire.hpp"
 #include "tests/cuda/tensor.hpp"
 
 namespace nanorun::kernels::cuda {

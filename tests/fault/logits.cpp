@@ -4,9 +4,9 @@
 #include <iostream>
 #include <vector>
 
-#include "src/context.hpp"
-#include "src/model.hpp"
-#include "src/trained_model.hpp"
+#include "src/comm/context.hpp"
+#include "src/commands/trained_model.hpp"
+#include "src/model/model.hpp"
 
 namespace nanorun {
 namespace {

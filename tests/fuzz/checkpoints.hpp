@@ -3,8 +3,8 @@
 
 #include <string>
 
-#include "src/checkpoint.hpp"
-#include "src/learner.hpp"
+#include "src/run/checkpoint.hpp"
+#include "src/run/learner.hpp"
 #include "tests/fuzz/fuzz.hpp"
 
 namespace nanorun::fuzz {

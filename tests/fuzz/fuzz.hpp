@@ -7,8 +7,8 @@
 #include <span>
 #include <string>
 
-#include "src/context.hpp"
-#include "src/error.hpp"
+#include "src/base/error.hpp"
+#include "src/comm/context.hpp"
 
 /// The target: runs the reader on one input and returns 0.
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size);

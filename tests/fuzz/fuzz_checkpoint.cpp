@@ -1,7 +1,7 @@
 // The reader of checkpoints: verified as any model's, and restored as the small model's.
 
-#include "src/checkpoint.hpp"
-#include "src/learner.hpp"
+#include "src/run/checkpoint.hpp"
+#include "src/run/learner.hpp"
 #include "tests/fuzz/checkpoints.hpp"
 #include "tests/fuzz/fuzz.hpp"
 #include "tests/fuzz/small_model.hpp"

@@ -9,8 +9,8 @@
 #include <iterator>
 #include <vector>
 
-#include "src/checkpoint.hpp"
-#include "src/learner.hpp"
+#include "src/run/checkpoint.hpp"
+#include "src/run/learner.hpp"
 #include "tests/fuzz/checkpoints.hpp"
 #include "tests/fuzz/fuzz.hpp"
 #include "tests/fuzz/small_model.hpp"

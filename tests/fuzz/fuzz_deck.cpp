@@ -2,7 +2,7 @@
 
 #include <vector>
 
-#include "src/config.hpp"
+#include "src/config/config.hpp"
 #include "tests/fuzz/fuzz.hpp"
 
 using namespace nanorun;

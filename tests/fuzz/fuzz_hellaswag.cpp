@@ -4,7 +4,7 @@
 #include <cstring>
 #include <vector>
 
-#include "src/hellaswag.hpp"
+#include "src/commands/hellaswag.hpp"
 #include "tests/fuzz/fuzz.hpp"
 
 using namespace nanorun;

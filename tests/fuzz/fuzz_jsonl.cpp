@@ -4,9 +4,9 @@
 #include <algorithm>
 #include <vector>
 
-#include "src/error.hpp"
-#include "src/import_documents.hpp"
-#include "src/utf8.hpp"
+#include "src/base/error.hpp"
+#include "src/base/utf8.hpp"
+#include "src/shard/import_documents.hpp"
 #include "tests/fuzz/fuzz.hpp"
 
 using namespace nanorun;

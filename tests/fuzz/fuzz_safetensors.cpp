@@ -1,6 +1,6 @@
 // The reader of safetensors files. What it takes fills the file, and can be read.
 
-#include "src/safetensors.hpp"
+#include "src/commands/safetensors.hpp"
 #include "tests/fuzz/fuzz.hpp"
 
 using namespace nanorun;

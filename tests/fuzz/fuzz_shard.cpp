@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <vector>
 
-#include "src/data.hpp"
-#include "src/import.hpp"
+#include "src/data/data.hpp"
+#include "src/shard/import.hpp"
 #include "tests/fuzz/fuzz.hpp"
 
 using namespace nanorun;

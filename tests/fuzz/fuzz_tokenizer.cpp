@@ -3,9 +3,9 @@
 
 #include <algorithm>
 
-#include "src/tokenizer.hpp"
-#include "src/tokenizer_split.hpp"
-#include "src/utf8.hpp"
+#include "src/base/utf8.hpp"
+#include "src/tokenizer/tokenizer.hpp"
+#include "src/tokenizer/tokenizer_split.hpp"
 #include "tests/fuzz/fuzz.hpp"
 
 using namespace nanorun;

@@ -1,7 +1,7 @@
 #pragma once
 // The model of the fuzz targets that read checkpoints, small but for the number of its layers.
 
-#include "src/config.hpp"
+#include "src/config/config.hpp"
 
 namespace nanorun::fuzz {
 

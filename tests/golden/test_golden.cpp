@@ -5,7 +5,7 @@
 
 #include <nlohmann/json.hpp>
 
-#include "src/evaluate_hellaswag.hpp"
+#include "src/commands/evaluate_hellaswag.hpp"
 #include "tests/support/environment.hpp"
 #include "tests/support/tiny_training.hpp"
 

@@ -6,7 +6,7 @@
 #include <cstdlib>
 #include <nlohmann/json.hpp>
 
-#include "src/h5.hpp"
+#include "src/storage/h5.hpp"
 #include "tests/support/environment.hpp"
 #include "tests/support/tiny_training.hpp"
 

@@ -59,7 +59,7 @@ def main():
         sources = commands(build)
         if case == "arm":
             sources = {path: command for path, command in sources.items() if path.parent == source / "kernels"}
-        for name in ("kernels/device.cpp", *(["src/main.cpp"] if case == "clang" else [])):
+        for name in ("kernels/device/device.cpp", *(["src/main.cpp"] if case == "clang" else [])):
             assert source / name in sources, f"{name} is not among {list(sources)}"
         with ThreadPoolExecutor(min(2, os.cpu_count())) as pool:
             refused = "".join(pool.map(check, sources.items()))

@@ -11,7 +11,7 @@
 #include <random>
 #include <vector>
 
-#include "kernels/types.hpp"
+#include "kernels/device/types.hpp"
 #include "tests/support/shared_memory.hpp"
 
 namespace nanorun::kernels::test {

@@ -7,7 +7,7 @@
 #include <limits>
 #include <vector>
 
-#include "kernels/types.hpp"
+#include "kernels/device/types.hpp"
 #include "tests/support/shared_memory.hpp"
 
 namespace nanorun::kernels::test {

@@ -1,6 +1,6 @@
 // Ranks that request and compute different things all learn the same.
 
-#include "src/agreement.hpp"
+#include "src/run/agreement.hpp"
 
 #include <gtest/gtest.h>
 

@@ -5,7 +5,7 @@
 #include <filesystem>
 #include <optional>
 
-#include "src/h5.hpp"
+#include "src/storage/h5.hpp"
 #include "tests/support/environment.hpp"
 #include "tests/support/error_of.hpp"
 #include "tests/support/file_size_limit.hpp"

@@ -7,8 +7,8 @@
 #include <cstring>
 #include <filesystem>
 
-#include "src/files.hpp"
-#include "src/h5.hpp"
+#include "src/base/files.hpp"
+#include "src/storage/h5.hpp"
 #include "tests/support/environment.hpp"
 #include "tests/support/error_of.hpp"
 #include "tests/support/old_format.hpp"

@@ -7,8 +7,8 @@
 #include <cstring>
 #include <limits>
 
-#include "src/checkpoint.hpp"
-#include "src/h5.hpp"
+#include "src/run/checkpoint.hpp"
+#include "src/storage/h5.hpp"
 #include "tests/support/bf16.hpp"
 #include "tests/support/learner.hpp"
 #include "tests/support/slab_values.hpp"

@@ -1,6 +1,6 @@
 // GPUs that a stand-in for NVML shows: even ranks have a throttled one, odd ranks one that is not.
 
-#include "src/gpu_monitor.hpp"
+#include "src/measure/gpu_monitor.hpp"
 
 #include <gtest/gtest.h>
 

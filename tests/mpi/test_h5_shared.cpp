@@ -1,8 +1,8 @@
-#include "src/h5_shared.hpp"
+#include "src/storage/h5_shared.hpp"
 
 #include <gtest/gtest.h>
 
-#include "src/error.hpp"
+#include "src/base/error.hpp"
 #include "tests/support/environment.hpp"
 #include "tests/support/error_of.hpp"
 

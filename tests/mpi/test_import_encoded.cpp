@@ -5,10 +5,10 @@
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
-#include "src/h5.hpp"
-#include "src/import.hpp"
-#include "src/import_documents.hpp"
-#include "src/tokenizer.hpp"
+#include "src/shard/import.hpp"
+#include "src/shard/import_documents.hpp"
+#include "src/storage/h5.hpp"
+#include "src/tokenizer/tokenizer.hpp"
 #include "tests/support/environment.hpp"
 #include "tests/support/error_of.hpp"
 #include "tests/support/file_size_limit.hpp"

@@ -1,6 +1,6 @@
 // What a run reads, on several ranks: shards that fit the model and each other, and data for all its steps.
 
-#include "src/run_data.hpp"
+#include "src/data/run_data.hpp"
 
 #include <gtest/gtest.h>
 
@@ -9,9 +9,9 @@
 #include <fstream>
 #include <span>
 
-#include "src/h5.hpp"
-#include "src/import.hpp"
-#include "src/schedule.hpp"
+#include "src/config/schedule.hpp"
+#include "src/shard/import.hpp"
+#include "src/storage/h5.hpp"
 #include "tests/support/environment.hpp"
 #include "tests/support/error_of.hpp"
 #include "tests/support/shard_files.hpp"

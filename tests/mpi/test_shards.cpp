@@ -5,10 +5,10 @@
 #include <filesystem>
 #include <optional>
 
-#include "src/data.hpp"
-#include "src/h5.hpp"
-#include "src/import.hpp"
-#include "src/synthetic.hpp"
+#include "src/data/data.hpp"
+#include "src/shard/import.hpp"
+#include "src/shard/synthetic.hpp"
+#include "src/storage/h5.hpp"
 #include "tests/support/environment.hpp"
 #include "tests/support/error_of.hpp"
 #include "tests/support/file_size_limit.hpp"

@@ -1,6 +1,6 @@
 // Collectives on tensors, in the memory of the build's ops: of the host, or of one device per rank.
 
-#include "src/tensor_comm.hpp"
+#include "src/comm/tensor_comm.hpp"
 
 #include <gtest/gtest.h>
 
@@ -9,7 +9,7 @@
 #include <limits>
 #include <memory>
 
-#include "src/error.hpp"
+#include "src/base/error.hpp"
 #include "tests/support/environment.hpp"
 #include "tests/support/shared_memory.hpp"
 

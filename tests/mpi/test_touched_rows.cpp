@@ -1,6 +1,6 @@
 // Ranks that read different tokens know which rows of the tables travel between them.
 
-#include "src/touched_rows.hpp"
+#include "src/optimizer/touched_rows.hpp"
 
 #include <gtest/gtest.h>
 
@@ -8,7 +8,7 @@
 #include <set>
 #include <vector>
 
-#include "src/bigram.hpp"
+#include "src/data/bigram.hpp"
 #include "tests/support/environment.hpp"
 
 namespace nanorun {

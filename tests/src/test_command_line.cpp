@@ -4,7 +4,7 @@
 
 #include <regex>
 
-#include "src/config.hpp"
+#include "src/config/config.hpp"
 #include "tests/support/error_of.hpp"
 
 using namespace nanorun;

@@ -10,11 +10,11 @@
 #include <set>
 #include <sstream>
 
-#include "src/config.hpp"
-#include "src/params.hpp"
-#include "src/report.hpp"
-#include "src/schedule.hpp"
-#include "src/update_rules.hpp"
+#include "src/config/config.hpp"
+#include "src/config/schedule.hpp"
+#include "src/model/params.hpp"
+#include "src/optimizer/update_rules.hpp"
+#include "src/run/report.hpp"
 #include "tests/support/deck_errors.hpp"
 
 using namespace nanorun;

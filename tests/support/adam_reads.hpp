@@ -7,7 +7,7 @@
 #include <random>
 #include <vector>
 
-#include "kernels/adam_rows.hpp"
+#include "kernels/optimizer/adam_rows.hpp"
 #include "tests/support/shared_memory.hpp"
 
 namespace nanorun::kernels::test {

@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <type_traits>
 
-#include "kernels/types.hpp"
+#include "kernels/device/types.hpp"
 
 namespace nanorun::kernels::test {
 

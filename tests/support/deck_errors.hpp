@@ -1,11 +1,11 @@
 #pragma once
-// Messages about decks, for the tests of src/config.
+// Messages about decks, for the tests of src/config/config.
 
 #include <sstream>
 #include <string>
 #include <vector>
 
-#include "src/config.hpp"
+#include "src/config/config.hpp"
 #include "tests/support/error_of.hpp"
 
 namespace nanorun {

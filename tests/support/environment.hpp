@@ -6,7 +6,7 @@
 #include <string>
 
 #include "kernels/ops.hpp"
-#include "src/context.hpp"
+#include "src/comm/context.hpp"
 #include "tests/support/temp_folder.hpp"
 
 namespace nanorun {

@@ -6,7 +6,7 @@
 #include <optional>
 #include <string>
 
-#include "src/error.hpp"
+#include "src/base/error.hpp"
 
 namespace nanorun {
 

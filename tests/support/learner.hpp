@@ -1,8 +1,8 @@
 #pragma once
 // What tests give a Learner.
 
-#include "src/learner.hpp"
-#include "src/trace.hpp"
+#include "src/measure/trace.hpp"
+#include "src/run/learner.hpp"
 #include "tests/support/environment.hpp"
 
 namespace nanorun {

@@ -5,7 +5,7 @@
 #include <memory>
 #include <vector>
 
-#include "src/mask.hpp"
+#include "src/data/mask.hpp"
 #include "tests/support/shared_memory.hpp"
 
 namespace nanorun {

@@ -10,8 +10,8 @@
 #include <string>
 #include <vector>
 
-#include "src/checkpoint.hpp"
-#include "src/learner.hpp"
+#include "src/run/checkpoint.hpp"
+#include "src/run/learner.hpp"
 #include "tests/support/environment.hpp"
 #include "tests/support/error_of.hpp"
 #include "tests/support/slab_values.hpp"

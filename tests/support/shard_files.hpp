@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "src/data.hpp"
+#include "src/data/data.hpp"
 
 namespace nanorun {
 

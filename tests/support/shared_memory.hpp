@@ -4,7 +4,7 @@
 #include <cstddef>
 #include <vector>
 
-#include "kernels/device.hpp"
+#include "kernels/device/device.hpp"
 
 namespace nanorun::kernels::test {
 

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "src/params.hpp"
+#include "src/model/params.hpp"
 
 namespace nanorun {
 

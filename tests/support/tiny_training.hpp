@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "src/schedule.hpp"
+#include "src/config/schedule.hpp"
 #include "tests/support/learner.hpp"
 
 namespace nanorun {

@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "src/tokenizer_table.hpp"
+#include "src/tokenizer/tokenizer_table.hpp"
 
 namespace nanorun {
 

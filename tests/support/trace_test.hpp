@@ -16,8 +16,8 @@
 #include <vector>
 
 #include "kernels/ops.hpp"
-#include "src/h5.hpp"
-#include "src/trace.hpp"
+#include "src/measure/trace.hpp"
+#include "src/storage/h5.hpp"
 #include "tests/support/environment.hpp"
 
 namespace nanorun {

@@ -3,7 +3,7 @@
     step = [ c s + c0 + m M(P) + a E / P ] + (1 - overlap) [ reduce-scatter + all-gather ] + all-reduce
 
 s sequences of a rank; M(P) floating-point operations of Muon on the rank that owns most matrices; E elements that
-Adam updates. Each collective takes latency * messages + bytes / bandwidth, counted as src/tensor_comm.hpp exchanges
+Adam updates. Each collective takes latency * messages + bytes / bandwidth, counted as src/comm/tensor_comm.hpp exchanges
 them: of lookup tables the rows that a rank's tokens may read, of Adam's weights one of adam_period steps. All coefficients are non-negative; each part is fitted to its own measured time by least squares of relative
 errors. Where ranks share cores, every part takes ranks / cores times as long.
 """
@@ -17,7 +17,7 @@ import numpy as np
 GRADIENT_BYTES = {"fp32": 4, "bf16": 2, "e5m2": 1}  # by comm.gradients
 SCALAR_BYTES = 4  # of a learned scalar, on CPUs and on GPUs
 NEWTON_SCHULZ_STEPS = 5
-LAYER_GROUPS = 4  # consecutive layers whose matrices of one shape are a bucket (src/params.cpp)
+LAYER_GROUPS = 4  # consecutive layers whose matrices of one shape are a bucket (src/model/params.cpp)
 NO_OVERLAP = 0.01  # shares below this are the rounding of the clocks
 
 PARTS = ("forward, backward", "fixed work", "Muon", "Adam", "reduce-scatter", "all-gather", "all-reduce")
@@ -25,7 +25,7 @@ PARTS = ("forward, backward", "fixed work", "Muon", "Adam", "reduce-scatter", "a
 
 @dataclass(frozen=True)
 class Bucket:
-    """Units that ranks own whole (src/params.cpp): matrices of Muon, rows or elements of Adam."""
+    """Units that ranks own whole (src/model/params.cpp): matrices of Muon, rows or elements of Adam."""
 
     units: int
     unit_size: int
@@ -43,7 +43,7 @@ class Bucket:
 
 
 def buckets(model):
-    """The parameter table of src/params.cpp; `model`: the section of a resolved deck."""
+    """The parameter table of src/model/params.cpp; `model`: the section of a resolved deck."""
     width, layers, vocabulary = model["width"], model["layers"], model["vocabulary"]
     hidden, without = model["mlp_ratio"] * width, model["layers_without_attention"]
     table = []
@@ -117,7 +117,7 @@ class Workload:
         self.matrices = [b for b in self.shares if b.rows]
         self.gradient_bytes = GRADIENT_BYTES[gradients]
         self.tensor_bytes = 2 if on_gpus else 4
-        # What a reduce-scatter receives at a time, and from how many ranks (src/transport.cpp, _devices.cpp, _mpi.cpp).
+        # What a reduce-scatter receives at a time, and from how many ranks (src/comm/transport.cpp, _devices.cpp, _mpi.cpp).
         self.incoming_bytes, self.peers_at_once = (64 << 20, 8) if on_gpus else (1 << 20, 1)
 
     def muon_flops(self, ranks):

@@ -1,0 +1,80 @@
+#pragma once
+// Block-sparse softmax attention with online softmax over the allowed key blocks of each query block, after
+// FlashAttention-2 (Dao 2023, arXiv:2307.08691); no [T, T] buffer exists.
+//   s[q,k] = scale * <q, k>,  p = softmax over the allowed k,  y[q] = sum_k p[q,k] v[k],  lse[q] = log sum exp s[q,k]
+// Shapes: q, k, v, y and their gradients [T, H D] (head-major columns, any row stride); lse [H, T].
+
+#include "kernels/device/types.hpp"
+
+namespace nanorun::kernels {
+
+/// Tokens in a block of the mask; T is a multiple of it.
+inline constexpr int attention_block = 128;
+
+/// Causal mask within documents and a sliding window: query q sees exactly the keys first_key[q] <= k <= q. Documents
+/// are contiguous and windows move with the query, so first_key never decreases; hence the key blocks of a query block,
+/// and the query blocks of a key block, are intervals. All pointers point to the tensors' memory.
+struct AttentionMask {
+  int length = 0;                           ///< T
+  const std::int32_t* first_key = nullptr;  ///< [T]
+  /// [T / 128], for query block b: key blocks [key_begin[b], b] have an allowed pair. In those of [key_full[b], b)
+  /// every pair is allowed; key_full[b] <= b.
+  const std::int32_t* key_begin = nullptr;
+  const std::int32_t* key_full = nullptr;
+  /// [T / 128], for key block b: query blocks [b, query_end[b]) have an allowed pair. In those of (b, query_full[b])
+  /// every pair is allowed; query_full[b] >= b + 1.
+  const std::int32_t* query_end = nullptr;
+  const std::int32_t* query_full = nullptr;
+};
+
+namespace portable {
+
+template <class T>
+struct AttentionInputs {
+  Mat<const T> q, k, v;
+  int heads = 0;
+  acc_t<T> scale = 0;
+  /// Heads h and h + H/2 attend as one: row 2 t + s of head v, v < H/2, is head v + s H/2 of token t. The mask has 2 T
+  /// rows then, and lse [H/2, 2 T].
+  bool paired = false;
+};
+
+/// Bytes of workspace that either direction needs.
+template <class T>
+std::size_t attention_workspace(int length, int heads, int head_dim);
+
+template <class T>
+void attention_forward(Stream stream, Mat<T> y, Mat<acc_t<T>> lse, const AttentionInputs<T>& in,
+                       const AttentionMask& mask, Workspace workspace);
+
+/// d_q, d_k, d_v = gradients; y and lse are the forward's. d_q, a sum over key blocks, is left unrounded.
+template <class T>
+void attention_backward(Stream stream, Mat<acc_t<T>> d_q, Mat<T> d_k, Mat<T> d_v, Mat<const T> y,
+                        Mat<const acc_t<T>> lse, Mat<const T> d_y, const AttentionInputs<T>& in,
+                        const AttentionMask& mask, Workspace workspace);
+
+}  // namespace portable
+
+/// T = bf16, D = 128, scale > 0; rows and first_key are aligned to 16 bytes; else std::invalid_argument.
+/// d_q lies in panels of d_q_panel columns, [H D / d_q_panel, T, d_q_panel]. All sums have a fixed order. The stream
+/// needs create_sums(). Backward, H T is at most max_attention_rows (limits.hpp), else std::invalid_argument.
+namespace cuda {
+
+using portable::AttentionInputs;
+
+inline constexpr int d_q_panel = 8;
+
+template <class T>
+std::size_t attention_workspace(int length, int heads, int head_dim);
+
+template <class T>
+void attention_forward(Stream stream, Mat<T> y, Mat<acc_t<T>> lse, const AttentionInputs<T>& in,
+                       const AttentionMask& mask, Workspace workspace);
+
+template <class T>
+void attention_backward(Stream stream, Mat<acc_t<T>> d_q, Mat<T> d_k, Mat<T> d_v, Mat<const T> y,
+                        Mat<const acc_t<T>> lse, Mat<const T> d_y, const AttentionInputs<T>& in,
+                        const AttentionMask& mask, Workspace workspace);
+
+}  // namespace cuda
+}  // namespace nanorun::kernels

@@ -1,0 +1,204 @@
+#include "kernels/attention/attention_input.hpp"
+
+#include <cassert>
+#include <cmath>
+
+#include "kernels/device/portable.hpp"
+
+namespace nanorun::kernels::portable {
+namespace {
+
+/// y = R norm(x) on one head of 2 * half columns, with cosines c and sines s; returns rstd.
+template <class T>
+KOKKOS_FUNCTION T norm_rotate(T* y, const T* x, const T* c, const T* s, int half, T eps) {
+  const T rstd = 1 / std::sqrt(dot(x, x, 2 * half) / (2 * half) + eps);
+#pragma omp simd
+  for (int j = 0; j < half; ++j) {
+    const T x1 = x[j] * rstd, x2 = x[j + half] * rstd;
+    y[j] = x1 * c[j] + x2 * s[j];
+    y[j + half] = x2 * c[j] - x1 * s[j];
+  }
+  return rstd;
+}
+
+/// A head whose still dims lie in the next row, with `keeps` in its own as well.
+template <class T>
+struct OffsetHead {
+  const T *x, *next;  ///< next: null where there is none
+  int half;
+  bool keeps;
+  KOKKOS_FUNCTION T operator[](int j) const {
+    if (j % half < half / 2) return x[j];
+    return (keeps ? x[j] : 0) + (next ? next[j] : 0);
+  }
+};
+
+/// d_x of norm_rotate: rstd Rᵀ (d_y - y mean(d_y y)). A rotation preserves inner products, so the mean is taken of the
+/// rotated vectors. A Head is a pointer or an OffsetHead; the elements of `d_x` may be those of `d_y`.
+template <class T, class Head>
+KOKKOS_FUNCTION void norm_rotate_backward(T* d_x, const Head& y, T rstd, const Head& d_y, const T* c, const T* s,
+                                          int half) {
+  T sum = 0;
+#pragma omp simd reduction(+ : sum)
+  for (int j = 0; j < 2 * half; ++j) sum += d_y[j] * y[j];
+  const T mean = sum / (2 * half);
+#pragma omp simd
+  for (int j = 0; j < half; ++j) {
+    const T g1 = rstd * (d_y[j] - y[j] * mean), g2 = rstd * (d_y[j + half] - y[j + half] * mean);
+    d_x[j] = g1 * c[j] - g2 * s[j];
+    d_x[j + half] = g1 * s[j] + g2 * c[j];
+  }
+}
+
+/// Moves the still dims of keys [T + 1, H D] to the next row; row 0 keeps its own.
+template <class T>
+void offset_keys(Mat<T> k, int heads) {
+  const int quarter = k.cols / heads / 4;
+  for_columns("offset_keys", 2 * heads * quarter, [=] KOKKOS_FUNCTION(int first, int last) {
+    for (int t = k.rows - 1; t > 0; --t) {
+      for (int i = first; i < last; ++i) {
+        const int j = i + (i / quarter + 1) * quarter;
+        k.row(t)[j] = k.row(t - 1)[j];
+      }
+    }
+  });
+}
+
+/// out = l0 * v + l1 * u on one row
+template <class T>
+KOKKOS_FUNCTION void mix_values(T* out, const T* v, int t, int cols, const ValueMix<T>& mix) {
+  const T l0 = mix.factors().l0, l1 = mix.factors().l1;
+  if (mix.source) {
+    const T* u = mix.source.row(mix.source_row(t));
+#pragma omp simd
+    for (int j = 0; j < cols; ++j) out[j] = l0 * v[j] + l1 * u[j];
+  } else {
+#pragma omp simd
+    for (int j = 0; j < cols; ++j) out[j] = l0 * v[j];
+  }
+}
+
+/// d_u += l1 * d_out
+template <class T>
+void add_source_gradient(Mat<T> d_u, Mat<const T> d_out, const ValueMix<T>& mix) {
+  for_rows("add_source_gradient", d_out.rows, [=] KOKKOS_FUNCTION(int t) {
+    const T l1 = mix.factors().l1;
+    const T* from = d_out.row(t);
+    T* to = d_u.row(t);
+#pragma omp simd
+    for (int j = 0; j < d_out.cols; ++j) to[j] += l1 * from[j];
+  });
+}
+
+/// out = a + b. `out` may be `a`.
+template <class T>
+void add_rows(Mat<T> out, Mat<const T> a, Mat<const T> b) {
+  for_rows("attention_input_add", out.rows, [=] KOKKOS_FUNCTION(int t) {
+    const T *x = a.row(t), *y = b.row(t);
+    T* to = out.row(t);
+#pragma omp simd
+    for (int j = 0; j < out.cols; ++j) to[j] = x[j] + y[j];
+  });
+}
+
+/// Gradients of the value mix, where d_out [T, H D] is the gradient of v'. `d_v` may be `d_out`.
+template <class T>
+void value_mix_backward(Mat<T> d_v, const ValueMixGradients<T>& d_mix, Mat<const T> v, Mat<const T> d_out,
+                        const ValueMix<T>& mix) {
+  for (const Mat<T>& d_u : {d_mix.d_source, d_mix.d_rows}) {
+    if (d_u) add_source_gradient(d_u, d_out, mix);
+  }
+  const Sums<2> by = sum_rows<2>("value_mix_backward", d_out.rows, [=] KOKKOS_FUNCTION(int t) {
+    const T l0 = mix.factors().l0;
+    const T* from = d_out.row(t);
+    const T dot_v = dot(from, v.row(t), v.cols);
+    const T dot_u = mix.source && !mix.unit_source ? dot(from, mix.source.row(mix.source_row(t)), v.cols) : 0;
+    T* to = d_v.row(t);
+#pragma omp simd
+    for (int j = 0; j < v.cols; ++j) to[j] = l0 * from[j];
+    return Sums<2>{{dot_v, dot_u}};
+  });
+  for_rows("value_mix_scalars", 1, [=] KOKKOS_FUNCTION(int) {
+    const auto [by_v, by_u] = by.values;
+    if (mix.interpolate) {
+      d_mix.d_lambda[0] += static_cast<T>(by_u - by_v);
+    } else {
+      d_mix.d_lambda[0] += static_cast<T>(mix.gradient_of_l0(by_v));
+      if (!mix.unit_source) d_mix.d_lambda[1] += static_cast<T>(by_u);
+    }
+  });
+}
+
+}  // namespace
+
+template <class A>
+void rotary_table(Stream, Mat<A> cos, Mat<A> sin, Vec<const double> frequency) {
+  assert(cos.rows == sin.rows && cos.cols == sin.cols && frequency.size() == static_cast<std::size_t>(cos.cols));
+  for_rows("rotary_table", cos.rows, [=] KOKKOS_FUNCTION(int t) {
+    for (int j = 0; j < cos.cols; ++j) {
+      cos.row(t)[j] = static_cast<A>(std::cos(frequency[j] * t));
+      sin.row(t)[j] = static_cast<A>(std::sin(frequency[j] * t));
+    }
+  });
+}
+
+template <class T>
+void attention_input_forward(Stream, Mat<T> qk, Mat<T> v_mixed, Mat<acc_t<T>> rstd, Mat<const T> qkv,
+                             const Rotary<T>& rotary, const ValueMix<T>& mix, double eps) {
+  const int width = v_mixed.cols, half = width / rotary.heads / 2;
+  assert(qk.rows == rstd.rows + (rotary.key_offset ? 1 : 0));
+  for_rows("attention_input_forward", rstd.rows, [=] KOKKOS_FUNCTION(int t) {
+    T* to = qk.row(t);
+    const T* from = qkv.row(t);
+    for (int head = 0; head < 2 * rotary.heads; ++head) {
+      const int first = head * 2 * half, angles = rotary.row(t, head);
+      rstd.row(t)[head] = norm_rotate(to + first, from + first, rotary.cos.row(angles), rotary.sin.row(angles), half,
+                                      static_cast<T>(eps));
+    }
+    mix_values(v_mixed.row(t), from + 2 * width, t, width, mix);
+  });
+  if (rotary.key_offset) offset_keys(qk.col_block(width, width), rotary.heads);
+}
+
+template <class T>
+void attention_input_backward(Stream, Mat<T> d_qkv, const ValueMixGradients<T>& d_mix, Mat<const T> qk,
+                              Mat<const acc_t<T>> rstd, Mat<const T> v, Mat<const acc_t<T>> d_q, Mat<const T> d_k,
+                              Mat<const T> d_v, Mat<const T> d_v_extra, const Rotary<T>& rotary,
+                              const ValueMix<T>& mix) {
+  const int width = d_q.cols, half = width / rotary.heads / 2;
+  assert(qk.rows == d_q.rows + (rotary.key_offset ? 1 : 0));
+  for_rows("attention_input_backward", d_q.rows, [=] KOKKOS_FUNCTION(int t) {
+    for (int head = 0; head < 2 * rotary.heads; ++head) {
+      const int first = head * 2 * half, angles = rotary.row(t, head);
+      const T *const y = qk.row(t) + first, *const c = rotary.cos.row(angles), *const s = rotary.sin.row(angles);
+      const T* const d_y = first < width ? d_q.row(t) + first : d_k.row(t) + first - width;
+      T* const d_x = d_qkv.row(t) + first;
+      if (first < width || !rotary.key_offset) {
+        norm_rotate_backward(d_x, y, rstd.row(t)[head], d_y, c, s, half);
+        continue;
+      }
+      const OffsetHead<T> k{y, y + qk.ld, half, false}, d{d_y, t + 1 < d_k.rows ? d_y + d_k.ld : nullptr, half, t == 0};
+      norm_rotate_backward(d_x, k, rstd.row(t)[head], d, c, s, half);
+    }
+  });
+  const Mat<T> d_projected_v = d_qkv.col_block(2 * width, width);
+  Mat<const T> d_mixed = d_v;
+  if (d_v_extra) {
+    add_rows(d_projected_v, d_mixed, d_v_extra);
+    d_mixed = d_projected_v;
+  }
+  value_mix_backward(d_projected_v, d_mix, v, d_mixed, mix);
+}
+
+#define NANORUN_INSTANTIATE(T)                                                                                    \
+  template void rotary_table(Stream, Mat<T>, Mat<T>, Vec<const double>);                                          \
+  template void attention_input_forward(Stream, Mat<T>, Mat<T>, Mat<T>, Mat<const T>, const Rotary<T>&,           \
+                                        const ValueMix<T>&, double);                                              \
+  template void attention_input_backward(Stream, Mat<T>, const ValueMixGradients<T>&, Mat<const T>, Mat<const T>, \
+                                         Mat<const T>, Mat<const T>, Mat<const T>, Mat<const T>, Mat<const T>,    \
+                                         const Rotary<T>&, const ValueMix<T>&);
+NANORUN_INSTANTIATE(float)
+NANORUN_INSTANTIATE(double)
+#undef NANORUN_INSTANTIATE
+
+}  // namespace nanorun::kernels::portable

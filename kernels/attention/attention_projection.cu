@@ -1,0 +1,201 @@
+// QKV projection with QK norm, rotary embedding and value mix in the GEMM's epilogue. A head's 128 columns of a row lie
+// in the accumulators of four neighbouring threads, and the two columns that the rotation pairs in those of one. So the
+// norm needs a sum over four lanes, and the rest no exchange at all.
+
+#include "kernels/attention/attention_projection.hpp"
+
+#include <cassert>
+
+#include "kernels/hopper/fused_gemm.cuh"
+
+namespace nanorun::kernels::cuda {
+namespace {
+
+using namespace fused;
+using namespace sm90;
+
+constexpr int head_dim = 128, half = head_dim / 2;
+static_assert(tile_n == head_dim);
+
+/// Of a fragment, element 4 i + 2 r + j has row row(tile, r) and column 8 i + column() + j of a head.
+/// With `paired`, every other head stands at row 2 t + 1 of the angles, the others at row 2 t.
+template <bool paired>
+struct AttentionProjection {
+  using Operand = bf16;
+  static constexpr Major b_major = Major::k;
+  static constexpr bool last_rows_first = false;
+
+  CUtensorMap qkv, v_mixed;
+  CUtensorMap moving, still;  ///< halves of the panels of keys, with a key offset
+  Mat<bf16> first_keys;       ///< their row 0 with a key offset, else null
+  Mat<float> rstd;
+  Mat<const float> cos, sin;
+  ValueMix<bf16> mix;
+  bool mixes, mixes_itself;  ///< whether the second source of the values is another tensor, or v itself
+  int tokens, width;
+  float eps;
+
+  __device__ void begin(WarpTile&) const {}
+
+  __device__ __forceinline__ void epilogue(WarpTile& tile, Fragment& head) const {
+    if (tile.col < 2 * width) {
+      norm_rotate(tile, head);
+      if (first_keys && tile.col >= width) {
+        store_offset_keys(tile, head);
+      } else {
+        store_head(tile, qkv, head, tile.col);
+      }
+    } else if (tile.col < 3 * width) {
+      mix_values(tile, head);
+    }
+  }
+
+ private:
+  /// This thread's r-th row, which may lie beyond the last.
+  static __device__ int row(const WarpTile& tile, int r) {
+    return tile.row + static_cast<int>(threadIdx.x) % 32 / 4 + 8 * r;
+  }
+  static __device__ int column() { return 2 * (threadIdx.x % 4); }
+
+  static __device__ __forceinline__ void store_head(WarpTile& tile, const CUtensorMap& map, const Fragment& head,
+                                                    int col) {
+    store_rows(tile, map, col, [&](int i) { return pack_bf16(head[2 * i], head[2 * i + 1]); });
+  }
+
+  /// Stores the still dims in the next row, and those of row 0 there as well.
+  __device__ __forceinline__ void store_offset_keys(WarpTile& tile, const Fragment& head) const {
+    constexpr int of_maps = sizeof(StagedRows) / 2;
+    const int lane = threadIdx.x % 32, col = tile.col - width;
+    const auto block_at = [&](int i) {  // as WarpTile::block_at(), in half panels: first all that move
+      const int quarter = i / 2, chunk = i % 2 * 2 + lane / 16;
+      return shared_address(tile.staged[tile.buffer]) + quarter % 2 * of_maps + quarter / 2 * of_maps / 2 +
+             swizzled_64(lane % 16, chunk);
+    };
+    stage_rows(tile, block_at, [&](int i) { return pack_bf16(head[2 * i], head[2 * i + 1]); });
+    tile.store_buffer([&](const std::byte* from) {
+      tma_store(moving, from, 0, tile.row, col / panel_columns);
+      tma_store(still, from + of_maps, 0, tile.row + 1, col / panel_columns);
+    });
+    if (row(tile, 0) > 0) return;
+#pragma unroll
+    for (int i = 0; i < head_dim / 8; ++i) {
+      if (i / 4 % 2 == 0) continue;
+      *reinterpret_cast<std::uint32_t*>(first_keys.row(0) + col + 8 * i + column()) =
+          pack_bf16(head[4 * i], head[4 * i + 1]);
+    }
+  }
+
+  /// 1 / sqrt(mean square + eps) of this thread's r-th row.
+  __device__ __forceinline__ float inverse_rms(const Fragment& head, int r) const {
+    float squares = 0;
+#pragma unroll
+    for (int i = 2 * r; i < head_dim / 2; i += 4) squares += head[i] * head[i] + head[i + 1] * head[i + 1];
+    return rsqrtf(group_sum(squares, 4) / head_dim + eps);
+  }
+
+  __device__ __forceinline__ void norm_rotate(const WarpTile& tile, Fragment& head) const {
+    const int at_head = tile.col / head_dim;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const int t = min(row(tile, r), tokens - 1), at = paired ? 2 * t + at_head % 2 : t;
+      float2 c[half / 8], s[half / 8];  // on their way during the sum
+#pragma unroll
+      for (int i = 0; i < half / 8; ++i) {
+        c[i] = *reinterpret_cast<const float2*>(cos.row(at) + 8 * i + column());
+        s[i] = *reinterpret_cast<const float2*>(sin.row(at) + 8 * i + column());
+      }
+      const float scale = inverse_rms(head, r);
+      if (column() == 0 && row(tile, r) < tokens) rstd.row(row(tile, r))[at_head] = scale;
+#pragma unroll
+      for (int i = 0; i < half / 8; ++i) {
+        float* const first = head + 4 * i + 2 * r;
+        rotate(first[0], first[head_dim / 4], scale, c[i].x, s[i].x);
+        rotate(first[1], first[head_dim / 4 + 1], scale, c[i].y, s[i].y);
+      }
+    }
+  }
+
+  static __device__ __forceinline__ void rotate(float& first, float& second, float scale, float c, float s) {
+    const float x1 = first * scale, x2 = second * scale;
+    first = x1 * c + x2 * s;
+    second = x2 * c - x1 * s;
+  }
+
+  /// Stores the values mixed, and as they are unless that is `in_place`.
+  __device__ __forceinline__ void mix_values(WarpTile& tile, Fragment& head) const {
+    const int col = tile.col - 2 * width;
+    std::uint32_t u[head_dim / 4];  // the second source: the pair of elements 2 i and 2 i + 1
+    load_second_source(tile, col, u);
+    const auto [l0, l1] = mix.factors();
+    if (!mix.in_place) store_head(tile, qkv, head, tile.col);
+    const float own = mixes_itself ? l0 + l1 : l0;
+#pragma unroll
+    for (int i = 0; i < head_dim / 4; ++i) {
+      head[2 * i] = own * head[2 * i] + l1 * __uint_as_float(u[i] << 16);
+      head[2 * i + 1] = own * head[2 * i + 1] + l1 * __uint_as_float(u[i] & 0xFFFF0000u);
+    }
+    store_head(tile, v_mixed, head, col);
+  }
+
+  __device__ __forceinline__ void load_second_source(const WarpTile& tile, int col,
+                                                     std::uint32_t (&u)[head_dim / 4]) const {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const int t = min(row(tile, r), tokens - 1);
+      const bf16* const source = mixes ? mix.source.row(mix.source_row(t)) + col + column() : nullptr;
+#pragma unroll
+      for (int i = 0; i < head_dim / 8; ++i) {
+        u[2 * i + r] = mixes ? *reinterpret_cast<const std::uint32_t*>(source + 8 * i) : 0;
+      }
+    }
+  }
+};
+
+template <bool paired>
+void project(const char* name, Stream stream, Mat<bf16> qkv, Mat<bf16> v_mixed, Mat<float> rstd, Mat<const bf16> x,
+             Mat<const bf16> w, const Rotary<bf16>& rotary, const ValueMix<bf16>& mix, double eps) {
+  const int width = v_mixed.cols;
+  AttentionProjection<paired> op{};
+  op.qkv = staged_map(qkv.row_block(0, x.rows));
+  if (rotary.key_offset) {
+    const Mat<bf16> keys = qkv.col_block(width, width);
+    op.first_keys = keys;
+    op.moving = half_panel_map(keys.row_block(0, x.rows), 0, warp_rows, tile_n);
+    op.still = half_panel_map(keys, panel_columns / 2, warp_rows, tile_n);
+  }
+  op.v_mixed = staged_map(v_mixed);
+  op.rstd = rstd;
+  op.cos = rotary.cos;
+  op.sin = rotary.sin;
+  op.mix = mix;
+  op.mixes_itself = mix.source.data == qkv.col_block(2 * width, width).data;
+  op.mixes = mix.source && !op.mixes_itself;
+  assert(!op.mixes_itself || !mix.index);
+  assert(mix.in_place == (v_mixed.data == qkv.col_block(2 * width, width).data) && !(mix.in_place && mix.source));
+  op.tokens = x.rows;
+  op.width = width;
+  op.eps = static_cast<float>(eps);
+  launch_gemm(name, stream, op, qkv.cols, x, w);
+}
+
+}  // namespace
+
+template <class T>
+void attention_projection_forward(Stream stream, Mat<T> qkv, Mat<T> v_mixed, Mat<acc_t<T>> rstd, Mat<const T> x,
+                                  Mat<const T> w, const Rotary<T>& rotary, const ValueMix<T>& mix, double eps) {
+  constexpr const char* name = "attention_projection_forward";
+  const int width = v_mixed.cols;
+  assert(qkv.cols == 3 * width && w.rows == 3 * width && qkv.rows == x.rows + (rotary.key_offset ? 1 : 0));
+  if (width != rotary.heads * head_dim) throw std::invalid_argument(std::string(name) + ": heads must be 128 wide");
+  if (rotary.paired && rotary.heads % 2 != 0) throw std::invalid_argument(std::string(name) + ": a head has no pair");
+  require_vectors(name, rotary.cos);
+  require_vectors(name, rotary.sin);
+  require_vectors(name, mix.source);
+  if (x.rows == 0) return;
+  (rotary.paired ? project<true> : project<false>)(name, stream, qkv, v_mixed, rstd, x, w, rotary, mix, eps);
+}
+
+template void attention_projection_forward(Stream, Mat<bf16>, Mat<bf16>, Mat<float>, Mat<const bf16>, Mat<const bf16>,
+                                           const Rotary<bf16>&, const ValueMix<bf16>&, double);
+
+}  // namespace nanorun::kernels::cuda

@@ -1,0 +1,76 @@
+#pragma once
+// The one way to launch a kernel. Programmatic dependent launch hides the latency: blocks of a kernel may start while
+// the kernel before it on the stream still runs, and then wait for its end.
+//
+// The contract: every thread of every block calls begin_after_previous() before its first access to global memory, be
+// it a read, a write, an atomic, a copy or a load by TMA; also in blocks that then return at once. Before that call it
+// may use the kernel's parameters, registers and shared memory, and initialise mbarriers.
+// - The call returns when the kernel before has ended and its writes are visible. As that kernel had waited for its own
+//   predecessor, this holds of all earlier work on the stream. So kernels access global memory one after another, as
+//   without overlap; memory that they share, and counters that the last block resets, need no more than before.
+// - Then the call lets the next kernel start, once all blocks of this one have come so far. Hence at most two kernels
+//   overlap; and blocks that wait take no room from blocks of the kernel before, which have all started. So these may
+//   wait for each other as before.
+// - Copies, events and the kernels of libraries wait for the kernel before to end, or wait inside as these do. A kernel
+//   behind a copy or an awaited event starts when that is done.
+// join_runs of embedding.cu is the one exception; it says why it may read earlier.
+
+#include <cuda_runtime.h>
+
+#include <unordered_map>
+
+#include "kernels/device/error.cuh"
+#include "kernels/device/types.hpp"
+
+namespace nanorun::kernels::cuda {
+
+/// Without it, each kernel starts when the one before has ended: to measure what the overlap gains.
+constexpr bool overlap_launches = true;
+
+inline cudaStream_t cuda_stream(Stream stream) { return static_cast<cudaStream_t>(stream.handle); }
+
+/// See above. The order matters: the next kernel may start only when all that is before this one is done.
+__device__ __forceinline__ void begin_after_previous() {
+  cudaGridDependencySynchronize();
+  cudaTriggerProgrammaticLaunchCompletion();
+}
+
+/// How an SM divides its memory of 256 KB while this kernel runs, as percent for shared memory: enough for as many
+/// blocks as their threads allow, and the rest for L1. Without a preference a kernel whose blocks start early would
+/// keep the division of the kernel before: behind attention next to no L1. There are two divisions, since an SM changes
+/// them only when no block runs on it.
+inline unsigned shared_memory_carveout(const char* op, const void* kernel, int threads, int shared_bytes) {
+  constexpr int most = 228 << 10, small = 64 << 10, reserved_bytes = 1 << 10, sm_threads = 2048;
+  thread_local std::unordered_map<const void*, int> static_bytes;
+  auto found = static_bytes.find(kernel);
+  if (found == static_bytes.end()) {
+    cudaFuncAttributes attributes{};
+    check(cudaFuncGetAttributes(&attributes, kernel), op);
+    found = static_bytes.emplace(kernel, static_cast<int>(attributes.sharedSizeBytes)).first;
+  }
+  const int needed = (found->second + shared_bytes + reserved_bytes) * (sm_threads / threads);
+  return needed <= small ? 100 * small / most : 100;
+}
+
+/// Launches a kernel that calls begin_after_previous(), with `shared_bytes` of dynamic shared memory. Throws
+/// std::runtime_error that names `op` if the configuration is bad.
+template <class... Parameters, class... Arguments>
+void launch(const char* op, Stream stream, void (*kernel)(Parameters...), dim3 grid, int threads, int shared_bytes,
+            const Arguments&... arguments) {
+  cudaLaunchAttribute attributes[2]{};
+  attributes[0].id = cudaLaunchAttributePreferredSharedMemoryCarveout;
+  attributes[0].val.sharedMemCarveout =
+      shared_memory_carveout(op, reinterpret_cast<const void*>(kernel), threads, shared_bytes);
+  attributes[1].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attributes[1].val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config{};
+  config.gridDim = grid;
+  config.blockDim = dim3(threads);
+  config.dynamicSmemBytes = shared_bytes;
+  config.stream = cuda_stream(stream);
+  config.attrs = attributes;
+  config.numAttrs = overlap_launches ? 2 : 1;
+  check(cudaLaunchKernelEx(&config, kernel, arguments...), op);
+}
+
+}  // namespace nanorun::kernels::cuda

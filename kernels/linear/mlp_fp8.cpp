@@ -1,0 +1,102 @@
+#include "kernels/linear/mlp_fp8.hpp"
+
+#include <cassert>
+#include <cmath>
+
+#include "kernels/device/fp8.hpp"
+#include "kernels/device/portable.hpp"
+
+namespace nanorun::kernels::portable {
+namespace {
+
+template <class A>
+KOKKOS_INLINE_FUNCTION float value_of(const Fp8Scale<A>& scale) {
+  const double maximum = *scale.maximum;
+  return static_cast<float>(scale.margin * (maximum < 1e-12 ? 1e-12 : maximum) / 448);
+}
+
+template <class T>
+Mat<const T> quantised(WorkspaceAllocator& allocator, Mat<const T> x, Fp8Scale<T> scale) {
+  const Mat<T> out(allocator.take<T>(x.size()), x.rows, x.cols);
+  for_rows("quantise_scaled", x.rows, [=] KOKKOS_FUNCTION(int i) {
+    const float inverse = 1 / value_of(scale);
+    const T* const from = x.row(i);
+    T* const to = out.row(i);
+#pragma omp simd
+    for (int j = 0; j < x.cols; ++j) to[j] = round_to_e4m3(inverse * static_cast<float>(from[j]));
+  });
+  return out;
+}
+
+/// out = f(s_x s_w xq wqᵀ), element by element.
+template <class T, class Function>
+void product(Mat<T> out, Mat<const T> x, Fp8Scale<T> scale_x, Mat<const T> w, Fp8Scale<T> scale_w, Workspace workspace,
+             const Function& f) {
+  assert(x.rows == out.rows && w.rows == out.cols && x.cols == w.cols);
+  assert(workspace.size() >= linear_fp8_workspace<T>(x.rows, x.cols, w.rows));
+  WorkspaceAllocator allocator(workspace);
+  const Mat<const T> xq = quantised(allocator, x, scale_x), wq = quantised(allocator, w, scale_w);
+  gemm<T>(Op::none, Op::transpose, 1, xq, wq, 0, out);
+  for_rows("unscale", out.rows, [=] KOKKOS_FUNCTION(int i) {
+    const T unscale = static_cast<T>(value_of(scale_x)) * static_cast<T>(value_of(scale_w));
+    T* const row = out.row(i);
+#pragma omp simd
+    for (int j = 0; j < out.cols; ++j) row[j] = f(unscale * row[j]);
+  });
+}
+
+template <class T>
+void raise_maximum(T* maximum, Mat<const T> x) {
+  show_life();
+  T largest = 0;
+  const auto row_maximum = [=] KOKKOS_FUNCTION(int i, T& so_far) {
+    const T* const row = x.row(i);
+    T in_row = 0;
+#pragma omp simd reduction(max : in_row)
+    for (int j = 0; j < x.cols; ++j) in_row = std::abs(row[j]) > in_row ? std::abs(row[j]) : in_row;
+    so_far = in_row > so_far ? in_row : so_far;
+  };
+  Kokkos::parallel_reduce("max_magnitude", Kokkos::RangePolicy<Exec>(0, x.rows), row_maximum, Kokkos::Max<T>(largest));
+  for_rows("keep_maximum", 1, [=] KOKKOS_FUNCTION(int) { *maximum = largest > *maximum ? largest : *maximum; });
+}
+
+}  // namespace
+
+template <class T>
+void max_magnitude(Stream, std::span<const Magnitude<T>> magnitudes) {
+  for (const Magnitude<T>& of : magnitudes) raise_maximum(of.maximum, of.x);
+}
+
+template <class T>
+std::size_t linear_fp8_workspace(int rows, int inner, int cols) {
+  const auto bytes = [&](int n) { return WorkspaceAllocator::bytes<T>(static_cast<std::size_t>(n) * inner); };
+  return bytes(rows) + bytes(cols);
+}
+
+template <class T>
+void linear_relu2_forward_fp8(Stream, Mat<T> h, acc_t<T>* maximum, Mat<const T> x, Fp8Scale<acc_t<T>> scale_x,
+                              Mat<const T> w, Fp8Scale<acc_t<T>> scale_w, Workspace workspace, const Fp8Ahead<T>&) {
+  assert(maximum != scale_x.maximum && maximum != scale_w.maximum);
+  const auto relu2 = [] KOKKOS_FUNCTION(T z) { return z < 0 ? T(0) : z * z; };  // passes NaN on
+  product(h, x, scale_x, w, scale_w, workspace, relu2);
+  raise_maximum<T>(maximum, h);
+}
+
+template <class T>
+void linear_forward_fp8(Stream, Mat<T> out, Mat<const T> h, Fp8Scale<acc_t<T>> scale_h, Mat<const T> v,
+                        Fp8Scale<acc_t<T>> scale_v, Workspace workspace, Mat<const e4m3>, Workspace) {
+  product(out, h, scale_h, v, scale_v, workspace, [] KOKKOS_FUNCTION(T z) { return z; });
+}
+
+#define NANORUN_INSTANTIATE(T)                                                                                      \
+  template void max_magnitude(Stream, std::span<const Magnitude<T>>);                                               \
+  template std::size_t linear_fp8_workspace<T>(int, int, int);                                                      \
+  template void linear_relu2_forward_fp8(Stream, Mat<T>, T*, Mat<const T>, Fp8Scale<T>, Mat<const T>, Fp8Scale<T>,  \
+                                         Workspace, const Fp8Ahead<T>&);                                            \
+  template void linear_forward_fp8(Stream, Mat<T>, Mat<const T>, Fp8Scale<T>, Mat<const T>, Fp8Scale<T>, Workspace, \
+                                   Mat<const e4m3>, Workspace);
+NANORUN_INSTANTIATE(float)
+NANORUN_INSTANTIATE(double)
+#undef NANORUN_INSTANTIATE
+
+}  // namespace nanorun::kernels::portable

@@ -1,0 +1,352 @@
+// The forward pass of the MLP in e4m3: operands are quantised by scales in device memory, and the GEMMs' epilogues undo
+// the scales.
+//
+// An accumulator fragment has two columns of each eight. The rows of quantised weights stand in another order, so that
+// they are eight neighbouring columns of the result for a thread, which it stores in one access: in each 32 rows, row
+// 8 i + 2 j + k takes the place of row 8 j + 2 i + k, with i, j < 4 and k < 2.
+
+#include "kernels/linear/mlp_fp8.hpp"
+
+#include <algorithm>
+#include <cassert>
+
+#include "kernels/device/magnitude.cuh"
+#include "kernels/device/vec.cuh"
+#include "kernels/hopper/fused_gemm.cuh"
+#include "kernels/lm_head/head_fp8.cuh"
+
+namespace nanorun::kernels::cuda {
+namespace {
+
+using namespace fused;
+using namespace sm90;
+
+using Scale = Fp8Scale<float>;
+
+constexpr int reordered_rows = 32;
+/// The order is its own inverse.
+__device__ int reordered(int row) { return (row & ~30) | (row & 6) << 2 | (row & 24) >> 2; }
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Maxima
+
+/// Those of one launch.
+struct Magnitudes {
+  static constexpr std::size_t most = 32;
+  Magnitude<bf16> of[most];
+};
+
+/// Blocks of one y work on one matrix.
+__global__ void __launch_bounds__(block_threads) max_magnitude_kernel(const __grid_constant__ Magnitudes p) {
+  begin_after_previous();
+  const Mat<const bf16>& x = p.of[blockIdx.y].x;
+  const unsigned vectors = x.cols / 8, count = vectors * x.rows, stride = gridDim.x * block_threads;
+  std::uint32_t largest = 0;
+#pragma unroll 4
+  for (unsigned i = blockIdx.x * block_threads + threadIdx.x; i < count; i += stride) {
+    keep_larger(largest, load_vector<8>(x.row(i / vectors) + i % vectors * 8));
+  }
+  raise_by_block(p.of[blockIdx.y].maximum, largest);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Quantisation
+
+__device__ float value_of(const Scale& scale) {
+  const double maximum = *scale.maximum;
+  return static_cast<float>(scale.margin * (maximum < 1e-12 ? 1e-12 : maximum) / 448);
+}
+
+/// What the epilogue of a GEMM multiplies by.
+struct Factors {
+  float unscale;    ///< s_a s_b for a GEMM a bᵀ
+  float inverse_h;  ///< 1 / s_h, where it stores hq
+};
+
+/// q = e4m3(x / s)
+struct Quantisation {
+  Mat<const bf16> x;
+  Mat<e4m3> q;
+  Scale scale;
+  bool reorders = false;
+
+  __host__ __device__ unsigned vectors() const { return x.cols / 8 * static_cast<unsigned>(x.rows); }
+};
+
+/// Operands a and b of a GEMM and its factors; and b of the next, whose a is h, with its factors. Matrices without rows
+/// are there already, or not wanted.
+struct Quantisations {
+  static constexpr int count = 3;
+  Quantisation of[count];
+  Scale scale_h;
+  Factors *factors = nullptr, *next = nullptr;
+  unsigned begin[count + 1] = {};  ///< first thread block of each matrix, and their number
+};
+
+constexpr int vectors_of_thread = 4;
+constexpr unsigned vectors_of_block = block_threads * vectors_of_thread;
+
+__global__ void __launch_bounds__(block_threads) quantise(const __grid_constant__ Quantisations p) {
+  begin_after_previous();
+  int matrix = 0;
+  while (blockIdx.x >= p.begin[matrix + 1]) ++matrix;
+  const Quantisation& of = p.of[matrix];
+  const unsigned row_vectors = of.x.cols / 8, count = of.vectors();
+  const unsigned first = (blockIdx.x - p.begin[matrix]) * vectors_of_block + threadIdx.x;
+  Vector<bf16, 8> v[vectors_of_thread];
+#pragma unroll
+  for (int k = 0; k < vectors_of_thread; ++k) {  // on their way while the scale is computed
+    const unsigned i = first + k * block_threads;
+    if (i < count) v[k] = load_vector<8>(of.x.row(i / row_vectors) + i % row_vectors * 8);
+  }
+  __shared__ float inverse;
+  if (threadIdx.x == 0) {
+    inverse = 1 / value_of(of.scale);
+    if (blockIdx.x == 0) {
+      p.factors->unscale = value_of(p.of[0].scale) * value_of(p.of[1].scale);
+      if (p.scale_h.maximum) p.factors->inverse_h = 1 / value_of(p.scale_h);
+      if (p.next) p.next->unscale = value_of(p.scale_h) * value_of(p.of[2].scale);
+    }
+  }
+  __syncthreads();
+#pragma unroll
+  for (int k = 0; k < vectors_of_thread; ++k) {
+    const unsigned i = first + k * block_threads;
+    if (i >= count) return;
+    Vector<float, 8> scaled = to_floats(v[k]);
+#pragma unroll
+    for (float& element : scaled.v) element *= inverse;
+    const int row = static_cast<int>(i / row_vectors);
+    *reinterpret_cast<uint2*>(of.q.row(of.reorders ? reordered(row) : row) + i % row_vectors * 8) = {
+        pack_fp8<e4m3>(scaled.v), pack_fp8<e4m3>(scaled.v + 4)};
+  }
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// GEMMs
+
+/// A thread's two rows of the tile: from column `at` on, eight of each 32 columns. Of the 32 from at + offset on, those
+/// with offset < limit[r] lie in the matrix.
+struct Stretches {
+  int row[2], limit[2], at;
+
+  __device__ __forceinline__ Stretches(const WarpTile& tile, const Mat<bf16>& x) {
+    const int lane = threadIdx.x % 32;
+    at = tile.col + lane % 4 * 8;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      row[r] = tile.row + lane / 4 + 8 * r;
+      limit[r] = row[r] < x.rows ? x.cols - tile.col : 0;
+    }
+  }
+
+  /// Calls body(r, offset, sums) for all stretches of eight columns.
+  template <class Body>
+  static __device__ __forceinline__ void for_each(const Fragment& fragment, const Body& body) {
+#pragma unroll
+    for (int i = 0; i < tile_n / reordered_rows; ++i) {
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        float sums[8];
+#pragma unroll
+        for (int j = 0; j < 8; ++j) sums[j] = fragment[16 * i + 4 * (j / 2) + 2 * r + j % 2];
+        body(r, reordered_rows * i, sums);
+      }
+    }
+  }
+};
+
+template <bool keeps_quantised>
+struct Relu2Fp8 {
+  using Operand = e4m3;
+  static constexpr Major b_major = Major::k;
+  static constexpr bool last_rows_first = true;
+
+  Mat<bf16> h;
+  Mat<e4m3> hq;
+  float* maximum;
+  const Factors* factors;
+
+  __device__ void begin(WarpTile&) const {}
+
+  __device__ __forceinline__ void epilogue(const WarpTile& tile, const Fragment& fragment) const {
+    const Factors by = *factors;
+    const Stretches mine(tile, h);
+    bf16* const to[] = {h.row(mine.row[0]) + mine.at, h.row(mine.row[1]) + mine.at};
+    e4m3* const to_quantised[] = {hq.row(mine.row[0]) + mine.at, hq.row(mine.row[1]) + mine.at};
+    std::uint32_t largest = 0;  // also of rows and columns beyond the last: zeros
+    Stretches::for_each(fragment, [&](int r, int offset, const float(&sums)[8]) {
+      float squares[8];  // with the sign of the sum: the conversions make zeros of negative ones
+#pragma unroll
+      for (int j = 0; j < 8; ++j) {
+        const float z = by.unscale * sums[j];
+        squares[j] = z * fabsf(z);
+      }
+      std::uint32_t pairs[4];
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        pairs[j] = pack_bf16_relu(squares[2 * j], squares[2 * j + 1]);
+        largest = max_bf16(largest, pairs[j]);
+      }
+      const uint4 rounded = {pairs[0], pairs[1], pairs[2], pairs[3]};
+      if (offset < mine.limit[r]) __stcs(reinterpret_cast<uint4*>(to[r] + offset), rounded);
+      if constexpr (keeps_quantised) {
+        const uint2 q = {quantised(squares, by.inverse_h), quantised(squares + 4, by.inverse_h)};
+        if (offset < mine.limit[r]) *reinterpret_cast<uint2*>(to_quantised[r] + offset) = q;
+      }
+    });
+    const unsigned in_warp = __reduce_max_sync(~0u, larger_of(largest));
+    if (tile.leads()) raise(maximum, in_warp);
+  }
+
+ private:
+  static __device__ __forceinline__ std::uint32_t quantised(const float* x, float inverse) {
+    const std::uint32_t low = pack_e4m3_relu(x[0] * inverse, x[1] * inverse);
+    return low | pack_e4m3_relu(x[2] * inverse, x[3] * inverse) << 16;
+  }
+};
+
+struct LinearFp8 {
+  using Operand = e4m3;
+  static constexpr Major b_major = Major::k;
+  static constexpr bool last_rows_first = false;
+
+  Mat<bf16> out;
+  const Factors* factors;
+
+  __device__ void begin(WarpTile&) const {}
+
+  __device__ __forceinline__ void epilogue(const WarpTile& tile, const Fragment& fragment) const {
+    const float unscale = factors->unscale;
+    const Stretches mine(tile, out);
+    bf16* const to[] = {out.row(mine.row[0]) + mine.at, out.row(mine.row[1]) + mine.at};
+    Stretches::for_each(fragment, [&](int r, int offset, const float(&sums)[8]) {
+      Vector<bf16, 8> rounded;
+#pragma unroll
+      for (int j = 0; j < 4; ++j) rounded.pair[j] = pack_bf16(unscale * sums[2 * j], unscale * sums[2 * j + 1]);
+      if (offset < mine.limit[r]) store_vector(to[r] + offset, rounded);
+    });
+  }
+};
+
+/// Operands of a product in the workspace.
+struct Operands {
+  Factors* factors;
+  Mat<e4m3> a, b;
+};
+
+Operands allocate(WorkspaceAllocator& allocator, int rows, int inner, int cols) {
+  const auto matrix = [&](int n) {
+    return Mat<e4m3>(allocator.take<e4m3>(static_cast<std::size_t>(n) * inner), n, inner);
+  };
+  auto* const factors = allocator.take<Factors>(1);
+  const Mat<e4m3> b = matrix(cols), a = matrix(rows);
+  return {factors, a, b};
+}
+
+Operands allocated(Workspace workspace, int rows, int inner, int cols) {
+  assert(workspace.size() >= linear_fp8_workspace<bf16>(rows, inner, cols));
+  WorkspaceAllocator allocator(workspace);
+  return allocate(allocator, rows, inner, cols);
+}
+
+void require_weights(const char* name, Mat<const bf16> w) {
+  require_vectors(name, w);
+  if (w.cols % (2 * tile_k) != 0 || w.rows % reordered_rows != 0) {
+    throw std::invalid_argument(std::string(name) + ": columns of w must be a multiple of 128, its rows of 32");
+  }
+}
+
+void require_shapes(const char* name, Mat<const bf16> out, Mat<const bf16> x, Mat<const bf16> w) {
+  assert(x.rows == out.rows && w.rows == out.cols && x.cols == w.cols);
+  for (const Mat<const bf16>& m : {out, x}) require_vectors(name, m);
+  require_weights(name, w);
+}
+
+/// Quantises b, a where it is not there as aq, and the weights of the next GEMM that are wanted ahead.
+Operands quantised(const char* name, Stream stream, Workspace workspace, Mat<const bf16> a, Scale scale_a,
+                   Mat<const e4m3> aq, Mat<const bf16> b, Scale scale_b, const Fp8Ahead<bf16>& ahead = {}) {
+  const int rows = aq ? 0 : a.rows;
+  const Operands out = allocated(workspace, rows, a.cols, b.rows);
+  Quantisations p;
+  p.of[0] = {a.row_block(0, rows), out.a, scale_a};
+  p.of[1] = {b, out.b, scale_b, true};
+  p.factors = out.factors;
+  if (ahead.hq) p.scale_h = ahead.scale_h;
+  if (ahead.v) {
+    const Operands next = allocated(ahead.vq, 0, ahead.v.cols, ahead.v.rows);
+    p.of[2] = {ahead.v, next.b, ahead.scale_v, true};
+    p.next = next.factors;
+  }
+  for (int k = 0; k < p.count; ++k) p.begin[k + 1] = p.begin[k] + ceil_div(p.of[k].vectors(), vectors_of_block);
+  launch(name, stream, quantise, p.begin[p.count], block_threads, 0, p);
+  return out;
+}
+
+}  // namespace
+
+template <class T>
+void max_magnitude(Stream stream, std::span<const Magnitude<T>> magnitudes) {
+  constexpr int blocks_of_sm = 8;
+  for (const Magnitude<T>& of : magnitudes) require_vectors("max_magnitude", of.x);
+  while (!magnitudes.empty()) {
+    const auto now = magnitudes.first(std::min(magnitudes.size(), Magnitudes::most));
+    magnitudes = magnitudes.subspan(now.size());
+    Magnitudes p;
+    std::ranges::copy(now, p.of);
+    const std::size_t size = std::ranges::max(now, {}, [](const Magnitude<T>& of) { return of.x.size(); }).x.size();
+    const int count = static_cast<int>(now.size());
+    const int blocks = std::clamp(blocks_for(size / 8), 1, ceil_div(sm_count * blocks_of_sm, count));
+    launch("max_magnitude", stream, max_magnitude_kernel, dim3(blocks, count), block_threads, 0, p);
+  }
+}
+
+template <class T>
+std::size_t linear_fp8_workspace(int rows, int inner, int cols) {
+  WorkspaceAllocator counter({});
+  allocate(counter, rows, inner, cols);
+  return counter.used();
+}
+
+template <class T>
+void linear_relu2_forward_fp8(Stream stream, Mat<T> h, acc_t<T>* maximum, Mat<const T> x, Fp8Scale<acc_t<T>> scale_x,
+                              Mat<const T> w, Fp8Scale<acc_t<T>> scale_w, Workspace workspace,
+                              const Fp8Ahead<T>& ahead) {
+  constexpr const char* name = "linear_relu2_forward_fp8";
+  const Mat<e4m3> hq = ahead.hq;
+  require_shapes(name, h, x, w);
+  require_vectors(name, hq);
+  require_weights(name, ahead.v);
+  assert(!hq || (hq.rows == h.rows && hq.cols == h.cols && ahead.scale_h.maximum));
+  assert(!ahead.v || (hq && ahead.v.cols == h.cols && ahead.scale_v.maximum));
+  if (h.size() == 0) return;
+  const Operands q = quantised(name, stream, workspace, x, scale_x, {}, w, scale_w, ahead);
+  if (hq) {
+    launch_gemm(name, stream, Relu2Fp8<true>{h, hq, maximum, q.factors}, h.cols, q.a, q.b);
+  } else {
+    launch_gemm(name, stream, Relu2Fp8<false>{h, hq, maximum, q.factors}, h.cols, q.a, q.b);
+  }
+}
+
+template <class T>
+void linear_forward_fp8(Stream stream, Mat<T> out, Mat<const T> h, Fp8Scale<acc_t<T>> scale_h, Mat<const T> v,
+                        Fp8Scale<acc_t<T>> scale_v, Workspace workspace, Mat<const e4m3> hq, Workspace vq) {
+  constexpr const char* name = "linear_forward_fp8";
+  require_shapes(name, out, h, v);
+  require_vectors(name, hq);
+  assert(!hq || (hq.rows == h.rows && hq.cols == h.cols));
+  assert(hq || vq.empty());
+  if (out.size() == 0) return;
+  const Operands q =
+      vq.empty() ? quantised(name, stream, workspace, h, scale_h, hq, v, scale_v) : allocated(vq, 0, v.cols, v.rows);
+  launch_gemm(name, stream, LinearFp8{out, q.factors}, out.cols, hq ? hq : Mat<const e4m3>(q.a), q.b);
+}
+
+template void max_magnitude(Stream, std::span<const Magnitude<bf16>>);
+template std::size_t linear_fp8_workspace<bf16>(int, int, int);
+template void linear_relu2_forward_fp8(Stream, Mat<bf16>, float*, Mat<const bf16>, Scale, Mat<const bf16>, Scale,
+                                       Workspace, const Fp8Ahead<bf16>&);
+template void linear_forward_fp8(Stream, Mat<bf16>, Mat<const bf16>, Scale, Mat<const bf16>, Scale, Workspace,
+                                 Mat<const e4m3>, Workspace);
+
+}  // namespace nanorun::kernels::cuda

@@ -1,0 +1,71 @@
+#include "kernels/optimizer/adam.cuh"
+
+#include "kernels/device/ordered_sum.cuh"
+
+namespace nanorun::kernels::cuda {
+namespace {
+
+/// A, M: of the masters, which are the copy itself where they have its type, and of the moments.
+template <class T, class A, class M>
+struct Adam {
+  SumOfSquares gradients, weights;
+  A* w;
+  T* copy;
+  M *m, *v;
+  float* g;
+  AdamFactors<float> f;
+  AdamRates<float> rates;
+
+  template <int W>
+  __device__ void apply(std::size_t i) {
+    auto elements = AdamElements<W>::load(w + i, m + i, v + i);
+    const Vector<float, W> raw = load_vector<W>(g + i);
+    Vector<float, W> gradient;
+#pragma unroll
+    for (int k = 0; k < W; ++k) {
+      gradient.v[k] = f.gradient_scale * raw.v[k];
+      gradients.add_square(gradient.v[k]);
+    }
+    elements.update(gradient, f, rates);
+#pragma unroll
+    for (int k = 0; k < W; ++k) weights.add_square(elements.weight.v[k]);
+    // Most rows of a table have no gradient: they cost no store.
+    if (f.clears_gradient && any(raw)) store_vector(g + i, Vector<float, W>{});
+    elements.store(w + i, copy + i, m + i, v + i);
+  }
+
+  __device__ void finish() const {
+    gradients.total.add({gradients.sum, weights.sum}, {gradients.squares, weights.squares});
+  }
+};
+
+}  // namespace
+
+template <class T, class W, class M>
+void adam_update(Stream stream, Vec<std::type_identity_t<W>> w, Vec<T> copy, Vec<std::type_identity_t<M>> m,
+                 Vec<std::type_identity_t<M>> v, Vec<acc_t<T>> g, const AdamOptions& options, double* squares) {
+  // Accesses of 16 bytes at least, also of what is kept in bf16.
+  constexpr int width = std::is_same_v<W, bf16> || std::is_same_v<M, bf16> ? 8 : 4;
+  const OrderedSum total(stream);
+  const Adam<T, W, M> body{{total, squares},
+                           {total, squares + 1},
+                           w.data(),
+                           copy.data(),
+                           m.data(),
+                           v.data(),
+                           g.data(),
+                           AdamFactors<float>(options),
+                           adam_rates<float>(options)};
+  launch_elementwise<width>("adam_update", stream, w.size(), body, w.data(), copy.data(), m.data(), v.data(), g.data());
+}
+
+#define NANORUN_INSTANTIATE(T, W, M) \
+  template void adam_update<T, W, M>(Stream, Vec<W>, Vec<T>, Vec<M>, Vec<M>, Vec<float>, const AdamOptions&, double*);
+NANORUN_INSTANTIATE(float, float, float)
+NANORUN_INSTANTIATE(bf16, float, float)
+NANORUN_INSTANTIATE(bf16, float, bf16)
+NANORUN_INSTANTIATE(bf16, bf16, float)
+NANORUN_INSTANTIATE(bf16, bf16, bf16)
+#undef NANORUN_INSTANTIATE
+
+}  // namespace nanorun::kernels::cuda

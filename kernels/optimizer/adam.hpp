@@ -1,0 +1,84 @@
+#pragma once
+// Adam with bias correction (Kingma and Ba 2015, arXiv:1412.6980), and cautious weight decay (Chen et al. 2025,
+// arXiv:2510.12402), which acts where it points the way of the update.
+//   m = b1 m + (1 - b1) g,  v = b2 v + (1 - b2) g²
+//   u = lr (m / (1 - b1^t)) / (sqrt(v / (1 - b2^t)) + eps),  t = 1 for the first update
+//   w -= u + decay w [u w > 0]
+// With epsilon_hat, u = lr sqrt(1 - b2^t) / (1 - b1^t) m / (sqrt(v) + eps).
+// Shapes: w, copy, m, v, g [n]. w are the master weights; g enters as gradient_scale g. New w, m and v may be rounded
+// to the nearest bf16, ties to even, when they are stored; u is formed from m and v before that.
+
+#include <cmath>
+#include <type_traits>
+
+#include "kernels/device/types.hpp"
+
+namespace nanorun::kernels {
+
+struct AdamOptions {
+  double lr = 0;
+  double beta1 = 0.8;
+  double beta2 = 0.95;
+  double eps = 1e-10;
+  long t = 1;
+  double gradient_scale = 1;
+  double decay = 0;
+  bool epsilon_hat = false;
+  bool round_weights = false, round_moments = false;  ///< to bf16
+  bool clears_gradient = false;                       ///< g = 0 afterwards
+};
+
+/// What changes from one update to the next: u = lr m / (sqrt(v) root + eps), so that lr holds the correction of m; and
+/// the decay.
+template <class A>
+struct AdamRates {
+  A lr, root, decay;
+};
+template <class A>
+AdamRates<A> adam_rates(const AdamOptions& options) {
+  const auto t = static_cast<double>(options.t);
+  const double lr = options.lr / (1 - std::pow(options.beta1, t)), rest2 = 1 - std::pow(options.beta2, t);
+  const double root = std::sqrt(rest2);
+  if (options.epsilon_hat) return {static_cast<A>(lr * root), A(1), static_cast<A>(options.decay)};
+  return {static_cast<A>(lr), static_cast<A>(1 / root), static_cast<A>(options.decay)};
+}
+
+/// What is the same for all updates of a tensor.
+template <class A>
+struct AdamFactors {
+  A beta1, rest1, beta2, rest2, eps, gradient_scale;
+  bool round_weights, round_moments, clears_gradient;
+
+  explicit AdamFactors(const AdamOptions& o)
+      : beta1(static_cast<A>(o.beta1)),
+        rest1(static_cast<A>(1 - o.beta1)),
+        beta2(static_cast<A>(o.beta2)),
+        rest2(static_cast<A>(1 - o.beta2)),
+        eps(static_cast<A>(o.eps)),
+        gradient_scale(static_cast<A>(o.gradient_scale)),
+        round_weights(o.round_weights),
+        round_moments(o.round_moments),
+        clears_gradient(o.clears_gradient) {}
+};
+
+namespace portable {
+
+/// W, M: types of w and of the moments. copy = w rounded to T, for the GEMMs that read it; where W is T, copy is w
+/// itself. squares [2], in the tensors' memory, += in double the sum of (gradient_scale g)², and that of the new w²:
+/// not finite where any element is not.
+template <class T, class W = acc_t<T>, class M = acc_t<T>>
+void adam_update(Stream stream, Vec<std::type_identity_t<W>> w, Vec<T> copy, Vec<std::type_identity_t<M>> m,
+                 Vec<std::type_identity_t<M>> v, Vec<acc_t<T>> g, const AdamOptions& options, double* squares);
+
+}  // namespace portable
+
+namespace cuda {
+
+/// T = bf16 or float; W and M = float or T, with the options that round to it. The sums have a fixed order. The stream
+/// needs create_sums().
+template <class T, class W = acc_t<T>, class M = acc_t<T>>
+void adam_update(Stream stream, Vec<std::type_identity_t<W>> w, Vec<T> copy, Vec<std::type_identity_t<M>> m,
+                 Vec<std::type_identity_t<M>> v, Vec<acc_t<T>> g, const AdamOptions& options, double* squares);
+
+}  // namespace cuda
+}  // namespace nanorun::kernels

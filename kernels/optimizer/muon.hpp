@@ -1,0 +1,157 @@
+#pragma once
+// Muon (Keller Jordan et al. 2024, "Muon: An optimizer for hidden layers in neural networks"): Nesterov momentum, then
+// a quintic Newton–Schulz iteration that replaces each matrix by an approximation of its orthogonal polar factor.
+//   buf = m buf + (1 - m) g,  u = (1 - m) g + m buf
+//   X = u / (|u|_F + 1e-7), transposed if rows > cols; five times { A = X Xᵀ, B = b A + c A A, X = a X + B X }
+//   with (a, b, c) = (3.4445, -4.7750, 2.0315); transposed back.
+// Polar Express (Amsel et al. 2025, arXiv:2505.16932) has other coefficients in each iteration, and X = u / (1.02 |u|_F
+// + 1e-6) at first. NorMuon (Li et al. 2025, arXiv:2510.05491) then evens out the rows of a matrix that has at least as
+// many rows as columns, of others the columns; `lines`, of length n each:
+//   v = mean of X² over each line,  Q = b Q + (1 - b) v,  s = max(Q, 1e-10)^(-1/2)
+//   X = X s |X|_F / max(|X s|_F, 1e-10)
+// Cautious weight decay (Chen et al. 2025, arXiv:2510.12402): w -= lr X + decay w [X w >= 0].
+// Shapes: g, buf, w, copy, x [n], the elements of any number of matrices.
+
+#include <array>
+#include <span>
+
+#include "kernels/device/types.hpp"
+
+namespace nanorun::kernels {
+
+/// `count` contiguous matrices [rows, cols].
+template <class T>
+struct MatrixBatch {
+  T* data = nullptr;
+  int count = 0;
+  int rows = 0;
+  int cols = 0;
+
+  constexpr std::size_t matrix_size() const { return static_cast<std::size_t>(rows) * cols; }
+  constexpr std::size_t size() const { return count * matrix_size(); }
+};
+
+/// Lines of a matrix whose second moment NorMuon keeps: its rows, or its columns where these are more.
+constexpr int normuon_lines(int rows, int cols) { return rows >= cols ? rows : cols; }
+
+/// Matrices X of portable::normuon(), and Q [count, normuon_lines(rows, cols)] behind `second_moment`.
+template <class T>
+struct NormuonBatch {
+  MatrixBatch<T> x;
+  T* second_moment = nullptr;
+
+  constexpr int lines() const { return normuon_lines(x.rows, x.cols); }
+};
+
+/// An iteration towards the polar factor: X = u / (norm_factor |u|_F + eps) at first, then the steps.
+struct PolarIteration {
+  struct Step {
+    double a, b, c;
+  };
+  double norm_factor, eps;
+  std::array<Step, 5> steps;
+};
+
+inline constexpr PolarIteration newton_schulz_iteration{1,
+                                                        1e-7,
+                                                        {{{3.4445, -4.7750, 2.0315},
+                                                          {3.4445, -4.7750, 2.0315},
+                                                          {3.4445, -4.7750, 2.0315},
+                                                          {3.4445, -4.7750, 2.0315},
+                                                          {3.4445, -4.7750, 2.0315}}}};
+inline constexpr PolarIteration polar_express_iteration{
+    1.02,
+    1e-6,
+    {{{8.156554524902461, -22.48329292557795, 15.878769915207462},
+      {4.042929935166739, -2.808917465908714, 0.5000178451051316},
+      {3.8916678022926607, -2.772484153217685, 0.5060648178503393},
+      {3.285753657755655, -2.3681294933425376, 0.46449024233003106},
+      {2.3465413258596377, -1.7097828382687081, 0.42323551169305323}}}};
+
+/// Matrices that muon_update() updates, `count` contiguous ones [rows, cols] in each tensor. copy: weights rounded or
+/// truncated to T, for the GEMMs that read them; where acc_t<T> is T, the weights themselves.
+template <class T>
+struct MuonBatch {
+  int count = 0, rows = 0, cols = 0;
+  acc_t<T>*weights = nullptr, *gradients = nullptr, *momentum = nullptr;
+  T* copy = nullptr;
+  acc_t<T>* second_moment = nullptr;  ///< Q [count, normuon_lines(rows, cols)]; null: without NorMuon
+  double lr = 0, decay = 0;
+  bool truncates = false;  ///< the copy is truncated, not rounded
+
+  constexpr std::size_t matrix_size() const { return static_cast<std::size_t>(rows) * cols; }
+  constexpr std::size_t size() const { return count * matrix_size(); }
+};
+
+struct MuonOptions {
+  const PolarIteration& iteration;
+  double momentum = 0;
+  double gradient_scale = 1;  ///< gradients enter as gradient_scale g
+  double normuon_beta = 0;
+};
+
+/// In the tensors' memory: += sum of (gradient_scale g)² and of the new w², each in double. Not finite where any
+/// element is not.
+struct MuonSquares {
+  double *gradients, *weights;
+};
+
+namespace portable {
+
+/// Bytes of workspace for muon_update(); the batches' tensors may be null.
+template <class T>
+std::size_t muon_workspace(std::span<const MuonBatch<T>> batches);
+
+/// Updates all matrices: weights, copy, momentum and second moments in place; uses the gradients up. All have one shape
+/// or its transpose: the iteration commutes with transposition, so they run as one batch. All have second moments, or
+/// none.
+template <class T>
+void muon_update(Stream stream, std::span<const MuonBatch<T>> batches, const MuonOptions& options,
+                 const MuonSquares& squares, Workspace workspace);
+
+// The stages of muon_update(), one after another.
+
+/// Updates buf and g in place; g enters as gradient_scale g and becomes u. *squares, in the tensors' memory, += sum of
+/// (gradient_scale g)² in double: not finite where any element is not.
+template <class A>
+void nesterov_momentum(Stream stream, Vec<A> g, Vec<A> buf, double momentum, double gradient_scale, double* squares);
+
+/// Bytes of workspace for newton_schulz(); the batches' data may be null.
+template <class T>
+std::size_t newton_schulz_workspace(std::span<const MatrixBatch<T>> batches);
+
+/// Replaces each matrix of the batches by its approximate polar factor. All matrices have one shape or its transpose:
+/// the iteration commutes with transposition, so they run as one batch.
+template <class T>
+void newton_schulz(Stream stream, std::span<const MatrixBatch<T>> batches, Workspace workspace);
+/// The same with the coefficients of Polar Express, in a workspace of the same size.
+template <class T>
+void polar_express(Stream stream, std::span<const MatrixBatch<T>> batches, Workspace workspace);
+
+/// NorMuon on the matrices X of all batches, which may differ in shape.
+template <class T>
+void normuon(Stream stream, std::span<const NormuonBatch<T>> batches, double beta);
+
+/// w -= lr x + decay w [x w >= 0], with *squares as below.
+template <class T>
+void add_scaled_with_decay(Stream stream, Vec<T> w, Vec<const T> x, double lr, double decay, double* squares);
+
+/// w += alpha x; *squares += sum of the new w², as above.
+template <class T>
+void add_scaled(Stream stream, Vec<T> w, Vec<const T> x, double alpha, double* squares);
+
+}  // namespace portable
+
+namespace cuda {
+
+/// T = bf16, data aligned to 16 bytes, on a stream with create_blas() and create_sums(). X is bf16 between the stages
+/// (muon_stages.hpp), which run on all matrices at once. Throw std::invalid_argument unless rows and cols are multiples
+/// of 8, and if shapes differ by more than transposition.
+template <class T>
+std::size_t muon_workspace(std::span<const MuonBatch<T>> batches);
+template <class T>
+void muon_update(Stream stream, std::span<const MuonBatch<T>> batches, const MuonOptions& options,
+                 const MuonSquares& squares, Workspace workspace);
+
+}  // namespace cuda
+}  // namespace nanorun::kernels

@@ -1,0 +1,193 @@
+// NorMuon and the update of the weights, see muon_stages.hpp.
+
+#include <cassert>
+
+#include "kernels/device/ordered_sum.cuh"
+#include "kernels/optimizer/muon_tiles.cuh"
+
+namespace nanorun::kernels::cuda {
+namespace {
+
+/// Thread blocks that share the lines of a matrix.
+constexpr int line_blocks = 96;
+
+/// Sums over lines, for |X|² and |X s|².
+struct NormSums {
+  double squares, scaled;
+  __device__ NormSums& operator+=(const NormSums& other) {
+    squares += other.squares;
+    scaled += other.scaled;
+    return *this;
+  }
+};
+
+__device__ NormSums warp_sums(const NormSums& x) { return {warp_sum(x.squares), warp_sum(x.scaled)}; }
+
+/// Factor s of a line with second moment Q; NaN stays NaN.
+__device__ float line_factor(float second_moment) { return 1 / sqrtf(second_moment < 1e-10f ? 1e-10f : second_moment); }
+
+/// Updates Q of a line from the sum of its squares; returns what the line adds.
+__device__ NormSums update_line(float& second_moment, float squares, int length, float beta) {
+  const float q = beta * second_moment + (1 - beta) * (squares / static_cast<float>(length));
+  second_moment = q;
+  const double s = line_factor(q);
+  return {squares, squares * s * s};
+}
+
+/// Updates the Q of the thread block's share of the rows, a warp for each.
+__device__ NormSums update_rows(Mat<const bf16> x, float* second_moment, float beta) {
+  const int warp = threadIdx.x / warp_size, lane = threadIdx.x % warp_size;
+  NormSums sums{};
+  for (int i = blockIdx.x * block_warps + warp; i < x.rows; i += line_blocks * block_warps) {
+    float squares = 0;
+#pragma unroll 4
+    for (int j = 8 * lane; j < x.cols; j += 8 * warp_size) {
+      const Vector<float, 8> v = load_floats<8>(x.row(i) + j);
+      squares += dot(v, v);
+    }
+    squares = warp_sum(squares);
+    if (lane == 0) sums += update_line(second_moment[i], squares, x.cols, beta);
+  }
+  return sums;
+}
+
+/// The same of columns, 32 at a time: eight threads read four each of every 32nd row.
+__device__ NormSums update_columns(Mat<const bf16> x, float* second_moment, float beta) {
+  constexpr int width = 32, quads = width / 4, slots = block_threads / quads;
+  __shared__ float partial[slots][width];
+  const int quad = threadIdx.x % quads, slot = threadIdx.x / quads;
+  NormSums sums{};
+  for (int first = blockIdx.x * width; first < x.cols; first += line_blocks * width) {
+    Vector<float, 4> squares{};
+    const int row_end = first + 4 * quad < x.cols ? x.rows : 0;
+#pragma unroll 8
+    for (int i = slot; i < row_end; i += slots) {
+      const Vector<float, 4> v = load_floats<4>(x.row(i) + first + 4 * quad);
+#pragma unroll
+      for (int k = 0; k < 4; ++k) squares.v[k] += v.v[k] * v.v[k];
+    }
+#pragma unroll
+    for (int k = 0; k < 4; ++k) partial[slot][4 * quad + k] = squares.v[k];
+    __syncthreads();
+    const int j = first + static_cast<int>(threadIdx.x);
+    if (threadIdx.x < width && j < x.cols) {
+      float column = 0;
+      for (int i = 0; i < slots; ++i) column += partial[i][threadIdx.x];
+      sums += update_line(second_moment[j], column, x.rows, beta);
+    }
+    __syncthreads();  // the next columns' sums take their places
+  }
+  return sums;
+}
+
+/// Block (i, j) updates the second moments of part i of the lines of matrix j: of the wide matrix the columns, except
+/// where it is square. sums [matrices, line_blocks].
+__global__ void __launch_bounds__(block_threads)
+    update_lines(NormSums* sums, const __grid_constant__ MuonBatches batches, const bf16* x, float beta) {
+  __shared__ NormSums of_warps[block_warps];
+  begin_after_previous();
+  const MuonMatrix m(batches, blockIdx.y);
+  const Mat<const bf16> wide(x + blockIdx.y * m.size(), min(m.rows, m.cols), max(m.rows, m.cols));
+  const NormSums sum = warp_sums(m.rows == m.cols ? update_rows(wide, m.second_moment, beta)
+                                                  : update_columns(wide, m.second_moment, beta));
+  if (threadIdx.x % warp_size == 0) of_warps[threadIdx.x / warp_size] = sum;
+  __syncthreads();
+  if (threadIdx.x != 0) return;
+  NormSums of_block{};
+  for (const NormSums& of_warp : of_warps) of_block += of_warp;
+  sums[blockIdx.y * line_blocks + blockIdx.x] = of_block;
+}
+
+/// |X|_F / max(|X s|_F, 1e-10) of a matrix, for every thread.
+__device__ float norm_factor(const NormSums* sums) {
+  NormSums sum{};
+  for (int i = threadIdx.x % warp_size; i < line_blocks; i += warp_size) sum += sums[i];
+  sum = warp_sums(sum);
+  const double scaled_norm = sqrt(sum.scaled);
+  return static_cast<float>(sqrt(sum.squares) / (scaled_norm < 1e-10 ? 1e-10 : scaled_norm));
+}
+
+/// Moves the weights in the tile at (row, col) by X `factor` s.
+__device__ void move_tile(const MuonMatrix& m, const bf16* x, int row, int col, float factor, TurnedTile& turned,
+                          SumOfSquares& of_weights) {
+  const int quad = threadIdx.x % tile_quads, first = threadIdx.x / tile_quads;
+  if (m.tall()) {
+#pragma unroll
+    for (int i = first; i < tile_side; i += tile_step) {
+      if (!m.contains(row + 4 * quad, col + i)) continue;
+      turned.put(i, quad, load_vector<4>(x + m.wide_at(row + 4 * quad, col + i)));
+    }
+    __syncthreads();
+  }
+  const auto scale_of = [&](int line) {
+    return m.second_moment == nullptr ? 1 : factor * line_factor(m.second_moment[line]);
+  };
+  const bool by_rows = m.rows >= m.cols;
+  Vector<float, 4> scale;
+#pragma unroll
+  for (int k = 0; k < 4; ++k) scale.v[k] = by_rows || col + 4 * quad >= m.cols ? 1 : scale_of(col + 4 * quad + k);
+#pragma unroll
+  for (int i = first; i < tile_side; i += tile_step) {
+    if (!m.contains(row + i, col + 4 * quad)) continue;
+    const std::size_t at = m.at(row + i, col + 4 * quad);
+    const Vector<float, 4> update = to_floats(m.tall() ? turned.column(quad, i) : load_vector<4>(x + at));
+    Vector<float, 4> w = load_vector<4>(m.weights + at);
+    if (by_rows) {
+      const float of_row = scale_of(row + i);
+      scale = {of_row, of_row, of_row, of_row};
+    }
+#pragma unroll
+    for (int k = 0; k < 4; ++k) {
+      const float step = update.v[k] * scale.v[k];
+      w.v[k] -= m.lr * step + (step * w.v[k] >= 0 ? m.decay * w.v[k] : 0);
+      of_weights.add_square(w.v[k]);
+    }
+    store_vector(m.weights + at, w);
+    store_vector(m.copy + at, narrow_to_bf16(w, m.truncates));
+  }
+  if (m.tall()) __syncthreads();  // the next tile takes its place
+}
+
+/// A thread block moves one part of a matrix after another. x, sums: of the matrices of `batches`.
+__global__ void __launch_bounds__(block_threads)
+    move_weights(const __grid_constant__ MuonBatches batches, int matrices, int parts, const bf16* x,
+                 const NormSums* sums, OrderedSum total, double* squares) {
+  __shared__ TurnedTile turned;
+  begin_after_previous();
+  SumOfSquares of_weights{total, squares};
+  for (int i = blockIdx.x; i < matrices * parts; i += gridDim.x) {
+    const int matrix = i / parts;
+    const MuonMatrix m(batches, matrix);
+    const float factor = m.second_moment == nullptr ? 1 : norm_factor(sums + matrix * line_blocks);
+    m.for_tiles(i % parts,
+                [&](int row, int col) { move_tile(m, x + matrix * m.size(), row, col, factor, turned, of_weights); });
+  }
+  of_weights.finish();
+}
+
+}  // namespace
+
+std::size_t muon_apply_workspace(MatrixBatch<bf16> x) {
+  return WorkspaceAllocator::bytes<NormSums>(static_cast<std::size_t>(x.count) * line_blocks);
+}
+
+void muon_apply(Stream stream, std::span<const MuonBatch<bf16>> batches, MatrixBatch<bf16> x, double normuon_beta,
+                double* squares, Workspace workspace) {
+  constexpr const char* op = "muon_apply";
+  assert(workspace.size() >= muon_apply_workspace(x));
+  NormSums* const sums = WorkspaceAllocator(workspace).take<NormSums>(static_cast<std::size_t>(x.count) * line_blocks);
+  const int parts = matrix_parts(x.rows, x.cols);
+  launch_batches(batches, [&](const MuonBatches& argument, int first, int count) {
+    const bf16* const own = x.data + first * x.matrix_size();
+    NormSums* const own_sums = sums + static_cast<std::size_t>(first) * line_blocks;
+    if (argument.batch[0].second_moment != nullptr) {
+      launch(op, stream, update_lines, dim3(line_blocks, count), block_threads, 0, own_sums, argument, own,
+             static_cast<float>(normuon_beta));
+    }
+    const int blocks = blocks_for(static_cast<std::size_t>(count) * parts * block_threads);
+    launch(op, stream, move_weights, blocks, block_threads, 0, argument, count, parts, own, own_sums,
+           OrderedSum(stream), squares);
+  });
+}
+
+}  // namespace nanorun::kernels::cuda

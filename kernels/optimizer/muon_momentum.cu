@@ -1,0 +1,98 @@
+// Nesterov momentum of Muon's matrices, see muon_stages.hpp.
+
+#include "kernels/device/ordered_sum.cuh"
+#include "kernels/optimizer/muon_tiles.cuh"
+
+namespace nanorun::kernels::cuda {
+namespace {
+
+struct Rates {
+  float momentum, rest, scale;  ///< rest: 1 - momentum
+};
+
+/// Updates the momentum in the tile at (row, col), writes u to x, and returns the thread's sum of u².
+__device__ float update_tile(const MuonMatrix& m, bf16* x, int row, int col, const Rates& rates, TurnedTile& turned,
+                             SumOfSquares& of_gradients) {
+  const int quad = threadIdx.x % tile_quads, first = threadIdx.x / tile_quads;
+  float squares = 0;
+#pragma unroll
+  for (int i = first; i < tile_side; i += tile_step) {
+    if (!m.contains(row + i, col + 4 * quad)) continue;
+    const std::size_t at = m.at(row + i, col + 4 * quad);
+    const Vector<float, 4> g = load_vector<4>(m.gradients + at);
+    Vector<float, 4> buf = load_vector<4>(m.momentum + at), u;
+#pragma unroll
+    for (int k = 0; k < 4; ++k) {
+      const float gradient = rates.scale * g.v[k];
+      of_gradients.add_square(gradient);
+      buf.v[k] = rates.momentum * buf.v[k] + rates.rest * gradient;
+      u.v[k] = rates.rest * gradient + rates.momentum * buf.v[k];
+      squares += u.v[k] * u.v[k];
+    }
+    store_vector(m.momentum + at, buf);
+    const Vector<bf16, 4> rounded = round_to_bf16(u);
+    if (m.tall()) {
+      turned.put(i, quad, rounded);
+    } else {
+      store_vector(x + at, rounded);
+    }
+  }
+  if (!m.tall()) return squares;
+  __syncthreads();
+#pragma unroll
+  for (int i = first; i < tile_side; i += tile_step) {
+    if (m.contains(row + 4 * quad, col + i)) {
+      store_vector(x + m.wide_at(row + 4 * quad, col + i), turned.column(quad, i));
+    }
+  }
+  __syncthreads();  // the next tile takes its place
+  return squares;
+}
+
+/// A thread block updates one part of a matrix after another. x, squares_of_x: of the matrices of `batches`.
+__global__ void __launch_bounds__(block_threads)
+    update_momentum(const __grid_constant__ MuonBatches batches, int matrices, int parts, bf16* x, float* squares_of_x,
+                    Rates rates, OrderedSum total, double* squares) {
+  __shared__ TurnedTile turned;
+  __shared__ float of_warps[block_warps];
+  begin_after_previous();
+  SumOfSquares of_gradients{total, squares};
+  for (int i = blockIdx.x; i < matrices * parts; i += gridDim.x) {
+    const int matrix = i / parts;
+    const MuonMatrix m(batches, matrix);
+    float sum = 0;
+    m.for_tiles(i % parts, [&](int row, int col) {
+      sum += update_tile(m, x + matrix * m.size(), row, col, rates, turned, of_gradients);
+    });
+    sum = warp_sum(sum);
+    if (threadIdx.x % warp_size == 0) of_warps[threadIdx.x / warp_size] = sum;
+    __syncthreads();
+    if (threadIdx.x == 0) {
+      float of_part = 0;
+      for (const float of_warp : of_warps) of_part += of_warp;
+      squares_of_x[i] = of_part;
+    }
+    __syncthreads();  // the next part's sums take their places
+  }
+  of_gradients.finish();
+}
+
+}  // namespace
+
+int matrix_parts(int rows, int cols) {
+  return ceil_div(ceil_div(rows, tile_side) * ceil_div(cols, tile_side), part_tiles);
+}
+
+void muon_momentum(Stream stream, std::span<const MuonBatch<bf16>> batches, MatrixBatch<bf16> x, float* squares_of_x,
+                   double momentum, double gradient_scale, double* squares) {
+  const int parts = matrix_parts(x.rows, x.cols);
+  const Rates rates{static_cast<float>(momentum), static_cast<float>(1 - momentum), static_cast<float>(gradient_scale)};
+  launch_batches(batches, [&](const MuonBatches& argument, int first, int count) {
+    const int blocks = blocks_for(static_cast<std::size_t>(count) * parts * block_threads);
+    launch("muon_momentum", stream, update_momentum, blocks, block_threads, 0, argument, count, parts,
+           x.data + first * x.matrix_size(), squares_of_x + static_cast<std::size_t>(first) * parts, rates,
+           OrderedSum(stream), squares);
+  });
+}
+
+}  // namespace nanorun::kernels::cuda

@@ -1,0 +1,213 @@
+// Symmetric GEMM: computes the tiles of out on or above the diagonal, and writes each with its mirror image. A thread
+// block computes one 128 x 128 tile: a producer warp loads k-tiles of x by TMA, and two consumer warpgroups compute 64
+// rows each by wgmma. The addend's tile is loaded as a last k-tile, and the stages then hold the result for the TMA
+// store. Two thread blocks share an SM, so that one's mainloop overlaps the other's prologue and epilogue; a launch of
+// no more blocks than SMs uses six stages instead of three.
+
+#include "kernels/optimizer/muon_symmetric_gemm.hpp"
+
+#include <cassert>
+#include <stdexcept>
+
+#include "kernels/device/vec.cuh"
+#include "kernels/hopper/sm90.cuh"
+#include "kernels/hopper/tensor_map.cuh"
+#include "kernels/hopper/wgmma.cuh"
+
+namespace nanorun::kernels::cuda {
+namespace {
+
+using namespace sm90;
+
+constexpr int tile_side = 128, tile_k = 64, consumer_rows = 64;
+constexpr int consumers = tile_side / consumer_rows;
+constexpr int consumer_threads = consumers * warpgroup_size;
+constexpr int threads = consumer_threads + 32;
+constexpr int all_summed = 1, staged = 2;  // named barriers; `staged` + consumer is each consumer's own
+constexpr int stages_of(int blocks_per_sm) { return blocks_per_sm == 1 ? 6 : 3; }
+
+using Columns = std::byte[column_bytes(tile_side)];
+
+template <int stages>
+struct alignas(1024) Shared {
+  /// x: its rows for the tile's rows and those for its columns. Addend and out: the left half and the right.
+  Columns k_tile[stages][2];
+  Mbarrier full[stages], empty[stages];
+};
+
+struct Problem {
+  CUtensorMap x, addend, out;
+  float alpha, beta;
+  int n, k_tiles;
+
+  __host__ __device__ int tiles() const { return n / tile_side; }  // along a side
+  __host__ __device__ int count() const { return tiles() * (tiles() + 1) / 2; }
+};
+
+/// Origin of this block's tile in its matrix, and the first row of that matrix in the batch.
+struct TilePosition {
+  int row, col, matrix;
+
+  __device__ explicit TilePosition(const Problem& p) : row(0), matrix(static_cast<int>(blockIdx.x) / p.count() * p.n) {
+    int index = static_cast<int>(blockIdx.x) % p.count();
+    for (; index >= p.tiles() - row; ++row) index -= p.tiles() - row;
+    col = (row + index) * tile_side;
+    row *= tile_side;
+  }
+  __device__ bool diagonal() const { return row == col; }
+};
+
+/// Producer, one thread.
+template <int stages>
+__device__ void produce(Shared<stages>& s, const Problem& p, const TilePosition& tile) {
+  PipelineState<stages> at;
+  const int loads = p.k_tiles + (p.beta != 0 ? 1 : 0);
+  for (int k = 0; k < loads; ++k, at.advance()) {
+    Mbarrier& full = s.full[at.stage];
+    auto& [left, right] = s.k_tile[at.stage];
+    mbarrier_wait(s.empty[at.stage], at.parity ^ 1);
+    if (k == p.k_tiles) {
+      mbarrier_arrive_expect_tx(full, sizeof left + sizeof right);
+      tma_load(left, p.addend, 0, tile.matrix + tile.row, tile.col / 64, full);
+      tma_load(right, p.addend, 0, tile.matrix + tile.row, tile.col / 64 + 1, full);
+    } else {
+      mbarrier_arrive_expect_tx(full, tile.diagonal() ? sizeof left : sizeof left + sizeof right);
+      tma_load(left, p.x, 0, tile.matrix + tile.row, k, full);
+      if (!tile.diagonal()) tma_load(right, p.x, 0, tile.matrix + tile.col, k, full);
+    }
+  }
+}
+
+/// Address of this lane's row of a 16 x 16 block for stmatrix(), and for stmatrix_transposed().
+__device__ __forceinline__ std::uint32_t block_at(const std::byte* columns, int row, int chunk) {
+  const int lane = threadIdx.x % 32;
+  return shared_address(columns) + swizzled(row + lane % 16, chunk + lane / 16);
+}
+__device__ __forceinline__ std::uint32_t transposed_block_at(const std::byte* columns, int row, int chunk) {
+  const int lane = threadIdx.x % 32;
+  return shared_address(columns) + swizzled(row + lane / 16 * 8 + lane % 8, chunk + lane / 8 % 2);
+}
+
+/// Epilogue of a warp: adds the addend to its 16 rows, stages them in its place, and stages their mirror image.
+__device__ __forceinline__ void stage(Columns (&direct)[2], Columns (&mirror)[2], const Problem& p,
+                                      const float (&accumulator)[tile_side / 2], int warp) {
+  constexpr int warps = consumer_rows / 16;  // of a consumer
+#pragma unroll
+  for (int i = 0; i < tile_side / 16; ++i) {
+    const std::uint32_t at = block_at(direct[i / 4], 16 * warp, i % 4 * 2);
+    std::uint32_t pairs[4];
+    if (p.beta != 0) ldmatrix(pairs, at);
+#pragma unroll
+    for (int k = 0; k < 4; ++k) {
+      float low = p.alpha * accumulator[8 * i + 2 * k], high = p.alpha * accumulator[8 * i + 2 * k + 1];
+      if (p.beta != 0) {
+        low += p.beta * __uint_as_float(pairs[k] << 16);
+        high += p.beta * __uint_as_float(pairs[k] & 0xFFFF0000u);
+      }
+      pairs[k] = pack_bf16(low, high);
+    }
+    stmatrix(at, pairs);
+    stmatrix_transposed(transposed_block_at(mirror[warp / warps], 16 * i, warp % warps * 2), pairs);
+  }
+}
+
+/// Consumer, a warpgroup: mainloop and epilogue on its rows of the tile.
+template <int stages>
+__device__ void consume(Shared<stages>& s, const Problem& p, const TilePosition& tile, int consumer) {
+  const int thread = threadIdx.x % warpgroup_size, warp = consumer * 4 + __shfl_sync(~0u, thread / 32, 0);
+  PipelineState<stages> at;
+  float accumulator[tile_side / 2];
+  int before = 0;
+  for (int k = 0; k < p.k_tiles; ++k, at.advance()) {
+    mbarrier_wait(s.full[at.stage], at.parity);
+    auto& [left, right] = s.k_tile[at.stage];
+    const std::uint64_t l = smem_descriptor(shared_address(left) + column_bytes(consumer_rows) * consumer);
+    const std::uint64_t r = smem_descriptor(shared_address(tile.diagonal() ? left : right));
+    wgmma_fence();
+#pragma unroll
+    for (int i = 0; i < tile_k; i += 16) {
+      wgmma<Major::k, Major::k>(accumulator, advance_descriptor(l, 2 * i), advance_descriptor(r, 2 * i),
+                                k > 0 || i > 0);
+    }
+    wgmma_commit();
+    wgmma_wait<1>();
+    if (k > 0 && thread == 0) mbarrier_arrive(s.empty[before]);
+    before = at.stage;
+  }
+  wgmma_wait<0>();
+  wgmma_fence_operand(accumulator);
+  if (thread == 0) mbarrier_arrive(s.empty[before]);
+  if (p.beta != 0) mbarrier_wait(s.full[at.stage], at.parity);
+  named_barrier_sync(all_summed, consumer_threads);
+  auto& direct = s.k_tile[at.stage];
+  auto& mirror = s.k_tile[(at.stage + 1) % stages];
+  stage(direct, mirror, p, accumulator, warp);
+  fence_async_proxy();
+  named_barrier_sync(staged + consumer, warpgroup_size);
+  if (thread != 0) return;
+  for (int half = 0; half < 2; ++half) {
+    tma_store(p.out, direct[half] + column_bytes(consumer_rows) * consumer, 0,
+              tile.matrix + tile.row + consumer_rows * consumer, tile.col / 64 + half);
+    if (tile.diagonal()) continue;
+    tma_store(p.out, mirror[consumer] + column_bytes(consumer_rows) * half, 0,
+              tile.matrix + tile.col + consumer_rows * half, tile.row / 64 + consumer);
+  }
+  tma_store_commit();
+  tma_store_wait_read<0>();
+}
+
+template <int blocks_per_sm>
+__global__ void __launch_bounds__(threads, blocks_per_sm) symmetric_gemm_kernel(const __grid_constant__ Problem p) {
+  extern __shared__ __align__(1024) std::byte memory[];
+  auto& s = *reinterpret_cast<Shared<stages_of(blocks_per_sm)>*>(memory);
+  if (threadIdx.x == 0) {
+    for (Mbarrier& barrier : s.full) mbarrier_init(barrier, 1);
+    for (Mbarrier& barrier : s.empty) mbarrier_init(barrier, consumers);
+    fence_mbarrier_init();
+  }
+  __syncthreads();
+  const TilePosition tile(p);
+  begin_after_previous();
+  const int warpgroup = __shfl_sync(~0u, threadIdx.x / warpgroup_size, 0);
+  if (warpgroup < consumers) {
+    consume(s, p, tile, warpgroup);
+  } else if (threadIdx.x == consumer_threads) {
+    produce(s, p, tile);
+  }
+}
+
+template <int blocks_per_sm>
+void launch_gemm(Stream stream, const Problem& p, int count) {
+  constexpr int shared_bytes = sizeof(Shared<stages_of(blocks_per_sm)>);
+  static_assert(blocks_per_sm * (shared_bytes + 1024) <= 228 * 1024);
+  const auto kernel = symmetric_gemm_kernel<blocks_per_sm>;
+  check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes),
+        "cudaFuncSetAttribute");
+  launch("symmetric_gemm", stream, kernel, count * p.count(), threads, shared_bytes, p);
+}
+
+}  // namespace
+
+void symmetric_gemm(Stream stream, const GemmOptions& options, Mat<const bf16> x, Mat<const bf16> addend,
+                    Mat<bf16> out) {
+  const int n = x.rows, count = options.count;
+  assert(out.rows == n && out.cols == n && out.data != x.data && out.data != addend.data);
+  if (n % tile_side != 0 || x.cols % tile_k != 0 || x.ld != x.cols || out.ld != n) {
+    const Mat<const bf16> c = options.beta != 0 ? addend : out;
+    return gemm<bf16, bf16, bf16>(stream, options, Op::none, x, Op::transpose, x, c, out);
+  }
+  const auto batch = [&](Mat<const bf16> m) { return Mat<const bf16>(m.data, count * n, m.cols); };
+  Problem p{};
+  p.x = column_map(batch(x), tile_side, tile_k);
+  if (options.beta != 0) p.addend = column_map(batch(addend), tile_side, 64);
+  p.out = column_map(batch(out), consumer_rows, 64);
+  p.alpha = options.alpha, p.beta = options.beta;
+  p.n = n, p.k_tiles = x.cols / tile_k;
+  if (count * p.count() > sm_count) {
+    launch_gemm<2>(stream, p, count);
+  } else {
+    launch_gemm<1>(stream, p, count);
+  }
+}
+
+}  // namespace nanorun::kernels::cuda

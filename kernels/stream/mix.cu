@@ -1,0 +1,333 @@
+#include "kernels/stream/mix.hpp"
+
+#include <algorithm>
+#include <stdexcept>
+#include <string>
+
+#include "kernels/device/magnitude.cuh"
+#include "kernels/device/ordered_sum.cuh"
+
+namespace nanorun::kernels::cuda {
+namespace {
+
+/// The terms of a mix as kernels take them. Those beyond the mix's count are null: kernels read and send nothing.
+template <int K>
+struct Terms {
+  MixTerm<bf16> term[K];
+  unsigned to_out = 0;         ///< bit k: d_out is the term's d_source, which is null here
+  unsigned dots = 0;           ///< bit k: dot_k needs the source
+  int implied = -1;            ///< index of the implied term
+  bool wants_scalars = false;  ///< of any term
+};
+
+template <int K>
+Terms<K> terms_of(std::span<const MixTerm<bf16>> terms, const bf16* d_out, int implied) {
+  Terms<K> fixed;
+  fixed.implied = implied;
+  std::copy(terms.begin(), terms.end(), fixed.term);
+  for (int k = 0; k < K; ++k) {
+    MixTerm<bf16>& term = fixed.term[k];
+    if (k != implied && term.source && (term.wants_dot() || implied >= 0)) fixed.dots |= 1u << k;
+    fixed.wants_scalars = fixed.wants_scalars || term.wants_scalars();
+    if (!d_out || term.d_source.data != d_out) continue;
+    fixed.to_out |= 1u << k;
+    term.d_source = {};
+  }
+  return fixed;
+}
+
+/// One row by a warp, N vectors of 8 elements for each lane. The norm reads the sums before they are rounded to out.
+/// out or n is null where it is not wanted. Returns what keep_larger() found in a lane's part of n.
+template <int N, int K>
+__device__ std::uint32_t mix_row(int row, int cols, const Mat<bf16>& out, const Mat<bf16>& n, float* rstd,
+                                 const Terms<K>& terms, float eps) {
+  const int lane = threadIdx.x % warp_size;
+  float c[K];
+#pragma unroll
+  for (int k = 0; k < K; ++k) {
+    const MixTerm<bf16>& term = terms.term[k];
+    c[k] = term.common_factor() * term.per_token.factor(row) / term.divisor(row);
+  }
+  Vector<float, 8> mixed[N];
+  float squares = 0;
+#pragma unroll
+  for (int i = 0; i < N; ++i) {
+    const int col = 8 * (lane + warp_size * i);
+    if (col >= cols) continue;
+    Vector<bf16, 8> from[K];
+#pragma unroll
+    for (int k = 0; k < K; ++k) {
+      if (terms.term[k].source) from[k] = load_streaming(terms.term[k].source.row(row) + col);
+    }
+#pragma unroll
+    for (int k = 0; k < K; ++k) {
+      const Vector<float, 8> x = to_floats(from[k]);
+#pragma unroll
+      for (int j = 0; j < 8; ++j) mixed[i].v[j] += c[k] * x.v[j];
+    }
+    squares += dot(mixed[i], mixed[i]);
+  }
+  float r = 0;
+  if (n) {
+    r = rsqrtf(warp_sum(squares) / cols + eps);
+    if (lane == 0) rstd[row] = r;
+  }
+  std::uint32_t largest = 0;
+#pragma unroll
+  for (int i = 0; i < N; ++i) {
+    const int col = 8 * (lane + warp_size * i);
+    if (col >= cols) continue;
+    if (!n) {
+      store_vector(out.row(row) + col, round_to_bf16(mixed[i]));
+      continue;
+    }
+    if (out) store_streaming(out.row(row) + col, round_to_bf16(mixed[i]));
+#pragma unroll
+    for (int j = 0; j < 8; ++j) mixed[i].v[j] *= r;
+    const Vector<bf16, 8> rounded = round_to_bf16(mixed[i]);
+    store_vector(n.row(row) + col, rounded);
+    keep_larger(largest, rounded);
+  }
+  return largest;
+}
+
+/// A warp for each row, the last rows first: the kernel before wrote them last, and the next begins with the first.
+template <int N, int K>
+__global__ void __launch_bounds__(block_threads)
+    mix_kernel(int rows, int cols, Mat<bf16> out, Mat<bf16> n, float* rstd, Terms<K> terms, float eps, float* maximum) {
+  begin_after_previous();
+  const int row = rows - 1 - static_cast<int>(blockIdx.x * block_warps + threadIdx.x / warp_size);
+  const std::uint32_t largest = row >= 0 ? mix_row<N>(row, cols, out, n, rstd, terms, eps) : 0;
+  if (maximum) raise_by_block(maximum, largest);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Backward
+
+/// What a lane reads of the terms, 8 columns of a row.
+template <int K>
+struct Columns {
+  Vector<bf16, 8> source[K], d_source[K], elsewhere;
+};
+
+template <int K>
+__device__ Columns<K> load_columns(int row, int col, const Mat<const bf16>& d_elsewhere, const Terms<K>& terms,
+                                   int cols) {
+  Columns<K> in;
+  if (col >= cols) return in;
+#pragma unroll
+  for (int k = 0; k < K; ++k) {
+    const MixTerm<bf16>& term = terms.term[k];
+    if (terms.dots >> k & 1) in.source[k] = load_streaming(term.source.row(row) + col);
+    if (term.d_source && !term.overwrites) in.d_source[k] = load_streaming(term.d_source.row(row) + col);
+  }
+  if (d_elsewhere) in.elsewhere = load_streaming(d_elsewhere.row(row) + col);
+  return in;
+}
+
+/// Adds to dots[k] what the columns contribute, and writes each term's d_source.
+template <int K>
+__device__ void send(int row, int col, const Vector<float, 8>& g, const Columns<K>& in, const float (&c)[K],
+                     const Terms<K>& terms, float (&dots)[K]) {
+#pragma unroll
+  for (int k = 0; k < K; ++k) {
+    const MixTerm<bf16>& term = terms.term[k];
+    if (terms.dots >> k & 1) dots[k] += dot(g, to_floats(in.source[k]));
+    if (!term.d_source) continue;
+    store_streaming(term.d_source.row(row) + col, round_to_bf16(scaled_sum(g, c[k], to_floats(in.d_source[k]))));
+  }
+}
+
+/// dots[k] is that with the source; becomes that with x, and of the implied term what the others leave of by_out, that
+/// with the sum of all terms.
+template <int K>
+__device__ void finish_dots(float by_out, const float (&c)[K], const float (&divisors)[K], const Terms<K>& terms,
+                            float (&dots)[K]) {
+#pragma unroll
+  for (int k = 0; k < K; ++k) {
+    if (terms.term[k].rstd) dots[k] /= divisors[k];
+    by_out -= c[k] * dots[k];
+  }
+#pragma unroll
+  for (int k = 0; k < K; ++k) {
+    if (k == terms.implied) dots[k] = c[k] == 0 ? 0 : by_out / c[k];
+  }
+}
+
+/// sums[k] is per_token_k dot_k of the rows of this thread. The last block adds to the scalars. One that is a factor
+/// of several terms, or twice of one, gets all of it from one thread.
+template <int K>
+__device__ void add_to_scalars(const Terms<K>& terms, const float (&sums)[K], const OrderedSum& total) {
+  __shared__ float dots[K];
+  total.leave(sums);
+  if (!total.finish<float>(K, [&](int k, float sum) { dots[k] = sum; })) return;
+  __syncthreads();
+  const auto gradient = [&](int at) { return terms.term[at / 2].scalars[at % 2].gradient; };
+  const int own = threadIdx.x;
+  if (own >= 2 * K || !gradient(own)) return;
+  float sum = 0;
+  for (int at = 0; at < 2 * K; ++at) {
+    if (gradient(at) != gradient(own)) continue;
+    if (at < own) return;  // that thread adds
+    const MixTerm<bf16>& term = terms.term[at / 2];
+    sum += static_cast<float>(term.constant) * term.scalars[1 - at % 2].factor() * term.scalars[at % 2].slope() *
+           dots[at / 2];
+  }
+  *gradient(own) += sum;
+}
+
+/// As above, with a grid-stride loop over rows, the last first. norm.n is null without a norm, handover.from is never
+/// null. leaves_g: without terms that send to d_out, it becomes g. Where the registers suffice, the operands of the
+/// next columns are on their way while these are computed, the first ones already before the norm's sum.
+template <int N, int K>
+__global__ void __launch_bounds__(block_threads, N > 3 ? 1 : 2)
+    mix_backward_kernel(Mat<bf16> d_out, Mat<const bf16> d_elsewhere, NormGradient<bf16> norm, Terms<K> terms,
+                        MixHandover<bf16> handover, bool leaves_g, OrderedSum total) {
+  constexpr bool ahead = K <= 3;
+  begin_after_previous();
+  const int lane = threadIdx.x % warp_size, cols = d_out.cols;
+  const float c_in = handover.factor.factor();
+  float common[K], sums[K] = {};
+#pragma unroll
+  for (int k = 0; k < K; ++k) {
+    common[k] = terms.term[k].common_factor();
+    if (terms.term[k].leaves_factor && blockIdx.x + threadIdx.x == 0) *terms.term[k].leaves_factor = common[k];
+  }
+  for (int row = d_out.rows - 1 - static_cast<int>(blockIdx.x * block_warps + threadIdx.x / warp_size); row >= 0;
+       row -= gridDim.x * block_warps) {
+    const auto load = [&](int i) { return load_columns(row, 8 * (lane + warp_size * i), d_elsewhere, terms, cols); };
+    Vector<bf16, 8> d[N], n[N], d_n[N];
+    float c[K], divisors[K], dots[K] = {}, by_out = 0, sum = 0, to_out = 0, r = 0;
+#pragma unroll
+    for (int i = 0; i < N; ++i) {
+      const int col = 8 * (lane + warp_size * i);
+      if (col >= cols) continue;
+      if (norm.n) {
+        n[i] = load_streaming(norm.n.row(row) + col);
+        d_n[i] = load_streaming(norm.d_n.row(row) + col);
+      }
+      if (!norm.alone) d[i] = load_streaming(handover.from.row(row) + col);
+    }
+    Columns<K> next;
+    if constexpr (ahead) next = load(0);
+    if (norm.n) r = norm.rstd[row];
+#pragma unroll
+    for (int k = 0; k < K; ++k) {
+      c[k] = common[k] * terms.term[k].per_token.factor(row);
+      divisors[k] = terms.term[k].divisor(row);
+      if (terms.to_out >> k & 1) to_out += c[k];
+    }
+#pragma unroll
+    for (int i = 0; i < N; ++i) sum += dot(to_floats(n[i]), to_floats(d_n[i]));
+    const float mean = warp_sum(sum) / cols;
+#pragma unroll
+    for (int i = 0; i < N; ++i) {
+      const Columns<K> in = ahead ? next : load(i);
+      if (ahead && i + 1 < N) next = load(i + 1);
+      const int col = 8 * (lane + warp_size * i);
+      if (col >= cols) continue;
+      Vector<float, 8> g = to_floats(d[i]);
+      const Vector<float, 8> y = to_floats(n[i]), d_y = to_floats(d_n[i]);
+#pragma unroll
+      for (int j = 0; j < 8; ++j) g.v[j] = c_in * g.v[j] + r * (d_y.v[j] - y.v[j] * mean);
+      if (terms.implied >= 0) by_out += dot(g, y);
+      send(row, col, g, in, c, terms, dots);
+      if (handover.g) store_vector(handover.g.row(row) + col, round_to_bf16(g));
+      if (terms.to_out) g = scaled_sum(g, to_out, to_floats(in.elsewhere));
+      if (leaves_g) {
+        store_vector(d_out.row(row) + col, round_to_bf16(g));
+      } else if (terms.to_out) {
+        store_streaming(d_out.row(row) + col, round_to_bf16(g));
+      }
+    }
+    finish_dots(by_out / r, c, divisors, terms, dots);
+#pragma unroll
+    for (int k = 0; k < K; ++k) {
+      const PerToken<bf16>& factor = terms.term[k].per_token;
+      sums[k] += factor.factor(row) * dots[k];
+      if (!factor.gradient) continue;
+      const float whole = warp_sum(dots[k]);
+      if (lane == 0) factor.gradient[factor.at(row)] += common[k] * whole;
+    }
+  }
+  if (terms.wants_scalars) add_to_scalars(terms, sums, total);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Launches
+
+/// Calls launch(vectors per lane, Terms<K>()), where K is the number of terms, or more. d_out is null in forward
+/// passes. implied: that term's index in a backward pass, -1 without one.
+template <class Launch>
+void for_terms(const char* op, const Mat<bf16>& d_out, int cols, std::span<const MixTerm<bf16>> terms, int implied,
+               Launch&& launch) {
+  if (terms.empty() || terms.size() > max_mix_terms) throw std::invalid_argument(std::string(op) + ": 1 to 6 terms");
+  for (const MixTerm<bf16>& term : terms) {
+    require_vectors(op, term.source);
+    require_vectors(op, term.d_source);
+  }
+  for_vectors_per_lane(op, cols, [&](auto vectors) {
+    if constexpr (vectors() <= 4) {
+      if (terms.size() <= 2) return launch(vectors, terms_of<2>(terms, d_out.data, implied));
+      if (terms.size() <= 3) return launch(vectors, terms_of<3>(terms, d_out.data, implied));
+      if (terms.size() <= 4) return launch(vectors, terms_of<4>(terms, d_out.data, implied));
+    }
+    launch(vectors, terms_of<max_mix_terms>(terms, d_out.data, implied));
+  });
+}
+
+void forward(const char* op, Stream stream, Mat<bf16> out, Mat<bf16> n, float* rstd,
+             std::span<const MixTerm<bf16>> terms, double eps, float* maximum) {
+  require_vectors(op, out);
+  require_vectors(op, n);
+  const int rows = out ? out.rows : n.rows, cols = out ? out.cols : n.cols;
+  if (rows == 0) return;
+  for_terms(op, {}, cols, terms, -1, [&]<int K>(auto vectors, const Terms<K>& fixed) {
+    launch(op, stream, mix_kernel<vectors(), K>, row_blocks(rows), block_threads, 0, rows, cols, out, n, rstd, fixed,
+           static_cast<float>(eps), maximum);
+  });
+}
+
+}  // namespace
+
+template <class T>
+void mix_forward(Stream stream, Mat<T> out, std::span<const MixTerm<T>> terms) {
+  forward("mix_forward", stream, out, {}, nullptr, terms, 0, nullptr);
+}
+
+template <class T>
+void mix_norm_forward(Stream stream, Mat<T> out, Mat<T> n, Vec<acc_t<T>> rstd, std::span<const MixTerm<T>> terms,
+                      double eps, acc_t<T>* maximum) {
+  forward("mix_norm_forward", stream, out, n, rstd.data(), terms, eps, maximum);
+}
+
+template <class T>
+void mix_backward(Stream stream, Mat<T> d_out, Mat<const T> d_elsewhere, const NormGradient<T>& norm,
+                  std::span<const MixTerm<T>> terms, const MixHandover<T>& handover) {
+  constexpr const char* op = "mix_backward";
+  require_vectors(op, d_out);
+  require_vectors(op, handover.from);
+  require_vectors(op, handover.g);
+  require_vectors(op, d_elsewhere);
+  require_vectors(op, norm.n);
+  require_vectors(op, norm.d_n);
+  if (d_out.rows == 0) return;
+  const portable::OwnTerms<T> own(terms);
+  MixHandover<T> given = handover;
+  if (!given.from) given.from = d_out;
+  const bool leaves_g = !handover.g && (norm.n || handover.from);
+  for_terms(op, d_out, d_out.cols, own.span(), portable::implied_term(own.span(), norm),
+            [&]<int K>(auto vectors, const Terms<K>& fixed) {
+              const int blocks = std::min(row_blocks(d_out.rows), resident_blocks);
+              launch(op, stream, mix_backward_kernel<vectors(), K>, blocks, block_threads, 0, d_out,
+                     fixed.to_out ? d_elsewhere : Mat<const bf16>(), norm, fixed, given, leaves_g, OrderedSum(stream));
+            });
+}
+
+template void mix_forward(Stream, Mat<bf16>, std::span<const MixTerm<bf16>>);
+template void mix_norm_forward(Stream, Mat<bf16>, Mat<bf16>, Vec<float>, std::span<const MixTerm<bf16>>, double,
+                               float*);
+template void mix_backward(Stream, Mat<bf16>, Mat<const bf16>, const NormGradient<bf16>&,
+                           std::span<const MixTerm<bf16>>, const MixHandover<bf16>&);
+
+}  // namespace nanorun::kernels::cuda

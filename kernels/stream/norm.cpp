@@ -1,0 +1,44 @@
+#include "kernels/stream/norm.hpp"
+
+#include <cmath>
+
+#include "kernels/device/portable.hpp"
+#include "kernels/linear/mlp_fp8.hpp"
+
+namespace nanorun::kernels::portable {
+
+template <class T>
+void rms_norm_forward(Stream stream, Mat<T> out, Vec<acc_t<T>> rstd, Mat<const T> x, double eps, acc_t<T>* maximum) {
+  for_rows("rms_norm_forward", x.rows, [=] KOKKOS_FUNCTION(int t) {
+    const T* from = x.row(t);
+    T* to = out.row(t);
+    const T r = 1 / std::sqrt(dot(from, from, x.cols) / x.cols + static_cast<T>(eps));
+    rstd[t] = r;
+#pragma omp simd
+    for (int j = 0; j < x.cols; ++j) to[j] = from[j] * r;
+  });
+  const Magnitude<T> magnitude{maximum, out};
+  if (maximum) max_magnitude<T>(stream, {&magnitude, 1});
+}
+
+template <class T>
+void rms_norm_backward(Stream, Mat<T> d_x, Mat<const T> out, Vec<const acc_t<T>> rstd, Mat<const T> d_out, bool add) {
+  for_rows("rms_norm_backward", out.rows, [=] KOKKOS_FUNCTION(int t) {
+    const T* y = out.row(t);
+    const T* d_y = d_out.row(t);
+    T* d = d_x.row(t);
+    const T mean = dot(d_y, y, out.cols) / out.cols;
+    const T r = rstd[t];
+#pragma omp simd
+    for (int j = 0; j < out.cols; ++j) d[j] = (add ? d[j] : 0) + r * (d_y[j] - y[j] * mean);
+  });
+}
+
+#define NANORUN_INSTANTIATE(T)                                                      \
+  template void rms_norm_forward(Stream, Mat<T>, Vec<T>, Mat<const T>, double, T*); \
+  template void rms_norm_backward(Stream, Mat<T>, Mat<const T>, Vec<const T>, Mat<const T>, bool);
+NANORUN_INSTANTIATE(float)
+NANORUN_INSTANTIATE(double)
+#undef NANORUN_INSTANTIATE
+
+}  // namespace nanorun::kernels::portable

@@ -1,0 +1,102 @@
+#pragma once
+// Errors that end a run, and the exit codes that batch scripts read.
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <exception>
+#include <stdexcept>
+#include <string>
+#include <string_view>
+
+#include "src/base/text.hpp"
+
+namespace nanorun {
+
+enum class ExitCode : int {
+  ok = 0,
+  internal = 1,       ///< a defect of the program or of the machine
+  usage = 2,          ///< command line or deck
+  data = 3,           ///< reading token shards and what they are made from; files of no known format
+  checkpoint = 4,     ///< reading or writing a checkpoint
+  non_finite = 5,     ///< the loss is not a finite number, or gradients or weights overflowed
+  communication = 6,  ///< a rank died or stopped answering
+  output = 7,         ///< the output directory, shards that are written, the disk or standard output
+  requeue = 75,       ///< stopped early with a checkpoint: submit the same job again
+};
+
+/// Which ranks meet the error: all of them alike (rank 0 reports and the job ends in order), or this rank alone
+/// (it reports and aborts the job).
+enum class Scope { all_ranks, this_rank };
+
+/// What is to blame. damage: the contents of a file, so that another file may serve in its place. other: anything else,
+/// such as a file system that fails, which says nothing about the file.
+enum class Cause { other, damage };
+
+/// A message has a line for each error; most have one.
+class Error : public std::runtime_error {
+ public:
+  Error(ExitCode code, const std::string& message, Scope scope = Scope::this_rank, Cause cause = Cause::other)
+      : std::runtime_error(message), code_(code), scope_(scope), cause_(cause) {}
+
+  ExitCode code() const { return code_; }
+  Scope scope() const { return scope_; }
+  Cause cause() const { return cause_; }
+
+ private:
+  ExitCode code_;
+  Scope scope_;
+  Cause cause_;
+};
+
+/// Errors that do not depend on each other, reported at once.
+class ErrorList {
+ public:
+  static constexpr std::size_t max_shown = 20;
+
+  void add(const std::string& message) {
+    if (full()) return;
+    messages_ += (count_ == 0 ? "" : "\n") + message;
+    if (++count_ == max_shown) messages_ += "\nfurther errors, if any, are not shown";
+  }
+  bool full() const { return count_ == max_shown; }
+  /// Throws an Error with a line for each, if there is one.
+  void rethrow(ExitCode code, Scope scope) const {
+    if (count_ > 0) throw Error(code, messages_, scope);
+  }
+
+ private:
+  std::string messages_;
+  std::size_t count_ = 0;
+};
+
+/// Writes the whole text to a descriptor. False where that fails, for the reason in errno: EIO where the system takes
+/// nothing, since it would take nothing for ever.
+inline bool write_whole(int descriptor, std::string_view text) {
+  while (!text.empty()) {
+    const ssize_t written = ::write(descriptor, text.data(), text.size());
+    if (written < 0 && errno == EINTR) continue;
+    if (written == 0) errno = EIO;
+    if (written <= 0) return false;
+    text.remove_prefix(static_cast<std::size_t>(written));
+  }
+  return true;
+}
+
+/// A line on standard error. The program goes on where nobody can read it, as once the terminal is closed.
+inline void complain(const std::string& message) {
+  write_whole(STDERR_FILENO, "nanorun: " + message_line(message) + "\n");
+}
+inline void warn(const std::string& message) { complain("warning: " + message); }
+
+/// For destructors: a device that has failed says so in the next call that may throw.
+template <class Work>
+void quietly(Work&& work) {
+  try {
+    work();
+  } catch (const std::exception&) {
+  }
+}
+
+}  // namespace nanorun

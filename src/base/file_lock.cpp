@@ -1,0 +1,82 @@
+#include "src/base/file_lock.hpp"
+
+#include <fcntl.h>
+#include <sys/file.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <chrono>
+#include <thread>
+
+#include "src/base/output_file.hpp"
+
+namespace nanorun {
+
+namespace {
+
+/// Takes a lock, LOCK_SH or LOCK_EX, where it is free. Throws Busy, which names the error, where the file system
+/// cannot say now.
+LockState take_lock(const Descriptor& file, int kind, const std::string& path, ExitCode code) {
+  if (::flock(file.get(), kind | LOCK_NB) == 0) return LockState::free;
+  if (errno == EINTR || errno == ESTALE) fail_by_system(code, path, "cannot be locked", errno);
+  return errno == EWOULDBLOCK ? LockState::held : LockState::absent;
+}
+
+}  // namespace
+
+LockState lock_state(const std::string& path, bool exclusive, ExitCode code) {
+  return take_lock(open_regular(path, exclusive ? O_RDWR : O_RDONLY, code), exclusive ? LOCK_EX : LOCK_SH, path, code);
+}
+
+FileLock::FileLock(const std::string& path, const std::string& note, ExitCode code) : path_(path), code_(code) {
+  const auto patience = std::chrono::steady_clock::now() + std::chrono::seconds(3);
+  const auto is_late = [&] { return std::chrono::steady_clock::now() >= patience; };
+  const auto try_now = [&] {
+    try {
+      return try_lock();
+    } catch (const Busy&) {
+      if (is_late()) throw;
+      return false;
+    }
+  };
+  bool locked;
+  while (!(locked = try_now()) && !is_late()) std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  shared_ = links_of(file_, path_, code_) > 1;
+  if (!locked) {
+    std::array<char, 256> text{};
+    const ssize_t size = ::pread(file_.get(), text.data(), text.size(), 0);
+    held_by_ = std::string(text.data(), std::max<ssize_t>(size, 0));
+    return;
+  }
+  if (shared_) unshare();
+  // The note only informs; it may be lost on a full disk.
+  if (::ftruncate(file_.get(), 0) == 0) [[maybe_unused]]
+    const ssize_t n = ::pwrite(file_.get(), note.data(), note.size(), 0);
+}
+
+/// Opens and locks what the path names now. The lock of a file that has lost its name meanwhile locks nothing: another
+/// process has put one of its own in its place, or removed it at its end.
+bool FileLock::try_lock() {
+  file_ = open_regular(path_, O_RDWR | O_CREAT | O_NOFOLLOW, code_);
+  const LockState state = take_lock(file_, LOCK_EX, path_, code_);
+  if (state == LockState::held) return false;
+  supported_ = state == LockState::free;
+  return in_place();
+}
+
+/// Puts a locked file of its own in place of the shared one, of which this process has the lock until the new name
+/// stands. So of two processes with this path one comes first; the other, which then gets the lock of the shared file,
+/// sees that the path names another (try_lock). A process that works under another name of the shared file still has
+/// that one's lock, and this one would not have come here.
+void FileLock::unshare() {
+  const std::string fresh = partial_of(path_);
+  create_file(fresh, code_);
+  Descriptor own = open_regular(fresh, O_RDWR | O_NOFOLLOW, code_);
+  if (supported_ && ::flock(own.get(), LOCK_EX | LOCK_NB) != 0) fail_by_system(code_, fresh, "cannot be locked", errno);
+  rename_file(fresh, path_, code_);
+  file_ = std::move(own);
+}
+
+}  // namespace nanorun

@@ -1,0 +1,102 @@
+#include "src/base/files_own.hpp"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <climits>
+#include <cstdlib>
+#include <cstring>
+#include <span>
+
+namespace nanorun {
+
+namespace {
+
+[[noreturn]] void fail_at(ExitCode code, const std::string& path, const std::string& what, int reason) {
+  throw Error(code, fmt::format("{}: {}: {}", path, what, std::strerror(reason)));
+}
+
+/// Throws where the path names anything but a directory that is no link, or nothing.
+void require_no_link(const std::string& path, ExitCode code) {
+  const FileKind found = kind_of_entry(path, code);
+  if (found == FileKind::directory || found == FileKind::absent) return;
+  throw Error(code, fmt::format("{}: {} stands where a directory of the run belongs: move it away", path,
+                                found == FileKind::symlink   ? "a symbolic link"
+                                : found == FileKind::regular ? "a file"
+                                                             : "a device, FIFO or socket"));
+}
+
+}  // namespace
+
+OwnDirectory::OwnDirectory(const std::string& path, ExitCode code) : path_(path), code_(code) {
+  require_no_link(path, code);
+  directory_ = Descriptor(::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
+  if (directory_.get() < 0) fail_at(code, path, "cannot be opened", errno);
+}
+
+OwnDirectory OwnDirectory::make(const std::string& path, ExitCode code) {
+  require_no_link(path, code);
+  make_directories(path, code);
+  return {path, code};
+}
+
+void OwnDirectory::fail(const std::string& name, const std::string& what, int reason) const {
+  fail_at(code_, path_of(name), what, reason);
+}
+
+std::vector<std::string> OwnDirectory::list() const {
+  // By way of the open directory, whatever its path names now.
+  return list_directory(fmt::format("/proc/self/fd/{}", directory_.get()), code_);
+}
+
+/// A regular file; whatever else there is is refused without waiting for it.
+Descriptor OwnDirectory::open(const std::string& name, int flags) const {
+  Descriptor file(
+      ::openat(directory_.get(), name.c_str(), flags | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY | O_CLOEXEC, 0666));
+  const int reason = errno;
+  struct stat status {};
+  const bool regular = file.get() >= 0 && ::fstat(file.get(), &status) == 0 && S_ISREG(status.st_mode);
+  if (regular) return file;
+  if (file.get() >= 0 || reason == ELOOP || reason == EISDIR || reason == ENXIO)
+    throw Error(code_, fmt::format("{}: is not a regular file: move it away", path_of(name)));
+  fail(name, "cannot be opened", reason);
+}
+
+std::string OwnDirectory::read(const std::string& name, std::uint64_t max_bytes) const {
+  const Descriptor file = open(name, O_RDONLY);
+  std::string text(max_bytes + 1, '\0');
+  const ssize_t size = ::pread(file.get(), text.data(), text.size(), 0);
+  if (size < 0) fail(name, "cannot be read", errno);
+  if (static_cast<std::uint64_t>(size) > max_bytes)
+    throw Error(code_, fmt::format("{}: more than {} bytes", path_of(name), max_bytes));
+  text.resize(static_cast<std::size_t>(size));
+  return text;
+}
+
+void OwnDirectory::overwrite_start(const std::string& name, const std::string& text) const {
+  Descriptor file = open(name, O_WRONLY | O_CREAT);
+  if (!write_whole(file.get(), text)) fail(name, "cannot be written", errno);
+  // Some network file systems report only here that a write has failed.
+  if (::close(file.release()) != 0 && errno != EINTR) fail(name, "cannot be written", errno);
+}
+
+void OwnDirectory::remove(const std::string& name) const {
+  struct stat status {};
+  if (::fstatat(directory_.get(), name.c_str(), &status, AT_SYMLINK_NOFOLLOW) != 0) {
+    if (errno == ENOENT) return;
+    fail(name, "cannot be accessed", errno);
+  }
+  if (!S_ISREG(status.st_mode))
+    throw Error(code_, fmt::format("{}: cannot be removed: is not a regular file", path_of(name)));
+  if (::unlinkat(directory_.get(), name.c_str(), 0) != 0 && errno != ENOENT) fail(name, "cannot be removed", errno);
+}
+
+std::string real_path(const std::string& path, ExitCode code) {
+  char resolved[PATH_MAX];
+  if (::realpath(path.c_str(), resolved) == nullptr) fail_at(code, path, "cannot be found", errno);
+  return resolved;
+}
+
+}  // namespace nanorun

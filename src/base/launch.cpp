@@ -1,0 +1,72 @@
+#include "src/base/launch.hpp"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cstdlib>
+
+namespace nanorun {
+
+namespace {
+
+/// How many ranks a launcher has started: MPICH and its kin, and Slurm.
+constexpr std::array of_ranks = {"PMI_SIZE", "MPI_LOCALNRANKS", "SLURM_STEP_NUM_TASKS"};
+/// This MPI's own launcher has started the program, whatever launcher lies around that one; or somebody types in a
+/// terminal of Slurm's (launch_variables), and starts programs one by one.
+constexpr std::array of_own_launcher = {"OMPI_COMM_WORLD_SIZE", "PMIX_RANK", "SLURM_PTY_PORT"};
+
+/// Whether somebody may have typed this program's command: it has a terminal, and is no rank above 0 of a step. What
+/// further launchers start in the shell inherits the shell's variables, but has no terminal, or variables of its own.
+bool is_typed_in_terminal() {
+  const auto is_above_0 = [](const char* name) {
+    const char* value = std::getenv(name);
+    return value != nullptr && std::atoi(value) > 0;
+  };
+  if (is_above_0("SLURM_PROCID") || is_above_0("PMI_RANK") || std::getenv("MPI_LOCALNRANKS") != nullptr) return false;
+  const int terminal = ::open("/dev/tty", O_RDWR | O_NOCTTY | O_CLOEXEC);
+  if (terminal >= 0) ::close(terminal);
+  return terminal >= 0;
+}
+
+}  // namespace
+
+std::string host_name() {
+  char host[256] = {};
+  ::gethostname(host, sizeof(host) - 1);
+  return host;
+}
+
+LaunchVariables launch_variables() {
+  LaunchVariables variables;
+  for (const auto& names : {of_ranks, of_own_launcher}) {
+    for (const char* name : names) {
+      if (const char* value = std::getenv(name)) variables.emplace(name, value);
+    }
+  }
+  if (variables.contains("SLURM_PTY_PORT") && !is_typed_in_terminal()) variables.erase("SLURM_PTY_PORT");
+  return variables;
+}
+
+void leave_step_without_pmix(const LaunchVariables& variables) {
+  // By this variable Open MPI takes the process for one of a step.
+  if (!variables.contains("OMPI_COMM_WORLD_SIZE") && !variables.contains("PMIX_RANK")) ::unsetenv("SLURM_STEP_ID");
+}
+
+std::string unjoined_launcher(int ranks, const std::string& mpi, const LaunchVariables& variables) {
+  const auto is_set = [&](const char* name) { return variables.contains(name); };
+  const auto tells_several = [&](const char* name) {
+    return is_set(name) && std::atoi(variables.at(name).c_str()) > 1;
+  };
+  const auto found = std::ranges::find_if(of_ranks, tells_several);
+  if (ranks > 1 || std::ranges::any_of(of_own_launcher, is_set) || found == of_ranks.end()) return {};
+  return fmt::format(
+      "{} = {}: a launcher has started several ranks, but {}, with which nanorun was built, sees one alone: start the "
+      "ranks with the mpirun of this MPI, or under Slurm with srun --mpi=pmix (srun --mpi=list shows what there is); "
+      "for programs that are meant to run one by one, unset {}",
+      *found, variables.at(*found), mpi, *found);
+}
+
+}  // namespace nanorun

@@ -1,0 +1,97 @@
+#pragma once
+// Collectives on values in host memory. Every collective is watched: one that takes longer than the timeout ends the
+// job with a message that names the collective, the step and the rank to blame.
+
+#include <mpi.h>
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "src/base/launch.hpp"
+#include "src/comm/watchdog.hpp"
+
+namespace nanorun {
+
+/// Boundaries of the ranks' parts of a span: rank r owns [bounds[r], bounds[r+1]).
+using Bounds = std::vector<std::size_t>;
+
+/// Name and version of the MPI library, "Open MPI v4.1.4".
+std::string mpi_version();
+
+/// Whether this MPI is one whose MPI_Init ends a program that srun has started without PMIx: an Open MPI that was built
+/// without Slurm's own PMI. May be called before MPI_Init.
+bool mpi_needs_pmix();
+
+enum class Reduce { sum, min, max };
+
+class Comm {
+ public:
+  /// Collective.
+  explicit Comm(MPI_Comm comm);
+  ~Comm();
+  Comm(const Comm&) = delete;
+  Comm& operator=(const Comm&) = delete;
+
+  int rank() const { return rank_; }
+  int size() const { return size_; }
+  bool root() const { return rank_ == 0; }
+  /// How many ranks are on this rank's node, and this one's place among them.
+  int ranks_of_node() const { return ranks_of_node_; }
+  int rank_on_node() const { return rank_on_node_; }
+  MPI_Comm handle() const { return comm_; }
+  /// This rank in messages, "rank 3 on node n7".
+  std::string name() const;
+
+  void set_timeout(double seconds);
+  /// Step named by the watchdog's message.
+  void set_step(long step);
+  long step() const;
+  /// Collective. Lets the ranks' watchdogs see each other in `directory`, which all ranks see; without it the message
+  /// of a timeout does not name the rank to blame. Throws Error(output) on all ranks alike.
+  void share_heartbeats(const std::string& directory);
+  /// The message with which this rank gives up another goes to the end of this file too. Throws Error(output) if it
+  /// cannot be opened.
+  void set_log(const std::string& path);
+  /// Watches a collective that another library makes on handle(), while the result lives.
+  [[nodiscard]] Watchdog::Guard watch(const char* what);
+  /// Watches that this rank does not hang in what it does itself, while the result lives.
+  [[nodiscard]] Watchdog::Work watch_work();
+
+  void barrier();
+  /// From `root` to all.
+  void broadcast(std::span<std::byte> data, int root = 0);
+  std::string broadcast(const std::string& text, int root = 0);
+  /// In place, T = double or std::uint64_t.
+  template <class T>
+  void all_reduce(std::span<T> data, Reduce op);
+  template <class T>
+  T all_reduce(T value, Reduce op) {
+    all_reduce(std::span<T>(&value, 1), op);
+    return value;
+  }
+  /// The value of each rank, on all ranks.
+  std::vector<double> all_gather(double value);
+  /// Sends out[r] to rank r; returns what each rank has sent to this one.
+  std::vector<std::vector<std::int32_t>> all_to_all(std::span<const std::span<const std::int32_t>> out);
+  /// A text of each rank, at most 2 GiB in all, on rank 0; empty elsewhere.
+  std::vector<std::string> gather(const std::string& text);
+  /// Runs `work` (which must not use this communicator) on every rank. Where it throws an Error on any of them, all
+  /// ranks throw the one of the lowest such rank, its cause included, with Scope::all_ranks. What can fail on one node
+  /// alone should name the rank in its message, with name().
+  void together(const std::function<void()>& work);
+
+ private:
+  void find_place_on_node();
+
+  MPI_Comm comm_;
+  int rank_ = 0;
+  int size_ = 1;
+  int ranks_of_node_ = 1, rank_on_node_ = 0;
+  std::unique_ptr<Watchdog> watchdog_;
+};
+
+}  // namespace nanorun

@@ -1,0 +1,218 @@
+#include "src/comm/context.hpp"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <mpi.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <map>
+#include <stdexcept>
+#include <utility>
+
+#include "kernels/ops.hpp"
+#include "src/base/early.hpp"
+#include "src/base/error.hpp"
+#include "src/storage/h5.hpp"
+
+extern "C" void openblas_set_num_threads(int threads);
+
+namespace nanorun {
+
+namespace {
+
+/// Ranks share the cores of a node, so a rank's BLAS runs on one thread unless the user says otherwise.
+void limit_blas_threads() {
+  if (std::getenv("OPENBLAS_NUM_THREADS") == nullptr) openblas_set_num_threads(1);
+}
+
+/// The device for the rank of this place among those of its node. Throws Error(internal) where the driver fails.
+DevicePlace pick_device(int rank, int rank_on_node) {
+  DevicePlace place;
+  place.node = host_name();
+  try {
+    place.driver = ops::driver_version();
+    place.runtime = ops::runtime_version();
+    place.visible = ops::device_count();
+    if (place.visible == 0) return place;
+    place.number = rank_on_node % place.visible;
+    place.identity = ops::device_identity(place.number);
+    place.name = ops::device_name(place.number);
+    place.capability = ops::device_capability(place.number);
+  } catch (const std::runtime_error& error) {
+    throw Error(ExitCode::internal,
+                fmt::format("rank {} on node {} cannot ask for its GPUs: {}", rank, place.node, error.what()));
+  }
+  return place;
+}
+
+/// Collective. The places of all ranks on rank 0; empty elsewhere.
+std::vector<DevicePlace> gather_places(Comm& comm, const DevicePlace& own) {
+  const std::vector<std::string> nodes = comm.gather(own.node), identities = comm.gather(own.identity),
+                                 names = comm.gather(own.name);
+  const std::vector<double> visible = comm.all_gather(own.visible);
+  std::vector<DevicePlace> places(nodes.size());
+  for (std::size_t r = 0; r < places.size(); ++r) {
+    places[r].node = nodes[r];
+    places[r].identity = identities[r];
+    places[r].name = names[r];
+    places[r].visible = static_cast<int>(visible[r]);
+  }
+  return places;
+}
+
+}  // namespace
+
+void require_usable_device(int rank, const DevicePlace& place) {
+  const auto refuse = [&](const std::string& why) {
+    throw Error(ExitCode::usage, fmt::format("rank {} on node {}{}", rank, place.node, why));
+  };
+  const int major = place.runtime / 1000;
+  // A driver supports all versions of CUDA that share its first number.
+  if (place.driver > 0 && place.driver / 1000 < major) {
+    refuse(fmt::format(": the driver supports CUDA {}.{}, this nanorun needs {}.0, {}", place.driver / 1000,
+                       place.driver % 1000 / 10, major, major == 13 ? "driver 580 or newer" : "a newer driver"));
+  }
+  if (place.visible == 0) {
+    refuse(
+        " finds no GPU: this nanorun is built for CUDA; run it where nvidia-smi lists GPUs, with CUDA_VISIBLE_DEVICES "
+        "unset or naming some, or build it with -DNANORUN_CUDA=OFF to compute on CPUs");
+  }
+  constexpr int needed = kernels::cuda::code_capability;
+  if (place.runtime > 0 && place.capability != needed) {
+    refuse(fmt::format(
+        ": {} has compute capability {}.{}; this build has code for {}.{}a: run it on H100 or H200 GPUs, or "
+        "build it with -DNANORUN_CUDA=OFF to compute on CPUs",
+        place.name, place.capability / 10, place.capability % 10, needed / 10, needed % 10));
+  }
+}
+
+void require_own_devices(const std::vector<DevicePlace>& places) {
+  std::map<std::pair<std::string, std::string>, std::vector<std::size_t>> ranks_of;
+  for (std::size_t r = 0; r < places.size(); ++r) {
+    const DevicePlace& place = places[r];
+    if (!place.identity.empty()) ranks_of[{place.node, place.identity}].push_back(r);
+  }
+  for (const auto& [device, ranks] : ranks_of) {
+    if (ranks.size() == 1) continue;
+    const DevicePlace& place = places[ranks.front()];
+    throw Error(
+        ExitCode::usage,
+        fmt::format("ranks {} on node {} share one GPU ({} {}), of {} that they see: start one rank per GPU, with "
+                    "mpirun -n or srun --ntasks-per-node, and let CUDA_VISIBLE_DEVICES name all GPUs for every "
+                    "rank or one of its own for each",
+                    fmt::join(ranks, ", "), place.node, place.name, place.identity, place.visible),
+        Scope::all_ranks);
+  }
+}
+
+std::string idle_devices(const std::vector<DevicePlace>& places) {
+  struct Node {
+    int ranks = 0, visible = 0;
+  };
+  std::map<std::string, Node> nodes;
+  for (const DevicePlace& place : places) {
+    Node& node = nodes[place.node];
+    node.ranks += 1;
+    node.visible = std::max(node.visible, place.visible);
+  }
+  int ranks = 0, devices = 0;
+  for (const auto& [name, node] : nodes) {
+    ranks += node.ranks;
+    devices += std::max(node.visible, node.ranks);  // where each rank sees its own alone there is one for each
+  }
+  if (devices == ranks) return {};
+  return fmt::format("{} rank{} of the {} GPUs of {}; start one rank per GPU to use all", ranks,
+                     ranks == 1 ? " uses 1" : fmt::format("s use {}", ranks), devices,
+                     nodes.size() == 1 ? "this node" : fmt::format("{} nodes", nodes.size()));
+}
+
+double peak_flops(const std::string& device_name) {
+  static const std::map<std::string, double> peaks = {{"NVIDIA H100 80GB HBM3", 989.4e12},
+                                                      {"NVIDIA H100 PCIe", 756e12},
+                                                      {"NVIDIA H200", 989.4e12},
+                                                      {"NVIDIA GH200 120GB", 989.4e12},
+                                                      {"NVIDIA GH200 480GB", 989.4e12}};
+  const auto found = peaks.find(device_name);
+  return found == peaks.end() ? 0 : found->second;
+}
+
+double peak_flops(const std::vector<DevicePlace>& places) {
+  double sum = 0;
+  for (const DevicePlace& place : places) {
+    const double peak = peak_flops(place.name);
+    if (peak == 0) return 0;
+    sum += peak;
+  }
+  return sum;
+}
+
+Context::Context(int argc, char** argv)
+    : start_(std::chrono::steady_clock::now()),
+      started_(std::chrono::system_clock::now()),
+      words_(argv, argv + argc),
+      under_mpirun_(std::getenv("OMPI_COMM_WORLD_SIZE") != nullptr) {
+  start_ -= std::chrono::duration_cast<std::chrono::steady_clock::duration>(
+      std::chrono::duration<double>(seconds_of_process()));
+  h5::start(argv);
+  int program_name_only = 1, provided = MPI_THREAD_SINGLE;
+  MPI_Init_thread(&program_name_only, &argv, MPI_THREAD_FUNNELED, &provided);
+  limit_blas_threads();
+  comm_ = std::make_unique<Comm>(MPI_COMM_WORLD);
+}
+
+void Context::open_device(bool reproducible) {
+  DevicePlace place;
+  comm_->together([&] {
+    place = pick_device(comm_->rank(), comm_->rank_on_node());
+    require_usable_device(comm_->rank(), place);
+  });
+  places_ = gather_places(*comm_, place);
+  comm_->together([&] { require_own_devices(places_); });
+  device_note_ = idle_devices(places_);
+  peak_flops_ = nanorun::peak_flops(places_);
+  const int device = place.number;
+  ops::use_device(device);
+  kernels::start_kokkos(device);
+  using kernels::Gemms;
+  stream_ = ops::create_stream(reproducible ? Gemms::reproducible : Gemms::timed);
+  comm_stream_ = ops::create_stream(Gemms::none);
+  upload_stream_ = ops::create_stream(Gemms::none);
+  device_ = device;
+}
+
+void Context::require_room_for_gemms() {
+  comm_->together([&] {
+    if (!ops::on_host || kernels::room_for_blas_buffers()) return;
+    throw Error(
+        ExitCode::internal,
+        fmt::format("rank {}: no room for OpenBLAS's buffers: raise the limits on address space and data (ulimit "
+                    "-v, ulimit -d), lower train.length (with stages stage.N.length) or "
+                    "validation.length, or use more ranks",
+                    comm_->rank()));
+  });
+}
+
+Context::~Context() {
+  if (device_ >= 0) {
+    for (kernels::Stream* stream : {&upload_stream_, &comm_stream_, &stream_}) ops::destroy_stream(*stream);
+  }
+  comm_.reset();
+  kernels::stop_kokkos();
+  MPI_Finalize();
+}
+
+void Context::sample_device_memory() {
+  peak_device_memory_ = std::max(peak_device_memory_, std::uint64_t{ops::device_memory_in_use()});
+}
+
+double Context::seconds_since_start() const {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count();
+}
+
+void Context::abort(int exit_code) {
+  MPI_Abort(MPI_COMM_WORLD, exit_code);
+  std::_Exit(exit_code);
+}
+
+}  // namespace nanorun

@@ -1,0 +1,106 @@
+#pragma once
+// Lifetime of MPI, Kokkos, the device and the communicator; created first, destroyed last.
+
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "kernels/device/types.hpp"
+#include "src/comm/comm.hpp"
+
+namespace nanorun {
+
+/// The device that a rank has picked, if it sees any, and the driver there.
+struct DevicePlace {
+  std::string node;
+  std::string identity;  ///< of the device; empty where ranks may share it
+  std::string name;      ///< of the device's model
+  int visible = 0;       ///< devices that the rank sees
+  int number = -1;       ///< of the device among them
+  int capability = 0;    ///< compute capability of the device, 10 major + minor
+  int driver = 0;        ///< newest CUDA that the driver supports, 1000 major + 10 minor; 0 without a driver
+  int runtime = 0;       ///< CUDA of this program, likewise; 0 where it computes without
+};
+
+/// Throws Error(usage) where this rank's driver is too old, it sees no device, or the program has no code for the one
+/// it has picked. The message names the rank and its node.
+void require_usable_device(int rank, const DevicePlace& place);
+
+/// Throws Error(usage, all_ranks) where two ranks, of which the list has one place each, have picked one device. The
+/// message names the ranks and the device and says how to start instead.
+void require_own_devices(const std::vector<DevicePlace>& places);
+
+/// A line for the log where the ranks, of which the list has one place each, see more devices than they use; else
+/// empty.
+std::string idle_devices(const std::vector<DevicePlace>& places);
+
+/// Dense bf16 FLOP/s of a device, by the name that CUDA gives its model; 0 where it is not known.
+double peak_flops(const std::string& device_name);
+/// Of all ranks together; 0 where it is not known of one of them.
+double peak_flops(const std::vector<DevicePlace>& places);
+
+class Context {
+ public:
+  /// MPI sees no arguments.
+  Context(int argc, char** argv);
+  ~Context();
+  Context(const Context&) = delete;
+  Context& operator=(const Context&) = delete;
+
+  /// Collective; for commands that compute. Picks this rank's device by its place among the ranks of its node, whether
+  /// the rank sees all devices there or one, starts Kokkos on it and creates the streams. Throws Error(usage,
+  /// all_ranks) where a rank finds no device that it can use or two ranks pick the same one, before any rank takes
+  /// anything of a device. `reproducible`: see Gemms.
+  void open_device(bool reproducible = false);
+
+  Comm& comm() { return *comm_; }
+  /// Number of the device, for ops::use_device in further threads. This and the streams: once the device is open.
+  int device() const { return device_; }
+  /// What idle_devices() said of all ranks, on rank 0; empty elsewhere.
+  const std::string& device_note() const { return device_note_; }
+  /// Hosts and devices of all ranks, on rank 0; empty elsewhere. Once the device is open.
+  const std::vector<DevicePlace>& places() const { return places_; }
+  /// peak_flops() of the places.
+  double peak_flops() const { return peak_flops_; }
+  /// The stream of computation, the only one for GEMMs.
+  kernels::Stream stream() const { return stream_; }
+  /// The stream of collectives on tensors.
+  kernels::Stream comm_stream() const { return comm_stream_; }
+  /// The stream of copies from host memory.
+  kernels::Stream upload_stream() const { return upload_stream_; }
+  /// Collective; once everything that takes much memory is there. Throws Error(internal, all_ranks) where a limit on a
+  /// rank's memory would make its BLAS hang in the first GEMM.
+  void require_room_for_gemms();
+
+  /// To be called after memory has been taken: the peak is the most that any call found in use on this rank's device,
+  /// by all processes, in bytes; 0 in the CPU build.
+  void sample_device_memory();
+  std::uint64_t peak_device_memory() const { return peak_device_memory_; }
+  /// Name and arguments with which the program was started, and when.
+  const std::vector<std::string>& words() const { return words_; }
+  std::chrono::system_clock::time_point started() const { return started_; }
+  /// Seconds since the system started this rank's process, with the time that loading it took.
+  double seconds_since_start() const;
+  /// Seconds that the program and its launcher may take to end once a run is over. After an exit code other than 0 Open
+  /// MPI's mpirun waits for more than two.
+  double seconds_to_end() const { return under_mpirun_ ? 3 : 1; }
+  /// Ends the job on all ranks at once.
+  [[noreturn]] static void abort(int exit_code);
+
+ private:
+  std::chrono::steady_clock::time_point start_;
+  std::chrono::system_clock::time_point started_;
+  std::vector<std::string> words_;
+  bool under_mpirun_;  ///< Open MPI's
+  std::unique_ptr<Comm> comm_;
+  int device_ = -1;
+  std::string device_note_;
+  std::vector<DevicePlace> places_;
+  double peak_flops_ = 0;
+  std::uint64_t peak_device_memory_ = 0;
+  kernels::Stream stream_, comm_stream_, upload_stream_;
+};
+
+}  // namespace nanorun

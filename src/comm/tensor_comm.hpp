@@ -1,0 +1,175 @@
+#pragma once
+// Collectives on tensors, in the memory that ops work on. They are enqueued on one stream; in the CPU build they are
+// done when a call returns. No call allocates memory of the device.
+
+#include <algorithm>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "kernels/ops.hpp"
+#include "src/base/arena.hpp"
+#include "src/comm/comm.hpp"
+#include "src/comm/transport.hpp"
+#include "src/config/config.hpp"
+
+namespace nanorun {
+
+/// Rows of one table between this rank and each other, distinct ones, in the tensors' memory.
+struct RowExchange {
+  std::vector<std::span<const std::int32_t>> to;    ///< by owner: rows of its part that have gradients here
+  std::vector<std::span<const std::int32_t>> from;  ///< by rank: rows of this rank's part that have gradients there
+  std::size_t longest = 0;                          ///< of all such lists on all ranks
+};
+
+class TensorComm {
+ public:
+  /// Collective. `stream` carries the collectives. Throws Error(communication).
+  TensorComm(Comm& comm, kernels::Stream stream, const CommConfig& config = {});
+
+  int rank() const { return comm_.rank(); }
+  int size() const { return comm_.size(); }
+  kernels::Stream stream() const { return stream_; }
+  /// What carries the tensors; empty where there is one rank.
+  std::string transport() const { return transport_ ? transport_->name() : ""; }
+
+  /// Whether collectives occupy SMs, also while they wait for other ranks.
+  bool occupies_sms() const { return transport_ && transport_->occupies_sms(); }
+
+  /// Sums each rank's part over the ranks, as copies that travel in the deck's format; the result stands in place in
+  /// the owner's part, the other parts stay as they were. The order of the sum depends on the rank count alone; the
+  /// owner's own elements enter it unrounded. A = float, in the CPU build also double.
+  template <class A>
+  void reduce_scatter(std::span<A> data, const Bounds& bounds);
+  /// The same for the rows of a table with gradients; those of other
+  /// ranks' parts become zero.
+  template <class A>
+  void reduce_scatter_rows(const kernels::Mat<A>& table, const RowExchange& rows);
+  /// Collective. Prepares memory for all_gather; it outlives the communicator and is as long on all ranks.
+  template <class T>
+  void share(std::span<T> memory) {
+    if (transport_) transport_->share(std::as_writable_bytes(memory));
+  }
+  /// Fills every rank's span, in shared memory, with each owner's part.
+  template <class T>
+  void all_gather(std::span<T> data, const Bounds& bounds) {
+    gather_bytes(std::as_writable_bytes(data), bounds, sizeof(T));
+  }
+  /// Collective. Waits within the timeout until what has been enqueued is done.
+  void synchronize();
+  /// For the end of a step: throws Error(communication) if a collective has failed.
+  void check();
+  /// Collective, except while an exception unwinds (~Transport). Ends what is under way, for owners of shared memory
+  /// that goes before this object. No collective comes after.
+  void close() { transport_.reset(); }
+
+  /// Bytes that this rank has sent so far.
+  std::uint64_t bytes_sent() const { return bytes_sent_; }
+  /// Memory of the buffers of reduce_scatter and of what carries the tensors, the latter an estimate, in bytes.
+  static std::size_t memory_bytes(int ranks, const CommConfig& config);
+
+ private:
+  void exchange(Payload payload);
+  void gather_bytes(std::span<std::byte> data, const Bounds& bounds, std::size_t element);
+  template <class A>
+  void reduce_chunk(std::span<A> data, const Bounds& bounds, std::size_t at, int first, int last);
+  template <class A>
+  void reduce_rows(const kernels::Mat<A>& table, const RowExchange& rows, std::size_t at, int first, int last);
+  int rank_after(int k) const { return (comm_.rank() + k) % comm_.size(); }
+  int rank_before(int k) const { return (comm_.rank() - k + comm_.size()) % comm_.size(); }
+
+  Comm& comm_;
+  kernels::Stream stream_;
+  kernels::Wire wire_;
+  std::unique_ptr<Transport> transport_;
+  Arena outgoing_;
+  std::vector<Message> messages_;
+  int set_ = 0;  ///< of slots, for the next exchange of gradients
+  std::uint64_t bytes_sent_ = 0;
+};
+
+template <class A>
+void TensorComm::reduce_scatter(std::span<A> data, const Bounds& bounds) {
+  if (comm_.size() == 1) return;
+  const Watchdog::Guard guard = comm_.watch("reduce_scatter");
+  std::size_t largest = 0;
+  for (int r = 0; r < comm_.size(); ++r) largest = std::max(largest, bounds[r + 1] - bounds[r]);
+  const std::size_t chunk = transport_->slot_bytes() / kernels::wire_bytes<A>(wire_.format);
+  const int peers = transport_->peers();
+  for (std::size_t at = 0; at < largest; at += chunk) {
+    for (int k = 1; k < comm_.size(); k += peers) {
+      reduce_chunk(data, bounds, at, k, std::min(k + peers, comm_.size()));
+    }
+  }
+}
+
+/// Adds what fits a slot of this rank's part, from its element `at` on, of the ranks that come before this one by
+/// [first, last).
+template <class A>
+void TensorComm::reduce_chunk(std::span<A> data, const Bounds& bounds, std::size_t at, int first, int last) {
+  const std::size_t element = kernels::wire_bytes<A>(wire_.format), stride = transport_->slot_bytes();
+  const auto chunk_of = [&](int rank) {
+    const std::size_t begin = std::min(bounds[rank] + at, bounds[rank + 1]);
+    return data.subspan(begin, std::min(stride / element, bounds[rank + 1] - begin));
+  };
+  const std::span<A> own = chunk_of(comm_.rank());
+  messages_.clear();
+  for (int k = first; k < last; ++k) {
+    const std::span<const A> chunk = chunk_of(rank_after(k));
+    std::span<const std::byte> out = std::as_bytes(chunk);
+    if (wire_.format != kernels::WireFormat::fp32) {
+      const std::span<std::byte> codes = outgoing_.space().subspan((k - first) * stride, chunk.size() * element);
+      ops::encode<A>(stream_, codes.data(), chunk, wire_);
+      out = codes;
+    }
+    std::byte* const slot = transport_->slot(set_, k - first);
+    messages_.push_back({rank_after(k), out, rank_before(k), {slot, own.size() * element}});
+  }
+  exchange(Payload::gradients);
+  ops::add_decoded<A>(stream_, own, transport_->slot(set_, 0), last - first, stride, wire_);
+  transport_->free_slots();
+  set_ ^= 1;
+}
+
+template <class A>
+void TensorComm::reduce_scatter_rows(const kernels::Mat<A>& table, const RowExchange& rows) {
+  const Watchdog::Guard guard = comm_.watch("reduce_scatter of rows");
+  const std::size_t chunk = transport_->slot_bytes() / (table.cols * kernels::wire_bytes<A>(wire_.format));
+  const int peers = transport_->peers();
+  for (std::size_t at = 0; at < rows.longest; at += chunk) {
+    for (int k = 1; k < comm_.size(); k += peers) {
+      reduce_rows(table, rows, at, k, std::min(k + peers, comm_.size()));
+    }
+  }
+}
+
+/// The same as reduce_chunk() for the rows that fit a slot, from number `at` of each list on.
+template <class A>
+void TensorComm::reduce_rows(const kernels::Mat<A>& table, const RowExchange& rows, std::size_t at, int first,
+                             int last) {
+  const std::size_t row_bytes = table.cols * kernels::wire_bytes<A>(wire_.format), stride = transport_->slot_bytes();
+  const auto chunk_of = [&](std::span<const std::int32_t> list) {
+    const std::size_t begin = std::min(at, list.size());
+    return list.subspan(begin, std::min(stride / row_bytes, list.size() - begin));
+  };
+  messages_.clear();
+  for (int k = first; k < last; ++k) {
+    const std::span<const std::int32_t> out = chunk_of(rows.to[rank_after(k)]);
+    const std::span<std::byte> codes = outgoing_.space().subspan((k - first) * stride, out.size() * row_bytes);
+    ops::take_rows<A>(stream_, codes.data(), table, out, wire_);
+    std::byte* const slot = transport_->slot(set_, k - first);
+    messages_.push_back(
+        {rank_after(k), codes, rank_before(k), {slot, chunk_of(rows.from[rank_before(k)]).size() * row_bytes}});
+  }
+  exchange(Payload::gradients);
+  for (int k = first; k < last; ++k) {
+    ops::add_decoded_rows<A>(stream_, table, chunk_of(rows.from[rank_before(k)]), transport_->slot(set_, k - first),
+                             wire_);
+  }
+  transport_->free_slots();
+  set_ ^= 1;
+}
+
+}  // namespace nanorun

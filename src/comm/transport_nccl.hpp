@@ -1,0 +1,32 @@
+#pragma once
+// Tensors in device memory travel through NCCL, between nodes or within one.
+
+#include <string>
+
+#include "src/comm/transport.hpp"
+
+namespace nanorun {
+
+/// Of the NCCL that runs, "2.27.7".
+std::string nccl_version();
+
+class NcclTransport : public Transport {
+ public:
+  /// Collective. `reason`: why it is not peers, if they were asked for.
+  NcclTransport(Comm& comm, kernels::Stream stream, std::string reason);
+  ~NcclTransport() override;
+
+  std::string name() const override { return reason_.empty() ? "NCCL" : "NCCL, since " + reason_; }
+  bool occupies_sms() const override { return true; }
+  void exchange(Payload payload, std::span<const Message> messages) override;
+  void check() override;
+
+ private:
+  void require(int result, const char* call);
+
+  Comm& comm_;
+  std::string reason_;
+  void* handle_ = nullptr;  ///< ncclComm_t
+};
+
+}  // namespace nanorun

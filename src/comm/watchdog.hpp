@@ -1,0 +1,117 @@
+#pragma once
+// Ends the job when a collective outlasts its timeout, and names the rank to blame; also when this rank hangs elsewhere
+// while it computes.
+//
+// To find that rank, each rank's watchdog keeps a line about its rank in a file of its own in a directory that all
+// ranks see, and reads the others' while a collective takes long: a line that stands still belongs to a rank that is
+// stopped or dead, one that counts fewer collectives to a rank that lives and hangs elsewhere. Files reach over nodes
+// where MPI may be what hangs, and need no open ports. A line is as long as any other and each access opens and closes
+// the file, so close-to-open consistency, as of NFS, is enough; the clocks of nodes are not compared. The files have a
+// thread of their own, since a file system that hangs must not hold up the end of the job.
+
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <cstdint>
+#include <functional>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "src/base/output_file.hpp"
+
+namespace nanorun {
+
+class Watchdog {
+ public:
+  /// `abort` ends the job and does not return; it is called on a thread of the watchdog.
+  Watchdog(int rank, int ranks, std::function<void()> abort);
+  /// Removes this rank's heartbeat file, and the directory with the last of them.
+  ~Watchdog();
+
+  /// Watches from construction to destruction.
+  class Guard {
+   public:
+    Guard(Watchdog& dog, const char* what) : dog_(dog) { dog_.arm(what); }
+    ~Guard() { dog_.disarm(); }
+    Guard(const Guard&) = delete;
+    Guard& operator=(const Guard&) = delete;
+
+   private:
+    Watchdog& dog_;
+  };
+
+  /// Expects signs of life (kernels/device/life.hpp) from construction to destruction, outside of collectives.
+  class Work {
+   public:
+    explicit Work(Watchdog& dog) : dog_(dog) { dog_.working_ = true; }
+    ~Work() { dog_.working_ = false; }
+    Work(const Work&) = delete;
+    Work& operator=(const Work&) = delete;
+
+   private:
+    Watchdog& dog_;
+  };
+
+  void set_timeout(double seconds);
+  /// Step named by the message.
+  void set_step(long step) { step_ = step; }
+  long step() const { return step_; }
+  /// Makes the directory of heartbeats and removes those that a job which crashed has left there. Throws Error(output)
+  /// where something else stands in the place of the directory or of a heartbeat.
+  static void clear_heartbeats(const std::string& directory);
+  /// Starts the heartbeats of this rank in `directory`, which exists. Throws Error(output) if its file cannot be
+  /// written.
+  void share_heartbeats(const std::string& directory);
+  /// The message that ends the job goes to the end of this file too. Throws Error(output) if it cannot be opened.
+  void set_log(const std::string& path);
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  using Seconds = std::chrono::duration<double>;
+
+  /// What a rank's line says.
+  struct Heartbeat {
+    std::uint64_t beats = 0;        ///< lines written
+    std::uint64_t collectives = 0;  ///< begun
+    bool inside = false;            ///< one of them
+    long step = 0;
+  };
+
+  void arm(const char* what);
+  void disarm();
+  void watch(std::stop_token stop);
+  void beat(std::stop_token stop);
+  std::string frozen_files() const;
+  [[noreturn]] void expire();
+  [[noreturn]] void expire_at_work();
+  [[noreturn]] void end_job(const std::string& message);
+  void note(const std::string& message);
+  Seconds max_silence() const;
+
+  void write(const Heartbeat& heartbeat) const;
+  std::vector<Heartbeat> read_all() const;
+  std::string find_culprit(const std::vector<Heartbeat>& then, const std::vector<Heartbeat>& now,
+                           bool writes_files) const;
+
+  const int rank_, ranks_;
+  const std::function<void()> abort_;
+  std::string directory_;
+  std::atomic<long> step_{0};
+  std::atomic<bool> working_{false};
+
+  std::mutex mutex_;  ///< guards the members down to log_
+  std::condition_variable_any wake_;
+  const char* what_ = nullptr;  ///< the collective that is under way
+  Clock::time_point since_;
+  std::uint64_t collectives_ = 0;
+  Seconds timeout_{300};
+  std::string culprit_;
+  std::optional<Clock::time_point> at_files_;  ///< since when the heartbeats' thread waits for the file system
+  std::optional<AppendFile> log_;
+  std::jthread watching_, beating_;  ///< last: they end before what they use
+};
+
+}  // namespace nanorun

@@ -1,0 +1,135 @@
+// Rules of the deck that involve several keys.
+
+#include "src/config/config_check.hpp"
+
+#include <fmt/ranges.h>
+
+#include <vector>
+
+#include "kernels/attention/attention.hpp"
+#include "src/base/text.hpp"
+
+namespace nanorun {
+
+namespace {
+
+void check_window(Rules& rules) {
+  const Config& config = rules.config;
+  const WindowConfig& window = config.window;
+  const int layers = config.model.layers;
+  const auto letters = static_cast<int>(window.layers.size());
+  rules.require(letters == 1 || letters == layers, {"window.layers", "model.layers"},
+                "window.layers has {} letters; it needs one, or one for each of the {} layers", letters, layers);
+  rules.require(window.kind != WindowKind::block || window.quantum % kernels::attention_block == 0,
+                {"window.quantum", "window.kind"},
+                "window.quantum = {} must be a multiple of {} for window.kind = \"block\"", window.quantum,
+                kernels::attention_block);
+  if (window.kind != WindowKind::block) return;
+  for (std::size_t i = 0; i < config.stage.size(); ++i) {
+    const StageConfig& stage = config.stage[i];
+    for (const auto& [name, tokens] :
+         {std::pair("short_window", stage.short_window), {"long_window", stage.long_window}}) {
+      const std::string key = fmt::format("stage.{}.{}", i, name);
+      rules.require(tokens % kernels::attention_block == 0, {key, "window.kind"},
+                    "{} = {} must be a multiple of {} for window.kind = \"block\"", key, tokens,
+                    kernels::attention_block);
+    }
+  }
+}
+
+void check_ranks(Rules& rules, int ranks) {
+  const Config& config = rules.config;
+  const int sequences = config.train.sequences;
+  if (sequences % ranks == 0) return;
+  std::vector<int> divisors;
+  for (int n = 1; n <= sequences; ++n) {
+    if (sequences % n == 0) divisors.push_back(n);
+  }
+  rules.require(false, {"train.sequences"},
+                "train.sequences = {} cannot be divided among {} ranks; rank counts that divide it: {}", sequences,
+                ranks, fmt::join(divisors, ", "));
+}
+
+void check_data(Rules& rules) {
+  const Config& config = rules.config;
+  const ValidationConfig& validation = config.validation;
+  rules.require(!config.data.train.empty(), {"data.train"}, "data.train names no token shards");
+  rules.require(validation.tokens == 0 || !config.data.validation.empty(), {"data.validation", "validation.tokens"},
+                "data.validation names no token shards; validation.tokens = 0 trains without validation");
+  rules.require(validation.tokens % validation.length == 0, {"validation.tokens", "validation.length"},
+                "validation.tokens = {} must be a multiple of validation.length = {}", validation.tokens,
+                validation.length);
+}
+
+void check_optimizer(Rules& rules) {
+  const Config& config = rules.config;
+  const OptimizerConfig& optimizer = config.optimizer;
+  const TrainConfig& train = config.train;
+  rules.require(optimizer.muon_block_heads == 0 || config.model.heads % optimizer.muon_block_heads == 0,
+                {"optimizer.muon_block_heads", "model.heads"},
+                "optimizer.muon_block_heads = {} must divide model.heads = {}", optimizer.muon_block_heads,
+                config.model.heads);
+  rules.require(optimizer.muon_momentum_cooldown <= train.steps, {"optimizer.muon_momentum_cooldown", "train.steps"},
+                "optimizer.muon_momentum_cooldown = {} must be at most train.steps = {}",
+                optimizer.muon_momentum_cooldown, train.steps);
+  for (std::size_t i = 0; i < config.group.size(); ++i) {
+    const std::string key = fmt::format("group.{}.tensors", i);
+    rules.require(!config.group[i].tensors.empty(), {key, fmt::format("group.{}", i)}, "{} names no tensors", key);
+  }
+  if (!config.model.tied_head) {
+    rules.require(train.untie_step == 0, {"train.untie_step", "model.tied_head"},
+                  "train.untie_step = {} needs model.tied_head", train.untie_step);
+    return;
+  }
+  rules.require(train.untie_step < train.steps, {"train.untie_step", "train.steps"},
+                "train.untie_step = {} must be below train.steps = {}", train.untie_step, train.steps);
+  rules.require((train.untie_step + 1) % optimizer.adam_period == 0, {"train.untie_step", "optimizer.adam_period"},
+                "train.untie_step = {} must be a step at which Adam updates: one less than a multiple of "
+                "optimizer.adam_period = {}",
+                train.untie_step, optimizer.adam_period);
+}
+
+void check_checkpoint(Rules& rules) {
+  const CheckpointConfig& checkpoint = rules.config.checkpoint;
+  rules.require(checkpoint.weights.empty() || checkpoint.restart == "auto" || checkpoint.restart == "none",
+                {"checkpoint.weights", "checkpoint.restart"},
+                "checkpoint.weights begins a run, checkpoint.restart = {} continues one: set one of them to a file",
+                excerpt(checkpoint.restart));
+}
+
+void check_trace(Rules& rules) {
+  const Config& config = rules.config;
+  if (!config.trace.enabled) return;
+  for (const int step : config.trace.json_steps) {
+    const bool made =
+        rules.require(step < config.train.steps, {"trace.json_steps", "train.steps"},
+                      "trace.json_steps names step {}; the steps are 0 to {}", step, config.train.steps - 1);
+    if (!made) break;
+  }
+}
+
+}  // namespace
+
+void check_model(const Config& config) {
+  Rules rules{config, {}};
+  check_layers(rules);
+  check_window(rules);
+  if constexpr (!computes_in_fp32) check_cuda(rules, Passes::forward);
+  rules.errors.rethrow(ExitCode::usage, Scope::all_ranks);
+}
+
+void check_config(const Config& config, int ranks) {
+  Rules rules{config, {}};
+  check_layers(rules);
+  check_window(rules);
+  check_stages(rules);
+  check_ranks(rules, ranks);
+  check_data(rules);
+  check_optimizer(rules);
+  check_checkpoint(rules);
+  check_trace(rules);
+  if constexpr (!computes_in_fp32) check_cuda(rules, Passes::both);
+  rules.errors.rethrow(ExitCode::usage, Scope::all_ranks);
+}
+
+}  // namespace nanorun

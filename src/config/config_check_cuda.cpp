@@ -1,0 +1,43 @@
+// Rules of the CUDA build: what its ops can compute.
+
+#include "kernels/device/limits.hpp"
+#include "src/config/config_check.hpp"
+
+namespace nanorun {
+
+namespace limits = kernels::cuda;
+
+void check_cuda(Rules& rules, Passes passes) {
+  const Config& config = rules.config;
+  const ModelConfig& model = config.model;
+  rules.require(model.head_dim == limits::attention_head_dim, {"model.head_dim"},
+                "model.head_dim = {}: attention on CUDA devices supports {} only", model.head_dim,
+                limits::attention_head_dim);
+  rules.require(model.width <= limits::max_row, {"model.width"}, "model.width = {} must be at most {} on CUDA devices",
+                model.width, limits::max_row);
+  rules.require(padded_vocabulary(model) <= limits::max_vocabulary, {"model.vocabulary"},
+                "model.vocabulary = {}: the head on CUDA devices takes at most {} columns, the padded ones included",
+                model.vocabulary, limits::max_vocabulary);
+  rules.require(model.composed_layers.empty() || model.composition_window <= limits::max_composition_window,
+                {"model.composition_window", "model.composed_layers"},
+                "model.composition_window = {}: composed heads on CUDA devices take at most {} keys",
+                model.composition_window, limits::max_composition_window);
+  rules.require(model.bigram_rows == 0 || model.bigram_columns % limits::row_vector == 0,
+                {"model.bigram_columns", "model.bigram_rows"},
+                "model.bigram_columns = {} must be a multiple of {} on CUDA devices", model.bigram_columns,
+                limits::row_vector);
+  rules.require(config.head.precision != HeadChoice::fp32, {"head.precision"},
+                "head.precision = \"fp32\" is for CPUs; CUDA devices take \"fp8\" or \"bf16\"");
+  if (passes == Passes::forward) return;
+  const auto require_length = [&](const std::string& key, int length) {
+    rules.require(std::int64_t{model.heads} * length <= limits::max_attention_rows, {key, "model.heads"},
+                  "{} * model.heads = {} * {} must be at most {} on CUDA devices", key, length, model.heads,
+                  limits::max_attention_rows);
+  };
+  if (config.stage.empty()) require_length("train.length", config.train.length);
+  for (std::size_t i = 0; i < config.stage.size(); ++i) {
+    require_length(fmt::format("stage.{}.length", i), config.stage[i].length);
+  }
+}
+
+}  // namespace nanorun

@@ -1,0 +1,226 @@
+// Rules of the layers: what each of them can have, and what that needs elsewhere in the model.
+
+#include <algorithm>
+#include <set>
+
+#include "src/config/config_check.hpp"
+#include "src/config/config_keys.hpp"
+
+namespace nanorun {
+
+namespace {
+
+bool names(const std::vector<int>& layers, int layer) { return std::ranges::find(layers, layer) != layers.end(); }
+
+/// Lists of layers that have attention.
+struct Lists {
+  const char* key;
+  std::vector<int> ModelConfig::*layers;
+};
+constexpr Lists attention_lists[] = {
+    {"model.value_layers", &ModelConfig::value_layers},
+    {"model.paired_layers", &ModelConfig::paired_layers},
+    {"model.xsa_layers", &ModelConfig::xsa_layers},
+    {"model.gated_layers", &ModelConfig::gated_layers},
+    {"model.key_offset_layers", &ModelConfig::key_offset_layers},
+    {"model.composed_layers", &ModelConfig::composed_layers},
+};
+
+/// Each layer exists and is named once. Returns whether they do.
+bool check_list(Rules& rules, const char* key, const std::vector<int>& layers) {
+  const int count = rules.config.model.layers;
+  std::set<int> named;
+  for (const int layer : layers) {
+    const bool known = rules.require(layer >= 0 && layer < count, {key, "model.layers"},
+                                     "{} names layer {}; layers are 0 to {}", key, layer, count - 1);
+    const bool first = rules.require(named.insert(layer).second, {key}, "{} names layer {} twice", key, layer);
+    if (!known || !first) return false;
+  }
+  return true;
+}
+
+void check_lists(Rules& rules) {
+  const ModelConfig& model = rules.config.model;
+  check_list(rules, "model.layers_without_attention", model.layers_without_attention);
+  for (const auto& [key, layers] : attention_lists) {
+    if (!check_list(rules, key, model.*layers)) continue;
+    for (const int layer : model.*layers) {
+      const bool attends =
+          rules.require(!names(model.layers_without_attention, layer), {key, "model.layers_without_attention"},
+                        "{} names layer {}, which model.layers_without_attention excludes", key, layer);
+      if (!attends) break;
+    }
+  }
+  rules.require(std::ranges::is_sorted(model.value_layers), {"model.value_layers"}, "model.value_layers must ascend");
+}
+
+/// What only one kind of residual stream has.
+void check_residual(Rules& rules) {
+  const ModelConfig& model = rules.config.model;
+  const bool gated = model.value_path == ValuePath::gated_embeddings;
+  if (model.residual == Residual::unet) {
+    rules.require(model.layers % 2 == 0, {"model.layers", "model.residual"},
+                  "model.layers = {} must be even for model.residual = \"unet\"", model.layers);
+    const auto needs_scaled = [&](bool used, const char* key, const char* value = "") {
+      rules.require(!used, {key, "model.residual"}, "{}{} needs model.residual = \"scaled\"", key, value);
+    };
+    needs_scaled(gated, "model.value_path", " = \"gated_embeddings\"");
+    needs_scaled(model.smear, "model.smear");
+    needs_scaled(model.bigram_rows > 0, "model.bigram_rows");
+    needs_scaled(model.skip_from >= 0 || model.skip_to >= 0, "model.skip_from");
+    needs_scaled(model.attention_source >= 0, "model.attention_source");
+    for (const auto& [key, layers] : attention_lists) {
+      if (layers != &ModelConfig::value_layers) needs_scaled(!(model.*layers).empty(), key);
+    }
+    needs_scaled(model.gate_nets, "model.gate_nets");
+    needs_scaled(model.mudd, "model.mudd");
+    return;
+  }
+  rules.require(gated || model.value_path == ValuePath::none, {"model.value_path", "model.residual"},
+                "model.residual = \"scaled\" needs model.value_path = \"none\" or \"gated_embeddings\"");
+}
+
+void check_values(Rules& rules) {
+  const ModelConfig& model = rules.config.model;
+  const bool gated = model.value_path == ValuePath::gated_embeddings;
+  rules.require(
+      model.value_path != ValuePath::first || !names(model.layers_without_attention, 0),
+      {"model.value_path", "model.layers_without_attention"},
+      "model.value_path = \"first\" needs the values of layer 0, which model.layers_without_attention excludes");
+  rules.require(model.value_path != ValuePath::embeddings || 2 * std::int64_t{model.value_embeddings} <= model.layers,
+                {"model.value_embeddings", "model.layers", "model.value_path"},
+                "model.value_embeddings = {} must be at most half of model.layers = {}", model.value_embeddings,
+                model.layers);
+  rules.require(!gated || !model.value_layers.empty(), {"model.value_path", "model.value_layers"},
+                "model.value_path = \"gated_embeddings\" needs layers in model.value_layers");
+  rules.require(gated || model.value_layers.empty(), {"model.value_layers", "model.value_path"},
+                "model.value_layers needs model.value_path = \"gated_embeddings\"");
+  const char* const by_input = "model.value_layers_gated_by_input";
+  if (!check_list(rules, by_input, model.value_layers_gated_by_input)) return;
+  for (const int layer : model.value_layers_gated_by_input) {
+    rules.require(names(model.value_layers, layer), {by_input, "model.value_layers"},
+                  "{} names layer {}, which model.value_layers does not name", by_input, layer);
+    rules.require(!model.mudd || layer + 1 < model.layers, {by_input, "model.mudd"},
+                  "{} names layer {}, the last, whose gates model.mudd gives", by_input, layer);
+  }
+}
+
+/// Streams and tables that layers add.
+void check_streams(Rules& rules) {
+  const ModelConfig& model = rules.config.model;
+  if (model.skip_from >= 0 || model.skip_to >= 0) {
+    rules.require(model.skip_from >= 0 && model.skip_to > model.skip_from && model.skip_to < model.layers,
+                  {"model.skip_to", "model.skip_from", "model.layers"},
+                  "model.skip_to = {} must be a layer above model.skip_from = {}; layers are 0 to {}", model.skip_to,
+                  model.skip_from, model.layers - 1);
+    rules.require(names(model.layers_without_attention, model.skip_to),
+                  {"model.skip_to", "model.layers_without_attention"},
+                  "model.skip_to = {} must be one of model.layers_without_attention", model.skip_to);
+  } else {
+    rules.require(!model.skip_gate, {"model.skip_gate", "model.skip_from"}, "model.skip_gate needs model.skip_from");
+  }
+  rules.require(model.attention_source < model.layers - 1, {"model.attention_source", "model.layers"},
+                "model.attention_source = {} must be below the last of model.layers = {}", model.attention_source,
+                model.layers);
+  rules.require(model.bigram_rows == 0 || model.residual == Residual::unet || !names(model.layers_without_attention, 0),
+                {"model.bigram_rows", "model.layers_without_attention"},
+                "model.bigram_rows needs attention on layer 0, whose factor of the bigram embeddings the first mix "
+                "takes; model.layers_without_attention excludes it");
+  rules.require(model.bigram_sign_rows == 0 || model.bigram_rows > 0, {"model.bigram_sign_rows", "model.bigram_rows"},
+                "model.bigram_sign_rows needs model.bigram_rows");
+  rules.require(model.bigram_columns == 0 || model.bigram_rows > 0, {"model.bigram_columns", "model.bigram_rows"},
+                "model.bigram_columns needs model.bigram_rows");
+  rules.require(model.bigram_columns <= model.width, {"model.bigram_columns", "model.width"},
+                "model.bigram_columns = {} must be at most model.width = {}", model.bigram_columns, model.width);
+  const std::int64_t elements = std::int64_t{model.bigram_rows} * model.width;
+  rules.require(elements < std::int64_t{1} << 31, {"model.bigram_rows", "model.width"},
+                "model.bigram_rows * model.width = {} * {} must be below 2^31", model.bigram_rows, model.width);
+}
+
+/// What attention does beyond softmax.
+void check_attention(Rules& rules) {
+  const Config& config = rules.config;
+  const ModelConfig& model = config.model;
+  const std::size_t frequencies = model.rotary_frequencies.size();
+  rules.require(frequencies == 0 || frequencies == static_cast<std::size_t>(turning_pairs(model)),
+                {"model.rotary_frequencies", "model.rotary", "model.head_dim"},
+                "model.rotary_frequencies has {} numbers; model.rotary turns {} pairs of model.head_dim = {}",
+                frequencies, turning_pairs(model), model.head_dim);
+  rules.require(model.key_offset_layers.empty() || model.rotary == RotaryKind::half_truncated,
+                {"model.key_offset_layers", "model.rotary"},
+                "model.key_offset_layers needs the dims that model.rotary = \"half_truncated\" leaves still");
+  if (model.paired_layers.empty()) return;
+  rules.require(model.heads % 2 == 0, {"model.paired_layers", "model.heads"},
+                "model.paired_layers pairs heads: model.heads = {} must be even", model.heads);
+  const std::string& letters = config.window.layers;
+  for (const int layer : model.paired_layers) {
+    const char letter = static_cast<std::size_t>(layer) < letters.size() ? letters[layer] : letters[0];
+    if (!rules.require(letter == 'S', {"model.paired_layers", "window.layers"},
+                       "model.paired_layers names layer {}, whose letter in window.layers must be S", layer)) {
+      break;
+    }
+  }
+  for (const auto& [key, member] : attention_lists) {
+    if (member == &ModelConfig::paired_layers || member == &ModelConfig::value_layers ||
+        member == &ModelConfig::gated_layers) {
+      continue;
+    }
+    const std::vector<int>& layers = model.*member;
+    const auto both = std::ranges::find_first_of(model.paired_layers, layers);
+    if (both == model.paired_layers.end()) continue;
+    rules.require(false, {"model.paired_layers", key}, "model.paired_layers and {} both name layer {}", key, *both);
+  }
+}
+
+/// Gates, and the nets that give coefficients.
+void check_gates(Rules& rules) {
+  const ModelConfig& model = rules.config.model;
+  const auto reads = [&](bool used, const char* key) {
+    rules.require(!used || model.width >= gate_columns, {"model.width", key},
+                  "model.width = {} must be at least {} for the gates of {}", model.width, gate_columns, key);
+  };
+  reads(model.smear, "model.smear");
+  reads(model.skip_gate, "model.skip_gate");
+  reads(!model.value_layers.empty(), "model.value_layers");
+  reads(!model.gated_layers.empty() && !model.gate_nets, "model.gated_layers");
+  rules.require(!model.gate_nets || !model.skip_gate, {"model.skip_gate", "model.gate_nets"},
+                "model.skip_gate and model.gate_nets both gate the skip: leave one out");
+  rules.require(!model.gate_nets || model.gate_net_layer < model.layers, {"model.gate_net_layer", "model.layers"},
+                "model.gate_net_layer = {} must be below model.layers = {}", model.gate_net_layer, model.layers);
+  rules.require(model.composed_layers.empty() || model.gate_nets, {"model.composed_layers", "model.gate_nets"},
+                "model.composed_layers needs model.gate_nets, which give the weights of the heads");
+  if (!model.mudd) return;
+  rules.require(model.attention_source >= 0, {"model.mudd", "model.attention_source"},
+                "model.mudd needs model.attention_source, whose stream it mixes");
+  rules.require(model.skip_from >= 0, {"model.mudd", "model.skip_from"},
+                "model.mudd needs model.skip_from, whose stream it mixes");
+  const bool differ = model.attention_source != model.skip_from && model.attention_source != model.layers - 2;
+  rules.require(model.attention_source < 0 || differ,
+                {"model.attention_source", "model.skip_from", "model.layers", "model.mudd"},
+                "model.mudd mixes three streams: model.attention_source = {} must be neither model.skip_from = {} nor "
+                "layer {}, the one before the last",
+                model.attention_source, model.skip_from, model.layers - 2);
+  rules.require(!model.value_layers.empty() && model.value_layers.back() == model.layers - 1,
+                {"model.mudd", "model.value_layers"},
+                "model.mudd needs a value embedding on the last layer: model.value_layers must end with {}",
+                model.layers - 1);
+  rules.require(model.heads % 2 == 0, {"model.mudd", "model.heads"},
+                "model.mudd has a gate for each half of the heads: model.heads = {} must be even", model.heads);
+}
+
+}  // namespace
+
+void check_layers(Rules& rules) {
+  const ModelConfig& model = rules.config.model;
+  rules.require(
+      model.width == std::int64_t{model.heads} * model.head_dim, {"model.width", "model.heads", "model.head_dim"},
+      "model.width = {} must equal model.heads * model.head_dim = {} * {}", model.width, model.heads, model.head_dim);
+  check_lists(rules);
+  check_residual(rules);
+  check_values(rules);
+  check_streams(rules);
+  check_attention(rules);
+  check_gates(rules);
+}
+
+}  // namespace nanorun

@@ -1,0 +1,132 @@
+#pragma once
+// The key table behind config.hpp: one row per key of the deck.
+
+#include <array>
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <variant>
+#include <vector>
+
+#include "src/config/config.hpp"
+
+namespace nanorun {
+
+inline constexpr int max_length = 4194304;                         ///< of a sequence, in tokens
+inline constexpr std::int64_t max_tokens = std::int64_t{1} << 50;  ///< of a validation
+
+/// Name of an enumeration's value in the deck.
+template <class E>
+struct Named {
+  const char* name;
+  E value;
+};
+
+template <class E>
+inline constexpr std::array<Named<E>, 0> names_of{};
+template <>
+inline constexpr auto names_of<ValuePath> = std::to_array<Named<ValuePath>>({{"none", ValuePath::none},
+                                                                             {"first", ValuePath::first},
+                                                                             {"embeddings", ValuePath::embeddings},
+                                                                             {"gated_embeddings",
+                                                                              ValuePath::gated_embeddings}});
+template <>
+inline constexpr auto names_of<RotaryKind> =
+    std::to_array<Named<RotaryKind>>({{"full", RotaryKind::full}, {"half_truncated", RotaryKind::half_truncated}});
+template <>
+inline constexpr auto names_of<WindowKind> = std::to_array<Named<WindowKind>>(
+    {{"token", WindowKind::token}, {"tokens_before", WindowKind::tokens_before}, {"block", WindowKind::block}});
+template <>
+inline constexpr auto names_of<kernels::SoftcapKind> = std::to_array<Named<kernels::SoftcapKind>>(
+    {{"tanh", kernels::SoftcapKind::tanh}, {"sigmoid", kernels::SoftcapKind::sigmoid}});
+template <>
+inline constexpr auto names_of<Residual> = std::to_array<Named<Residual>>({{"unet", Residual::unet},
+                                                                           {"scaled", Residual::scaled}});
+template <>
+inline constexpr auto names_of<Packing> = std::to_array<Named<Packing>>({{"stream", Packing::stream},
+                                                                         {"documents", Packing::documents}});
+template <>
+inline constexpr auto names_of<LossSum> = std::to_array<Named<LossSum>>({{"mean", LossSum::mean},
+                                                                         {"sum", LossSum::sum}});
+template <>
+inline constexpr auto names_of<Orthogonalisation> = std::to_array<Named<Orthogonalisation>>(
+    {{"newton_schulz", Orthogonalisation::newton_schulz}, {"polar_express", Orthogonalisation::polar_express}});
+template <>
+inline constexpr auto names_of<Rounding> = std::to_array<Named<Rounding>>({{"floor", Rounding::floor},
+                                                                           {"ceil", Rounding::ceil}});
+template <>
+inline constexpr auto names_of<HeadChoice> = std::to_array<Named<HeadChoice>>({{"auto", HeadChoice::automatic},
+                                                                               {"fp32", HeadChoice::fp32},
+                                                                               {"bf16", HeadChoice::bf16},
+                                                                               {"fp8", HeadChoice::fp8}});
+template <>
+inline constexpr auto names_of<EndOfData> = std::to_array<Named<EndOfData>>({{"error", EndOfData::error},
+                                                                             {"wrap", EndOfData::wrap}});
+template <>
+inline constexpr auto names_of<ChangedData> = std::to_array<Named<ChangedData>>({{"refuse", ChangedData::refuse},
+                                                                                 {"accept", ChangedData::accept}});
+template <>
+inline constexpr auto names_of<Recompute> = std::to_array<Named<Recompute>>({{"none", Recompute::none},
+                                                                             {"mlp", Recompute::mlp}});
+template <>
+inline constexpr auto names_of<MlpPrecision> = std::to_array<Named<MlpPrecision>>({{"working", MlpPrecision::working},
+                                                                                   {"fp8", MlpPrecision::fp8}});
+template <>
+inline constexpr auto names_of<OnFailure> = std::to_array<Named<OnFailure>>({{"stop", OnFailure::stop},
+                                                                             {"continue", OnFailure::go_on}});
+template <>
+inline constexpr auto names_of<TransportChoice> = std::to_array<Named<TransportChoice>>(
+    {{"auto", TransportChoice::automatic}, {"peers", TransportChoice::peers}, {"nccl", TransportChoice::nccl}});
+template <>
+inline constexpr auto names_of<StateFormat> = std::to_array<Named<StateFormat>>({{"fp32", StateFormat::fp32},
+                                                                                 {"bf16", StateFormat::bf16}});
+template <>
+inline constexpr auto names_of<kernels::WireFormat> = std::to_array<Named<kernels::WireFormat>>(
+    {{"fp32", kernels::WireFormat::fp32}, {"bf16", kernels::WireFormat::bf16}, {"e5m2", kernels::WireFormat::e5m2}});
+
+/// The member of a Config that a key sets.
+using Field =
+    std::variant<bool*, int*, std::int64_t*, double*, std::string*, std::vector<std::string>*, std::vector<int>*,
+                 std::vector<double>*, ValuePath*, RotaryKind*, WindowKind*, Rounding*, HeadChoice*, EndOfData*,
+                 ChangedData*, Recompute*, OnFailure*, TransportChoice*, kernels::WireFormat*, kernels::SoftcapKind*,
+                 Residual*, Packing*, LossSum*, Orthogonalisation*, MlpPrecision*, StateFormat*>;
+
+/// What a key accepts beyond its type. Lists are checked element by element.
+struct Check {
+  std::string allowed;  ///< follows the type's name, for example ">= 1"
+  std::function<bool(double)> number = [](double) { return true; };
+  std::function<bool(const std::string&)> text = [](const std::string&) { return true; };
+};
+
+struct Key {
+  const char* section;
+  const char* name;
+  Field (*member)(Config&, std::size_t row);
+  Role role;
+  Check check;
+  const char* help;
+
+  /// `row`: which of the deck's sections of the name, see has_rows().
+  Field field(Config& config, std::size_t row = 0) const { return member(config, row); }
+  /// As overrides spell the key: train.steps, stage.2.length; stage.N.length without a row.
+  std::string path(std::optional<std::size_t> row = {}) const;
+};
+
+/// All keys, those of a section together, in the order of the members of Config.
+const std::vector<Key>& key_table();
+
+/// Whether a deck may have any number of sections of a name: [[stage]], [[group]].
+bool has_rows(std::string_view section);
+/// Sections of a name in a config; 1 where it always has one.
+std::size_t row_count(const Config& config, std::string_view section);
+/// Makes that many, with the defaults. The name is one of those that have rows.
+void set_row_count(Config& config, std::string_view section, std::size_t count);
+/// A section's header: "[train]", "[[stage]]".
+std::string header_of(std::string_view section);
+
+/// Sections of one name. What looks for the stage of a step takes time that grows with their number.
+inline constexpr std::size_t max_rows = 64;
+
+}  // namespace nanorun

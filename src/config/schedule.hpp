@@ -1,0 +1,80 @@
+#pragma once
+// Everything that changes with the step (counted from 0), as pure functions of it.
+
+#include <array>
+#include <optional>
+#include <vector>
+
+#include "src/config/config.hpp"
+
+namespace nanorun {
+
+/// Tokens of the attention windows of layers with the short and with the long one.
+struct Windows {
+  int short_tokens = 0;
+  int long_tokens = 0;
+  bool operator==(const Windows&) const = default;
+};
+
+/// Steps that the schedule divides among the stages: all but the extension.
+long scheduled_steps(const TrainConfig& train);
+
+/// Stages of a deck, at least one: without [[stage]], that of [train] and the last window of [window].
+int stage_count(const Config& config);
+/// The stage of a step; a step behind the last belongs to the last stage.
+int stage_of(const Config& config, long step);
+/// Steps [first, end) of a stage.
+struct StageSteps {
+  long first, end;
+};
+StageSteps stage_steps(const Config& config, int stage);
+
+/// Tokens of a training sequence.
+int length_at(const Config& config, long step);
+int longest_length(const Config& config);
+/// Tokens of a step over all ranks, of a step and of all steps before it.
+std::int64_t step_tokens(const Config& config, long step);
+std::int64_t tokens_before(const Config& config, long step);
+/// Tokens of a document that a sequence takes; 0: all.
+int longest_document_at(const Config& config, long step);
+
+Windows windows_at(const Config& config, long step);
+/// Of a validation before a step; the last one, before step train.steps, may have a window of its own.
+Windows validation_windows(const Config& config, long step);
+
+/// Weights of the targets that a row has, see kernels/lm_head/head.hpp.
+struct Targets {
+  std::array<double, kernels::max_targets> weights{1, 0, 0};
+  int count = 1;
+  double prefix_weight = 0;
+};
+Targets targets_at(const Config& config, long step);
+/// Sum of the weights of a step whose loss is a weighted sum over several targets; absent where it is the cross-entropy
+/// of the next token.
+std::optional<double> loss_weights(const Config& config, long step);
+
+/// Factor of every learning rate: that of the stage, then linear to final_lr_factor over the last `cooldown` of the
+/// scheduled steps, of stages from a whole step on, and final_lr_factor in the extension.
+double lr_factor(const Config& config, long step);
+
+/// Muon's momentum: linear from first to last over the first muon_momentum_steps steps, and back over the last
+/// muon_momentum_cooldown.
+double muon_momentum(const Config& config, long step);
+
+/// Whether Adam updates at a step.
+bool adam_updates_at(const OptimizerConfig& optimizer, long step);
+
+/// Rotary frequencies in radians per position of the pairs j < D/2 of a head, and the factor on q kᵀ, in a stage. YaRN
+/// (Peng et al. 2023, arXiv:2309.00071) rescales both where a stage changes the long window: with r = w f / 2 pi for
+/// the window w of the stage before and w' of the new one, g = clamp((r - 1) / 31, 0, 1),
+///   f = f (w / w' + g (1 - w / w')),  scale = scale (1 + 0.2 ln(w' / w))
+struct RotaryStage {
+  std::vector<double> frequencies;
+  double attention_scale;
+};
+RotaryStage rotary_stage(const Config& config, int stage);
+
+/// Whether layer uses the long window.
+bool is_long_layer(const WindowConfig& config, int layer);
+
+}  // namespace nanorun

@@ -1,0 +1,49 @@
+#pragma once
+// Sequences that begin with a document.
+//
+// One cursor goes through a shard and fills the sequences of a step in turn, each with n + 1 tokens: n inputs, and the
+// target of the last. A document begins with the end-of-text token. A sequence takes the next document that begins at
+// the cursor or behind it, as much as it has room for and no more than longest_document tokens, and again until it is
+// full; the cursor then stands behind the last token taken, so that the rest of a document that was cut is passed over.
+// A sequence with room for one token more takes the first of the next document, which is lost. A shard's last document
+// ends with the shard. Where the documents run out before the step is full, all of it is dropped.
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "src/data/data.hpp"
+
+namespace nanorun {
+
+/// Fills the sequences of steps from the documents of shards, which it reads block by block.
+class DocumentReader {
+ public:
+  /// Token ids must be smaller than `vocabulary`.
+  explicit DocumentReader(std::uint64_t vocabulary) : vocabulary_(vocabulary) {}
+
+  /// Packs a step from `offset` of a shard on, and writes its sequences from `first` on, of length + 1 tokens each, to
+  /// `rows`, as many as these hold; the others are only counted. Returns the offset at which the next step begins to
+  /// look for a document; nothing where the shard has too few left. Throws as ShardReader::read() does, also for tokens
+  /// in the block of those that were wanted.
+  std::optional<std::uint64_t> fill(const ShardInfo& shard, std::uint64_t offset, const StepShape& shape, int first,
+                                    std::span<Token> rows);
+
+  /// Documents that begin in a shard. Reads all of it.
+  std::uint64_t count_documents(const ShardInfo& shard);
+
+ private:
+  void turn_to(const ShardInfo& shard);
+  std::span<const Token> tokens_from(std::uint64_t offset);
+  std::optional<std::uint64_t> find_document(std::uint64_t offset);
+  std::uint64_t take_document(std::uint64_t offset, std::uint64_t max, std::span<Token> out);
+
+  std::uint64_t vocabulary_;
+  ShardReader reader_;
+  ShardInfo shard_;                ///< that of the block
+  std::uint64_t block_begin_ = 0;  ///< of the block's first token in the shard
+  std::vector<Token> block_;       ///< empty where none has been read
+};
+
+}  // namespace nanorun

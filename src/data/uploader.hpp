@@ -1,0 +1,94 @@
+#pragma once
+// What the ops read of a sequence: its tokens and attention masks, prepared on the host and sent to the device.
+
+#include <array>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "kernels/ops.hpp"
+#include "src/base/arena.hpp"
+#include "src/config/config.hpp"
+#include "src/config/schedule.hpp"
+#include "src/data/mask.hpp"
+#include "src/measure/trace.hpp"
+
+namespace nanorun {
+
+/// One stream of `length` tokens with its targets (the same tokens one later), in host memory.
+struct Sequence {
+  std::span<const kernels::Token> tokens;
+  std::span<const kernels::Token> targets;
+
+  /// `row` holds length + 1 tokens.
+  static Sequence of(std::span<const kernels::Token> row) {
+    return {row.first(row.size() - 1), row.last(row.size() - 1)};
+  }
+};
+
+/// Sorts positions by the rows of a table that they read, those of the same row ascending.
+class RowSorter {
+ public:
+  /// Of a table with so many rows.
+  explicit RowSorter(int rows) : next_(rows) {}
+  /// order [rows.size()]; Row = Token or int32.
+  template <class Row>
+  void sort(std::span<std::int32_t> order, std::span<const Row> rows);
+
+ private:
+  std::vector<std::int32_t> next_;  ///< place of each row's next position
+};
+
+/// A Sequence in the ops' memory, with the masks of the layers that see the long and the short window, and of those
+/// with paired heads.
+struct DeviceSequence {
+  std::span<const kernels::Token> tokens;
+  std::span<const kernels::Token> targets;
+  std::span<const std::int32_t> order;         ///< of the tokens, as RowSorter makes it
+  std::span<const std::int32_t> bigrams;       ///< rows of the table of bigrams; empty without one
+  std::span<const std::int32_t> bigram_order;  ///< of these
+  std::span<const std::int32_t> bigram_signs;  ///< rows of the table of signs
+  kernels::AttentionMask long_mask, short_mask, paired_mask;
+};
+
+/// Two sets of buffers, so that the host prepares a sequence while the device still works on the one before.
+class Uploader {
+ public:
+  /// Sequences have up to `length` tokens, documents begin with `end_of_text`. Copies run on `upload`.
+  Uploader(int length, const Config& config, kernels::Token end_of_text, kernels::Stream upload);
+  ~Uploader();
+  Uploader(const Uploader&) = delete;
+  Uploader& operator=(const Uploader&) = delete;
+
+  /// Work that `compute` gets from now on may read the result, until release(), which comes before the next load().
+  /// The host's tokens are not needed after the call. Throws Error(internal) where the sequence has more than `length`
+  /// tokens, or not as many targets.
+  DeviceSequence load(Trace& trace, kernels::Stream compute, const Sequence& sequence, Windows windows);
+  /// After the last work on the sequence that load() returned has been enqueued on `compute`.
+  void release(kernels::Stream compute);
+
+ private:
+  struct Slot {
+    explicit Slot(std::size_t bytes)
+        : host(bytes),
+          device(bytes, "tokens and masks", "lower train.length (with stages stage.N.length) or validation.length") {}
+    PinnedArena host;
+    Arena device;
+    ops::Event uploaded = ops::create_event();
+    ops::Event consumed = ops::create_event();
+  };
+
+  /// What a slot holds for a sequence, in host and in device memory alike.
+  struct Layout;
+  void fill(Layout& host, const Sequence& sequence, Windows windows);
+
+  int length_;
+  const Config& config_;
+  kernels::Token end_of_text_;
+  kernels::Stream upload_;
+  RowSorter tokens_, bigrams_;
+  std::array<Slot, 2> slots_;
+  int current_ = 0;
+};
+
+}  // namespace nanorun

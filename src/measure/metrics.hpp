@@ -1,0 +1,73 @@
+#pragma once
+// metrics.jsonl, see docs/file_formats.md: a line of JSON for each step and each validation, for programs that follow a
+// run or compare runs.
+
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include "src/base/growing_file.hpp"
+
+namespace nanorun {
+
+struct StepMetrics {
+  long step = 0;  ///< updates so far, this one included
+  double loss = 0;
+  std::optional<double> loss_weights = {};  ///< of the targets whose weighted sum the loss is; absent where it is none
+  double seconds = 0;                       ///< of this step
+  double tokens_per_second = 0;
+  std::uint64_t tokens = 0;        ///< of all steps so far
+  double train_seconds = 0;        ///< of all steps so far
+  std::optional<double> mfu = {};  ///< model FLOPs utilisation; absent where the devices' peak is not known
+  double lr_factor = 0;            ///< of every learning rate
+  double momentum = 0;             ///< Muon's
+  int window = 0;                  ///< tokens
+  double gradient_norm = 0;        ///< l2 norm of the gradient of the step's mean loss
+  /// The most that was seen in use on the device of rank 0 so far, by all processes; 0 in the CPU build.
+  std::uint64_t device_memory = 0;
+  /// In steps that look at the GPUs: the rank whose GPU has the lowest clock, that clock in MHz, its power in watts,
+  /// and the number of ranks whose GPUs are throttled.
+  std::optional<int> gpu_rank = {};
+  double gpu_clock = 0;
+  double gpu_power = 0;
+  int gpus_throttled = 0;
+};
+
+struct ValidationMetrics {
+  long step = 0;  ///< updates before the validation
+  double loss = 0;
+  double seconds = 0;        ///< of the validation itself
+  std::uint64_t tokens = 0;  ///< of these updates
+  double train_seconds = 0;  ///< likewise
+};
+
+/// For rank 0; does nothing elsewhere. Where the file can no longer be written, for example on a full disk, a warning
+/// says so and the metrics end, not the run.
+class Metrics {
+ public:
+  /// Does nothing unless `active`.
+  explicit Metrics(bool active) : active_(active) {}
+
+  /// A run from step 0 starts a new file; a resumed one keeps the lines of steps up to first_step, warns where the last
+  /// of these are missing, and moves a damaged file out of the way. Throws Error(output) where the file cannot be made.
+  void open(const std::string& path, long first_step);
+
+  /// Lines wait for flush().
+  void add(const StepMetrics& step);
+  /// Replaces the line that a resumed run has kept of the same validation.
+  void add(const ValidationMetrics& validation);
+  void flush();
+
+ private:
+  template <class Write>
+  void attempt(Write&& write);
+
+  bool active_;
+  std::optional<GrowingFile> file_;
+  std::uint64_t size_ = 0;  ///< bytes of whole lines in the file
+  std::string waiting_;
+  long kept_step_ = -1;           ///< of the validation that the kept lines end with
+  std::uint64_t kept_begin_ = 0;  ///< where its line begins
+};
+
+}  // namespace nanorun

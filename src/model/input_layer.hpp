@@ -1,0 +1,31 @@
+#pragma once
+// What comes before the blocks: the embedding of tokens, smear, its norm x0, the embedding of pairs of tokens, and the
+// gate of the skip, which reads x0.
+
+#include "kernels/ops.hpp"
+#include "src/config/config.hpp"
+#include "src/data/uploader.hpp"
+#include "src/model/activations.hpp"
+#include "src/model/params.hpp"
+
+namespace nanorun {
+
+template <class T>
+class InputLayer {
+ public:
+  InputLayer(const ModelConfig& model, const Parameters<T>& parameters) : model_(model), parameters_(parameters) {}
+
+  /// a.input, but for the first stream.
+  void forward(kernels::Stream stream, const Activations<T>& a, const DeviceSequence& sequence) const;
+  /// Adds to the gradients of the weights, from a.d_x0, a.d_bigram and a.d_skip_gate. Uses up the first two, a.d_narrow
+  /// and the workspace.
+  void backward(kernels::Stream stream, const Activations<T>& a, const DeviceSequence& sequence) const;
+
+ private:
+  ops::GateInputs<T> skip_gate_inputs(const Activations<T>& a) const;
+
+  const ModelConfig& model_;
+  const Parameters<T>& parameters_;
+};
+
+}  // namespace nanorun

@@ -1,0 +1,333 @@
+#include "src/model/params.hpp"
+
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <cmath>
+#include <set>
+
+#include "src/base/error.hpp"
+
+namespace nanorun {
+
+namespace {
+
+/// Consecutive layers, as many as in other groups or one less, that share a bucket for each shape of matrices.
+constexpr int layer_groups = 4;
+int first_layer(const ModelConfig& config, int group) { return group * config.layers / layer_groups; }
+
+std::uint64_t fnv1a64(const std::string& text) {
+  std::uint64_t hash = 0xCBF29CE484222325;
+  for (const unsigned char c : text) hash = (hash ^ c) * 0x100000001B3;
+  return hash;
+}
+
+}  // namespace
+
+std::string block_name(int layer, const char* tensor) { return fmt::format("block.{}.{}", layer, tensor); }
+
+Bounds Bucket::bounds(int ranks) const {
+  Bounds bounds(ranks + 1);
+  for (int r = 0; r < ranks; ++r) {
+    const bool one_more = (r + ranks - like_before % ranks) % ranks < units % ranks;
+    bounds[r + 1] = bounds[r] + (units / ranks + (one_more ? 1 : 0)) * unit_size;
+  }
+  return bounds;
+}
+
+int layers_from(const ModelConfig& config, int first) {
+  int count = 0;
+  for (int group = 0; group < layer_groups; ++group) {
+    if (first_layer(config, group) == first) count += first_layer(config, group + 1) - first;
+  }
+  return count;
+}
+
+bool alike(const Bucket& a, const Bucket& b) {
+  return a.group == Group::matrix && b.group == Group::matrix &&
+         std::minmax(a.rows, a.cols) == std::minmax(b.rows, b.cols);
+}
+
+bool read_alike(const Bucket& a, const Bucket& b) { return a.lookup == b.lookup && a.units == b.units; }
+
+ParameterTable::ParameterTable(const ModelConfig& config) {
+  add_matrices(config);
+  add_head(config);
+  add_value_embeddings(config);
+  add_embeddings(config);
+  add_net_inputs(config);
+  const std::size_t trained = size_;
+  add_fixed(config);
+  tensor_size_ = size_;
+  fixed_size_ = size_ - trained;
+  if (config.residual == Residual::unet) {
+    add_unet_scalars(config);
+  } else {
+    add_scaled_scalars(config);
+  }
+  add_gate_scalars(config);
+  add_net_scalars(config);
+}
+
+/// Matrices of one shape and consecutive layers stand together, the last layers first: their gradients travel in few
+/// large transfers, of which only that of the first layers, completed last, is not hidden by the backward pass.
+void ParameterTable::add_matrices(const ModelConfig& config) {
+  const int width = config.width, hidden = config.mlp_ratio * config.width;
+  const double in_bound = config.init_scale / std::sqrt(width);
+  const double hidden_bound = config.init_scale / std::sqrt(hidden);
+  const Init output_init = config.zero_outputs ? Init::zero : Init::uniform;
+  const Init attention_init = config.zero_attention_outputs ? output_init : Init::uniform;
+
+  for (int group = layer_groups - 1; group >= 0; --group) {
+    const int first = first_layer(config, group), last = first_layer(config, group + 1);
+    for (int i = first; i < last; ++i) {
+      if (!has_attention(config, i)) continue;
+      add(block_name(i, "qkv"), 3, width, width, Group::matrix, Init::uniform, in_bound);
+      add(block_name(i, "attention_out"), 1, width, width, Group::matrix, attention_init, in_bound);
+    }
+    close_bucket(static_cast<std::size_t>(width) * width, first);
+    for (int i = first; i < last; ++i) {
+      add(block_name(i, "mlp_in"), 1, hidden, width, Group::matrix, Init::uniform, in_bound);
+    }
+    close_bucket(static_cast<std::size_t>(hidden) * width, first);
+    for (int i = first; i < last; ++i) {
+      add(block_name(i, "mlp_out"), 1, width, hidden, Group::matrix, output_init, hidden_bound);
+    }
+    close_bucket(static_cast<std::size_t>(hidden) * width, first);
+  }
+}
+
+/// The head comes first: the model zeroes the gradients of all that lies behind it (Model::Gradients).
+void ParameterTable::add_head(const ModelConfig& config) {
+  if (config.tied_head) {
+    add("head", 1, padded_vocabulary(config), config.width, Group::head, Init::normal, config.init_embedding);
+  } else {
+    add("head", 1, padded_vocabulary(config), config.width, Group::head,
+        config.zero_outputs ? Init::zero : Init::uniform, config.init_scale / std::sqrt(config.width));
+  }
+  close_bucket(static_cast<std::size_t>(config.width), config.layers);
+}
+
+/// Those of the last layers first, as the backward pass completes their gradients.
+void ParameterTable::add_value_embeddings(const ModelConfig& config) {
+  const bool gated = config.value_path == ValuePath::gated_embeddings;
+  for (int j = value_tables(config) - 1; j >= 0; --j) {
+    add(fmt::format("value_embedding.{}", j), 1, config.vocabulary, config.width, Group::embedding, Init::normal,
+        config.init_value_embedding);
+    close_bucket(static_cast<std::size_t>(config.width), gated ? config.value_layers[j] : j, Lookup::token);
+  }
+}
+
+/// A tied embedding has the padding of the head.
+void ParameterTable::add_embeddings(const ModelConfig& config) {
+  const auto width = static_cast<std::size_t>(config.width);
+  const int rows = config.tied_head ? padded_vocabulary(config) : config.vocabulary;
+  add("embedding", 1, rows, config.width, Group::embedding, Init::normal, config.init_embedding);
+  if (config.tied_head) parameters_.back().like = "head";
+  close_bucket(width, -1, Lookup::token);
+  if (config.bigram_rows > 0) {
+    add("bigram", 1, config.bigram_rows, bigram_columns(config), Group::embedding, Init::zero);
+    close_bucket(bigram_columns(config), -1, Lookup::bigram);
+  }
+}
+
+void ParameterTable::add_net_inputs(const ModelConfig& config) {
+  for (const NetPlan& net : coefficient_nets(config)) {
+    add(net.name + ".in", 1, config.coefficient_width, config.width, Group::net, Init::uniform,
+        1 / std::sqrt(config.width));
+  }
+  close_bucket(static_cast<std::size_t>(config.width), -1);
+}
+
+/// What is not trained stands behind all tensors that are, see gradient_at().
+void ParameterTable::add_fixed(const ModelConfig& config) {
+  if (config.bigram_sign_rows == 0) return;
+  add("bigram_sign", 1, config.bigram_sign_rows, bigram_columns(config), Group::fixed, Init::sign);
+  close_bucket(bigram_columns(config), -1);
+}
+
+void ParameterTable::add_unet_scalars(const ModelConfig& config) {
+  const std::vector<double> value_start =
+      config.value_path == ValuePath::first ? std::vector<double>{0.5} : std::vector<double>{0.5, 0.5};
+  for (int i = 0; i < config.layers; ++i) {
+    add_scalar(block_name(i, "residual_mix"), 2, 1, {1, 0});
+    if (!has_attention(config, i)) continue;
+    add_scalar(block_name(i, "value_mix"), static_cast<int>(value_start.size()), 1, value_start);
+  }
+  close_bucket(1, -1);
+  for (int j = 0; j < config.layers / 2; ++j) {
+    add(fmt::format("skip.{}", j), 1, 1, 1, Group::skip, Init::constant, 0, {1});
+  }
+  close_bucket(1, -1);
+}
+
+/// Factors of the streams and branches of a block, attention's first; and of its projections, of values and of outputs.
+void ParameterTable::add_scaled_scalars(const ModelConfig& config) {
+  const auto add_halves = [&](const char* of_attention, const char* of_mlp, double start) {
+    for (int i = 0; i < config.layers; ++i) {
+      if (mixes_by_mudd(config, i)) continue;
+      if (has_attention(config, i)) add_scalar(block_name(i, of_attention), 1, 1, {start});
+      add_scalar(block_name(i, of_mlp), 1, 1, {start});
+    }
+  };
+  add_halves("attention_residual", "mlp_residual", std::sqrt(1.1));
+  add_halves("attention_post", "mlp_post", 1);
+  for (int i = 0; i < config.layers; ++i) {
+    if (has_attention(config, i)) add_scalar(block_name(i, "attention_factors"), 2, 1, {0.5, 1});
+  }
+  if (config.skip_to >= 0) add_scalar("skip_factor", 1, 1, {-1.5});
+  if (config.skip_gate) add_scalar("skip_gate", 1, gate_columns, {});
+  if (config.smear) {
+    add_scalar("smear_factor", 1, 1, {0});
+    add_scalar("smear_gate", 1, gate_columns, {});
+  }
+  close_bucket(1, -1);
+}
+
+/// Gates of attention's values and outputs, and the coefficients that no net gives.
+void ParameterTable::add_gate_scalars(const ModelConfig& config) {
+  const int heads = config.heads;
+  for (const int layer : config.value_path == ValuePath::gated_embeddings ? config.value_layers : std::vector<int>()) {
+    if (!config.mudd || layer + 1 < config.layers) add_scalar(block_name(layer, "value_gate"), heads, gate_columns, {});
+  }
+  if (!config.gate_nets) {
+    for (const int layer : config.xsa_layers) add_scalar(block_name(layer, "xsa"), 1, heads, {});
+    for (const int layer : config.gated_layers)
+      add_scalar(block_name(layer, "attention_gate"), heads, gate_columns, {});
+    for (int i = 0; i < config.layers; ++i) {
+      const std::vector<double> starts = injection_starts(config);
+      if (injects(config, i)) add_scalar(block_name(i, "injection"), static_cast<int>(starts.size()), 1, starts);
+    }
+  }
+  close_bucket(1, -1);
+}
+
+void ParameterTable::add_net_scalars(const ModelConfig& config) {
+  for (const NetPlan& net : coefficient_nets(config)) {
+    const int outputs = static_cast<int>(net.start.size());
+    std::vector<double> bias = net.start;
+    for (double& start : bias) start /= net.constant * (net.learned_scale ? gate_net_scale : 1);
+    add_scalar(net.name + ".out", outputs, config.coefficient_width, {});
+    add_scalar(net.name + ".bias", 1, outputs, bias);
+  }
+  if (config.gate_nets) add_scalar("gate_net.scale", 1, 1, {gate_net_scale});
+  close_bucket(1, -1);
+}
+
+/// Starts at zero where no values are given.
+void ParameterTable::add_scalar(const std::string& name, int rows, int cols, std::vector<double> start) {
+  const Init init = start.empty() ? Init::zero : Init::constant;
+  add(name, 1, rows, cols, Group::scalar, init, 0, std::move(start));
+}
+
+void ParameterTable::add(const std::string& name, int matrices, int rows, int cols, Group group, Init init,
+                         double bound, std::vector<double> start) {
+  parameters_.push_back({name, matrices, rows, cols, group, init, bound, std::move(start), size_});
+  size_ += parameters_.back().size();
+}
+
+/// Makes one bucket of the tensors added since the last call, if there are any.
+void ParameterTable::close_bucket(std::size_t unit_size, int layer, Lookup lookup) {
+  if (size_ == bucket_begin_) return;
+  const Parameter& last = parameters_.back();
+  const std::size_t units = (size_ - bucket_begin_) / unit_size;
+  Bucket closed{last.group, layer, bucket_begin_, units, unit_size, last.rows, last.cols, lookup};
+  for (const Bucket& bucket : buckets_) {
+    if (alike(bucket, closed)) closed.like_before += bucket.units;
+  }
+  buckets_.push_back(closed);
+  bucket_begin_ = size_;
+}
+
+const Parameter& ParameterTable::find(const std::string& name) const {
+  for (const Parameter& p : parameters_) {
+    if (p.name == name) return p;
+  }
+  throw Error(ExitCode::internal, "no parameter is called " + name);
+}
+
+std::string ParameterTable::layout() const {
+  std::set<std::string> lines;
+  for (const Parameter& p : parameters_) lines.insert(fmt::format("{} {} {} {}\n", p.name, p.matrices, p.rows, p.cols));
+  return fmt::format("{}", fmt::join(lines, ""));
+}
+
+std::vector<OwnedRows> ParameterTable::owned(const Bucket& bucket, int rank, int ranks) const {
+  const Bounds bounds = bucket.bounds(ranks);
+  const std::size_t begin = bucket.offset + bounds[rank], end = bucket.offset + bounds[rank + 1];
+  std::vector<OwnedRows> rows;
+  for (const Parameter& p : parameters_) {
+    if (p.offset < bucket.offset || p.offset >= bucket.offset + bucket.size()) continue;
+    const std::size_t first = std::clamp(begin, p.offset, p.offset + p.size());
+    const std::size_t last = std::clamp(end, p.offset, p.offset + p.size());
+    const auto cols = static_cast<std::uint64_t>(p.shared_cols());
+    rows.push_back({&p, p.size() / cols, cols, (first - p.offset) / cols, (last - first) / cols, first});
+  }
+  return rows;
+}
+
+template <class A>
+void initialise(kernels::Stream stream, std::span<A> values, const OwnedRows& rows, std::int64_t seed) {
+  const Parameter& p = *rows.parameter;
+  const std::string& source = p.like.empty() ? p.name : p.like;
+  const std::uint64_t key = kernels::splitmix64(static_cast<std::uint64_t>(seed) ^ fnv1a64(source));
+  const std::uint64_t first = rows.first_row * rows.cols;
+  const auto copy = [&](const std::vector<A>& start) {
+    ops::copy_to_device(stream, values.data(), start.data(), values.size_bytes());
+    ops::synchronize(stream);
+  };
+  switch (p.init) {
+    case Init::zero:
+      ops::fill<A>(stream, values, 0);
+      break;
+    case Init::constant:
+      copy({p.start.begin() + static_cast<std::ptrdiff_t>(first),
+            p.start.begin() + static_cast<std::ptrdiff_t>(first + values.size())});
+      break;
+    case Init::normal:
+      ops::fill_normal<A>(stream, values, key, first, p.bound);
+      break;
+    case Init::uniform:
+      ops::fill_uniform<A>(stream, values, key, first, p.bound);
+      break;
+    case Init::sign: {
+      std::vector<A> signs(values.size());
+      for (std::size_t i = 0; i < signs.size(); ++i) signs[i] = kernels::unit_uniform(key, first + i) < 0.5 ? -1 : 1;
+      copy(signs);
+      break;
+    }
+  }
+}
+
+template <class T>
+kernels::Mat<T> TensorViews<T>::tensor(const std::string& name) const {
+  if (tensors_ == nullptr) return {};
+  const Parameter& p = table_->find(name);
+  return {tensors_ + p.offset, p.matrices * p.rows, p.cols};
+}
+
+template <class T>
+kernels::Mat<kernels::acc_t<T>> TensorViews<T>::scalars(const std::string& name) const {
+  if (scalars_ == nullptr) return {};
+  const Parameter& p = table_->find(name);
+  return {scalars_ + (p.offset - table_->tensor_size()), p.rows, p.cols};
+}
+
+template <class T>
+ops::LearnedScalar<T> Parameters<T>::factor(const std::string& name, int i, bool sigmoid) const {
+  const auto gradient = gradients.scalars(name);
+  return {weights.scalars(name).data + i, gradient ? gradient.data + i : nullptr, sigmoid};
+}
+
+template void initialise(kernels::Stream, std::span<float>, const OwnedRows&, std::int64_t);
+template class TensorViews<Real>;
+template struct Parameters<Real>;
+#if NANORUN_CUDA
+template class TensorViews<float>;
+#else
+template void initialise(kernels::Stream, std::span<double>, const OwnedRows&, std::int64_t);
+template class TensorViews<double>;
+template struct Parameters<double>;
+#endif
+
+}  // namespace nanorun

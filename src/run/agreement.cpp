@@ -1,0 +1,49 @@
+#include "src/run/agreement.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <numeric>
+#include <vector>
+
+#include "src/base/error.hpp"
+
+namespace nanorun {
+
+Requests agree(Comm& comm, const Requests& own, std::span<double> others) {
+  // Ranks that could not read, and that saw each reason to stop.
+  constexpr std::size_t reasons = static_cast<std::size_t>(StopReason::count), places = 1 + reasons;
+  std::vector<double> seen(places);
+  seen[0] = own.unread ? 1 : 0;
+  seen[1 + static_cast<std::size_t>(own.stop)] = 1;
+  seen.insert(seen.end(), others.begin(), others.end());
+  comm.all_reduce(std::span<double>(seen), Reduce::sum);
+  std::copy(seen.begin() + places, seen.end(), others.begin());
+  Requests requests{seen[0] > 0, StopReason::none};
+  for (std::size_t i = 0; i < reasons; ++i) {
+    if (seen[1 + i] > 0) requests.stop = static_cast<StopReason>(i);
+  }
+  return requests;
+}
+
+void by_name(const Comm& comm, const std::function<void()>& work) {
+  try {
+    work();
+  } catch (const Error& error) {
+    if (comm.size() == 1 || error.scope() == Scope::all_ranks) throw;
+    throw Error(error.code(), fmt::format("{}: {}", comm.name(), error.what()), error.scope(), error.cause());
+  }
+}
+
+StepResults add_up(Comm& comm, const StepResults& own) {
+  const int ranks = comm.size(), squares = ranks, overflowed = 2 * ranks;
+  std::vector<double> seen(overflowed + 1);
+  seen[comm.rank()] = own.loss;
+  seen[squares + comm.rank()] = own.squares;
+  seen[overflowed] = own.overflowed ? 1 : 0;
+  comm.all_reduce(std::span<double>(seen), Reduce::sum);
+  const auto sum = [&](int first) { return std::accumulate(&seen[first], &seen[first] + ranks, 0.0); };
+  return {sum(0), sum(squares), seen[overflowed] > 0};
+}
+
+}  // namespace nanorun

@@ -1,0 +1,374 @@
+#include "src/run/checkpoint.hpp"
+
+#include <fmt/ranges.h>
+#include <sys/resource.h>
+
+#include <algorithm>
+#include <charconv>
+#include <chrono>
+#include <cstdio>
+#include <map>
+
+#include "src/base/output_file.hpp"
+#include "src/base/text.hpp"
+#include "src/storage/h5.hpp"
+
+namespace nanorun {
+
+namespace {
+
+using Slabs = std::vector<Slab<float>>;
+
+Error checkpoint_error(const std::string& message) { return {ExitCode::checkpoint, message, Scope::all_ranks}; }
+
+void warn(const Comm& comm, const std::string& message) {
+  if (comm.root()) nanorun::warn(message);
+}
+
+std::string name_of_step(long step) { return fmt::format("checkpoint_{:08}.h5", step); }
+
+/// Step of a checkpoint by the name that the program gives it, with or without the suffix of an unfinished one. Any
+/// other name, such as one with another number of digits, is a user's own.
+std::optional<long> step_of(const std::string& name) {
+  constexpr std::string_view prefix = "checkpoint_";
+  if (!name.starts_with(prefix)) return std::nullopt;
+  long step = 0;
+  const auto [rest, error] = std::from_chars(name.data() + prefix.size(), name.data() + name.size(), step);
+  if (error != std::errc() || step < 0 || name != name_of_step(step)) return std::nullopt;
+  return step;
+}
+
+/// Whether a file with the name of an unfinished checkpoint is a regular one that nanorun has not written: what it
+/// writes begins with the signature of HDF5, or with zeros as long as only its space is reserved.
+bool is_of_a_user(const std::string& path) {
+  if (kind_of_entry(path, ExitCode::checkpoint) != FileKind::regular) return false;
+  constexpr std::string_view signature = "\x89HDF\r\n\x1a\n";
+  std::string start(std::min<std::uint64_t>(signature.size(), file_size(path, ExitCode::checkpoint)), '\0');
+  read_at(open_to_read(path, ExitCode::checkpoint), path, 0, std::as_writable_bytes(std::span(start)),
+          ExitCode::checkpoint);
+  return start != signature && start.find_first_not_of('\0') != std::string::npos;
+}
+
+/// Throws where something else stands in the place of a checkpoint.
+void require_file(const std::string& path) {
+  const FileKind found = kind_of(path, ExitCode::checkpoint);
+  if (found == FileKind::regular) return;
+  throw checkpoint_error(fmt::format("{}: {} stands where a checkpoint of the run belongs: move it away", path,
+                                     found == FileKind::directory ? "a directory"
+                                     : found == FileKind::absent  ? "a link to nothing"
+                                                                  : "a device, FIFO or socket"));
+}
+
+/// Keys that decide which tensors of state there are, or their shapes, by the group of these tensors. Those of the
+/// model are named where its fingerprint does not depend on them.
+struct StateKeys {
+  const char* group;
+  std::vector<std::string> keys;
+};
+const StateKeys state_keys[] = {
+    {"/muon/second_moment/", {"optimizer.normuon_beta", "optimizer.muon_block_heads", "model.heads", "model.head_dim"}},
+    {"/adam/gradient/", {"optimizer.adam_period"}},
+};
+
+/// Whether a key may have made one of the tensors differ.
+bool decides(const std::string& key, const std::vector<std::string>& tensors) {
+  bool known = true;
+  for (const std::string& tensor : tensors) {
+    const auto group =
+        std::ranges::find_if(state_keys, [&](const StateKeys& state) { return tensor.starts_with(state.group); });
+    if (group == std::end(state_keys)) {
+      known = false;
+    } else if (std::ranges::find(group->keys, key) != group->keys.end()) {
+      return true;
+    }
+  }
+  return !known && (key.starts_with("optimizer.") || key.starts_with("model.") || key.starts_with("group."));
+}
+
+/// " (key: old -> new; ...)", the changes of the deck since the file was written that explain how it differs.
+std::string cause_of_difference(const CheckpointContents& contents, const std::string& deck, const std::string& path) {
+  std::vector<std::string> texts;
+  quietly([&] {
+    for (const KeyChange& change : deck_changes(contents.header.deck, parse_deck(deck, path, {}), path)) {
+      if (decides(change.key, contents.differing)) texts.push_back(change.text);
+    }
+  });
+  return texts.empty() ? "" : fmt::format(" ({})", fmt::join(texts, "; "));
+}
+
+/// Largest file that this process may write.
+std::uint64_t file_size_limit() {
+  rlimit limit{};
+  if (getrlimit(RLIMIT_FSIZE, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return UINT64_MAX;
+  return limit.rlim_cur;
+}
+
+}  // namespace
+
+std::string model_fingerprint(const std::string& layout) { return fmt::format("{:016x}", h5::checksum(layout)); }
+
+Checkpoints::Checkpoints(Comm& comm, const CheckpointConfig& config, std::string directory, std::string deck,
+                         std::string model)
+    : comm_(comm), config_(config), directory_(std::move(directory)) {
+  header_.deck = std::move(deck);
+  header_.model = std::move(model);
+}
+
+std::string Checkpoints::path_of(long step) const { return directory_ + "/" + name_of_step(step); }
+
+std::vector<std::string> Checkpoints::list() const {
+  std::map<long, std::string> files;
+  for (const std::string& name : list_directory(directory_, ExitCode::checkpoint)) {
+    if (const std::optional<long> step = step_of(name)) files[*step] = directory_ + "/" + name;
+  }
+  std::vector<std::string> paths;
+  for (const auto& [step, path] : files) paths.push_back(path);
+  return paths;
+}
+
+/// Makes the directory and removes files of writes that were cut short. What a user has given the name of one stays,
+/// under another name where the next write needs that one.
+void Checkpoints::make_directory(const std::string& next) {
+  locked_.enter(directory_);
+  make_directories(directory_, ExitCode::checkpoint);
+  place_ = open_directory(directory_, ExitCode::checkpoint);
+  const std::string suffix = partial_of("");
+  for (const std::string& name : list_directory(directory_, ExitCode::checkpoint)) {
+    if (!name.ends_with(suffix) || !step_of(name.substr(0, name.size() - suffix.size()))) continue;
+    const std::string path = directory_ + "/" + name;
+    if (!is_of_a_user(path)) {
+      remove_file(path, ExitCode::checkpoint);
+    } else if (path == next) {
+      warn(fmt::format("{}: not an HDF5 file; the file is kept as {}", path, set_aside(path, ExitCode::checkpoint)));
+    } else if (kept_.insert(path).second) {
+      warn(fmt::format("{}: not an HDF5 file; the file is kept", path));
+    }
+  }
+}
+
+/// Removes what neither `keep` nor the milestones hold.
+void Checkpoints::prune(long step) {
+  std::vector<std::string> files;
+  for (const std::string& path : list()) {
+    if (step_of(name_of(path)).value() <= step) files.push_back(path);
+  }
+  const auto keep = static_cast<std::size_t>(std::max(config_.keep, 1));
+  for (std::size_t i = 0; i + keep < files.size(); ++i) {
+    const int milestone = config_.milestone_every;
+    if (milestone > 0 && step_of(name_of(files[i])).value() % milestone == 0) continue;
+    if (same_file(files[i], config_.restart, ExitCode::checkpoint)) continue;
+    try {
+      require_checkpoint_of(files[i], header_.model);
+      remove_file(files[i], ExitCode::checkpoint);
+    } catch (const Error& error) {
+      if (kept_.insert(files[i]).second) warn(fmt::format("{}; the file is kept", error.what()));
+    }
+  }
+}
+
+std::string Checkpoints::save(const Progress& progress, const Slabs& slabs) {
+  const std::string path = path_of(progress.step), partial = partial_of(path);
+  comm_.together([&] {
+    if (comm_.root()) make_directory(partial);
+  });
+  CheckpointHeader header = header_;
+  header.progress = progress;
+  write_checkpoint(comm_, partial, header, slabs);
+  comm_.together([&] {
+    if (!comm_.root()) return;
+    // What has this name elsewhere is another run's.
+    if (moved()) throw checkpoint_error(directory_ + ": was moved away while a checkpoint was written");
+    try {
+      rename_file(partial, path, ExitCode::checkpoint);
+    } catch (const Error&) {
+      quietly([&] { remove_file(partial, ExitCode::checkpoint); });
+      throw;
+    }
+  });
+  try {
+    if (comm_.root()) prune(progress.step);
+  } catch (const Error& error) {
+    warn(comm_, fmt::format("{}; older checkpoints are kept", error.what()));
+  }
+  return path;
+}
+
+bool Checkpoints::moved() const {
+  bool in_place = false;
+  quietly([&] { in_place = names_file(directory_, place_, ExitCode::checkpoint); });
+  return !in_place;
+}
+
+void Checkpoints::probe(long first, long steps, const Slabs& slabs) {
+  const std::string path = partial_of(path_of(steps));
+  comm_.together([&] {
+    if (!comm_.root()) return;
+    make_directory(path);
+    require_space(steps - first, checkpoint_bytes(header_, slabs));
+  });
+  std::vector<float> row(1, 1.0f);
+  const Slab<float> slab{
+      "/weights/probe", static_cast<std::uint64_t>(comm_.size()), 1, static_cast<std::uint64_t>(comm_.rank()), 1, row};
+  CheckpointHeader header = header_;
+  header.progress.step = steps;
+  write_checkpoint(comm_, path, header, {slab});
+  comm_.together([&] {
+    if (comm_.root()) remove_file(path, ExitCode::checkpoint);
+  });
+}
+
+/// Writes one row in `divisor` of each tensor, at least one. Of a tensor, each rank writes as large a part as of the
+/// whole one.
+Trial Checkpoints::try_file(const Slabs& slabs, std::uint64_t divisor) {
+  const auto scaled = [&](std::uint64_t row) { return (row + divisor - 1) / divisor; };
+  Trial trial;
+  Slabs parts;
+  for (const Slab<float>& slab : slabs) {
+    Slab<float> part = slab;
+    part.total_rows = scaled(slab.total_rows);
+    part.first_row = scaled(slab.first_row);
+    part.row_count = scaled(slab.first_row + slab.row_count) - part.first_row;
+    part.data = slab.data.first(part.row_count * slab.cols);
+    trial.bytes += part.total_rows * part.cols * sizeof(float);
+    parts.push_back(part);
+  }
+  const std::string path = partial_of(path_of(0));
+  comm_.together([&] {
+    if (comm_.root()) make_directory(path);
+  });
+  const auto begin = std::chrono::steady_clock::now();
+  write_checkpoint(comm_, path, header_, parts);
+  trial.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+  comm_.together([&] {
+    if (comm_.root()) remove_file(path, ExitCode::checkpoint);
+  });
+  return trial;
+}
+
+double Checkpoints::foretell_seconds(const Slabs& slabs, std::uint64_t enough) {
+  constexpr std::uint64_t part = 32;  // of a checkpoint: less would foretell it badly, more would take long
+  std::uint64_t bytes = 0;
+  for (const Slab<float>& slab : slabs) bytes += slab.total_rows * slab.cols * sizeof(float);
+  const std::uint64_t divisor = std::max<std::uint64_t>(1, bytes / std::max(enough, bytes / part));
+  if (divisor == 1) return try_file(slabs, divisor).seconds;
+  const Trial small = try_file(slabs, bytes);
+  return seconds_of_file(bytes, small, try_file(slabs, divisor));
+}
+
+/// Throws where the checkpoints of `steps` further steps, each of so many bytes, do not fit beside what is there.
+/// Beyond those that a run keeps, one more is there while it is written.
+void Checkpoints::require_space(long steps, std::uint64_t bytes) const {
+  if (bytes > file_size_limit()) {
+    throw checkpoint_error(
+        fmt::format("{}: a checkpoint needs {}, but the file size limit (ulimit -f) is {}: raise the limit", directory_,
+                    in_units(bytes, "B", 1024), in_units(file_size_limit(), "B", 1024)));
+  }
+  const std::uint64_t written = config_.every > 0 ? steps / config_.every + 1 : 1;
+  const std::uint64_t kept = std::min<std::uint64_t>(written, config_.keep + 1);
+  const std::uint64_t there = std::min<std::uint64_t>(list().size(), kept);
+  const std::uint64_t milestones = config_.milestone_every > 0 ? steps / config_.milestone_every : 0;
+  const std::uint64_t needed = (kept - std::min(there, kept - 1) + milestones) * bytes;
+  const std::uint64_t free = free_space(directory_, ExitCode::checkpoint);
+  if (needed <= free) return;
+  const std::string message = fmt::format(
+      "{}: checkpoints will need {} more, but {} are free: free disk space, keep fewer (checkpoint.keep, "
+      "checkpoint.milestone_every), or set run.outputs to another file system",
+      directory_, in_units(needed, "B", 1024), in_units(free, "B", 1024));
+  if (config_.on_failure == OnFailure::stop) throw checkpoint_error(message);
+  warn(comm_, message);
+}
+
+/// Throws for a file that does not hold what the run has.
+void Checkpoints::refuse(const std::string& path, const CheckpointContents& contents) const {
+  if (contents.header.model != header_.model)
+    throw checkpoint_error(fmt::format("{}: belongs to another model: {}", path, contents.difference));
+  // The tensors' checksums, which have their names, tell a damaged file from a sound one of other state.
+  try {
+    verify_checkpoint(comm_, path);
+  } catch (const Error& error) {
+    if (error.cause() != Cause::damage) throw;
+    throw Error(ExitCode::checkpoint, fmt::format("{}: {}; the file is damaged", path, contents.difference),
+                Scope::all_ranks, Cause::damage);
+  }
+  throw checkpoint_error(fmt::format(
+      "{}: is sound, but holds other state of the optimizer than the deck asks for: {}{}; set it as it was, or begin "
+      "another run with these weights alone (checkpoint.weights)",
+      path, contents.difference, cause_of_difference(contents, header_.deck, path)));
+}
+
+Progress Checkpoints::load(const std::string& path, const Slabs& slabs) {
+  const CheckpointContents contents = read_checkpoint(comm_, path, header_.model, slabs);
+  if (!contents.difference.empty()) refuse(path, contents);
+  read_tensors(comm_, path, contents.header, slabs);
+  restored_file_ = path;
+  restored_ = contents.header;
+  return contents.header.progress;
+}
+
+std::optional<Progress> Checkpoints::load_newest(const std::vector<std::string>& files, const Slabs& slabs) {
+  for (auto path = files.rbegin(); path != files.rend(); ++path) {
+    try {
+      const Progress progress = load(*path, slabs);
+      if (name_of(*path) == name_of_step(progress.step)) return progress;
+      warn(comm_, fmt::format("{}: contains step {}, not that of its name; skipped", *path, progress.step));
+    } catch (const Error& error) {
+      // Passing over a sound file, which may be readable tomorrow, would train its steps again and then remove it.
+      if (error.cause() != Cause::damage) throw;
+      warn(comm_, fmt::format("{}; skipped", error.what()));
+    }
+  }
+  if (files.empty()) return std::nullopt;
+  throw checkpoint_error(
+      fmt::format("{}: none of its checkpoints can be read; remove them or set checkpoint.restart = \"none\" to start "
+                  "from the beginning",
+                  directory_));
+}
+
+std::optional<Progress> Checkpoints::restore(const Slabs& slabs) {
+  comm_.together([&] {
+    if (comm_.root()) locked_.enter(directory_);
+  });
+  if (config_.restart == "none") return std::nullopt;
+  if (config_.restart != "auto") {
+    comm_.together([&] {
+      if (kind_of(config_.restart, ExitCode::checkpoint) != FileKind::directory) return;
+      throw checkpoint_error(
+          fmt::format("checkpoint.restart = {}: a directory; name a file in it or use \"auto\", the "
+                      "newest in the run's own directory",
+                      config_.restart));
+    });
+    return load(config_.restart, slabs);
+  }
+  // Rank 0's view, since ranks on other nodes may see the directory later.
+  std::string joined;
+  comm_.together([&] {
+    if (!comm_.root()) return;
+    const std::vector<std::string> paths = list();
+    if (!paths.empty()) require_file(paths.back());
+    joined = fmt::format("{}", fmt::join(paths, "\n"));
+  });
+  joined = comm_.broadcast(joined);
+  std::vector<std::string> files;
+  for (std::size_t at = 0; at < joined.size();) {
+    const std::size_t end = std::min(joined.find('\n', at), joined.size());
+    files.push_back(joined.substr(at, end - at));
+    at = end + 1;
+  }
+  return load_newest(files, slabs);
+}
+
+bool Checkpoints::continues_here() const {
+  return step_of(name_of(restored_file_)) && same_file(directory_of(restored_file_), directory_, ExitCode::checkpoint);
+}
+
+std::vector<std::string> Checkpoints::set_newer_aside(long step) const {
+  std::vector<std::string> lines;
+  const std::vector<std::string> files = list();
+  for (auto path = files.rbegin(); path != files.rend() && step_of(name_of(*path)).value() > step; ++path) {
+    lines.push_back(fmt::format("renamed {} to {}, since the run continues from step {}", *path,
+                                set_aside(*path, ExitCode::checkpoint), step));
+  }
+  return lines;
+}
+
+}  // namespace nanorun

@@ -1,0 +1,414 @@
+#include "src/run/checkpoint_file.hpp"
+
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <charconv>
+#include <exception>
+#include <set>
+
+#include "src/base/build.hpp"
+#include "src/base/files.hpp"
+#include "src/storage/h5.hpp"
+
+namespace nanorun {
+
+namespace {
+
+constexpr std::uint64_t format_version = 4;
+constexpr std::uint64_t max_step = 1u << 31;
+constexpr const char* tensor_groups[] = {"/weights", "/muon/momentum", "/muon/second_moment",
+                                         "/adam/m",  "/adam/v",        "/adam/gradient"};
+constexpr const char* other_objects[] = {"/deck",   "/shards",        "/mlp_maxima",         "/weights",
+                                         "/muon",   "/muon/momentum", "/muon/second_moment", "/adam",
+                                         "/adam/m", "/adam/v",        "/adam/gradient"};
+
+using Slabs = std::vector<Slab<float>>;
+using Sums = std::vector<std::uint64_t>;
+
+/// The file's contents are at fault.
+Error damage(const std::string& message) { return {ExitCode::checkpoint, message, Scope::this_rank, Cause::damage}; }
+
+h5::File open(const std::string& path) { return h5::File::open(path, MPI_COMM_NULL, ExitCode::checkpoint); }
+
+std::span<const std::uint8_t> bytes_of(const std::string& text) {
+  return {reinterpret_cast<const std::uint8_t*>(text.data()), text.size()};
+}
+
+// --- Header ----------------------------------------------------------------------------------------------------------
+
+std::uint64_t header_checksum(const CheckpointHeader& header) {
+  const Progress& p = header.progress;
+  std::string text =
+      fmt::format("{}\n{}\n{}\n{}\n{}\n{}\n{:.17g}\n{}\n{}\n", header.model, header.deck, p.step, p.cursor.shard,
+                  p.cursor.offset, p.cursor.epoch, p.train_seconds, p.tokens, header.tensors);
+  if (header.version > 1) text += fmt::format("{:.17g}\n{}\n", p.train_loss, header.shards);
+  if (header.version > 2) text += fmt::format("{}\n{:016x}\n", header.tokenizer.name, header.tokenizer.checksum);
+  if (header.version > 3) text += fmt::format("{}\n", static_cast<int>(p.gradients_wait));
+  for (const double maximum : p.mlp_maxima) text += fmt::format("{:.17g}\n", maximum);
+  return h5::checksum(text);
+}
+
+/// Text of any length, which an attribute cannot hold.
+void write_text_dataset(h5::File& file, const char* dataset, const std::string& text) {
+  file.create_dataset<std::uint8_t>(dataset, {text.size()});
+  file.write<std::uint8_t>(dataset, {0}, {text.size()}, bytes_of(text));
+}
+
+std::string read_text_dataset(const h5::File& file, const char* dataset) {
+  const h5::Extent shape = file.shape(dataset);
+  if (shape.size() != 1) throw damage(fmt::format("{}: {}: has an impossible shape", file.path(), dataset));
+  std::vector<std::uint8_t> bytes(shape[0]);
+  file.read<std::uint8_t>(dataset, {0}, {bytes.size()}, bytes);
+  return {bytes.begin(), bytes.end()};
+}
+
+/// Two rows, of h and of W_out; absent where training does not quantise the MLP.
+void write_mlp_maxima(h5::File& file, const std::vector<double>& maxima) {
+  if (maxima.empty()) return;
+  const h5::Extent shape = {2, maxima.size() / 2};
+  file.create_dataset<double>("/mlp_maxima", shape);
+  file.write<double>("/mlp_maxima", {0, 0}, shape, maxima);
+}
+
+std::vector<double> read_mlp_maxima(const h5::File& file) {
+  if (!file.exists("/mlp_maxima")) return {};
+  const h5::Extent shape = file.shape("/mlp_maxima");
+  constexpr std::uint64_t max_layers = 65536;
+  if (shape.size() != 2 || shape[0] != 2 || shape[1] == 0 || shape[1] > max_layers)
+    throw damage(fmt::format("{}: /mlp_maxima: has an impossible shape", file.path()));
+  std::vector<double> maxima(2 * shape[1]);
+  file.read<double>("/mlp_maxima", {0, 0}, shape, maxima);
+  return maxima;
+}
+
+void write_header(h5::File& file, const CheckpointHeader& header) {
+  const Progress& p = header.progress;
+  file.write_attribute("/", "format", std::string(checkpoint_format));
+  file.write_attribute("/", "format_version", header.version);
+  file.write_attribute("/", "version", build().version);
+  file.write_attribute("/", "commit", build().commit);
+  if (!header.provenance.empty()) file.write_attribute("/", "provenance", header.provenance);
+  file.write_attribute("/", "model", header.model);
+  file.write_attribute("/", "step", static_cast<std::uint64_t>(p.step));
+  file.write_attribute("/", "cursor_shard", p.cursor.shard);
+  file.write_attribute("/", "cursor_offset", p.cursor.offset);
+  file.write_attribute("/", "cursor_epoch", p.cursor.epoch);
+  file.write_attribute("/", "train_seconds", p.train_seconds);
+  file.write_attribute("/", "tokens", p.tokens);
+  file.write_attribute("/", "train_loss", p.train_loss);
+  file.write_attribute("/", "tensors", header.tensors);
+  file.write_attribute("/", "tokenizer", header.tokenizer.name);
+  file.write_attribute("/", "tokenizer_checksum", header.tokenizer.checksum);
+  file.write_attribute("/", "adam_gradients_wait", std::uint64_t{p.gradients_wait});
+  if (header.tokenizer.vocabulary > 0) file.write_attribute("/", "vocabulary", header.tokenizer.vocabulary);
+  if (header.tokenizer.end_of_text) file.write_attribute("/", "end_of_text", *header.tokenizer.end_of_text);
+  file.write_attribute("/", "checksum", header_checksum(header));
+  write_text_dataset(file, "/deck", header.deck);
+  write_text_dataset(file, "/shards", header.shards);
+  write_mlp_maxima(file, p.mlp_maxima);
+}
+
+CheckpointHeader read_header(const h5::File& file) {
+  if (file.format() != checkpoint_format) throw damage(file.path() + ": is not a nanorun checkpoint");
+  const auto integer = [&](const char* name) { return file.read_integer_attribute("/", name); };
+  CheckpointHeader header;
+  header.version = integer("format_version");
+  if (header.version < 1 || header.version > format_version) {
+    throw Error(ExitCode::checkpoint, fmt::format("{}: has checkpoint format version {}; this program reads versions 1 "
+                                                  "to {}",
+                                                  file.path(), header.version, format_version));
+  }
+  header.model = file.read_text_attribute("/", "model");
+  header.deck = header.version > 1 ? read_text_dataset(file, "/deck") : file.read_text_attribute("/", "deck");
+  if (header.version > 1) header.shards = read_text_dataset(file, "/shards");
+  if (header.version > 2)
+    header.tokenizer = {file.read_text_attribute("/", "tokenizer"), integer("tokenizer_checksum")};
+  if (file.has_attribute("/", "vocabulary")) header.tokenizer.vocabulary = integer("vocabulary");
+  if (file.has_attribute("/", "end_of_text")) header.tokenizer.end_of_text = integer("end_of_text");
+  const std::uint64_t step = integer("step");
+  header.progress = {static_cast<long>(step),
+                     {integer("cursor_shard"), integer("cursor_offset"), integer("cursor_epoch")},
+                     file.read_real_attribute("/", "train_seconds"),
+                     integer("tokens")};
+  if (header.version > 1) header.progress.train_loss = file.read_real_attribute("/", "train_loss");
+  if (header.version > 3) header.progress.gradients_wait = integer("adam_gradients_wait") != 0;
+  header.progress.mlp_maxima = read_mlp_maxima(file);
+  header.tensors = integer("tensors");
+  if (integer("checksum") != header_checksum(header))
+    throw damage(file.path() + ": the checksum of the root attributes does not match; the file is damaged");
+  if (step > max_step) throw damage(fmt::format("{}: impossible step {}; the file is damaged", file.path(), step));
+  return header;
+}
+
+// --- Tensors ---------------------------------------------------------------------------------------------------------
+
+/// The group for a tensor of number i below `group`, as "block.3.qkv"; empty where the name has no number. HDF5 goes
+/// through all members of a group for each one that it looks for or adds, so that a group for thousands of tensors
+/// would take it minutes. So many share one.
+std::string numbered_group(const std::string& group, const std::string& name) {
+  constexpr std::uint64_t numbers = 8;
+  const std::size_t begin = name.find('.') + 1;
+  std::uint64_t number = 0;
+  const auto [end, error] = std::from_chars(name.data() + begin, name.data() + name.size(), number);
+  if (begin == 0 || error != std::errc() || (*end != '.' && *end != '\0')) return {};
+  const std::uint64_t first = number / numbers * numbers;
+  return fmt::format("{}/{}{}-{}", group, name.substr(0, begin), first, first + numbers - 1);
+}
+
+/// Where the tensor /<group>/<parameter> lies in a file of a version.
+std::string place_of(const std::string& dataset, std::uint64_t version) {
+  if (version < 4) return dataset;
+  const std::size_t end = dataset.rfind('/');
+  const std::string group = dataset.substr(0, end), name = dataset.substr(end + 1);
+  const std::string numbered = numbered_group(group, name);
+  return numbered.empty() ? dataset : fmt::format("{}/{}", numbered, name);
+}
+
+/// What the file stores for a tensor whose values have the checksum `sum`: from version 2 on it is bound to the
+/// tensor's name and shape and to the step, so that no tensor of the file or of another can stand in for this one.
+std::uint64_t bound(std::uint64_t sum, const Slab<float>& slab, const CheckpointHeader& header) {
+  if (header.version < 2) return sum;
+  return sum +
+         h5::checksum(fmt::format("{} {} {} {}\n", slab.dataset, slab.total_rows, slab.cols, header.progress.step));
+}
+
+/// Creates the file with everything but the tensors' values. The space is taken first, since HDF5 cannot give up in
+/// order a file that it fails to write, and again for the finished file, so that the ranks find room for the values.
+void lay_out(const std::string& path, const CheckpointHeader& header, const Slabs& slabs, const Sums& sums) {
+  create_file(path, ExitCode::checkpoint);
+  reserve_space(path, checkpoint_bytes(header, slabs), ExitCode::checkpoint);
+  h5::File file = h5::File::create(path, MPI_COMM_NULL, ExitCode::checkpoint);
+  write_header(file, header);
+  for (std::size_t i = 0; i < slabs.size(); ++i) {
+    const std::string place = place_of(slabs[i].dataset, header.version);
+    file.create_dataset<float>(place, {slabs[i].total_rows, slabs[i].cols});
+    file.write_attribute(place, "checksum", bound(sums[i], slabs[i], header));
+  }
+  file.close();
+  reserve_space(path, file_size(path, ExitCode::checkpoint), ExitCode::checkpoint);
+}
+
+/// Collective.
+void write_rows(Comm& comm, const std::string& path, std::uint64_t version, const Slabs& slabs) {
+  h5::File file = h5::File::open_append(path, comm.handle(), ExitCode::checkpoint);
+  // A rank whose write fails goes on, since the others wait for it in the writes that follow.
+  std::exception_ptr failure;
+  const auto attempt = [&](auto&& call) {
+    const auto watch = comm.watch("write of a checkpoint");
+    try {
+      call();
+    } catch (...) {
+      if (!failure) failure = std::current_exception();
+    }
+  };
+  for (const Slab<float>& slab : slabs) {
+    const std::string place = place_of(slab.dataset, version);
+    attempt([&] { file.write<float>(place, {slab.first_row, 0}, {slab.row_count, slab.cols}, slab.data); });
+  }
+  attempt([&] { file.close(); });
+  if (failure) std::rethrow_exception(failure);
+}
+
+/// Checksum of the slab's rows, which lie at `place`. They go to slab.data, or where that is empty only through
+/// `buffer`.
+std::uint64_t read_rows(const h5::File& file, const std::string& place, const Slab<float>& slab,
+                        std::vector<float>& buffer) {
+  constexpr std::uint64_t buffer_elements = 1 << 20;
+  const std::uint64_t rows_at_once = std::max<std::uint64_t>(1, buffer_elements / slab.cols);
+  std::uint64_t sum = 0;
+  for (std::uint64_t row = 0; row < slab.row_count; row += rows_at_once) {
+    const std::uint64_t rows = std::min(rows_at_once, slab.row_count - row);
+    const std::size_t count = rows * slab.cols;
+    if (slab.data.empty() && buffer.size() < count) buffer.resize(count);
+    const std::span<float> into =
+        slab.data.empty() ? std::span(buffer).first(count) : slab.data.subspan(row * slab.cols, count);
+    file.read<float>(place, {slab.first_row + row, 0}, {rows, slab.cols}, into);
+    sum += h5::checksum<float>(into, (slab.first_row + row) * slab.cols);
+  }
+  return sum;
+}
+
+/// Collective. Checksums of the whole tensors in memory.
+Sums memory_checksums(Comm& comm, const Slabs& slabs) {
+  Sums sums;
+  for (const Slab<float>& slab : slabs) {
+    sums.push_back(h5::checksum<float>(slab.data, slab.first_row * slab.cols));
+  }
+  comm.all_reduce(std::span(sums), Reduce::sum);
+  return sums;
+}
+
+/// The same rows without memory of their own: reading them only verifies.
+Slabs without_data(Slabs slabs) {
+  for (Slab<float>& slab : slabs) slab.data = {};
+  return slabs;
+}
+
+/// The file's contents are at fault: whoever has changed what no checkpoint has may have changed the rest.
+Error foreign_object(const h5::File& file, const std::string& object) {
+  return damage(
+      fmt::format("{}: holds {}, which is no part of a checkpoint; the file is damaged", file.path(), object));
+}
+
+/// Appends the tensors that a group of the file holds, by the names that slabs have.
+void add_tensors(std::vector<std::string>& tensors, const h5::File& file, std::uint64_t version,
+                 const std::string& group) {
+  const auto add = [&](const std::string& tensor, const std::string& place) {
+    if (place_of(tensor, version) != place) throw foreign_object(file, place);
+    tensors.push_back(tensor);
+  };
+  for (const std::string& name : file.members(group)) {
+    const std::string object = group + "/" + name;
+    // No tensor has a dash in its name, as the groups of numbered ones have.
+    if (version < 4 || name.find('-') == std::string::npos) {
+      add(object, object);
+      continue;
+    }
+    const std::vector<std::string> numbered = file.members(object);
+    if (numbered.empty()) throw foreign_object(file, object);
+    for (const std::string& tensor : numbered) add(group + "/" + tensor, object + "/" + tensor);
+  }
+}
+
+/// The file's tensors by the names that slabs have. Throws where it holds more or fewer than it says, or anything else.
+std::vector<std::string> tensors_of(const h5::File& file, const CheckpointHeader& header) {
+  for (const std::string group : {"/", "/muon/", "/adam/"}) {
+    if (!file.exists(group)) continue;
+    for (const std::string& name : file.members(group)) {
+      if (std::ranges::find(other_objects, group + name) == std::end(other_objects))
+        throw foreign_object(file, group + name);
+    }
+  }
+  std::vector<std::string> tensors;
+  for (const std::string group : tensor_groups) {
+    if (file.exists(group)) add_tensors(tensors, file, header.version, group);
+  }
+  if (tensors.size() == header.tensors) return tensors;
+  throw damage(fmt::format("{}: holds {} tensors instead of {}; the file is damaged", file.path(), tensors.size(),
+                           header.tensors));
+}
+
+/// How the file's tensors, of these names, differ from those that the run has; sets what read_checkpoint() says of it.
+void compare(CheckpointContents& contents, const h5::File& file, std::vector<std::string> names,
+             const std::string& model, const Slabs& slabs) {
+  const CheckpointHeader& header = contents.header;
+  const auto differ = [&](const std::string& dataset, const std::string& how) {
+    if (contents.differing.empty()) contents.difference = how;
+    contents.differing.push_back(dataset);
+  };
+  std::set<std::string> others(names.begin(), names.end());
+  for (const Slab<float>& slab : slabs) {
+    if (others.erase(slab.dataset) == 0) {
+      differ(slab.dataset, "has no " + slab.dataset);
+      continue;
+    }
+    const h5::Extent shape = file.shape(place_of(slab.dataset, header.version)),
+                     expected = {slab.total_rows, slab.cols};
+    if (shape == expected) continue;
+    differ(slab.dataset, fmt::format("{} is [{}] there and [{}] in the deck", slab.dataset, fmt::join(shape, ", "),
+                                     fmt::join(expected, ", ")));
+  }
+  for (const std::string& dataset : others) {
+    differ(dataset, fmt::format("holds {}, which the deck does not ask for", dataset));
+  }
+  if (header.model != model && contents.differing.empty())
+    contents.difference = fmt::format("its fingerprint is {}, the deck's {}", header.model, model);
+}
+
+/// Every tensor of the file, with an even part of its rows for this rank.
+Slabs slabs_of(const h5::File& file, const CheckpointHeader& header, int rank, int ranks) {
+  Slabs slabs;
+  for (const std::string& dataset : tensors_of(file, header)) {
+    const h5::Extent shape = file.shape(place_of(dataset, header.version));
+    if (shape.size() != 2 || shape[1] == 0)
+      throw damage(fmt::format("{}: {}: has an impossible shape", file.path(), dataset));
+    const std::uint64_t first = shape[0] * rank / ranks, last = shape[0] * (rank + 1) / ranks;
+    slabs.push_back({dataset, shape[0], shape[1], first, last - first, {}});
+  }
+  return slabs;
+}
+
+}  // namespace
+
+std::uint64_t checkpoint_bytes(const CheckpointHeader& header, const Slabs& slabs) {
+  std::uint64_t bytes = 65536 + header.provenance.size() + header.deck.size() + header.shards.size() +
+                        header.progress.mlp_maxima.size() * sizeof(double);
+  for (const Slab<float>& slab : slabs) bytes += slab.total_rows * slab.cols * sizeof(float) + 4096;
+  return bytes;
+}
+
+void write_checkpoint(Comm& comm, const std::string& path, CheckpointHeader header, const Slabs& slabs) {
+  header.tensors = slabs.size();
+  header.version = format_version;
+  const Sums sums = memory_checksums(comm, slabs);
+  try {
+    comm.together([&] {
+      if (comm.root()) lay_out(path, header, slabs, sums);
+    });
+    comm.together([&] { write_rows(comm, path, header.version, slabs); });
+    comm.together([&] { sync_to_disk(path, ExitCode::checkpoint); });
+    read_tensors(comm, path, header, without_data(slabs));
+  } catch (const Error&) {
+    if (comm.root()) quietly([&] { remove_file(path, ExitCode::checkpoint); });
+    throw;
+  }
+}
+
+CheckpointContents read_checkpoint(Comm& comm, const std::string& path, const std::string& model, const Slabs& slabs) {
+  CheckpointContents contents;
+  comm.together([&] {
+    const h5::File file = open(path);
+    contents.header = read_header(file);
+    compare(contents, file, tensors_of(file, contents.header), model, slabs);
+  });
+  return contents;
+}
+
+CheckpointHeader read_checkpoint_header(Comm& comm, const std::string& path) {
+  CheckpointHeader header;
+  comm.together([&] {
+    const h5::File file = open(path);
+    header = read_header(file);
+    tensors_of(file, header);
+  });
+  return header;
+}
+
+void require_checkpoint_of(const std::string& path, const std::string& model) {
+  if (read_header(open(path)).model != model)
+    throw Error(ExitCode::checkpoint, path + ": a checkpoint of another model, which this run has not written");
+}
+
+void read_tensors(Comm& comm, const std::string& path, const CheckpointHeader& header, const Slabs& slabs) {
+  Sums sums, stored;
+  comm.together([&] {
+    const h5::File file = open(path);
+    std::vector<float> buffer;
+    for (const Slab<float>& slab : slabs) {
+      const std::string place = place_of(slab.dataset, header.version);
+      stored.push_back(file.read_integer_attribute(place, "checksum"));
+      sums.push_back(read_rows(file, place, slab, buffer));
+    }
+  });
+  comm.all_reduce(std::span(sums), Reduce::sum);
+  comm.together([&] {
+    for (std::size_t i = 0; i < slabs.size(); ++i) {
+      if (bound(sums[i], slabs[i], header) == stored[i]) continue;
+      throw damage(fmt::format("{}: {}: the checksum does not match; the file is damaged", path, slabs[i].dataset));
+    }
+  });
+}
+
+void verify_checkpoint(Comm& comm, const std::string& path) {
+  Slabs slabs;
+  CheckpointHeader header;
+  comm.together([&] {
+    const h5::File file = open(path);
+    header = read_header(file);
+    slabs = slabs_of(file, header, comm.rank(), comm.size());
+  });
+  read_tensors(comm, path, header, slabs);
+}
+
+}  // namespace nanorun

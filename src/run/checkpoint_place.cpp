@@ -1,0 +1,96 @@
+#include "src/run/checkpoint_place.hpp"
+
+#include <fmt/format.h>
+
+#include "src/base/files_own.hpp"
+#include "src/run/run_directory.hpp"
+
+namespace nanorun {
+
+namespace {
+
+constexpr ExitCode code = ExitCode::checkpoint;
+constexpr const char* lock_name = "/lock";
+
+/// What a lock file says; empty where there is none.
+std::string lock_text(const std::string& directory) {
+  constexpr std::uint64_t max_text = 1 << 16;
+  const std::string path = directory + lock_name;
+  return has_file(path, code) ? read_text(path, max_text, code) : "";
+}
+
+/// Whether a run has its directory there.
+bool is_of_a_run(const std::string& directory) {
+  std::string text;
+  quietly([&] { text = lock_text(directory); });
+  if (is_lock_text(text)) return owner_in_lock(text).empty();
+  const auto has = [&](const char* name) { return kind_of_entry(directory + name, code) != FileKind::absent; };
+  return has("/deck.toml") && has("/log.txt");
+}
+
+/// The run's directory has been given another name, run.1, .2, ..., and with it the link to the place: says so there.
+void note_new_owner(const std::string& place, const std::string& run) {
+  for (int number = 1;; ++number) {
+    const std::string owner = fmt::format("{}.{}", run, number);
+    if (kind_of_entry(owner, code) == FileKind::absent) return;
+    if (same_file(owner + "/checkpoints", place, code))
+      overwrite_start(place + lock_name, own_name() + checkpoints_of + real_path(owner, code), code);
+  }
+}
+
+Error taken(const std::string& directory, const std::string& place, const std::string& run) {
+  return {code, fmt::format("{}: a link to {}, which is of another run, {}: make it a link to a directory of this run "
+                            "alone, or remove it; checkpoint.restart=FILE continues from a checkpoint of another run",
+                            directory, place, run)};
+}
+
+/// `holder`: what the lock file says.
+Error in_use(const std::string& directory, const std::string& place, const std::string& holder) {
+  const std::string name = holder.substr(0, holder.find(checkpoints_of));
+  return {code, fmt::format("{}: a link to {}, which is in use by {}", directory, place,
+                            name.empty() ? "another job" : name)};
+}
+
+/// Throws where another run has to do with the place.
+void require_free_of_runs(const std::string& directory, const std::string& place, const std::string& own_run) {
+  for (std::string above = place; above != own_run; above = directory_of(above)) {
+    if (is_of_a_run(above)) throw taken(directory, place, above);
+    if (above == "/") break;
+  }
+  const std::string text = lock_text(place), owner = owner_in_lock(text);
+  if (owner.empty() || owner == own_run || same_file(owner, own_run, code)) return;
+  if (same_file(owner + "/checkpoints", place, code)) throw taken(directory, place, owner);
+  if (!holds_checkpoints(place, code)) return;
+  // That run may have another name now, or be mounted elsewhere.
+  const std::string lock = place + lock_name;
+  if (lock_state(lock, true, code) == LockState::held) throw in_use(directory, place, text);
+  throw Error(code, fmt::format("{}: a link to {}, which holds checkpoints of {} by {}, but that run is not there: "
+                                "if it is this run under a new name, remove {}; else make the link one to a "
+                                "directory of this run alone",
+                                directory, place, owner, lock, lock));
+}
+
+}  // namespace
+
+void CheckpointPlace::enter(const std::string& directory) {
+  if (kind_of_entry(directory, code) != FileKind::symlink) {
+    if (lock_) note_new_owner(locked_, directory_of(directory));
+    lock_.reset();
+    return;
+  }
+  if (kind_of(directory, code) != FileKind::directory)
+    throw Error(code, directory + ": a link to no directory: make the directory, or remove the link");
+  const std::string place = real_path(directory, code), own_run = real_path(directory_of(directory), code);
+  if (lock_ && locked_ == place && lock_->in_place()) return;
+  const std::string text = lock_text(place);
+  if (!text.empty() && !is_lock_text(text))
+    throw Error(code, place + lock_name + ": is not the lock file of a run; move it away");
+  require_free_of_runs(directory, place, own_run);
+  FileLock lock(place + lock_name, own_name() + checkpoints_of + own_run, code);
+  if (lock.held_by()) throw in_use(directory, place, *lock.held_by());
+  if (!lock.supported()) warn(place + ": no locks on this file system; nothing keeps a second job away");
+  lock_ = std::move(lock);
+  locked_ = place;
+}
+
+}  // namespace nanorun

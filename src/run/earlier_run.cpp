@@ -1,0 +1,88 @@
+#include "src/run/earlier_run.hpp"
+
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <string>
+#include <vector>
+
+#include "src/base/text.hpp"
+#include "src/measure/trace_file.hpp"
+#include "src/run/report.hpp"
+
+namespace nanorun {
+
+namespace {
+
+/// What lies in the directory.
+struct Remains {
+  std::string deck;
+  std::string deck_file;   ///< that holds the deck
+  bool summary = false;    ///< there is one
+  bool cut_short = false;  ///< there is none, or it is of a run whose disk had no space left
+  long finished_at = 0;    ///< steps of the finished run that it is of; 0 if it is of none
+  bool finished = false;
+};
+
+/// Nothing where no run has left a checkpoint or figures.
+std::optional<Remains> look(const RunDirectory& directory, const Checkpoints& checkpoints,
+                            const std::optional<Progress>& found) {
+  std::optional<std::string> summary = directory.read("summary.json");
+  if (summary && is_of_no_step(*summary)) summary.reset();
+  if (!found && !summary && traced_steps(directory.file("trace.h5")) == 0) return std::nullopt;
+  Remains remains;
+  remains.deck = found ? checkpoints.restored().deck : directory.read("deck.toml").value_or("");
+  remains.deck_file = found ? checkpoints.restored_file() : directory.file("deck.toml");
+  remains.summary = summary.has_value();
+  remains.cut_short = !summary || is_short_of_space(*summary);
+  remains.finished_at = summary ? finished_steps(*summary) : 0;
+  remains.finished =
+      remains.finished_at > 0 || (found && found->step == parse_deck(remains.deck, remains.deck_file, {}).train.steps);
+  return remains;
+}
+
+/// Changes of the deck that make it another training, as text; more steps alone are none where there is a checkpoint.
+std::vector<std::string> differences(const Remains& remains, const Config& config, bool extensible) {
+  if (remains.deck.empty()) return {"its deck.toml is missing or empty"};
+  std::vector<std::string> texts;
+  bool steps_alone = true;
+  for (const KeyChange& change : deck_changes(remains.deck, config, remains.deck_file)) {
+    if (change.role == Role::operates) continue;
+    texts.push_back(change.text);
+    steps_alone = steps_alone && change.key == "train.steps";
+  }
+  if (extensible && steps_alone) texts.clear();
+  return texts;
+}
+
+}  // namespace
+
+Earlier examine_earlier_run(const RunDirectory& directory, const Config& config, const Checkpoints& checkpoints,
+                            const std::optional<Progress>& found) {
+  const std::optional<Remains> remains = look(directory, checkpoints, found);
+  if (!remains) return Earlier::none;
+  if (remains->finished || !found) {
+    const std::vector<std::string> changes = differences(*remains, config, found.has_value());
+    if (!changes.empty() && !remains->finished && remains->cut_short) return Earlier::ended;
+    if (!changes.empty()) {
+      throw Error(ExitCode::usage,
+                  fmt::format("{} contains {} of a different training ({}): choose another run.name, or set "
+                              "checkpoint.restart=none, which keeps that run as {}.1, .2, ...",
+                              directory.path(), remains->finished ? "a finished run" : "the results of a run",
+                              fmt::join(changes, "; "), directory.path()));
+    }
+  }
+  if (remains->finished_at == config.train.steps) return Earlier::complete;
+  if (found) return Earlier::none;
+  return remains->summary ? Earlier::ended : Earlier::begun;
+}
+
+std::vector<std::string> changes_since(const Checkpoints& checkpoints, const Config& config) {
+  try {
+    return change_lines(deck_changes(checkpoints.restored().deck, config));
+  } catch (const Error& error) {
+    return {fmt::format("warning: the deck cannot be compared with the earlier one: {}", excerpt(error.what()))};
+  }
+}
+
+}  // namespace nanorun

@@ -1,0 +1,59 @@
+#include "src/run/learner.hpp"
+
+#include "src/config/schedule.hpp"
+
+namespace nanorun {
+
+using kernels::Token;
+
+template <class T>
+Learner<T>::Learner(const Config& config_, Comm& comm, Token end_of_text, const Streams& streams)
+    : config(config_),
+      stream(streams.compute),
+      table(config.model),
+      weights(table),
+      tensor_comm(comm, streams.collectives, config.comm),
+      rows(config.model, table, comm.rank(), comm.size(),
+           static_cast<std::size_t>(config.train.sequences / comm.size()) * longest_length(config)),
+      gradients(table.gradient_size(), "the gradients"),
+      model(config, table, weights, gradients.span(), end_of_text, streams.compute, streams.upload),
+      optimizer(config, table, weights, gradients.span(), model.idle(), tensor_comm, rows, streams.compute) {}
+
+/// GEMMs of another length are shapes of their own, as are those that add to gradients. That of validations is left to
+/// the first of them, for which no step waits.
+template <class T>
+void Learner<T>::warm_up(Trace& trace) {
+  optimizer.initialise(config.run.seed);
+  const bool several = config.train.sequences > tensor_comm.size(), keeps = config.optimizer.adam_period > 1;
+  for (int stage = 0; stage < stage_count(config); ++stage) {
+    const long step = stage_steps(config, stage).first;
+    std::vector<Token> row(length_at(config, step) + 1);
+    for (std::size_t i = 0; i < row.size(); ++i) row[i] = static_cast<Token>(i * 7919 % config.model.vocabulary);
+    const auto pass = [&](const typename Model<T>::Accumulate& accumulate) {
+      const DeviceSequence sequence = model.upload(trace, Sequence::of(row), windows_at(config, step));
+      optimizer.read_rows(trace, sequence, step);
+      model.forward_backward(trace, sequence, step, accumulate);
+    };
+    pass({});
+    if (several || keeps) pass({several, true});
+  }
+  optimizer.warm_up(trace);
+  model.loss().collect(stream);
+  model.mlp_scales().restore(0, {});
+  ops::fill<kernels::acc_t<T>>(stream, gradients.span(), 0);
+  ops::synchronize(stream);
+}
+
+template <class T>
+void Learner<T>::collect() {
+  model.loss().collect(stream);
+  optimizer.squares().collect(stream);
+  model.mlp_scales().collect();
+}
+
+template struct Learner<Real>;
+#if !NANORUN_CUDA
+template struct Learner<double>;
+#endif
+
+}  // namespace nanorun

@@ -1,0 +1,46 @@
+#pragma once
+// Where the figures of a run come from: the program and its libraries, hosts and devices, and how it was started.
+
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "src/comm/context.hpp"
+
+namespace nanorun {
+
+struct Provenance {
+  /// Names and values, in order: version, commit, compiler, flags, mpi, hdf5, kokkos, blas; in CUDA builds also cuda,
+  /// cuda_runtime, cuda_driver and nccl. Empty values are left out.
+  std::vector<std::pair<std::string, std::string>> program;
+  /// Names of hosts, and models of devices, each with the number of its ranks, in the order of the ranks.
+  std::vector<std::pair<std::string, int>> ranks_by_host, ranks_by_device;
+  std::string job;            ///< of the batch system; empty outside of one
+  std::string command;        ///< as a shell takes it
+  std::string started;        ///< ISO 8601 with the zone, "2026-11-22T13:05:09+01:00"
+  bool reproducible = false;  ///< run.reproducible
+};
+
+/// For rank 0, once the device is open; before that it has no hosts and devices. Throws std::runtime_error where the
+/// CUDA driver fails.
+Provenance provenance(const Context& context);
+
+/// For `nanorun info`: the program, as above, and the GPUs that this process sees, a line each. Throws likewise.
+std::string info_text();
+
+/// Its object in JSON, on one line. Of one longer than `max_size` bytes the command is cut, and then the hosts are
+/// counted instead of named.
+std::string provenance_json(const Provenance& provenance, std::size_t max_size = std::string::npos);
+/// What fits an attribute of HDF5.
+inline constexpr std::size_t max_provenance_attribute = 60'000;
+
+/// For the head of a log: command, cut where it is long; start, hosts and job; libraries; compiler's flags, likewise.
+std::vector<std::string> provenance_lines(const Provenance& provenance);
+
+/// The words as a shell takes them, on one line.
+std::string shell_line(const std::vector<std::string>& words);
+
+/// With the zone of this process.
+std::string iso_time(std::chrono::system_clock::time_point time);
+
+}  // namespace nanorun

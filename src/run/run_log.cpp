@@ -1,0 +1,121 @@
+#include "src/run/run_log.hpp"
+
+#include "src/config/schedule.hpp"
+
+namespace nanorun {
+
+namespace {
+
+/// Seconds after which a progress line comes before log_every says so.
+constexpr double max_silence = 10;
+
+}  // namespace
+
+RunLog::RunLog(RunSetup& run, const GpuMonitor& gpus)
+    : run_(run),
+      context_(run.context),
+      config_(run.config),
+      gpus_(gpus),
+      first_step_(run.progress.step),
+      time_left_(config_, static_cast<std::int64_t>(run.data.validation_places.size()) * config_.validation.length,
+                 first_step_) {}
+
+/// Of all ranks' devices; on rank 0, where their peak is known.
+std::optional<double> RunLog::mfu(double flops, double seconds) const {
+  const double peak = context_.peak_flops() * seconds;
+  return peak > 0 ? std::optional(flops / peak) : std::nullopt;
+}
+
+void RunLog::record_step(const Progress& progress, double seconds, double gradient_norm) {
+  const long done = progress.step, step = done - 1;
+  run_seconds_ += seconds;
+  time_left_.add_step(seconds);
+  const auto tokens = static_cast<double>(step_tokens(config_, step));
+  const int window = windows_at(config_, step).long_tokens;
+  const double flops = config_.train.sequences * flops_per_sequence(config_, run_.learner.table, step);
+  run_flops_ += flops;
+  StepMetrics metrics{.step = done,
+                      .loss = progress.train_loss,
+                      .loss_weights = loss_weights(config_, step),
+                      .seconds = seconds,
+                      .tokens_per_second = tokens / seconds,
+                      .tokens = progress.tokens,
+                      .train_seconds = progress.train_seconds,
+                      .mfu = mfu(flops, seconds),
+                      .lr_factor = lr_factor(config_, step),
+                      .momentum = muon_momentum(config_, step),
+                      .window = window,
+                      .gradient_norm = gradient_norm,
+                      .device_memory = context_.peak_device_memory()};
+  if (gpus_.due(done)) gpus_.describe(metrics);
+  const StepReport report{.step = done,
+                          .steps = config_.train.steps,
+                          .loss = progress.train_loss,
+                          .weighted = metrics.loss_weights.has_value(),
+                          .window = window,
+                          .step_seconds = seconds,
+                          .tokens_per_second = metrics.tokens_per_second,
+                          .mfu = metrics.mfu,
+                          .seconds_left = time_left_.seconds()};
+  unwritten_.emplace(metrics, report);
+  if (done == first_step_ + 1) {
+    time_to_first_step_ = context_.seconds_since_start();
+    context_.sample_device_memory();
+  }
+}
+
+void RunLog::write_step() {
+  if (!unwritten_) return;
+  Region region(*run_.trace, Phase::output);
+  const auto [metrics, report] = *std::exchange(unwritten_, std::nullopt);
+  run_.metrics.add(metrics);
+  const double now = context_.seconds_since_start();
+  const bool due =
+      report.step % config_.run.log_every == 0 || report.step == report.steps || report.step == first_step_ + 1;
+  if (due || now - last_line_ > max_silence) {
+    if (run_.comm.root()) run_.keep_directory();
+    run_.log.line(format_step(report));
+    run_.metrics.flush();
+    last_line_ = now;
+  } else {
+    run_.log.live(format_step(report));
+  }
+}
+
+void RunLog::write_validation(const Progress& progress, double loss, double seconds) {
+  validation_loss_ = loss;
+  time_left_.add_validation(seconds);
+  run_.trace->add_validation(progress.step, loss);
+  run_.metrics.add(ValidationMetrics{progress.step, loss, seconds, progress.tokens, progress.train_seconds});
+  run_.log.line(format_validation(progress.step, config_.train.steps, loss, progress.train_seconds));
+  if (const std::string warning = time_left_.warning(); !warning.empty()) run_.log.line("warning: " + warning);
+  run_.metrics.flush();
+}
+
+RunSummary RunLog::write_summary(const Progress& progress, double train_loss, const std::string& stopped_by) {
+  Comm& comm = run_.comm;
+  RunSummary summary = run_.summary();
+  summary.progress = progress;
+  summary.train_loss = train_loss;
+  if (progress.step > 0) summary.loss_weights = loss_weights(config_, progress.step - 1);
+  summary.validation_loss = validation_loss_;
+  summary.run_seconds = run_seconds_;
+  summary.run_tokens = tokens_before(config_, progress.step) - tokens_before(config_, first_step_);
+  summary.mfu = mfu(run_flops_, run_seconds_);
+  summary.time_to_first_step = time_to_first_step_;
+  const std::uint64_t memory = peak_memory_bytes();
+  summary.peak_memory = comm.all_reduce(memory, Reduce::max);
+  summary.peak_memory_total = comm.all_reduce(memory, Reduce::sum);
+  context_.sample_device_memory();
+  summary.peak_device_memory = comm.all_reduce(context_.peak_device_memory(), Reduce::max);
+  summary.gpus = gpus_.records();
+  summary.gpu_looks = gpus_.looks();
+  summary.stopped_by = stopped_by;
+  summary.phases = run_.trace->summarise();
+  comm.together([&] {
+    if (comm.root()) run_.directory.write("summary.json", summary_json(summary));
+  });
+  return summary;
+}
+
+}  // namespace nanorun

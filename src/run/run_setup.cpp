@@ -1,0 +1,223 @@
+#include "src/run/run_setup.hpp"
+
+#include <fmt/ranges.h>
+
+#include <algorithm>
+
+#include "src/base/files.hpp"
+#include "src/data/token_origin.hpp"
+#include "src/run/earlier_run.hpp"
+#include "src/run/first_weights.hpp"
+
+namespace nanorun {
+
+namespace {
+
+/// Whether gradients of the checkpoint still wait for Adam's update. Files below version 4 do not say it: there they do
+/// within a period of their deck, or of this run's where that cannot be read.
+bool gradients_wait(const CheckpointHeader& header, const Config& config) {
+  if (header.version > 3) return header.progress.gradients_wait;
+  int period = config.optimizer.adam_period;
+  quietly([&] { period = parse_deck(header.deck, "", {}).optimizer.adam_period; });
+  return header.progress.step % period != 0;
+}
+
+}  // namespace
+
+RunSetup::RunSetup(Context& context_, const Config& config_)
+    : context(context_),
+      comm(context.comm()),
+      config(config_),
+      data(open_run_data(comm, config)),
+      directory(comm, config),
+      log(comm.root()),
+      metrics(comm.root()),
+      learner(config, comm, data.end_of_text(), {context.stream(), context.comm_stream(), context.upload_stream()}),
+      checkpoints(comm, config.checkpoint, directory.checkpoints(), to_toml(config),
+                  model_fingerprint(learner.table.layout())),
+      stop(config.stop, directory.stop_file(), comm.root()) {
+  introduce();
+  restore();
+  const std::string provenance_attribute = provenance_json(provenance, max_provenance_attribute);
+  checkpoints.set_provenance(provenance_attribute);
+  if (!complete) {
+    check_data();
+    check_outputs();
+    take_over_directory();
+    write_deck();
+    trace = std::make_unique<Trace>(comm, context.stream(), config.trace, directory.path(), progress.step,
+                                    provenance_attribute);
+  }
+  comm.together([&] {
+    if (!comm.root()) return;
+    if (!complete) metrics.open(directory.file("metrics.jsonl"), progress.step);
+    log.open(directory.file("log.txt"));
+    comm.set_log(directory.file("log.txt"));
+  });
+}
+
+RunSummary RunSetup::summary() const {
+  RunSummary summary;
+  summary.first_step = progress.step;
+  summary.ranks = comm.size();
+  summary.train_data = sum_of(data.train.opened);
+  summary.validation_data = sum_of(data.validation.opened);
+  summary.provenance = provenance;
+  return summary;
+}
+
+void RunSetup::keep_directory() {
+  if (directory.keep()) directory.write("deck.toml", to_toml(config));
+}
+
+void RunSetup::introduce() {
+  const std::string device = ops::device_name(context.device());
+  if (comm.root()) provenance = nanorun::provenance(context);
+  provenance.reproducible = config.run.reproducible;
+  for (const std::string& line : opening_lines(config, provenance, comm.size(), learner.table, directory.path(), device,
+                                               learner.tensor_comm.transport(), context.device_note()))
+    log.line(line);
+  if (const std::string line = stop.taken_signal(); !line.empty()) log.line(line);
+}
+
+/// Fills the weights and the optimizer's state, from a checkpoint where the deck and the directory say so, and finds
+/// out whether anything is left to do. Nothing on disk is changed yet.
+void RunSetup::restore() {
+  const std::optional<Progress> found = checkpoints.restore(learner.optimizer.slabs_to_fill());
+  examine_earlier(found);
+  if (!complete) warm_up();
+  if (found) {
+    go_on_from(*found);
+  } else {
+    learner.optimizer.initialise(config.run.seed);
+    if (!complete && !config.checkpoint.weights.empty()) begin_with(config.checkpoint.weights);
+  }
+}
+
+/// On GPUs, where the first call of a shape takes longer: then neither the first step nor that of another stage waits
+/// for it. What a checkpoint holds was read into host memory and is not on the device yet.
+void RunSetup::warm_up() {
+#if NANORUN_CUDA
+  const double begin = context.seconds_since_start();
+  {
+    const auto work = comm.watch_work();
+    Trace untimed = untraced(comm, context.stream());
+    learner.warm_up(untimed);
+  }
+  log.line(fmt::format("kernels loaded and algorithms chosen for all stages in {:.2f} s",
+                       context.seconds_since_start() - begin));
+#endif
+}
+
+void RunSetup::examine_earlier(const std::optional<Progress>& found) {
+  comm.together([&] {
+    if (!comm.root()) return;
+    const bool automatic = config.checkpoint.restart == "auto";
+    continues_here = automatic || (found && checkpoints.continues_here());
+    const Earlier earlier = automatic ? examine_earlier_run(directory, config, checkpoints, found) : Earlier::none;
+    if (earlier == Earlier::begun) log.line("no checkpoint of this run is there: it begins again at step 1");
+    if (earlier == Earlier::ended) continues_here = false;
+    complete = earlier == Earlier::complete;
+  });
+  continues_here = comm.all_reduce(std::uint64_t{continues_here}, Reduce::max) != 0;
+  complete = comm.all_reduce(std::uint64_t{complete}, Reduce::max) != 0;
+}
+
+void RunSetup::go_on_from(const Progress& found) {
+  progress = found;
+  learner.optimizer.restore(gradients_wait(checkpoints.restored(), config));
+  if (!learner.model.mlp_scales().restore(progress.step, progress.mlp_maxima)) {
+    throw Error(ExitCode::checkpoint,
+                fmt::format("{}: /mlp_maxima is not of {} layers; the file is damaged", checkpoints.restored_file(),
+                            config.model.layers),
+                Scope::all_ranks);
+  }
+  log.line(fmt::format("restarted from the checkpoint of step {}", progress.step));
+  for (const std::string& line : changes_since(checkpoints, config)) log.line(line);
+  if (progress.step <= config.train.steps) return;
+  throw Error(ExitCode::usage,
+              fmt::format("{} has made {} steps already, more than train.steps = {}", checkpoints.restored_file(),
+                          progress.step, config.train.steps),
+              Scope::all_ranks);
+}
+
+/// Takes the weights of another training's checkpoint; the optimizer's state stays that of a new run.
+void RunSetup::begin_with(const std::string& file) {
+  const auto [header, difference] = find_first_weights(comm, config, learner.table);
+  compare_tokens(header, file);
+  std::vector<Slab<float>> weights;
+  for (Slab<float>& slab : learner.optimizer.slabs()) {
+    if (slab.dataset.starts_with("/weights/")) weights.push_back(std::move(slab));
+  }
+  read_tensors(comm, file, header, weights);
+  const auto values = [&](const char* dataset) -> std::span<const float> {
+    return std::ranges::find(weights, dataset, &Slab<float>::dataset)->data;
+  };
+  require_tied(comm, config, values("/weights/head"), values("/weights/embedding"));
+  learner.optimizer.restore();
+  log.line(fmt::format("begins with the weights of {}, step {}", file, header.progress.step));
+  if (!difference.empty()) log.line("warning: the model of these weights differs: " + difference);
+}
+
+/// The shards are those of the checkpoint and last for all steps, and the prefix targets are those of their tokens.
+void RunSetup::check_data() {
+  for (const std::string& line : check_shards(comm, data, config, checkpoints.restored().shards)) log.line(line);
+  if (!checkpoints.restored_file().empty()) compare_tokens(checkpoints.restored(), checkpoints.restored_file());
+  for (const std::string& line : document_lines(comm, config, data, progress.cursor, progress.step)) log.line(line);
+  loader = start_loader(comm, config, data, progress.cursor, progress.step, config.train.steps);
+  for (const std::string& line : shard_warnings(data)) log.line(line);
+  const std::vector<std::int32_t> prefixes = training_prefixes(comm, config, data);
+  if (!prefixes.empty()) learner.model.set_prefixes(prefixes);
+  TokenizerRecord tokenizer = training_tokenizer(comm, data);
+  if (tokenizer.name.empty() && !trained_before.name.empty()) {
+    tokenizer.name = trained_before.name;
+    tokenizer.checksum = trained_before.checksum;
+  }
+  checkpoints.set_shards(shard_record(data), tokenizer);
+}
+
+/// Of the shards and the model of a checkpoint. Where the shards do not say what has encoded them, and nothing speaks
+/// against it, they are taken for those of the model's tokenizer from here on.
+void RunSetup::compare_tokens(const CheckpointHeader& header, const std::string& file) {
+  const std::string warning =
+      nanorun::compare_tokens(config, data, origin_of(header.tokenizer, file, config.model.vocabulary));
+  if (warning.empty()) {
+    trained_before = header.tokenizer;
+  } else {
+    log.line(warning);
+  }
+}
+
+void RunSetup::check_outputs() {
+  directory.require_free_stop_file();
+  checkpoints.probe(progress.step, config.train.steps, learner.optimizer.slabs_to_fill());
+  if (config.stop.walltime_seconds == 0) return;
+  const double begin = context.seconds_since_start();
+  const std::vector<Slab<float>> slabs = learner.optimizer.slabs();
+  const double copying = context.seconds_since_start() - begin;
+  checkpoint_seconds = copying + checkpoints.foretell_seconds(slabs);
+}
+
+/// From here on what an earlier run has left changes.
+void RunSetup::take_over_directory() {
+  for (const std::string& line : directory.begin(!continues_here, context.seconds_since_start())) log.line(line);
+  comm.together([&] {
+    if (!comm.root()) return;
+    for (const std::string& line : checkpoints.set_newer_aside(progress.step)) log.line(line);
+  });
+  comm.share_heartbeats(directory.heartbeats());
+}
+
+/// A run that has no steps left keeps the deck of the steps that were made.
+void RunSetup::write_deck() {
+  const bool finished = progress.step == config.train.steps;
+  comm.together([&] {
+    if (!comm.root()) return;
+    if (!finished || !directory.read("deck.toml")) directory.write("deck.toml", to_toml(config));
+    const std::optional<std::string> summary = directory.read("summary.json");
+    if (summary && !finished && finished_steps(*summary) > 0)
+      set_aside(directory.file("summary.json"), ExitCode::output);
+  });
+}
+
+}  // namespace nanorun

@@ -1,0 +1,458 @@
+#include "src/run/train.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <exception>
+#include <utility>
+#include <vector>
+
+#include "src/base/walltime.hpp"
+#include "src/config/schedule.hpp"
+#include "src/measure/gpu_monitor.hpp"
+#include "src/run/agreement.hpp"
+#include "src/run/run_log.hpp"
+#include "src/run/run_setup.hpp"
+#include "src/run/validation.hpp"
+
+namespace nanorun {
+
+namespace {
+
+/// This rank's part of a step. Where its tokens could not be read, `failure` says why.
+struct Batch {
+  long step = -1;
+  std::span<const Token> tokens;  ///< rows of length_at() + 1
+  DeviceSequence first;           ///< the first row, on its way to the device
+  Cursor after;                   ///< where the stream goes on
+  std::exception_ptr failure;
+};
+
+class Training {
+ public:
+  Training(Context& context, const Config& config);
+  ExitCode run();
+
+ private:
+  void train_step();
+  Batch read_batch(long step);
+  DeviceSequence upload(const Batch& batch, std::size_t row);
+  void forward_backward(const Batch& batch);
+  void exchange_requests();
+  void synchronise();
+  void record_gpus(std::span<const double> sums);
+  void require_tokens();
+  void validate();
+  void save();
+  std::string write_checkpoint();
+  bool displaced();
+  void keep_checkpoints();
+  void step_until_done();
+  ExitCode finish();
+  void record_failure(const Error& error);
+  std::string walltime_line() const;
+  [[noreturn]] void fail_displaced();
+  [[noreturn]] void fail_not_finite(const std::string& what, long step);
+  void heed_requests();
+  bool finished() const { return progress_.step == config_.train.steps; }
+  bool validation_due(long step) const;
+  bool checkpoint_due(long step) const;
+  double step_work(long step) const;
+  double validation_work(long step) const;
+  bool out_of_time(double at, long done, bool validates, double least_step);
+  bool out_of_time_in_step();
+
+  RunSetup run_;
+  Learner<Real>& learner_;
+  Context& context_;
+  Comm& comm_;
+  const Config& config_;
+  Batch ahead_;          ///< of the next step, read while the device works on the one before
+  bool unread_ = false;  ///< some rank may not have read it
+
+  Progress progress_;
+  long saved_step_;
+  double loss_;
+  double gradient_norm_ = 0;
+  StopReason stop_reason_ = StopReason::none;
+  PartTimes times_;
+  double step_begin_ = 0;  ///< of the current step, in seconds since the program's start
+  GpuMonitor gpus_;
+  RunLog run_log_;
+};
+
+Training::Training(Context& context, const Config& config)
+    : run_(context, config),
+      learner_(run_.learner),
+      context_(context),
+      comm_(run_.comm),
+      config_(config),
+      progress_(run_.progress),
+      saved_step_(progress_.step),
+      loss_(progress_.train_loss),
+      gpus_(comm_, config.run.gpu_every, ops::device_bus_id(context.device())),
+      run_log_(run_, gpus_) {
+  if (!run_.complete && !run_.continues_here && progress_.step > 0) {
+    // From here on "auto" finds this run's own beginning, not an earlier one's.
+    saved_step_ = -1;
+    save();
+  }
+  if (times_.checkpoint() == 0) times_.add_checkpoint(run_.checkpoint_seconds);
+  context_.sample_device_memory();
+}
+
+ExitCode Training::run() {
+  if (run_.complete) {
+    const bool reaches_end = progress_.step == 0 || finished();
+    run_.log.line(fmt::format(
+        "the run is finished: all {} steps are made{}", config_.train.steps,
+        reaches_end ? "" : fmt::format("; its newest sound checkpoint is that of step {}", progress_.step)));
+    return ExitCode::ok;
+  }
+  try {
+    step_until_done();
+  } catch (const Error& error) {
+    if (error.scope() == Scope::all_ranks) record_failure(error);
+    throw;
+  }
+  return finish();
+}
+
+/// Collective; between steps. A signal, a stop file or the time stops the run there.
+void Training::heed_requests() {
+  const double now = context_.seconds_since_start();
+  StopReason own = run_.stop.look(now);
+  if (out_of_time(now, progress_.step, false, 0)) own = std::max(own, StopReason::walltime);
+  stop_reason_ = static_cast<StopReason>(comm_.all_reduce(static_cast<std::uint64_t>(own), Reduce::max));
+}
+
+void Training::step_until_done() {
+  heed_requests();
+  if (stop_reason_ == StopReason::none) context_.require_room_for_gemms();
+  while (true) {
+    run_.trace->begin_step(progress_.step);
+    comm_.set_step(progress_.step + 1);
+    const bool stops = stop_reason_ != StopReason::none && !finished();
+    const bool validates = validation_due(progress_.step), saves = checkpoint_due(progress_.step);
+    // Where ops work on host memory, nothing is left to wait for until the next step is over.
+    if (ops::on_host || stops || finished() || validates || saves || unread_) run_log_.write_step();
+    if (stops) break;
+    if (validates) validate();
+    if (saves) save();
+    if (finished()) break;
+    const bool after_first = config_.stop.walltime_seconds > 0 && progress_.step == run_.progress.step + 1;
+    if (validates || saves || after_first) heed_requests();
+    if (stop_reason_ != StopReason::none) break;
+    if (ahead_.step != progress_.step) ahead_ = read_batch(progress_.step), unread_ = true;
+    if (unread_) require_tokens();
+    train_step();
+  }
+}
+
+/// Leaves the message, the trace and the summary of a run that all ranks give up.
+void Training::record_failure(const Error& error) {
+  run_log_.write_step();
+  run_.log.note(fmt::format("error: {}", error.what()));
+  run_.metrics.flush();
+  try {
+    learner_.tensor_comm.synchronize();
+    run_.trace->finish();
+    run_log_.write_summary(progress_, loss_, error.what());
+  } catch (const std::exception& further) {
+    run_.log.note(fmt::format("error: {}", further.what()));
+  }
+}
+
+void Training::train_step() {
+  step_begin_ = context_.seconds_since_start();
+  const Batch batch = ahead_;
+  {
+    const auto work = comm_.watch_work();
+    forward_backward(batch);
+    learner_.optimizer.step(*run_.trace, progress_.step);
+    learner_.collect();
+  }
+  run_log_.write_step();
+  if (progress_.step + 1 < config_.train.steps) ahead_ = read_batch(progress_.step + 1);
+  synchronise();
+
+  const double seconds = context_.seconds_since_start() - step_begin_;
+  times_.add_step(seconds, step_work(progress_.step));
+  progress_.train_seconds += seconds;
+  progress_.tokens += step_tokens(config_, progress_.step);
+  progress_.train_loss = loss_;
+  progress_.cursor = batch.after;
+  progress_.step += 1;
+  run_log_.record_step(progress_, seconds, gradient_norm_);
+  run_.trace->end_step(static_cast<double>(step_tokens(config_, progress_.step - 1)), loss_);
+}
+
+Batch Training::read_batch(long step) {
+  Batch batch;
+  batch.step = step;
+  try {
+    Region region(*run_.trace, Phase::data);
+    by_name(comm_, [&] { batch.tokens = run_.loader->next(); });
+  } catch (const Error&) {
+    batch.failure = std::current_exception();
+    return batch;
+  }
+  batch.after = run_.loader->cursor();
+  learner_.rows.read(batch.tokens, length_at(config_, step));
+  batch.first = upload(batch, 0);
+  return batch;
+}
+
+DeviceSequence Training::upload(const Batch& batch, std::size_t row) {
+  Region region(*run_.trace, Phase::data);
+  const std::size_t size = length_at(config_, batch.step) + 1;
+  return learner_.model.upload(*run_.trace, Sequence::of(batch.tokens.subspan(row * size, size)),
+                               windows_at(config_, batch.step));
+}
+
+void Training::forward_backward(const Batch& batch) {
+  const auto await = [&](int layer) { learner_.optimizer.await_weights(*run_.trace, layer); };
+  const auto take = [&](int layer) { learner_.optimizer.start_reduce_scatter(*run_.trace, layer, progress_.step); };
+  const std::size_t rows = batch.tokens.size() / (length_at(config_, batch.step) + 1);
+  const bool keeps = learner_.optimizer.keeps_gradients(batch.step);
+  learner_.optimizer.begin_step(batch.step);
+  for (std::size_t row = 0; row < rows; ++row) {
+    Model<Real>::LayerHooks hooks;
+    if (row == 0) hooks.enter = await;
+    if (row + 1 == rows) hooks.leave = take;
+    const Model<Real>::Accumulate accumulate{row > 0, keeps || row > 0, learner_.optimizer.clears_gradients()};
+    const DeviceSequence sequence = row == 0 ? batch.first : upload(batch, row);
+    learner_.optimizer.read_rows(*run_.trace, sequence, batch.step);
+    learner_.model.forward_backward(*run_.trace, sequence, batch.step, accumulate, hooks);
+  }
+}
+
+/// FLOPs of the ranks.
+double Training::step_work(long step) const {
+  return config_.train.sequences * flops_per_sequence(config_, learner_.table, step);
+}
+
+/// Of a step on as many tokens as a validation has; the ranks share its sequences.
+double Training::validation_work(long step) const {
+  const auto sequences = static_cast<long>(run_.data.validation_places.size());
+  const long rounds = (sequences + comm_.size() - 1) / comm_.size();
+  const double tokens = static_cast<double>(config_.validation.length) / length_at(config_, step);
+  return static_cast<double>(rounds * comm_.size()) * tokens * flops_per_sequence(config_, learner_.table, step);
+}
+
+/// Whether this rank sees that a run which goes on at the time `at`, after `done` steps, could not stop in time at its
+/// next decision: that is behind the validation where it `validates`, and in the next step where not. The last step has
+/// none, so that the validation behind it counts too. The first step of a start is made in any case, so that a chain of
+/// jobs gets on. The step takes `least_step` seconds at least.
+bool Training::out_of_time(double at, long done, bool validates, double least_step) {
+  const double limit = config_.stop.walltime_seconds;
+  if (limit == 0 || done == config_.train.steps || done == run_.progress.step) return false;
+  Foreseen ahead;
+  const bool last = done + 1 == config_.train.steps;
+  if (!validates) ahead.step = std::max(times_.step(step_work(done)), least_step);
+  if (validates || (last && validation_due(done + 1))) ahead.validation = times_.validation(validation_work(done));
+  const bool saves = validates ? done != saved_step_ : !last || config_.checkpoint.at_end;
+  if (saves) ahead.checkpoint = times_.checkpoint();
+  return must_stop(limit, at, ahead, context_.seconds_to_end());
+}
+
+/// The same within a step. On devices its end is ahead. Where a checkpoint is due, but no validation, the run saves in
+/// any case, and decides behind that.
+bool Training::out_of_time_in_step() {
+  const long done = progress_.step + 1;
+  const bool validates = validation_due(done);
+  if (config_.stop.walltime_seconds == 0 || (!validates && checkpoint_due(done))) return false;
+  const double now = context_.seconds_since_start(), elapsed = now - step_begin_;
+  const double whole = ops::on_host ? elapsed : std::max(elapsed, times_.step(step_work(progress_.step)));
+  return out_of_time(step_begin_ + whole, done, validates, elapsed);
+}
+
+/// Finds out, while the device works, what any rank has seen that should keep the run from its next step.
+void Training::exchange_requests() {
+  const bool looks = gpus_.due(progress_.step + 1);
+  std::vector<double> gpus;  // their states, in some steps
+  if (looks) gpus_.look(), gpus_.append_to(gpus);
+  Requests own{ahead_.failure != nullptr, run_.stop.poll(progress_.step + 1, context_.seconds_since_start())};
+  if (out_of_time_in_step()) own.stop = std::max(own.stop, StopReason::walltime);
+  if (run_.directory.displaced()) own.stop = StopReason::displaced;
+  const Requests requests = agree(comm_, own, gpus);
+  unread_ = requests.unread, stop_reason_ = requests.stop;
+  if (!unread_ && ahead_.step > progress_.step) learner_.rows.exchange(comm_);
+  if (looks) record_gpus(gpus);
+}
+
+/// Ends every step: waits for the device. Nothing of a step that fails here reaches a checkpoint.
+void Training::synchronise() {
+  Region region(*run_.trace, Phase::sync);
+  exchange_requests();
+  {
+    const auto watch = comm_.watch("the collectives of a step");
+    ops::synchronize(context_.stream());
+  }
+  learner_.tensor_comm.check();
+  learner_.model.mlp_scales().share(comm_);
+  const StepResults results = add_up(comm_, {learner_.model.loss().value() / length_at(config_, progress_.step),
+                                             learner_.optimizer.gradient_squares(), learner_.optimizer.overflowed()});
+  loss_ = results.loss / config_.train.sequences;
+  gradient_norm_ = std::sqrt(results.squares);
+  if (!std::isfinite(loss_)) fail_not_finite(non_finite_text("loss", loss_), progress_.step + 1);
+  if (results.overflowed)
+    fail_not_finite(fmt::format("gradients or weights overflowed (the loss is {})", loss_), progress_.step + 1);
+}
+
+/// Collective.
+void Training::record_gpus(std::span<const double> sums) {
+  gpus_.take(sums);
+  if (gpus_.looks() == 1) {
+    const std::string complaint = gpus_.complaint();
+    if (!complaint.empty()) run_.log.line(complaint);
+  }
+  if (comm_.root() && gpus_.slowest()) run_.trace->add_gpus(progress_.step, gpus_.states());
+}
+
+/// Where a rank could not read its part of the next step, the run ends with a checkpoint.
+void Training::require_tokens() {
+  try {
+    comm_.together([&] {
+      if (ahead_.failure) std::rethrow_exception(ahead_.failure);
+    });
+  } catch (const Error&) {
+    save();
+    throw;
+  }
+  learner_.rows.exchange(comm_);
+  unread_ = false;
+}
+
+void Training::fail_not_finite(const std::string& what, long step) {
+  const std::vector<std::string> saved = run_.checkpoints.list();
+  throw Error(ExitCode::non_finite,
+              fmt::format("{} at step {}; last good checkpoint: {}", what, step, saved.empty() ? "none" : saved.back()),
+              Scope::all_ranks);
+}
+
+/// Collective.
+void Training::keep_checkpoints() {
+  comm_.together([&] {
+    if (comm_.root()) run_.keep_directory();
+  });
+  run_.checkpoints.move_to(comm_.broadcast(run_.directory.checkpoints()));
+}
+
+bool Training::validation_due(long step) const {
+  if (run_.data.validation_places.empty()) return false;
+  return step == config_.train.steps || (config_.validation.every > 0 && step % config_.validation.every == 0);
+}
+
+/// Where the sequences cannot be read, the run ends with a checkpoint.
+void Training::validate() {
+  Region region(*run_.trace, Phase::validation);
+  learner_.tensor_comm.synchronize();
+  const double begin = context_.seconds_since_start();
+  learner_.optimizer.complete_rows();
+  double loss = 0;
+  try {
+    loss = nanorun::validate(comm_, *run_.trace, learner_.model, run_.data, config_, progress_.step);
+  } catch (const Error&) {
+    save();
+    throw;
+  }
+  context_.sample_device_memory();
+  const double seconds = context_.seconds_since_start() - begin;
+  times_.add_validation(seconds, validation_work(progress_.step));
+  run_log_.write_validation(progress_, loss, seconds);
+  if (!std::isfinite(loss)) fail_not_finite(non_finite_text("validation loss", loss), progress_.step);
+}
+
+bool Training::checkpoint_due(long step) const {
+  if (step == config_.train.steps) return config_.checkpoint.at_end;
+  return config_.checkpoint.every > 0 && step % config_.checkpoint.every == 0;
+}
+
+/// Does nothing where no step has been made since the last checkpoint.
+void Training::save() {
+  if (progress_.step == saved_step_) return;
+  Region region(*run_.trace, Phase::checkpoint);
+  const double begin = context_.seconds_since_start();
+  keep_checkpoints();
+  run_.trace->flush();
+  run_.metrics.flush();
+  try {
+    const std::string file = write_checkpoint();
+    saved_step_ = progress_.step;
+    times_.add_checkpoint(context_.seconds_since_start() - begin);
+    run_.log.line(fmt::format("checkpoint {}", file));
+  } catch (const Error& error) {
+    const bool last = finished() || stop_reason_ != StopReason::none;
+    if (last || config_.checkpoint.on_failure == OnFailure::stop || error.scope() != Scope::all_ranks) throw;
+    if (comm_.root()) warn(fmt::format("{}; training goes on without it", error.what()));
+  }
+}
+
+/// Collective. Where the directory was moved or removed while the file was written, writes it once more.
+std::string Training::write_checkpoint() {
+  progress_.mlp_maxima = learner_.model.mlp_scales().state();
+  progress_.gradients_wait = learner_.optimizer.keeps_gradients(progress_.step);
+  const auto write = [&] { return run_.checkpoints.save(progress_, learner_.optimizer.slabs()); };
+  try {
+    return write();
+  } catch (const Error& error) {
+    if (error.scope() != Scope::all_ranks) throw;
+    const bool moved = comm_.root() && run_.checkpoints.moved();
+    if (comm_.all_reduce(std::uint64_t{moved}, Reduce::max) == 0) throw;
+  }
+  keep_checkpoints();
+  return write();
+}
+
+bool Training::displaced() { return comm_.all_reduce(std::uint64_t{run_.directory.displaced()}, Reduce::max) != 0; }
+
+ExitCode Training::finish() {
+  learner_.tensor_comm.synchronize();
+  keep_checkpoints();
+  const bool moved = displaced();
+  if (moved) saved_step_ = -1;  // the earlier ones are wherever the directory is now
+  if (!finished() || moved) save();
+  run_.trace->finish();
+  run_.metrics.flush();
+  const RunSummary summary = run_log_.write_summary(progress_, loss_, finished() ? "" : stop_reason_text(stop_reason_));
+  run_.log.line(closing_lines(summary));
+  if (displaced()) fail_displaced();
+  if (finished()) return ExitCode::ok;
+  if (stop_reason_ == StopReason::walltime) run_.log.line(walltime_line());
+  const bool continues = config_.checkpoint.restart == "auto";
+  run_.log.line(fmt::format("stopped at step {}: {}; run the same command again{} to continue", progress_.step,
+                            stop_reason_text(stop_reason_), continues ? "" : " with checkpoint.restart=auto"));
+  return ExitCode::requeue;
+}
+
+std::string Training::walltime_line() const {
+  return fmt::format(
+      "{:.1f} s of stop.walltime_seconds = {} are over: a step takes up to {:.2f} s, a validation {:.2f} s, "
+      "a checkpoint {:.2f} s",
+      context_.seconds_since_start(), config_.stop.walltime_seconds, times_.step(step_work(progress_.step)),
+      times_.validation(validation_work(progress_.step)), times_.checkpoint());
+}
+
+void Training::fail_displaced() {
+  const std::string path = comm_.broadcast(run_.directory.path());
+  throw Error(
+      ExitCode::output,
+      fmt::format("{}/{} was moved away during the run, and something else lies there now: the checkpoint of step "
+                  "{} is saved in {}; continue it with run.name={}",
+                  config_.run.outputs, config_.run.name, progress_.step, path, name_of(path)),
+      Scope::all_ranks);
+}
+
+}  // namespace
+
+ExitCode run_training(Context& context, const Config& config) {
+  check_config(config, context.comm().size());
+  context.comm().set_timeout(config.comm.timeout_seconds);
+  context.comm().together([&] { require_possible_paths(config); });
+  require_same_directory(context.comm(), config);
+  context.open_device(config.run.reproducible);
+  return Training(context, config).run();
+}
+
+}  // namespace nanorun

@@ -1,0 +1,32 @@
+#include "src/run/validation.hpp"
+
+#include <numeric>
+#include <vector>
+
+#include "src/run/agreement.hpp"
+
+namespace nanorun {
+
+double validate(Comm& comm, Trace& trace, Model<Real>& model, const RunData& data, const Config& config, long step,
+                const std::function<void(std::span<const Token> targets)>& seen) {
+  std::vector<Token> row(config.validation.length + 1);
+  std::vector<double> losses(data.validation_places.size());  // added up in the order of the stream on any rank count
+  ShardReader reader;
+  comm.together([&] {
+    for (std::size_t j = comm.rank(); j < losses.size(); j += comm.size()) {
+      const Cursor& place = data.validation_places[j];
+      by_name(comm, [&] {
+        reader.read(data.validation.opened[place.shard], place.offset, row,
+                    static_cast<std::uint64_t>(config.model.vocabulary));
+      });
+      const Sequence sequence = Sequence::of(row);
+      if (seen) seen(sequence.targets);
+      const auto work = comm.watch_work();
+      losses[j] = model.validate(trace, sequence, step);
+    }
+  });
+  comm.all_reduce(std::span(losses), Reduce::sum);
+  return std::accumulate(losses.begin(), losses.end(), 0.0) / static_cast<double>(losses.size());
+}
+
+}  // namespace nanorun

@@ -1,0 +1,182 @@
+#pragma once
+// HDF5 files, slabs of datasets, and checksums. The HDF5 library may not be thread-safe: every function here takes one
+// process-wide lock, so a reader thread and the main thread may both call it. Failures throw Error with the code the
+// file was opened with; the message is one line that names the file, the object and HDF5's innermost reason. The cause
+// is Cause::damage where a file that is there does not hold what is asked of it, for no reason of the system's. Where
+// the system's reason is one that passes, as a lock that another program holds, the Error is a Busy of
+// src/base/files.hpp.
+
+#include <hdf5.h>
+#include <mpi.h>
+
+#include <bit>
+#include <cstdint>
+#include <functional>
+#include <set>
+#include <span>
+#include <string>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "src/base/error.hpp"
+
+namespace nanorun::h5 {
+
+/// Comes before MPI_Init and every use of HDF5; `argv` is that of main(). A process that was started to examine a file,
+/// see src/storage/h5_structure.hpp, does that here and ends. HDF5's own end of the library, which MPI_Finalize or the
+/// end of the program would call, crashes where a file could not be closed, so it is left out: the program closes what
+/// it opens.
+void start(char** argv);
+
+/// Owns one HDF5 identifier of any class.
+class Handle {
+ public:
+  Handle() = default;
+  Handle(hid_t id, herr_t (*close)(hid_t)) : id_(id), close_(close) {}
+  ~Handle() { reset(); }
+  Handle(Handle&& other) noexcept { swap(other); }
+  Handle& operator=(Handle&& other) noexcept {
+    swap(other);
+    return *this;
+  }
+  hid_t get() const { return id_; }
+  explicit operator bool() const { return id_ >= 0; }
+  /// Closes the identifier.
+  void reset();
+  /// Gives up the identifier without closing it.
+  hid_t release() { return std::exchange(id_, -1); }
+
+ private:
+  void swap(Handle& other) noexcept;
+  hid_t id_ = -1;
+  herr_t (*close_)(hid_t) = nullptr;
+};
+
+/// Order-independent checksum of the elements [first, first + data.size()) of a tensor: the sum modulo 2^64 over the
+/// elements i of mix(bits_i + (i + 1) * 0x9e3779b97f4a7c15), where bits_i are the element's bits extended by zeros to
+/// 64, arithmetic is modulo 2^64, and mix is the bijection
+///   z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9;  z = (z ^ z >> 27) * 0x94d049bb133111eb;  z ^ z >> 31.
+/// Parts computed by different ranks add up to the whole; a change of one element always changes the sum.
+template <class T>
+std::uint64_t checksum(std::span<const T> data, std::uint64_t first) {
+  static_assert(std::is_arithmetic_v<T> && sizeof(T) <= 8);
+  using Bits = std::conditional_t<sizeof(T) == 8, std::uint64_t,
+                                  std::conditional_t<sizeof(T) == 4, std::uint32_t,
+                                                     std::conditional_t<sizeof(T) == 2, std::uint16_t, std::uint8_t>>>;
+  std::uint64_t sum = 0;
+#pragma omp simd reduction(+ : sum)
+  for (std::size_t i = 0; i < data.size(); ++i) {
+    std::uint64_t z = std::bit_cast<Bits>(data[i]) + (first + i + 1) * 0x9e3779b97f4a7c15u;
+    z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9u;
+    z = (z ^ z >> 27) * 0x94d049bb133111ebu;
+    sum += z ^ z >> 31;
+  }
+  return sum;
+}
+
+/// Of the bytes of a text.
+inline std::uint64_t checksum(const std::string& text) {
+  return checksum(std::span(reinterpret_cast<const std::uint8_t*>(text.data()), text.size()), 0);
+}
+
+/// Sizes or positions, one per axis.
+using Extent = std::vector<std::uint64_t>;
+
+/// A file opened for one purpose. With a communicator the file is shared by its ranks, all of which must make the same
+/// calls in the same order; slabs then move collectively, and a rank with nothing to move passes a count of 0.
+/// T is one of float, double, std::uint8_t, std::uint16_t, std::int32_t, std::int64_t, std::uint64_t, on disk
+/// little-endian. Objects are named by their path; "/" is the root group. What a name gives lies in the file itself:
+/// soft and external links, virtual datasets and external storage throw. So do compressed and filtered datasets. While
+/// a file without communicator is open, HDF5 holds a lock on it, unless its file system has none.
+class File {
+ public:
+  /// Replaces an existing file.
+  static File create(const std::string& path, MPI_Comm comm = MPI_COMM_NULL, ExitCode code = ExitCode::data);
+  /// Read only. What is no regular file is refused at once. Where ranks share the file and some cannot open it, all
+  /// throw the error of the lowest of them.
+  static File open(const std::string& path, MPI_Comm comm = MPI_COMM_NULL, ExitCode code = ExitCode::data);
+  /// Read and write.
+  static File open_append(const std::string& path, MPI_Comm comm = MPI_COMM_NULL, ExitCode code = ExitCode::data);
+
+  const std::string& path() const { return path_; }
+
+  bool exists(const std::string& object) const;
+  /// Names of the members of a group, sorted.
+  std::vector<std::string> members(const std::string& group) const;
+  /// Of a dataset whose elements stand one after the other in the file; any other, as in chunks, throws. So does one,
+  /// of a file opened with open(), that claims more elements than the file has room for. One with an empty axis has no
+  /// elements, and its other axes may be of any size.
+  Extent shape(const std::string& dataset) const;
+  /// The same of a dataset that may be in chunks.
+  Extent growing_shape(const std::string& dataset) const;
+
+  /// A fixed-size dataset of T; missing parent groups are created.
+  template <class T>
+  void create_dataset(const std::string& name, const Extent& shape);
+  /// A dataset that grows along its first axis, stored in chunks of chunk_rows; the other axes must not be empty.
+  template <class T>
+  void create_growing_dataset(const std::string& name, const Extent& shape, std::uint64_t chunk_rows);
+  void resize(const std::string& dataset, const Extent& shape);
+
+  /// Slabs [start, start + count) of a dataset that holds exactly T; data is row-major with one element for each
+  /// element of the slab. A slab outside the dataset throws.
+  template <class T>
+  void write(const std::string& dataset, const Extent& start, const Extent& count, std::span<const T> data);
+  template <class T>
+  void read(const std::string& dataset, const Extent& start, const Extent& count, std::span<T> data) const;
+
+  /// Attributes hold one value; an existing one is replaced. Text is at most 64,000 bytes without zero bytes.
+  void write_attribute(const std::string& object, const std::string& name, const std::string& value);
+  void write_attribute(const std::string& object, const std::string& name, std::uint64_t value);
+  void write_attribute(const std::string& object, const std::string& name, double value);
+  bool has_attribute(const std::string& object, const std::string& name) const;
+  std::string read_text_attribute(const std::string& object, const std::string& name) const;
+  std::uint64_t read_integer_attribute(const std::string& object, const std::string& name) const;
+  double read_real_attribute(const std::string& object, const std::string& name) const;
+  /// The root's attribute `format`, by which the program's files say what they are; empty where there is none.
+  std::string format() const;
+
+  /// Opens all groups, datasets and attributes, whatever HDF5 says of them, and reads a number of each dataset.
+  void examine() const;
+
+  /// Gives all that was written to the system, and reports what it did not take.
+  void flush();
+  /// The same, and closes the file; the destructor closes silently.
+  void close();
+
+ private:
+  enum class Mode { create, read, append };
+  File(const std::string& path, MPI_Comm comm, ExitCode code, Mode mode);
+
+  void open_with(const Handle& access, const char* failure, const std::function<hid_t()>& open);
+  [[noreturn]] void fail(const std::string& object, const std::string& what) const;
+  Handle own(hid_t id, herr_t (*close)(hid_t), const std::string& object, const char* action) const;
+  void check(herr_t status, const std::string& object, const char* action) const;
+  void require_hard_link(const std::string& object) const;
+  bool find(const std::string& object) const;
+  Handle object(const std::string& name) const;
+  Handle dataset(const std::string& name) const;
+  Extent extent(const Handle& dataset, const std::string& name) const;
+  Handle attribute(const std::string& object, const std::string& name, H5T_class_t type) const;
+  Handle select(const Handle& dataset, const std::string& name, const Extent& start, const Extent& count) const;
+  Handle transfer(const Handle& dataset, const std::string& name, hid_t disk_type) const;
+  void arrange_group(const Handle& list, const std::string& name) const;
+  void make_groups(const std::string& name);
+  void make_dataset(const std::string& name, hid_t type, const Extent& shape, std::uint64_t chunk_rows);
+  void make_attribute(const std::string& object, const std::string& name, hid_t disk_type, hid_t type,
+                      const void* value);
+
+  void examine_attributes(const std::string& object) const;
+  void examine_dataset(const std::string& name) const;
+  void examine_group(const std::string& name, int depth) const;
+
+  Handle handle_;
+  std::string path_;
+  ExitCode code_;
+  Mode mode_;
+  bool collective_;
+  mutable std::set<std::string> groups_;  ///< that find() has seen: looking for their members looks for them no more
+};
+
+}  // namespace nanorun::h5

@@ -1,0 +1,20 @@
+#pragma once
+// What is looked at before HDF5 opens a file. In HDF5's older formats (superblocks of versions 0 and 1) nothing tells
+// HDF5 that the parts that describe a file are damaged, and it crashes on some of what they may then say. So a process
+// of its own opens such a file first: this program, started once more by posix_spawn, which unlike fork leaves memory
+// alone that devices of the network see. It starts neither MPI nor a device.
+
+#include <string>
+
+#include "src/base/error.hpp"
+
+namespace nanorun::h5 {
+
+/// Throws Error(code) where HDF5 is not to open the file: it is no regular file, or, with Cause::damage, a .bin file,
+/// no HDF5 file, or one that crashes HDF5 or keeps it busy for ever. A file is examined once in a process.
+void look_before_opening(const std::string& path, ExitCode code);
+
+/// Examines the file and ends the process, where look_before_opening() has started it for that; else does nothing.
+void examine_where_asked(char** argv);
+
+}  // namespace nanorun::h5

@@ -1,0 +1,67 @@
+#pragma once
+// GPT-2's byte-pair encoding: text to tokens and back.
+//
+// The text is split into pieces (src/tokenizer/tokenizer_split.hpp). In each piece, from its bytes on, the two
+// neighbours whose merge comes first in the table become one token, the leftmost such two first, until none are left
+// that merge. Text that spells <|endoftext|> is text like any other; other tokens that a tokenizer.json adds are cut
+// out of the text first (src/tokenizer/tokenizer_added). Bytes that are not UTF-8 become U+FFFD, one for each maximal
+// part of a character that is not completed and for each byte that begins none.
+
+#include <array>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "src/data/data.hpp"
+
+namespace nanorun {
+
+struct TokenizerTable;
+
+/// What tokens were encoded with: Tokenizer::name() and checksum(), without a name nobody knows; and what is known of
+/// the tokens anyway.
+struct TokenizerRecord {
+  std::string name;
+  std::uint64_t checksum = 0;
+  std::uint64_t vocabulary = 0;                ///< 0: not known
+  std::optional<std::uint64_t> end_of_text{};  ///< nothing: not known
+};
+
+class Tokenizer {
+ public:
+  /// Loads GPT-2's vocab.bpe or merges.txt, Hugging Face's tokenizer.json of a byte-level encoding, or tiktoken's file
+  /// of ranks; `path` may have any name. In the first and last the end-of-text token comes behind all others. Throws
+  /// Error(data), one line that names the file and the line or entry.
+  explicit Tokenizer(const std::string& path);
+  ~Tokenizer();
+  Tokenizer(Tokenizer&&) noexcept;
+  Tokenizer& operator=(Tokenizer&&) noexcept;
+
+  /// Tokens of a text, or of a part of one that ends where last_cut() says. Time is n log n in the bytes of a piece; a
+  /// piece has at most max_piece bytes, else Error(data). One thread at a time.
+  std::vector<Token> encode(std::string_view text);
+  /// The bytes that the tokens stand for. Throws Error(data) for a token that is not below vocabulary().
+  std::string decode(std::span<const Token> tokens) const;
+
+  std::uint64_t vocabulary() const;
+  Token end_of_text() const;
+  /// "gpt2" for GPT-2's own table, else "bpe-" and the vocabulary.
+  const std::string& name() const;
+  /// Of the bytes of all tokens and the end-of-text token: the same for a table whatever file it comes from.
+  std::uint64_t checksum() const;
+  TokenizerRecord record() const { return {name(), checksum(), vocabulary(), end_of_text()}; }
+  /// Of a file of ranks with the one merge that makes each token.
+  const TokenizerTable& table() const;
+
+  static constexpr std::size_t max_piece = std::size_t{1} << 24;
+
+ private:
+  class Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace nanorun

@@ -1,0 +1,72 @@
+#include "kernels/attention/attention_projection.hpp"
+
+#include <gtest/gtest.h>
+
+#include "kernels/check.hpp"
+#include "kernels/linear/matmul.hpp"
+#include "kernels/strided.hpp"
+
+namespace nanorun::kernels::portable {
+namespace {
+
+using test::Strided;
+
+constexpr int tokens = 5, heads = 2, head_dim = 6, width = heads * head_dim, in = 7;
+constexpr double eps = 1.0 / 128;
+
+/// Factors of the projection, and tables.
+struct Inputs {
+  Strided<double> x{tokens, in, test::random_values(tokens* in, 1)};
+  Strided<double> w{3 * width, in, test::random_values(3 * width * in, 2)};
+  Strided<double> cos{2 * tokens, head_dim / 2, test::random_values(tokens* head_dim, 3)};
+  Strided<double> sin{2 * tokens, head_dim / 2, test::random_values(tokens* head_dim, 4)};
+  Strided<double> source{tokens, width, test::random_values(tokens* width, 5)};
+  test::Vector<double> lambda{0.3};
+
+  Rotary<double> rotary(bool paired = false) { return {heads, cos.mat(), sin.mat(), paired}; }
+};
+
+struct Outputs {
+  Strided<double> qkv{tokens, 3 * width}, v_mixed{tokens, width}, rstd{tokens, 2 * heads};
+};
+
+void expect_equal(Outputs& a, Outputs& b) {
+  EXPECT_EQ(a.qkv.dense(), b.qkv.dense());
+  EXPECT_EQ(a.v_mixed.dense(), b.v_mixed.dense());
+  EXPECT_EQ(a.rstd.dense(), b.rstd.dense());
+}
+
+void expect_product_and_attention_input(const ValueMix<double>& mix, bool paired) {
+  Inputs inputs;
+  Outputs expected, got;
+  const Rotary<double> rotary = inputs.rotary(paired);
+  linear_forward<double>({}, expected.qkv.mat(), inputs.x.mat(), inputs.w.mat());
+  attention_input_forward<double>({}, expected.qkv.mat().col_block(0, 2 * width), expected.v_mixed.mat(),
+                                  expected.rstd.mat(), expected.qkv.mat(), rotary, mix, eps);
+  attention_projection_forward<double>({}, got.qkv.mat(), got.v_mixed.mat(), got.rstd.mat(), inputs.x.mat(),
+                                       inputs.w.mat(), rotary, mix, eps);
+  expect_equal(got, expected);
+}
+
+TEST(AttentionProjection, IsTheProductAndThenAttentionInput) {
+  Inputs inputs;
+  const double* const lambda = inputs.lambda.data();
+  expect_product_and_attention_input({lambda, true, inputs.source.mat(), nullptr}, false);
+  expect_product_and_attention_input({lambda, false, inputs.source.mat(), nullptr, true}, true);
+}
+
+TEST(AttentionProjection, ValuesMayMixWithThemselves) {
+  Inputs inputs;
+  Outputs got;
+  const ValueMix<double> mix{inputs.lambda.data(), true, got.qkv.mat().col_block(2 * width, width), nullptr};
+  attention_projection_forward<double>({}, got.qkv.mat(), got.v_mixed.mat(), got.rstd.mat(), inputs.x.mat(),
+                                       inputs.w.mat(), inputs.rotary(), mix, eps);
+  for (int t = 0; t < tokens; ++t) {
+    for (int j = 0; j < width; ++j) {
+      EXPECT_NEAR(got.v_mixed.mat().row(t)[j], got.qkv.mat().row(t)[2 * width + j], 1e-14);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace nanorun::kernels::portable

@@ -1,0 +1,64 @@
+// Which launchers have started ranks that this MPI has not joined.
+
+#include "src/base/launch.hpp"
+
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+
+namespace nanorun {
+namespace {
+
+std::string told(const LaunchVariables& variables, int ranks = 1) {
+  return unjoined_launcher(ranks, "Open MPI v4.1.4", variables);
+}
+
+TEST(Launch, RanksOfAnotherLauncherAreRecognised) {
+  for (const char* name : {"PMI_SIZE", "MPI_LOCALNRANKS", "SLURM_STEP_NUM_TASKS"}) {
+    const std::string message = told({{name, "3"}});
+    EXPECT_TRUE(message.starts_with(name + std::string(" = 3: "))) << message;
+    EXPECT_NE(message.find("Open MPI v4.1.4"), std::string::npos) << message;
+    EXPECT_NE(message.find(std::string("unset ") + name), std::string::npos) << message;
+    EXPECT_EQ(told({{name, "1"}}), "");
+    EXPECT_EQ(told({{name, ""}}), "");
+    EXPECT_EQ(told({{name, "3"}}, 3), "");
+  }
+  EXPECT_EQ(told({}), "");
+  EXPECT_TRUE(told({{"PMI_SIZE", "1"}, {"SLURM_STEP_NUM_TASKS", "2"}}).starts_with("SLURM_STEP_NUM_TASKS = 2: "));
+}
+
+TEST(Launch, TheOwnLauncherAndTerminalsMayLieInAnother) {
+  for (const char* own : {"OMPI_COMM_WORLD_SIZE", "PMIX_RANK", "SLURM_PTY_PORT"})
+    EXPECT_EQ(told({{"PMI_SIZE", "4"}, {"SLURM_STEP_NUM_TASKS", "4"}, {own, "1"}}), "") << own;
+}
+
+TEST(Launch, AStepWithoutPmixIsLeft) {
+  for (const char* own : {"OMPI_COMM_WORLD_SIZE", "PMIX_RANK"}) {
+    ::setenv("SLURM_STEP_ID", "0", 1);
+    leave_step_without_pmix({{own, "1"}, {"SLURM_STEP_NUM_TASKS", "3"}});
+    EXPECT_STREQ(std::getenv("SLURM_STEP_ID"), "0");
+  }
+  leave_step_without_pmix({{"SLURM_STEP_NUM_TASKS", "3"}});
+  EXPECT_EQ(std::getenv("SLURM_STEP_ID"), nullptr);
+}
+
+TEST(Launch, VariablesAreThoseOfTheEnvironment) {
+  ::setenv("MPI_LOCALNRANKS", "7", 1);
+  ::unsetenv("SLURM_STEP_NUM_TASKS");
+  const LaunchVariables variables = launch_variables();
+  ::unsetenv("MPI_LOCALNRANKS");
+  EXPECT_EQ(variables.at("MPI_LOCALNRANKS"), "7");
+  EXPECT_FALSE(variables.contains("SLURM_STEP_NUM_TASKS"));
+  EXPECT_FALSE(variables.contains("PATH"));
+}
+
+TEST(Launch, ATerminalOfSlurmsIsNotThatOfHigherRanks) {
+  ::setenv("SLURM_PTY_PORT", "40000", 1);
+  ::setenv("SLURM_PROCID", "1", 1);
+  const LaunchVariables variables = launch_variables();
+  ::unsetenv("SLURM_PTY_PORT"), ::unsetenv("SLURM_PROCID");
+  EXPECT_FALSE(variables.contains("SLURM_PTY_PORT"));
+}
+
+}  // namespace
+}  // namespace nanorun

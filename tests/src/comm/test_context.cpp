@@ -1,0 +1,153 @@
+#include "src/comm/context.hpp"
+
+#include <gtest/gtest.h>
+
+#include "tests/support/environment.hpp"
+#include "tests/support/error_of.hpp"
+
+namespace nanorun {
+namespace {
+
+DevicePlace place(const char* node, const char* identity, int visible = 8) {
+  DevicePlace made;
+  made.node = node;
+  made.identity = identity;
+  made.name = "NVIDIA H100";
+  made.visible = visible;
+  return made;
+}
+
+/// Of a program with CUDA 13.0 and the newest driver for it.
+DevicePlace gpu(const char* name, int capability) {
+  DevicePlace made = place("n7", "u0");
+  made.name = name;
+  made.capability = capability;
+  made.driver = made.runtime = 13000;
+  return made;
+}
+
+/// Message of the Error(usage, all_ranks); empty where the places pass.
+std::string refusal(const std::vector<DevicePlace>& places) {
+  return error_of([&] { require_own_devices(places); }, ExitCode::usage, Scope::all_ranks);
+}
+
+TEST(Devices, OneRankPerDevicePasses) {
+  EXPECT_EQ(refusal({}), "");
+  EXPECT_EQ(refusal({place("a", "u0")}), "");
+  EXPECT_EQ(refusal({place("a", "u0"), place("a", "u1"), place("b", "u2"), place("b", "u3")}), "");
+  // Each rank sees only its own.
+  EXPECT_EQ(refusal({place("a", "u0", 1), place("a", "u1", 1)}), "");
+  // The same text on another node is another device.
+  EXPECT_EQ(refusal({place("a", "u0"), place("b", "u0")}), "");
+}
+
+TEST(Devices, RanksOfCpuBuildsShareThem) { EXPECT_EQ(refusal({place("a", "", 1), place("a", "", 1)}), ""); }
+
+TEST(Devices, TwoRanksOnOneDeviceAreRefused) {
+  const std::string message = refusal(
+      {place("a", "u0", 2), place("a", "u1", 2), place("b", "u2", 2), place("a", "u0", 2), place("a", "u0", 2)});
+  for (const char* part : {"ranks 0, 3, 4 on node a ", "NVIDIA H100 u0", "of 2 that", "mpirun -n",
+                           "srun --ntasks-per-node", "CUDA_VISIBLE_DEVICES"}) {
+    EXPECT_NE(message.find(part), std::string::npos) << part << " is not in: " << message;
+  }
+  EXPECT_EQ(message.find('\n'), std::string::npos);
+}
+
+/// Message of the Error(usage) for rank 3; empty where its device passes.
+std::string refusal(const DevicePlace& place) {
+  return error_of([&] { require_usable_device(3, place); }, ExitCode::usage);
+}
+
+TEST(Devices, HopperPasses) {
+  EXPECT_EQ(refusal(gpu("NVIDIA H100 80GB HBM3", 90)), "");
+  EXPECT_EQ(refusal(gpu("NVIDIA H200", 90)), "");
+  EXPECT_EQ(refusal(gpu("NVIDIA GH200 480GB", 90)), "");
+}
+
+TEST(Devices, OneWithoutCodeIsRefused) {
+  const auto begin = [](const char* name, const char* capability) {
+    return fmt::format("rank 3 on node n7: {} has compute capability {}; this build has code for 9.0a: ", name,
+                       capability);
+  };
+  EXPECT_EQ(refusal(gpu("NVIDIA A100-SXM4-40GB", 80)).find(begin("NVIDIA A100-SXM4-40GB", "8.0")), 0);
+  EXPECT_EQ(refusal(gpu("NVIDIA L40S", 89)).find(begin("NVIDIA L40S", "8.9")), 0);
+  EXPECT_EQ(refusal(gpu("NVIDIA B200", 100)).find(begin("NVIDIA B200", "10.0")), 0);
+  EXPECT_EQ(refusal(gpu("NVIDIA RTX PRO 6000", 120)).find(begin("NVIDIA RTX PRO 6000", "12.0")), 0);
+}
+
+TEST(Devices, OldDriverIsRefusedWhateverTheDevice) {
+  // No device can be asked for through it.
+  DevicePlace old = place("n7", "", 0);
+  old.driver = 12040;
+  old.runtime = 13000;
+  EXPECT_EQ(refusal(old),
+            "rank 3 on node n7: the driver supports CUDA 12.4, this nanorun needs 13.0, driver 580 or newer");
+  old.runtime = 13020;
+  EXPECT_EQ(refusal(old),
+            "rank 3 on node n7: the driver supports CUDA 12.4, this nanorun needs 13.0, driver 580 or newer");
+  old.runtime = 14010;
+  EXPECT_EQ(refusal(old), "rank 3 on node n7: the driver supports CUDA 12.4, this nanorun needs 14.0, a newer driver");
+}
+
+TEST(Devices, DriverOfTheSameMajorVersionPasses) {
+  DevicePlace other = gpu("NVIDIA H100", 90);
+  other.runtime = 13020;
+  EXPECT_EQ(refusal(other), "");
+  other.driver = 14000;
+  EXPECT_EQ(refusal(other), "");
+}
+
+TEST(Devices, NoDeviceIsRefused) {
+  DevicePlace none = place("n7", "", 0);
+  none.runtime = 13000;
+  // Without a driver, and with one that finds or is shown no device.
+  for (const int driver : {0, 13000}) {
+    none.driver = driver;
+    EXPECT_EQ(refusal(none).find("rank 3 on node n7 finds no GPU: "), 0) << refusal(none);
+  }
+}
+
+TEST(Devices, CpuBuildsPass) { EXPECT_EQ(refusal(place("n7", "", 1)), ""); }
+
+TEST(Devices, IdleOnesAreSaid) {
+  EXPECT_EQ(idle_devices({place("a", "u0")}),
+            "1 rank uses 1 of the 8 GPUs of this node; start one rank per GPU to use all");
+  EXPECT_EQ(idle_devices({place("a", "u0", 4), place("a", "u1", 4)}),
+            "2 ranks use 2 of the 4 GPUs of this node; start one rank per GPU to use all");
+  EXPECT_EQ(idle_devices({place("a", "u0", 2), place("a", "u1", 2), place("b", "u2", 2)}),
+            "3 ranks use 3 of the 4 GPUs of 2 nodes; start one rank per GPU to use all");
+}
+
+TEST(Devices, NothingIsSaidWhereAllAreUsed) {
+  EXPECT_EQ(idle_devices({}), "");
+  EXPECT_EQ(idle_devices({place("a", "u0", 1)}), "");
+  EXPECT_EQ(idle_devices({place("a", "u0", 2), place("b", "u2", 2), place("a", "u1", 2), place("b", "u3", 2)}), "");
+  // Each rank sees only its own.
+  EXPECT_EQ(idle_devices({place("a", "u0", 1), place("a", "u1", 1)}), "");
+  // Ranks share a host.
+  EXPECT_EQ(idle_devices({place("a", "", 1), place("a", "", 1)}), "");
+}
+
+TEST(Peaks, AreOfModelsByTheirFullNames) {
+  EXPECT_EQ(peak_flops("NVIDIA H100 80GB HBM3"), 989.4e12);
+  EXPECT_EQ(peak_flops("NVIDIA H100 PCIe"), 756e12);
+  EXPECT_EQ(peak_flops("NVIDIA H200"), 989.4e12);
+  EXPECT_EQ(peak_flops("NVIDIA GH200 480GB"), 989.4e12);
+  // Slower models, and parts of a device.
+  for (const char* other : {"host", "", "NVIDIA H200 NVL", "NVIDIA H100 NVL", "NVIDIA H100 80GB HBM3 MIG 1g.10gb"})
+    EXPECT_EQ(peak_flops(other), 0) << other;
+}
+
+TEST(Peaks, AddUpOverTheRanks) {
+  EXPECT_EQ(peak_flops({gpu("NVIDIA H200", 90), gpu("NVIDIA H100 PCIe", 90)}), 989.4e12 + 756e12);
+  EXPECT_EQ(peak_flops({gpu("NVIDIA H200", 90), gpu("NVIDIA H200 NVL", 90)}), 0);
+  EXPECT_EQ(peak_flops(std::vector<DevicePlace>()), 0);
+}
+
+TEST(Devices, NoneIsOpenAtFirst) {
+  EXPECT_EQ(test_context->device(), -1);
+  EXPECT_EQ(test_context->stream().handle, nullptr);
+}
+
+}  // namespace
+}  // namespace nanorun

@@ -1,0 +1,256 @@
+// metrics.jsonl: its lines, and runs that resume.
+
+#include "src/measure/metrics.hpp"
+
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <fstream>
+#include <limits>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "tests/support/error_of.hpp"
+#include "tests/support/file_size_limit.hpp"
+#include "tests/support/temp_folder.hpp"
+
+namespace nanorun {
+namespace {
+
+using nlohmann::json;
+
+class MetricsTest : public testing::Test {
+ protected:
+  std::string path() const { return folder_ / "metrics.jsonl"; }
+
+  std::string text(const std::string& path) const {
+    std::ifstream in(path);
+    return {std::istreambuf_iterator<char>(in), {}};
+  }
+  std::string text() const { return text(path()); }
+  void put(const std::string& text) const { std::ofstream(path()) << text; }
+
+  std::vector<json> lines() const {
+    std::vector<json> lines;
+    std::ifstream in(path());
+    for (std::string line; std::getline(in, line);) lines.push_back(json::parse(line));
+    return lines;
+  }
+  /// "1 2 v2 3": steps, and validations with a v.
+  std::string order() const {
+    std::string names;
+    for (const json& line : lines()) {
+      if (!names.empty()) names += ' ';
+      if (line.contains("validation_loss")) names += 'v';
+      names += std::to_string(line["step"].get<long>());
+    }
+    return names;
+  }
+
+  /// Steps [first, last], a validation before the first, and one after each second step.
+  void write(long first, long last) const {
+    Metrics metrics(true);
+    metrics.open(path(), first - 1);
+    metrics.add(ValidationMetrics{.step = first - 1, .loss = 0.25 * static_cast<double>(first)});
+    for (long step = first; step <= last; ++step) {
+      metrics.add(StepMetrics{.step = step, .loss = 1.0 / static_cast<double>(step)});
+      if (step % 2 == 0) metrics.add(ValidationMetrics{.step = step, .loss = 7});
+    }
+    metrics.flush();
+  }
+
+  TempFolder folder_;
+};
+
+TEST_F(MetricsTest, NumbersComeBackAsTheyWere) {
+  const StepMetrics step{.step = 17,
+                         .loss = 1.0 / 3,
+                         .loss_weights = 1.75,
+                         .seconds = 0.0123456789012345678,
+                         .tokens_per_second = 1e6 / 7,
+                         .tokens = (std::uint64_t{1} << 40) + 1,
+                         .train_seconds = 1e5 / 3,
+                         .mfu = 0.1 + 0.2,
+                         .lr_factor = std::numeric_limits<double>::denorm_min(),
+                         .momentum = 0.95,
+                         .window = 896,
+                         .gradient_norm = 1e-300 / 7,
+                         .device_memory = (std::uint64_t{1} << 60) + 1,
+                         .gpu_rank = 3,
+                         .gpu_clock = 1755,
+                         .gpu_power = 650.25,
+                         .gpus_throttled = 2};
+  Metrics metrics(true);
+  metrics.open(path(), 0);
+  metrics.add(step);
+  metrics.add(ValidationMetrics{.step = 17, .loss = 2.0 / 3, .seconds = 0.375, .tokens = 7, .train_seconds = 1e5 / 3});
+  EXPECT_EQ(text(), "") << "before the flush";
+  metrics.flush();
+
+  const std::vector<json> found = lines();
+  ASSERT_EQ(found.size(), 2u);
+  EXPECT_EQ(found[0], (json{{"step", step.step},
+                            {"loss", step.loss},
+                            {"loss_weights", 1.75},
+                            {"ms", step.seconds * 1e3},
+                            {"tokens_per_second", step.tokens_per_second},
+                            {"tokens", step.tokens},
+                            {"train_seconds", step.train_seconds},
+                            {"mfu", *step.mfu},
+                            {"lr", step.lr_factor},
+                            {"momentum", step.momentum},
+                            {"window", step.window},
+                            {"gradient_norm", step.gradient_norm},
+                            {"device_memory_bytes", step.device_memory},
+                            {"gpu_rank", 3},
+                            {"gpu_clock_mhz", 1755},
+                            {"gpu_power_watts", 650.25},
+                            {"gpus_throttled", 2}}));
+  EXPECT_EQ(found[1], (json{{"step", 17},
+                            {"validation_loss", 2.0 / 3},
+                            {"validation_ms", 375.0},
+                            {"tokens", 7},
+                            {"train_seconds", step.train_seconds},
+                            {"step_ms", step.train_seconds / 17 * 1e3}}));
+}
+
+TEST_F(MetricsTest, WhatIsNotKnownIsLeftOut) {
+  Metrics metrics(true);
+  metrics.open(path(), 0);
+  metrics.add(ValidationMetrics{.step = 0, .loss = 5});
+  metrics.add(StepMetrics{.step = 1});
+  metrics.flush();
+  EXPECT_FALSE(lines()[0].contains("step_ms")) << "there was no step";
+  EXPECT_FALSE(lines()[1].contains("loss_weights"));
+  EXPECT_FALSE(lines()[1].contains("mfu"));
+  EXPECT_FALSE(lines()[1].contains("device_memory_bytes"));
+  EXPECT_FALSE(lines()[1].contains("gpu_rank"));
+}
+
+TEST_F(MetricsTest, OtherRanksWriteNothing) {
+  Metrics metrics(false);
+  metrics.open(path(), 0);
+  metrics.add(StepMetrics{.step = 1});
+  metrics.flush();
+  EXPECT_FALSE(std::filesystem::exists(path()));
+}
+
+TEST_F(MetricsTest, ResumeDropsLaterLines) {
+  write(1, 5);
+  EXPECT_EQ(order(), "v0 1 2 v2 3 4 v4 5");
+  const std::string before = text();
+  write(4, 6);
+  EXPECT_EQ(order(), "v0 1 2 v2 3 v3 4 v4 5 6 v6");
+  const std::size_t kept = before.find("{\"step\":4");
+  EXPECT_EQ(text().substr(0, kept), before.substr(0, kept));
+}
+
+TEST_F(MetricsTest, RepeatedValidationStandsOnce) {
+  write(1, 4);
+  write(3, 4);
+  EXPECT_EQ(order(), "v0 1 2 v2 3 4 v4");
+  EXPECT_EQ(lines()[3]["validation_loss"], 0.75) << "that of the second run";
+}
+
+TEST_F(MetricsTest, KeptValidationStaysWhereItIsNotRepeated) {
+  write(1, 4);
+  Metrics metrics(true);
+  metrics.open(path(), 2);
+  metrics.add(StepMetrics{.step = 3});
+  metrics.add(ValidationMetrics{.step = 3});
+  metrics.flush();
+  EXPECT_EQ(order(), "v0 1 2 v2 3 v3");
+}
+
+TEST_F(MetricsTest, RunFromTheStartBeginsAnew) {
+  write(1, 4);
+  write(1, 1);
+  EXPECT_EQ(order(), "v0 1");
+}
+
+TEST_F(MetricsTest, ResumeSaysWhichStepsAreMissing) {
+  const auto resumed = [&](long first_step) {
+    testing::internal::CaptureStderr();
+    Metrics(true).open(path(), first_step);
+    return testing::internal::GetCapturedStderr();
+  };
+  const auto warning = [&](const std::string& steps) {
+    return "nanorun: warning: " + path() + ": lacks " + steps + ", which an earlier job could not write\n";
+  };
+  EXPECT_EQ(resumed(9), "") << "there was no file: the run has begun elsewhere";
+  EXPECT_EQ(resumed(9), warning("steps 1 to 9"));
+  write(1, 4);
+  EXPECT_EQ(resumed(9), warning("steps 5 to 9"));
+  EXPECT_EQ(resumed(5), warning("step 5"));
+  EXPECT_EQ(resumed(4), "");
+  write(10, 11);
+  EXPECT_EQ(resumed(11), "") << "it was said before";
+  EXPECT_EQ(resumed(2), "");
+}
+
+TEST_F(MetricsTest, LineThatWasCutShortIsDropped) {
+  write(1, 3);
+  const std::string whole = text();
+  for (const char* rest : {"{", "{\"st", "{\"step\":4,\"loss\":0.2"}) {
+    put(whole + rest);
+    Metrics metrics(true);
+    metrics.open(path(), 9);
+    EXPECT_EQ(text(), whole) << rest;
+  }
+}
+
+TEST_F(MetricsTest, DamagedFileIsSetAside) {
+  int number = 0;
+  for (const std::string bad : {"no JSON\n", "{\"loss\":1}\n", "{\"step\":\"2\"}\n", "[1]\n", "{\"step\":1}{\n", "\n",
+                                "{\"step\":2}\n{\"step\":1}\n", "bytes without an end"}) {
+    put(bad);
+    testing::internal::CaptureStderr();
+    Metrics metrics(true);
+    metrics.open(path(), 9);
+    const std::string message = testing::internal::GetCapturedStderr(), aside = path() + "." + std::to_string(++number);
+    EXPECT_NE(message.find("metrics.jsonl: line "), std::string::npos) << message;
+    EXPECT_NE(message.find(aside), std::string::npos) << message;
+    EXPECT_EQ(text(aside), bad);
+    EXPECT_EQ(text(), "");
+  }
+}
+
+TEST_F(MetricsTest, CopyByHardLinksKeepsItsLines) {
+  write(1, 4);
+  const std::string copy = folder_ / "copy", before = text();
+  std::filesystem::create_hard_link(path(), copy);
+  write(3, 3);
+  EXPECT_EQ(order(), "v0 1 2 v2 3");
+  EXPECT_EQ(text(copy), before);
+}
+
+TEST_F(MetricsTest, FullDiskEndsTheMetricsWithAWholeLine) {
+  Metrics metrics(true);
+  metrics.open(path(), 0);
+  metrics.add(StepMetrics{.step = 1});
+  metrics.flush();
+  const std::string whole = text();
+  testing::internal::CaptureStderr();
+  {
+    const FileSizeLimit limit(whole.size() + 10);
+    metrics.add(StepMetrics{.step = 2});
+    metrics.flush();
+  }
+  metrics.add(StepMetrics{.step = 3});
+  metrics.flush();
+  const std::string message = testing::internal::GetCapturedStderr();
+  EXPECT_NE(message.find("; the metrics stop here"), std::string::npos) << message;
+  EXPECT_EQ(message.find('\n'), message.size() - 1) << "one line: " << message;
+  EXPECT_EQ(text(), whole);
+}
+
+TEST_F(MetricsTest, DirectoryInItsPlaceIsAnError) {
+  std::filesystem::create_directory(path());
+  Metrics metrics(true);
+  EXPECT_NE(error_of([&] { metrics.open(path(), 0); }, ExitCode::output, Scope::this_rank).find(path()),
+            std::string::npos);
+}
+
+}  // namespace
+}  // namespace nanorun

@@ -1,0 +1,409 @@
+#include "src/model/model.hpp"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <random>
+
+#include "src/config/schedule.hpp"
+#include "tests/support/learner.hpp"
+
+namespace nanorun {
+namespace {
+
+constexpr kernels::Token end_of_text = 199;
+
+Config small_config() {
+  Config config;
+  config.model.vocabulary = 200;
+  config.model.width = 32;
+  config.model.heads = 2;
+  config.model.head_dim = 16;
+  config.model.layers = 6;
+  config.model.norm_eps = 0.0078125;
+  config.model.zero_outputs = false;
+  config.head.precision = HeadChoice::fp32;
+  config.window.layers = "LSSSSL";
+  config.train.length = 384;
+  config.validation.length = 384;
+  return config;
+}
+
+Config record13_features() {
+  Config config = small_config();
+  config.model.value_path = ValuePath::first;
+  config.model.rotary = RotaryKind::full;
+  config.model.rotary_base = 10000;
+  config.model.softcap = 30;
+  config.window = {WindowKind::token, "L", 64, 1792, 64, Rounding::floor};
+  return config;
+}
+
+Config record21_features() {
+  Config config = small_config();
+  config.model.layers_without_attention = {3};
+  config.model.attention_scale = 0.12;
+  config.model.init_scale = 0.8660254037844386;
+  return config;
+}
+
+/// Eleven layers with every mechanism of record 89 in the place that it has there.
+Config record89_features() {
+  Config config = small_config();
+  ModelConfig& model = config.model;
+  model.heads = 4;
+  model.head_dim = 8;
+  model.layers = 11;
+  model.norm_eps = 1.1920928955078125e-07;
+  model.layers_without_attention = {6};
+  model.attention_scale = 0.3;
+  model.softcap = 23;
+  model.softcap_kind = kernels::SoftcapKind::sigmoid;
+  model.softcap_shift = 5;
+  model.softcap_width = 7.5;
+  model.residual = Residual::scaled;
+  model.value_path = ValuePath::gated_embeddings;
+  model.value_layers = {1, 2, 8, 9, 10};
+  model.smear = true;
+  model.bigram_rows = 300;
+  model.bigram_sign_rows = 64;
+  model.skip_from = 3;
+  model.skip_to = 6;
+  model.attention_source = 7;
+  model.paired_layers = {0, 2, 5, 9};
+  model.xsa_layers = {1, 3, 4, 7};
+  model.gated_layers = {3, 10};
+  model.key_offset_layers = {3, 10};
+  model.composed_layers = {10};
+  model.composition_window = 48;
+  model.gate_nets = true;
+  model.coefficient_width = 8;
+  model.mudd = true;
+  config.window.layers = "SSSLSSSSSSL";
+  config.window.kind = WindowKind::tokens_before;
+  config.window.quantum = 32;
+  config.train.length = config.validation.length = 256;
+  return config;
+}
+
+/// Record 89's forms before its gate nets: learned scalars, gates that read a stream, those of record 81's MUDD.
+Config record81_features() {
+  Config config = record89_features();
+  ModelConfig& model = config.model;
+  model.gate_nets = false;
+  model.composed_layers.clear();
+  model.gated_layers = {0, 1, 2, 3, 4, 5, 7, 8, 9, 10};
+  model.skip_gate = true;
+  model.bigram_columns = 20;
+  model.value_layers_gated_by_input = {2, 9};
+  model.mudd_scale = 0.2;
+  model.mudd_value_scale = 1.15;
+  model.mudd_backout = 0.25;
+  return config;
+}
+
+std::vector<kernels::Token> random_tokens(int count) {
+  std::mt19937 generator(5);
+  std::vector<kernels::Token> tokens(count);
+  for (auto& token : tokens) token = static_cast<kernels::Token>(generator() % end_of_text);
+  for (const int at : {0, 50, 177, 300}) {
+    if (at < count) tokens[at] = end_of_text;
+  }
+  return tokens;
+}
+
+/// A learner in double and a sequence.
+struct Fixture : Learner<double> {
+  explicit Fixture(const Config& config)
+      : Learner(config, test_comm(), end_of_text, {}), tokens(random_tokens(config.train.length + 1)) {
+    optimizer.initialise(7);
+  }
+
+  double loss(int window) {
+    config.window.first = config.window.last = window;
+    return model.validate(trace, Sequence::of(tokens), 0);
+  }
+  double forward_backward(int window, bool add = false) {
+    config.window.first = config.window.last = window;
+    const DeviceSequence sequence = model.upload(trace, Sequence::of(tokens), windows_at(config, 0));
+    model.forward_backward(trace, sequence, 0, {add, add});
+    model.loss().collect({});
+    return model.loss().value() / config.train.length;
+  }
+  /// Moves all weights away from where gradients vanish.
+  void disturb() {
+    std::mt19937 generator(11);
+    std::normal_distribution<double> normal(0, 0.1);
+    for (double& w : weights.tensors()) w += normal(generator);
+    for (double& w : weights.scalars()) w += normal(generator);
+  }
+  double& weight(const Parameter& p, std::size_t i) {
+    const std::size_t tensors = table.tensor_size();
+    return p.offset < tensors ? weights.tensors()[p.offset + i] : weights.scalars()[p.offset - tensors + i];
+  }
+
+  double gradient(const Parameter& p, std::size_t i) { return gradients.data()[table.gradient_at(p.offset) + i]; }
+
+  Trace trace = untraced(test_comm());
+  std::vector<kernels::Token> tokens;
+};
+
+/// `silent` names a tensor whose gradient must be exactly zero.
+void check_all_gradients(const Config& config, int window, const std::string& silent = "", bool disturbed = false) {
+  Fixture f(config);
+  if (disturbed) f.disturb();
+  EXPECT_NEAR(f.forward_backward(window), f.loss(window), 1e-12);
+  for (const Parameter& p : f.table.parameters()) {
+    if (p.group == Group::fixed) continue;
+    double scale = 0;
+    for (std::size_t i = 0; i < p.size(); ++i) scale = std::max(scale, std::abs(f.gradient(p, i)));
+    EXPECT_EQ(scale == 0, p.name == silent) << p.name << ": largest gradient " << scale;
+    for (std::size_t i = 0; i < p.size(); i += std::max<std::size_t>(1, p.size() / 7)) {
+      double& w = f.weight(p, i);
+      // The second term of the tolerance is the rounding of a loss near 5, divided by 2 h.
+      const double kept = w, h = 1e-5;
+      w = kept + h;
+      const double above = f.loss(window);
+      w = kept - h;
+      const double below = f.loss(window);
+      w = kept;
+      EXPECT_NEAR(f.gradient(p, i), (above - below) / (2 * h), 1e-6 * scale + 3e-10) << p.name << "[" << i << "]";
+    }
+  }
+}
+
+TEST(Model, GradientsOfRecord13FeaturesMatchFiniteDifferences) {
+  // Layer 0 interpolates between v and v itself, so its value mix has no effect.
+  check_all_gradients(record13_features(), 192, "block.0.value_mix");
+}
+
+TEST(Model, GradientsOfRecord21FeaturesMatchFiniteDifferences) { check_all_gradients(record21_features(), 256); }
+
+/// Of the two layers that share a table, the lower or the upper one has no attention.
+TEST(Model, GradientsOfATableThatOneLayerReadsMatchFiniteDifferences) {
+  Config config = record21_features();
+  config.model.layers_without_attention = {0, 5};
+  check_all_gradients(config, 128);
+}
+
+TEST(Model, GradientsWithoutValuePathMatchFiniteDifferences) {
+  Config config = record21_features();
+  config.model.value_path = ValuePath::none;
+  check_all_gradients(config, 128);
+}
+
+TEST(Model, GradientsOfRecord89FeaturesMatchFiniteDifferences) {
+  // The table of signs is fixed.
+  check_all_gradients(record89_features(), 96, "", true);
+}
+
+TEST(Model, GradientsOfRecord81FeaturesMatchFiniteDifferences) {
+  check_all_gradients(record81_features(), 96, "", true);
+}
+
+/// Record 89's stream with few mechanisms beside it.
+Config scaled_features() {
+  Config config = small_config();
+  ModelConfig& model = config.model;
+  model.residual = Residual::scaled;
+  model.value_path = ValuePath::none;
+  model.layers = 4;
+  model.bigram_rows = 31;
+  model.xsa_layers = {1};
+  model.gated_layers = {2};
+  model.layers_without_attention = {3};
+  config.window.layers = "L";
+  return config;
+}
+
+/// The factors of branches, each with what it scales.
+struct BranchFactor {
+  const char *name, *branch;
+  int element = 0;
+};
+constexpr BranchFactor branch_factors[] = {{"block.0.attention_post", "block.0.attention_out"},
+                                           {"block.1.attention_factors", "block.1.attention_out", 1},
+                                           {"block.2.attention_post", "block.2.attention_out"},
+                                           {"block.1.mlp_post", "block.1.mlp_out"},
+                                           {"block.0.mlp_post", "block.0.mlp_out"}};
+
+TEST(Model, FactorsOfBranchesThatAreZeroHaveNoGradient) {
+  for (const char* zero : {"out", "in"}) {
+    Fixture f(scaled_features());
+    f.disturb();
+    for (const Parameter& p : f.table.parameters()) {
+      const bool begins = p.name.ends_with("qkv") || p.name.ends_with("mlp_in"), ends = p.name.ends_with("_out");
+      if (!(zero == std::string("out") ? ends : begins)) continue;
+      for (std::size_t i = 0; i < p.size(); ++i) f.weight(p, i) = 0;
+    }
+    f.forward_backward(128);
+    for (const auto& [name, branch, i] : branch_factors) EXPECT_EQ(f.gradient(f.table.find(name), i), 0) << name;
+    EXPECT_NE(f.gradient(f.table.find("block.1.mlp_residual"), 0), 0);
+  }
+}
+
+/// Nothing is left of a branch in the sum then; its factor has a gradient all the same.
+TEST(Model, FactorsOfZeroHaveTheirGradients) {
+  for (const MlpPrecision precision : {MlpPrecision::working, MlpPrecision::fp8}) {
+    Config config = scaled_features();
+    config.train.recompute = Recompute::mlp;
+    config.train.mlp_precision = precision;
+    Fixture f(config);
+    f.disturb();
+    for (const auto& [name, branch, i] : branch_factors) f.weight(f.table.find(name), i) = 0;
+    f.forward_backward(128);
+    for (const auto& [name, branch, i] : branch_factors) {
+      SCOPED_TRACE(name);
+      double& factor = f.weight(f.table.find(name), i);
+      constexpr double h = 1e-5;
+      factor = h;
+      const double above = f.loss(128);
+      factor = -h;
+      const double slope = (above - f.loss(128)) / (2 * h), gradient = f.gradient(f.table.find(name), i);
+      factor = 0;
+      EXPECT_GT(std::abs(slope), 1e-6);
+      if (precision == MlpPrecision::fp8) {  // which validation is not in
+        EXPECT_GT(gradient / slope, 0.25);
+      } else {
+        EXPECT_NEAR(gradient, slope, 1e-6 * std::abs(slope) + 3e-10);
+      }
+      const Parameter& matrices = f.table.find(branch);
+      for (std::size_t k = 0; k < matrices.size(); k += 5) ASSERT_EQ(f.gradient(matrices, k), 0);
+    }
+  }
+}
+
+TEST(Model, ZeroOutputsGiveUniformLoss) {
+  Config config = record21_features();
+  config.model.zero_outputs = true;
+  Fixture f(config);
+  EXPECT_NEAR(f.loss(128), std::log(padded_vocabulary(config.model)), 1e-12);
+}
+
+/// Also in a model without gradients. The vocabulary has no padding, which the loss counts too.
+TEST(Model, NextLogitsGiveTheLoss) {
+  Config config = record21_features();
+  config.model.vocabulary = 256;
+  config.train.length = config.validation.length = 128;
+  config.window.first = config.window.last = 128;
+  Fixture f(config);
+  Model<double> model(f.config, f.table, f.weights, {}, end_of_text, {}, {});
+  double loss = 0;
+  for (int t = 0; t < config.validation.length; ++t) {
+    const auto logits = model.next_logits(f.trace, std::span(f.tokens).first(config.validation.length), 0, t);
+    ASSERT_EQ(logits.size(), 256u);
+    double sum = 0;
+    for (const double logit : logits) sum += std::exp(logit);
+    loss += std::log(sum) - logits[f.tokens[t + 1]];
+  }
+  EXPECT_NEAR(loss / config.validation.length, f.loss(128), 1e-12);
+  EXPECT_EQ(model.validate(f.trace, Sequence::of(f.tokens), 0), f.loss(128));
+}
+
+Config with_fp8_mlp(Config config) {
+  config.train.mlp_precision = MlpPrecision::fp8;
+  return config;
+}
+
+TEST(Model, RecomputingTheMlpChangesNoBitAndSavesMemory) {
+  for (Config config : {record21_features(), with_fp8_mlp(record21_features()), record89_features()}) {
+    SCOPED_TRACE(config.model.layers);
+    Fixture kept(config);
+    config.train.recompute = Recompute::mlp;
+    Fixture formed_again(config);
+    kept.disturb(), formed_again.disturb();
+    EXPECT_EQ(kept.forward_backward(256), formed_again.forward_backward(256));
+    for (std::size_t i = 0; i < kept.table.gradient_size(); ++i)
+      ASSERT_EQ(kept.gradients.data()[i], formed_again.gradients.data()[i]);
+    EXPECT_LT(Model<double>::memory_bytes(formed_again.config), Model<double>::memory_bytes(kept.config));
+  }
+}
+
+/// Training sequences are quantised on either kind of residual stream, validation never is.
+TEST(Model, TheMlpInFp8IsForTrainingAlone) {
+  for (Config config : {record21_features(), record89_features()}) {
+    Fixture working(config);
+    config.train.mlp_precision = MlpPrecision::fp8;
+    Fixture fp8(config);
+    working.disturb();
+    fp8.disturb();
+    const double loss = working.loss(128);
+    EXPECT_EQ(fp8.loss(128), loss);
+    EXPECT_NEAR(working.forward_backward(128), loss, 1e-12);
+    const double quantised = fp8.forward_backward(128);
+    EXPECT_GT(std::abs(quantised - loss), 1e-6);
+    EXPECT_NEAR(quantised, loss, 1e-2 * loss);
+    EXPECT_EQ(fp8.loss(128), loss);
+    double difference = 0, norm = 0;
+    for (std::size_t i = 0; i < fp8.table.gradient_size(); ++i) {
+      difference += std::pow(fp8.gradients.data()[i] - working.gradients.data()[i], 2);
+      norm += std::pow(working.gradients.data()[i], 2);
+    }
+    EXPECT_GT(difference, 0);
+    EXPECT_LT(difference, 0.04 * norm);
+  }
+}
+
+TEST(Model, GradientsAddUpOverSequences) {
+  Fixture f(record21_features());
+  std::ranges::fill(f.gradients.span(), std::numeric_limits<double>::quiet_NaN());  // what the first one replaces
+  f.forward_backward(128);
+  const std::vector<double> once(f.gradients.span().begin(), f.gradients.span().end());
+  f.forward_backward(128, true);
+  for (std::size_t i = 0; i < once.size(); ++i) ASSERT_NEAR(f.gradients.data()[i], 2 * once[i], 1e-12);
+}
+
+/// Record 89 without MUDD, where only layer 0 attends and the skip joins the stream that it left.
+Config one_attention() {
+  Config config = record89_features();
+  ModelConfig& model = config.model;
+  model.mudd = false;
+  model.layers_without_attention = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10};
+  model.value_path = ValuePath::none;
+  model.skip_from = 5;
+  model.attention_source = -1;
+  model.paired_layers = {0};
+  for (auto* layers : {&model.value_layers, &model.xsa_layers, &model.gated_layers, &model.key_offset_layers,
+                       &model.composed_layers}) {
+    layers->clear();
+  }
+  return config;
+}
+
+TEST(Model, GradientsOfOneAttentionMatchFiniteDifferences) { check_all_gradients(one_attention(), 96, "", true); }
+
+/// Most gradients of streams are not cleared: what is sent to them first overwrites them.
+TEST(Model, GradientsDependOnNoEarlierPass) {
+  Config without_mudd = record89_features();
+  without_mudd.model.mudd = false;
+  int kind = 0;
+  for (const Config& config : {record13_features(), record21_features(), record89_features(), record81_features(),
+                               without_mudd, one_attention()}) {
+    SCOPED_TRACE(kind++);
+    Fixture f(config);
+    f.disturb();
+    f.forward_backward(96);
+    const std::vector<double> once(f.gradients.span().begin(), f.gradients.span().end());
+    f.forward_backward(96);
+    for (std::size_t i = 0; i < once.size(); ++i) ASSERT_EQ(f.gradients.data()[i], once[i]);
+  }
+}
+
+TEST(Model, LossDependsOnlyOnTheSameDocument) {
+  Fixture f(record21_features());
+  Config config = record21_features();
+  // The last document begins at 300; with a changed token before it, the losses of its positions stay. Measured as
+  // the change of the mean loss against the change over the first 300 positions alone.
+  config.train.length = config.validation.length = 256;
+  Fixture head(config);
+  const double whole = f.loss(1024), part = head.loss(1024);
+  f.tokens[10] = head.tokens[10] = 3;
+  const double whole_changed = f.loss(1024), part_changed = head.loss(1024);
+  EXPECT_NE(part, part_changed);
+  EXPECT_NEAR((whole_changed - whole) * 384, (part_changed - part) * 256, 1e-9);
+}
+
+}  // namespace
+}  // namespace nanorun
