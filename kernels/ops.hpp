@@ -9,6 +9,7 @@
 #include "kernels/attention/head_scale.hpp"
 #include "kernels/device/device.hpp"
 #include "kernels/device/fill.hpp"
+#include "kernels/device/magnitude.hpp"
 #include "kernels/device/random.hpp"
 #include "kernels/device/types.hpp"
 #include "kernels/device/wire.hpp"

@@ -5,63 +5,55 @@ import re
 import sys
 from pathlib import Path
 
-# A module may include modules of the lines above its own, and itself. docs/architecture.md shows the same lines.
-LAYERS = """
-text utf8 known_formats
-error json_mend
-arena build early files files_own json_text launch slab walltime
-output_file h5_library bin_file hellaswag nvml safetensors export_files
-file_lock growing_file watchdog
-config config_keys config_toml comm h5 h5_shared h5_structure
-config_values config_check
-config_text config_check_layers config_check_stages config_check_cuda
-context transport mask schedule topology bigram stop data data_steps data_documents
-agreement trace trace_file run_directory metrics time_left
-transport_mpi transport_nccl transport_peers tensor_comm gpu_monitor
-transport_devices params uploader tokenizer tokenizer_added tokenizer_split tokenizer_table tokenizer_table_json synthetic
-token_origin shard_record
-import_documents import_documents_json import_plan prefixes touched_rows
-import import_bin import_encoded import_inputs import_inspect import_synthetic import_text coefficients update_rules run_data run_data_documents run_data_opener checkpoint_file
-activations rotary_table mlp_scales muon_blocks checkpoint checkpoint_place
-mixes branches head_mixing mlp_layer input_layer optimizer optimizer_rows optimizer_slabs optimizer_state optimizer_transfers
-values
-attention_layer
-model
-learner validation provenance
-trained_model exported_config
-report evaluate evaluate_hellaswag export_model first_weights
-earlier_run sample imported_model dry_run
-command_line
-run_setup
-run_log
-train
-main
+# The folders and what they hold. A file includes files of its own folder and of the lines above. docs/architecture.md
+# shows the same lines.
+FOLDERS = """
+kernels/device     device, streams, views of tensors; helpers of all kernels; ops on memory
+kernels/hopper     what Hopper alone has: TMA, wgmma, mbarrier; the fused GEMM
+kernels/linear     products with weights, and what is fused with them
+kernels/attention  attention, its projection, and what is done to its heads
+kernels/lm_head    the LM head and the loss
+kernels/stream     the residual stream: embedding, norms, mixes, coefficient nets
+kernels/optimizer  Adam and Muon
+kernels            the dispatcher of ops
+src/base           files, text, errors, memory, the process
+src/config         the deck: its keys and rules, and what changes with the step
+src/storage        HDF5 files and .bin files
+src/comm           collectives, transports, watchdog
+src/tokenizer      text to tokens and back
+src/measure        trace, metrics, state of GPUs, time left
+src/data           what a run reads: shards, sequences, masks, uploads
+src/shard          nanorun shard, verify and export SHARD
+src/model          the model: parameters, layers, passes
+src/optimizer      updates of parameters, and what travels for them
+src/run            a training run: setup, steps, validation, checkpoints, log
+src/commands       the other commands on models: eval, sample, import, export
+src                command line and main
 """
-LEVEL = {name: level for level, line in enumerate(LAYERS.splitlines()) for name in line.split()}
+LEVEL = {line.split()[0]: level for level, line in enumerate(FOLDERS.strip().splitlines())}
 
-# Which modules may see a library.
-ROOMS = {
-    "mpi.h": {"context", "comm", "h5", "h5_shared", "transport_mpi"},
-    "nccl.h": {"transport_nccl"},
-    "kernels/device/peer_memory.hpp": {"transport_peers", "peer_memory"},
-    "hdf5.h": {"h5", "h5_library"},
-    "src/storage/h5.hpp": {"h5", "h5_structure", "context", "data", "checkpoint", "checkpoint_file", "trace_file",
-                   "import", "import_bin", "tokenizer"},
-    "toml++/toml.h": {"config_toml"},
-    "CLI/": {"command_line"},
-    "nlohmann/json.hpp": {"report", "provenance", "trace", "metrics", "tokenizer_table_json", "import_documents_json",
-                          "export_model", "json_text"},
-    "pcre2.h": {"tokenizer_split"},
-    "dlfcn.h": {"nvml", "stop", "comm"},
-    "cblas.h": {"portable"},
-    "Kokkos": {"portable", "device", "fp8", "vector_math"},
+# Which folders, or modules of one, may see a header.
+MAY_SEE = {
+    "mpi.h": {"src/comm", "src/storage"},
+    "nccl.h": {"src/comm"},
+    "kernels/device/peer_memory.hpp": {"src/comm", "kernels/device"},
+    "hdf5.h": {"src/storage"},
+    "toml++/toml.h": {"src/config"},
+    "CLI/": {"src/command_line"},
+    "nlohmann/json.hpp": {"src/base", "src/tokenizer", "src/measure", "src/shard", "src/run", "src/commands"},
+    "pcre2.h": {"src/tokenizer"},
+    "dlfcn.h": {"src/comm", "src/measure", "src/run/stop"},
+    "cblas.h": {"kernels/device"},
+    "Kokkos": {"kernels/device"},
     # Whoever asks the file system elsewhere may drop its errors.
-    "filesystem": {"files"},
-    "fstream": {"files"},
-    "fcntl.h": {"files", "files_own", "output_file", "file_lock", "early", "launch", "h5_structure"},
-    "glob.h": {"files"},
-    "dirent.h": {"files"},
-    "sys/stat.h": {"files", "files_own", "output_file"},
+    "filesystem": {"src/base/files"},
+    "fstream": {"src/base/files"},
+    "fcntl.h": {"src/base", "src/storage"},
+    "glob.h": {"src/base/files"},
+    "dirent.h": {"src/base/files"},
+    "sys/stat.h": {"src/base"},
+    # CUDA ops of other GPUs do without.
+    "kernels/hopper/": {"kernels/hopper"},
 }
 
 # What src/ may see of kernels/: the dispatcher, the views, the mask that the host builds, the memory of peers, signs of
@@ -71,47 +63,75 @@ KERNEL_HEADERS = {
     for name in ("ops", "attention/attention", "device/types", "device/peer_memory", "device/life", "device/limits")
 }
 
+ENDINGS = (".hpp", ".cpp", ".cu", ".cuh")
 
-def parts_of_one(a, b):
-    """Whether a module has both as parts, or is one of them: a_b is a part of a."""
-    wholes = [{name[:i] for i in range(1, len(name) + 1) if name[:i] in LEVEL and f"{name}_"[i] == "_"} for name in (a, b)]
-    return bool(wholes[0] & wholes[1])
+
+def includes_of(path):
+    """Number and header of each line that includes one."""
+    for number, line in enumerate(path.read_text().splitlines(), 1):
+        match = re.match(r'\s*#\s*include\s*[<"]([^>"]+)[>"]', line)
+        if match:
+            yield number, match.group(1)
+
+
+def may_see(module, header):
+    """Who may see the header where this module may not."""
+    for of, seers in MAY_SEE.items():
+        if header.startswith(of) and not any(module == seer or module.startswith((f"{seer}/", f"{seer}_"))
+                                             for seer in seers):
+            if not (of == "kernels/hopper/" and module.endswith("_sm90")):
+                return seers
+    return None
 
 
 def breaches_of(path, root):
-    module = path.stem
-    in_kernels = path.relative_to(root).parts[0] == "kernels"
+    file = path.relative_to(root)
+    folder, module = str(file.parent), str(file.with_suffix(""))
+    in_kernels = file.parts[0] == "kernels"
     for number, line in enumerate(path.read_text().splitlines(), 1):
         if "print(stderr" in line:
-            yield f"{path.relative_to(root)}:{number}: throws where standard error is closed; warn() does not"
-        match = re.match(r'\s*#\s*include\s*[<"]([^>"]+)[>"]', line)
-        if not match:
-            continue
-        header = match.group(1)
-        where = f"{path.relative_to(root)}:{number}: {header}"
-        for library, rooms in ROOMS.items():
-            if header.startswith(library) and module not in rooms:
-                yield f"{where} belongs to {', '.join(sorted(rooms))}"
-        if in_kernels and header.startswith("src/"):
+            yield f"{file}:{number}: throws where standard error is closed; warn() does not"
+    for number, header in includes_of(path):
+        where = f"{file}:{number}: {header}"
+        other = str(Path(header).parent)
+        if seers := may_see(module, header):
+            yield f"{where} belongs to {', '.join(sorted(seers))}"
+        elif in_kernels and header.startswith("src/"):
             yield f"{where}: kernels never include src"
-        if path.suffix in (".cu", ".cuh") and header.startswith("Kokkos"):
+        elif path.suffix in (".cu", ".cuh") and header.startswith("Kokkos"):
             yield f"{where}: CUDA implementations see no Kokkos"
-        if not in_kernels and header.startswith("kernels/") and header not in KERNEL_HEADERS:
+        elif not in_kernels and header.startswith("kernels/") and header not in KERNEL_HEADERS:
             yield f"{where} is private to kernels; src sees only {', '.join(sorted(KERNEL_HEADERS))}"
-        if not in_kernels and header.startswith("src/"):
-            other = Path(header).stem
-            if other != module and LEVEL[other] >= LEVEL[module] and not parts_of_one(module, other):
-                yield f"{where} does not lie below {module}"
+        elif header.startswith(("src/", "kernels/")) and LEVEL.get(other, 0) > LEVEL[folder]:
+            yield f"{where} does not lie below {folder}"
+
+
+def circles(headers, root):
+    """Headers that include each other, directly or not."""
+    graph = {str(path.relative_to(root)): [header for _, header in includes_of(path)] for path in headers}
+    seen, found = set(), []
+
+    def visit(header, path):
+        if header in path:
+            found.append(" -> ".join(path[path.index(header):] + [header]))
+        elif header in graph and header not in seen:
+            seen.add(header)
+            for other in graph[header]:
+                visit(other, path + [header])
+
+    for header in graph:
+        visit(header, [])
+    return [f"a circle of includes: {circle}" for circle in found]
 
 
 def main():
     root = Path(sys.argv[1])
-    files = [p for folder in ("src", "kernels") for p in sorted((root / folder).rglob("*"))]
-    files = [p for p in files if p.suffix in (".hpp", ".cpp", ".cu", ".cuh")]
-    unknown = [p.name for p in files if p.relative_to(root).parts[0] == "src" and p.stem not in LEVEL]
-    breaches = [f"src/{name} has no place among the layers" for name in unknown]
-    if not unknown:
+    files = [p for folder in ("src", "kernels") for p in sorted((root / folder).rglob("*")) if p.suffix in ENDINGS]
+    homeless = [p.relative_to(root) for p in files if str(p.parent.relative_to(root)) not in LEVEL]
+    breaches = [f"{file}: its folder has no place among the folders" for file in homeless]
+    if not homeless:
         breaches = [breach for path in files for breach in breaches_of(path, root)]
+    breaches += circles([p for p in files if p.suffix in (".hpp", ".cuh")], root)
     long = [(p, len(p.read_text().splitlines())) for p in files]
     breaches += [f"{p.relative_to(root)} has {n} lines, more than 500" for p, n in long if n > 500]
     print("\n".join(breaches) or f"{len(files)} files in order")

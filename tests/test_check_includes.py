@@ -9,13 +9,20 @@ import check_includes
 
 
 class CheckIncludes(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.root = Path(folder.name)
+
+    def write(self, path, line):
+        """A file that holds one line."""
+        file = self.root / path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(line + "\n")
+        return file
+
     def breaches(self, path, line):
-        """What is found in a file that holds one line."""
-        with tempfile.TemporaryDirectory() as folder:
-            file = Path(folder) / path
-            file.parent.mkdir(parents=True)
-            file.write_text(line + "\n")
-            return list(check_includes.breaches_of(file, Path(folder)))
+        return list(check_includes.breaches_of(self.write(path, line), self.root))
 
     def assert_breach(self, path, line):
         found = self.breaches(path, line)
@@ -29,23 +36,49 @@ class CheckIncludes(unittest.TestCase):
                     self.assert_breach("src/model/model.cpp", f"{directive} {name}")
         self.assert_breach("src/model/model.cpp", "#include<mpi.h>")
 
+    def test_folders_include_those_below_them(self):
+        self.assertEqual(self.breaches("src/model/model.cpp", '#include "src/model/topology.hpp"'), [])
+        self.assertEqual(self.breaches("src/model/model.cpp", '#include "src/base/error.hpp"'), [])
+        self.assertEqual(self.breaches("src/main.cpp", '#include "src/run/train.hpp"'), [])
+        self.assert_breach("src/base/error.cpp", '#include "src/config/config.hpp"')
+        self.assert_breach("src/run/train.cpp", '#include "src/commands/sample.hpp"')
+        self.assert_breach("kernels/device/vec.cuh", '#include "kernels/stream/mix.hpp"')
+        self.assert_breach("kernels/stream/mix.cpp", '#include "kernels/ops.hpp"')
+
+    def test_circles_of_headers_are_found(self):
+        files = [self.write("src/a/one.hpp", '#include "src/a/two.hpp"'),
+                 self.write("src/a/two.hpp", '#include "src/a/three.hpp"'),
+                 self.write("src/a/three.hpp", "#include <string>")]
+        self.assertEqual(check_includes.circles(files, self.root), [])
+        self.write("src/a/three.hpp", '#include "src/a/one.hpp"')
+        self.assertEqual(check_includes.circles(files, self.root), [
+            "a circle of includes: src/a/one.hpp -> src/a/two.hpp -> src/a/three.hpp -> src/a/one.hpp"])
+
     def test_host_code_sees_few_kernel_headers(self):
         for name in ("ops", "device/types", "attention/attention"):
             self.assertEqual(self.breaches("src/model/model.cpp", f'#include "kernels/{name}.hpp"'), [])
-        for name in ("linear/matmul.hpp", "device/wire.hpp", "device/portable.hpp", "device/vec.cuh", "attention/attention.cuh"):
+        for name in ("linear/matmul.hpp", "device/wire.hpp", "device/vec.cuh", "attention/attention_tiles_sm90.cuh"):
             self.assert_breach("src/model/model.cpp", f'#include "kernels/{name}"')
+
+    def test_what_hopper_alone_has_is_marked(self):
+        self.assertEqual(self.breaches("kernels/stream/embedding_sm90.cu", '#include "kernels/hopper/sm90.cuh"'), [])
+        self.assert_breach("kernels/stream/norm.cu", '#include "kernels/hopper/sm90.cuh"')
 
     def test_kernels_never_include_src(self):
         self.assert_breach("kernels/lm_head/head.cpp", '#include "src/model/model.hpp"')
         self.assert_breach("kernels/device/device.cu", "#include <Kokkos_Core.hpp>")
         self.assert_breach("src/comm/context.cpp", "#include <Kokkos_Core.hpp>")
 
+    def test_modules_are_told_apart_from_folders(self):
+        self.assertEqual(self.breaches("src/base/files_own.cpp", "#include <filesystem>"), [])
+        self.assert_breach("src/base/filesystem_of.cpp", "#include <filesystem>")
+
     def test_messages_never_throw(self):
         self.assert_breach("src/model/model.cpp", 'fmt::print(stderr, "nanorun: {}\\n", text);')
 
-    def test_the_page_on_architecture_shows_the_layers(self):
+    def test_the_page_on_architecture_shows_the_folders(self):
         page = (Path(__file__).resolve().parents[1] / "docs" / "architecture.md").read_text()
-        self.assertIn(textwrap.indent(check_includes.LAYERS.strip(), "    "), page)
+        self.assertIn(textwrap.indent(check_includes.FOLDERS.strip(), "    "), page)
 
 
 if __name__ == "__main__":

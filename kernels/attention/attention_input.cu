@@ -113,7 +113,7 @@ __device__ Pair norm_rotate_backward(const Pair& d_y, const Pair& y, float r, co
 }
 
 template <bool key_offset>
-__global__ void __launch_bounds__(block_threads, resident_blocks / sm90::sm_count)
+__global__ void __launch_bounds__(block_threads, resident_per_sm)
     attention_input_backward_kernel(Units shape, Mat<bf16> d_qkv, ValueMixGradients<bf16> d_mix, Mat<const bf16> qk,
                                     Mat<const float> rstd, Mat<const bf16> v, Mat<const float> d_q, Mat<const bf16> d_k,
                                     Mat<const bf16> d_v, Mat<const bf16> d_v_extra, Rotary<bf16> rotary,
@@ -217,7 +217,7 @@ void attention_input_backward(Stream stream, Mat<T> d_qkv, const ValueMixGradien
   if (d_q.rows == 0) return;
   assert(!d_mix.d_source || !d_mix.d_rows);
   assert(qk.rows == d_q.rows + (rotary.key_offset ? 1 : 0));
-  const int blocks = std::min(ceil_div(shape.count, block_warps), resident_blocks);
+  const int blocks = std::min(ceil_div(shape.count, block_warps), resident_blocks());
   const auto kernel =
       rotary.key_offset ? attention_input_backward_kernel<true> : attention_input_backward_kernel<false>;
   launch(op, stream, kernel, blocks, block_threads, 0, shape, d_qkv, d_mix, qk, rstd, v, d_q, d_k, d_v, d_v_extra,

@@ -27,9 +27,9 @@ __global__ void __launch_bounds__(threads, 3)
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         const float* const pair = a + key / 2 + 2 * i;
-        operand[i] = sm90::pack_bf16(w2[i % 2] * pair[0], w2[i % 2] * pair[1]);
+        operand[i] = pack_bf16(w2[i % 2] * pair[0], w2[i % 2] * pair[1]);
       }
-      add_product(sums, operand, sm90::shared_address(s.band) + (first + key) * row_bytes);
+      add_product(sums, operand, shared_address(s.band) + (first + key) * row_bytes);
     }
     add_and_store(s.own + first * row_bytes, sums, 1, out.row(Queries::first_token() + first) + h * head_dim, out.ld);
   }

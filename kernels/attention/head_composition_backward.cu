@@ -15,8 +15,8 @@ namespace nanorun::kernels::cuda {
 namespace {
 
 using namespace composition;
-using sm90::pack_bf16;
-using sm90::shared_address;
+using pack_bf16;
+using shared_address;
 
 /// What the kernel by queries leaves for that by keys.
 struct Scratch {
@@ -239,7 +239,7 @@ __device__ __forceinline__ void probabilities(float (&p)[Keys::part / 2], const 
       const int key = 8 * (i / 2), q = query + 8 * j + keys.column + i % 2;
       const bool allowed = first_key + key >= begin[i % 2] && keys.row + key <= q;
       float& x = p[4 * j + i];
-      x = allowed ? sm90::exp2_fast(x * scale_log2 - element(log2_sum, i)) : 0;
+      x = allowed ? exp2_fast(x * scale_log2 - element(log2_sum, i)) : 0;
     }
   }
 }

@@ -10,7 +10,6 @@
 #include "kernels/attention/head_composition.hpp"
 #include "kernels/device/limits.hpp"
 #include "kernels/device/vec.cuh"
-#include "kernels/hopper/sm90.cuh"
 
 namespace nanorun::kernels::cuda::composition {
 
@@ -39,16 +38,16 @@ template <int rows>
 __device__ __forceinline__ void load_rows(std::byte* tile, const Mat<const bf16>& x, int head, int first) {
   constexpr int chunks = row_bytes / 16;
   const int chunk = threadIdx.x % chunks;
-  const std::uint32_t to = sm90::shared_address(tile);
+  const std::uint32_t to = shared_address(tile);
 #pragma unroll 4
   for (int i = threadIdx.x / chunks; i < rows; i += threads / chunks) {
     const int t = first + i;
     const bool outside = t < 0 || t >= x.rows;
-    sm90::cp_async(to + chunk_at(i, chunk), x.row(outside ? 0 : t) + head * head_dim + chunk * 8, outside);
+    cp_async(to + chunk_at(i, chunk), x.row(outside ? 0 : t) + head * head_dim + chunk * 8, outside);
   }
 }
 __device__ __forceinline__ void finish_loads() {
-  sm90::cp_async_wait_all();
+  cp_async_wait_all();
   __syncthreads();
 }
 
@@ -85,13 +84,13 @@ __device__ __forceinline__ void outer_product(float (&x)[n], std::uint32_t a, st
 #pragma unroll
   for (int column = 0; column < head_dim; column += 16) {
     std::uint32_t left[4];
-    sm90::ldmatrix(left, a_lane.at(0, column));
+    ldmatrix(left, a_lane.at(0, column));
 #pragma unroll
     for (int row = 0; row < 2 * n; row += 16) {
       std::uint32_t right[4];
-      sm90::ldmatrix(right, b_lane.at(row, column));
-      sm90::mma(x + row / 2, left, right);
-      sm90::mma(x + row / 2 + 4, left, right + 2);
+      ldmatrix(right, b_lane.at(row, column));
+      mma(x + row / 2, left, right);
+      mma(x + row / 2 + 4, left, right + 2);
     }
   }
 }
@@ -102,9 +101,9 @@ __device__ __forceinline__ void add_product(float (&x)[64], const std::uint32_t 
 #pragma unroll
   for (int column = 0; column < head_dim; column += 16) {
     std::uint32_t right[4];
-    sm90::ldmatrix_transposed(right, lane.at(0, column));
-    sm90::mma(x + column / 2, a, right);
-    sm90::mma(x + column / 2 + 4, a, right + 2);
+    ldmatrix_transposed(right, lane.at(0, column));
+    mma(x + column / 2, a, right);
+    mma(x + column / 2 + 4, a, right + 2);
   }
 }
 
@@ -151,7 +150,7 @@ __device__ __forceinline__ void probabilities(float (&p)[64], float (&log2_sum)[
                                               const Queries& queries, float scale) {
   const int rows = warp_index() * warp_rows * row_bytes, column = 2 * (lane_index() % 4);
   const float scale_log2 = scale * log2_e;
-  outer_product(p, sm90::shared_address(s.own) + rows, sm90::shared_address(s.band) + rows);
+  outer_product(p, shared_address(s.own) + rows, shared_address(s.band) + rows);
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     float max = -INFINITY;
@@ -172,8 +171,7 @@ __device__ __forceinline__ void probabilities(float (&p)[64], float (&log2_sum)[
 #pragma unroll
     for (int j = 0; j < 16; ++j) {
 #pragma unroll
-      for (int i = 0; i < 2; ++i)
-        sum += p[4 * j + 2 * r + i] = sm90::exp2_fast(p[4 * j + 2 * r + i] * scale_log2 - offset);
+      for (int i = 0; i < 2; ++i) sum += p[4 * j + 2 * r + i] = exp2_fast(p[4 * j + 2 * r + i] * scale_log2 - offset);
     }
     sum = row_sum(sum);
     const float factor = 1 / sum;
@@ -210,8 +208,8 @@ __device__ __forceinline__ void add_and_store(std::byte* rows, const float (&x)[
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       auto& pair = *reinterpret_cast<std::uint32_t*>(rows + chunk_at(lane / 4 + 8 * r, j) + lane % 4 * 4);
-      pair = sm90::pack_bf16(__uint_as_float(pair << 16) + factor * x[4 * j + 2 * r],
-                             __uint_as_float(pair & 0xFFFF0000u) + factor * x[4 * j + 2 * r + 1]);
+      pair = pack_bf16(__uint_as_float(pair << 16) + factor * x[4 * j + 2 * r],
+                       __uint_as_float(pair & 0xFFFF0000u) + factor * x[4 * j + 2 * r + 1]);
     }
   }
   __syncwarp();

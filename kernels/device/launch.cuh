@@ -13,13 +13,14 @@
 //   wait for each other as before.
 // - Copies, events and the kernels of libraries wait for the kernel before to end, or wait inside as these do. A kernel
 //   behind a copy or an awaited event starts when that is done.
-// join_runs of embedding.cu is the one exception; it says why it may read earlier.
+// join_runs of embedding_sm90.cu is the one exception; it says why it may read earlier.
 
 #include <cuda_runtime.h>
 
 #include <unordered_map>
 
 #include "kernels/device/error.cuh"
+#include "kernels/device/sm_limits.hpp"
 #include "kernels/device/types.hpp"
 
 namespace nanorun::kernels::cuda {
@@ -35,12 +36,12 @@ __device__ __forceinline__ void begin_after_previous() {
   cudaTriggerProgrammaticLaunchCompletion();
 }
 
-/// How an SM divides its memory of 256 KB while this kernel runs, as percent for shared memory: enough for as many
-/// blocks as their threads allow, and the rest for L1. Without a preference a kernel whose blocks start early would
-/// keep the division of the kernel before: behind attention next to no L1. There are two divisions, since an SM changes
-/// them only when no block runs on it.
+/// How an SM divides its memory between L1 and shared memory while this kernel runs: percent for shared memory, enough
+/// for as many blocks as their threads allow, and the rest for L1. Without a preference a kernel whose blocks start
+/// early would keep the division of the kernel before: behind attention next to no L1. There are two divisions, since
+/// an SM changes them only when no block runs on it.
 inline unsigned shared_memory_carveout(const char* op, const void* kernel, int threads, int shared_bytes) {
-  constexpr int most = 228 << 10, small = 64 << 10, reserved_bytes = 1 << 10, sm_threads = 2048;
+  constexpr int small = 64 << 10, reserved_bytes = 1 << 10;
   thread_local std::unordered_map<const void*, int> static_bytes;
   auto found = static_bytes.find(kernel);
   if (found == static_bytes.end()) {
@@ -48,8 +49,8 @@ inline unsigned shared_memory_carveout(const char* op, const void* kernel, int t
     check(cudaFuncGetAttributes(&attributes, kernel), op);
     found = static_bytes.emplace(kernel, static_cast<int>(attributes.sharedSizeBytes)).first;
   }
-  const int needed = (found->second + shared_bytes + reserved_bytes) * (sm_threads / threads);
-  return needed <= small ? 100 * small / most : 100;
+  const int needed = (found->second + shared_bytes + reserved_bytes) * (sm_limits().threads / threads);
+  return needed <= small ? 100 * small / sm_limits().shared_bytes : 100;
 }
 
 /// Launches a kernel that calls begin_after_previous(), with `shared_bytes` of dynamic shared memory. Throws

@@ -4,14 +4,13 @@
 #include <cstdint>
 
 #include "kernels/device/vec.cuh"
-#include "kernels/hopper/sm90.cuh"
 
 namespace nanorun::kernels::cuda {
 
 /// Of the magnitudes at even and at odd places, the largest so far. It begins at zero.
 __device__ inline void keep_larger(std::uint32_t& largest, const Vector<bf16, 8>& x) {
 #pragma unroll
-  for (const std::uint32_t pair : x.pair) largest = sm90::max_bf16(largest, pair & 0x7FFF7FFFu);
+  for (const std::uint32_t pair : x.pair) largest = max_bf16(largest, pair & 0x7FFF7FFFu);
 }
 
 /// The larger of two numbers that are not negative, as the bits of a float.

@@ -2,16 +2,17 @@
 // Sums over the threads of a whole grid in a fixed order, so that they are reproducible bit for bit. Each block leaves
 // partial sums in the scratch memory of its stream. Consecutive blocks form groups, or all of them one: the last block
 // of a group to come adds up the group's partial sums, and the last of these blocks the groups' sums, in the order of
-// their indices. The size of the grid must depend on shapes alone. Kernels that share this memory access it one after
-// another, since each begins with begin_after_previous().
+// their indices. The size of the grid must depend on shapes and the number of SMs alone. Kernels that share this memory
+// access it one after another, since each begins with begin_after_previous().
 
 #include "kernels/device/device.hpp"
 #include "kernels/device/vec.cuh"
 
 namespace nanorun::kernels::cuda {
 
-/// Blocks of a kernel whose blocks go through rows and then end with such a sum: two for each SM, which run at once.
-constexpr int resident_blocks = 2 * sm90::sm_count;
+/// Blocks for each SM, which run at once, of a kernel whose blocks go through rows and then end with such a sum.
+constexpr int resident_per_sm = 2;
+inline int resident_blocks() { return resident_per_sm * sm_count(); }
 
 /// Kernel argument. The grid is one-dimensional, its blocks have block_threads. A kernel calls add(), or finish(),
 /// once, in all threads.

@@ -12,8 +12,8 @@
 
 #include "kernels/device/launch.cuh"
 #include "kernels/device/limits.hpp"
+#include "kernels/device/ptx.cuh"
 #include "kernels/device/types.hpp"
-#include "kernels/hopper/sm90.cuh"
 
 namespace nanorun::kernels::cuda {
 
@@ -171,7 +171,7 @@ __device__ T warp_sum(T x) {
 
 /// Blocks that give each of `tasks` a thread, at most 32 for each SM: kernels have a grid-stride loop.
 inline int blocks_for(std::size_t tasks) {
-  constexpr std::size_t max_blocks = sm90::sm_count * 32;
+  const std::size_t max_blocks = sm_count() * 32;
   return static_cast<int>(std::min(ceil_div(tasks, block_threads), max_blocks));
 }
 

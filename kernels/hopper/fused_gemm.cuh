@@ -54,8 +54,8 @@ struct WarpTile {
   /// Address of this lane's row of the i-th 16 x 16 block of what is staged.
   __device__ std::uint32_t block_at(int i) const {
     const int lane = threadIdx.x % 32;
-    return sm90::shared_address(staged[buffer]) + sm90::column_bytes(warp_rows) * (i / 4) +
-           sm90::swizzled(lane % 16, i % 4 * 2 + lane / 16);
+    return shared_address(staged[buffer]) + sm90::column_bytes(warp_rows) * (i / 4) +
+           swizzled(lane % 16, i % 4 * 2 + lane / 16);
   }
   /// Stores the buffer by TMA, of which one thread calls store(buffer); the other buffer is the next.
   template <class Store>
@@ -145,8 +145,8 @@ __device__ void produce(Shared& s, const Problem<Op>& p) {
 template <class Op>
 __device__ __forceinline__ void multiply(Fragment (&accumulator)[tile_parts], const std::byte* a, const std::byte* b,
                                          bool accumulate) {
-  const std::uint64_t a_at = sm90::smem_descriptor(sm90::shared_address(a));
-  const std::uint64_t b_at = sm90::smem_descriptor(sm90::shared_address(b), sm90::column_bytes(tile_k));
+  const std::uint64_t a_at = sm90::smem_descriptor(shared_address(a));
+  const std::uint64_t b_at = sm90::smem_descriptor(shared_address(b), sm90::column_bytes(tile_k));
   sm90::wgmma_fence();
 #pragma unroll
   for (int k = 0; k < tile_k; k += 16) {
@@ -169,10 +169,10 @@ __device__ __forceinline__ void multiply(Fragment (&accumulator)[tile_parts], co
 /// The consumers' turns to multiply, as named barriers. The first turn is consumer 0's. A consumer that waits for its
 /// k-tiles out of turn could take an earlier phase of a stage for its own.
 __device__ __forceinline__ void wait_turn(int consumer) {
-  sm90::named_barrier_sync(1 + consumer, consumers * sm90::warpgroup_size);
+  named_barrier_sync(1 + consumer, consumers * sm90::warpgroup_size);
 }
 __device__ __forceinline__ void pass_turn(int consumer) {
-  sm90::named_barrier_arrive(2 - consumer, consumers * sm90::warpgroup_size);
+  named_barrier_arrive(2 - consumer, consumers * sm90::warpgroup_size);
 }
 
 /// Consumer, a warpgroup: mainloop and epilogue on every other tile of this block.
@@ -272,7 +272,7 @@ void launch_gemm(const char* name, Stream stream, const Op& op, int cols, Mat<co
   p.k_tiles = a.cols / tile_k;
   check(cudaFuncSetAttribute(fused_gemm<Op>, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes),
         "cudaFuncSetAttribute");
-  const int blocks = cluster * std::min(p.count(), sm90::sm_count / cluster);
+  const int blocks = cluster * std::min(p.count(), sm_count() / cluster);
   launch(name, stream, fused_gemm<Op>, blocks, threads, shared_bytes, p);
 }
 

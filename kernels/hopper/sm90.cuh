@@ -1,7 +1,6 @@
 #pragma once
 // PTX for what CUDA C++ does not express of Hopper (sm_90a): mbarrier, clusters, TMA, setmaxnreg, stmatrix; wgmma.cuh
-// has wgmma, and nothing else of the project has PTX. Names follow the PTX manual. Shared memory is addressed by 32-bit
-// integers (shared_address).
+// has wgmma, and device/ptx.cuh what other GPUs have too. Names follow the PTX manual.
 
 #include <cuda.h>
 #include <cuda_bf16.h>
@@ -9,17 +8,14 @@
 
 #include <cstdint>
 
+#include "kernels/device/ptx.cuh"
+
 namespace nanorun::kernels::cuda::sm90 {
 
 constexpr int warpgroup_size = 128;
-constexpr int sm_count = 132;  // SMs of an H100 or H200, SXM
 
 /// Bytes of `rows` rows of 64 bf16 columns, the width of a tile in the 128-byte swizzle.
 constexpr int column_bytes(int rows) { return rows * 128; }
-
-__device__ __forceinline__ std::uint32_t shared_address(const void* shared) {
-  return static_cast<std::uint32_t>(__cvta_generic_to_shared(shared));
-}
 
 // ---------------------------------------------------------------------------------------------------------------------
 // mbarrier: barriers in shared memory. A phase ends when all its arrivals and all its expected bytes have come.
@@ -81,16 +77,6 @@ struct PipelineState {
   }
 };
 
-/// Named barriers: the block's 16 hardware barriers, of which __syncthreads uses 0. Waits for `threads` threads.
-__device__ __forceinline__ void named_barrier_sync(int id, int threads) {
-  asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
-}
-
-/// Counts as one of the `threads` threads without waiting.
-__device__ __forceinline__ void named_barrier_arrive(int id, int threads) {
-  asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
-}
-
 // ---------------------------------------------------------------------------------------------------------------------
 // Clusters: thread blocks that run at the same time and reach each other's shared memory.
 
@@ -121,11 +107,6 @@ __device__ __forceinline__ void fence_async_proxy() { asm volatile("fence.proxy.
 
 /// Orders writes to global memory that this thread has seen before its later TMA accesses.
 __device__ __forceinline__ void fence_async_proxy_global() { asm volatile("fence.proxy.async.global;" ::: "memory"); }
-
-/// Byte offset of 16-byte chunk `chunk` of row `row` in a tile of rows of 128 bytes, in the 128-byte swizzle.
-__device__ __forceinline__ std::uint32_t swizzled(int row, int chunk) {
-  return static_cast<std::uint32_t>(row * 128 + ((chunk ^ (row & 7)) << 4));
-}
 
 /// The same of rows of 64 bytes in the 64-byte swizzle.
 __device__ __forceinline__ std::uint32_t swizzled_64(int row, int chunk) {
@@ -251,7 +232,7 @@ __device__ __forceinline__ void tma_store_wait_read() {
 __device__ __forceinline__ void tma_store_wait() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// Registers.
+// Registers and memory.
 
 /// setmaxnreg: moves registers from the producer warpgroup to the consumers. `count` registers for each thread of the
 /// warpgroup; the kernel needs __launch_bounds__(threads, 1).
@@ -264,60 +245,11 @@ __device__ __forceinline__ void setmaxnreg_dec() {
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(count));
 }
 
-/// (low, high) as a pair of bf16.
-__device__ __forceinline__ std::uint32_t pack_bf16(float low, float high) {
-  std::uint32_t pair;
-  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
-  return pair;
-}
-
-/// The same of max(low, 0), max(high, 0); NaN stays NaN.
-__device__ __forceinline__ std::uint32_t pack_bf16_relu(float low, float high) {
-  std::uint32_t pair;
-  asm("cvt.rn.relu.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
-  return pair;
-}
-
 /// (max(low, 0), max(high, 0)) as a pair of e4m3, saturating; NaN stays NaN.
 __device__ __forceinline__ std::uint32_t pack_e4m3_relu(float low, float high) {
   std::uint16_t pair;
   asm("cvt.rn.satfinite.relu.e4m3x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(high), "f"(low));
   return pair;
-}
-
-/// The larger of each of two pairs of bf16; of a number and NaN the number.
-__device__ __forceinline__ std::uint32_t max_bf16(std::uint32_t x, std::uint32_t y) {
-  std::uint32_t z;
-  asm("max.bf16x2 %0, %1, %2;" : "=r"(z) : "r"(x), "r"(y));
-  return z;
-}
-
-/// 2^x; 0 for minus infinity.
-__device__ __forceinline__ float exp2_fast(float x) {
-  float y;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-}
-
-/// The smaller; NaN if either is.
-__device__ __forceinline__ float min_nan(float x, float y) {
-  float z;
-  asm("min.NaN.f32 %0, %1, %2;" : "=f"(z) : "f"(x), "f"(y));
-  return z;
-}
-
-/// 1 / x, to about 2^-23 of itself.
-__device__ __forceinline__ float reciprocal_fast(float x) {
-  float y;
-  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-}
-
-/// Square root, to about 2^-23 of itself.
-__device__ __forceinline__ float sqrt_fast(float x) {
-  float y;
-  asm("sqrt.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
 }
 
 /// Stores four 8 x 8 matrices of bf16 that lie in a warp's registers as accumulator fragments do. Lane l gives the
@@ -335,56 +267,9 @@ __device__ __forceinline__ void stmatrix_transposed(std::uint32_t shared, const 
                : "memory");
 }
 
-/// Loads four 8 x 8 matrices of bf16 to where stmatrix() takes them from.
-__device__ __forceinline__ void ldmatrix(std::uint32_t* r, std::uint32_t shared) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-               : "r"(shared)
-               : "memory");
-}
-
-/// The same, each matrix transposed.
-__device__ __forceinline__ void ldmatrix_transposed(std::uint32_t* r, std::uint32_t shared) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
-               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-               : "r"(shared)
-               : "memory");
-}
-
-/// A warp's d [16, 8] += a [16, 16] b [16, 8]. Thread t holds in d[i] row t / 4 + 8 (i / 2), column 2 (t % 4) + i % 2;
-/// in a[2 j + i], as pairs of bf16, what d[2 i] and d[2 i + 1] would hold of columns [8 j, 8 j + 8); in b[i] rows 8 i +
-/// 2 (t % 4) and the next of column t / 4.
-__device__ __forceinline__ void mma(float* d, const std::uint32_t* a, const std::uint32_t* b) {
-  asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
-      "{%0, %1, %2, %3};"
-      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
-}
-
-/// Copies 16 bytes to shared memory, or zeros, not waited for.
-__device__ __forceinline__ void cp_async(std::uint32_t shared, const void* global, bool zeros) {
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared), "l"(global), "r"(zeros ? 0 : 16)
-               : "memory");
-}
-
-/// Waits for this thread's copies.
-__device__ __forceinline__ void cp_async_wait_all() { asm volatile("cp.async.wait_all;" ::: "memory"); }
-
 /// x[0] += first, x[1] += second, each atomically; x is aligned to 8 bytes.
 __device__ __forceinline__ void atomic_add2(float* x, float first, float second) {
   asm volatile("red.relaxed.gpu.global.add.v2.f32 [%0], {%1, %2};" ::"l"(x), "f"(first), "f"(second) : "memory");
-}
-
-__device__ __forceinline__ int load_acquire(const int* x) {
-  int value;
-  asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(value) : "l"(x) : "memory");
-  return value;
-}
-
-/// Stores what other blocks read by load_acquire(): they then see what this thread has seen and written. No other
-/// thread writes x.
-__device__ __forceinline__ void store_release(int* x, int value) {
-  asm volatile("st.release.gpu.global.s32 [%0], %1;" ::"l"(x), "r"(value) : "memory");
 }
 
 }  // namespace nanorun::kernels::cuda::sm90

@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "kernels/device/fp8.hpp"
+#include "kernels/device/magnitude.hpp"
 #include "kernels/device/portable.hpp"
 
 namespace nanorun::kernels::portable {
@@ -45,27 +46,7 @@ void product(Mat<T> out, Mat<const T> x, Fp8Scale<T> scale_x, Mat<const T> w, Fp
   });
 }
 
-template <class T>
-void raise_maximum(T* maximum, Mat<const T> x) {
-  show_life();
-  T largest = 0;
-  const auto row_maximum = [=] KOKKOS_FUNCTION(int i, T& so_far) {
-    const T* const row = x.row(i);
-    T in_row = 0;
-#pragma omp simd reduction(max : in_row)
-    for (int j = 0; j < x.cols; ++j) in_row = std::abs(row[j]) > in_row ? std::abs(row[j]) : in_row;
-    so_far = in_row > so_far ? in_row : so_far;
-  };
-  Kokkos::parallel_reduce("max_magnitude", Kokkos::RangePolicy<Exec>(0, x.rows), row_maximum, Kokkos::Max<T>(largest));
-  for_rows("keep_maximum", 1, [=] KOKKOS_FUNCTION(int) { *maximum = largest > *maximum ? largest : *maximum; });
-}
-
 }  // namespace
-
-template <class T>
-void max_magnitude(Stream, std::span<const Magnitude<T>> magnitudes) {
-  for (const Magnitude<T>& of : magnitudes) raise_maximum(of.maximum, of.x);
-}
 
 template <class T>
 std::size_t linear_fp8_workspace(int rows, int inner, int cols) {
@@ -79,7 +60,8 @@ void linear_relu2_forward_fp8(Stream, Mat<T> h, acc_t<T>* maximum, Mat<const T> 
   assert(maximum != scale_x.maximum && maximum != scale_w.maximum);
   const auto relu2 = [] KOKKOS_FUNCTION(T z) { return z < 0 ? T(0) : z * z; };  // passes NaN on
   product(h, x, scale_x, w, scale_w, workspace, relu2);
-  raise_maximum<T>(maximum, h);
+  const Magnitude<T> magnitude{maximum, h};
+  max_magnitude<T>({}, {&magnitude, 1});
 }
 
 template <class T>
@@ -89,7 +71,6 @@ void linear_forward_fp8(Stream, Mat<T> out, Mat<const T> h, Fp8Scale<acc_t<T>> s
 }
 
 #define NANORUN_INSTANTIATE(T)                                                                                      \
-  template void max_magnitude(Stream, std::span<const Magnitude<T>>);                                               \
   template std::size_t linear_fp8_workspace<T>(int, int, int);                                                      \
   template void linear_relu2_forward_fp8(Stream, Mat<T>, T*, Mat<const T>, Fp8Scale<T>, Mat<const T>, Fp8Scale<T>,  \
                                          Workspace, const Fp8Ahead<T>&);                                            \

@@ -12,8 +12,6 @@
 // The portable implementation emulates the rounding to e4m3. It rounds nothing to bf16: neither products, nor h, nor
 // scales, nor a / s_a. a / s_a is the product of a and 1 / s_a in fp32.
 
-#include <span>
-
 #include "kernels/device/types.hpp"
 
 namespace nanorun::kernels::portable {
@@ -24,17 +22,6 @@ struct Fp8Scale {
   const A* maximum = nullptr;
   double margin = 1;
 };
-
-/// A matrix, and the maximum that it raises.
-template <class T>
-struct Magnitude {
-  acc_t<T>* maximum = nullptr;
-  Mat<const T> x;
-};
-
-/// For each: *maximum = max(*maximum, |x|) over all elements; NaN does not count.
-template <class T>
-void max_magnitude(Stream stream, std::span<const Magnitude<T>> magnitudes);
 
 /// What linear_relu2_forward_fp8 makes on CUDA for linear_forward_fp8, which saves it a pass over h and a launch. The
 /// caller gives the memory; portable implementations leave it as it is.
@@ -69,7 +56,6 @@ namespace nanorun::kernels::cuda {
 
 using portable::Fp8Ahead;
 using portable::Fp8Scale;
-using portable::Magnitude;
 
 // T = bf16. Sums of products have about 14 bits, as the tensor cores' 8-bit GEMMs keep them. h and out are rounded to
 // bf16; hq is rounded once, from fp32. `maximum` is that of the rounded h. Weights are quantised in every call, by one
@@ -77,8 +63,6 @@ using portable::Magnitude;
 // Throw std::invalid_argument unless rows are whole, aligned 16-byte vectors and, in the products, the columns of the
 // weights are a multiple of 128 and their rows one of 32.
 
-template <class T>
-void max_magnitude(Stream stream, std::span<const Magnitude<T>> magnitudes);
 template <class T>
 std::size_t linear_fp8_workspace(int rows, int inner, int cols);
 template <class T>

@@ -2,8 +2,8 @@
 
 #include <cassert>
 
+#include "kernels/device/fp8.cuh"
 #include "kernels/device/vec.cuh"
-#include "kernels/lm_head/head_fp8.cuh"
 
 namespace nanorun::kernels::cuda {
 namespace {

@@ -17,8 +17,8 @@ struct AdamElements {
     for (int k = 0; k < W; ++k) {
       mean.v[k] = f.beta1 * mean.v[k] + f.rest1 * gradient.v[k];
       square.v[k] = f.beta2 * square.v[k] + f.rest2 * gradient.v[k] * gradient.v[k];
-      const float root = sm90::sqrt_fast(fmaxf(square.v[k], smallest_square)) * rates.root;
-      const float u = rates.lr * mean.v[k] * sm90::reciprocal_fast(root + f.eps);
+      const float root = sqrt_fast(fmaxf(square.v[k], smallest_square)) * rates.root;
+      const float u = rates.lr * mean.v[k] * reciprocal_fast(root + f.eps);
       weight.v[k] -= u + (u * weight.v[k] > 0 ? rates.decay * weight.v[k] : 0);
     }
     if (f.round_moments) round(mean), round(square);

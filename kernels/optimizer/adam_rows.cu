@@ -16,7 +16,7 @@ constexpr int update_cols = 8, catch_up_cols = 2;
 /// same rows' other columns: memory is fastest where whole rows come at once.
 constexpr int warp_rows = 8;
 /// Blocks of a grid-stride loop over tasks.
-constexpr int most_blocks = 8 * sm90::sm_count;
+int most_blocks() { return 8 * sm_count(); }
 
 __device__ int lane_index() { return static_cast<int>(threadIdx.x % warp_size); }
 __device__ int warp_index() { return static_cast<int>(blockIdx.x * block_warps + threadIdx.x / warp_size); }
@@ -194,7 +194,7 @@ void adam_catch_up(Stream stream, const AdamTable<T, W, M>& table, const RowList
                    Vec<const AdamRates<acc_t<T>>> rates, const AdamOptions& options, int updates) {
   constexpr const char* op = "adam_catch_up";
   if (table.w.size() == 0) return;
-  launch(op, stream, catch_up_kernel<T, W, M>, most_blocks, block_threads, 0,
+  launch(op, stream, catch_up_kernel<T, W, M>, most_blocks(), block_threads, 0,
          catch_up(op, table, rates, options, updates), list);
 }
 
@@ -224,8 +224,8 @@ void adam_update_rows(Stream stream, const AdamTable<T, W, M>& table, Mat<acc_t<
   assert(t >= 1 && static_cast<std::size_t>(t) <= rates.size());
   if (table.w.size() == 0) return;
   const int tasks = ceil_div(table.w.rows, warp_rows) * col_tiles(table.w.cols, update_cols);
-  launch(op, stream, update_rows_kernel<T, W, M>, std::min(row_blocks(tasks), most_blocks), block_threads, 0, table, g,
-         last_read.data(), rates.data(), AdamFactors<float>(options), t, OrderedSum(stream), squares);
+  launch(op, stream, update_rows_kernel<T, W, M>, std::min(row_blocks(tasks), most_blocks()), block_threads, 0, table,
+         g, last_read.data(), rates.data(), AdamFactors<float>(options), t, OrderedSum(stream), squares);
 }
 
 #define NANORUN_INSTANTIATE(T, W, M)                                                                          \

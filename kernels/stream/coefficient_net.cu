@@ -353,7 +353,7 @@ static_assert(max_backward_blocks * (max_outputs * max_hidden + max_outputs + 4)
 int tile_blocks(int rows, int most) { return std::min(ceil_div(rows, tile_rows), most); }
 
 void second_layer(const char* op, Stream stream, Mat<float> c, Mat<const bf16> z, const CoefficientNet<bf16>& net) {
-  const int blocks = tile_blocks(c.rows, 4 * sm90::sm_count);
+  const int blocks = tile_blocks(c.rows, 4 * sm_count());
   if (is_one_part(net)) {
     return launch(op, stream, second_layer_kernel<false, false>, blocks, block_threads, 0, c, z, net);
   }

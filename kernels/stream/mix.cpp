@@ -5,8 +5,8 @@
 #include <stdexcept>
 #include <utility>
 
+#include "kernels/device/magnitude.hpp"
 #include "kernels/device/portable.hpp"
-#include "kernels/linear/mlp_fp8.hpp"
 
 namespace nanorun::kernels::portable {
 

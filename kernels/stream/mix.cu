@@ -318,7 +318,7 @@ void mix_backward(Stream stream, Mat<T> d_out, Mat<const T> d_elsewhere, const N
   const bool leaves_g = !handover.g && (norm.n || handover.from);
   for_terms(op, d_out, d_out.cols, own.span(), portable::implied_term(own.span(), norm),
             [&]<int K>(auto vectors, const Terms<K>& fixed) {
-              const int blocks = std::min(row_blocks(d_out.rows), resident_blocks);
+              const int blocks = std::min(row_blocks(d_out.rows), resident_blocks());
               launch(op, stream, mix_backward_kernel<vectors(), K>, blocks, block_threads, 0, d_out,
                      fixed.to_out ? d_elsewhere : Mat<const bf16>(), norm, fixed, given, leaves_g, OrderedSum(stream));
             });

@@ -180,7 +180,7 @@ void shared_streams_backward(Stream stream, const std::array<SharedStream<T>, 2>
   for (const SharingMix<T>& mix : mixes) require_vectors(op, mix.g);
   auto [first, second] = streams;
   if (first.d.rows == 0) return;
-  const int blocks = std::min(row_blocks(first.d.rows), resident_blocks);
+  const int blocks = std::min(row_blocks(first.d.rows), resident_blocks());
   do {
     const std::span<const SharingMix<T>> part = mixes.first(std::min<std::size_t>(mixes.size(), max_sharing_mixes));
     SharingMixes all{};

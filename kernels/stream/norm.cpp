@@ -2,8 +2,8 @@
 
 #include <cmath>
 
+#include "kernels/device/magnitude.hpp"
 #include "kernels/device/portable.hpp"
-#include "kernels/linear/mlp_fp8.hpp"
 
 namespace nanorun::kernels::portable {
 

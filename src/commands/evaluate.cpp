@@ -7,9 +7,9 @@
 #include "src/base/error.hpp"
 #include "src/base/text.hpp"
 #include "src/commands/evaluate_hellaswag.hpp"
-#include "src/commands/trained_model.hpp"
 #include "src/config/schedule.hpp"
 #include "src/data/token_origin.hpp"
+#include "src/run/trained_model.hpp"
 #include "src/run/validation.hpp"
 #include "src/tokenizer/tokenizer.hpp"
 

@@ -5,9 +5,9 @@
 #include <numeric>
 
 #include "src/base/error.hpp"
-#include "src/commands/trained_model.hpp"
 #include "src/config/schedule.hpp"
 #include "src/model/topology.hpp"
+#include "src/run/trained_model.hpp"
 
 namespace nanorun {
 

@@ -11,8 +11,8 @@
 #include "src/commands/export_files.hpp"
 #include "src/commands/exported_config.hpp"
 #include "src/commands/safetensors.hpp"
-#include "src/commands/trained_model.hpp"
 #include "src/config/schedule.hpp"
+#include "src/run/trained_model.hpp"
 #include "src/tokenizer/tokenizer_table.hpp"
 
 namespace nanorun {

@@ -11,8 +11,8 @@
 #include "src/commands/export_model.hpp"
 #include "src/commands/exported_config.hpp"
 #include "src/commands/safetensors.hpp"
-#include "src/commands/trained_model.hpp"
 #include "src/run/checkpoint.hpp"
+#include "src/run/trained_model.hpp"
 
 namespace nanorun {
 

@@ -10,10 +10,10 @@
 #include <vector>
 
 #include "src/base/error.hpp"
-#include "src/commands/trained_model.hpp"
 #include "src/config/schedule.hpp"
 #include "src/model/model.hpp"
 #include "src/run/report.hpp"
+#include "src/run/trained_model.hpp"
 
 namespace nanorun {
 

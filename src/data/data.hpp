@@ -15,6 +15,7 @@
 #include <string>
 #include <vector>
 
+#include "src/base/token.hpp"
 #include "src/config/config.hpp"
 #include "src/data/data_steps.hpp"
 #include "src/storage/bin_file.hpp"
@@ -26,10 +27,6 @@ inline constexpr std::uint64_t shard_version = 3;
 inline constexpr std::uint64_t shard_block = 65536;  ///< tokens that share a checksum
 /// Blocks of `count` tokens, at least one.
 constexpr std::uint64_t shard_blocks(std::uint64_t count) { return (count - 1) / shard_block + 1; }
-inline constexpr std::uint64_t max_vocabulary = 65536;
-/// Of text without a tokenizer: a token a byte, and one that begins documents.
-inline constexpr std::uint64_t text_vocabulary = 257;
-inline constexpr std::uint64_t text_end_of_text = 256;
 
 struct ShardInfo {
   std::string path;

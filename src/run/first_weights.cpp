@@ -6,8 +6,8 @@
 #include <vector>
 
 #include "src/base/error.hpp"
-#include "src/commands/trained_model.hpp"
 #include "src/run/checkpoint.hpp"
+#include "src/run/trained_model.hpp"
 
 namespace nanorun {
 

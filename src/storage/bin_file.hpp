@@ -8,12 +8,10 @@
 #include <span>
 #include <string>
 
-#include "kernels/device/types.hpp"
 #include "src/base/files.hpp"
+#include "src/base/token.hpp"
 
 namespace nanorun {
-
-using kernels::Token;
 
 inline constexpr std::int32_t bin_magic = 20240520;  ///< first 32 bits
 inline constexpr std::int32_t bin_version = 1;

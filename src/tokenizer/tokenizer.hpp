@@ -16,7 +16,7 @@
 #include <string_view>
 #include <vector>
 
-#include "src/data/data.hpp"
+#include "src/base/token.hpp"
 
 namespace nanorun {
 

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "src/base/error.hpp"
-#include "src/data/data.hpp"
+#include "src/base/token.hpp"
 #include "src/tokenizer/tokenizer_added.hpp"
 
 namespace nanorun {

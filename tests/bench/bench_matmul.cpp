@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "kernels/attention/attention_projection.hpp"
+#include "kernels/device/magnitude.hpp"
 #include "kernels/linear/matmul.hpp"
 #include "kernels/linear/mlp_fp8.hpp"
 #include "kernels/lm_head/head.hpp"

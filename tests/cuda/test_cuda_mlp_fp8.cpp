@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "kernels/device/magnitude.hpp"
 #include "kernels/linear/mlp_fp8.hpp"
 #include "tests/cuda/tensor.hpp"
 #include "tests/kernels/check.hpp"

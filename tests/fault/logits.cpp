@@ -5,8 +5,8 @@
 #include <vector>
 
 #include "src/comm/context.hpp"
-#include "src/commands/trained_model.hpp"
 #include "src/model/model.hpp"
+#include "src/run/trained_model.hpp"
 
 namespace nanorun {
 namespace {

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "kernels/check.hpp"
+#include "kernels/device/magnitude.hpp"
 #include "kernels/float_format.hpp"
 #include "kernels/linear/matmul.hpp"
 

@@ -1,5 +1,5 @@
 #pragma once
-// Shared by the kernels of the fp8 head and MLP: conversion to e4m3 and e5m2.
+// Conversion to e4m3 and e5m2.
 
 #include <cuda_fp8.h>
 

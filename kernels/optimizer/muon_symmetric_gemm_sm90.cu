@@ -203,7 +203,7 @@ void symmetric_gemm(Stream stream, const GemmOptions& options, Mat<const bf16> x
   p.out = column_map(batch(out), consumer_rows, 64);
   p.alpha = options.alpha, p.beta = options.beta;
   p.n = n, p.k_tiles = x.cols / tile_k;
-  if (count * p.count() > sm_count) {
+  if (count * p.count() > sm_count()) {
     launch_gemm<2>(stream, p, count);
   } else {
     launch_gemm<1>(stream, p, count);

@@ -1,8 +1,8 @@
 #pragma once
 // Backward attention without the arithmetic: shared memory, synchronisation between thread blocks, and the threads of
-// the producer warpgroup. The consumers are in attention_backward.cu.
+// the producer warpgroup. The consumers are in attention_backward_sm90.cu.
 
-#include "kernels/attention/attention_tiles.cuh"
+#include "kernels/attention/attention_tiles_sm90.cuh"
 
 namespace nanorun::kernels::cuda::backward {
 

@@ -48,7 +48,7 @@ struct Chunks {
 
   explicit Chunks(int length) {
     const int positions = std::max(length, 1);
-    const int blocks = sm90::sm_count * ceil_div(positions, sm90::sm_count * max_chunk);
+    const int blocks = sm_count() * ceil_div(positions, sm_count() * max_chunk);
     size = ceil_div(positions, blocks);
     count = ceil_div(positions, size);
   }

@@ -8,7 +8,7 @@
 
 #include <cmath>
 
-#include "kernels/attention/attention_backward.cuh"
+#include "kernels/attention/attention_backward_sm90.cuh"
 #include "kernels/hopper/wgmma.cuh"
 
 namespace nanorun::kernels::cuda {
@@ -343,7 +343,7 @@ void attention_backward(Stream stream, Mat<acc_t<T>> d_q, Mat<T> d_k, Mat<T> d_v
                      tiles.block / token_rows,
                      step / token_rows};
   launch_attention<Shared>("attention_backward", in.paired ? backward_kernel<2> : backward_kernel<1>,
-                           std::min(p.scheduler.count(), sm_count), stream, rows_map(in.q, step, in),
+                           std::min(p.scheduler.count(), sm_count()), stream, rows_map(in.q, step, in),
                            rows_map(in.k, tiles.block, in), rows_map(in.v, tiles.block, in), rows_map(y, step, in),
                            rows_map(d_y, step, in), rows_map(d_k, tiles.block, in), rows_map(d_v, tiles.block, in), p);
 }

@@ -7,7 +7,7 @@
 
 #include <cmath>
 
-#include "kernels/attention/attention_tiles.cuh"
+#include "kernels/attention/attention_tiles_sm90.cuh"
 #include "kernels/hopper/wgmma.cuh"
 
 namespace nanorun::kernels::cuda {
@@ -379,7 +379,7 @@ void attention_forward(Stream stream, Mat<T> y, Mat<acc_t<T>> lse, const Attenti
                      in.scale,
                      tiles.block / rows_of_token(in),
                      Counters(stream)};
-  launch_attention<Shared>("attention_forward", forward_kernel, std::min(p.scheduler.count(), sm_count), stream,
+  launch_attention<Shared>("attention_forward", forward_kernel, std::min(p.scheduler.count(), sm_count()), stream,
                            rows_map(in.q, tiles.block, in), rows_map(in.k, tiles.block, in),
                            rows_map(in.v, tiles.block, in), rows_map(y, tiles.block, in), p);
 }

@@ -1,4 +1,4 @@
-#include "src/commands/trained_model.hpp"
+#include "src/run/trained_model.hpp"
 
 #include <algorithm>
 

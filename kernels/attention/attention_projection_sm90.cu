@@ -14,7 +14,7 @@ namespace {
 using namespace fused;
 using namespace sm90;
 
-constexpr int head_dim = 128, half = head_dim / 2;
+constexpr int head_dim = attention_head_dim, half = head_dim / 2;
 static_assert(tile_n == head_dim);
 
 /// Of a fragment, element 4 i + 2 r + j has row row(tile, r) and column 8 i + column() + j of a head.

@@ -2,9 +2,9 @@
 
 #include <cassert>
 
+#include "kernels/device/fp8.cuh"
 #include "kernels/device/vec.cuh"
 #include "kernels/hopper/sm90.cuh"
-#include "kernels/lm_head/head_fp8.cuh"
 
 namespace nanorun::kernels::cuda {
 namespace {
@@ -33,13 +33,13 @@ struct Cap {
   explicit Cap(const HeadOptions& o) : Cap(o, o.kind == SoftcapKind::tanh) {}
 
   /// 1 / r, bounded so that the product of two is finite. At the bound the logit has long rounded to c.
-  __device__ float inverse_r(float z) const { return 1 + sm90::exp2_fast(sm90::min_nan(rate * z + offset, 60)); }
+  __device__ float inverse_r(float z) const { return 1 + exp2_fast(min_nan(rate * z + offset, 60)); }
   __device__ float r(float z) const {
-    float r[2] = {sm90::reciprocal_fast(inverse_r(z))};
+    float r[2] = {reciprocal_fast(inverse_r(z))};
     if constexpr (rounds) round_sigmoids(r);
     return r[0];
   }
-  __device__ float exponential(float r) const { return sm90::exp2_fast(log2_cap - log2_fall * r); }
+  __device__ float exponential(float r) const { return exp2_fast(log2_cap - log2_fall * r); }
   /// -logit, to which the loss adds the logarithm of the sum of exponentials.
   __device__ float negative_logit(float r) const { return log2_cap * 0.6931471805599453f * (fall * r - 1); }
   __device__ float derivative(float r) const { return steepness * r * (1 - r); }
@@ -50,7 +50,7 @@ struct Cap {
     float sum = 0;
 #pragma unroll
     for (int i = 0; i < 8; i += 2) {
-      const float a = inverse_r(z.v[i]), b = inverse_r(z.v[i + 1]), inverse = sm90::reciprocal_fast(a * b);
+      const float a = inverse_r(z.v[i]), b = inverse_r(z.v[i + 1]), inverse = reciprocal_fast(a * b);
       float r[2] = {inverse * b, inverse * a};
       if constexpr (rounds) round_sigmoids(r);
 #pragma unroll

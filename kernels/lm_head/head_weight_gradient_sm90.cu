@@ -237,7 +237,7 @@ void head_weight_gradient(Stream stream, Mat<float> d_w, bool add, float factor,
   p.k_tiles = ceil_div(g.rows, tile_k);
   check(cudaFuncSetAttribute(head_weight_gradient_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes),
         "cudaFuncSetAttribute");
-  const int blocks = cluster * std::min(p.count(), sm_count / cluster);
+  const int blocks = cluster * std::min(p.count(), sm_count() / cluster);
   launch("head_weight_gradient", stream, head_weight_gradient_kernel, blocks, threads, shared_bytes, p);
 }
 
