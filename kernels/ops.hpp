@@ -2,11 +2,11 @@
 // Dispatcher: callers write ops::<op>(...), and this alias picks the CUDA or the portable implementation.
 
 #include "kernels/attention/attention.hpp"
+#include "kernels/attention/attention_composition.hpp"
+#include "kernels/attention/attention_gate.hpp"
 #include "kernels/attention/attention_input.hpp"
 #include "kernels/attention/attention_projection.hpp"
-#include "kernels/attention/head_composition.hpp"
-#include "kernels/attention/head_output.hpp"
-#include "kernels/attention/head_scale.hpp"
+#include "kernels/attention/attention_xsa.hpp"
 #include "kernels/device/device.hpp"
 #include "kernels/device/fill.hpp"
 #include "kernels/device/magnitude.hpp"
@@ -15,7 +15,7 @@
 #include "kernels/device/wire.hpp"
 #include "kernels/linear/matmul.hpp"
 #include "kernels/linear/mlp_fp8.hpp"
-#include "kernels/lm_head/head.hpp"
+#include "kernels/lm_head/lm_head.hpp"
 #include "kernels/optimizer/adam.hpp"
 #include "kernels/optimizer/adam_rows.hpp"
 #include "kernels/optimizer/muon.hpp"

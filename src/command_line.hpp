@@ -8,9 +8,9 @@
 #include "src/comm/comm.hpp"
 #include "src/commands/evaluate.hpp"
 #include "src/commands/export_model.hpp"
-#include "src/commands/imported_model.hpp"
+#include "src/commands/import_model.hpp"
 #include "src/commands/sample.hpp"
-#include "src/shard/import.hpp"
+#include "src/shard/shard.hpp"
 
 namespace nanorun {
 

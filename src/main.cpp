@@ -17,7 +17,7 @@
 #include "src/command_line.hpp"
 #include "src/commands/evaluate.hpp"
 #include "src/commands/export_model.hpp"
-#include "src/commands/imported_model.hpp"
+#include "src/commands/import_model.hpp"
 #include "src/commands/sample.hpp"
 #include "src/config/config.hpp"
 #include "src/data/data.hpp"
@@ -27,7 +27,7 @@
 #include "src/run/provenance.hpp"
 #include "src/run/report.hpp"
 #include "src/run/train.hpp"
-#include "src/shard/import.hpp"
+#include "src/shard/shard.hpp"
 
 namespace nanorun {
 namespace {

@@ -1,7 +1,7 @@
 #pragma once
 // PTX that GPUs of compute capability 8.0 and later have, and CUDA C++ does not express: conversions, fast functions,
-// matrices of a warp, asynchronous copies. Hopper's own is in kernels/hopper. Names follow the PTX manual. Shared memory
-// is addressed by 32-bit integers (shared_address).
+// matrices of a warp, asynchronous copies. Hopper's own is in kernels/hopper. Names follow the PTX manual. Shared
+// memory is addressed by 32-bit integers (shared_address).
 
 #include <cuda_bf16.h>
 #include <cuda_runtime.h>

@@ -9,8 +9,8 @@ struct SmLimits {
   int shared_bytes;  ///< of one SM, shared memory at most
 };
 
-/// Of the device that is current in the first call: a process uses one device. Without a device those of an H100, so that
-/// the memory of a run can be planned anywhere.
+/// Of the device that is current in the first call: a process uses one device. Without a device those of an H100, so
+/// that the memory of a run can be planned anywhere.
 const SmLimits& sm_limits();
 
 inline int sm_count() { return sm_limits().count; }

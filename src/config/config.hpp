@@ -30,7 +30,7 @@ enum class Packing { stream, documents };
 enum class LossSum { mean, sum };
 enum class Orthogonalisation { newton_schulz, polar_express };
 enum class Rounding { floor, ceil };
-enum class HeadChoice { automatic, fp32, bf16, fp8 };
+enum class LmHeadChoice { automatic, fp32, bf16, fp8 };
 enum class EndOfData { error, wrap };
 enum class ChangedData { refuse, accept };
 enum class Recompute { none, mlp };
@@ -101,8 +101,8 @@ struct ModelConfig {
   bool yarn = false;            ///< rescale rotary frequencies where a stage changes the long window
 };
 
-struct HeadConfig {
-  HeadChoice precision = HeadChoice::automatic;
+struct LmHeadConfig {
+  LmHeadChoice precision = LmHeadChoice::automatic;
   double scale_x = 2;
   double scale_w = 512;
   double scale_g = 524288;
@@ -229,7 +229,7 @@ struct CommConfig {
 struct Config {
   RunConfig run;
   ModelConfig model;
-  HeadConfig head;
+  LmHeadConfig head;
   WindowConfig window;
   TrainConfig train;
   std::vector<StageConfig> stage;
@@ -303,6 +303,6 @@ int padded_vocabulary(const ModelConfig& model);
 int turning_pairs(const ModelConfig& model);
 
 /// Format of the head's GEMMs in training: head.precision, with "auto" as this build takes it.
-kernels::HeadPrecision head_precision(const Config& config);
+kernels::LmHeadPrecision head_precision(const Config& config);
 
 }  // namespace nanorun

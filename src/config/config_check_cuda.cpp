@@ -26,7 +26,7 @@ void check_cuda(Rules& rules, Passes passes) {
                 {"model.bigram_columns", "model.bigram_rows"},
                 "model.bigram_columns = {} must be a multiple of {} on CUDA devices", model.bigram_columns,
                 limits::row_vector);
-  rules.require(config.head.precision != HeadChoice::fp32, {"head.precision"},
+  rules.require(config.head.precision != LmHeadChoice::fp32, {"head.precision"},
                 "head.precision = \"fp32\" is for CPUs; CUDA devices take \"fp8\" or \"bf16\"");
   if (passes == Passes::forward) return;
   const auto require_length = [&](const std::string& key, int length) {

@@ -199,7 +199,7 @@ std::vector<Key> topology_keys() {
   };
 }
 
-std::vector<Key> head_keys() {
+std::vector<Key> lm_head_keys() {
   return {
       {NANORUN_KEY(head, precision), trains, any(), "format of the head's GEMMs in training; auto: the device's best"},
       {NANORUN_KEY(head, scale_x), trains, above(0), "fp8: factor on the activations before rounding to e4m3"},
@@ -419,7 +419,7 @@ std::vector<Key> control_keys() {
 const std::vector<Key>& key_table() {
   static const std::vector<Key> table = [] {
     std::vector<Key> all;
-    for (auto part : {run_keys, model_keys, topology_keys, head_keys, window_keys, train_keys, stage_keys,
+    for (auto part : {run_keys, model_keys, topology_keys, lm_head_keys, window_keys, train_keys, stage_keys,
                       validation_keys, data_keys, optimizer_keys, group_keys, checkpoint_keys, control_keys}) {
       for (Key& key : part()) all.push_back(std::move(key));
     }

@@ -57,10 +57,10 @@ template <>
 inline constexpr auto names_of<Rounding> = std::to_array<Named<Rounding>>({{"floor", Rounding::floor},
                                                                            {"ceil", Rounding::ceil}});
 template <>
-inline constexpr auto names_of<HeadChoice> = std::to_array<Named<HeadChoice>>({{"auto", HeadChoice::automatic},
-                                                                               {"fp32", HeadChoice::fp32},
-                                                                               {"bf16", HeadChoice::bf16},
-                                                                               {"fp8", HeadChoice::fp8}});
+inline constexpr auto names_of<LmHeadChoice> = std::to_array<Named<LmHeadChoice>>({{"auto", LmHeadChoice::automatic},
+                                                                                   {"fp32", LmHeadChoice::fp32},
+                                                                                   {"bf16", LmHeadChoice::bf16},
+                                                                                   {"fp8", LmHeadChoice::fp8}});
 template <>
 inline constexpr auto names_of<EndOfData> = std::to_array<Named<EndOfData>>({{"error", EndOfData::error},
                                                                              {"wrap", EndOfData::wrap}});
@@ -89,7 +89,7 @@ inline constexpr auto names_of<kernels::WireFormat> = std::to_array<Named<kernel
 /// The member of a Config that a key sets.
 using Field =
     std::variant<bool*, int*, std::int64_t*, double*, std::string*, std::vector<std::string>*, std::vector<int>*,
-                 std::vector<double>*, ValuePath*, RotaryKind*, WindowKind*, Rounding*, HeadChoice*, EndOfData*,
+                 std::vector<double>*, ValuePath*, RotaryKind*, WindowKind*, Rounding*, LmHeadChoice*, EndOfData*,
                  ChangedData*, Recompute*, OnFailure*, TransportChoice*, kernels::WireFormat*, kernels::SoftcapKind*,
                  Residual*, Packing*, LossSum*, Orthogonalisation*, MlpPrecision*, StateFormat*>;
 

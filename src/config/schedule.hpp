@@ -42,7 +42,7 @@ Windows windows_at(const Config& config, long step);
 /// Of a validation before a step; the last one, before step train.steps, may have a window of its own.
 Windows validation_windows(const Config& config, long step);
 
-/// Weights of the targets that a row has, see kernels/lm_head/head.hpp.
+/// Weights of the targets that a row has, see kernels/lm_head/lm_head.hpp.
 struct Targets {
   std::array<double, kernels::max_targets> weights{1, 0, 0};
   int count = 1;

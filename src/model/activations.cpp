@@ -205,9 +205,9 @@ std::size_t Activations<T>::allocate_scratch(const Config& config, Workspace spa
   const ModelConfig& model = config.model;
   WorkspaceAllocator scratch(space);
   const auto narrow = [&] { return take_matrix<T>(scratch, length, model.width); };
-  const std::size_t composition =
-      model.composed_layers.empty() ? 0
-                                    : ops::head_composition_workspace<T>(length, model.heads, model.composition_window);
+  const std::size_t composition = model.composed_layers.empty() ? 0
+                                                                : ops::attention_composition_workspace<T>(
+                                                                      length, model.heads, model.composition_window);
   scratch.take<std::byte>(std::max({ops::attention_workspace<T>(length, model.heads, model.head_dim), composition,
                                     training ? mlp_workspace<T>(config, length) : 0}));
   if (!training) return scratch.used();
@@ -235,10 +235,11 @@ std::size_t Activations<T>::allocate_scratch(const Config& config, Workspace spa
 template <class T>
 void Activations<T>::allocate_workspace(const Config& config, WorkspaceAllocator& allocator) {
   const ModelConfig& model = config.model;
-  const kernels::HeadPrecision precision = training ? head_precision(config) : kernels::HeadPrecision::working;
-  const std::size_t bytes = std::max({allocate_scratch(config, {}),
-                                      ops::head_workspace<T>(length, padded_vocabulary(model), model.width, precision),
-                                      training ? ops::embedding_backward_workspace<T>(length, model.width) : 0});
+  const kernels::LmHeadPrecision precision = training ? head_precision(config) : kernels::LmHeadPrecision::working;
+  const std::size_t bytes =
+      std::max({allocate_scratch(config, {}),
+                ops::lm_head_workspace<T>(length, padded_vocabulary(model), model.width, precision),
+                training ? ops::embedding_backward_workspace<T>(length, model.width) : 0});
   workspace = {allocator.take<std::byte>(bytes), bytes};
   if (workspace.data() != nullptr) allocate_scratch(config, workspace);
 }

@@ -6,7 +6,7 @@
 #include "src/config/config.hpp"
 #include "src/data/uploader.hpp"
 #include "src/model/activations.hpp"
-#include "src/model/head_mixing.hpp"
+#include "src/model/attention_heads.hpp"
 #include "src/model/params.hpp"
 #include "src/model/values.hpp"
 
@@ -26,7 +26,7 @@ class AttentionLayer {
   /// How the layer's output reaches the stream.
   enum class Output { replaces, adds };
 
-  AttentionLayer(const Config& config, const Parameters<T>& parameters, const HeadMixing<T>& heads,
+  AttentionLayer(const Config& config, const Parameters<T>& parameters, const AttentionHeads<T>& heads,
                  const Values<T>& values)
       : config_(config), model_(config.model), parameters_(parameters), heads_(heads), values_(values) {}
 
@@ -49,7 +49,7 @@ class AttentionLayer {
   const Config& config_;
   const ModelConfig& model_;
   const Parameters<T>& parameters_;
-  const HeadMixing<T>& heads_;
+  const AttentionHeads<T>& heads_;
   const Values<T>& values_;
 };
 

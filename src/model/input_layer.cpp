@@ -23,7 +23,7 @@ void InputLayer<T>::forward(Stream stream, const Activations<T>& a, const Device
   }
   ops::rms_norm_forward<T>(stream, s.x0, s.rstd0, s.x0, model_.norm_eps);
   if (s.skip_gate) {
-    ops::head_gate_forward<T>(stream, s.skip_gate, skip_gate_inputs(a), parameters_.scalars("skip_gate"));
+    ops::attention_gate_forward<T>(stream, s.skip_gate, skip_gate_inputs(a), parameters_.scalars("skip_gate"));
   }
   if (!s.bigram) return;
   const Mat<T> bigram = s.bigram.col_block(0, bigram_columns(model_));
@@ -38,8 +38,8 @@ template <class T>
 void InputLayer<T>::backward(Stream stream, const Activations<T>& a, const DeviceSequence& sequence) const {
   const InputActivations<T>& s = a.input;
   if (s.skip_gate) {
-    ops::head_gate_backward<T>(stream, a.d_x0.col_block(0, gate_columns), {}, parameters_.d_scalars("skip_gate"),
-                               a.d_skip_gate, s.skip_gate, skip_gate_inputs(a), parameters_.scalars("skip_gate"));
+    ops::attention_gate_backward<T>(stream, a.d_x0.col_block(0, gate_columns), {}, parameters_.d_scalars("skip_gate"),
+                                    a.d_skip_gate, s.skip_gate, skip_gate_inputs(a), parameters_.scalars("skip_gate"));
   }
   const Mat<T>& d_smeared = model_.smear ? a.d_branch : a.d_narrow;
   ops::rms_norm_backward<T>(stream, d_smeared, s.x0, s.rstd0, a.d_x0, false);

@@ -28,8 +28,8 @@ std::set<int> training_lengths(const Config& config) {
   return lengths;
 }
 
-kernels::HeadOptions head_options(const Config& config) {
-  kernels::HeadOptions options;
+kernels::LmHeadOptions lm_head_options(const Config& config) {
+  kernels::LmHeadOptions options;
   options.softcap = config.model.softcap;
   options.kind = config.model.softcap_kind;
   options.softcap_shift = config.model.softcap_shift;
@@ -67,7 +67,7 @@ Model<T>::Model(const Config& config, const ParameterTable& table, const Weights
     : config_(config),
       parameters_{{table, weights.tensors().data(), weights.scalars().data()}, {}},
       stream_(compute),
-      head_(nanorun::head_options(config)),
+      head_(nanorun::lm_head_options(config)),
       validation_uploader_(config.validation.length, config, end_of_text, upload),
       loss_(compute),
       mlp_scales_(config, !gradients.empty(), compute),
@@ -138,9 +138,9 @@ Activations<T>& Model<T>::training_for(const DeviceSequence& sequence) {
 }
 
 template <class T>
-kernels::HeadOptions Model<T>::head_options(long step) const {
+kernels::LmHeadOptions Model<T>::lm_head_options(long step) const {
   const Targets targets = targets_at(config_, step);
-  kernels::HeadOptions options = head_;
+  kernels::LmHeadOptions options = head_;
   options.target_weights = targets.weights;
   options.targets = targets.count;
   options.prefix_weight = targets.prefix_weight;
@@ -163,9 +163,9 @@ void Model<T>::forward_backward(Trace& trace, const DeviceSequence& sequence, lo
     Region region(trace, Phase::head);
     if (!accumulate.others && !accumulate.cleared) ops::fill<Gradient>(stream_, d_others_, 0);
     if (hooks.enter) hooks.enter(config_.model.layers);
-    ops::head_loss_backward<T>(stream_, loss_.device(), a.d_narrow, parameters_.gradient("head"), accumulate.others,
-                               a.n_final, parameters_.weight("head"), sequence.targets, head_options(step),
-                               a.workspace);
+    ops::lm_head_loss_backward<T>(stream_, loss_.device(), a.d_narrow, parameters_.gradient("head"), accumulate.others,
+                                  a.n_final, parameters_.weight("head"), sequence.targets, lm_head_options(step),
+                                  a.workspace);
   }
   if (hooks.leave) hooks.leave(config_.model.layers);
   Region region(trace, Phase::backward);
@@ -179,10 +179,10 @@ double Model<T>::validate(Trace& trace, const Sequence& sequence, long step) {
   const Windows windows = validation_windows(config_, step);
   const DeviceSequence fed = validation_uploader_.load(trace, stream_, sequence, windows);
   forward(validation_, feed(fed, stage_of(config_, step)), {});
-  kernels::HeadOptions options = head_;
-  options.precision = kernels::HeadPrecision::working;
-  ops::head_loss_forward<T>(stream_, loss_.device(), validation_.n_final, parameters_.weight("head"), fed.targets,
-                            options, validation_.workspace);
+  kernels::LmHeadOptions options = head_;
+  options.precision = kernels::LmHeadPrecision::working;
+  ops::lm_head_loss_forward<T>(stream_, loss_.device(), validation_.n_final, parameters_.weight("head"), fed.targets,
+                               options, validation_.workspace);
   validation_uploader_.release(stream_);
   loss_.collect(stream_);
   ops::synchronize(stream_);
@@ -194,11 +194,11 @@ std::vector<double> Model<T>::token_losses(Trace& trace, const Sequence& sequenc
   const Windows windows = validation_windows(config_, step);
   const DeviceSequence fed = validation_uploader_.load(trace, stream_, sequence, windows);
   forward(validation_, feed(fed, stage_of(config_, step)), {});
-  kernels::HeadOptions options = head_;
-  options.precision = kernels::HeadPrecision::working;
+  kernels::LmHeadOptions options = head_;
+  options.precision = kernels::LmHeadPrecision::working;
   const TensorArena<Gradient> losses(validation_.length, "the losses");
-  ops::head_losses<T>(stream_, losses.span(), validation_.n_final, parameters_.weight("head"), fed.targets, options,
-                      validation_.workspace);
+  ops::lm_head_losses<T>(stream_, losses.span(), validation_.n_final, parameters_.weight("head"), fed.targets, options,
+                         validation_.workspace);
   validation_uploader_.release(stream_);
   HostView<Gradient> host(losses.span());
   host.download(stream_);

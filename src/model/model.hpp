@@ -40,7 +40,7 @@ class Model {
   Model(const Config& config, const ParameterTable& table, const Weights<T>& weights, std::span<Gradient> gradients,
         kernels::Token end_of_text, kernels::Stream compute, kernels::Stream upload);
 
-  /// The prefix target of each token of the vocabulary, -1 for none, see kernels/lm_head/head.hpp.
+  /// The prefix target of each token of the vocabulary, -1 for none, see kernels/lm_head/lm_head.hpp.
   void set_prefixes(std::span<const std::int32_t> prefixes);
 
   /// To which of the gradients a sequence adds its own; it replaces the others.
@@ -83,7 +83,7 @@ class Model {
   const Parameters<T>& bind_gradients(const ParameterTable& table, std::span<Gradient> gradients);
   Feed<T> feed(const DeviceSequence& sequence, int stage);
   Activations<T>& training_for(const DeviceSequence& sequence);
-  kernels::HeadOptions head_options(long step) const;
+  kernels::LmHeadOptions lm_head_options(long step) const;
 
   void forward(Activations<T>& a, const Feed<T>& feed, const LayerHooks& hooks);
   void backward(Activations<T>& a, const Feed<T>& feed, bool add, const LayerHooks& hooks);
@@ -101,7 +101,7 @@ class Model {
   Parameters<T> parameters_;
   std::span<Gradient> d_others_;  ///< gradients behind those of matrices and head
   kernels::Stream stream_;
-  kernels::HeadOptions head_;
+  kernels::LmHeadOptions head_;
   TensorArena<std::int32_t> prefixes_;
   std::optional<Uploader> training_uploader_;
   Uploader validation_uploader_;
@@ -116,7 +116,7 @@ class Model {
   Coefficients<T> coefficients_;
   Mixes<T> mixes_;
   Values<T> values_;
-  HeadMixing<T> heads_;
+  AttentionHeads<T> heads_;
   InputLayer<T> input_;
   AttentionLayer<T> attention_;
   MlpLayer<T> mlp_;

@@ -52,7 +52,7 @@ bool read_alike(const Bucket& a, const Bucket& b) { return a.lookup == b.lookup 
 
 ParameterTable::ParameterTable(const ModelConfig& config) {
   add_matrices(config);
-  add_head(config);
+  add_lm_head(config);
   add_value_embeddings(config);
   add_embeddings(config);
   add_net_inputs(config);
@@ -98,7 +98,7 @@ void ParameterTable::add_matrices(const ModelConfig& config) {
 }
 
 /// The head comes first: the model zeroes the gradients of all that lies behind it (Model::Gradients).
-void ParameterTable::add_head(const ModelConfig& config) {
+void ParameterTable::add_lm_head(const ModelConfig& config) {
   if (config.tied_head) {
     add("head", 1, padded_vocabulary(config), config.width, Group::head, Init::normal, config.init_embedding);
   } else {

@@ -110,7 +110,7 @@ class ParameterTable {
            std::vector<double> start = {});
   void add_scalar(const std::string& name, int rows, int cols, std::vector<double> start);
   void add_matrices(const ModelConfig& config);
-  void add_head(const ModelConfig& config);
+  void add_lm_head(const ModelConfig& config);
   void add_value_embeddings(const ModelConfig& config);
   void add_embeddings(const ModelConfig& config);
   void add_net_inputs(const ModelConfig& config);

@@ -40,10 +40,10 @@ ops::ValueMix<T> Values<T>::forward(Stream stream, const Activations<T>& a, cons
     const AttentionActivations<T>& s = a.block[layer].attention;
     ops::embedding_forward<T>(stream, s.value, sequence.tokens, parameters_.weight(table(layer)));
     if (s.value_gate) {
-      ops::head_gate_forward<T>(stream, s.value_gate, gate_inputs(a, layer),
-                                parameters_.scalars(block_name(layer, "value_gate")));
+      ops::attention_gate_forward<T>(stream, s.value_gate, gate_inputs(a, layer),
+                                     parameters_.scalars(block_name(layer, "value_gate")));
     }
-    ops::head_scale_forward<T>(stream, a.aux, s.value, gate(a, layer).value, model_.heads, false);
+    ops::attention_scale_forward<T>(stream, a.aux, s.value, gate(a, layer).value, model_.heads, false);
     if (mixes_by_mudd(model_, layer)) ops::mix_forward<T>(stream, a.aux, mixes_.values(a, layer, a.aux));
   }
   return mix(a, sequence, layer);
@@ -100,7 +100,7 @@ void Values<T>::backward(Stream stream, const Activations<T>& a, const DeviceSeq
     ops::fill<acc_t<T>>(stream, elements(gate.gradient), 0);
   }
   const bool joins = model_.mudd && value_embedding_of(model_, layer) == 0;  // what Mixes::last() has sent
-  ops::head_scale_backward<T>(stream, d_value, gate.gradient, d_v, rows, gate.value, model_.heads, joins);
+  ops::attention_scale_backward<T>(stream, d_value, gate.gradient, d_v, rows, gate.value, model_.heads, joins);
 }
 
 template <class T>
@@ -110,8 +110,9 @@ void Values<T>::backward_gates(Stream stream, const Activations<T>& a, int layer
   const std::string w = block_name(layer, "value_gate");
   const ops::GateInputs<T> in = gate_inputs(a, layer);
   const AttentionActivations<T>& s = a.block[layer].attention;
-  ops::head_gate_backward<T>(stream, s.d_n.col_block(0, in.x.cols), in.u ? d_value.col_block(0, in.u.cols) : Mat<T>(),
-                             parameters_.d_scalars(w), a.d_value_gate, s.value_gate, in, parameters_.scalars(w));
+  ops::attention_gate_backward<T>(stream, s.d_n.col_block(0, in.x.cols),
+                                  in.u ? d_value.col_block(0, in.u.cols) : Mat<T>(), parameters_.d_scalars(w),
+                                  a.d_value_gate, s.value_gate, in, parameters_.scalars(w));
 }
 
 template <class T>

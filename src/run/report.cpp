@@ -155,7 +155,7 @@ std::vector<std::string> opening_lines(const Config& config, const Provenance& p
                                        const ParameterTable& table, const std::string& output,
                                        const std::string& device, const std::string& transport,
                                        const std::string& device_note) {
-  const bool fp8 = head_precision(config) == kernels::HeadPrecision::fp8;
+  const bool fp8 = head_precision(config) == kernels::LmHeadPrecision::fp8;
   std::vector<std::string> lines = {build_name()};
   for (const std::string& line : provenance_lines(provenance)) lines.push_back(line);
   lines.push_back(

@@ -52,7 +52,7 @@ void read_weights(const std::string& path, const CheckpointHeader& header, const
 Config trained_config(const CheckpointHeader& header, const std::string& path,
                       const std::vector<std::string>& overrides) {
   Config config = parse_deck(header.deck, path, overrides);
-  config.head.precision = HeadChoice::automatic;
+  config.head.precision = LmHeadChoice::automatic;
   check_model(config);
   return config;
 }

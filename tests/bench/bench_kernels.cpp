@@ -157,11 +157,11 @@ void head(benchmark::State& state) {
   Tensor x(tokens, width), w(vocabulary, width), d_x(tokens, width), d_w(vocabulary, width);
   std::vector<Token> targets(tokens, 7);
   const bool fp8 = state.range(0) != 0;
-  const auto precision = fp8 ? kernels::HeadPrecision::fp8 : kernels::HeadPrecision::working;
-  const kernels::HeadOptions options{.precision = precision, .scale_x = 2, .scale_w = 512, .scale_g = 0x1p19};
-  std::vector<std::byte> workspace(ops::head_workspace<float>(tokens, vocabulary, width, precision));
+  const auto precision = fp8 ? kernels::LmHeadPrecision::fp8 : kernels::LmHeadPrecision::working;
+  const kernels::LmHeadOptions options{.precision = precision, .scale_x = 2, .scale_w = 512, .scale_g = 0x1p19};
+  std::vector<std::byte> workspace(ops::lm_head_workspace<float>(tokens, vocabulary, width, precision));
   double loss = 0;
-  for (auto _ : state) ops::head_loss_backward<float>({}, &loss, d_x, d_w, false, x, w, targets, options, workspace);
+  for (auto _ : state) ops::lm_head_loss_backward<float>({}, &loss, d_x, d_w, false, x, w, targets, options, workspace);
   count(state, 6.0 * tokens * width * vocabulary, 0);
 }
 BENCHMARK(head)->ArgName("fp8")->Arg(0)->Arg(1)->Unit(benchmark::kMillisecond);

@@ -17,9 +17,9 @@
 #include "kernels/device/magnitude.hpp"
 #include "kernels/linear/matmul.hpp"
 #include "kernels/linear/mlp_fp8.hpp"
-#include "kernels/lm_head/head.hpp"
-#include "kernels/lm_head/head_softcap.hpp"
-#include "kernels/lm_head/head_weight_gradient.hpp"
+#include "kernels/lm_head/lm_head.hpp"
+#include "kernels/lm_head/lm_head_softcap.hpp"
+#include "kernels/lm_head/lm_head_weight_gradient.hpp"
 #include "kernels/optimizer/muon_stages.hpp"
 #include "kernels/optimizer/muon_symmetric_gemm.hpp"
 #include "tests/bench/ceilings.hpp"
@@ -196,13 +196,13 @@ void attention_projection(benchmark::State& state, bool table, bool paired, bool
   });
 }
 
-void head(benchmark::State& state, HeadPrecision precision, bool backward) {
-  const HeadOptions options{.precision = precision, .scale_x = 2, .scale_w = 512, .scale_g = 0x1p19};
+void head(benchmark::State& state, LmHeadPrecision precision, bool backward) {
+  const LmHeadOptions options{.precision = precision, .scale_x = 2, .scale_w = 512, .scale_g = 0x1p19};
   const Values<bf16> x(std::size_t{tokens} * width, 2), w(std::size_t{vocabulary} * width, 0.1f),
       d_x(std::size_t{tokens} * width);
   const Values<float> d_w(std::size_t{vocabulary} * width);
   const Values<Token> targets(tokens);
-  const Values<std::byte> scratch(cuda::head_workspace<bf16>(tokens, vocabulary, width, precision));
+  const Values<std::byte> scratch(cuda::lm_head_workspace<bf16>(tokens, vocabulary, width, precision));
   const Values<float> loss(2);
   auto* const sum = reinterpret_cast<double*>(loss.data());
   const Mat<const bf16> x_in = x.mat(tokens, width), w_in = w.mat(vocabulary, width);
@@ -211,13 +211,13 @@ void head(benchmark::State& state, HeadPrecision precision, bool backward) {
   state.counters["workspace_GB"] = static_cast<double>(scratch.size()) * 1e-9;
   const auto work = [&] {
     if (backward) {
-      cuda::head_loss_backward<bf16>(stream, sum, d_x.mat(tokens, width), d_w.mat(vocabulary, width), false, x_in, w_in,
-                                     target_in, options, workspace);
+      cuda::lm_head_loss_backward<bf16>(stream, sum, d_x.mat(tokens, width), d_w.mat(vocabulary, width), false, x_in,
+                                        w_in, target_in, options, workspace);
     } else {
-      cuda::head_loss_forward<bf16>(stream, sum, x_in, w_in, target_in, options, workspace);
+      cuda::lm_head_loss_forward<bf16>(stream, sum, x_in, w_in, target_in, options, workspace);
     }
   };
-  measure(state, (backward ? 6.0 : 2.0) * tokens * width * vocabulary, 0, work, 1, precision == HeadPrecision::fp8);
+  measure(state, (backward ? 6.0 : 2.0) * tokens * width * vocabulary, 0, work, 1, precision == LmHeadPrecision::fp8);
 }
 
 enum class Gradient { none, bf16, fp8 };
@@ -231,15 +231,15 @@ void softcap(benchmark::State& state, Gradient gradient, bool record89) {
   const Values<float> loss(rows);
   const Values<Token> targets(rows);
   const Values<std::int32_t> prefix(vocabulary);
-  const HeadOptions options21{.softcap = 15}, options89{.softcap = 23,
-                                                        .kind = SoftcapKind::sigmoid,
-                                                        .softcap_shift = 5,
-                                                        .softcap_width = 7.5,
-                                                        .target_weights = {1, 0.5, 0.25},
-                                                        .targets = 3,
-                                                        .prefix_weight = 0.1,
-                                                        .prefix = {prefix.data(), vocabulary}};
-  const HeadOptions& options = record89 ? options89 : options21;
+  const LmHeadOptions options21{.softcap = 15}, options89{.softcap = 23,
+                                                          .kind = SoftcapKind::sigmoid,
+                                                          .softcap_shift = 5,
+                                                          .softcap_width = 7.5,
+                                                          .target_weights = {1, 0.5, 0.25},
+                                                          .targets = 3,
+                                                          .prefix_weight = 0.1,
+                                                          .prefix = {prefix.data(), vocabulary}};
+  const LmHeadOptions& options = record89 ? options89 : options21;
   const cuda::Softcap in{z.mat(rows, vocabulary), {targets.data(), rows}, options};
   const auto work = [&] {
     switch (gradient) {
@@ -257,13 +257,13 @@ void softcap(benchmark::State& state, Gradient gradient, bool record89) {
 }
 
 /// The weight gradient of the fp8 head on `rows` rows, added to what is there.
-void head_weight_gradient(benchmark::State& state, int rows) {
+void lm_head_weight_gradient(benchmark::State& state, int rows) {
   const bench::RandomOperand<e5m2> g(std::size_t{1} * rows * 2 * vocabulary);
   const bench::RandomOperand<e4m3> x_t(std::size_t{1} * rows * width);
   const Values<float> d_w(std::size_t{vocabulary} * width);
   const Mat<const e5m2> g_in(g.data(), rows, vocabulary, 2 * vocabulary);
   const Mat<const e4m3> x_in(x_t.data(), width, rows);
-  const auto work = [&] { cuda::head_weight_gradient(stream, d_w.mat(vocabulary, width), true, 1, g_in, x_in); };
+  const auto work = [&] { cuda::lm_head_weight_gradient(stream, d_w.mat(vocabulary, width), true, 1, g_in, x_in); };
   measure(state, 2.0 * rows * width * vocabulary, 0, work, 1, true);
 }
 
@@ -367,9 +367,9 @@ void add_all() {
   add_projection("paired", false, true, false);
   add_projection("key_offset", false, false, true);
   for (const bool backward : {false, true}) {
-    const std::string name = backward ? "head_loss_backward" : "head_loss_forward";
-    add(name + "/working", [=](benchmark::State& state) { head(state, HeadPrecision::working, backward); });
-    add(name + "/fp8", [=](benchmark::State& state) { head(state, HeadPrecision::fp8, backward); });
+    const std::string name = backward ? "lm_head_loss_backward" : "lm_head_loss_forward";
+    add(name + "/working", [=](benchmark::State& state) { head(state, LmHeadPrecision::working, backward); });
+    add(name + "/fp8", [=](benchmark::State& state) { head(state, LmHeadPrecision::fp8, backward); });
   }
   for (const bool record89 : {false, true}) {
     const std::string name = record89 ? "softcap89/" : "softcap/";
@@ -378,8 +378,8 @@ void add_all() {
     add(name + "fp8", [=](benchmark::State& state) { softcap(state, Gradient::fp8, record89); });
   }
   for (const int rows : {8192, 12288}) {
-    add("head_weight_gradient/" + std::to_string(rows),
-        [=](benchmark::State& state) { head_weight_gradient(state, rows); });
+    add("lm_head_weight_gradient/" + std::to_string(rows),
+        [=](benchmark::State& state) { lm_head_weight_gradient(state, rows); });
   }
   // Muon's matrices on one GPU, a quarter and an eighth of them; of the MLP half, too.
   for (const int count : {44, 11, 6}) add_polar_factor("newton_schulz", newton_schulz_iteration, count, width, width);

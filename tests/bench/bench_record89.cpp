@@ -48,40 +48,40 @@ struct Heads {
   Tensor<bf16> y{tokens, width}, v{tokens, width}, out{tokens, width}, d_out{tokens, width}, d_y{tokens, width},
       d_v{tokens, width};
   Tensor<float> numbers{tokens, heads}, d_numbers{tokens, heads};
-  cuda::HeadOutput<bf16> in;
-  cuda::HeadOutputGradients<bf16> d;
+  cuda::AttentionXsa<bf16> in;
+  cuda::AttentionXsaGradients<bf16> d;
 };
 
 /// Argument: whether it is XSA.
-void head_output_forward(benchmark::State& state) {
+void attention_xsa_forward(benchmark::State& state) {
   const bool xsa = state.range(0) != 0;
   Heads h(xsa);
   measure(state, (xsa ? 3 : 2) * narrow + 4.0 * heads * tokens,
-          [&] { cuda::head_output_forward<bf16>(stream, h.out, h.in); });
+          [&] { cuda::attention_xsa_forward<bf16>(stream, h.out, h.in); });
 }
 
-void head_output_backward(benchmark::State& state) {
+void attention_xsa_backward(benchmark::State& state) {
   const bool xsa = state.range(0) != 0;
   Heads h(xsa);
   measure(state, (xsa ? 6 : 4) * narrow + (xsa ? 12.0 : 8.0) * heads * tokens,
-          [&] { cuda::head_output_backward<bf16>(stream, h.d, h.out, h.d_out, h.in); });
+          [&] { cuda::attention_xsa_backward<bf16>(stream, h.d, h.out, h.d_out, h.in); });
 }
 
 /// Argument: whether the product is added.
-void head_scale_forward(benchmark::State& state) {
+void attention_scale_forward(benchmark::State& state) {
   const bool add = state.range(0) != 0;
   Tensor<bf16> x(tokens, width), out(tokens, width);
   Tensor<float> s(tokens, heads);
   measure(state, (add ? 3 : 2) * narrow + 4.0 * heads * tokens,
-          [&] { cuda::head_scale_forward<bf16>(stream, out, x, s, heads, add); });
+          [&] { cuda::attention_scale_forward<bf16>(stream, out, x, s, heads, add); });
 }
 
-void head_scale_backward(benchmark::State& state) {
+void attention_scale_backward(benchmark::State& state) {
   const bool add = state.range(0) != 0;
   Tensor<bf16> x(tokens, width), d_x(tokens, width), d_out(tokens, width);
   Tensor<float> s(tokens, heads), d_s(tokens, heads);
   measure(state, (add ? 4 : 3) * narrow + 12.0 * heads * tokens,
-          [&] { cuda::head_scale_backward<bf16>(stream, d_x, d_s, d_out, x, s, heads, add); });
+          [&] { cuda::attention_scale_backward<bf16>(stream, d_x, d_s, d_out, x, s, heads, add); });
 }
 
 /// Gates of value embeddings, which read six columns of each of two streams.
@@ -94,17 +94,17 @@ struct Gates {
   static Mat<bf16> columns(const Tensor<bf16>& x) { return x.mat.col_block(0, part); }
 };
 
-void head_gate_forward(benchmark::State& state) {
+void attention_gate_forward(benchmark::State& state) {
   Gates g;
   measure(state, (4.0 * Gates::part + 4.0 * heads) * tokens,
-          [&] { cuda::head_gate_forward<bf16>(stream, g.gate, g.in, g.w); });
+          [&] { cuda::attention_gate_forward<bf16>(stream, g.gate, g.in, g.w); });
 }
 
-void head_gate_backward(benchmark::State& state) {
+void attention_gate_backward(benchmark::State& state) {
   Gates g;
   measure(state, (12.0 * Gates::part + 8.0 * heads) * tokens, [&] {
-    cuda::head_gate_backward<bf16>(stream, Gates::columns(g.d_x), Gates::columns(g.d_u), g.d_w, g.d_gate, g.gate, g.in,
-                                   g.w);
+    cuda::attention_gate_backward<bf16>(stream, Gates::columns(g.d_x), Gates::columns(g.d_u), g.d_w, g.d_gate, g.gate,
+                                        g.in, g.w);
   });
 }
 
@@ -133,7 +133,7 @@ struct Composition {
   Tensor<bf16> qkv{tokens, 3 * width}, d_qkv{tokens, 3 * width}, y{tokens, width}, d_out{tokens, width};
   Tensor<float> w{tokens, 2 * heads}, d_w{tokens, 2 * heads}, d_q{tokens, width};
   Tensor<std::int32_t> first_key{first_keys()};
-  Tensor<float> scratch{cuda::head_composition_workspace<bf16>(tokens, heads, window) / sizeof(float)};
+  Tensor<float> scratch{cuda::attention_composition_workspace<bf16>(tokens, heads, window) / sizeof(float)};
 
   static std::vector<std::int32_t> first_keys() {
     std::vector<std::int32_t> first(tokens);
@@ -143,23 +143,24 @@ struct Composition {
   Workspace workspace() const { return {reinterpret_cast<std::byte*>(scratch.data), scratch.size * sizeof(float)}; }
   Mat<bf16> part(const Tensor<bf16>& x, int i) const { return x.mat.col_block(i * width, width); }
   Mat<float> weights(const Tensor<float>& x, int i) const { return x.mat.col_block(i * heads, heads); }
-  cuda::HeadComposition<bf16> inputs() const {
+  cuda::AttentionComposition<bf16> inputs() const {
     return {
         {part(qkv, 0), part(qkv, 1), part(qkv, 2), heads, 0.1f}, weights(w, 0), weights(w, 1), window, first_key.data};
   }
 };
 
-void head_composition_forward(benchmark::State& state) {
+void attention_composition_forward(benchmark::State& state) {
   Composition c;
-  measure(state, 5 * narrow, [&] { cuda::head_composition_forward<bf16>({}, c.y, c.y, c.inputs(), c.workspace()); });
+  measure(state, 5 * narrow,
+          [&] { cuda::attention_composition_forward<bf16>({}, c.y, c.y, c.inputs(), c.workspace()); });
 }
 
-void head_composition_backward(benchmark::State& state) {
+void attention_composition_backward(benchmark::State& state) {
   Composition c;
-  const cuda::HeadCompositionGradients<bf16> d{c.d_q, c.part(c.d_qkv, 1), c.part(c.d_qkv, 2), c.weights(c.d_w, 0),
-                                               c.weights(c.d_w, 1)};
+  const cuda::AttentionCompositionGradients<bf16> d{c.d_q, c.part(c.d_qkv, 1), c.part(c.d_qkv, 2), c.weights(c.d_w, 0),
+                                                    c.weights(c.d_w, 1)};
   measure(state, 12 * narrow,  // q, k, v, d_out; d_k, d_v and d_q, of twice the bytes, read and written
-          [&] { cuda::head_composition_backward<bf16>({}, d, c.d_out, c.inputs(), c.workspace()); });
+          [&] { cuda::attention_composition_backward<bf16>({}, d, c.d_out, c.inputs(), c.workspace()); });
 }
 
 /// A gate of twelve columns.
@@ -348,15 +349,15 @@ void add_decoded_rows(benchmark::State& state) {
 
 NANORUN_BENCHMARK(coefficient_net_forward);
 NANORUN_BENCHMARK(coefficient_net_backward);
-NANORUN_BENCHMARK(head_output_forward)->ArgName("xsa")->Arg(0)->Arg(1);
-NANORUN_BENCHMARK(head_output_backward)->ArgName("xsa")->Arg(0)->Arg(1);
-NANORUN_BENCHMARK(head_scale_forward)->ArgName("add")->Arg(0)->Arg(1);
-NANORUN_BENCHMARK(head_scale_backward)->ArgName("add")->Arg(0)->Arg(1);
-NANORUN_BENCHMARK(head_gate_forward);
-NANORUN_BENCHMARK(head_gate_backward);
+NANORUN_BENCHMARK(attention_xsa_forward)->ArgName("xsa")->Arg(0)->Arg(1);
+NANORUN_BENCHMARK(attention_xsa_backward)->ArgName("xsa")->Arg(0)->Arg(1);
+NANORUN_BENCHMARK(attention_scale_forward)->ArgName("add")->Arg(0)->Arg(1);
+NANORUN_BENCHMARK(attention_scale_backward)->ArgName("add")->Arg(0)->Arg(1);
+NANORUN_BENCHMARK(attention_gate_forward);
+NANORUN_BENCHMARK(attention_gate_backward);
 NANORUN_BENCHMARK(shared_streams_backward);
-NANORUN_BENCHMARK(head_composition_forward);
-NANORUN_BENCHMARK(head_composition_backward);
+NANORUN_BENCHMARK(attention_composition_forward);
+NANORUN_BENCHMARK(attention_composition_backward);
 NANORUN_BENCHMARK(smear_forward);
 NANORUN_BENCHMARK(smear_backward);
 NANORUN_BENCHMARK(sign_rows);

@@ -6,9 +6,9 @@
 #include <stdexcept>
 
 #include "kernels/attention/attention.hpp"
-#include "kernels/attention/head_composition.hpp"
+#include "kernels/attention/attention_composition.hpp"
 #include "kernels/device/limits.hpp"
-#include "kernels/lm_head/head.hpp"
+#include "kernels/lm_head/lm_head.hpp"
 #include "kernels/stream/coefficient_net.hpp"
 #include "kernels/stream/embedding.hpp"
 #include "kernels/stream/mix.hpp"
@@ -139,13 +139,13 @@ TEST(CudaLimits, KeysOfAComposedHead) {
   Config config;
   config.model.composed_layers = {1};
   config.model.composition_window = max_composition_window;
-  EXPECT_TRUE(check_takes(config));  // test_cuda_head_composition computes with it
+  EXPECT_TRUE(check_takes(config));  // test_cuda_attention_composition computes with it
   config.model.composition_window = max_composition_window + 1;
   EXPECT_FALSE(check_takes(config));
   const Mat<bf16> x = nowhere<bf16>(128, attention_head_dim);
   const Mat<float> w = nowhere<float>(128, 1);
-  HeadComposition<bf16> dc{{x, x, x, 1, 0.1f}, w, w, max_composition_window + 1, nullptr};
-  EXPECT_FALSE(op_takes([&] { cuda::head_composition_forward<bf16>({}, x, x, dc, {}); }));
+  AttentionComposition<bf16> dc{{x, x, x, 1, 0.1f}, w, w, max_composition_window + 1, nullptr};
+  EXPECT_FALSE(op_takes([&] { cuda::attention_composition_forward<bf16>({}, x, x, dc, {}); }));
 }
 
 TEST(CudaLimits, ColumnsOfTheLogits) {
@@ -158,12 +158,12 @@ TEST(CudaLimits, ColumnsOfTheLogits) {
   const int columns = (max_vocabulary / 128 + 1) * 128;
   const BlasStream stream;
   const test::Tokens targets(16, 5, 1);
-  HeadOptions options;
-  options.precision = HeadPrecision::working;
-  test::Vector<std::byte> space(cuda::head_workspace<bf16>(16, columns, 16, options.precision));
+  LmHeadOptions options;
+  options.precision = LmHeadPrecision::working;
+  test::Vector<std::byte> space(cuda::lm_head_workspace<bf16>(16, columns, 16, options.precision));
   EXPECT_FALSE(op_takes([&] {
-    cuda::head_loss_forward<bf16>(stream, nullptr, nowhere<bf16>(16, 16), nowhere<bf16>(columns, 16),
-                                  targets.device_span(), options, space);
+    cuda::lm_head_loss_forward<bf16>(stream, nullptr, nowhere<bf16>(16, 16), nowhere<bf16>(columns, 16),
+                                     targets.device_span(), options, space);
   }));
 }
 

@@ -4,7 +4,7 @@
 #include <fstream>
 #include <iterator>
 
-#include "src/shard/import.hpp"
+#include "src/shard/shard.hpp"
 #include "tests/fuzz/fuzz.hpp"
 #include "tests/support/temp_folder.hpp"
 

@@ -6,7 +6,7 @@
 
 #include "src/base/error.hpp"
 #include "src/base/utf8.hpp"
-#include "src/shard/import_documents.hpp"
+#include "src/shard/documents.hpp"
 #include "tests/fuzz/fuzz.hpp"
 
 using namespace nanorun;

@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "src/data/data.hpp"
-#include "src/shard/import.hpp"
+#include "src/shard/shard.hpp"
 #include "tests/fuzz/fuzz.hpp"
 
 using namespace nanorun;

@@ -58,7 +58,7 @@ void compare(const std::string& name, Tolerance tolerance = {}) {
   Config config = parse_deck(read_text(deck), deck, {});
   if (!computes_in_fp32) {
     if (config.model.head_dim != 128) GTEST_SKIP() << "heads of " << config.model.head_dim << " run on CPUs alone";
-    if (config.head.precision == HeadChoice::fp32) config.head.precision = HeadChoice::bf16;
+    if (config.head.precision == LmHeadChoice::fp32) config.head.precision = LmHeadChoice::bf16;
     tolerance = bf16_tolerance;
   }
   TinyTraining training(config, read_bin_tokens(folder + "tokens.bin"), golden.at("end_of_text"), test_comm());
@@ -91,7 +91,7 @@ void answer(const std::string& name) {
   Config config = parse_deck(read_text(deck), deck, {});
   if (!computes_in_fp32) {
     if (config.model.head_dim != 128) GTEST_SKIP() << "heads of " << config.model.head_dim << " run on CPUs alone";
-    config.head.precision = HeadChoice::bf16;
+    config.head.precision = LmHeadChoice::bf16;
   }
   const kernels::Token end_of_text = golden.at("end_of_text");
   const auto vocabulary = static_cast<std::uint64_t>(config.model.vocabulary);

@@ -277,7 +277,7 @@ Config wide_config() {
   config.model.width = 256;
   config.model.heads = 2;
   config.model.head_dim = 128;
-  if (!computes_in_fp32) config.head.precision = HeadChoice::bf16;
+  if (!computes_in_fp32) config.head.precision = LmHeadChoice::bf16;
   return config;
 }
 

@@ -26,7 +26,7 @@ Config small_config() {
   config.model.layers = 6;
   config.model.layers_without_attention = {3};
   config.model.attention_scale = 0.12;
-  config.head.precision = ops::on_host ? HeadChoice::fp32 : HeadChoice::bf16;
+  config.head.precision = ops::on_host ? LmHeadChoice::fp32 : LmHeadChoice::bf16;
   config.window.layers = "LSSSSL";
   config.train.steps = steps;
   config.train.sequences = std::max(4, test_comm().size());

@@ -10,7 +10,7 @@
 #include <span>
 
 #include "src/config/schedule.hpp"
-#include "src/shard/import.hpp"
+#include "src/shard/shard.hpp"
 #include "src/storage/h5.hpp"
 #include "tests/support/environment.hpp"
 #include "tests/support/error_of.hpp"

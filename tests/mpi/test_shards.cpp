@@ -6,7 +6,7 @@
 #include <optional>
 
 #include "src/data/data.hpp"
-#include "src/shard/import.hpp"
+#include "src/shard/shard.hpp"
 #include "src/shard/synthetic.hpp"
 #include "src/storage/h5.hpp"
 #include "tests/support/environment.hpp"

@@ -372,7 +372,7 @@ TEST(Inputs, RecordsHaveThePublishedArithmetic) {
 TEST(Inputs, GradientScalesOfFp8BelongToTheLength) {
   for (const char* name : {"record20", "record21"}) {
     const Config config = read_deck(name);
-    EXPECT_EQ(config.head.precision, HeadChoice::fp8) << name;
+    EXPECT_EQ(config.head.precision, LmHeadChoice::fp8) << name;
     EXPECT_EQ(config.head.scale_g_length, config.train.length) << name;
     EXPECT_TRUE(config.places.contains("head.scale_g_length")) << name;
   }

@@ -75,7 +75,7 @@ TEST(Config, ReadsEveryType) {
   EXPECT_EQ(config.model.layers_without_attention, (std::vector<int>{7, 3}));
   EXPECT_EQ(config.model.softcap, 30.0);
   EXPECT_FALSE(config.model.zero_outputs);
-  EXPECT_EQ(config.head.precision, HeadChoice::automatic);
+  EXPECT_EQ(config.head.precision, LmHeadChoice::automatic);
   EXPECT_EQ(config.head.scale_g, 0.5);
   EXPECT_EQ(config.data.train, (std::vector<std::string>{"a*.h5", "b.h5"}));
 }
@@ -83,7 +83,7 @@ TEST(Config, ReadsEveryType) {
 TEST(Config, EveryMemberHasARow) {
   EXPECT_EQ(rows_of("run"), member_count<RunConfig>());
   EXPECT_EQ(rows_of("model"), member_count<ModelConfig>());
-  EXPECT_EQ(rows_of("head"), member_count<HeadConfig>());
+  EXPECT_EQ(rows_of("head"), member_count<LmHeadConfig>());
   EXPECT_EQ(rows_of("window"), member_count<WindowConfig>());
   EXPECT_EQ(rows_of("train"), member_count<TrainConfig>());
   EXPECT_EQ(rows_of("validation"), member_count<ValidationConfig>());

@@ -24,7 +24,7 @@ Config small_config() {
   config.model.layers = 6;
   config.model.norm_eps = 0.0078125;
   config.model.zero_outputs = false;
-  config.head.precision = HeadChoice::fp32;
+  config.head.precision = LmHeadChoice::fp32;
   config.window.layers = "LSSSSL";
   config.train.length = 384;
   config.validation.length = 384;

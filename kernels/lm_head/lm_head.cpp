@@ -1,0 +1,281 @@
+#include "kernels/lm_head/lm_head.hpp"
+
+#include <cassert>
+#include <cmath>
+
+#include "kernels/device/fp8.hpp"
+#include "kernels/device/portable.hpp"
+#include "kernels/device/vector_math.hpp"
+
+namespace nanorun::kernels::portable {
+namespace {
+
+/// Rows of a chunk of the logits. On CPUs enough to amortise reading w and d_w, and few enough for the last-level
+/// cache; on devices enough to occupy them.
+constexpr int chunk_rows(int length) { return std::min(length, on_host ? 128 : 1024); }
+
+/// Operands of the three GEMMs, and the buffers of a chunk.
+template <class T>
+struct Head {
+  Mat<const T> x, w;  ///< in fp8 quantised
+  T unscale_z = 1, unscale_dx = 1, unscale_dw = 1;
+  Mat<T> z;                                ///< [chunk, V]
+  double *sum = nullptr, *loss = nullptr;  ///< [chunk]
+};
+
+template <class T>
+Mat<const T> quantised(WorkspaceAllocator& allocator, Mat<const T> x, double scale) {
+  const Mat<T> out(allocator.take<T>(x.size()), x.rows, x.cols);
+  if (x.ld == x.cols) {
+    quantise_e4m3<T>({out.data, out.size()}, {x.data, x.size()}, scale);
+  } else {
+    for (int i = 0; i < x.rows; ++i) {
+      quantise_e4m3<T>(Vec<T>(out.row(i), x.cols), Vec<const T>(x.row(i), x.cols), scale);
+    }
+  }
+  return out;
+}
+
+template <class T>
+Head<T> make_head(Mat<const T> x, Mat<const T> w, const LmHeadOptions& options, Workspace workspace) {
+  assert(workspace.size() >= lm_head_workspace<T>(x.rows, w.rows, x.cols, options.precision));
+  assert(x.cols == w.cols && options.softcap > 0 && options.softcap <= max_softcap);
+  assert(options.targets >= 1 && options.targets <= max_targets);
+  WorkspaceAllocator allocator(workspace);
+  Head<T> head;
+  head.x = x;
+  head.w = w;
+  const int chunk = chunk_rows(x.rows);
+  head.z = {allocator.take<T>(static_cast<std::size_t>(chunk) * w.rows), chunk, w.rows};
+  head.sum = allocator.take<double>(chunk);
+  head.loss = allocator.take<double>(chunk);
+  if (options.precision == LmHeadPrecision::fp8) {
+    head.x = quantised(allocator, x, options.scale_x);
+    head.w = quantised(allocator, w, options.scale_w);
+    head.unscale_z = static_cast<T>(1 / (options.scale_x * options.scale_w));
+    head.unscale_dx = static_cast<T>(1 / (options.scale_g * options.scale_w));
+    head.unscale_dw = static_cast<T>(1 / (options.scale_g * options.scale_x));
+  }
+  return head;
+}
+
+/// u = tanh(z / c), of which the logit is c u.
+template <class T>
+struct TanhCap {
+  static constexpr bool rounds_in_fp8 = false;
+  T c, inverse;
+
+  explicit TanhCap(const LmHeadOptions& options) : c(static_cast<T>(options.softcap)), inverse(1 / c) {}
+  KOKKOS_INLINE_FUNCTION T squash(T z) const { return fast_tanh(z * inverse); }
+  /// Of the logit by z.
+  KOKKOS_INLINE_FUNCTION T derivative(T u) const { return 1 - u * u; }
+};
+
+/// u = sigmoid((z + shift) / width), of which the logit is c u.
+template <class T>
+struct SigmoidCap {
+  static constexpr bool rounds_in_fp8 = true;  ///< u, to bf16
+  T c, shift, inverse_width, slope;
+
+  explicit SigmoidCap(const LmHeadOptions& options)
+      : c(static_cast<T>(options.softcap)),
+        shift(static_cast<T>(options.softcap_shift)),
+        inverse_width(static_cast<T>(1 / options.softcap_width)),
+        slope(static_cast<T>(options.softcap / options.softcap_width)) {}
+  KOKKOS_INLINE_FUNCTION T squash(T z) const { return 1 / (1 + fast_exp(-(z + shift) * inverse_width)); }
+  KOKKOS_INLINE_FUNCTION T derivative(T u) const { return slope * (u * (1 - u)); }
+};
+
+/// Calls body(precision, cap) with the precision as an integral constant.
+template <class T, class Body>
+void for_variant(const LmHeadOptions& options, const Body& body) {
+  const auto with_precision = [&](const auto& cap) {
+    if (options.precision == LmHeadPrecision::fp8) {
+      body(std::integral_constant<LmHeadPrecision, LmHeadPrecision::fp8>(), cap);
+    } else {
+      body(std::integral_constant<LmHeadPrecision, LmHeadPrecision::working>(), cap);
+    }
+  };
+  if (options.kind == SoftcapKind::sigmoid) {
+    with_precision(SigmoidCap<T>(options));
+  } else {
+    with_precision(TanhCap<T>(options));
+  }
+}
+
+/// The targets of one row, each column once.
+struct RowTargets {
+  int count = 0;
+  int column[max_targets + 1] = {};
+  double weight[max_targets + 1] = {};
+  double in_loss = 0;      ///< sum of the weights
+  double in_gradient = 0;  ///< the same, with the weights of targets behind the last row
+
+  KOKKOS_FUNCTION RowTargets(int t, const Vec<const Token>& targets, const LmHeadOptions& options) {
+    for (int k = 0; k < options.targets; ++k) {
+      in_gradient += options.target_weights[k];
+      if (t + k < static_cast<int>(targets.size())) add(targets[t + k], options.target_weights[k]);
+    }
+    const int prefix = options.prefix.empty() ? -1 : options.prefix[targets[t]];
+    if (prefix < 0) return;
+    in_gradient += options.prefix_weight;
+    add(prefix, options.prefix_weight);
+  }
+
+  KOKKOS_FUNCTION void add(int target, double w) {
+    in_loss += w;
+    int at = 0;
+    while (at < count && column[at] != target) ++at;
+    count = at == count ? count + 1 : count;
+    column[at] = target;
+    weight[at] += w;
+  }
+};
+
+/// z becomes u; returns the sum of e^(c u), which cannot overflow because logits are at most c.
+template <LmHeadPrecision precision, class T, class Cap>
+KOKKOS_FUNCTION double softcap_row(T* z, int n, const Cap& cap) {
+  constexpr int block = 1024;  // summed in T, the blocks in double
+  double sum = 0;
+  for (int first = 0; first < n; first += block) {
+    const int last = std::min(n, first + block);
+    T partial = 0;
+#pragma omp simd reduction(+ : partial)
+    for (int v = first; v < last; ++v) {
+      const T logit = precision == LmHeadPrecision::fp8 ? round_to_bf16(static_cast<float>(z[v])) : z[v];
+      T u = cap.squash(logit);
+      if constexpr (precision == LmHeadPrecision::fp8 && Cap::rounds_in_fp8) u = round_to_bf16(static_cast<float>(u));
+      z[v] = u;
+      partial += fast_exp(cap.c * u);
+    }
+    sum += partial;
+  }
+  return sum;
+}
+
+template <class T, class Cap>
+KOKKOS_FUNCTION double row_loss(const T* u, const Cap& cap, double sum, const RowTargets& targets) {
+  double loss = targets.in_loss * std::log(sum);
+  for (int k = 0; k < targets.count; ++k) {
+    loss -= targets.weight[k] * static_cast<double>(cap.c * u[targets.column[k]]);
+  }
+  return loss;
+}
+
+/// From u to the gradient of z, times `scale`, in place.
+template <LmHeadPrecision precision, class T, class Cap>
+KOKKOS_FUNCTION void gradient_row(T* u, int n, const Cap& cap, double sum, const RowTargets& targets, T scale,
+                                  float scale_g) {
+  const T inverse_sum = static_cast<T>(targets.in_gradient / sum);
+  const auto gradient = [=](T u, T weight) -> T {
+    const T g = (fast_exp(cap.c * u) * inverse_sum - weight) * cap.derivative(u) * scale;
+    return precision == LmHeadPrecision::fp8 ? round_to_e5m2(scale_g * static_cast<float>(g)) : g;
+  };
+  T at_target[max_targets + 1];
+  for (int k = 0; k < targets.count; ++k) {
+    at_target[k] = gradient(u[targets.column[k]], static_cast<T>(targets.weight[k]));
+  }
+#pragma omp simd
+  for (int v = 0; v < n; ++v) u[v] = gradient(u[v], 0);
+  for (int k = 0; k < targets.count; ++k) u[targets.column[k]] = at_target[k];
+}
+
+/// Leaves u, the sums of exponentials and the losses of rows [first, first + z.rows) in `head`.
+template <class T>
+void chunk_losses(const Head<T>& head, Mat<T> z, int first, Vec<const Token> targets, const LmHeadOptions& options) {
+  gemm<T>(Op::none, Op::transpose, head.unscale_z, head.x.row_block(first, z.rows), head.w, 0, z);
+  for_variant<T>(options, [=](auto precision, const auto& cap) {
+    for_rows("lm_head_softcap", z.rows, [=] KOKKOS_FUNCTION(int i) {
+      head.sum[i] = softcap_row<decltype(precision)::value>(z.row(i), z.cols, cap);
+      head.loss[i] = row_loss(z.row(i), cap, head.sum[i], RowTargets(first + i, targets, options));
+    });
+  });
+}
+
+/// The same, and adds the losses to *total.
+template <class T>
+void chunk_loss(double* total, const Head<T>& head, Mat<T> z, int first, Vec<const Token> targets,
+                const LmHeadOptions& options) {
+  chunk_losses(head, z, first, targets, options);
+  for_rows("head_total", 1, [=] KOKKOS_FUNCTION(int) {
+    double loss = 0;
+    for (int i = 0; i < z.rows; ++i) loss += head.loss[i];
+    *total += loss;
+  });
+}
+
+/// Turns what chunk_loss left in z into the gradient of z.
+template <class T>
+void chunk_gradient(const Head<T>& head, Mat<T> z, int first, Vec<const Token> targets, const LmHeadOptions& options) {
+  const T scale = static_cast<T>(options.loss_scale == 0 ? 1.0 / head.x.rows : options.loss_scale);
+  const auto scale_g = static_cast<float>(options.scale_g);
+  for_variant<T>(options, [=](auto precision, const auto& cap) {
+    for_rows("head_gradient", z.rows, [=] KOKKOS_FUNCTION(int i) {
+      const RowTargets row_targets(first + i, targets, options);
+      gradient_row<decltype(precision)::value>(z.row(i), z.cols, cap, head.sum[i], row_targets, scale, scale_g);
+    });
+  });
+}
+
+/// body(first, z) for each chunk of rows, z being its part of the chunk buffer.
+template <class T, class Body>
+void for_row_chunks(const Head<T>& head, Body&& body) {
+  for (int first = 0; first < head.x.rows; first += head.z.rows) {
+    body(first, head.z.row_block(0, std::min(head.z.rows, head.x.rows - first)));
+  }
+}
+
+}  // namespace
+
+template <class T>
+std::size_t lm_head_workspace(int length, int vocabulary, int width, LmHeadPrecision precision) {
+  const std::size_t chunk = chunk_rows(length), v = vocabulary, d = width, t = length;
+  const std::size_t buffers = WorkspaceAllocator::bytes<T>(chunk * v) + 2 * WorkspaceAllocator::bytes<double>(chunk);
+  if (precision == LmHeadPrecision::working) return buffers;
+  return buffers + WorkspaceAllocator::bytes<T>(t * d) + WorkspaceAllocator::bytes<T>(v * d);
+}
+
+template <class T>
+void lm_head_loss_forward(Stream, double* total, Mat<const T> x, Mat<const T> w, Vec<const Token> targets,
+                          const LmHeadOptions& options, Workspace workspace) {
+  const Head<T> head = make_head(x, w, options, workspace);
+  for_row_chunks(head, [&](int first, Mat<T> z) { chunk_loss(total, head, z, first, targets, options); });
+}
+
+template <class T>
+void lm_head_losses(Stream, Vec<acc_t<T>> losses, Mat<const T> x, Mat<const T> w, Vec<const Token> targets,
+                    const LmHeadOptions& options, Workspace workspace) {
+  const Head<T> head = make_head(x, w, options, workspace);
+  for_row_chunks(head, [&](int first, Mat<T> z) {
+    chunk_losses(head, z, first, targets, options);
+    for_rows("lm_head_losses", z.rows,
+             [=] KOKKOS_FUNCTION(int i) { losses[first + i] = static_cast<acc_t<T>>(head.loss[i]); });
+  });
+}
+
+template <class T>
+void lm_head_loss_backward(Stream, double* total, Mat<T> d_x, Mat<acc_t<T>> d_w, bool add, Mat<const T> x,
+                           Mat<const T> w, Vec<const Token> targets, const LmHeadOptions& options,
+                           Workspace workspace) {
+  const Head<T> head = make_head(x, w, options, workspace);
+  for_row_chunks(head, [&](int first, Mat<T> z) {
+    chunk_loss(total, head, z, first, targets, options);
+    chunk_gradient(head, z, first, targets, options);
+    gemm<T>(Op::none, Op::none, head.unscale_dx, z, head.w, 0, d_x.row_block(first, z.rows));
+    gemm<T>(Op::transpose, Op::none, head.unscale_dw, z, head.x.row_block(first, z.rows), add || first > 0, d_w);
+  });
+}
+
+#define NANORUN_INSTANTIATE(T)                                                                                     \
+  template std::size_t lm_head_workspace<T>(int, int, int, LmHeadPrecision);                                       \
+  template void lm_head_loss_forward(Stream, double*, Mat<const T>, Mat<const T>, Vec<const Token>,                \
+                                     const LmHeadOptions&, Workspace);                                             \
+  template void lm_head_losses(Stream, Vec<T>, Mat<const T>, Mat<const T>, Vec<const Token>, const LmHeadOptions&, \
+                               Workspace);                                                                         \
+  template void lm_head_loss_backward(Stream, double*, Mat<T>, Mat<T>, bool, Mat<const T>, Mat<const T>,           \
+                                      Vec<const Token>, const LmHeadOptions&, Workspace);
+NANORUN_INSTANTIATE(float)
+NANORUN_INSTANTIATE(double)
+#undef NANORUN_INSTANTIATE
+
+}  // namespace nanorun::kernels::portable

@@ -1,0 +1,96 @@
+#pragma once
+// Output head (LM head) and cross-entropy loss, in chunks of rows: the [T, V] logits never exist as a whole.
+//   z = x wᵀ,  logit = c tanh(z / c), or c sigmoid((z + shift) / width)
+//   loss[t] = sum_k weight_k (L[t] - logit[t, target[t + k]]) + prefix_weight (L[t] - logit[t, prefix[target[t]]]),
+//   with L[t] = logsumexp_v logit[t,v]; targets behind the last row, and prefixes of -1, drop out.
+// Shapes: x [T, d]; w [V, d]; targets [T]; prefix [vocabulary]. V includes the padding, whose columns count in the sum.
+// The gradient of z[t] is logit'(z) (S[t] softmax(logit[t]) - sum of the weights at each target), S[t] the sum of all
+// weights, in the last rows also of those whose targets drop out; of prefix_weight only where there is a prefix.
+//
+// LmHeadPrecision::fp8: operands in 8-bit formats (Micikevicius et al. 2022, arXiv:2209.05433), rounded to nearest
+// even, saturating at 448 (e4m3) and 57344 (e5m2). The portable implementation emulates the tensor cores:
+//   xq = e4m3(x sx), wq = e4m3(w sw), z = bf16(xq wqᵀ / (sx sw)), logit = c bf16(sigmoid((z + shift) / width))
+//   gq = e5m2(g sg), d_x = gq wq / (sg sw), d_w = gqᵀ xq / (sg sx), where g is the gradient of z.
+
+#include <array>
+#include <cmath>
+
+#include "kernels/device/types.hpp"
+
+namespace nanorun::kernels {
+
+enum class LmHeadPrecision { working, fp8 };
+
+/// e^logit is summed in fp32 without subtracting a maximum first, so logits are bounded.
+inline constexpr double max_softcap = 75;
+
+enum class SoftcapKind { tanh, sigmoid };
+
+/// Targets that a row may have: the next token, and those one and two later.
+inline constexpr int max_targets = 3;
+
+struct LmHeadOptions {
+  double softcap = 15;  ///< c, at most max_softcap
+  SoftcapKind kind = SoftcapKind::tanh;
+  double softcap_shift = 0, softcap_width = 1;  ///< of the sigmoid
+  std::array<double, max_targets> target_weights{1, 0, 0};
+  int targets = 1;
+  double prefix_weight = 0;
+  Vec<const std::int32_t> prefix{};  ///< in the tensors' memory; empty: none
+  double loss_scale = 0;             ///< factor on the gradients of the summed loss; 0: 1 / T, the mean's
+  LmHeadPrecision precision = LmHeadPrecision::working;
+  double scale_x = 1;
+  double scale_w = 1;
+  double scale_g = 1;
+};
+
+/// The logit of z.
+inline double softcap(double z, const LmHeadOptions& options) {
+  if (options.kind == SoftcapKind::tanh) return options.softcap * std::tanh(z / options.softcap);
+  return options.softcap / (1 + std::exp(-(z + options.softcap_shift) / options.softcap_width));
+}
+
+namespace portable {
+
+/// Bytes of scratch that each function below needs.
+template <class T>
+std::size_t lm_head_workspace(int length, int vocabulary, int width, LmHeadPrecision precision);
+
+/// *total += sum_t loss[t]; total points to the tensors' memory.
+template <class T>
+void lm_head_loss_forward(Stream stream, double* total, Mat<const T> x, Mat<const T> w, Vec<const Token> targets,
+                          const LmHeadOptions& options, Workspace workspace);
+
+/// losses[t] = loss[t]; losses [T]
+template <class T>
+void lm_head_losses(Stream stream, Vec<acc_t<T>> losses, Mat<const T> x, Mat<const T> w, Vec<const Token> targets,
+                    const LmHeadOptions& options, Workspace workspace);
+
+/// What lm_head_loss_forward does, and the gradients of loss_scale times the sum over the T rows: d_x = and d_w =, or
+/// d_w
+/// += with `add`.
+template <class T>
+void lm_head_loss_backward(Stream stream, double* total, Mat<T> d_x, Mat<acc_t<T>> d_w, bool add, Mat<const T> x,
+                           Mat<const T> w, Vec<const Token> targets, const LmHeadOptions& options, Workspace workspace);
+
+}  // namespace portable
+
+// T = bf16, on a stream with create_blas(). z is rounded to bf16, as is its gradient in the working precision. Every
+// call quantises x and w anew. Throw std::invalid_argument unless V <= 113000 and V and d are multiples of 8; with
+// LmHeadPrecision::fp8, unless T, V and d are multiples of 16.
+namespace cuda {
+
+template <class T>
+std::size_t lm_head_workspace(int length, int vocabulary, int width, LmHeadPrecision precision);
+template <class T>
+void lm_head_loss_forward(Stream stream, double* total, Mat<const T> x, Mat<const T> w, Vec<const Token> targets,
+                          const LmHeadOptions& options, Workspace workspace);
+template <class T>
+void lm_head_losses(Stream stream, Vec<acc_t<T>> losses, Mat<const T> x, Mat<const T> w, Vec<const Token> targets,
+                    const LmHeadOptions& options, Workspace workspace);
+template <class T>
+void lm_head_loss_backward(Stream stream, double* total, Mat<T> d_x, Mat<acc_t<T>> d_w, bool add, Mat<const T> x,
+                           Mat<const T> w, Vec<const Token> targets, const LmHeadOptions& options, Workspace workspace);
+
+}  // namespace cuda
+}  // namespace nanorun::kernels

@@ -1,0 +1,135 @@
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <random>
+#include <vector>
+
+#include "kernels/lm_head/lm_head_softcap.hpp"
+#include "tests/cuda/tensor.hpp"
+#include "tests/kernels/float_format.hpp"
+
+namespace nanorun::kernels::cuda {
+namespace {
+
+constexpr double scale = 64;
+constexpr LmHeadOptions plain{.softcap = 15};
+constexpr LmHeadOptions further{.softcap = 23,
+                                .kind = SoftcapKind::sigmoid,
+                                .softcap_shift = 5,
+                                .softcap_width = 7.5,
+                                .target_weights = {1, 0.5, 0.25},
+                                .targets = 3};
+
+/// The logit of z as the precision has it.
+double logit(double z, const LmHeadOptions& o) {
+  const double exact = softcap(z, o);
+  if (o.precision != LmHeadPrecision::fp8 || o.kind != SoftcapKind::sigmoid) return exact;
+  return o.softcap * round_to_bf16(static_cast<float>(exact / o.softcap));
+}
+
+/// Whether the sigmoid of z is so far from the middle between two bf16 that all sigmoids as exact as fp32 round alike.
+bool rounds_surely(double z, const LmHeadOptions& o) {
+  const double share = softcap(z, o) / o.softcap, margin = 1e-5 * share;
+  return round_to_bf16(static_cast<float>(share - margin)) == round_to_bf16(static_cast<float>(share + margin));
+}
+
+/// Values of z, each of which rounds_surely() with `options`.
+test::Vector<float> sure_logits(std::size_t n, const LmHeadOptions& options) {
+  std::mt19937 generator(4);
+  test::Vector<float> z;
+  while (z.size() < n) {
+    const float value = round_to_bf16(static_cast<float>(generator()) * 0x1p-28f - 8);
+    if (rounds_surely(value, options)) z.push_back(value);
+  }
+  return z;
+}
+
+/// Logits of a few units, restored before each run.
+struct Problem {
+  Problem(int rows, int cols)
+      : rows(rows),
+        cols(cols),
+        logits(test::Tensor<bf16>::of(rows, cols, sure_logits(static_cast<std::size_t>(rows) * cols, further))),
+        targets(rows, cols, 2),
+        z(static_cast<std::size_t>(rows) * cols),
+        loss(rows) {}
+
+  struct Result {
+    test::Vector<std::uint8_t> g;  ///< [rows, cols]
+    test::Vector<float> loss;
+  };
+  Result run(const LmHeadOptions& options) {
+    test::cuda_check(cudaMemcpy(z.data(), logits.device().data, z.size() * sizeof(bf16), cudaMemcpyDeviceToDevice));
+    test::cuda_check(cudaMemset(loss.data(), 0xFF, loss.size() * sizeof(float)));
+    const Mat<e5m2> g =
+        softcap_gradient_fp8({}, loss.data(), {{z.data(), rows, cols}, targets.device_span(), options}, scale);
+    Result r{test::Vector<std::uint8_t>(g.size()), loss.host()};
+    test::cuda_check(cudaMemcpy2D(r.g.data(), cols, g.data, g.ld, cols, rows, cudaMemcpyDeviceToHost));
+    return r;
+  }
+
+  /// The row's sum of e^logit.
+  double sum(int i, const LmHeadOptions& options) {
+    double sum = 0;
+    for (int j = 0; j < cols; ++j) sum += std::exp(logit(logits.host().row(i)[j], options));
+    return sum;
+  }
+  /// Calls body(column, weight) for the row's targets.
+  template <class Body>
+  void for_targets(int i, const LmHeadOptions& options, const Body& body) const {
+    for (int k = 0; k < options.targets && i + k < rows; ++k) body(targets.host[i + k], options.target_weights[k]);
+  }
+
+  int rows, cols;
+  test::Tensor<bf16> logits;
+  test::Tokens targets;
+  test::DeviceVector<bf16> z;
+  test::DeviceVector<float> loss;
+};
+
+/// d logit / d z
+double derivative(double z, const LmHeadOptions& o) {
+  const double share = logit(z, o) / o.softcap;  // tanh, or a sigmoid
+  return o.kind == SoftcapKind::tanh ? 1 - share * share : o.softcap / o.softcap_width * share * (1 - share);
+}
+
+/// Loss and gradient of each row.
+void compare(Problem& p, const LmHeadOptions& options) {
+  const Problem::Result r = p.run(options);
+  double weights = 0;
+  for (int k = 0; k < options.targets; ++k) weights += options.target_weights[k];
+  std::size_t wrong = 0;
+  for (int i = 0; i < p.rows; ++i) {
+    const float* const z = p.logits.host().row(i);
+    const double sum = p.sum(i, options);
+    std::vector<double> of_logit(p.cols);
+    for (int j = 0; j < p.cols; ++j) of_logit[j] = weights * std::exp(logit(z[j], options)) / sum;
+    double loss = 0;
+    p.for_targets(i, options, [&](int column, double weight) {
+      loss += weight * (std::log(sum) - logit(z[column], options));
+      of_logit[column] -= weight;
+    });
+    ASSERT_NEAR(r.loss[i], loss, 1e-5 * (1 + std::abs(loss))) << "row " << i;
+    for (int j = 0; j < p.cols; ++j) {
+      // Within half a step of e5m2, 2^-3 of the value, or 2^-17 where it is subnormal, and the rounding before.
+      const double g = scale * of_logit[j] * derivative(z[j], options);
+      const double found = test::e5m2.value(r.g[static_cast<std::size_t>(i) * p.cols + j]);
+      wrong += !(std::abs(found - g) <= (0x1p-3 + 0x1p-7) * std::abs(g) + 0x1p-17);
+    }
+  }
+  EXPECT_EQ(wrong, 0u);
+}
+
+TEST(CudaHeadSoftcap, LossAndGradientOfEachRow) {
+  SKIP_WITHOUT_DEVICE();
+  LmHeadOptions rounded = further;
+  rounded.precision = LmHeadPrecision::fp8;
+  for (const auto& [rows, cols] : {std::pair{1, 8}, {16, 16}, {304, 4112}, {144, 112 * 1008}}) {
+    SCOPED_TRACE(std::to_string(rows) + " rows, " + std::to_string(cols) + " columns");
+    Problem p(rows, cols);
+    for (const LmHeadOptions& options : {plain, further, rounded}) compare(p, options);
+  }
+}
+
+}  // namespace
+}  // namespace nanorun::kernels::cuda
