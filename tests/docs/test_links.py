@@ -52,7 +52,8 @@ class Commits(unittest.TestCase):
         if Path(top).resolve() != ROOT or is_shallow == "true":
             self.skipTest("no history, or only a part of it")
         known = {commit[:7] for commit in self.git("rev-list", "HEAD").split()}
-        named = {(page.name, word) for page in (*PAGES, *(ROOT / "inputs").rglob("*.toml"))
+        sources = (*PAGES, *(ROOT / "inputs").rglob("*.toml"), *(ROOT / "docs" / "data").glob("*.csv"))
+        named = {(page.name, word) for page in sources
                  for word in re.findall(r"\b(?=\d*[a-f])(?=[a-f]*\d)[0-9a-f]{7}\b", page.read_text())}
         self.assertGreaterEqual(len(named), 40)
         self.assertEqual([(page, word) for page, word in sorted(named) if word not in known], [])
