@@ -12,7 +12,7 @@ from pathlib import Path
 
 ROW, HEIGHT, TOP, X0, BIGRAM, LEFT, RIGHT = 50, 32, 116, 148, 72, 200, 500
 CENTER = (LEFT + RIGHT) // 2
-VALUES, SKIP, LATE, FIRST, WIDTH = RIGHT + 34, RIGHT + 130, RIGHT + 190, RIGHT + 260, RIGHT + 350
+VALUES, INPUT, SKIP, LATE, FIRST, WIDTH = RIGHT + 34, RIGHT + 112, RIGHT + 135, RIGHT + 190, RIGHT + 290, RIGHT + 350
 MARKS = (("paired_layers", "paired heads"), ("key_offset_layers", "key offset"), ("xsa_layers", "XSA"),
          ("gated_layers", "gates"), ("composed_layers", "DC"))
 
@@ -110,11 +110,12 @@ def draw(deck):
     if model["mudd"]:
         draw_tap(drawing, "mudd", FIRST, TOP - 18, [middle(layers - 1) + 10], "MUDD")
         ends = (("mudd", FIRST, middle(layers - 1) + 10), ("late", LATE, middle(layers - 1) + 2),
-                ("skip", SKIP, middle(model["skip_to"]) - 6))
+                ("skip", SKIP, middle(model["skip_to"]) - 6), ("x", INPUT, behind[-2]))
         for offset, (stream, x, begin) in enumerate(ends):
             height = end + 6 + 6 * offset
             drawing.path(stream, (x, begin), (x, height), (RIGHT, height))
-        drawing.text(RIGHT + 8, end + 38, "and the first value embedding", stream="values")
+        drawing.path("x", (CENTER, behind[-2]), (INPUT, behind[-2]), arrow=False)
+        drawing.text(RIGHT + 8, end + 44, "and the first value embedding", stream="values")
     draw_layers(drawing, model)
     drawing.box(LEFT, end, RIGHT - LEFT, 26, "last mix", "#f4f0e6")
     drawing.path("x", (CENTER, end + 26), (CENTER, end + 46))
