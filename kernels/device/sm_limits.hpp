@@ -9,8 +9,8 @@ struct SmLimits {
   int shared_bytes;  ///< shared memory of an SM, at most
 };
 
-/// Limits of the device that is current in the first call: a process uses one device. Without a device they are those of
-/// an H100, so that a dry run can plan the memory of a GPU on any machine.
+/// Limits of the device that is current in the first call: a process uses one device. Without a device they are those
+/// of an H100, so that a dry run can plan the memory of a GPU on any machine.
 const SmLimits& sm_limits();
 
 inline int sm_count() { return sm_limits().count; }
