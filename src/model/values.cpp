@@ -95,7 +95,7 @@ void Values<T>::backward(Stream stream, const Activations<T>& a, const DeviceSeq
   const Mat<T>& d_value = a.d_value[value_embedding_of(model_, layer)];
   const Gate<T> gate = this->gate(a, layer);
   if (mixes_by_mudd(model_, layer)) {
-    ops::mix_backward<T>(stream, d_v, {}, {}, mixes_.values(a, layer, {}));
+    ops::mix_backward<T>(stream, {.d_out = d_v}, mixes_.values(a, layer, {}));
   } else {
     ops::fill<acc_t<T>>(stream, elements(gate.gradient), 0);
   }

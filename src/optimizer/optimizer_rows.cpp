@@ -161,7 +161,7 @@ void LazyRows<T>::complete() {
                              std::span<const AdamRates<Master>>(table.rates.span()), options, updates_);
     });
   }
-  for (const Kind& kind : kinds_) ops::note_all(stream_, kind.last_read.span(), updates_);
+  for (const Kind& kind : kinds_) ops::mark_caught_up(stream_, kind.last_read.span(), updates_);
 }
 
 template class LazyRows<Real>;
