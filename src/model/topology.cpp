@@ -143,7 +143,7 @@ std::vector<NetPlan> coefficient_nets(const ModelConfig& config) {
     nets.push_back(gate_net(config, 1, split, split, config.layers));
   }
   if (config.mudd) {
-    // See Model::last_block_forward for what each column is for.
+    // src/model/mixes.cpp says what each column is for.
     const double stream = std::sqrt(1.1), bigram = injection_start;
     NetPlan mix{"mudd_net.0", config.layers - 1, config.mudd_scale, false, {}, {}};
     append(mix, "mudd.mix", {0, 0, 0, 0, 0, 0, 2, 2, stream, 1, 0, bigram, stream, 1});
