@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "src/base/instantiate.hpp"
 #include "src/model/topology.hpp"
 
 namespace nanorun {
@@ -240,9 +241,6 @@ ops::MixCoefficient<T> Mixes<T>::injection(const Activations<T>& a, int layer, i
   return {true, parameters_.factor(block_name(layer, "injection"), index), {}};
 }
 
-template class Mixes<Real>;
-#if !NANORUN_CUDA
-template class Mixes<double>;
-#endif
+NANORUN_INSTANTIATE(class Mixes);
 
 }  // namespace nanorun

@@ -6,6 +6,8 @@
 #include <set>
 #include <type_traits>
 
+#include "src/base/instantiate.hpp"
+
 namespace nanorun {
 
 using kernels::Mat;
@@ -436,10 +438,7 @@ ops::ScaledGradient<T> Model<T>::scaled_block_backward(Activations<T>& a, const 
   return {s.mlp.n, mixes_.attention_residual(layer)};
 }
 
-template class Model<Real>;
-#if !NANORUN_CUDA
-template class Model<double>;
-#endif
+NANORUN_INSTANTIATE(class Model);
 
 double flops_per_sequence(const Config& config, const ParameterTable& table, long step) {
   const ModelConfig& model = config.model;

@@ -1,6 +1,7 @@
 #include "src/model/values.hpp"
 
 #include "src/base/arena.hpp"
+#include "src/base/instantiate.hpp"
 
 namespace nanorun {
 
@@ -128,9 +129,6 @@ void Values<T>::backward_table(Stream stream, const Activations<T>& a, const Dev
                              a.d_value[own], a.value_workspace);
 }
 
-template class Values<Real>;
-#if !NANORUN_CUDA
-template class Values<double>;
-#endif
+NANORUN_INSTANTIATE(class Values);
 
 }  // namespace nanorun
