@@ -15,8 +15,6 @@ namespace nanorun::kernels::cuda {
 namespace {
 
 using namespace composition;
-using pack_bf16;
-using shared_address;
 
 /// What the kernel by queries leaves for that by keys.
 struct Scratch {

@@ -99,7 +99,7 @@ void ParameterTable::add_matrices(const ModelConfig& config) {
   }
 }
 
-/// The head comes first: the model zeroes the gradients of all that lies behind it (Model::d_others_).
+/// The head comes first: Model::d_others_, which one op zeroes, holds the gradients of all that lies behind it.
 void ParameterTable::add_lm_head(const ModelConfig& config) {
   if (config.tied_head) {
     add("head", 1, padded_vocabulary(config), config.width, Group::head, Init::normal, config.init_embedding);

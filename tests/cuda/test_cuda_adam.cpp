@@ -128,7 +128,7 @@ TEST(CudaAdam, SumsAreReproducible) {
   }
 }
 
-TEST(CudaAdam, SumsOfSquaresTellOfNumbersOutOfRange) {
+TEST(CudaAdam, NonFiniteGradientOrWeightIsDetected) {
   SKIP_WITHOUT_DEVICE();
   constexpr float infinity = std::numeric_limits<float>::infinity(), nan = std::numeric_limits<float>::quiet_NaN();
   EXPECT_LT(squares_with(1, 1), 5 * 20'011);

@@ -139,7 +139,7 @@ TEST(CudaMuonStages, SumsAreReproducible) {
   }
 }
 
-TEST(CudaMuonStages, SumsOfSquaresTellOfNumbersOutOfRange) {
+TEST(CudaMuonStages, NonFiniteGradientOrWeightIsDetected) {
   SKIP_WITHOUT_DEVICE();
   constexpr float largest = std::numeric_limits<float>::max(), nan = std::numeric_limits<float>::quiet_NaN();
   for (const Shapes& shapes : {Shapes{{3, 136, 200}}, Shapes{{3, 200, 136}}}) {

@@ -279,7 +279,7 @@ class SideBySide(BenchmarkTest):
         self.assertEqual((code, error), (0, "warning: the machines have not done the same work: length, overrides "
                                             "differ\n"))
 
-    def test_what_is_no_result(self):
+    def test_compare_refuses_files_that_are_no_result(self):
         path = self.write("a")
         for text in ("{}", "[]", "{", path.read_text().replace("PASSED", "GOOD"),
                      path.read_text().replace('"nanorun benchmark", "format_version": 1',

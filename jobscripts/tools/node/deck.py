@@ -12,7 +12,7 @@ import os
 import re
 import sys
 
-sys.path.insert(0, os.path.dirname(os.path.realpath(__file__)))  # absent under PYTHONSAFEPATH
+sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.realpath(__file__))))  # the folder of tool.py
 
 import tool
 
@@ -92,20 +92,30 @@ def prefixes(deck, arguments):
     return "\n".join(lines)
 
 
-def windows(deck, _):
-    lines, section = [], ""
-    for line in tool.read_text(deck.path).splitlines():
+def lines_without(text, keys):
+    """The lines of a deck but for those that set one of the keys, each named as section.key."""
+    section = ""
+    for line in text.splitlines():
         if heading := re.match(r"\s*\[+\s*(\w+)\s*\]", line):
             section = heading[1]
         key = re.match(r"\s*(\w+)\s*=", line)
-        if not key or f"{section}.{key[1]}" not in REPLACED:
-            lines.append(line)
-    block = deck.value("window", "kind", "block", str) == "block"
-    unit = BLOCK if block else deck.number("window", "quantum", BLOCK, 1)
+        if not key or f"{section}.{key[1]}" not in keys:
+            yield line
+
+
+def stage_of(window, unit, length):
+    """Lines of a stage in which long windows are `window` tokens, and short ones half as many in whole units."""
+    return ["", "[[stage]]", f"share = {1 / len(WINDOWS)}", f"length = {length}",
+            f"short_window = {unit * max(1, window // unit // 2)}", f"long_window = {window}"]
+
+
+def windows(deck, _):
+    blocks = deck.value("window", "kind", "block", str) == "block"
+    unit = BLOCK if blocks else deck.number("window", "quantum", BLOCK, 1)
     length = deck.number("train", "length", LENGTH, 1)
+    lines = [*lines_without(tool.read_text(deck.path), REPLACED)]
     for window in WINDOWS:
-        lines += ["", "[[stage]]", f"share = {1 / len(WINDOWS)}", f"length = {length}",
-                  f"short_window = {unit * max(1, window // unit // 2)}", f"long_window = {window}"]
+        lines += stage_of(window, unit, length)
     return "\n".join(lines)
 
 

@@ -60,8 +60,8 @@ def add_phases(stages, output):
     """Milliseconds of each phase, means over the ranks and the middle half of the counted steps, and the share of
     communication that computation hides. Throws ToolError where trace.h5 or the modules are missing."""
     np = tool.need("h5py", "numpy")
-    from plot_run import read_trace
     from study.gather import measure_overlap, middle_half
+    from trace_file import read_trace
 
     trace = read_trace(output / "trace.h5")
     seconds = trace["seconds"].filled(0)
