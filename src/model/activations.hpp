@@ -3,26 +3,28 @@
 // activations of a sequence `a`, and what one layer's attention or MLP has saved in them `saved`.
 // Shapes: T tokens, d width, H heads, m = model.mlp_ratio.
 //
-// Lives of the buffers that several tensors share, in the order of a step. Each tensor has its own name; it is written
-// by the op before the arrow and read last by the op behind it.
+// Lives of the buffers that several tensors share, in the order of a step. Each tensor has a name of its own. What
+// stands left of the arrow writes it, what stands right of it reads it last.
 //
-//   heads_out       value_source      gated rows of value embeddings -> QKV projection
-//                   heads_out         XSA and gates of the heads -> output projection; backward anew
-//   implied output  attention_out     output projection -> mix behind it
-//                   mlp_out           MLP -> mix behind it
-//   mlp.norm.n      norm.n            norm of the stream before the MLP -> mix backward behind attention
-//                   d_x               that mix backward -> gradients of x0 and the bigram embeddings
-//   d_final_norm    mlp_sum           forward, MLP in FP8 -> its addition to the stream (Residual::unet)
-//                   d_final_norm      LM head -> backward of the final norm
-//                   d_mlp_norm        MLP backward -> backward of the norm or mix before the MLP
-//                   d_heads           output projection backward, then XSA and gates in place -> attention backward
-//                   attention.d_norm  QKV projection backward -> backward of that norm; d_shared_norm where layers
-//                   share it d_embedding       backward of x0's norm, or of smear -> embedding backward
-//   d_hidden        hidden units in FP8, forward, between the two products of the MLP
-//                   d_hidden          MLP backward: the second product -> the first
-//                   d_qkv             attention backward -> QKV projection backward
-//   d_branch_out    d_branch_out      mix backward that writes a branch's gradient -> backward of attention or the MLP
-//                   d_smeared         backward of x0's norm -> smear backward
+//   memory          tensor            life
+//   value_source    value_rows        lookup of a gated value embedding -> its gates
+//                   value_source      these gates -> QKV projection
+//                   heads_out         XSA and gates of the heads -> output projection; again in the backward pass
+//   implied_out_    attention_out     output projection -> mix behind attention
+//                   mlp_out           MLP -> mix behind the MLP
+//   mlp.norm.n      mlp.norm.n        norm before the MLP -> backward pass of the mix behind attention
+//                   mlp.d_x           that backward pass -> gradients of x0 and of the bigram embeddings
+//   d_final_norm    mlp_sum           MLP in FP8, forward -> its addition to the stream
+//                   d_final_norm      LM head -> backward pass of the final norm
+//                   d_mlp_norm        backward pass of the MLP -> that of the norm before it
+//                   d_heads           that of the output projection, then of XSA and gates -> that of attention
+//                   attention.d_norm  that of the QKV projection -> that of the norm before it
+//                   d_embedding       that of x0's norm, or of smear -> that of the embedding
+//   d_hidden        FP8 operand       first product of the MLP, forward -> second product
+//                   d_hidden          second product of the MLP, backward -> first product
+//                   d_qkv             backward pass of attention -> that of the QKV projection
+//   d_branch_out    d_branch_out      backward pass of the mix behind a branch -> that of the branch
+//                   d_smeared         that of x0's norm -> that of smear
 
 #include <vector>
 
@@ -46,17 +48,15 @@ struct NormActivations {
 /// Saved by the attention of one block.
 template <class T>
 struct AttentionActivations {
-  NormActivations<T> norm;                     ///< of the stream that it reads; that of norm_owner
-  kernels::Mat<T> d_norm;                      ///< gradient of norm.n, of all layers that share it; in training [T, d]
-  kernels::Mat<T> qkv;                         ///< q and k after norm and rotary, v as projected [T, 3d]; with a
-                                               ///< key offset [T + 1, 3d]
-  kernels::Mat<T> v_mixed;                     ///< what attention reads as v; in the place of v unless takes_up_values
-                                               ///< [T, d]
-  kernels::Mat<kernels::acc_t<T>> rstd_qk;     ///< [T, 2H]
-  kernels::Mat<T> value_rows;                  ///< of its gated value embedding; Activations::value_source unless
-                                               ///< keeps_value_rows [T, d]
-  kernels::Mat<kernels::acc_t<T>> value_gate;  ///< of these, where MUDD does not give it [T, H]
-  kernels::Mat<T> y;                           ///< attention [T, d]
+  NormActivations<T> norm;                  ///< of the stream that it reads: the buffer of norm_owner
+  kernels::Mat<T> d_norm;                   ///< gradient of norm.n, of all layers that share it; in training [T, d]
+  kernels::Mat<T> qkv;                      ///< q and k after norm and rotary, v as projected [T, 3d]; with an offset
+                                            ///< of the keys [T + 1, 3d]
+  kernels::Mat<T> v_mixed;                  ///< values that attention reads; v of qkv unless takes_up_values [T, d]
+  kernels::Mat<kernels::acc_t<T>> rstd_qk;  ///< of the norms of q and k [T, 2H]
+  kernels::Mat<T> value_rows;               ///< of its gated value embedding; scratch unless kept [T, d]
+  kernels::Mat<kernels::acc_t<T>> value_gate;  ///< of these rows, where MUDD does not give it [T, H]
+  kernels::Mat<T> y;                           ///< what the heads give [T, d]
   kernels::Mat<kernels::acc_t<T>> lse;         ///< log-sum-exp of the scores [H, T]; of paired heads [H / 2, 2T]
   kernels::Mat<T> y_composed;                  ///< y after the composition of heads, where the layer has it [T, d]
   kernels::Mat<kernels::acc_t<T>> gate;        ///< of the heads, where no coefficient net gives it [T, H]

@@ -84,12 +84,25 @@ std::vector<NetPlan> coefficient_nets(const ModelConfig& config) {
   std::vector<NetPlan> nets;
   if (config.gate_nets) {
     const int split = config.gate_net_layer;
-    nets.push_back({"gate_net.0", reads_x0, 1, true, gate_columns_of(config, 0, split)});
-    nets.push_back({"gate_net.1", split, 1, true, gate_columns_of(config, split, config.layers)});
+    nets.push_back({.name = "gate_net.0",
+                    .layer_input = reads_x0,
+                    .learned_scale = true,
+                    .columns = gate_columns_of(config, 0, split)});
+    nets.push_back({.name = "gate_net.1",
+                    .layer_input = split,
+                    .learned_scale = true,
+                    .columns = gate_columns_of(config, split, config.layers)});
   }
   if (config.mudd) {
-    nets.push_back({"mudd_net.0", config.layers - 1, config.mudd_scale, false, mudd_layer_columns()});
-    nets.push_back({"mudd_net.1", config.layers, config.mudd_scale, false, mudd_last_columns(config)});
+    const double constant = config.mudd_scale;
+    nets.push_back({.name = "mudd_net.0",
+                    .layer_input = config.layers - 1,
+                    .constant = constant,
+                    .columns = mudd_layer_columns()});
+    nets.push_back({.name = "mudd_net.1",
+                    .layer_input = config.layers,
+                    .constant = constant,
+                    .columns = mudd_last_columns(config)});
   }
   std::erase_if(nets, [](const NetPlan& net) { return net.columns.empty(); });
   return nets;

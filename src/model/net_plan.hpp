@@ -23,10 +23,10 @@ struct NetColumns {
 
 /// What a net reads, and what it gives.
 struct NetPlan {
-  std::string name;    ///< its tensors are <name>.in, <name>.out and <name>.bias
-  int layer_input;     ///< it reads the input of this layer; of layer `layers` the output of the last one
-  double constant;     ///< factor on its output, beside the learned one
-  bool learned_scale;  ///< gate_net.scale is a factor on its output
+  std::string name;                   ///< its tensors are <name>.in, <name>.out and <name>.bias
+  int layer_input = reads_x0;         ///< it reads the input of this layer; of layer `layers`: the last one's output
+  double constant = 1;                ///< factor on its output, beside the learned one
+  bool learned_scale = false;         ///< gate_net.scale is a factor on its output
   std::vector<NetColumns> columns{};  ///< in the order of the rows of its tensors
 
   int outputs() const;                 ///< number of columns
