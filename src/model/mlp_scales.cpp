@@ -18,9 +18,9 @@ constexpr double first_h = 448 / margin_h;
 }  // namespace
 
 template <class T>
-MlpScales<T>::MlpScales(const Config& config, bool trains, Stream stream)
+MlpScales<T>::MlpScales(const Config& config, Mode mode, Stream stream)
     : stream_(stream),
-      layers_(trains && config.train.mlp_precision == MlpPrecision::fp8 ? config.model.layers : 0),
+      layers_(mode == Mode::training && config.train.mlp_precision == MlpPrecision::fp8 ? config.model.layers : 0),
       maxima_(rows * layers_),
       host_(std::max<std::size_t>(layers_, 1) * sizeof(Maximum)) {
   restore(0, {});

@@ -18,6 +18,7 @@
 #include "src/config/schedule.hpp"
 #include "src/data/run_data.hpp"
 #include "src/measure/time_left.hpp"
+#include "src/model/flops.hpp"
 #include "src/model/model.hpp"
 #include "src/optimizer/hyperparameters.hpp"
 #include "src/optimizer/optimizer.hpp"
