@@ -13,6 +13,7 @@ from . import StudyError
 
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1,
           signal.SIGUSR2)
+PLAN = "plan.json"  # in the directory of a study: what `nanorun train DECK --dry-run --json` prints of its model
 GRACE_SECONDS = 8  # for mpirun to end its ranks
 BATCH_SCRIPT = Path(__file__).resolve().parents[2] / "scaling.sbatch"
 
@@ -39,14 +40,15 @@ def environment():
     return os.environ | as_root
 
 
-def check_deck(program, run):
-    """Lets the program judge the deck before any run starts."""
+def check_deck(program, run, *options):
+    """Lets the program judge the deck before any run starts. Returns what its dry run with the options prints."""
     with tool.using(program):
-        dry = subprocess.run([program, *run.arguments, "--dry-run"], env=environment(), text=True, errors="replace",
-                             stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+        dry = subprocess.run([program, *run.arguments, "--dry-run", *options], env=environment(), text=True,
+                             errors="replace", stdin=subprocess.DEVNULL, capture_output=True)
     if dry.returncode != 0:
         said = [line for line in dry.stderr.splitlines() if line.startswith("nanorun: ")]
         raise StudyError(said[0] if said else f"{program} cannot read the deck: {dry.stderr.strip()}")
+    return dry.stdout
 
 
 def run_to_end(command, log, saves=False):
@@ -234,6 +236,6 @@ def launch(study, launcher, program, say):
         return
     program = find_program(program)
     starter = LAUNCHERS[launcher](study)
-    check_deck(program, waiting[0])
+    tool.write(study.folder / PLAN, check_deck(program, waiting[0], "--json"))
     for i, run in enumerate(waiting, 1):
         say(f"[{i}/{len(waiting)}] {run.name}: {starter.start(run, program)}")
