@@ -18,6 +18,7 @@
 #include "src/optimizer/muon_blocks.hpp"
 #include "src/optimizer/optimizer_rows.hpp"
 #include "src/optimizer/optimizer_state.hpp"
+#include "src/optimizer/stored_tensors.hpp"
 #include "src/optimizer/touched_rows.hpp"
 #include "src/optimizer/update_rules.hpp"
 
@@ -142,8 +143,7 @@ class Optimizer {
   /// Where a bucket's tensors of a checkpoint lie in host_views().
   struct Stored {
     Kept<T> tensor;
-    std::string group;
-    bool lines;  ///< of the blocks of matrices, not their elements
+    StoredGroup group;
   };
   std::vector<Stored> stored(const OwnedBucket& owned) const;
 

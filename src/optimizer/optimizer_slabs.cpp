@@ -7,16 +7,21 @@ namespace nanorun {
 
 template <class T>
 auto Optimizer<T>::stored(const OwnedBucket& owned) const -> std::vector<Stored> {
-  std::vector<Stored> tensors{{owned.master, "/weights/", false}};
-  if (owned.bucket.fixed()) return tensors;
-  if (owned.bucket.group == Group::matrix) {
-    tensors.push_back({owned.moment1, "/muon/momentum/", false});
-    if (config_.optimizer.normuon_beta > 0) tensors.push_back({owned.moment2, "/muon/second_moment/", true});
-    return tensors;
-  }
-  tensors.push_back({owned.moment1, "/adam/m/", false});
-  tensors.push_back({owned.moment2, "/adam/v/", false});
-  if (config_.optimizer.adam_period > 1) tensors.push_back({{owned.gradients}, "/adam/gradient/", false});
+  const auto part = [&](BucketPart name) -> Kept<T> {
+    switch (name) {
+      case BucketPart::master:
+        return owned.master;
+      case BucketPart::moment1:
+        return owned.moment1;
+      case BucketPart::moment2:
+        return owned.moment2;
+      case BucketPart::gradients:
+        break;
+    }
+    return {owned.gradients};
+  };
+  std::vector<Stored> tensors;
+  for (const StoredGroup& group : stored_groups(config_, owned.bucket)) tensors.push_back({part(group.part), group});
   return tensors;
 }
 
@@ -47,10 +52,10 @@ auto Optimizer<T>::slabs_to_fill() -> std::vector<Slab<Master>> {
     std::vector<std::size_t> used(tensors.size());
     for (const OwnedRows& elements : owned.rows) {
       for (std::size_t k = 0; k < tensors.size(); ++k) {
-        const OwnedRows rows = tensors[k].lines ? line_rows(config_, elements) : elements;
+        const OwnedRows rows = tensors[k].group.lines ? line_rows(config_, elements) : elements;
         const std::size_t size = rows.row_count * rows.cols;
         const std::span<Master> data = views[first_view + k].span().subspan(used[k], size);
-        slabs.push_back({tensors[k].group + rows.parameter->name, rows.total_rows, rows.cols, rows.first_row,
+        slabs.push_back({tensors[k].group.name + rows.parameter->name, rows.total_rows, rows.cols, rows.first_row,
                          rows.row_count, size == 0 ? std::span<Master>() : data});
         used[k] += size;
       }

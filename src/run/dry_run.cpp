@@ -4,7 +4,7 @@
 
 #include "src/data/run_data.hpp"
 #include "src/model/params.hpp"
-#include "src/run/first_weights.hpp"
+#include "src/run/beginning.hpp"
 #include "src/run/report.hpp"
 #include "src/run/run_directory.hpp"
 
@@ -17,7 +17,7 @@ void plan_training(const Config& config, int ranks) {
   std::string text = to_toml(config) + "\n" + plan(config, table, ranks);
   const Beginning beginning = plan_beginning(config, table);
   text += beginning.lines;
-  for (const std::string& warning : data_warnings(config, beginning.model)) text += warning + "\n";
+  for (const std::string& warning : data_warnings(config, beginning.data)) text += warning + "\n";
   write_output(text);
 }
 
