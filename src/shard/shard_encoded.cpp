@@ -88,7 +88,7 @@ struct Skipped {
   std::map<std::string, std::uint64_t> kinds;  ///< documents of each file and kind of reason
 
   void add(const std::string& path, const std::string& reason) {
-    if (count++ < most_listed) reasons += reason + "\n";
+    if (count++ < most_listed) reasons += printable(reason) + "\n";
     const std::string kind = kind_of_reason(path, reason);
     ++kinds[kinds.size() < most_kinds || kinds.contains(kind) ? kind : "other files and reasons"];
   }

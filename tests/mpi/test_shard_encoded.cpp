@@ -377,6 +377,19 @@ TEST_F(ShardEncoded, BadDocumentsCanBePassedOver) {
   EXPECT_EQ(refusal(), (folder_ / "missing.txt") + ": no such file");
 }
 
+TEST_F(ShardEncoded, FileWithALineFeedInItsNameIsPassedOverInOneLine) {
+  write("q\nX.jsonl", "{\"text\": null}\n{\"text\": \"the\"}\n");
+  options_.inputs = {folder_ / "q\nX.jsonl"};
+  options_.field = "text";
+  options_.skip_bad = true;
+  testing::internal::CaptureStderr();
+  make_shards(test_comm(), options_);
+  EXPECT_EQ(testing::internal::GetCapturedStderr(),
+            test_comm().root() ? "nanorun: passed over " + (folder_ / "q\\nX.jsonl") +
+                                     ": line 1: \"text\" is null\nnanorun: 1 document was passed over\n"
+                               : "");
+}
+
 TEST_F(ShardEncoded, WhatCannotBeReadIsRefused) {
   add_texts({"the"});
   options_.inputs.push_back(folder_ / "missing.txt");
