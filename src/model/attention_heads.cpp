@@ -1,6 +1,7 @@
 #include "src/model/attention_heads.hpp"
 
 #include "src/base/arena.hpp"
+#include "src/base/instantiate.hpp"
 
 namespace nanorun {
 
@@ -118,9 +119,6 @@ Gate<T> AttentionHeads<T>::composition_weights(const Activations<T>& a, int laye
   return coefficients_.gate(a.coefficients, fmt::format("composition.{}.{}", layer, part));
 }
 
-template class AttentionHeads<Real>;
-#if !NANORUN_CUDA
-template class AttentionHeads<double>;
-#endif
+NANORUN_INSTANTIATE(class AttentionHeads);
 
 }  // namespace nanorun

@@ -1,6 +1,7 @@
 #include "src/model/attention_layer.hpp"
 
 #include "src/base/arena.hpp"
+#include "src/base/instantiate.hpp"
 #include "src/config/schedule.hpp"
 
 namespace nanorun {
@@ -99,9 +100,6 @@ const kernels::AttentionMask& AttentionLayer<T>::mask(const Feed<T>& feed, const
   return is_long_layer(config_.window, plan.layer) ? feed.sequence.long_mask : feed.sequence.short_mask;
 }
 
-template class AttentionLayer<Real>;
-#if !NANORUN_CUDA
-template class AttentionLayer<double>;
-#endif
+NANORUN_INSTANTIATE(class AttentionLayer);
 
 }  // namespace nanorun

@@ -1,6 +1,7 @@
 #include "src/model/attention_values.hpp"
 
 #include "src/base/arena.hpp"
+#include "src/base/instantiate.hpp"
 #include "src/config/layer_list.hpp"
 
 namespace nanorun {
@@ -131,9 +132,6 @@ void AttentionValues<T>::backward_table(Stream stream, const Activations<T>& a, 
                              a.d_value_rows[plan.value_table], a.value_workspace);
 }
 
-template class AttentionValues<Real>;
-#if !NANORUN_CUDA
-template class AttentionValues<double>;
-#endif
+NANORUN_INSTANTIATE(class AttentionValues);
 
 }  // namespace nanorun

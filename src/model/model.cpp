@@ -4,6 +4,8 @@
 
 #include <algorithm>
 
+#include "src/base/instantiate.hpp"
+
 namespace nanorun {
 
 using kernels::acc_t;
@@ -282,9 +284,6 @@ void Model<T>::mix_norm(Mat<T> x, const NormActivations<T>& out, const MixTerms<
   ops::mix_norm_forward<T>(stream_, x, out.n, out.rstd, terms, config_.model.norm_eps, largest);
 }
 
-template class Model<Real>;
-#if !NANORUN_CUDA
-template class Model<double>;
-#endif
+NANORUN_INSTANTIATE(class Model);
 
 }  // namespace nanorun

@@ -3,6 +3,7 @@
 #include <bit>
 #include <type_traits>
 
+#include "src/base/instantiate.hpp"
 #include "src/model/model.hpp"
 
 namespace nanorun {
@@ -80,9 +81,6 @@ std::vector<double> Model<T>::next_logits(Trace& trace, std::span<const Token> t
   return logits;
 }
 
-template class Model<Real>;
-#if !NANORUN_CUDA
-template class Model<double>;
-#endif
+NANORUN_INSTANTIATE(class Model);
 
 }  // namespace nanorun

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <set>
 
+#include "src/base/instantiate.hpp"
 #include "src/model/model.hpp"
 
 namespace nanorun {
@@ -144,9 +145,6 @@ kernels::LmHeadOptions Model<T>::lm_head_options(long step) const {
   return options;
 }
 
-template class Model<Real>;
-#if !NANORUN_CUDA
-template class Model<double>;
-#endif
+NANORUN_INSTANTIATE(class Model);
 
 }  // namespace nanorun

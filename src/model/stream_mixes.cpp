@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "src/base/instantiate.hpp"
+
 namespace nanorun {
 
 using kernels::Mat;
@@ -236,9 +238,6 @@ std::array<ops::LearnedScalar<T>, 2> StreamMixes<T>::attention_factors(int layer
   return {parameters_.factor(block_name(layer, "attention_post")), projection_factor(layer)};
 }
 
-template class StreamMixes<Real>;
-#if !NANORUN_CUDA
-template class StreamMixes<double>;
-#endif
+NANORUN_INSTANTIATE(class StreamMixes);
 
 }  // namespace nanorun

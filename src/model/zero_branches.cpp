@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "src/base/arena.hpp"
+#include "src/base/instantiate.hpp"
 
 namespace nanorun {
 
@@ -67,9 +68,6 @@ bool ZeroBranches<T>::is_zero(Stream stream, const std::string& matrices) const 
   return largest == 0;
 }
 
-template class ZeroBranches<Real>;
-#if !NANORUN_CUDA
-template class ZeroBranches<double>;
-#endif
+NANORUN_INSTANTIATE(class ZeroBranches);
 
 }  // namespace nanorun

@@ -20,8 +20,9 @@
 #include "src/measure/time_left.hpp"
 #include "src/model/flops.hpp"
 #include "src/model/model.hpp"
+#include "src/optimizer/hyperparameters.hpp"
 #include "src/optimizer/optimizer.hpp"
-#include "src/optimizer/update_rules.hpp"
+#include "src/optimizer/update_rule.hpp"
 #include "src/run/stop.hpp"
 
 namespace nanorun {
@@ -67,19 +68,19 @@ double weight_bytes(const ParameterTable& table) {
 }
 
 /// Bytes that a rank sends in one step, on average: its copies of all parts but its own, then its own part to all
-/// others. Of lookup tables only the rows travel that it has read, at most one for each token; the weights of Adam's
-/// tensors travel when they are updated.
+/// others. Of lookup tables only the rows travel that it has read, at most one for each token. Weights travel when they
+/// are updated.
 double bytes_sent_per_step(const Config& config, const ParameterTable& table, int ranks) {
   const double gradient = kernels::wire_bytes<kernels::acc_t<Real>>(config.comm.gradients);
   const double tokens = static_cast<double>(config.train.sequences) / ranks * longest_length(config);
+  const UpdateRules<Real> rules(config);
   double bytes = 0;
   for (const Bucket& bucket : table.buckets()) {
     if (bucket.fixed()) continue;
     const auto units = static_cast<double>(bucket.units), unit = static_cast<double>(bucket.unit_size);
     const double rows = bucket.lookup == Lookup::none ? units : std::min(units, tokens);
     const double weight = bucket.scalars() ? sizeof(kernels::acc_t<Real>) : sizeof(Real);
-    bytes += rows * unit * gradient +
-             units * unit * weight / (bucket.group == Group::matrix ? 1 : config.optimizer.adam_period);
+    bytes += rows * unit * gradient + units * unit * weight / rules.of(bucket.group).period();
   }
   return bytes * (ranks - 1) / ranks;
 }
