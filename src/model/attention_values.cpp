@@ -101,7 +101,7 @@ void AttentionValues<T>::backward(Stream stream, const Activations<T>& a, const 
   }
   const Gate<T> gate = this->gate(a, layer);
   if (plan.mudd) {
-    ops::mix_backward<T>(stream, d_v, {}, {}, mixes_.values(a, layer, {}));
+    ops::mix_backward<T>(stream, {.d_out = d_v}, mixes_.values(a, layer, {}));
   } else {
     ops::fill<acc_t<T>>(stream, elements(gate.gradient), 0);
   }

@@ -100,7 +100,7 @@ void Model<T>::backward(Activations<T>& a, const Feed<T>& feed, Output d_matrice
   const bool unet = config_.model.residual == Residual::unet;
   clear_gradients(a);
   final_norm_backward(a);
-  ops::MixHandover<T> d_stream;
+  ops::ScaledGradient<T> d_stream;
   int injected = layers;  // from this layer on, x0 and the bigram embeddings have their gradients
   for (int layer = layers - 1; layer >= 0; --layer) {
     if (unet) {
@@ -150,7 +150,9 @@ void Model<T>::unet_block_backward(Activations<T>& a, const Feed<T>& feed, Outpu
     attention_.backward(stream_, a, feed, {a.d_x}, d_matrices, layer);
     d_norm = through(block.attention.norm, block.attention.d_norm);
   }
-  ops::mix_backward<T>(stream_, a.d_x, sent_from_above(a, plan, BlockMix::before), d_norm, mixes_.before(a, layer));
+  ops::mix_backward<T>(stream_,
+                       {.d_out = a.d_x, .d_elsewhere = sent_from_above(a, plan, BlockMix::before), .norm = d_norm},
+                       mixes_.before(a, layer));
 }
 
 /// x = mix(x, skip or streams of MUDD),  x = mix(x, attention(norm(x)), x0, bigram),  x = mix(x, mlp(norm(x))). Each x
@@ -180,40 +182,50 @@ void Model<T>::scaled_block_forward(Activations<T>& a, const Feed<T>& feed, cons
 /// a.d_x: gradient of the block's output; then of its input. With leaves_factors these are factors times another
 /// buffer, where `d_out`, or what is returned, is not empty.
 template <class T>
-ops::MixHandover<T> Model<T>::scaled_block_backward(Activations<T>& a, const Feed<T>& feed, Output d_matrices,
-                                                    const ops::MixHandover<T>& d_out, const BlockPlan& plan) {
+ops::ScaledGradient<T> Model<T>::scaled_block_backward(Activations<T>& a, const Feed<T>& feed, Output d_matrices,
+                                                       const ops::ScaledGradient<T>& d_out, const BlockPlan& plan) {
   const int layer = plan.layer;
   const BlockActivations<T>& block = a.block[layer];
-  const ops::NormGradient<T> d_mlp_norm = through(block.mlp.norm, a.d_mlp_norm);
   if (block.recomputes_mlp_out) mlp_.forward(stream_, a, block.mlp_out, Output::replaces, layer);
-  ops::mix_backward<T>(stream_, a.d_x, sent_from_above(a, plan, BlockMix::after_mlp), d_next_norm(a, plan),
-                       mixes_.after_mlp(a, layer), d_out);
+  ops::mix_backward<T>(stream_,
+                       {.d_out = a.d_x,
+                        .d_elsewhere = sent_from_above(a, plan, BlockMix::after_mlp),
+                        .norm = d_next_norm(a, plan),
+                        .scaled_d_in = d_out},
+                       mixes_.after_mlp(a, layer));
   mlp_.backward(stream_, a, d_mlp_out(a, plan), d_matrices, layer);
   if (plan.attends) {
     if (block.recomputes_attention_out) attention_.recompute_output(stream_, a, block.attention_out, layer);
-    ops::mix_backward<T>(stream_, a.d_x, sent_from_above(a, plan, BlockMix::after_attention), d_mlp_norm,
-                         mixes_.after_attention(a, layer), d_before_mlp(a, plan));
+    ops::mix_backward<T>(stream_, d_after_attention(a, plan), mixes_.after_attention(a, layer));
     attention_.backward(stream_, a, feed, d_attention_out(a, plan), d_matrices, layer);
     const Mat<T>& d_attended = plan.attention_input == layer ? a.d_x : a.d_layer_input[plan.attention_input];
     if (plan.attention_norm == NormMaker::block) {
       norm_backward(d_attended, Output::adds, through(block.attention.norm, block.attention.d_norm));
     }
   } else {
-    norm_backward(a.d_x, Output::adds, d_mlp_norm);
+    norm_backward(a.d_x, Output::adds, through(block.mlp.norm, a.d_mlp_norm));
   }
   if (plan.mixes_input) {
-    ops::mix_backward<T>(stream_, a.d_x, sent_from_above(a, plan, BlockMix::before), {}, mixes_.before(a, layer));
+    ops::mix_backward<T>(stream_, {.d_out = a.d_x, .d_elsewhere = sent_from_above(a, plan, BlockMix::before)},
+                         mixes_.before(a, layer));
   }
   if (!plan.hands_on_factor) return {};
-  return {block.mlp.d_x, mixes_.attention_residual(layer), {}};
+  return {block.mlp.d_x, mixes_.attention_residual(layer)};
 }
 
-/// How the mix behind attention gets the gradient of the stream before the MLP, a factor times a.d_x, and where it
-/// leaves its own g. Empty: in a.d_x both.
+/// What the mix behind attention has from above. With leaves_factors the gradient of the stream before the MLP is a
+/// factor times a.d_x, and the mix leaves its own g beside that.
 template <class T>
-ops::MixHandover<T> Model<T>::d_before_mlp(const Activations<T>& a, const BlockPlan& plan) const {
-  if (!plan.leaves_factors) return {};
-  return {a.d_x, mixes_.mlp_residual(plan.layer), a.block[plan.layer].mlp.d_x};
+ops::MixBackward<T> Model<T>::d_after_attention(const Activations<T>& a, const BlockPlan& plan) const {
+  const MlpActivations<T>& mlp = a.block[plan.layer].mlp;
+  ops::MixBackward<T> d{.d_out = a.d_x,
+                        .d_elsewhere = sent_from_above(a, plan, BlockMix::after_attention),
+                        .norm = through(mlp.norm, a.d_mlp_norm)};
+  if (plan.leaves_factors) {
+    d.scaled_d_in = {a.d_x, mixes_.mlp_residual(plan.layer)};
+    d.g = mlp.d_x;
+  }
+  return d;
 }
 
 /// With MUDD the norm of a last mix, else of the last block's output.
@@ -233,8 +245,8 @@ void Model<T>::final_norm_backward(Activations<T>& a) {
   const int layers = config_.model.layers;
   ops::NormGradient<T> d_norm = through(a.final_norm, a.d_final_norm);
   if (config_.model.mudd) {
-    d_norm.alone = true;
-    ops::mix_backward<T>(stream_, a.d_x, {}, d_norm, mixes_.last(a));
+    d_norm.is_only_path = true;
+    ops::mix_backward<T>(stream_, {.d_out = a.d_x, .norm = d_norm}, mixes_.last(a));
     coefficients_.backward(stream_, a.coefficients, layers, a.d_x, a.layer_input(layers));
   } else {
     norm_backward(a.d_x, Output::replaces, d_norm);

@@ -94,9 +94,9 @@ class Model {
   void unet_block_forward(Activations<T>& a, const Feed<T>& feed, const BlockPlan& plan);
   void unet_block_backward(Activations<T>& a, const Feed<T>& feed, Output d_matrices, const BlockPlan& plan);
   void scaled_block_forward(Activations<T>& a, const Feed<T>& feed, const BlockPlan& plan);
-  ops::MixHandover<T> scaled_block_backward(Activations<T>& a, const Feed<T>& feed, Output d_matrices,
-                                            const ops::MixHandover<T>& d_out, const BlockPlan& plan);
-  ops::MixHandover<T> d_before_mlp(const Activations<T>& a, const BlockPlan& plan) const;
+  ops::ScaledGradient<T> scaled_block_backward(Activations<T>& a, const Feed<T>& feed, Output d_matrices,
+                                               const ops::ScaledGradient<T>& d_out, const BlockPlan& plan);
+  ops::MixBackward<T> d_after_attention(const Activations<T>& a, const BlockPlan& plan) const;
   void final_norm_forward(Activations<T>& a);
   void final_norm_backward(Activations<T>& a);
   int injections_backward(Activations<T>& a, int begin, int end);

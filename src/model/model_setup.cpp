@@ -6,6 +6,8 @@
 #include "src/base/instantiate.hpp"
 #include "src/model/model.hpp"
 
+#include "src/base/instantiate.hpp"
+
 namespace nanorun {
 
 using kernels::Mat;

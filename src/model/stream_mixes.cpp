@@ -154,16 +154,16 @@ std::vector<ops::SharingMix<T>> StreamMixes<T>::injections(const Activations<T>&
   if (begin < 0) {
     ops::SharingMix<T>& first = mixes.emplace_back();
     first.g = a.d_x;
-    first.of[0].present = true;
-    if (a.input.bigram) first.of[1] = injection(a, 0, Injected::bigram);
+    first.coefficient[0].present = true;
+    if (a.input.bigram) first.coefficient[1] = injection(a, 0, Injected::bigram);
   }
   for (int layer = std::max(begin, 0); layer < end; ++layer) {
     const BlockPlan& plan = a.plan[layer];
     if (!plan.adds_injections) continue;
     ops::SharingMix<T>& mix = mixes.emplace_back();
     mix.g = a.block[layer].mlp.d_x;
-    mix.of[0] = injection(a, layer, Injected::x0);
-    if (a.input.bigram && layer > 0) mix.of[1] = injection(a, layer, Injected::bigram);
+    mix.coefficient[0] = injection(a, layer, Injected::x0);
+    if (a.input.bigram && layer > 0) mix.coefficient[1] = injection(a, layer, Injected::bigram);
     const bool implied = plan.attention_is_implied && !a.block[layer].recomputes_attention_out;
     if (implied) mix.implied.scalars = attention_factors(layer);
   }
@@ -225,7 +225,7 @@ ops::MixCoefficient<T> StreamMixes<T>::injection(const Activations<T>& a, int la
 template <class T>
 void StreamMixes<T>::leave_factor(ops::MixTerm<T>& branch, const Activations<T>& a) const {
   branch.d_source = {};
-  branch.leaves_factor = a.d_branch_factor.data();
+  branch.factor_out = a.d_branch_factor.data();
 }
 
 template <class T>

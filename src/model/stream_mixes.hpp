@@ -24,7 +24,7 @@
 // Gradients of sources: a term adds its own, but the first to be sent to a stream in a backward pass overwrites what is
 // there. With BlockPlan::leaves_factors, the mixes of a block send none to the branches, and the one behind the MLP
 // none to the stream: their readers take the gradient g of the sum, and multiply it by the term's factor
-// (ops::MixTerm::leaves_factor). The gradients of x0 and of the bigram embeddings, and of their coefficients, are
+// (ops::MixTerm::factor_out). The gradients of x0 and of the bigram embeddings, and of their coefficients, are
 // summed over many blocks at once, see injections().
 
 #include <array>

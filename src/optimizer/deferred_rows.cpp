@@ -163,7 +163,7 @@ void DeferredRows<T>::complete() {
                              std::span<const AdamRates<Master>>(table.rates.span()), options, updates_);
     });
   }
-  for (const LookupGroup& group : groups_) ops::note_all(stream_, group.last_read.span(), updates_);
+  for (const LookupGroup& group : groups_) ops::mark_caught_up(stream_, group.last_read.span(), updates_);
 }
 
 NANORUN_INSTANTIATE(class DeferredRows);

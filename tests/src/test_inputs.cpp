@@ -14,7 +14,7 @@
 #include "src/config/schedule.hpp"
 #include "src/model/params.hpp"
 #include "src/optimizer/hyperparameters.hpp"
-#include "src/run/report.hpp"
+#include "src/run/plan.hpp"
 #include "tests/support/deck_errors.hpp"
 
 using namespace nanorun;
@@ -385,7 +385,8 @@ TEST(Inputs, KeyReferenceIsCurrent) {
 
 TEST(Inputs, PlanOfRecord89SaysTheWorkOfEachStage) {
   const Config config = read_deck("record89");
-  const std::string text = plan(config, ParameterTable(config.model), 8);
+  const ParameterTable table(config.model);
+  const std::string text = plan_text(config, table, plan_of(config, table, 8));
   for (const char* line :
        {"stage 0, 423 steps               131072 tokens", "stage 1, 424 steps               262144 tokens",
         "stage 2, 423 steps               393216 tokens", "stage 3, 15 steps                393216 tokens",
