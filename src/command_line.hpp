@@ -23,6 +23,7 @@ struct CommandLine {
   std::string deck;  ///< train
   std::vector<std::string> overrides;
   bool dry_run = false;
+  bool json = false;         ///< that a dry run prints; else text
   std::optional<int> ranks;  ///< that a dry run plans for; absent: as many as run it
 
   ShardOptions shard;  ///< shard

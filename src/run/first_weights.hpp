@@ -29,7 +29,7 @@ void require_tied(Comm& comm, const Config& config, std::span<const float> head,
 
 /// How a run would begin.
 struct Beginning {
-  std::string lines;                 ///< each with its end
+  std::vector<std::string> lines;
   std::optional<TokenOrigin> model;  ///< of the weights with which it begins, where it begins with such
 };
 

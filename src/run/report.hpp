@@ -1,6 +1,6 @@
 #pragma once
-// What a run tells its user: progress lines, the timing table and figures of merit at the end, summary.json, and the
-// plan of a dry run. Rank 0 alone writes.
+// What a run tells its user: progress lines, the timing table and figures of merit at the end, and summary.json. Rank 0
+// alone writes.
 
 #include <optional>
 #include <string>
@@ -107,8 +107,5 @@ std::string closing_lines(const RunSummary& summary);
 
 /// Largest resident memory of this process so far, in bytes.
 std::uint64_t peak_memory_bytes();
-
-/// Parameters, memory per rank, floating-point operations and bytes sent per step.
-std::string plan(const Config& config, const ParameterTable& table, int ranks);
 
 }  // namespace nanorun

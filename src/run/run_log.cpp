@@ -1,6 +1,7 @@
 #include "src/run/run_log.hpp"
 
 #include "src/config/schedule.hpp"
+#include "src/model/flops.hpp"
 
 namespace nanorun {
 

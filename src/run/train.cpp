@@ -10,6 +10,7 @@
 #include "src/base/walltime.hpp"
 #include "src/config/schedule.hpp"
 #include "src/measure/gpu_monitor.hpp"
+#include "src/model/flops.hpp"
 #include "src/run/agreement.hpp"
 #include "src/run/run_log.hpp"
 #include "src/run/run_setup.hpp"

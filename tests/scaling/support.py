@@ -1,5 +1,6 @@
 """What the tests of the scaling studies share: the scripts, a deck, study files, and runs with known times."""
 
+import functools
 import json
 import os
 import subprocess
@@ -14,6 +15,7 @@ sys.path[:0] = [str(TOOLS), str(ROOT / "tests" / "support")]
 import deadline  # noqa: E402
 import small_run  # noqa: E402
 import tool  # noqa: E402
+from study import plan  # noqa: E402
 
 PHASES = ("data", "forward", "head", "backward", "reduce_gradients", "muon", "adam", "gather_weights", "sync",
           "validation", "checkpoint", "output", "other")
@@ -61,15 +63,33 @@ def write_trace(path, seconds, tokens, communication=None):
         file["validation_loss"] = np.zeros(0)
 
 
+@functools.cache
+def plan_text(*overrides):
+    """plan.json of a study of the model MODEL with overrides."""
+    keys = [f"model.{key}={json.dumps(value)}" for key, value in MODEL.items()]
+    with tempfile.TemporaryDirectory(prefix="nanorun-plan-") as folder:
+        small_run.write_deck(Path(folder))
+        job = deadline.run([small_run.PROGRAM, "train", "deck.toml", "--dry-run", "--json", *keys, *overrides], 60,
+                           cwd=folder, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    assert job.returncode == 0, job.stderr
+    return job.stdout
+
+
+def buckets(*overrides):
+    """Those of the model MODEL with overrides."""
+    return [plan.bucket_of(table, "the plan") for table in json.loads(plan_text(*overrides))["buckets"]]
+
+
 def write_run(folder, seconds, tokens, communication=None, **summary):
-    """The files of a finished run of the model MODEL; `summary`: what summary.json says further."""
+    """The files of a finished run of the model MODEL, and the plan of a study that holds it; `summary`: what summary.json says further."""
     folder.mkdir(parents=True)
     steps, ranks = seconds.shape[:2]
     (folder / "summary.json").write_text(json.dumps({"finished": True, "steps": steps, "ranks": ranks} | summary))
     lines = [f"{key} = {json.dumps(value)}" for key, value in MODEL.items()]
-    others = '[train]\nlength = 512\n[optimizer]\nadam_period = 1\n[comm]\ngradients = "bf16"\n'
+    others = '[train]\nlength = 512\n[optimizer]\nadam_period = 1\n[comm]\ngradients = "bf16"\n[data]\ntrain = ["data.h5"]\n[validation]\ntokens = 0\n'
     (folder / "deck.toml").write_text("[model]\n" + "\n".join(lines) + "\n" + others)
     write_trace(folder / "trace.h5", seconds, tokens, communication)
+    (folder.parent / "plan.json").write_text(plan_text())
 
 
 class ScalingTest(unittest.TestCase):

@@ -10,13 +10,13 @@ import time
 from pathlib import Path
 
 import numpy as np
-from support import MODEL, STEPS, SUMMARY, TOOLS, ToolsTest, small_run, study_text, write
+from support import STEPS, SUMMARY, TOOLS, ToolsTest, small_run, study_text, write
 
 import deadline
 import ensemble
 import plot_run
 import trace_file
-from study import analysis, gather
+from study import analysis, gather, plan
 from study.study_file import claim_folder, read_study
 
 WRONG_JSON = ["", "{", "[]", "1", "null", '"text"', '{"finished": tru', "\0", "[" * 100000, '{"a": ' * 5000, "nan",
@@ -285,6 +285,26 @@ class Tools(ToolsTest):
         self.assert_refused("scaling_study.py", self.write_study(name="é"), "--launcher", "none", env=ascii_only,
                             names=["outputs/", "not a path in this locale"])
 
+    def check_plan(self, study, path):
+        """A plan that is none is refused by name; where there is none, the program writes it, or is asked for."""
+        good = path.read_text()
+        bucket = json.loads(good)["buckets"][0]
+        for change in ({"rule": "sgd"}, {"rule": 1}, {"units": 0}, {"unit_size": 1.5}, {"matrix": [1]}, {"matrix": 64},
+                       {"lookup": None}, {"travels": "yes"}):
+            write(path, json.dumps({"buckets": [bucket | change]}))
+            self.assert_error(plan.read_buckets, path.parent, path)
+        for contents in (*WRONG_JSON, '{"buckets": {}}', '{"buckets": [1]}', '{"buckets": [{}]}'):
+            write(path, contents)
+            self.assert_error(plan.read_buckets, path.parent, path)
+        self.assert_refused("scaling_study.py", study, "--launcher", "none", names=["outputs/test/plan.json"])
+        path.unlink()
+        self.assert_error(plan.read_buckets, path.parent, path, "--program")
+        self.assert_refused("scaling_study.py", study, "--launcher", "none", "--program", "./none",
+                            names=["outputs/test/plan.json: missing", "./none", "--program"])
+        code, _, error = self.end("scaling_study.py", study, "--launcher", "none", "--program", small_run.PROGRAM)
+        self.assertEqual((code, error), (0, ""))
+        self.assertEqual(json.loads(path.read_text())["buckets"], json.loads(good)["buckets"])
+
     def test_runs_of_a_study(self):
         study = self.write_study(steps=STEPS)
         for ranks in (1, 2):
@@ -307,9 +327,8 @@ class Tools(ToolsTest):
         write(run / "trace.h5", trace)
         good, first = (run / "deck.toml").read_text(), read_study(study).runs()[0]
         wrong = [*WRONG_TOML, "", "model = 1", "[model]", good.replace('"bf16"', '"fp7"'), good.replace('"bf16"', "16")]
-        wrong += [good.replace(f"{key} = {json.dumps(value)}", f"{key} = {other}") for key, value in MODEL.items()
-                  if key not in ("heads", "head_dim") for other in ('{}', "-1", "1979-05-27")]
-        wrong += [good.replace("layers = 4", "layers = 99999999"), good.replace("attention = []", "attention = [9]")]
+        wrong += [good.replace(line, f"{line.split()[0]} = {other}") for line in ("length = 512", "adam_period = 1")
+                  for other in ('{}', "-1", "1979-05-27")]
         for text in wrong:
             with self.subTest(deck=text[:300]):
                 self.assertNotEqual(text, good)
@@ -317,6 +336,7 @@ class Tools(ToolsTest):
                 self.assert_error(analysis.workload_of, first, "ranks1_repeat1/deck.toml: ")
         self.assert_refused("scaling_study.py", study, "--launcher", "none", names=["ranks1_repeat1/deck.toml: "])
         write(run / "deck.toml", good)
+        self.check_plan(study, run.parent / "plan.json")
         for name in ("report.png", "runs.csv"):
             (run.parent / name).unlink(missing_ok=True)
             (run.parent / name).mkdir()

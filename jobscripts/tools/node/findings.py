@@ -65,7 +65,8 @@ def model_lines(folder, runs):
             continue
         try:
             errors = model_errors(folder / f"{run['deck']}.{run['part']}.toml", folder / "report" / run["deck"])
-        except tool.ToolError:
+        except tool.ToolError as error:
+            lines.append(f"{run['deck']} {run['part']}, error of the model is missing: {error}")
             continue
         if errors:
             lines.append(f"{run['deck']} {run['part']}, error of the model, each step predicted from the others: "
