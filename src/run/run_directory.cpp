@@ -10,11 +10,15 @@
 #include <cstdlib>
 #include <random>
 #include <span>
+#include <string_view>
 #include <thread>
 
 #include "src/base/error.hpp"
 #include "src/base/files_own.hpp"
 #include "src/base/output_file.hpp"
+#include "src/measure/trace_file.hpp"
+#include "src/run/checkpoint_place.hpp"
+#include "src/storage/h5_partial.hpp"
 
 namespace nanorun {
 
@@ -309,6 +313,7 @@ std::vector<std::string> RunDirectory::begin(bool anew, double seconds) {
       }
     }
     if (foreign_) keep_foreign_files();
+    keep_foreign_partials();
     made_ = made_lock_ = false;
   });
   return lines;
@@ -328,6 +333,20 @@ void RunDirectory::keep_foreign_files() const {
       if (kind_of_entry(path, ExitCode::output) == FileKind::absent) continue;
       warn(fmt::format("{}: is of no run; kept as {}", path, set_aside(path, ExitCode::output)));
     }
+  }
+}
+
+/// What writes of an earlier start that were cut short have left is told from a file of a user's only where it is HDF5.
+void RunDirectory::keep_foreign_partials() const {
+  for (const char* name : file_names) {
+    const std::string path = partial_of(file(name));
+    const bool is_text = std::string_view(name) != "trace.h5";
+    if (kind_of_entry(path, ExitCode::output) != FileKind::regular) continue;
+    if (is_text ? file_size(path, ExitCode::output) == 0
+                : !h5::is_foreign_partial(path, trace_format, ExitCode::output))
+      continue;
+    warn(fmt::format("{}: somebody's own, or the rest of a write that was cut short; kept as {}", path,
+                     set_aside(path, ExitCode::output)));
   }
 }
 

@@ -88,6 +88,7 @@ class RunDirectory {
   bool is_own_file(const std::string& path) const;
   bool remove_earlier_stop_file(double seconds) const;
   void keep_foreign_files() const;
+  void keep_foreign_partials() const;
 
   Comm& comm_;
   std::string path_;

@@ -169,6 +169,32 @@ class Links(FaultTest):
         self.assert_refused(self.train(1, code=4), stranger / "lock", "is not the lock file of a run")
         self.assertEqual((stranger / "lock").read_text(), "precious lock")
 
+    def test_unfinished_files_of_users_are_kept(self):
+        """Also of a run that goes on, and where they are HDF5; what the program has left itself goes."""
+        self.train(1, *EVERY, "stop.step=4", code=75)
+        texts = [f"{name}.partial" for name in ("deck.toml", "log.txt", "metrics.jsonl", "summary.json", "trace.h5")]
+        for name in texts:
+            (self.run_folder() / name).write_text("mine")
+        others = [self.checkpoint(step).with_suffix(".h5.partial") for step in (5, 6, 12)]
+        data = (self.folder / "data.h5").read_bytes()
+        for path, text in zip(others, (self.checkpoint(4).read_bytes(), data, data)):
+            path.write_bytes(text)
+        own, user, next_one = others
+        said = self.train(1).text()
+        for name in texts:
+            self.assertIn(f"outputs/run/{name}: somebody's own, or the rest of a write that was cut short; kept as "
+                          f"outputs/run/{name}.1", said)
+            self.assertEqual((self.run_folder() / f"{name}.1").read_text(), "mine")
+        self.assertFalse(own.exists())
+        self.assertIn(f"{user.name}: no checkpoint of nanorun's; the file is kept\n", said)
+        self.assertEqual(user.read_bytes(), data)
+        self.assertIn(f"{next_one.name}: no checkpoint of nanorun's; the file is kept as ", said)
+        self.assertEqual(next_one.with_name(f"{next_one.name}.1").read_bytes(), data)
+        # An earlier trace of the program's own is no user's.
+        shutil.copy(self.run_folder() / "trace.h5", self.run_folder() / "trace.h5.partial")
+        self.assertNotIn("trace.h5.partial", self.train(1, "train.steps=14").text())
+        self.assertFalse((self.run_folder() / "trace.h5.partial").exists())
+
     def test_files_that_the_run_has_not_written_are_not_pruned(self):
         self.train(1, "run.name=wide", "model.width=64", "model.heads=4", "stop.step=2", code=75)
         self.train(1, *EVERY, "stop.step=4", code=75)
