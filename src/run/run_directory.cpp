@@ -139,12 +139,12 @@ RunDirectory::RunDirectory(Comm& comm, const Config& config)
       stop_file_(config.stop.file.empty() ? file("stop") : config.stop.file) {
   comm_.together([&] {
     if (!comm_.root()) return;
+    require_no_checkpoints_of_others();
     made_ = !exists(path_, ExitCode::output);
     make_directories(path_, ExitCode::output);
     const std::optional<std::string> holder = read(lock_name);
     if (holder && !holder->empty() && !is_lock_text(*holder))
       throw Error(ExitCode::output, file(lock_name) + ": is not the lock file of a run; move it, or change run.name");
-    if (holder) require_no_checkpoints_of_others(*holder);
     foreign_ = !holder && kind_of_entry(checkpoints(), ExitCode::output) == FileKind::absent;
     lock();
     made_lock_ = !holder;
@@ -152,15 +152,17 @@ RunDirectory::RunDirectory(Comm& comm, const Config& config)
   if (comm_.size() > 1) require_in_sight();
 }
 
-/// Throws where a link of another run's leads here, by what the lock file says.
-void RunDirectory::require_no_checkpoints_of_others(const std::string& holder) const {
-  const std::string owner = owner_in_lock(holder);
-  if (owner.empty()) return;
-  const bool linked = same_file(owner + "/checkpoints", path_, ExitCode::output);
-  if (!linked && !holds_checkpoints(path_, ExitCode::output)) return;
-  throw Error(ExitCode::output, fmt::format("{}: has the checkpoints of another run, {}: change run.name or "
-                                            "run.outputs",
-                                            path_, owner));
+/// Throws where another run has its checkpoints here or in a directory above.
+void RunDirectory::require_no_checkpoints_of_others() const {
+  const std::string own = canonical_path(path_);
+  for (std::string above = own;; above = directory_of(above)) {
+    const std::string owner = run_with_checkpoints_in(above);
+    if (!owner.empty())
+      throw Error(ExitCode::output,
+                  fmt::format("{}: {} the checkpoints of another run, {}: change run.name or run.outputs", path_,
+                              above == own ? "has" : "lies among", owner));
+    if (above == directory_of(above)) return;
+  }
 }
 
 RunDirectory::~RunDirectory() { remove_unused(); }

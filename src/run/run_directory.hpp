@@ -77,7 +77,7 @@ class RunDirectory {
 
  private:
   void lock();
-  void require_no_checkpoints_of_others(const std::string& holder) const;
+  void require_no_checkpoints_of_others() const;
   bool is_taken() const;
   void make_again();
   void move_beside();

@@ -131,6 +131,30 @@ class Links(FaultTest):
         self.assertEqual(contents(scratch), before)
         self.assertEqual(restarted_from(self.train(1, *EVERY)), 4)
 
+    def test_no_run_among_the_checkpoints_of_another(self):
+        """In a plain directory or behind a link, and with a directory between."""
+        self.train(1, *EVERY, "stop.step=4", code=75)
+        scratch = self.stranger()
+        self.link("checkpoints", scratch, "linked")
+        self.train(1, "run.name=linked", *EVERY, "stop.step=4", code=75)
+        before = contents(self.folder / "outputs"), contents(scratch)
+        for outputs, name, says, owner in (("outputs/run", "checkpoints", "has", "run"),
+                                           ("outputs/run/checkpoints", "new", "lies among", "run"),
+                                           ("outputs/run/checkpoints/new", "new", "lies among", "run"),
+                                           ("outputs/linked", "checkpoints", "has", "linked"),
+                                           ("outputs/linked/checkpoints", "new", "lies among", "linked"),
+                                           ("stranger", "new", "lies among", "linked")):
+            for restart in ("auto", "none"):
+                with self.subTest(outputs=outputs, name=name, restart=restart):
+                    job = self.train(1, f"run.outputs={outputs}", f"run.name={name}", f"checkpoint.restart={restart}",
+                                     code=7)
+                    self.assert_refused(job, f"{outputs}/{name}: {says} the checkpoints of another run, ",
+                                        self.folder / "outputs" / owner, "run.name")
+        self.assertEqual((contents(self.folder / "outputs"), contents(scratch)), before)
+        # A name is no proof.
+        self.train(1, "run.name=checkpoints", "stop.step=2", code=75)
+        self.train(1, "run.outputs=outputs/checkpoints", "stop.step=2", code=75)
+
     def test_checkpoints_of_another_run_are_refused(self):
         self.train(2, *EVERY, "run.name=first", "stop.step=4", code=75)
         first = self.folder / "outputs/first"
