@@ -28,6 +28,18 @@ double group_lr(const OptimizerConfig& o, Group group) {
 
 }  // namespace
 
+const char* name_of(Rule rule) {
+  switch (rule) {
+    case Rule::muon:
+      return "muon";
+    case Rule::adam:
+      return "adam";
+    case Rule::fixed:
+      break;
+  }
+  return "fixed";
+}
+
 Rule rule_of(const Config&, Group group) {
   switch (group) {
     case Group::matrix:

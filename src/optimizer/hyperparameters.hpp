@@ -11,6 +11,8 @@ namespace nanorun {
 
 /// Update rules. Each has a class of its own, see update_rule.hpp. Rule::fixed, the last one, never updates.
 enum class Rule { muon, adam, fixed };
+/// "muon"
+const char* name_of(Rule rule);
 
 /// The rule of all tensors of a group.
 Rule rule_of(const Config& config, Group group);

@@ -71,18 +71,6 @@ double sent_bytes(const Config& config, const ParameterTable& table, int ranks) 
   return bytes * (ranks - 1) / ranks;
 }
 
-const char* name_of(Rule rule) {
-  switch (rule) {
-    case Rule::muon:
-      return "muon";
-    case Rule::adam:
-      return "adam";
-    case Rule::fixed:
-      break;
-  }
-  return "fixed";
-}
-
 const char* lookup_name(Lookup lookup) {
   if (lookup == Lookup::none) return "none";
   return lookup == Lookup::token ? "token" : "bigram";
