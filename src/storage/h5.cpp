@@ -3,9 +3,12 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <cerrno>
+#include <chrono>
 #include <cstdlib>
 #include <functional>
 #include <numeric>
+#include <thread>
 #include <utility>
 
 #include "src/base/file_lock.hpp"
@@ -52,6 +55,18 @@ std::string text_of(const Extent& extent) { return fmt::format("[{}]", fmt::join
 void leave_best_effort_to_us() {
   const char* locking = std::getenv(locking_variable);
   if (locking != nullptr && std::string_view(locking) == "BEST_EFFORT") ::unsetenv(locking_variable);
+}
+
+/// What `open` returns. Tries again for a second where it fails for a moment, as a signal or a network file system may
+/// make it.
+hid_t open_patiently(const std::function<hid_t()>& open) {
+  const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(1);
+  while (true) {
+    const hid_t id = open();
+    const int error = id < 0 ? last_reason().error : 0;
+    if ((error != EINTR && error != ESTALE) || std::chrono::steady_clock::now() >= end) return id;
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  }
 }
 
 }  // namespace
@@ -115,7 +130,7 @@ void File::open_with(const Handle& access, const char* failure, const std::funct
   quietly([&] { device = state_of(path_, code_).device; });
   const bool known = !collective_ && std::ranges::find(devices_without_locks, device) != devices_without_locks.end();
   if (known) check(H5Pset_file_locking(access.get(), false, true), "", "file locking");
-  hid_t id = open();
+  hid_t id = collective_ ? open() : open_patiently(open);
   if (const Reason reason = last_reason(); id < 0 && !collective_ && !known && reason.error != 0) {
     LockState state = LockState::free;
     quietly([&] { state = lock_state(path_, mode_ != Mode::read, code_); });
