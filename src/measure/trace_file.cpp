@@ -5,9 +5,9 @@
 #include <algorithm>
 #include <chrono>
 #include <cstring>
-#include <filesystem>
 #include <functional>
 #include <initializer_list>
+#include <limits>
 #include <optional>
 #include <span>
 #include <thread>
@@ -431,9 +431,8 @@ void TraceFile::leave_to_readers() {
   try {
     if (!names_file(path_, own_, ExitCode::output)) return;
     if (lock_state(path_, false, ExitCode::output) == LockState::held) return;
-    replace_file(path_, ExitCode::output, [&](const std::string& partial) {
-      std::filesystem::copy_file(path_, partial, std::filesystem::copy_options::overwrite_existing);
-    });
+    replace_text(path_, ExitCode::output,
+                 read_text(path_, std::numeric_limits<std::uint64_t>::max(), ExitCode::output));
     own_ = open_to_read(path_, ExitCode::output);
   } catch (const std::exception&) {
     return;  // the rows are lost, and the caller says so

@@ -3,12 +3,9 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <cerrno>
-#include <chrono>
 #include <cstdlib>
 #include <functional>
 #include <numeric>
-#include <thread>
 #include <utility>
 
 #include "src/base/file_lock.hpp"
@@ -55,18 +52,6 @@ std::string text_of(const Extent& extent) { return fmt::format("[{}]", fmt::join
 void leave_best_effort_to_us() {
   const char* locking = std::getenv(locking_variable);
   if (locking != nullptr && std::string_view(locking) == "BEST_EFFORT") ::unsetenv(locking_variable);
-}
-
-/// What `open` returns. Tries again for a second where it fails for a moment, as a signal or a network file system may
-/// make it.
-hid_t open_patiently(const std::function<hid_t()>& open) {
-  const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(1);
-  while (true) {
-    const hid_t id = open();
-    const int error = id < 0 ? last_reason().error : 0;
-    if ((error != EINTR && error != ESTALE) || std::chrono::steady_clock::now() >= end) return id;
-    std::this_thread::sleep_for(std::chrono::milliseconds(50));
-  }
 }
 
 }  // namespace
