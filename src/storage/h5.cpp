@@ -109,7 +109,7 @@ void File::open_with(const Handle& access, const char* failure, const std::funct
   quietly([&] { device = state_of(path_, code_).device; });
   const bool known = !is_shared() && std::ranges::find(devices_without_locks, device) != devices_without_locks.end();
   if (known) check(H5Pset_file_locking(access.get(), false, true), "", "file locking");
-  hid_t id = open();
+  hid_t id = is_shared() ? open() : open_patiently(open);
   if (const Reason reason = last_reason(); id < 0 && !is_shared() && !known && reason.error != 0) {
     LockState state = LockState::free;
     quietly([&] { state = lock_state(path_, mode_ != Mode::read, code_); });

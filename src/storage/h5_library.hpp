@@ -3,6 +3,7 @@
 
 #include <hdf5.h>
 
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -31,6 +32,10 @@ struct Reason {
   int error = 0;           ///< number of the system's error; 0 where HDF5 tells none
 };
 Reason last_reason();
+
+/// What `open` returns. Tries again for a second where it fails for a moment, as a signal or a network file system may
+/// make it.
+hid_t open_patiently(const std::function<hid_t()>& open);
 
 /// Of the library that runs, "1.10.8".
 std::string version();
