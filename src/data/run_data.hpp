@@ -50,10 +50,18 @@ RunData open_validation_data(Comm& comm, const Config& config);
 /// The shapes of all training steps.
 StepPlan training_plan(const Config& config);
 
-/// Lines that warn of why open_run_data(), start_loader() or training_prefixes() would refuse the data; a deck is often
-/// checked where its data are not. Where nothing is wrong, those of document_lines(). `model`: what the weights with
-/// which the run begins were trained on. For one rank to call.
-std::vector<std::string> data_warnings(const Config& config, const std::optional<TokenOrigin>& model = {});
+/// What the checkpoint says of data with which a run begins.
+struct DataStart {
+  std::optional<TokenOrigin> model;  ///< what its weights were trained on; nothing where the run begins with new ones
+  std::string shards;                ///< shard_record() of the run that goes on; empty: none
+  Cursor cursor;                     ///< where its next step, `step`, reads
+  long step = 0;
+};
+
+/// Lines that warn of why open_run_data(), check_shards(), start_loader() or training_prefixes() would refuse the data;
+/// a deck is often checked where its data are not. Where nothing is wrong, those of document_lines(). For one rank to
+/// call.
+std::vector<std::string> data_warnings(const Config& config, const DataStart& start = {});
 
 /// Warns, for a run whose model was trained before, where its shards may be of another tokenizer. Throws Error(data,
 /// all_ranks) where they are.

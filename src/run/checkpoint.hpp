@@ -62,7 +62,11 @@ class Checkpoints {
   /// all ranks alike; the slabs then hold anything.
   std::optional<Progress> restore(const std::vector<Slab<float>>& slabs);
 
-  /// The checkpoint that restore() found, and its header; empty before.
+  /// Collective. The same for a dry run, whose slabs need no memory: what restore() would find, or the Error that it
+  /// would throw, but without the lock of a directory elsewhere.
+  std::optional<Progress> plan_restore(const std::vector<Slab<float>>& slabs);
+
+  /// The checkpoint that restore() or plan_restore() found, and its header; empty before.
   const std::string& restored_file() const { return restored_file_; }
   const CheckpointHeader& restored() const { return restored_; }
   /// Whether that checkpoint is one of the directory's own, so that the run goes on there. Rank 0's answer.
@@ -78,6 +82,7 @@ class Checkpoints {
 
  private:
   std::string path_of(long step) const;
+  std::optional<Progress> choose(const std::vector<Slab<float>>& slabs);
   [[noreturn]] void refuse(const std::string& path, const CheckpointContents& contents) const;
   Progress load(const std::string& path, const std::vector<Slab<float>>& slabs);
   std::optional<Progress> load_newest(const std::vector<std::string>& files, const std::vector<Slab<float>>& slabs);

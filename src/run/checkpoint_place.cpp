@@ -70,7 +70,26 @@ void require_free_of_runs(const std::string& directory, const std::string& place
                                 directory, place, owner, lock, lock));
 }
 
+/// Where the link leads, without links. Throws where that is no directory.
+std::string place_of(const std::string& directory) {
+  if (kind_of(directory, code) != FileKind::directory)
+    throw Error(code, directory + ": a link to no directory: make the directory, or remove the link");
+  return real_path(directory, code);
+}
+
+void require_own(const std::string& directory, const std::string& place, const std::string& own_run) {
+  const std::string text = lock_text(place);
+  if (!text.empty() && !is_lock_text(text))
+    throw Error(code, place + lock_name + ": is not the lock file of a run; move it away");
+  require_free_of_runs(directory, place, own_run);
+}
+
 }  // namespace
+
+void CheckpointPlace::examine(const std::string& directory) {
+  if (kind_of_entry(directory, code) != FileKind::symlink) return;
+  require_own(directory, place_of(directory), real_path(directory_of(directory), code));
+}
 
 void CheckpointPlace::enter(const std::string& directory) {
   if (kind_of_entry(directory, code) != FileKind::symlink) {
@@ -78,14 +97,9 @@ void CheckpointPlace::enter(const std::string& directory) {
     lock_.reset();
     return;
   }
-  if (kind_of(directory, code) != FileKind::directory)
-    throw Error(code, directory + ": a link to no directory: make the directory, or remove the link");
-  const std::string place = real_path(directory, code), own_run = real_path(directory_of(directory), code);
+  const std::string place = place_of(directory), own_run = real_path(directory_of(directory), code);
   if (lock_ && locked_ == place && lock_->in_place()) return;
-  const std::string text = lock_text(place);
-  if (!text.empty() && !is_lock_text(text))
-    throw Error(code, place + lock_name + ": is not the lock file of a run; move it away");
-  require_free_of_runs(directory, place, own_run);
+  require_own(directory, place, own_run);
   FileLock lock(place + lock_name, own_name() + checkpoints_of + own_run, code);
   if (lock.held_by()) throw in_use(directory, place, *lock.held_by());
   if (!lock.supported()) warn(place + ": no locks on this file system; nothing keeps a second job away");

@@ -17,6 +17,9 @@ class CheckpointPlace {
   /// or had its checkpoints, or where another job holds the lock.
   void enter(const std::string& directory);
 
+  /// Throws as enter() does where the directory is not the run's alone. Takes no lock and changes nothing.
+  static void examine(const std::string& directory);
+
  private:
   std::string locked_;  ///< path without links
   std::optional<FileLock> lock_;

@@ -7,7 +7,6 @@
 
 #include "src/config/config.hpp"
 #include "src/run/checkpoint.hpp"
-#include "src/run/run_directory.hpp"
 
 namespace nanorun {
 
@@ -22,9 +21,12 @@ enum class Earlier {
 /// the run would write over, or seem to be, another training: the earlier run is finished or has left a summary without
 /// a checkpoint, and the decks differ in keys that train or identify. One that was cut short before its first
 /// checkpoint, or found no space for it on the disk, is no obstacle. More train.steps alone extend a run that has left
-/// a checkpoint.
-Earlier examine_earlier_run(const RunDirectory& directory, const Config& config, const Checkpoints& checkpoints,
+/// a checkpoint. `directory` is the run's; nothing in it changes.
+Earlier examine_earlier_run(const std::string& directory, const Config& config, const Checkpoints& checkpoints,
                             const std::optional<Progress>& found);
+
+/// Throws Error(usage, all_ranks) where the restored checkpoint has made more steps than train.steps.
+void require_steps_ahead(const Checkpoints& checkpoints, const Config& config);
 
 /// Lines for the log on how the deck differs from that of the restored checkpoint.
 std::vector<std::string> changes_since(const Checkpoints& checkpoints, const Config& config);

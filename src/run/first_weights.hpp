@@ -1,13 +1,11 @@
 #pragma once
-// checkpoint.weights: the checkpoint with whose weights a new run begins; and what a dry run says of the beginning.
+// checkpoint.weights: the checkpoint with whose weights a new run begins.
 
-#include <optional>
 #include <span>
 #include <string>
 
 #include "src/comm/comm.hpp"
 #include "src/config/config.hpp"
-#include "src/data/token_origin.hpp"
 #include "src/model/params.hpp"
 #include "src/run/checkpoint_file.hpp"
 
@@ -27,14 +25,8 @@ FirstWeights find_first_weights(Comm& comm, const Config& config, const Paramete
 /// Collective where that is so.
 void require_tied(Comm& comm, const Config& config, std::span<const float> head, std::span<const float> embedding);
 
-/// How a run would begin.
-struct Beginning {
-  std::vector<std::string> lines;
-  std::optional<TokenOrigin> model;  ///< of the weights with which it begins, where it begins with such
-};
-
-/// For one rank, before a run: the checkpoint that checkpoint.restart or checkpoint.weights gives it. Lines begin with
-/// "warning: " that say why the run could not begin with it, damage included, or how its model differs.
-Beginning plan_beginning(const Config& config, const ParameterTable& table);
+/// For one rank, before a run: find_first_weights(), and verifies the weights. Throws Error(checkpoint) also where they
+/// are damaged, or require_tied() would.
+FirstWeights verify_first_weights(Comm& alone, const Config& config, const ParameterTable& table);
 
 }  // namespace nanorun

@@ -27,7 +27,7 @@ constexpr std::array<const char*, 6> file_names = {"deck.toml",    "log.txt",  "
 constexpr std::array<const char*, 2> folder_names = {"checkpoints", "heartbeats"};
 constexpr const char* on_node = " on node ";      ///< in what a lock file says
 constexpr const char* was_on_node = " on host ";  ///< in those of earlier programs
-constexpr std::uint64_t max_text = 1u << 30;      ///< bytes of a file that read() takes
+constexpr std::uint64_t max_text = 1u << 30;      ///< bytes of a file that text_of_run() takes
 
 /// Keys of the deck with relative paths at which all ranks look.
 std::vector<std::string> relative_keys(const Config& config) {
@@ -87,6 +87,11 @@ bool holds_checkpoints(const std::string& directory, ExitCode code) {
   return std::ranges::any_of(list_directory(directory, code), [](const std::string& name) {
     return name.starts_with("checkpoint_") && name.ends_with(".h5");
   });
+}
+
+std::optional<std::string> text_of_run(const std::string& path) {
+  if (!has_file(path, ExitCode::output)) return std::nullopt;
+  return read_text(path, max_text, ExitCode::output);
 }
 
 std::string own_name() {
@@ -220,11 +225,6 @@ void RunDirectory::require_appearance(const std::string& mark) const {
   throw Error(ExitCode::output,
               fmt::format("{} does not see {}, which rank 0 has made: it must be on a file system that all nodes share",
                           own, path_));
-}
-
-std::optional<std::string> RunDirectory::read(const std::string& name) const {
-  if (!has_file(file(name), ExitCode::output)) return std::nullopt;
-  return read_text(file(name), max_text, ExitCode::output);
 }
 
 /// Whether an earlier run left anything but its lock, marks beside it, a stop file and empty directories.

@@ -34,6 +34,9 @@ std::string owner_in_lock(const std::string& text);
 /// Whether files with the names of checkpoints lie in the directory itself.
 bool holds_checkpoints(const std::string& directory, ExitCode code);
 
+/// Text of a file that an earlier run has left; nothing where there is none. Throws Error(output).
+std::optional<std::string> text_of_run(const std::string& path);
+
 class RunDirectory {
  public:
   /// Collective. Creates the directory, unless an earlier run has, and locks it for the lifetime of the object; nothing
@@ -51,8 +54,8 @@ class RunDirectory {
   std::string checkpoints() const { return file("checkpoints"); }
   const std::string& stop_file() const { return stop_file_; }
 
-  /// Text of a file of an earlier run; nothing where there is none. Throws Error(output).
-  std::optional<std::string> read(const std::string& name) const;
+  /// text_of_run() of a file of the directory.
+  std::optional<std::string> read(const std::string& name) const { return text_of_run(file(name)); }
 
   /// Collective. Throws on all ranks alike: Error(usage) where the stop file is one that the run itself writes,
   /// Error(output) where begin() could not remove it.

@@ -40,8 +40,9 @@ std::vector<ShardPlan> plan_encoded(Comm& comm, const ShardOptions& options);
 
 /// Collective. Looks at all inputs before the work, each rank at its share. Throws Error(data) on all ranks for a file
 /// of another known format than text, and for one with more control characters, or characters that are not UTF-8 or
-/// half of a surrogate pair, than a slip explains, unless options.allow_invalid_utf8. Reports the control characters on
-/// rank 0, and returns the number of characters in each file that are not UTF-8.
+/// half of a surrogate pair, than a slip explains, unless options.allow_invalid_utf8. Of JSON Lines the characters of
+/// the documents count, and of lines that are no JSON all. Reports the control characters that documents have on rank
+/// 0, and returns the number of characters in each file that are not UTF-8.
 std::vector<std::uint64_t> inspect_texts(Comm& comm, const ShardOptions& options);
 
 /// For rank 0. Prints a line for each of the first files with such characters, and what becomes of them.
