@@ -9,6 +9,10 @@
 
 namespace nanorun {
 
+/// The run that has its checkpoints in `directory`, as a part of its own directory or by a link; empty where none has.
+/// What cannot be looked up counts as none.
+std::string run_with_checkpoints_in(const std::string& directory);
+
 class CheckpointPlace {
  public:
   /// For rank 0, before files in `directory` are read, written or removed; that is <run>/checkpoints. Where it is a

@@ -10,7 +10,6 @@
 
 #include "src/base/file_lock.hpp"
 #include "src/storage/h5_library.hpp"
-#include "src/storage/h5_shared.hpp"
 #include "src/storage/h5_structure.hpp"
 
 namespace nanorun::h5 {
@@ -69,21 +68,16 @@ void Handle::reset() {
   close_(std::exchange(id_, -1));
 }
 
-void Handle::swap(Handle& other) noexcept {
-  std::swap(id_, other.id_);
-  std::swap(close_, other.close_);
-}
-
-File::File(const std::string& path, MPI_Comm comm, ExitCode code, Mode mode)
-    : path_(path), code_(code), mode_(mode), collective_(comm != MPI_COMM_NULL) {
-  Locked locked;
+File::File(const std::string& path, Sharing sharing, ExitCode code, Mode mode)
+    : path_(path), code_(code), mode_(mode), sharing_(std::move(sharing)) {
+  const Call call{watch()};
   const Handle access = own(H5Pcreate(H5P_FILE_ACCESS), H5Pclose, "", "file access list");
-  if (collective_ && path.size() > max_shared_path)
+  if (is_shared() && path.size() > max_shared_path)
     throw Error(code_, fmt::format("{}: {} bytes are too long for the path of a file that ranks share, {} at most; "
                                    "choose a shorter one",
                                    path_, path.size(), max_shared_path));
-  if (collective_) {
-    check(H5Pset_fapl_mpio(access.get(), comm, MPI_INFO_NULL), "", "cannot be shared by the ranks");
+  if (is_shared()) {
+    check(H5Pset_fapl_mpio(access.get(), sharing_.comm, MPI_INFO_NULL), "", "cannot be shared by the ranks");
   } else {
     check(H5Pset_file_locking(access.get(), true, true), "", "file locking");
   }
@@ -98,7 +92,7 @@ File::File(const std::string& path, MPI_Comm comm, ExitCode code, Mode mode)
               [&] { return H5Fcreate(path.c_str(), H5F_ACC_TRUNC, layout.get(), access.get()); });
     return;
   }
-  look_together(comm, [&] {
+  look_together(sharing_.comm, [&] {
     look_before_opening(path, code_);
     if (mode == Mode::append) require_writable(path, code_);
   });
@@ -113,10 +107,10 @@ void File::open_with(const Handle& access, const char* failure, const std::funct
   static std::vector<std::uint64_t> devices_without_locks;  // under the lock of HDF5
   std::uint64_t device = 0;
   quietly([&] { device = state_of(path_, code_).device; });
-  const bool known = !collective_ && std::ranges::find(devices_without_locks, device) != devices_without_locks.end();
+  const bool known = !is_shared() && std::ranges::find(devices_without_locks, device) != devices_without_locks.end();
   if (known) check(H5Pset_file_locking(access.get(), false, true), "", "file locking");
   hid_t id = open();
-  if (const Reason reason = last_reason(); id < 0 && !collective_ && !known && reason.error != 0) {
+  if (const Reason reason = last_reason(); id < 0 && !is_shared() && !known && reason.error != 0) {
     LockState state = LockState::free;
     quietly([&] { state = lock_state(path_, mode_ != Mode::read, code_); });
     if (state == LockState::held && passes(reason.error)) {
@@ -136,10 +130,18 @@ void File::open_with(const Handle& access, const char* failure, const std::funct
   handle_ = own(id, H5Fclose, "", failure);
 }
 
-File File::create(const std::string& path, MPI_Comm comm, ExitCode code) { return {path, comm, code, Mode::create}; }
-File File::open(const std::string& path, MPI_Comm comm, ExitCode code) { return {path, comm, code, Mode::read}; }
-File File::open_append(const std::string& path, MPI_Comm comm, ExitCode code) {
-  return {path, comm, code, Mode::append};
+File File::create(const std::string& path, Sharing sharing, ExitCode code) {
+  return {path, sharing, code, Mode::create};
+}
+File File::open(const std::string& path, Sharing sharing, ExitCode code) { return {path, sharing, code, Mode::read}; }
+File File::open_append(const std::string& path, Sharing sharing, ExitCode code) {
+  return {path, sharing, code, Mode::append};
+}
+
+File::~File() {
+  if (!handle_) return;
+  const Call call{watch()};
+  handle_.reset();
 }
 
 void File::fail(const std::string& object, const std::string& what) const {
@@ -306,18 +308,18 @@ void File::make_dataset(const std::string& name, hid_t type, const Extent& shape
 
 template <class T>
 void File::create_dataset(const std::string& name, const Extent& shape) {
-  Locked locked;
+  const Call call{watch()};
   make_dataset(name, type_of<T>().disk, shape, 0);
 }
 
 template <class T>
 void File::create_growing_dataset(const std::string& name, const Extent& shape, std::uint64_t chunk_rows) {
-  Locked locked;
+  const Call call{watch()};
   make_dataset(name, type_of<T>().disk, shape, std::max<std::uint64_t>(chunk_rows, 1));
 }
 
 void File::resize(const std::string& name, const Extent& shape) {
-  Locked locked;
+  const Call call{watch()};
   const Handle data = dataset(name);
   if (growing_shape(name).size() != shape.size()) fail(name, "cannot be resized to " + text_of(shape));
   check(H5Dset_extent(data.get(), dims(shape).data()), name, "cannot be resized");
@@ -351,13 +353,13 @@ Handle File::transfer(const Handle& data, const std::string& name, hid_t disk_ty
                            type_name(disk_type)));
   }
   Handle list = own(H5Pcreate(H5P_DATASET_XFER), H5Pclose, name, "transfer list");
-  if (collective_) check(H5Pset_dxpl_mpio(list.get(), H5FD_MPIO_COLLECTIVE), name, "transfer list");
+  if (is_shared()) check(H5Pset_dxpl_mpio(list.get(), H5FD_MPIO_COLLECTIVE), name, "transfer list");
   return list;
 }
 
 template <class T>
 void File::write(const std::string& name, const Extent& start, const Extent& count, std::span<const T> values) {
-  Locked locked;
+  const Call call{watch()};
   const Type type = type_of<T>();
   const Handle data = dataset(name);
   const Handle list = transfer(data, name, type.disk);
@@ -371,7 +373,7 @@ void File::write(const std::string& name, const Extent& start, const Extent& cou
 
 template <class T>
 void File::read(const std::string& name, const Extent& start, const Extent& count, std::span<T> values) const {
-  Locked locked;
+  const Call call{watch()};
   const Type type = type_of<T>();
   const Handle data = dataset(name);
   const Handle list = transfer(data, name, type.disk);
@@ -394,7 +396,7 @@ void File::make_attribute(const std::string& object, const std::string& name, hi
 }
 
 void File::write_attribute(const std::string& object, const std::string& name, const std::string& value) {
-  Locked locked;
+  const Call call{watch()};
   const std::string label = object + " @" + name;
   if (value.size() > max_attribute_text || value.find('\0') != std::string::npos) fail(label, "unfit for an attribute");
   const Handle type = own(H5Tcopy(H5T_C_S1), H5Tclose, label, "text type");
@@ -405,12 +407,12 @@ void File::write_attribute(const std::string& object, const std::string& name, c
 }
 
 void File::write_attribute(const std::string& object, const std::string& name, std::uint64_t value) {
-  Locked locked;
+  const Call call{watch()};
   make_attribute(object, name, H5T_STD_U64LE, H5T_NATIVE_UINT64, &value);
 }
 
 void File::write_attribute(const std::string& object, const std::string& name, double value) {
-  Locked locked;
+  const Call call{watch()};
   make_attribute(object, name, H5T_IEEE_F64LE, H5T_NATIVE_DOUBLE, &value);
 }
 
@@ -468,14 +470,14 @@ double File::read_real_attribute(const std::string& object, const std::string& n
 std::string File::format() const { return has_attribute("/", "format") ? read_text_attribute("/", "format") : ""; }
 
 void File::flush() {
-  Locked locked;
+  const Call call{watch()};
   check(H5Fflush(handle_.get(), H5F_SCOPE_LOCAL), "", "cannot be written");
 }
 
 void File::close() {
-  Locked locked;
+  const Call call{watch()};
   if (!handle_) return;
-  flush();
+  check(H5Fflush(handle_.get(), H5F_SCOPE_LOCAL), "", "cannot be written");
   Handle closing = std::move(handle_);
   check(H5Fclose(closing.release()), "", "cannot be closed");
 }

@@ -3,6 +3,7 @@
 
 #include <hdf5.h>
 
+#include <memory>
 #include <mutex>
 #include <string>
 
@@ -15,6 +16,12 @@ class Locked {
 
  private:
   std::lock_guard<std::recursive_mutex> guard_;
+};
+
+/// A call that ranks may make together: `watched` begins before the lock is waited for.
+struct Call {
+  std::shared_ptr<void> watched;
+  Locked locked{};
 };
 
 /// Why the last HDF5 call failed.
