@@ -6,7 +6,6 @@ import unittest
 from pathlib import Path
 
 import check_includes
-import draw_folders
 
 
 class CheckIncludes(unittest.TestCase):
@@ -80,11 +79,6 @@ class CheckIncludes(unittest.TestCase):
     def test_the_page_on_architecture_shows_the_folders(self):
         page = (Path(__file__).resolve().parents[1] / "docs" / "architecture.md").read_text()
         self.assertIn(textwrap.indent(check_includes.FOLDERS.strip(), "    "), page)
-
-    def test_the_figure_of_the_folders_is_current(self):
-        root = Path(__file__).resolve().parents[1]
-        self.assertEqual((root / "docs" / "folders.svg").read_text(), draw_folders.draw(root),
-                         "run tests/draw_folders.py . > docs/folders.svg")
 
 
 if __name__ == "__main__":

@@ -17,11 +17,12 @@
 
 namespace nanorun {
 
-/// Rows of one table between this rank and each other, distinct ones, in the tensors' memory.
+/// Rows of one table whose gradients travel between this rank and each other. Lists lie in the tensors' memory and name
+/// each row once.
 struct RowExchange {
   std::vector<std::span<const std::int32_t>> to;    ///< by owner: rows of its part that have gradients here
   std::vector<std::span<const std::int32_t>> from;  ///< by rank: rows of this rank's part that have gradients there
-  std::size_t longest = 0;                          ///< of all such lists on all ranks
+  std::size_t longest = 0;                          ///< length of the longest list on any rank
 };
 
 class TensorComm {
@@ -38,21 +39,20 @@ class TensorComm {
   /// Whether collectives occupy SMs, also while they wait for other ranks.
   bool occupies_sms() const { return transport_ && transport_->occupies_sms(); }
 
-  /// Sums each rank's part over the ranks, as copies that travel in the deck's format; the result stands in place in
-  /// the owner's part, the other parts stay as they were. The order of the sum depends on the rank count alone; the
-  /// owner's own elements enter it unrounded. A = float, in the CPU build also double.
+  /// Sums each part over the ranks, in place in its owner's memory; the other parts stay as they were. What travels is
+  /// rounded to the deck's format, the owner's own elements are not. The order of the sum depends on the rank count
+  /// alone. A = float, in the CPU build also double.
   template <class A>
   void reduce_scatter(std::span<A> data, const Bounds& bounds);
-  /// The same for the rows of a table with gradients; those of other
-  /// ranks' parts become zero.
+  /// The same for those rows of a table that have gradients. In other ranks' parts these rows become zero.
   template <class A>
   void reduce_scatter_rows(const kernels::Mat<A>& table, const RowExchange& rows);
-  /// Collective. Prepares memory for all_gather; it outlives the communicator and is as long on all ranks.
+  /// Collective. Prepares memory for all_gather, of the same size on all ranks. It outlives the communicator.
   template <class T>
   void share(std::span<T> memory) {
     if (transport_) transport_->share(std::as_writable_bytes(memory));
   }
-  /// Fills every rank's span, in shared memory, with each owner's part.
+  /// Copies each part from its owner to all ranks. `data` lies in memory given to share().
   template <class T>
   void all_gather(std::span<T> data, const Bounds& bounds) {
     gather_bytes(std::as_writable_bytes(data), bounds, sizeof(T));
@@ -71,6 +71,8 @@ class TensorComm {
   static std::size_t memory_bytes(int ranks, const CommConfig& config);
 
  private:
+  template <class Body>
+  void for_each_exchange(std::size_t longest, std::size_t chunk, const Body& body) const;
   void exchange(Payload payload);
   void gather_bytes(std::span<std::byte> data, const Bounds& bounds, std::size_t element);
   template <class A>
@@ -90,6 +92,16 @@ class TensorComm {
   std::uint64_t bytes_sent_ = 0;
 };
 
+/// body(at, first, last) for chunks from element `at` on of parts of up to `longest` elements, and for the ranks that
+/// come before or after this one by [first, last): one exchange each.
+template <class Body>
+void TensorComm::for_each_exchange(std::size_t longest, std::size_t chunk, const Body& body) const {
+  const int peers = transport_->peers();
+  for (std::size_t at = 0; at < longest; at += chunk) {
+    for (int k = 1; k < comm_.size(); k += peers) body(at, k, std::min(k + peers, comm_.size()));
+  }
+}
+
 template <class A>
 void TensorComm::reduce_scatter(std::span<A> data, const Bounds& bounds) {
   if (comm_.size() == 1) return;
@@ -97,12 +109,8 @@ void TensorComm::reduce_scatter(std::span<A> data, const Bounds& bounds) {
   std::size_t largest = 0;
   for (int r = 0; r < comm_.size(); ++r) largest = std::max(largest, bounds[r + 1] - bounds[r]);
   const std::size_t chunk = transport_->slot_bytes() / kernels::wire_bytes<A>(wire_.format);
-  const int peers = transport_->peers();
-  for (std::size_t at = 0; at < largest; at += chunk) {
-    for (int k = 1; k < comm_.size(); k += peers) {
-      reduce_chunk(data, bounds, at, k, std::min(k + peers, comm_.size()));
-    }
-  }
+  for_each_exchange(largest, chunk,
+                    [&](std::size_t at, int first, int last) { reduce_chunk(data, bounds, at, first, last); });
 }
 
 /// Adds what fits a slot of this rank's part, from its element `at` on, of the ranks that come before this one by
@@ -137,12 +145,8 @@ template <class A>
 void TensorComm::reduce_scatter_rows(const kernels::Mat<A>& table, const RowExchange& rows) {
   const Watchdog::Guard guard = comm_.watch("reduce_scatter of rows");
   const std::size_t chunk = transport_->slot_bytes() / (table.cols * kernels::wire_bytes<A>(wire_.format));
-  const int peers = transport_->peers();
-  for (std::size_t at = 0; at < rows.longest; at += chunk) {
-    for (int k = 1; k < comm_.size(); k += peers) {
-      reduce_rows(table, rows, at, k, std::min(k + peers, comm_.size()));
-    }
-  }
+  for_each_exchange(rows.longest, chunk,
+                    [&](std::size_t at, int first, int last) { reduce_rows(table, rows, at, first, last); });
 }
 
 /// The same as reduce_chunk() for the rows that fit a slot, from number `at` of each list on.

@@ -144,8 +144,6 @@ double muon_momentum(const Config& config, long step) {
   return (1 - warm) * o.muon_momentum_first + warm * o.muon_momentum_last;
 }
 
-bool adam_updates_at(const OptimizerConfig& optimizer, long step) { return (step + 1) % optimizer.adam_period == 0; }
-
 RotaryStage rotary_stage(const Config& config, int stage) {
   const ModelConfig& model = config.model;
   RotaryStage rotary;

@@ -61,9 +61,6 @@ double lr_factor(const Config& config, long step);
 /// muon_momentum_cooldown.
 double muon_momentum(const Config& config, long step);
 
-/// Whether Adam updates at a step.
-bool adam_updates_at(const OptimizerConfig& optimizer, long step);
-
 /// Rotary frequencies in radians per position of the pairs j < D/2 of a head, and the factor on q kᵀ, in a stage. YaRN
 /// (Peng et al. 2023, arXiv:2309.00071) rescales both where a stage changes the long window: with r = w f / 2 pi for
 /// the window w of the stage before and w' of the new one, g = clamp((r - 1) / 31, 0, 1),

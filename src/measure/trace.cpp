@@ -135,8 +135,12 @@ class Trace::Impl {
 
   ~Impl() {
     for (Mark& mark : marks_) ops::destroy_event(mark.event);
-    for (Transfers* transfers : {&collectives_, &copies_})
-      for (TransferMarks& marks : transfers->marks) ops::destroy_event(marks.begin), ops::destroy_event(marks.end);
+    for (Transfers* transfers : {&collectives_, &copies_}) {
+      for (TransferMarks& marks : transfers->marks) {
+        ops::destroy_event(marks.begin);
+        ops::destroy_event(marks.end);
+      }
+    }
   }
 
   int current() const { return current_; }

@@ -137,7 +137,9 @@ TraceGpus read_gpus(const h5::File& file, std::int64_t first_step) {
     values.resize(keep * columns);
     if (keep > 0) file.read<T>(dataset, {0, 0}, {keep, columns}, std::span<T>(values));
   };
-  read("/gpu_power", gpus.power), read("/gpu_clock", gpus.clock), read("/gpu_reasons", gpus.reasons);
+  read("/gpu_power", gpus.power);
+  read("/gpu_clock", gpus.clock);
+  read("/gpu_reasons", gpus.reasons);
   return gpus;
 }
 
@@ -303,38 +305,42 @@ std::vector<double> gather_columns(Comm& comm, const std::vector<double>& own, s
   return all;
 }
 
+/// Removes the first `dropped` of `rows` rows from each column, which holds as many values for each row.
+template <class... T>
+void drop_rows(std::size_t rows, std::size_t dropped, std::vector<T>&... columns) {
+  if (rows == 0) return;
+  const auto drop = [&](auto& values) {
+    values.erase(values.begin(), values.begin() + static_cast<std::ptrdiff_t>(values.size() / rows * dropped));
+  };
+  (drop(columns), ...);
+}
+
 }  // namespace
 
 void TraceRows::reserve(std::size_t steps) {
-  step.reserve(steps), ranks.reserve(steps), tokens.reserve(steps), loss.reserve(steps);
-  seconds.reserve(steps * Trace::phases), communication.reserve(steps);
+  const auto reserve = [](std::size_t count, auto&... values) { (values.reserve(count), ...); };
+  reserve(steps, step, ranks, tokens, loss, communication);
+  reserve(steps * Trace::phases, seconds);
 }
 
 void TraceRows::clear() {
-  step.clear(), ranks.clear(), tokens.clear(), loss.clear(), seconds.clear(), communication.clear();
+  const auto clear = [](auto&... values) { (values.clear(), ...); };
+  clear(step, ranks, tokens, loss, seconds, communication);
 }
 
 void TraceRows::append(const TraceRows& rows) {
   const auto add = [](auto& to, const auto& from) { to.insert(to.end(), from.begin(), from.end()); };
-  add(step, rows.step), add(ranks, rows.ranks), add(tokens, rows.tokens), add(loss, rows.loss);
-  add(seconds, rows.seconds), add(communication, rows.communication);
+  add(step, rows.step);
+  add(ranks, rows.ranks);
+  add(tokens, rows.tokens);
+  add(loss, rows.loss);
+  add(seconds, rows.seconds);
+  add(communication, rows.communication);
 }
 
-void TraceRows::drop(std::size_t steps) {
-  const auto cut = [share = steps, all = size()](auto& values) {
-    if (all > 0)
-      values.erase(values.begin(), values.begin() + static_cast<std::ptrdiff_t>(values.size() / all * share));
-  };
-  cut(seconds), cut(communication), cut(ranks), cut(tokens), cut(loss), cut(step);
-}
+void TraceRows::drop(std::size_t steps) { drop_rows(size(), steps, seconds, communication, ranks, tokens, loss, step); }
 
-void TraceGpus::drop(std::size_t looks) {
-  const auto cut = [looks, all = step.size()](auto& values) {
-    if (all > 0)
-      values.erase(values.begin(), values.begin() + static_cast<std::ptrdiff_t>(values.size() / all * looks));
-  };
-  cut(power), cut(clock), cut(reasons), cut(step);
-}
+void TraceGpus::drop(std::size_t looks) { drop_rows(step.size(), looks, power, clock, reasons, step); }
 
 void TraceValidations::append(const TraceValidations& later) {
   if (later.step.empty()) return;
@@ -345,7 +351,8 @@ void TraceValidations::append(const TraceValidations& later) {
 
 void TraceValidations::truncate(std::int64_t first) {
   const auto keep = std::lower_bound(step.begin(), step.end(), first) - step.begin();
-  step.resize(keep), loss.resize(keep);
+  step.resize(keep);
+  loss.resize(keep);
 }
 
 std::uint64_t traced_steps(const std::string& path) {

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "src/base/arena.hpp"
+#include "src/base/instantiate.hpp"
 #include "src/model/topology.hpp"
 
 namespace nanorun {
@@ -244,9 +245,6 @@ void Activations<T>::allocate_workspace(const Config& config, WorkspaceAllocator
   if (workspace.data() != nullptr) allocate_scratch(config, workspace);
 }
 
-template struct Activations<Real>;
-#if !NANORUN_CUDA
-template struct Activations<double>;
-#endif
+NANORUN_INSTANTIATE(struct Activations);
 
 }  // namespace nanorun

@@ -1,6 +1,7 @@
 #include "src/model/attention_heads.hpp"
 
 #include "src/base/arena.hpp"
+#include "src/base/instantiate.hpp"
 
 namespace nanorun {
 
@@ -107,9 +108,6 @@ Gate<T> AttentionHeads<T>::gate(const Activations<T>& a, int layer) const {
   return coefficients_.gate(a.coefficients, fmt::format("attention_gate.{}", layer), 0, model_.heads);
 }
 
-template class AttentionHeads<Real>;
-#if !NANORUN_CUDA
-template class AttentionHeads<double>;
-#endif
+NANORUN_INSTANTIATE(class AttentionHeads);
 
 }  // namespace nanorun

@@ -1,6 +1,7 @@
 #include "src/model/attention_layer.hpp"
 
 #include "src/base/arena.hpp"
+#include "src/base/instantiate.hpp"
 #include "src/config/schedule.hpp"
 
 namespace nanorun {
@@ -96,9 +97,6 @@ const kernels::AttentionMask& AttentionLayer<T>::mask(const Feed<T>& feed, int l
   return is_long_layer(config_.window, layer) ? feed.sequence.long_mask : feed.sequence.short_mask;
 }
 
-template class AttentionLayer<Real>;
-#if !NANORUN_CUDA
-template class AttentionLayer<double>;
-#endif
+NANORUN_INSTANTIATE(class AttentionLayer);
 
 }  // namespace nanorun

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "src/base/arena.hpp"
+#include "src/base/instantiate.hpp"
 
 namespace nanorun {
 
@@ -67,9 +68,6 @@ bool Branches<T>::is_zero(Stream stream, const std::string& matrices) const {
   return largest == 0;
 }
 
-template class Branches<Real>;
-#if !NANORUN_CUDA
-template class Branches<double>;
-#endif
+NANORUN_INSTANTIATE(class Branches);
 
 }  // namespace nanorun

@@ -1,6 +1,7 @@
 #include "src/model/coefficients.hpp"
 
 #include "src/base/arena.hpp"
+#include "src/base/instantiate.hpp"
 
 namespace nanorun {
 
@@ -104,11 +105,7 @@ ops::PerToken<T> Coefficients<T>::factor(const CoefficientActivations<T>& a, con
   return {column.value.data, column.gradient.data, column.value.ld};
 }
 
-template struct CoefficientActivations<Real>;
-template class Coefficients<Real>;
-#if !NANORUN_CUDA
-template struct CoefficientActivations<double>;
-template class Coefficients<double>;
-#endif
+NANORUN_INSTANTIATE(struct CoefficientActivations);
+NANORUN_INSTANTIATE(class Coefficients);
 
 }  // namespace nanorun

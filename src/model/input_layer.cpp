@@ -1,6 +1,7 @@
 #include "src/model/input_layer.hpp"
 
 #include "src/base/arena.hpp"
+#include "src/base/instantiate.hpp"
 
 namespace nanorun {
 
@@ -60,9 +61,6 @@ void InputLayer<T>::backward(Stream stream, const Activations<T>& a, const Devic
                              a.workspace);
 }
 
-template class InputLayer<Real>;
-#if !NANORUN_CUDA
-template class InputLayer<double>;
-#endif
+NANORUN_INSTANTIATE(class InputLayer);
 
 }  // namespace nanorun

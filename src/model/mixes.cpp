@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "src/base/instantiate.hpp"
 #include "src/model/topology.hpp"
 
 namespace nanorun {
@@ -121,15 +122,15 @@ std::vector<ops::SharingMix<T>> Mixes<T>::injections(const Activations<T>& a, in
   if (begin < 0) {
     ops::SharingMix<T>& first = mixes.emplace_back();
     first.g = a.d_x;
-    first.of[0].present = true;
-    if (a.input.bigram) first.of[1] = injection(a, 0, 1);
+    first.coefficient[0].present = true;
+    if (a.input.bigram) first.coefficient[1] = injection(a, 0, 1);
   }
   for (int layer = std::max(begin, 0); layer < end; ++layer) {
     if (!injects(model_, layer)) continue;
     ops::SharingMix<T>& mix = mixes.emplace_back();
     mix.g = a.block[layer].mlp.n;
-    mix.of[0] = injection(a, layer, 0);
-    if (a.input.bigram && layer > 0) mix.of[1] = injection(a, layer, 1);
+    mix.coefficient[0] = injection(a, layer, 0);
+    if (a.input.bigram && layer > 0) mix.coefficient[1] = injection(a, layer, 1);
     const bool implied = implies_attention(model_, layer) && !a.block[layer].attention_is_read;
     if (implied) mix.implied.scalars = attention_factors(layer);
   }
@@ -230,7 +231,7 @@ std::array<ops::LearnedScalar<T>, 2> Mixes<T>::attention_factors(int layer) cons
 template <class T>
 void Mixes<T>::leave_factor(ops::MixTerm<T>& branch, const Activations<T>& a) const {
   branch.d_source = {};
-  branch.leaves_factor = a.d_branch_factor.data();
+  branch.factor_out = a.d_branch_factor.data();
 }
 
 template <class T>
@@ -240,9 +241,6 @@ ops::MixCoefficient<T> Mixes<T>::injection(const Activations<T>& a, int layer, i
   return {true, parameters_.factor(block_name(layer, "injection"), index), {}};
 }
 
-template class Mixes<Real>;
-#if !NANORUN_CUDA
-template class Mixes<double>;
-#endif
+NANORUN_INSTANTIATE(class Mixes);
 
 }  // namespace nanorun

@@ -3,6 +3,7 @@
 #include <vector>
 
 #include "src/base/arena.hpp"
+#include "src/base/instantiate.hpp"
 
 namespace nanorun {
 
@@ -84,9 +85,6 @@ void MlpLayer<T>::backward(Stream stream, const Activations<T>& a, const BranchG
   ops::linear_backward_input<T>(stream, a.d_narrow, d_z, parameters_.weight(block_name(layer, "mlp_in")));
 }
 
-template class MlpLayer<Real>;
-#if !NANORUN_CUDA
-template class MlpLayer<double>;
-#endif
+NANORUN_INSTANTIATE(class MlpLayer);
 
 }  // namespace nanorun

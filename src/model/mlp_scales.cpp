@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "src/base/instantiate.hpp"
+
 namespace nanorun {
 
 using kernels::Stream;
@@ -112,9 +114,6 @@ std::vector<double> MlpScales<T>::download(std::span<const Maximum> from) {
   return {host().begin(), host().end()};
 }
 
-template class MlpScales<Real>;
-#if !NANORUN_CUDA
-template class MlpScales<double>;
-#endif
+NANORUN_INSTANTIATE(class MlpScales);
 
 }  // namespace nanorun

@@ -6,6 +6,8 @@
 #include <set>
 #include <type_traits>
 
+#include "src/base/instantiate.hpp"
+
 namespace nanorun {
 
 using kernels::Mat;
@@ -260,7 +262,7 @@ void Model<T>::backward(Activations<T>& a, const Feed<T>& feed, bool add, const 
   coefficients_.clear_gradients(stream_, a.coefficients);
 
   last_backward(a);
-  ops::MixHandover<T> d_stream;
+  ops::ScaledGradient<T> d_stream;
   int shared = model.layers;  // the first layer that has its part in the gradients of shared streams
   for (int i = model.layers - 1; i >= 0; --i) {
     if (unet) {
@@ -311,7 +313,10 @@ template <class T>
 void Model<T>::last_backward(Activations<T>& a) {
   if (a.x_final) {
     const int layers = config_.model.layers;
-    ops::mix_backward<T>(stream_, a.d_x, {}, {a.n_final, a.rstd_final, a.d_narrow, true}, mixes_.last(a));
+    ops::mix_backward<T>(
+        stream_,
+        {.d_out = a.d_x, .norm = {.n = a.n_final, .rstd = a.rstd_final, .d_n = a.d_narrow, .is_only_path = true}},
+        mixes_.last(a));
     coefficients_.backward(stream_, a.coefficients, layers, a.d_x, a.x_at(layers));
   } else {
     ops::rms_norm_backward<T>(stream_, a.d_x, a.n_final, a.rstd_final, a.d_narrow, false);
@@ -343,7 +348,10 @@ void Model<T>::unet_block_backward(Activations<T>& a, const Feed<T>& feed, bool 
     attention_.backward(stream_, a, feed, {a.d_x}, add, layer);
   }
   const Mat<const T> n = attends ? s.attention.n : s.mlp.n;
-  ops::mix_backward<T>(stream_, a.d_x, a.d_place[layer], {n, attends ? s.attention.rstd : s.mlp.rstd, a.d_narrow},
+  ops::mix_backward<T>(stream_,
+                       {.d_out = a.d_x,
+                        .d_elsewhere = a.d_place[layer],
+                        .norm = {n, attends ? s.attention.rstd : s.mlp.rstd, a.d_narrow}},
                        mixes_.before(a, layer));
 }
 
@@ -383,8 +391,8 @@ void Model<T>::scaled_block_forward(Activations<T>& a, const Feed<T>& feed, int 
 /// `d_stream`: how the gradient of the block's output comes, where it does not lie in d_x. Returns the same of its
 /// input.
 template <class T>
-ops::MixHandover<T> Model<T>::scaled_block_backward(Activations<T>& a, const Feed<T>& feed, bool add,
-                                                    const ops::MixHandover<T>& d_stream, int layer) {
+ops::ScaledGradient<T> Model<T>::scaled_block_backward(Activations<T>& a, const Feed<T>& feed, bool add,
+                                                       const ops::ScaledGradient<T>& d_stream, int layer) {
   const BlockActivations<T>& s = a.block[layer];
   const bool attends = has_attention(config_.model, layer);
   // Its mixes leave the gradients of their sums.
@@ -397,17 +405,22 @@ ops::MixHandover<T> Model<T>::scaled_block_backward(Activations<T>& a, const Fee
     norm = {next.n, next.rstd, next.d_n};
   }
   if (s.mlp_is_read) mlp_.forward(stream_, a, s.mlp_out, false, layer);
-  ops::mix_backward<T>(stream_, a.d_x, attends || s.x_before ? nothing : d_input, norm, mixes_.after_mlp(a, layer),
-                       d_stream);
+  ops::mix_backward<T>(
+      stream_,
+      {.d_out = a.d_x, .d_elsewhere = attends || s.x_before ? nothing : d_input, .norm = norm, .scaled_d_in = d_stream},
+      mixes_.after_mlp(a, layer));
   const BranchGradient<T> elsewhere{a.d_branch};
   const kernels::acc_t<T>* const factor = a.d_branch_factor.data();
   mlp_.backward(stream_, a, plain ? BranchGradient<T>{a.d_x, factor} : elsewhere, add, layer);
   if (attends) {
-    ops::MixHandover<T> handover;
-    if (plain) handover = {a.d_x, mixes_.mlp_residual(layer), s.mlp.n};
+    ops::MixBackward<T> d{
+        .d_out = a.d_x, .d_elsewhere = s.x_before ? nothing : d_input, .norm = {s.mlp.n, s.mlp.rstd, a.d_narrow}};
+    if (plain) {
+      d.scaled_d_in = {a.d_x, mixes_.mlp_residual(layer)};
+      d.g = s.mlp.n;
+    }
     if (s.attention_is_read) attention_.output_again(stream_, a, s.attention_out, layer);
-    ops::mix_backward<T>(stream_, a.d_x, s.x_before ? nothing : d_input, {s.mlp.n, s.mlp.rstd, a.d_narrow},
-                         mixes_.after_attention(a, layer), handover);
+    ops::mix_backward<T>(stream_, d, mixes_.after_attention(a, layer));
     attention_.backward(stream_, a, feed, plain ? BranchGradient<T>{s.mlp.n, factor} : elsewhere, add, layer);
     // Layers that share a norm leave its gradient to the lowest of them.
     const int source = attention_input_of(config_.model, layer);
@@ -418,15 +431,14 @@ ops::MixHandover<T> Model<T>::scaled_block_backward(Activations<T>& a, const Fee
   } else {
     ops::rms_norm_backward<T>(stream_, a.d_x, s.mlp.n, s.mlp.rstd, a.d_narrow, true);
   }
-  if (s.x_before) ops::mix_backward<T>(stream_, a.d_x, d_input, {}, mixes_.before(a, layer));
+  if (s.x_before) {
+    ops::mix_backward<T>(stream_, {.d_out = a.d_x, .d_elsewhere = d_input}, mixes_.before(a, layer));
+  }
   if (!s.hands_on_factor) return {};
-  return {s.mlp.n, mixes_.attention_residual(layer), {}};
+  return {s.mlp.n, mixes_.attention_residual(layer)};
 }
 
-template class Model<Real>;
-#if !NANORUN_CUDA
-template class Model<double>;
-#endif
+NANORUN_INSTANTIATE(class Model);
 
 double flops_per_sequence(const Config& config, const ParameterTable& table, long step) {
   const ModelConfig& model = config.model;

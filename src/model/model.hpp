@@ -94,8 +94,8 @@ class Model {
   void unet_block_backward(Activations<T>& a, const Feed<T>& feed, bool add, int layer);
   bool normed_ahead(const Activations<T>& a, int layer) const;
   void scaled_block_forward(Activations<T>& a, const Feed<T>& feed, int layer);
-  ops::MixHandover<T> scaled_block_backward(Activations<T>& a, const Feed<T>& feed, bool add,
-                                            const ops::MixHandover<T>& d_stream, int layer);
+  ops::ScaledGradient<T> scaled_block_backward(Activations<T>& a, const Feed<T>& feed, bool add,
+                                               const ops::ScaledGradient<T>& d_stream, int layer);
 
   const Config& config_;
   Parameters<T> parameters_;

@@ -29,7 +29,7 @@ std::string block_name(int layer, const char* tensor) { return fmt::format("bloc
 Bounds Bucket::bounds(int ranks) const {
   Bounds bounds(ranks + 1);
   for (int r = 0; r < ranks; ++r) {
-    const bool one_more = (r + ranks - like_before % ranks) % ranks < units % ranks;
+    const bool one_more = (r + ranks - matrices_before % ranks) % ranks < units % ranks;
     bounds[r + 1] = bounds[r] + (units / ranks + (one_more ? 1 : 0)) * unit_size;
   }
   return bounds;
@@ -43,12 +43,12 @@ int layers_from(const ModelConfig& config, int first) {
   return count;
 }
 
-bool alike(const Bucket& a, const Bucket& b) {
+bool same_matrix_shape(const Bucket& a, const Bucket& b) {
   return a.group == Group::matrix && b.group == Group::matrix &&
          std::minmax(a.rows, a.cols) == std::minmax(b.rows, b.cols);
 }
 
-bool read_alike(const Bucket& a, const Bucket& b) { return a.lookup == b.lookup && a.units == b.units; }
+bool same_lookup(const Bucket& a, const Bucket& b) { return a.lookup == b.lookup && a.units == b.units; }
 
 ParameterTable::ParameterTable(const ModelConfig& config) {
   add_matrices(config);
@@ -233,7 +233,7 @@ void ParameterTable::close_bucket(std::size_t unit_size, int layer, Lookup looku
   const std::size_t units = (size_ - bucket_begin_) / unit_size;
   Bucket closed{last.group, layer, bucket_begin_, units, unit_size, last.rows, last.cols, lookup};
   for (const Bucket& bucket : buckets_) {
-    if (alike(bucket, closed)) closed.like_before += bucket.units;
+    if (same_matrix_shape(bucket, closed)) closed.matrices_before += bucket.units;
   }
   buckets_.push_back(closed);
   bucket_begin_ = size_;

@@ -18,7 +18,8 @@
 namespace nanorun {
 
 enum class Init { zero, constant, normal, uniform, sign };
-/// Which update and learning rate a tensor takes: Muon's (matrix), none (fixed), or one of Adam's.
+/// What a tensor is to the model. The optimizer takes its update rule and its default learning rate from that
+/// (src/optimizer/hyperparameters.hpp). Tensors of Group::fixed are not trained.
 enum class Group { matrix, embedding, head, net, scalar, skip, fixed };
 /// What each position of a sequence looks up a row of a table by.
 enum class Lookup { none, token, bigram };
@@ -28,7 +29,7 @@ std::string block_name(int layer, const char* tensor);
 
 struct Parameter {
   std::string name;
-  int matrices = 1;  ///< matrices stacked along the rows, each orthogonalised on its own
+  int matrices = 1;  ///< matrices stacked along the rows, such as those of Q, K and V
   int rows = 1;      ///< of one matrix
   int cols = 1;
   Group group = Group::scalar;
@@ -43,8 +44,8 @@ struct Parameter {
   int shared_cols() const { return group == Group::scalar || group == Group::skip ? 1 : cols; }
 };
 
-/// Consecutive tensors that are reduced, updated and gathered together. Ranks own whole units: a matrix with Muon, a
-/// row or an element with Adam.
+/// Consecutive tensors of one group that are reduced, updated and gathered together. Each rank owns whole units: of
+/// Group::matrix matrices, of tables rows, of learned scalars elements.
 struct Bucket {
   Group group = Group::scalar;
   /// The lowest layer that uses the tensors: config.layers for the head, 0 for the first block, -1 for the embedding.
@@ -55,14 +56,16 @@ struct Bucket {
   std::size_t unit_size = 0;
   int rows = 0;  ///< shape of one matrix (Group::matrix)
   int cols = 0;
-  Lookup lookup = Lookup::none;  ///< of Group::embedding; a unit is a row then
-  std::size_t like_before = 0;   ///< matrices of this shape or its transpose in earlier buckets
+  Lookup lookup = Lookup::none;     ///< of Group::embedding; a unit is a row then
+  std::size_t matrices_before = 0;  ///< of this shape or its transpose, in earlier buckets
 
   std::size_t size() const { return units * unit_size; }
   bool fixed() const { return group == Group::fixed; }
   bool scalars() const { return group == Group::scalar || group == Group::skip; }
-  /// Parts of the ranks, relative to `offset`. Unit counts differ by at most one, also those of matrices of like shapes
-  /// over all buckets.
+  /// Whether gradients can be sums over several steps. The first sequence of each step overwrites those of matrices.
+  bool sums_steps() const { return group != Group::matrix && group != Group::fixed; }
+  /// Parts of the ranks, relative to `offset`. Unit counts differ by at most one, also those of matrices of one shape
+  /// or its transpose over all buckets.
   Bounds bounds(int ranks) const;
 };
 
@@ -71,9 +74,9 @@ struct Bucket {
 int layers_from(const ModelConfig& config, int first);
 
 /// Whether two buckets hold matrices of one shape or its transpose.
-bool alike(const Bucket& a, const Bucket& b);
-/// Whether a sequence reads the same rows of two tables, which have as many.
-bool read_alike(const Bucket& a, const Bucket& b);
+bool same_matrix_shape(const Bucket& a, const Bucket& b);
+/// Whether any sequence reads the same rows of two tables: by the same lookup, from as many rows.
+bool same_lookup(const Bucket& a, const Bucket& b);
 
 /// Rows [first_row, first_row + row_count) of a tensor seen as [total_rows, cols], cols = shared_cols(), which this
 /// rank owns.
@@ -84,6 +87,8 @@ struct OwnedRows {
   std::uint64_t first_row = 0;
   std::uint64_t row_count = 0;
   std::size_t offset = 0;  ///< of the first owned element, counted over all parameters
+
+  std::size_t size() const { return row_count * cols; }
 };
 
 class ParameterTable {

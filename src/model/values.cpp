@@ -1,6 +1,7 @@
 #include "src/model/values.hpp"
 
 #include "src/base/arena.hpp"
+#include "src/base/instantiate.hpp"
 
 namespace nanorun {
 
@@ -95,7 +96,7 @@ void Values<T>::backward(Stream stream, const Activations<T>& a, const DeviceSeq
   const Mat<T>& d_value = a.d_value[value_embedding_of(model_, layer)];
   const Gate<T> gate = this->gate(a, layer);
   if (mixes_by_mudd(model_, layer)) {
-    ops::mix_backward<T>(stream, d_v, {}, {}, mixes_.values(a, layer, {}));
+    ops::mix_backward<T>(stream, {.d_out = d_v}, mixes_.values(a, layer, {}));
   } else {
     ops::fill<acc_t<T>>(stream, elements(gate.gradient), 0);
   }
@@ -128,9 +129,6 @@ void Values<T>::backward_table(Stream stream, const Activations<T>& a, const Dev
                              a.d_value[own], a.value_workspace);
 }
 
-template class Values<Real>;
-#if !NANORUN_CUDA
-template class Values<double>;
-#endif
+NANORUN_INSTANTIATE(class Values);
 
 }  // namespace nanorun

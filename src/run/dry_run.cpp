@@ -6,7 +6,7 @@
 
 #include "src/data/run_data.hpp"
 #include "src/model/params.hpp"
-#include "src/optimizer/update_rules.hpp"
+#include "src/optimizer/hyperparameters.hpp"
 #include "src/run/first_weights.hpp"
 #include "src/run/plan.hpp"
 #include "src/run/report.hpp"

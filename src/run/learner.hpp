@@ -42,7 +42,7 @@ struct Learner {
   ParameterTable table;
   Weights<T> weights;
   TensorComm tensor_comm;
-  TouchedRows rows;  ///< what training tells of it, and then the optimizer uses
+  TouchedRows rows;  ///< training notes the sequences of the next step, the optimizer reads which rows they touch
   TensorArena<kernels::acc_t<T>> gradients;
   Model<T> model;
   Optimizer<T> optimizer;

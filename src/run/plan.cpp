@@ -12,7 +12,9 @@
 #include "src/comm/tensor_comm.hpp"
 #include "src/config/schedule.hpp"
 #include "src/model/model.hpp"
+#include "src/optimizer/hyperparameters.hpp"
 #include "src/optimizer/optimizer.hpp"
+#include "src/optimizer/update_rule.hpp"
 
 namespace nanorun {
 
@@ -52,25 +54,25 @@ std::vector<StagePlan> stages_of(const Config& config, const ParameterTable& tab
 }
 
 /// A rank sends its copies of all parts but its own, then its own part to all others. Of lookup tables only the rows
-/// travel that it has read, at most one for each token; the weights of Adam's tensors travel when they are updated.
+/// travel that it has read, at most one for each token. Weights travel when they are updated.
 double sent_bytes(const Config& config, const ParameterTable& table, int ranks) {
   const double gradient = kernels::wire_bytes<kernels::acc_t<Real>>(config.comm.gradients);
   const double tokens = static_cast<double>(config.train.sequences) / ranks * longest_length(config);
+  const UpdateRules<Real> rules(config);
   double bytes = 0;
   for (const Bucket& bucket : table.buckets()) {
     if (bucket.fixed()) continue;
     const auto units = static_cast<double>(bucket.units), unit = static_cast<double>(bucket.unit_size);
     const double rows = bucket.lookup == Lookup::none ? units : std::min(units, tokens);
     const auto weight = static_cast<double>(weight_bytes(bucket.scalars()));
-    bytes += rows * unit * gradient +
-             units * unit * weight / (bucket.group == Group::matrix ? 1 : config.optimizer.adam_period);
+    bytes += rows * unit * gradient + units * unit * weight / rules.of(bucket.group).period();
   }
   return bytes * (ranks - 1) / ranks;
 }
 
-const char* rule_name(Group group) {
-  if (group == Group::fixed) return "fixed";
-  return group == Group::matrix ? "muon" : "adam";
+const char* rule_name(Rule rule) {
+  if (rule == Rule::fixed) return "fixed";
+  return rule == Rule::muon ? "muon" : "adam";
 }
 
 const char* lookup_name(Lookup lookup) {
@@ -83,22 +85,23 @@ Json shape_of(const Parameter& parameter) {
   return {parameter.matrices, parameter.rows, parameter.cols};
 }
 
-Json bucket_json(const Bucket& bucket) {
-  Json json = {{"rule", rule_name(bucket.group)},
+Json bucket_json(const Config& config, const Bucket& bucket) {
+  const Rule rule = rule_of(config, bucket.group);
+  Json json = {{"rule", rule_name(rule)},
                {"units", bucket.units},
                {"unit_size", bucket.unit_size},
                {"scalars", bucket.scalars()},
                {"lookup", lookup_name(bucket.lookup)},
                {"travels", !bucket.fixed()},
                {"tensors", Json::array()}};
-  if (bucket.group == Group::matrix) json["matrix"] = {bucket.rows, bucket.cols};
+  if (rule == Rule::muon) json["matrix"] = {bucket.rows, bucket.cols};
   return json;
 }
 
-Json buckets_json(const ParameterTable& table) {
+Json buckets_json(const Config& config, const ParameterTable& table) {
   Json list = Json::array();
   for (const Bucket& bucket : table.buckets()) {
-    Json json = bucket_json(bucket);
+    Json json = bucket_json(config, bucket);
     for (const Parameter& p : table.parameters()) {
       if (p.offset < bucket.offset || p.offset >= bucket.offset + bucket.size()) continue;
       json["tensors"].push_back(
@@ -177,7 +180,7 @@ std::string plan_json(const Config& config, const ParameterTable& table, const T
                {"sent_bytes", static_cast<std::uint64_t>(plan.sent_bytes)},
                {"warnings", Json::array()},
                {"notes", Json::array()},
-               {"buckets", buckets_json(table)},
+               {"buckets", buckets_json(config, table)},
                {"deck", to_toml(config)}};
   for (const StagePlan& stage : plan.stages) {
     json["stages"].push_back(

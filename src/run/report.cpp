@@ -18,7 +18,7 @@
 #include "src/config/schedule.hpp"
 #include "src/data/run_data.hpp"
 #include "src/measure/time_left.hpp"
-#include "src/optimizer/update_rules.hpp"
+#include "src/optimizer/hyperparameters.hpp"
 #include "src/run/stop.hpp"
 
 namespace nanorun {

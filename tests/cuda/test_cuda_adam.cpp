@@ -66,7 +66,8 @@ void compare(int n, int first, const AdamOptions& options) {
 }
 
 constexpr AdamOptions rounding(AdamOptions options, bool weights, bool moments) {
-  options.round_weights = weights, options.round_moments = moments;
+  options.round_weights = weights;
+  options.round_moments = moments;
   return options;
 }
 

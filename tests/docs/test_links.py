@@ -67,7 +67,8 @@ class Commits(unittest.TestCase):
     def test_figures_are_of_the_history(self):
         """Commits that figures name, words of seven hexadecimal digits, are there."""
         known = {commit[:7] for commit in self.history()}
-        named = {(page.name, word) for page in (*PAGES, *(ROOT / "inputs").rglob("*.toml"))
+        sources = (*PAGES, *(ROOT / "inputs").rglob("*.toml"), *(ROOT / "docs" / "data").glob("*.csv"))
+        named = {(page.name, word) for page in sources
                  for word in re.findall(r"\b(?=\d*[a-f])(?=[a-f]*\d)[0-9a-f]{7}\b", page.read_text())}
         self.assertGreaterEqual(len(named), 40)
         self.assertEqual([(page, word) for page, word in sorted(named) if word not in known], [])

@@ -1,4 +1,4 @@
-#include "kernels/optimizer/muon.hpp"
+#include "kernels/optimizer/muon_portable.hpp"
 
 #include <gtest/gtest.h>
 

@@ -2,13 +2,14 @@
 """Draws the folders of src/ and kernels/ and which of them include which. Usage: draw_folders.py SOURCE_DIR > FILE.svg
 
 An arrow is left out where others imply it: where a folder includes one through a third. docs/architecture.md shows the
-figure, docs/folders.svg.
+figure, folders.svg.
 """
 
 import sys
 from pathlib import Path
 
-import check_includes
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests"))
+import check_includes  # noqa: E402
 
 # Where a box stands from left to right, in boxes; folders of one row stand beside each other.
 COLUMN = {"src/shard": 1, "src/tokenizer": 1, "src/storage": 1, "src/comm": 0, "src/config": 0, "kernels/linear": 0,

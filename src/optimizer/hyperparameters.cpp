@@ -1,10 +1,8 @@
-#include "src/optimizer/update_rules.hpp"
+#include "src/optimizer/hyperparameters.hpp"
 
 #include <fmt/format.h>
 
 #include <algorithm>
-
-#include "src/config/schedule.hpp"
 
 namespace nanorun {
 
@@ -30,6 +28,17 @@ double group_lr(const OptimizerConfig& o, Group group) {
 
 }  // namespace
 
+Rule rule_of(const Config&, Group group) {
+  switch (group) {
+    case Group::matrix:
+      return Rule::muon;
+    case Group::fixed:
+      return Rule::fixed;
+    default:
+      return Rule::adam;
+  }
+}
+
 bool matches(const std::string& pattern, const std::string& name) {
   // The last star met takes one character more whenever the rest does not fit.
   std::size_t p = 0, n = 0, star = std::string::npos, taken = 0;
@@ -38,7 +47,8 @@ bool matches(const std::string& pattern, const std::string& name) {
       star = p++;
       taken = n;
     } else if (p < pattern.size() && pattern[p] == name[n]) {
-      ++p, ++n;
+      ++p;
+      ++n;
     } else if (star != std::string::npos) {
       p = star + 1;
       n = ++taken;
@@ -61,38 +71,24 @@ const GroupConfig* group_of(const Config& config, const std::string& tensor) {
 
 }  // namespace
 
-UpdateRule update_rule(const Config& config, const Parameter& parameter) {
+Hyperparameters hyperparameters(const Config& config, const Parameter& parameter) {
   const OptimizerConfig& o = config.optimizer;
-  UpdateRule rule{group_lr(o, parameter.group), o.adam_beta1, o.adam_beta2};
+  const Rule rule = rule_of(config, parameter.group);
+  Hyperparameters hyper{rule, group_lr(o, parameter.group), o.adam_beta1, o.adam_beta2};
   if (const GroupConfig* const named = group_of(config, parameter.name)) {
-    rule = {named->lr, named->beta1, named->beta2, named->decay};
+    hyper = {rule, named->lr, named->beta1, named->beta2, named->decay};
   }
-  if (parameter.group == Group::matrix) {
-    rule.decay = o.muon_decay;
-    rule.truncates = o.muon_truncates;
-    return rule;
+  if (rule == Rule::muon) {
+    hyper.decay = o.muon_decay;
+    hyper.truncates = o.muon_truncates;
+    return hyper;
   }
-  // One parameter has one format.
+  // While head and embedding are tied they are one parameter, which has one format.
   const bool tied = config.model.tied_head && config.train.untie_step >= 0 && parameter.name == "embedding";
   const GroupConfig* const formats = group_of(config, tied ? "head" : parameter.name);
-  rule.master = formats != nullptr ? formats->master : o.adam_master;
-  rule.moments = formats != nullptr ? formats->moments : o.adam_moments;
-  return rule;
-}
-
-kernels::AdamOptions adam_options(const Config& config, const UpdateRule& rule, long step) {
-  const double lr = rule.lr * lr_factor(config, step);
-  return {.lr = lr,
-          .beta1 = rule.beta1,
-          .beta2 = rule.beta2,
-          .eps = config.optimizer.adam_eps,
-          .t = (step + 1) / config.optimizer.adam_period,
-          .gradient_scale = 1.0 / config.train.sequences,
-          .decay = lr * lr * rule.decay,
-          .epsilon_hat = config.optimizer.adam_epsilon_hat,
-          .round_weights = rule.master == StateFormat::bf16,
-          .round_moments = rule.moments == StateFormat::bf16,
-          .clears_gradient = true};
+  hyper.master = formats != nullptr ? formats->master : o.adam_master;
+  hyper.moments = formats != nullptr ? formats->moments : o.adam_moments;
+  return hyper;
 }
 
 std::vector<std::string> group_warnings(const Config& config, const ParameterTable& table) {
@@ -101,7 +97,7 @@ std::vector<std::string> group_warnings(const Config& config, const ParameterTab
     const GroupConfig& group = config.group[i];
     const bool rounds = group.master != StateFormat::fp32 || group.moments != StateFormat::fp32;
     const auto muons = std::ranges::find_if(table.parameters(), [&](const Parameter& parameter) {
-      return parameter.group == Group::matrix && group_of(config, parameter.name) == &group;
+      return rule_of(config, parameter.group) == Rule::muon && group_of(config, parameter.name) == &group;
     });
     if (rounds && muons != table.parameters().end()) {
       warnings.push_back(
@@ -114,12 +110,6 @@ std::vector<std::string> group_warnings(const Config& config, const ParameterTab
     }
   }
   return warnings;
-}
-
-int muon_block_rows(const Config& config, const Parameter& parameter, int matrix) {
-  const int heads = config.optimizer.muon_block_heads;
-  const bool queries_or_keys = parameter.matrices == 3 && matrix < 2;
-  return queries_or_keys && heads > 0 ? heads * config.model.head_dim : parameter.rows;
 }
 
 }  // namespace nanorun

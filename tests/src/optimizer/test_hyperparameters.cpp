@@ -1,11 +1,11 @@
-#include "src/optimizer/update_rules.hpp"
+#include "src/optimizer/hyperparameters.hpp"
 
 #include <gtest/gtest.h>
 
 namespace nanorun {
 namespace {
 
-TEST(UpdateRules, StarsStandForAnyCharacters) {
+TEST(Hyperparameters, StarsStandForAnyCharacters) {
   EXPECT_TRUE(matches("bigram", "bigram"));
   EXPECT_FALSE(matches("bigram", "bigram_sign"));
   EXPECT_TRUE(matches("bigram*", "bigram_sign"));
@@ -29,20 +29,34 @@ Config tiny_config() {
   return config;
 }
 
-TEST(UpdateRules, TheFirstGroupThatNamesATensorHasIt) {
+TEST(Hyperparameters, MatricesAreMuonsAndFixedTensorsNobodys) {
+  const Config config = tiny_config();
+  for (const Group group : {Group::embedding, Group::head, Group::net, Group::scalar, Group::skip}) {
+    EXPECT_EQ(rule_of(config, group), Rule::adam);
+  }
+  EXPECT_EQ(rule_of(config, Group::matrix), Rule::muon);
+  EXPECT_EQ(rule_of(config, Group::fixed), Rule::fixed);
+  for (const Parameter& parameter : ParameterTable(config.model).parameters()) {
+    EXPECT_EQ(hyperparameters(config, parameter).rule, rule_of(config, parameter.group)) << parameter.name;
+  }
+}
+
+TEST(Hyperparameters, TheFirstGroupThatNamesATensorHasIt) {
   Config config = tiny_config();
   config.optimizer.muon_decay = 1.5;
   config.group = {{{"embedding"}, 0.1, 0.5, 0.6, 0.7}, {{"*embedding*", "block.*"}, 0.2, 0.3, 0.4, 0.5}};
   const ParameterTable table(config.model);
-  EXPECT_EQ(update_rule(config, table.find("embedding")), (UpdateRule{0.1, 0.5, 0.6, 0.7}));
-  EXPECT_EQ(update_rule(config, table.find("value_embedding.0")), (UpdateRule{0.2, 0.3, 0.4, 0.5}));
+  EXPECT_EQ(hyperparameters(config, table.find("embedding")), (Hyperparameters{Rule::adam, 0.1, 0.5, 0.6, 0.7}));
+  EXPECT_EQ(hyperparameters(config, table.find("value_embedding.0")),
+            (Hyperparameters{Rule::adam, 0.2, 0.3, 0.4, 0.5}));
   // Muon's decay is one for all matrices.
-  EXPECT_EQ(update_rule(config, table.find("block.1.mlp_in")).decay, 1.5);
+  EXPECT_EQ(hyperparameters(config, table.find("block.1.mlp_in")).decay, 1.5);
   const OptimizerConfig& o = config.optimizer;
-  EXPECT_EQ(update_rule(config, table.find("head")), (UpdateRule{o.lr_head, o.adam_beta1, o.adam_beta2, 0}));
+  EXPECT_EQ(hyperparameters(config, table.find("head")),
+            (Hyperparameters{Rule::adam, o.lr_head, o.adam_beta1, o.adam_beta2, 0}));
 }
 
-TEST(UpdateRules, GroupsThatNameNothingAreTold) {
+TEST(Hyperparameters, GroupsThatNameNothingAreTold) {
   Config config = tiny_config();
   config.group = {{{"embedding", "bigram"}, 0.1}, {{"mudd_net.*"}, 0.1}};
   const std::vector<std::string> expected = {"warning: group.0.tensors: no tensor of the model is called bigram",
@@ -50,14 +64,14 @@ TEST(UpdateRules, GroupsThatNameNothingAreTold) {
   EXPECT_EQ(group_warnings(config, ParameterTable(config.model)), expected);
 }
 
-TEST(UpdateRules, FormatsAreAdams) {
+TEST(Hyperparameters, FormatsAreAdams) {
   Config config = tiny_config();
   config.optimizer.adam_moments = StateFormat::bf16;
   config.group = {{{"embedding", "block.*.mlp_in"}, 0.1, 0.5, 0.6, 0.7, StateFormat::bf16, StateFormat::fp32}};
   const ParameterTable table(config.model);
   const auto formats = [&](const char* name) {
-    const UpdateRule rule = update_rule(config, table.find(name));
-    return std::pair(rule.master, rule.moments);
+    const Hyperparameters hyper = hyperparameters(config, table.find(name));
+    return std::pair(hyper.master, hyper.moments);
   };
   constexpr StateFormat fp32 = StateFormat::fp32, bf16 = StateFormat::bf16;
   EXPECT_EQ(formats("embedding"), std::pair(bf16, fp32));
@@ -73,26 +87,15 @@ TEST(UpdateRules, FormatsAreAdams) {
   EXPECT_EQ(formats("embedding"), std::pair(bf16, fp32));
 }
 
-TEST(UpdateRules, OnlyMuonsWeightsAreTruncated) {
+TEST(Hyperparameters, OnlyMuonsWeightsAreTruncated) {
   Config config = tiny_config();
   const ParameterTable table(config.model);
-  EXPECT_FALSE(update_rule(config, table.find("block.0.qkv")).truncates);
+  EXPECT_FALSE(hyperparameters(config, table.find("block.0.qkv")).truncates);
   config.optimizer.muon_truncates = true;
   for (const Parameter& parameter : table.parameters()) {
-    EXPECT_EQ(update_rule(config, parameter).truncates, parameter.group == Group::matrix) << parameter.name;
+    EXPECT_EQ(hyperparameters(config, parameter).truncates, hyperparameters(config, parameter).rule == Rule::muon)
+        << parameter.name;
   }
-}
-
-TEST(UpdateRules, MuonTakesHeadsOfQueriesAndKeysApart) {
-  Config config = tiny_config();
-  const ParameterTable table(config.model);
-  const Parameter& qkv = table.find("block.0.qkv");
-  EXPECT_EQ(muon_block_rows(config, qkv, 0), 16);
-  config.optimizer.muon_block_heads = 1;
-  EXPECT_EQ(muon_block_rows(config, qkv, 0), 8);
-  EXPECT_EQ(muon_block_rows(config, qkv, 1), 8);
-  EXPECT_EQ(muon_block_rows(config, qkv, 2), 16);
-  EXPECT_EQ(muon_block_rows(config, table.find("block.0.mlp_in"), 0), 64);
 }
 
 }  // namespace
