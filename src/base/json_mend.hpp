@@ -7,16 +7,16 @@
 
 namespace nanorun {
 
-/// The text with U+FFFD in place of what is not UTF-8 and of escapes of half a surrogate pair, of which `replaced` is
-/// raised by the number, and 0 in place of numbers, NaN, Infinity and -Infinity. All else is as it was, and is JSON or
-/// is not; it stays where it was, but for what follows replaced bytes.
+/// The text with U+FFFD in place of what is not UTF-8 and of escapes of half a surrogate pair, and with 0 in place of
+/// numbers, NaN, Infinity and -Infinity. All else stays as it was, and may still not be JSON. `replaced` is raised by
+/// the number of U+FFFD. Positions change only behind these.
 std::string mended_json(std::string_view text, std::uint64_t& replaced);
 
 /// Counts the escapes of half a surrogate pair in JSON that comes in parts.
 class HalfPairCounter {
  public:
   void add(std::string_view part);
-  /// Behind the last part.
+  /// Called after the last part.
   void end();
 
   std::uint64_t count() const { return count_; }

@@ -109,7 +109,8 @@ void Watchdog::watch(std::stop_token stop) {
     // Time in which this process itself was stopped is nobody else's fault.
     const Clock::duration pause = Clock::now() - std::exchange(last, Clock::now());
     if (pause > std::chrono::seconds(1)) {
-      since_ += pause, alive += pause;
+      since_ += pause;
+      alive += pause;
       if (at_files_) *at_files_ += pause;
     }
     if (what_ != nullptr && Clock::now() - since_ > timeout_) expire();

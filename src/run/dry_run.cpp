@@ -5,6 +5,7 @@
 #include "src/data/run_data.hpp"
 #include "src/model/params.hpp"
 #include "src/run/first_weights.hpp"
+#include "src/run/log.hpp"
 #include "src/run/report.hpp"
 #include "src/run/run_directory.hpp"
 

@@ -1,4 +1,4 @@
-// Shards from text in the tokens of a tokenizer.
+// Shards of text that a tokenizer encodes.
 
 #include <algorithm>
 #include <map>
@@ -18,9 +18,9 @@ namespace nanorun {
 
 namespace {
 
-constexpr std::uint64_t round_bytes = std::uint64_t{1} << 26;  ///< that a rank encodes before it hears of the others
+constexpr std::uint64_t round_bytes = std::uint64_t{1} << 26;  ///< that a rank encodes between two collectives
 
-/// A file of tokens beside the output, for this command alone, which removes it in the end.
+/// A file of tokens beside the output, of this command alone. The destructor removes it.
 class ScratchFile {
  public:
   static std::string path(const std::string& output, int rank) { return partial_of(name(output, rank)); }
@@ -69,7 +69,8 @@ class ScratchFile {
   std::uint64_t count_ = 0;
 };
 
-/// The files one after the other, each with one byte more than it has, and the part of one rank.
+/// The documents of this rank: of all files one after the other, each counted as one byte longer than it is, so that an
+/// empty file is a document too, the documents that begin in this rank's part.
 class Share {
  public:
   /// Collective: each rank asks for the sizes of its share of the files.
@@ -99,11 +100,12 @@ class Share {
       ++file_;
     }
   }
-  std::string place() const { return documents_->place(); }
-  /// The file that is read.
+  /// File, and line of JSON Lines, of the part that next() returned last.
+  std::string location() const { return documents_->location(); }
+  /// The file that is being read.
   const std::string& path() const { return paths_[std::min(file_, paths_.size() - 1)]; }
 
-  /// Characters of each file's part of this rank that U+FFFD has replaced; of JSON Lines alone.
+  /// For each file the number of characters in this rank's part that U+FFFD has replaced; of JSON Lines alone.
   std::vector<std::uint64_t> replaced() const { return replaced_; }
 
  private:
@@ -119,10 +121,10 @@ class Share {
 
   std::vector<std::string> paths_;
   std::string field_;
-  std::vector<std::uint64_t> starts_;     ///< of each file, and the end of the last
-  std::uint64_t first_ = 0, last_ = 0;    ///< documents that begin here are in the share
-  std::size_t file_ = 0;                  ///< the one that is open, or comes next
-  std::unique_ptr<Documents> documents_;  ///< of it
+  std::vector<std::uint64_t> starts_;     ///< where each file starts, and the end of the last one
+  std::uint64_t first_ = 0, last_ = 0;    ///< documents that begin in [first_, last_) are in the share
+  std::size_t file_ = 0;                  ///< the file that is open, or comes next
+  std::unique_ptr<Documents> documents_;  ///< of the file that is open
   std::vector<std::uint64_t> replaced_;
 };
 
@@ -141,8 +143,8 @@ struct Skipped {
   static constexpr std::size_t most_kinds = 1000;
 
   std::uint64_t count = 0;
-  std::string reasons;                         ///< of the first ones, a line for each, which begins with the place
-  std::map<std::string, std::uint64_t> kinds;  ///< documents of each file and kind of reason
+  std::string reasons;                         ///< a line for each of the first ones; begins with file and line
+  std::map<std::string, std::uint64_t> kinds;  ///< number of documents by file and kind of reason
 
   void add(const std::string& path, const std::string& reason) {
     if (count++ < most_listed) reasons += reason + "\n";
@@ -169,15 +171,15 @@ std::map<std::string, std::uint64_t> sum_kinds(const std::vector<std::string>& o
   return kinds;
 }
 
-/// What a rank makes of its share.
+/// Encodes the share of a rank.
 class Encoder {
  public:
   /// Collective.
   Encoder(Comm& comm, const ShardOptions& options, Tokenizer& tokenizer)
       : share_(comm, options), tokenizer_(tokenizer), skips_(options.skip_bad) {}
 
-  /// Encodes some parts; returns whether more is left. Throws Error(data) for a document that cannot be encoded, unless
-  /// such are passed over.
+  /// Encodes up to round_bytes further bytes; returns whether more are left. Throws Error(data) for a document that
+  /// cannot be encoded, unless such documents are passed over.
   bool encode_round(ScratchFile& scratch) {
     for (std::uint64_t done = 0; done < round_bytes;) {
       try {
@@ -214,7 +216,8 @@ class Encoder {
       scratch.write(tokenizer_.encode(part.text));
     } catch (const Error& error) {
       if (error.code() != ExitCode::data) throw;
-      throw Error(ExitCode::data, fmt::format("{}: {}", share_.place(), error.what()), Scope::this_rank, Cause::damage);
+      throw Error(ExitCode::data, fmt::format("{}: {}", share_.location(), error.what()), Scope::this_rank,
+                  Cause::damage);
     }
     if (part.ends) complete_ = scratch.count();
   }
@@ -222,8 +225,8 @@ class Encoder {
   Share share_;
   Tokenizer& tokenizer_;
   const bool skips_;
-  std::uint64_t complete_ = 0;  ///< tokens of whole documents
-  bool drops_ = false;          ///< what follows of the document that was passed over
+  std::uint64_t complete_ = 0;  ///< number of tokens of complete documents
+  bool drops_ = false;          ///< drops the further parts of a document that was passed over
   Skipped skipped_;
 };
 
@@ -294,11 +297,11 @@ class ScratchStream {
 
  private:
   std::unique_ptr<ScratchFile> own_;
-  std::vector<std::string> paths_;     ///< of each rank
-  std::vector<std::uint64_t> starts_;  ///< first token of each, and the end of the last
+  std::vector<std::string> paths_;     ///< the files, by rank
+  std::vector<std::uint64_t> starts_;  ///< number of the first token of each file, and the end of the last one
 };
 
-/// Collective. Throws on all ranks where one cannot load the tokenizer, or has another than rank 0.
+/// Collective. Throws on all ranks where a rank cannot load the tokenizer, or has another one than rank 0.
 Tokenizer load_tokenizer(Comm& comm, const std::string& path) {
   std::optional<Tokenizer> tokenizer;
   comm.together([&] { tokenizer.emplace(path); });

@@ -1,4 +1,4 @@
-// What the texts of an import are, before the work.
+// Looks at the texts that become shards before the work begins.
 
 #include <algorithm>
 #include <optional>
@@ -16,15 +16,16 @@ namespace nanorun {
 namespace {
 
 constexpr std::uint64_t read_bytes_at_once = std::uint64_t{1} << 20;
-constexpr std::uint64_t round_bytes = std::uint64_t{1} << 28;  ///< that a rank reads before it hears of the others
+constexpr std::uint64_t round_bytes = std::uint64_t{1} << 28;  ///< that a rank reads between two collectives
 constexpr double most_invalid = 0.005;                         ///< share of a file's characters
-/// Of JSON Lines, which programs write, a few characters are no sign of another encoding however short the file is.
+/// In JSON Lines, which programs write, a few such characters are no sign of another encoding, however short the file
+/// is.
 constexpr std::uint64_t few_invalid_of_jsonl = 10;
 /// A few control characters are no sign of a binary file.
 constexpr std::uint64_t few_controls = 10;
-constexpr std::size_t most_lines = 20;  ///< of a report
+constexpr std::size_t most_lines = 20;  ///< that a report has for files
 
-/// Reads every ranks-th of the files, and counts what is no text.
+/// Reads this rank's files, every ranks-th, and counts the characters that text does not have.
 class Inspector {
  public:
   Inspector(Comm& comm, const ShardOptions& options) : options_(options), index_(comm.rank()), stride_(comm.size()) {
@@ -32,7 +33,7 @@ class Inspector {
     controls_.resize(options.inputs.size());
   }
 
-  /// Reads on; returns whether more is left. Throws Error(data).
+  /// Reads up to round_bytes further bytes; returns whether more are left. Throws Error(data).
   bool read_round() {
     std::string part;
     for (std::uint64_t done = 0; done < round_bytes;) {

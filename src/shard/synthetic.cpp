@@ -37,7 +37,10 @@ SyntheticText::SyntheticText(std::uint64_t vocabulary, std::uint64_t end_of_text
   const std::uint64_t words = vocabulary - 1;
   std::vector<std::uint64_t> rest(words);  // weights times words: their mean is the sum of the weights
   std::uint64_t sum = 0;
-  for (std::uint64_t k = 0; k < words; ++k) sum += weight(k), rest[k] = weight(k) * words;
+  for (std::uint64_t k = 0; k < words; ++k) {
+    sum += weight(k);
+    rest[k] = weight(k) * words;
+  }
   std::vector<Word> small, large;
   for (std::uint64_t k = 0; k < words; ++k) (rest[k] < sum ? small : large).push_back(static_cast<Word>(k));
   std::ranges::fill(thresholds_, 1u << fraction_bits);

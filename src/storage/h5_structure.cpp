@@ -162,8 +162,13 @@ void File::examine_dataset(const std::string& name) const {
       read<T>(name, Extent(axes, 0), Extent(axes, 1), {&value, 1});
     });
   };
-  read_one(0.0f), read_one(0.0), read_one(std::uint8_t{}), read_one(std::uint16_t{});
-  read_one(std::int32_t{}), read_one(std::int64_t{}), read_one(std::uint64_t{});
+  read_one(0.0f);
+  read_one(0.0);
+  read_one(std::uint8_t{});
+  read_one(std::uint16_t{});
+  read_one(std::int32_t{});
+  read_one(std::int64_t{});
+  read_one(std::uint64_t{});
 }
 
 void File::examine_group(const std::string& name, int depth) const {
