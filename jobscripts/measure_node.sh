@@ -101,7 +101,7 @@ find_programs() {
 }
 
 # deck_tool ARGUMENT...: what a deck says together with the overrides.
-deck_tool() { "$python" -B "$root/jobscripts/tools/measure_node_deck.py" "$@" -- "${overrides[@]}"; }
+deck_tool() { "$python" -B "$root/jobscripts/tools/node/deck.py" "$@" -- "${overrides[@]}"; }
 
 # Labels name the decks in the tables and their files.
 read_decks() {
@@ -113,7 +113,7 @@ read_decks() {
     label=${label//[^A-Za-z0-9_]/_}
     [[ " ${labels[*]} " != *" $label "* ]] || die 2 "--deck: two decks are called $label"
     labels+=("$label")
-    deck_facts[i]=$(deck_tool facts "${decks[i]}" 2>&1) || die 2 "${deck_facts[i]#measure_node_deck.py: }"
+    deck_facts[i]=$(deck_tool facts "${decks[i]}" 2>&1) || die 2 "${deck_facts[i]#deck.py: }"
     deck_prefixes[i]=$(deck_tool --data "$data" prefixes "${decks[i]}") || exit 2
   done
 }

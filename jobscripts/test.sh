@@ -1,19 +1,35 @@
 #!/usr/bin/env bash
 # Builds everything and runs every test. Where CUDA 13 or newer is installed also builds for GPUs and runs the tests of
-# the CUDA kernels, which are skipped without a GPU. With --asan also the unit tests under the address and
-# undefined-behaviour sanitizers, with --long also the tests that take more than a minute each. Compiles through ccache
-# where that is installed.
+# the CUDA kernels, which are skipped without a GPU. Compiles through ccache where that is installed. Options:
+#   --asan            also the unit tests under the address and undefined-behaviour sanitizers
+#   --compiler clang  also the unit tests of a build by clang
+#   --mpi mpich       also the unit and MPI tests of a build with MPICH
+#   --long            also the tests that take more than a minute each
+#   --quick           no other builds and tests than those that the options above name; without any, the unit and golden
+#                     tests on CPUs. For the machines of forges.
 # shellcheck source=jobscripts/setup.sh
 source "$(dirname "$(realpath -- "${BASH_SOURCE[0]}")")/setup.sh"
 
 presets=()
-long=false
-for argument in "$@"; do
-  case $argument in
+long=false quick=false
+while [[ $# -gt 0 ]]; do
+  case $1 in
     --asan) presets+=(asan) ;;
+    --compiler | --mpi)
+      case "$1 ${2:-}" in
+        "--compiler clang") packages+=(clang) ;;
+        # Beside Open MPI, whose mpirun has the higher priority among Debian's alternatives.
+        "--mpi mpich") packages+=(libmpich-dev libhdf5-mpich-dev) ;;
+        *) die 2 "$1 takes $([[ $1 == --mpi ]] && echo mpich || echo clang), not ${2:-nothing}" ;;
+      esac
+      presets+=("$2")
+      shift
+      ;;
     --long) long=true ;;
-    *) die 2 "unknown argument $argument; usage: test.sh [--asan] [--long]" ;;
+    --quick) quick=true ;;
+    *) die 2 "unknown argument $1; usage: test.sh [--asan] [--compiler clang] [--mpi mpich] [--long] [--quick]" ;;
   esac
+  shift
 done
 
 # The compiler of CUDA 13 or newer: the first on the PATH, or the one where NVIDIA's installer puts it.
@@ -29,27 +45,27 @@ find_nvcc() {
   return 1
 }
 
-# tests/slurm starts a Slurm of its own; a machine that has one already keeps it.
-command -v srun >/dev/null || packages+=(slurmctld slurmd slurm-client munge)
 packages+=(shellcheck clang-format)
-# A launcher of another MPI; mpirun stays that of Open MPI, which has the higher priority among Debian's alternatives.
-packages+=(mpich)
-
-# Tests run exported models in PyTorch.
-packages+=(python3-torch)
-
-# tests/install compiles the sources for ARM too.
-[[ $(uname -m) != x86_64 ]] || packages+=(g++-aarch64-linux-gnu)
+if ! "$quick"; then
+  # tests/slurm starts a Slurm of its own; a machine that has one already keeps it.
+  command -v srun >/dev/null || packages+=(slurmctld slurmd slurm-client munge)
+  # A launcher of another MPI; mpirun stays that of Open MPI, which has the higher priority among Debian's alternatives.
+  packages+=(mpich)
+  # Tests run exported models in PyTorch.
+  packages+=(python3-torch)
+  # tests/install compiles the sources for ARM too.
+  [[ $(uname -m) != x86_64 ]] || packages+=(g++-aarch64-linux-gnu)
+fi
 
 # CMake takes compilers and launchers from these variables when it first configures a build.
 if command -v ccache >/dev/null; then
   export CMAKE_C_COMPILER_LAUNCHER=ccache CMAKE_CXX_COMPILER_LAUNCHER=ccache CMAKE_CUDA_COMPILER_LAUNCHER=ccache
 fi
-if CUDACXX=$(find_nvcc); then
+if ! "$quick" && CUDACXX=$(find_nvcc); then
   export CUDACXX
   presets+=(h100)
 fi
-presets+=(cpu)
+if ! "$quick" || [[ ${#presets[@]} -eq 0 ]]; then presets+=(cpu); fi
 
 # Most tests on CPUs wait for programs and files longer than they compute. Those on GPUs compute longer on the host than
 # on the GPUs that they share.
@@ -58,8 +74,10 @@ for preset in "${presets[@]}"; do
   setup "$preset" all
   tests_at_once=$((processors < 7 ? 5 * processors / 2 : 16))
   [[ $preset != h100 ]] || tests_at_once=$((processors < 4 ? 2 : processors < 16 ? processors / 2 : 8))
-  ctest --preset "$preset" --parallel "$tests_at_once"
+  labels=()
+  ! { "$quick" && [[ $preset == cpu ]]; } || labels=(-L '^(unit|golden)$')
+  ctest --preset "$preset" --parallel "$tests_at_once" "${labels[@]}"
 done
 # A few at a time, since each has many ranks or builds of its own.
 ! "$long" || ctest --preset long --parallel 2
-[[ -n $CUDACXX ]] || say "no CUDA 13 found: the build for GPUs and the tests of the CUDA kernels were left out"
+"$quick" || [[ -n $CUDACXX ]] || say "no CUDA 13 found: the build for GPUs and the tests of the CUDA kernels were left out"

@@ -1,5 +1,5 @@
 #pragma once
-// Dispatcher: callers write ops::<op>(...), and this alias picks the CUDA or the portable implementation.
+// Dispatcher: callers write ops::<op>(...), which picks the CUDA or the portable implementation.
 
 #include "kernels/attention/attention.hpp"
 #include "kernels/attention/attention_composition.hpp"
@@ -27,13 +27,21 @@
 #include "kernels/stream/smear.hpp"
 
 namespace nanorun {
-/// Real: type of a training run's activations and of the weights that GEMMs read. Sums, statistics, master weights and
-/// gradients are acc_t<Real>.
+
+/// The types that ops share, and the ops of this build's implementation. Real: type of a training run's activations and
+/// of the weights that GEMMs read. Sums, statistics, master weights and gradients are acc_t<Real>.
 #if NANORUN_CUDA
-namespace ops = kernels::cuda;
+namespace ops {
+using namespace kernels;
+using namespace kernels::cuda;
+}  // namespace ops
 using Real = kernels::bf16;
 #else
-namespace ops = kernels::portable;
+namespace ops {
+using namespace kernels;
+using namespace kernels::portable;
+}  // namespace ops
 using Real = float;
 #endif
+
 }  // namespace nanorun

@@ -83,6 +83,8 @@ void add_train(CLI::App& app, CommandLine& line) {
   train->add_option("--ranks", line.ranks, "Dry run for this many ranks, whatever number runs it")
       ->check(whole_number(1, std::numeric_limits<int>::max()))
       ->needs(dry_run);
+  train->add_flag("--json", line.json, "Dry run: print its plan, with the tensors of the model, as JSON")
+      ->needs(dry_run);
 }
 
 /// Throws where options of `nanorun shard` do not go together.

@@ -23,6 +23,7 @@ struct CommandLine {
   std::string deck;  ///< train
   std::vector<std::string> overrides;
   bool dry_run = false;
+  bool json = false;         ///< a dry run prints JSON instead of text
   std::optional<int> ranks;  ///< number of ranks that a dry run plans for; absent: as many as run it
 
   ShardOptions shard;  ///< shard

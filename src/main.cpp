@@ -105,7 +105,8 @@ ExitCode train(Context& context, const CommandLine& line) {
   try {
     if (!line.dry_run) return run_training(context, config);
     comm.together([&] {
-      if (comm.root()) plan_training(config, line.ranks.value_or(comm.size()));
+      const PlanFormat format = line.json ? PlanFormat::json : PlanFormat::text;
+      if (comm.root()) plan_training(config, line.ranks.value_or(comm.size()), format);
     });
     return ExitCode::ok;
   } catch (const std::bad_alloc&) {

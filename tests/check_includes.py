@@ -66,6 +66,10 @@ KERNEL_HEADERS = {
 ENDINGS = (".hpp", ".cpp", ".cu", ".cuh")
 
 
+def sources(root):
+    return [p for top in ("src", "kernels") for p in sorted((root / top).rglob("*")) if p.suffix in ENDINGS]
+
+
 def includes_of(path):
     """Number and header of each line that includes one."""
     for number, line in enumerate(path.read_text().splitlines(), 1):
@@ -126,7 +130,7 @@ def circles(headers, root):
 
 def main():
     root = Path(sys.argv[1])
-    files = [p for folder in ("src", "kernels") for p in sorted((root / folder).rglob("*")) if p.suffix in ENDINGS]
+    files = sources(root)
     homeless = [p.relative_to(root) for p in files if str(p.parent.relative_to(root)) not in LEVEL]
     breaches = [f"{file}: its folder has no place among the folders" for file in homeless]
     if not homeless:

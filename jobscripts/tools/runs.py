@@ -130,7 +130,7 @@ def from_metrics(path):
 
 def from_trace(path):
     tool.need("numpy", "h5py")
-    from plot_run import read_trace, train_seconds, updates_before
+    from trace_file import read_trace, train_seconds, updates_before
 
     trace = read_trace(path)
     seconds = [0.0, *map(float, train_seconds(trace))]

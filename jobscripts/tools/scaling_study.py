@@ -37,7 +37,7 @@ def main():
     if arguments.launcher != "none":
         launch(study, arguments.launcher, arguments.program, tool.say)
     tool.need("numpy", "h5py", "matplotlib")  # a login node may lack them
-    from study import analysis, gather, report
+    from study import analysis, gather, plan, report
 
     measurements, missing = gather.gather(study)
     for run, why in missing:
@@ -45,6 +45,7 @@ def main():
     if not measurements:
         tool.say("no run has finished, so there is no report yet")
         return 1
+    plan.require(study, measurements[0].run, arguments.program)
     for path in report.write(analysis.analyse(study, measurements, missing)):
         tool.say(str(path))
     return 1 if missing else 0

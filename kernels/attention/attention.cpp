@@ -270,8 +270,6 @@ void attention_backward(Stream, Mat<acc_t<T>> d_q, Mat<T> d_k, Mat<T> d_v, Mat<c
   template void attention_forward(Stream, Mat<T>, Mat<T>, const AttentionInputs<T>&, const AttentionMask&, Workspace); \
   template void attention_backward(Stream, Mat<T>, Mat<T>, Mat<T>, Mat<const T>, Mat<const T>, Mat<const T>,           \
                                    const AttentionInputs<T>&, const AttentionMask&, Workspace);
-NANORUN_INSTANTIATE(float)
-NANORUN_INSTANTIATE(double)
-#undef NANORUN_INSTANTIATE
+NANORUN_FOR_PORTABLE_TYPES(NANORUN_INSTANTIATE)
 
 }  // namespace nanorun::kernels::portable

@@ -4,6 +4,7 @@
 //   s[q,k] = scale * <q, k>,  p = softmax over the allowed k,  y[q] = sum_k p[q,k] v[k],  lse[q] = log sum exp s[q,k]
 // Shapes: q, k, v, y and their gradients [T, H D] (head-major columns, any row stride); lse [H, T].
 
+#include "kernels/device/op.hpp"
 #include "kernels/device/types.hpp"
 
 namespace nanorun::kernels {
@@ -27,54 +28,39 @@ struct AttentionMask {
   const std::int32_t* query_full = nullptr;
 };
 
-namespace portable {
-
 template <class T>
 struct AttentionInputs {
   Mat<const T> q, k, v;
   int heads = 0;
   acc_t<T> scale = 0;
-  /// Heads h and h + H/2 attend as one: row 2 t + s of head v, v < H/2, is head v + s H/2 of token t. The mask has 2 T
+  /// Heads h and h + H/2 attend as one: row 2 t + s of pair p, p < H/2, is head p + s H/2 of token t. The mask has 2 T
   /// rows then, and lse [H/2, 2 T].
   bool paired = false;
 };
 
-/// Bytes of workspace that either direction needs.
-template <class T>
-std::size_t attention_workspace(int length, int heads, int head_dim);
-
-template <class T>
-void attention_forward(Stream stream, Mat<T> y, Mat<acc_t<T>> lse, const AttentionInputs<T>& in,
-                       const AttentionMask& mask, Workspace workspace);
-
-/// d_q, d_k, d_v = gradients; y and lse are the forward's. d_q, a sum over key blocks, is left unrounded.
-template <class T>
-void attention_backward(Stream stream, Mat<acc_t<T>> d_q, Mat<T> d_k, Mat<T> d_v, Mat<const T> y,
-                        Mat<const acc_t<T>> lse, Mat<const T> d_y, const AttentionInputs<T>& in,
-                        const AttentionMask& mask, Workspace workspace);
-
-}  // namespace portable
-
-/// T = bf16, D = 128, scale > 0; rows and first_key are aligned to 16 bytes; else std::invalid_argument.
-/// d_q lies in panels of d_q_panel columns, [H D / d_q_panel, T, d_q_panel]. All sums have a fixed order. The stream
-/// needs create_sums(). Backward, H T is at most max_attention_rows (limits.hpp), else std::invalid_argument.
 namespace cuda {
-
-using portable::AttentionInputs;
-
+/// Columns of a panel of d_q, which lies in panels: [H D / d_q_panel, T, d_q_panel].
 inline constexpr int d_q_panel = 8;
-
-template <class T>
-std::size_t attention_workspace(int length, int heads, int head_dim);
-
-template <class T>
-void attention_forward(Stream stream, Mat<T> y, Mat<acc_t<T>> lse, const AttentionInputs<T>& in,
-                       const AttentionMask& mask, Workspace workspace);
-
-template <class T>
-void attention_backward(Stream stream, Mat<acc_t<T>> d_q, Mat<T> d_k, Mat<T> d_v, Mat<const T> y,
-                        Mat<const acc_t<T>> lse, Mat<const T> d_y, const AttentionInputs<T>& in,
-                        const AttentionMask& mask, Workspace workspace);
-
 }  // namespace cuda
+
+// CUDA: T = bf16, D = attention_head_dim (limits.hpp), scale > 0; rows and first_key are aligned to 16 bytes; else
+// std::invalid_argument. The stream needs create_sums(). All sums have a fixed order.
+NANORUN_DECLARE_OPS({
+  /// Bytes of workspace that either direction needs.
+  template <class T>
+  std::size_t attention_workspace(int length, int heads, int head_dim);
+
+  template <class T>
+  void attention_forward(Stream stream, Mat<T> y, Mat<acc_t<T>> lse, const AttentionInputs<T>& in,
+                         const AttentionMask& mask, Workspace workspace);
+
+  /// d_q, d_k, d_v = gradients; y and lse are the forward's. d_q, a sum over key blocks, is left unrounded.
+  /// CUDA: d_q lies in panels, see d_q_panel. H T is at most max_attention_rows (limits.hpp), else
+  /// std::invalid_argument.
+  template <class T>
+  void attention_backward(Stream stream, Mat<acc_t<T>> d_q, Mat<T> d_k, Mat<T> d_v, Mat<const T> y,
+                          Mat<const acc_t<T>> lse, Mat<const T> d_y, const AttentionInputs<T>& in,
+                          const AttentionMask& mask, Workspace workspace);
+})
+
 }  // namespace nanorun::kernels

@@ -19,8 +19,15 @@ using namespace sm90;
 
 constexpr int producer_registers = 24, consumer_registers = 240;
 
+/// What a consumer thread holds: of its warpgroup's sᵀ or d_pᵀ [64 keys, step], of either rounded to bf16, of d_k or
+/// d_v [64 keys, head_dim], and of d_q [64 queries, half of head_dim].
+using Pairs = Accumulator<step>;
+using PairsOperand = RegisterOperand<step>;
+using KeySums = Accumulator<tiles.head_dim>;
+using QuerySums = Accumulator<tiles.head_dim / 2>;
+
 /// sᵀ or d_pᵀ: d [64 keys, 64 queries] = a bᵀ, not waited for; a are 64 rows of k or v, b a step's rows of q or d_y.
-__device__ __forceinline__ void start_pairs(float (&d)[32], std::uint32_t a, std::uint32_t b) {
+__device__ __forceinline__ void start_pairs(Pairs& d, std::uint32_t a, std::uint32_t b) {
   const std::uint64_t a_descriptor = smem_descriptor(a), b_descriptor = smem_descriptor(b);
   wgmma_fence();
 #pragma unroll
@@ -33,8 +40,7 @@ __device__ __forceinline__ void start_pairs(float (&d)[32], std::uint32_t a, std
 }
 
 /// d_v or d_k: d [64 keys, head_dim] (+)= a [64 keys, 64 queries] b, not waited for; b are a step's rows of d_y or q.
-__device__ __forceinline__ void start_key_sums(float (&d)[64], const std::uint32_t (&a)[16], std::uint32_t b,
-                                               bool accumulate) {
+__device__ __forceinline__ void start_key_sums(KeySums& d, const PairsOperand& a, std::uint32_t b, bool accumulate) {
   const std::uint64_t b_descriptor = smem_descriptor(b, column_bytes(step));
   wgmma_fence();
 #pragma unroll
@@ -44,8 +50,8 @@ __device__ __forceinline__ void start_key_sums(float (&d)[64], const std::uint32
   wgmma_commit();
 }
 
-/// d_q [64 queries, 64 columns] = d_s k over the block's keys, not waited for.
-__device__ __forceinline__ void start_query_sums(float (&d_q)[32], std::uint32_t d_s, std::uint32_t k_columns) {
+/// d_q [64 queries, half of head_dim] = d_s k over the block's keys, not waited for.
+__device__ __forceinline__ void start_query_sums(QuerySums& d_q, std::uint32_t d_s, std::uint32_t k_columns) {
   const std::uint64_t a_descriptor = smem_descriptor(d_s), b_descriptor = smem_descriptor(k_columns);
   wgmma_fence();
 #pragma unroll
@@ -57,9 +63,9 @@ __device__ __forceinline__ void start_query_sums(float (&d_q)[32], std::uint32_t
 }
 
 /// Sets the scores of forbidden pairs to minus infinity: keys `key` and `key` + 8 outside first_key[q] <= key <= q.
-__device__ __forceinline__ void mask_scores(float (&s)[32], const int* first_key, int key, int query, int column) {
+__device__ __forceinline__ void mask_scores(Pairs& s, const int* first_key, int key, int query, int column) {
 #pragma unroll
-  for (int j = 0; j < 8; ++j) {
+  for (int j = 0; j < step / 8; ++j) {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const int q = 8 * j + column + i, first = first_key[q];
@@ -72,9 +78,9 @@ __device__ __forceinline__ void mask_scores(float (&s)[32], const int* first_key
 }
 
 /// s becomes p, times scale.
-__device__ __forceinline__ void probabilities(float (&s)[32], const float* lse, int column, const Parameters& p) {
+__device__ __forceinline__ void probabilities(Pairs& s, const float* lse, int column, const Parameters& p) {
 #pragma unroll
-  for (int j = 0; j < 8; ++j) {
+  for (int j = 0; j < step / 8; ++j) {
     float2 row = *reinterpret_cast<const float2*>(lse + 8 * j + column);
     row.x = row.x * log2_e - p.log2_scale;
     row.y = row.y * log2_e - p.log2_scale;
@@ -102,9 +108,9 @@ __device__ __forceinline__ void compute_delta(Shared& s, int stage, float* delta
 }
 
 /// d_p becomes d_s = p (d_p - delta).
-__device__ __forceinline__ void softmax_backward(float (&d)[32], const float (&p)[32], const float* delta, int column) {
+__device__ __forceinline__ void softmax_backward(Pairs& d, const Pairs& p, const float* delta, int column) {
 #pragma unroll
-  for (int j = 0; j < 8; ++j) {
+  for (int j = 0; j < step / 8; ++j) {
     const float2 row = *reinterpret_cast<const float2*>(delta + 8 * j + column);
 #pragma unroll
     for (int r = 0; r < 4; r += 2) {
@@ -114,25 +120,25 @@ __device__ __forceinline__ void softmax_backward(float (&d)[32], const float (&p
   }
 }
 
-__device__ __forceinline__ void round_to_operand(std::uint32_t (&a)[16], const float (&x)[32]) {
+__device__ __forceinline__ void round_to_operand(PairsOperand& a, const Pairs& x) {
 #pragma unroll
-  for (int i = 0; i < 16; ++i) a[i] = pack_bf16(x[2 * i], x[2 * i + 1]);
+  for (int i = 0; i < step / 4; ++i) a[i] = pack_bf16(x[2 * i], x[2 * i + 1]);
 }
 
-/// d_q = or += the sums of 64 queries and 64 columns. `to` is this thread's first element, `panel` the floats of a
-/// panel. The eight rows of a panel that a warp adds to are contiguous, or of paired heads, four and four.
+/// d_q = or += the sums of 64 queries and half of head_dim. `to` is this thread's first element, `panel` the floats of
+/// a panel. The eight rows of a panel that a warp adds to are contiguous, or of paired heads, four and four.
 template <int token_rows>
-__device__ __forceinline__ void add_query_sums(float* to, int panel, const float (&sums)[32], bool begin) {
+__device__ __forceinline__ void add_query_sums(float* to, int panel, const QuerySums& sums, bool begin) {
   constexpr int lower_row = 8 / token_rows * d_q_panel;
   if (begin) {
 #pragma unroll
-    for (int j = 0; j < 8; ++j, to += panel) {
+    for (int j = 0; j < tiles.head_dim / 2 / d_q_panel; ++j, to += panel) {
       *reinterpret_cast<float2*>(to) = make_float2(sums[4 * j], sums[4 * j + 1]);
       *reinterpret_cast<float2*>(to + lower_row) = make_float2(sums[4 * j + 2], sums[4 * j + 3]);
     }
   } else {
 #pragma unroll
-    for (int j = 0; j < 8; ++j, to += panel) {
+    for (int j = 0; j < tiles.head_dim / 2 / d_q_panel; ++j, to += panel) {
       atomic_add2(to, sums[4 * j], sums[4 * j + 1]);
       atomic_add2(to + lower_row, sums[4 * j + 2], sums[4 * j + 3]);
     }
@@ -142,7 +148,7 @@ __device__ __forceinline__ void add_query_sums(float* to, int panel, const float
 __device__ __forceinline__ void sync_consumers() { named_barrier_sync(1, tiles.consumers); }
 
 /// Leaves this warpgroup's d_k or d_v in its rows of `tile`, which are not read any more.
-__device__ __forceinline__ void write_keys(const float (&d)[64], float scale, std::byte* tile, int group) {
+__device__ __forceinline__ void write_keys(const KeySums& d, float scale, std::byte* tile, int group) {
   const int lane = threadIdx.x % 32, first_row = group * tiles.half + threadIdx.x % warpgroup_size / 32 * 16;
 #pragma unroll
   for (int i = 0; i < tiles.head_dim / 16; ++i) {
@@ -167,8 +173,8 @@ struct Consumer {
   const int row = first_row + lane / 4;                          ///< this thread's first; the other is row + 8
   const int column = 2 * (lane % 4);                             ///< this thread's first of eight queries
   PipelineState<tiles.stages> tile_at, at;
-  float d_k[64], d_v[64];
-  float pairs[32], d_pairs[32];  ///< s, then p; d_p, then d_s
+  KeySums d_k, d_v;
+  Pairs pairs, d_pairs;  ///< s, then p; d_p, then d_s
 
   __device__ __forceinline__ Consumer(Shared& s, const Parameters& p, int group) : s(s), p(p), group(group) {}
 
@@ -182,7 +188,7 @@ struct Consumer {
   }
 
   /// p and d_s of a step. Leaves d_s in shared memory and in d_s_operand, and issues d_v.
-  __device__ __forceinline__ void differentiate(const KeyTile& t, int i, std::uint32_t (&d_s_operand)[16]) {
+  __device__ __forceinline__ void differentiate(const KeyTile& t, int i, PairsOperand& d_s_operand) {
     const int n = at.stage;
     const bool own = t.own(i);
     if (own) {
@@ -195,7 +201,7 @@ struct Consumer {
       mask_scores(pairs, s.first_key[n], t.block * tiles.block + group * tiles.half + row, i * step, column);
     }
     probabilities(pairs, s.lse[n], column, p);
-    std::uint32_t p_operand[16];
+    PairsOperand p_operand;
     round_to_operand(p_operand, pairs);
     start_key_sums(d_v, p_operand, shared_address(s.d_y[n]), i > t.first);
     wgmma_wait<1>();
@@ -213,10 +219,10 @@ struct Consumer {
   }
 
   /// Adds to d_q and d_k of a step, and completes d_v.
-  __device__ __forceinline__ void sum(const KeyTile& t, int i, const std::uint32_t (&d_s_operand)[16]) {
+  __device__ __forceinline__ void sum(const KeyTile& t, int i, const PairsOperand& d_s_operand) {
     const int m = tile_at.stage, n = at.stage;
     const bool own = t.own(i);
-    float d_q[32];
+    QuerySums d_q;
     start_query_sums(d_q, shared_address(s.d_s[n]), shared_address(s.k[m]) + group * column_bytes(tiles.block));
     start_key_sums(d_k, d_s_operand, shared_address(s.q[n]), i > t.first);
     wgmma_wait<1>();
@@ -224,7 +230,7 @@ struct Consumer {
     wgmma_fence_operand(d_v);
     mbarrier_arrive(s.d_y_empty[n]);
     mbarrier_wait(s.turn[n], at.parity);
-    add_query_sums<token_rows>(p.d_q_row<token_rows>(t.head, group * 64, i * step + row) + column,
+    add_query_sums<token_rows>(p.d_q_row<token_rows>(t.head, group * (tiles.head_dim / 2), i * step + row) + column,
                                p.d_q_panel_size<token_rows>(), d_q, own);
     wgmma_wait<0>();
     wgmma_fence_operand(d_k);
@@ -247,7 +253,7 @@ struct Consumer {
     for (int i = s.tile[0].first;;) {
       const int m = tile_at.stage;
       const KeyTile t = s.tile[m];  // read early and whole; anew each step, as registers are short
-      std::uint32_t d_s_operand[16];
+      PairsOperand d_s_operand;
       differentiate(t, i, d_s_operand);
       sum(t, i, d_s_operand);
       at.advance();

@@ -108,7 +108,7 @@ KOKKOS_FUNCTION void probabilities(const Team& team, Mat<T> p, const AttentionCo
   });
 }
 
-/// out[i] = factor[i,h] x[i], or out[i] += that
+/// out[i] = factor[i,h] x[i], or out[i] += factor[i,h] x[i] with `add`
 template <class T>
 KOKKOS_FUNCTION void scale_rows(const Team& team, Mat<T> out, Mat<T> x, Mat<const T> factor, int h, bool add) {
   for_rows(team, out.rows, [=](int i) {
@@ -156,7 +156,7 @@ KOKKOS_FUNCTION void forward_block(const Team& team, Mat<T> out, Mat<const T> y,
     });
   }
   for (int h = 0; h < heads; ++h) {
-    scale_rows<T>(team, p, a, dc.w2.row_block(b.first, b.rows), h, false);
+    scale_rows<T>(team, p, a, dc.w2.row_block(b.first, b.rows), h, /*add=*/false);
     gemm<T>(team, Op::none, Op::none, 1, p, b.keys_of(dc.in.v, heads, h), 1, b.queries_of(out, heads, h));
   }
 }
@@ -173,7 +173,7 @@ KOKKOS_FUNCTION void values_backward(const Team& team, Mat<T> d_a, Mat<T> a, Mat
     gemm<T>(team, Op::none, Op::transpose, 1, d_out_h, b.keys_of(dc.in.v, heads, h), 0, e);
     scale_rows<T>(team, d_a, e, w2, h, h > 0);
     for_rows(team, b.rows, [=](int i) { d.d_w2.row(b.first + i)[h] += dot(a.row(i), e.row(i), a.cols); });
-    scale_rows<T>(team, p, a, w2, h, false);
+    scale_rows<T>(team, p, a, w2, h, /*add=*/false);
     gemm<T>(team, Op::transpose, Op::none, 1, p, d_out_h, 1, b.keys_of(d.d_v, heads, h));
   }
 }
@@ -256,8 +256,6 @@ void attention_composition_backward(Stream, const AttentionCompositionGradients<
                                               Workspace);                                                     \
   template void attention_composition_backward(Stream, const AttentionCompositionGradients<T>&, Mat<const T>, \
                                                const AttentionComposition<T>&, Workspace);
-NANORUN_INSTANTIATE(float)
-NANORUN_INSTANTIATE(double)
-#undef NANORUN_INSTANTIATE
+NANORUN_FOR_PORTABLE_TYPES(NANORUN_INSTANTIATE)
 
 }  // namespace nanorun::kernels::portable

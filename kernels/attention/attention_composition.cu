@@ -13,14 +13,14 @@ __global__ void __launch_bounds__(threads, 3)
   Tiles& s = *reinterpret_cast<Tiles*>(memory);
   begin_after_previous();
   const Queries queries(dc);
-  float a[64];
+  Band a;
   compose(a, s, dc, queries);
   const int first = warp_index() * warp_rows;
 #pragma unroll 1
   for (int h = 0; h < dc.in.heads; ++h) {
     load_queries(s, y, dc.in.v, h);
     const float w2[] = {dc.w2.row(queries.token[0])[h], dc.w2.row(queries.token[1])[h]};
-    float sums[64] = {};
+    Head sums = {};
 #pragma unroll
     for (int key = 0; key < warp_band; key += 16) {
       std::uint32_t operand[4];

@@ -7,9 +7,10 @@
 // Shapes: q, k, v, y, out [T, H D], head-major, any row stride; w1, w2 [T, H].
 
 #include "kernels/attention/attention.hpp"
+#include "kernels/device/op.hpp"
 #include "kernels/device/types.hpp"
 
-namespace nanorun::kernels::portable {
+namespace nanorun::kernels {
 
 template <class T>
 struct AttentionComposition {
@@ -19,15 +20,6 @@ struct AttentionComposition {
   const std::int32_t* first_key = nullptr;  ///< [T], of the document alone or of any wider mask; never decreases
 };
 
-/// Bytes of workspace that either direction needs.
-template <class T>
-std::size_t attention_composition_workspace(int length, int heads, int window);
-
-/// `out` may be `y`.
-template <class T>
-void attention_composition_forward(Stream stream, Mat<T> out, Mat<const T> y, const AttentionComposition<T>& dc,
-                                   Workspace workspace);
-
 template <class T>
 struct AttentionCompositionGradients {
   Mat<acc_t<T>> d_q;         ///< +=
@@ -35,29 +27,25 @@ struct AttentionCompositionGradients {
   Mat<acc_t<T>> d_w1, d_w2;  ///< +=
 };
 
-/// The gradient of y is d_out itself.
-template <class T>
-void attention_composition_backward(Stream stream, const AttentionCompositionGradients<T>& d, Mat<const T> d_out,
-                                    const AttentionComposition<T>& dc, Workspace workspace);
+// CUDA: T = bf16, D = attention_head_dim, scale > 0, at most max_composition_window keys (limits.hpp), a length that is
+// a multiple of 64; rows of bf16 are aligned to 16 bytes; else std::invalid_argument. Operands of the matrix products
+// are rounded to bf16, their sums are float. Each element of a gradient belongs to one warp, so that all results are
+// reproducible bit for bit.
+NANORUN_DECLARE_OPS({
+  /// Bytes of workspace that either direction needs.
+  template <class T>
+  std::size_t attention_composition_workspace(int length, int heads, int window);
 
-}  // namespace nanorun::kernels::portable
+  /// `out` may be `y`.
+  template <class T>
+  void attention_composition_forward(Stream stream, Mat<T> out, Mat<const T> y, const AttentionComposition<T>& dc,
+                                     Workspace workspace);
 
-/// T = bf16, D = 128, scale > 0, at most 112 keys, a length that is a multiple of 64; rows of bf16 are aligned to 16
-/// bytes; else std::invalid_argument. Operands of the matrix products are rounded to bf16, their sums are float. d_q
-/// lies in panels, as attention_backward leaves it. Each element of a gradient belongs to one warp: all is reproducible
-/// bit for bit.
-namespace nanorun::kernels::cuda {
+  /// The gradient of y is d_out itself.
+  /// CUDA: d_q lies in panels, as attention_backward leaves it.
+  template <class T>
+  void attention_composition_backward(Stream stream, const AttentionCompositionGradients<T>& d, Mat<const T> d_out,
+                                      const AttentionComposition<T>& dc, Workspace workspace);
+})
 
-using portable::AttentionComposition;
-using portable::AttentionCompositionGradients;
-
-template <class T>
-std::size_t attention_composition_workspace(int length, int heads, int window);
-template <class T>
-void attention_composition_forward(Stream stream, Mat<T> out, Mat<const T> y, const AttentionComposition<T>& dc,
-                                   Workspace workspace);
-template <class T>
-void attention_composition_backward(Stream stream, const AttentionCompositionGradients<T>& d, Mat<const T> d_out,
-                                    const AttentionComposition<T>& dc, Workspace workspace);
-
-}  // namespace nanorun::kernels::cuda
+}  // namespace nanorun::kernels

@@ -15,8 +15,6 @@ namespace nanorun::kernels::cuda {
 namespace {
 
 using namespace composition;
-using pack_bf16;
-using shared_address;
 
 /// What the kernel by queries leaves for that by keys.
 struct Scratch {
@@ -49,12 +47,12 @@ __device__ __forceinline__ void round_to_operand(std::uint32_t (&a)[4], const fl
 // By queries
 
 /// d_a and d_w2, from a.
-__device__ __forceinline__ void values_backward(float (&d_a)[64], const float (&a)[64], Tiles& s, const Parameters& p,
+__device__ __forceinline__ void values_backward(Band& d_a, const Band& a, Tiles& s, const Parameters& p,
                                                 const Queries& queries) {
   constexpr int part = warp_band / 2;  // keys, which save registers
   const int rows = warp_index() * warp_rows * row_bytes;
 #pragma unroll
-  for (int i = 0; i < 64; ++i) d_a[i] = 0;
+  for (int i = 0; i < warp_band / 2; ++i) d_a[i] = 0;
 #pragma unroll 1
   for (int h = 0; h < p.dc.in.heads; ++h) {
     load_queries(s, p.d_out, p.dc.in.v, h);
@@ -80,21 +78,21 @@ __device__ __forceinline__ void values_backward(float (&d_a)[64], const float (&
 }
 
 /// scale d_s becomes a sum of k, which d_q takes in. The columns of an mma are a panel of d_q.
-__device__ __forceinline__ void add_query_gradient(const float (&d_s)[64], const Tiles& s, const Parameters& p,
+__device__ __forceinline__ void add_query_gradient(const Band& d_s, const Tiles& s, const Parameters& p,
                                                    const Queries& queries, int head) {
   static_assert(d_q_panel == 8);
   const std::uint32_t band = shared_address(s.band) + warp_index() * warp_rows * row_bytes;
   std::uint32_t operands[warp_band / 16][4];
 #pragma unroll
   for (int i = 0; i < warp_band / 16; ++i) round_to_operand(operands[i], d_s + 8 * i);
-  float sums[64] = {};
+  Head sums = {};
 #pragma unroll
   for (int i = 0; i < warp_band / 16; ++i) add_product(sums, operands[i], band + 16 * i * row_bytes);
   const float scale = p.dc.in.scale;
   const std::size_t panel = static_cast<std::size_t>(p.d_out.rows) * d_q_panel;
   float* to = p.d.d_q.data + head * (head_dim / d_q_panel) * panel + 2 * (lane_index() % 4);
 #pragma unroll
-  for (int j = 0; j < 16; ++j, to += panel) {
+  for (int j = 0; j < head_dim / d_q_panel; ++j, to += panel) {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       float2& x = *reinterpret_cast<float2*>(to + static_cast<std::size_t>(queries.token[r]) * d_q_panel);
@@ -104,19 +102,20 @@ __device__ __forceinline__ void add_query_gradient(const float (&d_s)[64], const
 }
 
 /// d_q, d_w1 and the numbers of each head, from d_a.
-__device__ __forceinline__ void scores_backward(const float (&d_a)[64], Tiles& s, const Parameters& p,
+__device__ __forceinline__ void scores_backward(const Band& d_a, Tiles& s, const Parameters& p,
                                                 const Queries& queries) {
   const bool writes = lane_index() % 4 == 0;
   float product[2] = {};  // of w1' and its gradient
 #pragma unroll 1
   for (int h = 0; h < p.dc.in.heads; ++h) {
     load_queries(s, p.dc.in.q, p.dc.in.k, h);
-    float x[64], log2_sum[2];  // p, then d_s
+    Band x;  // p, then d_s
+    float log2_sum[2];
     probabilities(x, log2_sum, s, queries, p.dc.in.scale);
     const float w1[] = {queries.w1(p.dc, 0, h), queries.w1(p.dc, 1, h)};
     float d_w1[2] = {};
 #pragma unroll
-    for (int i = 0; i < 64; ++i) d_w1[i / 2 % 2] += d_a[i] * x[i];
+    for (int i = 0; i < warp_band / 2; ++i) d_w1[i / 2 % 2] += d_a[i] * x[i];
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       d_w1[r] = row_sum(d_w1[r]);
@@ -127,7 +126,7 @@ __device__ __forceinline__ void scores_backward(const float (&d_a)[64], Tiles& s
       p.scratch.d_w1.row(h)[queries.token[r]] = d_w1[r];
     }
 #pragma unroll
-    for (int i = 0; i < 64; ++i) x[i] *= w1[i / 2 % 2] * (d_a[i] - d_w1[i / 2 % 2]);
+    for (int i = 0; i < warp_band / 2; ++i) x[i] *= w1[i / 2 % 2] * (d_a[i] - d_w1[i / 2 % 2]);
     add_query_gradient(x, s, p, queries, h);
   }
   if (!writes) return;
@@ -142,10 +141,10 @@ __device__ __forceinline__ void scores_backward(const float (&d_a)[64], Tiles& s
 }
 
 /// Leaves a warp's fragments of a or d_a for the kernel by keys.
-__device__ __forceinline__ void store_band(const Mat<float>& to, const float (&x)[64], const Queries& queries) {
+__device__ __forceinline__ void store_band(const Mat<float>& to, const Band& x, const Queries& queries) {
   const int column = 2 * (lane_index() % 4);
 #pragma unroll
-  for (int j = 0; j < 16; ++j) {
+  for (int j = 0; j < warp_band / 8; ++j) {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       *reinterpret_cast<float2*>(to.row(queries.token[r]) + 8 * j + column) =
@@ -159,7 +158,7 @@ __global__ void __launch_bounds__(threads, 2) queries_kernel(const __grid_consta
   Tiles& s = *reinterpret_cast<Tiles*>(memory);
   begin_after_previous();
   const Queries queries(p.dc);
-  float a[64], d_a[64];
+  Band a, d_a;
   compose(a, s, p.dc, queries);
   store_band(p.scratch.a, a, queries);
   values_backward(d_a, a, s, p, queries);
@@ -245,10 +244,10 @@ __device__ __forceinline__ void probabilities(float (&p)[Keys::part / 2], const 
 }
 
 /// a or d_a, transposed: each 16 queries of the band have had their own band of keys.
-__device__ __forceinline__ void load_band(float (&x)[64], const Mat<const float>& from, const Keys& keys) {
+__device__ __forceinline__ void load_band(Band& x, const Mat<const float>& from, const Keys& keys) {
   const int first_query = Queries::first_token() + keys.first + keys.column;
 #pragma unroll
-  for (int i = 0; i < 64; ++i) {
+  for (int i = 0; i < warp_band / 2; ++i) {
     const int query = first_query + i / 4 * 8 + i % 2;
     const int key = max_window - i / 8 * warp_rows + keys.row + i / 2 % 2 * 8;
     x[i] = query < from.rows ? from.row(query)[key] : 0;
@@ -257,12 +256,12 @@ __device__ __forceinline__ void load_band(float (&x)[64], const Mat<const float>
 
 /// d_v, from a.
 __device__ __forceinline__ void values_backward(KeyTiles& s, const Parameters& p, const Keys& keys) {
-  float a[64];
+  Band a;
   load_band(a, p.scratch.a, keys);
 #pragma unroll 1
   for (int h = 0; h < p.dc.in.heads; ++h) {
     load_keys(s, p, {}, p.d_out, p.d.d_v, h);
-    float sums[64] = {};
+    Head sums = {};
 #pragma unroll
     for (int query = 0; query < warp_band; query += 16) {
       float x[8];
@@ -278,12 +277,12 @@ __device__ __forceinline__ void values_backward(KeyTiles& s, const Parameters& p
 
 /// d_k, from d_a.
 __device__ __forceinline__ void scores_backward(KeyTiles& s, const Parameters& p, const Keys& keys) {
-  float d_a[64];
+  Band d_a;
   load_band(d_a, p.scratch.d_a, keys);
 #pragma unroll 1
   for (int h = 0; h < p.dc.in.heads; ++h) {
     load_keys(s, p, p.dc.in.k, p.dc.in.q, p.d.d_k, h);
-    float sums[64] = {};
+    Head sums = {};
 #pragma unroll
     for (int query = 0; query < warp_band; query += Keys::part) {
       float x[Keys::part / 2];  // p, then d_s

@@ -1,11 +1,13 @@
 #pragma once
 // Shared by the kernels of composed heads. A warp has 16 rows, and a band of 128 that holds all that the window lets
 // them meet: its queries and the keys before, or its keys and the queries after. The matrix [16, 128] of a warp lies in
-// its registers as the fragments of 16 mma: a thread's x[4 j + i] is
+// its registers as the fragments of 16 mma: a lane's x[4 j + i] is
 //   row lane / 4 + 8 (i / 2),  column 8 j + 2 (lane % 4) + i % 2.
 // The four warps of a thread block share the rows of one head in shared memory, and go through the heads together.
 
 #include <cmath>
+#include <stdexcept>
+#include <string>
 
 #include "kernels/attention/attention_composition.hpp"
 #include "kernels/device/limits.hpp"
@@ -22,6 +24,12 @@ static_assert(max_window == max_composition_window);
 constexpr int band_rows = own_rows + max_window;  ///< of a thread block
 constexpr int row_bytes = head_dim * static_cast<int>(sizeof(bf16));
 constexpr float log2_e = 1.4426950408889634f;
+
+/// What a lane holds of a warp's matrix [16, cols], see above.
+template <int cols>
+using WarpMatrix = float[cols / 2];
+using Band = WarpMatrix<warp_band>;  ///< of queries and keys
+using Head = WarpMatrix<head_dim>;   ///< of rows of one head
 
 /// Rows of one head. Those of warp w are own[16 w, ...) and band[16 w, ...). Swizzled: see chunk_at().
 struct alignas(128) Tiles {
@@ -96,7 +104,7 @@ __device__ __forceinline__ void outer_product(float (&x)[n], std::uint32_t a, st
 }
 
 /// x [16, head_dim] += a b, of an operand a [16, 16] and 16 rows b.
-__device__ __forceinline__ void add_product(float (&x)[64], const std::uint32_t (&a)[4], std::uint32_t b) {
+__device__ __forceinline__ void add_product(Head& x, const std::uint32_t (&a)[4], std::uint32_t b) {
   const Lane lane = rows_first(b);
 #pragma unroll
   for (int column = 0; column < head_dim; column += 16) {
@@ -146,8 +154,8 @@ __device__ __forceinline__ void load_queries(Tiles& s, const Mat<const bf16>& ow
 }
 
 /// p = probabilities of the head whose q and k are loaded; log2_sum = log2 of sum exp, of scaled scores, in base 2.
-__device__ __forceinline__ void probabilities(float (&p)[64], float (&log2_sum)[2], const Tiles& s,
-                                              const Queries& queries, float scale) {
+__device__ __forceinline__ void probabilities(Band& p, float (&log2_sum)[2], const Tiles& s, const Queries& queries,
+                                              float scale) {
   const int rows = warp_index() * warp_rows * row_bytes, column = 2 * (lane_index() % 4);
   const float scale_log2 = scale * log2_e;
   outer_product(p, shared_address(s.own) + rows, shared_address(s.band) + rows);
@@ -155,7 +163,7 @@ __device__ __forceinline__ void probabilities(float (&p)[64], float (&log2_sum)[
   for (int r = 0; r < 2; ++r) {
     float max = -INFINITY;
 #pragma unroll
-    for (int j = 0; j < 16; ++j) {
+    for (int j = 0; j < warp_band / 8; ++j) {
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
         float& x = p[4 * j + 2 * r + i];
@@ -169,14 +177,14 @@ __device__ __forceinline__ void probabilities(float (&p)[64], float (&log2_sum)[
     const float offset = max * scale_log2;
     float sum = 0;
 #pragma unroll
-    for (int j = 0; j < 16; ++j) {
+    for (int j = 0; j < warp_band / 8; ++j) {
 #pragma unroll
       for (int i = 0; i < 2; ++i) sum += p[4 * j + 2 * r + i] = exp2_fast(p[4 * j + 2 * r + i] * scale_log2 - offset);
     }
     sum = row_sum(sum);
     const float factor = 1 / sum;
 #pragma unroll
-    for (int j = 0; j < 16; ++j) {
+    for (int j = 0; j < warp_band / 8; ++j) {
 #pragma unroll
       for (int i = 0; i < 2; ++i) p[4 * j + 2 * r + i] *= factor;
     }
@@ -185,26 +193,27 @@ __device__ __forceinline__ void probabilities(float (&p)[64], float (&log2_sum)[
 }
 
 /// a = sum of the heads' probabilities with weights w1'.
-__device__ __forceinline__ void compose(float (&a)[64], Tiles& s, const AttentionComposition<bf16>& dc,
+__device__ __forceinline__ void compose(Band& a, Tiles& s, const AttentionComposition<bf16>& dc,
                                         const Queries& queries) {
 #pragma unroll
-  for (int i = 0; i < 64; ++i) a[i] = 0;
+  for (int i = 0; i < warp_band / 2; ++i) a[i] = 0;
 #pragma unroll 1
   for (int h = 0; h < dc.in.heads; ++h) {
     load_queries(s, dc.in.q, dc.in.k, h);
-    float p[64], log2_sum[2];
+    Band p;
+    float log2_sum[2];
     probabilities(p, log2_sum, s, queries, dc.in.scale);
     const float w1[] = {queries.w1(dc, 0, h), queries.w1(dc, 1, h)};
 #pragma unroll
-    for (int i = 0; i < 64; ++i) a[i] += w1[i / 2 % 2] * p[i];
+    for (int i = 0; i < warp_band / 2; ++i) a[i] += w1[i / 2 % 2] * p[i];
   }
 }
 
 /// A warp adds factor x to its 16 rows of a tile, and stores them.
-__device__ __forceinline__ void add_and_store(std::byte* rows, const float (&x)[64], float factor, bf16* to, int ld) {
+__device__ __forceinline__ void add_and_store(std::byte* rows, const Head& x, float factor, bf16* to, int ld) {
   const int lane = lane_index();
 #pragma unroll
-  for (int j = 0; j < 16; ++j) {
+  for (int j = 0; j < head_dim / 8; ++j) {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       auto& pair = *reinterpret_cast<std::uint32_t*>(rows + chunk_at(lane / 4 + 8 * r, j) + lane % 4 * 4);
@@ -213,9 +222,10 @@ __device__ __forceinline__ void add_and_store(std::byte* rows, const float (&x)[
     }
   }
   __syncwarp();
-  const int chunk = lane % 16;
+  constexpr int chunks = row_bytes / 16;
+  const int chunk = lane % chunks;
 #pragma unroll
-  for (int row = lane / 16; row < warp_rows; row += 2) {
+  for (int row = lane / chunks; row < warp_rows; row += warp_size / chunks) {
     *reinterpret_cast<uint4*>(to + static_cast<std::ptrdiff_t>(row) * ld + chunk * 8) =
         *reinterpret_cast<const uint4*>(rows + chunk_at(row, chunk));
   }
@@ -223,14 +233,14 @@ __device__ __forceinline__ void add_and_store(std::byte* rows, const float (&x)[
 
 /// Throws std::invalid_argument unless the CUDA implementation takes these inputs.
 inline void require_composition(const char* op, const AttentionComposition<bf16>& dc) {
-  const auto require = [&](bool holds, const char* what) {
+  const auto require = [&](bool holds, const std::string& what) {
     if (!holds) throw std::invalid_argument(std::string(op) + ": " + what);
   };
   const AttentionInputs<bf16>& in = dc.in;
   require(!in.paired, "heads must not be paired");
-  require(in.heads > 0 && in.q.cols == in.heads * head_dim, "head_dim must be 128");
-  require(in.q.rows % own_rows == 0, "length must be a multiple of 64");
-  require(dc.window > 0 && dc.window <= max_window, "window must be from 1 to 112 keys");
+  require(in.heads > 0 && in.q.cols == in.heads * head_dim, "head_dim must be " + std::to_string(head_dim));
+  require(in.q.rows % own_rows == 0, "length must be a multiple of " + std::to_string(own_rows));
+  require(dc.window > 0 && dc.window <= max_window, "window must be from 1 to " + std::to_string(max_window) + " keys");
   require(in.scale > 0, "scale must be positive");
   for (const Mat<const bf16>* x : {&in.q, &in.k, &in.v}) require_vectors(op, *x);
 }

@@ -21,6 +21,12 @@ constexpr int producer_registers = 40, consumer_registers = 232;
 
 constexpr int stages = 5;
 
+/// What a consumer thread holds: of its warpgroup's scores [64 queries, block], of the probabilities rounded to bf16,
+/// and of y [64 queries, head_dim].
+using Scores = Accumulator<tiles.block>;
+using Probabilities = RegisterOperand<tiles.block>;
+using Values = Accumulator<tiles.head_dim>;
+
 struct QueryTile {
   int head, block;  ///< head -1: no tiles are left
   int key_begin, key_full;
@@ -115,7 +121,7 @@ struct Softmax {
 };
 
 /// s = q kᵀ, not waited for.
-__device__ __forceinline__ void start_scores(float (&s)[64], std::uint32_t q, std::uint32_t k) {
+__device__ __forceinline__ void start_scores(Scores& s, std::uint32_t q, std::uint32_t k) {
   const std::uint64_t q_descriptor = smem_descriptor(q), k_descriptor = smem_descriptor(k);
   wgmma_fence();
 #pragma unroll
@@ -127,7 +133,7 @@ __device__ __forceinline__ void start_scores(float (&s)[64], std::uint32_t q, st
 }
 
 /// y (+)= p v, not waited for.
-__device__ __forceinline__ void start_values(float (&y)[64], std::uint32_t (&p)[32], std::uint32_t v, bool accumulate) {
+__device__ __forceinline__ void start_values(Values& y, Probabilities& p, std::uint32_t v, bool accumulate) {
   const std::uint64_t v_descriptor = smem_descriptor(v, column_bytes(tiles.block));
   wgmma_fence();
 #pragma unroll
@@ -137,7 +143,7 @@ __device__ __forceinline__ void start_values(float (&y)[64], std::uint32_t (&p)[
   wgmma_commit();
 }
 
-/// Of this thread's 32 columns 0, 1, 8, 9 ... (+ 2 (threadIdx.x % 4)) of a row of scores, how many lie before `column`.
+/// Of this thread's columns 0, 1, 8, 9 ... (+ 2 (threadIdx.x % 4)) of a row of scores, how many lie before `column`.
 __device__ __forceinline__ int columns_before(int column) {
   const int x = min(max(column, 0), tiles.block);
   return x / 8 * 2 + min(max(x % 8 - 2 * static_cast<int>(threadIdx.x % 4), 0), 2);
@@ -147,13 +153,14 @@ __device__ __forceinline__ int columns_before(int column) {
 __device__ __forceinline__ std::uint32_t bits_from(int n) { return __funnelshift_lc(0u, ~0u, n); }
 
 /// Sets the scores of forbidden pairs to minus infinity: keys k of block b outside first_key <= k <= row.
-__device__ __forceinline__ void mask_scores(float (&s)[64], const int* first_key, int row, int b) {
+__device__ __forceinline__ void mask_scores(Scores& s, const int* first_key, int row, int b) {
+  static_assert(tiles.block / 4 == 32, "a bit for each of this thread's columns");
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     const int begin = first_key[8 * r] - b * tiles.block, end = row + 8 * r + 1 - b * tiles.block;
     const std::uint32_t allowed = bits_from(columns_before(begin)) & ~bits_from(columns_before(end));
 #pragma unroll
-    for (int j = 0; j < 16; ++j) {
+    for (int j = 0; j < tiles.block / 8; ++j) {
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
         if (!(allowed >> (2 * j + i) & 1)) s[4 * j + 2 * r + i] = -INFINITY;
@@ -163,12 +170,12 @@ __device__ __forceinline__ void mask_scores(float (&s)[64], const int* first_key
 }
 
 /// Online softmax: s becomes exp(scale (s - max)), with the running maximum and sum of each row.
-__device__ __forceinline__ void online_softmax(float (&s)[64], Softmax& rows, float scale_log2) {
+__device__ __forceinline__ void online_softmax(Scores& s, Softmax& rows, float scale_log2) {
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     float max = rows.max[r];
 #pragma unroll
-    for (int j = 0; j < 16; ++j) max = fmaxf(max, fmaxf(s[4 * j + 2 * r], s[4 * j + 2 * r + 1]));
+    for (int j = 0; j < tiles.block / 8; ++j) max = fmaxf(max, fmaxf(s[4 * j + 2 * r], s[4 * j + 2 * r + 1]));
     max = fmaxf(max, __shfl_xor_sync(0xFFFFFFFF, max, 1));
     max = fmaxf(max, __shfl_xor_sync(0xFFFFFFFF, max, 2));
     const float offset = max * scale_log2;
@@ -176,7 +183,7 @@ __device__ __forceinline__ void online_softmax(float (&s)[64], Softmax& rows, fl
     rows.max[r] = max;
     float sum = 0;
 #pragma unroll
-    for (int j = 0; j < 16; ++j) {
+    for (int j = 0; j < tiles.block / 8; ++j) {
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
         float& x = s[4 * j + 2 * r + i];
@@ -188,14 +195,14 @@ __device__ __forceinline__ void online_softmax(float (&s)[64], Softmax& rows, fl
   }
 }
 
-__device__ __forceinline__ void round_to_operand(std::uint32_t (&p)[32], const float (&s)[64]) {
+__device__ __forceinline__ void round_to_operand(Probabilities& p, const Scores& s) {
 #pragma unroll
-  for (int i = 0; i < 32; ++i) p[i] = pack_bf16(s[2 * i], s[2 * i + 1]);
+  for (int i = 0; i < tiles.block / 4; ++i) p[i] = pack_bf16(s[2 * i], s[2 * i + 1]);
 }
 
-__device__ __forceinline__ void scale_rows(float (&y)[64], const float (&factor)[2]) {
+__device__ __forceinline__ void scale_rows(Values& y, const float (&factor)[2]) {
 #pragma unroll
-  for (int i = 0; i < 64; ++i) y[i] *= factor[i / 2 % 2];
+  for (int i = 0; i < tiles.head_dim / 2; ++i) y[i] *= factor[i / 2 % 2];
 }
 
 /// Ping-pong scheduling by named barriers 1 and 2: whose turn it is to issue wgmma. (FlashAttention-3:
@@ -211,7 +218,7 @@ __device__ __forceinline__ int row_of(int group) {
 }
 
 /// Epilogue: divides y by the row sums, writes lse, and leaves y in this warpgroup's rows of q, which have been read.
-__device__ __forceinline__ void write_tile(float (&y)[64], const Softmax& rows, Shared& s, const Parameters& p,
+__device__ __forceinline__ void write_tile(Values& y, const Softmax& rows, Shared& s, const Parameters& p,
                                            const QueryTile& t, int stage, int group) {
   const int lane = threadIdx.x % 32, first_row = group * tiles.half + threadIdx.x % warpgroup_size / 32 * 16;
   float inverse[2];
@@ -245,8 +252,9 @@ struct Consumer {
   const Parameters& p;
   const int group;
   const float scale_log2 = p.scale * log2_e;
-  float y[64], scores[64];
-  std::uint32_t probabilities[32];
+  Values y;
+  Scores scores;
+  Probabilities probabilities;
   Softmax rows;
   PipelineState<tiles.stages> q_at;
   PipelineState<stages> at;

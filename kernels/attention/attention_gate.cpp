@@ -108,8 +108,6 @@ void attention_gate_backward(Stream, Mat<T> d_x, Mat<T> d_u, Mat<acc_t<T>> d_w, 
   template void attention_gate_forward(Stream, Mat<T>, const GateInputs<T>&, Mat<const T>);                            \
   template void attention_gate_backward(Stream, Mat<T>, Mat<T>, Mat<T>, Mat<const T>, Mat<const T>,                    \
                                         const GateInputs<T>&, Mat<const T>);
-NANORUN_INSTANTIATE(float)
-NANORUN_INSTANTIATE(double)
-#undef NANORUN_INSTANTIATE
+NANORUN_FOR_PORTABLE_TYPES(NANORUN_INSTANTIATE)
 
 }  // namespace nanorun::kernels::portable

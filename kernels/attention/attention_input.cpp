@@ -1,8 +1,7 @@
-#include "kernels/attention/attention_input.hpp"
-
 #include <cassert>
 #include <cmath>
 
+#include "kernels/attention/attention_input_portable.hpp"
 #include "kernels/device/portable.hpp"
 
 namespace nanorun::kernels::portable {
@@ -197,8 +196,6 @@ void attention_input_backward(Stream, Mat<T> d_qkv, const ValueMixGradients<T>& 
   template void attention_input_backward(Stream, Mat<T>, const ValueMixGradients<T>&, Mat<const T>, Mat<const T>, \
                                          Mat<const T>, Mat<const T>, Mat<const T>, Mat<const T>, Mat<const T>,    \
                                          const Rotary<T>&, const ValueMix<T>&);
-NANORUN_INSTANTIATE(float)
-NANORUN_INSTANTIATE(double)
-#undef NANORUN_INSTANTIATE
+NANORUN_FOR_PORTABLE_TYPES(NANORUN_INSTANTIATE)
 
 }  // namespace nanorun::kernels::portable

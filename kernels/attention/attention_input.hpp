@@ -7,23 +7,25 @@
 // Shapes: qkv [T, 3 H D] (columns: all of q, then k, then v; head-major); qk = [q' k'] [T, 2 H D]; v', v, u [T, H D];
 // cos, sin [T, D/2]; rstd [T, 2 H] (q heads, then k heads), the factors 1 / sqrt(mean square + eps) of the norms.
 //
-// With a key offset, keys take their still dims, j in [D/4, D/2) and [3 D/4, D), from the token before. qk then has a
-// row more: its row t + 1 holds the still dims of k'[t], and row 0 those of k'[0] too. Attention reads the first T
-// rows.
+// With a key offset, keys take their still dims, j in [D/4, D/2) and [3 D/4, D), from the token before. qk then has T +
+// 1 rows: row t + 1 holds the still dims of k'[t], and row 0 those of k'[0] too. Attention reads the first T rows.
+//
+// The forward direction is part of the projection, see attention_projection.hpp.
 
+#include "kernels/device/op.hpp"
 #include "kernels/device/types.hpp"
 
-namespace nanorun::kernels::portable {
+namespace nanorun::kernels {
 
 /// Value mix with a second source u: a table of value embeddings, or the values of the first block.
 template <class T>
 struct ValueMix {
-  /// lambda [2]: (l0, l1); with `interpolate` lambda [1] = l and (l0, l1) = (1 - l, l); with `unit_source` lambda [1] =
-  /// l0, and l1 = 1.
+  /// (l0, l1) = (lambda[0], lambda[1]), or (1 - lambda[0], lambda[0]) with `interpolate`, or (lambda[0], 1) with
+  /// `unit_source`.
   const acc_t<T>* lambda = nullptr;
   bool interpolate = false;
-  /// u[t] = source[index[t]], or source[t] where index is null. With a null source v' = l0 * v. The gradient of u stays
-  /// one of positions: it goes through no index.
+  /// u[t] = source[index[t]], or source[t] where index is null. With a null source v' = l0 * v. The gradient of u is
+  /// per position: it is not summed by index.
   Mat<const T> source;
   const Token* index = nullptr;
   bool unit_source = false;
@@ -37,7 +39,7 @@ struct ValueMix {
     if (unit_source) return {lambda[0], 1};
     return {lambda[0], lambda[1]};
   }
-  /// The gradient of l0, from the sum of <d v', v> over what the backward pass has as v: with `in_place` v' = l0 v.
+  /// The gradient of l0, from the sum of <d v', v>. With `in_place` the backward pass has v' = l0 v for v.
   template <class A>
   constexpr A gradient_of_l0(A sum) const {
     if (!in_place) return sum;
@@ -65,50 +67,29 @@ struct Rotary {
   bool paired = false;
   bool key_offset = false;  ///< D is a multiple of 4
 
-  /// Row of cos and sin. The heads of the keys may be counted on from those of the queries: H is even where `paired`.
+  /// Row of cos and sin. Heads of keys may be numbered from 0 or from H: H is even where `paired`.
   constexpr int row(int t, int head) const { return paired ? 2 * t + head % 2 : t; }
 };
 
-/// cos[t,j] = cos(frequency[j] t), and sin likewise, computed in double. frequency [D/2], in radians per position, lies
-/// in the tensors' memory.
-template <class A>
-void rotary_table(Stream stream, Mat<A> cos, Mat<A> sin, Vec<const double> frequency);
+NANORUN_DECLARE_OPS({
+  /// cos[t,j] = cos(frequency[j] t), and sin likewise, computed in double. frequency [D/2], in radians per position,
+  /// lies in the tensors' memory.
+  /// CUDA: A = float. The last place may differ from the portable implementation's.
+  template <class A>
+  void rotary_table(Stream stream, Mat<A> cos, Mat<A> sin, Vec<const double> frequency);
 
-/// `qk` may be the first 2 H D columns of `qkv`, and v_mixed with `in_place` the last H D. The further row of a key
-/// offset gets the still dims of keys alone.
-template <class T>
-void attention_input_forward(Stream stream, Mat<T> qk, Mat<T> v_mixed, Mat<acc_t<T>> rstd, Mat<const T> qkv,
-                             const Rotary<T>& rotary, const ValueMix<T>& mix, double eps);
+  /// d_qkv = gradient of qkv. d_q, d_k and d_v [T, H D] are the gradients of what attention reads; d_v_extra [T, H D]
+  /// is added to d_v unless null. `qk` and `rstd` are the forward's; v is the value part of its qkv, in which v' lies
+  /// with `in_place`. With `in_place` and l0 = 0 the gradient of l0 is 0. `d_k` may be the middle H D columns of
+  /// `d_qkv` unless keys are offset, and `d_v` the last. With `unit_source` the source is not read. CUDA: T = bf16;
+  /// rows are whole 16-byte vectors; D is a power of two from 16 to 512, with a key offset from 32; else
+  /// std::invalid_argument. d_q lies in panels, as attention_backward leaves it. All sums have a fixed order. The
+  /// stream needs create_sums().
+  template <class T>
+  void attention_input_backward(Stream stream, Mat<T> d_qkv, const ValueMixGradients<T>& d_mix, Mat<const T> qk,
+                                Mat<const acc_t<T>> rstd, Mat<const T> v, Mat<const acc_t<T>> d_q, Mat<const T> d_k,
+                                Mat<const T> d_v, Mat<const T> d_v_extra, const Rotary<T>& rotary,
+                                const ValueMix<T>& mix);
+})
 
-/// d_qkv = gradient of qkv, where d_q, d_k and d_v [T, H D] are the gradients of what attention reads; d_v_extra
-/// [T, H D] is added to d_v unless null. `qk` and `rstd` are the forward's; v is the value part of its qkv. Of v' in
-/// place of v with l0 = 0 the gradient of l0 is 0. `d_k` may be the middle H D columns of `d_qkv` unless keys are
-/// offset, and `d_v` the last. With `unit_source` the source is not read.
-template <class T>
-void attention_input_backward(Stream stream, Mat<T> d_qkv, const ValueMixGradients<T>& d_mix, Mat<const T> qk,
-                              Mat<const acc_t<T>> rstd, Mat<const T> v, Mat<const acc_t<T>> d_q, Mat<const T> d_k,
-                              Mat<const T> d_v, Mat<const T> d_v_extra, const Rotary<T>& rotary,
-                              const ValueMix<T>& mix);
-
-}  // namespace nanorun::kernels::portable
-
-namespace nanorun::kernels::cuda {
-
-using portable::Rotary;
-using portable::ValueMix;
-using portable::ValueMixGradients;
-
-/// A = float. The last place may differ from the portable implementation's.
-template <class A>
-void rotary_table(Stream stream, Mat<A> cos, Mat<A> sin, Vec<const double> frequency);
-
-/// T = bf16; rows are whole 16-byte vectors, D is a power of two from 16 to 512, with a key offset from 32; else
-/// std::invalid_argument. d_q lies in panels, as attention_backward leaves it. All sums have a fixed order. The stream
-/// needs create_sums(). The forward direction is fused into the projection, see attention_projection.hpp.
-template <class T>
-void attention_input_backward(Stream stream, Mat<T> d_qkv, const ValueMixGradients<T>& d_mix, Mat<const T> qk,
-                              Mat<const acc_t<T>> rstd, Mat<const T> v, Mat<const acc_t<T>> d_q, Mat<const T> d_k,
-                              Mat<const T> d_v, Mat<const T> d_v_extra, const Rotary<T>& rotary,
-                              const ValueMix<T>& mix);
-
-}  // namespace nanorun::kernels::cuda
+}  // namespace nanorun::kernels

@@ -1,5 +1,7 @@
 #include "kernels/attention/attention_projection.hpp"
 
+#include "kernels/attention/attention_input_portable.hpp"
+#include "kernels/device/portable.hpp"
 #include "kernels/linear/matmul.hpp"
 
 namespace nanorun::kernels::portable {
@@ -11,9 +13,9 @@ void attention_projection_forward(Stream stream, Mat<T> qkv, Mat<T> v_mixed, Mat
   attention_input_forward<T>(stream, qkv.col_block(0, 2 * v_mixed.cols), v_mixed, rstd, qkv, rotary, mix, eps);
 }
 
-template void attention_projection_forward(Stream, Mat<float>, Mat<float>, Mat<float>, Mat<const float>,
-                                           Mat<const float>, const Rotary<float>&, const ValueMix<float>&, double);
-template void attention_projection_forward(Stream, Mat<double>, Mat<double>, Mat<double>, Mat<const double>,
-                                           Mat<const double>, const Rotary<double>&, const ValueMix<double>&, double);
+#define NANORUN_INSTANTIATE(T)                                                                           \
+  template void attention_projection_forward(Stream, Mat<T>, Mat<T>, Mat<T>, Mat<const T>, Mat<const T>, \
+                                             const Rotary<T>&, const ValueMix<T>&, double);
+NANORUN_FOR_PORTABLE_TYPES(NANORUN_INSTANTIATE)
 
 }  // namespace nanorun::kernels::portable

@@ -186,7 +186,9 @@ void attention_projection_forward(Stream stream, Mat<T> qkv, Mat<T> v_mixed, Mat
   constexpr const char* name = "attention_projection_forward";
   const int width = v_mixed.cols;
   assert(qkv.cols == 3 * width && w.rows == 3 * width && qkv.rows == x.rows + (rotary.key_offset ? 1 : 0));
-  if (width != rotary.heads * head_dim) throw std::invalid_argument(std::string(name) + ": heads must be 128 wide");
+  if (width != rotary.heads * head_dim) {
+    throw std::invalid_argument(std::string(name) + ": heads must be " + std::to_string(head_dim) + " wide");
+  }
   if (rotary.paired && rotary.heads % 2 != 0) throw std::invalid_argument(std::string(name) + ": a head has no pair");
   require_vectors(name, rotary.cos);
   require_vectors(name, rotary.sin);

@@ -115,13 +115,15 @@ struct Counters {
 
 /// Throws std::invalid_argument unless the CUDA implementation takes these shapes.
 inline void require_attention(const AttentionInputs<bf16>& in, const AttentionMask& mask, Mat<const float> lse) {
-  const auto require = [](bool holds, const char* what) {
-    if (!holds) throw std::invalid_argument(std::string("attention: ") + what);
+  const auto require = [](bool holds, const std::string& what) {
+    if (!holds) throw std::invalid_argument("attention: " + what);
   };
   const int rows = rows_of_token(in);
   require(in.heads % rows == 0, "an odd number of heads cannot be paired");
-  require(in.heads > 0 && in.q.cols == in.heads * attention_tiles().head_dim, "head_dim must be 128");
-  require(mask.length > 0 && mask.length % attention_block == 0, "length must be a positive multiple of 128");
+  require(in.heads > 0 && in.q.cols == in.heads * attention_tiles().head_dim,
+          "head_dim must be " + std::to_string(attention_head_dim));
+  require(mask.length > 0 && mask.length % attention_block == 0,
+          "length must be a positive multiple of " + std::to_string(attention_block));
   require(in.q.rows * rows == mask.length && lse.cols == mask.length, "mask and tensors differ in length");
   require(in.scale > 0, "scale must be positive");
   require(reinterpret_cast<std::uintptr_t>(mask.first_key) % 16 == 0, "first_key must be aligned to 16 bytes");

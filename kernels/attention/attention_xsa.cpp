@@ -106,8 +106,6 @@ void attention_xsa_backward(Stream, const AttentionXsaGradients<T>& d, Mat<T> ou
   template void attention_xsa_forward(Stream, Mat<T>, const AttentionXsa<T>&);                        \
   template void attention_xsa_backward(Stream, const AttentionXsaGradients<T>&, Mat<T>, Mat<const T>, \
                                        const AttentionXsa<T>&);
-NANORUN_INSTANTIATE(float)
-NANORUN_INSTANTIATE(double)
-#undef NANORUN_INSTANTIATE
+NANORUN_FOR_PORTABLE_TYPES(NANORUN_INSTANTIATE)
 
 }  // namespace nanorun::kernels::portable

@@ -165,7 +165,7 @@ class Stopwatch {
 
 class Blas {
  public:
-  explicit Blas(bool reproducible) : reproducible_(reproducible) {
+  explicit Blas(Gemms gemms) : reproducible_(gemms == Gemms::reproducible) {
     check(cublasLtCreate(&handle_), "cublasLtCreate");
     const cudaError_t status = cudaMalloc(&workspace_, workspace_bytes + sizeof betas);
     if (status != cudaSuccess) cublasLtDestroy(handle_);
@@ -293,7 +293,7 @@ Operand operand(Mat<T> m, Op op = Op::none) {
 
 }  // namespace
 
-void create_blas(Stream& stream, bool reproducible) { stream.blas = new Blas(reproducible); }
+void create_blas(Stream& stream, Gemms gemms) { stream.blas = new Blas(gemms); }
 
 void destroy_blas(Stream& stream) {
   delete static_cast<Blas*>(stream.blas);
@@ -318,6 +318,5 @@ NANORUN_INSTANTIATE(bf16, bf16, bf16)
 NANORUN_INSTANTIATE(bf16, bf16, float)
 NANORUN_INSTANTIATE(e4m3, e4m3, bf16)
 NANORUN_INSTANTIATE(e5m2, e4m3, bf16)
-#undef NANORUN_INSTANTIATE
 
 }  // namespace nanorun::kernels::cuda

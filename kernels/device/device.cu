@@ -95,7 +95,7 @@ Stream create_stream(Gemms gemms) {
   check(cudaStreamCreateWithFlags(&handle, cudaStreamNonBlocking), "cudaStreamCreateWithFlags");
   Stream stream{handle};
   if (gemms == Gemms::none) return stream;
-  create_blas(stream, gemms == Gemms::reproducible);
+  create_blas(stream, gemms);
   create_sums(stream);
   return stream;
 }

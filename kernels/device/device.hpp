@@ -6,6 +6,7 @@
 #include <chrono>
 #include <string>
 
+#include "kernels/device/op.hpp"
 #include "kernels/device/types.hpp"
 
 namespace nanorun::kernels {
@@ -16,87 +17,34 @@ void start_kokkos(int device);
 /// Does nothing where Kokkos was not started.
 void stop_kokkos();
 
-/// How the algorithms of a stream's GEMMs are chosen, see kernels/device/cublas.hpp: the fastest of each shape, or
-/// always the same. Portable builds have no choice.
+/// How the algorithms of a stream's GEMMs are chosen, see kernels/device/cublas.hpp: `timed` takes the fastest of each
+/// shape, `reproducible` always the same. Portable builds have no choice.
 enum class Gemms { none, timed, reproducible };
 
-/// Of the Kokkos that the portable implementations run on, and where: "3.7.1, Serial".
+/// Version and execution space of the Kokkos that the portable implementations run on: "3.7.1, Serial".
 std::string kokkos_version();
 
 /// Whether the limits on this process leave room for the buffers that OpenBLAS allocates in its first GEMM. Without
 /// room OpenBLAS would retry for ever. Call it after start_kokkos().
 bool room_for_blas_buffers();
 
+// What the device of each implementation is:
+//   on_host        whether tensors lie in host memory
+//   runtime_bytes  upper bound of the device memory that driver and libraries take beside allocate(), in bytes
+//   Event          a point on a stream, once recorded
+
 namespace portable {
 
-/// Whether tensors lie in host memory: not where Kokkos has a backend for devices.
 #if NANORUN_KOKKOS_DEVICE
 inline constexpr bool on_host = false;
 #else
 inline constexpr bool on_host = true;
 #endif
-/// Upper bound of the device memory that driver and libraries take beside allocate(), in bytes.
 inline constexpr std::size_t runtime_bytes = 0;
 
-/// A point on a stream, once recorded.
 struct Event {
   std::chrono::steady_clock::time_point time;
 };
-
-/// The functions up to use_device() allocate nothing on a device. 0 also where the driver is missing or too old.
-int device_count();
-/// The same text for the same physical device in every process; empty where ranks may share a device.
-std::string device_identity(int device);
-std::string device_name(int device);
-/// PCI bus id, "0000:1b:00.0", by which the driver's tools know a device; empty in portable builds.
-std::string device_bus_id(int device);
-/// Compute capability, 10 major + minor; 0 in portable builds, which run on what Kokkos was built for.
-int device_capability(int device);
-/// The newest CUDA that the driver supports, 0 without a driver, and the CUDA of this program: 1000 major + 10 minor.
-/// Both are 0 in portable builds.
-int driver_version();
-int runtime_version();
-/// Makes `device` current for this thread. Every thread that uses the device calls it once.
-void use_device(int device);
-/// Memory in use on the current device, by all processes, in bytes; 0 in portable builds.
-std::size_t device_memory_in_use();
-
-/// A stream of the current device. One for Gemms::none lacks what GEMMs and sums over thread blocks need.
-Stream create_stream(Gemms gemms);
-void destroy_stream(Stream& stream);
-/// Waits for all work on the stream.
-void synchronize(Stream stream);
-
-Event create_event();
-void destroy_event(Event& event);
-void record(Stream stream, Event& event);
-/// Makes work enqueued on the stream from now on begin after the event.
-void wait(Stream stream, const Event& event);
-void synchronize(const Event& event);
-/// Whether the work before the event is done; does not wait.
-bool passed(const Event& event);
-/// Seconds from one to the other, both recorded and passed.
-double seconds_between(const Event& from, const Event& to);
-
-/// Memory for tensors, aligned to 256 bytes. Contents are undefined.
-void* allocate(std::size_t bytes);
-void release(void* memory);
-/// Pinned host memory: copies between it and the device are asynchronous.
-void* allocate_pinned(std::size_t bytes);
-void release_pinned(void* memory);
-/// Enqueue a copy between host and device memory. Where the host memory is not pinned, the call returns when it may be
-/// reused, or holds the result.
-void copy_to_device(Stream stream, void* device, const void* host, std::size_t bytes);
-void copy_to_host(Stream stream, void* host, const void* device, std::size_t bytes);
-/// The same for a few 4-byte words, of which the host memory is pinned. Kernels copy them: a copy engine between two
-/// kernels would keep the device waiting for longer than the copy takes.
-void send_words(Stream stream, void* device, const void* host, std::size_t bytes);
-/// Also sets the words on the device to zero.
-void take_words(Stream stream, void* host, void* device, std::size_t bytes);
-
-/// Names the host thread's work from now on for a profiler (NVTX, Kokkos Tools); ranges nest.
-void begin_range(const char* name);
-void end_range();
 
 }  // namespace portable
 
@@ -120,39 +68,67 @@ struct Event {
   void* handle = nullptr;  ///< cudaEvent_t
 };
 
-int device_count();
-std::string device_identity(int device);
-std::string device_name(int device);
-std::string device_bus_id(int device);
-int device_capability(int device);
-int driver_version();
-int runtime_version();
-void use_device(int device);
-std::size_t device_memory_in_use();
-
-Stream create_stream(Gemms gemms);
-void destroy_stream(Stream& stream);
-void synchronize(Stream stream);
-
-Event create_event();
-void destroy_event(Event& event);
-void record(Stream stream, Event& event);
-void wait(Stream stream, const Event& event);
-void synchronize(const Event& event);
-bool passed(const Event& event);
-double seconds_between(const Event& from, const Event& to);
-
-void* allocate(std::size_t bytes);
-void release(void* memory);
-void* allocate_pinned(std::size_t bytes);
-void release_pinned(void* memory);
-void copy_to_device(Stream stream, void* device, const void* host, std::size_t bytes);
-void copy_to_host(Stream stream, void* host, const void* device, std::size_t bytes);
-void send_words(Stream stream, void* device, const void* host, std::size_t bytes);
-void take_words(Stream stream, void* host, void* device, std::size_t bytes);
-
-void begin_range(const char* name);
-void end_range();
-
 }  // namespace cuda
+
+NANORUN_DECLARE_OPS({
+  // The functions up to use_device() allocate nothing on a device.
+
+  /// 0 also where the driver is missing or too old.
+  int device_count();
+  /// The same text for the same physical device in every process; empty where ranks may share a device.
+  std::string device_identity(int device);
+  std::string device_name(int device);
+  /// PCI bus id, "0000:1b:00.0", by which the driver's tools know a device; empty in portable builds.
+  std::string device_bus_id(int device);
+  /// Compute capability, 10 major + minor; 0 in portable builds, which run on what Kokkos was built for.
+  int device_capability(int device);
+  /// The newest CUDA that the driver supports, 1000 major + 10 minor; 0 without a driver, and in portable builds.
+  int driver_version();
+  /// The CUDA of this program, 1000 major + 10 minor; 0 in portable builds.
+  int runtime_version();
+  /// Makes `device` current for this thread. Every thread that uses the device calls it once.
+  void use_device(int device);
+  /// Memory in use on the current device, by all processes, in bytes; 0 in portable builds.
+  std::size_t device_memory_in_use();
+
+  /// A stream of the current device. One for Gemms::none lacks what GEMMs and sums over thread blocks need.
+  Stream create_stream(Gemms gemms);
+  void destroy_stream(Stream & stream);
+  /// Waits for all work on the stream.
+  void synchronize(Stream stream);
+
+  Event create_event();
+  void destroy_event(Event & event);
+  void record(Stream stream, Event & event);
+  /// Makes work enqueued on the stream from now on begin after the event.
+  void wait(Stream stream, const Event& event);
+  /// Waits for all work before the event.
+  void synchronize(const Event& event);
+  /// Whether the work before the event is done; does not wait.
+  bool passed(const Event& event);
+  /// Seconds from one to the other, both recorded and passed.
+  double seconds_between(const Event& from, const Event& to);
+
+  /// Memory for tensors, aligned to 256 bytes. Contents are undefined.
+  void* allocate(std::size_t bytes);
+  void release(void* memory);
+  /// Pinned host memory: copies between it and the device are asynchronous.
+  void* allocate_pinned(std::size_t bytes);
+  void release_pinned(void* memory);
+
+  /// Enqueue a copy between host and device memory. With host memory that is not pinned, copy_to_device() returns when
+  /// the host memory may be reused, and copy_to_host() when it holds the result.
+  void copy_to_device(Stream stream, void* device, const void* host, std::size_t bytes);
+  void copy_to_host(Stream stream, void* host, const void* device, std::size_t bytes);
+  /// Enqueue a copy of a few 4-byte words between pinned host memory and the device. Kernels copy them: a copy engine
+  /// between two kernels would keep the device waiting for longer than the copy takes. take_words() also sets the words
+  /// on the device to zero.
+  void send_words(Stream stream, void* device, const void* host, std::size_t bytes);
+  void take_words(Stream stream, void* host, void* device, std::size_t bytes);
+
+  /// Names the host thread's work from now on for a profiler (NVTX, Kokkos Tools); ranges nest.
+  void begin_range(const char* name);
+  void end_range();
+})
+
 }  // namespace nanorun::kernels

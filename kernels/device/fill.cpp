@@ -58,9 +58,7 @@ void move_sum(Stream, Vec<T> out, Vec<T> x) {
   template void round_as_bf16(Stream, Vec<T>);                      \
   template void add(Stream, Mat<T>, Mat<const T>);                  \
   template void move_sum(Stream, Vec<T>, Vec<T>);
-NANORUN_INSTANTIATE(float)
-NANORUN_INSTANTIATE(double)
-#undef NANORUN_INSTANTIATE
+NANORUN_FOR_PORTABLE_TYPES(NANORUN_INSTANTIATE)
 template void fill(Stream, Vec<std::int32_t>, double);
 
 }  // namespace nanorun::kernels::portable

@@ -32,8 +32,6 @@ void quantise_e5m2(Vec<T> out, Vec<const T> x, double scale) {
 #define NANORUN_INSTANTIATE(T)                                     \
   template void quantise_e4m3(Vec<T>, Vec<const T>, double scale); \
   template void quantise_e5m2(Vec<T>, Vec<const T>, double scale);
-NANORUN_INSTANTIATE(float)
-NANORUN_INSTANTIATE(double)
-#undef NANORUN_INSTANTIATE
+NANORUN_FOR_PORTABLE_TYPES(NANORUN_INSTANTIATE)
 
 }  // namespace nanorun::kernels::portable

@@ -12,8 +12,8 @@ struct Life {
 };
 inline Life life;
 
-/// Called by whatever may take long, at its start and repeatedly: a rank without calls for long counts as hanging.
-/// `work`: floating-point operations of a library call that follows, which shows no signs itself.
+/// Call it at the start of whatever may take long, and repeatedly: a rank that has not called it for long counts as
+/// hanging. `work`: floating-point operations of a library call that follows, which shows no signs itself.
 inline void show_life(double work = 0) {
   life.signs.fetch_add(1, std::memory_order_relaxed);
   if (work > life.max_work.load(std::memory_order_relaxed)) life.max_work = work;

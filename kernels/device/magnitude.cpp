@@ -29,7 +29,7 @@ void max_magnitude(Stream, std::span<const Magnitude<T>> magnitudes) {
   for (const Magnitude<T>& of : magnitudes) raise_maximum(of.maximum, of.x);
 }
 
-template void max_magnitude(Stream, std::span<const Magnitude<float>>);
-template void max_magnitude(Stream, std::span<const Magnitude<double>>);
+#define NANORUN_INSTANTIATE(T) template void max_magnitude(Stream, std::span<const Magnitude<T>>);
+NANORUN_FOR_PORTABLE_TYPES(NANORUN_INSTANTIATE)
 
 }  // namespace nanorun::kernels::portable

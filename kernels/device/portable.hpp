@@ -12,6 +12,9 @@
 #include "kernels/device/life.hpp"
 #include "kernels/device/types.hpp"
 
+/// Instantiates the ops of a file for the types that the portable implementations have; define(T) lists them.
+#define NANORUN_FOR_PORTABLE_TYPES(define) define(float) define(double)
+
 namespace nanorun::kernels::portable {
 
 using Exec = Kokkos::DefaultExecutionSpace;
@@ -43,7 +46,7 @@ KOKKOS_INLINE_FUNCTION void for_rows(const Team& team, int n, const Body& body) 
   team.team_barrier();
 }
 
-/// Elements of a task. One on devices, so that neighbouring threads read neighbouring elements.
+/// Elements of a task in for_chunks(). One on devices, so that neighbouring threads read neighbouring elements.
 constexpr std::size_t chunk = on_host ? 1 << 14 : 1;
 
 inline int chunks(std::size_t n) { return static_cast<int>(ceil_div(n, chunk)); }
@@ -113,7 +116,7 @@ Sums<N> sum_chunks(const char* label, std::size_t n, const Body& body) {
   return sum_rows<N>(label, chunks(n), row);
 }
 
-/// The same of numbers.
+/// Sum of body(first, last), each a number, over consecutive ranges that cover [0, n), as reproducible as sum_rows.
 template <class Body>
 double sum_chunks(const char* label, std::size_t n, const Body& body) {
   const auto one = [=] KOKKOS_FUNCTION(std::size_t first, std::size_t last) { return Sums<1>{{body(first, last)}}; };
@@ -190,7 +193,7 @@ KOKKOS_FUNCTION void gemm(const Team& team, Op op_a, Op op_b, T alpha, Mat<const
   }
 }
 
-/// The same by the BLAS or the whole device. T = float or double.
+/// c = alpha op(a) op(b) + beta c by the BLAS or the whole device; c is not read where beta is 0. T = float or double.
 template <class T>
 void gemm(Op op_a, Op op_b, T alpha, Mat<const T> a, Mat<const T> b, T beta, Mat<T> c);
 

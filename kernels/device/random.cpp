@@ -28,8 +28,6 @@ void fill_normal(Stream, Vec<A> x, std::uint64_t key, std::uint64_t first, doubl
 #define NANORUN_INSTANTIATE(A)                                                      \
   template void fill_uniform(Stream, Vec<A>, std::uint64_t, std::uint64_t, double); \
   template void fill_normal(Stream, Vec<A>, std::uint64_t, std::uint64_t, double);
-NANORUN_INSTANTIATE(float)
-NANORUN_INSTANTIATE(double)
-#undef NANORUN_INSTANTIATE
+NANORUN_FOR_PORTABLE_TYPES(NANORUN_INSTANTIATE)
 
 }  // namespace nanorun::kernels::portable

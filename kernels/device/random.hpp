@@ -5,6 +5,7 @@
 // where splitmix64(z) is one step of SplitMix64 from state z: the constant is added, then the output function applied
 // (Steele, Lea and Flood 2014). Computed in double, then rounded.
 
+#include "kernels/device/op.hpp"
 #include "kernels/device/types.hpp"
 
 namespace nanorun::kernels {
@@ -24,25 +25,16 @@ constexpr double unit_uniform(std::uint64_t key, std::uint64_t i) {
   return static_cast<double>(splitmix64(key + i * golden_gamma) >> 11) * 0x1p-53;
 }
 
-namespace portable {
+NANORUN_DECLARE_OPS({
+  /// x[k] = uniform number first + k of [-bound, bound)
+  /// CUDA: A = float.
+  template <class A>
+  void fill_uniform(Stream stream, Vec<A> x, std::uint64_t key, std::uint64_t first, double bound);
 
-/// x[k] = uniform number first + k of [-bound, bound)
-template <class A>
-void fill_uniform(Stream stream, Vec<A> x, std::uint64_t key, std::uint64_t first, double bound);
+  /// x[k] = deviation times standard normal number first + k
+  /// CUDA: A = float. The last place may differ from the portable implementation's.
+  template <class A>
+  void fill_normal(Stream stream, Vec<A> x, std::uint64_t key, std::uint64_t first, double deviation);
+})
 
-/// x[k] = deviation times standard normal number first + k
-template <class A>
-void fill_normal(Stream stream, Vec<A> x, std::uint64_t key, std::uint64_t first, double deviation);
-
-}  // namespace portable
-
-// A = float. The last place of a normal number may differ from the portable implementation's.
-namespace cuda {
-
-template <class A>
-void fill_uniform(Stream stream, Vec<A> x, std::uint64_t key, std::uint64_t first, double bound);
-template <class A>
-void fill_normal(Stream stream, Vec<A> x, std::uint64_t key, std::uint64_t first, double deviation);
-
-}  // namespace cuda
 }  // namespace nanorun::kernels

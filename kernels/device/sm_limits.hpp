@@ -1,16 +1,16 @@
 #pragma once
-// What the device's streaming multiprocessors (SMs) offer, by which launches choose their grids.
+// What the streaming multiprocessors (SMs) of the device offer. Launches choose their grids by it.
 
 namespace nanorun::kernels::cuda {
 
 struct SmLimits {
-  int count;         ///< SMs
-  int threads;       ///< that one SM holds
-  int shared_bytes;  ///< of one SM, shared memory at most
+  int count;         ///< SMs of the device
+  int threads;       ///< resident threads of an SM, at most
+  int shared_bytes;  ///< shared memory of an SM, at most
 };
 
-/// Of the device that is current in the first call: a process uses one device. Without a device those of an H100, so
-/// that the memory of a run can be planned anywhere.
+/// Limits of the device that is current in the first call: a process uses one device. Without a device they are those
+/// of an H100, so that a dry run can plan the memory of a GPU on any machine.
 const SmLimits& sm_limits();
 
 inline int sm_count() { return sm_limits().count; }

@@ -25,7 +25,7 @@ constexpr float round_to_bf16(float x) {
   const bool is_nan = (bits & 0x7fffffffu) > 0x7f800000u;
   return std::bit_cast<float>((is_nan ? bits | 0x00400000u : rounded) & 0xffff0000u);
 }
-/// Likewise.
+/// The nearest bf16, ties to even; NaN stays NaN. Device code may call it.
 constexpr bf16 to_bf16(float x) {
   return {static_cast<std::uint16_t>(std::bit_cast<std::uint32_t>(round_to_bf16(x)) >> 16)};
 }
@@ -83,11 +83,11 @@ constexpr T ceil_div(T n, std::type_identity_t<T> by) {
   return (n + by - 1) / by;
 }
 
-/// Execution stream of a device; portable implementations ignore it.
+/// Execution stream of a device; portable implementations ignore it. A default-constructed one is the default stream.
 struct Stream {
   void* handle = nullptr;  ///< cudaStream_t
-  void* blas = nullptr;    ///< state of the GEMMs, see cublas.hpp
-  void* sums = nullptr;    ///< scratch memory of sums over thread blocks, see ordered_sum.hpp
+  void* blas = nullptr;    ///< create_blas(): state of the GEMMs, see cublas.hpp
+  void* sums = nullptr;    ///< create_sums(): scratch memory of sums over thread blocks, see ordered_sum.hpp
 };
 
 /// Scratch memory of an op, aligned to 64 bytes; the op's `<op>_workspace` function gives its size.
@@ -114,8 +114,8 @@ class WorkspaceAllocator {
   }
 
  private:
-  /// Of an array, relative to the workspace: whole cache lines, and the largest alignment that cuBLASLt tells apart.
-  /// GEMMs on GPUs are slower from other addresses.
+  /// Of each array, relative to the workspace, in bytes: whole cache lines, and the largest alignment that cuBLASLt
+  /// distinguishes. GEMMs on GPUs are slower from other addresses.
   static constexpr std::size_t alignment = 256;
   Workspace space_;
   std::size_t used_ = 0;

@@ -133,8 +133,6 @@ void add_decoded_rows(Stream, Mat<A> table, Vec<const std::int32_t> rows, const 
   template void add_decoded(Stream, Vec<T>, const std::byte*, int, std::size_t, const Wire&); \
   template void take_rows(Stream, std::byte*, Mat<T>, Vec<const std::int32_t>, const Wire&);  \
   template void add_decoded_rows(Stream, Mat<T>, Vec<const std::int32_t>, const std::byte*, const Wire&);
-NANORUN_INSTANTIATE(float)
-NANORUN_INSTANTIATE(double)
-#undef NANORUN_INSTANTIATE
+NANORUN_FOR_PORTABLE_TYPES(NANORUN_INSTANTIATE)
 
 }  // namespace nanorun::kernels::portable

@@ -37,7 +37,7 @@ constexpr int threads = (1 + consumers) * sm90::warpgroup_size;
 constexpr int warps = consumers * 4, warp_rows = 16;  // of the consumers
 constexpr int producer_registers = 24, consumer_registers = 240;
 /// A thread's accumulator fragment of one part of a tile, see wgmma.cuh.
-using Fragment = float[tile_n / 2];
+using Fragment = sm90::Accumulator<tile_n>;
 /// A warp's rows of one part.
 using StagedRows = std::byte[sm90::column_bytes(warp_rows) * tile_n / panel_columns];
 

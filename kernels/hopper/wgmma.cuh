@@ -1,8 +1,7 @@
 #pragma once
 // wgmma: asynchronous matmuls of a warpgroup, d (+)= a b with bf16 or fp8 operands and fp32 accumulators. A tile in
 // shared memory has rows of 64 bf16 or 128 fp8 (128 bytes) in the 128-byte swizzle: the 16-byte chunk c of row r lies
-// at chunk c ^ (r % 8). Tiles are aligned to 1024 bytes. Accumulator fragment of m64nN: thread t holds in d[4 j + i]
-// the element
+// at chunk c ^ (r % 8). Tiles are aligned to 1024 bytes. Accumulator of m64nN: thread t holds in d[4 j + i] the element
 //   row 16 (t / 32) + t % 32 / 4 + 8 (i / 2),  column 8 j + 2 (t % 4) + i % 2.
 // Call wgmma_fence() before the first wgmma() of a group, wgmma_commit() after the last, then wgmma_wait(), and
 // wgmma_fence_operand() for the registers that the group reads or writes.
@@ -50,6 +49,14 @@ __device__ __forceinline__ void wgmma_fence_operand(std::uint32_t (&registers)[n
 
 enum class Major : int { k = 0, mn = 1 };
 
+/// What a thread holds of a warpgroup's product [64, cols].
+template <int cols>
+using Accumulator = float[cols / 2];
+/// What a thread holds of a warpgroup's operand a [64, cols] of bf16 in registers: the pairs of an accumulator of the
+/// same shape.
+template <int cols>
+using RegisterOperand = std::uint32_t[cols / 4];
+
 #define NANORUN_D8(i)                                                                                         \
   "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), "+f"(d[i + 6]), \
       "+f"(d[i + 7])
@@ -65,7 +72,7 @@ enum class Major : int { k = 0, mn = 1 };
 
 /// d [64, 64] (+)= a [64, 16] b [16, 64], both operands in shared memory.
 template <Major major_a, Major major_b>
-__device__ __forceinline__ void wgmma(float (&d)[32], std::uint64_t a, std::uint64_t b, bool accumulate) {
+__device__ __forceinline__ void wgmma(Accumulator<64>& d, std::uint64_t a, std::uint64_t b, bool accumulate) {
   asm volatile(
       "{\n.reg .pred p;\nsetp.ne.b32 p, %34, 0;\n"
       "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {" NANORUN_R32 "}, %32, %33, p, 1, 1, %35, %36;\n}\n"
@@ -76,7 +83,7 @@ __device__ __forceinline__ void wgmma(float (&d)[32], std::uint64_t a, std::uint
 
 /// d [64, 128] (+)= a [64, 16] b [16, 128], both operands in shared memory.
 template <Major major_a, Major major_b>
-__device__ __forceinline__ void wgmma(float (&d)[64], std::uint64_t a, std::uint64_t b, bool accumulate) {
+__device__ __forceinline__ void wgmma(Accumulator<128>& d, std::uint64_t a, std::uint64_t b, bool accumulate) {
   asm volatile(
       "{\n.reg .pred p;\nsetp.ne.b32 p, %66, 0;\n"
       "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {" NANORUN_R64 "}, %64, %65, p, 1, 1, %67, %68;\n}\n"
@@ -87,7 +94,7 @@ __device__ __forceinline__ void wgmma(float (&d)[64], std::uint64_t a, std::uint
 
 /// d [64, 128] (+)= a [64, 32] b [32, 128] in e4m3, both operands K-major in shared memory. The sum is not fp32: it has
 /// about 14 bits.
-__device__ __forceinline__ void wgmma_e4m3(float (&d)[64], std::uint64_t a, std::uint64_t b, bool accumulate) {
+__device__ __forceinline__ void wgmma_e4m3(Accumulator<128>& d, std::uint64_t a, std::uint64_t b, bool accumulate) {
   asm volatile(
       "{\n.reg .pred p;\nsetp.ne.b32 p, %66, 0;\n"
       "wgmma.mma_async.sync.aligned.m64n128k32.f32.e4m3.e4m3 {" NANORUN_R64 "}, %64, %65, p, 1, 1;\n}\n"
@@ -98,7 +105,7 @@ __device__ __forceinline__ void wgmma_e4m3(float (&d)[64], std::uint64_t a, std:
 /// d [64, 128] (+)= a [64, 16] b [16, 128], a in registers: a[2 j + i] holds, as pairs of bf16, what d[8 j + 2 i] and
 /// d[8 j + 2 i + 1] would hold of an m64n16 accumulator.
 template <Major major_b>
-__device__ __forceinline__ void wgmma(float (&d)[64], const std::uint32_t* a, std::uint64_t b, bool accumulate) {
+__device__ __forceinline__ void wgmma(Accumulator<128>& d, const std::uint32_t* a, std::uint64_t b, bool accumulate) {
   asm volatile(
       "{\n.reg .pred p;\nsetp.ne.b32 p, %69, 0;\n"
       "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {" NANORUN_R64
@@ -111,7 +118,7 @@ __device__ __forceinline__ void wgmma(float (&d)[64], const std::uint32_t* a, st
 /// d [64, 128] (+)= a [64, 32] b [32, 128], a of e5m2 in registers and b of e4m3 K-major in shared memory, with sums as
 /// those of wgmma_e4m3(). Thread t holds in a[2 j + i], as bytes, row 16 (t / 32) + t % 32 / 4 + 8 i of a, columns
 /// 16 j + 4 (t % 4) to 16 j + 4 (t % 4) + 3.
-__device__ __forceinline__ void wgmma_e5m2_e4m3(float (&d)[64], const std::uint32_t (&a)[4], std::uint64_t b,
+__device__ __forceinline__ void wgmma_e5m2_e4m3(Accumulator<128>& d, const std::uint32_t (&a)[4], std::uint64_t b,
                                                 bool accumulate) {
   asm volatile(
       "{\n.reg .pred p;\nsetp.ne.b32 p, %69, 0;\n"

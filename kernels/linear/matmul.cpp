@@ -72,8 +72,6 @@ void linear_relu2_backward(Stream stream, Mat<T> d_z, Mat<const T> d_out, Mat<co
   template void linear_backward_weight(Stream, Mat<T>, Mat<const T>, Mat<const T>, bool, const T*); \
   template void linear_relu2_forward(Stream, Mat<T>, Mat<const T>, Mat<const T>);                   \
   template void linear_relu2_backward(Stream, Mat<T>, Mat<const T>, Mat<const T>, Mat<const T>, const T*);
-NANORUN_INSTANTIATE(float)
-NANORUN_INSTANTIATE(double)
-#undef NANORUN_INSTANTIATE
+NANORUN_FOR_PORTABLE_TYPES(NANORUN_INSTANTIATE)
 
 }  // namespace nanorun::kernels::portable

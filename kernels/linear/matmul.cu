@@ -26,12 +26,9 @@ void linear_backward_weight(Stream stream, Mat<acc_t<T>> d_w, Mat<const T> d_out
   gemm<T, T, acc_t<T>>(stream, {.beta = add ? 1.0f : 0.0f, .factor = factor}, Op::transpose, d_out, Op::none, x, d_w);
 }
 
-#define NANORUN_INSTANTIATE(T)                                                                            \
-  template void linear_forward(Stream, Mat<T>, Mat<const T>, Mat<const T>);                               \
-  template void linear_add_forward(Stream, Mat<T>, Mat<const T>, Mat<const T>);                           \
-  template void linear_backward_input(Stream, Mat<T>, Mat<const T>, Mat<const T>, const acc_t<T>*, bool); \
-  template void linear_backward_weight<T>(Stream, Mat<acc_t<T>>, Mat<const T>, Mat<const T>, bool, const acc_t<T>*);
-NANORUN_INSTANTIATE(bf16)
-#undef NANORUN_INSTANTIATE
+template void linear_forward(Stream, Mat<bf16>, Mat<const bf16>, Mat<const bf16>);
+template void linear_add_forward(Stream, Mat<bf16>, Mat<const bf16>, Mat<const bf16>);
+template void linear_backward_input(Stream, Mat<bf16>, Mat<const bf16>, Mat<const bf16>, const float*, bool);
+template void linear_backward_weight<bf16>(Stream, Mat<float>, Mat<const bf16>, Mat<const bf16>, bool, const float*);
 
 }  // namespace nanorun::kernels::cuda

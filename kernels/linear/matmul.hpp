@@ -2,62 +2,46 @@
 // Linear layer without bias: out = x wᵀ, weights stored [out features, in features].
 // Shapes: x [M, K]; w [N, K]; out [M, N]. The portable implementations accumulate in T; on CPUs they call the BLAS.
 
+#include "kernels/device/op.hpp"
 #include "kernels/device/types.hpp"
 
-namespace nanorun::kernels::portable {
+namespace nanorun::kernels {
 
-/// out = x wᵀ
-template <class T>
-void linear_forward(Stream stream, Mat<T> out, Mat<const T> x, Mat<const T> w);
+// CUDA: T = bf16, summed in fp32; rows are aligned to 16 bytes. All but the squared-relu layer need a stream with
+// create_blas().
+NANORUN_DECLARE_OPS({
+  /// out = x wᵀ
+  template <class T>
+  void linear_forward(Stream stream, Mat<T> out, Mat<const T> x, Mat<const T> w);
 
-/// out += x wᵀ (adds a branch to the residual stream)
-template <class T>
-void linear_add_forward(Stream stream, Mat<T> out, Mat<const T> x, Mat<const T> w);
+  /// out += x wᵀ (adds a branch to the residual stream)
+  /// CUDA: may round x wᵀ before it adds.
+  template <class T>
+  void linear_add_forward(Stream stream, Mat<T> out, Mat<const T> x, Mat<const T> w);
 
-// The gradient of out is *factor d_out, or d_out where `factor` is null: then no op need write the product.
+  // The gradient of out is *factor d_out, or d_out where `factor` is null: then no op need write the product.
 
-/// d_x = *factor d_out w, or d_x += *factor d_out w with `add`
-template <class T>
-void linear_backward_input(Stream stream, Mat<T> d_x, Mat<const T> d_out, Mat<const T> w,
-                           const acc_t<T>* factor = nullptr, bool add = false);
+  /// d_x = *factor d_out w, or d_x += *factor d_out w with `add`
+  template <class T>
+  void linear_backward_input(Stream stream, Mat<T> d_x, Mat<const T> d_out, Mat<const T> w,
+                             const acc_t<T>* factor = nullptr, bool add = false);
 
-/// d_w = *factor d_outᵀ x, or d_w += *factor d_outᵀ x with `add`
-template <class T>
-void linear_backward_weight(Stream stream, Mat<acc_t<T>> d_w, Mat<const T> d_out, Mat<const T> x, bool add,
-                            const acc_t<T>* factor = nullptr);
+  /// d_w = *factor d_outᵀ x, or d_w += *factor d_outᵀ x with `add`
+  template <class T>
+  void linear_backward_weight(Stream stream, Mat<acc_t<T>> d_w, Mat<const T> d_out, Mat<const T> x, bool add,
+                              const acc_t<T>* factor = nullptr);
 
-/// Squared-relu layer: h = relu(x wᵀ)² (Primer, So et al. 2021, arXiv:2109.08668).
-template <class T>
-void linear_relu2_forward(Stream stream, Mat<T> h, Mat<const T> x, Mat<const T> w);
+  /// Squared-relu layer: h = relu(x wᵀ)² (Primer, So et al. 2021, arXiv:2109.08668).
+  /// CUDA: K and N are multiples of 64; else std::invalid_argument.
+  template <class T>
+  void linear_relu2_forward(Stream stream, Mat<T> h, Mat<const T> x, Mat<const T> w);
 
-/// Gradient through the layer above h and the square: d_z = *factor (d_out w_next) ∘ 2 sqrt(h), where z = x wᵀ and
-/// out = h w_nextᵀ. Shapes: d_out [M, K']; w_next [K', N]; h, d_z [M, N].
-template <class T>
-void linear_relu2_backward(Stream stream, Mat<T> d_z, Mat<const T> d_out, Mat<const T> w_next, Mat<const T> h,
-                           const acc_t<T>* factor = nullptr);
+  /// Gradient through the layer above h and the square: d_z = *factor (d_out w_next) ∘ 2 sqrt(h), where z = x wᵀ and
+  /// out = h w_nextᵀ. Shapes: d_out [M, K']; w_next [K', N]; h, d_z [M, N].
+  /// CUDA: K' and N are multiples of 64; else std::invalid_argument.
+  template <class T>
+  void linear_relu2_backward(Stream stream, Mat<T> d_z, Mat<const T> d_out, Mat<const T> w_next, Mat<const T> h,
+                             const acc_t<T>* factor = nullptr);
+})
 
-}  // namespace nanorun::kernels::portable
-
-namespace nanorun::kernels::cuda {
-
-// T = bf16, summed in fp32; rows are aligned to 16 bytes. All but the squared-relu layer need a stream with
-// create_blas(). linear_add_forward may round x wᵀ before it adds. The squared-relu layer throws std::invalid_argument
-// unless K, K' and N are multiples of 64.
-
-template <class T>
-void linear_forward(Stream stream, Mat<T> out, Mat<const T> x, Mat<const T> w);
-template <class T>
-void linear_add_forward(Stream stream, Mat<T> out, Mat<const T> x, Mat<const T> w);
-template <class T>
-void linear_backward_input(Stream stream, Mat<T> d_x, Mat<const T> d_out, Mat<const T> w,
-                           const acc_t<T>* factor = nullptr, bool add = false);
-template <class T>
-void linear_backward_weight(Stream stream, Mat<acc_t<T>> d_w, Mat<const T> d_out, Mat<const T> x, bool add,
-                            const acc_t<T>* factor = nullptr);
-template <class T>
-void linear_relu2_forward(Stream stream, Mat<T> h, Mat<const T> x, Mat<const T> w);
-template <class T>
-void linear_relu2_backward(Stream stream, Mat<T> d_z, Mat<const T> d_out, Mat<const T> w_next, Mat<const T> h,
-                           const acc_t<T>* factor = nullptr);
-
-}  // namespace nanorun::kernels::cuda
+}  // namespace nanorun::kernels

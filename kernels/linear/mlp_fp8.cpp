@@ -76,8 +76,6 @@ void linear_forward_fp8(Stream, Mat<T> out, Mat<const T> h, Fp8Scale<acc_t<T>> s
                                          Workspace, const Fp8Ahead<T>&);                                            \
   template void linear_forward_fp8(Stream, Mat<T>, Mat<const T>, Fp8Scale<T>, Mat<const T>, Fp8Scale<T>, Workspace, \
                                    Mat<const e4m3>, Workspace);
-NANORUN_INSTANTIATE(float)
-NANORUN_INSTANTIATE(double)
-#undef NANORUN_INSTANTIATE
+NANORUN_FOR_PORTABLE_TYPES(NANORUN_INSTANTIATE)
 
 }  // namespace nanorun::kernels::portable

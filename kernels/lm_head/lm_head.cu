@@ -158,7 +158,7 @@ template <class T>
 void lm_head_loss_forward(Stream stream, double* total, Mat<const T> x, Mat<const T> w, Vec<const Token> targets,
                           const LmHeadOptions& options, Workspace workspace) {
   const Problem p = make_problem(stream, x, w, targets, options, workspace);
-  for_row_chunks(p, false,
+  for_row_chunks(p, /*with_gradient=*/false,
                  [&](int first, Mat<bf16> z) { softcap_loss(stream, p.head.loss + first, softcap_of(p, first, z)); });
   add_losses(p, total);
 }
@@ -167,7 +167,7 @@ template <class T>
 void lm_head_losses(Stream stream, Vec<acc_t<T>> losses, Mat<const T> x, Mat<const T> w, Vec<const Token> targets,
                     const LmHeadOptions& options, Workspace workspace) {
   const Problem p = make_problem(stream, x, w, targets, options, workspace);
-  for_row_chunks(p, false,
+  for_row_chunks(p, /*with_gradient=*/false,
                  [&](int first, Mat<bf16> z) { softcap_loss(stream, losses.data() + first, softcap_of(p, first, z)); });
 }
 
@@ -176,7 +176,7 @@ void lm_head_loss_backward(Stream stream, double* total, Mat<T> d_x, Mat<acc_t<T
                            Mat<const T> w, Vec<const Token> targets, const LmHeadOptions& options,
                            Workspace workspace) {
   const Problem p = make_problem(stream, x, w, targets, options, workspace);
-  for_row_chunks(p, true, [&](int first, Mat<bf16> z) {
+  for_row_chunks(p, /*with_gradient=*/true, [&](int first, Mat<bf16> z) {
     chunk_backward(p, first, z, d_x.row_block(first, z.rows), d_w, add || first > 0);
   });
   add_losses(p, total);

@@ -1,11 +1,12 @@
 #pragma once
-// Output head (LM head) and cross-entropy loss, in chunks of rows: the [T, V] logits never exist as a whole.
+// LM head and cross-entropy loss, in chunks of rows: the [T, V] logits never exist as a whole.
 //   z = x wᵀ,  logit = c tanh(z / c), or c sigmoid((z + shift) / width)
 //   loss[t] = sum_k weight_k (L[t] - logit[t, target[t + k]]) + prefix_weight (L[t] - logit[t, prefix[target[t]]]),
-//   with L[t] = logsumexp_v logit[t,v]; targets behind the last row, and prefixes of -1, drop out.
+//   with L[t] = logsumexp_v logit[t,v]. Targets behind the last row, and prefixes of -1, have no term.
 // Shapes: x [T, d]; w [V, d]; targets [T]; prefix [vocabulary]. V includes the padding, whose columns count in the sum.
-// The gradient of z[t] is logit'(z) (S[t] softmax(logit[t]) - sum of the weights at each target), S[t] the sum of all
-// weights, in the last rows also of those whose targets drop out; of prefix_weight only where there is a prefix.
+// Gradient: d_z[t] = logit'(z) (S[t] softmax(logit[t]) - the weights, each at the column of its target), where S[t] is
+// the sum of all weight_k, plus prefix_weight where row t has a prefix. In the last rows S[t] keeps the weights of
+// targets that have no term.
 //
 // LmHeadPrecision::fp8: operands in 8-bit formats (Micikevicius et al. 2022, arXiv:2209.05433), rounded to nearest
 // even, saturating at 448 (e4m3) and 57344 (e5m2). The portable implementation emulates the tensor cores:
@@ -15,6 +16,7 @@
 #include <array>
 #include <cmath>
 
+#include "kernels/device/op.hpp"
 #include "kernels/device/types.hpp"
 
 namespace nanorun::kernels {
@@ -50,47 +52,29 @@ inline double softcap(double z, const LmHeadOptions& options) {
   return options.softcap / (1 + std::exp(-(z + options.softcap_shift) / options.softcap_width));
 }
 
-namespace portable {
+// CUDA: T = bf16, on a stream with create_blas(). z is rounded to bf16, and its gradient too in the working precision.
+// Every call quantises x and w anew. Throws std::invalid_argument unless V <= max_vocabulary (limits.hpp), and V and d
+// are multiples of 8; with LmHeadPrecision::fp8, unless T, V and d are multiples of 16.
+NANORUN_DECLARE_OPS({
+  /// Bytes of workspace that each op below needs.
+  template <class T>
+  std::size_t lm_head_workspace(int length, int vocabulary, int width, LmHeadPrecision precision);
 
-/// Bytes of scratch that each function below needs.
-template <class T>
-std::size_t lm_head_workspace(int length, int vocabulary, int width, LmHeadPrecision precision);
+  /// *total += sum_t loss[t]; total points to the tensors' memory.
+  template <class T>
+  void lm_head_loss_forward(Stream stream, double* total, Mat<const T> x, Mat<const T> w, Vec<const Token> targets,
+                            const LmHeadOptions& options, Workspace workspace);
 
-/// *total += sum_t loss[t]; total points to the tensors' memory.
-template <class T>
-void lm_head_loss_forward(Stream stream, double* total, Mat<const T> x, Mat<const T> w, Vec<const Token> targets,
-                          const LmHeadOptions& options, Workspace workspace);
+  /// losses[t] = loss[t]; losses [T]
+  template <class T>
+  void lm_head_losses(Stream stream, Vec<acc_t<T>> losses, Mat<const T> x, Mat<const T> w, Vec<const Token> targets,
+                      const LmHeadOptions& options, Workspace workspace);
 
-/// losses[t] = loss[t]; losses [T]
-template <class T>
-void lm_head_losses(Stream stream, Vec<acc_t<T>> losses, Mat<const T> x, Mat<const T> w, Vec<const Token> targets,
-                    const LmHeadOptions& options, Workspace workspace);
+  /// *total += sum_t loss[t], and the gradients of loss_scale sum_t loss[t]: d_x =; d_w =, or += with `add`.
+  template <class T>
+  void lm_head_loss_backward(Stream stream, double* total, Mat<T> d_x, Mat<acc_t<T>> d_w, bool add, Mat<const T> x,
+                             Mat<const T> w, Vec<const Token> targets, const LmHeadOptions& options,
+                             Workspace workspace);
+})
 
-/// What lm_head_loss_forward does, and the gradients of loss_scale times the sum over the T rows: d_x = and d_w =, or
-/// d_w
-/// += with `add`.
-template <class T>
-void lm_head_loss_backward(Stream stream, double* total, Mat<T> d_x, Mat<acc_t<T>> d_w, bool add, Mat<const T> x,
-                           Mat<const T> w, Vec<const Token> targets, const LmHeadOptions& options, Workspace workspace);
-
-}  // namespace portable
-
-// T = bf16, on a stream with create_blas(). z is rounded to bf16, as is its gradient in the working precision. Every
-// call quantises x and w anew. Throw std::invalid_argument unless V <= 113000 and V and d are multiples of 8; with
-// LmHeadPrecision::fp8, unless T, V and d are multiples of 16.
-namespace cuda {
-
-template <class T>
-std::size_t lm_head_workspace(int length, int vocabulary, int width, LmHeadPrecision precision);
-template <class T>
-void lm_head_loss_forward(Stream stream, double* total, Mat<const T> x, Mat<const T> w, Vec<const Token> targets,
-                          const LmHeadOptions& options, Workspace workspace);
-template <class T>
-void lm_head_losses(Stream stream, Vec<acc_t<T>> losses, Mat<const T> x, Mat<const T> w, Vec<const Token> targets,
-                    const LmHeadOptions& options, Workspace workspace);
-template <class T>
-void lm_head_loss_backward(Stream stream, double* total, Mat<T> d_x, Mat<acc_t<T>> d_w, bool add, Mat<const T> x,
-                           Mat<const T> w, Vec<const Token> targets, const LmHeadOptions& options, Workspace workspace);
-
-}  // namespace cuda
 }  // namespace nanorun::kernels

@@ -1,5 +1,5 @@
 #pragma once
-// Quantisation of the operands of the fp8 head on CUDA.
+// Quantisation of the operands of the LM head in fp8 on CUDA.
 
 #include "kernels/device/types.hpp"
 

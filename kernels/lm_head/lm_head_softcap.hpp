@@ -1,26 +1,28 @@
 #pragma once
-// Softcap and cross-entropy loss between the GEMMs of the CUDA head (see lm_head.hpp), with the gradient of the logits.
+// Softcap and cross-entropy loss between the GEMMs of the LM head on CUDA (see lm_head.hpp), with the gradient of the
+// logits.
 
 #include "kernels/device/limits.hpp"
 #include "kernels/lm_head/lm_head.hpp"
 
 namespace nanorun::kernels::cuda {
 
-/// Logits before the softcap. V is a multiple of 8, at most max_vocabulary: a row of bf16 lies in a thread block's
-/// shared memory.
+/// A chunk of logits before the softcap, with their targets. V is a multiple of 8 and at most max_vocabulary: a row of
+/// bf16 lies in a thread block's shared memory.
 struct Softcap {
-  Mat<bf16> z;                   ///< [rows, V], replaced by the gradient
-  Vec<const Token> targets;      ///< of these rows and of all behind them
-  const LmHeadOptions& options;  ///< of which the softcap and the targets count here
+  Mat<bf16> z;                   ///< [rows, V]; the functions for gradients overwrite it
+  Vec<const Token> targets;      ///< of these rows and of all later rows
+  const LmHeadOptions& options;  ///< the softcap, the targets and the precision are read
 };
 
-/// loss [rows], that of each row.
+/// loss[t] = the loss of row t; loss [rows].
 void softcap_loss(Stream stream, float* loss, const Softcap& in);
 
-/// The same, and z becomes scale times the gradient of the loss by z.
+/// Losses as softcap_loss(), and z = scale times the gradient of the loss by z.
 void softcap_gradient(Stream stream, float* loss, const Softcap& in, double scale);
 
-/// The same in e5m2, saturating. Returns the gradient [rows, V], which takes the first half of each row of z.
+/// Losses as softcap_loss(). Returns scale times the gradient of the loss by z, [rows, V], in e5m2, saturating. It lies
+/// in the first half of each row of z.
 Mat<e5m2> softcap_gradient_fp8(Stream stream, float* loss, const Softcap& in, double scale);
 
 }  // namespace nanorun::kernels::cuda

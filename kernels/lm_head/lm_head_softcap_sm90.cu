@@ -20,15 +20,15 @@ constexpr int max_segments = ceil_div(max_vocabulary / 8, segment_vectors);
 // Softcap
 
 /// With r = 1 / (1 + 2^(rate z + offset)), which is (1 - tanh(z / c)) / 2 or 1 - sigmoid((z + shift) / width):
-///   logit = c (1 - fall r), and its derivative by z is steepness r (1 - r).
+///   logit = c (1 - r_scale r), and its derivative by z is derivative_scale r (1 - r).
 /// With `rounds` the sigmoid 1 - r is rounded to bf16.
 template <bool rounds>
 struct Cap {
   float rate, offset;
-  float fall;
-  float log2_cap;   ///< c log2(e): e^(c u) = 2^(log2_cap u)
-  float log2_fall;  ///< fall log2_cap
-  float steepness;
+  float r_scale;
+  float log2_cap;      ///< c log2(e): e^(c u) = 2^(log2_cap u)
+  float log2_r_scale;  ///< r_scale log2_cap: e^logit = 2^(log2_cap - log2_r_scale r)
+  float derivative_scale;
 
   explicit Cap(const LmHeadOptions& o) : Cap(o, o.kind == SoftcapKind::tanh) {}
 
@@ -39,14 +39,15 @@ struct Cap {
     if constexpr (rounds) round_sigmoids(r);
     return r[0];
   }
-  __device__ float exponential(float r) const { return exp2_fast(log2_cap - log2_fall * r); }
+  __device__ float exponential(float r) const { return exp2_fast(log2_cap - log2_r_scale * r); }
   /// -logit, to which the loss adds the logarithm of the sum of exponentials.
-  __device__ float negative_logit(float r) const { return log2_cap * 0.6931471805599453f * (fall * r - 1); }
-  __device__ float derivative(float r) const { return steepness * r * (1 - r); }
+  __device__ float negative_logit(float r) const { return log2_cap * 0.6931471805599453f * (r_scale * r - 1); }
+  __device__ float derivative(float r) const { return derivative_scale * r * (1 - r); }
 
-  /// Replaces z by e^logit r (1 - r), the unnormalised gradient divided by the steepness; returns the sum of e^logit.
+  /// Replaces z by e^logit r (1 - r), which is the softmax part of the gradient but for the factor derivative_scale /
+  /// sum of e^logit. Returns this vector's part of the sum.
   /// The special function units are the bottleneck: one reciprocal, of a product, serves two elements.
-  __device__ float weigh(Vector<float, 8>& z) const {
+  __device__ float exp_and_slope(Vector<float, 8>& z) const {
     float sum = 0;
 #pragma unroll
     for (int i = 0; i < 8; i += 2) {
@@ -73,10 +74,10 @@ struct Cap {
   Cap(const LmHeadOptions& o, bool tanh)
       : rate(static_cast<float>(tanh ? 2 * log2_e / o.softcap : log2_e / o.softcap_width)),
         offset(static_cast<float>(tanh ? 0 : o.softcap_shift / o.softcap_width * log2_e)),
-        fall(tanh ? 2 : 1),
+        r_scale(tanh ? 2 : 1),
         log2_cap(static_cast<float>(o.softcap * log2_e)),
-        log2_fall(fall * log2_cap),
-        steepness(static_cast<float>(tanh ? 4 : o.softcap / o.softcap_width)) {}
+        log2_r_scale(r_scale * log2_cap),
+        derivative_scale(static_cast<float>(tanh ? 4 : o.softcap / o.softcap_width)) {}
   static constexpr double log2_e = 1.4426950408889634;
 };
 
@@ -117,14 +118,14 @@ struct Targets {
     }
     weight[max_targets] = static_cast<float>(in.options.prefix_weight);
   }
-  bool further() const { return count > 1 || prefix != nullptr || weight[0] != 1; }
+  bool has_extra_targets() const { return count > 1 || prefix != nullptr || weight[0] != 1; }
 };
 
-/// Those of one row: the columns at which the gradient is not that of the softmax alone. Without `further` it is the
+/// Those of one row: the columns at which the gradient is not that of the softmax alone. Without `extra` it is the
 /// next token alone, of weight 1.
-template <bool further>
+template <bool extra>
 struct RowTargets {
-  static constexpr int count = further ? max_targets + 1 : 1;
+  static constexpr int count = extra ? max_targets + 1 : 1;
   int column[count] = {};  ///< -1: none
   float r[count] = {};     ///< see Cap
 
@@ -132,7 +133,7 @@ struct RowTargets {
   __device__ void load(const Targets& in, int t, const bf16* row, const Cap& cap) {
 #pragma unroll
     for (int k = 0; k < count; ++k) {
-      if constexpr (!further) {
+      if constexpr (!extra) {
         column[k] = in.next[t];
       } else if (k < max_targets) {
         column[k] = k < in.count && t + k < in.length ? in.next[t + k] : -1;
@@ -142,16 +143,16 @@ struct RowTargets {
       if (used(k)) r[k] = cap.r(to_float(row[column[k]]));
     }
   }
-  __device__ bool used(int k) const { return !further || column[k] >= 0; }
+  __device__ bool used(int k) const { return !extra || column[k] >= 0; }
 
   /// The sum of all weights, also of targets behind the last row.
   __device__ float weights(const Targets& in) const {
-    return further ? in.sum + (used(count - 1) ? in.weight[count - 1] : 0) : 1;
+    return extra ? in.sum + (used(count - 1) ? in.weight[count - 1] : 0) : 1;
   }
 
   template <class Cap>
   __device__ float loss(const Targets& in, const Cap& cap, float sum) const {
-    if constexpr (!further) return logf(sum) + cap.negative_logit(r[0]);
+    if constexpr (!extra) return logf(sum) + cap.negative_logit(r[0]);
     float loss = 0;
 #pragma unroll
     for (int k = 0; k < count; ++k) loss += used(k) ? in.weight[k] * (logf(sum) + cap.negative_logit(r[k])) : 0;
@@ -160,7 +161,7 @@ struct RowTargets {
 
   /// The sum of the weights of all targets at the column of target k.
   __device__ float weight_at(const Targets& in, int k) const {
-    if constexpr (!further) return 1;
+    if constexpr (!extra) return 1;
     float weight = 0;
 #pragma unroll
     for (int j = 0; j < count; ++j) weight += column[j] == column[k] ? in.weight[j] : 0;
@@ -205,9 +206,9 @@ __device__ void load_row(Vector<bf16, 8>* shared, const bf16* row, int vectors, 
   }
 }
 
-/// Applies Cap::weigh to a row, segment by segment as they arrive; returns the sum of e^logit.
+/// Applies Cap::exp_and_slope to a row, segment by segment as they arrive; returns the sum of e^logit.
 template <class Cap>
-__device__ float weigh_row(Vector<bf16, 8>* z, int vectors, const Cap& cap, sm90::Mbarrier* loaded) {
+__device__ float exp_and_slope_row(Vector<bf16, 8>* z, int vectors, const Cap& cap, sm90::Mbarrier* loaded) {
   float sum = 0;
   for (int s = 0; s * segment_vectors < vectors; ++s) {
     sm90::mbarrier_wait(loaded[s], 0);
@@ -215,7 +216,7 @@ __device__ float weigh_row(Vector<bf16, 8>* z, int vectors, const Cap& cap, sm90
 #pragma unroll 2
     for (int i = s * segment_vectors + threadIdx.x; i < last; i += row_threads) {
       Vector<float, 8> v = to_floats(z[i]);
-      sum += cap.weigh(v);
+      sum += cap.exp_and_slope(v);
       z[i] = round_to_bf16(v);
     }
   }
@@ -223,9 +224,10 @@ __device__ float weigh_row(Vector<bf16, 8>* z, int vectors, const Cap& cap, sm90
 }
 
 /// A block turns a row of z into its gradient times scale, in format G, and writes its loss.
-/// - Shared memory holds the row, then what Cap::weigh makes of it in bf16, whose rounding is small beside that of z.
+/// - Shared memory holds the row, then what Cap::exp_and_slope makes of it in bf16, whose rounding is small beside that
+/// of z.
 /// - The last rows come first: the GEMM wrote them last, and they are still in L2.
-template <class G, bool further, bool rounds>
+template <class G, bool extra, bool rounds>
 __global__ void __launch_bounds__(row_threads, 2)
     softcap_row(Mat<bf16> z, float* loss, const __grid_constant__ Targets targets, Cap<rounds> cap, float scale) {
   constexpr int loader = 0, finisher = warp_size;  // threads of different warps
@@ -235,18 +237,18 @@ __global__ void __launch_bounds__(row_threads, 2)
   begin_after_previous();
   const int t = z.rows - 1 - static_cast<int>(blockIdx.x), vectors = z.cols / 8;
   bf16* const row = z.row(t);
-  RowTargets<further> mine;
+  RowTargets<extra> mine;
   if (threadIdx.x == loader) load_row(kept, row, vectors, loaded);
   if (threadIdx.x == finisher) {
     mine.load(targets, t, row, cap);
-    if (further) shared_weights = mine.weights(targets);
+    if (extra) shared_weights = mine.weights(targets);
   }
   __syncthreads();
-  const float sum = weigh_row(kept, vectors, cap, loaded);
+  const float sum = exp_and_slope_row(kept, vectors, cap, loaded);
   if (threadIdx.x == finisher) loss[t] = mine.loss(targets, cap, sum);
   if constexpr (!std::is_same_v<G, NoGradient>) {
-    const float weights = further ? shared_weights : 1;
-    const float factor = cap.steepness * scale * weights / sum;
+    const float weights = extra ? shared_weights : 1;
+    const float factor = cap.derivative_scale * scale * weights / sum;
     for (int i = threadIdx.x; i < vectors; i += row_threads) {
       Vector<float, 8> g = to_floats(kept[i]);
 #pragma unroll
@@ -270,7 +272,7 @@ void launch_rows(Stream stream, float* loss, const Softcap& in, double scale) {
   assert(in.z.cols % 8 == 0 && in.z.cols <= max_vocabulary && in.targets.size() >= static_cast<std::size_t>(in.z.rows));
   const int shared_bytes = in.z.cols * static_cast<int>(sizeof(bf16));
   const Targets targets(in);
-  const auto kernel = targets.further() ? softcap_row<G, true, rounds> : softcap_row<G, false, rounds>;
+  const auto kernel = targets.has_extra_targets() ? softcap_row<G, true, rounds> : softcap_row<G, false, rounds>;
   check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes),
         "cudaFuncSetAttribute");
   launch("softcap_row", stream, kernel, in.z.rows, row_threads, shared_bytes, in.z, loss, targets,

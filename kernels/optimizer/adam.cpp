@@ -28,8 +28,6 @@ void adam_update(Stream, Vec<std::type_identity_t<W>> w, [[maybe_unused]] Vec<T>
 
 #define NANORUN_INSTANTIATE(T) \
   template void adam_update<T>(Stream, Vec<T>, Vec<T>, Vec<T>, Vec<T>, Vec<T>, const AdamOptions&, double*);
-NANORUN_INSTANTIATE(float)
-NANORUN_INSTANTIATE(double)
-#undef NANORUN_INSTANTIATE
+NANORUN_FOR_PORTABLE_TYPES(NANORUN_INSTANTIATE)
 
 }  // namespace nanorun::kernels::portable

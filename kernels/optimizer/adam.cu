@@ -66,6 +66,5 @@ NANORUN_INSTANTIATE(bf16, float, float)
 NANORUN_INSTANTIATE(bf16, float, bf16)
 NANORUN_INSTANTIATE(bf16, bf16, float)
 NANORUN_INSTANTIATE(bf16, bf16, bf16)
-#undef NANORUN_INSTANTIATE
 
 }  // namespace nanorun::kernels::cuda

@@ -17,11 +17,14 @@ struct AdamElements {
     for (int k = 0; k < W; ++k) {
       mean.v[k] = f.beta1 * mean.v[k] + f.rest1 * gradient.v[k];
       square.v[k] = f.beta2 * square.v[k] + f.rest2 * gradient.v[k] * gradient.v[k];
-      const float root = sqrt_fast(fmaxf(square.v[k], smallest_square)) * rates.root;
+      const float root = sqrt_fast(fmaxf(square.v[k], smallest_square)) * rates.root_factor;
       const float u = rates.lr * mean.v[k] * reciprocal_fast(root + f.eps);
       weight.v[k] -= u + (u * weight.v[k] > 0 ? rates.decay * weight.v[k] : 0);
     }
-    if (f.round_moments) round(mean), round(square);
+    if (f.round_moments) {
+      round(mean);
+      round(square);
+    }
     if (f.round_weights) round(weight);
   }
 
@@ -51,7 +54,8 @@ struct AdamElements {
       for (int k = 0; k < W; k += 2) {
         const __nv_bfloat162 pair = __floats2bfloat162_rn(x.v[k], x.v[k + 1]);
         const auto bits = *reinterpret_cast<const std::uint32_t*>(&pair);
-        x.v[k] = __uint_as_float(bits << 16), x.v[k + 1] = __uint_as_float(bits & 0xFFFF0000u);
+        x.v[k] = __uint_as_float(bits << 16);
+        x.v[k + 1] = __uint_as_float(bits & 0xFFFF0000u);
       }
     }
   }

@@ -1,6 +1,6 @@
 #pragma once
 // Adam with bias correction (Kingma and Ba 2015, arXiv:1412.6980), and cautious weight decay (Chen et al. 2025,
-// arXiv:2510.12402), which acts where it points the way of the update.
+// arXiv:2510.12402), which acts only where it and the update have the same sign.
 //   m = b1 m + (1 - b1) g,  v = b2 v + (1 - b2) g²
 //   u = lr (m / (1 - b1^t)) / (sqrt(v / (1 - b2^t)) + eps),  t = 1 for the first update
 //   w -= u + decay w [u w > 0]
@@ -11,6 +11,7 @@
 #include <cmath>
 #include <type_traits>
 
+#include "kernels/device/op.hpp"
 #include "kernels/device/types.hpp"
 
 namespace nanorun::kernels {
@@ -28,12 +29,13 @@ struct AdamOptions {
   bool clears_gradient = false;                       ///< g = 0 afterwards
 };
 
-/// What changes from one update to the next: u = lr m / (sqrt(v) root + eps), so that lr holds the correction of m; and
-/// the decay.
+/// What changes from one update to the next: u = lr m / (root_factor sqrt(v) + eps). lr and root_factor hold the bias
+/// corrections.
 template <class A>
 struct AdamRates {
-  A lr, root, decay;
+  A lr, root_factor, decay;
 };
+/// The rates of update options.t.
 template <class A>
 AdamRates<A> adam_rates(const AdamOptions& options) {
   const auto t = static_cast<double>(options.t);
@@ -43,7 +45,7 @@ AdamRates<A> adam_rates(const AdamOptions& options) {
   return {static_cast<A>(lr), static_cast<A>(1 / root), static_cast<A>(options.decay)};
 }
 
-/// What is the same for all updates of a tensor.
+/// What stays the same for all updates of a tensor. rest1 = 1 - beta1, rest2 = 1 - beta2.
 template <class A>
 struct AdamFactors {
   A beta1, rest1, beta2, rest2, eps, gradient_scale;
@@ -61,24 +63,15 @@ struct AdamFactors {
         clears_gradient(o.clears_gradient) {}
 };
 
-namespace portable {
+NANORUN_DECLARE_OPS({
+  /// W, M: types of w and of the moments. copy = w rounded to T, for the GEMMs that read it; where W is T, copy is w
+  /// itself. squares [2] in the tensors' memory, in double: squares[0] += sum of (gradient_scale g)², squares[1] += sum
+  /// of the new w². They are not finite where any element is not.
+  /// CUDA: T = bf16 or float; W and M = float or T. Where they are bf16, options.round_weights and round_moments must
+  /// say so. The sums have a fixed order. The stream needs create_sums().
+  template <class T, class W = acc_t<T>, class M = acc_t<T>>
+  void adam_update(Stream stream, Vec<std::type_identity_t<W>> w, Vec<T> copy, Vec<std::type_identity_t<M>> m,
+                   Vec<std::type_identity_t<M>> v, Vec<acc_t<T>> g, const AdamOptions& options, double* squares);
+})
 
-/// W, M: types of w and of the moments. copy = w rounded to T, for the GEMMs that read it; where W is T, copy is w
-/// itself. squares [2], in the tensors' memory, += in double the sum of (gradient_scale g)², and that of the new w²:
-/// not finite where any element is not.
-template <class T, class W = acc_t<T>, class M = acc_t<T>>
-void adam_update(Stream stream, Vec<std::type_identity_t<W>> w, Vec<T> copy, Vec<std::type_identity_t<M>> m,
-                 Vec<std::type_identity_t<M>> v, Vec<acc_t<T>> g, const AdamOptions& options, double* squares);
-
-}  // namespace portable
-
-namespace cuda {
-
-/// T = bf16 or float; W and M = float or T, with the options that round to it. The sums have a fixed order. The stream
-/// needs create_sums().
-template <class T, class W = acc_t<T>, class M = acc_t<T>>
-void adam_update(Stream stream, Vec<std::type_identity_t<W>> w, Vec<T> copy, Vec<std::type_identity_t<M>> m,
-                 Vec<std::type_identity_t<M>> v, Vec<acc_t<T>> g, const AdamOptions& options, double* squares);
-
-}  // namespace cuda
 }  // namespace nanorun::kernels

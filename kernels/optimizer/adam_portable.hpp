@@ -24,7 +24,7 @@ KOKKOS_INLINE_FUNCTION Sums<2> update_elements(T* w, T* m, T* v, const T* g, std
     const T gradient = g ? f.gradient_scale * g[i] : T(0);
     const T mean = f.beta1 * m[i] + f.rest1 * gradient;
     const T mean_square = f.beta2 * v[i] + f.rest2 * gradient * gradient;
-    const T u = rates.lr * mean / (std::sqrt(mean_square) * rates.root + f.eps);
+    const T u = rates.lr * mean / (std::sqrt(mean_square) * rates.root_factor + f.eps);
     m[i] = stored(mean, f.round_moments);
     v[i] = stored(mean_square, f.round_moments);
     w[i] = stored(w[i] - (u + (u * w[i] > 0 ? rates.decay * w[i] : T(0))), f.round_weights);

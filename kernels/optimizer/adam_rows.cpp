@@ -40,7 +40,8 @@ void list_rows(Stream, const RowList& list, Vec<std::int32_t> last_read, Vec<con
     if (i > 0 && index[positions[i - 1]] == row) return;
     if (read[row] + 1 < updates) {
       const int at = Kokkos::atomic_fetch_add(count, 1);
-      rows[at] = row, done[at] = read[row] + 1;
+      rows[at] = row;
+      done[at] = read[row] + 1;
     }
     read[row] = updates;
   });
@@ -70,9 +71,9 @@ void adam_catch_up_all(Stream, const AdamTable<T, W, M>& table, Vec<const std::i
            [=] KOKKOS_FUNCTION(int row) { catch_up_row<T>(table, row, read[row] + 1, all, f, updates); });
 }
 
-void note_all(Stream, Vec<std::int32_t> last_read, int updates) {
+void mark_caught_up(Stream, Vec<std::int32_t> last_read, int updates) {
   std::int32_t* const read = last_read.data();
-  for_rows("note_all", static_cast<int>(last_read.size()), [=] KOKKOS_FUNCTION(int i) {
+  for_rows("mark_caught_up", static_cast<int>(last_read.size()), [=] KOKKOS_FUNCTION(int i) {
     if (read[i] < updates - 1) read[i] = updates - 1;
   });
 }
@@ -102,9 +103,7 @@ void adam_update_rows(Stream, const AdamTable<T, W, M>& table, Mat<acc_t<T>> g, 
                                   const AdamOptions&, int);                                                            \
   template void adam_update_rows(Stream, const AdamTable<T, T, T>&, Mat<T>, Vec<const std::int32_t>,                   \
                                  Vec<const AdamRates<T>>, const AdamOptions&, int, double*);
-NANORUN_INSTANTIATE(float)
-NANORUN_INSTANTIATE(double)
-#undef NANORUN_INSTANTIATE
+NANORUN_FOR_PORTABLE_TYPES(NANORUN_INSTANTIATE)
 template void list_rows(Stream, const RowList&, Vec<std::int32_t>, Vec<const Token>, Vec<const std::int32_t>, int);
 template void list_rows(Stream, const RowList&, Vec<std::int32_t>, Vec<const std::int32_t>, Vec<const std::int32_t>,
                         int);

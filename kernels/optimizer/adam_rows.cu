@@ -89,7 +89,8 @@ __global__ void __launch_bounds__(block_threads)
   first = __shfl_sync(0xFFFFFFFFu, first, 0);
   if (!lacks) return;
   const int at = first + __popc(lanes & ((1u << lane_index()) - 1));
-  list.rows[at] = row, list.done[at] = done;
+  list.rows[at] = row;
+  list.done[at] = done;
 }
 
 template <class T, class W, class M>
@@ -164,7 +165,10 @@ void require_table(const char* op, const AdamTable<T, W, M>& table) {
     require_vectors(op, x);
     require_dense(op, x);
   };
-  require(table.w), require(table.copy), require(table.m), require(table.v);
+  require(table.w);
+  require(table.copy);
+  require(table.m);
+  require(table.v);
 }
 
 template <class T, class W, class M>
@@ -209,8 +213,9 @@ void adam_catch_up_all(Stream stream, const AdamTable<T, W, M>& table, Vec<const
   launch(op, stream, catch_up_all_kernel<T, W, M>, row_blocks(tasks), block_threads, 0, body, last_read.data());
 }
 
-void note_all(Stream stream, Vec<std::int32_t> last_read, int updates) {
-  launch_elementwise<1>("note_all", stream, last_read.size(), NoteAll{last_read.data(), updates}, last_read.data());
+void mark_caught_up(Stream stream, Vec<std::int32_t> last_read, int updates) {
+  launch_elementwise<1>("mark_caught_up", stream, last_read.size(), NoteAll{last_read.data(), updates},
+                        last_read.data());
 }
 
 template <class T, class W, class M>
@@ -239,7 +244,6 @@ NANORUN_INSTANTIATE(bf16, float, float)
 NANORUN_INSTANTIATE(bf16, float, bf16)
 NANORUN_INSTANTIATE(bf16, bf16, float)
 NANORUN_INSTANTIATE(bf16, bf16, bf16)
-#undef NANORUN_INSTANTIATE
 template void list_rows(Stream, const RowList&, Vec<std::int32_t>, Vec<const Token>, Vec<const std::int32_t>, int);
 template void list_rows(Stream, const RowList&, Vec<std::int32_t>, Vec<const std::int32_t>, Vec<const std::int32_t>,
                         int);

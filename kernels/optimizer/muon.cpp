@@ -1,4 +1,4 @@
-#include "kernels/optimizer/muon.hpp"
+#include "kernels/optimizer/muon_portable.hpp"
 
 #include <cassert>
 #include <cmath>
@@ -302,8 +302,6 @@ void muon_update(Stream stream, std::span<const MuonBatch<T>> batches, const Muo
   template void add_scaled(Stream, Vec<T>, Vec<const T>, double, double*);                    \
   template std::size_t muon_workspace(std::span<const MuonBatch<T>>);                         \
   template void muon_update(Stream, std::span<const MuonBatch<T>>, const MuonOptions&, const MuonSquares&, Workspace);
-NANORUN_INSTANTIATE(float)
-NANORUN_INSTANTIATE(double)
-#undef NANORUN_INSTANTIATE
+NANORUN_FOR_PORTABLE_TYPES(NANORUN_INSTANTIATE)
 
 }  // namespace nanorun::kernels::portable

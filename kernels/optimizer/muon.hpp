@@ -5,8 +5,8 @@
 //   X = u / (|u|_F + 1e-7), transposed if rows > cols; five times { A = X Xᵀ, B = b A + c A A, X = a X + B X }
 //   with (a, b, c) = (3.4445, -4.7750, 2.0315); transposed back.
 // Polar Express (Amsel et al. 2025, arXiv:2505.16932) has other coefficients in each iteration, and X = u / (1.02 |u|_F
-// + 1e-6) at first. NorMuon (Li et al. 2025, arXiv:2510.05491) then evens out the rows of a matrix that has at least as
-// many rows as columns, of others the columns; `lines`, of length n each:
+// + 1e-6) at first. NorMuon (Li et al. 2025, arXiv:2510.05491) then evens out the lines of a matrix: its rows, or its
+// columns where these are more.
 //   v = mean of X² over each line,  Q = b Q + (1 - b) v,  s = max(Q, 1e-10)^(-1/2)
 //   X = X s |X|_F / max(|X s|_F, 1e-10)
 // Cautious weight decay (Chen et al. 2025, arXiv:2510.12402): w -= lr X + decay w [X w >= 0].
@@ -15,6 +15,7 @@
 #include <array>
 #include <span>
 
+#include "kernels/device/op.hpp"
 #include "kernels/device/types.hpp"
 
 namespace nanorun::kernels {
@@ -31,17 +32,8 @@ struct MatrixBatch {
   constexpr std::size_t size() const { return count * matrix_size(); }
 };
 
-/// Lines of a matrix whose second moment NorMuon keeps: its rows, or its columns where these are more.
+/// Number of lines of a matrix, each of which has a second moment in NorMuon.
 constexpr int normuon_lines(int rows, int cols) { return rows >= cols ? rows : cols; }
-
-/// Matrices X of portable::normuon(), and Q [count, normuon_lines(rows, cols)] behind `second_moment`.
-template <class T>
-struct NormuonBatch {
-  MatrixBatch<T> x;
-  T* second_moment = nullptr;
-
-  constexpr int lines() const { return normuon_lines(x.rows, x.cols); }
-};
 
 /// An iteration towards the polar factor: X = u / (norm_factor |u|_F + eps) at first, then the steps.
 struct PolarIteration {
@@ -96,62 +88,20 @@ struct MuonSquares {
   double *gradients, *weights;
 };
 
-namespace portable {
+NANORUN_DECLARE_OPS({
+  /// Bytes of workspace for muon_update(); the batches' tensors may be null.
+  template <class T>
+  std::size_t muon_workspace(std::span<const MuonBatch<T>> batches);
 
-/// Bytes of workspace for muon_update(); the batches' tensors may be null.
-template <class T>
-std::size_t muon_workspace(std::span<const MuonBatch<T>> batches);
+  /// Updates all matrices: weights, copy, momentum and second moments in place; gradients are undefined afterwards. All
+  /// matrices have one shape or its transpose: the iteration commutes with transposition, so they run as one batch.
+  /// Either all batches have second moments, or none.
+  /// CUDA: T = bf16, data aligned to 16 bytes, on a stream with create_blas() and create_sums(). X is bf16 between the
+  /// stages (muon_stages.hpp), which run on all matrices at once. Throws std::invalid_argument unless rows and cols are
+  /// multiples of 8, and where shapes differ by more than transposition.
+  template <class T>
+  void muon_update(Stream stream, std::span<const MuonBatch<T>> batches, const MuonOptions& options,
+                   const MuonSquares& squares, Workspace workspace);
+})
 
-/// Updates all matrices: weights, copy, momentum and second moments in place; uses the gradients up. All have one shape
-/// or its transpose: the iteration commutes with transposition, so they run as one batch. All have second moments, or
-/// none.
-template <class T>
-void muon_update(Stream stream, std::span<const MuonBatch<T>> batches, const MuonOptions& options,
-                 const MuonSquares& squares, Workspace workspace);
-
-// The stages of muon_update(), one after another.
-
-/// Updates buf and g in place; g enters as gradient_scale g and becomes u. *squares, in the tensors' memory, += sum of
-/// (gradient_scale g)² in double: not finite where any element is not.
-template <class A>
-void nesterov_momentum(Stream stream, Vec<A> g, Vec<A> buf, double momentum, double gradient_scale, double* squares);
-
-/// Bytes of workspace for newton_schulz(); the batches' data may be null.
-template <class T>
-std::size_t newton_schulz_workspace(std::span<const MatrixBatch<T>> batches);
-
-/// Replaces each matrix of the batches by its approximate polar factor. All matrices have one shape or its transpose:
-/// the iteration commutes with transposition, so they run as one batch.
-template <class T>
-void newton_schulz(Stream stream, std::span<const MatrixBatch<T>> batches, Workspace workspace);
-/// The same with the coefficients of Polar Express, in a workspace of the same size.
-template <class T>
-void polar_express(Stream stream, std::span<const MatrixBatch<T>> batches, Workspace workspace);
-
-/// NorMuon on the matrices X of all batches, which may differ in shape.
-template <class T>
-void normuon(Stream stream, std::span<const NormuonBatch<T>> batches, double beta);
-
-/// w -= lr x + decay w [x w >= 0], with *squares as below.
-template <class T>
-void add_scaled_with_decay(Stream stream, Vec<T> w, Vec<const T> x, double lr, double decay, double* squares);
-
-/// w += alpha x; *squares += sum of the new w², as above.
-template <class T>
-void add_scaled(Stream stream, Vec<T> w, Vec<const T> x, double alpha, double* squares);
-
-}  // namespace portable
-
-namespace cuda {
-
-/// T = bf16, data aligned to 16 bytes, on a stream with create_blas() and create_sums(). X is bf16 between the stages
-/// (muon_stages.hpp), which run on all matrices at once. Throw std::invalid_argument unless rows and cols are multiples
-/// of 8, and if shapes differ by more than transposition.
-template <class T>
-std::size_t muon_workspace(std::span<const MuonBatch<T>> batches);
-template <class T>
-void muon_update(Stream stream, std::span<const MuonBatch<T>> batches, const MuonOptions& options,
-                 const MuonSquares& squares, Workspace workspace);
-
-}  // namespace cuda
 }  // namespace nanorun::kernels

@@ -1,7 +1,7 @@
 #pragma once
-// The stages of muon_update() on GPUs, all on matrices that differ by no more than transposition. Between them the
-// matrices X lie one after another in bf16, each as a wide matrix: transposed where rows > cols. So the iteration runs
-// as one batch, and every element is read and written as seldom as its sums over matrices and lines allow.
+// The stages of muon_update() on CUDA, for matrices of one shape or its transpose. Between the stages the matrices X
+// lie one after another in bf16, each as a wide matrix: transposed where rows > cols. So the iteration runs as one
+// batch, and every element is read and written as seldom as its sums over matrices and lines allow.
 //
 // The stream needs create_blas() and create_sums(). Sums have a fixed order.
 
@@ -12,22 +12,22 @@ namespace nanorun::kernels::cuda {
 /// Shape and number of the wide matrices; data is null. Throws std::invalid_argument as muon_update().
 MatrixBatch<bf16> wide_matrices(std::span<const MuonBatch<bf16>> batches);
 
-/// Parts in which thread blocks work on a matrix of this shape, or on its transpose.
+/// Number of parts into which thread blocks divide a matrix of this shape, or its transpose.
 int matrix_parts(int rows, int cols);
 
-/// Updates the momentum, and X = u. squares_of_x [x.count, matrix_parts]: over a matrix their sum is |u|_F². *squares
-/// as MuonSquares::gradients.
+/// Updates the momentum, and X = u. squares_of_x [x.count, matrix_parts] = the part's sum of u²: over a matrix they add
+/// up to |u|_F². *squares as MuonSquares::gradients.
 void muon_momentum(Stream stream, std::span<const MuonBatch<bf16>> batches, MatrixBatch<bf16> x, float* squares_of_x,
                    double momentum, double gradient_scale, double* squares);
 
 std::size_t polar_factor_workspace(MatrixBatch<bf16> x);
-/// X / (norm_factor |X|_F + eps), rounded to bf16, then the steps of the iteration.
+/// X = X / (norm_factor |X|_F + eps), rounded to bf16, then the steps of the iteration.
 void polar_factor(Stream stream, MatrixBatch<bf16> x, const float* squares_of_x, const PolarIteration& iteration,
                   Workspace workspace);
 
 std::size_t muon_apply_workspace(MatrixBatch<bf16> x);
-/// Updates second moments, where there are any, and moves weights and copies by X, which NorMuon then has evened out.
-/// *squares as MuonSquares::weights.
+/// Where the batches have second moments, updates these and evens X out by NorMuon. Then updates weights and copies by
+/// X. *squares as MuonSquares::weights.
 void muon_apply(Stream stream, std::span<const MuonBatch<bf16>> batches, MatrixBatch<bf16> x, double normuon_beta,
                 double* squares, Workspace workspace);
 

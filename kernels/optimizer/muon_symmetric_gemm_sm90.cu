@@ -201,8 +201,10 @@ void symmetric_gemm(Stream stream, const GemmOptions& options, Mat<const bf16> x
   p.x = column_map(batch(x), tile_side, tile_k);
   if (options.beta != 0) p.addend = column_map(batch(addend), tile_side, 64);
   p.out = column_map(batch(out), consumer_rows, 64);
-  p.alpha = options.alpha, p.beta = options.beta;
-  p.n = n, p.k_tiles = x.cols / tile_k;
+  p.alpha = options.alpha;
+  p.beta = options.beta;
+  p.n = n;
+  p.k_tiles = x.cols / tile_k;
   if (count * p.count() > sm_count()) {
     launch_gemm<2>(stream, p, count);
   } else {

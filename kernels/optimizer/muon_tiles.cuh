@@ -31,12 +31,16 @@ struct MuonMatrix {
     const MuonBatch<bf16>* b = batches.batch;
     for (; index >= b->count; ++b) index -= b->count;
     const std::size_t first = index * b->matrix_size();
-    weights = b->weights + first, gradients = b->gradients + first, momentum = b->momentum + first;
+    weights = b->weights + first;
+    gradients = b->gradients + first;
+    momentum = b->momentum + first;
     copy = b->copy + first;
-    rows = b->rows, cols = b->cols;
+    rows = b->rows;
+    cols = b->cols;
     const std::size_t first_line = static_cast<std::size_t>(index) * normuon_lines(rows, cols);
     second_moment = b->second_moment == nullptr ? nullptr : b->second_moment + first_line;
-    lr = static_cast<float>(b->lr), decay = static_cast<float>(b->decay);
+    lr = static_cast<float>(b->lr);
+    decay = static_cast<float>(b->decay);
     truncates = b->truncates;
   }
   __device__ std::size_t size() const { return static_cast<std::size_t>(rows) * cols; }

@@ -103,8 +103,6 @@ void coefficient_net_backward(Stream, Mat<T> d_u, const CoefficientNetGradients<
   template void coefficient_net_forward(Stream, Mat<T>, Mat<T>, Mat<const T>, const CoefficientNet<T>&);          \
   template void coefficient_net_backward(Stream, Mat<T>, const CoefficientNetGradients<T>&, Mat<T>, Mat<const T>, \
                                          Mat<const T>, Mat<const T>, const CoefficientNet<T>&);
-NANORUN_INSTANTIATE(float)
-NANORUN_INSTANTIATE(double)
-#undef NANORUN_INSTANTIATE
+NANORUN_FOR_PORTABLE_TYPES(NANORUN_INSTANTIATE)
 
 }  // namespace nanorun::kernels::portable

@@ -63,12 +63,10 @@ void embedding_backward(Stream, Mat<acc_t<T>> d_table, Vec<const std::int32_t> r
 #define NANORUN_INSTANTIATE_FOR(T, Index)                                          \
   template void embedding_forward(Stream, Mat<T>, Vec<const Index>, Mat<const T>); \
   template void embedding_backward(Stream, Mat<T>, Vec<const Index>, Vec<const std::int32_t>, Mat<const T>, Workspace);
-#define NANORUN_INSTANTIATE(T)      \
-  NANORUN_INSTANTIATE_FOR(T, Token) \
-  NANORUN_INSTANTIATE_FOR(T, std::int32_t) template std::size_t embedding_backward_workspace<T>(int, int);
-NANORUN_INSTANTIATE(float)
-NANORUN_INSTANTIATE(double)
-#undef NANORUN_INSTANTIATE
-#undef NANORUN_INSTANTIATE_FOR
+#define NANORUN_INSTANTIATE(T)                                    \
+  template std::size_t embedding_backward_workspace<T>(int, int); \
+  NANORUN_INSTANTIATE_FOR(T, Token)                               \
+  NANORUN_INSTANTIATE_FOR(T, std::int32_t)
+NANORUN_FOR_PORTABLE_TYPES(NANORUN_INSTANTIATE)
 
 }  // namespace nanorun::kernels::portable

@@ -101,7 +101,7 @@ KOKKOS_FUNCTION void clear_row(int t, Mat<T> out) {
   for (int j = 0; j < out.cols; ++j) to[j] = 0;
 }
 
-/// d[j] += rstd (d_n[t,j] - n[t,j] mean(d_n n)), or = where that is alone
+/// d[j] += rstd (d_n[t,j] - n[t,j] mean(d_n n)), or = where that is all
 template <class T>
 KOKKOS_FUNCTION void add_norm_gradient(int t, T* d, const NormGradient<T>& norm) {
   const int cols = norm.n.cols;
@@ -109,7 +109,7 @@ KOKKOS_FUNCTION void add_norm_gradient(int t, T* d, const NormGradient<T>& norm)
   const T* d_n = norm.d_n.row(t);
   const T mean = dot(d_n, n, cols) / cols, r = norm.rstd[t];
 #pragma omp simd
-  for (int j = 0; j < cols; ++j) d[j] = (norm.alone ? 0 : d[j]) + r * (d_n[j] - n[j] * mean);
+  for (int j = 0; j < cols; ++j) d[j] = (norm.is_only_path ? 0 : d[j]) + r * (d_n[j] - n[j] * mean);
 }
 
 /// d_source of a term in row t, where it is not d_out.
@@ -149,11 +149,10 @@ KOKKOS_FUNCTION T implied_dot(int t, const MixTerm<T>& term, T rest, const T* g,
 
 /// One row; returns per_token_k[t] dot_k[t] where the scalars need it. implied: that term's index, -1 without one.
 template <class T, int K>
-KOKKOS_FUNCTION Sums<K> mix_backward_row(int t, Mat<T> d_out, Mat<const T> d_elsewhere, const NormGradient<T>& norm,
-                                         const Terms<T, K>& terms, int implied, const MixHandover<T>& handover) {
-  T* g = d_out.row(t);
-  if (handover.from) copy_row(t, d_out, handover.from, handover.factor.factor());
-  if (norm.n) add_norm_gradient(t, g, norm);
+KOKKOS_FUNCTION Sums<K> mix_backward_row(int t, const MixBackward<T>& d, const Terms<T, K>& terms, int implied) {
+  T* g = d.d_out.row(t);
+  if (d.scaled_d_in.matrix) copy_row(t, d.d_out, d.scaled_d_in.matrix, d.scaled_d_in.factor.factor());
+  if (d.norm.n) add_norm_gradient(t, g, d.norm);
   Sums<K> sums;
   bool replaces = false;
   T to_out = 0, rest = 0;
@@ -161,34 +160,32 @@ KOKKOS_FUNCTION Sums<K> mix_backward_row(int t, Mat<T> d_out, Mat<const T> d_els
     const MixTerm<T>& term = terms.term[k];
     const T common = term.common_factor(), by_token = term.per_token.factor(t);
     if (k != implied && (term.wants_dot() || implied >= 0)) {
-      const T product = dot<T>(g, term.source.row(t), d_out.cols) / term.divisor(t);
+      const T product = dot<T>(g, term.source.row(t), d.d_out.cols) / term.divisor(t);
       rest += common * by_token * product;
       if (term.per_token.gradient) term.per_token.gradient[term.per_token.at(t)] += common * product;
       sums.values[k] = by_token * product;
     }
-    if (term.d_source.data == d_out.data) {
+    if (term.d_source.data == d.d_out.data) {
       replaces = true;
       to_out += common * by_token;
     } else if (term.d_source) {
       send_row(t, term, common * by_token, g);
     }
   }
-  if (implied >= 0) sums.values[implied] = implied_dot(t, terms.term[implied], rest, g, norm);
-  if (handover.g) copy_row<T>(t, handover.g, d_out, 1);
-  if (replaces) replace_row(t, d_out, d_elsewhere, to_out);
+  if (implied >= 0) sums.values[implied] = implied_dot(t, terms.term[implied], rest, g, d.norm);
+  if (d.g) copy_row<T>(t, d.g, d.d_out, 1);
+  if (replaces) replace_row(t, d.d_out, d.d_elsewhere, to_out);
   return sums;
 }
 
 template <class T, int K>
-void mix_backward_rows(Mat<T> d_out, Mat<const T> d_elsewhere, const NormGradient<T>& norm, const Terms<T, K>& terms,
-                       int implied, const MixHandover<T>& handover) {
-  const Sums<K> sums = sum_rows<K>("mix_backward", d_out.rows, [=] KOKKOS_FUNCTION(int t) {
-    return mix_backward_row(t, d_out, d_elsewhere, norm, terms, implied, handover);
-  });
+void mix_backward_rows(const MixBackward<T>& d, const Terms<T, K>& terms, int implied) {
+  const Sums<K> sums = sum_rows<K>("mix_backward", d.d_out.rows,
+                                   [=] KOKKOS_FUNCTION(int t) { return mix_backward_row(t, d, terms, implied); });
   for_rows("mix_scalars", 1, [=] KOKKOS_FUNCTION(int) {
     for (int k = 0; k < K; ++k) {
       const MixTerm<T>& term = terms.term[k];
-      if (term.leaves_factor) *term.leaves_factor = term.common_factor();
+      if (term.factor_out) *term.factor_out = term.common_factor();
       for (int i = 0; i < 2; ++i) {
         const LearnedScalar<T>& s = term.scalars[i];
         const double rest = term.constant * term.scalars[1 - i].factor();
@@ -203,7 +200,7 @@ template <class T>
 KOKKOS_FUNCTION Sums<3> share_row(int t, const std::array<SharedStream<T>, 2>& streams, const SharingMix<T>& mix) {
   Sums<3> sums;
   for (int i = 0; i < 2; ++i) {
-    const MixCoefficient<T>& c = mix.of[i];
+    const MixCoefficient<T>& c = mix.coefficient[i];
     if (!streams[i].d || !c.present) continue;
     add_row(t, streams[i].d, mix.g, c.factor(t));
     const T product = dot<T>(mix.g.row(t), streams[i].x.row(t), mix.g.cols);
@@ -218,7 +215,7 @@ KOKKOS_FUNCTION Sums<3> share_row(int t, const std::array<SharedStream<T>, 2>& s
 template <class T>
 KOKKOS_FUNCTION void add_to_scalars(const SharingMix<T>& mix, const Sums<3>& sums) {
   for (int i = 0; i < 2; ++i) {
-    const LearnedScalar<T>& s = mix.of[i].scalar;
+    const LearnedScalar<T>& s = mix.coefficient[i].scalar;
     if (s.gradient) *s.gradient += static_cast<T>(s.slope() * sums.values[i]);
   }
   add_to_implied(mix.implied, -sums.values[2]);
@@ -240,12 +237,10 @@ void mix_norm_forward(Stream stream, Mat<T> out, Mat<T> n, Vec<acc_t<T>> rstd, s
 }
 
 template <class T>
-void mix_backward(Stream, Mat<T> d_out, Mat<const T> d_elsewhere, const NormGradient<T>& norm,
-                  std::span<const MixTerm<T>> terms, const MixHandover<T>& handover) {
+void mix_backward(Stream, const MixBackward<T>& d, std::span<const MixTerm<T>> terms) {
   const OwnTerms<T> own(terms);
-  const int implied = implied_term(own.span(), norm);
-  with_terms(own.span(),
-             [&](const auto& fixed) { mix_backward_rows(d_out, d_elsewhere, norm, fixed, implied, handover); });
+  const int implied = implied_term(own.span(), d.norm);
+  with_terms(own.span(), [&](const auto& fixed) { mix_backward_rows(d, fixed, implied); });
 }
 
 template <class T>
@@ -263,14 +258,11 @@ void shared_streams_backward(Stream, const std::array<SharedStream<T>, 2>& strea
   }
 }
 
-#define NANORUN_INSTANTIATE(T)                                                                                  \
-  template void mix_forward(Stream, Mat<T>, std::span<const MixTerm<T>>);                                       \
-  template void mix_norm_forward(Stream, Mat<T>, Mat<T>, Vec<T>, std::span<const MixTerm<T>>, double, T*);      \
-  template void mix_backward(Stream, Mat<T>, Mat<const T>, const NormGradient<T>&, std::span<const MixTerm<T>>, \
-                             const MixHandover<T>&);                                                            \
+#define NANORUN_INSTANTIATE(T)                                                                             \
+  template void mix_forward(Stream, Mat<T>, std::span<const MixTerm<T>>);                                  \
+  template void mix_norm_forward(Stream, Mat<T>, Mat<T>, Vec<T>, std::span<const MixTerm<T>>, double, T*); \
+  template void mix_backward(Stream, const MixBackward<T>&, std::span<const MixTerm<T>>);                  \
   template void shared_streams_backward(Stream, const std::array<SharedStream<T>, 2>&, std::span<const SharingMix<T>>);
-NANORUN_INSTANTIATE(float)
-NANORUN_INSTANTIATE(double)
-#undef NANORUN_INSTANTIATE
+NANORUN_FOR_PORTABLE_TYPES(NANORUN_INSTANTIATE)
 
 }  // namespace nanorun::kernels::portable

@@ -176,79 +176,119 @@ __device__ void add_to_scalars(const Terms<K>& terms, const float (&sums)[K], co
   *gradient(own) += sum;
 }
 
-/// As above, with a grid-stride loop over rows, the last first. norm.n is null without a norm, handover.from is never
-/// null. leaves_g: without terms that send to d_out, it becomes g. Where the registers suffice, the operands of the
-/// next columns are on their way while these are computed, the first ones already before the norm's sum.
+/// First column of the i-th vector of this lane.
+__device__ __forceinline__ int lane_column(int i) {
+  return 8 * (static_cast<int>(threadIdx.x) % warp_size + warp_size * i);
+}
+
+/// A lane's part of a row's gradients and of its norm.
+template <int N>
+struct RowGradients {
+  Vector<bf16, 8> d_in[N], n[N], d_n[N];
+};
+
+template <int N>
+__device__ __forceinline__ void load_gradients(RowGradients<N>& to, int row, const MixBackward<bf16>& d) {
+#pragma unroll
+  for (int i = 0; i < N; ++i) {
+    const int col = lane_column(i);
+    if (col >= d.d_out.cols) continue;
+    if (d.norm.n) {
+      to.n[i] = load_streaming(d.norm.n.row(row) + col);
+      to.d_n[i] = load_streaming(d.norm.d_n.row(row) + col);
+    }
+    if (!d.norm.is_only_path) to.d_in[i] = load_streaming(d.scaled_d_in.matrix.row(row) + col);
+  }
+}
+
+/// c and divisors of the terms in a row. Returns the sum of the c of terms that send to d_out.
+template <int K>
+__device__ __forceinline__ float load_factors(float (&c)[K], float (&divisors)[K], int row, const float (&common)[K],
+                                              const Terms<K>& terms) {
+  float to_out = 0;
+#pragma unroll
+  for (int k = 0; k < K; ++k) {
+    c[k] = common[k] * terms.term[k].per_token.factor(row);
+    divisors[k] = terms.term[k].divisor(row);
+    if (terms.to_out >> k & 1) to_out += c[k];
+  }
+  return to_out;
+}
+
+/// Writes g and d_out. leaves_g: without terms that send to d_out, it becomes g.
+template <int K>
+__device__ __forceinline__ void write_gradients(int row, int col, Vector<float, 8> g, const Vector<bf16, 8>& elsewhere,
+                                                float to_out, const MixBackward<bf16>& d, const Terms<K>& terms,
+                                                bool leaves_g) {
+  if (d.g) store_vector(d.g.row(row) + col, round_to_bf16(g));
+  if (terms.to_out) g = scaled_sum(g, to_out, to_floats(elsewhere));
+  if (leaves_g) {
+    store_vector(d.d_out.row(row) + col, round_to_bf16(g));
+  } else if (terms.to_out) {
+    store_streaming(d.d_out.row(row) + col, round_to_bf16(g));
+  }
+}
+
+/// Adds the dots of a row to the gradients of the numbers per token, and to the sums of which the scalars' gradients
+/// are made.
+template <int K>
+__device__ __forceinline__ void add_dots(int row, const float (&dots)[K], const float (&common)[K],
+                                         const Terms<K>& terms, float (&sums)[K]) {
+#pragma unroll
+  for (int k = 0; k < K; ++k) {
+    const PerToken<bf16>& factor = terms.term[k].per_token;
+    sums[k] += factor.factor(row) * dots[k];
+    if (!factor.gradient) continue;
+    const float whole = warp_sum(dots[k]);
+    if (threadIdx.x % warp_size == 0) factor.gradient[factor.at(row)] += common[k] * whole;
+  }
+}
+
+/// A warp for each row, in a grid-stride loop over rows, the last first. d.scaled_d_in is never null. Where the
+/// registers suffice, the operands of the next columns are on their way while these are computed, the first ones
+/// already before the norm's sum.
 template <int N, int K>
 __global__ void __launch_bounds__(block_threads, N > 3 ? 1 : 2)
-    mix_backward_kernel(Mat<bf16> d_out, Mat<const bf16> d_elsewhere, NormGradient<bf16> norm, Terms<K> terms,
-                        MixHandover<bf16> handover, bool leaves_g, OrderedSum total) {
+    mix_backward_kernel(MixBackward<bf16> d, Terms<K> terms, bool leaves_g, OrderedSum total) {
   constexpr bool ahead = K <= 3;
   begin_after_previous();
-  const int lane = threadIdx.x % warp_size, cols = d_out.cols;
-  const float c_in = handover.factor.factor();
+  const int cols = d.d_out.cols;
+  const float c_in = d.scaled_d_in.factor.factor();
   float common[K], sums[K] = {};
 #pragma unroll
   for (int k = 0; k < K; ++k) {
     common[k] = terms.term[k].common_factor();
-    if (terms.term[k].leaves_factor && blockIdx.x + threadIdx.x == 0) *terms.term[k].leaves_factor = common[k];
+    if (terms.term[k].factor_out && blockIdx.x + threadIdx.x == 0) *terms.term[k].factor_out = common[k];
   }
-  for (int row = d_out.rows - 1 - static_cast<int>(blockIdx.x * block_warps + threadIdx.x / warp_size); row >= 0;
+  for (int row = d.d_out.rows - 1 - static_cast<int>(blockIdx.x * block_warps + threadIdx.x / warp_size); row >= 0;
        row -= gridDim.x * block_warps) {
-    const auto load = [&](int i) { return load_columns(row, 8 * (lane + warp_size * i), d_elsewhere, terms, cols); };
-    Vector<bf16, 8> d[N], n[N], d_n[N];
-    float c[K], divisors[K], dots[K] = {}, by_out = 0, sum = 0, to_out = 0, r = 0;
-#pragma unroll
-    for (int i = 0; i < N; ++i) {
-      const int col = 8 * (lane + warp_size * i);
-      if (col >= cols) continue;
-      if (norm.n) {
-        n[i] = load_streaming(norm.n.row(row) + col);
-        d_n[i] = load_streaming(norm.d_n.row(row) + col);
-      }
-      if (!norm.alone) d[i] = load_streaming(handover.from.row(row) + col);
-    }
+    const auto load = [&](int i) { return load_columns(row, lane_column(i), d.d_elsewhere, terms, cols); };
+    RowGradients<N> in_row;
+    load_gradients(in_row, row, d);
     Columns<K> next;
     if constexpr (ahead) next = load(0);
-    if (norm.n) r = norm.rstd[row];
+    const float r = d.norm.n ? d.norm.rstd[row] : 0;
+    float c[K], divisors[K], dots[K] = {}, by_out = 0, sum = 0;
+    const float to_out = load_factors(c, divisors, row, common, terms);
 #pragma unroll
-    for (int k = 0; k < K; ++k) {
-      c[k] = common[k] * terms.term[k].per_token.factor(row);
-      divisors[k] = terms.term[k].divisor(row);
-      if (terms.to_out >> k & 1) to_out += c[k];
-    }
-#pragma unroll
-    for (int i = 0; i < N; ++i) sum += dot(to_floats(n[i]), to_floats(d_n[i]));
+    for (int i = 0; i < N; ++i) sum += dot(to_floats(in_row.n[i]), to_floats(in_row.d_n[i]));
     const float mean = warp_sum(sum) / cols;
 #pragma unroll
     for (int i = 0; i < N; ++i) {
       const Columns<K> in = ahead ? next : load(i);
       if (ahead && i + 1 < N) next = load(i + 1);
-      const int col = 8 * (lane + warp_size * i);
+      const int col = lane_column(i);
       if (col >= cols) continue;
-      Vector<float, 8> g = to_floats(d[i]);
-      const Vector<float, 8> y = to_floats(n[i]), d_y = to_floats(d_n[i]);
+      Vector<float, 8> g = to_floats(in_row.d_in[i]);
+      const Vector<float, 8> y = to_floats(in_row.n[i]), d_y = to_floats(in_row.d_n[i]);
 #pragma unroll
       for (int j = 0; j < 8; ++j) g.v[j] = c_in * g.v[j] + r * (d_y.v[j] - y.v[j] * mean);
       if (terms.implied >= 0) by_out += dot(g, y);
       send(row, col, g, in, c, terms, dots);
-      if (handover.g) store_vector(handover.g.row(row) + col, round_to_bf16(g));
-      if (terms.to_out) g = scaled_sum(g, to_out, to_floats(in.elsewhere));
-      if (leaves_g) {
-        store_vector(d_out.row(row) + col, round_to_bf16(g));
-      } else if (terms.to_out) {
-        store_streaming(d_out.row(row) + col, round_to_bf16(g));
-      }
+      write_gradients(row, col, g, in.elsewhere, to_out, d, terms, leaves_g);
     }
     finish_dots(by_out / r, c, divisors, terms, dots);
-#pragma unroll
-    for (int k = 0; k < K; ++k) {
-      const PerToken<bf16>& factor = terms.term[k].per_token;
-      sums[k] += factor.factor(row) * dots[k];
-      if (!factor.gradient) continue;
-      const float whole = warp_sum(dots[k]);
-      if (lane == 0) factor.gradient[factor.at(row)] += common[k] * whole;
-    }
+    add_dots(row, dots, common, terms, sums);
   }
   if (terms.wants_scalars) add_to_scalars(terms, sums, total);
 }
@@ -302,32 +342,31 @@ void mix_norm_forward(Stream stream, Mat<T> out, Mat<T> n, Vec<acc_t<T>> rstd, s
 }
 
 template <class T>
-void mix_backward(Stream stream, Mat<T> d_out, Mat<const T> d_elsewhere, const NormGradient<T>& norm,
-                  std::span<const MixTerm<T>> terms, const MixHandover<T>& handover) {
+void mix_backward(Stream stream, const MixBackward<T>& d, std::span<const MixTerm<T>> terms) {
   constexpr const char* op = "mix_backward";
-  require_vectors(op, d_out);
-  require_vectors(op, handover.from);
-  require_vectors(op, handover.g);
-  require_vectors(op, d_elsewhere);
-  require_vectors(op, norm.n);
-  require_vectors(op, norm.d_n);
-  if (d_out.rows == 0) return;
-  const portable::OwnTerms<T> own(terms);
-  MixHandover<T> given = handover;
-  if (!given.from) given.from = d_out;
-  const bool leaves_g = !handover.g && (norm.n || handover.from);
-  for_terms(op, d_out, d_out.cols, own.span(), portable::implied_term(own.span(), norm),
+  require_vectors(op, d.d_out);
+  require_vectors(op, d.scaled_d_in.matrix);
+  require_vectors(op, d.g);
+  require_vectors(op, d.d_elsewhere);
+  require_vectors(op, d.norm.n);
+  require_vectors(op, d.norm.d_n);
+  if (d.d_out.rows == 0) return;
+  const OwnTerms<T> own(terms);
+  MixBackward<T> given = d;
+  if (!d.scaled_d_in.matrix) given.scaled_d_in.matrix = d.d_out;
+  const bool leaves_g = !d.g && (d.norm.n || d.scaled_d_in.matrix);
+  for_terms(op, d.d_out, d.d_out.cols, own.span(), implied_term(own.span(), d.norm),
             [&]<int K>(auto vectors, const Terms<K>& fixed) {
-              const int blocks = std::min(row_blocks(d_out.rows), resident_blocks());
-              launch(op, stream, mix_backward_kernel<vectors(), K>, blocks, block_threads, 0, d_out,
-                     fixed.to_out ? d_elsewhere : Mat<const bf16>(), norm, fixed, given, leaves_g, OrderedSum(stream));
+              if (!fixed.to_out) given.d_elsewhere = {};
+              const int blocks = std::min(row_blocks(d.d_out.rows), resident_blocks());
+              launch(op, stream, mix_backward_kernel<vectors(), K>, blocks, block_threads, 0, given, fixed, leaves_g,
+                     OrderedSum(stream));
             });
 }
 
 template void mix_forward(Stream, Mat<bf16>, std::span<const MixTerm<bf16>>);
 template void mix_norm_forward(Stream, Mat<bf16>, Mat<bf16>, Vec<float>, std::span<const MixTerm<bf16>>, double,
                                float*);
-template void mix_backward(Stream, Mat<bf16>, Mat<const bf16>, const NormGradient<bf16>&,
-                           std::span<const MixTerm<bf16>>, const MixHandover<bf16>&);
+template void mix_backward(Stream, const MixBackward<bf16>&, std::span<const MixTerm<bf16>>);
 
 }  // namespace nanorun::kernels::cuda

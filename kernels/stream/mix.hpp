@@ -3,30 +3,34 @@
 // then, where wanted, its RMS norm.
 //   c_k[t] = constant_k f(s_k,0) f(s_k,1) per_token_k[t],   f(s) = s or sigmoid(s)
 //   out[t] = sum_k c_k[t] x_k[t],   n = rms_norm(out)
-// where x_k is the source of the term, or source_k[t] / rstd_k[t] where the source is the RMS norm of the stream meant.
+// where x_k is the source of term k, or source_k[t] / rstd_k[t] where the source is the RMS norm of x_k.
 // Shapes: out, n, sources and x [T, d]; rstd [T]; learned scalars [1]; per_token [T].
+//
+// Backward, with g the gradient of out and dot_k[t] = <g[t], x_k[t]>:
+//   gradient of x_k[t] += c_k[t] g[t]
+//   gradient of per_token_k[t] += (c_k[t] / per_token_k[t]) dot_k[t]
+//   gradient of s += sum_t f'(s) (c_k[t] / f(s)) dot_k[t], for each s among the factors of c_k
 
 #include <array>
 #include <cmath>
 #include <span>
 #include <stdexcept>
 
+#include "kernels/device/op.hpp"
 #include "kernels/device/types.hpp"
 #include "kernels/stream/norm.hpp"
 
 namespace nanorun::kernels {
 
-/// Terms of one mix.
+/// Terms of one mix, at most; at least one. Else the ops throw std::invalid_argument.
 inline constexpr int max_mix_terms = 6;
 
-namespace portable {
-
-/// A factor of a coefficient. Without a value the factor is 1. Device code may call the functions.
+/// A factor f(s) of a coefficient. Without a value the factor is 1. Device code may call the functions.
 template <class T>
 struct LearnedScalar {
   const acc_t<T>* value = nullptr;
-  acc_t<T>* gradient = nullptr;  ///< +=
-  bool sigmoid = false;
+  acc_t<T>* gradient = nullptr;  ///< +=; null: not wanted
+  bool sigmoid = false;          ///< f(s) = sigmoid(s), else s
 
   /// f(s)
   constexpr acc_t<T> factor() const {
@@ -37,27 +41,32 @@ struct LearnedScalar {
   constexpr acc_t<T> slope() const { return sigmoid ? factor() * (1 - factor()) : 1; }
 };
 
-/// A factor of a coefficient: element t stands `stride` elements behind element t - 1. Without a value it is 1.
+/// A factor of a coefficient for each token: element t lies `stride` elements behind element t - 1. Without a value it
+/// is 1.
 template <class T>
 struct PerToken {
   const acc_t<T>* value = nullptr;
-  acc_t<T>* gradient = nullptr;  ///< +=
+  acc_t<T>* gradient = nullptr;  ///< +=; null: not wanted
   int stride = 1;
 
   constexpr acc_t<T> factor(int t) const { return value ? value[at(t)] : 1; }
   constexpr std::ptrdiff_t at(int t) const { return static_cast<std::ptrdiff_t>(t) * stride; }
 };
 
-/// The forward pass reads no gradient. Null gradients are not wanted.
+/// The forward pass reads the source, rstd and the coefficient, and no gradient.
 template <class T>
 struct MixTerm {
   Mat<const T> source;
-  const acc_t<T>* rstd = nullptr;  ///< null: x is the source itself
-  Mat<T> d_source;                 ///< +=, or = where `overwrites`; see mix_backward() where it is d_out
-  bool overwrites = false;
-  bool implied = false;               ///< mix_backward() does not read the source, see there
-  bool shared = false;                ///< mix_backward() passes the term over, see shared_streams_backward()
-  acc_t<T>* leaves_factor = nullptr;  ///< = common_factor(), for who takes g for the gradient of the source but for it
+  const acc_t<T>* rstd = nullptr;  ///< x = source / rstd; null: x is the source itself
+  Mat<T> d_source;                 ///< += c g; null: not wanted. MixBackward::d_out follows a rule of its own
+  bool overwrites = false;         ///< d_source = c g in the place of +=
+  /// mix_backward() does not read the source, so it need not be kept: dot_k follows from the norm and the other terms,
+  ///   c_k dot_k = <g, n / rstd> - sum over the others of c dot.
+  /// The mix needs a norm, and at most one term is implied, one without per_token; else std::invalid_argument. Where
+  /// c_k = 0, the gradients of its scalars stay as they are.
+  bool implied = false;
+  bool shared = false;             ///< mix_backward() skips the term; shared_streams_backward() computes its gradients
+  acc_t<T>* factor_out = nullptr;  ///< mix_backward() writes common_factor() here, for who reads g in place of d_source
   double constant = 1;
   std::array<LearnedScalar<T>, 2> scalars;
   PerToken<T> per_token;
@@ -73,12 +82,28 @@ struct MixTerm {
   constexpr bool wants_dot() const { return wants_scalars() || per_token.gradient; }
 };
 
-/// How mix_backward() gets and leaves the gradient of a stream, beside d_out.
+/// A gradient, f(factor) times a matrix. Null: none.
 template <class T>
-struct MixHandover {
-  Mat<const T> from;        ///< what comes in, in the place of d_out; null: d_out
-  LearnedScalar<T> factor;  ///< of what comes in
-  Mat<T> g;                 ///< = g; may be norm.n. Null: not wanted
+struct ScaledGradient {
+  Mat<const T> matrix;
+  LearnedScalar<T> factor;
+};
+
+/// What mix_backward() reads and writes beside the terms. The gradient of out joins what comes directly and what comes
+/// through the norm:
+///   g = d_in + rstd (d_n - n mean_j(d_n n))
+template <class T>
+struct MixBackward {
+  /// Read as d_in, unless scaled_d_in has it or norm.is_only_path.
+  /// Written: where it is the d_source of terms, the gradient of their source, = sum of c_k g over these terms +
+  /// d_elsewhere. Else g, or undefined where `g` is wanted. It is the only matrix that several terms may have as
+  /// d_source.
+  Mat<T> d_out;
+  /// Gradient of that source from outside the mix; null: none. Read only where d_out is the d_source of a term.
+  Mat<const T> d_elsewhere{};
+  NormGradient<T> norm{};           ///< norm.n null: the mix has no norm
+  ScaledGradient<T> scaled_d_in{};  ///< d_in, read in the place of d_out; null: d_out is read
+  Mat<T> g{};                       ///< = g; may be norm.n. Null: not wanted
 };
 
 /// Coefficient c[t] = f(s) per_token[t] of a stream in a mix.
@@ -91,30 +116,31 @@ struct MixCoefficient {
   constexpr acc_t<T> factor(int t) const { return present ? scalar.factor() * per_token.factor(t) : 0; }
 };
 
-/// A stream that several mixes read, and its gradient: +=, or =.
+/// A stream that several mixes read, and its gradient.
 template <class T>
 struct SharedStream {
   Mat<const T> x;
   Mat<T> d;
-  bool adds = false;
+  bool adds = false;  ///< d +=, else d =
 };
 
-/// A mix that reads shared streams: the gradient g of its sum, and its coefficients of two such streams.
+/// A mix that reads shared streams.
 template <class T>
 struct SharingMix {
-  Mat<const T> g;
-  std::array<MixCoefficient<T>, 2> of;
-  MixTerm<T> implied;  ///< the mix's implied term, if it has one; without source and per_token
+  Mat<const T> g;                                ///< gradient of the mix's out
+  std::array<MixCoefficient<T>, 2> coefficient;  ///< of each shared stream
+  MixTerm<T> implied;  ///< the implied term of the mix, if it has one; its source and per_token are not read
 };
 
-/// Adds to the gradients of an implied term's scalars what `by_sum` more in the sum of c dot over the tokens means.
+/// Adds to the gradients of an implied term's scalars what `change`, a change of the sum of c dot over the tokens,
+/// makes of them.
 template <class T, class Sum>
-constexpr void add_to_implied(const MixTerm<T>& term, Sum by_sum) {
+constexpr void add_to_implied(const MixTerm<T>& term, Sum change) {
   const acc_t<T> c = term.common_factor();
   for (int i = 0; i < 2; ++i) {
     const LearnedScalar<T>& s = term.scalars[i];
     const Sum rest = static_cast<acc_t<T>>(term.constant) * term.scalars[1 - i].factor();
-    if (s.gradient && c != 0) *s.gradient += static_cast<acc_t<T>>(rest * s.slope() * (by_sum / c));
+    if (s.gradient && c != 0) *s.gradient += static_cast<acc_t<T>>(rest * s.slope() * (change / c));
   }
 }
 
@@ -149,72 +175,33 @@ int implied_term(std::span<const MixTerm<T>> terms, const NormGradient<T>& norm)
   return implied;
 }
 
-// From 1 to max_mix_terms terms; else std::invalid_argument.
+NANORUN_DECLARE_OPS({
+  /// `out` may be one of the sources.
+  /// CUDA: T = bf16; rows are whole 16-byte vectors, d <= 4096; else std::invalid_argument.
+  template <class T>
+  void mix_forward(Stream stream, Mat<T> out, std::span<const MixTerm<T>> terms);
 
-/// `out` may be one of the sources.
-template <class T>
-void mix_forward(Stream stream, Mat<T> out, std::span<const MixTerm<T>> terms);
+  /// out as mix_forward(), and n = rms_norm(out). Null `out`: n alone is wanted. Where `maximum` is not null, *maximum
+  /// = max(*maximum, |n|) over all elements; NaN does not count. CUDA: demands what mix_forward() does. The norm reads
+  /// the sums before they are rounded to out. *maximum is taken of the rounded n.
+  template <class T>
+  void mix_norm_forward(Stream stream, Mat<T> out, Mat<T> n, Vec<acc_t<T>> rstd, std::span<const MixTerm<T>> terms,
+                        double eps, acc_t<T>* maximum = nullptr);
 
-/// The same, and n = rms_norm(out). Null `out`: n alone is wanted. Where `maximum` is not null, *maximum =
-/// max(*maximum, |n|) over all elements; NaN does not count.
-template <class T>
-void mix_norm_forward(Stream stream, Mat<T> out, Mat<T> n, Vec<acc_t<T>> rstd, std::span<const MixTerm<T>> terms,
-                      double eps, acc_t<T>* maximum = nullptr);
+  /// Gradients of all terms but the shared ones, by the formulas above.
+  /// CUDA: demands what mix_forward() does, and a stream with create_sums(). All sums have a fixed order.
+  template <class T>
+  void mix_backward(Stream stream, const MixBackward<T>& d, std::span<const MixTerm<T>> terms);
 
-/// d_out: in: gradient of out, except through n; out: the sum of what the terms send to it that have it as their
-/// d_source, and d_elsewhere, the gradient that the same stream has from elsewhere (null: none). Without such a term
-/// d_out becomes g, or undefined where handover.g takes that, and d_elsewhere is not read. With g the gradient of out,
-/// where norm.n is null d_in, else (without the first term where norm.alone), and d_in = f(handover.factor)
-/// handover.from, or d_out
-///   g = d_in + rstd (d_n - n mean_j(d_n n)),   dot_k[t] = <g[t], x_k[t]>:
-///   d_source_k += c_k g,  per_token gradient[t] += (c_k / per_token_k)[t] dot_k[t],
-///   scalar gradient += sum_t f'(s) (c_k / f(s))[t] dot_k[t]
-/// Only d_out may be the d_source of several terms.
-/// Of an implied term c_k dot_k = <g, n / rstd> - sum over the others of c dot: its source need not be kept. It needs
-/// the norm, it is the only one, and it has no per_token; else std::invalid_argument. Where c_k = 0, its scalars get
-/// nothing.
-template <class T>
-void mix_backward(Stream stream, Mat<T> d_out, Mat<const T> d_elsewhere, const NormGradient<T>& norm,
-                  std::span<const MixTerm<T>> terms, const MixHandover<T>& handover = {});
+  /// What mix_backward() leaves out of the shared terms of `mixes`. Stream i is x_i, with coefficient c_m,i in mix m;
+  /// the second stream may be null. With dot_m,i[t] = <g_m[t], x_i[t]>:
+  ///   gradient of x_i[t] (+)= sum_m c_m,i[t] g_m[t], and the gradients of the factors of c_m,i as in mix_backward()
+  ///   the implied term of mix m: mix_backward() took c dot too large by sum_i c_m,i dot_m,i, which is put right here
+  /// No two coefficients have the same per_token gradient.
+  /// CUDA: demands what mix_backward() does. The gradients of the streams are rounded to bf16 after every 16 mixes.
+  template <class T>
+  void shared_streams_backward(Stream stream, const std::array<SharedStream<T>, 2>& streams,
+                               std::span<const SharingMix<T>> mixes);
+})
 
-/// What mix_backward() leaves out of the shared terms of `mixes`, of two streams i; the second may be null:
-///   d_i[t] (+)= sum_m c_m,i[t] g_m[t], and with dot_m,i[t] = <g_m[t], x_i[t]> the gradients of c_m,i;
-///   the scalars of m's implied term get what its dot lacks: - sum_t,i c_m,i[t] dot_m,i[t] in the place of c dot.
-/// No two coefficients have the same per_token gradient.
-template <class T>
-void shared_streams_backward(Stream stream, const std::array<SharedStream<T>, 2>& streams,
-                             std::span<const SharingMix<T>> mixes);
-
-}  // namespace portable
-
-namespace cuda {
-
-using portable::LearnedScalar;
-using portable::MixCoefficient;
-using portable::MixHandover;
-using portable::MixTerm;
-using portable::PerToken;
-using portable::SharedStream;
-using portable::SharingMix;
-
-/// T = bf16; rows are whole 16-byte vectors, d <= 4096; else std::invalid_argument.
-template <class T>
-void mix_forward(Stream stream, Mat<T> out, std::span<const MixTerm<T>> terms);
-
-/// The norm reads the sums before they are rounded to out. `maximum` is that of the rounded n.
-template <class T>
-void mix_norm_forward(Stream stream, Mat<T> out, Mat<T> n, Vec<acc_t<T>> rstd, std::span<const MixTerm<T>> terms,
-                      double eps, acc_t<T>* maximum = nullptr);
-
-/// All sums have a fixed order. The stream needs create_sums().
-template <class T>
-void mix_backward(Stream stream, Mat<T> d_out, Mat<const T> d_elsewhere, const NormGradient<T>& norm,
-                  std::span<const MixTerm<T>> terms, const MixHandover<T>& handover = {});
-
-/// Sums as above. The gradients of the streams are rounded to bf16 after every 16 mixes.
-template <class T>
-void shared_streams_backward(Stream stream, const std::array<SharedStream<T>, 2>& streams,
-                             std::span<const SharingMix<T>> mixes);
-
-}  // namespace cuda
 }  // namespace nanorun::kernels

@@ -58,7 +58,7 @@ class OwnCoefficient {
  private:
   static __device__ int own_mix() { return static_cast<int>(threadIdx.x) % warp_size / 2; }
   static __device__ int own_stream() { return threadIdx.x % 2; }
-  __device__ const MixCoefficient<bf16>& coefficient() const { return mixes_.mix[own_mix()].of[own_stream()]; }
+  __device__ const MixCoefficient<bf16>& coefficient() const { return mixes_.mix[own_mix()].coefficient[own_stream()]; }
   __device__ bool exists() const { return own_mix() < mixes_.count && coefficient().present; }
 
   const SharingMixes& mixes_;
@@ -84,10 +84,10 @@ __device__ void share_scalars(const MixSums (&by_warp)[block_warps], const Shari
   for (int m = 0; m < mixes.count; ++m) {
     const SharingMix<bf16>& mix = mixes.mix[m];
     for (int i = 0; i < 2; ++i) {
-      const LearnedScalar<bf16>& s = mix.of[i].scalar;
+      const LearnedScalar<bf16>& s = mix.coefficient[i].scalar;
       if (s.gradient) *s.gradient += s.slope() * sums[m][i];
     }
-    portable::add_to_implied(mix.implied, -sums[m][2]);
+    add_to_implied(mix.implied, -sums[m][2]);
   }
 }
 

@@ -37,8 +37,6 @@ void rms_norm_backward(Stream, Mat<T> d_x, Mat<const T> out, Vec<const acc_t<T>>
 #define NANORUN_INSTANTIATE(T)                                                      \
   template void rms_norm_forward(Stream, Mat<T>, Vec<T>, Mat<const T>, double, T*); \
   template void rms_norm_backward(Stream, Mat<T>, Mat<const T>, Vec<const T>, Mat<const T>, bool);
-NANORUN_INSTANTIATE(float)
-NANORUN_INSTANTIATE(double)
-#undef NANORUN_INSTANTIATE
+NANORUN_FOR_PORTABLE_TYPES(NANORUN_INSTANTIATE)
 
 }  // namespace nanorun::kernels::portable

@@ -15,8 +15,6 @@ void sign_rows(Stream, Mat<T> x, Mat<const T> signs, Vec<const std::int32_t> ind
 }
 
 #define NANORUN_INSTANTIATE(T) template void sign_rows(Stream, Mat<T>, Mat<const T>, Vec<const std::int32_t>);
-NANORUN_INSTANTIATE(float)
-NANORUN_INSTANTIATE(double)
-#undef NANORUN_INSTANTIATE
+NANORUN_FOR_PORTABLE_TYPES(NANORUN_INSTANTIATE)
 
 }  // namespace nanorun::kernels::portable

@@ -81,8 +81,6 @@ void smear_backward(Stream, Mat<T> d_e, Vec<acc_t<T>> d_w, acc_t<T>* d_scale, Ma
 #define NANORUN_INSTANTIATE(T)                                                       \
   template void smear_forward(Stream, Mat<T>, Mat<const T>, Vec<const T>, const T*); \
   template void smear_backward(Stream, Mat<T>, Vec<T>, T*, Mat<const T>, Mat<const T>, Vec<const T>, const T*);
-NANORUN_INSTANTIATE(float)
-NANORUN_INSTANTIATE(double)
-#undef NANORUN_INSTANTIATE
+NANORUN_FOR_PORTABLE_TYPES(NANORUN_INSTANTIATE)
 
 }  // namespace nanorun::kernels::portable

@@ -72,6 +72,8 @@ class TensorComm {
   static std::size_t memory_bytes(int ranks, const CommConfig& config);
 
  private:
+  template <class Body>
+  void for_each_exchange(std::size_t longest, std::size_t chunk, const Body& body) const;
   void exchange(Payload payload);
   void gather_bytes(std::span<std::byte> data, const Bounds& bounds, std::size_t element);
   template <class A>
@@ -91,6 +93,16 @@ class TensorComm {
   std::uint64_t bytes_sent_ = 0;
 };
 
+/// body(at, first, last) for chunks from element `at` on of parts of up to `longest` elements, and for the ranks that
+/// come before or after this one by [first, last): one exchange each.
+template <class Body>
+void TensorComm::for_each_exchange(std::size_t longest, std::size_t chunk, const Body& body) const {
+  const int peers = transport_->peers();
+  for (std::size_t at = 0; at < longest; at += chunk) {
+    for (int k = 1; k < comm_.size(); k += peers) body(at, k, std::min(k + peers, comm_.size()));
+  }
+}
+
 template <class A>
 void TensorComm::reduce_scatter(std::span<A> data, const Bounds& bounds) {
   if (comm_.size() == 1) return;
@@ -98,12 +110,8 @@ void TensorComm::reduce_scatter(std::span<A> data, const Bounds& bounds) {
   std::size_t largest = 0;
   for (int r = 0; r < comm_.size(); ++r) largest = std::max(largest, bounds[r + 1] - bounds[r]);
   const std::size_t chunk = transport_->slot_bytes() / kernels::wire_bytes<A>(wire_.format);
-  const int peers = transport_->peers();
-  for (std::size_t at = 0; at < largest; at += chunk) {
-    for (int k = 1; k < comm_.size(); k += peers) {
-      reduce_chunk(data, bounds, at, k, std::min(k + peers, comm_.size()));
-    }
-  }
+  for_each_exchange(largest, chunk,
+                    [&](std::size_t at, int first, int last) { reduce_chunk(data, bounds, at, first, last); });
 }
 
 /// Adds elements to this rank's part, from its element `at` on as many as a slot holds, from the ranks that come before
@@ -138,12 +146,8 @@ template <class A>
 void TensorComm::reduce_scatter_rows(const kernels::Mat<A>& table, const RowExchange& rows) {
   const Watchdog::Guard guard = comm_.watch("reduce_scatter of rows");
   const std::size_t chunk = transport_->slot_bytes() / (table.cols * kernels::wire_bytes<A>(wire_.format));
-  const int peers = transport_->peers();
-  for (std::size_t at = 0; at < rows.longest; at += chunk) {
-    for (int k = 1; k < comm_.size(); k += peers) {
-      reduce_rows(table, rows, at, k, std::min(k + peers, comm_.size()));
-    }
-  }
+  for_each_exchange(rows.longest, chunk,
+                    [&](std::size_t at, int first, int last) { reduce_rows(table, rows, at, first, last); });
 }
 
 /// reduce_chunk() for rows: from number `at` of each list on as many as a slot holds.

@@ -1,6 +1,6 @@
 #pragma once
-// What carries messages between the ranks' memory of tensors: MPI between host memory; between devices NCCL, or
-// copies into each other's memory where one node has all of them.
+// Carries messages between the ranks' memory of tensors: MPI carries them between host memory, NCCL between devices,
+// and copies into each other's memory between devices of one node.
 
 #include <memory>
 #include <span>
@@ -13,7 +13,8 @@
 
 namespace nanorun {
 
-/// What this rank sends to one rank and receives from another. Either may be empty, for both sides alike.
+/// What this rank sends to one rank and receives from another. Either may be empty; sender and receiver of a message
+/// agree on its size.
 struct Message {
   int to;
   std::span<const std::byte> out;
@@ -21,12 +22,12 @@ struct Message {
   std::span<std::byte> in;
 };
 
-/// What is exchanged: parts of gradients, into slots, or weights, between shared memory.
+/// Parts of gradients travel into slots, weights between memory that share() has named.
 enum class Payload { gradients, weights };
 
 class Transport {
  public:
-  /// Collective, except that it drops what is under way while an exception unwinds.
+  /// Collective. While an exception unwinds it is not, and drops exchanges that are under way.
   virtual ~Transport() = default;
   Transport(const Transport&) = delete;
   Transport& operator=(const Transport&) = delete;
@@ -35,27 +36,27 @@ class Transport {
   virtual std::string name() const = 0;
   /// Whether an exchange occupies SMs, also while it waits for other ranks.
   virtual bool occupies_sms() const { return false; }
-  /// Collective. Memory of which all ranks have as much and that outlives the transport. What is sent out of it as
-  /// weights arrives at the same place in that of the receiver.
+  /// Collective. Names memory for weights, of the same size on all ranks, which outlives the transport. Weights arrive
+  /// at the offset of the receiver's memory from which they are sent.
   virtual void share(std::span<std::byte> /*memory*/) {}
-  /// Enqueued on the stream, or done when the call returns. All ranks make the same exchanges. Of gradients message i
-  /// arrives in slot i; successive exchanges take the two sets of slots in turn, all ranks the same set. Throws
+  /// Collective. Exchanges all messages: enqueues that on the stream, or has done it when the call returns. Message i
+  /// of gradients arrives in slot i. Successive exchanges of gradients use the two sets of slots in turn. Throws
   /// Error(communication).
   virtual void exchange(Payload payload, std::span<const Message> messages) = 0;
-  /// Once the work on the stream is done, the last exchange of gradients needs its slots no more.
+  /// Frees the slots of the last exchange of gradients once the work enqueued on the stream so far is done.
   virtual void free_slots() {}
   /// Throws Error(communication) if an exchange has failed.
   virtual void check() {}
 
-  /// From how many ranks to receive at a time.
+  /// Ranks from which to receive in one exchange of gradients, at most.
   int peers() const { return peers_; }
   /// Two sets of peers() slots, one after the other, of slot_bytes() each.
   std::byte* slot(int set, int i) const { return incoming_.space().data() + (set * peers_ + i) * slot_bytes_; }
   std::size_t slot_bytes() const { return slot_bytes_; }
 
-  /// Of all slots: enough for bandwidth; in the CPU build little enough to stay in cache for the sum.
+  /// Bytes of all slots: enough for bandwidth, in the CPU build few enough to stay in cache for the sum.
   static const std::size_t incoming_bytes;
-  /// What libraries take of a device's memory.
+  /// Bytes of device memory that communication libraries take, an estimate.
   static std::size_t library_bytes(int ranks, TransportChoice choice);
 
  protected:

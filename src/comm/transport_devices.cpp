@@ -1,4 +1,4 @@
-// Which transport devices take.
+// Chooses the transport between devices.
 
 #include "src/base/error.hpp"
 #include "src/comm/transport_nccl.hpp"
@@ -8,8 +8,8 @@ namespace nanorun {
 
 const std::size_t Transport::incoming_bytes = std::size_t{128} << 20;
 
-/// NCCL: what it took on 2 and on 4 H200 GPUs of one node that send and receive among each other. Peers take none.
-/// Where the transport is chosen at start, nodes count as having up to eight devices.
+/// NCCL: as measured on 2 and on 4 H200 GPUs of one node, each of which sends to all others. Copies between peers take
+/// none. With "auto" the transport is not known yet: up to eight ranks count as ranks of one node.
 std::size_t Transport::library_bytes(int ranks, TransportChoice choice) {
   constexpr int devices_per_node = 8;
   const bool peers =

@@ -44,8 +44,8 @@ NcclTransport::~NcclTransport() {
   }
 }
 
-/// Throws if a call of NCCL failed. The communicator is given up first: what it has enqueued may never end, and the
-/// memory in use could not be released.
+/// Throws if a call of NCCL failed. Aborts the communicator first: work that it has enqueued may never end, and memory
+/// that this work uses could not be released.
 void NcclTransport::require(int result, const char* call) {
   if (result == ncclSuccess) return;
   const std::string message =
@@ -74,7 +74,7 @@ void NcclTransport::exchange(Payload, std::span<const Message> messages) {
       received = ncclRecv(in.data(), in.size(), ncclUint8, from, handle, cuda_stream);
     }
   }
-  // The group ends in any case: within it the communicator could not be given up.
+  // The group ends in any case: within it the communicator could not be aborted.
   const ncclResult_t ended = ncclGroupEnd();
   require(sent, "ncclSend");
   require(received, "ncclRecv");

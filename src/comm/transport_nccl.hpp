@@ -7,12 +7,12 @@
 
 namespace nanorun {
 
-/// Of the NCCL that runs, "2.27.7".
+/// Version of the NCCL that is loaded, such as "2.27.7".
 std::string nccl_version();
 
 class NcclTransport : public Transport {
  public:
-  /// Collective. `reason`: why it is not peers, if they were asked for.
+  /// Collective. `reason`: why PeerTransport is not possible; empty if it was not tried.
   NcclTransport(Comm& comm, kernels::Stream stream, std::string reason);
   ~NcclTransport() override;
 

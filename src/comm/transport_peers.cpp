@@ -34,7 +34,7 @@ PeerTransport::PeerTransport(Comm& comm, Stream stream)
   ops::synchronize(stream);
 }
 
-std::size_t PeerTransport::flags_bytes(int ranks) { return ranks * static_cast<int>(Sign::count) * flag_bytes; }
+std::size_t PeerTransport::flags_bytes(int ranks) { return ranks * static_cast<int>(Flag::count) * flag_bytes; }
 
 std::unique_ptr<Transport> PeerTransport::connect(Comm& comm, Stream stream, std::string& reason) {
   if (comm.ranks_of_node() < comm.size()) {
@@ -51,7 +51,7 @@ PeerTransport::~PeerTransport() {
   const bool failing = std::uncaught_exceptions() > 0;
   {
     const Watchdog::Guard guard = comm_.watch("end of the copies between peers");
-    if (failing && !regions_.empty()) quietly([&] { let_go(); });
+    if (failing && !regions_.empty()) quietly([&] { release_waiters(); });
     quietly([&] { ops::synchronize(stream()); });
   }
   if (!failing) comm_.barrier();  // nobody copies any more
@@ -82,33 +82,33 @@ void PeerTransport::share(std::span<std::byte> memory) {
               Scope::all_ranks);
 }
 
-PeerTransport::Flag* PeerTransport::flag(Sign sign, int rank, int other) const {
-  const int index = other * static_cast<int>(Sign::count) + static_cast<int>(sign);
-  return reinterpret_cast<Flag*>(regions_.front().of_rank[rank] + incoming_bytes + index * flag_bytes);
+PeerTransport::ExchangeNumber* PeerTransport::address_of(Flag flag, int rank, int other) const {
+  const int index = other * static_cast<int>(Flag::count) + static_cast<int>(flag);
+  return reinterpret_cast<ExchangeNumber*>(regions_.front().of_rank[rank] + incoming_bytes + index * flag_bytes);
 }
 
-/// Tells all other ranks.
-void PeerTransport::raise_all(Sign sign, Flag value) {
+/// Raises this rank's flag in the memory of all other ranks.
+void PeerTransport::raise_on_all(Flag flag, ExchangeNumber number) {
   for (int k = 1; k < comm_.size(); ++k) {
-    kernels::cuda::raise_flag(stream(), flag(sign, (comm_.rank() + k) % comm_.size(), comm_.rank()), value);
+    kernels::cuda::raise_flag(stream(), address_of(flag, (comm_.rank() + k) % comm_.size(), comm_.rank()), number);
   }
 }
 
-/// After an error of this rank the others may never send what it waits for: ends the waits of its stream. Ranks that
-/// still run may set a flag back, so it is raised until the stream is done.
-void PeerTransport::let_go() {
+/// Ends the waits of this rank's stream after an error of this rank: the others may never send what it waits for. Ranks
+/// that still run may lower a flag again, so flags are raised until the stream is done.
+void PeerTransport::release_waiters() {
   ops::Event done = ops::create_event();
   ops::record(stream(), done);
   Stream raising = ops::create_stream(kernels::Gemms::none);
   do {
     for (int other = 0; other < comm_.size(); ++other) {
-      const auto raise = [&](Sign sign, const Flag& value) {
-        ops::copy_to_device(raising, flag(sign, comm_.rank(), other), &value, sizeof(Flag));
+      const auto raise = [&](Flag flag, const ExchangeNumber& number) {
+        ops::copy_to_device(raising, address_of(flag, comm_.rank(), other), &number, sizeof(number));
       };
-      raise(Sign::slots_freed, gradients_exchanged_);
-      raise(Sign::gradients_arrived, gradients_exchanged_);
-      raise(Sign::weights_awaited, weights_exchanged_);
-      raise(Sign::weights_arrived, weights_exchanged_);
+      raise(Flag::slots_freed, gradients_exchanged_);
+      raise(Flag::gradients_arrived, gradients_exchanged_);
+      raise(Flag::weights_awaited, weights_exchanged_);
+      raise(Flag::weights_arrived, weights_exchanged_);
     }
     ops::synchronize(raising);
   } while (!ops::passed(done));
@@ -116,14 +116,14 @@ void PeerTransport::let_go() {
   ops::destroy_event(done);
 }
 
-void PeerTransport::free_slots() { raise_all(Sign::slots_freed, gradients_exchanged_); }
+void PeerTransport::free_slots() { raise_on_all(Flag::slots_freed, gradients_exchanged_); }
 
-/// Where a message arrives in the receiver's memory: gradients in the slot that this rank's own arrive in, weights at
-/// the place that they come from.
-std::byte* PeerTransport::landing(Payload payload, const Message& message) const {
-  const std::byte* const place = payload == Payload::gradients ? message.in.data() : message.out.data();
+/// Address at which a message arrives in the receiver's memory. Gradients arrive in the slot with the number of the one
+/// in which this rank receives, weights at the offset from which they are sent.
+std::byte* PeerTransport::remote_address(Payload payload, const Message& message) const {
+  const std::byte* const own = payload == Payload::gradients ? message.in.data() : message.out.data();
   for (const Region& region : regions_) {
-    const std::ptrdiff_t at = place - region.own.data();
+    const std::ptrdiff_t at = own - region.own.data();
     if (at >= 0 && at < static_cast<std::ptrdiff_t>(region.own.size())) return region.of_rank[message.to] + at;
   }
   throw Error(ExitCode::internal, "a message between peers lies outside of the memory that they share");
@@ -131,20 +131,21 @@ std::byte* PeerTransport::landing(Payload payload, const Message& message) const
 
 void PeerTransport::exchange(Payload payload, std::span<const Message> messages) {
   const bool gradients = payload == Payload::gradients;
-  const Flag number = gradients ? ++gradients_exchanged_ : ++weights_exchanged_;
-  if (!gradients) raise_all(Sign::weights_awaited, number);
-  // Of the exchanges of gradients before this one the last may still hold its set of slots.
-  const Sign room = gradients ? Sign::slots_freed : Sign::weights_awaited;
-  const Flag awaited = gradients ? std::max<Flag>(number, 2) - 2 : number;
-  const Sign arrival = gradients ? Sign::gradients_arrived : Sign::weights_arrived;
+  const ExchangeNumber number = gradients ? ++gradients_exchanged_ : ++weights_exchanged_;
+  if (!gradients) raise_on_all(Flag::weights_awaited, number);
+  // Two sets of slots are used in turn: gradients need the set that the exchange two before this one has freed.
+  const Flag room = gradients ? Flag::slots_freed : Flag::weights_awaited;
+  const ExchangeNumber awaited = gradients ? std::max<ExchangeNumber>(number, 2) - 2 : number;
+  const Flag arrival = gradients ? Flag::gradients_arrived : Flag::weights_arrived;
   for (const Message& message : messages) {
     if (message.out.empty()) continue;
-    kernels::cuda::await_flag(stream(), flag(room, comm_.rank(), message.to), awaited);
-    kernels::cuda::copy(stream(), landing(payload, message), message.out.data(), message.out.size());
-    kernels::cuda::raise_flag(stream(), flag(arrival, message.to, comm_.rank()), number);
+    kernels::cuda::await_flag(stream(), address_of(room, comm_.rank(), message.to), awaited);
+    kernels::cuda::copy(stream(), remote_address(payload, message), message.out.data(), message.out.size());
+    kernels::cuda::raise_flag(stream(), address_of(arrival, message.to, comm_.rank()), number);
   }
   for (const Message& message : messages) {
-    if (!message.in.empty()) kernels::cuda::await_flag(stream(), flag(arrival, comm_.rank(), message.from), number);
+    if (!message.in.empty())
+      kernels::cuda::await_flag(stream(), address_of(arrival, comm_.rank(), message.from), number);
   }
 }
 

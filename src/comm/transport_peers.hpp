@@ -10,11 +10,12 @@
 
 namespace nanorun {
 
-/// A rank copies to another once a flag in its own memory says that there is room, and then raises one in the
-/// receiver's. Flags count, so that a rank may run ahead: all ranks make the same exchanges.
+/// A rank copies to another once a flag in its own memory says that the receiver has room, and then raises a flag in
+/// the receiver's memory. The value of a flag is the number of an exchange, which all ranks count alike, so that a rank
+/// may run ahead.
 class PeerTransport : public Transport {
  public:
-  /// Collective. Empty, with the reason, where not all ranks are on one node or not all devices reach each other.
+  /// Collective. Null where not all ranks are on one node or not all devices reach each other; `reason` says which.
   static std::unique_ptr<Transport> connect(Comm& comm, kernels::Stream stream, std::string& reason);
   ~PeerTransport() override;
 
@@ -24,10 +25,10 @@ class PeerTransport : public Transport {
   void free_slots() override;
 
  private:
-  using Flag = std::uint32_t;
-  /// What flags say to a rank about another one.
-  enum class Sign { slots_freed, gradients_arrived, weights_awaited, weights_arrived, count };
-  /// Memory of which all ranks have as much, and where this one sees each rank's, its own included.
+  using ExchangeNumber = std::uint32_t;
+  /// The flags that a rank has for each other one, which raises them.
+  enum class Flag { slots_freed, gradients_arrived, weights_awaited, weights_arrived, count };
+  /// Memory of which all ranks have as much, and the addresses at which this rank sees each rank's, its own included.
   struct Region {
     std::span<std::byte> own;
     std::vector<std::byte*> of_rank;
@@ -36,16 +37,16 @@ class PeerTransport : public Transport {
   PeerTransport(Comm& comm, kernels::Stream stream);
   static std::size_t flags_bytes(int ranks);
   bool import_region(std::span<std::byte> own);
-  std::byte* landing(Payload payload, const Message& message) const;
-  void raise_all(Sign sign, Flag value);
-  void let_go();
-  /// In the memory of `rank`, about `other`.
-  Flag* flag(Sign sign, int rank, int other) const;
+  std::byte* remote_address(Payload payload, const Message& message) const;
+  void raise_on_all(Flag flag, ExchangeNumber number);
+  void release_waiters();
+  /// Address of the flag in the memory of `rank` that `other` raises.
+  ExchangeNumber* address_of(Flag flag, int rank, int other) const;
 
   Comm& comm_;
   std::vector<Region> regions_;  ///< the slots and flags, then what share() added
-  /// Enqueued so far, as many on all ranks.
-  Flag gradients_exchanged_ = 0, weights_exchanged_ = 0;
+  /// Exchanges enqueued so far, as many on all ranks.
+  ExchangeNumber gradients_exchanged_ = 0, weights_exchanged_ = 0;
 };
 
 }  // namespace nanorun

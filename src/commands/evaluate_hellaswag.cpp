@@ -43,7 +43,10 @@ std::vector<std::vector<Document>> pack(std::span<const Question> questions, con
   for (std::size_t q = 0; q < questions.size(); ++q) {
     for (std::size_t e = 0; e < hellaswag_endings; ++e) {
       const int room = room_of(questions[q], e);
-      if (alone || filled + room > length) sequences.emplace_back(), filled = 0;
+      if (alone || filled + room > length) {
+        sequences.emplace_back();
+        filled = 0;
+      }
       sequences.back().push_back({q, e, filled});
       filled += room;
     }

@@ -11,6 +11,7 @@
 #include "src/commands/export_model.hpp"
 #include "src/commands/exported_config.hpp"
 #include "src/commands/safetensors.hpp"
+#include "src/optimizer/update_rule.hpp"
 #include "src/run/checkpoint.hpp"
 #include "src/run/trained_model.hpp"
 
@@ -81,24 +82,19 @@ std::vector<SafeTensor> match_tensors(const std::string& path, const SafeTensors
 }
 
 /// What a checkpoint of the table holds: its weights are in `weights` [table.size()], the optimizer's state is zeros.
-std::vector<Slab<float>> checkpoint_slabs(const ParameterTable& table, std::span<float> weights,
+std::vector<Slab<float>> checkpoint_slabs(const Config& config, const ParameterTable& table, std::span<float> weights,
                                           std::vector<float>& zeros) {
+  const UpdateRules<Real> rules(config);
   std::vector<Slab<float>> slabs = weight_slabs(table);
   const std::size_t count = slabs.size();
   for (const Parameter& parameter : table.parameters()) zeros.resize(std::max(zeros.size(), parameter.size()));
   for (std::size_t i = 0; i < count; ++i) {
     const Parameter& parameter = table.parameters()[i];
     slabs[i].data = weights.subspan(parameter.offset, parameter.size());
-    const auto add = [&](const char* group) {
-      Slab<float> slab = slabs[i];
-      slab.dataset = group + parameter.name;
-      slab.data = std::span(zeros).first(parameter.size());
-      slabs.push_back(std::move(slab));
-    };
-    if (parameter.group == Group::matrix) {
-      add("/muon/momentum/");
-    } else if (parameter.group != Group::fixed) {
-      add("/adam/m/"), add("/adam/v/");
+    const OwnedRows all{&parameter, slabs[i].total_rows, slabs[i].cols, 0, slabs[i].row_count, parameter.offset};
+    for (const auto& [prefix, rows] : rules.of(parameter.group).state(all)) {
+      slabs.push_back({prefix + parameter.name, rows.total_rows, rows.cols, rows.first_row, rows.row_count,
+                       std::span(zeros).first(rows.size())});
     }
   }
   return slabs;
@@ -132,7 +128,7 @@ void import_model(const ImportOptions& options, const std::string& provenance) {
   Comm alone(MPI_COMM_SELF);
   claim_output(options.checkpoint, options.force, ExitCode::output);
   complete_file(options.checkpoint, ExitCode::output, [&](const std::string& partial) {
-    write_checkpoint(alone, partial, header, checkpoint_slabs(table, weights, zeros));
+    write_checkpoint(alone, partial, header, checkpoint_slabs(config, table, weights, zeros));
   });
 }
 

@@ -5,12 +5,11 @@
 
 #include "src/config/config_check.hpp"
 #include "src/config/config_keys.hpp"
+#include "src/config/layer_list.hpp"
 
 namespace nanorun {
 
 namespace {
-
-bool names(const std::vector<int>& layers, int layer) { return std::ranges::find(layers, layer) != layers.end(); }
 
 /// Lists of layers that have attention.
 struct Lists {

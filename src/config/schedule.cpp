@@ -154,8 +154,6 @@ bool checkpoint_due(const Config& config, long step) {
   return config.checkpoint.every > 0 && step % config.checkpoint.every == 0;
 }
 
-bool adam_updates_at(const OptimizerConfig& optimizer, long step) { return (step + 1) % optimizer.adam_period == 0; }
-
 RotaryStage rotary_stage(const Config& config, int stage) {
   const ModelConfig& model = config.model;
   RotaryStage rotary;

@@ -13,11 +13,14 @@ void add(std::vector<T>& to, const std::vector<T>& from) {
   to.insert(to.end(), from.begin(), from.end());
 }
 
-/// Removes the first `dropped` of `rows` rows of a column, which may hold several values a row.
-template <class T>
-void drop_rows(std::vector<T>& column, std::size_t dropped, std::size_t rows) {
+/// Removes the first `dropped` of `rows` rows from each column, which may hold several values a row.
+template <class... T>
+void drop_rows(std::size_t rows, std::size_t dropped, std::vector<T>&... columns) {
   if (rows == 0) return;
-  column.erase(column.begin(), column.begin() + static_cast<std::ptrdiff_t>(column.size() / rows * dropped));
+  const auto drop = [&](auto& values) {
+    values.erase(values.begin(), values.begin() + static_cast<std::ptrdiff_t>(values.size() / rows * dropped));
+  };
+  (drop(columns), ...);
 }
 
 }  // namespace
@@ -42,18 +45,9 @@ void TraceRows::append(const TraceRows& rows) {
   add(communication, rows.communication);
 }
 
-void TraceRows::drop(std::size_t steps) {
-  const std::size_t all = size();
-  for (auto* column : {&step, &ranks}) drop_rows(*column, steps, all);
-  for (auto* column : {&tokens, &loss, &seconds, &communication}) drop_rows(*column, steps, all);
-}
+void TraceRows::drop(std::size_t steps) { drop_rows(size(), steps, seconds, communication, ranks, tokens, loss, step); }
 
-void TraceGpus::drop(std::size_t looks) {
-  const std::size_t all = step.size();
-  for (auto* column : {&power, &clock}) drop_rows(*column, looks, all);
-  drop_rows(reasons, looks, all);
-  drop_rows(step, looks, all);
-}
+void TraceGpus::drop(std::size_t looks) { drop_rows(step.size(), looks, power, clock, reasons, step); }
 
 void TraceValidations::append(const TraceValidations& later) {
   if (later.step.empty()) return;

@@ -1,62 +1,96 @@
 #pragma once
-// What the forward pass leaves for the backward pass, and the scratch of both, cut from one arena. Sequences that are
-// only evaluated keep one block's buffers for all layers and the places of the stream that later layers read.
+// What the forward pass leaves for the backward pass, and the scratch of both, cut from one arena. Code calls the
+// activations of a sequence `a`, and what one layer's attention or MLP has saved in them `saved`.
+// Shapes: T tokens, d width, H heads, m = model.mlp_ratio.
+//
+// Lives of the buffers that several tensors share, in the order of a step. Each tensor has a name of its own. What
+// stands left of the arrow writes it, what stands right of it reads it last.
+//
+//   memory          tensor            life
+//   value_source    value_rows        lookup of a gated value embedding -> its gates
+//                   value_source      these gates -> QKV projection
+//                   heads_out         XSA and gates of the heads -> output projection; again in the backward pass
+//   implied_out_    attention_out     output projection -> mix behind attention
+//                   mlp_out           MLP -> mix behind the MLP
+//   mlp.norm.n      mlp.norm.n        norm before the MLP -> backward pass of the mix behind attention
+//                   mlp.d_x           that backward pass -> gradients of x0 and of the bigram embeddings
+//   d_final_norm    mlp_sum           MLP in FP8, forward -> its addition to the stream
+//                   d_final_norm      LM head -> backward pass of the final norm
+//                   d_mlp_norm        backward pass of the MLP -> that of the norm before it
+//                   d_heads           that of the output projection, then of XSA and gates -> that of attention
+//                   attention.d_norm  that of the QKV projection -> that of the norm before it
+//                   d_embedding       that of x0's norm, or of smear -> that of the embedding
+//   d_hidden        FP8 operand       first product of the MLP, forward -> second product
+//                   d_hidden          second product of the MLP, backward -> first product
+//                   d_qkv             backward pass of attention -> that of the QKV projection
+//   d_branch_out    d_branch_out      backward pass of the mix behind a branch -> that of the branch
+//                   d_smeared         that of x0's norm -> that of smear
 
 #include <vector>
 
 #include "kernels/ops.hpp"
 #include "src/config/config.hpp"
+#include "src/model/block_plan.hpp"
 #include "src/model/coefficients.hpp"
 
 namespace nanorun {
 
-/// Saved by the attention of one block. Shapes: T tokens, d width, H heads.
+/// What an op does with what its output holds.
+enum class Output { replaces, adds };
+
+/// RMS norm of a stream.
+template <class T>
+struct NormActivations {
+  kernels::Mat<T> n;                     ///< [T, d]
+  kernels::Vec<kernels::acc_t<T>> rstd;  ///< [T]
+};
+
+/// Saved by the attention of one block.
 template <class T>
 struct AttentionActivations {
-  kernels::Mat<T> n;                           ///< norm of the stream that it reads; layers may share it [T, d]
-  kernels::Vec<kernels::acc_t<T>> rstd;        ///< [T]
-  kernels::Mat<T> d_n;                         ///< gradient of n, of all layers that share it; in training [T, d]
-  bool adds_d_n = false;                       ///< a layer above has sent its own
-  kernels::Mat<T> qkv;                         ///< q and k after norm and rotary, v as projected [T, 3d]; with a
-                                               ///< key offset [T + 1, 3d]
-  kernels::Mat<T> v_mixed;                     ///< in the place of v unless takes_up_values() [T, d]
-  kernels::Mat<kernels::acc_t<T>> rstd_qk;     ///< [T, 2H]
-  kernels::Mat<T> value;                       ///< rows of its gated value embedding; aux unless kept [T, d]
-  kernels::Mat<kernels::acc_t<T>> value_gate;  ///< [T, H]
-  kernels::Mat<T> y;                           ///< attention [T, d]
-  kernels::Mat<kernels::acc_t<T>> lse;         ///< [H, T]; of paired heads [H / 2, 2T]
-  kernels::Mat<T> y_composed;                  ///< after the composition of heads, where the layer has it [T, d]
+  NormActivations<T> norm;                  ///< of the stream that it reads: the buffer of norm_owner
+  kernels::Mat<T> d_norm;                   ///< gradient of norm.n, of all layers that share it; in training [T, d]
+  kernels::Mat<T> qkv;                      ///< q and k after norm and rotary, v as projected [T, 3d]; with an offset
+                                            ///< of the keys [T + 1, 3d]
+  kernels::Mat<T> v_mixed;                  ///< values that attention reads; v of qkv unless takes_up_values [T, d]
+  kernels::Mat<kernels::acc_t<T>> rstd_qk;  ///< of the norms of q and k [T, 2H]
+  kernels::Mat<T> value_rows;               ///< of its gated value embedding; scratch unless kept [T, d]
+  kernels::Mat<kernels::acc_t<T>> value_gate;  ///< of these rows, where MUDD does not give it [T, H]
+  kernels::Mat<T> y;                           ///< what the heads give [T, d]
+  kernels::Mat<kernels::acc_t<T>> lse;         ///< log-sum-exp of the scores [H, T]; of paired heads [H / 2, 2T]
+  kernels::Mat<T> y_composed;                  ///< y after the composition of heads, where the layer has it [T, d]
   kernels::Mat<kernels::acc_t<T>> gate;        ///< of the heads, where no coefficient net gives it [T, H]
 };
 
-/// Saved by the MLP of one block, with m d hidden units.
+/// Saved by the MLP of one block.
 template <class T>
 struct MlpActivations {
-  kernels::Mat<T> n;                     ///< norm of the stream before the MLP, later that stream's gradient [T, d]
-  kernels::Vec<kernels::acc_t<T>> rstd;  ///< [T]
-  kernels::Mat<T> h;                     ///< squared relu [T, m d]; one buffer for all blocks under Recompute::mlp
+  NormActivations<T> norm;  ///< of the stream before the MLP
+  kernels::Mat<T> d_x;      ///< gradient of that stream, in the memory of norm.n; with leaves_factors [T, d]
+  kernels::Mat<T> h;        ///< squared relu [T, m d]; one buffer for all blocks under Recompute::mlp
 };
 
-/// Saved by one block. With Residual::unet the stream is updated in place, and x alone has a buffer.
+/// Saved by one block. With Residual::unet the stream is updated in place, and x_out alone has a buffer.
 template <class T>
 struct BlockActivations {
   AttentionActivations<T> attention;
   MlpActivations<T> mlp;
-  kernels::Mat<T> x_before;                ///< stream that a mix made of the block's input [T, d]
-  kernels::Mat<T> attention_out, mlp_out;  ///< scratch where the mix that adds them implies them [T, d]
-  kernels::Mat<T> x;                       ///< stream after the block; in training null unless keeps_stream() [T, d]
-  bool hands_on_factor = false;            ///< see topology.hpp; in training
-  bool attention_is_read = false, mlp_is_read = false;  ///< by the mixes' backward passes, see Branches
+  kernels::Mat<T> x_mixed;        ///< stream that BlockMix::before makes of the block's input [T, d]
+  kernels::Mat<T> attention_out;  ///< what attention adds to the stream; scratch where that is implied [T, d]
+  kernels::Mat<T> mlp_out;        ///< likewise the MLP
+  kernels::Mat<T> x_out;          ///< stream behind the block; null with OutputBuffer::none [T, d]
+  /// Implied outputs that the backward pass forms anew, for its mixes to read: see ZeroBranches.
+  bool recomputes_attention_out = false, recomputes_mlp_out = false;
 };
 
 /// Saved by what comes before the blocks.
 template <class T>
 struct InputActivations {
-  kernels::Mat<T> embedding;  ///< rows of the embedding, where smear follows [T, d]
-  kernels::Mat<T> x0;         ///< normed embedding [T, d]
-  kernels::Vec<kernels::acc_t<T>> rstd0;
-  kernels::Mat<T> bigram;                     ///< signed rows of the table of bigrams [T, d]
-  kernels::Mat<T> first;                      ///< stream at the first block, where it is not x0 [T, d]
+  kernels::Mat<T> embedding;                  ///< rows of the embedding, where smear follows [T, d]
+  kernels::Mat<T> x0;                         ///< normed embedding [T, d]
+  kernels::Vec<kernels::acc_t<T>> rstd0;      ///< of that norm [T]
+  kernels::Mat<T> bigram;                     ///< signed rows of the bigram table [T, d]
+  kernels::Mat<T> first;                      ///< input of layer 0, where it is not x0 [T, d]
   kernels::Mat<kernels::acc_t<T>> skip_gate;  ///< [T, 1]
 };
 
@@ -70,58 +104,70 @@ struct BranchGradient {
 template <class T>
 struct Activations {
   int length = 0;
-  bool training = false;
+  Mode mode = Mode::evaluation;
+  std::vector<BlockPlan> plan;  ///< of each block
   InputActivations<T> input;
   std::vector<BlockActivations<T>> block;
   CoefficientActivations<T> coefficients;
-  kernels::Mat<T> v_first;  ///< value projection of layer 0 (value_path "first")
-  kernels::Mat<T> x_final;  ///< mix behind the last block, where there is one [T, d]
-  kernels::Mat<T> n_final;  ///< norm of the last stream [T, d]
-  kernels::Vec<kernels::acc_t<T>> rstd_final;
-  /// Scratch of a layer's attention: what its values take up, then what XSA and gates leave of its heads [T, d].
-  kernels::Mat<T> aux;
-  kernels::Mat<T> branch;  ///< scratch: what attention or the MLP adds to the stream, where mixes imply it [T, d]
+  kernels::Mat<T> v_first;  ///< value projection of layer 0, with ValuePath::first [T, d]
+  kernels::Mat<T> x_last;   ///< MUDD's mix behind the last block [T, d]
+  NormActivations<T> final_norm;
+  kernels::Mat<T> value_source;  ///< what a layer's values take up beside their projection [T, d]
+  kernels::Mat<T> heads_out;     ///< what XSA and gates leave of a layer's heads; the memory of value_source [T, d]
+  kernels::Mat<T> mlp_sum;       ///< output of the MLP in FP8, before it is added to the stream; in training [T, d]
 
-  // Gradients; training only.
-  kernels::Mat<T> d_narrow;                     ///< of n_final, then of any branch of width d, then of the embedding
-  kernels::Mat<T> d_shared_n;                   ///< of the norm that several layers' attention reads
-  std::vector<kernels::Mat<T>> d_place;         ///< by place of the stream; null where no other layer reads it [T, d]
+  // Gradients; training only. The first five are one buffer.
+  kernels::Mat<T> d_final_norm;                 ///< of final_norm.n [T, d]
+  kernels::Mat<T> d_mlp_norm;                   ///< of a block's mlp.norm.n [T, d]
+  kernels::Mat<T> d_heads;                      ///< of what the output projection reads, then of attention's y [T, d]
+  kernels::Mat<T> d_embedding;                  ///< of the rows of the embedding [T, d]
+  kernels::Mat<T> d_shared_norm;                ///< of the norm that the attention of several layers reads [T, d]
+  std::vector<kernels::Mat<T>> d_layer_input;   ///< what layers above have sent to each tapped input [T, d]; else null
   kernels::Mat<kernels::acc_t<T>> d_v_first;    ///< [T, d]
   kernels::Mat<T> d_bigram;                     ///< [T, d]
   kernels::Mat<kernels::acc_t<T>> d_skip_gate;  ///< [T, 1]
 
-  /// Scratch of attention, the MLP, head and embedding, which never run at once.
+  /// Scratch of attention, the MLP, LM head and embedding, which never run at once.
   kernels::Workspace workspace;
-  // Gradients that exist only between the backward passes of head and embedding, neither of which reads or writes them.
-  // They lie in the workspace, behind that of attention and the MLP.
-  kernels::Mat<kernels::acc_t<T>> d_q;                        ///< queries that attention reads [T, d]
-  kernels::Mat<T> d_x;                                        ///< residual stream [T, d]
-  kernels::Mat<T> d_x0;                                       ///< [T, d]
-  kernels::Mat<T> d_branch;                                   ///< of what a mix reads of attention or MLP [T, d]
-  kernels::Vec<kernels::acc_t<T>> d_branch_factor;            ///< of that gradient, where it is not in d_branch [1]
-  kernels::Mat<T> d_k_offset;                                 ///< of keys that attention reads, with an offset [T, d]
-  kernels::Mat<T> d_v_extra;                                  ///< of values, from XSA [T, d]
-  kernels::Mat<kernels::acc_t<T>> d_value_gate, d_head_gate;  ///< [T, H]
-  kernels::Mat<T> d_wide;                                     ///< any branch of width 3d or m d
-  std::vector<kernels::Mat<T>> d_value;                       ///< of the rows of each value embedding [T, d]
-  kernels::Workspace value_workspace;                         ///< of the lookup of value embeddings
+  // Gradients that exist only between the backward passes of LM head and embedding, neither of which reads or writes
+  // them. They lie in the workspace, behind the part that attention and the MLP take.
+  kernels::Mat<kernels::acc_t<T>> d_q;              ///< of the queries that attention reads [T, d]
+  kernels::Mat<T> d_x;                              ///< of the residual stream [T, d]
+  kernels::Mat<T> d_x0;                             ///< [T, d]
+  kernels::Mat<T> d_branch_out;                     ///< of attention_out or mlp_out, without leaves_factors [T, d]
+  kernels::Mat<T> d_smeared;                        ///< of the embedding after smear; the memory of d_branch_out [T, d]
+  kernels::Vec<kernels::acc_t<T>> d_branch_factor;  ///< with leaves_factors: the factor of BranchGradient [1]
+  kernels::Mat<T> d_k_offset;                       ///< of the keys that attention reads, with a key offset [T, d]
+  kernels::Mat<T> d_v_xsa;                          ///< what XSA sends to the values [T, d]
+  kernels::Mat<kernels::acc_t<T>> d_value_gate;     ///< [T, H]
+  kernels::Mat<kernels::acc_t<T>> d_head_gate;      ///< [T, H]
+  kernels::Mat<T> d_qkv;                            ///< [T, 3d]
+  kernels::Mat<T> d_hidden;                         ///< of the MLP's product with W_in; the memory of d_qkv [T, m d]
+  std::vector<kernels::Mat<T>> d_value_rows;        ///< of the rows of each table of value embeddings [T, d]
+  kernels::Workspace value_workspace;               ///< of the backward pass of value embeddings
 
   Activations() = default;
   /// Takes everything from `allocator`.
-  Activations(const Config& config, int length, bool training, kernels::WorkspaceAllocator& allocator);
+  Activations(const Config& config, int length, Mode mode, kernels::WorkspaceAllocator& allocator);
 
-  /// The stream at a place: the input of layer `place`, or the output of the last. Null where it is not kept.
-  const kernels::Mat<T>& x_at(int place) const {
-    if (place > 0) return block[place - 1].x;
+  bool training() const { return mode == Mode::training; }
+
+  /// The residual stream [T, d] that a layer reads; of layer `layers` the output of the last one. Null where
+  /// input_is_norm.
+  const kernels::Mat<T>& layer_input(int layer) const {
+    if (layer > 0) return block[layer - 1].x_out;
     return input.first ? input.first : input.x0;
   }
 
  private:
   void allocate_training_blocks(const Config& config, kernels::WorkspaceAllocator& allocator);
   void allocate_evaluation_blocks(const ModelConfig& model, kernels::WorkspaceAllocator& allocator);
+  void allocate_branch_outputs(const ModelConfig& model, int layer, kernels::WorkspaceAllocator& allocator);
   void allocate_gradients(const ModelConfig& model, kernels::WorkspaceAllocator& allocator);
   void allocate_workspace(const Config& config, kernels::WorkspaceAllocator& allocator);
   std::size_t allocate_scratch(const Config& config, kernels::Workspace space);
+
+  kernels::Mat<T> implied_out_;  ///< scratch: attention_out and mlp_out of the blocks whose mixes imply them [T, d]
 };
 
 }  // namespace nanorun

@@ -1,6 +1,7 @@
 #pragma once
-// What happens to the outputs of attention's heads before the output projection, each where the layer's lists name it:
-// dynamic composition of the heads (DC), XSA, and a gate per head, in this order.
+// What is done to the outputs of a layer's attention heads before the output projection, each where the layer's plan
+// says so: dynamic composition of the heads (DC), XSA, and a gate per head, in this order.
+// kernels/attention/attention_composition.hpp, attention_xsa.hpp and attention_gate.hpp have the formulas.
 
 #include "kernels/ops.hpp"
 #include "src/config/config.hpp"
@@ -15,38 +16,41 @@ class AttentionHeads {
   AttentionHeads(const ModelConfig& model, const Parameters<T>& parameters, const Coefficients<T>& coefficients)
       : model_(model), parameters_(parameters), coefficients_(coefficients) {}
 
-  /// Of the layer's y; `in` and first_key as attention had them. Returns what the output projection reads, in a.aux
-  /// where the layer has XSA or gates.
+  /// From y [T, d], the layer's attention; `in` and first_key are what attention had. Returns what the output
+  /// projection reads [T, d]: a.heads_out where the layer has XSA or gates.
   kernels::Mat<T> forward(kernels::Stream stream, const Activations<T>& a, const ops::AttentionInputs<T>& in,
                           const std::int32_t* first_key, int layer) const;
-  /// What forward() returned, formed anew where that was in a.aux.
-  kernels::Mat<const T> again(kernels::Stream stream, const Activations<T>& a, int layer) const;
-  /// Makes a.d_narrow, the gradient of what forward() returned, that of y but for the composition's inputs, and
-  /// value_gradient() that of the values. Returns what forward() returned, formed anew where that was in a.aux.
+  /// What forward() returned, formed anew where that was a.heads_out.
+  kernels::Mat<const T> recompute(kernels::Stream stream, const Activations<T>& a, int layer) const;
+
+  /// Backward pass of XSA and gates. a.d_heads: gradient of what forward() returned; then of what XSA and gates read.
+  /// Returns the same as recompute().
   kernels::Mat<const T> backward(kernels::Stream stream, const Activations<T>& a, int layer) const;
-  /// What XSA sends to the values; null where the layer has none.
+  /// What backward() has found for the values [T, d], from XSA; null where the layer has none.
   kernels::Mat<T> value_gradient(const Activations<T>& a, int layer) const {
-    return has_xsa(layer) ? a.d_v_extra : kernels::Mat<T>();
+    return a.plan[layer].has_xsa ? a.d_v_xsa : kernels::Mat<T>();
   }
-  /// Adds to the gradients of queries, keys and values what the composition sends them. a.d_narrow is the gradient
-  /// of y; nothing where the layer has no composition.
+  /// Backward pass of the composition, where the layer has one, once attention's own is done: adds to a.d_q, d_k, d_v
+  /// [T, d] and to the gradients of its weights, from a.d_heads as backward() left it.
   void backward_composition(kernels::Stream stream, const Activations<T>& a, const ops::AttentionInputs<T>& in,
                             const std::int32_t* first_key, kernels::Mat<T> d_k, kernels::Mat<T> d_v, int layer) const;
-  /// The input n of a gate without a coefficient net: d_n +=.
+  /// Backward pass of gates that no coefficient net gives, last of the layer: adds to attention.d_norm and to the
+  /// gradient of their weights.
   void backward_gate(kernels::Stream stream, const Activations<T>& a, int layer) const;
 
  private:
+  static bool has_xsa_or_gates(const BlockPlan& plan) { return plan.has_xsa || plan.gates_heads; }
+  /// Gates of its own, which read the norm that attention reads.
+  bool gates_by_weights(const BlockPlan& plan) const { return plan.gates_heads && !model_.gate_nets; }
   ops::AttentionComposition<T> composition(const Activations<T>& a, const ops::AttentionInputs<T>& in,
                                            const std::int32_t* first_key, int layer) const;
-  /// XSA and gates of a layer that has either, and their gradients.
-  ops::AttentionXsa<T> output(const Activations<T>& a, int layer) const;
-  ops::AttentionXsaGradients<T> gradients(const Activations<T>& a, int layer) const;
+  ops::AttentionXsa<T> xsa_and_gates(const Activations<T>& a, int layer) const;
+  ops::AttentionXsaGradients<T> xsa_and_gate_gradients(const Activations<T>& a, int layer) const;
   /// Null where the layer has none.
   Gate<T> xsa(const Activations<T>& a, int layer) const;
   Gate<T> gate(const Activations<T>& a, int layer) const;
-  bool has_xsa(int layer) const { return names(model_.xsa_layers, layer); }
-  bool is_gated(int layer) const { return names(model_.gated_layers, layer); }
-  bool gated_by_itself(int layer) const { return is_gated(layer) && !model_.gate_nets; }
+  /// Weights of the composition: part w1 or w2.
+  Gate<T> composition_weights(const Activations<T>& a, int layer, const char* part) const;
 
   const ModelConfig& model_;
   const Parameters<T>& parameters_;

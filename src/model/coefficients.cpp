@@ -1,6 +1,7 @@
 #include "src/model/coefficients.hpp"
 
 #include "src/base/arena.hpp"
+#include "src/base/instantiate.hpp"
 
 namespace nanorun {
 
@@ -22,11 +23,12 @@ Mat<T> take_hidden(WorkspaceAllocator& allocator, int rows, int cols) {
 }  // namespace
 
 template <class T>
-CoefficientActivations<T>::CoefficientActivations(const ModelConfig& model, int length, bool training,
+CoefficientActivations<T>::CoefficientActivations(const ModelConfig& model, int length, Mode mode,
                                                   WorkspaceAllocator& allocator) {
   const int hidden = model.coefficient_width;
+  const bool training = mode == Mode::training;
   for (const NetPlan& plan : coefficient_nets(model)) {
-    const int columns = static_cast<int>(plan.start.size());
+    const int columns = plan.outputs();
     Net net;
     net.c = take_matrix<acc_t<T>>(allocator, length, columns);
     net.z = take_hidden<T>(allocator, length, hidden);
@@ -53,9 +55,11 @@ Coefficients<T>::Coefficients(const ModelConfig& model, const Parameters<T>& par
 }
 
 template <class T>
-void Coefficients<T>::forward(Stream stream, const CoefficientActivations<T>& a, int place, Mat<const T> x) const {
+void Coefficients<T>::forward(Stream stream, const CoefficientActivations<T>& a, int layer_input,
+                              Mat<const T> x) const {
   for (std::size_t i = 0; i < plans_.size(); ++i) {
-    if (plans_[i].place == place) ops::coefficient_net_forward<T>(stream, a.nets[i].c, a.nets[i].z, x, nets_[i]);
+    if (plans_[i].layer_input != layer_input) continue;
+    ops::coefficient_net_forward<T>(stream, a.nets[i].c, a.nets[i].z, x, nets_[i]);
   }
 }
 
@@ -65,50 +69,44 @@ void Coefficients<T>::clear_gradients(Stream stream, const CoefficientActivation
 }
 
 template <class T>
-void Coefficients<T>::backward(Stream stream, const CoefficientActivations<T>& a, int place, Mat<T> d_x,
+void Coefficients<T>::backward(Stream stream, const CoefficientActivations<T>& a, int layer_input, Mat<T> d_x,
                                Mat<const T> x) const {
   for (std::size_t i = 0; i < plans_.size(); ++i) {
-    if (plans_[i].place != place) continue;
+    if (plans_[i].layer_input != layer_input) continue;
     const auto& net = a.nets[i];
     ops::coefficient_net_backward<T>(stream, d_x, gradients_[i], a.d_z, net.d_c, net.z, x, nets_[i]);
   }
 }
 
 template <class T>
-auto Coefficients<T>::find(const std::string& columns) const -> Place {
+auto Coefficients<T>::find(const std::string& columns) const -> Range {
   for (std::size_t i = 0; i < plans_.size(); ++i) {
-    int column = 0;
-    for (const Columns& known : plans_[i].columns) {
-      if (known.name == columns) return {static_cast<int>(i), column};
-      column += known.count;
+    int first = 0;
+    for (const NetColumns& known : plans_[i].columns) {
+      if (known.name == columns) return {static_cast<int>(i), first, known.count};
+      first += known.count;
     }
   }
   return {};
 }
 
 template <class T>
-Gate<T> Coefficients<T>::gate(const CoefficientActivations<T>& a, const std::string& columns, int first,
-                              int count) const {
-  const Place place = find(columns);
-  const auto& net = a.nets.at(place.net);
+Gate<T> Coefficients<T>::gate(const CoefficientActivations<T>& a, const std::string& columns) const {
+  const Range range = find(columns);
+  const auto& net = a.nets.at(range.net);
   Gate<T> gate;
-  gate.value = net.c.col_block(place.column + first, count);
-  if (net.d_c) gate.gradient = net.d_c.col_block(place.column + first, count);
+  gate.value = net.c.col_block(range.first, range.count);
+  if (net.d_c) gate.gradient = net.d_c.col_block(range.first, range.count);
   return gate;
 }
 
 template <class T>
-ops::PerToken<T> Coefficients<T>::factor(const CoefficientActivations<T>& a, const std::string& columns,
-                                         int index) const {
-  const Gate<T> column = gate(a, columns, index, 1);
-  return {column.value.data, column.gradient.data, column.value.ld};
+ops::PerToken<T> Coefficients<T>::factor(const CoefficientActivations<T>& a, const std::string& column) const {
+  const Gate<T> gate = this->gate(a, column);
+  return {gate.value.data, gate.gradient.data, gate.value.ld};
 }
 
-template struct CoefficientActivations<Real>;
-template class Coefficients<Real>;
-#if !NANORUN_CUDA
-template struct CoefficientActivations<double>;
-template class Coefficients<double>;
-#endif
+NANORUN_INSTANTIATE(struct CoefficientActivations);
+NANORUN_INSTANTIATE(class Coefficients);
 
 }  // namespace nanorun

@@ -1,12 +1,14 @@
 #pragma once
-// The numbers per token by which streams mix and heads are gated: of coefficient nets where a net gives them, else
-// learned scalars. Each net runs once, when the forward pass comes to the place of the stream that it reads.
+// The outputs of the coefficient nets, by the names of their columns (src/model/net_plan.hpp). Each net runs once in a
+// forward pass, when the pass comes to the layer input that the net reads.
 
 #include <algorithm>
 #include <string>
 #include <vector>
 
 #include "kernels/ops.hpp"
+#include "src/model/block_plan.hpp"
+#include "src/model/net_plan.hpp"
 #include "src/model/params.hpp"
 
 namespace nanorun {
@@ -15,18 +17,20 @@ namespace nanorun {
 template <class T>
 struct CoefficientActivations {
   struct Net {
-    kernels::Mat<kernels::acc_t<T>> c;    ///< [T, n]
-    kernels::Mat<T> z;                    ///< before gelu [T, m]
-    kernels::Mat<kernels::acc_t<T>> d_c;  ///< training only
+    kernels::Mat<kernels::acc_t<T>> c;    ///< outputs [T, n]
+    kernels::Mat<T> z;                    ///< hidden units before gelu [T, m]
+    kernels::Mat<kernels::acc_t<T>> d_c;  ///< gradient of c, to which the readers of columns add; training only [T, n]
   };
-  std::vector<Net> nets;
-  kernels::Mat<T> d_z;  ///< scratch [T, m]; training only
+  std::vector<Net> nets;  ///< in the order of coefficient_nets()
+  kernels::Mat<T> d_z;    ///< scratch of one net's backward pass; training only [T, m]
 
   CoefficientActivations() = default;
-  CoefficientActivations(const ModelConfig& model, int length, bool training, kernels::WorkspaceAllocator& allocator);
+  /// Takes everything from `allocator`.
+  CoefficientActivations(const ModelConfig& model, int length, Mode mode, kernels::WorkspaceAllocator& allocator);
 };
 
-/// A gate's numbers [T, columns], and their gradients, null without. Rows of learned scalars coincide.
+/// Numbers [T, columns] per token that gate heads, and their gradient, null outside of training. Where they are learned
+/// scalars instead, all rows are one (ld = 0).
 template <class T>
 struct Gate {
   kernels::Mat<const kernels::acc_t<T>> value;
@@ -38,31 +42,34 @@ class Coefficients {
  public:
   Coefficients(const ModelConfig& model, const Parameters<T>& parameters);
 
-  /// Runs the nets that read the stream at `place` (NetPlan::place).
-  void forward(kernels::Stream stream, const CoefficientActivations<T>& a, int place, kernels::Mat<const T> x) const;
-  /// Before a backward pass.
+  /// Runs the nets that read the input x [T, d] of a layer, counted as in NetPlan::layer_input.
+  void forward(kernels::Stream stream, const CoefficientActivations<T>& a, int layer_input,
+               kernels::Mat<const T> x) const;
+  /// Clears the gradients of all columns, before a backward pass.
   void clear_gradients(kernels::Stream stream, const CoefficientActivations<T>& a) const;
-  /// Once nothing more adds to the gradients of what these nets gave: d_x +=.
-  void backward(kernels::Stream stream, const CoefficientActivations<T>& a, int place, kernels::Mat<T> d_x,
+  /// Backward pass of the same nets, once nothing more adds to the gradients of their columns. Adds to d_x [T, d] and
+  /// to the gradients of the nets' tensors.
+  void backward(kernels::Stream stream, const CoefficientActivations<T>& a, int layer_input, kernels::Mat<T> d_x,
                 kernels::Mat<const T> x) const;
 
-  /// Whether a net reads the stream at `place`.
-  bool reads(int place) const {
-    return std::ranges::any_of(plans_, [=](const NetPlan& plan) { return plan.place == place; });
+  /// Whether a net reads the input of a layer.
+  bool reads(int layer_input) const {
+    return std::ranges::any_of(plans_, [=](const NetPlan& plan) { return plan.layer_input == layer_input; });
   }
   /// Whether a net gives the columns of that name.
   bool has(const std::string& columns) const { return find(columns).net >= 0; }
-  /// `count` columns of that name from `first` on, as a gate.
-  Gate<T> gate(const CoefficientActivations<T>& a, const std::string& columns, int first, int count) const;
-  /// A column of that name as a factor of a mix.
-  ops::PerToken<T> factor(const CoefficientActivations<T>& a, const std::string& columns, int index) const;
+  /// The columns of that name.
+  Gate<T> gate(const CoefficientActivations<T>& a, const std::string& columns) const;
+  /// The column of that name, as a factor of a term of a mix.
+  ops::PerToken<T> factor(const CoefficientActivations<T>& a, const std::string& column) const;
 
  private:
-  struct Place {
-    int net = -1;
-    int column = 0;
+  struct Range {
+    int net = -1;  ///< -1: no net has the columns
+    int first = 0;
+    int count = 0;
   };
-  Place find(const std::string& columns) const;
+  Range find(const std::string& columns) const;
 
   std::vector<NetPlan> plans_;
   std::vector<ops::CoefficientNet<T>> nets_;

@@ -1,6 +1,8 @@
 #include "src/model/input_layer.hpp"
 
 #include "src/base/arena.hpp"
+#include "src/base/instantiate.hpp"
+#include "src/model/topology.hpp"
 
 namespace nanorun {
 
@@ -14,20 +16,20 @@ ops::GateInputs<T> InputLayer<T>::skip_gate_inputs(const Activations<T>& a) cons
 
 template <class T>
 void InputLayer<T>::forward(Stream stream, const Activations<T>& a, const DeviceSequence& sequence) const {
-  const InputActivations<T>& s = a.input;
-  const Mat<T>& rows = model_.smear ? s.embedding : s.x0;
+  const InputActivations<T>& saved = a.input;
+  const Mat<T>& rows = model_.smear ? saved.embedding : saved.x0;
   ops::embedding_forward<T>(stream, rows, sequence.tokens, parameters_.weight("embedding"));
   if (model_.smear) {
-    ops::smear_forward<T>(stream, s.x0, s.embedding, elements(parameters_.scalars("smear_gate")),
+    ops::smear_forward<T>(stream, saved.x0, saved.embedding, elements(parameters_.scalars("smear_gate")),
                           parameters_.scalars("smear_factor").data);
   }
-  ops::rms_norm_forward<T>(stream, s.x0, s.rstd0, s.x0, model_.norm_eps);
-  if (s.skip_gate) {
-    ops::attention_gate_forward<T>(stream, s.skip_gate, skip_gate_inputs(a), parameters_.scalars("skip_gate"));
+  ops::rms_norm_forward<T>(stream, saved.x0, saved.rstd0, saved.x0, model_.norm_eps);
+  if (saved.skip_gate) {
+    ops::attention_gate_forward<T>(stream, saved.skip_gate, skip_gate_inputs(a), parameters_.scalars("skip_gate"));
   }
-  if (!s.bigram) return;
-  const Mat<T> bigram = s.bigram.col_block(0, bigram_columns(model_));
-  if (bigram.cols < s.bigram.cols) ops::fill<T>(stream, elements(s.bigram), 0);
+  if (!saved.bigram) return;
+  const Mat<T> bigram = saved.bigram.col_block(0, bigram_columns(model_));
+  if (bigram.cols < saved.bigram.cols) ops::fill<T>(stream, elements(saved.bigram), 0);
   ops::embedding_forward<T>(stream, bigram, sequence.bigrams, parameters_.weight("bigram"));
   if (model_.bigram_sign_rows > 0) {
     ops::sign_rows<T>(stream, bigram, parameters_.weight("bigram_sign"), sequence.bigram_signs);
@@ -36,22 +38,22 @@ void InputLayer<T>::forward(Stream stream, const Activations<T>& a, const Device
 
 template <class T>
 void InputLayer<T>::backward(Stream stream, const Activations<T>& a, const DeviceSequence& sequence) const {
-  const InputActivations<T>& s = a.input;
-  if (s.skip_gate) {
+  const InputActivations<T>& saved = a.input;
+  if (saved.skip_gate) {
     ops::attention_gate_backward<T>(stream, a.d_x0.col_block(0, gate_columns), {}, parameters_.d_scalars("skip_gate"),
-                                    a.d_skip_gate, s.skip_gate, skip_gate_inputs(a), parameters_.scalars("skip_gate"));
+                                    a.d_skip_gate, saved.skip_gate, skip_gate_inputs(a),
+                                    parameters_.scalars("skip_gate"));
   }
-  const Mat<T>& d_smeared = model_.smear ? a.d_branch : a.d_narrow;
-  ops::rms_norm_backward<T>(stream, d_smeared, s.x0, s.rstd0, a.d_x0, false);
+  ops::rms_norm_backward<T>(stream, model_.smear ? a.d_smeared : a.d_embedding, saved.x0, saved.rstd0, a.d_x0, false);
   if (model_.smear) {
-    ops::smear_backward<T>(stream, a.d_narrow, elements(parameters_.d_scalars("smear_gate")),
-                           parameters_.d_scalars("smear_factor").data, d_smeared, s.embedding,
+    ops::smear_backward<T>(stream, a.d_embedding, elements(parameters_.d_scalars("smear_gate")),
+                           parameters_.d_scalars("smear_factor").data, a.d_smeared, saved.embedding,
                            elements(parameters_.scalars("smear_gate")), parameters_.scalars("smear_factor").data);
   }
-  // The workspace, in which d_x0 and d_branch lie, is the lookups' from here on.
-  ops::embedding_backward<T>(stream, parameters_.gradient("embedding"), sequence.tokens, sequence.order, a.d_narrow,
+  // The workspace, in which d_x0 and d_smeared lie, is the lookups' from here on.
+  ops::embedding_backward<T>(stream, parameters_.gradient("embedding"), sequence.tokens, sequence.order, a.d_embedding,
                              a.workspace);
-  if (!s.bigram) return;
+  if (!saved.bigram) return;
   const Mat<T> d_bigram = a.d_bigram.col_block(0, bigram_columns(model_));
   if (model_.bigram_sign_rows > 0) {
     ops::sign_rows<T>(stream, d_bigram, parameters_.weight("bigram_sign"), sequence.bigram_signs);
@@ -60,9 +62,6 @@ void InputLayer<T>::backward(Stream stream, const Activations<T>& a, const Devic
                              a.workspace);
 }
 
-template class InputLayer<Real>;
-#if !NANORUN_CUDA
-template class InputLayer<double>;
-#endif
+NANORUN_INSTANTIATE(class InputLayer);
 
 }  // namespace nanorun

@@ -15,10 +15,10 @@ class InputLayer {
  public:
   InputLayer(const ModelConfig& model, const Parameters<T>& parameters) : model_(model), parameters_(parameters) {}
 
-  /// a.input, but for the first stream.
+  /// Makes a.input, except the input of layer 0, which a mix makes.
   void forward(kernels::Stream stream, const Activations<T>& a, const DeviceSequence& sequence) const;
-  /// Adds to the gradients of the weights, from a.d_x0, a.d_bigram and a.d_skip_gate. Uses up the first two, a.d_narrow
-  /// and the workspace.
+  /// Adds to the gradients of the weights, from a.d_x0, a.d_bigram and a.d_skip_gate. Overwrites the first two and the
+  /// workspace.
   void backward(kernels::Stream stream, const Activations<T>& a, const DeviceSequence& sequence) const;
 
  private:

@@ -3,6 +3,7 @@
 #include <vector>
 
 #include "src/base/arena.hpp"
+#include "src/base/instantiate.hpp"
 
 namespace nanorun {
 
@@ -14,7 +15,7 @@ namespace {
 /// Memory for h in e4m3 between the two forward products; only backward passes use it otherwise.
 template <class T>
 Mat<kernels::e4m3> quantised_h(const Activations<T>& a, int hidden) {
-  return {reinterpret_cast<kernels::e4m3*>(a.d_wide.data), a.length, hidden};
+  return {reinterpret_cast<kernels::e4m3*>(a.d_hidden.data), a.length, hidden};
 }
 
 /// Memory for W_out in e4m3 between them: in the workspace, behind what the first product takes of it.
@@ -27,7 +28,7 @@ kernels::Workspace quantised_w_out(const Activations<T>& a, int width, int hidde
 }  // namespace
 
 template <class T>
-void MlpLayer<T>::enter(const Activations<T>& a, int layer) const {
+void MlpLayer<T>::measure_weights(const Activations<T>& a, int layer) const {
   if (!quantises(a)) return;
   std::vector<typename MlpScales<T>::Matrices> matrices;
   for (int i = layer; i < layer + layers_from(config_.model, layer); ++i) {
@@ -36,57 +37,65 @@ void MlpLayer<T>::enter(const Activations<T>& a, int layer) const {
   scales_.measure(layer, matrices);
 }
 
-/// h of the layer's n.
+/// h of the layer's norm.
 template <class T>
 void MlpLayer<T>::hidden(Stream stream, const Activations<T>& a, int layer, const ops::Fp8Ahead<T>& ahead) const {
-  const MlpActivations<T>& s = a.block[layer].mlp;
+  const MlpActivations<T>& saved = a.block[layer].mlp;
   const Mat<const T> w = parameters_.weight(block_name(layer, "mlp_in"));
   if (quantises(a)) {
     const auto scale = scales_.of(layer);
-    ops::linear_relu2_forward_fp8<T>(stream, s.h, scale.largest_h, s.n, scale.n, w, scale.w_in, a.workspace, ahead);
+    ops::linear_relu2_forward_fp8<T>(stream, saved.h, scale.largest_h, saved.norm.n, scale.n, w, scale.w_in,
+                                     a.workspace, ahead);
   } else {
-    ops::linear_relu2_forward<T>(stream, s.h, s.n, w);
+    ops::linear_relu2_forward<T>(stream, saved.h, saved.norm.n, w);
   }
 }
 
 template <class T>
-void MlpLayer<T>::forward(Stream stream, const Activations<T>& a, Mat<T> out, bool adds, int layer) const {
-  const MlpActivations<T>& s = a.block[layer].mlp;
-  const Mat<const T> w = parameters_.weight(block_name(layer, "mlp_out"));
+void MlpLayer<T>::forward(Stream stream, const Activations<T>& a, Mat<T> out, Output output, int layer) const {
+  const bool adds = output == Output::adds;
   if (quantises(a)) {
-    const auto scale = scales_.of(layer);
-    const Mat<kernels::e4m3> hq = quantised_h(a, s.h.cols);
-    const kernels::Workspace wq = quantised_w_out(a, s.n.cols, s.h.cols);
-    hidden(stream, a, layer, {hq, scale.h, w, scale.w_out, wq});
-    ops::linear_forward_fp8<T>(stream, adds ? a.d_narrow : out, s.h, scale.h, w, scale.w_out, a.workspace, hq, wq);
-    if (adds) ops::add<T>(stream, out, a.d_narrow);
+    forward_fp8(stream, a, adds ? a.mlp_sum : out, layer);
+    if (adds) ops::add<T>(stream, out, a.mlp_sum);
     return;
   }
   hidden(stream, a, layer);
+  const Mat<T>& h = a.block[layer].mlp.h;
+  const Mat<const T> w = parameters_.weight(block_name(layer, "mlp_out"));
   if (adds) {
-    ops::linear_add_forward<T>(stream, out, s.h, w);
+    ops::linear_add_forward<T>(stream, out, h, w);
   } else {
-    ops::linear_forward<T>(stream, out, s.h, w);
+    ops::linear_forward<T>(stream, out, h, w);
   }
 }
 
+/// out [T, d] =.
 template <class T>
-void MlpLayer<T>::backward(Stream stream, const Activations<T>& a, const BranchGradient<T>& d_out, bool add,
-                           int layer) const {
-  const MlpActivations<T>& s = a.block[layer].mlp;
-  const Mat<T> d_z = a.d_wide.col_block(0, s.h.cols);
-  if (config_.train.recompute == Recompute::mlp) hidden(stream, a, layer);
-  ops::linear_backward_weight<T>(stream, parameters_.gradient(block_name(layer, "mlp_out")), d_out.d, s.h, add,
-                                 d_out.factor);
-  ops::linear_relu2_backward<T>(stream, d_z, d_out.d, parameters_.weight(block_name(layer, "mlp_out")), s.h,
-                                d_out.factor);
-  ops::linear_backward_weight<T>(stream, parameters_.gradient(block_name(layer, "mlp_in")), d_z, s.n, add);
-  ops::linear_backward_input<T>(stream, a.d_narrow, d_z, parameters_.weight(block_name(layer, "mlp_in")));
+void MlpLayer<T>::forward_fp8(Stream stream, const Activations<T>& a, Mat<T> out, int layer) const {
+  const MlpActivations<T>& saved = a.block[layer].mlp;
+  const Mat<const T> w = parameters_.weight(block_name(layer, "mlp_out"));
+  const auto scale = scales_.of(layer);
+  const Mat<kernels::e4m3> hq = quantised_h(a, saved.h.cols);
+  const kernels::Workspace wq = quantised_w_out(a, saved.norm.n.cols, saved.h.cols);
+  hidden(stream, a, layer, {hq, scale.h, w, scale.w_out, wq});
+  ops::linear_forward_fp8<T>(stream, out, saved.h, scale.h, w, scale.w_out, a.workspace, hq, wq);
 }
 
-template class MlpLayer<Real>;
-#if !NANORUN_CUDA
-template class MlpLayer<double>;
-#endif
+template <class T>
+void MlpLayer<T>::backward(Stream stream, const Activations<T>& a, const BranchGradient<T>& d_out, Output d_matrices,
+                           int layer) const {
+  const MlpActivations<T>& saved = a.block[layer].mlp;
+  const bool adds = d_matrices == Output::adds;
+  if (config_.train.recompute == Recompute::mlp) hidden(stream, a, layer);
+  ops::linear_backward_weight<T>(stream, parameters_.gradient(block_name(layer, "mlp_out")), d_out.d, saved.h, adds,
+                                 d_out.factor);
+  ops::linear_relu2_backward<T>(stream, a.d_hidden, d_out.d, parameters_.weight(block_name(layer, "mlp_out")), saved.h,
+                                d_out.factor);
+  ops::linear_backward_weight<T>(stream, parameters_.gradient(block_name(layer, "mlp_in")), a.d_hidden, saved.norm.n,
+                                 adds);
+  ops::linear_backward_input<T>(stream, a.d_mlp_norm, a.d_hidden, parameters_.weight(block_name(layer, "mlp_in")));
+}
+
+NANORUN_INSTANTIATE(class MlpLayer);
 
 }  // namespace nanorun

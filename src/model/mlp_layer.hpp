@@ -17,23 +17,24 @@ class MlpLayer {
   MlpLayer(const Config& config, const Parameters<T>& parameters, MlpScales<T>& scales)
       : config_(config), parameters_(parameters), scales_(scales) {}
 
-  /// Once the layer's weights are there, before anything else of it in a forward pass. Those of later layers that
-  /// travel in the same buckets are measured at once.
-  void enter(const Activations<T>& a, int layer) const;
-  /// Where the norm that makes the layer's n is to keep its largest magnitude; null where this is not needed.
+  /// In FP8, measures the layer's weights, and at once those of later layers that travel in the same buckets. To be
+  /// called in each forward pass, once these weights are there and before forward().
+  void measure_weights(const Activations<T>& a, int layer) const;
+  /// Where the norm before the MLP keeps its largest magnitude; null where that is not needed.
   kernels::acc_t<T>* largest_n(const Activations<T>& a, int layer) const {
     return quantises(a) ? scales_.largest_n(layer) : nullptr;
   }
-  /// out [T, d] = MLP of the layer's n, or with `adds` += it. In training a.d_narrow is scratch.
-  void forward(kernels::Stream stream, const Activations<T>& a, kernels::Mat<T> out, bool adds, int layer) const;
-  /// a.d_narrow = gradient of n, where d_out is that of the output. Adds to the gradients of the matrices, or with
-  /// `add` false replaces them.
-  void backward(kernels::Stream stream, const Activations<T>& a, const BranchGradient<T>& d_out, bool add,
+  /// out [T, d] = MLP of mlp.norm [T, d], or += it. Uses a.mlp_sum in training.
+  void forward(kernels::Stream stream, const Activations<T>& a, kernels::Mat<T> out, Output output, int layer) const;
+  /// Makes a.d_mlp_norm the gradient of the norm, from d_out, the gradient of the output. Replaces the gradients of the
+  /// matrices or adds to them.
+  void backward(kernels::Stream stream, const Activations<T>& a, const BranchGradient<T>& d_out, Output d_matrices,
                 int layer) const;
 
  private:
-  bool quantises(const Activations<T>& a) const { return scales_ && a.training; }
+  bool quantises(const Activations<T>& a) const { return scales_ && a.training(); }
   void hidden(kernels::Stream stream, const Activations<T>& a, int layer, const ops::Fp8Ahead<T>& ahead = {}) const;
+  void forward_fp8(kernels::Stream stream, const Activations<T>& a, kernels::Mat<T> out, int layer) const;
 
   const Config& config_;
   const Parameters<T>& parameters_;

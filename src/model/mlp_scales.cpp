@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "src/base/instantiate.hpp"
+
 namespace nanorun {
 
 using kernels::Stream;
@@ -16,9 +18,9 @@ constexpr double first_h = 448 / margin_h;
 }  // namespace
 
 template <class T>
-MlpScales<T>::MlpScales(const Config& config, bool trains, Stream stream)
+MlpScales<T>::MlpScales(const Config& config, Mode mode, Stream stream)
     : stream_(stream),
-      layers_(trains && config.train.mlp_precision == MlpPrecision::fp8 ? config.model.layers : 0),
+      layers_(mode == Mode::training && config.train.mlp_precision == MlpPrecision::fp8 ? config.model.layers : 0),
       maxima_(rows * layers_),
       host_(std::max<std::size_t>(layers_, 1) * sizeof(Maximum)) {
   restore(0, {});
@@ -112,9 +114,6 @@ std::vector<double> MlpScales<T>::download(std::span<const Maximum> from) {
   return {host().begin(), host().end()};
 }
 
-template class MlpScales<Real>;
-#if !NANORUN_CUDA
-template class MlpScales<double>;
-#endif
+NANORUN_INSTANTIATE(class MlpScales);
 
 }  // namespace nanorun

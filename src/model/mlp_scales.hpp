@@ -1,11 +1,12 @@
 #pragma once
-// What the operands of the MLP's forward products are scaled by where train.mlp_precision = "fp8": largest magnitudes
-// of each layer, in the tensors' memory, from which kernels/linear/mlp_fp8.hpp takes the scales.
-//   n      of this sequence
+// Scales of the operands of the MLP's forward products, with train.mlp_precision = "fp8". kernels/linear/mlp_fp8.hpp
+// derives them from the largest magnitudes of each layer's operands, which lie in the ops' memory:
+//   n      norm before the MLP: of this sequence
 //   W_in   of this step
-//   h      of all sequences of the step before, over all ranks, with a margin of 1.8; the scale of the first step is 1
-//   W_out  of this step up to step 16; then that of the step before, with a margin of 1.12
-// So they do not depend on the number of ranks. The last two outlive a step, and checkpoints hold them. Evaluation does
+//   h      hidden units: of all sequences of the step before, over all ranks, with a margin of 1.8; the scale of the
+//          first step is 1
+//   W_out  of this step up to step 16; later of the step before, with a margin of 1.12
+// None depends on the number of ranks. Those of h and W_out outlive a step, so checkpoints hold them. Evaluation does
 // not quantise.
 
 #include <span>
@@ -15,6 +16,7 @@
 #include "src/base/arena.hpp"
 #include "src/comm/comm.hpp"
 #include "src/config/config.hpp"
+#include "src/model/block_plan.hpp"
 
 namespace nanorun {
 
@@ -24,43 +26,45 @@ class MlpScales {
   using Maximum = kernels::acc_t<T>;
   using Scale = ops::Fp8Scale<Maximum>;
 
-  /// Those of a new run; of a model that does not quantise in training, nothing.
-  MlpScales(const Config& config, bool trains, kernels::Stream stream);
-  /// Whether there are any.
+  /// For a new run. Empty where the mode or the deck's precision does not quantise.
+  MlpScales(const Config& config, Mode mode, kernels::Stream stream);
+  /// Whether the MLP quantises: else all calls do nothing.
   explicit operator bool() const { return maxima_.size() > 0; }
 
-  /// Before a sequence of a step.
+  /// To be called before each training sequence of a step.
   void begin_sequence(long step);
-  /// What the norm before a layer's products raises in that sequence.
+  /// Largest magnitude of a layer's n, which the op that makes n raises.
   Maximum* largest_n(int layer) const { return &row(n_row)[layer]; }
-  /// Of a layer.
+  /// The matrices of a layer: W_in [m d, d], W_out [d, m d].
   struct Matrices {
     kernels::Mat<const T> w_in, w_out;
   };
-  /// Before the products of the layers [first, first + layers.size()) in that sequence.
+  /// Measures the matrices of layers [first, first + layers.size()), in the first sequence of a step. To be called in
+  /// each sequence before the products of these layers.
   void measure(int first, std::span<const Matrices> layers);
-  /// What they are to take, once measured.
+  /// What the products of a layer take.
   struct Layer {
     Scale n, w_in, h, w_out;
-    Maximum* largest_h;  ///< of this rank's sequences of the step so far
+    Maximum* largest_h;  ///< largest magnitude of h so far, in this rank's sequences of the step: the op raises it
   };
+  /// After measure() of the layer.
   Layer of(int layer) const;
 
-  /// Enqueues what the host needs at the end of a step.
+  /// Ends a step: enqueues the copy to the host that share() needs.
   void collect();
-  /// Collective, once the stream has been waited for after collect(). Ends the step.
+  /// Collective. After collect() and once the stream has been waited for: gives all ranks the largest h of any.
   void share(Comm& comm);
 
-  /// What checkpoints hold: h of each layer, then W_out of each layer, for the next step. Waits for the device. Empty
-  /// before the first step.
+  /// What checkpoints hold for the next step: the maxima of h, then those of W_out [2 layers]. Waits for the device.
+  /// Empty before the first step.
   std::vector<double> state();
-  /// Takes over the state after so many steps; if it is empty, as in a new run. False where it is not of this many
-  /// layers.
+  /// Continues after `step` steps with what state() returned then; with an empty state as in a new run. Returns false
+  /// where the state is that of another number of layers.
   bool restore(long step, std::span<const double> state);
 
  private:
-  /// Rows of the maxima, a column for each layer. W_out has one for even and one for odd steps. What a step begins with
-  /// lies together.
+  /// Rows of the maxima [rows, layers]. W_out has a row for even and one for odd steps. The rows that a step begins
+  /// with are adjacent.
   enum Row { w_out_even_row, n_row, w_in_row, w_out_odd_row, h_row, found_h_row, rows };
   std::span<Maximum> adjacent_rows(int first, int count) const {
     return maxima_.span().subspan(first * layers_, count * layers_);
@@ -74,10 +78,10 @@ class MlpScales {
   kernels::Stream stream_;
   std::size_t layers_;
   TensorArena<Maximum> maxima_;
-  PinnedArena host_;      ///< a row
-  long step_ = -1;        ///< whose weights are measured
-  bool first_ = false;    ///< sequence of the step
-  bool delayed_ = false;  ///< W_out
+  PinnedArena host_;      ///< one row
+  long step_ = -1;        ///< the step whose weights are measured
+  bool first_ = false;    ///< the sequence is the first of its step
+  bool delayed_ = false;  ///< W_out takes the scale of the step before
 };
 
 }  // namespace nanorun

@@ -1,7 +1,10 @@
 #pragma once
-// The transformer: embeddings, blocks of attention and MLP that are joined by mixes of streams, and the head. Weights
-// and gradients are views into arenas laid out by the parameter table; activations live in one arena that training and
-// validation share. T is the scalar of activations and weights (Real; double in tests).
+// The transformer: embeddings, blocks of attention and MLP that are joined by mixes of streams, and the LM head.
+// Weights and gradients are views into arenas laid out by the parameter table; activations live in one arena that
+// training and validation share. T is the scalar of activations and weights (Real; double in tests).
+//
+// model.cpp has the passes, model_setup.cpp the construction and the memory, model_evaluation.cpp the losses and logits
+// of sequences that do not train.
 
 #include <functional>
 #include <optional>
@@ -15,13 +18,13 @@
 #include "src/measure/trace.hpp"
 #include "src/model/activations.hpp"
 #include "src/model/attention_layer.hpp"
-#include "src/model/branches.hpp"
 #include "src/model/input_layer.hpp"
-#include "src/model/mixes.hpp"
 #include "src/model/mlp_layer.hpp"
 #include "src/model/mlp_scales.hpp"
 #include "src/model/params.hpp"
 #include "src/model/rotary_table.hpp"
+#include "src/model/stream_mixes.hpp"
+#include "src/model/zero_branches.hpp"
 
 namespace nanorun {
 
@@ -35,42 +38,41 @@ class Model {
     std::function<void(int layer)> leave;  ///< after the backward pass has completed the layer's gradients
   };
 
-  /// Weights and gradients, the latter [table.gradient_size()], outlive the model. Ops run on `compute`, copies to the
-  /// device on `upload`. A model without gradients only validates, and holds nothing for training.
+  /// Weights and gradients [table.gradient_size()] must outlive the model. Ops run on `compute`, copies to the device
+  /// on `upload`. A model without gradients can only evaluate sequences, and holds no memory for training.
   Model(const Config& config, const ParameterTable& table, const Weights<T>& weights, std::span<Gradient> gradients,
         kernels::Token end_of_text, kernels::Stream compute, kernels::Stream upload);
 
   /// The prefix target of each token of the vocabulary, -1 for none, see kernels/lm_head/lm_head.hpp.
   void set_prefixes(std::span<const std::int32_t> prefixes);
 
-  /// To which of the gradients a sequence adds its own; it replaces the others.
+  /// To which gradients a sequence adds its own. It replaces the others.
   struct Accumulate {
     bool matrices = false;
-    bool others = false;   ///< head, tables and learned scalars
-    bool cleared = false;  ///< tables and learned scalars are zero: nothing is to be replaced
+    bool others = false;   ///< of LM head, tables and learned scalars
+    bool cleared = false;  ///< those of tables and learned scalars are zero, so that none needs to be replaced
   };
 
   /// Sends a training sequence to the device, for the next forward_backward(). While the device works, this costs no
   /// time.
   DeviceSequence upload(Trace& trace, const Sequence& sequence, Windows windows);
 
-  /// Makes the gradients those of the sequence's loss at a step, or adds these to them, and adds the sum of its tokens'
-  /// losses to loss(). Does not wait for the device.
+  /// Forward and backward pass of a sequence at a step. Replaces gradients by those of the sequence's loss, or adds to
+  /// them, and adds the sum of the tokens' losses to loss(). Does not wait for the device.
   void forward_backward(Trace& trace, const DeviceSequence& sequence, long step, Accumulate accumulate,
                         const LayerHooks& hooks = {});
   RunningSum& loss() { return loss_; }
-  /// They end every step, and checkpoints hold their state.
+  /// Their collect() and share() end every step, and checkpoints hold their state().
   MlpScales<T>& mlp_scales() { return mlp_scales_; }
 
-  /// Mean loss of the next token over a sequence of validation.length tokens, the head in working precision, as the
-  /// model is before a step. Waits for the device.
+  // Of a sequence of validation.length tokens, with the windows and angles of a step, the LM head in working precision.
+  // Each waits for the device.
+
+  /// Mean loss of the next token.
   double validate(Trace& trace, const Sequence& sequence, long step);
-
-  /// Loss of each token [validation.length] of such a sequence, likewise.
+  /// Loss of the next token at each position [validation.length].
   std::vector<double> token_losses(Trace& trace, const Sequence& sequence, long step);
-
-  /// Logits [vocabulary] of what may follow token `last` of a sequence of validation.length tokens; the tokens behind
-  /// it do not matter. Waits for the device.
+  /// Logits [vocabulary] of the token that follows token `last`. The tokens behind `last` do not matter.
   std::vector<double> next_logits(Trace& trace, std::span<const kernels::Token> tokens, long step, int last);
 
   /// Memory that holds nothing between the backward pass and the next forward pass.
@@ -84,22 +86,29 @@ class Model {
   Feed<T> feed(const DeviceSequence& sequence, int stage);
   Activations<T>& training_for(const DeviceSequence& sequence);
   kernels::LmHeadOptions lm_head_options(long step) const;
+  kernels::LmHeadOptions evaluation_head_options() const;
+  DeviceSequence forward_evaluation(Trace& trace, const Sequence& sequence, long step);
 
   void forward(Activations<T>& a, const Feed<T>& feed, const LayerHooks& hooks);
-  void backward(Activations<T>& a, const Feed<T>& feed, bool add, const LayerHooks& hooks);
-  int shared_backward(Activations<T>& a, int begin, int end);
-  void last_forward(Activations<T>& a);
-  void last_backward(Activations<T>& a);
-  void unet_block_forward(Activations<T>& a, const Feed<T>& feed, int layer);
-  void unet_block_backward(Activations<T>& a, const Feed<T>& feed, bool add, int layer);
-  bool normed_ahead(const Activations<T>& a, int layer) const;
-  void scaled_block_forward(Activations<T>& a, const Feed<T>& feed, int layer);
-  ops::MixHandover<T> scaled_block_backward(Activations<T>& a, const Feed<T>& feed, bool add,
-                                            const ops::MixHandover<T>& d_stream, int layer);
+  void backward(Activations<T>& a, const Feed<T>& feed, Output d_matrices, const LayerHooks& hooks);
+  void unet_block_forward(Activations<T>& a, const Feed<T>& feed, const BlockPlan& plan);
+  void unet_block_backward(Activations<T>& a, const Feed<T>& feed, Output d_matrices, const BlockPlan& plan);
+  void scaled_block_forward(Activations<T>& a, const Feed<T>& feed, const BlockPlan& plan);
+  ops::ScaledGradient<T> scaled_block_backward(Activations<T>& a, const Feed<T>& feed, Output d_matrices,
+                                               const ops::ScaledGradient<T>& d_out, const BlockPlan& plan);
+  ops::MixBackward<T> d_after_attention(const Activations<T>& a, const BlockPlan& plan) const;
+  void final_norm_forward(Activations<T>& a);
+  void final_norm_backward(Activations<T>& a);
+  int injections_backward(Activations<T>& a, int begin, int end);
+  void clear_gradients(const Activations<T>& a);
+  void norm(const NormActivations<T>& out, kernels::Mat<const T> x, Gradient* largest = nullptr);
+  void norm_backward(kernels::Mat<T> d_x, Output output, const ops::NormGradient<T>& d_norm);
+  void mix_norm(kernels::Mat<T> x, const NormActivations<T>& out, const MixTerms<T>& terms,
+                Gradient* largest = nullptr);
 
   const Config& config_;
   Parameters<T> parameters_;
-  std::span<Gradient> d_others_;  ///< gradients behind those of matrices and head
+  std::span<Gradient> d_others_;  ///< gradients behind those of matrices and LM head
   kernels::Stream stream_;
   kernels::LmHeadOptions head_;
   TensorArena<std::int32_t> prefixes_;
@@ -112,18 +121,14 @@ class Model {
   std::vector<Activations<T>> training_;  ///< for each length of a sequence, in the same memory
   Activations<T> validation_;
 
-  Branches<T> branches_;
+  ZeroBranches<T> zero_branches_;
   Coefficients<T> coefficients_;
-  Mixes<T> mixes_;
-  Values<T> values_;
+  StreamMixes<T> mixes_;
+  AttentionValues<T> values_;
   AttentionHeads<T> heads_;
   InputLayer<T> input_;
   AttentionLayer<T> attention_;
   MlpLayer<T> mlp_;
 };
-
-/// Floating-point operations of forward and backward over one training sequence of a step, attention counted for its
-/// windows without regard to documents.
-double flops_per_sequence(const Config& config, const ParameterTable& table, long step);
 
 }  // namespace nanorun

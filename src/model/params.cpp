@@ -7,6 +7,8 @@
 #include <set>
 
 #include "src/base/error.hpp"
+#include "src/model/net_plan.hpp"
+#include "src/model/topology.hpp"
 
 namespace nanorun {
 
@@ -29,7 +31,7 @@ std::string block_name(int layer, const char* tensor) { return fmt::format("bloc
 Bounds Bucket::bounds(int ranks) const {
   Bounds bounds(ranks + 1);
   for (int r = 0; r < ranks; ++r) {
-    const bool one_more = (r + ranks - like_before % ranks) % ranks < units % ranks;
+    const bool one_more = (r + ranks - matrices_before % ranks) % ranks < units % ranks;
     bounds[r + 1] = bounds[r] + (units / ranks + (one_more ? 1 : 0)) * unit_size;
   }
   return bounds;
@@ -43,12 +45,12 @@ int layers_from(const ModelConfig& config, int first) {
   return count;
 }
 
-bool alike(const Bucket& a, const Bucket& b) {
+bool same_matrix_shape(const Bucket& a, const Bucket& b) {
   return a.group == Group::matrix && b.group == Group::matrix &&
          std::minmax(a.rows, a.cols) == std::minmax(b.rows, b.cols);
 }
 
-bool read_alike(const Bucket& a, const Bucket& b) { return a.lookup == b.lookup && a.units == b.units; }
+bool same_lookup(const Bucket& a, const Bucket& b) { return a.lookup == b.lookup && a.units == b.units; }
 
 ParameterTable::ParameterTable(const ModelConfig& config) {
   add_matrices(config);
@@ -97,7 +99,7 @@ void ParameterTable::add_matrices(const ModelConfig& config) {
   }
 }
 
-/// The head comes first: the model zeroes the gradients of all that lies behind it (Model::Gradients).
+/// The head comes first: Model::d_others_, which one op zeroes, holds the gradients of all that lies behind it.
 void ParameterTable::add_lm_head(const ModelConfig& config) {
   if (config.tied_head) {
     add("head", 1, padded_vocabulary(config), config.width, Group::head, Init::normal, config.init_embedding);
@@ -165,7 +167,7 @@ void ParameterTable::add_unet_scalars(const ModelConfig& config) {
 void ParameterTable::add_scaled_scalars(const ModelConfig& config) {
   const auto add_halves = [&](const char* of_attention, const char* of_mlp, double start) {
     for (int i = 0; i < config.layers; ++i) {
-      if (mixes_by_mudd(config, i)) continue;
+      if (is_mudd_layer(config, i)) continue;
       if (has_attention(config, i)) add_scalar(block_name(i, of_attention), 1, 1, {start});
       add_scalar(block_name(i, of_mlp), 1, 1, {start});
     }
@@ -196,7 +198,7 @@ void ParameterTable::add_gate_scalars(const ModelConfig& config) {
       add_scalar(block_name(layer, "attention_gate"), heads, gate_columns, {});
     for (int i = 0; i < config.layers; ++i) {
       const std::vector<double> starts = injection_starts(config);
-      if (injects(config, i)) add_scalar(block_name(i, "injection"), static_cast<int>(starts.size()), 1, starts);
+      if (has_injections(config, i)) add_scalar(block_name(i, "injection"), static_cast<int>(starts.size()), 1, starts);
     }
   }
   close_bucket(1, -1);
@@ -204,11 +206,10 @@ void ParameterTable::add_gate_scalars(const ModelConfig& config) {
 
 void ParameterTable::add_net_scalars(const ModelConfig& config) {
   for (const NetPlan& net : coefficient_nets(config)) {
-    const int outputs = static_cast<int>(net.start.size());
-    std::vector<double> bias = net.start;
+    std::vector<double> bias = net.starts();
     for (double& start : bias) start /= net.constant * (net.learned_scale ? gate_net_scale : 1);
-    add_scalar(net.name + ".out", outputs, config.coefficient_width, {});
-    add_scalar(net.name + ".bias", 1, outputs, bias);
+    add_scalar(net.name + ".out", net.outputs(), config.coefficient_width, {});
+    add_scalar(net.name + ".bias", 1, net.outputs(), bias);
   }
   if (config.gate_nets) add_scalar("gate_net.scale", 1, 1, {gate_net_scale});
   close_bucket(1, -1);
@@ -233,7 +234,7 @@ void ParameterTable::close_bucket(std::size_t unit_size, int layer, Lookup looku
   const std::size_t units = (size_ - bucket_begin_) / unit_size;
   Bucket closed{last.group, layer, bucket_begin_, units, unit_size, last.rows, last.cols, lookup};
   for (const Bucket& bucket : buckets_) {
-    if (alike(bucket, closed)) closed.like_before += bucket.units;
+    if (same_matrix_shape(bucket, closed)) closed.matrices_before += bucket.units;
   }
   buckets_.push_back(closed);
   bucket_begin_ = size_;
@@ -314,9 +315,16 @@ kernels::Mat<kernels::acc_t<T>> TensorViews<T>::scalars(const std::string& name)
 }
 
 template <class T>
-ops::LearnedScalar<T> Parameters<T>::factor(const std::string& name, int i, bool sigmoid) const {
+ops::LearnedScalar<T> Parameters<T>::factor(const std::string& name, int i) const {
   const auto gradient = gradients.scalars(name);
-  return {weights.scalars(name).data + i, gradient ? gradient.data + i : nullptr, sigmoid};
+  return {weights.scalars(name).data + i, gradient ? gradient.data + i : nullptr};
+}
+
+template <class T>
+ops::LearnedScalar<T> Parameters<T>::sigmoid_factor(const std::string& name) const {
+  ops::LearnedScalar<T> factor = this->factor(name);
+  factor.sigmoid = true;
+  return factor;
 }
 
 template void initialise(kernels::Stream, std::span<float>, const OwnedRows&, std::int64_t);

@@ -1,8 +1,11 @@
 #pragma once
-// The parameter table: one row per tensor. Everything that treats parameters alike (initialisation, optimizer,
-// communication, checkpoint) iterates this table. Gradients lie in its order in one arena; of the weights, the tensors
-// lie in one and the learned scalars, which close the table, in another of the accumulators' type. Fixed tensors have
-// no gradients and no state, and travel only when weights are initialised or restored.
+// The parameter table: one row per parameter tensor. Initialisation, optimizer, communication and checkpoints iterate
+// it.
+//
+// The table holds, in this order: trained tensors, which GEMMs and lookups read; fixed tensors; learned scalars.
+// Offsets count elements over all of them. Weights lie in two arenas: all tensors as T, learned scalars as acc_t<T>.
+// Gradients lie in one arena of acc_t<T>, without the fixed tensors, which have neither gradients nor optimizer state
+// and travel between ranks only when weights are initialised or restored.
 
 #include <cstdint>
 #include <span>
@@ -13,38 +16,38 @@
 #include "src/base/arena.hpp"
 #include "src/comm/comm.hpp"
 #include "src/config/config.hpp"
-#include "src/model/topology.hpp"
 
 namespace nanorun {
 
 enum class Init { zero, constant, normal, uniform, sign };
-/// Which update and learning rate a tensor takes: Muon's (matrix), none (fixed), or one of Adam's.
+/// What a tensor is to the model. The optimizer takes its update rule and its default learning rate from that
+/// (src/optimizer/hyperparameters.hpp). Tensors of Group::fixed are not trained.
 enum class Group { matrix, embedding, head, net, scalar, skip, fixed };
-/// What each position of a sequence looks up a row of a table by.
+/// Whether each position of a sequence reads one row of a table, and which: that of its token or of its bigram.
 enum class Lookup { none, token, bigram };
 
-/// Name of a tensor of a block.
+/// "block.<layer>.<tensor>".
 std::string block_name(int layer, const char* tensor);
 
 struct Parameter {
   std::string name;
-  int matrices = 1;  ///< matrices stacked along the rows, each orthogonalised on its own
+  int matrices = 1;  ///< matrices stacked along the rows, such as those of Q, K and V
   int rows = 1;      ///< of one matrix
   int cols = 1;
   Group group = Group::scalar;
   Init init = Init::zero;
-  double bound = 0;           ///< of Init::uniform; of Init::normal the standard deviation
+  double bound = 0;           ///< Init::uniform: values in [-bound, bound); Init::normal: the standard deviation
   std::vector<double> start;  ///< of Init::constant, one per element
   std::size_t offset = 0;     ///< of the first element, counted over all parameters
-  std::string like{};         ///< the parameter whose initial values these are; empty: none
+  std::string like{};         ///< name of the parameter whose initial values it shares; empty: none
 
   std::size_t size() const { return static_cast<std::size_t>(matrices) * rows * cols; }
   /// Columns of the tensor as ranks share and checkpoints store it: learned scalars are shared one by one.
   int shared_cols() const { return group == Group::scalar || group == Group::skip ? 1 : cols; }
 };
 
-/// Consecutive tensors that are reduced, updated and gathered together. Ranks own whole units: a matrix with Muon, a
-/// row or an element with Adam.
+/// Consecutive tensors of one group that are reduced, updated and gathered together. Each rank owns whole units: of
+/// Group::matrix matrices, of tables rows, of learned scalars elements.
 struct Bucket {
   Group group = Group::scalar;
   /// The lowest layer that uses the tensors: config.layers for the head, 0 for the first block, -1 for the embedding.
@@ -55,28 +58,30 @@ struct Bucket {
   std::size_t unit_size = 0;
   int rows = 0;  ///< shape of one matrix (Group::matrix)
   int cols = 0;
-  Lookup lookup = Lookup::none;  ///< of Group::embedding; a unit is a row then
-  std::size_t like_before = 0;   ///< matrices of this shape or its transpose in earlier buckets
+  Lookup lookup = Lookup::none;     ///< of Group::embedding; a unit is a row then
+  std::size_t matrices_before = 0;  ///< of this shape or its transpose, in earlier buckets
 
   std::size_t size() const { return units * unit_size; }
   bool fixed() const { return group == Group::fixed; }
   bool scalars() const { return group == Group::scalar || group == Group::skip; }
-  /// Parts of the ranks, relative to `offset`. Unit counts differ by at most one, also those of matrices of like shapes
-  /// over all buckets.
+  /// Whether gradients can be sums over several steps. The first sequence of each step overwrites those of matrices.
+  bool sums_steps() const { return group != Group::matrix && group != Group::fixed; }
+  /// Parts of the ranks, relative to `offset`. Unit counts differ by at most one, also those of matrices of one shape
+  /// or its transpose over all buckets.
   Bounds bounds(int ranks) const;
 };
 
-/// Layers whose matrices travel in the buckets of layer `first`: itself and those that follow it. None where its own
-/// are in the buckets of a layer before it.
+/// Number of consecutive layers, from `first` on, whose matrices travel in the buckets of layer `first`. 0 where layer
+/// `first` is in the buckets of a layer before it.
 int layers_from(const ModelConfig& config, int first);
 
 /// Whether two buckets hold matrices of one shape or its transpose.
-bool alike(const Bucket& a, const Bucket& b);
-/// Whether a sequence reads the same rows of two tables, which have as many.
-bool read_alike(const Bucket& a, const Bucket& b);
+bool same_matrix_shape(const Bucket& a, const Bucket& b);
+/// Whether any sequence reads the same rows of two tables: by the same lookup, from as many rows.
+bool same_lookup(const Bucket& a, const Bucket& b);
 
-/// Rows [first_row, first_row + row_count) of a tensor seen as [total_rows, cols], cols = shared_cols(), which this
-/// rank owns.
+/// The part of a tensor that one rank owns: rows [first_row, first_row + row_count) of the tensor as a matrix
+/// [total_rows, cols], with cols = Parameter::shared_cols().
 struct OwnedRows {
   const Parameter* parameter = nullptr;
   std::uint64_t total_rows = 0;
@@ -84,6 +89,8 @@ struct OwnedRows {
   std::uint64_t first_row = 0;
   std::uint64_t row_count = 0;
   std::size_t offset = 0;  ///< of the first owned element, counted over all parameters
+
+  std::size_t size() const { return row_count * cols; }
 };
 
 class ParameterTable {
@@ -92,17 +99,18 @@ class ParameterTable {
 
   const std::vector<Parameter>& parameters() const { return parameters_; }
   const std::vector<Bucket>& buckets() const { return buckets_; }
-  /// Names and shapes, a sorted line each, which tell models apart.
+  /// A line with name and shape for each parameter, sorted: two models are alike if their layouts are equal.
   std::string layout() const;
   std::size_t size() const { return size_; }  ///< elements of all parameters
-  /// Elements of the tensors that GEMMs and lookups read; the learned scalars come after them.
+  /// Elements of all tensors, trained and fixed: the offset of the first learned scalar.
   std::size_t tensor_size() const { return tensor_size_; }
-  /// Elements that have gradients: all but the fixed tensors', which are the last of the tensors.
+  /// Elements that have gradients: all but those of fixed tensors.
   std::size_t gradient_size() const { return size_ - fixed_size_; }
-  /// Place of a gradient among these, by the offset of its element.
+  /// Position of an element's gradient in the arena of gradients; `offset`: of the element, which is not fixed.
   std::size_t gradient_at(std::size_t offset) const { return offset < tensor_size_ ? offset : offset - fixed_size_; }
+  /// Throws Error(internal) where no parameter has the name.
   const Parameter& find(const std::string& name) const;
-  /// One entry per tensor of the bucket, in order; empty where this rank owns none of it.
+  /// What a rank owns of each tensor of a bucket, in their order; row_count is 0 where it owns nothing.
   std::vector<OwnedRows> owned(const Bucket& bucket, int rank, int ranks) const;
 
  private:
@@ -129,13 +137,13 @@ class ParameterTable {
   std::size_t bucket_begin_ = 0;
 };
 
-/// Initial values of the rows that a rank owns of a tensor, in `values` [row_count * cols]. Element i of a tensor is
-/// number i of the sequence (kernels/device/random.hpp) with the key splitmix64(seed xor fnv1a64(name)), so the values
-/// do not depend on the rank count. fnv1a64 is the 64-bit FNV-1a hash.
+/// Writes the initial values of a rank's rows to `values` [row_count * cols]. Element i of a tensor is number i of the
+/// random sequence (kernels/device/random.hpp) whose key is splitmix64(seed xor fnv1a64(name)), with the 64-bit FNV-1a
+/// hash, so values do not depend on the number of ranks.
 template <class A>
 void initialise(kernels::Stream stream, std::span<A> values, const OwnedRows& rows, std::int64_t seed);
 
-/// The weights as the ops read them: tensors in T, learned scalars in its accumulators' type.
+/// The memory of the weights as ops read them: tensors as T, learned scalars as acc_t<T>.
 template <class T>
 class Weights {
  public:
@@ -146,17 +154,18 @@ class Weights {
   std::span<T> tensors() const { return tensors_.span(); }
   std::span<Scalar> scalars() const { return scalars_.span(); }
 
-  /// Whoever writes them otherwise than by a step of the optimizer notes it.
+  /// To be called by whoever writes the weights other than by a step of the optimizer.
   void note_replaced() const { ++replaced_; }
+  /// Number of these calls.
   long replaced() const { return replaced_; }
 
  private:
-  mutable long replaced_ = 0;  ///< how often
+  mutable long replaced_ = 0;
   TensorArena<T> tensors_;
   TensorArena<Scalar> scalars_;
 };
 
-/// The weights, or their gradients, by name.
+/// Views of the weights, or of their gradients, by the names of parameters.
 template <class T>
 class TensorViews {
  public:
@@ -167,9 +176,9 @@ class TensorViews {
 
   /// Whether there is memory behind the views.
   explicit operator bool() const { return tensors_ != nullptr; }
-  /// The matrices of a tensor, one below the other; null without memory.
+  /// [matrices * rows, cols]: the matrices of a tensor, one below the other. Null without memory.
   kernels::Mat<T> tensor(const std::string& name) const;
-  /// The same of learned scalars.
+  /// [rows, cols] of learned scalars. Null without memory.
   kernels::Mat<kernels::acc_t<T>> scalars(const std::string& name) const;
 
  private:
@@ -178,7 +187,7 @@ class TensorViews {
   kernels::acc_t<T>* scalars_ = nullptr;
 };
 
-/// What the rooms of the model bind to: weights, and in training their gradients.
+/// What the classes of the model bind to: the weights, and in training their gradients.
 template <class T>
 struct Parameters {
   TensorViews<T> weights;
@@ -188,8 +197,10 @@ struct Parameters {
   kernels::Mat<kernels::acc_t<T>> gradient(const std::string& name) const { return gradients.tensor(name); }
   kernels::Mat<const kernels::acc_t<T>> scalars(const std::string& name) const { return weights.scalars(name); }
   kernels::Mat<kernels::acc_t<T>> d_scalars(const std::string& name) const { return gradients.scalars(name); }
-  /// Element i of a tensor of learned scalars as a factor of a mix.
-  ops::LearnedScalar<T> factor(const std::string& name, int i = 0, bool sigmoid = false) const;
+  /// Element i of a tensor of learned scalars, as a factor of a term of a mix.
+  ops::LearnedScalar<T> factor(const std::string& name, int i = 0) const;
+  /// The sigmoid of a learned scalar, likewise.
+  ops::LearnedScalar<T> sigmoid_factor(const std::string& name) const;
 };
 
 }  // namespace nanorun

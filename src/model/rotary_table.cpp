@@ -1,5 +1,6 @@
 #include "src/model/rotary_table.hpp"
 
+#include "src/base/instantiate.hpp"
 #include "src/config/schedule.hpp"
 
 namespace nanorun {
@@ -67,9 +68,6 @@ ops::Rotary<T> RotaryTable<T>::paired_rotary(int length) const {
   return rotary;
 }
 
-template class RotaryTable<Real>;
-#if !NANORUN_CUDA
-template class RotaryTable<double>;
-#endif
+NANORUN_INSTANTIATE(class RotaryTable);
 
 }  // namespace nanorun

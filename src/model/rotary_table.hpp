@@ -1,5 +1,6 @@
 #pragma once
-// Cosines and sines of the rotary embedding in a stage, for tokens and for the rows of paired heads.
+// Cosines and sines of the rotary embedding (RoPE) in one stage of the schedule, for tokens and for the rows of paired
+// heads.
 
 #include "kernels/ops.hpp"
 #include "src/base/arena.hpp"
@@ -15,14 +16,16 @@ class RotaryTable {
   /// For sequences of up to `length` tokens.
   RotaryTable(const Config& config, int length, kernels::Stream stream);
 
-  /// Makes the tables those of a stage, once the ops enqueued so far have read them.
+  /// Fills the table for a stage. Waits for the ops enqueued so far, which may read the table of another stage.
   void set_stage(int stage);
-  /// Factor on q kᵀ in that stage.
+  /// Factor on q kᵀ in the stage.
   Real attention_scale() const { return attention_scale_; }
-  /// For a sequence of `length` tokens.
+  /// For a sequence of `length` tokens, in layers whose heads attend one by one.
   ops::Rotary<T> rotary(int length) const;
+  /// The same in layers whose heads attend in pairs. Empty without model.paired_layers.
   ops::Rotary<T> paired_rotary(int length) const;
 
+  /// Size of the table.
   static std::size_t bytes(const Config& config, int length);
 
  private:

@@ -1,33 +1,31 @@
 #pragma once
-// The blocks of matrices that Muon orthogonalises, and the lines of blocks whose second moment NorMuon keeps.
+// The blocks of matrices that Muon orthogonalises, and the shape of NorMuon's second moment, which has one number for
+// each row of a block, or for each column where these are more (kernels/optimizer/muon.hpp).
 
 #include <vector>
 
-#include "kernels/ops.hpp"
 #include "src/config/config.hpp"
 #include "src/model/params.hpp"
-#include "src/optimizer/update_rules.hpp"
+#include "src/optimizer/hyperparameters.hpp"
 
 namespace nanorun {
 
-/// Consecutive blocks [rows, cols] of one shape and one rule.
+/// `count` consecutive blocks [rows, cols] with the same hyperparameters.
 struct MuonBlocks {
   int count = 0, rows = 0, cols = 0;
-  UpdateRule rule;
+  Hyperparameters hyper;
+
+  /// Numbers of NorMuon's second moment.
+  std::size_t second_moment_size() const;
 };
 
-/// The blocks of a rank's matrices, in the order of their elements.
+/// The blocks of the matrices that a rank owns, in the order of their elements.
 std::vector<MuonBlocks> blocks_of(const Config& config, const std::vector<OwnedRows>& tensors);
 
-/// Numbers of NorMuon's second moment: one for each line of each block.
-std::size_t line_count(const MuonBlocks& blocks);
-std::size_t line_count(const std::vector<MuonBlocks>& blocks);
+/// Rows per block of one of a tensor's matrices: all, or of W_q and W_k those of optimizer.muon_block_heads heads.
+int muon_block_rows(const Config& config, const Parameter& parameter, int matrix);
 
-/// Moves the batches that have the shape of the first, or its transpose, to `shape`.
-template <class T>
-void split_shape(std::vector<kernels::MuonBatch<T>>& batches, std::vector<kernels::MuonBatch<T>>& shape);
-
-/// The rows that a rank owns of a tensor's second moment: one for each block, of a number for each line.
-OwnedRows line_rows(const Config& config, const OwnedRows& rows);
+/// NorMuon's second moment of a tensor, one row per block: the rows of it that belong to the owned rows of the tensor.
+OwnedRows second_moment_rows(const Config& config, const OwnedRows& rows);
 
 }  // namespace nanorun

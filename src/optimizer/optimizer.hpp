@@ -1,11 +1,12 @@
 #pragma once
-// Muon and Adam over the parameter table. State and update work are sharded, as in ZeRO-1 and Megatron's distributed
-// optimizer: of each bucket a rank owns whole units (params.hpp), receives their summed gradients, updates them, and
-// all ranks gather the new weights. Collectives run on a stream of their own: gradients travel while the backward pass
-// goes on, new weights during the next forward pass, those of tables that are updated early during the backward pass.
+// The update of all parameters at the end of a step. State and work are sharded, as in ZeRO-1 and Megatron's
+// distributed optimizer: of each bucket a rank owns whole units (params.hpp), receives the sums of their gradients,
+// updates them by the rule of the bucket (update_rule.hpp), and all ranks gather the new weights. Collectives run
+// on a stream of their own (bucket_transfers.hpp): gradients travel while the backward pass goes on, new weights during
+// the next forward pass, those of tables that are updated early during the backward pass.
 
+#include <array>
 #include <span>
-#include <string>
 #include <vector>
 
 #include "kernels/ops.hpp"
@@ -15,156 +16,124 @@
 #include "src/config/config.hpp"
 #include "src/measure/trace.hpp"
 #include "src/model/params.hpp"
-#include "src/optimizer/muon_blocks.hpp"
-#include "src/optimizer/optimizer_rows.hpp"
-#include "src/optimizer/optimizer_state.hpp"
+#include "src/optimizer/bucket_transfers.hpp"
+#include "src/optimizer/optimizer_slabs.hpp"
+#include "src/optimizer/owned_bucket.hpp"
+#include "src/optimizer/tied_head.hpp"
 #include "src/optimizer/touched_rows.hpp"
-#include "src/optimizer/update_rules.hpp"
+#include "src/optimizer/update_rule.hpp"
 
 namespace nanorun {
 
-/// T: type of the weights that GEMMs read. Gradients are acc_t<T>, and so are masters and state but where the deck asks
-/// for bf16 and T is that. Weights are their own masters where both have one type.
+/// T: type of the weights that GEMMs read, bf16, float or double. Gradients have the type acc_t<T>, called Master.
+/// Masters and moments have that type too, unless T is bf16 and the deck asks for bf16. Where masters and weights have
+/// one type they are one tensor.
 template <class T>
 class Optimizer {
  public:
   using Master = kernels::acc_t<T>;
 
-  /// Collective. Gradients [table.gradient_size()], weights, `idle` and `rows` outlive the optimizer; the communicator
-  /// shares the weights' memory, and ends or is closed before that goes. Muon's scratch lies in `idle` where that
-  /// suffices.
+  /// Collective. `gradients` [table.gradient_size()]. `idle`: memory that is free during step(); rules take their
+  /// scratch from it if it suffices, else the optimizer allocates some. Config, table, weights, gradients, idle memory,
+  /// communicator and `rows` outlive the optimizer. The communicator shares the weights' memory, so it ends or is
+  /// closed before that memory is released. Throws Error(internal) where memory is short.
   Optimizer(const Config& config, const ParameterTable& table, const Weights<T>& weights, std::span<Master> gradients,
             kernels::Workspace idle, TensorComm& comm, TouchedRows& rows, kernels::Stream stream);
-  ~Optimizer();
-  Optimizer(const Optimizer&) = delete;
-  Optimizer& operator=(const Optimizer&) = delete;
 
-  /// Initial weights on all ranks, and state of zeros.
+  /// Collective. Sets initial weights on all ranks, and state to zero. Waits for the device.
   void initialise(std::int64_t seed);
 
-  /// Updates once with whatever stands in the gradients, for the ops to have been called. Weights and gradients are
-  /// undefined then, the state is zero.
+  /// Runs each op of an update once, on whatever values the gradients have, so that later steps load no code. Leaves
+  /// weights and gradients undefined and state zero.
   void warm_up(Trace& trace);
 
-  /// Whether tables and learned scalars still hold gradients of earlier steps before a step, to which it adds its own.
+  /// Whether the gradients of tables and learned scalars hold sums of earlier steps, to which `step` is to add its own.
   bool keeps_gradients(long step) const;
-  /// Whether the gradients of tables and learned scalars are zero before the other steps, once begin_step() was called.
+  /// Whether begin_step() leaves the gradients of tables and learned scalars zero where keeps_gradients() is false.
   bool clears_gradients() const { return comm_.size() == 1 || rows_.known(); }
-  /// Before the first gradients of a step: leaves kept sums with the ranks that own them.
+  /// Before the first backward pass of a step: clears the gradients that other ranks own and have already received.
   void begin_step(long step);
-  /// Before the forward pass of each sequence of a step: brings what it reads of the lookup tables up to date. Rows
-  /// that no sequence has read so since the last update must have gradients of zero; any row may have others if this
-  /// was never called since then.
+  /// Before the forward pass of each sequence of a step: makes up for deferred updates of the rows of lookup tables
+  /// that the sequence reads. Precondition: since the last update only rows that were announced here have gradients
+  /// that are not zero. Exception: if no call has been made since the last update, any row may have gradients.
   void read_rows(Trace& trace, const DeviceSequence& sequence, long step);
-  /// Before the weights are read otherwise than by such sequences. slabs() does it itself.
+  /// Makes up for all deferred updates, before anything but the sequences announced by read_rows() reads the weights.
+  /// slabs() calls it.
   void complete_rows();
 
-  /// Begins to sum over the ranks the gradients of a layer (Bucket::layer), which each has summed over its sequences
-  /// and which the backward pass has left; and where that leaves the device to the backward pass, updates tables whose
-  /// gradients have been under way since the block before. All ranks call it for all layers, from the highest on,
-  /// before each step(). `step` counts from 0.
+  /// To be called when the backward pass of the last sequence has left a layer (Bucket::layer): all ranks, for all
+  /// layers from the highest to -1, before each step(). Starts to sum the layer's gradients over the ranks; each rank
+  /// has summed them over its sequences. Also updates tables of higher layers, whose gradients have arrived meanwhile,
+  /// unless the transport occupies SMs.
   void start_reduce_scatter(Trace& trace, int layer, long step);
 
-  /// Completes the update and uses the gradients up. Does not wait for the device. Other ranks' weights are complete
-  /// after await_weights(), or once the stream of collectives has been waited for.
+  /// Updates all that start_reduce_scatter() has not updated yet, and uses the gradients up. Does not wait for the
+  /// device. Other ranks' weights are complete after await_weights(), or once the stream of collectives has been
+  /// waited for. `step` counts from 0.
   void step(Trace& trace, long step);
-  /// Makes the ops enqueued from now on wait for the weights of a layer (Bucket::layer).
+  /// Ops enqueued from now on wait for the weights of a layer (Bucket::layer).
   void await_weights(Trace& trace, int layer);
 
-  /// Sums of the squares of this rank's part of the gradients, and of the updated weights, since the last collect().
+  /// Two sums since the last collect(): squares of this rank's part of the gradients, and squares of the updated
+  /// weights.
   RunningSum& squares() { return squares_; }
-  /// The first of them: of the gradients of the mean loss of a step over all ranks. Ranks own distinct parts, so that
-  /// the sum over the ranks is the square of the gradient's norm.
+  /// The collected sum of gradients, which are those of the mean loss over all sequences of a step. Ranks own distinct
+  /// parts: the sum over the ranks is the square of the gradient's norm.
   double gradient_squares() const { return squares_.value(0); }
-  /// Whether these sums, together, are not finite, or beyond the largest Master: then norms would be infinite, and what
-  /// is divided by them zero, without showing in the loss. Rows of tables that wait for their updates count when they
-  /// are next updated.
+  /// Whether gradients or new weights are not finite, or so large that the sum of both collected sums exceeds the
+  /// largest Master: a norm would be infinite, and what is divided by it zero, without a trace in the loss. Rows with
+  /// deferred updates count when they are updated.
   bool overflowed() const;
 
-  /// Weights and state of the owned units in host memory, as they are now, for checkpoints: /weights/<name>,
-  /// /muon/momentum/<name>, /muon/second_moment/<name>, /adam/m/<name>, /adam/v/<name>, /adam/gradient/<name>, each
-  /// where the deck asks for it. What is kept in bf16 is widened, which is exact. Waits for the device.
+  /// Masters and state of the owned parts in host memory, for checkpoints: /weights/<name>, and for the state that the
+  /// rule of the tensor keeps /muon/momentum/<name>, /muon/second_moment/<name>, /adam/m/<name>, /adam/v/<name>,
+  /// /adam/gradient/<name>. bf16 values are widened, which is exact. Waits for the device.
   std::vector<Slab<Master>> slabs();
-  /// The same slabs, whatever stands in them: to be read into.
-  std::vector<Slab<Master>> slabs_to_fill();
-  /// Takes over what was read into the slabs, rounded where it is kept in bf16, and completes every rank's weights.
-  /// `gradients_wait` says whether the gradients among it still wait for Adam's update: they then count in the next
-  /// one, at whatever step that comes, else not at all.
+  /// The same slabs with undefined values, to be filled and then taken over by restore().
+  std::vector<Slab<Master>> slabs_to_fill() { return slabs_.slabs(); }
+  /// Collective. Takes over the values of the slabs, rounded where they are kept in bf16, and gives every rank all
+  /// weights. `gradients_wait`: the gradients among them count in the next update, at whatever step it comes; otherwise
+  /// they are dropped.
   void restore(bool gradients_wait = false);
 
-  /// Bytes of masters, state and scratch on the rank that owns most, with this much idle memory.
+  /// Bytes of device memory that the optimizer takes, with so much idle memory, on the rank that needs most.
   static std::size_t state_bytes(const Config& config, const ParameterTable& table, int ranks, std::size_t idle);
 
  private:
-  /// Consecutive elements of one rule.
-  struct Run {
-    UpdateRule rule;
-    std::size_t first, size;  ///< in the owned part of the bucket
-  };
-  /// A bucket with this rank's part of masters, gradients and state.
-  struct OwnedBucket {
-    Bucket bucket;
-    Bounds bounds;
-    std::vector<OwnedRows> rows;  ///< by tensor
-    std::vector<Run> runs;
-    std::vector<MuonBlocks> blocks;  ///< of matrices
-    std::span<Master> gradients;
-    Kept<T> master, moment1, moment2;
-    std::span<T> copy;  ///< of the master for the GEMMs; the master itself where it has that type
-    ops::Event reduced, gathered;
-    bool updated = false;  ///< in this step, and on its way to the other ranks
-  };
+  using Owned = OwnedBucket<T>;
 
-  OwnedBucket make_owned(const Bucket& bucket, kernels::WorkspaceAllocator& allocator);
+  std::vector<Owned> own_buckets(std::span<Master> gradients);
+  Owned own(const Bucket& bucket, std::span<Master> gradients, kernels::WorkspaceAllocator& allocator);
+  std::vector<std::vector<const Owned*>> shape_batches() const;
   void clear_state();
-  std::span<Master> gradients_of(const Bucket& bucket) const;
+  void initialise(const Owned& owned, std::int64_t seed);
   bool leaves_others(const Bucket& bucket, bool keeps) const;
-  void clear_gradients(const OwnedBucket& owned, bool own_too);
-  void reduce(Trace& trace, OwnedBucket& owned);
-  template <class Collective>
-  void transfer(Trace& trace, Phase phase, ops::Event& done, const Collective& collective);
-  void await_gradients(Trace& trace, const OwnedBucket& owned);
+  void clear_gradients(const Owned& owned, bool own_too);
   void update_tables(Trace& trace, int lowest_layer, long step);
-  void update_matrices(Trace& trace, const Bucket& kind, long step);
-  void add_batches(const OwnedBucket& owned, long step);
-  void update_elements(Trace& trace, const OwnedBucket& owned, long step);
-  void apply_adam(const OwnedBucket& owned, long step);
-  void round_kept(const OwnedBucket& owned);
-  void round_copy(const OwnedBucket& owned);
-  bool tied(long step) const { return config_.model.tied_head && step <= config_.train.untie_step; }
-  OwnedBucket& bucket_of(const std::string& table);
+  bool tied_at(long step) const;
   void take_tied_gradients(Trace& trace);
-  void copy_tied_weights(long step);
-  void publish();
-  void gather(Trace& trace, OwnedBucket& owned);
-  void gather_weights(const OwnedBucket& owned);
-  std::vector<HostKept<T>>& host_views();
-  /// Where a bucket's tensors of a checkpoint lie in host_views().
-  struct Stored {
-    Kept<T> tensor;
-    std::string group;
-    bool lines;  ///< of the blocks of matrices, not their elements
-  };
-  std::vector<Stored> stored(const OwnedBucket& owned) const;
+  void update(Trace& trace, std::span<const Owned* const> buckets, long step);
+  UpdateContext context(Trace& trace) { return {trace, stream_, scratch_, squares_.device()}; }
+  void refresh_weights();
 
   const Config& config_;
   const ParameterTable& table_;
   const Weights<T>& weights_;
-  std::span<Master> gradients_;
   TensorComm& comm_;
   TouchedRows& rows_;
   kernels::Stream stream_;
-  Arena state_, own_workspace_;
-  kernels::Workspace workspace_;  ///< Muon's scratch
-  RunningSum squares_;            ///< of gradients, and of weights
-  LazyRows<T> lazy_;
-  bool holds_gradients_ = false;  ///< whether those of tables and scalars are sums of this run, or zero
-  bool gradients_wait_ = false;   ///< whether they hold those of restore() for the next update
-  ops::Event handed_over_;        ///< from the ops' stream to the collectives'
-  std::vector<OwnedBucket> buckets_;
-  std::vector<Bucket> kinds_;  ///< of matrices, each one of those alike, in the order of their updates
-  std::vector<kernels::MuonBatch<T>> batches_, shape_;  ///< of an update, kept for their memory
-  std::vector<HostKept<T>> host_;
+  UpdateRules<T> rules_;
+  Arena state_, own_scratch_;
+  kernels::Workspace scratch_;  ///< of the rules
+  RunningSum squares_;          ///< of gradients, and of weights
+  std::vector<Owned> buckets_;  ///< in the order in which the backward pass completes them; never changes
+  std::vector<std::vector<const Owned*>> batches_;  ///< of a rule that batches shapes, in the order of their updates
+  BucketTransfers<T> transfers_;
+  TiedHead<T> tied_head_;
+  OptimizerSlabs<T> slabs_;
+  int period_ = 1;                ///< of the rules of tables and learned scalars
+  bool holds_gradients_ = false;  ///< gradients of tables and scalars are sums of this run's steps, or zero
+  bool gradients_wait_ = false;   ///< gradients of restore() wait for the next update
 };
 
 }  // namespace nanorun

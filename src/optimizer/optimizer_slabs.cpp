@@ -1,83 +1,71 @@
-// The optimizer's part of checkpoints: weights and state as slabs in host memory.
+#include "src/optimizer/optimizer_slabs.hpp"
 
-#include "src/optimizer/muon_blocks.hpp"
-#include "src/optimizer/optimizer.hpp"
+#include <string>
+
+#include "src/base/instantiate.hpp"
 
 namespace nanorun {
 
 template <class T>
-auto Optimizer<T>::stored(const OwnedBucket& owned) const -> std::vector<Stored> {
-  std::vector<Stored> tensors{{owned.master, "/weights/", false}};
-  if (owned.bucket.fixed()) return tensors;
-  if (owned.bucket.group == Group::matrix) {
-    tensors.push_back({owned.moment1, "/muon/momentum/", false});
-    if (config_.optimizer.normuon_beta > 0) tensors.push_back({owned.moment2, "/muon/second_moment/", true});
-    return tensors;
+auto OptimizerSlabs<T>::stored(const OwnedBucket<T>& owned) -> std::vector<Stored> {
+  std::vector<Stored> all;
+  const auto add_like_weights = [&](const std::string& prefix, const StateSpan<T>& elements) {
+    Stored& stored = all.emplace_back(Stored{{}, HostStateSpan<T>(elements)});
+    for (const OwnedRows& rows : owned.tensors) stored.tensors.push_back({prefix, rows});
+  };
+  add_like_weights("/weights/", owned.master);
+  for (const StateSpan<T>& elements : owned.state) all.push_back({{}, HostStateSpan<T>(elements)});
+  for (const OwnedRows& rows : owned.tensors) {
+    const std::vector<StateTensor> state = owned.rule->state(rows);
+    for (std::size_t k = 0; k < state.size(); ++k) all[k + 1].tensors.push_back(state[k]);
   }
-  tensors.push_back({owned.moment1, "/adam/m/", false});
-  tensors.push_back({owned.moment2, "/adam/v/", false});
-  if (config_.optimizer.adam_period > 1) tensors.push_back({{owned.gradients}, "/adam/gradient/", false});
-  return tensors;
-}
-
-template <class T>
-std::vector<HostKept<T>>& Optimizer<T>::host_views() {
-  if (!host_.empty()) return host_;
-  for (const OwnedBucket& owned : buckets_) {
-    for (const Stored& tensor : stored(owned)) host_.emplace_back(tensor.tensor);
+  if (const std::string prefix = owned.rule->gradient_prefix(); !prefix.empty()) {
+    add_like_weights(prefix, {owned.gradients});
   }
-  return host_;
+  return all;
 }
 
 template <class T>
-auto Optimizer<T>::slabs() -> std::vector<Slab<Master>> {
-  complete_rows();
-  for (HostKept<T>& view : host_views()) view.download(stream_);
-  ops::synchronize(stream_);
-  return slabs_to_fill();
+auto OptimizerSlabs<T>::all() -> std::vector<std::vector<Stored>>& {
+  if (stored_.empty()) {
+    for (const OwnedBucket<T>& owned : buckets_) stored_.push_back(stored(owned));
+  }
+  return stored_;
 }
 
 template <class T>
-auto Optimizer<T>::slabs_to_fill() -> std::vector<Slab<Master>> {
-  std::vector<HostKept<T>>& views = host_views();
+auto OptimizerSlabs<T>::slabs() -> std::vector<Slab<Master>> {
   std::vector<Slab<Master>> slabs;
-  std::size_t first_view = 0;
-  for (const OwnedBucket& owned : buckets_) {
-    const std::vector<Stored> tensors = stored(owned);
-    std::vector<std::size_t> used(tensors.size());
-    for (const OwnedRows& elements : owned.rows) {
-      for (std::size_t k = 0; k < tensors.size(); ++k) {
-        const OwnedRows rows = tensors[k].lines ? line_rows(config_, elements) : elements;
-        const std::size_t size = rows.row_count * rows.cols;
-        const std::span<Master> data = views[first_view + k].span().subspan(used[k], size);
-        slabs.push_back({tensors[k].group + rows.parameter->name, rows.total_rows, rows.cols, rows.first_row,
-                         rows.row_count, size == 0 ? std::span<Master>() : data});
-        used[k] += size;
+  for (std::vector<Stored>& bucket : all()) {
+    std::vector<std::size_t> used(bucket.size());
+    for (std::size_t i = 0; i < bucket.front().tensors.size(); ++i) {
+      for (std::size_t k = 0; k < bucket.size(); ++k) {
+        const auto& [prefix, rows] = bucket[k].tensors[i];
+        const std::span<Master> data = bucket[k].elements.span().subspan(used[k], rows.size());
+        slabs.push_back({prefix + rows.parameter->name, rows.total_rows, rows.cols, rows.first_row, rows.row_count,
+                         rows.size() == 0 ? std::span<Master>() : data});
+        used[k] += rows.size();
       }
     }
-    first_view += tensors.size();
   }
   return slabs;
 }
 
 template <class T>
-void Optimizer<T>::restore(bool gradients_wait) {
-  for (HostKept<T>& view : host_views()) view.upload(stream_);
-  lazy_.restart();
-  for (const OwnedBucket& owned : buckets_) round_kept(owned);
-  holds_gradients_ = false;
-  gradients_wait_ = gradients_wait;
-  publish();
+void OptimizerSlabs<T>::download() {
+  for (std::vector<Stored>& bucket : all()) {
+    for (Stored& stored : bucket) stored.elements.download(stream_);
+  }
+  ops::synchronize(stream_);
 }
 
-#define NANORUN_INSTANTIATE(T)                                                 \
-  template std::vector<Slab<kernels::acc_t<T>>> Optimizer<T>::slabs();         \
-  template std::vector<Slab<kernels::acc_t<T>>> Optimizer<T>::slabs_to_fill(); \
-  template void Optimizer<T>::restore(bool);
-NANORUN_INSTANTIATE(Real)
-#if !NANORUN_CUDA
-NANORUN_INSTANTIATE(double)
-#endif
-#undef NANORUN_INSTANTIATE
+template <class T>
+void OptimizerSlabs<T>::upload() {
+  for (std::vector<Stored>& bucket : all()) {
+    for (Stored& stored : bucket) stored.elements.upload(stream_);
+  }
+}
+
+NANORUN_INSTANTIATE(class OptimizerSlabs);
 
 }  // namespace nanorun

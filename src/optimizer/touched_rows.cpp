@@ -13,11 +13,13 @@ TouchedRows::TouchedRows(const ModelConfig& model, const ParameterTable& table, 
   if (ranks == 1) return;
   for (const Bucket& bucket : table.buckets()) {
     if (bucket.lookup == Lookup::none) continue;
-    if (std::ranges::any_of(kinds_, [&](const Kind& kind) { return read_alike(kind.table, bucket); })) continue;
-    Kind& kind = kinds_.emplace_back(Kind{bucket});
-    for (const std::size_t bound : bucket.bounds(ranks)) kind.first_row.push_back(bound / bucket.unit_size);
-    kind.seen.resize(bucket.units);
-    kind.exchange.to.resize(ranks), kind.exchange.from.resize(ranks);
+    if (std::ranges::any_of(groups_, [&](const LookupGroup& group) { return same_lookup(group.table, bucket); }))
+      continue;
+    LookupGroup& group = groups_.emplace_back(LookupGroup{bucket});
+    for (const std::size_t bound : bucket.bounds(ranks)) group.first_row.push_back(bound / bucket.unit_size);
+    group.seen.resize(bucket.units);
+    group.exchange.to.resize(ranks);
+    group.exchange.from.resize(ranks);
   }
   const std::size_t bytes = capacity(tokens) * sizeof(std::int32_t);
   device_ = Arena(bytes, "the rows of tables that travel", "lower train.length (with stages stage.N.length)");
@@ -27,43 +29,43 @@ TouchedRows::TouchedRows(const ModelConfig& model, const ParameterTable& table, 
 /// Rows in all lists of a step, at most.
 std::size_t TouchedRows::capacity(std::size_t tokens) const {
   std::size_t rows = 0;
-  for (const Kind& kind : kinds_) {
-    rows += std::min(tokens, kind.table.units) + (ranks_ - 1) * std::min(tokens, kind.table.units / ranks_ + 1);
+  for (const LookupGroup& group : groups_) {
+    rows += std::min(tokens, group.table.units) + (ranks_ - 1) * std::min(tokens, group.table.units / ranks_ + 1);
   }
   return rows;
 }
 
-void TouchedRows::note(Kind& kind, std::span<const std::int32_t> rows) {
+void TouchedRows::note(LookupGroup& group, std::span<const std::int32_t> rows) {
   for (const std::int32_t row : rows) {
-    if (kind.seen[row]) continue;
-    kind.seen[row] = true;
-    kind.rows.push_back(row);
+    if (group.seen[row]) continue;
+    group.seen[row] = true;
+    group.rows.push_back(row);
   }
 }
 
 void TouchedRows::read(std::span<const Token> rows, int length) {
-  for (Kind& kind : kinds_) {
-    kind.rows.clear();
-    kind.seen.assign(kind.table.units, false);
+  for (LookupGroup& group : groups_) {
+    group.rows.clear();
+    group.seen.assign(group.table.units, false);
   }
-  if (kinds_.empty()) return;
+  if (groups_.empty()) return;
   sequence_.resize(length);
   for (std::size_t first = 0; first < rows.size(); first += length + 1) {
     const std::span<const Token> tokens = rows.subspan(first, length);
-    for (Kind& kind : kinds_) {
-      if (kind.table.lookup == Lookup::bigram) {
+    for (LookupGroup& group : groups_) {
+      if (group.table.lookup == Lookup::bigram) {
         bigram_rows(sequence_, tokens, bigram_table_rows_);
       } else {
         std::ranges::copy(tokens, sequence_.begin());
       }
-      note(kind, sequence_);
+      note(group, sequence_);
     }
   }
-  for (Kind& kind : kinds_) std::ranges::sort(kind.rows);
+  for (LookupGroup& group : groups_) std::ranges::sort(group.rows);
 }
 
 void TouchedRows::exchange(Comm& comm) {
-  if (kinds_.empty()) return;
+  if (groups_.empty()) return;
   slot_ = 1 - slot_;
   const std::span<std::int32_t> host(reinterpret_cast<std::int32_t*>(host_[slot_].space().data()),
                                      host_[slot_].space().size() / sizeof(std::int32_t));
@@ -75,25 +77,25 @@ void TouchedRows::exchange(Comm& comm) {
     return std::span(device + (at - rows.size()), rows.size());
   };
   std::vector<std::uint64_t> longest;
-  for (Kind& kind : kinds_) {
+  for (LookupGroup& group : groups_) {
     std::vector<std::span<const std::int32_t>> to(ranks_);
     for (int r = 0; r < ranks_; ++r) {
       if (r == rank_) continue;
-      const auto begin = std::ranges::lower_bound(kind.rows, static_cast<std::int32_t>(kind.first_row[r]));
-      const auto end = std::ranges::lower_bound(kind.rows, static_cast<std::int32_t>(kind.first_row[r + 1]));
+      const auto begin = std::ranges::lower_bound(group.rows, static_cast<std::int32_t>(group.first_row[r]));
+      const auto end = std::ranges::lower_bound(group.rows, static_cast<std::int32_t>(group.first_row[r + 1]));
       to[r] = std::span(begin, end);
     }
     const std::vector<std::vector<std::int32_t>> from = comm.all_to_all(to);
     longest.push_back(0);
     for (int r = 0; r < ranks_; ++r) {
-      kind.exchange.to[r] = keep(to[r]);
-      kind.exchange.from[r] = keep(from[r]);
+      group.exchange.to[r] = keep(to[r]);
+      group.exchange.from[r] = keep(from[r]);
       longest.back() = std::max<std::uint64_t>({longest.back(), to[r].size(), from[r].size()});
     }
   }
   bytes_ = at * sizeof(std::int32_t);
   comm.all_reduce(std::span(longest), Reduce::max);
-  for (std::size_t i = 0; i < kinds_.size(); ++i) kinds_[i].exchange.longest = longest[i];
+  for (std::size_t i = 0; i < groups_.size(); ++i) groups_[i].exchange.longest = longest[i];
   known_ = true;
 }
 
@@ -102,7 +104,8 @@ void TouchedRows::upload(kernels::Stream stream) {
 }
 
 const RowExchange& TouchedRows::of(const Bucket& bucket) const {
-  return std::ranges::find_if(kinds_, [&](const Kind& kind) { return read_alike(kind.table, bucket); })->exchange;
+  return std::ranges::find_if(groups_, [&](const LookupGroup& group) { return same_lookup(group.table, bucket); })
+      ->exchange;
 }
 
 }  // namespace nanorun

@@ -1,6 +1,6 @@
 #pragma once
-// Rows of the lookup tables that have gradients in a step: those that its sequences read. The ranks tell each other
-// while their devices work on the step before; then only these rows of the gradients travel.
+// Rows of the lookup tables that have gradients in a step, which are those that its sequences read. The ranks tell each
+// other while their devices work on the step before. Then only these rows of the gradients travel.
 
 #include <cstdint>
 #include <span>
@@ -16,40 +16,41 @@ namespace nanorun {
 
 class TouchedRows {
  public:
-  /// For steps of up to so many tokens on a rank.
+  /// `tokens`: of a step on this rank, at most.
   TouchedRows(const ModelConfig& model, const ParameterTable& table, int rank, int ranks, std::size_t tokens);
 
-  /// This rank's sequences of the next step: rows of `length` tokens and a last target.
+  /// Notes this rank's sequences of the next step: rows of `length` tokens and a last target.
   void read(std::span<const kernels::Token> rows, int length);
-  /// Collective. What the next step's sequences read, on all ranks. `upload` comes before what asks for it.
+  /// Collective. Finds what the next step's sequences read on all ranks. known() and of() refer to it from now on.
   void exchange(Comm& comm);
-  /// Enqueues the copy of what exchange() found, once for each step, on the stream of the collectives.
+  /// Enqueues the copy of what exchange() found to the device, on the stream of the collectives: once for each step,
+  /// before the collectives that read it.
   void upload(kernels::Stream stream);
 
-  /// Whether a step's rows are known; never with one rank.
+  /// Whether the rows of a step are known: once exchange() was called, with several ranks.
   bool known() const { return known_; }
-  /// The same of a bucket; only those of lookup tables are ever known.
+  /// Whether the rows of a bucket are known, which must be a lookup table.
   bool known(const Bucket& bucket) const { return known_ && bucket.lookup != Lookup::none; }
-  /// Of a bucket that is known.
+  /// The rows of a bucket, which are known.
   const RowExchange& of(const Bucket& bucket) const;
 
  private:
-  /// Tables that are read by the same rows and shared alike by the ranks.
-  struct Kind {
+  /// Tables with same_lookup(). The ranks share them in the same parts.
+  struct LookupGroup {
     Bucket table;                          ///< one of them
-    std::vector<std::size_t> first_row{};  ///< of each rank's part; then units
+    std::vector<std::size_t> first_row{};  ///< of each rank's part; then the number of rows
     std::vector<bool> seen{};              ///< by row
     std::vector<std::int32_t> rows{};      ///< that this rank reads in the next step
     RowExchange exchange{};
   };
-  void note(Kind& kind, std::span<const std::int32_t> rows);
+  void note(LookupGroup& group, std::span<const std::int32_t> rows);
   std::size_t capacity(std::size_t tokens) const;
 
   int bigram_table_rows_, rank_, ranks_;
-  std::vector<Kind> kinds_;
+  std::vector<LookupGroup> groups_;
   std::vector<std::int32_t> sequence_;  ///< rows of one sequence, kept for its memory
   Arena device_;
-  PinnedArena host_[2];  ///< the device may still copy from that of the step before
+  PinnedArena host_[2];  ///< in turn: the device may still copy from the one of the step before
   int slot_ = 0;
   std::size_t bytes_ = 0;
   bool known_ = false;

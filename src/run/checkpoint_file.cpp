@@ -8,17 +8,19 @@
 #include <set>
 
 #include "src/base/files.hpp"
+#include "src/optimizer/update_rule.hpp"
 #include "src/storage/h5.hpp"
 
 namespace nanorun {
 
 namespace {
 
-constexpr const char* tensor_groups[] = {"/weights", "/muon/momentum", "/muon/second_moment",
-                                         "/adam/m",  "/adam/v",        "/adam/gradient"};
-constexpr const char* other_objects[] = {"/deck",   "/shards",        "/mlp_maxima",         "/weights",
-                                         "/muon",   "/muon/momentum", "/muon/second_moment", "/adam",
-                                         "/adam/m", "/adam/v",        "/adam/gradient"};
+/// Groups of tensors that a checkpoint can have, "/weights" and such as "/adam/m".
+std::vector<std::string> tensor_groups() {
+  std::vector<std::string> groups{"/weights"};
+  for (const std::string& prefix : state_prefixes()) groups.push_back(prefix.substr(0, prefix.size() - 1));
+  return groups;
+}
 
 using Slabs = std::vector<Slab<float>>;
 using Sums = std::vector<std::uint64_t>;
@@ -155,15 +157,21 @@ void add_tensors(std::vector<std::string>& tensors, const h5::File& file, std::u
 
 /// The file's tensors by the names that slabs have. Throws where it holds more or fewer than it says, or anything else.
 std::vector<std::string> tensors_of(const h5::File& file, const CheckpointHeader& header) {
-  for (const std::string group : {"/", "/muon/", "/adam/"}) {
-    if (!file.exists(group)) continue;
-    for (const std::string& name : file.members(group)) {
-      if (std::ranges::find(other_objects, group + name) == std::end(other_objects))
-        throw foreign_object(file, group + name);
+  std::set<std::string> known{"/deck", "/shards", "/mlp_maxima"};
+  std::vector<std::string> parents{"/"};
+  for (const std::string& group : tensor_groups()) {
+    known.insert(group);
+    const std::string parent = group.substr(0, group.rfind('/'));
+    if (!parent.empty() && known.insert(parent).second) parents.push_back(parent + "/");
+  }
+  for (const std::string& parent : parents) {
+    if (!file.exists(parent)) continue;
+    for (const std::string& name : file.members(parent)) {
+      if (!known.contains(parent + name)) throw foreign_object(file, parent + name);
     }
   }
   std::vector<std::string> tensors;
-  for (const std::string group : tensor_groups) {
+  for (const std::string& group : tensor_groups()) {
     if (file.exists(group)) add_tensors(tensors, file, header.version, group);
   }
   if (tensors.size() == header.tensors) return tensors;

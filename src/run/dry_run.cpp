@@ -1,24 +1,45 @@
 #include "src/run/dry_run.hpp"
 
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "src/data/run_data.hpp"
 #include "src/model/params.hpp"
+#include "src/optimizer/hyperparameters.hpp"
 #include "src/run/first_weights.hpp"
 #include "src/run/log.hpp"
-#include "src/run/report.hpp"
+#include "src/run/plan.hpp"
 #include "src/run/run_directory.hpp"
 
 namespace nanorun {
 
-void plan_training(const Config& config, int ranks) {
+namespace {
+
+/// On groups of tensors, the weights to begin with, and the data; beside warnings, how data of documents fill the
+/// steps.
+std::vector<std::string> remarks_on(const Config& config, const ParameterTable& table) {
+  std::vector<std::string> lines = group_warnings(config, table);
+  Beginning beginning = plan_beginning(config, table);
+  for (std::string& line : beginning.lines) lines.push_back(std::move(line));
+  for (std::string& line : data_warnings(config, beginning.model)) lines.push_back(std::move(line));
+  return lines;
+}
+
+}  // namespace
+
+void plan_training(const Config& config, int ranks, PlanFormat format) {
   check_config(config, ranks);
   require_possible_paths(config);
   const ParameterTable table(config.model);
-  std::string text = to_toml(config) + "\n" + plan(config, table, ranks);
-  const Beginning beginning = plan_beginning(config, table);
-  text += beginning.lines;
-  for (const std::string& warning : data_warnings(config, beginning.model)) text += warning + "\n";
+  const TrainingPlan plan = plan_of(config, table, ranks);
+  const std::vector<std::string> remarks = remarks_on(config, table);
+  if (format == PlanFormat::json) {
+    write_output(plan_json(config, table, plan, remarks));
+    return;
+  }
+  std::string text = to_toml(config) + "\n" + plan_text(config, table, plan);
+  for (const std::string& line : remarks) text += line + "\n";
   write_output(text);
 }
 

@@ -5,10 +5,12 @@
 
 namespace nanorun {
 
-/// Prints the resolved deck, what run_training() on `ranks` ranks would do, and lines that begin with "warning: " where
-/// the data are missing or too short or the run could not begin with the weights of checkpoint.weights, all on standard
-/// output. Throws Error(usage) where check_config() refuses the deck, and what require_possible_paths() throws. For one
-/// rank to call.
-void plan_training(const Config& config, int ranks);
+enum class PlanFormat { text, json };
+
+/// Prints the resolved deck, what run_training() on `ranks` ranks would need, and lines that begin with "warning: "
+/// where the data are missing or too short or the run could not begin with the weights of checkpoint.weights, all on
+/// standard output: as text, or as one JSON object. Throws Error(usage) where check_config() refuses the deck, and what
+/// require_possible_paths() throws. For one rank to call.
+void plan_training(const Config& config, int ranks, PlanFormat format);
 
 }  // namespace nanorun

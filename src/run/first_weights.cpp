@@ -72,7 +72,7 @@ void plan_continuation(Comm& alone, const Config& config, const ParameterTable& 
     throw Error(ExitCode::checkpoint, fmt::format("{}: belongs to another model than that of the deck", file));
   beginning.model = origin_of(header.tokenizer, file, config.model.vocabulary);
   verify_checkpoint(alone, file);
-  beginning.lines += fmt::format("continues from the checkpoint {}, step {}\n", file, header.progress.step);
+  beginning.lines.push_back(fmt::format("continues from the checkpoint {}, step {}", file, header.progress.step));
 }
 
 void plan_first_weights(Comm& alone, const Config& config, const ParameterTable& table, Beginning& beginning) {
@@ -86,8 +86,8 @@ void plan_first_weights(Comm& alone, const Config& config, const ParameterTable&
     };
     require_tied(alone, config, values("/weights/head"), values("/weights/embedding"));
   }
-  beginning.lines += fmt::format("begins with the weights of {}, step {}\n", file, header.progress.step);
-  if (!difference.empty()) beginning.lines += "warning: the model of these weights differs: " + difference + "\n";
+  beginning.lines.push_back(fmt::format("begins with the weights of {}, step {}", file, header.progress.step));
+  if (!difference.empty()) beginning.lines.push_back("warning: the model of these weights differs: " + difference);
 }
 
 }  // namespace
@@ -102,7 +102,7 @@ Beginning plan_beginning(const Config& config, const ParameterTable& table) {
       plan_first_weights(alone, config, table, beginning);
     }
   } catch (const Error& error) {
-    beginning.lines += fmt::format("warning: {}\n", error.what());
+    beginning.lines.push_back(fmt::format("warning: {}", error.what()));
   }
   return beginning;
 }

@@ -30,7 +30,7 @@ void require_tied(Comm& comm, const Config& config, std::span<const float> head,
 
 /// How a run would begin.
 struct Beginning {
-  std::string lines;                 ///< about the checkpoint, each with a line feed; empty where there is none
+  std::vector<std::string> lines;    ///< about the checkpoint; empty where there is none
   std::optional<TokenOrigin> model;  ///< the tokens that the checkpoint's weights were trained on
 };
 

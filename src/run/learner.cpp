@@ -1,5 +1,6 @@
 #include "src/run/learner.hpp"
 
+#include "src/base/instantiate.hpp"
 #include "src/config/schedule.hpp"
 
 namespace nanorun {
@@ -51,9 +52,6 @@ void Learner<T>::collect() {
   model.mlp_scales().collect();
 }
 
-template struct Learner<Real>;
-#if !NANORUN_CUDA
-template struct Learner<double>;
-#endif
+NANORUN_INSTANTIATE(struct Learner);
 
 }  // namespace nanorun

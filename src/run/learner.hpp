@@ -41,7 +41,7 @@ struct Learner {
   ParameterTable table;
   Weights<T> weights;
   TensorComm tensor_comm;
-  TouchedRows rows;  ///< filled by training, used by the optimizer
+  TouchedRows rows;  ///< training notes the sequences of the next step, the optimizer reads which rows they touch
   TensorArena<kernels::acc_t<T>> gradients;
   Model<T> model;
   Optimizer<T> optimizer;

@@ -8,7 +8,7 @@
 
 #include "src/base/build.hpp"
 #include "src/config/schedule.hpp"
-#include "src/optimizer/update_rules.hpp"
+#include "src/optimizer/hyperparameters.hpp"
 
 namespace nanorun {
 

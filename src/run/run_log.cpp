@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "src/config/schedule.hpp"
+#include "src/model/flops.hpp"
 #include "src/run/log_lines.hpp"
 
 namespace nanorun {

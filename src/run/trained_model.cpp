@@ -4,7 +4,7 @@
 
 #include "src/data/shard_file.hpp"
 #include "src/data/token_origin.hpp"
-#include "src/optimizer/update_rules.hpp"
+#include "src/optimizer/hyperparameters.hpp"
 #include "src/run/checkpoint.hpp"
 #include "src/storage/bin_file.hpp"
 
@@ -38,7 +38,7 @@ void read_weights(const std::string& path, const CheckpointHeader& header, const
     read_tensors(alone, path, header, {slabs[i]});
     if (parameter.offset < table.tensor_size()) {
       const std::span<Real> tensor = weights.tensors().subspan(parameter.offset, parameter.size());
-      set_parameter(stream, tensor, values, update_rule(config, parameter).truncates);
+      set_parameter(stream, tensor, values, hyperparameters(config, parameter).truncates);
     } else {
       const std::size_t first = parameter.offset - table.tensor_size();
       set_parameter(stream, weights.scalars().subspan(first, parameter.size()), values, false);

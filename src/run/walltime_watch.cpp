@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "src/config/schedule.hpp"
+#include "src/model/flops.hpp"
 
 namespace nanorun {
 

@@ -27,7 +27,8 @@ class TextDocument : public Documents {
     while (cut == 0 && end() < size_) {
       if (window_.size() > Tokenizer::max_piece) {
         const std::uint64_t begin = std::exchange(at_, size_);  // the whole file is at fault
-        const std::size_t bytes = std::exchange(window_, {}).size();
+        const std::size_t bytes = window_.size();
+        window_.clear();
         used_ = 0;
         throw Error(
             ExitCode::data,

@@ -122,7 +122,7 @@ struct Attention {
   Mat<bf16> part(const Buffer<bf16>& buffer, int i) const {
     return Mat<bf16>(buffer.data, length, 3 * width).col_block(i * width, width);
   }
-  kernels::cuda::AttentionInputs<bf16> inputs() const {
+  kernels::AttentionInputs<bf16> inputs() const {
     return {part(qkv, 0), part(qkv, 1), part(qkv, 2), heads, 0.12f, token_rows == 2};
   }
   Mat<float> lse_mat() const { return {lse.data, attentions(), token_rows * length}; }

@@ -8,7 +8,9 @@
 #include <random>
 #include <vector>
 
+#include "kernels/attention/attention_input_portable.hpp"
 #include "kernels/ops.hpp"
+#include "kernels/optimizer/muon_portable.hpp"
 
 extern "C" void openblas_set_num_threads(int threads);
 
@@ -99,9 +101,13 @@ void mix_norm(benchmark::State& state) {
       rstd(1, tokens);
   const float a[] = {0.9f, 0.1f}, s[] = {0.5f};
   std::vector<ops::MixTerm<float>> terms(3);
-  terms[0].source = x_prev, terms[0].scalars[0].value = a;
-  terms[1].source = x0, terms[1].scalars[0].value = a + 1;
-  terms[2].source = skip, terms[2].scalars[0].value = a, terms[2].scalars[1].value = s;
+  terms[0].source = x_prev;
+  terms[0].scalars[0].value = a;
+  terms[1].source = x0;
+  terms[1].scalars[0].value = a + 1;
+  terms[2].source = skip;
+  terms[2].scalars[0].value = a;
+  terms[2].scalars[1].value = s;
   for (auto _ : state) ops::mix_norm_forward<float>({}, x, n, rstd.flat(), terms, 1e-5);
   count(state, 0, 5 * tensor_bytes(tokens, width));
 }
@@ -115,8 +121,8 @@ void attention_input(benchmark::State& state) {
   std::vector<Token> index(tokens);
   for (int t = 0; t < tokens; ++t) index[t] = static_cast<Token>(t * 7919 % vocabulary);
   for (auto _ : state) {
-    ops::attention_input_forward<float>({}, qk, v, rstd, qkv, {heads, cos, sin}, {lambda, false, table, index.data()},
-                                        1e-5);
+    kernels::portable::attention_input_forward<float>({}, qk, v, rstd, qkv, {heads, cos, sin},
+                                                      {lambda, false, table, index.data()}, 1e-5);
   }
   count(state, 0, 7 * tensor_bytes(tokens, width));
 }

@@ -140,10 +140,10 @@ void linear_fp8(benchmark::State& state, bool squared, Hidden h, int rows, int i
   const Values<float> maxima(4);
   const Values<std::byte> scratch(cuda::linear_fp8_workspace<bf16>(rows, in, out));
   float* const maximum = maxima.data();
-  const cuda::Fp8Scale<float> scale_x{maximum}, scale_w{maximum + 1}, scale_h{maximum + 2, 1.8};
+  const Fp8Scale<float> scale_x{maximum}, scale_w{maximum + 1}, scale_h{maximum + 2, 1.8};
   const Mat<const bf16> x_in = x.mat(rows, in), w_in = w.mat(out, in);
-  cuda::max_magnitude<bf16>(
-      stream, std::vector<cuda::Magnitude<bf16>>{{maximum, x_in}, {maximum + 1, w_in}, {maximum + 2, x_in}});
+  cuda::max_magnitude<bf16>(stream,
+                            std::vector<Magnitude<bf16>>{{maximum, x_in}, {maximum + 1, w_in}, {maximum + 2, x_in}});
   const Workspace workspace(scratch.data(), scratch.size());
   const auto work = [&] {
     if (squared) {
@@ -174,7 +174,7 @@ void gemm_e4m3(benchmark::State& state, int rows, int in, int out) {
 void max_magnitude(benchmark::State& state, int rows, int cols) {
   const Values<bf16> x(std::size_t{1} * rows * cols);
   const Values<float> maximum(1);
-  const std::vector<cuda::Magnitude<bf16>> magnitudes{{maximum.data(), x.mat(rows, cols)}};
+  const std::vector<Magnitude<bf16>> magnitudes{{maximum.data(), x.mat(rows, cols)}};
   measure(state, 0, 2.0 * rows * cols, [&] { cuda::max_magnitude<bf16>(stream, magnitudes); });
 }
 
@@ -187,8 +187,11 @@ void attention_projection(benchmark::State& state, bool table, bool paired, bool
   const Values<float> rstd(std::size_t{2} * heads * tokens), angles(std::size_t{2} * tokens * pairs), lambda(2);
   const Values<Token> ids(tokens);
   const Mat<const float> cos = angles.mat(paired ? 2 * tokens : tokens, pairs);
-  cuda::ValueMix<bf16> mix{lambda.data(), false, {}, nullptr};
-  if (table) mix.source = u.mat(vocabulary, width), mix.index = ids.data();
+  ValueMix<bf16> mix{lambda.data(), false, {}, nullptr};
+  if (table) {
+    mix.source = u.mat(vocabulary, width);
+    mix.index = ids.data();
+  }
   measure(state, 6.0 * tokens * width * width, 0, [&] {
     cuda::attention_projection_forward<bf16>(
         stream, qkv.mat(tokens + key_offset, 3 * width), v_mixed.mat(tokens, width), rstd.mat(tokens, 2 * heads),

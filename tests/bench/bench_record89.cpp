@@ -17,8 +17,8 @@ struct Net {
   Tensor<bf16> u{tokens, width}, z{tokens, hidden}, w_in{hidden, width}, d_u{tokens, width}, d_z{tokens, hidden};
   Tensor<float> w_out{outputs, hidden}, bias{outputs}, c{tokens, outputs}, d_c{tokens, outputs};
   Tensor<float> d_w_in{hidden, width}, d_w_out{outputs, hidden}, d_bias{outputs};
-  cuda::CoefficientNet<bf16> net{w_in, w_out, bias.flat(), 1, {}};
-  cuda::CoefficientNetGradients<bf16> d{d_w_in, d_w_out, d_bias.flat()};
+  CoefficientNet<bf16> net{w_in, w_out, bias.flat(), 1, {}};
+  CoefficientNetGradients<bf16> d{d_w_in, d_w_out, d_bias.flat()};
 };
 
 void coefficient_net_forward(benchmark::State& state) {
@@ -40,7 +40,11 @@ struct Heads {
     in.heads = heads;
     in.y = y;
     (xsa ? in.alpha : in.gate) = numbers;
-    if (xsa) in.v = v, d.d_v = d_v, d.d_alpha = d_numbers;
+    if (xsa) {
+      in.v = v;
+      d.d_v = d_v;
+      d.d_alpha = d_numbers;
+    }
     if (!xsa) d.d_gate = d_numbers;
     d.d_y = d_y;
   }
@@ -48,8 +52,8 @@ struct Heads {
   Tensor<bf16> y{tokens, width}, v{tokens, width}, out{tokens, width}, d_out{tokens, width}, d_y{tokens, width},
       d_v{tokens, width};
   Tensor<float> numbers{tokens, heads}, d_numbers{tokens, heads};
-  cuda::AttentionXsa<bf16> in;
-  cuda::AttentionXsaGradients<bf16> d;
+  AttentionXsa<bf16> in;
+  AttentionXsaGradients<bf16> d;
 };
 
 /// Argument: whether it is XSA.
@@ -89,7 +93,7 @@ struct Gates {
   static constexpr int part = 6;
   Tensor<bf16> x{tokens, width}, u{tokens, width}, d_x{tokens, width}, d_u{tokens, width};
   Tensor<float> w{heads, 2 * part}, d_w{heads, 2 * part}, gate{tokens, heads}, d_gate{tokens, heads};
-  cuda::GateInputs<bf16> in{columns(x), columns(u), 2};
+  GateInputs<bf16> in{columns(x), columns(u), 2};
 
   static Mat<bf16> columns(const Tensor<bf16>& x) { return x.mat.col_block(0, part); }
 };
@@ -114,7 +118,7 @@ void shared_streams_backward(benchmark::State& state) {
   Tensor<bf16> g(mixes * tokens, width), x0(tokens, width), bigram(tokens, width), d_x0(tokens, width),
       d_bigram(tokens, width);
   Tensor<float> gates(tokens, 2 * mixes), d_gates(tokens, 2 * mixes);
-  std::vector<cuda::SharingMix<bf16>> list(mixes);
+  std::vector<SharingMix<bf16>> list(mixes);
   for (int m = 0; m < mixes; ++m) {
     list[m].g = Mat<bf16>(g).row_block(m * tokens, tokens);
     for (int i = 0; i < 2; ++i) {
@@ -143,7 +147,7 @@ struct Composition {
   Workspace workspace() const { return {reinterpret_cast<std::byte*>(scratch.data), scratch.size * sizeof(float)}; }
   Mat<bf16> part(const Tensor<bf16>& x, int i) const { return x.mat.col_block(i * width, width); }
   Mat<float> weights(const Tensor<float>& x, int i) const { return x.mat.col_block(i * heads, heads); }
-  cuda::AttentionComposition<bf16> inputs() const {
+  AttentionComposition<bf16> inputs() const {
     return {
         {part(qkv, 0), part(qkv, 1), part(qkv, 2), heads, 0.1f}, weights(w, 0), weights(w, 1), window, first_key.data};
   }
@@ -157,8 +161,8 @@ void attention_composition_forward(benchmark::State& state) {
 
 void attention_composition_backward(benchmark::State& state) {
   Composition c;
-  const cuda::AttentionCompositionGradients<bf16> d{c.d_q, c.part(c.d_qkv, 1), c.part(c.d_qkv, 2), c.weights(c.d_w, 0),
-                                                    c.weights(c.d_w, 1)};
+  const AttentionCompositionGradients<bf16> d{c.d_q, c.part(c.d_qkv, 1), c.part(c.d_qkv, 2), c.weights(c.d_w, 0),
+                                              c.weights(c.d_w, 1)};
   measure(state, 12 * narrow,  // q, k, v, d_out; d_k, d_v and d_q, of twice the bytes, read and written
           [&] { cuda::attention_composition_backward<bf16>({}, d, c.d_out, c.inputs(), c.workspace()); });
 }

@@ -38,19 +38,25 @@ void rms_norm_backward(benchmark::State& state) {
 /// The mix before a block of the U-net, x = a0 (x_prev + s skip) + a1 x0, with or without the skip.
 struct UnetMix {
   explicit UnetMix(bool skips) {
-    const auto scalar = [&](int i) { return cuda::LearnedScalar<bf16>{scalars.data + i, d_scalars.data + i, false}; };
+    const auto scalar = [&](int i) { return LearnedScalar<bf16>{scalars.data + i, d_scalars.data + i, false}; };
     terms.resize(skips ? 3 : 2);
-    terms[0].source = x_prev, terms[0].d_source = d_x, terms[0].scalars[0] = scalar(0);
-    terms[1].source = x0, terms[1].d_source = d_x0, terms[1].scalars[0] = scalar(1);
+    terms[0].source = x_prev;
+    terms[0].d_source = d_x;
+    terms[0].scalars[0] = scalar(0);
+    terms[1].source = x0;
+    terms[1].d_source = d_x0;
+    terms[1].scalars[0] = scalar(1);
     if (!skips) return;
-    terms[2].source = skip, terms[2].d_source = d_skip, terms[2].overwrites = true;
+    terms[2].source = skip;
+    terms[2].d_source = d_skip;
+    terms[2].overwrites = true;
     terms[2].scalars = {scalar(0), scalar(2)};
   }
 
   Tensor<bf16> x_prev{tokens, width}, x0{tokens, width}, skip{tokens, width}, x{tokens, width}, n{tokens, width};
   Tensor<bf16> d_n{tokens, width}, d_x{tokens, width}, d_x0{tokens, width}, d_skip{tokens, width};
   Tensor<float> rstd{tokens}, scalars{3}, d_scalars{3};
-  std::vector<cuda::MixTerm<bf16>> terms;
+  std::vector<MixTerm<bf16>> terms;
 };
 
 /// Argument: whether a skip joins.
@@ -66,7 +72,7 @@ void mix_backward(benchmark::State& state) {
   Mat<const bf16> elsewhere;
   if (state.range(0) == 0) elsewhere = m.d_skip;
   measure(state, (9.0 + static_cast<double>(state.range(0))) * narrow + 4.0 * tokens, [&] {
-    cuda::mix_backward<bf16>(stream, m.d_x, elsewhere, {m.n, m.rstd.flat(), m.d_n}, m.terms);
+    cuda::mix_backward<bf16>(stream, {m.d_x, elsewhere, {m.n, m.rstd.flat(), m.d_n}}, m.terms);
   });
 }
 
@@ -74,26 +80,33 @@ void mix_backward(benchmark::State& state) {
 /// streams join by numbers per token, and which hands over the gradient of its sum.
 struct NormMix {
   explicit NormMix(bool attention) {
-    const auto scalar = [&](int i) { return cuda::LearnedScalar<bf16>{scalars.data + i, d_scalars.data + i, false}; };
+    const auto scalar = [&](int i) { return LearnedScalar<bf16>{scalars.data + i, d_scalars.data + i, false}; };
     terms.resize(attention ? 4 : 2);
-    terms[0].source = n_prev, terms[0].rstd = rstd_prev.data, terms[0].scalars[0] = scalar(0);
-    terms[1].source = branch, terms[1].implied = true, terms[1].scalars[0] = scalar(1);
+    terms[0].source = n_prev;
+    terms[0].rstd = rstd_prev.data;
+    terms[0].scalars[0] = scalar(0);
+    terms[1].source = branch;
+    terms[1].implied = true;
+    terms[1].scalars[0] = scalar(1);
     if (attention) {
-      terms[2].source = x0, terms[3].source = bigram;
+      terms[2].source = x0;
+      terms[3].source = bigram;
       terms[2].shared = terms[3].shared = true;
       for (int i = 0; i < 2; ++i) terms[2 + i].per_token = {gates.data + i, d_gates.data + i, 2};
-      handover = {d_x, scalar(2), n};
+      d.scaled_d_in = {d_x, scalar(2)};
+      d.g = n;
     } else {
       terms[0].d_source = d_x;
-      terms[1].d_source = d_branch, terms[1].overwrites = true;
+      terms[1].d_source = d_branch;
+      terms[1].overwrites = true;
     }
   }
 
   Tensor<bf16> n_prev{tokens, width}, branch{tokens, width}, x0{tokens, width}, bigram{tokens, width};
   Tensor<bf16> d_x{tokens, width}, d_branch{tokens, width}, n{tokens, width}, d_n{tokens, width};
   Tensor<float> rstd_prev{tokens}, rstd{tokens}, scalars{3}, d_scalars{3}, gates{tokens, 2}, d_gates{tokens, 2};
-  std::vector<cuda::MixTerm<bf16>> terms;
-  cuda::MixHandover<bf16> handover;
+  std::vector<MixTerm<bf16>> terms;
+  MixBackward<bf16> d{d_x, {}, {n, rstd.flat(), d_n}};
 };
 
 /// Argument: whether it is the mix behind the attention.
@@ -105,9 +118,8 @@ void norm_mix_forward(benchmark::State& state) {
 
 void norm_mix_backward(benchmark::State& state) {
   NormMix m(state.range(0) != 0);
-  measure(state, (state.range(0) ? 5 : 6) * narrow + 8.0 * tokens, [&] {
-    cuda::mix_backward<bf16>(stream, m.d_x, {}, {m.n, m.rstd.flat(), m.d_n}, m.terms, m.handover);
-  });
+  measure(state, (state.range(0) ? 5 : 6) * narrow + 8.0 * tokens,
+          [&] { cuda::mix_backward<bf16>(stream, m.d, m.terms); });
 }
 
 /// Argument: whether the values mix in rows of a table.
@@ -117,11 +129,13 @@ void attention_input_backward(benchmark::State& state) {
   Tensor<float> d_q(tokens, width);
   Tensor<bf16> d_rows(tokens, width);
   Tensor<Token> ids(tokens);
-  cuda::ValueMix<bf16> mix{lambda.data, false, {}, nullptr};
-  cuda::ValueMixGradients<bf16> d_mix{d_lambda.data, {}, {}};
+  ValueMix<bf16> mix{lambda.data, false, {}, nullptr};
+  ValueMixGradients<bf16> d_mix{d_lambda.data, {}, {}};
   double bytes = 10 * narrow + 4.0 * tokens * (2 * heads + head_dim);
   if (state.range(0)) {
-    mix.source = table, mix.index = ids.data, d_mix.d_rows = d_rows;
+    mix.source = table;
+    mix.index = ids.data;
+    d_mix.d_rows = d_rows;
     bytes += 2 * narrow + 2.0 * width * static_cast<double>(distinct(ids.head));
   }
   const Mat<bf16> qk = qkv.mat.col_block(0, 2 * width), v = qkv.mat.col_block(2 * width, width);
@@ -179,7 +193,10 @@ struct MuonMatrices {
   explicit MuonMatrices(bool tall)
       : batch{tall ? matrices : 0, 4 * width, width}, other{tall ? 0 : matrices, width, 4 * width} {
     for (MuonBatch<bf16>* b : {&batch, &other}) {
-      b->weights = weights.data, b->gradients = gradients.data, b->momentum = momentum.data, b->copy = copy.data;
+      b->weights = weights.data;
+      b->gradients = gradients.data;
+      b->momentum = momentum.data;
+      b->copy = copy.data;
       b->second_moment = second_moment.data;
       b->lr = b->decay = 1e-3;
     }

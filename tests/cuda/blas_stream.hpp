@@ -8,7 +8,7 @@ namespace nanorun::kernels::test {
 
 class BlasStream : public SumStream {
  public:
-  explicit BlasStream(bool reproducible = false) { cuda::create_blas(stream_, reproducible); }
+  explicit BlasStream(Gemms gemms = Gemms::timed) { cuda::create_blas(stream_, gemms); }
   ~BlasStream() { cuda::destroy_blas(stream_); }
 };
 

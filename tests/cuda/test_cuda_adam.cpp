@@ -66,7 +66,8 @@ void compare(int n, int first, const AdamOptions& options) {
 }
 
 constexpr AdamOptions rounding(AdamOptions options, bool weights, bool moments) {
-  options.round_weights = weights, options.round_moments = moments;
+  options.round_weights = weights;
+  options.round_moments = moments;
   return options;
 }
 
@@ -128,7 +129,7 @@ TEST(CudaAdam, SumsAreReproducible) {
   }
 }
 
-TEST(CudaAdam, SumsOfSquaresTellOfNumbersOutOfRange) {
+TEST(CudaAdam, NonFiniteGradientOrWeightIsDetected) {
   SKIP_WITHOUT_DEVICE();
   constexpr float infinity = std::numeric_limits<float>::infinity(), nan = std::numeric_limits<float>::quiet_NaN();
   EXPECT_LT(squares_with(1, 1), 5 * 20'011);

@@ -73,7 +73,8 @@ void expect_same(const State<W, M>& x, const State<W, M>& y, const std::vector<i
 template <class W, class M, class Index>
 void compare(int cols, AdamOptions options) {
   SCOPED_TRACE(cols);
-  options.round_weights = std::is_same_v<W, bf16>, options.round_moments = std::is_same_v<M, bf16>;
+  options.round_weights = std::is_same_v<W, bf16>;
+  options.round_moments = std::is_same_v<M, bf16>;
   const test::SumStream stream;
   const State<W, M> whole(cols), rows(cols);
   const test::DeviceSum whole_squares, squares;
@@ -105,7 +106,7 @@ void compare(int cols, AdamOptions options) {
   EXPECT_LT(squares.added(1), whole_squares.added(1));
   EXPECT_GT(squares.added(1), 0);
   adam_catch_up_all<bf16, W, M>(stream, rows.table(), flat(last_read), all_rates, options, adam_updates);
-  note_all(stream, flat(last_read), adam_updates);
+  mark_caught_up(stream, flat(last_read), adam_updates);
   std::vector<int> every(adam_table_rows);
   std::iota(every.begin(), every.end(), 0);
   expect_same(rows, whole, every);
@@ -115,7 +116,8 @@ void compare(int cols, AdamOptions options) {
 TEST(CudaAdamRows, LeaveTheBitsThatUpdatesOfTheWholeTableLeave) {
   SKIP_WITHOUT_DEVICE();
   AdamOptions plain{.gradient_scale = 0.5, .clears_gradient = true}, kept = plain;
-  kept.epsilon_hat = true, kept.clears_gradient = false;
+  kept.epsilon_hat = true;
+  kept.clears_gradient = false;
   for (const int cols : {24, 128, 768}) {
     compare<bf16, bf16, Token>(cols, plain);
     compare<bf16, bf16, std::int32_t>(cols, kept);

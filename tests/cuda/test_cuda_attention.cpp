@@ -172,7 +172,7 @@ struct Problem {
     test::Vector<std::byte> memory(portable::attention_workspace<float>(rows.count, 1, head_dim) + 64);
     const auto misaligned = reinterpret_cast<std::uintptr_t>(memory.data()) % 64;
     const Workspace space = Workspace(memory).subspan(misaligned ? 64 - misaligned : 0);
-    const portable::AttentionInputs<float> in{mat(q), mat(k), mat(v), 1, scale};
+    const AttentionInputs<float> in{mat(q), mat(k), mat(v), 1, scale};
     const OwnedMask host_mask = c.mask(rows);
     portable::attention_forward<float>({}, mat(r.y), lse_mat, in, host_mask.view(), space);
     portable::attention_backward<float>({}, mat(r.d_q), mat(r.d_k), mat(r.d_v), mat(y_input), lse_mat, mat(d), in,

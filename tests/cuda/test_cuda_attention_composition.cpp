@@ -97,11 +97,11 @@ struct Problem {
 
   /// What the portable implementation makes of the host's tensors; d_q is dense.
   void run_on_host(Mat<float> dense_d_q) {
-    const portable::AttentionComposition<float> dc{{q.host(), k.host(), v.host(), c.heads, scale},
-                                                   w.host().col_block(0, c.heads),
-                                                   w.host().col_block(c.heads, c.heads),
-                                                   c.window,
-                                                   host_first_key.data()};
+    const AttentionComposition<float> dc{{q.host(), k.host(), v.host(), c.heads, scale},
+                                         w.host().col_block(0, c.heads),
+                                         w.host().col_block(c.heads, c.heads),
+                                         c.window,
+                                         host_first_key.data()};
     test::Vector<std::byte> memory(portable::attention_composition_workspace<float>(c.tokens, c.heads, c.window) + 64);
     const auto misaligned = reinterpret_cast<std::uintptr_t>(memory.data()) % 64;
     const Workspace space = Workspace(memory).subspan(misaligned ? 64 - misaligned : 0);

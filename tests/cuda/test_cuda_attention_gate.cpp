@@ -76,13 +76,15 @@ void compare_gates(int rows, int heads, int a, int b) {
   Tensor<bf16> x(rows, 64, 1), u(rows, 64, 2), d_x(rows, 64, 3), d_u(rows, 64, 4);
   Tensor<float> w(heads, a + b, 5), d_w(heads, a + b, 6), d_gate(rows, heads, 7);
   Tensor<float> gate = Tensor<float>::poisoned(rows, heads);
-  portable::GateInputs<float> host{x.host().col_block(0, a), {}, 2};
+  GateInputs<float> host{x.host().col_block(0, a), {}, 2};
   GateInputs<bf16> device{x.device().col_block(0, a), {}, 2};
   Mat<float> host_d_u;
   Mat<bf16> device_d_u;
   if (b > 0) {
-    host.u = u.host().col_block(0, b), device.u = u.device().col_block(0, b);
-    host_d_u = d_u.host().col_block(0, b), device_d_u = d_u.device().col_block(0, b);
+    host.u = u.host().col_block(0, b);
+    device.u = u.device().col_block(0, b);
+    host_d_u = d_u.host().col_block(0, b);
+    device_d_u = d_u.device().col_block(0, b);
   }
   portable::attention_gate_forward<float>({}, gate.host(), host, w.host());
   cuda::attention_gate_forward<bf16>({}, gate.device(), device, w.device());

@@ -51,9 +51,8 @@ struct Case {
         d_u(rows, width, 11),
         d_rows(rows, width, 14) {}
 
-  portable::ValueMix<float> host_mix() {
-    portable::ValueMix<float> mix{
-        lambda.host().data, source == Source::interpolated, {}, nullptr, source == Source::unit};
+  ValueMix<float> host_mix() {
+    ValueMix<float> mix{lambda.host().data, source == Source::interpolated, {}, nullptr, source == Source::unit};
     if (source != Source::none) mix.source = u.host();
     if (source == Source::table) mix.index = tokens.host.data();
     return mix;
@@ -66,8 +65,8 @@ struct Case {
   }
 
   /// Gradients of the table's rows are rounded, those of another tensor are not.
-  portable::ValueMixGradients<float> host_gradients() {
-    portable::ValueMixGradients<float> d{d_lambda.host().data, {}, {}};
+  ValueMixGradients<float> host_gradients() {
+    ValueMixGradients<float> d{d_lambda.host().data, {}, {}};
     if (source == Source::table) d.d_rows = d_rows.host();
     if (source == Source::interpolated || source == Source::unit) d.d_source = d_u.host();
     return d;
@@ -90,9 +89,7 @@ struct Case {
     }
     return out;
   }
-  portable::Rotary<float> host_rotary() {
-    return {heads.count, cos.host(), sin.host(), heads.paired, heads.key_offset};
-  }
+  Rotary<float> host_rotary() { return {heads.count, cos.host(), sin.host(), heads.paired, heads.key_offset}; }
   Rotary<bf16> device_rotary() const {
     return {heads.count, cos.device(), sin.device(), heads.paired, heads.key_offset};
   }
@@ -137,7 +134,10 @@ void compare(int rows, const Heads& heads, Source source, bool extra = false) {
   Case c(rows, heads, source);
   Mat<const float> host_extra;
   Mat<const bf16> device_extra;
-  if (extra) host_extra = c.d_v_extra.host(), device_extra = c.d_v_extra.device();
+  if (extra) {
+    host_extra = c.d_v_extra.host();
+    device_extra = c.d_v_extra.device();
+  }
   const test::SumStream stream;
   c.differentiate_on_host(host_extra);
   c.differentiate_on_device(stream, device_extra);

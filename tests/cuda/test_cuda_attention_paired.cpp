@@ -129,7 +129,7 @@ TEST_P(CudaAttentionPaired, AgreesWithThePortableOne) {
   test::Vector<std::byte> memory(portable::attention_workspace<float>(tokens, p.c.heads, head_dim) + 64);
   const auto misaligned = reinterpret_cast<std::uintptr_t>(memory.data()) % 64;
   const Workspace scratch = Workspace(memory).subspan(misaligned ? 64 - misaligned : 0);
-  const portable::AttentionInputs<float> in{p.q.host(), p.k.host(), p.v.host(), p.c.heads, scale, true};
+  const AttentionInputs<float> in{p.q.host(), p.k.host(), p.v.host(), p.c.heads, scale, true};
   portable::attention_forward<float>({}, mat(expected.y), lse, in, p.host_mask.view(), scratch);
   portable::attention_backward<float>({}, mat(expected.d_q), mat(expected.d_k), mat(expected.d_v), mat(y), lse,
                                       p.d_y.host(), in, p.host_mask.view(), scratch);

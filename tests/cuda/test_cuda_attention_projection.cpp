@@ -49,17 +49,21 @@ void compare(const Shape& s, Source source) {
   auto rstd = Tensor<float>::poisoned(s.rows, 2 * s.heads);
 
   const bool interpolates = source == Source::interpolated || source == Source::itself;
-  portable::ValueMix<float> host_mix{lambda.host().data, interpolates, {}, nullptr, source == Source::unit};
+  ValueMix<float> host_mix{lambda.host().data, interpolates, {}, nullptr, source == Source::unit};
   ValueMix<bf16> device_mix{lambda.device().data, interpolates, {}, nullptr, source == Source::unit};
   if (source == Source::itself) {
-    host_mix.source = qkv.host().col_block(2 * width, width),
+    host_mix.source = qkv.host().col_block(2 * width, width);
     device_mix.source = qkv.device().col_block(2 * width, width);
   } else if (source == Source::in_place) {
     host_mix.in_place = device_mix.in_place = true;
   } else if (source != Source::none) {
-    host_mix.source = u.host(), device_mix.source = u.device();
+    host_mix.source = u.host();
+    device_mix.source = u.device();
   }
-  if (source == Source::table) host_mix.index = tokens.host.data(), device_mix.index = tokens.device.data();
+  if (source == Source::table) {
+    host_mix.index = tokens.host.data();
+    device_mix.index = tokens.device.data();
+  }
 
   const auto mixed = [&](const auto& qkv, const auto& separate) {
     return source == Source::in_place ? qkv.row_block(0, s.rows).col_block(2 * width, width) : separate;

@@ -46,30 +46,42 @@ struct Case {
   Mat<T> rows_of(Mat<T> x) const {
     return {x.data, rows, heads, mode.learned ? 0 : heads};
   }
-  portable::AttentionXsa<float> host() {
-    portable::AttentionXsa<float> in{heads, y.host(), {}, {}, {}};
-    if (mode.xsa) in.v = v.host(), in.alpha = rows_of(alpha.host());
+  AttentionXsa<float> host() {
+    AttentionXsa<float> in{heads, y.host(), {}, {}, {}};
+    if (mode.xsa) {
+      in.v = v.host();
+      in.alpha = rows_of(alpha.host());
+    }
     if (mode.gated) in.gate = gate.host();
     return in;
   }
   AttentionXsa<bf16> device() const {
     AttentionXsa<bf16> in{heads, y.device(), {}, {}, {}};
-    if (mode.xsa) in.v = v.device(), in.alpha = rows_of(alpha.device());
+    if (mode.xsa) {
+      in.v = v.device();
+      in.alpha = rows_of(alpha.device());
+    }
     if (mode.gated) in.gate = gate.device();
     return in;
   }
 
   void backward(bool in_place) {
     Tensor<bf16>& to = in_place ? d_out : d_y;
-    portable::AttentionXsaGradients<float> on_host{to.host(), {}, {}, {}};
-    if (mode.xsa) on_host.d_v = d_v.host(), on_host.d_alpha = rows_of(d_alpha.host());
+    AttentionXsaGradients<float> on_host{to.host(), {}, {}, {}};
+    if (mode.xsa) {
+      on_host.d_v = d_v.host();
+      on_host.d_alpha = rows_of(d_alpha.host());
+    }
     if (mode.gated) on_host.d_gate = d_gate.host();
     portable::attention_xsa_backward<float>({}, on_host, out.host(), d_out.host(), host());
     device_backward(test::SumStream(), to);
   }
   void device_backward(Stream stream, Tensor<bf16>& to) {
     AttentionXsaGradients<bf16> d{to.device(), {}, {}, {}};
-    if (mode.xsa) d.d_v = d_v.device(), d.d_alpha = rows_of(d_alpha.device());
+    if (mode.xsa) {
+      d.d_v = d_v.device();
+      d.d_alpha = rows_of(d_alpha.device());
+    }
     if (mode.gated) d.d_gate = d_gate.device();
     cuda::attention_xsa_backward<bf16>(stream, d, out.device(), d_out.device(), device());
   }

@@ -57,7 +57,8 @@ TEST(CudaLimits, ColumnsOfTheStream) {
   const BlasStream stream;
   for (const int cols : {max_row, max_row + attention_head_dim}) {
     Config config;
-    config.model.heads = cols / attention_head_dim, config.model.width = cols;
+    config.model.heads = cols / attention_head_dim;
+    config.model.width = cols;
     const bool taken = check_takes(config);
     EXPECT_EQ(taken, cols == max_row);
     const Tensor<bf16> x(2, cols, 1), y(2, cols, 2), table(5, cols, 3);
@@ -84,7 +85,8 @@ TEST(CudaLimits, ColumnsOfATable) {
   SKIP_WITHOUT_DEVICE();
   for (const int cols : {16, 20}) {
     Config config;
-    config.model.bigram_rows = 5, config.model.bigram_columns = cols;
+    config.model.bigram_rows = 5;
+    config.model.bigram_columns = cols;
     const bool taken = check_takes(config);
     EXPECT_EQ(taken, cols % row_vector == 0);
     const Tensor<bf16> y(2, cols, 2), table(5, cols, 3);
@@ -101,7 +103,8 @@ TEST(CudaLimits, WidthOfAHead) {
   const test::SumStream stream;
   for (const int width : {64, attention_head_dim}) {
     Config config;
-    config.model.head_dim = width, config.model.heads = 768 / width;
+    config.model.head_dim = width;
+    config.model.heads = 768 / width;
     EXPECT_EQ(check_takes(config), width == attention_head_dim);
     if (width == attention_head_dim) continue;  // which test_cuda_attention computes with
     const Mat<bf16> x = nowhere<bf16>(128, 3 * width);
@@ -119,7 +122,9 @@ TEST(CudaLimits, HeadsTimesTokens) {
     const int most = static_cast<int>(max_attention_rows / heads / attention_block) * attention_block;
     for (const int length : {most, most + attention_block}) {
       Config config;
-      config.model.heads = heads, config.model.width = heads * attention_head_dim, config.train.length = length;
+      config.model.heads = heads;
+      config.model.width = heads * attention_head_dim;
+      config.train.length = length;
       EXPECT_EQ(check_takes(config), length == most);
       if (length == most) continue;  // gigabytes
       const Mat<bf16> x = nowhere<bf16>(length, heads * attention_head_dim);

@@ -130,7 +130,7 @@ TEST(CudaMatmul, ReproducibleStreamsGiveTheSameBits) {
     Activations d_out(s.rows, s.out, 1, {-1, 1}, s.out + s.pad), x(s.rows, s.in, 2, {-1, 1}, s.in + s.pad);
     auto first = test::Tensor<float>::poisoned(s.out, s.in), second = test::Tensor<float>::poisoned(s.out, s.in);
     for (const auto* d_w : {&first, &second}) {
-      const test::BlasStream stream(true);
+      const test::BlasStream stream(Gemms::reproducible);
       for (const bool add : {false, true})
         linear_backward_weight<bf16>(stream, d_w->device(), d_out.device(), x.device(), add);
     }

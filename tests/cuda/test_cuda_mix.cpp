@@ -179,24 +179,26 @@ void compare_backward(int rows, int cols, const Kind& kind, bool elsewhere = fal
   Tensor<bf16> from(rows, cols, 34), g = Tensor<bf16>::poisoned(rows, cols);
   Tensor<bf16> n(rows, cols, 30), d_n(rows, cols, 31), d_elsewhere(rows, cols, 32);
   Tensor<float> rstd(1, rows, 33, {0.5f, 2});
-  NormGradient<float> host_norm{{}, {}, {}};
-  NormGradient<bf16> device_norm{{}, {}, {}};
+  MixBackward<float> on_host{in.d_out.host()};
+  MixBackward<bf16> on_device{in.d_out.device()};
+  if (kind.elsewhere) {
+    on_host.d_elsewhere = d_elsewhere.host();
+    on_device.d_elsewhere = d_elsewhere.device();
+  }
   if (kind.norm) {
-    host_norm = {n.host(), rstd.host_flat(), d_n.host(), kind.alone};
-    device_norm = {n.device(), rstd.device_flat(), d_n.device(), kind.alone};
+    on_host.norm = {n.host(), rstd.host_flat(), d_n.host(), kind.alone};
+    on_device.norm = {n.device(), rstd.device_flat(), d_n.device(), kind.alone};
+  }
+  Tensor<bf16>& kept = kind.norm ? n : g;
+  if (elsewhere) {
+    on_host.scaled_d_in = {from.host(), {in.scalars.host().data}};
+    on_host.g = kept.host();
+    on_device.scaled_d_in = {from.device(), {in.scalars.device().data}};
+    on_device.g = kept.device();
   }
   const SumStream stream;
-  Tensor<bf16>& kept = kind.norm ? n : g;
-  MixHandover<float> host_handover;
-  MixHandover<bf16> device_handover;
-  if (elsewhere) {
-    host_handover = {from.host(), {in.scalars.host().data}, kept.host()};
-    device_handover = {from.device(), {in.scalars.device().data}, kept.device()};
-  }
-  portable::mix_backward<float>({}, in.d_out.host(), kind.elsewhere ? d_elsewhere.host() : Mat<float>(), host_norm,
-                                in.host(), host_handover);
-  cuda::mix_backward<bf16>(stream, in.d_out.device(), kind.elsewhere ? d_elsewhere.device() : Mat<bf16>(), device_norm,
-                           in.device(), device_handover);
+  portable::mix_backward<float>({}, on_host, in.host());
+  cuda::mix_backward<bf16>(stream, on_device, in.device());
   if (elsewhere) kept.expect_match("g");
   const bool to_out = std::ranges::any_of(kind.terms, [](const Term& term) { return term.to == To::d_out; });
   if (to_out || !elsewhere) in.d_out.expect_match("d_out");
@@ -267,10 +269,10 @@ struct Sharing {
       };
       SharingMix<T>& mix = list[m];
       mix.g = view(g[m]);
-      mix.of[0].present = true;
-      if (m % 3 == 0) mix.of[0].scalar = scalar(3 * m);
-      if (m % 3 != 0) mix.of[0].per_token = column(2 * m);
-      if (m != 1) mix.of[1] = {true, {}, column(2 * m + 1)};
+      mix.coefficient[0].present = true;
+      if (m % 3 == 0) mix.coefficient[0].scalar = scalar(3 * m);
+      if (m % 3 != 0) mix.coefficient[0].per_token = column(2 * m);
+      if (m != 1) mix.coefficient[1] = {true, {}, column(2 * m + 1)};
       mix.implied.scalars = {scalar(3 * m + 1), scalar(3 * m + 2)};
     }
     return list;
@@ -367,8 +369,8 @@ test::Vector<float> gradients(Stream stream, int rows, int cols, const Kind& kin
   Tensors in(rows, cols, kind);
   const Tensor<bf16> n(rows, cols, 30), d_n(rows, cols, 31), d_elsewhere(rows, cols, 32);
   const Tensor<float> rstd(1, rows, 33, {0.5f, 2});
-  cuda::mix_backward<bf16>(stream, in.d_out.device(), d_elsewhere.device(),
-                           {n.device(), rstd.device_flat(), d_n.device()}, in.device());
+  cuda::mix_backward<bf16>(
+      stream, {in.d_out.device(), d_elsewhere.device(), {n.device(), rstd.device_flat(), d_n.device()}}, in.device());
   test::Vector<float> all = in.d_scalars.device_values();
   test::append(all, in.d_tokens.device_values());
   test::append(all, in.d_out.device_values());
@@ -396,8 +398,8 @@ TEST(CudaMix, LeavesTheFactorOfATerm) {
   const SumStream stream;
   const Tensor<float> factor = Tensor<float>::poisoned(1, 1);
   std::vector<MixTerm<bf16>> terms = in.device();
-  terms[2].leaves_factor = factor.device().data;
-  cuda::mix_backward<bf16>(stream, in.d_out.device(), {}, {{}, {}, {}}, terms);
+  terms[2].factor_out = factor.device().data;
+  cuda::mix_backward<bf16>(stream, {in.d_out.device()}, terms);
   EXPECT_FLOAT_EQ(factor.device_values()[0], in.host()[2].common_factor());
 }
 

@@ -7,6 +7,7 @@
 
 #include "kernels/device/device.hpp"
 #include "kernels/linear/matmul.hpp"
+#include "kernels/optimizer/muon_portable.hpp"
 #include "kernels/optimizer/muon_stages.hpp"
 #include "tests/cuda/blas_stream.hpp"
 #include "tests/cuda/muon_matrices.hpp"

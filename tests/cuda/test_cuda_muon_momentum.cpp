@@ -4,6 +4,7 @@
 #include <limits>
 
 #include "kernels/device/device.hpp"
+#include "kernels/optimizer/muon_portable.hpp"
 #include "kernels/optimizer/muon_stages.hpp"
 #include "tests/cuda/blas_stream.hpp"
 #include "tests/cuda/muon_matrices.hpp"
@@ -79,7 +80,8 @@ void compare_apply(const Shapes& shapes, double decay) {
   std::size_t at = 0;
   for (std::size_t i = 0; i < shapes.size(); ++i) {
     MuonBatch<bf16>& batch = matrices.batches[i];
-    batch.lr = 0.03 / static_cast<double>(1 + i), batch.decay = decay / static_cast<double>(1 + i % 3);
+    batch.lr = 0.03 / static_cast<double>(1 + i);
+    batch.decay = decay / static_cast<double>(1 + i % 3);
     batch.truncates = i % 2 == static_cast<std::size_t>(decay > 0);
     const Vec<float> own_w(w.data() + at, batch.size()), own_x(x.data() + at, batch.size());
     if (decay > 0) {
@@ -139,7 +141,7 @@ TEST(CudaMuonStages, SumsAreReproducible) {
   }
 }
 
-TEST(CudaMuonStages, SumsOfSquaresTellOfNumbersOutOfRange) {
+TEST(CudaMuonStages, NonFiniteGradientOrWeightIsDetected) {
   SKIP_WITHOUT_DEVICE();
   constexpr float largest = std::numeric_limits<float>::max(), nan = std::numeric_limits<float>::quiet_NaN();
   for (const Shapes& shapes : {Shapes{{3, 136, 200}}, Shapes{{3, 200, 136}}}) {
@@ -154,7 +156,10 @@ TEST(CudaMuonStages, SumsOfSquaresTellOfNumbersOutOfRange) {
       muon_momentum(stream, matrices.batches, matrices.wide, matrices.squares_of_x.data(), 0.9, 2, of_gradients.data());
       EXPECT_FALSE(std::isfinite(of_gradients.added()));
       matrices.set_x(test::widened(numbers, shapes));
-      for (MuonBatch<bf16>& batch : matrices.batches) batch.lr = 1e10, batch.decay = 0.1;
+      for (MuonBatch<bf16>& batch : matrices.batches) {
+        batch.lr = 1e10;
+        batch.decay = 0.1;
+      }
       const test::DeviceVector<std::byte> scratch(muon_apply_workspace(matrices.wide));
       muon_apply(stream, matrices.batches, matrices.wide, 0, of_weights.data(), {scratch.data(), scratch.size()});
       EXPECT_FALSE(std::isfinite(of_weights.added()));

@@ -42,9 +42,9 @@ PLACEHOLDERS = {
     "P": "4", "W": "896", "FILE": "file", "OUTPUT": "output", "SHARD": "shard.h5", "BIN": "shard.bin", "JOB": "1",
 }
 # Blocks that are neither commands nor decks, by their first words.
-OTHER_BLOCKS = {("architecture.md", "text"), ("scaling.md", "step = ["), ("building.md", "nanorun: "),
+OTHER_BLOCKS = {("architecture.md", "kernels/device "), ("scaling.md", "step = ["), ("building.md", "nanorun: "),
                 ("README.md", "step "), ("running.md", "outputs/quickstart/checkpoints/"), ("running.md", "#ifndef"),
-                ("running.md", "GPUs: mean"), ("running.md", "     seed"), ("file_formats.md", "{")}
+                ("running.md", "GPUs: mean"), ("records.md", "     seed"), ("file_formats.md", "{")}
 SUBCOMMANDS = {"shard", "verify", "eval", "sample", "export", "import"}  # as names in a text
 # Code within text that begins like a command and is none: formats of files, and what Slurm prints.
 OTHER_CODE = {"nanorun token shard", "nanorun checkpoint", "nanorun trace", "srun: error: NODE: task N: Killed"}
@@ -287,7 +287,7 @@ def ctest(words):
 def test_program(words):
     """A C++ test program, and the cases that it is to run."""
     name = Path(words[0]).name
-    sources = list((ROOT / "tests").glob(f"*/{name}.cpp"))
+    sources = list((ROOT / "tests").rglob(f"{name}.cpp"))
     require(sources, f"{words[0]} is no test")
     cases = re.findall(r"^TEST(?:_F)?\((\w+), (\w+)\)", sources[0].read_text(), re.MULTILINE)
     for word in words[1:]:

@@ -7,7 +7,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGES = [*(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "tests/README.md")),
          *sorted((ROOT / "docs").glob("*.md"))]
 # Pages whose links are tested too, beside those with commands.
-LINKING = [*PAGES, ROOT / "tests" / "golden" / "README.md"]
+LINKING = [*PAGES, *sorted((ROOT / "tests" / "golden").glob("*.md"))]
 
 
 def blocks(text):

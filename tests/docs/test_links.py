@@ -9,6 +9,11 @@ from pathlib import Path
 from pages import LINKING, PAGES, ROOT, anchors, check_link, links, recipe
 
 
+def packaged():
+    """Commits of Spack's versions, newest first."""
+    return dict(re.findall(r'^    version\("([\d.]+)", commit="([0-9a-f]{40})"\)$', recipe(), re.MULTILINE))
+
+
 class Links(unittest.TestCase):
     def test_links(self):
         count = 0
@@ -46,13 +51,24 @@ class Commits(unittest.TestCase):
         except (OSError, subprocess.CalledProcessError):
             self.skipTest("no history")
 
-    def test_figures_are_of_the_history(self):
-        """Commits that figures name, words of seven hexadecimal digits, are there."""
+    def history(self):
+        """All commits up to this one."""
         top, is_shallow = self.git("rev-parse", "--show-toplevel", "--is-shallow-repository").split("\n")[:2]
         if Path(top).resolve() != ROOT or is_shallow == "true":
             self.skipTest("no history, or only a part of it")
-        known = {commit[:7] for commit in self.git("rev-list", "HEAD").split()}
-        named = {(page.name, word) for page in (*PAGES, *(ROOT / "inputs").rglob("*.toml"))
+        return set(self.git("rev-list", "HEAD").split())
+
+    def test_spack_has_the_commits_of_the_releases(self):
+        known = self.history()
+        for version, commit in packaged().items():
+            self.assertIn(commit, known)
+            self.assertIn(f"\nproject(nanorun VERSION {version} ", self.git("show", f"{commit}:CMakeLists.txt"))
+
+    def test_figures_are_of_the_history(self):
+        """Commits that figures name, words of seven hexadecimal digits, are there."""
+        known = {commit[:7] for commit in self.history()}
+        sources = (*PAGES, *(ROOT / "inputs").rglob("*.toml"), *(ROOT / "docs" / "data").glob("*.csv"))
+        named = {(page.name, word) for page in sources
                  for word in re.findall(r"\b(?=\d*[a-f])(?=[a-f]*\d)[0-9a-f]{7}\b", page.read_text())}
         self.assertGreaterEqual(len(named), 40)
         self.assertEqual([(page, word) for page, word in sorted(named) if word not in known], [])
@@ -60,14 +76,15 @@ class Commits(unittest.TestCase):
 
 class Versions(unittest.TestCase):
     def test_one_version(self):
-        """CMakeLists.txt, the newest entry of CHANGELOG.md, CITATION.cff and the newest of Spack's versions."""
+        """CMakeLists.txt, the newest entry of CHANGELOG.md and CITATION.cff. Spack has the releases of CHANGELOG.md, the
+        newest as soon as its commit is known."""
         built = re.search(r"^project\(nanorun VERSION (\S+) ", (ROOT / "CMakeLists.txt").read_text(), re.MULTILINE)[1]
-        version, date = re.search(r"^## (\S+), (\S+)$", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE).groups()
+        released = re.findall(r"^## (\S+), (\S+)$", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
         cited = dict(re.findall(r"^([a-z-]+): (\S+)$", (ROOT / "CITATION.cff").read_text(), re.MULTILINE))
-        self.assertEqual((version, version, date), (built, cited["version"], cited["date-released"]))
-        packaged = dict(re.findall(r'^    version\("([\d.]+)", tag="(\S+)"\)$', recipe(), re.MULTILINE))
-        newest = max(packaged, key=lambda name: [int(number) for number in name.split(".")])
-        self.assertEqual((newest, packaged[newest]), (version, f"v{version}"))
+        self.assertEqual(released[0], (built, cited["date-released"]))
+        self.assertEqual(built, cited["version"])
+        versions = [version for version, _ in released]
+        self.assertIn(list(packaged()), (versions, versions[1:]))
 
     def test_citation_has_the_keys_of_its_format(self):
         """Those of CFF 1.2.0, which allows no others."""

@@ -139,7 +139,7 @@ class Reading(unittest.TestCase):
         page = "# A\n\n    a \\\n      b\n\n    c\n\n```text\nx\n```\n\nand\n\n    d\n\nend\n\n    e\n\n```c\ny\n```\n"
         self.assertEqual(sections(page), [("a \\\n  b\n\nc\n", "text", "x\n"), ("d\n", "", ""), ("e\n", "c", "y\n")])
 
-    def test_what_may_differ(self):
+    def test_times_may_differ_and_steps_may_not(self):
         shown = "step  30/150  loss 3.5  52 ms  34235 tokens/s  ETA 00:04 ..."
         for line, same in (("step 30/150  loss 13.25  52 ms  8 tokens/s  ETA 10:04 and more", True),
                            ("step 31/150  loss 3.5  52 ms  34235 tokens/s  ETA 00:04 x", False),

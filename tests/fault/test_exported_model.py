@@ -48,7 +48,7 @@ class ExportedModel(FaultTest):
         self.command("export", self.checkpoint(12), "model", ranks=2)
         return self.folder / "model"
 
-    def test_there_and_back(self):
+    def test_exported_model_comes_back_bit_for_bit(self):
         """Bit for bit; the window is the one that training has ended with."""
         model = self.exported("window.last=200", "window.layers=LSSL")
         self.assertEqual(sorted(os.listdir(model)), FILES)

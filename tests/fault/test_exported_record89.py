@@ -16,7 +16,7 @@ class ExportedRecord89(Record89FaultTest):
         job = self.command("eval", checkpoint, "--data", "data.h5", "--tokens", tokens, "--length", 512)
         return next(line for line in job.output if line.startswith("loss "))
 
-    def test_there_and_back(self):
+    def test_exported_model_comes_back_bit_for_bit(self):
         """Bit for bit, at the end, and where the head is still tied and windows and frequencies are of a stage."""
         self.train(2, "stop.step=8", code=75)
         self.train(2, "checkpoint.keep=10")

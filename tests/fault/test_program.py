@@ -167,6 +167,20 @@ class Program(FaultTest):
         self.assert_refused(refused, "train.sequences = 4 cannot be divided among 3 ranks")
         self.assert_refused(self.job(1, "train", "deck.toml", "--ranks", 2, code=2), "--ranks requires --dry-run")
 
+    def test_dry_run_as_json(self):
+        """The same deck, figures and warnings as the text, on standard output alone."""
+        text = "".join(self.job(1, "train", "deck.toml", "--dry-run", "--ranks", RANKS).output)
+        job = self.job(RANKS, "train", "deck.toml", "--dry-run", "--json")
+        self.assertEqual(job.messages(), [])
+        plan = json.loads("".join(job.output))
+        self.assertTrue(text.startswith(plan["deck"] + "\n"))
+        self.assertEqual(plan["ranks"], RANKS)
+        self.assertIn(f"\nparameters                       {plan['parameters']} ", text)
+        self.assertEqual(text.count("\nwarning: "), len(plan["warnings"]))
+        for warning in plan["warnings"]:
+            self.assertIn(f"\nwarning: {warning}\n", text)
+        self.assertFalse((self.folder / "outputs").exists())
+
     def test_dry_run_checks_the_data(self):
         def warnings(*overrides):
             job = self.job(RANKS, "train", "deck.toml", *overrides, "--dry-run")

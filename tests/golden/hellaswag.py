@@ -2,10 +2,10 @@
 """What the models of reference.py and reference89.py answer to multiple-choice questions, for golden files."""
 
 import argparse
-import json
 from pathlib import Path
 from types import SimpleNamespace
 
+import golden_file
 import numpy as np
 import reference
 import torch
@@ -83,7 +83,7 @@ def main():
         losses_of = reader(deck, end_of_text)
     result = {"deck": Path(given.model).name, "end_of_text": end_of_text}
     result |= answer(losses_of, given.questions, end_of_text)
-    Path(given.out).write_text(json.dumps(result, indent=1) + "\n")
+    golden_file.write(given.out, result)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,6 @@ and gradients come from autograd. Work is in fp32, or in double with --double. R
 """
 
 import argparse
-import json
 import math
 import resource
 import time
@@ -14,6 +13,7 @@ import tomllib
 from pathlib import Path
 from types import SimpleNamespace
 
+import golden_file
 import numpy as np
 import torch
 import torch.nn.functional as F
@@ -492,7 +492,7 @@ def main():
     result = {"deck": Path(arguments.deck).name, "overrides": arguments.overrides,
               "precision": "double" if arguments.double else "fp32", "end_of_text": end_of_text}
     result |= train(deck, arguments.bin.split(","), steps, dtype, end_of_text, arguments.timing)
-    Path(arguments.out).write_text(json.dumps(result, indent=1) + "\n")
+    golden_file.write(arguments.out, result)
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+import golden_file
 from make_goldens import write_shard
 from record89 import data, parameters
 from record89.config import CONFIGS, SWITCHES, override
@@ -115,7 +116,7 @@ def main():
         parameters.save(a.save, run.p)
     if a.out:
         head = {"config_name": a.config, "overrides": a.overrides, "precision": "fp32" if a.single else "double"}
-        Path(a.out).write_text(json.dumps(head | result, indent=1) + "\n")
+        golden_file.write(a.out, head | result)
 
 
 if __name__ == "__main__":

@@ -52,7 +52,7 @@ struct Training : Learner<Real> {
 
   /// Element i of a dataset that was filled with value().
   float kept(const std::string& dataset, std::uint64_t i) const {
-    const UpdateRule rule = update_rule(config, table.find(dataset.substr(dataset.rfind('/') + 1)));
+    const Hyperparameters rule = hyperparameters(config, table.find(dataset.substr(dataset.rfind('/') + 1)));
     const StateFormat format = dataset.starts_with("/weights/")         ? rule.master
                                : dataset.starts_with("/adam/gradient/") ? StateFormat::fp32
                                                                         : rule.moments;

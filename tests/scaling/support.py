@@ -1,5 +1,6 @@
 """What the tests of the scaling studies share: the scripts, a deck, study files, and runs with known times."""
 
+import functools
 import json
 import os
 import subprocess
@@ -11,12 +12,18 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 TOOLS = ROOT / "jobscripts" / "tools"
 sys.path[:0] = [str(TOOLS), str(ROOT / "tests" / "support")]
+import deadline  # noqa: E402
 import small_run  # noqa: E402
+import tool  # noqa: E402
+from study import plan  # noqa: E402
 
 PHASES = ("data", "forward", "head", "backward", "reduce_gradients", "muon", "adam", "gather_weights", "sync",
           "validation", "checkpoint", "output", "other")
 MODEL = {"vocabulary": 257, "width": 64, "heads": 2, "head_dim": 32, "layers": 4, "mlp_ratio": 4,
          "value_path": "embeddings", "value_embeddings": 1, "layers_without_attention": []}
+
+STEPS = 6  # of the run of a ToolsTest
+SUMMARY = {"final_val_loss": 3.2, "final_train_loss": 3.1, "tokens_per_second": 1e6, "train_seconds": 9.5}
 
 STUDY = """
 [study]
@@ -56,15 +63,33 @@ def write_trace(path, seconds, tokens, communication=None):
         file["validation_loss"] = np.zeros(0)
 
 
+@functools.cache
+def plan_text(*overrides):
+    """plan.json of a study of the model MODEL with overrides."""
+    keys = [f"model.{key}={json.dumps(value)}" for key, value in MODEL.items()]
+    with tempfile.TemporaryDirectory(prefix="nanorun-plan-") as folder:
+        small_run.write_deck(Path(folder))
+        job = deadline.run([small_run.PROGRAM, "train", "deck.toml", "--dry-run", "--json", *keys, *overrides], 60,
+                           cwd=folder, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    assert job.returncode == 0, job.stderr
+    return job.stdout
+
+
+def buckets(*overrides):
+    """Those of the model MODEL with overrides."""
+    return [plan.bucket_of(table, "the plan") for table in json.loads(plan_text(*overrides))["buckets"]]
+
+
 def write_run(folder, seconds, tokens, communication=None, **summary):
-    """The files of a finished run of the model MODEL; `summary`: what summary.json says further."""
+    """The files of a finished run of the model MODEL, and the plan of a study that holds it; `summary`: what summary.json says further."""
     folder.mkdir(parents=True)
     steps, ranks = seconds.shape[:2]
     (folder / "summary.json").write_text(json.dumps({"finished": True, "steps": steps, "ranks": ranks} | summary))
     lines = [f"{key} = {json.dumps(value)}" for key, value in MODEL.items()]
-    others = '[train]\nlength = 512\n[optimizer]\nadam_period = 1\n[comm]\ngradients = "bf16"\n'
+    others = '[train]\nlength = 512\n[optimizer]\nadam_period = 1\n[comm]\ngradients = "bf16"\n[data]\ntrain = ["data.h5"]\n[validation]\ntokens = 0\n'
     (folder / "deck.toml").write_text("[model]\n" + "\n".join(lines) + "\n" + others)
     write_trace(folder / "trace.h5", seconds, tokens, communication)
+    (folder.parent / "plan.json").write_text(plan_text())
 
 
 class ScalingTest(unittest.TestCase):
@@ -91,3 +116,71 @@ class ScalingTest(unittest.TestCase):
                              stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
         self.assertEqual(job.returncode, code, job.stdout)
         return job.stdout
+
+
+def write(path, contents):
+    path.write_bytes(contents if isinstance(contents, bytes) else contents.encode())
+
+
+class ToolsTest(ScalingTest):
+    """Each test has the directory of a run of STEPS steps, on which the tools are started."""
+
+    def setUp(self):
+        super().setUp()
+        self.run = self.folder / "outputs" / "a_1"
+        self.write_run(self.run, 1)
+
+    def write_run(self, folder, seed, ranks=2):
+        import numpy as np
+
+        seconds = np.full((STEPS, ranks, len(PHASES)), 0.1)
+        write_run(folder, seconds, 4096, np.full((STEPS, ranks), 0.2), **SUMMARY)
+        with open(folder / "deck.toml", "a") as deck:
+            deck.write(f"[run]\nname = \"{folder.name}\"\nseed = {seed}\n")
+
+    def end(self, script, *arguments, **options):
+        """Exit code, standard output and standard error of a tool."""
+        options = {"stdout": subprocess.PIPE} | options
+        job = deadline.run([sys.executable, "-B", TOOLS / script, *map(str, arguments)],
+                           stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, timeout=60, **options)
+        return job.returncode, job.stdout, job.stderr
+
+    def assert_line(self, error, script, *parts):
+        self.assertEqual(error.count("\n"), 1, error)
+        self.assertTrue(error.startswith(f"{script}: "), error)
+        for part in parts:
+            self.assertIn(str(part), error)
+
+    def assert_refused(self, script, *arguments, names=(), **options):
+        code, output, error = self.end(script, *arguments, **options)
+        self.assertIn(code, (1, 2), error)
+        self.assert_line(error, script, *names)
+        self.assertFalse(output)
+
+    def assert_error(self, function, argument, *parts):
+        """What the tool would end with."""
+        with self.assertRaises(tool.ToolError) as caught:
+            function(argument)
+        for part in parts:
+            self.assertIn(str(part), str(caught.exception))
+
+    def change_trace(self, name, values=None, **attributes):
+        import h5py
+
+        with h5py.File(self.run / "trace.h5", "r+") as file:
+            if name:
+                del file[name]
+                if values is not None:
+                    file[name] = values
+            for key, value in attributes.items():
+                file.attrs[key] = value
+
+    def unreadable(self, path):
+        """Puts in the place of a file what is none, one after the other."""
+        path.unlink()
+        for make, remove in ((Path.mkdir, Path.rmdir), (os.mkfifo, Path.unlink),
+                             (lambda p: p.symlink_to(p.name), Path.unlink),
+                             (lambda p: p.symlink_to("/dev/zero"), Path.unlink)):
+            make(path)
+            yield
+            remove(path)

@@ -2,6 +2,7 @@
 
 import json
 import os
+from unittest import mock
 
 from support import ScalingTest, small_run
 
@@ -37,6 +38,7 @@ echo "{\\"finished\\": true, \\"ranks\\": $FAKE_RANKS, \\"steps\\": $steps}" > "
 # Job 1, 2, ...; while the file hold exists they stay in the queue.
 SBATCH = """#!/usr/bin/env bash
 printf '%s\\n' "$*" >> sbatch.calls
+env | grep ^SBATCH_ | sort > sbatch.variables || true
 [[ ! -e no_slurm ]] || { echo "sbatch: error: Invalid partition" >&2; exit 1; }
 while [[ $1 == --* ]]; do
   case $1 in
@@ -173,18 +175,41 @@ class Launch(ScalingTest):
     def test_slurm_reads_how_gpus_are_asked_for(self):
         (self.folder / "outputs").mkdir()
         for words in ('"--gres=gpu:8"', '"--gres=nvme,gpu:h100:8"', '"--gres", "gpu:a100:4,gpu:h100:4"',
-                      '"--gpus-per-node=4", "--gpus-per-node=h100:8"', '"--gpus=16", "--gres=gpu:8"'):
+                      '"--gpus-per-node=4", "--gpus-per-node=h100:8"', '"--gpus=16", "--gres=gpu:8"',
+                      '"--tres-per-node=gres/gpu:8"', '"--tres-per-node", "gres/nvme:1,gres/gpu:h100=8"'):
             with self.subTest(words=words):
                 self.assertEqual(self.placed(f"sbatch = [{words}]", ranks=(8, 16)), [
                     "--nodes=1 --ntasks-per-node=8 --exclusive", "--nodes=2 --ntasks-per-node=8 --exclusive"])
+        self.assertEqual(self.placed('sbatch = ["--tres-per-task=cpu=2"]', ranks=(16,)), ["--exclusive"])
         os.environ["SBATCH_GRES"] = "gpu:4"
         self.addCleanup(os.environ.pop, "SBATCH_GRES", None)
         self.assertEqual(self.placed("", ranks=(8,)), ["--nodes=2 --ntasks-per-node=4 --exclusive"])
 
+    def test_slurm_prefers_the_gpus_of_the_study_to_those_of_the_environment(self):
+        """sbatch does not see the others: it would ask for both."""
+        (self.folder / "outputs").mkdir()
+        gres = "gpu:h100:8,nvme:1"
+        for variables in ({"SBATCH_GPUS_PER_NODE": "8"}, {"SBATCH_GRES": gres},
+                          {"SBATCH_GPUS_PER_NODE": "8", "SBATCH_GRES": gres}):
+            for settings, added in (('sbatch = ["--gres=gpu:4"]', ""), ('sbatch = ["--gpus-per-node=4"]', ""),
+                                    ('sbatch = ["--tres-per-node=gres/gpu:4"]', ""),
+                                    ("gpus_per_node = 4", " --gpus-per-node=4")):
+                with self.subTest(variables=variables, settings=settings), mock.patch.dict(os.environ, variables):
+                    self.assertEqual(self.placed(settings, ranks=(8,)),
+                                     [f"--nodes=2 --ntasks-per-node=4{added} --exclusive"])
+                    self.assertEqual((self.folder / "sbatch.variables").read_text(),
+                                     "SBATCH_GRES=nvme:1\n" if "SBATCH_GRES" in variables else "")
+            with mock.patch.dict(os.environ, variables):
+                self.placed("ranks_per_node = 8", ranks=(8,))
+                self.assertEqual((self.folder / "sbatch.variables").read_text(),
+                                 "".join(f"{name}={value}\n" for name, value in sorted(variables.items())))
+
     def test_slurm_places_no_ranks_on_an_unknown_number_of_gpus(self):
-        for words in ('"--gpus=16"', '"-G", "16"', '"-G16"', '"--gpus-per-task=1"'):
+        for words in ('"--gpus=16"', '"-G", "16"', '"-G16"', '"--gpus-per-task=1"', '"--gpus-per-socket=2"'):
             with self.subTest(words=words), self.assertRaisesRegex(StudyError, "^--gpus.* launch.ranks_per_node"):
                 self.launch("slurm", ranks=[1], more=f"[launch]\nsbatch = [{words}]")
+        with self.assertRaisesRegex(StudyError, "^--tres-per-task asks for GPUs, .* launch.ranks_per_node"):
+            self.launch("slurm", ranks=[1], more='[launch]\nsbatch = ["--tres-per-task=cpu=2,gres/gpu:1"]')
         os.environ["SBATCH_GPUS"] = "16"
         self.addCleanup(os.environ.pop, "SBATCH_GPUS", None)
         with self.assertRaisesRegex(StudyError, "^SBATCH_GPUS asks for GPUs, .* launch.ranks_per_node"):

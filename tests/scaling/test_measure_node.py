@@ -10,7 +10,7 @@ from pathlib import Path
 from measured_node import PASSING, MeasuredNode, steps_of
 from support import ROOT, small_run
 
-import measure_node
+from node.runs import last_words
 
 FAILING = "#!/usr/bin/env bash\necho 'nanorun: ranks | differ' >&2\nexit 9\n"
 
@@ -152,7 +152,7 @@ class MeasureNode(MeasuredNode):
         """Of the study's tool as of the program, before those of the launcher."""
         for said in ("nanorun: no data", "scaling_study.py: no deck"):
             Path("log").write_text(f"begin\n{said}\nmpirun has ended\n\n")
-            self.assertEqual(measure_node.last_words(Path("log")), said)
+            self.assertEqual(last_words(Path("log")), said)
 
     def test_last_words_of_mpirun(self):
         """Its lines lie between rulers; a rank that a signal has ended is the cause of what others say."""
@@ -164,7 +164,7 @@ class MeasureNode(MeasuredNode):
                 (f"{ruler}\nThere are not enough slots.\n{ruler}\n", "There are not enough slots."),
                 (f"{ruler}\n", "")):
             Path("log").write_text(text)
-            self.assertEqual(measure_node.last_words(Path("log")), said)
+            self.assertEqual(last_words(Path("log")), said)
 
 
 if __name__ == "__main__":

@@ -1,24 +1,28 @@
 """The model of the step time: counts of work and traffic, the fit, and the forecast."""
 
+import json
 import math
-import re
 import subprocess
 import tomllib
 from dataclasses import replace
 
 import numpy as np
-from support import MODEL, ROOT, ScalingTest, small_run
+from support import ROOT, ScalingTest, buckets, small_run
 
-from study import model
+from study import model, plan
 from study.model import Forecast, Link, Model, Point, Workload
 
-LOAD = Workload(MODEL, "fp32", on_gpus=False)
 TRUE = dict(per_sequence=0.05, constant=0.004, muon=2e-11, adam=3e-9, reduce_scatter=Link(5e-6, 1 / 2e9),
             all_gather=Link(8e-6, 1 / 3e9), all_reduce=Link(4e-6, 0.0))
 
 
+def load(gradients="fp32", on_gpus=False):
+    """Of the small model."""
+    return Workload(buckets(), gradients, on_gpus)
+
+
 def true_model(overlap=0.0):
-    return Model(LOAD, **TRUE, overlap=overlap)
+    return Model(load(), **TRUE, overlap=overlap)
 
 
 def point(truth, ranks, sequences, noise=None, sharing=1.0):
@@ -36,46 +40,43 @@ def points(truth, counts=(1, 2, 4, 8, 16), sequences=16, **options):
 
 
 def dry_run(deck, *arguments, ranks=1):
-    """The resolved deck, and what follows it."""
-    shown = subprocess.run([small_run.MPIRUN, "-n", str(ranks), small_run.PROGRAM, "train", str(deck), "--dry-run",
+    """The plan, the resolved deck, and the buckets."""
+    shown = subprocess.run([small_run.PROGRAM, "train", str(deck), "--dry-run", "--json", "--ranks", str(ranks),
                             *arguments], check=True, text=True, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE).stdout
-    end = shown.index("\nranks ")
-    return tomllib.loads(shown[:end]), shown[end:]
+    found = json.loads(shown)
+    return found, tomllib.loads(found["deck"]), [plan.bucket_of(table, deck) for table in found["buckets"]]
 
 
 class Counts(ScalingTest):
-    def test_parameters_are_those_of_the_program(self):
-        """The program counts the parameters of every deck; so does the model."""
+    def test_buckets_hold_the_parameters(self):
         decks = sorted((ROOT / "inputs").glob("*.toml"))
         self.assertGreaterEqual(len(decks), 5)
         for deck in decks:
-            resolved, plan = dry_run(deck)
-            counted = int(re.search(r"^parameters +(\d+)", plan, re.MULTILINE)[1])
-            self.assertEqual(sum(b.size for b in model.buckets(resolved["model"])), counted, deck)
+            with self.subTest(deck=deck.name):
+                found, _, table = dry_run(deck)
+                self.assertEqual(sum(b.size for b in table), found["parameters"])
+                self.assertEqual([len(b["tensors"]) > 0 for b in found["buckets"]], len(table) * [True])
 
     def test_bytes_are_those_of_the_program(self):
         """It tells what the ranks send on average; the last rank has up to a unit of each bucket more."""
         for gradients in ("fp32", "bf16", "e5m2"):
-            resolved, plan = dry_run("deck.toml", f"comm.gradients={gradients}", ranks=2)
-            load = Workload(resolved["model"], gradients, on_gpus=False)
-            told = 1024 * float(re.search(r"^bytes sent per rank and step +(\S+) KiB", plan, re.MULTILINE)[1])
-            sent = load.reduce_scatter(2)[1] + load.all_gather(2)[1]
-            self.assertAlmostEqual(sent, told, delta=0.01 * told)
+            found, _, table = dry_run("deck.toml", f"comm.gradients={gradients}", ranks=2)
+            work = Workload(table, gradients, on_gpus=False)
+            sent = work.reduce_scatter(2)[1] + work.all_gather(2)[1]
+            self.assertAlmostEqual(sent, found["sent_bytes"], delta=0.01 * sent)
 
     def test_bytes_count_rows_that_are_read_and_the_period(self):
         """Of tables a rank sends the rows that its tokens may read, in two of adam_period steps the weights of Adam's
         tensors once, and of what is not trained nothing."""
         def told(*overrides):
-            resolved, plan = dry_run(ROOT / "inputs/record89.toml", "validation.length=128", *overrides, ranks=2)
-            number, unit = re.search(r"^bytes sent per rank and step +(\S+) ([KMG])iB", plan, re.MULTILINE).groups()
+            found, resolved, table = dry_run(ROOT / "inputs/record89.toml", "validation.length=128", *overrides, ranks=2)
             lengths = [stage["length"] for stage in resolved["stage"]]
-            load = Workload(resolved["model"], resolved["comm"]["gradients"], False, max(lengths),
+            work = Workload(table, resolved["comm"]["gradients"], False, max(lengths),
                             resolved["optimizer"]["adam_period"])
             sequences = resolved["train"]["sequences"] / 2
-            sent = load.reduce_scatter(2, sequences)[1] + load.all_gather(2)[1]
-            number = float(number) * 1024 ** (1 + "KMG".index(unit))
-            self.assertAlmostEqual(sent, number, delta=0.01 * number)
-            return number
+            sent = work.reduce_scatter(2, sequences)[1] + work.all_gather(2)[1]
+            self.assertAlmostEqual(sent, found["sent_bytes"], delta=0.01 * sent)
+            return found["sent_bytes"]
 
         short = [f"stage.{i}.length=128" for i in range(4)] + [f"stage.{i}.longest_document=0" for i in range(4)]
         width, rows = 768, 50304
@@ -88,53 +89,66 @@ class Counts(ScalingTest):
 
     def test_buckets_are_those_of_the_program(self):
         """By shape and quarter of the layers, the last quarter first; each table alone; scalars and skips."""
-        self.assertEqual([(b.units, b.unit_size) for b in model.buckets(MODEL)],
+        self.assertEqual([(b.units, b.unit_size) for b in buckets()],
                          4 * [(4, 64 * 64), (1, 256 * 64), (1, 64 * 256)]
                          + [(384, 64), (257, 64), (257, 64), (16, 1), (2, 1)])
-        changed = MODEL | {"layers_without_attention": [2, 3], "value_path": "first"}
-        self.assertEqual([(b.units, b.unit_size) for b in model.buckets(changed)],
+        self.assertEqual([b.lookup for b in buckets()], 13 * [False] + 2 * [True] + 2 * [False])
+        changed = buckets("model.layers_without_attention=[2, 3]", "model.value_path=first")
+        self.assertEqual([(b.units, b.unit_size) for b in changed],
                          2 * [(1, 256 * 64), (1, 64 * 256)] + 2 * [(4, 64 * 64), (1, 256 * 64), (1, 64 * 256)]
                          + [(384, 64), (257, 64), (10, 1), (2, 1)])
-        six = model.buckets(MODEL | {"layers": 6})
+        six = buckets("model.layers=6")
         self.assertEqual([b.units for b in six if b.rows], [8, 2, 2, 4, 1, 1, 8, 2, 2, 4, 1, 1])
 
+    def test_tables_that_are_not_trained_do_not_travel(self):
+        _, _, table = dry_run(ROOT / "inputs/record89.toml")
+        fixed, = (b for b in table if b.fixed)
+        self.assertFalse(fixed.lookup or fixed.rows)
+        load = Workload(table, "fp32", on_gpus=False)
+        without = Workload([b for b in table if not b.fixed], "fp32", on_gpus=False)
+        self.assertEqual(load.all_gather(8), without.all_gather(8))
+        self.assertEqual(load.reduce_scatter(8), without.reduce_scatter(8))
+
     def test_muon_work_shrinks_to_one_matrix_of_each_shape(self):
+        work = load()
         square = 5 * 6 * 64**3
         wide = 5 * (4 * 64 * 64 * 256 + 2 * 64**3)
-        self.assertEqual([b.units for b in LOAD.matrices], [16, 8])
-        self.assertEqual(LOAD.muon_flops(1), 16 * square + 8 * wide)
-        self.assertEqual(LOAD.muon_flops(3), 6 * square + 3 * wide)
-        self.assertEqual(LOAD.muon_flops(4096), square + wide)
-        self.assertEqual(LOAD.last_muon_split(), 16)
-        self.assertEqual(LOAD.muon_flops(16), LOAD.muon_flops(17))
-        self.assertGreater(LOAD.muon_flops(15), LOAD.muon_flops(16))
+        self.assertEqual([b.units for b in work.matrices], [16, 8])
+        self.assertEqual(work.muon_flops(1), 16 * square + 8 * wide)
+        self.assertEqual(work.muon_flops(3), 6 * square + 3 * wide)
+        self.assertEqual(work.muon_flops(4096), square + wide)
+        self.assertEqual(work.last_muon_split(), 16)
+        self.assertEqual(work.muon_flops(16), work.muon_flops(17))
+        self.assertGreater(work.muon_flops(15), work.muon_flops(16))
 
     def test_traffic(self):
-        size = sum(b.size for b in LOAD.buckets)
-        self.assertEqual(LOAD.reduce_scatter(1), (0, 0))
-        self.assertEqual(LOAD.all_gather(1), (0, 0))
-        self.assertEqual(LOAD.all_reduce(1), 0)
-        self.assertEqual(LOAD.reduce_scatter(2)[0], len(LOAD.buckets))
+        work = load()
+        size = sum(b.size for b in work.buckets)
+        self.assertEqual(work.reduce_scatter(1), (0, 0))
+        self.assertEqual(work.all_gather(1), (0, 0))
+        self.assertEqual(work.all_reduce(1), 0)
+        self.assertEqual(work.reduce_scatter(2)[0], len(work.buckets))
         # Of each of the two tables of 257 rows, one rank of two has half a row more than its share.
-        self.assertEqual(LOAD.reduce_scatter(2)[1], 4 * (size / 2 + 2 * 64 / 2))
-        self.assertEqual([LOAD.all_reduce(n) for n in (2, 3, 4, 5, 8, 4096)], [1, 2, 2, 3, 3, 12])
+        self.assertEqual(work.reduce_scatter(2)[1], 4 * (size / 2 + 2 * 64 / 2))
+        self.assertEqual([work.all_reduce(n) for n in (2, 3, 4, 5, 8, 4096)], [1, 2, 2, 3, 3, 12])
         # The owner of a whole matrix receives it from every rank and sends it to every rank.
-        self.assertGreater(LOAD.reduce_scatter(512)[1], 10 * LOAD.reduce_scatter(16)[1])
+        self.assertGreater(work.reduce_scatter(512)[1], 10 * work.reduce_scatter(16)[1])
         for n in (2, 4, 512):
-            self.assertEqual(LOAD.all_gather(n), (17 * (n - 1), LOAD.reduce_scatter(n)[1]))
+            self.assertEqual(work.all_gather(n), (17 * (n - 1), work.reduce_scatter(n)[1]))
 
     def test_traffic_of_gpus(self):
         """Gradients travel as the deck says; of the weights, tensors as bf16 and scalars as fp32."""
-        size, scalars = sum(b.size for b in LOAD.buckets), 16 + 2
+        cpus = load()
+        size, scalars = sum(b.size for b in cpus.buckets), 16 + 2
         for gradients, element in (("fp32", 4), ("bf16", 2), ("e5m2", 1)):
-            load = Workload(MODEL, gradients, on_gpus=True)
-            self.assertEqual(load.reduce_scatter(4)[1], element * LOAD.reduce_scatter(4)[1] / 4)
-            self.assertEqual(load.all_gather(2)[1], 2 * ((size - scalars) / 2 + 2 * 64 / 2) + 4 * scalars / 2)
+            gpus = load(gradients, on_gpus=True)
+            self.assertEqual(gpus.reduce_scatter(4)[1], element * cpus.reduce_scatter(4)[1] / 4)
+            self.assertEqual(gpus.all_gather(2)[1], 2 * ((size - scalars) / 2 + 2 * 64 / 2) + 4 * scalars / 2)
 
     def test_pieces(self):
         """A part of 32 MiB comes in pieces of 1 MiB to CPUs, of 64 MiB / peers, at most 8, to GPUs."""
-        cpus, gpus = (Workload(MODEL, "fp32", on_gpus) for on_gpus in (False, True))
-        cpus.buckets = gpus.buckets = [model.Bucket(2, 1 << 23)]
+        cpus, gpus = (load(on_gpus=on_gpus) for on_gpus in (False, True))
+        cpus.buckets = gpus.buckets = [plan.Bucket(2, 1 << 23)]
         self.assertEqual([cpus.reduce_scatter(n)[0] for n in (2, 4)], [32, 3 * 32])
         self.assertEqual([gpus.reduce_scatter(n)[0] for n in (2, 4, 65)], [1, 3 * 2, 64 * 4])
 
@@ -247,7 +261,8 @@ class Prediction(ScalingTest):
         self.assertEqual(Forecast(true_model(), "weak", 1, 4096).ranks[-1], 4096)
 
     def test_perfect_scaling(self):
-        perfect = Model(LOAD, 0.1, 0, 0, 0, Link(0, 0), Link(0, 0), Link(0, 0), 0)
+        work = load()
+        perfect = Model(work, 0.1, 0, 0, 0, Link(0, 0), Link(0, 0), Link(0, 0), 0)
         for kind in ("strong", "weak"):
             forecast = Forecast(perfect, kind, 64, 64)
             self.assertTrue(np.allclose(forecast.efficiency, 1))
@@ -256,7 +271,8 @@ class Prediction(ScalingTest):
 
     def test_fixed_work_halves_the_efficiency(self):
         """10 ms per sequence and 1 s per step: 64 sequences on P ranks have the efficiency 1.64 / (0.64 + P)."""
-        truth = Model(LOAD, 0.01, 1, 0, 0, Link(0, 0), Link(0, 0), Link(0, 0), 0)
+        work = load()
+        truth = Model(work, 0.01, 1, 0, 0, Link(0, 0), Link(0, 0), Link(0, 0), 0)
         forecast = Forecast(truth, "strong", 64, 64)
         self.assertTrue(np.allclose(forecast.efficiency, [1.64 / (0.64 + n) for n in forecast.ranks]))
         i = forecast.first_below(0.5)

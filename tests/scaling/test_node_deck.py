@@ -13,7 +13,7 @@ RECORD21, RECORD89 = ROOT / "inputs" / "record21.toml", ROOT / "inputs" / "recor
 class NodeDeck(ScalingTest):
     def tell(self, *arguments, code=0):
         """Lines that the tool prints; its error with another exit code."""
-        job = subprocess.run([sys.executable, "-B", TOOLS / "measure_node_deck.py", *map(str, arguments)], text=True,
+        job = subprocess.run([sys.executable, "-B", TOOLS / "node" / "deck.py", *map(str, arguments)], text=True,
                              stdin=subprocess.DEVNULL, capture_output=True)
         self.assertEqual(job.returncode, code, job.stderr)
         return job.stderr if code else job.stdout.splitlines()
@@ -75,7 +75,7 @@ class NodeDeck(ScalingTest):
             Path("wrong.toml").write_text(text)
             said = self.tell("facts", "wrong.toml", code=2)
             self.assertEqual(said.count("\n"), 1, said)
-            self.assertTrue(said.startswith("measure_node_deck.py: "), said)
+            self.assertTrue(said.startswith("deck.py: "), said)
             self.assertIn(message, said)
         said = self.tell("facts", RECORD21, "--", "train.steps=", code=2)
         self.assertIn("train.steps should be a whole number", said)

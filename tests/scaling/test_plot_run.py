@@ -6,6 +6,7 @@ import numpy as np
 from support import PHASES, ScalingTest, small_run, write_trace
 
 import plot_run
+import trace_file
 
 NOTE = "weighted sum over several targets in stages 0, 2"
 
@@ -13,7 +14,7 @@ NOTE = "weighted sum over several targets in stages 0, 2"
 class Losses(ScalingTest):
     def trace(self, steps, validations):
         write_trace("trace.h5", np.full((steps, 1, len(PHASES)), 0.1), 1024)
-        trace = plot_run.read_trace("trace.h5")
+        trace = trace_file.read_trace("trace.h5")
         trace["validation_step"] = np.array(list(validations))
         trace["validation_loss"] = np.array(list(validations.values()))
         return trace

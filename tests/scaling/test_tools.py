@@ -1,233 +1,31 @@
 """How the Python tools end: whatever is wrong with files, modules or the terminal is one line, never a traceback."""
 
-import errno
-import fcntl
 import json
 import os
-import random
 import shutil
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
-from unittest import mock
 
 import numpy as np
-from support import MODEL, PHASES, TOOLS, ScalingTest, small_run, study_text, write_run
+from support import STEPS, SUMMARY, TOOLS, ToolsTest, small_run, study_text, write
 
 import deadline
 import ensemble
 import plot_run
-import tool
-from study import analysis, gather
+import trace_file
+from study import analysis, gather, plan
 from study.study_file import claim_folder, read_study
 
-STEPS = 6
-SUMMARY = {"final_val_loss": 3.2, "final_train_loss": 3.1, "tokens_per_second": 1e6, "train_seconds": 9.5}
 WRONG_JSON = ["", "{", "[]", "1", "null", '"text"', '{"finished": tru', "\0", "[" * 100000, '{"a": ' * 5000, "nan",
               "1" * 5000, b"\xff\xfe{}", b'{"finished": "\xe4"}']
 WRONG_TOML = ["[", "a = ", "= 1", "a = 1\na = 2", "[run\nseed = 1", "\0", "a = " + "[" * 100000,
               b"[run]\nname = \"\xff\""]
 
 
-def write(path, contents):
-    path.write_bytes(contents if isinstance(contents, bytes) else contents.encode())
-
-
-def mangled(contents):
-    """Copies of a file that were cut, had bytes flipped, or parts replaced."""
-    draw = random.Random(0)
-    size = len(contents)
-    for end in [0, 1, 8, *range(61, size, size // 60)]:
-        yield f"cut at {end}", contents[:end]
-    for bit in range(300):
-        at, copy = draw.randrange(size), bytearray(contents)
-        copy[at] ^= 1 << draw.randrange(8)
-        yield f"byte {at} flipped", bytes(copy)
-    for length in (1, 8, 64, 512, 4096):
-        for filling in (bytes(length), b"\xff" * length, draw.randbytes(length)):
-            for _ in range(10):
-                at = draw.randrange(size)
-                yield f"{length} bytes at {at} replaced", contents[:at] + filling + contents[at + length:]
-
-
-class Tools(ScalingTest):
-    def setUp(self):
-        super().setUp()
-        self.run = self.folder / "outputs" / "a_1"
-        self.write_run(self.run, 1)
-
-    def write_run(self, folder, seed, ranks=2):
-        seconds = np.full((STEPS, ranks, len(PHASES)), 0.1)
-        write_run(folder, seconds, 4096, np.full((STEPS, ranks), 0.2), **SUMMARY)
-        with open(folder / "deck.toml", "a") as deck:
-            deck.write(f"[run]\nname = \"{folder.name}\"\nseed = {seed}\n")
-
-    def end(self, script, *arguments, **options):
-        """Exit code, standard output and standard error of a tool."""
-        options = {"stdout": subprocess.PIPE} | options
-        job = deadline.run([sys.executable, "-B", TOOLS / script, *map(str, arguments)],
-                           stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, timeout=60, **options)
-        return job.returncode, job.stdout, job.stderr
-
-    def assert_line(self, error, script, *parts):
-        self.assertEqual(error.count("\n"), 1, error)
-        self.assertTrue(error.startswith(f"{script}: "), error)
-        for part in parts:
-            self.assertIn(str(part), error)
-
-    def assert_refused(self, script, *arguments, names=(), **options):
-        code, output, error = self.end(script, *arguments, **options)
-        self.assertIn(code, (1, 2), error)
-        self.assert_line(error, script, *names)
-        self.assertFalse(output)
-
-    def assert_error(self, function, argument, *parts):
-        """What the tool would end with."""
-        with self.assertRaises(tool.ToolError) as caught:
-            function(argument)
-        for part in parts:
-            self.assertIn(str(part), str(caught.exception))
-
-    def test_mangled_traces(self):
-        """Each is read or refused by name; those that can be read can be drawn, which a few are."""
-        self.addCleanup(setattr, tool, "READ_SECONDS", tool.READ_SECONDS)
-        tool.READ_SECONDS = 5
-        path = self.run / "trace.h5"
-        counts = {"read": 0, "refused": 0}
-        for what, contents in mangled(path.read_bytes()):
-            with self.subTest(what=what):
-                write(path, contents)
-                try:
-                    trace = plot_run.read_trace(path)
-                except tool.ToolError as error:
-                    self.assertTrue(str(error).startswith(f"{path}: "), error)
-                    counts["refused"] += 1
-                    continue
-                counts["read"] += 1
-                if counts["read"] % 50 == 0:
-                    plot_run.draw(self.run, trace, self.folder / "run.png")
-        self.assertGreater(min(counts.values()), 50, counts)
-
-    def test_readers_that_crash_or_never_end(self):
-        """As HDF5 does with some damaged files."""
-        def read(path):
-            os.kill(os.getpid(), path)
-
-        self.addCleanup(setattr, tool, "READ_SECONDS", tool.READ_SECONDS)
-        tool.READ_SECONDS = 0.5
-        with self.assertRaisesRegex(tool.ToolError, f"^{signal.SIGSEGV}: damaged: reading it crashes"):
-            tool.read_apart(read, signal.SIGSEGV)
-        with self.assertRaisesRegex(tool.ToolError, f"^{signal.SIGSTOP}: damaged: reading it does not end"):
-            tool.read_apart(read, signal.SIGSTOP)
-        with self.assertRaises(TypeError):
-            tool.read_apart(read, "x")
-
-    def change_trace(self, name, values=None, **attributes):
-        import h5py
-
-        with h5py.File(self.run / "trace.h5", "r+") as file:
-            if name:
-                del file[name]
-                if values is not None:
-                    file[name] = values
-            for key, value in attributes.items():
-                file.attrs[key] = value
-
-    def test_traces_that_cannot_be(self):
-        whole = (self.run / "trace.h5").read_bytes()
-        seconds = np.full((STEPS, 2, len(PHASES)), 0.1)
-        cases = [("loss", None), ("loss", "text"), ("loss", np.ones(STEPS - 1)), ("loss", np.ones((STEPS, 1))),
-                 ("loss", np.full(STEPS, 1e300)), ("step", np.zeros(STEPS, int)), ("step", -np.arange(STEPS)),
-                 ("ranks", np.full(STEPS, 3)), ("ranks", np.zeros(STEPS, int)), ("tokens", np.full(STEPS, np.nan)),
-                 ("seconds", seconds[:, :, :5]), ("seconds", np.full_like(seconds, np.nan)), ("seconds", -seconds),
-                 ("seconds", 0 * seconds), ("seconds", seconds[:, :0]), ("communication", np.ones((STEPS, 1))),
-                 ("validation_step", np.ones(1)), ("validation_step", 1.5)]
-        for name, values in cases:
-            with self.subTest(name=name, values=values):
-                write(self.run / "trace.h5", whole)
-                self.change_trace(name, values)
-                with self.assertRaisesRegex(tool.ToolError, r"trace\.h5: not a trace: "):
-                    plot_run.read_trace(self.run / "trace.h5")
-        for phases in (7, "", "forward,backward", ",".join([*PHASES, "forward"]), np.zeros(3), b"\xff,\xfe"):
-            with self.subTest(phases=phases):
-                write(self.run / "trace.h5", whole)
-                self.change_trace(None, phases=phases)
-                with self.assertRaisesRegex(tool.ToolError, r"trace\.h5: not a trace: "):
-                    plot_run.read_trace(self.run / "trace.h5")
-
-    def test_rows_that_are_not_whole_are_left_out(self):
-        import h5py
-
-        with h5py.File(self.run / "trace.h5") as file:
-            trace = {name: file[name][...] for name in plot_run.DATASETS}
-        for name in plot_run.DATASETS:
-            if name not in ("step", "validation_step"):
-                self.change_trace(name, np.concatenate([trace[name], np.zeros_like(trace[name][:1])]))
-        read = plot_run.read_trace(self.run / "trace.h5")
-        for name, values in trace.items():
-            np.testing.assert_array_equal(read[name], values)
-
-    def test_steps_without_rows_are_told(self):
-        """Within the trace, and of a run that has ended before its begin and behind its end."""
-        path = self.run / "trace.h5"
-        self.assertEqual(plot_run.gaps(plot_run.read_trace(path)), [])
-        self.change_trace("step", np.array([1, 2, 3, 5, 8, 9]), first_step=0)
-        trace = plot_run.read_trace(path)
-        self.assertEqual(plot_run.gaps(trace), [(0, 1), (4, 5), (6, 8)])
-        self.assertIn("  no rows of steps 1, 5, 7 to 8  ", plot_run.heading(self.run, trace))
-        merits = json.loads((self.run / "summary.json").read_text())
-        write(self.run / "summary.json", json.dumps(merits | {"steps": 12}))
-        self.assertIn("  no rows of steps 1, 5, 7 to 8, 11 to 12  ", plot_run.heading(self.run, trace))
-        for against in plot_run.AXES:
-            plot_run.draw(self.run, trace, self.folder / f"{against}.png", against)
-        plot_run.draw(self.run, trace | {"first_step": 1, "step": np.arange(1, 1 + STEPS)}, self.folder / "whole.png")
-        self.assertNotEqual((self.folder / "steps.png").read_bytes(), (self.folder / "whole.png").read_bytes())
-
-        with plot_run.open_for_reading(path) as whole:
-            rows = {name: whole[name][...] for name in plot_run.DATASETS}
-        for name in plot_run.DATASETS:
-            self.change_trace(name, rows[name][:0])
-        self.assert_refused("plot_run.py", self.run, names=["trace.h5: no rows of steps 1 to 12"])
-
-    def test_files_without_locks(self):
-        """As on file systems that have none; where another program holds the lock, that is said."""
-        import h5py
-
-        path, opened = self.run / "trace.h5", h5py.File
-
-        def open_without_locks(*arguments, locking=True, **options):
-            if locking:
-                raise OSError(errno.ENOLCK, "Unable to open file (unable to lock file, errno = 37)")
-            return opened(*arguments, locking=locking, **options)
-
-        with mock.patch("h5py.File", open_without_locks):
-            with self.assertRaises(OSError):
-                plot_run.open_for_reading(path)  # the file system has locks, so that is not the reason
-            with mock.patch("fcntl.flock", side_effect=OSError(errno.ENOLCK, "No locks available")):
-                plot_run.open_for_reading(path).close()
-        with open(path, "rb") as held, mock.patch("time.sleep"):
-            fcntl.flock(held, fcntl.LOCK_EX)
-            with self.assertRaisesRegex(tool.ToolError, "another program has it open for writing"):
-                plot_run.read_datasets(path)
-        self.assertEqual(len(plot_run.read_trace(path)["step"]), STEPS)
-
-    def test_losses_that_are_no_numbers_are_drawn(self):
-        for loss in (np.full(STEPS, np.nan), np.array([5, 4, 3, np.inf, np.nan, 1e29])):
-            self.change_trace("loss", loss)
-            plot_run.draw(self.run, plot_run.read_trace(self.run / "trace.h5"), self.folder / "run.png")
-
-    def unreadable(self, path):
-        """Puts in the place of a file what is none, one after the other."""
-        path.unlink()
-        for make, remove in ((Path.mkdir, Path.rmdir), (os.mkfifo, Path.unlink),
-                             (lambda p: p.symlink_to(p.name), Path.unlink),
-                             (lambda p: p.symlink_to("/dev/zero"), Path.unlink)):
-            make(path)
-            yield
-            remove(path)
-
+class Tools(ToolsTest):
     def test_files_that_are_none(self):
         for script, name in (("plot_run.py", "trace.h5"), ("plot_run.py", "summary.json"),
                              ("ensemble.py", "summary.json"), ("ensemble.py", "deck.toml")):
@@ -259,7 +57,7 @@ class Tools(ScalingTest):
         """Each step trains for 1 s: 10 of the 13 phases of 0.1 s are training. Validations come after 2 and 6 steps."""
         self.change_trace("validation_step", np.array([2, 6]))
         self.change_trace("validation_loss", np.array([4.0, 3.0]))
-        trace = plot_run.read_trace(self.run / "trace.h5")
+        trace = trace_file.read_trace(self.run / "trace.h5")
         self.assertEqual([list(part) for part in plot_run.places(trace, "steps")], [[0, 1, 2, 3, 4, 5, 6], [2, 6]])
         begins, validations = plot_run.places(trace, "seconds")
         np.testing.assert_allclose(begins, range(7), atol=1e-12)
@@ -415,11 +213,10 @@ class Tools(ScalingTest):
 
     def test_without_documentation(self):
         """As Python under -OO."""
-        for script in ("plot_run.py", "ensemble.py", "scaling_study.py", "measure_node.py",
-                       "measure_node_deck.py"):
+        for script in ("plot_run.py", "ensemble.py", "scaling_study.py", "measure_node.py", "node/deck.py"):
             code, output, error = self.end(script, "--help", env=os.environ | {"PYTHONOPTIMIZE": "2"})
             self.assertEqual((code, error), (0, ""))
-            self.assertIn(f"usage: {script}", output)
+            self.assertIn(f"usage: {Path(script).name}", output)
 
     def test_warnings_that_nobody_reads(self):
         with open("/dev/full", "w") as full:
@@ -430,14 +227,6 @@ class Tools(ScalingTest):
             job = deadline.run([sys.executable, "-B", TOOLS / "ensemble.py", self.folder / "none"],
                                stdin=subprocess.DEVNULL, stderr=full, timeout=60)
             self.assertEqual(job.returncode, 1)
-
-    def test_phases_of_earlier_programs(self):
-        """They call sync "agree"."""
-        self.change_trace(None, phases=",".join(PHASES).replace(",sync,", ",agree,"))
-        self.assertEqual(plot_run.read_trace(self.run / "trace.h5")["phases"], list(PHASES))
-        step = {"ph": "X", "name": "step 1", "cat": "step", "pid": 0, "tid": 0, "ts": 0, "dur": 2000}
-        write(self.run / "trace.json", json.dumps({"traceEvents": [step, step | {"name": "agree", "cat": "phase"}]}))
-        self.assertEqual(plot_run.read_step(self.run / "trace.json", 1, 0).spans, [("sync", 0, 0, 2)])
 
     def test_nobody_reads(self):
         """As behind `head`: the tool ends with the code of its result."""
@@ -496,6 +285,26 @@ class Tools(ScalingTest):
         self.assert_refused("scaling_study.py", self.write_study(name="é"), "--launcher", "none", env=ascii_only,
                             names=["outputs/", "not a path in this locale"])
 
+    def check_plan(self, study, path):
+        """A plan that is none is refused by name; where there is none, the program writes it, or is asked for."""
+        good = path.read_text()
+        bucket = json.loads(good)["buckets"][0]
+        for change in ({"rule": "sgd"}, {"rule": 1}, {"units": 0}, {"unit_size": 1.5}, {"matrix": [1]}, {"matrix": 64},
+                       {"lookup": None}, {"travels": "yes"}):
+            write(path, json.dumps({"buckets": [bucket | change]}))
+            self.assert_error(plan.read_buckets, path.parent, path)
+        for contents in (*WRONG_JSON, '{"buckets": {}}', '{"buckets": [1]}', '{"buckets": [{}]}'):
+            write(path, contents)
+            self.assert_error(plan.read_buckets, path.parent, path)
+        self.assert_refused("scaling_study.py", study, "--launcher", "none", names=["outputs/test/plan.json"])
+        path.unlink()
+        self.assert_error(plan.read_buckets, path.parent, path, "--program")
+        self.assert_refused("scaling_study.py", study, "--launcher", "none", "--program", "./none",
+                            names=["outputs/test/plan.json: missing", "./none", "--program"])
+        code, _, error = self.end("scaling_study.py", study, "--launcher", "none", "--program", small_run.PROGRAM)
+        self.assertEqual((code, error), (0, ""))
+        self.assertEqual(json.loads(path.read_text())["buckets"], json.loads(good)["buckets"])
+
     def test_runs_of_a_study(self):
         study = self.write_study(steps=STEPS)
         for ranks in (1, 2):
@@ -518,9 +327,8 @@ class Tools(ScalingTest):
         write(run / "trace.h5", trace)
         good, first = (run / "deck.toml").read_text(), read_study(study).runs()[0]
         wrong = [*WRONG_TOML, "", "model = 1", "[model]", good.replace('"bf16"', '"fp7"'), good.replace('"bf16"', "16")]
-        wrong += [good.replace(f"{key} = {json.dumps(value)}", f"{key} = {other}") for key, value in MODEL.items()
-                  if key not in ("heads", "head_dim") for other in ('{}', "-1", "1979-05-27")]
-        wrong += [good.replace("layers = 4", "layers = 99999999"), good.replace("attention = []", "attention = [9]")]
+        wrong += [good.replace(line, f"{line.split()[0]} = {other}") for line in ("length = 512", "adam_period = 1")
+                  for other in ('{}', "-1", "1979-05-27")]
         for text in wrong:
             with self.subTest(deck=text[:300]):
                 self.assertNotEqual(text, good)
@@ -528,6 +336,7 @@ class Tools(ScalingTest):
                 self.assert_error(analysis.workload_of, first, "ranks1_repeat1/deck.toml: ")
         self.assert_refused("scaling_study.py", study, "--launcher", "none", names=["ranks1_repeat1/deck.toml: "])
         write(run / "deck.toml", good)
+        self.check_plan(study, run.parent / "plan.json")
         for name in ("report.png", "runs.csv"):
             (run.parent / name).unlink(missing_ok=True)
             (run.parent / name).mkdir()

@@ -79,6 +79,20 @@ class Failure(JobTest):
                 with self.subTest(code=code, said=said):
                     self.assertEqual(self.fail(f"echo '{said}' >&2; exit {code}", code), (f"{said}\n", False))
 
+    def test_the_first_rank_that_ends_counts_where_srun_kills_the_others(self):
+        """As where rank 1 alone ends before MPI is up, and rank 0 waits for it."""
+        for code in (1, 2, 3, 4, 5, 7):
+            said = [f"srun: error: node1: task 1: Exited with exit code {code}", "srun: error: node2: tasks 0,2-7: Killed"]
+            for killed in (137, 143):
+                with self.subTest(code=code, killed=killed):
+                    told, requeued = self.fail(f"printf '%s\\n' '{said[0]}' '{said[1]}' >&2; exit {killed}", code)
+                    self.assertEqual((told.splitlines(), requeued), (said, False))
+                    self.assertTrue(self.fail(f"printf '%s\\n' '{said[1]}' '{said[0]}' >&2; exit {killed}", killed)[1])
+                    (self.stubs / "scontrol.calls").unlink()
+        for end in ("Exited with exit code 6", "Exited with exit code 75", "Segmentation fault"):
+            with self.subTest(end=end):
+                self.assertTrue(self.fail(f"echo 'srun: error: node1: task 1: {end}' >&2; exit 137", 137)[1])
+
     def test_ends_of_others_requeue_the_job(self):
         cases = [("", 6, "a rank died, hung or did not answer"), ("", 137, "a rank was ended by signal 9"),
                  ("", 253, "srun started no step of nanorun")]

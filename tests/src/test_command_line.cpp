@@ -40,6 +40,12 @@ TEST(CommandLine, DryRunForOtherRanks) {
   }
 }
 
+TEST(CommandLine, PlanAsJson) {
+  EXPECT_TRUE(parse_command_line({"train", "d.toml", "--dry-run", "--json"}).json);
+  EXPECT_FALSE(parse_command_line({"train", "d.toml", "--dry-run"}).json);
+  EXPECT_EQ(usage_error_of({"train", "d.toml", "--json"}), "--json requires --dry-run; see nanorun train --help");
+}
+
 TEST(CommandLine, OverridesAreTakenAsWritten) {
   const Strings overrides = {"data.train=[\"a.h5\", \"b.h5\"]", "model.layers_without_attention=[7]",
                              "trace.json_steps=[]", "run.name=\"x\""};

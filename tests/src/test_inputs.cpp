@@ -13,8 +13,8 @@
 #include "src/config/config.hpp"
 #include "src/config/schedule.hpp"
 #include "src/model/params.hpp"
-#include "src/optimizer/update_rules.hpp"
-#include "src/run/report.hpp"
+#include "src/optimizer/hyperparameters.hpp"
+#include "src/run/plan.hpp"
 #include "tests/support/deck_errors.hpp"
 
 using namespace nanorun;
@@ -145,7 +145,7 @@ TEST(Inputs, Record89HasThePublishedSchedule) {
   for (int layer = 0; layer < 11; ++layer) {
     EXPECT_EQ(is_long_layer(config.window, layer), layer == 3 || layer == 10) << layer;
   }
-  EXPECT_TRUE(adam_updates_at(config.optimizer, config.train.untie_step));
+  EXPECT_EQ((config.train.untie_step + 1) % config.optimizer.adam_period, 0);
   EXPECT_EQ(config.train.untie_step, 847);
 }
 
@@ -198,7 +198,7 @@ TEST(Inputs, Record89HasThePublishedUpdates) {
   const ParameterTable table(config.model);
   const double base = 0.008;
   const auto expect = [&](const std::string& name, double factor, double beta1, double beta2, double decay) {
-    const UpdateRule rule = update_rule(config, table.find(name));
+    const Hyperparameters rule = hyperparameters(config, table.find(name));
     EXPECT_NEAR(rule.lr, base * factor, 1e-12) << name;
     EXPECT_EQ(rule.beta1, beta1) << name;
     EXPECT_EQ(rule.beta2, beta2) << name;
@@ -210,7 +210,7 @@ TEST(Inputs, Record89HasThePublishedUpdates) {
     const bool table_of_rows = p.group == Group::head || p.group == Group::embedding;
     const bool matrix_of_net = matches("*_net.*.in", p.name) || matches("*_net.*.out", p.name);
     const bool rounded = table_of_rows || matrix_of_net || matches("*_gate", p.name);
-    EXPECT_EQ(update_rule(config, p).master == StateFormat::bf16, rounded) << p.name;
+    EXPECT_EQ(hyperparameters(config, p).master == StateFormat::bf16, rounded) << p.name;
   }
   for (const char* name : {"block.0.attention_factors", "smear_factor", "skip_factor"}) expect(name, 5, 0.9, 0.99, 0);
   expect("smear_gate", 0.01, 0.9, 0.99, 0);
@@ -240,7 +240,7 @@ TEST(Inputs, Record81HasThePublishedSchedule) {
     EXPECT_EQ(targets_at(config, end - 1).prefix_weight, 0) << stage;
   }
   EXPECT_EQ(config.train.untie_step, 937);
-  EXPECT_TRUE(adam_updates_at(config.optimizer, 937));
+  EXPECT_EQ(938 % config.optimizer.adam_period, 0);
   for (const auto& [step, factor] : {std::pair(0L, 1.0), {468L, 1.52}, {561L, 1.52}, {1405L, 0.15}, {1414L, 0.15}}) {
     EXPECT_NEAR(lr_factor(config, step), factor, 5e-5) << step;
   }
@@ -284,14 +284,14 @@ TEST(Inputs, Record81DiffersFromRecord89InFewKeys) {
 TEST(Inputs, Record81HasThePublishedUpdates) {
   const Config config = read_deck("record81"), later = read_deck("record89");
   const ParameterTable table(config.model);
-  const auto rule = [&](const std::string& name) { return update_rule(config, table.find(name)); };
+  const auto rule = [&](const std::string& name) { return hyperparameters(config, table.find(name)); };
   for (const char* name : {"block.0.injection", "block.9.injection"}) {
-    EXPECT_EQ(rule(name), (UpdateRule{0.008, 0.9, 0.95, 0})) << name;
+    EXPECT_EQ(rule(name), (Hyperparameters{Rule::adam, 0.008, 0.9, 0.95, 0})) << name;
   }
   for (const char* name : {"block.0.attention_gate", "block.10.attention_gate", "block.9.value_gate"}) {
-    EXPECT_EQ(rule(name), (UpdateRule{0.008, 0.9, 0.99, 0.005})) << name;
+    EXPECT_EQ(rule(name), (Hyperparameters{Rule::adam, 0.008, 0.9, 0.99, 0.005})) << name;
   }
-  EXPECT_EQ(rule("skip_gate"), (UpdateRule{0.0004, 0.9, 0.99, 0}));
+  EXPECT_EQ(rule("skip_gate"), (Hyperparameters{Rule::adam, 0.0004, 0.9, 0.99, 0}));
   const ParameterTable later_table(later.model);
   int common = 0;
   for (const Parameter& parameter : table.parameters()) {
@@ -300,7 +300,7 @@ TEST(Inputs, Record81HasThePublishedUpdates) {
       continue;
     }
     ++common;
-    UpdateRule expected = update_rule(later, later_table.find(parameter.name));
+    Hyperparameters expected = hyperparameters(later, later_table.find(parameter.name));
     if (parameter.group == Group::matrix) expected.beta1 = rule(parameter.name).beta1;  // Muon does not read it
     expected.master = expected.moments = StateFormat::fp32;                             // this deck's
     EXPECT_EQ(rule(parameter.name), expected) << parameter.name;
@@ -315,10 +315,10 @@ TEST(Inputs, Record89TrainsWithoutGateNets) {
   config.model.composed_layers.clear();
   const ParameterTable table(config.model);
   for (const char* name : {"block.1.xsa", "block.3.injection"}) {
-    EXPECT_EQ(update_rule(config, table.find(name)), (UpdateRule{0.008, 0.9, 0.95, 0})) << name;
+    EXPECT_EQ(hyperparameters(config, table.find(name)), (Hyperparameters{Rule::adam, 0.008, 0.9, 0.95, 0})) << name;
   }
-  EXPECT_EQ(update_rule(config, table.find("block.3.attention_gate")),
-            (UpdateRule{0.008, 0.9, 0.99, 0.005, StateFormat::bf16}));
+  EXPECT_EQ(hyperparameters(config, table.find("block.3.attention_gate")),
+            (Hyperparameters{Rule::adam, 0.008, 0.9, 0.99, 0.005, StateFormat::bf16}));
   if (computes_in_fp32) {
     EXPECT_NO_THROW(check_config(config, 1));
   }
@@ -336,7 +336,7 @@ TEST(Inputs, GroupsOfRecord89NameEveryTensorOfAdam) {
            })) {
       ++group;
     }
-    const UpdateRule rule = update_rule(config, parameter);
+    const Hyperparameters rule = hyperparameters(config, parameter);
     if (parameter.group == Group::matrix) {
       const bool mlp_out = parameter.name.ends_with(".mlp_out");
       EXPECT_DOUBLE_EQ(rule.lr, mlp_out ? 4 * 0.023 : 0.023) << parameter.name;
@@ -385,7 +385,8 @@ TEST(Inputs, KeyReferenceIsCurrent) {
 
 TEST(Inputs, PlanOfRecord89SaysTheWorkOfEachStage) {
   const Config config = read_deck("record89");
-  const std::string text = plan(config, ParameterTable(config.model), 8);
+  const ParameterTable table(config.model);
+  const std::string text = plan_text(config, table, plan_of(config, table, 8));
   for (const char* line :
        {"stage 0, 423 steps               131072 tokens", "stage 1, 424 steps               262144 tokens",
         "stage 2, 423 steps               393216 tokens", "stage 3, 15 steps                393216 tokens",

@@ -152,7 +152,7 @@ class Work(BenchmarkTest):
             run=lambda work, name, ranks, steps: benchmark.Run(self.folder / name, ranks, steps))
         kept = benchmark.gather, benchmark.check_deck, benchmark.time
         self.addCleanup(lambda: vars(benchmark).update(zip(("gather", "check_deck", "time"), kept)))
-        benchmark.gather, benchmark.check_deck = gather, lambda program, run: None
+        benchmark.gather, benchmark.check_deck = gather, lambda program, run: ""
         for minutes, efficiency, left, expected in (
                 (0.25, False, 11.0, [("fixed", 2, 12), ("long", 2, 40)]), (None, False, 0, [("fixed", 2, 12)]),
                 (0.25, True, 11.0, [("fixed", 2, 12), ("one_rank", 1, 12), ("long", 2, 40)]),
@@ -279,7 +279,7 @@ class SideBySide(BenchmarkTest):
         self.assertEqual((code, error), (0, "warning: the machines have not done the same work: length, overrides "
                                             "differ\n"))
 
-    def test_what_is_no_result(self):
+    def test_compare_refuses_files_that_are_no_result(self):
         path = self.write("a")
         for text in ("{}", "[]", "{", path.read_text().replace("PASSED", "GOOD"),
                      path.read_text().replace('"nanorun benchmark", "format_version": 1',

@@ -38,7 +38,7 @@ class SafePath(ToolTest):
                     self.assertEqual((job.returncode, job.stderr), (0, ""))
                     self.assertIn("usage:", job.stdout)
 
-    def test_through_a_link(self):
+    def test_a_tool_starts_through_a_link(self):
         (self.folder / "bin").mkdir()
         (self.folder / "bin" / "compare").symlink_to(TOOLS / "compare.py")
         write_run(Path("a"), LOSSES)

@@ -257,7 +257,7 @@ class Verdict(RecordTest):
     def judge(self, *losses, target=3.28):
         return record.judge([ensemble.Sample(seed, 9, loss, loss, 1.0) for seed, loss in enumerate(losses)], target)
 
-    def test_the_bar(self):
+    def test_target_loss_holds_with_99_percent_confidence(self):
         """Losses with a deviation of 0.01: the 0.99 quantile for two degrees of freedom is 6.964557."""
         reach = 6.964557 * 0.01 / 3**0.5
         for target, holds in ((3.27 + reach + 1e-5, True), (3.27 + reach - 1e-5, False), (3.26, False)):
@@ -283,7 +283,7 @@ class Verdict(RecordTest):
                 with contextlib.nullcontext() if same else self.assertRaises(tool.ToolError):
                     record.require_same_data(runs)
 
-    def test_remarks(self):
+    def test_continued_and_mixed_runs_are_remarked(self):
         runs = [{"seed": seed, "first_step": 0, "provenance": {"commit": "a", "devices": {"H100": 8}}}
                 for seed in (1, 2, 3)]
         self.assertEqual(record.remarks(runs), [])

@@ -95,7 +95,7 @@ class Expansion(SweepTest):
         self.assertEqual(output.splitlines(), ["deck.toml", *self.read().tasks[7].overrides])
         self.assertEqual(self.end("sweep.py", self.path, "--task", 2), (0, "", "lr_0.05_0_8 has finished\n"))
 
-    def test_what_has_finished(self):
+    def test_a_task_has_finished_when_its_summary_says_so(self):
         task = self.read().tasks[0]
         self.assertEqual(task.steps, 12)
         for summary, expected in (({}, True), ({"finished": False}, False), ({"steps": 11}, False),
@@ -143,7 +143,7 @@ class Damage(SweepTest):
                 self.path.write_text(text)
                 self.assert_refused("sweep.py", self.path, "--list", names=["sweep.toml: "], preexec_fn=limit_memory)
 
-    def test_what_only_looks_deep(self):
+    def test_brackets_in_strings_are_no_nesting(self):
         """Brackets and dots in strings and comments, and one after the other."""
         dots = "[.{" * 100
         text = "\n".join([
@@ -156,7 +156,7 @@ class Damage(SweepTest):
         with self.assertRaisesRegex(tool.ToolError, "sweep.toml: line 1: .*more than 16 deep"):
             tool.read_toml(self.path)
 
-    def test_tasks_that_are_none(self):
+    def test_task_numbers_out_of_range(self):
         for task in (0, 9, -1):
             self.assert_refused("sweep.py", self.path, f"--task={task}", names=["tasks 1 to 8"])
 

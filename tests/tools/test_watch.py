@@ -78,7 +78,7 @@ class WatchTest(ToolTest):
 
 
 class Drawing(WatchTest):
-    def test_once(self):
+    def test_once_prints_a_line_for_each_run(self):
         folders = [write_run(Path("a"), LOSSES), self.unfinished("b"), Path("none")]
         self.assert_refused("watch.py", *folders, "--once", names=["none: no such directory"])
         folders[-1].mkdir()

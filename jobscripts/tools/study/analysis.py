@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import tool
 
-from . import gather, model
+from . import gather, model, plan
 
 # What a prediction needs: so many rank counts, and a model that misses none of them by more when it is left out.
 LEAST_POINTS, LARGEST_ERROR = 3, 0.25
@@ -59,13 +59,6 @@ def workload_of(run):
     """Of a finished run; only runs on GPUs state the memory of a device. Throws ToolError."""
     path = run.folder / "deck.toml"
     deck = tool.read_toml(path)
-    keys = tool.field(deck, "model", dict, path)
-    for key in ("width", "layers", "vocabulary", "mlp_ratio"):
-        tool.field(keys, key, int, path, least=1, most=1e5 if key == "layers" else 2**31)
-    tool.field(keys, "value_path", str, path)
-    tool.field(keys, "value_embeddings", int, path, least=0, most=1e5)
-    for layer in tool.field(keys, "layers_without_attention", list, path):
-        tool.require(layer, int, path, "a layer of layers_without_attention", least=0, most=keys["layers"] - 1)
     gradients = tool.field(tool.field(deck, "comm", dict, path), "gradients", str, path)
     if gradients not in model.GRADIENT_BYTES:
         raise tool.ToolError(f"{path}: gradients should be one of {', '.join(model.GRADIENT_BYTES)}, not {gradients}")
@@ -73,7 +66,7 @@ def workload_of(run):
     length = max(tool.field(stage, "length", int, path, least=1) for stage in stages)
     period = tool.field(tool.field(deck, "optimizer", dict, path), "adam_period", int, path, least=1)
     on_gpus = "peak_device_memory_bytes" in tool.read_json(run.folder / "summary.json")
-    return model.Workload(keys, gradients, on_gpus, length, period)
+    return model.Workload(plan.read_buckets(run.folder.parent), gradients, on_gpus, length, period)
 
 
 def why_not(points, errors):

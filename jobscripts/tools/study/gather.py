@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import tool
-from plot_run import COMMUNICATION, read_trace
+from trace_file import COMMUNICATION, read_trace
 
 from .launch import finished
 

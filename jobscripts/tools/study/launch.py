@@ -13,6 +13,7 @@ from . import StudyError
 
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1,
           signal.SIGUSR2)
+PLAN = "plan.json"  # in the directory of a study: what `nanorun train DECK --dry-run --json` prints of its model
 GRACE_SECONDS = 8  # for mpirun to end its ranks
 BATCH_SCRIPT = Path(__file__).resolve().parents[2] / "scaling.sbatch"
 
@@ -39,14 +40,15 @@ def environment():
     return os.environ | as_root
 
 
-def check_deck(program, run):
-    """Lets the program judge the deck before any run starts."""
+def check_deck(program, run, *options):
+    """Lets the program judge the deck before any run starts. Returns what its dry run with the options prints."""
     with tool.using(program):
-        dry = subprocess.run([program, *run.arguments, "--dry-run"], env=environment(), text=True, errors="replace",
-                             stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+        dry = subprocess.run([program, *run.arguments, "--dry-run", *options], env=environment(), text=True,
+                             errors="replace", stdin=subprocess.DEVNULL, capture_output=True)
     if dry.returncode != 0:
         said = [line for line in dry.stderr.splitlines() if line.startswith("nanorun: ")]
         raise StudyError(said[0] if said else f"{program} cannot read the deck: {dry.stderr.strip()}")
+    return dry.stdout
 
 
 def run_to_end(command, log, saves=False):
@@ -117,11 +119,6 @@ def option(words, *names):
     return found if found is None else found.strip()
 
 
-def asked(settings, variable, *names):
-    """What the study's options ask of sbatch, else the environment; empty for nothing."""
-    return option(settings.sbatch, *names) or os.environ.get(variable, "")
-
-
 def count(text):
     """The number behind a type or none, as in 8, h100:8, h100."""
     number = text.rpartition(":")[2]
@@ -134,11 +131,31 @@ def gpus_in_gres(text):
     return sum(count(word.partition(":")[2]) for word in words if word.partition(":")[0] == "gpu")
 
 
+def gpus_in(of_node, gres):
+    """GPUs of a node by a value of --gpus-per-node, else by one of --gres; either may be None."""
+    return (sum(map(count, of_node.split(","))) if of_node else 0) or gpus_in_gres(gres or "")
+
+
+def own_gpus_of_node(settings):
+    """GPUs that the study itself asks for on each node; 0 where it does not say."""
+    return settings.gpus_per_node or gpus_in(option(settings.sbatch, "--gpus-per-node"),
+                                             option(settings.sbatch, "--gres", "--tres-per-node"))
+
+
 def gpus_of_node(settings):
-    """GPUs that a job asks for on each node; 0 where none are asked for, or nobody says how many."""
-    of_node = asked(settings, "SBATCH_GPUS_PER_NODE", "--gpus-per-node")
-    return (settings.gpus_per_node or (sum(map(count, of_node.split(","))) if of_node else 0)
-            or gpus_in_gres(asked(settings, "SBATCH_GRES", "--gres")))
+    """The same, else what the environment asks for."""
+    return own_gpus_of_node(settings) or gpus_in(os.environ.get("SBATCH_GPUS_PER_NODE"), os.environ.get("SBATCH_GRES"))
+
+
+def variables(settings):
+    """The environment of sbatch. Slurm would add up what the study and the environment say of a node's GPUs."""
+    kept = os.environ | {"NANORUN_JOBSCRIPTS": str(BATCH_SCRIPT.parent)}
+    if own_gpus_of_node(settings):
+        kept.pop("SBATCH_GPUS_PER_NODE", None)
+        others = [word for word in kept.pop("SBATCH_GRES", "").split(",") if word and not gpus_in_gres(word)]
+        if others:
+            kept["SBATCH_GRES"] = ",".join(others)
+    return kept
 
 
 def own_placement(settings):
@@ -150,11 +167,14 @@ def check_gpus(settings):
     """Ranks that have a GPU each cannot be placed where nobody says how many GPUs a node has."""
     if settings.ranks_per_node or gpus_of_node(settings) or any(own_placement(settings)):
         return
-    for variable, *names in (("SBATCH_GPUS", "--gpus", "-G"), ("SBATCH_GPUS_PER_TASK", "--gpus-per-task"),
-                             ("", "--gpus-per-socket")):
-        number = asked(settings, variable, *names)
-        if number and count(number):
-            name = names[0] if option(settings.sbatch, *names) else variable
+    for variable, read, *names in (
+            ("SBATCH_GPUS", count, "--gpus", "-G"), ("SBATCH_GPUS_PER_TASK", count, "--gpus-per-task"),
+            ("SBATCH_GPUS_PER_SOCKET", count, "--gpus-per-socket"),
+            ("SBATCH_TRES_PER_TASK", gpus_in_gres, "--tres-per-task")):
+        own = option(settings.sbatch, *names)
+        number = own or os.environ.get(variable)
+        if number and read(number):
+            name = names[0] if own else variable
             raise StudyError(f"{name} asks for GPUs, but does not say how many a node has: set launch.ranks_per_node, "
                              "or launch.gpus_per_node in its place")
 
@@ -171,7 +191,7 @@ def placement(settings, ranks):
     if most and nodes and own_ranks is None:
         chosen["--ntasks-per-node"] = -(-ranks // nodes)
     if (settings.gpus_per_node and option(settings.sbatch, "--gpus-per-node") is None
-            and not gpus_in_gres(option(settings.sbatch, "--gres") or "")):
+            and not gpus_in_gres(option(settings.sbatch, "--gres", "--tres-per-node") or "")):
         chosen["--gpus-per-node"] = settings.gpus_per_node
     words = [f"{name}={value}" for name, value in chosen.items()]
     return words + ["--exclusive"] * (settings.exclusive and not shares(settings))
@@ -200,8 +220,8 @@ class Slurm:
         command = [*self.command, f"--ntasks={run.ranks}", *placement(self.settings, run.ranks),
                    f"--job-name={run.folder.parent.name}.{run.name}", f"--output={run.log}", str(BATCH_SCRIPT), program,
                    *run.arguments]
-        variables = os.environ | {"NANORUN_JOBSCRIPTS": str(BATCH_SCRIPT.parent)}
-        submitted = subprocess.run(command, env=variables, text=True, stdin=subprocess.DEVNULL, capture_output=True)
+        submitted = subprocess.run(command, env=variables(self.settings), text=True, stdin=subprocess.DEVNULL,
+                                   capture_output=True)
         if submitted.returncode != 0:
             return f"not submitted: {tool.one_line(submitted.stderr)}"
         job = submitted.stdout.strip().split(";")[0]
@@ -234,6 +254,6 @@ def launch(study, launcher, program, say):
         return
     program = find_program(program)
     starter = LAUNCHERS[launcher](study)
-    check_deck(program, waiting[0])
+    tool.write(study.folder / PLAN, check_deck(program, waiting[0], "--json"))
     for i, run in enumerate(waiting, 1):
         say(f"[{i}/{len(waiting)}] {run.name}: {starter.start(run, program)}")

@@ -4,8 +4,9 @@
 
 s sequences of a rank; M(P) floating-point operations of Muon on the rank that owns most matrices; E elements that
 Adam updates. Each collective takes latency * messages + bytes / bandwidth, counted as src/comm/tensor_comm.hpp exchanges
-them: of lookup tables the rows that a rank's tokens may read, of Adam's weights one of adam_period steps. All coefficients are non-negative; each part is fitted to its own measured time by least squares of relative
-errors. Where ranks share cores, every part takes ranks / cores times as long.
+them: of lookup tables the rows that a rank's tokens may read, of Adam's weights one of adam_period steps. All
+coefficients are non-negative; each part is fitted to its own measured time by least squares of relative errors. Where
+ranks share cores, every part takes ranks / cores times as long.
 """
 
 import itertools
@@ -17,76 +18,9 @@ import numpy as np
 GRADIENT_BYTES = {"fp32": 4, "bf16": 2, "e5m2": 1}  # by comm.gradients
 SCALAR_BYTES = 4  # of a learned scalar, on CPUs and on GPUs
 NEWTON_SCHULZ_STEPS = 5
-LAYER_GROUPS = 4  # consecutive layers whose matrices of one shape are a bucket (src/model/params.cpp)
 NO_OVERLAP = 0.01  # shares below this are the rounding of the clocks
 
 PARTS = ("forward, backward", "fixed work", "Muon", "Adam", "reduce-scatter", "all-gather", "all-reduce")
-
-
-@dataclass(frozen=True)
-class Bucket:
-    """Units that ranks own whole (src/model/params.cpp): matrices of Muon, rows or elements of Adam."""
-
-    units: int
-    unit_size: int
-    rows: int = 0  # of a matrix
-    cols: int = 0
-    lookup: bool = False  # each token reads a row; only such rows of its gradients travel
-    fixed: bool = False  # not trained: it does not travel
-
-    @property
-    def size(self):
-        return self.units * self.unit_size
-
-    def largest(self, ranks):
-        return -(-self.units // ranks) * self.unit_size
-
-
-def buckets(model):
-    """The parameter table of src/model/params.cpp; `model`: the section of a resolved deck."""
-    width, layers, vocabulary = model["width"], model["layers"], model["vocabulary"]
-    hidden, without = model["mlp_ratio"] * width, model["layers_without_attention"]
-    table = []
-    for group in reversed(range(LAYER_GROUPS)):
-        members = range(group * layers // LAYER_GROUPS, (group + 1) * layers // LAYER_GROUPS)
-        attention = sum(layer not in without for layer in members)
-        table += [Bucket(4 * attention, width * width, width, width),
-                  Bucket(len(members), hidden * width, hidden, width),
-                  Bucket(len(members), hidden * width, width, hidden)]
-    padded = -(-vocabulary // 128) * 128
-    values = {"embeddings": model["value_embeddings"], "gated_embeddings": len(model.get("value_layers", []))}
-    table += [Bucket(padded, width), *values.get(model["value_path"], 0) * [Bucket(vocabulary, width, lookup=True)],
-              Bucket(padded if model.get("tied_head") else vocabulary, width, lookup=True)]
-    if model.get("residual") == "scaled":
-        table += scaled_tables(model)
-    else:
-        mix = 1 if model["value_path"] == "first" else 2
-        table += [Bucket(2 * layers + mix * (layers - len(without)), 1), Bucket(layers // 2, 1)]
-    return [b for b in table if b.units > 0]
-
-
-def scaled_tables(model):
-    """Tables and scalars of a model with residual = "scaled" beside those of every model."""
-    layers, heads, mudd = model["layers"], model["heads"], model["mudd"]
-    attending = [i for i in range(layers) if i not in model["layers_without_attention"]]
-    injecting = [i for i in attending if not mudd or i + 1 < layers]
-    halves = len(injecting) + layers - mudd
-    injections = len(injecting) * (2 if model["bigram_rows"] else 1)
-    scalars = 2 * halves + 2 * len(attending) + (model["skip_to"] >= 0) + 13 * model["smear"]
-    scalars += 12 * model.get("skip_gate", False)
-    scalars += 12 * heads * sum(not mudd or i + 1 < layers for i in model["value_layers"])
-    xsa, gates = len(model["xsa_layers"]) * heads, len(model["gated_layers"]) * heads
-    columns, nets = (19, 2) if mudd else (0, 0)
-    if model["gate_nets"]:
-        nets += 2
-        columns += xsa + gates + injections + (model["skip_to"] >= 0) + 2 * heads * len(model["composed_layers"])
-        scalars += 1
-    else:
-        scalars += xsa + 12 * gates + injections
-    width, hidden = model["width"], model["coefficient_width"]
-    bigrams = model.get("bigram_columns") or width
-    return [Bucket(model["bigram_rows"], bigrams, lookup=True), Bucket(nets * hidden, width),
-            Bucket(model["bigram_sign_rows"], bigrams, fixed=True), Bucket(scalars + columns * (hidden + 1), 1)]
 
 
 def newton_schulz_flops(bucket):
@@ -107,11 +41,11 @@ def shares(table):
 
 
 class Workload:
-    """What a step asks of a rank, by rank count. `gradients`: comm.gradients of the deck; `length`: tokens of a sequence;
-    `period`: optimizer.adam_period."""
+    """What a step asks of a rank, by rank count. `buckets`: of the model, from study/plan.py; `gradients`: comm.gradients of
+    the deck; `length`: tokens of a sequence; `period`: optimizer.adam_period."""
 
-    def __init__(self, model, gradients, on_gpus, length=None, period=1):
-        self.buckets = buckets(model)
+    def __init__(self, buckets, gradients, on_gpus, length=None, period=1):
+        self.buckets = buckets
         self.shares = shares(self.buckets)
         self.length, self.period = length, period
         self.matrices = [b for b in self.shares if b.rows]

@@ -1,4 +1,4 @@
-#include "kernels/attention/attention_input.hpp"
+#include "kernels/attention/attention_input_portable.hpp"
 
 #include <gtest/gtest.h>
 
@@ -200,7 +200,10 @@ TEST_P(AttentionInput, ValuesAreMixed) {
   const Forward result = forward<double>(c);
   double l0 = c.lambda[0], l1 = 1;
   if (c.mode.factors == Mode::two) l1 = c.lambda[1];
-  if (c.mode.factors == Mode::interpolate) l0 = 1 - c.lambda[0], l1 = c.lambda[0];
+  if (c.mode.factors == Mode::interpolate) {
+    l0 = 1 - c.lambda[0];
+    l1 = c.lambda[0];
+  }
   for (int t = 0; t < c.tokens; ++t) {
     for (int j = 0; j < c.width(); ++j) {
       const int i = (3 * t + 2) * c.width() + j;

@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include "kernels/attention/attention_input_portable.hpp"
 #include "kernels/check.hpp"
 #include "kernels/linear/matmul.hpp"
 #include "kernels/strided.hpp"

@@ -61,7 +61,10 @@ struct Inputs {
 
   AttentionXsa<T> op() {
     AttentionXsa<T> in{c.heads, y.mat(), {}, {}, {}};
-    if (c.mode.xsa) in.v = v.mat(), in.alpha = alphas(c, alpha);
+    if (c.mode.xsa) {
+      in.v = v.mat();
+      in.alpha = alphas(c, alpha);
+    }
     if (c.mode.gated) in.gate = gate.mat();
     return in;
   }
@@ -88,7 +91,10 @@ Gradients backward(const Case& c, bool in_place) {
   auto d_alpha = test::convert<T>(c.start_alpha);
   Strided<T>& d_y = in_place ? d_out : separate;
   AttentionXsaGradients<T> d{d_y.mat(), {}, {}, {}};
-  if (c.mode.xsa) d.d_v = d_v.mat(), d.d_alpha = alphas(c, d_alpha);
+  if (c.mode.xsa) {
+    d.d_v = d_v.mat();
+    d.d_alpha = alphas(c, d_alpha);
+  }
   if (c.mode.gated) d.d_gate = d_gate.mat();
   attention_xsa_backward<T>({}, d, out.mat(), d_out.mat(), in.op());
   Gradients result{d_y.dense(), {}, {}, {}, out.dense()};

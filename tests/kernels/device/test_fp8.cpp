@@ -116,7 +116,9 @@ void check_quantise(void (*quantise)(Vec<T>, Vec<const T>, double), const test::
   std::mt19937 generator(2);
   test::Vector<T> x(40'003);
   for (T& value : x) value = std::bit_cast<float>(static_cast<std::uint32_t>(generator()));
-  x[7] = nan, x[8] = infinity, x[9] = T(-0.0);
+  x[7] = nan;
+  x[8] = infinity;
+  x[9] = T(-0.0);
   test::Vector<T> out(x.size(), nan);
   quantise(out, x, scale);
   for (std::size_t i = 0; i < x.size(); ++i) {

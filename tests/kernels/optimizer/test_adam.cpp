@@ -168,7 +168,7 @@ double squares_with(float gradient, float weight) {
   return squares[0] + squares[1];
 }
 
-TEST(Adam, SumsOfSquaresTellOfNumbersOutOfRange) {
+TEST(Adam, NonFiniteGradientOrWeightIsDetected) {
   constexpr float infinity = std::numeric_limits<float>::infinity(), nan = std::numeric_limits<float>::quiet_NaN();
   EXPECT_LT(squares_with(1, 1), 5 * n);
   EXPECT_NEAR(squares_with(0x1p100f, 0), 0x1p204, 0x1p180) << "beyond the range of a float's square";

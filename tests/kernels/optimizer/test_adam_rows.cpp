@@ -63,7 +63,7 @@ void compare(const AdamOptions& options) {
   EXPECT_LT(rows.squares[1], whole.squares[1]);
   EXPECT_GT(rows.squares[1], 0);
   adam_catch_up_all<T, T, T>({}, rows.table(), last_read, rates, options, adam_updates);
-  note_all({}, last_read, adam_updates);
+  mark_caught_up({}, last_read, adam_updates);
   for (int row = 0; row < adam_table_rows; ++row) rows.expect_same(whole, row);
   for (const std::int32_t read : last_read) EXPECT_EQ(read, adam_updates - 1);
 }
@@ -94,7 +94,7 @@ TEST(AdamRows, AListHasEachRowThatLacksUpdatesOnce) {
 
 TEST(AdamRows, NoteAllKeepsWhatWasReadSince) {
   test::Vector<std::int32_t> last_read{0, 3, 5, 6};
-  note_all({}, last_read, 6);
+  mark_caught_up({}, last_read, 6);
   EXPECT_EQ(last_read, (test::Vector<std::int32_t>{5, 5, 5, 6}));
 }
 

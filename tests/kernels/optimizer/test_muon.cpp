@@ -1,4 +1,4 @@
-#include "kernels/optimizer/muon.hpp"
+#include "kernels/optimizer/muon_portable.hpp"
 
 #include <gtest/gtest.h>
 
@@ -332,7 +332,7 @@ TEST(AddScaled, AddsEveryElement) {
   EXPECT_EQ(squares[0], 1000 + 2.25 * 20'011);
 }
 
-TEST(MuonSquares, TellOfNumbersOutOfRange) {
+TEST(MuonSquares, DetectNonFiniteNumbers) {
   constexpr float largest = std::numeric_limits<float>::max(), nan = std::numeric_limits<float>::quiet_NaN();
   for (const float value : {largest, nan}) {
     test::Vector<float> g(20'011, 1), buf(20'011), w = g;

@@ -74,7 +74,8 @@ TEST(Embedding, IndicesMayBeBeyondThoseOfTokens) {
   constexpr int size = 100'000;
   const test::Vector<std::int32_t> index = {99'999, 70'000, 99'999}, order = {1, 0, 2};
   test::Vector<float> table(size), out = test::poisoned<float>(index.size()), d_table(size), d_out = {1, 2, 4};
-  table[99'999] = 3, table[70'000] = 5;
+  table[99'999] = 3;
+  table[70'000] = 5;
   embedding_forward<float>({}, {out.data(), 3, 1}, index, Mat<const float>(table.data(), size, 1));
   EXPECT_EQ(out, (test::Vector<float>{3, 5, 3}));
   embedding_backward<float>({}, {d_table.data(), size, 1}, index, order, Mat<const float>(d_out.data(), 3, 1), {});

@@ -196,19 +196,20 @@ Gradients backward(const Case& c, bool elsewhere = false) {
   const Forward saved = forward<T>(c);
   Strided<T> n(c.rows, c.cols, saved.n), d_n(c.rows, c.cols, c.d_n), d_elsewhere(c.rows, c.cols, c.d_elsewhere);
   const auto rstd = test::convert<T>(saved.rstd);
-  NormGradient<T> norm{{}, {}, {}};
+  NormGradient<T> norm;
   if (c.kind.norm) norm = {n.mat(), rstd, d_n.mat(), c.kind.alone};
   const T half = 0.5;
   Values twice = c.d_out;
   for (double& x : twice) x *= 2;
   Strided<T> from(c.rows, c.cols, twice), g(c.rows, c.cols);
-  MixHandover<T> handover;
+  MixBackward<T> d_mix{in.d_out.mat(), c.kind.elsewhere ? d_elsewhere.mat() : Mat<T>(), norm};
   if (elsewhere) {
-    handover = {from.mat(), {&half}, c.kind.norm ? n.mat() : g.mat()};
+    d_mix.scaled_d_in = {from.mat(), {&half}};
+    d_mix.g = c.kind.norm ? n.mat() : g.mat();
     const Mat<T> d_out = in.d_out.mat();
     for (int t = 0; t < c.rows; ++t) std::fill_n(d_out.row(t), c.cols, std::numeric_limits<T>::quiet_NaN());
   }
-  mix_backward<T>({}, in.d_out.mat(), c.kind.elsewhere ? d_elsewhere.mat() : Mat<T>(), norm, in.terms, handover);
+  mix_backward<T>({}, d_mix, in.terms);
   Gradients d{in.d_out.dense(),
               test::difference(test::convert<double>(in.d_scalars), c.start_scalars),
               test::difference(in.d_tokens.dense(), c.start_tokens),
@@ -343,7 +344,7 @@ TEST(MixBackward, GradientsThatAreNotWantedAreLeftOut) {
     for (auto& scalar : term.scalars) scalar.gradient = nullptr;
     term.per_token.gradient = nullptr;
   }
-  mix_backward<double>({}, in.d_out.mat(), d_elsewhere.mat(), {n.mat(), saved.rstd, d_n.mat()}, in.terms);
+  mix_backward<double>({}, {in.d_out.mat(), d_elsewhere.mat(), {n.mat(), saved.rstd, d_n.mat()}}, in.terms);
   EXPECT_EQ(in.d_out.dense(), all.d_out);
   EXPECT_EQ(in.d_scalars, c.start_scalars);
   EXPECT_EQ(in.d_tokens.dense(), c.start_tokens);
@@ -354,8 +355,8 @@ TEST(MixBackward, LeavesTheFactorOfATerm) {
   Tensors<double> in(c);
   double factor = 99;
   in.terms[1].d_source = {};
-  in.terms[1].leaves_factor = &factor;
-  mix_backward<double>({}, in.d_out.mat(), {}, {{}, {}, {}}, in.terms);
+  in.terms[1].factor_out = &factor;
+  mix_backward<double>({}, {in.d_out.mat()}, in.terms);
   EXPECT_EQ(factor, c.scalars[1]);
 }
 
@@ -373,10 +374,9 @@ TEST(MixBackward, RefusesImpliedTermsThatItCannotDerive) {
   const auto refuses = [&](const NormGradient<double>& norm, int term) {
     Tensors<double> in(c);
     in.terms[term].implied = true;
-    EXPECT_THROW(mix_backward<double>({}, in.d_out.mat(), Mat<double>(), norm, in.terms), std::invalid_argument)
-        << term;
+    EXPECT_THROW(mix_backward<double>({}, {in.d_out.mat(), {}, norm}, in.terms), std::invalid_argument) << term;
   };
-  refuses({{}, {}, {}}, 1);
+  refuses({}, 1);
   refuses(norm, 0);  // a second one
   refuses(norm, 2);
 }
@@ -437,12 +437,12 @@ struct SharingCase {
   void backward(bool shared) {
     std::vector<SharingMix<double>> list;
     for (int m = 0; m < mixes; ++m) {
-      mix_backward<double>({}, d_out[m].mat(), {}, {n[m].mat(), rstd, d_n[m].mat()}, terms(m, shared),
-                           {{}, {}, g[m].mat()});
+      mix_backward<double>({}, {.d_out = d_out[m].mat(), .norm = {n[m].mat(), rstd, d_n[m].mat()}, .g = g[m].mat()},
+                           terms(m, shared));
       SharingMix<double>& mix = list.emplace_back();
       mix.g = g[m].mat();
       mix.implied.scalars = {scalar(2 * m), scalar(2 * m + 1)};
-      for (int i = 0; i < (m == 0 ? 1 : 2); ++i) mix.of[i] = coefficient(m, i);
+      for (int i = 0; i < (m == 0 ? 1 : 2); ++i) mix.coefficient[i] = coefficient(m, i);
     }
     if (shared) shared_streams_backward<double>({}, {{{x[0].mat(), d[0].mat()}, {x[1].mat(), d[1].mat(), true}}}, list);
   }
@@ -468,7 +468,7 @@ TEST(SharedStreams, OneMayBeAlone) {
   both.backward(true);
   std::vector<SharingMix<double>> list(1);
   list[0].g = alone.d_out[0].mat();
-  list[0].of[0] = alone.coefficient(1, 0);
+  list[0].coefficient[0] = alone.coefficient(1, 0);
   shared_streams_backward<double>({}, {{{alone.x[0].mat(), alone.d[0].mat()}, {}}}, list);
   for (int t = 0; t < alone.rows; ++t) {
     const double c = alone.coefficient(1, 0).factor(t);

@@ -50,7 +50,7 @@ struct Zoo {
   ~Zoo() { EXPECT_EQ(text_of(file), "content"); }
 };
 
-TEST(Files, KindsAreTold) {
+TEST(Files, KindOfAFileFollowsLinks) {
   const Zoo zoo;
   EXPECT_EQ(kind_of(zoo.file, code), FileKind::regular);
   EXPECT_EQ(kind_of(zoo.directory, code), FileKind::directory);

@@ -241,16 +241,6 @@ TEST(Schedule, WeightsOfTargetsMoveThroughTheirStage) {
   EXPECT_EQ(targets_at(config, 105).prefix_weight, 0);
 }
 
-TEST(Schedule, AdamUpdatesAtTheEndOfEachPeriod) {
-  OptimizerConfig optimizer;
-  EXPECT_TRUE(adam_updates_at(optimizer, 0));
-  optimizer.adam_period = 3;
-  EXPECT_FALSE(adam_updates_at(optimizer, 0));
-  EXPECT_FALSE(adam_updates_at(optimizer, 1));
-  EXPECT_TRUE(adam_updates_at(optimizer, 2));
-  EXPECT_TRUE(adam_updates_at(optimizer, 5));
-}
-
 TEST(Schedule, RotaryFrequencies) {
   Config config;
   config.model.head_dim = 16;

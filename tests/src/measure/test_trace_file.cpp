@@ -93,7 +93,7 @@ TEST_F(TraceFileTest, ResumeDropsLaterRows) {
   EXPECT_EQ(after.validation_loss, (Reals{11, 5.5}));
 }
 
-TEST_F(TraceFileTest, LooksAtTheGpus) {
+TEST_F(TraceFileTest, GpuStatesFollowTheirSteps) {
   const std::vector<GpuState> cool = {{600, 1980, 0}}, hot = {{350.5, 1200, 0x40}};
   config_.flush_every = 2;
   const auto first = trace();

@@ -4,56 +4,51 @@
 
 #include <gtest/gtest.h>
 
-#include <fstream>
-#include <iterator>
-
-#include "src/config/config.hpp"
+#include "tests/support/record_deck.hpp"
 
 namespace nanorun {
 namespace {
 
-Config record21() {
-  std::ifstream file(NANORUN_SOURCE_DIR "/inputs/record21.toml");
-  return parse_deck({std::istreambuf_iterator<char>(file), {}}, "record21.toml", {});
-}
-
-std::size_t bytes(const Config& config, int length, bool training) {
+std::size_t bytes(const Config& config, int length, Mode mode) {
   kernels::WorkspaceAllocator allocator({});
-  Activations<float>(config, length, training, allocator);
+  Activations<float>(config, length, mode, allocator);
   return allocator.used();
 }
 
 TEST(Activations, GrowInProportionToTheLength) {
-  const Config config = record21();
-  for (const bool training : {true, false}) {
-    const auto grown = static_cast<double>(bytes(config, 262144, training) - bytes(config, 131072, training));
-    EXPECT_NEAR((bytes(config, 131072, training) - bytes(config, 65536, training)) / grown, 0.5, 1e-6) << training;
-    EXPECT_NEAR((bytes(config, 65536, training) - bytes(config, 49152, training)) / grown, 0.125, 1e-6) << training;
-    EXPECT_NEAR(bytes(config, 131072, training) / grown, 1, 0.01) << training;
+  const Config config = record_deck(21);
+  for (const Mode mode : {Mode::training, Mode::evaluation}) {
+    const auto grown = static_cast<double>(bytes(config, 262144, mode) - bytes(config, 131072, mode));
+    EXPECT_NEAR((bytes(config, 131072, mode) - bytes(config, 65536, mode)) / grown, 0.5, 1e-6)
+        << static_cast<int>(mode);
+    EXPECT_NEAR((bytes(config, 65536, mode) - bytes(config, 49152, mode)) / grown, 0.125, 1e-6)
+        << static_cast<int>(mode);
+    EXPECT_NEAR(bytes(config, 131072, mode) / grown, 1, 0.01) << static_cast<int>(mode);
   }
 }
 
 TEST(Activations, OfEvaluationTakeOneBlockAndTheSkips) {
-  const Config config = record21();
+  const Config config = record_deck(21);
   // In units of d numbers a token: x0 and the final norm, the outputs of 6 encoder blocks, and of one block x, norm,
   // QKV, mixed values, attention, norm and the hidden units of ratio 4. Beside them stand scalars of a few heads and
   // rows, and the logits of a part of the tokens.
   const std::size_t numbers = 2 + 6 + (1 + 1 + 3 + 1 + 1 + 1 + 4);
-  EXPECT_LT(bytes(config, 262144, false), 1.01 * 262144 * numbers * config.model.width * sizeof(float));
-  EXPECT_LT(bytes(config, 262144, false) / 262144, bytes(config, 49152, true) / 49152 / 4);
+  EXPECT_LT(bytes(config, 262144, Mode::evaluation), 1.01 * 262144 * numbers * config.model.width * sizeof(float));
+  EXPECT_LT(bytes(config, 262144, Mode::evaluation) / 262144, bytes(config, 49152, Mode::training) / 49152 / 4);
 }
 
-/// The head's backward pass writes d_narrow, and its scratch takes the place of the gradients of the blocks.
+/// The backward pass of the LM head writes d_final_norm, and its scratch takes the place of the gradients of the
+/// blocks.
 TEST(Activations, GradientsOfBlocksLieInTheWorkspaceAndNoOthers) {
-  Config config = record21();
+  Config config = record_deck(21);
   config.model.width = 128;
   config.model.heads = 1;
   config.train.length = 256;
   for (const ValuePath path : {ValuePath::embeddings, ValuePath::first}) {
     config.model.value_path = path;
-    std::vector<std::byte> memory(bytes(config, config.train.length, true));
+    std::vector<std::byte> memory(bytes(config, config.train.length, Mode::training));
     kernels::WorkspaceAllocator allocator(memory);
-    const Activations<float> a(config, config.train.length, true, allocator);
+    const Activations<float> a(config, config.train.length, Mode::training, allocator);
 
     struct Range {
       const void *begin, *end;
@@ -61,8 +56,8 @@ TEST(Activations, GradientsOfBlocksLieInTheWorkspaceAndNoOthers) {
     const auto range = [](const auto& x) { return Range{x.data, x.data + x.size()}; };
     const auto apart = [](Range x, Range y) { return x.end <= y.begin || y.end <= x.begin; };
     const Range workspace{a.workspace.data(), a.workspace.data() + a.workspace.size()};
-    std::vector<Range> gradients = {range(a.d_q), range(a.d_x), range(a.d_x0), range(a.d_wide)};
-    for (const auto& d : a.d_value) gradients.push_back(range(d));
+    std::vector<Range> gradients = {range(a.d_q), range(a.d_x), range(a.d_x0), range(a.d_hidden)};
+    for (const auto& d : a.d_value_rows) gradients.push_back(range(d));
     const void* scratch_end =
         a.workspace.data() + ops::attention_workspace<float>(a.length, config.model.heads, config.model.head_dim);
     for (const Range& gradient : gradients) {
@@ -70,10 +65,10 @@ TEST(Activations, GradientsOfBlocksLieInTheWorkspaceAndNoOthers) {
       EXPECT_LE(gradient.end, workspace.end);
       for (const Range& other : gradients) EXPECT_TRUE(&gradient == &other || apart(gradient, other));
     }
-    EXPECT_TRUE(apart(workspace, range(a.d_narrow)));
-    EXPECT_TRUE(apart(workspace, range(a.n_final)));
-    for (const auto& d : a.d_place) EXPECT_TRUE(!d || apart(workspace, range(d)));
-    EXPECT_EQ(a.d_value.size(), path == ValuePath::embeddings ? config.model.value_embeddings : 0u);
+    EXPECT_TRUE(apart(workspace, range(a.d_final_norm)));
+    EXPECT_TRUE(apart(workspace, range(a.final_norm.n)));
+    for (const auto& d : a.d_layer_input) EXPECT_TRUE(!d || apart(workspace, range(d)));
+    EXPECT_EQ(a.d_value_rows.size(), path == ValuePath::embeddings ? config.model.value_embeddings : 0u);
     if (path == ValuePath::first) {
       EXPECT_TRUE(apart(workspace, range(a.d_v_first)));
     }

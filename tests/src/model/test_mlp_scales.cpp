@@ -23,7 +23,7 @@ struct Operands {
 
 /// Scales of two layers, driven as by a model; maxima are read where the tensors lie, in host memory.
 struct Scales : MlpScales<double> {
-  Scales() : MlpScales(fp8_config(), true, {}) {}
+  Scales() : MlpScales(fp8_config(), Mode::training, {}) {}
 
   void sequence(long step, Operands largest, double largest_h = 0) {
     begin_sequence(step);
@@ -142,9 +142,9 @@ TEST(MlpScales, WithoutStateTheyBeginAnew) {
 }
 
 TEST(MlpScales, AreNothingWhereTheMlpIsNotQuantised) {
-  EXPECT_FALSE(MlpScales<double>(Config{}, true, {}));
-  EXPECT_FALSE(MlpScales<double>(fp8_config(), false, {}));
-  MlpScales<double> none(Config{}, true, {});
+  EXPECT_FALSE(MlpScales<double>(Config{}, Mode::training, {}));
+  EXPECT_FALSE(MlpScales<double>(fp8_config(), Mode::evaluation, {}));
+  MlpScales<double> none(Config{}, Mode::training, {});
   none.begin_sequence(0);
   none.collect();
   none.share(test_comm());

@@ -313,7 +313,8 @@ TEST(Model, RecomputingTheMlpChangesNoBitAndSavesMemory) {
     Fixture kept(config);
     config.train.recompute = Recompute::mlp;
     Fixture formed_again(config);
-    kept.disturb(), formed_again.disturb();
+    kept.disturb();
+    formed_again.disturb();
     EXPECT_EQ(kept.forward_backward(256), formed_again.forward_backward(256));
     for (std::size_t i = 0; i < kept.table.gradient_size(); ++i)
       ASSERT_EQ(kept.gradients.data()[i], formed_again.gradients.data()[i]);

@@ -9,15 +9,14 @@ from spack.package import *
 
 class Nanorun(CMakePackage, CudaPackage):
     """Trains the NanoGPT speedrun recipe as an MPI batch program: one rank per GPU or core, parallel HDF5 for data and
-    checkpoints, a TOML deck for every setting. It is built from a checkout: spack dev-build nanorun@main."""
+    checkpoints, a TOML deck for every setting. It is built from the checkout that holds this recipe."""
 
-    # The checkout that holds this recipe.
     git = Path(__file__).resolve().parents[5].as_uri()
 
     license("BSD-3-Clause")
 
-    version("main", branch="main")
-    version("0.2.0", tag="v0.2.0")
+    version("main", branch="main", preferred=True)
+    version("0.2.0", commit="090a7e2e223da6b755cf72b220029265bacd79f6")
 
     variant("tests", default=False, description="Build the tests")
 

@@ -1,0 +1,15 @@
+#pragma once
+// The forward direction of attention_input.hpp in the portable implementation of attention_projection_forward. The CUDA
+// implementation fuses it with the GEMM.
+
+#include "kernels/attention/attention_input.hpp"
+
+namespace nanorun::kernels::portable {
+
+/// `qk` may be the first 2 H D columns of `qkv`, and `v_mixed` with `in_place` the last H D. With a key offset the last
+/// row of qk gets the still dims of keys alone.
+template <class T>
+void attention_input_forward(Stream stream, Mat<T> qk, Mat<T> v_mixed, Mat<acc_t<T>> rstd, Mat<const T> qkv,
+                             const Rotary<T>& rotary, const ValueMix<T>& mix, double eps);
+
+}  // namespace nanorun::kernels::portable

@@ -1,0 +1,137 @@
+#include "src/model/attention_values.hpp"
+
+#include "src/base/arena.hpp"
+#include "src/base/instantiate.hpp"
+#include "src/config/layer_list.hpp"
+
+namespace nanorun {
+
+using kernels::acc_t;
+using kernels::Mat;
+using kernels::Stream;
+
+namespace {
+
+/// Columns of the norm, and as many of the embedding's row, that a gate reads.
+constexpr int half_gate = gate_columns / 2;
+
+}  // namespace
+
+template <class T>
+std::string AttentionValues<T>::table_name(const BlockPlan& plan) const {
+  return fmt::format("value_embedding.{}", plan.value_table);
+}
+
+template <class T>
+ops::GateInputs<T> AttentionValues<T>::gate_inputs(const Activations<T>& a, int layer) const {
+  const AttentionActivations<T>& saved = a.block[layer].attention;
+  if (names(model_.value_layers_gated_by_input, layer)) return {saved.norm.n.col_block(0, gate_columns), {}, 2};
+  return {saved.norm.n.col_block(0, half_gate), saved.value_rows.col_block(0, half_gate), 2};
+}
+
+template <class T>
+Gate<T> AttentionValues<T>::gate(const Activations<T>& a, int layer) const {
+  if (a.plan[layer].mudd) return coefficients_.gate(a.coefficients, "mudd.value_gates");
+  return {a.block[layer].attention.value_gate, a.d_value_gate};
+}
+
+template <class T>
+ops::ValueMix<T> AttentionValues<T>::forward(Stream stream, const Activations<T>& a, const DeviceSequence& sequence,
+                                             int layer) const {
+  const BlockPlan& plan = a.plan[layer];
+  if (plan.gates_value_rows) {
+    const AttentionActivations<T>& saved = a.block[layer].attention;
+    ops::embedding_forward<T>(stream, saved.value_rows, sequence.tokens, parameters_.weight(table_name(plan)));
+    if (saved.value_gate) {
+      ops::attention_gate_forward<T>(stream, saved.value_gate, gate_inputs(a, layer),
+                                     parameters_.scalars(block_name(layer, "value_gate")));
+    }
+    ops::attention_scale_forward<T>(stream, a.value_source, saved.value_rows, gate(a, layer).value, model_.heads,
+                                    false);
+    if (plan.mudd) ops::mix_forward<T>(stream, a.value_source, mixes_.values(a, layer, a.value_source));
+  }
+  return value_mix(a, sequence, layer);
+}
+
+template <class T>
+ops::ValueMix<T> AttentionValues<T>::value_mix(const Activations<T>& a, const DeviceSequence& sequence,
+                                               int layer) const {
+  const BlockPlan& plan = a.plan[layer];
+  ops::ValueMix<T> mix;
+  mix.in_place = !plan.takes_up_values;
+  if (model_.residual == Residual::scaled) {
+    mix.lambda = parameters_.scalars(block_name(layer, "attention_factors")).data;
+    mix.unit_source = true;
+    if (plan.gates_value_rows) mix.source = a.value_source;
+    return mix;
+  }
+  mix.lambda = parameters_.scalars(block_name(layer, "value_mix")).data;
+  if (plan.value_table >= 0) {
+    mix.source = parameters_.weight(table_name(plan));
+    mix.index = sequence.tokens.data();
+  }
+  if (model_.value_path == ValuePath::first) {
+    mix.interpolate = true;
+    mix.source = a.v_first;
+  }
+  return mix;
+}
+
+template <class T>
+ops::ValueMixGradients<T> AttentionValues<T>::value_mix_gradients(const Activations<T>& a, int layer) const {
+  ops::ValueMixGradients<T> d;
+  if (model_.residual == Residual::scaled) {
+    d.d_lambda = parameters_.d_scalars(block_name(layer, "attention_factors")).data;
+    return d;
+  }
+  d.d_lambda = parameters_.d_scalars(block_name(layer, "value_mix")).data;
+  if (const int table = a.plan[layer].value_table; table >= 0) d.d_rows = a.d_value_rows[table];
+  if (model_.value_path == ValuePath::first) d.d_source = a.d_v_first;
+  return d;
+}
+
+template <class T>
+void AttentionValues<T>::backward(Stream stream, const Activations<T>& a, const DeviceSequence& sequence, Mat<T> d_v,
+                                  int layer) const {
+  const BlockPlan& plan = a.plan[layer];
+  if (!plan.gates_value_rows) return;
+  const Mat<T>& rows = a.block[layer].attention.value_rows;
+  if (!plan.keeps_value_rows) {
+    ops::embedding_forward<T>(stream, rows, sequence.tokens, parameters_.weight(table_name(plan)));
+  }
+  const Gate<T> gate = this->gate(a, layer);
+  if (plan.mudd) {
+    ops::mix_backward<T>(stream, {.d_out = d_v}, mixes_.values(a, layer, {}));
+  } else {
+    ops::fill<acc_t<T>>(stream, elements(gate.gradient), 0);
+  }
+  const bool adds = plan.keeps_value_rows;  // to what the last mix has sent to the rows
+  ops::attention_scale_backward<T>(stream, a.d_value_rows[plan.value_table], gate.gradient, d_v, rows, gate.value,
+                                   model_.heads, adds);
+}
+
+template <class T>
+void AttentionValues<T>::backward_gates(Stream stream, const Activations<T>& a, int layer) const {
+  const BlockPlan& plan = a.plan[layer];
+  if (!plan.gates_value_rows || plan.mudd) return;
+  const Mat<T>& d_rows = a.d_value_rows[plan.value_table];
+  const std::string w = block_name(layer, "value_gate");
+  const ops::GateInputs<T> in = gate_inputs(a, layer);
+  const AttentionActivations<T>& saved = a.block[layer].attention;
+  ops::attention_gate_backward<T>(stream, saved.d_norm.col_block(0, in.x.cols),
+                                  in.u ? d_rows.col_block(0, in.u.cols) : Mat<T>(), parameters_.d_scalars(w),
+                                  a.d_value_gate, saved.value_gate, in, parameters_.scalars(w));
+}
+
+template <class T>
+void AttentionValues<T>::backward_table(Stream stream, const Activations<T>& a, const DeviceSequence& sequence,
+                                        int layer) const {
+  const BlockPlan& plan = a.plan[layer];
+  if (!plan.completes_value_table) return;
+  ops::embedding_backward<T>(stream, parameters_.gradient(table_name(plan)), sequence.tokens, sequence.order,
+                             a.d_value_rows[plan.value_table], a.value_workspace);
+}
+
+NANORUN_INSTANTIATE(class AttentionValues);
+
+}  // namespace nanorun

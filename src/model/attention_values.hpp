@@ -1,0 +1,53 @@
+#pragma once
+// What the values of a layer's attention take up beside their projection: the values of layer 0, a value embedding, or
+// a gated value embedding; in MUDD's layer also streams of earlier layers.
+
+#include <string>
+
+#include "kernels/ops.hpp"
+#include "src/config/config.hpp"
+#include "src/data/uploader.hpp"
+#include "src/model/activations.hpp"
+#include "src/model/params.hpp"
+#include "src/model/stream_mixes.hpp"
+
+namespace nanorun {
+
+template <class T>
+class AttentionValues {
+ public:
+  AttentionValues(const ModelConfig& model, const Parameters<T>& parameters, const Coefficients<T>& coefficients,
+                  const StreamMixes<T>& mixes)
+      : model_(model), parameters_(parameters), coefficients_(coefficients), mixes_(mixes) {}
+
+  /// Forms what the layer's values take up, from the norm that attention reads. Returns how the QKV projection mixes
+  /// the values with that.
+  ops::ValueMix<T> forward(kernels::Stream stream, const Activations<T>& a, const DeviceSequence& sequence,
+                           int layer) const;
+  /// The same for the backward pass. What forward() formed in a.value_source is gone, and is not read.
+  ops::ValueMix<T> value_mix(const Activations<T>& a, const DeviceSequence& sequence, int layer) const;
+  ops::ValueMixGradients<T> value_mix_gradients(const Activations<T>& a, int layer) const;
+
+  /// Of a gated value embedding: makes the gradients of its rows and gates, and adds to those of the streams that MUDD
+  /// mixes in, from d_v [T, d], the gradient of the values that attention reads.
+  void backward(kernels::Stream stream, const Activations<T>& a, const DeviceSequence& sequence, kernels::Mat<T> d_v,
+                int layer) const;
+  /// Backward pass of the gates themselves, last of the layer: adds to attention.d_norm, to the gradient of the rows
+  /// and to that of the gates' weights.
+  void backward_gates(kernels::Stream stream, const Activations<T>& a, int layer) const;
+  /// Adds the gradient of the rows to that of their table, in the layer that completes it.
+  void backward_table(kernels::Stream stream, const Activations<T>& a, const DeviceSequence& sequence, int layer) const;
+
+ private:
+  std::string table_name(const BlockPlan& plan) const;
+  ops::GateInputs<T> gate_inputs(const Activations<T>& a, int layer) const;
+  /// Of the value embedding's heads, or in MUDD's layer of the halves of them.
+  Gate<T> gate(const Activations<T>& a, int layer) const;
+
+  const ModelConfig& model_;
+  const Parameters<T>& parameters_;
+  const Coefficients<T>& coefficients_;
+  const StreamMixes<T>& mixes_;
+};
+
+}  // namespace nanorun

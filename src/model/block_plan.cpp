@@ -1,0 +1,131 @@
+#include "src/model/block_plan.hpp"
+
+#include <algorithm>
+
+#include "src/config/layer_list.hpp"
+#include "src/model/net_plan.hpp"
+#include "src/model/topology.hpp"
+
+namespace nanorun {
+
+namespace {
+
+/// The layer whose input attention reads.
+int attention_input_of(const ModelConfig& config, int layer) {
+  const int source = config.attention_source;
+  return source >= 0 && layer > source ? source + 1 : layer;
+}
+
+/// Whether layers above, or their mixes, read a layer's input too.
+bool is_tapped(const ModelConfig& config, int layer) {
+  if (config.residual == Residual::unet) return layer >= 1 && layer <= config.layers / 2;
+  const bool attended = config.attention_source >= 0 && layer == config.attention_source + 1;
+  const bool skips = config.skip_from >= 0 && layer == config.skip_from + 1;
+  return attended || skips || (config.mudd && (layer == 0 || layer + 1 == config.layers));
+}
+
+/// Whether the mix that ends the block below can make the norm that a layer's attention reads: where attention reads
+/// what that mix makes.
+bool is_normed_by_mix_below(const ModelConfig& config, int layer) {
+  const bool in_between = layer > 0 && layer < config.layers && config.residual == Residual::scaled;
+  return in_between && has_attention(config, layer) && attention_input_of(config, layer) == layer &&
+         layer != config.skip_to && !is_mudd_layer(config, layer);
+}
+
+bool feeds_a_net(const ModelConfig& config, int layer) {
+  return std::ranges::any_of(coefficient_nets(config), [=](const NetPlan& net) { return net.layer_input == layer; });
+}
+
+/// Whether training keeps a layer's input itself.
+bool is_input_kept(const ModelConfig& config, int layer) {
+  return feeds_a_net(config, layer) || is_tapped(config, layer) || !is_normed_by_mix_below(config, layer);
+}
+
+/// Whether the mix behind a layer's attention can leave its factor of the layer's input to the block below, which gets
+/// the gradient of that input: where nothing is added to this gradient in between.
+bool leaves_factor_to_block_below(const ModelConfig& config, int layer) {
+  const bool normed_by_itself = attention_input_of(config, layer) == layer && !is_normed_by_mix_below(config, layer);
+  return has_injections(config, layer) && layer > 0 && layer != config.skip_to && !feeds_a_net(config, layer) &&
+         !is_tapped(config, layer) && !normed_by_itself;
+}
+
+void plan_attention(BlockPlan& plan, const ModelConfig& config, Mode mode) {
+  const int layer = plan.layer;
+  plan.attends = has_attention(config, layer);
+  if (!plan.attends) return;
+  plan.attention_input = attention_input_of(config, layer);
+  plan.norm_owner = layer;
+  if (mode == Mode::training) {
+    for (int below = layer - 1; below >= 0; --below) {
+      const bool same = has_attention(config, below) && attention_input_of(config, below) == plan.attention_input;
+      if (same) plan.norm_owner = below;
+    }
+    if (plan.norm_owner != layer) plan.attention_norm = NormMaker::layer_below;
+    if (is_normed_by_mix_below(config, layer)) plan.attention_norm = NormMaker::mix_below;
+  }
+  plan.pairs_heads = names(config.paired_layers, layer);
+  plan.offsets_keys = names(config.key_offset_layers, layer);
+  plan.composes_heads = names(config.composed_layers, layer);
+  plan.has_xsa = names(config.xsa_layers, layer);
+  plan.gates_heads = names(config.gated_layers, layer);
+}
+
+void plan_values(BlockPlan& plan, const ModelConfig& config) {
+  if (!plan.attends) return;
+  plan.value_table = value_table_of(config, plan.layer);
+  const bool has_table = plan.value_table >= 0;
+  plan.takes_up_values = has_table || config.value_path == ValuePath::first;
+  plan.gates_value_rows = has_table && config.value_path == ValuePath::gated_embeddings;
+  plan.keeps_value_rows = config.mudd && plan.value_table == 0;
+  plan.completes_value_table = has_table;
+  for (int below = 0; below < plan.layer; ++below) {
+    const bool reads = has_attention(config, below) && value_table_of(config, below) == plan.value_table;
+    if (reads) plan.completes_value_table = false;
+  }
+}
+
+/// Needs the plan of attention.
+void plan_streams(BlockPlan& plan, const ModelConfig& config, Mode mode) {
+  const int layer = plan.layer;
+  const bool training = mode == Mode::training;
+  const bool scaled = config.residual == Residual::scaled;
+  plan.mudd = is_mudd_layer(config, layer);
+  plan.mixes_input = !scaled || layer == config.skip_to || plan.mudd;
+  plan.input_is_tapped = is_tapped(config, layer);
+  plan.input_is_norm = training && !is_input_kept(config, layer);
+  plan.adds_injections = has_injections(config, layer);
+  plan.attention_is_implied = plan.adds_injections;
+  plan.mlp_is_implied = !plan.mudd && is_normed_by_mix_below(config, layer + 1);
+  plan.norms_next = training && is_normed_by_mix_below(config, layer + 1);
+  if (training) {
+    plan.output = is_input_kept(config, layer + 1) ? OutputBuffer::own : OutputBuffer::none;
+  } else {
+    plan.output = is_tapped(config, layer + 1) ? OutputBuffer::own : OutputBuffer::of_all_blocks;
+  }
+  plan.leaves_factors = plan.adds_injections;
+  plan.hands_on_factor = training && leaves_factor_to_block_below(config, layer);
+  if (plan.attends) plan.joins_in = BlockMix::after_attention;
+  if (plan.mixes_input) plan.joins_in = BlockMix::before;
+}
+
+}  // namespace
+
+std::vector<BlockPlan> block_plans(const ModelConfig& config, Mode mode) {
+  std::vector<BlockPlan> plans(config.layers);
+  for (int layer = 0; layer < config.layers; ++layer) {
+    BlockPlan& plan = plans[layer];
+    plan.layer = layer;
+    plan_attention(plan, config, mode);
+    plan_values(plan, config);
+    plan_streams(plan, config, mode);
+    if (plan.attention_norm != NormMaker::layer_below) continue;
+    plan.shares_norm = true;
+    for (int below = plan.norm_owner; below < layer; ++below) {
+      BlockPlan& other = plans[below];
+      if (other.attends && other.norm_owner == plan.norm_owner) other.shares_norm = other.adds_norm_gradient = true;
+    }
+  }
+  return plans;
+}
+
+}  // namespace nanorun

@@ -1,0 +1,81 @@
+#pragma once
+// The plan of each block: what it computes, who makes the norms that it reads, what is kept for the backward pass, and
+// which gradients join where. All of that is decided here, once; activations, mixes and both passes follow the plan.
+//
+// "Input of layer k" is the residual stream that layer k reads. Layer `layers` stands for what follows the last block.
+
+#include <vector>
+
+#include "src/config/config.hpp"
+
+namespace nanorun {
+
+/// What a sequence is for. In training each block keeps what its backward pass reads; in evaluation all blocks share
+/// one block's buffers.
+enum class Mode { training, evaluation };
+
+/// Who makes the norm that a layer's attention reads.
+enum class NormMaker {
+  block,        ///< the block itself
+  mix_below,    ///< the mix that ends the block below, in the op that makes the stream
+  layer_below,  ///< a layer below, whose attention reads the same norm
+};
+
+/// Where the stream behind a block lies.
+enum class OutputBuffer {
+  own,
+  of_all_blocks,  ///< in one buffer for all blocks
+  none,           ///< nowhere: all its readers take the norm that the next layer's attention reads
+};
+
+/// The mixes of a block, in the order of the forward pass.
+enum class BlockMix { before, after_attention, after_mlp };
+
+struct BlockPlan {
+  int layer = 0;
+  bool mudd = false;  ///< it mixes by columns of a MUDD net, see is_mudd_layer()
+
+  // The block's input.
+  bool mixes_input = false;      ///< it begins with a mix, BlockMix::before
+  bool input_is_norm = false;    ///< its input is kept only as the norm that its attention reads
+  bool input_is_tapped = false;  ///< layers above, or their mixes, read its input too and send gradients to it
+
+  // Attention.
+  bool attends = false;             ///< it has attention
+  int attention_input = 0;          ///< the layer whose input attention reads, normed: itself, or one below
+  NormMaker attention_norm = {};    ///< who makes that norm
+  int norm_owner = 0;               ///< the lowest layer that reads that norm, whose buffer holds it
+  bool shares_norm = false;         ///< other layers read that norm too
+  bool adds_norm_gradient = false;  ///< a layer above has sent its gradient of that norm before this one does
+  bool pairs_heads = false;         ///< heads attend in pairs
+  bool offsets_keys = false;        ///< keys take half of their dims from the token before
+  bool composes_heads = false;      ///< heads are composed dynamically (DC)
+  bool has_xsa = false;             ///< heads lose what lies along their token's own value (XSA)
+  bool gates_heads = false;         ///< each head has a gate
+
+  // Values.
+  bool takes_up_values = false;        ///< its values are mixed with layer 0's or with a value embedding
+  int value_table = -1;                ///< index of that value embedding; -1: none
+  bool gates_value_rows = false;       ///< the rows of the value embedding have gates
+  bool keeps_value_rows = false;       ///< these rows are kept for MUDD's last mix; elsewhere they are looked up anew
+  bool completes_value_table = false;  ///< no layer below adds to the gradient of the table
+
+  // What attention and the MLP add to the stream.
+  bool adds_injections = false;       ///< the mix behind attention adds x0 and the bigram embeddings
+  bool attention_is_implied = false;  ///< attention's output is not kept: its mix recovers it from the norm of the sum
+  bool mlp_is_implied = false;        ///< the MLP's output likewise
+
+  // The block's output.
+  OutputBuffer output = {};  ///< where it lies
+  bool norms_next = false;   ///< the mix behind the MLP makes the norm that the next layer's attention reads
+
+  // Backward.
+  bool leaves_factors = false;   ///< mixes leave the gradient g of their sum; branches multiply it by their factor
+  bool hands_on_factor = false;  ///< the gradient of the input is a factor times g too, applied by the block below
+  BlockMix joins_in = BlockMix::after_mlp;  ///< the mix that adds what layers above have sent to the block's input
+};
+
+/// The plans of all blocks, for sequences of a mode.
+std::vector<BlockPlan> block_plans(const ModelConfig& config, Mode mode);
+
+}  // namespace nanorun

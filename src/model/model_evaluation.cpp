@@ -1,0 +1,87 @@
+// Losses and logits of sequences that do not train.
+
+#include <bit>
+#include <type_traits>
+
+#include "src/model/model.hpp"
+
+#include "src/base/instantiate.hpp"
+
+namespace nanorun {
+
+using kernels::Mat;
+using kernels::Token;
+
+namespace {
+
+template <class T>
+double to_double(T value) {
+  if constexpr (std::is_same_v<T, kernels::bf16>) {
+    return std::bit_cast<float>(std::uint32_t{value.bits} << 16);
+  } else {
+    return value;
+  }
+}
+
+}  // namespace
+
+template <class T>
+kernels::LmHeadOptions Model<T>::evaluation_head_options() const {
+  kernels::LmHeadOptions options = head_;
+  options.precision = kernels::LmHeadPrecision::working;
+  return options;
+}
+
+/// Enqueues the forward pass, which leaves the final norm in validation_. The caller releases the sequence.
+template <class T>
+DeviceSequence Model<T>::forward_evaluation(Trace& trace, const Sequence& sequence, long step) {
+  const DeviceSequence fed = validation_uploader_.load(trace, stream_, sequence, validation_windows(config_, step));
+  forward(validation_, feed(fed, stage_of(config_, step)), {});
+  return fed;
+}
+
+template <class T>
+double Model<T>::validate(Trace& trace, const Sequence& sequence, long step) {
+  Region region(trace, Phase::validation);
+  const DeviceSequence fed = forward_evaluation(trace, sequence, step);
+  ops::lm_head_loss_forward<T>(stream_, loss_.device(), validation_.final_norm.n, parameters_.weight("head"),
+                               fed.targets, evaluation_head_options(), validation_.workspace);
+  validation_uploader_.release(stream_);
+  loss_.collect(stream_);
+  ops::synchronize(stream_);
+  return loss_.value() / validation_.length;
+}
+
+template <class T>
+std::vector<double> Model<T>::token_losses(Trace& trace, const Sequence& sequence, long step) {
+  const DeviceSequence fed = forward_evaluation(trace, sequence, step);
+  const TensorArena<Gradient> losses(validation_.length, "the losses");
+  ops::lm_head_losses<T>(stream_, losses.span(), validation_.final_norm.n, parameters_.weight("head"), fed.targets,
+                         evaluation_head_options(), validation_.workspace);
+  validation_uploader_.release(stream_);
+  HostView<Gradient> host(losses.span());
+  host.download(stream_);
+  ops::synchronize(stream_);
+  return {host.span().begin(), host.span().end()};
+}
+
+template <class T>
+std::vector<double> Model<T>::next_logits(Trace& trace, std::span<const Token> tokens, long step, int last) {
+  forward_evaluation(trace, {tokens, tokens}, step);
+  validation_uploader_.release(stream_);
+  const int columns = padded_vocabulary(config_.model);
+  const TensorArena<T> z(columns, "the logits");
+  ops::fill<T>(stream_, z.span(), 0);
+  ops::linear_add_forward<T>(stream_, Mat<T>(z.data(), 1, columns), validation_.final_norm.n.row_block(last, 1),
+                             parameters_.weight("head"));
+  std::vector<T> host(columns);
+  ops::copy_to_host(stream_, host.data(), z.data(), columns * sizeof(T));
+  ops::synchronize(stream_);
+  std::vector<double> logits(config_.model.vocabulary);
+  for (std::size_t i = 0; i < logits.size(); ++i) logits[i] = kernels::softcap(to_double(host[i]), head_);
+  return logits;
+}
+
+NANORUN_INSTANTIATE(class Model);
+
+}  // namespace nanorun

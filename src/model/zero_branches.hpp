@@ -1,0 +1,41 @@
+#pragma once
+// Branches (what attention or the MLP adds to a stream) that are exactly zero, or have a factor of exactly zero.
+//
+// Of an implied branch (BlockPlan::attention_is_implied, mlp_is_implied) the backward pass knows the branch only as the
+// rest that the sum leaves beside its other terms. If the branch is zero, that rest is rounding, which would become the
+// gradient of its factor; if the factor is zero, nothing of the branch is in the sum. The backward pass then forms the
+// branch anew for its mix to read, until an update has changed that.
+
+#include "kernels/ops.hpp"
+#include "src/model/activations.hpp"
+#include "src/model/params.hpp"
+
+namespace nanorun {
+
+template <class T>
+class ZeroBranches {
+ public:
+  ZeroBranches(const Parameters<T>& parameters, const Weights<T>& weights)
+      : parameters_(parameters), weights_(weights) {}
+
+  /// Sets recomputes_attention_out and recomputes_mlp_out in the blocks of a training sequence, whose forward pass has
+  /// been enqueued. Waits for the device where the weights have been replaced, or a branch was zero before.
+  void mark(kernels::Stream stream, Activations<T>& a);
+
+ private:
+  bool is_zero_branch(kernels::Stream stream, int layer, const char* in, const char* out,
+                      std::initializer_list<ops::LearnedScalar<T>> factors) const;
+  bool is_zero(kernels::Stream stream, const std::string& matrices) const;
+  void look(kernels::Stream stream, const std::vector<BlockPlan>& plans);
+
+  struct Zeros {
+    bool attention = false, mlp = false;
+  };
+  const Parameters<T>& parameters_;
+  const Weights<T>& weights_;
+  std::vector<Zeros> zeros_;  ///< by layer
+  bool any_ = false;
+  long seen_ = -1;  ///< Weights::replaced() at the last look
+};
+
+}  // namespace nanorun

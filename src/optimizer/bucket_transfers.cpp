@@ -1,0 +1,90 @@
+#include "src/optimizer/bucket_transfers.hpp"
+
+#include "src/base/instantiate.hpp"
+
+namespace nanorun {
+
+template <class T>
+BucketTransfers<T>::BucketTransfers(std::size_t buckets, TensorComm& comm, const TouchedRows& rows,
+                                    kernels::Stream compute)
+    : comm_(comm), rows_(rows), compute_(compute), events_(buckets) {}
+
+template <class T>
+BucketTransfers<T>::~BucketTransfers() {
+  for (Events& events : events_) {
+    ops::destroy_event(events.reduced);
+    ops::destroy_event(events.gathered);
+  }
+  ops::destroy_event(handed_over_);
+}
+
+template <class T>
+void BucketTransfers<T>::reduce_scatter(Trace& trace, const OwnedBucket<T>& owned) {
+  transfer(trace, Phase::reduce_gradients, events_[owned.index].reduced, [&] {
+    const Bucket& bucket = owned.bucket;
+    if (rows_.known(bucket)) {
+      const kernels::Mat<kernels::acc_t<T>> table(owned.all_gradients.data(), static_cast<int>(bucket.units),
+                                                  static_cast<int>(bucket.unit_size));
+      comm_.reduce_scatter_rows(table, rows_.of(bucket));
+    } else {
+      comm_.reduce_scatter(owned.all_gradients, owned.bounds);
+    }
+  });
+}
+
+template <class T>
+void BucketTransfers<T>::await_gradients(Trace& trace, const OwnedBucket<T>& owned) {
+  await(trace, Phase::reduce_gradients, events_[owned.index].reduced);
+}
+
+template <class T>
+void BucketTransfers<T>::all_gather(Trace& trace, const OwnedBucket<T>& owned) {
+  transfer(trace, Phase::gather_weights, events_[owned.index].gathered, [&] { gather(owned); });
+}
+
+template <class T>
+void BucketTransfers<T>::await_weights(Trace& trace, const OwnedBucket<T>& owned) {
+  await(trace, Phase::gather_weights, events_[owned.index].gathered);
+}
+
+template <class T>
+void BucketTransfers<T>::all_gather_now(const std::vector<OwnedBucket<T>>& buckets) {
+  if (comm_.size() == 1) return;
+  for (const OwnedBucket<T>& owned : buckets) gather(owned);
+  comm_.synchronize();
+}
+
+/// Enqueues a collective behind the ops enqueued so far, and records `done` behind it.
+template <class T>
+template <class Collective>
+void BucketTransfers<T>::transfer(Trace& trace, Phase phase, ops::Event& done, const Collective& collective) {
+  if (comm_.size() == 1) return;
+  Region region(trace, phase);
+  ops::record(compute_, handed_over_);
+  ops::wait(comm_.stream(), handed_over_);
+  {
+    Transfer transfer(trace, phase, comm_.stream());
+    collective();
+  }
+  ops::record(comm_.stream(), done);
+}
+
+template <class T>
+void BucketTransfers<T>::await(Trace& trace, Phase phase, const ops::Event& done) {
+  if (comm_.size() == 1) return;
+  Region region(trace, phase);
+  ops::wait(compute_, done);
+}
+
+template <class T>
+void BucketTransfers<T>::gather(const OwnedBucket<T>& owned) {
+  if (owned.bucket.scalars()) {
+    comm_.all_gather(owned.all_scalars, owned.bounds);
+  } else {
+    comm_.all_gather(owned.all_weights, owned.bounds);
+  }
+}
+
+NANORUN_INSTANTIATE(class BucketTransfers);
+
+}  // namespace nanorun

@@ -1,0 +1,54 @@
+#pragma once
+// Collectives of buckets, beside computation: reduce-scatters of gradients to their owners, all-gathers of new weights
+// to all ranks. With one rank nothing travels.
+
+#include <vector>
+
+#include "kernels/ops.hpp"
+#include "src/comm/tensor_comm.hpp"
+#include "src/measure/trace.hpp"
+#include "src/optimizer/owned_bucket.hpp"
+#include "src/optimizer/touched_rows.hpp"
+
+namespace nanorun {
+
+/// T as in Optimizer.
+template <class T>
+class BucketTransfers {
+ public:
+  /// For so many buckets. `compute`: the stream of ops. The communicator and `rows` outlive it.
+  BucketTransfers(std::size_t buckets, TensorComm& comm, const TouchedRows& rows, kernels::Stream compute);
+  ~BucketTransfers();
+  BucketTransfers(const BucketTransfers&) = delete;
+  BucketTransfers& operator=(const BucketTransfers&) = delete;
+
+  /// Starts to sum a bucket's gradients, as ops enqueued so far leave them, into their owners' parts. Of a lookup table
+  /// only the rows travel that the step has read, where these are known.
+  void reduce_scatter(Trace& trace, const OwnedBucket<T>& owned);
+  /// Ops enqueued from now on wait for the sums.
+  void await_gradients(Trace& trace, const OwnedBucket<T>& owned);
+  /// Starts to send the owned weights, as ops enqueued so far leave them, to all ranks.
+  void all_gather(Trace& trace, const OwnedBucket<T>& owned);
+  /// Ops enqueued from now on wait for the other ranks' weights.
+  void await_weights(Trace& trace, const OwnedBucket<T>& owned);
+  /// Collective, outside of steps, once the owned weights are complete: every rank gets all weights. Waits for the
+  /// device.
+  void all_gather_now(const std::vector<OwnedBucket<T>>& buckets);
+
+ private:
+  struct Events {
+    ops::Event reduced = ops::create_event(), gathered = ops::create_event();
+  };
+  template <class Collective>
+  void transfer(Trace& trace, Phase phase, ops::Event& done, const Collective& collective);
+  void await(Trace& trace, Phase phase, const ops::Event& done);
+  void gather(const OwnedBucket<T>& owned);
+
+  TensorComm& comm_;
+  const TouchedRows& rows_;
+  kernels::Stream compute_;
+  ops::Event handed_over_ = ops::create_event();  ///< by the ops' stream to the collectives'
+  std::vector<Events> events_;                    ///< by OwnedBucket::index
+};
+
+}  // namespace nanorun

@@ -1,0 +1,115 @@
+#include "src/optimizer/hyperparameters.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+namespace nanorun {
+
+namespace {
+
+/// The rate of [optimizer] for a group.
+double group_lr(const OptimizerConfig& o, Group group) {
+  switch (group) {
+    case Group::matrix:
+      return o.muon_lr;
+    case Group::embedding:
+      return o.lr_embedding;
+    case Group::head:
+      return o.lr_head;
+    case Group::skip:
+      return o.lr_skip;
+    case Group::fixed:
+      return 0;
+    default:
+      return o.lr_scalar;
+  }
+}
+
+}  // namespace
+
+Rule rule_of(const Config&, Group group) {
+  switch (group) {
+    case Group::matrix:
+      return Rule::muon;
+    case Group::fixed:
+      return Rule::fixed;
+    default:
+      return Rule::adam;
+  }
+}
+
+bool matches(const std::string& pattern, const std::string& name) {
+  // The last star met takes one character more whenever the rest does not fit.
+  std::size_t p = 0, n = 0, star = std::string::npos, taken = 0;
+  while (n < name.size()) {
+    if (p < pattern.size() && pattern[p] == '*') {
+      star = p++;
+      taken = n;
+    } else if (p < pattern.size() && pattern[p] == name[n]) {
+      ++p;
+      ++n;
+    } else if (star != std::string::npos) {
+      p = star + 1;
+      n = ++taken;
+    } else {
+      return false;
+    }
+  }
+  return pattern.find_first_not_of('*', p) == std::string::npos;
+}
+
+namespace {
+
+/// The first group that names a tensor; null where none does.
+const GroupConfig* group_of(const Config& config, const std::string& tensor) {
+  const auto named = std::ranges::find_if(config.group, [&](const GroupConfig& group) {
+    return std::ranges::any_of(group.tensors, [&](const std::string& p) { return matches(p, tensor); });
+  });
+  return named == config.group.end() ? nullptr : &*named;
+}
+
+}  // namespace
+
+Hyperparameters hyperparameters(const Config& config, const Parameter& parameter) {
+  const OptimizerConfig& o = config.optimizer;
+  const Rule rule = rule_of(config, parameter.group);
+  Hyperparameters hyper{rule, group_lr(o, parameter.group), o.adam_beta1, o.adam_beta2};
+  if (const GroupConfig* const named = group_of(config, parameter.name)) {
+    hyper = {rule, named->lr, named->beta1, named->beta2, named->decay};
+  }
+  if (rule == Rule::muon) {
+    hyper.decay = o.muon_decay;
+    hyper.truncates = o.muon_truncates;
+    return hyper;
+  }
+  // While head and embedding are tied they are one parameter, which has one format.
+  const bool tied = config.model.tied_head && config.train.untie_step >= 0 && parameter.name == "embedding";
+  const GroupConfig* const formats = group_of(config, tied ? "head" : parameter.name);
+  hyper.master = formats != nullptr ? formats->master : o.adam_master;
+  hyper.moments = formats != nullptr ? formats->moments : o.adam_moments;
+  return hyper;
+}
+
+std::vector<std::string> group_warnings(const Config& config, const ParameterTable& table) {
+  std::vector<std::string> warnings;
+  for (std::size_t i = 0; i < config.group.size(); ++i) {
+    const GroupConfig& group = config.group[i];
+    const bool rounds = group.master != StateFormat::fp32 || group.moments != StateFormat::fp32;
+    const auto muons = std::ranges::find_if(table.parameters(), [&](const Parameter& parameter) {
+      return rule_of(config, parameter.group) == Rule::muon && group_of(config, parameter.name) == &group;
+    });
+    if (rounds && muons != table.parameters().end()) {
+      warnings.push_back(
+          fmt::format("warning: group.{}: master and moments are Adam's; Muon updates {} in fp32", i, muons->name));
+    }
+    for (const std::string& pattern : group.tensors) {
+      const auto named = [&](const Parameter& parameter) { return matches(pattern, parameter.name); };
+      if (std::ranges::any_of(table.parameters(), named)) continue;
+      warnings.push_back(fmt::format("warning: group.{}.tensors: no tensor of the model is called {}", i, pattern));
+    }
+  }
+  return warnings;
+}
+
+}  // namespace nanorun

@@ -1,0 +1,40 @@
+#pragma once
+// How the deck has each tensor updated: by which rule, at which rates.
+
+#include <string>
+#include <vector>
+
+#include "src/config/config.hpp"
+#include "src/model/params.hpp"
+
+namespace nanorun {
+
+/// Update rules. Each has a class of its own, see update_rule.hpp. Rule::fixed, the last one, never updates.
+enum class Rule { muon, adam, fixed };
+
+/// The rule of all tensors of a group.
+Rule rule_of(const Config& config, Group group);
+
+/// What a rule reads of the deck for one tensor. Rates are those before the schedule's factor.
+struct Hyperparameters {
+  Rule rule = Rule::fixed;
+  double lr = 0;
+  double beta1 = 0, beta2 = 0;  ///< Adam's
+  double decay = 0;             ///< Adam: as GroupConfig::decay. Muon: optimizer.muon_decay, in units of muon_lr
+  StateFormat master = StateFormat::fp32, moments = StateFormat::fp32;  ///< of what Adam keeps; fp32 with Muon
+  bool truncates = false;  ///< Muon: bf16 weights that GEMMs read are truncated, not rounded
+  bool operator==(const Hyperparameters&) const = default;
+};
+
+/// Those of the first [[group]] with a pattern that matches the tensor's name, else those of [optimizer]. A tied
+/// embedding has the formats of its head.
+Hyperparameters hyperparameters(const Config& config, const Parameter& parameter);
+
+/// One line for each pattern of a [[group]] that matches no tensor of the model, for example because a mechanism is
+/// switched off; and one for each [[group]] that asks for bf16 state of a tensor whose rule keeps fp32.
+std::vector<std::string> group_warnings(const Config& config, const ParameterTable& table);
+
+/// Whether the whole name matches the pattern, in which * stands for any number of any characters.
+bool matches(const std::string& pattern, const std::string& name);
+
+}  // namespace nanorun

@@ -1,0 +1,45 @@
+#pragma once
+// Weights and state of the optimizer in host memory, as checkpoints read and write them.
+
+#include <vector>
+
+#include "kernels/ops.hpp"
+#include "src/base/slab.hpp"
+#include "src/optimizer/owned_bucket.hpp"
+#include "src/optimizer/state_span.hpp"
+
+namespace nanorun {
+
+/// T as in Optimizer.
+template <class T>
+class OptimizerSlabs {
+ public:
+  using Master = kernels::acc_t<T>;
+
+  /// The buckets outlive it. The first of the calls below allocates host memory where ops work on a device.
+  OptimizerSlabs(const std::vector<OwnedBucket<T>>& buckets, kernels::Stream stream)
+      : buckets_(buckets), stream_(stream) {}
+
+  /// The slabs of all owned parts: masters, state, and gradients of a rule with UpdateRule::gradient_prefix(). Their
+  /// data is what download() last brought, or what the caller writes to it.
+  std::vector<Slab<Master>> slabs();
+  /// Brings the data of the slabs up to date. Waits for the device.
+  void download();
+  /// Makes masters, state and gradients those of the slabs, rounded to their formats.
+  void upload();
+
+ private:
+  /// What checkpoints hold of all tensors of a bucket under one prefix.
+  struct Stored {
+    std::vector<StateTensor> tensors;  ///< one after another in the elements
+    HostStateSpan<T> elements;
+  };
+  static std::vector<Stored> stored(const OwnedBucket<T>& owned);
+  std::vector<std::vector<Stored>>& all();
+
+  const std::vector<OwnedBucket<T>>& buckets_;
+  kernels::Stream stream_;
+  std::vector<std::vector<Stored>> stored_;  ///< by bucket; empty before the first call
+};
+
+}  // namespace nanorun

@@ -1,0 +1,76 @@
+#include "src/optimizer/owned_bucket.hpp"
+
+#include <algorithm>
+
+#include "src/base/instantiate.hpp"
+
+namespace nanorun {
+
+std::vector<Segment> segments_of(const Config& config, const std::vector<OwnedRows>& tensors) {
+  std::vector<Segment> segments;
+  std::size_t first = 0;
+  for (const OwnedRows& rows : tensors) {
+    if (rows.size() == 0) continue;
+    const Hyperparameters hyper = hyperparameters(config, *rows.parameter);
+    if (segments.empty() || segments.back().hyper != hyper) segments.push_back({hyper, first, 0});
+    segments.back().size += rows.size();
+    first += rows.size();
+  }
+  return segments;
+}
+
+template <class T>
+BucketState<T>::BucketState(kernels::WorkspaceAllocator& allocator, const Config& config, const Bucket& bucket,
+                            const std::vector<OwnedRows>& tensors, const UpdateRule<T>& rule) {
+  if (bucket.fixed()) return;
+  std::size_t elements = 0;
+  std::vector<std::size_t> sizes;  // of each state tensor
+  for (const OwnedRows& rows : tensors) {
+    elements += rows.size();
+    const std::vector<StateTensor> kept = rule.state(rows);
+    sizes.resize(kept.size());
+    for (std::size_t k = 0; k < kept.size(); ++k) sizes[k] += kept[k].rows.size();
+  }
+  // Tensors of one bucket lie together, so all of them must ask for bf16. Learned scalars are fp32 in any case; what
+  // the deck wants of them in bf16 are bf16 values in fp32.
+  const auto narrow = [&](StateFormat Hyperparameters::*format) {
+    return !StateSpan<T>::one_type && !bucket.scalars() && std::ranges::all_of(tensors, [&](const OwnedRows& rows) {
+      return hyperparameters(config, *rows.parameter).*format == StateFormat::bf16;
+    });
+  };
+  const auto take = [&](std::size_t count, bool in_bf16) -> StateSpan<T> {
+    if (in_bf16) return {{}, {allocator.take<T>(count), count}};
+    return {{allocator.take<typename StateSpan<T>::Wide>(count), count}};
+  };
+  if (!StateSpan<T>::one_type && !bucket.scalars() && !narrow(&Hyperparameters::master)) master = take(elements, false);
+  for (const std::size_t size : sizes) state.push_back(take(size, narrow(&Hyperparameters::moments)));
+}
+
+template <class T>
+void OwnedBucket<T>::round_weights(kernels::Stream stream) const {
+  if constexpr (!StateSpan<T>::one_type) {
+    if (bucket.scalars() || master.wide.empty()) return;
+    for (const Segment& segment : segments) {
+      ops::round_to<T>(stream, weights.subspan(segment.first, segment.size),
+                       master.wide.subspan(segment.first, segment.size), segment.hyper.truncates);
+    }
+  }
+}
+
+template <class T>
+void OwnedBucket<T>::round_state(kernels::Stream stream) const {
+  const auto round = [&](const StateSpan<T>& span, StateFormat format, const Segment& segment) {
+    if (format == StateFormat::bf16 && !span.wide.empty()) {
+      ops::round_as_bf16<Master>(stream, span.wide.subspan(segment.first, segment.size));
+    }
+  };
+  for (const Segment& segment : segments) {
+    round(master, segment.hyper.master, segment);
+    for (const StateSpan<T>& kept : state) round(kept, segment.hyper.moments, segment);
+  }
+}
+
+NANORUN_INSTANTIATE(struct BucketState);
+NANORUN_INSTANTIATE(struct OwnedBucket);
+
+}  // namespace nanorun

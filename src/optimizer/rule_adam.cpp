@@ -1,0 +1,61 @@
+#include "src/optimizer/rule_adam.hpp"
+
+#include "src/base/instantiate.hpp"
+#include "src/optimizer/adam_options.hpp"
+
+namespace nanorun {
+
+template <class T>
+std::vector<StateTensor> AdamRule<T>::state(const OwnedRows& rows) const {
+  return {{first_moment, rows}, {second_moment, rows}};
+}
+
+template <class T>
+std::size_t AdamRule<T>::adopted_bytes(const ParameterTable& table, int ranks) const {
+  return DeferredRows<T>::bytes(config_, table, ranks);
+}
+
+template <class T>
+void AdamRule<T>::adopt(const ParameterTable& table, const OwnedBucket<T>& owned, int ranks) {
+  if (DeferredRows<T>::serves(config_, table, owned.bucket, ranks)) rows_.add(owned);
+}
+
+template <class T>
+void AdamRule<T>::update(const UpdateContext& context, std::span<const OwnedBucket<T>* const> buckets, long step) {
+  for (const OwnedBucket<T>* const owned : buckets) {
+    if (owned->gradients.empty()) continue;
+    Region region(context.trace, Phase::adam);
+    update_bucket(context, *owned, step);
+  }
+}
+
+template <class T>
+void AdamRule<T>::update_bucket(const UpdateContext& context, const OwnedBucket<T>& owned, long step) {
+  if (rows_.has(owned.bucket)) return rows_.update(owned.bucket, step, context.squares);
+  for (const Segment& segment : owned.segments) {
+    kernels::AdamOptions options = adam_options(config_, segment.hyper, step);
+    // The backward pass overwrites the gradients of the head, and adds to all others.
+    options.clears_gradient = owned.bucket.group != Group::head;
+    const auto part = [&](const auto& all) { return all.subspan(segment.first, segment.size); };
+    const auto apply = [&]<class C, class W, class M>(std::span<C> weights, std::span<W> master, std::span<M> m) {
+      ops::adam_update<C, W, M>(context.stream, part(master), part(weights), part(m),
+                                part(owned.state[1].template as<M>()), part(owned.gradients), options, context.squares);
+    };
+    if (owned.bucket.scalars()) {
+      apply(owned.master.wide, owned.master.wide, owned.state[0].wide);
+    } else {
+      owned.master.visit([&](auto master) { owned.state[0].visit([&](auto m) { apply(owned.weights, master, m); }); });
+    }
+  }
+}
+
+template <class T>
+void AdamRule<T>::read_rows(Trace& trace, const DeviceSequence& sequence, long step) {
+  if (rows_.empty()) return;
+  Region region(trace, Phase::adam);
+  rows_.read(sequence, step);
+}
+
+NANORUN_INSTANTIATE(class AdamRule);
+
+}  // namespace nanorun

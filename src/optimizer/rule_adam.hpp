@@ -1,0 +1,38 @@
+#pragma once
+// Adam on tables and learned scalars (kernels/optimizer/adam.hpp), with one launch for each Segment. Rows of lookup
+// tables may wait for their updates (deferred_rows.hpp).
+
+#include "src/optimizer/deferred_rows.hpp"
+#include "src/optimizer/owned_bucket.hpp"
+#include "src/optimizer/update_rule.hpp"
+
+namespace nanorun {
+
+template <class T>
+class AdamRule final : public UpdateRule<T> {
+ public:
+  AdamRule(const Config& config, kernels::Stream stream) : config_(config), rows_(config, stream) {}
+
+  std::vector<StateTensor> state(const OwnedRows& rows) const override;
+  std::vector<std::string> prefixes() const override { return {first_moment, second_moment, gradient}; }
+  int period() const override { return config_.optimizer.adam_period; }
+  std::string gradient_prefix() const override { return period() > 1 ? gradient : ""; }
+  std::size_t adopted_bytes(const ParameterTable& table, int ranks) const override;
+  void adopt(const ParameterTable& table, const OwnedBucket<T>& owned, int ranks) override;
+  void update(const UpdateContext& context, std::span<const OwnedBucket<T>* const> buckets, long step) override;
+
+  void read_rows(Trace& trace, const DeviceSequence& sequence, long step) override;
+  void complete_rows() override { rows_.complete(); }
+  void end_update(long step) override { rows_.end_update(step); }
+  void restart() override { rows_.restart(); }
+
+ private:
+  static constexpr const char *first_moment = "/adam/m/", *second_moment = "/adam/v/", *gradient = "/adam/gradient/";
+
+  void update_bucket(const UpdateContext& context, const OwnedBucket<T>& owned, long step);
+
+  const Config& config_;
+  DeferredRows<T> rows_;
+};
+
+}  // namespace nanorun

@@ -1,0 +1,105 @@
+#include "src/optimizer/rule_muon.hpp"
+
+#include <algorithm>
+#include <cmath>
+
+#include "src/base/instantiate.hpp"
+#include "src/config/schedule.hpp"
+
+namespace nanorun {
+
+using kernels::MuonBatch;
+
+namespace {
+
+/// Moves the batches that have the shape of the first, or its transpose, to `shape`.
+template <class T>
+void split_shape(std::vector<MuonBatch<T>>& batches, std::vector<MuonBatch<T>>& shape) {
+  const MuonBatch<T> first = batches.front();
+  const auto other = [&](const MuonBatch<T>& b) {
+    return std::minmax(b.rows, b.cols) != std::minmax(first.rows, first.cols);
+  };
+  const auto same = std::stable_partition(batches.begin(), batches.end(), other);
+  shape.assign(same, batches.end());
+  batches.erase(same, batches.end());
+}
+
+}  // namespace
+
+template <class T>
+std::vector<StateTensor> MuonRule<T>::state(const OwnedRows& rows) const {
+  std::vector<StateTensor> state{{momentum, rows}};
+  if (config_.optimizer.normuon_beta > 0) {
+    state.push_back({second_moment, second_moment_rows(config_, rows)});
+  }
+  return state;
+}
+
+template <class T>
+std::size_t MuonRule<T>::scratch_bytes(const std::vector<std::vector<OwnedRows>>& tensors) const {
+  std::vector<MuonBatch<T>> batches, shape;
+  for (const std::vector<OwnedRows>& bucket : tensors) {
+    for (const MuonBlocks& blocks : blocks_of(config_, bucket)) {
+      batches.push_back({blocks.count, blocks.rows, blocks.cols});
+    }
+  }
+  std::size_t bytes = 0;
+  while (!batches.empty()) {
+    split_shape(batches, shape);
+    bytes = std::max(bytes, ops::muon_workspace<T>(shape));
+  }
+  return bytes;
+}
+
+template <class T>
+void MuonRule<T>::adopt(const ParameterTable&, const OwnedBucket<T>& owned, int) {
+  blocks_[owned.index] = blocks_of(config_, owned.tensors);
+}
+
+template <class T>
+void MuonRule<T>::update(const UpdateContext& context, std::span<const OwnedBucket<T>* const> buckets, long step) {
+  batches_.clear();
+  for (const OwnedBucket<T>* const owned : buckets) add_batches(*owned, step);
+  const OptimizerConfig& o = config_.optimizer;
+  const bool express = o.orthogonalisation == Orthogonalisation::polar_express;
+  const kernels::MuonOptions options{
+      .iteration = express ? kernels::polar_express_iteration : kernels::newton_schulz_iteration,
+      .momentum = muon_momentum(config_, step),
+      .gradient_scale = 1.0 / config_.train.sequences,
+      .normuon_beta = o.normuon_beta};
+  Region region(context.trace, Phase::muon);
+  while (!batches_.empty()) {
+    split_shape(batches_, shape_);
+    ops::muon_update<T>(context.stream, shape_, options, {context.squares, context.squares + 1}, context.scratch);
+  }
+}
+
+/// Appends the blocks of a bucket to batches_.
+template <class T>
+void MuonRule<T>::add_batches(const OwnedBucket<T>& owned, long step) {
+  const Bucket& bucket = owned.bucket;
+  const double shape_factor = std::sqrt(std::max(1.0, static_cast<double>(bucket.rows) / bucket.cols));
+  const double factor = lr_factor(config_, step);
+  const bool normuon = config_.optimizer.normuon_beta > 0;
+  std::size_t first = 0, first_moment = 0;
+  for (const MuonBlocks& blocks : blocks_.at(owned.index)) {
+    const double lr = blocks.hyper.lr * factor * shape_factor;
+    batches_.push_back({.count = blocks.count,
+                        .rows = blocks.rows,
+                        .cols = blocks.cols,
+                        .weights = owned.master.wide.data() + first,
+                        .gradients = owned.gradients.data() + first,
+                        .momentum = owned.state[0].wide.data() + first,
+                        .copy = owned.weights.data() + first,
+                        .second_moment = normuon ? owned.state[1].wide.data() + first_moment : nullptr,
+                        .lr = lr,
+                        .decay = lr * blocks.hyper.decay * config_.optimizer.muon_lr * factor,
+                        .truncates = blocks.hyper.truncates});
+    first += batches_.back().size();
+    first_moment += blocks.second_moment_size();
+  }
+}
+
+NANORUN_INSTANTIATE(class MuonRule);
+
+}  // namespace nanorun

@@ -1,0 +1,36 @@
+#pragma once
+// Muon and NorMuon on the matrices (kernels/optimizer/muon.hpp). One call updates all blocks of one shape or its
+// transpose, since only many of them fill a device.
+
+#include <map>
+#include <vector>
+
+#include "src/optimizer/muon_blocks.hpp"
+#include "src/optimizer/owned_bucket.hpp"
+#include "src/optimizer/update_rule.hpp"
+
+namespace nanorun {
+
+template <class T>
+class MuonRule final : public UpdateRule<T> {
+ public:
+  explicit MuonRule(const Config& config) : config_(config) {}
+
+  std::vector<StateTensor> state(const OwnedRows& rows) const override;
+  std::vector<std::string> prefixes() const override { return {momentum, second_moment}; }
+  bool batches_shapes() const override { return true; }
+  std::size_t scratch_bytes(const std::vector<std::vector<OwnedRows>>& tensors) const override;
+  void adopt(const ParameterTable& table, const OwnedBucket<T>& owned, int ranks) override;
+  void update(const UpdateContext& context, std::span<const OwnedBucket<T>* const> buckets, long step) override;
+
+ private:
+  static constexpr const char *momentum = "/muon/momentum/", *second_moment = "/muon/second_moment/";
+
+  void add_batches(const OwnedBucket<T>& owned, long step);
+
+  const Config& config_;
+  std::map<std::size_t, std::vector<MuonBlocks>> blocks_;  ///< by OwnedBucket::index
+  std::vector<kernels::MuonBatch<T>> batches_, shape_;     ///< of an update, kept for their memory
+};
+
+}  // namespace nanorun

@@ -1,0 +1,105 @@
+#pragma once
+// The interface of update rules. To add a rule: an enumerator of Rule and its choice in rule_of() (hyperparameters),
+// a class in files of its own, rule_<name>, and its line in make_rule(). Masters, gradients, collectives and
+// checkpoints are the optimizer's. An elementwise rule implements state() and update() alone.
+
+#include <cstddef>
+#include <map>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "kernels/ops.hpp"
+#include "src/config/config.hpp"
+#include "src/data/uploader.hpp"
+#include "src/measure/trace.hpp"
+#include "src/model/params.hpp"
+#include "src/optimizer/hyperparameters.hpp"
+
+namespace nanorun {
+
+template <class T>
+struct OwnedBucket;
+
+/// A tensor that a rule keeps for a parameter, such as a moment: this rank's rows of it.
+struct StateTensor {
+  std::string prefix;  ///< of its name in checkpoints, which ends with the parameter's: "/adam/m/"
+  OwnedRows rows;      ///< of the shape of the state, which may differ from the parameter's
+};
+
+/// What an update works with beside the buckets.
+struct UpdateContext {
+  Trace& trace;
+  kernels::Stream stream;
+  kernels::Workspace scratch;  ///< of scratch_bytes() or more
+  double* squares;             ///< [2] on the device: updates add the sums of g² and of the new w², see adam_update
+};
+
+/// T as in Optimizer.
+template <class T>
+class UpdateRule {
+ public:
+  using Owned = OwnedBucket<T>;
+  virtual ~UpdateRule() = default;
+
+  // What follows from the deck alone.
+
+  /// What the rule keeps for the rows that a rank owns of a parameter. Parameters of one bucket have as many state
+  /// tensors, with the same prefixes. State is zero at first, in the format Hyperparameters::moments.
+  virtual std::vector<StateTensor> state(const OwnedRows& rows) const = 0;
+  /// Every prefix that state tensors or gradients of this rule can have in checkpoints, whatever the deck.
+  virtual std::vector<std::string> prefixes() const { return {}; }
+  /// Steps per update, which uses the sum of their gradients. It is 1 for matrices, and one number for all others.
+  virtual int period() const { return 1; }
+  bool updates_at(long step) const { return (step + 1) % period() == 0; }
+  /// Prefix of gradients in checkpoints, which hold the sum since the last update; empty with a period of 1.
+  virtual std::string gradient_prefix() const { return {}; }
+  /// Whether update() takes all buckets of one matrix shape or its transpose at once, at the end of a step. Else it
+  /// takes one at a time, as soon as its gradients have arrived.
+  virtual bool batches_shapes() const { return false; }
+  /// Bytes of scratch memory that update() needs on a rank that owns these rows: `tensors` has an entry per bucket.
+  virtual std::size_t scratch_bytes(const std::vector<std::vector<OwnedRows>>& /*tensors*/) const { return 0; }
+  /// Bytes of device memory that adopt() allocates for all buckets of a table.
+  virtual std::size_t adopted_bytes(const ParameterTable& /*table*/, int /*ranks*/) const { return 0; }
+
+  // The work.
+
+  /// Called once for each bucket of the rule, before all else. The bucket stays where it is.
+  virtual void adopt(const ParameterTable& /*table*/, const Owned& /*owned*/, int /*ranks*/) {}
+  /// Enqueues an update at the end of step `step`, for which updates_at() holds. Masters, state and weights of the
+  /// owned parts become new, gradients are used up.
+  virtual void update(const UpdateContext& context, std::span<const Owned* const> buckets, long step) = 0;
+
+  // A rule may defer updates of rows of lookup tables until they are read (deferred_rows.hpp).
+
+  /// Before the forward pass of a sequence of `step`: makes up for deferred updates of the rows that it reads.
+  virtual void read_rows(Trace& /*trace*/, const DeviceSequence& /*sequence*/, long /*step*/) {}
+  /// Makes up for all deferred updates.
+  virtual void complete_rows() {}
+  /// After the last update() of a step.
+  virtual void end_update(long /*step*/) {}
+  /// Weights and state have been replaced; no update of them is deferred.
+  virtual void restart() {}
+};
+
+/// Every prefix that any rule can have in checkpoints.
+std::vector<std::string> state_prefixes();
+
+/// One object of each rule.
+template <class T>
+class UpdateRules {
+ public:
+  /// The config outlives it. Without a stream only for what follows from the deck.
+  explicit UpdateRules(const Config& config, kernels::Stream stream = {});
+
+  /// The rule of all tensors of a group.
+  UpdateRule<T>& of(Group group) const { return *rules_.at(rule_of(config_, group)); }
+  const std::map<Rule, std::unique_ptr<UpdateRule<T>>>& all() const { return rules_; }
+
+ private:
+  const Config& config_;
+  std::map<Rule, std::unique_ptr<UpdateRule<T>>> rules_;
+};
+
+}  // namespace nanorun

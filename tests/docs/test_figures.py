@@ -1,0 +1,27 @@
+"""The figures of docs/figures are what their scripts draw. Usage: test_figures.py"""
+
+import sys
+import unittest
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+FIGURES = ROOT / "docs" / "figures"
+sys.path.insert(0, str(FIGURES))
+import draw_folders  # noqa: E402
+import draw_streams  # noqa: E402
+
+
+class Figures(unittest.TestCase):
+    def assert_current(self, name, drawn, command):
+        self.assertEqual((FIGURES / name).read_text(), drawn, f"run docs/figures/{command} > docs/figures/{name}")
+
+    def test_folders(self):
+        self.assert_current("folders.svg", draw_folders.draw(ROOT), "draw_folders.py .")
+
+    def test_streams_of_record_89(self):
+        self.assert_current("record89_streams.svg", draw_streams.draw(ROOT / "inputs" / "record89.toml"),
+                            "draw_streams.py inputs/record89.toml")
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,123 @@
+// The plans of blocks: those of record 89 layer by layer, and what holds of any model's.
+
+#include "src/model/block_plan.hpp"
+
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <vector>
+
+#include "tests/support/record_deck.hpp"
+
+namespace nanorun {
+namespace {
+
+ModelConfig record(int number) { return record_deck(number).model; }
+
+/// The layers of which something holds.
+template <class Predicate>
+std::vector<int> layers_with(const std::vector<BlockPlan>& plans, const Predicate& predicate) {
+  std::vector<int> layers;
+  for (const BlockPlan& plan : plans) {
+    if (std::invoke(predicate, plan)) layers.push_back(plan.layer);
+  }
+  return layers;
+}
+
+using Layers = std::vector<int>;
+
+TEST(BlockPlan, OfRecord89SaysWhereTrainingFindsStreamsAndNorms) {
+  const std::vector<BlockPlan> plans = block_plans(record(89), Mode::training);
+  EXPECT_EQ(layers_with(plans, &BlockPlan::attends), Layers({0, 1, 2, 3, 4, 5, 7, 8, 9, 10}));
+  EXPECT_EQ(layers_with(plans, &BlockPlan::mudd), Layers{10});
+  EXPECT_EQ(layers_with(plans, &BlockPlan::mixes_input), Layers({6, 10}));
+  EXPECT_EQ(layers_with(plans, &BlockPlan::input_is_tapped), Layers({0, 4, 8, 10}));
+  EXPECT_EQ(layers_with(plans, &BlockPlan::input_is_norm), Layers({1, 2, 3, 5, 7}));
+  const auto made_by = [&](NormMaker maker) {
+    return layers_with(plans, [=](const BlockPlan& plan) { return plan.attends && plan.attention_norm == maker; });
+  };
+  EXPECT_EQ(made_by(NormMaker::block), Layers{0});
+  EXPECT_EQ(made_by(NormMaker::mix_below), Layers({1, 2, 3, 4, 5, 7, 8}));
+  EXPECT_EQ(made_by(NormMaker::layer_below), Layers({9, 10}));
+  for (const int late : {8, 9, 10}) {
+    EXPECT_EQ(plans[late].attention_input, 8);
+    EXPECT_EQ(plans[late].norm_owner, 8);
+  }
+  EXPECT_EQ(layers_with(plans, &BlockPlan::mlp_is_implied), Layers({0, 1, 2, 3, 4, 6, 7}));
+  EXPECT_EQ(layers_with(plans, &BlockPlan::attention_is_implied), Layers({0, 1, 2, 3, 4, 5, 7, 8, 9}));
+}
+
+TEST(BlockPlan, OfRecord89SaysWhichGradientsJoinWhere) {
+  const std::vector<BlockPlan> plans = block_plans(record(89), Mode::training);
+  EXPECT_EQ(layers_with(plans, &BlockPlan::shares_norm), Layers({8, 9, 10}));
+  EXPECT_EQ(layers_with(plans, &BlockPlan::adds_norm_gradient), Layers({8, 9}));
+  EXPECT_EQ(layers_with(plans, &BlockPlan::leaves_factors), Layers({0, 1, 2, 3, 4, 5, 7, 8, 9}));
+  EXPECT_EQ(layers_with(plans, &BlockPlan::hands_on_factor), Layers({1, 2, 3, 5, 7, 9}));
+  const auto joins = [](BlockMix mix) { return [=](const BlockPlan& plan) { return plan.joins_in == mix; }; };
+  EXPECT_EQ(layers_with(plans, joins(BlockMix::before)), Layers({6, 10}));
+  EXPECT_EQ(layers_with(plans, joins(BlockMix::after_mlp)), Layers());
+}
+
+TEST(BlockPlan, OfRecord89NamesTheValueEmbeddings) {
+  const std::vector<BlockPlan> plans = block_plans(record(89), Mode::training);
+  Layers tables;
+  for (const BlockPlan& plan : plans) tables.push_back(plan.value_table);
+  EXPECT_EQ(tables, Layers({-1, 0, 1, -1, -1, -1, -1, -1, 2, 3, 4}));
+  EXPECT_EQ(layers_with(plans, &BlockPlan::gates_value_rows), Layers({1, 2, 8, 9, 10}));
+  EXPECT_EQ(layers_with(plans, &BlockPlan::keeps_value_rows), Layers{1});
+  EXPECT_EQ(layers_with(plans, &BlockPlan::completes_value_table), Layers({1, 2, 8, 9, 10}));
+}
+
+/// Two layers share a table there: the lower one completes its gradient.
+TEST(BlockPlan, OfRecord21AddsToTheStreamInPlace) {
+  const std::vector<BlockPlan> plans = block_plans(record(21), Mode::training);
+  Layers tables;
+  for (const BlockPlan& plan : plans) tables.push_back(plan.value_table);
+  EXPECT_EQ(tables, Layers({0, 1, 2, -1, -1, -1, -1, -1, -1, 0, 1, 2}));
+  EXPECT_EQ(layers_with(plans, &BlockPlan::completes_value_table), Layers({0, 1, 2}));
+  EXPECT_EQ(layers_with(plans, &BlockPlan::input_is_tapped), Layers({1, 2, 3, 4, 5, 6}));
+  for (const BlockPlan& plan : plans) {
+    EXPECT_TRUE(plan.mixes_input && plan.joins_in == BlockMix::before);
+    EXPECT_EQ(plan.output, OutputBuffer::own);
+    EXPECT_FALSE(plan.attention_is_implied || plan.mlp_is_implied || plan.leaves_factors || plan.norms_next);
+  }
+}
+
+/// In evaluation each block makes its own norms, and only what others read has a buffer of its own.
+TEST(BlockPlan, OfEvaluationSharesBuffers) {
+  for (const int number : {13, 21, 81, 89}) {
+    SCOPED_TRACE(number);
+    const std::vector<BlockPlan> plans = block_plans(record(number), Mode::evaluation);
+    for (const BlockPlan& plan : plans) {
+      EXPECT_EQ(plan.attention_norm, NormMaker::block);
+      EXPECT_FALSE(plan.norms_next || plan.input_is_norm || plan.hands_on_factor || plan.shares_norm);
+      if (plan.attends) {
+        EXPECT_EQ(plan.norm_owner, plan.layer);
+      }
+      const bool read_above = plan.layer + 1 < static_cast<int>(plans.size()) && plans[plan.layer + 1].input_is_tapped;
+      EXPECT_EQ(plan.output, read_above ? OutputBuffer::own : OutputBuffer::of_all_blocks);
+    }
+  }
+}
+
+/// Every norm that attention reads is made once, and nobody reads a stream that is not kept.
+TEST(BlockPlan, OfNeighboursAgrees) {
+  for (const int number : {13, 18, 20, 21, 81, 89}) {
+    SCOPED_TRACE(number);
+    const std::vector<BlockPlan> plans = block_plans(record(number), Mode::training);
+    for (std::size_t i = 0; i < plans.size(); ++i) {
+      const BlockPlan& plan = plans[i];
+      const bool last = i + 1 == plans.size();
+      EXPECT_EQ(plan.norms_next, !last && plans[i + 1].attention_norm == NormMaker::mix_below);
+      EXPECT_EQ(plan.output == OutputBuffer::none, !last && plans[i + 1].input_is_norm);
+      EXPECT_FALSE(plan.input_is_norm && (plan.input_is_tapped || plan.mixes_input));
+      if (!plan.attends) continue;
+      EXPECT_EQ(plans[plan.norm_owner].norm_owner, plan.norm_owner);
+      EXPECT_NE(plans[plan.norm_owner].attention_norm, NormMaker::layer_below);
+      EXPECT_EQ(plan.attention_norm == NormMaker::layer_below, plan.norm_owner != plan.layer);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace nanorun

@@ -1,0 +1,102 @@
+#include "src/optimizer/hyperparameters.hpp"
+
+#include <gtest/gtest.h>
+
+namespace nanorun {
+namespace {
+
+TEST(Hyperparameters, StarsStandForAnyCharacters) {
+  EXPECT_TRUE(matches("bigram", "bigram"));
+  EXPECT_FALSE(matches("bigram", "bigram_sign"));
+  EXPECT_TRUE(matches("bigram*", "bigram_sign"));
+  EXPECT_TRUE(matches("*", ""));
+  EXPECT_TRUE(matches("block.*.mlp_out", "block.10.mlp_out"));
+  EXPECT_FALSE(matches("block.*.mlp_out", "block.10.mlp_in"));
+  EXPECT_TRUE(matches("*_net.*.bias", "mudd_net.0.bias"));
+  EXPECT_TRUE(matches("*a*a", "banana"));
+  EXPECT_FALSE(matches("*a*b", "banana"));
+  EXPECT_FALSE(matches("", "a"));
+}
+
+Config tiny_config() {
+  Config config;
+  config.model.vocabulary = 100;
+  config.model.width = 16;
+  config.model.heads = 2;
+  config.model.head_dim = 8;
+  config.model.layers = 4;
+  config.model.value_embeddings = 1;
+  return config;
+}
+
+TEST(Hyperparameters, MatricesAreMuonsAndFixedTensorsNobodys) {
+  const Config config = tiny_config();
+  for (const Group group : {Group::embedding, Group::head, Group::net, Group::scalar, Group::skip}) {
+    EXPECT_EQ(rule_of(config, group), Rule::adam);
+  }
+  EXPECT_EQ(rule_of(config, Group::matrix), Rule::muon);
+  EXPECT_EQ(rule_of(config, Group::fixed), Rule::fixed);
+  for (const Parameter& parameter : ParameterTable(config.model).parameters()) {
+    EXPECT_EQ(hyperparameters(config, parameter).rule, rule_of(config, parameter.group)) << parameter.name;
+  }
+}
+
+TEST(Hyperparameters, TheFirstGroupThatNamesATensorHasIt) {
+  Config config = tiny_config();
+  config.optimizer.muon_decay = 1.5;
+  config.group = {{{"embedding"}, 0.1, 0.5, 0.6, 0.7}, {{"*embedding*", "block.*"}, 0.2, 0.3, 0.4, 0.5}};
+  const ParameterTable table(config.model);
+  EXPECT_EQ(hyperparameters(config, table.find("embedding")), (Hyperparameters{Rule::adam, 0.1, 0.5, 0.6, 0.7}));
+  EXPECT_EQ(hyperparameters(config, table.find("value_embedding.0")),
+            (Hyperparameters{Rule::adam, 0.2, 0.3, 0.4, 0.5}));
+  // Muon's decay is one for all matrices.
+  EXPECT_EQ(hyperparameters(config, table.find("block.1.mlp_in")).decay, 1.5);
+  const OptimizerConfig& o = config.optimizer;
+  EXPECT_EQ(hyperparameters(config, table.find("head")),
+            (Hyperparameters{Rule::adam, o.lr_head, o.adam_beta1, o.adam_beta2, 0}));
+}
+
+TEST(Hyperparameters, GroupsThatNameNothingAreTold) {
+  Config config = tiny_config();
+  config.group = {{{"embedding", "bigram"}, 0.1}, {{"mudd_net.*"}, 0.1}};
+  const std::vector<std::string> expected = {"warning: group.0.tensors: no tensor of the model is called bigram",
+                                             "warning: group.1.tensors: no tensor of the model is called mudd_net.*"};
+  EXPECT_EQ(group_warnings(config, ParameterTable(config.model)), expected);
+}
+
+TEST(Hyperparameters, FormatsAreAdams) {
+  Config config = tiny_config();
+  config.optimizer.adam_moments = StateFormat::bf16;
+  config.group = {{{"embedding", "block.*.mlp_in"}, 0.1, 0.5, 0.6, 0.7, StateFormat::bf16, StateFormat::fp32}};
+  const ParameterTable table(config.model);
+  const auto formats = [&](const char* name) {
+    const Hyperparameters hyper = hyperparameters(config, table.find(name));
+    return std::pair(hyper.master, hyper.moments);
+  };
+  constexpr StateFormat fp32 = StateFormat::fp32, bf16 = StateFormat::bf16;
+  EXPECT_EQ(formats("embedding"), std::pair(bf16, fp32));
+  EXPECT_EQ(formats("head"), std::pair(fp32, bf16));
+  EXPECT_EQ(formats("block.1.mlp_in"), std::pair(fp32, fp32));
+  EXPECT_EQ(formats("block.1.mlp_out"), std::pair(fp32, fp32));
+  const std::vector<std::string> expected = {
+      "warning: group.0: master and moments are Adam's; Muon updates block.3.mlp_in in fp32"};
+  EXPECT_EQ(group_warnings(config, table), expected);
+  config.model.tied_head = true;
+  EXPECT_EQ(formats("embedding"), std::pair(fp32, bf16)) << "as the head";
+  config.train.untie_step = -1;
+  EXPECT_EQ(formats("embedding"), std::pair(bf16, fp32));
+}
+
+TEST(Hyperparameters, OnlyMuonsWeightsAreTruncated) {
+  Config config = tiny_config();
+  const ParameterTable table(config.model);
+  EXPECT_FALSE(hyperparameters(config, table.find("block.0.qkv")).truncates);
+  config.optimizer.muon_truncates = true;
+  for (const Parameter& parameter : table.parameters()) {
+    EXPECT_EQ(hyperparameters(config, parameter).truncates, hyperparameters(config, parameter).rule == Rule::muon)
+        << parameter.name;
+  }
+}
+
+}  // namespace
+}  // namespace nanorun

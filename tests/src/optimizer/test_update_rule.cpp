@@ -1,0 +1,83 @@
+#include "src/optimizer/update_rule.hpp"
+
+#include <gtest/gtest.h>
+
+namespace nanorun {
+namespace {
+
+using Strings = std::vector<std::string>;
+
+Config tiny_config() {
+  Config config;
+  config.model.vocabulary = 100;
+  config.model.width = 16;
+  config.model.heads = 2;
+  config.model.head_dim = 8;
+  config.model.layers = 4;
+  config.model.value_embeddings = 1;
+  config.model.bigram_rows = 20;
+  config.model.bigram_sign_rows = 5;
+  return config;
+}
+
+/// Prefixes of what the rule of a tensor keeps.
+Strings kept(const Config& config, const std::string& name) {
+  const ParameterTable table(config.model);
+  const Parameter& parameter = table.find(name);
+  const OwnedRows rows{&parameter, parameter.size() / parameter.cols, static_cast<std::uint64_t>(parameter.cols),
+                       0,          parameter.size() / parameter.cols, parameter.offset};
+  Strings prefixes;
+  for (const StateTensor& state : UpdateRules<double>(config).of(parameter.group).state(rows)) {
+    prefixes.push_back(state.prefix);
+    if (state.prefix != "/muon/second_moment/") {
+      EXPECT_EQ(state.rows.size(), parameter.size());
+    }
+  }
+  return prefixes;
+}
+
+TEST(UpdateRules, KeepTheStateOfCheckpoints) {
+  Config config = tiny_config();
+  EXPECT_EQ(kept(config, "block.0.qkv"), Strings{"/muon/momentum/"});
+  config.optimizer.normuon_beta = 0.9;
+  EXPECT_EQ(kept(config, "block.0.qkv"), (Strings{"/muon/momentum/", "/muon/second_moment/"}));
+  for (const char* const name : {"head", "embedding", "bigram", "block.1.residual_mix"}) {
+    EXPECT_EQ(kept(config, name), (Strings{"/adam/m/", "/adam/v/"})) << name;
+  }
+  EXPECT_EQ(kept(config, "bigram_sign"), Strings{});
+}
+
+TEST(UpdateRules, NameAllThatTheyKeep) {
+  const Strings expected{"/muon/momentum/", "/muon/second_moment/", "/adam/m/", "/adam/v/", "/adam/gradient/"};
+  EXPECT_EQ(state_prefixes(), expected);
+}
+
+TEST(UpdateRules, OnlyAdamSumsGradientsOverSteps) {
+  Config config = tiny_config();
+  config.optimizer.adam_period = 3;
+  const UpdateRules<double> rules(config);
+  EXPECT_FALSE(rules.of(Group::head).updates_at(0));
+  EXPECT_FALSE(rules.of(Group::head).updates_at(1));
+  EXPECT_TRUE(rules.of(Group::head).updates_at(2));
+  EXPECT_TRUE(rules.of(Group::head).updates_at(5));
+  EXPECT_TRUE(rules.of(Group::matrix).updates_at(0));
+  EXPECT_EQ(rules.of(Group::scalar).gradient_prefix(), "/adam/gradient/");
+  EXPECT_EQ(rules.of(Group::matrix).gradient_prefix(), "");
+  config.optimizer.adam_period = 1;
+  EXPECT_EQ(UpdateRules<double>(config).of(Group::scalar).gradient_prefix(), "");
+  EXPECT_TRUE(UpdateRules<double>(config).of(Group::scalar).updates_at(0));
+}
+
+TEST(UpdateRules, OnlyMuonBatchesShapesAndNeedsScratch) {
+  const Config config = tiny_config();
+  const ParameterTable table(config.model);
+  const UpdateRules<double> rules(config);
+  for (const Bucket& bucket : table.buckets()) {
+    const UpdateRule<double>& rule = rules.of(bucket.group);
+    EXPECT_EQ(rule.batches_shapes(), bucket.group == Group::matrix);
+    EXPECT_EQ(rule.scratch_bytes({table.owned(bucket, 0, 1)}) > 0, bucket.group == Group::matrix);
+  }
+}
+
+}  // namespace
+}  // namespace nanorun
