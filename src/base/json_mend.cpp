@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <charconv>
 #include <optional>
-#include <utility>
 
 #include "src/base/utf8.hpp"
 
@@ -70,12 +69,9 @@ Escape first_escape(std::string_view text) {
 }
 
 /// Mends the escape at `at`, which is a backslash; returns where what follows it begins.
-std::size_t mend_escape(std::string& text, std::size_t at, std::uint64_t& replaced) {
+std::size_t mend_escape(std::string& text, std::size_t at, const Mark& mark) {
   const Escape escape = first_escape(std::string_view(text).substr(at));
-  if (escape.is_half) {
-    text.replace(at, escape_size, "\\ufffd");
-    ++replaced;
-  }
+  if (escape.is_half) text.replace(at, escape_size, mark.escape);
   return at + escape.size;
 }
 
@@ -93,15 +89,15 @@ std::size_t mend_word(std::string& text, std::size_t at) {
 
 }  // namespace
 
-std::string mended_json(std::string_view line, std::uint64_t& replaced) {
-  std::string text = valid_utf8(line) == line.size() ? std::string(line) : mended_utf8(line, replaced);
+std::string mended_json(std::string_view line, const Mark& mark) {
+  std::string text = mended_utf8(line, mark.bytes);
   bool in_string = false;
   for (std::size_t at = 0; at < text.size();) {
     if (text[at] == '"') {
       in_string = !in_string;
       ++at;
     } else if (in_string && text[at] == '\\') {
-      at = mend_escape(text, at, replaced);
+      at = mend_escape(text, at, mark);
     } else if (!in_string && is_in_word(text[at])) {
       at = mend_word(text, at);
     } else {
@@ -109,29 +105,6 @@ std::string mended_json(std::string_view line, std::uint64_t& replaced) {
     }
   }
   return text;
-}
-
-void HalfPairCounter::add(std::string_view part) {
-  if (cut_.empty()) return search(part, false);
-  const std::string text = std::exchange(cut_, {}) + std::string(part);
-  search(text, false);
-}
-
-void HalfPairCounter::end() {
-  const std::string text = std::exchange(cut_, {});
-  search(text, true);
-}
-
-void HalfPairCounter::search(std::string_view text, bool is_last) {
-  for (std::size_t at = text.find('\\'); at < text.size(); at = text.find('\\', at)) {
-    if (!is_last && text.size() - at < 2 * escape_size) {
-      cut_ = text.substr(at);
-      return;
-    }
-    const Escape escape = first_escape(text.substr(at));
-    count_ += escape.is_half;
-    at += escape.size;
-  }
 }
 
 }  // namespace nanorun

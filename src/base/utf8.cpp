@@ -58,23 +58,17 @@ std::size_t valid_utf8(std::string_view text) {
   return at;
 }
 
-std::string mended_utf8(std::string_view text, std::uint64_t& replaced) {
+std::string mended_utf8(std::string_view text, std::string_view mark) {
   std::string mended;
   while (!text.empty()) {
     const std::size_t valid = valid_utf8(text);
     mended += text.substr(0, valid);
     text.remove_prefix(valid);
     if (text.empty()) break;
-    mended += "\uFFFD";
-    ++replaced;
+    mended += mark;
     text.remove_prefix(first_sequence(text).size);
   }
   return mended;
-}
-
-std::string mended_utf8(std::string_view text) {
-  std::uint64_t replaced = 0;
-  return mended_utf8(text, replaced);
 }
 
 void Utf8Counter::add(std::string_view part) {

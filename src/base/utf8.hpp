@@ -10,11 +10,9 @@ namespace nanorun {
 /// Number of bytes before the first that is not UTF-8.
 std::size_t valid_utf8(std::string_view text);
 
-/// The text with U+FFFD in place of each maximal part that begins a character without completing it, and of each byte
-/// that begins no character: as Unicode recommends, and Python decodes with errors="replace". `replaced` is raised by
-/// their number.
-std::string mended_utf8(std::string_view text, std::uint64_t& replaced);
-std::string mended_utf8(std::string_view text);
+/// The text with `mark`, U+FFFD, in place of each maximal part that begins a character without completing it, and of
+/// each byte that begins no character: as Unicode recommends, and Python decodes with errors="replace".
+std::string mended_utf8(std::string_view text, std::string_view mark = "\uFFFD");
 
 /// Counts the characters of a text that comes in parts, and those that mended_utf8() replaces.
 class Utf8Counter {

@@ -189,7 +189,7 @@ std::string compare_tokens(const Config& config, const RunData& data, const Toke
                          "data.allow_other_tokenizer = true trains the model on them all the same");
 }
 
-std::vector<std::string> data_warnings(const Config& config, const std::optional<TokenOrigin>& model) {
+std::vector<std::string> data_warnings(const Config& config, const DataStart& start) {
   Comm alone(MPI_COMM_SELF);
   std::vector<std::string> warnings;
   const auto attempt = [&](auto&& check) {
@@ -215,12 +215,16 @@ std::vector<std::string> data_warnings(const Config& config, const std::optional
   attempt([&] { open_validation(opener, data, config.validation); });
   attempt([&] { training_prefixes(alone, config, data); });
   std::string other_tokens;
-  if (model && !(data.train.opened.empty() && data.validation.opened.empty()))
-    attempt([&] { other_tokens = compare_tokens(config, data, *model); });
+  if (start.model && !(data.train.opened.empty() && data.validation.opened.empty()))
+    attempt([&] { other_tokens = compare_tokens(config, data, *start.model); });
+  std::vector<std::string> changes;
+  if (warnings.empty()) attempt([&] { changes = check_shards(alone, data, config, start.shards); });
   if (!warnings.empty()) return warnings;
-  attempt([&] { require_steps(training_stream(data, config), {}, 0, config.train.steps); });
+  attempt([&] { open_training(opener, data, config, start.cursor, start.step, config.train.steps - start.step); });
+  attempt([&] { require_steps(training_stream(data, config), start.cursor, start.step, config.train.steps); });
   attempt([&] { find_validation_starts(data.validation, config.validation); });
-  if (warnings.empty()) attempt([&] { warnings = document_lines(alone, config, data, {}, 0); });
+  if (warnings.empty()) attempt([&] { warnings = document_lines(alone, config, data, start.cursor, start.step); });
+  warnings.insert(warnings.begin(), changes.begin(), changes.end());
   if (!other_tokens.empty()) warnings.push_back(other_tokens);
   for (std::string& line : shard_warnings(data)) warnings.push_back(std::move(line));
   return warnings;

@@ -50,10 +50,18 @@ RunData open_validation_data(Comm& comm, const Config& config);
 /// The shapes of all training steps.
 StepPlan training_plan(const Config& config);
 
-/// For one rank, without a run: warnings of whatever open_run_data(), start_loader() or training_prefixes() would
-/// refuse, since decks are often checked where their data are missing. Where nothing is wrong, document_lines().
-/// `model`: the tokens that the weights were trained on with which the run begins.
-std::vector<std::string> data_warnings(const Config& config, const std::optional<TokenOrigin>& model = {});
+/// What the checkpoint with which a run begins says of data.
+struct DataStart {
+  std::optional<TokenOrigin> model;  ///< the tokens that its weights were trained on; absent without a checkpoint
+  std::string shards;                ///< shard_record() of the run that continues; empty: none
+  Cursor cursor;                     ///< where the stream stands before the run's next step
+  long step = 0;                     ///< number of that step
+};
+
+/// For one rank, without a run: warnings of whatever open_run_data(), check_shards(), start_loader() or
+/// training_prefixes() would refuse, since decks are often checked where their data are missing. Where nothing is
+/// wrong, document_lines().
+std::vector<std::string> data_warnings(const Config& config, const DataStart& start = {});
 
 /// For a run whose model was trained before on tokens of `model`: a warning where the run's shards may be of another
 /// tokenizer, else empty. Throws Error(data, all_ranks) where they are.

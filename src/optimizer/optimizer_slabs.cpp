@@ -3,24 +3,19 @@
 #include <string>
 
 #include "src/base/instantiate.hpp"
+#include "src/optimizer/stored_tensors.hpp"
 
 namespace nanorun {
 
 template <class T>
 auto OptimizerSlabs<T>::stored(const OwnedBucket<T>& owned) -> std::vector<Stored> {
   std::vector<Stored> all;
-  const auto add_like_weights = [&](const std::string& prefix, const StateSpan<T>& elements) {
-    Stored& stored = all.emplace_back(Stored{{}, HostStateSpan<T>(elements)});
-    for (const OwnedRows& rows : owned.tensors) stored.tensors.push_back({prefix, rows});
-  };
-  add_like_weights("/weights/", owned.master);
+  all.push_back({{}, HostStateSpan<T>(owned.master)});
   for (const StateSpan<T>& elements : owned.state) all.push_back({{}, HostStateSpan<T>(elements)});
+  if (!owned.rule->gradient_prefix().empty()) all.push_back({{}, HostStateSpan<T>(StateSpan<T>{owned.gradients})});
   for (const OwnedRows& rows : owned.tensors) {
-    const std::vector<StateTensor> state = owned.rule->state(rows);
-    for (std::size_t k = 0; k < state.size(); ++k) all[k + 1].tensors.push_back(state[k]);
-  }
-  if (const std::string prefix = owned.rule->gradient_prefix(); !prefix.empty()) {
-    add_like_weights(prefix, {owned.gradients});
+    const std::vector<StateTensor> tensors = stored_tensors(*owned.rule, rows);
+    for (std::size_t k = 0; k < tensors.size(); ++k) all[k].tensors.push_back(tensors[k]);
   }
   return all;
 }

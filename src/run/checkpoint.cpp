@@ -328,6 +328,18 @@ std::optional<Progress> Checkpoints::restore(const Slabs& slabs) {
   comm_.together([&] {
     if (comm_.root()) link_.enter(directory_);
   });
+  return choose(slabs);
+}
+
+std::optional<Progress> Checkpoints::plan_restore(const Slabs& slabs) {
+  comm_.together([&] {
+    if (comm_.root()) CheckpointLink::examine(directory_);
+  });
+  return choose(slabs);
+}
+
+/// Resolves config.restart.
+std::optional<Progress> Checkpoints::choose(const Slabs& slabs) {
   if (config_.restart == "none") return std::nullopt;
   if (config_.restart != "auto") {
     comm_.together([&] {

@@ -63,7 +63,11 @@ class Checkpoints {
   /// holds other optimizer state than the deck asks for; the slabs then hold anything.
   std::optional<Progress> restore(const std::vector<Slab<float>>& slabs);
 
-  /// The checkpoint from which restore() has filled the slabs, and its header; empty if there is none.
+  /// Collective. restore() for a dry run: finds the checkpoint or throws the same Error, but takes no lock on a linked
+  /// directory. The slabs need no memory.
+  std::optional<Progress> plan_restore(const std::vector<Slab<float>>& slabs);
+
+  /// The checkpoint that restore() or plan_restore() has found, and its header; empty if there is none.
   const std::string& restored_file() const { return restored_file_; }
   const CheckpointHeader& restored() const { return restored_; }
   /// For rank 0. Whether that checkpoint lies in the run's own directory, so that the run continues there.
@@ -79,6 +83,7 @@ class Checkpoints {
 
  private:
   std::string path_of(long step) const;
+  std::optional<Progress> choose(const std::vector<Slab<float>>& slabs);
   [[noreturn]] void refuse(const std::string& path, const CheckpointContents& contents) const;
   Progress load(const std::string& path, const std::vector<Slab<float>>& slabs);
   std::optional<Progress> load_newest(const std::vector<std::string>& files, const std::vector<Slab<float>>& slabs);

@@ -70,7 +70,27 @@ void require_free_of_runs(const std::string& directory, const std::string& targe
                                 directory, target, owner, lock, lock));
 }
 
+/// The canonical path of the directory to which the link leads. Throws where it leads to none.
+std::string target_of(const std::string& directory) {
+  if (kind_of(directory, code) != FileKind::directory)
+    throw Error(code, directory + ": a link to no directory: make the directory, or remove the link");
+  return canonical_path(directory, code);
+}
+
+/// Throws where the target is not free for this run.
+void require_own(const std::string& directory, const std::string& target, const std::string& own_run) {
+  const std::string text = lock_text(target);
+  if (!text.empty() && !is_lock_text(text))
+    throw Error(code, target + lock_name + ": is not the lock file of a run; move it away");
+  require_free_of_runs(directory, target, own_run);
+}
+
 }  // namespace
+
+void CheckpointLink::examine(const std::string& directory) {
+  if (kind_of_entry(directory, code) != FileKind::symlink) return;
+  require_own(directory, target_of(directory), canonical_path(directory_of(directory), code));
+}
 
 void CheckpointLink::enter(const std::string& directory) {
   if (kind_of_entry(directory, code) != FileKind::symlink) {
@@ -78,14 +98,9 @@ void CheckpointLink::enter(const std::string& directory) {
     lock_.reset();
     return;
   }
-  if (kind_of(directory, code) != FileKind::directory)
-    throw Error(code, directory + ": a link to no directory: make the directory, or remove the link");
-  const std::string target = canonical_path(directory, code), own_run = canonical_path(directory_of(directory), code);
+  const std::string target = target_of(directory), own_run = canonical_path(directory_of(directory), code);
   if (lock_ && locked_ == target && lock_->in_place()) return;
-  const std::string text = lock_text(target);
-  if (!text.empty() && !is_lock_text(text))
-    throw Error(code, target + lock_name + ": is not the lock file of a run; move it away");
-  require_free_of_runs(directory, target, own_run);
+  require_own(directory, target, own_run);
   FileLock lock(target + lock_name, own_name() + checkpoints_of + own_run, code);
   if (lock.held_by()) throw in_use(directory, target, *lock.held_by());
   if (!lock.supported()) warn(target + ": no locks on this file system; nothing keeps a second job away");

@@ -17,6 +17,9 @@ class CheckpointLink {
   /// checkpoints of another run, or where another job holds the lock.
   void enter(const std::string& directory);
 
+  /// Throws as enter() does where the directory is not free for this run. Takes no lock and changes nothing.
+  static void examine(const std::string& directory);
+
  private:
   std::string locked_;  ///< canonical path of the directory
   std::optional<FileLock> lock_;

@@ -7,7 +7,7 @@
 #include "src/data/run_data.hpp"
 #include "src/model/params.hpp"
 #include "src/optimizer/hyperparameters.hpp"
-#include "src/run/first_weights.hpp"
+#include "src/run/beginning.hpp"
 #include "src/run/log.hpp"
 #include "src/run/plan.hpp"
 #include "src/run/run_directory.hpp"
@@ -22,7 +22,7 @@ std::vector<std::string> remarks_on(const Config& config, const ParameterTable& 
   std::vector<std::string> lines = group_warnings(config, table);
   Beginning beginning = plan_beginning(config, table);
   for (std::string& line : beginning.lines) lines.push_back(std::move(line));
-  for (std::string& line : data_warnings(config, beginning.model)) lines.push_back(std::move(line));
+  for (std::string& line : data_warnings(config, beginning.data)) lines.push_back(std::move(line));
   return lines;
 }
 

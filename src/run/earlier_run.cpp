@@ -8,6 +8,7 @@
 
 #include "src/base/text.hpp"
 #include "src/measure/trace_datasets.hpp"
+#include "src/run/run_directory.hpp"
 #include "src/run/summary.hpp"
 
 namespace nanorun {
@@ -25,14 +26,15 @@ struct Remains {
 };
 
 /// Absent where no run has left a checkpoint or figures.
-std::optional<Remains> look(const RunDirectory& directory, const Checkpoints& checkpoints,
+std::optional<Remains> look(const std::string& directory, const Checkpoints& checkpoints,
                             const std::optional<Progress>& found) {
-  std::optional<std::string> summary = directory.read("summary.json");
+  const std::string deck_file = directory + "/deck.toml";
+  std::optional<std::string> summary = text_of_run(directory + "/summary.json");
   if (summary && is_of_no_step(*summary)) summary.reset();
-  if (!found && !summary && traced_steps(directory.file("trace.h5")) == 0) return std::nullopt;
+  if (!found && !summary && traced_steps(directory + "/trace.h5") == 0) return std::nullopt;
   Remains remains;
-  remains.deck = found ? checkpoints.restored().deck : directory.read("deck.toml").value_or("");
-  remains.deck_file = found ? checkpoints.restored_file() : directory.file("deck.toml");
+  remains.deck = found ? checkpoints.restored().deck : text_of_run(deck_file).value_or("");
+  remains.deck_file = found ? checkpoints.restored_file() : deck_file;
   remains.summary = summary.has_value();
   remains.cut_short = !summary || is_short_of_space(*summary);
   remains.finished_at = summary ? finished_steps(*summary) : 0;
@@ -57,7 +59,7 @@ std::vector<std::string> differences(const Remains& remains, const Config& confi
 
 }  // namespace
 
-Earlier examine_earlier_run(const RunDirectory& directory, const Config& config, const Checkpoints& checkpoints,
+Earlier examine_earlier_run(const std::string& directory, const Config& config, const Checkpoints& checkpoints,
                             const std::optional<Progress>& found) {
   const std::optional<Remains> remains = look(directory, checkpoints, found);
   if (!remains) return Earlier::none;
@@ -68,13 +70,22 @@ Earlier examine_earlier_run(const RunDirectory& directory, const Config& config,
       throw Error(ExitCode::usage,
                   fmt::format("{} contains {} of a different training ({}): choose another run.name, or set "
                               "checkpoint.restart=none, which keeps that run as {}.1, .2, ...",
-                              directory.path(), remains->finished ? "a finished run" : "the results of a run",
-                              fmt::join(changes, "; "), directory.path()));
+                              directory, remains->finished ? "a finished run" : "the results of a run",
+                              fmt::join(changes, "; "), directory));
     }
   }
   if (remains->finished_at == config.train.steps) return Earlier::complete;
   if (found) return Earlier::none;
   return remains->summary ? Earlier::ended : Earlier::begun;
+}
+
+void require_steps_ahead(const Checkpoints& checkpoints, const Config& config) {
+  const long step = checkpoints.restored().progress.step;
+  if (step <= config.train.steps) return;
+  throw Error(ExitCode::usage,
+              fmt::format("{} has made {} steps already, more than train.steps = {}", checkpoints.restored_file(), step,
+                          config.train.steps),
+              Scope::all_ranks);
 }
 
 std::vector<std::string> changes_since(const Checkpoints& checkpoints, const Config& config) {

@@ -7,7 +7,6 @@
 
 #include "src/config/config.hpp"
 #include "src/run/checkpoint.hpp"
-#include "src/run/run_directory.hpp"
 
 namespace nanorun {
 
@@ -18,12 +17,16 @@ enum class Earlier {
   ended,     ///< its checkpoints are gone, or it was another training and left none: it is kept under another name
 };
 
-/// For rank 0. `found`: progress of the checkpoint that was restored, if there is one. Throws Error(usage) where the
-/// run would overwrite another training: the earlier run is finished, or has left a summary without a checkpoint, and
-/// the decks differ in keys that train or identify. A larger train.steps alone is no such difference where a checkpoint
-/// was left. A run that was cut short before its first checkpoint, or had no disk space for it, is no obstacle.
-Earlier examine_earlier_run(const RunDirectory& directory, const Config& config, const Checkpoints& checkpoints,
+/// For rank 0. `directory`: the run's, in which nothing changes. `found`: progress of the checkpoint that was restored,
+/// if there is one. Throws Error(usage) where the run would overwrite another training: the earlier run is finished, or
+/// has left a summary without a checkpoint, and the decks differ in keys that train or identify. A larger train.steps
+/// alone is no such difference where a checkpoint was left. A run that was cut short before its first checkpoint, or
+/// had no disk space for it, is no obstacle.
+Earlier examine_earlier_run(const std::string& directory, const Config& config, const Checkpoints& checkpoints,
                             const std::optional<Progress>& found);
+
+/// Throws Error(usage, all_ranks) where the restored checkpoint has made more steps than train.steps.
+void require_steps_ahead(const Checkpoints& checkpoints, const Config& config);
 
 /// Lines for the log on the differences between the deck and the deck of the restored checkpoint.
 std::vector<std::string> changes_since(const Checkpoints& checkpoints, const Config& config);

@@ -53,58 +53,15 @@ void require_tied(Comm& comm, const Config& config, std::span<const float> head,
               Scope::all_ranks);
 }
 
-namespace {
-
-/// The checkpoint that checkpoint.restart names; with "auto" the newest in the run's directory. Empty: none.
-std::string file_to_continue(Comm& alone, const Config& config) {
-  const std::string& restart = config.checkpoint.restart;
-  if (restart == "none") return {};
-  if (restart != "auto") return restart;
-  const std::string directory = config.run.outputs + "/" + config.run.name + "/checkpoints";
-  const std::vector<std::string> files = Checkpoints(alone, config.checkpoint, directory, "", "").list();
-  return files.empty() ? std::string() : files.back();
-}
-
-void plan_continuation(Comm& alone, const Config& config, const ParameterTable& table, const std::string& file,
-                       Beginning& beginning) {
-  const CheckpointHeader header = read_checkpoint_header(alone, file);
-  if (header.model != model_fingerprint(table.layout()))
-    throw Error(ExitCode::checkpoint, fmt::format("{}: belongs to another model than that of the deck", file));
-  beginning.model = origin_of(header.tokenizer, file, config.model.vocabulary);
-  verify_checkpoint(alone, file);
-  beginning.lines.push_back(fmt::format("continues from the checkpoint {}, step {}", file, header.progress.step));
-}
-
-void plan_first_weights(Comm& alone, const Config& config, const ParameterTable& table, Beginning& beginning) {
+FirstWeights verify_first_weights(Comm& alone, const Config& config, const ParameterTable& table) {
   const std::string& file = config.checkpoint.weights;
-  const auto [header, difference] = find_first_weights(alone, config, table);
-  beginning.model = origin_of(header.tokenizer, file, config.model.vocabulary);
-  read_tensors(alone, file, header, weight_slabs(table));
+  FirstWeights weights = find_first_weights(alone, config, table);
+  read_tensors(alone, file, weights.header, weight_slabs(table));
   if (has_tied_head(config)) {
-    const auto values = [&, &header = header](const char* dataset) {
-      return read_whole(alone, file, header, table, dataset);
-    };
+    const auto values = [&](const char* dataset) { return read_whole(alone, file, weights.header, table, dataset); };
     require_tied(alone, config, values("/weights/head"), values("/weights/embedding"));
   }
-  beginning.lines.push_back(fmt::format("begins with the weights of {}, step {}", file, header.progress.step));
-  if (!difference.empty()) beginning.lines.push_back("warning: the model of these weights differs: " + difference);
-}
-
-}  // namespace
-
-Beginning plan_beginning(const Config& config, const ParameterTable& table) {
-  Beginning beginning;
-  try {
-    Comm alone(MPI_COMM_SELF);
-    if (const std::string file = file_to_continue(alone, config); !file.empty()) {
-      plan_continuation(alone, config, table, file, beginning);
-    } else if (!config.checkpoint.weights.empty()) {
-      plan_first_weights(alone, config, table, beginning);
-    }
-  } catch (const Error& error) {
-    beginning.lines.push_back(fmt::format("warning: {}", error.what()));
-  }
-  return beginning;
+  return weights;
 }
 
 }  // namespace nanorun

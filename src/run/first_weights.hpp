@@ -1,14 +1,11 @@
 #pragma once
-// checkpoint.weights, the checkpoint with whose weights a new run begins; and what a dry run says about how a run
-// begins.
+// checkpoint.weights: the checkpoint with whose weights a new run begins.
 
-#include <optional>
 #include <span>
 #include <string>
 
 #include "src/comm/comm.hpp"
 #include "src/config/config.hpp"
-#include "src/data/token_origin.hpp"
 #include "src/model/params.hpp"
 #include "src/run/checkpoint_file.hpp"
 
@@ -28,15 +25,8 @@ FirstWeights find_first_weights(Comm& comm, const Config& config, const Paramete
 /// of both. Collective with a tied head.
 void require_tied(Comm& comm, const Config& config, std::span<const float> head, std::span<const float> embedding);
 
-/// How a run would begin.
-struct Beginning {
-  std::vector<std::string> lines;    ///< about the checkpoint; empty where there is none
-  std::optional<TokenOrigin> model;  ///< the tokens that the checkpoint's weights were trained on
-};
-
-/// For one rank, without a run: examines the checkpoint from which checkpoint.restart or checkpoint.weights would let
-/// the run begin. A line with "warning: " tells why the run could not begin with it, such as damage, or how its model
-/// differs.
-Beginning plan_beginning(const Config& config, const ParameterTable& table);
+/// For one rank, without a run: find_first_weights(), and verifies the weights. Throws Error(checkpoint) also where
+/// they are damaged, or where require_tied() would throw.
+FirstWeights verify_first_weights(Comm& alone, const Config& config, const ParameterTable& table);
 
 }  // namespace nanorun

@@ -24,7 +24,7 @@ constexpr const char* lock_name = "lock";
 constexpr std::array<const char*, 6> file_names = {"deck.toml",    "log.txt",  "metrics.jsonl",
                                                    "summary.json", "trace.h5", "trace.json"};
 constexpr std::array<const char*, 2> folder_names = {"checkpoints", "heartbeats"};
-constexpr std::uint64_t max_text = 1u << 30;  ///< bytes of a file that read() takes
+constexpr std::uint64_t max_text = 1u << 30;  ///< bytes of a file that text_of_run() takes
 
 /// Keys of the deck with relative paths at which all ranks look.
 std::vector<std::string> relative_keys(const Config& config) {
@@ -63,6 +63,11 @@ bool appears(const std::string& path) {
 }
 
 }  // namespace
+
+std::optional<std::string> text_of_run(const std::string& path) {
+  if (!has_file(path, ExitCode::output)) return std::nullopt;
+  return read_text(path, max_text, ExitCode::output);
+}
 
 void require_possible_paths(const Config& config) {
   if (!relative_keys(config).empty()) working_directory(ExitCode::usage);
@@ -189,11 +194,6 @@ void RunDirectory::require_appearance(const std::string& mark) const {
   throw Error(ExitCode::output,
               fmt::format("{} does not see {}, which rank 0 has made: it must be on a file system that all nodes share",
                           own, path_));
-}
-
-std::optional<std::string> RunDirectory::read(const std::string& name) const {
-  if (!has_file(file(name), ExitCode::output)) return std::nullopt;
-  return read_text(file(name), max_text, ExitCode::output);
 }
 
 /// Whether an earlier run left anything but its lock, marks beside it, a stop file and empty directories.

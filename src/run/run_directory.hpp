@@ -19,6 +19,9 @@ void require_possible_paths(const Config& config);
 /// works in another directory than rank 0.
 void require_same_directory(Comm& comm, const Config& config);
 
+/// The text of a file that an earlier run has left; absent where there is no such file. Throws Error(output).
+std::optional<std::string> text_of_run(const std::string& path);
+
 class RunDirectory {
  public:
   /// Collective. Creates the directory, unless an earlier run has, and locks it for the lifetime of the object; nothing
@@ -36,8 +39,8 @@ class RunDirectory {
   std::string checkpoints() const { return file("checkpoints"); }
   const std::string& stop_file() const { return stop_file_; }
 
-  /// The text of a file that an earlier run has left; absent where there is no such file. Throws Error(output).
-  std::optional<std::string> read(const std::string& name) const;
+  /// text_of_run() of a file of the directory.
+  std::optional<std::string> read(const std::string& name) const { return text_of_run(file(name)); }
 
   /// Collective. Throws on all ranks alike: Error(usage) where the path of the stop file is that of a file which the
   /// run itself writes, Error(output) where something is there that begin() may not remove.

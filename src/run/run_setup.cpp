@@ -119,7 +119,8 @@ void RunSetup::examine_earlier(const std::optional<Progress>& found) {
     if (!comm.root()) return;
     const bool automatic = config.checkpoint.restart == "auto";
     continues_here = automatic || (found && checkpoints.continues_here());
-    const Earlier earlier = automatic ? examine_earlier_run(directory, config, checkpoints, found) : Earlier::none;
+    const Earlier earlier =
+        automatic ? examine_earlier_run(directory.path(), config, checkpoints, found) : Earlier::none;
     if (earlier == Earlier::begun) log.line("no checkpoint of this run is there: it begins again at step 1");
     if (earlier == Earlier::ended) continues_here = false;
     complete = earlier == Earlier::complete;
@@ -139,11 +140,7 @@ void RunSetup::go_on_from(const Progress& found) {
   }
   log.line(fmt::format("restarted from the checkpoint of step {}", progress.step));
   for (const std::string& line : changes_since(checkpoints, config)) log.line(line);
-  if (progress.step <= config.train.steps) return;
-  throw Error(ExitCode::usage,
-              fmt::format("{} has made {} steps already, more than train.steps = {}", checkpoints.restored_file(),
-                          progress.step, config.train.steps),
-              Scope::all_ranks);
+  require_steps_ahead(checkpoints, config);
 }
 
 /// Takes the weights of another training's checkpoint; the optimizer's state stays that of a new run.

@@ -24,7 +24,10 @@ class Documents {
   virtual std::optional<Part> next() = 0;
   /// File, and line of JSON Lines, of the part that next() returned last, for messages.
   virtual std::string location() const = 0;
-  /// Characters of JSON Lines that U+FFFD has replaced so far: those that are not UTF-8, and halves of surrogate pairs.
+  /// The line for which next() threw last, if it was no JSON; else empty. Valid until the next call.
+  virtual std::string_view refused() const { return {}; }
+  /// Number of characters in the texts of JSON Lines that U+FFFD has replaced so far: those that are not UTF-8, and
+  /// halves of surrogate pairs.
   virtual std::uint64_t replaced() const { return 0; }
 };
 

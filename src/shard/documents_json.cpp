@@ -122,18 +122,21 @@ class FieldFinder : public nlohmann::json_sax<nlohmann::json> {
   /// What is wrong with the text, for a message; empty where text() is found.
   std::string search(std::string_view line) {
     // The parser takes a zero byte for the end of the text.
+    is_json_ = false;
     if (const std::size_t zero = line.find('\0'); zero != line.npos)
       return fmt::format("not JSON: column {}: a zero byte", zero + 1);
     if (!parse(line)) {
-      std::uint64_t replaced = 0;
-      if (!parse(mended_json(line, replaced))) return fault_;
-      replaced_ += replaced;
+      if (!parse(mended_json(line))) return fault_;
+      if (is_string_) count_replaced(line);
     }
+    is_json_ = true;
     if (!is_object_) return "not a JSON object";
     if (!found_) return fmt::format("no key \"{}\"; {}", excerpt(field_), keys_there());
     if (is_null_) return fmt::format("\"{}\" is null", excerpt(field_));
     return is_string_ ? "" : fmt::format("\"{}\" is not a string", excerpt(field_));
   }
+  /// Whether search() was given JSON last.
+  bool is_json() const { return is_json_; }
   std::uint64_t replaced() const { return replaced_; }
   const std::string& text() const { return text_; }
 
@@ -187,6 +190,16 @@ class FieldFinder : public nlohmann::json_sax<nlohmann::json> {
     return nlohmann::json::sax_parse(line, this);
   }
 
+  /// Of a line that is mended: how many of the text's characters were. Where each has another mark, a text of the same
+  /// line has another size.
+  void count_replaced(std::string_view line) {
+    std::string text = std::exchange(text_, {});
+    parse(mended_json(line, question_mark));
+    constexpr std::size_t more = replacement_character.bytes.size() - question_mark.bytes.size();
+    replaced_ += (text.size() - text_.size()) / more;
+    text_ = std::move(text);
+  }
+
   std::string keys_there() const {
     if (keys_.empty()) return "the object has no keys";
     std::string names;
@@ -211,8 +224,9 @@ class FieldFinder : public nlohmann::json_sax<nlohmann::json> {
   std::string field_, text_, fault_;
   std::vector<std::string> keys_;  ///< the first ones of the object
   std::uint64_t depth_ = 0;
-  std::uint64_t replaced_ = 0;  ///< in all texts so far
-  bool at_field_ = false;       ///< the next value is the field's
+  std::uint64_t replaced_ = 0;  ///< of the characters of all texts so far
+  bool is_json_ = false;
+  bool at_field_ = false;  ///< the next value is the field's
   bool found_ = false, is_string_ = false, is_null_ = false, is_object_ = false;
 };
 
@@ -222,9 +236,11 @@ class JsonLines : public Documents {
       : lines_(path, first, last), finder_(field) {}
 
   std::optional<Part> next() override {
+    refused_ = {};
     while (const auto line = lines_.next()) {
       if (line->find_first_not_of(" \t\r") == line->npos) continue;
       const std::string fault = finder_.search(*line);
+      refused_ = finder_.is_json() ? std::string_view() : *line;
       if (!fault.empty())
         throw Error(ExitCode::data, fmt::format("{}: {}", location(), fault), Scope::this_rank, Cause::damage);
       return Part{.text = finder_.text(), .begins = true, .ends = true};
@@ -233,10 +249,12 @@ class JsonLines : public Documents {
   }
 
   std::string location() const override { return lines_.location(); }
+  std::string_view refused() const override { return refused_; }
   std::uint64_t replaced() const override { return finder_.replaced(); }
 
  private:
   LineReader lines_;
+  std::string_view refused_;
   FieldFinder finder_;
 };
 

@@ -10,7 +10,7 @@
 #include "src/base/error.hpp"
 #include "src/base/output_file.hpp"
 #include "src/base/text.hpp"
-#include "src/shard/documents.hpp"
+#include "src/shard/document_share.hpp"
 #include "src/shard/shard_plan.hpp"
 #include "src/tokenizer/tokenizer.hpp"
 
@@ -69,65 +69,6 @@ class ScratchFile {
   std::uint64_t count_ = 0;
 };
 
-/// The documents of this rank: of all files one after the other, each counted as one byte longer than it is, so that an
-/// empty file is a document too, the documents that begin in this rank's part.
-class Share {
- public:
-  /// Collective: each rank asks for the sizes of its share of the files.
-  Share(Comm& comm, const ShardOptions& options)
-      : paths_(options.inputs), field_(options.field), starts_(paths_.size() + 1), replaced_(paths_.size()) {
-    comm.together([&] {
-      for (std::size_t i = comm.rank(); i < paths_.size(); i += comm.size())
-        starts_[i + 1] = file_size(paths_[i], ExitCode::data) + 1;
-    });
-    comm.all_reduce(std::span(starts_), Reduce::sum);
-    for (std::size_t i = 1; i < starts_.size(); ++i) starts_[i] += starts_[i - 1];
-    const std::uint64_t ranks = comm.size(), whole = starts_.back() / ranks, rest = starts_.back() % ranks;
-    const auto bound = [&](std::uint64_t rank) { return whole * rank + rest * rank / ranks; };
-    first_ = bound(comm.rank());
-    last_ = bound(comm.rank() + 1);
-    file_ = std::upper_bound(starts_.begin(), starts_.end(), first_) - starts_.begin() - 1;
-    if (field_.empty() && starts_[file_] < first_) ++file_;  // that document is another rank's
-  }
-
-  /// The next part of a document; nothing at the end.
-  std::optional<Documents::Part> next() {
-    while (true) {
-      if (!documents_ && !open()) return std::nullopt;
-      if (auto part = documents_->next()) return part;
-      replaced_[file_] = documents_->replaced();
-      documents_.reset();
-      ++file_;
-    }
-  }
-  /// File, and line of JSON Lines, of the part that next() returned last.
-  std::string location() const { return documents_->location(); }
-  /// The file that is being read.
-  const std::string& path() const { return paths_[std::min(file_, paths_.size() - 1)]; }
-
-  /// For each file the number of characters in this rank's part that U+FFFD has replaced; of JSON Lines alone.
-  std::vector<std::uint64_t> replaced() const { return replaced_; }
-
- private:
-  /// Opens the file that comes next, if part of it is in the share.
-  bool open() {
-    if (file_ >= paths_.size() || starts_[file_] >= last_) return false;
-    const std::uint64_t start = starts_[file_];
-    documents_ = field_.empty()
-                     ? open_text_document(paths_[file_])
-                     : open_json_lines(paths_[file_], field_, std::max(first_, start) - start, last_ - start);
-    return true;
-  }
-
-  std::vector<std::string> paths_;
-  std::string field_;
-  std::vector<std::uint64_t> starts_;     ///< where each file starts, and the end of the last one
-  std::uint64_t first_ = 0, last_ = 0;    ///< documents that begin in [first_, last_) are in the share
-  std::size_t file_ = 0;                  ///< the file that is open, or comes next
-  std::unique_ptr<Documents> documents_;  ///< of the file that is open
-  std::vector<std::uint64_t> replaced_;
-};
-
 /// The kind of a reason for which a document was passed over, without what differs from one document to the next.
 std::string kind_of_reason(const std::string& path, std::string_view reason) {
   if (reason.starts_with(path + ": ")) reason.remove_prefix(path.size() + 2);
@@ -147,7 +88,7 @@ struct Skipped {
   std::map<std::string, std::uint64_t> kinds;  ///< number of documents by file and kind of reason
 
   void add(const std::string& path, const std::string& reason) {
-    if (count++ < most_listed) reasons += reason + "\n";
+    if (count++ < most_listed) reasons += printable(reason) + "\n";
     const std::string kind = kind_of_reason(path, reason);
     ++kinds[kinds.size() < most_kinds || kinds.contains(kind) ? kind : "other files and reasons"];
   }
@@ -222,7 +163,7 @@ class Encoder {
     if (part.ends) complete_ = scratch.count();
   }
 
-  Share share_;
+  DocumentShare share_;
   Tokenizer& tokenizer_;
   const bool skips_;
   std::uint64_t complete_ = 0;  ///< number of tokens of complete documents

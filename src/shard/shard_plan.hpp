@@ -41,8 +41,9 @@ std::vector<ShardPlan> plan_encoded(Comm& comm, const ShardOptions& options);
 
 /// Collective. Looks at all inputs before the work; the ranks share the files. Throws Error(data) on all ranks for a
 /// file that is no text: of another known format or, unless options.allow_invalid_utf8, with more than a few control
-/// characters, characters that are not UTF-8, or halves of surrogate pairs. Reports control characters on rank 0.
-/// Returns for each file the number of characters that are not UTF-8.
+/// characters, characters that are not UTF-8, or halves of surrogate pairs. In JSON Lines the characters of documents
+/// count, and all characters of lines that are no JSON. Reports control characters of documents on rank 0. Returns for
+/// each file the number of characters that are not UTF-8.
 std::vector<std::uint64_t> inspect_texts(Comm& comm, const ShardOptions& options);
 
 /// For rank 0. Prints a line for each of the first files that have `invalid` characters; `outcome` says what becomes of

@@ -250,8 +250,9 @@ TEST_F(ShardEncoded, FilesThatAreHardlyUtf8AreRefusedBeforeTheWork) {
   options_.field = "text";
   options_.allow_invalid_utf8 = false;
   EXPECT_EQ(refusal(), (folder_ / "a.jsonl") +
-                           ": 12 of its 108 characters are not UTF-8: convert it first, as with iconv -f LATIN1 -t "
-                           "UTF-8, or take it as it is with --allow-invalid-utf8");
+                           ": 12 of its 56 characters are not UTF-8, or half of a surrogate pair: convert it first, as "
+                           "with iconv -f LATIN1 -t UTF-8, or write its texts anew, with whole characters, or take it "
+                           "as it is with --allow-invalid-utf8");
   options_.field = "";
   write("b.txt", std::string("\x1f\x8b\x08", 3));
   options_.inputs = {folder_ / "b.txt"};
@@ -266,8 +267,58 @@ TEST_F(ShardEncoded, HalvesOfSurrogatePairsCountAsWhatIsNotUtf8) {
   options_.field = "text";
   options_.allow_invalid_utf8 = false;
   EXPECT_EQ(refusal(), (folder_ / "a.jsonl") +
-                           ": 100 of its 3200 characters are not UTF-8 or an escape of half a surrogate pair: write "
-                           "its texts anew, with whole characters, or take it as it is with --allow-invalid-utf8");
+                           ": 100 of its 300 characters are not UTF-8, or half of a surrogate pair: convert it first, "
+                           "as with iconv -f LATIN1 -t UTF-8, or write its texts anew, with whole characters, or take "
+                           "it as it is with --allow-invalid-utf8");
+}
+
+TEST_F(ShardEncoded, EscapesOfControlCharactersCountAsControlCharacters) {
+  std::string lines, escapes;
+  for (int i = 0; i < 5000; ++i) escapes += "\\u0000";
+  write("a.jsonl", "{\"text\": \"" + escapes + "\"}\n");
+  options_.inputs = {folder_ / "a.jsonl"};
+  options_.field = "text";
+  options_.allow_invalid_utf8 = false;
+  EXPECT_TRUE(refusal().starts_with((folder_ / "a.jsonl") + ": 5000 of its 5000 characters are NUL or other control"));
+  write("a.jsonl", "{\"text\": \"the \\u007f\\t\"}\n{\"text\": \"the \\u0001\"}\n");
+  testing::internal::CaptureStderr();
+  make_shards(test_comm(), options_);
+  EXPECT_EQ(testing::internal::GetCapturedStderr(),
+            test_comm().root() ? "nanorun: " + (folder_ / "a.jsonl") +
+                                     ": 2 of its characters are neither printable nor white space, such as NUL; the "
+                                     "text keeps them\n"
+                               : "");
+}
+
+/// No document has anything of them.
+TEST_F(ShardEncoded, CharactersUnderOtherKeysDoNotCount) {
+  std::string bad;
+  for (int i = 0; i < 200; ++i) bad += "\\ud83d\\u0000\xff";
+  write("a.jsonl", "{\"" + bad + "\": \"" + bad + "\", \"text\": \"the\", \"x\": [\"" + bad + "\"]}\n");
+  options_.inputs = {folder_ / "a.jsonl"};
+  options_.field = "text";
+  options_.allow_invalid_utf8 = false;
+  testing::internal::CaptureStderr();
+  EXPECT_EQ(tokens_of(make_shards(test_comm(), options_)), expected({"the"}));
+  EXPECT_EQ(testing::internal::GetCapturedStderr(), "");
+}
+
+TEST_F(ShardEncoded, LinesThatAreNoJsonCountAsAWhole) {
+  std::string lines;
+  for (int i = 0; i < 11; ++i) lines += std::string("{\"text\": \"\0\"}\n", 14);
+  write("a.jsonl", lines);
+  options_.inputs = {folder_ / "a.jsonl"};
+  options_.field = "text";
+  options_.skip_bad = true;
+  options_.allow_invalid_utf8 = false;
+  EXPECT_TRUE(refusal().starts_with((folder_ / "a.jsonl") + ": 11 of its 143 characters are NUL or other control"));
+  write("a.jsonl", std::string("{\"text\": \"a\0b\"}\n{\"text\": \"the\"}\n", 32));
+  testing::internal::CaptureStderr();
+  EXPECT_EQ(tokens_of(make_shards(test_comm(), options_)), expected({"the"}));
+  EXPECT_EQ(testing::internal::GetCapturedStderr(),
+            test_comm().root() ? "nanorun: passed over " + (folder_ / "a.jsonl") +
+                                     ": line 1: not JSON: column 12: a zero byte\nnanorun: 1 document was passed over\n"
+                               : "");
 }
 
 TEST_F(ShardEncoded, DocumentsPassedOverAreCountedByFileAndReason) {
@@ -324,6 +375,19 @@ TEST_F(ShardEncoded, BadDocumentsCanBePassedOver) {
   options_.inputs.push_back(folder_ / "missing.txt");
   options_.output = folder_ / "more";
   EXPECT_EQ(refusal(), (folder_ / "missing.txt") + ": no such file");
+}
+
+TEST_F(ShardEncoded, FileWithALineFeedInItsNameIsPassedOverInOneLine) {
+  write("q\nX.jsonl", "{\"text\": null}\n{\"text\": \"the\"}\n");
+  options_.inputs = {folder_ / "q\nX.jsonl"};
+  options_.field = "text";
+  options_.skip_bad = true;
+  testing::internal::CaptureStderr();
+  make_shards(test_comm(), options_);
+  EXPECT_EQ(testing::internal::GetCapturedStderr(),
+            test_comm().root() ? "nanorun: passed over " + (folder_ / "q\\nX.jsonl") +
+                                     ": line 1: \"text\" is null\nnanorun: 1 document was passed over\n"
+                               : "");
 }
 
 TEST_F(ShardEncoded, WhatCannotBeReadIsRefused) {

@@ -1,0 +1,24 @@
+#pragma once
+// Which tensors checkpoints hold of the weights and of the optimizer's state, as the rules have it.
+
+#include <vector>
+
+#include "src/base/slab.hpp"
+#include "src/optimizer/update_rule.hpp"
+
+namespace nanorun {
+
+/// What a checkpoint holds of these rows of a parameter, in the order weights, state, and gradients of a rule with
+/// UpdateRule::gradient_prefix().
+template <class T>
+std::vector<StateTensor> stored_tensors(const UpdateRule<T>& rule, const OwnedRows& rows) {
+  std::vector<StateTensor> tensors{{"/weights/", rows}};
+  for (StateTensor& state : rule.state(rows)) tensors.push_back(std::move(state));
+  if (const std::string prefix = rule.gradient_prefix(); !prefix.empty()) tensors.push_back({prefix, rows});
+  return tensors;
+}
+
+/// All tensors of a checkpoint of the deck, whole and without memory.
+std::vector<Slab<kernels::acc_t<Real>>> stored_slabs(const Config& config, const ParameterTable& table);
+
+}  // namespace nanorun
