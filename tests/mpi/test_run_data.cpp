@@ -58,8 +58,8 @@ TEST(RunData, ValidationSequencesLieOneAfterTheOther) {
   const SmallRun run(1000);
   const RunData data = run.open();
   EXPECT_EQ(data.end_of_text(), 0);
-  ASSERT_EQ(data.validation_places.size(), 3u);
-  for (std::uint64_t j = 0; j < 3; ++j) EXPECT_EQ(data.validation_places[j].offset, j * length);
+  ASSERT_EQ(data.validation_starts.size(), 3u);
+  for (std::uint64_t j = 0; j < 3; ++j) EXPECT_EQ(data.validation_starts[j].offset, j * length);
 }
 
 TEST(RunData, TooLittleValidationIsRefused) {
