@@ -165,7 +165,7 @@ void TraceFile::leave_to_readers() {
   if (!begun_) return;
   try {
     if (!names_file(path_, own_, ExitCode::output)) return;
-    if (lock_state(path_, false, ExitCode::output) == LockState::held) return;
+    if (lock_state(path_, LockKind::shared, ExitCode::output) == LockState::held) return;
     replace_text(path_, ExitCode::output,
                  read_text(path_, std::numeric_limits<std::uint64_t>::max(), ExitCode::output));
     own_ = open_to_read(path_, ExitCode::output);
