@@ -24,7 +24,7 @@ std::string file_fault(const std::string& path) {
   return fault.empty() ? "" : fmt::format("\"{}\": {}", excerpt(path), fault);
 }
 
-/// The same of shards to be written: what is left without ".h5" must name a file.
+/// file_fault() of shards to be written: what is left without ".h5" must name a file.
 std::string output_fault(const std::string& output) {
   const std::string stem = output.ends_with(".h5") ? output.substr(0, output.size() - 3) : output;
   const std::string name = stem.substr(stem.rfind('/') + 1);  // the whole where there is no '/'
@@ -32,8 +32,8 @@ std::string output_fault(const std::string& output) {
   return good ? file_fault(output) : fmt::format("\"{}\": does not end in the name of a file", excerpt(output));
 }
 
-/// A check that a text is a number from `least` to `most`; CLI11's own takes -1, and what does not fit, for other
-/// numbers.
+/// A check that a text is a number from `min` to `max`. CLI11's own check takes -1, and numbers that are too large, for
+/// other numbers.
 CLI::Validator whole_number(std::uint64_t min, std::uint64_t max) {
   const auto check = [min, max](const std::string& text) -> std::string {
     std::uint64_t number = 0;
@@ -45,7 +45,7 @@ CLI::Validator whole_number(std::uint64_t min, std::uint64_t max) {
   return {check, fmt::format("in [{} - {}]", min, max)};
 }
 
-/// The same of tokens of a sequence, which attention takes in whole blocks.
+/// A check that a text is a possible length of a sequence, which attention takes in whole blocks.
 CLI::Validator sequence_length() {
   static constexpr int block = kernels::attention_block;
   const auto check = [](const std::string& text) -> std::string {
@@ -58,7 +58,7 @@ CLI::Validator sequence_length() {
   return {check, fmt::format("in [{} - {}]", block, max_length)};
 }
 
-/// CLI11's own range takes "nan".
+/// A check that a text is a number from 0 to `most`. CLI11's own check takes "nan".
 CLI::Validator number_from_0_to(double most) {
   const auto check = [most](const std::string& text) -> std::string {
     double number = -1;
@@ -85,6 +85,22 @@ void add_train(CLI::App& app, CommandLine& line) {
       ->needs(dry_run);
   train->add_flag("--json", line.json, "Dry run: print its plan, with the tensors of the model, as JSON")
       ->needs(dry_run);
+}
+
+/// Throws where options of `nanorun shard` do not go together.
+void check_shard_options(const ShardOptions& options, const CLI::Option& tokens_per_shard,
+                         const CLI::Option& allow_invalid) {
+  const bool has_inputs = !options.inputs.empty() || !options.list.empty();
+  if (has_inputs == (options.synthetic > 0)) {
+    throw CLI::ValidationError(has_inputs ? "--synthetic takes no inputs"
+                                          : "no input: name files or give --list FILE, or --synthetic TOKENS");
+  }
+  const bool is_text = options.text || !options.tokenizer.empty();
+  if (tokens_per_shard.count() > 0 && !is_text && options.synthetic == 0)
+    throw CLI::ValidationError("--tokens-per-shard requires --text, --tokenizer or --synthetic");
+  if (allow_invalid.count() > 0 && !is_text)
+    throw CLI::ValidationError("--allow-invalid-utf8 requires --text or --tokenizer");
+  if (options.end_of_text >= options.vocabulary) throw CLI::ValidationError("--end-of-text must be below --vocabulary");
 }
 
 void add_shard(CLI::App& app, CommandLine& line) {
@@ -136,21 +152,8 @@ void add_shard(CLI::App& app, CommandLine& line) {
       ->check(whole_number(0, 65535))
       ->excludes(text)
       ->excludes(tokenizer);
-  shard->callback([&options, tokens_per_shard, allow_invalid] {
-    const bool has_inputs = !options.inputs.empty() || !options.list.empty();
-    if (has_inputs == (options.synthetic > 0)) {
-      throw CLI::ValidationError(has_inputs ? "--synthetic takes no inputs"
-                                            : "no input: name files or give --list FILE, or --synthetic TOKENS");
-    }
-    if (tokens_per_shard->count() > 0 && !options.text && options.tokenizer.empty() && options.synthetic == 0) {
-      throw CLI::ValidationError("--tokens-per-shard requires --text, --tokenizer or --synthetic");
-    }
-    if (allow_invalid->count() > 0 && !options.text && options.tokenizer.empty())
-      throw CLI::ValidationError("--allow-invalid-utf8 requires --text or --tokenizer");
-    if (options.end_of_text >= options.vocabulary) {
-      throw CLI::ValidationError("--end-of-text must be below --vocabulary");
-    }
-  });
+  shard->callback(
+      [&options, tokens_per_shard, allow_invalid] { check_shard_options(options, *tokens_per_shard, *allow_invalid); });
 }
 
 void add_export(CLI::App& app, CommandLine& line) {

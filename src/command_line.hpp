@@ -23,12 +23,12 @@ struct CommandLine {
   std::string deck;  ///< train
   std::vector<std::string> overrides;
   bool dry_run = false;
-  bool json = false;         ///< that a dry run prints; else text
-  std::optional<int> ranks;  ///< that a dry run plans for; absent: as many as run it
+  bool json = false;         ///< a dry run prints JSON instead of text
+  std::optional<int> ranks;  ///< number of ranks that a dry run plans for; absent: as many as run it
 
   ShardOptions shard;  ///< shard
 
-  /// export: what kind of file `checkpoint` is decides whether `directory` is one, or a .bin file.
+  /// export: where `checkpoint` names a token shard, `directory` names the .bin file to write.
   ExportOptions export_options;
   ImportOptions import_options;  ///< import
 
@@ -39,8 +39,8 @@ struct CommandLine {
 };
 
 /// Collective. Throws Error(usage) on all ranks unless all were started with the same `words`, the program's version
-/// and its arguments: as parts of one job they must make the same collectives. Names the lowest rank that differs from
-/// rank 0, and the first word that does.
+/// and its arguments: as parts of one job they must make the same collectives. The message names the lowest rank that
+/// differs from rank 0, and the first word in which it differs.
 void require_same_command(Comm& comm, const std::vector<std::string>& words);
 
 /// Parses the arguments that follow the program's name. Throws Error(usage, all_ranks): one line and a hint on help.

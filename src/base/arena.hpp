@@ -19,8 +19,7 @@ namespace nanorun {
 class Arena {
  public:
   Arena() = default;
-  /// `content` and `remedy` complete the message of the Error(internal) where the memory does not suffice: "out of
-  /// memory for <content>, ...; <remedy>".
+  /// Throws Error(internal) where the memory does not suffice: "out of memory for <content>, ...; <remedy>".
   explicit Arena(std::size_t bytes, const char* content = "tensors",
                  const char* remedy = "lower model.width or model.layers")
       : bytes_(bytes) {
@@ -42,7 +41,7 @@ class Arena {
   std::unique_ptr<std::byte, Release> data_;
 };
 
-/// A matrix or vector from an arena's memory, null where the allocator only counts.
+/// A matrix or vector from an arena's memory; its data are null where the allocator only counts bytes.
 template <class T>
 kernels::Mat<T> take_matrix(kernels::WorkspaceAllocator& allocator, int rows, int cols) {
   return {allocator.take<T>(static_cast<std::size_t>(rows) * cols), rows, cols};
@@ -97,11 +96,11 @@ class RunningSum {
   }
 
   double* device() const { return device_.data(); }
-  /// Enqueues the copy to the host and sets the sums to zero.
+  /// Enqueues the copy of the sums to the host, and their return to zero.
   void collect(kernels::Stream stream) {
     ops::take_words(stream, host_.space().data(), device_.data(), device_.span().size_bytes());
   }
-  /// What collect() found, once the stream has been waited for.
+  /// A sum that collect() copied, once the stream has been waited for.
   double value(std::size_t i = 0) const { return reinterpret_cast<const double*>(host_.space().data())[i]; }
 
  private:
@@ -109,7 +108,7 @@ class RunningSum {
   PinnedArena host_;
 };
 
-/// A tensor as the host sees it: itself where ops work on host memory, elsewhere a copy.
+/// Gives the host access to a tensor: to the tensor itself where ops work on host memory, elsewhere to a copy.
 template <class T>
 class HostView {
  public:
@@ -121,11 +120,11 @@ class HostView {
     if constexpr (ops::on_host) return tensor_;
     return {copy_.get(), tensor_.size()};
   }
-  /// Brings the copy up to date, once the stream has been waited for.
+  /// Enqueues the copy of the tensor to the host; it is complete once the stream has been waited for.
   void download(kernels::Stream stream) {
     if constexpr (!ops::on_host) ops::copy_to_host(stream, copy_.get(), tensor_.data(), tensor_.size_bytes());
   }
-  /// Brings the tensor up to date with what the host wrote to the copy.
+  /// Enqueues the copy back to the tensor.
   void upload(kernels::Stream stream) {
     if constexpr (!ops::on_host) ops::copy_to_device(stream, tensor_.data(), copy_.get(), tensor_.size_bytes());
   }
@@ -134,7 +133,7 @@ class HostView {
   using Value = std::remove_const_t<T>;
 
   std::span<T> tensor_;
-  std::unique_ptr<Value[]> copy_;  ///< whose pages the system gives where they are written
+  std::unique_ptr<Value[]> copy_;  ///< not initialised, so that its pages take memory only when written
 };
 
 }  // namespace nanorun

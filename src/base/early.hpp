@@ -1,6 +1,6 @@
 #pragma once
-// What must stand before the constructors of shared libraries run, which open files and start threads. libc has no
-// environment and no streams then, so that this module makes system calls only.
+// What must be done before the constructors of shared libraries run, which open files and start threads. libc has no
+// environment and no streams then, so this module makes system calls only.
 //
 // SIGTERM, SIGINT, SIGHUP, SIGUSR1 and SIGUSR2 ask a run to stop in order, from the start of the program on. A second
 // one of the first three ends the program wherever that is, unless it comes within a second: a closing terminal and
@@ -15,25 +15,26 @@ namespace nanorun {
 /// numbers; they can be neither read nor written.
 void prepare_process(int argc, char** argv, char** environment);
 
-/// Notes the five signals from now on; a second call puts back the handlers that a library has replaced. Those that
-/// were ignored when the program started, as under nohup and in a shell's background, stay ignored. Any other SIGUSR1
-/// is left to a library that handles it: MPICH hears of processes that have died by it, and NCCL 2.12 and 2.13 take it.
+/// Notes the five signals from now on; a second call puts back the handlers that a library has replaced. Signals that
+/// were ignored when the program started, as under nohup and in a shell's background, stay ignored. SIGUSR1 is left to
+/// a library that handles it: MPICH learns by it of processes that have died, and NCCL 2.12 and 2.13 take it.
 void note_signals();
-/// The first of them that came; 0 before.
+/// The first of the five signals that came; 0 if none came yet.
 int noted_signal();
-/// One of the five that a library handles now, and its handler; signal 0 where none does. Such a SIGUSR1 asks for
-/// nothing from then on, even where the library's handler calls the one that it has replaced.
+/// One of the five signals that a library handles now, and its handler; signal 0 where there is none. If that is
+/// SIGUSR1, it does not ask the run to stop any more, even where the library's handler calls the one that it has
+/// replaced.
 struct TakenSignal {
   int signal = 0;
   void* handler = nullptr;
 };
 TakenSignal taken_signal();
-/// Gives them their default actions, and lets the one that has come already take its own: for commands that cannot stop
-/// in order.
+/// For commands that cannot stop in order: gives the five signals their default actions, and raises again the one that
+/// has already come.
 void heed_signals();
 
-/// Seconds since the system has started the process, with the time that loading it took, to 1/100 s; 0 where the system
-/// does not say.
+/// Seconds since the system has started the process, including the time that loading it took, to 1/100 s; 0 where the
+/// system does not tell.
 double seconds_of_process();
 
 }  // namespace nanorun

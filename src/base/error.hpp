@@ -26,12 +26,12 @@ enum class ExitCode : int {
   requeue = 75,       ///< stopped early with a checkpoint: submit the same job again
 };
 
-/// Which ranks meet the error: all of them alike (rank 0 reports and the job ends in order), or this rank alone
-/// (it reports and aborts the job).
+/// Which ranks meet the error: all of them alike, so that rank 0 reports it and the job ends in order; or this rank
+/// alone, which reports it and aborts the job.
 enum class Scope { all_ranks, this_rank };
 
-/// What is to blame. damage: the contents of a file, so that another file may serve in its place. other: anything else,
-/// such as a file system that fails, which says nothing about the file.
+/// The cause of an error. damage: the contents of a file are at fault, and another file may serve in its place. other:
+/// anything else, such as a file system that fails, which says nothing about the file.
 enum class Cause { other, damage };
 
 /// A message has a line for each error; most have one.
@@ -50,7 +50,7 @@ class Error : public std::runtime_error {
   Cause cause_;
 };
 
-/// Errors that do not depend on each other, reported at once.
+/// Collects errors that do not depend on each other, to report them at once.
 class ErrorList {
  public:
   static constexpr std::size_t max_shown = 20;
@@ -71,8 +71,8 @@ class ErrorList {
   std::size_t count_ = 0;
 };
 
-/// Writes the whole text to a descriptor. False where that fails, for the reason in errno: EIO where the system takes
-/// nothing, since it would take nothing for ever.
+/// Writes the whole text to a descriptor. False where that fails; errno has the reason, EIO where a write takes no
+/// byte.
 inline bool write_whole(int descriptor, std::string_view text) {
   while (!text.empty()) {
     const ssize_t written = ::write(descriptor, text.data(), text.size());
@@ -84,13 +84,13 @@ inline bool write_whole(int descriptor, std::string_view text) {
   return true;
 }
 
-/// A line on standard error. The program goes on where nobody can read it, as once the terminal is closed.
+/// Prints a line on standard error. Does nothing where nobody can read it, as after the terminal was closed.
 inline void complain(const std::string& message) {
   write_whole(STDERR_FILENO, "nanorun: " + message_line(message) + "\n");
 }
 inline void warn(const std::string& message) { complain("warning: " + message); }
 
-/// For destructors: a device that has failed says so in the next call that may throw.
+/// Runs `work` and ignores what it throws: in destructors, and where a failure does not matter.
 template <class Work>
 void quietly(Work&& work) {
   try {

@@ -16,17 +16,17 @@ namespace nanorun {
 
 namespace {
 
-/// Takes a lock, LOCK_SH or LOCK_EX, where it is free. Throws Busy, which names the error, where the file system
-/// cannot say now.
-LockState take_lock(const Descriptor& file, int kind, const std::string& path, ExitCode code) {
-  if (::flock(file.get(), kind | LOCK_NB) == 0) return LockState::free;
+/// Takes a lock, if it is free; `operation` is LOCK_SH or LOCK_EX. Throws Busy where the file system cannot tell now.
+LockState take_lock(const Descriptor& file, int operation, const std::string& path, ExitCode code) {
+  if (::flock(file.get(), operation | LOCK_NB) == 0) return LockState::free;
   if (errno == EINTR || errno == ESTALE) fail_by_system(code, path, "cannot be locked", errno);
   return errno == EWOULDBLOCK ? LockState::held : LockState::absent;
 }
 
 }  // namespace
 
-LockState lock_state(const std::string& path, bool exclusive, ExitCode code) {
+LockState lock_state(const std::string& path, LockKind kind, ExitCode code) {
+  const bool exclusive = kind == LockKind::exclusive;
   return take_lock(open_regular(path, exclusive ? O_RDWR : O_RDONLY, code), exclusive ? LOCK_EX : LOCK_SH, path, code);
 }
 
@@ -52,12 +52,12 @@ FileLock::FileLock(const std::string& path, const std::string& note, ExitCode co
   }
   if (shared_) unshare();
   // The note only informs; it may be lost on a full disk.
-  if (::ftruncate(file_.get(), 0) == 0) [[maybe_unused]]
-    const ssize_t n = ::pwrite(file_.get(), note.data(), note.size(), 0);
+  if (::ftruncate(file_.get(), 0) != 0) return;
+  [[maybe_unused]] const ssize_t written = ::pwrite(file_.get(), note.data(), note.size(), 0);
 }
 
-/// Opens and locks what the path names now. The lock of a file that has lost its name meanwhile locks nothing: another
-/// process has put one of its own in its place, or removed it at its end.
+/// Opens and locks the file that the path names now. False where another process has the lock, or where the file has
+/// lost its name meanwhile: another process has replaced it, or removed it at its end, and its lock locks nothing.
 bool FileLock::try_lock() {
   file_ = open_regular(path_, O_RDWR | O_CREAT | O_NOFOLLOW, code_);
   const LockState state = take_lock(file_, LOCK_EX, path_, code_);
@@ -66,10 +66,10 @@ bool FileLock::try_lock() {
   return in_place();
 }
 
-/// Puts a locked file of its own in place of the shared one, of which this process has the lock until the new name
-/// stands. So of two processes with this path one comes first; the other, which then gets the lock of the shared file,
-/// sees that the path names another (try_lock). A process that works under another name of the shared file still has
-/// that one's lock, and this one would not have come here.
+/// Replaces the shared file, which this process has locked, by a new one that it locks before that has its name. If two
+/// processes come by this path, one is first; the other then gets the lock of the shared file and sees that the path
+/// names another file (try_lock). A process that works under another name of the shared file holds its lock, so that
+/// this one does not get here.
 void FileLock::unshare() {
   const std::string fresh = partial_of(path_);
   create_file(fresh, code_);

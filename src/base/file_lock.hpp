@@ -8,28 +8,34 @@
 
 namespace nanorun {
 
-/// absent: the file system has no such locks, whatever words it has for that.
+/// absent: the file system has no such locks.
 enum class LockState { free, held, absent };
 
-/// What flock(2) says of a lock on a regular file, one for this process alone where `exclusive`, else one beside other
-/// readers. Keeps none. Throws Busy(code) where the file system does not say, as on a stale handle.
-LockState lock_state(const std::string& path, bool exclusive, ExitCode code);
+/// shared: for readers, of which several may hold the lock; exclusive: for one writer.
+enum class LockKind { shared, exclusive };
 
-/// An exclusive lock on a file, held until destruction or the end of the process, whichever way that ends. Relies on
+/// Tries to lock a regular file by flock(2), and releases the lock at once. free: the lock was given. Throws Busy(code)
+/// where the file system does not tell, as on a stale handle.
+LockState lock_state(const std::string& path, LockKind kind, ExitCode code);
+
+/// An exclusive lock on a file, held until destruction or the end of the process, however that ends. Relies on
 /// flock(2), which NFS and Lustre (mounted with -o flock) extend over nodes; the lock of a crashed node ends when the
 /// file server notices, on NFS 4 after its lease time. A lock file with further hard links, as in a copy by cp -al, is
-/// replaced by one of this path alone; its other names keep it as it is.
+/// replaced by a new file of this path alone; the other names keep the old one.
 class FileLock {
  public:
-  /// Creates the file if need be. Where another process holds the lock for longer than the few seconds that a dying job
-  /// may take, held_by() is what that process noted, else `note` goes into the file. Throws Error(code) if there can be
-  /// no file, Busy(code) where the file system does not say for as long whether the lock is free.
+  /// Creates the file if need be, waits for the lock as long as a dying job may hold it, a few seconds, and writes
+  /// `note` into the file. Where another process still holds the lock then, held_by() is the note of that process
+  /// instead. Throws Error(code) if the file cannot be made, Busy(code) if the file system does not tell whether the
+  /// lock is free.
   FileLock(const std::string& path, const std::string& note, ExitCode code);
 
+  /// The note of the process that holds the lock; absent where this object holds it.
   const std::optional<std::string>& held_by() const { return held_by_; }
-  /// Whether the file that another process has locked has further hard links, so that its path may be another.
+  /// Whether another process holds the lock and the file has further hard links, by one of which that process may know
+  /// it.
   bool held_elsewhere() const { return held_by_ && shared_; }
-  /// False on a file system without locks.
+  /// False where the file system has no locks.
   bool supported() const { return supported_; }
   /// Whether the path still names the locked file.
   bool in_place() const { return names_file(path_, file_, code_); }

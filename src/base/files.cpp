@@ -151,11 +151,12 @@ std::string working_directory(ExitCode code) {
   return path;
 }
 
-std::string canonical_path(const std::string& path) {
+std::string canonical_path(const std::string& path, ExitCode code) {
   std::error_code error;
-  const std::filesystem::path whole = std::filesystem::absolute(path, error);
-  const std::string canonical = std::filesystem::weakly_canonical(whole, error).string();
-  return error ? path : canonical;
+  std::filesystem::path whole = std::filesystem::absolute(path, error);
+  if (!error) whole = std::filesystem::weakly_canonical(whole, error);
+  if (error) fail_by_system(code, path, "cannot be found", error.value());
+  return whole.string();
 }
 
 void require_possible_path(const std::string& path, ExitCode code) {
@@ -327,7 +328,8 @@ bool names_file(const std::string& path, const Descriptor& file, ExitCode code) 
   return named && named->st_dev == own.st_dev && named->st_ino == own.st_ino;
 }
 
-// --- For the rooms of files alone ------------------------------------------------------------------------------------
+// --- For the modules that open files
+// -----------------------------------------------------------------------------------
 
 bool passes(int reason) {
   const bool is_held = reason == EAGAIN || reason == EWOULDBLOCK || reason == ENOLCK;

@@ -5,8 +5,6 @@
 #include <unistd.h>
 
 #include <cerrno>
-#include <climits>
-#include <cstdlib>
 #include <cstring>
 #include <span>
 
@@ -91,12 +89,6 @@ void OwnDirectory::remove(const std::string& name) const {
   if (!S_ISREG(status.st_mode))
     throw Error(code_, fmt::format("{}: cannot be removed: is not a regular file", path_of(name)));
   if (::unlinkat(directory_.get(), name.c_str(), 0) != 0 && errno != ENOENT) fail(name, "cannot be removed", errno);
-}
-
-std::string real_path(const std::string& path, ExitCode code) {
-  char resolved[PATH_MAX];
-  if (::realpath(path.c_str(), resolved) == nullptr) fail_at(code, path, "cannot be found", errno);
-  return resolved;
 }
 
 }  // namespace nanorun

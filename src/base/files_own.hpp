@@ -1,6 +1,6 @@
 #pragma once
-// Directories of a run's own below that of the run, as that of the heartbeats: no link in their place, or in that of a
-// file in them, is followed. Part of src/base/files: errors are as there.
+// Directories inside a run's directory that belong to the run alone, such as that of the heartbeats: a symbolic link in
+// place of such a directory, or of a file in it, is not followed. Errors are those of src/base/files.hpp.
 
 #include <cstdint>
 #include <string>
@@ -11,22 +11,23 @@
 
 namespace nanorun {
 
-/// A directory that is open, so that whatever takes its place cannot lead elsewhere. Files in it are named without it.
+/// A directory that is held open, so that nothing which replaces it later can lead elsewhere. Its files are named
+/// without the directory.
 class OwnDirectory {
  public:
-  /// Throws where anything else is in its place, also a link to a directory.
+  /// Opens the directory. Throws where `path` names anything else, also a link to a directory.
   OwnDirectory(const std::string& path, ExitCode code);
-  /// The same, and makes it where nothing is there. Throws where files cannot be made in it.
+  /// Opens the directory, which it creates if need be. Throws where files cannot be made in it.
   static OwnDirectory make(const std::string& path, ExitCode code);
 
-  /// Names in it, sorted.
+  /// The names in the directory, sorted.
   std::vector<std::string> list() const;
-  /// A regular file of at most max_bytes as text.
+  /// The text of a regular file of at most max_bytes.
   std::string read(const std::string& name, std::uint64_t max_bytes) const;
   /// Writes `text` over the beginning of a regular file, which is created if need be. Opens and closes the file, so
   /// that network file systems show the text to other nodes.
   void overwrite_start(const std::string& name, const std::string& text) const;
-  /// Removes a regular file; does nothing where nothing is there, and throws where something else is.
+  /// Removes a regular file, if it is there. Throws where something else is there.
   void remove(const std::string& name) const;
 
  private:
@@ -38,8 +39,5 @@ class OwnDirectory {
   ExitCode code_;
   Descriptor directory_;
 };
-
-/// The path without links, "." and "..". Throws where nothing is there.
-std::string real_path(const std::string& path, ExitCode code);
 
 }  // namespace nanorun

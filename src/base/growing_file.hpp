@@ -13,13 +13,13 @@ class GrowingFile {
   /// Opens or creates the file. Throws Error(output).
   explicit GrowingFile(const std::string& path);
 
-  /// Appends. A copy by hard links keeps what it has. A file that was removed is written again, with all that it held;
-  /// one that was moved away grows where it is, if another file has its name. Throws Error(output).
+  /// Appends. Copies of the file by hard links stay as they are. If the file was removed, it is written again with all
+  /// that it held; if it was moved and another file has its name, it grows where it is. Throws Error(output).
   void write(const std::string& text);
 
   /// Everything that the file holds.
   std::string text() const { return file_.text(); }
-  /// Drops what lies behind the first bytes, unless the file was removed or moved away. Throws Error(output).
+  /// Cuts the file to its first `bytes`, unless it was removed or moved. Throws Error(output).
   void shorten(std::uint64_t bytes);
 
  private:

@@ -60,12 +60,12 @@ struct Escape {
 
 Escape first_escape(std::string_view text) {
   const auto code = escaped_code(text);
-  if (!code) return {std::min<std::size_t>(2, text.size()), false};
+  if (!code) return {.size = std::min<std::size_t>(2, text.size()), .is_half = false};
   if (is_high(*code)) {
     const auto next = escaped_code(text.substr(escape_size));
-    if (next && is_low(*next)) return {2 * escape_size, false};
+    if (next && is_low(*next)) return {.size = 2 * escape_size, .is_half = false};
   }
-  return {escape_size, is_high(*code) || is_low(*code)};
+  return {.size = escape_size, .is_half = is_high(*code) || is_low(*code)};
 }
 
 /// Mends the escape at `at`, which is a backslash; returns where what follows it begins.

@@ -6,7 +6,7 @@
 
 namespace nanorun {
 
-/// What takes the place of a character that is none: as bytes, and as an escape, which is as long as any other.
+/// What replaces a character that is none: as bytes, and as an escape, which has the length of any other escape.
 struct Mark {
   std::string_view bytes, escape;
 };

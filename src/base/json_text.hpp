@@ -14,9 +14,9 @@
 
 namespace nanorun {
 
-/// The value of a text, of type nlohmann::json or ordered_json. Throws std::runtime_error where the text is not JSON,
-/// nests deeper than `max_depth` levels, or has an object that names a key twice, of which each reader may take
-/// another value. The message continues one that names the text: "is not JSON", "names the key ... twice".
+/// Parses a text into nlohmann::json or ordered_json. Throws std::runtime_error where the text is not JSON, nests
+/// deeper than `max_depth` levels, or has an object that names a key twice, since readers differ in which value they
+/// take. The message continues one that names the text: "is not JSON", "names the key ... twice".
 template <class Json>
 Json parse_json(std::string_view text, int max_depth) {
   using Event = typename Json::parse_event_t;

@@ -39,6 +39,13 @@ std::string host_name() {
   return host;
 }
 
+std::string job_id() {
+  for (const char* variable : {"SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "JOB_ID"}) {
+    if (const char* id = std::getenv(variable)) return id;
+  }
+  return "";
+}
+
 LaunchVariables launch_variables() {
   LaunchVariables variables;
   for (const auto& names : {of_ranks, of_own_launcher}) {

@@ -6,22 +6,25 @@
 
 namespace nanorun {
 
-/// Of the node of this process.
+/// The name of the node that this process runs on.
 std::string host_name();
 
-/// Variables of the environment by which launchers tell what they have started, those that are set. SLURM_PTY_PORT,
-/// which all programs inherit that are started in a terminal of Slurm's, only where this one may have been typed there.
+/// The number of the batch job that this process is part of; empty outside of a job.
+std::string job_id();
+
+/// The environment variables by which launchers tell what they have started, as far as they are set. Every program that
+/// is started from a terminal of Slurm's inherits SLURM_PTY_PORT; it counts only if a user may have typed this command.
 using LaunchVariables = std::map<std::string, std::string>;
-/// Comes before MPI_Init, which sets some itself where no launcher has.
+/// Called before MPI_Init, which sets some of them itself if no launcher has.
 LaunchVariables launch_variables();
 
-/// Lets this process start alone where srun has started it without PMIx, for an MPI that needs it and would end the
-/// program instead. Comes before MPI_Init.
+/// Where srun has started this process without PMIx, lets it start alone: an MPI that needs PMIx would end the program
+/// instead. Called before MPI_Init.
 void leave_step_without_pmix(const LaunchVariables& variables);
 
-/// Where the variables say that a launcher has started several ranks, none of which this MPI has joined: the
-/// message that names its variable and says how to start instead; else empty. `ranks`: of MPI_COMM_WORLD. `mpi`: name
-/// and version of the MPI library.
+/// A message where a launcher has started several ranks, by its variables, but this MPI has not joined them: names the
+/// variable and says how to start instead. Else empty. `ranks`: of MPI_COMM_WORLD. `mpi`: name and version of the MPI
+/// library.
 std::string unjoined_launcher(int ranks, const std::string& mpi, const LaunchVariables& variables);
 
 }  // namespace nanorun

@@ -10,20 +10,20 @@
 
 namespace nanorun {
 
-/// Throws where an output cannot be written to `path`, by way of partial_of(path), without loss: something is there,
-/// unless it is a regular file and `force` says that it may be replaced; something is at partial_of(path); or one of
-/// the two is one of the `inputs`.
-void require_free(const std::string& path, bool force, std::span<const std::string> inputs, ExitCode code);
-
-/// Creates partial_of(path), empty, for this command alone. Throws, and leaves what is there, where that exists, as
-/// another command may be writing it, or where `path` does, unless it is a regular file and `force`.
-void claim_output(const std::string& path, bool force, ExitCode code);
-
 /// Where a file is written until it is complete.
 inline std::string partial_of(const std::string& path) { return path + ".partial"; }
 
-/// Replaces `path` by what write(partial) puts into the file partial_of(path): that is flushed to disk, then renamed.
-/// Where anything throws, the partial file is removed and `path` stays as it was.
+/// Throws where writing an output to `path`, by way of partial_of(path), would destroy something: `path` exists, unless
+/// it is a regular file and `force` allows to replace it; partial_of(path) exists; or one of the two is one of the
+/// `inputs`.
+void require_free(const std::string& path, bool force, std::span<const std::string> inputs, ExitCode code);
+
+/// Creates the empty file partial_of(path) for this command alone. Throws where that exists, since another command may
+/// be writing it, and where `path` exists, unless it is a regular file and `force`.
+void claim_output(const std::string& path, bool force, ExitCode code);
+
+/// Lets write(partial) fill the file partial_of(path), flushes that to disk and renames it to `path`. If anything
+/// throws, removes the partial file and leaves `path` as it was.
 template <class Write>
 void complete_file(const std::string& path, ExitCode code, Write&& write) {
   const std::string partial = partial_of(path);
@@ -37,7 +37,8 @@ void complete_file(const std::string& path, ExitCode code, Write&& write) {
   }
 }
 
-/// complete_file() for a file of a run, of whose directory this program has the lock.
+/// complete_file() for a file in the directory of a run, which this program has locked, so that it may replace what an
+/// earlier run has left at partial_of(path).
 template <class Write>
 void replace_file(const std::string& path, ExitCode code, Write&& write) {
   complete_file(path, code, [&](const std::string& partial) {
@@ -58,13 +59,13 @@ class AppendFile {
 
   void write(std::span<const std::byte> bytes);
   void write(const std::string& text) { write(std::as_bytes(std::span(text))); }
-  /// Reports what could not be written.
+  /// Throws where the system reports only now that something could not be written.
   void close();
   /// Whether the path still names this file.
   bool in_place() const { return names_file(path_, file_, code_); }
-  /// Names that the file has, in whatever directories; 0 where it was removed.
+  /// Number of names (hard links) that the file has; 0 where it was removed.
   std::uint64_t links() const;
-  /// Everything that the file holds, also when its name is gone.
+  /// Everything that the file holds, even if it has no name any more.
   std::string text() const;
 
  private:
@@ -73,7 +74,7 @@ class AppendFile {
   Descriptor file_;
 };
 
-/// Replaces `path`, as replace_file() does, by a file that holds `text`.
+/// replace_file() by a file that holds `text`.
 void replace_text(const std::string& path, ExitCode code, const std::string& text);
 
 }  // namespace nanorun

@@ -1,5 +1,5 @@
 #pragma once
-// What checkpoints store, and the optimizer holds: this rank's part of tensors.
+// This rank's part of a tensor, as the optimizer holds it and checkpoints store it.
 
 #include <cstdint>
 #include <span>
@@ -7,8 +7,8 @@
 
 namespace nanorun {
 
-/// This rank's part of one tensor-shaped quantity of a checkpoint: rows [first_row, first_row + row_count) of a
-/// dataset [total_rows, cols]. Every rank lists the same datasets in the same order; row_count may be 0.
+/// Rows [first_row, first_row + row_count) of a dataset [total_rows, cols] of a checkpoint. Every rank lists the same
+/// datasets in the same order; row_count may be 0. `data` is row-major.
 template <class T>
 struct Slab {
   std::string dataset;

@@ -11,26 +11,31 @@ namespace {
 unsigned char byte_at(std::string_view text, std::size_t i) { return static_cast<unsigned char>(text[i]); }
 
 struct Sequence {
+  enum class Kind {
+    character,
+    broken,  ///< the maximal part of a character, or a byte that begins none
+    open,    ///< the part of a character with which the text ends
+  };
   std::size_t size;  ///< bytes
-  bool whole;        ///< a character; else the maximal part of one, or a byte that begins none
-  bool open;         ///< the part of a character with which the text ends
+  Kind kind;
 };
 
 /// What a text that is not empty begins with.
 Sequence first_sequence(std::string_view text) {
   const unsigned char lead = byte_at(text, 0);
-  if (lead < 0x80) return {1, true, false};
-  if (lead < 0xc2 || lead > 0xf4) return {1, false, false};
+  using enum Sequence::Kind;
+  if (lead < 0x80) return {1, character};
+  if (lead < 0xc2 || lead > 0xf4) return {1, broken};
   const std::size_t size = lead >= 0xf0 ? 4 : lead >= 0xe0 ? 3 : 2;
   // The second byte has a narrower range where a longer form, a surrogate or a code behind U+10FFFF would follow.
   const unsigned char min_second = lead == 0xe0 ? 0xa0 : lead == 0xf0 ? 0x90 : 0x80;
   const unsigned char max_second = lead == 0xed ? 0x9f : lead == 0xf4 ? 0x8f : 0xbf;
   for (std::size_t i = 1; i < size; ++i) {
-    if (i >= text.size()) return {i, false, true};
+    if (i >= text.size()) return {i, open};
     if (byte_at(text, i) < (i == 1 ? min_second : 0x80) || byte_at(text, i) > (i == 1 ? max_second : 0xbf))
-      return {i, false, false};
+      return {i, broken};
   }
-  return {size, true, false};
+  return {size, character};
 }
 
 }  // namespace
@@ -47,7 +52,7 @@ std::size_t valid_utf8(std::string_view text) {
       }
     }
     const Sequence sequence = first_sequence(text.substr(at));
-    if (!sequence.whole) break;
+    if (sequence.kind != Sequence::Kind::character) break;
     at += sequence.size;
   }
   return at;
@@ -89,7 +94,7 @@ void Utf8Counter::count(std::string_view text, bool is_last) {
     text.remove_prefix(valid);
     if (text.empty()) return;
     const Sequence sequence = first_sequence(text);
-    if (sequence.open && !is_last) {
+    if (sequence.kind == Sequence::Kind::open && !is_last) {
       cut_ = text;
       return;
     }

@@ -1,5 +1,5 @@
 #pragma once
-// UTF-8: where a text is not, and what takes the place of that.
+// Finds bytes of a text that are not UTF-8, and replaces them.
 
 #include <cstdint>
 #include <string>
@@ -7,23 +7,23 @@
 
 namespace nanorun {
 
-/// Bytes of the text before the first that is not UTF-8.
+/// Number of bytes before the first that is not UTF-8.
 std::size_t valid_utf8(std::string_view text);
 
-/// The text with `mark`, U+FFFD, in place of each maximal part of it that begins a character without completing it, and
-/// of each byte that begins none: as Unicode recommends, and Python decodes with errors="replace".
+/// The text with `mark`, U+FFFD, in place of each maximal part that begins a character without completing it, and of
+/// each byte that begins no character: as Unicode recommends, and Python decodes with errors="replace".
 std::string mended_utf8(std::string_view text, std::string_view mark = "\uFFFD");
 
 /// Counts the characters of a text that comes in parts, and those that mended_utf8() replaces.
 class Utf8Counter {
  public:
   void add(std::string_view part);
-  /// Behind the last part.
+  /// Called after the last part.
   void end();
 
   std::uint64_t characters() const { return characters_; }
   std::uint64_t replaced() const { return replaced_; }
-  /// NUL, DEL and the control characters of C0 but for those of terminals and printers: BEL to CR, and ESC.
+  /// Number of NUL, DEL and control characters of C0, except those of terminals and printers: BEL to CR, and ESC.
   std::uint64_t controls() const { return controls_; }
 
  private:

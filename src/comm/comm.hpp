@@ -22,12 +22,13 @@ using Bounds = std::vector<std::size_t>;
 /// Name and version of the MPI library, "Open MPI v4.1.4".
 std::string mpi_version();
 
-/// Whether this MPI is one whose MPI_Init ends a program that srun has started without PMIx: an Open MPI that was built
+/// Whether MPI_Init of this MPI ends a program that srun has started without PMIx, as Open MPI does if it was built
 /// without Slurm's own PMI. May be called before MPI_Init.
 bool mpi_needs_pmix();
 
 enum class Reduce { sum, min, max };
 
+/// A communicator of MPI.
 class Comm {
  public:
   /// Collective.
@@ -39,33 +40,34 @@ class Comm {
   int rank() const { return rank_; }
   int size() const { return size_; }
   bool root() const { return rank_ == 0; }
-  /// How many ranks are on this rank's node, and this one's place among them.
+  /// Number of ranks on this rank's node, and this rank's number among them.
   int ranks_of_node() const { return ranks_of_node_; }
   int rank_on_node() const { return rank_on_node_; }
   MPI_Comm handle() const { return comm_; }
   /// This rank in messages, "rank 3 on node n7".
   std::string name() const;
 
+  /// Seconds that a collective may take.
   void set_timeout(double seconds);
-  /// Step named by the watchdog's message.
+  /// Sets the step that the watchdog's message names.
   void set_step(long step);
   long step() const;
-  /// Collective. Lets the ranks' watchdogs see each other in `directory`, which all ranks see; without it the message
-  /// of a timeout does not name the rank to blame. Throws Error(output) on all ranks alike.
+  /// Collective. Lets the watchdogs of the ranks exchange heartbeats in `directory`, which all ranks see. Without it
+  /// the message of a timeout does not name the rank to blame. Throws Error(output) on all ranks alike.
   void share_heartbeats(const std::string& directory);
-  /// The message with which this rank gives up another goes to the end of this file too. Throws Error(output) if it
+  /// Appends the message with which this rank's watchdog ends the job to this file, too. Throws Error(output) if it
   /// cannot be opened.
   void set_log(const std::string& path);
-  /// Watches a collective that another library makes on handle(), while the result lives.
+  /// Watches a collective that another library makes on handle(), as long as the result lives.
   [[nodiscard]] Watchdog::Guard watch(const char* what);
-  /// Watches that this rank does not hang in what it does itself, while the result lives.
+  /// Watches that this rank does not hang while it computes, as long as the result lives.
   [[nodiscard]] Watchdog::Work watch_work();
 
   void barrier();
-  /// From `root` to all.
+  /// Copies from rank `root` to all ranks.
   void broadcast(std::span<std::byte> data, int root = 0);
   std::string broadcast(const std::string& text, int root = 0);
-  /// In place, T = double or std::uint64_t.
+  /// Reduces over the ranks, in place. T = double or std::uint64_t.
   template <class T>
   void all_reduce(std::span<T> data, Reduce op);
   template <class T>
@@ -79,9 +81,9 @@ class Comm {
   std::vector<std::vector<std::int32_t>> all_to_all(std::span<const std::span<const std::int32_t>> out);
   /// A text of each rank, at most 2 GiB in all, on rank 0; empty elsewhere.
   std::vector<std::string> gather(const std::string& text);
-  /// Runs `work` (which must not use this communicator) on every rank. Where it throws an Error on any of them, all
-  /// ranks throw the one of the lowest such rank, its cause included, with Scope::all_ranks. What can fail on one node
-  /// alone should name the rank in its message, with name().
+  /// Runs `work`, which must not use this communicator, on every rank. Where it throws an Error on some ranks, all
+  /// ranks throw the Error of the lowest of these, with its cause and with Scope::all_ranks. Where work can fail on one
+  /// node alone, its message should name the rank, with name().
   void together(const std::function<void()>& work);
 
  private:

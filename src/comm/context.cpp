@@ -26,104 +26,104 @@ void limit_blas_threads() {
   if (std::getenv("OPENBLAS_NUM_THREADS") == nullptr) openblas_set_num_threads(1);
 }
 
-/// The device for the rank of this place among those of its node. Throws Error(internal) where the driver fails.
-DevicePlace pick_device(int rank, int rank_on_node) {
-  DevicePlace place;
-  place.node = host_name();
+/// The device for the rank with this number on its node. Throws Error(internal) where the driver fails.
+RankDevice pick_device(int rank, int rank_on_node) {
+  RankDevice device;
+  device.node = host_name();
   try {
-    place.driver = ops::driver_version();
-    place.runtime = ops::runtime_version();
-    place.visible = ops::device_count();
-    if (place.visible == 0) return place;
-    place.number = rank_on_node % place.visible;
-    place.identity = ops::device_identity(place.number);
-    place.name = ops::device_name(place.number);
-    place.capability = ops::device_capability(place.number);
+    device.driver = ops::driver_version();
+    device.runtime = ops::runtime_version();
+    device.visible = ops::device_count();
+    if (device.visible == 0) return device;
+    device.number = rank_on_node % device.visible;
+    device.identity = ops::device_identity(device.number);
+    device.name = ops::device_name(device.number);
+    device.capability = ops::device_capability(device.number);
   } catch (const std::runtime_error& error) {
     throw Error(ExitCode::internal,
-                fmt::format("rank {} on node {} cannot ask for its GPUs: {}", rank, place.node, error.what()));
+                fmt::format("rank {} on node {} cannot ask for its GPUs: {}", rank, device.node, error.what()));
   }
-  return place;
+  return device;
 }
 
-/// Collective. The places of all ranks on rank 0; empty elsewhere.
-std::vector<DevicePlace> gather_places(Comm& comm, const DevicePlace& own) {
+/// Collective. The devices of all ranks on rank 0; empty elsewhere.
+std::vector<RankDevice> gather_devices(Comm& comm, const RankDevice& own) {
   const std::vector<std::string> nodes = comm.gather(own.node), identities = comm.gather(own.identity),
                                  names = comm.gather(own.name);
   const std::vector<double> visible = comm.all_gather(own.visible);
-  std::vector<DevicePlace> places(nodes.size());
-  for (std::size_t r = 0; r < places.size(); ++r) {
-    places[r].node = nodes[r];
-    places[r].identity = identities[r];
-    places[r].name = names[r];
-    places[r].visible = static_cast<int>(visible[r]);
+  std::vector<RankDevice> devices(nodes.size());
+  for (std::size_t r = 0; r < devices.size(); ++r) {
+    devices[r].node = nodes[r];
+    devices[r].identity = identities[r];
+    devices[r].name = names[r];
+    devices[r].visible = static_cast<int>(visible[r]);
   }
-  return places;
+  return devices;
 }
 
 }  // namespace
 
-void require_usable_device(int rank, const DevicePlace& place) {
+void require_usable_device(int rank, const RankDevice& device) {
   const auto refuse = [&](const std::string& why) {
-    throw Error(ExitCode::usage, fmt::format("rank {} on node {}{}", rank, place.node, why));
+    throw Error(ExitCode::usage, fmt::format("rank {} on node {}{}", rank, device.node, why));
   };
-  const int major = place.runtime / 1000;
+  const int major = device.runtime / 1000;
   // A driver supports all versions of CUDA that share its first number.
-  if (place.driver > 0 && place.driver / 1000 < major) {
-    refuse(fmt::format(": the driver supports CUDA {}.{}, this nanorun needs {}.0, {}", place.driver / 1000,
-                       place.driver % 1000 / 10, major, major == 13 ? "driver 580 or newer" : "a newer driver"));
+  if (device.driver > 0 && device.driver / 1000 < major) {
+    refuse(fmt::format(": the driver supports CUDA {}.{}, this nanorun needs {}.0, {}", device.driver / 1000,
+                       device.driver % 1000 / 10, major, major == 13 ? "driver 580 or newer" : "a newer driver"));
   }
-  if (place.visible == 0) {
+  if (device.visible == 0) {
     refuse(
         " finds no GPU: this nanorun is built for CUDA; run it where nvidia-smi lists GPUs, with CUDA_VISIBLE_DEVICES "
         "unset or naming some, or build it with -DNANORUN_CUDA=OFF to compute on CPUs");
   }
   constexpr int needed = kernels::cuda::code_capability;
-  if (place.runtime > 0 && place.capability != needed) {
+  if (device.runtime > 0 && device.capability != needed) {
     refuse(fmt::format(
         ": {} has compute capability {}.{}; this build has code for {}.{}a: run it on H100 or H200 GPUs, or "
         "build it with -DNANORUN_CUDA=OFF to compute on CPUs",
-        place.name, place.capability / 10, place.capability % 10, needed / 10, needed % 10));
+        device.name, device.capability / 10, device.capability % 10, needed / 10, needed % 10));
   }
 }
 
-void require_own_devices(const std::vector<DevicePlace>& places) {
+void require_own_devices(const std::vector<RankDevice>& devices) {
   std::map<std::pair<std::string, std::string>, std::vector<std::size_t>> ranks_of;
-  for (std::size_t r = 0; r < places.size(); ++r) {
-    const DevicePlace& place = places[r];
-    if (!place.identity.empty()) ranks_of[{place.node, place.identity}].push_back(r);
+  for (std::size_t r = 0; r < devices.size(); ++r) {
+    const RankDevice& device = devices[r];
+    if (!device.identity.empty()) ranks_of[{device.node, device.identity}].push_back(r);
   }
-  for (const auto& [device, ranks] : ranks_of) {
+  for (const auto& [identity, ranks] : ranks_of) {
     if (ranks.size() == 1) continue;
-    const DevicePlace& place = places[ranks.front()];
+    const RankDevice& device = devices[ranks.front()];
     throw Error(
         ExitCode::usage,
         fmt::format("ranks {} on node {} share one GPU ({} {}), of {} that they see: start one rank per GPU, with "
                     "mpirun -n or srun --ntasks-per-node, and let CUDA_VISIBLE_DEVICES name all GPUs for every "
                     "rank or one of its own for each",
-                    fmt::join(ranks, ", "), place.node, place.name, place.identity, place.visible),
+                    fmt::join(ranks, ", "), device.node, device.name, device.identity, device.visible),
         Scope::all_ranks);
   }
 }
 
-std::string idle_devices(const std::vector<DevicePlace>& places) {
+std::string idle_devices(const std::vector<RankDevice>& devices) {
   struct Node {
     int ranks = 0, visible = 0;
   };
   std::map<std::string, Node> nodes;
-  for (const DevicePlace& place : places) {
-    Node& node = nodes[place.node];
+  for (const RankDevice& device : devices) {
+    Node& node = nodes[device.node];
     node.ranks += 1;
-    node.visible = std::max(node.visible, place.visible);
+    node.visible = std::max(node.visible, device.visible);
   }
-  int ranks = 0, devices = 0;
+  int ranks = 0, usable = 0;
   for (const auto& [name, node] : nodes) {
     ranks += node.ranks;
-    devices += std::max(node.visible, node.ranks);  // where each rank sees its own alone there is one for each
+    usable += std::max(node.visible, node.ranks);  // where each rank sees its own alone there is one for each
   }
-  if (devices == ranks) return {};
+  if (usable == ranks) return {};
   return fmt::format("{} rank{} of the {} GPUs of {}; start one rank per GPU to use all", ranks,
-                     ranks == 1 ? " uses 1" : fmt::format("s use {}", ranks), devices,
+                     ranks == 1 ? " uses 1" : fmt::format("s use {}", ranks), usable,
                      nodes.size() == 1 ? "this node" : fmt::format("{} nodes", nodes.size()));
 }
 
@@ -137,10 +137,10 @@ double peak_flops(const std::string& device_name) {
   return found == peaks.end() ? 0 : found->second;
 }
 
-double peak_flops(const std::vector<DevicePlace>& places) {
+double peak_flops(const std::vector<RankDevice>& devices) {
   double sum = 0;
-  for (const DevicePlace& place : places) {
-    const double peak = peak_flops(place.name);
+  for (const RankDevice& device : devices) {
+    const double peak = peak_flops(device.name);
     if (peak == 0) return 0;
     sum += peak;
   }
@@ -162,23 +162,22 @@ Context::Context(int argc, char** argv)
 }
 
 void Context::open_device(bool reproducible) {
-  DevicePlace place;
+  RankDevice device;
   comm_->together([&] {
-    place = pick_device(comm_->rank(), comm_->rank_on_node());
-    require_usable_device(comm_->rank(), place);
+    device = pick_device(comm_->rank(), comm_->rank_on_node());
+    require_usable_device(comm_->rank(), device);
   });
-  places_ = gather_places(*comm_, place);
-  comm_->together([&] { require_own_devices(places_); });
-  device_note_ = idle_devices(places_);
-  peak_flops_ = nanorun::peak_flops(places_);
-  const int device = place.number;
-  ops::use_device(device);
-  kernels::start_kokkos(device);
+  devices_ = gather_devices(*comm_, device);
+  comm_->together([&] { require_own_devices(devices_); });
+  device_note_ = idle_devices(devices_);
+  peak_flops_ = nanorun::peak_flops(devices_);
+  ops::use_device(device.number);
+  kernels::start_kokkos(device.number);
   using kernels::Gemms;
   stream_ = ops::create_stream(reproducible ? Gemms::reproducible : Gemms::timed);
   comm_stream_ = ops::create_stream(Gemms::none);
   upload_stream_ = ops::create_stream(Gemms::none);
-  device_ = device;
+  device_ = device.number;
 }
 
 void Context::require_room_for_gemms() {

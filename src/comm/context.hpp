@@ -13,7 +13,7 @@
 namespace nanorun {
 
 /// The device that a rank has picked, if it sees any, and the driver there.
-struct DevicePlace {
+struct RankDevice {
   std::string node;
   std::string identity;  ///< of the device; empty where ranks may share it
   std::string name;      ///< of the device's model
@@ -21,48 +21,50 @@ struct DevicePlace {
   int number = -1;       ///< of the device among them
   int capability = 0;    ///< compute capability of the device, 10 major + minor
   int driver = 0;        ///< newest CUDA that the driver supports, 1000 major + 10 minor; 0 without a driver
-  int runtime = 0;       ///< CUDA of this program, likewise; 0 where it computes without
+  int runtime = 0;       ///< CUDA of this program, 1000 major + 10 minor; 0 where it computes without
 };
 
 /// Throws Error(usage) where this rank's driver is too old, it sees no device, or the program has no code for the one
 /// it has picked. The message names the rank and its node.
-void require_usable_device(int rank, const DevicePlace& place);
+void require_usable_device(int rank, const RankDevice& device);
 
-/// Throws Error(usage, all_ranks) where two ranks, of which the list has one place each, have picked one device. The
-/// message names the ranks and the device and says how to start instead.
-void require_own_devices(const std::vector<DevicePlace>& places);
+/// `devices`: by rank. Throws Error(usage, all_ranks) where two ranks have picked one device. The message names the
+/// ranks and the device and says how to start instead.
+void require_own_devices(const std::vector<RankDevice>& devices);
 
-/// A line for the log where the ranks, of which the list has one place each, see more devices than they use; else
-/// empty.
-std::string idle_devices(const std::vector<DevicePlace>& places);
+/// `devices`: by rank. A line for the log where the ranks see more devices than they use; else empty.
+std::string idle_devices(const std::vector<RankDevice>& devices);
 
 /// Dense bf16 FLOP/s of a device, by the name that CUDA gives its model; 0 where it is not known.
 double peak_flops(const std::string& device_name);
-/// Of all ranks together; 0 where it is not known of one of them.
-double peak_flops(const std::vector<DevicePlace>& places);
+/// The sum over all ranks; 0 where the model of one is not known.
+double peak_flops(const std::vector<RankDevice>& devices);
 
 class Context {
  public:
-  /// MPI sees no arguments.
+  /// Starts MPI, which sees no arguments, and creates the communicator.
   Context(int argc, char** argv);
   ~Context();
   Context(const Context&) = delete;
   Context& operator=(const Context&) = delete;
 
-  /// Collective; for commands that compute. Picks this rank's device by its place among the ranks of its node, whether
-  /// the rank sees all devices there or one, starts Kokkos on it and creates the streams. Throws Error(usage,
-  /// all_ranks) where a rank finds no device that it can use or two ranks pick the same one, before any rank takes
-  /// anything of a device. `reproducible`: see Gemms.
+  /// Collective; for commands that compute. Picks this rank's device by the rank's number on its node, whether the rank
+  /// sees all devices there or one, starts Kokkos on it and creates the streams. Throws Error(usage, all_ranks) where a
+  /// rank finds no device that it can use or two ranks pick the same one, before any rank uses a device.
+  /// `reproducible`: see Gemms.
   void open_device(bool reproducible = false);
 
   Comm& comm() { return *comm_; }
-  /// Number of the device, for ops::use_device in further threads. This and the streams: once the device is open.
+
+  // Known once the device is open:
+
+  /// Number of the device, for ops::use_device in further threads.
   int device() const { return device_; }
-  /// What idle_devices() said of all ranks, on rank 0; empty elsewhere.
+  /// idle_devices() of all ranks, on rank 0; empty elsewhere.
   const std::string& device_note() const { return device_note_; }
-  /// Hosts and devices of all ranks, on rank 0; empty elsewhere. Once the device is open.
-  const std::vector<DevicePlace>& places() const { return places_; }
-  /// peak_flops() of the places.
+  /// Nodes and devices of all ranks, on rank 0; empty elsewhere.
+  const std::vector<RankDevice>& devices() const { return devices_; }
+  /// peak_flops() of devices().
   double peak_flops() const { return peak_flops_; }
   /// The stream of computation, the only one for GEMMs.
   kernels::Stream stream() const { return stream_; }
@@ -70,14 +72,15 @@ class Context {
   kernels::Stream comm_stream() const { return comm_stream_; }
   /// The stream of copies from host memory.
   kernels::Stream upload_stream() const { return upload_stream_; }
-  /// Collective; once everything that takes much memory is there. Throws Error(internal, all_ranks) where a limit on a
-  /// rank's memory would make its BLAS hang in the first GEMM.
+  /// Collective, after everything that takes much memory. Throws Error(internal, all_ranks) where a limit on a rank's
+  /// memory would make its BLAS hang in the first GEMM.
   void require_room_for_gemms();
 
-  /// To be called after memory has been taken: the peak is the most that any call found in use on this rank's device,
-  /// by all processes, in bytes; 0 in the CPU build.
+  /// Looks at the memory in use on this rank's device; called after memory has been taken.
   void sample_device_memory();
+  /// The most memory that a look found in use on this rank's device, by all processes, in bytes; 0 in the CPU build.
   std::uint64_t peak_device_memory() const { return peak_device_memory_; }
+
   /// Name and arguments with which the program was started, and when.
   const std::vector<std::string>& words() const { return words_; }
   std::chrono::system_clock::time_point started() const { return started_; }
@@ -97,7 +100,7 @@ class Context {
   std::unique_ptr<Comm> comm_;
   int device_ = -1;
   std::string device_note_;
-  std::vector<DevicePlace> places_;
+  std::vector<RankDevice> devices_;
   double peak_flops_ = 0;
   std::uint64_t peak_device_memory_ = 0;
   kernels::Stream stream_, comm_stream_, upload_stream_;

@@ -17,10 +17,10 @@
 
 namespace nanorun {
 
-/// Rows of one table whose gradients travel between this rank and each other. Lists lie in the tensors' memory and name
-/// each row once.
+/// Which rows of a table travel between this rank and each other rank. The rows of a list are distinct; the lists lie
+/// in the memory of tensors.
 struct RowExchange {
-  std::vector<std::span<const std::int32_t>> to;    ///< by owner: rows of its part that have gradients here
+  std::vector<std::span<const std::int32_t>> to;    ///< by rank: rows of that rank's part that have gradients here
   std::vector<std::span<const std::int32_t>> from;  ///< by rank: rows of this rank's part that have gradients there
   std::size_t longest = 0;                          ///< length of the longest list on any rank
 };
@@ -39,35 +39,36 @@ class TensorComm {
   /// Whether collectives occupy SMs, also while they wait for other ranks.
   bool occupies_sms() const { return transport_ && transport_->occupies_sms(); }
 
-  /// Sums each part over the ranks, in place in its owner's memory; the other parts stay as they were. What travels is
-  /// rounded to the deck's format, the owner's own elements are not. The order of the sum depends on the rank count
-  /// alone. A = float, in the CPU build also double.
+  /// Sums each rank's part over the ranks, in place; on a rank the parts of other ranks stay as they were. Elements
+  /// travel in the format of comm.gradients; the owner's own elements enter the sum unrounded. The order of the sum
+  /// depends on the number of ranks alone. A = float, in the CPU build also double.
   template <class A>
   void reduce_scatter(std::span<A> data, const Bounds& bounds);
-  /// The same for those rows of a table that have gradients. In other ranks' parts these rows become zero.
+  /// Sums the rows of this rank's part of a table over the ranks that have gradients for them. Rows that this rank
+  /// sends to other ranks become zero.
   template <class A>
   void reduce_scatter_rows(const kernels::Mat<A>& table, const RowExchange& rows);
-  /// Collective. Prepares memory for all_gather, of the same size on all ranks. It outlives the communicator.
+  /// Collective. Prepares memory for all_gather(). It must outlive the communicator and have one size on all ranks.
   template <class T>
   void share(std::span<T> memory) {
     if (transport_) transport_->share(std::as_writable_bytes(memory));
   }
-  /// Copies each part from its owner to all ranks. `data` lies in memory given to share().
+  /// Copies each rank's part to all ranks. `data` lies in memory that was prepared by share().
   template <class T>
   void all_gather(std::span<T> data, const Bounds& bounds) {
     gather_bytes(std::as_writable_bytes(data), bounds, sizeof(T));
   }
-  /// Collective. Waits within the timeout until what has been enqueued is done.
+  /// Collective. Waits, at most for the timeout, until the collectives that have been enqueued are done.
   void synchronize();
-  /// For the end of a step: throws Error(communication) if a collective has failed.
+  /// At the end of a step: throws Error(communication) if a collective has failed.
   void check();
-  /// Collective, except while an exception unwinds (~Transport). Ends what is under way, for owners of shared memory
-  /// that goes before this object. No collective comes after.
+  /// Collective, except while an exception unwinds (~Transport). Ends all collectives, so that shared memory may go
+  /// before this object. No collective may follow.
   void close() { transport_.reset(); }
 
   /// Bytes that this rank has sent so far.
   std::uint64_t bytes_sent() const { return bytes_sent_; }
-  /// Memory of the buffers of reduce_scatter and of what carries the tensors, the latter an estimate, in bytes.
+  /// Bytes of the buffers of reduce_scatter, and an estimate of what the transport takes.
   static std::size_t memory_bytes(int ranks, const CommConfig& config);
 
  private:
@@ -88,7 +89,7 @@ class TensorComm {
   std::unique_ptr<Transport> transport_;
   Arena outgoing_;
   std::vector<Message> messages_;
-  int set_ = 0;  ///< of slots, for the next exchange of gradients
+  int set_ = 0;  ///< set of slots for the next exchange of gradients
   std::uint64_t bytes_sent_ = 0;
 };
 
@@ -113,8 +114,8 @@ void TensorComm::reduce_scatter(std::span<A> data, const Bounds& bounds) {
                     [&](std::size_t at, int first, int last) { reduce_chunk(data, bounds, at, first, last); });
 }
 
-/// Adds what fits a slot of this rank's part, from its element `at` on, of the ranks that come before this one by
-/// [first, last).
+/// Adds elements to this rank's part, from its element `at` on as many as a slot holds, from the ranks that come before
+/// this one by [first, last).
 template <class A>
 void TensorComm::reduce_chunk(std::span<A> data, const Bounds& bounds, std::size_t at, int first, int last) {
   const std::size_t element = kernels::wire_bytes<A>(wire_.format), stride = transport_->slot_bytes();
@@ -149,7 +150,7 @@ void TensorComm::reduce_scatter_rows(const kernels::Mat<A>& table, const RowExch
                     [&](std::size_t at, int first, int last) { reduce_rows(table, rows, at, first, last); });
 }
 
-/// The same as reduce_chunk() for the rows that fit a slot, from number `at` of each list on.
+/// reduce_chunk() for rows: from number `at` of each list on as many as a slot holds.
 template <class A>
 void TensorComm::reduce_rows(const kernels::Mat<A>& table, const RowExchange& rows, std::size_t at, int first,
                              int last) {

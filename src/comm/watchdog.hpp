@@ -31,7 +31,7 @@ class Watchdog {
   /// Removes this rank's heartbeat file, and the directory with the last of them.
   ~Watchdog();
 
-  /// Watches from construction to destruction.
+  /// Watches a collective from construction to destruction.
   class Guard {
    public:
     Guard(Watchdog& dog, const char* what) : dog_(dog) { dog_.arm(what); }
@@ -56,7 +56,7 @@ class Watchdog {
   };
 
   void set_timeout(double seconds);
-  /// Step named by the message.
+  /// Sets the step that the message names.
   void set_step(long step) { step_ = step; }
   long step() const { return step_; }
   /// Makes the directory of heartbeats and removes those that a job which crashed has left there. Throws Error(output)
@@ -65,7 +65,7 @@ class Watchdog {
   /// Starts the heartbeats of this rank in `directory`, which exists. Throws Error(output) if its file cannot be
   /// written.
   void share_heartbeats(const std::string& directory);
-  /// The message that ends the job goes to the end of this file too. Throws Error(output) if it cannot be opened.
+  /// Appends the message that ends the job to this file, too. Throws Error(output) if it cannot be opened.
   void set_log(const std::string& path);
 
  private:
@@ -111,7 +111,7 @@ class Watchdog {
   std::string culprit_;
   std::optional<Clock::time_point> at_files_;  ///< since when the heartbeats' thread waits for the file system
   std::optional<AppendFile> log_;
-  std::jthread watching_, beating_;  ///< last: they end before what they use
+  std::jthread watching_, beating_;  ///< last members, so that they end before what they use
 };
 
 }  // namespace nanorun

@@ -147,7 +147,7 @@ std::optional<Tokenizer> load_tokenizer(const ExportOptions& options, const Chec
 void warn_of_dot(const std::string& directory) {
   std::string path = directory;
   while (path.size() > 1 && path.ends_with('/')) path.pop_back();
-  if (name_of(path) == "." || name_of(path) == "..") path = canonical_path(path);
+  if (name_of(path) == "." || name_of(path) == "..") quietly([&] { path = canonical_path(path, ExitCode::output); });
   if (name_of(path).find('.') == std::string::npos) return;
   warn(fmt::format("{}: some versions of transformers cannot load a model from a directory with a dot in its name",
                    directory));

@@ -12,7 +12,7 @@
 #include "src/base/error.hpp"
 #include "src/config/schedule.hpp"
 #include "src/model/model.hpp"
-#include "src/run/report.hpp"
+#include "src/run/log.hpp"
 #include "src/run/trained_model.hpp"
 
 namespace nanorun {

@@ -111,7 +111,7 @@ void set_key(Config& config, const std::string& where, const Key& key, std::size
     fail(fmt::format("{}: {}: got {}, allowed: {}{}", where, path, one_line(node), allowed(key),
                      advice(key, path, node, given)));
   }
-  config.places[path] = where;
+  config.set_at[path] = where;
 }
 
 /// Whether a node holds what a deck may have under a section's name.
@@ -179,7 +179,7 @@ void apply_entry(Config& config, const std::string& file, const Entry& entry) {
       return set_key(config, where, known_key(where, {entry.section, entry.row}, entry.name), entry.row, *entry.value);
     case Entry::Kind::row:
       set_row_count(config, entry.section, entry.row + 1);
-      config.places[fmt::format("{}.{}", entry.section, entry.row)] = where;
+      config.set_at[fmt::format("{}.{}", entry.section, entry.row)] = where;
       return;
     case Entry::Kind::stray:
       refuse_section(where, entry.section, *entry.value);

@@ -1,6 +1,7 @@
 #pragma once
-// The deck: typed settings filled from a TOML file and command-line overrides. One row of the key table in
-// config_keys.cpp describes each key; the reference of all keys is printed from the same rows.
+// The deck: typed settings filled from a TOML file and command-line overrides. A member of a section's struct is the
+// key of that name. What it means stands once, in its row of the key table (config_keys_model.cpp,
+// config_keys_training.cpp, config_keys_run.cpp), from which docs/keys.md and `nanorun keys` are printed.
 
 #include <cstdint>
 #include <map>
@@ -37,7 +38,7 @@ enum class Recompute { none, mlp };
 enum class MlpPrecision { working, fp8 };
 enum class OnFailure { stop, go_on };
 enum class TransportChoice { automatic, peers, nccl };
-/// Of what Adam keeps of a tensor.
+/// Format of the weights and moments that Adam keeps.
 enum class StateFormat { fp32, bf16 };
 
 struct RunConfig {
@@ -45,8 +46,8 @@ struct RunConfig {
   std::string outputs = "outputs";
   std::int64_t seed = 1;
   int log_every = 10;
-  int gpu_every = 10;         ///< steps from one look at the GPUs' power and clocks to the next; 0: never
-  bool reproducible = false;  ///< on GPUs too, two runs of a deck give the same bits
+  int gpu_every = 10;
+  bool reproducible = false;
 };
 
 struct ModelConfig {
@@ -62,43 +63,43 @@ struct ModelConfig {
   std::vector<int> layers_without_attention;
   RotaryKind rotary = RotaryKind::half_truncated;
   double rotary_base = 1024;
-  std::vector<double> rotary_frequencies;  ///< of the pairs that turn, radians per position; empty: by rotary_base
-  double attention_scale = 0;              ///< 0: 1 / sqrt(head_dim)
+  std::vector<double> rotary_frequencies;
+  double attention_scale = 0;
   double softcap = 15;
   kernels::SoftcapKind softcap_kind = kernels::SoftcapKind::tanh;
-  double softcap_shift = 0, softcap_width = 1;  ///< of the sigmoid
-  double init_scale = 1;                        ///< uniform bound of weight matrices: init_scale / sqrt(fan_in)
-  bool zero_outputs = true;                     ///< W_o, W2 and W_head start at zero
-  bool zero_attention_outputs = true;           ///< of these, W_o
-  double init_embedding = 1;                    ///< standard deviation of the token embedding, and of a tied head
-  double init_value_embedding = 1;              ///< standard deviation of the value embeddings
+  double softcap_shift = 0, softcap_width = 1;
+  double init_scale = 1;
+  bool zero_outputs = true;
+  bool zero_attention_outputs = true;
+  double init_embedding = 1;
+  double init_value_embedding = 1;
 
-  bool tied_head = false;                        ///< head and embedding start alike, see train.untie_step
-  Residual residual = Residual::unet;            ///< how blocks join the residual stream
-  std::vector<int> value_layers;                 ///< of ValuePath::gated_embeddings, a table each
-  std::vector<int> value_layers_gated_by_input;  ///< of these, whose gate does not read the embedding
+  bool tied_head = false;
+  Residual residual = Residual::unet;
+  std::vector<int> value_layers;
+  std::vector<int> value_layers_gated_by_input;
   bool smear = false;
-  int bigram_rows = 0;                 ///< of the table of hashed pairs of tokens; 0: none
-  int bigram_columns = 0;              ///< of both tables, the first of the stream; 0: as many as the stream has
-  int bigram_sign_rows = 0;            ///< of its table of signs; 0: none
-  int skip_from = -1;                  ///< the layer whose output the one skip carries; -1: no skip
-  int skip_to = -1;                    ///< the layer, one without attention, that it enters
-  bool skip_gate = false;              ///< a gate per token on it, where no coefficient net has one
-  int attention_source = -1;           ///< later layers attend from this layer's output; -1: each from its own input
-  std::vector<int> paired_layers;      ///< whose heads attend in pairs
-  std::vector<int> xsa_layers;         ///< whose heads lose what lies along their token's own value
-  std::vector<int> gated_layers;       ///< whose heads have gates
-  std::vector<int> key_offset_layers;  ///< whose keys take their still dims from the token before
-  std::vector<int> composed_layers;    ///< whose heads are composed dynamically
-  int composition_window = 112;        ///< keys
-  bool gate_nets = false;              ///< coefficients of gates per token, from two coefficient nets
-  int gate_net_layer = 4;       ///< the second net reads the input of this layer and serves it and the later ones
-  int coefficient_width = 64;   ///< hidden units of a coefficient net
-  bool mudd = false;            ///< the last layer, and what follows it, mix the streams of earlier layers
-  double mudd_scale = 0.1;      ///< factor on the outputs of its nets
-  double mudd_value_scale = 1;  ///< further factor on the streams that the last layer's values take up
-  double mudd_backout = 0.5;    ///< start of the part of the stream at attention_source that is subtracted at the end
-  bool yarn = false;            ///< rescale rotary frequencies where a stage changes the long window
+  int bigram_rows = 0;
+  int bigram_columns = 0;
+  int bigram_sign_rows = 0;
+  int skip_from = -1;
+  int skip_to = -1;
+  bool skip_gate = false;
+  int attention_source = -1;
+  std::vector<int> paired_layers;
+  std::vector<int> xsa_layers;
+  std::vector<int> gated_layers;
+  std::vector<int> key_offset_layers;
+  std::vector<int> composed_layers;
+  int composition_window = 112;
+  bool gate_nets = false;
+  int gate_net_layer = 4;
+  int coefficient_width = 64;
+  bool mudd = false;
+  double mudd_scale = 0.1;
+  double mudd_value_scale = 1;
+  double mudd_backout = 0.5;
+  bool yarn = false;
 };
 
 struct LmHeadConfig {
@@ -106,72 +107,70 @@ struct LmHeadConfig {
   double scale_x = 2;
   double scale_w = 512;
   double scale_g = 524288;
-  int scale_g_length = 49152;  ///< tokens of a sequence that scale_g was chosen for
+  int scale_g_length = 49152;
 };
 
 /// [[stage]]: a part of the schedule. Without stages, [train] and [window] hold for all steps.
 struct StageConfig {
-  double share = 0;    ///< of the scheduled steps; the shares add up to 1. 0, for the last stage alone: the extension
-  int length = 49152;  ///< tokens of a sequence
-  int longest_document = 0;  ///< tokens of a document beyond which it is cut; 0: none is
-  int short_window = 128;    ///< tokens
-  int long_window = 1792;    ///< tokens
+  double share = 0;
+  int length = 49152;
+  int longest_document = 0;
+  int short_window = 128;
+  int long_window = 1792;
   double lr_factor = 1;
-  std::vector<double> targets{1};   ///< weights of the next token, the one after it, ... at the stage's first step
-  std::vector<double> targets_end;  ///< behind its last step; empty: the same
-  double prefix = 0;                ///< weight of the prefix target, likewise
-  double prefix_end = -1;           ///< -1: the same
+  std::vector<double> targets{1};
+  std::vector<double> targets_end;
+  double prefix = 0;
+  double prefix_end = -1;
 };
 
-/// [[group]]: tensors that Adam or Muon updates with a rate of their own. The first group that names a tensor has it.
+/// [[group]]: tensors that Adam or Muon updates with a rate of their own.
 struct GroupConfig {
-  std::vector<std::string> tensors;  ///< names of the parameter table; * stands for any characters
+  std::vector<std::string> tensors;
   double lr = 0;
-  double beta1 = 0.8, beta2 = 0.95;  ///< Adam's
-  double decay = 0;                  ///< cautious: w -= lr^2 decay w
-  /// Adam's: bf16 rounds weights after each update, on GPUs without a master, or moments
+  double beta1 = 0.8, beta2 = 0.95;
+  double decay = 0;
   StateFormat master = StateFormat::fp32, moments = StateFormat::fp32;
 };
 
 struct WindowConfig {
   WindowKind kind = WindowKind::block;
-  std::string layers = "L";  ///< one letter for all layers, or one per layer: L long, S short (half the blocks)
-  double first = 0;          ///< tokens at step 0, before rounding
-  double last = 1728;        ///< tokens at the last step, before rounding
-  int quantum = 128;         ///< the window is a multiple of this, at least one
+  std::string layers = "L";
+  double first = 0;
+  double last = 1728;
+  int quantum = 128;
   Rounding rounding = Rounding::ceil;
 };
 
 struct TrainConfig {
   int steps = 1770;
-  int sequences = 8;                      ///< per step, over all ranks
-  int length = 49152;                     ///< tokens of a sequence
-  Recompute recompute = Recompute::none;  ///< mlp: form the hidden units again in the backward pass, to save memory
-  MlpPrecision mlp_precision = MlpPrecision::working;  ///< of the operands of the MLP's forward products
-  double cooldown = 0.4;         ///< last fraction of the steps, in which the learning rates fall linearly
-  double final_lr_factor = 0.1;  ///< reached at the last scheduled step
-  int extension_steps = 0;       ///< of `steps`, the last, which the schedule leaves out; at the final rates
-  LossSum loss = LossSum::mean;  ///< over the tokens of a sequence: what is differentiated
-  /// model.tied_head: head and embedding are one parameter up to the update at this step; -1: they never are
+  int sequences = 8;
+  int length = 49152;
+  Recompute recompute = Recompute::none;
+  MlpPrecision mlp_precision = MlpPrecision::working;
+  double cooldown = 0.4;
+  double final_lr_factor = 0.1;
+  int extension_steps = 0;
+  LossSum loss = LossSum::mean;
   int untie_step = 0;
 };
 
 struct ValidationConfig {
-  int every = 125;  ///< steps; 0: only after the last step
+  int every = 125;
   std::int64_t tokens = 10485760;
   int length = 262144;
-  int last_long_window = 0;  ///< tokens, of the last validation; 0: the last stage's
+  int last_long_window = 0;
 };
 
 struct DataConfig {
-  std::vector<std::string> train;  ///< token shards, in stream order; glob patterns expand sorted
+  std::vector<std::string> train;
   std::vector<std::string> validation;
   EndOfData end = EndOfData::error;
-  ChangedData changed = ChangedData::refuse;  ///< where training shards are not those of the checkpoint
-  bool allow_other_tokenizer = false;         ///< shards and checkpoints may say that other tokenizers made them
+  ChangedData changed = ChangedData::refuse;
+  bool allow_other_tokenizer = false;
   int prefetch_steps = 4;
-  Packing packing = Packing::stream;  ///< documents: each sequence begins with a document, long ones are cut
-  std::string prefix_table;           ///< file of the tokens' prefixes; empty: none
+  Packing packing = Packing::stream;
+  std::string prefix_table;
 };
 
 struct OptimizerConfig {
@@ -179,18 +178,18 @@ struct OptimizerConfig {
   double muon_momentum_first = 0.85;
   double muon_momentum_last = 0.95;
   int muon_momentum_steps = 300;
-  int muon_momentum_cooldown = 0;  ///< last steps, in which the momentum falls linearly to the first; 0: none
+  int muon_momentum_cooldown = 0;
   Orthogonalisation orthogonalisation = Orthogonalisation::newton_schulz;
-  int muon_block_heads = 0;       ///< heads of W_q and W_k that are orthogonalised together; 0: all
-  double normuon_beta = 0;        ///< decay of NorMuon's second moment; 0: none is kept
-  double muon_decay = 0;          ///< cautious: w -= lr muon_lr decay w
-  bool muon_truncates = false;    ///< the bf16 weights that GEMMs read are truncated, not rounded
-  bool adam_epsilon_hat = false;  ///< adam_eps is added before the second moment's bias is corrected
-  int adam_period = 1;            ///< Adam updates after so many steps, with the sum of their gradients
+  int muon_block_heads = 0;
+  double normuon_beta = 0;
+  double muon_decay = 0;
+  bool muon_truncates = false;
+  bool adam_epsilon_hat = false;
+  int adam_period = 1;
   double adam_beta1 = 0.8;
   double adam_beta2 = 0.95;
   double adam_eps = 1e-10;
-  StateFormat adam_master = StateFormat::fp32, adam_moments = StateFormat::fp32;  ///< as GroupConfig::master, moments
+  StateFormat adam_master = StateFormat::fp32, adam_moments = StateFormat::fp32;
   double lr_embedding = 0.6;
   double lr_head = 0.008;
   double lr_scalar = 0.04;
@@ -198,32 +197,32 @@ struct OptimizerConfig {
 };
 
 struct CheckpointConfig {
-  int every = 0;                           ///< steps; 0: only when a run stops early
-  int keep = 2;                            ///< newest checkpoints kept
-  int milestone_every = 0;                 ///< steps whose checkpoints are kept for good; 0: none
-  bool at_end = true;                      ///< write one after the last step
-  std::string restart = "auto";            ///< auto, none, or a checkpoint file
-  std::string weights;                     ///< checkpoint whose weights a new run begins with; empty: initial ones
-  OnFailure on_failure = OnFailure::stop;  ///< when a checkpoint cannot be written
+  int every = 0;
+  int keep = 2;
+  int milestone_every = 0;
+  bool at_end = true;
+  std::string restart = "auto";
+  std::string weights;
+  OnFailure on_failure = OnFailure::stop;
 };
 
 struct StopConfig {
-  double walltime_seconds = 0;  ///< from program start; 0: no limit
-  std::string file;             ///< stop when it appears; empty: <outputs>/<name>/stop
-  int step = 0;                 ///< stop before this step as if interrupted; 0: never
+  double walltime_seconds = 0;
+  std::string file;
+  int step = 0;
 };
 
 struct TraceConfig {
   bool enabled = true;
-  std::vector<int> json_steps;  ///< steps that go into trace.json
-  int flush_every = 50;         ///< steps between writes of trace.h5
+  std::vector<int> json_steps;
+  int flush_every = 50;
 };
 
 struct CommConfig {
-  double timeout_seconds = 300;                               ///< a collective that takes longer ends the job
-  kernels::WireFormat gradients = kernels::WireFormat::fp32;  ///< in which gradients travel to the rank that sums them
-  double gradient_scale = 65536;                              ///< e5m2: factor on the gradients of a rank's sequences
-  TransportChoice transport = TransportChoice::automatic;     ///< between devices
+  double timeout_seconds = 300;
+  kernels::WireFormat gradients = kernels::WireFormat::fp32;
+  double gradient_scale = 65536;
+  TransportChoice transport = TransportChoice::automatic;
 };
 
 struct Config {
@@ -242,10 +241,9 @@ struct Config {
   TraceConfig trace;
   CommConfig comm;
 
-  /// Where each key that is not left at its default was set: "FILE:LINE" or "override SECTION.KEY=VALUE"; and where
-  /// each
-  /// [[stage]] and [[group]] begins, as "stage.0". For messages.
-  std::map<std::string, std::string> places;
+  /// For messages: by key where it was set, "FILE:LINE" or "override SECTION.KEY=VALUE", unless it has its default; and
+  /// by "stage.N" or "group.N" where that section begins.
+  std::map<std::string, std::string> set_at;
 };
 
 /// Fills a Config from TOML text and overrides of the form "section.key=value" (value in TOML syntax; a bare word is

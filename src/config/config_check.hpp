@@ -1,5 +1,5 @@
 #pragma once
-// What the parts of config_check share.
+// The rules of check_config() that involve several keys: how a rule is stated, and the files that have rules.
 
 #include <fmt/format.h>
 
@@ -15,36 +15,36 @@ namespace nanorun {
 /// The keys of a rule, the likeliest fault first.
 using Keys = std::initializer_list<std::string>;
 
-/// Collects what is wrong. Every rank checks the same settings, so all meet the errors alike.
+/// Collects the rules that are broken. Every rank checks the same deck, so all meet the errors alike.
 struct Rules {
   const Config& config;
   ErrorList errors;
 
-  /// Returns `holds`.
+  /// Adds `message` as an error where the rule does not hold. Returns `holds`.
   template <class... Args>
   bool require(bool holds, Keys keys, fmt::format_string<Args...> message, Args&&... args) {
-    if (!holds) errors.add(place_of(keys) + fmt::format(message, std::forward<Args>(args)...));
+    if (!holds) errors.add(where_set(keys) + fmt::format(message, std::forward<Args>(args)...));
     return holds;
   }
 
  private:
-  /// "PLACE: " of the first of the keys that was set; empty where all are defaults.
-  std::string place_of(Keys keys) const {
+  /// "FILE:LINE: " or "override ...: " for the first of the keys that was set; empty where all have their defaults.
+  std::string where_set(Keys keys) const {
     for (const std::string& key : keys) {
-      const auto at = config.places.find(key);
-      if (at != config.places.end()) return at->second + ": ";
+      const auto at = config.set_at.find(key);
+      if (at != config.set_at.end()) return at->second + ": ";
     }
     return "";
   }
 };
 
-/// Layers and what they compute.
+/// Rules on layers and what they compute.
 void check_layers(Rules& rules);
-/// Stages, and the keys of the schedule that depend on them.
+/// Rules on stages, and on the keys of the schedule that depend on them.
 void check_stages(Rules& rules);
-/// What is computed: to use a model, or to train it.
+/// The passes that are computed: forward alone where a model is only used, both where it is trained.
 enum class Passes { forward, both };
-/// What the CUDA implementations of the ops take (kernels/device/limits.hpp); for builds that use them.
+/// Limits of the CUDA implementations of the ops (kernels/device/limits.hpp), for builds that use them.
 void check_cuda(Rules& rules, Passes passes);
 
 }  // namespace nanorun

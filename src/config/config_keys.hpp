@@ -1,5 +1,5 @@
 #pragma once
-// The key table behind config.hpp: one row per key of the deck.
+// The key table behind config.hpp: one row for each key of the deck.
 
 #include <array>
 #include <cstdint>
@@ -108,25 +108,25 @@ struct Key {
   Check check;
   const char* help;
 
-  /// `row`: which of the deck's sections of the name, see has_rows().
+  /// The member of the config that the key sets; `row` chooses among several sections of the name, see has_rows().
   Field field(Config& config, std::size_t row = 0) const { return member(config, row); }
-  /// As overrides spell the key: train.steps, stage.2.length; stage.N.length without a row.
+  /// The key as overrides spell it: train.steps, stage.2.length; stage.N.length without a row.
   std::string path(std::optional<std::size_t> row = {}) const;
 };
 
-/// All keys, those of a section together, in the order of the members of Config.
+/// All keys, section by section, in the order of the members of Config.
 const std::vector<Key>& key_table();
 
-/// Whether a deck may have any number of sections of a name: [[stage]], [[group]].
+/// Whether a deck may have any number of sections of this name: [[stage]], [[group]].
 bool has_rows(std::string_view section);
-/// Sections of a name in a config; 1 where it always has one.
+/// Number of sections of this name in a config; 1 for a section without rows.
 std::size_t row_count(const Config& config, std::string_view section);
-/// Makes that many, with the defaults. The name is one of those that have rows.
+/// Sets that number for a section that has rows; new ones have the defaults.
 void set_row_count(Config& config, std::string_view section, std::size_t count);
 /// A section's header: "[train]", "[[stage]]".
 std::string header_of(std::string_view section);
 
-/// Sections of one name. What looks for the stage of a step takes time that grows with their number.
+/// Largest number of sections of one name. The time to look up the stage of a step grows with it.
 inline constexpr std::size_t max_rows = 64;
 
 }  // namespace nanorun

@@ -62,7 +62,9 @@ void require_shallow(std::string_view text) {
     }
     if (depth > max_nesting) {
       const auto line = 1 + static_cast<std::size_t>(std::ranges::count(text.substr(0, at), '\n'));
-      throw TomlError{line, fmt::format("brackets or dotted keys nest more than {} deep", max_nesting), false};
+      throw TomlError{.line = line,
+                      .what = fmt::format("brackets or dotted keys nest more than {} deep", max_nesting),
+                      .syntax = false};
     }
     ++at;
   }
@@ -72,13 +74,15 @@ void require_shallow(std::string_view text) {
 
 toml::table parse_toml(const std::string& text) {
   if (text.size() > max_deck_bytes) {
-    throw TomlError{0, fmt::format("{} bytes; a deck has at most {}", text.size(), max_deck_bytes), false};
+    throw TomlError{.line = 0,
+                    .what = fmt::format("{} bytes; a deck has at most {}", text.size(), max_deck_bytes),
+                    .syntax = false};
   }
   require_shallow(text);
   try {
     return toml::parse(text);
   } catch (const toml::parse_error& error) {
-    throw TomlError{error.source().begin.line, excerpt(error.description()), true};
+    throw TomlError{.line = error.source().begin.line, .what = excerpt(error.description()), .syntax = true};
   }
 }
 

@@ -10,11 +10,11 @@ namespace nanorun {
 /// Brackets and dots of a key around a value. A deck needs three: a list of strings in a section.
 inline constexpr int max_nesting = 16;
 
-/// Why text is no deck; `line` is 0 where the whole of it is at fault.
+/// Why a text is refused.
 struct TomlError {
-  std::size_t line;
+  std::size_t line;  ///< 0: the text as a whole
   std::string what;
-  bool syntax;  ///< false: beyond a bound
+  bool syntax;  ///< false: a bound is exceeded
 };
 
 /// Throws TomlError.

@@ -144,6 +144,16 @@ double muon_momentum(const Config& config, long step) {
   return (1 - warm) * o.muon_momentum_first + warm * o.muon_momentum_last;
 }
 
+bool validation_due(const Config& config, long step) {
+  if (config.validation.tokens == 0) return false;
+  return step == config.train.steps || (config.validation.every > 0 && step % config.validation.every == 0);
+}
+
+bool checkpoint_due(const Config& config, long step) {
+  if (step == config.train.steps) return config.checkpoint.at_end;
+  return config.checkpoint.every > 0 && step % config.checkpoint.every == 0;
+}
+
 RotaryStage rotary_stage(const Config& config, int stage) {
   const ModelConfig& model = config.model;
   RotaryStage rotary;

@@ -19,9 +19,9 @@ struct Windows {
 /// Steps that the schedule divides among the stages: all but the extension.
 long scheduled_steps(const TrainConfig& train);
 
-/// Stages of a deck, at least one: without [[stage]], that of [train] and the last window of [window].
+/// Number of stages, at least one: a deck without [[stage]] has the stage that [train] and [window] describe.
 int stage_count(const Config& config);
-/// The stage of a step; a step behind the last belongs to the last stage.
+/// The stage of a step; steps behind the last one belong to the last stage.
 int stage_of(const Config& config, long step);
 /// Steps [first, end) of a stage.
 struct StageSteps {
@@ -29,17 +29,17 @@ struct StageSteps {
 };
 StageSteps stage_steps(const Config& config, int stage);
 
-/// Tokens of a training sequence.
+/// Tokens of a training sequence: at a step, and the most at any step.
 int length_at(const Config& config, long step);
 int longest_length(const Config& config);
-/// Tokens of a step over all ranks, of a step and of all steps before it.
+/// Tokens of all ranks: in a step, and in all steps before it.
 std::int64_t step_tokens(const Config& config, long step);
 std::int64_t tokens_before(const Config& config, long step);
-/// Tokens of a document that a sequence takes; 0: all.
+/// Tokens after which a document is cut; 0: never.
 int longest_document_at(const Config& config, long step);
 
 Windows windows_at(const Config& config, long step);
-/// Of a validation before a step; the last one, before step train.steps, may have a window of its own.
+/// The windows of a validation after `step` updates; the last validation, after train.steps, may have its own.
 Windows validation_windows(const Config& config, long step);
 
 /// Weights of the targets that a row has, see kernels/lm_head/lm_head.hpp.
@@ -49,17 +49,22 @@ struct Targets {
   double prefix_weight = 0;
 };
 Targets targets_at(const Config& config, long step);
-/// Sum of the weights of a step whose loss is a weighted sum over several targets; absent where it is the cross-entropy
-/// of the next token.
+/// Sum of the targets' weights at a step whose loss is a weighted sum over several targets; absent at a step whose loss
+/// is the cross-entropy of the next token.
 std::optional<double> loss_weights(const Config& config, long step);
 
-/// Factor of every learning rate: that of the stage, then linear to final_lr_factor over the last `cooldown` of the
-/// scheduled steps, of stages from a whole step on, and final_lr_factor in the extension.
+/// Factor on every learning rate. It is that of the stage; over the last fraction `cooldown` of the scheduled steps,
+/// which with stages begins at a whole step, it moves linearly to final_lr_factor, its value in the extension.
 double lr_factor(const Config& config, long step);
 
 /// Muon's momentum: linear from first to last over the first muon_momentum_steps steps, and back over the last
 /// muon_momentum_cooldown.
 double muon_momentum(const Config& config, long step);
+
+/// Whether a validation follows after `step` updates.
+bool validation_due(const Config& config, long step);
+/// Whether a checkpoint follows after `step` updates, though nothing stops the run.
+bool checkpoint_due(const Config& config, long step);
 
 /// Rotary frequencies in radians per position of the pairs j < D/2 of a head, and the factor on q kᵀ, in a stage. YaRN
 /// (Peng et al. 2023, arXiv:2309.00071) rescales both where a stage changes the long window: with r = w f / 2 pi for

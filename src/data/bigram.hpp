@@ -14,7 +14,7 @@ namespace nanorun {
 
 /// rows [tokens.size()], for a table of `table_rows` >= 2 rows N.
 void bigram_rows(std::span<std::int32_t> rows, std::span<const kernels::Token> tokens, int table_rows);
-/// The same for a table of signs of `table_rows` >= 1 rows S.
+/// sign_row [tokens.size()], for a table of signs of `table_rows` >= 1 rows S.
 void bigram_sign_rows(std::span<std::int32_t> rows, std::span<const kernels::Token> tokens, int table_rows);
 
 }  // namespace nanorun

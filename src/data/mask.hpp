@@ -15,16 +15,16 @@ namespace nanorun {
 class Mask {
  public:
   Mask() = default;
-  /// Cuts the arrays of a sequence of `length` tokens, a positive multiple of kernels::attention_block. Throws
-  /// Error(internal) when it is not.
+  /// Takes memory for the arrays of a sequence of `length` tokens. Throws Error(internal) unless that is a positive
+  /// multiple of kernels::attention_block.
   Mask(int length, kernels::WorkspaceAllocator& allocator);
 
-  /// Fills the arrays, which are in host memory. tokens [length], or [length / 2] with two rows each; window >= 1 row
-  /// (a positive multiple of the block for WindowKind::block). Throws Error(internal) when they are not.
+  /// Fills the arrays, which must lie in host memory. tokens [length], or [length / 2] with paired heads. `window`
+  /// counts rows and is at least 1, with WindowKind::block a multiple of the block. Throws Error(internal) otherwise.
   void build(std::span<const kernels::Token> tokens, kernels::Token end_of_text, WindowKind kind, int window);
 
   kernels::AttentionMask view() const;
-  /// Pairs of query and key that attend, a measure of the work. Host memory only.
+  /// Number of pairs of query and key that attend, a measure of the work. Needs the arrays in host memory.
   std::int64_t allowed_pairs() const;
 
  private:

@@ -1,19 +1,19 @@
 #pragma once
-// Prefix targets: the token that spells the beginning of another.
+// Prefix targets: for each token the longest token whose bytes its own begin with.
 
 #include <cstdint>
 #include <span>
 #include <string>
 #include <vector>
 
-#include "src/data/data.hpp"
+#include "src/data/shard_file.hpp"
 
 namespace nanorun {
 
-/// Of each token id below `vocabulary` the token whose bytes are its longest proper prefix; -1 for single bytes, the
-/// end-of-text token and ids behind the tokenizer's. `path` is the table of a tokenizer, see Tokenizer. Throws
-/// Error(data) where it cannot be read, has more than `vocabulary` tokens, or is not the one that `shards` were made
-/// with, as far as they say; else where its end-of-text token is another than theirs.
+/// For each token id below `vocabulary` the token whose bytes are its longest proper prefix; -1 for single bytes, the
+/// end-of-text token, and ids that the tokenizer does not have. `path`: file of the tokenizer's table, see Tokenizer.
+/// Throws Error(data) where the file cannot be read, has more than `vocabulary` tokens, is not the table that `shards`
+/// record, or has another end-of-text token than they.
 std::vector<std::int32_t> read_prefixes(const std::string& path, int vocabulary, std::span<const ShardInfo> shards);
 
 }  // namespace nanorun

@@ -21,8 +21,8 @@ std::vector<std::string> validation_patterns(const Config& config) {
   return config.validation.tokens > 0 ? config.data.validation : std::vector<std::string>();
 }
 
-/// Collective. Opens what `steps` training steps from `step` on need, of which the first is at `start`. How far
-/// documents go is not known before they are packed: these need all shards.
+/// Collective. Opens what `steps` training steps from `step` on need, before which the stream stands at `start`. Packed
+/// documents need all shards, since nobody knows yet how many tokens they pass over.
 void open_training(ShardOpener& opener, RunData& data, const Config& config, Cursor start, long step, long steps) {
   const StepPlan plan = training_plan(config);
   const bool packs = plan.packing() == Packing::documents;
@@ -37,7 +37,7 @@ void open_training(ShardOpener& opener, RunData& data, const Config& config, Cur
               });
 }
 
-/// Sequences of validation lie one after the other.
+/// Validation takes one sequence after the other from its stream.
 StepPlan validation_plan(const ValidationConfig& validation) { return StepPlan({1, validation.length}); }
 
 std::uint64_t validation_sequences(const ValidationConfig& validation) {
@@ -52,11 +52,11 @@ void open_validation(ShardOpener& opener, RunData& data, const ValidationConfig&
               });
 }
 
-/// The validation stream from its start, one sequence after the other.
-std::vector<Cursor> find_validation_places(const ShardList& shards, const ValidationConfig& validation) {
-  std::vector<Cursor> places;
+/// Where each validation sequence begins. Throws Error(data, all_ranks) where the shards hold too few.
+std::vector<Cursor> find_validation_starts(const ShardList& shards, const ValidationConfig& validation) {
+  std::vector<Cursor> starts;
   const std::uint64_t sequences = validation_sequences(validation);
-  if (sequences == 0) return places;
+  if (sequences == 0) return starts;
   const TokenStream stream(shards.opened, validation_plan(validation), EndOfData::error, shards.complete());
   if (shards.complete() && stream.steps() < sequences) {
     throw Error(
@@ -69,23 +69,23 @@ std::vector<Cursor> find_validation_places(const ShardList& shards, const Valida
   }
   Cursor cursor;
   for (std::uint64_t j = 0; j < sequences; ++j) {
-    places.push_back(stream.place(cursor, 0));
-    cursor = stream.next(places.back(), 0);
+    starts.push_back(stream.step_start(cursor, 0));
+    cursor = stream.next(starts.back(), 0);
   }
-  return places;
+  return starts;
 }
 
 TokenStream training_stream(const RunData& data, const Config& config) {
   return {data.train.opened, training_plan(config), config.data.end, data.train.complete()};
 }
 
-/// Throws Error(data) where the stream ends before it has given the steps from `step` to `end`, the first at `cursor`.
-/// Documents may end sooner than that.
+/// Throws Error(data) where the stream, which stands at `cursor` before `step`, ends before step `end`. Packed
+/// documents may end sooner than that.
 void require_steps(const TokenStream& stream, Cursor cursor, long step, long end) {
   for (; step < end; ++step) cursor = stream.next(cursor, step);
 }
 
-/// The shards of a stream: the opened ones on all ranks, those behind them on rank 0 alone.
+/// The shards of a stream as a record holds them; those that were not opened on rank 0 alone.
 std::vector<KnownShard> known_shards(const ShardList& list) {
   std::vector<KnownShard> shards;
   for (const ShardInfo& shard : list.opened) shards.push_back({name_in_record(shard.path), content_of(shard)});
@@ -112,7 +112,7 @@ std::string shard_record(const RunData& data) { return shard_record_text(known_s
 TokenizerRecord training_tokenizer(Comm& comm, const RunData& data) {
   const std::vector<ShardInfo>& shards = data.train.opened;
   TokenizerRecord record;
-  record.vocabulary = data.telling().vocabulary;
+  record.vocabulary = data.origin_shard().vocabulary;
   record.end_of_text = data.end_of_text();
   const auto recorded = [](const ShardInfo& shard) { return shard.tokenizer_checksum != 0; };
   const auto shard = std::ranges::find_if(shards, recorded);
@@ -171,7 +171,7 @@ RunData open_run_data(Comm& comm, const Config& config) {
   ShardOpener opener(comm, config, data);
   open_training(opener, data, config, {}, 0, config.train.steps);
   open_validation(opener, data, config.validation);
-  comm.together([&] { data.validation_places = find_validation_places(data.validation, config.validation); });
+  comm.together([&] { data.validation_starts = find_validation_starts(data.validation, config.validation); });
   return data;
 }
 
@@ -180,12 +180,12 @@ RunData open_validation_data(Comm& comm, const Config& config) {
   data.validation = list_shards(comm, validation_patterns(config));
   ShardOpener opener(comm, config, data);
   open_validation(opener, data, config.validation);
-  comm.together([&] { data.validation_places = find_validation_places(data.validation, config.validation); });
+  comm.together([&] { data.validation_starts = find_validation_starts(data.validation, config.validation); });
   return data;
 }
 
 std::string compare_tokens(const Config& config, const RunData& data, const TokenOrigin& model) {
-  return compare_origins(origin_of(data.telling()), model, config.data.allow_other_tokenizer,
+  return compare_origins(origin_of(data.origin_shard()), model, config.data.allow_other_tokenizer,
                          "data.allow_other_tokenizer = true trains the model on them all the same");
 }
 
@@ -222,7 +222,7 @@ std::vector<std::string> data_warnings(const Config& config, const DataStart& st
   if (!warnings.empty()) return warnings;
   attempt([&] { open_training(opener, data, config, start.cursor, start.step, config.train.steps - start.step); });
   attempt([&] { require_steps(training_stream(data, config), start.cursor, start.step, config.train.steps); });
-  attempt([&] { find_validation_places(data.validation, config.validation); });
+  attempt([&] { find_validation_starts(data.validation, config.validation); });
   if (warnings.empty()) attempt([&] { warnings = document_lines(alone, config, data, start.cursor, start.step); });
   warnings.insert(warnings.begin(), changes.begin(), changes.end());
   if (!other_tokens.empty()) warnings.push_back(other_tokens);

@@ -9,94 +9,94 @@
 
 #include "src/comm/comm.hpp"
 #include "src/config/config.hpp"
-#include "src/data/data.hpp"
+#include "src/data/loader.hpp"
 #include "src/data/token_origin.hpp"
 #include "src/tokenizer/tokenizer.hpp"
 
 namespace nanorun {
 
-/// Shards of a stream in order. Those behind the opened ones have not been looked at.
+/// The shards of a stream, in order, of which the first ones have been opened.
 struct ShardList {
-  std::vector<std::string> paths;  ///< of all, on rank 0 alone
-  std::size_t listed = 0;          ///< how many these are
-  std::vector<ShardInfo> opened;   ///< the first ones
+  std::vector<std::string> paths;  ///< of all shards; on rank 0 alone
+  std::size_t listed = 0;          ///< number of all shards
+  std::vector<ShardInfo> opened;   ///< the shards that have been opened; on all ranks
 
   bool complete() const { return opened.size() == listed; }
 };
 
-/// Shards that fit the model and begin documents with one token, and where each validation sequence begins.
+/// The shards of a run. All opened ones fit the model and have the same end-of-text token.
 struct RunData {
   ShardList train, validation;
-  std::vector<Cursor> validation_places;
-  std::optional<ShardInfo> recorded;  ///< the first opened shard that records a tokenizer
-  std::vector<std::string> warnings;  ///< lines for the log, of shards that may be of different tokenizers
+  std::vector<Cursor> validation_starts;  ///< for each validation sequence where it begins
+  std::optional<ShardInfo> recorded;      ///< the first opened shard that records a tokenizer
+  std::vector<std::string> warnings;      ///< lines for the log about shards that may be of different tokenizers
 
-  /// The first shard that was opened.
+  /// The shard that was opened first.
   const ShardInfo& first() const { return (train.opened.empty() ? validation : train).opened.front(); }
-  /// The shard that says most of the tokenizer.
-  const ShardInfo& telling() const { return recorded ? *recorded : first(); }
+  /// The shard that stands for all when tokenizers are compared.
+  const ShardInfo& origin_shard() const { return recorded ? *recorded : first(); }
   Token end_of_text() const { return static_cast<Token>(first().end_of_text); }
 };
 
-/// Collective. Opens as many shards as train.steps steps from the start of the stream and a validation need, all where
-/// documents are packed, each rank a share of them; rank 0 prints how far that has come where it takes long. Throws
-/// Error(data) on all ranks alike where one of these shards is missing, damaged or does not fit, or validation data are
-/// too short.
+/// Collective. Opens as many shards as train.steps steps from the start of the stream and a validation need, or all
+/// where documents are packed. Each rank opens a share of them; where that takes long, rank 0 prints its progress.
+/// Throws Error(data) on all ranks alike where one of these shards is missing, damaged or does not fit, or the
+/// validation data are too short.
 RunData open_run_data(Comm& comm, const Config& config);
 
-/// Collective. The same for the validation alone.
+/// Collective. Opens what a validation needs, as open_run_data() does, and no training shards.
 RunData open_validation_data(Comm& comm, const Config& config);
 
 /// The shapes of all training steps.
 StepPlan training_plan(const Config& config);
 
-/// What the checkpoint says of data with which a run begins.
+/// What the checkpoint with which a run begins says of data.
 struct DataStart {
-  std::optional<TokenOrigin> model;  ///< what its weights were trained on; nothing where the run begins with new ones
-  std::string shards;                ///< shard_record() of the run that goes on; empty: none
-  Cursor cursor;                     ///< where its next step, `step`, reads
-  long step = 0;
+  std::optional<TokenOrigin> model;  ///< the tokens that its weights were trained on; absent without a checkpoint
+  std::string shards;                ///< shard_record() of the run that continues; empty: none
+  Cursor cursor;                     ///< where the stream stands before the run's next step
+  long step = 0;                     ///< number of that step
 };
 
-/// Lines that warn of why open_run_data(), check_shards(), start_loader() or training_prefixes() would refuse the data;
-/// a deck is often checked where its data are not. Where nothing is wrong, those of document_lines(). For one rank to
-/// call.
+/// For one rank, without a run: warnings of whatever open_run_data(), check_shards(), start_loader() or
+/// training_prefixes() would refuse, since decks are often checked where their data are missing. Where nothing is
+/// wrong, document_lines().
 std::vector<std::string> data_warnings(const Config& config, const DataStart& start = {});
 
-/// Warns, for a run whose model was trained before, where its shards may be of another tokenizer. Throws Error(data,
-/// all_ranks) where they are.
+/// For a run whose model was trained before on tokens of `model`: a warning where the run's shards may be of another
+/// tokenizer, else empty. Throws Error(data, all_ranks) where they are.
 std::string compare_tokens(const Config& config, const RunData& data, const TokenOrigin& model);
 
-/// Collective. Reads this rank's sequences of the steps from `step` to `end`, the first of which is at `start`, for
-/// which it opens further shards as need be; throws Error(data) where the data end before that, rather than after
-/// hours. How many tokens of packed documents are passed over is not known then: their end may come later.
+/// Collective. Begins to read this rank's sequences of steps [step, end); before `step` the stream stands at `start`.
+/// Opens further shards as needed. Throws Error(data) at once where the data end before step `end`, except that packed
+/// documents may still turn out to end sooner, since nobody knows yet how many tokens they pass over.
 std::unique_ptr<Loader> start_loader(Comm& comm, const Config& config, RunData& data, Cursor start, long step,
                                      long end);
 
-/// Collective. Where documents are packed, lines for the log on how far those from `start` on, where step `step`
-/// begins, are estimated to last, from a sample of them. Throws Error(data) on all ranks alike, also where the
-/// documents of no shard fill a step.
+/// Collective. Where documents are packed: lines for the log with an estimate, from a sample, of how many steps the
+/// documents from `start` on last, where the stream stands before `step`. Throws Error(data) on all ranks alike, also
+/// where the documents of no shard fill a step.
 std::vector<std::string> document_lines(Comm& comm, const Config& config, const RunData& data, Cursor start, long step);
 
-/// Collective. The prefix targets of data.prefix_table, see read_prefixes(); none where the deck names no table.
+/// Collective. read_prefixes() of data.prefix_table; empty where the deck names no table.
 std::vector<std::int32_t> training_prefixes(Comm& comm, const Config& config, const RunData& data);
 
-/// Lines for the log that warn of shards which may be of different tokenizers, and of opened validation shards that
-/// are opened for training too.
+/// Warnings for the log: of shards that may be of different tokenizers, and of validation shards that the run trains
+/// on.
 std::vector<std::string> shard_warnings(const RunData& data);
 
-/// The training shards of the deck in stream order, see src/data/shard_record.hpp; names of those that were not opened
-/// on rank 0 alone.
+/// The record of the training shards (src/data/shard_record.hpp); on rank 0 with the names of the shards that were not
+/// opened.
 std::string shard_record(const RunData& data);
 
-/// Collective. What the first of the opened training shards that records a tokenizer was encoded with, and vocabulary
+/// Collective. The tokenizer that the first opened training shard with such a record was encoded with, and vocabulary
 /// and end-of-text token of the shards. Throws Error(data) on all ranks alike.
 TokenizerRecord training_tokenizer(Comm& comm, const RunData& data);
 
-/// Collective. Compares the training shards with those of a record, for which it opens further ones as need be: the
-/// recorded shards must be the first ones of the stream, of those that had not been opened the names. Else throws
-/// Error(data) on all ranks, or says so in a line for the log where data.changed = "accept". Shards that were added
-/// behind the recorded ones give a line as well, an empty record none.
+/// Collective. Compares the training shards with a record, which may be empty; opens further shards as needed. The
+/// stream must begin with the recorded shards; of those that had not been opened the names are compared. Where it does
+/// not, throws Error(data) on all ranks, or returns a warning if data.changed = "accept". Where further shards follow
+/// the recorded ones, returns a line that says so.
 std::vector<std::string> check_shards(Comm& comm, RunData& data, const Config& config, const std::string& recorded);
 
 }  // namespace nanorun

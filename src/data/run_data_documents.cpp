@@ -1,18 +1,18 @@
-// How far packed documents go.
+// How many steps packed documents last.
 
 #include <algorithm>
 #include <functional>
 
 #include "src/base/error.hpp"
 #include "src/config/schedule.hpp"
-#include "src/data/data_documents.hpp"
+#include "src/data/document_reader.hpp"
 #include "src/data/run_data.hpp"
 
 namespace nanorun {
 
 namespace {
 
-/// Says how many documents there are, where they fill no step.
+/// Throws Error(data) for documents that fill no step; the message counts them.
 [[noreturn]] void refuse(DocumentReader& reader, const std::vector<ShardInfo>& shards, const StepShape& shape) {
   std::uint64_t documents = 0;
   for (const ShardInfo& shard : shards) documents += reader.count_documents(shard);
@@ -24,8 +24,8 @@ namespace {
                           documents, one ? "" : "s", one ? "does" : "do", shape.sequences, shape.length));
 }
 
-/// Tokens by which a step of each part from `first` on moves on, from some steps at the start of the largest shard that
-/// has one. Throws Error(data) where no shard has: such a step can never be.
+/// For each part from `first` on the mean number of tokens by which one of its steps advances the stream, from some
+/// steps at the start of the largest shard that fills one. Throws Error(data) where no shard fills a step of some part.
 std::vector<std::uint64_t> sample_steps(const StepPlan& plan, std::size_t first, std::vector<ShardInfo> shards,
                                         int vocabulary) {
   constexpr std::uint64_t samples = 4;

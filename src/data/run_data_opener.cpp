@@ -16,7 +16,10 @@ std::array<std::uint64_t, 5> numbers_of(const ShardInfo& shard) {
   return {shard.count, shard.vocabulary, shard.end_of_text, shard.checksum, shard.tokenizer_checksum};
 }
 void set_numbers(ShardInfo& shard, std::span<const std::uint64_t> numbers) {
-  shard.count = numbers[0], shard.vocabulary = numbers[1], shard.end_of_text = numbers[2], shard.checksum = numbers[3],
+  shard.count = numbers[0];
+  shard.vocabulary = numbers[1];
+  shard.end_of_text = numbers[2];
+  shard.checksum = numbers[3];
   shard.tokenizer_checksum = numbers[4];
 }
 
@@ -36,7 +39,7 @@ void ShardOpener::open(ShardList& list, std::uint64_t wanted, const Gain& gain) 
   }
 }
 
-/// As many as are missing if the others are like those opened so far.
+/// How many shards to open next, if their gains are like those of the shards opened so far.
 std::size_t ShardOpener::batch_size(const ShardList& list, std::uint64_t wanted, std::uint64_t gained) const {
   const std::size_t ranks = comm_.size(), opened = list.opened.size();
   double size = static_cast<double>(std::max(ranks, opened));
@@ -45,7 +48,7 @@ std::size_t ShardOpener::batch_size(const ShardList& list, std::uint64_t wanted,
   return static_cast<std::size_t>(std::min(size, static_cast<double>(max)));
 }
 
-/// The next `size` shards on all ranks; one that could not be opened has no tokens.
+/// Opens the next `size` shards and returns them on all ranks. A shard that could not be opened has a count of 0.
 std::vector<ShardInfo> ShardOpener::read_batch(const ShardList& list, std::size_t size) {
   failures_.clear();
   std::vector<ShardInfo> shards;
@@ -67,7 +70,7 @@ std::vector<ShardInfo> ShardOpener::read_batch(const ShardList& list, std::size_
   return shards;
 }
 
-/// Of the next `size` shards, on all ranks.
+/// The paths of the next `size` shards, on all ranks.
 std::vector<std::string> ShardOpener::share_paths(const ShardList& list, std::size_t size) {
   std::string joined;
   for (std::size_t i = 0; i < size && comm_.root(); ++i) joined += list.paths[list.opened.size() + i] + '\0';
@@ -96,8 +99,10 @@ void ShardOpener::check(const ShardInfo& shard) {
   const ShardInfo& first = is_first ? shard : data_.first();
   if (shard.end_of_text != first.end_of_text) {
     throw Error(ExitCode::data,
-                fmt::format("{}: its end-of-text token is {}, that of {} is {}", shard.path, shard.end_of_text,
-                            first.path, first.end_of_text),
+                fmt::format("{}: its end-of-text token is {}, that of {} is {}: documents of a run begin with one "
+                            "token, also with data.allow_other_tokenizer = true; make the shards anew with one "
+                            "tokenizer, or leave out one of the two",
+                            shard.path, shard.end_of_text, first.path, first.end_of_text),
                 Scope::all_ranks);
   }
   compare_tokens(shard);

@@ -1,40 +1,42 @@
 #pragma once
-// Whether tokens that meet are of one tokenizer: those of shards, of a model's training and of a tokenizer's table.
+// Whether tokens that are used together come from one tokenizer: those of shards, of a model's training, and of the
+// table that a user names.
 
 #include <cstdint>
 #include <optional>
 #include <string>
 #include <vector>
 
-#include "src/data/data.hpp"
+#include "src/data/shard_file.hpp"
 #include "src/tokenizer/tokenizer.hpp"
 
 namespace nanorun {
 
-/// What is known of how tokens came about.
+/// What is known of the tokenizer that made some tokens.
 struct TokenOrigin {
-  std::string of;                              ///< what has these tokens, for messages
-  TokenizerRecord tokenizer{};                 ///< name and checksum; no checksum: not known
+  std::string of;                              ///< whose tokens these are, for messages: a path, "the model of PATH"
+  TokenizerRecord tokenizer{};                 ///< name and checksum; a checksum of 0: not known
   std::uint64_t vocabulary = 0;                ///< 0: not known
-  std::optional<std::uint64_t> end_of_text{};  ///< nothing: not known
-  bool is_padded = false;                      ///< of the vocabulary up to 127 tokens may be none
+  std::optional<std::uint64_t> end_of_text{};  ///< absent: not known
+  bool is_padded = false;                      ///< `vocabulary` may exceed that of the tokenizer by up to 127
 };
 
 TokenOrigin origin_of(const ShardInfo& shard);
+/// `path`: the file of the tokenizer's table.
 TokenOrigin origin_of(const Tokenizer& tokenizer, const std::string& path);
-/// Of the model of the checkpoint `path`, which records this of the tokens that it was trained on; `model_vocabulary`
-/// stands for what older programs did not record.
+/// The origin of the tokens that the model of checkpoint `path` was trained on, which holds this record of them. Where
+/// older programs recorded no vocabulary, model_vocabulary, which is padded, takes its place.
 TokenOrigin origin_of(const TokenizerRecord& record, const std::string& path, int model_vocabulary);
 
-/// Why the two are of different tokenizers, both of which are known; empty where they are not.
+/// A message where both tokenizers are known and differ; else empty.
 std::string other_tokenizer(const TokenOrigin& a, const TokenOrigin& b);
 
-/// What speaks against one tokenizer where one of them is not known: another vocabulary or end-of-text token.
+/// A message where a tokenizer is not known, but vocabularies or end-of-text tokens differ; else empty.
 std::string other_vocabulary(const TokenOrigin& a, const TokenOrigin& b);
 
-/// For callers that can go on. Throws Error(data, all_ranks) for other_tokenizer(), whose message ends in how to force
-/// it (`remedy`), unless it is `allowed`. Returns a line that warns of that or of other_vocabulary(); empty where there
-/// is nothing to warn of.
+/// Throws Error(data, all_ranks) with the message of other_tokenizer(), followed by `remedy`, unless different
+/// tokenizers are `allowed`. Else returns the message of other_tokenizer() or other_vocabulary() as a warning; empty
+/// where there is none.
 std::string compare_origins(const TokenOrigin& a, const TokenOrigin& b, bool allowed, const std::string& remedy);
 
 }  // namespace nanorun

@@ -21,7 +21,10 @@ struct Uploader::Layout {
     tokens = take_vector<Token>(allocator, length);
     targets = take_vector<Token>(allocator, length);
     order = rows();
-    if (model.bigram_rows > 0) bigrams = rows(), bigram_order = rows();
+    if (model.bigram_rows > 0) {
+      bigrams = rows();
+      bigram_order = rows();
+    }
     if (model.bigram_sign_rows > 0) bigram_signs = rows();
     long_mask = Mask(length, allocator);
     short_mask = Mask(length, allocator);

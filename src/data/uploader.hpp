@@ -26,17 +26,17 @@ struct Sequence {
   }
 };
 
-/// Sorts positions by the rows of a table that they read, those of the same row ascending.
+/// Sorts the positions of a sequence by the row of a table that each reads; positions of one row ascend.
 class RowSorter {
  public:
-  /// Of a table with so many rows.
+  /// `rows`: of the table.
   explicit RowSorter(int rows) : next_(rows) {}
-  /// order [rows.size()]; Row = Token or int32.
+  /// Position t reads row rows[t]. Fills order [rows.size()] with the sorted positions. Row = Token or int32.
   template <class Row>
   void sort(std::span<std::int32_t> order, std::span<const Row> rows);
 
  private:
-  std::vector<std::int32_t> next_;  ///< place of each row's next position
+  std::vector<std::int32_t> next_;  ///< for each row the index in `order` of its next position
 };
 
 /// A Sequence in the ops' memory, with the masks of the layers that see the long and the short window, and of those
@@ -44,10 +44,10 @@ class RowSorter {
 struct DeviceSequence {
   std::span<const kernels::Token> tokens;
   std::span<const kernels::Token> targets;
-  std::span<const std::int32_t> order;         ///< of the tokens, as RowSorter makes it
-  std::span<const std::int32_t> bigrams;       ///< rows of the table of bigrams; empty without one
-  std::span<const std::int32_t> bigram_order;  ///< of these
-  std::span<const std::int32_t> bigram_signs;  ///< rows of the table of signs
+  std::span<const std::int32_t> order;         ///< positions sorted by token (RowSorter)
+  std::span<const std::int32_t> bigrams;       ///< row of the bigram table for each position; empty without a table
+  std::span<const std::int32_t> bigram_order;  ///< positions sorted by that row
+  std::span<const std::int32_t> bigram_signs;  ///< row of the table of signs for each position; empty without a table
   kernels::AttentionMask long_mask, short_mask, paired_mask;
 };
 
@@ -60,11 +60,11 @@ class Uploader {
   Uploader(const Uploader&) = delete;
   Uploader& operator=(const Uploader&) = delete;
 
-  /// Work that `compute` gets from now on may read the result, until release(), which comes before the next load().
-  /// The host's tokens are not needed after the call. Throws Error(internal) where the sequence has more than `length`
-  /// tokens, or not as many targets.
+  /// Enqueues the upload of a sequence. Work that is enqueued on `compute` after the call may read the result; the
+  /// host's tokens are not needed any more. Each load() is followed by a release(). Throws Error(internal) where the
+  /// sequence has more than `length` tokens, or not as many targets.
   DeviceSequence load(Trace& trace, kernels::Stream compute, const Sequence& sequence, Windows windows);
-  /// After the last work on the sequence that load() returned has been enqueued on `compute`.
+  /// Called once all work on the sequence of the last load() has been enqueued on `compute`.
   void release(kernels::Stream compute);
 
  private:

@@ -16,38 +16,38 @@
 
 namespace nanorun {
 
-/// One rank's GPU over all looks. Of clock and power those that NVML has said.
+/// The GPU of a rank over all looks; looks in which NVML told no clock or power do not count for these.
 struct GpuRecord {
   double least_clock = 0, mean_clock = 0;  ///< MHz
   double mean_power = 0, most_power = 0;   ///< watts
-  std::map<std::string, long> throttled;   ///< looks that found the clock held down, by throttle_names()
+  std::map<std::string, long> throttled;   ///< by throttle_names(): number of looks that found it
 };
 
 class GpuMonitor {
  public:
-  /// `every`: steps from one look to the next; 0: never. bus_id: of this rank's GPU, see Nvml; empty: it has none, and
-  /// there is nothing to look at, which must be so on all ranks alike. Opens NVML on a thread of its own, beside
-  /// whatever comes before the first look.
+  /// `every`: steps from one look to the next; 0: never. bus_id: of this rank's GPU, see Nvml; empty on all ranks alike
+  /// where there are no GPUs. Opens NVML on a thread of its own, so that nothing before the first look waits for it.
   GpuMonitor(Comm& comm, int every, const std::string& bus_id, const std::string& library = "libnvidia-ml.so.1");
 
   /// Whether the ranks look at their GPUs in the step that completes this number of updates.
   bool due(long updates) const { return every_ > 0 && updates % every_ == 0; }
 
-  /// Asks for this rank's GPU. Meant for the time in which the host waits for it anyway.
+  /// Reads the state of this rank's GPU. Meant for the time in which the host waits for the device anyway.
   void look();
-  /// Appends numbers to be summed over the ranks: what this rank has seen, and zeros in place of the others.
+  /// Appends numbers that are to be summed over the ranks: the state of this rank's GPU, and zeros for other ranks.
   void append_to(std::vector<double>& values) const;
-  /// Takes the sums of what append_to() has appended on each rank.
+  /// Takes those sums, by which it learns the states of all GPUs.
   void take(std::span<const double> sums);
-  /// Collective. Once after the first look, on rank 0: a line for the log where GPUs cannot be looked at, else empty.
+  /// Collective, after the first look. On rank 0 a line for the log if some GPUs cannot be looked at; else empty.
   std::string complaint();
 
-  /// By rank, of the last look.
+  /// States of the GPUs in the last look, by rank.
   std::span<const GpuState> states() const { return states_; }
-  /// Rank with the lowest clock in the last look, if any is known.
+  /// Rank of the GPU with the lowest clock in the last look; absent where no clock is known.
   std::optional<int> slowest() const;
-  /// Fills what the metrics of a step say of the last look.
+  /// Fills the members of a step's metrics that describe the last look.
   void describe(StepMetrics& metrics) const;
+  /// Number of looks so far.
   long looks() const { return looks_; }
   /// By rank; empty before the first look, and where no GPU could be looked at.
   std::vector<GpuRecord> records() const;
@@ -65,11 +65,11 @@ class GpuMonitor {
   std::string failure_;
   GpuState own_;
   std::vector<GpuState> states_;
-  std::vector<Sums> sums_;  ///< by rank; the means are sums
+  std::vector<Sums> sums_;  ///< by rank; the means in `record` are sums until records() divides them
   long looks_ = 0;
 };
 
-/// A line for the end of a run: the clocks, the power, and which ranks' GPUs were throttled; empty where no clock is
+/// A line for the end of a run with clocks, power, and the ranks whose GPUs were throttled; empty where no clock is
 /// known.
 std::string gpu_line(std::span<const GpuRecord> records);
 

@@ -45,12 +45,12 @@ Json json_of(const ValidationMetrics& v) {
   return json;
 }
 
-/// Lines of an earlier run, from the first on, that a resumed one keeps.
+/// The first lines of an earlier run's file, which a resumed run keeps.
 struct Kept {
   std::uint64_t bytes = 0;
-  long step = 0;                ///< that of the last of them
-  long validation = -1;         ///< step of the validation that they end with, if they do
-  std::uint64_t last_line = 0;  ///< where the last of them begins
+  long step = 0;                ///< of the last line
+  long validation = -1;         ///< step of the validation with which the lines end; -1: they end with none
+  std::uint64_t last_line = 0;  ///< where the last line begins
 };
 
 constexpr std::string_view line_begin = "{\"step\":";
@@ -81,7 +81,7 @@ Kept kept_lines(const std::string& text, const std::string& path, long first_ste
   return kept;
 }
 
-/// Of a full disk in an earlier job, or of a crash of its node.
+/// Warns of steps [first, last] that are missing, as after a full disk or a crash of the node.
 void warn_of_hole(const std::string& path, long first, long last) {
   if (first > last) return;
   const std::string steps = first == last ? fmt::format("step {}", first) : fmt::format("steps {} to {}", first, last);

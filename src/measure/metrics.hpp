@@ -1,6 +1,6 @@
 #pragma once
-// metrics.jsonl, see docs/file_formats.md: a line of JSON for each step and each validation, for programs that follow a
-// run or compare runs.
+// The figures of steps and validations, and metrics.jsonl (docs/file_formats.md), which has a line of JSON for each,
+// for programs that follow a run or compare runs.
 
 #include <cstdint>
 #include <optional>
@@ -10,35 +10,39 @@
 
 namespace nanorun {
 
+/// A step, for the log and metrics.jsonl.
 struct StepMetrics {
   long step = 0;  ///< updates so far, this one included
   double loss = 0;
-  std::optional<double> loss_weights = {};  ///< of the targets whose weighted sum the loss is; absent where it is none
-  double seconds = 0;                       ///< of this step
+  /// Sum of the targets' weights where the loss is a weighted sum over several targets; else absent.
+  std::optional<double> loss_weights = {};
+  double seconds = 0;  ///< of this step
   double tokens_per_second = 0;
   std::uint64_t tokens = 0;        ///< of all steps so far
   double train_seconds = 0;        ///< of all steps so far
   std::optional<double> mfu = {};  ///< model FLOPs utilisation; absent where the devices' peak is not known
   double lr_factor = 0;            ///< of every learning rate
   double momentum = 0;             ///< Muon's
-  int window = 0;                  ///< tokens
+  int window = 0;                  ///< long attention window, in tokens
   double gradient_norm = 0;        ///< l2 norm of the gradient of the step's mean loss
-  /// The most that was seen in use on the device of rank 0 so far, by all processes; 0 in the CPU build.
+  /// Largest memory in use on the device of rank 0 that was seen so far, by all processes, in bytes; 0 in the CPU
+  /// build.
   std::uint64_t device_memory = 0;
-  /// In steps that look at the GPUs: the rank whose GPU has the lowest clock, that clock in MHz, its power in watts,
-  /// and the number of ranks whose GPUs are throttled.
+  /// In steps that look at the GPUs, if a clock is known: the rank whose GPU has the lowest clock, that clock in MHz,
+  /// its power in watts, and the number of ranks whose GPUs are throttled.
   std::optional<int> gpu_rank = {};
   double gpu_clock = 0;
   double gpu_power = 0;
   int gpus_throttled = 0;
 };
 
+/// A validation, for metrics.jsonl.
 struct ValidationMetrics {
   long step = 0;  ///< updates before the validation
   double loss = 0;
   double seconds = 0;        ///< of the validation itself
-  std::uint64_t tokens = 0;  ///< of these updates
-  double train_seconds = 0;  ///< likewise
+  std::uint64_t tokens = 0;  ///< of all steps before it
+  double train_seconds = 0;  ///< of all steps before it
 };
 
 /// For rank 0; does nothing elsewhere. Where the file can no longer be written, for example on a full disk, a warning
@@ -52,9 +56,9 @@ class Metrics {
   /// of these are missing, and moves a damaged file out of the way. Throws Error(output) where the file cannot be made.
   void open(const std::string& path, long first_step);
 
-  /// Lines wait for flush().
+  /// Adds a line, which flush() writes. The line of a validation replaces the one that a resumed run has kept of the
+  /// same validation.
   void add(const StepMetrics& step);
-  /// Replaces the line that a resumed run has kept of the same validation.
   void add(const ValidationMetrics& validation);
   void flush();
 
@@ -66,8 +70,8 @@ class Metrics {
   std::optional<GrowingFile> file_;
   std::uint64_t size_ = 0;  ///< bytes of whole lines in the file
   std::string waiting_;
-  long kept_step_ = -1;           ///< of the validation that the kept lines end with
-  std::uint64_t kept_begin_ = 0;  ///< where its line begins
+  long kept_step_ = -1;           ///< step of the validation with which the kept lines end; -1: they end with none
+  std::uint64_t kept_begin_ = 0;  ///< where its line begins in the file
 };
 
 }  // namespace nanorun

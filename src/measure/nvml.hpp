@@ -9,27 +9,27 @@
 
 namespace nanorun {
 
-/// Of one moment; 0 where NVML does not say.
+/// The state of a GPU at one moment; 0 where NVML does not tell a number.
 struct GpuState {
   double power = 0;           ///< watts, of the whole board
   double clock = 0;           ///< MHz, of the SMs
   std::uint64_t reasons = 0;  ///< why the clock is not higher: the bits of NVML's clocks event reasons
 };
 
-/// Of the reasons those that slow down a GPU which computes, by the names that nvidia-smi gives them, such as
-/// "sw_power_cap". Being idle and clocks that somebody has set are none.
+/// Names, as nvidia-smi gives them, of those reasons that slow down a GPU which computes, such as "sw_power_cap". Idle
+/// GPUs, and clocks that somebody has set, are not among them.
 std::vector<std::string> throttle_names(std::uint64_t reasons);
 
 class Nvml {
  public:
-  /// bus_id: the GPU's PCI bus id, "0000:1b:00.0", which is the same whatever GPUs the process sees, and in MIG mode
-  /// that of the GPU as a whole. Throws std::runtime_error where there is no library, or it does not know the GPU.
+  /// bus_id: the GPU's PCI bus id, "0000:1b:00.0", which does not depend on what GPUs the process sees; in MIG mode the
+  /// bus id of the whole GPU. Throws std::runtime_error where there is no library, or it does not know the GPU.
   explicit Nvml(const std::string& bus_id, const std::string& library = "libnvidia-ml.so.1");
   ~Nvml();
   Nvml(const Nvml&) = delete;
   Nvml& operator=(const Nvml&) = delete;
 
-  /// Asks the driver, which takes up to some milliseconds. From one thread at a time.
+  /// Asks the driver, which takes up to some milliseconds. Called by one thread at a time.
   GpuState read() const;
 
  private:

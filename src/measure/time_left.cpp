@@ -29,7 +29,7 @@ double TimeLeft::validation_seconds() const {
   return step_seconds_ / tokens * static_cast<double>(validation_tokens_) / 3;
 }
 
-/// After that many updates and later.
+/// Number of validations from the one after `step` updates to the last.
 long TimeLeft::validations_from(long step) const {
   const long every = config_.validation.every, steps = config_.train.steps;
   if (validation_tokens_ == 0 || step > steps) return 0;
@@ -38,7 +38,7 @@ long TimeLeft::validations_from(long step) const {
   return steps / every + 1 - before + (steps % every != 0);
 }
 
-/// Of the steps between two numbers of updates.
+/// An estimate for the steps [from, to).
 double TimeLeft::training_seconds(long from, long to) const {
   const auto tokens = [&](long a, long b) {
     return static_cast<double>(tokens_before(config_, b) - tokens_before(config_, a));

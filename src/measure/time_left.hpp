@@ -11,25 +11,25 @@ namespace nanorun {
 /// Share of the time above which validations are worth a warning.
 inline constexpr double large_validation_share = 1.0 / 3;
 
-/// The warning: `what` says which validations take that share.
+/// That warning. `what`, such as "validation took 3 s,", is followed by the share.
 std::string validation_warning(const std::string& what, double share);
 
 class TimeLeft {
  public:
-  /// Of a run that goes on from first_step updates, with validations of so many tokens; 0: it has none.
+  /// For a run that begins after first_step updates. validation_tokens: of each validation; 0: there is none.
   TimeLeft(const Config& config, std::int64_t validation_tokens, long first_step);
 
   /// The next step.
   void add_step(double seconds);
   void add_validation(double seconds);
 
-  /// Seconds until the end, before the validation that may follow the steps so far. The tokens to come take as long as
-  /// those so far, a validation as long as the last one. Before the first one the forward pass counts, a third of the
-  /// time that as many tokens take in training.
+  /// An estimate of the seconds until the end of the run, including a validation that is due now. It takes the time per
+  /// token of the steps so far, and for each validation the time of the last one; before the first one a third of the
+  /// time that as many tokens take in training, since the forward pass is a third of the work.
   double seconds() const;
 
-  /// What to say where validations are going to take more than a third of the time of the run, once two have shown how
-  /// long they are; else empty, and so after the first time.
+  /// A warning, once, if validations are going to take more than a third of the run's time, which is known after two of
+  /// them; else empty.
   std::string warning();
 
  private:

@@ -1,7 +1,6 @@
 #include "src/measure/trace.hpp"
 
 #include <fmt/format.h>
-#include <nlohmann/json.hpp>
 
 #include <algorithm>
 #include <chrono>
@@ -14,8 +13,8 @@
 #include "kernels/device/life.hpp"
 #include "kernels/ops.hpp"
 #include "src/base/error.hpp"
-#include "src/base/output_file.hpp"
 #include "src/measure/trace_file.hpp"
+#include "src/measure/trace_json.hpp"
 
 namespace nanorun {
 
@@ -23,7 +22,6 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 using kernels::Stream;
-using nlohmann::json;
 
 constexpr std::array<const char*, Trace::phases> phase_names = {
     "data",           "forward", "head",       "backward",   "reduce_gradients", "muon", "adam",
@@ -34,11 +32,8 @@ constexpr int other = static_cast<int>(Phase::other);
 constexpr int sync = static_cast<int>(Phase::sync);
 constexpr int reduce_gradients = static_cast<int>(Phase::reduce_gradients);
 constexpr int gather_weights = static_cast<int>(Phase::gather_weights);
-/// Phase of the time outside of steps and regions, which nobody asks for.
+/// Phase of the time outside of steps and regions, which is not recorded.
 constexpr int idle = Trace::phases;
-
-/// Rows of a rank in trace.json.
-enum Track { compute_track = 0, collectives_track = 1, upload_track = 2 };
 
 /// The time that gradients and weights held up the compute stream.
 double exposed_communication(const Trace::Row& row) { return row[reduce_gradients] + row[gather_weights]; }
@@ -52,10 +47,10 @@ struct Mark {
   int phase = idle;
 };
 
-/// A region of a chosen step, or, with the phase idle, the step; by its marks.
+/// A region of a chosen step; with the phase idle the step as a whole.
 struct MarkedSpan {
   int phase;
-  std::size_t begin, end;
+  std::size_t begin, end;  ///< numbers of its marks
 };
 
 struct TransferMarks {
@@ -63,54 +58,13 @@ struct TransferMarks {
   int phase = idle;
 };
 
-/// Transfers of one stream, one after another, and how trace.json shows them.
+/// The transfers of one stream, one after another, and how trace.json shows them.
 struct Transfers {
   Track track;
   const char* category;
   std::vector<TransferMarks> marks{};
-  std::size_t count = 0;  ///< of marks from the first that are recorded
+  std::size_t count = 0;  ///< the first `count` marks are recorded
 };
-
-/// What trace.json shows of a chosen step; the phase idle is the step itself. Times in seconds since the trace began.
-struct Span {
-  int phase;
-  const char* category;
-  Track track;
-  long step;
-  double begin, seconds;
-};
-
-json metadata(const char* name, int rank, int thread, const std::string& value) {
-  return {{"ph", "M"}, {"name", name}, {"pid", rank}, {"tid", thread}, {"args", {{"name", value}}}};
-}
-
-/// Chrome trace events of one rank.
-json chrome_events(const std::vector<Span>& spans, int rank) {
-  json list = {metadata("process_name", rank, 0, fmt::format("rank {}", rank)),
-               metadata("thread_name", rank, compute_track, "compute"),
-               metadata("thread_name", rank, collectives_track, "collectives"),
-               metadata("thread_name", rank, upload_track, "upload")};
-  for (const Span& span : spans) {
-    list.push_back({{"ph", "X"},
-                    {"name", span.phase == idle ? fmt::format("step {}", span.step) : phase_names[span.phase]},
-                    {"cat", span.category},
-                    {"pid", rank},
-                    {"tid", static_cast<int>(span.track)},
-                    {"ts", 1e6 * span.begin},
-                    {"dur", 1e6 * span.seconds},
-                    {"args", {{"step", span.step}}}});
-  }
-  return list;
-}
-
-void write_chrome_trace(const std::string& path, const std::vector<std::string>& events_by_rank) {
-  json events = json::array();
-  for (const std::string& text : events_by_rank) {
-    for (json& event : json::parse(text)) events.push_back(std::move(event));
-  }
-  replace_text(path, ExitCode::output,
-               json{{"traceEvents", std::move(events)}, {"displayTimeUnit", "ms"}}.dump() + '\n');
-}
 
 }  // namespace
 
@@ -232,13 +186,7 @@ class Trace::Impl {
     resolve_all();
     attempt([&] { file_->finish(rows_); });
     rows_.clear();
-    if (spans_.empty()) return;
-    const std::vector<std::string> texts = comm_.gather(chrome_events(spans_, comm_.rank()).dump());
-    attempt([&] {
-      comm_.together([&] {
-        if (comm_.root()) write_chrome_trace(directory_ + "/trace.json", texts);
-      });
-    });
+    if (!spans_.empty()) attempt([&] { write_trace_json(comm_, directory_ + "/trace.json", spans_); });
   }
 
   Summary summarise() {
@@ -285,7 +233,7 @@ class Trace::Impl {
       const TransferMarks& transfer = marks[passed];
       const double seconds = ops::seconds_between(transfer.begin, transfer.end);
       if (recording_) {
-        spans_.push_back({transfer.phase, transfers.category, transfers.track, step_,
+        spans_.push_back({static_cast<Phase>(transfer.phase), transfers.category, transfers.track, step_,
                           step_begin_ + ops::seconds_between(marks_[1].event, transfer.begin), seconds});
       }
       // What computing hides or waits for is neither copies nor the reduction of losses and flags.
@@ -310,8 +258,8 @@ class Trace::Impl {
   /// What trace.json shows of the step beside transfers.
   void add_spans() {
     for (const MarkedSpan& marked : marked_) {
-      spans_.push_back({marked.phase, marked.phase == idle ? "step" : "phase", compute_track, step_,
-                        step_begin_ + offsets_[marked.begin] - offsets_[1],
+      spans_.push_back({static_cast<Phase>(marked.phase), marked.phase == idle ? "step" : "phase", Track::compute,
+                        step_, step_begin_ + offsets_[marked.begin] - offsets_[1],
                         offsets_[marked.end] - offsets_[marked.begin]});
     }
   }
@@ -335,23 +283,23 @@ class Trace::Impl {
   std::string directory_;
   std::unique_ptr<TraceFile> file_;
   TraceRows rows_;
-  std::vector<Span> spans_;
+  std::vector<TraceSpan> spans_;
   Clock::time_point origin_;
 
   std::vector<Mark> marks_;  ///< the first mark_count_ are recorded
   std::size_t mark_count_ = 0;
-  Transfers collectives_{collectives_track, "transfer"}, copies_{upload_track, "upload"};
+  Transfers collectives_{Track::collectives, "transfer"}, copies_{Track::upload, "upload"};
   std::vector<MarkedSpan> marked_;
-  std::vector<double> offsets_;  ///< of the marks from the first, seconds
+  std::vector<double> offsets_;  ///< seconds from the first mark to each
 
   int current_ = idle;
   long step_ = 0;
   double step_begin_ = 0;  ///< by the host's clock, seconds since origin_
   bool in_step_ = false, recording_ = false;
-  Row row_{};                 ///< of the current step, as sums_ of the run
-  double communication_ = 0;  ///< transfers that passed since the last step ended, as communication_sum_ in the run
-  Row sums_{};
-  double communication_sum_ = 0;
+  Row row_{};                     ///< of the current step
+  double communication_ = 0;      ///< seconds of the transfers that passed since the last step ended
+  Row sums_{};                    ///< of this program run
+  double communication_sum_ = 0;  ///< of this program run
 };
 
 const char* phase_name(Phase phase) { return phase_names.at(static_cast<int>(phase)); }

@@ -17,7 +17,7 @@
 
 namespace nanorun {
 
-/// Phases of a step. Top-level phases add up to the step; each time belongs to exactly one phase (the innermost).
+/// Phases of a step. Each moment belongs to exactly one phase, the innermost region's; so they add up to the step.
 enum class Phase {
   data,  ///< waiting for tokens, preparing them for the device, and, as a transfer, copying them to it
   forward,
@@ -27,7 +27,7 @@ enum class Phase {
   muon,
   adam,
   gather_weights,
-  sync,  ///< the small reduction that carries loss and stop flags
+  sync,  ///< the small reductions at the end of a step, of losses and reasons to stop
   validation,
   checkpoint,
   output,
@@ -41,26 +41,26 @@ class Trace {
   static constexpr int phases = static_cast<int>(Phase::count);
   using Row = std::array<double, phases>;  ///< seconds
 
-  /// Collective. `stream`: that of the regions. `directory`: outputs/<name>, which exists. A run from step 0 starts a
+  /// Collective. `stream`: the compute stream. `directory`: outputs/<name>, which exists. A run from step 0 starts a
   /// new trace.h5; a resumed one keeps the rows of steps < first_step and the validations of steps <= first_step, and
   /// moves a trace.h5 that cannot be read out of the way. With config.enabled = false no file is written; the sums of
   /// summarise() are always kept. Throws Error(output) where trace.h5 cannot be made. Where it can no longer be written
-  /// later, for example on a full disk, a warning says so and the trace ends, not the run. While another program holds
-  /// it, rows wait. `provenance`: JSON of rank 0, at most 60,000 bytes, for trace.h5.
+  /// later, for example on a full disk, a warning says so and the trace ends, not the run. While another program has it
+  /// open, rows wait. `provenance`: JSON of rank 0, at most 60,000 bytes, for trace.h5.
   Trace(Comm& comm, kernels::Stream stream, const TraceConfig& config, const std::string& directory, long first_step,
         const std::string& provenance = {});
   ~Trace();
 
-  /// Regions begin and end within one step, or outside of steps; then they count for the sums alone. A transfer counts
-  /// for the step at whose end it is found done, which may be the one after that of its begin.
+  /// A region begins and ends within one step, or outside of steps; then it counts in summarise() alone. A transfer
+  /// counts for the step at whose end it is found done, which may be the step after the one in which it began.
   void begin_step(long step);
-  /// Collective. Waits for the regions of the step where they have not passed. tokens: of the step, over all ranks.
+  /// Collective. Waits until the step's regions have passed on the compute stream. tokens: of the step, over all ranks.
   /// loss: mean over those tokens.
   void end_step(double tokens, double loss);
-  /// loss: mean over the validation tokens with the weights that `step` begins with. Replaces what earlier calls
-  /// recorded for this step and later ones.
+  /// loss: mean over the validation tokens, with the weights before `step`. Replaces the validations of this step and
+  /// later ones.
   void add_validation(long step, double loss);
-  /// States of the GPUs of all ranks during `step`. For rank 0.
+  /// For rank 0. States of the GPUs of all ranks during `step`.
   void add_gpus(long step, std::span<const GpuState> states);
   /// Collective: writes the rows gathered since the last write. Called by end_step every flush_every steps.
   void flush();
@@ -68,9 +68,9 @@ class Trace {
   void finish();
 
   struct Summary {
-    Row min, avg, max;         ///< over ranks, of the seconds summed over this program run
-    double communication = 0;  ///< mean over ranks of the seconds of transfers of gradients and weights; 0 without any
-    double hidden = 0;         ///< share of `communication` that the compute stream did not wait for
+    Row min, avg, max;         ///< over the ranks, of the seconds that a phase took in this program run
+    double communication = 0;  ///< mean over the ranks of the seconds of transfers of gradients and weights
+    double hidden = 0;         ///< share of `communication` for which the compute stream did not wait
   };
   /// Collective, outside of regions.
   Summary summarise();
@@ -82,15 +82,15 @@ class Trace {
   std::unique_ptr<Impl> impl_;
 };
 
-/// A trace that writes nothing, for passes over a model outside of a run. `stream`: that of the regions.
+/// A trace that writes nothing, for passes over a model outside of a run. `stream`: the compute stream.
 Trace untraced(Comm& comm, kernels::Stream stream = {});
 
-/// The timing table: phase, min, avg, max over ranks, % of the total of the averages; then the communication, if there
-/// were transfers. Phases that took no time are left out.
+/// The timing table: for each phase that took time the minimum, mean and maximum over the ranks, and the share of the
+/// mean in % of all; then the communication, if there were transfers.
 std::string timing_table(const Trace::Summary& summary);
 
-/// Measures what is enqueued on the trace's stream from construction to destruction, and names it for profilers.
-/// Regions nest, an inner region's time does not count for the outer.
+/// Measures what is enqueued on the compute stream from construction to destruction, and names it for profilers.
+/// Regions nest; the time of an inner region does not count for the outer one.
 class Region {
  public:
   Region(Trace& trace, Phase phase);
@@ -105,9 +105,9 @@ class Region {
   std::size_t begin_;
 };
 
-/// Measures what is enqueued on `stream` from construction to destruction: with Phase::data a copy to the device, on
-/// the stream of those, else a collective, on theirs. Transfers do not nest, and those of one stream run one after
-/// another. A region of a collective's phase is the time for which the compute stream waits for it. Copies count for
+/// Measures what is enqueued on `stream` from construction to destruction: with Phase::data a copy on the stream of
+/// copies to the device, with other phases a collective on the stream of collectives. Transfers do not nest. Where a
+/// Region has the phase of a collective, it measures how long the compute stream waits for that. Copies count for
 /// trace.json alone and are measured in its steps only.
 class Transfer {
  public:

@@ -1,6 +1,6 @@
 #pragma once
-// What the ranks of a run tell each other in every step. MPI promises no order of sums: numbers that are to be summed
-// in one order, that of the ranks, travel with a place for each rank.
+// What the ranks of a run tell each other in every step. MPI promises no order of sums. Numbers that must be summed in
+// the order of the ranks travel side by side, one from each rank.
 
 #include <functional>
 #include <span>
@@ -16,22 +16,22 @@ struct Requests {
   StopReason stop = StopReason::none;
 };
 
-/// Collective. What any rank requests; of several reasons to stop, the one with the largest value. Replaces `others` by
-/// its sums over the ranks.
+/// Collective. Combines the requests of all ranks; of several reasons to stop the largest one counts. In the same
+/// message sums `others` over the ranks, in place.
 Requests agree(Comm& comm, const Requests& own, std::span<double> others);
 
-/// Runs `work`, which reads what all ranks must see alike. Where it throws an Error of this rank, and there are
-/// others, the message begins with the rank and its node.
+/// Runs `work`, which reads files that all ranks must see alike. An Error of this rank alone, if there are several
+/// ranks, gets the rank and its node at the front of its message.
 void by_name(const Comm& comm, const std::function<void()>& work);
 
-/// What a step has computed.
+/// What a step has computed on a rank.
 struct StepResults {
   double loss = 0;          ///< mean over the rank's tokens
-  double squares = 0;       ///< of the rank's part of the gradients
-  bool overflowed = false;  ///< gradients or weights
+  double squares = 0;       ///< sum of squares of the rank's part of the gradients
+  bool overflowed = false;  ///< a gradient or weight is not finite
 };
 
-/// Collective. The sums over the ranks, in their order; whether any of them overflowed.
+/// Collective. Sums losses and squares over the ranks, in their order; `overflowed` tells whether any rank overflowed.
 StepResults add_up(Comm& comm, const StepResults& own);
 
 }  // namespace nanorun

@@ -119,9 +119,9 @@ std::vector<std::string> Checkpoints::list() const {
 /// Makes the directory and removes files of writes that were cut short. What a user has given the name of one stays,
 /// under another name where the next write needs that one.
 void Checkpoints::make_directory(const std::string& next) {
-  locked_.enter(directory_);
+  link_.enter(directory_);
   make_directories(directory_, ExitCode::checkpoint);
-  place_ = open_directory(directory_, ExitCode::checkpoint);
+  opened_ = open_directory(directory_, ExitCode::checkpoint);
   const std::string suffix = partial_of("");
   for (const std::string& name : list_directory(directory_, ExitCode::checkpoint)) {
     if (!name.ends_with(suffix) || !step_of(name.substr(0, name.size() - suffix.size()))) continue;
@@ -186,7 +186,7 @@ std::string Checkpoints::save(const Progress& progress, const Slabs& slabs) {
 
 bool Checkpoints::moved() const {
   bool in_place = false;
-  quietly([&] { in_place = names_file(directory_, place_, ExitCode::checkpoint); });
+  quietly([&] { in_place = names_file(directory_, opened_, ExitCode::checkpoint); });
   return !in_place;
 }
 
@@ -317,14 +317,14 @@ std::optional<Progress> Checkpoints::load_newest(const std::vector<std::string>&
 
 std::optional<Progress> Checkpoints::restore(const Slabs& slabs) {
   comm_.together([&] {
-    if (comm_.root()) locked_.enter(directory_);
+    if (comm_.root()) link_.enter(directory_);
   });
   return choose(slabs);
 }
 
 std::optional<Progress> Checkpoints::plan_restore(const Slabs& slabs) {
   comm_.together([&] {
-    if (comm_.root()) CheckpointPlace::examine(directory_);
+    if (comm_.root()) CheckpointLink::examine(directory_);
   });
   return choose(slabs);
 }

@@ -7,7 +7,6 @@
 #include <exception>
 #include <set>
 
-#include "src/base/build.hpp"
 #include "src/base/files.hpp"
 #include "src/comm/shared_files.hpp"
 #include "src/optimizer/update_rule.hpp"
@@ -16,9 +15,6 @@
 namespace nanorun {
 
 namespace {
-
-constexpr std::uint64_t format_version = 4;
-constexpr std::uint64_t max_step = 1u << 31;
 
 /// Groups of tensors that a checkpoint can have, "/weights" and such as "/adam/m".
 std::vector<std::string> tensor_groups() {
@@ -30,122 +26,7 @@ std::vector<std::string> tensor_groups() {
 using Slabs = std::vector<Slab<float>>;
 using Sums = std::vector<std::uint64_t>;
 
-/// The file's contents are at fault.
-Error damage(const std::string& message) { return {ExitCode::checkpoint, message, Scope::this_rank, Cause::damage}; }
-
 h5::File open(const std::string& path) { return h5::File::open(path, MPI_COMM_NULL, ExitCode::checkpoint); }
-
-std::span<const std::uint8_t> bytes_of(const std::string& text) {
-  return {reinterpret_cast<const std::uint8_t*>(text.data()), text.size()};
-}
-
-// --- Header ----------------------------------------------------------------------------------------------------------
-
-std::uint64_t header_checksum(const CheckpointHeader& header) {
-  const Progress& p = header.progress;
-  std::string text =
-      fmt::format("{}\n{}\n{}\n{}\n{}\n{}\n{:.17g}\n{}\n{}\n", header.model, header.deck, p.step, p.cursor.shard,
-                  p.cursor.offset, p.cursor.epoch, p.train_seconds, p.tokens, header.tensors);
-  if (header.version > 1) text += fmt::format("{:.17g}\n{}\n", p.train_loss, header.shards);
-  if (header.version > 2) text += fmt::format("{}\n{:016x}\n", header.tokenizer.name, header.tokenizer.checksum);
-  if (header.version > 3) text += fmt::format("{}\n", static_cast<int>(p.gradients_wait));
-  for (const double maximum : p.mlp_maxima) text += fmt::format("{:.17g}\n", maximum);
-  return h5::checksum(text);
-}
-
-/// Text of any length, which an attribute cannot hold.
-void write_text_dataset(h5::File& file, const char* dataset, const std::string& text) {
-  file.create_dataset<std::uint8_t>(dataset, {text.size()});
-  file.write<std::uint8_t>(dataset, {0}, {text.size()}, bytes_of(text));
-}
-
-std::string read_text_dataset(const h5::File& file, const char* dataset) {
-  const h5::Extent shape = file.shape(dataset);
-  if (shape.size() != 1) throw damage(fmt::format("{}: {}: has an impossible shape", file.path(), dataset));
-  std::vector<std::uint8_t> bytes(shape[0]);
-  file.read<std::uint8_t>(dataset, {0}, {bytes.size()}, bytes);
-  return {bytes.begin(), bytes.end()};
-}
-
-/// Two rows, of h and of W_out; absent where training does not quantise the MLP.
-void write_mlp_maxima(h5::File& file, const std::vector<double>& maxima) {
-  if (maxima.empty()) return;
-  const h5::Extent shape = {2, maxima.size() / 2};
-  file.create_dataset<double>("/mlp_maxima", shape);
-  file.write<double>("/mlp_maxima", {0, 0}, shape, maxima);
-}
-
-std::vector<double> read_mlp_maxima(const h5::File& file) {
-  if (!file.exists("/mlp_maxima")) return {};
-  const h5::Extent shape = file.shape("/mlp_maxima");
-  constexpr std::uint64_t max_layers = 65536;
-  if (shape.size() != 2 || shape[0] != 2 || shape[1] == 0 || shape[1] > max_layers)
-    throw damage(fmt::format("{}: /mlp_maxima: has an impossible shape", file.path()));
-  std::vector<double> maxima(2 * shape[1]);
-  file.read<double>("/mlp_maxima", {0, 0}, shape, maxima);
-  return maxima;
-}
-
-void write_header(h5::File& file, const CheckpointHeader& header) {
-  const Progress& p = header.progress;
-  file.write_attribute("/", "format", std::string(checkpoint_format));
-  file.write_attribute("/", "format_version", header.version);
-  file.write_attribute("/", "version", build().version);
-  file.write_attribute("/", "commit", build().commit);
-  if (!header.provenance.empty()) file.write_attribute("/", "provenance", header.provenance);
-  file.write_attribute("/", "model", header.model);
-  file.write_attribute("/", "step", static_cast<std::uint64_t>(p.step));
-  file.write_attribute("/", "cursor_shard", p.cursor.shard);
-  file.write_attribute("/", "cursor_offset", p.cursor.offset);
-  file.write_attribute("/", "cursor_epoch", p.cursor.epoch);
-  file.write_attribute("/", "train_seconds", p.train_seconds);
-  file.write_attribute("/", "tokens", p.tokens);
-  file.write_attribute("/", "train_loss", p.train_loss);
-  file.write_attribute("/", "tensors", header.tensors);
-  file.write_attribute("/", "tokenizer", header.tokenizer.name);
-  file.write_attribute("/", "tokenizer_checksum", header.tokenizer.checksum);
-  file.write_attribute("/", "adam_gradients_wait", std::uint64_t{p.gradients_wait});
-  if (header.tokenizer.vocabulary > 0) file.write_attribute("/", "vocabulary", header.tokenizer.vocabulary);
-  if (header.tokenizer.end_of_text) file.write_attribute("/", "end_of_text", *header.tokenizer.end_of_text);
-  file.write_attribute("/", "checksum", header_checksum(header));
-  write_text_dataset(file, "/deck", header.deck);
-  write_text_dataset(file, "/shards", header.shards);
-  write_mlp_maxima(file, p.mlp_maxima);
-}
-
-CheckpointHeader read_header(const h5::File& file) {
-  if (file.format() != checkpoint_format) throw damage(file.path() + ": is not a nanorun checkpoint");
-  const auto integer = [&](const char* name) { return file.read_integer_attribute("/", name); };
-  CheckpointHeader header;
-  header.version = integer("format_version");
-  if (header.version < 1 || header.version > format_version) {
-    throw Error(ExitCode::checkpoint, fmt::format("{}: has checkpoint format version {}; this program reads versions 1 "
-                                                  "to {}",
-                                                  file.path(), header.version, format_version));
-  }
-  header.model = file.read_text_attribute("/", "model");
-  header.deck = header.version > 1 ? read_text_dataset(file, "/deck") : file.read_text_attribute("/", "deck");
-  if (header.version > 1) header.shards = read_text_dataset(file, "/shards");
-  if (header.version > 2)
-    header.tokenizer = {file.read_text_attribute("/", "tokenizer"), integer("tokenizer_checksum")};
-  if (file.has_attribute("/", "vocabulary")) header.tokenizer.vocabulary = integer("vocabulary");
-  if (file.has_attribute("/", "end_of_text")) header.tokenizer.end_of_text = integer("end_of_text");
-  const std::uint64_t step = integer("step");
-  header.progress = {static_cast<long>(step),
-                     {integer("cursor_shard"), integer("cursor_offset"), integer("cursor_epoch")},
-                     file.read_real_attribute("/", "train_seconds"),
-                     integer("tokens")};
-  if (header.version > 1) header.progress.train_loss = file.read_real_attribute("/", "train_loss");
-  if (header.version > 3) header.progress.gradients_wait = integer("adam_gradients_wait") != 0;
-  header.progress.mlp_maxima = read_mlp_maxima(file);
-  header.tensors = integer("tensors");
-  if (integer("checksum") != header_checksum(header))
-    throw damage(file.path() + ": the checksum of the root attributes does not match; the file is damaged");
-  if (step > max_step) throw damage(fmt::format("{}: impossible step {}; the file is damaged", file.path(), step));
-  return header;
-}
-
-// --- Tensors ---------------------------------------------------------------------------------------------------------
 
 /// The group for a tensor of number i below `group`, as "block.3.qkv"; empty where the name has no number. HDF5 goes
 /// through all members of a group for each one that it looks for or adds, so that a group for thousands of tensors
@@ -161,7 +42,7 @@ std::string numbered_group(const std::string& group, const std::string& name) {
 }
 
 /// Where the tensor /<group>/<parameter> lies in a file of a version.
-std::string place_of(const std::string& dataset, std::uint64_t version) {
+std::string path_in_file(const std::string& dataset, std::uint64_t version) {
   if (version < 4) return dataset;
   const std::size_t end = dataset.rfind('/');
   const std::string group = dataset.substr(0, end), name = dataset.substr(end + 1);
@@ -185,9 +66,9 @@ void lay_out(const std::string& path, const CheckpointHeader& header, const Slab
   h5::File file = h5::File::create(path, MPI_COMM_NULL, ExitCode::checkpoint);
   write_header(file, header);
   for (std::size_t i = 0; i < slabs.size(); ++i) {
-    const std::string place = place_of(slabs[i].dataset, header.version);
-    file.create_dataset<float>(place, {slabs[i].total_rows, slabs[i].cols});
-    file.write_attribute(place, "checksum", bound(sums[i], slabs[i], header));
+    const std::string object = path_in_file(slabs[i].dataset, header.version);
+    file.create_dataset<float>(object, {slabs[i].total_rows, slabs[i].cols});
+    file.write_attribute(object, "checksum", bound(sums[i], slabs[i], header));
   }
   file.close();
   reserve_space(path, file_size(path, ExitCode::checkpoint), ExitCode::checkpoint);
@@ -206,16 +87,16 @@ void write_rows(Comm& comm, const std::string& path, std::uint64_t version, cons
     }
   };
   for (const Slab<float>& slab : slabs) {
-    const std::string place = place_of(slab.dataset, version);
-    attempt([&] { file.write<float>(place, {slab.first_row, 0}, {slab.row_count, slab.cols}, slab.data); });
+    const std::string object = path_in_file(slab.dataset, version);
+    attempt([&] { file.write<float>(object, {slab.first_row, 0}, {slab.row_count, slab.cols}, slab.data); });
   }
   attempt([&] { file.close(); });
   if (failure) std::rethrow_exception(failure);
 }
 
-/// Checksum of the slab's rows, which lie at `place`. They go to slab.data, or where that is empty only through
+/// Checksum of the slab's rows, which lie at `object`. They go to slab.data, or where that is empty only through
 /// `buffer`.
-std::uint64_t read_rows(const h5::File& file, const std::string& place, const Slab<float>& slab,
+std::uint64_t read_rows(const h5::File& file, const std::string& object, const Slab<float>& slab,
                         std::vector<float>& buffer) {
   constexpr std::uint64_t buffer_elements = 1 << 20;
   const std::uint64_t rows_at_once = std::max<std::uint64_t>(1, buffer_elements / slab.cols);
@@ -226,7 +107,7 @@ std::uint64_t read_rows(const h5::File& file, const std::string& place, const Sl
     if (slab.data.empty() && buffer.size() < count) buffer.resize(count);
     const std::span<float> into =
         slab.data.empty() ? std::span(buffer).first(count) : slab.data.subspan(row * slab.cols, count);
-    file.read<float>(place, {slab.first_row + row, 0}, {rows, slab.cols}, into);
+    file.read<float>(object, {slab.first_row + row, 0}, {rows, slab.cols}, into);
     sum += h5::checksum<float>(into, (slab.first_row + row) * slab.cols);
   }
   return sum;
@@ -250,15 +131,15 @@ Slabs without_data(Slabs slabs) {
 
 /// The file's contents are at fault: whoever has changed what no checkpoint has may have changed the rest.
 Error foreign_object(const h5::File& file, const std::string& object) {
-  return damage(
+  return checkpoint_damage(
       fmt::format("{}: holds {}, which is no part of a checkpoint; the file is damaged", file.path(), object));
 }
 
 /// Appends the tensors that a group of the file holds, by the names that slabs have.
 void add_tensors(std::vector<std::string>& tensors, const h5::File& file, std::uint64_t version,
                  const std::string& group) {
-  const auto add = [&](const std::string& tensor, const std::string& place) {
-    if (place_of(tensor, version) != place) throw foreign_object(file, place);
+  const auto add = [&](const std::string& tensor, const std::string& object) {
+    if (path_in_file(tensor, version) != object) throw foreign_object(file, object);
     tensors.push_back(tensor);
   };
   for (const std::string& name : file.members(group)) {
@@ -294,8 +175,8 @@ std::vector<std::string> tensors_of(const h5::File& file, const CheckpointHeader
     if (file.exists(group)) add_tensors(tensors, file, header.version, group);
   }
   if (tensors.size() == header.tensors) return tensors;
-  throw damage(fmt::format("{}: holds {} tensors instead of {}; the file is damaged", file.path(), tensors.size(),
-                           header.tensors));
+  throw checkpoint_damage(fmt::format("{}: holds {} tensors instead of {}; the file is damaged", file.path(),
+                                      tensors.size(), header.tensors));
 }
 
 /// How the file's tensors, of these names, differ from those that the run has; sets what read_checkpoint() says of it.
@@ -312,7 +193,7 @@ void compare(CheckpointContents& contents, const h5::File& file, std::vector<std
       differ(slab.dataset, "has no " + slab.dataset);
       continue;
     }
-    const h5::Extent shape = file.shape(place_of(slab.dataset, header.version)),
+    const h5::Extent shape = file.shape(path_in_file(slab.dataset, header.version)),
                      expected = {slab.total_rows, slab.cols};
     if (shape == expected) continue;
     differ(slab.dataset, fmt::format("{} is [{}] there and [{}] in the deck", slab.dataset, fmt::join(shape, ", "),
@@ -329,9 +210,9 @@ void compare(CheckpointContents& contents, const h5::File& file, std::vector<std
 Slabs slabs_of(const h5::File& file, const CheckpointHeader& header, int rank, int ranks) {
   Slabs slabs;
   for (const std::string& dataset : tensors_of(file, header)) {
-    const h5::Extent shape = file.shape(place_of(dataset, header.version));
+    const h5::Extent shape = file.shape(path_in_file(dataset, header.version));
     if (shape.size() != 2 || shape[1] == 0)
-      throw damage(fmt::format("{}: {}: has an impossible shape", file.path(), dataset));
+      throw checkpoint_damage(fmt::format("{}: {}: has an impossible shape", file.path(), dataset));
     const std::uint64_t first = shape[0] * rank / ranks, last = shape[0] * (rank + 1) / ranks;
     slabs.push_back({dataset, shape[0], shape[1], first, last - first, {}});
   }
@@ -349,7 +230,7 @@ std::uint64_t checkpoint_bytes(const CheckpointHeader& header, const Slabs& slab
 
 void write_checkpoint(Comm& comm, const std::string& path, CheckpointHeader header, const Slabs& slabs) {
   header.tensors = slabs.size();
-  header.version = format_version;
+  header.version = checkpoint_version;
   const Sums sums = memory_checksums(comm, slabs);
   try {
     comm.together([&] {
@@ -395,16 +276,17 @@ void read_tensors(Comm& comm, const std::string& path, const CheckpointHeader& h
     const h5::File file = open(path);
     std::vector<float> buffer;
     for (const Slab<float>& slab : slabs) {
-      const std::string place = place_of(slab.dataset, header.version);
-      stored.push_back(file.read_integer_attribute(place, "checksum"));
-      sums.push_back(read_rows(file, place, slab, buffer));
+      const std::string object = path_in_file(slab.dataset, header.version);
+      stored.push_back(file.read_integer_attribute(object, "checksum"));
+      sums.push_back(read_rows(file, object, slab, buffer));
     }
   });
   comm.all_reduce(std::span(sums), Reduce::sum);
   comm.together([&] {
     for (std::size_t i = 0; i < slabs.size(); ++i) {
       if (bound(sums[i], slabs[i], header) == stored[i]) continue;
-      throw damage(fmt::format("{}: {}: the checksum does not match; the file is damaged", path, slabs[i].dataset));
+      throw checkpoint_damage(
+          fmt::format("{}: {}: the checksum does not match; the file is damaged", path, slabs[i].dataset));
     }
   });
 }

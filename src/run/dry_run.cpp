@@ -8,8 +8,8 @@
 #include "src/model/params.hpp"
 #include "src/optimizer/hyperparameters.hpp"
 #include "src/run/beginning.hpp"
+#include "src/run/log.hpp"
 #include "src/run/plan.hpp"
-#include "src/run/report.hpp"
 #include "src/run/run_directory.hpp"
 
 namespace nanorun {

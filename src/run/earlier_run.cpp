@@ -7,25 +7,25 @@
 #include <vector>
 
 #include "src/base/text.hpp"
-#include "src/measure/trace_file.hpp"
-#include "src/run/report.hpp"
+#include "src/measure/trace_datasets.hpp"
 #include "src/run/run_directory.hpp"
+#include "src/run/summary.hpp"
 
 namespace nanorun {
 
 namespace {
 
-/// What lies in the directory.
+/// What an earlier run has left in the directory.
 struct Remains {
   std::string deck;
-  std::string deck_file;   ///< that holds the deck
-  bool summary = false;    ///< there is one
-  bool cut_short = false;  ///< there is none, or it is of a run whose disk had no space left
-  long finished_at = 0;    ///< steps of the finished run that it is of; 0 if it is of none
+  std::string deck_file;   ///< the file that holds the deck
+  bool summary = false;    ///< there is a summary.json
+  bool cut_short = false;  ///< there is no summary.json, or it tells that the disk had no space left
+  long finished_at = 0;    ///< steps of the finished run that summary.json describes; 0 if it describes none
   bool finished = false;
 };
 
-/// Nothing where no run has left a checkpoint or figures.
+/// Absent where no run has left a checkpoint or figures.
 std::optional<Remains> look(const std::string& directory, const Checkpoints& checkpoints,
                             const std::optional<Progress>& found) {
   const std::string deck_file = directory + "/deck.toml";

@@ -13,20 +13,20 @@ namespace nanorun {
 
 struct FirstWeights {
   CheckpointHeader header;
-  std::string difference;  ///< of the keys of [model], which does not change the tensors' shapes; empty: none
+  std::string difference;  ///< keys of [model] that differ, though all shapes are the same; empty: none
 };
 
 /// Collective. Reads the header of config.checkpoint.weights. Throws Error(checkpoint) on all ranks alike where it is
 /// no checkpoint, or one of a model with other tensors.
 FirstWeights find_first_weights(Comm& comm, const Config& config, const ParameterTable& table);
 
-/// Throws Error(checkpoint, all_ranks) where the head and the embedding of the weights differ but are one parameter of
-/// the run, whose first update would make the embedding a copy of the head. Every rank gives the same rows of both.
-/// Collective where that is so.
+/// Throws Error(checkpoint, all_ranks) where head and embedding are one parameter of the run (model.tied_head) but
+/// differ in the weights: the first update would make the embedding a copy of the head. Each rank passes the same rows
+/// of both. Collective with a tied head.
 void require_tied(Comm& comm, const Config& config, std::span<const float> head, std::span<const float> embedding);
 
-/// For one rank, before a run: find_first_weights(), and verifies the weights. Throws Error(checkpoint) also where they
-/// are damaged, or require_tied() would.
+/// For one rank, without a run: find_first_weights(), and verifies the weights. Throws Error(checkpoint) also where
+/// they are damaged, or where require_tied() would throw.
 FirstWeights verify_first_weights(Comm& alone, const Config& config, const ParameterTable& table);
 
 }  // namespace nanorun

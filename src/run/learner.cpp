@@ -20,8 +20,8 @@ Learner<T>::Learner(const Config& config_, Comm& comm, Token end_of_text, const 
       model(config, table, weights, gradients.span(), end_of_text, streams.compute, streams.upload),
       optimizer(config, table, weights, gradients.span(), model.idle(), tensor_comm, rows, streams.compute) {}
 
-/// GEMMs of another length are shapes of their own, as are those that add to gradients. That of validations is left to
-/// the first of them, for which no step waits.
+/// Each length has GEMMs of other shapes, and GEMMs that add to gradients differ from those that overwrite them. The
+/// shapes of validation are left to the first validation, for which no step waits.
 template <class T>
 void Learner<T>::warm_up(Trace& trace) {
   optimizer.initialise(config.run.seed);

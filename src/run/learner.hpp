@@ -12,7 +12,7 @@
 
 namespace nanorun {
 
-/// Streams of a rank: the ops', that of collectives on tensors, and that of copies to the device.
+/// Streams of a rank: of ops, of collectives on tensors, and of copies to the device.
 struct Streams {
   kernels::Stream compute, collectives, upload;
 };
@@ -29,12 +29,11 @@ struct Learner {
   Learner(const Learner&) = delete;
   Learner& operator=(const Learner&) = delete;
 
-  /// Collective. Makes each op compute once with every shape that training will bring, so that no later call loads
-  /// code or chooses an algorithm: passes over made-up sequences of each stage, and an update. Before weights and state
-  /// are initialised or restored: it leaves weights undefined, gradients and state zero, and all else as it was. Waits
-  /// for the device.
+  /// Collective. Runs each op once with every shape of training, so that no later call loads code or chooses an
+  /// algorithm: passes over made-up sequences of each stage, and an update. Called before weights and state are
+  /// initialised or restored: it leaves weights undefined, gradients and state zero. Waits for the device.
   void warm_up(Trace& trace);
-  /// Enqueues what the host needs at the end of a step: loss, squares and maxima.
+  /// Enqueues the copies to the host of what it needs at the end of a step: loss, sum of squares, largest magnitudes.
   void collect();
 
   Config config;           ///< a copy, to which model and optimizer refer

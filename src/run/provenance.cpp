@@ -10,8 +10,8 @@
 
 #include "kernels/ops.hpp"
 #include "src/base/build.hpp"
+#include "src/base/launch.hpp"
 #include "src/base/text.hpp"
-#include "src/run/run_directory.hpp"
 #include "src/storage/h5_library.hpp"
 #if NANORUN_CUDA
 #include "src/comm/transport_nccl.hpp"
@@ -78,9 +78,9 @@ std::string hosts_text(const std::vector<std::pair<std::string, int>>& ranks_by_
 Provenance provenance(const Context& context) {
   Provenance p;
   p.program = program_facts();
-  for (const DevicePlace& place : context.places()) {
-    count(p.ranks_by_host, place.node);
-    count(p.ranks_by_device, place.name);
+  for (const RankDevice& device : context.devices()) {
+    count(p.ranks_by_host, device.node);
+    count(p.ranks_by_device, device.name);
   }
   p.job = job_id();
   p.command = shell_line(context.words());

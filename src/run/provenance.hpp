@@ -13,7 +13,7 @@ struct Provenance {
   /// Names and values, in order: version, commit, compiler, flags, mpi, hdf5, kokkos, blas; in CUDA builds also cuda,
   /// cuda_runtime, cuda_driver and nccl. Empty values are left out.
   std::vector<std::pair<std::string, std::string>> program;
-  /// Names of hosts, and models of devices, each with the number of its ranks, in the order of the ranks.
+  /// Names of hosts and models of devices, in the order of the ranks, each with its number of ranks.
   std::vector<std::pair<std::string, int>> ranks_by_host, ranks_by_device;
   std::string job;            ///< of the batch system; empty outside of one
   std::string command;        ///< as a shell takes it
@@ -21,26 +21,27 @@ struct Provenance {
   bool reproducible = false;  ///< run.reproducible
 };
 
-/// For rank 0, once the device is open; before that it has no hosts and devices. Throws std::runtime_error where the
-/// CUDA driver fails.
+/// For rank 0. Hosts and devices are known once the device is open. Throws std::runtime_error where the CUDA driver
+/// fails.
 Provenance provenance(const Context& context);
 
-/// For `nanorun info`: the program, as above, and the GPUs that this process sees, a line each. Throws likewise.
+/// For `nanorun info`: a line for each fact of Provenance::program and for each model of GPU that this process sees.
+/// Throws std::runtime_error where the CUDA driver fails.
 std::string info_text();
 
-/// Its object in JSON, on one line. Of one longer than `max_size` bytes the command is cut, and then the hosts are
-/// counted instead of named.
+/// A JSON object on one line. If it has more than `max_size` bytes, the command is cut; if that is not enough, hosts
+/// are counted instead of named.
 std::string provenance_json(const Provenance& provenance, std::size_t max_size = std::string::npos);
-/// What fits an attribute of HDF5.
+/// Bytes that fit an attribute of HDF5.
 inline constexpr std::size_t max_provenance_attribute = 60'000;
 
-/// For the head of a log: command, cut where it is long; start, hosts and job; libraries; compiler's flags, likewise.
+/// For the head of a log: the command; start, hosts and job; libraries; flags of the compiler. Long ones are cut.
 std::vector<std::string> provenance_lines(const Provenance& provenance);
 
 /// The words as a shell takes them, on one line.
 std::string shell_line(const std::vector<std::string>& words);
 
-/// With the zone of this process.
+/// ISO 8601, in the time zone of this process.
 std::string iso_time(std::chrono::system_clock::time_point time);
 
 }  // namespace nanorun

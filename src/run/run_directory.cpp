@@ -1,13 +1,11 @@
 #include "src/run/run_directory.hpp"
 
 #include <fmt/ranges.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <array>
 #include <chrono>
 #include <cstdio>
-#include <cstdlib>
 #include <random>
 #include <span>
 #include <string_view>
@@ -17,7 +15,8 @@
 #include "src/base/files_own.hpp"
 #include "src/base/output_file.hpp"
 #include "src/measure/trace_file.hpp"
-#include "src/run/checkpoint_place.hpp"
+#include "src/run/checkpoint_link.hpp"
+#include "src/run/lock_text.hpp"
 #include "src/storage/h5_partial.hpp"
 
 namespace nanorun {
@@ -25,13 +24,11 @@ namespace nanorun {
 namespace {
 
 constexpr const char* lock_name = "lock";
-/// Of a run, beside its lock.
+/// What a run writes in its directory beside the lock.
 constexpr std::array<const char*, 6> file_names = {"deck.toml",    "log.txt",  "metrics.jsonl",
                                                    "summary.json", "trace.h5", "trace.json"};
 constexpr std::array<const char*, 2> folder_names = {"checkpoints", "heartbeats"};
-constexpr const char* on_node = " on node ";      ///< in what a lock file says
-constexpr const char* was_on_node = " on host ";  ///< in those of earlier programs
-constexpr std::uint64_t max_text = 1u << 30;      ///< bytes of a file that text_of_run() takes
+constexpr std::uint64_t max_text = 1u << 30;  ///< bytes of a file that text_of_run() takes
 
 /// Keys of the deck with relative paths at which all ranks look.
 std::vector<std::string> relative_keys(const Config& config) {
@@ -71,37 +68,9 @@ bool appears(const std::string& path) {
 
 }  // namespace
 
-std::string job_id() {
-  for (const char* variable : {"SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "JOB_ID"}) {
-    if (const char* id = std::getenv(variable)) return id;
-  }
-  return "";
-}
-
-bool is_lock_text(const std::string& text) {
-  return text.find(on_node) != std::string::npos || text.find(was_on_node) != std::string::npos;
-}
-
-std::string owner_in_lock(const std::string& text) {
-  const std::size_t at = text.find(checkpoints_of);
-  return at == std::string::npos ? "" : text.substr(at + std::string(checkpoints_of).size());
-}
-
-bool holds_checkpoints(const std::string& directory, ExitCode code) {
-  return std::ranges::any_of(list_directory(directory, code), [](const std::string& name) {
-    return name.starts_with("checkpoint_") && name.ends_with(".h5");
-  });
-}
-
 std::optional<std::string> text_of_run(const std::string& path) {
   if (!has_file(path, ExitCode::output)) return std::nullopt;
   return read_text(path, max_text, ExitCode::output);
-}
-
-std::string own_name() {
-  const std::string job = job_id();
-  return fmt::format("{}process {}{}{}", job.empty() ? "" : fmt::format("job {}, ", job), ::getpid(), on_node,
-                     host_name());
 }
 
 void require_possible_paths(const Config& config) {
@@ -159,7 +128,7 @@ RunDirectory::RunDirectory(Comm& comm, const Config& config)
 
 /// Throws where another run has its checkpoints here or in a directory above.
 void RunDirectory::require_no_checkpoints_of_others() const {
-  const std::string own = canonical_path(path_);
+  const std::string own = canonical_path(path_, ExitCode::output);
   for (std::string above = own;; above = directory_of(above)) {
     const std::string owner = run_with_checkpoints_in(above);
     if (!owner.empty())
@@ -193,7 +162,7 @@ void RunDirectory::lock() {
     warn(fmt::format("{}: no locks on this file system; nothing keeps a second job away", path_));
   }
   locks_.push_back(std::move(lock));
-  place_ = open_directory(path_, ExitCode::output);
+  opened_ = open_directory(path_, ExitCode::output);
 }
 
 /// Every rank looks for a file that rank 0 makes. Its name is new, so that no directory of another node, and nothing
@@ -250,7 +219,8 @@ bool RunDirectory::is_own_file(const std::string& path) const {
     return name.starts_with(lock_name) || std::ranges::any_of(file_names, is_this) ||
            std::ranges::any_of(folder_names, is_this);
   }
-  for (std::string above = canonical_path(folder); above != directory_of(above); above = directory_of(above)) {
+  for (std::string above = canonical_path(folder, ExitCode::output); above != directory_of(above);
+       above = directory_of(above)) {
     const auto is_this = [&](const char* own) {
       return same_file(above, file(own), ExitCode::output) ||
              (name_of(above) == own && same_file(directory_of(above), path_, ExitCode::output));
@@ -360,7 +330,7 @@ bool RunDirectory::keep() {
     // Whoever runs there, or did, has left a lock file.
     if (taken || has_file(file(lock_name), ExitCode::output)) {
       move_beside();
-    } else if (names_file(path_, place_, ExitCode::output)) {
+    } else if (names_file(path_, opened_, ExitCode::output)) {
       lock();
       warn(fmt::format("{}: was removed while the run goes on; made again", file(lock_name)));
       anew = false;

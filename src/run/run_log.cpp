@@ -1,14 +1,26 @@
 #include "src/run/run_log.hpp"
 
+#include <sys/resource.h>
+
+#include <utility>
+
 #include "src/config/schedule.hpp"
 #include "src/model/flops.hpp"
+#include "src/run/log_lines.hpp"
 
 namespace nanorun {
 
 namespace {
 
-/// Seconds after which a progress line comes before log_every says so.
+/// Seconds after which a progress line comes earlier than log_every says.
 constexpr double max_silence = 10;
+
+/// Largest resident memory of this process so far, in bytes.
+std::uint64_t peak_memory_bytes() {
+  rusage usage{};
+  getrusage(RUSAGE_SELF, &usage);
+  return static_cast<std::uint64_t>(usage.ru_maxrss) * 1024;
+}
 
 }  // namespace
 
@@ -18,10 +30,10 @@ RunLog::RunLog(RunSetup& run, const GpuMonitor& gpus)
       config_(run.config),
       gpus_(gpus),
       first_step_(run.progress.step),
-      time_left_(config_, static_cast<std::int64_t>(run.data.validation_places.size()) * config_.validation.length,
+      time_left_(config_, static_cast<std::int64_t>(run.data.validation_starts.size()) * config_.validation.length,
                  first_step_) {}
 
-/// Of all ranks' devices; on rank 0, where their peak is known.
+/// Model FLOPs utilisation of all ranks' devices; known on rank 0, and where their peak is known.
 std::optional<double> RunLog::mfu(double flops, double seconds) const {
   const double peak = context_.peak_flops() * seconds;
   return peak > 0 ? std::optional(flops / peak) : std::nullopt;
@@ -32,7 +44,6 @@ void RunLog::record_step(const Progress& progress, double seconds, double gradie
   run_seconds_ += seconds;
   time_left_.add_step(seconds);
   const auto tokens = static_cast<double>(step_tokens(config_, step));
-  const int window = windows_at(config_, step).long_tokens;
   const double flops = config_.train.sequences * flops_per_sequence(config_, run_.learner.table, step);
   run_flops_ += flops;
   StepMetrics metrics{.step = done,
@@ -45,20 +56,11 @@ void RunLog::record_step(const Progress& progress, double seconds, double gradie
                       .mfu = mfu(flops, seconds),
                       .lr_factor = lr_factor(config_, step),
                       .momentum = muon_momentum(config_, step),
-                      .window = window,
+                      .window = windows_at(config_, step).long_tokens,
                       .gradient_norm = gradient_norm,
                       .device_memory = context_.peak_device_memory()};
   if (gpus_.due(done)) gpus_.describe(metrics);
-  const StepReport report{.step = done,
-                          .steps = config_.train.steps,
-                          .loss = progress.train_loss,
-                          .weighted = metrics.loss_weights.has_value(),
-                          .window = window,
-                          .step_seconds = seconds,
-                          .tokens_per_second = metrics.tokens_per_second,
-                          .mfu = metrics.mfu,
-                          .seconds_left = time_left_.seconds()};
-  unwritten_.emplace(metrics, report);
+  unwritten_ = metrics;
   if (done == first_step_ + 1) {
     time_to_first_step_ = context_.seconds_since_start();
     context_.sample_device_memory();
@@ -68,18 +70,19 @@ void RunLog::record_step(const Progress& progress, double seconds, double gradie
 void RunLog::write_step() {
   if (!unwritten_) return;
   Region region(*run_.trace, Phase::output);
-  const auto [metrics, report] = *std::exchange(unwritten_, std::nullopt);
-  run_.metrics.add(metrics);
+  const StepMetrics step = *std::exchange(unwritten_, std::nullopt);
+  run_.metrics.add(step);
+  const std::string line = format_step(step, config_.train.steps, time_left_.seconds());
   const double now = context_.seconds_since_start();
   const bool due =
-      report.step % config_.run.log_every == 0 || report.step == report.steps || report.step == first_step_ + 1;
+      step.step % config_.run.log_every == 0 || step.step == config_.train.steps || step.step == first_step_ + 1;
   if (due || now - last_line_ > max_silence) {
     if (run_.comm.root()) run_.keep_directory();
-    run_.log.line(format_step(report));
+    run_.log.line(line);
     run_.metrics.flush();
     last_line_ = now;
   } else {
-    run_.log.live(format_step(report));
+    run_.log.live(line);
   }
 }
 

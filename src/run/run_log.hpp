@@ -3,27 +3,27 @@
 
 #include <optional>
 #include <string>
-#include <utility>
 
 #include "src/measure/gpu_monitor.hpp"
 #include "src/measure/metrics.hpp"
 #include "src/measure/time_left.hpp"
-#include "src/run/report.hpp"
+#include "src/run/progress.hpp"
 #include "src/run/run_setup.hpp"
+#include "src/run/summary.hpp"
 
 namespace nanorun {
 
 class RunLog {
  public:
-  /// `gpus` has looked at the GPUs in the steps in which that is due.
+  /// In steps in which a look at the GPUs is due, `gpus` must have looked before record_step().
   RunLog(RunSetup& run, const GpuMonitor& gpus);
 
-  /// The step that led to `progress`, which took so many seconds. It waits for write_step().
+  /// Takes up the last step of `progress`, which took so many seconds. write_step() writes it.
   void record_step(const Progress& progress, double seconds, double gradient_norm);
-  /// Writes what record_step() has left, once the device has other work.
+  /// Writes the step that was recorded, if there is one. Called when the device has other work.
   void write_step();
 
-  /// A validation after the steps of `progress`, which took so many seconds.
+  /// Writes a validation after the steps of `progress`; `seconds`: of the validation.
   void write_validation(const Progress& progress, double loss, double seconds);
 
   /// Collective. Writes summary.json. `stopped_by` is empty for a run that made all its steps. Throws Error(output).
@@ -37,11 +37,11 @@ class RunLog {
   const Config& config_;
   const GpuMonitor& gpus_;
   long first_step_;
-  std::optional<std::pair<StepMetrics, StepReport>> unwritten_;  ///< of the step before
+  std::optional<StepMetrics> unwritten_;  ///< the step that waits for write_step()
   TimeLeft time_left_;
   std::optional<double> validation_loss_;
-  double run_seconds_ = 0;  ///< of the steps of this program run; the FLOPs too
-  double run_flops_ = 0;
+  double run_seconds_ = 0;  ///< of the steps of this program run
+  double run_flops_ = 0;    ///< of the same steps
   double time_to_first_step_ = 0;
   double last_line_ = 0;
 };

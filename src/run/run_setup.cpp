@@ -8,6 +8,7 @@
 #include "src/data/token_origin.hpp"
 #include "src/run/earlier_run.hpp"
 #include "src/run/first_weights.hpp"
+#include "src/run/log_lines.hpp"
 
 namespace nanorun {
 
@@ -71,12 +72,16 @@ void RunSetup::keep_directory() {
 }
 
 void RunSetup::introduce() {
-  const std::string device = ops::device_name(context.device());
   if (comm.root()) provenance = nanorun::provenance(context);
   provenance.reproducible = config.run.reproducible;
-  for (const std::string& line : opening_lines(config, provenance, comm.size(), learner.table, directory.path(), device,
-                                               learner.tensor_comm.transport(), context.device_note()))
-    log.line(line);
+  const LogHead head{.provenance = provenance,
+                     .table = learner.table,
+                     .ranks = comm.size(),
+                     .output = directory.path(),
+                     .device = ops::device_name(context.device()),
+                     .transport = learner.tensor_comm.transport(),
+                     .device_note = context.device_note()};
+  for (const std::string& line : opening_lines(config, head)) log.line(line);
   if (const std::string line = stop.taken_signal(); !line.empty()) log.line(line);
 }
 
@@ -94,8 +99,8 @@ void RunSetup::restore() {
   }
 }
 
-/// On GPUs, where the first call of a shape takes longer: then neither the first step nor that of another stage waits
-/// for it. What a checkpoint holds was read into host memory and is not on the device yet.
+/// On GPUs the first call of each shape takes longer; after this no step waits for that. What a checkpoint holds was
+/// read into host memory and is not on the device yet.
 void RunSetup::warm_up() {
 #if NANORUN_CUDA
   const double begin = context.seconds_since_start();
@@ -156,7 +161,7 @@ void RunSetup::begin_with(const std::string& file) {
   if (!difference.empty()) log.line("warning: the model of these weights differs: " + difference);
 }
 
-/// The shards are those of the checkpoint and last for all steps, and the prefix targets are those of their tokens.
+/// Requires that the shards are those of the checkpoint and last for all steps; reads the prefix targets.
 void RunSetup::check_data() {
   for (const std::string& line : check_shards(comm, data, config, checkpoints.restored().shards)) log.line(line);
   if (!checkpoints.restored_file().empty()) compare_tokens(checkpoints.restored(), checkpoints.restored_file());
@@ -173,8 +178,8 @@ void RunSetup::check_data() {
   checkpoints.set_shards(shard_record(data), tokenizer);
 }
 
-/// Of the shards and the model of a checkpoint. Where the shards do not say what has encoded them, and nothing speaks
-/// against it, they are taken for those of the model's tokenizer from here on.
+/// Compares the tokenizers of the shards and of a checkpoint's model. Shards that record none, if nothing speaks
+/// against it, count as encoded by the model's tokenizer from here on.
 void RunSetup::compare_tokens(const CheckpointHeader& header, const std::string& file) {
   const std::string warning =
       nanorun::compare_tokens(config, data, origin_of(header.tokenizer, file, config.model.vocabulary));

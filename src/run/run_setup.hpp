@@ -11,10 +11,12 @@
 #include "src/measure/trace.hpp"
 #include "src/run/checkpoint.hpp"
 #include "src/run/learner.hpp"
+#include "src/run/log.hpp"
+#include "src/run/progress.hpp"
 #include "src/run/provenance.hpp"
-#include "src/run/report.hpp"
 #include "src/run/run_directory.hpp"
 #include "src/run/stop.hpp"
+#include "src/run/summary.hpp"
 
 namespace nanorun {
 
@@ -25,10 +27,10 @@ struct RunSetup {
   /// Throws Error.
   RunSetup(Context& context, const Config& config);
 
-  /// Beginning, ranks, data and provenance of the run; the rest is for its steps to fill in.
+  /// A summary with what is known before the first step: ranks, data, provenance, and where the run begins.
   RunSummary summary() const;
 
-  /// For rank 0. RunDirectory::keep(), and writes the deck into a directory that is new.
+  /// For rank 0. Calls RunDirectory::keep(), and writes the deck into the directory where that is a new one.
   void keep_directory();
 
   Context& context;
@@ -36,18 +38,18 @@ struct RunSetup {
   const Config& config;
   RunData data;
   RunDirectory directory;
-  Provenance provenance;  ///< of rank 0
+  Provenance provenance;  ///< filled on rank 0 alone
   Log log;
   Metrics metrics;
   Learner<Real> learner;
   Checkpoints checkpoints;
   StopMonitor stop;
-  Progress progress;              ///< before the first step
-  double checkpoint_seconds = 0;  ///< that a checkpoint will take here; known where stop.walltime_seconds is set
-  bool continues_here = false;    ///< the run goes on in the directory of its checkpoint
-  bool complete = false;          ///< an earlier run has done all that this one would do
-  std::unique_ptr<Trace> trace;   ///< with loader: nothing where the run is complete
-  std::unique_ptr<Loader> loader;
+  Progress progress;               ///< before the first step
+  double checkpoint_seconds = 0;   ///< that a checkpoint is expected to take, if stop.walltime_seconds is set
+  bool continues_here = false;     ///< the run goes on in the directory of its checkpoint
+  bool complete = false;           ///< an earlier run has done all that this one would do
+  std::unique_ptr<Trace> trace;    ///< null where the run is complete
+  std::unique_ptr<Loader> loader;  ///< null where the run is complete
 
  private:
   void introduce();
@@ -62,7 +64,7 @@ struct RunSetup {
   void take_over_directory();
   void write_deck();
 
-  TokenizerRecord trained_before;  ///< of the checkpoint whose weights the run has, where it fits the shards
+  TokenizerRecord trained_before;  ///< tokenizer of the checkpoint whose weights the run has, if it fits the shards
 };
 
 }  // namespace nanorun

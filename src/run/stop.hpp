@@ -8,7 +8,7 @@
 
 namespace nanorun {
 
-/// Larger values win when ranks see different reasons.
+/// When ranks see different reasons, the largest one counts.
 enum class StopReason : int {
   none,
   step,
@@ -23,16 +23,16 @@ enum class StopReason : int {
   count
 };
 const char* stop_reason_text(StopReason reason);
-/// Whether the text is that of a reason to stop.
+/// Whether a text is stop_reason_text() of a reason to stop.
 bool is_stop_reason(const std::string& text);
 
-/// The signal that this rank has received.
+/// The reason to stop that a signal to this rank gives; none where none came.
 StopReason received_signal();
 
 class StopMonitor {
  public:
-  /// Puts the handlers back that a library has replaced; and output that nobody reads any more ends no run from now on.
-  /// `stop_file` is looked for at most once a second, and only where `watches_file`.
+  /// Puts back the signal handlers that a library has replaced. Looks for `stop_file` at most once a second, and only
+  /// if `watches_file`.
   StopMonitor(const StopConfig& config, std::string stop_file, bool watches_file);
 
   /// What this rank sees between steps, `seconds` after the program started: a signal or the stop file.
@@ -40,8 +40,8 @@ class StopMonitor {
   /// What this rank sees in the step that completes `steps_done` updates, `seconds` after the program started.
   StopReason poll(long steps_done, double seconds);
 
-  /// A line for the log where a signal is found to stop no run, since a library handles it; once, empty otherwise.
-  /// Where a library takes one later, a warning says the same.
+  /// A line for the log, once, if a library handles a signal, which then does not stop the run; else empty. If a
+  /// library takes a signal later, look() or poll() warns of that.
   std::string taken_signal();
 
  private:

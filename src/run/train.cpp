@@ -7,27 +7,20 @@
 #include <utility>
 #include <vector>
 
-#include "src/base/walltime.hpp"
 #include "src/config/schedule.hpp"
 #include "src/measure/gpu_monitor.hpp"
-#include "src/model/flops.hpp"
 #include "src/run/agreement.hpp"
+#include "src/run/batch.hpp"
+#include "src/run/log_lines.hpp"
 #include "src/run/run_log.hpp"
 #include "src/run/run_setup.hpp"
+#include "src/run/summary.hpp"
 #include "src/run/validation.hpp"
+#include "src/run/walltime_watch.hpp"
 
 namespace nanorun {
 
 namespace {
-
-/// This rank's part of a step. Where its tokens could not be read, `failure` says why.
-struct Batch {
-  long step = -1;
-  std::span<const Token> tokens;  ///< rows of length_at() + 1
-  DeviceSequence first;           ///< the first row, on its way to the device
-  Cursor after;                   ///< where the stream goes on
-  std::exception_ptr failure;
-};
 
 class Training {
  public:
@@ -36,8 +29,6 @@ class Training {
 
  private:
   void train_step();
-  Batch read_batch(long step);
-  DeviceSequence upload(const Batch& batch, std::size_t row);
   void forward_backward(const Batch& batch);
   void exchange_requests();
   void synchronise();
@@ -51,17 +42,10 @@ class Training {
   void step_until_done();
   ExitCode finish();
   void record_failure(const Error& error);
-  std::string walltime_line() const;
   [[noreturn]] void fail_displaced();
   [[noreturn]] void fail_not_finite(const std::string& what, long step);
   void heed_requests();
   bool finished() const { return progress_.step == config_.train.steps; }
-  bool validation_due(long step) const;
-  bool checkpoint_due(long step) const;
-  double step_work(long step) const;
-  double validation_work(long step) const;
-  bool out_of_time(double at, long done, bool validates, double least_step);
-  bool out_of_time_in_step();
 
   RunSetup run_;
   Learner<Real>& learner_;
@@ -69,15 +53,15 @@ class Training {
   Comm& comm_;
   const Config& config_;
   Batch ahead_;          ///< of the next step, read while the device works on the one before
-  bool unread_ = false;  ///< some rank may not have read it
+  bool unread_ = false;  ///< some rank may have failed to read its part of ahead_
 
   Progress progress_;
   long saved_step_;
   double loss_;
   double gradient_norm_ = 0;
   StopReason stop_reason_ = StopReason::none;
-  PartTimes times_;
-  double step_begin_ = 0;  ///< of the current step, in seconds since the program's start
+  WalltimeWatch walltime_;
+  double step_begin_ = 0;  ///< when the current step began, in seconds since the program's start
   GpuMonitor gpus_;
   RunLog run_log_;
 };
@@ -91,6 +75,7 @@ Training::Training(Context& context, const Config& config)
       progress_(run_.progress),
       saved_step_(progress_.step),
       loss_(progress_.train_loss),
+      walltime_(run_),
       gpus_(comm_, config.run.gpu_every, ops::device_bus_id(context.device())),
       run_log_(run_, gpus_) {
   if (!run_.complete && !run_.continues_here && progress_.step > 0) {
@@ -98,7 +83,6 @@ Training::Training(Context& context, const Config& config)
     saved_step_ = -1;
     save();
   }
-  if (times_.checkpoint() == 0) times_.add_checkpoint(run_.checkpoint_seconds);
   context_.sample_device_memory();
 }
 
@@ -121,9 +105,8 @@ ExitCode Training::run() {
 
 /// Collective; between steps. A signal, a stop file or the time stops the run there.
 void Training::heed_requests() {
-  const double now = context_.seconds_since_start();
-  StopReason own = run_.stop.look(now);
-  if (out_of_time(now, progress_.step, false, 0)) own = std::max(own, StopReason::walltime);
+  StopReason own = run_.stop.look(context_.seconds_since_start());
+  if (walltime_.stops_before_step(progress_.step)) own = std::max(own, StopReason::walltime);
   stop_reason_ = static_cast<StopReason>(comm_.all_reduce(static_cast<std::uint64_t>(own), Reduce::max));
 }
 
@@ -134,7 +117,7 @@ void Training::step_until_done() {
     run_.trace->begin_step(progress_.step);
     comm_.set_step(progress_.step + 1);
     const bool stops = stop_reason_ != StopReason::none && !finished();
-    const bool validates = validation_due(progress_.step), saves = checkpoint_due(progress_.step);
+    const bool validates = validation_due(config_, progress_.step), saves = checkpoint_due(config_, progress_.step);
     // Where ops work on host memory, nothing is left to wait for until the next step is over.
     if (ops::on_host || stops || finished() || validates || saves || unread_) run_log_.write_step();
     if (stops) break;
@@ -144,7 +127,10 @@ void Training::step_until_done() {
     const bool after_first = config_.stop.walltime_seconds > 0 && progress_.step == run_.progress.step + 1;
     if (validates || saves || after_first) heed_requests();
     if (stop_reason_ != StopReason::none) break;
-    if (ahead_.step != progress_.step) ahead_ = read_batch(progress_.step), unread_ = true;
+    if (ahead_.step != progress_.step) {
+      ahead_ = read_batch(run_, progress_.step);
+      unread_ = true;
+    }
     if (unread_) require_tokens();
     train_step();
   }
@@ -174,11 +160,11 @@ void Training::train_step() {
     learner_.collect();
   }
   run_log_.write_step();
-  if (progress_.step + 1 < config_.train.steps) ahead_ = read_batch(progress_.step + 1);
+  if (progress_.step + 1 < config_.train.steps) ahead_ = read_batch(run_, progress_.step + 1);
   synchronise();
 
   const double seconds = context_.seconds_since_start() - step_begin_;
-  times_.add_step(seconds, step_work(progress_.step));
+  walltime_.add_step(progress_.step, seconds);
   progress_.train_seconds += seconds;
   progress_.tokens += step_tokens(config_, progress_.step);
   progress_.train_loss = loss_;
@@ -188,96 +174,39 @@ void Training::train_step() {
   run_.trace->end_step(static_cast<double>(step_tokens(config_, progress_.step - 1)), loss_);
 }
 
-Batch Training::read_batch(long step) {
-  Batch batch;
-  batch.step = step;
-  try {
-    Region region(*run_.trace, Phase::data);
-    by_name(comm_, [&] { batch.tokens = run_.loader->next(); });
-  } catch (const Error&) {
-    batch.failure = std::current_exception();
-    return batch;
-  }
-  batch.after = run_.loader->cursor();
-  learner_.rows.read(batch.tokens, length_at(config_, step));
-  batch.first = upload(batch, 0);
-  return batch;
-}
-
-DeviceSequence Training::upload(const Batch& batch, std::size_t row) {
-  Region region(*run_.trace, Phase::data);
-  const std::size_t size = length_at(config_, batch.step) + 1;
-  return learner_.model.upload(*run_.trace, Sequence::of(batch.tokens.subspan(row * size, size)),
-                               windows_at(config_, batch.step));
-}
-
 void Training::forward_backward(const Batch& batch) {
   const auto await = [&](int layer) { learner_.optimizer.await_weights(*run_.trace, layer); };
   const auto take = [&](int layer) { learner_.optimizer.start_reduce_scatter(*run_.trace, layer, progress_.step); };
-  const std::size_t rows = batch.tokens.size() / (length_at(config_, batch.step) + 1);
+  const std::size_t rows = batch.rows(config_);
   const bool keeps = learner_.optimizer.keeps_gradients(batch.step);
   learner_.optimizer.begin_step(batch.step);
   for (std::size_t row = 0; row < rows; ++row) {
     Model<Real>::LayerHooks hooks;
     if (row == 0) hooks.enter = await;
     if (row + 1 == rows) hooks.leave = take;
-    const Model<Real>::Accumulate accumulate{row > 0, keeps || row > 0, learner_.optimizer.clears_gradients()};
-    const DeviceSequence sequence = row == 0 ? batch.first : upload(batch, row);
+    const Model<Real>::Accumulate accumulate{
+        .matrices = row > 0, .others = keeps || row > 0, .cleared = learner_.optimizer.clears_gradients()};
+    const DeviceSequence sequence = row == 0 ? batch.first : upload(run_, batch, row);
     learner_.optimizer.read_rows(*run_.trace, sequence, batch.step);
     learner_.model.forward_backward(*run_.trace, sequence, batch.step, accumulate, hooks);
   }
-}
-
-/// FLOPs of the ranks.
-double Training::step_work(long step) const {
-  return config_.train.sequences * flops_per_sequence(config_, learner_.table, step);
-}
-
-/// Of a step on as many tokens as a validation has; the ranks share its sequences.
-double Training::validation_work(long step) const {
-  const auto sequences = static_cast<long>(run_.data.validation_places.size());
-  const long rounds = (sequences + comm_.size() - 1) / comm_.size();
-  const double tokens = static_cast<double>(config_.validation.length) / length_at(config_, step);
-  return static_cast<double>(rounds * comm_.size()) * tokens * flops_per_sequence(config_, learner_.table, step);
-}
-
-/// Whether this rank sees that a run which goes on at the time `at`, after `done` steps, could not stop in time at its
-/// next decision: that is behind the validation where it `validates`, and in the next step where not. The last step has
-/// none, so that the validation behind it counts too. The first step of a start is made in any case, so that a chain of
-/// jobs gets on. The step takes `least_step` seconds at least.
-bool Training::out_of_time(double at, long done, bool validates, double least_step) {
-  const double limit = config_.stop.walltime_seconds;
-  if (limit == 0 || done == config_.train.steps || done == run_.progress.step) return false;
-  Foreseen ahead;
-  const bool last = done + 1 == config_.train.steps;
-  if (!validates) ahead.step = std::max(times_.step(step_work(done)), least_step);
-  if (validates || (last && validation_due(done + 1))) ahead.validation = times_.validation(validation_work(done));
-  const bool saves = validates ? done != saved_step_ : !last || config_.checkpoint.at_end;
-  if (saves) ahead.checkpoint = times_.checkpoint();
-  return must_stop(limit, at, ahead, context_.seconds_to_end());
-}
-
-/// The same within a step. On devices its end is ahead. Where a checkpoint is due, but no validation, the run saves in
-/// any case, and decides behind that.
-bool Training::out_of_time_in_step() {
-  const long done = progress_.step + 1;
-  const bool validates = validation_due(done);
-  if (config_.stop.walltime_seconds == 0 || (!validates && checkpoint_due(done))) return false;
-  const double now = context_.seconds_since_start(), elapsed = now - step_begin_;
-  const double whole = ops::on_host ? elapsed : std::max(elapsed, times_.step(step_work(progress_.step)));
-  return out_of_time(step_begin_ + whole, done, validates, elapsed);
 }
 
 /// Finds out, while the device works, what any rank has seen that should keep the run from its next step.
 void Training::exchange_requests() {
   const bool looks = gpus_.due(progress_.step + 1);
   std::vector<double> gpus;  // their states, in some steps
-  if (looks) gpus_.look(), gpus_.append_to(gpus);
-  Requests own{ahead_.failure != nullptr, run_.stop.poll(progress_.step + 1, context_.seconds_since_start())};
-  if (out_of_time_in_step()) own.stop = std::max(own.stop, StopReason::walltime);
+  if (looks) {
+    gpus_.look();
+    gpus_.append_to(gpus);
+  }
+  Requests own{.unread = ahead_.failure != nullptr,
+               .stop = run_.stop.poll(progress_.step + 1, context_.seconds_since_start())};
+  if (walltime_.stops_after_step(progress_.step + 1, step_begin_)) own.stop = std::max(own.stop, StopReason::walltime);
   if (run_.directory.displaced()) own.stop = StopReason::displaced;
   const Requests requests = agree(comm_, own, gpus);
-  unread_ = requests.unread, stop_reason_ = requests.stop;
+  unread_ = requests.unread;
+  stop_reason_ = requests.stop;
   if (!unread_ && ahead_.step > progress_.step) learner_.rows.exchange(comm_);
   if (looks) record_gpus(gpus);
 }
@@ -292,8 +221,10 @@ void Training::synchronise() {
   }
   learner_.tensor_comm.check();
   learner_.model.mlp_scales().share(comm_);
-  const StepResults results = add_up(comm_, {learner_.model.loss().value() / length_at(config_, progress_.step),
-                                             learner_.optimizer.gradient_squares(), learner_.optimizer.overflowed()});
+  const StepResults own{.loss = learner_.model.loss().value() / length_at(config_, progress_.step),
+                        .squares = learner_.optimizer.gradient_squares(),
+                        .overflowed = learner_.optimizer.overflowed()};
+  const StepResults results = add_up(comm_, own);
   loss_ = results.loss / config_.train.sequences;
   gradient_norm_ = std::sqrt(results.squares);
   if (!std::isfinite(loss_)) fail_not_finite(non_finite_text("loss", loss_), progress_.step + 1);
@@ -340,11 +271,6 @@ void Training::keep_checkpoints() {
   run_.checkpoints.move_to(comm_.broadcast(run_.directory.checkpoints()));
 }
 
-bool Training::validation_due(long step) const {
-  if (run_.data.validation_places.empty()) return false;
-  return step == config_.train.steps || (config_.validation.every > 0 && step % config_.validation.every == 0);
-}
-
 /// Where the sequences cannot be read, the run ends with a checkpoint.
 void Training::validate() {
   Region region(*run_.trace, Phase::validation);
@@ -360,14 +286,9 @@ void Training::validate() {
   }
   context_.sample_device_memory();
   const double seconds = context_.seconds_since_start() - begin;
-  times_.add_validation(seconds, validation_work(progress_.step));
+  walltime_.add_validation(progress_.step, seconds);
   run_log_.write_validation(progress_, loss, seconds);
   if (!std::isfinite(loss)) fail_not_finite(non_finite_text("validation loss", loss), progress_.step);
-}
-
-bool Training::checkpoint_due(long step) const {
-  if (step == config_.train.steps) return config_.checkpoint.at_end;
-  return config_.checkpoint.every > 0 && step % config_.checkpoint.every == 0;
 }
 
 /// Does nothing where no step has been made since the last checkpoint.
@@ -381,7 +302,7 @@ void Training::save() {
   try {
     const std::string file = write_checkpoint();
     saved_step_ = progress_.step;
-    times_.add_checkpoint(context_.seconds_since_start() - begin);
+    walltime_.add_checkpoint(context_.seconds_since_start() - begin);
     run_.log.line(fmt::format("checkpoint {}", file));
   } catch (const Error& error) {
     const bool last = finished() || stop_reason_ != StopReason::none;
@@ -420,19 +341,11 @@ ExitCode Training::finish() {
   run_.log.line(closing_lines(summary));
   if (displaced()) fail_displaced();
   if (finished()) return ExitCode::ok;
-  if (stop_reason_ == StopReason::walltime) run_.log.line(walltime_line());
+  if (stop_reason_ == StopReason::walltime) run_.log.line(walltime_.line(progress_.step));
   const bool continues = config_.checkpoint.restart == "auto";
   run_.log.line(fmt::format("stopped at step {}: {}; run the same command again{} to continue", progress_.step,
                             stop_reason_text(stop_reason_), continues ? "" : " with checkpoint.restart=auto"));
   return ExitCode::requeue;
-}
-
-std::string Training::walltime_line() const {
-  return fmt::format(
-      "{:.1f} s of stop.walltime_seconds = {} are over: a step takes up to {:.2f} s, a validation {:.2f} s, "
-      "a checkpoint {:.2f} s",
-      context_.seconds_since_start(), config_.stop.walltime_seconds, times_.step(step_work(progress_.step)),
-      times_.validation(validation_work(progress_.step)), times_.checkpoint());
 }
 
 void Training::fail_displaced() {

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "src/data/data.hpp"
+#include "src/data/shard_file.hpp"
 #include "src/data/token_origin.hpp"
 #include "src/optimizer/hyperparameters.hpp"
 #include "src/run/checkpoint.hpp"

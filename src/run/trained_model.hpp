@@ -22,19 +22,20 @@ Config trained_config(const CheckpointHeader& header, const std::string& path,
 /// Error(usage) where none is given and the vocabulary is another, or the given one is not in it.
 kernels::Token end_of_text_of(const std::string& checkpoint, const Config& config, std::optional<int> given);
 
-/// The tensors /weights/<name> of the table, whole and without memory.
+/// Slabs for all tensors /weights/<name> of the table, each with all rows, and without memory.
 std::vector<Slab<float>> weight_slabs(const ParameterTable& table);
 
-/// Throws Error(checkpoint) where the checkpoint's fingerprint is not that of the model which its deck describes.
+/// Throws Error(checkpoint) where the checkpoint's fingerprint is not that of the model in its deck, whose table this
+/// is.
 void require_own_model(const CheckpointHeader& header, const ParameterTable& table, const std::string& path);
 
-/// Throws Error(data) where the checkpoint of `path` records another tokenizer than this one, of the file `table`, or
-/// where its model has fewer tokens. Where the checkpoint records none, prints a warning if `warns` and the vocabulary
-/// or the end-of-text token of its training is another.
+/// Throws Error(data) where the checkpoint `path` records another tokenizer than this one, which is read from the file
+/// `table`, or where its model has fewer tokens. Where the checkpoint records no tokenizer, but another vocabulary or
+/// end-of-text token, prints a warning if `warns`.
 void require_own_tokenizer(const CheckpointHeader& header, const Config& config, const std::string& path,
                            const Tokenizer& tokenizer, const std::string& table, bool warns = true);
 
-/// What a model is built from (src/model/model.hpp) that only validates or continues text.
+/// What a Model is built from that only validates or continues text.
 struct TrainedWeights {
   /// Collective. Every rank reads all weights and verifies their checksums. `config`: trained_config() of the
   /// checkpoint. Throws Error(checkpoint), Error(internal) where memory is short.

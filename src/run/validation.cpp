@@ -10,13 +10,13 @@ namespace nanorun {
 double validate(Comm& comm, Trace& trace, Model<Real>& model, const RunData& data, const Config& config, long step,
                 const std::function<void(std::span<const Token> targets)>& seen) {
   std::vector<Token> row(config.validation.length + 1);
-  std::vector<double> losses(data.validation_places.size());  // added up in the order of the stream on any rank count
+  std::vector<double> losses(data.validation_starts.size());  // added up in the order of the stream on any rank count
   ShardReader reader;
   comm.together([&] {
     for (std::size_t j = comm.rank(); j < losses.size(); j += comm.size()) {
-      const Cursor& place = data.validation_places[j];
+      const Cursor& start = data.validation_starts[j];
       by_name(comm, [&] {
-        reader.read(data.validation.opened[place.shard], place.offset, row,
+        reader.read(data.validation.opened[start.shard], start.offset, row,
                     static_cast<std::uint64_t>(config.model.vocabulary));
       });
       const Sequence sequence = Sequence::of(row);

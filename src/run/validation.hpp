@@ -12,10 +12,9 @@
 
 namespace nanorun {
 
-/// Collective. Mean loss of the sequences at data.validation_places, which are dealt to the ranks in turn; the same
-/// number on any count of ranks that computes the same loss of each sequence, as the model is before `step`.
-/// `seen` is called with the targets of each of this rank's sequences. Throws Error(data) on all ranks alike
-/// where they cannot be read.
+/// Collective. Mean loss of the validation sequences with the model before `step`. The ranks share the sequences; the
+/// losses are summed in the order of the sequences, whatever the number of ranks. `seen` is called with the targets of
+/// each of this rank's sequences. Throws Error(data) on all ranks alike where a sequence cannot be read.
 double validate(Comm& comm, Trace& trace, Model<Real>& model, const RunData& data, const Config& config, long step,
                 const std::function<void(std::span<const Token> targets)>& seen = {});
 

@@ -40,13 +40,13 @@ class TextDocument : public Documents {
     }
     used_ = cut == 0 ? window_.size() : cut;
     at_ += used_;
-    return Part{std::string_view(window_).substr(0, used_), begins, at_ == size_};
+    return Part{.text = std::string_view(window_).substr(0, used_), .begins = begins, .ends = at_ == size_};
   }
 
-  std::string place() const override { return path_; }
+  std::string location() const override { return path_; }
 
  private:
-  /// Of the bytes that the window has, in the file.
+  /// Where the bytes of the window end in the file.
   std::uint64_t end() const { return at_ + window_.size(); }
 
   void read_more() {
@@ -61,7 +61,7 @@ class TextDocument : public Documents {
   std::uint64_t size_;
   std::uint64_t at_ = 0;  ///< where the next part begins
   std::string window_;    ///< the part that next() returned, and what follows it
-  std::size_t used_ = 0;  ///< bytes of that part
+  std::size_t used_ = 0;  ///< bytes of the part that next() returned
   bool first_ = true;
 };
 

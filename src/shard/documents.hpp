@@ -16,27 +16,27 @@ class Documents {
 
   struct Part {
     std::string_view text;  ///< valid until the next call; ends where the document ends or a tokenizer may cut it
-    bool begins;            ///< a document
-    bool ends;              ///< the document
+    bool begins;            ///< the part begins a document
+    bool ends;              ///< the part ends a document
   };
-  /// The next part; nothing at the end. Throws Error(data) that names the file and, of JSON Lines, the line; with
-  /// Cause::damage for a document that is at fault, behind which the next call goes on.
+  /// The next part; absent at the end. Throws Error(data) that names the file and, of JSON Lines, the line; with
+  /// Cause::damage if a document is at fault, after which the next call goes on.
   virtual std::optional<Part> next() = 0;
   /// File, and line of JSON Lines, of the part that next() returned last, for messages.
-  virtual std::string place() const = 0;
-  /// The line for which next() threw last, where it was no JSON; else empty. Valid until the next call.
+  virtual std::string location() const = 0;
+  /// The line for which next() threw last, if it was no JSON; else empty. Valid until the next call.
   virtual std::string_view refused() const { return {}; }
-  /// Characters in the texts of JSON Lines that U+FFFD has replaced so far: those that are not UTF-8, and halves of
-  /// surrogate pairs.
+  /// Number of characters in the texts of JSON Lines that U+FFFD has replaced so far: those that are not UTF-8, and
+  /// halves of surrogate pairs.
   virtual std::uint64_t replaced() const { return 0; }
 };
 
 /// A file that is one document.
 std::unique_ptr<Documents> open_text_document(const std::string& path);
 
-/// A document a line, the string under the key `field` of the JSON object that the line holds; of the lines that begin
-/// at bytes [first, last). Lines of blanks alone are passed over. A line ends in LF, CR, or both. Beyond JSON, NaN,
-/// Infinity and numbers of any size are taken as values of other keys, and U+FFFD stands for characters that are none.
+/// The documents of the lines that begin at bytes [first, last): each line holds a JSON object, whose string under the
+/// key `field` is a document. Lines of blanks alone are passed over. A line ends in LF, CR, or both. Beyond JSON, other
+/// keys may have NaN, Infinity and numbers of any size, and U+FFFD takes the place of what is not UTF-8.
 std::unique_ptr<Documents> open_json_lines(const std::string& path, const std::string& field, std::uint64_t first,
                                            std::uint64_t last);
 

@@ -42,8 +42,8 @@ class LineReader {
       const std::size_t searched = read_more();
       too_long_ = buffer_.size() > max_json_line + read_bytes_at_once;
       if (too_long_)
-        throw Error(ExitCode::data, fmt::format("{}: longer than {} bytes", place(), max_json_line), Scope::this_rank,
-                    Cause::damage);
+        throw Error(ExitCode::data, fmt::format("{}: longer than {} bytes", location(), max_json_line),
+                    Scope::this_rank, Cause::damage);
       end = find_end(searched);
     }
     if (end == buffer_.npos) end = buffer_.size();
@@ -53,7 +53,7 @@ class LineReader {
   }
 
   /// File and line of what next() returned last. Reads the file up to there.
-  std::string place() const {
+  std::string location() const {
     std::vector<char> bytes;
     while (numbered_.at < line_) {
       bytes.resize(std::min(read_bytes_at_once, line_ - numbered_.at));
@@ -97,10 +97,10 @@ class LineReader {
     return had;
   }
 
-  /// The number of the line at a byte of the file.
+  /// A byte of the file, and the number of its line.
   struct Numbered {
     std::uint64_t at = 0, line = 1;
-    char before = '\n';  ///< the byte before that
+    char before = '\n';  ///< the byte before it
   };
 
   std::string path_;
@@ -108,10 +108,10 @@ class LineReader {
   std::uint64_t size_, last_;
   std::uint64_t base_;      ///< where the buffer lies in the file
   std::uint64_t line_ = 0;  ///< where the line that next() returned begins
-  std::size_t begin_ = 0;   ///< of the next line in the buffer
-  bool too_long_ = false;   ///< the line there is, and was refused
+  std::size_t begin_ = 0;   ///< where the next line begins in the buffer
+  bool too_long_ = false;   ///< the line at begin_ was refused, since it is too long
   std::string buffer_;
-  mutable Numbered numbered_;  ///< the line that place() was asked for last
+  mutable Numbered numbered_;  ///< up to where location() has counted lines
 };
 
 /// Finds the string under a key of an object, and keeps nothing else of what the parser meets.
@@ -242,13 +242,13 @@ class JsonLines : public Documents {
       const std::string fault = finder_.search(*line);
       refused_ = finder_.is_json() ? std::string_view() : *line;
       if (!fault.empty())
-        throw Error(ExitCode::data, fmt::format("{}: {}", place(), fault), Scope::this_rank, Cause::damage);
-      return Part{finder_.text(), true, true};
+        throw Error(ExitCode::data, fmt::format("{}: {}", location(), fault), Scope::this_rank, Cause::damage);
+      return Part{.text = finder_.text(), .begins = true, .ends = true};
     }
     return std::nullopt;
   }
 
-  std::string place() const override { return lines_.place(); }
+  std::string location() const override { return lines_.location(); }
   std::string_view refused() const override { return refused_; }
   std::uint64_t replaced() const override { return finder_.replaced(); }
 

@@ -9,7 +9,7 @@
 #include "src/base/error.hpp"
 #include "src/base/output_file.hpp"
 #include "src/comm/shared_files.hpp"
-#include "src/data/data.hpp"
+#include "src/data/shard_file.hpp"
 #include "src/shard/shard_plan.hpp"
 #include "src/storage/bin_file.hpp"
 #include "src/storage/h5.hpp"
@@ -32,7 +32,7 @@ void name_shards(std::vector<ShardPlan>& plans, const std::string& output) {
   }
 }
 
-/// Shards in the directory of OUTPUT that a command of this OUTPUT makes or may have made.
+/// Names of the shards in the directory of `output` that a command with this output makes or may have made.
 std::vector<std::string> shards_of(const std::string& output) {
   const std::string stem = stem_of(output), name = name_of(stem);
   std::vector<std::string> shards;
@@ -46,8 +46,8 @@ std::vector<std::string> shards_of(const std::string& output) {
   return shards;
 }
 
-/// Throws where shards of an earlier OUTPUT of this name would stay beside the new ones: a pattern in a deck that
-/// matches these matches them too. They are the user's to remove.
+/// Throws where other shards of an earlier command with this output would stay beside the new ones: a pattern in a deck
+/// that matches these matches those, too. Only the user knows whether they can be removed.
 void require_no_others(const std::vector<ShardPlan>& plans, const std::string& output) {
   std::set<std::string> planned;
   for (const ShardPlan& plan : plans) planned.insert(name_of(plan.path));
@@ -67,7 +67,7 @@ struct Blocks {
   std::uint64_t last;
 };
 
-/// A rank's part of the blocks.
+/// This rank's part of the blocks.
 Blocks share(const Comm& comm, std::uint64_t blocks) {
   return {blocks * comm.rank() / comm.size(), blocks * (comm.rank() + 1) / comm.size()};
 }

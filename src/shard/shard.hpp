@@ -1,10 +1,13 @@
 #pragma once
-// Conversion of speedrun .bin files and plain text into HDF5 token shards, and back.
+// `nanorun shard`, `verify` and `export` of a shard: .bin files, text and JSON Lines become HDF5 token shards, and
+// shards .bin files.
 //
 // .bin: see src/storage/bin_file.
-// Text: one document per file; the end-of-text token 256, then the file's bytes as tokens 0..255; vocabulary 257.
-// Text through a tokenizer: one document per file, or per line of JSON Lines; the tokenizer's end-of-text token, then
-// the tokens of the text. The ranks encode shares of the documents; the shards do not depend on their number.
+// Text without a tokenizer: each file is a document, the end-of-text token 256 and then the file's bytes as tokens
+// 0..255; the vocabulary is 257.
+// Text with a tokenizer: each file, or each line of JSON Lines, is a document, the tokenizer's end-of-text token and
+// then the tokens of the text. Each rank encodes a share of the documents; the shards do not depend on the number of
+// ranks.
 
 #include <cstdint>
 #include <string>
@@ -15,6 +18,7 @@
 
 namespace nanorun {
 
+/// Options of `nanorun shard`.
 struct ShardOptions {
   std::vector<std::string> inputs;  ///< .bin files, or text with `text` or `tokenizer`, in stream order
   std::string list;                 ///< file that names further inputs, one a line; empty: none
@@ -32,9 +36,9 @@ struct ShardOptions {
   bool skip_bad = false;                         ///< with `tokenizer`: pass over documents that cannot be encoded
 };
 
-/// Collective. The files that options.inputs and then options.list name, with those that match a name in place of one
-/// that is a pattern and no file. Rank 0 reads and looks. Throws Error on all ranks: usage for the list, data for a
-/// pattern that nothing matches.
+/// Collective. The files that options.inputs and then options.list name. A name of no file that is a glob pattern
+/// stands for the files that match. Rank 0 looks for the files. Throws Error on all ranks: usage for the list, data for
+/// a pattern that nothing matches.
 std::vector<std::string> find_inputs(Comm& comm, const ShardOptions& options);
 
 /// Writes the shards of options.inputs in parallel over the ranks (written as FILE.h5.partial, renamed when complete);
@@ -44,16 +48,16 @@ std::vector<std::string> find_inputs(Comm& comm, const ShardOptions& options);
 /// same output would stay beside the new ones.
 std::vector<std::string> make_shards(Comm& comm, const ShardOptions& options);
 
-/// One shard to a .bin file, byte for byte what it was made from; a shard made from text gets a plain header. Verifies
-/// what it copies. Written as FILE.partial, renamed when complete. Throws Error(data) for the shard, and Error(output)
-/// for `bin`, also where it exists and `force` does not say that it may be replaced. One rank calls this.
+/// For one rank. Copies a shard into a .bin file, which equals the one that the shard was made from; a shard of text
+/// gets a header without further words. Verifies what it copies. Written as FILE.partial, renamed when complete. Throws
+/// Error(data) for the shard, and Error(output) for `bin`, also where that exists and is not to be replaced by `force`.
 void export_shard(const std::string& shard, const std::string& bin, bool force = false);
 
-/// What a file of the program says it is: its root attribute format, "" where it has none. Throws Error(data) where the
-/// file cannot be opened as HDF5.
+/// The root attribute `format` of a file, by which the program's files say what they are; "" where it has none. Throws
+/// Error(data) where the file cannot be opened as HDF5.
 std::string read_format(const std::string& path);
 
-/// Verifies every block's checksum and every token id of a shard, the blocks spread over the ranks. Collective. Throws
+/// Collective. Verifies every block's checksum and every token id of a shard; the ranks share the blocks. Throws
 /// Error(data) on all ranks, naming file and position.
 void verify_shard(Comm& comm, const std::string& path);
 

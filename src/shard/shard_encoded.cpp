@@ -1,4 +1,4 @@
-// Shards from text in the tokens of a tokenizer.
+// Shards of text that a tokenizer encodes.
 
 #include <algorithm>
 #include <map>
@@ -18,9 +18,9 @@ namespace nanorun {
 
 namespace {
 
-constexpr std::uint64_t round_bytes = std::uint64_t{1} << 26;  ///< that a rank encodes before it hears of the others
+constexpr std::uint64_t round_bytes = std::uint64_t{1} << 26;  ///< that a rank encodes between two collectives
 
-/// A file of tokens beside the output, for this command alone, which removes it in the end.
+/// A file of tokens beside the output, of this command alone. The destructor removes it.
 class ScratchFile {
  public:
   static std::string path(const std::string& output, int rank) { return partial_of(name(output, rank)); }
@@ -84,8 +84,8 @@ struct Skipped {
   static constexpr std::size_t most_kinds = 1000;
 
   std::uint64_t count = 0;
-  std::string reasons;                         ///< of the first ones, a line for each, which begins with the place
-  std::map<std::string, std::uint64_t> kinds;  ///< documents of each file and kind of reason
+  std::string reasons;                         ///< a line for each of the first ones; begins with file and line
+  std::map<std::string, std::uint64_t> kinds;  ///< number of documents by file and kind of reason
 
   void add(const std::string& path, const std::string& reason) {
     if (count++ < most_listed) reasons += printable(reason) + "\n";
@@ -112,15 +112,15 @@ std::map<std::string, std::uint64_t> sum_kinds(const std::vector<std::string>& o
   return kinds;
 }
 
-/// What a rank makes of its share.
+/// Encodes the share of a rank.
 class Encoder {
  public:
   /// Collective.
   Encoder(Comm& comm, const ShardOptions& options, Tokenizer& tokenizer)
       : share_(comm, options), tokenizer_(tokenizer), skips_(options.skip_bad) {}
 
-  /// Encodes some parts; returns whether more is left. Throws Error(data) for a document that cannot be encoded, unless
-  /// such are passed over.
+  /// Encodes up to round_bytes further bytes; returns whether more are left. Throws Error(data) for a document that
+  /// cannot be encoded, unless such documents are passed over.
   bool encode_round(ScratchFile& scratch) {
     for (std::uint64_t done = 0; done < round_bytes;) {
       try {
@@ -157,7 +157,8 @@ class Encoder {
       scratch.write(tokenizer_.encode(part.text));
     } catch (const Error& error) {
       if (error.code() != ExitCode::data) throw;
-      throw Error(ExitCode::data, fmt::format("{}: {}", share_.place(), error.what()), Scope::this_rank, Cause::damage);
+      throw Error(ExitCode::data, fmt::format("{}: {}", share_.location(), error.what()), Scope::this_rank,
+                  Cause::damage);
     }
     if (part.ends) complete_ = scratch.count();
   }
@@ -165,8 +166,8 @@ class Encoder {
   DocumentShare share_;
   Tokenizer& tokenizer_;
   const bool skips_;
-  std::uint64_t complete_ = 0;  ///< tokens of whole documents
-  bool drops_ = false;          ///< what follows of the document that was passed over
+  std::uint64_t complete_ = 0;  ///< number of tokens of complete documents
+  bool drops_ = false;          ///< drops the further parts of a document that was passed over
   Skipped skipped_;
 };
 
@@ -237,11 +238,11 @@ class ScratchStream {
 
  private:
   std::unique_ptr<ScratchFile> own_;
-  std::vector<std::string> paths_;     ///< of each rank
-  std::vector<std::uint64_t> starts_;  ///< first token of each, and the end of the last
+  std::vector<std::string> paths_;     ///< the files, by rank
+  std::vector<std::uint64_t> starts_;  ///< number of the first token of each file, and the end of the last one
 };
 
-/// Collective. Throws on all ranks where one cannot load the tokenizer, or has another than rank 0.
+/// Collective. Throws on all ranks where a rank cannot load the tokenizer, or has another one than rank 0.
 Tokenizer load_tokenizer(Comm& comm, const std::string& path) {
   std::optional<Tokenizer> tokenizer;
   comm.together([&] { tokenizer.emplace(path); });

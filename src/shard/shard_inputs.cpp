@@ -1,4 +1,4 @@
-// The files that a command line and a list name.
+// Finds the input files of nanorun shard, which the command line and a list name.
 
 #include <algorithm>
 
@@ -13,7 +13,7 @@ namespace {
 
 constexpr std::uint64_t max_list_bytes = std::uint64_t{1} << 26;  ///< millions of paths
 
-/// The lines of a list. Other systems begin a text with a mark and end its lines in CR and LF.
+/// The lines of a list. On other systems a text may begin with a byte order mark, and its lines end in CR and LF.
 std::vector<std::string> listed_files(const std::string& list) {
   const std::string text = read_input(list, max_list_bytes, ExitCode::usage);
   const auto refuse = [&](const std::string& reason) {

@@ -1,4 +1,4 @@
-// What the texts of an import are, before the work.
+// Looks at the texts that become shards before the work begins.
 
 #include <algorithm>
 #include <optional>
@@ -22,7 +22,7 @@ constexpr double most_invalid = 0.005;  ///< share of a file's characters
 constexpr std::uint64_t few_invalid_of_jsonl = 10;
 /// A few control characters are no sign of a binary file.
 constexpr std::uint64_t few_controls = 10;
-constexpr std::size_t most_lines = 20;  ///< of a report
+constexpr std::size_t most_lines = 20;  ///< that a report has for files
 
 /// What the characters of each file are, by its number; of JSON Lines those of the texts, and all of a line that is no
 /// JSON.
@@ -71,7 +71,7 @@ class FileInspector {
   FileInspector(Comm& comm, const ShardOptions& options)
       : options_(options), found_(options.inputs.size()), index_(comm.rank()), stride_(comm.size()) {}
 
-  /// Reads on; returns whether more is left. Throws Error(data).
+  /// Reads up to round_bytes further bytes; returns whether more are left. Throws Error(data).
   bool read_round() {
     constexpr std::uint64_t round_bytes = std::uint64_t{1} << 28;  // that a rank reads before it hears of the others
     std::string part;

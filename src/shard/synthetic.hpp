@@ -21,10 +21,10 @@ class SyntheticText {
   /// Token ids are below `vocabulary`, which is at least 2; documents begin with `end_of_text`.
   SyntheticText(std::uint64_t vocabulary, std::uint64_t end_of_text, std::uint64_t seed);
 
-  /// Fills `tokens` with those of the endless stream from token `first` on.
+  /// Fills `tokens` with those of the endless stream that begin at its token `first`.
   void read(std::uint64_t first, std::span<kernels::Token> tokens) const;
 
-  /// Of the tokens within documents, in nats per token: the loss of a model that knows P(x | t).
+  /// Entropy of the tokens within documents, in nats per token: the loss of a model that knows P(x | t).
   double entropy_rate() const;
 
  private:

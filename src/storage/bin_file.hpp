@@ -21,7 +21,7 @@ inline constexpr std::uint64_t bin_end_of_text = 50256;
 
 using BinHeader = std::array<std::int32_t, bin_header_words>;
 
-/// The first bytes of a regular file, by which known_format() tells what it is. Throws Error(data).
+/// The first known_format_bytes bytes of a regular file, for known_format(). Throws Error(data).
 std::string head_of_file(const std::string& path);
 
 /// Whether a regular file begins like a .bin file. Throws Error(data) where it cannot be read.

@@ -25,10 +25,9 @@
 
 namespace nanorun::h5 {
 
-/// Comes before MPI_Init and every use of HDF5; `argv` is that of main(). A process that was started to examine a file,
-/// see src/storage/h5_structure.hpp, does that here and ends. HDF5's own end of the library, which MPI_Finalize or the
-/// end of the program would call, crashes where a file could not be closed, so it is left out: the program closes what
-/// it opens.
+/// Called before MPI_Init and every use of HDF5; `argv` is that of main(). A process that was started to examine a file
+/// (src/storage/h5_structure.hpp) does that here and ends. HDF5 does not shut itself down at the end of the program or
+/// in MPI_Finalize, since it would crash where a file could not be closed: the program closes what it opens.
 void start(char** argv);
 
 /// Owns one HDF5 identifier of any class.
@@ -80,7 +79,7 @@ std::uint64_t checksum(std::span<const T> data, std::uint64_t first) {
   return sum;
 }
 
-/// Of the bytes of a text.
+/// The checksum of the bytes of a text.
 inline std::uint64_t checksum(const std::string& text) {
   return checksum(std::span(reinterpret_cast<const std::uint8_t*>(text.data()), text.size()), 0);
 }
@@ -114,11 +113,11 @@ class File {
   bool exists(const std::string& object) const;
   /// Names of the members of a group, sorted.
   std::vector<std::string> members(const std::string& group) const;
-  /// Of a dataset whose elements stand one after the other in the file; any other, as in chunks, throws. So does one,
-  /// of a file opened with open(), that claims more elements than the file has room for. One with an empty axis has no
-  /// elements, and its other axes may be of any size.
+  /// The shape of a contiguous dataset. Throws for one that is stored otherwise, as in chunks, and in a file opened
+  /// with open() also for one that claims more elements than the file can hold, so that callers may take memory for
+  /// them.
   Extent shape(const std::string& dataset) const;
-  /// The same of a dataset that may be in chunks.
+  /// shape() of a dataset that may be stored in chunks.
   Extent growing_shape(const std::string& dataset) const;
 
   /// A fixed-size dataset of T; missing parent groups are created.
@@ -129,14 +128,15 @@ class File {
   void create_growing_dataset(const std::string& name, const Extent& shape, std::uint64_t chunk_rows);
   void resize(const std::string& dataset, const Extent& shape);
 
-  /// Slabs [start, start + count) of a dataset that holds exactly T; data is row-major with one element for each
-  /// element of the slab. A slab outside the dataset throws.
+  /// Write or read the slab [start, start + count) of a dataset, whose elements must be of type T. `data` is row-major
+  /// and has as many elements as the slab. A slab outside the dataset throws.
   template <class T>
   void write(const std::string& dataset, const Extent& start, const Extent& count, std::span<const T> data);
   template <class T>
   void read(const std::string& dataset, const Extent& start, const Extent& count, std::span<T> data) const;
 
-  /// Attributes hold one value; an existing one is replaced. Text is at most 64,000 bytes without zero bytes.
+  /// An attribute holds one value. Writing replaces an attribute of that name. Text has at most 64,000 bytes, none of
+  /// them zero.
   void write_attribute(const std::string& object, const std::string& name, const std::string& value);
   void write_attribute(const std::string& object, const std::string& name, std::uint64_t value);
   void write_attribute(const std::string& object, const std::string& name, double value);
@@ -147,12 +147,13 @@ class File {
   /// The root's attribute `format`, by which the program's files say what they are; empty where there is none.
   std::string format() const;
 
-  /// Opens all groups, datasets and attributes, whatever HDF5 says of them, and reads a number of each dataset.
+  /// Opens all groups, datasets and attributes, and reads an element of each dataset. Ignores errors that HDF5 reports:
+  /// see src/storage/h5_structure.hpp.
   void examine() const;
 
-  /// Gives all that was written to the system, and reports what it did not take.
+  /// Hands all that was written to the operating system; throws where that fails.
   void flush();
-  /// The same, and closes the file; the destructor closes silently.
+  /// Flushes and closes the file. The destructor closes without reporting errors.
   void close();
 
  private:
@@ -190,7 +191,7 @@ class File {
   ExitCode code_;
   Mode mode_;
   Sharing sharing_;
-  mutable std::set<std::string> groups_;  ///< that find() has seen: looking for their members looks for them no more
+  mutable std::set<std::string> groups_;  ///< groups that find() has found, which it need not look up again
 };
 
 }  // namespace nanorun::h5

@@ -3,6 +3,7 @@
 
 #include <hdf5.h>
 
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -26,16 +27,20 @@ struct Call {
 
 /// Why the last HDF5 call failed.
 struct Reason {
-  std::string text;        ///< its innermost message, on one line; empty if the call succeeded
+  std::string text;        ///< HDF5's innermost message, on one line; empty if the call succeeded
   bool of_system = false;  ///< a call of the operating system or of MPI failed, or memory was short
-  int error = 0;           ///< number of the system's error; 0 where HDF5 tells none
+  int error = 0;           ///< errno of that call; 0 where HDF5 does not tell it
 };
 Reason last_reason();
 
-/// Of the library that runs, "1.10.8".
+/// What `open` returns. Tries again for a second where it fails for a moment, as a signal or a network file system may
+/// make it.
+hid_t open_patiently(const std::function<hid_t()>& open);
+
+/// The version of the library that runs, "1.10.8".
 std::string version();
 
-/// As messages name them: "text", "big-endian uint16".
+/// Names of types for messages: "text", "big-endian uint16".
 std::string class_name(H5T_class_t type);
 std::string type_name(hid_t type);
 

@@ -1,5 +1,5 @@
 #pragma once
-// What the ranks that share a file agree on.
+// How ranks that share a file find out together that one of them cannot open it.
 
 #include <mpi.h>
 
@@ -21,10 +21,9 @@ struct Sharing {
   Watch watch;  ///< empty: nobody ends a call in which a rank has failed alone, and the others wait for ever
 };
 
-/// Collective; comes before collective calls of HDF5, which wait for a rank that has failed. Runs `look` on every rank:
-/// where it throws an Error on any, all throw the one of the lowest such rank, which is named with its node unless all
-/// have failed.
-/// With MPI_COMM_NULL this rank is alone.
+/// Collective. Runs `look` on every rank before collective calls of HDF5, which would wait for ever for a rank that has
+/// failed. Where `look` throws an Error on some ranks, all ranks throw the Error of the lowest of these; the message
+/// names that rank and its node unless all have failed. With MPI_COMM_NULL this rank is alone.
 void look_together(MPI_Comm comm, const std::function<void()>& look);
 
 }  // namespace nanorun::h5

@@ -1,8 +1,8 @@
 #pragma once
-// What is looked at before HDF5 opens a file. In HDF5's older formats (superblocks of versions 0 and 1) nothing tells
-// HDF5 that the parts that describe a file are damaged, and it crashes on some of what they may then say. So a process
-// of its own opens such a file first: this program, started once more by posix_spawn, which unlike fork leaves memory
-// alone that devices of the network see. It starts neither MPI nor a device.
+// Checks of a file before HDF5 opens it. In HDF5's older formats (superblocks of versions 0 and 1) the structure of a
+// file has no checksums, and HDF5 crashes on some damaged ones. So a process of its own opens such a file first: this
+// program, started once more by posix_spawn, which unlike fork does not copy memory that is registered with the
+// network. That process starts neither MPI nor a device.
 
 #include <string>
 

@@ -22,13 +22,12 @@ namespace nanorun {
 
 struct TokenizerTable;
 
-/// What tokens were encoded with: Tokenizer::name() and checksum(), without a name nobody knows; and what is known of
-/// the tokens anyway.
+/// What shards and checkpoints record of the tokenizer of their tokens.
 struct TokenizerRecord {
-  std::string name;
-  std::uint64_t checksum = 0;
+  std::string name;                            ///< Tokenizer::name(); empty: not known
+  std::uint64_t checksum = 0;                  ///< Tokenizer::checksum(), beside a name
   std::uint64_t vocabulary = 0;                ///< 0: not known
-  std::optional<std::uint64_t> end_of_text{};  ///< nothing: not known
+  std::optional<std::uint64_t> end_of_text{};  ///< absent: not known
 };
 
 class Tokenizer {
@@ -51,10 +50,10 @@ class Tokenizer {
   Token end_of_text() const;
   /// "gpt2" for GPT-2's own table, else "bpe-" and the vocabulary.
   const std::string& name() const;
-  /// Of the bytes of all tokens and the end-of-text token: the same for a table whatever file it comes from.
+  /// Checksum of the bytes of all tokens and of the end-of-text token, which does not depend on the format of the file.
   std::uint64_t checksum() const;
   TokenizerRecord record() const { return {name(), checksum(), vocabulary(), end_of_text()}; }
-  /// Of a file of ranks with the one merge that makes each token.
+  /// The table of the file; with a file of ranks each token has the one merge that makes it.
   const TokenizerTable& table() const;
 
   static constexpr std::size_t max_piece = std::size_t{1} << 24;

@@ -14,7 +14,7 @@ namespace nanorun {
 struct AddedToken {
   std::string text;  ///< not empty; last_cut() is nowhere within it
   Token id;
-  bool normalized;  ///< sought where no token without this mark has been found
+  bool normalized;  ///< cut out only after all tokens without this mark
 };
 
 /// Cuts texts at the added tokens as Hugging Face's tokenizers library does where nothing is normalized: first at

@@ -1,5 +1,5 @@
 #pragma once
-// Texts as GPT-2 takes them apart before it merges bytes: into words, numbers, punctuation and blanks.
+// Cuts texts into pieces, as GPT-2 does before it merges bytes: words, numbers, punctuation and blanks.
 
 #include <memory>
 #include <string>
@@ -17,7 +17,7 @@ class Splitter {
   Splitter(Splitter&&) noexcept;
   Splitter& operator=(Splitter&&) noexcept;
 
-  /// Bytes of the first piece of a text, which is not empty and is UTF-8. Time is linear in them.
+  /// Number of bytes of the first piece of a text, which must be UTF-8 and not empty. Takes time linear in this number.
   std::size_t first(std::string_view text);
 
  private:

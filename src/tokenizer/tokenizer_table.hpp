@@ -22,11 +22,11 @@ struct Merge {
 
 struct TokenizerTable {
   std::vector<std::string> tokens;  ///< bytes of each, by id; 1 to max_vocabulary of them
-  std::array<Token, 256> bytes{};   ///< the token of each byte
+  std::array<Token, 256> bytes{};   ///< for each byte the token that spells it
   std::vector<Merge> merges;        ///< no pair comes twice, the lowest rank first
   Token end_of_text = 0;
-  std::vector<AddedToken> added;  ///< without the end-of-text token, which text does not spell
-  bool whole_pieces = false;      ///< a piece that is a token is that token, without merging
+  std::vector<AddedToken> added;  ///< except the end-of-text token, which no text becomes
+  bool whole_pieces = false;      ///< a piece that spells a token becomes that token, without merging
   bool from_json = false;         ///< the file was a tokenizer.json
 };
 
@@ -57,7 +57,7 @@ std::array<std::uint8_t, 256> gpt2_byte_order();
 /// text has other characters.
 bool spelled_bytes(std::string_view spelled, std::string& bytes);
 
-/// The inverse.
+/// The inverse of spelled_bytes().
 std::string spelling_of(std::string_view bytes);
 
 /// Ids by a token's bytes or spelling.

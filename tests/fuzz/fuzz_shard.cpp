@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <vector>
 
-#include "src/data/data.hpp"
+#include "src/data/shard_file.hpp"
 #include "src/shard/shard.hpp"
 #include "tests/fuzz/fuzz.hpp"
 

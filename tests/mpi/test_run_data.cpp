@@ -58,8 +58,8 @@ TEST(RunData, ValidationSequencesLieOneAfterTheOther) {
   const SmallRun run(1000);
   const RunData data = run.open();
   EXPECT_EQ(data.end_of_text(), 0);
-  ASSERT_EQ(data.validation_places.size(), 3u);
-  for (std::uint64_t j = 0; j < 3; ++j) EXPECT_EQ(data.validation_places[j].offset, j * length);
+  ASSERT_EQ(data.validation_starts.size(), 3u);
+  for (std::uint64_t j = 0; j < 3; ++j) EXPECT_EQ(data.validation_starts[j].offset, j * length);
 }
 
 TEST(RunData, TooLittleValidationIsRefused) {
@@ -87,7 +87,9 @@ TEST(RunData, ShardsThatBeginDocumentsDifferentlyAreRefusedOnAllRanks) {
   SmallRun run(1000);
   run.config.data.train.push_back(run.add_shard("other", 100, vocabulary, 7));
   EXPECT_EQ(error_of([&] { run.open(); }),
-            (run.folder / "other.h5") + ": its end-of-text token is 7, that of " + (run.folder / "train.h5") + " is 0");
+            (run.folder / "other.h5") + ": its end-of-text token is 7, that of " + (run.folder / "train.h5") +
+                " is 0: documents of a run begin with one token, also with data.allow_other_tokenizer = true; make the "
+                "shards anew with one tokenizer, or leave out one of the two");
 }
 
 TEST(RunData, RanksReadTheirOwnSequencesOfAllSteps) {

@@ -5,7 +5,7 @@
 #include <filesystem>
 #include <optional>
 
-#include "src/data/data.hpp"
+#include "src/data/loader.hpp"
 #include "src/shard/shard.hpp"
 #include "src/shard/synthetic.hpp"
 #include "src/storage/h5.hpp"

@@ -374,7 +374,7 @@ TEST(Inputs, GradientScalesOfFp8BelongToTheLength) {
     const Config config = read_deck(name);
     EXPECT_EQ(config.head.precision, LmHeadChoice::fp8) << name;
     EXPECT_EQ(config.head.scale_g_length, config.train.length) << name;
-    EXPECT_TRUE(config.places.contains("head.scale_g_length")) << name;
+    EXPECT_TRUE(config.set_at.contains("head.scale_g_length")) << name;
   }
 }
 

@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "src/data/data.hpp"
+#include "src/data/shard_file.hpp"
 
 namespace nanorun {
 

@@ -178,15 +178,15 @@ TEST(Files, ALockOfAFileThatLosesItsNameLocksNothing) {
 
 TEST(Files, TheStateOfALockIsToldAndNoneIsKept) {
   const Zoo zoo;
-  EXPECT_EQ(lock_state(zoo.file, true, code), LockState::free);
-  EXPECT_EQ(lock_state(zoo.file, true, code), LockState::free);
+  EXPECT_EQ(lock_state(zoo.file, LockKind::exclusive, code), LockState::free);
+  EXPECT_EQ(lock_state(zoo.file, LockKind::exclusive, code), LockState::free);
   for (const int kind : {LOCK_SH, LOCK_EX}) {
     const Descriptor other = open_to_read(zoo.file, code);
     ASSERT_EQ(::flock(other.get(), kind), 0);
-    EXPECT_EQ(lock_state(zoo.file, true, code), LockState::held);
-    EXPECT_EQ(lock_state(zoo.file, false, code), kind == LOCK_SH ? LockState::free : LockState::held);
+    EXPECT_EQ(lock_state(zoo.file, LockKind::exclusive, code), LockState::held);
+    EXPECT_EQ(lock_state(zoo.file, LockKind::shared, code), kind == LOCK_SH ? LockState::free : LockState::held);
   }
-  EXPECT_EQ(error_of([&] { lock_state(zoo.absent, false, code); }),
+  EXPECT_EQ(error_of([&] { lock_state(zoo.absent, LockKind::shared, code); }),
             zoo.absent + ": cannot be opened: No such file or directory");
 }
 
@@ -226,6 +226,14 @@ TEST(Files, ListsAndGlobs) {
   EXPECT_EQ(glob_paths(zoo.directory + "/?", code),
             (std::vector<std::string>{zoo.directory + "/a", zoo.directory + "/b"}));
   EXPECT_EQ(glob_paths(zoo.absent + "/*", code), std::vector<std::string>());
+}
+
+TEST(Files, CanonicalPathsHaveNoLinksAsFarAsTheyExist) {
+  const Zoo zoo;
+  const std::string folder = canonical_path(zoo.directory + "/..", code);
+  EXPECT_EQ(canonical_path(zoo.link, code), folder + "/file");
+  EXPECT_EQ(canonical_path(zoo.directory + "/a/../b", code), folder + "/directory/b");
+  EXPECT_EQ(canonical_path(zoo.absent, code), folder + "/absent");
 }
 
 TEST(Files, SetAsideTakesTheFirstFreeNumber) {

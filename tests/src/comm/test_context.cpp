@@ -8,8 +8,8 @@
 namespace nanorun {
 namespace {
 
-DevicePlace place(const char* node, const char* identity, int visible = 8) {
-  DevicePlace made;
+RankDevice rank_device(const char* node, const char* identity, int visible = 8) {
+  RankDevice made;
   made.node = node;
   made.identity = identity;
   made.name = "NVIDIA H100";
@@ -18,34 +18,35 @@ DevicePlace place(const char* node, const char* identity, int visible = 8) {
 }
 
 /// Of a program with CUDA 13.0 and the newest driver for it.
-DevicePlace gpu(const char* name, int capability) {
-  DevicePlace made = place("n7", "u0");
+RankDevice gpu(const char* name, int capability) {
+  RankDevice made = rank_device("n7", "u0");
   made.name = name;
   made.capability = capability;
   made.driver = made.runtime = 13000;
   return made;
 }
 
-/// Message of the Error(usage, all_ranks); empty where the places pass.
-std::string refusal(const std::vector<DevicePlace>& places) {
-  return error_of([&] { require_own_devices(places); }, ExitCode::usage, Scope::all_ranks);
+/// Message of the Error(usage, all_ranks); empty where the devices pass.
+std::string refusal(const std::vector<RankDevice>& devices) {
+  return error_of([&] { require_own_devices(devices); }, ExitCode::usage, Scope::all_ranks);
 }
 
 TEST(Devices, OneRankPerDevicePasses) {
   EXPECT_EQ(refusal({}), "");
-  EXPECT_EQ(refusal({place("a", "u0")}), "");
-  EXPECT_EQ(refusal({place("a", "u0"), place("a", "u1"), place("b", "u2"), place("b", "u3")}), "");
+  EXPECT_EQ(refusal({rank_device("a", "u0")}), "");
+  EXPECT_EQ(refusal({rank_device("a", "u0"), rank_device("a", "u1"), rank_device("b", "u2"), rank_device("b", "u3")}),
+            "");
   // Each rank sees only its own.
-  EXPECT_EQ(refusal({place("a", "u0", 1), place("a", "u1", 1)}), "");
+  EXPECT_EQ(refusal({rank_device("a", "u0", 1), rank_device("a", "u1", 1)}), "");
   // The same text on another node is another device.
-  EXPECT_EQ(refusal({place("a", "u0"), place("b", "u0")}), "");
+  EXPECT_EQ(refusal({rank_device("a", "u0"), rank_device("b", "u0")}), "");
 }
 
-TEST(Devices, RanksOfCpuBuildsShareThem) { EXPECT_EQ(refusal({place("a", "", 1), place("a", "", 1)}), ""); }
+TEST(Devices, RanksOfCpuBuildsShareThem) { EXPECT_EQ(refusal({rank_device("a", "", 1), rank_device("a", "", 1)}), ""); }
 
 TEST(Devices, TwoRanksOnOneDeviceAreRefused) {
-  const std::string message = refusal(
-      {place("a", "u0", 2), place("a", "u1", 2), place("b", "u2", 2), place("a", "u0", 2), place("a", "u0", 2)});
+  const std::string message = refusal({rank_device("a", "u0", 2), rank_device("a", "u1", 2), rank_device("b", "u2", 2),
+                                       rank_device("a", "u0", 2), rank_device("a", "u0", 2)});
   for (const char* part : {"ranks 0, 3, 4 on node a ", "NVIDIA H100 u0", "of 2 that", "mpirun -n",
                            "srun --ntasks-per-node", "CUDA_VISIBLE_DEVICES"}) {
     EXPECT_NE(message.find(part), std::string::npos) << part << " is not in: " << message;
@@ -54,8 +55,8 @@ TEST(Devices, TwoRanksOnOneDeviceAreRefused) {
 }
 
 /// Message of the Error(usage) for rank 3; empty where its device passes.
-std::string refusal(const DevicePlace& place) {
-  return error_of([&] { require_usable_device(3, place); }, ExitCode::usage);
+std::string refusal(const RankDevice& device) {
+  return error_of([&] { require_usable_device(3, device); }, ExitCode::usage);
 }
 
 TEST(Devices, HopperPasses) {
@@ -77,7 +78,7 @@ TEST(Devices, OneWithoutCodeIsRefused) {
 
 TEST(Devices, OldDriverIsRefusedWhateverTheDevice) {
   // No device can be asked for through it.
-  DevicePlace old = place("n7", "", 0);
+  RankDevice old = rank_device("n7", "", 0);
   old.driver = 12040;
   old.runtime = 13000;
   EXPECT_EQ(refusal(old),
@@ -90,7 +91,7 @@ TEST(Devices, OldDriverIsRefusedWhateverTheDevice) {
 }
 
 TEST(Devices, DriverOfTheSameMajorVersionPasses) {
-  DevicePlace other = gpu("NVIDIA H100", 90);
+  RankDevice other = gpu("NVIDIA H100", 90);
   other.runtime = 13020;
   EXPECT_EQ(refusal(other), "");
   other.driver = 14000;
@@ -98,7 +99,7 @@ TEST(Devices, DriverOfTheSameMajorVersionPasses) {
 }
 
 TEST(Devices, NoDeviceIsRefused) {
-  DevicePlace none = place("n7", "", 0);
+  RankDevice none = rank_device("n7", "", 0);
   none.runtime = 13000;
   // Without a driver, and with one that finds or is shown no device.
   for (const int driver : {0, 13000}) {
@@ -107,25 +108,27 @@ TEST(Devices, NoDeviceIsRefused) {
   }
 }
 
-TEST(Devices, CpuBuildsPass) { EXPECT_EQ(refusal(place("n7", "", 1)), ""); }
+TEST(Devices, CpuBuildsPass) { EXPECT_EQ(refusal(rank_device("n7", "", 1)), ""); }
 
 TEST(Devices, IdleOnesAreSaid) {
-  EXPECT_EQ(idle_devices({place("a", "u0")}),
+  EXPECT_EQ(idle_devices({rank_device("a", "u0")}),
             "1 rank uses 1 of the 8 GPUs of this node; start one rank per GPU to use all");
-  EXPECT_EQ(idle_devices({place("a", "u0", 4), place("a", "u1", 4)}),
+  EXPECT_EQ(idle_devices({rank_device("a", "u0", 4), rank_device("a", "u1", 4)}),
             "2 ranks use 2 of the 4 GPUs of this node; start one rank per GPU to use all");
-  EXPECT_EQ(idle_devices({place("a", "u0", 2), place("a", "u1", 2), place("b", "u2", 2)}),
+  EXPECT_EQ(idle_devices({rank_device("a", "u0", 2), rank_device("a", "u1", 2), rank_device("b", "u2", 2)}),
             "3 ranks use 3 of the 4 GPUs of 2 nodes; start one rank per GPU to use all");
 }
 
 TEST(Devices, NothingIsSaidWhereAllAreUsed) {
   EXPECT_EQ(idle_devices({}), "");
-  EXPECT_EQ(idle_devices({place("a", "u0", 1)}), "");
-  EXPECT_EQ(idle_devices({place("a", "u0", 2), place("b", "u2", 2), place("a", "u1", 2), place("b", "u3", 2)}), "");
+  EXPECT_EQ(idle_devices({rank_device("a", "u0", 1)}), "");
+  EXPECT_EQ(idle_devices({rank_device("a", "u0", 2), rank_device("b", "u2", 2), rank_device("a", "u1", 2),
+                          rank_device("b", "u3", 2)}),
+            "");
   // Each rank sees only its own.
-  EXPECT_EQ(idle_devices({place("a", "u0", 1), place("a", "u1", 1)}), "");
+  EXPECT_EQ(idle_devices({rank_device("a", "u0", 1), rank_device("a", "u1", 1)}), "");
   // Ranks share a host.
-  EXPECT_EQ(idle_devices({place("a", "", 1), place("a", "", 1)}), "");
+  EXPECT_EQ(idle_devices({rank_device("a", "", 1), rank_device("a", "", 1)}), "");
 }
 
 TEST(Peaks, AreOfModelsByTheirFullNames) {
@@ -141,7 +144,7 @@ TEST(Peaks, AreOfModelsByTheirFullNames) {
 TEST(Peaks, AddUpOverTheRanks) {
   EXPECT_EQ(peak_flops({gpu("NVIDIA H200", 90), gpu("NVIDIA H100 PCIe", 90)}), 989.4e12 + 756e12);
   EXPECT_EQ(peak_flops({gpu("NVIDIA H200", 90), gpu("NVIDIA H200 NVL", 90)}), 0);
-  EXPECT_EQ(peak_flops(std::vector<DevicePlace>()), 0);
+  EXPECT_EQ(peak_flops(std::vector<RankDevice>()), 0);
 }
 
 TEST(Devices, NoneIsOpenAtFirst) {

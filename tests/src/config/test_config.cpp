@@ -218,7 +218,7 @@ TEST(Config, PlacesAreKeptOfTheKeysThatWereSet) {
   const Config config = parse_deck("[train]\nsteps = 5\nlength = 128\n", "d.toml", {"train.steps=7", "run.name=word"});
   const std::map<std::string, std::string> places = {
       {"train.steps", "override train.steps=7"}, {"train.length", "d.toml:3"}, {"run.name", "override run.name=word"}};
-  EXPECT_EQ(config.places, places);
+  EXPECT_EQ(config.set_at, places);
 }
 
 // The sizes whose products are taken, each at its upper bound.

@@ -48,7 +48,7 @@ TEST(ConfigRows, AreReadInTheirOrder) {
       {"stage.0", "d.toml:1"},         {"stage.0.share", "d.toml:2"},     {"stage.0.length", "d.toml:3"},
       {"stage.0.targets", "d.toml:4"}, {"train.steps", "d.toml:7"},       {"stage.1", "d.toml:9"},
       {"stage.1.share", "d.toml:10"},  {"stage.1.lr_factor", "d.toml:11"}};
-  EXPECT_EQ(parse_deck(two_stages, "d.toml", {}).places, places);
+  EXPECT_EQ(parse_deck(two_stages, "d.toml", {}).set_at, places);
 }
 
 TEST(ConfigRows, InlineTablesAreRowsToo) {
@@ -80,7 +80,7 @@ TEST(ConfigRows, AreOverridden) {
   EXPECT_EQ(config.stage[1].targets_end, std::vector<double>{0.5});
   EXPECT_EQ(config.group[0].tensors, Strings{"block.*.qkv"});
   EXPECT_EQ(config.group[0].lr, 0.25);
-  EXPECT_EQ(config.places.at("stage.0.length"), "override stage.0.length=1024");
+  EXPECT_EQ(config.set_at.at("stage.0.length"), "override stage.0.length=1024");
 }
 
 TEST(ConfigRows, OverridesNameARowThatIsThere) {

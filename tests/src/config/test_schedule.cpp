@@ -4,6 +4,7 @@
 
 #include <cmath>
 #include <numbers>
+#include <vector>
 
 namespace nanorun {
 namespace {
@@ -275,6 +276,39 @@ TEST(Schedule, YarnFollowsTheLongWindow) {
     EXPECT_NEAR(after.frequencies[j], f * (1.0 / 3 + kept * 2 / 3), 1e-12) << j;
   }
   EXPECT_GT(after.frequencies[0], 1.0 / 3);  // ten turns in a window: between the two
+}
+
+TEST(Schedule, ValidationsAreDueEverySoManyStepsAndAtTheEnd) {
+  Config config;
+  config.train.steps = 25;
+  config.validation.every = 10;
+  config.validation.tokens = 1024;
+  const auto due = [&] {
+    std::vector<long> steps;
+    for (long step = 0; step <= config.train.steps; ++step)
+      if (validation_due(config, step)) steps.push_back(step);
+    return steps;
+  };
+  EXPECT_EQ(due(), (std::vector<long>{0, 10, 20, 25}));
+  config.validation.every = 0;
+  EXPECT_EQ(due(), (std::vector<long>{25}));
+  config.validation.tokens = 0;
+  EXPECT_EQ(due(), (std::vector<long>{}));
+}
+
+TEST(Schedule, CheckpointsAreDueEverySoManyStepsAndWhereAskedForAtTheEnd) {
+  Config config;
+  config.train.steps = 20;
+  config.checkpoint.every = 10;
+  config.checkpoint.at_end = false;
+  EXPECT_TRUE(checkpoint_due(config, 10));
+  EXPECT_FALSE(checkpoint_due(config, 15));
+  EXPECT_FALSE(checkpoint_due(config, 20));
+  config.checkpoint.at_end = true;
+  EXPECT_TRUE(checkpoint_due(config, 20));
+  config.checkpoint.every = 0;
+  EXPECT_FALSE(checkpoint_due(config, 10));
+  EXPECT_TRUE(checkpoint_due(config, 20));
 }
 
 }  // namespace

@@ -358,6 +358,16 @@ TEST(Tokenizer, OtherFilesOfRanksAreRefused) {
   EXPECT_EQ(refusal(ranks + base64(std::string(513, 'a')) + " 257\n"), "line 258: a token of more than 512 bytes");
 }
 
+using Json = nlohmann::json;
+
+/// Refusal of a sound tokenizer.json after a change.
+template <class Change>
+std::string refusal_with(Change&& change) {
+  auto json = tokenizer_json("a b\nab c\n");
+  change(json);
+  return refusal(json.dump());
+}
+
 TEST(Tokenizer, OtherJsonIsRefused) {
   const std::string none = "no model of type BPE with vocab and merges: not a tokenizer.json of a byte-pair encoding";
   EXPECT_EQ(refusal("{}"), none);
@@ -370,27 +380,49 @@ TEST(Tokenizer, OtherJsonIsRefused) {
   EXPECT_TRUE(contains(refusal("[]"), "no model of type BPE"));
   EXPECT_TRUE(contains(refusal("{\"model\": "), "not JSON: parse error at line 1, column 11"));
   EXPECT_EQ(refusal("{\"a\": " + std::string(1'000'000, '[')), "nests deeper than 32 levels: not a tokenizer.json");
-  const auto with = [](auto&& change) {
-    auto json = tokenizer_json("a b\nab c\n");
-    change(json);
-    return refusal(json.dump());
-  };
-  using Json = nlohmann::json;
+}
+
+TEST(Tokenizer, JsonOfOtherProcessingIsRefused) {
   const std::string splitter = "pre_tokenizer is not GPT-2's: ByteLevel with use_regex and without add_prefix_space";
-  EXPECT_EQ(with([](Json& json) { json["pre_tokenizer"] = nullptr; }), splitter);
-  EXPECT_EQ(with([](Json& json) { json["pre_tokenizer"]["add_prefix_space"] = true; }), splitter);
-  EXPECT_EQ(with([](Json& json) { json["pre_tokenizer"]["use_regex"] = false; }), splitter);
-  EXPECT_EQ(with([](Json& json) { json["pre_tokenizer"]["type"] = "Metaspace"; }), splitter);
-  EXPECT_EQ(with([](Json& json) {
+  EXPECT_EQ(refusal_with([](Json& json) { json["pre_tokenizer"] = nullptr; }), splitter);
+  EXPECT_EQ(refusal_with([](Json& json) { json["pre_tokenizer"]["add_prefix_space"] = true; }), splitter);
+  EXPECT_EQ(refusal_with([](Json& json) { json["pre_tokenizer"]["use_regex"] = false; }), splitter);
+  EXPECT_EQ(refusal_with([](Json& json) { json["pre_tokenizer"]["type"] = "Metaspace"; }), splitter);
+  EXPECT_EQ(refusal_with([](Json& json) {
               json["normalizer"] = {{"type", "NFC"}};
             }),
             "normalizer is set, which is not done in GPT-2's encoding");
-  EXPECT_EQ(with([](Json& json) { json["model"]["byte_fallback"] = true; }),
+  EXPECT_EQ(refusal_with([](Json& json) { json["model"]["byte_fallback"] = true; }),
             "byte_fallback is set, which is not done in GPT-2's encoding");
-  EXPECT_EQ(with([](Json& json) { json["added_tokens"].clear(); }), "no <|endoftext|> among the added_tokens");
-  EXPECT_EQ(with([](Json& json) { json["added_tokens"][0]["content"] = 5; }),
+  EXPECT_EQ(refusal_with([](Json& json) {
+              json["truncation"] = {{"max_length", 1024}};
+            }),
+            "truncation is set, by which its own library cuts or fills every text: set it to null");
+  EXPECT_EQ(refusal_with([](Json& json) {
+              json["padding"] = {{"pad_id", 0}};
+            }),
+            "padding is set, by which its own library cuts or fills every text: set it to null");
+  EXPECT_EQ(refusal_with([](Json& json) {
+              json["post_processor"] = {{"type", "BertProcessing"}};
+            }),
+            "post_processor is of another type than ByteLevel: \"BertProcessing\"; set it to null");
+  const auto with_template = [&](const char* token) {
+    return refusal_with([&](Json& json) {
+      const Json part = {{"type", "TemplateProcessing"}, {"special_tokens", {{token, {{"id", token}}}}}};
+      json["post_processor"] = {{"type", "Sequence"}, {"processors", {{{"type", "ByteLevel"}}, part}}};
+    });
+  };
+  EXPECT_EQ(with_template("<|endoftext|>"), "");
+  EXPECT_EQ(with_template("[CLS]"), "post_processor puts the token \"[CLS]\" around texts: set it to null");
+}
+
+TEST(Tokenizer, JsonOfImpossibleAddedTokensIsRefused) {
+  EXPECT_EQ(refusal_with([](Json& json) { json["added_tokens"].clear(); }), "no <|endoftext|> among the added_tokens");
+  EXPECT_EQ(refusal_with([](Json& json) { json["added_tokens"][0]["content"] = 5; }),
             R"(added_tokens has an entry without content: {"content":5,"id":258,"special":true})");
-  const auto with_token = [&](Json token) { return with([&](Json& json) { json["added_tokens"].push_back(token); }); };
+  const auto with_token = [&](Json token) {
+    return refusal_with([&](Json& json) { json["added_tokens"].push_back(token); });
+  };
   EXPECT_EQ(with_token({{"id", 259}, {"content", "<|pad|>"}, {"special", true}}), "");
   EXPECT_EQ(with_token({{"id", 259}, {"content", "<|endoftext|>"}}), "added_tokens has \"<|endoftext|>\" twice");
   EXPECT_EQ(with_token({{"id", 260}, {"content", "<|pad|>"}}),
@@ -405,52 +437,37 @@ TEST(Tokenizer, OtherJsonIsRefused) {
             "added token \"New York\" has a blank behind a word, which nanorun does not do: remove it");
   EXPECT_EQ(with_token({{"id", 259}, {"content", "<|endoftext|><|endoftext|>"}}),
             "added token \"<|endoftext|><|endoftext|>\" contains <|endoftext|>, which is text here: remove it");
-  EXPECT_EQ(with([](Json& json) {
-              json["truncation"] = {{"max_length", 1024}};
-            }),
-            "truncation is set, by which its own library cuts or fills every text: set it to null");
-  EXPECT_EQ(with([](Json& json) {
-              json["padding"] = {{"pad_id", 0}};
-            }),
-            "padding is set, by which its own library cuts or fills every text: set it to null");
-  EXPECT_EQ(with([](Json& json) {
-              json["post_processor"] = {{"type", "BertProcessing"}};
-            }),
-            "post_processor is of another type than ByteLevel: \"BertProcessing\"; set it to null");
-  const auto with_template = [&](const char* token) {
-    return with([&](Json& json) {
-      const Json part = {{"type", "TemplateProcessing"}, {"special_tokens", {{token, {{"id", token}}}}}};
-      json["post_processor"] = {{"type", "Sequence"}, {"processors", {{{"type", "ByteLevel"}}, part}}};
-    });
-  };
-  EXPECT_EQ(with_template("<|endoftext|>"), "");
-  EXPECT_EQ(with_template("[CLS]"), "post_processor puts the token \"[CLS]\" around texts: set it to null");
-  EXPECT_EQ(with([](Json& json) { json["model"]["vocab"]["abc"] = 70000; }),
+}
+
+TEST(Tokenizer, JsonOfImpossibleTokensOrMergesIsRefused) {
+  EXPECT_EQ(refusal_with([](Json& json) { json["model"]["vocab"]["abc"] = 70000; }),
             "token \"abc\" has id 70000, not one of 0 to 65535");
-  EXPECT_EQ(with([](Json& json) { json["model"]["vocab"]["abc"] = -1; }),
+  EXPECT_EQ(refusal_with([](Json& json) { json["model"]["vocab"]["abc"] = -1; }),
             "token \"abc\" has id -1, not one of 0 to 65535");
-  EXPECT_EQ(with([](Json& json) { json["model"]["vocab"]["abc"] = "257"; }),
+  EXPECT_EQ(refusal_with([](Json& json) { json["model"]["vocab"]["abc"] = "257"; }),
             "token \"abc\" has id \"257\", not one of 0 to 65535");
-  EXPECT_EQ(with([](Json& json) { json["model"]["vocab"]["abc"] = 300; }), "no token has id 257, though one has 300");
-  EXPECT_EQ(with([](Json& json) { json["model"]["vocab"]["abc"] = 256; }), "tokens \"abc\" and another have id 256");
-  EXPECT_EQ(with([](Json& json) { json["model"]["vocab"]["\u4e2d"] = 259; }),
+  EXPECT_EQ(refusal_with([](Json& json) { json["model"]["vocab"]["abc"] = 300; }),
+            "no token has id 257, though one has 300");
+  EXPECT_EQ(refusal_with([](Json& json) { json["model"]["vocab"]["abc"] = 256; }),
+            "tokens \"abc\" and another have id 256");
+  EXPECT_EQ(refusal_with([](Json& json) { json["model"]["vocab"]["\u4e2d"] = 259; }),
             "token \"\u4e2d\" is not in GPT-2's spelling");
-  EXPECT_EQ(with([](Json& json) {
+  EXPECT_EQ(refusal_with([](Json& json) {
               json["model"]["vocab"]["Aab"] = json["model"]["vocab"]["A"];
               json["model"]["vocab"].erase("A");
             }),
             "no token is the byte 0x41 alone");
-  EXPECT_EQ(with([](Json& json) { json["model"]["merges"].push_back("a c"); }),
+  EXPECT_EQ(refusal_with([](Json& json) { json["model"]["merges"].push_back("a c"); }),
             "merges: \"a c\": its tokens, or what it makes, are not in vocab");
-  EXPECT_EQ(with([](Json& json) {
+  EXPECT_EQ(refusal_with([](Json& json) {
               json["model"]["merges"].push_back({"a", "b"});
             }),
             "merges: [\"a\",\"b\"] is there twice");
-  EXPECT_EQ(with([](Json& json) {
+  EXPECT_EQ(refusal_with([](Json& json) {
               json["model"]["merges"].push_back({"a", 5});
             }),
             "merges: [\"a\",5] is not two tokens");
-  EXPECT_EQ(with([](Json& json) { json["model"]["merges"].push_back(5); }), "merges: 5 is not two tokens");
+  EXPECT_EQ(refusal_with([](Json& json) { json["model"]["merges"].push_back(5); }), "merges: 5 is not two tokens");
 }
 
 }  // namespace

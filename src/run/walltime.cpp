@@ -1,4 +1,4 @@
-#include "src/base/walltime.hpp"
+#include "src/run/walltime.hpp"
 
 #include <algorithm>
 

@@ -1,6 +1,6 @@
-// Lines of the log and the summary; tests/fault has those of whole runs.
+// The summary of a run; tests/fault has those of whole runs.
 
-#include "src/run/report.hpp"
+#include "src/run/summary.hpp"
 
 #include <gtest/gtest.h>
 
@@ -10,29 +10,6 @@ namespace nanorun {
 namespace {
 
 using nlohmann::json;
-
-constexpr StepReport report{.step = 59,
-                            .steps = 200,
-                            .loss = 2.328561,
-                            .window = 256,
-                            .step_seconds = 1.09541,
-                            .tokens_per_second = 7478.4,
-                            .seconds_left = 153};
-
-TEST(StepLine, ShowsTheUtilisationWhereItIsKnown) {
-  EXPECT_EQ(format_step(report), "step    59/200  loss 2.32856  window  256  1095.4 ms/step  7478 tokens/s  ETA 02:33");
-  StepReport known = report;
-  known.mfu = 0.42349;
-  EXPECT_EQ(format_step(known),
-            "step    59/200  loss 2.32856  window  256  1095.4 ms/step  7478 tokens/s  MFU 42.3%  ETA 02:33");
-}
-
-TEST(StepLine, NamesAWeightedSum) {
-  StepReport weighted = report;
-  weighted.weighted = true;
-  EXPECT_EQ(format_step(weighted),
-            "step    59/200  weighted loss 2.32856  window  256  1095.4 ms/step  7478 tokens/s  ETA 02:33");
-}
 
 TEST(Summary, NamesAWeightedSum) {
   RunSummary summary{};
@@ -56,12 +33,6 @@ TEST(Summary, WarnsOfValidationsThatTakeMoreThanAThirdOfTheTime) {
   EXPECT_EQ(json::parse(summary_json(summary))["warnings"], json{warning});
   const std::string lines = closing_lines(summary);
   EXPECT_EQ(lines.substr(lines.rfind('\n') + 1), "warning: " + warning);
-}
-
-TEST(ValidationLine, ShowsTimeAndMeanStep) {
-  EXPECT_EQ(format_validation(50, 200, 2.259012, 52.3),
-            "validation at step 50/200: loss 2.25901  train time 52.3 s  1046.0 ms/step");
-  EXPECT_EQ(format_validation(0, 200, 10.8, 0), "validation at step 0/200: loss 10.80000  train time 0.0 s");
 }
 
 TEST(Summary, HasTheUtilisationWhereItIsKnown) {

@@ -1,7 +1,7 @@
 #pragma once
-// When a run stops because of stop.walltime_seconds. A run that goes on must be able to end before the limit from
-// wherever it decides next. So each decision foresees, from how long such things took before, what comes until then,
-// and the checkpoint that a stop takes there.
+// When a run stops because of stop.walltime_seconds. A run that goes on must still be able to end before the limit at
+// its next decision. So each decision foresees how long the parts of the run up to the next one take, and the
+// checkpoint that a stop there takes.
 
 #include <cstdint>
 #include <deque>
@@ -16,8 +16,8 @@ struct Foreseen {
   double total() const { return step + validation + checkpoint; }
 };
 
-/// Seconds before the limit at which a run stops rather than begins with what is foreseen: half as much again, since
-/// times vary, and those in which program and launcher end, but never more than twice what is foreseen.
+/// Seconds before the limit at which a run stops rather than begins with what is foreseen: 1.5 times what is foreseen,
+/// since times vary, plus `ending`, in which program and launcher end; but at most twice what is foreseen.
 double seconds_to_leave(const Foreseen& ahead, double ending);
 
 /// Whether a run that has used `seconds` of its `limit` stops rather than goes on to what is foreseen. A limit of 0 is
@@ -34,19 +34,19 @@ struct Trial {
 /// them. A trial of at least as many bytes as the file is itself the answer.
 double seconds_of_file(std::uint64_t bytes, const Trial& small, const Trial& large);
 
-/// How long the parts of a run take, from those that this rank has made. `work` compares parts of one kind, such as
-/// FLOPs; a part with more work takes longer in proportion, one with less is not counted on to be faster.
+/// Foresees how long the parts of a run take, from those so far. `work`, such as FLOPs, compares steps, or validations,
+/// with each other: more work takes proportionally longer, but less work is not expected to be faster.
 class PartTimes {
  public:
   void add_step(double seconds, double work);
   void add_validation(double seconds, double work) { validation_ = {seconds, work}; }
   void add_checkpoint(double seconds) { checkpoint_ = seconds; }
 
-  /// The longest of the recent steps; 0 where nothing is known.
+  /// As long as the longest of the recent steps; 0 before the first one.
   double step(double work) const;
-  /// The last validation. Before the first one, the forward pass of a step with the same work.
+  /// As long as the last validation; before the first one, as the forward pass of a step with the same work.
   double validation(double work) const;
-  /// The last checkpoint, or before the first one what add_checkpoint() was told of the trial.
+  /// As long as the last checkpoint, or the trial that add_checkpoint() was told of before the first one.
   double checkpoint() const { return checkpoint_; }
 
  private:

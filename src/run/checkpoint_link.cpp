@@ -1,9 +1,9 @@
-#include "src/run/checkpoint_place.hpp"
+#include "src/run/checkpoint_link.hpp"
 
 #include <fmt/format.h>
 
-#include "src/base/files_own.hpp"
-#include "src/run/run_directory.hpp"
+#include "src/base/files.hpp"
+#include "src/run/lock_text.hpp"
 
 namespace nanorun {
 
@@ -28,67 +28,68 @@ bool is_of_a_run(const std::string& directory) {
   return has("/deck.toml") && has("/log.txt");
 }
 
-/// The run's directory has been given another name, run.1, .2, ..., and with it the link to the place: says so there.
-void note_new_owner(const std::string& place, const std::string& run) {
+/// The run's directory was renamed to run.1, .2, ..., and with it the link to `target`: notes the new name there.
+void note_new_owner(const std::string& target, const std::string& run) {
   for (int number = 1;; ++number) {
     const std::string owner = fmt::format("{}.{}", run, number);
     if (kind_of_entry(owner, code) == FileKind::absent) return;
-    if (same_file(owner + "/checkpoints", place, code))
-      overwrite_start(place + lock_name, own_name() + checkpoints_of + real_path(owner, code), code);
+    if (same_file(owner + "/checkpoints", target, code))
+      overwrite_start(target + lock_name, own_name() + checkpoints_of + canonical_path(owner, code), code);
   }
 }
 
-Error taken(const std::string& directory, const std::string& place, const std::string& run) {
+Error taken(const std::string& directory, const std::string& target, const std::string& run) {
   return {code, fmt::format("{}: a link to {}, which is of another run, {}: make it a link to a directory of this run "
                             "alone, or remove it; checkpoint.restart=FILE continues from a checkpoint of another run",
-                            directory, place, run)};
+                            directory, target, run)};
 }
 
 /// `holder`: what the lock file says.
-Error in_use(const std::string& directory, const std::string& place, const std::string& holder) {
+Error in_use(const std::string& directory, const std::string& target, const std::string& holder) {
   const std::string name = holder.substr(0, holder.find(checkpoints_of));
-  return {code, fmt::format("{}: a link to {}, which is in use by {}", directory, place,
+  return {code, fmt::format("{}: a link to {}, which is in use by {}", directory, target,
                             name.empty() ? "another job" : name)};
 }
 
-/// Throws where another run has to do with the place.
-void require_free_of_runs(const std::string& directory, const std::string& place, const std::string& own_run) {
-  for (std::string above = place; above != own_run; above = directory_of(above)) {
-    if (is_of_a_run(above)) throw taken(directory, place, above);
+/// Throws where the target belongs to another run, or did.
+void require_free_of_runs(const std::string& directory, const std::string& target, const std::string& own_run) {
+  for (std::string above = target; above != own_run; above = directory_of(above)) {
+    if (is_of_a_run(above)) throw taken(directory, target, above);
     if (above == "/") break;
   }
-  const std::string text = lock_text(place), owner = owner_in_lock(text);
+  const std::string text = lock_text(target), owner = owner_in_lock(text);
   if (owner.empty() || owner == own_run || same_file(owner, own_run, code)) return;
-  if (same_file(owner + "/checkpoints", place, code)) throw taken(directory, place, owner);
-  if (!holds_checkpoints(place, code)) return;
+  if (same_file(owner + "/checkpoints", target, code)) throw taken(directory, target, owner);
+  if (!holds_checkpoints(target, code)) return;
   // That run may have another name now, or be mounted elsewhere.
-  const std::string lock = place + lock_name;
-  if (lock_state(lock, true, code) == LockState::held) throw in_use(directory, place, text);
+  const std::string lock = target + lock_name;
+  if (lock_state(lock, LockKind::exclusive, code) == LockState::held) throw in_use(directory, target, text);
   throw Error(code, fmt::format("{}: a link to {}, which holds checkpoints of {} by {}, but that run is not there: "
                                 "if it is this run under a new name, remove {}; else make the link one to a "
                                 "directory of this run alone",
-                                directory, place, owner, lock, lock));
+                                directory, target, owner, lock, lock));
 }
 
-/// Where the link leads, without links. Throws where that is no directory.
-std::string place_of(const std::string& directory) {
+/// The canonical path of the directory to which the link leads. Throws where it leads to none.
+std::string target_of(const std::string& directory) {
   if (kind_of(directory, code) != FileKind::directory)
     throw Error(code, directory + ": a link to no directory: make the directory, or remove the link");
-  return real_path(directory, code);
+  return canonical_path(directory, code);
 }
 
-void require_own(const std::string& directory, const std::string& place, const std::string& own_run) {
-  const std::string text = lock_text(place);
+/// Throws where the target is not free for this run.
+void require_own(const std::string& directory, const std::string& target, const std::string& own_run) {
+  const std::string text = lock_text(target);
   if (!text.empty() && !is_lock_text(text))
-    throw Error(code, place + lock_name + ": is not the lock file of a run; move it away");
-  require_free_of_runs(directory, place, own_run);
+    throw Error(code, target + lock_name + ": is not the lock file of a run; move it away");
+  require_free_of_runs(directory, target, own_run);
 }
 
 }  // namespace
 
-void CheckpointPlace::examine(const std::string& directory) {
+void CheckpointLink::examine(const std::string& directory) {
   if (kind_of_entry(directory, code) != FileKind::symlink) return;
-  require_own(directory, place_of(directory), real_path(directory_of(directory), code));
+  require_own(directory, target_of(directory), canonical_path(directory_of(directory), code));
 }
 
 std::string run_with_checkpoints_in(const std::string& directory) {
@@ -105,20 +106,20 @@ std::string run_with_checkpoints_in(const std::string& directory) {
   return run;
 }
 
-void CheckpointPlace::enter(const std::string& directory) {
+void CheckpointLink::enter(const std::string& directory) {
   if (kind_of_entry(directory, code) != FileKind::symlink) {
     if (lock_) note_new_owner(locked_, directory_of(directory));
     lock_.reset();
     return;
   }
-  const std::string place = place_of(directory), own_run = real_path(directory_of(directory), code);
-  if (lock_ && locked_ == place && lock_->in_place()) return;
-  require_own(directory, place, own_run);
-  FileLock lock(place + lock_name, own_name() + checkpoints_of + own_run, code);
-  if (lock.held_by()) throw in_use(directory, place, *lock.held_by());
-  if (!lock.supported()) warn(place + ": no locks on this file system; nothing keeps a second job away");
+  const std::string target = target_of(directory), own_run = canonical_path(directory_of(directory), code);
+  if (lock_ && locked_ == target && lock_->in_place()) return;
+  require_own(directory, target, own_run);
+  FileLock lock(target + lock_name, own_name() + checkpoints_of + own_run, code);
+  if (lock.held_by()) throw in_use(directory, target, *lock.held_by());
+  if (!lock.supported()) warn(target + ": no locks on this file system; nothing keeps a second job away");
   lock_ = std::move(lock);
-  locked_ = place;
+  locked_ = target;
 }
 
 }  // namespace nanorun

@@ -1,4 +1,4 @@
-#include "src/data/data_documents.hpp"
+#include "src/data/document_reader.hpp"
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>
@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
+#include "src/data/loader.hpp"
 #include "tests/support/error_of.hpp"
 #include "tests/support/shard_files.hpp"
 #include "tests/support/temp_folder.hpp"

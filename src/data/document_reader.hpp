@@ -13,7 +13,8 @@
 #include <span>
 #include <vector>
 
-#include "src/data/data.hpp"
+#include "src/data/shard_file.hpp"
+#include "src/data/step_plan.hpp"
 
 namespace nanorun {
 
@@ -23,14 +24,14 @@ class DocumentReader {
   /// Token ids must be smaller than `vocabulary`.
   explicit DocumentReader(std::uint64_t vocabulary) : vocabulary_(vocabulary) {}
 
-  /// Packs a step from `offset` of a shard on, and writes its sequences from `first` on, of length + 1 tokens each, to
-  /// `rows`, as many as these hold; the others are only counted. Returns the offset at which the next step begins to
-  /// look for a document; nothing where the shard has too few left. Throws as ShardReader::read() does, also for tokens
-  /// in the block of those that were wanted.
+  /// Packs a step from token `offset` of a shard on. Writes as many of its sequences, from number `first` on, as `rows`
+  /// holds, each with shape.length + 1 tokens; the other sequences are only counted. Returns the offset from which the
+  /// next step looks for a document; nothing where the documents left in the shard do not fill the step. Throws as
+  /// ShardReader::read() does, also for other tokens of the blocks that it reads.
   std::optional<std::uint64_t> fill(const ShardInfo& shard, std::uint64_t offset, const StepShape& shape, int first,
                                     std::span<Token> rows);
 
-  /// Documents that begin in a shard. Reads all of it.
+  /// Number of documents that begin in a shard, all of which is read.
   std::uint64_t count_documents(const ShardInfo& shard);
 
  private:
@@ -41,9 +42,9 @@ class DocumentReader {
 
   std::uint64_t vocabulary_;
   ShardReader reader_;
-  ShardInfo shard_;                ///< that of the block
-  std::uint64_t block_begin_ = 0;  ///< of the block's first token in the shard
-  std::vector<Token> block_;       ///< empty where none has been read
+  ShardInfo shard_;                ///< the shard that block_ is read from
+  std::uint64_t block_begin_ = 0;  ///< number of the block's first token in the shard
+  std::vector<Token> block_;       ///< shard_block tokens, fewer at the shard's end; empty before the first read
 };
 
 }  // namespace nanorun

@@ -1,10 +1,10 @@
-#include "src/data/data_documents.hpp"
+#include "src/data/document_reader.hpp"
 
 #include <algorithm>
 
 namespace nanorun {
 
-/// From `offset` to the end of its block; none behind the shard's last token.
+/// The tokens from `offset` to the end of its block; empty behind the shard's last token.
 std::span<const Token> DocumentReader::tokens_from(std::uint64_t offset) {
   if (offset >= shard_.count) return {};
   const std::uint64_t begin = offset / shard_block * shard_block;
@@ -21,7 +21,7 @@ std::span<const Token> DocumentReader::tokens_from(std::uint64_t offset) {
   return std::span(block_).subspan(offset - begin);
 }
 
-/// The first one that begins at `offset` or behind.
+/// Where the first document begins that begins at `offset` or later.
 std::optional<std::uint64_t> DocumentReader::find_document(std::uint64_t offset) {
   while (true) {
     const std::span<const Token> tokens = tokens_from(offset);
@@ -32,8 +32,8 @@ std::optional<std::uint64_t> DocumentReader::find_document(std::uint64_t offset)
   }
 }
 
-/// Copies the document that begins at `offset`, at most `max` tokens of it, to `out` unless that is empty; returns how
-/// many tokens these are.
+/// Copies the first `max` tokens of the document that begins at `offset`, or all if it has fewer, to `out` unless that
+/// is empty. Returns their number.
 std::uint64_t DocumentReader::take_document(std::uint64_t offset, std::uint64_t max, std::span<Token> out) {
   std::uint64_t taken = 0;
   while (taken < max) {

@@ -1,4 +1,4 @@
-#include "src/data/data_steps.hpp"
+#include "src/data/step_plan.hpp"
 
 #include <fmt/format.h>
 

@@ -1,0 +1,131 @@
+// Keys of the model: [model], [head], [window].
+
+#include "src/config/config_key_rows.hpp"
+
+namespace nanorun::key_rows {
+
+std::vector<Key> model_keys() {
+  return {
+      {NANORUN_KEY(model, vocabulary), trains, between(2, 65536),
+       "token ids are below this; the head has as many columns, padded to a multiple of 128"},
+      {NANORUN_KEY(model, width), trains, multiple_of(4, max_width),
+       "width d of the residual stream; equals heads * head_dim"},
+      {NANORUN_KEY(model, heads), trains, between(1, 1024), "attention heads"},
+      {NANORUN_KEY(model, head_dim), trains, multiple_of(4, 4096), "width of a head"},
+      {NANORUN_KEY(model, layers), trains, between(1, max_layers), "blocks; even with residual = \"unet\""},
+      {NANORUN_KEY(model, mlp_ratio), trains, between(1, 64), "hidden width of the MLP in units of model.width"},
+      {NANORUN_KEY(model, norm_eps), trains, above(0), "eps of norm(x) = x / sqrt(mean(x^2) + eps)"},
+      {NANORUN_KEY(model, value_path), trains, any(),
+       "what mixes into the values: none, the values of layer 0 (first), value embeddings, or embeddings with gates"},
+      {NANORUN_KEY(model, value_embeddings), trains, between(1, max_layers / 2),
+       "value_path = \"embeddings\": tables n of value embeddings, used on the first n layers and again on the last n"},
+      {NANORUN_KEY(model, layers_without_attention), trains, between(0, max_layers - 1),
+       "layers, counted from 0, that have only the MLP"},
+      {NANORUN_KEY(model, rotary), trains, any(), "rotary frequencies: all pairs turn, or only the first half of them"},
+      {NANORUN_KEY(model, rotary_base), trains, above(1), "base of the rotary frequencies"},
+      {NANORUN_KEY(model, rotary_frequencies), trains, at_least(0),
+       "in place of rotary_base: the frequency of each pair that turns, in radians per token; empty: by rotary_base"},
+      {NANORUN_KEY(model, attention_scale), trains, at_least(0), "factor on q k^T; 0: 1 / sqrt(head_dim)"},
+      {NANORUN_KEY(model, softcap), trains, above(0, kernels::max_softcap), "c of the logits"},
+      {NANORUN_KEY(model, softcap_kind), trains, any(),
+       "logits c tanh(z / c), or c sigmoid((z + softcap_shift) / softcap_width)"},
+      {NANORUN_KEY(model, softcap_shift), trains, any(), "of the sigmoid"},
+      {NANORUN_KEY(model, softcap_width), trains, above(0), "of the sigmoid"},
+      {NANORUN_KEY(model, init_scale), trains, at_least(0),
+       "weight matrices start uniform in +-b, b = init_scale / sqrt(fan_in)"},
+      {NANORUN_KEY(model, zero_outputs), trains, any(),
+       "output projections and the head start at zero; the head does not where it is tied"},
+      {NANORUN_KEY(model, zero_attention_outputs), trains, any(),
+       "with zero_outputs: whether attention's output projections do, too"},
+      {NANORUN_KEY(model, init_embedding), trains, at_least(0),
+       "standard deviation of the initial token embedding, and of a tied head"},
+      {NANORUN_KEY(model, init_value_embedding), trains, at_least(0),
+       "standard deviation of the initial value embeddings"},
+  };
+}
+
+/// What joins layers, and what attention does beyond softmax.
+std::vector<Key> topology_keys() {
+  const Check layer = between(0, max_layers - 1), layer_or_none = between(-1, max_layers - 1);
+  return {
+      {NANORUN_KEY(model, tied_head), trains, any(),
+       "head and embedding start alike and are one parameter up to train.untie_step"},
+      {NANORUN_KEY(model, residual), trains, any(),
+       "how blocks join the residual stream: unet (skips join the first half to the second), or scaled (learned "
+       "factors on stream and branch, and the additions that the keys below name)"},
+      {NANORUN_KEY(model, value_layers), trains, layer,
+       "value_path = \"gated_embeddings\": layers, ascending, that take up a value embedding of their own"},
+      {NANORUN_KEY(model, value_layers_gated_by_input), trains, layer,
+       "of these, layers whose gate reads attention's input alone, not the value embedding, too"},
+      {NANORUN_KEY(model, smear), trains, any(),
+       "add to each token's embedding a gated part of that of the token before"},
+      {NANORUN_KEY(model, bigram_rows), trains, zero_or_between(2, max_bigram_rows),
+       "rows of a table of hashed pairs of tokens, which all layers with attention add; 0: none"},
+      {NANORUN_KEY(model, bigram_columns), trains, between(0, max_width),
+       "columns of that table, added to the first of the stream; 0: model.width"},
+      {NANORUN_KEY(model, bigram_sign_rows), trains, between(0, 65536),
+       "rows of fixed random signs by which those of the pairs are multiplied; 0: none"},
+      {NANORUN_KEY(model, skip_from), trains, layer_or_none,
+       "layer whose output enters once more before layer skip_to; -1: no skip"},
+      {NANORUN_KEY(model, skip_to), trains, layer_or_none, "a later layer, one without attention; -1: no skip"},
+      {NANORUN_KEY(model, skip_gate), trains, any(),
+       "a gate per token on what the skip carries, which reads x0; without model.gate_nets, whose second net has one"},
+      {NANORUN_KEY(model, attention_source), trains, layer_or_none,
+       "layers after this one attend from its output; -1: each from its own input"},
+      {NANORUN_KEY(model, paired_layers), trains, layer,
+       "layers whose heads attend in pairs, as one sequence of twice the length; their window is the short one, in "
+       "rows of that sequence"},
+      {NANORUN_KEY(model, xsa_layers), trains, layer,
+       "layers whose heads lose a learned part of what lies along their token's own value"},
+      {NANORUN_KEY(model, gated_layers), trains, layer, "layers with a gate on each head's output"},
+      {NANORUN_KEY(model, key_offset_layers), trains, layer,
+       "layers whose keys take the dims that rotary leaves still from the token before"},
+      {NANORUN_KEY(model, composed_layers), trains, layer,
+       "layers whose heads attend once more, with a sum of all heads' probabilities over composition_window"},
+      {NANORUN_KEY(model, composition_window), trains, between(1, max_length), "keys of that attention"},
+      {NANORUN_KEY(model, gate_nets), trains, any(),
+       "gates, and factors of x0, bigrams and skip, per token from two coefficient nets instead of learned scalars"},
+      {NANORUN_KEY(model, gate_net_layer), trains, between(1, max_layers - 1),
+       "the first net reads x0 and serves the layers before this one; the second reads its input and serves the rest"},
+      {NANORUN_KEY(model, coefficient_width), trains, between(1, 4096), "hidden units of a coefficient net"},
+      {NANORUN_KEY(model, mudd), trains, any(),
+       "the last layer, and what follows it, mix the streams of earlier layers with factors per token (MUDD)"},
+      {NANORUN_KEY(model, mudd_scale), trains, above(0), "factor on the outputs of MUDD's nets"},
+      {NANORUN_KEY(model, mudd_value_scale), trains, at_least(0),
+       "further factor on the streams that MUDD mixes into the values of the last layer"},
+      {NANORUN_KEY(model, mudd_backout), trains, any(),
+       "start of the part of attention_source's output that MUDD subtracts behind the last layer"},
+      {NANORUN_KEY(model, yarn), trains, any(),
+       "rescale rotary frequencies and attention_scale where a stage changes the long window (YaRN)"},
+  };
+}
+
+std::vector<Key> lm_head_keys() {
+  return {
+      {NANORUN_KEY(head, precision), trains, any(), "format of the head's GEMMs in training; auto: the device's best"},
+      {NANORUN_KEY(head, scale_x), trains, above(0), "fp8: factor on the activations before rounding to e4m3"},
+      {NANORUN_KEY(head, scale_w), trains, above(0), "fp8: factor on the weights before rounding to e4m3"},
+      {NANORUN_KEY(head, scale_g), trains, above(0),
+       "fp8: factor on the gradient of the mean loss before rounding to e5m2; belongs to head.scale_g_length"},
+      {NANORUN_KEY(head, scale_g_length), operates, multiple_of(kernels::attention_block, max_length),
+       "tokens of a sequence that head.scale_g was chosen for"},
+  };
+}
+
+std::vector<Key> window_keys() {
+  return {
+      {NANORUN_KEY(window, kind), trains, any(),
+       "what a window of w covers: the token and the w - 1 before it (token), the token and the w before it "
+       "(tokens_before), or w / 128 blocks of 128 tokens, the token's and those before it (block)"},
+      {NANORUN_KEY(window, layers), trains, letters_of_layers(),
+       "one letter for all layers or one per layer: L the long window, S the short one, which without stages is half "
+       "of it"},
+      {NANORUN_KEY(window, first), trains, between(0, max_length), "window in tokens at step 0, before rounding"},
+      {NANORUN_KEY(window, last), trains, between(0, max_length), "window in tokens at the last step, before rounding"},
+      {NANORUN_KEY(window, quantum), trains, between(1, max_length),
+       "tokens; the window is rounded to a multiple of this, at least one; a multiple of 128 for block windows"},
+      {NANORUN_KEY(window, rounding), trains, any(), "direction of that rounding"},
+  };
+}
+
+}  // namespace nanorun::key_rows

@@ -1,0 +1,146 @@
+// Keys of what is trained on and how: [train], [[stage]], [validation], [data], [optimizer], [[group]].
+
+#include "src/config/config_key_rows.hpp"
+
+namespace nanorun::key_rows {
+
+std::vector<Key> train_keys() {
+  return {
+      {NANORUN_KEY(train, steps), trains, between(1, max_steps), "optimizer steps"},
+      {NANORUN_KEY(train, sequences), identifies, between(1, 65536),
+       "sequences of a step over all ranks; a multiple of the rank count"},
+      {NANORUN_KEY(train, length), identifies, multiple_of(kernels::attention_block, max_length),
+       "tokens of a sequence"},
+      {NANORUN_KEY(train, recompute), operates, any(),
+       "what the backward pass forms again instead of keeping it: none, or mlp (the hidden units; saves memory)"},
+      {NANORUN_KEY(train, mlp_precision), trains, any(),
+       "format of the operands of the MLP's forward products in training: working, that of the build, or fp8 (e4m3); "
+       "the backward pass and validation take them unrounded"},
+      {NANORUN_KEY(train, cooldown), trains, between(0, 1),
+       "last fraction of the scheduled steps, where learning rates fall linearly"},
+      {NANORUN_KEY(train, final_lr_factor), trains, between(0, 1),
+       "factor on the learning rates reached at the last scheduled step"},
+      {NANORUN_KEY(train, extension_steps), trains, between(0, max_steps),
+       "of train.steps, the last, which the schedule leaves out: they train at the final rates"},
+      {NANORUN_KEY(train, loss), trains, any(),
+       "what is differentiated of the losses of a sequence's tokens: their mean or their sum"},
+      {NANORUN_KEY(train, untie_step), trains, between(-1, max_steps),
+       "model.tied_head: head and embedding are one parameter up to the update at this step; -1: they only start "
+       "alike"},
+  };
+}
+
+std::vector<Key> stage_keys() {
+  return {
+      {NANORUN_ROW_KEY(stage, share), trains, between(0, 1),
+       "of the scheduled steps; the shares add up to 1; 0, of the last stage alone: the stage of "
+       "train.extension_steps"},
+      {NANORUN_ROW_KEY(stage, length), identifies, multiple_of(kernels::attention_block, max_length),
+       "tokens of a sequence, in place of train.length"},
+      {NANORUN_ROW_KEY(stage, longest_document), identifies, between(0, max_length),
+       "data.packing = \"documents\": tokens beyond which a document is cut; 0: none is"},
+      {NANORUN_ROW_KEY(stage, short_window), trains, between(1, max_length),
+       "window of the layers with letter S in tokens"},
+      {NANORUN_ROW_KEY(stage, long_window), trains, between(1, max_length),
+       "window of the layers with letter L in tokens, in place of window.first and window.last"},
+      {NANORUN_ROW_KEY(stage, lr_factor), trains, at_least(0), "factor on all learning rates"},
+      {NANORUN_ROW_KEY(stage, targets), trains, at_least(0),
+       "weights in the loss of the next token, the one after it, and the third, at the stage's first step"},
+      {NANORUN_ROW_KEY(stage, targets_end), trains, at_least(0),
+       "the same at its end, towards which they move linearly; empty: they stay"},
+      {NANORUN_ROW_KEY(stage, prefix), trains, at_least(0),
+       "weight in the loss of the next token's prefix (data.prefix_table), at the stage's first step"},
+      {NANORUN_ROW_KEY(stage, prefix_end), trains, minus_one_or_at_least(0), "the same at its end; -1: it stays"},
+  };
+}
+
+std::vector<Key> validation_keys() {
+  return {
+      {NANORUN_KEY(validation, every), trains, at_least(0), "steps between validations; 0: only after the last step"},
+      {NANORUN_KEY(validation, tokens), trains, between(0, max_tokens),
+       "tokens of a validation; a multiple of validation.length; 0: no validation"},
+      {NANORUN_KEY(validation, length), trains, multiple_of(kernels::attention_block, max_length),
+       "tokens of a validation sequence"},
+      {NANORUN_KEY(validation, last_long_window), trains, between(0, max_length),
+       "long window in tokens of the last validation; 0: that of the last step"},
+  };
+}
+
+std::vector<Key> data_keys() {
+  return {
+      {NANORUN_KEY(data, train), identifies, path(),
+       "token shards or .bin files in stream order; glob patterns expand sorted"},
+      {NANORUN_KEY(data, validation), trains, path(),
+       "token shards of validation, likewise; not looked at where validation.tokens = 0"},
+      {NANORUN_KEY(data, end), trains, any(),
+       "at the end of the training shards: stop with an error, or wrap to the first"},
+      {NANORUN_KEY(data, changed), operates, any(),
+       "where a run continues whose training shards do not begin with those of its checkpoint: refuse, or accept and "
+       "go on at the same place of the new stream"},
+      {NANORUN_KEY(data, allow_other_tokenizer), operates, any(),
+       "go on where shards, a checkpoint or checkpoint.weights record different tokenizers"},
+      {NANORUN_KEY(data, prefetch_steps), operates, between(1, 1024), "steps whose tokens are read ahead"},
+      {NANORUN_KEY(data, packing), identifies, any(),
+       "what sequences are made of: consecutive tokens of the stream, or whole documents, the last one cut"},
+      {NANORUN_KEY(data, prefix_table), trains, path_or_empty(),
+       "table of the shards' tokenizer (vocab.bpe or tokenizer.json): a token's prefix is the longest token with whose "
+       "bytes its own begin; empty: none"},
+  };
+}
+
+std::vector<Key> optimizer_keys() {
+  return {
+      {NANORUN_KEY(optimizer, muon_lr), trains, at_least(0), "Muon: learning rate of the matrices of the blocks"},
+      {NANORUN_KEY(optimizer, muon_momentum_first), trains, fraction_below_one(), "Muon: momentum at step 0"},
+      {NANORUN_KEY(optimizer, muon_momentum_last), trains, fraction_below_one(), "Muon: momentum after the warm-up"},
+      {NANORUN_KEY(optimizer, muon_momentum_steps), trains, between(1, max_steps),
+       "Muon: steps of the linear warm-up of the momentum"},
+      {NANORUN_KEY(optimizer, muon_momentum_cooldown), trains, between(0, max_steps),
+       "Muon: last steps, in which the momentum falls linearly to muon_momentum_first; 0: none"},
+      {NANORUN_KEY(optimizer, orthogonalisation), trains, any(),
+       "Muon: iteration that orthogonalises updates: Newton-Schulz, or Polar Express"},
+      {NANORUN_KEY(optimizer, muon_block_heads), trains, between(0, 1024),
+       "Muon: heads of query and key matrices that are orthogonalised together; 0: all"},
+      {NANORUN_KEY(optimizer, normuon_beta), trains, fraction_below_one(),
+       "Muon: decay of the second moment of each row or column (NorMuon); 0: none is kept"},
+      {NANORUN_KEY(optimizer, muon_decay), trains, at_least(0),
+       "Muon: cautious weight decay, w -= lr muon_lr muon_decay w where the update has the sign of w"},
+      {NANORUN_KEY(optimizer, muon_truncates), trains, any(),
+       "Muon: on GPUs, truncate its fp32 weights to bf16 for GEMMs, instead of rounding them to the nearest"},
+      {NANORUN_KEY(optimizer, adam_epsilon_hat), trains, any(),
+       "Adam: add adam_eps before the second moment's bias is corrected, not after"},
+      {NANORUN_KEY(optimizer, adam_period), trains, between(1, 1024),
+       "Adam: updates once in so many steps, with the sum of their gradients"},
+      {NANORUN_KEY(optimizer, adam_beta1), trains, fraction_below_one(), "Adam: decay of the first moment"},
+      {NANORUN_KEY(optimizer, adam_beta2), trains, fraction_below_one(), "Adam: decay of the second moment"},
+      {NANORUN_KEY(optimizer, adam_eps), trains, above(0), "Adam: added to the root of the second moment"},
+      {NANORUN_KEY(optimizer, adam_master), trains, any(),
+       "Adam: format of the weights that it updates; bf16: rounded after each update, on GPUs without an fp32 master"},
+      {NANORUN_KEY(optimizer, adam_moments), trains, any(),
+       "Adam: format in which it keeps its moments; bf16: rounded after each update, which itself takes them "
+       "unrounded"},
+      {NANORUN_KEY(optimizer, lr_embedding), trains, at_least(0), "Adam: learning rate of token and value embeddings"},
+      {NANORUN_KEY(optimizer, lr_head), trains, at_least(0), "Adam: learning rate of the head"},
+      {NANORUN_KEY(optimizer, lr_scalar), trains, at_least(0), "Adam: learning rate of the blocks' scalar weights"},
+      {NANORUN_KEY(optimizer, lr_skip), trains, at_least(0), "Adam: learning rate of the skip weights"},
+  };
+}
+
+std::vector<Key> group_keys() {
+  return {
+      {NANORUN_ROW_KEY(group, tensors), trains, tensor_names(),
+       "names of tensors, where * stands for any characters; the first group that names a tensor has it"},
+      {NANORUN_ROW_KEY(group, lr), trains, at_least(0),
+       "learning rate, of Muon or Adam, in place of [optimizer]'s; 0: the tensors stay as they are"},
+      {NANORUN_ROW_KEY(group, beta1), trains, fraction_below_one(), "Adam: decay of the first moment"},
+      {NANORUN_ROW_KEY(group, beta2), trains, fraction_below_one(), "Adam: decay of the second moment"},
+      {NANORUN_ROW_KEY(group, decay), trains, at_least(0),
+       "Adam: cautious weight decay, w -= lr^2 decay w where the update has the sign of w"},
+      {NANORUN_ROW_KEY(group, master), trains, any(),
+       "Adam: as optimizer.adam_master; a tied embedding has the head's; Muon's masters are fp32"},
+      {NANORUN_ROW_KEY(group, moments), trains, any(),
+       "Adam: as optimizer.adam_moments; a tied embedding has the head's; Muon's momentum is fp32"},
+  };
+}
+
+}  // namespace nanorun::key_rows

@@ -1,0 +1,33 @@
+#pragma once
+// The thread that reads a rank's tokens ahead of the steps.
+
+#include <memory>
+#include <span>
+
+#include "src/data/token_stream.hpp"
+
+namespace nanorun {
+
+/// Reads a rank's sequences of each step on a thread of its own, `prefetch_steps` ahead.
+class Loader {
+ public:
+  /// Begins with step `step`, before which the stream stands at `start`. This rank reads the sequences
+  /// [first_sequence, first_sequence + sequences) of every step. Token ids must be below `vocabulary`; prefetch_steps
+  /// is at least 1.
+  Loader(TokenStream stream, Cursor start, long step, int first_sequence, int sequences, int vocabulary,
+         int prefetch_steps);
+  ~Loader();
+
+  /// Tokens of the next step: `sequences` rows of the step's length + 1 tokens; the target of a token is the one after
+  /// it. Valid until the next call. Throws the error that the thread met, which names file and position: a token id >=
+  /// vocabulary, a read failure, a shard that vanished or changed since the stream was made, or the end of the data.
+  std::span<const Token> next();
+  /// Where the stream stands after the steps that next() returned, for checkpoints.
+  Cursor cursor() const;
+
+ private:
+  class Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace nanorun

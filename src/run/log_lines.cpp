@@ -1,0 +1,82 @@
+#include "src/run/log_lines.hpp"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "src/base/build.hpp"
+#include "src/config/schedule.hpp"
+#include "src/optimizer/hyperparameters.hpp"
+
+namespace nanorun {
+
+namespace {
+
+std::string clock_time(double seconds) {
+  const long s = std::lround(std::max(0.0, seconds));
+  if (s >= 3600) return fmt::format("{}:{:02}:{:02}", s / 3600, s / 60 % 60, s % 60);
+  return fmt::format("{:02}:{:02}", s / 60, s % 60);
+}
+
+/// The stages in which the training loss is a weighted sum, "stages 0, 1"; empty if there are none.
+std::string weighted_stages(const Config& config) {
+  std::vector<int> stages;
+  for (int stage = 0; stage < stage_count(config); ++stage) {
+    if (loss_weights(config, stage_steps(config, stage).first)) stages.push_back(stage);
+  }
+  return stages.empty() ? "" : fmt::format("stage{} {}", stages.size() > 1 ? "s" : "", fmt::join(stages, ", "));
+}
+
+}  // namespace
+
+std::vector<std::string> opening_lines(const Config& config, const LogHead& head) {
+  const bool fp8 = head_precision(config) == kernels::LmHeadPrecision::fp8;
+  std::vector<std::string> lines = {build_name()};
+  for (const std::string& line : provenance_lines(head.provenance)) lines.push_back(line);
+  lines.push_back(fmt::format("{} rank{}, {} parameters, output in {}", head.ranks, head.ranks == 1 ? "" : "s",
+                              head.table.size(), head.output));
+  lines.push_back(fmt::format("device {}, head in {}{}{}{}{}", head.device,
+                              fp8                ? "fp8"
+                              : computes_in_fp32 ? "fp32"
+                                                 : "bf16",
+                              config.train.mlp_precision == MlpPrecision::fp8 ? ", MLP forward in fp8" : "",
+                              config.run.reproducible ? ", reproducible" : "",
+                              head.ranks > 1 ? ", tensors travel through " : "", head.transport));
+  if (!head.device_note.empty()) lines.push_back(head.device_note);
+  for (std::string& warning : group_warnings(config, head.table)) lines.push_back(std::move(warning));
+  if (const std::string stages = weighted_stages(config); !stages.empty()) {
+    lines.push_back("training loss: a weighted sum over several targets in " + stages);
+  }
+  // The fp8 gradient scale is absolute; of a mean it belongs to a certain number of tokens.
+  const int length = longest_length(config);
+  const double ratio = static_cast<double>(length) / config.head.scale_g_length;
+  if (fp8 && config.train.loss == LossSum::mean && (ratio < 0.5 || ratio > 2)) {
+    lines.push_back(
+        fmt::format("warning: head.scale_g = {} was chosen for sequences of {} tokens (head.scale_g_length), "
+                    "those of training have {}",
+                    config.head.scale_g, config.head.scale_g_length, length));
+  }
+  return lines;
+}
+
+std::string non_finite_text(const std::string& name, double value) {
+  return fmt::format("the {} is {}", name, std::isnan(value) ? "NaN" : "infinite");
+}
+
+std::string format_step(const StepMetrics& step, long steps, double seconds_left) {
+  return fmt::format("step {:>5}/{}  {}loss {:.5f}  window {:>4}  {:.1f} ms/step  {:.0f} tokens/s{}  ETA {}", step.step,
+                     steps, step.loss_weights ? "weighted " : "", step.loss, step.window, step.seconds * 1e3,
+                     step.tokens_per_second, step.mfu ? fmt::format("  MFU {:.1f}%", 100 * *step.mfu) : "",
+                     clock_time(seconds_left));
+}
+
+std::string format_validation(long step, long steps, double loss, double train_seconds) {
+  std::string text =
+      fmt::format("validation at step {}/{}: loss {:.5f}  train time {:.1f} s", step, steps, loss, train_seconds);
+  if (step > 0) text += fmt::format("  {:.1f} ms/step", train_seconds / static_cast<double>(step) * 1e3);
+  return text;
+}
+
+}  // namespace nanorun

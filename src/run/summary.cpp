@@ -1,0 +1,136 @@
+#include "src/run/summary.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cmath>
+#include <cstring>
+#include <nlohmann/json.hpp>
+
+#include "src/base/build.hpp"
+#include "src/measure/time_left.hpp"
+#include "src/run/stop.hpp"
+
+namespace nanorun {
+
+namespace {
+
+/// Over the steps of this program run; over all steps where it has made none.
+double tokens_per_second(const RunSummary& s) {
+  if (s.run_seconds > 0) return static_cast<double>(s.run_tokens) / s.run_seconds;
+  return s.progress.train_seconds > 0 ? static_cast<double>(s.progress.tokens) / s.progress.train_seconds : 0;
+}
+
+/// A list by rank.
+nlohmann::ordered_json gpus_json(const std::vector<GpuRecord>& gpus) {
+  auto list = nlohmann::ordered_json::array();
+  for (const GpuRecord& gpu : gpus) {
+    list.push_back({{"min_clock_mhz", gpu.least_clock},
+                    {"avg_clock_mhz", gpu.mean_clock},
+                    {"avg_power_watts", gpu.mean_power},
+                    {"max_power_watts", gpu.most_power},
+                    {"throttled", gpu.throttled}});
+  }
+  return list;
+}
+
+nlohmann::ordered_json data_json(const TokenSum& sum) {
+  return {{"shards", sum.shards}, {"tokens", sum.tokens}, {"checksum", fmt::format("{:016x}", sum.checksum)}};
+}
+
+/// A warning where validations took more than a third of the time; else empty.
+std::string time_warning(const RunSummary& s) {
+  double all = 0;
+  for (const double seconds : s.phases.avg) all += seconds;
+  const double validation = s.phases.avg[static_cast<int>(Phase::validation)];
+  if (!(validation > large_validation_share * all)) return "";
+  return validation_warning(fmt::format("validation took {:.3g} s,", validation), validation / all);
+}
+
+}  // namespace
+
+std::string summary_json(const RunSummary& s) {
+  nlohmann::ordered_json json;
+  json["version"] = build().version;
+  json["commit"] = build().commit;
+  json["compiler"] = build().compiler;
+  if (!build().cuda.empty()) json["cuda"] = build().cuda;
+  json["finished"] = s.stopped_by.empty();
+  json["stopped_by"] = s.stopped_by;
+  json["steps"] = s.progress.step;
+  json["first_step"] = s.first_step;
+  json["tokens"] = s.progress.tokens;
+  json["ranks"] = s.ranks;
+  json["final_train_loss"] = s.train_loss;
+  if (s.loss_weights) json["final_train_loss_weights"] = *s.loss_weights;
+  json["final_val_loss"] = s.validation_loss ? nlohmann::ordered_json(*s.validation_loss) : nullptr;
+  json["train_seconds"] = s.progress.train_seconds;
+  json["tokens_per_second"] = tokens_per_second(s);
+  if (s.mfu) json["mfu"] = *s.mfu;
+  json["time_to_first_step_seconds"] = s.time_to_first_step;
+  json["peak_memory_bytes"] = s.peak_memory;
+  json["peak_memory_bytes_all_ranks"] = s.peak_memory_total;
+  if (s.peak_device_memory > 0) json["peak_device_memory_bytes"] = s.peak_device_memory;
+  if (!s.gpus.empty()) {
+    json["gpu_looks"] = s.gpu_looks;
+    json["gpus"] = gpus_json(s.gpus);
+  }
+  for (int i = 0; i < Trace::phases; ++i) {
+    json["phases"][phase_name(static_cast<Phase>(i))] = {
+        {"min_seconds", s.phases.min[i]}, {"avg_seconds", s.phases.avg[i]}, {"max_seconds", s.phases.max[i]}};
+  }
+  if (s.phases.communication > 0) {
+    json["communication"] = {{"avg_seconds", s.phases.communication}, {"hidden_share", s.phases.hidden}};
+  }
+  if (s.train_data.shards > 0) json["data"]["train"] = data_json(s.train_data);
+  if (s.validation_data.shards > 0) json["data"]["validation"] = data_json(s.validation_data);
+  json["provenance"] = nlohmann::ordered_json::parse(provenance_json(s.provenance));
+  if (const std::string text = time_warning(s); !text.empty()) json["warnings"] = {text};
+  return json.dump(2, ' ', false, nlohmann::json::error_handler_t::replace) + "\n";
+}
+
+long finished_steps(const std::string& summary_json) {
+  const auto json = nlohmann::json::parse(summary_json, nullptr, false);
+  if (!json.is_object() || !json.value("finished", nlohmann::json()).is_boolean()) return 0;
+  const auto steps = json.value("steps", nlohmann::json());
+  return json["finished"] == true && steps.is_number_integer() ? steps.get<long>() : 0;
+}
+
+bool is_of_no_step(const std::string& summary_json) {
+  const auto json = nlohmann::json::parse(summary_json, nullptr, false);
+  if (!json.is_object()) return false;
+  const auto value = [&](const char* key) { return json.value(key, nlohmann::json()); };
+  return value("steps") == 0 && value("final_val_loss").is_null() && value("stopped_by").is_string() &&
+         is_stop_reason(value("stopped_by").get<std::string>());
+}
+
+bool is_short_of_space(const std::string& summary_json) {
+  const auto json = nlohmann::json::parse(summary_json, nullptr, false);
+  if (!json.is_object() || !json.value("stopped_by", nlohmann::json()).is_string()) return false;
+  const auto stopped_by = json["stopped_by"].get<std::string>();
+  // As messages end that name the system's reason.
+  return std::ranges::any_of(std::array{ENOSPC, EDQUOT, EFBIG},
+                             [&](int reason) { return stopped_by.ends_with(std::strerror(reason)); });
+}
+
+std::string closing_lines(const RunSummary& s) {
+  std::string text = timing_table(s.phases);
+  if (const std::string gpus = gpu_line(s.gpus); !gpus.empty()) text += gpus + "\n";
+  const auto merit = [&](const char* name, double value) { text += fmt::format("FOM {} {:.6g}\n", name, value); };
+  merit("tokens_per_second", tokens_per_second(s));
+  if (s.mfu) merit("mfu", *s.mfu);
+  merit("train_seconds", s.progress.train_seconds);
+  merit("time_to_first_step_seconds", s.time_to_first_step);
+  merit("peak_memory_bytes", static_cast<double>(s.peak_memory));
+  if (s.peak_device_memory > 0) merit("peak_device_memory_bytes", static_cast<double>(s.peak_device_memory));
+  if (!std::isnan(s.train_loss)) merit("final_train_loss", s.train_loss);
+  if (s.loss_weights) merit("final_train_loss_weights", *s.loss_weights);
+  if (s.validation_loss) merit("final_val_loss", *s.validation_loss);
+  if (const std::string warning = time_warning(s); !warning.empty()) text += "warning: " + warning + "\n";
+  text.pop_back();
+  return text;
+}
+
+}  // namespace nanorun

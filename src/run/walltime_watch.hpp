@@ -1,0 +1,45 @@
+#pragma once
+// How a run keeps to stop.walltime_seconds: it measures its steps, validations and checkpoints, and stops early enough
+// for the next ones (src/run/walltime.hpp has the arithmetic).
+
+#include <string>
+
+#include "src/run/run_setup.hpp"
+#include "src/run/walltime.hpp"
+
+namespace nanorun {
+
+class WalltimeWatch {
+ public:
+  /// `run` has the trial from which the time of the first checkpoint is foreseen.
+  explicit WalltimeWatch(const RunSetup& run);
+
+  /// What the step, or a validation before it, took.
+  void add_step(long step, double seconds);
+  void add_validation(long step, double seconds);
+  void add_checkpoint(double seconds);
+
+  // This rank's view. The first step of a program run is made in any case, so that a chain of jobs gets on.
+
+  /// Whether the run stops now, after `done` updates, rather than make the next step.
+  bool stops_before_step(long done) const;
+  /// Whether the run stops at the end of the step that is under way, which makes update number `done` and began
+  /// `step_begin` seconds after the program's start.
+  bool stops_after_step(long done, double step_begin) const;
+
+  /// A line for the log of a run that has stopped after `done` updates.
+  std::string line(long done) const;
+
+ private:
+  double step_work(long step) const;
+  double validation_work(long step) const;
+  bool may_stop(long done) const;
+  Foreseen next_step(long done, double least) const;
+  bool must_stop(double at, const Foreseen& ahead) const;
+
+  const RunSetup& run_;
+  const Config& config_;
+  PartTimes times_;
+};
+
+}  // namespace nanorun
