@@ -286,23 +286,18 @@ class ExportedModel(FaultTest):
         job = self.command("import", "model", "back.h5", code=7)
         self.assert_refused(job, "back.h5.partial: ")
 
-    def test_import_refuses(self):
+    def import_refused(self, *said):
+        """Of the directory model, of which nothing is left; returns the job."""
+        job = self.command("import", "model", "back.h5", code=3)
+        self.assert_refused(job, *said)
+        self.assertEqual(list(self.folder.glob("back.h5*")), [])
+        return job
+
+    def test_import_refuses_weights(self):
         model = self.exported()
-        file, config = model / "model.safetensors", model / "config.json"
-        good, settings = file.read_bytes(), json.loads(config.read_text())
+        file = model / "model.safetensors"
+        good = file.read_bytes()
         header, values = read_header(file)
-
-        def refused(*said):
-            job = self.command("import", "model", "back.h5", code=3)
-            self.assert_refused(job, *said)
-            self.assertEqual(list(self.folder.glob("back.h5*")), [])
-            return job
-
-        for record in (3, {"name": "gpt2"}, {"name": "gpt2", "checksum": "8f"}, {"name": "a\n", "checksum": 16 * "0"}):
-            config.write_text(json.dumps({**settings, "nanorun_tokenizer": record}))
-            refused("model/config.json: its nanorun_tokenizer has not a name")
-        config.write_text(json.dumps(settings))
-
         for content, said in ((b"", "no safetensors"), (good[:-1], "bytes of values"),
                               (good + b"\0", "bytes of values"), (good[:40], "cut off"),
                               (b"version https://git-lfs.github.com/spec/v1\n", "git lfs pull"),
@@ -310,7 +305,7 @@ class ExportedModel(FaultTest):
                               (struct.pack("<Q", 1 << 23) + bytes(1 << 23), "more than the"),
                               (struct.pack("<Q", 8) + b"[[[[[[[[", "no safetensors")):
             file.write_bytes(content)
-            refused("model/model.safetensors: ", said)
+            self.import_refused("model/model.safetensors: ", said)
         text = json.dumps(header)
         write_header(file, header, values)
         for renamed, said in (("_orig_mod.", 'remove the prefix "_orig_mod.", which torch.compile adds, from'),
@@ -319,10 +314,10 @@ class ExportedModel(FaultTest):
                               ("model.", 'remove the prefix "model." from the names')):
             write_header(file, {renamed * (name != "__metadata__") + name: entry for name, entry in header.items()},
                          values)
-            refused(f"model.safetensors: lacks the tensor block.3.qkv, but holds {renamed}block.3.qkv: ", said)
+            self.import_refused(f"model.safetensors: lacks the tensor block.3.qkv, but holds {renamed}block.3.qkv: ", said)
         twice = text.replace('"head": ', f'"head": {json.dumps(header["skip.0"])}, "head": ').encode()
         file.write_bytes(struct.pack("<Q", len(twice)) + twice + values)
-        refused('its header names the key "head" twice')
+        self.import_refused('its header names the key "head" twice')
         for name, change, said in (("head", {"dtype": "F16"}, "bytes of its shape"), ("head", {"dtype": "F9"}, "F9"),
                                    ("head", {"data_offsets": [0, 4]}, "head"),
                                    ("head", {"shape": [2**40, 2**40]}, "impossible shape"),
@@ -332,8 +327,21 @@ class ExportedModel(FaultTest):
                                    ("skip.0", {"data_offsets": header["skip.1"]["data_offsets"]}, "skip."),
                                    ("foreign", {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]}, "foreign")):
             write_header(file, header | {name: header.get(name, {}) | change}, values)
-            refused("model/model.safetensors: ", said)
+            self.import_refused("model/model.safetensors: ", said)
         file.write_bytes(good)
+        for name in ("model.safetensors.index.json", "pytorch_model.bin", "adapter_model.safetensors"):
+            file.rename(model / name)
+            self.import_refused(f"model/{name}: ", "nanorun import reads one model.safetensors")
+            (model / name).rename(file)
+        self.command("import", "model", "back.h5")
+
+    def test_import_refuses_configs(self):
+        config = self.exported() / "config.json"
+        settings = json.loads(config.read_text())
+        for record in (3, {"name": "gpt2"}, {"name": "gpt2", "checksum": "8f"}, {"name": "a\n", "checksum": 16 * "0"}):
+            config.write_text(json.dumps({**settings, "nanorun_tokenizer": record}))
+            self.import_refused("model/config.json: its nanorun_tokenizer has not a name")
+        config.write_text(json.dumps(settings))
         for change, said in (({"model_type": "gpt2"}, "model_type"), ({"model": {}}, "lacks model.vocabulary"),
                              ({"model": settings["model"] | {"width": -1}, "hidden_size": -1},
                               "config.json: model.width"),
@@ -344,13 +352,13 @@ class ExportedModel(FaultTest):
                              ({"model": settings["model"] | {"layers": 2}, "num_hidden_layers": 2},
                               "which is no tensor of the model")):
             config.write_text(json.dumps(settings | change))
-            job = refused(said)
+            job = self.import_refused(said)
             self.assertNotIn("override", job.text())
         for change in ({"model": settings["model"] | {"new": 1}}, {"window": settings["window"] | {"new": 1}}, {"new": 1}):
             config.write_text(json.dumps(settings | change))
-            refused("model/config.json: ", "new: unknown key")
+            self.import_refused("model/config.json: ", "new: unknown key")
         config.write_text(json.dumps(settings).replace('"width"', '"softcap": 3, "width"'))
-        refused('model/config.json: names the key "softcap" twice')
+        self.import_refused('model/config.json: names the key "softcap" twice')
         # As transformers writes it anew.
         others = {"transformers_version": "5.17.0", "dtype": settings["torch_dtype"], "_name_or_path": "model"}
         config.write_text(json.dumps({**settings, **others}, sort_keys=True))
@@ -359,7 +367,7 @@ class ExportedModel(FaultTest):
         for field, key in (("vocab_size", "vocabulary"), ("hidden_size", "width"), ("num_hidden_layers", "layers"),
                            ("num_attention_heads", "heads")):
             config.write_text(json.dumps(settings | {field: 7}))
-            refused(f"config.json: {field} = 7, but model.{key} = {settings['model'][key]}")
+            self.import_refused(f"config.json: {field} = 7, but model.{key} = {settings['model'][key]}")
         vocabulary, end = (settings[key] for key in ("vocab_size", "eos_token_id"))
         for change, said in (({"tie_word_embeddings": True}, "tie_word_embeddings = true, but model.tied_head = false"),
                              ({"bos_token_id": vocabulary}, f"bos_token_id = {vocabulary}, but model.vocabulary = {vocabulary}"),
@@ -368,12 +376,8 @@ class ExportedModel(FaultTest):
                              ({"architectures": ["GPT2LMHeadModel"]},
                               'architectures = ["GPT2LMHeadModel"], but the class for model.residual = "unet" is ')):
             config.write_text(json.dumps(settings | change))
-            refused(f"config.json: {said}")
+            self.import_refused(f"config.json: {said}")
         config.write_text(json.dumps(settings))
-        for name in ("model.safetensors.index.json", "pytorch_model.bin", "adapter_model.safetensors"):
-            file.rename(model / name)
-            refused(f"model/{name}: ", "nanorun import reads one model.safetensors")
-            (model / name).rename(file)
         self.command("import", "model", "back.h5")
 
     def test_pytorch_agrees(self):
