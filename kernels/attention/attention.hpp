@@ -18,11 +18,11 @@ inline constexpr int attention_block = 128;
 struct AttentionMask {
   int length = 0;                           ///< T
   const std::int32_t* first_key = nullptr;  ///< [T]
-  /// [T / 128], for query block b: key blocks [key_begin[b], b] have an allowed pair. In those of [key_full[b], b)
+  /// [T / 128], for query block b: key blocks [key_begin[b], b] have an allowed pair. In blocks [key_full[b], b)
   /// every pair is allowed; key_full[b] <= b.
   const std::int32_t* key_begin = nullptr;
   const std::int32_t* key_full = nullptr;
-  /// [T / 128], for key block b: query blocks [b, query_end[b]) have an allowed pair. In those of (b, query_full[b])
+  /// [T / 128], for key block b: query blocks [b, query_end[b]) have an allowed pair. In blocks (b, query_full[b])
   /// every pair is allowed; query_full[b] >= b + 1.
   const std::int32_t* query_end = nullptr;
   const std::int32_t* query_full = nullptr;

@@ -8,8 +8,8 @@
 //     void twice(Stream stream, Mat<T> out, Mat<const T> x);
 //   })
 //
-// declares twice() in the namespaces portable and cuda. Another implementation needs a line here, and none where ops are
-// declared. Types that ops take stand before the declarations, in nanorun::kernels. What one implementation demands
+// declares twice() in the namespaces portable and cuda. Another implementation needs a line here, and none where ops
+// are declared. Types that ops take stand before the declarations, in nanorun::kernels. What one implementation demands
 // beyond the contract follows its name, as above. Functions of one implementation alone are not ops: they have headers
 // of their own.
 

@@ -58,15 +58,15 @@ template <class T>
 struct MixTerm {
   Mat<const T> source;
   const acc_t<T>* rstd = nullptr;  ///< x = source / rstd; null: x is the source itself
-  Mat<T> d_source;                 ///< += c g; null: not wanted. MixBackward::d_out follows a rule of its own
-  bool overwrites = false;         ///< d_source = c g in the place of +=
+  Mat<T> d_source;                 ///< += c g; null: not wanted. It may be MixBackward::d_out, see there
+  bool overwrites = false;         ///< d_source = c g, in the place of +=
   /// mix_backward() does not read the source, so it need not be kept: dot_k follows from the norm and the other terms,
   ///   c_k dot_k = <g, n / rstd> - sum over the others of c dot.
   /// The mix needs a norm, and at most one term is implied, one without per_token; else std::invalid_argument. Where
   /// c_k = 0, the gradients of its scalars stay as they are.
   bool implied = false;
   bool shared = false;             ///< mix_backward() skips the term; shared_streams_backward() computes its gradients
-  acc_t<T>* factor_out = nullptr;  ///< mix_backward() writes common_factor() here, for who reads g in place of d_source
+  acc_t<T>* factor_out = nullptr;  ///< = common_factor(), for a reader that multiplies g itself, without d_source
   double constant = 1;
   std::array<LearnedScalar<T>, 2> scalars;
   PerToken<T> per_token;
@@ -82,7 +82,7 @@ struct MixTerm {
   constexpr bool wants_dot() const { return wants_scalars() || per_token.gradient; }
 };
 
-/// A gradient, f(factor) times a matrix. Null: none.
+/// A gradient as the product of f(factor) and a matrix.
 template <class T>
 struct ScaledGradient {
   Mat<const T> matrix;
@@ -132,8 +132,8 @@ struct SharingMix {
   MixTerm<T> implied;  ///< the implied term of the mix, if it has one; its source and per_token are not read
 };
 
-/// Adds to the gradients of an implied term's scalars what `change`, a change of the sum of c dot over the tokens,
-/// makes of them.
+/// The gradients of an implied term's scalars follow from the sum of c dot over the tokens. Adds what they change by
+/// when that sum changes by `change`.
 template <class T, class Sum>
 constexpr void add_to_implied(const MixTerm<T>& term, Sum change) {
   const acc_t<T> c = term.common_factor();
@@ -193,10 +193,10 @@ NANORUN_DECLARE_OPS({
   template <class T>
   void mix_backward(Stream stream, const MixBackward<T>& d, std::span<const MixTerm<T>> terms);
 
-  /// What mix_backward() leaves out of the shared terms of `mixes`. Stream i is x_i, with coefficient c_m,i in mix m;
-  /// the second stream may be null. With dot_m,i[t] = <g_m[t], x_i[t]>:
-  ///   gradient of x_i[t] (+)= sum_m c_m,i[t] g_m[t], and the gradients of the factors of c_m,i as in mix_backward()
-  ///   the implied term of mix m: mix_backward() took c dot too large by sum_i c_m,i dot_m,i, which is put right here
+  /// Gradients of the shared terms of `mixes`, which mix_backward() skips. Stream i is x_i, with coefficient c_m,i in
+  /// mix m; the second stream may be null. With dot_m,i[t] = <g_m[t], x_i[t]>:
+  ///   gradient of x_i[t] = or += sum_m c_m,i[t] g_m[t]; those of the factors of c_m,i as above
+  ///   implied term of mix m: mix_backward() took its c dot too large by sum_i c_m,i dot_m,i, which is corrected here
   /// No two coefficients have the same per_token gradient.
   /// CUDA: demands what mix_backward() does. The gradients of the streams are rounded to bf16 after every 16 mixes.
   template <class T>

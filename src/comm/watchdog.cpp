@@ -238,8 +238,9 @@ std::string Watchdog::find_culprit(const std::vector<Heartbeat>& then, const std
   if (!behind.empty()) {
     return fmt::format("{} {} in an earlier collective", list_of(behind), behind.size() == 1 ? "waits" : "wait");
   }
-  return fmt::format("all ranks are alive and have entered it, so the {} hangs",
-                     writes_files ? "file system that it writes to, or the communication," : "communication itself");
+  if (!writes_files) return "all ranks are alive and have entered it, so the communication itself hangs";
+  return "all ranks are alive and have entered it, so the file system that it writes to, or the communication, hangs, "
+         "or a rank has failed in it without leaving it, as for want of memory, and MPI may have said so";
 }
 
 }  // namespace nanorun

@@ -200,10 +200,14 @@ std::string text_of(Config config, Token end_of_text, const TokenizerRecord& tok
   return json.dump(2) + "\n";
 }
 
-/// Throws Error(data), with a message that lacks the file, where the object has a key that `known` refuses: of another
-/// version, or misspelled, so that the model would be another one.
+/// Throws Error(data), with a message that lacks the file, where the value is no object, or one with a key that `known`
+/// refuses: of another version, or misspelled, so that the model would be another one. `section` is its path with a dot
+/// at the end. A value that is not there has no keys.
 template <class Known>
 void require_known_keys(const Json& object, const std::string& section, Known&& known) {
+  if (!object.is_object() && !object.is_null())
+    throw Error(ExitCode::data, fmt::format("{} = {}: not a JSON object", section.substr(0, section.size() - 1),
+                                            excerpt(object.dump())));
   for (const auto& [key, value] : object.items()) {
     if (!known(key))
       throw Error(ExitCode::data,
@@ -313,12 +317,16 @@ void require_agreement(const Json& json) {
   const Json names = Json::array({residual == "\"scaled\"" ? scaled_class : unet_class});
   if (const Json given = field("architectures"); !given.is_null() && given != names)
     refuse("architectures", fmt::format("the class for model.residual = {} is {}", excerpt(residual), names.dump()));
-  for (const char* name : {"bos_token_id", "eos_token_id"}) {
-    const Json token = field(name), &vocabulary = model["vocabulary"];
-    if (token.is_null() || (token.is_number_integer() && token >= 0 && token < vocabulary)) continue;
-    refuse(name, "model.vocabulary = " + excerpt(vocabulary.dump()));
-  }
-  const Json begin = field("bos_token_id"), end = field("eos_token_id");
+  // Transformers takes a list of tokens, too.
+  const auto token_field = [&](const char* name) {
+    const Json given = field(name), token = given.is_array() && given.size() == 1 ? given[0] : given;
+    if (token.is_null()) return token;
+    if (!token.is_number_integer()) refuse(name, "documents begin and end with one token: give its id");
+    const Json& vocabulary = model["vocabulary"];
+    if (token < 0 || token >= vocabulary) refuse(name, "model.vocabulary = " + excerpt(vocabulary.dump()));
+    return token;
+  };
+  const Json begin = token_field("bos_token_id"), end = token_field("eos_token_id");
   if (!begin.is_null() && !end.is_null() && begin != end) refuse("bos_token_id", "eos_token_id = " + end.dump());
 }
 

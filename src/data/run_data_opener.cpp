@@ -99,8 +99,10 @@ void ShardOpener::check(const ShardInfo& shard) {
   const ShardInfo& first = is_first ? shard : data_.first();
   if (shard.end_of_text != first.end_of_text) {
     throw Error(ExitCode::data,
-                fmt::format("{}: its end-of-text token is {}, that of {} is {}", shard.path, shard.end_of_text,
-                            first.path, first.end_of_text),
+                fmt::format("{}: its end-of-text token is {}, that of {} is {}: documents of a run begin with one "
+                            "token, also with data.allow_other_tokenizer = true; make the shards anew with one "
+                            "tokenizer, or leave out one of the two",
+                            shard.path, shard.end_of_text, first.path, first.end_of_text),
                 Scope::all_ranks);
   }
   compare_tokens(shard);

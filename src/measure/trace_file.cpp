@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstring>
+#include <limits>
 #include <optional>
 #include <span>
 #include <thread>
@@ -150,12 +151,29 @@ void TraceFile::finish(const TraceRows& rows) {
       std::this_thread::sleep_for(std::chrono::milliseconds(50));
       write_or_wait();
     }
+    if (held_) leave_to_readers();
     if (!held_) return;
     warn(fmt::format("{}; it stays so to the end: {} lost", reason_,
                      waiting_.size() == 0 ? "what is not written yet is"
                                           : fmt::format("the rows of steps {} to {} are", waiting_.step.front() + 1,
                                                         waiting_.step.back() + 1)));
   });
+}
+
+/// For rank 0. Puts a copy in the place of a file that other programs only read, which keep theirs as it was, and
+/// writes to it.
+void TraceFile::leave_to_readers() {
+  if (!begun_) return;
+  try {
+    if (!names_file(path_, own_, ExitCode::output)) return;
+    if (lock_state(path_, LockKind::shared, ExitCode::output) == LockState::held) return;
+    replace_text(path_, ExitCode::output,
+                 read_text(path_, std::numeric_limits<std::uint64_t>::max(), ExitCode::output));
+    own_ = open_to_read(path_, ExitCode::output);
+  } catch (const std::exception&) {
+    return;  // the rows are lost, and the caller says so
+  }
+  write_or_wait();
 }
 
 /// For rank 0.

@@ -32,8 +32,8 @@ class TraceFile {
   /// on waiting, and a warning says so. Throws Error(output) on all ranks alike; the file then still has its earlier
   /// rows, and datasets other than /step may be longer, which readers ignore.
   void append(const TraceRows& rows);
-  /// Collective. Appends the last rows. Where another program does not let the file go within a few seconds, a warning
-  /// says which rows are lost.
+  /// Collective. Appends the last rows. Where other programs do not let the file go within a few seconds, a copy with
+  /// the rows takes its place if they only read it; else a warning says which rows are lost.
   void finish(const TraceRows& rows);
 
  private:
@@ -42,6 +42,7 @@ class TraceFile {
   void write_waiting();
   void wait(const Busy& reason);
   void require_own_file();
+  void leave_to_readers();
 
   Comm& comm_;
   std::string path_;

@@ -25,12 +25,37 @@ Mat<T> sent_from_above(const Activations<T>& a, const BlockPlan& plan, BlockMix 
   return mix == plan.joins_in ? a.d_layer_input[plan.layer] : Mat<T>();
 }
 
-/// The norm that the block's last mix makes; empty where it makes none.
+// What the mixes of a block have from above, for their backward passes.
+
+/// d_out: gradient of the block's output, where a.d_x does not hold it.
 template <class T>
-ops::NormGradient<T> d_next_norm(const Activations<T>& a, const BlockPlan& plan) {
-  if (!plan.norms_next) return {};
-  const AttentionActivations<T>& next = a.block[plan.layer + 1].attention;
-  return through(next.norm, next.d_norm);
+ops::MixBackward<T> d_after_mlp(const Activations<T>& a, const BlockPlan& plan, const ops::ScaledGradient<T>& d_out) {
+  ops::MixBackward<T> d{.d_out = a.d_x, .d_elsewhere = sent_from_above(a, plan, BlockMix::after_mlp)};
+  d.scaled_d_in = d_out;
+  if (plan.norms_next) {
+    const AttentionActivations<T>& next = a.block[plan.layer + 1].attention;
+    d.norm = through(next.norm, next.d_norm);
+  }
+  return d;
+}
+
+/// With leaves_factors the gradient of the stream before the MLP is a factor times a.d_x, and the mix leaves its own g
+/// beside that.
+template <class T>
+ops::MixBackward<T> d_after_attention(const Activations<T>& a, const BlockPlan& plan, const StreamMixes<T>& mixes) {
+  const MlpActivations<T>& mlp = a.block[plan.layer].mlp;
+  ops::MixBackward<T> d{.d_out = a.d_x, .d_elsewhere = sent_from_above(a, plan, BlockMix::after_attention)};
+  d.norm = through(mlp.norm, a.d_mlp_norm);
+  if (plan.leaves_factors) {
+    d.scaled_d_in = {a.d_x, mixes.mlp_residual(plan.layer)};
+    d.g = mlp.d_x;
+  }
+  return d;
+}
+
+template <class T>
+ops::MixBackward<T> d_before(const Activations<T>& a, const BlockPlan& plan) {
+  return {.d_out = a.d_x, .d_elsewhere = sent_from_above(a, plan, BlockMix::before)};
 }
 
 /// Gradient of what the MLP adds, as the mix behind it leaves it.
@@ -150,9 +175,9 @@ void Model<T>::unet_block_backward(Activations<T>& a, const Feed<T>& feed, Outpu
     attention_.backward(stream_, a, feed, {a.d_x}, d_matrices, layer);
     d_norm = through(block.attention.norm, block.attention.d_norm);
   }
-  ops::mix_backward<T>(stream_,
-                       {.d_out = a.d_x, .d_elsewhere = sent_from_above(a, plan, BlockMix::before), .norm = d_norm},
-                       mixes_.before(a, layer));
+  ops::MixBackward<T> d = d_before(a, plan);
+  d.norm = d_norm;
+  ops::mix_backward<T>(stream_, d, mixes_.before(a, layer));
 }
 
 /// x = mix(x, skip or streams of MUDD),  x = mix(x, attention(norm(x)), x0, bigram),  x = mix(x, mlp(norm(x))). Each x
@@ -179,24 +204,19 @@ void Model<T>::scaled_block_forward(Activations<T>& a, const Feed<T>& feed, cons
   }
 }
 
-/// a.d_x: gradient of the block's output; then of its input. With leaves_factors these are factors times another
-/// buffer, where `d_out`, or what is returned, is not empty.
+/// The gradient of the block's output is a.d_x, or `d_out` where that is not empty. That of its input becomes a.d_x, or
+/// what is returned where that is not empty.
 template <class T>
 ops::ScaledGradient<T> Model<T>::scaled_block_backward(Activations<T>& a, const Feed<T>& feed, Output d_matrices,
                                                        const ops::ScaledGradient<T>& d_out, const BlockPlan& plan) {
   const int layer = plan.layer;
   const BlockActivations<T>& block = a.block[layer];
   if (block.recomputes_mlp_out) mlp_.forward(stream_, a, block.mlp_out, Output::replaces, layer);
-  ops::mix_backward<T>(stream_,
-                       {.d_out = a.d_x,
-                        .d_elsewhere = sent_from_above(a, plan, BlockMix::after_mlp),
-                        .norm = d_next_norm(a, plan),
-                        .scaled_d_in = d_out},
-                       mixes_.after_mlp(a, layer));
+  ops::mix_backward<T>(stream_, d_after_mlp(a, plan, d_out), mixes_.after_mlp(a, layer));
   mlp_.backward(stream_, a, d_mlp_out(a, plan), d_matrices, layer);
   if (plan.attends) {
     if (block.recomputes_attention_out) attention_.recompute_output(stream_, a, block.attention_out, layer);
-    ops::mix_backward<T>(stream_, d_after_attention(a, plan), mixes_.after_attention(a, layer));
+    ops::mix_backward<T>(stream_, d_after_attention(a, plan, mixes_), mixes_.after_attention(a, layer));
     attention_.backward(stream_, a, feed, d_attention_out(a, plan), d_matrices, layer);
     const Mat<T>& d_attended = plan.attention_input == layer ? a.d_x : a.d_layer_input[plan.attention_input];
     if (plan.attention_norm == NormMaker::block) {
@@ -205,27 +225,9 @@ ops::ScaledGradient<T> Model<T>::scaled_block_backward(Activations<T>& a, const 
   } else {
     norm_backward(a.d_x, Output::adds, through(block.mlp.norm, a.d_mlp_norm));
   }
-  if (plan.mixes_input) {
-    ops::mix_backward<T>(stream_, {.d_out = a.d_x, .d_elsewhere = sent_from_above(a, plan, BlockMix::before)},
-                         mixes_.before(a, layer));
-  }
+  if (plan.mixes_input) ops::mix_backward<T>(stream_, d_before(a, plan), mixes_.before(a, layer));
   if (!plan.hands_on_factor) return {};
   return {block.mlp.d_x, mixes_.attention_residual(layer)};
-}
-
-/// What the mix behind attention has from above. With leaves_factors the gradient of the stream before the MLP is a
-/// factor times a.d_x, and the mix leaves its own g beside that.
-template <class T>
-ops::MixBackward<T> Model<T>::d_after_attention(const Activations<T>& a, const BlockPlan& plan) const {
-  const MlpActivations<T>& mlp = a.block[plan.layer].mlp;
-  ops::MixBackward<T> d{.d_out = a.d_x,
-                        .d_elsewhere = sent_from_above(a, plan, BlockMix::after_attention),
-                        .norm = through(mlp.norm, a.d_mlp_norm)};
-  if (plan.leaves_factors) {
-    d.scaled_d_in = {a.d_x, mixes_.mlp_residual(plan.layer)};
-    d.g = mlp.d_x;
-  }
-  return d;
 }
 
 /// With MUDD the norm of a last mix, else of the last block's output.

@@ -96,7 +96,6 @@ class Model {
   void scaled_block_forward(Activations<T>& a, const Feed<T>& feed, const BlockPlan& plan);
   ops::ScaledGradient<T> scaled_block_backward(Activations<T>& a, const Feed<T>& feed, Output d_matrices,
                                                const ops::ScaledGradient<T>& d_out, const BlockPlan& plan);
-  ops::MixBackward<T> d_after_attention(const Activations<T>& a, const BlockPlan& plan) const;
   void final_norm_forward(Activations<T>& a);
   void final_norm_backward(Activations<T>& a);
   int injections_backward(Activations<T>& a, int begin, int end);

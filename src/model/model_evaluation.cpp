@@ -3,6 +3,7 @@
 #include <bit>
 #include <type_traits>
 
+#include "src/base/instantiate.hpp"
 #include "src/model/model.hpp"
 
 #include "src/base/instantiate.hpp"

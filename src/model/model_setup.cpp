@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <set>
 
+#include "src/base/instantiate.hpp"
 #include "src/model/model.hpp"
 
 #include "src/base/instantiate.hpp"

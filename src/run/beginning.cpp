@@ -25,7 +25,7 @@ void plan_first_weights(Comm& alone, const Config& config, const ParameterTable&
   const auto [header, difference] = verify_first_weights(alone, config, table);
   beginning.data.model = origin_of(header.tokenizer, file, config.model.vocabulary);
   beginning.lines.push_back(fmt::format("begins with the weights of {}, step {}", file, header.progress.step));
-  if (!difference.empty()) beginning.lines.push_back("warning: the model of these weights differs: " + difference + "");
+  if (!difference.empty()) beginning.lines.push_back("warning: the model of these weights differs: " + difference);
 }
 
 void plan(const Config& config, const ParameterTable& table, Beginning& beginning) {

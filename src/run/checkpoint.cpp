@@ -12,6 +12,7 @@
 #include "src/base/output_file.hpp"
 #include "src/base/text.hpp"
 #include "src/storage/h5.hpp"
+#include "src/storage/h5_partial.hpp"
 
 namespace nanorun {
 
@@ -36,17 +37,6 @@ std::optional<long> step_of(const std::string& name) {
   const auto [rest, error] = std::from_chars(name.data() + prefix.size(), name.data() + name.size(), step);
   if (error != std::errc() || step < 0 || name != name_of_step(step)) return std::nullopt;
   return step;
-}
-
-/// Whether a file with the name of an unfinished checkpoint is a regular one that nanorun has not written: what it
-/// writes begins with the signature of HDF5, or with zeros as long as only its space is reserved.
-bool is_of_a_user(const std::string& path) {
-  if (kind_of_entry(path, ExitCode::checkpoint) != FileKind::regular) return false;
-  constexpr std::string_view signature = "\x89HDF\r\n\x1a\n";
-  std::string start(std::min<std::uint64_t>(signature.size(), file_size(path, ExitCode::checkpoint)), '\0');
-  read_at(open_to_read(path, ExitCode::checkpoint), path, 0, std::as_writable_bytes(std::span(start)),
-          ExitCode::checkpoint);
-  return start != signature && start.find_first_not_of('\0') != std::string::npos;
 }
 
 /// Throws where something else stands in the place of a checkpoint.
@@ -136,12 +126,13 @@ void Checkpoints::make_directory(const std::string& next) {
   for (const std::string& name : list_directory(directory_, ExitCode::checkpoint)) {
     if (!name.ends_with(suffix) || !step_of(name.substr(0, name.size() - suffix.size()))) continue;
     const std::string path = directory_ + "/" + name;
-    if (!is_of_a_user(path)) {
+    if (!h5::is_foreign_partial(path, checkpoint_format, ExitCode::checkpoint)) {
       remove_file(path, ExitCode::checkpoint);
     } else if (path == next) {
-      warn(fmt::format("{}: not an HDF5 file; the file is kept as {}", path, set_aside(path, ExitCode::checkpoint)));
+      warn(fmt::format("{}: no checkpoint of nanorun's; the file is kept as {}", path,
+                       set_aside(path, ExitCode::checkpoint)));
     } else if (kept_.insert(path).second) {
-      warn(fmt::format("{}: not an HDF5 file; the file is kept", path));
+      warn(fmt::format("{}: no checkpoint of nanorun's; the file is kept", path));
     }
   }
 }

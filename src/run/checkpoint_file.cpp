@@ -8,6 +8,7 @@
 #include <set>
 
 #include "src/base/files.hpp"
+#include "src/comm/shared_files.hpp"
 #include "src/optimizer/update_rule.hpp"
 #include "src/storage/h5.hpp"
 
@@ -75,11 +76,10 @@ void lay_out(const std::string& path, const CheckpointHeader& header, const Slab
 
 /// Collective.
 void write_rows(Comm& comm, const std::string& path, std::uint64_t version, const Slabs& slabs) {
-  h5::File file = h5::File::open_append(path, comm.handle(), ExitCode::checkpoint);
+  h5::File file = h5::File::open_append(path, shared_files(comm, "write of a checkpoint"), ExitCode::checkpoint);
   // A rank whose write fails goes on, since the others wait for it in the writes that follow.
   std::exception_ptr failure;
   const auto attempt = [&](auto&& call) {
-    const auto watch = comm.watch("write of a checkpoint");
     try {
       call();
     } catch (...) {

@@ -92,6 +92,20 @@ void CheckpointLink::examine(const std::string& directory) {
   require_own(directory, target_of(directory), canonical_path(directory_of(directory), code));
 }
 
+std::string run_with_checkpoints_in(const std::string& directory) {
+  std::string run;
+  quietly([&] {
+    const std::string above = directory_of(directory);
+    if (name_of(directory) == "checkpoints" && is_of_a_run(above)) run = above;
+  });
+  quietly([&] {
+    const std::string owner = owner_in_lock(lock_text(directory));
+    if (owner.empty()) return;
+    if (same_file(owner + "/checkpoints", directory, code) || holds_checkpoints(directory, code)) run = owner;
+  });
+  return run;
+}
+
 void CheckpointLink::enter(const std::string& directory) {
   if (kind_of_entry(directory, code) != FileKind::symlink) {
     if (lock_) note_new_owner(locked_, directory_of(directory));

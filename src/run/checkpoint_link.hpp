@@ -9,6 +9,10 @@
 
 namespace nanorun {
 
+/// The run that has its checkpoints in `directory`, as a part of its own directory or by a link; empty where there is
+/// none, or where the file system does not tell.
+std::string run_with_checkpoints_in(const std::string& directory);
+
 class CheckpointLink {
  public:
   /// For rank 0, before files in `directory`, <run>/checkpoints, are read, written or removed. Where that is a link,

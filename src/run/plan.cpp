@@ -94,14 +94,15 @@ Json shape_of(const Parameter& parameter) {
 }
 
 Json bucket_json(const Config& config, const Bucket& bucket) {
-  Json json = {{"rule", name_of(rule_of(config, bucket.group))},
+  const Rule rule = rule_of(config, bucket.group);
+  Json json = {{"rule", name_of(rule)},
                {"units", bucket.units},
                {"unit_size", bucket.unit_size},
                {"scalars", bucket.scalars()},
                {"lookup", lookup_name(bucket.lookup)},
                {"travels", !bucket.fixed()},
                {"tensors", Json::array()}};
-  if (bucket.group == Group::matrix) json["matrix"] = {bucket.rows, bucket.cols};
+  if (rule == Rule::muon) json["matrix"] = {bucket.rows, bucket.cols};
   return json;
 }
 

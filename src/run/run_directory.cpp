@@ -8,12 +8,16 @@
 #include <cstdio>
 #include <random>
 #include <span>
+#include <string_view>
 #include <thread>
 
 #include "src/base/error.hpp"
 #include "src/base/files_own.hpp"
 #include "src/base/output_file.hpp"
+#include "src/measure/trace_datasets.hpp"
+#include "src/run/checkpoint_link.hpp"
 #include "src/run/lock_text.hpp"
+#include "src/storage/h5_partial.hpp"
 
 namespace nanorun {
 
@@ -109,12 +113,12 @@ RunDirectory::RunDirectory(Comm& comm, const Config& config)
       stop_file_(config.stop.file.empty() ? file("stop") : config.stop.file) {
   comm_.together([&] {
     if (!comm_.root()) return;
+    require_no_checkpoints_of_others();
     made_ = !exists(path_, ExitCode::output);
     make_directories(path_, ExitCode::output);
     const std::optional<std::string> holder = read(lock_name);
     if (holder && !holder->empty() && !is_lock_text(*holder))
       throw Error(ExitCode::output, file(lock_name) + ": is not the lock file of a run; move it, or change run.name");
-    if (holder) require_no_checkpoints_of_others(*holder);
     foreign_ = !holder && kind_of_entry(checkpoints(), ExitCode::output) == FileKind::absent;
     lock();
     made_lock_ = !holder;
@@ -122,15 +126,17 @@ RunDirectory::RunDirectory(Comm& comm, const Config& config)
   if (comm_.size() > 1) require_in_sight();
 }
 
-/// Throws where a link of another run's leads here, by what the lock file says.
-void RunDirectory::require_no_checkpoints_of_others(const std::string& holder) const {
-  const std::string owner = owner_in_lock(holder);
-  if (owner.empty()) return;
-  const bool linked = same_file(owner + "/checkpoints", path_, ExitCode::output);
-  if (!linked && !holds_checkpoints(path_, ExitCode::output)) return;
-  throw Error(ExitCode::output, fmt::format("{}: has the checkpoints of another run, {}: change run.name or "
-                                            "run.outputs",
-                                            path_, owner));
+/// Throws where another run has its checkpoints here or in a directory above.
+void RunDirectory::require_no_checkpoints_of_others() const {
+  const std::string own = canonical_path(path_);
+  for (std::string above = own;; above = directory_of(above)) {
+    const std::string owner = run_with_checkpoints_in(above);
+    if (!owner.empty())
+      throw Error(ExitCode::output,
+                  fmt::format("{}: {} the checkpoints of another run, {}: change run.name or run.outputs", path_,
+                              above == own ? "has" : "lies among", owner));
+    if (above == directory_of(above)) return;
+  }
 }
 
 RunDirectory::~RunDirectory() { remove_unused(); }
@@ -279,6 +285,7 @@ std::vector<std::string> RunDirectory::begin(bool anew, double seconds) {
       }
     }
     if (foreign_) keep_foreign_files();
+    keep_foreign_partials();
     made_ = made_lock_ = false;
   });
   return lines;
@@ -298,6 +305,20 @@ void RunDirectory::keep_foreign_files() const {
       if (kind_of_entry(path, ExitCode::output) == FileKind::absent) continue;
       warn(fmt::format("{}: is of no run; kept as {}", path, set_aside(path, ExitCode::output)));
     }
+  }
+}
+
+/// What writes of an earlier start that were cut short have left is told from a file of a user's only where it is HDF5.
+void RunDirectory::keep_foreign_partials() const {
+  for (const char* name : file_names) {
+    const std::string path = partial_of(file(name));
+    const bool is_text = std::string_view(name) != "trace.h5";
+    if (kind_of_entry(path, ExitCode::output) != FileKind::regular) continue;
+    if (is_text ? file_size(path, ExitCode::output) == 0
+                : !h5::is_foreign_partial(path, trace_format, ExitCode::output))
+      continue;
+    warn(fmt::format("{}: somebody's own, or the rest of a write that was cut short; kept as {}", path,
+                     set_aside(path, ExitCode::output)));
   }
 }
 

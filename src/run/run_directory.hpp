@@ -66,7 +66,7 @@ class RunDirectory {
 
  private:
   void lock();
-  void require_no_checkpoints_of_others(const std::string& holder) const;
+  void require_no_checkpoints_of_others() const;
   bool is_taken() const;
   void make_again();
   void move_beside();
@@ -77,6 +77,7 @@ class RunDirectory {
   bool is_own_file(const std::string& path) const;
   bool remove_earlier_stop_file(double seconds) const;
   void keep_foreign_files() const;
+  void keep_foreign_partials() const;
 
   Comm& comm_;
   std::string path_;

@@ -8,6 +8,7 @@
 
 #include "src/base/error.hpp"
 #include "src/base/output_file.hpp"
+#include "src/comm/shared_files.hpp"
 #include "src/data/shard_file.hpp"
 #include "src/shard/shard_plan.hpp"
 #include "src/storage/bin_file.hpp"
@@ -157,7 +158,8 @@ void write_shard(Comm& comm, const ShardPlan& plan, bool force) {
       if (comm.root()) lay_out(plan, partial);
     });
     std::optional<h5::File> file;
-    comm.together([&] { file = h5::File::open_append(partial, comm.handle(), ExitCode::output); });
+    comm.together(
+        [&] { file = h5::File::open_append(partial, shared_files(comm, "write of a shard"), ExitCode::output); });
     const std::uint64_t checksum = checksum_of(plan, write_blocks(comm, plan, *file));
     comm.together([&] { file->close(); });
     // By one rank: HDF5 hangs where ranks share a header and one of them cannot write its part.

@@ -8,7 +8,6 @@
 
 #include "src/base/file_lock.hpp"
 #include "src/storage/h5_library.hpp"
-#include "src/storage/h5_shared.hpp"
 #include "src/storage/h5_structure.hpp"
 
 namespace nanorun::h5 {
@@ -41,21 +40,16 @@ void Handle::reset() {
   close_(std::exchange(id_, -1));
 }
 
-void Handle::swap(Handle& other) noexcept {
-  std::swap(id_, other.id_);
-  std::swap(close_, other.close_);
-}
-
-File::File(const std::string& path, MPI_Comm comm, ExitCode code, Mode mode)
-    : path_(path), code_(code), mode_(mode), collective_(comm != MPI_COMM_NULL) {
-  Locked locked;
+File::File(const std::string& path, Sharing sharing, ExitCode code, Mode mode)
+    : path_(path), code_(code), mode_(mode), sharing_(std::move(sharing)) {
+  const Call call{watch()};
   const Handle access = own(H5Pcreate(H5P_FILE_ACCESS), H5Pclose, "", "file access list");
-  if (collective_ && path.size() > max_shared_path)
+  if (is_shared() && path.size() > max_shared_path)
     throw Error(code_, fmt::format("{}: {} bytes are too long for the path of a file that ranks share, {} at most; "
                                    "choose a shorter one",
                                    path_, path.size(), max_shared_path));
-  if (collective_) {
-    check(H5Pset_fapl_mpio(access.get(), comm, MPI_INFO_NULL), "", "cannot be shared by the ranks");
+  if (is_shared()) {
+    check(H5Pset_fapl_mpio(access.get(), sharing_.comm, MPI_INFO_NULL), "", "cannot be shared by the ranks");
   } else {
     check(H5Pset_file_locking(access.get(), true, true), "", "file locking");
   }
@@ -70,7 +64,7 @@ File::File(const std::string& path, MPI_Comm comm, ExitCode code, Mode mode)
               [&] { return H5Fcreate(path.c_str(), H5F_ACC_TRUNC, layout.get(), access.get()); });
     return;
   }
-  look_together(comm, [&] {
+  look_together(sharing_.comm, [&] {
     look_before_opening(path, code_);
     if (mode == Mode::append) require_writable(path, code_);
   });
@@ -86,10 +80,10 @@ void File::open_with(const Handle& access, const char* failure, const std::funct
   static std::vector<std::uint64_t> devices_without_locks;  // under the lock of HDF5
   std::uint64_t device = 0;
   quietly([&] { device = state_of(path_, code_).device; });
-  const bool known = !collective_ && std::ranges::find(devices_without_locks, device) != devices_without_locks.end();
+  const bool known = !is_shared() && std::ranges::find(devices_without_locks, device) != devices_without_locks.end();
   if (known) check(H5Pset_file_locking(access.get(), false, true), "", "file locking");
-  hid_t id = open();
-  if (const Reason reason = last_reason(); id < 0 && !collective_ && !known && reason.error != 0) {
+  hid_t id = is_shared() ? open() : open_patiently(open);
+  if (const Reason reason = last_reason(); id < 0 && !is_shared() && !known && reason.error != 0) {
     LockState state = LockState::free;
     quietly([&] { state = lock_state(path_, mode_ == Mode::read ? LockKind::shared : LockKind::exclusive, code_); });
     if (state == LockState::held && passes(reason.error)) {
@@ -109,10 +103,18 @@ void File::open_with(const Handle& access, const char* failure, const std::funct
   handle_ = own(id, H5Fclose, "", failure);
 }
 
-File File::create(const std::string& path, MPI_Comm comm, ExitCode code) { return {path, comm, code, Mode::create}; }
-File File::open(const std::string& path, MPI_Comm comm, ExitCode code) { return {path, comm, code, Mode::read}; }
-File File::open_append(const std::string& path, MPI_Comm comm, ExitCode code) {
-  return {path, comm, code, Mode::append};
+File File::create(const std::string& path, Sharing sharing, ExitCode code) {
+  return {path, sharing, code, Mode::create};
+}
+File File::open(const std::string& path, Sharing sharing, ExitCode code) { return {path, sharing, code, Mode::read}; }
+File File::open_append(const std::string& path, Sharing sharing, ExitCode code) {
+  return {path, sharing, code, Mode::append};
+}
+
+File::~File() {
+  if (!handle_) return;
+  const Call call{watch()};
+  handle_.reset();
 }
 
 void File::fail(const std::string& object, const std::string& what) const {
@@ -208,14 +210,14 @@ void File::make_groups(const std::string& name) {
 }
 
 void File::flush() {
-  Locked locked;
+  const Call call{watch()};
   check(H5Fflush(handle_.get(), H5F_SCOPE_LOCAL), "", "cannot be written");
 }
 
 void File::close() {
-  Locked locked;
+  const Call call{watch()};
   if (!handle_) return;
-  flush();
+  check(H5Fflush(handle_.get(), H5F_SCOPE_LOCAL), "", "cannot be written");
   Handle closing = std::move(handle_);
   check(H5Fclose(closing.release()), "", "cannot be closed");
 }

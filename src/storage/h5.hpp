@@ -12,6 +12,7 @@
 #include <bit>
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <set>
 #include <span>
 #include <string>
@@ -20,6 +21,7 @@
 #include <vector>
 
 #include "src/base/error.hpp"
+#include "src/storage/h5_shared.hpp"
 
 namespace nanorun::h5 {
 
@@ -47,7 +49,10 @@ class Handle {
   hid_t release() { return std::exchange(id_, -1); }
 
  private:
-  void swap(Handle& other) noexcept;
+  void swap(Handle& other) noexcept {
+    std::swap(id_, other.id_);
+    std::swap(close_, other.close_);
+  }
   hid_t id_ = -1;
   herr_t (*close_)(hid_t) = nullptr;
 };
@@ -83,7 +88,8 @@ inline std::uint64_t checksum(const std::string& text) {
 using Extent = std::vector<std::uint64_t>;
 
 /// A file opened for one purpose. With a communicator the file is shared by its ranks, all of which must make the same
-/// calls in the same order; slabs then move collectively, and a rank with nothing to move passes a count of 0.
+/// calls in the same order; slabs then move collectively, and a rank with nothing to move passes a count of 0. A rank
+/// that fails alone in a call keeps the others waiting in theirs: each call that ranks make together is watched.
 /// T is one of float, double, std::uint8_t, std::uint16_t, std::int32_t, std::int64_t, std::uint64_t, on disk
 /// little-endian. Objects are named by their path; "/" is the root group. What a name gives lies in the file itself:
 /// soft and external links, virtual datasets and external storage throw. So do compressed and filtered datasets. While
@@ -91,12 +97,16 @@ using Extent = std::vector<std::uint64_t>;
 class File {
  public:
   /// Replaces an existing file.
-  static File create(const std::string& path, MPI_Comm comm = MPI_COMM_NULL, ExitCode code = ExitCode::data);
+  static File create(const std::string& path, Sharing sharing = {}, ExitCode code = ExitCode::data);
   /// Read only. What is no regular file is refused at once. Where ranks share the file and some cannot open it, all
   /// throw the error of the lowest of them.
-  static File open(const std::string& path, MPI_Comm comm = MPI_COMM_NULL, ExitCode code = ExitCode::data);
+  static File open(const std::string& path, Sharing sharing = {}, ExitCode code = ExitCode::data);
   /// Read and write.
-  static File open_append(const std::string& path, MPI_Comm comm = MPI_COMM_NULL, ExitCode code = ExitCode::data);
+  static File open_append(const std::string& path, Sharing sharing = {}, ExitCode code = ExitCode::data);
+
+  ~File();
+  File(File&&) noexcept = default;
+  File& operator=(File&&) noexcept = default;
 
   const std::string& path() const { return path_; }
 
@@ -148,7 +158,11 @@ class File {
 
  private:
   enum class Mode { create, read, append };
-  File(const std::string& path, MPI_Comm comm, ExitCode code, Mode mode);
+  File(const std::string& path, Sharing sharing, ExitCode code, Mode mode);
+
+  bool is_shared() const { return sharing_.comm != MPI_COMM_NULL; }
+  /// Watches a call that ranks make together, while the result lives.
+  [[nodiscard]] std::shared_ptr<void> watch() const { return sharing_.watch ? sharing_.watch() : nullptr; }
 
   void open_with(const Handle& access, const char* failure, const std::function<hid_t()>& open);
   [[noreturn]] void fail(const std::string& object, const std::string& what) const;
@@ -176,7 +190,7 @@ class File {
   std::string path_;
   ExitCode code_;
   Mode mode_;
-  bool collective_;
+  Sharing sharing_;
   mutable std::set<std::string> groups_;  ///< groups that find() has found, which it need not look up again
 };
 

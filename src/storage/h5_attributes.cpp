@@ -25,7 +25,7 @@ void File::make_attribute(const std::string& object, const std::string& name, hi
 }
 
 void File::write_attribute(const std::string& object, const std::string& name, const std::string& value) {
-  Locked locked;
+  const Call call{watch()};
   const std::string label = object + " @" + name;
   if (value.size() > max_attribute_text || value.find('\0') != std::string::npos) fail(label, "unfit for an attribute");
   const Handle type = own(H5Tcopy(H5T_C_S1), H5Tclose, label, "text type");
@@ -36,12 +36,12 @@ void File::write_attribute(const std::string& object, const std::string& name, c
 }
 
 void File::write_attribute(const std::string& object, const std::string& name, std::uint64_t value) {
-  Locked locked;
+  const Call call{watch()};
   make_attribute(object, name, H5T_STD_U64LE, H5T_NATIVE_UINT64, &value);
 }
 
 void File::write_attribute(const std::string& object, const std::string& name, double value) {
-  Locked locked;
+  const Call call{watch()};
   make_attribute(object, name, H5T_IEEE_F64LE, H5T_NATIVE_DOUBLE, &value);
 }
 

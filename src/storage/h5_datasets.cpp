@@ -112,18 +112,18 @@ void File::make_dataset(const std::string& name, hid_t type, const Extent& shape
 
 template <class T>
 void File::create_dataset(const std::string& name, const Extent& shape) {
-  Locked locked;
+  const Call call{watch()};
   make_dataset(name, type_of<T>().disk, shape, 0);
 }
 
 template <class T>
 void File::create_growing_dataset(const std::string& name, const Extent& shape, std::uint64_t chunk_rows) {
-  Locked locked;
+  const Call call{watch()};
   make_dataset(name, type_of<T>().disk, shape, std::max<std::uint64_t>(chunk_rows, 1));
 }
 
 void File::resize(const std::string& name, const Extent& shape) {
-  Locked locked;
+  const Call call{watch()};
   const Handle data = dataset(name);
   if (growing_shape(name).size() != shape.size()) fail(name, "cannot be resized to " + text_of(shape));
   check(H5Dset_extent(data.get(), dims(shape).data()), name, "cannot be resized");
@@ -157,13 +157,13 @@ Handle File::transfer(const Handle& data, const std::string& name, hid_t disk_ty
                            type_name(disk_type)));
   }
   Handle list = own(H5Pcreate(H5P_DATASET_XFER), H5Pclose, name, "transfer list");
-  if (collective_) check(H5Pset_dxpl_mpio(list.get(), H5FD_MPIO_COLLECTIVE), name, "transfer list");
+  if (is_shared()) check(H5Pset_dxpl_mpio(list.get(), H5FD_MPIO_COLLECTIVE), name, "transfer list");
   return list;
 }
 
 template <class T>
 void File::write(const std::string& name, const Extent& start, const Extent& count, std::span<const T> values) {
-  Locked locked;
+  const Call call{watch()};
   const Type type = type_of<T>();
   const Handle data = dataset(name);
   const Handle list = transfer(data, name, type.disk);
@@ -177,7 +177,7 @@ void File::write(const std::string& name, const Extent& start, const Extent& cou
 
 template <class T>
 void File::read(const std::string& name, const Extent& start, const Extent& count, std::span<T> values) const {
-  Locked locked;
+  const Call call{watch()};
   const Type type = type_of<T>();
   const Handle data = dataset(name);
   const Handle list = transfer(data, name, type.disk);

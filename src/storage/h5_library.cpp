@@ -3,9 +3,12 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cerrno>
+#include <chrono>
 #include <cstdlib>
 #include <iterator>
 #include <string_view>
+#include <thread>
 
 namespace nanorun::h5 {
 
@@ -51,6 +54,16 @@ Reason last_reason() {
     reason.text = what + ": " + rest.substr(0, rest.find('\''));
   }
   return reason;
+}
+
+hid_t open_patiently(const std::function<hid_t()>& open) {
+  const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(1);
+  while (true) {
+    const hid_t id = open();
+    const int error = id < 0 ? last_reason().error : 0;
+    if ((error != EINTR && error != ESTALE) || std::chrono::steady_clock::now() >= end) return id;
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  }
 }
 
 std::string class_name(H5T_class_t type) {

@@ -3,6 +3,8 @@
 
 #include <hdf5.h>
 
+#include <functional>
+#include <memory>
 #include <mutex>
 #include <string>
 
@@ -17,6 +19,12 @@ class Locked {
   std::lock_guard<std::recursive_mutex> guard_;
 };
 
+/// A call that ranks may make together: `watched` begins before the lock is waited for.
+struct Call {
+  std::shared_ptr<void> watched;
+  Locked locked{};
+};
+
 /// Why the last HDF5 call failed.
 struct Reason {
   std::string text;        ///< HDF5's innermost message, on one line; empty if the call succeeded
@@ -24,6 +32,10 @@ struct Reason {
   int error = 0;           ///< errno of that call; 0 where HDF5 does not tell it
 };
 Reason last_reason();
+
+/// Calls `open`, and again for up to a second where it fails for a reason that passes, such as a signal or a moment
+/// without the network. Returns what the last call returned.
+hid_t open_patiently(const std::function<hid_t()>& open);
 
 /// The version of the library that runs, "1.10.8".
 std::string version();

@@ -4,8 +4,22 @@
 #include <mpi.h>
 
 #include <functional>
+#include <memory>
+#include <utility>
 
 namespace nanorun::h5 {
+
+/// The ranks that share a file, all of which make the same calls; with MPI_COMM_NULL this rank is alone with it. Made
+/// by src/comm/shared_files.
+struct Sharing {
+  /// Begins to watch a call that the ranks make together, and goes on until the result ends.
+  using Watch = std::function<std::shared_ptr<void>()>;
+
+  Sharing(MPI_Comm comm = MPI_COMM_NULL, Watch watch = {}) : comm(comm), watch(std::move(watch)) {}
+
+  MPI_Comm comm;
+  Watch watch;  ///< empty: nobody ends a call in which a rank has failed alone, and the others wait for ever
+};
 
 /// Collective. Runs `look` on every rank before collective calls of HDF5, which would wait for ever for a rank that has
 /// failed. Where `look` throws an Error on some ranks, all ranks throw the Error of the lowest of these; the message

@@ -218,7 +218,7 @@ void compare_normuon(const Shapes& shapes) {
     float* second_moment = q.data();
     double expected_squares = 0;
     for (const MatrixBatch<float>& batch : batches_of(x.data(), shapes)) {
-      const NormuonBatch<float> evened{batch, second_moment};
+      const portable::NormuonBatch<float> evened{batch, second_moment};
       portable::normuon<float>({}, {&evened, 1}, 0.9);
       second_moment += static_cast<std::size_t>(batch.count) * evened.lines();
     }

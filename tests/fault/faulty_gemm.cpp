@@ -2,12 +2,16 @@
 // in a kernel that never ends (FAULT=hang), or throws (FAULT=throw), or all are slow (FAULT=slow, by
 // FAULT_MICROSECONDS). Where FAULT_SIGNAL is set, the rank receives the signal of that number before main() begins.
 // Where FAULT_HANDLED_SIGNAL is set, this library handles the signal of that number, as a library may that starts
-// later. Where FAULT_BYTES_PER_SECOND is set, checkpoints are written no faster.
+// later. Where FAULT_BYTES_PER_SECOND is set, checkpoints are written no faster. With FAULT=share the rank can share no
+// more memory with others, as Open MPI does when ranks open a file together.
 
 #include <dlfcn.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
 #include <sys/types.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <csignal>
 #include <cstdlib>
 #include <stdexcept>
@@ -49,6 +53,19 @@ bool is_of_checkpoint(int file) {
 }
 
 }  // namespace
+
+extern "C" void* mmap64(void* address, size_t size, int protection, int flags, int file, off64_t offset) {
+  if ((flags & MAP_SHARED) != 0 && fault_is_due() && variable("FAULT") == "share") {
+    errno = ENOMEM;
+    return MAP_FAILED;
+  }
+  // dlsym() may itself want memory.
+  return reinterpret_cast<void*>(syscall(SYS_mmap, address, size, protection, flags, file, offset));
+}
+
+extern "C" void* mmap(void* address, size_t size, int protection, int flags, int file, off_t offset) {
+  return mmap64(address, size, protection, flags, file, offset);
+}
 
 extern "C" ssize_t pwrite64(int file, const void* bytes, size_t count, off64_t offset) {
   static const auto next = reinterpret_cast<decltype(&pwrite64)>(dlsym(RTLD_NEXT, "pwrite64"));

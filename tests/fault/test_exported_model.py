@@ -371,7 +371,7 @@ class ExportedModel(FaultTest):
         config = model / "config.json"
         settings = json.loads(config.read_text())
         others = {"transformers_version": "5.17.0", "dtype": settings["torch_dtype"], "_name_or_path": "model"}
-        config.write_text(json.dumps({**settings, **others}, sort_keys=True))
+        config.write_text(json.dumps({**settings, **others, "eos_token_id": [settings["eos_token_id"]]}, sort_keys=True))
         self.command("import", "model", "back.h5")
         (self.folder / "back.h5").unlink()
         for field, key in (("vocab_size", "vocabulary"), ("hidden_size", "width"), ("num_hidden_layers", "layers"),
@@ -382,6 +382,10 @@ class ExportedModel(FaultTest):
         for change, said in (({"tie_word_embeddings": True}, "tie_word_embeddings = true, but model.tied_head = false"),
                              ({"bos_token_id": vocabulary}, f"bos_token_id = {vocabulary}, but model.vocabulary = {vocabulary}"),
                              ({"eos_token_id": -1}, f"eos_token_id = -1, but model.vocabulary = {vocabulary}"),
+                             ({"eos_token_id": [end, 1]}, f"eos_token_id = [{end},1], but documents begin and end with one token"),
+                             ({"eos_token_id": "256"}, 'eos_token_id = "256", but documents begin and end with one token'),
+                             ({"window": 3}, "window = 3: not a JSON object"),
+                             ({"stage": [3]}, "stage.0 = 3: not a JSON object"),
                              ({"bos_token_id": end - 1}, f"bos_token_id = {end - 1}, but eos_token_id = {end}"),
                              ({"architectures": ["GPT2LMHeadModel"]},
                               'architectures = ["GPT2LMHeadModel"], but the class for model.residual = "unet" is ')):

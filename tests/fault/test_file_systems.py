@@ -69,6 +69,16 @@ class FileSystems(FaultTest):
                 job = self.train(None, wrapper=wrapper, code=7)
                 self.assert_refused(job, f"outputs/run/lock: cannot be locked: {text}")
 
+    def test_locks_that_fail_for_a_moment(self):
+        """Whichever file they are of: the lock is tried again."""
+        for error in ("EINTR", "ESTALE"):
+            for calls in ("1+2", "2+2"):
+                with self.subTest(error=error, calls=calls):
+                    self.train(None, "checkpoint.every=4", wrapper=self.failing("flock", f"{error}:when={calls}"))
+                    self.assert_traced("outputs/run/trace.h5", 12)
+                    self.verify("outputs/run/checkpoints/checkpoint_00000012.h5")
+                    shutil.rmtree(self.folder / "outputs")
+
     def test_trace_that_fails(self):
         """What is lost is said with the error, of which no other program is the cause."""
         for call, said in (("pwrite64", "trace.h5: "), ("fallocate", "trace.h5: cannot be given space: ")):

@@ -131,6 +131,30 @@ class Links(FaultTest):
         self.assertEqual(contents(scratch), before)
         self.assertEqual(restarted_from(self.train(1, *EVERY)), 4)
 
+    def test_no_run_among_the_checkpoints_of_another(self):
+        """In a plain directory or behind a link, and with a directory between."""
+        self.train(1, *EVERY, "stop.step=4", code=75)
+        scratch = self.stranger()
+        self.link("checkpoints", scratch, "linked")
+        self.train(1, "run.name=linked", *EVERY, "stop.step=4", code=75)
+        before = contents(self.folder / "outputs"), contents(scratch)
+        for outputs, name, says, owner in (("outputs/run", "checkpoints", "has", "run"),
+                                           ("outputs/run/checkpoints", "new", "lies among", "run"),
+                                           ("outputs/run/checkpoints/new", "new", "lies among", "run"),
+                                           ("outputs/linked", "checkpoints", "has", "linked"),
+                                           ("outputs/linked/checkpoints", "new", "lies among", "linked"),
+                                           ("stranger", "new", "lies among", "linked")):
+            for restart in ("auto", "none"):
+                with self.subTest(outputs=outputs, name=name, restart=restart):
+                    job = self.train(1, f"run.outputs={outputs}", f"run.name={name}", f"checkpoint.restart={restart}",
+                                     code=7)
+                    self.assert_refused(job, f"{outputs}/{name}: {says} the checkpoints of another run, ",
+                                        self.folder / "outputs" / owner, "run.name")
+        self.assertEqual((contents(self.folder / "outputs"), contents(scratch)), before)
+        # A name is no proof.
+        self.train(1, "run.name=checkpoints", "stop.step=2", code=75)
+        self.train(1, "run.outputs=outputs/checkpoints", "stop.step=2", code=75)
+
     def test_checkpoints_of_another_run_are_refused(self):
         self.train(2, *EVERY, "run.name=first", "stop.step=4", code=75)
         first = self.folder / "outputs/first"
@@ -168,6 +192,32 @@ class Links(FaultTest):
         self.link("checkpoints", stranger)
         self.assert_refused(self.train(1, code=4), stranger / "lock", "is not the lock file of a run")
         self.assertEqual((stranger / "lock").read_text(), "precious lock")
+
+    def test_unfinished_files_of_users_are_kept(self):
+        """Also of a run that goes on, and where they are HDF5; what the program has left itself goes."""
+        self.train(1, *EVERY, "stop.step=4", code=75)
+        texts = [f"{name}.partial" for name in ("deck.toml", "log.txt", "metrics.jsonl", "summary.json", "trace.h5")]
+        for name in texts:
+            (self.run_folder() / name).write_text("mine")
+        others = [self.checkpoint(step).with_suffix(".h5.partial") for step in (5, 6, 12)]
+        data = (self.folder / "data.h5").read_bytes()
+        for path, text in zip(others, (self.checkpoint(4).read_bytes(), data, data)):
+            path.write_bytes(text)
+        own, user, next_one = others
+        said = self.train(1).text()
+        for name in texts:
+            self.assertIn(f"outputs/run/{name}: somebody's own, or the rest of a write that was cut short; kept as "
+                          f"outputs/run/{name}.1", said)
+            self.assertEqual((self.run_folder() / f"{name}.1").read_text(), "mine")
+        self.assertFalse(own.exists())
+        self.assertIn(f"{user.name}: no checkpoint of nanorun's; the file is kept\n", said)
+        self.assertEqual(user.read_bytes(), data)
+        self.assertIn(f"{next_one.name}: no checkpoint of nanorun's; the file is kept as ", said)
+        self.assertEqual(next_one.with_name(f"{next_one.name}.1").read_bytes(), data)
+        # An earlier trace of the program's own is no user's.
+        shutil.copy(self.run_folder() / "trace.h5", self.run_folder() / "trace.h5.partial")
+        self.assertNotIn("trace.h5.partial", self.train(1, "train.steps=14").text())
+        self.assertFalse((self.run_folder() / "trace.h5.partial").exists())
 
     def test_files_that_the_run_has_not_written_are_not_pruned(self):
         self.train(1, "run.name=wide", "model.width=64", "model.heads=4", "stop.step=2", code=75)

@@ -276,6 +276,22 @@ class Stop(LostRanks, FaultTest):
         (self.run_folder() / "stop").touch()
         self.assert_stopped(job, "stop file found")
 
+    def test_rank_that_fails_alone_in_a_checkpoint_ends_the_job(self):
+        """Open MPI does not return from the call in which the ranks open the file."""
+        job, pids = self.start_faulty("share", f"comm.timeout_seconds={self.timeout}")
+        (self.run_folder() / "stop").touch()
+        self.assert_named(job, pids, "all ranks are alive and have entered it, .*, or a rank has failed in it")
+        self.assertIn("write of a checkpoint at step", job.text())
+        self.assertEqual([name for name in self.files() if name.endswith(".h5")], [])
+
+    def test_checkpoint_slower_than_the_timeout(self):
+        """Each call of the ranks ends within it."""
+        rate = 100e3
+        wrapper = ["env", f"LD_PRELOAD={os.environ['NANORUN_FAULTY_GEMM']}", f"FAULT_BYTES_PER_SECOND={rate}"]
+        self.train(2, "stop.step=4", "comm.timeout_seconds=5", wrapper=wrapper, code=75)
+        self.assertGreater(self.checkpoint(4).stat().st_size, 5 * rate)
+        self.verify(self.checkpoint(4))
+
     def test_rank_that_fails_in_a_step_ends_the_job(self):
         """At once, with its own message: the others wait for it longer than a test may last."""
         job, pids = self.start_faulty("throw", f"comm.timeout_seconds={2 * harness.TIMEOUT}")

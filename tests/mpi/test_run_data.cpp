@@ -87,7 +87,9 @@ TEST(RunData, ShardsThatBeginDocumentsDifferentlyAreRefusedOnAllRanks) {
   SmallRun run(1000);
   run.config.data.train.push_back(run.add_shard("other", 100, vocabulary, 7));
   EXPECT_EQ(error_of([&] { run.open(); }),
-            (run.folder / "other.h5") + ": its end-of-text token is 7, that of " + (run.folder / "train.h5") + " is 0");
+            (run.folder / "other.h5") + ": its end-of-text token is 7, that of " + (run.folder / "train.h5") +
+                " is 0: documents of a run begin with one token, also with data.allow_other_tokenizer = true; make the "
+                "shards anew with one tokenizer, or leave out one of the two");
 }
 
 TEST(RunData, RanksReadTheirOwnSequencesOfAllSteps) {

@@ -276,7 +276,7 @@ TEST_F(TraceFileTest, RowsThatNeverReachTheFileAreTold) {
   first->flush();
   testing::internal::CaptureStderr();
   {
-    const Holder holder(folder_ / "trace.h5", LOCK_SH);
+    const Holder holder(folder_ / "trace.h5", LOCK_EX);
     run_steps(*first, 2, 5);
     first->finish();
   }
@@ -295,6 +295,24 @@ TEST_F(TraceFileTest, RowsThatNeverReachTheFileAreTold) {
   trace(7);
   said = testing::internal::GetCapturedStderr();
   EXPECT_NE(said.find("trace.h5: lacks steps 3 to 5, 7, which"), std::string::npos) << said;
+}
+
+/// Whoever still reads the file keeps it as it was.
+TEST_F(TraceFileTest, ReadersAtTheEndCostNoRows) {
+  const auto trace = this->trace();
+  run_steps(*trace, 0, 2);
+  trace->flush();
+  const Holder holder(folder_ / "trace.h5", LOCK_SH);
+  std::filesystem::create_hard_link(folder_ / "trace.h5", folder_ / "seen.h5");
+  const auto size = std::filesystem::file_size(folder_ / "seen.h5");
+  testing::internal::CaptureStderr();
+  run_steps(*trace, 2, 5);
+  trace->finish();
+  const std::string said = testing::internal::GetCapturedStderr();
+  EXPECT_EQ(said.find("lost"), std::string::npos) << said;
+  EXPECT_NE(said.find("trace.h5: is written again\n"), std::string::npos) << said;
+  EXPECT_EQ(read().step, (Integers{0, 1, 2, 3, 4}));
+  EXPECT_EQ(std::filesystem::file_size(folder_ / "seen.h5"), size);
 }
 
 /// The first rows, too, belong to the trace, but for steps of another run that this one goes on from.

@@ -36,7 +36,8 @@ TEST(Hyperparameters, MatricesAreMuonsAndFixedTensorsNobodys) {
   }
   EXPECT_EQ(rule_of(config, Group::matrix), Rule::muon);
   EXPECT_EQ(rule_of(config, Group::fixed), Rule::fixed);
-  for (const Parameter& parameter : ParameterTable(config.model).parameters()) {
+  const ParameterTable table(config.model);
+  for (const Parameter& parameter : table.parameters()) {
     EXPECT_EQ(hyperparameters(config, parameter).rule, rule_of(config, parameter.group)) << parameter.name;
   }
 }
