@@ -128,7 +128,7 @@ RunDirectory::RunDirectory(Comm& comm, const Config& config)
 
 /// Throws where another run has its checkpoints here or in a directory above.
 void RunDirectory::require_no_checkpoints_of_others() const {
-  const std::string own = canonical_path(path_);
+  const std::string own = canonical_path(path_, ExitCode::output);
   for (std::string above = own;; above = directory_of(above)) {
     const std::string owner = run_with_checkpoints_in(above);
     if (!owner.empty())
