@@ -9,8 +9,8 @@
 
 namespace nanorun {
 
-/// The run that has its checkpoints in `directory`, as a part of its own directory or by a link; empty where none has.
-/// What cannot be looked up counts as none.
+/// The run that has its checkpoints in `directory`, as a part of its own directory or by a link; empty where there is
+/// none, or where the file system does not tell.
 std::string run_with_checkpoints_in(const std::string& directory);
 
 class CheckpointLink {

@@ -14,7 +14,7 @@
 #include "src/base/error.hpp"
 #include "src/base/files_own.hpp"
 #include "src/base/output_file.hpp"
-#include "src/measure/trace_file.hpp"
+#include "src/measure/trace_datasets.hpp"
 #include "src/run/checkpoint_link.hpp"
 #include "src/run/lock_text.hpp"
 #include "src/storage/h5_partial.hpp"

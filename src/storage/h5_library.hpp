@@ -33,8 +33,8 @@ struct Reason {
 };
 Reason last_reason();
 
-/// What `open` returns. Tries again for a second where it fails for a moment, as a signal or a network file system may
-/// make it.
+/// Calls `open`, and again for up to a second where it fails for a reason that passes, such as a signal or a moment
+/// without the network. Returns what the last call returned.
 hid_t open_patiently(const std::function<hid_t()>& open);
 
 /// The version of the library that runs, "1.10.8".

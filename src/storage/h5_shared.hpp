@@ -9,8 +9,8 @@
 
 namespace nanorun::h5 {
 
-/// The ranks that share a file, all of which make the same calls; with MPI_COMM_NULL this rank is alone with it.
-/// shared_files of src/comm makes it.
+/// The ranks that share a file, all of which make the same calls; with MPI_COMM_NULL this rank is alone with it. Made
+/// by src/comm/shared_files.
 struct Sharing {
   /// Begins to watch a call that the ranks make together, and goes on until the result ends.
   using Watch = std::function<std::shared_ptr<void>()>;
