@@ -60,7 +60,7 @@ MAY_SEE = {
 # life, and what CUDA implementations take.
 KERNEL_HEADERS = {
     f"kernels/{name}.hpp"
-    for name in ("ops", "attention/attention", "device/types", "device/peer_memory", "device/life", "device/limits")
+    for name in ("ops", "attention/attention", "device/types", "device/peer_memory", "device/life", "device/cuda_limits")
 }
 
 ENDINGS = (".hpp", ".cpp", ".cu", ".cuh")

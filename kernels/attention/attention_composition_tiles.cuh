@@ -10,7 +10,7 @@
 #include <string>
 
 #include "kernels/attention/attention_composition.hpp"
-#include "kernels/device/limits.hpp"
+#include "kernels/device/cuda_limits.hpp"
 #include "kernels/device/vec.cuh"
 
 namespace nanorun::kernels::cuda::composition {

@@ -6,8 +6,8 @@
 #include <string>
 
 #include "kernels/attention/attention.hpp"
+#include "kernels/device/cuda_limits.hpp"
 #include "kernels/device/device.hpp"
-#include "kernels/device/limits.hpp"
 #include "kernels/device/vec.cuh"
 #include "kernels/hopper/sm90.cuh"
 #include "kernels/hopper/tensor_map.cuh"

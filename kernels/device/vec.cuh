@@ -10,8 +10,8 @@
 #include <string>
 #include <type_traits>
 
+#include "kernels/device/cuda_limits.hpp"
 #include "kernels/device/launch.cuh"
-#include "kernels/device/limits.hpp"
 #include "kernels/device/ptx.cuh"
 #include "kernels/device/types.hpp"
 

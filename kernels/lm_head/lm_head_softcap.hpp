@@ -2,7 +2,7 @@
 // Softcap and cross-entropy loss between the GEMMs of the LM head on CUDA (see lm_head.hpp), with the gradient of the
 // logits.
 
-#include "kernels/device/limits.hpp"
+#include "kernels/device/cuda_limits.hpp"
 #include "kernels/lm_head/lm_head.hpp"
 
 namespace nanorun::kernels::cuda {

@@ -44,7 +44,7 @@ void check_layers(Rules& rules);
 void check_stages(Rules& rules);
 /// The passes that are computed: forward alone where a model is only used, both where it is trained.
 enum class Passes { forward, both };
-/// Limits of the CUDA implementations of the ops (kernels/device/limits.hpp), for builds that use them.
+/// Limits of the CUDA implementations of the ops (kernels/device/cuda_limits.hpp), for builds that use them.
 void check_cuda(Rules& rules, Passes passes);
 
 }  // namespace nanorun

@@ -1,6 +1,6 @@
 // Rules of the CUDA build: what its ops can compute.
 
-#include "kernels/device/limits.hpp"
+#include "kernels/device/cuda_limits.hpp"
 #include "src/config/config_check.hpp"
 
 namespace nanorun {

@@ -12,8 +12,8 @@
 #include "src/run/agreement.hpp"
 #include "src/run/batch.hpp"
 #include "src/run/log_lines.hpp"
-#include "src/run/run_log.hpp"
 #include "src/run/run_setup.hpp"
+#include "src/run/step_records.hpp"
 #include "src/run/summary.hpp"
 #include "src/run/validation.hpp"
 #include "src/run/walltime_watch.hpp"
@@ -63,7 +63,7 @@ class Training {
   WalltimeWatch walltime_;
   double step_begin_ = 0;  ///< when the current step began, in seconds since the program's start
   GpuMonitor gpus_;
-  RunLog run_log_;
+  StepRecords step_records_;
 };
 
 Training::Training(Context& context, const Config& config)
@@ -77,7 +77,7 @@ Training::Training(Context& context, const Config& config)
       loss_(progress_.train_loss),
       walltime_(run_),
       gpus_(comm_, config.run.gpu_every, ops::device_bus_id(context.device())),
-      run_log_(run_, gpus_) {
+      step_records_(run_, gpus_) {
   if (!run_.complete && !run_.continues_here && progress_.step > 0) {
     // From here on "auto" finds this run's own beginning, not an earlier one's.
     saved_step_ = -1;
@@ -119,7 +119,7 @@ void Training::step_until_done() {
     const bool stops = stop_reason_ != StopReason::none && !finished();
     const bool validates = validation_due(config_, progress_.step), saves = checkpoint_due(config_, progress_.step);
     // Where ops work on host memory, nothing is left to wait for until the next step is over.
-    if (ops::on_host || stops || finished() || validates || saves || unread_) run_log_.write_step();
+    if (ops::on_host || stops || finished() || validates || saves || unread_) step_records_.write_step();
     if (stops) break;
     if (validates) validate();
     if (saves) save();
@@ -138,13 +138,13 @@ void Training::step_until_done() {
 
 /// Leaves the message, the trace and the summary of a run that all ranks give up.
 void Training::record_failure(const Error& error) {
-  run_log_.write_step();
+  step_records_.write_step();
   run_.log.note(fmt::format("error: {}", error.what()));
   run_.metrics.flush();
   try {
     learner_.tensor_comm.synchronize();
     run_.trace->finish();
-    run_log_.write_summary(progress_, loss_, error.what());
+    step_records_.write_summary(progress_, loss_, error.what());
   } catch (const std::exception& further) {
     run_.log.note(fmt::format("error: {}", further.what()));
   }
@@ -159,7 +159,7 @@ void Training::train_step() {
     learner_.optimizer.step(*run_.trace, progress_.step);
     learner_.collect();
   }
-  run_log_.write_step();
+  step_records_.write_step();
   if (progress_.step + 1 < config_.train.steps) ahead_ = read_batch(run_, progress_.step + 1);
   synchronise();
 
@@ -170,7 +170,7 @@ void Training::train_step() {
   progress_.train_loss = loss_;
   progress_.cursor = batch.after;
   progress_.step += 1;
-  run_log_.record_step(progress_, seconds, gradient_norm_);
+  step_records_.record_step(progress_, seconds, gradient_norm_);
   run_.trace->end_step(static_cast<double>(step_tokens(config_, progress_.step - 1)), loss_);
 }
 
@@ -287,7 +287,7 @@ void Training::validate() {
   context_.sample_device_memory();
   const double seconds = context_.seconds_since_start() - begin;
   walltime_.add_validation(progress_.step, seconds);
-  run_log_.write_validation(progress_, loss, seconds);
+  step_records_.write_validation(progress_, loss, seconds);
   if (!std::isfinite(loss)) fail_not_finite(non_finite_text("validation loss", loss), progress_.step);
 }
 
@@ -337,7 +337,8 @@ ExitCode Training::finish() {
   if (!finished() || moved) save();
   run_.trace->finish();
   run_.metrics.flush();
-  const RunSummary summary = run_log_.write_summary(progress_, loss_, finished() ? "" : stop_reason_text(stop_reason_));
+  const RunSummary summary =
+      step_records_.write_summary(progress_, loss_, finished() ? "" : stop_reason_text(stop_reason_));
   run_.log.line(closing_lines(summary));
   if (displaced()) fail_displaced();
   if (finished()) return ExitCode::ok;

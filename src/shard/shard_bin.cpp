@@ -3,7 +3,7 @@
 #include <utility>
 
 #include "src/base/files.hpp"
-#include "src/base/known_formats.hpp"
+#include "src/base/foreign_formats.hpp"
 #include "src/base/utf8.hpp"
 #include "src/shard/shard_plan.hpp"
 

@@ -4,7 +4,7 @@
 
 #include "src/base/error.hpp"
 #include "src/base/files.hpp"
-#include "src/base/known_formats.hpp"
+#include "src/base/foreign_formats.hpp"
 #include "src/shard/shard.hpp"
 
 namespace nanorun {

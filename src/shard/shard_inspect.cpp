@@ -6,7 +6,7 @@
 
 #include "src/base/error.hpp"
 #include "src/base/files.hpp"
-#include "src/base/known_formats.hpp"
+#include "src/base/foreign_formats.hpp"
 #include "src/base/utf8.hpp"
 #include "src/shard/document_share.hpp"
 #include "src/shard/shard_plan.hpp"

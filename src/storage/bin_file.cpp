@@ -4,7 +4,7 @@
 #include <bit>
 
 #include "src/base/error.hpp"
-#include "src/base/known_formats.hpp"
+#include "src/base/foreign_formats.hpp"
 
 namespace nanorun {
 

@@ -17,7 +17,7 @@
 #include <vector>
 
 #include "src/base/files.hpp"
-#include "src/base/known_formats.hpp"
+#include "src/base/foreign_formats.hpp"
 #include "src/storage/bin_file.hpp"
 #include "src/storage/h5.hpp"
 

@@ -7,7 +7,7 @@
 
 #include "kernels/attention/attention.hpp"
 #include "kernels/attention/attention_composition.hpp"
-#include "kernels/device/limits.hpp"
+#include "kernels/device/cuda_limits.hpp"
 #include "kernels/lm_head/lm_head.hpp"
 #include "kernels/stream/coefficient_net.hpp"
 #include "kernels/stream/embedding.hpp"

@@ -4,7 +4,7 @@ import random
 import time
 
 import harness
-import old_format
+import old_hdf5
 from harness import FaultTest, restarted_from, small_run
 
 
@@ -95,23 +95,23 @@ class Damage(FaultTest):
     def test_old_format(self):
         """Files as earlier versions of the program wrote them."""
         path = self.two_checkpoints()
-        old_format.convert(path)
-        old_format.convert(self.folder / "data.h5")
+        old_hdf5.convert(path)
+        old_hdf5.convert(self.folder / "data.h5")
         self.verify(path, "data.h5")
         self.assertEqual(restarted_from(self.train(2, "stop.step=7", code=75)), 6)
 
     def test_old_format_on_which_hdf5_crashes(self):
         path = self.two_checkpoints()
-        old_format.convert(path)
-        old_format.share_fill_value(path, "adam/m/head")
+        old_hdf5.convert(path)
+        old_hdf5.share_fill_value(path, "adam/m/head")
         self.assert_refused(self.verify(path, code=3), path, "HDF5 crashes", "damaged")
         self.assert_file_refused(path, "HDF5 crashes")
         self.assert_passed_over(path, "HDF5 crashes")
 
     def test_old_shard_on_which_hdf5_crashes(self):
         shard = self.folder / "data.h5"
-        old_format.convert(shard)
-        old_format.share_fill_value(shard, "tokens")
+        old_hdf5.convert(shard)
+        old_hdf5.share_fill_value(shard, "tokens")
         self.assert_refused(self.verify(shard, code=3), shard, "HDF5 crashes", "damaged")
         self.assert_refused(self.train(2, code=3), "data.h5", "HDF5 crashes")
 

@@ -11,7 +11,7 @@
 #include "src/storage/h5.hpp"
 #include "tests/support/environment.hpp"
 #include "tests/support/error_of.hpp"
-#include "tests/support/old_format.hpp"
+#include "tests/support/old_hdf5.hpp"
 #include "tests/support/saved_training.hpp"
 
 namespace nanorun {

@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-#include "kernels/check.hpp"
+#include "tests/kernels/check.hpp"
 #include "tests/support/owned_mask.hpp"
 
 namespace nanorun::kernels::portable {

@@ -7,8 +7,8 @@
 #include <string>
 #include <vector>
 
-#include "kernels/check.hpp"
-#include "kernels/strided.hpp"
+#include "tests/kernels/check.hpp"
+#include "tests/kernels/strided.hpp"
 
 namespace nanorun::kernels::portable {
 namespace {

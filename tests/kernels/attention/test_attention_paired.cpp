@@ -7,8 +7,8 @@
 #include <limits>
 
 #include "kernels/attention/attention.hpp"
-#include "kernels/check.hpp"
-#include "kernels/strided.hpp"
+#include "tests/kernels/check.hpp"
+#include "tests/kernels/strided.hpp"
 #include "tests/support/owned_mask.hpp"
 
 namespace nanorun::kernels::portable {

@@ -3,9 +3,9 @@
 #include <gtest/gtest.h>
 
 #include "kernels/attention/attention_input_portable.hpp"
-#include "kernels/check.hpp"
 #include "kernels/linear/matmul.hpp"
-#include "kernels/strided.hpp"
+#include "tests/kernels/check.hpp"
+#include "tests/kernels/strided.hpp"
 
 namespace nanorun::kernels::portable {
 namespace {

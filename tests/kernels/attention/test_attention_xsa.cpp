@@ -6,8 +6,8 @@
 #include <cmath>
 #include <string>
 
-#include "kernels/check.hpp"
-#include "kernels/strided.hpp"
+#include "tests/kernels/check.hpp"
+#include "tests/kernels/strided.hpp"
 
 namespace nanorun::kernels::portable {
 namespace {

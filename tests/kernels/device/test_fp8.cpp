@@ -8,7 +8,7 @@
 #include <random>
 #include <vector>
 
-#include "kernels/float_format.hpp"
+#include "tests/kernels/float_format.hpp"
 #include "tests/support/shared_memory.hpp"
 
 namespace nanorun::kernels::portable {

@@ -5,7 +5,7 @@
 #include <limits>
 #include <vector>
 
-#include "kernels/check.hpp"
+#include "tests/kernels/check.hpp"
 
 namespace nanorun::kernels::portable {
 namespace {

@@ -7,8 +7,8 @@
 #include <limits>
 #include <random>
 
-#include "kernels/check.hpp"
-#include "kernels/float_format.hpp"
+#include "tests/kernels/check.hpp"
+#include "tests/kernels/float_format.hpp"
 
 namespace nanorun::kernels::portable {
 namespace {

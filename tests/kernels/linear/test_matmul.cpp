@@ -5,8 +5,8 @@
 #include <algorithm>
 #include <vector>
 
-#include "kernels/check.hpp"
-#include "kernels/strided.hpp"
+#include "tests/kernels/check.hpp"
+#include "tests/kernels/strided.hpp"
 
 namespace nanorun::kernels::portable {
 namespace {

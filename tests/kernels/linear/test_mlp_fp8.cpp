@@ -6,10 +6,10 @@
 #include <limits>
 #include <vector>
 
-#include "kernels/check.hpp"
 #include "kernels/device/magnitude.hpp"
-#include "kernels/float_format.hpp"
 #include "kernels/linear/matmul.hpp"
+#include "tests/kernels/check.hpp"
+#include "tests/kernels/float_format.hpp"
 
 namespace nanorun::kernels::portable {
 namespace {

@@ -6,8 +6,8 @@
 #include <random>
 #include <vector>
 
-#include "kernels/check.hpp"
-#include "kernels/float_format.hpp"
+#include "tests/kernels/check.hpp"
+#include "tests/kernels/float_format.hpp"
 
 namespace nanorun::kernels::portable {
 namespace {

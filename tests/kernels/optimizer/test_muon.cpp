@@ -8,7 +8,7 @@
 #include <numeric>
 #include <vector>
 
-#include "kernels/check.hpp"
+#include "tests/kernels/check.hpp"
 
 namespace nanorun::kernels::portable {
 namespace {

@@ -6,8 +6,8 @@
 #include <numbers>
 #include <vector>
 
-#include "kernels/check.hpp"
-#include "kernels/strided.hpp"
+#include "tests/kernels/check.hpp"
+#include "tests/kernels/strided.hpp"
 
 namespace nanorun::kernels::portable {
 namespace {

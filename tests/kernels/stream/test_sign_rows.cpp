@@ -4,8 +4,8 @@
 
 #include <vector>
 
-#include "kernels/check.hpp"
-#include "kernels/strided.hpp"
+#include "tests/kernels/check.hpp"
+#include "tests/kernels/strided.hpp"
 
 namespace nanorun::kernels::portable {
 namespace {

@@ -2,7 +2,7 @@
 
 #include <gtest/gtest.h>
 
-#include "kernels/device/limits.hpp"
+#include "kernels/device/cuda_limits.hpp"
 #include "src/config/config_check.hpp"
 #include "tests/support/deck_errors.hpp"
 

@@ -12,7 +12,7 @@
 
 #include "src/base/files.hpp"
 #include "tests/support/error_of.hpp"
-#include "tests/support/old_format.hpp"
+#include "tests/support/old_hdf5.hpp"
 #include "tests/support/temp_folder.hpp"
 
 namespace nanorun {

@@ -1,5 +1,5 @@
 """HDF5's oldest format, in which earlier versions of the program wrote, and the damage that crashes HDF5 there. Needs
-h5py; tests/support/old_format.hpp is the same in C++."""
+h5py; tests/support/old_hdf5.hpp is the same in C++."""
 
 import struct
 

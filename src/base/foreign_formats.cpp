@@ -1,4 +1,4 @@
-#include "src/base/known_formats.hpp"
+#include "src/base/foreign_formats.hpp"
 
 #include <algorithm>
 #include <cctype>

@@ -1,4 +1,4 @@
-#include "src/run/run_log.hpp"
+#include "src/run/step_records.hpp"
 
 #include <sys/resource.h>
 
@@ -24,7 +24,7 @@ std::uint64_t peak_memory_bytes() {
 
 }  // namespace
 
-RunLog::RunLog(RunSetup& run, const GpuMonitor& gpus)
+StepRecords::StepRecords(RunSetup& run, const GpuMonitor& gpus)
     : run_(run),
       context_(run.context),
       config_(run.config),
@@ -34,12 +34,12 @@ RunLog::RunLog(RunSetup& run, const GpuMonitor& gpus)
                  first_step_) {}
 
 /// Model FLOPs utilisation of all ranks' devices; known on rank 0, and where their peak is known.
-std::optional<double> RunLog::mfu(double flops, double seconds) const {
+std::optional<double> StepRecords::mfu(double flops, double seconds) const {
   const double peak = context_.peak_flops() * seconds;
   return peak > 0 ? std::optional(flops / peak) : std::nullopt;
 }
 
-void RunLog::record_step(const Progress& progress, double seconds, double gradient_norm) {
+void StepRecords::record_step(const Progress& progress, double seconds, double gradient_norm) {
   const long done = progress.step, step = done - 1;
   run_seconds_ += seconds;
   time_left_.add_step(seconds);
@@ -67,7 +67,7 @@ void RunLog::record_step(const Progress& progress, double seconds, double gradie
   }
 }
 
-void RunLog::write_step() {
+void StepRecords::write_step() {
   if (!unwritten_) return;
   Region region(*run_.trace, Phase::output);
   const StepMetrics step = *std::exchange(unwritten_, std::nullopt);
@@ -86,7 +86,7 @@ void RunLog::write_step() {
   }
 }
 
-void RunLog::write_validation(const Progress& progress, double loss, double seconds) {
+void StepRecords::write_validation(const Progress& progress, double loss, double seconds) {
   validation_loss_ = loss;
   time_left_.add_validation(seconds);
   run_.trace->add_validation(progress.step, loss);
@@ -96,7 +96,7 @@ void RunLog::write_validation(const Progress& progress, double loss, double seco
   run_.metrics.flush();
 }
 
-RunSummary RunLog::write_summary(const Progress& progress, double train_loss, const std::string& stopped_by) {
+RunSummary StepRecords::write_summary(const Progress& progress, double train_loss, const std::string& stopped_by) {
   Comm& comm = run_.comm;
   RunSummary summary = run_.summary();
   summary.progress = progress;

@@ -15,7 +15,7 @@
 
 namespace nanorun {
 
-namespace old_format {
+namespace old_hdf5 {
 
 inline void require(bool done) {
   if (!done) throw std::runtime_error("HDF5 cannot write a file of the old format");
@@ -53,7 +53,7 @@ inline herr_t copy_object(hid_t from, const char* name, const H5L_info_t*, void*
   return 0;
 }
 
-}  // namespace old_format
+}  // namespace old_hdf5
 
 /// Replaces a file by one of the same contents, its datasets contiguous, in HDF5's oldest format.
 inline void make_old_format(const std::string& path) {
@@ -61,7 +61,7 @@ inline void make_old_format(const std::string& path) {
   std::filesystem::rename(path, sound);
   const hid_t from = H5Fopen(sound.c_str(), H5F_ACC_RDONLY, H5P_DEFAULT);
   hid_t to = H5Fcreate(path.c_str(), H5F_ACC_TRUNC, H5P_DEFAULT, H5P_DEFAULT);
-  using namespace old_format;
+  using namespace old_hdf5;
   require(H5Aiterate2(from, H5_INDEX_NAME, H5_ITER_INC, nullptr, copy_attribute, &to) >= 0);
   require(H5Literate(from, H5_INDEX_NAME, H5_ITER_INC, nullptr, copy_object, &to) >= 0);
   require(H5Fclose(to) >= 0 && H5Fclose(from) >= 0);
@@ -73,12 +73,12 @@ inline void make_old_format(const std::string& path) {
 inline void share_fill_value(const std::string& path, const char* dataset) {
   const hid_t id = H5Fopen(path.c_str(), H5F_ACC_RDONLY, H5P_DEFAULT);
   H5O_info_t info;
-  old_format::require(H5Oget_info_by_name(id, dataset, &info, H5P_DEFAULT) >= 0 && H5Fclose(id) >= 0);
+  old_hdf5::require(H5Oget_info_by_name(id, dataset, &info, H5P_DEFAULT) >= 0 && H5Fclose(id) >= 0);
   std::fstream file(path, std::ios::binary | std::ios::in | std::ios::out);
   const std::string bytes{std::istreambuf_iterator<char>(file), {}};
   // Header: version 1, messages and further words of 16 bytes; each message: type, size and flags of 8 bytes, contents.
   std::size_t at = info.addr + 16;
-  old_format::require(bytes.at(info.addr) == 1);
+  old_hdf5::require(bytes.at(info.addr) == 1);
   std::uint16_t words[2];
   for (;; at += 8 + words[1]) {
     std::memcpy(words, &bytes.at(at + 3) - 3, sizeof(words));

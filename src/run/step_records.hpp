@@ -13,10 +13,10 @@
 
 namespace nanorun {
 
-class RunLog {
+class StepRecords {
  public:
   /// In steps in which a look at the GPUs is due, `gpus` must have looked before record_step().
-  RunLog(RunSetup& run, const GpuMonitor& gpus);
+  StepRecords(RunSetup& run, const GpuMonitor& gpus);
 
   /// Takes up the last step of `progress`, which took so many seconds. write_step() writes it.
   void record_step(const Progress& progress, double seconds, double gradient_norm);
