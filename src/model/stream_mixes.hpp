@@ -12,14 +12,15 @@
 //   before skip_to:  x = x + sigmoid(s) g x_skip, x_skip the output of model.skip_from
 //   after attention: x = r0 x + p0 l1 attention + g x0 + g bigram
 //   after the MLP:   x = r1 x + p1 mlp
-// The last layer under MUDD, with columns m and u of its nets, in their order; x_first the input of layer 0, x_late the
-// stream that late layers attend from, x_input the layer's input, rows those of the first table of value embeddings:
-//   values:          v = v + f (m0 x_first + m1 x_late + m2 x_input), f = model.mudd_value_scale;
-//                    m6 and m7 gate the halves of the heads of its value embedding
-//   before:          x = x + m5 x + m3 x_first + m4 x_late
-//   after attention: x = m8 x + m9 l1 attention + m10 x_first + m11 bigram
-//   after the MLP:   x = m12 x + m13 mlp
-//   last:            x = x + u0 x_first + u1 x_late + u2 x_input + u3 rows + u4 x_skip
+// The last layer under MUDD; x_first the input of layer 0, x_late the stream that late layers attend from, x_input the
+// layer's input, rows those of the first table of value embeddings. Each coefficient is the column mudd.MIX.STREAM of
+// its nets (net_plan.cpp), of which STREAM is written here:
+//   values:          v = v + f (first x_first + late x_late + input x_input), f = model.mudd_value_scale;
+//                    the two columns mudd.value_gates gate the halves of the heads of its value embedding
+//   before:          x = x + input x + first x_first + late x_late
+//   after_attention: x = stream x + attention l1 attention_out + first x_first + bigram x_bigram
+//   after_mlp:       x = stream x + mlp mlp_out
+//   last:            x = x + first x_first + late x_late + input x_input + value_rows rows + skip x_skip
 //
 // Gradients of sources: a term adds its own, but the first to be sent to a stream in a backward pass overwrites what is
 // there. With BlockPlan::leaves_factors, the mixes of a block send none to the branches, and the one behind the MLP

@@ -51,8 +51,33 @@ def gate_columns(settings, layers):
         columns["skip"] = 1
     for i in layers:
         if i in settings["composed_layers"]:
-            columns |= {f"composition_in.{i}": heads, f"composition_out.{i}": heads}
+            columns |= {f"composition.{i}.w1": heads, f"composition.{i}.w2": heads}
     return columns
+
+
+# Columns of the nets of MUDD, by name, in their order: mudd.MIX.STREAM says how much of a stream a mix takes.
+MUDD_LAYER_COLUMNS = {
+    "mudd.values.first": 1,
+    "mudd.values.late": 1,
+    "mudd.values.input": 1,
+    "mudd.before.first": 1,
+    "mudd.before.late": 1,
+    "mudd.before.input": 1,
+    "mudd.value_gates": 2,
+    "mudd.after_attention.stream": 1,
+    "mudd.after_attention.attention": 1,
+    "mudd.after_attention.first": 1,
+    "mudd.after_attention.bigram": 1,
+    "mudd.after_mlp.stream": 1,
+    "mudd.after_mlp.mlp": 1,
+}
+MUDD_LAST_COLUMNS = {
+    "mudd.last.first": 1,
+    "mudd.last.late": 1,
+    "mudd.last.input": 1,
+    "mudd.last.value_rows": 1,
+    "mudd.last.skip": 1,
+}
 
 
 class CoefficientNet(nn.Module):
@@ -160,7 +185,8 @@ class ScaledBlock(nn.Module):
     def before(self, x, p):
         if self.layer != self.settings["skip_to"]:
             return x
-        return x + torch.sigmoid(p.skip_factor) * p.gates.get("skip", 1) * p.places[self.settings["skip_from"] + 1]
+        skipped = p.layer_inputs[self.settings["skip_from"] + 1]
+        return x + torch.sigmoid(p.skip_factor) * p.gates.get("skip", 1) * skipped
 
     def after_attention(self, x, out, p):
         share = self.coefficient("injection", p)
@@ -192,8 +218,8 @@ class ScaledBlock(nn.Module):
         return p.gates[f"{name}.{self.layer}"] if self.settings["gate_nets"] else getattr(self, name)
 
     def attention_input(self, x, p):
-        source = self.settings["attention_source"] + 1  # the place that later layers read
-        return p.places[source] if 0 < source < self.layer else x
+        source = self.settings["attention_source"] + 1  # the layer whose input the layers above read
+        return p.layer_inputs[source] if 0 < source < self.layer else x
 
     def attention(self, n, p):
         """The heads' outputs, side by side."""
@@ -232,9 +258,10 @@ class ScaledBlock(nn.Module):
 
     def composition(self, local, values, p):
         """Each head attends once more, with one sum of all heads' local probabilities."""
-        shares = normalised(self.coefficient("composition_in", p), 1e-6)
+        w1, w2 = (p.gates[f"composition.{self.layer}.{name}"] for name in ("w1", "w2"))
+        shares = normalised(w1, 1e-6)
         mixed = torch.einsum("bth,bhts->bts", shares, local)
-        return self.coefficient("composition_out", p)[..., None] * torch.einsum("bts,bshd->bthd", mixed, values)
+        return w2[..., None] * torch.einsum("bts,bshd->bthd", mixed, values)
 
     def head_gate(self, n, p):
         if self.settings["gate_nets"]:
@@ -243,38 +270,42 @@ class ScaledBlock(nn.Module):
 
 
 class MuddBlock(ScaledBlock):
-    """The last layer under MUDD: the columns m of its net say how much of which stream it takes."""
+    """The last layer under MUDD, whose mixes have the coefficients of MUDD_LAYER_COLUMNS."""
 
     def add_factors(self, settings, layer):
         """There are none: the net has them."""
 
     def before(self, x, p):
         first, late = self.earlier(p)
-        m = self.columns(p)
-        return x + m[5] * x + m[3] * first + m[4] * late
+        m = self.shares("before", p)
+        return x + m.input * x + m.first * first + m.late * late
 
     def after_attention(self, x, out, p):
-        m = self.columns(p)
-        x = m[8] * x + m[9] * out + m[10] * p.places[0]
-        return x if p.bigram is None else x + m[11] * p.bigram
+        m = self.shares("after_attention", p)
+        x = m.stream * x + m.attention * out + m.first * p.layer_inputs[0]
+        return x if p.bigram is None else x + m.bigram * p.bigram
 
     def after_mlp(self, x, out, p):
-        m = self.columns(p)
-        return m[12] * x + m[13] * out
+        m = self.shares("after_mlp", p)
+        return m.stream * x + m.mlp * out
 
     def added_values(self, n, p):
         first, late = self.earlier(p)
-        m = self.columns(p)
-        streams = self.settings["mudd_value_scale"] * (m[0] * first + m[1] * late + m[2] * p.places[self.layer])
-        gates = torch.cat((m[6], m[7]), dim=-1).repeat_interleave(self.settings["heads"] // 2, dim=-1)
+        m = self.shares("values", p)
+        mixed = m.first * first + m.late * late + m.input * p.layer_inputs[self.layer]
+        streams = self.settings["mudd_value_scale"] * mixed
+        gates = p.gates["mudd.value_gates"].repeat_interleave(self.settings["heads"] // 2, dim=-1)
         return self.by_heads(streams) + gates[..., None] * self.by_heads(p.value_rows[self.table])
 
     def earlier(self, p):
         """The first stream, and the one that late layers attend from."""
-        return p.places[0], p.places[self.settings["attention_source"] + 1]
+        return p.layer_inputs[0], p.layer_inputs[self.settings["attention_source"] + 1]
 
-    def columns(self, p):
-        return p.gates["mudd"].split(1, dim=-1)
+    def shares(self, mix, p):
+        """The coefficients [batch, T, 1] of a mix, by stream."""
+        prefix = f"mudd.{mix}."
+        return SimpleNamespace(**{name.removeprefix(prefix): share for name, share in p.gates.items()
+                                  if name.startswith(prefix)})
 
 
 def bigram_rows(tokens, rows):
@@ -316,7 +347,8 @@ class ScaledNanorunForCausalLM(NanorunModel):
         if settings["gate_nets"]:
             self.gate_net = GateNets(settings)
         if settings["mudd"]:
-            self.mudd_net = nn.ModuleList(CoefficientNet(settings, {"mudd": count}) for count in (14, 5))
+            nets = (MUDD_LAYER_COLUMNS, MUDD_LAST_COLUMNS)
+            self.mudd_net = nn.ModuleList(CoefficientNet(settings, columns) for columns in nets)
         kinds = (MuddBlock if mudd_layer(settings, layer) else ScaledBlock for layer in range(layers))
         self.block = nn.ModuleList(kind(settings, layer) for layer, kind in enumerate(kinds))
         self.post_init()
@@ -328,19 +360,19 @@ class ScaledNanorunForCausalLM(NanorunModel):
         if p.bigram is not None:
             x = x + self.block[0].coefficient("injection", p)[..., 1:] * p.bigram
         for layer, block in enumerate(self.block):
-            p.places.append(x)
+            p.layer_inputs.append(x)
             if settings["gate_nets"] and layer == settings["gate_net_layer"]:
                 p.gates |= self.gate_net("1", x)
             if mudd_layer(settings, layer):
                 p.gates |= self.mudd_net[0](x, settings["mudd_scale"])
             x = block(x, p)
-        return self.mix_of_places(x, p) if settings["mudd"] else x
+        return self.last_mix(x, p) if settings["mudd"] else x
 
     def begin(self, input_ids):
-        """What the tokens alone decide, and `places`, the inputs of the layers so far."""
+        """What the tokens alone decide, and `layer_inputs`, those of the layers so far."""
         settings, (batch, length) = self.settings, input_ids.shape
         x0 = self.embed(input_ids)
-        p = SimpleNamespace(x0=x0, places=[], bigram=self.embed_bigrams(input_ids),
+        p = SimpleNamespace(x0=x0, layer_inputs=[], bigram=self.embed_bigrams(input_ids),
                             skip_factor=getattr(self, "skip_factor", None))
         p.value_rows = [functional.embedding(input_ids, table) for table in self.value_embedding]
         p.gates = self.gate_net("0", x0) if settings["gate_nets"] else {}
@@ -375,9 +407,11 @@ class ScaledNanorunForCausalLM(NanorunModel):
             rows = rows * functional.embedding(sign_rows(input_ids, settings["bigram_sign_rows"]), self.bigram_sign)
         return functional.pad(rows, (0, settings["width"] - bigram_columns(settings)))
 
-    def mix_of_places(self, x, p):
+    def last_mix(self, x, p):
+        """What MUDD adds behind the last layer."""
         settings = self.settings
-        sources = (p.places[0], p.places[settings["attention_source"] + 1], p.places[-1], p.value_rows[0],
-                   p.places[settings["skip_from"] + 1])
-        shares = self.mudd_net[1](x, settings["mudd_scale"])["mudd"].split(1, dim=-1)
-        return x + sum(share * source for share, source in zip(shares, sources))
+        sources = {"first": p.layer_inputs[0], "late": p.layer_inputs[settings["attention_source"] + 1],
+                   "input": p.layer_inputs[-1], "value_rows": p.value_rows[0],
+                   "skip": p.layer_inputs[settings["skip_from"] + 1]}
+        shares = self.mudd_net[1](x, settings["mudd_scale"])
+        return x + sum(shares[f"mudd.last.{name}"] * source for name, source in sources.items())
