@@ -104,7 +104,8 @@ std::vector<Slab<float>> checkpoint_slabs(const Config& config, const ParameterT
 
 void import_model(const ImportOptions& options, const std::string& provenance) {
   require_weights(options.directory);
-  const auto [config, tokenizer] = read_exported_config(options.directory + "/config.json");
+  const DescribedModel described = read_exported_config(options.directory + "/config.json");
+  const Config& config = described.config;
   const std::string path = options.directory + "/" + weights_file;
   const SafeTensors file = read_safetensors(path);
   const ParameterTable table(config.model);
@@ -123,7 +124,7 @@ void import_model(const ImportOptions& options, const std::string& provenance) {
   CheckpointHeader header;
   header.model = model_fingerprint(table.layout());
   header.deck = to_toml(config);
-  header.tokenizer = tokenizer;
+  header.tokenizer = described.tokenizer;
   header.provenance = provenance;
   Comm alone(MPI_COMM_SELF);
   claim_output(options.checkpoint, Overwrite{options.force}, ExitCode::output);

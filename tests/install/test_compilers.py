@@ -58,7 +58,7 @@ def main():
                   "-DCMAKE_CXX_COMPILER_LAUNCHER=", "-DCMAKE_COMPILE_WARNING_AS_ERROR=ON", *options)
         sources = commands(build)
         if case == "arm":
-            sources = {path: command for path, command in sources.items() if path.parent == source / "kernels"}
+            sources = {path: command for path, command in sources.items() if path.is_relative_to(source / "kernels")}
         for name in ("kernels/device/device.cpp", *(["src/main.cpp"] if case == "clang" else [])):
             assert source / name in sources, f"{name} is not among {list(sources)}"
         with ThreadPoolExecutor(min(2, os.cpu_count())) as pool:
