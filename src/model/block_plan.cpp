@@ -68,14 +68,18 @@ void plan_attention(BlockPlan& plan, const ModelConfig& config, Mode mode) {
   plan.composes_heads = names(config.composed_layers, layer);
   plan.has_xsa = names(config.xsa_layers, layer);
   plan.gates_heads = names(config.gated_layers, layer);
+  plan.heads_have_net = config.gate_nets;
 }
 
 void plan_values(BlockPlan& plan, const ModelConfig& config) {
   if (!plan.attends) return;
   plan.value_table = value_table_of(config, plan.layer);
   const bool has_table = plan.value_table >= 0;
-  plan.takes_up_values = has_table || config.value_path == ValuePath::first;
+  plan.scales_values = config.residual == Residual::scaled;
+  plan.takes_up_first_values = config.value_path == ValuePath::first;
+  plan.takes_up_values = has_table || plan.takes_up_first_values;
   plan.gates_value_rows = has_table && config.value_path == ValuePath::gated_embeddings;
+  plan.gates_read_rows = plan.gates_value_rows && !names(config.value_layers_gated_by_input, plan.layer);
   plan.keeps_value_rows = config.mudd && plan.value_table == 0;
   plan.completes_value_table = has_table;
   for (int below = 0; below < plan.layer; ++below) {

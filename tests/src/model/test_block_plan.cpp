@@ -66,6 +66,12 @@ TEST(BlockPlan, OfRecord89NamesTheValueEmbeddings) {
   EXPECT_EQ(layers_with(plans, &BlockPlan::gates_value_rows), Layers({1, 2, 8, 9, 10}));
   EXPECT_EQ(layers_with(plans, &BlockPlan::keeps_value_rows), Layers{1});
   EXPECT_EQ(layers_with(plans, &BlockPlan::completes_value_table), Layers({1, 2, 8, 9, 10}));
+  EXPECT_EQ(layers_with(plans, &BlockPlan::takes_up_first_values), Layers());
+  ModelConfig some_by_norm = record(89);
+  some_by_norm.value_layers_gated_by_input = {2, 9};
+  const std::vector<BlockPlan> mixed = block_plans(some_by_norm, Mode::training);
+  EXPECT_EQ(layers_with(mixed, &BlockPlan::gates_read_rows), Layers({1, 8, 10}));
+  EXPECT_EQ(layers_with(plans, &BlockPlan::scales_values), layers_with(plans, &BlockPlan::attends));
 }
 
 /// Two layers share a table there: the lower one completes its gradient.
