@@ -86,6 +86,7 @@ void plan_values(BlockPlan& plan, const ModelConfig& config) {
     const bool reads = has_attention(config, below) && value_table_of(config, below) == plan.value_table;
     if (reads) plan.completes_value_table = false;
   }
+  plan.clears_row_gradient = plan.completes_value_table && config.value_path == ValuePath::embeddings;
 }
 
 /// Needs the plan of attention.
@@ -108,6 +109,8 @@ void plan_streams(BlockPlan& plan, const ModelConfig& config, Mode mode) {
   }
   plan.leaves_factors = plan.adds_injections;
   plan.hands_on_factor = training && leaves_factor_to_block_below(config, layer);
+  plan.clears_input_gradient = plan.input_is_tapped && scaled && !config.mudd;
+  plan.sends_to_bigrams = plan.mudd && config.bigram_rows > 0;
   if (plan.attends) plan.joins_in = BlockMix::after_attention;
   if (plan.mixes_input) plan.joins_in = BlockMix::before;
 }

@@ -77,6 +77,10 @@ struct BlockPlan {
   bool leaves_factors = false;   ///< mixes leave the gradient g of their sum; branches multiply it by their factor
   bool hands_on_factor = false;  ///< the gradient of the input is a factor times g too, applied by the block below
   BlockMix joins_in = BlockMix::after_mlp;  ///< the mix that adds what layers above have sent to the block's input
+  bool sends_to_bigrams = false;  ///< it sends the bigram embeddings a gradient apart from those of injections
+  // What is cleared before the backward pass. Elsewhere the first gradient that is sent overwrites the buffer.
+  bool clears_input_gradient = false;  ///< what layers above send to the block's input
+  bool clears_row_gradient = false;    ///< what layers send to the rows of its value embedding
 };
 
 /// The plans of all blocks, for sequences of a mode.

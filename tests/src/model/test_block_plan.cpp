@@ -56,6 +56,13 @@ TEST(BlockPlan, OfRecord89SaysWhichGradientsJoinWhere) {
   const auto joins = [](BlockMix mix) { return [=](const BlockPlan& plan) { return plan.joins_in == mix; }; };
   EXPECT_EQ(layers_with(plans, joins(BlockMix::before)), Layers({6, 10}));
   EXPECT_EQ(layers_with(plans, joins(BlockMix::after_mlp)), Layers());
+  EXPECT_EQ(layers_with(plans, &BlockPlan::clears_input_gradient), Layers());
+  EXPECT_EQ(layers_with(plans, &BlockPlan::sends_to_bigrams), Layers{10});
+  ModelConfig without = record(89);
+  without.mudd = false;
+  const std::vector<BlockPlan> others = block_plans(without, Mode::training);
+  EXPECT_EQ(layers_with(others, &BlockPlan::clears_input_gradient), Layers({4, 8}));
+  EXPECT_EQ(layers_with(others, &BlockPlan::sends_to_bigrams), Layers());
 }
 
 TEST(BlockPlan, OfRecord89NamesTheValueEmbeddings) {
@@ -81,6 +88,7 @@ TEST(BlockPlan, OfRecord21AddsToTheStreamInPlace) {
   for (const BlockPlan& plan : plans) tables.push_back(plan.value_table);
   EXPECT_EQ(tables, Layers({0, 1, 2, -1, -1, -1, -1, -1, -1, 0, 1, 2}));
   EXPECT_EQ(layers_with(plans, &BlockPlan::completes_value_table), Layers({0, 1, 2}));
+  EXPECT_EQ(layers_with(plans, &BlockPlan::clears_row_gradient), Layers({0, 1, 2}));
   EXPECT_EQ(layers_with(plans, &BlockPlan::input_is_tapped), Layers({1, 2, 3, 4, 5, 6}));
   for (const BlockPlan& plan : plans) {
     EXPECT_TRUE(plan.mixes_input && plan.joins_in == BlockMix::before);
