@@ -2,7 +2,7 @@
 """Checks that comments and pages name only what exists: members of the repository's classes and namespaces, and files.
 
 Usage: check_comments.py SOURCE_DIR; exit 1 names each line. A member is known by its name alone: overloads and types are
-not told apart. Names of other libraries are not looked at.
+not told apart. Members of other libraries are not looked at.
 """
 
 import ast
@@ -14,6 +14,11 @@ from pathlib import Path
 
 CODE = (".hpp", ".cpp", ".cu", ".cuh")
 FOLDERS = ("src", "kernels", "tests", "jobscripts", "docs", "cmake", "spack", "inputs")
+HIDDEN_FOLDERS = (".github",)
+# Files whose comments begin with #, but Python's.
+HASH = (".sh", ".sbatch", ".toml", ".cmake", ".yml", ".yaml")
+# Namespaces and classes of other libraries.
+FOREIGN = {"std", "testing", "Kokkos"}
 # They tell of files that are gone.
 HISTORY = {"CHANGELOG.md", "docs/performance_log.md"}
 
@@ -24,6 +29,9 @@ SCOPE = re.compile(r"\b(?:(namespace)|(?:class|struct|union)|(enum)(?:\s+(?:clas
                    r"(?:\s*:(?!:)([^{};]*))?\s*$")
 MEMBER = re.compile(r"\b([A-Za-z_]\w*)(?:<[\w:, ]*>)?::(?=~?([A-Za-z_]\w*))")
 PATH = re.compile(rf"(?<![\w/.$}}-])((?:{'|'.join(FOLDERS)})/[\w./*-]*[\w*])(?![\w<{{$])")
+# What a line of a script tells apart: strings, comments, and all else.
+HASH_TOKEN = re.compile(r'"(?:\\.|[^"\\])*"|\'[^\']*\'|(?<!\S)#.*')
+CLASS = re.compile(r"[A-Z]\w*[a-z]\w*")
 FILE = re.compile(r"(?<![\w/.<>*$}-])([\w-]+\.(?:hpp|cpp|cuh|cu))\b")
 
 
@@ -62,6 +70,11 @@ class Scopes:
         for owner, member in re.findall(r"\b(\w+)(?:<[\w:, ]*>)?::~?(\w+)\s*[({=;]", code):
             self.members.setdefault(owner, set()).add(member)
 
+    def add_targets(self, text):
+        """Targets that CMake defines within a namespace."""
+        for scope, target in re.findall(r"\badd_library\((\w+)::(\w+)", text):
+            self.members.setdefault(scope, set()).add(target)
+
     def opened(self, piece):
         """The names of the scope that a brace opens; none for functions, loops and initialisers."""
         found = SCOPE.search(piece)
@@ -93,10 +106,14 @@ class Scopes:
         return False
 
     def missing(self, text):
-        """Members that a text names and no scope of that name has."""
+        """Members that a text names and no scope of that name has; all those of classes that do not exist."""
+        foreign_until = -1
         for match in MEMBER.finditer(text):
-            if match[1] != "std" and match[1] in self.members and not self.has(match[1], match[2]):
-                yield f"{match[1]}::{match[2]}"
+            name = match[1]
+            if name in FOREIGN or match.start() == foreign_until:
+                foreign_until = match.end()
+            elif not self.has(name, match[2]) if name in self.members else CLASS.fullmatch(name):
+                yield f"{name}::{match[2]}"
 
 
 class Files:
@@ -105,20 +122,20 @@ class Files:
     def __init__(self, root, paths):
         self.root, self.paths = root, {str(path.relative_to(root)) for path in paths}
         self.names = {path.name for path in paths}
-        self.folders = {str(parent) for path in self.paths for parent in Path(path).parents}
+        self.known = self.paths | {str(Path(path).with_suffix("")) for path in self.paths}
+        self.known |= {str(parent) for path in self.paths for parent in Path(path).parents}
 
     def exists(self, path):
-        """A file, a folder, a module without its ending, or what files begin with, as in src/comm/transport_*."""
-        path = path.rstrip("/")
-        begin = path.split("*")[0]
-        if begin != path:
-            return any(other.startswith(begin) for other in self.paths)
-        return (path in self.paths or path in self.folders
-                or any(other.startswith(f"{path}.") or other.startswith(f"{path}_") for other in self.paths))
+        """A file, a module, which is a file without its ending, or a folder; for a pattern, one that matches it."""
+        if "*" not in path:
+            return path in self.known
+        pattern = re.compile(re.escape(path).replace(r"\*", "[^/]*"))
+        return any(pattern.fullmatch(known) for known in self.known)
 
-    def missing(self, text, names=True):
+    def missing(self, text, folder, names=True):
+        """Paths that a text names, from the root or from the text's own folder, and that do not exist."""
         for match in PATH.finditer(text):
-            if not self.exists(match[1]):
+            if not self.exists(match[1]) and not self.exists(f"{folder}/{match[1]}"):
                 yield match[1]
         for match in FILE.finditer(text) if names else ():
             if match[1] not in self.names:
@@ -135,12 +152,18 @@ def python_comments(text):
             yield node.body[0].lineno, node.body[0].value.value
 
 
+def hash_comments(text):
+    """(line number, text) of comments that begin with #; strings and documents of several lines are read as code."""
+    for number, line in enumerate(text.splitlines(), 1):
+        yield from ((number, token) for token in HASH_TOKEN.findall(line) if token.startswith("#"))
+
+
 def lines_of(number, text):
     return [(number + i, line) for i, line in enumerate(text.splitlines())]
 
 
 def breaches(root):
-    every = [path for folder in FOLDERS for path in sorted((root / folder).rglob("*")) if path.is_file()]
+    every = [path for folder in (*FOLDERS, *HIDDEN_FOLDERS) for path in sorted((root / folder).rglob("*")) if path.is_file()]
     every += sorted(path for path in root.iterdir() if path.is_file())
     files, scopes, remarks = Files(root, every), Scopes(), []
     for path in every:
@@ -151,12 +174,16 @@ def breaches(root):
             remarks += [(name, line) for comment in comments for line in lines_of(*comment)]
         elif path.suffix == ".py":
             remarks += [(name, line) for comment in python_comments(path.read_text()) for line in lines_of(*comment)]
+        elif path.suffix in HASH or path.name == "CMakeLists.txt":
+            text = path.read_text()
+            scopes.add_targets(text)
+            remarks += [(name, comment) for comment in hash_comments(text)]
         elif path.suffix == ".md" and name not in HISTORY:
             remarks += [(name, line) for line in lines_of(1, path.read_text())]
     for name, (number, text) in remarks:
         for member in scopes.missing(text):
             yield f"{name}:{number}: {member} does not exist"
-        for file in files.missing(text, names=not name.endswith(".py")):
+        for file in files.missing(text, Path(name).parent, names=not name.endswith(".py")):
             yield f"{name}:{number}: no file {file}"
 
 

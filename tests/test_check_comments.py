@@ -66,13 +66,22 @@ class CheckComments(unittest.TestCase):
         self.assert_clean("src/base/b.cpp", *(f"// See {name} there.\n" for name in (
             "Derived::name_", "Derived::limit", "Derived::Inner", "Inner::depth", "Derived::inherited", "Base::shared",
             "Base<int>::shared", "tools::sharpen", "kit::sharpen", "nanorun::tools::sharpen", "Colour::red",
-            "Derived::Derived", "Derived::~Derived", "std::nonsense", "Unknown::member")))
+            "Derived::Derived", "Derived::~Derived", "std::nonsense", "std::Unknown::member", "Kokkos::View::extent",
+            "unknown::member", "T::type")))
 
     def test_members_that_do_not_exist(self):
         for name in ("Derived::gone", "Base::limit", "Base::local", "tools::blunt", "kit::blunt", "Colour::blue",
                      "Inner::width", "Base<int>::gone"):
             for comment in (f"// See {name}.\n", f"/// See {name}.\n", f"/* a\n {name} */\n", f"int x;  ///< {name}\n"):
                 self.assert_breach("kernels/linear/b.cu", comment, f"{name.replace('<int>', '')} does not exist")
+
+    def test_classes_that_do_not_exist(self):
+        for name in ("Gone::member", "nanorun::Gone::member"):
+            for path in ("src/base/b.cpp", "docs/page.md"):
+                text = f"// See {name}\n" if path.endswith("cpp") else f"See `{name}`.\n"
+                found = self.found(path, text)
+                self.assertTrue(any("Gone::member does not exist" in breach for breach in found), found)
+        self.assert_breach("src/base/b.cpp", "// Not std::string, Gone::member\n", "Gone::member does not exist")
 
     def test_lines_are_those_of_the_comment(self):
         text = 'const char* s = "// Derived::gone";\n/* one\n   Derived::lost */ int x; // fine\n'
@@ -88,11 +97,41 @@ class CheckComments(unittest.TestCase):
 
     def test_files(self):
         self.assert_clean("docs/page.md", *(f"See `{name}`.\n" for name in (
-            "src/base/a.hpp", "src/base/a", "src/base", "src/base/", "src/*/a.hpp", "a.hpp", "src/base/<name>.cpp",
-            "/usr/src/none/x", "<op>_gone.cu", "*_gone.cu", "src/base/${name}.cpp")))
+            "src/base/a.hpp", "src/base/a", "src/base", "src/base/", "a.hpp", "src/base/<name>.cpp", "/usr/src/none/x",
+            "<op>_gone.cu", "*_gone.cu", "src/base/${name}.cpp")))
         for name in ("src/base/gone.hpp", "src/gone", "kernels/gone.cu", "gone.cpp", "tests/base/test_a.cpp", "docs/none.md"):
             self.assert_breach("docs/page.md", f"See `{name}`.\n", name)
             self.assert_breach("src/base/b.cpp", f"int x;  // as in {name}\n", name)
+
+    def test_modules_are_whole_names(self):
+        self.write("src/base/file_own.cpp", "")
+        self.assert_clean("docs/page.md", "See `src/base/file_own`.\n")
+        for name in ("src/base/file", "src/ba", "src/base/file_own.hpp"):
+            self.assert_breach("docs/page.md", f"See `{name}`.\n", f"no file {name}")
+
+    def test_patterns_match_a_file(self):
+        self.write("src/base/file_own.cpp", "")
+        self.assert_clean("docs/page.md", *(f"See `{name}`.\n" for name in (
+            "src/*/a.hpp", "src/*/*.hpp", "src/base/file_*", "src/base/*_own", "src/*/file_own.cpp")))
+        for name in ("src/*.hpp", "src/*/gone.hpp", "src/base/*.cu", "src/base/file_o*.hpp", "src/none/*"):
+            self.assert_breach("docs/page.md", f"See `{name}`.\n", f"no file {name}")
+
+    def test_paths_from_the_folder_of_the_text(self):
+        self.write("tests/src/test_a.cpp", "")
+        self.assert_clean("tests/README.md", "See `src/test_a.cpp` and `src/test_*.cpp`.\n")
+        self.assert_breach("docs/page.md", "See `src/test_a.cpp`.\n", "no file src/test_a.cpp")
+
+    def test_comments_of_scripts(self):
+        for path in ("jobscripts/job.sh", "jobscripts/train.sbatch", "inputs/deck.toml", "tests/CMakeLists.txt",
+                     "CMakeLists.txt", "cmake/FindX.cmake", ".github/workflows/ci.yml"):
+            self.assert_breach(path, "x=1\n# As src/gone does.\n", ":2: no file src/gone")
+            self.assert_breach(path, 'x="1"  # as "Derived::gone" does\n', "Derived::gone does not exist")
+            self.assert_clean(path, 'x="# src/gone"  # as src/base/a.hpp\n', "x='# src/gone' y=src/gone#src/gone\n",
+                              "n=$# src/gone\n")
+
+    def test_targets_of_cmake(self):
+        self.assert_clean("cmake/FindX.cmake", "# Defines nanorun::x.\nadd_library(nanorun::x ALIAS x)\n")
+        self.assert_breach("cmake/FindX.cmake", "# Defines nanorun::y.\nadd_library(nanorun::x ALIAS x)\n", "nanorun::y")
 
     def test_python_comments(self):
         self.assert_breach("jobscripts/tool.py", '"""As src/gone/x.cpp counts."""\n', "src/gone/x.cpp")

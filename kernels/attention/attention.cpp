@@ -265,11 +265,11 @@ void attention_backward(Stream, Mat<acc_t<T>> d_q, Mat<T> d_k, Mat<T> d_v, Mat<c
   });
 }
 
-#define NANORUN_INSTANTIATE(T)                                                                                         \
+#define NANORUN_OPS(T)                                                                                                 \
   template std::size_t attention_workspace<T>(int, int, int);                                                          \
   template void attention_forward(Stream, Mat<T>, Mat<T>, const AttentionInputs<T>&, const AttentionMask&, Workspace); \
   template void attention_backward(Stream, Mat<T>, Mat<T>, Mat<T>, Mat<const T>, Mat<const T>, Mat<const T>,           \
                                    const AttentionInputs<T>&, const AttentionMask&, Workspace);
-NANORUN_FOR_PORTABLE_TYPES(NANORUN_INSTANTIATE)
+NANORUN_FOR_PORTABLE_TYPES(NANORUN_OPS)
 
 }  // namespace nanorun::kernels::portable

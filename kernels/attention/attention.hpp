@@ -43,7 +43,7 @@ namespace cuda {
 inline constexpr int d_q_panel = 8;
 }  // namespace cuda
 
-// CUDA: T = bf16, D = attention_head_dim (limits.hpp), scale > 0; rows and first_key are aligned to 16 bytes; else
+// CUDA: T = bf16, D = attention_head_dim (cuda_limits.hpp), scale > 0; rows and first_key are aligned to 16 bytes; else
 // std::invalid_argument. The stream needs create_sums(). All sums have a fixed order.
 NANORUN_DECLARE_OPS({
   /// Bytes of workspace that either direction needs.
@@ -55,7 +55,7 @@ NANORUN_DECLARE_OPS({
                          const AttentionMask& mask, Workspace workspace);
 
   /// d_q, d_k, d_v = gradients; y and lse are the forward's. d_q, a sum over key blocks, is left unrounded.
-  /// CUDA: d_q lies in panels, see d_q_panel. H T is at most max_attention_rows (limits.hpp), else
+  /// CUDA: d_q lies in panels, see d_q_panel. H T is at most max_attention_rows (cuda_limits.hpp), else
   /// std::invalid_argument.
   template <class T>
   void attention_backward(Stream stream, Mat<acc_t<T>> d_q, Mat<T> d_k, Mat<T> d_v, Mat<const T> y,

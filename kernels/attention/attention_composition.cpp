@@ -250,12 +250,12 @@ void attention_composition_backward(Stream, const AttentionCompositionGradients<
   }
 }
 
-#define NANORUN_INSTANTIATE(T)                                                                                \
+#define NANORUN_OPS(T)                                                                                        \
   template std::size_t attention_composition_workspace<T>(int, int, int);                                     \
   template void attention_composition_forward(Stream, Mat<T>, Mat<const T>, const AttentionComposition<T>&,   \
                                               Workspace);                                                     \
   template void attention_composition_backward(Stream, const AttentionCompositionGradients<T>&, Mat<const T>, \
                                                const AttentionComposition<T>&, Workspace);
-NANORUN_FOR_PORTABLE_TYPES(NANORUN_INSTANTIATE)
+NANORUN_FOR_PORTABLE_TYPES(NANORUN_OPS)
 
 }  // namespace nanorun::kernels::portable

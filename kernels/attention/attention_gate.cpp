@@ -102,12 +102,12 @@ void attention_gate_backward(Stream, Mat<T> d_x, Mat<T> d_u, Mat<acc_t<T>> d_w, 
   if (in.u) gate_backward_weight<T>(d_w.col_block(a, b), d_gate, gate, factor, in.u);
 }
 
-#define NANORUN_INSTANTIATE(T)                                                                                         \
+#define NANORUN_OPS(T)                                                                                                 \
   template void attention_scale_forward(Stream, Mat<T>, Mat<const T>, Mat<const T>, int, bool);                        \
   template void attention_scale_backward(Stream, Mat<T>, Mat<T>, Mat<const T>, Mat<const T>, Mat<const T>, int, bool); \
   template void attention_gate_forward(Stream, Mat<T>, const GateInputs<T>&, Mat<const T>);                            \
   template void attention_gate_backward(Stream, Mat<T>, Mat<T>, Mat<T>, Mat<const T>, Mat<const T>,                    \
                                         const GateInputs<T>&, Mat<const T>);
-NANORUN_FOR_PORTABLE_TYPES(NANORUN_INSTANTIATE)
+NANORUN_FOR_PORTABLE_TYPES(NANORUN_OPS)
 
 }  // namespace nanorun::kernels::portable

@@ -65,10 +65,10 @@ void offset_keys(Mat<T> k, int heads) {
 
 /// out = l0 * v + l1 * u on one row
 template <class T>
-KOKKOS_FUNCTION void mix_values(T* out, const T* v, int t, int cols, const ValueMix<T>& mix) {
-  const T l0 = mix.factors().l0, l1 = mix.factors().l1;
-  if (mix.source) {
-    const T* u = mix.source.row(mix.source_row(t));
+KOKKOS_FUNCTION void add_value_residual(T* out, const T* v, int t, int cols, const ValueResidual<T>& residual) {
+  const T l0 = residual.factors().l0, l1 = residual.factors().l1;
+  if (residual.source) {
+    const T* u = residual.source.row(residual.source_row(t));
 #pragma omp simd
     for (int j = 0; j < cols; ++j) out[j] = l0 * v[j] + l1 * u[j];
   } else {
@@ -79,9 +79,9 @@ KOKKOS_FUNCTION void mix_values(T* out, const T* v, int t, int cols, const Value
 
 /// d_u += l1 * d_out
 template <class T>
-void add_source_gradient(Mat<T> d_u, Mat<const T> d_out, const ValueMix<T>& mix) {
+void add_source_gradient(Mat<T> d_u, Mat<const T> d_out, const ValueResidual<T>& residual) {
   for_rows("add_source_gradient", d_out.rows, [=] KOKKOS_FUNCTION(int t) {
-    const T l1 = mix.factors().l1;
+    const T l1 = residual.factors().l1;
     const T* from = d_out.row(t);
     T* to = d_u.row(t);
 #pragma omp simd
@@ -100,30 +100,31 @@ void add_rows(Mat<T> out, Mat<const T> a, Mat<const T> b) {
   });
 }
 
-/// Gradients of the value mix, where d_out [T, H D] is the gradient of v'. `d_v` may be `d_out`.
+/// Gradients of the value residual, where d_out [T, H D] is the gradient of v'. `d_v` may be `d_out`.
 template <class T>
-void value_mix_backward(Mat<T> d_v, const ValueMixGradients<T>& d_mix, Mat<const T> v, Mat<const T> d_out,
-                        const ValueMix<T>& mix) {
-  for (const Mat<T>& d_u : {d_mix.d_source, d_mix.d_rows}) {
-    if (d_u) add_source_gradient(d_u, d_out, mix);
+void value_residual_backward(Mat<T> d_v, const ValueResidualGradients<T>& d_residual, Mat<const T> v,
+                             Mat<const T> d_out, const ValueResidual<T>& residual) {
+  for (const Mat<T>& d_u : {d_residual.d_source, d_residual.d_rows}) {
+    if (d_u) add_source_gradient(d_u, d_out, residual);
   }
-  const Sums<2> by = sum_rows<2>("value_mix_backward", d_out.rows, [=] KOKKOS_FUNCTION(int t) {
-    const T l0 = mix.factors().l0;
+  const Sums<2> by = sum_rows<2>("value_residual_backward", d_out.rows, [=] KOKKOS_FUNCTION(int t) {
+    const T l0 = residual.factors().l0;
     const T* from = d_out.row(t);
     const T dot_v = dot(from, v.row(t), v.cols);
-    const T dot_u = mix.source && !mix.unit_source ? dot(from, mix.source.row(mix.source_row(t)), v.cols) : 0;
+    const T dot_u =
+        residual.source && !residual.unit_source ? dot(from, residual.source.row(residual.source_row(t)), v.cols) : 0;
     T* to = d_v.row(t);
 #pragma omp simd
     for (int j = 0; j < v.cols; ++j) to[j] = l0 * from[j];
     return Sums<2>{{dot_v, dot_u}};
   });
-  for_rows("value_mix_scalars", 1, [=] KOKKOS_FUNCTION(int) {
+  for_rows("value_residual_scalars", 1, [=] KOKKOS_FUNCTION(int) {
     const auto [by_v, by_u] = by.values;
-    if (mix.interpolate) {
-      d_mix.d_lambda[0] += static_cast<T>(by_u - by_v);
+    if (residual.interpolate) {
+      d_residual.d_lambda[0] += static_cast<T>(by_u - by_v);
     } else {
-      d_mix.d_lambda[0] += static_cast<T>(mix.gradient_of_l0(by_v));
-      if (!mix.unit_source) d_mix.d_lambda[1] += static_cast<T>(by_u);
+      d_residual.d_lambda[0] += static_cast<T>(residual.gradient_of_l0(by_v));
+      if (!residual.unit_source) d_residual.d_lambda[1] += static_cast<T>(by_u);
     }
   });
 }
@@ -142,9 +143,9 @@ void rotary_table(Stream, Mat<A> cos, Mat<A> sin, Vec<const double> frequency) {
 }
 
 template <class T>
-void attention_input_forward(Stream, Mat<T> qk, Mat<T> v_mixed, Mat<acc_t<T>> rstd, Mat<const T> qkv,
-                             const Rotary<T>& rotary, const ValueMix<T>& mix, double eps) {
-  const int width = v_mixed.cols, half = width / rotary.heads / 2;
+void attention_input_forward(Stream, Mat<T> qk, Mat<T> v_out, Mat<acc_t<T>> rstd, Mat<const T> qkv,
+                             const Rotary<T>& rotary, const ValueResidual<T>& residual, double eps) {
+  const int width = v_out.cols, half = width / rotary.heads / 2;
   assert(qk.rows == rstd.rows + (rotary.key_offset ? 1 : 0));
   for_rows("attention_input_forward", rstd.rows, [=] KOKKOS_FUNCTION(int t) {
     T* to = qk.row(t);
@@ -154,16 +155,16 @@ void attention_input_forward(Stream, Mat<T> qk, Mat<T> v_mixed, Mat<acc_t<T>> rs
       rstd.row(t)[head] = norm_rotate(to + first, from + first, rotary.cos.row(angles), rotary.sin.row(angles), half,
                                       static_cast<T>(eps));
     }
-    mix_values(v_mixed.row(t), from + 2 * width, t, width, mix);
+    add_value_residual(v_out.row(t), from + 2 * width, t, width, residual);
   });
   if (rotary.key_offset) offset_keys(qk.col_block(width, width), rotary.heads);
 }
 
 template <class T>
-void attention_input_backward(Stream, Mat<T> d_qkv, const ValueMixGradients<T>& d_mix, Mat<const T> qk,
+void attention_input_backward(Stream, Mat<T> d_qkv, const ValueResidualGradients<T>& d_residual, Mat<const T> qk,
                               Mat<const acc_t<T>> rstd, Mat<const T> v, Mat<const acc_t<T>> d_q, Mat<const T> d_k,
                               Mat<const T> d_v, Mat<const T> d_v_extra, const Rotary<T>& rotary,
-                              const ValueMix<T>& mix) {
+                              const ValueResidual<T>& residual) {
   const int width = d_q.cols, half = width / rotary.heads / 2;
   assert(qk.rows == d_q.rows + (rotary.key_offset ? 1 : 0));
   for_rows("attention_input_backward", d_q.rows, [=] KOKKOS_FUNCTION(int t) {
@@ -181,21 +182,21 @@ void attention_input_backward(Stream, Mat<T> d_qkv, const ValueMixGradients<T>& 
     }
   });
   const Mat<T> d_projected_v = d_qkv.col_block(2 * width, width);
-  Mat<const T> d_mixed = d_v;
+  Mat<const T> d_v_out = d_v;
   if (d_v_extra) {
-    add_rows(d_projected_v, d_mixed, d_v_extra);
-    d_mixed = d_projected_v;
+    add_rows(d_projected_v, d_v_out, d_v_extra);
+    d_v_out = d_projected_v;
   }
-  value_mix_backward(d_projected_v, d_mix, v, d_mixed, mix);
+  value_residual_backward(d_projected_v, d_residual, v, d_v_out, residual);
 }
 
-#define NANORUN_INSTANTIATE(T)                                                                                    \
-  template void rotary_table(Stream, Mat<T>, Mat<T>, Vec<const double>);                                          \
-  template void attention_input_forward(Stream, Mat<T>, Mat<T>, Mat<T>, Mat<const T>, const Rotary<T>&,           \
-                                        const ValueMix<T>&, double);                                              \
-  template void attention_input_backward(Stream, Mat<T>, const ValueMixGradients<T>&, Mat<const T>, Mat<const T>, \
-                                         Mat<const T>, Mat<const T>, Mat<const T>, Mat<const T>, Mat<const T>,    \
-                                         const Rotary<T>&, const ValueMix<T>&);
-NANORUN_FOR_PORTABLE_TYPES(NANORUN_INSTANTIATE)
+#define NANORUN_OPS(T)                                                                                                 \
+  template void rotary_table(Stream, Mat<T>, Mat<T>, Vec<const double>);                                               \
+  template void attention_input_forward(Stream, Mat<T>, Mat<T>, Mat<T>, Mat<const T>, const Rotary<T>&,                \
+                                        const ValueResidual<T>&, double);                                              \
+  template void attention_input_backward(Stream, Mat<T>, const ValueResidualGradients<T>&, Mat<const T>, Mat<const T>, \
+                                         Mat<const T>, Mat<const T>, Mat<const T>, Mat<const T>, Mat<const T>,         \
+                                         const Rotary<T>&, const ValueResidual<T>&);
+NANORUN_FOR_PORTABLE_TYPES(NANORUN_OPS)
 
 }  // namespace nanorun::kernels::portable

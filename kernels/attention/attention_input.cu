@@ -76,14 +76,14 @@ __device__ Vector<float, 8> load_panel(const Mat<const float>& x, int t, int col
   return load_vector<8>(x.data + (static_cast<std::size_t>(col / d_q_panel) * x.rows + t) * d_q_panel);
 }
 
-/// The value mix's gradient on 4 columns of a row; zeros where there is no d_extra, or u is not needed.
-struct MixColumns {
+/// The value residual's gradient on 4 columns of a row; zeros where there is no d_extra, or u is not needed.
+struct ValueResidualColumns {
   Vector<bf16, 4> d_out, d_extra, v, u;
   Vector<float, 4> d_u;
 };
 
 /// With d = d_out + d_extra: d_v = l0 d, d_u += l1 d, by_v += sum d v and by_u += sum d u.
-__device__ void value_mix_backward(bf16* d_v, MixColumns& x, float2 l, float& by_v, float& by_u) {
+__device__ void value_residual_backward(bf16* d_v, ValueResidualColumns& x, float2 l, float& by_v, float& by_u) {
   Vector<float, 4> d = to_floats(x.d_out);
   const Vector<float, 4> extra = to_floats(x.d_extra), v = to_floats(x.v), u = to_floats(x.u);
 #pragma unroll
@@ -114,14 +114,14 @@ __device__ Pair norm_rotate_backward(const Pair& d_y, const Pair& y, float r, co
 
 template <bool key_offset>
 __global__ void __launch_bounds__(block_threads, resident_per_sm)
-    attention_input_backward_kernel(Units shape, Mat<bf16> d_qkv, ValueMixGradients<bf16> d_mix, Mat<const bf16> qk,
-                                    Mat<const float> rstd, Mat<const bf16> v, Mat<const float> d_q, Mat<const bf16> d_k,
-                                    Mat<const bf16> d_v, Mat<const bf16> d_v_extra, Rotary<bf16> rotary,
-                                    ValueMix<bf16> mix, OrderedSum total) {
+    attention_input_backward_kernel(Units shape, Mat<bf16> d_qkv, ValueResidualGradients<bf16> d_residual,
+                                    Mat<const bf16> qk, Mat<const float> rstd, Mat<const bf16> v, Mat<const float> d_q,
+                                    Mat<const bf16> d_k, Mat<const bf16> d_v, Mat<const bf16> d_v_extra,
+                                    Rotary<bf16> rotary, ValueResidual<bf16> residual, OrderedSum total) {
   begin_after_previous();
-  const auto [l0, l1] = mix.factors();
+  const auto [l0, l1] = residual.factors();
   const float2 l = {l0, l1};
-  const bool reads_source = mix.source && !mix.unit_source;
+  const bool reads_source = residual.source && !residual.unit_source;
   float by_v = 0, by_u = 0;
   for (int i = blockIdx.x * block_warps + threadIdx.x / warp_size; i < shape.count; i += gridDim.x * block_warps) {
     UnitPosition at = position(shape, i);
@@ -144,29 +144,29 @@ __global__ void __launch_bounds__(block_threads, resident_per_sm)
     const Pair d_k_in = norm_rotate_backward(d_k_out, k, r[shape.heads], c, s, shape);
     if (!inside) continue;
     // Groups of 4 columns, so that a warp's accesses to d_source are contiguous. All are read before any is written.
-    const int source = mix.source ? mix.source_row(at.row) : 0;
+    const int source = residual.source ? residual.source_row(at.row) : 0;
     const auto col = [&](int part) { return first_of_head + 4 * at.lane + part * shape.half / 2; };
-    MixColumns x[4];
+    ValueResidualColumns x[4];
 #pragma unroll
     for (int part = 0; part < 4; ++part) {
       x[part].d_out = load_vector<4>(d_v.row(at.row) + col(part));
       x[part].v = load_vector<4>(v.row(at.row) + col(part));
       if (d_v_extra) x[part].d_extra = load_vector<4>(d_v_extra.row(at.row) + col(part));
-      if (reads_source) x[part].u = load_vector<4>(mix.source.row(source) + col(part));
-      if (d_mix.d_source) x[part].d_u = load_vector<4>(d_mix.d_source.row(at.row) + col(part));
-      if (d_mix.d_rows) x[part].d_u = load_floats<4>(d_mix.d_rows.row(at.row) + col(part));
+      if (reads_source) x[part].u = load_vector<4>(residual.source.row(source) + col(part));
+      if (d_residual.d_source) x[part].d_u = load_vector<4>(d_residual.d_source.row(at.row) + col(part));
+      if (d_residual.d_rows) x[part].d_u = load_floats<4>(d_residual.d_rows.row(at.row) + col(part));
     }
     store_pair(d_x + shape.width + first, shape.half, d_k_in);
 #pragma unroll
     for (int part = 0; part < 4; ++part) {
-      value_mix_backward(d_x + 2 * shape.width + col(part), x[part], l, by_v, by_u);
-      if (d_mix.d_source) store_vector(d_mix.d_source.row(at.row) + col(part), x[part].d_u);
-      if (d_mix.d_rows) store_rounded(d_mix.d_rows.row(at.row) + col(part), x[part].d_u);
+      value_residual_backward(d_x + 2 * shape.width + col(part), x[part], l, by_v, by_u);
+      if (d_residual.d_source) store_vector(d_residual.d_source.row(at.row) + col(part), x[part].d_u);
+      if (d_residual.d_rows) store_rounded(d_residual.d_rows.row(at.row) + col(part), x[part].d_u);
     }
   }
-  const bool two = !mix.interpolate && !mix.unit_source;
-  total.add({mix.interpolate ? by_u - by_v : mix.gradient_of_l0(by_v), by_u},
-            {d_mix.d_lambda, two ? d_mix.d_lambda + 1 : nullptr});
+  const bool two = !residual.interpolate && !residual.unit_source;
+  total.add({residual.interpolate ? by_u - by_v : residual.gradient_of_l0(by_v), by_u},
+            {d_residual.d_lambda, two ? d_residual.d_lambda + 1 : nullptr});
 }
 
 /// Throws std::invalid_argument unless the columns divide into heads of D = 16, 32 ... 512.
@@ -193,15 +193,15 @@ void rotary_table(Stream stream, Mat<A> cos, Mat<A> sin, Vec<const double> frequ
 }
 
 template <class T>
-void attention_input_backward(Stream stream, Mat<T> d_qkv, const ValueMixGradients<T>& d_mix, Mat<const T> qk,
+void attention_input_backward(Stream stream, Mat<T> d_qkv, const ValueResidualGradients<T>& d_residual, Mat<const T> qk,
                               Mat<const acc_t<T>> rstd, Mat<const T> v, Mat<const acc_t<T>> d_q, Mat<const T> d_k,
                               Mat<const T> d_v, Mat<const T> d_v_extra, const Rotary<T>& rotary,
-                              const ValueMix<T>& mix) {
+                              const ValueResidual<T>& residual) {
   constexpr const char* op = "attention_input_backward";
   const Units shape = units_of(op, d_q.rows, d_q.cols, rotary.heads);
   require_vectors(op, d_qkv);
-  require_vectors(op, d_mix.d_source);
-  require_vectors(op, d_mix.d_rows);
+  require_vectors(op, d_residual.d_source);
+  require_vectors(op, d_residual.d_rows);
   require_vectors(op, qk);
   require_vectors(op, v);
   require_dense(op, d_q);
@@ -210,23 +210,24 @@ void attention_input_backward(Stream stream, Mat<T> d_qkv, const ValueMixGradien
   require_vectors(op, d_v_extra);
   require_vectors(op, rotary.cos);
   require_vectors(op, rotary.sin);
-  require_vectors(op, mix.source);
+  require_vectors(op, residual.source);
   if (rotary.key_offset && shape.half % 16 != 0) {
     throw std::invalid_argument(std::string(op) + ": with a key offset the head width must be a multiple of 32");
   }
   if (d_q.rows == 0) return;
-  assert(!d_mix.d_source || !d_mix.d_rows);
+  assert(!d_residual.d_source || !d_residual.d_rows);
   assert(qk.rows == d_q.rows + (rotary.key_offset ? 1 : 0));
   const int blocks = std::min(ceil_div(shape.count, block_warps), resident_blocks());
   const auto kernel =
       rotary.key_offset ? attention_input_backward_kernel<true> : attention_input_backward_kernel<false>;
-  launch(op, stream, kernel, blocks, block_threads, 0, shape, d_qkv, d_mix, qk, rstd, v, d_q, d_k, d_v, d_v_extra,
-         rotary, mix, OrderedSum(stream));
+  launch(op, stream, kernel, blocks, block_threads, 0, shape, d_qkv, d_residual, qk, rstd, v, d_q, d_k, d_v, d_v_extra,
+         rotary, residual, OrderedSum(stream));
 }
 
 template void rotary_table(Stream, Mat<float>, Mat<float>, Vec<const double>);
-template void attention_input_backward(Stream, Mat<bf16>, const ValueMixGradients<bf16>&, Mat<const bf16>,
+template void attention_input_backward(Stream, Mat<bf16>, const ValueResidualGradients<bf16>&, Mat<const bf16>,
                                        Mat<const float>, Mat<const bf16>, Mat<const float>, Mat<const bf16>,
-                                       Mat<const bf16>, Mat<const bf16>, const Rotary<bf16>&, const ValueMix<bf16>&);
+                                       Mat<const bf16>, Mat<const bf16>, const Rotary<bf16>&,
+                                       const ValueResidual<bf16>&);
 
 }  // namespace nanorun::kernels::cuda

@@ -1,6 +1,7 @@
 #pragma once
 // From the QKV projection to what attention reads: QK norm (RMS norm of q and k over each head), rotary position
-// embedding (RoPE, Su et al. 2021, arXiv:2104.09864), and the value mix.
+// embedding (RoPE, Su et al. 2021, arXiv:2104.09864), and the value residual (Zhou et al. 2024,
+// arXiv:2410.17897), in which values take up a second source u.
 //   q'[t,h] = R_t norm(q[t,h]),  k'[t,h] = R_t norm(k[t,h]),  v'[t] = l0 * v[t] + l1 * u[t]
 //   R_t on the pair (x[j], x[j+D/2]):  y[j] = x[j] c + x[j+D/2] s,  y[j+D/2] = -x[j] s + x[j+D/2] c
 //   with c = cos[t,j], s = sin[t,j], 0 <= j < D/2.
@@ -17,9 +18,9 @@
 
 namespace nanorun::kernels {
 
-/// Value mix with a second source u: a table of value embeddings, or the values of the first block.
+/// v' = l0 v + l1 u, where u is a table of value embeddings, or the values of the first block.
 template <class T>
-struct ValueMix {
+struct ValueResidual {
   /// (l0, l1) = (lambda[0], lambda[1]), or (1 - lambda[0], lambda[0]) with `interpolate`, or (lambda[0], 1) with
   /// `unit_source`.
   const acc_t<T>* lambda = nullptr;
@@ -51,7 +52,7 @@ struct ValueMix {
 };
 
 template <class T>
-struct ValueMixGradients {
+struct ValueResidualGradients {
   acc_t<T>* d_lambda = nullptr;  ///< same size as lambda, +=
   // Gradient of u [T, H D], +=, in at most one of two precisions; null where not wanted.
   Mat<acc_t<T>> d_source;
@@ -81,15 +82,15 @@ NANORUN_DECLARE_OPS({
   /// d_qkv = gradient of qkv. d_q, d_k and d_v [T, H D] are the gradients of what attention reads; d_v_extra [T, H D]
   /// is added to d_v unless null. `qk` and `rstd` are the forward's; v is the value part of its qkv, in which v' lies
   /// with `in_place`. With `in_place` and l0 = 0 the gradient of l0 is 0. `d_k` may be the middle H D columns of
-  /// `d_qkv` unless keys are offset, and `d_v` the last. With `unit_source` the source is not read. CUDA: T = bf16;
-  /// rows are whole 16-byte vectors; D is a power of two from 16 to 512, with a key offset from 32; else
-  /// std::invalid_argument. d_q lies in panels, as attention_backward leaves it. All sums have a fixed order. The
+  /// `d_qkv` unless keys are offset, and `d_v` the last. With `unit_source` the source is not read.
+  /// CUDA: T = bf16; rows are whole 16-byte vectors; D is a power of two from 16 to 512, with a key offset from 32;
+  /// else std::invalid_argument. d_q lies in panels, as attention_backward leaves it. All sums have a fixed order. The
   /// stream needs create_sums().
   template <class T>
-  void attention_input_backward(Stream stream, Mat<T> d_qkv, const ValueMixGradients<T>& d_mix, Mat<const T> qk,
-                                Mat<const acc_t<T>> rstd, Mat<const T> v, Mat<const acc_t<T>> d_q, Mat<const T> d_k,
-                                Mat<const T> d_v, Mat<const T> d_v_extra, const Rotary<T>& rotary,
-                                const ValueMix<T>& mix);
+  void attention_input_backward(Stream stream, Mat<T> d_qkv, const ValueResidualGradients<T>& d_residual,
+                                Mat<const T> qk, Mat<const acc_t<T>> rstd, Mat<const T> v, Mat<const acc_t<T>> d_q,
+                                Mat<const T> d_k, Mat<const T> d_v, Mat<const T> d_v_extra, const Rotary<T>& rotary,
+                                const ValueResidual<T>& residual);
 })
 
 }  // namespace nanorun::kernels

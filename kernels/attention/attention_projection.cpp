@@ -7,15 +7,16 @@
 namespace nanorun::kernels::portable {
 
 template <class T>
-void attention_projection_forward(Stream stream, Mat<T> qkv, Mat<T> v_mixed, Mat<acc_t<T>> rstd, Mat<const T> x,
-                                  Mat<const T> w, const Rotary<T>& rotary, const ValueMix<T>& mix, double eps) {
+void attention_projection_forward(Stream stream, Mat<T> qkv, Mat<T> v_out, Mat<acc_t<T>> rstd, Mat<const T> x,
+                                  Mat<const T> w, const Rotary<T>& rotary, const ValueResidual<T>& residual,
+                                  double eps) {
   linear_forward<T>(stream, qkv.row_block(0, x.rows), x, w);
-  attention_input_forward<T>(stream, qkv.col_block(0, 2 * v_mixed.cols), v_mixed, rstd, qkv, rotary, mix, eps);
+  attention_input_forward<T>(stream, qkv.col_block(0, 2 * v_out.cols), v_out, rstd, qkv, rotary, residual, eps);
 }
 
-#define NANORUN_INSTANTIATE(T)                                                                           \
+#define NANORUN_OPS(T)                                                                                   \
   template void attention_projection_forward(Stream, Mat<T>, Mat<T>, Mat<T>, Mat<const T>, Mat<const T>, \
-                                             const Rotary<T>&, const ValueMix<T>&, double);
-NANORUN_FOR_PORTABLE_TYPES(NANORUN_INSTANTIATE)
+                                             const Rotary<T>&, const ValueResidual<T>&, double);
+NANORUN_FOR_PORTABLE_TYPES(NANORUN_OPS)
 
 }  // namespace nanorun::kernels::portable

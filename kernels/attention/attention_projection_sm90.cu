@@ -1,6 +1,6 @@
-// QKV projection with QK norm, rotary embedding and value mix in the GEMM's epilogue. A head's 128 columns of a row lie
-// in the accumulators of four neighbouring threads, and the two columns that the rotation pairs in those of one. So the
-// norm needs a sum over four lanes, and the rest no exchange at all.
+// QKV projection with QK norm, rotary embedding and value residual in the GEMM's epilogue. A head's 128 columns of a
+// row lie in the accumulators of four neighbouring threads, and the two columns that the rotation pairs in those of
+// one. So the norm needs a sum over four lanes, and the rest no exchange at all.
 
 #include "kernels/attention/attention_projection.hpp"
 
@@ -25,13 +25,13 @@ struct AttentionProjection {
   static constexpr Major b_major = Major::k;
   static constexpr bool last_rows_first = false;
 
-  CUtensorMap qkv, v_mixed;
+  CUtensorMap qkv, v_out;
   CUtensorMap moving, still;  ///< halves of the panels of keys, with a key offset
   Mat<bf16> first_keys;       ///< their row 0 with a key offset, else null
   Mat<float> rstd;
   Mat<const float> cos, sin;
-  ValueMix<bf16> mix;
-  bool mixes, mixes_itself;  ///< whether the second source of the values is another tensor, or v itself
+  ValueResidual<bf16> residual;
+  bool adds_source, adds_itself;  ///< whether the second source of the values is another tensor, or v itself
   int tokens, width;
   float eps;
 
@@ -46,7 +46,7 @@ struct AttentionProjection {
         store_head(tile, qkv, head, tile.col);
       }
     } else if (tile.col < 3 * width) {
-      mix_values(tile, head);
+      add_value_residual(tile, head);
     }
   }
 
@@ -121,20 +121,20 @@ struct AttentionProjection {
     second = x2 * c - x1 * s;
   }
 
-  /// Stores the values mixed, and as they are unless that is `in_place`.
-  __device__ __forceinline__ void mix_values(WarpTile& tile, Fragment& head) const {
+  /// Stores v', and unless that is `in_place` also v.
+  __device__ __forceinline__ void add_value_residual(WarpTile& tile, Fragment& head) const {
     const int col = tile.col - 2 * width;
     std::uint32_t u[head_dim / 4];  // the second source: the pair of elements 2 i and 2 i + 1
     load_second_source(tile, col, u);
-    const auto [l0, l1] = mix.factors();
-    if (!mix.in_place) store_head(tile, qkv, head, tile.col);
-    const float own = mixes_itself ? l0 + l1 : l0;
+    const auto [l0, l1] = residual.factors();
+    if (!residual.in_place) store_head(tile, qkv, head, tile.col);
+    const float own = adds_itself ? l0 + l1 : l0;
 #pragma unroll
     for (int i = 0; i < head_dim / 4; ++i) {
       head[2 * i] = own * head[2 * i] + l1 * __uint_as_float(u[i] << 16);
       head[2 * i + 1] = own * head[2 * i + 1] + l1 * __uint_as_float(u[i] & 0xFFFF0000u);
     }
-    store_head(tile, v_mixed, head, col);
+    store_head(tile, v_out, head, col);
   }
 
   __device__ __forceinline__ void load_second_source(const WarpTile& tile, int col,
@@ -142,19 +142,19 @@ struct AttentionProjection {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const int t = min(row(tile, r), tokens - 1);
-      const bf16* const source = mixes ? mix.source.row(mix.source_row(t)) + col + column() : nullptr;
+      const bf16* const source = adds_source ? residual.source.row(residual.source_row(t)) + col + column() : nullptr;
 #pragma unroll
       for (int i = 0; i < head_dim / 8; ++i) {
-        u[2 * i + r] = mixes ? *reinterpret_cast<const std::uint32_t*>(source + 8 * i) : 0;
+        u[2 * i + r] = adds_source ? *reinterpret_cast<const std::uint32_t*>(source + 8 * i) : 0;
       }
     }
   }
 };
 
 template <bool paired>
-void project(const char* name, Stream stream, Mat<bf16> qkv, Mat<bf16> v_mixed, Mat<float> rstd, Mat<const bf16> x,
-             Mat<const bf16> w, const Rotary<bf16>& rotary, const ValueMix<bf16>& mix, double eps) {
-  const int width = v_mixed.cols;
+void project(const char* name, Stream stream, Mat<bf16> qkv, Mat<bf16> v_out, Mat<float> rstd, Mat<const bf16> x,
+             Mat<const bf16> w, const Rotary<bf16>& rotary, const ValueResidual<bf16>& residual, double eps) {
+  const int width = v_out.cols;
   AttentionProjection<paired> op{};
   op.qkv = staged_map(qkv.row_block(0, x.rows));
   if (rotary.key_offset) {
@@ -163,15 +163,16 @@ void project(const char* name, Stream stream, Mat<bf16> qkv, Mat<bf16> v_mixed, 
     op.moving = half_panel_map(keys.row_block(0, x.rows), 0, warp_rows, tile_n);
     op.still = half_panel_map(keys, panel_columns / 2, warp_rows, tile_n);
   }
-  op.v_mixed = staged_map(v_mixed);
+  op.v_out = staged_map(v_out);
   op.rstd = rstd;
   op.cos = rotary.cos;
   op.sin = rotary.sin;
-  op.mix = mix;
-  op.mixes_itself = mix.source.data == qkv.col_block(2 * width, width).data;
-  op.mixes = mix.source && !op.mixes_itself;
-  assert(!op.mixes_itself || !mix.index);
-  assert(mix.in_place == (v_mixed.data == qkv.col_block(2 * width, width).data) && !(mix.in_place && mix.source));
+  op.residual = residual;
+  op.adds_itself = residual.source.data == qkv.col_block(2 * width, width).data;
+  op.adds_source = residual.source && !op.adds_itself;
+  assert(!op.adds_itself || !residual.index);
+  assert(residual.in_place == (v_out.data == qkv.col_block(2 * width, width).data) &&
+         !(residual.in_place && residual.source));
   op.tokens = x.rows;
   op.width = width;
   op.eps = static_cast<float>(eps);
@@ -181,10 +182,11 @@ void project(const char* name, Stream stream, Mat<bf16> qkv, Mat<bf16> v_mixed, 
 }  // namespace
 
 template <class T>
-void attention_projection_forward(Stream stream, Mat<T> qkv, Mat<T> v_mixed, Mat<acc_t<T>> rstd, Mat<const T> x,
-                                  Mat<const T> w, const Rotary<T>& rotary, const ValueMix<T>& mix, double eps) {
+void attention_projection_forward(Stream stream, Mat<T> qkv, Mat<T> v_out, Mat<acc_t<T>> rstd, Mat<const T> x,
+                                  Mat<const T> w, const Rotary<T>& rotary, const ValueResidual<T>& residual,
+                                  double eps) {
   constexpr const char* name = "attention_projection_forward";
-  const int width = v_mixed.cols;
+  const int width = v_out.cols;
   assert(qkv.cols == 3 * width && w.rows == 3 * width && qkv.rows == x.rows + (rotary.key_offset ? 1 : 0));
   if (width != rotary.heads * head_dim) {
     throw std::invalid_argument(std::string(name) + ": heads must be " + std::to_string(head_dim) + " wide");
@@ -192,12 +194,12 @@ void attention_projection_forward(Stream stream, Mat<T> qkv, Mat<T> v_mixed, Mat
   if (rotary.paired && rotary.heads % 2 != 0) throw std::invalid_argument(std::string(name) + ": a head has no pair");
   require_vectors(name, rotary.cos);
   require_vectors(name, rotary.sin);
-  require_vectors(name, mix.source);
+  require_vectors(name, residual.source);
   if (x.rows == 0) return;
-  (rotary.paired ? project<true> : project<false>)(name, stream, qkv, v_mixed, rstd, x, w, rotary, mix, eps);
+  (rotary.paired ? project<true> : project<false>)(name, stream, qkv, v_out, rstd, x, w, rotary, residual, eps);
 }
 
 template void attention_projection_forward(Stream, Mat<bf16>, Mat<bf16>, Mat<float>, Mat<const bf16>, Mat<const bf16>,
-                                           const Rotary<bf16>&, const ValueMix<bf16>&, double);
+                                           const Rotary<bf16>&, const ValueResidual<bf16>&, double);
 
 }  // namespace nanorun::kernels::cuda

@@ -102,10 +102,10 @@ void attention_xsa_backward(Stream, const AttentionXsaGradients<T>& d, Mat<T> ou
   });
 }
 
-#define NANORUN_INSTANTIATE(T)                                                                        \
+#define NANORUN_OPS(T)                                                                                \
   template void attention_xsa_forward(Stream, Mat<T>, const AttentionXsa<T>&);                        \
   template void attention_xsa_backward(Stream, const AttentionXsaGradients<T>&, Mat<T>, Mat<const T>, \
                                        const AttentionXsa<T>&);
-NANORUN_FOR_PORTABLE_TYPES(NANORUN_INSTANTIATE)
+NANORUN_FOR_PORTABLE_TYPES(NANORUN_OPS)
 
 }  // namespace nanorun::kernels::portable

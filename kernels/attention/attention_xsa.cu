@@ -14,17 +14,17 @@ struct Tasks {
   __host__ __device__ int of_block() const { return block_threads / lanes; }
 };
 
-/// This thread's place in its task, one of those of a block that begin at `first`; it may lie beyond the last.
-struct Place {
+/// This thread's part of its task, where the tasks of the block begin at `first`; the task may lie beyond the last.
+struct Task {
   int row, head, col;
   bool inside;
 
-  __device__ Place(const Tasks& tasks, int first) {
-    int task = first + static_cast<int>(threadIdx.x) / tasks.lanes;
-    inside = task < tasks.count;
-    if (!inside) task = 0;
-    row = task / tasks.heads;
-    head = task % tasks.heads;
+  __device__ Task(const Tasks& tasks, int first) {
+    int index = first + static_cast<int>(threadIdx.x) / tasks.lanes;
+    inside = index < tasks.count;
+    if (!inside) index = 0;
+    row = index / tasks.heads;
+    head = index % tasks.heads;
     col = 8 * (head * tasks.lanes + static_cast<int>(threadIdx.x) % tasks.lanes);
   }
 };
@@ -42,14 +42,14 @@ struct Head {
   float c, s = 1, own, norm, part;
 
   /// All lanes of a warp call it, for the sums.
-  __device__ Head(const AttentionXsa<bf16>& in, const Place& at, const Tasks& tasks) {
-    y = load_floats<8>(in.y.row(at.row) + at.col);
+  __device__ Head(const AttentionXsa<bf16>& in, const Task& task, const Tasks& tasks) {
+    y = load_floats<8>(in.y.row(task.row) + task.col);
     float alpha = 0;
     if (in.alpha) {
-      v = load_floats<8>(in.v.row(at.row) + at.col);
-      alpha = in.alpha.row(at.row)[at.head];
+      v = load_floats<8>(in.v.row(task.row) + task.col);
+      alpha = in.alpha.row(task.row)[task.head];
     }
-    if (in.gate) s = in.gate.row(at.row)[at.head];
+    if (in.gate) s = in.gate.row(task.row)[task.head];
     c = tanhf(alpha);
     own = head_dot(v, v, tasks);
     norm = fmaxf(own, smallest_norm);
@@ -68,9 +68,9 @@ struct Head {
 __global__ void __launch_bounds__(block_threads)
     attention_xsa_kernel(Tasks tasks, Mat<bf16> out, AttentionXsa<bf16> in) {
   begin_after_previous();
-  const Place at(tasks, blockIdx.x * tasks.of_block());
-  const Head head(in, at, tasks);  // lanes outside take part in the sums
-  if (at.inside) head.store_output(out.row(at.row) + at.col);
+  const Task task(tasks, blockIdx.x * tasks.of_block());
+  const Head head(in, task, tasks);  // lanes outside take part in the sums
+  if (task.inside) head.store_output(out.row(task.row) + task.col);
 }
 
 /// d_alpha [heads] += the sums over the threads of that head. The first lane of each task has a sum in x, that of the
@@ -100,24 +100,25 @@ __global__ void __launch_bounds__(block_threads, 4)
   const int last = (ceil_div(tasks.count, tasks.of_block()) - 1 - static_cast<int>(blockIdx.x)) * tasks.of_block();
   // All threads of a block make the same number of turns: lanes outside take part in the sums.
   for (int first = last; first >= 0; first -= stride) {
-    const Place at(tasks, first);
-    const bool leads = at.inside && threadIdx.x % tasks.lanes == 0;
-    const float before = leads && in.alpha && !sums ? d.d_alpha.row(at.row)[at.head] : 0;  // early, not to wait later
-    Vector<float, 8> g = load_floats<8>(d_out.row(at.row) + at.col);
-    const Head head(in, at, tasks);
+    const Task task(tasks, first);
+    const bool leads = task.inside && threadIdx.x % tasks.lanes == 0;
+    const float before =
+        leads && in.alpha && !sums ? d.d_alpha.row(task.row)[task.head] : 0;  // early, not to wait later
+    Vector<float, 8> g = load_floats<8>(d_out.row(task.row) + task.col);
+    const Head head(in, task, tasks);
     const float by_value = head_dot(g, head.v, tasks), by_y = in.gate ? head_dot(g, head.y, tasks) : 0;
-    if (!at.inside) continue;
+    if (!task.inside) continue;
     const float c = head.c, s = head.s, part = head.part;
     if (leads) {
-      if (in.gate) d.d_gate.row(at.row)[at.head] = by_y - c * part * by_value;
+      if (in.gate) d.d_gate.row(task.row)[task.head] = by_y - c * part * by_value;
       const float d_alpha = -(1 - c * c) * s * part * by_value;
       if (sums) {
         by_alpha += d_alpha;
       } else if (in.alpha) {
-        d.d_alpha.row(at.row)[at.head] = before + d_alpha;
+        d.d_alpha.row(task.row)[task.head] = before + d_alpha;
       }
     }
-    head.store_output(out.row(at.row) + at.col);
+    head.store_output(out.row(task.row) + task.col);
     const float along = -c * s * by_value / head.norm, twice = head.own < smallest_norm ? 0 : 2 * part;
     Vector<float, 8> to_v;
 #pragma unroll
@@ -126,8 +127,8 @@ __global__ void __launch_bounds__(block_threads, 4)
       to_v.v[k] = along * (head.y.v[k] - twice * head.v.v[k]) - c * part * g.v[k];
       g.v[k] += along * head.v.v[k];
     }
-    if (in.alpha) store_rounded(d.d_v.row(at.row) + at.col, to_v);
-    store_rounded(d.d_y.row(at.row) + at.col, g);
+    if (in.alpha) store_rounded(d.d_v.row(task.row) + task.col, to_v);
+    store_rounded(d.d_y.row(task.row) + task.col, g);
   }
   if (sums) add_to_heads(d.d_alpha.data, tasks, last % tasks.heads, by_alpha, total);
 }

@@ -312,11 +312,11 @@ void gemm(Stream stream, const GemmOptions& options, Op op_a, Mat<const A> a, Op
             {options, operand(a, op_a), operand(b, op_b), operand(c), d.data});
 }
 
-#define NANORUN_INSTANTIATE(A, B, D) \
+#define NANORUN_GEMM(A, B, D) \
   template void gemm(Stream, const GemmOptions&, Op, Mat<const A>, Op, Mat<const B>, Mat<const D>, Mat<D>);
-NANORUN_INSTANTIATE(bf16, bf16, bf16)
-NANORUN_INSTANTIATE(bf16, bf16, float)
-NANORUN_INSTANTIATE(e4m3, e4m3, bf16)
-NANORUN_INSTANTIATE(e5m2, e4m3, bf16)
+NANORUN_GEMM(bf16, bf16, bf16)
+NANORUN_GEMM(bf16, bf16, float)
+NANORUN_GEMM(e4m3, e4m3, bf16)
+NANORUN_GEMM(e5m2, e4m3, bf16)
 
 }  // namespace nanorun::kernels::cuda

@@ -52,13 +52,13 @@ void move_sum(Stream, Vec<T> out, Vec<T> x) {
   });
 }
 
-#define NANORUN_INSTANTIATE(T)                                      \
+#define NANORUN_OPS(T)                                              \
   template void fill(Stream, Vec<T>, double);                       \
   template void round_to<T, T>(Stream, Vec<T>, Vec<const T>, bool); \
   template void round_as_bf16(Stream, Vec<T>);                      \
   template void add(Stream, Mat<T>, Mat<const T>);                  \
   template void move_sum(Stream, Vec<T>, Vec<T>);
-NANORUN_FOR_PORTABLE_TYPES(NANORUN_INSTANTIATE)
+NANORUN_FOR_PORTABLE_TYPES(NANORUN_OPS)
 template void fill(Stream, Vec<std::int32_t>, double);
 
 }  // namespace nanorun::kernels::portable

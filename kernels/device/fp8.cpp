@@ -29,9 +29,9 @@ void quantise_e5m2(Vec<T> out, Vec<const T> x, double scale) {
   quantise<round_to_e5m2>("quantise_e5m2", out, x, scale);
 }
 
-#define NANORUN_INSTANTIATE(T)                                     \
+#define NANORUN_OPS(T)                                             \
   template void quantise_e4m3(Vec<T>, Vec<const T>, double scale); \
   template void quantise_e5m2(Vec<T>, Vec<const T>, double scale);
-NANORUN_FOR_PORTABLE_TYPES(NANORUN_INSTANTIATE)
+NANORUN_FOR_PORTABLE_TYPES(NANORUN_OPS)
 
 }  // namespace nanorun::kernels::portable

@@ -29,7 +29,7 @@ void max_magnitude(Stream, std::span<const Magnitude<T>> magnitudes) {
   for (const Magnitude<T>& of : magnitudes) raise_maximum(of.maximum, of.x);
 }
 
-#define NANORUN_INSTANTIATE(T) template void max_magnitude(Stream, std::span<const Magnitude<T>>);
-NANORUN_FOR_PORTABLE_TYPES(NANORUN_INSTANTIATE)
+#define NANORUN_OPS(T) template void max_magnitude(Stream, std::span<const Magnitude<T>>);
+NANORUN_FOR_PORTABLE_TYPES(NANORUN_OPS)
 
 }  // namespace nanorun::kernels::portable

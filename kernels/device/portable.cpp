@@ -48,9 +48,9 @@ void gemm(Op op_a, Op op_b, T alpha, Mat<const T> a, Mat<const T> b, T beta, Mat
   }
 }
 
-#define NANORUN_INSTANTIATE(T)                                               \
+#define NANORUN_GEMMS(T)                                                     \
   template void blas_gemm(Op, Op, T, Mat<const T>, Mat<const T>, T, Mat<T>); \
   template void gemm(Op, Op, T, Mat<const T>, Mat<const T>, T, Mat<T>);
-NANORUN_FOR_PORTABLE_TYPES(NANORUN_INSTANTIATE)
+NANORUN_FOR_PORTABLE_TYPES(NANORUN_GEMMS)
 
 }  // namespace nanorun::kernels::portable

@@ -12,8 +12,9 @@
 #include "kernels/device/life.hpp"
 #include "kernels/device/types.hpp"
 
-/// Instantiates the ops of a file for the types that the portable implementations have; define(T) lists them.
-#define NANORUN_FOR_PORTABLE_TYPES(define) define(float) define(double)
+/// Instantiates a file's ops for the types that the portable implementations have. ops(T), in most files the macro
+/// NANORUN_OPS, lists them.
+#define NANORUN_FOR_PORTABLE_TYPES(ops) ops(float) ops(double)
 
 namespace nanorun::kernels::portable {
 

@@ -25,9 +25,9 @@ void fill_normal(Stream, Vec<A> x, std::uint64_t key, std::uint64_t first, doubl
   });
 }
 
-#define NANORUN_INSTANTIATE(A)                                                      \
+#define NANORUN_OPS(A)                                                              \
   template void fill_uniform(Stream, Vec<A>, std::uint64_t, std::uint64_t, double); \
   template void fill_normal(Stream, Vec<A>, std::uint64_t, std::uint64_t, double);
-NANORUN_FOR_PORTABLE_TYPES(NANORUN_INSTANTIATE)
+NANORUN_FOR_PORTABLE_TYPES(NANORUN_OPS)
 
 }  // namespace nanorun::kernels::portable

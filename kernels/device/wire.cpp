@@ -128,11 +128,11 @@ void add_decoded_rows(Stream, Mat<A> table, Vec<const std::int32_t> rows, const 
   with_codec<A>(wire, [&](const auto& codec) { add_decoded_rows_with(codec, table, rows, in); });
 }
 
-#define NANORUN_INSTANTIATE(T)                                                                \
+#define NANORUN_OPS(T)                                                                        \
   template void encode(Stream, std::byte*, Vec<const T>, const Wire&);                        \
   template void add_decoded(Stream, Vec<T>, const std::byte*, int, std::size_t, const Wire&); \
   template void take_rows(Stream, std::byte*, Mat<T>, Vec<const std::int32_t>, const Wire&);  \
   template void add_decoded_rows(Stream, Mat<T>, Vec<const std::int32_t>, const std::byte*, const Wire&);
-NANORUN_FOR_PORTABLE_TYPES(NANORUN_INSTANTIATE)
+NANORUN_FOR_PORTABLE_TYPES(NANORUN_OPS)
 
 }  // namespace nanorun::kernels::portable

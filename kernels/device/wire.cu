@@ -85,7 +85,9 @@ struct Rows {
   const std::int32_t* rows;
   int cols, ld;
 
-  __device__ std::size_t place(std::size_t i) const { return rows[i / cols] * static_cast<std::size_t>(ld) + i % cols; }
+  __device__ std::size_t offset(std::size_t i) const {
+    return rows[i / cols] * static_cast<std::size_t>(ld) + i % cols;
+  }
 };
 
 template <class Codec>
@@ -97,7 +99,7 @@ struct TakeRows {
 
   template <int W>
   __device__ void apply(std::size_t i) const {
-    float* const row = table + rows.place(i);
+    float* const row = table + rows.offset(i);
     const Vector<float, W> values = load_vector<W>(row);
     Vector<typename Codec::Code, W> codes;
 #pragma unroll
@@ -116,7 +118,7 @@ struct AddDecodedRows {
 
   template <int W>
   __device__ void apply(std::size_t i) const {
-    float* const row = table + rows.place(i);
+    float* const row = table + rows.offset(i);
     Vector<float, W> total = load_vector<W>(row);
     const Vector<typename Codec::Code, W> codes = load_vector<W>(in + i);
 #pragma unroll

@@ -65,13 +65,13 @@ void linear_relu2_backward(Stream stream, Mat<T> d_z, Mat<const T> d_out, Mat<co
   });
 }
 
-#define NANORUN_INSTANTIATE(T)                                                                      \
+#define NANORUN_OPS(T)                                                                              \
   template void linear_forward(Stream, Mat<T>, Mat<const T>, Mat<const T>);                         \
   template void linear_add_forward(Stream, Mat<T>, Mat<const T>, Mat<const T>);                     \
   template void linear_backward_input(Stream, Mat<T>, Mat<const T>, Mat<const T>, const T*, bool);  \
   template void linear_backward_weight(Stream, Mat<T>, Mat<const T>, Mat<const T>, bool, const T*); \
   template void linear_relu2_forward(Stream, Mat<T>, Mat<const T>, Mat<const T>);                   \
   template void linear_relu2_backward(Stream, Mat<T>, Mat<const T>, Mat<const T>, Mat<const T>, const T*);
-NANORUN_FOR_PORTABLE_TYPES(NANORUN_INSTANTIATE)
+NANORUN_FOR_PORTABLE_TYPES(NANORUN_OPS)
 
 }  // namespace nanorun::kernels::portable

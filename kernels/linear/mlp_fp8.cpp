@@ -70,12 +70,12 @@ void linear_forward_fp8(Stream, Mat<T> out, Mat<const T> h, Fp8Scale<acc_t<T>> s
   product(out, h, scale_h, v, scale_v, workspace, [] KOKKOS_FUNCTION(T z) { return z; });
 }
 
-#define NANORUN_INSTANTIATE(T)                                                                                      \
+#define NANORUN_OPS(T)                                                                                              \
   template std::size_t linear_fp8_workspace<T>(int, int, int);                                                      \
   template void linear_relu2_forward_fp8(Stream, Mat<T>, T*, Mat<const T>, Fp8Scale<T>, Mat<const T>, Fp8Scale<T>,  \
                                          Workspace, const Fp8Ahead<T>&);                                            \
   template void linear_forward_fp8(Stream, Mat<T>, Mat<const T>, Fp8Scale<T>, Mat<const T>, Fp8Scale<T>, Workspace, \
                                    Mat<const e4m3>, Workspace);
-NANORUN_FOR_PORTABLE_TYPES(NANORUN_INSTANTIATE)
+NANORUN_FOR_PORTABLE_TYPES(NANORUN_OPS)
 
 }  // namespace nanorun::kernels::portable

@@ -247,13 +247,13 @@ Operands quantised(const char* name, Stream stream, Workspace workspace, Mat<con
   const int rows = aq ? 0 : a.rows;
   const Operands out = allocated(workspace, rows, a.cols, b.rows);
   Quantisations p;
-  p.of[0] = {a.row_block(0, rows), out.a, scale_a};
-  p.of[1] = {b, out.b, scale_b, true};
+  p.of[0] = {.x = a.row_block(0, rows), .q = out.a, .scale = scale_a};
+  p.of[1] = {.x = b, .q = out.b, .scale = scale_b, .reorders = true};
   p.factors = out.factors;
   if (ahead.hq) p.scale_h = ahead.scale_h;
   if (ahead.v) {
     const Operands next = allocated(ahead.vq, 0, ahead.v.cols, ahead.v.rows);
-    p.of[2] = {ahead.v, next.b, ahead.scale_v, true};
+    p.of[2] = {.x = ahead.v, .q = next.b, .scale = ahead.scale_v, .reorders = true};
     p.next = next.factors;
   }
   for (int k = 0; k < p.count; ++k) p.begin[k + 1] = p.begin[k] + ceil_div(p.of[k].vectors(), vectors_of_block);

@@ -16,7 +16,7 @@ constexpr int chunk_rows(int length) { return std::min(length, on_host ? 128 : 1
 
 /// Operands of the three GEMMs, and the buffers of a chunk.
 template <class T>
-struct Head {
+struct LmHead {
   Mat<const T> x, w;  ///< in fp8 quantised
   T unscale_z = 1, unscale_dx = 1, unscale_dw = 1;
   Mat<T> z;                                ///< [chunk, V]
@@ -37,12 +37,12 @@ Mat<const T> quantised(WorkspaceAllocator& allocator, Mat<const T> x, double sca
 }
 
 template <class T>
-Head<T> make_head(Mat<const T> x, Mat<const T> w, const LmHeadOptions& options, Workspace workspace) {
+LmHead<T> make_lm_head(Mat<const T> x, Mat<const T> w, const LmHeadOptions& options, Workspace workspace) {
   assert(workspace.size() >= lm_head_workspace<T>(x.rows, w.rows, x.cols, options.precision));
   assert(x.cols == w.cols && options.softcap > 0 && options.softcap <= max_softcap);
   assert(options.targets >= 1 && options.targets <= max_targets);
   WorkspaceAllocator allocator(workspace);
-  Head<T> head;
+  LmHead<T> head;
   head.x = x;
   head.w = w;
   const int chunk = chunk_rows(x.rows);
@@ -182,7 +182,7 @@ KOKKOS_FUNCTION void gradient_row(T* u, int n, const Cap& cap, double sum, const
 
 /// Leaves u, the sums of exponentials and the losses of rows [first, first + z.rows) in `head`.
 template <class T>
-void chunk_losses(const Head<T>& head, Mat<T> z, int first, Vec<const Token> targets, const LmHeadOptions& options) {
+void chunk_losses(const LmHead<T>& head, Mat<T> z, int first, Vec<const Token> targets, const LmHeadOptions& options) {
   gemm<T>(Op::none, Op::transpose, head.unscale_z, head.x.row_block(first, z.rows), head.w, 0, z);
   for_variant<T>(options, [=](auto precision, const auto& cap) {
     for_rows("lm_head_softcap", z.rows, [=] KOKKOS_FUNCTION(int i) {
@@ -194,7 +194,7 @@ void chunk_losses(const Head<T>& head, Mat<T> z, int first, Vec<const Token> tar
 
 /// The same, and adds the losses to *total.
 template <class T>
-void chunk_loss(double* total, const Head<T>& head, Mat<T> z, int first, Vec<const Token> targets,
+void chunk_loss(double* total, const LmHead<T>& head, Mat<T> z, int first, Vec<const Token> targets,
                 const LmHeadOptions& options) {
   chunk_losses(head, z, first, targets, options);
   for_rows("head_total", 1, [=] KOKKOS_FUNCTION(int) {
@@ -206,7 +206,8 @@ void chunk_loss(double* total, const Head<T>& head, Mat<T> z, int first, Vec<con
 
 /// Turns what chunk_loss left in z into the gradient of z.
 template <class T>
-void chunk_gradient(const Head<T>& head, Mat<T> z, int first, Vec<const Token> targets, const LmHeadOptions& options) {
+void chunk_gradient(const LmHead<T>& head, Mat<T> z, int first, Vec<const Token> targets,
+                    const LmHeadOptions& options) {
   const T scale = static_cast<T>(options.loss_scale == 0 ? 1.0 / head.x.rows : options.loss_scale);
   const auto scale_g = static_cast<float>(options.scale_g);
   for_variant<T>(options, [=](auto precision, const auto& cap) {
@@ -219,7 +220,7 @@ void chunk_gradient(const Head<T>& head, Mat<T> z, int first, Vec<const Token> t
 
 /// body(first, z) for each chunk of rows, z being its part of the chunk buffer.
 template <class T, class Body>
-void for_row_chunks(const Head<T>& head, Body&& body) {
+void for_row_chunks(const LmHead<T>& head, Body&& body) {
   for (int first = 0; first < head.x.rows; first += head.z.rows) {
     body(first, head.z.row_block(0, std::min(head.z.rows, head.x.rows - first)));
   }
@@ -238,14 +239,14 @@ std::size_t lm_head_workspace(int length, int vocabulary, int width, LmHeadPreci
 template <class T>
 void lm_head_loss_forward(Stream, double* total, Mat<const T> x, Mat<const T> w, Vec<const Token> targets,
                           const LmHeadOptions& options, Workspace workspace) {
-  const Head<T> head = make_head(x, w, options, workspace);
+  const LmHead<T> head = make_lm_head(x, w, options, workspace);
   for_row_chunks(head, [&](int first, Mat<T> z) { chunk_loss(total, head, z, first, targets, options); });
 }
 
 template <class T>
 void lm_head_losses(Stream, Vec<acc_t<T>> losses, Mat<const T> x, Mat<const T> w, Vec<const Token> targets,
                     const LmHeadOptions& options, Workspace workspace) {
-  const Head<T> head = make_head(x, w, options, workspace);
+  const LmHead<T> head = make_lm_head(x, w, options, workspace);
   for_row_chunks(head, [&](int first, Mat<T> z) {
     chunk_losses(head, z, first, targets, options);
     for_rows("lm_head_losses", z.rows,
@@ -257,7 +258,7 @@ template <class T>
 void lm_head_loss_backward(Stream, double* total, Mat<T> d_x, Mat<acc_t<T>> d_w, bool add, Mat<const T> x,
                            Mat<const T> w, Vec<const Token> targets, const LmHeadOptions& options,
                            Workspace workspace) {
-  const Head<T> head = make_head(x, w, options, workspace);
+  const LmHead<T> head = make_lm_head(x, w, options, workspace);
   for_row_chunks(head, [&](int first, Mat<T> z) {
     chunk_loss(total, head, z, first, targets, options);
     chunk_gradient(head, z, first, targets, options);
@@ -266,7 +267,7 @@ void lm_head_loss_backward(Stream, double* total, Mat<T> d_x, Mat<acc_t<T>> d_w,
   });
 }
 
-#define NANORUN_INSTANTIATE(T)                                                                                     \
+#define NANORUN_OPS(T)                                                                                             \
   template std::size_t lm_head_workspace<T>(int, int, int, LmHeadPrecision);                                       \
   template void lm_head_loss_forward(Stream, double*, Mat<const T>, Mat<const T>, Vec<const Token>,                \
                                      const LmHeadOptions&, Workspace);                                             \
@@ -274,6 +275,6 @@ void lm_head_loss_backward(Stream, double* total, Mat<T> d_x, Mat<acc_t<T>> d_w,
                                Workspace);                                                                         \
   template void lm_head_loss_backward(Stream, double*, Mat<T>, Mat<T>, bool, Mat<const T>, Mat<const T>,           \
                                       Vec<const Token>, const LmHeadOptions&, Workspace);
-NANORUN_FOR_PORTABLE_TYPES(NANORUN_INSTANTIATE)
+NANORUN_FOR_PORTABLE_TYPES(NANORUN_OPS)
 
 }  // namespace nanorun::kernels::portable

@@ -36,29 +36,29 @@ __global__ void __launch_bounds__(sum_threads) sum_losses(double* total, const f
 }
 
 /// The workspace; x to w_t in fp8 only.
-struct Head {
+struct Buffers {
   Mat<bf16> z;       ///< [chunk, V], logits before the softcap, then their gradient
   float* loss;       ///< [T]
   Mat<e4m3> x, x_t;  ///< [T, d], [d, T]
   Mat<e4m3> w, w_t;  ///< [V, d], [d, V]
 };
 
-Head allocate(WorkspaceAllocator& allocator, int length, int vocabulary, int width, LmHeadPrecision precision) {
+Buffers allocate(WorkspaceAllocator& allocator, int length, int vocabulary, int width, LmHeadPrecision precision) {
   const int chunk = chunk_rows(length, precision);
   const auto matrix = [&](auto& out, int rows, int cols) {
     using F = std::remove_reference_t<decltype(*out.data)>;
     out = {allocator.take<F>(static_cast<std::size_t>(rows) * cols), rows, cols};
   };
-  Head head;
-  matrix(head.z, chunk, vocabulary);
-  head.loss = allocator.take<float>(length);
+  Buffers buffers;
+  matrix(buffers.z, chunk, vocabulary);
+  buffers.loss = allocator.take<float>(length);
   if (precision == LmHeadPrecision::fp8) {
-    matrix(head.x, length, width);
-    matrix(head.x_t, width, length);
-    matrix(head.w, vocabulary, width);
-    matrix(head.w_t, width, vocabulary);
+    matrix(buffers.x, length, width);
+    matrix(buffers.x_t, width, length);
+    matrix(buffers.w, vocabulary, width);
+    matrix(buffers.w_t, width, vocabulary);
   }
-  return head;
+  return buffers;
 }
 
 struct Problem {
@@ -66,7 +66,7 @@ struct Problem {
   Mat<const bf16> x, w;
   Vec<const Token> targets;
   const LmHeadOptions& options;
-  Head head;
+  Buffers buffers;
 
   bool fp8() const { return options.precision == LmHeadPrecision::fp8; }
 };
@@ -95,7 +95,7 @@ void logits(const Problem& p, int first, Mat<bf16> z) {
   }
   const auto alpha = static_cast<float>(1 / (p.options.scale_x * p.options.scale_w));
   gemm<e4m3, e4m3, bf16>(p.stream, {.alpha = alpha, .fast_accumulation = true}, Op::none,
-                         p.head.x.row_block(first, z.rows), Op::transpose, p.head.w, z);
+                         p.buffers.x.row_block(first, z.rows), Op::transpose, p.buffers.w, z);
 }
 
 Softcap softcap_of(const Problem& p, int first, Mat<bf16> z) { return {z, p.targets.subspan(first), p.options}; }
@@ -108,7 +108,7 @@ double loss_scale(const Problem& p, double scale) {
 /// Losses of a chunk and, with g the gradient of z: d_x = g w, and d_w = gᵀ x, or += with `add`.
 void chunk_backward(const Problem& p, int first, Mat<bf16> z, Mat<bf16> d_x, Mat<float> d_w, bool add) {
   const LmHeadOptions& o = p.options;
-  float* const loss = p.head.loss + first;
+  float* const loss = p.buffers.loss + first;
   const Softcap softcap = softcap_of(p, first, z);
   if (!p.fp8()) {
     softcap_gradient(p.stream, loss, softcap, loss_scale(p, 1));
@@ -119,9 +119,9 @@ void chunk_backward(const Problem& p, int first, Mat<bf16> z, Mat<bf16> d_x, Mat
   }
   const Mat<e5m2> g = softcap_gradient_fp8(p.stream, loss, softcap, loss_scale(p, o.scale_g));
   gemm<e5m2, e4m3, bf16>(p.stream, {.alpha = static_cast<float>(1 / (o.scale_g * o.scale_w))}, Op::none, g,
-                         Op::transpose, p.head.w_t, d_x);
+                         Op::transpose, p.buffers.w_t, d_x);
   lm_head_weight_gradient(p.stream, d_w, add, static_cast<float>(1 / (o.scale_g * o.scale_x)), g,
-                          p.head.x_t.col_block(first, z.rows));
+                          p.buffers.x_t.col_block(first, z.rows));
 }
 
 /// Quantises the operands in fp8, and calls body(first, z) for each chunk of rows with its logits z.
@@ -129,12 +129,12 @@ template <class Body>
 void for_row_chunks(const Problem& p, bool with_gradient, Body&& body) {
   if (p.fp8()) {
     const auto if_needed = [&](Mat<e4m3> transposed) { return with_gradient ? transposed : Mat<e4m3>(); };
-    quantise_e4m3(p.stream, p.head.x, if_needed(p.head.x_t), p.x, p.options.scale_x);
-    quantise_e4m3(p.stream, p.head.w, if_needed(p.head.w_t), p.w, p.options.scale_w);
+    quantise_e4m3(p.stream, p.buffers.x, if_needed(p.buffers.x_t), p.x, p.options.scale_x);
+    quantise_e4m3(p.stream, p.buffers.w, if_needed(p.buffers.w_t), p.w, p.options.scale_w);
   }
-  const int chunk = p.head.z.rows;
+  const int chunk = p.buffers.z.rows;
   for (int first = 0; first < p.x.rows; first += chunk) {
-    const Mat<bf16> z = p.head.z.row_block(0, std::min(chunk, p.x.rows - first));
+    const Mat<bf16> z = p.buffers.z.row_block(0, std::min(chunk, p.x.rows - first));
     logits(p, first, z);
     body(first, z);
   }
@@ -142,7 +142,7 @@ void for_row_chunks(const Problem& p, bool with_gradient, Body&& body) {
 
 /// Adds the losses of all rows to *total.
 void add_losses(const Problem& p, double* total) {
-  launch("sum_losses", p.stream, sum_losses, 1, sum_threads, 0, total, p.head.loss, p.x.rows);
+  launch("sum_losses", p.stream, sum_losses, 1, sum_threads, 0, total, p.buffers.loss, p.x.rows);
 }
 
 }  // namespace
@@ -158,8 +158,9 @@ template <class T>
 void lm_head_loss_forward(Stream stream, double* total, Mat<const T> x, Mat<const T> w, Vec<const Token> targets,
                           const LmHeadOptions& options, Workspace workspace) {
   const Problem p = make_problem(stream, x, w, targets, options, workspace);
-  for_row_chunks(p, /*with_gradient=*/false,
-                 [&](int first, Mat<bf16> z) { softcap_loss(stream, p.head.loss + first, softcap_of(p, first, z)); });
+  for_row_chunks(p, /*with_gradient=*/false, [&](int first, Mat<bf16> z) {
+    softcap_loss(stream, p.buffers.loss + first, softcap_of(p, first, z));
+  });
   add_losses(p, total);
 }
 

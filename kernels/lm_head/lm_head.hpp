@@ -53,8 +53,8 @@ inline double softcap(double z, const LmHeadOptions& options) {
 }
 
 // CUDA: T = bf16, on a stream with create_blas(). z is rounded to bf16, and its gradient too in the working precision.
-// Every call quantises x and w anew. Throws std::invalid_argument unless V <= max_vocabulary (cuda_limits.hpp), and V and d
-// are multiples of 8; with LmHeadPrecision::fp8, unless T, V and d are multiples of 16.
+// Every call quantises x and w anew. Throws std::invalid_argument unless V <= max_vocabulary (cuda_limits.hpp), and V
+// and d are multiples of 8; with LmHeadPrecision::fp8, unless T, V and d are multiples of 16.
 NANORUN_DECLARE_OPS({
   /// Bytes of workspace that each op below needs.
   template <class T>

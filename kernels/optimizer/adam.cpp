@@ -26,8 +26,8 @@ void adam_update(Stream, Vec<std::type_identity_t<W>> w, [[maybe_unused]] Vec<T>
   add_to(&squares[1], sums.values[1]);
 }
 
-#define NANORUN_INSTANTIATE(T) \
+#define NANORUN_OPS(T) \
   template void adam_update<T>(Stream, Vec<T>, Vec<T>, Vec<T>, Vec<T>, Vec<T>, const AdamOptions&, double*);
-NANORUN_FOR_PORTABLE_TYPES(NANORUN_INSTANTIATE)
+NANORUN_FOR_PORTABLE_TYPES(NANORUN_OPS)
 
 }  // namespace nanorun::kernels::portable

@@ -59,12 +59,12 @@ void adam_update(Stream stream, Vec<std::type_identity_t<W>> w, Vec<T> copy, Vec
   launch_elementwise<width>("adam_update", stream, w.size(), body, w.data(), copy.data(), m.data(), v.data(), g.data());
 }
 
-#define NANORUN_INSTANTIATE(T, W, M) \
+#define NANORUN_ADAM(T, W, M) \
   template void adam_update<T, W, M>(Stream, Vec<W>, Vec<T>, Vec<M>, Vec<M>, Vec<float>, const AdamOptions&, double*);
-NANORUN_INSTANTIATE(float, float, float)
-NANORUN_INSTANTIATE(bf16, float, float)
-NANORUN_INSTANTIATE(bf16, float, bf16)
-NANORUN_INSTANTIATE(bf16, bf16, float)
-NANORUN_INSTANTIATE(bf16, bf16, bf16)
+NANORUN_ADAM(float, float, float)
+NANORUN_ADAM(bf16, float, float)
+NANORUN_ADAM(bf16, float, bf16)
+NANORUN_ADAM(bf16, bf16, float)
+NANORUN_ADAM(bf16, bf16, bf16)
 
 }  // namespace nanorun::kernels::cuda

@@ -96,14 +96,14 @@ void adam_update_rows(Stream, const AdamTable<T, W, M>& table, Mat<acc_t<T>> g, 
   add_to(&squares[1], sums.values[1]);
 }
 
-#define NANORUN_INSTANTIATE(T)                                                                                         \
+#define NANORUN_OPS(T)                                                                                                 \
   template void adam_catch_up(Stream, const AdamTable<T, T, T>&, const RowList&, Vec<const AdamRates<T>>,              \
                               const AdamOptions&, int);                                                                \
   template void adam_catch_up_all(Stream, const AdamTable<T, T, T>&, Vec<const std::int32_t>, Vec<const AdamRates<T>>, \
                                   const AdamOptions&, int);                                                            \
   template void adam_update_rows(Stream, const AdamTable<T, T, T>&, Mat<T>, Vec<const std::int32_t>,                   \
                                  Vec<const AdamRates<T>>, const AdamOptions&, int, double*);
-NANORUN_FOR_PORTABLE_TYPES(NANORUN_INSTANTIATE)
+NANORUN_FOR_PORTABLE_TYPES(NANORUN_OPS)
 template void list_rows(Stream, const RowList&, Vec<std::int32_t>, Vec<const Token>, Vec<const std::int32_t>, int);
 template void list_rows(Stream, const RowList&, Vec<std::int32_t>, Vec<const std::int32_t>, Vec<const std::int32_t>,
                         int);

@@ -233,17 +233,17 @@ void adam_update_rows(Stream stream, const AdamTable<T, W, M>& table, Mat<acc_t<
          g, last_read.data(), rates.data(), AdamFactors<float>(options), t, OrderedSum(stream), squares);
 }
 
-#define NANORUN_INSTANTIATE(T, W, M)                                                                          \
+#define NANORUN_ADAM_ROWS(T, W, M)                                                                            \
   template void adam_catch_up(Stream, const AdamTable<T, W, M>&, const RowList&, Vec<const AdamRates<float>>, \
                               const AdamOptions&, int);                                                       \
   template void adam_catch_up_all(Stream, const AdamTable<T, W, M>&, Vec<const std::int32_t>,                 \
                                   Vec<const AdamRates<float>>, const AdamOptions&, int);                      \
   template void adam_update_rows(Stream, const AdamTable<T, W, M>&, Mat<float>, Vec<const std::int32_t>,      \
                                  Vec<const AdamRates<float>>, const AdamOptions&, int, double*);
-NANORUN_INSTANTIATE(bf16, float, float)
-NANORUN_INSTANTIATE(bf16, float, bf16)
-NANORUN_INSTANTIATE(bf16, bf16, float)
-NANORUN_INSTANTIATE(bf16, bf16, bf16)
+NANORUN_ADAM_ROWS(bf16, float, float)
+NANORUN_ADAM_ROWS(bf16, float, bf16)
+NANORUN_ADAM_ROWS(bf16, bf16, float)
+NANORUN_ADAM_ROWS(bf16, bf16, bf16)
 template void list_rows(Stream, const RowList&, Vec<std::int32_t>, Vec<const Token>, Vec<const std::int32_t>, int);
 template void list_rows(Stream, const RowList&, Vec<std::int32_t>, Vec<const std::int32_t>, Vec<const std::int32_t>,
                         int);

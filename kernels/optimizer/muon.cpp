@@ -126,20 +126,20 @@ void orthogonalise_all(std::span<const MatrixBatch<T>> batches, const PolarItera
   }
 }
 
-/// Factor s of a line with second moment Q.
+/// Factor s of a neuron with second moment Q.
 template <class T>
 KOKKOS_INLINE_FUNCTION T normuon_factor(T second_moment) {
   return 1 / std::sqrt(second_moment < T(1e-10) ? T(1e-10) : second_moment);  // passes NaN on
 }
 
-/// Updates Q of a line from the sum of its squares; returns what it adds to |X|² and to |X s|².
+/// Updates Q of a neuron from the sum of its squares; returns what it adds to |X|² and to |X s|².
 template <class T>
-KOKKOS_INLINE_FUNCTION Sums<2> update_line(T& second_moment, double squares, int length, T beta) {
+KOKKOS_INLINE_FUNCTION Sums<2> update_neuron(T& second_moment, double squares, int length, T beta) {
   second_moment = beta * second_moment + (1 - beta) * static_cast<T>(squares / length);
   return {{squares, squares * square(normuon_factor(second_moment))}};
 }
 
-/// Updates the Q of every row; returns the sums of update_line().
+/// Updates the Q of every row; returns the sums of update_neuron().
 template <class T>
 Sums<2> update_rows(Mat<const T> x, T* second_moment, T beta) {
   return sum_rows<2>("normuon_rows", x.rows, [=] KOKKOS_FUNCTION(int i) {
@@ -147,7 +147,7 @@ Sums<2> update_rows(Mat<const T> x, T* second_moment, T beta) {
     double squares = 0;
 #pragma omp simd reduction(+ : squares)
     for (int j = 0; j < x.cols; ++j) squares += square(row[j]);
-    return update_line(second_moment[i], squares, x.cols, beta);
+    return update_neuron(second_moment[i], squares, x.cols, beta);
   });
 }
 
@@ -163,7 +163,7 @@ Sums<2> update_columns(Mat<const T> x, T* second_moment, T beta) {
       for (int j = 0; j < count; ++j) squares[j] += square(row[j]);
     }
     Sums<2> sums;
-    for (int j = 0; j < count; ++j) sums += update_line(second_moment[first + j], squares[j], x.rows, beta);
+    for (int j = 0; j < count; ++j) sums += update_neuron(second_moment[first + j], squares[j], x.rows, beta);
     return sums;
   });
 }
@@ -224,7 +224,7 @@ void normuon(Stream, std::span<const NormuonBatch<T>> batches, double beta) {
   for (const NormuonBatch<T>& batch : batches) {
     const MatrixBatch<T>& x = batch.x;
     for (int i = 0; i < x.count; ++i) {
-      even_out<T>({x.data + i * x.matrix_size(), x.rows, x.cols}, batch.second_moment + i * batch.lines(),
+      even_out<T>({x.data + i * x.matrix_size(), x.rows, x.cols}, batch.second_moment + i * batch.neurons(),
                   static_cast<T>(beta));
     }
   }
@@ -292,7 +292,7 @@ void muon_update(Stream stream, std::span<const MuonBatch<T>> batches, const Muo
   }
 }
 
-#define NANORUN_INSTANTIATE(T)                                                                \
+#define NANORUN_OPS(T)                                                                        \
   template void nesterov_momentum(Stream, Vec<T>, Vec<T>, double, double, double*);           \
   template std::size_t newton_schulz_workspace(std::span<const MatrixBatch<T>>);              \
   template void newton_schulz(Stream, std::span<const MatrixBatch<T>>, Workspace);            \
@@ -302,6 +302,6 @@ void muon_update(Stream stream, std::span<const MuonBatch<T>> batches, const Muo
   template void add_scaled(Stream, Vec<T>, Vec<const T>, double, double*);                    \
   template std::size_t muon_workspace(std::span<const MuonBatch<T>>);                         \
   template void muon_update(Stream, std::span<const MuonBatch<T>>, const MuonOptions&, const MuonSquares&, Workspace);
-NANORUN_FOR_PORTABLE_TYPES(NANORUN_INSTANTIATE)
+NANORUN_FOR_PORTABLE_TYPES(NANORUN_OPS)
 
 }  // namespace nanorun::kernels::portable

@@ -5,9 +5,9 @@
 //   X = u / (|u|_F + 1e-7), transposed if rows > cols; five times { A = X Xᵀ, B = b A + c A A, X = a X + B X }
 //   with (a, b, c) = (3.4445, -4.7750, 2.0315); transposed back.
 // Polar Express (Amsel et al. 2025, arXiv:2505.16932) has other coefficients in each iteration, and X = u / (1.02 |u|_F
-// + 1e-6) at first. NorMuon (Li et al. 2025, arXiv:2510.05491) then evens out the lines of a matrix: its rows, or its
-// columns where these are more.
-//   v = mean of X² over each line,  Q = b Q + (1 - b) v,  s = max(Q, 1e-10)^(-1/2)
+// + 1e-6) at first. NorMuon (Li et al. 2025, arXiv:2510.05491) then evens out the neurons of a matrix.
+// A neuron is a row of a block, or a column if the block has more columns than rows.
+//   v = mean of X² over each neuron,  Q = b Q + (1 - b) v,  s = max(Q, 1e-10)^(-1/2)
 //   X = X s |X|_F / max(|X s|_F, 1e-10)
 // Cautious weight decay (Chen et al. 2025, arXiv:2510.12402): w -= lr X + decay w [X w >= 0].
 // Shapes: g, buf, w, copy, x [n], the elements of any number of matrices.
@@ -32,8 +32,8 @@ struct MatrixBatch {
   constexpr std::size_t size() const { return count * matrix_size(); }
 };
 
-/// Number of lines of a matrix, each of which has a second moment in NorMuon.
-constexpr int normuon_lines(int rows, int cols) { return rows >= cols ? rows : cols; }
+/// Number of neurons of a matrix, each of which has a second moment in NorMuon.
+constexpr int normuon_neurons(int rows, int cols) { return rows >= cols ? rows : cols; }
 
 /// An iteration towards the polar factor: X = u / (norm_factor |u|_F + eps) at first, then the steps.
 struct PolarIteration {
@@ -67,7 +67,7 @@ struct MuonBatch {
   int count = 0, rows = 0, cols = 0;
   acc_t<T>*weights = nullptr, *gradients = nullptr, *momentum = nullptr;
   T* copy = nullptr;
-  acc_t<T>* second_moment = nullptr;  ///< Q [count, normuon_lines(rows, cols)]; null: without NorMuon
+  acc_t<T>* second_moment = nullptr;  ///< Q [count, normuon_neurons(rows, cols)]; null: without NorMuon
   double lr = 0, decay = 0;
   bool truncates = false;  ///< the copy is truncated, not rounded
 

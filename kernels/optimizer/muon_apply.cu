@@ -8,10 +8,10 @@
 namespace nanorun::kernels::cuda {
 namespace {
 
-/// Thread blocks that share the lines of a matrix.
-constexpr int line_blocks = 96;
+/// Thread blocks that share the neurons of a matrix.
+constexpr int neuron_blocks = 96;
 
-/// Sums over lines, for |X|² and |X s|².
+/// Sums over neurons, for |X|² and |X s|².
 struct NormSums {
   double squares, scaled;
   __device__ NormSums& operator+=(const NormSums& other) {
@@ -23,14 +23,16 @@ struct NormSums {
 
 __device__ NormSums warp_sums(const NormSums& x) { return {warp_sum(x.squares), warp_sum(x.scaled)}; }
 
-/// Factor s of a line with second moment Q; NaN stays NaN.
-__device__ float line_factor(float second_moment) { return 1 / sqrtf(second_moment < 1e-10f ? 1e-10f : second_moment); }
+/// Factor s of a neuron with second moment Q; NaN stays NaN.
+__device__ float neuron_factor(float second_moment) {
+  return 1 / sqrtf(second_moment < 1e-10f ? 1e-10f : second_moment);
+}
 
-/// Updates Q of a line from the sum of its squares; returns what the line adds.
-__device__ NormSums update_line(float& second_moment, float squares, int length, float beta) {
+/// Updates Q of a neuron from the sum of its squares; returns what the neuron adds.
+__device__ NormSums update_neuron(float& second_moment, float squares, int length, float beta) {
   const float q = beta * second_moment + (1 - beta) * (squares / static_cast<float>(length));
   second_moment = q;
-  const double s = line_factor(q);
+  const double s = neuron_factor(q);
   return {squares, squares * s * s};
 }
 
@@ -38,7 +40,7 @@ __device__ NormSums update_line(float& second_moment, float squares, int length,
 __device__ NormSums update_rows(Mat<const bf16> x, float* second_moment, float beta) {
   const int warp = threadIdx.x / warp_size, lane = threadIdx.x % warp_size;
   NormSums sums{};
-  for (int i = blockIdx.x * block_warps + warp; i < x.rows; i += line_blocks * block_warps) {
+  for (int i = blockIdx.x * block_warps + warp; i < x.rows; i += neuron_blocks * block_warps) {
     float squares = 0;
 #pragma unroll 4
     for (int j = 8 * lane; j < x.cols; j += 8 * warp_size) {
@@ -46,7 +48,7 @@ __device__ NormSums update_rows(Mat<const bf16> x, float* second_moment, float b
       squares += dot(v, v);
     }
     squares = warp_sum(squares);
-    if (lane == 0) sums += update_line(second_moment[i], squares, x.cols, beta);
+    if (lane == 0) sums += update_neuron(second_moment[i], squares, x.cols, beta);
   }
   return sums;
 }
@@ -57,7 +59,7 @@ __device__ NormSums update_columns(Mat<const bf16> x, float* second_moment, floa
   __shared__ float partial[slots][width];
   const int quad = threadIdx.x % quads, slot = threadIdx.x / quads;
   NormSums sums{};
-  for (int first = blockIdx.x * width; first < x.cols; first += line_blocks * width) {
+  for (int first = blockIdx.x * width; first < x.cols; first += neuron_blocks * width) {
     Vector<float, 4> squares{};
     const int row_end = first + 4 * quad < x.cols ? x.rows : 0;
 #pragma unroll 8
@@ -73,17 +75,17 @@ __device__ NormSums update_columns(Mat<const bf16> x, float* second_moment, floa
     if (threadIdx.x < width && j < x.cols) {
       float column = 0;
       for (int i = 0; i < slots; ++i) column += partial[i][threadIdx.x];
-      sums += update_line(second_moment[j], column, x.rows, beta);
+      sums += update_neuron(second_moment[j], column, x.rows, beta);
     }
     __syncthreads();  // the next columns' sums take their places
   }
   return sums;
 }
 
-/// Block (i, j) updates the second moments of part i of the lines of matrix j: of the wide matrix the columns, except
-/// where it is square. sums [matrices, line_blocks].
+/// Block (i, j) updates the second moments of part i of the neurons of matrix j: of the wide matrix the columns, except
+/// where it is square. sums [matrices, neuron_blocks].
 __global__ void __launch_bounds__(block_threads)
-    update_lines(NormSums* sums, const __grid_constant__ MuonBatches batches, const bf16* x, float beta) {
+    update_neurons(NormSums* sums, const __grid_constant__ MuonBatches batches, const bf16* x, float beta) {
   __shared__ NormSums of_warps[block_warps];
   begin_after_previous();
   const MuonMatrix m(batches, blockIdx.y);
@@ -95,13 +97,13 @@ __global__ void __launch_bounds__(block_threads)
   if (threadIdx.x != 0) return;
   NormSums of_block{};
   for (const NormSums& of_warp : of_warps) of_block += of_warp;
-  sums[blockIdx.y * line_blocks + blockIdx.x] = of_block;
+  sums[blockIdx.y * neuron_blocks + blockIdx.x] = of_block;
 }
 
 /// |X|_F / max(|X s|_F, 1e-10) of a matrix, for every thread.
 __device__ float norm_factor(const NormSums* sums) {
   NormSums sum{};
-  for (int i = threadIdx.x % warp_size; i < line_blocks; i += warp_size) sum += sums[i];
+  for (int i = threadIdx.x % warp_size; i < neuron_blocks; i += warp_size) sum += sums[i];
   sum = warp_sums(sum);
   const double scaled_norm = sqrt(sum.scaled);
   return static_cast<float>(sqrt(sum.squares) / (scaled_norm < 1e-10 ? 1e-10 : scaled_norm));
@@ -119,8 +121,8 @@ __device__ void move_tile(const MuonMatrix& m, const bf16* x, int row, int col, 
     }
     __syncthreads();
   }
-  const auto scale_of = [&](int line) {
-    return m.second_moment == nullptr ? 1 : factor * line_factor(m.second_moment[line]);
+  const auto scale_of = [&](int neuron) {
+    return m.second_moment == nullptr ? 1 : factor * neuron_factor(m.second_moment[neuron]);
   };
   const bool by_rows = m.rows >= m.cols;
   Vector<float, 4> scale;
@@ -158,7 +160,7 @@ __global__ void __launch_bounds__(block_threads)
   for (int i = blockIdx.x; i < matrices * parts; i += gridDim.x) {
     const int matrix = i / parts;
     const MuonMatrix m(batches, matrix);
-    const float factor = m.second_moment == nullptr ? 1 : norm_factor(sums + matrix * line_blocks);
+    const float factor = m.second_moment == nullptr ? 1 : norm_factor(sums + matrix * neuron_blocks);
     m.for_tiles(i % parts,
                 [&](int row, int col) { move_tile(m, x + matrix * m.size(), row, col, factor, turned, of_weights); });
   }
@@ -168,20 +170,21 @@ __global__ void __launch_bounds__(block_threads)
 }  // namespace
 
 std::size_t muon_apply_workspace(MatrixBatch<bf16> x) {
-  return WorkspaceAllocator::bytes<NormSums>(static_cast<std::size_t>(x.count) * line_blocks);
+  return WorkspaceAllocator::bytes<NormSums>(static_cast<std::size_t>(x.count) * neuron_blocks);
 }
 
 void muon_apply(Stream stream, std::span<const MuonBatch<bf16>> batches, MatrixBatch<bf16> x, double normuon_beta,
                 double* squares, Workspace workspace) {
   constexpr const char* op = "muon_apply";
   assert(workspace.size() >= muon_apply_workspace(x));
-  NormSums* const sums = WorkspaceAllocator(workspace).take<NormSums>(static_cast<std::size_t>(x.count) * line_blocks);
+  NormSums* const sums =
+      WorkspaceAllocator(workspace).take<NormSums>(static_cast<std::size_t>(x.count) * neuron_blocks);
   const int parts = matrix_parts(x.rows, x.cols);
   launch_batches(batches, [&](const MuonBatches& argument, int first, int count) {
     const bf16* const own = x.data + first * x.matrix_size();
-    NormSums* const own_sums = sums + static_cast<std::size_t>(first) * line_blocks;
+    NormSums* const own_sums = sums + static_cast<std::size_t>(first) * neuron_blocks;
     if (argument.batch[0].second_moment != nullptr) {
-      launch(op, stream, update_lines, dim3(line_blocks, count), block_threads, 0, own_sums, argument, own,
+      launch(op, stream, update_neurons, dim3(neuron_blocks, count), block_threads, 0, own_sums, argument, own,
              static_cast<float>(normuon_beta));
     }
     const int blocks = blocks_for(static_cast<std::size_t>(count) * parts * block_threads);

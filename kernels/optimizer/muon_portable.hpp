@@ -21,13 +21,13 @@ void newton_schulz(Stream stream, std::span<const MatrixBatch<T>> batches, Works
 template <class T>
 void polar_express(Stream stream, std::span<const MatrixBatch<T>> batches, Workspace workspace);
 
-/// Matrices X, and their second moments Q [count, normuon_lines(rows, cols)].
+/// Matrices X, and their second moments Q [count, normuon_neurons(rows, cols)].
 template <class T>
 struct NormuonBatch {
   MatrixBatch<T> x;
   T* second_moment = nullptr;
 
-  constexpr int lines() const { return normuon_lines(x.rows, x.cols); }
+  constexpr int neurons() const { return normuon_neurons(x.rows, x.cols); }
 };
 
 /// NorMuon on the matrices X of all batches, which may differ in shape.

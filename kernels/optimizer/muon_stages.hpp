@@ -1,7 +1,7 @@
 #pragma once
 // The stages of muon_update() on CUDA, for matrices of one shape or its transpose. Between the stages the matrices X
 // lie one after another in bf16, each as a wide matrix: transposed where rows > cols. So the iteration runs as one
-// batch, and every element is read and written as seldom as its sums over matrices and lines allow.
+// batch. Each stage reads and writes every element once, except where a norm must be known first.
 //
 // The stream needs create_blas() and create_sums(). Sums have a fixed order.
 

@@ -37,8 +37,8 @@ struct MuonMatrix {
     copy = b->copy + first;
     rows = b->rows;
     cols = b->cols;
-    const std::size_t first_line = static_cast<std::size_t>(index) * normuon_lines(rows, cols);
-    second_moment = b->second_moment == nullptr ? nullptr : b->second_moment + first_line;
+    const std::size_t first_neuron = static_cast<std::size_t>(index) * normuon_neurons(rows, cols);
+    second_moment = b->second_moment == nullptr ? nullptr : b->second_moment + first_neuron;
     lr = static_cast<float>(b->lr);
     decay = static_cast<float>(b->decay);
     truncates = b->truncates;

@@ -99,10 +99,10 @@ void coefficient_net_backward(Stream, Mat<T> d_u, const CoefficientNetGradients<
   });
 }
 
-#define NANORUN_INSTANTIATE(T)                                                                                    \
+#define NANORUN_OPS(T)                                                                                            \
   template void coefficient_net_forward(Stream, Mat<T>, Mat<T>, Mat<const T>, const CoefficientNet<T>&);          \
   template void coefficient_net_backward(Stream, Mat<T>, const CoefficientNetGradients<T>&, Mat<T>, Mat<const T>, \
                                          Mat<const T>, Mat<const T>, const CoefficientNet<T>&);
-NANORUN_FOR_PORTABLE_TYPES(NANORUN_INSTANTIATE)
+NANORUN_FOR_PORTABLE_TYPES(NANORUN_OPS)
 
 }  // namespace nanorun::kernels::portable

@@ -60,13 +60,13 @@ void embedding_backward(Stream, Mat<acc_t<T>> d_table, Vec<const std::int32_t> r
   add_rows(d_table, rows, order, d_out);
 }
 
-#define NANORUN_INSTANTIATE_FOR(T, Index)                                          \
+#define NANORUN_OPS_BY_INDEX(T, Index)                                             \
   template void embedding_forward(Stream, Mat<T>, Vec<const Index>, Mat<const T>); \
   template void embedding_backward(Stream, Mat<T>, Vec<const Index>, Vec<const std::int32_t>, Mat<const T>, Workspace);
-#define NANORUN_INSTANTIATE(T)                                    \
+#define NANORUN_OPS(T)                                            \
   template std::size_t embedding_backward_workspace<T>(int, int); \
-  NANORUN_INSTANTIATE_FOR(T, Token)                               \
-  NANORUN_INSTANTIATE_FOR(T, std::int32_t)
-NANORUN_FOR_PORTABLE_TYPES(NANORUN_INSTANTIATE)
+  NANORUN_OPS_BY_INDEX(T, Token)                                  \
+  NANORUN_OPS_BY_INDEX(T, std::int32_t)
+NANORUN_FOR_PORTABLE_TYPES(NANORUN_OPS)
 
 }  // namespace nanorun::kernels::portable

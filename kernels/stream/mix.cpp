@@ -258,11 +258,11 @@ void shared_streams_backward(Stream, const std::array<SharedStream<T>, 2>& strea
   }
 }
 
-#define NANORUN_INSTANTIATE(T)                                                                             \
+#define NANORUN_OPS(T)                                                                                     \
   template void mix_forward(Stream, Mat<T>, std::span<const MixTerm<T>>);                                  \
   template void mix_norm_forward(Stream, Mat<T>, Mat<T>, Vec<T>, std::span<const MixTerm<T>>, double, T*); \
   template void mix_backward(Stream, const MixBackward<T>&, std::span<const MixTerm<T>>);                  \
   template void shared_streams_backward(Stream, const std::array<SharedStream<T>, 2>&, std::span<const SharingMix<T>>);
-NANORUN_FOR_PORTABLE_TYPES(NANORUN_INSTANTIATE)
+NANORUN_FOR_PORTABLE_TYPES(NANORUN_OPS)
 
 }  // namespace nanorun::kernels::portable

@@ -34,9 +34,9 @@ void rms_norm_backward(Stream, Mat<T> d_x, Mat<const T> out, Vec<const acc_t<T>>
   });
 }
 
-#define NANORUN_INSTANTIATE(T)                                                      \
+#define NANORUN_OPS(T)                                                              \
   template void rms_norm_forward(Stream, Mat<T>, Vec<T>, Mat<const T>, double, T*); \
   template void rms_norm_backward(Stream, Mat<T>, Mat<const T>, Vec<const T>, Mat<const T>, bool);
-NANORUN_FOR_PORTABLE_TYPES(NANORUN_INSTANTIATE)
+NANORUN_FOR_PORTABLE_TYPES(NANORUN_OPS)
 
 }  // namespace nanorun::kernels::portable

@@ -14,7 +14,7 @@ void sign_rows(Stream, Mat<T> x, Mat<const T> signs, Vec<const std::int32_t> ind
   });
 }
 
-#define NANORUN_INSTANTIATE(T) template void sign_rows(Stream, Mat<T>, Mat<const T>, Vec<const std::int32_t>);
-NANORUN_FOR_PORTABLE_TYPES(NANORUN_INSTANTIATE)
+#define NANORUN_OPS(T) template void sign_rows(Stream, Mat<T>, Mat<const T>, Vec<const std::int32_t>);
+NANORUN_FOR_PORTABLE_TYPES(NANORUN_OPS)
 
 }  // namespace nanorun::kernels::portable

@@ -78,9 +78,9 @@ void smear_backward(Stream, Mat<T> d_e, Vec<acc_t<T>> d_w, acc_t<T>* d_scale, Ma
   });
 }
 
-#define NANORUN_INSTANTIATE(T)                                                       \
+#define NANORUN_OPS(T)                                                               \
   template void smear_forward(Stream, Mat<T>, Mat<const T>, Vec<const T>, const T*); \
   template void smear_backward(Stream, Mat<T>, Vec<T>, T*, Mat<const T>, Mat<const T>, Vec<const T>, const T*);
-NANORUN_FOR_PORTABLE_TYPES(NANORUN_INSTANTIATE)
+NANORUN_FOR_PORTABLE_TYPES(NANORUN_OPS)
 
 }  // namespace nanorun::kernels::portable

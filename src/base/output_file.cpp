@@ -13,13 +13,14 @@ namespace nanorun {
 namespace {
 
 /// Throws unless nothing is there, or a regular file that `force` gives up.
-void require_replaceable(const std::string& path, bool force, ExitCode code) {
+void require_replaceable(const std::string& path, Overwrite overwrite, ExitCode code) {
   const FileKind found = kind_of_entry(path, code);
   if (found == FileKind::absent) return;
   if (found != FileKind::regular)
     throw Error(code, fmt::format("{}: cannot be replaced: {}, not a regular file; name another output", path,
                                   kind_text(found)));
-  if (!force) throw Error(code, fmt::format("{}: exists; name another file, or replace it with --force", path));
+  if (overwrite == Overwrite::no)
+    throw Error(code, fmt::format("{}: exists; name another file, or replace it with --force", path));
 }
 
 void require_unclaimed(const std::string& partial, ExitCode code) {
@@ -33,18 +34,18 @@ void require_unclaimed(const std::string& partial, ExitCode code) {
 
 }  // namespace
 
-void require_free(const std::string& path, bool force, std::span<const std::string> inputs, ExitCode code) {
+void require_free(const std::string& path, Overwrite overwrite, std::span<const std::string> inputs, ExitCode code) {
   for (const std::string& written : {path, partial_of(path)}) {
     for (const std::string& input : inputs) {
       if (same_file(written, input, code))
         throw Error(code, fmt::format("{}: is an input and cannot be written; name another output", written));
     }
   }
-  require_replaceable(path, force, code);
+  require_replaceable(path, overwrite, code);
   require_unclaimed(partial_of(path), code);
 }
 
-void claim_output(const std::string& path, bool force, ExitCode code) {
+void claim_output(const std::string& path, Overwrite overwrite, ExitCode code) {
   const std::string partial = partial_of(path);
   Descriptor file(::open(partial.c_str(), O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0666));
   if (file.get() < 0) {
@@ -54,7 +55,7 @@ void claim_output(const std::string& path, bool force, ExitCode code) {
   }
   try {
     close_written(file, partial, code);
-    require_replaceable(path, force, code);  // another command may just have completed it
+    require_replaceable(path, overwrite, code);  // another command may just have completed it
   } catch (...) {
     quietly([&] { remove_file(partial, code); });
     throw;

@@ -13,14 +13,17 @@ namespace nanorun {
 /// Where a file is written until it is complete.
 inline std::string partial_of(const std::string& path) { return path + ".partial"; }
 
+/// Whether an output may replace a regular file: what the user's --force says.
+enum class Overwrite : bool { no, yes };
+
 /// Throws where writing an output to `path`, by way of partial_of(path), would destroy something: `path` exists, unless
-/// it is a regular file and `force` allows to replace it; partial_of(path) exists; or one of the two is one of the
+/// it is a regular file that `overwrite` allows to replace; partial_of(path) exists; or one of the two is one of the
 /// `inputs`.
-void require_free(const std::string& path, bool force, std::span<const std::string> inputs, ExitCode code);
+void require_free(const std::string& path, Overwrite overwrite, std::span<const std::string> inputs, ExitCode code);
 
 /// Creates the empty file partial_of(path) for this command alone. Throws where that exists, since another command may
-/// be writing it, and where `path` exists, unless it is a regular file and `force`.
-void claim_output(const std::string& path, bool force, ExitCode code);
+/// be writing it, and where `path` exists, unless it is a regular file and `overwrite` is yes.
+void claim_output(const std::string& path, Overwrite overwrite, ExitCode code);
 
 /// Lets write(partial) fill the file partial_of(path), flushes that to disk and renames it to `path`. If anything
 /// throws, removes the partial file and leaves `path` as it was.

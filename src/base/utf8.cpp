@@ -77,14 +77,14 @@ void Utf8Counter::add(std::string_view part) {
     cut_ += part.front();
     part.remove_prefix(1);
     const std::string begun = std::exchange(cut_, {});
-    count(begun, false);
+    count(begun, Part::inner);
   }
-  count(part, false);
+  count(part, Part::inner);
 }
 
-void Utf8Counter::end() { count(std::exchange(cut_, {}), true); }
+void Utf8Counter::end() { count(std::exchange(cut_, {}), Part::last); }
 
-void Utf8Counter::count(std::string_view text, bool is_last) {
+void Utf8Counter::count(std::string_view text, Part which) {
   const auto is_control = [](unsigned char c) { return (c < 32 && (c < 7 || c > 13) && c != 27) || c == 127; };
   const auto begins_character = [](char c) { return (static_cast<unsigned char>(c) & 0xc0) != 0x80; };
   while (!text.empty()) {
@@ -94,7 +94,7 @@ void Utf8Counter::count(std::string_view text, bool is_last) {
     text.remove_prefix(valid);
     if (text.empty()) return;
     const Sequence sequence = first_sequence(text);
-    if (sequence.kind == Sequence::Kind::open && !is_last) {
+    if (sequence.kind == Sequence::Kind::open && which != Part::last) {
       cut_ = text;
       return;
     }

@@ -27,7 +27,8 @@ class Utf8Counter {
   std::uint64_t controls() const { return controls_; }
 
  private:
-  void count(std::string_view text, bool is_last);
+  enum class Part { inner, last };
+  void count(std::string_view text, Part which);
 
   std::uint64_t characters_ = 0;  ///< the replaced ones included
   std::uint64_t replaced_ = 0;

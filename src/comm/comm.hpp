@@ -79,7 +79,7 @@ class Comm {
   std::vector<double> all_gather(double value);
   /// Sends out[r] to rank r; returns what each rank has sent to this one.
   std::vector<std::vector<std::int32_t>> all_to_all(std::span<const std::span<const std::int32_t>> out);
-  /// A text of each rank, at most 2 GiB in all, on rank 0; empty elsewhere.
+  /// Gathers a text from each rank on rank 0; other ranks get none. The caller keeps the total below 2 GiB.
   std::vector<std::string> gather(const std::string& text);
   /// Runs `work`, which must not use this communicator, on every rank. Where it throws an Error on some ranks, all
   /// ranks throw the Error of the lowest of these, with its cause and with Scope::all_ranks. Where work can fail on one

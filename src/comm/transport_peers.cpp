@@ -134,12 +134,12 @@ void PeerTransport::exchange(Payload payload, std::span<const Message> messages)
   const ExchangeNumber number = gradients ? ++gradients_exchanged_ : ++weights_exchanged_;
   if (!gradients) raise_on_all(Flag::weights_awaited, number);
   // Two sets of slots are used in turn: gradients need the set that the exchange two before this one has freed.
-  const Flag room = gradients ? Flag::slots_freed : Flag::weights_awaited;
+  const Flag receiver_ready = gradients ? Flag::slots_freed : Flag::weights_awaited;
   const ExchangeNumber awaited = gradients ? std::max<ExchangeNumber>(number, 2) - 2 : number;
   const Flag arrival = gradients ? Flag::gradients_arrived : Flag::weights_arrived;
   for (const Message& message : messages) {
     if (message.out.empty()) continue;
-    kernels::cuda::await_flag(stream(), address_of(room, comm_.rank(), message.to), awaited);
+    kernels::cuda::await_flag(stream(), address_of(receiver_ready, comm_.rank(), message.to), awaited);
     kernels::cuda::copy(stream(), remote_address(payload, message), message.out.data(), message.out.size());
     kernels::cuda::raise_flag(stream(), address_of(arrival, message.to, comm_.rank()), number);
   }

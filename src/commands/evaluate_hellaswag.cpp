@@ -30,7 +30,7 @@ int tokens_of(const Question& question, std::size_t ending) {
   return static_cast<int>(question.context.size() + question.endings[ending].size());
 }
 
-int room_of(const Question& question, std::size_t ending) {
+int padded_tokens(const Question& question, std::size_t ending) {
   return kernels::ceil_div(tokens_of(question, ending), block) * block;
 }
 
@@ -42,13 +42,13 @@ std::vector<std::vector<Document>> pack(std::span<const Question> questions, con
   int filled = length;
   for (std::size_t q = 0; q < questions.size(); ++q) {
     for (std::size_t e = 0; e < hellaswag_endings; ++e) {
-      const int room = room_of(questions[q], e);
-      if (alone || filled + room > length) {
+      const int padded = padded_tokens(questions[q], e);
+      if (alone || filled + padded > length) {
         sequences.emplace_back();
         filled = 0;
       }
       sequences.back().push_back({q, e, filled});
-      filled += room;
+      filled += padded;
     }
   }
   return sequences;
@@ -86,8 +86,8 @@ int hellaswag_length(std::span<const Question> questions, const ModelConfig& mod
   std::int64_t longest = 0, all = 0;
   for (const Question& question : questions) {
     for (std::size_t e = 0; e < hellaswag_endings; ++e) {
-      longest = std::max<std::int64_t>(longest, room_of(question, e));
-      all += room_of(question, e);
+      longest = std::max<std::int64_t>(longest, padded_tokens(question, e));
+      all += padded_tokens(question, e);
     }
   }
   if (reaches_over_documents(model)) return static_cast<int>(longest);

@@ -27,12 +27,12 @@ bool is_scalar(const Parameter& parameter) { return parameter.shared_cols() == 1
 
 std::vector<SafeTensor> plan_tensors(const ParameterTable& table, bool bf16) {
   std::vector<SafeTensor> tensors;
-  std::uint64_t place = 0;
+  std::uint64_t offset = 0;
   for (const Parameter& parameter : table.parameters()) {
     const bool halves = bf16 && !is_scalar(parameter);
     const std::uint64_t bytes = parameter.size() * (halves ? 2 : 4);
-    tensors.push_back({parameter.name, halves ? "BF16" : "F32", exported_shape(parameter), place, place + bytes});
-    place += bytes;
+    tensors.push_back({parameter.name, halves ? "BF16" : "F32", exported_shape(parameter), offset, offset + bytes});
+    offset += bytes;
   }
   return tensors;
 }
@@ -198,11 +198,11 @@ void export_model(const ExportOptions& options) {
   warn_of_dot(options.directory);
   make_directories(options.directory, ExitCode::output);
   const std::string model = options.directory + "/model.safetensors";
-  require_free(model, options.force, {&options.checkpoint, 1}, ExitCode::output);
-  claim_output(model, options.force, ExitCode::output);  // keeps a second command away from all files
+  require_free(model, Overwrite{options.force}, {&options.checkpoint, 1}, ExitCode::output);
+  claim_output(model, Overwrite{options.force}, ExitCode::output);  // keeps a second command away from all files
   complete_file(model, ExitCode::output, [&](const std::string& partial) {
     for (const std::string& name : further_files(config.model, tokenizer))
-      require_free(options.directory + "/" + name, true, {}, ExitCode::output);
+      require_free(options.directory + "/" + name, Overwrite::yes, {}, ExitCode::output);
     write_tensors(partial, options, header, table);
     write_python(options.directory, config.model);
     write_generation(options.directory, end_of_text);

@@ -28,12 +28,12 @@ class Reader {
     std::memcpy(words_.data(), body.data(), words_.size() * sizeof(std::uint16_t));
   }
 
-  bool at_end() const { return place_ == words_.size(); }
+  bool at_end() const { return offset_ == words_.size(); }
 
   /// The one of this number, counted from 0. longest: bytes that it may have.
   Question next(std::size_t number, std::uint64_t longest) {
     number_ = number;
-    const std::size_t begin = place_;
+    const std::size_t begin = offset_;
     if (const std::uint16_t mark = word(); mark != begin_mark) fail("begins with {}, not {}", mark, begin_mark);
     const std::uint16_t bytes = word();
     if (bytes > longest) fail("has {} bytes, more than the {} of the longest in the header", bytes, longest);
@@ -45,7 +45,7 @@ class Reader {
     if (question.label >= endings) fail("has the label {}, of endings 0 to {}", question.label, endings - 1);
     question.context = tokens("a context");
     for (std::vector<Token>& ending : question.endings) ending = tokens("an ending");
-    const std::size_t read = (place_ - begin) * sizeof(std::uint16_t);
+    const std::size_t read = (offset_ - begin) * sizeof(std::uint16_t);
     if (read != bytes) fail("says that it has {} bytes, but has {}", bytes, read);
     return question;
   }
@@ -59,16 +59,16 @@ class Reader {
 
   std::uint16_t word() {
     if (at_end()) fail("is cut off: the file ends in it");
-    return words_[place_++];
+    return words_[offset_++];
   }
 
   std::vector<Token> tokens(const char* part) {
     const std::size_t count = word();
     if (count == 0) fail("has {} of no tokens", part);
-    if (count > words_.size() - place_) fail("is cut off: the file ends in it");
-    const auto first = words_.begin() + static_cast<std::ptrdiff_t>(place_);
+    if (count > words_.size() - offset_) fail("is cut off: the file ends in it");
+    const auto first = words_.begin() + static_cast<std::ptrdiff_t>(offset_);
     std::vector<Token> found(first, first + static_cast<std::ptrdiff_t>(count));
-    place_ += count;
+    offset_ += count;
     const auto beyond = std::ranges::find_if(found, [&](Token token) { return token >= vocabulary_; });
     if (beyond != found.end()) fail("has the token {}, but the vocabulary of the model has {}", *beyond, vocabulary_);
     return found;
@@ -77,7 +77,7 @@ class Reader {
   const std::string& path_;
   std::uint64_t vocabulary_;
   std::vector<std::uint16_t> words_;
-  std::size_t place_ = 0;
+  std::size_t offset_ = 0;
   std::size_t number_ = 0;
 };
 

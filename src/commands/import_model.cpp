@@ -110,7 +110,7 @@ void import_model(const ImportOptions& options, const std::string& provenance) {
   const ParameterTable table(config.model);
   const std::vector<SafeTensor> tensors = match_tensors(path, file, table);
   const std::array inputs = {path, options.directory + "/config.json"};
-  require_free(options.checkpoint, options.force, inputs, ExitCode::output);
+  require_free(options.checkpoint, Overwrite{options.force}, inputs, ExitCode::output);
   std::vector<float> weights(table.size()), zeros;
   std::vector<std::string> non_finite;
   for (std::size_t i = 0; i < tensors.size(); ++i) {
@@ -126,7 +126,7 @@ void import_model(const ImportOptions& options, const std::string& provenance) {
   header.tokenizer = tokenizer;
   header.provenance = provenance;
   Comm alone(MPI_COMM_SELF);
-  claim_output(options.checkpoint, options.force, ExitCode::output);
+  claim_output(options.checkpoint, Overwrite{options.force}, ExitCode::output);
   complete_file(options.checkpoint, ExitCode::output, [&](const std::string& partial) {
     write_checkpoint(alone, partial, header, checkpoint_slabs(config, table, weights, zeros));
   });

@@ -78,10 +78,10 @@ SafeTensor parse_tensor(const std::string& path, const std::string& name, const 
   const Json& shape = member("shape", Json::value_t::array);
   if (shape.size() > max_extents) fail("{}: {}: has {} extents", path, excerpt(name), shape.size());
   for (const Json& extent : shape) tensor.shape.push_back(number(path, name, extent));
-  const Json& place = member("data_offsets", Json::value_t::array);
-  if (place.size() != 2) fail("{}: {}: its data_offsets are not two", path, excerpt(name));
-  tensor.begin = number(path, name, place[0]);
-  tensor.end = number(path, name, place[1]);
+  const Json& offsets = member("data_offsets", Json::value_t::array);
+  if (offsets.size() != 2) fail("{}: {}: its data_offsets are not two", path, excerpt(name));
+  tensor.begin = number(path, name, offsets[0]);
+  tensor.end = number(path, name, offsets[1]);
   return tensor;
 }
 
@@ -122,18 +122,18 @@ SafeTensors read_safetensors(const std::string& path) {
     if (name != "__metadata__") file.tensors.push_back(parse_tensor(path, name, entry));
   }
   std::ranges::sort(file.tensors, {}, [](const SafeTensor& tensor) { return std::pair(tensor.begin, tensor.end); });
-  std::uint64_t place = 0;
+  std::uint64_t offset = 0;
   for (const SafeTensor& tensor : file.tensors) {
     const std::uint64_t count = bytes_of(path, tensor);
-    if (tensor.begin != place)
+    if (tensor.begin != offset)
       fail("{}: {}: begins at {}, where the tensor before it ends at {}", path, excerpt(tensor.name), tensor.begin,
-           place);
+           offset);
     if (tensor.end < tensor.begin || tensor.end - tensor.begin != count)
       fail("{}: {}: its place has not the {} bytes of its shape", path, excerpt(tensor.name), count);
-    place = tensor.end;
+    offset = tensor.end;
   }
-  if (place != size - file.values)
-    fail("{}: has {} bytes of values where its header says {}", path, size - file.values, place);
+  if (offset != size - file.values)
+    fail("{}: has {} bytes of values where its header says {}", path, size - file.values, offset);
   return file;
 }
 

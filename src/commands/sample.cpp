@@ -150,8 +150,8 @@ Token draw(std::span<const double> logits, const SampleOptions& options, std::mt
   double sum = 0;
   for (std::size_t i = 0; i < count; ++i)
     sums[i] = sum += std::exp((logits[ids[i]] - logits[ids[0]]) / options.temperature);
-  const double place = static_cast<double>(generator() >> 11) * 0x1p-53 * sum;
-  return ids[std::min<std::size_t>(std::ranges::upper_bound(sums, place) - sums.begin(), count - 1)];
+  const double threshold = static_cast<double>(generator() >> 11) * 0x1p-53 * sum;
+  return ids[std::min<std::size_t>(std::ranges::upper_bound(sums, threshold) - sums.begin(), count - 1)];
 }
 
 }  // namespace

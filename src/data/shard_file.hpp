@@ -42,7 +42,7 @@ struct TokenSum {
   std::uint64_t tokens = 0;
   std::uint64_t checksum = 0;  ///< h5::checksum of the lines content_of() of the shards, in their order
 };
-/// "COUNT CHECKSUM": the shard's tokens, and its checksum as 16 hexadecimal digits.
+/// "COUNT CHECKSUM": the number of the shard's tokens, and its checksum as 16 hexadecimal digits.
 std::string content_of(const ShardInfo& shard);
 TokenSum sum_of(std::span<const ShardInfo> shards);
 

@@ -35,8 +35,8 @@ Gate<T> AttentionValues<T>::gate(const Activations<T>& a, int layer) const {
 }
 
 template <class T>
-ops::ValueMix<T> AttentionValues<T>::forward(Stream stream, const Activations<T>& a, const DeviceSequence& sequence,
-                                             int layer) const {
+ops::ValueResidual<T> AttentionValues<T>::forward(Stream stream, const Activations<T>& a,
+                                                  const DeviceSequence& sequence, int layer) const {
   const BlockPlan& plan = a.plan[layer];
   if (plan.gates_value_rows) {
     const AttentionActivations<T>& saved = a.block[layer].attention;
@@ -53,10 +53,10 @@ ops::ValueMix<T> AttentionValues<T>::forward(Stream stream, const Activations<T>
 }
 
 template <class T>
-ops::ValueMix<T> AttentionValues<T>::value_mix(const Activations<T>& a, const DeviceSequence& sequence,
-                                               int layer) const {
+ops::ValueResidual<T> AttentionValues<T>::value_mix(const Activations<T>& a, const DeviceSequence& sequence,
+                                                    int layer) const {
   const BlockPlan& plan = a.plan[layer];
-  ops::ValueMix<T> mix;
+  ops::ValueResidual<T> mix;
   mix.in_place = !plan.takes_up_values;
   if (plan.scales_values) {
     mix.lambda = parameters_.scalars(block_name(layer, "attention_factors")).data;
@@ -77,9 +77,9 @@ ops::ValueMix<T> AttentionValues<T>::value_mix(const Activations<T>& a, const De
 }
 
 template <class T>
-ops::ValueMixGradients<T> AttentionValues<T>::value_mix_gradients(const Activations<T>& a, int layer) const {
+ops::ValueResidualGradients<T> AttentionValues<T>::value_mix_gradients(const Activations<T>& a, int layer) const {
   const BlockPlan& plan = a.plan[layer];
-  ops::ValueMixGradients<T> d;
+  ops::ValueResidualGradients<T> d;
   if (plan.scales_values) {
     d.d_lambda = parameters_.d_scalars(block_name(layer, "attention_factors")).data;
     return d;

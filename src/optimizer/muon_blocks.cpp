@@ -18,7 +18,7 @@ std::uint64_t blocks_before(const Config& config, const Parameter& parameter, st
 }  // namespace
 
 std::size_t MuonBlocks::second_moment_size() const {
-  return static_cast<std::size_t>(count) * kernels::normuon_lines(rows, cols);
+  return static_cast<std::size_t>(count) * kernels::normuon_neurons(rows, cols);
 }
 
 std::vector<MuonBlocks> blocks_of(const Config& config, const std::vector<OwnedRows>& tensors) {
@@ -48,7 +48,7 @@ OwnedRows second_moment_rows(const Config& config, const OwnedRows& rows) {
   const Parameter& p = *rows.parameter;
   const std::uint64_t first = rows.first_row / p.rows, end = (rows.first_row + rows.row_count) / p.rows;
   OwnedRows moment = rows;
-  moment.cols = kernels::normuon_lines(muon_block_rows(config, p, 0), p.cols);
+  moment.cols = kernels::normuon_neurons(muon_block_rows(config, p, 0), p.cols);
   moment.total_rows = blocks_before(config, p, p.matrices);
   moment.first_row = blocks_before(config, p, first);
   moment.row_count = blocks_before(config, p, end) - moment.first_row;

@@ -47,15 +47,15 @@ class RunDirectory {
   void require_free_stop_file();
 
   /// Collective. Makes the directory ready for a run that continues with what lies there, or, if `anew`, for one that
-  /// starts: a directory that an earlier run has left is then renamed to <directory>.1, .2, .... Removes a stop file
-  /// that is older than `seconds`, the time since this program started. Returns lines for the log on rank 0. Throws
-  /// Error(output) on all ranks alike.
+  /// starts: a directory that an earlier run has left is then renamed to the first name of <directory>.1,
+  /// <directory>.2, ... that is free. Removes a stop file that is older than `seconds`, the time since this program
+  /// started. Returns lines for the log on rank 0. Throws Error(output) on all ranks alike.
   std::vector<std::string> begin(bool anew, double seconds);
 
   /// For rank 0, now and then and before anything is written. Where the directory or its lock was removed during the
-  /// run, warns, makes it again and locks it. Where another run or a file lies there now, path() becomes <directory>.1,
-  /// .2,
-  /// ..., the first that is free. Returns whether the directory is a new one. Throws Error(output).
+  /// run, warns, makes it again and locks it. Where another run or a file lies there now, path() becomes the first name
+  /// of <directory>.1, <directory>.2, ... that is free. Returns whether the directory is a new one. Throws
+  /// Error(output).
   bool keep();
 
   /// For rank 0. Whether keep() has found another run or a file in the directory's place.

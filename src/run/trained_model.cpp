@@ -12,16 +12,18 @@ namespace nanorun {
 
 namespace {
 
-/// Fills one parameter, of which `values` are the fp32 weights, in the type in which ops read it: rounded, or
-/// truncated.
+/// How fp32 weights become those of the type that ops read.
+enum class Narrowing : bool { rounded, truncated };
+
+/// Fills one parameter, of which `values` are the fp32 weights, in the type in which ops read it.
 template <class T>
-void set_parameter(kernels::Stream stream, std::span<T> parameter, std::span<const float> values, bool truncates) {
+void set_parameter(kernels::Stream stream, std::span<T> parameter, std::span<const float> values, Narrowing how) {
   if constexpr (std::is_same_v<T, float>) {
     ops::copy_to_device(stream, parameter.data(), values.data(), values.size_bytes());
   } else {
     const TensorArena<float> masters(values.size(), "the weights");
     ops::copy_to_device(stream, masters.data(), values.data(), values.size_bytes());
-    ops::round_to<T>(stream, parameter, masters.span(), truncates);
+    ops::round_to<T>(stream, parameter, masters.span(), how == Narrowing::truncated);
     ops::synchronize(stream);
   }
 }
@@ -38,10 +40,10 @@ void read_weights(const std::string& path, const CheckpointHeader& header, const
     read_tensors(alone, path, header, {slabs[i]});
     if (parameter.offset < table.tensor_size()) {
       const std::span<Real> tensor = weights.tensors().subspan(parameter.offset, parameter.size());
-      set_parameter(stream, tensor, values, hyperparameters(config, parameter).truncates);
+      set_parameter(stream, tensor, values, Narrowing{hyperparameters(config, parameter).truncates});
     } else {
       const std::size_t first = parameter.offset - table.tensor_size();
-      set_parameter(stream, weights.scalars().subspan(first, parameter.size()), values, false);
+      set_parameter(stream, weights.scalars().subspan(first, parameter.size()), values, Narrowing::rounded);
     }
     ops::synchronize(stream);
   }

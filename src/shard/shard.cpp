@@ -151,7 +151,7 @@ void write_checksum(const std::string& path, std::uint64_t checksum) {
 void write_shard(Comm& comm, const ShardPlan& plan, bool force) {
   const std::string partial = partial_of(plan.path);
   comm.together([&] {
-    if (comm.root()) claim_output(plan.path, force, ExitCode::output);
+    if (comm.root()) claim_output(plan.path, Overwrite{force}, ExitCode::output);
   });
   try {
     comm.together([&] {
@@ -227,9 +227,9 @@ std::vector<std::string> make_shards(Comm& comm, const ShardOptions& options) {
       if (!comm.root()) return;
       const std::string stem = stem_of(options.output);
       const std::string folder = stem.substr(0, stem.size() - name_of(stem).size());
-      require_free(stem + ".h5", options.force, inputs, ExitCode::output);
+      require_free(stem + ".h5", Overwrite{options.force}, inputs, ExitCode::output);
       for (const std::string& name : shards_of(options.output))
-        require_free(folder + name, options.force, inputs, ExitCode::output);
+        require_free(folder + name, Overwrite{options.force}, inputs, ExitCode::output);
     });
     plans = plan_encoded(comm, options);
   } else if (options.text) {
@@ -242,7 +242,7 @@ std::vector<std::string> make_shards(Comm& comm, const ShardOptions& options) {
   name_shards(plans, options.output);
   comm.together([&] {
     if (!comm.root()) return;
-    for (const ShardPlan& plan : plans) require_free(plan.path, options.force, inputs, ExitCode::output);
+    for (const ShardPlan& plan : plans) require_free(plan.path, Overwrite{options.force}, inputs, ExitCode::output);
     require_no_others(plans, options.output);
   });
   std::vector<std::string> paths;
@@ -255,10 +255,10 @@ std::vector<std::string> make_shards(Comm& comm, const ShardOptions& options) {
 
 void export_shard(const std::string& shard, const std::string& bin, bool force) {
   const ShardInfo info = read_shard_info(shard);
-  require_free(bin, force, {&shard, 1}, ExitCode::output);
+  require_free(bin, Overwrite{force}, {&shard, 1}, ExitCode::output);
   const h5::File file = h5::File::open(shard);
   const BinHeader header = export_header(file, info);
-  claim_output(bin, force, ExitCode::output);
+  claim_output(bin, Overwrite{force}, ExitCode::output);
   complete_file(bin, ExitCode::output, [&](const std::string& partial) {
     AppendFile out(partial, ExitCode::output);
     out.write(std::as_bytes(std::span(header)));

@@ -26,7 +26,7 @@ class ScratchFile {
   static std::string path(const std::string& output, int rank) { return partial_of(name(output, rank)); }
 
   ScratchFile(const std::string& output, int rank) : path_(path(output, rank)) {
-    claim_output(name(output, rank), false, ExitCode::output);
+    claim_output(name(output, rank), Overwrite::no, ExitCode::output);
   }
   ~ScratchFile() {
     quietly([&] { remove_file(path_, ExitCode::output); });

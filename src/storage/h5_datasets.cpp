@@ -188,18 +188,18 @@ void File::read(const std::string& name, const Extent& start, const Extent& coun
   check(H5Dread(data.get(), type.memory, memory.get(), space.get(), list.get(), values.data()), name, "cannot be read");
 }
 
-#define NANORUN_INSTANTIATE(T)                                                                        \
+#define NANORUN_DATASETS_OF(T)                                                                        \
   template void File::create_dataset<T>(const std::string&, const Extent&);                           \
   template void File::create_growing_dataset<T>(const std::string&, const Extent&, std::uint64_t);    \
   template void File::write<T>(const std::string&, const Extent&, const Extent&, std::span<const T>); \
   template void File::read<T>(const std::string&, const Extent&, const Extent&, std::span<T>) const;
-NANORUN_INSTANTIATE(float)
-NANORUN_INSTANTIATE(double)
-NANORUN_INSTANTIATE(std::uint8_t)
-NANORUN_INSTANTIATE(std::uint16_t)
-NANORUN_INSTANTIATE(std::int32_t)
-NANORUN_INSTANTIATE(std::int64_t)
-NANORUN_INSTANTIATE(std::uint64_t)
-#undef NANORUN_INSTANTIATE
+NANORUN_DATASETS_OF(float)
+NANORUN_DATASETS_OF(double)
+NANORUN_DATASETS_OF(std::uint8_t)
+NANORUN_DATASETS_OF(std::uint16_t)
+NANORUN_DATASETS_OF(std::int32_t)
+NANORUN_DATASETS_OF(std::int64_t)
+NANORUN_DATASETS_OF(std::uint64_t)
+#undef NANORUN_DATASETS_OF
 
 }  // namespace nanorun::h5

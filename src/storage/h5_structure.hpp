@@ -14,7 +14,8 @@ namespace nanorun::h5 {
 /// no HDF5 file, or one that crashes HDF5 or keeps it busy for ever. A file is examined once in a process.
 void look_before_opening(const std::string& path, ExitCode code);
 
-/// Examines the file and ends the process, where look_before_opening() has started it for that; else does nothing.
+/// In the process that look_before_opening() started for this purpose, examines the file that it was handed and exits;
+/// in any other process does nothing.
 void examine_where_asked(char** argv);
 
 }  // namespace nanorun::h5

@@ -53,7 +53,7 @@ class Tokenizer {
   /// Checksum of the bytes of all tokens and of the end-of-text token, which does not depend on the format of the file.
   std::uint64_t checksum() const;
   TokenizerRecord record() const { return {name(), checksum(), vocabulary(), end_of_text()}; }
-  /// The table of the file; with a file of ranks each token has the one merge that makes it.
+  /// The table of the file; with a tiktoken file each token has the one merge that makes it.
   const TokenizerTable& table() const;
 
   static constexpr std::size_t max_piece = std::size_t{1} << 24;

@@ -76,7 +76,7 @@ std::optional<std::string> base64_bytes(std::string_view text) {
   return bytes;
 }
 
-/// A file of ranks has a token in base64 and its rank on each line. The first line of a list of merges has two
+/// A tiktoken file has a token in base64 and its rank on each line. The first line of a list of merges has two
 /// characters, none of which is base64 of anything.
 bool is_ranks(std::string_view text) {
   const auto words = two_words(text.substr(0, text.find('\n')));

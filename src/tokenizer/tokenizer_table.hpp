@@ -30,8 +30,8 @@ struct TokenizerTable {
   bool from_json = false;         ///< the file was a tokenizer.json
 };
 
-/// Reads GPT-2's vocab.bpe or merges.txt, a tokenizer.json, or a file of ranks. Throws Error(data) of one line that
-/// names the file, and the line or entry. Memory is bounded whatever the file holds.
+/// Reads GPT-2's vocab.bpe or merges.txt, a tokenizer.json, or a tiktoken file (tokens with merge ranks). Throws
+/// Error(data) of one line that names the file, and the line or entry. Memory is bounded whatever the file holds.
 TokenizerTable load_tokenizer_table(const std::string& path);
 
 /// The two files of GPT-2's tokenizer, as Hugging Face's GPT2Tokenizer reads them. Throws Error(data) where two tokens

@@ -159,7 +159,7 @@ void attention(benchmark::State& state) {
 }
 BENCHMARK(attention)->ArgName("backward")->Arg(0)->Arg(1)->Unit(benchmark::kMillisecond);
 
-void head(benchmark::State& state) {
+void lm_head(benchmark::State& state) {
   Tensor x(tokens, width), w(vocabulary, width), d_x(tokens, width), d_w(vocabulary, width);
   std::vector<Token> targets(tokens, 7);
   const bool fp8 = state.range(0) != 0;
@@ -170,7 +170,7 @@ void head(benchmark::State& state) {
   for (auto _ : state) ops::lm_head_loss_backward<float>({}, &loss, d_x, d_w, false, x, w, targets, options, workspace);
   count(state, 6.0 * tokens * width * vocabulary, 0);
 }
-BENCHMARK(head)->ArgName("fp8")->Arg(0)->Arg(1)->Unit(benchmark::kMillisecond);
+BENCHMARK(lm_head)->ArgName("fp8")->Arg(0)->Arg(1)->Unit(benchmark::kMillisecond);
 
 void newton_schulz(benchmark::State& state) {
   const int rows = static_cast<int>(state.range(0)), cols = static_cast<int>(state.range(1));

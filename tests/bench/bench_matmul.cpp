@@ -182,20 +182,20 @@ void max_magnitude(benchmark::State& state, int rows, int cols) {
 void attention_projection(benchmark::State& state, bool table, bool paired, bool key_offset) {
   constexpr int heads = 6, pairs = 64;
   const Values<bf16> x(std::size_t{tokens} * width), w(std::size_t{3} * width * width, 0.05f),
-      qkv(std::size_t{3} * (tokens + 1) * width), v_mixed(std::size_t{tokens} * width),
+      qkv(std::size_t{3} * (tokens + 1) * width), v_out(std::size_t{tokens} * width),
       u(std::size_t{vocabulary} * width);
   const Values<float> rstd(std::size_t{2} * heads * tokens), angles(std::size_t{2} * tokens * pairs), lambda(2);
   const Values<Token> ids(tokens);
   const Mat<const float> cos = angles.mat(paired ? 2 * tokens : tokens, pairs);
-  ValueMix<bf16> mix{lambda.data(), false, {}, nullptr};
+  ValueResidual<bf16> residual{lambda.data(), false, {}, nullptr};
   if (table) {
-    mix.source = u.mat(vocabulary, width);
-    mix.index = ids.data();
+    residual.source = u.mat(vocabulary, width);
+    residual.index = ids.data();
   }
   measure(state, 6.0 * tokens * width * width, 0, [&] {
-    cuda::attention_projection_forward<bf16>(
-        stream, qkv.mat(tokens + key_offset, 3 * width), v_mixed.mat(tokens, width), rstd.mat(tokens, 2 * heads),
-        x.mat(tokens, width), w.mat(3 * width, width), {heads, cos, cos, paired, key_offset}, mix, 1.0 / 128);
+    cuda::attention_projection_forward<bf16>(stream, qkv.mat(tokens + key_offset, 3 * width), v_out.mat(tokens, width),
+                                             rstd.mat(tokens, 2 * heads), x.mat(tokens, width), w.mat(3 * width, width),
+                                             {heads, cos, cos, paired, key_offset}, residual, 1.0 / 128);
   });
 }
 

@@ -129,19 +129,20 @@ void attention_input_backward(benchmark::State& state) {
   Tensor<float> d_q(tokens, width);
   Tensor<bf16> d_rows(tokens, width);
   Tensor<Token> ids(tokens);
-  ValueMix<bf16> mix{lambda.data, false, {}, nullptr};
-  ValueMixGradients<bf16> d_mix{d_lambda.data, {}, {}};
+  ValueResidual<bf16> residual{lambda.data, false, {}, nullptr};
+  ValueResidualGradients<bf16> d_residual{d_lambda.data, {}, {}};
   double bytes = 10 * narrow + 4.0 * tokens * (2 * heads + head_dim);
   if (state.range(0)) {
-    mix.source = table;
-    mix.index = ids.data;
-    d_mix.d_rows = d_rows;
+    residual.source = table;
+    residual.index = ids.data;
+    d_residual.d_rows = d_rows;
     bytes += 2 * narrow + 2.0 * width * static_cast<double>(distinct(ids.head));
   }
   const Mat<bf16> qk = qkv.mat.col_block(0, 2 * width), v = qkv.mat.col_block(2 * width, width);
   const Mat<bf16> d_k = d_qkv.mat.col_block(width, width), d_v = d_qkv.mat.col_block(2 * width, width);
   measure(state, bytes, [&] {
-    cuda::attention_input_backward<bf16>(stream, d_qkv, d_mix, qk, rstd, v, d_q, d_k, d_v, {}, {heads, cos, sin}, mix);
+    cuda::attention_input_backward<bf16>(stream, d_qkv, d_residual, qk, rstd, v, d_q, d_k, d_v, {}, {heads, cos, sin},
+                                         residual);
   });
 }
 

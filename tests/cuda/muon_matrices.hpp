@@ -97,12 +97,12 @@ struct MuonMatrices {
         squares_of_x(static_cast<std::size_t>(shape.count) * cuda::matrix_parts(shape.rows, shape.cols)),
         wide(shape) {
     wide.data = x.data();
-    std::size_t at = 0, line = 0;
+    std::size_t at = 0, neuron = 0;
     for (const auto& [count, rows, cols] : shapes) {
       batches.push_back({count, rows, cols, weights.data() + at, gradients.data() + at, momentum.data() + at,
-                         copy.data() + at, normuon ? second_moment.data() + line : nullptr});
+                         copy.data() + at, normuon ? second_moment.data() + neuron : nullptr});
       at += batches.back().size();
-      line += static_cast<std::size_t>(count) * normuon_lines(rows, cols);
+      neuron += static_cast<std::size_t>(count) * normuon_neurons(rows, cols);
     }
   }
 };

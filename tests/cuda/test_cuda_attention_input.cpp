@@ -51,28 +51,30 @@ struct Case {
         d_u(rows, width, 11),
         d_rows(rows, width, 14) {}
 
-  ValueMix<float> host_mix() {
-    ValueMix<float> mix{lambda.host().data, source == Source::interpolated, {}, nullptr, source == Source::unit};
-    if (source != Source::none) mix.source = u.host();
-    if (source == Source::table) mix.index = tokens.host.data();
-    return mix;
+  ValueResidual<float> host_residual() {
+    ValueResidual<float> residual{
+        lambda.host().data, source == Source::interpolated, {}, nullptr, source == Source::unit};
+    if (source != Source::none) residual.source = u.host();
+    if (source == Source::table) residual.index = tokens.host.data();
+    return residual;
   }
-  ValueMix<bf16> device_mix() const {
-    ValueMix<bf16> mix{lambda.device().data, source == Source::interpolated, {}, nullptr, source == Source::unit};
-    if (source != Source::none) mix.source = u.device();
-    if (source == Source::table) mix.index = tokens.device.data();
-    return mix;
+  ValueResidual<bf16> device_residual() const {
+    ValueResidual<bf16> residual{
+        lambda.device().data, source == Source::interpolated, {}, nullptr, source == Source::unit};
+    if (source != Source::none) residual.source = u.device();
+    if (source == Source::table) residual.index = tokens.device.data();
+    return residual;
   }
 
   /// Gradients of the table's rows are rounded, those of another tensor are not.
-  ValueMixGradients<float> host_gradients() {
-    ValueMixGradients<float> d{d_lambda.host().data, {}, {}};
+  ValueResidualGradients<float> host_gradients() {
+    ValueResidualGradients<float> d{d_lambda.host().data, {}, {}};
     if (source == Source::table) d.d_rows = d_rows.host();
     if (source == Source::interpolated || source == Source::unit) d.d_source = d_u.host();
     return d;
   }
-  ValueMixGradients<bf16> device_gradients() const {
-    ValueMixGradients<bf16> d{d_lambda.device().data, {}, {}};
+  ValueResidualGradients<bf16> device_gradients() const {
+    ValueResidualGradients<bf16> d{d_lambda.device().data, {}, {}};
     if (source == Source::table) d.d_rows = d_rows.device();
     if (source == Source::interpolated || source == Source::unit) d.d_source = d_u.device();
     return d;
@@ -99,15 +101,16 @@ struct Case {
     return x.col_block(i * width, width);
   }
   void differentiate_on_host(Mat<const float> extra) {
-    portable::attention_input_backward<float>(
-        {}, d_qkv.host(), host_gradients(), qk.host(), rstd.host(), part(qkv.host(), 2), d_q.host(),
-        heads.key_offset ? d_k.host() : part(d_qkv.host(), 1), part(d_qkv.host(), 2), extra, host_rotary(), host_mix());
+    portable::attention_input_backward<float>({}, d_qkv.host(), host_gradients(), qk.host(), rstd.host(),
+                                              part(qkv.host(), 2), d_q.host(),
+                                              heads.key_offset ? d_k.host() : part(d_qkv.host(), 1),
+                                              part(d_qkv.host(), 2), extra, host_rotary(), host_residual());
   }
   void differentiate_on_device(Stream stream, Mat<const bf16> extra) {
     cuda::attention_input_backward<bf16>(stream, d_qkv.device(), device_gradients(), qk.device(), rstd.device(),
                                          part(qkv.device(), 2), d_q_in_panels(),
                                          heads.key_offset ? d_k.device() : part(d_qkv.device(), 1),
-                                         part(d_qkv.device(), 2), extra, device_rotary(), device_mix());
+                                         part(d_qkv.device(), 2), extra, device_rotary(), device_residual());
   }
   Mat<const float> d_q_in_panels() { return {d_q_panels.data(), d_q.host().rows, width}; }
 

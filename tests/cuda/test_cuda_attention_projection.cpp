@@ -45,39 +45,39 @@ void compare(const Shape& s, Source source) {
   Tensor<float> cos(angle_rows, head_dim / 2, 4), sin(angle_rows, head_dim / 2, 5), lambda(1, 2, 6);
   const Tokens tokens(s.rows, vocabulary, 7);
   auto qkv = Tensor<bf16>::poisoned(s.key_offset ? s.rows + 1 : s.rows, 3 * width, 3 * width + s.pad);
-  auto v_mixed = Tensor<bf16>::poisoned(s.rows, width);
+  auto v_out = Tensor<bf16>::poisoned(s.rows, width);
   auto rstd = Tensor<float>::poisoned(s.rows, 2 * s.heads);
 
   const bool interpolates = source == Source::interpolated || source == Source::itself;
-  ValueMix<float> host_mix{lambda.host().data, interpolates, {}, nullptr, source == Source::unit};
-  ValueMix<bf16> device_mix{lambda.device().data, interpolates, {}, nullptr, source == Source::unit};
+  ValueResidual<float> host_residual{lambda.host().data, interpolates, {}, nullptr, source == Source::unit};
+  ValueResidual<bf16> device_residual{lambda.device().data, interpolates, {}, nullptr, source == Source::unit};
   if (source == Source::itself) {
-    host_mix.source = qkv.host().col_block(2 * width, width);
-    device_mix.source = qkv.device().col_block(2 * width, width);
+    host_residual.source = qkv.host().col_block(2 * width, width);
+    device_residual.source = qkv.device().col_block(2 * width, width);
   } else if (source == Source::in_place) {
-    host_mix.in_place = device_mix.in_place = true;
+    host_residual.in_place = device_residual.in_place = true;
   } else if (source != Source::none) {
-    host_mix.source = u.host();
-    device_mix.source = u.device();
+    host_residual.source = u.host();
+    device_residual.source = u.device();
   }
   if (source == Source::table) {
-    host_mix.index = tokens.host.data();
-    device_mix.index = tokens.device.data();
+    host_residual.index = tokens.host.data();
+    device_residual.index = tokens.device.data();
   }
 
   const auto mixed = [&](const auto& qkv, const auto& separate) {
     return source == Source::in_place ? qkv.row_block(0, s.rows).col_block(2 * width, width) : separate;
   };
-  portable::attention_projection_forward<float>(
-      {}, qkv.host(), mixed(qkv.host(), v_mixed.host()), rstd.host(), x.host(), w.host(),
-      {s.heads, cos.host(), sin.host(), s.paired, s.key_offset}, host_mix, eps);
+  portable::attention_projection_forward<float>({}, qkv.host(), mixed(qkv.host(), v_out.host()), rstd.host(), x.host(),
+                                                w.host(), {s.heads, cos.host(), sin.host(), s.paired, s.key_offset},
+                                                host_residual, eps);
   cuda::attention_projection_forward<bf16>(
-      {}, qkv.device(), mixed(qkv.device(), v_mixed.device()), rstd.device(), x.device(), w.device(),
-      {s.heads, cos.device(), sin.device(), s.paired, s.key_offset}, device_mix, eps);
+      {}, qkv.device(), mixed(qkv.device(), v_out.device()), rstd.device(), x.device(), w.device(),
+      {s.heads, cos.device(), sin.device(), s.paired, s.key_offset}, device_residual, eps);
   // Sums of up to 768 products, in another order, stand behind every element.
   qkv.expect_match("qkv", 1e-3, 0x1p-8, s.key_offset ? Tensor<bf16>::Written::in_part : Tensor<bf16>::Written::whole);
   if (s.key_offset) expect_still_dims_alone(qkv.host(), s.heads);
-  if (source != Source::in_place) v_mixed.expect_match("v_mixed", 1e-3);
+  if (source != Source::in_place) v_out.expect_match("v_out", 1e-3);
   rstd.expect_match("rstd", 0, 1e-4);
 }
 
@@ -106,13 +106,13 @@ INSTANTIATE_TEST_SUITE_P(Mix, CudaAttentionProjection,
 
 TEST(CudaAttentionProjection, RefusesOtherWidths) {
   SKIP_WITHOUT_DEVICE();
-  const Tensor<bf16> x(16, 64, 1), w(3 * 128, 64, 2), qkv(16, 3 * 128, 3), v_mixed(16, 128, 4);
+  const Tensor<bf16> x(16, 64, 1), w(3 * 128, 64, 2), qkv(16, 3 * 128, 3), v_out(16, 128, 4);
   const Tensor<float> rstd(16, 4, 5), table(16, 64, 6), lambda(1, 2, 7);
-  const ValueMix<bf16> mix{lambda.device().data, false, {}, nullptr};
+  const ValueResidual<bf16> residual{lambda.device().data, false, {}, nullptr};
   const auto project = [&](int heads, int in, bool paired = false) {
-    cuda::attention_projection_forward<bf16>({}, qkv.device(), v_mixed.device(), rstd.device(),
+    cuda::attention_projection_forward<bf16>({}, qkv.device(), v_out.device(), rstd.device(),
                                              x.device().col_block(0, in), w.device().col_block(0, in),
-                                             {heads, table.device(), table.device(), paired}, mix, eps);
+                                             {heads, table.device(), table.device(), paired}, residual, eps);
   };
   EXPECT_THROW(project(2, 64), std::invalid_argument);  // heads of 64
   EXPECT_THROW(project(1, 32), std::invalid_argument);

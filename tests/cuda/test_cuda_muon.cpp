@@ -220,7 +220,7 @@ void compare_normuon(const Shapes& shapes) {
     for (const MatrixBatch<float>& batch : batches_of(x.data(), shapes)) {
       const portable::NormuonBatch<float> evened{batch, second_moment};
       portable::normuon<float>({}, {&evened, 1}, 0.9);
-      second_moment += static_cast<std::size_t>(batch.count) * evened.lines();
+      second_moment += static_cast<std::size_t>(batch.count) * evened.neurons();
     }
     for (const float value : x) expected_squares += static_cast<double>(value) * value;
     EXPECT_LT(test::relative_error(matrices.weights.host(), x), 2e-6);

@@ -278,8 +278,10 @@ def ctest(words):
     if words[1] == "--preset":
         require_preset(words, "testPresets")
         words = [words[0], *words[3:]]
-        if len(words) == 1:
-            return
+    if words[-2:-1] == ["--parallel"] and words[-1].isdigit():
+        words = words[:-2]
+    if len(words) == 1:
+        return
     require(words[1] in ("-L", "-R") and len(words) == 3, "ctest: options that this test does not know")
     require(re.search(rf"\b{re.escape(words[2])}", cmake_texts()), f"no test of that name or label: {words[2]}")
 

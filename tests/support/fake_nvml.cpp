@@ -63,10 +63,9 @@ int nvmlDeviceGetClockInfo(void* device, int type, unsigned* megahertz) {
 }
 
 #ifdef FAKE_NVML_OLD
-int nvmlDeviceGetCurrentClocksThrottleReasons(void* device, unsigned long long* reasons) {
-#else
-int nvmlDeviceGetCurrentClocksEventReasons(void* device, unsigned long long* reasons) {
+#define nvmlDeviceGetCurrentClocksEventReasons nvmlDeviceGetCurrentClocksThrottleReasons
 #endif
+int nvmlDeviceGetCurrentClocksEventReasons(void* device, unsigned long long* reasons) {
   if (users < 1) return uninitialized;
   *reasons = static_cast<Gpu*>(device)->reasons;
   return success;

@@ -1,5 +1,5 @@
 """A language model with model.residual = "scaled", such as record 89 of the NanoGPT speedrun, in PyTorch: the whole
-forward pass, without a cache of keys and values. The headers of nanorun's ops, kernels/*.hpp, have the formulas."""
+forward pass, without a cache of keys and values. The headers of nanorun's ops, kernels/*/*.hpp, have the formulas."""
 
 import importlib
 import math

@@ -80,12 +80,12 @@ struct Inputs {
         lambda(test::convert<T>(c.lambda)) {}
 
   Rotary<T> rotary() { return {c.heads, cos.mat(), sin.mat(), c.mode.paired, c.mode.key_offset}; }
-  ValueMix<T> mix() {
-    ValueMix<T> mix{
+  ValueResidual<T> residual() {
+    ValueResidual<T> residual{
         lambda.data(), c.mode.factors == Mode::interpolate, {}, nullptr, c.mode.factors == Mode::unit_source};
-    if (c.mode.source != Mode::none) mix.source = source.mat();
-    if (c.mode.source == Mode::table) mix.index = c.index.data();
-    return mix;
+    if (c.mode.source != Mode::none) residual.source = source.mat();
+    if (c.mode.source == Mode::table) residual.index = c.index.data();
+    return residual;
   }
 };
 
@@ -99,9 +99,9 @@ Forward forward(const Case& c) {
   Inputs<T> in(c);
   const int width = c.width();
   Strided<T> out(c.rows(), 3 * width), rstd(c.tokens, 2 * c.heads);
-  const Mat<T> v_mixed = out.mat().row_block(0, c.tokens).col_block(2 * width, width);
-  attention_input_forward<T>({}, out.mat().col_block(0, 2 * width), v_mixed, rstd.mat(), in.qkv.mat(), in.rotary(),
-                             in.mix(), eps);
+  const Mat<T> v_out = out.mat().row_block(0, c.tokens).col_block(2 * width, width);
+  attention_input_forward<T>({}, out.mat().col_block(0, 2 * width), v_out, rstd.mat(), in.qkv.mat(), in.rotary(),
+                             in.residual(), eps);
   const Values rows = out.dense();
   return {Values(rows.begin(), rows.begin() + c.tokens * 3 * width), rows, rstd.dense()};
 }
@@ -126,15 +126,15 @@ Gradients backward(const Case& c, bool in_place, const Values& d_v_extra = {}) {
   }
   auto d_lambda = test::convert<T>(c.start_lambda);
   Strided<T> d_source(c.tokens, width, c.start_source);
-  ValueMixGradients<T> d_mix{d_lambda.data(), {}, {}};
-  if (c.mode.source == Mode::rows) d_mix.d_source = d_source.mat();
-  if (c.mode.source == Mode::table) d_mix.d_rows = d_source.mat();
+  ValueResidualGradients<T> d_residual{d_lambda.data(), {}, {}};
+  if (c.mode.source == Mode::rows) d_residual.d_source = d_source.mat();
+  if (c.mode.source == Mode::table) d_residual.d_rows = d_source.mat();
   const Mat<T> v = in.qkv.mat().col_block(2 * width, width);
   const Mat<T> qk = out.mat().col_block(0, 2 * width);
-  attention_input_backward<T>({}, d_qkv.mat(), d_mix, qk, rstd.mat(), v, d_q.mat(),
+  attention_input_backward<T>({}, d_qkv.mat(), d_residual, qk, rstd.mat(), v, d_q.mat(),
                               c.mode.key_offset ? d_k.mat() : d_out.mat().col_block(width, width),
                               d_out.mat().col_block(2 * width, width), d_v_extra.empty() ? Mat<T>() : extra.mat(),
-                              in.rotary(), in.mix());
+                              in.rotary(), in.residual());
   return {d_qkv.dense(), test::difference(test::convert<double>(d_lambda), c.start_lambda),
           test::difference(d_source.dense(), c.start_source)};
 }
@@ -185,13 +185,13 @@ TEST_P(AttentionInput, QueriesAndKeysMayReplaceTheirProjection) {
   Inputs<double> in(c);
   Values projected = c.qkv;
   projected.resize(c.rows() * 3 * c.width());
-  Strided<double> qkv(c.rows(), 3 * c.width(), projected), v_mixed(c.tokens, c.width()), rstd(c.tokens, 2 * c.heads);
+  Strided<double> qkv(c.rows(), 3 * c.width(), projected), v_out(c.tokens, c.width()), rstd(c.tokens, 2 * c.heads);
   const Mat<double> qk = qkv.mat().col_block(0, 2 * c.width());
-  attention_input_forward<double>({}, qk, v_mixed.mat(), rstd.mat(), qkv.mat(), in.rotary(), in.mix(), eps);
+  attention_input_forward<double>({}, qk, v_out.mat(), rstd.mat(), qkv.mat(), in.rotary(), in.residual(), eps);
   for (int t = 0; t < c.tokens; ++t) {
     const double* out = &separate.out[static_cast<std::size_t>(t) * 3 * c.width()];
     for (int j = 0; j < 2 * c.width(); ++j) ASSERT_EQ(qk.row(t)[j], out[j]);
-    for (int j = 0; j < c.width(); ++j) ASSERT_EQ(v_mixed.mat().row(t)[j], out[2 * c.width() + j]);
+    for (int j = 0; j < c.width(); ++j) ASSERT_EQ(v_out.mat().row(t)[j], out[2 * c.width() + j]);
   }
 }
 
@@ -271,19 +271,19 @@ TEST(AttentionInputInPlace, GivesTheSameAsFromTheValuesThemselves) {
     Case c(7, 2, 6, {Mode::none, factors});
     const auto differentiate = [&](bool in_place) {
       Inputs<double> in(c);
-      ValueMix<double> mix = in.mix();
-      mix.in_place = in_place;
+      ValueResidual<double> residual = in.residual();
+      residual.in_place = in_place;
       const int width = c.width();
       const Mat<double> v = in.qkv.mat().col_block(2 * width, width);
       Strided<double> qk(c.tokens, 2 * width), rstd(c.tokens, 2 * c.heads), separate(c.tokens, width);
-      const Mat<double> v_mixed = in_place ? v : separate.mat();
-      attention_input_forward<double>({}, qk.mat(), v_mixed, rstd.mat(), in.qkv.mat(), in.rotary(), mix, eps);
+      const Mat<double> v_out = in_place ? v : separate.mat();
+      attention_input_forward<double>({}, qk.mat(), v_out, rstd.mat(), in.qkv.mat(), in.rotary(), residual, eps);
       Strided<double> d_qkv(c.tokens, 3 * width, c.d_out), d_q(c.tokens, width, Values(c.tokens * width, 1));
       Values result(c.lambda.size());
       attention_input_backward<double>({}, d_qkv.mat(), {result.data(), {}, {}}, qk.mat(), rstd.mat(), v, d_q.mat(),
                                        d_qkv.mat().col_block(width, width), d_qkv.mat().col_block(2 * width, width), {},
-                                       in.rotary(), mix);
-      for (int t = 0; t < c.tokens; ++t) result.insert(result.end(), v_mixed.row(t), v_mixed.row(t) + width);
+                                       in.rotary(), residual);
+      for (int t = 0; t < c.tokens; ++t) result.insert(result.end(), v_out.row(t), v_out.row(t) + width);
       const Values gradient = d_qkv.dense();
       result.insert(result.end(), gradient.begin(), gradient.end());
       return result;

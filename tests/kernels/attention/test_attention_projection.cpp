@@ -28,24 +28,24 @@ struct Inputs {
 };
 
 struct Outputs {
-  Strided<double> qkv{tokens, 3 * width}, v_mixed{tokens, width}, rstd{tokens, 2 * heads};
+  Strided<double> qkv{tokens, 3 * width}, v_out{tokens, width}, rstd{tokens, 2 * heads};
 };
 
 void expect_equal(Outputs& a, Outputs& b) {
   EXPECT_EQ(a.qkv.dense(), b.qkv.dense());
-  EXPECT_EQ(a.v_mixed.dense(), b.v_mixed.dense());
+  EXPECT_EQ(a.v_out.dense(), b.v_out.dense());
   EXPECT_EQ(a.rstd.dense(), b.rstd.dense());
 }
 
-void expect_product_and_attention_input(const ValueMix<double>& mix, bool paired) {
+void expect_product_and_attention_input(const ValueResidual<double>& residual, bool paired) {
   Inputs inputs;
   Outputs expected, got;
   const Rotary<double> rotary = inputs.rotary(paired);
   linear_forward<double>({}, expected.qkv.mat(), inputs.x.mat(), inputs.w.mat());
-  attention_input_forward<double>({}, expected.qkv.mat().col_block(0, 2 * width), expected.v_mixed.mat(),
-                                  expected.rstd.mat(), expected.qkv.mat(), rotary, mix, eps);
-  attention_projection_forward<double>({}, got.qkv.mat(), got.v_mixed.mat(), got.rstd.mat(), inputs.x.mat(),
-                                       inputs.w.mat(), rotary, mix, eps);
+  attention_input_forward<double>({}, expected.qkv.mat().col_block(0, 2 * width), expected.v_out.mat(),
+                                  expected.rstd.mat(), expected.qkv.mat(), rotary, residual, eps);
+  attention_projection_forward<double>({}, got.qkv.mat(), got.v_out.mat(), got.rstd.mat(), inputs.x.mat(),
+                                       inputs.w.mat(), rotary, residual, eps);
   expect_equal(got, expected);
 }
 
@@ -59,12 +59,12 @@ TEST(AttentionProjection, IsTheProductAndThenAttentionInput) {
 TEST(AttentionProjection, ValuesMayMixWithThemselves) {
   Inputs inputs;
   Outputs got;
-  const ValueMix<double> mix{inputs.lambda.data(), true, got.qkv.mat().col_block(2 * width, width), nullptr};
-  attention_projection_forward<double>({}, got.qkv.mat(), got.v_mixed.mat(), got.rstd.mat(), inputs.x.mat(),
-                                       inputs.w.mat(), inputs.rotary(), mix, eps);
+  const ValueResidual<double> residual{inputs.lambda.data(), true, got.qkv.mat().col_block(2 * width, width), nullptr};
+  attention_projection_forward<double>({}, got.qkv.mat(), got.v_out.mat(), got.rstd.mat(), inputs.x.mat(),
+                                       inputs.w.mat(), inputs.rotary(), residual, eps);
   for (int t = 0; t < tokens; ++t) {
     for (int j = 0; j < width; ++j) {
-      EXPECT_NEAR(got.v_mixed.mat().row(t)[j], got.qkv.mat().row(t)[2 * width + j], 1e-14);
+      EXPECT_NEAR(got.v_out.mat().row(t)[j], got.qkv.mat().row(t)[2 * width + j], 1e-14);
     }
   }
 }

@@ -227,29 +227,29 @@ void naive_normuon(std::vector<Matrix>& matrices, test::Vector<double>& second_m
   double* q = second_moment.data();
   for (Matrix& x : matrices) {
     const bool by_rows = x.rows >= x.cols;
-    const int lines = by_rows ? x.rows : x.cols, length = by_rows ? x.cols : x.rows;
-    const auto line = [&](int i, int j) { return by_rows ? i : j; };
-    test::Vector<double> mean(lines), s(lines);
+    const int neurons = by_rows ? x.rows : x.cols, length = by_rows ? x.cols : x.rows;
+    const auto neuron = [&](int i, int j) { return by_rows ? i : j; };
+    test::Vector<double> mean(neurons), s(neurons);
     double squares = 0, scaled = 0;
     for (int i = 0; i < x.rows; ++i) {
       for (int j = 0; j < x.cols; ++j) {
-        mean[line(i, j)] += x.at(i, j) * x.at(i, j) / length;
+        mean[neuron(i, j)] += x.at(i, j) * x.at(i, j) / length;
         squares += x.at(i, j) * x.at(i, j);
       }
     }
-    for (int l = 0; l < lines; ++l) {
+    for (int l = 0; l < neurons; ++l) {
       q[l] = beta * q[l] + (1 - beta) * mean[l];
       s[l] = 1 / std::sqrt(std::max(q[l], 1e-10));
     }
     for (int i = 0; i < x.rows; ++i) {
-      for (int j = 0; j < x.cols; ++j) scaled += std::pow(x.at(i, j) * s[line(i, j)], 2);
+      for (int j = 0; j < x.cols; ++j) scaled += std::pow(x.at(i, j) * s[neuron(i, j)], 2);
     }
     for (int i = 0; i < x.rows; ++i) {
       for (int j = 0; j < x.cols; ++j) {
-        x.at(i, j) *= s[line(i, j)] * std::sqrt(squares) / std::max(std::sqrt(scaled), 1e-10);
+        x.at(i, j) *= s[neuron(i, j)] * std::sqrt(squares) / std::max(std::sqrt(scaled), 1e-10);
       }
     }
-    q += lines;
+    q += neurons;
   }
 }
 
@@ -257,10 +257,10 @@ class NorMuon : public testing::TestWithParam<std::pair<int, int>> {};
 
 TEST_P(NorMuon, EqualsTheDefinitionOverTwoSteps) {
   const auto [rows, cols] = GetParam();
-  const int count = 3, lines = normuon_lines(rows, cols);
+  const int count = 3, neurons = normuon_neurons(rows, cols);
   const std::size_t size = static_cast<std::size_t>(rows) * cols;
-  test::Vector<double> q(count * lines), q64 = q;
-  test::Vector<float> q32(count * lines);
+  test::Vector<double> q(count * neurons), q64 = q;
+  test::Vector<float> q32(count * neurons);
   for (const unsigned seed : {20, 21}) {
     test::Vector<double> x64 = test::random_values(count * size, seed), expected;
     std::vector<Matrix> matrices;
@@ -274,7 +274,8 @@ TEST_P(NorMuon, EqualsTheDefinitionOverTwoSteps) {
     for (const Matrix& x : matrices) expected.insert(expected.end(), x.values.begin(), x.values.end());
     // The matrices as two batches.
     const std::array<NormuonBatch<double>, 2> batches{
-        {{{x64.data(), 1, rows, cols}, q64.data()}, {{x64.data() + size, count - 1, rows, cols}, q64.data() + lines}}};
+        {{{x64.data(), 1, rows, cols}, q64.data()},
+         {{x64.data() + size, count - 1, rows, cols}, q64.data() + neurons}}};
     normuon<double>({}, batches, 0.9);
     normuon<float>({}, std::array{NormuonBatch<float>{{x32.data(), count, rows, cols}, q32.data()}}, 0.9);
     EXPECT_LT(test::relative_error(x64, expected), 1e-13);
@@ -286,7 +287,8 @@ TEST_P(NorMuon, EqualsTheDefinitionOverTwoSteps) {
 
 TEST_P(NorMuon, KeepsTheNorm) {
   const auto [rows, cols] = GetParam();
-  test::Vector<double> x = test::random_values(static_cast<std::size_t>(rows) * cols, 22), q(normuon_lines(rows, cols));
+  test::Vector<double> x = test::random_values(static_cast<std::size_t>(rows) * cols, 22),
+                       q(normuon_neurons(rows, cols));
   const auto norm = [&] { return std::sqrt(std::inner_product(x.begin(), x.end(), x.begin(), 0.0)); };
   const double before = norm();
   normuon<double>({}, std::array{NormuonBatch<double>{{x.data(), 1, rows, cols}, q.data()}}, 0.95);

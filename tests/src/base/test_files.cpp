@@ -116,7 +116,7 @@ TEST(Files, NothingButRegularFilesIsReplaced) {
     EXPECT_NE(error_of([&] { remove_file(target, code); }), "");
     EXPECT_NE(error_of([&] { create_file(target, code); }), "");
     EXPECT_NE(error_of([&] { replace_text(target, code, "other"); }), "");
-    EXPECT_NE(error_of([&] { require_free(target, true, {}, code); }), "");
+    EXPECT_NE(error_of([&] { require_free(target, Overwrite::yes, {}, code); }), "");
     EXPECT_EQ(kind_of_entry(target, code), before) << target;
     EXPECT_FALSE(fs::exists(partial_of(target)));
   }
@@ -208,18 +208,21 @@ TEST(Files, ReasonsThatPassAreToldFromOthers) {
 TEST(Files, OutputsAreNotInputs) {
   const Zoo zoo;
   const std::vector<std::string> inputs = {zoo.absent, zoo.file};
-  EXPECT_NE(error_of([&] { require_free(zoo.file, true, inputs, code); }).find("is an input"), std::string::npos);
-  EXPECT_NE(error_of([&] { require_free(zoo.link, true, inputs, code); }).find("is an input"), std::string::npos);
-  EXPECT_NE(error_of([&] { require_free(zoo.file, false, {}, code); }).find("--force"), std::string::npos);
-  require_free(zoo.file, true, {}, code);
-  require_free(zoo.absent, false, inputs, code);
+  EXPECT_NE(error_of([&] { require_free(zoo.file, Overwrite::yes, inputs, code); }).find("is an input"),
+            std::string::npos);
+  EXPECT_NE(error_of([&] { require_free(zoo.link, Overwrite::yes, inputs, code); }).find("is an input"),
+            std::string::npos);
+  EXPECT_NE(error_of([&] { require_free(zoo.file, Overwrite::no, {}, code); }).find("--force"), std::string::npos);
+  require_free(zoo.file, Overwrite::yes, {}, code);
+  require_free(zoo.absent, Overwrite::no, inputs, code);
 }
 
 TEST(Files, ListsAndGlobs) {
   const Zoo zoo;
   EXPECT_EQ(list_directory(zoo.absent, code), std::vector<std::string>());
   EXPECT_EQ(list_directory(zoo.directory, code), std::vector<std::string>());
-  put(zoo.directory + "/b", ""), put(zoo.directory + "/a", "");
+  put(zoo.directory + "/b", "");
+  put(zoo.directory + "/a", "");
   EXPECT_EQ(list_directory(zoo.directory, code), (std::vector<std::string>{"a", "b"}));
   EXPECT_NE(error_of([&] { list_directory(zoo.file, code); }).find("cannot be listed: Not a directory"),
             std::string::npos);
