@@ -45,7 +45,7 @@ void allocate_attention(AttentionActivations<T>& saved, const ModelConfig& model
   if (plan.gates_value_rows) saved.value_rows = plan.keeps_value_rows ? stream() : value_rows;
   if (plan.gates_value_rows && !plan.mudd) saved.value_gate = per_head(model.heads);
   if (plan.composes_heads) saved.y_composed = stream();
-  if (plan.gates_heads && !model.gate_nets) saved.gate = per_head(model.heads);
+  if (plan.gates_heads && !plan.heads_have_net) saved.gate = per_head(model.heads);
 }
 
 /// Bytes of scratch of the MLP of a training sequence.

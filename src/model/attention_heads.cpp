@@ -96,8 +96,9 @@ ops::AttentionXsaGradients<T> AttentionHeads<T>::xsa_and_gate_gradients(const Ac
 /// Without a net, learned scalars: every token's row is theirs.
 template <class T>
 Gate<T> AttentionHeads<T>::xsa(const Activations<T>& a, int layer) const {
-  if (!a.plan[layer].has_xsa) return {};
-  if (model_.gate_nets) return coefficients_.gate(a.coefficients, fmt::format("xsa.{}", layer));
+  const BlockPlan& plan = a.plan[layer];
+  if (!plan.has_xsa) return {};
+  if (plan.heads_have_net) return coefficients_.gate(a.coefficients, fmt::format("xsa.{}", layer));
   const std::string name = block_name(layer, "xsa");
   const auto every_row = [&](const auto& scalars) {
     using Scalars = std::remove_cvref_t<decltype(scalars)>;

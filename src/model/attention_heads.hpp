@@ -41,7 +41,7 @@ class AttentionHeads {
  private:
   static bool has_xsa_or_gates(const BlockPlan& plan) { return plan.has_xsa || plan.gates_heads; }
   /// Gates of its own, which read the norm that attention reads.
-  bool gates_by_weights(const BlockPlan& plan) const { return plan.gates_heads && !model_.gate_nets; }
+  static bool gates_by_weights(const BlockPlan& plan) { return plan.gates_heads && !plan.heads_have_net; }
   ops::AttentionComposition<T> composition(const Activations<T>& a, const ops::AttentionInputs<T>& in,
                                            const std::int32_t* first_key, int layer) const;
   ops::AttentionXsa<T> xsa_and_gates(const Activations<T>& a, int layer) const;

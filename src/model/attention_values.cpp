@@ -2,7 +2,6 @@
 
 #include "src/base/arena.hpp"
 #include "src/base/instantiate.hpp"
-#include "src/config/layer_list.hpp"
 
 namespace nanorun {
 
@@ -25,7 +24,7 @@ std::string AttentionValues<T>::table_name(const BlockPlan& plan) const {
 template <class T>
 ops::GateInputs<T> AttentionValues<T>::gate_inputs(const Activations<T>& a, int layer) const {
   const AttentionActivations<T>& saved = a.block[layer].attention;
-  if (names(model_.value_layers_gated_by_input, layer)) return {saved.norm.n.col_block(0, gate_columns), {}, 2};
+  if (!a.plan[layer].gates_read_rows) return {saved.norm.n.col_block(0, gate_columns), {}, 2};
   return {saved.norm.n.col_block(0, half_gate), saved.value_rows.col_block(0, half_gate), 2};
 }
 
@@ -59,7 +58,7 @@ ops::ValueResidual<T> AttentionValues<T>::value_mix(const Activations<T>& a, con
   const BlockPlan& plan = a.plan[layer];
   ops::ValueResidual<T> mix;
   mix.in_place = !plan.takes_up_values;
-  if (model_.residual == Residual::scaled) {
+  if (plan.scales_values) {
     mix.lambda = parameters_.scalars(block_name(layer, "attention_factors")).data;
     mix.unit_source = true;
     if (plan.gates_value_rows) mix.source = a.value_source;
@@ -70,7 +69,7 @@ ops::ValueResidual<T> AttentionValues<T>::value_mix(const Activations<T>& a, con
     mix.source = parameters_.weight(table_name(plan));
     mix.index = sequence.tokens.data();
   }
-  if (model_.value_path == ValuePath::first) {
+  if (plan.takes_up_first_values) {
     mix.interpolate = true;
     mix.source = a.v_first;
   }
@@ -79,14 +78,15 @@ ops::ValueResidual<T> AttentionValues<T>::value_mix(const Activations<T>& a, con
 
 template <class T>
 ops::ValueResidualGradients<T> AttentionValues<T>::value_mix_gradients(const Activations<T>& a, int layer) const {
+  const BlockPlan& plan = a.plan[layer];
   ops::ValueResidualGradients<T> d;
-  if (model_.residual == Residual::scaled) {
+  if (plan.scales_values) {
     d.d_lambda = parameters_.d_scalars(block_name(layer, "attention_factors")).data;
     return d;
   }
   d.d_lambda = parameters_.d_scalars(block_name(layer, "value_mix")).data;
-  if (const int table = a.plan[layer].value_table; table >= 0) d.d_rows = a.d_value_rows[table];
-  if (model_.value_path == ValuePath::first) d.d_source = a.d_v_first;
+  if (plan.value_table >= 0) d.d_rows = a.d_value_rows[plan.value_table];
+  if (plan.takes_up_first_values) d.d_source = a.d_v_first;
   return d;
 }
 

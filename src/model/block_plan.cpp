@@ -68,20 +68,25 @@ void plan_attention(BlockPlan& plan, const ModelConfig& config, Mode mode) {
   plan.composes_heads = names(config.composed_layers, layer);
   plan.has_xsa = names(config.xsa_layers, layer);
   plan.gates_heads = names(config.gated_layers, layer);
+  plan.heads_have_net = config.gate_nets;
 }
 
 void plan_values(BlockPlan& plan, const ModelConfig& config) {
   if (!plan.attends) return;
   plan.value_table = value_table_of(config, plan.layer);
   const bool has_table = plan.value_table >= 0;
-  plan.takes_up_values = has_table || config.value_path == ValuePath::first;
+  plan.scales_values = config.residual == Residual::scaled;
+  plan.takes_up_first_values = config.value_path == ValuePath::first;
+  plan.takes_up_values = has_table || plan.takes_up_first_values;
   plan.gates_value_rows = has_table && config.value_path == ValuePath::gated_embeddings;
+  plan.gates_read_rows = plan.gates_value_rows && !names(config.value_layers_gated_by_input, plan.layer);
   plan.keeps_value_rows = config.mudd && plan.value_table == 0;
   plan.completes_value_table = has_table;
   for (int below = 0; below < plan.layer; ++below) {
     const bool reads = has_attention(config, below) && value_table_of(config, below) == plan.value_table;
     if (reads) plan.completes_value_table = false;
   }
+  plan.clears_row_gradient = plan.completes_value_table && config.value_path == ValuePath::embeddings;
 }
 
 /// Needs the plan of attention.
@@ -104,6 +109,8 @@ void plan_streams(BlockPlan& plan, const ModelConfig& config, Mode mode) {
   }
   plan.leaves_factors = plan.adds_injections;
   plan.hands_on_factor = training && leaves_factor_to_block_below(config, layer);
+  plan.clears_input_gradient = plan.input_is_tapped && scaled && !config.mudd;
+  plan.sends_to_bigrams = plan.mudd && config.bigram_rows > 0;
   if (plan.attends) plan.joins_in = BlockMix::after_attention;
   if (plan.mixes_input) plan.joins_in = BlockMix::before;
 }

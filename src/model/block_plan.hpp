@@ -52,11 +52,15 @@ struct BlockPlan {
   bool composes_heads = false;      ///< heads are composed dynamically (DC)
   bool has_xsa = false;             ///< heads lose what lies along their token's own value (XSA)
   bool gates_heads = false;         ///< each head has a gate
+  bool heads_have_net = false;      ///< a coefficient net gives XSA's shares and the gates; else learned weights do
 
   // Values.
+  bool scales_values = false;          ///< its values and attention's output have factors (attention_factors)
   bool takes_up_values = false;        ///< its values are mixed with layer 0's or with a value embedding
+  bool takes_up_first_values = false;  ///< its values are mixed with layer 0's
   int value_table = -1;                ///< index of that value embedding; -1: none
   bool gates_value_rows = false;       ///< the rows of the value embedding have gates
+  bool gates_read_rows = false;        ///< these gates read the rows too, else only the norm that attention reads
   bool keeps_value_rows = false;       ///< these rows are kept for MUDD's last mix; elsewhere they are looked up anew
   bool completes_value_table = false;  ///< no layer below adds to the gradient of the table
 
@@ -73,6 +77,10 @@ struct BlockPlan {
   bool leaves_factors = false;   ///< mixes leave the gradient g of their sum; branches multiply it by their factor
   bool hands_on_factor = false;  ///< the gradient of the input is a factor times g too, applied by the block below
   BlockMix joins_in = BlockMix::after_mlp;  ///< the mix that adds what layers above have sent to the block's input
+  bool sends_to_bigrams = false;  ///< it sends the bigram embeddings a gradient apart from those of injections
+  // What is cleared before the backward pass. Elsewhere the first gradient that is sent overwrites the buffer.
+  bool clears_input_gradient = false;  ///< what layers above send to the block's input
+  bool clears_row_gradient = false;    ///< what layers send to the rows of its value embedding
 };
 
 /// The plans of all blocks, for sequences of a mode.

@@ -14,7 +14,7 @@ double flops_per_sequence(const Config& config, const ParameterTable& table, lon
   const Windows windows = windows_at(config, step);
   double weights = 0;
   for (const Parameter& p : table.parameters()) {
-    if (p.group == Group::matrix || p.group == Group::head) weights += static_cast<double>(p.size());
+    if (p.group == Group::matrix || p.group == Group::lm_head) weights += static_cast<double>(p.size());
   }
   double attention = 0;
   for (int i = 0; i < model.layers; ++i) {

@@ -262,20 +262,19 @@ int Model<T>::injections_backward(Activations<T>& a, int begin, int end) {
   const std::vector<ops::SharingMix<T>> mixes = mixes_.injections(a, begin, end);
   if (mixes.empty()) return end;
   const bool adds = !mixes_.injections(a, end, config_.model.layers).empty();
-  ops::shared_streams_backward<T>(
-      stream_, {{{a.input.x0, a.d_x0, adds}, {a.input.bigram, a.d_bigram, adds || config_.model.mudd}}}, mixes);
+  const bool adds_to_bigrams = adds || std::ranges::any_of(a.plan, &BlockPlan::sends_to_bigrams);
+  ops::shared_streams_backward<T>(stream_,
+                                  {{{a.input.x0, a.d_x0, adds}, {a.input.bigram, a.d_bigram, adds_to_bigrams}}}, mixes);
   return begin;
 }
 
 /// Clears the gradients that nothing overwrites. Of the others, whatever is sent first replaces what is there.
 template <class T>
 void Model<T>::clear_gradients(const Activations<T>& a) {
-  const auto clear = [&](const Mat<T>& d) {
-    if (d) ops::fill<T>(stream_, elements(d), 0);
-  };
-  const ModelConfig& model = config_.model;
-  if (model.residual == Residual::scaled && !model.mudd) std::ranges::for_each(a.d_layer_input, clear);
-  if (model.value_path == ValuePath::embeddings) std::ranges::for_each(a.d_value_rows, clear);
+  for (const BlockPlan& plan : a.plan) {
+    if (plan.clears_input_gradient) ops::fill<T>(stream_, elements(a.d_layer_input[plan.layer]), 0);
+    if (plan.clears_row_gradient) ops::fill<T>(stream_, elements(a.d_value_rows[plan.value_table]), 0);
+  }
   if (a.d_v_first) ops::fill<Gradient>(stream_, elements(a.d_v_first), 0);
   if (a.d_skip_gate) ops::fill<Gradient>(stream_, elements(a.d_skip_gate), 0);
   coefficients_.clear_gradients(stream_, a.coefficients);

@@ -86,7 +86,7 @@ class Model {
   Feed<T> feed(const DeviceSequence& sequence, int stage);
   Activations<T>& training_for(const DeviceSequence& sequence);
   kernels::LmHeadOptions lm_head_options(long step) const;
-  kernels::LmHeadOptions evaluation_head_options() const;
+  kernels::LmHeadOptions evaluation_lm_head_options() const;
   DeviceSequence forward_evaluation(Trace& trace, const Sequence& sequence, long step);
 
   void forward(Activations<T>& a, const Feed<T>& feed, const LayerHooks& hooks);

@@ -27,7 +27,7 @@ double to_double(T value) {
 }  // namespace
 
 template <class T>
-kernels::LmHeadOptions Model<T>::evaluation_head_options() const {
+kernels::LmHeadOptions Model<T>::evaluation_lm_head_options() const {
   kernels::LmHeadOptions options = head_;
   options.precision = kernels::LmHeadPrecision::working;
   return options;
@@ -46,7 +46,7 @@ double Model<T>::validate(Trace& trace, const Sequence& sequence, long step) {
   Region region(trace, Phase::validation);
   const DeviceSequence fed = forward_evaluation(trace, sequence, step);
   ops::lm_head_loss_forward<T>(stream_, loss_.device(), validation_.final_norm.n, parameters_.weight("head"),
-                               fed.targets, evaluation_head_options(), validation_.workspace);
+                               fed.targets, evaluation_lm_head_options(), validation_.workspace);
   validation_uploader_.release(stream_);
   loss_.collect(stream_);
   ops::synchronize(stream_);
@@ -58,7 +58,7 @@ std::vector<double> Model<T>::token_losses(Trace& trace, const Sequence& sequenc
   const DeviceSequence fed = forward_evaluation(trace, sequence, step);
   const TensorArena<Gradient> losses(validation_.length, "the losses");
   ops::lm_head_losses<T>(stream_, losses.span(), validation_.final_norm.n, parameters_.weight("head"), fed.targets,
-                         evaluation_head_options(), validation_.workspace);
+                         evaluation_lm_head_options(), validation_.workspace);
   validation_uploader_.release(stream_);
   HostView<Gradient> host(losses.span());
   host.download(stream_);

@@ -7,6 +7,7 @@
 #include <set>
 
 #include "src/base/error.hpp"
+#include "src/base/instantiate.hpp"
 #include "src/model/net_plan.hpp"
 #include "src/model/topology.hpp"
 
@@ -102,9 +103,9 @@ void ParameterTable::add_matrices(const ModelConfig& config) {
 /// The head comes first: Model::d_others_, which one op zeroes, holds the gradients of all that lies behind it.
 void ParameterTable::add_lm_head(const ModelConfig& config) {
   if (config.tied_head) {
-    add("head", 1, padded_vocabulary(config), config.width, Group::head, Init::normal, config.init_embedding);
+    add("head", 1, padded_vocabulary(config), config.width, Group::lm_head, Init::normal, config.init_embedding);
   } else {
-    add("head", 1, padded_vocabulary(config), config.width, Group::head,
+    add("head", 1, padded_vocabulary(config), config.width, Group::lm_head,
         config.zero_outputs ? Init::zero : Init::uniform, config.init_scale / std::sqrt(config.width));
   }
   close_bucket(static_cast<std::size_t>(config.width), config.layers);
@@ -327,15 +328,13 @@ ops::LearnedScalar<T> Parameters<T>::sigmoid_factor(const std::string& name) con
   return factor;
 }
 
+NANORUN_INSTANTIATE(class TensorViews);
+NANORUN_INSTANTIATE(struct Parameters);
 template void initialise(kernels::Stream, std::span<float>, const OwnedRows&, std::int64_t);
-template class TensorViews<Real>;
-template struct Parameters<Real>;
 #if NANORUN_CUDA
-template class TensorViews<float>;
+template class TensorViews<float>;  // of the gradients
 #else
 template void initialise(kernels::Stream, std::span<double>, const OwnedRows&, std::int64_t);
-template class TensorViews<double>;
-template struct Parameters<double>;
 #endif
 
 }  // namespace nanorun

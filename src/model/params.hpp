@@ -22,7 +22,7 @@ namespace nanorun {
 enum class Init { zero, constant, normal, uniform, sign };
 /// What a tensor is to the model. The optimizer takes its update rule and its default learning rate from that
 /// (src/optimizer/hyperparameters.hpp). Tensors of Group::fixed are not trained.
-enum class Group { matrix, embedding, head, net, scalar, skip, fixed };
+enum class Group { matrix, embedding, lm_head, net, scalar, skip, fixed };
 /// Whether each position of a sequence reads one row of a table, and which: that of its token or of its bigram.
 enum class Lookup { none, token, bigram };
 
@@ -64,8 +64,9 @@ struct Bucket {
   std::size_t size() const { return units * unit_size; }
   bool fixed() const { return group == Group::fixed; }
   bool scalars() const { return group == Group::scalar || group == Group::skip; }
-  /// Whether gradients can be sums over several steps. The first sequence of each step overwrites those of matrices.
-  bool sums_steps() const { return group != Group::matrix && group != Group::fixed; }
+  /// Whether backward passes add to the gradients, which may then be sums over several steps. The first sequence of
+  /// each step overwrites those of matrices.
+  bool accumulates() const { return group != Group::matrix && group != Group::fixed; }
   /// Parts of the ranks, relative to `offset`. Unit counts differ by at most one, also those of matrices of one shape
   /// or its transpose over all buckets.
   Bounds bounds(int ranks) const;

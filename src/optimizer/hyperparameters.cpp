@@ -15,7 +15,7 @@ double group_lr(const OptimizerConfig& o, Group group) {
       return o.muon_lr;
     case Group::embedding:
       return o.lr_embedding;
-    case Group::head:
+    case Group::lm_head:
       return o.lr_head;
     case Group::skip:
       return o.lr_skip;
@@ -29,15 +29,9 @@ double group_lr(const OptimizerConfig& o, Group group) {
 }  // namespace
 
 const char* name_of(Rule rule) {
-  switch (rule) {
-    case Rule::muon:
-      return "muon";
-    case Rule::adam:
-      return "adam";
-    case Rule::fixed:
-      break;
-  }
-  return "fixed";
+  const auto named = std::ranges::find(all_rules, rule, &NamedRule::rule);
+  if (named == all_rules.end()) throw Error(ExitCode::internal, "an update rule that all_rules does not list");
+  return named->name;
 }
 
 Rule rule_of(const Config&, Group group) {

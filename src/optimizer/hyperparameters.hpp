@@ -1,6 +1,7 @@
 #pragma once
 // How the deck has each tensor updated: by which rule, at which rates.
 
+#include <array>
 #include <string>
 #include <vector>
 
@@ -9,8 +10,15 @@
 
 namespace nanorun {
 
-/// Update rules. Each has a class of its own, see update_rule.hpp. Rule::fixed, the last one, never updates.
+/// Update rules. Each has a class of its own, see update_rule.hpp. Rule::fixed never updates.
 enum class Rule { muon, adam, fixed };
+struct NamedRule {
+  Rule rule;
+  const char* name;
+};
+/// All rules, with their names in plan.json.
+inline constexpr std::array all_rules{NamedRule{Rule::muon, "muon"}, NamedRule{Rule::adam, "adam"},
+                                      NamedRule{Rule::fixed, "fixed"}};
 /// "muon"
 const char* name_of(Rule rule);
 

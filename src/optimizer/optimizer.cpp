@@ -62,13 +62,11 @@ Optimizer<T>::Optimizer(const Config& config, const ParameterTable& table, const
       batches_(shape_batches()),
       transfers_(buckets_.size(), comm, rows, stream),
       tied_head_(config, table, buckets_),
-      slabs_(buckets_, stream) {
+      slabs_(buckets_, stream),
+      period_(common_period(table.buckets(), [this](Group group) { return rules_.of(group).period(); })) {
   comm_.share(weights.tensors());
   comm_.share(weights.scalars());
-  for (const Owned& owned : buckets_) {
-    owned.rule->adopt(table, owned, comm.size());
-    if (owned.bucket.sums_steps()) period_ = owned.rule->period();
-  }
+  for (const Owned& owned : buckets_) owned.rule->adopt(table, owned, comm.size());
   clear_state();
 }
 
@@ -150,13 +148,13 @@ void Optimizer<T>::initialise(std::int64_t seed) {
   refresh_weights();
 }
 
-/// Initial values are formed as Master. Where no master has that type, the gradients have room for them, as no step has
-/// begun.
+/// Initial values are formed as Master. Where no master has that type, gradients serve as scratch memory, as no step
+/// has begun; fixed tensors have none and get some for the moment.
 template <class T>
 void Optimizer<T>::initialise(const Owned& owned, std::int64_t seed) {
-  const bool lacks_room = owned.bucket.fixed() && owned.master.wide.empty();
-  const TensorArena<Master> room(lacks_room ? owned.master.size() : 0, "initial values");
-  const std::span<Master> all = lacks_room                  ? room.span()
+  const bool needs_scratch = owned.bucket.fixed() && owned.master.wide.empty();
+  const TensorArena<Master> scratch(needs_scratch ? owned.master.size() : 0, "initial values");
+  const std::span<Master> all = needs_scratch               ? scratch.span()
                                 : owned.master.wide.empty() ? owned.gradients
                                                             : owned.master.wide;
   for (const OwnedRows& rows : owned.tensors) {
@@ -168,7 +166,7 @@ void Optimizer<T>::initialise(const Owned& owned, std::int64_t seed) {
     if (owned.master.wide.empty()) ops::round_to<T>(stream_, owned.master.narrow, all);
   }
   owned.round_state(stream_);
-  if (lacks_room) ops::synchronize(stream_);
+  if (needs_scratch) ops::synchronize(stream_);
 }
 
 template <class T>
@@ -200,14 +198,14 @@ void Optimizer<T>::begin_step(long step) {
 /// Whether gradients that their owners have received still stand in this rank's memory, where new ones are added.
 template <class T>
 bool Optimizer<T>::leaves_others(const Bucket& bucket, bool keeps) const {
-  if (!bucket.sums_steps() || comm_.size() == 1) return false;
+  if (!bucket.accumulates() || comm_.size() == 1) return false;
   if (rows_.known(bucket)) return !holds_gradients_;
-  return keeps || (clears_gradients() && bucket.group != Group::head);
+  return keeps || (clears_gradients() && bucket.group != Group::lm_head);
 }
 
 template <class T>
 void Optimizer<T>::clear_gradients(const Owned& owned, bool own_too) {
-  if (!owned.bucket.sums_steps()) return;
+  if (!owned.bucket.accumulates()) return;
   const int rank = comm_.rank();
   ops::fill<Master>(stream_, owned.all_gradients.first(owned.bounds[rank]), 0);
   if (own_too) ops::fill<Master>(stream_, owned.gradients, 0);

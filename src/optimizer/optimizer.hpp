@@ -131,7 +131,7 @@ class Optimizer {
   BucketTransfers<T> transfers_;
   TiedHead<T> tied_head_;
   OptimizerSlabs<T> slabs_;
-  int period_ = 1;                ///< of the rules of tables and learned scalars
+  int period_;                    ///< steps per update of tables and learned scalars
   bool holds_gradients_ = false;  ///< gradients of tables and scalars are sums of this run's steps, or zero
   bool gradients_wait_ = false;   ///< gradients of restore() wait for the next update
 };

@@ -33,17 +33,19 @@ BucketState<T>::BucketState(kernels::WorkspaceAllocator& allocator, const Config
   }
   // Tensors of one bucket lie together, so all of them must ask for bf16. Learned scalars are fp32 in any case; what
   // the deck wants of them in bf16 are bf16 values in fp32.
-  const auto narrow = [&](StateFormat Hyperparameters::*format) {
-    return !StateSpan<T>::one_type && !bucket.scalars() && std::ranges::all_of(tensors, [&](const OwnedRows& rows) {
-      return hyperparameters(config, *rows.parameter).*format == StateFormat::bf16;
-    });
+  const bool has_choice = !StateSpan<T>::one_type && !bucket.scalars();
+  const auto is_narrow = [&](StateFormat Hyperparameters::*format) {
+    return has_choice && std::ranges::all_of(tensors, [&](const OwnedRows& rows) {
+             return hyperparameters(config, *rows.parameter).*format == StateFormat::bf16;
+           });
   };
-  const auto take = [&](std::size_t count, bool in_bf16) -> StateSpan<T> {
-    if (in_bf16) return {{}, {allocator.take<T>(count), count}};
+  const auto take_wide = [&](std::size_t count) -> StateSpan<T> {
     return {{allocator.take<typename StateSpan<T>::Wide>(count), count}};
   };
-  if (!StateSpan<T>::one_type && !bucket.scalars() && !narrow(&Hyperparameters::master)) master = take(elements, false);
-  for (const std::size_t size : sizes) state.push_back(take(size, narrow(&Hyperparameters::moments)));
+  const auto take_narrow = [&](std::size_t count) -> StateSpan<T> { return {{}, {allocator.take<T>(count), count}}; };
+  if (has_choice && !is_narrow(&Hyperparameters::master)) master = take_wide(elements);
+  const bool narrow_moments = is_narrow(&Hyperparameters::moments);
+  for (const std::size_t size : sizes) state.push_back(narrow_moments ? take_narrow(size) : take_wide(size));
 }
 
 template <class T>

@@ -1,5 +1,7 @@
 #include "src/optimizer/update_rule.hpp"
 
+#include <optional>
+
 #include "src/base/instantiate.hpp"
 #include "src/optimizer/rule_adam.hpp"
 #include "src/optimizer/rule_muon.hpp"
@@ -41,12 +43,25 @@ std::vector<std::string> state_prefixes() {
   return all;
 }
 
+int common_period(const std::vector<Bucket>& buckets, const std::function<int(Group)>& period_of) {
+  std::optional<int> common;
+  for (const Bucket& bucket : buckets) {
+    const int period = period_of(bucket.group);
+    if (bucket.group == Group::matrix && period != 1) {
+      throw Error(ExitCode::internal, "an update rule of matrices that sums gradients over steps");
+    }
+    if (!bucket.accumulates()) continue;
+    if (common.value_or(period) != period) {
+      throw Error(ExitCode::internal, "update rules of tables and scalars with different periods");
+    }
+    common = period;
+  }
+  return common.value_or(1);
+}
+
 template <class T>
 UpdateRules<T>::UpdateRules(const Config& config, kernels::Stream stream) : config_(config) {
-  for (int i = 0; i <= static_cast<int>(Rule::fixed); ++i) {
-    const auto rule = static_cast<Rule>(i);
-    rules_[rule] = make_rule<T>(rule, config, stream);
-  }
+  for (const auto& [rule, name] : all_rules) rules_[rule] = make_rule<T>(rule, config, stream);
 }
 
 NANORUN_INSTANTIATE(class UpdateRules);

@@ -1,9 +1,14 @@
 #pragma once
-// The interface of update rules. To add a rule: an enumerator of Rule and its choice in rule_of() (hyperparameters),
-// a class in files of its own, rule_<name>, and its line in make_rule(). Masters, gradients, collectives and
-// checkpoints are the optimizer's. An elementwise rule implements state() and update() alone.
+// The interface of update rules. Masters, gradients, collectives and checkpoints are the optimizer's. An elementwise
+// rule implements state() and update() alone. To add a rule, write its class in files of its own, rule_<name>. Name it
+//   - in Rule and all_rules, and in rule_of(), which chooses it by a key of the deck (hyperparameters);
+//   - in make_rule() (update_rule.cpp);
+//   - in RULES of jobscripts/tools/study/plan.py, once the predictions of a scaling study know its cost;
+//   - in Phase (src/measure/trace.hpp), if its time is to have a phase of its own.
+// common_period() says which periods rules can have.
 
 #include <cstddef>
+#include <functional>
 #include <map>
 #include <memory>
 #include <span>
@@ -50,7 +55,7 @@ class UpdateRule {
   virtual std::vector<StateTensor> state(const OwnedRows& rows) const = 0;
   /// Every prefix that state tensors or gradients of this rule can have in checkpoints, whatever the deck.
   virtual std::vector<std::string> prefixes() const { return {}; }
-  /// Steps per update, which uses the sum of their gradients. It is 1 for matrices, and one number for all others.
+  /// Steps per update, which uses the sum of their gradients; see common_period().
   virtual int period() const { return 1; }
   bool updates_at(long step) const { return (step + 1) % period() == 0; }
   /// Prefix of gradients in checkpoints, which hold the sum since the last update; empty with a period of 1.
@@ -85,6 +90,11 @@ class UpdateRule {
 
 /// Every prefix that any rule can have in checkpoints.
 std::vector<std::string> state_prefixes();
+
+/// Steps per update of tables and learned scalars: their gradients begin anew together. Throws Error(internal) where
+/// their rules have different periods, or where the rule of matrices, whose gradients hold one step, has one above 1.
+/// `period_of`: of the rule of a group.
+int common_period(const std::vector<Bucket>& buckets, const std::function<int(Group)>& period_of);
 
 /// One object of each rule.
 template <class T>

@@ -81,23 +81,23 @@ Json shape_of(const Parameter& parameter) {
   return {parameter.matrices, parameter.rows, parameter.cols};
 }
 
-Json bucket_json(const Config& config, const Bucket& bucket) {
-  const Rule rule = rule_of(config, bucket.group);
-  Json json = {{"rule", name_of(rule)},
+Json bucket_json(const Config& config, const UpdateRules<Real>& rules, const Bucket& bucket) {
+  Json json = {{"rule", name_of(rule_of(config, bucket.group))},
                {"units", bucket.units},
                {"unit_size", bucket.unit_size},
                {"scalars", bucket.scalars()},
                {"lookup", lookup_name(bucket.lookup)},
                {"travels", !bucket.fixed()},
                {"tensors", Json::array()}};
-  if (rule == Rule::muon) json["matrix"] = {bucket.rows, bucket.cols};
+  if (rules.of(bucket.group).batches_shapes()) json["matrix"] = {bucket.rows, bucket.cols};
   return json;
 }
 
 Json buckets_json(const Config& config, const ParameterTable& table) {
+  const UpdateRules<Real> rules(config);
   Json list = Json::array();
   for (const Bucket& bucket : table.buckets()) {
-    Json json = bucket_json(config, bucket);
+    Json json = bucket_json(config, rules, bucket);
     for (const Parameter& p : table.parameters()) {
       if (p.offset < bucket.offset || p.offset >= bucket.offset + bucket.size()) continue;
       json["tensors"].push_back(

@@ -207,7 +207,7 @@ TEST(Inputs, Record89HasThePublishedUpdates) {
   for (const char* name : {"head", "embedding"}) expect(name, 1, 0.5, 0.95, 150);
   for (const char* name : {"value_embedding.0", "value_embedding.4", "bigram"}) expect(name, 75, 0.75, 0.95, 5);
   for (const Parameter& p : table.parameters()) {
-    const bool table_of_rows = p.group == Group::head || p.group == Group::embedding;
+    const bool table_of_rows = p.group == Group::lm_head || p.group == Group::embedding;
     const bool matrix_of_net = matches("*_net.*.in", p.name) || matches("*_net.*.out", p.name);
     const bool rounded = table_of_rows || matrix_of_net || matches("*_gate", p.name);
     EXPECT_EQ(hyperparameters(config, p).master == StateFormat::bf16, rounded) << p.name;

@@ -9,7 +9,7 @@ import tool
 from . import StudyError
 from .launch import PLAN, check_deck, find_program
 
-RULES = ("muon", "adam", "fixed")
+RULES = ("muon", "adam", "fixed")  # of which study/model.py knows the cost
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,8 @@ class Bucket:
 def bucket_of(table, path):
     rule = tool.field(table, "rule", str, path)
     if rule not in RULES:
-        raise tool.ToolError(f"{path}: rule should be one of {', '.join(RULES)}, not {rule}")
+        raise tool.ToolError(f"{path}: the study knows the cost of the update rules {', '.join(RULES)}, not that of "
+                             f"{rule}")
     rows, cols = 0, 0
     if rule == "muon":
         sides = tool.field(table, "matrix", list, path)

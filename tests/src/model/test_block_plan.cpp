@@ -56,6 +56,13 @@ TEST(BlockPlan, OfRecord89SaysWhichGradientsJoinWhere) {
   const auto joins = [](BlockMix mix) { return [=](const BlockPlan& plan) { return plan.joins_in == mix; }; };
   EXPECT_EQ(layers_with(plans, joins(BlockMix::before)), Layers({6, 10}));
   EXPECT_EQ(layers_with(plans, joins(BlockMix::after_mlp)), Layers());
+  EXPECT_EQ(layers_with(plans, &BlockPlan::clears_input_gradient), Layers());
+  EXPECT_EQ(layers_with(plans, &BlockPlan::sends_to_bigrams), Layers{10});
+  ModelConfig without = record(89);
+  without.mudd = false;
+  const std::vector<BlockPlan> others = block_plans(without, Mode::training);
+  EXPECT_EQ(layers_with(others, &BlockPlan::clears_input_gradient), Layers({4, 8}));
+  EXPECT_EQ(layers_with(others, &BlockPlan::sends_to_bigrams), Layers());
 }
 
 TEST(BlockPlan, OfRecord89NamesTheValueEmbeddings) {
@@ -66,6 +73,12 @@ TEST(BlockPlan, OfRecord89NamesTheValueEmbeddings) {
   EXPECT_EQ(layers_with(plans, &BlockPlan::gates_value_rows), Layers({1, 2, 8, 9, 10}));
   EXPECT_EQ(layers_with(plans, &BlockPlan::keeps_value_rows), Layers{1});
   EXPECT_EQ(layers_with(plans, &BlockPlan::completes_value_table), Layers({1, 2, 8, 9, 10}));
+  EXPECT_EQ(layers_with(plans, &BlockPlan::takes_up_first_values), Layers());
+  ModelConfig some_by_norm = record(89);
+  some_by_norm.value_layers_gated_by_input = {2, 9};
+  const std::vector<BlockPlan> mixed = block_plans(some_by_norm, Mode::training);
+  EXPECT_EQ(layers_with(mixed, &BlockPlan::gates_read_rows), Layers({1, 8, 10}));
+  EXPECT_EQ(layers_with(plans, &BlockPlan::scales_values), layers_with(plans, &BlockPlan::attends));
 }
 
 /// Two layers share a table there: the lower one completes its gradient.
@@ -75,6 +88,7 @@ TEST(BlockPlan, OfRecord21AddsToTheStreamInPlace) {
   for (const BlockPlan& plan : plans) tables.push_back(plan.value_table);
   EXPECT_EQ(tables, Layers({0, 1, 2, -1, -1, -1, -1, -1, -1, 0, 1, 2}));
   EXPECT_EQ(layers_with(plans, &BlockPlan::completes_value_table), Layers({0, 1, 2}));
+  EXPECT_EQ(layers_with(plans, &BlockPlan::clears_row_gradient), Layers({0, 1, 2}));
   EXPECT_EQ(layers_with(plans, &BlockPlan::input_is_tapped), Layers({1, 2, 3, 4, 5, 6}));
   for (const BlockPlan& plan : plans) {
     EXPECT_TRUE(plan.mixes_input && plan.joins_in == BlockMix::before);

@@ -31,7 +31,7 @@ Config tiny_config() {
 
 TEST(Hyperparameters, MatricesAreMuonsAndFixedTensorsNobodys) {
   const Config config = tiny_config();
-  for (const Group group : {Group::embedding, Group::head, Group::net, Group::scalar, Group::skip}) {
+  for (const Group group : {Group::embedding, Group::lm_head, Group::net, Group::scalar, Group::skip}) {
     EXPECT_EQ(rule_of(config, group), Rule::adam);
   }
   EXPECT_EQ(rule_of(config, Group::matrix), Rule::muon);

@@ -2,6 +2,11 @@
 
 #include <gtest/gtest.h>
 
+#include <map>
+#include <set>
+#include <string>
+#include <vector>
+
 namespace nanorun {
 namespace {
 
@@ -56,16 +61,43 @@ TEST(UpdateRules, OnlyAdamSumsGradientsOverSteps) {
   Config config = tiny_config();
   config.optimizer.adam_period = 3;
   const UpdateRules<double> rules(config);
-  EXPECT_FALSE(rules.of(Group::head).updates_at(0));
-  EXPECT_FALSE(rules.of(Group::head).updates_at(1));
-  EXPECT_TRUE(rules.of(Group::head).updates_at(2));
-  EXPECT_TRUE(rules.of(Group::head).updates_at(5));
+  EXPECT_FALSE(rules.of(Group::lm_head).updates_at(0));
+  EXPECT_FALSE(rules.of(Group::lm_head).updates_at(1));
+  EXPECT_TRUE(rules.of(Group::lm_head).updates_at(2));
+  EXPECT_TRUE(rules.of(Group::lm_head).updates_at(5));
   EXPECT_TRUE(rules.of(Group::matrix).updates_at(0));
   EXPECT_EQ(rules.of(Group::scalar).gradient_prefix(), "/adam/gradient/");
   EXPECT_EQ(rules.of(Group::matrix).gradient_prefix(), "");
   config.optimizer.adam_period = 1;
   EXPECT_EQ(UpdateRules<double>(config).of(Group::scalar).gradient_prefix(), "");
   EXPECT_TRUE(UpdateRules<double>(config).of(Group::scalar).updates_at(0));
+}
+
+TEST(UpdateRules, AreAllListedByName) {
+  const Config config = tiny_config();
+  const UpdateRules<double> rules(config);
+  ASSERT_EQ(rules.all().size(), all_rules.size());
+  std::set<std::string> names;
+  for (const auto& [rule, name] : all_rules) {
+    EXPECT_EQ(name_of(rule), std::string(name));
+    EXPECT_EQ(rules.all().count(rule), 1u) << name;
+    names.insert(name);
+  }
+  EXPECT_EQ(names, (std::set<std::string>{"muon", "adam", "fixed"}));
+}
+
+TEST(UpdateRules, OfTablesAndScalarsShareTheirPeriod) {
+  const ParameterTable table(tiny_config().model);
+  const auto common = [&](const std::map<Group, int>& periods) {
+    return common_period(table.buckets(), [&](Group group) {
+      const auto own = periods.find(group);
+      return own == periods.end() ? 3 : own->second;
+    });
+  };
+  EXPECT_EQ(common({{Group::matrix, 1}}), 3);
+  EXPECT_EQ(common({{Group::matrix, 1}, {Group::fixed, 7}}), 3);
+  EXPECT_THROW(common({}), Error);                                        // matrices sum nothing over steps
+  EXPECT_THROW(common({{Group::matrix, 1}, {Group::scalar, 2}}), Error);  // tables and scalars begin anew together
 }
 
 TEST(UpdateRules, OnlyMuonBatchesShapesAndNeedsScratch) {
