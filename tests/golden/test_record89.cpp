@@ -339,27 +339,61 @@ const Switch switches[] = {
     {"whole_heads", [](Config& c) { c.optimizer.muon_block_heads = 0; }},
     {"newton_schulz", [](Config& c) { c.optimizer.orthogonalisation = Orthogonalisation::newton_schulz; }},
     {"no_second_moment", [](Config& c) { c.optimizer.normuon_beta = 0; }},
-    {"every_step", [](Config& c) { c.optimizer.adam_period = 1, c.train.untie_step = 12; }},
+    {"every_step",
+     [](Config& c) {
+       c.optimizer.adam_period = 1;
+       c.train.untie_step = 12;
+     }},
     {"no_mudd", without_mudd},
-    {"no_skip", [](Config& c) { without_mudd(c), c.model.skip_from = c.model.skip_to = -1; }},
-    {"no_late_source", [](Config& c) { without_mudd(c), c.model.attention_source = -1; }},
+    {"no_skip",
+     [](Config& c) {
+       without_mudd(c);
+       c.model.skip_from = c.model.skip_to = -1;
+     }},
+    {"no_late_source",
+     [](Config& c) {
+       without_mudd(c);
+       c.model.attention_source = -1;
+     }},
     {"no_values",
-     [](Config& c) { without_mudd(c), c.model.value_path = ValuePath::none, c.model.value_layers.clear(); }},
+     [](Config& c) {
+       without_mudd(c);
+       c.model.value_path = ValuePath::none;
+       c.model.value_layers.clear();
+     }},
     {"scalars", without_gate_nets},
-    {"scalars_no_mudd", [](Config& c) { without_gate_nets(c), without_mudd(c); }},
-    {"skip_gate", [](Config& c) { without_gate_nets(c), c.model.skip_gate = true; }},
+    {"scalars_no_mudd",
+     [](Config& c) {
+       without_gate_nets(c);
+       without_mudd(c);
+     }},
+    {"skip_gate",
+     [](Config& c) {
+       without_gate_nets(c);
+       c.model.skip_gate = true;
+     }},
     {"gated_pairs", [](Config& c) { c.model.gated_layers = layers_with_attention; }},
     {"gated_by_input",
      [](Config& c) {
        c.model.value_layers_gated_by_input = {2, 8};
      }},
     {"narrow_bigrams", [](Config& c) { c.model.bigram_columns = 20; }},
-    {"narrow_bigrams_no_signs", [](Config& c) { c.model.bigram_columns = 20, c.model.bigram_sign_rows = 0; }},
-    {"tanh_softcap", [](Config& c) { c.model.softcap_kind = kernels::SoftcapKind::tanh, c.model.softcap = 15; }},
+    {"narrow_bigrams_no_signs",
+     [](Config& c) {
+       c.model.bigram_columns = 20;
+       c.model.bigram_sign_rows = 0;
+     }},
+    {"tanh_softcap",
+     [](Config& c) {
+       c.model.softcap_kind = kernels::SoftcapKind::tanh;
+       c.model.softcap = 15;
+     }},
     {"next_token",
      [](Config& c) {
-       for (StageConfig& stage : c.stage)
-         stage.targets = {1}, stage.targets_end = {1}, stage.prefix = 0, stage.prefix_end = 0;
+       for (StageConfig& stage : c.stage) {
+         stage.targets = stage.targets_end = {1};
+         stage.prefix = stage.prefix_end = 0;
+       }
      }},
     {"no_decay",
      [](Config& c) {
@@ -367,7 +401,11 @@ const Switch switches[] = {
        for (GroupConfig& group : c.group) group.decay = 0;
      }},
     {"mudd_scales",
-     [](Config& c) { c.model.mudd_scale = 0.2, c.model.mudd_value_scale = 1.5, c.model.mudd_backout = -0.25; }},
+     [](Config& c) {
+       c.model.mudd_scale = 0.2;
+       c.model.mudd_value_scale = 1.5;
+       c.model.mudd_backout = -0.25;
+     }},
     // Where one of the 72 weights of a gate rounds to the neighbouring bf16, the norm moves by about 5e-5.
     {"bf16_masters",
      [](Config& c) {

@@ -323,7 +323,10 @@ TEST_F(ShardEncoded, LinesThatAreNoJsonCountAsAWhole) {
 
 TEST_F(ShardEncoded, DocumentsPassedOverAreCountedByFileAndReason) {
   std::string first = "{\"text\": \"the\"}\n", second = first;
-  for (int i = 0; i < 90; ++i) first += "{\"text\": null}\n", second += "no JSON\n";
+  for (int i = 0; i < 90; ++i) {
+    first += "{\"text\": null}\n";
+    second += "no JSON\n";
+  }
   for (int i = 0; i < 20; ++i) second += "{\"a\": 1}\n";
   write("a.jsonl", first);
   write("b.jsonl", second);

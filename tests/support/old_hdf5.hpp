@@ -27,18 +27,24 @@ inline herr_t copy_attribute(hid_t from, const char* name, const H5A_info_t*, vo
   std::vector<char> value(H5Tget_size(type) * static_cast<std::size_t>(H5Sget_simple_extent_npoints(space)));
   const hid_t copy = H5Acreate2(*static_cast<hid_t*>(to), name, type, space, H5P_DEFAULT, H5P_DEFAULT);
   require(H5Aread(attribute, type, value.data()) >= 0 && H5Awrite(copy, type, value.data()) >= 0);
-  H5Aclose(copy), H5Sclose(space), H5Tclose(type), H5Aclose(attribute);
+  H5Aclose(copy);
+  H5Sclose(space);
+  H5Tclose(type);
+  H5Aclose(attribute);
   return 0;
 }
 
 inline hid_t copy_dataset(hid_t data, const char* name, hid_t to) {
   const hid_t type = H5Dget_type(data), space = H5Dget_space(data), list = H5Pcreate(H5P_DATASET_CREATE);
-  H5Pset_obj_track_times(list, false), H5Pset_alloc_time(list, H5D_ALLOC_TIME_EARLY);
+  H5Pset_obj_track_times(list, false);
+  H5Pset_alloc_time(list, H5D_ALLOC_TIME_EARLY);
   const hid_t copy = H5Dcreate2(to, name, type, space, H5P_DEFAULT, list, H5P_DEFAULT);
   std::vector<char> values(H5Tget_size(type) * static_cast<std::size_t>(H5Sget_simple_extent_npoints(space)));
   require(H5Dread(data, type, H5S_ALL, H5S_ALL, H5P_DEFAULT, values.data()) >= 0);
   require(H5Dwrite(copy, type, H5S_ALL, H5S_ALL, H5P_DEFAULT, values.data()) >= 0);
-  H5Pclose(list), H5Sclose(space), H5Tclose(type);
+  H5Pclose(list);
+  H5Sclose(space);
+  H5Tclose(type);
   return copy;
 }
 
@@ -49,7 +55,8 @@ inline herr_t copy_object(hid_t from, const char* name, const H5L_info_t*, void*
                         : copy_dataset(object, name, *static_cast<hid_t*>(to));
   require(H5Aiterate2(object, H5_INDEX_NAME, H5_ITER_INC, nullptr, copy_attribute, &copy) >= 0);
   if (is_group) require(H5Literate(object, H5_INDEX_NAME, H5_ITER_INC, nullptr, copy_object, &copy) >= 0);
-  H5Oclose(copy), H5Oclose(object);
+  H5Oclose(copy);
+  H5Oclose(object);
   return 0;
 }
 

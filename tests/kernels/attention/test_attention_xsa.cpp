@@ -116,7 +116,10 @@ TEST_P(AttentionXsaOp, ForwardIsTheFormula) {
     for (int h = 0; h < c.heads; ++h) {
       const int head = t * c.heads + h, first = head * c.head_dim;
       double yv = 0, vv = 0;
-      for (int i = first; i < first + c.head_dim; ++i) yv += c.y[i] * c.v[i], vv += c.v[i] * c.v[i];
+      for (int i = first; i < first + c.head_dim; ++i) {
+        yv += c.y[i] * c.v[i];
+        vv += c.v[i] * c.v[i];
+      }
       const double alpha = c.mode.xsa ? c.alpha[c.mode.learned ? h : head] : 0, s = c.mode.gated ? c.gate[head] : 1;
       const double taken = std::tanh(alpha) * yv / std::max(vv, 1e-8);
       for (int i = first; i < first + c.head_dim; ++i) EXPECT_NEAR(out[i], s * (c.y[i] - taken * c.v[i]), 1e-14);

@@ -221,7 +221,8 @@ TEST(Files, ListsAndGlobs) {
   const Zoo zoo;
   EXPECT_EQ(list_directory(zoo.absent, code), std::vector<std::string>());
   EXPECT_EQ(list_directory(zoo.directory, code), std::vector<std::string>());
-  put(zoo.directory + "/b", ""), put(zoo.directory + "/a", "");
+  put(zoo.directory + "/b", "");
+  put(zoo.directory + "/a", "");
   EXPECT_EQ(list_directory(zoo.directory, code), (std::vector<std::string>{"a", "b"}));
   EXPECT_NE(error_of([&] { list_directory(zoo.file, code); }).find("cannot be listed: Not a directory"),
             std::string::npos);

@@ -56,7 +56,8 @@ TEST(Launch, ATerminalOfSlurmsIsNotThatOfHigherRanks) {
   ::setenv("SLURM_PTY_PORT", "40000", 1);
   ::setenv("SLURM_PROCID", "1", 1);
   const LaunchVariables variables = launch_variables();
-  ::unsetenv("SLURM_PTY_PORT"), ::unsetenv("SLURM_PROCID");
+  ::unsetenv("SLURM_PTY_PORT");
+  ::unsetenv("SLURM_PROCID");
   EXPECT_FALSE(variables.contains("SLURM_PTY_PORT"));
 }
 

@@ -87,7 +87,8 @@ TEST(SumOfShards, IsOfTheirTokensInTheirOrder) {
   EXPECT_EQ(sum_of(std::vector{a, b}).tokens, 300u);
   EXPECT_EQ(checksum({a, b}), h5::checksum("100 0000000000000007\n200 0000000000000007\n"));
   ShardInfo renamed = a, changed = a;
-  renamed.path = "c", changed.checksum = 8;
+  renamed.path = "c";
+  changed.checksum = 8;
   EXPECT_EQ(checksum({a, b}), checksum({renamed, b}));
   EXPECT_NE(checksum({a, b}), checksum({changed, b}));
   EXPECT_NE(checksum({a, b}), checksum({b, a}));

@@ -192,7 +192,8 @@ TEST(H5, PartsThatDescribeAFileCarryChecksums) {
     std::ofstream(path, std::ios::binary | std::ios::trunc) << damaged;
     const std::string error = error_of([&] {
       const File file = File::open(path);
-      file.format(), file.read_integer_attribute("group/x", "sum");
+      file.format();
+      file.read_integer_attribute("group/x", "sum");
     });
     EXPECT_TRUE(contains(error, "incorrect metadata checksum")) << part << ": " << error;
   }
@@ -245,7 +246,8 @@ TEST(H5, DamagedNamesOfManyMembersAreRefused) {
     std::ofstream(path, std::ios::binary | std::ios::trunc) << damaged;
     const auto look = [&] {
       const File file = File::open(path);
-      file.members("group"), file.has_attribute("/", "y0");
+      file.members("group");
+      file.has_attribute("/", "y0");
     };
     EXPECT_TRUE(contains(error_of(look), "incorrect metadata checksum")) << name << error_of(look);
     EXPECT_EQ(cause_of(look), Cause::damage);
@@ -261,7 +263,10 @@ void write_arranged(const std::string& path, const Arrange& arrange, const hsize
   EXPECT_GE(arrange(list), 0);
   const hid_t data = H5Dcreate2(file, "x", H5T_IEEE_F32LE, space, H5P_DEFAULT, list, H5P_DEFAULT);
   EXPECT_GE(data, 0);
-  H5Dclose(data), H5Sclose(space), H5Pclose(list), H5Fclose(file);
+  H5Dclose(data);
+  H5Sclose(space);
+  H5Pclose(list);
+  H5Fclose(file);
 }
 
 TEST(H5, OnlyPlainLayoutsAreRead) {
@@ -295,7 +300,9 @@ TEST(H5, SizesThatAFileHasNoRoomForAreRefused) {
   const hid_t space = H5Screate_simple(1, &many, nullptr), empty = H5Screate_simple(2, pair, nullptr);
   H5Dclose(H5Dcreate2(file, "x", H5T_IEEE_F32LE, space, H5P_DEFAULT, H5P_DEFAULT, H5P_DEFAULT));
   H5Dclose(H5Dcreate2(file, "empty", H5T_IEEE_F32LE, empty, H5P_DEFAULT, H5P_DEFAULT, H5P_DEFAULT));
-  H5Sclose(empty), H5Sclose(space), H5Fclose(file);
+  H5Sclose(empty);
+  H5Sclose(space);
+  H5Fclose(file);
   const File opened = File::open(path);
   EXPECT_EQ(error_of([&] { opened.shape("x"); }), path + ": x: has an impossible shape: [1099511627776]");
   EXPECT_EQ(error_of([&] { opened.growing_shape("x"); }), path + ": x: has an impossible shape: [1099511627776]");
@@ -373,7 +380,8 @@ void write_detours(const TempFolder& folder) {
     EXPECT_GE(arrange(list), 0) << name;
     const hid_t data = H5Dcreate2(file, name, H5T_IEEE_F32LE, shape, H5P_DEFAULT, list, H5P_DEFAULT);
     EXPECT_GE(data, 0) << name;
-    H5Dclose(data), H5Pclose(list);
+    H5Dclose(data);
+    H5Pclose(list);
   };
   create("raw", space, [&](hid_t list) { return H5Pset_external(list, raw.c_str(), 0, 16); });
   create("virtual", space, [&](hid_t list) { return H5Pset_virtual(list, space, other.c_str(), "/here/x", space); });
@@ -382,7 +390,9 @@ void write_detours(const TempFolder& folder) {
   const std::string fifo = folder / "fifo.h5";
   ASSERT_EQ(::mkfifo(fifo.c_str(), 0600), 0);
   create("endless", endless, [&](hid_t list) { return H5Pset_virtual(list, endless, fifo.c_str(), "/x", endless); });
-  H5Sclose(space), H5Sclose(endless), H5Fclose(file);
+  H5Sclose(space);
+  H5Sclose(endless);
+  H5Fclose(file);
 }
 
 TEST(H5, WhatLiesElsewhereIsRefused) {
@@ -428,7 +438,9 @@ TEST(H5, WrongTypesAreNamed) {
   const hid_t big_endian = H5Fopen(path.c_str(), H5F_ACC_RDWR, H5P_DEFAULT), scalar = H5Screate(H5S_SCALAR);
   const hid_t created = H5Dcreate2(big_endian, "y", H5T_IEEE_F64BE, scalar, H5P_DEFAULT, H5P_DEFAULT, H5P_DEFAULT);
   EXPECT_GE(created, 0);
-  H5Dclose(created), H5Sclose(scalar), H5Fclose(big_endian);
+  H5Dclose(created);
+  H5Sclose(scalar);
+  H5Fclose(big_endian);
   std::vector<std::uint16_t> values(1);
   const auto read = [&](const char* name) {
     return error_of([&] { file.read<std::uint16_t>(name, {0}, {1}, values); });
