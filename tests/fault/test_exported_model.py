@@ -13,7 +13,7 @@ from pathlib import Path
 from exported_files import exported_model, import_torch, read_header, tensors, write_header
 from harness import FaultTest, Job, small_run
 
-SOURCES = Path(__file__).resolve().parents[2] / "src" / "pytorch"
+SOURCES = Path(__file__).resolve().parents[2] / "src" / "commands" / "pytorch"
 FILES = ["config.json", "configuration_nanorun.py", "generation_config.json", "model.safetensors", "modeling_nanorun.py"]
 
 
