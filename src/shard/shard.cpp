@@ -161,7 +161,8 @@ void write_shard(Comm& comm, const ShardPlan& plan, bool force) {
     comm.together(
         [&] { file = h5::File::open_append(partial, shared_files(comm, "write of a shard"), ExitCode::output); });
     const std::uint64_t checksum = checksum_of(plan, write_blocks(comm, plan, *file));
-    comm.together([&] { file->close(); });
+    // Here it goes also where a rank fails to close it, since the others wait for that rank in the closing.
+    comm.together([&] { h5::File(std::move(*file)).close(); });
     // By one rank: HDF5 hangs where ranks share a header and one of them cannot write its part.
     comm.together([&] {
       if (comm.root()) write_checksum(partial, checksum);

@@ -6,20 +6,62 @@
 
 #include "src/base/files.hpp"
 #include "src/storage/h5.hpp"
+#include "src/storage/h5_library.hpp"
 
 namespace nanorun::h5 {
 
-bool is_foreign_partial(const std::string& path, const std::string& format, ExitCode code) {
-  if (kind_of_entry(path, code) != FileKind::regular) return false;
-  constexpr std::string_view signature = "\x89HDF\r\n\x1a\n";
+namespace {
+
+constexpr std::string_view signature = "\x89HDF\r\n\x1a\n";
+
+/// The first bytes of the file, as many as the signature has; fewer of a shorter file.
+std::string start_of(const std::string& path, ExitCode code) {
   std::string start(std::min<std::uint64_t>(signature.size(), file_size(path, code)), '\0');
   read_at(open_to_read(path, code), path, 0, std::as_writable_bytes(std::span(start)), code);
-  if (start.find_first_not_of('\0') == std::string::npos) return false;
-  if (start != signature) return true;
+  return start;
+}
+
+bool is_all_zeros(const std::string& path, ExitCode code) {
+  constexpr std::uint64_t chunk = 1 << 20;
+  const auto file = open_to_read(path, code);
+  const std::uint64_t size = file_size(path, code);
+  std::string bytes;
+  for (std::uint64_t at = 0; at < size; at += bytes.size()) {
+    bytes.resize(std::min(chunk, size - at));
+    read_at(file, path, at, std::as_writable_bytes(std::span(bytes)), code);
+    if (bytes.find_first_not_of('\0') != std::string::npos) return false;
+  }
+  return true;
+}
+
+/// Whether the root of a sound HDF5 file has an attribute, or cannot be asked.
+bool has_attributes(const std::string& path) {
+  const Locked locked;
+  const hid_t file = H5Fopen(path.c_str(), H5F_ACC_RDONLY, H5P_DEFAULT);
+  if (file < 0) return true;
+  const auto stop = [](hid_t, const char*, const H5A_info_t*, void*) -> herr_t { return 1; };
+  const herr_t found = H5Aiterate2(file, H5_INDEX_NAME, H5_ITER_NATIVE, nullptr, stop, nullptr);
+  H5Fclose(file);
+  return found != 0;
+}
+
+/// Of a file that HDF5 opens. What the program does not write, such as links, is foreign.
+bool is_foreign(const File& file, const std::string& path, const std::string& format) {
   try {
-    const File file = File::open(path, {}, code);
-    const std::string found = file.format();
-    return found != format && (!found.empty() || !file.members("/").empty());
+    if (file.has_attribute("/", "format")) return file.format() != format;
+    return !file.members("/").empty() || has_attributes(path);
+  } catch (const Error&) {
+    return true;
+  }
+}
+
+}  // namespace
+
+bool is_foreign_partial(const std::string& path, const std::string& format, ExitCode code) {
+  if (kind_of_entry(path, code) != FileKind::regular) return false;
+  if (start_of(path, code) != signature) return !is_all_zeros(path, code);
+  try {
+    return is_foreign(File::open(path, {}, code), path, format);
   } catch (const Error& error) {
     return error.cause() != Cause::damage;
   }

@@ -12,6 +12,29 @@ def contents(folder):
     return {path.relative_to(folder): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
 
 
+def zeros_first(path):
+    path.write_bytes(bytes(16) + b"user data")
+
+
+def text_of_h5py(path):
+    import h5py
+    with h5py.File(path, "w") as file:
+        file.attrs["format"] = "my simulation"
+        file["x"] = range(10)
+
+
+def attributes_alone(path):
+    import h5py
+    with h5py.File(path, "w") as file:
+        file.attrs["note"] = 1
+
+
+def soft_link(path):
+    import h5py
+    with h5py.File(path, "w") as file:
+        file["link"] = h5py.SoftLink("/nowhere")
+
+
 class Links(FaultTest):
     def stranger(self, *names):
         folder = self.folder / "stranger"
@@ -218,6 +241,18 @@ class Links(FaultTest):
         shutil.copy(self.run_folder() / "trace.h5", self.run_folder() / "trace.h5.partial")
         self.assertNotIn("trace.h5.partial", self.train(1, "train.steps=14").text())
         self.assertFalse((self.run_folder() / "trace.h5.partial").exists())
+
+    def test_unfinished_files_of_other_programs_are_kept(self):
+        """Whatever begins like a file of the program's, or is HDF5 of another kind."""
+        self.train(1, *EVERY, "train.steps=3")
+        other = self.checkpoint(99).with_suffix(".h5.partial")
+        for steps, write in enumerate((zeros_first, text_of_h5py, attributes_alone, soft_link), 4):
+            with self.subTest(write.__name__):
+                write(other)
+                data = other.read_bytes()
+                said = self.train(1, *EVERY, f"train.steps={steps}").text()
+                self.assertIn(f"{other.name}: no checkpoint of nanorun's; the file is kept", said)
+                self.assertEqual(other.read_bytes(), data)
 
     def test_files_that_the_run_has_not_written_are_not_pruned(self):
         self.train(1, "run.name=wide", "model.width=64", "model.heads=4", "stop.step=2", code=75)
