@@ -1,4 +1,4 @@
-"""A file of all ranks that one of them cannot open, by means of strace."""
+"""A file of all ranks that one of them cannot open or close, by means of strace."""
 
 import os
 
@@ -6,9 +6,9 @@ from harness import FaultTest, Job, small_run
 
 
 class OneRank(FaultTest):
-    def job(self, command, path, error):
-        """A job whose rank 1 alone fails to open the path."""
-        wrapper = self.injecting(path, f"openat:error={error}")
+    def job(self, command, path, error, call="openat"):
+        """A job whose rank 1 alone fails to open the path, or fails in another call on it."""
+        wrapper = self.injecting(path, f"{call}:error={error}")
         second = [":", "-n", "1", *wrapper, small_run.PROGRAM, *command]
         return Job(self.folder, None, [*command, *second], [small_run.MPIRUN, "--oversubscribe", "-n", "1"])
 
@@ -31,6 +31,13 @@ class OneRank(FaultTest):
 
     def test_shard(self):
         self.assert_named(["shard", "out", "00.txt", "--text"], "out.h5.partial", "EIO", 7, "Input/output error")
+        self.assertEqual(list(self.folder.glob("out*")), [])
+
+    def test_shard_that_cannot_be_closed(self):
+        """The others wait for the rank in the closing, and end with it."""
+        job = self.job(["shard", "out", "00.txt", "--text"], self.folder / "out.h5.partial", "EIO", call="fsync")
+        self.assertEqual(job.wait(), 7, job.text())
+        self.assertIn("out.h5.partial: ", job.text())
         self.assertEqual(list(self.folder.glob("out*")), [])
 
 
