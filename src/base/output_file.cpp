@@ -64,8 +64,11 @@ void claim_output(const std::string& path, Overwrite overwrite, ExitCode code) {
 
 void unshare_file(const std::string& path, ExitCode code) {
   if (kind_of_entry(path, code) != FileKind::regular) return;
+  if (links_of(open_to_read(path, code), path, code) > 1) replace_by_copy(path, code);
+}
+
+void replace_by_copy(const std::string& path, ExitCode code) {
   const Descriptor from = open_to_read(path, code);
-  if (links_of(from, path, code) == 1) return;
   replace_file(path, code, [&](const std::string& partial) {
     constexpr std::uint64_t max_part = 1 << 20;  // bytes
     AppendFile to(partial, code);

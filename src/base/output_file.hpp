@@ -54,6 +54,9 @@ void replace_file(const std::string& path, ExitCode code, Write&& write) {
 /// written to it does not change what the other names show.
 void unshare_file(const std::string& path, ExitCode code);
 
+/// Puts a copy in the place of a file. Programs that have the file open keep it as it was.
+void replace_by_copy(const std::string& path, ExitCode code);
+
 /// A file that grows at its end.
 class AppendFile {
  public:

@@ -11,7 +11,7 @@
 #include "src/commands/export_model.hpp"
 #include "src/commands/exported_config.hpp"
 #include "src/commands/safetensors.hpp"
-#include "src/optimizer/update_rule.hpp"
+#include "src/optimizer/stored_tensors.hpp"
 #include "src/run/checkpoint.hpp"
 #include "src/run/trained_model.hpp"
 
@@ -92,9 +92,8 @@ std::vector<Slab<float>> checkpoint_slabs(const Config& config, const ParameterT
     const Parameter& parameter = table.parameters()[i];
     slabs[i].data = weights.subspan(parameter.offset, parameter.size());
     const OwnedRows all{&parameter, slabs[i].total_rows, slabs[i].cols, 0, slabs[i].row_count, parameter.offset};
-    for (const auto& [prefix, rows] : rules.of(parameter.group).state(all)) {
-      slabs.push_back({prefix + parameter.name, rows.total_rows, rows.cols, rows.first_row, rows.row_count,
-                       std::span(zeros).first(rows.size())});
+    for (const StateTensor& state : rules.of(parameter.group).state(all)) {
+      slabs.push_back(slab_of(state, std::span(zeros).first(state.rows.size())));
     }
   }
   return slabs;

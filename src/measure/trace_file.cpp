@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <chrono>
 #include <cstring>
-#include <limits>
 #include <optional>
 #include <span>
 #include <thread>
@@ -167,8 +166,7 @@ void TraceFile::leave_to_readers() {
   try {
     if (!names_file(path_, own_, ExitCode::output)) return;
     if (lock_state(path_, LockKind::shared, ExitCode::output) == LockState::held) return;
-    replace_text(path_, ExitCode::output,
-                 read_text(path_, std::numeric_limits<std::uint64_t>::max(), ExitCode::output));
+    replace_by_copy(path_, ExitCode::output);
     own_ = open_to_read(path_, ExitCode::output);
   } catch (const std::exception&) {
     return;  // the rows are lost, and the caller says so

@@ -35,11 +35,11 @@ auto OptimizerSlabs<T>::slabs() -> std::vector<Slab<Master>> {
     std::vector<std::size_t> used(bucket.size());
     for (std::size_t i = 0; i < bucket.front().tensors.size(); ++i) {
       for (std::size_t k = 0; k < bucket.size(); ++k) {
-        const auto& [prefix, rows] = bucket[k].tensors[i];
-        const std::span<Master> data = bucket[k].elements.span().subspan(used[k], rows.size());
-        slabs.push_back({prefix + rows.parameter->name, rows.total_rows, rows.cols, rows.first_row, rows.row_count,
-                         rows.size() == 0 ? std::span<Master>() : data});
-        used[k] += rows.size();
+        const StateTensor& tensor = bucket[k].tensors[i];
+        const std::size_t size = tensor.rows.size();
+        const std::span<Master> data = bucket[k].elements.span().subspan(used[k], size);
+        slabs.push_back(slab_of(tensor, size == 0 ? std::span<Master>() : data));
+        used[k] += size;
       }
     }
   }

@@ -1,6 +1,7 @@
 #pragma once
 // Which tensors checkpoints hold of the weights and of the optimizer's state, as the rules have it.
 
+#include <span>
 #include <vector>
 
 #include "src/base/slab.hpp"
@@ -16,6 +17,13 @@ std::vector<StateTensor> stored_tensors(const UpdateRule<T>& rule, const OwnedRo
   for (StateTensor& state : rule.state(rows)) tensors.push_back(std::move(state));
   if (const std::string prefix = rule.gradient_prefix(); !prefix.empty()) tensors.push_back({prefix, rows});
   return tensors;
+}
+
+/// The tensor as a slab, with its rows in `data`.
+template <class T>
+Slab<T> slab_of(const StateTensor& tensor, std::span<T> data) {
+  const OwnedRows& rows = tensor.rows;
+  return {tensor.prefix + rows.parameter->name, rows.total_rows, rows.cols, rows.first_row, rows.row_count, data};
 }
 
 /// All tensors of a checkpoint of the deck, whole and without memory.

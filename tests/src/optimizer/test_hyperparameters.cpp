@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include "tests/support/tiny_config.hpp"
+
 namespace nanorun {
 namespace {
 
@@ -16,17 +18,6 @@ TEST(Hyperparameters, StarsStandForAnyCharacters) {
   EXPECT_TRUE(matches("*a*a", "banana"));
   EXPECT_FALSE(matches("*a*b", "banana"));
   EXPECT_FALSE(matches("", "a"));
-}
-
-Config tiny_config() {
-  Config config;
-  config.model.vocabulary = 100;
-  config.model.width = 16;
-  config.model.heads = 2;
-  config.model.head_dim = 8;
-  config.model.layers = 4;
-  config.model.value_embeddings = 1;
-  return config;
 }
 
 TEST(Hyperparameters, MatricesAreMuonsAndFixedTensorsNobodys) {

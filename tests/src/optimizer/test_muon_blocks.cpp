@@ -5,19 +5,10 @@
 #include <map>
 #include <string>
 
+#include "tests/support/tiny_config.hpp"
+
 namespace nanorun {
 namespace {
-
-Config tiny_config() {
-  Config config;
-  config.model.vocabulary = 100;
-  config.model.width = 16;
-  config.model.heads = 2;
-  config.model.head_dim = 8;
-  config.model.layers = 4;
-  config.model.value_embeddings = 1;
-  return config;
-}
 
 TEST(MuonBlocks, HeadsOfQueriesAndKeysCanBeBlocks) {
   Config config = tiny_config();

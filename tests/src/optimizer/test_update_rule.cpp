@@ -7,19 +7,15 @@
 #include <string>
 #include <vector>
 
+#include "tests/support/tiny_config.hpp"
+
 namespace nanorun {
 namespace {
 
 using Strings = std::vector<std::string>;
 
-Config tiny_config() {
-  Config config;
-  config.model.vocabulary = 100;
-  config.model.width = 16;
-  config.model.heads = 2;
-  config.model.head_dim = 8;
-  config.model.layers = 4;
-  config.model.value_embeddings = 1;
+Config config_with_bigrams() {
+  Config config = tiny_config();
   config.model.bigram_rows = 20;
   config.model.bigram_sign_rows = 5;
   return config;
@@ -42,7 +38,7 @@ Strings kept(const Config& config, const std::string& name) {
 }
 
 TEST(UpdateRules, KeepTheStateOfCheckpoints) {
-  Config config = tiny_config();
+  Config config = config_with_bigrams();
   EXPECT_EQ(kept(config, "block.0.qkv"), Strings{"/muon/momentum/"});
   config.optimizer.normuon_beta = 0.9;
   EXPECT_EQ(kept(config, "block.0.qkv"), (Strings{"/muon/momentum/", "/muon/second_moment/"}));
@@ -58,7 +54,7 @@ TEST(UpdateRules, NameAllThatTheyKeep) {
 }
 
 TEST(UpdateRules, OnlyAdamSumsGradientsOverSteps) {
-  Config config = tiny_config();
+  Config config = config_with_bigrams();
   config.optimizer.adam_period = 3;
   const UpdateRules<double> rules(config);
   EXPECT_FALSE(rules.of(Group::lm_head).updates_at(0));
@@ -74,7 +70,7 @@ TEST(UpdateRules, OnlyAdamSumsGradientsOverSteps) {
 }
 
 TEST(UpdateRules, AreAllListedByName) {
-  const Config config = tiny_config();
+  const Config config = config_with_bigrams();
   const UpdateRules<double> rules(config);
   ASSERT_EQ(rules.all().size(), all_rules.size());
   std::set<std::string> names;
@@ -87,7 +83,7 @@ TEST(UpdateRules, AreAllListedByName) {
 }
 
 TEST(UpdateRules, OfTablesAndScalarsShareTheirPeriod) {
-  const ParameterTable table(tiny_config().model);
+  const ParameterTable table(config_with_bigrams().model);
   const auto common = [&](const std::map<Group, int>& periods) {
     return common_period(table.buckets(), [&](Group group) {
       const auto own = periods.find(group);
@@ -101,7 +97,7 @@ TEST(UpdateRules, OfTablesAndScalarsShareTheirPeriod) {
 }
 
 TEST(UpdateRules, OnlyMuonBatchesShapesAndNeedsScratch) {
-  const Config config = tiny_config();
+  const Config config = config_with_bigrams();
   const ParameterTable table(config.model);
   const UpdateRules<double> rules(config);
   for (const Bucket& bucket : table.buckets()) {
