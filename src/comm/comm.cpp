@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <exception>
 #include <memory>
 #include <numeric>
 #include <sstream>
@@ -69,14 +70,37 @@ bool mpi_needs_pmix() {
 Comm::Comm(MPI_Comm comm) : comm_(comm) {
   MPI_Comm_rank(comm_, &rank_);
   MPI_Comm_size(comm_, &size_);
+  rank_in_messages_ = rank_;
   const auto abort = [] { MPI_Abort(MPI_COMM_WORLD, static_cast<int>(ExitCode::communication)); };
-  watchdog_ = std::make_unique<Watchdog>(rank_, size_, abort);
+  watchdog_ = std::make_shared<Watchdog>(rank_, size_, abort);
   find_place_on_node();
 }
 
-Comm::~Comm() = default;
+Comm::Comm(MPI_Comm comm, std::shared_ptr<Watchdog> watchdog, int rank_in_messages)
+    : comm_(comm), rank_in_messages_(rank_in_messages), owns_comm_(true), watchdog_(std::move(watchdog)) {
+  MPI_Comm_rank(comm_, &rank_);
+  MPI_Comm_size(comm_, &size_);
+  find_place_on_node();
+}
 
-std::string Comm::name() const { return fmt::format("rank {} on node {}", rank_, host_name()); }
+/// While an exception unwinds other ranks may not come here.
+Comm::~Comm() {
+  if (!owns_comm_ || std::uncaught_exceptions() > 0) return;
+  const Watchdog::Guard guard = watch("end of a communicator");
+  MPI_Comm_free(&comm_);
+}
+
+std::unique_ptr<Comm> Comm::split(int color, int key) {
+  MPI_Comm part = MPI_COMM_NULL;
+  {
+    const Watchdog::Guard guard = watch("split of the ranks");
+    MPI_Comm_split(comm_, color < 0 ? MPI_UNDEFINED : color, key, &part);
+  }
+  if (part == MPI_COMM_NULL) return nullptr;
+  return std::unique_ptr<Comm>(new Comm(part, watchdog_, rank_in_messages_));
+}
+
+std::string Comm::name() const { return fmt::format("rank {} on node {}", rank_in_messages_, host_name()); }
 
 void Comm::set_timeout(double seconds) { watchdog_->set_timeout(seconds); }
 void Comm::set_step(long step) { watchdog_->set_step(step); }
@@ -100,6 +124,8 @@ void Comm::find_place_on_node() {
   MPI_Comm_split_type(comm_, MPI_COMM_TYPE_SHARED, rank_, MPI_INFO_NULL, &node);
   MPI_Comm_rank(node, &rank_on_node_);
   MPI_Comm_size(node, &ranks_of_node_);
+  first_rank_of_node_ = rank_;
+  MPI_Bcast(&first_rank_of_node_, 1, MPI_INT, 0, node);
   MPI_Comm_free(&node);
 }
 
@@ -128,33 +154,13 @@ void Comm::all_reduce(std::span<T> data, Reduce op) {
   MPI_Allreduce(MPI_IN_PLACE, data.data(), static_cast<int>(data.size()), mpi_type<T>(), mpi_op(op), comm_);
 }
 
-std::vector<std::vector<std::int32_t>> Comm::all_to_all(std::span<const std::span<const std::int32_t>> out) {
-  const Watchdog::Guard guard = watch("all_to_all");
-  std::vector<int> out_sizes, in_sizes(size_), out_begins(size_), in_begins(size_);
-  std::vector<std::int32_t> sent;
-  for (const std::span<const std::int32_t>& part : out) {
-    out_sizes.push_back(static_cast<int>(part.size()));
-    sent.insert(sent.end(), part.begin(), part.end());
-  }
-  MPI_Alltoall(out_sizes.data(), 1, MPI_INT, in_sizes.data(), 1, MPI_INT, comm_);
-  std::exclusive_scan(out_sizes.begin(), out_sizes.end(), out_begins.begin(), 0);
-  std::exclusive_scan(in_sizes.begin(), in_sizes.end(), in_begins.begin(), 0);
-  std::vector<std::int32_t> received(in_begins.back() + in_sizes.back());
-  MPI_Alltoallv(sent.data(), out_sizes.data(), out_begins.data(), MPI_INT32_T, received.data(), in_sizes.data(),
-                in_begins.data(), MPI_INT32_T, comm_);
-  std::vector<std::vector<std::int32_t>> in;
-  for (int r = 0; r < size_; ++r) {
-    const auto begin = received.begin() + in_begins[r];
-    in.emplace_back(begin, begin + in_sizes[r]);
-  }
-  return in;
-}
-
-std::vector<double> Comm::all_gather(double value) {
+template <class T>
+std::vector<T> Comm::all_gather(std::span<const T> values) {
   const Watchdog::Guard guard = watch("all_gather");
-  std::vector<double> values(size_);
-  MPI_Allgather(&value, 1, MPI_DOUBLE, values.data(), 1, MPI_DOUBLE, comm_);
-  return values;
+  const auto count = static_cast<int>(values.size());
+  std::vector<T> all(values.size() * size_);
+  MPI_Allgather(values.data(), count, mpi_type<T>(), all.data(), count, mpi_type<T>(), comm_);
+  return all;
 }
 
 void Comm::together(const std::function<void()>& work) {
@@ -191,5 +197,7 @@ std::vector<std::string> Comm::gather(const std::string& text) {
 
 template void Comm::all_reduce(std::span<double>, Reduce);
 template void Comm::all_reduce(std::span<std::uint64_t>, Reduce);
+template std::vector<double> Comm::all_gather(std::span<const double>);
+template std::vector<std::uint64_t> Comm::all_gather(std::span<const std::uint64_t>);
 
 }  // namespace nanorun

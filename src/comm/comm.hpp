@@ -33,6 +33,7 @@ class Comm {
  public:
   /// Collective.
   explicit Comm(MPI_Comm comm);
+  /// Collective where split() has made it.
   ~Comm();
   Comm(const Comm&) = delete;
   Comm& operator=(const Comm&) = delete;
@@ -40,12 +41,16 @@ class Comm {
   int rank() const { return rank_; }
   int size() const { return size_; }
   bool root() const { return rank_ == 0; }
-  /// Number of ranks on this rank's node, and this rank's number among them.
+  /// Number of ranks on this rank's node, which share memory; this rank's number among them; and the lowest of them.
   int ranks_of_node() const { return ranks_of_node_; }
   int rank_on_node() const { return rank_on_node_; }
+  int first_rank_of_node() const { return first_rank_of_node_; }
   MPI_Comm handle() const { return comm_; }
-  /// This rank in messages, "rank 3 on node n7".
+  /// This rank in messages, "rank 3 on node n7", with its number among all ranks.
   std::string name() const;
+  /// Collective. A communicator of the ranks that give the same `color`, in the order of `key`; null where it is
+  /// negative. This communicator watches its collectives and outlives it.
+  std::unique_ptr<Comm> split(int color, int key);
 
   /// Seconds that a collective may take.
   void set_timeout(double seconds);
@@ -76,9 +81,10 @@ class Comm {
     return value;
   }
   /// The value of each rank, on all ranks.
-  std::vector<double> all_gather(double value);
-  /// Sends out[r] to rank r; returns what each rank has sent to this one.
-  std::vector<std::vector<std::int32_t>> all_to_all(std::span<const std::span<const std::int32_t>> out);
+  std::vector<double> all_gather(double value) { return all_gather(std::span<const double>(&value, 1)); }
+  /// As many values of each rank, on all ranks, by rank. T = double or std::uint64_t.
+  template <class T>
+  std::vector<T> all_gather(std::span<const T> values);
   /// Gathers a text from each rank on rank 0; other ranks get none. The caller keeps the total below 2 GiB.
   std::vector<std::string> gather(const std::string& text);
   /// Runs `work`, which must not use this communicator, on every rank. Where it throws an Error on some ranks, all
@@ -87,13 +93,16 @@ class Comm {
   void together(const std::function<void()>& work);
 
  private:
+  Comm(MPI_Comm comm, std::shared_ptr<Watchdog> watchdog, int rank_in_messages);
   void find_place_on_node();
 
   MPI_Comm comm_;
   int rank_ = 0;
   int size_ = 1;
-  int ranks_of_node_ = 1, rank_on_node_ = 0;
-  std::unique_ptr<Watchdog> watchdog_;
+  int ranks_of_node_ = 1, rank_on_node_ = 0, first_rank_of_node_ = 0;
+  int rank_in_messages_ = 0;
+  bool owns_comm_ = false;
+  std::shared_ptr<Watchdog> watchdog_;
 };
 
 }  // namespace nanorun

@@ -1,55 +1,90 @@
 #include "src/comm/tensor_comm.hpp"
 
+#include <algorithm>
+
 namespace nanorun {
+
+using kernels::Wire;
+using kernels::WireFormat;
 
 namespace {
 
-/// Of copies of gradients on their way out.
-std::size_t outgoing_bytes(int ranks) { return ranks == 1 ? 0 : Transport::incoming_bytes; }
+/// What e5m2 scales for a rank's gradients does not hold the sums of a node.
+Wire rail_wire(const Wire& wire) { return wire.format == WireFormat::e5m2 ? Wire{WireFormat::bf16} : wire; }
 
 }  // namespace
 
 TensorComm::TensorComm(Comm& comm, kernels::Stream stream, const CommConfig& config)
-    : comm_(comm),
-      stream_(stream),
-      wire_{config.gradients, config.gradient_scale},
-      transport_(comm.size() == 1 ? nullptr : connect(comm, stream, config.transport)),
-      outgoing_(outgoing_bytes(comm.size()), "the buffers of collectives",
-                "lower train.length (with stages stage.N.length)") {
-  messages_.reserve(comm.size());
+    : comms_(comm, config.ranks_per_node), stream_(stream) {
+  const Wire wire{config.gradients, config.gradient_scale};
+  Comm& node = comms_.node();
+  if (node.size() > 1) {
+    node_ = std::make_unique<NodeCollectives>(node, stream, wire, connect(node, stream, config.transport));
+  }
+  for (const NodeComms::Rail& rail : comms_.rails()) {
+    rails_.push_back(
+        std::make_unique<RailCollectives>(*rail.comm, stream, rail_wire(wire), connect_rail(*rail.comm, stream)));
+  }
 }
 
-std::size_t TensorComm::memory_bytes(int ranks, const CommConfig& config) {
-  if (ranks == 1) return 0;
-  return Transport::incoming_bytes + outgoing_bytes(ranks) + Transport::library_bytes(ranks, config.transport);
+std::string TensorComm::transport() const {
+  const std::string inside = node_ ? node_->transport().name() : "";
+  if (rails_.empty()) return inside;
+  const std::string between = rails_.front()->transport().name() + " between nodes";
+  return inside.empty() ? between : inside + " inside a node, " + between;
+}
+
+bool TensorComm::occupies_sms() const {
+  return (node_ && node_->transport().occupies_sms()) ||
+         std::ranges::any_of(rails_, [](const auto& rail) { return rail->transport().occupies_sms(); });
 }
 
 void TensorComm::synchronize() {
-  if (!transport_) return;
-  const Watchdog::Guard guard = comm_.watch("the collectives on tensors");
+  if (size() == 1) return;
+  const Watchdog::Guard guard = comms_.all().watch("the collectives on tensors");
   ops::synchronize(stream_);
 }
 
 void TensorComm::check() {
-  if (transport_) transport_->check();
+  if (node_) node_->transport().check();
+  for (const auto& rail : rails_) rail->transport().check();
 }
 
-void TensorComm::exchange(Payload payload) {
-  transport_->exchange(payload, messages_);
-  for (const Message& message : messages_) bytes_sent_ += message.out.size();
+void TensorComm::close() {
+  rails_.clear();
+  node_.reset();
 }
 
-void TensorComm::gather_bytes(std::span<std::byte> data, const Bounds& bounds, std::size_t element) {
-  if (!transport_) return;
-  const Watchdog::Guard guard = comm_.watch("all_gather");
-  const auto part = [&](int rank) {
-    return data.subspan(bounds[rank] * element, (bounds[rank + 1] - bounds[rank]) * element);
-  };
-  messages_.clear();
-  for (int k = 1; k < comm_.size(); ++k) {
-    messages_.push_back({rank_after(k), part(comm_.rank()), rank_before(k), part(rank_before(k))});
+LevelTraffic TensorComm::sent() const {
+  LevelTraffic sent;
+  if (node_) sent.inside = node_->sent();
+  for (const auto& rail : rails_) sent.between += rail->sent();
+  return sent;
+}
+
+std::size_t TensorComm::memory_bytes(const NodeLayout& layout, const CommConfig& config) {
+  if (layout.ranks() == 1) return 0;
+  std::size_t bytes = 0;
+  if (layout.seats() > 1)
+    bytes += NodeCollectives::memory_bytes() + Transport::library_bytes(layout.seats(), config.transport);
+  if (layout.nodes() > 1) bytes += RailCollectives::memory_bytes() + Transport::rail_library_bytes(layout.nodes());
+  return bytes;
+}
+
+void TensorComm::share_bytes(std::span<std::byte> memory) {
+  if (node_) node_->transport().share(memory);
+  for (const auto& rail : rails_) rail->transport().share(memory);
+}
+
+void TensorComm::gather_bytes(std::span<std::byte> data, const Bounds& parts, std::size_t element) {
+  if (size() == 1) return;
+  const Watchdog::Guard guard = comms_.all().watch("all_gather");
+  for (std::size_t i = 0; i < rails_.size(); ++i) {
+    rails_[i]->all_gather(data, comms_.parts_of_rail(parts, comms_.rails()[i].number), element);
   }
-  exchange(Payload::weights);
+  for (int round = 0; node_ && round < comms_.seat_rounds(); ++round) {
+    node_->all_gather(data, comms_.shares(parts, round), element);
+  }
 }
 
 }  // namespace nanorun

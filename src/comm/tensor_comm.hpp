@@ -1,8 +1,10 @@
 #pragma once
 // Collectives on tensors, in the memory that ops work on. They are enqueued on one stream; in the CPU build they are
 // done when a call returns. No call allocates memory of the device.
+//
+// They have two levels: gradients are summed inside each node first, then between the nodes, and weights come back the
+// other way. The parts in which ranks own a tensor are numbered as src/comm/node_layout.hpp says.
 
-#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <span>
@@ -10,19 +12,24 @@
 #include <vector>
 
 #include "kernels/ops.hpp"
-#include "src/base/arena.hpp"
 #include "src/comm/comm.hpp"
-#include "src/comm/transport.hpp"
+#include "src/comm/node_collectives.hpp"
+#include "src/comm/node_comms.hpp"
+#include "src/comm/rail_collectives.hpp"
 #include "src/config/config.hpp"
 
 namespace nanorun {
 
-/// Which rows of a table travel between this rank and each other rank. The rows of a list are distinct; the lists lie
-/// in the memory of tensors.
+/// Which rows of a table travel.
 struct RowExchange {
-  std::vector<std::span<const std::int32_t>> to;    ///< by rank: rows of that rank's part that have gradients here
-  std::vector<std::span<const std::int32_t>> from;  ///< by rank: rows of this rank's part that have gradients there
-  std::size_t longest = 0;                          ///< length of the longest list on any rank
+  std::vector<NodeRows> node;                ///< by NodeComms::seat_rounds()
+  std::vector<std::vector<RailRows>> rails;  ///< by NodeComms::rails()
+};
+
+/// What a rank has sent inside its node and to other nodes.
+struct LevelTraffic {
+  Traffic inside, between;
+  bool operator==(const LevelTraffic&) const = default;
 };
 
 class TensorComm {
@@ -30,33 +37,37 @@ class TensorComm {
   /// Collective. `stream` carries the collectives. Throws Error(communication).
   TensorComm(Comm& comm, kernels::Stream stream, const CommConfig& config = {});
 
-  int rank() const { return comm_.rank(); }
-  int size() const { return comm_.size(); }
+  int rank() const { return comms_.all().rank(); }
+  int size() const { return layout().ranks(); }
+  const NodeLayout& layout() const { return comms_.layout(); }
+  const NodeComms& comms() const { return comms_; }
+  /// Number of this rank's part.
+  int part() const { return layout().part_of(rank()); }
   kernels::Stream stream() const { return stream_; }
   /// What carries the tensors; empty where there is one rank.
-  std::string transport() const { return transport_ ? transport_->name() : ""; }
+  std::string transport() const;
 
   /// Whether collectives occupy SMs, also while they wait for other ranks.
-  bool occupies_sms() const { return transport_ && transport_->occupies_sms(); }
+  bool occupies_sms() const;
 
-  /// Sums each rank's part over the ranks, in place; on a rank the parts of other ranks stay as they were. Elements
-  /// travel in the format of comm.gradients; the owner's own elements enter the sum unrounded. The order of the sum
-  /// depends on the number of ranks alone. A = float, in the CPU build also double.
+  /// Sums each part over the ranks, in place; on a rank the parts of other ranks are undefined afterwards. Elements
+  /// travel inside a node in the format of comm.gradients, between nodes in bf16 where that is e5m2; the owner's own
+  /// elements enter the sum unrounded. The order of the sum depends on the layout of the ranks alone. A = float, in the
+  /// CPU build also double.
   template <class A>
-  void reduce_scatter(std::span<A> data, const Bounds& bounds);
-  /// Sums the rows of this rank's part of a table over the ranks that have gradients for them. Rows that this rank
-  /// sends to other ranks become zero.
+  void reduce_scatter(std::span<A> data, const Bounds& parts);
+  /// Sums the rows of this rank's part of a table over the ranks that have gradients for them. Other rows become zero.
   template <class A>
   void reduce_scatter_rows(const kernels::Mat<A>& table, const RowExchange& rows);
   /// Collective. Prepares memory for all_gather(). It must outlive the communicator and have one size on all ranks.
   template <class T>
   void share(std::span<T> memory) {
-    if (transport_) transport_->share(std::as_writable_bytes(memory));
+    share_bytes(std::as_writable_bytes(memory));
   }
-  /// Copies each rank's part to all ranks. `data` lies in memory that was prepared by share().
+  /// Copies each part to all ranks. `data` lies in memory that was prepared by share().
   template <class T>
-  void all_gather(std::span<T> data, const Bounds& bounds) {
-    gather_bytes(std::as_writable_bytes(data), bounds, sizeof(T));
+  void all_gather(std::span<T> data, const Bounds& parts) {
+    gather_bytes(std::as_writable_bytes(data), parts, sizeof(T));
   }
   /// Collective. Waits, at most for the timeout, until the collectives that have been enqueued are done.
   void synchronize();
@@ -64,117 +75,43 @@ class TensorComm {
   void check();
   /// Collective, except while an exception unwinds (~Transport). Ends all collectives, so that shared memory may go
   /// before this object. No collective may follow.
-  void close() { transport_.reset(); }
+  void close();
 
-  /// Bytes that this rank has sent so far.
-  std::uint64_t bytes_sent() const { return bytes_sent_; }
-  /// Bytes of the buffers of reduce_scatter, and an estimate of what the transport takes.
-  static std::size_t memory_bytes(int ranks, const CommConfig& config);
+  /// What this rank has sent so far.
+  LevelTraffic sent() const;
+  /// Bytes of the buffers of reduce_scatter, and an estimate of what the transports take.
+  static std::size_t memory_bytes(const NodeLayout& layout, const CommConfig& config);
 
  private:
-  template <class Body>
-  void for_each_exchange(std::size_t longest, std::size_t chunk, const Body& body) const;
-  void exchange(Payload payload);
-  void gather_bytes(std::span<std::byte> data, const Bounds& bounds, std::size_t element);
-  template <class A>
-  void reduce_chunk(std::span<A> data, const Bounds& bounds, std::size_t at, int first, int last);
-  template <class A>
-  void reduce_rows(const kernels::Mat<A>& table, const RowExchange& rows, std::size_t at, int first, int last);
-  int rank_after(int k) const { return (comm_.rank() + k) % comm_.size(); }
-  int rank_before(int k) const { return (comm_.rank() - k + comm_.size()) % comm_.size(); }
+  void share_bytes(std::span<std::byte> memory);
+  void gather_bytes(std::span<std::byte> data, const Bounds& parts, std::size_t element);
 
-  Comm& comm_;
+  NodeComms comms_;
   kernels::Stream stream_;
-  kernels::Wire wire_;
-  std::unique_ptr<Transport> transport_;
-  Arena outgoing_;
-  std::vector<Message> messages_;
-  int set_ = 0;  ///< set of slots for the next exchange of gradients
-  std::uint64_t bytes_sent_ = 0;
+  std::unique_ptr<NodeCollectives> node_;                ///< null where a node has one rank
+  std::vector<std::unique_ptr<RailCollectives>> rails_;  ///< as NodeComms::rails()
 };
 
-/// body(at, first, last) for chunks from element `at` on of parts of up to `longest` elements, and for the ranks that
-/// come before or after this one by [first, last): one exchange each.
-template <class Body>
-void TensorComm::for_each_exchange(std::size_t longest, std::size_t chunk, const Body& body) const {
-  const int peers = transport_->peers();
-  for (std::size_t at = 0; at < longest; at += chunk) {
-    for (int k = 1; k < comm_.size(); k += peers) body(at, k, std::min(k + peers, comm_.size()));
-  }
-}
-
 template <class A>
-void TensorComm::reduce_scatter(std::span<A> data, const Bounds& bounds) {
-  if (comm_.size() == 1) return;
-  const Watchdog::Guard guard = comm_.watch("reduce_scatter");
-  std::size_t largest = 0;
-  for (int r = 0; r < comm_.size(); ++r) largest = std::max(largest, bounds[r + 1] - bounds[r]);
-  const std::size_t chunk = transport_->slot_bytes() / kernels::wire_bytes<A>(wire_.format);
-  for_each_exchange(largest, chunk,
-                    [&](std::size_t at, int first, int last) { reduce_chunk(data, bounds, at, first, last); });
-}
-
-/// Adds elements to this rank's part, from its element `at` on as many as a slot holds, from the ranks that come before
-/// this one by [first, last).
-template <class A>
-void TensorComm::reduce_chunk(std::span<A> data, const Bounds& bounds, std::size_t at, int first, int last) {
-  const std::size_t element = kernels::wire_bytes<A>(wire_.format), stride = transport_->slot_bytes();
-  const auto chunk_of = [&](int rank) {
-    const std::size_t begin = std::min(bounds[rank] + at, bounds[rank + 1]);
-    return data.subspan(begin, std::min(stride / element, bounds[rank + 1] - begin));
-  };
-  const std::span<A> own = chunk_of(comm_.rank());
-  messages_.clear();
-  for (int k = first; k < last; ++k) {
-    const std::span<const A> chunk = chunk_of(rank_after(k));
-    std::span<const std::byte> out = std::as_bytes(chunk);
-    if (wire_.format != kernels::WireFormat::fp32) {
-      const std::span<std::byte> codes = outgoing_.space().subspan((k - first) * stride, chunk.size() * element);
-      ops::encode<A>(stream_, codes.data(), chunk, wire_);
-      out = codes;
-    }
-    std::byte* const slot = transport_->slot(set_, k - first);
-    messages_.push_back({rank_after(k), out, rank_before(k), {slot, own.size() * element}});
+void TensorComm::reduce_scatter(std::span<A> data, const Bounds& parts) {
+  if (size() == 1) return;
+  const Watchdog::Guard guard = comms_.all().watch("reduce_scatter");
+  for (int round = 0; node_ && round < comms_.seat_rounds(); ++round) {
+    node_->reduce_scatter(data, comms_.shares(parts, round));
   }
-  exchange(Payload::gradients);
-  ops::add_decoded<A>(stream_, own, transport_->slot(set_, 0), last - first, stride, wire_);
-  transport_->free_slots();
-  set_ ^= 1;
+  for (std::size_t i = 0; i < rails_.size(); ++i) {
+    rails_[i]->reduce_scatter(data, comms_.parts_of_rail(parts, comms_.rails()[i].number));
+  }
 }
 
 template <class A>
 void TensorComm::reduce_scatter_rows(const kernels::Mat<A>& table, const RowExchange& rows) {
-  const Watchdog::Guard guard = comm_.watch("reduce_scatter of rows");
-  const std::size_t chunk = transport_->slot_bytes() / (table.cols * kernels::wire_bytes<A>(wire_.format));
-  for_each_exchange(rows.longest, chunk,
-                    [&](std::size_t at, int first, int last) { reduce_rows(table, rows, at, first, last); });
-}
-
-/// reduce_chunk() for rows: from number `at` of each list on as many as a slot holds.
-template <class A>
-void TensorComm::reduce_rows(const kernels::Mat<A>& table, const RowExchange& rows, std::size_t at, int first,
-                             int last) {
-  const std::size_t row_bytes = table.cols * kernels::wire_bytes<A>(wire_.format), stride = transport_->slot_bytes();
-  const auto chunk_of = [&](std::span<const std::int32_t> list) {
-    const std::size_t begin = std::min(at, list.size());
-    return list.subspan(begin, std::min(stride / row_bytes, list.size() - begin));
-  };
-  messages_.clear();
-  for (int k = first; k < last; ++k) {
-    const std::span<const std::int32_t> out = chunk_of(rows.to[rank_after(k)]);
-    const std::span<std::byte> codes = outgoing_.space().subspan((k - first) * stride, out.size() * row_bytes);
-    ops::take_rows<A>(stream_, codes.data(), table, out, wire_);
-    std::byte* const slot = transport_->slot(set_, k - first);
-    messages_.push_back(
-        {rank_after(k), codes, rank_before(k), {slot, chunk_of(rows.from[rank_before(k)]).size() * row_bytes}});
+  if (size() == 1) return;
+  const Watchdog::Guard guard = comms_.all().watch("reduce_scatter of rows");
+  for (const NodeRows& round : rows.node) {
+    if (node_) node_->reduce_scatter_rows(table, round);
   }
-  exchange(Payload::gradients);
-  for (int k = first; k < last; ++k) {
-    ops::add_decoded_rows<A>(stream_, table, chunk_of(rows.from[rank_before(k)]), transport_->slot(set_, k - first),
-                             wire_);
-  }
-  transport_->free_slots();
-  set_ ^= 1;
+  for (std::size_t i = 0; i < rails_.size(); ++i) rails_[i]->reduce_scatter_rows(table, std::span(rows.rails[i]));
 }
 
 }  // namespace nanorun

@@ -2,11 +2,10 @@
 
 namespace nanorun {
 
-Transport::Transport(kernels::Stream stream, int peers, std::size_t extra)
+Transport::Transport(kernels::Stream stream, int peers, std::size_t incoming, std::size_t extra)
     : stream_(stream),
       peers_(peers),
-      slot_bytes_(incoming_bytes / (2 * peers) / 256 * 256),
-      incoming_(incoming_bytes + extra, "the buffers of collectives",
-                "lower train.length (with stages stage.N.length)") {}
+      slot_bytes_(incoming / (2 * peers) / 256 * 256),
+      incoming_(incoming + extra, "the buffers of collectives", "lower train.length (with stages stage.N.length)") {}
 
 }  // namespace nanorun

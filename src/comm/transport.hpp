@@ -54,15 +54,18 @@ class Transport {
   std::byte* slot(int set, int i) const { return incoming_.space().data() + (set * peers_ + i) * slot_bytes_; }
   std::size_t slot_bytes() const { return slot_bytes_; }
 
-  /// Bytes of all slots: enough for bandwidth, in the CPU build few enough to stay in cache for the sum.
-  static const std::size_t incoming_bytes;
-  /// Bytes of device memory that communication libraries take, an estimate.
+  /// Bytes of all slots: enough for bandwidth, in the CPU build few enough to stay in cache for the sum. Between nodes
+  /// fewer are enough on devices.
+  static const std::size_t incoming_bytes, rail_incoming_bytes;
+  /// Bytes of device memory that communication libraries take, an estimate: inside a node of so many ranks, and on a
+  /// rail of so many nodes.
   static std::size_t library_bytes(int ranks, TransportChoice choice);
+  static std::size_t rail_library_bytes(int nodes);
 
  protected:
   kernels::Stream stream() const { return stream_; }
-  /// `extra`: bytes behind the slots.
-  Transport(kernels::Stream stream, int peers, std::size_t extra = 0);
+  /// `incoming`: bytes of all slots; `extra`: bytes behind them.
+  Transport(kernels::Stream stream, int peers, std::size_t incoming = incoming_bytes, std::size_t extra = 0);
 
  private:
   kernels::Stream stream_;
@@ -71,7 +74,9 @@ class Transport {
   Arena incoming_;
 };
 
-/// Collective. `stream` carries what is exchanged. Throws Error(communication).
+/// Collective. Connects the ranks of a node. `stream` carries what is exchanged. Throws Error(communication).
 std::unique_ptr<Transport> connect(Comm& comm, kernels::Stream stream, TransportChoice choice);
+/// Collective. Connects the ranks of a rail, likewise; an exchange receives from one rank.
+std::unique_ptr<Transport> connect_rail(Comm& comm, kernels::Stream stream);
 
 }  // namespace nanorun

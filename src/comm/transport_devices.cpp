@@ -7,6 +7,7 @@
 namespace nanorun {
 
 const std::size_t Transport::incoming_bytes = std::size_t{128} << 20;
+const std::size_t Transport::rail_incoming_bytes = std::size_t{64} << 20;
 
 /// NCCL: as measured on 2 and on 4 H200 GPUs of one node, each of which sends to all others. Copies between peers take
 /// none. With "auto" the transport is not known yet: up to eight ranks count as ranks of one node.
@@ -28,6 +29,10 @@ std::unique_ptr<Transport> connect(Comm& comm, kernels::Stream stream, Transport
                 Scope::all_ranks);
   }
   return std::make_unique<NcclTransport>(comm, stream, reason);
+}
+
+std::unique_ptr<Transport> connect_rail(Comm& comm, kernels::Stream stream) {
+  return std::make_unique<NcclTransport>(comm, stream);
 }
 
 }  // namespace nanorun

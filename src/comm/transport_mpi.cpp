@@ -49,10 +49,16 @@ void MpiTransport::exchange(Payload, std::span<const Message> messages) {
 }  // namespace
 
 const std::size_t Transport::incoming_bytes = std::size_t{2} << 20;
+const std::size_t Transport::rail_incoming_bytes = Transport::incoming_bytes;
 
 std::size_t Transport::library_bytes(int, TransportChoice) { return 0; }
+std::size_t Transport::rail_library_bytes(int) { return 0; }
 
 std::unique_ptr<Transport> connect(Comm& comm, kernels::Stream stream, TransportChoice) {
+  return std::make_unique<MpiTransport>(comm, stream);
+}
+
+std::unique_ptr<Transport> connect_rail(Comm& comm, kernels::Stream stream) {
   return std::make_unique<MpiTransport>(comm, stream);
 }
 

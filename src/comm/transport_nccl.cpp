@@ -20,7 +20,13 @@ std::string nccl_version() {
 }
 
 NcclTransport::NcclTransport(Comm& comm, kernels::Stream stream, std::string reason)
-    : Transport(stream, std::min(comm.size() - 1, max_peers)), comm_(comm), reason_(std::move(reason)) {
+    : NcclTransport(comm, stream, std::min(comm.size() - 1, max_peers), incoming_bytes, std::move(reason)) {}
+
+NcclTransport::NcclTransport(Comm& comm, kernels::Stream stream)
+    : NcclTransport(comm, stream, 1, rail_incoming_bytes, {}) {}
+
+NcclTransport::NcclTransport(Comm& comm, kernels::Stream stream, int peers, std::size_t incoming, std::string reason)
+    : Transport(stream, peers, incoming), comm_(comm), reason_(std::move(reason)) {
   ncclUniqueId id{};
   comm_.together([&] {
     if (comm_.root()) require(ncclGetUniqueId(&id), "ncclGetUniqueId");

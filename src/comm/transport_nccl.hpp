@@ -12,8 +12,10 @@ std::string nccl_version();
 
 class NcclTransport : public Transport {
  public:
-  /// Collective. `reason`: why PeerTransport is not possible; empty if it was not tried.
+  /// Collective. For the ranks of a node. `reason`: why PeerTransport is not possible; empty if it was not tried.
   NcclTransport(Comm& comm, kernels::Stream stream, std::string reason);
+  /// Collective. For the ranks of a rail.
+  NcclTransport(Comm& comm, kernels::Stream stream);
   ~NcclTransport() override;
 
   std::string name() const override { return reason_.empty() ? "NCCL" : "NCCL, since " + reason_; }
@@ -22,6 +24,7 @@ class NcclTransport : public Transport {
   void check() override;
 
  private:
+  NcclTransport(Comm& comm, kernels::Stream stream, int peers, std::size_t incoming, std::string reason);
   void require(int result, const char* call);
 
   Comm& comm_;

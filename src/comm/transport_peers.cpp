@@ -28,7 +28,7 @@ std::vector<MemoryHandle> exchange_handles(Comm& comm, const MemoryHandle& own) 
 }  // namespace
 
 PeerTransport::PeerTransport(Comm& comm, Stream stream)
-    : Transport(stream, comm.size() - 1, flags_bytes(comm.size())), comm_(comm) {
+    : Transport(stream, comm.size() - 1, incoming_bytes, flags_bytes(comm.size())), comm_(comm) {
   const std::span<std::byte> flags(slot(0, 0) + incoming_bytes, flags_bytes(comm.size()));
   ops::fill<float>(stream, {reinterpret_cast<float*>(flags.data()), flags.size() / sizeof(float)}, 0);
   ops::synchronize(stream);

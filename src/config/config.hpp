@@ -223,6 +223,7 @@ struct CommConfig {
   kernels::WireFormat gradients = kernels::WireFormat::fp32;
   double gradient_scale = 65536;
   TransportChoice transport = TransportChoice::automatic;
+  int ranks_per_node = 0;
 };
 
 struct Config {

@@ -69,7 +69,10 @@ std::vector<Key> comm_keys() {
        "saturate"},
       {NANORUN_KEY(comm, transport), operates, any(),
        "what carries tensors between GPUs: peers (GPUs of one node copy into each other's memory, which takes no "
-       "SM), nccl, or auto: peers where all ranks are on one node and can, else nccl"},
+       "SM), nccl, or auto: peers where the GPUs of a node can, else nccl; between nodes always NCCL"},
+      {NANORUN_KEY(comm, ranks_per_node), trains, at_least(0),
+       "consecutive ranks that count as one node, in which gradients are summed before they travel to other nodes; 0: "
+       "ranks that share memory"},
   };
 }
 

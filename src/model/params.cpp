@@ -29,11 +29,13 @@ std::uint64_t fnv1a64(const std::string& text) {
 
 std::string block_name(int layer, const char* tensor) { return fmt::format("block.{}.{}", layer, tensor); }
 
-Bounds Bucket::bounds(int ranks) const {
+Bounds Bucket::bounds(const NodeLayout& layout) const {
+  const int ranks = layout.ranks();
   Bounds bounds(ranks + 1);
-  for (int r = 0; r < ranks; ++r) {
-    const bool one_more = (r + ranks - matrices_before % ranks) % ranks < units % ranks;
-    bounds[r + 1] = bounds[r] + (units / ranks + (one_more ? 1 : 0)) * unit_size;
+  for (int part = 0; part < ranks; ++part) {
+    const int turn = layout.turn_of(layout.rank_of_part(part));
+    const bool one_more = (turn + ranks - matrices_before % ranks) % ranks < units % ranks;
+    bounds[part + 1] = bounds[part] + (units / ranks + (one_more ? 1 : 0)) * unit_size;
   }
   return bounds;
 }
@@ -254,9 +256,10 @@ std::string ParameterTable::layout() const {
   return fmt::format("{}", fmt::join(lines, ""));
 }
 
-std::vector<OwnedRows> ParameterTable::owned(const Bucket& bucket, int rank, int ranks) const {
-  const Bounds bounds = bucket.bounds(ranks);
-  const std::size_t begin = bucket.offset + bounds[rank], end = bucket.offset + bounds[rank + 1];
+std::vector<OwnedRows> ParameterTable::owned(const Bucket& bucket, const NodeLayout& layout, int rank) const {
+  const Bounds bounds = bucket.bounds(layout);
+  const int part = layout.part_of(rank);
+  const std::size_t begin = bucket.offset + bounds[part], end = bucket.offset + bounds[part + 1];
   std::vector<OwnedRows> rows;
   for (const Parameter& p : parameters_) {
     if (p.offset < bucket.offset || p.offset >= bucket.offset + bucket.size()) continue;

@@ -15,6 +15,7 @@
 #include "kernels/ops.hpp"
 #include "src/base/arena.hpp"
 #include "src/comm/comm.hpp"
+#include "src/comm/node_layout.hpp"
 #include "src/config/config.hpp"
 
 namespace nanorun {
@@ -67,9 +68,10 @@ struct Bucket {
   /// Whether backward passes add to the gradients, which may then be sums over several steps. The first sequence of
   /// each step overwrites those of matrices.
   bool accumulates() const { return group != Group::matrix && group != Group::fixed; }
-  /// Parts of the ranks, relative to `offset`. Unit counts differ by at most one, also those of matrices of one shape
-  /// or its transpose over all buckets.
-  Bounds bounds(int ranks) const;
+  /// Boundaries of the parts, relative to `offset`. The ranks' unit counts differ by at most one, also those of
+  /// matrices of one shape or its transpose over all buckets. Few units lie on the places of one node, so that each
+  /// travels on a rail of its own.
+  Bounds bounds(const NodeLayout& layout) const;
 };
 
 /// Number of consecutive layers, from `first` on, whose matrices travel in the buckets of layer `first`. 0 where layer
@@ -112,7 +114,7 @@ class ParameterTable {
   /// Throws Error(internal) where no parameter has the name.
   const Parameter& find(const std::string& name) const;
   /// What a rank owns of each tensor of a bucket, in their order; row_count is 0 where it owns nothing.
-  std::vector<OwnedRows> owned(const Bucket& bucket, int rank, int ranks) const;
+  std::vector<OwnedRows> owned(const Bucket& bucket, const NodeLayout& layout, int rank) const;
 
  private:
   void add(const std::string& name, int matrices, int rows, int cols, Group group, Init init, double bound = 0,

@@ -14,24 +14,24 @@ namespace {
 
 /// Bytes of masters and state of a rank.
 template <class T>
-std::size_t state_size(const Config& config, const ParameterTable& table, const UpdateRules<T>& rules, int rank,
-                       int ranks) {
+std::size_t state_size(const Config& config, const ParameterTable& table, const UpdateRules<T>& rules,
+                       const NodeLayout& layout, int rank) {
   kernels::WorkspaceAllocator counter({});
   for (const Bucket& bucket : table.buckets()) {
-    BucketState<T>(counter, config, bucket, table.owned(bucket, rank, ranks), rules.of(bucket.group));
+    BucketState<T>(counter, config, bucket, table.owned(bucket, layout, rank), rules.of(bucket.group));
   }
   return counter.used();
 }
 
 /// Bytes of scratch memory that the rules need on a rank and the idle memory cannot give.
 template <class T>
-std::size_t own_scratch_size(const ParameterTable& table, const UpdateRules<T>& rules, int rank, int ranks,
-                             std::size_t idle) {
+std::size_t own_scratch_size(const ParameterTable& table, const UpdateRules<T>& rules, const NodeLayout& layout,
+                             int rank, std::size_t idle) {
   std::size_t needed = 0;
   for (const auto& [name, rule] : rules.all()) {
     std::vector<std::vector<OwnedRows>> tensors;
     for (const Bucket& bucket : table.buckets()) {
-      if (&rules.of(bucket.group) == rule.get()) tensors.push_back(table.owned(bucket, rank, ranks));
+      if (&rules.of(bucket.group) == rule.get()) tensors.push_back(table.owned(bucket, layout, rank));
     }
     needed = std::max(needed, rule->scratch_bytes(tensors));
   }
@@ -53,8 +53,8 @@ Optimizer<T>::Optimizer(const Config& config, const ParameterTable& table, const
       rows_(rows),
       stream_(stream),
       rules_(config, stream),
-      state_(state_size(config, table, rules_, comm.rank(), comm.size()), "the optimizer's state", state_remedy),
-      own_scratch_(own_scratch_size(table, rules_, comm.rank(), comm.size(), idle.size()), "Muon's scratch",
+      state_(state_size(config, table, rules_, comm.layout(), comm.rank()), "the optimizer's state", state_remedy),
+      own_scratch_(own_scratch_size(table, rules_, comm.layout(), comm.rank(), idle.size()), "Muon's scratch",
                    state_remedy),
       scratch_(own_scratch_.space().empty() ? idle : own_scratch_.space()),
       squares_(stream, 2),
@@ -89,9 +89,9 @@ auto Optimizer<T>::own(const Bucket& bucket, std::span<Master> gradients, kernel
   Owned owned;
   owned.bucket = bucket;
   owned.rule = &rules_.of(bucket.group);
-  owned.bounds = bucket.bounds(comm_.size());
-  owned.tensors = table_.owned(bucket, comm_.rank(), comm_.size());
-  const auto part = [&](const auto& all) { return all.subspan(owned.begin(comm_.rank()), owned.size(comm_.rank())); };
+  owned.bounds = bucket.bounds(comm_.layout());
+  owned.tensors = table_.owned(bucket, comm_.layout(), comm_.rank());
+  const auto part = [&](const auto& all) { return all.subspan(owned.begin(comm_.part()), owned.size(comm_.part())); };
   if (!bucket.fixed()) {
     owned.all_gradients = gradients.subspan(table_.gradient_at(bucket.offset), bucket.size());
     owned.gradients = part(owned.all_gradients);
@@ -159,7 +159,7 @@ void Optimizer<T>::initialise(const Owned& owned, std::int64_t seed) {
                                                             : owned.master.wide;
   for (const OwnedRows& rows : owned.tensors) {
     if (rows.row_count == 0) continue;
-    const std::size_t first = rows.offset - owned.bucket.offset - owned.begin(comm_.rank());
+    const std::size_t first = rows.offset - owned.bucket.offset - owned.begin(comm_.part());
     nanorun::initialise<Master>(stream_, all.subspan(first, rows.size()), rows, seed);
   }
   if constexpr (!StateSpan<T>::one_type) {
@@ -206,10 +206,10 @@ bool Optimizer<T>::leaves_others(const Bucket& bucket, bool keeps) const {
 template <class T>
 void Optimizer<T>::clear_gradients(const Owned& owned, bool own_too) {
   if (!owned.bucket.accumulates()) return;
-  const int rank = comm_.rank();
-  ops::fill<Master>(stream_, owned.all_gradients.first(owned.bounds[rank]), 0);
+  const int part = comm_.part();
+  ops::fill<Master>(stream_, owned.all_gradients.first(owned.bounds[part]), 0);
   if (own_too) ops::fill<Master>(stream_, owned.gradients, 0);
-  ops::fill<Master>(stream_, owned.all_gradients.subspan(owned.bounds[rank + 1]), 0);
+  ops::fill<Master>(stream_, owned.all_gradients.subspan(owned.bounds[part + 1]), 0);
 }
 
 template <class T>
@@ -334,14 +334,15 @@ void Optimizer<T>::refresh_weights() {
 }
 
 template <class T>
-std::size_t Optimizer<T>::state_bytes(const Config& config, const ParameterTable& table, int ranks, std::size_t idle) {
+std::size_t Optimizer<T>::state_bytes(const Config& config, const ParameterTable& table, const NodeLayout& layout,
+                                      std::size_t idle) {
   const UpdateRules<T> rules(config);
   std::size_t max = 0;
-  for (int rank = 0; rank < ranks; ++rank) {
+  for (int rank = 0; rank < layout.ranks(); ++rank) {
     max = std::max(max,
-                   state_size(config, table, rules, rank, ranks) + own_scratch_size(table, rules, rank, ranks, idle));
+                   state_size(config, table, rules, layout, rank) + own_scratch_size(table, rules, layout, rank, idle));
   }
-  for (const auto& [name, rule] : rules.all()) max += rule->adopted_bytes(table, ranks);
+  for (const auto& [name, rule] : rules.all()) max += rule->adopted_bytes(table, layout.ranks());
   return max;
 }
 

@@ -97,7 +97,8 @@ class Optimizer {
   void restore(bool gradients_wait = false);
 
   /// Bytes of device memory that the optimizer takes, with so much idle memory, on the rank that needs most.
-  static std::size_t state_bytes(const Config& config, const ParameterTable& table, int ranks, std::size_t idle);
+  static std::size_t state_bytes(const Config& config, const ParameterTable& table, const NodeLayout& layout,
+                                 std::size_t idle);
 
  private:
   using Owned = OwnedBucket<T>;

@@ -40,7 +40,7 @@ struct OwnedBucket {
   Bucket bucket;
   std::size_t index = 0;  ///< among the table's buckets
   UpdateRule<T>* rule = nullptr;
-  Bounds bounds;                   ///< parts of all ranks, relative to Bucket::offset
+  Bounds bounds;                   ///< of the parts, relative to Bucket::offset
   std::vector<OwnedRows> tensors;  ///< this rank's rows of each tensor
 
   // The whole bucket, one span for each kind of memory; empty where it has none of it.
@@ -58,9 +58,9 @@ struct OwnedBucket {
 
   bool updated = false;  ///< in this step, and on its way to the other ranks
 
-  /// The part of a rank: its first element, relative to Bucket::offset, and its size.
-  std::size_t begin(int rank) const { return bounds[rank]; }
-  std::size_t size(int rank) const { return bounds[rank + 1] - bounds[rank]; }
+  /// A part: its first element, relative to Bucket::offset, and its size.
+  std::size_t begin(int part) const { return bounds[part]; }
+  std::size_t size(int part) const { return bounds[part + 1] - bounds[part]; }
   /// Makes the weights those of the masters.
   void round_weights(kernels::Stream stream) const;
   /// Rounds to bf16 what the deck wants in bf16 and a wider type holds.

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "src/base/arena.hpp"
-#include "src/comm/comm.hpp"
+#include "src/comm/row_lists.hpp"
 #include "src/comm/tensor_comm.hpp"
 #include "src/config/config.hpp"
 #include "src/model/params.hpp"
@@ -16,13 +16,13 @@ namespace nanorun {
 
 class TouchedRows {
  public:
-  /// `tokens`: of a step on this rank, at most.
-  TouchedRows(const ModelConfig& model, const ParameterTable& table, int rank, int ranks, std::size_t tokens);
+  /// `tokens`: of a step on this rank, at most. The communicators outlive it.
+  TouchedRows(const ModelConfig& model, const ParameterTable& table, const NodeComms& comms, std::size_t tokens);
 
   /// Notes this rank's sequences of the next step: rows of `length` tokens and a last target.
   void read(std::span<const kernels::Token> rows, int length);
   /// Collective. Finds what the next step's sequences read on all ranks. known() and of() refer to it from now on.
-  void exchange(Comm& comm);
+  void exchange();
   /// Enqueues the copy of what exchange() found to the device, on the stream of the collectives: once for each step,
   /// before the collectives that read it.
   void upload(kernels::Stream stream);
@@ -35,19 +35,17 @@ class TouchedRows {
   const RowExchange& of(const Bucket& bucket) const;
 
  private:
-  /// Tables with same_lookup(). The ranks share them in the same parts.
-  struct LookupGroup {
-    Bucket table;                          ///< one of them
-    std::vector<std::size_t> first_row{};  ///< of each rank's part; then the number of rows
-    std::vector<bool> seen{};              ///< by row
-    std::vector<std::int32_t> rows{};      ///< that this rank reads in the next step
-    RowExchange exchange{};
-  };
-  void note(LookupGroup& group, std::span<const std::int32_t> rows);
   std::size_t capacity(std::size_t tokens) const;
 
-  int bigram_table_rows_, rank_, ranks_;
-  std::vector<LookupGroup> groups_;
+  int bigram_table_rows_;
+  const NodeComms& comms_;
+  /// Groups of tables with same_lookup(), in the same parts: one table of each.
+  std::vector<Bucket> groups_;
+  // By group:
+  std::vector<Bounds> first_rows_;  ///< of the parts; then the number of rows
+  std::vector<RowSet> read_;        ///< rows that this rank reads in the next step
+  std::vector<RowExchange> exchanges_;
+
   std::vector<std::int32_t> sequence_;  ///< rows of one sequence, kept for its memory
   Arena device_;
   PinnedArena host_[2];  ///< in turn: the device may still copy from the one of the step before

@@ -32,7 +32,7 @@ void plan_training(const Config& config, int ranks, PlanFormat format) {
   check_config(config, ranks);
   require_possible_paths(config);
   const ParameterTable table(config.model);
-  const TrainingPlan plan = plan_of(config, table, ranks);
+  const TrainingPlan plan = plan_of(config, table, NodeLayout::consecutive(ranks, config.comm.ranks_per_node));
   const std::vector<std::string> remarks = remarks_on(config, table);
   if (format == PlanFormat::json) {
     write_output(plan_json(config, table, plan, remarks));

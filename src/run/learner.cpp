@@ -14,7 +14,7 @@ Learner<T>::Learner(const Config& config_, Comm& comm, Token end_of_text, const 
       table(config.model),
       weights(table),
       tensor_comm(comm, streams.collectives, config.comm),
-      rows(config.model, table, comm.rank(), comm.size(),
+      rows(config.model, table, tensor_comm.comms(),
            static_cast<std::size_t>(config.train.sequences / comm.size()) * longest_length(config)),
       gradients(table.gradient_size(), "the gradients"),
       model(config, table, weights, gradients.span(), end_of_text, streams.compute, streams.upload),

@@ -26,16 +26,16 @@ using Json = nlohmann::ordered_json;
 /// Of the weights as the ops read them.
 std::size_t weight_bytes(bool scalar) { return scalar ? sizeof(kernels::acc_t<Real>) : sizeof(Real); }
 
-MemoryPlan memory_of(const Config& config, const ParameterTable& table, int ranks) {
+MemoryPlan memory_of(const Config& config, const ParameterTable& table, const NodeLayout& layout) {
   MemoryPlan memory;
   for (const Bucket& bucket : table.buckets()) {
     memory.weights += static_cast<double>(bucket.size() * weight_bytes(bucket.scalars()));
   }
   memory.gradients = static_cast<double>(table.gradient_size()) * sizeof(kernels::acc_t<Real>);
   memory.optimizer =
-      static_cast<double>(Optimizer<Real>::state_bytes(config, table, ranks, Model<Real>::idle_bytes(config)));
+      static_cast<double>(Optimizer<Real>::state_bytes(config, table, layout, Model<Real>::idle_bytes(config)));
   memory.activations = static_cast<double>(Model<Real>::memory_bytes(config));
-  memory.collectives = static_cast<double>(TensorComm::memory_bytes(ranks, config.comm));
+  memory.collectives = static_cast<double>(TensorComm::memory_bytes(layout, config.comm));
   memory.runtime = ops::runtime_bytes;
   return memory;
 }
@@ -124,12 +124,13 @@ Json memory_json(const MemoryPlan& memory) {
 
 }  // namespace
 
-TrainingPlan plan_of(const Config& config, const ParameterTable& table, int ranks) {
-  return {.ranks = ranks,
-          .memory = memory_of(config, table, ranks),
+TrainingPlan plan_of(const Config& config, const ParameterTable& table, const NodeLayout& layout) {
+  return {.ranks = layout.ranks(),
+          .nodes = layout.nodes(),
+          .memory = memory_of(config, table, layout),
           .stages = stages_of(config, table),
           .tokens = static_cast<std::uint64_t>(tokens_before(config, config.train.steps)),
-          .sent_bytes = sent_bytes(config, table, ranks)};
+          .sent_bytes = sent_bytes(config, table, layout.ranks())};
 }
 
 std::string plan_text(const Config& config, const ParameterTable& table, const TrainingPlan& plan) {

@@ -30,7 +30,7 @@ struct StagePlan {
 };
 
 struct TrainingPlan {
-  int ranks = 1;
+  int ranks = 1, nodes = 1;
   MemoryPlan memory;
   std::vector<StagePlan> stages;  ///< without stages in the deck a single one, with the FLOPs of the widest window
   std::uint64_t tokens = 0;       ///< of all steps
@@ -38,8 +38,8 @@ struct TrainingPlan {
   double sent_bytes = 0;
 };
 
-/// Of a deck that check_config() has accepted for `ranks` ranks.
-TrainingPlan plan_of(const Config& config, const ParameterTable& table, int ranks);
+/// Of a deck that check_config() has accepted for so many ranks.
+TrainingPlan plan_of(const Config& config, const ParameterTable& table, const NodeLayout& layout);
 
 /// For people: a line for each figure.
 std::string plan_text(const Config& config, const ParameterTable& table, const TrainingPlan& plan);

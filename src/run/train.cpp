@@ -207,7 +207,7 @@ void Training::exchange_requests() {
   const Requests requests = agree(comm_, own, gpus);
   unread_ = requests.unread;
   stop_reason_ = requests.stop;
-  if (!unread_ && ahead_.step > progress_.step) learner_.rows.exchange(comm_);
+  if (!unread_ && ahead_.step > progress_.step) learner_.rows.exchange();
   if (looks) record_gpus(gpus);
 }
 
@@ -252,7 +252,7 @@ void Training::require_tokens() {
     save();
     throw;
   }
-  learner_.rows.exchange(comm_);
+  learner_.rows.exchange();
   unread_ = false;
 }
 

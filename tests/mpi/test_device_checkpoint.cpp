@@ -152,9 +152,9 @@ TEST(DeviceCheckpoint, StateInBf16TakesLessMemoryOnDevices) {
   const ParameterTable table(wide.model);
   const auto size = [&](const char* name) { return table.find(name).size(); };
   const std::size_t saved = 8 * size("head") + 4 * size("embedding") + 4 * size("value_embedding.0");
-  const std::size_t without = Optimizer<Real>::state_bytes(wide, table, 1, 0);
+  const std::size_t without = Optimizer<Real>::state_bytes(wide, table, NodeLayout(), 0);
   constexpr bool on_devices = !computes_in_fp32;
-  EXPECT_EQ(without - Optimizer<Real>::state_bytes(config_in_bf16(), table, 1, 0), on_devices ? saved : 0);
+  EXPECT_EQ(without - Optimizer<Real>::state_bytes(config_in_bf16(), table, NodeLayout(), 0), on_devices ? saved : 0);
 }
 
 void expect_read_and_written_back(const Config& config) {

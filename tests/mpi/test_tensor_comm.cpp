@@ -121,7 +121,7 @@ void check_reduce_scatter(const Bounds& bounds, const Wire& wire, const CommConf
   for (std::size_t i = 0; i < got.size(); ++i) {
     ASSERT_EQ(got[i], i >= begin && i < end ? want[i - begin] : before[i]) << "element " << i;
   }
-  EXPECT_EQ(tensors.bytes_sent(),
+  EXPECT_EQ(tensors.sent().inside.bytes,
             comm.size() == 1 ? 0 : (bounds.back() - (end - begin)) * kernels::wire_bytes<A>(wire.format));
 }
 
@@ -225,18 +225,18 @@ void check_rows(const SparseTable& sparse, const CommConfig& config) {
         std::make_unique<Tensor<std::int32_t>>(kernels::test::Vector<std::int32_t>(rows.begin(), rows.end())));
     return lists.back()->span();
   };
-  RowExchange rows{{}, {}, sparse.longest};
+  NodeRows rows{{}, {}, sparse.longest};
   std::uint64_t sent = 0;
   for (int other = 0; other < comm.size(); ++other) {
     rows.to.push_back(keep(sparse.between(rank, other)));
     rows.from.push_back(keep(sparse.between(other, rank)));
     sent += rows.to.back().size() * sparse.cols * kernels::wire_bytes<A>(config.gradients);
   }
-  const std::uint64_t before = tensors.bytes_sent();
-  tensors.reduce_scatter_rows(kernels::Mat<A>(table.span().data(), sparse.rows, sparse.cols), rows);
+  const std::uint64_t before = tensors.sent().inside.bytes;
+  tensors.reduce_scatter_rows(kernels::Mat<A>(table.span().data(), sparse.rows, sparse.cols), RowExchange{{rows}, {}});
   const kernels::test::Vector<A> got = table.host(tensors), want = whole.host(tensors);
   tensors.check();
-  EXPECT_EQ(tensors.bytes_sent() - before, sent);
+  EXPECT_EQ(tensors.sent().inside.bytes - before, sent);
   const std::size_t begin = sparse.bounds()[rank], end = sparse.bounds()[rank + 1];
   for (std::size_t i = 0; i < got.size(); ++i) {
     ASSERT_EQ(got[i], i >= begin && i < end ? want[i] : 0) << "element " << i;
@@ -281,7 +281,7 @@ void check_all_gather(const Bounds& bounds, const CommConfig& config) {
   const kernels::test::Vector<T> got = tensor.host(tensors);
   for (std::size_t i = 0; i < got.size(); ++i) ASSERT_EQ(bits_of(got[i]), value(i)) << "element " << i;
   const std::size_t own = bounds[comm.rank() + 1] - bounds[comm.rank()];
-  EXPECT_EQ(tensors.bytes_sent(), own * sizeof(T) * (comm.size() - 1));
+  EXPECT_EQ(tensors.sent().inside.bytes, own * sizeof(T) * (comm.size() - 1));
 }
 
 template <class T>
@@ -392,9 +392,10 @@ TEST(TensorComm, AnErrorOfOneRankEndsWhatItWaitsFor) {
 TEST(TensorComm, OneRankNeedsNoBuffers) {
   CommConfig rounded;
   rounded.gradients = WireFormat::bf16;
-  EXPECT_EQ(TensorComm::memory_bytes(1, rounded), 0u);
-  EXPECT_GT(TensorComm::memory_bytes(2, {}), 0u);
-  EXPECT_EQ(TensorComm::memory_bytes(8, rounded), TensorComm::memory_bytes(8, {}));
+  EXPECT_EQ(TensorComm::memory_bytes(NodeLayout(), rounded), 0u);
+  EXPECT_GT(TensorComm::memory_bytes(NodeLayout::consecutive(2, 0), {}), 0u);
+  const NodeLayout eight = NodeLayout::consecutive(8, 0);
+  EXPECT_EQ(TensorComm::memory_bytes(eight, rounded), TensorComm::memory_bytes(eight, {}));
 }
 
 }  // namespace

@@ -56,7 +56,7 @@ std::set<std::int32_t> rows_of(const ModelConfig& model, bool bigrams, int rank,
 /// Those of them in the part of an owner, none where that is the rank itself.
 std::vector<std::int32_t> between(const ModelConfig& model, const Bucket& bucket, bool bigrams, int from, int to,
                                   int step) {
-  const Bounds bounds = bucket.bounds(test_comm().size());
+  const Bounds bounds = bucket.bounds(NodeLayout::consecutive(test_comm().size(), 0));
   std::vector<std::int32_t> list;
   for (const std::int32_t row : rows_of(model, bigrams, from, step)) {
     const std::size_t at = row * bucket.unit_size;
@@ -78,17 +78,19 @@ TEST(TouchedRows, AreThoseThatTheSequencesRead) {
   const ParameterTable table(model);
   Comm& comm = test_comm();
   const int rank = comm.rank(), ranks = comm.size();
-  TouchedRows rows(model, table, rank, ranks, sequences * length);
+  const NodeComms comms(comm, 0);
+  TouchedRows rows(model, table, comms, sequences * length);
   EXPECT_FALSE(rows.known());
   for (const int step : {0, 1, 2}) {
     rows.read(tokens_of(rank, step), length);
-    rows.exchange(comm);
+    rows.exchange();
     rows.upload(test_context->comm_stream());
     EXPECT_EQ(rows.known(), ranks > 1);
     for (const Bucket& bucket : table.buckets()) {
       if (bucket.group != Group::embedding || ranks == 1) continue;
       const bool bigrams = bucket.offset == table.find("bigram").offset;
-      const RowExchange& exchange = rows.of(bucket);
+      ASSERT_EQ(rows.of(bucket).node.size(), 1u);
+      const NodeRows& exchange = rows.of(bucket).node.front();
       std::size_t longest = 0;
       for (int from = 0; from < ranks; ++from) {
         EXPECT_EQ(on_host(exchange.from[from]), between(model, bucket, bigrams, from, rank, step));

@@ -386,7 +386,7 @@ TEST(Inputs, KeyReferenceIsCurrent) {
 TEST(Inputs, PlanOfRecord89SaysTheWorkOfEachStage) {
   const Config config = read_deck("record89");
   const ParameterTable table(config.model);
-  const std::string text = plan_text(config, table, plan_of(config, table, 8));
+  const std::string text = plan_text(config, table, plan_of(config, table, NodeLayout::consecutive(8, 0)));
   for (const char* line :
        {"stage 0, 423 steps               131072 tokens", "stage 1, 424 steps               262144 tokens",
         "stage 2, 423 steps               393216 tokens", "stage 3, 15 steps                393216 tokens",

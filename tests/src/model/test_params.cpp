@@ -43,10 +43,21 @@ TEST(ParameterTable, TensorsTileTheArenaAndBucketsTileTheTensors) {
   EXPECT_EQ(bucket_at, table.size());
 }
 
+/// For each number of ranks: all on one node; pairs, threes and eights of them on a node, the last node with fewer;
+/// each on a node of its own.
+std::vector<NodeLayout> layouts_of(const std::vector<int>& rank_counts) {
+  std::vector<NodeLayout> layouts;
+  for (const int ranks : rank_counts) {
+    for (const int on_node : {0, 2, 3, 8, 1}) layouts.push_back(NodeLayout::consecutive(ranks, on_node));
+  }
+  return layouts;
+}
+
 TEST(Bucket, SharesDifferByAtMostOneUnitAndCoverAll) {
   const Bucket bucket{Group::matrix, -1, 0, 44, 100, 10, 10};
-  for (const int ranks : {1, 2, 3, 7, 8, 64}) {
-    const Bounds bounds = bucket.bounds(ranks);
+  for (const NodeLayout& layout : layouts_of({1, 2, 3, 7, 8, 64})) {
+    const int ranks = layout.ranks();
+    const Bounds bounds = bucket.bounds(layout);
     ASSERT_EQ(bounds.size(), static_cast<std::size_t>(ranks) + 1);
     EXPECT_EQ(bounds.front(), 0u);
     EXPECT_EQ(bounds.back(), bucket.size());
@@ -61,7 +72,8 @@ TEST(Bucket, SharesDifferByAtMostOneUnitAndCoverAll) {
 
 TEST(Bucket, MatricesOfLikeShapesAreSharedEvenlyOverAllBuckets) {
   const ParameterTable table(record21_model());
-  for (const int ranks : {2, 4, 5, 8, 16, 100}) {
+  for (const NodeLayout& layout : layouts_of({2, 4, 5, 8, 16, 100})) {
+    const int ranks = layout.ranks();
     std::map<int, std::vector<std::size_t>> owned;  // by the sum of the sides
     std::map<int, std::size_t> total;
     for (const Bucket& bucket : table.buckets()) {
@@ -69,7 +81,7 @@ TEST(Bucket, MatricesOfLikeShapesAreSharedEvenlyOverAllBuckets) {
       std::vector<std::size_t>& counts = owned[bucket.rows + bucket.cols];
       counts.resize(ranks);
       total[bucket.rows + bucket.cols] += bucket.units;
-      const Bounds bounds = bucket.bounds(ranks);
+      const Bounds bounds = bucket.bounds(layout);
       for (int r = 0; r < ranks; ++r) counts[r] += (bounds[r + 1] - bounds[r]) / bucket.unit_size;
     }
     ASSERT_EQ(owned.size(), 2u);  // squares, and the two matrices of the hidden layer
@@ -108,12 +120,12 @@ ModelConfig scaled_model() {
 
 /// The parts of ranks tile every tensor.
 void check_owned_rows(const ParameterTable& table) {
-  for (const int ranks : {1, 3, 5}) {
+  for (const NodeLayout& layout : layouts_of({1, 3, 5})) {
     std::size_t covered = 0;
     for (const Bucket& bucket : table.buckets()) {
       std::vector<std::uint64_t> next_row;
-      for (int rank = 0; rank < ranks; ++rank) {
-        const std::vector<OwnedRows> owned = table.owned(bucket, rank, ranks);
+      for (int part = 0; part < layout.ranks(); ++part) {
+        const std::vector<OwnedRows> owned = table.owned(bucket, layout, layout.rank_of_part(part));
         next_row.resize(owned.size(), 0);
         for (std::size_t i = 0; i < owned.size(); ++i) {
           if (owned[i].row_count == 0) continue;
@@ -158,7 +170,7 @@ TEST(ParameterTable, FixedTensorsHaveNoPlaceAmongTheGradients) {
 std::vector<double> initial_values(const ParameterTable& table, std::int64_t seed) {
   std::vector<double> values(table.size());
   for (const Bucket& bucket : table.buckets()) {
-    for (const OwnedRows& rows : table.owned(bucket, 0, 1)) {
+    for (const OwnedRows& rows : table.owned(bucket, NodeLayout(), 0)) {
       initialise<double>({}, std::span(values).subspan(rows.offset, rows.row_count * rows.cols), rows, seed);
     }
   }
@@ -201,7 +213,7 @@ TEST(ParameterTable, BucketsOfMatricesHoldAQuarterOfTheLayers) {
       for (const Bucket& bucket : table.buckets()) {
         if (bucket.group != Group::matrix) continue;
         buckets_of_shape[{bucket.rows, bucket.cols}] += 1;
-        for (const OwnedRows& rows : table.owned(bucket, 0, 1)) {
+        for (const OwnedRows& rows : table.owned(bucket, NodeLayout(), 0)) {
           const int layer = layer_of(rows.parameter->name);
           EXPECT_GE(layer, bucket.layer);
           EXPECT_LT(layer - bucket.layer, (layers + 3) / 4) << layers << " layers";
@@ -274,7 +286,7 @@ void check_parts(const ParameterTable& table) {
   const std::vector<double> whole = initial_values(table, 1);
   for (const Bucket& bucket : table.buckets()) {
     for (int rank = 0; rank < 3; ++rank) {
-      for (const OwnedRows& rows : table.owned(bucket, rank, 3)) {
+      for (const OwnedRows& rows : table.owned(bucket, NodeLayout::consecutive(3, 2), rank)) {
         std::vector<double> part(rows.row_count * rows.cols);
         initialise<double>({}, part, rows, 1);
         for (std::size_t i = 0; i < part.size(); ++i) ASSERT_EQ(part[i], whole[rows.offset + i]);

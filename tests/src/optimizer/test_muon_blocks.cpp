@@ -30,7 +30,7 @@ void expect_covered(const Config& config, int ranks) {
     if (bucket.group != Group::matrix) continue;
     std::map<std::string, std::uint64_t> next_row, total_rows;
     for (int rank = 0; rank < ranks; ++rank) {
-      const std::vector<OwnedRows> tensors = table.owned(bucket, rank, ranks);
+      const std::vector<OwnedRows> tensors = table.owned(bucket, NodeLayout::consecutive(ranks, 0), rank);
       std::size_t elements = 0, block_elements = 0, moment = 0, block_moment = 0;
       for (const OwnedRows& rows : tensors) {
         const OwnedRows second = second_moment_rows(config, rows);

@@ -103,7 +103,7 @@ TEST(UpdateRules, OnlyMuonBatchesShapesAndNeedsScratch) {
   for (const Bucket& bucket : table.buckets()) {
     const UpdateRule<double>& rule = rules.of(bucket.group);
     EXPECT_EQ(rule.batches_shapes(), bucket.group == Group::matrix);
-    EXPECT_EQ(rule.scratch_bytes({table.owned(bucket, 0, 1)}) > 0, bucket.group == Group::matrix);
+    EXPECT_EQ(rule.scratch_bytes({table.owned(bucket, NodeLayout(), 0)}) > 0, bucket.group == Group::matrix);
   }
 }
 

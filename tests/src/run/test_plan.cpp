@@ -32,7 +32,7 @@ Config scaled_config() {
 
 json json_of(const Config& config, int ranks, const std::vector<std::string>& remarks = {}) {
   const ParameterTable table(config.model);
-  return json::parse(plan_json(config, table, plan_of(config, table, ranks), remarks));
+  return json::parse(plan_json(config, table, plan_of(config, table, NodeLayout::consecutive(ranks, 0)), remarks));
 }
 
 TEST(PlanJson, NamesItsFormat) {
@@ -116,14 +116,14 @@ TEST(PlanJson, WarningsAreToldFromNotes) {
 TEST(Plan, OfOneRankSendsNothing) {
   const Config config = small_config();
   const ParameterTable table(config.model);
-  EXPECT_EQ(plan_of(config, table, 1).sent_bytes, 0);
-  EXPECT_GT(plan_of(config, table, 2).sent_bytes, 0);
+  EXPECT_EQ(plan_of(config, table, NodeLayout()).sent_bytes, 0);
+  EXPECT_GT(plan_of(config, table, NodeLayout::consecutive(2, 0)).sent_bytes, 0);
 }
 
 TEST(Plan, HasTheWorkOfAllSteps) {
   const Config config = small_config();
   const ParameterTable table(config.model);
-  const TrainingPlan plan = plan_of(config, table, 1);
+  const TrainingPlan plan = plan_of(config, table, NodeLayout());
   ASSERT_EQ(plan.stages.size(), 1u);
   EXPECT_EQ(plan.stages[0].steps, config.train.steps);
   EXPECT_EQ(plan.tokens, plan.stages[0].tokens * config.train.steps);

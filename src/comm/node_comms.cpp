@@ -1,0 +1,50 @@
+#include "src/comm/node_comms.hpp"
+
+#include <algorithm>
+
+namespace nanorun {
+
+namespace {
+
+/// Collective.
+NodeLayout layout_of(Comm& comm, int ranks_per_node) {
+  if (ranks_per_node > 0) return NodeLayout::consecutive(comm.size(), ranks_per_node);
+  std::vector<int> nodes;
+  for (const double node : comm.all_gather(comm.first_rank_of_node())) nodes.push_back(static_cast<int>(node));
+  return NodeLayout(nodes);
+}
+
+}  // namespace
+
+NodeComms::NodeComms(Comm& comm, int ranks_per_node) : all_(comm), layout_(layout_of(comm, ranks_per_node)) {
+  if (layout_.nodes() == 1) return;
+  const int node = layout_.node_of(comm.rank());
+  node_ = comm.split(node, comm.rank());
+  const std::vector<int> own = layout_.seats_of(comm.rank());
+  for (int rail = 0; rail < layout_.seats(); ++rail) {
+    const bool takes_part = std::ranges::find(own, rail) != own.end();
+    std::unique_ptr<Comm> ranks = comm.split(takes_part ? 0 : -1, node);
+    if (takes_part) rails_.push_back({rail, std::move(ranks)});
+  }
+}
+
+int NodeComms::seat_rounds() const {
+  const int ranks = node().size();
+  return (layout_.seats() + ranks - 1) / ranks;
+}
+
+Bounds NodeComms::shares(const Bounds& parts, int round) const {
+  Bounds shares;
+  for (int place = 0; place <= node().size(); ++place) {
+    shares.push_back(parts[layout_.first_part(std::min(round * node().size() + place, layout_.seats()))]);
+  }
+  return shares;
+}
+
+Bounds NodeComms::parts_of_rail(const Bounds& parts, int rail) const {
+  Bounds own;
+  for (const int part : layout_.first_parts(rail)) own.push_back(parts[part]);
+  return own;
+}
+
+}  // namespace nanorun

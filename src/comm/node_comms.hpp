@@ -1,0 +1,46 @@
+#pragma once
+// The communicators of the two levels: the ranks of a node, and the rails, on which nodes talk to each other.
+
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "src/comm/comm.hpp"
+#include "src/comm/node_layout.hpp"
+
+namespace nanorun {
+
+class NodeComms {
+ public:
+  /// A rail in which this rank takes part: its rank 0 is on node 0, and so on.
+  struct Rail {
+    int number;
+    std::unique_ptr<Comm> comm;
+  };
+
+  /// Collective. `ranks_per_node`: as NodeLayout::consecutive() takes it; 0: ranks that share memory are on one node.
+  /// The communicator outlives it.
+  NodeComms(Comm& comm, int ranks_per_node);
+
+  const NodeLayout& layout() const { return layout_; }
+  Comm& all() const { return all_; }
+  /// The ranks of this rank's node by their places; all() where there is one node.
+  Comm& node() const { return node_ ? *node_ : all_; }
+  /// Ascending; none where there is one node.
+  std::span<const Rail> rails() const { return rails_; }
+
+  /// Number of times that the ranks of this node go through their seats: 1 where no node has more ranks.
+  int seat_rounds() const;
+  /// The shares of the rails whose seats this node's ranks take in a round, by place. `parts`: boundaries of all parts.
+  Bounds shares(const Bounds& parts, int round) const;
+  /// The parts of the nodes in the share of a rail.
+  Bounds parts_of_rail(const Bounds& parts, int rail) const;
+
+ private:
+  Comm& all_;
+  NodeLayout layout_;
+  std::unique_ptr<Comm> node_;
+  std::vector<Rail> rails_;
+};
+
+}  // namespace nanorun
