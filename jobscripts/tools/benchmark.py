@@ -27,11 +27,11 @@ from metrics import Metrics
 from program import BUILDS, ROOT, Program
 from study.launch import check_deck
 
-SCRIPT = "benchmark.sh"  # which starts this tool
+SCRIPT = "benchmark.sh"  # the script that starts this tool
 FILES = ROOT / "inputs" / "benchmark"
 EXIT_CODES = {"PASSED": 0, "FAILED": tool.NOT_DONE, "NO REFERENCE": 3}
-PROVENANCE = ("machine", "date", "commit", "command")  # of a reference
-# Of every run: the same work on any number of ranks, and nothing beside it.
+PROVENANCE = ("machine", "date", "commit", "command")  # fields of a reference
+# Overrides of every run: the same work on any number of ranks, and nothing beside it.
 FIXED = ("run.log_every=1", "train.cooldown=0", "data.validation=[]", "data.end=wrap", "validation.every=0",
          "validation.tokens=0", "checkpoint.every=0", "checkpoint.milestone_every=0", "checkpoint.at_end=false",
          "checkpoint.restart=none", "trace.enabled=true")
@@ -74,7 +74,7 @@ class Benchmark:
     vocabulary: int
     seed: int
     entropy_rate: float  # nats per token
-    sequences: int  # of a step
+    sequences: int  # sequences of a step, on all ranks together
     length: int
     checked: int  # step whose loss is compared; those after it are timed
     steps: int
@@ -129,12 +129,12 @@ class Run:
     folder: pathlib.Path
     ranks: int
     steps: int
-    arguments: tuple = ()  # of the program
+    arguments: tuple = ()  # arguments of the program
     code: int = 0  # exit code
     seconds: float = math.nan  # from start to end
     times: list = field(default_factory=list)  # seconds of the timed steps
     summary: dict = field(default_factory=dict)
-    loss: float = math.nan  # of the checked step
+    loss: float = math.nan  # loss of the checked step
     mfu: float = math.nan
     trouble: str = ""  # what is wrong with it
 

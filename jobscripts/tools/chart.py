@@ -9,9 +9,9 @@ from plot_run import FAINT, INK
 COLOURS = ("#2b6ca3", "#e6821e", "#3a8f5c", "#8a5aa8", "#d1495b", "#1fa3b5", "#a8742a", "#6b7a89")
 GREY, GRID = "#8a949e", "#eceff2"
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 620, 370, 64, 16, 42, 50
-LEAST_SPAN = 1e-9  # of an axis, absolute and relative to its values: ticks could not tell closer ones apart
+LEAST_SPAN = 1e-9  # span of an axis, absolute and relative to its values: ticks could not tell closer values apart
 CHARACTER, LONGEST_TICK = 7.2, 12  # width of a character of 12 pixels, at most; characters of a value beside an axis
-MOST_POINTS = 400  # of a line; more are averaged
+MOST_POINTS = 400  # most points of a line; more are averaged
 
 
 def colour(i):

@@ -43,9 +43,9 @@ HDF5_BEGIN = b"\x89HDF\r\n\x1a\n"
 MAX_BYTES = HEADER_BYTES + 2 * (2**31 - 1)
 CHUNK = 1 << 20
 TRIES, WAIT_SECONDS, SILENCE_SECONDS = 6, 2, 60
-LONGEST_WAIT_SECONDS = 600  # that a server may ask for
+LONGEST_WAIT_SECONDS = 600  # longest wait that a server may ask for
 CUT = (http.client.HTTPException, ConnectionError, socket.timeout, TimeoutError)
-WRONG_ANSWER = (ValueError, UnicodeError)  # of urllib, for addresses and headers that cannot be
+WRONG_ANSWER = (ValueError, UnicodeError)  # urllib raises these for impossible addresses and headers
 
 
 def parse_arguments(words=None):

@@ -16,7 +16,7 @@ WORK = ("size", "deck", "sequences", "length", "overrides")  # in which comparab
 @dataclass
 class Result:
     path: object
-    facts: dict  # of the file
+    facts: dict  # contents of the file
     label: str = ""
 
     def figure(self, name):

@@ -7,7 +7,7 @@ import os
 
 import tool
 
-KEPT_BYTES = 64  # of what was read last, by which a file that was begun anew is noticed
+KEPT_BYTES = 64  # last bytes that were read; if they have changed, the file was begun anew
 LARGEST = 1e30
 
 

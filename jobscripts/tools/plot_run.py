@@ -20,7 +20,7 @@ import tool
 from trace_file import (COMMUNICATION, EARLIER_NAMES, OCCASIONAL, gaps, missing_rows, read_trace, train_seconds,
                         updates_before)
 
-# Of trace.json, in the order in which a legend names them.
+# Phases of trace.json, in the order in which a legend names them.
 PHASES = ["data", "forward", "head", "backward", "reduce_gradients", "muon", "adam", "gather_weights", "sync",
           "validation", "checkpoint", "output", "other"]
 # By the name of --against.

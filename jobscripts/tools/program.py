@@ -13,10 +13,10 @@ import sys
 import tool
 from study.launch import environment, find_launcher, find_program, run_to_end
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]  # of the repository, or PREFIX/share/nanorun
+ROOT = pathlib.Path(__file__).resolve().parents[2]  # top of the repository, or PREFIX/share/nanorun
 LAUNCHERS = {"mpirun": ("mpirun", "-n"), "srun": ("srun", "-n")}
 BUILDS = ("cpu", "gpu")
-KEY = re.compile(r"[a-z_]+(\.[a-z0-9_]+)+=")  # of a deck, before its value
+KEY = re.compile(r"[a-z_]+(\.[a-z0-9_]+)+=")  # a key of a deck, before its value
 COMMAND = "\n$ "  # before a command in a log
 
 

@@ -27,8 +27,8 @@ import runs
 import t_test
 import tool
 
-SCRIPT = "record.sh"  # which starts this tool
-BAR = 0.01  # of the p-value
+SCRIPT = "record.sh"  # the script that starts this tool
+BAR = 0.01  # largest p-value of a record
 MISSED = 3  # exit code
 STOPPED = 75  # exit code of the program
 OWNED = ("run.name", "run.seed", "run.outputs")

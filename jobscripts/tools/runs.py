@@ -20,7 +20,7 @@ BUILD = ("version", "commit", "compiler", "flags", "mpi", "hdf5", "blas", "kokko
 class Validation:
     step: int
     loss: float
-    seconds: float  # of training
+    seconds: float  # seconds of training until then
     tokens: float
 
 
@@ -31,9 +31,9 @@ class Run:
     summary: dict  # empty while there is none
     validations: list
     label: str = ""
-    seconds: float = math.nan  # of training, at the end
+    seconds: float = math.nan  # seconds of training at the end
     steps: int = 0
-    loss: float = field(init=False)  # of the last validation
+    loss: float = field(init=False)  # loss of the last validation
 
     def __post_init__(self):
         path = self.folder / "summary.json"

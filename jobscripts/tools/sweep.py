@@ -40,7 +40,7 @@ def parse_arguments():
 class Task:
     name: str
     overrides: list  # section.key=value
-    steps: object  # of the whole run; None where the deck leaves it open
+    steps: object  # steps of the whole run; None where the deck leaves them open
 
 
 @dataclass
@@ -48,7 +48,7 @@ class Sweep:
     deck: str
     name: str
     target: float  # None: there is none
-    outputs: pathlib.Path  # which holds the runs' directories
+    outputs: pathlib.Path  # folder of the runs' directories
     tasks: list
 
     def folder(self, task):

@@ -18,7 +18,7 @@ import stat
 import sys
 from pathlib import Path
 
-MAX_TOML_BYTES, MAX_NESTING = 1 << 20, 16  # as nanorun reads decks; deeper ones exhaust the parser's stack and memory
+MAX_TOML_BYTES, MAX_NESTING = 1 << 20, 16  # nanorun's limits on decks; deeper nesting exhausts the parser's stack
 # What is skipped when nesting is counted: strings, closed or not, and comments; and what changes it.
 TOML_PART = re.compile(r'''
     (?P<skipped> \"{3} (?:\\.|[^\\])*? (?:\"{3,5}|\Z) | \'{3} .*? (?:\'{3,5}|\Z) | "(?:\\.|[^"\\\n])*"? | '[^'\n]*'?
@@ -197,7 +197,7 @@ def require(value, kind, path, key, least=-1e15, most=1e15):
     accepted = (int, float) if kind is float else kind
     right = isinstance(value, accepted) and (kind is bool or not isinstance(value, bool))
     if right and kind in (int, float):
-        right = least <= value <= most  # of integers too that no float can hold
+        right = least <= value <= most  # also refuses integers that no float can hold
     if not right:
         raise ToolError(f"{path}: {key} should be {KINDS[kind]}, not {json.dumps(value, default=str)[:60]}")
     return value
@@ -225,7 +225,7 @@ def need(*names):
             how = ("take Python 3.11 or newer" if name == "tomllib" else
                    f"apt-get install python3-{package}, or pip install {package}")
             raise ToolError(f"{sys.executable} has no module {name} ({error}): {how}") from None
-        except (OSError, ValueError) as error:  # of the module's own settings
+        except (OSError, ValueError) as error:  # from the module's own settings
             raise ToolError(f"the module {name} cannot be loaded: {error}") from None
     return module
 
@@ -305,7 +305,7 @@ def run(main, name=""):
 def call(main):
     try:
         code = main()
-    except SystemExit as end:  # of argparse
+    except SystemExit as end:  # argparse exits so
         code = end.code
     with printing():
         if sys.stdout:

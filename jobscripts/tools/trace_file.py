@@ -10,7 +10,7 @@ OCCASIONAL = {"validation", "checkpoint", "output"}
 # With their dimensions.
 DATASETS = {"step": 1, "ranks": 1, "tokens": 1, "loss": 1, "seconds": 3, "communication": 2, "validation_step": 1,
             "validation_loss": 1}
-EARLIER_NAMES = {"agree": "sync"}  # of phases, in traces of earlier programs
+EARLIER_NAMES = {"agree": "sync"}  # names of phases in traces of earlier programs
 # Least and most of what a dataset may hold; losses may be no numbers too.
 BOUNDS = {"step": (0, 2**53), "validation_step": (0, 2**53), "tokens": (1, 1e15), "seconds": (0, 1e9),
           "communication": (0, 1e12)}

@@ -105,7 +105,7 @@ __device__ __forceinline__ void add_query_gradient(const Band& d_s, const Tiles&
 __device__ __forceinline__ void scores_backward(const Band& d_a, Tiles& s, const Parameters& p,
                                                 const Queries& queries) {
   const bool writes = lane_index() % 4 == 0;
-  float product[2] = {};  // of w1' and its gradient
+  float product[2] = {};  // dot product of w1' and its gradient in each row
 #pragma unroll 1
   for (int h = 0; h < p.dc.in.heads; ++h) {
     load_queries(s, p.dc.in.q, p.dc.in.k, h);
@@ -167,13 +167,13 @@ __global__ void __launch_bounds__(threads, 2) queries_kernel(const __grid_consta
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// By keys
+// The band of these tiles holds queries.
 
 /// The band are queries here.
 struct KeyTiles : Tiles {
   std::byte sums[own_rows * row_bytes];  ///< d_k or d_v
   int first_key[band_rows];
-  float log2_sum[band_rows], w1[band_rows], w2[band_rows], d_w1[band_rows];  ///< of one head
+  float log2_sum[band_rows], w1[band_rows], w2[band_rows], d_w1[band_rows];  ///< of the current head, for each query
 };
 
 /// Queries beyond the last have no keys.
@@ -210,7 +210,7 @@ struct Keys {
   const int row = lane_index() / 4;            ///< this thread's first key; the other is row + 8
   const int column = 2 * (lane_index() % 4);   ///< this thread's first of eight queries
 
-  /// Of queries [query, query + 2) of this thread, one value each.
+  /// Two of a band's `values`, one for each of this thread's queries [query, query + 2).
   __device__ __forceinline__ float2 of(const float (&values)[band_rows], int query) const {
     return *reinterpret_cast<const float2*>(values + first + query + column);
   }

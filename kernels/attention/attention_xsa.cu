@@ -146,7 +146,7 @@ Tasks tasks_of(const char* op, const AttentionXsa<bf16>& in) {
 
 int backward_blocks(const Tasks& tasks) { return blocks_for(static_cast<std::size_t>(tasks.count) * tasks.lanes); }
 
-/// Those of a backward pass that sums over tokens.
+/// Thread blocks of a backward pass that sums over tokens.
 int summing_blocks(const char* op, const Tasks& tasks) {
   const int most = OrderedSum::max_blocks(op, tasks.heads * sizeof(float), tasks.heads);
   return std::max(std::min(backward_blocks(tasks), most) / tasks.heads, 1) * tasks.heads;

@@ -18,7 +18,7 @@ struct SharingMixes {
   int count;
 };
 
-/// Of each mix, summed over rows: per_token_i dot_i of both streams, and the sum of c_i dot_i.
+/// Sums over the rows that each mix needs: per_token_i dot_i of both streams, and c_0 dot_0 + c_1 dot_1.
 constexpr int shared_sums = 3;
 using MixSums = float[max_sharing_mixes][shared_sums];
 
@@ -36,7 +36,7 @@ class OwnCoefficient {
     by_token_ = numbers.factor(row);
     if (numbers.gradient) before_ = numbers.gradient[numbers.at(row)];
   }
-  /// That of a mix and stream, in every lane of the warp.
+  /// The coefficient of a mix and stream, in every lane of the warp.
   __device__ float of(int mix, int stream) const {
     return __shfl_sync(0xFFFFFFFFu, common_ * by_token_, 2 * mix + stream);
   }

@@ -26,7 +26,7 @@ namespace {
 constexpr std::array<int, 5> stop_signals = {SIGTERM, SIGINT, SIGHUP, SIGUSR1, SIGUSR2};
 
 std::atomic<int> first_signal{0};
-std::atomic<std::int64_t> first_time{0};  ///< of the first but SIGUSR1 and SIGUSR2, in ns
+std::atomic<std::int64_t> first_time{0};  ///< when the first signal other than SIGUSR1 and SIGUSR2 came, in ns
 std::atomic<bool> usr1_is_taken{false};
 std::array<bool, stop_signals.size()> ignored_at_start{};
 bool knows_ignored = false;
@@ -87,7 +87,7 @@ int number_in(char** environment, const char* name) {
   return 0;
 }
 
-/// Of OpenBLAS, when it is loaded.
+/// Threads that OpenBLAS starts when it is loaded.
 int blas_threads(char** environment) {
   cpu_set_t cores;
   const int max_threads = ::sched_getaffinity(0, sizeof(cores), &cores) == 0 ? CPU_COUNT(&cores) : 1;
@@ -117,7 +117,7 @@ template <class... Values>
 
 /// OpenBLAS starts its threads when it is loaded, with a buffer each, and asks for ever for one that it does not get.
 void require_address_space(char** environment) {
-  constexpr rlim_t program = 512, training = 256, thread = 144;  // as seen, and rounded up
+  constexpr rlim_t program = 512, training = 256, thread = 144;  // MiB, as measured and rounded up
   const int threads = blas_threads(environment);
   const rlim_t further_threads = (threads - 1) * thread;
   const auto require = [&](auto resource, const char* name, const char* command) {

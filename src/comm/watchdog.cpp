@@ -21,7 +21,7 @@ namespace {
 
 constexpr const char* unknown_culprit = "another rank has died or hangs";
 
-constexpr const char* line_format = "{:>20} {:>20} {:>1} {:>20}\n";  ///< of a heartbeat
+constexpr const char* line_format = "{:>20} {:>20} {:>1} {:>20}\n";  ///< line of a heartbeat file
 constexpr std::uint64_t max_line = 256;                              ///< bytes
 
 /// In the directory of heartbeats: its number.

@@ -141,7 +141,7 @@ struct Entry {
   enum class Kind { key, row, stray } kind;
   std::string section;
   std::size_t row;
-  std::string name;  ///< of a key
+  std::string name;  ///< name of a key
   const toml::node* value;
   toml::source_position place;
 };

@@ -11,7 +11,7 @@ namespace nanorun {
 
 namespace {
 
-// Of NVML's interface, which keeps its numbers and functions.
+// Types and constants of NVML's interface; their values never change.
 using Device = void*;
 constexpr int success = 0;
 constexpr int sm_clock = 1;
@@ -39,7 +39,7 @@ struct Nvml::Library {
     find(power, "nvmlDeviceGetPowerUsage");
     find(clock, "nvmlDeviceGetClockInfo");
     find(reasons, "nvmlDeviceGetCurrentClocksEventReasons");
-    if (reasons == nullptr) find(reasons, "nvmlDeviceGetCurrentClocksThrottleReasons");  // of drivers before 535
+    if (reasons == nullptr) find(reasons, "nvmlDeviceGetCurrentClocksThrottleReasons");  // the name before driver 535
     if (init == nullptr || shutdown == nullptr || device_by_bus_id == nullptr) {
       ::dlclose(handle);
       throw std::runtime_error(name + " lacks functions of NVML");

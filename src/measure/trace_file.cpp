@@ -120,7 +120,7 @@ void TraceFile::begin() {
 /// Throws where another run's file is there now, Busy where another program has the file open for writing. Replaces a
 /// file with further hard links by a copy, so that what is written does not change the others.
 void TraceFile::require_own_file() {
-  if (!exists(path_, ExitCode::output)) return;  // as opening it says
+  if (!exists(path_, ExitCode::output)) return;  // opening it reports that
   if (!names_file(path_, own_, ExitCode::output)) {
     throw Error(ExitCode::output, path_ + ": is no longer the file of this run");
   }

@@ -111,7 +111,7 @@ void ParameterTable::add_lm_head(const ModelConfig& config) {
   close_bucket(static_cast<std::size_t>(config.width), config.layers);
 }
 
-/// Those of the last layers first, as the backward pass completes their gradients.
+/// Tables of the last layers come first, as the backward pass completes their gradients in this order.
 void ParameterTable::add_value_embeddings(const ModelConfig& config) {
   const bool gated = config.value_path == ValuePath::gated_embeddings;
   for (int j = value_tables(config) - 1; j >= 0; --j) {
@@ -332,7 +332,7 @@ NANORUN_INSTANTIATE(class TensorViews);
 NANORUN_INSTANTIATE(struct Parameters);
 template void initialise(kernels::Stream, std::span<float>, const OwnedRows&, std::int64_t);
 #if NANORUN_CUDA
-template class TensorViews<float>;  // of the gradients
+template class TensorViews<float>;  // views of gradients
 #else
 template void initialise(kernels::Stream, std::span<double>, const OwnedRows&, std::int64_t);
 #endif

@@ -237,7 +237,7 @@ Trial Checkpoints::try_file(const Slabs& slabs, std::uint64_t divisor) {
 }
 
 double Checkpoints::foretell_seconds(const Slabs& slabs, std::uint64_t enough) {
-  constexpr std::uint64_t part = 32;  // of a checkpoint: less would foretell it badly, more would take long
+  constexpr std::uint64_t part = 32;  // least share 1 / part of a checkpoint that foretells its time
   std::uint64_t bytes = 0;
   for (const Slab<float>& slab : slabs) bytes += slab.total_rows * slab.cols * sizeof(float);
   const std::uint64_t divisor = std::max<std::uint64_t>(1, bytes / std::max(enough, bytes / part));

@@ -123,7 +123,7 @@ Sums memory_checksums(Comm& comm, const Slabs& slabs) {
   return sums;
 }
 
-/// The same rows without memory of their own: reading them only verifies.
+/// Slabs of the same rows without memory: reading them only verifies the file.
 Slabs without_data(Slabs slabs) {
   for (Slab<float>& slab : slabs) slab.data = {};
   return slabs;

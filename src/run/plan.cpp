@@ -23,7 +23,7 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-/// Of the weights as the ops read them.
+/// Bytes per weight as the ops read them.
 std::size_t weight_bytes(bool scalar) { return scalar ? sizeof(kernels::acc_t<Real>) : sizeof(Real); }
 
 MemoryPlan memory_of(const Config& config, const ParameterTable& table, int ranks) {

@@ -52,7 +52,7 @@ class Training {
   Context& context_;
   Comm& comm_;
   const Config& config_;
-  Batch ahead_;          ///< of the next step, read while the device works on the one before
+  Batch ahead_;          ///< batch of the next step, read while the device works on the one before
   bool unread_ = false;  ///< some rank may have failed to read its part of ahead_
 
   Progress progress_;

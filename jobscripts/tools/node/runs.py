@@ -9,7 +9,7 @@ from .steps import add_phases, read_stages
 
 STUDIES = ("strong", "weak")
 TRANSPORT = re.compile(r"^device .* tensors travel through (.*)$", re.MULTILINE)
-# Of summary.json, by their names here.
+# Keys of summary.json, by the names that they have here.
 FIGURES = {"steps": "steps", "tokens_per_second": "tokens_per_second", "first_step_seconds":
            "time_to_first_step_seconds", "training_seconds": "train_seconds", "training_loss": "final_train_loss",
            "validation_loss": "final_val_loss"}

@@ -13,7 +13,7 @@ LEAST_POINTS, LARGEST_ERROR = 3, 0.25
 @dataclass
 class Analysis:
     study: object
-    measurements: list  # of all finished runs
+    measurements: list  # one for each finished run
     missing: list  # (run, why)
     points: list  # one measurement a rank count
     workload: model.Workload

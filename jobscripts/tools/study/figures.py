@@ -201,7 +201,7 @@ def draw_model(axes, analysis):
         face = "white" if analysis.oversubscribed(m.ranks) else COMPUTE
         axes.plot(m.ranks, 1e3 * m.step, "o", markersize=7, markerfacecolor=face, markeredgecolor=COMPUTE,
                   markeredgewidth=1.6, label="measured" if i == 0 else None)
-    # Of many points the worst alone has its error beside it: a table has them all.
+    # With many points only the largest error is written beside its point: a table has them all.
     named = {abs(error) for error in analysis.errors if len(ranks) <= 5 or abs(error) == analysis.largest_error}
     for i, (m, error) in enumerate(zip(analysis.points, analysis.errors)):
         y = 1e3 * m.step * (1 + error)

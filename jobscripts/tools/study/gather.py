@@ -20,7 +20,7 @@ OUTSIDE = {"validation", "checkpoint"}
 UPDATES = {"muon", "adam"}
 # In the order of the step: each ends the waiting of faster ranks that the one before has left over.
 COLLECTIVES = ("sync", "reduce_gradients", "gather_weights")
-TRANSFERS = ("reduce_gradients", "gather_weights")  # of gradients and weights: those of /communication
+TRANSFERS = ("reduce_gradients", "gather_weights")  # phases that send gradients and weights, as /communication has them
 
 
 @dataclass
@@ -28,13 +28,13 @@ class Measurement:
     """One run. Times are seconds a step."""
 
     run: object
-    tokens: float  # of a step, mean over those whose times are averaged
+    tokens: float  # tokens of a step, mean over the steps whose times are averaged
     step: float
     phases: dict  # phase -> mean over ranks
     path: dict  # computing, muon, adam: slowest rank of each step; collectives: quickest rank, who waits least
     work: np.ndarray  # [ranks] outside of collectives
     slowest: int  # rank with most of it
-    slowest_share: float  # of the counted steps in which that rank was the slowest
+    slowest_share: float  # share of the counted steps in which that rank was the slowest
     overlap: float  # share of the communication that ran beside computing; nan without any
     provenance: dict  # text by name; empty in runs of earlier programs
     gpus: list  # by rank, a dictionary of each; empty on CPUs

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 GRADIENT_BYTES = {"fp32": 4, "bf16": 2, "e5m2": 1}  # by comm.gradients
-SCALAR_BYTES = 4  # of a learned scalar, on CPUs and on GPUs
+SCALAR_BYTES = 4  # bytes of a learned scalar, on CPUs and on GPUs
 NEWTON_SCHULZ_STEPS = 5
 NO_OVERLAP = 0.01  # shares below this are the rounding of the clocks
 
@@ -159,7 +159,7 @@ class Point:
     """A measured rank count: its critical path (gather.Measurement.path) and the step time, seconds."""
 
     ranks: int
-    sequences: float  # of a rank
+    sequences: float  # sequences of a rank in a step
     step: float
     path: dict
     sharing: float = 1.0

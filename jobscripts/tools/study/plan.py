@@ -9,7 +9,7 @@ import tool
 from . import StudyError
 from .launch import PLAN, check_deck, find_program
 
-RULES = ("muon", "adam", "fixed")  # of which study/model.py knows the cost
+RULES = ("muon", "adam", "fixed")  # update rules whose cost study/model.py knows
 
 
 @dataclass(frozen=True)
@@ -18,7 +18,7 @@ class Bucket:
 
     units: int
     unit_size: int  # elements
-    rows: int = 0  # of a matrix of Muon
+    rows: int = 0  # rows of a matrix of Muon; 0 for other tensors
     cols: int = 0
     lookup: bool = False  # each token reads a row; only such rows of its gradients travel
     fixed: bool = False  # not trained: it does not travel

@@ -212,7 +212,7 @@ def prediction(analysis):
         forecast_table(analysis)]
 
 
-PLACE = ("hosts", "devices")  # of a run's provenance
+PLACE = ("hosts", "devices")  # fields of a run's provenance
 
 
 def provenance(analysis, name):

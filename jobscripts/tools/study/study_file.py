@@ -31,9 +31,9 @@ class Run:
 
     ranks: int
     repeat: int
-    sequences: int  # of a step
+    sequences: int  # sequences of a step, on all ranks together
     folder: Path
-    arguments: tuple  # of the program
+    arguments: tuple  # arguments of the program
 
     @property
     def name(self):
@@ -64,7 +64,7 @@ class Prediction:
     latency: float = 0.0  # seconds of a message; 0: as fitted
     bandwidth: float = 0.0  # bytes per second of a rank, each way; 0: as fitted
     max_ranks: int = 4096
-    sequences: int = 0  # as study.sequences; 0: the same
+    sequences: int = 0  # sequences of the prediction, counted as Study.sequences are; 0: the same number
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ class Study:
     steps: int
     warmup: int  # first steps of a run that are not counted
     repeats: int = 1
-    machine: str = ""  # as the report names it
+    machine: str = ""  # name of the machine in the report
     outputs: str = "outputs"
     overrides: tuple = ()  # section.key=value, as on the command line
     launch: Launch = field(default_factory=Launch)
