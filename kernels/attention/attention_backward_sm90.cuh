@@ -37,7 +37,7 @@ struct Parameters {
   float scale_log2, log2_scale, inverse_scale;
   int block_tokens, step_tokens;  ///< whose rows are a block or a step
 
-  /// Of a step of this head.
+  /// Progress of step i of a head.
   __device__ StepProgress& progress(int head, int i) const { return counters.steps[head * (mask.length / step) + i]; }
 
   /// Floats of a panel of d_q where each token has `token_rows` rows in a head.
@@ -93,11 +93,11 @@ struct alignas(1024) Shared {
   float lse[tiles.stages][step];                  ///< loaded with q
   float delta[tiles.stages][step];                ///< loaded with d_y; computed for own queries
   int first_key[tiles.stages][step];              ///< loaded with q
-  KeyTile tile[tiles.stages];                     ///< of k and v; covered by their barriers
+  KeyTile tile[tiles.stages];                     ///< which tile k and v hold; their barriers cover it
   Mbarrier tile_full[tiles.stages], tile_empty[tiles.stages], d_tile_full[tiles.stages];
   /// Every consumer thread arrives at q_empty and d_y_empty, as each reads lse, delta and first_key.
   Mbarrier q_full[tiles.stages], q_empty[tiles.stages], d_y_full[tiles.stages], d_y_empty[tiles.stages];
-  Mbarrier delta_ready[tiles.stages][block_steps];  ///< of own queries
+  Mbarrier delta_ready[tiles.stages][block_steps];  ///< delta of the tile's own queries is computed
   Mbarrier turn[tiles.stages];                      ///< whether this tile may add to d_q of a step
 };
 static_assert(tile_bytes(step) == tiles.block * step * sizeof(bf16));

@@ -36,7 +36,7 @@ __device__ __forceinline__ std::uint32_t pack_bf16(float low, float high) {
   return pair;
 }
 
-/// The same of max(low, 0), max(high, 0); NaN stays NaN.
+/// (max(low, 0), max(high, 0)) as a pair of bf16; NaN stays NaN.
 __device__ __forceinline__ std::uint32_t pack_bf16_relu(float low, float high) {
   std::uint32_t pair;
   asm("cvt.rn.relu.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
@@ -86,7 +86,7 @@ __device__ __forceinline__ void ldmatrix(std::uint32_t* r, std::uint32_t shared)
                : "memory");
 }
 
-/// The same, each matrix transposed.
+/// ldmatrix() that transposes each matrix.
 __device__ __forceinline__ void ldmatrix_transposed(std::uint32_t* r, std::uint32_t shared) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])

@@ -128,7 +128,7 @@ struct SharedStream {
 template <class T>
 struct SharingMix {
   Mat<const T> g;                                ///< gradient of the mix's out
-  std::array<MixCoefficient<T>, 2> coefficient;  ///< of each shared stream
+  std::array<MixCoefficient<T>, 2> coefficient;  ///< coefficients of the two shared streams
   MixTerm<T> implied;  ///< the implied term of the mix, if it has one; its source and per_token are not read
 };
 

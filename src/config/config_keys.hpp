@@ -14,8 +14,8 @@
 
 namespace nanorun {
 
-inline constexpr int max_length = 4194304;                         ///< of a sequence, in tokens
-inline constexpr std::int64_t max_tokens = std::int64_t{1} << 50;  ///< of a validation
+inline constexpr int max_length = 4194304;                         ///< longest sequence, in tokens
+inline constexpr std::int64_t max_tokens = std::int64_t{1} << 50;  ///< largest validation, in tokens
 
 /// Name of an enumeration's value in the deck.
 template <class E>

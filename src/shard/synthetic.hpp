@@ -39,7 +39,7 @@ class SyntheticText {
 
   std::uint64_t end_of_text_;
   std::uint64_t key_;
-  std::vector<std::uint32_t> thresholds_;  ///< of Walker's alias method for z, in 2^-30
+  std::vector<std::uint32_t> thresholds_;  ///< thresholds of Walker's alias method for z, in 2^-30
   std::vector<Word> aliases_;
   std::vector<std::array<Word, successors>> successors_;
 };
