@@ -121,7 +121,7 @@ const std::vector<Key>& key_table();
 bool has_rows(std::string_view section);
 /// Number of sections of this name in a config; 1 for a section without rows.
 std::size_t row_count(const Config& config, std::string_view section);
-/// Sets that number for a section that has rows; new ones have the defaults.
+/// Sets the number of sections of this name, which has_rows(). New sections have the defaults.
 void set_row_count(Config& config, std::string_view section, std::size_t count);
 /// A section's header: "[train]", "[[stage]]".
 std::string header_of(std::string_view section);

@@ -52,12 +52,13 @@ class Metrics {
   /// Does nothing unless `active`.
   explicit Metrics(bool active) : active_(active) {}
 
-  /// A run from step 0 starts a new file; a resumed one keeps the lines of steps up to first_step, warns where the last
-  /// of these are missing, and moves a damaged file out of the way. Throws Error(output) where the file cannot be made.
+  /// A run from step 0 starts a new file. A resumed run keeps the lines of steps up to first_step, warns if the last of
+  /// these lines are missing, and moves a damaged file out of the way. Throws Error(output) where the file cannot be
+  /// made.
   void open(const std::string& path, long first_step);
 
-  /// Adds a line, which flush() writes. The line of a validation replaces the one that a resumed run has kept of the
-  /// same validation.
+  /// Adds a line, which flush() writes. If a resumed run has kept a line of the same validation, the new line replaces
+  /// it.
   void add(const StepMetrics& step);
   void add(const ValidationMetrics& validation);
   void flush();

@@ -24,8 +24,7 @@ class AttentionValues {
   /// the values with that.
   ops::ValueResidual<T> forward(kernels::Stream stream, const Activations<T>& a, const DeviceSequence& sequence,
                                 int layer) const;
-  /// Returns for the backward pass what forward() returned. a.value_source, which forward() formed, is gone and not
-  /// read.
+  /// The result of forward() for the backward pass. a.value_source has been overwritten by then and is not read.
   ops::ValueResidual<T> value_mix(const Activations<T>& a, const DeviceSequence& sequence, int layer) const;
   ops::ValueResidualGradients<T> value_mix_gradients(const Activations<T>& a, int layer) const;
 

@@ -1,6 +1,6 @@
 #pragma once
 // The directory of a run's checkpoints if it is a link, for example to another file system. The lock of the run's own
-// directory does not cover the directory behind the link, which therefore has a lock of its own, which names the run.
+// directory does not cover the directory behind the link. So that directory has its own lock, which names the run.
 
 #include <optional>
 #include <string>

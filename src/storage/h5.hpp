@@ -113,8 +113,8 @@ class File {
   bool exists(const std::string& object) const;
   /// Names of the members of a group, sorted.
   std::vector<std::string> members(const std::string& group) const;
-  /// The shape of a contiguous dataset. Throws for one that is stored otherwise, as in chunks, and in a file opened
-  /// with open() also for one that claims more elements than the file can hold, so that callers may take memory for
+  /// The shape of a contiguous dataset. Throws if it is stored otherwise, for example in chunks. In a file from open()
+  /// also throws if the dataset claims more elements than the file can hold, so that callers may allocate memory for
   /// them.
   Extent shape(const std::string& dataset) const;
   /// shape() of a dataset that may be stored in chunks.
