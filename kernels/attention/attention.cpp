@@ -32,8 +32,8 @@ struct Scratch {
   }
 };
 
-/// Rows of one head. Where heads h and h + H/2 attend as one, part s holds those of head h + s H/2, and row j of part s
-/// is row 2 j + s of the sequence; so a block's rows stand part by part, and GEMMs read them where they are.
+/// Rows of one head. If heads h and h + H/2 attend as one, part s holds the rows of head h + s H/2, and its row j is
+/// row 2 j + s of the sequence. A block's rows stand part by part, so that GEMMs read them in place.
 template <class T>
 struct HeadRows {
   Mat<T> part[2];

@@ -192,11 +192,12 @@ inline __device__ void epilogue(Shared& s, const CUtensorMap& d_k, const CUtenso
   tma_store_wait();
 }
 
-/// One thread: has the tiles add to d_q of a step in turn, so that the sum has one order. The tile before is one of a
-/// smaller number, which a running thread block took before, and which comes to the step earlier. What the consumers
-/// have added is announced when they have released the step's q; that of a tile's last steps when the next tile begins,
-/// whose first steps, its own, wait for no one. The last tile that adds clears the step's progress instead: all others
-/// have read it, since they read delta_ready before they add.
+/// One thread: makes the tiles add to d_q of a step in turn, so that the sum has one order. A tile waits for a tile of
+/// a smaller number, which a running thread block has taken earlier and which comes to the step earlier. A tile's
+/// additions to a step are announced when the consumers have released the step's q. Additions to its last steps are
+/// announced when the next tile begins, whose first steps are its own and wait for no other tile. The last tile that
+/// adds to a step clears the step's progress instead: all others have read it, since they read delta_ready before they
+/// add.
 inline __device__ void take_turns(Shared& s, const Parameters& p) {
   StepProgress* steps[tiles.stages] = {};
   int added[tiles.stages] = {};  ///< 0: all

@@ -37,7 +37,7 @@ struct Parameters {
   Scratch scratch;
 };
 
-/// Fragments of an operand a of mma from those of 16 columns.
+/// Rounds the accumulator fragments of 16 columns to the fragments of an operand a of mma().
 __device__ __forceinline__ void round_to_operand(std::uint32_t (&a)[4], const float* x) {
 #pragma unroll
   for (int i = 0; i < 4; ++i) a[i] = pack_bf16(x[2 * i], x[2 * i + 1]);

@@ -1,6 +1,6 @@
 // QKV projection with QK norm, rotary embedding and value residual in the GEMM's epilogue. A head's 128 columns of a
-// row lie in the accumulators of four neighbouring threads, and the two columns that the rotation pairs in those of
-// one. So the norm needs a sum over four lanes, and the rest no exchange at all.
+// row lie in the accumulators of four neighbouring threads, and two columns that the rotation pairs lie in one thread.
+// So the norm needs a sum over four lanes, and the rest needs no exchange.
 
 #include "kernels/attention/attention_projection.hpp"
 
@@ -62,7 +62,7 @@ struct AttentionProjection {
     store_rows(tile, map, col, [&](int i) { return pack_bf16(head[2 * i], head[2 * i + 1]); });
   }
 
-  /// Stores the still dims in the next row, and those of row 0 there as well.
+  /// Stores the still dims in the next row; the still dims of token 0 also in row 0.
   __device__ __forceinline__ void store_offset_keys(WarpTile& tile, const Fragment& head) const {
     constexpr int of_maps = sizeof(StagedRows) / 2;
     const int lane = threadIdx.x % 32, col = tile.col - width;

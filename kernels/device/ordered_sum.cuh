@@ -88,10 +88,10 @@ class OrderedSum {
   }
 
  private:
-  /// Up to so many blocks form one group. More do where they leave no more numbers than single_group_sums together: a
-  /// second level would take longer than it saves.
+  /// Up to single_group blocks form one group. So do more blocks that leave at most single_group_sums numbers together:
+  /// a second level would take longer than it saves.
   static constexpr int single_group = 16, single_group_sums = 4096;
-  /// A group has at least the square root of their number, rounded up; the first ticket is that of the groups.
+  /// A group has sqrt(blocks) blocks, rounded up. Ticket 0 counts the groups, ticket 1 + i the blocks of group i.
   static constexpr std::size_t most_blocks = 1 << 20;
   static_assert(max_tickets > 1 + 1024);
 

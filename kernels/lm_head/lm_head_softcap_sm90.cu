@@ -174,7 +174,7 @@ struct RowTargets {
 
 struct NoGradient {};
 
-/// Stores the gradient over its row of logits, whose stride stays that of bf16.
+/// Stores the gradient over its row of logits. The stride of rows stays the stride of the bf16 logits.
 template <class G>
 __device__ void store_gradient(void* row, int vector, const Vector<float, 8>& g) {
   if constexpr (std::is_same_v<G, e5m2>) {

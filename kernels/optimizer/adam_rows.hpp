@@ -17,8 +17,8 @@
 //   adam_update_rows                   in every update
 //   adam_catch_up_all, mark_caught_up  before anything else reads the table
 // Shapes: w, copy, m, v, g [rows, d], without gaps; last_read [rows]; indices, order [n]; rates [updates or more],
-// those of update t at t - 1. `order` has the positions of `indices` sorted by index. The rates stand for lr, t, decay
-// and epsilon_hat of the options, which are not read.
+// where rates[t - 1] belongs to update t. `order` has the positions of `indices` sorted by index. The rates replace lr,
+// t, decay and epsilon_hat of the options.
 
 #include "kernels/device/op.hpp"
 #include "kernels/optimizer/adam.hpp"

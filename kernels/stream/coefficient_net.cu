@@ -24,8 +24,8 @@ bool is_one_part(const CoefficientNet<bf16>& net) {
 /// Rows of a tile, and threads that share a row, each with a part of the hidden units.
 constexpr int tile_rows = 64, row_threads = block_threads / tile_rows, part = max_hidden / row_threads;
 
-/// Rows of h begin one float further apart and those of c four, so that threads of neighbouring rows use different
-/// banks, in c for vectors of 4.
+/// Rows of h have one float of padding, rows of c four, so that threads of neighbouring rows use different banks; in c
+/// for vectors of 4.
 struct alignas(16) Shared {
   float w[max_outputs][max_hidden];
   float c[tile_rows][max_outputs + 4];  ///< or its gradient

@@ -195,7 +195,7 @@ NANORUN_DECLARE_OPS({
 
   /// Gradients of the shared terms of `mixes`, which mix_backward() skips. Stream i is x_i, with coefficient c_m,i in
   /// mix m; the second stream may be null. With dot_m,i[t] = <g_m[t], x_i[t]>:
-  ///   gradient of x_i[t] = or += sum_m c_m,i[t] g_m[t]; those of the factors of c_m,i as above
+  ///   gradient of x_i[t] = or += sum_m c_m,i[t] g_m[t]; gradients of the factors of c_m,i as above
   ///   implied term of mix m: mix_backward() took its c dot too large by sum_i c_m,i dot_m,i, which is corrected here
   /// No two coefficients have the same per_token gradient.
   /// CUDA: demands what mix_backward() does. The gradients of the streams are rounded to bf16 after every 16 mixes.

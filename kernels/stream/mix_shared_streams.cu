@@ -110,8 +110,8 @@ __device__ __forceinline__ void keep_packed(Vector<bf16, 8>& x) {
   for (std::uint32_t& pair : x.pair) asm volatile("" : "+r"(pair));
 }
 
-/// A warp for each row at a time, N vectors of 8 elements for each lane. g of the next mix is on its way while that of
-/// one is computed with.
+/// A warp for each row at a time, N vectors of 8 elements for each lane. g of the next mix is loaded while the current
+/// one is used.
 template <int N>
 __global__ void __launch_bounds__(block_threads, N > 3 ? 1 : 2)
     shared_streams_kernel(SharedStream<bf16> first, SharedStream<bf16> second,

@@ -120,9 +120,9 @@ void Watchdog::watch(std::stop_token stop) {
   }
 }
 
-/// A slow rank is not to be taken for one that hangs: between two signs lies one loop over rows or one GEMM, and no
-/// core takes more than a nanosecond for an operation of a GEMM. Where there are several ranks, those that wait in a
-/// collective see more than this one, and speak first.
+/// A slow rank must not be taken for a rank that hangs: between two signs of life lies one loop over rows or one GEMM,
+/// and no core takes more than a nanosecond for an operation of a GEMM. If there are several ranks, the ranks that wait
+/// in a collective see more than this one, and report first.
 Watchdog::Seconds Watchdog::max_silence() const {
   constexpr Seconds operation(1e-9);
   return (ranks_ > 1 ? 2 : 1) * timeout_ + kernels::life.max_work.load() * operation;

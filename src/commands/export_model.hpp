@@ -14,7 +14,7 @@ namespace nanorun {
 struct ExportOptions {
   std::string checkpoint, directory;
   bool bf16 = false;               ///< rounds matrices and tables to bf16; learned scalars stay fp32
-  std::optional<int> end_of_text;  ///< absent: the tokenizer's, or that of text as bytes or GPT-2 by the vocabulary
+  std::optional<int> end_of_text;  ///< absent: the tokenizer's; or of text as bytes or GPT-2, by the vocabulary
   std::string tokenizer;           ///< tokenizer file that the model was trained with; empty: none is written
   bool force = false;              ///< writes also into a directory that is not empty
 };

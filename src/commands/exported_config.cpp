@@ -70,8 +70,8 @@ constexpr const char* read_by_python[] = {
 constexpr const char* of_first_weights[] = {"init_scale",     "zero_outputs",         "zero_attention_outputs",
                                             "init_embedding", "init_value_embedding", "mudd_backout"};
 
-/// Fields of config.json beside the sections of the deck: those that export writes, and those that transformers adds
-/// where it writes the file anew.
+/// Fields of config.json beside the sections of the deck. Export writes some of them; transformers adds the others when
+/// it writes the file anew.
 constexpr const char* known_fields[] = {
     "architectures",
     "model_type",

@@ -38,7 +38,7 @@ constexpr int idle = Trace::phases;
 /// The time that gradients and weights held up the compute stream.
 double exposed_communication(const Trace::Row& row) { return row[reduce_gradients] + row[gather_weights]; }
 
-/// Marks and transfers for which there are events from the start: those of a step with many sequences.
+/// Marks and transfers for which events exist from the start: enough for a step with many sequences.
 constexpr std::size_t marks_at_start = 1024, transfers_at_start = 128;
 
 /// The moment at which a phase begins on the compute stream; it lasts until the next mark.

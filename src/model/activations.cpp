@@ -28,7 +28,7 @@ Mat<T> take_qkv(const ModelConfig& model, const BlockPlan& plan, int length, Wor
   return take_matrix<T>(allocator, plan.offsets_keys ? length + 1 : length, 3 * model.width);
 }
 
-/// All that attention saves but its norm. `value_rows`: for those that are not kept.
+/// Allocates all that attention saves except its norm. `value_rows`: scratch for layers that do not keep their rows.
 template <class T>
 void allocate_attention(AttentionActivations<T>& saved, const ModelConfig& model, const BlockPlan& plan, int length,
                         Mat<T> value_rows, WorkspaceAllocator& allocator) {

@@ -65,7 +65,7 @@ BranchGradient<T> d_mlp_out(const Activations<T>& a, const BlockPlan& plan) {
   return {a.d_x, a.d_branch_factor.data()};
 }
 
-/// Gradient of what attention adds, likewise.
+/// Gradient of what attention adds, as the mix behind it leaves it.
 template <class T>
 BranchGradient<T> d_attention_out(const Activations<T>& a, const BlockPlan& plan) {
   if (!plan.leaves_factors) return {a.d_branch_out};

@@ -73,7 +73,7 @@ ParameterTable::ParameterTable(const ModelConfig& config) {
 }
 
 /// Matrices of one shape and consecutive layers stand together, the last layers first: their gradients travel in few
-/// large transfers, of which only that of the first layers, completed last, is not hidden by the backward pass.
+/// large transfers. The backward pass hides all transfers except the one of the first layers, which it completes last.
 void ParameterTable::add_matrices(const ModelConfig& config) {
   const int width = config.width, hidden = config.mlp_ratio * config.width;
   const double in_bound = config.init_scale / std::sqrt(width);

@@ -76,8 +76,8 @@ class Optimizer {
 
   /// Sums of squares since the last collect(): of this rank's part of the gradients, and of the updated weights.
   RunningSum& squares() { return squares_; }
-  /// The collected sum of gradients, which are those of the mean loss over all sequences of a step. Ranks own distinct
-  /// parts: the sum over the ranks is the square of the gradient's norm.
+  /// The collected sum of squares of this rank's part of the gradients of the step's mean loss over all sequences.
+  /// Ranks own distinct parts, so the sum over the ranks is the square of the gradient's norm.
   double gradient_squares() const { return squares_.value(0); }
   /// Whether gradients or new weights are not finite, or so large that the sum of both collected sums exceeds the
   /// largest Master: a norm would be infinite, and what is divided by it zero, without a trace in the loss. Rows with

@@ -246,8 +246,8 @@ double Checkpoints::foretell_seconds(const Slabs& slabs, std::uint64_t enough) {
   return seconds_of_file(bytes, small, try_file(slabs, divisor));
 }
 
-/// Throws where the checkpoints of `steps` further steps, each of so many bytes, do not fit beside what is there.
-/// Beyond those that a run keeps, one more is there while it is written.
+/// Throws if the checkpoints of `steps` further steps, of `bytes` bytes each, do not fit on the disk. They need space
+/// for one more checkpoint than the run keeps, since the old ones stay until the new one is written.
 void Checkpoints::require_space(long steps, std::uint64_t bytes) const {
   if (bytes > file_size_limit()) {
     throw checkpoint_error(

@@ -179,7 +179,7 @@ std::vector<std::string> tensors_of(const h5::File& file, const CheckpointHeader
                                       tensors.size(), header.tensors));
 }
 
-/// How the file's tensors, of these names, differ from those that the run has; sets what read_checkpoint() says of it.
+/// Compares the file's tensors, which have these names, with the run's, and sets the differences in `contents`.
 void compare(CheckpointContents& contents, const h5::File& file, std::vector<std::string> names,
              const std::string& model, const Slabs& slabs) {
   const CheckpointHeader& header = contents.header;

@@ -18,7 +18,7 @@ namespace nanorun {
 Config trained_config(const CheckpointHeader& header, const std::string& path,
                       const std::vector<std::string>& overrides = {});
 
-/// The token that begins documents: `given`, else by the size of the vocabulary that of text as bytes or of GPT-2.
+/// The token that begins documents: `given`, else the one of text as bytes or of GPT-2, by the size of the vocabulary.
 /// Throws Error(usage) where none is given and the vocabulary has another size, or where `given` is not in the
 /// vocabulary.
 kernels::Token end_of_text_of(const std::string& checkpoint, const Config& config, std::optional<int> given);

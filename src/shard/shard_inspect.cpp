@@ -24,8 +24,8 @@ constexpr std::uint64_t few_invalid_of_jsonl = 10;
 constexpr std::uint64_t few_controls = 10;
 constexpr std::size_t most_lines = 20;  ///< lines on files in a report
 
-/// What the characters of each file are, by its number; of JSON Lines those of the texts, and all of a line that is no
-/// JSON.
+/// Counts of the characters of each file, by the file's index. For JSON Lines they count the characters of the texts,
+/// and all characters of a line that is no JSON.
 struct Characters {
   explicit Characters(std::size_t files) : all(files), invalid(files), controls(files), kept_controls(files) {}
 
@@ -35,7 +35,7 @@ struct Characters {
   }
 
   std::vector<std::uint64_t> all, invalid;
-  std::vector<std::uint64_t> controls, kept_controls;  ///< and those that become part of a document
+  std::vector<std::uint64_t> controls, kept_controls;  ///< all control characters; the ones within documents
 };
 
 void refuse_known_format(const std::string& path) {

@@ -24,7 +24,7 @@ struct ShardPlan {
   std::string tokenizer;                 ///< attribute; empty: the shard has none
   std::uint64_t tokenizer_checksum = 0;  ///< attribute, beside `tokenizer`
   std::optional<BinHeader> header;       ///< header of the .bin file that the shard is made of
-  /// Fills `tokens` with those of the shard from token `first` on.
+  /// Fills `tokens` with the tokens of the shard from number `first` on.
   std::function<void(std::uint64_t first, std::span<Token> tokens)> read;
 };
 

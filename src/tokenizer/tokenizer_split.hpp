@@ -9,7 +9,7 @@ namespace nanorun {
 
 /// Finds the pieces of GPT-2's pattern
 ///   's|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+
-/// where \s is Unicode's White_Space. \p{L} and \p{N} are those of the Unicode version of the PCRE2 library.
+/// where \s is Unicode's White_Space. \p{L} and \p{N} follow the Unicode version of the PCRE2 library.
 class Splitter {
  public:
   Splitter();
