@@ -28,7 +28,7 @@ constexpr int tile_rows = 64, row_threads = block_threads / tile_rows, part = ma
 /// for vectors of 4.
 struct alignas(16) Shared {
   float w[max_outputs][max_hidden];
-  float c[tile_rows][max_outputs + 4];  ///< or its gradient
+  float c[tile_rows][max_outputs + 4];  ///< outputs, or their gradients
   float h[tile_rows][max_hidden + 1];
 };
 static_assert(sizeof(Shared) <= 48 << 10);

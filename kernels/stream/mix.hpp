@@ -22,7 +22,7 @@
 
 namespace nanorun::kernels {
 
-/// Terms of one mix, at most; at least one. Else the ops throw std::invalid_argument.
+/// Most terms of one mix. Ops throw std::invalid_argument for more terms, and for none.
 inline constexpr int max_mix_terms = 6;
 
 /// A factor f(s) of a coefficient. Without a value the factor is 1. Device code may call the functions.
@@ -132,8 +132,8 @@ struct SharingMix {
   MixTerm<T> implied;  ///< the implied term of the mix, if it has one; its source and per_token are not read
 };
 
-/// The gradients of an implied term's scalars follow from the sum of c dot over the tokens. Adds what they change by
-/// when that sum changes by `change`.
+/// The gradients of an implied term's scalars follow from the sum of c dot over the tokens. Corrects them for a change
+/// of this sum by `change`.
 template <class T, class Sum>
 constexpr void add_to_implied(const MixTerm<T>& term, Sum change) {
   const acc_t<T> c = term.common_factor();

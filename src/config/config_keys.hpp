@@ -119,7 +119,7 @@ const std::vector<Key>& key_table();
 
 /// Whether a deck may have any number of sections of this name: [[stage]], [[group]].
 bool has_rows(std::string_view section);
-/// Number of sections of this name in a config; 1 for a section without rows.
+/// Number of sections of this name in a config; 1 for sections that a deck has only once.
 std::size_t row_count(const Config& config, std::string_view section);
 /// Sets the number of sections of this name, which has_rows(). New sections have the defaults.
 void set_row_count(Config& config, std::string_view section, std::size_t count);

@@ -47,7 +47,7 @@ class BucketTransfers {
   TensorComm& comm_;
   const TouchedRows& rows_;
   kernels::Stream compute_;
-  ops::Event handed_over_ = ops::create_event();  ///< by the ops' stream to the collectives'
+  ops::Event handed_over_ = ops::create_event();  ///< marks what the compute stream hands to the stream of collectives
   std::vector<Events> events_;                    ///< by OwnedBucket::index
 };
 

@@ -44,7 +44,7 @@ struct RunSetup {
   Learner<Real> learner;
   Checkpoints checkpoints;
   StopMonitor stop;
-  Progress progress;               ///< before the first step
+  Progress progress;               ///< progress before the first step
   double checkpoint_seconds = 0;   ///< expected time of a checkpoint, if stop.walltime_seconds is set
   bool continues_here = false;     ///< the run continues in the directory of its checkpoint
   bool complete = false;           ///< an earlier run has made all steps
