@@ -25,7 +25,7 @@ struct EvalOptions {
 /// the tokens are known, the bits per byte. For a file of questions they give the share that the model answers rightly.
 /// Warns on standard error of shards that may be of another tokenizer. Throws Error: usage where tokens or shards are
 /// missing; checkpoint; data where a file is missing, damaged, too short, does not fit the model or was encoded with
-/// another tokenizer; non_finite where the loss is.
+/// another tokenizer; non_finite where the loss is not finite.
 std::string evaluate(Context& context, const EvalOptions& options);
 
 }  // namespace nanorun
