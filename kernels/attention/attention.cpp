@@ -49,7 +49,7 @@ struct HeadRows {
   KOKKOS_FUNCTION T* row(int i) const { return part[i / part[0].rows].row(i % part[0].rows); }
 };
 
-/// Where row i of a block stands in the sequence, less the block's first place.
+/// Position in the sequence of row i of a block, relative to the block's first position.
 KOKKOS_FUNCTION int place_of(int i, int parts) {
   const int rows = block / parts;
   return parts * (i % rows) + i / rows;
@@ -165,7 +165,8 @@ KOKKOS_FUNCTION void forward_block(const Team& team, const HeadRows<T>& y, T* ls
     scratch.row_max[i] = -std::numeric_limits<T>::infinity();
     scratch.row_sum[i] = 0;
   });
-  // From the diagonal down: every query sees itself, so the running maximum is finite from the first tile on.
+  // Tiles come from the diagonal down. Every query sees itself, so the running maximum is finite from the first tile
+  // on.
   for (int bk = bq; bk >= mask.key_begin[bq]; --bk) {
     scores(team, scratch.s, in, mask, bq, bk);
     online_softmax(team, scratch);

@@ -16,7 +16,7 @@ namespace {
 
 using namespace composition;
 
-/// What the kernel by queries leaves for that by keys.
+/// What the kernel by queries leaves for the kernel by keys.
 struct Scratch {
   Mat<float> log2_sum, w1, d_w1;  ///< [H, T]; d_w1 is the gradient of w1'
   Mat<float> a, d_a;              ///< [T, warp_band], of the keys in the band of the query's warp
@@ -205,7 +205,7 @@ __device__ __forceinline__ void load_keys(KeyTiles& s, const Parameters& p, cons
 
 /// A warp's keys: where its rows and its band lie.
 struct Keys {
-  static constexpr int part = warp_band / 2;   ///< queries of a step, which save registers
+  static constexpr int part = warp_band / 2;   ///< queries that a step handles at a time, few to save registers
   const int first = warp_index() * warp_rows;  ///< key, and query, of the thread block's
   const int row = lane_index() / 4;            ///< this thread's first key; the other is row + 8
   const int column = 2 * (lane_index() % 4);   ///< this thread's first of eight queries

@@ -35,7 +35,7 @@ static_assert(sizeof(Shared) <= 48 << 10);
 
 using HiddenPart = Vector<float, part>;
 
-/// What a thread does of a tile: this row of it, these hidden units.
+/// A thread's part of a tile: its row, and its first hidden unit.
 struct Mine {
   int row = threadIdx.x % tile_rows, first = threadIdx.x / tile_rows * part;
 };
@@ -236,7 +236,7 @@ struct Partials {
     to[by_scale + own] = by_warp[own] + by_warp[own + 4];
   }
 
-  /// Adds the sums over all blocks to the gradients. Without d_bias, that is not wanted.
+  /// Adds the sums over all blocks to the gradients. If d_bias is empty, its gradient is not wanted.
   __device__ void send(const CoefficientNetGradients<bf16>& d, const CoefficientNet<bf16>& net,
                        const OrderedSum& total) const {
     const float scale = scale_of(net);

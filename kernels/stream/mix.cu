@@ -154,8 +154,8 @@ __device__ void finish_dots(float by_out, const float (&c)[K], const float (&div
   }
 }
 
-/// sums[k] is per_token_k dot_k of the rows of this thread. The last block adds to the scalars. One that is a factor
-/// of several terms, or twice of one, gets all of it from one thread.
+/// sums[k] is per_token_k dot_k of the rows of this thread. The last block adds to the scalars. A scalar that is a
+/// factor of several terms, or twice of one term, gets its whole gradient from one thread.
 template <int K>
 __device__ void add_to_scalars(const Terms<K>& terms, const float (&sums)[K], const OrderedSum& total) {
   __shared__ float dots[K];

@@ -63,12 +63,13 @@ extern "C" void note_signal(int signal) {
   errno = error;
 }
 
-/// The union of both kinds of handlers has one address.
+/// Whether a library has installed the handler. sa_handler and sa_sigaction share one address.
 bool is_of_library(const struct sigaction& action) {
   return action.sa_handler != SIG_DFL && action.sa_handler != SIG_IGN && action.sa_handler != note_signal;
 }
 
-/// Not for what their names promise: as closed ones do, they refuse that.
+/// Opens closed standard descriptors in the wrong direction, so that reading from standard input, and writing to the
+/// others, still fail as on closed ones.
 void open_standard_descriptors() {
   for (int descriptor = STDIN_FILENO; descriptor <= STDERR_FILENO; ++descriptor) {
     if (::fcntl(descriptor, F_GETFD) >= 0) continue;

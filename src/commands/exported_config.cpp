@@ -119,9 +119,9 @@ const std::string always_there[] = {"model.vocabulary", "model.width", "model.he
 /// Keys of [[stage]] that say what the model computes.
 const std::string stage_windows[] = {"short_window", "long_window"};
 
-/// The deck of the model as it is before a step, and at step 0 of its own: a stage and YaRN have left their mark on
-/// windows, rotary frequencies and attention_scale. With a stage where the deck has some, or where the short window is
-/// not what the long one implies.
+/// A deck whose step 0 is the model as it is before `step`: its windows, rotary frequencies and attention_scale are the
+/// ones that stages and YaRN give at this step. The deck has a stage if `config` has some, or if the short window is
+/// not the one that the long window implies.
 Config settled(const Config& config, long step) {
   const Windows windows = validation_windows(config, step);
   Config now = config;

@@ -136,7 +136,7 @@ bool is_section(std::string_view name, const toml::node& node) {
                    nearest_key({}, shown)));
 }
 
-/// One key of a deck, the header of a section that has rows, or what stands where a section should.
+/// An entry of a deck: a key, the header of a section that may repeat, or a stray value in the place of a section.
 struct Entry {
   enum class Kind { key, row, stray } kind;
   std::string section;

@@ -25,7 +25,7 @@ constexpr std::array<std::pair<std::uint64_t, const char*>, 6> throttles = {{{0x
 
 }  // namespace
 
-/// The loaded library and its functions. Those that ask for a value may be missing.
+/// The loaded library and its functions. Functions that ask for a value may be missing.
 struct Nvml::Library {
   explicit Library(const std::string& name) : handle(::dlopen(name.c_str(), RTLD_NOW | RTLD_LOCAL)) {
     if (handle == nullptr) {

@@ -133,7 +133,7 @@ void TraceFile::append(const TraceRows& rows) {
   TraceRows all = rows;
   all.seconds = gather_columns(comm_, rows.seconds, Trace::phases);
   all.communication = gather_columns(comm_, rows.communication, 1);
-  // By rank 0 alone: where MPI writes for all ranks, it says a line of its own about every failure.
+  // Rank 0 alone writes: if MPI wrote for all ranks, it would print a line of its own about every failure.
   comm_.together([&] {
     if (!comm_.root()) return;
     waiting_.append(all);

@@ -49,8 +49,8 @@ void require_file(const std::string& path) {
                                                                   : "a device, FIFO or socket"));
 }
 
-/// Keys that decide which tensors of state there are, or their shapes, by the group of these tensors. Those of the
-/// model are named where its fingerprint does not depend on them.
+/// Keys that decide which tensors of state there are, or their shapes, by the group of these tensors. Keys of the model
+/// are among them if its fingerprint does not depend on them.
 struct StateKeys {
   const char* group;
   std::vector<std::string> keys;
@@ -116,8 +116,8 @@ std::vector<std::string> Checkpoints::list() const {
   return paths;
 }
 
-/// Makes the directory and removes files of writes that were cut short. What a user has given the name of one stays,
-/// under another name where the next write needs that one.
+/// Makes the directory and removes the files of writes that were cut short. A user's file with such a name stays; if
+/// the next write needs the name, the file is renamed.
 void Checkpoints::make_directory(const std::string& next) {
   link_.enter(directory_);
   make_directories(directory_, ExitCode::checkpoint);
@@ -208,8 +208,8 @@ void Checkpoints::probe(long first, long steps, const Slabs& slabs) {
   });
 }
 
-/// Writes one row in `divisor` of each tensor, at least one. Of a tensor, each rank writes as large a part as of the
-/// whole one.
+/// Writes one row in `divisor` of each tensor, at least one. Each rank writes the same share of a tensor as in a whole
+/// checkpoint.
 Trial Checkpoints::try_file(const Slabs& slabs, std::uint64_t divisor) {
   const auto scaled = [&](std::uint64_t row) { return (row + divisor - 1) / divisor; };
   Trial trial;

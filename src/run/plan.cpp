@@ -54,8 +54,8 @@ std::vector<StagePlan> stages_of(const Config& config, const ParameterTable& tab
   return stages;
 }
 
-/// A rank sends its copies of all parts but its own, then its own part to all others. Of lookup tables only the rows
-/// travel that it has read, at most one for each token. Weights travel when they are updated.
+/// A rank sends its gradients of all parts but its own, then the weights of its own part to all others. From lookup
+/// tables it sends only the rows that it has read, at most one for each token. Weights travel when they are updated.
 double sent_bytes(const Config& config, const ParameterTable& table, int ranks) {
   const double gradient = kernels::wire_bytes<kernels::acc_t<Real>>(config.comm.gradients);
   const double tokens = static_cast<double>(config.train.sequences) / ranks * longest_length(config);

@@ -52,7 +52,7 @@ class LineReader {
     return line;
   }
 
-  /// File and line of what next() returned last. Reads the file up to there.
+  /// File and line of the document that next() returned last. Reads the file up to this line.
   std::string location() const {
     std::vector<char> bytes;
     while (numbered_.at < line_) {

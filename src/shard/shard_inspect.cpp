@@ -18,7 +18,7 @@ namespace {
 
 constexpr std::uint64_t read_bytes_at_once = std::uint64_t{1} << 20;
 constexpr double most_invalid = 0.005;  ///< share of a file's characters
-/// Of JSON Lines, which programs write, a few characters are no sign of another encoding however short the file is.
+/// Programs write JSON Lines, so a few invalid characters are no sign of another encoding, however short the file is.
 constexpr std::uint64_t few_invalid_of_jsonl = 10;
 /// A few control characters are no sign of a binary file.
 constexpr std::uint64_t few_controls = 10;
@@ -148,7 +148,7 @@ class LineInspector {
     return true;
   }
 
-  /// Once nothing is left to read.
+  /// The counts of this rank's share, once nothing is left to read.
   Characters& found() {
     const std::vector<std::uint64_t> replaced = share_.replaced();
     for (std::size_t i = 0; i < replaced.size(); ++i) found_.invalid[i] += replaced[i];

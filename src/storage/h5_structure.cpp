@@ -30,7 +30,7 @@ constexpr int examined_descriptor = STDERR_FILENO + 1;
 constexpr const char* examined_path = "/proc/self/fd/3";
 constexpr rlim_t max_cpu_seconds = 60;  // for the process that examines a file; a sound file takes milliseconds
 constexpr int was_examined = 0, was_refused = 2;  // codes of that process; the second where HDF5 cannot open the file
-/// What HDF5 may die of in a damaged file; other signals come from outside.
+/// Signals by which a damaged file may kill HDF5; other signals come from outside.
 constexpr std::array crashes = {SIGSEGV, SIGBUS, SIGABRT, SIGFPE, SIGILL, SIGXCPU};
 
 bool is_examiner = false;
