@@ -1,6 +1,6 @@
 #pragma once
-// Rows of the lookup tables that have gradients in a step, which are those that its sequences read. The ranks tell each
-// other while their devices work on the step before. Then only these rows of the gradients travel.
+// The rows of lookup tables that have gradients in a step: those that its sequences read. The ranks tell each other
+// while their devices work on the step before, so that only these rows travel.
 
 #include <cstdint>
 #include <span>
@@ -16,7 +16,8 @@ namespace nanorun {
 
 class TouchedRows {
  public:
-  /// `tokens`: of a step on this rank, at most. The communicators outlive it.
+
+  /// `tokens`: most tokens of a step on this rank. The communicators outlive it.
   TouchedRows(const ModelConfig& model, const ParameterTable& table, const NodeComms& comms, std::size_t tokens);
 
   /// Notes this rank's sequences of the next step: rows of `length` tokens and a last target.
@@ -35,6 +36,7 @@ class TouchedRows {
   const RowExchange& of(const Bucket& bucket) const;
 
  private:
+
   std::size_t capacity(std::size_t tokens) const;
 
   int bigram_table_rows_;

@@ -27,7 +27,7 @@ struct Term {
   int source;
   To to = To::nowhere;
   int scalar[2] = {-1, -1};
-  bool sigmoid = false;  ///< of the first scalar
+  bool sigmoid = false;  ///< the first scalar goes through a sigmoid
   int column = -1;
   double constant = 1;
   bool norm_source = false;  ///< the source is a norm
@@ -37,7 +37,7 @@ struct Term {
 struct Kind {
   std::vector<Term> terms;
   bool norm = false, elsewhere = false;
-  bool alone = false;  ///< of the norm
+  bool alone = false;  ///< only the norm is wanted
 };
 
 /// What a block of the recipe begins with.
@@ -50,7 +50,7 @@ const Kind six = {{{0, To::d_out, {0, 1}, true, 0},
                    {4, To::nowhere, {2, -1}, true, 3, -1}},
                   true,
                   true};
-/// As many matrices as a backward pass may read.
+/// Six sources, the most that a backward pass may read.
 const Kind most = {{{0, To::d_out, {0, -1}},
                     {1, To::adds, {1, -1}},
                     {2, To::adds, {2, -1}},

@@ -28,7 +28,7 @@ struct Term {
   int source;
   To to = To::nowhere;
   int scalar[2] = {-1, -1};
-  bool sigmoid = false;  ///< of the first scalar
+  bool sigmoid = false;  ///< the first scalar goes through a sigmoid
   int column = -1;
   double constant = 1;
   bool norm_source = false;  ///< the source is a norm
@@ -39,7 +39,7 @@ struct Kind {
   const char* name;
   std::vector<Term> terms;
   bool norm = false, elsewhere = false;
-  bool alone = false;  ///< of the norm
+  bool alone = false;  ///< only the norm is wanted
 };
 
 constexpr int scalar_count = 3, column_count = 4;
