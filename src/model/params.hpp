@@ -70,9 +70,9 @@ struct Bucket {
   /// each step overwrites those of matrices.
   bool accumulates() const { return group != Group::matrix && group != Group::fixed; }
 
-  /// Boundaries of the parts, in elements relative to `offset`. The ranks' numbers of units differ by at most one; so do
-  /// their numbers of matrices of one shape or its transpose, summed over all buckets. Few units lie on different places
-  /// of one node, so that each travels between nodes on a rail of its own.
+  /// Boundaries of the parts, in elements relative to `offset`. The ranks' numbers of units differ by at most one; so
+  /// do their numbers of matrices of one shape or its transpose, summed over all buckets. Few units lie on different
+  /// places of one node, so that each travels between nodes on a rail of its own.
   Bounds bounds(const NodeLayout& layout) const;
 };
 

@@ -16,7 +16,6 @@ namespace nanorun {
 
 class TouchedRows {
  public:
-
   /// `tokens`: most tokens of a step on this rank. The communicators outlive it.
   TouchedRows(const ModelConfig& model, const ParameterTable& table, const NodeComms& comms, std::size_t tokens);
 
@@ -36,7 +35,6 @@ class TouchedRows {
   const RowExchange& of(const Bucket& bucket) const;
 
  private:
-
   std::size_t capacity(std::size_t tokens) const;
 
   int bigram_table_rows_;
