@@ -76,15 +76,16 @@ void TensorComm::share_bytes(std::span<std::byte> memory) {
   for (const auto& rail : rails_) rail->transport().share(memory);
 }
 
-void TensorComm::gather_bytes(std::span<std::byte> data, const Bounds& parts, std::size_t element) {
-  if (size() == 1) return;
+void TensorComm::gather_bytes(Level level, std::span<std::byte> data, const Bounds& parts, std::size_t element) {
+  if (!has(level)) return;
   const Watchdog::Guard guard = comms_.all().watch("all_gather");
-  for (std::size_t i = 0; i < rails_.size(); ++i) {
+  if (level == Level::inside) {
+    for (int round = 0; round < comms_.seat_rounds(); ++round)
+      node_->all_gather(data, comms_.shares(parts, round), element);
+    return;
+  }
+  for (std::size_t i = 0; i < rails_.size(); ++i)
     rails_[i]->all_gather(data, comms_.parts_of_rail(parts, comms_.rails()[i].number), element);
-  }
-  for (int round = 0; node_ && round < comms_.seat_rounds(); ++round) {
-    node_->all_gather(data, comms_.shares(parts, round), element);
-  }
 }
 
 }  // namespace nanorun

@@ -26,6 +26,9 @@ struct RowExchange {
   std::vector<std::vector<RailRows>> rails;  ///< by NodeComms::rails()
 };
 
+/// Where tensors travel: inside a node, or between nodes.
+enum class Level { inside, between };
+
 /// What a rank has sent inside its node and to other nodes.
 struct LevelTraffic {
   Traffic inside, between;
@@ -50,24 +53,37 @@ class TensorComm {
   /// Whether collectives occupy SMs, also while they wait for other ranks.
   bool occupies_sms() const;
 
+  /// Whether tensors travel inside nodes, or between them.
+  bool has(Level level) const { return level == Level::inside ? node_ != nullptr : !rails_.empty(); }
+
   /// Sums each part over the ranks, in place; on a rank the parts of other ranks are undefined afterwards. Elements
   /// travel inside a node in the format of comm.gradients, between nodes in bf16 where that is e5m2; the owner's own
   /// elements enter the sum unrounded. The order of the sum depends on the layout of the ranks alone. A = float, in the
-  /// CPU build also double.
+  /// CPU build also double. The second one makes the part of one level: first inside nodes, then between them.
   template <class A>
   void reduce_scatter(std::span<A> data, const Bounds& parts);
-  /// Sums the rows of this rank's part of a table over the ranks that have gradients for them. Other rows become zero.
+  template <class A>
+  void reduce_scatter(Level level, std::span<A> data, const Bounds& parts);
+  /// Sums the rows of this rank's part of a table over the ranks that have gradients for them; other rows become zero.
+  /// Likewise.
   template <class A>
   void reduce_scatter_rows(const kernels::Mat<A>& table, const RowExchange& rows);
+  template <class A>
+  void reduce_scatter_rows(Level level, const kernels::Mat<A>& table, const RowExchange& rows);
   /// Collective. Prepares memory for all_gather(). It must outlive the communicator and have one size on all ranks.
   template <class T>
   void share(std::span<T> memory) {
     share_bytes(std::as_writable_bytes(memory));
   }
-  /// Copies each part to all ranks. `data` lies in memory that was prepared by share().
+  /// Copies each part to all ranks. `data` lies in memory that was prepared by share(). The second one makes the part
+  /// of one level: first between nodes, then inside them.
   template <class T>
   void all_gather(std::span<T> data, const Bounds& parts) {
-    gather_bytes(std::as_writable_bytes(data), parts, sizeof(T));
+    for (const Level level : {Level::between, Level::inside}) all_gather(level, data, parts);
+  }
+  template <class T>
+  void all_gather(Level level, std::span<T> data, const Bounds& parts) {
+    gather_bytes(level, std::as_writable_bytes(data), parts, sizeof(T));
   }
   /// Collective. Waits, at most for the timeout, until the collectives that have been enqueued are done.
   void synchronize();
@@ -84,7 +100,7 @@ class TensorComm {
 
  private:
   void share_bytes(std::span<std::byte> memory);
-  void gather_bytes(std::span<std::byte> data, const Bounds& parts, std::size_t element);
+  void gather_bytes(Level level, std::span<std::byte> data, const Bounds& parts, std::size_t element);
 
   NodeComms comms_;
   kernels::Stream stream_;
@@ -94,22 +110,33 @@ class TensorComm {
 
 template <class A>
 void TensorComm::reduce_scatter(std::span<A> data, const Bounds& parts) {
-  if (size() == 1) return;
+  for (const Level level : {Level::inside, Level::between}) reduce_scatter(level, data, parts);
+}
+
+template <class A>
+void TensorComm::reduce_scatter(Level level, std::span<A> data, const Bounds& parts) {
+  if (!has(level)) return;
   const Watchdog::Guard guard = comms_.all().watch("reduce_scatter");
-  for (int round = 0; node_ && round < comms_.seat_rounds(); ++round) {
-    node_->reduce_scatter(data, comms_.shares(parts, round));
+  if (level == Level::inside) {
+    for (int round = 0; round < comms_.seat_rounds(); ++round) node_->reduce_scatter(data, comms_.shares(parts, round));
+    return;
   }
-  for (std::size_t i = 0; i < rails_.size(); ++i) {
+  for (std::size_t i = 0; i < rails_.size(); ++i)
     rails_[i]->reduce_scatter(data, comms_.parts_of_rail(parts, comms_.rails()[i].number));
-  }
 }
 
 template <class A>
 void TensorComm::reduce_scatter_rows(const kernels::Mat<A>& table, const RowExchange& rows) {
-  if (size() == 1) return;
+  for (const Level level : {Level::inside, Level::between}) reduce_scatter_rows(level, table, rows);
+}
+
+template <class A>
+void TensorComm::reduce_scatter_rows(Level level, const kernels::Mat<A>& table, const RowExchange& rows) {
+  if (!has(level)) return;
   const Watchdog::Guard guard = comms_.all().watch("reduce_scatter of rows");
-  for (const NodeRows& round : rows.node) {
-    if (node_) node_->reduce_scatter_rows(table, round);
+  if (level == Level::inside) {
+    for (const NodeRows& round : rows.node) node_->reduce_scatter_rows(table, round);
+    return;
   }
   for (std::size_t i = 0; i < rails_.size(); ++i) rails_[i]->reduce_scatter_rows(table, std::span(rows.rails[i]));
 }

@@ -1,5 +1,7 @@
 #include "src/optimizer/bucket_transfers.hpp"
 
+#include <array>
+
 #include "src/base/instantiate.hpp"
 
 namespace nanorun {
@@ -20,14 +22,15 @@ BucketTransfers<T>::~BucketTransfers() {
 
 template <class T>
 void BucketTransfers<T>::reduce_scatter(Trace& trace, const OwnedBucket<T>& owned) {
-  transfer(trace, Phase::reduce_gradients, events_[owned.index].reduced, [&] {
+  constexpr std::array order{Level::inside, Level::between};
+  transfer(trace, Phase::reduce_gradients, order, events_[owned.index].reduced, [&](Level level) {
     const Bucket& bucket = owned.bucket;
     if (rows_.known(bucket)) {
       const kernels::Mat<kernels::acc_t<T>> table(owned.all_gradients.data(), static_cast<int>(bucket.units),
                                                   static_cast<int>(bucket.unit_size));
-      comm_.reduce_scatter_rows(table, rows_.of(bucket));
+      comm_.reduce_scatter_rows(level, table, rows_.of(bucket));
     } else {
-      comm_.reduce_scatter(owned.all_gradients, owned.bounds);
+      comm_.reduce_scatter(level, owned.all_gradients, owned.bounds);
     }
   });
 }
@@ -39,7 +42,9 @@ void BucketTransfers<T>::await_gradients(Trace& trace, const OwnedBucket<T>& own
 
 template <class T>
 void BucketTransfers<T>::all_gather(Trace& trace, const OwnedBucket<T>& owned) {
-  transfer(trace, Phase::gather_weights, events_[owned.index].gathered, [&] { gather(owned); });
+  constexpr std::array order{Level::between, Level::inside};
+  transfer(trace, Phase::gather_weights, order, events_[owned.index].gathered,
+           [&](Level level) { gather(level, owned); });
 }
 
 template <class T>
@@ -50,21 +55,25 @@ void BucketTransfers<T>::await_weights(Trace& trace, const OwnedBucket<T>& owned
 template <class T>
 void BucketTransfers<T>::all_gather_now(const std::vector<OwnedBucket<T>>& buckets) {
   if (comm_.size() == 1) return;
-  for (const OwnedBucket<T>& owned : buckets) gather(owned);
+  for (const OwnedBucket<T>& owned : buckets) {
+    for (const Level level : {Level::between, Level::inside}) gather(level, owned);
+  }
   comm_.synchronize();
 }
 
-/// Enqueues a collective behind the ops enqueued so far, and records `done` behind it.
+/// Enqueues a collective behind the ops enqueued so far, level by level, and records `done` behind it.
 template <class T>
 template <class Collective>
-void BucketTransfers<T>::transfer(Trace& trace, Phase phase, ops::Event& done, const Collective& collective) {
+void BucketTransfers<T>::transfer(Trace& trace, Phase phase, std::span<const Level> order, ops::Event& done,
+                                  const Collective& collective) {
   if (comm_.size() == 1) return;
   Region region(trace, phase);
   ops::record(compute_, handed_over_);
   ops::wait(comm_.stream(), handed_over_);
-  {
+  for (const Level level : order) {
+    if (!comm_.has(level)) continue;
     Transfer transfer(trace, phase, comm_.stream());
-    collective();
+    collective(level);
   }
   ops::record(comm_.stream(), done);
 }
@@ -77,11 +86,11 @@ void BucketTransfers<T>::await(Trace& trace, Phase phase, const ops::Event& done
 }
 
 template <class T>
-void BucketTransfers<T>::gather(const OwnedBucket<T>& owned) {
+void BucketTransfers<T>::gather(Level level, const OwnedBucket<T>& owned) {
   if (owned.bucket.scalars()) {
-    comm_.all_gather(owned.all_scalars, owned.bounds);
+    comm_.all_gather(level, owned.all_scalars, owned.bounds);
   } else {
-    comm_.all_gather(owned.all_weights, owned.bounds);
+    comm_.all_gather(level, owned.all_weights, owned.bounds);
   }
 }
 

@@ -2,6 +2,7 @@
 // Collectives of buckets, beside computation: reduce-scatters of gradients to their owners, all-gathers of new weights
 // to all ranks. With one rank nothing travels.
 
+#include <span>
 #include <vector>
 
 #include "kernels/ops.hpp"
@@ -40,9 +41,10 @@ class BucketTransfers {
     ops::Event reduced = ops::create_event(), gathered = ops::create_event();
   };
   template <class Collective>
-  void transfer(Trace& trace, Phase phase, ops::Event& done, const Collective& collective);
+  void transfer(Trace& trace, Phase phase, std::span<const Level> order, ops::Event& done,
+                const Collective& collective);
   void await(Trace& trace, Phase phase, const ops::Event& done);
-  void gather(const OwnedBucket<T>& owned);
+  void gather(Level level, const OwnedBucket<T>& owned);
 
   TensorComm& comm_;
   const TouchedRows& rows_;

@@ -10,6 +10,22 @@
 
 namespace nanorun {
 
+namespace {
+
+/// Collective. Sums results in the order of their slots. Ranks that share a slot but for one have zeros.
+StepResults add_up_in_order(Comm& comm, int slot, int slots, const StepResults& own) {
+  const int squares = slots, overflowed = 2 * slots;
+  std::vector<double> seen(overflowed + 1);
+  seen[slot] = own.loss;
+  seen[squares + slot] = own.squares;
+  seen[overflowed] = own.overflowed ? 1 : 0;
+  comm.all_reduce(std::span<double>(seen), Reduce::sum);
+  const auto sum = [&](int first) { return std::accumulate(&seen[first], &seen[first] + slots, 0.0); };
+  return {sum(0), sum(squares), seen[overflowed] > 0};
+}
+
+}  // namespace
+
 Requests agree(Comm& comm, const Requests& own, std::span<double> others) {
   // Ranks that could not read, and that saw each reason to stop.
   constexpr std::size_t reasons = static_cast<std::size_t>(StopReason::count), places = 1 + reasons;
@@ -35,15 +51,14 @@ void by_name(const Comm& comm, const std::function<void()>& work) {
   }
 }
 
-StepResults add_up(Comm& comm, const StepResults& own) {
-  const int ranks = comm.size(), squares = ranks, overflowed = 2 * ranks;
-  std::vector<double> seen(overflowed + 1);
-  seen[comm.rank()] = own.loss;
-  seen[squares + comm.rank()] = own.squares;
-  seen[overflowed] = own.overflowed ? 1 : 0;
-  comm.all_reduce(std::span<double>(seen), Reduce::sum);
-  const auto sum = [&](int first) { return std::accumulate(&seen[first], &seen[first] + ranks, 0.0); };
-  return {sum(0), sum(squares), seen[overflowed] > 0};
+StepResults add_up(const NodeComms& comms, const StepResults& own) {
+  const NodeLayout& layout = comms.layout();
+  const StepResults of_node =
+      add_up_in_order(comms.node(), layout.place_of(comms.all().rank()), comms.node().size(), own);
+  if (layout.nodes() == 1) return of_node;
+  const bool speaks = comms.node().root();
+  return add_up_in_order(comms.all(), layout.node_of(comms.all().rank()), layout.nodes(),
+                         speaks ? of_node : StepResults{});
 }
 
 }  // namespace nanorun

@@ -1,11 +1,11 @@
 #pragma once
 // What the ranks of a run tell each other in every step. MPI promises no order of sums. So numbers that must be summed
-// in the order of the ranks travel side by side, one slot for each rank.
+// in a fixed order travel side by side: inside a node one slot for each rank, between nodes one for each node.
 
 #include <functional>
 #include <span>
 
-#include "src/comm/comm.hpp"
+#include "src/comm/node_comms.hpp"
 #include "src/run/stop.hpp"
 
 namespace nanorun {
@@ -31,7 +31,8 @@ struct StepResults {
   bool overflowed = false;  ///< a gradient or weight is not finite
 };
 
-/// Collective. Sums losses and squares over the ranks, in their order; `overflowed` tells whether any rank overflowed.
-StepResults add_up(Comm& comm, const StepResults& own);
+/// Collective. Sums losses and squares over the ranks of each node, then over the nodes, in their order; `overflowed`
+/// tells whether any rank overflowed.
+StepResults add_up(const NodeComms& comms, const StepResults& own);
 
 }  // namespace nanorun

@@ -224,7 +224,7 @@ void Training::synchronise() {
   const StepResults own{.loss = learner_.model.loss().value() / length_at(config_, progress_.step),
                         .squares = learner_.optimizer.gradient_squares(),
                         .overflowed = learner_.optimizer.overflowed()};
-  const StepResults results = add_up(comm_, own);
+  const StepResults results = add_up(learner_.tensor_comm.comms(), own);
   loss_ = results.loss / config_.train.sequences;
   gradient_norm_ = std::sqrt(results.squares);
   if (!std::isfinite(loss_)) fail_not_finite(non_finite_text("loss", loss_), progress_.step + 1);

@@ -4,6 +4,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <vector>
@@ -32,20 +33,30 @@ TEST(Agreement, LargestReasonOfAnyRank) {
   EXPECT_EQ(ones, (std::vector<double>{1.0 * test_comm().size(), 2.0 * test_comm().size()}));
 }
 
+/// Sums have the bits of a sum over each node's ranks, then over the nodes, in their order.
 TEST(Agreement, SumsOfResults) {
   const int rank = test_comm().rank(), size = test_comm().size();
-  const StepResults results = add_up(test_comm(), {0.1 * (rank + 1), 2.0 * rank, rank + 1 == size});
-  double loss = 0;
-  for (int r = 0; r < size; ++r) loss += 0.1 * (r + 1);
-  EXPECT_EQ(results.loss, loss);
-  EXPECT_EQ(results.squares, 1.0 * size * (size - 1));
-  EXPECT_TRUE(results.overflowed);
-  EXPECT_FALSE(add_up(test_comm(), {}).overflowed);
+  for (int on_node = 1; on_node <= size; ++on_node) {
+    const NodeComms comms(test_comm(), on_node);
+    const StepResults results = add_up(comms, {0.1 * (rank + 1), 2.0 * rank, rank + 1 == size});
+    double loss = 0;
+    for (int first = 0; first < size; first += on_node) {
+      double of_node = 0;
+      for (int r = first; r < std::min(first + on_node, size); ++r) of_node += 0.1 * (r + 1);
+      loss += of_node;
+    }
+    EXPECT_EQ(results.loss, loss);
+    EXPECT_EQ(results.squares, 1.0 * size * (size - 1));
+    EXPECT_TRUE(results.overflowed);
+    EXPECT_FALSE(add_up(comms, {}).overflowed);
+  }
 }
 
 TEST(Agreement, ANanOfOneRankReachesAll) {
   const double own = test_comm().rank() == 0 ? std::numeric_limits<double>::quiet_NaN() : 1;
-  EXPECT_TRUE(std::isnan(add_up(test_comm(), {own, 0, false}).loss));
+  for (const int on_node : {0, 1}) {
+    EXPECT_TRUE(std::isnan(add_up(NodeComms(test_comm(), on_node), {own, 0, false}).loss));
+  }
 }
 
 TEST(Agreement, WhatARankReadsAloneNamesIt) {

@@ -63,19 +63,30 @@ std::vector<double> losses_on(int ranks, const Config& config = small_config()) 
   return losses;
 }
 
-TEST(RankCount, LossesAgreeOnAnyNumberOfRanks) {
-  SKIP_WITHOUT_DEVICES();
-  const std::vector<double> one = losses_on(1);
+/// Trains on one rank, then on more, on one node and on several, the last of them with fewer ranks where it happens so.
+void expect_same_training(const Config& config, double relative, const char* what) {
+  const std::vector<double> one = losses_on(1, config);
   EXPECT_LT(one.back(), one.front() - 0.5);
-  for (int ranks = 2; ranks <= test_comm().size(); ranks *= 2) {
-    const std::vector<double> many = losses_on(ranks);
+  const auto compare = [&](int ranks, int on_node) {
+    Config many_ranks = config;
+    many_ranks.comm.ranks_per_node = on_node;
+    const std::vector<double> many = losses_on(ranks, many_ranks);
     double worst = 0;
     for (int s = 0; s < steps; ++s) {
       worst = std::max(worst, std::abs(many[s] - one[s]) / one[s]);
-      EXPECT_NEAR(many[s], one[s], tolerance * one[s]) << "step " << s << ", " << ranks << " ranks";
+      EXPECT_NEAR(many[s], one[s], relative * one[s])
+          << "step " << s << ", " << ranks << " ranks, " << on_node << " on a node";
     }
-    if (test_comm().root()) std::printf("largest relative difference, %d ranks: %.1e\n", ranks, worst);
-  }
+    if (test_comm().root())
+      std::printf("largest relative difference%s, %d ranks, %d on a node: %.1e\n", what, ranks, on_node, worst);
+  };
+  for (int ranks = 2; ranks <= test_comm().size(); ranks *= 2) compare(ranks, ranks);
+  for (int on_node = 1; on_node < std::min(test_comm().size(), 4); ++on_node) compare(test_comm().size(), on_node);
+}
+
+TEST(RankCount, LossesAgreeOnAnyNumberOfRanks) {
+  SKIP_WITHOUT_DEVICES();
+  expect_same_training(small_config(), tolerance, "");
 }
 
 /// Branches that start at zero, on a stream of sums by learned factors: their factors' gradients are zero then, not the
@@ -92,18 +103,7 @@ TEST(RankCount, LossesOfBranchesThatStartAtZeroAgreeOnAnyNumberOfRanks) {
   model.skip_from = 1;
   model.skip_to = 3;
   config.optimizer.adam_period = 1;
-  constexpr double closer = ops::on_host ? 1e-7 : tolerance;
-  const std::vector<double> one = losses_on(1, config);
-  EXPECT_LT(one.back(), one.front() - 0.5);
-  for (int ranks = 2; ranks <= test_comm().size(); ranks *= 2) {
-    const std::vector<double> many = losses_on(ranks, config);
-    double worst = 0;
-    for (int s = 0; s < steps; ++s) {
-      worst = std::max(worst, std::abs(many[s] - one[s]) / one[s]);
-      EXPECT_NEAR(many[s], one[s], closer * one[s]) << "step " << s << ", " << ranks << " ranks";
-    }
-    if (test_comm().root()) std::printf("largest relative difference, zero branches, %d ranks: %.1e\n", ranks, worst);
-  }
+  expect_same_training(config, ops::on_host ? 1e-7 : tolerance, ", zero branches");
 }
 
 /// With what Adam keeps in bf16.
@@ -112,18 +112,8 @@ TEST(RankCount, LossesWithStateInBf16AgreeOnOneTwoAndFourRanks) {
   Config config = small_config();
   config.optimizer.adam_master = config.optimizer.adam_moments = StateFormat::bf16;
   config.optimizer.adam_period = 2;
-  const std::vector<double> one = losses_on(1, config), in_fp32 = losses_on(1);
-  EXPECT_LT(one.back(), one.front() - 0.5);
-  EXPECT_NE(one, in_fp32);
-  for (int ranks = 2; ranks <= test_comm().size(); ranks *= 2) {
-    const std::vector<double> many = losses_on(ranks, config);
-    double worst = 0;
-    for (int s = 0; s < steps; ++s) {
-      worst = std::max(worst, std::abs(many[s] - one[s]) / one[s]);
-      EXPECT_NEAR(many[s], one[s], tolerance * one[s]) << "step " << s << ", " << ranks << " ranks";
-    }
-    if (test_comm().root()) std::printf("largest relative difference in bf16, %d ranks: %.1e\n", ranks, worst);
-  }
+  EXPECT_NE(losses_on(1, config), losses_on(1));
+  expect_same_training(config, tolerance, " in bf16");
 }
 
 /// The maxima that scale the MLP's operands are those of all ranks' sequences. From about step 4 on last bits of the
