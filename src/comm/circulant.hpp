@@ -12,7 +12,7 @@
 #include <span>
 #include <vector>
 
-#include "src/comm/comm.hpp"
+#include "src/comm/node_layout.hpp"
 
 namespace nanorun {
 

@@ -16,9 +16,6 @@
 
 namespace nanorun {
 
-/// Boundaries of the ranks' parts of a span: rank r owns [bounds[r], bounds[r+1]).
-using Bounds = std::vector<std::size_t>;
-
 /// Name and version of the MPI library, "Open MPI v4.1.4".
 std::string mpi_version();
 

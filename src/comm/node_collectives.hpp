@@ -10,6 +10,7 @@
 #include "kernels/ops.hpp"
 #include "src/base/arena.hpp"
 #include "src/comm/comm.hpp"
+#include "src/comm/node_layout.hpp"
 #include "src/comm/traffic.hpp"
 #include "src/comm/transport.hpp"
 

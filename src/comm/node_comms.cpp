@@ -28,23 +28,4 @@ NodeComms::NodeComms(Comm& comm, int ranks_per_node) : all_(comm), layout_(layou
   }
 }
 
-int NodeComms::seat_rounds() const {
-  const int ranks = node().size();
-  return (layout_.seats() + ranks - 1) / ranks;
-}
-
-Bounds NodeComms::shares(const Bounds& parts, int round) const {
-  Bounds shares;
-  for (int place = 0; place <= node().size(); ++place) {
-    shares.push_back(parts[layout_.first_part(std::min(round * node().size() + place, layout_.seats()))]);
-  }
-  return shares;
-}
-
-Bounds NodeComms::parts_of_rail(const Bounds& parts, int rail) const {
-  Bounds own;
-  for (const int part : layout_.first_parts(rail)) own.push_back(parts[part]);
-  return own;
-}
-
 }  // namespace nanorun

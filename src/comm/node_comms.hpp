@@ -29,12 +29,12 @@ class NodeComms {
   /// Ascending; none where there is one node.
   std::span<const Rail> rails() const { return rails_; }
 
-  /// Number of times that the ranks of this node go through their seats: 1 where no node has more ranks.
-  int seat_rounds() const;
-  /// The shares of the rails whose seats this node's ranks take in a round, by place. `parts`: boundaries of all parts.
-  Bounds shares(const Bounds& parts, int round) const;
-  /// The parts of the nodes in the share of a rail.
-  Bounds parts_of_rail(const Bounds& parts, int rail) const;
+  /// NodeLayout's of this rank's node.
+  int seat_rounds() const { return layout_.seat_rounds(layout_.node_of(all_.rank())); }
+  Bounds shares(const Bounds& parts, int round) const {
+    return layout_.shares(parts, layout_.node_of(all_.rank()), round);
+  }
+  Bounds parts_of_rail(const Bounds& parts, int rail) const { return layout_.parts_of_rail(parts, rail); }
 
  private:
   Comm& all_;

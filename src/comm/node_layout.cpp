@@ -47,4 +47,20 @@ std::vector<int> NodeLayout::seats_of(int rank) const {
   return seats;
 }
 
+int NodeLayout::seat_rounds(int node) const { return (seats() + ranks_on(node) - 1) / ranks_on(node); }
+
+Bounds NodeLayout::shares(const Bounds& parts, int node, int round) const {
+  Bounds shares;
+  for (int place = 0; place <= ranks_on(node); ++place) {
+    shares.push_back(parts[first_part(std::min(round * ranks_on(node) + place, seats()))]);
+  }
+  return shares;
+}
+
+Bounds NodeLayout::parts_of_rail(const Bounds& parts, int rail) const {
+  Bounds own;
+  for (const int part : first_parts(rail)) own.push_back(parts[part]);
+  return own;
+}
+
 }  // namespace nanorun

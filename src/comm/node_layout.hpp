@@ -8,9 +8,13 @@
 // Parts are ordered by place, then by node. So the parts of a rail are consecutive, as its share, and in it the parts
 // of the nodes.
 
+#include <cstddef>
 #include <vector>
 
 namespace nanorun {
+
+/// Boundaries of the parts of a span: part p is [bounds[p], bounds[p+1]).
+using Bounds = std::vector<std::size_t>;
 
 class NodeLayout {
  public:
@@ -46,6 +50,13 @@ class NodeLayout {
   /// Parts [first_parts(rail)[node], first_parts(rail)[node + 1]) of the share of a rail are those of a node: one, or
   /// none where the node has no such place.
   const std::vector<int>& first_parts(int rail) const { return first_parts_[rail]; }
+
+  /// Number of times that the ranks of a node go through its seats: 1 where no node has more ranks.
+  int seat_rounds(int node) const;
+  /// The shares of the rails whose seats the ranks of a node take in a round, by place. `parts`: of all ranks.
+  Bounds shares(const Bounds& parts, int node, int round) const;
+  /// The parts of the nodes in the share of a rail.
+  Bounds parts_of_rail(const Bounds& parts, int rail) const;
 
  private:
   std::vector<int> node_of_, place_of_, turn_of_, part_of_;  ///< by rank
