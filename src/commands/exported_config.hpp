@@ -22,7 +22,7 @@ std::span<const char* const> keys_of_first_weights();
 std::string unread_key(const Config& config, std::span<const char* const> read);
 
 /// The text of config.json for the model of `checkpoint` as it is before `step`: its windows, and with YaRN its rotary
-/// frequencies, are those of a validation at this step. `bf16`: the matrices and tables are stored so. Throws
+/// frequencies, are those of a validation at this step. `bf16`: matrices and tables are stored in bf16. Throws
 /// Error(usage) where the Python files do not compute this model.
 std::string exported_config(const std::string& checkpoint, const Config& config, long step, kernels::Token end_of_text,
                             const TokenizerRecord& tokenizer, bool bf16);
