@@ -11,6 +11,9 @@
 
 namespace nanorun {
 
+/// Throws where the path names anything but a regular file, or a directory, whichever is `wanted`, or nothing.
+void require_own_place(const std::string& path, FileKind wanted, ExitCode code);
+
 /// A directory that is held open, so that nothing which replaces it later can lead elsewhere. Its files are named
 /// without the directory.
 class OwnDirectory {

@@ -46,10 +46,26 @@ class Checkpoints {
   /// For rank 0. Whether the directory that save() wrote to was moved or removed since.
   bool moved() const;
 
-  /// Collective. Finds out before training whether save() can write: writes a small file in the same directory by the
-  /// same code, reads it back and removes it, and compares the space that the checkpoints of steps `first` to `steps`
-  /// need with what is free. Throws Error(checkpoint) on all ranks alike.
-  void probe(long first, long steps, const std::vector<Slab<float>>& slabs);
+  /// For one rank. Throws Error(checkpoint) where something stands in the way: the directory is a link that may not be
+  /// used (CheckpointLink), or no checkpoint but something else has the name of the newest one, from which
+  /// checkpoint.restart = "auto" would go on. Changes nothing.
+  void require_place() const;
+
+  /// For one rank. Throws Error(checkpoint) where save() could not write the checkpoints of steps after `first`, up to
+  /// `steps`: no files can be made in the directory, or anything but a file stands under the name of an unfinished one
+  /// that the run needs. `here`: the run writes all of them into this directory; otherwise only its trial. Changes
+  /// nothing.
+  void require_free_names(long first, long steps, bool here) const;
+
+  /// For one rank. Compares the space that the checkpoints of steps after `first`, up to `steps`, need with what is
+  /// free, and one file with the limit of this process. Throws Error(checkpoint); with checkpoint.on_failure = "warn"
+  /// warns of space.
+  void require_space(long first, long steps, const std::vector<Slab<float>>& slabs) const;
+
+  /// Collective. Finds out before training whether save() can write: takes the looks require_free_names() and
+  /// require_space(), then writes a small file in the same directory by the same code, reads it back and removes it.
+  /// Throws Error(checkpoint) on all ranks alike.
+  void probe(long first, long steps, bool here, const std::vector<Slab<float>>& slabs);
 
   /// Collective. An estimate of the seconds that save() takes here, from a trial: writes a file of these tensors, or of
   /// the first rows of each if all have more than `enough` bytes, as save() does, and removes it. `enough` bytes
@@ -64,7 +80,7 @@ class Checkpoints {
   std::optional<Progress> restore(const std::vector<Slab<float>>& slabs);
 
   /// Collective. restore() for a dry run: finds the checkpoint or throws the same Error, but takes no lock on a linked
-  /// directory. The slabs need no memory.
+  /// directory and trusts require_place(). The slabs need no memory.
   std::optional<Progress> plan_restore(const std::vector<Slab<float>>& slabs);
 
   /// The checkpoint that restore() or plan_restore() has found, and its header; empty if there is none.
@@ -88,7 +104,6 @@ class Checkpoints {
   Progress load(const std::string& path, const std::vector<Slab<float>>& slabs);
   std::optional<Progress> load_newest(const std::vector<std::string>& files, const std::vector<Slab<float>>& slabs);
   void make_directory(const std::string& next);
-  void require_space(long steps, std::uint64_t bytes) const;
   void prune(long step);
   Trial try_file(const std::vector<Slab<float>>& slabs, std::uint64_t divisor);
 
@@ -98,6 +113,7 @@ class Checkpoints {
   CheckpointLink link_;         ///< on rank 0
   Descriptor opened_;           ///< on rank 0: the directory that was written to last
   CheckpointHeader header_;     ///< what all files of this run share
+  long trial_step_ = 0;         ///< trials are written under the name of the unfinished checkpoint of this step
   std::set<std::string> kept_;  ///< files that were not removed, of which a warning has told
   std::string restored_file_;
   CheckpointHeader restored_;
